@@ -1,0 +1,34 @@
+# What a build can be told, and the flags every target of the project is compiled with.
+
+set(CPPOOL_CUDA "AUTO" CACHE STRING "Build the CUDA runtime: AUTO (when nvcc and NCCL are found), ON or OFF")
+set_property(CACHE CPPOOL_CUDA PROPERTY STRINGS AUTO ON OFF)
+option(CPPOOL_BUILD_TESTS "Build the tests" ON)
+option(CPPOOL_WERROR "Treat warnings as errors" ON)
+set(CPPOOL_SANITIZE "" CACHE STRING "Sanitizers for all host code, as for -fsanitize=: address,undefined or thread")
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_C_STANDARD 11)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+# The programs and the module they open lie side by side, in the build tree as in a prefix.
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
+
+add_library(cppool_flags INTERFACE)
+target_compile_options(cppool_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra $<$<BOOL:${CPPOOL_WERROR}>:-Werror>>
+  $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra $<$<BOOL:${CPPOOL_WERROR}>:-Werror=all-warnings>>)
+
+if(CPPOOL_SANITIZE)
+  add_compile_options(
+    $<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${CPPOOL_SANITIZE}>
+    $<$<COMPILE_LANGUAGE:C,CXX>:-fno-omit-frame-pointer>
+    $<$<COMPILE_LANGUAGE:C,CXX>:-fno-sanitize-recover=all>)
+  add_link_options(-fsanitize=${CPPOOL_SANITIZE})
+endif()

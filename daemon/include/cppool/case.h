@@ -1,0 +1,127 @@
+/* The case interface: what a daemon runs on request. A case is a name, a doc line, parameters, and a function that every rank calls.
+ *
+ * A shared library that exports
+ *     const cppool_case* const* cppool_cases(void);    // NULL-terminated; everything it points to lives as long as the library
+ * is loaded with `cppoold --case FILE.so` and its cases are listed, validated, run and checked exactly as `attention` is, which is
+ * registered through this header and uses nothing else of the daemon.
+ *
+ *     static cppool_status Run(cppool_case_context* c) {
+ *       cppool_runtime* rt = c->runtime;
+ *       ... allocate, make the inputs ...
+ *       while (c->next_iteration(c)) {
+ *         rt->mark(rt, rt->stream, "kernel");
+ *         my_kernel<<<..., (cudaStream_t)rt->stream>>>(...);
+ *         rt->mark(rt, rt->stream, NULL);
+ *       }
+ *       ... compare, and report with c->check(c, &check) ...
+ *       return CPPOOL_OK;
+ *     }
+ */
+#ifndef CPPOOL_CASE_H
+#define CPPOOL_CASE_H
+
+#include <cppool/runtime.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CPPOOL_CASE_ABI 1
+
+typedef enum cppool_type {
+  CPPOOL_TYPE_INTEGER,
+  CPPOOL_TYPE_NUMBER,
+  CPPOOL_TYPE_BOOLEAN,
+  CPPOOL_TYPE_STRING,
+  CPPOOL_TYPE_INTEGER_LIST
+} cppool_type;
+
+typedef struct cppool_parameter {
+  const char* name;
+  cppool_type type;
+  const char* default_json; /* JSON text, "4096" or "\"bf16\"" or "null"; NULL: the parameter is required */
+  const char* allowed_json; /* JSON array of the allowed values; NULL: any of the type (within the range) */
+  double minimum, maximum;  /* inclusive, for numbers and the elements of lists; both 0: no range */
+  size_t list_length;       /* exact length of a list; 0: any */
+  const char* doc;
+} cppool_parameter;
+
+/* One compared tensor of one rank. */
+typedef struct cppool_check {
+  const char* tensor;  /* "out", "dq", ... */
+  const char* against; /* "no_cp", "oracle", ... */
+  double max_abs_err;
+  double rel_err; /* RMS of the difference over RMS of the reference */
+  double tolerance;
+  int ok;
+} cppool_check;
+
+typedef struct cppool_case_context cppool_case_context;
+struct cppool_case_context {
+  uint32_t abi; /* CPPOOL_CASE_ABI */
+  uint32_t struct_size;
+  cppool_runtime* runtime; /* this rank's; owned by the daemon */
+  const char* params_json; /* the parameters, every one present, validated against the schema; the same on every rank */
+  int checks;              /* 0: the requester wants no checks */
+  void* self;
+
+  /* Parameters by name. A name or a type that the schema does not have is a bug of the case and ends it with `internal`.
+   * A null parameter reads as 0 or NULL. The text lives as long as the context. */
+  int64_t (*integer)(cppool_case_context*, const char* name);
+  double (*number)(cppool_case_context*, const char* name);
+  int (*boolean)(cppool_case_context*, const char* name);
+  const char* (*string)(cppool_case_context*, const char* name);
+
+  /* True for each of the request's `warmup` + `repeat` iterations, then false. What `mark` records in an iteration is timed; the median
+   * over the repeats is reported. Stages outside the loop are timed once. */
+  int (*next_iteration)(cppool_case_context*);
+  /* The floating-point operations this rank does in `stage` in one iteration: the answer has "tflops" for it. */
+  void (*work)(cppool_case_context*, const char* stage, double flops);
+  /* A check that does not hold makes the case `failed`, whatever `run` returns. Non-finite errors never hold. */
+  void (*check)(cppool_case_context*, const cppool_check* check);
+  /* An extra member of this rank's entry in `ranks`; json is its value's text. */
+  void (*result)(cppool_case_context*, const char* name, const char* json);
+  /* What went wrong, for the status that `run` returns. Without it the runtime's last error is used. */
+  void (*fail)(cppool_case_context*, const char* detail);
+};
+
+/* Relations between parameters, before any rank runs; called on one thread, with no runtime. */
+typedef struct cppool_validation cppool_validation;
+struct cppool_validation {
+  uint32_t abi;
+  uint32_t struct_size;
+  const char* backend;
+  int world_size;
+  const char* params_json;
+  void* self;
+  int64_t (*integer)(cppool_validation*, const char* name);
+  double (*number)(cppool_validation*, const char* name);
+  int (*boolean)(cppool_validation*, const char* name);
+  const char* (*string)(cppool_validation*, const char* name);
+  /* 1 when the request itself gave the parameter, 0 when it has its default. */
+  int (*given)(cppool_validation*, const char* name);
+  /* Says why the status that `validate` returns is not CPPOOL_OK, naming the parameter. */
+  void (*fail)(cppool_validation*, const char* detail);
+  /* Most device bytes that a rank will hold at once: more than is free is answered `out_of_memory` before anything is allocated. */
+  void (*needs)(cppool_validation*, double bytes_per_rank);
+  /* Replaces the parameters' text for `run` (a case that derives some of them from others). Copied. */
+  void (*replace_params)(cppool_validation*, const char* params_json);
+};
+
+typedef struct cppool_case {
+  uint32_t abi; /* CPPOOL_CASE_ABI: others are refused at start */
+  uint32_t struct_size; /* sizeof(cppool_case) */
+  const char* name; /* letters, digits, '_', '-' and '.' */
+  const char* doc;  /* one line */
+  const cppool_parameter* parameters;
+  size_t parameter_count;
+  /* May be NULL. CPPOOL_OK, CPPOOL_INVALID_REQUEST or CPPOOL_UNSUPPORTED (the request is `skipped`). */
+  cppool_status (*validate)(cppool_validation*);
+  /* Called by every rank at once, each on its own thread. C++ exceptions must not leave it. */
+  cppool_status (*run)(cppool_case_context*);
+} cppool_case;
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* CPPOOL_CASE_H */
