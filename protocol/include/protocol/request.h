@@ -1,0 +1,53 @@
+// Requests as types. ParseRequest takes one line of any bytes; SerializeRequest makes one.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "protocol/failure.h"
+#include "protocol/parameters.h"
+
+namespace cppool::protocol {
+
+inline constexpr int kProtocolVersion = 1;
+inline constexpr std::int64_t kDefaultDeadlineMs = 90000;
+
+struct HelloRequest {};
+struct ListRequest {};
+struct StatsRequest {};
+struct ShutdownRequest {};
+
+struct RunRequest {
+  std::string case_name = "attention";
+  Json params = Json::object();   // as given; or the string form when `from_kwargs`
+  bool from_kwargs = false;       // {"op": "run", "kwargs": {...}}: ParametersFromKwargs comes before validation
+  std::int64_t deadline_ms = kDefaultDeadlineMs;  // 1 .. 86,400,000
+  std::int64_t warmup = 0;        // 0 .. 1000
+  std::int64_t repeat = 1;        // 1 .. 10000
+  bool checks = true;
+};
+
+using Operation = std::variant<HelloRequest, ListRequest, RunRequest, StatsRequest, ShutdownRequest>;
+
+struct Request {
+  std::optional<Json> id;  // any JSON value, echoed; absent: the request had none
+  Operation operation;
+};
+
+// What ParseRequest throws: keeps the id when the line could be parsed that far.
+class RequestError : public InvalidRequest {
+ public:
+  RequestError(const std::string& what, std::optional<Json> request_id) : InvalidRequest(what), id(std::move(request_id)) {}
+  std::optional<Json> id;
+};
+
+// At most kMaxRequestBytes, nesting at most kMaxNesting (never by recursion deeper than that), UTF-8, a JSON object, known keys, right
+// types and ranges. Throws RequestError that names what is wrong and what is allowed.
+Request ParseRequest(std::string_view line);
+
+std::string SerializeRequest(const Request& request);  // one line, no newline
+
+}  // namespace cppool::protocol

@@ -1,0 +1,62 @@
+// Responses as types: what the daemon answers and the client reads. Members that a response does not have are left out of its JSON.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "protocol/failure.h"
+
+namespace cppool::protocol {
+
+enum class Status { kPassed, kFailed, kSkipped, kError };
+std::string_view ToString(Status status);
+std::optional<Status> ParseStatus(std::string_view word);
+
+struct CheckResult {
+  std::string tensor;
+  std::string against;
+  int rank = 0;
+  double max_abs_err = 0;  // NaN and infinities are null in JSON
+  double rel_err = 0;
+  double tolerance = 0;
+  bool ok = false;
+};
+
+struct RankResult {
+  int rank = 0;
+  bool ok = false;
+  std::string error;                                     // empty: null in JSON
+  std::vector<std::pair<std::string, double>> gpu_ms;    // by stage, in order
+  Json extra = Json::object();                           // what the case reported with `result`
+};
+
+struct RunResult {
+  Status status = Status::kError;
+  std::string error;               // for people; empty when passed
+  std::optional<Failure> failure;  // present when not passed
+  bool fatal = false;              // the daemon exits right after this response
+  std::vector<RankResult> ranks;
+  std::vector<CheckResult> checks;
+  std::vector<std::pair<std::string, double>> tflops;  // per GPU, by stage
+  double wall_ms = 0;
+  std::optional<std::uint64_t> seed;
+};
+
+// {"ok": ..., "id": ..., "status": ...}. `id` absent: left out.
+Json ToJson(const RunResult& result, const std::optional<Json>& id);
+// Throws std::runtime_error naming the member that is missing or of the wrong type.
+RunResult RunResultFromJson(const Json& json);
+
+// For the other operations: `members` with ok = true and the id.
+Json OkResponse(Json members, const std::optional<Json>& id);
+// A request that got no further: ok = false, status "error", error, failure.
+Json ErrorResponse(const Failure& failure, const std::optional<Json>& id, bool fatal = false);
+
+// Sentinel, JSON, newline. Invalid UTF-8 in strings is replaced, never thrown on.
+std::string SerializeResponse(const Json& response, std::string_view sentinel);
+
+}  // namespace cppool::protocol
