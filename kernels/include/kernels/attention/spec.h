@@ -45,4 +45,9 @@ struct AttentionSpec {
 // The rule on positions that mask and window of `spec` mean for a sequence of these lengths.
 Band BandOf(const AttentionSpec& spec, std::int64_t seqlen_q, std::int64_t seqlen_kv);
 
+// The head dimensions that there are kernels for, on either runtime, and the same as text for a message.
+bool SupportedHeadDims(int dim_qk, int dim_v);
+inline constexpr const char* kSupportedHeadDims =
+    "64, 128, 256, 192 with head_dim_v 128, 128 with head_dim_v 64";
+
 }  // namespace cppool::kernels
