@@ -1,0 +1,161 @@
+// Attention and its gradients in fp64 from the textbook, one row of queries at a time. Loops run along
+// contiguous memory so that they vectorise: k and v are held both ways round.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kernels/attention/oracle_mask.h"
+#include "kernels/attention/rounding.h"
+#include "kernels/host/check_kernels.h"
+#include "kernels/host/half.h"
+
+namespace cppool::kernels {
+namespace {
+
+// y[0, n) += factor * x[0, n)
+void AddScaled(double factor, const double* x, double* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] += factor * x[i];
+}
+
+void LoadRow(const OracleArgs& args, const void* data, std::int64_t row, int heads, int head, int dim,
+             double* to) {
+  const std::int64_t begin = (row * heads + head) * dim;
+  if (args.dtype == Dtype::kFp64) {
+    std::copy_n(static_cast<const double*>(data) + begin, dim, to);
+    return;
+  }
+  DispatchDtype(args.dtype, [&](auto type) {
+    const auto* from = static_cast<const typename decltype(type)::Bits*>(data) + begin;
+    for (int d = 0; d < dim; ++d) to[d] = decltype(type)::ToFloat(from[d]);
+  });
+}
+
+class RowOracle {
+ public:
+  explicit RowOracle(const OracleArgs& args)
+      : args_(args),
+        mask_{args.mask, args.window_left, args.window_right, args.seqlen_q, args.seqlen_kv},
+        n_(args.seqlen_kv),
+        k_(n_ * args.dim_qk),
+        v_(n_ * args.dim_v),
+        k_columns_(k_.size()),
+        v_columns_(args.dout ? v_.size() : 0),
+        q_(args.dim_qk),
+        dout_(args.dim_v),
+        out_(args.dim_v),
+        dq_(args.dim_qk),
+        p_(n_),
+        ds_(args.dout ? n_ : 0) {
+    for (std::int64_t j = 0; j < n_; ++j) {
+      const std::int64_t row = args.kv_row + j * args.kv_step;
+      LoadRow(args, args.k, row, args.kv_heads, args.kv_head, args.dim_qk, &k_[j * args.dim_qk]);
+      LoadRow(args, args.v, row, args.kv_heads, args.kv_head, args.dim_v, &v_[j * args.dim_v]);
+      for (int d = 0; d < args.dim_qk; ++d) k_columns_[d * n_ + j] = k_[j * args.dim_qk + d];
+      for (int d = 0; d < args.dim_v && args.dout; ++d) v_columns_[d * n_ + j] = v_[j * args.dim_v + d];
+    }
+    if (args.dk) std::fill_n(args.dk, n_ * args.dim_qk, 0.0);
+    if (args.dv) std::fill_n(args.dv, n_ * args.dim_v, 0.0);
+  }
+
+  void Run() {
+    for (int h = 0; h < args_.group; ++h) {
+      for (std::int64_t i = 0; i < args_.seqlen_q; ++i) {
+        Forward(i, h);
+        if (args_.dout) Backward(i, h);
+      }
+    }
+    if (args_.rounded && args_.dk) RoundAll(args_.dk, n_ * args_.dim_qk);
+    if (args_.rounded && args_.dv) RoundAll(args_.dv, n_ * args_.dim_v);
+  }
+
+ private:
+  void RoundAll(double* values, std::int64_t count) const {
+    for (std::int64_t i = 0; i < count; ++i) values[i] = RoundTo(args_.dtype, values[i]);
+  }
+
+  // Leaves the row's probabilities in p_[keys_.begin, keys_.end).
+  void Forward(std::int64_t i, int h) {
+    const std::int64_t row = args_.q_row + i * args_.q_step;
+    LoadRow(args_, args_.q, row, args_.heads, args_.head_begin + h, args_.dim_qk, q_.data());
+    keys_ = mask_.Keys(i);
+    const std::int64_t begin = keys_.begin;
+    const std::int64_t count = keys_.end - keys_.begin;
+    double* p = p_.data() + begin;
+    std::fill_n(p, count, 0.0);
+    for (int d = 0; d < args_.dim_qk; ++d) AddScaled(q_[d], &k_columns_[d * n_ + begin], p, count);
+    for (std::int64_t j = 0; j < count; ++j) p[j] *= args_.scale;
+    if (args_.rounded) RoundAll(p, count);
+
+    double sum = 0;
+    double largest = -std::numeric_limits<double>::infinity();
+    for (std::int64_t j = 0; j < count; ++j) largest = std::max(largest, p[j]);
+    for (std::int64_t j = 0; j < count; ++j) {
+      p[j] = std::exp(p[j] - largest);
+      sum += p[j];
+    }
+    for (std::int64_t j = 0; j < count; ++j) p[j] /= sum;
+    if (args_.rounded) RoundAll(p, count);
+    if (args_.lse) args_.lse[i * args_.group + h] = count ? largest + std::log(sum) : largest;
+    if (!args_.out) return;
+    std::fill(out_.begin(), out_.end(), 0.0);
+    for (std::int64_t j = 0; j < count; ++j)
+      AddScaled(p[j], &v_[(begin + j) * args_.dim_v], out_.data(), args_.dim_v);
+    if (args_.rounded) RoundAll(out_.data(), args_.dim_v);
+    std::copy(out_.begin(), out_.end(), args_.out + (i * args_.group + h) * args_.dim_v);
+  }
+
+  // The softmax's gradient is dS = P * (dP - sum(P * dP)).
+  void Backward(std::int64_t i, int h) {
+    const std::int64_t row = args_.q_row + i * args_.q_step;
+    LoadRow(args_, args_.dout, row, args_.heads, args_.head_begin + h, args_.dim_v, dout_.data());
+    const std::int64_t begin = keys_.begin;
+    const std::int64_t count = keys_.end - keys_.begin;
+    const double* p = p_.data() + begin;
+    double* ds = ds_.data() + begin;
+    std::fill_n(ds, count, 0.0);
+    for (int d = 0; d < args_.dim_v; ++d) AddScaled(dout_[d], &v_columns_[d * n_ + begin], ds, count);
+    if (args_.rounded) RoundAll(ds, count);
+    double sum = 0;
+    for (std::int64_t j = 0; j < count; ++j) sum += p[j] * ds[j];
+    for (std::int64_t j = 0; j < count; ++j) ds[j] = p[j] * (ds[j] - sum);
+    if (args_.rounded) RoundAll(ds, count);
+
+    if (args_.dv) {
+      for (std::int64_t j = 0; j < count; ++j)
+        AddScaled(p[j], dout_.data(), args_.dv + (begin + j) * args_.dim_v, args_.dim_v);
+    }
+    if (args_.dk) {
+      for (std::int64_t j = 0; j < count; ++j) {
+        AddScaled(args_.scale * ds[j], q_.data(), args_.dk + (begin + j) * args_.dim_qk, args_.dim_qk);
+      }
+    }
+    if (!args_.dq) return;
+    std::fill(dq_.begin(), dq_.end(), 0.0);
+    for (std::int64_t j = 0; j < count; ++j) {
+      AddScaled(args_.scale * ds[j], &k_[(begin + j) * args_.dim_qk], dq_.data(), args_.dim_qk);
+    }
+    if (args_.rounded) RoundAll(dq_.data(), args_.dim_qk);
+    std::copy(dq_.begin(), dq_.end(), args_.dq + (i * args_.group + h) * args_.dim_qk);
+  }
+
+  const OracleArgs& args_;
+  const OracleMask mask_;
+  const std::int64_t n_;
+  std::vector<double> k_, v_;                  // [seqlen_kv, dim]
+  std::vector<double> k_columns_, v_columns_;  // [dim, seqlen_kv]
+  std::vector<double> q_, dout_, out_, dq_;    // one row
+  std::vector<double> p_, ds_;                 // one row of the matrix
+  KeyRange keys_{0, 0};
+};
+
+}  // namespace
+
+std::size_t HostOracleWorkspace(const OracleArgs& args) {
+  const std::int64_t columns = 2 * (args.dim_qk + args.dim_v) + 2;
+  return static_cast<std::size_t>(args.seqlen_kv * columns + 2 * (args.dim_qk + args.dim_v)) * sizeof(double);
+}
+
+void HostOracle(const OracleArgs& args) { RowOracle(args).Run(); }
+
+}  // namespace cppool::kernels

@@ -1,0 +1,43 @@
+// When a result is right: what CompareStats have to say against the two references of a case. All tolerances
+// are here and in judge.cpp.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/attention/check_kernels.h"
+#include "kernels/attention/spec.h"
+
+namespace cppool::kernels {
+
+enum class CheckedTensor { kOut, kLse, kDq, kDk, kDv };
+
+const char* NameOf(CheckedTensor tensor);  // "out", "lse", "dq", ...
+
+// Against the same kernel without CP: |a - b| <= absolute + relative * |b| everywhere, and RMS(a - b) <= rms
+// * RMS(b) over all of it. Transformer Engine's tolerances alone let an all-zero dq pass, whose elements are
+// smaller than `absolute`; the RMS does not.
+struct NoCpTolerance {
+  double absolute;
+  double relative;  // goes into CompareArgs::relative
+  double rms;       // of lse: infinity, its `absolute` is small enough
+};
+NoCpTolerance ToleranceNoCp(CheckedTensor tensor, Dtype dtype,
+                            bool gqa);  // gqa: fewer key/value heads than query heads
+
+struct Verdict {
+  double max_abs_err = 0;
+  double rel_err = 0;    // RMS of the difference over RMS of the reference; 0 when both are 0
+  double tolerance = 0;  // of the absolute error
+  bool ok = false;
+  std::uint64_t mismatches = 0;  // positions where NaN or infinity differ; they take no part in the errors
+};
+
+// A comparison of no elements never holds: a caller with nothing to compare should not ask.
+Verdict JudgeNoCp(CheckedTensor tensor, Dtype dtype, bool gqa, const CompareStats& stats);
+
+// Against the exact oracle, with FlashAttention's criterion: our error is at most a factor of that of a plain
+// attention in the same dtype (OracleArgs::rounded), plus a small floor. Both stats have the exact result as
+// their `b`.
+Verdict JudgeOracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours, const CompareStats& plain);
+
+}  // namespace cppool::kernels
