@@ -1,0 +1,357 @@
+#include "runtime/cuda_rank.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+#include "kernels/stage_tally.h"
+
+namespace cppool::kernels::cuda {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kHostSlabBytes = std::size_t{4} << 20;
+constexpr int kStreamsAtStart = 4;
+constexpr int kEventsAtStart = 32;
+constexpr auto kSpinFor = 200us;
+constexpr auto kPollEvery = 20us;
+constexpr auto kCheckHealthEvery = 5ms;
+
+// Before any member: they need the context.
+int OpenDevice(int device) {
+  CheckCuda(cudaSetDevice(device), ("making a context on device " + std::to_string(device)).c_str());
+  CheckCuda(cudaFree(nullptr), ("making a context on device " + std::to_string(device)).c_str());
+  prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL,
+        0UL);  // 1 us: this thread's short sleeps are part of every case's time
+  return device;
+}
+
+std::uint64_t PoolAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute) {
+  std::uint64_t value = 0;
+  CheckCuda(cudaMemPoolGetAttribute(pool, attribute, &value), "reading the memory pool's state");
+  return value;
+}
+
+void SetPoolFlag(cudaMemPool_t pool, cudaMemPoolAttr attribute, int value) {
+  CheckCuda(cudaMemPoolSetAttribute(pool, attribute, &value), "setting up the memory pool");
+}
+
+}  // namespace
+
+struct CudaRank::HostCall {
+  void (*function)(void*);
+  void* argument;
+  std::shared_ptr<HostFailure> failure;
+};
+
+CudaRank::CudaRank(std::shared_ptr<NcclWorld> world, int rank)
+    : world_(std::move(world)),
+      rank_(OpenDevice(rank)),
+      host_heap_(kHostSlabBytes),
+      marks_(&host_heap_),
+      iteration_(StageTally::kOnce),
+      host_failure_(std::make_shared<HostFailure>()) {
+  cudaMemPoolProps props{};
+  props.allocType = cudaMemAllocationTypePinned;
+  props.location = {cudaMemLocationTypeDevice, rank_};
+  CheckCuda(cudaMemPoolCreate(&pool_, &props), "making the memory pool");
+  std::uint64_t keep_all = UINT64_MAX;
+  CheckCuda(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep_all),
+            "setting up the memory pool");
+  // Otherwise the pool would order streams that the case left unordered.
+  SetPoolFlag(pool_, cudaMemPoolReuseAllowInternalDependencies, 0);
+
+  for (int i = 0; i < kStreamsAtStart; ++i) AddStream();
+  streams_.front().handed_out = streams_.front().used = true;
+  for (int i = 0; i < kEventsAtStart; ++i) {
+    cudaEvent_t event = nullptr;
+    CheckCuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
+    spare_events_.push_back(event);
+  }
+  marks_.Announce(main_stream(), "main", true);
+  FillTable(this, &table_);
+}
+
+CudaRank::~CudaRank() {
+  if (!world_->aborted()) cudaDeviceSynchronize();  // the end of an orderly life: nothing is stuck
+  world_->Leave(rank_);
+  for (const auto& [pointer, bytes] : allocations_) cudaFreeAsync(pointer, main_stream());
+  for (cudaEvent_t event : events_) cudaEventDestroy(event);
+  for (cudaEvent_t event : retired_events_) cudaEventDestroy(event);
+  for (cudaEvent_t event : spare_events_) cudaEventDestroy(event);
+  for (const OwnedStream& owned : streams_) cudaStreamDestroy(owned.stream);
+  cudaMemPoolDestroy(pool_);
+}
+
+DeviceInfo CudaRank::Device() const {
+  cudaDeviceProp props{};
+  CheckCuda(cudaGetDeviceProperties(&props, rank_), "asking for the device's properties");
+  DeviceInfo info;
+  info.name = props.name;
+  info.ordinal = rank_;
+  info.capability = std::to_string(props.major) + "." + std::to_string(props.minor);
+  info.total_bytes = props.totalGlobalMem;
+  info.uuid = "GPU-";
+  for (int i = 0; i < 16; ++i) {
+    char hex[3];
+    std::snprintf(hex, sizeof hex, "%02x",
+                  static_cast<unsigned>(static_cast<unsigned char>(props.uuid.bytes[i])));
+    if (i == 4 || i == 6 || i == 8 || i == 10) info.uuid += '-';
+    info.uuid += hex;
+  }
+  return info;
+}
+
+void CudaRank::BeginCase() {
+  world_->ThrowIfAborted();
+  CheckCuda(cudaSetDevice(rank_), "choosing the rank's device");
+  cudaGetLastError();  // what the case before left on this thread; an error of the context comes back from
+                       // the next call
+  for (const OwnedStream& owned : streams_) {
+    if (owned.used) WaitFor(owned.stream);
+  }
+  ReleaseLeftovers();
+  last_error_.clear();
+}
+
+void CudaRank::BeginIteration(int index) { iteration_ = index < 0 ? StageMarks::kWarmUp : index; }
+
+void CudaRank::EndIterations() { iteration_ = StageTally::kOnce; }
+
+StageTimes CudaRank::EndCase() {
+  CheckCuda(cudaSetDevice(rank_), "choosing the rank's device");
+  for (const OwnedStream& owned : streams_) {
+    if (owned.handed_out) marks_.Close(owned.stream, StageTally::kOnce);
+  }
+  for (const OwnedStream& owned : streams_) {
+    if (owned.used) WaitFor(owned.stream);
+  }
+  // Streams of the case's own. No deadline here: the daemon's watchdog has one.
+  CheckCuda(cudaDeviceSynchronize(), "waiting for the case's work");
+  world_->CheckHealth(rank_);
+  StageTimes times = marks_.Collect();
+  ReleaseLeftovers();
+  cudaGetLastError();
+  ThrowHostFailure();
+  return times;
+}
+
+void CudaRank::ReleaseLeftovers() {
+  for (const auto& [pointer, bytes] : allocations_)
+    CheckCuda(cudaFreeAsync(pointer, main_stream()), "freeing what a case left");
+  allocations_.clear();
+  for (const auto& [pointer, bytes] : host_allocations_) host_heap_.Free(pointer);
+  host_allocations_.clear();
+  live_allocations_ = 0;
+  for (OwnedStream& owned : streams_) owned.handed_out = owned.used = false;
+  streams_.front().handed_out = streams_.front().used = true;
+  for (cudaEvent_t event : events_) spare_events_.push_back(event);
+  events_.clear();
+  spare_events_.insert(spare_events_.end(), retired_events_.begin(), retired_events_.end());
+  retired_events_.clear();
+  iteration_ = StageTally::kOnce;
+  marks_.Reset();
+  marks_.Announce(main_stream(), "main", true);
+}
+
+void CudaRank::Trim() {
+  // The caller's barrier has made sure that nothing is pending.
+  CheckCuda(cudaDeviceSynchronize(), "waiting for the device before trimming");
+  CheckCuda(cudaMemPoolTrimTo(pool_, 0), "giving pooled memory back");
+}
+
+MemoryInfo CudaRank::Memory() const {
+  int device_before = 0;
+  CheckCuda(cudaGetDevice(&device_before), "asking for the thread's device");
+  if (device_before != rank_) CheckCuda(cudaSetDevice(rank_), "choosing the rank's device");
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  const cudaError_t result = cudaMemGetInfo(&free_bytes, &total_bytes);
+  if (device_before != rank_) cudaSetDevice(device_before);
+  CheckCuda(result, "asking for the device's free memory");
+  MemoryInfo info;
+  info.held_bytes = PoolAttribute(pool_, cudaMemPoolAttrReservedMemCurrent);
+  info.free_bytes =
+      free_bytes + info.held_bytes -
+      std::min<std::size_t>(PoolAttribute(pool_, cudaMemPoolAttrUsedMemCurrent), info.held_bytes);
+  info.live_allocations = live_allocations_;
+  return info;
+}
+
+cudaError_t CudaRank::AllocateFromPool(void** out, std::size_t bytes, cudaStream_t stream) {
+  cudaError_t result = cudaMallocFromPoolAsync(out, bytes, pool_, stream);
+  if (result != cudaErrorMemoryAllocation) return result;
+  cudaGetLastError();
+  // Rather an order between streams that nobody asked for than no memory.
+  SetPoolFlag(pool_, cudaMemPoolReuseAllowInternalDependencies, 1);
+  result = cudaMallocFromPoolAsync(out, bytes, pool_, stream);
+  SetPoolFlag(pool_, cudaMemPoolReuseAllowInternalDependencies, 0);
+  return result;
+}
+
+void* CudaRank::Allocate(std::size_t bytes, cudaStream_t stream) {
+  if (bytes == 0) return nullptr;
+  void* pointer = nullptr;
+  const cudaError_t result = AllocateFromPool(&pointer, bytes, stream);
+  if (result == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    const MemoryInfo memory = Memory();
+    throw RuntimeError(CPPOOL_OUT_OF_MEMORY,
+                       "allocating " + std::to_string(bytes) + " bytes on device " + std::to_string(rank_) +
+                           ": " + std::to_string(memory.free_bytes) + " bytes are free, " +
+                           std::to_string(memory.held_bytes) + " are held by this rank's pool");
+  }
+  CheckCuda(result, ("allocating " + std::to_string(bytes) + " bytes").c_str());
+  allocations_[pointer] = bytes;
+  ++live_allocations_;
+  return pointer;
+}
+
+void CudaRank::Free(void* pointer, cudaStream_t stream) {
+  if (!pointer) return;
+  if (allocations_.erase(pointer) == 0)
+    throw RuntimeError(CPPOOL_INTERNAL, "free of a pointer that alloc did not give to this rank");
+  --live_allocations_;
+  CheckCuda(cudaFreeAsync(pointer, stream), "freeing device memory");
+}
+
+void* CudaRank::AllocateHost(std::size_t bytes) {
+  if (bytes == 0) return nullptr;
+  void* const pointer = host_heap_.Allocate(bytes);
+  host_allocations_[pointer] = bytes;
+  ++live_allocations_;
+  return pointer;
+}
+
+void CudaRank::FreeHost(void* pointer) {
+  if (!pointer) return;
+  if (host_allocations_.erase(pointer) == 0) {
+    throw RuntimeError(CPPOOL_INTERNAL, "free_host of a pointer that alloc_host did not give to this rank");
+  }
+  --live_allocations_;
+  host_heap_.Free(pointer);
+}
+
+void CudaRank::AddStream() {
+  cudaStream_t stream = nullptr;
+  CheckCuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
+  streams_.push_back({stream, false, false});
+}
+
+cudaStream_t CudaRank::CreateStream() {
+  std::size_t i = 1;
+  for (; i < streams_.size(); ++i) {
+    if (streams_[i].handed_out) continue;
+    // Given back in this case with work pending: another use would wait for that.
+    if (!streams_[i].used || cudaStreamQuery(streams_[i].stream) == cudaSuccess) break;
+    cudaGetLastError();
+  }
+  if (i == streams_.size()) AddStream();
+  streams_[i].handed_out = streams_[i].used = true;
+  marks_.Announce(streams_[i].stream, "stream " + std::to_string(i), false);
+  return streams_[i].stream;
+}
+
+void CudaRank::DestroyStream(cudaStream_t stream) {
+  const auto owned = std::find_if(streams_.begin() + 1, streams_.end(), [&](const OwnedStream& one) {
+    return one.handed_out && one.stream == stream;
+  });
+  if (owned == streams_.end())
+    throw RuntimeError(CPPOOL_INTERNAL, "stream_destroy of a stream that stream_create did not give");
+  marks_.Close(stream, iteration_);
+  owned->handed_out = false;
+}
+
+cudaEvent_t CudaRank::CreateEvent() {
+  cudaEvent_t event = nullptr;
+  if (!spare_events_.empty()) {
+    event = spare_events_.back();
+    spare_events_.pop_back();
+  } else if (!retired_events_.empty() && cudaEventQuery(retired_events_.front()) == cudaSuccess) {
+    event = retired_events_.front();
+    retired_events_.pop_front();
+  } else {
+    cudaGetLastError();
+    CheckCuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
+  }
+  events_.insert(event);
+  return event;
+}
+
+void CudaRank::DestroyEvent(cudaEvent_t event) {
+  if (events_.erase(event) == 0)
+    throw RuntimeError(CPPOOL_INTERNAL, "event_destroy of an event that event_create did not give");
+  retired_events_.push_back(event);  // its last record may be pending, and a new event must be no wait
+}
+
+void CudaRank::RunHostCall(void* call) noexcept {
+  const std::unique_ptr<HostCall> owned(static_cast<HostCall*>(call));
+  std::string failure;
+  try {
+    owned->function(owned->argument);
+    return;
+  } catch (const std::exception& error) {
+    failure = error.what();
+  } catch (...) {
+    failure = "an exception of no known type";
+  }
+  const std::lock_guard lock(owned->failure->mutex);
+  if (owned->failure->text.empty()) owned->failure->text = "a host function failed: " + failure;
+}
+
+void CudaRank::Enqueue(cudaStream_t stream, void (*function)(void*), void* argument) {
+  auto call = std::make_unique<HostCall>(HostCall{function, argument, host_failure_});
+  CheckCuda(cudaLaunchHostFunc(stream, &CudaRank::RunHostCall, call.get()), "enqueuing a host function");
+  call.release();  // RunHostCall owns it
+}
+
+void CudaRank::ThrowHostFailure() {
+  const std::lock_guard lock(host_failure_->mutex);
+  if (host_failure_->text.empty()) return;
+  const std::string text = std::exchange(host_failure_->text, {});
+  throw RuntimeError(CPPOOL_INTERNAL, text);
+}
+
+void CudaRank::WaitFor(cudaStream_t stream) {
+  const auto start = Clock::now();
+  auto health_checked = start;
+  bool waited = false;
+  for (;;) {
+    const cudaError_t state = cudaStreamQuery(stream);
+    if (state == cudaSuccess) break;
+    if (state != cudaErrorNotReady) CheckCuda(state, "the work of a stream");
+    waited = true;
+    world_->ThrowIfAborted();
+    const auto now = Clock::now();
+    if (now - start < kSpinFor) continue;
+    marks_.Look();
+    if (now - health_checked > kCheckHealthEvery) {
+      world_->CheckHealth(rank_);
+      health_checked = now;
+    }
+    std::this_thread::sleep_for(kPollEvery);
+  }
+  if (waited) cudaGetLastError();  // "not ready" is kept as an error
+  world_->ThrowIfAborted();        // aborted collectives end, too
+}
+
+void CudaRank::Synchronize(cudaStream_t stream) {
+  WaitFor(stream);
+  marks_.Settle(stream);
+  ThrowHostFailure();
+}
+
+cppool_status CudaRank::Fail(cppool_status status, const char* detail) noexcept {
+  try {
+    last_error_ = detail;
+  } catch (...) {  // no memory for the text: the status alone
+  }
+  return status;
+}
+
+}  // namespace cppool::kernels::cuda

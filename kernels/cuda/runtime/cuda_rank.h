@@ -1,0 +1,112 @@
+// One rank on CUDA: its device, memory, streams and events, and the table of the seam over them.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "runtime/cuda_check.h"
+#include "runtime/nccl_world.h"
+#include "runtime/page_locked_heap.h"
+#include "runtime/stage_marks.h"
+
+namespace cppool::kernels::cuda {
+
+// Created, used and destroyed on the rank's thread, except what is marked "any thread". All of it throws
+// RuntimeError.
+class CudaRank final : public RankRuntime {
+ public:
+  // Makes the device's context current on this thread, with the pool, the main stream and the caches. Joins
+  // no communicator.
+  CudaRank(std::shared_ptr<NcclWorld> world, int rank);
+  ~CudaRank() override;
+  CudaRank(const CudaRank&) = delete;
+  CudaRank& operator=(const CudaRank&) = delete;
+
+  cppool_runtime* seam() override { return &table_; }
+  void BeginCase() override;
+  void BeginIteration(int index) override;
+  void EndIterations() override;
+  StageTimes EndCase() override;
+  void Trim() override;
+  MemoryInfo Memory() const override;                                                  // any thread
+  std::vector<StreamProgress> Progress() const override { return marks_.Progress(); }  // any thread
+
+  DeviceInfo Device() const;
+  NcclWorld& world() { return *world_; }
+  int rank() const { return rank_; }
+  cudaStream_t main_stream() const { return streams_.front().stream; }
+
+  // What the table's functions do.
+  void* Allocate(std::size_t bytes, cudaStream_t stream);
+  void Free(void* pointer, cudaStream_t stream);
+  void* AllocateHost(std::size_t bytes);
+  void FreeHost(void* pointer);
+  cudaStream_t CreateStream();
+  void DestroyStream(cudaStream_t stream);
+  cudaEvent_t CreateEvent();
+  void DestroyEvent(cudaEvent_t event);
+  void Enqueue(cudaStream_t stream, void (*function)(void*), void* argument);
+  // Waits for the stream's work. Left only by its end, a failure or the world's abort: the daemon's watchdog
+  // keeps the deadline.
+  void Synchronize(cudaStream_t stream);
+  void Mark(cudaStream_t stream, const char* stage) { marks_.Mark(stream, stage, iteration_); }
+
+  // Keeps the text for last_error and returns the status.
+  cppool_status Fail(cppool_status status, const char* detail) noexcept;
+  const char* last_error() const { return last_error_.c_str(); }
+
+ private:
+  struct OwnedStream {
+    cudaStream_t stream = nullptr;
+    bool handed_out = false;
+    bool used = false;  // in this case
+  };
+  struct HostFailure {
+    std::mutex mutex;
+    std::string text;
+  };
+  struct HostCall;
+  static void RunHostCall(void* call) noexcept;
+  void ThrowHostFailure();
+  void WaitFor(cudaStream_t stream);
+  void AddStream();
+  void ReleaseLeftovers();
+  cudaError_t AllocateFromPool(void** out, std::size_t bytes, cudaStream_t stream);
+
+  const std::shared_ptr<NcclWorld> world_;
+  const int rank_;
+  cppool_runtime table_{};
+  std::string last_error_;
+
+  cudaMemPool_t pool_ = nullptr;
+  PageLockedHeap host_heap_;
+  StageMarks marks_;
+  int iteration_;
+  std::vector<OwnedStream> streams_;        // the main stream first
+  std::vector<cudaEvent_t> spare_events_;   // nothing pending
+  std::deque<cudaEvent_t> retired_events_;  // given back in this case
+  std::unordered_set<cudaEvent_t> events_;  // handed out in this case
+  std::unordered_map<void*, std::size_t> allocations_;
+  std::unordered_map<void*, std::size_t> host_allocations_;
+  std::atomic<std::size_t> live_allocations_{0};
+  // Host functions may run after the rank has gone, when a stream is stuck: they hold it, too.
+  const std::shared_ptr<HostFailure> host_failure_;
+};
+
+// cuda_seam.cpp: the table's functions, each of which turns exceptions into a status.
+void FillTable(CudaRank* rank, cppool_runtime* table);
+
+// warm_up.cpp: uses every communicator of the rank once, with all its peers, so that no connection is made
+// during a case.
+void WarmUpCommunicators(CudaRank& rank);
+// The same for memory, copies, host functions and marks.
+void WarmUpDevice(CudaRank& rank);
+
+}  // namespace cppool::kernels::cuda
