@@ -1,0 +1,376 @@
+// Attention in fp64 as three matrices in memory: S = Q K^T (then P, row by row), dP = dO V^T (then dS), for a
+// chunk of query rows and some of the group's heads at a time, so that the workspace stays bounded. The
+// products are oracle_product.cuh's.
+//
+// Nothing outside the mask is computed, in tiles of 64 x 64: a tile of rows has one range of keys, rounded
+// outwards to whole tiles, and P and dS are written (as 0 where masked) and read within it only. No atomics:
+// sums have one order.
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+
+#include "check/launch.h"
+#include "check/oracle_product.cuh"
+#include "kernels/attention/oracle_mask.h"
+#include "kernels/attention/rounding.h"
+#include "runtime/cuda_check.h"
+
+namespace cppool::kernels::cuda {
+namespace {
+
+constexpr int kRowThreads = 256;
+constexpr std::size_t kMatrixBytes = std::size_t{1} << 30;     // for P and dP, unless one row is larger
+constexpr std::size_t kPartialBytes = std::size_t{256} << 20;  // for the heads' parts of dk and dv
+constexpr std::int64_t kMaxRows = std::int64_t{1} << 20;  // per chunk: keeps the grids within their limits
+
+// How a call is cut up.
+struct Chunking {
+  int heads;           // of the group, at a time
+  std::int64_t rows;   // of queries, at a time
+  std::int64_t pitch;  // doubles from row to row of P
+  int parts;  // of dk and dv: one per head at a time, summed afterwards, or 1: added to where they are
+};
+
+Chunking ChunkingOf(const OracleArgs& args) {
+  Chunking chunking{};
+  chunking.pitch = (std::max<std::int64_t>(args.seqlen_kv, 1) + 3) / 4 * 4;
+  const std::int64_t row_bytes =
+      chunking.pitch * static_cast<std::int64_t>(sizeof(double)) * (args.dout ? 2 : 1);
+  const std::int64_t rows_at_once =
+      std::max<std::int64_t>(1, static_cast<std::int64_t>(kMatrixBytes) / row_bytes);  // times heads
+  const std::int64_t wanted = std::clamp<std::int64_t>(args.seqlen_q, 1, 1024);
+  chunking.heads = static_cast<int>(std::clamp<std::int64_t>(rows_at_once / wanted, 1, args.group));
+  chunking.rows = std::min({std::max<std::int64_t>(1, rows_at_once / chunking.heads),
+                            std::max<std::int64_t>(1, args.seqlen_q), kMaxRows});
+  if (chunking.rows < args.seqlen_q && chunking.rows > kOracleTile)
+    chunking.rows -= chunking.rows % kOracleTile;
+  const std::size_t part_bytes =
+      static_cast<std::size_t>(args.seqlen_kv) * (args.dim_qk + args.dim_v) * sizeof(double);
+  chunking.parts = part_bytes * chunking.heads <= kPartialBytes ? chunking.heads : 1;
+  return chunking;
+}
+
+std::size_t MatrixDoubles(const Chunking& chunking) {
+  return static_cast<std::size_t>(chunking.heads) * chunking.rows * chunking.pitch;
+}
+
+std::size_t PartDoubles(const OracleArgs& args, const Chunking& chunking) {
+  return chunking.parts == 1
+             ? 0
+             : static_cast<std::size_t>(chunking.parts) * args.seqlen_kv * (args.dim_qk + args.dim_v);
+}
+
+// What the kernels of one chunk share.
+struct Chunk {
+  OracleArgs args;
+  OracleMask mask;
+  std::int64_t row;  // first query
+  std::int64_t rows;
+  int head;  // first of the group
+  int heads;
+  std::int64_t pitch;
+  double* p;   // [heads, rows, pitch]: S, then P
+  double* ds;  // likewise: dP, then dS; NULL in the forward pass
+
+  // The keys that the tile of rows around `row` (within the chunk) works on.
+  __device__ KeyRange Keys(std::int64_t row_in_chunk) const {
+    const std::int64_t first = row + row_in_chunk / kOracleTile * kOracleTile;
+    const std::int64_t last = min(first + kOracleTile, row + rows) - 1;
+    const std::int64_t begin = mask.Keys(first).begin;
+    const std::int64_t end = mask.Keys(last).end;
+    if (end <= begin) return {0, 0};
+    return {begin / kOracleTile * kOracleTile,
+            min((end + kOracleTile - 1) / kOracleTile * kOracleTile, args.seqlen_kv)};
+  }
+  __device__ double Store(double value) const { return args.rounded ? RoundTo(args.dtype, value) : value; }
+
+  // [rows of the chunk, dim] of one head, and [seqlen_kv, dim].
+  template <typename T>
+  __device__ Matrix<T> OfQueries(const void* data, int head_in_chunk, int dim) const {
+    const std::int64_t first =
+        (args.q_row + row * args.q_step) * args.heads + args.head_begin + head + head_in_chunk;
+    return {static_cast<const T*>(data) + first * dim, args.q_step * args.heads * dim};
+  }
+  template <typename T>
+  __device__ Matrix<T> OfKeys(const void* data, int dim) const {
+    return {static_cast<const T*>(data) + (args.kv_row * args.kv_heads + args.kv_head) * dim,
+            args.kv_step * args.kv_heads * dim};
+  }
+  __device__ Matrix<double> OfPairs(const double* data, int head_in_chunk) const {
+    return {data + head_in_chunk * rows * pitch, pitch};
+  }
+};
+
+// Tile (x, y) of S = scale Q K^T, or of dP = dO V^T, of head z.
+template <typename T, bool kGradient>
+__global__ void __launch_bounds__(kOracleThreads, 3) PairsKernel(Chunk chunk) {
+  using Product = OracleProduct<T, true, T, true>;
+  __shared__ typename Product::Shared shared;
+  const std::int64_t key = std::int64_t{blockIdx.x} * kOracleTile;
+  const std::int64_t row = std::int64_t{blockIdx.y} * kOracleTile;
+  const KeyRange keys = chunk.Keys(row);
+  if (key < keys.begin || key >= keys.end) return;
+  const int dim = kGradient ? chunk.args.dim_v : chunk.args.dim_qk;
+  Product product;
+  product.Accumulate(shared, chunk.OfQueries<T>(kGradient ? chunk.args.dout : chunk.args.q, blockIdx.z, dim),
+                     chunk.OfKeys<T>(kGradient ? chunk.args.v : chunk.args.k, dim), row, chunk.rows, key,
+                     chunk.args.seqlen_kv, 0, dim);
+  double* to = (kGradient ? chunk.ds : chunk.p) + (blockIdx.z * chunk.rows + row) * chunk.pitch + key;
+  product.ForEach([&](int i, int j, double value) {
+    if (row + i < chunk.rows && key + j < chunk.args.seqlen_kv) {
+      to[i * chunk.pitch + j] = chunk.Store(kGradient ? value : chunk.args.scale * value);
+    }
+  });
+}
+
+struct Add {
+  __device__ double operator()(double a, double b) const { return a + b; }
+};
+struct Max {
+  __device__ double operator()(double a, double b) const { return fmax(a, b); }
+};
+
+// Over the block, the same value in every thread. A fixed tree.
+template <typename Operation>
+__device__ double ReduceRow(double value, const Operation& operation) {
+  __shared__ double warps[kRowThreads / 32];
+  for (int distance = 16; distance > 0; distance /= 2)
+    value = operation(value, __shfl_xor_sync(~0u, value, distance));
+  __syncthreads();  // an earlier call's result may still be being read
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = warps[0];
+  for (int w = 1; w < kRowThreads / 32; ++w) value = operation(value, warps[w]);
+  return value;
+}
+
+// Row x of head y: S becomes P, 0 where masked.
+__global__ void __launch_bounds__(kRowThreads) SoftmaxKernel(Chunk chunk) {
+  const std::int64_t row = blockIdx.x;
+  const KeyRange tiles = chunk.Keys(row);
+  const KeyRange keys = chunk.mask.Keys(chunk.row + row);
+  double* p = chunk.p + (blockIdx.y * chunk.rows + row) * chunk.pitch;
+  double largest = -INFINITY;
+  for (std::int64_t j = keys.begin + threadIdx.x; j < keys.end; j += kRowThreads)
+    largest = fmax(largest, p[j]);
+  largest = ReduceRow(largest, Max{});
+  double sum = 0;
+  for (std::int64_t j = keys.begin + threadIdx.x; j < keys.end; j += kRowThreads) {
+    p[j] = exp(p[j] - largest);  // the same thread reads it again below
+    sum += p[j];
+  }
+  sum = ReduceRow(sum, Add{});
+  for (std::int64_t j = keys.begin + threadIdx.x; j < keys.end; j += kRowThreads)
+    p[j] = chunk.Store(p[j] / sum);
+  for (std::int64_t j = tiles.begin + threadIdx.x; j < min(keys.begin, tiles.end); j += kRowThreads) p[j] = 0;
+  for (std::int64_t j = max(keys.end, tiles.begin) + threadIdx.x; j < tiles.end; j += kRowThreads) p[j] = 0;
+  if (threadIdx.x == 0 && chunk.args.lse) {
+    chunk.args.lse[(chunk.row + row) * chunk.args.group + chunk.head + blockIdx.y] =
+        keys.begin < keys.end ? largest + log(sum) : -INFINITY;
+  }
+}
+
+// Row x of head y: dP becomes dS = P (dP - sum(P dP)).
+__global__ void __launch_bounds__(kRowThreads) SoftmaxGradientKernel(Chunk chunk) {
+  const std::int64_t row = blockIdx.x;
+  const KeyRange tiles = chunk.Keys(row);
+  const std::int64_t at = (blockIdx.y * chunk.rows + row) * chunk.pitch;
+  const double* p = chunk.p + at;
+  double* ds = chunk.ds + at;
+  double sum = 0;
+  for (std::int64_t j = tiles.begin + threadIdx.x; j < tiles.end; j += kRowThreads) sum += p[j] * ds[j];
+  sum = ReduceRow(sum, Add{});
+  for (std::int64_t j = tiles.begin + threadIdx.x; j < tiles.end; j += kRowThreads)
+    ds[j] = chunk.Store(p[j] * (ds[j] - sum));
+}
+
+// Tile (x, y) of out = P V, or of dQ = scale dS K, of head z.
+template <typename T, bool kGradient>
+__global__ void __launch_bounds__(kOracleThreads, 3) QueryKernel(Chunk chunk) {
+  using Product = OracleProduct<double, true, T, false>;
+  __shared__ typename Product::Shared shared;
+  const int dim = kGradient ? chunk.args.dim_qk : chunk.args.dim_v;
+  const std::int64_t column = std::int64_t{blockIdx.x} * kOracleTile;
+  const std::int64_t row = std::int64_t{blockIdx.y} * kOracleTile;
+  const KeyRange keys = chunk.Keys(row);
+  Product product;
+  product.Accumulate(shared, chunk.OfPairs(kGradient ? chunk.ds : chunk.p, blockIdx.z),
+                     chunk.OfKeys<T>(kGradient ? chunk.args.k : chunk.args.v, dim), row, chunk.rows, column,
+                     dim, keys.begin, keys.end);
+  double* to = kGradient ? chunk.args.dq : chunk.args.out;
+  product.ForEach([&](int i, int d, double value) {
+    if (row + i >= chunk.rows || column + d >= dim) return;
+    const std::int64_t query = (chunk.row + row + i) * chunk.args.group + chunk.head + blockIdx.z;
+    to[query * dim + column + d] = chunk.Store(kGradient ? chunk.args.scale * value : value);
+  });
+}
+
+// Tile (x, y) of a part z of dK = scale dS^T Q, or of dV = P^T dO, over the chunk's rows: heads z, z + parts,
+// ... Adds to what is there when `add`.
+template <typename T, bool kValue>
+__global__ void __launch_bounds__(kOracleThreads, 3) KeyKernel(Chunk chunk, double* to, bool add) {
+  using Product = OracleProduct<double, false, T, false>;
+  __shared__ typename Product::Shared shared;
+  const int dim = kValue ? chunk.args.dim_v : chunk.args.dim_qk;
+  const std::int64_t key = std::int64_t{blockIdx.x} * kOracleTile;
+  const std::int64_t column = std::int64_t{blockIdx.y} * kOracleTile;
+  // Both ends of the rows' ranges only grow from row to row, so the tiles of rows that touch these keys lie
+  // together.
+  const auto touches = [&](std::int64_t row) {
+    const KeyRange keys = chunk.Keys(row);
+    return key >= keys.begin && key < keys.end;
+  };
+  std::int64_t begin = 0;
+  while (begin < chunk.rows && !touches(begin)) begin += kOracleTile;
+  std::int64_t end = begin;
+  while (end < chunk.rows && touches(end)) end += kOracleTile;
+  end = min(end, chunk.rows);
+  Product product;
+  for (int head = blockIdx.z; head < chunk.heads; head += gridDim.z) {
+    product.Accumulate(shared, chunk.OfPairs(kValue ? chunk.p : chunk.ds, head),
+                       chunk.OfQueries<T>(kValue ? chunk.args.dout : chunk.args.q, head, dim), key,
+                       chunk.args.seqlen_kv, column, dim, begin, end);
+  }
+  to += (blockIdx.z * chunk.args.seqlen_kv + key) * dim + column;
+  const double scale = kValue ? 1.0 : chunk.args.scale;
+  product.ForEach([&](int j, int d, double value) {
+    if (key + j >= chunk.args.seqlen_kv || column + d >= dim) return;
+    double& element = to[std::int64_t{j} * dim + d];
+    element = scale * value + (add ? element : 0.0);
+  });
+}
+
+// to = sum of the parts, in their order, added to what is there when `add`; with parts 0 only rounds.
+__global__ void AddPartsKernel(const double* parts, int count, double* to, std::int64_t elements, bool add,
+                               bool round, Dtype dtype) {
+  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < elements;
+       i += std::int64_t{gridDim.x} * blockDim.x) {
+    double sum = add ? to[i] : 0.0;
+    for (int part = 0; part < count; ++part) sum += parts[part * elements + i];
+    to[i] = round ? RoundTo(dtype, sum) : sum;
+  }
+}
+
+unsigned Tiles(std::int64_t count) { return static_cast<unsigned>((count + kOracleTile - 1) / kOracleTile); }
+
+void AddParts(const double* parts, int count, double* to, std::int64_t elements, bool add, bool round,
+              Dtype dtype, cudaStream_t stream) {
+  if (elements == 0) return;
+  const unsigned blocks =
+      static_cast<unsigned>(std::min<std::int64_t>((elements + kRowThreads - 1) / kRowThreads, 4096));
+  AddPartsKernel<<<blocks, kRowThreads, 0, stream>>>(parts, count, to, elements, add, round, dtype);
+  CheckCuda(cudaGetLastError(), "launching the oracle's sum over heads");
+}
+
+// dK or dV of one chunk, added to `to`.
+template <typename T, bool kValue>
+void RunKeys(const Chunk& chunk, const Chunking& chunking, double* parts, bool first, bool last, double* to,
+             cudaStream_t stream) {
+  const int dim = kValue ? chunk.args.dim_v : chunk.args.dim_qk;
+  const std::int64_t elements = chunk.args.seqlen_kv * dim;
+  const bool in_place = chunking.parts == 1;
+  const int count = in_place ? 1 : chunk.heads;
+  const dim3 grid(Tiles(chunk.args.seqlen_kv), Tiles(dim), count);
+  KeyKernel<T, kValue><<<grid, kOracleThreads, 0, stream>>>(chunk, in_place ? to : parts, in_place && !first);
+  CheckCuda(cudaGetLastError(), "launching the oracle's key products");
+  const bool round = last && chunk.args.rounded;
+  if (!in_place || round)
+    AddParts(parts, in_place ? 0 : count, to, elements, in_place || !first, round, chunk.args.dtype, stream);
+}
+
+template <typename T>
+void RunChunk(const Chunk& chunk, const Chunking& chunking, double* parts, bool first, bool last,
+              cudaStream_t stream) {
+  const OracleArgs& args = chunk.args;
+  const dim3 pairs(Tiles(args.seqlen_kv), Tiles(chunk.rows), chunk.heads);
+  const dim3 rows(static_cast<unsigned>(chunk.rows), chunk.heads);
+  const bool any_keys = args.seqlen_kv > 0;
+  if (any_keys) PairsKernel<T, false><<<pairs, kOracleThreads, 0, stream>>>(chunk);
+  SoftmaxKernel<<<rows, kRowThreads, 0, stream>>>(chunk);
+  if (args.out) {
+    QueryKernel<T, false>
+        <<<dim3(Tiles(args.dim_v), pairs.y, chunk.heads), kOracleThreads, 0, stream>>>(chunk);
+  }
+  CheckCuda(cudaGetLastError(), "launching the oracle's forward pass");
+  if (!args.dout) return;
+  if (any_keys) PairsKernel<T, true><<<pairs, kOracleThreads, 0, stream>>>(chunk);
+  SoftmaxGradientKernel<<<rows, kRowThreads, 0, stream>>>(chunk);
+  if (args.dq) {
+    QueryKernel<T, true>
+        <<<dim3(Tiles(args.dim_qk), pairs.y, chunk.heads), kOracleThreads, 0, stream>>>(chunk);
+  }
+  CheckCuda(cudaGetLastError(), "launching the oracle's backward pass");
+  double* const value_parts = parts ? parts + chunking.parts * args.seqlen_kv * args.dim_qk : nullptr;
+  if (args.dk && any_keys) RunKeys<T, false>(chunk, chunking, parts, first, last, args.dk, stream);
+  if (args.dv && any_keys) RunKeys<T, true>(chunk, chunking, value_parts, first, last, args.dv, stream);
+}
+
+template <typename T>
+void Load() {
+  cudaFuncAttributes attributes;
+  for (const void* kernel :
+       {reinterpret_cast<const void*>(PairsKernel<T, false>),
+        reinterpret_cast<const void*>(PairsKernel<T, true>),
+        reinterpret_cast<const void*>(QueryKernel<T, false>),
+        reinterpret_cast<const void*>(QueryKernel<T, true>),
+        reinterpret_cast<const void*>(KeyKernel<T, false>), reinterpret_cast<const void*>(KeyKernel<T, true>),
+        reinterpret_cast<const void*>(SoftmaxKernel), reinterpret_cast<const void*>(SoftmaxGradientKernel),
+        reinterpret_cast<const void*>(AddPartsKernel)}) {
+    CheckCuda(cudaFuncGetAttributes(&attributes, kernel), "loading the oracle");
+  }
+}
+
+}  // namespace
+
+void LoadOracle() {
+  Load<__half>();
+  Load<__nv_bfloat16>();
+}
+
+std::size_t OracleBytes(const OracleArgs& args) {
+  const Chunking chunking = ChunkingOf(args);
+  return (MatrixDoubles(chunking) * (args.dout ? 2 : 1) + (args.dout ? PartDoubles(args, chunking) : 0)) *
+         sizeof(double);
+}
+
+void LaunchOracle(const OracleArgs& args, std::byte* workspace, cudaStream_t stream) {
+  if (args.dtype != Dtype::kFp16 && args.dtype != Dtype::kBf16) {
+    throw RuntimeError(CPPOOL_INTERNAL, "the oracle's inputs are fp16 or bf16");
+  }
+  if (args.seqlen_q == 0) {  // nobody looks at the keys
+    if (args.dk)
+      CheckCuda(cudaMemsetAsync(args.dk, 0, args.seqlen_kv * args.dim_qk * sizeof(double), stream),
+                "clearing dk");
+    if (args.dv)
+      CheckCuda(cudaMemsetAsync(args.dv, 0, args.seqlen_kv * args.dim_v * sizeof(double), stream),
+                "clearing dv");
+    return;
+  }
+  const Chunking chunking = ChunkingOf(args);
+  double* const matrices = reinterpret_cast<double*>(workspace);
+  double* const parts = chunking.parts == 1 ? nullptr : matrices + 2 * MatrixDoubles(chunking);
+  Chunk chunk{.args = args,
+              .mask = {args.mask, args.window_left, args.window_right, args.seqlen_q, args.seqlen_kv},
+              .row = 0,
+              .rows = 0,
+              .head = 0,
+              .heads = 0,
+              .pitch = chunking.pitch,
+              .p = matrices,
+              .ds = args.dout ? matrices + MatrixDoubles(chunking) : nullptr};
+  for (; chunk.head < args.group; chunk.head += chunking.heads) {
+    chunk.heads = std::min(chunking.heads, args.group - chunk.head);
+    for (chunk.row = 0; chunk.row < args.seqlen_q; chunk.row += chunking.rows) {
+      chunk.rows = std::min(chunking.rows, args.seqlen_q - chunk.row);
+      const bool first = chunk.head == 0 && chunk.row == 0;
+      const bool last = chunk.head + chunk.heads == args.group && chunk.row + chunk.rows == args.seqlen_q;
+      if (args.dtype == Dtype::kFp16) {
+        RunChunk<__half>(chunk, chunking, parts, first, last, stream);
+      } else {
+        RunChunk<__nv_bfloat16>(chunk, chunking, parts, first, last, stream);
+      }
+    }
+  }
+}
+
+}  // namespace cppool::kernels::cuda
