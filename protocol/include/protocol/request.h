@@ -48,6 +48,7 @@ class RequestError : public InvalidRequest {
 // types and ranges. Throws RequestError that names what is wrong and what is allowed.
 Request ParseRequest(std::string_view line);
 
-std::string SerializeRequest(const Request& request);  // one line, no newline
+// One line, no newline. Throws InvalidRequest for what JSON cannot say: NaN, infinities, text that is not UTF-8.
+std::string SerializeRequest(const Request& request);
 
 }  // namespace cppool::protocol

@@ -48,7 +48,7 @@ struct RunResult {
 
 // {"ok": ..., "id": ..., "status": ...}. `id` absent: left out.
 Json ToJson(const RunResult& result, const std::optional<Json>& id);
-// Throws std::runtime_error naming the member that is missing or of the wrong type.
+// Throws std::runtime_error naming the member that is missing or of the wrong type. Stages come back in the order of their names.
 RunResult RunResultFromJson(const Json& json);
 
 // For the other operations: `members` with ok = true and the id.

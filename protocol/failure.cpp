@@ -1,0 +1,43 @@
+#include "protocol/failure.h"
+
+#include <array>
+#include <utility>
+
+namespace cppool::protocol {
+namespace {
+
+constexpr std::array<std::pair<FailureKind, std::string_view>, 8> kKinds = {{
+    {FailureKind::kInvalidRequest, "invalid_request"},
+    {FailureKind::kUnsupported, "unsupported"},
+    {FailureKind::kMismatch, "mismatch"},
+    {FailureKind::kOutOfMemory, "out_of_memory"},
+    {FailureKind::kCuda, "cuda"},
+    {FailureKind::kNccl, "nccl"},
+    {FailureKind::kTimeout, "timeout"},
+    {FailureKind::kInternal, "internal"},
+}};
+
+}  // namespace
+
+std::string_view ToString(FailureKind kind) {
+  for (const auto& [value, word] : kKinds) {
+    if (value == kind) return word;
+  }
+  return "internal";
+}
+
+std::optional<FailureKind> ParseFailureKind(std::string_view word) {
+  for (const auto& [value, known] : kKinds) {
+    if (known == word) return value;
+  }
+  return std::nullopt;
+}
+
+Json ToJson(const Failure& failure) {
+  return {{"kind", ToString(failure.kind)},
+          {"rank", failure.rank ? Json(*failure.rank) : Json()},
+          {"stage", failure.stage.empty() ? Json() : Json(failure.stage)},
+          {"detail", failure.detail}};
+}
+
+}  // namespace cppool::protocol

@@ -1,0 +1,133 @@
+#include "protocol/json_text.h"
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "json_parse.h"
+#include "protocol/parameters.h"
+#include "text.h"
+
+namespace cppool::protocol {
+namespace {
+
+// Builds the value from the parser's events. The library's parser keeps its own stack instead of recursing,
+// so refusing a container here bounds everything that is done with the value later, its destruction included.
+class Builder {
+ public:
+  explicit Builder(int max_nesting) : max_nesting_(static_cast<std::size_t>(max_nesting)) {}
+
+  bool null() { return Add(nullptr); }
+  bool boolean(bool value) { return Add(value); }
+  bool number_integer(std::int64_t value) { return Add(value); }
+  bool number_unsigned(std::uint64_t value) { return Add(value); }
+  bool number_float(double value, const std::string& literal) {
+    // An integer past 64 bits arrives as the nearest double. As an id it would be answered as another number.
+    if (InId() && literal.find_first_of(".eE") == std::string::npos) {
+      parsed_.id_problem = "the id " + Quoted(literal) + " does not fit in 64 bits: write it as a string";
+    }
+    return Add(value);
+  }
+  bool string(std::string& value) { return Add(std::move(value)); }
+  bool binary(Json::binary_t&) { return false; }  // not in JSON text
+  bool start_object(std::size_t) { return Open(Json::object()); }
+  bool start_array(std::size_t) { return Open(Json::array()); }
+  bool end_object() { return Close(); }
+  bool end_array() { return Close(); }
+
+  bool key(std::string& name) {
+    Json& object = *open_.back();
+    if (open_.size() == 1) top_key_ = name;
+    if (object.contains(name)) {
+      if (!parsed_.duplicate) parsed_.duplicate = name;
+      if (open_.size() == 1 && name == "id") parsed_.id_problem = "the key \"id\" is given twice";
+    }
+    slot_ = &object[name];
+    return true;
+  }
+
+  bool parse_error(std::size_t, const std::string& token, const Json::exception& error) {
+    constexpr int kNumberOverflow = 406;
+    if (error.id == kNumberOverflow) {
+      error_ = "the number " + Quoted(token) + " is too large for a double";
+      return false;
+    }
+    // "[json.exception.parse_error.101] parse error at line 1, column 2: ...; last read: '...'; expected
+    // ...": without the library's own words in front, and with the token, which may be a megabyte, shortened.
+    std::string message = error.what();
+    if (const auto prefix = message.find("] "); prefix != std::string::npos) message.erase(0, prefix + 2);
+    if (const auto token_at = message.find("; last read: '"); token_at != std::string::npos) {
+      const auto rest = message.rfind("'; expected ");
+      const bool has_rest = rest != std::string::npos && rest > token_at;
+      message = message.substr(0, token_at) + (has_rest ? message.substr(rest + 1) : "");
+    }
+    error_ = "not JSON: " + message + (token.empty() ? "" : "; near " + Quoted(token));
+    return false;
+  }
+
+  const std::string& error() const { return error_; }
+  ParsedText Take() { return std::move(parsed_); }
+
+ private:
+  bool InId() const { return !open_.empty() && parsed_.value.is_object() && top_key_ == "id"; }
+
+  // Where the next value goes. Pointers into an array stay valid: while a container in it is open, nothing is
+  // appended to it.
+  Json& Place(Json value) {
+    if (open_.empty()) return parsed_.value = std::move(value);
+    Json& container = *open_.back();
+    if (container.is_object()) return *slot_ = std::move(value);
+    return container.emplace_back(std::move(value));
+  }
+
+  bool Add(Json value) {
+    Place(std::move(value));
+    return true;
+  }
+
+  bool Open(Json container) {
+    if (open_.size() == max_nesting_) {
+      error_ = "nested deeper than " + std::to_string(max_nesting_);
+      return false;
+    }
+    open_.push_back(&Place(std::move(container)));
+    return true;
+  }
+
+  bool Close() {
+    open_.pop_back();
+    return true;
+  }
+
+  std::size_t max_nesting_;
+  ParsedText parsed_;
+  std::vector<Json*> open_;  // the containers around the next value, outermost first
+  Json* slot_ = nullptr;     // in an object: of the key just read
+  std::string top_key_;
+  std::string error_;
+};
+
+}  // namespace
+
+ParsedText ParseText(std::string_view text, int max_nesting) {
+  if (text.find_first_not_of(" \t\r\n") == std::string_view::npos)
+    throw InvalidRequest("not JSON: an empty line");
+  if (const std::size_t valid = ValidUtf8Prefix(text); valid < text.size()) {
+    throw InvalidRequest("not UTF-8 from byte " + std::to_string(valid) + ": " + Quoted(text.substr(valid)));
+  }
+  // The library reads NUL as the end of its input and would accept whatever follows.
+  if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
+    throw InvalidRequest("not JSON: a NUL byte at byte " + std::to_string(nul));
+  }
+  Builder builder(max_nesting);
+  if (!Json::sax_parse(text.begin(), text.end(), &builder)) throw InvalidRequest(builder.error());
+  return builder.Take();
+}
+
+Json ParseJson(std::string_view text, int max_nesting) {
+  ParsedText parsed = ParseText(text, max_nesting);
+  if (parsed.duplicate) throw InvalidRequest("the key " + Quoted(*parsed.duplicate) + " is given twice");
+  return std::move(parsed.value);
+}
+
+}  // namespace cppool::protocol

@@ -1,0 +1,118 @@
+// The string form of parameters: Transformer Engine's test harness sends str(value) of every Python value.
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdint>
+
+#include "schema.h"
+#include "text.h"
+
+namespace cppool::protocol {
+namespace {
+
+constexpr std::array<std::string_view, 5> kFp8Flags = {"fp8_bwd", "fp8_dpa", "fp8_mha", "scaling_mode",
+                                                       "f16_O"};
+
+bool IsFp8Flag(std::string_view name) {
+  return std::find(kFp8Flags.begin(), kFp8Flags.end(), name) != kFp8Flags.end();
+}
+
+[[noreturn]] void Unreadable(const std::string& name, const std::string& text, const std::string& wanted) {
+  throw InvalidRequest("kwargs: " + Quoted(name) + " must read as " + wanted + ", not " + Quoted(text));
+}
+
+// All of `text` as a number. Locale does not matter to from_chars.
+template <typename Number>
+std::optional<Number> Read(std::string_view text) {
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+std::string_view Trim(std::string_view text) {
+  const std::size_t first = text.find_first_not_of(' ');
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(' ') - first + 1);
+}
+
+// "(-1, 0)", "[512, 512]" or "(3,)".
+std::optional<Json> ReadList(std::string_view text) {
+  if (text.size() < 2 ||
+      !((text.front() == '(' && text.back() == ')') || (text.front() == '[' && text.back() == ']'))) {
+    return std::nullopt;
+  }
+  text = Trim(text.substr(1, text.size() - 2));
+  if (text == ",") return std::nullopt;
+  if (!text.empty() && text.back() == ',') text.remove_suffix(1);
+  Json list = Json::array();
+  while (!text.empty()) {
+    const std::size_t comma = text.find(',');
+    const std::optional<std::int64_t> element = Read<std::int64_t>(Trim(text.substr(0, comma)));
+    if (!element) return std::nullopt;
+    list.push_back(*element);
+    if (comma == std::string_view::npos) break;
+    text.remove_prefix(comma + 1);
+    if (text.empty()) return std::nullopt;
+  }
+  return list;
+}
+
+Json Typed(const ParameterSpec& spec, const std::string& text) {
+  switch (spec.type) {
+    case ParameterType::kString:
+      return text;
+    case ParameterType::kBoolean:
+      if (text == "True" || text == "true") return true;
+      if (text == "False" || text == "false") return false;
+      Unreadable(spec.name, text, "True or False");
+    case ParameterType::kInteger:
+      if (const auto integer = Read<std::int64_t>(text)) return *integer;
+      Unreadable(spec.name, text, "an integer of 64 bits");
+    case ParameterType::kNumber:
+      if (const auto number = Read<double>(text); number && std::isfinite(*number)) return *number;
+      Unreadable(spec.name, text, "a finite number");
+    case ParameterType::kIntegerList:
+      if (const auto list = ReadList(text)) return *list;
+      Unreadable(spec.name, text, "a list of integers such as (-1, 0)");
+  }
+  return {};
+}
+
+}  // namespace
+
+void RequireStrings(const Json& kwargs) {
+  if (!kwargs.is_object())
+    throw InvalidRequest("\"kwargs\" must be an object of strings, not " + EchoValue(kwargs));
+  for (const auto& [name, value] : kwargs.items()) {
+    if (!value.is_string()) {
+      throw InvalidRequest("kwargs: " + Quoted(name) + " must be a string, as all kwargs, not " +
+                           EchoValue(value));
+    }
+  }
+}
+
+Json ParametersFromKwargs(const Json& kwargs, const std::vector<ParameterSpec>& schema) {
+  RequireStrings(kwargs);
+  Json parameters = Json::object();
+  for (const auto& [given_name, value] : kwargs.items()) {
+    const std::string& text = value.get_ref<const std::string&>();
+    const std::string name = given_name == "fa_pad_between_seqs" ? "pad_between_seqs" : given_name;
+    const ParameterSpec* spec = FindSpec(schema, name);
+    // The harness's own logging, and what it sends with every dtype. With fp8 itself a case that has no such
+    // flags refuses the dtype.
+    if (spec == nullptr && (name == "log_level" || IsFp8Flag(name))) continue;
+    if (IsFp8Flag(name) && kwargs.value("dtype", "") != "fp8") continue;
+    if (spec == nullptr) RefuseUnknownName(given_name, schema);
+    if (name != given_name && kwargs.contains(name)) {
+      throw InvalidRequest("kwargs: " + Quoted(given_name) + " and " + Quoted(name) +
+                           " are the same parameter: give one");
+    }
+    if (text == "None") continue;
+    parameters[name] = Typed(*spec, text);
+  }
+  return parameters;
+}
+
+}  // namespace cppool::protocol

@@ -1,0 +1,198 @@
+#include "protocol/request.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "json_parse.h"
+#include "protocol/framing.h"
+#include "schema.h"
+#include "text.h"
+
+namespace cppool::protocol {
+namespace {
+
+using Names = std::vector<std::string>;
+
+const Names& Operations() {
+  static const Names names = {"hello", "list", "run", "stats", "shutdown"};
+  return names;
+}
+
+const Names& KeysOf(const std::string& operation) {
+  static const Names run = {"op",          "id",     "case",   "params", "kwargs",
+                            "deadline_ms", "warmup", "repeat", "checks"};
+  static const Names other = {"op", "id"};
+  return operation == "run" ? run : other;
+}
+
+std::string ReadOperation(const Json& json) {
+  const auto found = json.find("op");
+  if (found == json.end())
+    throw InvalidRequest("the request has no \"op\" (known: " + Join(Operations()) + ")");
+  if (!found->is_string()) {
+    throw InvalidRequest("\"op\" must be a string, not " + EchoValue(*found) +
+                         " (known: " + Join(Operations()) + ")");
+  }
+  std::string operation = found->get<std::string>();
+  for (const std::string& known : Operations()) {
+    if (operation == known) return operation;
+  }
+  throw InvalidRequest("unknown op " + Quoted(operation) + DidYouMean(operation, Operations()) +
+                       " (known: " + Join(Operations()) + ")");
+}
+
+void CheckKeys(const Json& json, const std::string& operation) {
+  const Names& known = KeysOf(operation);
+  const auto is_in = [](const Names& names, const std::string& key) {
+    return std::find(names.begin(), names.end(), key) != names.end();
+  };
+  for (const auto& [key, value] : json.items()) {
+    if (is_in(known, key)) continue;
+    const std::string allowed = " (known: " + Join(known) + ")";
+    if (is_in(KeysOf("run"), key)) {
+      throw InvalidRequest("the key " + Quoted(key) + " is for op \"run\", not " + Quoted(operation) +
+                           allowed);
+    }
+    throw InvalidRequest("unknown key " + Quoted(key) + " for op " + Quoted(operation) +
+                         DidYouMean(key, known) + allowed);
+  }
+}
+
+void ReadInteger(const Json& json, const char* key, std::int64_t minimum, std::int64_t maximum,
+                 std::int64_t& out) {
+  const auto found = json.find(key);
+  if (found == json.end()) return;
+  const bool fits = found->is_number_unsigned()
+                        ? found->get<std::uint64_t>() <= static_cast<std::uint64_t>(maximum)
+                    : found->is_number_integer() ? true
+                                                 : false;
+  const std::int64_t value = fits ? found->get<std::int64_t>() : 0;
+  if (!fits || value < minimum || value > maximum) {
+    const bool whole = found->is_number_float() && found->get<double>() == std::floor(found->get<double>());
+    throw InvalidRequest(Quoted(key) + " must be an integer from " + std::to_string(minimum) + " to " +
+                         std::to_string(maximum) + ", not " + EchoValue(*found) +
+                         (whole ? " (an integer is written without fraction or exponent)" : ""));
+  }
+  out = value;
+}
+
+RunRequest ReadRun(const Json& json) {
+  RunRequest run;
+  const auto params = json.find("params"), kwargs = json.find("kwargs"), name = json.find("case");
+  if (params != json.end() && kwargs != json.end()) {
+    throw InvalidRequest("\"params\" and \"kwargs\" are two forms of the same: give one");
+  }
+  if (name != json.end()) {
+    if (!name->is_string() || name->get_ref<const std::string&>().empty()) {
+      throw InvalidRequest("\"case\" must be a case's name, not " + EchoValue(*name));
+    }
+    if (kwargs != json.end() && *name != run.case_name) {
+      throw InvalidRequest("\"kwargs\" is for the case \"attention\", not " + EchoValue(*name) +
+                           ": use \"params\"");
+    }
+    run.case_name = name->get<std::string>();
+  }
+  if (params != json.end()) {
+    if (!params->is_object()) throw InvalidRequest("\"params\" must be an object, not " + EchoValue(*params));
+    run.params = *params;
+  }
+  if (kwargs != json.end()) {
+    RequireStrings(*kwargs);
+    run.params = *kwargs;
+    run.from_kwargs = true;
+  }
+  ReadInteger(json, "deadline_ms", 1, 86'400'000, run.deadline_ms);
+  ReadInteger(json, "warmup", 0, 1000, run.warmup);
+  ReadInteger(json, "repeat", 1, 10000, run.repeat);
+  if (const auto checks = json.find("checks"); checks != json.end()) {
+    if (!checks->is_boolean())
+      throw InvalidRequest("\"checks\" must be true or false, not " + EchoValue(*checks));
+    run.checks = checks->get<bool>();
+  }
+  return run;
+}
+
+Operation ReadOperands(const Json& json) {
+  const std::string operation = ReadOperation(json);
+  CheckKeys(json, operation);
+  if (operation == "hello") return HelloRequest{};
+  if (operation == "list") return ListRequest{};
+  if (operation == "stats") return StatsRequest{};
+  if (operation == "shutdown") return ShutdownRequest{};
+  return ReadRun(json);
+}
+
+// Without recursion: the nesting is the caller's.
+void RefuseWhatJsonCannotSay(const Json& json) {
+  std::vector<const Json*> pending = {&json};
+  const auto check_text = [](const std::string& text) {
+    if (ValidUtf8Prefix(text) < text.size())
+      throw InvalidRequest("a request is UTF-8, which this is not: " + Quoted(text));
+  };
+  while (!pending.empty()) {
+    const Json& value = *pending.back();
+    pending.pop_back();
+    if (value.is_number_float() && !std::isfinite(value.get<double>())) {
+      throw InvalidRequest("a request cannot hold NaN or an infinity");
+    }
+    if (value.is_string()) check_text(value.get_ref<const std::string&>());
+    if (!value.is_structured()) continue;
+    for (auto item = value.begin(); item != value.end(); ++item) {
+      if (value.is_object()) check_text(item.key());
+      pending.push_back(&*item);
+    }
+  }
+}
+
+struct Serializer {
+  Json& json;
+  void operator()(const HelloRequest&) const { json["op"] = "hello"; }
+  void operator()(const ListRequest&) const { json["op"] = "list"; }
+  void operator()(const StatsRequest&) const { json["op"] = "stats"; }
+  void operator()(const ShutdownRequest&) const { json["op"] = "shutdown"; }
+  void operator()(const RunRequest& run) const {
+    json["op"] = "run";
+    json["case"] = run.case_name;
+    json[run.from_kwargs ? "kwargs" : "params"] = run.params;
+    json["deadline_ms"] = run.deadline_ms;
+    json["warmup"] = run.warmup;
+    json["repeat"] = run.repeat;
+    json["checks"] = run.checks;
+  }
+};
+
+}  // namespace
+
+Request ParseRequest(std::string_view line) {
+  std::optional<Json> id;
+  try {
+    if (line.size() > kMaxRequestBytes) {
+      throw InvalidRequest("the line has " + std::to_string(line.size()) + " bytes, more than " +
+                           std::to_string(kMaxRequestBytes));
+    }
+    const ParsedText parsed = ParseText(line, kMaxNesting);
+    const Json& json = parsed.value;
+    if (!json.is_object()) {
+      throw InvalidRequest("a request is a JSON object, not " + TypeName(json) + ": " + EchoValue(json));
+    }
+    if (!parsed.id_problem.empty()) throw InvalidRequest(parsed.id_problem);
+    if (const auto found = json.find("id"); found != json.end()) id = *found;
+    if (parsed.duplicate) throw InvalidRequest("the key " + Quoted(*parsed.duplicate) + " is given twice");
+    return Request{id, ReadOperands(json)};
+  } catch (const RequestError&) {
+    throw;
+  } catch (const InvalidRequest& error) {
+    throw RequestError(error.what(), std::move(id));
+  }
+}
+
+std::string SerializeRequest(const Request& request) {
+  Json json = Json::object();
+  if (request.id) json["id"] = *request.id;
+  std::visit(Serializer{json}, request.operation);
+  RefuseWhatJsonCannotSay(json);
+  return json.dump();
+}
+
+}  // namespace cppool::protocol

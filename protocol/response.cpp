@@ -1,0 +1,252 @@
+#include "protocol/response.h"
+
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "text.h"
+
+namespace cppool::protocol {
+namespace {
+
+constexpr std::array<std::pair<Status, std::string_view>, 4> kStatuses = {{
+    {Status::kPassed, "passed"},
+    {Status::kFailed, "failed"},
+    {Status::kSkipped, "skipped"},
+    {Status::kError, "error"},
+}};
+
+using Times = std::vector<std::pair<std::string, double>>;
+
+// null for NaN and infinities already here, so that a value compares equal to what is read back from its
+// text.
+Json Number(double value) { return std::isfinite(value) ? Json(value) : Json(); }
+
+Json ToJson(const Times& times) {
+  Json json = Json::object();
+  for (const auto& [stage, value] : times) json[stage] = Number(value);
+  return json;
+}
+
+Json ToJson(const CheckResult& check) {
+  return {{"tensor", check.tensor},
+          {"against", check.against},
+          {"rank", check.rank},
+          {"max_abs_err", Number(check.max_abs_err)},
+          {"rel_err", Number(check.rel_err)},
+          {"tolerance", Number(check.tolerance)},
+          {"ok", check.ok}};
+}
+
+Json ToJson(const RankResult& rank) {
+  Json json = rank.extra.is_object() ? rank.extra : Json::object();
+  json["rank"] = rank.rank;
+  json["ok"] = rank.ok;
+  json["error"] = rank.error.empty() ? Json() : Json(rank.error);
+  json["gpu_ms"] = ToJson(rank.gpu_ms);
+  return json;
+}
+
+// Reads the members of one object, and names where it is in the errors: "ranks[1].ok".
+class Reader {
+ public:
+  Reader(const Json& json, std::string path) : json_(json), path_(std::move(path)) {
+    if (!json.is_object()) Refuse(path_.empty() ? "the response" : path_, "an object", json);
+  }
+
+  const Json* Find(const char* name) const {
+    const auto found = json_.find(name);
+    return found == json_.end() ? nullptr : &*found;
+  }
+  const Json& Get(const char* name) const {
+    const Json* found = Find(name);
+    if (found == nullptr) throw std::runtime_error("the response has no " + Quoted(Path(name)));
+    return *found;
+  }
+  bool Boolean(const char* name) const {
+    const Json& value = Get(name);
+    if (!value.is_boolean()) Refuse(Path(name), "true or false", value);
+    return value.get<bool>();
+  }
+  std::string String(const char* name) const {
+    const Json& value = Get(name);
+    if (!value.is_string()) Refuse(Path(name), "a string", value);
+    return value.get<std::string>();
+  }
+  std::string StringOrNull(const char* name) const {
+    return Get(name).is_null() ? std::string() : String(name);
+  }
+  int Integer(const char* name) const {
+    const Json& value = Get(name);
+    const double number = value.is_number_integer() ? value.get<double>() : 0.5;
+    if (number != std::floor(number) || std::abs(number) > std::numeric_limits<int>::max()) {
+      Refuse(Path(name), "an integer", value);
+    }
+    return value.get<int>();
+  }
+  double Double(const char* name) const { return Double(Path(name), Get(name)); }
+  Times Stages(const char* name) const {
+    const Json& value = Get(name);
+    if (!value.is_object()) Refuse(Path(name), "an object", value);
+    Times times;
+    for (const auto& [stage, number] : value.items())
+      times.emplace_back(stage, Double(Path(name) + "." + stage, number));
+    return times;
+  }
+  // Calls `read` with a Reader of each object of a list.
+  template <typename Read>
+  void Each(const char* name, const Read& read) const {
+    const Json& list = Get(name);
+    if (!list.is_array()) Refuse(Path(name), "a list", list);
+    for (std::size_t i = 0; i < list.size(); ++i)
+      read(Reader(list[i], Path(name) + "[" + std::to_string(i) + "]"));
+  }
+  const Json& json() const { return json_; }
+  std::string Path(const char* name) const { return path_.empty() ? name : path_ + "." + name; }
+  [[noreturn]] static void Refuse(const std::string& path, const std::string& wanted, const Json& value) {
+    throw std::runtime_error("in the response, " + Quoted(path) + " must be " + wanted + ", not " +
+                             EchoValue(value));
+  }
+
+ private:
+  static double Double(const std::string& path, const Json& value) {
+    if (value.is_null()) return std::numeric_limits<double>::quiet_NaN();
+    if (!value.is_number()) Refuse(path, "a number or null", value);
+    return value.get<double>();
+  }
+
+  const Json& json_;
+  std::string path_;
+};
+
+Failure ReadFailure(const Reader& reader) {
+  Failure failure;
+  const std::string kind = reader.String("kind");
+  const std::optional<FailureKind> known = ParseFailureKind(kind);
+  if (!known) Reader::Refuse(reader.Path("kind"), "a kind of failure", kind);
+  failure.kind = *known;
+  if (!reader.Get("rank").is_null()) failure.rank = reader.Integer("rank");
+  failure.stage = reader.StringOrNull("stage");
+  failure.detail = reader.String("detail");
+  return failure;
+}
+
+RankResult ReadRank(const Reader& reader) {
+  RankResult rank;
+  rank.rank = reader.Integer("rank");
+  rank.ok = reader.Boolean("ok");
+  rank.error = reader.StringOrNull("error");
+  rank.gpu_ms = reader.Stages("gpu_ms");
+  rank.extra = reader.json();
+  for (const char* known : {"rank", "ok", "error", "gpu_ms"}) rank.extra.erase(known);
+  return rank;
+}
+
+CheckResult ReadCheck(const Reader& reader) {
+  CheckResult check;
+  check.tensor = reader.String("tensor");
+  check.against = reader.String("against");
+  check.rank = reader.Integer("rank");
+  check.max_abs_err = reader.Double("max_abs_err");
+  check.rel_err = reader.Double("rel_err");
+  check.tolerance = reader.Double("tolerance");
+  check.ok = reader.Boolean("ok");
+  return check;
+}
+
+void AddId(Json& json, const std::optional<Json>& id) {
+  if (id) json["id"] = *id;
+}
+
+}  // namespace
+
+std::string_view ToString(Status status) {
+  for (const auto& [value, word] : kStatuses) {
+    if (value == status) return word;
+  }
+  return "error";
+}
+
+std::optional<Status> ParseStatus(std::string_view word) {
+  for (const auto& [value, known] : kStatuses) {
+    if (known == word) return value;
+  }
+  return std::nullopt;
+}
+
+Json ToJson(const RunResult& result, const std::optional<Json>& id) {
+  const bool passed = result.status == Status::kPassed;
+  Json json = {{"ok", passed}, {"status", ToString(result.status)}};
+  AddId(json, id);
+  if (!passed) json["error"] = result.error;
+  if (result.failure) json["failure"] = ToJson(*result.failure);
+  if (result.fatal) json["fatal"] = true;
+  json["ranks"] = Json::array();
+  for (const RankResult& rank : result.ranks) json["ranks"].push_back(ToJson(rank));
+  json["checks"] = Json::array();
+  for (const CheckResult& check : result.checks) json["checks"].push_back(ToJson(check));
+  json["tflops"] = ToJson(result.tflops);
+  json["wall_ms"] = Number(result.wall_ms);
+  if (result.seed) json["seed"] = *result.seed;
+  return json;
+}
+
+RunResult RunResultFromJson(const Json& json) {
+  const Reader reader(json, "");
+  RunResult result;
+  const std::string status = reader.String("status");
+  const std::optional<Status> known = ParseStatus(status);
+  if (!known) Reader::Refuse("status", "passed, failed, skipped or error", status);
+  result.status = *known;
+  const bool passed = result.status == Status::kPassed;
+  if (reader.Boolean("ok") != passed) {
+    throw std::runtime_error("in the response, \"ok\" and \"status\" contradict each other: " +
+                             EchoValue(json["ok"]) + ", " + Quoted(status));
+  }
+  if (!passed) {
+    result.error = reader.String("error");
+    result.failure = ReadFailure(Reader(reader.Get("failure"), "failure"));
+  }
+  if (reader.Find("fatal") != nullptr) result.fatal = reader.Boolean("fatal");
+  // A request that got no further than its parameters has none of these.
+  if (reader.Find("ranks") != nullptr) {
+    reader.Each("ranks", [&](const Reader& rank) { result.ranks.push_back(ReadRank(rank)); });
+  }
+  if (reader.Find("checks") != nullptr) {
+    reader.Each("checks", [&](const Reader& check) { result.checks.push_back(ReadCheck(check)); });
+  }
+  if (reader.Find("tflops") != nullptr) result.tflops = reader.Stages("tflops");
+  if (reader.Find("wall_ms") != nullptr) result.wall_ms = reader.Double("wall_ms");
+  if (const Json* seed = reader.Find("seed")) {
+    if (!seed->is_number_unsigned() && !(seed->is_number_integer() && *seed >= 0)) {
+      Reader::Refuse("seed", "an integer from 0", *seed);
+    }
+    result.seed = seed->get<std::uint64_t>();
+  }
+  return result;
+}
+
+Json OkResponse(Json members, const std::optional<Json>& id) {
+  members["ok"] = true;
+  AddId(members, id);
+  return members;
+}
+
+Json ErrorResponse(const Failure& failure, const std::optional<Json>& id, bool fatal) {
+  Json json = {{"ok", false},
+               {"status", ToString(Status::kError)},
+               {"error", failure.detail},
+               {"failure", ToJson(failure)}};
+  AddId(json, id);
+  if (fatal) json["fatal"] = true;
+  return json;
+}
+
+std::string SerializeResponse(const Json& response, std::string_view sentinel) {
+  std::string line(sentinel);
+  line += response.dump(-1, ' ', false, Json::error_handler_t::replace);
+  line += '\n';
+  return line;
+}
+
+}  // namespace cppool::protocol

@@ -1,0 +1,110 @@
+#include "text.h"
+
+#include "protocol/parameters.h"
+
+namespace cppool::protocol {
+namespace {
+
+constexpr std::size_t kMaxEcho = 80;
+
+// The length of the UTF-8 sequence at the start of `bytes`, 0 when there is none.
+std::size_t SequenceLength(std::string_view bytes) {
+  const auto at = [&](std::size_t i) { return static_cast<unsigned char>(bytes[i]); };
+  const unsigned char lead = at(0);
+  if (lead < 0x80) return 1;
+  const std::size_t length = lead >= 0xC2 && lead <= 0xDF   ? 2
+                             : lead >= 0xE0 && lead <= 0xEF ? 3
+                             : lead >= 0xF0 && lead <= 0xF4 ? 4
+                                                            : 0;
+  if (length == 0 || bytes.size() < length) return 0;
+  // The second byte's range is what excludes overlong forms, surrogates and code points past U+10FFFF.
+  const unsigned char low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+  const unsigned char high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+  if (at(1) < low || at(1) > high) return 0;
+  for (std::size_t i = 2; i < length; ++i) {
+    if (at(i) < 0x80 || at(i) > 0xBF) return 0;
+  }
+  return length;
+}
+
+std::string HexEscape(unsigned char byte) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  return {'\\', 'x', kDigits[byte >> 4], kDigits[byte & 15]};
+}
+
+}  // namespace
+
+std::size_t ValidUtf8Prefix(std::string_view bytes) {
+  std::size_t position = 0;
+  while (position < bytes.size()) {
+    const std::size_t length = SequenceLength(bytes.substr(position));
+    if (length == 0) break;
+    position += length;
+  }
+  return position;
+}
+
+std::string Echo(std::string_view bytes) {
+  std::string text;
+  std::size_t position = 0;
+  for (std::size_t characters = 0; position < bytes.size() && characters < kMaxEcho; ++characters) {
+    const std::size_t length = SequenceLength(bytes.substr(position));
+    const auto byte = static_cast<unsigned char>(bytes[position]);
+    if (byte == '\n') {
+      text += "\\n";
+    } else if (byte == '\r') {
+      text += "\\r";
+    } else if (byte == '\t') {
+      text += "\\t";
+    } else if (length == 0 || byte < 0x20 || byte == 0x7F) {
+      text += HexEscape(byte);
+    } else {
+      text += bytes.substr(position, length);
+    }
+    position += length == 0 ? 1 : length;
+  }
+  if (position < bytes.size()) text += "...";
+  return text;
+}
+
+std::string Quoted(std::string_view bytes) { return '"' + Echo(bytes) + '"'; }
+
+std::string EchoValue(const Json& value) {
+  if (value.is_string()) return Quoted(value.get_ref<const std::string&>());
+  return Echo(value.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+std::string TypeName(const Json& value) {
+  switch (value.type()) {
+    case Json::value_t::object:
+      return "an object";
+    case Json::value_t::array:
+      return "an array";
+    case Json::value_t::string:
+      return "a string";
+    case Json::value_t::boolean:
+      return "a boolean";
+    case Json::value_t::number_integer:
+    case Json::value_t::number_unsigned:
+    case Json::value_t::number_float:
+      return "a number";
+    default:
+      return "null";
+  }
+}
+
+std::string Join(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) {
+    if (!text.empty()) text += ", ";
+    text += word;
+  }
+  return text;
+}
+
+std::string DidYouMean(std::string_view word, const std::vector<std::string>& candidates) {
+  const std::optional<std::string> nearest = Nearest(word, candidates);
+  return nearest ? "; did you mean " + Quoted(*nearest) + "?" : "";
+}
+
+}  // namespace cppool::protocol

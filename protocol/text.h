@@ -1,0 +1,30 @@
+// How error texts show what they were given: short, printable and valid UTF-8 whatever it was.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "protocol/failure.h"
+
+namespace cppool::protocol {
+
+// Where `bytes` stop being UTF-8 (RFC 3629: no overlong forms, no surrogates, at most U+10FFFF); its size
+// when they are.
+std::size_t ValidUtf8Prefix(std::string_view bytes);
+
+// At most 80 characters of `bytes`, then "..."; control characters as \n or \x01, bytes that are not UTF-8 as
+// \xff.
+std::string Echo(std::string_view bytes);
+std::string Quoted(std::string_view bytes);  // Echo in double quotes
+
+std::string EchoValue(const Json& value);  // a value's JSON text, shortened the same way
+std::string TypeName(const Json& value);   // "an array", "null", ...
+
+std::string Join(const std::vector<std::string>& words);  // "a, b, c"
+
+// "; did you mean \"hello\"?", or nothing when no candidate is near.
+std::string DidYouMean(std::string_view word, const std::vector<std::string>& candidates);
+
+}  // namespace cppool::protocol

@@ -1,0 +1,95 @@
+#include "protocol/json_text.h"
+
+#include "support.h"
+
+namespace cppool::protocol {
+namespace {
+
+using testing::CheckText;
+using testing::Repeat;
+using testing::Thrown;
+
+std::string ErrorOf(const std::string& text) {
+  return Thrown<InvalidRequest>([&] { ParseJson(text); });
+}
+
+TEST_CASE("any JSON text becomes the value it says") {
+  for (const char* text : {R"({"a":[1,-2,0.5,true,false,null,"x",{}],"b":{"c":[[]],"a":1}})", "[]", "12",
+                           R"("\u00e9\ud83d\ude00")", "null", "18446744073709551615", "-9223372036854775808",
+                           R"({"":{"":{"":0}}})", R"([{"a":1},{"a":2},[{"a":3}]])"}) {
+    CAPTURE(text);
+    CHECK(ParseJson(text) == Json::parse(text));
+  }
+  CHECK(ParseJson(" \t{\"a\" : 1}\r\n") == Json{{"a", 1}});
+}
+
+TEST_CASE("what is no JSON text is refused with its place") {
+  struct Row {
+    std::string text;
+    std::vector<std::string> parts;
+  };
+  const std::vector<Row> rows = {
+      {"", {"empty line"}},
+      {" \t\r\n", {"empty line"}},
+      {"hello", {"not JSON", "column 1", "near \"h\""}},
+      {"{", {"not JSON", "unexpected end of input"}},
+      {"{\"a\":1}}", {"not JSON", "column 8", "near \"1}}\""}},
+      {"{\"a\":1} {}", {"not JSON", "expected end of input"}},
+      {"{'a':1}", {"not JSON"}},
+      {"[1,]", {"not JSON"}},
+      {"[01]", {"not JSON"}},
+      {"[+1]", {"not JSON"}},
+      {"[NaN]", {"not JSON"}},
+      {"[Infinity]", {"not JSON"}},
+      {"[1] // one", {"not JSON"}},
+      {"[\"\x01\"]", {"not JSON", "control character"}},
+      {"[\"\\x\"]", {"not JSON"}},
+      {"[\"\\ud800\"]", {"not JSON", "surrogate"}},
+      {"[\"\\udc00\"]", {"not JSON", "surrogate"}},
+      {"[\"\\ud800\\ud800\"]", {"not JSON", "surrogate"}},
+      {"[1e400]", {"\"1e400\"", "too large"}},
+      {"[-1e400]", {"\"-1e400\"", "too large"}},
+      {std::string("[").append(1000, '9').append("]"), {"\"9999", "...\"", "too large"}},
+      {"[\"\xff\"]", {"not UTF-8 from byte 2", "\\xff"}},
+      {"\xff", {"not UTF-8 from byte 0"}},
+      {"[]\xc3", {"not UTF-8 from byte 2"}},
+      {"[\"\xc0\x80\"]", {"not UTF-8"}},          // overlong NUL
+      {"[\"\xed\xa0\x80\"]", {"not UTF-8"}},      // a surrogate
+      {"[\"\xf4\x90\x80\x80\"]", {"not UTF-8"}},  // past U+10FFFF
+      {"[\"\xe2\x82\"]", {"not UTF-8"}},          // cut off
+      {std::string("[]\0", 3), {"NUL byte at byte 2"}},
+      {std::string("[]\0[]", 5), {"NUL byte at byte 2"}},
+      {std::string("[\"a\0b\"]", 7), {"NUL byte at byte 3"}},
+      {R"({"a":1,"a":2})", {"\"a\" is given twice"}},
+      {R"([{"b":{"x":1,"y":2,"x":3}}])", {"\"x\" is given twice"}},
+      {R"({"id":1,"id":1})", {"\"id\" is given twice"}},
+      {"{\"" + std::string(5000, 'k') + "\":1,\"" + std::string(5000, 'k') + "\":1}",
+       {"kkk...\" is given twice"}},
+      {"\"" + std::string(5000, 'k') + "\\x\"", {"not JSON", "kkk...\""}},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.text.substr(0, 60));
+    CheckText(ErrorOf(row.text), row.parts);
+  }
+}
+
+TEST_CASE("nesting is bounded without recursion") {
+  CHECK(ErrorOf(Repeat("[", 64) + Repeat("]", 64)).empty());
+  CheckText(ErrorOf(Repeat("[", 65) + Repeat("]", 65)), {"nested deeper than 64"});
+  CHECK(ErrorOf(Repeat("{\"a\":", 63) + "{}" + Repeat("}", 63)).empty());
+  CheckText(ErrorOf(Repeat("{\"a\":", 64) + "{}" + Repeat("}", 64)), {"nested deeper than 64"});
+  for (const char* open : {"[", "{\"a\":", "[{\"a\":", " [ "}) {
+    CAPTURE(open);
+    CheckText(ErrorOf(Repeat(open, 200'000)), {"nested deeper than 64"});
+  }
+  CheckText(ErrorOf(Repeat("[", 200'000) + Repeat("]", 200'000)), {"nested deeper than 64"});
+  CheckText(ErrorOf(Repeat("{\"a\":", 200'000) + "1" + Repeat("}", 200'000)), {"nested deeper than 64"});
+  CHECK(ErrorOf(std::string("[\"") + Repeat("[{", 1000) + "\\\"" + Repeat("[", 1000) + "\"]")
+            .empty());                                        // brackets in a string are text
+  CHECK(ErrorOf(std::string("[") + Repeat("[],", 1000) + "[]]").empty());  // width is not depth
+  CHECK(ParseJson(Repeat("[", 100) + Repeat("]", 100), 100).is_array());
+  CheckText(Thrown<InvalidRequest>([] { ParseJson("[[[]]]", 2); }), {"nested deeper than 2"});
+}
+
+}  // namespace
+}  // namespace cppool::protocol

@@ -1,0 +1,252 @@
+#include "protocol/request.h"
+
+#include <limits>
+
+#include "protocol/framing.h"
+#include "support.h"
+
+namespace cppool::protocol {
+namespace {
+
+using testing::CheckText;
+using testing::Contains;
+using testing::IsUtf8;
+using testing::Repeat;
+using testing::Thrown;
+
+TEST_CASE("each operation is read") {
+  CHECK(std::holds_alternative<HelloRequest>(ParseRequest(R"({"op":"hello"})").operation));
+  CHECK(std::holds_alternative<ListRequest>(ParseRequest(R"({"op":"list"})").operation));
+  CHECK(std::holds_alternative<StatsRequest>(ParseRequest(R"({"op":"stats"})").operation));
+  CHECK(std::holds_alternative<ShutdownRequest>(ParseRequest(R"({"op":"shutdown"})").operation));
+  CHECK(std::holds_alternative<ShutdownRequest>(ParseRequest(" {\"op\" : \"shutdown\"} \r").operation));
+
+  const Request bare = ParseRequest(R"({"op":"run"})");
+  CHECK_FALSE(bare.id);
+  const auto& defaults = std::get<RunRequest>(bare.operation);
+  CHECK(defaults.case_name == "attention");
+  CHECK(defaults.params == Json::object());
+  CHECK_FALSE(defaults.from_kwargs);
+  CHECK(defaults.deadline_ms == 90000);
+  CHECK(defaults.warmup == 0);
+  CHECK(defaults.repeat == 1);
+  CHECK(defaults.checks);
+
+  const Request full = ParseRequest(
+      R"({"id":{"a":[1]},"op":"run","case":"all_reduce","params":{"n":[1,2]},"deadline_ms":86400000,"warmup":1000,"repeat":10000,"checks":false})");
+  CHECK(full.id == Json::parse(R"({"a":[1]})"));
+  const auto& run = std::get<RunRequest>(full.operation);
+  CHECK(run.case_name == "all_reduce");
+  CHECK(run.params == Json::parse(R"({"n":[1,2]})"));
+  CHECK(run.deadline_ms == 86'400'000);
+  CHECK(run.warmup == 1000);
+  CHECK(run.repeat == 10000);
+  CHECK_FALSE(run.checks);
+
+  const Request strings = ParseRequest(R"({"op":"run","kwargs":{"dtype":"bf16","is_training":"True"}})");
+  const auto& kwargs = std::get<RunRequest>(strings.operation);
+  CHECK(kwargs.case_name == "attention");
+  CHECK(kwargs.from_kwargs);
+  CHECK(kwargs.params == Json{{"dtype", "bf16"}, {"is_training", "True"}});
+  CHECK(std::get<RunRequest>(ParseRequest(R"({"op":"run","case":"attention","kwargs":{}})").operation)
+            .from_kwargs);
+}
+
+TEST_CASE("an id is any JSON value") {
+  for (const char* id : {"null", "0", "-1", "1.5", "\"x\"", "true", "[]", "{\"op\":\"run\"}",
+                         "18446744073709551615", "-9223372036854775808", "\"\\u0000\\n\"", "1e300"}) {
+    CAPTURE(id);
+    const Request request = ParseRequest(std::string("{\"op\":\"hello\",\"id\":") + id + "}");
+    REQUIRE(request.id);
+    CHECK(*request.id == Json::parse(id));
+  }
+  CHECK(ParseRequest("{\"op\":\"hello\",\"id\":" + Repeat("[", 63) + Repeat("]", 63) + "}").id);
+}
+
+TEST_CASE("a wrong request is answered with what is wrong and what is allowed") {
+  struct Row {
+    std::string line;
+    std::optional<Json> id;
+    std::vector<std::string> parts;
+  };
+  const std::string long_name(5000, 'z');
+  const std::string deep = Repeat("[", 200'000);
+  const std::vector<Row> rows = {
+      // not a request at all: no id
+      {"", std::nullopt, {"empty line"}},
+      {"   \r", std::nullopt, {"empty line"}},
+      {"run attention", std::nullopt, {"not JSON"}},
+      {R"({"id":1,"op":"hello")", std::nullopt, {"not JSON"}},
+      {R"({"id":1,"op":"hello"} trailing)", std::nullopt, {"not JSON"}},
+      {R"({"id":1,"op":"hello"}{"op":"hello"})", std::nullopt, {"not JSON"}},
+      {std::string("{\"op\":\"hello\"}\0", 15), std::nullopt, {"NUL"}},
+      {"{\"id\":1,\"op\":\"\xff\"}", std::nullopt, {"not UTF-8 from byte 14"}},
+      {"{\"id\":1,\"\xc3(\":1}", std::nullopt, {"not UTF-8"}},
+      {"{\"op\":\"hello\"}\xfe", std::nullopt, {"not UTF-8"}},
+      {R"({"id":1,"op":"\ud83d"})", std::nullopt, {"surrogate"}},
+      {R"({"id":1,"op":"run","params":{"softmax_scale":1e400}})", std::nullopt, {"1e400", "too large"}},
+      {deep, std::nullopt, {"nested deeper than 64"}},
+      {deep + Repeat("]", 200'000), std::nullopt, {"nested deeper than 64"}},
+      {"{\"id\":1,\"op\":\"run\",\"params\":{\"a\":" + deep + Repeat("]", 200'000) + "}}",
+       std::nullopt,
+       {"nested deeper than 64"}},
+      {"{\"op\":\"hello\",\"id\":" + Repeat("[", 64) + Repeat("]", 64) + "}",
+       std::nullopt,
+       {"nested deeper than 64"}},
+      {"{\"op\":\"hello\",\"id\":\"" + std::string(10 << 20, 'x') + "\"}",
+       std::nullopt,
+       {"bytes", "1048576"}},
+      {std::string(kMaxRequestBytes + 1, ' '), std::nullopt, {"1048577 bytes"}},
+      // JSON, but no object
+      {"[]", std::nullopt, {"JSON object", "an array"}},
+      {"null", std::nullopt, {"JSON object", "null"}},
+      {"12", std::nullopt, {"JSON object", "a number", "12"}},
+      {"\"" + long_name + "\"", std::nullopt, {"JSON object", "a string", "zzz...\""}},
+      {"true", std::nullopt, {"JSON object", "a boolean"}},
+      // keys
+      {R"({"id":7,"op":"hello","op":"list"})", 7, {"\"op\" is given twice"}},
+      {R"({"id":7,"op":"run","params":{"a":{"dtype":1,"dtype":1}}})", 7, {"\"dtype\" is given twice"}},
+      {R"({"id":7,"op":"hello","id":8})", std::nullopt, {"\"id\" is given twice"}},
+      {R"({"id":1180591620717411303424,"op":"hello"})", std::nullopt, {"1180591620717411303424", "64 bits"}},
+      {R"({"id":{"a":[-9223372036854775809]},"op":"hello"})",
+       std::nullopt,
+       {"-9223372036854775809", "64 bits"}},
+      {R"({})", std::nullopt, {"no \"op\"", "hello, list, run, stats, shutdown"}},
+      {R"({"id":"x"})", "x", {"no \"op\""}},
+      {R"({"id":"x","op":1})", "x", {"\"op\" must be a string, not 1", "hello, list"}},
+      {R"({"id":null,"op":null})", Json(), {"\"op\" must be a string, not null"}},
+      {R"({"id":[1],"op":"rnu"})",
+       Json::array({1}),
+       {"unknown op \"rnu\"", "did you mean \"run\"?", "hello, list, run"}},
+      {R"({"id":1,"op":"Run"})", 1, {"unknown op \"Run\"", "did you mean \"run\"?"}},
+      {R"({"id":1,"op":""})", 1, {"unknown op \"\"", "hello, list, run"}},
+      {R"({"id":1,"op":"run\n\u0000"})", 1, {"unknown op \"run\\n\\x00\""}},
+      {"{\"id\":1,\"op\":\"" + long_name + "\"}", 1, {"unknown op \"zzz", "zzz...\""}},
+      {R"({"id":1,"op":"run","parms":{}})",
+       1,
+       {"unknown key \"parms\"", "did you mean \"params\"?", "deadline_ms", "checks"}},
+      {R"({"id":1,"op":"run","":{}})", 1, {"unknown key \"\"", "deadline_ms"}},
+      {R"({"id":1,"op":"hello","params":{}})",
+       1,
+       {"\"params\" is for op \"run\"", "not \"hello\"", "(known: op, id)"}},
+      {R"({"id":1,"op":"stats","deadline_ms":5})", 1, {"\"deadline_ms\" is for op \"run\"", "not \"stats\""}},
+      {R"({"id":1,"op":"shutdown","force":true})", 1, {"unknown key \"force\"", "(known: op, id)"}},
+      {"{\"id\":1,\"op\":\"run\",\"" + long_name + "\":0}", 1, {"unknown key \"zzz", "zzz...\""}},
+      // run
+      {R"({"id":1,"op":"run","params":[]})", 1, {"\"params\" must be an object, not []"}},
+      {R"({"id":1,"op":"run","params":null})", 1, {"\"params\" must be an object, not null"}},
+      {R"({"id":1,"op":"run","kwargs":"x"})", 1, {"\"kwargs\" must be an object of strings, not \"x\""}},
+      {R"({"id":1,"op":"run","kwargs":{"dtype":"bf16","is_training":true}})",
+       1,
+       {"\"is_training\" must be a string", "not true"}},
+      {R"({"id":1,"op":"run","kwargs":{"scaling_mode":null}})",
+       1,
+       {"\"scaling_mode\" must be a string", "not null"}},
+      {R"({"id":1,"op":"run","kwargs":{},"params":{}})", 1, {"\"params\" and \"kwargs\""}},
+      {R"({"id":1,"op":"run","kwargs":{},"case":"mine"})", 1, {"\"kwargs\"", "\"attention\"", "\"mine\""}},
+      {R"({"id":1,"op":"run","case":1})", 1, {"\"case\"", "not 1"}},
+      {R"({"id":1,"op":"run","case":""})", 1, {"\"case\"", "not \"\""}},
+      {R"({"id":1,"op":"run","case":null})", 1, {"\"case\"", "not null"}},
+      {R"({"id":1,"op":"run","checks":1})", 1, {"\"checks\" must be true or false, not 1"}},
+      {R"({"id":1,"op":"run","checks":"true"})", 1, {"\"checks\" must be true or false, not \"true\""}},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.line.substr(0, 80));
+    try {
+      ParseRequest(row.line);
+      FAIL("no error");
+    } catch (const RequestError& error) {
+      CheckText(error.what(), row.parts);
+      CHECK(error.id == row.id);
+      CHECK(IsUtf8(error.what()));
+      CHECK(std::string(error.what()).size() < 500);
+    }
+  }
+}
+
+TEST_CASE("numbers of a run are integers in their range") {
+  struct Row {
+    const char *key, *lowest, *highest;
+  };
+  for (const Row& row :
+       {Row{"deadline_ms", "1", "86400000"}, Row{"warmup", "0", "1000"}, Row{"repeat", "1", "10000"}}) {
+    CAPTURE(row.key);
+    const auto line = [&](const std::string& value) {
+      return "{\"op\":\"run\",\"" + std::string(row.key) + "\":" + value + "}";
+    };
+    const auto error = [&](const std::string& value) {
+      return Thrown<RequestError>([&] { ParseRequest(line(value)); });
+    };
+    CHECK(error(row.lowest).empty());
+    CHECK(error(row.highest).empty());
+    const std::string range = std::string("from ") + row.lowest + " to " + row.highest;
+    for (const std::string& value :
+         {std::to_string(std::stoll(row.lowest) - 1), std::to_string(std::stoll(row.highest) + 1),
+          std::string("-5"), std::string("-9223372036854775808"), std::string("9223372036854775807"),
+          std::string("9223372036854775808"), std::string("18446744073709551615"), std::string("1.5"),
+          std::string("true"), std::string("\"5\""), std::string("null"), std::string("[5]"),
+          std::string("{}"), std::string("1e300")}) {
+      CAPTURE(value);
+      CheckText(error(value), {row.key, "must be an integer", range});
+    }
+    CheckText(error("5.0"), {range, "not 5.0", "without fraction"});
+    CheckText(error("1e2"), {range, "without fraction or exponent"});
+    CheckText(error("1180591620717411303424"), {range, "1.1805916207174113e+21"});
+  }
+}
+
+TEST_CASE("a request survives the line") {
+  std::vector<Request> requests;
+  requests.push_back({std::nullopt, HelloRequest{}});
+  requests.push_back({Json(), ListRequest{}});
+  requests.push_back({Json("id \n \xc3\xa9"), StatsRequest{}});
+  requests.push_back({Json(3), ShutdownRequest{}});
+  RunRequest run;
+  run.case_name = "my\"case\\";
+  run.params = Json::parse(R"({"n":12,"x":0.1,"l":[-1,0],"s":"\n\u0000","b":true,"z":null})");
+  run.deadline_ms = 1;
+  run.warmup = 2;
+  run.repeat = 3;
+  run.checks = false;
+  requests.push_back({Json::array({1, "a"}), run});
+  RunRequest kwargs;
+  kwargs.params = {{"dtype", "bf16"}};
+  kwargs.from_kwargs = true;
+  requests.push_back({Json(1), kwargs});
+  for (const Request& request : requests) {
+    const std::string line = SerializeRequest(request);
+    CAPTURE(line);
+    CHECK_FALSE(Contains(line, "\n"));
+    const Request back = ParseRequest(line);
+    CHECK(back.id == request.id);
+    REQUIRE(back.operation.index() == request.operation.index());
+    if (const auto* sent = std::get_if<RunRequest>(&request.operation)) {
+      const auto& read = std::get<RunRequest>(back.operation);
+      CHECK(read.case_name == sent->case_name);
+      CHECK(read.params == sent->params);
+      CHECK(read.from_kwargs == sent->from_kwargs);
+      CHECK(read.deadline_ms == sent->deadline_ms);
+      CHECK(read.warmup == sent->warmup);
+      CHECK(read.repeat == sent->repeat);
+      CHECK(read.checks == sent->checks);
+    }
+  }
+}
+
+TEST_CASE("what JSON cannot say is not sent as something else") {
+  RunRequest run;
+  const auto error = [&] { return Thrown<InvalidRequest>([&] { SerializeRequest({std::nullopt, run}); }); };
+  run.params = {{"softmax_scale", std::numeric_limits<double>::quiet_NaN()}};
+  CheckText(error(), {"NaN"});
+  run.params = {{"list", Json::array({1, -std::numeric_limits<double>::infinity()})}};
+  CheckText(error(), {"infinity"});
+  run.params = {{"model", "\xff"}};
+  CheckText(error(), {"UTF-8", "\\xff"});
+  run.params = {{"\xc3(", 1}};
+  CheckText(error(), {"UTF-8"});
+  run.params = Json::object();
+  CHECK(error().empty());
+}
+
+}  // namespace
+}  // namespace cppool::protocol
