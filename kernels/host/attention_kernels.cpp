@@ -1,0 +1,199 @@
+#include "kernels/host/attention_kernels.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "kernels/host/attention_tiles.h"
+#include "kernels/host/half.h"
+#include "kernels/host/vector_math.h"
+#include "kernels/runtime.h"
+
+namespace cppool::kernels {
+namespace {
+
+class HostBlockPlan : public BlockPlan {
+ public:
+  HostBlockPlan(WorkList queries, WorkList keys, bool training)
+      : queries_(std::move(queries)), keys_(std::move(keys)), training_(training) {}
+  std::int64_t pairs() const override { return queries_.pairs; }
+  const WorkList& queries() const { return queries_; }
+  const WorkList& keys() const { return keys_; }
+  bool training() const { return training_; }
+
+ private:
+  WorkList queries_;
+  WorkList keys_;  // empty when not training
+  bool training_;
+};
+
+[[noreturn]] void Misused(const std::string& detail) {
+  throw RuntimeError(CPPOOL_INTERNAL, "attention kernels: " + detail);
+}
+
+const HostBlockPlan& PlanOf(const BlockPlan* plan) {
+  const auto* host = dynamic_cast<const HostBlockPlan*>(plan);
+  if (!host) Misused("a plan that this backend did not make");
+  return *host;
+}
+
+void CheckShape(const KernelShape& shape) {
+  if (shape.dtype != Dtype::kFp16 && shape.dtype != Dtype::kBf16) {
+    throw RuntimeError(CPPOOL_UNSUPPORTED, "attention is there for fp16 and bf16");
+  }
+  if (!SupportedHeadDims(shape.dim_qk, shape.dim_v)) {
+    throw RuntimeError(CPPOOL_UNSUPPORTED, "head_dim_qk " + std::to_string(shape.dim_qk) +
+                                               " with head_dim_v " + std::to_string(shape.dim_v) +
+                                               ": there are kernels for " + kSupportedHeadDims);
+  }
+  const int first = shape.head0 / shape.group - shape.kv_head0;
+  const int last = (shape.head0 + shape.heads - 1) / shape.group - shape.kv_head0;
+  if (shape.heads <= 0 || first < 0 || last >= shape.kv_heads)
+    Misused("query heads without their key/value heads");
+}
+
+void Split(std::size_t element, std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
+           const void* from, void* to) {
+  const std::size_t head = element * static_cast<std::size_t>(dim);
+  auto* out = static_cast<std::byte*>(to);
+  for (const HeadRange& range : ranges) {
+    const auto* in = static_cast<const std::byte*>(from) + static_cast<std::size_t>(range.begin) * head;
+    const std::size_t bytes = static_cast<std::size_t>(range.count) * head;
+    for (std::int64_t row = 0; row < rows;
+         ++row, in += static_cast<std::size_t>(heads) * head, out += bytes) {
+      std::memcpy(out, in, bytes);
+    }
+  }
+}
+
+template <typename From, typename To>
+void Merge(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges, const void* from,
+           void* to) {
+  std::vector<float> sums(static_cast<std::size_t>(heads) * static_cast<std::size_t>(dim));
+  std::vector<bool> held(static_cast<std::size_t>(heads));
+  auto* out = static_cast<typename To::Bits*>(to);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    std::fill(held.begin(), held.end(), false);
+    const auto* part = static_cast<const typename From::Bits*>(from);
+    for (const HeadRange& range : ranges) {
+      const auto* in = part + row * range.count * dim;
+      for (int h = 0; h < range.count; ++h, in += dim) {
+        const auto head = static_cast<std::size_t>(range.begin + h);
+        float* sum = sums.data() + head * static_cast<std::size_t>(dim);
+        if (held[head]) {
+          for (int d = 0; d < dim; ++d) sum[d] += From::ToFloat(in[d]);
+        } else {
+          for (int d = 0; d < dim; ++d) sum[d] = From::ToFloat(in[d]);
+        }
+        held[head] = true;
+      }
+      part += rows * range.count * dim;
+    }
+    for (const float sum : sums) *out++ = To::FromFloat(sum);
+  }
+}
+
+void CheckRanges(int heads, const std::vector<HeadRange>& ranges, bool all) {
+  std::vector<bool> held(static_cast<std::size_t>(heads));
+  for (const HeadRange& range : ranges) {
+    if (range.begin < 0 || range.count < 0 || range.begin + range.count > heads)
+      Misused("heads out of range");
+    for (int h = 0; h < range.count; ++h) held[static_cast<std::size_t>(range.begin + h)] = true;
+  }
+  for (const bool one : held) {
+    if (all && !one) Misused("a head is in no part");
+  }
+}
+
+class HostAttentionKernels : public AttentionKernels {
+ public:
+  explicit HostAttentionKernels(cppool_runtime* runtime) : runtime_(runtime) {}
+
+  void Load(const KernelShape& shape, bool) override { CheckShape(shape); }
+
+  std::unique_ptr<BlockPlan> Plan(const KernelShape& shape, const Layout& query, const Layout& key,
+                                  const std::vector<Band>& bands, bool training, cppool_stream) override {
+    CheckShape(shape);
+    // Empty tiles are kept: whether a call is a first or a last one, which writes every row, is not known
+    // yet.
+    return std::make_unique<HostBlockPlan>(
+        BuildWorkList(Side::kQuery, query, key, bands, host::kTile, true),
+        training ? BuildWorkList(Side::kKey, query, key, bands, host::kTile, true) : WorkList{}, training);
+  }
+
+  void Forward(const KernelShape& shape, const ForwardArgs& args, cppool_stream stream) override {
+    const HostBlockPlan& plan = PlanOf(args.plan);
+    if (plan.pairs() == 0 && !args.first && !args.last) return;
+    Enqueue(runtime_, stream, [shape, args, &plan] { host::AttendForward(shape, args, plan.queries()); });
+  }
+
+  void Delta(const KernelShape& shape, std::int64_t rows, const void* out, const void* dout, float* delta,
+             cppool_stream stream) override {
+    Enqueue(runtime_, stream, [shape, rows, out, dout, delta] {
+      const host::VectorMath& math = host::BestVectorMath();
+      const auto load = (shape.dtype == Dtype::kBf16 ? math.bf16 : math.fp16).load;
+      const auto dim = static_cast<std::size_t>(shape.dim_v);
+      std::vector<float> scratch(2 * dim);
+      const auto* a = static_cast<const std::uint16_t*>(out);
+      const auto* b = static_cast<const std::uint16_t*>(dout);
+      for (std::int64_t i = 0; i < rows * shape.heads; ++i, a += dim, b += dim) {
+        load(a, shape.dim_v, scratch.data());
+        load(b, shape.dim_v, scratch.data() + dim);
+        delta[i] = math.dot(scratch.data(), scratch.data() + dim, shape.dim_v);
+      }
+    });
+  }
+
+  void BackwardQuery(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
+    const HostBlockPlan& plan = PlanOf(args.plan);
+    if (plan.pairs() == 0 && !args.first && !args.last) return;
+    Enqueue(runtime_, stream,
+            [shape, args, &plan] { host::AttendBackwardQuery(shape, args, plan.queries()); });
+  }
+
+  void BackwardKey(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
+    const HostBlockPlan& plan = PlanOf(args.plan);
+    if (!plan.training()) Misused("a gradient of keys from a plan that is not for training");
+    if (plan.pairs() == 0 && !args.first && !args.last) return;
+    Enqueue(runtime_, stream, [shape, args, &plan] { host::AttendBackwardKey(shape, args, plan.keys()); });
+  }
+
+  void SplitHeads(Dtype dtype, std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
+                  const void* from, void* to, cppool_stream stream) override {
+    CheckRanges(heads, ranges, false);
+    Enqueue(runtime_, stream, [=] { Split(SizeOf(dtype), rows, heads, dim, ranges, from, to); });
+  }
+
+  void MergeHeads(Dtype from_dtype, Dtype to_dtype, std::int64_t rows, int heads, int dim,
+                  const std::vector<HeadRange>& ranges, const void* from, void* to,
+                  cppool_stream stream) override {
+    CheckRanges(heads, ranges, true);
+    Enqueue(runtime_, stream, [=] {
+      DispatchDtype(from_dtype, [&](auto source) {
+        DispatchDtype(to_dtype, [&](auto target) {
+          Merge<decltype(source), decltype(target)>(rows, heads, dim, ranges, from, to);
+        });
+      });
+    });
+  }
+
+  void Round(const float* from, Dtype dtype, void* to, std::int64_t count, cppool_stream stream) override {
+    Enqueue(runtime_, stream, [=] {
+      DispatchDtype(dtype, [&](auto type) {
+        auto* out = static_cast<typename decltype(type)::Bits*>(to);
+        for (std::int64_t i = 0; i < count; ++i) out[i] = decltype(type)::FromFloat(from[i]);
+      });
+    });
+  }
+
+ private:
+  cppool_runtime* runtime_;
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionKernels> MakeHostAttentionKernels(cppool_runtime* runtime) {
+  return std::make_unique<HostAttentionKernels>(runtime);
+}
+
+}  // namespace cppool::kernels

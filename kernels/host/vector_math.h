@@ -1,0 +1,77 @@
+// The inner loops of the host's attention on blocks of fp32 in scratch memory, compiled once for every
+// processor of the architecture and once more for x86 with AVX2 and FMA, chosen at the first use. (Not by
+// target_clones: their resolvers run before the sanitizers do.)
+//
+// A block is a tile of at most kTile tokens against at most kBlock tokens of the other side. The tile's
+// tokens lie along the lanes, so that nothing is ever reduced or transposed within a vector: logits are
+// [other][tile].
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace cppool::kernels::host {
+
+inline constexpr int kTile = 64;
+inline constexpr int kBlock = 64;
+inline constexpr int kLanes = 16;  // leading dimensions and the width of products are padded to this
+inline constexpr int kPad =
+    16;  // and this is added to strides, so that rows do not fall on the same cache sets
+inline constexpr int kLogitStride = kTile + kPad;
+
+// c = a * b, or c += a * b. Element (i, x) of a is a[i * a_row + x * a_step]; b and c are row-major.
+struct Product {
+  int rows, columns, depth;  // columns: a multiple of kLanes
+  const float* a;
+  std::ptrdiff_t a_row, a_step;
+  const float* b;
+  std::ptrdiff_t b_stride;
+  float* c;
+  std::ptrdiff_t c_stride;
+  bool accumulate;
+};
+
+// Token x of the other side is visible to token t of the tile when low <= position of x - position of t <=
+// high.
+struct Block {
+  float* logits;  // [rows][kLogitStride], unscaled
+  int rows;
+  int lanes;  // a multiple of kLanes
+  float scale;
+  bool masked;  // false: every pair is visible, positions and band are not read
+  std::int32_t low, high;
+  const std::int32_t* row_position;   // [rows]
+  const std::int32_t* lane_position;  // [lanes]
+};
+
+// For the two 16-bit types, instantiated for FP16 and BF16 of half.h.
+struct HalfMath {
+  void (*load)(const std::uint16_t* from, std::int64_t count, float* to);
+  void (*store)(const float* from, std::int64_t count, std::uint16_t* to);
+  // One step of the online softmax for each lane: `maximum` and `sum` go on, `correction` is what earlier
+  // sums and outputs are to be multiplied with, and logits become exp(logit - maximum), rounded to the dtype
+  // for the product with v.
+  void (*softmax)(const Block&, float* maximum, float* sum, float* correction);
+  // Probabilities from a row's lse and dS = P * (dP - delta): logits become P and dp becomes dS, both rounded
+  // to the dtype. lse and delta are those of the lanes' tokens or of the rows' tokens.
+  void (*gradient_by_lane)(const Block&, float* dp, const float* lse, const float* delta);
+  void (*gradient_by_row)(const Block&, float* dp, const float* lse, const float* delta);
+};
+
+struct VectorMath {
+  const char* name;  // "baseline", "avx2"
+  void (*multiply)(const Product&);
+  // sum of a * b
+  float (*dot)(const float* a, const float* b, int count);
+  void (*scale)(float* to, float factor, int count);
+  // to = to * to_scale + from * from_scale; they do not overlap.
+  void (*blend)(float* to, float to_scale, const float* from, float from_scale, int count);
+  HalfMath fp16, bf16;
+};
+
+// The fastest that this processor has.
+const VectorMath& BestVectorMath();
+// All that this processor has, the baseline first; for tests. NULL past the last.
+const VectorMath* VectorMathAt(int index);
+
+}  // namespace cppool::kernels::host
