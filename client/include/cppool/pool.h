@@ -1,0 +1,209 @@
+// A warm pool for a test harness or a benchmark: one daemon per world size, spawned when it is first needed.
+//
+//     #include <cppool/pool.h>
+//     #include <iostream>
+//
+//     int main() {
+//       cppool::Pools pools;                                       // cppoold is found beside the program or
+//       in PATH try {
+//         cppool::Result result = pools.At(2).Run({{"cp_comm_type", "a2a"}, {"max_seqlen_q", 256},
+//         {"max_seqlen_kv", 256}}); for (const cppool::Check& check : result.checks)
+//           if (!check.ok) std::cout << check.tensor << " of rank " << check.rank << " is off by " <<
+//           check.max_abs_err << "\n";
+//         std::cout << result.status << " in " << result.wall_ms << " ms " << result.error << "\n";
+//         return result.ok() ? 0 : 1;
+//       } catch (const cppool::PoolError& error) {                 // no answer: it could not start, died,
+//       hung or talked nonsense
+//         std::cerr << error.what() << "\n";                       // with the last lines of the daemon's
+//         stderr return 2;
+//       }
+//     }
+//
+// No CUDA is loaded or called in the caller's process: neither its forks nor its own use of the GPUs are
+// disturbed. The daemon is a process group of its own that inherits no descriptor, signal mask or
+// disposition. It ends with the Pool, and with the process that spawned it, however that ends.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <iosfwd>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace cppool {
+
+using Json = nlohmann::json;
+
+struct PoolOptions {
+  int world_size = 2;
+  std::string
+      daemon;  // path; empty: $CPPOOL_DAEMON, else `cppoold` beside the program, in its prefix, or in PATH
+  std::string backend = "auto";    // "cuda", "host"
+  std::string transport = "auto";  // "nccl"
+  std::vector<std::string>
+      devices;  // indices or UUIDs: the daemon's CUDA_VISIBLE_DEVICES; empty: as the caller's
+  std::vector<std::string> case_files;  // shared libraries with further cases (cppool/case.h)
+  std::string sentinel = "[CP_POOL_RESP] ";
+  std::string log_level;               // empty: the daemon's own default
+  std::vector<std::string> arguments;  // further arguments of the daemon
+  std::vector<std::pair<std::string, std::string>>
+      environment;  // variables set for the daemon, beside the caller's
+
+  std::chrono::milliseconds start_limit{60000};  // from the spawn to the answer to `hello`
+  std::chrono::milliseconds grace{
+      2000};  // beyond a case's deadline, for its answer to arrive; also for an orderly end
+  std::chrono::milliseconds kill_grace{
+      5000};        // from SIGTERM to SIGKILL, and from there until the process is given up
+  int retries = 1;  // when the daemon died or broke the protocol
+
+  // Both are called without the trailing newline, must not call the Pool, and what they throw is dropped.
+  std::function<void(std::string_view)>
+      on_stderr;  // each line of the daemon's stderr, at once, on a thread of the Pool
+  std::function<void(std::string_view)>
+      log;  // stdout lines that are no response, stale answers, respawns; on the caller's thread
+};
+
+struct RunOptions {
+  std::string case_name = "attention";
+  std::chrono::milliseconds deadline{90000};  // of the case; 1 ms to 24 h
+  std::int64_t warmup = 0;                    // iterations before those that are timed
+  std::int64_t repeat = 1;                    // timed iterations; times are their median
+  bool checks = true;
+};
+
+enum class Status {
+  kPassed,
+  kFailed,   // a check did not hold
+  kSkipped,  // meaningful, but not supported here: `error` says why
+  kError,
+};
+std::string_view ToString(Status status);  // "passed", ...
+std::ostream& operator<<(std::ostream& out, Status status);
+
+struct Failure {
+  std::string kind;  // "mismatch", "timeout", "out_of_memory", ...: the README lists them
+  std::optional<int> rank;
+  std::string stage;
+  std::string detail;
+};
+
+struct Check {
+  std::string tensor;   // "out", "dq", ...
+  std::string against;  // "no_cp", "oracle"
+  int rank = 0;
+  double max_abs_err = 0;  // NaN when it is not finite
+  double rel_err = 0;      // RMS of the difference over RMS of the reference
+  double tolerance = 0;
+  bool ok = false;
+};
+
+struct Rank {
+  int rank = 0;
+  bool ok = false;
+  std::string error;
+  std::vector<std::pair<std::string, double>> gpu_ms;  // by stage
+};
+
+struct Result {
+  Status status = Status::kError;
+  std::string error;               // for people; empty when passed
+  std::optional<Failure> failure;  // present when not passed
+  bool fatal = false;              // the daemon has gone with this answer; the next call spawns another
+  std::vector<Rank> ranks;
+  std::vector<Check> checks;
+  std::vector<std::pair<std::string, double>> tflops;  // per GPU, by stage
+  double wall_ms = 0;
+  std::optional<std::uint64_t> seed;
+  int attempts = 1;  // daemons that were asked, this one included
+  Json json;         // the whole answer
+
+  bool ok() const { return status == Status::kPassed; }
+};
+
+// The daemon gave no answer. what() ends with the tail of its stderr.
+class PoolError : public std::runtime_error {
+ public:
+  enum class Kind {
+    kStart,     // it could not be spawned, or did not answer `hello` properly in time
+    kDied,      // it ended before it answered
+    kTimeout,   // no answer within the deadline and the grace; it was killed
+    kProtocol,  // it answered what is no answer, or closed a pipe and lives; it was killed
+  };
+  PoolError(Kind kind, const std::string& message, std::string stderr_tail);
+
+  Kind kind() const { return kind_; }
+  const std::string& stderr_tail() const { return stderr_tail_; }  // at most 4000 characters
+
+ private:
+  Kind kind_;
+  std::string stderr_tail_;
+};
+std::string_view ToString(PoolError::Kind kind);  // "start", "died", "timeout", "protocol"
+
+// One daemon, spawned by the first call and again by the first call after it has gone. Calls from several
+// threads take turns. In a forked child a Pool leaves its parent's daemon alone and spawns one of its own.
+class Pool {
+ public:
+  explicit Pool(PoolOptions options = {});
+  ~Pool();  // as Stop
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  // Runs one case. Returns whatever the daemon answered; throws PoolError when it gave no answer, and
+  // std::invalid_argument for options out of range. An attempt lasts at most start_limit, deadline, grace and
+  // twice kill_grace. A daemon that died or broke the protocol is replaced and asked again `retries` times;
+  // one that could not start, or did not answer in time, is not.
+  Result Run(const Json& params = Json::object(), const RunOptions& options = {});
+
+  // The answers to the other operations, under the same rules; a minute at most.
+  Json Hello();
+  Json List();
+  Json Stats();
+
+  // Ends the daemon: closes its input, waits for `grace`, then kills its process group. The next call spawns
+  // another.
+  void Stop();
+
+  // The last lines (200 at most) of the stderr of the latest daemon of this process.
+  std::string StderrTail() const;
+
+  const PoolOptions& options() const { return options_; }
+
+ private:
+  class State;
+  State& Mine() const;
+
+  PoolOptions options_;
+  mutable std::atomic<State*> state_;  // of the process that used it last: a forked child makes its own
+};
+
+// One Pool per world size, made when it is first asked for. Safe for several threads.
+class Pools {
+ public:
+  explicit Pools(PoolOptions options = {});  // for all of them, but for the world size
+  ~Pools();
+  Pools(const Pools&) = delete;
+  Pools& operator=(const Pools&) = delete;
+
+  Pool& At(int world_size);  // lives as long as the Pools
+  void Stop();
+
+ private:
+  struct Node;
+  PoolOptions options_;
+  std::atomic<Node*> head_{
+      nullptr};  // pushed at the front, never removed: no lock that a fork could find held
+};
+
+// The program that a Pool with these options spawns; empty when none was found.
+std::string FindDaemon(const PoolOptions& options);
+
+}  // namespace cppool

@@ -1,0 +1,207 @@
+#include "daemon.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <sstream>
+#include <system_error>
+
+namespace cppool::internal {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr std::size_t kMaxResponseBytes = 16 << 20;
+constexpr int kMaxResponseNesting = 64;
+// How long a daemon that closed a pipe has to end, and its last words to arrive, before it is called alive.
+constexpr milliseconds kLastWords{500};
+
+Process::Command DaemonCommand(const PoolOptions& options) {
+  Process::Command command;
+  command.path = FindDaemon(options);
+  command.arguments = {"--world-size", std::to_string(options.world_size),
+                       "--backend",    options.backend,
+                       "--transport",  options.transport,
+                       "--sentinel",   options.sentinel};
+  for (const std::string& file : options.case_files)
+    command.arguments.insert(command.arguments.end(), {"--case", file});
+  if (!options.log_level.empty())
+    command.arguments.insert(command.arguments.end(), {"--log-level", options.log_level});
+  command.arguments.insert(command.arguments.end(), options.arguments.begin(), options.arguments.end());
+
+  // So that the daemon notices a parent that died before it could look.
+  command.environment.push_back("CPPOOL_PARENT_PID=" + std::to_string(getpid()));
+  if (!options.devices.empty()) {
+    std::string list;
+    for (const std::string& device : options.devices) list += (list.empty() ? "" : ",") + device;
+    command.environment.push_back("CUDA_VISIBLE_DEVICES=" + list);
+  }
+  for (const auto& [name, value] : options.environment) command.environment.push_back(name + "=" + value);
+  return command;
+}
+
+// Bounded in depth as well as in bytes. Throws Json::exception.
+Json ParseResponse(std::string_view text) {
+  auto bounded = [](int depth, Json::parse_event_t, Json&) {
+    if (depth > kMaxResponseNesting) throw Json::other_error::create(501, "nested too deeply", nullptr);
+    return true;
+  };
+  return Json::parse(text.begin(), text.end(), bounded);
+}
+
+// Text of the other side's making: what is no UTF-8 is replaced.
+std::string Dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+std::string Excerpt(std::string_view text) {
+  constexpr std::size_t kLength = 200;
+  return text.size() <= kLength ? std::string(text) : std::string(text.substr(0, kLength)) + "...";
+}
+
+}  // namespace
+
+std::string Seconds(milliseconds time) {
+  std::ostringstream text;
+  text << static_cast<double>(time.count()) / 1000.0 << " s";
+  return text.str();
+}
+
+Daemon::Daemon(const PoolOptions& options) : options_(options), reader_(kMaxResponseBytes) {
+  Process::Command command = DaemonCommand(options);
+  if (command.path.empty())
+    throw PoolError(PoolError::Kind::kStart,
+                    "cppoold was not found beside this program, in its prefix or in PATH; set CPPOOL_DAEMON "
+                    "or PoolOptions::daemon to "
+                    "its path",
+                    "");
+  try {
+    process_ = Process::Spawn(command);
+    tail_ = std::make_unique<StderrTail>(process_->TakeErrors(), options.on_stderr);
+  } catch (const std::system_error& error) {
+    throw PoolError(PoolError::Kind::kStart, "cannot start " + command.path + ": " + error.what(), "");
+  }
+}
+
+void Daemon::Greet() {
+  auto refuse = [](const std::string& message) { throw Lost{PoolError::Kind::kStart, message}; };
+  Json answer;
+  try {
+    answer = Ask(protocol::HelloRequest{}, Clock::now() + options_.start_limit);
+  } catch (const Lost& lost) {
+    if (lost.kind == PoolError::Kind::kTimeout)
+      refuse(Name() + "did not answer `hello` within " + Seconds(options_.start_limit) + " of its start");
+    refuse(lost.message + " at its start");
+  }
+  auto member = [&](const char* name) { return answer.value(name, Json()); };
+  if (member("ok") != true) refuse(Name() + "answered `hello` with " + Excerpt(Dump(answer)));
+  if (member("protocol") != protocol::kProtocolVersion)
+    refuse(Name() + "speaks protocol " + Dump(member("protocol")) + ", this client " +
+           std::to_string(protocol::kProtocolVersion) + ": use programs of one version");
+  if (member("world_size") != options_.world_size)
+    refuse(Name() + "was started with another world size than it says: " + Dump(member("world_size")));
+}
+
+Json Daemon::Ask(protocol::Operation operation, Clock::time_point until) {
+  const std::int64_t id = ++last_id_;
+  const std::string line = protocol::SerializeRequest({Json(id), std::move(operation)}) + "\n";
+  std::string_view unsent = line;
+  for (;;) {
+    Json answer;
+    if (NextAnswer(id, &answer)) return answer;
+    if (Clock::now() >= until) throw Lost{PoolError::Kind::kTimeout, Name() + "did not answer"};
+    pollfd fds[3] = {{unsent.empty() ? -1 : process_->input(), POLLOUT, 0},
+                     {process_->output(), POLLIN, 0},
+                     {process_->pidfd(), POLLIN, 0}};
+    int wait = PollTimeout(until);
+    if (process_->pidfd() < 0)
+      wait = std::min(wait, 50);           // an old kernel: look from time to time whether it lives
+    if (poll(fds, 3, wait) < 0) continue;  // interrupted
+    if (fds[1].revents != 0) {
+      if (!Receive()) ThrowClosed("closed its stdout", until);
+    } else if (process_->Ended()) {  // nothing left to read, even if a grandchild holds the pipe
+      ThrowClosed("ended", until);
+    }
+    if (fds[0].revents != 0 && !Send(&unsent)) ThrowClosed("closed its stdin", until);
+  }
+}
+
+bool Daemon::Send(std::string_view* unsent) {
+  ssize_t count = send(process_->input(), unsent->data(), unsent->size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (count > 0) unsent->remove_prefix(static_cast<std::size_t>(count));
+  return count >= 0 || errno == EAGAIN || errno == EINTR;
+}
+
+bool Daemon::Receive() {
+  char buffer[65536];
+  ssize_t count = read(process_->output(), buffer, sizeof buffer);
+  if (count > 0) reader_.Append({buffer, static_cast<std::size_t>(count)});
+  return count > 0 || (count < 0 && (errno == EAGAIN || errno == EINTR));
+}
+
+bool Daemon::NextAnswer(std::int64_t id, Json* answer) {
+  while (auto line = reader_.Next()) {
+    auto text = protocol::StripSentinel(line->text, options_.sentinel);
+    bool bare_noise = options_.sentinel.empty() && line->text.rfind('{', 0) != 0;
+    if (!text || bare_noise) {
+      Log(line->text);
+      continue;
+    }
+    if (line->overlong)
+      throw Lost{PoolError::Kind::kProtocol,
+                 Name() + "answered with more than " + std::to_string(kMaxResponseBytes >> 20) + " MiB"};
+    try {
+      *answer = ParseResponse(*text);
+    } catch (const Json::exception& error) {
+      throw Lost{PoolError::Kind::kProtocol,
+                 Name() + "answered with what is no JSON (" + error.what() + "): " + Excerpt(*text)};
+    }
+    if (!answer->is_object())
+      throw Lost{PoolError::Kind::kProtocol, Name() + "answered with what is no object: " + Excerpt(*text)};
+    // No id: the daemon could not read the line, and ours is the only one it has not answered.
+    auto answered = answer->find("id");
+    if (answered == answer->end() || *answered == id) return true;
+    Log("answer to another request, ignored: " + Excerpt(*text));
+  }
+  return false;
+}
+
+void Daemon::ThrowClosed(const std::string& what, Clock::time_point until) {
+  auto patience = std::min(until, Clock::now() + kLastWords);
+  if (!process_->WaitEnd(patience)) throw Lost{PoolError::Kind::kProtocol, Name() + what + " and runs on"};
+  throw Lost{PoolError::Kind::kDied, DescribeEnd()};
+}
+
+std::string Daemon::Name() const {
+  return "cppoold (pid " + std::to_string(process_->pid()) + ", world size " +
+         std::to_string(options_.world_size) + ") ";
+}
+
+void Daemon::Log(std::string_view line) const {
+  if (!options_.log) return;
+  try {
+    options_.log(line);
+  } catch (...) {  // promised to be dropped
+  }
+}
+
+bool Daemon::Stop() {
+  process_->CloseInput();
+  process_->WaitEnd(Clock::now() + options_.grace);
+  return Kill();
+}
+
+bool Daemon::Kill() {
+  bool ended = process_->Terminate(options_.kill_grace);
+  tail_->WaitEnd(
+      Clock::now() +
+      kLastWords);  // the last words; the end of the stream may never come, if somebody left the group
+  return ended;
+}
+
+void Daemon::Abandon() {
+  process_->Abandon();
+  tail_->Abandon();
+}
+
+}  // namespace cppool::internal

@@ -1,0 +1,62 @@
+// One daemon's life: spawned by the constructor, greeted, asked one request at a time, ended. Not
+// thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "cppool/pool.h"
+#include "process.h"
+#include "protocol/framing.h"
+#include "protocol/request.h"
+#include "stderr_tail.h"
+
+namespace cppool::internal {
+
+// No answer: what a PoolError is made of once the daemon is gone and its stderr complete.
+struct Lost {
+  PoolError::Kind kind;
+  std::string message;
+};
+
+std::string Seconds(std::chrono::milliseconds time);  // "2.5 s"
+
+class Daemon {
+ public:
+  // Throws PoolError of kind kStart. `options` is referred to for as long as this lives.
+  explicit Daemon(const PoolOptions& options);
+  ~Daemon() = default;  // kills without patience what Stop or Kill did not end
+  Daemon(const Daemon&) = delete;
+  Daemon& operator=(const Daemon&) = delete;
+
+  // Sends `hello` and checks the answer, within options.start_limit. Throws Lost of kind kStart.
+  void Greet();
+  // The answer to the request, whose id this sets. Throws Lost when there is none by `until`; the daemon is
+  // then to be killed.
+  Json Ask(protocol::Operation operation, Clock::time_point until);
+
+  bool Ended() { return process_->Ended(); }
+  std::string DescribeEnd() { return Name() + process_->DescribeEnd(); }
+  std::string StderrText() const { return tail_->Text(); }
+
+  bool Stop();     // closes its input, waits for `grace`, then as Kill
+  bool Kill();     // false: the process could not be ended; may be tried again
+  void Abandon();  // in a forked child; the object must then be leaked
+
+ private:
+  bool Send(std::string_view* unsent);  // false: it does not read any more
+  bool Receive();                       // false: end of file
+  bool NextAnswer(std::int64_t id, Json* answer);
+  [[noreturn]] void ThrowClosed(const std::string& what, Clock::time_point until);
+  std::string Name() const;  // "cppoold (pid 123, world size 2) "
+  void Log(std::string_view line) const;
+
+  const PoolOptions& options_;
+  std::unique_ptr<Process> process_;
+  std::unique_ptr<StderrTail> tail_;
+  protocol::LineReader reader_;
+  std::int64_t last_id_ = 0;
+};
+
+}  // namespace cppool::internal

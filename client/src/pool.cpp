@@ -1,0 +1,226 @@
+#include "cppool/pool.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+
+#include "daemon.h"
+#include "result.h"
+
+namespace cppool {
+
+using internal::Clock;
+using internal::Daemon;
+using internal::Lost;
+using std::chrono::milliseconds;
+
+PoolError::PoolError(Kind kind, const std::string& message, std::string stderr_tail)
+    : std::runtime_error(stderr_tail.empty() ? message
+                                             : message + "\nthe end of its stderr:\n" + stderr_tail),
+      kind_(kind),
+      stderr_tail_(std::move(stderr_tail)) {}
+
+std::string_view ToString(PoolError::Kind kind) {
+  switch (kind) {
+    case PoolError::Kind::kStart:
+      return "start";
+    case PoolError::Kind::kDied:
+      return "died";
+    case PoolError::Kind::kTimeout:
+      return "timeout";
+    case PoolError::Kind::kProtocol:
+      return "protocol";
+  }
+  return "unknown";
+}
+
+// What a Pool has in one process. A forked child finds its parent's: its lock may be held by a thread that
+// the child does not have, its daemon is the parent's. It is put aside, never destroyed.
+class Pool::State {
+ public:
+  explicit State(const PoolOptions& options) : options_(options) {}
+  ~State() { Stop(); }
+
+  // Asks, waiting until `limit` after the sending, and returns convert(answer, attempts). What `convert`
+  // throws breaks the protocol.
+  template <typename Convert>
+  auto Ask(const protocol::Operation& operation, milliseconds limit, Convert convert) {
+    std::lock_guard lock(mutex_);
+    for (int attempt = 1;; ++attempt) {
+      try {
+        EnsureDaemon();
+        Json answer = daemon_->Ask(operation, Clock::now() + limit);
+        try {
+          return convert(std::move(answer), attempt);
+        } catch (const std::runtime_error& error) {
+          throw Lost{PoolError::Kind::kProtocol,
+                     std::string("cppoold answered with what is no result: ") + error.what()};
+        }
+      } catch (const Lost& lost) {
+        std::string message = lost.message;
+        if (lost.kind == PoolError::Kind::kTimeout)
+          message += " within " + internal::Seconds(limit) + " and was killed";
+        if (!Retire(&Daemon::Kill)) message += "; not even SIGKILL ended it: it is left behind";
+        bool again = lost.kind == PoolError::Kind::kDied || lost.kind == PoolError::Kind::kProtocol;
+        if (!again || attempt > options_.retries) {
+          if (attempt > 1) message += " (attempt " + std::to_string(attempt) + ")";
+          throw PoolError(lost.kind, message, last_tail_);
+        }
+        Log(message + "; another is asked");
+      }
+    }
+  }
+
+  Json Ask(const protocol::Operation& operation) {
+    constexpr milliseconds kLimit{60000};  // of operations that run nothing
+    return Ask(operation, kLimit, [](Json answer, int) { return answer; });
+  }
+
+  Result Run(protocol::RunRequest request) {
+    milliseconds limit = milliseconds(request.deadline_ms) + options_.grace;
+    return Ask(request, limit, [this](Json answer, int attempts) {
+      Result result = internal::ResultFromJson(std::move(answer));
+      result.attempts = attempts;
+      if (result.fatal && !Retire(&Daemon::Stop))
+        Log("not even SIGKILL ended a daemon that had said it would end");
+      return result;
+    });
+  }
+
+  void Stop() {
+    std::lock_guard lock(mutex_);
+    Retire(&Daemon::Stop);
+  }
+
+  std::string StderrTail() {
+    std::lock_guard lock(mutex_);
+    return daemon_ ? daemon_->StderrText() : last_tail_;
+  }
+
+  const pid_t process = getpid();
+  State* next_abandoned = nullptr;
+
+  // In a forked child: gives the copies of the descriptors back, unless a lost thread was at work on them,
+  // and leaves the rest.
+  void Abandon() {
+    if (!mutex_.try_lock()) return;
+    if (daemon_) daemon_->Abandon();
+    for (auto& daemon : unkillable_) daemon->Abandon();
+  }
+
+ private:
+  void EnsureDaemon() {
+    std::erase_if(unkillable_, [](auto& daemon) { return daemon->Ended() && daemon->Kill(); });
+    if (daemon_ &&
+        daemon_->Ended()) {  // since the last call: nobody was waiting for it, so this is no attempt
+      Log(daemon_->DescribeEnd() + " between two calls; another is started");
+      Retire(&Daemon::Kill);
+    }
+    if (daemon_) return;
+    daemon_ = std::make_unique<Daemon>(options_);
+    daemon_->Greet();
+  }
+
+  // Ends the daemon. False: it cannot be ended, and is kept to be reaped later.
+  bool Retire(bool (Daemon::*end)()) {
+    if (!daemon_) return true;
+    std::unique_ptr<Daemon> daemon = std::move(daemon_);
+    bool ended = (daemon.get()->*end)();
+    last_tail_ = daemon->StderrText();
+    if (!ended) unkillable_.push_back(std::move(daemon));
+    return ended;
+  }
+
+  void Log(std::string_view line) const {
+    if (!options_.log) return;
+    try {
+      options_.log(line);
+    } catch (...) {  // promised to be dropped
+    }
+  }
+
+  const PoolOptions& options_;
+  std::mutex mutex_;  // held for whole calls: they take turns
+  std::unique_ptr<Daemon> daemon_;
+  std::vector<std::unique_ptr<Daemon>> unkillable_;
+  std::string last_tail_;
+};
+
+Pool::Pool(PoolOptions options) : options_(std::move(options)), state_(new State(options_)) {}
+
+Pool::~Pool() { delete &Mine(); }
+
+Pool::State& Pool::Mine() const {
+  static std::atomic<State*> abandoned{
+      nullptr};  // reachable for ever, so that no leak checker calls them lost
+  State* state = state_.load();
+  while (state->process != getpid()) {
+    auto fresh = std::make_unique<State>(options_);
+    if (!state_.compare_exchange_strong(state, fresh.get()))
+      continue;  // another thread of this child was faster
+    state->Abandon();
+    state->next_abandoned = abandoned.load();
+    while (!abandoned.compare_exchange_weak(state->next_abandoned, state)) {
+    }
+    return *fresh.release();
+  }
+  return *state;
+}
+
+Result Pool::Run(const Json& params, const RunOptions& options) {
+  if (options.deadline < milliseconds(1) || options.deadline > std::chrono::hours(24))
+    throw std::invalid_argument("deadline must be from 1 ms to 24 h");
+  if (options.warmup < 0) throw std::invalid_argument("warmup must not be negative");
+  if (options.repeat < 1) throw std::invalid_argument("repeat must be at least 1");
+  protocol::RunRequest request;
+  request.case_name = options.case_name;
+  request.params = params;
+  request.deadline_ms = options.deadline.count();
+  request.warmup = options.warmup;
+  request.repeat = options.repeat;
+  request.checks = options.checks;
+  return Mine().Run(std::move(request));
+}
+
+Json Pool::Hello() { return Mine().Ask(protocol::HelloRequest{}); }
+Json Pool::List() { return Mine().Ask(protocol::ListRequest{}); }
+Json Pool::Stats() { return Mine().Ask(protocol::StatsRequest{}); }
+
+void Pool::Stop() { Mine().Stop(); }
+
+std::string Pool::StderrTail() const { return Mine().StderrTail(); }
+
+struct Pools::Node {
+  Node(PoolOptions options, int world_size) : pool(WithWorldSize(std::move(options), world_size)) {}
+  static PoolOptions WithWorldSize(PoolOptions options, int world_size) {
+    options.world_size = world_size;
+    return options;
+  }
+  Pool pool;
+  Node* next = nullptr;
+};
+
+Pools::Pools(PoolOptions options) : options_(std::move(options)) {}
+
+Pools::~Pools() {
+  for (Node* node = head_.load(); node != nullptr;) delete std::exchange(node, node->next);
+}
+
+Pool& Pools::At(int world_size) {
+  std::unique_ptr<Node> fresh;
+  for (Node* head = head_.load();;) {
+    for (Node* node = head; node != nullptr; node = node->next)
+      if (node->pool.options().world_size == world_size) return node->pool;
+    if (!fresh) fresh = std::make_unique<Node>(options_, world_size);
+    fresh->next = head;
+    if (head_.compare_exchange_strong(head, fresh.get())) return fresh.release()->pool;
+  }
+}
+
+void Pools::Stop() {
+  for (Node* node = head_.load(); node != nullptr; node = node->next) node->pool.Stop();
+}
+
+}  // namespace cppool

@@ -1,0 +1,213 @@
+#include "process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <system_error>
+#include <thread>
+
+extern char** environ;
+
+namespace cppool::internal {
+namespace {
+
+void Check(int error, const char* what) {
+  if (error != 0) throw std::system_error(error, std::generic_category(), what);
+}
+
+// Never 0, 1 or 2, which a harness may have closed: the child's own go there.
+UniqueFd AboveStandard(int fd) {
+  UniqueFd owned(fd);
+  if (fd > 2) return owned;
+  UniqueFd moved(fcntl(fd, F_DUPFD_CLOEXEC, 3));
+  if (moved.get() < 0) Check(errno, "fcntl");
+  return moved;
+}
+
+void MakePipe(UniqueFd* read_end, UniqueFd* write_end) {
+  int fds[2];
+  if (pipe2(fds, O_CLOEXEC) != 0) Check(errno, "pipe2");
+  UniqueFd first(fds[0]);
+  *write_end = AboveStandard(fds[1]);
+  *read_end = AboveStandard(first.Release());
+  if (fcntl(read_end->get(), F_SETFL, O_NONBLOCK) != 0) Check(errno, "fcntl");
+}
+
+// Both directions exist, one is used: unlike a pipe, a socket can be written without SIGPIPE and shut down
+// whoever holds copies.
+void MakeSocket(UniqueFd* ours, UniqueFd* theirs) {
+  int fds[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0) Check(errno, "socketpair");
+  UniqueFd first(fds[0]);
+  *theirs = AboveStandard(fds[1]);
+  *ours = AboveStandard(first.Release());
+}
+
+struct Actions {
+  posix_spawn_file_actions_t value;
+  Actions() { Check(posix_spawn_file_actions_init(&value), "posix_spawn_file_actions_init"); }
+  ~Actions() { posix_spawn_file_actions_destroy(&value); }
+  Actions(const Actions&) = delete;
+  Actions& operator=(const Actions&) = delete;
+};
+
+struct Attributes {
+  posix_spawnattr_t value;
+  Attributes() { Check(posix_spawnattr_init(&value), "posix_spawnattr_init"); }
+  ~Attributes() { posix_spawnattr_destroy(&value); }
+  Attributes(const Attributes&) = delete;
+  Attributes& operator=(const Attributes&) = delete;
+};
+
+std::vector<std::string> Environment(const std::vector<std::string>& changes) {
+  std::vector<std::string> result;
+  auto name = [](std::string_view entry) { return entry.substr(0, entry.find('=')); };
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    bool changed = std::any_of(changes.begin(), changes.end(),
+                               [&](const std::string& change) { return name(change) == name(*entry); });
+    if (!changed) result.emplace_back(*entry);
+  }
+  result.insert(result.end(), changes.begin(), changes.end());
+  return result;
+}
+
+std::vector<char*> Pointers(std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  result.reserve(strings.size() + 1);
+  for (std::string& string : strings) result.push_back(string.data());
+  result.push_back(nullptr);
+  return result;
+}
+
+}  // namespace
+
+int PollTimeout(Clock::time_point until) {
+  auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+  return static_cast<int>(std::clamp<long long>(left, 0, INT_MAX));
+}
+
+std::unique_ptr<Process> Process::Spawn(const Command& command) {
+  std::unique_ptr<Process> process(new Process);
+  UniqueFd child_input, child_output, child_errors;
+  MakeSocket(&process->input_, &child_input);
+  MakePipe(&process->output_, &child_output);
+  MakePipe(&process->errors_, &child_errors);
+
+  Actions actions;
+  Check(posix_spawn_file_actions_adddup2(&actions.value, child_input.get(), 0), "posix_spawn");
+  Check(posix_spawn_file_actions_adddup2(&actions.value, child_output.get(), 1), "posix_spawn");
+  Check(posix_spawn_file_actions_adddup2(&actions.value, child_errors.get(), 2), "posix_spawn");
+  Check(posix_spawn_file_actions_addclosefrom_np(&actions.value, 3), "posix_spawn");
+
+  Attributes attributes;
+  sigset_t none, all;
+  sigemptyset(&none);
+  sigfillset(&all);
+  sigdelset(&all, SIGKILL);
+  sigdelset(&all, SIGSTOP);
+  Check(posix_spawnattr_setsigmask(&attributes.value, &none), "posix_spawn");
+  Check(posix_spawnattr_setsigdefault(&attributes.value, &all), "posix_spawn");
+  Check(posix_spawnattr_setpgroup(&attributes.value, 0), "posix_spawn");
+  Check(posix_spawnattr_setflags(&attributes.value,
+                                 POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF),
+        "posix_spawn");
+
+  std::vector<std::string> arguments = command.arguments;
+  arguments.insert(arguments.begin(), command.path);
+  std::vector<std::string> environment = Environment(command.environment);
+  std::vector<char*> argv = Pointers(arguments);
+  std::vector<char*> envp = Pointers(environment);
+  pid_t pid = -1;
+  Check(posix_spawn(&pid, command.path.c_str(), &actions.value, &attributes.value, argv.data(), envp.data()),
+        command.path.c_str());
+  process->pid_ = pid;
+  process->pidfd_ =
+      AboveStandard(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));  // close-on-exec by itself
+  return process;
+}
+
+Process::~Process() {
+  if (pid_ > 0 && !reaped_) Terminate(std::chrono::milliseconds(0));
+}
+
+void Process::CloseInput() {
+  if (input_.get() >= 0) shutdown(input_.get(), SHUT_WR);
+  input_.Reset();
+}
+
+bool Process::Ended() {
+  if (end_ != End::kRunning) return true;
+  siginfo_t info;
+  memset(&info, 0, sizeof info);
+  if (waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0) {
+    if (errno == ECHILD) end_ = End::kUnknown;
+  } else if (info.si_pid == pid_) {
+    end_ = info.si_code == CLD_EXITED ? End::kExited : End::kSignalled;
+    (end_ == End::kExited ? exit_code_ : signal_) = info.si_status;
+  }
+  return end_ != End::kRunning;
+}
+
+bool Process::WaitEnd(Clock::time_point until) {
+  while (!Ended()) {
+    if (Clock::now() >= until) return false;
+    if (pidfd_.get() >= 0) {
+      pollfd fd = {pidfd_.get(), POLLIN, 0};
+      poll(&fd, 1, PollTimeout(until));  // interrupted or not: the loop looks again
+    } else {
+      std::this_thread::sleep_for(
+          std::min<Clock::duration>(until - Clock::now(), std::chrono::milliseconds(5)));
+    }
+  }
+  return true;
+}
+
+bool Process::Terminate(std::chrono::milliseconds grace) {
+  if (reaped_) return true;
+  if (!Ended()) {
+    kill(-pid_, SIGTERM);
+    signalled_group_ = true;
+    WaitEnd(Clock::now() + grace);
+  }
+  // Also for what is left of the group when its leader has gone. While the leader is not reaped the number is
+  // still its own; when somebody else reaped it, the number may be a stranger's, unless that happened only
+  // just now.
+  if (end_ != End::kUnknown || signalled_group_) kill(-pid_, SIGKILL);
+  if (!WaitEnd(Clock::now() + grace)) return false;
+  if (end_ != End::kUnknown) {
+    while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {  // it has ended: this does not wait
+    }
+  }
+  reaped_ = true;
+  return true;
+}
+
+std::string Process::DescribeEnd() {
+  if (!Ended()) return "is running";
+  switch (end_) {
+    case End::kExited:
+      return "exited with code " + std::to_string(exit_code_);
+    case End::kSignalled: {
+      const char* name = sigdescr_np(signal_);
+      return "was killed by signal " + std::to_string(signal_) + (name ? " (" + std::string(name) + ")" : "");
+    }
+    default:
+      return "ended (how is not known: SIGCHLD is ignored, or somebody else waited for it)";
+  }
+}
+
+void Process::Abandon() {
+  reaped_ = true;  // not ours to kill
+  for (UniqueFd* fd : {&pidfd_, &input_, &output_, &errors_}) fd->ResetInherited();
+}
+
+}  // namespace cppool::internal

@@ -1,0 +1,77 @@
+// A child process in a process group of its own, with its three standard streams on descriptors of ours.
+// Passive: no thread, no signal handler; every wait has a time at which it gives up. Not thread-safe.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "unique_fd.h"
+
+namespace cppool::internal {
+
+using Clock = std::chrono::steady_clock;
+
+// Milliseconds for poll(2) until `until`, rounded up; 0 when it has passed.
+int PollTimeout(Clock::time_point until);
+
+class Process {
+ public:
+  struct Command {
+    std::string path;
+    std::vector<std::string> arguments;    // without argv[0], which is the path
+    std::vector<std::string> environment;  // "NAME=value", replacing or adding to the caller's
+  };
+
+  // The child has empty signal mask, default dispositions and no descriptor but 0, 1 and 2. Throws
+  // std::system_error.
+  static std::unique_ptr<Process> Spawn(const Command& command);
+
+  ~Process();  // kills the group if that has not been done, without patience
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  pid_t pid() const { return pid_; }
+  int pidfd() const { return pidfd_.get(); }  // readable when the process has ended; -1 on kernels without it
+  int input() const {
+    return input_.get();
+  }  // a socket to its stdin: send(2) with MSG_NOSIGNAL raises no SIGPIPE
+  int output() const { return output_.get(); }          // its stdout, non-blocking
+  UniqueFd TakeErrors() { return std::move(errors_); }  // its stderr, non-blocking
+
+  // End of file on its stdin, also when a fork of ours holds a copy of the descriptor.
+  void CloseInput();
+
+  bool Ended();                           // a look; the process stays to be reaped
+  bool WaitEnd(Clock::time_point until);  // false: it runs on
+  // SIGTERM to the group, `grace`, SIGKILL to the group, `grace`, and reaped. False: even that did not end
+  // it; may be tried again.
+  bool Terminate(std::chrono::milliseconds grace);
+  std::string DescribeEnd();  // "exited with code 3", "was killed by signal 11 (Segmentation fault)"
+  int exit_code() const { return exit_code_; }  // once ended; -1: by a signal, or not known
+
+  // In a forked child of the spawner: closes the copies of the descriptors, touches nothing else.
+  void Abandon();
+
+ private:
+  Process() = default;
+  enum class End {
+    kRunning,
+    kExited,
+    kSignalled,
+    kUnknown
+  };  // kUnknown: somebody else reaped it (SIGCHLD ignored, wait(-1))
+
+  pid_t pid_ = -1;
+  UniqueFd pidfd_, input_, output_, errors_;
+  End end_ = End::kRunning;
+  int exit_code_ = -1;
+  int signal_ = 0;
+  bool signalled_group_ = false;
+  bool reaped_ = false;
+};
+
+}  // namespace cppool::internal

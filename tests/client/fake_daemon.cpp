@@ -1,0 +1,294 @@
+// A daemon for the client's tests that behaves as it is told: `--start WORD` at its start, the parameter `do` of a request in that request.
+// It speaks the protocol by hand: the tests of the client must not trust the code that they test.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace {
+
+using Json = nlohmann::json;
+
+std::string sentinel = "[CP_POOL_RESP] ";
+
+void Write(int fd, const std::string& text) {
+  std::size_t done = 0;
+  while (done < text.size()) {
+    ssize_t count = write(fd, text.data() + done, text.size() - done);
+    if (count <= 0) _exit(9);
+    done += static_cast<std::size_t>(count);
+  }
+}
+
+void Pause(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+
+[[noreturn]] void Hang() {
+  for (;;) pause();
+}
+
+std::string Line(const Json& answer) { return sentinel + answer.dump() + "\n"; }
+
+Json Passed(const Json& id) {
+  return {{"ok", true},
+          {"id", id},
+          {"status", "passed"},
+          {"wall_ms", 1.5},
+          {"seed", 1234},
+          {"tflops", {{"forward", 2.0}}},
+          {"checks", Json::array()},
+          {"ranks", {{{"rank", 0}, {"ok", true}, {"error", nullptr}, {"gpu_ms", {{"forward", 3.0}}}}}}};
+}
+
+Json NotPassed(const Json& id, const std::string& status, const std::string& kind) {
+  return {{"ok", false},
+          {"id", id},
+          {"status", status},
+          {"error", "because of " + kind},
+          {"failure", {{"kind", kind}, {"rank", 1}, {"stage", "forward"}, {"detail", "detail"}}},
+          {"ranks", Json::array()},
+          {"checks",
+           {{{"tensor", "dq"},
+             {"against", "oracle"},
+             {"rank", 1},
+             {"max_abs_err", nullptr},
+             {"rel_err", 0.5},
+             {"tolerance", 0.01},
+             {"ok", false}},
+            {{"tensor", "out"},
+             {"against", "no_cp"},
+             {"rank", 0},
+             {"max_abs_err", 0.0},
+             {"rel_err", 0.0},
+             {"tolerance", 0.01},
+             {"ok", true}}}}};
+}
+
+// What the process was given: descriptors, signals, environment.
+Json Surroundings(int argc, char** argv) {
+  Json json;
+  json["pid"] = getpid();
+  json["group"] = getpgrp();
+  json["open"] = Json::array();
+  for (int fd = 0; fd < 4096; ++fd)
+    if (fcntl(fd, F_GETFD) >= 0) json["open"].push_back(fd);
+  sigset_t mask;
+  sigprocmask(SIG_BLOCK, nullptr, &mask);
+  json["blocked"] = Json::array();
+  json["not_default"] = Json::array();
+  for (int number = 1; number < 32; ++number) {
+    struct sigaction action;
+    if (sigismember(&mask, number) == 1) json["blocked"].push_back(number);
+    if (sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_DFL)
+      json["not_default"].push_back(number);
+  }
+  for (const char* name : {"CUDA_VISIBLE_DEVICES", "CPPOOL_PARENT_PID", "FAKE_VARIABLE"}) {
+    const char* value = getenv(name);
+    json["environment"][name] = value ? Json(value) : Json();
+  }
+  json["arguments"] = std::vector<std::string>(argv + 1, argv + argc);
+  return json;
+}
+
+// True the first time that it is asked with this file.
+bool First(const std::string& marker) {
+  int fd = open(marker.c_str(), O_CREAT | O_EXCL | O_WRONLY, 0600);
+  if (fd >= 0) close(fd);
+  return fd >= 0;
+}
+
+void ForkSleeper() {
+  if (fork() == 0) {
+    signal(SIGTERM, SIG_IGN);
+    alarm(60);
+    Hang();
+  }
+}
+
+// Writes what `what` says for the request; the answer, or not.
+void Run(const Json& request, const std::string& what, const Json& surroundings) {
+  const Json id = request["id"];
+  const Json params = request["params"];
+  Json passed = Passed(id);
+  if (what == "pass") return Write(1, Line(passed));
+  if (what == "fail") return Write(1, Line(NotPassed(id, "failed", "mismatch")));
+  if (what == "skip") return Write(1, Line(NotPassed(id, "skipped", "unsupported")));
+  if (what == "error") return Write(1, Line(NotPassed(id, "error", "internal")));
+  if (what == "echo") {
+    passed["request"] = request;
+    passed["surroundings"] = surroundings;
+    return Write(1, Line(passed));
+  }
+  if (what == "fatal" || what == "fatal_lingering") {
+    Json fatal = NotPassed(id, "error", "cuda");
+    fatal["fatal"] = true;
+    Write(1, Line(fatal));
+    if (what == "fatal") _exit(1);
+    Hang();
+  }
+  if (what == "hang") Hang();
+  if (what == "hang_ignoring_term") {
+    signal(SIGTERM, SIG_IGN);
+    Hang();
+  }
+  if (what == "stopped") {
+    raise(SIGSTOP);
+    Hang();
+  }
+  if (what == "late") {
+    Pause(params.value("ms", 300));
+    return Write(1, Line(passed));
+  }
+  if (what == "die" || (what == "die_once" && First(params["marker"]))) {
+    std::cerr << "the last words" << std::endl;
+    _exit(3);
+  }
+  if (what == "die_by_signal") {
+    signal(SIGTERM, SIG_DFL);
+    raise(SIGKILL);
+  }
+  if (what == "half_an_answer") {
+    std::string line = Line(passed);
+    Write(1, line.substr(0, line.size() / 2));
+    _exit(4);
+  }
+  if (what == "die_after") {
+    Write(1, Line(passed));
+    _exit(5);
+  }
+  if (what == "garbage" || (what == "garbage_once" && First(params["marker"])))
+    return Write(1, sentinel + "{\"ok\": tru\n");
+  if (what == "no_object") return Write(1, sentinel + "[1, 2]\n");
+  if (what == "no_result") return Write(1, sentinel + Json({{"id", id}, {"ok", true}}).dump() + "\n");
+  if (what == "deep") return Write(1, sentinel + std::string(1000000, '[') + "\n");
+  if (what == "no_id") {
+    Json error = NotPassed(id, "error", "invalid_request");
+    error.erase("id");
+    return Write(1, Line(error));
+  }
+  if (what == "stale") {
+    Json stale = NotPassed(id.get<int>() - 1, "failed", "mismatch");
+    return Write(1, Line(stale) + Line(passed));
+  }
+  if (what == "twice") return Write(1, Line(passed) + Line(NotPassed(id, "failed", "mismatch")));
+  if (what == "noise") {
+    for (int i = 0; i < 20000; ++i)
+      Write(1, "noise with " + sentinel + "{\"ok\": true} inside, line " + std::to_string(i) + "\n");
+    return Write(1, Line(passed));
+  }
+  if (what == "noise_for_ever")
+    for (;;) Write(1, "noise\n");
+  if (what == "endless_line") {
+    const std::string chunk(1 << 20, 'x');
+    for (;;) Write(1, chunk);
+  }
+  if (what == "endless_answer") {
+    Write(1, sentinel);
+    const std::string chunk(1 << 20, ' ');
+    for (int i = 0; i < 40; ++i) Write(1, chunk);
+    return Write(1, "\n");
+  }
+  if (what == "flood_stderr") {
+    for (int i = 0; i < 50000; ++i) Write(2, "a line of the flood, number " + std::to_string(i) + "\n");
+    return Write(1, Line(passed));
+  }
+  if (what == "flood_stderr_afterwards") {
+    Write(1, Line(passed));
+    for (int i = 0; i < 50000; ++i) Write(2, "a line of the flood, number " + std::to_string(i) + "\n");
+    return;
+  }
+  if (what == "dribble") {
+    for (char c : Line(passed)) {
+      Write(1, std::string(1, c));
+      Pause(1);
+    }
+    return;
+  }
+  if (what == "dribble_for_ever")
+    for (;;) {
+      Write(1, "[");
+      Pause(20);
+    }
+  if (what == "close_stdout") {
+    close(1);
+    Hang();
+  }
+  if (what == "grandchild") {
+    ForkSleeper();
+    _exit(6);
+  }
+  if (what == "sleeper") {
+    ForkSleeper();
+    return Write(1, Line(passed));
+  }
+  Write(1, Line(passed));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  alarm(60);  // whatever the test does, this process does not stay
+  const Json surroundings = Surroundings(argc, argv);
+  std::string start;
+  int world_size = 0;
+  for (int i = 1; i + 1 < argc; ++i) {
+    std::string word = argv[i];
+    if (word == "--sentinel") sentinel = argv[i + 1];
+    if (word == "--world-size") world_size = std::atoi(argv[i + 1]);
+    if (word == "--start") start = argv[i + 1];
+    if (word == "--count") std::ofstream(argv[i + 1], std::ios::app) << "started\n";
+  }
+  std::cerr << "the fake daemon has started" << std::endl;
+  if (start == "usage") {
+    std::cerr << "cuda: 4 ranks need 4 devices, 1 is there" << std::endl;
+    return 2;
+  }
+  if (start == "die") raise(SIGKILL);
+  if (start == "silent") Hang();
+  if (start == "ignore_term") signal(SIGTERM, SIG_IGN);
+  if (start == "ignore_end") signal(SIGTERM, SIG_IGN);
+  if (start == "noise") Write(1, "a library greets\nand greets\n");
+
+  std::string line;
+  while (std::getline(std::cin, line)) {
+    Json request = Json::parse(line);
+    const std::string op = request["op"];
+    if (op == "run") {
+      Run(request, request["params"].value("do", "pass"), surroundings);
+      continue;
+    }
+    Json answer = {{"ok", true}, {"id", request["id"]}};
+    if (op == "hello") {
+      answer.update({{"protocol", start == "other_protocol" ? 7 : 1},
+                     {"version", "fake"},
+                     {"pid", getpid()},
+                     {"world_size", start == "other_world" ? 64 : world_size},
+                     {"backend", "host"},
+                     {"transport", "host"},
+                     {"devices", std::vector<std::string>(static_cast<std::size_t>(world_size), "cpu")},
+                     {"init_ms", Json::object()}});
+      if (start == "garbage") Write(1, sentinel + "hello?\n");
+      if (start == "refuse")
+        answer = {{"ok", false}, {"id", request["id"]}, {"status", "error"}, {"error", "not today"}};
+    }
+    Write(1, Line(answer));
+    if (start == "deaf") Hang();
+    if (start == "close_stdin" && op == "hello") {
+      close(0);
+      Hang();
+    }
+    if (op == "shutdown") return 0;
+  }
+  if (start == "ignore_end") Hang();
+  return 0;
+}

@@ -1,0 +1,433 @@
+// A Pool against a daemon that answers, and against daemons that do not.
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <thread>
+
+#include "support.h"
+
+using namespace cppool_test;
+using cppool::Json;
+using cppool::Pool;
+using cppool::PoolError;
+using cppool::Pools;
+using cppool::Result;
+using cppool::Status;
+
+namespace {
+
+// The PoolError of a run that must throw one.
+PoolError ErrorOf(Pool& pool, const Json& params, const cppool::RunOptions& options = Within(20s)) {
+  try {
+    Result result = pool.Run(params, options);
+    FAIL("an answer instead of an error: " << result.json.dump());
+  } catch (const PoolError& error) {
+    return error;
+  }
+  throw std::logic_error("not reached");
+}
+
+bool Contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+int GroupOf(Pool& pool) { return pool.Run(Do("echo")).json["surroundings"]["group"]; }
+
+std::size_t Lines(const std::string& file) {
+  std::ifstream in(file);
+  std::string line;
+  std::size_t count = 0;
+  while (std::getline(in, line)) ++count;
+  return count;
+}
+
+long ResidentKb() {
+  std::ifstream file("/proc/self/statm");
+  long total = 0, resident = 0;
+  file >> total >> resident;
+  return resident * (sysconf(_SC_PAGESIZE) / 1024);
+}
+
+}  // namespace
+
+TEST_CASE("an answer becomes a result") {
+  LeavesNothing([] {
+    Pool pool(FakeOptions());
+    Result passed = pool.Run();
+    CHECK(passed.ok());
+    CHECK(passed.status == Status::kPassed);
+    CHECK(passed.wall_ms == 1.5);
+    CHECK(passed.seed == 1234u);
+    CHECK(passed.attempts == 1);
+    REQUIRE(passed.ranks.size() == 1);
+    CHECK(passed.ranks[0].gpu_ms.at(0) == std::pair<std::string, double>("forward", 3.0));
+    CHECK(passed.tflops.at(0) == std::pair<std::string, double>("forward", 2.0));
+    CHECK(passed.json["status"] == "passed");
+
+    Result failed = pool.Run(Do("fail"));
+    CHECK_FALSE(failed.ok());
+    CHECK(failed.status == Status::kFailed);
+    CHECK(failed.error == "because of mismatch");
+    REQUIRE(failed.failure.has_value());
+    CHECK(failed.failure->kind == "mismatch");
+    CHECK(failed.failure->rank == 1);
+    REQUIRE(failed.checks.size() == 2);
+    CHECK(failed.checks[0].tensor == "dq");
+    CHECK(std::isnan(failed.checks[0].max_abs_err));
+    CHECK_FALSE(failed.checks[0].ok);
+    CHECK(failed.checks[1].ok);
+    CHECK(failed.attempts == 1);
+    CHECK(pool.Run(Do("skip")).status == Status::kSkipped);
+    CHECK(pool.Run(Do("error")).status == Status::kError);
+    CHECK(pool.Run(Do("no_id")).failure->kind == "invalid_request");
+  });
+}
+
+TEST_CASE("a request carries what the options say, and the daemon stays warm") {
+  Pool pool(FakeOptions());
+  cppool::RunOptions options;
+  options.case_name = "mine";
+  options.deadline = 1234ms;
+  options.warmup = 2;
+  options.repeat = 5;
+  options.checks = false;
+  Json first = pool.Run({{"do", "echo"}, {"max_seqlen_q", 256}}, options).json;
+  CHECK(first["request"]["case"] == "mine");
+  CHECK(first["request"]["deadline_ms"] == 1234);
+  CHECK(first["request"]["warmup"] == 2);
+  CHECK(first["request"]["repeat"] == 5);
+  CHECK(first["request"]["checks"] == false);
+  CHECK(first["request"]["params"] == Json({{"do", "echo"}, {"max_seqlen_q", 256}}));
+  CHECK(pool.Run(Do("echo")).json["surroundings"]["pid"] == first["surroundings"]["pid"]);
+  CHECK(pool.Hello()["pid"] == first["surroundings"]["pid"]);
+  CHECK(pool.Stats()["ok"] == true);
+  CHECK(pool.List()["ok"] == true);
+}
+
+TEST_CASE("options out of range are refused before anything is spawned") {
+  TemporaryFolder folder;
+  cppool::PoolOptions options = FakeOptions();
+  options.arguments = {"--count", folder.File("count")};
+  Pool pool(options);
+  CHECK_THROWS_AS(pool.Run({}, Within(0ms)), std::invalid_argument);
+  CHECK_THROWS_AS(pool.Run({}, Within(25h)), std::invalid_argument);
+  cppool::RunOptions none;
+  none.repeat = 0;
+  CHECK_THROWS_AS(pool.Run({}, none), std::invalid_argument);
+  none.repeat = 1;
+  none.warmup = -1;
+  CHECK_THROWS_AS(pool.Run({}, none), std::invalid_argument);
+  CHECK(Lines(folder.File("count")) == 0);
+  CHECK(pool.Run().ok());
+  CHECK(Lines(folder.File("count")) == 1);
+}
+
+TEST_CASE("the daemon gets the command line and the environment of the options") {
+  cppool::PoolOptions options = FakeOptions();
+  options.world_size = 4;
+  options.backend = "host";
+  options.devices = {"3", "GPU-1234"};
+  options.case_files = {"a.so", "b.so"};
+  options.log_level = "debug";
+  options.sentinel = "<<>>";
+  options.environment = {{"FAKE_VARIABLE", "a = b"}};
+  Pool pool(options);
+  Json seen = pool.Run(Do("echo")).json["surroundings"];
+  CHECK(seen["arguments"] ==
+        Json({"--world-size", "4", "--backend", "host", "--transport", "auto", "--sentinel", "<<>>", "--case",
+              "a.so", "--case", "b.so", "--log-level", "debug"}));
+  CHECK(seen["environment"]["CUDA_VISIBLE_DEVICES"] == "3,GPU-1234");
+  CHECK(seen["environment"]["FAKE_VARIABLE"] == "a = b");
+  CHECK(seen["environment"]["CPPOOL_PARENT_PID"] == std::to_string(getpid()));
+}
+
+TEST_CASE("bare lines, without a sentinel") {
+  cppool::PoolOptions options = FakeOptions("noise");
+  options.sentinel = "";
+  std::vector<std::string> log;
+  options.log = [&](std::string_view line) { log.emplace_back(line); };
+  Pool pool(options);
+  CHECK(pool.Run().ok());
+  CHECK(log == std::vector<std::string>{"a library greets", "and greets"});
+}
+
+TEST_CASE("a daemon that cannot start is an error with its message, and is not tried again by itself") {
+  struct Case {
+    const char* start;
+    const char* text;
+  };
+  auto [start, text] =
+      GENERATE(Case{"usage", "4 ranks need 4 devices"}, Case{"usage", "exited with code 2 at its start"},
+               Case{"die", "killed by signal 9"}, Case{"silent", "did not answer `hello` within 0.3 s"},
+               Case{"garbage", "no JSON"}, Case{"other_protocol", "speaks protocol 7, this client 1"},
+               Case{"other_world", "world size"}, Case{"refuse", "not today"});
+  INFO(start);
+  LeavesNothing([&, start = start, text = text] {
+    TemporaryFolder folder;
+    cppool::PoolOptions options = FakeOptions(start);
+    options.arguments.insert(options.arguments.end(), {"--count", folder.File("count")});
+    if (std::string(start) == "silent") options.start_limit = 300ms;
+    Pool pool(options);
+    PoolError error = ErrorOf(pool, {});
+    CHECK(error.kind() == PoolError::Kind::kStart);
+    INFO(error.what());
+    CHECK(Contains(error.what(), text));
+    CHECK(Contains(error.stderr_tail(), "the fake daemon has started"));
+    CHECK(Lines(folder.File("count")) == 1);
+  });
+}
+
+TEST_CASE("a program that is not there is an error that names it") {
+  LeavesNothing([] {
+    cppool::PoolOptions options = FakeOptions();
+    options.daemon = "/nowhere/cppoold";
+    Pool pool(options);
+    PoolError error = ErrorOf(pool, {});
+    CHECK(error.kind() == PoolError::Kind::kStart);
+    CHECK(Contains(error.what(), "/nowhere/cppoold"));
+    CHECK(Contains(error.what(), "No such file"));
+  });
+}
+
+TEST_CASE("a daemon that dies is replaced once, then it is an error") {
+  LeavesNothing([] {
+    TemporaryFolder folder;
+    Pool pool(FakeOptions());
+    Result result = pool.Run({{"do", "die_once"}, {"marker", folder.File("a")}});
+    CHECK(result.ok());
+    CHECK(result.attempts == 2);
+    result = pool.Run({{"do", "garbage_once"}, {"marker", folder.File("b")}});
+    CHECK(result.ok());
+    CHECK(result.attempts == 2);
+
+    PoolError died = ErrorOf(pool, Do("die"));
+    CHECK(died.kind() == PoolError::Kind::kDied);
+    CHECK(Contains(died.what(), "exited with code 3 (attempt 2)"));
+    CHECK(Contains(died.what(), "the last words"));
+    CHECK(Contains(died.stderr_tail(), "the last words"));
+    CHECK(ErrorOf(pool, Do("half_an_answer")).kind() == PoolError::Kind::kDied);
+    PoolError killed = ErrorOf(pool, Do("die_by_signal"));
+    CHECK(killed.kind() == PoolError::Kind::kDied);
+    CHECK(Contains(killed.what(), "killed by signal 9 (Killed)"));
+    CHECK(pool.Run().attempts == 1);
+  });
+}
+
+TEST_CASE("the number of retries is the caller's") {
+  TemporaryFolder folder;
+  cppool::PoolOptions options = FakeOptions();
+  options.retries = 0;
+  Pool pool(options);
+  CHECK(ErrorOf(pool, {{"do", "die_once"}, {"marker", folder.File("a")}}).kind() == PoolError::Kind::kDied);
+  options.retries = 3;
+  options.arguments = {"--count", folder.File("count")};
+  Pool patient(options);
+  CHECK(Contains(ErrorOf(patient, Do("die")).what(), "(attempt 4)"));
+  CHECK(Lines(folder.File("count")) == 4);
+}
+
+TEST_CASE("an answer that is none breaks the protocol") {
+  auto what = GENERATE(as<std::string>{}, "garbage", "no_object", "no_result", "deep", "endless_answer",
+                       "close_stdout");
+  INFO(what);
+  LeavesNothing([&] {
+    Pool pool(FakeOptions());
+    PoolError error = ErrorOf(pool, Do(what));
+    CHECK(error.kind() == PoolError::Kind::kProtocol);
+    CHECK(Contains(error.what(), "(attempt 2)"));
+    CHECK(Contains(error.stderr_tail(), "the fake daemon has started"));
+    CHECK(pool.Run().ok());
+  });
+}
+
+TEST_CASE("a daemon that does not answer in time is killed, and nobody asks again") {
+  auto what = GENERATE(as<std::string>{}, "hang", "hang_ignoring_term", "stopped", "noise_for_ever",
+                       "endless_line", "dribble_for_ever");
+  INFO(what);
+  LeavesNothing([&] {
+    TemporaryFolder folder;
+    cppool::PoolOptions options = FakeOptions();
+    options.arguments = {"--count", folder.File("count")};
+    Pool pool(options);
+    int group = GroupOf(pool);
+    long before = ResidentKb();
+    PoolError error = ErrorOf(pool, Do(what), Within(100ms));
+    CHECK(ResidentKb() < before + (96 << 10));
+    CHECK(error.kind() == PoolError::Kind::kTimeout);
+    CHECK(Contains(error.what(), "did not answer within 0.3 s and was killed"));
+    CHECK(Contains(error.stderr_tail(), "the fake daemon has started"));
+    CHECK(GroupGone(group));
+    CHECK(Lines(folder.File("count")) == 1);
+    CHECK(pool.Run().attempts == 1);
+    CHECK(Lines(folder.File("count")) == 2);
+  });
+}
+
+TEST_CASE("an answer within the grace is an answer") {
+  cppool::PoolOptions options = FakeOptions();
+  options.grace = 20s;
+  Pool pool(options);
+  CHECK(pool.Run({{"do", "late"}, {"ms", 300}}, Within(1ms)).ok());
+}
+
+TEST_CASE("a daemon that does not read cannot hold up the caller") {
+  LeavesNothing([] {
+    Pool pool(FakeOptions("deaf"));
+    PoolError error = ErrorOf(pool, {{"much", std::string(1000000, 'x')}}, Within(100ms));
+    CHECK(error.kind() == PoolError::Kind::kTimeout);
+    Pool closed(FakeOptions("close_stdin"));
+    error = ErrorOf(closed, {{"much", std::string(1000000, 'x')}});
+    CHECK(error.kind() == PoolError::Kind::kProtocol);
+    CHECK(Contains(error.what(), "closed its stdin and runs on"));
+  });
+}
+
+TEST_CASE("noise, stale answers and second answers do no harm") {
+  LeavesNothing([] {
+    cppool::PoolOptions options = FakeOptions("noise");
+    std::vector<std::string> log;
+    options.log = [&](std::string_view line) {
+      log.emplace_back(line);
+      throw 1;  // dropped
+    };
+    Pool pool(options);
+    CHECK(pool.Run(Do("noise")).ok());
+    CHECK(log.size() == 20002);
+    CHECK(log[0] == "a library greets");
+    log.clear();
+    CHECK(pool.Run(Do("stale")).ok());
+    REQUIRE(log.size() == 1);
+    CHECK(Contains(log[0], "another request"));
+    CHECK(pool.Run(Do("twice")).ok());
+    CHECK(pool.Run().ok());
+    CHECK(log.size() == 2);
+    CHECK(pool.Run(Do("dribble")).attempts == 1);
+  });
+}
+
+TEST_CASE("stderr is drained during a call and between calls, handed out, and its tail kept") {
+  LeavesNothing([] {
+    cppool::PoolOptions options = FakeOptions();
+    std::atomic<int> lines{0};
+    options.on_stderr = [&](std::string_view) { ++lines; };
+    Pool pool(options);
+    CHECK(pool.Run(Do("flood_stderr"), Within(20s)).ok());
+    CHECK(Eventually([&] { return lines == 50001; }));
+    std::string tail = pool.StderrTail();
+    CHECK(tail.size() <= 4000);
+    CHECK(tail.size() > 3900);
+    CHECK(Contains(tail, "number 49999\n"));
+    CHECK_FALSE(Contains(tail, "number 49000\n"));
+    CHECK(pool.Run(Do("flood_stderr_afterwards")).ok());
+    CHECK(Eventually([&] { return lines == 100001; }));
+    PoolError error = ErrorOf(pool, Do("die"));
+    CHECK(error.stderr_tail().size() <= 4000);
+    CHECK(Contains(error.stderr_tail(), "the last words"));
+  });
+}
+
+TEST_CASE("a fatal answer is a result, and the next call has a fresh daemon") {
+  auto what = GENERATE(as<std::string>{}, "fatal", "fatal_lingering");
+  LeavesNothing([&] {
+    Pool pool(FakeOptions());
+    int group = GroupOf(pool);
+    Result result = pool.Run(Do(what));
+    CHECK(result.fatal);
+    CHECK(result.status == Status::kError);
+    CHECK(result.failure->kind == "cuda");
+    CHECK(result.attempts == 1);
+    CHECK(GroupGone(group));
+    CHECK(NoChildren());
+    CHECK(pool.Run().attempts == 1);
+  });
+}
+
+TEST_CASE("a daemon that died between two calls is replaced without counting as an attempt") {
+  LeavesNothing([] {
+    Pool pool(FakeOptions());
+    int pid = pool.Hello()["pid"];
+    CHECK(pool.Run(Do("die_after")).ok());
+    REQUIRE(Eventually([&] { return StateOf(std::to_string(pid)).state == 'Z'; }));
+    Result result = pool.Run(Do("echo"));
+    CHECK(result.attempts == 1);
+    CHECK(result.json["surroundings"]["pid"] != pid);
+  });
+}
+
+TEST_CASE("nothing of the daemon's process group survives") {
+  LeavesNothing([] {
+    Pool pool(FakeOptions());
+    int group = GroupOf(pool);
+    PoolError error = ErrorOf(pool, Do("grandchild"));  // it keeps the pipes open
+    CHECK(error.kind() == PoolError::Kind::kDied);
+    CHECK(Contains(error.what(), "exited with code 6"));
+    CHECK(Eventually([&] { return GroupGone(group); }));
+    group = GroupOf(pool);
+    CHECK(pool.Run(Do("sleeper")).ok());
+    pool.Stop();
+    CHECK(Eventually([&] { return GroupGone(group); }));
+    CHECK(pool.Run().ok());
+  });
+}
+
+TEST_CASE("the end of a Pool is orderly, and forced where it must be") {
+  LeavesNothing([] {
+    int group = 0;
+    {
+      Pool pool(FakeOptions("ignore_end"));
+      group = GroupOf(pool);
+    }
+    CHECK(GroupGone(group));
+    { Pool unused(FakeOptions()); }
+    TemporaryFolder folder;
+    Pool pool(FakeOptions());
+    group = GroupOf(pool);
+    pool.Stop();
+    CHECK(GroupGone(group));
+    pool.Stop();
+    CHECK(pool.Run().ok());
+  });
+}
+
+TEST_CASE("calls from many threads take turns on one daemon") {
+  LeavesNothing([] {
+    TemporaryFolder folder;
+    cppool::PoolOptions options = FakeOptions();
+    options.arguments = {"--count", folder.File("count")};
+    Pool pool(options);
+    std::atomic<int> passed{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 8; ++i)
+      threads.emplace_back([&, i] {
+        for (int j = 0; j < 20; ++j) {
+          Result result = pool.Run({{"do", "echo"}, {"token", i * 100 + j}});
+          if (result.ok() && result.json["request"]["params"]["token"] == i * 100 + j) ++passed;
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+    CHECK(passed == 160);
+    CHECK(Lines(folder.File("count")) == 1);
+  });
+}
+
+TEST_CASE("Pools has one Pool per world size") {
+  LeavesNothing([] {
+    cppool::PoolOptions options = FakeOptions();
+    options.world_size = 99;  // replaced
+    Pools pools(options);
+    CHECK(&pools.At(2) == &pools.At(2));
+    CHECK(&pools.At(2) != &pools.At(4));
+    CHECK(pools.At(4).Hello()["world_size"] == 4);
+    CHECK(pools.At(2).Hello()["world_size"] == 2);
+    std::vector<std::thread> threads;
+    std::vector<Pool*> seen(8);
+    for (std::size_t i = 0; i < seen.size(); ++i) threads.emplace_back([&, i] { seen[i] = &pools.At(8); });
+    for (std::thread& thread : threads) thread.join();
+    CHECK(std::all_of(seen.begin(), seen.end(), [&](Pool* pool) { return pool == &pools.At(8); }));
+    pools.Stop();
+    CHECK(NoChildren());
+  });
+}

@@ -1,0 +1,139 @@
+// What the client's tests share: a Pool of the fake daemon with small limits, and a census of what a Pool may leave behind: nothing.
+#pragma once
+
+#include <dirent.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <sstream>
+#include <string>
+#include <thread>
+
+#include "catch.h"
+#include "cppool/pool.h"
+
+#if defined(__SANITIZE_THREAD__)
+#define CPPOOL_TEST_TSAN 1  // it does not support threads after a fork
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define CPPOOL_TEST_TSAN 1
+#endif
+#endif
+
+namespace cppool_test {
+
+using namespace std::chrono_literals;
+
+inline cppool::PoolOptions FakeOptions(const std::string& start = "") {
+  cppool::PoolOptions options;
+  options.daemon = CPPOOL_FAKE_DAEMON;
+  options.start_limit = 20s;
+  options.grace = 200ms;
+  options.kill_grace = 300ms;
+  if (!start.empty()) options.arguments = {"--start", start};
+  return options;
+}
+
+inline cppool::Json Do(const std::string& what) { return {{"do", what}}; }
+
+inline cppool::RunOptions Within(std::chrono::milliseconds deadline) {
+  cppool::RunOptions options;
+  options.deadline = deadline;
+  return options;
+}
+
+inline int CountFds() {
+  int count = -1;  // the folder's own
+  DIR* folder = opendir("/proc/self/fd");
+  while (dirent* entry = readdir(folder))
+    if (entry->d_name[0] != '.') ++count;
+  closedir(folder);
+  return count;
+}
+
+inline bool Eventually(const std::function<bool()>& holds) {  // a backstop, not a measurement
+  for (int i = 0; i < 2000; ++i, std::this_thread::sleep_for(5ms))
+    if (holds()) return true;
+  return false;
+}
+
+// State and group of a process, from /proc/PID/stat; {' ', 0} when there is none.
+struct ProcessState {
+  char state = ' ';
+  int group = 0;
+};
+inline ProcessState StateOf(const std::string& pid) {
+  std::ifstream file("/proc/" + pid + "/stat");
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  ProcessState result;
+  std::size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos) return result;
+  int parent = 0;
+  std::istringstream(text.substr(name_end + 1)) >> result.state >> parent >> result.group;
+  return result;
+}
+
+inline bool GroupGone(int group) {  // zombies of grandchildren are for init to reap
+  bool gone = true;
+  DIR* folder = opendir("/proc");
+  while (dirent* entry = readdir(folder)) {
+    if (entry->d_name[0] < '0' || entry->d_name[0] > '9') continue;
+    ProcessState process = StateOf(entry->d_name);
+    if (process.group == group && process.state != 'Z' && process.state != 'X') gone = false;
+  }
+  closedir(folder);
+  return gone;
+}
+
+inline bool NoChildren() { return waitpid(-1, nullptr, WNOHANG) == -1 && errno == ECHILD; }
+
+// Runs `body` with a census before and after: no child, no zombie, no descriptor more than there was.
+inline void LeavesNothing(const std::function<void()>& body) {
+  int before = CountFds();
+  body();
+  CHECK(CountFds() == before);
+  CHECK(NoChildren());
+}
+
+// Runs `body` in a forked child and returns its exit code, or minus the signal that ended it.
+inline int InChild(const std::function<int()>& body) {
+  pid_t pid = fork();
+  if (pid == 0) {
+    alarm(50);
+    int code = 99;
+    try {
+      code = body();
+    } catch (const std::exception& error) {
+      std::string text = std::string(error.what()) + "\n";
+      if (write(2, text.data(), text.size()) < 0) code = 98;
+    }
+    _exit(code);
+  }
+  int status = 0;
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    char name[] = "/tmp/cppool_test_XXXXXX";
+    path_ = mkdtemp(name);
+  }
+  ~TemporaryFolder() {
+    if (std::system(("rm -rf " + path_).c_str()) != 0) {  // nothing to be done about it
+    }
+  }
+  std::string File(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace cppool_test
