@@ -106,11 +106,12 @@ Json Daemon::Ask(protocol::Operation operation, Clock::time_point until) {
   const std::int64_t id = ++last_id_;
   const std::string line = protocol::SerializeRequest({Json(id), std::move(operation)}) + "\n";
   std::string_view unsent = line;
+  int input = process_->input();
   for (;;) {
     Json answer;
     if (NextAnswer(id, &answer)) return answer;
     if (Clock::now() >= until) throw Lost{PoolError::Kind::kTimeout, Name() + "did not answer"};
-    pollfd fds[3] = {{unsent.empty() ? -1 : process_->input(), POLLOUT, 0},
+    pollfd fds[3] = {{input, static_cast<short>(unsent.empty() ? 0 : POLLOUT), 0},
                      {process_->output(), POLLIN, 0},
                      {process_->pidfd(), POLLIN, 0}};
     int wait = PollTimeout(until);
@@ -122,7 +123,11 @@ Json Daemon::Ask(protocol::Operation operation, Clock::time_point until) {
     } else if (process_->Ended()) {  // nothing left to read, even if a grandchild holds the pipe
       ThrowClosed("ended", until);
     }
-    if (fds[0].revents != 0 && !Send(&unsent)) ThrowClosed("closed its stdin", until);
+    // An error: closed with a part of the request unread. A mere hang-up: read, then closed; an answer may come.
+    bool refused =
+        (fds[0].revents & POLLERR) != 0 || (fds[0].revents != 0 && !unsent.empty() && !Send(&unsent));
+    if (refused) ThrowClosed("closed its stdin", until);
+    if ((fds[0].revents & POLLHUP) != 0) input = -1;
   }
 }
 
@@ -192,7 +197,7 @@ bool Daemon::Stop() {
 }
 
 bool Daemon::Kill() {
-  bool ended = process_->Terminate(options_.kill_grace);
+  bool ended = process_->Terminate(options_.kill_grace, options_.kill_grace);
   tail_->WaitEnd(
       Clock::now() +
       kLastWords);  // the last words; the end of the stream may never come, if somebody left the group

@@ -26,7 +26,7 @@ class Daemon {
  public:
   // Throws PoolError of kind kStart. `options` is referred to for as long as this lives.
   explicit Daemon(const PoolOptions& options);
-  ~Daemon() = default;  // kills without patience what Stop or Kill did not end
+  ~Daemon() = default;  // kills without a grace what Stop or Kill did not end
   Daemon(const Daemon&) = delete;
   Daemon& operator=(const Daemon&) = delete;
 

@@ -33,15 +33,6 @@ UniqueFd AboveStandard(int fd) {
   return moved;
 }
 
-void MakePipe(UniqueFd* read_end, UniqueFd* write_end) {
-  int fds[2];
-  if (pipe2(fds, O_CLOEXEC) != 0) Check(errno, "pipe2");
-  UniqueFd first(fds[0]);
-  *write_end = AboveStandard(fds[1]);
-  *read_end = AboveStandard(first.Release());
-  if (fcntl(read_end->get(), F_SETFL, O_NONBLOCK) != 0) Check(errno, "fcntl");
-}
-
 // Both directions exist, one is used: unlike a pipe, a socket can be written without SIGPIPE and shut down
 // whoever holds copies.
 void MakeSocket(UniqueFd* ours, UniqueFd* theirs) {
@@ -95,6 +86,15 @@ int PollTimeout(Clock::time_point until) {
   return static_cast<int>(std::clamp<long long>(left, 0, INT_MAX));
 }
 
+void MakePipe(UniqueFd* read_end, UniqueFd* write_end) {
+  int fds[2];
+  if (pipe2(fds, O_CLOEXEC) != 0) Check(errno, "pipe2");
+  UniqueFd first(fds[0]);
+  *write_end = AboveStandard(fds[1]);
+  *read_end = AboveStandard(first.Release());
+  if (fcntl(read_end->get(), F_SETFL, O_NONBLOCK) != 0) Check(errno, "fcntl");
+}
+
 std::unique_ptr<Process> Process::Spawn(const Command& command) {
   std::unique_ptr<Process> process(new Process);
   UniqueFd child_input, child_output, child_errors;
@@ -136,7 +136,7 @@ std::unique_ptr<Process> Process::Spawn(const Command& command) {
 }
 
 Process::~Process() {
-  if (pid_ > 0 && !reaped_) Terminate(std::chrono::milliseconds(0));
+  if (pid_ > 0 && !reaped_) Terminate(std::chrono::milliseconds(0), std::chrono::seconds(1));
 }
 
 void Process::CloseInput() {
@@ -171,7 +171,7 @@ bool Process::WaitEnd(Clock::time_point until) {
   return true;
 }
 
-bool Process::Terminate(std::chrono::milliseconds grace) {
+bool Process::Terminate(std::chrono::milliseconds grace, std::chrono::milliseconds kill_limit) {
   if (reaped_) return true;
   if (!Ended()) {
     kill(-pid_, SIGTERM);
@@ -182,7 +182,7 @@ bool Process::Terminate(std::chrono::milliseconds grace) {
   // still its own; when somebody else reaped it, the number may be a stranger's, unless that happened only
   // just now.
   if (end_ != End::kUnknown || signalled_group_) kill(-pid_, SIGKILL);
-  if (!WaitEnd(Clock::now() + grace)) return false;
+  if (!WaitEnd(Clock::now() + kill_limit)) return false;
   if (end_ != End::kUnknown) {
     while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {  // it has ended: this does not wait
     }

@@ -18,6 +18,9 @@ using Clock = std::chrono::steady_clock;
 // Milliseconds for poll(2) until `until`, rounded up; 0 when it has passed.
 int PollTimeout(Clock::time_point until);
 
+// A pipe whose read end is non-blocking; close-on-exec, and never on 0, 1 or 2. Throws std::system_error.
+void MakePipe(UniqueFd* read_end, UniqueFd* write_end);
+
 class Process {
  public:
   struct Command {
@@ -30,7 +33,7 @@ class Process {
   // std::system_error.
   static std::unique_ptr<Process> Spawn(const Command& command);
 
-  ~Process();  // kills the group if that has not been done, without patience
+  ~Process();  // kills the group, without a grace, if that has not been done
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
 

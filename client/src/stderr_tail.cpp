@@ -1,11 +1,9 @@
 #include "stderr_tail.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 
 #include <cerrno>
-#include <system_error>
 
 #include "protocol/framing.h"
 
@@ -18,10 +16,7 @@ constexpr std::size_t kLineLimit = 4096;
 
 StderrTail::StderrTail(UniqueFd fd, std::function<void(std::string_view)> on_line)
     : fd_(std::move(fd)), on_line_(std::move(on_line)) {
-  int fds[2];
-  if (pipe2(fds, O_CLOEXEC) != 0) throw std::system_error(errno, std::generic_category(), "pipe2");
-  wake_read_ = UniqueFd(fds[0]);
-  wake_write_ = UniqueFd(fds[1]);
+  MakePipe(&wake_read_, &wake_write_);
   // The harness's signals are for its own threads.
   sigset_t all, before;
   sigfillset(&all);

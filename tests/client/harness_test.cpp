@@ -1,0 +1,357 @@
+// A Pool in harnesses that make it hard: closed and many descriptors, strange signals, forks, a violent end.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+
+#include <atomic>
+#include <csignal>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "support.h"
+
+using namespace cppool_test;
+using cppool::Json;
+using cppool::Pool;
+using cppool::Pools;
+
+namespace {
+
+Json Surroundings(Pool& pool) { return pool.Run(Do("echo")).json["surroundings"]; }
+
+bool Alive(int pid) {
+  char state = StateOf(std::to_string(pid)).state;
+  return state != ' ' && state != 'Z' && state != 'X';
+}
+
+std::atomic<int> ticks{0};
+
+}  // namespace
+
+TEST_CASE("the daemon inherits no descriptor, no signal mask, no disposition, and leads its own group") {
+  std::vector<int> mine;
+  for (int i = 0; i < 20; ++i) mine.push_back(open("/dev/null", O_RDONLY));  // inheritable
+  sigset_t blocked, before;
+  sigemptyset(&blocked);
+  for (int number : {SIGTERM, SIGINT, SIGUSR1, SIGCHLD}) sigaddset(&blocked, number);
+  pthread_sigmask(SIG_BLOCK, &blocked, &before);
+  auto old_hup = signal(SIGHUP, SIG_IGN);
+  auto old_pipe = signal(SIGPIPE, SIG_IGN);
+  {
+    Pool pool(FakeOptions());
+    Json seen = Surroundings(pool);
+    CHECK(seen["open"] == Json({0, 1, 2}));
+    CHECK(seen["blocked"] == Json::array());
+    CHECK(seen["not_default"] == Json::array());
+    CHECK(seen["group"] == seen["pid"]);
+    CHECK(seen["group"] != getpgrp());
+  }
+  signal(SIGHUP, old_hup);
+  signal(SIGPIPE, old_pipe);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  for (int fd : mine) close(fd);
+}
+
+#ifndef CPPOOL_TEST_TSAN
+
+TEST_CASE("a harness whose standard descriptors are closed") {
+  for (int closed = 1; closed < 8; ++closed) {
+    INFO("closed: " << closed);
+    CHECK(InChild([&] {
+            for (int fd = 0; fd < 3; ++fd)
+              if ((closed >> fd) & 1) close(fd);
+            {
+              Pool pool(FakeOptions());
+              Json seen = Surroundings(pool);
+              if (seen["open"] != Json({0, 1, 2})) return 1;
+              for (int fd = 0; fd < 3; ++fd)  // still free for the harness
+                if (((closed >> fd) & 1) && fcntl(fd, F_GETFD) >= 0) return 2;
+            }
+            return NoChildren() ? 0 : 3;
+          }) == 0);
+  }
+}
+
+TEST_CASE("a harness with more than 1024 open descriptors") {
+  CHECK(InChild([] {
+          rlimit limit;
+          getrlimit(RLIMIT_NOFILE, &limit);
+          limit.rlim_cur = limit.rlim_max;
+          setrlimit(RLIMIT_NOFILE, &limit);
+          int last = 0;
+          while (last < 1500 && last >= 0) last = open("/dev/null", O_RDONLY);
+          if (last < 0) return 1;
+          Pool pool(FakeOptions());
+          return Surroundings(pool)["open"] == Json({0, 1, 2}) && pool.Run(Do("flood_stderr")).ok() ? 0 : 2;
+        }) == 0);
+}
+
+TEST_CASE("no descriptors left: an error, nothing leaked, and a later call works") {
+  CHECK(InChild([] {
+          Pool pool(FakeOptions());
+          rlimit limit, few;
+          getrlimit(RLIMIT_NOFILE, &limit);
+          int before = CountFds();
+          for (rlim_t extra = 0; extra < 9; ++extra) {
+            few = limit;
+            few.rlim_cur = static_cast<rlim_t>(before) + extra;
+            setrlimit(RLIMIT_NOFILE, &few);
+            bool threw = false;
+            try {
+              pool.Hello();
+            } catch (const cppool::PoolError& error) {
+              threw = error.kind() == cppool::PoolError::Kind::kStart;
+            }
+            setrlimit(RLIMIT_NOFILE, &limit);
+            if (extra < 5 && !threw) return 1;
+            pool.Stop();
+            if (CountFds() != before || !NoChildren()) return 2;
+          }
+          return pool.Run().ok() ? 0 : 3;
+        }) == 0);
+}
+
+TEST_CASE("SIGPIPE with its default disposition does not end the harness") {
+  CHECK(InChild([] {
+          signal(SIGPIPE, SIG_DFL);
+          cppool::PoolOptions options = FakeOptions("close_stdin");
+          options.retries = 0;
+          Pool pool(options);
+          try {
+            pool.Run();
+          } catch (const cppool::PoolError& error) {
+            return error.kind() == cppool::PoolError::Kind::kProtocol ? 0 : 1;
+          }
+          return 2;
+        }) == 0);
+}
+
+TEST_CASE("SIGCHLD ignored, or its children taken by somebody else") {
+  CHECK(InChild([] {
+          signal(SIGCHLD, SIG_IGN);
+          Pool pool(FakeOptions());
+          int group = Surroundings(pool)["group"];
+          try {
+            pool.Run(Do("hang_ignoring_term"), Within(50ms));
+            return 1;
+          } catch (const cppool::PoolError& error) {
+            if (error.kind() != cppool::PoolError::Kind::kTimeout || !GroupGone(group)) return 2;
+          }
+          try {
+            pool.Run(Do("die"));
+            return 3;
+          } catch (const cppool::PoolError& error) {
+            if (std::string(error.what()).find("SIGCHLD is ignored") == std::string::npos) return 4;
+          }
+          group = Surroundings(pool)["group"];
+          pool.Stop();
+          return GroupGone(group) ? 0 : 5;
+        }) == 0);
+  CHECK(InChild([] {
+          std::atomic<bool> stop{false};
+          std::thread thief([&] {
+            while (!stop) {
+              waitpid(-1, nullptr, WNOHANG);
+              std::this_thread::sleep_for(1ms);
+            }
+          });
+          int result = 0;
+          {
+            Pool pool(FakeOptions());
+            for (int i = 0; i < 5 && result == 0; ++i) {
+              try {
+                pool.Run(Do("die"));
+                result = 1;
+              } catch (const cppool::PoolError& error) {
+                if (error.kind() != cppool::PoolError::Kind::kDied) result = 2;
+              }
+              if (!pool.Run().ok()) result = 3;
+            }
+          }
+          stop = true;
+          thief.join();
+          return result;
+        }) == 0);
+}
+
+TEST_CASE("signals that arrive all the time neither break a call nor prolong it") {
+  CHECK(InChild([] {
+          struct sigaction action = {};
+          action.sa_handler = [](int) { ++ticks; };  // no SA_RESTART: calls are interrupted
+          sigaction(SIGALRM, &action, nullptr);
+          itimerval every = {{0, 500}, {0, 500}};
+          setitimer(ITIMER_REAL, &every, nullptr);
+          cppool::PoolOptions options = FakeOptions();
+          options.grace = 20s;
+          Pool pool(options);
+          if (!pool.Run({{"do", "late"}, {"ms", 200}}).ok()) return 1;
+          if (!pool.Run(Do("noise")).ok()) return 2;
+          Pool impatient(FakeOptions());
+          try {
+            impatient.Run(Do("hang_ignoring_term"), Within(100ms));
+            return 3;
+          } catch (const cppool::PoolError& error) {
+            if (error.kind() != cppool::PoolError::Kind::kTimeout) return 4;
+          }
+          pool.Stop();
+          itimerval off = {};
+          setitimer(ITIMER_REAL, &off, nullptr);
+          alarm(0);
+          return NoChildren() && ticks > 10 ? 0 : 5;
+        }) == 0);
+}
+
+TEST_CASE("a forked child has its own daemon and leaves its parent's alone") {
+  LeavesNothing([] {
+    Pool pool(FakeOptions());
+    Pools pools(FakeOptions());
+    int pid = pool.Hello()["pid"];
+    int second = pools.At(2).Hello()["pid"];
+    CHECK(InChild([&] {
+            Json seen = Surroundings(pool);
+            if (seen["pid"] == pid) return 1;
+            if (seen["environment"]["CPPOOL_PARENT_PID"] != std::to_string(getpid())) return 2;
+            if (pools.At(2).Hello()["pid"] == second) return 3;
+            if (!pools.At(4).Run().ok()) return 4;
+            pool.Stop();
+            pools.Stop();
+            return NoChildren() ? 0 : 5;
+          }) == 0);
+    CHECK(pool.Hello()["pid"] == pid);
+    CHECK(pools.At(2).Hello()["pid"] == second);
+    // A child that ends Pools it never used, and one that stops them.
+    auto owned = std::make_unique<Pool>(FakeOptions());
+    int third = owned->Hello()["pid"];
+    CHECK(InChild([&] {
+            int before = CountFds();
+            owned.reset();
+            pool.Stop();
+            return CountFds() < before ? 0 : 1;  // the copies of the descriptors are given back
+          }) == 0);
+    CHECK(owned->Hello()["pid"] == third);
+    CHECK(pool.Hello()["pid"] == pid);
+  });
+}
+
+TEST_CASE("a fork in the middle of a call of another thread") {
+  LeavesNothing([] {
+    cppool::PoolOptions options = FakeOptions();
+    options.grace = 20s;
+    Pool pool(options);
+    int pid = pool.Hello()["pid"];
+    std::thread busy([&] { CHECK(pool.Run({{"do", "late"}, {"ms", 500}}).ok()); });
+    std::this_thread::sleep_for(100ms);  // the call holds the Pool's lock now
+    CHECK(InChild([&] {
+            if (Surroundings(pool)["pid"] == pid) return 1;
+            pool.Stop();
+            return NoChildren() ? 0 : 2;
+          }) == 0);
+    busy.join();
+    CHECK(pool.Hello()["pid"] == pid);
+  });
+}
+
+TEST_CASE("a descriptor that the child took over is not closed by mistake") {
+  Pool pool(FakeOptions());
+  pool.Hello();
+  CHECK(InChild([&] {
+          for (int fd = 3; fd < 256; ++fd) close(fd);  // as a daemonising child does
+          std::vector<int> mine;
+          for (int i = 0; i < 40; ++i) mine.push_back(open("/dev/null", O_RDONLY));
+          pool.Stop();
+          if (!pool.Run().ok()) return 1;
+          for (int fd : mine)
+            if (fcntl(fd, F_GETFD) < 0) return 2;
+          return 0;
+        }) == 0);
+  CHECK(pool.Run().ok());
+}
+
+TEST_CASE(
+    "a forked sibling that holds copies of the descriptors does not keep the daemon from its orderly end") {
+  cppool::PoolOptions options = FakeOptions("ignore_term");  // ends at the end of its input, or by SIGKILL
+  options.grace = 20s;
+  auto pool = std::make_unique<Pool>(options);
+  int pid = pool->Hello()["pid"];
+  pid_t sibling = fork();
+  if (sibling == 0) {
+    alarm(50);
+    pause();
+    _exit(0);
+  }
+  auto start = std::chrono::steady_clock::now();
+  pool.reset();
+  CHECK(std::chrono::steady_clock::now() - start < 19s);  // it did not wait for the grace
+  CHECK_FALSE(Alive(pid));
+  kill(sibling, SIGKILL);
+  waitpid(sibling, nullptr, 0);
+}
+
+TEST_CASE("a harness that is killed leaves no daemon") {
+  int pipe_fds[2];
+  REQUIRE(pipe(pipe_fds) == 0);
+  CHECK(InChild([&] {
+          Pool pool(FakeOptions("ignore_term"));
+          int pid = pool.Hello()["pid"];
+          if (write(pipe_fds[1], &pid, sizeof pid) != sizeof pid) return 1;
+          raise(SIGKILL);
+          return 2;
+        }) == -SIGKILL);
+  int pid = 0;
+  REQUIRE(read(pipe_fds[0], &pid, sizeof pid) == sizeof pid);
+  CHECK(Eventually([&] { return !Alive(pid); }));
+  close(pipe_fds[0]);
+  close(pipe_fds[1]);
+}
+
+#endif
+
+TEST_CASE("the thread that spawned the daemon may end") {
+  LeavesNothing([] {
+    Pool pool(FakeOptions());
+    int pid = 0;
+    std::thread([&] { pid = pool.Hello()["pid"]; }).join();
+    std::this_thread::sleep_for(20ms);
+    CHECK(pool.Hello()["pid"] == pid);
+  });
+}
+
+TEST_CASE("a hundred lives leave nothing behind") {
+  LeavesNothing([] {
+    Pool pool(FakeOptions());
+    int before = CountFds();
+    for (int i = 0; i < 100; ++i) {
+      CHECK(pool.Run(Do("fatal")).fatal);
+      REQUIRE(CountFds() == before);
+      REQUIRE(NoChildren());
+    }
+  });
+}
+
+TEST_CASE(
+    "the daemon is looked for in the options, then in the environment, then beside the program and in PATH") {
+  cppool::PoolOptions options;
+  options.daemon = "/a/cppoold";
+  setenv("CPPOOL_DAEMON", "/b/cppoold", 1);
+  CHECK(cppool::FindDaemon(options) == "/a/cppoold");
+  options.daemon.clear();
+  CHECK(cppool::FindDaemon(options) == "/b/cppoold");
+  unsetenv("CPPOOL_DAEMON");
+
+  TemporaryFolder folder;
+  std::string in_path = folder.File("cppoold");
+  std::string path = getenv("PATH");
+  setenv("PATH", ("/nowhere::" + in_path.substr(0, in_path.rfind('/'))).c_str(), 1);
+  std::string elsewhere =
+      cppool::FindDaemon(options);  // beside this program, where a build of everything puts it, or nowhere
+  CHECK(elsewhere != in_path);
+  std::ofstream(in_path) << "#!/bin/sh\n";
+  CHECK(cppool::FindDaemon(options) == elsewhere);  // not executable
+  REQUIRE(chmod(in_path.c_str(), 0755) == 0);
+  CHECK(cppool::FindDaemon(options) == (elsewhere.empty() ? in_path : elsewhere));
+  setenv("PATH", path.c_str(), 1);
+}
