@@ -1,0 +1,37 @@
+// How much memory this process may still take, asked before it is taken: an allocation that does not fit is refused, not killed for.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace cppool::kernels::host {
+
+inline constexpr std::size_t kAlignment = 256;
+inline constexpr int kPoison = 0xFF;  // bytes of a NaN in every floating-point type
+
+// The smaller of what the machine has and what the process's control group allows.
+std::size_t TotalMemory();
+std::size_t AvailableMemory();
+
+// Aligned, contents undefined. NULL when the system refuses.
+void* AllocateAligned(std::size_t bytes);
+
+// One per world: its ranks share the machine. Any thread; takes no lock, so that it orders no two streams.
+class MemoryGate {
+ public:
+  // False when `bytes` more do not fit. What is reserved counts until Touched(): memory is available to the kernel until it is written.
+  bool Reserve(std::size_t bytes);
+  void Touched(std::size_t bytes) {
+    untouched_.fetch_sub(static_cast<std::int64_t>(bytes), std::memory_order_relaxed);
+  }
+  // What could still be reserved.
+  std::size_t Free() const;
+
+ private:
+  std::atomic<std::int64_t> untouched_{0};
+  std::atomic<std::int64_t> unmeasured_{
+      0};  // small allocations that may go by without asking the system again
+};
+
+}  // namespace cppool::kernels::host

@@ -1,0 +1,114 @@
+#include "host_stream.h"
+
+#include <pthread.h>
+
+#include <exception>
+#include <new>
+
+#include "kernels/error.h"
+
+namespace cppool::kernels::host {
+
+void Failure::Record(cppool_status status, const std::string& detail) {
+  std::lock_guard lock(mutex_);
+  if (set_.load(std::memory_order_relaxed)) return;
+  status_ = status;
+  detail_ = detail;
+  set_.store(true, std::memory_order_relaxed);
+}
+
+void Failure::Throw() const {
+  if (!set()) return;
+  std::lock_guard lock(mutex_);
+  throw RuntimeError(status_, detail_);
+}
+
+void Failure::Clear() {
+  std::lock_guard lock(mutex_);
+  set_.store(false, std::memory_order_relaxed);
+  detail_.clear();
+}
+
+HostStream::HostStream(const std::string& thread_name, Failure& failure, std::function<void()> on_failure)
+    : failure_(failure), on_failure_(std::move(on_failure)), tail_(new Item), head_(tail_) {
+  try {
+    thread_ = std::thread([this] { Loop(); });
+  } catch (...) {
+    delete head_;
+    throw;
+  }
+  pthread_setname_np(thread_.native_handle(), thread_name.substr(0, 15).c_str());
+}
+
+HostStream::~HostStream() {
+  auto* stop = new Item;
+  stop->stop = true;
+  Link(stop);
+  thread_.join();
+  delete head_;
+}
+
+void HostStream::Push(Run run, std::function<void()> work) {
+  auto* item = new Item;
+  item->run = run;
+  item->work = std::move(work);
+  pushed_.store(pushed_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  Link(item);
+}
+
+void HostStream::Link(Item* item) {
+  Item* before = tail_;
+  tail_ = item;
+  before->next.store(
+      item, std::memory_order_release);  // from here on `before` is the stream's, which may delete it
+  bell_.Ring();
+}
+
+void HostStream::Synchronize() {
+  const std::uint64_t target = pushed_.load(std::memory_order_relaxed);
+  done_.Wait([&] { return completed_.load(std::memory_order_relaxed) >= target; });
+  (void)completed_.load(std::memory_order_acquire);
+}
+
+bool HostStream::Idle() const {
+  return completed_.load(std::memory_order_acquire) >= pushed_.load(std::memory_order_relaxed);
+}
+
+void HostStream::ForgetMarks() {
+  marks_pushed.store(0, std::memory_order_relaxed);
+  marks_reached.store(0, std::memory_order_relaxed);
+  last_stage.store(nullptr, std::memory_order_relaxed);
+  in_stage.store(false, std::memory_order_relaxed);
+}
+
+void HostStream::RunItem(Item& item) {
+  try {
+    item.work();
+    return;
+  } catch (const RuntimeError& e) {
+    failure_.Record(e.status(), e.what());
+  } catch (const std::bad_alloc&) {
+    failure_.Record(CPPOOL_OUT_OF_MEMORY, "the work on a stream found no memory");
+  } catch (const std::exception& e) {
+    failure_.Record(CPPOOL_INTERNAL, e.what());
+  } catch (...) {
+    failure_.Record(CPPOOL_INTERNAL, "the work on a stream threw something that is not a std::exception");
+  }
+  on_failure_();
+}
+
+void HostStream::Loop() {
+  for (std::uint64_t count = 1;; ++count) {
+    bell_.Wait([this] { return head_->next.load(std::memory_order_relaxed) != nullptr; });
+    Item* item = head_->next.load(std::memory_order_acquire);
+    delete head_;
+    head_ = item;
+    if (item->stop) return;
+    if (item->run == Run::kAlways || !failure_.set()) RunItem(*item);
+    item->work = nullptr;  // before the work counts as done: what it held is then released
+    completed_.store(count, std::memory_order_release);
+    done_.Ring();
+  }
+}
+
+}  // namespace cppool::kernels::host
