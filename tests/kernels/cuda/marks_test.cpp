@@ -1,0 +1,139 @@
+// mark: stage times, and where the streams are while they are stuck.
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <thread>
+
+#include "catch.h"
+#include "cuda_world.h"
+
+namespace cppool::kernels::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+std::vector<std::string> Names(const StageTimes& times) {
+  std::vector<std::string> names;
+  for (const auto& [name, ms] : times) names.push_back(name);
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("Stage times: the device's time, parents, iterations, and nothing of the warm-up", "[gpu]") {
+  if (!HaveDevices(1)) return;
+  CudaWorld world(1);
+  StageTimes times;
+  world.Run([&](RankRuntime& rank) {
+    cppool_runtime* rt = rank.seam();
+    rank.BeginCase();
+    const Stream side(rt);
+    {
+      const Stage stage(rt, rt->stream, "inputs");
+      EnqueueDelay(rt->stream, 5);
+    }
+    EnqueueDelay(rt->stream, 300);  // belongs to no stage
+    const double delays[] = {400, 10, 30, 20};
+    for (int i = 0; i < 4; ++i) {
+      rank.BeginIteration(i - 1);  // the first is warm-up
+      Check(rt, rt->mark(rt, rt->stream, "forward/attend 0"));
+      EnqueueDelay(rt->stream, delays[i]);
+      Check(rt, rt->mark(rt, rt->stream, "forward/attend 1"));
+      EnqueueDelay(rt->stream, 5);
+      Check(rt, rt->mark(rt, rt->stream, nullptr));
+      Check(rt, rt->mark(rt, side.get(), "transfer/kv"));
+      EnqueueDelay(side.get(), 2);
+      Check(rt, rt->mark(rt, side.get(), nullptr));
+    }
+    rank.EndIterations();
+    Check(rt, rt->mark(rt, rt->stream, "open"));
+    EnqueueDelay(rt->stream, 3);  // ends with the case
+    times = rank.EndCase();
+    rank.BeginCase();
+    Expect(rank.EndCase().empty(), "the next case begins without times");
+  });
+  CHECK(Names(times) == std::vector<std::string>{"inputs", "forward", "forward/attend 0", "forward/attend 1",
+                                                 "transfer/kv", "open"});
+  std::map<std::string, double> ms(times.begin(), times.end());
+  // Delays are lower bounds. The upper ones tell the median from the mean, the warm-up and the unmarked time.
+  CHECK(ms["inputs"] >= 4.9);
+  CHECK(ms["inputs"] < 300);
+  CHECK(ms["forward/attend 0"] >= 19.9);
+  CHECK(ms["forward/attend 0"] < 400);
+  CHECK(ms["forward/attend 1"] >= 4.9);
+  CHECK(ms["forward"] >= ms["forward/attend 0"] + 4.8);
+  CHECK(ms["transfer/kv"] >= 1.9);
+  CHECK(ms["open"] >= 2.9);
+}
+
+TEST_CASE("Progress tells the stage of each stream while the device is stuck, without waiting", "[gpu]") {
+  if (!HaveDevices(1)) return;
+  CudaWorld world(1);
+  Gate gate;
+  std::atomic<bool> enqueued{false};
+  std::vector<StreamProgress> stuck;
+  std::vector<StreamProgress> later;
+  std::thread watchdog([&] {
+    while (!enqueued) std::this_thread::yield();
+    // The marks before the host function arrive without anybody's help: wait for them, then look twice.
+    for (int i = 0; i < 1000; ++i) {
+      stuck = world.rank(0).Progress();
+      if (stuck.size() == 2 && stuck[0].stage == "forward/wait" && stuck[1].stage == "transfer") break;
+      std::this_thread::sleep_for(10ms);
+    }
+    std::this_thread::sleep_for(50ms);
+    later = world.rank(0).Progress();
+    gate.Open();
+  });
+  world.Run([&](RankRuntime& rank) {
+    cppool_runtime* rt = rank.seam();
+    rank.BeginCase();
+    const Stream side(rt);
+    Check(rt, rt->mark(rt, rt->stream, "forward/first"));
+    Check(rt, rt->mark(rt, rt->stream, "forward/wait"));
+    gate.Hold(rt, rt->stream);
+    Check(rt, rt->mark(rt, rt->stream, "forward/after"));
+    Check(rt, rt->mark(rt, rt->stream, nullptr));
+    Check(rt, rt->mark(rt, side.get(), "transfer"));
+    Check(rt, rt->mark(rt, side.get(), nullptr));
+    enqueued = true;
+    Check(rt, rt->stream_synchronize(rt, rt->stream));
+    const std::vector<StreamProgress> done = rank.Progress();
+    Expect(done.at(0).idle && done.at(0).stage == "forward/after", "the main stream is done");
+    rank.EndCase();
+    Expect(rank.Progress().size() == 1 && rank.Progress()[0].stage.empty(),
+           "nothing is left for the next case");
+  });
+  watchdog.join();
+  REQUIRE(stuck.size() == 2);
+  CHECK(stuck[0].stream == "main");
+  CHECK(stuck[0].stage == "forward/wait");
+  CHECK_FALSE(stuck[0].idle);
+  CHECK(stuck[1].stream == "stream 1");
+  CHECK(stuck[1].stage == "transfer");
+  CHECK(stuck[1].idle);
+  REQUIRE(later.size() == 2);
+  CHECK(later[0].stage == "forward/wait");
+  CHECK(later[0].seconds >= stuck[0].seconds + 0.05);
+}
+
+TEST_CASE("Thousands of marks, and cases after cases", "[gpu]") {
+  if (!HaveDevices(1)) return;
+  CudaWorld world(1);
+  for (int round = 0; round < 3; ++round) {
+    const StageTimes times = world.RunCase([](cppool_runtime* rt) {
+      for (int i = 0; i < 3000; ++i) {
+        Check(rt, rt->mark(rt, rt->stream, i % 2 ? "odd" : "even"));
+        if (i % 100 != 0) continue;
+        Check(rt, rt->stream_synchronize(rt, rt->stream));
+        EnqueueDelay(rt->stream, 0.5);  // in a stage that began before the wait
+      }
+      EnqueueDelay(rt->stream, 10);  // in the last stage
+    });
+    CHECK(Names(times) == std::vector<std::string>{"even", "odd"});
+    CHECK(times.at(0).second >= 14.9);
+    CHECK(times.at(1).second >= 9.9);
+  }
+}
+
+}  // namespace cppool::kernels::test
