@@ -50,9 +50,9 @@ class Process {
 
   bool Ended();                           // a look; the process stays to be reaped
   bool WaitEnd(Clock::time_point until);  // false: it runs on
-  // SIGTERM to the group, `grace`, SIGKILL to the group, `grace`, and reaped. False: even that did not end
-  // it; may be tried again.
-  bool Terminate(std::chrono::milliseconds grace);
+  // SIGTERM to the group, `grace`, SIGKILL to the group, at most `kill_limit`, and reaped. False: even that did not end it; may be
+  // tried again.
+  bool Terminate(std::chrono::milliseconds grace, std::chrono::milliseconds kill_limit);
   std::string DescribeEnd();  // "exited with code 3", "was killed by signal 11 (Segmentation fault)"
   int exit_code() const { return exit_code_; }  // once ended; -1: by a signal, or not known
 
