@@ -54,6 +54,8 @@ TEST_CASE("what is no JSON text is refused with its place") {
       {"\xff", {"not UTF-8 from byte 0"}},
       {"[]\xc3", {"not UTF-8 from byte 2"}},
       {"[\"\xc0\x80\"]", {"not UTF-8"}},          // overlong NUL
+      {"[\"\xe0\x80\x80\"]", {"not UTF-8"}},      // the same in three bytes
+      {"[\"\xf0\x80\x80\x80\"]", {"not UTF-8"}},  // and in four
       {"[\"\xed\xa0\x80\"]", {"not UTF-8"}},      // a surrogate
       {"[\"\xf4\x90\x80\x80\"]", {"not UTF-8"}},  // past U+10FFFF
       {"[\"\xe2\x82\"]", {"not UTF-8"}},          // cut off
@@ -85,7 +87,7 @@ TEST_CASE("nesting is bounded without recursion") {
   CheckText(ErrorOf(Repeat("[", 200'000) + Repeat("]", 200'000)), {"nested deeper than 64"});
   CheckText(ErrorOf(Repeat("{\"a\":", 200'000) + "1" + Repeat("}", 200'000)), {"nested deeper than 64"});
   CHECK(ErrorOf(std::string("[\"") + Repeat("[{", 1000) + "\\\"" + Repeat("[", 1000) + "\"]")
-            .empty());                                        // brackets in a string are text
+            .empty());                                                     // brackets in a string are text
   CHECK(ErrorOf(std::string("[") + Repeat("[],", 1000) + "[]]").empty());  // width is not depth
   CHECK(ParseJson(Repeat("[", 100) + Repeat("]", 100), 100).is_array());
   CheckText(Thrown<InvalidRequest>([] { ParseJson("[[[]]]", 2); }), {"nested deeper than 2"});
