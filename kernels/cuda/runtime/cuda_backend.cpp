@@ -62,8 +62,6 @@ CudaBackend::CudaBackend(int world_size) {
     throw RuntimeError(CPPOOL_INVALID_REQUEST,
                        "a world has at least one rank, not " + std::to_string(world_size));
   StageClock clock(this);
-  world_ = std::make_shared<NcclWorld>(world_size);
-  devices_.resize(world_size);
   int count = 0;
   CheckCuda(cudaGetDeviceCount(&count), "counting the CUDA devices");
   if (count < world_size) {
@@ -73,6 +71,8 @@ CudaBackend::CudaBackend(int world_size) {
                            " CUDA devices, one each, and " + std::to_string(count) + " are visible" +
                            (visible ? " (CUDA_VISIBLE_DEVICES=" + std::string(visible) + ")" : ""));
   }
+  world_ = std::make_shared<NcclWorld>(world_size);
+  devices_.resize(static_cast<std::size_t>(world_size));
   clock.Done("driver");
 }
 
@@ -85,7 +85,7 @@ std::unique_ptr<RankRuntime> CudaBackend::OpenRank(int rank) {
     DeviceInfo device = opened->Device();
     const std::lock_guard lock(mutex_);
     devices_[rank] = std::move(device);
-  } catch (const RuntimeError& error) {
+  } catch (const std::exception& error) {
     world_->Arrive(rank, error.what());
     throw;
   }

@@ -69,8 +69,8 @@ StageMarks::Track& StageMarks::AddTrack(cudaStream_t stream, const std::string& 
       throw RuntimeError(CPPOOL_INTERNAL,
                          "a case uses more than " + std::to_string(kMaxStreams) + " streams");
     }
-    tracks_.emplace_back().word =
-        reinterpret_cast<std::uint32_t*>(words_ + tracks_.size() * kWordBytes - kWordBytes);
+    tracks_.emplace_back();
+    tracks_.back().word = reinterpret_cast<std::uint32_t*>(words_ + (tracks_.size() - 1) * kWordBytes);
   }
   Track& track = tracks_[used_tracks_++];
   track.stream = stream;

@@ -2,6 +2,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "catch.h"
 #include "cuda_world.h"
@@ -29,6 +32,14 @@ Bf16 As<Bf16>(float value) {
   return {static_cast<std::uint16_t>(bits >> 16)};  // exact for small integers
 }
 
+template <typename T, typename Expected>
+void ExpectAll(const std::vector<T>& values, Expected expected, const std::string& what) {
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (!(values[i] == expected(i)))
+      throw std::runtime_error(what + ": element " + std::to_string(i) + " is wrong");
+  }
+}
+
 template <typename T>
 void TestReductions(cppool_runtime* rt, const Group& group, const std::vector<int>& members,
                     cppool_dtype dtype, cppool_reduce reduce, std::size_t count) {
@@ -45,16 +56,14 @@ void TestReductions(cppool_runtime* rt, const Group& group, const std::vector<in
   const Buffer input = ToDevice(rt, in);
   const Buffer part(rt, count * sizeof(T), rt->stream);
   Check(rt, rt->reduce_scatter(rt, input.get(), part.get(), count, dtype, reduce, group.comm, rt->stream));
-  const std::vector<T> mine = ToHost<T>(rt, part);
-  for (std::size_t i = 0; i < count; ++i) {
-    Expect(mine[i] == reduced(static_cast<std::size_t>(group.rank) * count + i),
-           "reduce_scatter, dtype " + std::to_string(dtype));
-  }
+  const std::string of = " of dtype " + std::to_string(dtype) + (reduce == CPPOOL_SUM ? ", sum" : ", max");
+  ExpectAll(
+      ToHost<T>(rt, part),
+      [&](std::size_t i) { return reduced(static_cast<std::size_t>(group.rank) * count + i); },
+      "reduce_scatter" + of);
   Check(rt, rt->all_reduce(rt, input.get(), input.get(), in.size(), dtype, reduce, group.comm,
                            rt->stream));  // in place
-  const std::vector<T> all = ToHost<T>(rt, input);
-  for (std::size_t i = 0; i < in.size(); ++i)
-    Expect(all[i] == reduced(i), "all_reduce, dtype " + std::to_string(dtype));
+  ExpectAll(ToHost<T>(rt, input), reduced, "all_reduce" + of);
 }
 
 void TestGroup(cppool_runtime* rt, cppool_group which, const std::vector<int>& members) {
@@ -78,8 +87,8 @@ void TestGroup(cppool_runtime* rt, cppool_group which, const std::vector<int>& m
     const Buffer gathered(rt, count * size * sizeof(float), rt->stream);
     Check(rt, rt->all_gather(rt, input.get(), gathered.get(), count * sizeof(float), group.comm, rt->stream));
     const std::vector<float> all = ToHost<float>(rt, gathered);
-    for (std::size_t i = 0; i < all.size(); ++i)
-      Expect(all[i] == Value(members[i / count], i % count), "all_gather");
+    ExpectAll(
+        all, [&](std::size_t i) { return Value(members[i / count], i % count); }, "all_gather");
 
     // A ring, then everybody with everybody, itself included; odd sizes and offsets.
     const int next = (group.rank + 1) % group.size;
@@ -92,9 +101,10 @@ void TestGroup(cppool_runtime* rt, cppool_group which, const std::vector<int>& m
       Check(rt, rt->recv(rt, received.get(), input.bytes(), previous, group.comm, rt->stream));
       calls.End();
     }
-    const std::vector<float> ring = ToHost<float>(rt, received);
-    for (std::size_t i = 0; i < count; ++i)
-      Expect(ring[i] == Value(members[static_cast<std::size_t>(previous)], i), "ring");
+    std::vector<float> ring = ToHost<float>(rt, received);
+    ring.resize(count);
+    ExpectAll(
+        ring, [&](std::size_t i) { return Value(members[static_cast<std::size_t>(previous)], i); }, "ring");
     {
       GroupedCalls calls(rt);
       for (std::size_t peer = 0; peer < size; ++peer) {

@@ -28,10 +28,17 @@ void Gate::Hold(cppool_runtime* rt, cppool_stream stream) {
 
 CudaWorld::CudaWorld(int size) : backend_(CreateCudaBackend(size)), ranks_(size) {
   for (int rank = 0; rank < size; ++rank) threads_.emplace_back([this, rank] { Loop(rank); });
-  OnAllThreads([this](int rank) { ranks_[rank] = backend_->OpenRank(rank); });
+  try {
+    OnAllThreads([this](int rank) { ranks_[rank] = backend_->OpenRank(rank); });
+  } catch (...) {
+    End();
+    throw;
+  }
 }
 
-CudaWorld::~CudaWorld() {
+CudaWorld::~CudaWorld() { End(); }
+
+void CudaWorld::End() {
   OnAllThreads([this](int rank) { ranks_[rank].reset(); });
   {
     const std::lock_guard lock(mutex_);

@@ -33,6 +33,7 @@ class CudaWorld {
   RankRuntime& rank(int rank) { return *ranks_[rank]; }
 
  private:
+  void End();
   void OnAllThreads(const std::function<void(int)>& task);
   void Loop(int rank);
 

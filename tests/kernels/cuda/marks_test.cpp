@@ -42,12 +42,12 @@ TEST_CASE("Stage times: the device's time, parents, iterations, and nothing of t
       EnqueueDelay(rt->stream, 5);
       Check(rt, rt->mark(rt, rt->stream, nullptr));
       Check(rt, rt->mark(rt, side.get(), "transfer/kv"));
-      EnqueueDelay(side.get(), 2);
+      EnqueueDelay(side.get(), 5);
       Check(rt, rt->mark(rt, side.get(), nullptr));
     }
     rank.EndIterations();
     Check(rt, rt->mark(rt, rt->stream, "open"));
-    EnqueueDelay(rt->stream, 3);  // ends with the case
+    EnqueueDelay(rt->stream, 5);  // ends with the case
     times = rank.EndCase();
     rank.BeginCase();
     Expect(rank.EndCase().empty(), "the next case begins without times");
@@ -55,15 +55,15 @@ TEST_CASE("Stage times: the device's time, parents, iterations, and nothing of t
   CHECK(Names(times) == std::vector<std::string>{"inputs", "forward", "forward/attend 0", "forward/attend 1",
                                                  "transfer/kv", "open"});
   std::map<std::string, double> ms(times.begin(), times.end());
-  // Delays are lower bounds. The upper ones tell the median from the mean, the warm-up and the unmarked time.
-  CHECK(ms["inputs"] >= 4.9);
+  // Delays are lower bounds, to a tick of the device's clock; the upper ones exclude the warm-up and the unmarked time.
+  CHECK(ms["inputs"] >= 3.9);
   CHECK(ms["inputs"] < 300);
-  CHECK(ms["forward/attend 0"] >= 19.9);
+  CHECK(ms["forward/attend 0"] >= 18.9);
   CHECK(ms["forward/attend 0"] < 400);
-  CHECK(ms["forward/attend 1"] >= 4.9);
-  CHECK(ms["forward"] >= ms["forward/attend 0"] + 4.8);
-  CHECK(ms["transfer/kv"] >= 1.9);
-  CHECK(ms["open"] >= 2.9);
+  CHECK(ms["forward/attend 1"] >= 3.9);
+  CHECK(ms["forward"] >= ms["forward/attend 0"] + 3.8);
+  CHECK(ms["transfer/kv"] >= 3.9);
+  CHECK(ms["open"] >= 3.9);
 }
 
 TEST_CASE("Progress tells the stage of each stream while the device is stuck, without waiting", "[gpu]") {
@@ -126,13 +126,13 @@ TEST_CASE("Thousands of marks, and cases after cases", "[gpu]") {
         Check(rt, rt->mark(rt, rt->stream, i % 2 ? "odd" : "even"));
         if (i % 100 != 0) continue;
         Check(rt, rt->stream_synchronize(rt, rt->stream));
-        EnqueueDelay(rt->stream, 0.5);  // in a stage that began before the wait
+        EnqueueDelay(rt->stream, 2);  // in a stage that began before the wait
       }
       EnqueueDelay(rt->stream, 10);  // in the last stage
     });
     CHECK(Names(times) == std::vector<std::string>{"even", "odd"});
-    CHECK(times.at(0).second >= 14.9);
-    CHECK(times.at(1).second >= 9.9);
+    CHECK(times.at(0).second >= 29);
+    CHECK(times.at(1).second >= 8.9);
   }
 }
 

@@ -119,7 +119,6 @@ TEST_CASE("Page-locked memory: aligned, apart, and used again", "[gpu]") {
       }
     }
     for (const Piece& piece : pieces) Check(rt, rt->free_host(rt, piece.data));
-    // The first slab is one piece again.
     void* large = nullptr;
     Check(rt, rt->alloc_host(rt, 3 * kMiB, &large));
     const Buffer device(rt, 3 * kMiB, rt->stream);
