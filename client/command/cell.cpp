@@ -1,0 +1,123 @@
+#include "cell.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "protocol/parameters.h"
+#include "suite_data.h"
+#include "text.h"
+
+namespace cppool::command {
+namespace {
+
+std::string NameOf(const Cell& cell) {
+  std::string name = cell.rows.front();
+  for (const char* key : {"dtype", "qkv_format", "cp_comm_type"})
+    name += " " + cell.params.at(key).get<std::string>();
+  if (cell.params.contains("pad_between_seqs"))
+    name += cell.params["pad_between_seqs"] ? " padded" : " packed";
+  return name + " W=" + std::to_string(cell.world_size);
+}
+
+// What a filter's key means in a cell: the values that it may equal.
+std::vector<Json> ValuesOf(const Cell& cell, const std::string& key) {
+  if (key == "world_size") return {cell.world_size};
+  if (key == "essential") return {cell.essential};
+  if (key == "row") return {cell.rows.begin(), cell.rows.end()};
+  auto found = cell.params.find(key);
+  if (found == cell.params.end()) return {};
+  return {*found};
+}
+
+}  // namespace
+
+std::vector<Cell> LoadSuite(const std::string& name) {
+  std::string text = SuiteText(name == "essential" ? "matrix" : name);
+  if (text.empty())
+    throw UsageError("there is no suite '" + name + "': smoke, essential and matrix are there");
+  const Json file = Json::parse(text);
+  std::vector<Cell> cells;
+  for (const Json& entry : file.at("cells")) {
+    Cell cell;
+    cell.essential = entry.value("essential", false);
+    if (name == "essential" && !cell.essential) continue;
+    cell.rows = entry.at("rows").get<std::vector<std::string>>();
+    cell.world_size = entry.at("world_size");
+    cell.params = file.at("rows").at(cell.rows.front());
+    cell.params.update(entry.at("set"));
+    cell.name = NameOf(cell);
+    cells.push_back(std::move(cell));
+  }
+  return cells;
+}
+
+std::vector<Cell> Select(const std::vector<Cell>& cells, const std::vector<Filter>& filters) {
+  std::map<std::string, std::vector<std::string>> by_key;
+  for (const Filter& filter : filters) by_key[filter.key].push_back(filter.value);
+  for (const auto& [key, values] : by_key) {
+    if (std::any_of(cells.begin(), cells.end(),
+                    [&, &key = key](const Cell& cell) { return !ValuesOf(cell, key).empty(); }))
+      continue;
+    std::set<std::string> known = {"world_size", "essential", "row"};
+    for (const Cell& cell : cells)
+      for (const auto& item : cell.params.items()) known.insert(item.key());
+    auto nearest = protocol::Nearest(key, {known.begin(), known.end()});
+    throw UsageError("no cell of the suite has '" + key + "'" +
+                     (nearest ? ": did you mean '" + *nearest + "'?" : ""));
+  }
+  auto holds = [&](const Cell& cell) {
+    return std::all_of(by_key.begin(), by_key.end(), [&](const auto& entry) {
+      std::vector<Json> have = ValuesOf(cell, entry.first);
+      return std::any_of(entry.second.begin(), entry.second.end(), [&](const std::string& wanted) {
+        return std::any_of(have.begin(), have.end(), [&](const Json& value) {
+          return value == ValueFromText(wanted) || value == Json(wanted);
+        });
+      });
+    });
+  };
+  std::vector<Cell> selected;
+  std::copy_if(cells.begin(), cells.end(), std::back_inserter(selected), holds);
+  return selected;
+}
+
+void Shrink(Json* params, std::int64_t max_seqlen) {
+  double proportion = 1;
+  for (const char* key : {"max_seqlen_q", "max_seqlen_kv"}) {
+    auto length = params->find(key);
+    if (length == params->end() || !length->is_number_integer()) continue;
+    const auto before = length->get<std::int64_t>();
+    const std::int64_t after = std::min(before, max_seqlen);
+    if (std::string_view(key) == "max_seqlen_kv" && before > 0)
+      proportion = static_cast<double>(after) / static_cast<double>(before);
+    *length = after;
+  }
+  auto window = params->find("window_size");
+  if (window == params->end() || !window->is_array()) return;
+  for (Json& side : *window) {
+    if (!side.is_number_integer() || side.get<std::int64_t>() <= 0) continue;
+    side =
+        std::max<std::int64_t>(1, std::llround(static_cast<double>(side.get<std::int64_t>()) * proportion));
+  }
+}
+
+std::vector<std::size_t> RunOrder(const std::vector<Cell>& cells) {
+  std::vector<std::size_t> order(cells.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return cells[a].world_size < cells[b].world_size; });
+  return order;
+}
+
+std::string RepeatCommand(const Cell& cell, const std::vector<std::string>& common) {
+  std::string command = "cppool run --world-size " + std::to_string(cell.world_size);
+  if (cell.case_name != "attention") command += " --case " + ShellQuote(cell.case_name);
+  for (const std::string& word : common) command += " " + ShellQuote(word);
+  for (const auto& [key, value] : cell.params.items())
+    command += " --param " + ShellQuote(key + "=" + TextFromValue(value));
+  return command;
+}
+
+}  // namespace cppool::command

@@ -1,0 +1,41 @@
+// Cells of suites: what to run, on how many ranks, and how to run it again by hand.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cppool/pool.h"
+
+namespace cppool::command {
+
+struct Cell {
+  std::string name;               // unique in its suite: "flash:cp_1_0 bf16 bshd p2p W=2"
+  std::vector<std::string> rows;  // of the model tables, that the cell stands for
+  bool essential = false;
+  int world_size = 2;
+  std::string case_name = "attention";
+  Json params = Json::object();
+};
+
+// "smoke", "essential" or "matrix", in the order of its file. Throws UsageError for another name.
+std::vector<Cell> LoadSuite(const std::string& name);
+
+// The cells for which, for each key, one of its filters holds. A key is a parameter, `world_size`, `row` or `essential`; a value is text
+// as ValueFromText reads it. Throws UsageError for a key that no cell has.
+struct Filter {
+  std::string key;
+  std::string value;
+};
+std::vector<Cell> Select(const std::vector<Cell>& cells, const std::vector<Filter>& filters);
+
+// Lengths to at most `max_seqlen`; windows in the proportion of the keys' length, to at least 1. -1 (open) and 0 stay.
+void Shrink(Json* params, std::int64_t max_seqlen);
+
+// The order to run in: by world size, so that a pool is not left waiting and another woken at every cell; else as listed.
+std::vector<std::size_t> RunOrder(const std::vector<Cell>& cells);
+
+// "cppool run --world-size 2 ... --param key=value ...", as words for a shell; `common` are the options that hold for all cells.
+std::string RepeatCommand(const Cell& cell, const std::vector<std::string>& common);
+
+}  // namespace cppool::command

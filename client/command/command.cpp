@@ -1,0 +1,85 @@
+#include "command.h"
+
+#include <algorithm>
+
+#include "text.h"
+
+namespace cppool::command {
+
+int Main(const std::vector<std::string>& words, Streams streams) {
+  CLI::App app{"Runs multi-GPU cases in a warm pool: see `cppool COMMAND --help`", "cppool"};
+  app.set_version_flag("--version", std::string("cppool ") + CPPOOL_VERSION);
+  app.require_subcommand(1);
+  int exit_code = kUsage;
+  AddRun(app, streams, &exit_code);
+  AddBench(app, streams, &exit_code);
+  AddDoctor(app, streams, &exit_code);
+  try {
+    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 takes them from the back
+    return exit_code;
+  } catch (const CLI::ParseError& error) {  // --help and --version among them
+    return app.exit(error, streams.out, streams.err) == 0 ? kSuccess : kUsage;
+  } catch (const UsageError& error) {
+    streams.err << "cppool: " << error.what() << "\n";
+    return kUsage;
+  }
+}
+
+void AddDaemonOptions(CLI::App& app, DaemonArguments* arguments) {
+  app.add_option("--backend", arguments->backend, "auto takes cuda where CUDA sees a device, else host")
+      ->check(CLI::IsMember({"auto", "cuda", "host"}))
+      ->capture_default_str();
+  app.add_option("--devices", arguments->devices, "GPUs to use: indices or UUIDs, as in CUDA_VISIBLE_DEVICES")
+      ->delimiter(',');
+  app.add_option("--daemon", arguments->daemon,
+                 "The cppoold to spawn (default: $CPPOOL_DAEMON, else the one beside cppool)");
+  AddRepeatable(app, "--load", &arguments->libraries, "A shared library with cases of your own");
+}
+
+PoolOptions ToPoolOptions(const DaemonArguments& arguments) {
+  PoolOptions options;
+  options.daemon = arguments.daemon;
+  options.backend = arguments.backend;
+  options.devices = arguments.devices;
+  options.case_files = arguments.libraries;
+  return options;
+}
+
+std::vector<std::string> ToWords(const DaemonArguments& arguments) {
+  std::vector<std::string> words;
+  auto add = [&](const char* name, const std::string& value) { words.insert(words.end(), {name, value}); };
+  if (arguments.backend != "auto") add("--backend", arguments.backend);
+  std::string devices;
+  for (const std::string& device : arguments.devices) devices += (devices.empty() ? "" : ",") + device;
+  if (!devices.empty()) add("--devices", devices);
+  if (!arguments.daemon.empty()) add("--daemon", arguments.daemon);
+  for (const std::string& library : arguments.libraries) add("--load", library);
+  return words;
+}
+
+CLI::Option* AddRepeatable(CLI::App& app, const std::string& name, std::vector<std::string>* values,
+                           const std::string& help) {
+  return app.add_option(name, *values, help)->allow_extra_args(false)->take_all();
+}
+
+std::string DescribeWorld(const Json& hello) {
+  auto text = [&](const char* key) {
+    auto found = hello.find(key);
+    return found != hello.end() && found->is_string() ? found->get<std::string>() : std::string("unknown");
+  };
+  std::vector<std::pair<std::string, int>> kinds;  // in the order of the ranks
+  for (const Json& device : hello.value("devices", Json::array())) {
+    std::string name = TextFromValue(device);
+    auto same =
+        std::find_if(kinds.begin(), kinds.end(), [&](const auto& kind) { return kind.first == name; });
+    if (same != kinds.end())
+      ++same->second;
+    else
+      kinds.emplace_back(name, 1);
+  }
+  std::string world = "backend " + text("backend") + ", transport " + text("transport");
+  for (const auto& [name, count] : kinds) world += ", " + std::to_string(count) + " x " + name;
+  return world;
+}
+
+}  // namespace cppool::command

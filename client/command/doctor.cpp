@@ -1,0 +1,132 @@
+// `cppool doctor`: what this machine has, and what will run where. It asks daemons and nvidia-smi, so that it touches no GPU itself.
+#include <poll.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <memory>
+#include <sstream>
+#include <system_error>
+#include <thread>
+
+#include "command.h"
+#include "process.h"
+#include "text.h"
+
+namespace cppool::command {
+namespace {
+
+constexpr const char* kModuleFile = "libcppool_cuda.so";
+
+// The program in a folder of PATH; empty when there is none.
+std::string InPath(const std::string& program) {
+  const char* path = std::getenv("PATH");
+  std::istringstream folders(path != nullptr ? path : "");
+  for (std::string folder; std::getline(folders, folder, ':');)
+    if (!folder.empty() && access((folder + "/" + program).c_str(), X_OK) == 0) return folder + "/" + program;
+  return "";
+}
+
+// What a program writes, or why there is nothing.
+std::string Capture(const std::string& path, const std::vector<std::string>& arguments,
+                    std::chrono::milliseconds limit) {
+  using internal::Clock;
+  constexpr std::size_t kEnough = 1 << 16;
+  try {
+    auto process = internal::Process::Spawn({path, arguments, {}});
+    auto until = Clock::now() + limit;
+    std::string text;
+    for (char buffer[4096]; Clock::now() < until && text.size() < kEnough;) {
+      pollfd fd = {process->output(), POLLIN, 0};
+      if (poll(&fd, 1, internal::PollTimeout(until)) <= 0) continue;
+      ssize_t count = read(process->output(), buffer, sizeof buffer);
+      if (count == 0 && process->WaitEnd(until) && process->exit_code() == 0) return text;
+      if (count == 0) return path + " " + process->DescribeEnd() + "\n";
+      if (count > 0) text.append(buffer, static_cast<std::size_t>(count));
+    }
+    return path + " did not end\n";
+  } catch (const std::system_error& error) {
+    return std::string(error.what()) + "\n";
+  }
+}
+
+std::string ModulePath(const std::string& daemon) {
+  if (const char* named = std::getenv("CPPOOL_CUDA_MODULE"); named != nullptr && *named != '\0') return named;
+  std::string folder = daemon.substr(0, daemon.rfind('/'));
+  for (const std::string& file : {folder + "/" + kModuleFile, folder + "/../lib/" + kModuleFile})
+    if (access(file.c_str(), R_OK) == 0) return file;
+  return "";
+}
+
+// The last line of a failed start that says something.
+std::string Reason(const PoolError& error) {
+  std::istringstream text(error.stderr_tail());
+  std::string last;
+  for (std::string line; std::getline(text, line);)
+    if (!line.empty()) last = line;
+  return last.empty() ? error.what() : last;
+}
+
+// "world size 2: backend host, ..." for a daemon that starts, else why it does not.
+bool Try(PoolOptions options, int world_size, std::ostream& out) {
+  options.world_size = world_size;
+  out << "world size " << world_size << " (--backend " << options.backend << "): ";
+  auto start = std::chrono::steady_clock::now();
+  try {
+    Pool pool(options);
+    Json hello = pool.Hello();
+    double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    out << DescribeWorld(hello) << "; up after " << Fixed(seconds, 2) << " s" << std::endl;
+    return true;
+  } catch (const PoolError& error) {
+    out << "does not run: " << Reason(error) << std::endl;
+    return false;
+  }
+}
+
+int Doctor(const DaemonArguments& arguments, Streams streams) {
+  std::ostream& out = streams.out;
+  PoolOptions options = ToPoolOptions(arguments);
+  std::string daemon = FindDaemon(options);
+  out << "cppool " << CPPOOL_VERSION << "\n";
+  out << "daemon: " << (daemon.empty() ? "cppoold was not found; set CPPOOL_DAEMON to its path" : daemon)
+      << "\n";
+  std::string module = daemon.empty() ? "" : ModulePath(daemon);
+  out << "CUDA runtime: "
+      << (module.empty()
+              ? std::string(kModuleFile) + " is not beside the daemon: this build has the host runtime only"
+              : module)
+      << "\n";
+  out << "CPU cores: " << std::thread::hardware_concurrency() << "\n";
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  out << "CUDA_VISIBLE_DEVICES: " << (visible != nullptr ? "'" + std::string(visible) + "'" : "not set")
+      << "\n";
+  std::string smi = InPath("nvidia-smi");
+  out << "GPUs: ";
+  if (smi.empty()) {
+    out << "nvidia-smi is not in PATH\n";
+  } else {
+    std::string listed = Capture(smi, {"-L"}, std::chrono::seconds(20));
+    out << (listed.empty() ? "none\n" : "\n" + listed);
+  }
+  out << std::flush;
+  if (daemon.empty()) return kFailure;
+
+  bool any = false;
+  for (int world_size : {1, 2, 4, 8}) any |= Try(options, world_size, out);
+  if (options.backend == "auto") {
+    options.backend = "host";
+    any |= Try(options, 2, out);
+  }
+  return any ? kSuccess : kFailure;
+}
+
+}  // namespace
+
+void AddDoctor(CLI::App& app, Streams streams, int* exit_code) {
+  auto arguments = std::make_shared<DaemonArguments>();
+  CLI::App* doctor = app.add_subcommand("doctor", "Says what this machine has and what will run where");
+  AddDaemonOptions(*doctor, arguments.get());
+  doctor->callback([arguments, streams, exit_code] { *exit_code = Doctor(*arguments, streams); });
+}
+
+}  // namespace cppool::command

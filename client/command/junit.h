@@ -1,0 +1,22 @@
+// JUnit's XML, as continuous integration reads it.
+#pragma once
+
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace cppool::command {
+
+struct JunitCase {
+  enum class Outcome { kPassed, kFailed, kError, kSkipped };
+  std::string group;  // its class name
+  std::string name;
+  Outcome outcome = Outcome::kPassed;
+  double seconds = 0;
+  std::string message;  // one line: what failed, or why it was skipped
+  std::string details;  // any text: checks, the repeating command
+};
+
+void WriteJunit(std::ostream& out, const std::string& suite, const std::vector<JunitCase>& cases);
+
+}  // namespace cppool::command

@@ -1,0 +1,10 @@
+// The suites' files, built into the program.
+#pragma once
+
+#include <string>
+
+namespace cppool::command {
+
+std::string SuiteText(const std::string& name);  // "matrix" or "smoke"; empty for another
+
+}  // namespace cppool::command

@@ -1,0 +1,110 @@
+#include "text.h"
+
+#include <cmath>
+#include <cstdio>
+
+namespace cppool::command {
+
+Json ValueFromText(const std::string& text) {
+  Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return value.is_discarded() ? Json(text) : value;
+}
+
+std::string TextFromValue(const Json& value) {
+  if (value.is_string() && ValueFromText(value.get<std::string>()) == value) return value.get<std::string>();
+  return value.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::pair<std::string, std::string> SplitAssignment(const std::string& text, const std::string& option) {
+  std::size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0)
+    throw UsageError(option + " takes key=value, not '" + text + "'");
+  return {text.substr(0, equals), text.substr(equals + 1)};
+}
+
+std::vector<std::string> SplitList(const std::string& text) {
+  std::vector<std::string> items(1);
+  int depth = 0;
+  bool quoted = false;
+  for (char c : text) {
+    if (c == '"') quoted = !quoted;
+    if (!quoted && (c == '[' || c == '{')) ++depth;
+    if (!quoted && (c == ']' || c == '}')) --depth;
+    if (c == ',' && depth == 0 && !quoted)
+      items.emplace_back();
+    else
+      items.back() += c;
+  }
+  return items;
+}
+
+std::string ShellQuote(const std::string& word) {
+  constexpr std::string_view kPlain = "_@%+=:,./-";
+  bool plain = !word.empty();
+  for (char c : word) {
+    bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+    plain = plain && (letter || kPlain.find(c) != std::string_view::npos);
+  }
+  if (plain) return word;
+  std::string quoted = "'";
+  for (char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+namespace {
+
+// The length of the UTF-8 sequence at the front of `text` if it is one that XML 1.0 allows, else 0.
+std::size_t XmlCharacter(std::string_view text) {
+  auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  unsigned first = byte(0);
+  if (first < 0x80) return first >= 0x20 || first == '\t' || first == '\n' || first == '\r' ? 1 : 0;
+  std::size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
+  unsigned code = first & (0xFFu >> (length + 1));
+  for (std::size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xC0) != 0x80) return 0;
+    code = code << 6 | (byte(i) & 0x3F);
+  }
+  constexpr unsigned kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
+  bool valid = first >= 0xC0 && code >= kSmallest[length] && code <= 0x10FFFF &&
+               (code < 0xD800 || code > 0xDFFF) && code != 0xFFFE && code != 0xFFFF;
+  return valid ? length : 0;
+}
+
+}  // namespace
+
+std::string XmlEscape(std::string_view text) {
+  std::string result;
+  while (!text.empty()) {
+    std::size_t length = XmlCharacter(text);
+    switch (length == 0 ? '\0' : text[0]) {
+      case '\0':
+        result += '?';
+        break;
+      case '&':
+        result += "&amp;";
+        break;
+      case '<':
+        result += "&lt;";
+        break;
+      case '>':
+        result += "&gt;";
+        break;
+      case '"':
+        result += "&quot;";
+        break;
+      default:
+        result += text.substr(0, length);
+    }
+    text.remove_prefix(length == 0 ? 1 : length);
+  }
+  return result;
+}
+
+std::string Fixed(double value, int digits) {
+  if (!std::isfinite(value)) return "-";
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, "%.*f", digits, value);
+  return buffer;
+}
+
+}  // namespace cppool::command
