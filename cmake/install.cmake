@@ -1,0 +1,29 @@
+# A prefix that can be moved: bin/ with the programs, lib/ with the CUDA module that they open there, the client library, the headers
+# for harnesses and for cases, and a CMake package. Also the target that is all of it but the tests.
+include(CMakePackageConfigHelpers)
+
+add_custom_target(cppool_programs DEPENDS cppoold cppool)
+
+set_target_properties(cppool_client PROPERTIES EXPORT_NAME client)
+set_target_properties(cppool_protocol PROPERTIES EXPORT_NAME protocol)
+set_target_properties(cppool_case PROPERTIES EXPORT_NAME case)
+set_target_properties(cppool_flags PROPERTIES EXPORT_NAME flags)
+# cppool_flags comes along because static libraries name what they link; its warnings do not reach their users.
+install(TARGETS cppoold cppool cppool_client cppool_protocol cppool_case cppool_flags EXPORT cppoolTargets
+  RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/client/include/cppool/pool.h ${PROJECT_SOURCE_DIR}/daemon/include/cppool/case.h
+  ${PROJECT_SOURCE_DIR}/kernels/include/cppool/runtime.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cppool)
+if(CPPOOL_WITH_CUDA)
+  add_dependencies(cppool_programs cppool_cuda)
+  # Found by the daemon at ../lib whatever the system calls its folder of libraries, and finding NCCL where it was found here.
+  set_target_properties(cppool_cuda PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
+  install(TARGETS cppool_cuda LIBRARY DESTINATION lib)
+endif()
+
+set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/cppool)
+install(EXPORT cppoolTargets NAMESPACE cppool:: DESTINATION ${package_folder})
+configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/cppoolConfig.cmake.in ${PROJECT_BINARY_DIR}/cppoolConfig.cmake
+  INSTALL_DESTINATION ${package_folder})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/cppoolConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/cppoolConfig.cmake ${PROJECT_BINARY_DIR}/cppoolConfigVersion.cmake
+  DESTINATION ${package_folder})
