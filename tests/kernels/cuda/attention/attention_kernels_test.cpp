@@ -28,8 +28,8 @@ KernelShape Shape(Dims dims, Dtype dtype, int heads, int kv_heads) {
   return shape;
 }
 
-Problem Global(const KernelShape& shape, QkvFormat format, std::int64_t batch, std::int64_t seqlen_q, std::int64_t seqlen_kv,
-               Band band) {
+Problem Global(const KernelShape& shape, QkvFormat format, std::int64_t batch, std::int64_t seqlen_q,
+               std::int64_t seqlen_kv, Band band) {
   return {shape, GlobalLayout(format, batch, seqlen_q), GlobalLayout(format, batch, seqlen_kv),
           std::vector<Band>(static_cast<std::size_t>(batch), band)};
 }
@@ -40,7 +40,8 @@ std::vector<Layout> Parts(const Layout& layout, std::size_t count) {
   std::size_t next = 0;
   for (const Segment& segment : layout.segments) {
     for (std::int32_t at = 0; at < segment.length; at += 48) {
-      parts[next++ % count].segments.push_back({segment.sequence, segment.position + at, std::min(48, segment.length - at),
+      parts[next++ % count].segments.push_back({segment.sequence, segment.position + at,
+                                                std::min(48, segment.length - at),
                                                 segment.row + std::int64_t{at} * layout.row_step});
     }
   }
@@ -48,20 +49,25 @@ std::vector<Layout> Parts(const Layout& layout, std::size_t count) {
 }
 
 // Forward and backward on the device. The keys are worked off in the given parts for out and dq, the queries for dk and dv.
-Outputs Run(const Device& device, const Problem& problem, const Inputs& inputs, const std::vector<Layout>& key_parts,
-            const std::vector<Layout>& query_parts) {
+Outputs Run(const Device& device, const Problem& problem, const Inputs& inputs,
+            const std::vector<Layout>& key_parts, const std::vector<Layout>& query_parts) {
   const KernelShape& shape = problem.shape;
   AttentionKernels& kernels = device.kernels();
   kernels.Load(shape, true);
-  const std::size_t rows_q = static_cast<std::size_t>(problem.query.rows), rows_kv = static_cast<std::size_t>(problem.key.rows);
+  const std::size_t rows_q = static_cast<std::size_t>(problem.query.rows),
+                    rows_kv = static_cast<std::size_t>(problem.key.rows);
   const std::size_t states = rows_q * static_cast<std::size_t>(shape.heads);
   const Buffer q = ToDevice(device, inputs.q, shape.dtype), k = ToDevice(device, inputs.k, shape.dtype);
   const Buffer v = ToDevice(device, inputs.v, shape.dtype), dout = ToDevice(device, inputs.dout, shape.dtype);
-  const Buffer out = Poisoned(device, inputs.dout.size(), shape.dtype), lse = Poisoned(device, states, Dtype::kFp32);
-  const Buffer dq = Poisoned(device, inputs.q.size(), shape.dtype), dk = Poisoned(device, inputs.k.size(), shape.dtype);
-  const Buffer dv = Poisoned(device, inputs.v.size(), shape.dtype), delta = Poisoned(device, states, Dtype::kFp32);
+  const Buffer out = Poisoned(device, inputs.dout.size(), shape.dtype),
+               lse = Poisoned(device, states, Dtype::kFp32);
+  const Buffer dq = Poisoned(device, inputs.q.size(), shape.dtype),
+               dk = Poisoned(device, inputs.k.size(), shape.dtype);
+  const Buffer dv = Poisoned(device, inputs.v.size(), shape.dtype),
+               delta = Poisoned(device, states, Dtype::kFp32);
   const Buffer out_sum = Poisoned(device, inputs.dout.size(), Dtype::kFp32);
-  const Buffer dq_sum = Poisoned(device, inputs.q.size(), Dtype::kFp32), dk_sum = Poisoned(device, inputs.k.size(), Dtype::kFp32);
+  const Buffer dq_sum = Poisoned(device, inputs.q.size(), Dtype::kFp32),
+               dk_sum = Poisoned(device, inputs.k.size(), Dtype::kFp32);
   const Buffer dv_sum = Poisoned(device, inputs.v.size(), Dtype::kFp32);
 
   std::vector<std::unique_ptr<BlockPlan>> plans;  // until the work is done
@@ -79,7 +85,8 @@ Outputs Run(const Device& device, const Problem& problem, const Inputs& inputs, 
   BackwardArgs args;
   args.q = q.get(), args.k = k.get(), args.v = v.get(), args.dout = dout.get();
   args.lse = lse.get<float>(), args.delta = delta.get<float>();
-  args.dq_accumulator = dq_sum.get<float>(), args.dk_accumulator = dk_sum.get<float>(), args.dv_accumulator = dv_sum.get<float>();
+  args.dq_accumulator = dq_sum.get<float>(), args.dk_accumulator = dk_sum.get<float>(),
+  args.dv_accumulator = dv_sum.get<float>();
   args.dq = dq.get(), args.dk = dk.get(), args.dv = dv.get();
   for (std::size_t i = 0; i < key_parts.size(); ++i) {
     plans.push_back(kernels.Plan(shape, problem.query, key_parts[i], problem.bands, true, device.stream()));
@@ -112,8 +119,9 @@ void Expect(const Outputs& got, const Outputs& want, Dtype dtype) {
 void RunAndExpect(const Device& device, const Problem& problem, std::size_t parts = 1) {
   const Inputs inputs = MakeInputs(problem, 7);
   const bool whole = parts == 1;
-  const Outputs got = Run(device, problem, inputs, whole ? std::vector{problem.key} : Parts(problem.key, parts),
-                          whole ? std::vector{problem.query} : Parts(problem.query, parts));
+  const Outputs got =
+      Run(device, problem, inputs, whole ? std::vector{problem.key} : Parts(problem.key, parts),
+          whole ? std::vector{problem.query} : Parts(problem.query, parts));
   Expect(got, Reference(problem, inputs), problem.shape.dtype);
 }
 
@@ -146,10 +154,12 @@ TEST_CASE("attention on a GPU handles ragged lengths") {
     for (const int seqlen_q : {1, 7, 63, 64, 129, 257}) {
       for (const int seqlen_kv : {1, 15, 64, 65, 191}) {
         CAPTURE(dims.qk, seqlen_q, seqlen_kv);
-        RunAndExpect(device, Global(Shape(dims, Dtype::kBf16, 2, 1), QkvFormat::kBshd, 1, seqlen_q, seqlen_kv, kAll));
+        RunAndExpect(device,
+                     Global(Shape(dims, Dtype::kBf16, 2, 1), QkvFormat::kBshd, 1, seqlen_q, seqlen_kv, kAll));
         // Bottom-right: with more queries than keys, the first see nothing.
         const Band band{-kOpen, seqlen_kv - seqlen_q};
-        RunAndExpect(device, Global(Shape(dims, Dtype::kFp16, 2, 1), QkvFormat::kSbhd, 2, seqlen_q, seqlen_kv, band));
+        RunAndExpect(device,
+                     Global(Shape(dims, Dtype::kFp16, 2, 1), QkvFormat::kSbhd, 2, seqlen_q, seqlen_kv, band));
       }
     }
   }
@@ -161,7 +171,8 @@ TEST_CASE("attention on a GPU sees exactly the band") {
     return;
   }
   const Device device;
-  for (const Band band : {Band{-1, 0}, Band{0, 0}, Band{-70, 3}, Band{-kOpen, -100}, Band{40, kOpen}, Band{100, 90}, Band{500, 600}}) {
+  for (const Band band : {Band{-1, 0}, Band{0, 0}, Band{-70, 3}, Band{-kOpen, -100}, Band{40, kOpen},
+                          Band{100, 90}, Band{500, 600}}) {
     for (const Dims dims : {Dims{128, 128}, Dims{64, 64}}) {
       CAPTURE(band.low, band.high, dims.qk);
       RunAndExpect(device, Global(Shape(dims, Dtype::kBf16, 2, 2), QkvFormat::kBshd, 2, 260, 300, band));
@@ -197,7 +208,9 @@ TEST_CASE("attention on a GPU works on the chunks that a rank holds") {
   for (const QkvFormat format : {QkvFormat::kBshd, QkvFormat::kSbhd}) {
     for (int rank = 0; rank < 2; ++rank) {
       CAPTURE(static_cast<int>(format), rank);
-      Problem problem{Shape({128, 128}, Dtype::kBf16, 2, 1), RankLayout(format, 2, 400, 2, rank), RankLayout(format, 2, 400, 2, 0),
+      Problem problem{Shape({128, 128}, Dtype::kBf16, 2, 1),
+                      RankLayout(format, 2, 400, 2, rank),
+                      RankLayout(format, 2, 400, 2, 0),
                       {kCausal, kCausal}};
       RunAndExpect(device, problem);
       // Both ranks' keys in one buffer, as an all-gather leaves them.
@@ -225,7 +238,8 @@ TEST_CASE("attention on a GPU gives the same bits twice") {
     return;
   }
   const Device device;
-  const Problem problem = Global(Shape({128, 128}, Dtype::kBf16, 8, 2), QkvFormat::kBshd, 2, 300, 300, kCausal);
+  const Problem problem =
+      Global(Shape({128, 128}, Dtype::kBf16, 8, 2), QkvFormat::kBshd, 2, 300, 300, kCausal);
   const Inputs inputs = MakeInputs(problem, 3);
   const Outputs first = Run(device, problem, inputs, {problem.key}, {problem.query});
   const Outputs second = Run(device, problem, inputs, {problem.key}, {problem.query});

@@ -57,7 +57,8 @@ class Timer {
       cudaEventRecord(begin_, stream);
       work();
       cudaEventRecord(end_, stream);
-      if (cudaEventSynchronize(end_) != cudaSuccess) throw RuntimeError(CPPOOL_CUDA, cudaGetErrorString(cudaGetLastError()));
+      if (cudaEventSynchronize(end_) != cudaSuccess)
+        throw RuntimeError(CPPOOL_CUDA, cudaGetErrorString(cudaGetLastError()));
       float time = 0;
       cudaEventElapsedTime(&time, begin_, end_);
       if (i >= 5) times.push_back(time);
@@ -91,8 +92,8 @@ double Dot(const float* a, const float* b, int dim) {
 }
 
 // The worst relative error over tensors, of a few rows (queries for out and dq, keys for dk and dv); dk and dv trust lse and delta.
-double SampledError(const Problem& problem, bool causal, std::int64_t seqlen, const Inputs& in, const Outputs& got,
-                    const Values& delta) {
+double SampledError(const Problem& problem, bool causal, std::int64_t seqlen, const Inputs& in,
+                    const Outputs& got, const Values& delta) {
   const KernelShape& s = problem.shape;
   Sample out, dq, dk, dv;
   for (std::int64_t sample = 0; sample < 6; ++sample) {
@@ -102,7 +103,9 @@ double SampledError(const Problem& problem, bool causal, std::int64_t seqlen, co
     std::vector<double> p(static_cast<std::size_t>(causal ? i + 1 : seqlen));
     std::vector<double> o(static_cast<std::size_t>(s.dim_v)), g(static_cast<std::size_t>(s.dim_qk));
     double most = -1e30, sum = 0, rowsum = 0;
-    const auto kv_at = [&](std::size_t j) { return j * static_cast<std::size_t>(s.kv_heads) + static_cast<std::size_t>(kv_head); };
+    const auto kv_at = [&](std::size_t j) {
+      return j * static_cast<std::size_t>(s.kv_heads) + static_cast<std::size_t>(kv_head);
+    };
     const auto qk = static_cast<std::size_t>(s.dim_qk), vd = static_cast<std::size_t>(s.dim_v);
     for (std::size_t j = 0; j < p.size(); ++j) {
       most = std::max(most, p[j] = s.scale * Dot(&in.q[q_at * qk], &in.k[kv_at(j) * qk], s.dim_qk));
@@ -112,7 +115,8 @@ double SampledError(const Problem& problem, bool causal, std::int64_t seqlen, co
       for (std::size_t d = 0; d < vd; ++d) o[d] += p[j] / sum * in.v[kv_at(j) * vd + d];
     for (std::size_t d = 0; d < vd; ++d) rowsum += o[d] * in.dout[q_at * vd + d];
     for (std::size_t j = 0; j < p.size(); ++j) {
-      const double ds = s.scale * p[j] / sum * (Dot(&in.dout[q_at * vd], &in.v[kv_at(j) * vd], s.dim_v) - rowsum);
+      const double ds =
+          s.scale * p[j] / sum * (Dot(&in.dout[q_at * vd], &in.v[kv_at(j) * vd], s.dim_v) - rowsum);
       for (std::size_t d = 0; d < qk; ++d) g[d] += ds * in.k[kv_at(j) * qk + d];
     }
     out.want.insert(out.want.end(), o.begin(), o.end());
@@ -150,23 +154,30 @@ bool Measure(const Device& device, const SpeedShape& speed) {
   shape.heads = speed.heads, shape.kv_heads = speed.kv_heads, shape.group = speed.heads / speed.kv_heads;
   shape.scale = 1 / std::sqrt(static_cast<float>(speed.dim_qk));
   const Layout layout = GlobalLayout(QkvFormat::kBshd, speed.batch, speed.seqlen);
-  const Problem problem{shape, layout, layout,
-                        std::vector<Band>(static_cast<std::size_t>(speed.batch), Band{-kOpen, speed.causal ? 0 : kOpen})};
+  const Problem problem{
+      shape, layout, layout,
+      std::vector<Band>(static_cast<std::size_t>(speed.batch), Band{-kOpen, speed.causal ? 0 : kOpen})};
   AttentionKernels& kernels = device.kernels();
   kernels.Load(shape, true);
   std::mt19937 random(1);
   const auto count = [&](int heads, int dim) { return static_cast<std::size_t>(layout.rows * heads * dim); };
-  const Inputs in{Random(random, count(speed.heads, speed.dim_qk), shape.dtype), Random(random, count(speed.kv_heads, speed.dim_qk), shape.dtype),
-                  Random(random, count(speed.kv_heads, speed.dim_v), shape.dtype), Random(random, count(speed.heads, speed.dim_v), shape.dtype)};
+  const Inputs in{Random(random, count(speed.heads, speed.dim_qk), shape.dtype),
+                  Random(random, count(speed.kv_heads, speed.dim_qk), shape.dtype),
+                  Random(random, count(speed.kv_heads, speed.dim_v), shape.dtype),
+                  Random(random, count(speed.heads, speed.dim_v), shape.dtype)};
   const Buffer q = ToDevice(device, in.q, shape.dtype), k = ToDevice(device, in.k, shape.dtype);
   const Buffer v = ToDevice(device, in.v, shape.dtype), dout = ToDevice(device, in.dout, shape.dtype);
-  const Buffer out = Poisoned(device, in.dout.size(), shape.dtype), lse = Poisoned(device, count(speed.heads, 1), Dtype::kFp32);
-  const Buffer delta = Poisoned(device, count(speed.heads, 1), Dtype::kFp32), dq = Poisoned(device, in.q.size(), shape.dtype);
-  const Buffer dk = Poisoned(device, in.k.size(), shape.dtype), dv = Poisoned(device, in.v.size(), shape.dtype);
+  const Buffer out = Poisoned(device, in.dout.size(), shape.dtype),
+               lse = Poisoned(device, count(speed.heads, 1), Dtype::kFp32);
+  const Buffer delta = Poisoned(device, count(speed.heads, 1), Dtype::kFp32),
+               dq = Poisoned(device, in.q.size(), shape.dtype);
+  const Buffer dk = Poisoned(device, in.k.size(), shape.dtype),
+               dv = Poisoned(device, in.v.size(), shape.dtype);
   const auto plan = kernels.Plan(shape, layout, layout, problem.bands, true, device.stream());
   ForwardArgs forward;
   forward.plan = plan.get();
-  forward.q = q.get(), forward.k = k.get(), forward.v = v.get(), forward.out = out.get(), forward.lse = lse.get<float>();
+  forward.q = q.get(), forward.k = k.get(), forward.v = v.get(), forward.out = out.get(),
+  forward.lse = lse.get<float>();
   BackwardArgs backward;
   backward.plan = plan.get();
   backward.q = q.get(), backward.k = k.get(), backward.v = v.get(), backward.dout = dout.get();
@@ -174,30 +185,36 @@ bool Measure(const Device& device, const SpeedShape& speed) {
   backward.dq = dq.get(), backward.dk = dk.get(), backward.dv = dv.get();
 
   const auto run_forward = [&] { kernels.Forward(shape, forward, device.stream()); };
-  const auto run_delta = [&] { kernels.Delta(shape, layout.rows, out.get(), dout.get(), delta.get<float>(), device.stream()); };
+  const auto run_delta = [&] {
+    kernels.Delta(shape, layout.rows, out.get(), dout.get(), delta.get<float>(), device.stream());
+  };
   const auto run_query = [&] { kernels.BackwardQuery(shape, backward, device.stream()); };
   const auto run_key = [&] { kernels.BackwardKey(shape, backward, device.stream()); };
   run_forward(), run_delta(), run_query(), run_key();
   device.Wait();
-  const Outputs got{ToHost(device, out, in.dout.size(), shape.dtype), ToHost(device, lse, count(speed.heads, 1), Dtype::kFp32),
-                    ToHost(device, dq, in.q.size(), shape.dtype), ToHost(device, dk, in.k.size(), shape.dtype),
-                    ToHost(device, dv, in.v.size(), shape.dtype)};
-  const double error =
-      SampledError(problem, speed.causal, speed.seqlen, in, got, ToHost(device, delta, count(speed.heads, 1), Dtype::kFp32));
+  const Outputs got{
+      ToHost(device, out, in.dout.size(), shape.dtype),
+      ToHost(device, lse, count(speed.heads, 1), Dtype::kFp32), ToHost(device, dq, in.q.size(), shape.dtype),
+      ToHost(device, dk, in.k.size(), shape.dtype), ToHost(device, dv, in.v.size(), shape.dtype)};
+  const double error = SampledError(problem, speed.causal, speed.seqlen, in, got,
+                                    ToHost(device, delta, count(speed.heads, 1), Dtype::kFp32));
   const bool good = error < (shape.dtype == Dtype::kBf16 ? 1e-2 : 2e-3);  // NaN is not
 
   Timer timer;
   const cudaStream_t stream = reinterpret_cast<cudaStream_t>(device.stream());
-  const double operations = 2.0 * (speed.dim_qk + speed.dim_v) * static_cast<double>(plan->pairs()) * speed.heads;
+  const double operations =
+      2.0 * (speed.dim_qk + speed.dim_v) * static_cast<double>(plan->pairs()) * speed.heads;
   const auto [forward_ms, forward_spread] = timer.Median(stream, run_forward);
   const auto [delta_ms, delta_spread] = timer.Median(stream, run_delta);
   const auto [query_ms, query_spread] = timer.Median(stream, run_query);
   const auto [key_ms, key_spread] = timer.Median(stream, run_key);
   const float backward_ms = delta_ms + query_ms + key_ms;
-  std::printf("%-20s forward %7.3f ms (+-%.3f) %4.0f TFLOP/s | backward %7.3f ms = delta %.3f + dq %.3f (+-%.3f) + dkv %.3f (+-%.3f) %4.0f TFLOP/s "
-              "| error %.1e %s\n",
-              speed.name, forward_ms, forward_spread, operations / forward_ms * 1e-9, backward_ms, delta_ms, query_ms, query_spread, key_ms,
-              key_spread, 2.5 * operations / backward_ms * 1e-9, error, good ? "ok" : "WRONG");
+  std::printf(
+      "%-20s forward %7.3f ms (+-%.3f) %4.0f TFLOP/s | backward %7.3f ms = delta %.3f + dq %.3f (+-%.3f) + "
+      "dkv %.3f (+-%.3f) %4.0f TFLOP/s "
+      "| error %.1e %s\n",
+      speed.name, forward_ms, forward_spread, operations / forward_ms * 1e-9, backward_ms, delta_ms, query_ms,
+      query_spread, key_ms, key_spread, 2.5 * operations / backward_ms * 1e-9, error, good ? "ok" : "WRONG");
   std::fflush(stdout);
   return good;
 }

@@ -30,7 +30,8 @@ std::vector<Token> Tokens(const Layout& layout) {
   std::vector<Token> tokens;
   for (const Segment& segment : layout.segments) {
     for (std::int32_t i = 0; i < segment.length; ++i) {
-      tokens.push_back({segment.row + std::int64_t{i} * layout.row_step, segment.sequence, segment.position + i});
+      tokens.push_back(
+          {segment.row + std::int64_t{i} * layout.row_step, segment.sequence, segment.position + i});
     }
   }
   return tokens;
@@ -71,7 +72,10 @@ Values InRows(const std::vector<double>& values, const Layout& layout, std::size
 
 }  // namespace
 
-Device::Device() : backend_(CreateCudaBackend(1)), rank_(backend_->OpenRank(0)), kernels_(MakeAttentionKernels(rank_->seam())) {
+Device::Device()
+    : backend_(CreateCudaBackend(1)),
+      rank_(backend_->OpenRank(0)),
+      kernels_(MakeAttentionKernels(rank_->seam())) {
   rank_->BeginCase();
 }
 
@@ -96,7 +100,8 @@ Buffer ToDevice(const Device& device, const Values& values, Dtype dtype) {
   const std::size_t bytes = values.size() * SizeOf(dtype);
   std::vector<std::byte> raw(bytes);
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (dtype == Dtype::kBf16) reinterpret_cast<__nv_bfloat16*>(raw.data())[i] = __float2bfloat16_rn(values[i]);
+    if (dtype == Dtype::kBf16)
+      reinterpret_cast<__nv_bfloat16*>(raw.data())[i] = __float2bfloat16_rn(values[i]);
     if (dtype == Dtype::kFp16) reinterpret_cast<__half*>(raw.data())[i] = __float2half_rn(values[i]);
     if (dtype == Dtype::kFp32) reinterpret_cast<float*>(raw.data())[i] = values[i];
   }
@@ -120,7 +125,8 @@ Values ToHost(const Device& device, const Buffer& buffer, std::size_t count, Dty
   device.Wait();
   Values values(count);
   for (std::size_t i = 0; i < count; ++i) {
-    if (dtype == Dtype::kBf16) values[i] = __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(raw.data())[i]);
+    if (dtype == Dtype::kBf16)
+      values[i] = __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(raw.data())[i]);
     if (dtype == Dtype::kFp16) values[i] = __half2float(reinterpret_cast<const __half*>(raw.data())[i]);
     if (dtype == Dtype::kFp32) values[i] = reinterpret_cast<const float*>(raw.data())[i];
   }
@@ -183,8 +189,9 @@ Outputs Reference(const Problem& problem, const Inputs& inputs) {
       }
     }
   }
-  return {InRows(out, problem.query, heads * dim_v), InRows(lse, problem.query, heads), InRows(dq, problem.query, heads * dim_qk),
-          InRows(dk, problem.key, kv_heads * dim_qk), InRows(dv, problem.key, kv_heads * dim_v)};
+  return {InRows(out, problem.query, heads * dim_v), InRows(lse, problem.query, heads),
+          InRows(dq, problem.query, heads * dim_qk), InRows(dk, problem.key, kv_heads * dim_qk),
+          InRows(dv, problem.key, kv_heads * dim_v)};
 }
 
 std::string Difference(const Values& got, const Values& want, double relative) {
@@ -195,7 +202,8 @@ std::string Difference(const Values& got, const Values& want, double relative) {
     if (std::isnan(want[i]) && std::isnan(got[i])) continue;
     if (std::isinf(want[i]) && got[i] == want[i]) continue;
     if (!std::isfinite(want[i]) || !std::isfinite(got[i])) {
-      return "element " + std::to_string(i) + " is " + std::to_string(got[i]) + ", not " + std::to_string(want[i]);
+      return "element " + std::to_string(i) + " is " + std::to_string(got[i]) + ", not " +
+             std::to_string(want[i]);
     }
     const double error = std::abs(static_cast<double>(got[i]) - want[i]);
     sum_sq_err += error * error;
@@ -207,8 +215,8 @@ std::string Difference(const Values& got, const Values& want, double relative) {
   const double scale = std::max(count ? std::sqrt(sum_sq / static_cast<double>(count)) : 0, 0.01);
   const double rms = count ? std::sqrt(sum_sq_err / static_cast<double>(count)) : 0;
   if (rms <= relative * scale && most <= 16 * relative * scale) return {};
-  return "RMS error " + std::to_string(rms) + ", greatest " + std::to_string(most) + " at element " + std::to_string(most_at) +
-         ", RMS of the values " + std::to_string(scale);
+  return "RMS error " + std::to_string(rms) + ", greatest " + std::to_string(most) + " at element " +
+         std::to_string(most_at) + ", RMS of the values " + std::to_string(scale);
 }
 
 }  // namespace cppool::kernels::testing

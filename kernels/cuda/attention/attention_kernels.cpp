@@ -1,0 +1,243 @@
+#include "attention/attention_kernels.h"
+
+#include <cuda_runtime.h>
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "attention/heads.h"
+#include "attention/kernel.h"
+#include "attention/parameters.h"
+#include "kernels/runtime.h"
+#include "runtime/cuda_check.h"
+
+namespace cppool::kernels::cuda {
+namespace {
+
+cudaStream_t AsCuda(cppool_stream stream) { return reinterpret_cast<cudaStream_t>(stream); }
+
+std::string Describe(const KernelShape& shape) {
+  return "head dims " + std::to_string(shape.dim_qk) + "/" + std::to_string(shape.dim_v);
+}
+
+// A work list in the device memory of a plan.
+struct DeviceList {
+  WorkView view{};
+  std::size_t tiles_at = 0;  // offsets in the plan's memory
+  std::size_t ranges_at = 0;
+  int tiles = 0;
+  int busy_tiles = 0;  // these come first; the others have no ranges
+
+  // A first or a last call writes every row, others only continue what they have work for.
+  int count(bool first, bool last) const { return first || last ? tiles : busy_tiles; }
+};
+
+class Plan : public BlockPlan {
+ public:
+  // `query` may serve as `dq` too.
+  Plan(cppool_runtime* rt, const WorkList& query, const WorkList* dq, const WorkList* key,
+       cppool_stream stream)
+      : pairs_(query.pairs) {
+    Stage(query, query_);
+    if (dq) Stage(*dq, dq_);
+    if (key) Stage(*key, key_);
+    if (staging_.empty()) return;
+    device_ = Buffer(rt, staging_.size(), stream);
+    Check(rt, rt->copy(rt, device_.get(), staging_.data(), staging_.size(), stream));
+    for (DeviceList* list : {&query_, &dq_, &key_}) {
+      list->view.tiles = reinterpret_cast<const Tile*>(device_.at(list->tiles_at));
+      list->view.ranges = reinterpret_cast<const Range*>(device_.at(list->ranges_at));
+    }
+    if (!dq) dq_ = query_;
+  }
+
+  std::int64_t pairs() const override { return pairs_; }
+  const DeviceList& query() const { return query_; }
+  const DeviceList& dq() const { return dq_; }
+  const DeviceList& key() const { return key_; }
+
+ private:
+  void Stage(const WorkList& from, DeviceList& to) {
+    to.tiles_at = StageItems(from.tiles);
+    to.ranges_at = StageItems(from.ranges);
+    to.view.self_step = from.self_step;
+    to.view.other_step = from.other_step;
+    to.tiles = to.busy_tiles = static_cast<int>(from.tiles.size());
+    while (to.busy_tiles > 0) {
+      const Tile& last = from.tiles[static_cast<std::size_t>(to.busy_tiles - 1)];
+      if (last.range_begin < last.range_end) break;
+      --to.busy_tiles;
+    }
+  }
+
+  template <typename Item>
+  std::size_t StageItems(const std::vector<Item>& items) {
+    const std::size_t at = (staging_.size() + alignof(Item) - 1) / alignof(Item) * alignof(Item);
+    staging_.resize(at + items.size() * sizeof(Item));
+    if (!items.empty()) std::memcpy(staging_.data() + at, items.data(), items.size() * sizeof(Item));
+    return at;
+  }
+
+  std::int64_t pairs_;
+  std::vector<std::byte> staging_;  // the copy may still read it when the constructor returns
+  Buffer device_;
+  DeviceList query_;
+  DeviceList dq_;
+  DeviceList key_;
+};
+
+HeadMap MapOf(const KernelShape& shape) {
+  return {shape.heads, shape.kv_heads, shape.head0, shape.kv_head0, shape.group};
+}
+
+float ScaleLog2(const KernelShape& shape) { return shape.scale * 1.4426950408889634f; }
+
+template <typename Parameters>
+void Launch(const Kernel& kernel, std::int64_t blocks, Parameters parameters, cppool_stream stream,
+            const char* what) {
+  if (blocks == 0) return;
+  if (blocks > 0x7fffffff)
+    throw RuntimeError(CPPOOL_UNSUPPORTED, std::string(what) + ": more tiles than one kernel takes");
+  void* arguments[] = {&parameters};
+  CheckCuda(cudaLaunchKernel(kernel.function, dim3(static_cast<unsigned>(blocks)),
+                             dim3(static_cast<unsigned>(kernel.threads)), arguments,
+                             static_cast<std::size_t>(kernel.shared_bytes), AsCuda(stream)),
+            what);
+}
+
+class Kernels : public AttentionKernels {
+ public:
+  explicit Kernels(cppool_runtime* rt) : rt_(rt) {
+    CheckCuda(cudaDeviceGetAttribute(&max_shared_bytes_, cudaDevAttrMaxSharedMemoryPerBlockOptin, rt->device),
+              "cudaDeviceGetAttribute");
+  }
+
+  void Load(const KernelShape& shape, bool training) override {
+    if (!(shape.scale > 0)) throw RuntimeError(CPPOOL_UNSUPPORTED, "the softmax scale must be positive");
+    LoadKernel(ForwardKernelOf(shape), shape);
+    if (training) {
+      LoadKernel(BackwardQueryKernelOf(shape), shape);
+      for (const Kernel& kernel : BackwardKeyKernelsOf(shape)) {
+        if (kernel.function) LoadKernel(kernel, shape);
+      }
+    }
+    if (!std::exchange(head_kernels_loaded_, true)) LoadHeadKernels();
+  }
+
+  std::unique_ptr<BlockPlan> Plan(const KernelShape& shape, const Layout& query, const Layout& key,
+                                  const std::vector<Band>& bands, bool training,
+                                  cppool_stream stream) override {
+    const int rows = ForwardKernelOf(shape).tile_rows;
+    const int dq_rows = BackwardQueryKernelOf(shape).tile_rows,
+              key_rows = BackwardKeyKernelsOf(shape)[0].tile_rows;
+    if (rows == 0 || dq_rows == 0 || key_rows == 0) throw Unsupported(shape);
+    const WorkList queries = BuildWorkList(Side::kQuery, query, key, bands, rows, true);
+    if (!training) return std::make_unique<cuda::Plan>(rt_, queries, nullptr, nullptr, stream);
+    const WorkList keys = BuildWorkList(Side::kKey, query, key, bands, key_rows, true);
+    if (dq_rows == rows) return std::make_unique<cuda::Plan>(rt_, queries, nullptr, &keys, stream);
+    const WorkList dq = BuildWorkList(Side::kQuery, query, key, bands, dq_rows, true);
+    return std::make_unique<cuda::Plan>(rt_, queries, &dq, &keys, stream);
+  }
+
+  void Forward(const KernelShape& shape, const ForwardArgs& args, cppool_stream stream) override {
+    const DeviceList& list = PlanOf(args.plan).query();
+    const ForwardParameters parameters{list.view,   MapOf(shape),     args.q,     args.k,
+                                       args.v,      args.accumulator, args.out,   args.lse,
+                                       shape.scale, ScaleLog2(shape), args.first, args.last};
+    Launch(ForwardKernelOf(shape), std::int64_t{list.count(args.first, args.last)} * shape.heads, parameters,
+           stream, "launching forward attention");
+  }
+
+  void Delta(const KernelShape& shape, std::int64_t rows, const void* out, const void* dout, float* delta,
+             cppool_stream stream) override {
+    LaunchDelta(shape.dtype, rows * shape.heads, shape.dim_v, out, dout, delta, AsCuda(stream));
+  }
+
+  void BackwardQuery(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
+    const DeviceList& list = PlanOf(args.plan).dq();
+    Launch(BackwardQueryKernelOf(shape), std::int64_t{list.count(args.first, args.last)} * shape.heads,
+           ParametersOf(shape, args, list), stream, "launching dq");
+  }
+
+  void BackwardKey(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
+    const DeviceList& list = PlanOf(args.plan).key();
+    for (const Kernel& kernel : BackwardKeyKernelsOf(shape)) {
+      if (!kernel.function) continue;
+      Launch(kernel, std::int64_t{list.count(args.first, args.last)} * shape.kv_heads,
+             ParametersOf(shape, args, list), stream, "launching dk and dv");
+    }
+  }
+
+  void SplitHeads(Dtype dtype, std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
+                  const void* from, void* to, cppool_stream stream) override {
+    LaunchSplitHeads(dtype, rows, heads, dim, ranges, from, to, AsCuda(stream));
+  }
+
+  void MergeHeads(Dtype from_dtype, Dtype to_dtype, std::int64_t rows, int heads, int dim,
+                  const std::vector<HeadRange>& ranges, const void* from, void* to,
+                  cppool_stream stream) override {
+    LaunchMergeHeads(from_dtype, to_dtype, rows, heads, dim, ranges, from, to, AsCuda(stream));
+  }
+
+  void Round(const float* from, Dtype dtype, void* to, std::int64_t count, cppool_stream stream) override {
+    LaunchRound(from, dtype, to, count, AsCuda(stream));
+  }
+
+ private:
+  static RuntimeError Unsupported(const KernelShape& shape) {
+    return RuntimeError(CPPOOL_UNSUPPORTED, "no CUDA kernel for " + Describe(shape));
+  }
+
+  static const cuda::Plan& PlanOf(const BlockPlan* plan) { return static_cast<const cuda::Plan&>(*plan); }
+
+  static BackwardParameters ParametersOf(const KernelShape& shape, const BackwardArgs& args,
+                                         const DeviceList& list) {
+    return {list.view,
+            MapOf(shape),
+            args.q,
+            args.k,
+            args.v,
+            args.dout,
+            args.lse,
+            args.delta,
+            args.dq_accumulator,
+            args.dq,
+            args.dk_accumulator,
+            args.dv_accumulator,
+            args.dk,
+            args.dv,
+            shape.scale,
+            ScaleLog2(shape),
+            args.first,
+            args.last};
+  }
+
+  void LoadKernel(const Kernel& kernel, const KernelShape& shape) {
+    if (!kernel.function) throw Unsupported(shape);
+    if (kernel.shared_bytes > max_shared_bytes_) {
+      throw RuntimeError(CPPOOL_UNSUPPORTED, Describe(shape) + " need " +
+                                                 std::to_string(kernel.shared_bytes) +
+                                                 " bytes of shared memory per block; this device has " +
+                                                 std::to_string(max_shared_bytes_));
+    }
+    // Setting an attribute loads the function as well.
+    CheckCuda(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   kernel.shared_bytes),
+              "cudaFuncSetAttribute");
+    cudaFuncAttributes attributes;
+    CheckCuda(cudaFuncGetAttributes(&attributes, kernel.function), "cudaFuncGetAttributes");
+  }
+
+  cppool_runtime* rt_;
+  int max_shared_bytes_ = 0;
+  bool head_kernels_loaded_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionKernels> MakeAttentionKernels(cppool_runtime* runtime) {
+  return std::make_unique<Kernels>(runtime);
+}
+
+}  // namespace cppool::kernels::cuda

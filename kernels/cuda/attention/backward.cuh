@@ -1,0 +1,51 @@
+// What the two backward kernels share.
+//
+// With p = exp(scale q k^T - lse) and delta = rowsum(out dout): dv = p^T dout, ds = p (dout v^T - delta), dq = scale ds k and
+// dk = scale ds^T q (FlashAttention-2, Dao 2023). One kernel makes dq, another dk and dv, each recomputing p: 7 products instead of 5,
+// but every sum in one fixed order, without atomics.
+#pragma once
+
+#include <cmath>
+
+#include "attention/config.h"
+#include "attention/parameters.h"
+#include "attention/tile.cuh"
+#include "attention/work.cuh"
+
+namespace cppool::kernels::cuda {
+
+// lse in powers of two. A row that has seen no key (-inf) gets +inf, which makes each of its probabilities 0.
+__device__ __forceinline__ float LseLog2(float lse) { return lse == -INFINITY ? INFINITY : lse * kLog2e; }
+
+// Writes a warp's rows of a gradient, times `scale`, over what the accumulator holds unless `first`, to `result` when `last`. `rows`
+// counts from the warp's first row; token i lies at element `from + i * pitch`.
+template <typename T, int kM, int kN>
+__device__ __forceinline__ void WriteGradient(const Accumulator<kM, kN>& sum, float scale, int rows,
+                                              std::int64_t from, std::int64_t pitch, float* accumulator,
+                                              void* result, bool first, bool last) {
+  const int lane = threadIdx.x % kWarpSize;
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = m * 16 + half * 8 + lane / 4;
+      if (i >= rows) continue;
+      const std::int64_t at = from + i * pitch + (lane % 4) * 2;
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+        float x = sum.at[m][n][half * 2] * scale, y = sum.at[m][n][half * 2 + 1] * scale;
+        if (!first) {
+          const float2 so_far = *reinterpret_cast<const float2*>(accumulator + at + n * 8);
+          x += so_far.x;
+          y += so_far.y;
+        }
+        if (last) {
+          *reinterpret_cast<std::uint32_t*>(static_cast<T*>(result) + at + n * 8) = ptx::Pack<T>(x, y);
+        } else {
+          *reinterpret_cast<float2*>(accumulator + at + n * 8) = make_float2(x, y);
+        }
+      }
+    }
+}
+
+}  // namespace cppool::kernels::cuda

@@ -1,0 +1,28 @@
+// The memory-bound kernels: delta, the moves of an all-to-all over heads, and rounding. Arguments as in AttentionKernels.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/attention/attention_kernels.h"
+
+namespace cppool::kernels::cuda {
+
+inline constexpr int kMaxParts = 64;  // of an all-to-all; the list travels as a kernel parameter
+
+// out and dout [vectors, dim] of `dtype`, dim a multiple of 64, 16-byte aligned; delta [vectors].
+void LaunchDelta(Dtype dtype, std::int64_t vectors, int dim, const void* out, const void* dout, float* delta,
+                 cudaStream_t stream);
+
+void LaunchSplitHeads(Dtype dtype, std::int64_t rows, int heads, int dim,
+                      const std::vector<HeadRange>& ranges, const void* from, void* to, cudaStream_t stream);
+void LaunchMergeHeads(Dtype from_dtype, Dtype to_dtype, std::int64_t rows, int heads, int dim,
+                      const std::vector<HeadRange>& ranges, const void* from, void* to, cudaStream_t stream);
+void LaunchRound(const float* from, Dtype dtype, void* to, std::int64_t count, cudaStream_t stream);
+
+// Loads all of the above onto the current device.
+void LoadHeadKernels();
+
+}  // namespace cppool::kernels::cuda

@@ -1,0 +1,61 @@
+// What the kernels are launched with. Shapes as in kernels/attention/attention_kernels.h; all pointers are device memory.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/attention/layout.h"
+
+namespace cppool::kernels::cuda {
+
+struct WorkView {
+  const Tile* tiles;    // one per blockIdx.x / heads: the most work first, over all heads
+  const Range* ranges;  // of the other side
+  int self_step;
+  int other_step;
+};
+
+struct HeadMap {
+  int heads;     // query heads here
+  int kv_heads;  // key/value heads here
+  int head0;     // the first of each, in the whole problem
+  int kv_head0;
+  int group;  // query heads per key/value head
+};
+
+struct ForwardParameters {
+  WorkView work;  // tiles of queries, ranges of keys
+  HeadMap map;
+  const void* q;       // [rows_q, heads, dim_qk]
+  const void* k;       // [rows_kv, kv_heads, dim_qk]
+  const void* v;       // [rows_kv, kv_heads, dim_v]
+  float* accumulator;  // [rows_q, heads, dim_v]
+  void* out;           // [rows_q, heads, dim_v]
+  float* lse;          // [rows_q, heads]
+  float scale;
+  float scale_log2;  // scale in powers of two: scale * log2(e)
+  bool first;
+  bool last;
+};
+
+struct BackwardParameters {
+  WorkView work;  // tiles of queries and ranges of keys for dq; the other way round for dk and dv
+  HeadMap map;
+  const void* q;
+  const void* k;
+  const void* v;
+  const void* dout;       // [rows_q, heads, dim_v]
+  const float* lse;       // [rows_q, heads]
+  const float* delta;     // [rows_q, heads]
+  float* dq_accumulator;  // [rows_q, heads, dim_qk]
+  void* dq;
+  float* dk_accumulator;  // [rows_kv, kv_heads, dim_qk]
+  float* dv_accumulator;  // [rows_kv, kv_heads, dim_v]
+  void* dk;
+  void* dv;
+  float scale;
+  float scale_log2;  // scale in powers of two: scale * log2(e)
+  bool first;
+  bool last;
+};
+
+}  // namespace cppool::kernels::cuda
