@@ -1,4 +1,5 @@
-// Communication at every world size that the machine has devices for. Inputs are small integers: every result is exact.
+// Communication at every world size that the machine has devices for. Inputs are small integers, so that
+// every result is exact.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>

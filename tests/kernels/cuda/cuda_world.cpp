@@ -61,6 +61,7 @@ void CudaWorld::Loop(int rank) {
       task_(rank);
     } catch (...) {
       failure = std::current_exception();
+      if (threads_.size() > 1) backend_->Abort("a rank of the test failed");  // the others may wait for it
     }
     lock.lock();
     if (failure && !failure_) failure_ = failure;

@@ -27,8 +27,8 @@ TEST_CASE("An abort ends a collective that waits for a rank which does not come"
   if (!HaveDevices(2)) return;
   CudaWorld world(2);
   std::atomic<bool> waiting{false};
-  std::thread watchdog([&] {
-    while (!waiting) std::this_thread::yield();
+  std::jthread watchdog([&](const std::stop_token& ended) {
+    while (!waiting && !ended.stop_requested()) std::this_thread::yield();
     std::this_thread::sleep_for(50ms);
     world.backend().Abort("rank 1 stayed away");
     world.backend().Abort("too late to be the reason");

@@ -36,6 +36,7 @@ TEST_CASE("Stage times: the device's time, parents, iterations, and nothing of t
     const double delays[] = {400, 10, 30, 20};
     for (int i = 0; i < 4; ++i) {
       rank.BeginIteration(i - 1);  // the first is warm-up
+      if (i == 0) Check(rt, rt->mark(rt, rt->stream, "only in the warm-up"));
       Check(rt, rt->mark(rt, rt->stream, "forward/attend 0"));
       EnqueueDelay(rt->stream, delays[i]);
       Check(rt, rt->mark(rt, rt->stream, "forward/attend 1"));
@@ -73,8 +74,8 @@ TEST_CASE("Progress tells the stage of each stream while the device is stuck, wi
   std::atomic<bool> enqueued{false};
   std::vector<StreamProgress> stuck;
   std::vector<StreamProgress> later;
-  std::thread watchdog([&] {
-    while (!enqueued) std::this_thread::yield();
+  std::jthread watchdog([&](const std::stop_token& ended) {
+    while (!enqueued && !ended.stop_requested()) std::this_thread::yield();
     // The marks before the host function arrive without anybody's help: wait for them, then look twice.
     for (int i = 0; i < 1000; ++i) {
       stuck = world.rank(0).Progress();
@@ -111,9 +112,11 @@ TEST_CASE("Progress tells the stage of each stream while the device is stuck, wi
   CHECK_FALSE(stuck[0].idle);
   CHECK(stuck[1].stream == "stream 1");
   CHECK(stuck[1].stage == "transfer");
-  CHECK(stuck[1].idle);
   REQUIRE(later.size() == 2);
   CHECK(later[0].stage == "forward/wait");
+  CHECK_FALSE(later[0].idle);
+  CHECK(later[1].stage == "transfer");
+  CHECK(later[1].idle);
   CHECK(later[0].seconds >= stuck[0].seconds + 0.05);
 }
 
@@ -131,7 +134,7 @@ TEST_CASE("Thousands of marks, and cases after cases", "[gpu]") {
       EnqueueDelay(rt->stream, 10);  // in the last stage
     });
     CHECK(Names(times) == std::vector<std::string>{"even", "odd"});
-    CHECK(times.at(0).second >= 29);
+    CHECK(times.at(0).second >= 58);
     CHECK(times.at(1).second >= 8.9);
   }
 }

@@ -1,4 +1,5 @@
-// Device and page-locked memory: what leaks is released, what is pooled is given back, and too much is a clear answer.
+// Device and page-locked memory: what leaks is released, what is pooled is given back, and too much is a clear
+// answer.
 #include <cstdint>
 #include <cstring>
 #include <random>
