@@ -20,16 +20,41 @@ namespace {
 
 constexpr int kRowThreads = 256;
 constexpr std::size_t kMatrixBytes = std::size_t{1} << 30;     // for P and dP, unless one row is larger
-constexpr std::size_t kPartialBytes = std::size_t{256} << 20;  // for the heads' parts of dk and dv
+constexpr std::size_t kPartialBytes = std::size_t{256} << 20;  // for parts of sums
 constexpr std::int64_t kMaxRows = std::int64_t{1} << 20;  // per chunk: keeps the grids within their limits
+
+// With fewer blocks than this, sums over keys or queries are cut into parts that are added up afterwards.
+constexpr std::int64_t kWantedBlocks = 512;
+constexpr std::int64_t kMaxParts = 8;
+constexpr std::int64_t kPartLength = 256;  // of a part, at least
 
 // How a call is cut up.
 struct Chunking {
   int heads;           // of the group, at a time
   std::int64_t rows;   // of queries, at a time
   std::int64_t pitch;  // doubles from row to row of P
-  int parts;  // of dk and dv: one per head at a time, summed afterwards, or 1: added to where they are
+  int query_parts;     // of the sums over keys, in out and dq
+  int key_parts;       // of the sums over queries of each head, in dk and dv; 0: all added to where they are
 };
+
+std::int64_t CountTiles(std::int64_t count) { return (count + kOracleTile - 1) / kOracleTile; }
+
+int PartsFor(std::int64_t blocks, std::int64_t length) {
+  const std::int64_t most = std::clamp<std::int64_t>(length / kPartLength, 1, kMaxParts);
+  return static_cast<int>(
+      std::clamp<std::int64_t>(kWantedBlocks / std::max<std::int64_t>(blocks, 1), 1, most));
+}
+
+std::size_t QueryPartDoubles(const OracleArgs& args, const Chunking& chunking) {
+  if (chunking.query_parts == 1) return 0;
+  return static_cast<std::size_t>(chunking.query_parts) * chunking.heads * chunking.rows *
+         std::max(args.dim_qk, args.dim_v);
+}
+
+std::size_t KeyPartDoubles(const OracleArgs& args, const Chunking& chunking) {
+  return static_cast<std::size_t>(chunking.key_parts) * chunking.heads * args.seqlen_kv *
+         std::max(args.dim_qk, args.dim_v);
+}
 
 Chunking ChunkingOf(const OracleArgs& args) {
   Chunking chunking{};
@@ -44,20 +69,20 @@ Chunking ChunkingOf(const OracleArgs& args) {
                             std::max<std::int64_t>(1, args.seqlen_q), kMaxRows});
   if (chunking.rows < args.seqlen_q && chunking.rows > kOracleTile)
     chunking.rows -= chunking.rows % kOracleTile;
-  const std::size_t part_bytes =
-      static_cast<std::size_t>(args.seqlen_kv) * (args.dim_qk + args.dim_v) * sizeof(double);
-  chunking.parts = part_bytes * chunking.heads <= kPartialBytes ? chunking.heads : 1;
+
+  const std::int64_t columns = CountTiles(std::min(args.dim_qk, args.dim_v)) * chunking.heads;
+  chunking.query_parts = PartsFor(CountTiles(chunking.rows) * columns, args.seqlen_kv);
+  if (QueryPartDoubles(args, chunking) * sizeof(double) > kPartialBytes) chunking.query_parts = 1;
+  chunking.key_parts = PartsFor(CountTiles(args.seqlen_kv) * columns, chunking.rows);
+  if (KeyPartDoubles(args, chunking) * sizeof(double) > kPartialBytes) chunking.key_parts = 1;
+  if (KeyPartDoubles(args, chunking) * sizeof(double) > kPartialBytes ||
+      chunking.key_parts * chunking.heads == 1)
+    chunking.key_parts = 0;
   return chunking;
 }
 
 std::size_t MatrixDoubles(const Chunking& chunking) {
   return static_cast<std::size_t>(chunking.heads) * chunking.rows * chunking.pitch;
-}
-
-std::size_t PartDoubles(const OracleArgs& args, const Chunking& chunking) {
-  return chunking.parts == 1
-             ? 0
-             : static_cast<std::size_t>(chunking.parts) * args.seqlen_kv * (args.dim_qk + args.dim_v);
 }
 
 // What the kernels of one chunk share.
@@ -184,38 +209,54 @@ __global__ void __launch_bounds__(kRowThreads) SoftmaxGradientKernel(Chunk chunk
     ds[j] = chunk.Store(p[j] * (ds[j] - sum));
 }
 
-// Tile (x, y) of out = P V, or of dQ = scale dS K, of head z.
+// Part `part` of `parts` of begin .. end, in whole steps of the product.
+__device__ KeyRange PartOf(std::int64_t begin, std::int64_t end, int part, int parts) {
+  const std::int64_t steps = (end - begin + kOracleStep - 1) / kOracleStep;
+  const std::int64_t length = (steps + parts - 1) / parts * kOracleStep;
+  return {min(begin + part * length, end), min(begin + (part + 1) * length, end)};
+}
+
+// Tile (x, y) of out = P V, or of dQ = scale dS K, of a head and a part of its keys (z). Without `sums` it is the result; else a part of
+// sums [parts, rows, heads, dim].
 template <typename T, bool kGradient>
-__global__ void __launch_bounds__(kOracleThreads, 3) QueryKernel(Chunk chunk) {
+__global__ void __launch_bounds__(kOracleThreads, 3) QueryKernel(Chunk chunk, double* sums) {
   using Product = OracleProduct<double, true, T, false>;
   __shared__ typename Product::Shared shared;
   const int dim = kGradient ? chunk.args.dim_qk : chunk.args.dim_v;
   const std::int64_t column = std::int64_t{blockIdx.x} * kOracleTile;
   const std::int64_t row = std::int64_t{blockIdx.y} * kOracleTile;
-  const KeyRange keys = chunk.Keys(row);
+  const int head = blockIdx.z % chunk.heads;
+  const int part = blockIdx.z / chunk.heads;
+  const KeyRange all = chunk.Keys(row);
+  const KeyRange keys = PartOf(all.begin, all.end, part, gridDim.z / chunk.heads);
   Product product;
-  product.Accumulate(shared, chunk.OfPairs(kGradient ? chunk.ds : chunk.p, blockIdx.z),
+  product.Accumulate(shared, chunk.OfPairs(kGradient ? chunk.ds : chunk.p, head),
                      chunk.OfKeys<T>(kGradient ? chunk.args.k : chunk.args.v, dim), row, chunk.rows, column,
                      dim, keys.begin, keys.end);
-  double* to = kGradient ? chunk.args.dq : chunk.args.out;
+  double* const result = kGradient ? chunk.args.dq : chunk.args.out;
   product.ForEach([&](int i, int d, double value) {
     if (row + i >= chunk.rows || column + d >= dim) return;
-    const std::int64_t query = (chunk.row + row + i) * chunk.args.group + chunk.head + blockIdx.z;
-    to[query * dim + column + d] = chunk.Store(kGradient ? chunk.args.scale * value : value);
+    if (kGradient) value *= chunk.args.scale;
+    if (sums) {
+      sums[((part * chunk.rows + row + i) * chunk.heads + head) * dim + column + d] = value;
+    } else {
+      const std::int64_t query = (chunk.row + row + i) * chunk.args.group + chunk.head + head;
+      result[query * dim + column + d] = chunk.Store(value);
+    }
   });
 }
 
-// Tile (x, y) of a part z of dK = scale dS^T Q, or of dV = P^T dO, over the chunk's rows: heads z, z + parts,
-// ... Adds to what is there when `add`.
+// Tile (x, y) of dK = scale dS^T Q, or of dV = P^T dO, over the chunk's rows. With `parts`, of a head and a part of its rows (z), to
+// sums [parts, heads, seqlen_kv, dim]; with 0, of all heads, and added to what is there unless `first`.
 template <typename T, bool kValue>
-__global__ void __launch_bounds__(kOracleThreads, 3) KeyKernel(Chunk chunk, double* to, bool add) {
+__global__ void __launch_bounds__(kOracleThreads, 3)
+    KeyKernel(Chunk chunk, int parts, double* to, bool first) {
   using Product = OracleProduct<double, false, T, false>;
   __shared__ typename Product::Shared shared;
   const int dim = kValue ? chunk.args.dim_v : chunk.args.dim_qk;
   const std::int64_t key = std::int64_t{blockIdx.x} * kOracleTile;
   const std::int64_t column = std::int64_t{blockIdx.y} * kOracleTile;
-  // Both ends of the rows' ranges only grow from row to row, so the tiles of rows that touch these keys lie
-  // together.
+  // Both ends of the rows' ranges only grow from row to row, so the tiles of rows that touch these keys lie together.
   const auto touches = [&](std::int64_t row) {
     const KeyRange keys = chunk.Keys(row);
     return key >= keys.begin && key < keys.end;
@@ -224,42 +265,80 @@ __global__ void __launch_bounds__(kOracleThreads, 3) KeyKernel(Chunk chunk, doub
   while (begin < chunk.rows && !touches(begin)) begin += kOracleTile;
   std::int64_t end = begin;
   while (end < chunk.rows && touches(end)) end += kOracleTile;
+  begin = min(begin, chunk.rows);
   end = min(end, chunk.rows);
+  const KeyRange rows = parts ? PartOf(begin, end, blockIdx.z / chunk.heads, parts) : KeyRange{begin, end};
   Product product;
-  for (int head = blockIdx.z; head < chunk.heads; head += gridDim.z) {
+  const int first_head = parts ? blockIdx.z % chunk.heads : 0;
+  const int last_head = parts ? first_head : chunk.heads - 1;
+  for (int head = first_head; head <= last_head; ++head) {
     product.Accumulate(shared, chunk.OfPairs(kValue ? chunk.p : chunk.ds, head),
                        chunk.OfQueries<T>(kValue ? chunk.args.dout : chunk.args.q, head, dim), key,
-                       chunk.args.seqlen_kv, column, dim, begin, end);
+                       chunk.args.seqlen_kv, column, dim, rows.begin, rows.end);
   }
   to += (blockIdx.z * chunk.args.seqlen_kv + key) * dim + column;
   const double scale = kValue ? 1.0 : chunk.args.scale;
   product.ForEach([&](int j, int d, double value) {
     if (key + j >= chunk.args.seqlen_kv || column + d >= dim) return;
     double& element = to[std::int64_t{j} * dim + d];
-    element = scale * value + (add ? element : 0.0);
+    element = scale * value + (parts || first ? 0.0 : element);
   });
 }
 
-// to = sum of the parts, in their order, added to what is there when `add`; with parts 0 only rounds.
-__global__ void AddPartsKernel(const double* parts, int count, double* to, std::int64_t elements, bool add,
-                               bool round, Dtype dtype) {
-  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < elements;
-       i += std::int64_t{gridDim.x} * blockDim.x) {
-    double sum = add ? to[i] : 0.0;
-    for (int part = 0; part < count; ++part) sum += parts[part * elements + i];
-    to[i] = round ? RoundTo(dtype, sum) : sum;
+// to[row * pitch + 0 .. width) = the sum of the parts [count, rows, width], in their order, added to what is there when `add`. With count
+// 0 it only rounds.
+struct Sum {
+  const double* parts;
+  int count;
+  double* to;
+  std::int64_t rows;
+  std::int64_t width;
+  std::int64_t pitch;
+  bool add;
+  bool round;
+  Dtype dtype;
+};
+
+__global__ void __launch_bounds__(kRowThreads) SumKernel(Sum sum) {
+  const std::int64_t elements = sum.rows * sum.width;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kRowThreads + threadIdx.x; i < elements;
+       i += std::int64_t{gridDim.x} * kRowThreads) {
+    double& to = sum.to[i / sum.width * sum.pitch + i % sum.width];
+    double value = sum.add ? to : 0.0;
+    for (int part = 0; part < sum.count; ++part) value += sum.parts[part * elements + i];
+    to = sum.round ? RoundTo(sum.dtype, value) : value;
   }
 }
 
-unsigned Tiles(std::int64_t count) { return static_cast<unsigned>((count + kOracleTile - 1) / kOracleTile); }
+void LaunchSum(const Sum& sum, cudaStream_t stream) {
+  const std::int64_t blocks =
+      std::min<std::int64_t>((sum.rows * sum.width + kRowThreads - 1) / kRowThreads, 4096);
+  if (blocks) SumKernel<<<static_cast<unsigned>(blocks), kRowThreads, 0, stream>>>(sum);
+  CheckCuda(cudaGetLastError(), "launching the oracle's sums");
+}
 
-void AddParts(const double* parts, int count, double* to, std::int64_t elements, bool add, bool round,
-              Dtype dtype, cudaStream_t stream) {
-  if (elements == 0) return;
-  const unsigned blocks =
-      static_cast<unsigned>(std::min<std::int64_t>((elements + kRowThreads - 1) / kRowThreads, 4096));
-  AddPartsKernel<<<blocks, kRowThreads, 0, stream>>>(parts, count, to, elements, add, round, dtype);
-  CheckCuda(cudaGetLastError(), "launching the oracle's sum over heads");
+unsigned Tiles(std::int64_t count) { return static_cast<unsigned>(CountTiles(count)); }
+
+// out or dQ of one chunk.
+template <typename T, bool kGradient>
+void RunQueries(const Chunk& chunk, const Chunking& chunking, double* parts, cudaStream_t stream) {
+  const OracleArgs& args = chunk.args;
+  const int dim = kGradient ? args.dim_qk : args.dim_v;
+  const bool whole = chunking.query_parts == 1;
+  const dim3 grid(Tiles(dim), Tiles(chunk.rows), chunk.heads * chunking.query_parts);
+  QueryKernel<T, kGradient><<<grid, kOracleThreads, 0, stream>>>(chunk, whole ? nullptr : parts);
+  CheckCuda(cudaGetLastError(), "launching the oracle's products with keys");
+  if (whole) return;
+  LaunchSum({.parts = parts,
+             .count = chunking.query_parts,
+             .to = (kGradient ? args.dq : args.out) + (chunk.row * args.group + chunk.head) * dim,
+             .rows = chunk.rows,
+             .width = std::int64_t{chunk.heads} * dim,
+             .pitch = std::int64_t{args.group} * dim,
+             .add = false,
+             .round = args.rounded,
+             .dtype = args.dtype},
+            stream);
 }
 
 // dK or dV of one chunk, added to `to`.
@@ -267,15 +346,24 @@ template <typename T, bool kValue>
 void RunKeys(const Chunk& chunk, const Chunking& chunking, double* parts, bool first, bool last, double* to,
              cudaStream_t stream) {
   const int dim = kValue ? chunk.args.dim_v : chunk.args.dim_qk;
-  const std::int64_t elements = chunk.args.seqlen_kv * dim;
-  const bool in_place = chunking.parts == 1;
-  const int count = in_place ? 1 : chunk.heads;
-  const dim3 grid(Tiles(chunk.args.seqlen_kv), Tiles(dim), count);
-  KeyKernel<T, kValue><<<grid, kOracleThreads, 0, stream>>>(chunk, in_place ? to : parts, in_place && !first);
-  CheckCuda(cudaGetLastError(), "launching the oracle's key products");
+  const bool in_place = chunking.key_parts == 0;
+  const int count = chunk.heads * chunking.key_parts;
+  const dim3 grid(Tiles(chunk.args.seqlen_kv), Tiles(dim), in_place ? 1 : count);
+  KeyKernel<T, kValue>
+      <<<grid, kOracleThreads, 0, stream>>>(chunk, chunking.key_parts, in_place ? to : parts, first);
+  CheckCuda(cudaGetLastError(), "launching the oracle's products with queries");
   const bool round = last && chunk.args.rounded;
-  if (!in_place || round)
-    AddParts(parts, in_place ? 0 : count, to, elements, in_place || !first, round, chunk.args.dtype, stream);
+  if (in_place && !round) return;
+  LaunchSum({.parts = parts,
+             .count = count,
+             .to = to,
+             .rows = chunk.args.seqlen_kv,
+             .width = dim,
+             .pitch = dim,
+             .add = in_place || !first,
+             .round = round,
+             .dtype = chunk.args.dtype},
+            stream);
 }
 
 template <typename T>
@@ -287,22 +375,15 @@ void RunChunk(const Chunk& chunk, const Chunking& chunking, double* parts, bool 
   const bool any_keys = args.seqlen_kv > 0;
   if (any_keys) PairsKernel<T, false><<<pairs, kOracleThreads, 0, stream>>>(chunk);
   SoftmaxKernel<<<rows, kRowThreads, 0, stream>>>(chunk);
-  if (args.out) {
-    QueryKernel<T, false>
-        <<<dim3(Tiles(args.dim_v), pairs.y, chunk.heads), kOracleThreads, 0, stream>>>(chunk);
-  }
-  CheckCuda(cudaGetLastError(), "launching the oracle's forward pass");
+  CheckCuda(cudaGetLastError(), "launching the oracle's softmax");
+  if (args.out) RunQueries<T, false>(chunk, chunking, parts, stream);
   if (!args.dout) return;
   if (any_keys) PairsKernel<T, true><<<pairs, kOracleThreads, 0, stream>>>(chunk);
   SoftmaxGradientKernel<<<rows, kRowThreads, 0, stream>>>(chunk);
-  if (args.dq) {
-    QueryKernel<T, true>
-        <<<dim3(Tiles(args.dim_qk), pairs.y, chunk.heads), kOracleThreads, 0, stream>>>(chunk);
-  }
-  CheckCuda(cudaGetLastError(), "launching the oracle's backward pass");
-  double* const value_parts = parts ? parts + chunking.parts * args.seqlen_kv * args.dim_qk : nullptr;
+  CheckCuda(cudaGetLastError(), "launching the oracle's softmax gradient");
+  if (args.dq) RunQueries<T, true>(chunk, chunking, parts, stream);
   if (args.dk && any_keys) RunKeys<T, false>(chunk, chunking, parts, first, last, args.dk, stream);
-  if (args.dv && any_keys) RunKeys<T, true>(chunk, chunking, value_parts, first, last, args.dv, stream);
+  if (args.dv && any_keys) RunKeys<T, true>(chunk, chunking, parts, first, last, args.dv, stream);
 }
 
 template <typename T>
@@ -315,7 +396,7 @@ void Load() {
         reinterpret_cast<const void*>(QueryKernel<T, true>),
         reinterpret_cast<const void*>(KeyKernel<T, false>), reinterpret_cast<const void*>(KeyKernel<T, true>),
         reinterpret_cast<const void*>(SoftmaxKernel), reinterpret_cast<const void*>(SoftmaxGradientKernel),
-        reinterpret_cast<const void*>(AddPartsKernel)}) {
+        reinterpret_cast<const void*>(SumKernel)}) {
     CheckCuda(cudaFuncGetAttributes(&attributes, kernel), "loading the oracle");
   }
 }
@@ -329,8 +410,9 @@ void LoadOracle() {
 
 std::size_t OracleBytes(const OracleArgs& args) {
   const Chunking chunking = ChunkingOf(args);
-  return (MatrixDoubles(chunking) * (args.dout ? 2 : 1) + (args.dout ? PartDoubles(args, chunking) : 0)) *
-         sizeof(double);
+  const std::size_t parts =
+      std::max(QueryPartDoubles(args, chunking), args.dout ? KeyPartDoubles(args, chunking) : 0);
+  return (MatrixDoubles(chunking) * (args.dout ? 2 : 1) + parts) * sizeof(double);
 }
 
 void LaunchOracle(const OracleArgs& args, std::byte* workspace, cudaStream_t stream) {
@@ -338,17 +420,18 @@ void LaunchOracle(const OracleArgs& args, std::byte* workspace, cudaStream_t str
     throw RuntimeError(CPPOOL_INTERNAL, "the oracle's inputs are fp16 or bf16");
   }
   if (args.seqlen_q == 0) {  // nobody looks at the keys
-    if (args.dk)
-      CheckCuda(cudaMemsetAsync(args.dk, 0, args.seqlen_kv * args.dim_qk * sizeof(double), stream),
-                "clearing dk");
-    if (args.dv)
-      CheckCuda(cudaMemsetAsync(args.dv, 0, args.seqlen_kv * args.dim_v * sizeof(double), stream),
-                "clearing dv");
+    const auto clear = [&](double* to, int dim) {
+      if (to)
+        CheckCuda(cudaMemsetAsync(to, 0, args.seqlen_kv * dim * sizeof(double), stream),
+                  "clearing the oracle's gradients");
+    };
+    clear(args.dk, args.dim_qk);
+    clear(args.dv, args.dim_v);
     return;
   }
   const Chunking chunking = ChunkingOf(args);
   double* const matrices = reinterpret_cast<double*>(workspace);
-  double* const parts = chunking.parts == 1 ? nullptr : matrices + 2 * MatrixDoubles(chunking);
+  double* const parts = matrices + MatrixDoubles(chunking) * (args.dout ? 2 : 1);
   Chunk chunk{.args = args,
               .mask = {args.mask, args.window_left, args.window_right, args.seqlen_q, args.seqlen_kv},
               .row = 0,

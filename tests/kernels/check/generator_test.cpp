@@ -66,13 +66,13 @@ TEST_CASE("a token has the same values in every layout, on every rank and in eve
   const int dim = GENERATE(8, 10);
   const auto reference = Tokens(rank, GlobalLayout(QkvFormat::kBshd, 3, 32), dtype, 5, dim);
   REQUIRE(reference.size() == 3 * 32);
-  CHECK(Tokens(rank, GlobalLayout(QkvFormat::kSbhd, 3, 32), dtype, 5, dim) == reference);
+  CHECK((Tokens(rank, GlobalLayout(QkvFormat::kSbhd, 3, 32), dtype, 5, dim) == reference));
   for (const QkvFormat format : {QkvFormat::kBshd, QkvFormat::kSbhd}) {
     for (const int world_size : {2, 4, 8}) {
       std::map<Token, std::vector<double>> all;
       for (int r = 0; r < world_size; ++r)
         all.merge(Tokens(rank, RankLayout(format, 3, 32, world_size, r), dtype, 5, dim));
-      CHECK(all == reference);
+      CHECK((all == reference));
     }
   }
 }
@@ -134,7 +134,7 @@ TEST_CASE("values are centred, of standard deviation 0.577, bounded and uncorrel
   CHECK(std::abs(mean_product(values, draw(InputTensor::kK, 1234), 0)) < bound);
   CHECK(std::abs(mean_product(values, draw(InputTensor::kQ, 1235), 0)) < bound);
   CHECK(std::abs(mean_product(values, draw(InputTensor::kQ, 1234 + (std::uint64_t{1} << 32)), 0)) < bound);
-  CHECK(draw(InputTensor::kQ, 1234) == values);
+  CHECK((draw(InputTensor::kQ, 1234) == values));
 }
 
 }  // namespace
