@@ -1,0 +1,81 @@
+#include "attention_case.h"
+
+#include <exception>
+#include <string>
+
+#include "kernels/attention/run.h"
+#include "kernels/error.h"
+#include "parameters.h"
+#include "resolve.h"
+
+namespace cppool {
+namespace {
+
+using attention_case::Json;
+using attention_case::Refused;
+
+cppool_status Validate(cppool_validation* v) {
+  try {
+    const Json params = attention_case::Resolve(
+        Json::parse(v->params_json), [v](const std::string& name) { return v->given(v, name.c_str()) != 0; });
+    attention_case::CheckRelations(params, v->world_size);
+    attention_case::CheckSupported(params);
+    v->needs(v, kernels::AttentionBytes(attention_case::ToSpec(params), v->world_size));
+    v->replace_params(v, params.dump().c_str());
+    return CPPOOL_OK;
+  } catch (const Refused& refused) {
+    v->fail(v, refused.what());
+    return refused.unsupported() ? CPPOOL_UNSUPPORTED : CPPOOL_INVALID_REQUEST;
+  } catch (const std::exception& error) {
+    v->fail(v, error.what());
+    return CPPOOL_INTERNAL;
+  }
+}
+
+class Report : public kernels::AttentionReport {
+ public:
+  explicit Report(cppool_case_context* context) : c_(context) {}
+  bool NextIteration() override { return c_->next_iteration(c_) != 0; }
+  void Work(const std::string& stage, double flops) override { c_->work(c_, stage.c_str(), flops); }
+  void Check(kernels::CheckedTensor tensor, const std::string& against,
+             const kernels::Verdict& verdict) override {
+    const cppool_check check{kernels::NameOf(tensor), against.c_str(),   verdict.max_abs_err,
+                             verdict.rel_err,         verdict.tolerance, verdict.ok};
+    c_->check(c_, &check);
+  }
+
+ private:
+  cppool_case_context* c_;
+};
+
+cppool_status Run(cppool_case_context* c) {
+  try {
+    Report report(c);
+    kernels::RunAttention(c->runtime, attention_case::ToSpec(Json::parse(c->params_json)), c->checks != 0,
+                          report);
+    return CPPOOL_OK;
+  } catch (const kernels::RuntimeError& error) {
+    c->fail(c, error.what());
+    return error.status();
+  } catch (const std::exception& error) {
+    c->fail(c, error.what());
+    return CPPOOL_INTERNAL;
+  }
+}
+
+}  // namespace
+
+const cppool_case* AttentionCase() {
+  static const cppool_case definition{CPPOOL_CASE_ABI,
+                                      sizeof(cppool_case),
+                                      "attention",
+                                      "context-parallel attention, forward and backward, checked against the "
+                                      "same kernels without CP and an fp64 oracle",
+                                      attention_case::kParameters,
+                                      attention_case::kParameterCount,
+                                      &Validate,
+                                      &Run};
+  return &definition;
+}
+
+}  // namespace cppool

@@ -1,0 +1,10 @@
+// The built-in case: context-parallel attention, registered through cppool/case.h like anybody's.
+#pragma once
+
+#include <cppool/case.h>
+
+namespace cppool {
+
+const cppool_case* AttentionCase();  // lives as long as the program
+
+}  // namespace cppool

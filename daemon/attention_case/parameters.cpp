@@ -1,0 +1,66 @@
+#include "parameters.h"
+
+#include <iterator>
+
+namespace cppool::attention_case {
+namespace {
+
+constexpr double kMaxSequence = 1 << 24;
+constexpr double kMaxSeed = 9223372036854775807.0;  // integers are of 64 bits with a sign
+
+constexpr cppool_parameter Integer(const char* name, const char* default_json, double minimum, double maximum,
+                                   const char* doc) {
+  return {name, CPPOOL_TYPE_INTEGER, default_json, nullptr, minimum, maximum, 0, doc};
+}
+constexpr cppool_parameter Boolean(const char* name, const char* default_json, const char* doc) {
+  return {name, CPPOOL_TYPE_BOOLEAN, default_json, nullptr, 0, 0, 0, doc};
+}
+constexpr cppool_parameter Word(const char* name, const char* default_json, const char* allowed_json,
+                                const char* doc) {
+  return {name, CPPOOL_TYPE_STRING, default_json, allowed_json, 0, 0, 0, doc};
+}
+
+}  // namespace
+
+// The default problem is small enough for a laptop, and its sizes suit every schedule up to 8 ranks.
+extern const cppool_parameter kParameters[] = {
+    Word("model", "null", nullptr,
+         "a row of the model tables (cp_1_0, ...); parameters that are given override the row's"),
+    Word("kernel_backend", "null", R"(["FlashAttention", "FusedAttention"])",
+         "whose model table; needed when both tables have the row and differ"),
+    Integer("batch_size", "2", 1, 65536, "sequences"),
+    Integer("max_seqlen_q", "384", 1, kMaxSequence,
+            "queries per sequence, over all ranks; divisible by 2 * world_size"),
+    Integer("max_seqlen_kv", "null", 1, kMaxSequence,
+            "keys per sequence, over all ranks; null: max_seqlen_q"),
+    Integer("num_heads", "8", 1, 1024, "query heads"),
+    Integer("num_gqa_groups", "null", 1, 1024, "key/value heads: divides num_heads; null: num_heads"),
+    Integer("head_dim_qk", "64", 1, 1024, "head dimension of queries and keys"),
+    Integer("head_dim_v", "null", 1, 1024, "head dimension of values; null: head_dim_qk"),
+    Word("dtype", "\"bf16\"", R"(["bf16", "fp16", "fp8"])", "of q, k, v, out and the gradients"),
+    Word("qkv_format", "\"bshd\"", R"(["bshd", "sbhd", "thd"])",
+         "order of batch, sequence, head and dimension; thd: packed sequences"),
+    Word("cp_comm_type", "\"p2p\"", R"(["p2p", "all_gather", "a2a", "a2a+p2p"])", "the schedule"),
+    Word(
+        "attn_mask_type", "\"causal\"",
+        R"(["no_mask", "causal", "causal_bottom_right", "padding", "padding_causal", "padding_causal_bottom_right"])",
+        "which keys a query sees"),
+    {"window_size", CPPOOL_TYPE_INTEGER_LIST, "[-1, -1]", nullptr, -1, kMaxSequence, 2,
+     "[left, right] of the sliding window; -1: open; with a causal mask right is 0"},
+    Word("attn_bias_type", "\"no_bias\"", R"(["no_bias", "post_scale_bias", "alibi"])",
+         "what is added to the scaled logits"),
+    Word("bias_shape", "\"1hss\"", R"(["1hss", "11ss", "b1ss", "bhss", "111s"])",
+         "over batch, heads, queries and keys"),
+    Word("softmax_type", "\"vanilla\"", R"(["vanilla", "off-by-one", "learnable"])",
+         "offset of the softmax's denominator"),
+    Boolean("return_max_logit", "false", "also the largest logit of each head"),
+    Boolean("is_training", "true", "also the backward pass: dq, dk, dv"),
+    Boolean("deterministic", "false", "the same bits on every run (the kernels always give them)"),
+    Boolean("pad_between_seqs", "false", "thd: padding between the packed sequences"),
+    {"softmax_scale", CPPOOL_TYPE_NUMBER, "null", nullptr, 0, 0, 0,
+     "of the logits; null: 1 / sqrt(head_dim_qk)"},
+    Integer("seed", "1234", 0, kMaxSeed, "of the inputs"),
+};
+extern const std::size_t kParameterCount = std::size(kParameters);
+
+}  // namespace cppool::attention_case

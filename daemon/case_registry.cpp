@@ -1,0 +1,165 @@
+#include "daemon/case_registry.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+#include <set>
+#include <system_error>
+
+#include "daemon/start_error.h"
+
+namespace cppool::daemon {
+namespace {
+
+using protocol::Json;
+using protocol::ParameterSpec;
+using protocol::ParameterType;
+
+constexpr const char* kEntry = "cppool_cases";
+
+bool IsName(const char* name) {
+  if (!name || !*name) return false;
+  return std::all_of(name, name + std::char_traits<char>::length(name), [](unsigned char c) {
+    return (c < 128 && std::isalnum(c)) || c == '_' || c == '-' || c == '.';
+  });
+}
+
+ParameterType ToType(cppool_type type) {
+  switch (type) {
+    case CPPOOL_TYPE_INTEGER:
+      return ParameterType::kInteger;
+    case CPPOOL_TYPE_NUMBER:
+      return ParameterType::kNumber;
+    case CPPOOL_TYPE_BOOLEAN:
+      return ParameterType::kBoolean;
+    case CPPOOL_TYPE_STRING:
+      return ParameterType::kString;
+    case CPPOOL_TYPE_INTEGER_LIST:
+      return ParameterType::kIntegerList;
+  }
+  throw StartError("its type is none of cppool_type");
+}
+
+Json ParseText(const char* text, const char* what) {
+  Json json = Json::parse(text, nullptr, false);
+  if (json.is_discarded()) throw StartError(std::string(what) + " is not JSON: " + text);
+  return json;
+}
+
+// What the schema would say to `value`: a default and an allowed value must themselves be valid.
+void CheckValue(const ParameterSpec& spec, const Json& value, const char* what) {
+  try {
+    protocol::ValidateParameters(Json{{spec.name, value}}, {spec});
+  } catch (const protocol::InvalidRequest& error) {
+    throw StartError(std::string(what) + " does not fit: " + error.what());
+  }
+}
+
+ParameterSpec Convert(const cppool_parameter& parameter) {
+  ParameterSpec spec;
+  spec.name = parameter.name;
+  spec.type = ToType(parameter.type);
+  spec.doc = parameter.doc ? parameter.doc : "";
+  spec.list_length = parameter.list_length;
+  if (parameter.minimum != 0 || parameter.maximum != 0) {
+    if (!(parameter.minimum <= parameter.maximum)) throw StartError("its minimum is above its maximum");
+    spec.minimum = parameter.minimum;
+    spec.maximum = parameter.maximum;
+  }
+  if (parameter.allowed_json) {
+    const Json allowed = ParseText(parameter.allowed_json, "allowed_json");
+    if (!allowed.is_array() || allowed.empty()) throw StartError("allowed_json is not an array of values");
+    for (const Json& value : allowed) CheckValue(spec, value, "an allowed value");
+    spec.allowed.emplace(allowed.begin(), allowed.end());
+  }
+  if (parameter.default_json) {
+    Json value = ParseText(parameter.default_json, "default_json");
+    if (!value.is_null()) CheckValue(spec, value, "the default");
+    spec.default_value = std::move(value);
+  }
+  return spec;
+}
+
+}  // namespace
+
+ParameterSpec ToParameterSpec(const cppool_parameter& parameter) {
+  if (!IsName(parameter.name))
+    throw StartError("a parameter has no name, or one of other than letters, digits, '_', '-' and '.'");
+  try {
+    return Convert(parameter);
+  } catch (const StartError& error) {
+    throw StartError("parameter " + std::string(parameter.name) + ": " + error.what());
+  }
+}
+
+void CaseRegistry::Add(const cppool_case* definition, const std::string& source) {
+  // The ABI comes first: with another one nothing else can be read.
+  if (definition->abi != CPPOOL_CASE_ABI || definition->struct_size < sizeof(cppool_case)) {
+    throw StartError(source + ": a case was built for version " + std::to_string(definition->abi) +
+                     " of the case interface (" + std::to_string(definition->struct_size) +
+                     " bytes), and this daemon has version " + std::to_string(CPPOOL_CASE_ABI) + " (" +
+                     std::to_string(sizeof(cppool_case)) +
+                     " bytes): rebuild it against this cppool's cppool/case.h");
+  }
+  if (!IsName(definition->name)) {
+    throw StartError(source + ": a case has no name, or one of other than letters, digits, '_', '-' and '.'");
+  }
+  RegisteredCase added;
+  added.definition = definition;
+  added.name = definition->name;
+  added.doc = definition->doc ? definition->doc : "";
+  added.source = source;
+  if (const RegisteredCase* other = Find(added.name)) {
+    throw StartError(source + ": the name of case '" + added.name + "' is taken (" + other->source +
+                     "): give it another name");
+  }
+  if (!definition->run) throw StartError(source + ": case '" + added.name + "' has no run function");
+  if (definition->parameter_count && !definition->parameters) {
+    throw StartError(source + ": case '" + added.name + "' has a parameter_count but no parameters");
+  }
+  std::set<std::string> names;
+  for (std::size_t i = 0; i < definition->parameter_count; ++i) {
+    try {
+      added.schema.push_back(ToParameterSpec(definition->parameters[i]));
+      if (!names.insert(added.schema.back().name).second) {
+        throw StartError("parameter " + added.schema.back().name + " is there twice");
+      }
+    } catch (const StartError& error) {
+      throw StartError(source + ": case '" + added.name + "': " + error.what());
+    }
+  }
+  cases_.emplace(added.name, std::move(added));
+}
+
+void CaseRegistry::LoadFile(const std::string& path) {
+  // An absolute path: dlopen would look for a bare name among the system's libraries.
+  std::error_code ignored;
+  const std::string file = std::filesystem::absolute(path, ignored).string();
+  const std::string source = "--case " + path;
+  void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!library) throw StartError(source + ": cannot be loaded: " + dlerror());
+  using Entry = const cppool_case* const* (*)();
+  const auto entry = reinterpret_cast<Entry>(dlsym(library, kEntry));
+  if (!entry) {
+    throw StartError(source + ": exports no function " + kEntry +
+                     ": declare it extern \"C\" and with default visibility (see cppool/case.h)");
+  }
+  const cppool_case* const* cases = entry();
+  if (!cases || !*cases) throw StartError(source + ": " + kEntry + "() lists no case");
+  for (; *cases; ++cases) Add(*cases, source);
+}
+
+const RegisteredCase* CaseRegistry::Find(const std::string& name) const {
+  const auto found = cases_.find(name);
+  return found == cases_.end() ? nullptr : &found->second;
+}
+
+std::vector<std::string> CaseRegistry::Names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, unused] : cases_) names.push_back(name);
+  return names;
+}
+
+}  // namespace cppool::daemon

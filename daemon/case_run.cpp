@@ -1,0 +1,340 @@
+#include "daemon/case_run.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <thread>
+#include <utility>
+
+#include "daemon/log.h"
+#include "kernels/error.h"
+
+namespace cppool::daemon {
+namespace {
+
+using protocol::FailureKind;
+using protocol::RunResult;
+using protocol::Status;
+
+// Asking a stuck rank where it is may get stuck itself.
+constexpr std::chrono::milliseconds kProgressLimit{300};
+
+// The stage of the stream that has work, the main one first.
+std::string StageOf(const std::vector<kernels::StreamProgress>& streams) {
+  for (const auto& stream : streams) {
+    if (!stream.idle) return stream.stage;
+  }
+  return streams.empty() ? "" : streams.front().stage;
+}
+
+std::string Seconds(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.2f s", seconds);
+  return text;
+}
+
+}  // namespace
+
+std::string DescribeProgress(const std::vector<kernels::StreamProgress>& streams) {
+  std::string text;
+  for (const auto& stream : streams) {
+    if (stream.idle) continue;
+    text += text.empty() ? "" : "; ";
+    text +=
+        stream.stream + ": " +
+        (stream.stage.empty() ? "before its first stage" : stream.stage + " for " + Seconds(stream.seconds));
+  }
+  if (!text.empty()) return text;
+  const std::string last = streams.empty() ? "" : streams.front().stage;
+  return "in the case's host code, no marked work is pending" +
+         (last.empty() ? "" : " (last stage: " + last + ")");
+}
+
+CaseRun::CaseRun(World& world, std::shared_ptr<const PreparedRun> prepared, std::string tag,
+                 FailureLimits limits)
+    : world_(world),
+      prepared_(std::move(prepared)),
+      tag_(std::move(tag)),
+      limits_(limits),
+      begun_(world.size()) {
+  for (int rank = 0; rank < world.size(); ++rank) {
+    ranks_.push_back(std::make_unique<Rank>(*prepared_, world.rank(rank)));
+  }
+}
+
+RunResult CaseRun::Execute() {
+  // The job holds on to this run: a rank that never comes back must not find it gone.
+  world_.threads().Start([self = shared_from_this()](int rank) { self->RunRank(rank); });
+  const bool all_back = WaitForRanks();
+  if (all_back) world_.threads().Wait();  // a moment: they have reported
+  return Gather(all_back);
+}
+
+void CaseRun::RunRank(int index) {
+  const LogTags tags(index, tag_);
+  Rank& rank = *ranks_[index];
+  kernels::RankRuntime& runtime = world_.rank(index);
+  try {
+    runtime.BeginCase();
+  } catch (const kernels::RuntimeError& error) {
+    begin_failed_ = true;
+    Fail(index, error.status(), error.what());
+  } catch (const std::exception& error) {
+    begin_failed_ = true;
+    Fail(index, CPPOOL_INTERNAL, error.what());
+  }
+  begun_
+      .arrive_and_wait();  // nobody communicates before everybody has a clean state; the watchdog has the deadline
+  if (!begin_failed_) {
+    rank.phase = Phase::kRunning;
+    RunCase(index);
+  } else if (rank.status == CPPOOL_OK) {
+    Fail(index, CPPOOL_INTERNAL, "not started, since another rank could not begin", true);
+  }
+  rank.phase = Phase::kEnding;
+  try {
+    leaked_ += runtime.Memory().live_allocations;
+    rank.times = runtime.EndCase();
+  } catch (const kernels::RuntimeError& error) {
+    Fail(index, error.status(), error.what());
+  } catch (const std::exception& error) {
+    Fail(index, CPPOOL_INTERNAL, error.what());
+  }
+  const std::lock_guard lock(mutex_);
+  rank.phase = Phase::kDone;
+  ++done_;
+  changed_.notify_all();
+}
+
+void CaseRun::RunCase(int index) {
+  CaseContext& context = ranks_[index]->context;
+  cppool_status status = CPPOOL_OK;
+  std::string error;
+  try {
+    status = prepared_->registered.definition->run(context.get());
+    if (context.error_status() != CPPOOL_OK) {
+      status = context.error_status();
+      error = context.error();
+    } else if (status != CPPOOL_OK) {
+      error = context.detail();
+      if (error.empty()) {
+        const char* last = context.get()->runtime->last_error(context.get()->runtime);
+        error = last ? last : "";
+      }
+      if (error.empty())
+        error = "the case returned status " + std::to_string(status) + " and did not say why";
+    }
+  } catch (const kernels::RuntimeError& thrown) {
+    status = thrown.status() == CPPOOL_OK ? CPPOOL_INTERNAL : thrown.status();
+    error = thrown.what();
+  } catch (const std::exception& thrown) {
+    status = CPPOOL_INTERNAL;
+    error = std::string("the case threw: ") + thrown.what();
+  } catch (...) {
+    status = CPPOOL_INTERNAL;
+    error = "the case threw something that is no std::exception";
+  }
+  if (status != CPPOOL_OK) Fail(index, status, error);
+}
+
+void CaseRun::Fail(int index, cppool_status status, const std::string& error, bool consequence) {
+  Rank& rank = *ranks_[index];
+  const std::string stage = StageOf(world_.rank(index).Progress());
+  {
+    const std::lock_guard lock(mutex_);
+    if (rank.status != CPPOOL_OK) return;  // the first failure of a rank is the one that counts
+    rank.status = status;
+    rank.error = error;
+    rank.stage = stage;
+    rank.order = ++failures_;
+    rank.consequence = consequence || aborted_;
+    if (status != CPPOOL_MISMATCH) ++errors_;
+    changed_.notify_all();
+  }
+  spdlog::warn("{}", error);
+}
+
+bool CaseRun::WaitForRanks() {
+  std::unique_lock lock(mutex_);
+  const auto all_done = [&] { return done_ == world_.size(); };
+  changed_.wait(lock, [&] { return all_done() || errors_ > 0; });
+  if (changed_.wait_for(lock, all_done() ? std::chrono::milliseconds(0) : limits_.grace, all_done))
+    return true;
+  const Rank* cause = Cause();
+  const std::string reason =
+      "rank " + std::to_string(cause->context.rank()) + " failed first: " + cause->error;
+  aborted_ = true;
+  lock.unlock();
+  world_.backend().Abort(reason);
+  lock.lock();
+  return changed_.wait_for(lock, limits_.abort, all_done);
+}
+
+// Under `mutex_`, or with all ranks done: the failure that explains the others.
+const CaseRun::Rank* CaseRun::Cause() const {
+  const auto weight = [](const Rank& rank) {
+    // A mismatch does not stop other ranks, an error does; what happens after the release of all ranks is a consequence.
+    return std::pair(rank.consequence ? 2 : rank.status == CPPOOL_MISMATCH ? 1 : 0, rank.order);
+  };
+  const Rank* cause = nullptr;
+  for (const auto& rank : ranks_) {
+    if (rank->order && (!cause || weight(*rank) < weight(*cause))) cause = rank.get();
+  }
+  return cause;
+}
+
+RunResult CaseRun::Gather(bool all_back) {
+  RunResult result;
+  bool sticky = false;
+  {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      const Rank& rank = *ranks_[i];
+      protocol::RankResult entry;
+      entry.rank = static_cast<int>(i);
+      entry.error = rank.error;
+      if (rank.phase == Phase::kDone) {  // else its thread still writes
+        entry.gpu_ms = rank.times;
+        entry.extra = rank.context.extra;
+        const auto& checks = rank.context.checks;
+        result.checks.insert(result.checks.end(), checks.begin(), checks.end());
+        const auto failed =
+            std::find_if(checks.begin(), checks.end(), [](const auto& check) { return !check.ok; });
+        if (entry.error.empty() && failed != checks.end()) {
+          entry.error = "the check of " + failed->tensor + " against " + failed->against + " does not hold";
+        }
+        entry.ok = entry.error.empty();
+      } else if (entry.error.empty()) {
+        entry.error = "did not come back after another rank's failure: " +
+                      DescribeProgress(world_.rank(entry.rank).Progress());
+      } else {
+        entry.error += " (and did not come back)";
+      }
+      sticky = sticky || rank.status == CPPOOL_CUDA || rank.status == CPPOOL_NCCL;
+      result.ranks.push_back(std::move(entry));
+    }
+    Judge(result);
+  }
+  AddTflops(result);
+  result.seed = prepared_->seed;
+  result.fatal = !all_back || ((aborted_ || sticky) && !world_.backend().Recover());
+  return result;
+}
+
+void CaseRun::Judge(RunResult& result) const {
+  const Rank* cause = Cause();
+  const auto failed_check =
+      std::find_if(result.checks.begin(), result.checks.end(), [](const auto& check) { return !check.ok; });
+  const int cause_rank = cause ? cause->context.rank() : -1;
+  // A check that does not hold says more than what its rank returned; another rank's own error says more than a check.
+  if (failed_check != result.checks.end() &&
+      (!cause || cause->consequence || cause->status == CPPOOL_MISMATCH || !cause->context.checks_hold())) {
+    char numbers[160];
+    std::snprintf(numbers, sizeof(numbers), "max_abs_err %.4g, rel_err %.4g, tolerance %.4g",
+                  failed_check->max_abs_err, failed_check->rel_err, failed_check->tolerance);
+    const auto failed = std::count_if(result.checks.begin(), result.checks.end(),
+                                      [](const auto& check) { return !check.ok; });
+    result.status = Status::kFailed;
+    result.error = "rank " + std::to_string(failed_check->rank) + ": " + failed_check->tensor + " against " +
+                   failed_check->against + ": " + numbers + " (" + std::to_string(failed) + " of " +
+                   std::to_string(result.checks.size()) + " checks do not hold)";
+    result.failure = protocol::Failure{FailureKind::kMismatch, failed_check->rank, "", result.error};
+  } else if (cause) {
+    const FailureKind kind = ToFailureKind(cause->status);
+    result.status = kind == FailureKind::kMismatch      ? Status::kFailed
+                    : kind == FailureKind::kUnsupported ? Status::kSkipped
+                                                        : Status::kError;
+    result.error = "rank " + std::to_string(cause_rank) + ": " + cause->error;
+    result.failure = protocol::Failure{kind, cause_rank, cause->stage, cause->error};
+  } else {
+    result.status = Status::kPassed;
+  }
+}
+
+void CaseRun::AddTflops(RunResult& result) const {
+  if (result.status != Status::kPassed && result.status != Status::kFailed) return;
+  std::vector<std::pair<std::string, double>> total;  // floating-point operations of all ranks
+  for (const auto& rank : ranks_) {
+    for (const auto& [stage, flops] : rank->context.work) {
+      const auto known =
+          std::find_if(total.begin(), total.end(), [&](const auto& t) { return t.first == stage; });
+      if (known == total.end()) {
+        total.emplace_back(stage, flops);
+      } else {
+        known->second += flops;
+      }
+    }
+  }
+  for (const auto& [stage, flops] : total) {
+    double slowest_ms = 0;
+    for (const auto& rank : ranks_) {
+      for (const auto& [name, ms] : rank->times) {
+        if (name == stage) slowest_ms = std::max(slowest_ms, ms);
+      }
+    }
+    if (slowest_ms > 0)
+      result.tflops.emplace_back(stage, flops / world_.size() / (slowest_ms * 1e-3) * 1e-12);
+  }
+}
+
+RunResult CaseRun::TimedOut(std::chrono::milliseconds deadline) const {
+  // Asked on threads of their own, since a stuck runtime may not answer; they are left behind with a process that ends.
+  struct Answers {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<std::optional<std::vector<kernels::StreamProgress>>> of_rank;
+    std::size_t count = 0;
+  };
+  const auto answers = std::make_shared<Answers>();
+  answers->of_rank.resize(ranks_.size());
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    std::thread([answers, i, self = shared_from_this()] {
+      auto progress = self->world_.rank(static_cast<int>(i)).Progress();
+      const std::lock_guard lock(answers->mutex);
+      answers->of_rank[i] = std::move(progress);
+      ++answers->count;
+      answers->changed.notify_all();
+    }).detach();
+  }
+  std::unique_lock lock(answers->mutex);
+  answers->changed.wait_for(lock, kProgressLimit, [&] { return answers->count == ranks_.size(); });
+
+  RunResult result;
+  result.status = Status::kError;
+  result.fatal = true;
+  result.seed = prepared_->seed;
+  protocol::Failure failure{FailureKind::kTimeout, std::nullopt, "", ""};
+  std::string text = "not finished after " + std::to_string(deadline.count()) + " ms";
+  int unfinished = 0;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    protocol::RankResult entry;
+    entry.rank = static_cast<int>(i);
+    const Phase phase = ranks_[i]->phase;
+    std::string where;
+    if (phase == Phase::kDone) {
+      entry.ok = true;
+      where = "finished";
+    } else {
+      const auto& progress = answers->of_rank[i];
+      where = phase == Phase::kWaiting ? "waiting for a clean state"
+              : progress               ? DescribeProgress(*progress)
+                                       : "the runtime does not say where";
+      if (phase == Phase::kEnding) where = "its function has returned; " + where;
+      entry.error = where;
+      if (++unfinished == 1) {
+        failure.rank = entry.rank;
+        failure.stage = progress ? StageOf(*progress) : "";
+      } else {
+        failure.rank.reset();
+      }
+    }
+    text += (i ? "; rank " : ": rank ") + std::to_string(i) + ": " + where;
+    result.ranks.push_back(std::move(entry));
+  }
+  failure.detail = text;
+  result.error = text;
+  result.failure = std::move(failure);
+  return result;
+}
+
+}  // namespace cppool::daemon

@@ -1,0 +1,223 @@
+#include "daemon/dispatcher.h"
+
+#include <unistd.h>
+
+#include <exception>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "daemon/log.h"
+#include "daemon/prepare.h"
+
+namespace cppool::daemon {
+namespace {
+
+using protocol::FailureKind;
+using protocol::Json;
+using protocol::RunResult;
+using protocol::Status;
+
+constexpr std::size_t kLongestTag = 40;
+
+double Milliseconds(std::chrono::steady_clock::duration duration) {
+  return std::chrono::duration<double, std::milli>(duration).count();
+}
+
+// How log lines name a request: its id, or which one it was.
+std::string TagOf(const std::optional<Json>& id, std::uint64_t number) {
+  if (!id) return fmt::format("#{}", number);
+  return id->dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, kLongestTag);
+}
+
+// A run that did not get to the ranks.
+RunResult NotRun(FailureKind kind, const std::string& detail) {
+  RunResult result;
+  result.status = kind == FailureKind::kUnsupported ? Status::kSkipped : Status::kError;
+  result.error = detail;
+  result.failure = protocol::Failure{kind, std::nullopt, "", detail};
+  return result;
+}
+
+}  // namespace
+
+Dispatcher::Dispatcher(World& world, const CaseRegistry& registry, Watchdog* watchdog, Options options)
+    : world_(world), registry_(registry), watchdog_(watchdog), options_(std::move(options)) {}
+
+std::optional<Answer> Dispatcher::Handle(const protocol::LineReader::Line& line) {
+  const auto taken_up = Clock::now();
+  ++counts_.requests;
+  std::optional<protocol::Request> parsed;
+  try {
+    if (line.overlong) {
+      throw protocol::RequestError("a request line has at most " +
+                                       std::to_string(protocol::kMaxRequestBytes) + " bytes; this one has " +
+                                       std::to_string(line.text.size() + line.dropped),
+                                   std::nullopt);
+    }
+    parsed = protocol::ParseRequest(line.text);
+  } catch (const protocol::RequestError& error) {
+    ++counts_.errors;
+    return Finish(
+        protocol::ErrorResponse({FailureKind::kInvalidRequest, std::nullopt, "", error.what()}, error.id));
+  }
+  const protocol::Request& request = *parsed;
+  if (const auto* run = std::get_if<protocol::RunRequest>(&request.operation))
+    return Run(request, *run, taken_up);
+  if (std::holds_alternative<protocol::HelloRequest>(request.operation))
+    return Finish(protocol::OkResponse(Hello(), request.id));
+  if (std::holds_alternative<protocol::ListRequest>(request.operation))
+    return Finish(protocol::OkResponse(List(), request.id));
+  if (std::holds_alternative<protocol::StatsRequest>(request.operation))
+    return Finish(protocol::OkResponse(Stats(), request.id));
+  Answer answer = Finish(protocol::OkResponse(Json::object(), request.id));
+  answer.shutdown = true;
+  return answer;
+}
+
+void Dispatcher::AfterAnswer() {
+  if (!std::exchange(trim_due_, false)) return;
+  world_.StartTrim();  // the next run waits for it, other requests do not
+}
+
+Json Dispatcher::Hello() const {
+  Json devices = Json::array();
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    const auto& device = world_.devices().at(rank);
+    devices.push_back({{"rank", rank},
+                       {"name", device.name},
+                       {"ordinal", device.ordinal},
+                       {"uuid", device.uuid},
+                       {"capability", device.capability},
+                       {"total_bytes", device.total_bytes}});
+  }
+  return {{"protocol", protocol::kProtocolVersion},
+          {"version", CPPOOL_VERSION},
+          {"pid", getpid()},
+          {"world_size", world_.size()},
+          {"backend", world_.backend().name()},
+          {"transport", world_.backend().transport()},
+          {"devices", std::move(devices)},
+          {"init_ms", options_.init_ms}};
+}
+
+Json Dispatcher::List() const {
+  Json cases = Json::array();
+  for (const auto& [name, registered] : registry_.all()) {
+    Json parameters = Json::array();
+    for (const auto& spec : registered.schema) parameters.push_back(protocol::ToJson(spec));
+    cases.push_back({{"name", name}, {"doc", registered.doc}, {"parameters", std::move(parameters)}});
+  }
+  return {{"cases", std::move(cases)}};
+}
+
+Json Dispatcher::Stats() {
+  // What is held once trimming is done. It takes milliseconds; should a device be stuck, the answer tells what is known.
+  world_.threads().WaitUntil(Clock::now() + std::chrono::seconds(5));
+  Json memory = Json::array();
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    const auto info = world_.rank(rank).Memory();
+    memory.push_back({{"rank", rank},
+                      {"device", world_.devices().at(rank).ordinal},
+                      {"held_bytes", info.held_bytes},
+                      {"free_bytes", info.free_bytes}});
+  }
+  return {{"requests", counts_.requests},
+          {"passed", counts_.passed},
+          {"failed", counts_.failed},
+          {"skipped", counts_.skipped},
+          {"errors", counts_.errors},
+          {"memory", std::move(memory)},
+          {"leaked_allocations", counts_.leaked_allocations},
+          {"uptime_s", Milliseconds(Clock::now() - options_.started) / 1000}};
+}
+
+std::optional<Answer> Dispatcher::Run(const protocol::Request& request, const protocol::RunRequest& run,
+                                      Clock::time_point taken_up) {
+  const std::string tag = TagOf(request.id, counts_.requests);
+  const LogTags tags(-1, tag);
+  {
+    const std::lock_guard lock(under_way_mutex_);
+    under_way_ = {request.id, std::chrono::milliseconds(run.deadline_ms), nullptr};
+  }
+  if (watchdog_) watchdog_->Arm(taken_up + std::chrono::milliseconds(run.deadline_ms));
+  RunResult result;
+  try {
+    result = RunOnRanks(run, tag);
+  } catch (const Refusal& refusal) {
+    result = NotRun(refusal.kind(), refusal.what());
+  } catch (const protocol::InvalidRequest& error) {
+    result = NotRun(FailureKind::kInvalidRequest, error.what());
+  } catch (const std::exception& error) {
+    result = NotRun(FailureKind::kInternal, error.what());
+  }
+  if (watchdog_ && !watchdog_->Disarm()) return std::nullopt;
+  result.wall_ms = Milliseconds(Clock::now() - taken_up);
+  Count(result.status);
+  spdlog::debug("{} in {:.2f} ms{}{}", protocol::ToString(result.status), result.wall_ms,
+                result.error.empty() ? "" : ": ", result.error);
+  Answer answer = Finish(protocol::ToJson(result, request.id));
+  answer.fatal = result.fatal;
+  return answer;
+}
+
+RunResult Dispatcher::RunOnRanks(const protocol::RunRequest& request, const std::string& tag) {
+  const auto prepared = Prepare(registry_, request, world_.backend().name(), world_.size());
+  world_.threads().Wait();  // for the trim after the last answer
+  CheckMemory(*prepared, world_);
+  const auto run = std::make_shared<CaseRun>(world_, prepared, tag, options_.limits);
+  {
+    const std::lock_guard lock(under_way_mutex_);
+    under_way_.run = run;
+  }
+  RunResult result = run->Execute();
+  counts_.leaked_allocations += run->leaked_allocations();
+  trim_due_ = !result.fatal;
+  const std::lock_guard lock(under_way_mutex_);
+  under_way_.run.reset();
+  return result;
+}
+
+std::string Dispatcher::TimeoutAnswer() const {
+  UnderWay under_way;
+  {
+    const std::lock_guard lock(under_way_mutex_);
+    under_way = under_way_;
+  }
+  RunResult result;
+  if (under_way.run) {
+    result = under_way.run->TimedOut(under_way.deadline);
+  } else {
+    result =
+        NotRun(FailureKind::kTimeout, "not finished after " + std::to_string(under_way.deadline.count()) +
+                                          " ms: the ranks had not started, or had just come back");
+    result.fatal = true;
+  }
+  result.wall_ms = static_cast<double>(under_way.deadline.count());
+  return protocol::SerializeResponse(protocol::ToJson(result, under_way.id), options_.sentinel);
+}
+
+void Dispatcher::Count(Status status) {
+  switch (status) {
+    case Status::kPassed:
+      ++counts_.passed;
+      break;
+    case Status::kFailed:
+      ++counts_.failed;
+      break;
+    case Status::kSkipped:
+      ++counts_.skipped;
+      break;
+    case Status::kError:
+      ++counts_.errors;
+      break;
+  }
+}
+
+Answer Dispatcher::Finish(const Json& response) const {
+  Answer answer;
+  answer.text = protocol::SerializeResponse(response, options_.sentinel);
+  return answer;
+}
+
+}  // namespace cppool::daemon

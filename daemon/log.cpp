@@ -1,0 +1,45 @@
+#include "daemon/log.h"
+
+#include <spdlog/pattern_formatter.h>
+#include <spdlog/sinks/stdout_sinks.h>
+
+#include <memory>
+#include <utility>
+
+namespace cppool::daemon {
+namespace {
+
+thread_local std::string tags;
+
+class TagsFormatter : public spdlog::custom_flag_formatter {
+ public:
+  void format(const spdlog::details::log_msg&, const std::tm&, spdlog::memory_buf_t& to) override {
+    to.append(tags.data(), tags.data() + tags.size());
+  }
+  std::unique_ptr<custom_flag_formatter> clone() const override { return std::make_unique<TagsFormatter>(); }
+};
+
+}  // namespace
+
+bool SetUpLog(const std::string& level) {
+  const auto parsed = spdlog::level::from_str(level);
+  if (parsed == spdlog::level::off && level != "off") return false;
+  auto formatter = std::make_unique<spdlog::pattern_formatter>();
+  formatter->add_flag<TagsFormatter>('*').set_pattern("[%H:%M:%S.%e] [cppoold %P] [%l] %*%v");
+  auto logger =
+      std::make_shared<spdlog::logger>("cppoold", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  logger->set_formatter(std::move(formatter));
+  logger->set_level(parsed);
+  spdlog::set_default_logger(std::move(logger));
+  return true;
+}
+
+LogTags::LogTags(int rank, const std::string& request) : before_(tags) {
+  tags.clear();
+  if (rank >= 0) tags += "[rank " + std::to_string(rank) + "] ";
+  if (!request.empty()) tags += "[request " + request + "] ";
+}
+
+LogTags::~LogTags() { tags = std::move(before_); }
+
+}  // namespace cppool::daemon

@@ -1,0 +1,186 @@
+// cppoold: the process around the dispatcher. Exit codes: 0 in order, 1 nobody reads the answers, 2 could not start (with a message that
+// says what to do), 3 cannot go on (the last answer is `fatal`), 128 + SIGTERM when terminated in the middle of a request.
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+
+#include "attention_case.h"
+#include "daemon/case_registry.h"
+#include "daemon/dispatcher.h"
+#include "daemon/log.h"
+#include "daemon/options.h"
+#include "daemon/process.h"
+#include "daemon/request_reader.h"
+#include "daemon/start_error.h"
+#include "daemon/stdout_channel.h"
+#include "daemon/watchdog.h"
+#include "daemon/world.h"
+
+namespace {
+
+using namespace cppool::daemon;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kNoReader = 1;
+constexpr int kCannotStart = 2;
+constexpr int kCannotGoOn = 3;
+constexpr int kTerminated = 128 + SIGTERM;
+constexpr std::chrono::seconds kOpenLimit{120};
+constexpr std::chrono::seconds kLastAnswerLimit{2};  // for a reader that does not read
+
+int terminate_pipe_in = -1;  // for the signal handler
+
+extern "C" void OnTerminate(int) {
+  const int error = errno;
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = write(terminate_pipe_in, &one, sizeof(one));
+  errno = error;
+}
+
+UniqueFd MakeEvent() {
+  UniqueFd event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!event) throw StartError("eventfd: out of file descriptors?");
+  return event;
+}
+
+double Milliseconds(Clock::duration duration) {
+  return std::chrono::duration<double, std::milli>(duration).count();
+}
+
+class Daemon {
+ public:
+  Daemon(Options options, StdoutChannel answers, Clock::time_point started, double spawn_ms)
+      : options_(std::move(options)), answers_(std::move(answers)), started_(started), spawn_ms_(spawn_ms) {}
+
+  int Run() {
+    terminate_ = MakeEvent();
+    stop_ = MakeEvent();
+    terminate_pipe_in = terminate_.get();
+    struct sigaction action {};
+    action.sa_handler = OnTerminate;
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGTERM, &action, nullptr);
+    UniqueFd requests = TakeStdin();
+    const pid_t parent = ParentToWatch();
+    Watchdog watchdog(parent, terminate_.get(),
+                      {[this] { AnswerTimeout(); }, [] { _exit(kNoReader); }, [this] { Terminate(); }});
+
+    if (parent != getppid()) _exit(kNoReader);  // it died before it was watched
+
+    World world(ChooseBackend(options_.backend, options_.world_size));
+    if (options_.transport == TransportChoice::kNccl && world.backend().transport() != "nccl") {
+      throw StartError("--transport nccl needs the backend cuda, and this is " + world.backend().name());
+    }
+    const auto chosen = Clock::now();
+    CaseRegistry registry;
+    registry.Add(cppool::AttentionCase(), "built in");
+    for (const std::string& file : options_.case_files) registry.LoadFile(file);
+    const auto loaded = Clock::now();
+    try {
+      world.Open(Clock::now() + kOpenLimit);
+    } catch (const StartError& error) {
+      // Ranks may be stuck in the middle of it: no destructors.
+      std::fprintf(stderr, "cppoold: %s\n", error.what());
+      _exit(kCannotStart);
+    }
+    Dispatcher::Options options{options_.sentinel, started_, InitTimes(world, chosen, loaded), {}};
+    Dispatcher dispatcher(world, registry, &watchdog, std::move(options));
+    dispatcher_ = &dispatcher;
+    spdlog::info("{} ranks on {} are open after {:.0f} ms", world.size(), world.backend().name(),
+                 Milliseconds(Clock::now() - started_));
+    const int exit_code = Serve(dispatcher, std::move(requests));
+    if (!world.Close()) {
+      spdlog::warn("the ranks did not close in time");
+      _exit(exit_code);
+    }
+    return exit_code;
+  }
+
+ private:
+  int Serve(Dispatcher& dispatcher, UniqueFd input) {
+    RequestReader requests(std::move(input), stop_.get());
+    busy_ = false;
+    while (auto line = requests.Next()) {
+      busy_ = true;
+      const auto answer = dispatcher.Handle(*line);
+      if (!answer) {
+        while (true) pause();  // the watchdog answers and ends the process
+      }
+      // No destructors in the two ends below: ranks may be stuck, and nobody is left to wait for them.
+      if (!answers_.Write(answer->text)) _exit(kNoReader);
+      if (answer->fatal) _exit(kCannotGoOn);
+      dispatcher.AfterAnswer();
+      if (answer->shutdown) break;
+      busy_ = false;
+    }
+    busy_ = true;
+    return 0;
+  }
+
+  // The watchdog's thread. Nothing here may wait for what is stuck.
+  void AnswerTimeout() {
+    answers_.Write(dispatcher_.load()->TimeoutAnswer(), Clock::now() + kLastAnswerLimit);
+    _exit(kCannotGoOn);
+  }
+
+  void Terminate() {
+    if (busy_) _exit(kTerminated);
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const auto written = write(stop_.get(), &one, sizeof(one));
+  }
+
+  cppool::protocol::Json InitTimes(World& world, Clock::time_point chosen, Clock::time_point loaded) const {
+    cppool::protocol::Json times = cppool::protocol::Json::object();
+    for (const auto& [stage, ms] : world.backend().InitTimes()) times[stage] = ms;
+    times["backend"] = Milliseconds(chosen - started_);
+    times["cases"] = Milliseconds(loaded - chosen);
+    times["ranks"] = world.open_ms();
+    if (spawn_ms_ >= 0) times["spawn"] = spawn_ms_;
+    times["total"] = Milliseconds(Clock::now() - started_) + std::max(spawn_ms_, 0.0);
+    return times;
+  }
+
+  const Options options_;
+  StdoutChannel answers_;
+  const Clock::time_point started_;
+  const double spawn_ms_;
+  UniqueFd terminate_;
+  UniqueFd stop_;
+  std::atomic<bool> busy_{true};  // starting counts: SIGTERM then ends it at once
+  std::atomic<Dispatcher*> dispatcher_{nullptr};
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const auto started = Clock::now();
+  try {
+    StdoutChannel answers = StdoutChannel::TakeStdout();  // before anything else can write there
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what a library prints shows up on stderr when it is printed
+    const double spawn_ms = MillisecondsSinceSpawn();
+    std::signal(SIGPIPE, SIG_IGN);
+    ParsedOptions parsed = ParseOptions(argc, argv);
+    if (!parsed.options) {
+      if (parsed.exit_code == 0) {
+        answers.Write(parsed.text);
+      } else {
+        std::fputs(("cppoold: " + parsed.text).c_str(), stderr);
+      }
+      return parsed.exit_code;
+    }
+    SetUpLog(parsed.options->log_level);
+    return Daemon(std::move(*parsed.options), std::move(answers), started, spawn_ms).Run();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "cppoold: %s\n", error.what());
+    return kCannotStart;
+  }
+}

@@ -1,0 +1,54 @@
+#include "daemon/options.h"
+
+#include <CLI/CLI.hpp>
+#include <sstream>
+
+#include "protocol/framing.h"
+
+namespace cppool::daemon {
+
+ParsedOptions ParseOptions(int argc, const char* const* argv) {
+  Options options;
+  options.sentinel = protocol::kDefaultSentinel;
+  options.log_level = "info";
+
+  CLI::App app{
+      "Keeps the devices of this machine warm for one world size: reads JSON requests from stdin, one per "
+      "line, and answers on stdout.\n"
+      "It ends when stdin ends, or when its parent process dies.",
+      "cppoold"};
+  std::string backend = "auto", transport = "auto";
+  app.add_option("--world-size", options.world_size, "Number of ranks")
+      ->required()
+      ->check(CLI::Range(1, kMaxWorldSize));
+  app.add_option("--backend", backend, "auto is cuda when CUDA sees a device, and host when it sees none")
+      ->check(CLI::IsMember({"auto", "cuda", "host"}))
+      ->capture_default_str();
+  app.add_option("--transport", transport, "nccl needs the backend cuda")
+      ->check(CLI::IsMember({"auto", "nccl"}))
+      ->capture_default_str();
+  app.add_option("--sentinel", options.sentinel, "What every answer begins with; '' for bare JSON lines")
+      ->capture_default_str();
+  app.add_option("--case", options.case_files, "A shared library with cases of your own (see cppool/case.h)");
+  app.add_option("--log-level", options.log_level, "What goes to stderr")
+      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "critical", "off"}))
+      ->capture_default_str();
+  app.set_version_flag("--version", std::string("cppoold ") + CPPOOL_VERSION);
+
+  ParsedOptions parsed;
+  try {
+    app.parse(argc, argv);
+    options.backend = backend == "cuda"   ? BackendChoice::kCuda
+                      : backend == "host" ? BackendChoice::kHost
+                                          : BackendChoice::kAuto;
+    options.transport = transport == "nccl" ? TransportChoice::kNccl : TransportChoice::kAuto;
+    parsed.options = std::move(options);
+  } catch (const CLI::ParseError& error) {
+    std::ostringstream out, err;
+    parsed.exit_code = app.exit(error, out, err) == 0 ? 0 : 2;
+    parsed.text = parsed.exit_code == 0 ? out.str() : err.str();
+  }
+  return parsed;
+}
+
+}  // namespace cppool::daemon

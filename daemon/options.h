@@ -1,0 +1,35 @@
+// The command line of cppoold.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "daemon/world.h"
+
+namespace cppool::daemon {
+
+enum class TransportChoice { kAuto, kNccl };
+
+struct Options {
+  int world_size = 1;
+  BackendChoice backend = BackendChoice::kAuto;
+  TransportChoice transport = TransportChoice::kAuto;
+  std::string sentinel;
+  std::vector<std::string> case_files;
+  std::string log_level;
+};
+
+inline constexpr int kMaxWorldSize = 64;
+
+// What to do with the command line: run with options, or say something and end.
+struct ParsedOptions {
+  std::optional<Options> options;
+  std::string
+      text;  // without options: help or version for stdout (exit_code 0), or what is wrong for stderr (2)
+  int exit_code = 0;
+};
+
+ParsedOptions ParseOptions(int argc, const char* const* argv);
+
+}  // namespace cppool::daemon

@@ -1,0 +1,164 @@
+#include "daemon/prepare.h"
+
+#include <cmath>
+#include <cstdio>
+#include <exception>
+#include <utility>
+
+#include "daemon/parameter_reader.h"
+
+namespace cppool::daemon {
+namespace {
+
+using protocol::FailureKind;
+using protocol::Json;
+
+// What a case's `validate` sees, and what it said.
+class Validation {
+ public:
+  Validation(const RegisteredCase& registered, const Json& given, const Json& params,
+             const std::string& params_json, const char* backend, int world_size)
+      : given_(given), reader_(params, registered.schema) {
+    c_.abi = CPPOOL_CASE_ABI;
+    c_.struct_size = sizeof(c_);
+    c_.backend = backend;
+    c_.world_size = world_size;
+    c_.params_json = params_json.c_str();
+    c_.self = this;
+    c_.integer = [](cppool_validation* c, const char* name) { return Self(c).reader_.Integer(name); };
+    c_.number = [](cppool_validation* c, const char* name) { return Self(c).reader_.Number(name); };
+    c_.boolean = [](cppool_validation* c, const char* name) -> int { return Self(c).reader_.Boolean(name); };
+    c_.string = [](cppool_validation* c, const char* name) { return Self(c).reader_.String(name); };
+    c_.given = [](cppool_validation* c, const char* name) -> int {
+      const auto value = Self(c).given_.find(name);
+      return value != Self(c).given_.end() && !value->is_null();
+    };
+    c_.fail = [](cppool_validation* c, const char* detail) { Self(c).detail_ = detail ? detail : ""; };
+    c_.needs = [](cppool_validation* c, double bytes) { Self(c).bytes_per_rank_ = bytes; };
+    c_.replace_params = [](cppool_validation* c, const char* text) { Self(c).replaced_ = text ? text : ""; };
+  }
+  Validation(const Validation&) = delete;
+  Validation& operator=(const Validation&) = delete;
+
+  cppool_validation* get() { return &c_; }
+  const std::string& misuse() const { return reader_.misuse(); }
+  const std::string& detail() const { return detail_; }
+  double bytes_per_rank() const { return bytes_per_rank_; }
+  const std::optional<std::string>& replaced() const { return replaced_; }
+
+ private:
+  static Validation& Self(cppool_validation* c) { return *static_cast<Validation*>(c->self); }
+
+  cppool_validation c_{};
+  const Json& given_;
+  ParameterReader reader_;
+  std::string detail_;
+  double bytes_per_rank_ = 0;
+  std::optional<std::string> replaced_;
+};
+
+const RegisteredCase& FindCase(const CaseRegistry& registry, const std::string& name) {
+  if (const RegisteredCase* found = registry.Find(name)) return *found;
+  const auto nearest = protocol::Nearest(name, registry.Names());
+  std::string known;
+  for (const std::string& other : registry.Names()) known += (known.empty() ? "" : ", ") + other;
+  throw Refusal(FailureKind::kInvalidRequest,
+                "there is no case '" + name + "'" +
+                    (nearest ? "; did you mean '" + *nearest + "'?" : "; there are: " + known));
+}
+
+void AskCase(PreparedRun& run, const Json& given, const std::string& backend, int world_size) {
+  const cppool_case* definition = run.registered.definition;
+  Validation validation(run.registered, given, run.params, run.params_json, backend.c_str(), world_size);
+  cppool_status status = CPPOOL_OK;
+  try {
+    status = definition->validate(validation.get());
+  } catch (const std::exception& error) {
+    throw Refusal(FailureKind::kInternal,
+                  "validate of case '" + run.registered.name + "' threw: " + error.what());
+  } catch (...) {
+    throw Refusal(FailureKind::kInternal,
+                  "validate of case '" + run.registered.name + "' threw something that is no std::exception");
+  }
+  if (!validation.misuse().empty()) throw Refusal(FailureKind::kInternal, validation.misuse());
+  if (status != CPPOOL_OK) {
+    throw Refusal(ToFailureKind(status), validation.detail().empty() ? "case '" + run.registered.name +
+                                                                           "' does not take these parameters"
+                                                                     : validation.detail());
+  }
+  run.bytes_per_rank = validation.bytes_per_rank();
+  if (!validation.replaced()) return;
+  Json replaced = Json::parse(*validation.replaced(), nullptr, false);
+  if (!replaced.is_object()) {
+    throw Refusal(FailureKind::kInternal, "validate of case '" + run.registered.name +
+                                              "' replaced the parameters by what is no JSON object");
+  }
+  run.params = std::move(replaced);
+  run.params_json = *validation.replaced();
+}
+
+std::string Gigabytes(double bytes) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.4g GiB", bytes / (1024.0 * 1024 * 1024));
+  return text;
+}
+
+}  // namespace
+
+FailureKind ToFailureKind(cppool_status status) {
+  switch (status) {
+    case CPPOOL_INVALID_REQUEST:
+      return FailureKind::kInvalidRequest;
+    case CPPOOL_UNSUPPORTED:
+      return FailureKind::kUnsupported;
+    case CPPOOL_MISMATCH:
+      return FailureKind::kMismatch;
+    case CPPOOL_OUT_OF_MEMORY:
+      return FailureKind::kOutOfMemory;
+    case CPPOOL_CUDA:
+      return FailureKind::kCuda;
+    case CPPOOL_NCCL:
+      return FailureKind::kNccl;
+    case CPPOOL_TIMEOUT:
+      return FailureKind::kTimeout;
+    case CPPOOL_OK:
+    case CPPOOL_INTERNAL:
+      break;
+  }
+  return FailureKind::kInternal;
+}
+
+std::shared_ptr<const PreparedRun> Prepare(const CaseRegistry& registry, const protocol::RunRequest& request,
+                                           const std::string& backend, int world_size) {
+  auto run = std::make_shared<PreparedRun>();
+  run->registered = FindCase(registry, request.case_name);
+  run->warmup = request.warmup;
+  run->repeat = request.repeat;
+  run->checks = request.checks;
+  const Json given = request.from_kwargs
+                         ? protocol::ParametersFromKwargs(request.params, run->registered.schema)
+                         : request.params;
+  run->params = protocol::ValidateParameters(given, run->registered.schema);
+  run->params_json = run->params.dump();
+  if (run->registered.definition->validate) AskCase(*run, given, backend, world_size);
+  if (const auto seed = run->params.find("seed"); seed != run->params.end() && seed->is_number_unsigned()) {
+    run->seed = seed->get<std::uint64_t>();
+  }
+  return run;
+}
+
+void CheckMemory(const PreparedRun& run, World& world) {
+  if (run.bytes_per_rank <= 0) return;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    const double free = static_cast<double>(world.rank(rank).Memory().free_bytes);
+    const int sharing = world.RanksSharingMemoryOf(rank);
+    const double needed = run.bytes_per_rank * sharing;
+    if (needed <= free) continue;  // also false for NaN
+    const std::string ranks = sharing > 1 ? " (" + std::to_string(sharing) + " ranks share them)" : "";
+    throw Refusal(FailureKind::kOutOfMemory,
+                  "each rank needs " + Gigabytes(run.bytes_per_rank) + ", and rank " + std::to_string(rank) +
+                      " has " + Gigabytes(free) + " free" + ranks + "; nothing was allocated");
+  }
+}
+
+}  // namespace cppool::daemon

@@ -1,0 +1,47 @@
+// From a request to something that can run: case, parameters, relations, memory. The order is the contract's.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "daemon/case_registry.h"
+#include "daemon/world.h"
+#include "protocol/request.h"
+
+namespace cppool::daemon {
+
+// A run that every rank can start: immutable, and shared with the ranks' threads.
+struct PreparedRun {
+  RegisteredCase registered;  // a copy: small, and it outlives every thread that uses it
+  protocol::Json params;      // every one of the schema's, after the case's own changes
+  std::string params_json;
+  double bytes_per_rank = 0;  // what the case said that it needs; 0: it did not
+  std::optional<std::uint64_t> seed;
+  std::int64_t warmup = 0;
+  std::int64_t repeat = 1;
+  bool checks = true;
+};
+
+// Why a request does not run: kind and text of its answer. kUnsupported is answered `skipped`.
+class Refusal : public std::runtime_error {
+ public:
+  Refusal(protocol::FailureKind kind, const std::string& detail) : std::runtime_error(detail), kind_(kind) {}
+  protocol::FailureKind kind() const { return kind_; }
+
+ private:
+  protocol::FailureKind kind_;
+};
+
+// Case, names, types and ranges (InvalidRequest, Refusal), then what the case itself says to them. Nothing is allocated on a device.
+std::shared_ptr<const PreparedRun> Prepare(const CaseRegistry& registry, const protocol::RunRequest& request,
+                                           const std::string& backend, int world_size);
+
+// Throws Refusal(kOutOfMemory) when a device does not have what its ranks need together. The ranks must be idle.
+void CheckMemory(const PreparedRun& run, World& world);
+
+// The word for a status that is not CPPOOL_OK; kInternal for what is no status at all.
+protocol::FailureKind ToFailureKind(cppool_status status);
+
+}  // namespace cppool::daemon

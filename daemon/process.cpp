@@ -1,0 +1,50 @@
+#include "daemon/process.h"
+
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "daemon/start_error.h"
+
+namespace cppool::daemon {
+
+pid_t ParentToWatch() {
+  const pid_t parent = getppid();
+  if (const char* expected = std::getenv("CPPOOL_PARENT_PID")) {
+    pid_t pid = 0;
+    const auto [end, error] = std::from_chars(expected, expected + std::strlen(expected), pid);
+    if (error != std::errc() || *end != '\0')
+      throw StartError("CPPOOL_PARENT_PID='" + std::string(expected) + "' is no process id");
+    if (pid != parent)
+      throw StartError("the parent process " + std::string(expected) + " is gone (CPPOOL_PARENT_PID)");
+  }
+  return parent;
+}
+
+double MillisecondsSinceSpawn() {
+  std::ifstream file("/proc/self/stat");
+  std::string stat;
+  std::getline(file, stat);
+  const auto name_end = stat.rfind(')');  // the name may hold spaces
+  if (name_end == std::string::npos) return -1;
+  std::istringstream fields(stat.substr(name_end + 1));
+  std::string field;
+  for (int i = 3; i <= 22 && fields >> field;
+       ++i) {  // proc(5): starttime is the 22nd, in clock ticks since boot
+  }
+  timespec now{};
+  if (!fields || clock_gettime(CLOCK_BOOTTIME, &now) != 0) return -1;
+  const double ticks = std::strtod(field.c_str(), nullptr);
+  const double started = ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
+  const double ms =
+      (static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9 - started) * 1000;
+  return ms < 0 ? 0 : ms;
+}
+
+}  // namespace cppool::daemon

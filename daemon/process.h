@@ -1,0 +1,15 @@
+// What this process can learn about itself and its parent.
+#pragma once
+
+#include <sys/types.h>
+
+namespace cppool::daemon {
+
+// The parent whose death ends the daemon; 0 when it cannot be seen from here (another PID namespace). When CPPOOL_PARENT_PID is set
+// and the parent is no longer that process, it has died before the daemon could look: throws StartError.
+pid_t ParentToWatch();
+
+// From the process's creation to now, in steps of 10 ms; negative when unknown.
+double MillisecondsSinceSpawn();
+
+}  // namespace cppool::daemon

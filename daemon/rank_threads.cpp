@@ -1,0 +1,96 @@
+#include "daemon/rank_threads.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace cppool::daemon {
+namespace {
+
+constexpr std::chrono::seconds kJoinLimit{5};
+
+}  // namespace
+
+struct RankThreads::State {
+  std::mutex mutex;
+  std::condition_variable job_changed;
+  std::condition_variable job_done;
+  std::shared_ptr<const Job> job;
+  std::uint64_t generation = 0;  // of `job`
+  int busy = 0;                  // threads that have not finished it
+  int alive = 0;
+  bool stop = false;
+  std::vector<std::thread> threads;
+
+  void Loop(int rank) {
+    std::uint64_t seen = 0;
+    std::unique_lock lock(mutex);
+    while (true) {
+      job_changed.wait(lock, [&] { return stop || generation != seen; });  // a warm daemon waits for requests
+      if (stop) break;
+      seen = generation;
+      const std::shared_ptr<const Job> mine = job;
+      lock.unlock();
+      (*mine)(rank);
+      lock.lock();
+      if (--busy == 0) job_done.notify_all();
+    }
+    if (--alive == 0) job_done.notify_all();
+  }
+};
+
+RankThreads::RankThreads(int count) : state_(std::make_shared<State>()) {
+  state_->alive = count;
+  for (int rank = 0; rank < count; ++rank) {
+    state_->threads.emplace_back([state = state_, rank] {
+      pthread_setname_np(pthread_self(), ("rank " + std::to_string(rank)).c_str());
+      state->Loop(rank);
+    });
+  }
+}
+
+RankThreads::~RankThreads() {
+  bool finished = false;
+  {
+    std::unique_lock lock(state_->mutex);
+    state_->stop = true;
+    state_->job_changed.notify_all();
+    finished = state_->job_done.wait_for(lock, kJoinLimit, [&] { return state_->alive == 0; });
+  }
+  for (std::thread& thread : state_->threads) {
+    if (finished) {
+      thread.join();
+    } else {
+      thread.detach();
+    }
+  }
+}
+
+int RankThreads::count() const { return static_cast<int>(state_->threads.size()); }
+
+void RankThreads::Start(Job job) {
+  const std::lock_guard lock(state_->mutex);
+  state_->job = std::make_shared<const Job>(std::move(job));
+  state_->busy = count();
+  ++state_->generation;
+  state_->job_changed.notify_all();
+}
+
+bool RankThreads::WaitUntil(Clock::time_point deadline) {
+  std::unique_lock lock(state_->mutex);
+  const auto done = [&] { return state_->busy == 0; };
+  if (deadline == Clock::time_point::max()) {
+    state_->job_done.wait(lock, done);
+    return true;
+  }
+  return state_->job_done.wait_until(lock, deadline, done);
+}
+
+}  // namespace cppool::daemon

@@ -1,0 +1,35 @@
+// One thread per rank for the life of the daemon: a job is a function that all of them run at once.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+
+namespace cppool::daemon {
+
+class RankThreads {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Job = std::function<void(int rank)>;
+
+  explicit RankThreads(int count);
+  // Joins the threads, or leaves them behind when they are still stuck in a job after a short while: the process is about to end then.
+  ~RankThreads();
+  RankThreads(const RankThreads&) = delete;
+  RankThreads& operator=(const RankThreads&) = delete;
+
+  int count() const;
+
+  // Starts `job` on every thread and returns. The job before must be done (Wait). It must not throw.
+  void Start(Job job);
+  // True when every thread has finished its job; false at `deadline`. From the thread that starts jobs.
+  bool WaitUntil(Clock::time_point deadline);
+  // Without a deadline of its own: for waits that the watchdog's deadline covers.
+  void Wait() { WaitUntil(Clock::time_point::max()); }
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;  // shared with the threads, which may outlive this
+};
+
+}  // namespace cppool::daemon

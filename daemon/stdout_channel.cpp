@@ -1,0 +1,75 @@
+#include "daemon/stdout_channel.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <system_error>
+#include <utility>
+
+namespace cppool::daemon {
+namespace {
+
+[[noreturn]] void ThrowErrno(const char* what) {
+  throw std::system_error(errno, std::generic_category(), what);
+}
+
+// Not among 0, 1 and 2, and not inherited by children.
+UniqueFd MoveAway(int fd, const char* what) {
+  const int moved = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+  if (moved < 0) ThrowErrno(what);
+  return UniqueFd(moved);
+}
+
+}  // namespace
+
+StdoutChannel StdoutChannel::TakeStdout() {
+  UniqueFd original = MoveAway(STDOUT_FILENO, "stdout is closed: there is nowhere to answer to");
+  if (fcntl(STDERR_FILENO, F_GETFD) < 0) {
+    const int null = open("/dev/null", O_WRONLY);
+    if (null < 0 || (null != STDERR_FILENO && dup2(null, STDERR_FILENO) < 0)) ThrowErrno("stderr is closed");
+    if (null != STDERR_FILENO) close(null);
+  }
+  if (dup2(STDERR_FILENO, STDOUT_FILENO) < 0) ThrowErrno("stdout");
+  return StdoutChannel(std::move(original));
+}
+
+StdoutChannel::StdoutChannel(UniqueFd fd) : fd_(std::move(fd)) {}
+
+bool StdoutChannel::Write(std::string_view text, std::optional<Clock::time_point> deadline) {
+  while (!text.empty()) {
+    int timeout = -1;
+    if (deadline) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline - Clock::now()).count();
+      timeout = static_cast<int>(std::clamp<long long>(left, 0, INT_MAX));
+    }
+    pollfd ready{fd_.get(), POLLOUT, 0};
+    const int count = poll(&ready, 1, timeout);
+    if (count == 0) return false;
+    if (count < 0) {
+      if (errno == EINTR) continue;
+      return false;
+    }
+    if (ready.revents & (POLLERR | POLLNVAL)) return false;
+    // A pipe that is ready takes PIPE_BUF bytes without blocking, whatever its flags say.
+    const ssize_t written = write(fd_.get(), text.data(), std::min<std::size_t>(text.size(), PIPE_BUF));
+    if (written < 0) {
+      if (errno == EINTR || errno == EAGAIN) continue;
+      return false;
+    }
+    text.remove_prefix(static_cast<std::size_t>(written));
+  }
+  return true;
+}
+
+UniqueFd TakeStdin() {
+  UniqueFd original = MoveAway(STDIN_FILENO, "stdin is closed: there are no requests to read");
+  UniqueFd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!null || dup2(null.get(), STDIN_FILENO) < 0) ThrowErrno("/dev/null");
+  return original;
+}
+
+}  // namespace cppool::daemon

@@ -1,0 +1,148 @@
+#include "daemon/world.h"
+
+#include <condition_variable>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <string_view>
+
+#include "daemon/log.h"
+#include "daemon/start_error.h"
+#include "kernels/error.h"
+
+namespace cppool::daemon {
+namespace {
+
+// After one rank has failed: how long the others may take to fail by themselves, and then to come back from an abort.
+constexpr std::chrono::milliseconds kGrace{200};
+constexpr std::chrono::seconds kAbortLimit{2};
+constexpr std::chrono::seconds kCloseLimit{10};
+
+struct Opening {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int done = 0;
+  std::optional<std::pair<int, std::string>> first_error;  // of this rank
+};
+
+std::string Describe(int count) { return count == 1 ? "1 device" : std::to_string(count) + " devices"; }
+
+}  // namespace
+
+std::string NarrowDevices(const char* visible, int count) {
+  std::string narrowed;
+  if (!visible) {
+    for (int i = 0; i < count; ++i) narrowed += fmt::format("{}{}", i ? "," : "", i);
+    return narrowed;
+  }
+  std::string_view rest = visible;
+  for (int i = 0; i < count && !rest.empty(); ++i) {
+    const auto comma = rest.find(',');
+    if (i) narrowed += ',';
+    narrowed += rest.substr(0, comma);
+    rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
+  }
+  return narrowed;
+}
+
+std::unique_ptr<kernels::Backend> ChooseBackend(BackendChoice choice, int world_size) {
+  try {
+    if (choice == BackendChoice::kHost) return kernels::CreateHostBackend(world_size);
+    const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+    const std::string before =
+        visible ? "CUDA_VISIBLE_DEVICES='" + std::string(visible) + "'" : "CUDA_VISIBLE_DEVICES is not set";
+    setenv("CUDA_VISIBLE_DEVICES", NarrowDevices(visible, world_size).c_str(), 1);
+    const int devices = kernels::CountCudaDevices();
+    if (devices == 0 && choice == BackendChoice::kAuto) return kernels::CreateHostBackend(world_size);
+    if (devices == 0) {
+      throw StartError("--backend cuda: CUDA sees no device (" + before +
+                       "): check nvidia-smi and the driver, or start with --backend host");
+    }
+    if (devices < world_size) {
+      throw StartError(
+          "--world-size " + std::to_string(world_size) + " needs as many devices, and CUDA sees " +
+          Describe(devices) + " (" + before +
+          "): ranks cannot share a GPU yet; start with a smaller --world-size or with --backend host");
+    }
+    return kernels::CreateCudaBackend(world_size);
+  } catch (const kernels::RuntimeError& error) {
+    throw StartError(error.what());
+  }
+}
+
+World::World(std::unique_ptr<kernels::Backend> backend)
+    : backend_(std::move(backend)), ranks_(backend_->world_size()), threads_(backend_->world_size()) {}
+
+World::~World() { Close(); }
+
+bool World::Close() {
+  if (closed_) return true;
+  const auto limit = Clock::now() + kCloseLimit;
+  if (!threads_.WaitUntil(limit)) return false;
+  threads_.Start([this](int rank) { ranks_[rank].reset(); });
+  closed_ = threads_.WaitUntil(limit);
+  return closed_;
+}
+
+void World::Open(Clock::time_point deadline) {
+  const auto start = Clock::now();
+  const auto opening = std::make_shared<Opening>();
+  threads_.Start([this, opening](int rank) {
+    const LogTags tags(rank, "");
+    std::optional<std::string> error;
+    try {
+      ranks_[rank] = backend_->OpenRank(rank);
+    } catch (const std::exception& e) {
+      error = e.what();
+    }
+    const std::lock_guard lock(opening->mutex);
+    ++opening->done;
+    if (error && !opening->first_error) opening->first_error.emplace(rank, *error);
+    opening->changed.notify_all();
+  });
+
+  std::unique_lock lock(opening->mutex);
+  const auto all_done = [&] { return opening->done == size(); };
+  const bool in_time =
+      opening->changed.wait_until(lock, deadline, [&] { return all_done() || opening->first_error; });
+  if (in_time && opening->first_error && !opening->changed.wait_for(lock, kGrace, all_done)) {
+    const std::string reason = "rank " + std::to_string(opening->first_error->first) + " could not open";
+    lock.unlock();
+    backend_->Abort(reason);
+    lock.lock();
+    opening->changed.wait_for(lock, kAbortLimit, all_done);
+  }
+  if (opening->first_error) {
+    throw StartError("rank " + std::to_string(opening->first_error->first) +
+                     " could not open: " + opening->first_error->second);
+  }
+  if (!in_time) {
+    throw StartError("the world did not open in time: " + std::to_string(opening->done) + " of " +
+                     std::to_string(size()) + " ranks are ready; is another process holding the devices?");
+  }
+  lock.unlock();
+  threads_.Wait();
+  devices_ = backend_->Devices();
+  open_ms_ = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+void World::StartTrim() {
+  threads_.Start([this](int rank) {
+    try {
+      ranks_[rank]->Trim();
+    } catch (const std::exception& error) {
+      const LogTags tags(rank, "");
+      spdlog::warn("memory was not given back: {}", error.what());
+    }
+  });
+}
+
+int World::RanksSharingMemoryOf(int rank) const {
+  const int ordinal = devices_.at(rank).ordinal;
+  int ranks = 0;
+  for (const auto& device : devices_) ranks += device.ordinal == ordinal;
+  return ranks;
+}
+
+}  // namespace cppool::daemon

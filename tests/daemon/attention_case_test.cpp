@@ -1,0 +1,221 @@
+// The attention case's words: models, derived values, relations and what is not there yet. No attention is computed.
+#include <memory>
+#include <string>
+
+#include "attention_case.h"
+#include "catch.h"
+#include "daemon/case_registry.h"
+#include "daemon/prepare.h"
+#include "models.h"
+#include "resolve.h"
+
+namespace cppool::test {
+namespace {
+
+using attention_case::FindModel;
+using attention_case::ModelTable;
+using protocol::FailureKind;
+using protocol::Json;
+
+std::shared_ptr<const daemon::PreparedRun> Prepared(const Json& params, int world_size = 2,
+                                                    bool kwargs = false) {
+  daemon::CaseRegistry registry;
+  registry.Add(AttentionCase(), "built in");
+  protocol::RunRequest request;
+  request.params = params;
+  request.from_kwargs = kwargs;
+  return daemon::Prepare(registry, request, "host", world_size);
+}
+
+Json Resolved(const Json& params, int world_size = 2) { return Prepared(params, world_size)->params; }
+
+struct Refused {
+  bool invalid = false;  // else unsupported
+  std::string text;
+};
+
+Refused RefusalOf(const Json& params, int world_size = 2) {
+  try {
+    Prepared(params, world_size);
+  } catch (const daemon::Refusal& refusal) {
+    CHECK((refusal.kind() == FailureKind::kInvalidRequest || refusal.kind() == FailureKind::kUnsupported));
+    return {refusal.kind() == FailureKind::kInvalidRequest, refusal.what()};
+  } catch (const protocol::InvalidRequest& error) {
+    return {true, error.what()};
+  }
+  FAIL("not refused: " << params);
+  return {};
+}
+
+void CheckInvalid(const Json& params, const std::string& part, int world_size = 2) {
+  const Refused refused = RefusalOf(params, world_size);
+  INFO(params << " -> " << refused.text << " (wanted: " << part << ")");
+  CHECK(refused.invalid);
+  CHECK(refused.text.find(part) != std::string::npos);
+}
+
+void CheckUnsupported(const Json& params, const std::string& part) {
+  const Refused refused = RefusalOf(params);
+  INFO(params << " -> " << refused.text);
+  CHECK_FALSE(refused.invalid);
+  CHECK(refused.text.find(part) != std::string::npos);
+}
+
+}  // namespace
+
+TEST_CASE("the defaults are a case that every schedule and usual world size runs") {
+  for (const int world_size : {1, 2, 4, 6, 8}) {
+    CHECK(Resolved(Json::object(), world_size).at("max_seqlen_kv") == 384);
+    CHECK(Resolved({{"cp_comm_type", "all_gather"}}, world_size).at("num_gqa_groups") == 8);
+  }
+  CHECK(Resolved({{"cp_comm_type", "a2a"}}, 8).at("head_dim_v") == 64);
+  const Json params = Resolved({{"max_seqlen_q", 64}, {"num_heads", 4}, {"head_dim_qk", 128}});
+  CHECK(params.at("max_seqlen_kv") == 64);
+  CHECK(params.at("num_gqa_groups") == 4);
+  CHECK(params.at("head_dim_v") == 128);
+  CHECK(params.at("softmax_scale").get<double>() == Approx(1 / std::sqrt(128.0)));
+  CHECK(Prepared(Json::object())->seed == 1234U);
+  CHECK(Prepared({{"seed", 9223372036854775807LL}})->seed == 9223372036854775807ULL);
+  CHECK(Prepared(Json::object())->bytes_per_rank > 1e5);
+}
+
+TEST_CASE("model rows and what overrides them") {
+  Json params = Resolved({{"model", "cp_2_0"}});  // the same in both tables
+  CHECK(params.at("num_heads") == 32);
+  CHECK(params.at("num_gqa_groups") == 4);
+  CHECK(params.at("max_seqlen_q") == 4096);
+  CHECK(params.at("window_size") == Json{-1, 0});
+  params = Resolved(
+      {{"model", "cp_1_2"}, {"kernel_backend", "FlashAttention"}, {"batch_size", 1}, {"max_seqlen_q", 512}});
+  CHECK(params.at("batch_size") == 1);
+  CHECK(params.at("max_seqlen_q") == 512);
+  CHECK(params.at("max_seqlen_kv") == 4096);
+  CHECK(params.at("window_size") == Json{512, 0});
+  CHECK(Resolved({{"model", "cp_5_1"}}).at("head_dim_v") == 256);  // in one table only
+  CheckInvalid({{"model", "cp_1_2"}}, "kernel_backend");
+  CheckInvalid({{"model", "cp_9_9"}}, "cp_");
+  CheckInvalid({{"model", "cp_5_0"}, {"kernel_backend", "FlashAttention"}}, "cp_3_0");
+  CheckInvalid({{"model", "cp_1_0"}, {"kernel_backend", "FlashAttenton"}}, "FlashAttention");
+  CheckUnsupported({{"model", "cp_4_1"}}, "off-by-one");
+  CheckUnsupported({{"model", "cp_1_0"}, {"kernel_backend", "FusedAttention"}}, "return_max_logit");
+
+  CHECK(attention_case::ModelNames(ModelTable::kFlash).size() == 12);
+  CHECK(attention_case::ModelNames(ModelTable::kFused).size() == 24);
+  CHECK_FALSE(FindModel(ModelTable::kFlash, "cp_4_0"));
+  CHECK(FindModel(ModelTable::kFused, "cp_3_4")->bias_shape == "b1ss");
+  CHECK(FindModel(ModelTable::kFused, "cp_2_4")->return_max_logit);
+  CHECK(FindModel(ModelTable::kFlash, "cp_3_3")->window_size == std::array{512, 512});
+}
+
+TEST_CASE("packed sequences mean padding masks, and padding between them for the fused table") {
+  using attention_case::Resolve;
+  Json params = Resolved(Json::object());
+  params["qkv_format"] = "thd";
+  const auto given_nothing = [](const std::string&) { return false; };
+  params["attn_mask_type"] = "causal";
+  CHECK(Resolve(params, given_nothing).at("attn_mask_type") == "padding_causal");
+  params["attn_mask_type"] = "no_mask";
+  CHECK(Resolve(params, given_nothing).at("attn_mask_type") == "padding");
+  CHECK(Resolve(params, given_nothing).at("pad_between_seqs") == false);
+  params["model"] = "cp_1_0";
+  params["kernel_backend"] = "FusedAttention";
+  CHECK(Resolve(params, given_nothing).at("pad_between_seqs") == true);
+  CHECK(Resolve(params, [](const std::string& name) {
+          return name == "pad_between_seqs";
+        }).at("pad_between_seqs") == false);
+  params["kernel_backend"] = "FlashAttention";
+  CHECK(Resolve(params, given_nothing).at("pad_between_seqs") == false);
+}
+
+TEST_CASE("windows mean what the mask makes of them") {
+  const auto window = [](const char* mask, const Json& asked) {
+    return Resolved({{"attn_mask_type", mask}, {"window_size", asked}}).at("window_size");
+  };
+  CHECK(window("causal", {-1, -1}) == Json{-1, 0});
+  CHECK(window("causal", {16, 5}) == Json{16, 0});
+  CHECK(window("causal_bottom_right", {16, 5}) == Json{16, 0});
+  CHECK(window("no_mask", {-1, 0}) == Json{-1, -1});
+  CHECK(window("no_mask", {16, 5}) == Json{16, 5});
+  CHECK(window("no_mask", {0, 0}) == Json{0, 0});
+  const auto spec = attention_case::ToSpec(Resolved({{"window_size", {16, 5}},
+                                                     {"attn_mask_type", "no_mask"},
+                                                     {"dtype", "fp16"},
+                                                     {"qkv_format", "sbhd"},
+                                                     {"cp_comm_type", "a2a"},
+                                                     {"softmax_scale", 0.5}}));
+  CHECK(spec.window_left == 16);
+  CHECK(spec.window_right == 5);
+  CHECK(spec.dtype == kernels::Dtype::kFp16);
+  CHECK(spec.format == kernels::QkvFormat::kSbhd);
+  CHECK(spec.comm == kernels::CpCommType::kA2a);
+  CHECK(spec.mask == kernels::AttnMaskType::kNoMask);
+  CHECK(spec.scale == 0.5);
+}
+
+TEST_CASE("names, types and ranges") {
+  CheckInvalid({{"num_head", 4}}, "num_heads");
+  CheckInvalid({{"dtype", "bf61"}}, "bf16");
+  CheckInvalid({{"batch_size", "2"}}, "batch_size");
+  CheckInvalid({{"batch_size", 0}}, "65536");
+  CheckInvalid({{"batch_size", 65537}}, "65536");
+  CheckInvalid({{"max_seqlen_q", (1 << 24) + 4}}, "16777216");
+  CheckInvalid({{"num_heads", 1025}}, "1024");
+  CheckInvalid({{"num_heads", 1.5}}, "num_heads");
+  CheckInvalid({{"num_heads", -8}}, "1");
+  CheckInvalid({{"window_size", {1, 2, 3}}}, "window_size");
+  CheckInvalid({{"window_size", {-2, 0}}}, "-1");
+  CheckInvalid({{"is_training", "True"}}, "is_training");
+  CheckInvalid({{"seed", -1}}, "seed");
+  CheckInvalid({{"softmax_scale", 0}}, "softmax_scale");
+  CheckInvalid({{"softmax_scale", -0.5}}, "softmax_scale");
+  CheckInvalid({{"softmax_scale", 1e300}}, "softmax_scale");
+  CheckInvalid({{"softmax_scale", 1e-300}}, "softmax_scale");
+}
+
+TEST_CASE("relations between parameters name what is allowed") {
+  CheckInvalid({{"num_heads", 8}, {"num_gqa_groups", 3}}, "num_gqa_groups");
+  CheckInvalid({{"max_seqlen_q", 100}}, "divisible by 8", 4);
+  CheckInvalid({{"max_seqlen_q", 64}, {"max_seqlen_kv", 62}},
+               "max_seqlen_kv is 62 and must be divisible by 4");
+  CheckInvalid({{"cp_comm_type", "a2a"}, {"num_heads", 6}}, "divisible by 4", 4);
+  CheckInvalid({{"cp_comm_type", "a2a+p2p"}, {"num_heads", 3}}, "divisible by 2", 4);
+  for (const int world_size : {1, 2, 3})
+    CheckInvalid({{"cp_comm_type", "a2a+p2p"}, {"max_seqlen_q", 12}}, "even world_size from 4", world_size);
+  CHECK(Resolved({{"cp_comm_type", "a2a+p2p"}}, 6).at("cp_comm_type") == "a2a+p2p");
+  // A relation comes before what is not supported.
+  CheckInvalid({{"qkv_format", "thd"}, {"max_seqlen_q", 62}}, "max_seqlen_q");
+}
+
+TEST_CASE("what is not there yet is unsupported, with the reason") {
+  CheckUnsupported({{"dtype", "fp8"}}, "fp8");
+  CheckUnsupported({{"qkv_format", "thd"}}, "thd");
+  CheckUnsupported({{"attn_mask_type", "padding_causal"}}, "padding_causal");
+  CheckUnsupported({{"attn_bias_type", "alibi"}}, "alibi");
+  CheckUnsupported({{"softmax_type", "learnable"}}, "learnable");
+  CheckUnsupported({{"return_max_logit", true}}, "return_max_logit");
+  CheckUnsupported({{"head_dim_qk", 96}}, "head_dim_qk 96 with head_dim_v 96");
+  CheckUnsupported({{"head_dim_qk", 64}, {"head_dim_v", 128}}, "64/64");
+  for (const auto& [qk, v] : {std::pair{64, 64}, {128, 128}, {192, 128}, {128, 64}, {256, 256}}) {
+    CHECK(Resolved({{"head_dim_qk", qk}, {"head_dim_v", v}, {"deterministic", true}}).at("head_dim_v") == v);
+  }
+}
+
+TEST_CASE("the string form of another suite's worker") {
+  const auto run = Prepared({{"dtype", "bf16"},
+                             {"model", "cp_1_0"},
+                             {"qkv_format", "bshd"},
+                             {"kernel_backend", "FlashAttention"},
+                             {"cp_comm_type", "p2p"},
+                             {"is_training", "True"},
+                             {"deterministic", "False"},
+                             {"fa_pad_between_seqs", "False"},
+                             {"fp8_bwd", "True"},
+                             {"fp8_mha", "False"},
+                             {"log_level", "10"}},
+                            2, true);
+  CHECK(run->params.at("num_heads") == 12);
+  CHECK(run->params.at("is_training") == true);
+  CHECK(run->params.at("pad_between_seqs") == false);
+}
+
+}  // namespace cppool::test

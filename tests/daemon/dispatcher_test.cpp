@@ -1,0 +1,183 @@
+#include <string>
+#include <vector>
+
+#include "fake_case.h"
+
+namespace cppool::test {
+namespace {
+
+bool Has(const Json& text, const std::string& part) {
+  return text.get<std::string>().find(part) != std::string::npos;
+}
+
+std::vector<std::string> CallsOf(FakeWorld& world, const std::string& rank) {
+  const std::lock_guard lock(world.mutex);
+  std::vector<std::string> calls;
+  for (const std::string& call : world.calls) {
+    if (call.rfind(rank + " ", 0) == 0) calls.push_back(call.substr(rank.size() + 1));
+  }
+  return calls;
+}
+
+}  // namespace
+
+TEST_CASE("hello, list and stats say what the contract says") {
+  Inside inside;
+  const Json hello = inside.Ask(R"({"op": "hello", "id": [1, "x"]})");
+  CHECK(hello.at("ok") == true);
+  CHECK(hello.at("id") == Json{1, "x"});
+  CHECK(hello.at("protocol") == 1);
+  CHECK(hello.at("pid") == getpid());
+  CHECK(hello.at("world_size") == 2);
+  CHECK(hello.at("backend") == "host");
+  CHECK(hello.at("transport") == "host");
+  CHECK(hello.at("devices").size() == 2);
+  CHECK(hello.at("init_ms").is_object());
+
+  const Json list = inside.Ask(R"({"op": "list"})");
+  CHECK_FALSE(list.contains("id"));
+  REQUIRE(list.at("cases").size() == 1);
+  const Json& parameters = list.at("cases").at(0).at("parameters");
+  CHECK(list.at("cases").at(0).at("name") == "fake");
+  CHECK(parameters.at(0).at("name") == "action");
+  CHECK(parameters.at(0).at("default") == "pass");
+  CHECK(parameters.at(4).at("allowed") == Json{"yes", "no"});
+
+  inside.Run({{"action", "pass"}});
+  inside.Run({{"action", "check fails"}});
+  inside.Run({{"action", "unsupported"}});
+  inside.Run({{"action", "fail"}});
+  inside.Ask("nonsense");
+  const Json stats = inside.Ask(R"({"op": "stats"})");
+  CHECK(stats.at("requests") == 8);
+  CHECK(stats.at("passed") == 1);
+  CHECK(stats.at("failed") == 1);
+  CHECK(stats.at("skipped") == 1);
+  CHECK(stats.at("errors") == 2);
+  CHECK(stats.at("memory").size() == 2);
+  CHECK(stats.at("memory").at(1).at("free_bytes") == 1 << 30);
+  CHECK(stats.at("leaked_allocations") == 0);
+  CHECK(stats.at("uptime_s").get<double>() >= 0);
+  CHECK_FALSE(inside.last_shutdown);
+  CHECK(inside.Ask(R"({"op": "shutdown"})").at("ok") == true);
+  CHECK(inside.last_shutdown);
+}
+
+TEST_CASE("what a line gets wrong is answered, and the next line is served") {
+  Inside inside;
+  const std::string deep(200000, '[');
+  const std::vector<std::pair<std::string, std::string>> lines = {
+      {"", ""},
+      {"nonsense", ""},
+      {"[1]", "object"},
+      {"\"\xff\"", ""},
+      {deep, ""},
+      {deep + std::string(200000, ']'), ""},
+      {R"({"op": "helo"})", "hello"},
+      {R"({"op": "run", "cas": "fake"})", "case"},
+      {R"({"op": "run", "case": "fak"})", "fake"},
+      {R"({"op": "run", "case": "fake", "params": {"actoin": "pass"}})", "action"},
+      {R"({"op": "run", "case": "fake", "params": {"maybe": "yess"}})", "yes"},
+      {R"({"op": "run", "case": "fake", "params": {"flag": 1}})", "flag"},
+      {R"({"op": "run", "case": "fake", "params": {"rank": 1.5}})", "rank"},
+      {R"({"op": "run", "case": "fake", "params": {"rank": -1}})", "63"},
+      {R"({"op": "run", "case": "fake", "params": {"number": 1e999}})", ""},
+      {R"({"op": "run", "case": "fake", "deadline_ms": 0})", "deadline_ms"},
+  };
+  for (const auto& [line, part] : lines) {
+    INFO(line.substr(0, 100));
+    const Json answer = inside.Ask(line);
+    CHECK(answer.at("ok") == false);
+    CHECK(answer.at("status") == "error");
+    CHECK(answer.at("failure").at("kind") == "invalid_request");
+    CHECK(Has(answer.at("error"), part));
+    CHECK_FALSE(inside.last_fatal);
+  }
+  const auto overlong = inside.dispatcher->Handle({"{\"op\"", true, 10'000'000});
+  REQUIRE(overlong);
+  CHECK(Has(Json::parse(overlong->text).at("error"), "10000005"));
+  CHECK(inside.Run().at("status") == "passed");
+}
+
+TEST_CASE("a run that passes: checks, times and results of every rank") {
+  Inside inside;
+  Json answer = inside.Send(
+      Json{{"op", "run"}, {"case", "fake"}, {"id", 7}, {"params", {{"action", "work"}, {"seed", 99}}}});
+  CHECK(answer.at("ok") == true);
+  CHECK(answer.at("id") == 7);
+  CHECK(answer.at("status") == "passed");
+  CHECK(answer.at("seed") == 99);
+  CHECK(answer.at("wall_ms").get<double>() > 0);
+  REQUIRE(answer.at("ranks").size() == 2);
+  CHECK(answer.at("ranks").at(1).at("rank") == 1);
+  CHECK(answer.at("ranks").at(1).at("ok") == true);
+  CHECK(answer.at("ranks").at(1).at("gpu_ms").at("forward") == 4.0);
+  CHECK(answer.at("ranks").at(0).at("bandwidth").at("GB/s") == 3.5);
+  // 4e9 and 8e9 operations on two ranks, the slower of which takes 4 ms.
+  CHECK(answer.at("tflops").at("forward").get<double>() == Approx(1.5));
+
+  answer = inside.Run({{"action", "pass"}, {"rank", 1}});
+  REQUIRE(answer.at("checks").size() == 1);
+  CHECK(answer.at("checks").at(0).at("tensor") == "out");
+  CHECK(answer.at("checks").at(0).at("rank") == 1);
+  CHECK(answer.at("checks").at(0).at("ok") == true);
+}
+
+TEST_CASE("parameters reach the case as given, default or replaced") {
+  Inside inside;
+  const Json answer =
+      inside.Send(Json{{"op", "run"},
+                       {"case", "fake"},
+                       {"checks", false},
+                       {"params", {{"action", "read back"}, {"number", 0.25}, {"flag", true}, {"seed", 7}}}});
+  CHECK(answer.at("status") == "passed");
+  CHECK(inside.Run({{"action", "replace"}}).at("status") == "passed");
+  CHECK(inside.Run({{"action", "given"}, {"number", 1}, {"maybe", nullptr}}).at("status") == "passed");
+}
+
+TEST_CASE("what a case says before it runs is its answer, and no rank runs") {
+  Inside inside;
+  const std::vector<std::vector<std::string>> expected = {
+      {"invalid", "error", "invalid_request", "do not go together"},
+      {"unsupported", "skipped", "unsupported", "Sundays"},
+      {"validate throws", "error", "internal", "from validate"},
+      {"replace badly", "error", "internal", "no JSON object"},
+      {"validate misuses", "error", "internal", "nonsense"},
+  };
+  for (const auto& e : expected) {
+    const Json answer = inside.Run({{"action", e[0]}});
+    INFO(answer);
+    CHECK(answer.at("ok") == false);
+    CHECK(answer.at("status") == e[1]);
+    CHECK(answer.at("failure").at("kind") == e[2]);
+    CHECK(Has(answer.at("error"), e[3]));
+  }
+  CHECK(CallsOf(*inside.fake, "0").empty());
+}
+
+TEST_CASE("memory is counted for all ranks that share it, before anything runs") {
+  Inside inside;  // 2 ranks share 1 GiB
+  CHECK(inside.Run({{"needs", 512.0 * 1024 * 1024}}).at("status") == "passed");
+  const auto calls = CallsOf(*inside.fake, "0").size();
+  const Json answer = inside.Run({{"needs", 513.0 * 1024 * 1024}});
+  CHECK(answer.at("status") == "error");
+  CHECK(answer.at("failure").at("kind") == "out_of_memory");
+  CHECK(Has(answer.at("error"), "0.501 GiB"));
+  inside.world.threads().Wait();
+  CHECK(CallsOf(*inside.fake, "0").size() <= calls + 1);  // a trim may still have been under way
+  CHECK(inside.Run().at("status") == "passed");
+}
+
+TEST_CASE("iterations, the clean state before and the trim after a case") {
+  Inside inside(1);
+  inside.fake->left_behind = 3;
+  const Json answer = inside.Send(Json{
+      {"op", "run"}, {"case", "fake"}, {"warmup", 2}, {"repeat", 2}, {"params", {{"action", "iterate"}}}});
+  CHECK(answer.at("status") == "passed");
+  CHECK(inside.Ask(R"({"op": "stats"})").at("leaked_allocations") == 3);
+  CHECK(CallsOf(*inside.fake, "0") == std::vector<std::string>{"begin", "iteration -2", "iteration -1",
+                                                               "iteration 0", "iteration 1", "end iterations",
+                                                               "end", "trim"});
+}
+
+}  // namespace cppool::test

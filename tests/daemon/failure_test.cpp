@@ -1,0 +1,192 @@
+// What becomes of failures on ranks: the cause comes first, nobody is left waiting, and the world goes on where it can.
+#include <algorithm>
+#include <chrono>
+#include <future>
+#include <string>
+#include <vector>
+
+#include "fake_case.h"
+
+namespace cppool::test {
+namespace {
+
+bool Has(const Json& text, const std::string& part) {
+  return text.get<std::string>().find(part) != std::string::npos;
+}
+
+bool Called(FakeWorld& world, const std::string& call) {
+  const std::lock_guard lock(world.mutex);
+  return std::find(world.calls.begin(), world.calls.end(), call) != world.calls.end();
+}
+
+}  // namespace
+
+TEST_CASE("a failed check is failed, whatever the rank returns, and costs nothing") {
+  Inside inside(4);
+  for (const char* action : {"check fails", "check fails and returns an error"}) {
+    const Json answer = inside.Run({{"action", action}, {"rank", 2}});
+    INFO(answer);
+    CHECK(answer.at("ok") == false);
+    CHECK(answer.at("status") == "failed");
+    CHECK(answer.at("failure").at("kind") == "mismatch");
+    CHECK(answer.at("failure").at("rank") == 2);
+    CHECK(Has(answer.at("failure").at("detail"), "dq"));
+    CHECK(answer.at("ranks").at(2).at("ok") == false);
+    CHECK(answer.at("ranks").at(0).at("ok") == true);
+    CHECK_FALSE(inside.last_fatal);
+  }
+  CHECK(inside.Run({{"action", "nan"}}).at("status") == "failed");
+  const Json mismatch = inside.Run({{"action", "mismatch"}});
+  CHECK(mismatch.at("status") == "failed");
+  CHECK(Has(mismatch.at("error"), "7 is not 8"));
+  CHECK_FALSE(Called(*inside.fake, "abort"));
+  CHECK(inside.Run().at("status") == "passed");
+}
+
+TEST_CASE("a rank's error is the answer: kind, rank, stage and text") {
+  Inside inside(4);
+  const std::vector<std::vector<std::string>> expected = {
+      {"fail", "internal", "it broke"},          {"last error", "internal", "the runtime's last error"},
+      {"throw", "internal", "thrown by a case"}, {"throw 7", "internal", "no std::exception"},
+      {"misuse", "internal", "another type"},    {"bad result", "internal", "not JSON"},
+      {"result ok", "internal", "cannot have"},
+  };
+  for (const auto& e : expected) {
+    const Json answer = inside.Run({{"action", e[0]}, {"rank", 3}});
+    INFO(answer);
+    CHECK(answer.at("status") == "error");
+    CHECK(answer.at("failure").at("kind") == e[1]);
+    CHECK(answer.at("failure").at("rank") == 3);
+    CHECK(answer.at("failure").at("stage") == "p2p step 2 of 4");
+    CHECK(Has(answer.at("failure").at("detail"), e[2]));
+    CHECK(Has(answer.at("ranks").at(3).at("error"), e[2]));
+    CHECK(answer.at("ranks").at(2).at("ok") == true);
+    CHECK_FALSE(answer.contains("fatal"));
+  }
+  const Json skipped = inside.Run({{"action", "cannot"}});
+  CHECK(skipped.at("status") == "skipped");
+  CHECK(skipped.at("failure").at("kind") == "unsupported");
+  CHECK_FALSE(Called(*inside.fake, "abort"));
+  CHECK(inside.Run().at("status") == "passed");
+}
+
+TEST_CASE("ranks that wait for a failed one are released, and its error comes first") {
+  for (const int world_size : {2, 4, 8}) {
+    Inside inside(world_size);
+    for (const char* action : {"fail while others wait", "throw while others wait"}) {
+      const Json answer = inside.Run({{"action", action}, {"rank", 1}});
+      INFO(answer);
+      CHECK(answer.at("status") == "error");
+      CHECK(answer.at("failure").at("kind") == "internal");
+      CHECK(answer.at("failure").at("rank") == 1);
+      CHECK(Has(answer.at("ranks").at(0).at("error"), "rank 1 failed first"));
+      CHECK_FALSE(answer.contains("fatal"));  // this world recovers
+      CHECK(inside.Run().at("status") == "passed");
+    }
+  }
+}
+
+TEST_CASE("a world that does not recover is fatal") {
+  Inside inside;
+  inside.fake->recovers = false;
+  const Json answer = inside.Run({{"action", "fail while others wait"}, {"rank", 1}});
+  CHECK(answer.at("fatal") == true);
+  CHECK(inside.last_fatal);
+  CHECK(answer.at("failure").at("rank") == 1);
+}
+
+TEST_CASE("a CUDA error is fatal unless the world recovers from it") {
+  Inside inside;
+  CHECK_FALSE(inside.Run({{"action", "cuda"}}).contains("fatal"));
+  inside.fake->recovers = false;
+  const Json answer = inside.Run({{"action", "cuda"}});
+  CHECK(answer.at("failure").at("kind") == "cuda");
+  CHECK(answer.at("fatal") == true);
+}
+
+TEST_CASE("no rank runs a case when one has no clean state") {
+  auto fake = std::make_shared<FakeWorld>();
+  fake->rank_that_cannot_begin = 1;
+  Inside inside(4, {std::chrono::milliseconds(2000), std::chrono::milliseconds(2000)}, fake);
+  const Json answer = inside.Run({{"action", "pass"}});
+  INFO(answer);
+  CHECK(answer.at("status") == "error");
+  CHECK(answer.at("failure").at("rank") == 1);
+  CHECK(Has(answer.at("failure").at("detail"), "no clean state"));
+  CHECK(Has(answer.at("ranks").at(0).at("error"), "not started"));
+  CHECK(answer.at("checks").empty());
+}
+
+TEST_CASE("work that fails after the function has returned is the rank's error") {
+  auto fake = std::make_shared<FakeWorld>();
+  fake->rank_that_cannot_end = 0;
+  Inside inside(2, {}, fake);
+  const Json answer = inside.Run({{"action", "pass"}});
+  CHECK(answer.at("failure").at("rank") == 0);
+  CHECK(Has(answer.at("error"), "the work failed"));
+}
+
+TEST_CASE("a passed deadline is answered by the watchdog with where each rank is") {
+  Inside inside;
+  std::promise<std::string> answered;
+  daemon::Watchdog watchdog(
+      0, -1, {[&] { answered.set_value(inside.dispatcher->TimeoutAnswer()); }, nullptr, nullptr});
+  daemon::Dispatcher::Options options;
+  options.sentinel = "";
+  inside.dispatcher = std::make_unique<daemon::Dispatcher>(inside.world, inside.registry, &watchdog, options);
+  // Rank 1 hangs, rank 0 is done. In a daemon the process ends now; here the rank is released.
+  auto handled = std::async(std::launch::async, [&] {
+    return inside.dispatcher->Handle(
+        {R"({"op": "run", "id": "t", "case": "fake", "deadline_ms": 50, "params": {"action": "hang", "rank": 1}})",
+         false, 0});
+  });
+  auto future = answered.get_future();
+  REQUIRE(future.wait_for(std::chrono::seconds(30)) == std::future_status::ready);
+  const Json answer = Json::parse(future.get());
+  INFO(answer);
+  CHECK(answer.at("id") == "t");
+  CHECK(answer.at("status") == "error");
+  CHECK(answer.at("fatal") == true);
+  CHECK(answer.at("failure").at("kind") == "timeout");
+  CHECK(answer.at("failure").at("rank") == 1);
+  CHECK(answer.at("failure").at("stage") == "p2p step 2 of 4");
+  CHECK(Has(answer.at("error"), "rank 0: finished"));
+  CHECK(Has(answer.at("error"), "rank 1: main: p2p step 2 of 4 for 1.50 s"));
+  inside.fake->changed.notify_all();
+  FakeBackend(inside.fake, 2).Abort("the test is over");
+  CHECK_FALSE(handled.get());  // the dispatcher knows that the answer is not its own
+}
+
+TEST_CASE("a rank that does not come back from an abort makes the answer fatal") {
+  Inside inside(2, {std::chrono::milliseconds(20), std::chrono::milliseconds(50)});
+  const Json answer = inside.Run({{"action", "fail while others are stuck"}, {"rank", 1}});
+  INFO(answer);
+  CHECK(answer.at("fatal") == true);
+  CHECK(answer.at("failure").at("rank") == 1);
+  CHECK(Has(answer.at("failure").at("detail"), "it broke"));
+  CHECK(Has(answer.at("ranks").at(0).at("error"), "did not come back"));
+  inside.fake->Release();
+}
+
+TEST_CASE("a world that one rank cannot join does not open, and says which and why") {
+  auto fake = std::make_shared<FakeWorld>();
+  fake->rank_that_cannot_open = 2;
+  daemon::World world(std::make_unique<FakeBackend>(fake, 4));
+  try {
+    world.Open(std::chrono::steady_clock::now() + std::chrono::seconds(30));
+    FAIL("it opened");
+  } catch (const std::runtime_error& error) {
+    CHECK(std::string(error.what()).find("rank 2 could not open: the device is gone") != std::string::npos);
+  }
+  CHECK(Called(*fake, "abort"));
+}
+
+TEST_CASE("the devices that a world of some size sees") {
+  CHECK(daemon::NarrowDevices(nullptr, 3) == "0,1,2");
+  CHECK(daemon::NarrowDevices("3,GPU-a,MIG-b,1", 2) == "3,GPU-a");
+  CHECK(daemon::NarrowDevices("5", 4) == "5");
+  CHECK(daemon::NarrowDevices("", 4).empty());
+  CHECK(daemon::NarrowDevices("1,,2", 2) == "1,");
+}
+
+}  // namespace cppool::test

@@ -1,0 +1,116 @@
+#include "fake_case.h"
+
+#include <cmath>
+#include <iterator>
+#include <stdexcept>
+#include <string_view>
+
+namespace cppool::test {
+namespace {
+
+const cppool_parameter kParameters[] = {
+    {"action", CPPOOL_TYPE_STRING, "\"pass\"", nullptr, 0, 0, 0, "what to do"},
+    {"rank", CPPOOL_TYPE_INTEGER, "0", nullptr, 0, 63, 0, "who does it; the others pass"},
+    {"number", CPPOOL_TYPE_NUMBER, "0.5", nullptr, 0, 1, 0, "read back"},
+    {"flag", CPPOOL_TYPE_BOOLEAN, "false", nullptr, 0, 0, 0, "read back"},
+    {"maybe", CPPOOL_TYPE_STRING, "null", R"(["yes", "no"])", 0, 0, 0, "may be null"},
+    {"needs", CPPOOL_TYPE_NUMBER, "0", nullptr, 0, 1e18, 0, "bytes per rank"},
+    {"seed", CPPOOL_TYPE_INTEGER, "1234", nullptr, 0, 9.2e18, 0, "echoed"},
+};
+
+cppool_status Validate(cppool_validation* v) {
+  const std::string_view action = v->string(v, "action");
+  if (action == "validate throws") throw std::runtime_error("from validate");
+  if (action == "invalid") return v->fail(v, "flag and number do not go together"), CPPOOL_INVALID_REQUEST;
+  if (action == "unsupported") return v->fail(v, "not on Sundays"), CPPOOL_UNSUPPORTED;
+  if (action == "replace") v->replace_params(v, R"({"action": "replaced", "rank": 0, "number": 0.25})");
+  if (action == "replace badly") v->replace_params(v, "[1]");
+  if (action == "validate misuses") v->integer(v, "nonsense");
+  if (action == "given" && (v->given(v, "flag") || v->given(v, "maybe") || !v->given(v, "number")))
+    return CPPOOL_INTERNAL;
+  v->needs(v, v->number(v, "needs"));
+  return CPPOOL_OK;
+}
+
+void WaitForAbort(cppool_case_context* c) { static_cast<FakeWorld*>(c->runtime->self)->WaitForAbort(); }
+
+cppool_status Act(cppool_case_context* c, std::string_view action) {
+  const cppool_check good{"out", "no_cp", 0.001, 0.002, 0.01, 1};
+  const cppool_check bad{"dq", "oracle", 0.5, 0.25, 0.01, 0};
+  const cppool_check not_a_number{"out", "no_cp", std::nan(""), 0, 0.01, 1};
+  if (action == "pass") c->check(c, &good);
+  if (action == "read back") {
+    const bool right = c->number(c, "number") == 0.25 && c->boolean(c, "flag") && !c->string(c, "maybe") &&
+                       c->integer(c, "seed") == 7 && c->checks == 0 && c->runtime->world_size == 2;
+    if (!right) return CPPOOL_INTERNAL;
+  }
+  if (action == "replaced" && c->number(c, "number") != 0.25) return CPPOOL_INTERNAL;
+  if (action == "check fails") c->check(c, &good), c->check(c, &bad);
+  if (action == "check fails and returns an error")
+    return c->check(c, &bad), c->fail(c, "a consequence"), CPPOOL_INTERNAL;
+  if (action == "nan") c->check(c, &not_a_number);
+  if (action == "mismatch") return c->fail(c, "7 is not 8"), CPPOOL_MISMATCH;
+  if (action == "last error") return CPPOOL_INTERNAL;
+  if (action == "fail") return c->fail(c, "it broke"), CPPOOL_INTERNAL;
+  if (action == "cuda") return c->fail(c, "an illegal address"), CPPOOL_CUDA;
+  if (action == "cannot") return c->fail(c, "no kernel"), CPPOOL_UNSUPPORTED;
+  if (action == "throw") throw std::runtime_error("thrown by a case");
+  if (action == "throw 7") throw 7;
+  if (action == "misuse") c->number(c, "action");
+  if (action == "hang") WaitForAbort(c);
+  if (action == "work") {
+    c->work(c, "forward", 4e9 * (c->runtime->rank + 1));
+    c->result(c, "bandwidth", R"({"GB/s": 3.5})");
+  }
+  if (action == "bad result") c->result(c, "x", "{");
+  if (action == "result ok") c->result(c, "ok", "1");
+  if (action == "iterate") {
+    while (c->next_iteration(c)) {
+    }
+    if (c->next_iteration(c)) return CPPOOL_INTERNAL;
+  }
+  return CPPOOL_OK;
+}
+
+cppool_status Run(cppool_case_context* c) {
+  const std::string_view action = c->string(c, "action");
+  if (action == "work" || action == "replaced" || action == "read back") return Act(c, action);
+  if (c->runtime->rank == c->integer(c, "rank")) {
+    return Act(c, action.substr(0, action.find(" while others")));
+  }
+  if (action.ends_with(" while others wait")) WaitForAbort(c);  // as in a collective
+  if (action.ends_with(" while others are stuck"))
+    static_cast<FakeWorld*>(c->runtime->self)->WaitForRelease();
+  return CPPOOL_OK;
+}
+
+}  // namespace
+
+const cppool_case* FakeCase() {
+  static const cppool_case definition{
+      CPPOOL_CASE_ABI, sizeof(cppool_case),    "fake",    "does what it is told",
+      kParameters,     std::size(kParameters), &Validate, &Run};
+  return &definition;
+}
+
+Inside::Inside(int world_size, daemon::FailureLimits limits, std::shared_ptr<FakeWorld> fake_world)
+    : fake(std::move(fake_world)), world(std::make_unique<FakeBackend>(fake, world_size)) {
+  world.Open(std::chrono::steady_clock::now() + std::chrono::seconds(60));
+  registry.Add(FakeCase(), "a test");
+  daemon::Dispatcher::Options options;
+  options.sentinel = "";
+  options.limits = limits;
+  dispatcher = std::make_unique<daemon::Dispatcher>(world, registry, nullptr, options);
+}
+
+Json Inside::Ask(const std::string& line) {
+  const auto answer = dispatcher->Handle({line, false, 0});
+  REQUIRE(answer);
+  REQUIRE(answer->text.find('\n') == answer->text.size() - 1);
+  last_fatal = answer->fatal;
+  last_shutdown = answer->shutdown;
+  dispatcher->AfterAnswer();
+  return Json::parse(answer->text);
+}
+
+}  // namespace cppool::test

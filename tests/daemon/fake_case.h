@@ -1,0 +1,42 @@
+// A case that does what its `action` says, and a daemon's inside around it: a fake world and a dispatcher.
+#pragma once
+
+#include <cppool/case.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "catch.h"
+#include "daemon/case_registry.h"
+#include "daemon/dispatcher.h"
+#include "fake_backend.h"
+
+namespace cppool::test {
+
+using protocol::Json;
+
+const cppool_case* FakeCase();
+
+struct Inside {
+  explicit Inside(int world_size = 2,
+                  daemon::FailureLimits limits = {std::chrono::milliseconds(30),
+                                                  std::chrono::milliseconds(2000)},
+                  std::shared_ptr<FakeWorld> fake_world = std::make_shared<FakeWorld>());
+
+  // The answer to a request line, checked to be one bare JSON line.
+  Json Ask(const std::string& line);
+  Json Send(const Json& request) { return Ask(request.dump()); }
+  Json Run(const Json& params = Json::object()) {
+    return Send(Json{{"op", "run"}, {"case", "fake"}, {"params", params}});
+  }
+
+  std::shared_ptr<FakeWorld> fake;
+  daemon::World world;
+  daemon::CaseRegistry registry;
+  std::unique_ptr<daemon::Dispatcher> dispatcher;
+  bool last_fatal = false;
+  bool last_shutdown = false;
+};
+
+}  // namespace cppool::test

@@ -1,0 +1,237 @@
+// The process's own parts: the answers' channel, the requests' reader, the watchdog, the command line.
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <future>
+#include <string>
+#include <thread>
+
+#include "catch.h"
+#include "daemon/options.h"
+#include "daemon/rank_threads.h"
+#include "daemon/request_reader.h"
+#include "daemon/stdout_channel.h"
+#include "daemon/watchdog.h"
+
+namespace cppool::test {
+namespace {
+
+using namespace std::chrono_literals;
+using daemon::UniqueFd;
+using Clock = std::chrono::steady_clock;
+
+struct Pipe {
+  UniqueFd read_end, write_end;
+  Pipe() {
+    int fds[2];
+    REQUIRE(pipe2(fds, O_CLOEXEC) == 0);
+    read_end = UniqueFd(fds[0]);
+    write_end = UniqueFd(fds[1]);
+  }
+};
+
+void Put(const UniqueFd& fd, const std::string& text) {
+  REQUIRE(write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()));
+}
+
+daemon::ParsedOptions Parse(std::vector<const char*> arguments) {
+  arguments.insert(arguments.begin(), "cppoold");
+  return daemon::ParseOptions(static_cast<int>(arguments.size()), arguments.data());
+}
+
+}  // namespace
+
+TEST_CASE("an answer longer than a pipe is written whole while somebody reads") {
+  Pipe pipe;
+  const std::string text(1'000'003, 'x');
+  auto read_all = std::async(std::launch::async, [fd = std::move(pipe.read_end)] {
+    std::string all;
+    char bytes[5000];
+    while (true) {
+      const ssize_t count = read(fd.get(), bytes, sizeof(bytes));
+      if (count <= 0) return all;
+      all.append(bytes, static_cast<std::size_t>(count));
+    }
+  });
+  {
+    daemon::StdoutChannel channel(std::move(pipe.write_end));
+    CHECK(channel.Write(text));
+  }
+  CHECK(read_all.get() == text);
+}
+
+TEST_CASE("an answer that nobody reads ends at its deadline, and one without a reader at once") {
+  std::signal(SIGPIPE, SIG_IGN);
+  Pipe pipe;
+  daemon::StdoutChannel channel(std::move(pipe.write_end));
+  CHECK_FALSE(channel.Write(std::string(1'000'000, 'x'), Clock::now() + 50ms));
+  pipe.read_end.Reset();
+  CHECK_FALSE(channel.Write("x"));
+}
+
+TEST_CASE("lines are read as they come, to the end of input") {
+  Pipe pipe;
+  daemon::RequestReader reader(std::move(pipe.read_end), -1);
+  Put(pipe.write_end, "one\ntw");
+  CHECK(reader.Next()->text == "one");
+  Put(pipe.write_end, "o\n\nlast");
+  pipe.write_end.Reset();
+  CHECK(reader.Next()->text == "two");
+  CHECK(reader.Next()->text.empty());
+  CHECK(reader.Next()->text == "last");
+  CHECK_FALSE(reader.Next());
+  CHECK_FALSE(reader.Next());
+}
+
+TEST_CASE("a stop hands out what has been read, and no half line") {
+  Pipe pipe;
+  const UniqueFd stop(eventfd(0, EFD_CLOEXEC));
+  daemon::RequestReader reader(std::move(pipe.read_end), stop.get());
+  Put(pipe.write_end, "one\ntwo\nthr");
+  CHECK(reader.Next()->text == "one");
+  REQUIRE(eventfd_write(stop.get(), 1) == 0);
+  CHECK(reader.Next()->text == "two");
+  CHECK_FALSE(reader.Next());
+  CHECK_FALSE(reader.Next());
+}
+
+TEST_CASE("a deadline passes once, and only when it is armed") {
+  std::promise<void> passed;
+  std::atomic<int> times{0};
+  daemon::Watchdog watchdog(0, -1,
+                            {[&] {
+                               ++times;
+                               passed.set_value();
+                             },
+                             nullptr, nullptr});
+  for (int i = 0; i < 200; ++i) {
+    watchdog.Arm(Clock::now() + 10min);
+    CHECK(watchdog.Disarm());
+  }
+  // A deadline that is replaced in time does not count.
+  watchdog.Arm(Clock::now() + 1ms);
+  watchdog.Arm(Clock::now() + 10min);
+  std::this_thread::sleep_for(20ms);
+  CHECK(times <= 1);
+  if (times == 0) {
+    CHECK(watchdog.Disarm());
+    watchdog.Arm(Clock::now() + 1ms);
+  }
+  REQUIRE(passed.get_future().wait_for(30s) == std::future_status::ready);
+  CHECK_FALSE(watchdog.Disarm());
+  CHECK(times == 1);
+}
+
+TEST_CASE("exactly one of the watchdog and the dispatcher answers") {
+  for (int i = 0; i < 300; ++i) {
+    std::atomic<int> answers{0};
+    {
+      daemon::Watchdog watchdog(0, -1, {[&] { ++answers; }, nullptr, nullptr});
+      watchdog.Arm(Clock::now() + std::chrono::microseconds(i % 100));
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+      if (watchdog.Disarm()) ++answers;
+    }
+    REQUIRE(answers == 1);
+  }
+}
+
+TEST_CASE("the death of the process that counts is noticed") {
+  Pipe pipe;
+  const pid_t child = fork();
+  if (child == 0) {
+    char byte;
+    close(pipe.write_end.get());
+    _exit(read(pipe.read_end.get(), &byte, 1) == 0 ? 0 : 1);
+  }
+  std::promise<void> died;
+  daemon::Watchdog watchdog(child, -1, {nullptr, [&] { died.set_value(); }, nullptr});
+  auto future = died.get_future();
+  CHECK(future.wait_for(20ms) == std::future_status::timeout);
+  pipe.write_end.Reset();
+  CHECK(future.wait_for(30s) == std::future_status::ready);
+  waitpid(child, nullptr, 0);
+}
+
+TEST_CASE("a termination is passed on once") {
+  const UniqueFd terminate(eventfd(0, EFD_CLOEXEC));
+  std::promise<void> told;
+  daemon::Watchdog watchdog(0, terminate.get(), {nullptr, nullptr, [&] { told.set_value(); }});
+  REQUIRE(eventfd_write(terminate.get(), 1) == 0);
+  CHECK(told.get_future().wait_for(30s) == std::future_status::ready);
+}
+
+TEST_CASE("every rank's thread runs every job") {
+  daemon::RankThreads threads(8);
+  std::atomic<int> sum{0};
+  for (int i = 0; i < 500; ++i) {
+    threads.Start([&](int rank) { sum += rank + 1; });
+    REQUIRE(threads.WaitUntil(Clock::now() + 60s));
+    REQUIRE(sum == 36 * (i + 1));
+  }
+}
+
+TEST_CASE("threads that are stuck are not waited for") {
+  auto release = std::make_shared<std::promise<void>>();
+  auto future = release->get_future().share();
+  auto finished = std::make_shared<std::promise<void>>();
+  {
+    daemon::RankThreads threads(2);
+    threads.Start([future, finished](int rank) {
+      if (rank == 1) {
+        future.wait();
+        finished->set_value();
+      }
+    });
+    CHECK_FALSE(threads.WaitUntil(Clock::now() + 10ms));
+  }  // returns, and leaves rank 1 behind
+  release->set_value();
+  CHECK(finished->get_future().wait_for(30s) == std::future_status::ready);
+}
+
+TEST_CASE("the command line of the contract") {
+  auto parsed = Parse({"--world-size", "4"});
+  REQUIRE(parsed.options);
+  CHECK(parsed.options->world_size == 4);
+  CHECK(parsed.options->backend == daemon::BackendChoice::kAuto);
+  CHECK(parsed.options->sentinel == "[CP_POOL_RESP] ");
+  CHECK(parsed.options->case_files.empty());
+  parsed = Parse({"--world-size=2", "--backend", "host", "--transport", "auto", "--sentinel", "", "--case",
+                  "a.so", "--case", "b.so", "--log-level", "off"});
+  REQUIRE(parsed.options);
+  CHECK(parsed.options->backend == daemon::BackendChoice::kHost);
+  CHECK(parsed.options->sentinel.empty());
+  CHECK(parsed.options->case_files == std::vector<std::string>{"a.so", "b.so"});
+  CHECK(parsed.options->log_level == "off");
+  CHECK(Parse({"--world-size", "2", "--case", "a.so", "b.so"}).options->case_files.size() == 2);
+}
+
+TEST_CASE("a command line that is wrong is refused with exit code 2") {
+  const std::vector<std::pair<std::vector<const char*>, std::string>> wrong = {
+      {{}, "--world-size is required"},
+      {{"--world-size", "0"}, "1"},
+      {{"--world-size", "65"}, "64"},
+      {{"--world-size", "two"}, "two"},
+      {{"--world-size", "2", "--backend", "rocm"}, "host"},
+      {{"--world-size", "2", "--transport", "mpi"}, "nccl"},
+      {{"--world-size", "2", "--log-level", "loud"}, "trace"},
+      {{"--world-size", "2", "--wat"}, "--wat"},
+      {{"--world-size", "2", "stray"}, "stray"},
+  };
+  for (const auto& [arguments, part] : wrong) {
+    const auto parsed = Parse(arguments);
+    INFO(parsed.text);
+    CHECK_FALSE(parsed.options);
+    CHECK(parsed.exit_code == 2);
+    CHECK(parsed.text.find(part) != std::string::npos);
+    CHECK(parsed.text.find("--help") != std::string::npos);
+  }
+  CHECK(Parse({"--help"}).exit_code == 0);
+  CHECK(Parse({"--help"}).text.find("--sentinel") != std::string::npos);
+  CHECK(Parse({"--version"}).text.find("cppoold 0.") == 0);
+}
+
+}  // namespace cppool::test
