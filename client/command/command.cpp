@@ -69,7 +69,7 @@ std::string DescribeWorld(const Json& hello) {
   };
   std::vector<std::pair<std::string, int>> kinds;  // in the order of the ranks
   for (const Json& device : hello.value("devices", Json::array())) {
-    std::string name = TextFromValue(device);
+    std::string name = TextFromValue(device.is_object() ? device.value("name", Json("unknown")) : device);
     auto same =
         std::find_if(kinds.begin(), kinds.end(), [&](const auto& kind) { return kind.first == name; });
     if (same != kinds.end())

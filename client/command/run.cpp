@@ -51,7 +51,7 @@ std::vector<std::string> Explain(const Outcome& outcome) {
     for (const Check& check : outcome.result->checks)
       if (!check.ok) lines.push_back(DescribeCheck(check));
     for (const Rank& rank : outcome.result->ranks)
-      if (!rank.ok && !rank.error.empty() && rank.error != outcome.error)
+      if (!rank.ok && outcome.error.find(rank.error) == std::string::npos)
         lines.push_back("rank " + std::to_string(rank.rank) + ": " + rank.error);
   }
   std::istringstream text(outcome.error);
@@ -261,8 +261,9 @@ std::vector<Cell> CellsOf(const Arguments& arguments) {
   std::vector<Cell> cells;
   if (arguments.suite.empty()) {
     Cell cell;
-    cell.case_name = cell.name = arguments.case_name;
+    cell.case_name = arguments.case_name;
     cell.world_size = arguments.world_size > 0 ? arguments.world_size : 2;
+    cell.name = cell.case_name + " W=" + std::to_string(cell.world_size);
     cells.push_back(cell);
   } else {
     std::vector<Filter> filters;

@@ -1,0 +1,336 @@
+// The command with a fake daemon: what it prints, what it writes, how it exits.
+#include <sys/stat.h>
+
+#include <array>
+#include <cstdio>
+#include <sstream>
+
+#include "command.h"
+#include "support.h"
+#include "xml.h"
+
+using namespace cppool_test;
+using cppool::Json;
+
+namespace {
+
+struct Ran {
+  int code = -1;
+  std::string out, err;
+  std::vector<std::string> lines;  // of out
+
+  std::string Last(std::size_t from_end = 0) const {
+    return lines.size() > from_end ? lines[lines.size() - 1 - from_end] : "";
+  }
+  bool Prints(const std::string& text) const { return out.find(text) != std::string::npos; }
+};
+
+std::vector<std::string> Lines(const std::string& text) {
+  std::istringstream in(text);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+Ran Cppool(std::vector<std::string> words, const std::string& daemon = CPPOOL_FAKE_DAEMON,
+           bool terminal = false) {
+  std::ostringstream out, err;
+  if (!daemon.empty()) words.insert(words.end(), {"--daemon", daemon});
+  Ran ran;
+  ran.code = cppool::command::Main(words, {out, err, terminal});
+  ran.out = out.str();
+  ran.err = err.str();
+  ran.lines = Lines(ran.out);
+  return ran;
+}
+
+std::string ReadFile(const std::string& name) {
+  std::ifstream file(name);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// A daemon that is the fake one with further arguments.
+std::string Wrapped(const TemporaryFolder& folder, const std::string& arguments) {
+  std::string name = folder.File("wrapped");
+  std::ofstream(name) << "#!/bin/sh\nexec '" << CPPOOL_FAKE_DAEMON << "' \"$@\" " << arguments << "\n";
+  chmod(name.c_str(), 0755);
+  return name;
+}
+
+}  // namespace
+
+TEST_CASE("one case: its outcome, the backend, the counts, the exit code") {
+  Ran ran = Cppool({"run"});
+  CHECK(ran.code == 0);
+  CHECK(ran.Last() == "1 passed, 0 failed, 0 skipped");
+  CHECK(ran.Last(1) == "world size 2: backend host, transport host, 2 x cpu");
+  CHECK(ran.Prints("passed attention W=2 in 1.500 ms"));
+  CHECK(ran.err.empty());
+
+  ran = Cppool({"run", "--world-size", "4", "--param", "do=skip"});
+  CHECK(ran.code == 1);  // nothing ran
+  CHECK(ran.Last() == "0 passed, 0 failed, 1 skipped");
+  CHECK(ran.Last(1) == "world size 4: backend host, transport host, 4 x cpu");
+  CHECK(ran.Prints("skipped 1: because of unsupported"));
+
+  ran = Cppool({"run", "--param", "do=error"});
+  CHECK(ran.code == 1);
+  CHECK(ran.Last() == "0 passed, 1 failed, 0 skipped");
+  ran = Cppool({"run", "--param", "do=die"});
+  CHECK(ran.code == 1);
+  CHECK(ran.Last() == "0 passed, 1 failed, 0 skipped");
+  CHECK(ran.Prints("the last words"));
+}
+
+TEST_CASE("a failure prints the checks that did not hold and a command that repeats it") {
+  Ran ran = Cppool({"run", "--param", "do=fail", "--param", "text=it's $HOME", "--param",
+                    "window_size=[-1,0]", "--deadline", "5"});
+  CHECK(ran.code == 1);
+  CHECK(ran.Prints("FAILED attention W=2\n"));
+  CHECK(ran.Prints("dq of rank 1 against oracle: max_abs_err nan, rel_err 0.5, tolerance 0.01\n"));
+  CHECK_FALSE(ran.Prints("out of rank 0"));
+  CHECK(ran.Prints("because of mismatch"));
+  std::string repeat;
+  for (const std::string& line : ran.lines)
+    if (line.rfind("  repeat: cppool ", 0) == 0) repeat = line.substr(17);
+  REQUIRE_FALSE(repeat.empty());
+
+  FILE* pipe = popen((std::string(CPPOOL_COMMAND) + " " + repeat + " --json").c_str(), "r");
+  std::string text;
+  std::array<char, 4096> buffer;
+  while (std::size_t count = fread(buffer.data(), 1, buffer.size(), pipe)) text.append(buffer.data(), count);
+  CHECK(WEXITSTATUS(pclose(pipe)) == 1);
+  Json repeated = Json::parse(Lines(text).at(0));
+  CHECK(repeated["status"] == "failed");
+  CHECK(repeated["params"] == Json({{"do", "fail"}, {"text", "it's $HOME"}, {"window_size", {-1, 0}}}));
+  CHECK(repeated["repeat"].get<std::string>().find("--deadline 5") != std::string::npos);
+}
+
+TEST_CASE("a suite: every cell in the pool of its world size") {
+  TemporaryFolder folder;
+  std::string daemon = Wrapped(folder, "--count '" + folder.File("count") + "'");
+  Ran ran = Cppool({"run", "--suite", "matrix", "--filter", "dtype=bf16"}, daemon);
+  CHECK(ran.code == 0);
+  CHECK(ran.Last() == "432 passed, 0 failed, 0 skipped");
+  CHECK(ran.Last(1) ==
+        "world size 2: backend host, transport host, 2 x cpu; world size 4: backend host, transport host, 4 "
+        "x cpu");
+  CHECK(Lines(ReadFile(folder.File("count"))).size() == 2);  // spawned once each
+
+  ran = Cppool({"run", "--suite", "smoke", "--param", "do=skip", "--world-size", "8"});
+  CHECK(ran.code == 1);
+  CHECK(ran.Last(1).rfind("world size 8: ", 0) == 0);
+  CHECK(ran.Prints("skipped 20: because of unsupported"));
+}
+
+TEST_CASE("a list names the cells and their commands, and runs nothing") {
+  Ran ran = Cppool({"run", "--suite", "essential", "--list", "--max-seqlen", "256", "--backend", "host",
+                    "--devices", "1,3"},
+                   "/nowhere");
+  CHECK(ran.code == 0);
+  REQUIRE(ran.lines.size() == 120);
+  CHECK(ran.lines[0].find("flash:cp_2_0 bf16 sbhd p2p W=2: cppool run --world-size 2 --backend host "
+                          "--devices 1,3 --daemon /nowhere") == 0);
+  for (const std::string& line : ran.lines) CHECK(line.find("max_seqlen_q=256 ") != std::string::npos);
+  CHECK(ran.lines[20].find("--param 'window_size=[8,0]'") != std::string::npos);  // 128 of 4096
+
+  ran = Cppool(
+      {"run", "--suite", "matrix", "--list", "--json", "--filter", "row=flash:cp_1_2", "--param", "seed=7"},
+      "/nowhere");
+  REQUIRE(ran.lines.size() == 32);
+  Json cell = Json::parse(ran.lines[0]);
+  CHECK(cell["world_size"] == 2);
+  CHECK(cell["rows"] == Json({"flash:cp_1_2", "fused:cp_1_5"}));
+  CHECK(cell["params"]["seed"] == 7);
+}
+
+TEST_CASE("JSON: an object for each case, then the summary") {
+  Ran ran = Cppool({"run", "--suite", "smoke", "--json"});
+  CHECK(ran.code == 0);
+  REQUIRE(ran.lines.size() == 21);
+  Json first = Json::parse(ran.lines[0]);
+  CHECK(first["status"] == "passed");
+  CHECK(first["attempts"] == 1);
+  CHECK(first["answer"]["wall_ms"] == 1.5);
+  CHECK(first["error"] == nullptr);
+  Json summary = Json::parse(ran.Last())["summary"];
+  CHECK(summary["passed"] == 20);
+  CHECK(summary["failed"] == 0);
+  CHECK(summary["skipped"] == 0);
+  CHECK(summary["worlds"][0]["backend"] == "host");
+
+  ran = Cppool({"run", "--param", "do=die", "--json"});
+  CHECK(ran.code == 1);
+  Json died = Json::parse(ran.lines.at(0));
+  CHECK(died["status"] == "error");
+  CHECK(died["answer"] == nullptr);
+  CHECK(died["error"].get<std::string>().find("exited with code 3") != std::string::npos);
+  CHECK(Json::parse(ran.Last())["summary"]["failed"] == 1);
+}
+
+TEST_CASE(
+    "a daemon that cannot start is tried once per world size, and every cell that needed it has failed") {
+  TemporaryFolder folder;
+  Ran ran = Cppool({"run", "--suite", "smoke"},
+                   Wrapped(folder, "--start usage --count '" + folder.File("count") + "'"));
+  CHECK(ran.code == 1);
+  CHECK(ran.Last() == "0 passed, 20 failed, 0 skipped");
+  CHECK(ran.Last(1) == "backend none: no daemon answered");
+  CHECK(ran.Prints("cuda: 4 ranks need 4 devices, 1 is there"));
+  CHECK(Lines(ReadFile(folder.File("count"))).size() == 2);
+}
+
+TEST_CASE("JUnit: a test case per cell, in the suite's order") {
+  TemporaryFolder folder;
+  std::string file = folder.File("out.xml");
+  Ran ran = Cppool({"run", "--suite", "smoke", "--junit", file});
+  CHECK(ran.code == 0);
+  XmlNode suite = ParseXml(ReadFile(file)).children.at(0);
+  CHECK(suite.attributes.at("name") == "cppool.smoke");
+  CHECK(suite.attributes.at("tests") == "20");
+  CHECK(suite.children.at(0).attributes.at("name") + ": " ==
+        Cppool({"run", "--suite", "smoke", "--list"})
+            .lines.at(0)
+            .substr(0, suite.children.at(0).attributes.at("name").size() + 2));
+
+  Cppool({"run", "--param", "do=fail", "--junit", file});
+  XmlNode failure = ParseXml(ReadFile(file)).children.at(0).children.at(0).children.at(0);
+  CHECK(failure.name == "failure");
+  CHECK(failure.attributes.at("message") == "because of mismatch");
+  CHECK(failure.text.find("dq of rank 1") != std::string::npos);
+  CHECK(failure.text.find("repeat: cppool run --world-size 2") != std::string::npos);
+  Cppool({"run", "--param", "do=die", "--junit", file});
+  CHECK(ParseXml(ReadFile(file)).children.at(0).children.at(0).children.at(0).name == "error");
+  Cppool({"run", "--param", "do=skip", "--junit", file});
+  CHECK(ParseXml(ReadFile(file)).children.at(0).children.at(0).children.at(0).name == "skipped");
+
+  CHECK(Cppool({"run", "--junit", "/nowhere/out.xml"}).code == 2);
+}
+
+TEST_CASE("what cannot be meant is a usage error, exit code 2") {
+  auto words = GENERATE(
+      as<std::vector<std::string>>{}, std::vector<std::string>{}, std::vector<std::string>{"fly"},
+      std::vector<std::string>{"run", "--suite", "everything"},
+      std::vector<std::string>{"run", "--param", "no_value"},
+      std::vector<std::string>{"run", "--param", "=3"}, std::vector<std::string>{"run", "--world-size", "0"},
+      std::vector<std::string>{"run", "--world-size", "two"},
+      std::vector<std::string>{"run", "--filter", "dtype=bf16"},
+      std::vector<std::string>{"run", "--suite", "smoke", "--filter", "dtypo=bf16"},
+      std::vector<std::string>{"run", "--suite", "smoke", "--case", "mine"},
+      std::vector<std::string>{"run", "--suite", "smoke", "--max-seqlen", "-1"},
+      std::vector<std::string>{"run", "--max-seqlen", "64"},
+      std::vector<std::string>{"run", "--deadline", "0"}, std::vector<std::string>{"run", "--backend", "tpu"},
+      std::vector<std::string>{"run", "--unknown"},
+      std::vector<std::string>{"bench", "--param", "a=1", "--param", "a=2"},
+      std::vector<std::string>{"bench", "--repeat", "0"});
+  bool subcommand = !words.empty() && words[0] != "fly";
+  Ran ran = Cppool(words, subcommand ? CPPOOL_FAKE_DAEMON : "");
+  CHECK(ran.code == 2);
+  CHECK_FALSE(ran.err.empty());
+  CHECK(ran.out.empty());
+}
+
+TEST_CASE("filters that match nothing run nothing, and that is no success") {
+  Ran ran = Cppool({"run", "--suite", "smoke", "--filter", "dtype=fp8"});
+  CHECK(ran.code == 1);
+  CHECK(ran.Last() == "0 passed, 0 failed, 0 skipped");
+  CHECK(ran.err.find("no cell of the suite matches") != std::string::npos);
+  CHECK(Cppool({"run", "--suite", "smoke", "--filter", "dtype=fp8", "--list"}).code == 1);
+}
+
+TEST_CASE("help and version are no errors; progress is for terminals") {
+  CHECK(Cppool({"--help"}, "").code == 0);
+  CHECK(Cppool({"run", "--help"}, "").Prints("--max-seqlen"));
+  CHECK(Cppool({"--version"}, "").Prints("cppool "));
+  CHECK(Cppool({"run", "--suite", "smoke"}).err.empty());
+  CHECK(Cppool({"run", "--suite", "smoke"}, CPPOOL_FAKE_DAEMON, true).err.find("[20/20]") !=
+        std::string::npos);
+}
+
+TEST_CASE("bench verifies each point once, times it, and compares with one GPU") {
+  TemporaryFolder folder;
+  std::string log = folder.File("log");
+  std::vector<std::string> words = {"bench",
+                                    "--param",
+                                    "do=bench",
+                                    "--param",
+                                    "log=" + log,
+                                    "--param",
+                                    "cp_comm_type=p2p,a2a",
+                                    "--param",
+                                    "max_seqlen_q=128,256",
+                                    "--world-size",
+                                    "2,4",
+                                    "--warmup",
+                                    "2",
+                                    "--repeat",
+                                    "5"};
+  Ran ran = Cppool(words);
+  CHECK(ran.code == 0);
+  CHECK(ran.lines.at(0) ==
+        "| cp_comm_type | max_seqlen_q | W | forward ms | forward TFLOP/s | backward ms | backward TFLOP/s | "
+        "both TFLOP/s | forward "
+        "efficiency | backward efficiency | both efficiency |");
+  // W=2: forward takes rank 1's 2 ms at 2 TFLOP/s, backward 2 ms at 1: 1.5 together. Alone: 1 ms at 4 and 2 ms at 2: 8/3.
+  CHECK(ran.lines.at(2) ==
+        "| p2p | 128 | 2 | 2.000 | 2.0000 | 2.000 | 1.0000 | 1.5000 | 50.0 % | 50.0 % | 56.2 % |");
+  CHECK(ran.lines.at(9).rfind("| a2a | 256 | 4 | 4.000 |", 0) == 0);
+  CHECK(ran.Prints("world size 4: backend host"));
+
+  std::vector<std::string> requests = Lines(ReadFile(log));
+  CHECK(requests.size() == 8 * 2 + 2);  // verified and timed; one GPU alone once per length
+  Json verified = Json::parse(requests.at(0)), timed = Json::parse(requests.at(1)),
+       alone = Json::parse(requests.at(2));
+  CHECK((verified["checks"] == true && verified["repeat"] == 1 && verified["warmup"] == 0));
+  CHECK((timed["checks"] == false && timed["repeat"] == 5 && timed["warmup"] == 2));
+  CHECK((alone["checks"] == false && alone["repeat"] == 5 && alone["params"]["cp_comm_type"] == "p2p"));
+  CHECK(timed["params"]["max_seqlen_kv"] == 128);
+
+  words.push_back("--json");
+  ran = Cppool(words);
+  REQUIRE(ran.lines.size() == 9);
+  Json point = Json::parse(ran.lines[0]);
+  CHECK(point["measured"]["stages"]["forward"] == Json({{"ms", 2.0}, {"tflops", 2.0}}));
+  CHECK(point["efficiency"]["forward"] == 0.5);
+  CHECK(Json::parse(ran.Last())["summary"]["points"] == 8);
+}
+
+TEST_CASE("a point that fails its checks is not timed, and fails the bench") {
+  TemporaryFolder folder;
+  Ran ran = Cppool({"bench", "--param", "do=bench", "--param", "log=" + folder.File("log"), "--param",
+                    "max_seqlen_q=128,666"});
+  CHECK(ran.code == 1);
+  CHECK(ran.Prints("| 666 | 2 | - | - | - | - | - | - | - | - |\n"));
+  CHECK(ran.Prints("not measured: failed: because of mismatch"));
+  CHECK(Lines(ReadFile(folder.File("log"))).size() == 4);
+}
+
+TEST_CASE("a sweep over lists, and cases without attention's stages") {
+  Ran ran = Cppool({"bench", "--param", "window_size=[-1,0],[8,0]", "--world-size", "1"});
+  CHECK(ran.code == 0);
+  CHECK(ran.lines.at(2) == "| [-1,0] | 1 | 3.000 | 2.0000 | 100.0 % |");
+  CHECK(ran.lines.at(3).rfind("| [8,0] | 1 |", 0) == 0);
+}
+
+TEST_CASE("doctor says what runs and what does not") {
+  Ran ran = Cppool({"doctor"});
+  CHECK(ran.code == 0);
+  for (const char* world : {"world size 1 (--backend auto): backend host",
+                            "world size 8 (--backend auto): backend host, transport host, 8 x cpu"})
+    CHECK(ran.Prints(world));
+  CHECK(ran.Prints("CPU cores: "));
+  TemporaryFolder folder;
+  ran = Cppool({"doctor", "--backend", "cuda"}, Wrapped(folder, "--start usage"));
+  CHECK(ran.code == 1);
+  CHECK(ran.Prints("world size 2 (--backend cuda): does not run: cuda: 4 ranks need 4 devices, 1 is there"));
+}
+
+TEST_CASE("the command and its process hold no CUDA and no NCCL") {
+  std::string binary = ReadFile(CPPOOL_COMMAND);
+  REQUIRE(binary.size() > 10000);
+  for (const char* library : {"libcuda.so", "libcudart", "libnccl"})
+    CHECK(binary.find(library) == std::string::npos);
+  Cppool({"run"});
+  std::string maps = ReadFile("/proc/self/maps");
+  for (const char* library : {"libcuda", "libnccl"}) CHECK(maps.find(library) == std::string::npos);
+}

@@ -1,0 +1,257 @@
+// The suites as data, and the small conversions of the command.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "catch.h"
+#include "cell.h"
+#include "junit.h"
+#include "text.h"
+#include "xml.h"
+
+using namespace cppool::command;
+using cppool::Json;
+
+namespace {
+
+Json Shrunk(Json params, std::int64_t length) {
+  Shrink(&params, length);
+  return params;
+}
+
+std::size_t Count(const std::vector<Cell>& cells, const std::vector<Filter>& filters) {
+  return Select(cells, filters).size();
+}
+
+std::string Shell(const std::string& command) {
+  FILE* pipe = popen(command.c_str(), "r");
+  std::string text;
+  std::array<char, 4096> buffer;
+  while (std::size_t count = fread(buffer.data(), 1, buffer.size(), pipe)) text.append(buffer.data(), count);
+  pclose(pipe);
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("the matrix has 864 distinct cells, of which 120 are essential") {
+  std::vector<Cell> matrix = LoadSuite("matrix");
+  REQUIRE(matrix.size() == 864);
+  CHECK(LoadSuite("essential").size() == 120);
+  std::set<std::string> names, params, rows;
+  std::map<std::string, int> schedules, formats, types;
+  for (const Cell& cell : matrix) {
+    names.insert(cell.name);
+    params.insert(cell.params.dump());
+    rows.insert(cell.rows.begin(), cell.rows.end());
+    CHECK(cell.case_name == "attention");
+    for (const char* key :
+         {"batch_size", "max_seqlen_q", "max_seqlen_kv", "num_heads", "num_gqa_groups", "head_dim_qk",
+          "head_dim_v", "dtype", "qkv_format", "cp_comm_type", "attn_mask_type", "window_size",
+          "attn_bias_type", "bias_shape", "softmax_type", "return_max_logit", "is_training"})
+      CHECK(cell.params.contains(key));
+    bool packed = cell.params["qkv_format"] == "thd";
+    CHECK(cell.params.contains("pad_between_seqs") == packed);
+    CHECK((cell.params["attn_mask_type"].get<std::string>().rfind("padding", 0) == 0) == packed);
+    CHECK(cell.world_size == (cell.params["cp_comm_type"] == "a2a+p2p" ? 4 : 2));
+    ++schedules[cell.params["cp_comm_type"]];
+    ++formats[cell.params["qkv_format"]];
+    ++types[cell.params["dtype"]];
+  }
+  CHECK(names.size() == 864);
+  CHECK(params.size() == 864);
+  CHECK(rows.size() == 36);
+  CHECK(schedules ==
+        std::map<std::string, int>{{"p2p", 216}, {"all_gather", 216}, {"a2a", 216}, {"a2a+p2p", 216}});
+  CHECK(types == std::map<std::string, int>{{"bf16", 432}, {"fp16", 432}});
+  CHECK(formats["thd"] == 864 - formats["bshd"] - formats["sbhd"]);
+  CHECK_THROWS_AS(LoadSuite("everything"), UsageError);
+}
+
+TEST_CASE("a cell is its row with what is set over it") {
+  std::vector<Cell> cells =
+      Select(LoadSuite("matrix"),
+             {{"row", "fused:cp_2_4"}, {"qkv_format", "thd"}, {"dtype", "bf16"}, {"cp_comm_type", "a2a"}});
+  REQUIRE(cells.size() == 1);
+  CHECK(cells[0].name == "fused:cp_2_4 bf16 thd a2a padded W=2");
+  CHECK(cells[0].essential);
+  CHECK(cells[0].params == Json({{"batch_size", 2},
+                                 {"max_seqlen_q", 4096},
+                                 {"max_seqlen_kv", 4096},
+                                 {"num_heads", 12},
+                                 {"num_gqa_groups", 2},
+                                 {"head_dim_qk", 128},
+                                 {"head_dim_v", 128},
+                                 {"attn_mask_type", "padding_causal"},
+                                 {"window_size", {-1, 0}},
+                                 {"attn_bias_type", "post_scale_bias"},
+                                 {"bias_shape", "111s"},
+                                 {"softmax_type", "vanilla"},
+                                 {"return_max_logit", true},
+                                 {"is_training", false},
+                                 {"dtype", "bf16"},
+                                 {"qkv_format", "thd"},
+                                 {"cp_comm_type", "a2a"},
+                                 {"pad_between_seqs", true}}));
+}
+
+TEST_CASE("in the smoke suite every two values of its axes meet") {
+  std::vector<Cell> cells = LoadSuite("smoke");
+  auto values = [](const Cell& cell) {
+    const Json& p = cell.params;
+    int heads = p["num_heads"], groups = p["num_gqa_groups"], q = p["max_seqlen_q"], kv = p["max_seqlen_kv"];
+    return std::vector<std::string>{p["cp_comm_type"],
+                                    p["qkv_format"],
+                                    p["attn_mask_type"],
+                                    groups == heads ? "mha"
+                                    : groups == 1   ? "mqa"
+                                                    : "gqa",
+                                    p["head_dim_qk"].dump() + "/" + p["head_dim_v"].dump(),
+                                    p["dtype"],
+                                    "W" + std::to_string(cell.world_size),
+                                    q == kv  ? "="
+                                    : q < kv ? "<"
+                                             : ">"};
+  };
+  std::set<std::pair<std::string, std::string>> met;
+  std::set<std::string> threes, names;
+  for (const Cell& cell : cells) {
+    auto v = values(cell);
+    for (const auto& a : v)
+      for (const auto& b : v) met.insert({a, b});
+    threes.insert(v[0] + v[1] + v[2]);
+    names.insert(cell.name);
+    CHECK(cell.params["max_seqlen_q"] <= 256);
+    CHECK(cell.params["max_seqlen_kv"] <= 256);
+    CHECK(cell.params["max_seqlen_q"].get<int>() % (2 * cell.world_size) == 0);
+    CHECK(cell.params["max_seqlen_kv"].get<int>() % (2 * cell.world_size) == 0);
+    CHECK((cell.world_size == 4 || cell.params["cp_comm_type"] != "a2a+p2p"));
+  }
+  CHECK(names.size() == cells.size());
+  CHECK(threes.size() == 16);
+  std::vector<std::vector<std::string>> axes = {{"p2p", "all_gather", "a2a", "a2a+p2p"},
+                                                {"bshd", "sbhd"},
+                                                {"causal", "no_mask"},
+                                                {"mha", "gqa", "mqa"},
+                                                {"64/64", "128/128", "192/128", "128/64", "256/256"},
+                                                {"bf16", "fp16"},
+                                                {"W2", "W4"},
+                                                {"=", "<", ">"}};
+  for (std::size_t i = 0; i < axes.size(); ++i)
+    for (std::size_t j = 0; j < i; ++j)
+      for (const auto& a : axes[i])
+        for (const auto& b : axes[j]) {
+          INFO(a << " with " << b);
+          CHECK((met.count({a, b}) == 1 || (a == "W2" && b == "a2a+p2p")));
+        }
+}
+
+TEST_CASE("filters: of one key any value, of different keys all") {
+  std::vector<Cell> cells = LoadSuite("matrix");
+  CHECK(Count(cells, {}) == 864);
+  CHECK(Count(cells, {{"cp_comm_type", "p2p"}}) == 216);
+  CHECK(Count(cells, {{"cp_comm_type", "p2p"}, {"cp_comm_type", "a2a"}}) == 432);
+  CHECK(Count(cells, {{"cp_comm_type", "p2p"}, {"dtype", "bf16"}}) == 108);
+  CHECK(Count(cells, {{"world_size", "4"}}) == 216);
+  CHECK(Count(cells, {{"essential", "true"}}) == 120);
+  CHECK(Count(cells, {{"window_size", "[-1, -1]"}}) == Count(cells, {{"window_size", "[-1,-1]"}}));
+  CHECK(Count(cells, {{"window_size", "[-1,-1]"}}) > 0);
+  CHECK(Count(cells, {{"head_dim_qk", "256"}}) == 48);
+  CHECK(Count(cells, {{"row", "fused:cp_2_0"}}) == 24);
+  CHECK(Count(cells, {{"row", "flash:cp_2_0"}}) == 32);
+  CHECK(Count(cells, {{"pad_between_seqs", "false"}}) + Count(cells, {{"pad_between_seqs", "true"}}) ==
+        Count(cells, {{"qkv_format", "thd"}}));
+  CHECK(Count(cells, {{"dtype", "fp8"}}) == 0);
+  try {
+    Select(cells, {{"dtypo", "bf16"}});
+    FAIL("a key that no cell has was taken");
+  } catch (const UsageError& error) {
+    CHECK(std::string(error.what()).find("did you mean 'dtype'?") != std::string::npos);
+  }
+}
+
+TEST_CASE("shrinking takes lengths down and windows with them") {
+  Json params = {
+      {"max_seqlen_q", 4096}, {"max_seqlen_kv", 2048}, {"window_size", {512, 0}}, {"num_heads", 8}};
+  CHECK(Shrunk(params, 256) ==
+        Json({{"max_seqlen_q", 256}, {"max_seqlen_kv", 256}, {"window_size", {64, 0}}, {"num_heads", 8}}));
+  CHECK(Shrunk(params, 3000) ==
+        Json({{"max_seqlen_q", 3000}, {"max_seqlen_kv", 2048}, {"window_size", {512, 0}}, {"num_heads", 8}}));
+  CHECK(Shrunk(params, 100000) == params);
+  params["window_size"] = {-1, 3};
+  CHECK(Shrunk(params, 64)["window_size"] == Json({-1, 1}));
+  CHECK(Shrunk(Json::object(), 64) == Json::object());
+}
+
+TEST_CASE("cells run by world size, else in their order") {
+  std::vector<Cell> cells = LoadSuite("matrix");
+  std::vector<std::size_t> order = RunOrder(cells);
+  REQUIRE(order.size() == cells.size());
+  CHECK(std::set<std::size_t>(order.begin(), order.end()).size() == cells.size());
+  for (std::size_t i = 1; i < order.size(); ++i) {
+    CHECK(cells[order[i - 1]].world_size <= cells[order[i]].world_size);
+    if (cells[order[i - 1]].world_size == cells[order[i]].world_size) CHECK(order[i - 1] < order[i]);
+  }
+}
+
+TEST_CASE("values from text and back") {
+  CHECK(ValueFromText("4096") == 4096);
+  CHECK(ValueFromText("[-1, 0]") == Json({-1, 0}));
+  CHECK(ValueFromText("true") == true);
+  CHECK(ValueFromText("bf16") == "bf16");
+  CHECK(ValueFromText("a2a+p2p") == "a2a+p2p");
+  CHECK(ValueFromText("") == "");
+  CHECK(ValueFromText("\"4\"") == "4");
+  for (const Json& value : {Json(4096), Json("bf16"), Json("4096"), Json("true"), Json({-1, 0}), Json(),
+                            Json(0.5), Json(""), Json("it's \"x\"")})
+    CHECK(ValueFromText(TextFromValue(value)) == value);
+  CHECK(SplitList("1,[2,3],{\"a\":4,\"b\":5},\"x,y\",") ==
+        std::vector<std::string>{"1", "[2,3]", "{\"a\":4,\"b\":5}", "\"x,y\"", ""});
+  CHECK(SplitAssignment("a=b=c", "--param") == std::pair<std::string, std::string>("a", "b=c"));
+  CHECK_THROWS_AS(SplitAssignment("a", "--param"), UsageError);
+  CHECK_THROWS_AS(SplitAssignment("=a", "--param"), UsageError);
+  CHECK(Fixed(1.25, 1) == "1.2");
+  CHECK(Fixed(std::nan(""), 1) == "-");
+}
+
+TEST_CASE("a quoted word is one word of a shell") {
+  for (const std::string& word : {std::string("plain"), std::string("with space"), std::string("it's"),
+                                  std::string("$HOME `id` \\ \"x\" *"), std::string("window_size=[-1,0]"),
+                                  std::string("a;b&c|d"), std::string("new\nline"), std::string("")})
+    CHECK(Shell("printf '%s.' " + ShellQuote(word)) == word + ".");
+  CHECK(ShellQuote("cp_comm_type=a2a+p2p") == "cp_comm_type=a2a+p2p");
+}
+
+TEST_CASE("JUnit's XML is well-formed whatever the texts hold") {
+  using Outcome = JunitCase::Outcome;
+  std::string nasty =
+      "<&>\"' ]]> \x01\x1b[31m \xff\xfe \xc3\x28 \xed\xa0\x80 \xef\xbf\xbf fine: \xc3\xa9 \xf0\x9f\x98\x80";
+  nasty += '\0';
+  std::vector<JunitCase> cases = {{"g", "passes", Outcome::kPassed, 0.25, "", ""},
+                                  {"g", nasty, Outcome::kFailed, 1, nasty, "two\nlines" + nasty},
+                                  {"g", "errs", Outcome::kError, 2, "m", "d"},
+                                  {"g", "skips", Outcome::kSkipped, 0, "reason", "d"}};
+  std::ostringstream out;
+  WriteJunit(out, "suite", cases);
+  INFO(out.str());
+  cppool_test::XmlNode root = cppool_test::ParseXml(out.str());
+  CHECK(root.name == "testsuites");
+  const auto& suite = root.children.at(0);
+  CHECK(suite.attributes.at("tests") == "4");
+  CHECK(suite.attributes.at("failures") == "1");
+  CHECK(suite.attributes.at("errors") == "1");
+  CHECK(suite.attributes.at("skipped") == "1");
+  CHECK(suite.attributes.at("time") == "3.250");
+  REQUIRE(suite.children.size() == 4);
+  CHECK(suite.children[0].children.empty());
+  CHECK(suite.children[1].children.at(0).name == "failure");
+  CHECK(suite.children[1].children.at(0).text.find("fine: \xc3\xa9 \xf0\x9f\x98\x80") != std::string::npos);
+  CHECK(suite.children[1].attributes.at("name").find("<&>\"' ]]> ??[31m ?? ?( ??? ??? fine") == 0);
+  CHECK(suite.children[2].children.at(0).name == "error");
+  CHECK(suite.children[3].children.at(0).name == "skipped");
+  CHECK(suite.children[3].children.at(0).attributes.at("message") == "reason");
+}
