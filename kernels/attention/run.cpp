@@ -71,7 +71,7 @@ struct TensorSet {
 
 // One output tensor: where it is, and how its rows look.
 struct Output {
-  TensorKind kind;
+  CheckedTensor kind;
   const Buffer TensorSet::* buffer;
   bool of_queries;
   int heads;
@@ -81,13 +81,13 @@ struct Output {
 
 std::vector<Output> Outputs(const AttentionSpec& spec) {
   std::vector<Output> outputs = {
-      {TensorKind::kOut, &TensorSet::out, true, spec.heads, spec.dim_v, spec.dtype},
-      {TensorKind::kLse, &TensorSet::lse, true, spec.heads, 1, Dtype::kFp32},
+      {CheckedTensor::kOut, &TensorSet::out, true, spec.heads, spec.dim_v, spec.dtype},
+      {CheckedTensor::kLse, &TensorSet::lse, true, spec.heads, 1, Dtype::kFp32},
   };
   if (spec.training) {
-    outputs.push_back({TensorKind::kDq, &TensorSet::dq, true, spec.heads, spec.dim_qk, spec.dtype});
-    outputs.push_back({TensorKind::kDk, &TensorSet::dk, false, spec.kv_heads, spec.dim_qk, spec.dtype});
-    outputs.push_back({TensorKind::kDv, &TensorSet::dv, false, spec.kv_heads, spec.dim_v, spec.dtype});
+    outputs.push_back({CheckedTensor::kDq, &TensorSet::dq, true, spec.heads, spec.dim_qk, spec.dtype});
+    outputs.push_back({CheckedTensor::kDk, &TensorSet::dk, false, spec.kv_heads, spec.dim_qk, spec.dtype});
+    outputs.push_back({CheckedTensor::kDv, &TensorSet::dv, false, spec.kv_heads, spec.dim_v, spec.dtype});
   }
   return outputs;
 }
@@ -107,13 +107,13 @@ struct OracleOutputs {
       dv = doubles(spec.seqlen_kv * spec.dim_v);
     }
   }
-  const Buffer& of(TensorKind kind) const {
+  const Buffer& of(CheckedTensor kind) const {
     switch (kind) {
-      case TensorKind::kOut: return out;
-      case TensorKind::kLse: return lse;
-      case TensorKind::kDq: return dq;
-      case TensorKind::kDk: return dk;
-      case TensorKind::kDv: return dv;
+      case CheckedTensor::kOut: return out;
+      case CheckedTensor::kLse: return lse;
+      case CheckedTensor::kDq: return dq;
+      case CheckedTensor::kDk: return dk;
+      case CheckedTensor::kDv: return dv;
     }
     throw RuntimeError(CPPOOL_INTERNAL, "no such tensor");
   }
@@ -237,7 +237,7 @@ class AttentionRun {
       args.a_stride = args.b_stride = args.columns = std::int64_t{output.heads} * output.dim;
       args.b_rows = output.of_queries ? map_q : map_kv;
       args.rows = output.of_queries ? local.rows_q : local.rows_kv;
-      args.relative = NoCpRelativeTolerance(output.kind, spec_.dtype, gqa());
+      args.relative = ToleranceNoCp(output.kind, spec_.dtype, gqa()).relative;
       no_cp.push_back(results.next());
       check_->Compare(args, no_cp.back(), rt_->stream);
     }

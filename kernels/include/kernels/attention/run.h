@@ -19,7 +19,7 @@ class AttentionReport {
   virtual bool NextIteration() = 0;
   // Floating-point operations of this rank in a stage ("forward", "backward") of one iteration.
   virtual void Work(const std::string& stage, double flops) = 0;
-  virtual void Check(TensorKind tensor, const std::string& against, const Verdict& verdict) = 0;
+  virtual void Check(CheckedTensor tensor, const std::string& against, const Verdict& verdict) = 0;
 };
 
 // Called by every rank at once, each with its own runtime. The spec has been validated: divisible lengths and heads, supported head
