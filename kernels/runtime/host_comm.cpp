@@ -160,6 +160,7 @@ class CollectiveOp final : public CommOp {
           Arrive(mine.halfway, slot_.halfway, Stage::kGather);
         } else {
           Work();
+          slot_.halfway.fetch_add(1, std::memory_order_relaxed);  // passed by: the counters count every use of the slot
           Arrive(mine.left, slot_.left, Stage::kLeave);
         }
         return false;

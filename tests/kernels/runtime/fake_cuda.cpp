@@ -1,0 +1,21 @@
+// A libcuda.so.1 that answers as the environment says.
+#include <cstdlib>
+
+namespace {
+int FromEnvironment(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? std::atoi(value) : 0;
+}
+}  // namespace
+
+extern "C" {
+int cuInit(unsigned) { return FromEnvironment("FAKE_CU_INIT"); }
+int cuDeviceGetCount(int* count) {
+  *count = FromEnvironment("FAKE_CU_COUNT");
+  return FromEnvironment("FAKE_CU_COUNT_RESULT");
+}
+int cuGetErrorName(int code, const char** name) {
+  *name = code == 802 ? "CUDA_ERROR_SYSTEM_NOT_READY" : nullptr;
+  return *name ? 0 : 1;
+}
+}

@@ -1,0 +1,41 @@
+// What the loader says in a process of its own, whose libraries the environment chooses: loader_probe count|create
+#include <cstdio>
+#include <cstring>
+
+#include "kernels/attention/attention_kernels.h"
+#include "kernels/attention/check_kernels.h"
+#include "kernels/backend.h"
+#include "kernels/error.h"
+
+using namespace cppool::kernels;
+
+template <typename Call>
+void Say(Call call) {
+  try {
+    call();
+  } catch (const RuntimeError& e) {
+    std::printf("status %d: %s\n", e.status(), e.what());
+  }
+}
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  if (std::strcmp(argv[1], "count") == 0) {
+    Say([] { std::printf("%d\n", CountCudaDevices()); });
+    return 0;
+  }
+  Say([] {
+    const auto backend = CreateCudaBackend(3);
+    std::printf("%s of %d\n", backend->name().c_str(), backend->world_size());
+    Say([&] { backend->OpenRank(0); });
+    cppool_runtime runtime{};
+    runtime.backend = "cuda";
+    Say([&] { MakeAttentionKernels(&runtime); });
+    Say([&] { MakeCheckKernels(&runtime); });
+    runtime.backend = "abacus";
+    Say([&] { MakeCheckKernels(&runtime); });
+    runtime.backend = "host";
+    if (MakeAttentionKernels(&runtime) && MakeCheckKernels(&runtime)) std::printf("the host's own\n");
+  });
+  return 0;
+}

@@ -1,0 +1,114 @@
+// A host world for tests: a thread per rank, as the daemon has.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/runtime.h"
+
+namespace cppool::test {
+
+class World {
+ public:
+  explicit World(int size)
+      : backend_(kernels::CreateHostBackend(size)), ranks_(static_cast<std::size_t>(size)) {
+    ForEachRank([&](int rank) { ranks_[static_cast<std::size_t>(rank)] = backend_->OpenRank(rank); });
+  }
+
+  kernels::Backend& backend() { return *backend_; }
+  kernels::RankRuntime& rank(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
+
+  // Runs `body` on every rank's thread and returns what each threw ("" when nothing).
+  std::vector<std::string> Errors(const std::function<void(cppool_runtime*)>& body) {
+    std::vector<std::string> errors(ranks_.size());
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      threads.emplace_back([&, i] {
+        try {
+          body(ranks_[i]->seam());
+        } catch (const std::exception& e) {
+          errors[i] = e.what();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return errors;
+  }
+
+  // One case, ended as a daemon ends it: the first rank that fails aborts the world. Returns what each rank threw.
+  std::vector<std::string> CaseErrors(const std::function<void(cppool_runtime*)>& body) {
+    std::atomic<bool> failed{false};
+    const auto errors = Errors([&](cppool_runtime* rt) {
+      std::string error;
+      const auto attempt = [&](const std::function<void()>& part) {
+        try {
+          part();
+        } catch (const std::exception& e) {
+          if (error.empty()) error = e.what();
+          failed = true;
+          backend_->Abort(error);
+        }
+      };
+      rank(rt->rank).BeginCase();
+      attempt([&] { body(rt); });
+      attempt([&] { rank(rt->rank).EndCase(); });
+      if (!error.empty()) throw std::runtime_error(error);
+    });
+    if (failed && !backend_->Recover()) throw std::runtime_error("the world does not recover");
+    return errors;
+  }
+
+  // A case that has to work.
+  void Case(const std::function<void(cppool_runtime*)>& body) {
+    for (const std::string& error : CaseErrors(body)) {
+      if (!error.empty()) throw std::runtime_error(error);
+    }
+  }
+
+ private:
+  void ForEachRank(const std::function<void(int)>& body) {
+    std::vector<std::exception_ptr> errors(ranks_.size());
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      threads.emplace_back([&, i] {
+        try {
+          body(static_cast<int>(i));
+        } catch (...) {
+          errors[i] = std::current_exception();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const auto& error : errors) {
+      if (error) std::rethrow_exception(error);
+    }
+  }
+
+  std::unique_ptr<kernels::Backend> backend_;
+  std::vector<std::unique_ptr<kernels::RankRuntime>> ranks_;
+};
+
+// Holds work back until it is opened: what a test enqueues behind it has certainly not run before.
+class Latch {
+ public:
+  void Open() { open_.store(true, std::memory_order_release); }
+  void Wait() const {
+    while (!open_.load(std::memory_order_acquire)) std::this_thread::yield();
+  }
+
+ private:
+  std::atomic<bool> open_{false};
+};
+
+inline void Sync(cppool_runtime* rt, cppool_stream stream = nullptr) {
+  kernels::Check(rt, rt->stream_synchronize(rt, stream ? stream : rt->stream));
+}
+
+}  // namespace cppool::test
