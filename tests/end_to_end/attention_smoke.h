@@ -1,0 +1,45 @@
+// The attention requests that both runtimes are asked end to end.
+#pragma once
+
+#include "catch.h"
+#include "daemon_process.h"
+
+namespace cppool::test {
+
+// Every schedule with the kinds of attention there are, on one daemon; sizes are small. Checks every answer.
+inline void RunAttentionSmoke(DaemonProcess& daemon, int world_size) {
+  const std::vector<Json> kinds = {
+      Json::object(),
+      {{"dtype", "fp16"}, {"qkv_format", "sbhd"}, {"attn_mask_type", "no_mask"}},
+      {{"num_gqa_groups", 2}, {"head_dim_qk", 128}},
+      {{"num_gqa_groups", 1}, {"max_seqlen_kv", 96}, {"attn_mask_type", "no_mask"}},
+      {{"head_dim_qk", 192}, {"head_dim_v", 128}},
+      {{"head_dim_qk", 128}, {"head_dim_v", 64}, {"is_training", false}},
+      {{"head_dim_qk", 256}, {"max_seqlen_kv", 96}, {"attn_mask_type", "causal_bottom_right"}},
+      {{"window_size", {16, 0}}},
+  };
+  for (const char* schedule : {"p2p", "all_gather", "a2a", "a2a+p2p"}) {
+    if (std::string(schedule) == "a2a+p2p" && (world_size < 4 || world_size % 2)) continue;
+    for (Json params : kinds) {
+      params["cp_comm_type"] = schedule;
+      params["max_seqlen_q"] = 48;
+      if (!params.contains("max_seqlen_kv")) params["max_seqlen_kv"] = 48;
+      params["num_heads"] = world_size == 6 ? 12 : 8;
+      const Json answer =
+          daemon.Ask({{"op", "run"}, {"id", params}, {"params", params}, {"warmup", 1}, {"repeat", 2}});
+      INFO(answer);
+      CHECK(answer.at("ok") == true);
+      CHECK(answer.at("id") == params);
+      CHECK(answer.at("status") == "passed");
+      CHECK(answer.at("ranks").size() == static_cast<std::size_t>(world_size));
+      CHECK(answer.at("ranks").at(0).at("gpu_ms").at("forward").get<double>() > 0);
+      CHECK(answer.at("tflops").at("forward").get<double>() > 0);
+      const bool training = params.value("is_training", true);
+      CHECK(answer.at("tflops").contains("backward") == training);
+      CHECK(answer.at("checks").size() >= static_cast<std::size_t>(world_size) * (training ? 5 : 2));
+    }
+  }
+  CHECK(daemon.Wait() == 0);
+}
+
+}  // namespace cppool::test

@@ -1,0 +1,39 @@
+#include "attention_smoke.h"
+
+namespace cppool::test {
+
+TEST_CASE("attention on the host, every schedule") {
+  for (const int world_size : {1, 2, 4, 6, 8}) {
+    DaemonProcess daemon({"--world-size", std::to_string(world_size), "--backend", "host"});
+    RunAttentionSmoke(daemon, world_size);
+  }
+}
+
+TEST_CASE("a run without checks has none, and the same seed gives the same answer") {
+  DaemonProcess daemon({"--world-size", "2", "--backend", "host"});
+  const auto run = [&](bool checks) {
+    Json answer =
+        daemon.Ask({{"op", "run"}, {"checks", checks}, {"params", {{"max_seqlen_q", 32}, {"seed", 7}}}});
+    CHECK(answer.at("status") == "passed");
+    CHECK(answer.at("seed") == 7);
+    return answer.at("checks");
+  };
+  CHECK(run(false).empty());
+  const Json first = run(true);
+  CHECK_FALSE(first.empty());
+  CHECK(run(true) == first);
+}
+
+TEST_CASE("another suite's worker form, bare and in strings") {
+  DaemonProcess daemon({"--world-size", "2", "--backend", "host", "--sentinel", ""});
+  const Json kwargs = {{"num_heads", "4"},        {"max_seqlen_q", "32"},  {"dtype", "fp16"},
+                       {"qkv_format", "sbhd"},    {"is_training", "True"}, {"window_size", "(-1, 0)"},
+                       {"softmax_scale", "None"}, {"fp8_bwd", "False"},    {"fa_pad_between_seqs", "False"},
+                       {"log_level", "30"}};
+  daemon.Send(Json{{"op", "run"}, {"kwargs", kwargs}}.dump());
+  const auto line = daemon.ReadLine();
+  REQUIRE(line);
+  CHECK(Json::parse(*line).at("status") == "passed");
+}
+
+}  // namespace cppool::test

@@ -1,0 +1,243 @@
+// How a daemon starts and ends: what it refuses to start with, deadlines, signals, a dying parent, a reader that goes.
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "catch.h"
+#include "daemon_process.h"
+
+namespace cppool::test {
+namespace {
+
+bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+std::vector<std::string> Host(int world_size, const std::vector<std::string>& more = {}) {
+  std::vector<std::string> arguments{"--world-size", std::to_string(world_size), "--backend", "host"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+std::string Odd(const std::string& action, int rank = 0, int deadline_ms = 60000) {
+  return Json{{"op", "run"},
+              {"case", "odd"},
+              {"deadline_ms", deadline_ms},
+              {"params", {{"action", action}, {"rank", rank}}}}
+      .dump();
+}
+
+// A parent of its own for a daemon: a process that spawns it from a thread that ends at once.
+struct Harness {
+  pid_t parent = -1;
+  pid_t daemon = -1;
+  int requests = -1;  // also held open here: it is not the end of input that ends the daemon
+  int answers = -1;
+
+  Harness() {
+    int to[2], from[2], pids[2];
+    REQUIRE(pipe2(to, O_CLOEXEC) == 0);
+    REQUIRE(pipe2(from, O_CLOEXEC) == 0);
+    REQUIRE(pipe2(pids, O_CLOEXEC) == 0);
+    parent = fork();
+    if (parent == 0) {
+      std::thread([&] {
+        const pid_t child = fork();
+        if (child == 0) {
+          dup2(to[0], 0);
+          dup2(from[1], 1);
+          setenv("CPPOOL_PARENT_PID", std::to_string(getppid()).c_str(), 1);
+          execl(CPPOOL_DAEMON, "cppoold", "--world-size", "2", "--backend", "host", "--case", CPPOOL_ODD_CASE,
+                "--log-level", "off", nullptr);
+          _exit(127);
+        }
+        if (write(pids[1], &child, sizeof(child)) != sizeof(child)) _exit(1);
+      }).join();
+      while (true) pause();
+    }
+    REQUIRE(read(pids[0], &daemon, sizeof(daemon)) == sizeof(daemon));
+    requests = to[1];
+    answers = from[0];
+    for (const int fd : {to[0], from[1], pids[0], pids[1]}) close(fd);
+  }
+  ~Harness() {
+    kill(parent, SIGKILL);
+    waitpid(parent, nullptr, 0);
+    close(requests);
+    close(answers);
+  }
+  void Send(const std::string& line) const {
+    const std::string text = line + "\n";
+    REQUIRE(write(requests, text.data(), text.size()) == static_cast<ssize_t>(text.size()));
+  }
+  bool HasAnswer(int limit_ms) const {
+    pollfd ready{answers, POLLIN, 0};
+    return poll(&ready, 1, limit_ms) == 1 && (ready.revents & POLLIN);
+  }
+  void KillParent() {
+    kill(parent, SIGKILL);
+    waitpid(parent, nullptr, 0);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("what a daemon cannot start with is said, with exit code 2") {
+  struct Wrong {
+    std::vector<std::string> arguments;
+    std::string part;
+  };
+  const std::vector<Wrong> wrongs = {
+      {{}, "--world-size is required"},
+      {{"--world-size", "65"}, "64"},
+      {Host(2, {"--wat"}), "--wat"},
+      {Host(2, {"--transport", "nccl"}), "needs the backend cuda"},
+      {Host(2, {"--case", "/nonexistent.so"}), "/nonexistent.so: cannot be loaded"},
+      {Host(2, {"--case", CPPOOL_NO_CASES}), "exports no function cppool_cases"},
+      {Host(2, {"--case", CPPOOL_ODD_CASE_ABI}), "rebuild it"},
+      {Host(2, {"--case", CPPOOL_ODD_CASE_NAME}), "'attention' is taken (built in)"},
+      {Host(2, {"--case", CPPOOL_ODD_CASE_SCHEMA}), "parameter action: the default does not fit"},
+      {Host(2, {"--case", CPPOOL_ODD_CASE, "--case", CPPOOL_ODD_CASE}), "'odd' is taken"},
+  };
+  for (const Wrong& wrong : wrongs) {
+    DaemonProcess daemon(wrong.arguments);
+    CHECK(daemon.Wait() == 2);
+    INFO(daemon.Stderr());
+    CHECK(Has(daemon.Stderr(), wrong.part));
+    CHECK_FALSE(daemon.ReadLine());  // nothing unsolicited on stdout
+  }
+}
+
+TEST_CASE("no device is an error for cuda, and the host for auto") {
+  setenv("CUDA_VISIBLE_DEVICES", "", 1);
+  {
+    DaemonProcess daemon({"--world-size", "2", "--backend", "cuda"});
+    CHECK(daemon.Wait() == 2);
+    INFO(daemon.Stderr());
+    CHECK(Has(daemon.Stderr(), "CUDA sees no device"));
+    CHECK(Has(daemon.Stderr(), "--backend host"));
+  }
+  DaemonProcess daemon({"--world-size", "2"});
+  CHECK(daemon.Ask({{"op", "hello"}}).at("backend") == "host");
+  unsetenv("CUDA_VISIBLE_DEVICES");
+}
+
+TEST_CASE("help and version go to stdout") {
+  DaemonProcess version({"--version"});
+  CHECK(version.ReadLine()->rfind("cppoold 0.", 0) == 0);
+  CHECK(version.Wait() == 0);
+  DaemonProcess help({"--help"});
+  bool found = false;
+  while (const auto line = help.ReadLine()) found = found || Has(*line, "--world-size");
+  CHECK(found);
+  CHECK(help.Wait() == 0);
+}
+
+TEST_CASE("a passed deadline is answered with where each rank is, and ends the daemon") {
+  DaemonProcess daemon(Host(4, {"--case", CPPOOL_ODD_CASE}));
+  SECTION("a rank that does not come to a collective") {
+    daemon.Send(Odd("wait", 2, 300));
+    const Json answer = daemon.ReadAnswer();
+    INFO(answer);
+    CHECK(answer.at("failure").at("kind") == "timeout");
+    CHECK(answer.at("fatal") == true);
+    CHECK(Has(answer.at("error"), "rank 2: finished"));
+    CHECK(Has(answer.at("error"), "rank 1: main: meet"));
+    CHECK(answer.at("ranks").at(0).at("ok") == false);
+    CHECK(answer.at("ranks").at(2).at("ok") == true);
+  }
+  SECTION("a rank that is stuck in its own code") {
+    daemon.Send(Odd("sleep", 1, 300));
+    const Json answer = daemon.ReadAnswer();
+    INFO(answer);
+    CHECK(answer.at("failure").at("kind") == "timeout");
+    CHECK(answer.at("fatal") == true);
+    CHECK(Has(answer.at("error"), "rank 1: in the case's host code"));
+  }
+  CHECK_FALSE(daemon.ReadLine());
+  CHECK(daemon.Wait() == 3);
+}
+
+TEST_CASE("a rank that throws releases the others, and the next case passes") {
+  for (const int world_size : {2, 4, 8}) {
+    DaemonProcess daemon(Host(world_size, {"--case", CPPOOL_ODD_CASE}));
+    for (int i = 0; i < 3; ++i) {
+      daemon.Send(Odd("throw", 1));
+      const Json answer = daemon.ReadAnswer();
+      INFO(answer);
+      CHECK(answer.at("status") == "error");
+      CHECK(answer.at("failure").at("kind") == "internal");
+      CHECK(answer.at("failure").at("rank") == 1);
+      CHECK(Has(answer.at("error"), "thrown on purpose"));
+      CHECK(Has(answer.at("ranks").at(0).at("error"), "rank 1"));
+      CHECK_FALSE(answer.contains("fatal"));
+      daemon.Send(Odd("pass"));
+      CHECK(daemon.ReadAnswer().at("status") == "passed");
+    }
+    CHECK(Has(daemon.Stderr(), "[rank 1] [request #1] the case threw: thrown on purpose"));
+    CHECK(daemon.Wait() == 0);
+  }
+}
+
+TEST_CASE("SIGTERM ends an idle daemon in order, and a busy one at once") {
+  DaemonProcess idle(Host(2));
+  CHECK(idle.Ask({{"op", "hello"}}).at("ok") == true);
+  // It may be just about to wait for the next request: then the end is as good, but not in order.
+  while (!Has(idle.Stderr(), "are open")) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  kill(idle.pid(), SIGTERM);
+  CHECK_FALSE(idle.ReadLine());
+  CHECK(idle.Wait() == 0);
+
+  DaemonProcess busy(Host(2, {"--case", CPPOOL_ODD_CASE}));
+  CHECK(busy.Ask({{"op", "hello"}}).at("ok") == true);
+  busy.Send(Odd("sleep"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  kill(busy.pid(), SIGTERM);
+  CHECK(busy.Wait() == 128 + SIGTERM);
+}
+
+TEST_CASE("a daemon whose answers nobody reads ends") {
+  DaemonProcess daemon(Host(2));
+  CHECK(daemon.Ask({{"op", "hello"}}).at("ok") == true);
+  daemon.CloseOutput();
+  daemon.Send(R"({"op": "hello"})");
+  CHECK(EndsInTime(daemon.pid()));
+  CHECK(daemon.Wait() == 1);
+}
+
+TEST_CASE("a daemon outlives the thread that spawned it, and not the process") {
+  SECTION("idle") {
+    Harness harness;
+    harness.Send(R"({"op": "hello"})");
+    REQUIRE(harness.HasAnswer(60000));
+    CHECK(kill(harness.daemon, 0) == 0);
+    harness.KillParent();
+    CHECK(EndsInTime(harness.daemon));
+  }
+  SECTION("in the middle of a case") {
+    Harness harness;
+    harness.Send(R"({"op": "hello"})");
+    REQUIRE(harness.HasAnswer(60000));
+    harness.Send(Odd("sleep"));
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    CHECK(kill(harness.daemon, 0) == 0);
+    harness.KillParent();
+    CHECK(EndsInTime(harness.daemon));
+  }
+}
+
+TEST_CASE("a daemon whose parent is not the one that it was told does not stay") {
+  setenv("CPPOOL_PARENT_PID", "1", 1);
+  DaemonProcess daemon(Host(2));
+  unsetenv("CPPOOL_PARENT_PID");
+  CHECK(daemon.Wait() == 2);
+  CHECK(Has(daemon.Stderr(), "CPPOOL_PARENT_PID"));
+}
+
+}  // namespace cppool::test

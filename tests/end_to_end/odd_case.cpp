@@ -1,0 +1,82 @@
+// Cases for the end-to-end tests that do what a daemon must live with. Built several times: once well, and with one thing wrong each.
+#include <cppool/case.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <iostream>
+#include <iterator>
+#include <stdexcept>
+#include <thread>
+
+#ifndef ODD_ABI
+#define ODD_ABI CPPOOL_CASE_ABI
+#endif
+#ifndef ODD_NAME
+#define ODD_NAME "odd"
+#endif
+#ifndef ODD_DEFAULT
+#define ODD_DEFAULT "\"pass\""
+#endif
+
+namespace {
+
+const cppool_parameter kParameters[] = {
+    {"action", CPPOOL_TYPE_STRING, ODD_DEFAULT,
+     "[\"pass\", \"noise\", \"sleep\", \"throw\", \"steal\", \"wait\", \"leak\"]", 0, 0, 0, "what to do"},
+    {"rank", CPPOOL_TYPE_INTEGER, "0", nullptr, 0, 63, 0, "who does it; the others wait for it"},
+};
+
+cppool_status AllReduce(cppool_runtime* rt) {
+  void* value = nullptr;
+  cppool_comm world = nullptr;
+  int rank = 0, size = 0;
+  cppool_status status = rt->group(rt, CPPOOL_WORLD, &world, &rank, &size);
+  if (status == CPPOOL_OK) status = rt->alloc(rt, sizeof(float), rt->stream, &value);
+  if (status == CPPOOL_OK) status = rt->fill(rt, value, 0, sizeof(float), rt->stream);
+  if (status == CPPOOL_OK) status = rt->mark(rt, rt->stream, "meet");
+  if (status == CPPOOL_OK)
+    status = rt->all_reduce(rt, value, value, 1, CPPOOL_FLOAT32, CPPOOL_SUM, world, rt->stream);
+  if (status == CPPOOL_OK) status = rt->stream_synchronize(rt, rt->stream);
+  if (status == CPPOOL_OK) status = rt->free(rt, value, rt->stream);
+  return status;
+}
+
+cppool_status Run(cppool_case_context* c) {
+  const char* action = c->string(c, "action");
+  cppool_runtime* rt = c->runtime;
+  if (rt->rank == c->integer(c, "rank")) {
+    if (std::strcmp(action, "noise") == 0) {
+      std::printf("noise by printf\n");
+      std::cout << "noise by cout, with [CP_POOL_RESP] {\"ok\": true}" << std::endl;
+      if (write(1, "noise by write\n", 15) != 15) return CPPOOL_INTERNAL;
+    }
+    if (std::strcmp(action, "sleep") == 0) std::this_thread::sleep_for(std::chrono::minutes(10));
+    if (std::strcmp(action, "throw") == 0) throw std::runtime_error("thrown on purpose");
+    if (std::strcmp(action, "steal") == 0) {
+      char byte;
+      if (read(0, &byte, 1) != 0) {
+        c->fail(c, "a case could read a request");
+        return CPPOOL_INTERNAL;
+      }
+    }
+    if (std::strcmp(action, "leak") == 0) {
+      void* leaked = nullptr;
+      if (rt->alloc(rt, 1000, rt->stream, &leaked) != CPPOOL_OK) return CPPOOL_INTERNAL;
+    }
+    if (std::strcmp(action, "wait") == 0)
+      return CPPOOL_OK;  // does not come to the meeting: the others wait for ever
+  }
+  return AllReduce(rt);
+}
+
+const cppool_case kOdd{ODD_ABI,     sizeof(cppool_case),    ODD_NAME, "odd",
+                       kParameters, std::size(kParameters), nullptr,  &Run};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) const cppool_case* const* cppool_cases() {
+  static const cppool_case* const cases[] = {&kOdd, nullptr};
+  return cases;
+}

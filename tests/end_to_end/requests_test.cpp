@@ -1,0 +1,169 @@
+// What comes in on stdin and what goes out on stdout: bad input, order, the end of input, noise.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "catch.h"
+#include "daemon_process.h"
+
+namespace cppool::test {
+namespace {
+
+std::vector<std::string> Host(int world_size, const std::vector<std::string>& more = {}) {
+  std::vector<std::string> arguments{"--world-size", std::to_string(world_size), "--backend", "host"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+Json Tiny(Json params = Json::object()) {
+  params["max_seqlen_q"] = 16;
+  params["num_heads"] = params.value("num_heads", 4);
+  return params;
+}
+
+Json RunOf(Json params) { return {{"op", "run"}, {"params", std::move(params)}}; }
+
+bool Has(const Json& text, const std::string& part) {
+  return text.get<std::string>().find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("each bad input gets a clear answer, and the next request is served") {
+  DaemonProcess daemon(Host(2));
+  const std::string deep(200000, '[');
+  const auto run = [](const std::string& params) {
+    return R"({"op": "run", "id": 1, "params": {)" + params + "}}";
+  };
+  struct Bad {
+    std::string line, kind, part;
+  };
+  const std::vector<Bad> lines = {
+      {"this is not JSON", "invalid_request", ""},
+      {"42", "invalid_request", "object"},
+      {std::string(10'000'000, 'x'), "invalid_request", "1048576"},
+      {R"({"op": "hello", "id": ")" + std::string(2'000'000, 'x') + "\"}", "invalid_request", "1048576"},
+      {"{\"op\": \"hel\xff\xfelo\"}", "invalid_request", "UTF-8"},
+      {deep + std::string(200000, ']'), "invalid_request", "64"},
+      {deep, "invalid_request", "64"},
+      {R"({"op": "hallo"})", "invalid_request", "hello"},
+      {R"({"op": "run", "parms": {}})", "invalid_request", "params"},
+      {R"({"op": "run", "case": "atention"})", "invalid_request", "attention"},
+      {run(R"("num_head": 4)"), "invalid_request", "num_heads"},
+      {run(R"("dtype": "bf15")"), "invalid_request", "bf16"},
+      {run(R"("num_heads": "four")"), "invalid_request", "num_heads"},
+      {run(R"("is_training": 1)"), "invalid_request", "is_training"},
+      {run(R"("batch_size": 0)"), "invalid_request", "65536"},
+      {run(R"("batch_size": -2)"), "invalid_request", "65536"},
+      {run(R"("batch_size": 1.5)"), "invalid_request", "batch_size"},
+      {run(R"("batch_size": 99999999999999999999999)"), "invalid_request", ""},
+      {run(R"("softmax_scale": 1e999)"), "invalid_request", ""},
+      {run(R"("max_seqlen_q": 30)"), "invalid_request", "divisible by 4"},
+      {run(R"("cp_comm_type": "a2a", "num_heads": 3)"), "invalid_request", "divisible by 2"},
+      {run(R"("batch_size": 65536, "max_seqlen_q": 16777216, "num_heads": 1024)"), "out_of_memory",
+       "nothing was allocated"},
+      {run(R"("qkv_format": "thd")"), "unsupported", "thd"},
+  };
+  for (const Bad& bad : lines) {
+    INFO(bad.line.substr(0, 200));
+    daemon.Send(bad.line);
+    const Json answer = daemon.ReadAnswer();
+    INFO(answer);
+    CHECK(answer.at("ok") == false);
+    CHECK(answer.at("status") == (bad.kind == "unsupported" ? "skipped" : "error"));
+    CHECK(answer.at("failure").at("kind") == bad.kind);
+    CHECK(Has(answer.at("error"), bad.part));
+    CHECK_FALSE(answer.contains("fatal"));
+    CHECK(daemon.Ask({{"op", "hello"}, {"id", bad.part}}).at("id") == bad.part);
+  }
+  CHECK(daemon.Ask(RunOf(Tiny())).at("status") == "passed");
+  CHECK(daemon.Wait() == 0);
+}
+
+TEST_CASE("requests are answered in order, and those in the pipe also after the end of input") {
+  DaemonProcess daemon(Host(2));
+  // All of it is sent before anything is read: it also has to fit in the pipes.
+  std::string lines;
+  for (int i = 0; i < 60; ++i) {
+    Json request = i % 3 == 0 ? RunOf(Tiny()) : i % 3 == 1 ? Json{{"op", "hello"}} : Json{{"op", "nonsense"}};
+    request["id"] = i;
+    lines += request.dump() + (i < 59 ? "\n" : "");
+  }
+  daemon.Send(lines);
+  daemon.CloseInput();
+  for (int i = 0; i < 60; ++i) {
+    const Json answer = daemon.ReadAnswer();
+    CHECK(answer.at("id") == i);
+    CHECK(answer.at("ok") == (i % 3 != 2));
+  }
+  CHECK_FALSE(daemon.ReadLine());
+  CHECK(daemon.Wait() == 0);
+}
+
+TEST_CASE("a last line without a newline is a request too") {
+  DaemonProcess shell({"-c", std::string("printf '{\"op\": \"hello\", \"id\": \"last\"}' | '") +
+                                 CPPOOL_DAEMON + "' --world-size 1 --backend host"},
+                      "/bin/sh");
+  CHECK(shell.ReadAnswer().at("id") == "last");
+  CHECK(shell.Wait() == 0);
+}
+
+TEST_CASE("shutdown is answered, and nothing after it") {
+  DaemonProcess daemon(Host(2));
+  daemon.Send("{\"op\": \"shutdown\", \"id\": 9}\n{\"op\": \"hello\"}");
+  CHECK(daemon.ReadAnswer() == Json{{"ok", true}, {"id", 9}});
+  CHECK_FALSE(daemon.ReadLine());
+  CHECK(daemon.Wait() == 0);
+}
+
+TEST_CASE("the sentinel is the caller's, also none") {
+  DaemonProcess bare(Host(1, {"--sentinel", ""}));
+  bare.Send(R"({"op": "hello"})");
+  CHECK(Json::parse(*bare.ReadLine()).at("ok") == true);
+  DaemonProcess own(Host(1, {"--sentinel", "@@ "}));
+  own.Send(R"({"op": "hello"})");
+  CHECK(own.ReadLine()->rfind("@@ {", 0) == 0);
+}
+
+TEST_CASE("hello describes the world") {
+  for (const int world_size : {1, 2, 4, 6, 8}) {
+    DaemonProcess daemon(Host(world_size));
+    const Json hello = daemon.Ask({{"op", "hello"}});
+    CHECK(hello.at("protocol") == 1);
+    CHECK(hello.at("pid") == daemon.pid());
+    CHECK(hello.at("world_size") == world_size);
+    CHECK(hello.at("backend") == "host");
+    CHECK(hello.at("transport") == "host");
+    CHECK(hello.at("devices").size() == static_cast<std::size_t>(world_size));
+    CHECK(hello.at("init_ms").at("total").get<double>() > 0);
+    CHECK(daemon.Wait() == 0);
+  }
+}
+
+TEST_CASE("what a case writes to fd 1 goes to stderr, and it cannot read requests") {
+  DaemonProcess daemon(Host(2, {"--case", CPPOOL_ODD_CASE}));
+  const auto run = [&](const char* action) {
+    return daemon.Ask({{"op", "run"}, {"case", "odd"}, {"params", {{"action", action}}}});
+  };
+  CHECK(run("noise").at("status") == "passed");
+  CHECK(run("steal").at("status") == "passed");
+  CHECK(run("pass").at("status") == "passed");
+  daemon.CloseInput();
+  CHECK_FALSE(daemon.ReadLine());
+  CHECK(daemon.Wait() == 0);
+  for (const char* noise : {"noise by printf", "noise by cout", "noise by write"})
+    CHECK(Has(daemon.Stderr(), noise));
+}
+
+TEST_CASE("a case's allocations that are left behind are released and counted") {
+  DaemonProcess daemon(Host(2, {"--case", CPPOOL_ODD_CASE}));
+  CHECK(daemon.Ask({{"op", "run"}, {"case", "odd"}, {"params", {{"action", "pass"}}}}).at("ok") == true);
+  CHECK(daemon.Ask({{"op", "stats"}}).at("leaked_allocations") == 0);
+  CHECK(daemon.Ask({{"op", "run"}, {"case", "odd"}, {"params", {{"action", "leak"}}}}).at("ok") == true);
+  const Json stats = daemon.Ask({{"op", "stats"}});
+  CHECK(stats.at("leaked_allocations") == 1);
+  CHECK(stats.at("passed") == 2);
+  for (const Json& memory : stats.at("memory")) CHECK(memory.at("held_bytes") == 0);
+}
+
+}  // namespace cppool::test

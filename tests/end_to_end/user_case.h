@@ -1,0 +1,16 @@
+// The user's case, built outside of the project: installs the build into a fresh prefix, configures, builds. Once per process.
+#pragma once
+
+#include <string>
+
+namespace cppool::test {
+
+struct UserCase {
+  std::string daemon;   // cppoold of the prefix
+  std::string library;  // the case
+};
+
+// Throws std::runtime_error with the log of what went wrong.
+const UserCase& BuildUserCase();
+
+}  // namespace cppool::test
