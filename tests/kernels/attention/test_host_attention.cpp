@@ -304,7 +304,7 @@ TEST_CASE("Several calls give what one call gives") {
   const auto format = GENERATE(QkvFormat::kBshd, QkvFormat::kSbhd);
   const auto mask = GENERATE(kAll, kCausal, kBottomRight);
   const auto left = GENERATE(-1, 20);
-  const auto dtype = GENERATE(Dtype::kBf16, Dtype::kFp16);
+  const Dtype dtype = (query_parts + key_parts) % 3 == 0 ? Dtype::kBf16 : Dtype::kFp16;
   INFO(query_parts << " x " << key_parts << " parts, format " << static_cast<int>(format) << ", mask "
                    << static_cast<int>(mask) << ", left " << left);
   RunAndCheck(MakeProblem(Shape(dtype, 64, 64, 4, 2), Spec(2, 96, 160, mask, left, -1, format), query_parts,
