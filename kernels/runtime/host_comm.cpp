@@ -160,7 +160,8 @@ class CollectiveOp final : public CommOp {
           Arrive(mine.halfway, slot_.halfway, Stage::kGather);
         } else {
           Work();
-          slot_.halfway.fetch_add(1, std::memory_order_relaxed);  // passed by: the counters count every use of the slot
+          slot_.halfway.fetch_add(
+              1, std::memory_order_relaxed);  // passed by: the counters count every use of the slot
           Arrive(mine.left, slot_.left, Stage::kLeave);
         }
         return false;
@@ -260,6 +261,7 @@ class CollectiveOp final : public CommOp {
   void ReduceRange(std::size_t begin, std::size_t count, void* out) {
     if (count == 0) return;
     std::vector<const void*> in;
+    in.reserve(static_cast<std::size_t>(comm_.size()));
     for (int member = 0; member < comm_.size(); ++member) {
       in.push_back(static_cast<const std::byte*>(CallOf(member).in) + begin * WidthOf(call_.dtype));
     }
@@ -345,6 +347,7 @@ void HostComm::Reset() {
 HostWorld::HostWorld(int size) : size_(size), bells_(static_cast<std::size_t>(size)) {
   const auto add = [&](const std::string& name, int first, int step, int count) {
     std::vector<int> ranks;
+    ranks.reserve(static_cast<std::size_t>(count));
     for (int i = 0; i < count; ++i) ranks.push_back(first + i * step);
     comms_.push_back(std::make_unique<HostComm>(name, std::move(ranks), bells_));
   };
@@ -363,10 +366,10 @@ HostComm* HostWorld::Comm(cppool_group which, int rank, int* member) {
   if (comms_.size() == 1) return nullptr;
   if (which == CPPOOL_PAIR) {
     *member = rank % 2;
-    return comms_[static_cast<std::size_t>(1 + rank / 2)].get();
+    return comms_[1 + static_cast<std::size_t>(rank) / 2].get();
   }
   *member = rank / 2;
-  return comms_[static_cast<std::size_t>(1 + size_ / 2 + rank % 2)].get();
+  return comms_[1 + static_cast<std::size_t>(size_) / 2 + static_cast<std::size_t>(rank) % 2].get();
 }
 
 void HostWorld::Abort(const std::string& reason) {

@@ -41,11 +41,8 @@ HostStream::HostStream(const std::string& thread_name, Failure& failure, std::fu
 }
 
 HostStream::~HostStream() {
-  auto* stop = new Item;
-  stop->stop = true;
-  Link(stop);
-  thread_.join();
-  delete head_;
+  Link(stop_.get());
+  thread_.join();  // head_ is stop_ now
 }
 
 void HostStream::Push(Run run, std::function<void()> work) {
@@ -103,7 +100,7 @@ void HostStream::Loop() {
     Item* item = head_->next.load(std::memory_order_acquire);
     delete head_;
     head_ = item;
-    if (item->stop) return;
+    if (item == stop_.get()) return;
     if (item->run == Run::kAlways || !failure_.set()) RunItem(*item);
     item->work = nullptr;  // before the work counts as done: what it held is then released
     completed_.store(count, std::memory_order_release);

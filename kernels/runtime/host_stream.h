@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -89,7 +90,6 @@ class HostStream {
   struct Item {
     std::atomic<Item*> next{nullptr};
     Run run = Run::kAlways;
-    bool stop = false;
     std::function<void()> work;
   };
   void Link(Item* item);
@@ -98,6 +98,8 @@ class HostStream {
 
   Failure& failure_;
   std::function<void()> on_failure_;
+  std::unique_ptr<Item> stop_ =
+      std::make_unique<Item>();              // what ends the thread; here so that ending needs no memory
   Item* tail_;                               // the pusher's
   alignas(64) Item* head_;                   // the stream's: the item before the next one
   Bell bell_;                                // rung after a push

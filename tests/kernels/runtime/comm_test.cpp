@@ -4,6 +4,7 @@
 
 #include "../../../kernels/host/half.h"
 #include "catch.h"
+#include "host_comm.h"
 #include "world.h"
 
 using namespace cppool::kernels;
@@ -430,34 +431,37 @@ TEST_CASE(
   }
 }
 
-TEST_CASE(
-    "host abort: at any moment of running communication, no buffer is touched after its rank has released "
-    "it") {
+TEST_CASE("host abort: at any moment, no buffer is touched after its rank has released it") {
   World world(4);
-  for (int round = 0; round < 60; ++round) {
+  // Small calls end between two looks, large ones are under way when the world is aborted. The sanitizers see
+  // who reads a freed buffer.
+  const std::size_t count = GENERATE(std::size_t{1024}, std::size_t{1} << 19);
+  const bool large = count > 1024;
+  for (int round = 0; round < (large ? 25 : 60); ++round) {
     std::atomic<int> calls{0};
     std::thread watchdog([&] {
-      while (calls < round * 7) std::this_thread::yield();
+      while (calls < (large ? 4 : round * 7)) std::this_thread::yield();
+      if (large) std::this_thread::sleep_for(std::chrono::microseconds(300 * round));
       world.backend().Abort("time is up");
     });
     const auto errors = world.Errors([&](cppool_runtime* rt) {
       world.rank(rt->rank).BeginCase();
       const Group group = GetGroup(rt, CPPOOL_WORLD), pair = GetGroup(rt, CPPOOL_PAIR);
+      const std::size_t bytes = 4 * count, part = bytes / 4;
       Stream side(rt);
       std::string error;
       try {
         for (;;) {
-          // Freed when an iteration ends: a peer that still reads it would be seen by the sanitizers.
-          Buffer buffer(rt, 4 * 4096, rt->stream), other(rt, 2 * 4096, side.get());
-          Check(rt, rt->all_reduce(rt, buffer.get(), buffer.get(), 4096, CPPOOL_INT32, CPPOOL_SUM, group.comm,
-                                   rt->stream));
-          Check(rt, rt->all_gather(rt, buffer.at(static_cast<std::size_t>(rt->rank)), buffer.get(), 1,
+          Buffer buffer(rt, bytes, rt->stream), other(rt, 2 * bytes, side.get());
+          void* mine = buffer.at(part * static_cast<std::size_t>(rt->rank));
+          Check(rt, rt->all_reduce(rt, buffer.get(), buffer.get(), count, CPPOOL_INT32, CPPOOL_SUM,
                                    group.comm, rt->stream));
+          Check(rt, rt->all_gather(rt, mine, buffer.get(), part, group.comm, rt->stream));
           GroupedCalls grouped(rt);
-          Check(rt, rt->send(rt, other.get(), 4096, 1 - pair.rank, pair.comm, side.get()));
-          Check(rt, rt->recv(rt, other.at(4096), 4096, 1 - pair.rank, pair.comm, side.get()));
+          Check(rt, rt->send(rt, other.get(), bytes, 1 - pair.rank, pair.comm, side.get()));
+          Check(rt, rt->recv(rt, other.at(bytes), bytes, 1 - pair.rank, pair.comm, side.get()));
           grouped.End();
-          if (++calls % 8 == 0) Sync(rt);
+          if (++calls % 2 == 0) Sync(rt), Sync(rt, side.get());
         }
       } catch (const std::exception& e) {
         error = e.what();
@@ -473,6 +477,62 @@ TEST_CASE(
     REQUIRE(world.backend().Recover());
   }
   CheckNextCase(world);
+}
+
+TEST_CASE("host calls: taken back until another rank has accepted them, not after") {
+  host::HostWorld world(2);
+  int member = 0;
+  host::HostComm& comm = *world.Comm(CPPOOL_WORLD, 0, &member);
+  std::int32_t a = 1, b = 2;
+  const auto step = [](host::CommOp& op) {
+    REQUIRE(op.Ready());
+    return op.Step();
+  };
+  const auto reduce = [&](int rank, std::uint64_t position, std::int32_t* data) {
+    host::CollectiveCall call{host::Collective::kAllReduce, CPPOOL_INT32, CPPOOL_SUM, 1, data, data};
+    return host::MakeCollective(comm, rank, position, call);
+  };
+  SECTION("a collective that all have joined is finished") {
+    const auto mine = reduce(0, 0, &a), theirs = reduce(1, 0, &b);
+    CHECK(mine->Withdraw());  // nothing said yet
+    CHECK_FALSE(step(*mine));
+    CHECK_FALSE(mine->Ready());
+    CHECK_FALSE(step(*theirs));
+    CHECK_FALSE(mine->Withdraw());
+    CHECK_FALSE(step(*mine));  // has reduced its share, which the other reads now
+    CHECK_FALSE(mine->Withdraw());
+    CHECK_FALSE(step(*theirs));
+    CHECK_FALSE(step(*mine));  // has gathered; the other has not
+    CHECK_FALSE(mine->Withdraw());
+    CHECK_FALSE(mine->Ready());
+    CHECK_FALSE(step(*theirs));
+    CHECK(step(*mine));
+    CHECK(step(*theirs));
+    CHECK(a == 3);
+    CHECK(b == 3);
+  }
+  SECTION("a collective that somebody left never starts") {
+    const auto mine = reduce(0, 0, &a), theirs = reduce(1, 0, &b);
+    CHECK_FALSE(step(*mine));
+    CHECK(mine->Withdraw());
+    CHECK_FALSE(step(*theirs));
+    CHECK_FALSE(theirs->Ready());
+    CHECK(theirs->Withdraw());
+  }
+  SECTION("a message") {
+    const auto sent = host::MakeSend(comm, 0, 1, 0, &a, 4), received = host::MakeRecv(comm, 1, 0, 0, &b, 4);
+    CHECK(sent->Withdraw());
+    CHECK_FALSE(step(*sent));
+    CHECK(step(*received));
+    CHECK_FALSE(sent->Withdraw());
+    CHECK(step(*sent));
+    CHECK(b == 1);
+    const auto gone = host::MakeSend(comm, 0, 1, 1, &a, 4), waiting = host::MakeRecv(comm, 1, 0, 1, &b, 4);
+    CHECK_FALSE(step(*gone));
+    CHECK(waiting->Ready());
+    CHECK(gone->Withdraw());
+    CHECK_FALSE(waiting->Ready());
+  }
 }
 
 TEST_CASE("host abort: later calls fail at once, and only the first reason is told") {
