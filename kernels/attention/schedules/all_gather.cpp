@@ -30,12 +30,12 @@ AllGatherSchedule::AllGatherSchedule(cppool_runtime* runtime, AttentionKernels& 
   Layout others = gathered;
   std::erase_if(others.segments, [&](const Segment& s) { return s.row / rows_kv_ == world.rank; });
   const std::vector<Band> bands(spec.batch, BandOf(spec, spec.seqlen_q, spec.seqlen_kv));
-  const auto plan = [&](const Layout& keys, bool training) {
-    return kernels_.Plan(shape_, queries, keys, bands, training, rt_->stream);
+  const auto plan = [&](const Layout& keys) {
+    return kernels_.Plan(shape_, queries, keys, bands, spec.training, rt_->stream);
   };
-  own_ = plan(parts[world.rank], false);
-  others_ = plan(others, false);
-  if (spec.training) all_ = plan(gathered, true);
+  own_ = plan(parts[world.rank]);
+  others_ = plan(others);
+  if (spec.training) all_ = plan(gathered);
 
   const auto buffer = [&](std::size_t bytes) { return Buffer(rt_, bytes, rt_->stream); };
   const std::size_t k_elements = static_cast<std::size_t>(rows_kv_) * spec.kv_heads * spec.dim_qk;
