@@ -93,7 +93,7 @@ void CaseRun::RunRank(int index) {
   }
   rank.phase = Phase::kEnding;
   try {
-    leaked_ += runtime.Memory().live_allocations;
+    leaked_ += runtime.LiveAllocations();
     rank.times = runtime.EndCase();
   } catch (const kernels::RuntimeError& error) {
     Fail(index, error.status(), error.what());

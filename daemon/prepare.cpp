@@ -150,10 +150,9 @@ std::shared_ptr<const PreparedRun> Prepare(const CaseRegistry& registry, const p
 void CheckMemory(const PreparedRun& run, World& world) {
   if (run.bytes_per_rank <= 0) return;
   for (int rank = 0; rank < world.size(); ++rank) {
-    const double free = static_cast<double>(world.rank(rank).Memory().free_bytes);
     const int sharing = world.RanksSharingMemoryOf(rank);
-    const double needed = run.bytes_per_rank * sharing;
-    if (needed <= free) continue;  // also false for NaN
+    if (world.rank(rank).HasRoom(run.bytes_per_rank * sharing)) continue;
+    const double free = static_cast<double>(world.rank(rank).Memory().free_bytes);
     const std::string ranks = sharing > 1 ? " (" + std::to_string(sharing) + " ranks share them)" : "";
     throw Refusal(FailureKind::kOutOfMemory,
                   "each rank needs " + Gigabytes(run.bytes_per_rank) + ", and rank " + std::to_string(rank) +

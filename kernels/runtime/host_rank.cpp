@@ -125,7 +125,7 @@ MemoryInfo HostRank::Memory() const {
   MemoryInfo info;
   info.held_bytes = held_bytes_.load(std::memory_order_relaxed);
   info.live_allocations = live_.load(std::memory_order_relaxed);
-  info.free_bytes = world_->memory().Free() / static_cast<std::size_t>(world_->size());
+  info.free_bytes = world_->memory().Free();  // all ranks share it
   return info;
 }
 

@@ -81,6 +81,8 @@ class FakeRank : public kernels::RankRuntime {
   }
   void Trim() override { Log("trim"); }
   kernels::MemoryInfo Memory() const override { return {0, world_->free_bytes, world_->left_behind}; }
+  std::size_t LiveAllocations() const override { return world_->left_behind; }
+  bool HasRoom(double bytes) const override { return bytes <= static_cast<double>(world_->free_bytes); }
   std::vector<kernels::StreamProgress> Progress() const override {
     return {{"main", "p2p step 2 of 4", 1.5, false}, {"stream 1", "", 0, true}};
   }

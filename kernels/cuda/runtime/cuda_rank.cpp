@@ -31,6 +31,9 @@ int OpenDevice(int device) {
   return device;
 }
 
+// What a trimmed pool keeps: one of its chunks, less than a context takes. Small cases then map no memory at all.
+constexpr std::size_t kKeptBytes = std::size_t{32} << 20;
+
 std::uint64_t PoolAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute) {
   std::uint64_t value = 0;
   CheckCuda(cudaMemPoolGetAttribute(pool, attribute, &value), "reading the memory pool's state");
@@ -162,7 +165,7 @@ void CudaRank::ReleaseLeftovers() {
 void CudaRank::Trim() {
   // The caller's barrier has made sure that nothing is pending.
   CheckCuda(cudaDeviceSynchronize(), "waiting for the device before trimming");
-  CheckCuda(cudaMemPoolTrimTo(pool_, 0), "giving pooled memory back");
+  CheckCuda(cudaMemPoolTrimTo(pool_, kKeptBytes), "giving pooled memory back");
 }
 
 MemoryInfo CudaRank::Memory() const {
@@ -181,6 +184,13 @@ MemoryInfo CudaRank::Memory() const {
       std::min<std::size_t>(PoolAttribute(pool_, cudaMemPoolAttrUsedMemCurrent), info.held_bytes);
   info.live_allocations = live_allocations_;
   return info;
+}
+
+bool CudaRank::HasRoom(double bytes) const {
+  const auto held = static_cast<double>(PoolAttribute(pool_, cudaMemPoolAttrReservedMemCurrent));
+  const auto used = static_cast<double>(PoolAttribute(pool_, cudaMemPoolAttrUsedMemCurrent));
+  // The pool's unused memory may lie in pieces: half of it is enough without asking the device.
+  return bytes <= (held - used) / 2 || bytes <= static_cast<double>(Memory().free_bytes);
 }
 
 cudaError_t CudaRank::AllocateFromPool(void** out, std::size_t bytes, cudaStream_t stream) {

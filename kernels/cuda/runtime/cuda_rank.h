@@ -35,7 +35,9 @@ class CudaRank final : public RankRuntime {
   void EndIterations() override;
   StageTimes EndCase() override;
   void Trim() override;
-  MemoryInfo Memory() const override;                                                  // any thread
+  MemoryInfo Memory() const override;  // any thread
+  std::size_t LiveAllocations() const override { return live_allocations_; }
+  bool HasRoom(double bytes) const override;
   std::vector<StreamProgress> Progress() const override { return marks_.Progress(); }  // any thread
 
   DeviceInfo Device() const;

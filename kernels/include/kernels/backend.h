@@ -25,7 +25,7 @@ struct DeviceInfo {
 
 struct MemoryInfo {
   std::size_t held_bytes = 0;  // what this process's allocations hold on the rank's device, pooled memory included
-  std::size_t free_bytes = 0;  // what an allocation could still get
+  std::size_t free_bytes = 0;  // what an allocation could still get, on a device that other ranks may share
   std::size_t live_allocations = 0;
 };
 
@@ -56,8 +56,10 @@ class RankRuntime {
   // Gives pooled memory back to the device. After a barrier of all ranks: it may wait for the device.
   virtual void Trim() = 0;
 
-  // Any thread.
+  // Any thread. Memory() asks the device, which can take a while; the others do so only when they must.
   virtual MemoryInfo Memory() const = 0;
+  virtual std::size_t LiveAllocations() const = 0;
+  virtual bool HasRoom(double bytes) const = 0;  // whether that much more could be allocated
   virtual std::vector<StreamProgress> Progress() const = 0;
 };
 
