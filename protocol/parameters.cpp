@@ -144,6 +144,7 @@ const ParameterSpec* FindSpec(const std::vector<ParameterSpec>& schema, std::str
 
 void RefuseUnknownName(const std::string& name, const std::vector<ParameterSpec>& schema) {
   std::vector<std::string> names;
+  names.reserve(schema.size());
   for (const ParameterSpec& spec : schema) names.push_back(spec.name);
   throw InvalidRequest("unknown parameter " + Quoted(name) + DidYouMean(name, names) +
                        (names.empty() ? " (there are none)" : " (known: " + Join(names) + ")"));
