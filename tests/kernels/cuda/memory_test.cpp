@@ -11,6 +11,7 @@ namespace cppool::kernels::test {
 namespace {
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
+constexpr std::size_t kKept = 32 * kMiB;  // what a trimmed pool may keep
 
 }  // namespace
 
@@ -20,7 +21,7 @@ TEST_CASE("What a case leaves behind is released, and trimming gives it back to 
   world.Run([](RankRuntime& rank) {
     cppool_runtime* rt = rank.seam();
     rank.Trim();
-    Expect(rank.Memory().held_bytes == 0, "nothing is held after the start");
+    Expect(rank.Memory().held_bytes <= kKept, "next to nothing is held after the start");
     const std::size_t free_before = rank.Memory().free_bytes;
     for (int round = 0; round < 3; ++round) {
       rank.BeginCase();
@@ -40,7 +41,7 @@ TEST_CASE("What a case leaves behind is released, and trimming gives it back to 
       Expect(rank.Memory().held_bytes >= 256 * kMiB, "and pooled");
     }
     rank.Trim();
-    Expect(rank.Memory().held_bytes == 0, "given back");
+    Expect(rank.Memory().held_bytes <= kKept, "given back");
     Expect(rank.Memory().free_bytes + 64 * kMiB >= free_before, "the device has it again");
   });
 }
