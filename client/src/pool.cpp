@@ -176,7 +176,7 @@ Result Pool::Run(const Json& params, const RunOptions& options) {
   if (options.repeat < 1) throw std::invalid_argument("repeat must be at least 1");
   protocol::RunRequest request;
   request.case_name = options.case_name;
-  request.params = params;
+  request.params = params.is_null() ? Json::object() : params;  // Run({}) means none
   request.deadline_ms = options.deadline.count();
   request.warmup = options.warmup;
   request.repeat = options.repeat;

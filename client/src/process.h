@@ -29,8 +29,8 @@ class Process {
     std::vector<std::string> environment;  // "NAME=value", replacing or adding to the caller's
   };
 
-  // The child has empty signal mask, default dispositions and no descriptor but 0, 1 and 2. Throws
-  // std::system_error.
+  // The child has an empty signal mask, default dispositions and no descriptor but 0, 1 and 2.
+  // Throws std::system_error.
   static std::unique_ptr<Process> Spawn(const Command& command);
 
   ~Process();  // kills the group, without a grace, if that has not been done
@@ -39,9 +39,8 @@ class Process {
 
   pid_t pid() const { return pid_; }
   int pidfd() const { return pidfd_.get(); }  // readable when the process has ended; -1 on kernels without it
-  int input() const {
-    return input_.get();
-  }  // a socket to its stdin: send(2) with MSG_NOSIGNAL raises no SIGPIPE
+  // A socket to its stdin: send(2) with MSG_NOSIGNAL raises no SIGPIPE.
+  int input() const { return input_.get(); }
   int output() const { return output_.get(); }          // its stdout, non-blocking
   UniqueFd TakeErrors() { return std::move(errors_); }  // its stderr, non-blocking
 
@@ -50,8 +49,8 @@ class Process {
 
   bool Ended();                           // a look; the process stays to be reaped
   bool WaitEnd(Clock::time_point until);  // false: it runs on
-  // SIGTERM to the group, `grace`, SIGKILL to the group, at most `kill_limit`, and reaped. False: even that did not end it; may be
-  // tried again.
+  // SIGTERM to the group, `grace`, SIGKILL to the group, at most `kill_limit`, and reaped.
+  // False: even that did not end it; may be tried again.
   bool Terminate(std::chrono::milliseconds grace, std::chrono::milliseconds kill_limit);
   std::string DescribeEnd();  // "exited with code 3", "was killed by signal 11 (Segmentation fault)"
   int exit_code() const { return exit_code_; }  // once ended; -1: by a signal, or not known
@@ -61,12 +60,8 @@ class Process {
 
  private:
   Process() = default;
-  enum class End {
-    kRunning,
-    kExited,
-    kSignalled,
-    kUnknown
-  };  // kUnknown: somebody else reaped it (SIGCHLD ignored, wait(-1))
+  // kUnknown: somebody else reaped it (SIGCHLD ignored, wait(-1)).
+  enum class End { kRunning, kExited, kSignalled, kUnknown };
 
   pid_t pid_ = -1;
   UniqueFd pidfd_, input_, output_, errors_;

@@ -4,24 +4,22 @@
 //     #include <iostream>
 //
 //     int main() {
-//       cppool::Pools pools;                                       // cppoold is found beside the program or
-//       in PATH try {
-//         cppool::Result result = pools.At(2).Run({{"cp_comm_type", "a2a"}, {"max_seqlen_q", 256},
-//         {"max_seqlen_kv", 256}}); for (const cppool::Check& check : result.checks)
-//           if (!check.ok) std::cout << check.tensor << " of rank " << check.rank << " is off by " <<
-//           check.max_abs_err << "\n";
+//       cppool::Pools pools;  // finds cppoold beside the program or in PATH
+//       try {
+//         cppool::Result result = pools.At(2).Run({{"cp_comm_type", "a2a"}, {"num_heads", 8}});
+//         for (const cppool::Check& check : result.checks)
+//           if (!check.ok) std::cout << check.tensor << " is off by " << check.max_abs_err << "\n";
 //         std::cout << result.status << " in " << result.wall_ms << " ms " << result.error << "\n";
 //         return result.ok() ? 0 : 1;
-//       } catch (const cppool::PoolError& error) {                 // no answer: it could not start, died,
-//       hung or talked nonsense
-//         std::cerr << error.what() << "\n";                       // with the last lines of the daemon's
-//         stderr return 2;
+//       } catch (const cppool::PoolError& error) {  // it could not start, died, hung or talked nonsense
+//         std::cerr << error.what() << "\n";        // ends with the last lines of the daemon's stderr
+//         return 2;
 //       }
 //     }
 //
-// No CUDA is loaded or called in the caller's process: neither its forks nor its own use of the GPUs are
-// disturbed. The daemon is a process group of its own that inherits no descriptor, signal mask or
-// disposition. It ends with the Pool, and with the process that spawned it, however that ends.
+// No CUDA is loaded or called in the caller's process: its forks and its own use of the GPUs are not touched.
+// A daemon leads a process group of its own and inherits no descriptor, signal mask or disposition. It ends
+// with its Pool, and with the process that spawned it, however that ends.
 #pragma once
 
 #include <atomic>
@@ -44,31 +42,26 @@ using Json = nlohmann::json;
 
 struct PoolOptions {
   int world_size = 2;
-  std::string
-      daemon;  // path; empty: $CPPOOL_DAEMON, else `cppoold` beside the program, in its prefix, or in PATH
-  std::string backend = "auto";    // "cuda", "host"
-  std::string transport = "auto";  // "nccl"
-  std::vector<std::string>
-      devices;  // indices or UUIDs: the daemon's CUDA_VISIBLE_DEVICES; empty: as the caller's
+  // Path. Empty: $CPPOOL_DAEMON, else `cppoold` beside the program, in its prefix or in PATH.
+  std::string daemon;
+  std::string backend = "auto";    // or "cuda", "host"
+  std::string transport = "auto";  // or "nccl"
+  // Indices or UUIDs, the daemon's CUDA_VISIBLE_DEVICES. Empty: the caller's.
+  std::vector<std::string> devices;
   std::vector<std::string> case_files;  // shared libraries with further cases (cppool/case.h)
   std::string sentinel = "[CP_POOL_RESP] ";
-  std::string log_level;               // empty: the daemon's own default
-  std::vector<std::string> arguments;  // further arguments of the daemon
-  std::vector<std::pair<std::string, std::string>>
-      environment;  // variables set for the daemon, beside the caller's
+  std::string log_level;                                         // empty: the daemon's own default
+  std::vector<std::string> arguments;                            // further arguments of the daemon
+  std::vector<std::pair<std::string, std::string>> environment;  // set for the daemon, beside the caller's
 
   std::chrono::milliseconds start_limit{60000};  // from the spawn to the answer to `hello`
-  std::chrono::milliseconds grace{
-      2000};  // beyond a case's deadline, for its answer to arrive; also for an orderly end
-  std::chrono::milliseconds kill_grace{
-      5000};        // from SIGTERM to SIGKILL, and from there until the process is given up
-  int retries = 1;  // when the daemon died or broke the protocol
+  std::chrono::milliseconds grace{2000};         // past a case's deadline, for its answer; for an orderly end
+  std::chrono::milliseconds kill_grace{5000};    // from SIGTERM to SIGKILL, and from there to giving up
+  int retries = 1;                               // when the daemon died or broke the protocol
 
-  // Both are called without the trailing newline, must not call the Pool, and what they throw is dropped.
-  std::function<void(std::string_view)>
-      on_stderr;  // each line of the daemon's stderr, at once, on a thread of the Pool
-  std::function<void(std::string_view)>
-      log;  // stdout lines that are no response, stale answers, respawns; on the caller's thread
+  // Called without the newline; must not call the Pool; what they throw is dropped.
+  std::function<void(std::string_view)> on_stderr;  // each line of stderr, at once, on the Pool's own thread
+  std::function<void(std::string_view)> log;  // other lines of stdout, stale answers, respawns; in the call
 };
 
 struct RunOptions {
@@ -79,12 +72,8 @@ struct RunOptions {
   bool checks = true;
 };
 
-enum class Status {
-  kPassed,
-  kFailed,   // a check did not hold
-  kSkipped,  // meaningful, but not supported here: `error` says why
-  kError,
-};
+// Failed: a check did not hold. Skipped: meaningful, but not supported here; `error` says why.
+enum class Status { kPassed, kFailed, kSkipped, kError };
 std::string_view ToString(Status status);  // "passed", ...
 std::ostream& operator<<(std::ostream& out, Status status);
 
@@ -168,11 +157,10 @@ class Pool {
   Json List();
   Json Stats();
 
-  // Ends the daemon: closes its input, waits for `grace`, then kills its process group. The next call spawns
-  // another.
+  // Ends the daemon: closes its input, waits for `grace`, kills its group. The next call spawns another.
   void Stop();
 
-  // The last lines (200 at most) of the stderr of the latest daemon of this process.
+  // The tail of the stderr of the latest daemon: of its last 200 lines at most 4000 characters. Takes its turn.
   std::string StderrTail() const;
 
   const PoolOptions& options() const { return options_; }
@@ -199,8 +187,7 @@ class Pools {
  private:
   struct Node;
   PoolOptions options_;
-  std::atomic<Node*> head_{
-      nullptr};  // pushed at the front, never removed: no lock that a fork could find held
+  std::atomic<Node*> head_{nullptr};  // a list that only grows: no lock that a fork could find held
 };
 
 // The program that a Pool with these options spawns; empty when none was found.
