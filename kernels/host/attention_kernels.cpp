@@ -146,6 +146,7 @@ class HostAttentionKernels : public AttentionKernels {
 
   void BackwardQuery(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
     const HostBlockPlan& plan = PlanOf(args.plan);
+    if (!plan.training()) Misused("a gradient from a plan that is not for training");
     if (plan.pairs() == 0 && !args.first && !args.last) return;
     Enqueue(runtime_, stream,
             [shape, args, &plan] { host::AttendBackwardQuery(shape, args, plan.queries()); });
@@ -153,7 +154,7 @@ class HostAttentionKernels : public AttentionKernels {
 
   void BackwardKey(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
     const HostBlockPlan& plan = PlanOf(args.plan);
-    if (!plan.training()) Misused("a gradient of keys from a plan that is not for training");
+    if (!plan.training()) Misused("a gradient from a plan that is not for training");
     if (plan.pairs() == 0 && !args.first && !args.last) return;
     Enqueue(runtime_, stream, [shape, args, &plan] { host::AttendBackwardKey(shape, args, plan.keys()); });
   }

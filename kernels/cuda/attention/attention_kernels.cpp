@@ -38,7 +38,7 @@ class Plan : public BlockPlan {
   // `query` may serve as `dq` too.
   Plan(cppool_runtime* rt, const WorkList& query, const WorkList* dq, const WorkList* key,
        cppool_stream stream)
-      : pairs_(query.pairs) {
+      : pairs_(query.pairs), training_(key != nullptr) {
     Stage(query, query_);
     if (dq) Stage(*dq, dq_);
     if (key) Stage(*key, key_);
@@ -53,6 +53,7 @@ class Plan : public BlockPlan {
   }
 
   std::int64_t pairs() const override { return pairs_; }
+  bool training() const { return training_; }
   const DeviceList& query() const { return query_; }
   const DeviceList& dq() const { return dq_; }
   const DeviceList& key() const { return key_; }
@@ -80,6 +81,7 @@ class Plan : public BlockPlan {
   }
 
   std::int64_t pairs_;
+  bool training_;
   std::vector<std::byte> staging_;  // the copy may still read it when the constructor returns
   Buffer device_;
   DeviceList query_;
@@ -155,13 +157,13 @@ class Kernels : public AttentionKernels {
   }
 
   void BackwardQuery(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
-    const DeviceList& list = PlanOf(args.plan).dq();
+    const DeviceList& list = TrainingPlanOf(args.plan).dq();
     Launch(BackwardQueryKernelOf(shape), std::int64_t{list.count(args.first, args.last)} * shape.heads,
            ParametersOf(shape, args, list), stream, "launching dq");
   }
 
   void BackwardKey(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
-    const DeviceList& list = PlanOf(args.plan).key();
+    const DeviceList& list = TrainingPlanOf(args.plan).key();
     for (const Kernel& kernel : BackwardKeyKernelsOf(shape)) {
       if (!kernel.function) continue;
       Launch(kernel, std::int64_t{list.count(args.first, args.last)} * shape.kv_heads,
@@ -190,6 +192,12 @@ class Kernels : public AttentionKernels {
   }
 
   static const cuda::Plan& PlanOf(const BlockPlan* plan) { return static_cast<const cuda::Plan&>(*plan); }
+
+  static const cuda::Plan& TrainingPlanOf(const BlockPlan* plan) {
+    if (!PlanOf(plan).training())
+      throw RuntimeError(CPPOOL_INTERNAL, "attention kernels: a gradient from a plan that is not for training");
+    return PlanOf(plan);
+  }
 
   static BackwardParameters ParametersOf(const KernelShape& shape, const BackwardArgs& args,
                                          const DeviceList& list) {

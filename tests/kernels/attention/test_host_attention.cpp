@@ -396,7 +396,7 @@ TEST_CASE("Shapes that there are no kernels for are refused with what there is")
   CHECK_FALSE(refused(Shape(Dtype::kFp32, 64, 64, 1, 1)).empty());
 }
 
-TEST_CASE("A gradient of keys needs a plan for training") {
+TEST_CASE("Gradients need a plan for training") {
   const Problem problem = MakeProblem(Shape(Dtype::kBf16, 64, 64, 1, 1), Spec(1, 8, 8, kCausal), 1, 1);
   const HostRank rank;
   const auto kernels = MakeHostAttentionKernels(rank.seam());
@@ -405,6 +405,7 @@ TEST_CASE("A gradient of keys needs a plan for training") {
   CHECK(plan->pairs() == 36);
   BackwardArgs args;
   args.plan = plan.get();
+  CHECK_THROWS_AS(kernels->BackwardQuery(problem.shape, args, rank.stream()), RuntimeError);
   CHECK_THROWS_AS(kernels->BackwardKey(problem.shape, args, rank.stream()), RuntimeError);
 }
 

@@ -88,6 +88,7 @@ class AttentionKernels {
   // Throws RuntimeError(CPPOOL_UNSUPPORTED) for a shape that there is no kernel for.
   virtual void Load(const KernelShape& shape, bool training) = 0;
 
+  // `training`: for BackwardQuery and BackwardKey too, which may cut the block into other tiles than Forward.
   // Host tables are copied before it returns; device tables are ready for work enqueued on `stream` afterwards.
   virtual std::unique_ptr<BlockPlan> Plan(const KernelShape& shape, const Layout& query, const Layout& key,
                                           const std::vector<Band>& bands, bool training, cppool_stream stream) = 0;
