@@ -17,11 +17,16 @@
 #include "catch.h"
 #include "cppool/pool.h"
 
+// ThreadSanitizer does not support threads after a fork; UBSan needs descriptors to look at a virtual table.
 #if defined(__SANITIZE_THREAD__)
-#define CPPOOL_TEST_TSAN 1  // it does not support threads after a fork
+#define CPPOOL_TEST_TSAN 1
+#elif defined(__SANITIZE_ADDRESS__)
+#define CPPOOL_TEST_ASAN 1
 #elif defined(__has_feature)
 #if __has_feature(thread_sanitizer)
 #define CPPOOL_TEST_TSAN 1
+#elif __has_feature(address_sanitizer)
+#define CPPOOL_TEST_ASAN 1
 #endif
 #endif
 
