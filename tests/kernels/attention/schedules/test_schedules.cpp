@@ -1,5 +1,5 @@
 // Every schedule on the host runtime, each output on every rank checked against the same kernels without CP and the fp64 oracle.
-#include <atomic>
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -50,7 +50,13 @@ class HostWorld {
       cppool_runtime seam = *ranks_[r]->seam();
       if (alter) alter(seam);
       RunAttention(&seam, spec, true, report);
-      times_ = ranks_[r]->EndCase();
+      const StageTimes times = ranks_[r]->EndCase();
+      for (const char* stage : {"forward", "backward"}) {
+        const bool timed =
+            std::any_of(times.begin(), times.end(), [&](const auto& t) { return t.first == stage; });
+        if (timed != (spec.training || stage[0] == 'f'))
+          throw RuntimeError(CPPOOL_INTERNAL, std::string("wrong stages: ") + stage);
+      }
       if (ranks_[r]->Memory().live_allocations != 0)
         throw RuntimeError(CPPOOL_INTERNAL, "the case left memory behind");
     });
@@ -102,7 +108,6 @@ class HostWorld {
 
   std::unique_ptr<Backend> backend_;
   std::vector<std::unique_ptr<RankRuntime>> ranks_;
-  StageTimes times_;
 };
 
 std::string Describe(const Finding& f) {
