@@ -30,7 +30,9 @@ double VisiblePairs(const AttentionSpec& spec) {
   return pairs * static_cast<double>(spec.batch);
 }
 
-double ForwardFlops(const AttentionSpec& spec) { return 2 * VisiblePairs(spec) * spec.heads * (spec.dim_qk + spec.dim_v); }
+double ForwardFlops(const AttentionSpec& spec) {
+  return 2 * VisiblePairs(spec) * spec.heads * (spec.dim_qk + spec.dim_v);
+}
 double BackwardFlops(const AttentionSpec& spec) {
   return 2 * VisiblePairs(spec) * spec.heads * (3 * spec.dim_qk + 2 * spec.dim_v);
 }
@@ -72,7 +74,7 @@ struct TensorSet {
 // One output tensor: where it is, and how its rows look.
 struct Output {
   CheckedTensor kind;
-  const Buffer TensorSet::* buffer;
+  const Buffer TensorSet::*buffer;
   bool of_queries;
   int heads;
   int dim;
@@ -109,11 +111,16 @@ struct OracleOutputs {
   }
   const Buffer& of(CheckedTensor kind) const {
     switch (kind) {
-      case CheckedTensor::kOut: return out;
-      case CheckedTensor::kLse: return lse;
-      case CheckedTensor::kDq: return dq;
-      case CheckedTensor::kDk: return dk;
-      case CheckedTensor::kDv: return dv;
+      case CheckedTensor::kOut:
+        return out;
+      case CheckedTensor::kLse:
+        return lse;
+      case CheckedTensor::kDq:
+        return dq;
+      case CheckedTensor::kDk:
+        return dk;
+      case CheckedTensor::kDv:
+        return dv;
     }
     throw RuntimeError(CPPOOL_INTERNAL, "no such tensor");
   }
@@ -156,7 +163,11 @@ class StatsArray {
 class AttentionRun {
  public:
   AttentionRun(cppool_runtime* rt, const AttentionSpec& spec, AttentionReport& report)
-      : rt_(rt), spec_(spec), report_(report), attention_(MakeAttentionKernels(rt)), check_(MakeCheckKernels(rt)) {}
+      : rt_(rt),
+        spec_(spec),
+        report_(report),
+        attention_(MakeAttentionKernels(rt)),
+        check_(MakeCheckKernels(rt)) {}
 
   void Run(bool checks) {
     if (checks) check_->Load();
@@ -183,7 +194,8 @@ class AttentionRun {
   }
 
   void Generate(const TensorSet& t, const Layout& queries, const Layout& keys) {
-    const auto generate = [&](InputTensor tensor, const Layout& layout, int heads, int dim, const Buffer& to) {
+    const auto generate = [&](InputTensor tensor, const Layout& layout, int heads, int dim,
+                              const Buffer& to) {
       check_->Generate(tensor, spec_.seed, layout, heads, dim, spec_.dtype, to.get(), rt_->stream);
     };
     generate(InputTensor::kQ, queries, spec_.heads, spec_.dim_qk, t.q);
@@ -202,7 +214,8 @@ class AttentionRun {
       local.Poison(rt_);
       if (world.size > 1) {
         // So that no rank's time holds another's late start.
-        Check(rt_, rt_->all_reduce(rt_, barrier.get(), barrier.get(), 1, CPPOOL_FLOAT32, CPPOOL_SUM, world.comm, rt_->stream));
+        Check(rt_, rt_->all_reduce(rt_, barrier.get(), barrier.get(), 1, CPPOOL_FLOAT32, CPPOOL_SUM,
+                                   world.comm, rt_->stream));
       }
       schedule.Forward(local.pointers());
       if (spec_.training) schedule.Backward(local.pointers());
@@ -227,7 +240,8 @@ class AttentionRun {
     StatsArray results(rt_, outputs.size() * (1 + 2 * pairs.size()));
 
     const std::int64_t* map_q = Upload(RowMap(local_q, global_q));
-    const std::int64_t* map_kv = spec_.seqlen_kv == spec_.seqlen_q ? map_q : Upload(RowMap(local_kv, global_kv));
+    const std::int64_t* map_kv =
+        spec_.seqlen_kv == spec_.seqlen_q ? map_q : Upload(RowMap(local_kv, global_kv));
     std::vector<CompareStats*> no_cp;
     for (const Output& output : outputs) {
       CompareArgs args;
@@ -253,7 +267,8 @@ class AttentionRun {
       const Rows rows_q = RowsOf(local_q, pair.sequence), rows_kv = RowsOf(local_kv, pair.sequence);
       for (std::size_t i = 0; i < outputs.size(); ++i) {
         PairResult result{results.next(), results.next()};
-        CompareWithOracle(outputs[i], local, outputs[i].of_queries ? rows_q : rows_kv, pair, exact, result.ours);
+        CompareWithOracle(outputs[i], local, outputs[i].of_queries ? rows_q : rows_kv, pair, exact,
+                          result.ours);
         ComparePlain(outputs[i], plain, exact, result.plain);
         against_oracle[i].push_back(result);
       }
@@ -275,15 +290,18 @@ class AttentionRun {
     int sequence;
     int kv_head;
   };
-  // All (sequence, key/value head) pairs where that is cheap, else a sample that the seed picks: the same on every rank.
+  // All (sequence, key/value head) pairs where that is cheap, else a sample that the seed picks: the same on
+  // every rank.
   std::vector<Pair> SampledPairs() const {
     const bool host = std::strcmp(rt_->backend, "host") == 0;
     const double budget_flops = host ? 4e8 : 1e11;
     const std::int64_t most = host ? 256 : 16;
     const std::int64_t group = spec_.heads / spec_.kv_heads;
-    const double flops = 12.0 * static_cast<double>(spec_.seqlen_q) * spec_.seqlen_kv * (spec_.dim_qk + spec_.dim_v) * group;
+    const double flops =
+        12.0 * static_cast<double>(spec_.seqlen_q) * spec_.seqlen_kv * (spec_.dim_qk + spec_.dim_v) * group;
     const std::int64_t all = spec_.batch * spec_.kv_heads;
-    const std::int64_t count = std::clamp<std::int64_t>(static_cast<std::int64_t>(budget_flops / flops), 1, std::min(all, most));
+    const std::int64_t count =
+        std::clamp<std::int64_t>(static_cast<std::int64_t>(budget_flops / flops), 1, std::min(all, most));
     std::vector<Pair> pairs;
     for (std::int64_t i = 0; i < count; ++i) {
       const std::int64_t index = static_cast<std::int64_t>((spec_.seed + i * all / count) % all);
@@ -363,7 +381,8 @@ class AttentionRun {
     check_->Compare(args, result, rt_->stream);
   }
 
-  void ComparePlain(const Output& output, const OracleOutputs& plain, const OracleOutputs& exact, CompareStats* result) {
+  void ComparePlain(const Output& output, const OracleOutputs& plain, const OracleOutputs& exact,
+                    CompareStats* result) {
     CompareArgs args;
     args.a = plain.of(output.kind).get();
     args.b = exact.of(output.kind).get();
@@ -410,13 +429,16 @@ double AttentionBytes(const AttentionSpec& spec, int world_size) {
     const double q = static_cast<double>(spec.batch) * spec.seqlen_q / world * spec.heads;
     const double kv = static_cast<double>(spec.batch) * spec.seqlen_kv / world * spec.kv_heads;
     const double inputs = element * (q * spec.dim_qk + kv * (spec.dim_qk + spec.dim_v));
-    return inputs + q * spec.dim_v * element + 4 * q + (spec.training ? inputs + q * spec.dim_v * element : 0);
+    return inputs + q * spec.dim_v * element + 4 * q +
+           (spec.training ? inputs + q * spec.dim_v * element : 0);
   };
   const double group = static_cast<double>(spec.heads) / spec.kv_heads;
   const double dims = spec.dim_qk + spec.dim_v;
   const double oracle = 2 * 8.0 * (spec.seqlen_q * group * (dims + 1) + spec.seqlen_kv * dims);
-  // The oracle's own workspace is bounded; row tables and work lists are small beside the tokens they describe.
-  const double workspace = std::min(1.6e9, 8.0 * 8.0 * static_cast<double>(spec.seqlen_q) * spec.seqlen_kv + 16.0 * 8.0 * spec.seqlen_kv * dims);
+  // The oracle's own workspace is bounded; row tables and work lists are small beside the tokens they
+  // describe.
+  const double workspace = std::min(1.6e9, 8.0 * 8.0 * static_cast<double>(spec.seqlen_q) * spec.seqlen_kv +
+                                               16.0 * 8.0 * spec.seqlen_kv * dims);
   const double tables = 64.0 * static_cast<double>(spec.batch) * (spec.seqlen_q + spec.seqlen_kv) + 1e6;
   AttentionSpec reference = spec;
   reference.comm = CpCommType::kP2p;

@@ -5,7 +5,8 @@
 
 namespace cppool::kernels {
 
-// The module, opened by the first call that succeeds and kept until the process ends. Any thread. Throws RuntimeError that says what to do.
+// The module, opened by the first call that succeeds and kept until the process ends. Any thread. Throws
+// RuntimeError that says what to do.
 const CudaModule& OpenCudaModule();
 
 }  // namespace cppool::kernels

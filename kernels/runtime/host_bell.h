@@ -1,8 +1,9 @@
 // How the threads of the host runtime wait for each other: a futex with a short spin in front.
 //
-// A bell wakes; it orders nothing. Whoever waits reads the awaited value again with acquire, and whoever rings has stored it with release:
-// these pairs, one per event, message or collective, are all the order that ThreadSanitizer sees between two streams. A mutex, a condition
-// variable or std::atomic::wait would add order of its own between unrelated streams, and hide a missing wait.
+// A bell wakes; it orders nothing. Whoever waits reads the awaited value again with acquire, and whoever
+// rings has stored it with release: these pairs, one per event, message or collective, are all the order that
+// ThreadSanitizer sees between two streams. A mutex, a condition variable or std::atomic::wait would add
+// order of its own between unrelated streams, and hide a missing wait.
 #pragma once
 
 #include <atomic>
@@ -10,7 +11,8 @@
 
 namespace cppool::kernels::host {
 
-// Orders memory for the processor, against a lost wake-up. ThreadSanitizer does not model it, which is what we want here.
+// Orders memory for the processor, against a lost wake-up. ThreadSanitizer does not model it, which is what
+// we want here.
 inline void ProcessorFence() {
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
@@ -24,8 +26,9 @@ inline void ProcessorFence() {
 
 class Bell {
  public:
-  // Returns once ready() is true. `ready` reads atomics with relaxed order; it is called often and must not block. There is no deadline:
-  // what waits here is work in stream order, and the world's Abort makes every ready() that depends on another rank true.
+  // Returns once ready() is true. `ready` reads atomics with relaxed order; it is called often and must not
+  // block. There is no deadline: what waits here is work in stream order, and the world's Abort makes every
+  // ready() that depends on another rank true.
   template <typename Ready>
   void Wait(Ready ready) {
     for (int i = 0; i < kSpins; ++i) {

@@ -1,10 +1,12 @@
 // Communication between the ranks of a host world, in memory and in stream order, without locks.
 //
-// Every call has a position in its communicator (collectives) or channel (send and recv from one rank to another), given out when it is
-// called; the streams' threads meet at that position. What the meeting orders is what the call promises and no more: the receiver after
-// the sender's work, the sender after its data has been taken, all ranks of a collective after each other's.
+// Every call has a position in its communicator (collectives) or channel (send and recv from one rank to
+// another), given out when it is called; the streams' threads meet at that position. What the meeting orders
+// is what the call promises and no more: the receiver after the sender's work, the sender after its data has
+// been taken, all ranks of a collective after each other's.
 //
-// A call that the others have accepted is finished even when the world is aborted, since somebody is reading its buffers.
+// A call that the others have accepted is finished even when the world is aborted, since somebody is reading
+// its buffers.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -64,7 +66,8 @@ class HostComm {
     std::atomic<std::size_t> sent_bytes{0};
     std::atomic<std::size_t> received_bytes{0};
   };
-  // One rank's part of a collective: written by that rank. The counters hold position + 1 and are stored with release.
+  // One rank's part of a collective: written by that rank. The counters hold position + 1 and are stored with
+  // release.
   struct alignas(64) Entry {
     std::atomic<std::uint64_t> posted{0}, halfway{0}, left{0};
     std::atomic<Collective> what{};
@@ -94,8 +97,8 @@ class HostComm {
   std::vector<std::unique_ptr<CollectiveSlot>> collectives_;
 };
 
-// A call under way, driven by the stream's thread: Step() whenever Ready() until it returns true. Step throws RuntimeError, and is then
-// finished too.
+// A call under way, driven by the stream's thread: Step() whenever Ready() until it returns true. Step throws
+// RuntimeError, and is then finished too.
 class CommOp {
  public:
   virtual ~CommOp() = default;
@@ -133,8 +136,8 @@ class HostWorld {
   void Restart();
   std::uint64_t epoch() const { return epoch_.load(std::memory_order_relaxed); }  // counts restarts
 
-  // Runs calls together, in any order that works, on a stream's thread of `rank`. Throws when one fails, when the rank has failed or when
-  // the world is aborted; no call is left under way then.
+  // Runs calls together, in any order that works, on a stream's thread of `rank`. Throws when one fails, when
+  // the rank has failed or when the world is aborted; no call is left under way then.
   void Run(int rank, const Failure& failure, std::vector<std::unique_ptr<CommOp>>& ops);
 
  private:

@@ -1,4 +1,5 @@
-// How much memory this process may still take, asked before it is taken: an allocation that does not fit is refused, not killed for.
+// How much memory this process may still take, asked before it is taken: an allocation that does not fit is
+// refused, not killed for.
 #pragma once
 
 #include <atomic>
@@ -20,7 +21,8 @@ void* AllocateAligned(std::size_t bytes);
 // One per world: its ranks share the machine. Any thread; takes no lock, so that it orders no two streams.
 class MemoryGate {
  public:
-  // False when `bytes` more do not fit. What is reserved counts until Touched(): memory is available to the kernel until it is written.
+  // False when `bytes` more do not fit. What is reserved counts until Touched(): memory is available to the
+  // kernel until it is written.
   bool Reserve(std::size_t bytes);
   void Touched(std::size_t bytes) {
     untouched_.fetch_sub(static_cast<std::int64_t>(bytes), std::memory_order_relaxed);

@@ -1,7 +1,7 @@
 // One rank of the host backend: the seam's functions, and what a case leaves behind.
 //
-// Threads: everything is for the rank's thread, except Memory(), Progress() and Idle(). The streams' threads see the failure, the
-// marks they reach and the memory they release; they take no lock.
+// Threads: everything is for the rank's thread, except Memory(), Progress() and Idle(). The streams' threads
+// see the failure, the marks they reach and the memory they release; they take no lock.
 #pragma once
 
 #include <array>
@@ -119,8 +119,8 @@ class HostRank final : public RankRuntime {
   int streams_made_ = 0;  // threads, for their names
   int next_stream_ = 1;   // in this case
 
-  // Readers of Progress() hold this while they look; the rank's thread holds it while it changes what they look at, and never while it
-  // waits; the streams' threads never do.
+  // Readers of Progress() hold this while they look; the rank's thread holds it while it changes what they
+  // look at, and never while it waits; the streams' threads never do.
   mutable std::mutex progress_mutex_;
   std::vector<std::unique_ptr<HostStream>> streams_;  // in use; the first is the main one
   std::vector<std::unique_ptr<HostStream>> idle_;     // destroyed by their case; their threads are used again

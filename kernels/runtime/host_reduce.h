@@ -12,8 +12,8 @@ std::size_t WidthOf(cppool_dtype dtype);   // bytes; 0 for a value that is no dt
 const char* NameOf(cppool_dtype dtype);    // "bfloat16"
 const char* NameOf(cppool_reduce reduce);  // "sum"
 
-// out[i] = the reduction of in[0][i], in[1][i], ... for i < count. float16 and bfloat16 are summed in float32 and rounded once; integers
-// wrap; the maximum of anything and NaN is NaN. `out` may be one of the inputs.
+// out[i] = the reduction of in[0][i], in[1][i], ... for i < count. float16 and bfloat16 are summed in float32
+// and rounded once; integers wrap; the maximum of anything and NaN is NaN. `out` may be one of the inputs.
 void Reduce(cppool_dtype dtype, cppool_reduce reduce, const std::vector<const void*>& in, std::size_t count,
             void* out);
 

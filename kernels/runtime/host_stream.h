@@ -1,7 +1,8 @@
 // A stream of the host runtime: a queue without locks, and a thread that runs what is in it, in order.
 //
-// One thread (the rank's) pushes. Pushing orders the pusher before the work and nothing the other way round: only Synchronize() lets the
-// rank's thread see what the stream has done, so that two streams are never ordered through the thread that feeds both.
+// One thread (the rank's) pushes. Pushing orders the pusher before the work and nothing the other way round:
+// only Synchronize() lets the rank's thread see what the stream has done, so that two streams are never
+// ordered through the thread that feeds both.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -18,7 +19,8 @@
 
 namespace cppool::kernels::host {
 
-// The first failure of a rank's enqueued work; like a CUDA error it is sticky, for all streams of the rank, until the case ends.
+// The first failure of a rank's enqueued work; like a CUDA error it is sticky, for all streams of the rank,
+// until the case ends.
 class Failure {
  public:
   bool set() const { return set_.load(std::memory_order_relaxed); }
@@ -44,8 +46,8 @@ struct Mark {
   std::atomic<std::int64_t> reached_ns{0};  // monotonic clock; 0: not reached yet
 };
 
-// One record of an event: the event's own order between two streams. Lives as long as the case, so that no reference count, which would
-// order the streams that drop it, is needed.
+// One record of an event: the event's own order between two streams. Lives as long as the case, so that no
+// reference count, which would order the streams that drop it, is needed.
 struct EventRecord {
   std::atomic<bool> open{false};
   Bell bell;
@@ -77,7 +79,8 @@ class HostStream {
   void Synchronize();  // the rank's thread: returns when everything pushed has run or was skipped
   bool Idle() const;   // any thread: everything pushed has run, and is visible to the caller
 
-  // What the stream is called in this case, and where its marks are. `index` and `name` change only under the rank's progress lock.
+  // What the stream is called in this case, and where its marks are. `index` and `name` change only under the
+  // rank's progress lock.
   int index = 0;
   std::string name;
   std::atomic<std::uint64_t> marks_pushed{0};

@@ -1,5 +1,5 @@
-// The floor of a single-process pool's start: CUDA contexts, NCCL communicators and the first collective for W GPUs, a thread per rank,
-// and nothing else. Run it beside pool_latency, with only W devices visible:
+// The floor of a single-process pool's start: CUDA contexts, NCCL communicators and the first collective for
+// W GPUs, a thread per rank, and nothing else. Run it beside pool_latency, with only W devices visible:
 //
 //     CUDA_VISIBLE_DEVICES=0,1 nccl_floor 2
 #include <cuda_runtime.h>

@@ -1,4 +1,5 @@
-// What a pool costs: from the spawn to the answer to `hello`, an empty round trip, and the smallest checked case.
+// What a pool costs: from the spawn to the answer to `hello`, an empty round trip, and the smallest checked
+// case.
 //
 //     pool_latency --world-size 2 --backend cuda
 #include <CLI/CLI.hpp>
@@ -21,8 +22,8 @@ double Milliseconds(const std::function<void()>& work) {
 
 void Print(const char* what, std::vector<double> ms) {
   std::sort(ms.begin(), ms.end());
-  std::printf("%-44s n %5zu  min %10.3f  median %10.3f  p99 %10.3f  max %10.3f ms\n", what, ms.size(), ms.front(),
-              ms[ms.size() / 2], ms[ms.size() * 99 / 100], ms.back());
+  std::printf("%-44s n %5zu  min %10.3f  median %10.3f  p99 %10.3f  max %10.3f ms\n", what, ms.size(),
+              ms.front(), ms[ms.size() / 2], ms[ms.size() * 99 / 100], ms.back());
   std::fflush(stdout);
 }
 
@@ -36,7 +37,9 @@ int main(int argc, char** argv) {
   app.add_option("--backend", options.backend, "auto, cuda or host")->capture_default_str();
   app.add_option("--daemon", options.daemon, "Path of cppoold");
   app.add_option("--spawns", spawns, "Daemons started")->capture_default_str()->check(CLI::PositiveNumber);
-  app.add_option("--round-trips", round_trips, "hello requests")->capture_default_str()->check(CLI::PositiveNumber);
+  app.add_option("--round-trips", round_trips, "hello requests")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
   app.add_option("--runs", runs, "run requests")->capture_default_str()->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
 
@@ -49,15 +52,16 @@ int main(int argc, char** argv) {
       start.push_back(Milliseconds([&] { answer = pool.Hello(); }));
     }
     std::printf("world size %d, backend %s, transport %s\ninit_ms %s\n", options.world_size,
-                answer.at("backend").get<std::string>().c_str(), answer.at("transport").get<std::string>().c_str(),
-                answer.at("init_ms").dump().c_str());
+                answer.at("backend").get<std::string>().c_str(),
+                answer.at("transport").get<std::string>().c_str(), answer.at("init_ms").dump().c_str());
     Print("spawn to hello", start);
     if (!stop.empty()) Print("stop", stop);
     for (int i = 0; i < round_trips; ++i) hello.push_back(Milliseconds([&] { pool.Hello(); }));
     Print("hello on a warm daemon", hello);
 
-    const cppool::Json smallest = {{"batch_size", 1},     {"max_seqlen_q", 16},  {"max_seqlen_kv", 16}, {"num_heads", 1},
-                                   {"num_gqa_groups", 1}, {"head_dim_qk", 64},   {"head_dim_v", 64}};
+    const cppool::Json smallest = {{"batch_size", 1}, {"max_seqlen_q", 16},  {"max_seqlen_kv", 16},
+                                   {"num_heads", 1},  {"num_gqa_groups", 1}, {"head_dim_qk", 64},
+                                   {"head_dim_v", 64}};
     for (const bool checks : {false, true}) {
       cppool::RunOptions run;
       run.checks = checks;

@@ -1,9 +1,11 @@
-/* The case interface: what a daemon runs on request. A case is a name, a doc line, parameters, and a function that every rank calls.
+/* The case interface: what a daemon runs on request. A case is a name, a doc line, parameters, and a function
+ * that every rank calls.
  *
  * A shared library that exports
- *     const cppool_case* const* cppool_cases(void);    // NULL-terminated; everything it points to lives as long as the library
- * is loaded with `cppoold --case FILE.so` and its cases are listed, validated, run and checked exactly as `attention` is, which is
- * registered through this header and uses nothing else of the daemon.
+ *     const cppool_case* const* cppool_cases(void);
+ * (NULL-terminated; everything it points to lives as long as the library) is loaded with
+ * `cppoold --case FILE.so` and its cases are listed, validated, run and checked exactly as `attention` is,
+ * which is registered through this header and uses nothing else of the daemon.
  *
  *     static cppool_status Run(cppool_case_context* c) {
  *       cppool_runtime* rt = c->runtime;
@@ -61,19 +63,20 @@ struct cppool_case_context {
   uint32_t abi; /* CPPOOL_CASE_ABI */
   uint32_t struct_size;
   cppool_runtime* runtime; /* this rank's; owned by the daemon */
-  const char* params_json; /* the parameters, every one present, validated against the schema; the same on every rank */
-  int checks;              /* 0: the requester wants no checks */
+  /* The parameters, every one present, validated against the schema; the same on every rank. */
+  const char* params_json;
+  int checks; /* 0: the requester wants no checks */
   void* self;
 
-  /* Parameters by name. A name or a type that the schema does not have is a bug of the case and ends it with `internal`.
-   * A null parameter reads as 0 or NULL. The text lives as long as the context. */
+  /* Parameters by name. A name or a type that the schema does not have is a bug of the case and ends it with
+   * `internal`. A null parameter reads as 0 or NULL. The text lives as long as the context. */
   int64_t (*integer)(cppool_case_context*, const char* name);
   double (*number)(cppool_case_context*, const char* name);
   int (*boolean)(cppool_case_context*, const char* name);
   const char* (*string)(cppool_case_context*, const char* name);
 
-  /* True for each of the request's `warmup` + `repeat` iterations, then false. What `mark` records in an iteration is timed; the median
-   * over the repeats is reported. Stages outside the loop are timed once. */
+  /* True for each of the request's `warmup` + `repeat` iterations, then false. What `mark` records in an
+   * iteration is timed; the median over the repeats is reported. Stages outside the loop are timed once. */
   int (*next_iteration)(cppool_case_context*);
   /* The floating-point operations this rank does in `stage` in one iteration: the answer has "tflops" for it. */
   void (*work)(cppool_case_context*, const char* stage, double flops);
@@ -102,17 +105,18 @@ struct cppool_validation {
   int (*given)(cppool_validation*, const char* name);
   /* Says why the status that `validate` returns is not CPPOOL_OK, naming the parameter. */
   void (*fail)(cppool_validation*, const char* detail);
-  /* Most device bytes that a rank will hold at once: more than is free is answered `out_of_memory` before anything is allocated. */
+  /* Most device bytes that a rank will hold at once: more than is free is answered `out_of_memory` before
+   * anything is allocated. */
   void (*needs)(cppool_validation*, double bytes_per_rank);
   /* Replaces the parameters' text for `run` (a case that derives some of them from others). Copied. */
   void (*replace_params)(cppool_validation*, const char* params_json);
 };
 
 typedef struct cppool_case {
-  uint32_t abi; /* CPPOOL_CASE_ABI: others are refused at start */
+  uint32_t abi;         /* CPPOOL_CASE_ABI: others are refused at start */
   uint32_t struct_size; /* sizeof(cppool_case) */
-  const char* name; /* letters, digits, '_', '-' and '.' */
-  const char* doc;  /* one line */
+  const char* name;     /* letters, digits, '_', '-' and '.' */
+  const char* doc;      /* one line */
   const cppool_parameter* parameters;
   size_t parameter_count;
   /* May be NULL. CPPOOL_OK, CPPOOL_INVALID_REQUEST or CPPOOL_UNSUPPORTED (the request is `skipped`). */

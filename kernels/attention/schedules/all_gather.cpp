@@ -5,12 +5,20 @@
 
 namespace cppool::kernels {
 
-AllGatherSchedule::AllGatherSchedule(cppool_runtime* runtime, AttentionKernels& kernels, const AttentionSpec& spec, Group world)
+AllGatherSchedule::AllGatherSchedule(cppool_runtime* runtime, AttentionKernels& kernels,
+                                     const AttentionSpec& spec, Group world)
     : rt_(runtime),
       kernels_(kernels),
       spec_(spec),
       world_(world),
-      shape_{spec.dtype, spec.dim_qk, spec.dim_v, spec.heads, spec.kv_heads, 0, 0, spec.heads / spec.kv_heads,
+      shape_{spec.dtype,
+             spec.dim_qk,
+             spec.dim_v,
+             spec.heads,
+             spec.kv_heads,
+             0,
+             0,
+             spec.heads / spec.kv_heads,
              static_cast<float>(spec.scale)},
       rows_q_(spec.batch * spec.seqlen_q / world.size),
       rows_kv_(spec.batch * spec.seqlen_kv / world.size),
@@ -122,10 +130,10 @@ void AllGatherSchedule::Backward(const AttentionTensors& t) {
   gradients_ready_.Wait(comm_.get());
   {
     const Stage stage(rt_, comm_.get(), "backward/reduce-scatter gradients");
-    Check(rt_, rt_->reduce_scatter(rt_, dk_.get(), dk_sum_.get(), dk_sum_.bytes() / sizeof(float), CPPOOL_FLOAT32, CPPOOL_SUM,
-                                   world_.comm, comm_.get()));
-    Check(rt_, rt_->reduce_scatter(rt_, dv_.get(), dv_sum_.get(), dv_sum_.bytes() / sizeof(float), CPPOOL_FLOAT32, CPPOOL_SUM,
-                                   world_.comm, comm_.get()));
+    Check(rt_, rt_->reduce_scatter(rt_, dk_.get(), dk_sum_.get(), dk_sum_.bytes() / sizeof(float),
+                                   CPPOOL_FLOAT32, CPPOOL_SUM, world_.comm, comm_.get()));
+    Check(rt_, rt_->reduce_scatter(rt_, dv_.get(), dv_sum_.get(), dv_sum_.bytes() / sizeof(float),
+                                   CPPOOL_FLOAT32, CPPOOL_SUM, world_.comm, comm_.get()));
     reduced_.Record(comm_.get());
   }
   Check(rt_, rt_->mark(rt_, rt_->stream, "backward/others' keys"));

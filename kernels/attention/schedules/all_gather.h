@@ -10,12 +10,14 @@ namespace cppool::kernels {
 
 class AllGatherSchedule : public Schedule {
  public:
-  AllGatherSchedule(cppool_runtime* runtime, AttentionKernels& kernels, const AttentionSpec& spec, Group world);
+  AllGatherSchedule(cppool_runtime* runtime, AttentionKernels& kernels, const AttentionSpec& spec,
+                    Group world);
   void Forward(const AttentionTensors&) override;
   void Backward(const AttentionTensors&) override;
 
  private:
-  // Gathers k and v of all ranks into k_ and v_, on the communication stream, after what the main stream has so far.
+  // Gathers k and v of all ranks into k_ and v_, on the communication stream, after what the main stream has
+  // so far.
   void StartGather(const char* stage, const AttentionTensors&);
 
   cppool_runtime* rt_;
@@ -30,9 +32,10 @@ class AllGatherSchedule : public Schedule {
   // This rank's queries with its own keys, with the others' keys as gathered, and with all gathered keys.
   std::unique_ptr<BlockPlan> own_, others_, all_;
 
-  Buffer k_, v_;            // [world * rows_kv, kv_heads, dim]
+  Buffer k_, v_;  // [world * rows_kv, kv_heads, dim]
   Buffer accumulator_, delta_, dq_accumulator_;
-  Buffer dk_, dv_;          // fp32 [world * rows_kv, kv_heads, dim]: this rank's contribution to everybody's gradients
+  // This rank's contribution to everybody's gradients, fp32 [world * rows_kv, kv_heads, dim].
+  Buffer dk_, dv_;
   Buffer dk_sum_, dv_sum_;  // fp32 [rows_kv, kv_heads, dim]
 };
 

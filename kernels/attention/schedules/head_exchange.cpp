@@ -45,8 +45,8 @@ void HeadExchange::AllToAll(const std::byte* from, const std::vector<std::size_t
   arrived_.Wait(rt_->stream);
 }
 
-void HeadExchange::ToHeads(Dtype dtype, std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
-                           const void* from, void* scratch, void* to) {
+void HeadExchange::ToHeads(Dtype dtype, std::int64_t rows, int heads, int dim,
+                           const std::vector<HeadRange>& ranges, const void* from, void* scratch, void* to) {
   kernels_.SplitHeads(dtype, rows, heads, dim, ranges, from, scratch, rt_->stream);
   const std::size_t row_bytes = static_cast<std::size_t>(rows) * dim * SizeOf(dtype);
   std::vector<std::size_t> out, in;

@@ -1,4 +1,5 @@
-// The all-to-all between tokens and heads within a group of ranks, around a schedule that computes on some heads of all the group's tokens.
+// The all-to-all between tokens and heads within a group of ranks, around a schedule that computes on some
+// heads of all the group's tokens.
 #pragma once
 
 #include <vector>
@@ -8,8 +9,8 @@
 
 namespace cppool::kernels {
 
-// Which heads each member of a group of `parts` ranks computes. Query heads are dealt out evenly; key/value heads follow them, and are
-// replicated where several members need one.
+// Which heads each member of a group of `parts` ranks computes. Query heads are dealt out evenly; key/value
+// heads follow them, and are replicated where several members need one.
 struct HeadPlan {
   std::vector<HeadRange> query;
   std::vector<HeadRange> key;
@@ -19,18 +20,24 @@ HeadPlan DealHeads(int heads, int kv_heads, int parts);
 
 class HeadExchange {
  public:
-  // `comm_stream`: all communication goes there; the caller has ordered it with the main stream's work before a call, and orders the
-  // main stream after it where ToHeads or ToTokens say so.
+  // `comm_stream`: all communication goes there; the caller has ordered it with the main stream's work before
+  // a call, and orders the main stream after it where ToHeads or ToTokens say so.
   HeadExchange(cppool_runtime* runtime, AttentionKernels& kernels, Group group, cppool_stream comm_stream)
-      : rt_(runtime), kernels_(kernels), group_(group), comm_stream_(comm_stream), packed_(runtime), arrived_(runtime) {}
+      : rt_(runtime),
+        kernels_(kernels),
+        group_(group),
+        comm_stream_(comm_stream),
+        packed_(runtime),
+        arrived_(runtime) {}
 
-  // from [rows, heads, dim] of this rank's tokens to [size * rows, ranges[me].count, dim]: member after member.
-  // Work on the main stream after it sees the result. `scratch` holds at least PackedElements(...) elements.
-  void ToHeads(Dtype dtype, std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges, const void* from,
-               void* scratch, void* to);
+  // from [rows, heads, dim] of this rank's tokens to [size * rows, ranges[me].count, dim]: member after
+  // member. Work on the main stream after it sees the result. `scratch` holds at least PackedElements(...)
+  // elements.
+  void ToHeads(Dtype dtype, std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
+               const void* from, void* scratch, void* to);
   // The reverse; heads that several members computed are summed (see MergeHeads).
-  void ToTokens(Dtype from_dtype, Dtype to_dtype, std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
-                const void* from, void* scratch, void* to);
+  void ToTokens(Dtype from_dtype, Dtype to_dtype, std::int64_t rows, int heads, int dim,
+                const std::vector<HeadRange>& ranges, const void* from, void* scratch, void* to);
 
   static std::int64_t PackedElements(std::int64_t rows, int dim, const std::vector<HeadRange>& ranges);
 

@@ -5,12 +5,14 @@
 namespace cppool::kernels {
 namespace {
 
-std::int64_t LocalRows(std::int64_t batch, std::int64_t seqlen, int world_size) { return batch * seqlen / world_size; }
+std::int64_t LocalRows(std::int64_t batch, std::int64_t seqlen, int world_size) {
+  return batch * seqlen / world_size;
+}
 
 }  // namespace
 
-HeadRingSchedule::HeadRingSchedule(cppool_runtime* runtime, AttentionKernels& kernels, const AttentionSpec& spec,
-                                   HeadRingGroups groups, std::string stage_prefix)
+HeadRingSchedule::HeadRingSchedule(cppool_runtime* runtime, AttentionKernels& kernels,
+                                   const AttentionSpec& spec, HeadRingGroups groups, std::string stage_prefix)
     : rt_(runtime),
       kernels_(kernels),
       spec_(spec),
@@ -28,8 +30,14 @@ HeadRingSchedule::HeadRingSchedule(cppool_runtime* runtime, AttentionKernels& ke
   const int world = parts * steps;
   const HeadRange mine = heads_.query[groups.heads.rank];
   const HeadRange mine_kv = heads_.key[groups.heads.rank];
-  shape_ = {spec.dtype,    spec.dim_qk,  spec.dim_v,     mine.count,
-            mine_kv.count, mine.begin,   mine_kv.begin,  spec.heads / spec.kv_heads,
+  shape_ = {spec.dtype,
+            spec.dim_qk,
+            spec.dim_v,
+            mine.count,
+            mine_kv.count,
+            mine.begin,
+            mine_kv.begin,
+            spec.heads / spec.kv_heads,
             static_cast<float>(spec.scale)};
   kernels_.Load(shape_, spec.training);
 
@@ -41,7 +49,8 @@ HeadRingSchedule::HeadRingSchedule(cppool_runtime* runtime, AttentionKernels& ke
   k_bytes_ = element * block_kv_ * shape_.kv_heads * spec.dim_qk;
   v_bytes_ = element * block_kv_ * shape_.kv_heads * spec.dim_v;
 
-  // Positions say everything: a block is the tokens of the members of one exchange group, wherever they are in their sequences.
+  // Positions say everything: a block is the tokens of the members of one exchange group, wherever they are
+  // in their sequences.
   const auto block_layout = [&](std::int64_t seqlen, int ring_member) {
     std::vector<Layout> members;
     for (int part = 0; part < parts; ++part) {
@@ -120,8 +129,8 @@ HeadRingSchedule::Block HeadRingSchedule::RingStep(const char* pass, int step, B
     // The slot's last block was read at the step before this one.
     if (step > 0) attended_[step - 1].Wait(comm_.get());
     const Stage stage(rt_, comm_.get(),
-                      prefix_ + StepName(pass, step) + ": keys and values to rank " + std::to_string(right()) + ", from rank " +
-                          std::to_string(left()) + " of the ring");
+                      prefix_ + StepName(pass, step) + ": keys and values to rank " +
+                          std::to_string(right()) + ", from rank " + std::to_string(left()) + " of the ring");
     GroupedCalls calls(rt_);
     Check(rt_, rt_->send(rt_, current.k, k_bytes_, right(), groups_.ring.comm, comm_.get()));
     Check(rt_, rt_->send(rt_, current.v, v_bytes_, right(), groups_.ring.comm, comm_.get()));
@@ -141,9 +150,12 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
   args.lse = t.lse;
   if (exchanges()) {
     Mark("forward/tokens to heads");
-    exchange_.ToHeads(spec_.dtype, rows_q_, spec_.heads, spec_.dim_qk, heads_.query, t.q, scratch_.get(), q_.get());
-    exchange_.ToHeads(spec_.dtype, rows_kv_, spec_.kv_heads, spec_.dim_qk, heads_.key, t.k, scratch_.get(), k_.get());
-    exchange_.ToHeads(spec_.dtype, rows_kv_, spec_.kv_heads, spec_.dim_v, heads_.key, t.v, scratch_.get(), v_.get());
+    exchange_.ToHeads(spec_.dtype, rows_q_, spec_.heads, spec_.dim_qk, heads_.query, t.q, scratch_.get(),
+                      q_.get());
+    exchange_.ToHeads(spec_.dtype, rows_kv_, spec_.kv_heads, spec_.dim_qk, heads_.key, t.k, scratch_.get(),
+                      k_.get());
+    exchange_.ToHeads(spec_.dtype, rows_kv_, spec_.kv_heads, spec_.dim_v, heads_.key, t.v, scratch_.get(),
+                      v_.get());
     own = {k_.get(), v_.get()};
     args.q = q_.get();
     args.out = out_.get();
@@ -165,9 +177,10 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
   }
   if (exchanges()) {
     Mark("forward/heads to tokens");
-    exchange_.ToTokens(spec_.dtype, spec_.dtype, rows_q_, spec_.heads, spec_.dim_v, heads_.query, out_.get(), scratch_.get(),
-                       t.out);
-    exchange_.ToTokens(Dtype::kFp32, Dtype::kFp32, rows_q_, spec_.heads, 1, heads_.query, lse_.get(), scratch_.get(), t.lse);
+    exchange_.ToTokens(spec_.dtype, spec_.dtype, rows_q_, spec_.heads, spec_.dim_v, heads_.query, out_.get(),
+                       scratch_.get(), t.out);
+    exchange_.ToTokens(Dtype::kFp32, Dtype::kFp32, rows_q_, spec_.heads, 1, heads_.query, lse_.get(),
+                       scratch_.get(), t.lse);
   }
   EndMarks();
 }
@@ -184,7 +197,8 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
   args.dv = t.dv;
   if (exchanges()) {  // q, k, v, out and lse are kept from the forward pass
     Mark("backward/tokens to heads");
-    exchange_.ToHeads(spec_.dtype, rows_q_, spec_.heads, spec_.dim_v, heads_.query, t.dout, scratch_.get(), dout_.get());
+    exchange_.ToHeads(spec_.dtype, rows_q_, spec_.heads, spec_.dim_v, heads_.query, t.dout, scratch_.get(),
+                      dout_.get());
     own = {k_.get(), v_.get()};
     out = out_.get();
     args.q = q_.get();
@@ -227,13 +241,15 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
       gradients_ready_.Record(rt_->stream);
       gradients_ready_.Wait(comm_.get());
       const Stage stage(rt_, comm_.get(),
-                        prefix_ + name + ": gradients to rank " + std::to_string(right()) + ", from rank " + std::to_string(left()) +
-                            " of the ring");
+                        prefix_ + name + ": gradients to rank " + std::to_string(right()) + ", from rank " +
+                            std::to_string(left()) + " of the ring");
       GroupedCalls calls(rt_);
       Check(rt_, rt_->send(rt_, args.dk_accumulator, dk_bytes, right(), groups_.ring.comm, comm_.get()));
       Check(rt_, rt_->send(rt_, args.dv_accumulator, dv_bytes, right(), groups_.ring.comm, comm_.get()));
-      Check(rt_, rt_->recv(rt_, dk_accumulator_[1 - slot].get(), dk_bytes, left(), groups_.ring.comm, comm_.get()));
-      Check(rt_, rt_->recv(rt_, dv_accumulator_[1 - slot].get(), dv_bytes, left(), groups_.ring.comm, comm_.get()));
+      Check(rt_, rt_->recv(rt_, dk_accumulator_[1 - slot].get(), dk_bytes, left(), groups_.ring.comm,
+                           comm_.get()));
+      Check(rt_, rt_->recv(rt_, dv_accumulator_[1 - slot].get(), dv_bytes, left(), groups_.ring.comm,
+                           comm_.get()));
       calls.End();
       gradients_done_.Record(comm_.get());
     }
@@ -245,10 +261,10 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
     Mark("backward/own gradients");
     gradients_done_.Wait(rt_->stream);
     if (!heads_.replicated) {
-      kernels_.Round(dk_accumulator_[home].get<float>(), spec_.dtype, args.dk, block_kv_ * shape_.kv_heads * spec_.dim_qk,
-                     rt_->stream);
-      kernels_.Round(dv_accumulator_[home].get<float>(), spec_.dtype, args.dv, block_kv_ * shape_.kv_heads * spec_.dim_v,
-                     rt_->stream);
+      kernels_.Round(dk_accumulator_[home].get<float>(), spec_.dtype, args.dk,
+                     block_kv_ * shape_.kv_heads * spec_.dim_qk, rt_->stream);
+      kernels_.Round(dv_accumulator_[home].get<float>(), spec_.dtype, args.dv,
+                     block_kv_ * shape_.kv_heads * spec_.dim_v, rt_->stream);
     }
   }
   if (exchanges()) {
@@ -257,10 +273,12 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
     const int slot = rings() ? home : 0;
     const void* dk = heads_.replicated ? dk_accumulator_[slot].get() : dk_.get();
     const void* dv = heads_.replicated ? dv_accumulator_[slot].get() : dv_.get();
-    exchange_.ToTokens(spec_.dtype, spec_.dtype, rows_q_, spec_.heads, spec_.dim_qk, heads_.query, dq_.get(), scratch_.get(),
-                       t.dq);
-    exchange_.ToTokens(sum_dtype, spec_.dtype, rows_kv_, spec_.kv_heads, spec_.dim_qk, heads_.key, dk, scratch_.get(), t.dk);
-    exchange_.ToTokens(sum_dtype, spec_.dtype, rows_kv_, spec_.kv_heads, spec_.dim_v, heads_.key, dv, scratch_.get(), t.dv);
+    exchange_.ToTokens(spec_.dtype, spec_.dtype, rows_q_, spec_.heads, spec_.dim_qk, heads_.query, dq_.get(),
+                       scratch_.get(), t.dq);
+    exchange_.ToTokens(sum_dtype, spec_.dtype, rows_kv_, spec_.kv_heads, spec_.dim_qk, heads_.key, dk,
+                       scratch_.get(), t.dk);
+    exchange_.ToTokens(sum_dtype, spec_.dtype, rows_kv_, spec_.kv_heads, spec_.dim_v, heads_.key, dv,
+                       scratch_.get(), t.dv);
   }
   EndMarks();
 }

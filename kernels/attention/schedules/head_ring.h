@@ -1,4 +1,5 @@
-// The exchange of heads within groups of A ranks around a ring over R groups: p2p (A = 1), a2a (R = 1), a2a+p2p, and no CP (A = R = 1).
+// The exchange of heads within groups of A ranks around a ring over R groups: p2p (A = 1), a2a (R = 1),
+// a2a+p2p, and no CP (A = R = 1).
 #pragma once
 
 #include <memory>
@@ -20,8 +21,8 @@ struct HeadRingGroups {
 class HeadRingSchedule : public Schedule {
  public:
   // Stages are marked `stage_prefix` + "forward/..." and "backward/...".
-  HeadRingSchedule(cppool_runtime* runtime, AttentionKernels& kernels, const AttentionSpec& spec, HeadRingGroups groups,
-                   std::string stage_prefix = "");
+  HeadRingSchedule(cppool_runtime* runtime, AttentionKernels& kernels, const AttentionSpec& spec,
+                   HeadRingGroups groups, std::string stage_prefix = "");
   void Forward(const AttentionTensors&) override;
   void Backward(const AttentionTensors&) override;
 
@@ -58,15 +59,15 @@ class HeadRingSchedule : public Schedule {
   Stream comm_;
   HeadExchange exchange_;
   Event main_ready_, block_ready_, gradients_ready_, gradients_done_;
-  std::vector<Event> attended_;                   // after the main stream's use of the block of each step
+  std::vector<Event> attended_;                    // after the main stream's use of the block of each step
   std::vector<std::unique_ptr<BlockPlan>> plans_;  // by ring step
 
   // After the exchange; unused without one.
   Buffer scratch_, q_, k_, v_, out_, lse_, dout_, dq_, dk_, dv_;
-  Buffer k_ring_[2], v_ring_[2];          // blocks under way
-  Buffer accumulator_, delta_;            // [block_q, heads, dim_v], [block_q, heads]; fp32
-  Buffer dq_accumulator_;                 // [block_q, heads, dim_qk]
-  Buffer dk_accumulator_[2], dv_accumulator_[2];  // [block_kv, kv_heads, dim]: gradients go round with their block
+  Buffer k_ring_[2], v_ring_[2];                  // blocks under way
+  Buffer accumulator_, delta_;                    // [block_q, heads, dim_v], [block_q, heads]; fp32
+  Buffer dq_accumulator_;                         // [block_q, heads, dim_qk]
+  Buffer dk_accumulator_[2], dv_accumulator_[2];  // [block_kv, kv_heads, dim], going round with their block
 };
 
 }  // namespace cppool::kernels

@@ -8,13 +8,19 @@
 
 namespace cppool::kernels {
 
-std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, AttentionKernels& kernels, const AttentionSpec& spec) {
+std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, AttentionKernels& kernels,
+                                       const AttentionSpec& spec) {
   const Group world = GetGroup(runtime, CPPOOL_WORLD);
   HeadRingGroups groups;
   switch (spec.comm) {
-    case CpCommType::kAllGather: return std::make_unique<AllGatherSchedule>(runtime, kernels, spec, world);
-    case CpCommType::kP2p: groups.ring = world; break;
-    case CpCommType::kA2a: groups.heads = world; break;
+    case CpCommType::kAllGather:
+      return std::make_unique<AllGatherSchedule>(runtime, kernels, spec, world);
+    case CpCommType::kP2p:
+      groups.ring = world;
+      break;
+    case CpCommType::kA2a:
+      groups.heads = world;
+      break;
     case CpCommType::kA2aP2p:
       groups.heads = GetGroup(runtime, CPPOOL_PAIR);
       groups.ring = GetGroup(runtime, CPPOOL_STRIDE);
@@ -26,7 +32,8 @@ std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, AttentionKernels
   return std::make_unique<HeadRingSchedule>(runtime, kernels, spec, groups);
 }
 
-std::unique_ptr<Schedule> MakeNoCpSchedule(cppool_runtime* runtime, AttentionKernels& kernels, const AttentionSpec& spec) {
+std::unique_ptr<Schedule> MakeNoCpSchedule(cppool_runtime* runtime, AttentionKernels& kernels,
+                                           const AttentionSpec& spec) {
   return std::make_unique<HeadRingSchedule>(runtime, kernels, spec, HeadRingGroups{}, "reference/");
 }
 
@@ -47,9 +54,11 @@ double ScheduleBytes(const AttentionSpec& spec, int world_size) {
   const double copies = std::max(1.0, static_cast<double>(parts) / spec.kv_heads + 1);
   if (parts > 1 && spec.kv_heads % parts != 0) kv *= copies;
   double bytes = 0;
-  if (parts > 1) bytes += (q + out) * element + 4 * rows + kv * element + std::max({q * element, out * element, 4 * kv});
+  if (parts > 1)
+    bytes += (q + out) * element + 4 * rows + kv * element + std::max({q * element, out * element, 4 * kv});
   if (rings) bytes += 4 * out + 2 * kv * element;
-  if (spec.training) bytes += 4 * rows + (rings ? 4 * q : 0) + 8 * kv + (parts > 1 ? (out + q + kv) * element : 0);
+  if (spec.training)
+    bytes += 4 * rows + (rings ? 4 * q : 0) + 8 * kv + (parts > 1 ? (out + q + kv) * element : 0);
   return bytes;
 }
 

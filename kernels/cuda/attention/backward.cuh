@@ -1,8 +1,8 @@
 // What the two backward kernels share.
 //
-// With p = exp(scale q k^T - lse) and delta = rowsum(out dout): dv = p^T dout, ds = p (dout v^T - delta), dq = scale ds k and
-// dk = scale ds^T q (FlashAttention-2, Dao 2023). One kernel makes dq, another dk and dv, each recomputing p: 7 products instead of 5,
-// but every sum in one fixed order, without atomics.
+// With p = exp(scale q k^T - lse) and delta = rowsum(out dout): dv = p^T dout, ds = p (dout v^T - delta), dq
+// = scale ds k and dk = scale ds^T q (FlashAttention-2, Dao 2023). One kernel makes dq, another dk and dv,
+// each recomputing p: 7 products instead of 5, but every sum in one fixed order, without atomics.
 #pragma once
 
 #include <cmath>
@@ -17,8 +17,8 @@ namespace cppool::kernels::cuda {
 // lse in powers of two. A row that has seen no key (-inf) gets +inf, which makes each of its probabilities 0.
 __device__ __forceinline__ float LseLog2(float lse) { return lse == -INFINITY ? INFINITY : lse * kLog2e; }
 
-// Writes a warp's rows of a gradient, times `scale`, over what the accumulator holds unless `first`, to `result` when `last`. `rows`
-// counts from the warp's first row; token i lies at element `from + i * pitch`.
+// Writes a warp's rows of a gradient, times `scale`, over what the accumulator holds unless `first`, to
+// `result` when `last`. `rows` counts from the warp's first row; token i lies at element `from + i * pitch`.
 template <typename T, int kM, int kN>
 __device__ __forceinline__ void WriteGradient(const Accumulator<kM, kN>& sum, float scale, int rows,
                                               std::int64_t from, std::int64_t pitch, float* accumulator,

@@ -1,16 +1,17 @@
-// dk = scale ds^T q and dv = p^T dout, for one tile of keys and one key/value head per block of threads, summed over the query heads
-// that read it, one after another; the formulas are in backward.cuh.
+// dk = scale ds^T q and dv = p^T dout, for one tile of keys and one key/value head per block of threads,
+// summed over the query heads that read it, one after another; the formulas are in backward.cuh.
 //
-// Tiling: 4 warps of 16 keys (32 for head dim 64), 32 or 64 queries at a time. Shared memory: k and v, and one or two stages of q, dout,
-// lse and delta, 98 KB at most (config.h). Logits are made transposed, keys by queries, so that p^T and ds^T stay in registers.
+// Tiling: 4 warps of 16 keys (32 for head dim 64), 32 or 64 queries at a time. Shared memory: k and v, and
+// one or two stages of q, dout, lse and delta, 98 KB at most (config.h). Logits are made transposed, keys by
+// queries, so that p^T and ds^T stay in registers.
 #pragma once
 
 #include "attention/backward.cuh"
 
 namespace cppool::kernels::cuda {
 
-// Zeroes the probabilities, keys by queries, of pairs that are not visible. Rows and queries beyond what there is need no mask: the
-// rows are not written, and the queries' q and dout are zero.
+// Zeroes the probabilities, keys by queries, of pairs that are not visible. Rows and queries beyond what
+// there is need no mask: the rows are not written, and the queries' q and dout are zero.
 template <int kM, int kN>
 __device__ __forceinline__ void MaskByKey(Accumulator<kM, kN>& probability, const Band& band, int key,
                                           int query) {

@@ -1,8 +1,9 @@
 // Tile sizes and shared-memory budgets of the three matrix kernels, by head dims (query/key and value).
 //
-// What decides them: an accumulator row of d values costs a warp of 16 rows d / 2 registers a thread, of 32 rows twice that, and there
-// are 255; a warp of 32 rows reads half as much shared memory per product, which binds mma.sync. Two blocks of four warps per
-// multiprocessor let one's softmax run under the other's products. No kernel needs more than 99 KB per block (sm_86, sm_89).
+// What decides them: an accumulator row of d values costs a warp of 16 rows d / 2 registers a thread, of 32
+// rows twice that, and there are 255; a warp of 32 rows reads half as much shared memory per product, which
+// binds mma.sync. Two blocks of four warps per multiprocessor let one's softmax run under the other's
+// products. No kernel needs more than 99 KB per block (sm_86, sm_89).
 #pragma once
 
 namespace cppool::kernels::cuda {
@@ -62,7 +63,8 @@ struct BackwardKeyTiling<128, 64> : Tiling<16, 4, 64, 2, 2> {};
 template <>
 struct BackwardKeyTiling<256, 256> : Tiling<16, 4, 32, 1, 2> {};
 
-// Accumulators of dk and dv together do not fit into registers beyond this: two kernels make them one after the other.
+// Accumulators of dk and dv together do not fit into registers beyond this: two kernels make them one after
+// the other.
 template <int kDimQk, int kDimV>
 inline constexpr bool kKeyAndValueApart = kDimQk + kDimV > 384;
 
@@ -75,14 +77,16 @@ constexpr int ForwardSharedBytes() {  // q; k, v. The most: 64 x 256 + 64 x 256 
 
 template <int kDimQk, int kDimV>
 constexpr int
-BackwardQuerySharedBytes() {  // lse, delta, q, dout; stages of k, v. The most: 1 KB and (128 + 64) x 256, 97 KB
+// lse, delta, q, dout; stages of k, v. The most: 1 KB and (128 + 64) x 256, 97 KB
+BackwardQuerySharedBytes() {
   using T = BackwardQueryTiling<kDimQk, kDimV>;
   return 2 * (T::kTileRows + T::kStages * T::kBlock) * (kDimQk + kDimV) + T::kTileRows * 8;
 }
 
 template <int kDimQk, int kDimV>
 constexpr int
-BackwardKeySharedBytes() {  // k, v; stages of q, dout, lse, delta. The most: (64 + 2 x 64) x 256 and 1 KB, 97 KB
+// k, v; stages of q, dout, lse, delta. The most: (64 + 2 x 64) x 256 and 1 KB, 97 KB
+BackwardKeySharedBytes() {
   using T = BackwardKeyTiling<kDimQk, kDimV>;
   return 2 * (T::kTileRows + T::kStages * T::kBlock) * (kDimQk + kDimV) + T::kStages * T::kBlock * 8;
 }

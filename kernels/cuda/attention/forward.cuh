@@ -1,10 +1,13 @@
-// Forward attention: out = softmax(scale q k^T, masked) v and lse, for one tile of queries and one head per block of threads.
+// Forward attention: out = softmax(scale q k^T, masked) v and lse, for one tile of queries and one head per
+// block of threads.
 //
-// Tiling: 4 warps of 32 query rows (16 for head dim 256); 64 keys at a time, k and v each single-buffered: v travels under q k^T, the
-// next k under the softmax and p v. Shared memory: q, k, v, 96 KB at most (config.h). q k^T, p and the output stay in registers.
+// Tiling: 4 warps of 32 query rows (16 for head dim 256); 64 keys at a time, k and v each single-buffered: v
+// travels under q k^T, the next k under the softmax and p v. Shared memory: q, k, v, 96 KB at most
+// (config.h). q k^T, p and the output stay in registers.
 //
-// Online softmax (Milakov and Gimelshein 2018) in tiles (FlashAttention-2, Dao 2023), in powers of 2. The running maximum follows only
-// when a row has outgrown it by kSlack: exponentials stay below 2^kSlack, and most blocks need not rescale the output.
+// Online softmax (Milakov and Gimelshein 2018) in tiles (FlashAttention-2, Dao 2023), in powers of 2. The
+// running maximum follows only when a row has outgrown it by kSlack: exponentials stay below 2^kSlack, and
+// most blocks need not rescale the output.
 #pragma once
 
 #include <cmath>
@@ -18,7 +21,8 @@ namespace cppool::kernels::cuda {
 
 inline constexpr float kSlack = 8;
 
-// The rows of a warp's accumulator that a thread holds: for each 16-row tile m, rows 16 m + lane / 4 and that + 8.
+// The rows of a warp's accumulator that a thread holds: for each 16-row tile m, rows 16 m + lane / 4 and that
+// + 8.
 template <int kM>
 struct SoftmaxState {
   float most[kM][2];  // running maximum of the unscaled logits; -inf before the first visible key
@@ -46,7 +50,8 @@ __device__ __forceinline__ void MaskLogits(Accumulator<kM, kN>& logits, const Ba
     }
 }
 
-// Turns logits into exponentials relative to the running maximum, and rescales the state and the output when that has to move.
+// Turns logits into exponentials relative to the running maximum, and rescales the state and the output when
+// that has to move.
 template <int kM, int kN, int kOut>
 __device__ __forceinline__ void Softmax(Accumulator<kM, kN>& logits, SoftmaxState<kM>& state,
                                         Accumulator<kM, kOut>& out, float scale_log2) {
@@ -63,7 +68,8 @@ __device__ __forceinline__ void Softmax(Accumulator<kM, kN>& logits, SoftmaxStat
       row = fmaxf(row, __shfl_xor_sync(~0u, row, 1));
       row = fmaxf(row, __shfl_xor_sync(~0u, row, 2));
       most[m][half] = row;
-      // -inf - -inf is NaN and compares false: a row that has seen nothing yet and sees nothing now does not count.
+      // -inf - -inf is NaN and compares false: a row that has seen nothing yet and sees nothing now does not
+      // count.
       outgrown |= (row - state.most[m][half]) * scale_log2 > kSlack;
     }
   if (__any_sync(~0u, outgrown)) {

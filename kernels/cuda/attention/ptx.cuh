@@ -1,5 +1,5 @@
-// The instructions that CUDA C++ has no name for: asynchronous copies to shared memory, matrix loads, tensor core products. All of
-// them exist from sm_80 on. Shared memory is named by its 32-bit address.
+// The instructions that CUDA C++ has no name for: asynchronous copies to shared memory, matrix loads, tensor
+// core products. All of them exist from sm_80 on. Shared memory is named by its 32-bit address.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -42,7 +42,8 @@ __device__ __forceinline__ void LoadMatrixTransposed(std::uint32_t (&to)[4], std
                : "r"(shared));
 }
 
-// c += a b for a 16x16 tile a and a 16x8 tile b. Lane l holds of c: rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next one.
+// c += a b for a 16x16 tile a and a 16x8 tile b. Lane l holds of c: rows l / 4 and l / 4 + 8, columns 2 (l %
+// 4) and the next one.
 template <typename T>
 __device__ __forceinline__ void Multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                          std::uint32_t b1);

@@ -1,7 +1,8 @@
 // Tiles of 16-bit elements in shared memory, and the products of tiles that a warp makes.
 //
-// A tile is [rows, kDim] with rows of kDim * 2 bytes, a multiple of 128. Within each 128 bytes, the 16-byte chunk c of row r lies at
-// chunk c ^ (r % 8): the eight rows that one 8x8 matrix load touches then lie in different banks.
+// A tile is [rows, kDim] with rows of kDim * 2 bytes, a multiple of 128. Within each 128 bytes, the 16-byte
+// chunk c of row r lies at chunk c ^ (r % 8): the eight rows that one 8x8 matrix load touches then lie in
+// different banks.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +18,9 @@ inline constexpr float kLn2 = 0.6931471805599453f;
 template <int kDim>
 inline constexpr int kRowBytes = kDim * 2;
 
-// Starts the copy of `length` <= kRows token rows into a tile; the tile's other rows become zero. `from` is the first token's row for
-// one head, `stride` the bytes from one token to the next. All threads of the block take part.
+// Starts the copy of `length` <= kRows token rows into a tile; the tile's other rows become zero. `from` is
+// the first token's row for one head, `stride` the bytes from one token to the next. All threads of the block
+// take part.
 template <int kDim, int kRows, int kThreads>
 __device__ __forceinline__ void CopyTile(std::uint32_t tile, const void* from, std::int64_t stride,
                                          int length) {

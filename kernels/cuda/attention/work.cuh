@@ -1,4 +1,5 @@
-// How a block of threads walks through its work: the ranges of the other side, cut into blocks, and what of them is visible.
+// How a block of threads walks through its work: the ranges of the other side, cut into blocks, and what of
+// them is visible.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +8,8 @@
 
 namespace cppool::kernels::cuda {
 
-// Walks over blocks of at most kBlock tokens of a tile's ranges, `passes` times over. `tile` is in shared memory and `work` a parameter:
-// what is seldom needed takes no registers.
+// Walks over blocks of at most kBlock tokens of a tile's ranges, `passes` times over. `tile` is in shared
+// memory and `work` a parameter: what is seldom needed takes no registers.
 template <int kBlock>
 class BlockCursor {
  public:

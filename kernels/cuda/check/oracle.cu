@@ -216,8 +216,8 @@ __device__ KeyRange PartOf(std::int64_t begin, std::int64_t end, int part, int p
   return {min(begin + part * length, end), min(begin + (part + 1) * length, end)};
 }
 
-// Tile (x, y) of out = P V, or of dQ = scale dS K, of a head and a part of its keys (z). Without `sums` it is the result; else a part of
-// sums [parts, rows, heads, dim].
+// Tile (x, y) of out = P V, or of dQ = scale dS K, of a head and a part of its keys (z). Without `sums` it is
+// the result; else a part of sums [parts, rows, heads, dim].
 template <typename T, bool kGradient>
 __global__ void __launch_bounds__(kOracleThreads, 3) QueryKernel(Chunk chunk, double* sums) {
   using Product = OracleProduct<double, true, T, false>;
@@ -246,8 +246,9 @@ __global__ void __launch_bounds__(kOracleThreads, 3) QueryKernel(Chunk chunk, do
   });
 }
 
-// Tile (x, y) of dK = scale dS^T Q, or of dV = P^T dO, over the chunk's rows. With `parts`, of a head and a part of its rows (z), to
-// sums [parts, heads, seqlen_kv, dim]; with 0, of all heads, and added to what is there unless `first`.
+// Tile (x, y) of dK = scale dS^T Q, or of dV = P^T dO, over the chunk's rows. With `parts`, of a head and a
+// part of its rows (z), to sums [parts, heads, seqlen_kv, dim]; with 0, of all heads, and added to what is
+// there unless `first`.
 template <typename T, bool kValue>
 __global__ void __launch_bounds__(kOracleThreads, 3)
     KeyKernel(Chunk chunk, int parts, double* to, bool first) {
@@ -256,7 +257,8 @@ __global__ void __launch_bounds__(kOracleThreads, 3)
   const int dim = kValue ? chunk.args.dim_v : chunk.args.dim_qk;
   const std::int64_t key = std::int64_t{blockIdx.x} * kOracleTile;
   const std::int64_t column = std::int64_t{blockIdx.y} * kOracleTile;
-  // Both ends of the rows' ranges only grow from row to row, so the tiles of rows that touch these keys lie together.
+  // Both ends of the rows' ranges only grow from row to row, so the tiles of rows that touch these keys lie
+  // together.
   const auto touches = [&](std::int64_t row) {
     const KeyRange keys = chunk.Keys(row);
     return key >= keys.begin && key < keys.end;
@@ -285,8 +287,8 @@ __global__ void __launch_bounds__(kOracleThreads, 3)
   });
 }
 
-// to[row * pitch + 0 .. width) = the sum of the parts [count, rows, width], in their order, added to what is there when `add`. With count
-// 0 it only rounds.
+// to[row * pitch + 0 .. width) = the sum of the parts [count, rows, width], in their order, added to what is
+// there when `add`. With count 0 it only rounds.
 struct Sum {
   const double* parts;
   int count;

@@ -1,14 +1,18 @@
 /* The runtime seam: what a case runs on, for one rank. Plain C, so that a case can be built by any compiler.
  *
  * Two implementations have the same rules:
- *   cuda  memory is device memory; the handles below ARE cudaStream_t, cudaEvent_t and ncclComm_t: cast them and use CUDA and NCCL directly;
- *   host  memory is memory; a stream is an asynchronous queue run by a thread of its own, so a wait that is missing is a data race.
- * Work on two streams is ordered by events and by nothing else. All calls that take a stream return before the work is done.
+ *   cuda  memory is device memory; the handles below ARE cudaStream_t, cudaEvent_t and ncclComm_t: cast them
+ *         and use CUDA and NCCL directly;
+ *   host  memory is memory; a stream is an asynchronous queue run by a thread of its own, so a wait that is
+ *         missing is a data race.
+ * Work on two streams is ordered by events and by nothing else. All calls that take a stream return before
+ * the work is done.
  *
- * Threads: every rank has a thread of its own; the table and the handles of a rank are for that thread (and, for `enqueue`d functions
- * on the host, for the streams' threads, which make no calls on the table).
+ * Threads: every rank has a thread of its own; the table and the handles of a rank are for that thread (and,
+ * for `enqueue`d functions on the host, for the streams' threads, which make no calls on the table).
  * Errors: every function returns CPPOOL_OK or the kind of failure, and then `last_error` says what happened.
- * Ownership: what a case creates or allocates it should release; what is left is released after the case, and counted in `stats`. */
+ * Ownership: what a case creates or allocates it should release; what is left is released after the case, and
+ * counted in `stats`. */
 #ifndef CPPOOL_RUNTIME_H
 #define CPPOOL_RUNTIME_H
 
@@ -46,8 +50,9 @@ typedef enum cppool_dtype {
 
 typedef enum cppool_reduce { CPPOOL_SUM, CPPOOL_MAX } cppool_reduce;
 
-/* Communicators made once with the world. A pair is ranks 2i and 2i+1; a stride holds the ranks of equal parity
- * (0, 2, 4, ... and 1, 3, 5, ...): the two levels of a2a+p2p. PAIR and STRIDE exist for even world sizes from 4. */
+/* Communicators made once with the world. A pair is ranks 2i and 2i+1; a stride holds the ranks of equal
+ * parity (0, 2, 4, ... and 1, 3, 5, ...): the two levels of a2a+p2p. PAIR and STRIDE exist for even world
+ * sizes from 4. */
 typedef enum cppool_group { CPPOOL_WORLD, CPPOOL_PAIR, CPPOOL_STRIDE } cppool_group;
 
 typedef struct cppool_stream_s* cppool_stream; /* cudaStream_t */
@@ -56,10 +61,10 @@ typedef struct cppool_comm_s* cppool_comm;     /* ncclComm_t */
 
 typedef struct cppool_runtime cppool_runtime;
 struct cppool_runtime {
-  uint32_t abi;        /* CPPOOL_RUNTIME_ABI */
+  uint32_t abi;         /* CPPOOL_RUNTIME_ABI */
   uint32_t struct_size; /* sizeof(cppool_runtime): later versions append */
-  const char* backend; /* "cuda" or "host" */
-  int rank;            /* 0 .. world_size - 1 */
+  const char* backend;  /* "cuda" or "host" */
+  int rank;             /* 0 .. world_size - 1 */
   int world_size;
   int device;           /* CUDA device ordinal of this rank; -1 on the host */
   cppool_stream stream; /* the rank's main stream; owned by the runtime */
@@ -68,11 +73,12 @@ struct cppool_runtime {
   /* Text of this rank's last failure; valid until the next failing call. */
   const char* (*last_error)(cppool_runtime*);
 
-  /* Memory, in stream order: usable by work enqueued on `stream` after the call. `bytes` may be 0 (then *out is NULL). At least
-   * 256-byte aligned. What it holds is undefined. */
+  /* Memory, in stream order: usable by work enqueued on `stream` after the call. `bytes` may be 0 (then *out
+   * is NULL). At least 256-byte aligned. What it holds is undefined. */
   cppool_status (*alloc)(cppool_runtime*, size_t bytes, cppool_stream stream, void** out);
   cppool_status (*free)(cppool_runtime*, void* ptr, cppool_stream stream); /* NULL is allowed */
-  /* Host memory that `copy` reaches asynchronously (page-locked on cuda). Usable at once; free only after the stream's work is done. */
+  /* Host memory that `copy` reaches asynchronously (page-locked on cuda). Usable at once; free only after the
+   * stream's work is done. */
   cppool_status (*alloc_host)(cppool_runtime*, size_t bytes, void** out);
   cppool_status (*free_host)(cppool_runtime*, void* ptr);
   /* Any direction. Pageable host memory may be reused only after the stream is synchronised. */
@@ -81,35 +87,45 @@ struct cppool_runtime {
 
   /* Streams and events. */
   cppool_status (*stream_create)(cppool_runtime*, cppool_stream* out);
-  cppool_status (*stream_destroy)(cppool_runtime*, cppool_stream stream); /* after its work is done; does not wait on cuda */
-  cppool_status (*stream_synchronize)(cppool_runtime*, cppool_stream stream); /* also reports failures of the work itself */
+  /* Does not wait: the stream goes when its work is done. */
+  cppool_status (*stream_destroy)(cppool_runtime*, cppool_stream stream);
+  /* Also reports failures of the work itself. */
+  cppool_status (*stream_synchronize)(cppool_runtime*, cppool_stream stream);
   cppool_status (*event_create)(cppool_runtime*, cppool_event* out);
   cppool_status (*event_destroy)(cppool_runtime*, cppool_event event);
   cppool_status (*event_record)(cppool_runtime*, cppool_event event, cppool_stream stream);
-  /* Later work on `stream` waits for the work before the event's latest record. An event never recorded is no wait. */
+  /* Later work on `stream` waits for the work before the event's latest record. An event never recorded is no
+   * wait. */
   cppool_status (*stream_wait)(cppool_runtime*, cppool_stream stream, cppool_event event);
   /* Runs `function(argument)` on a host thread in stream order. On cuda it may make no CUDA call. */
   cppool_status (*enqueue)(cppool_runtime*, cppool_stream stream, void (*function)(void*), void* argument);
 
-  /* Communication, in stream order; every rank of the group makes the same calls in the same order. Buffers are device memory (memory on
-   * the host). `send` and `recv` between group_start and group_end run together and cannot deadlock; the peer is a rank of the group.
-   * `out` of a group that the world does not have is NULL, with CPPOOL_OK. */
+  /* Communication, in stream order; every rank of the group makes the same calls in the same order. Buffers
+   * are device memory (memory on the host). `send` and `recv` between group_start and group_end run together
+   * and cannot deadlock; the peer is a rank of the group. `out` of a group that the world does not have is
+   * NULL, with CPPOOL_OK. */
   cppool_status (*group)(cppool_runtime*, cppool_group which, cppool_comm* out, int* rank, int* size);
   cppool_status (*group_start)(cppool_runtime*);
   cppool_status (*group_end)(cppool_runtime*);
-  cppool_status (*send)(cppool_runtime*, const void* buffer, size_t bytes, int peer, cppool_comm comm, cppool_stream stream);
-  cppool_status (*recv)(cppool_runtime*, void* buffer, size_t bytes, int peer, cppool_comm comm, cppool_stream stream);
+  cppool_status (*send)(cppool_runtime*, const void* buffer, size_t bytes, int peer, cppool_comm comm,
+                        cppool_stream stream);
+  cppool_status (*recv)(cppool_runtime*, void* buffer, size_t bytes, int peer, cppool_comm comm,
+                        cppool_stream stream);
   /* out[size * bytes]: the ranks' `in[bytes]` in rank order. In place when in == out + rank * bytes. */
-  cppool_status (*all_gather)(cppool_runtime*, const void* in, void* out, size_t bytes, cppool_comm comm, cppool_stream stream);
-  /* out[count]: this rank's part of the reduction of in[size * count]. float32 and float64, int32 and int64; also float16 and bfloat16. */
-  cppool_status (*reduce_scatter)(cppool_runtime*, const void* in, void* out, size_t count, cppool_dtype dtype,
-                                  cppool_reduce reduce, cppool_comm comm, cppool_stream stream);
+  cppool_status (*all_gather)(cppool_runtime*, const void* in, void* out, size_t bytes, cppool_comm comm,
+                              cppool_stream stream);
+  /* out[count]: this rank's part of the reduction of in[size * count]. float32 and float64, int32 and int64;
+   * also float16 and bfloat16. */
+  cppool_status (*reduce_scatter)(cppool_runtime*, const void* in, void* out, size_t count,
+                                  cppool_dtype dtype, cppool_reduce reduce, cppool_comm comm,
+                                  cppool_stream stream);
   /* out[count] of in[count]; in == out is allowed. */
   cppool_status (*all_reduce)(cppool_runtime*, const void* in, void* out, size_t count, cppool_dtype dtype,
                               cppool_reduce reduce, cppool_comm comm, cppool_stream stream);
 
-  /* Says that the work enqueued on `stream` from here on belongs to `stage`; NULL ends the last stage. Recorded in stream order and
-   * visible to the host at any time. `gpu_ms` and the diagnosis of a case that does not end come from it. A stage is a path such as
+  /* Says that the work enqueued on `stream` from here on belongs to `stage`; NULL ends the last stage.
+   * Recorded in stream order and visible to the host at any time. `gpu_ms` and the diagnosis of a case that
+   * does not end come from it. A stage is a path such as
    * "forward/attend 1": its text is copied; on the main stream its time counts for "forward" too. */
   cppool_status (*mark)(cppool_runtime*, cppool_stream stream, const char* stage);
 };

@@ -1,7 +1,8 @@
-// A backend makes the runtime seam (cppool/runtime.h) for every rank of a world: on the host, or on CUDA through a module opened on demand.
+// A backend makes the runtime seam (cppool/runtime.h) for every rank of a world: on the host, or on CUDA
+// through a module opened on demand.
 //
-// Threads: the caller has one thread per rank. OpenRank(r) and everything of a RankRuntime is called on rank r's thread, except what is
-// marked "any thread".
+// Threads: the caller has one thread per rank. OpenRank(r) and everything of a RankRuntime is called on rank
+// r's thread, except what is marked "any thread".
 #pragma once
 
 #include <cppool/runtime.h>
@@ -16,29 +17,31 @@
 namespace cppool::kernels {
 
 struct DeviceInfo {
-  std::string name;         // "NVIDIA H200", or the processor's model name
-  std::string uuid;         // "GPU-..."; empty on the host
-  int ordinal = -1;         // CUDA device ordinal within what this process sees; -1 on the host
-  std::string capability;   // "9.0"; empty on the host
+  std::string name;        // "NVIDIA H200", or the processor's model name
+  std::string uuid;        // "GPU-..."; empty on the host
+  int ordinal = -1;        // CUDA device ordinal within what this process sees; -1 on the host
+  std::string capability;  // "9.0"; empty on the host
   std::size_t total_bytes = 0;
 };
 
 struct MemoryInfo {
-  std::size_t held_bytes = 0;  // what this process's allocations hold on the rank's device, pooled memory included
+  std::size_t held_bytes =
+      0;  // what this process's allocations hold on the rank's device, pooled memory included
   std::size_t free_bytes = 0;  // what an allocation could still get, on a device that other ranks may share
   std::size_t live_allocations = 0;
 };
 
 // Where a stream is, as its marks tell. Read while the rank may be stuck.
 struct StreamProgress {
-  std::string stream;     // "main", "stream 1"
-  std::string stage;      // the last stage that its work has reached; empty before the first
-  double seconds = 0;     // since the stage was first seen to be reached
-  bool idle = true;       // nothing marked is pending
+  std::string stream;  // "main", "stream 1"
+  std::string stage;   // the last stage that its work has reached; empty before the first
+  double seconds = 0;  // since the stage was first seen to be reached
+  bool idle = true;    // nothing marked is pending
 };
 
-// Milliseconds of each stage on the rank's device: in iterations the median over the counted ones, else the one time.
-// A parent ("forward" of "forward/attend 1") is listed too: the sum over its stages on the main stream.
+// Milliseconds of each stage on the rank's device: in iterations the median over the counted ones, else the
+// one time. A parent ("forward" of "forward/attend 1") is listed too: the sum over its stages on the main
+// stream.
 using StageTimes = std::vector<std::pair<std::string, double>>;
 
 class RankRuntime {
@@ -51,7 +54,8 @@ class RankRuntime {
   // Marks from here on belong to iteration `index` (negative: warm-up, not counted).
   virtual void BeginIteration(int index) = 0;
   virtual void EndIterations() = 0;
-  // Waits for the rank's work, releases what the case left behind, and returns the stages' times. Throws RuntimeError.
+  // Waits for the rank's work, releases what the case left behind, and returns the stages' times. Throws
+  // RuntimeError.
   virtual StageTimes EndCase() = 0;
   // Gives pooled memory back to the device. After a barrier of all ranks: it may wait for the device.
   virtual void Trim() = 0;
@@ -69,25 +73,28 @@ class Backend {
   virtual std::string name() const = 0;       // "cuda", "host"
   virtual std::string transport() const = 0;  // "nccl", "host"
   virtual int world_size() const = 0;
-  // Called on all ranks' threads at once: makes the device ready, joins the communicators and uses each once. Throws RuntimeError.
+  // Called on all ranks' threads at once: makes the device ready, joins the communicators and uses each once.
+  // Throws RuntimeError.
   virtual std::unique_ptr<RankRuntime> OpenRank(int rank) = 0;
   virtual std::vector<DeviceInfo> Devices() const = 0;  // one per rank, after OpenRank
   // Milliseconds of the start-up by stage, in order, after OpenRank: the slowest rank's.
   virtual std::vector<std::pair<std::string, double>> InitTimes() const = 0;
-  // Any thread: makes pending and later communication of all ranks fail with `reason`, so that nobody waits for a rank that has gone.
+  // Any thread: makes pending and later communication of all ranks fail with `reason`, so that nobody waits
+  // for a rank that has gone.
   virtual void Abort(const std::string& reason) = 0;
-  // Whether the world can run another case after Abort: true on the host (which then starts anew), false for NCCL.
+  // Whether the world can run another case after Abort: true on the host (which then starts anew), false for
+  // NCCL.
   virtual bool Recover() = 0;
 };
 
 std::unique_ptr<Backend> CreateHostBackend(int world_size);
 
-// Number of devices that CUDA sees (CUDA_VISIBLE_DEVICES is honoured); 0 without a driver or a device. Loads libcuda.so.1 but makes no
-// context. Throws RuntimeError when the driver is there and broken.
+// Number of devices that CUDA sees (CUDA_VISIBLE_DEVICES is honoured); 0 without a driver or a device. Loads
+// libcuda.so.1 but makes no context. Throws RuntimeError when the driver is there and broken.
 int CountCudaDevices();
 
-// Opens the module `libcppool_cuda.so` beside the program (or at CPPOOL_CUDA_MODULE). Throws RuntimeError saying what to do when it
-// is missing, of another version, or lacks NCCL.
+// Opens the module `libcppool_cuda.so` beside the program (or at CPPOOL_CUDA_MODULE). Throws RuntimeError
+// saying what to do when it is missing, of another version, or lacks NCCL.
 std::unique_ptr<Backend> CreateCudaBackend(int world_size);
 
 }  // namespace cppool::kernels

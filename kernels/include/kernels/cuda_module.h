@@ -1,4 +1,5 @@
-// The table that libcppool_cuda.so exports as `cppool_cuda_module`: CUDA and NCCL stay out of every other binary.
+// The table that libcppool_cuda.so exports as `cppool_cuda_module`: CUDA and NCCL stay out of every other
+// binary.
 #pragma once
 
 #include <memory>
@@ -16,6 +17,7 @@ struct CudaModule {
   std::unique_ptr<CheckKernels> (*make_check_kernels)(cppool_runtime*);
 };
 
-inline constexpr const char* kCudaModuleSymbol = "cppool_cuda_module";  // extern "C" const CudaModule* cppool_cuda_module()
+inline constexpr const char* kCudaModuleSymbol =
+    "cppool_cuda_module";  // extern "C" const CudaModule* cppool_cuda_module()
 
 }  // namespace cppool::kernels

@@ -10,7 +10,8 @@ namespace cppool::kernels {
 
 class RuntimeError : public std::runtime_error {
  public:
-  RuntimeError(cppool_status status, const std::string& detail) : std::runtime_error(detail), status_(status) {}
+  RuntimeError(cppool_status status, const std::string& detail)
+      : std::runtime_error(detail), status_(status) {}
   cppool_status status() const { return status_; }
 
  private:

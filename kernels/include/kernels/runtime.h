@@ -1,5 +1,5 @@
-// The seam (cppool/runtime.h) with owners and exceptions: what schedules and cases in C++ are written against.
-// Everything here belongs to one rank and its thread.
+// The seam (cppool/runtime.h) with owners and exceptions: what schedules and cases in C++ are written
+// against. Everything here belongs to one rank and its thread.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -50,11 +50,13 @@ class Event {
   cppool_event event_ = nullptr;
 };
 
-// Device memory, allocated and released in the order of one stream: other streams' use must be ordered by events on both sides.
+// Device memory, allocated and released in the order of one stream: other streams' use must be ordered by
+// events on both sides.
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(cppool_runtime* rt, std::size_t bytes, cppool_stream stream) : rt_(rt), bytes_(bytes), stream_(stream) {
+  Buffer(cppool_runtime* rt, std::size_t bytes, cppool_stream stream)
+      : rt_(rt), bytes_(bytes), stream_(stream) {
     Check(rt, rt->alloc(rt, bytes, stream, &data_));
   }
   ~Buffer() { Reset(); }
@@ -106,7 +108,8 @@ class GroupedCalls {
  public:
   explicit GroupedCalls(cppool_runtime* rt) : rt_(rt) { Check(rt, rt->group_start(rt)); }
   ~GroupedCalls() {
-    if (rt_) rt_->group_end(rt_);  // an exception is on its way: close the group, its error would hide the first
+    if (rt_)
+      rt_->group_end(rt_);  // an exception is on its way: close the group, its error would hide the first
   }
   GroupedCalls(const GroupedCalls&) = delete;
   GroupedCalls& operator=(const GroupedCalls&) = delete;

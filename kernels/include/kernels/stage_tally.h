@@ -11,7 +11,8 @@ namespace cppool::kernels {
 
 class StageTally {
  public:
-  // iteration: the counted iteration's index; kOnce outside of iterations. Warm-up intervals are not added at all.
+  // iteration: the counted iteration's index; kOnce outside of iterations. Warm-up intervals are not added at
+  // all.
   static constexpr int kOnce = -1;
 
   // "a/b" on the main stream counts for "a" too.

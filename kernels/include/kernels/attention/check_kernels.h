@@ -1,7 +1,8 @@
-// What inputs are made with and results are judged with, on either runtime. Calls enqueue work as in attention_kernels.h.
+// What inputs are made with and results are judged with, on either runtime. Calls enqueue work as in
+// attention_kernels.h.
 //
-// The oracle is written independently of the attention kernels, the schedules and the partition: plain matrix products and row
-// softmax over whole sequences, in fp64.
+// The oracle is written independently of the attention kernels, the schedules and the partition: plain matrix
+// products and row softmax over whole sequences, in fp64.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -17,18 +18,20 @@ namespace cppool::kernels {
 
 enum class InputTensor : std::uint32_t { kQ = 1, kK = 2, kV = 3, kDout = 4 };
 
-// What a comparison found. NaN, or an infinity that the other side does not have, is a mismatch and takes no part in the errors.
+// What a comparison found. NaN, or an infinity that the other side does not have, is a mismatch and takes no
+// part in the errors.
 struct CompareStats {
   double max_abs_err = 0;
   double max_abs_ref = 0;
-  double max_excess = 0;   // of |a - b| - relative * |b|: holds when <= the absolute tolerance
+  double max_excess = 0;  // of |a - b| - relative * |b|: holds when <= the absolute tolerance
   double sum_sq_err = 0;
   double sum_sq_ref = 0;
   std::uint64_t mismatches = 0;  // positions where NaN or infinity differ, or either is NaN
   std::uint64_t count = 0;
 };
 
-// Compares rows: for each i < rows, `columns` elements at a + a_rows[i] * a_stride + a_offset with those at b likewise.
+// Compares rows: for each i < rows, `columns` elements at a + a_rows[i] * a_stride + a_offset with those at b
+// likewise.
 struct CompareArgs {
   const void* a = nullptr;
   Dtype a_dtype = Dtype::kBf16;
@@ -45,9 +48,9 @@ struct CompareArgs {
   double relative = 0;  // relative tolerance for max_excess
 };
 
-// One sequence and one group of query heads with their key/value head. Row i of the queries is q_row + i * q_step of [rows, heads, dim].
-// Outputs are dense fp64, or NULL when not wanted: out [seqlen_q, group, dim_v], lse [seqlen_q, group], dq [seqlen_q, group, dim_qk],
-// dk [seqlen_kv, dim_qk], dv [seqlen_kv, dim_v].
+// One sequence and one group of query heads with their key/value head. Row i of the queries is q_row + i *
+// q_step of [rows, heads, dim]. Outputs are dense fp64, or NULL when not wanted: out [seqlen_q, group,
+// dim_v], lse [seqlen_q, group], dq [seqlen_q, group, dim_qk], dk [seqlen_kv, dim_qk], dv [seqlen_kv, dim_v].
 struct OracleArgs {
   const void* q = nullptr;
   const void* k = nullptr;
@@ -62,8 +65,8 @@ struct OracleArgs {
   double scale = 1;
   AttnMaskType mask = AttnMaskType::kNoMask;
   std::int64_t window_left = -1, window_right = -1;
-  // false: exact, all in fp64. true: plain attention in `dtype`: every intermediate that a framework would store (logits, probabilities,
-  // out, dP, dS, the gradients) is rounded to it; sums are not.
+  // false: exact, all in fp64. true: plain attention in `dtype`: every intermediate that a framework would
+  // store (logits, probabilities, out, dP, dS, the gradients) is rounded to it; sums are not.
   bool rounded = false;
   double* out = nullptr;
   double* lse = nullptr;
@@ -79,11 +82,12 @@ class CheckKernels {
   // As AttentionKernels::Load.
   virtual void Load() = 0;
 
-  // to[row, head, dim] for every row of the layout: Philox4x32-10 (Salmon et al. 2011) keyed by (seed; tensor, sequence, position, head,
-  // dim) and mapped by integer arithmetic and one rounding to `dtype`, so that a token's values are the same bits on every runtime,
-  // world size and layout. About a normal of standard deviation 0.58 within [-2, 2]. Rows of no segment are left alone.
-  virtual void Generate(InputTensor tensor, std::uint64_t seed, const Layout& layout, int heads, int dim, Dtype dtype, void* to,
-                        cppool_stream) = 0;
+  // to[row, head, dim] for every row of the layout: Philox4x32-10 (Salmon et al. 2011) keyed by (seed;
+  // tensor, sequence, position, head, dim) and mapped by integer arithmetic and one rounding to `dtype`, so
+  // that a token's values are the same bits on every runtime, world size and layout. About a normal of
+  // standard deviation 0.58 within [-2, 2]. Rows of no segment are left alone.
+  virtual void Generate(InputTensor tensor, std::uint64_t seed, const Layout& layout, int heads, int dim,
+                        Dtype dtype, void* to, cppool_stream) = 0;
 
   // *result is host memory from the runtime's alloc_host, valid after the stream is synchronised.
   virtual void Compare(const CompareArgs&, CompareStats* result, cppool_stream) = 0;

@@ -1,4 +1,5 @@
-// Who holds which tokens. A buffer of tokens is rows [rows, heads, dim]; a layout says which token of which sequence each row holds.
+// Who holds which tokens. A buffer of tokens is rows [rows, heads, dim]; a layout says which token of which
+// sequence each row holds.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,8 @@
 
 namespace cppool::kernels {
 
-// `length` tokens of one sequence: positions position, position + 1, ... in rows row, row + row_step, ... of the buffer.
+// `length` tokens of one sequence: positions position, position + 1, ... in rows row, row + row_step, ... of
+// the buffer.
 struct Segment {
   std::int32_t sequence;
   std::int32_t position;
@@ -26,18 +28,21 @@ struct Layout {
 // Every token: what attention without CP sees.
 Layout GlobalLayout(QkvFormat format, std::int64_t batch, std::int64_t seqlen);
 
-// DualChunkSwap: each sequence is cut into 2W chunks and rank r holds chunks r and 2W-1-r, which balances a causal mask
-// (Megatron and Transformer Engine). seqlen must be divisible by 2W. For W = 1 it is the global layout.
+// DualChunkSwap: each sequence is cut into 2W chunks and rank r holds chunks r and 2W-1-r, which balances a
+// causal mask (Megatron and Transformer Engine). seqlen must be divisible by 2W. For W = 1 it is the global
+// layout.
 Layout RankLayout(QkvFormat format, std::int64_t batch, std::int64_t seqlen, int world_size, int rank);
 
-// The layout of buffers laid end to end: what an all-gather or an all-to-all of the parts leaves. Parts have the same row_step.
+// The layout of buffers laid end to end: what an all-gather or an all-to-all of the parts leaves. Parts have
+// the same row_step.
 Layout Concatenate(const std::vector<Layout>& parts);
 
 // For each row of `from`, the row of `to` that holds the same token. Every token of `from` must be in `to`.
 std::vector<std::int64_t> RowMap(const Layout& from, const Layout& to);
 
-// The work of one kernel call, by tiles of at most `tile_rows` tokens of one segment ("self") and, for each, the ranges of tokens of
-// the other side that a tile's tokens see (or are seen by). Ranges are cut to the band; within one, single pairs may still be masked.
+// The work of one kernel call, by tiles of at most `tile_rows` tokens of one segment ("self") and, for each,
+// the ranges of tokens of the other side that a tile's tokens see (or are seen by). Ranges are cut to the
+// band; within one, single pairs may still be masked.
 struct Range {
   std::int64_t row;
   std::int32_t position;
@@ -52,7 +57,7 @@ struct Tile {
   std::int32_t length;
   std::int32_t range_begin;  // into WorkList::ranges
   std::int32_t range_end;
-  Band band;                 // of the tile's sequence, always as key position minus query position
+  Band band;  // of the tile's sequence, always as key position minus query position
 };
 
 struct WorkList {
@@ -60,14 +65,14 @@ struct WorkList {
   std::vector<Range> ranges;
   std::int32_t self_step = 1;
   std::int32_t other_step = 1;
-  std::int64_t pairs = 0;   // visible (query, key) pairs per head
+  std::int64_t pairs = 0;  // visible (query, key) pairs per head
 };
 
 enum class Side { kQuery, kKey };
 
-// bands[sequence]. Tiles without work are left out unless `keep_empty` (a first or a last call must write every row).
-// Neighbouring ranges that continue each other in rows and positions are merged.
-WorkList BuildWorkList(Side self, const Layout& query, const Layout& key, const std::vector<Band>& bands, int tile_rows,
-                       bool keep_empty);
+// bands[sequence]. Tiles without work are left out unless `keep_empty` (a first or a last call must write
+// every row). Neighbouring ranges that continue each other in rows and positions are merged.
+WorkList BuildWorkList(Side self, const Layout& query, const Layout& key, const std::vector<Band>& bands,
+                       int tile_rows, bool keep_empty);
 
 }  // namespace cppool::kernels

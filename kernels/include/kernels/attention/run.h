@@ -1,5 +1,6 @@
-// The attention case: inputs, context-parallel forward and backward, and the comparison of every output with the same kernels without
-// CP and with the fp64 oracle. What it reports goes to whoever runs it; it knows no requests.
+// The attention case: inputs, context-parallel forward and backward, and the comparison of every output with
+// the same kernels without CP and with the fp64 oracle. What it reports goes to whoever runs it; it knows no
+// requests.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -22,8 +23,9 @@ class AttentionReport {
   virtual void Check(CheckedTensor tensor, const std::string& against, const Verdict& verdict) = 0;
 };
 
-// Called by every rank at once, each with its own runtime. The spec has been validated: divisible lengths and heads, supported head
-// dims. Stages: "inputs", "forward/...", "backward/...", "reference", "checks". Throws RuntimeError.
+// Called by every rank at once, each with its own runtime. The spec has been validated: divisible lengths and
+// heads, supported head dims. Stages: "inputs", "forward/...", "backward/...", "reference", "checks". Throws
+// RuntimeError.
 void RunAttention(cppool_runtime* runtime, const AttentionSpec& spec, bool checks, AttentionReport& report);
 
 // Most device bytes that RunAttention holds on a rank, checks included.

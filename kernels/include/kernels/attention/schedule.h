@@ -1,12 +1,17 @@
-// The context-parallel schedules, written once over the runtime seam. One object per rank and case; its thread is the rank's.
+// The context-parallel schedules, written once over the runtime seam. One object per rank and case; its
+// thread is the rank's.
 //
-//   p2p         a ring: key/value blocks go round, the next one is under way while the current one is attended to (Liu et al. 2023,
-//               Ring Attention; in the backward pass the gradients of a block go round with it, and arrive at its owner last);
-//   a2a         heads instead of tokens: an all-to-all gives every rank all tokens of its heads (Jacobs et al. 2023, DeepSpeed Ulysses);
+//   p2p         a ring: key/value blocks go round, the next one under way while the current one is attended
+//               to (Liu et al. 2023, Ring Attention); in the backward pass the gradients of a block go round
+//               with it, and arrive at its owner last;
+//   a2a         heads instead of tokens: an all-to-all gives every rank all tokens of its heads (Jacobs et al.
+//               2023, DeepSpeed Ulysses);
 //   a2a+p2p     all-to-all within pairs, the ring across pairs (Fang and Zhao 2024, USP);
-//   all_gather  keys and values of all ranks at once; their gradients are reduce-scattered (as Llama 3's training does).
+//   all_gather  keys and values of all ranks at once; their gradients are reduce-scattered (as in Llama 3's
+//               training).
 //
-// The first three are one schedule, an exchange over A ranks around a ring over R: p2p is A = 1, a2a is R = 1. No CP is A = R = 1.
+// The first three are one schedule, an exchange over A ranks around a ring over R: p2p is A = 1, a2a is
+// R = 1, no CP is A = R = 1.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -35,17 +40,21 @@ struct AttentionTensors {
 class Schedule {
  public:
   virtual ~Schedule() = default;
-  // Enqueues the pass on the runtime's main stream (and a stream of its own for communication, joined again at the end).
-  // Stages are marked "forward/..." and "backward/...".
+  // Enqueues the pass on the runtime's main stream (and a stream of its own for communication, joined again
+  // at the end). Stages are marked "forward/..." and "backward/...".
   virtual void Forward(const AttentionTensors&) = 0;
   // After Forward with the same tensors: uses its out and lse, and what it kept.
   virtual void Backward(const AttentionTensors&) = 0;
 };
 
-// The schedule of spec.comm on the runtime's world. All of its memory is allocated here, and its kernels are loaded.
-std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, AttentionKernels& kernels, const AttentionSpec& spec);
-// The same kernels without CP: every token on this rank, no communication. Its stages are marked "reference/...".
-std::unique_ptr<Schedule> MakeNoCpSchedule(cppool_runtime* runtime, AttentionKernels& kernels, const AttentionSpec& spec);
+// The schedule of spec.comm on the runtime's world. All of its memory is allocated here, and its kernels are
+// loaded.
+std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, AttentionKernels& kernels,
+                                       const AttentionSpec& spec);
+// The same kernels without CP: every token on this rank, no communication. Its stages are marked
+// "reference/...".
+std::unique_ptr<Schedule> MakeNoCpSchedule(cppool_runtime* runtime, AttentionKernels& kernels,
+                                           const AttentionSpec& spec);
 
 // Most device bytes that MakeSchedule's object holds on a rank.
 double ScheduleBytes(const AttentionSpec& spec, int world_size);
