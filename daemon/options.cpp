@@ -2,6 +2,10 @@
 
 #include <CLI/CLI.hpp>
 #include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "protocol/framing.h"
 
@@ -35,9 +39,20 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
       ->capture_default_str();
   app.set_version_flag("--version", std::string("cppoold ") + CPPOOL_VERSION);
 
+  // CLI11 takes "--sentinel=" for an option without its value.
+  std::vector<std::string> words;
+  for (int i = argc - 1; i > 0; --i) {  // it takes them from the back
+    const std::string_view word = argv[i];
+    if (word == "--sentinel=") {
+      words.insert(words.end(), {"", "--sentinel"});
+    } else {
+      words.emplace_back(word);
+    }
+  }
+
   ParsedOptions parsed;
   try {
-    app.parse(argc, argv);
+    app.parse(std::move(words));
     options.backend = backend == "cuda"   ? BackendChoice::kCuda
                       : backend == "host" ? BackendChoice::kHost
                                           : BackendChoice::kAuto;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "daemon/parameter_reader.h"
+#include "protocol/json_text.h"
 
 namespace cppool::daemon {
 namespace {
@@ -63,7 +64,7 @@ const RegisteredCase& FindCase(const CaseRegistry& registry, const std::string& 
   std::string known;
   for (const std::string& other : registry.Names()) known += (known.empty() ? "" : ", ") + other;
   throw Refusal(FailureKind::kInvalidRequest,
-                "there is no case '" + name + "'" +
+                "there is no case " + protocol::Quoted(name) +
                     (nearest ? "; did you mean '" + *nearest + "'?" : "; there are: " + known));
 }
 

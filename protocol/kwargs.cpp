@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 
 #include "schema.h"
 #include "text.h"
@@ -95,7 +96,7 @@ void RequireStrings(const Json& kwargs) {
 
 Json ParametersFromKwargs(const Json& kwargs, const std::vector<ParameterSpec>& schema) {
   RequireStrings(kwargs);
-  Json parameters = Json::object();
+  std::vector<std::pair<const ParameterSpec*, const std::string*>> given;
   for (const auto& [given_name, value] : kwargs.items()) {
     const std::string& text = value.get_ref<const std::string&>();
     const std::string name = given_name == "fa_pad_between_seqs" ? "pad_between_seqs" : given_name;
@@ -109,9 +110,11 @@ Json ParametersFromKwargs(const Json& kwargs, const std::vector<ParameterSpec>& 
       throw InvalidRequest("kwargs: " + Quoted(given_name) + " and " + Quoted(name) +
                            " are the same parameter: give one");
     }
-    if (text == "None") continue;
-    parameters[name] = Typed(*spec, text);
+    if (text != "None") given.emplace_back(spec, &text);
   }
+  // Values after all names, so that the first error is the most basic one.
+  Json parameters = Json::object();
+  for (const auto& [spec, text] : given) parameters[spec->name] = Typed(*spec, *text);
   return parameters;
 }
 

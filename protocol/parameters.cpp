@@ -26,12 +26,13 @@ std::string_view ToString(ParameterType type) {
   return "";
 }
 
-// Limits are doubles in the schema; those of integers are shown without a fraction.
+// Limits are doubles in the schema; those of integers are shown as the integers of 64 bits that they allow.
 Json Limit(const ParameterSpec& spec, double value) {
-  constexpr double kExact = 9007199254740992.0;  // 2^53
-  const bool integral =
-      spec.type != ParameterType::kNumber && std::abs(value) <= kExact && value == std::floor(value);
-  return integral ? Json(static_cast<std::int64_t>(value)) : Json(value);
+  constexpr double kPast = 9223372036854775808.0;  // 2^63: the nearest double of the largest integer
+  if (spec.type == ParameterType::kNumber || value != std::floor(value)) return value;
+  if (value >= kPast) return INT64_MAX;
+  if (value < -kPast) return INT64_MIN;
+  return static_cast<std::int64_t>(value);
 }
 
 // " from 1 to 8", " of at least 1", "".

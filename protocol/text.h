@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "protocol/failure.h"
+#include "protocol/json_text.h"
 
 namespace cppool::protocol {
 
@@ -17,7 +18,6 @@ std::size_t ValidUtf8Prefix(std::string_view bytes);
 // At most 80 characters of `bytes`, then "..."; control characters as \n or \x01, bytes that are not UTF-8 as
 // \xff.
 std::string Echo(std::string_view bytes);
-std::string Quoted(std::string_view bytes);  // Echo in double quotes
 
 std::string EchoValue(const Json& value);  // a value's JSON text, shortened the same way
 std::string TypeName(const Json& value);   // "an array", "null", ...

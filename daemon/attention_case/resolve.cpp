@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "models.h"
+#include "protocol/json_text.h"
 #include "protocol/parameters.h"
 
 namespace cppool::attention_case {
@@ -48,8 +49,8 @@ std::pair<const ModelRow*, ModelTable> FindRow(const Json& params) {
   std::string list;
   for (const std::string& other : known) list += (list.empty() ? "" : ", ") + other;
   const auto nearest = protocol::Nearest(name, known);
-  Invalid("there is no model '" + name + "'" + (nearest ? "; did you mean '" + *nearest + "'?" : "") +
-          " There are: " + list);
+  Invalid("there is no model " + protocol::Quoted(name) +
+          (nearest ? "; did you mean '" + *nearest + "'?" : ";") + " there are: " + list);
 }
 
 void ApplyModel(Json& params, const std::function<bool(const std::string&)>& given) {

@@ -94,6 +94,7 @@ TEST_CASE("model rows and what overrides them") {
   CHECK(Resolved({{"model", "cp_5_1"}}).at("head_dim_v") == 256);  // in one table only
   CheckInvalid({{"model", "cp_1_2"}}, "kernel_backend");
   CheckInvalid({{"model", "cp_9_9"}}, "cp_");
+  CheckInvalid({{"model", std::string("a\0b", 3) + std::string(1000, 'x')}}, R"("a\x00bxxx)");
   CheckInvalid({{"model", "cp_5_0"}, {"kernel_backend", "FlashAttention"}}, "cp_3_0");
   CheckInvalid({{"model", "cp_1_0"}, {"kernel_backend", "FlashAttenton"}}, "FlashAttention");
   CheckUnsupported({{"model", "cp_4_1"}}, "off-by-one");

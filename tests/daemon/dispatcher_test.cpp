@@ -76,6 +76,7 @@ TEST_CASE("what a line gets wrong is answered, and the next line is served") {
       {R"({"op": "helo"})", "hello"},
       {R"({"op": "run", "cas": "fake"})", "case"},
       {R"({"op": "run", "case": "fak"})", "fake"},
+      {R"({"op": "run", "case": ")" + std::string(1000, 'x') + "\"}", "xxx..."},
       {R"({"op": "run", "case": "fake", "params": {"actoin": "pass"}})", "action"},
       {R"({"op": "run", "case": "fake", "params": {"maybe": "yess"}})", "yes"},
       {R"({"op": "run", "case": "fake", "params": {"flag": 1}})", "flag"},

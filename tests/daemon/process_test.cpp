@@ -206,6 +206,10 @@ TEST_CASE("the command line of the contract") {
   CHECK(parsed.options->sentinel.empty());
   CHECK(parsed.options->case_files == std::vector<std::string>{"a.so", "b.so"});
   CHECK(parsed.options->log_level == "off");
+  parsed = Parse({"--world-size", "2", "--sentinel="});  // what a shell makes of --sentinel=''
+  REQUIRE(parsed.options);
+  CHECK(parsed.options->sentinel.empty());
+  CHECK(Parse({"--world-size", "2", "--sentinel=> "}).options->sentinel == "> ");
   CHECK(Parse({"--world-size", "2", "--case", "a.so", "b.so"}).options->case_files.size() == 2);
 }
 

@@ -126,6 +126,7 @@ TEST_CASE("a string that does not read as its type is an error") {
   CheckText(error(Json::array()), {"an object of strings"});
   CheckText(error({{"pad_between_seqs", "True"}, {"fa_pad_between_seqs", "True"}}),
             {"are the same parameter"});
+  CheckText(error({{"is_training", "yes"}, {"zzz", "1"}}), {"unknown parameter \"zzz\""});  // names first
 }
 
 TEST_CASE("fp8 flags count only with fp8") {

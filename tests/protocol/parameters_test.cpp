@@ -1,6 +1,7 @@
 #include "protocol/parameters.h"
 
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 #include "support.h"
@@ -158,6 +159,11 @@ TEST_CASE("a schema is listed with its ranges") {
       Json::parse(
           R"({"name":"window_size","type":"integer_list","default":[-1,-1],"minimum":-1,"length":2,"doc":""})"));
   CHECK(ToJson(schema[5]) == Json::parse(R"({"name":"size","type":"integer","required":true,"doc":""})"));
+  ParameterSpec wide = schema[0];
+  wide.minimum = -0x1p63;
+  wide.maximum = 0x1p63;
+  CHECK(ToJson(wide)["minimum"] == INT64_MIN);
+  CHECK(ToJson(wide)["maximum"] == INT64_MAX);
 }
 
 }  // namespace

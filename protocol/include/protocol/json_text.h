@@ -2,6 +2,7 @@
 // only.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "protocol/failure.h"
@@ -13,5 +14,8 @@ namespace cppool::protocol {
 // where: bytes that are not UTF-8, a syntax error, a key given twice, a number beyond a double, or containers
 // nested deeper than `max_nesting`.
 Json ParseJson(std::string_view text, int max_nesting = kMaxNesting);
+
+// Any bytes as an error text shows them: in double quotes, at most 80 characters, printable and UTF-8.
+std::string Quoted(std::string_view bytes);
 
 }  // namespace cppool::protocol
