@@ -310,7 +310,7 @@ void AddBench(CLI::App& app, Streams streams, int* exit_code) {
                 "max_seqlen_q if not given");
   bench->add_option("--world-size", arguments->world_sizes, "Numbers of ranks, N,M,...")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, std::numeric_limits<int>::max()))
       ->capture_default_str();
   bench->add_option("--case", arguments->case_name, "The case to time")->capture_default_str();
   bench->add_option("--warmup", arguments->warmup, "Iterations before those that are timed")

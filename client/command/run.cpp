@@ -2,6 +2,7 @@
 #include <chrono>
 #include <fstream>
 #include <iomanip>
+#include <limits>
 #include <map>
 #include <optional>
 #include <sstream>
@@ -143,6 +144,7 @@ class Runner {
     options.case_name = cell.case_name;
     options.deadline = std::chrono::milliseconds(std::llround(arguments_.deadline * 1000));
     try {
+      if (worlds_.count(cell.world_size) == 0) worlds_[cell.world_size] = pool.Hello();
       outcome.result = pool.Run(cell.params, options);
       outcome.error = outcome.result->error;
       switch (outcome.result->status) {
@@ -165,12 +167,6 @@ class Runner {
       if (error.kind() == PoolError::Kind::kStart) not_started_[cell.world_size] = FirstLine(error.what());
     }
     outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    if (outcome.result && !outcome.result->fatal && worlds_.count(cell.world_size) == 0) {
-      try {
-        worlds_[cell.world_size] = pool.Hello();
-      } catch (const PoolError&) {  // the next cell meets it again, and reports it
-      }
-    }
     return outcome;
   }
 
@@ -317,7 +313,7 @@ void AddRun(CLI::App& app, Streams streams, int* exit_code) {
   run->add_option("--case", arguments->case_name, "The case to run")->excludes(suite)->capture_default_str();
   run->add_option("--world-size", arguments->world_size,
                   "Number of ranks (default: each cell's own; 2 for a single case)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, std::numeric_limits<int>::max()));
   AddRepeatable(*run, "--param", &arguments->params,
                 "A parameter, key=value; the value as JSON or as text. Overrides a suite's");
   AddRepeatable(*run, "--filter", &arguments->filters,
@@ -327,7 +323,7 @@ void AddRun(CLI::App& app, Streams streams, int* exit_code) {
       ->needs(suite);
   run->add_option("--max-seqlen", arguments->max_seqlen,
                   "Shrinks a suite's lengths to at most this, and windows with them")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(std::int64_t{1}, std::numeric_limits<std::int64_t>::max()))
       ->needs(suite);
   run->add_option("--deadline", arguments->deadline, "Seconds for each case")
       ->check(CLI::Range(0.001, 86400.0))

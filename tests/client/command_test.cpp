@@ -80,6 +80,9 @@ TEST_CASE("one case: its outcome, the backend, the counts, the exit code") {
   CHECK(ran.code == 1);
   CHECK(ran.Last() == "0 passed, 1 failed, 0 skipped");
   CHECK(ran.Prints("the last words"));
+  ran = Cppool({"run", "--param", "do=fatal"});
+  CHECK(ran.code == 1);
+  CHECK(ran.Last(1) == "world size 2: backend host, transport host, 2 x cpu");
 }
 
 TEST_CASE("a failure prints the checks that did not hold and a command that repeats it") {
