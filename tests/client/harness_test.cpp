@@ -126,7 +126,7 @@ TEST_CASE("SIGPIPE with its default disposition does not end the harness") {
           options.retries = 0;
           Pool pool(options);
           try {
-            pool.Run();
+            pool.Run({{"much", std::string(1000000, 'x')}});  // more than the socket takes at once
           } catch (const cppool::PoolError& error) {
             return error.kind() == cppool::PoolError::Kind::kProtocol ? 0 : 1;
           }

@@ -230,13 +230,21 @@ TEST_CASE("the number of retries is the caller's") {
 }
 
 TEST_CASE("an answer that is none breaks the protocol") {
-  auto what = GENERATE(as<std::string>{}, "garbage", "no_object", "no_result", "deep", "endless_answer",
-                       "close_stdout");
+  struct Case {
+    const char* what;
+    const char* text;
+  };
+  auto [what, text] = GENERATE(Case{"garbage", "no JSON"}, Case{"no_object", "no object"},
+                               Case{"no_result", "has no \"status\""}, Case{"deep", "nested too deeply"},
+                               Case{"endless_answer", "more than 16 MiB"},
+                               Case{"close_stdout", "closed its stdout and runs on"});
   INFO(what);
-  LeavesNothing([&] {
+  LeavesNothing([&, what = what, text = text] {
     Pool pool(FakeOptions());
     PoolError error = ErrorOf(pool, Do(what));
     CHECK(error.kind() == PoolError::Kind::kProtocol);
+    INFO(error.what());
+    CHECK(Contains(error.what(), text));
     CHECK(Contains(error.what(), "(attempt 2)"));
     CHECK(Contains(error.stderr_tail(), "the fake daemon has started"));
     CHECK(pool.Run().ok());
