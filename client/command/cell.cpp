@@ -27,6 +27,19 @@ std::vector<Json> ValuesOf(const Cell& cell, const std::string& key) {
   if (key == "world_size") return {cell.world_size};
   if (key == "essential") return {cell.essential};
   if (key == "row") return {cell.rows.begin(), cell.rows.end()};
+  if (key == "model" || key == "kernel_backend") {
+    std::vector<Json> values;
+    for (const std::string& row : cell.rows) {
+      const auto colon = row.find(':');
+      if (colon == std::string::npos) continue;  // a cell of our own, from no model table
+      if (key == "model") {
+        values.push_back(row.substr(colon + 1));
+      } else {
+        values.push_back(row.starts_with("flash:") ? "FlashAttention" : "FusedAttention");
+      }
+    }
+    return values;
+  }
   auto found = cell.params.find(key);
   if (found == cell.params.end()) return {};
   return {*found};
@@ -61,7 +74,7 @@ std::vector<Cell> Select(const std::vector<Cell>& cells, const std::vector<Filte
     if (std::any_of(cells.begin(), cells.end(),
                     [&, &key = key](const Cell& cell) { return !ValuesOf(cell, key).empty(); }))
       continue;
-    std::set<std::string> known = {"world_size", "essential", "row"};
+    std::set<std::string> known = {"world_size", "essential", "row", "model", "kernel_backend"};
     for (const Cell& cell : cells)
       for (const auto& item : cell.params.items()) known.insert(item.key());
     auto nearest = protocol::Nearest(key, {known.begin(), known.end()});

@@ -21,21 +21,25 @@ struct Cell {
 // "smoke", "essential" or "matrix", in the order of its file. Throws UsageError for another name.
 std::vector<Cell> LoadSuite(const std::string& name);
 
-// The cells for which, for each key, one of its filters holds. A key is a parameter, `world_size`, `row` or `essential`; a value is text
-// as ValueFromText reads it. Throws UsageError for a key that no cell has.
+// The cells for which, for each key, one of its filters holds. A key is a parameter, `world_size`, `row`,
+// `model`, `kernel_backend` or `essential`; a value is text as ValueFromText reads it. Throws UsageError for
+// a key that no cell has.
 struct Filter {
   std::string key;
   std::string value;
 };
 std::vector<Cell> Select(const std::vector<Cell>& cells, const std::vector<Filter>& filters);
 
-// Lengths to at most `max_seqlen`; windows in the proportion of the keys' length, to at least 1. -1 (open) and 0 stay.
+// Lengths to at most `max_seqlen`; windows in the proportion of the keys' length, to at least 1. -1 (open)
+// and 0 stay.
 void Shrink(Json* params, std::int64_t max_seqlen);
 
-// The order to run in: by world size, so that a pool is not left waiting and another woken at every cell; else as listed.
+// The order to run in: by world size, so that a pool is not left waiting and another woken at every cell;
+// else as listed.
 std::vector<std::size_t> RunOrder(const std::vector<Cell>& cells);
 
-// "cppool run --world-size 2 ... --param key=value ...", as words for a shell; `common` are the options that hold for all cells.
+// "cppool run --world-size 2 ... --param key=value ...", as words for a shell; `common` are the options that
+// hold for all cells.
 std::string RepeatCommand(const Cell& cell, const std::vector<std::string>& common);
 
 }  // namespace cppool::command

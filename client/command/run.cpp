@@ -216,6 +216,7 @@ class Runner {
 
   void Summarise() {
     int passed = counts_[Outcome::Kind::kPassed], skipped = counts_[Outcome::Kind::kSkipped];
+    std::ostream& closing = arguments_.json ? streams_.err : streams_.out;  // stdout is for programs then
     if (arguments_.json) {
       Json worlds = Json::array();
       for (const auto& [size, hello] : worlds_)
@@ -225,16 +226,14 @@ class Runner {
                           {"devices", hello.value("devices", Json())}});
       Print({{"summary",
               {{"passed", passed}, {"failed", Failed()}, {"skipped", skipped}, {"worlds", worlds}}}});
-      return;
     }
-    for (const auto& [reason, count] : reasons_)
-      streams_.out << "skipped " << count << ": " << reason << "\n";
+    for (const auto& [reason, count] : reasons_) closing << "skipped " << count << ": " << reason << "\n";
     std::string worlds;
     for (const auto& [size, hello] : worlds_)
       worlds +=
           (worlds.empty() ? "" : "; ") + ("world size " + std::to_string(size)) + ": " + DescribeWorld(hello);
-    streams_.out << (worlds.empty() ? "backend none: no daemon answered" : worlds) << "\n";
-    streams_.out << passed << " passed, " << Failed() << " failed, " << skipped << " skipped\n" << std::flush;
+    closing << (worlds.empty() ? "backend none: no daemon answered" : worlds) << "\n";
+    closing << passed << " passed, " << Failed() << " failed, " << skipped << " skipped\n" << std::flush;
   }
 
   void Print(const Json& json) {
@@ -317,9 +316,8 @@ void AddRun(CLI::App& app, Streams streams, int* exit_code) {
   AddRepeatable(*run, "--param", &arguments->params,
                 "A parameter, key=value; the value as JSON or as text. Overrides a suite's");
   AddRepeatable(*run, "--filter", &arguments->filters,
-                "Only cells of the suite with key=value: a parameter, world_size, row or essential. Of one "
-                "key any value, of "
-                "different keys all")
+                "Only cells of the suite with key=value: a parameter, world_size, row, model, "
+                "kernel_backend or essential. Of one key any value, of different keys all")
       ->needs(suite);
   run->add_option("--max-seqlen", arguments->max_seqlen,
                   "Shrinks a suite's lengths to at most this, and windows with them")
