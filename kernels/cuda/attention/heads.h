@@ -1,4 +1,5 @@
-// The memory-bound kernels: delta, the moves of an all-to-all over heads, and rounding. Arguments as in AttentionKernels.
+// The memory-bound kernels: delta, the moves of an all-to-all over heads, and rounding. Arguments as in
+// AttentionKernels.
 #pragma once
 
 #include <cuda_runtime.h>
