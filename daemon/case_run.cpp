@@ -89,7 +89,7 @@ void CaseRun::RunRank(int index) {
     rank.phase = Phase::kRunning;
     RunCase(index);
   } else if (rank.status == CPPOOL_OK) {
-    Fail(index, CPPOOL_INTERNAL, "not started, since another rank could not begin", true);
+    Fail(index, CPPOOL_INTERNAL, "not started, since another rank could not begin");
   }
   rank.phase = Phase::kEnding;
   try {
@@ -137,7 +137,7 @@ void CaseRun::RunCase(int index) {
   if (status != CPPOOL_OK) Fail(index, status, error);
 }
 
-void CaseRun::Fail(int index, cppool_status status, const std::string& error, bool consequence) {
+void CaseRun::Fail(int index, cppool_status status, const std::string& error) {
   Rank& rank = *ranks_[index];
   const std::string stage = StageOf(world_.rank(index).Progress());
   {
@@ -147,7 +147,6 @@ void CaseRun::Fail(int index, cppool_status status, const std::string& error, bo
     rank.error = error;
     rank.stage = stage;
     rank.order = ++failures_;
-    rank.consequence = consequence || aborted_;
     if (status != CPPOOL_MISMATCH) ++errors_;
     changed_.notify_all();
   }
@@ -172,10 +171,9 @@ bool CaseRun::WaitForRanks() {
 
 // Under `mutex_`, or with all ranks done: the failure that explains the others.
 const CaseRun::Rank* CaseRun::Cause() const {
-  const auto weight = [](const Rank& rank) {
-    // A mismatch does not stop other ranks, an error does; what happens after the release of all ranks is a consequence.
-    return std::pair(rank.consequence ? 2 : rank.status == CPPOOL_MISMATCH ? 1 : 0, rank.order);
-  };
+  // An error before a mismatch, which stops nobody; else the first in time: what follows from a release of
+  // the ranks comes after it.
+  const auto weight = [](const Rank& rank) { return std::pair(rank.status == CPPOOL_MISMATCH, rank.order); };
   const Rank* cause = nullptr;
   for (const auto& rank : ranks_) {
     if (rank->order && (!cause || weight(*rank) < weight(*cause))) cause = rank.get();
@@ -228,7 +226,7 @@ void CaseRun::Judge(RunResult& result) const {
   const int cause_rank = cause ? cause->context.rank() : -1;
   // A check that does not hold says more than what its rank returned; another rank's own error says more than a check.
   if (failed_check != result.checks.end() &&
-      (!cause || cause->consequence || cause->status == CPPOOL_MISMATCH || !cause->context.checks_hold())) {
+      (!cause || cause->status == CPPOOL_MISMATCH || !cause->context.checks_hold())) {
     char numbers[160];
     std::snprintf(numbers, sizeof(numbers), "max_abs_err %.4g, rel_err %.4g, tolerance %.4g",
                   failed_check->max_abs_err, failed_check->rel_err, failed_check->tolerance);

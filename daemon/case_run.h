@@ -52,14 +52,12 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
     std::string error;
     std::string stage;  // where it was when it failed
     int order = 0;      // of the failures, from 1; 0: none
-    bool consequence = false;
     kernels::StageTimes times;
   };
 
   void RunRank(int rank);
   void RunCase(int index);
-  // `consequence`: of another rank's failure.
-  void Fail(int rank, cppool_status status, const std::string& error, bool consequence = false);
+  void Fail(int rank, cppool_status status, const std::string& error);
   bool WaitForRanks();
   protocol::RunResult Gather(bool all_back);
   void Judge(protocol::RunResult& result) const;

@@ -1,9 +1,11 @@
 #include "fake_case.h"
 
+#include <chrono>
 #include <cmath>
 #include <iterator>
 #include <stdexcept>
 #include <string_view>
+#include <thread>
 
 namespace cppool::test {
 namespace {
@@ -81,6 +83,7 @@ cppool_status Run(cppool_case_context* c) {
   if (action.ends_with(" while others wait")) WaitForAbort(c);  // as in a collective
   if (action.ends_with(" while others are stuck"))
     static_cast<FakeWorld*>(c->runtime->self)->WaitForRelease();
+  if (action.ends_with(" while others are busy")) std::this_thread::sleep_for(std::chrono::milliseconds(150));
   return CPPOOL_OK;
 }
 
