@@ -10,7 +10,6 @@
 #include "daemon/log.h"
 #include "daemon/start_error.h"
 #include "kernels/error.h"
-#include "protocol/start.h"
 
 namespace cppool::daemon {
 namespace {
@@ -62,7 +61,7 @@ std::unique_ptr<kernels::Backend> ChooseBackend(BackendChoice choice, int world_
     }
     if (devices < world_size) {
       throw StartError(
-          "--world-size " + std::to_string(world_size) + " " + std::string(protocol::kTooFewDevices) + " " +
+          "--world-size " + std::to_string(world_size) + " needs as many devices, and CUDA sees " +
           Describe(devices) + " (" + before +
           "): ranks cannot share a GPU yet; start with a smaller --world-size or with --backend host");
     }
