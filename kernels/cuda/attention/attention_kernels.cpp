@@ -120,7 +120,9 @@ class Kernels : public AttentionKernels {
     LoadKernel(ForwardKernelOf(shape), shape);
     if (training) {
       LoadKernel(BackwardQueryKernelOf(shape), shape);
-      LoadKernel(BackwardKeyKernelOf(shape), shape);
+      for (const Kernel& kernel : BackwardKeyKernelsOf(shape)) {
+        if (kernel.function) LoadKernel(kernel, shape);
+      }
     }
     if (!std::exchange(head_kernels_loaded_, true)) LoadHeadKernels();
   }
@@ -129,8 +131,8 @@ class Kernels : public AttentionKernels {
                                   const std::vector<Band>& bands, bool training,
                                   cppool_stream stream) override {
     const int rows = ForwardKernelOf(shape).tile_rows;
-    const int dq_rows = BackwardQueryKernelOf(shape).tile_rows;
-    const int key_rows = BackwardKeyKernelOf(shape).tile_rows;
+    const int dq_rows = BackwardQueryKernelOf(shape).tile_rows,
+              key_rows = BackwardKeyKernelsOf(shape)[0].tile_rows;
     if (rows == 0 || dq_rows == 0 || key_rows == 0) throw Unsupported(shape);
     const WorkList queries = BuildWorkList(Side::kQuery, query, key, bands, rows, true);
     if (!training) return std::make_unique<cuda::Plan>(rt_, queries, nullptr, nullptr, stream);
@@ -162,9 +164,11 @@ class Kernels : public AttentionKernels {
 
   void BackwardKey(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
     const DeviceList& list = TrainingPlanOf(args.plan).key();
-    const Kernel kernel = BackwardKeyKernelOf(shape);
-    Launch(kernel, std::int64_t{list.count(args.first, args.last)} * shape.kv_heads * kernel.parts,
-           ParametersOf(shape, args, list), stream, "launching dk and dv");
+    for (const Kernel& kernel : BackwardKeyKernelsOf(shape)) {
+      if (!kernel.function) continue;
+      Launch(kernel, std::int64_t{list.count(args.first, args.last)} * shape.kv_heads,
+             ParametersOf(shape, args, list), stream, "launching dk and dv");
+    }
   }
 
   void SplitHeads(Dtype dtype, std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
@@ -191,8 +195,7 @@ class Kernels : public AttentionKernels {
 
   static const cuda::Plan& TrainingPlanOf(const BlockPlan* plan) {
     if (!PlanOf(plan).training())
-      throw RuntimeError(CPPOOL_INTERNAL,
-                         "attention kernels: a gradient from a plan that is not for training");
+      throw RuntimeError(CPPOOL_INTERNAL, "attention kernels: a gradient from a plan that is not for training");
     return PlanOf(plan);
   }
 

@@ -7,8 +7,7 @@
 
 namespace cppool::kernels::cuda {
 
-// For one rank, on its thread, with its device current. `runtime` is that rank's of the CUDA backend and
-// outlives the result.
+// For one rank, on its thread, with its device current. `runtime` is that rank's of the CUDA backend and outlives the result.
 std::unique_ptr<AttentionKernels> MakeAttentionKernels(cppool_runtime* runtime);
 
 }  // namespace cppool::kernels::cuda

@@ -31,26 +31,19 @@ __device__ __forceinline__ void WriteGradient(const Accumulator<kM, kN>& sum, fl
       const int i = m * 16 + half * 8 + lane / 4;
       if (i >= rows) continue;
       const std::int64_t at = from + i * pitch + (lane % 4) * 2;
-      float2 row[kN];
 #pragma unroll
-      for (int n = 0; n < kN; ++n)
-        row[n] = make_float2(sum.at[m][n][half * 2] * scale, sum.at[m][n][half * 2 + 1] * scale);
-      if (!first) {
-#pragma unroll
-        for (int n = 0; n < kN; ++n) {
+      for (int n = 0; n < kN; ++n) {
+        float x = sum.at[m][n][half * 2] * scale, y = sum.at[m][n][half * 2 + 1] * scale;
+        if (!first) {
           const float2 so_far = *reinterpret_cast<const float2*>(accumulator + at + n * 8);
-          row[n].x += so_far.x;
-          row[n].y += so_far.y;
+          x += so_far.x;
+          y += so_far.y;
         }
-      }
-      if (last) {
-        T* const to = static_cast<T*>(result) + at;
-#pragma unroll
-        for (int n = 0; n < kN; ++n)
-          *reinterpret_cast<std::uint32_t*>(to + n * 8) = ptx::Pack<T>(row[n].x, row[n].y);
-      } else {
-#pragma unroll
-        for (int n = 0; n < kN; ++n) *reinterpret_cast<float2*>(accumulator + at + n * 8) = row[n];
+        if (last) {
+          *reinterpret_cast<std::uint32_t*>(static_cast<T*>(result) + at + n * 8) = ptx::Pack<T>(x, y);
+        } else {
+          *reinterpret_cast<float2*>(accumulator + at + n * 8) = make_float2(x, y);
+        }
       }
     }
 }

@@ -1,37 +1,37 @@
-// The instances of the kernels for dk and dv.
+// The instances of the kernel for dk and dv.
 #include "attention/backward_key.cuh"
 
-#include "attention/backward_key_paired.cuh"
 #include "attention/kernel.h"
 
 namespace cppool::kernels::cuda {
+namespace {
 
-Kernel BackwardKeyKernelOf(const KernelShape& shape) {
-  return ForHeadDims<Kernel>(shape, [&]<int kDimQk, int kDimV>() {
-    const void* function = nullptr;
-    if constexpr (kPaired<kDimQk, kDimV>) {
-      using Config = PairedTiling;
-      constexpr int kShared = BackwardKeyPairedSharedBytes<kDimQk, kDimV>();
-      static_assert(kShared < kMaxSharedBytes);
-      if (shape.dtype == Dtype::kBf16) {
-        function = reinterpret_cast<const void*>(&BackwardKeyPairedKernel<__nv_bfloat16, kDimQk, kDimV>);
-      }
-      if (shape.dtype == Dtype::kFp16) {
-        function = reinterpret_cast<const void*>(&BackwardKeyPairedKernel<__half, kDimQk, kDimV>);
-      }
-      return Kernel{function, Config::kThreads, kShared, Config::kTileRows};
+template <int kDimQk, int kDimV, bool kWithDk, bool kWithDv>
+Kernel Instance(Dtype dtype) {
+  using Config = BackwardKeyTiling<kDimQk, kDimV>;
+  constexpr int kShared = BackwardKeySharedBytes<kDimQk, kDimV>();
+  static_assert(kShared < kMaxSharedBytes);
+  const void* function = nullptr;
+  if (dtype == Dtype::kBf16) {
+    function =
+        reinterpret_cast<const void*>(&BackwardKeyKernel<__nv_bfloat16, kDimQk, kDimV, kWithDk, kWithDv>);
+  }
+  if (dtype == Dtype::kFp16) {
+    function = reinterpret_cast<const void*>(&BackwardKeyKernel<__half, kDimQk, kDimV, kWithDk, kWithDv>);
+  }
+  return Kernel{function, Config::kThreads, kShared, Config::kTileRows};
+}
+
+}  // namespace
+
+std::array<Kernel, 2> BackwardKeyKernelsOf(const KernelShape& shape) {
+  using Kernels = std::array<Kernel, 2>;
+  return ForHeadDims<Kernels>(shape, [&]<int kDimQk, int kDimV>() {
+    if constexpr (kKeyAndValueApart<kDimQk, kDimV>) {
+      return Kernels{Instance<kDimQk, kDimV, true, false>(shape.dtype),
+                     Instance<kDimQk, kDimV, false, true>(shape.dtype)};
     } else {
-      using Config = BackwardKeyTiling<kDimQk, kDimV>;
-      constexpr int kShared = BackwardKeySharedBytes<kDimQk, kDimV>();
-      static_assert(kShared < kMaxSharedBytes);
-      if (shape.dtype == Dtype::kBf16) {
-        function = reinterpret_cast<const void*>(&BackwardKeyKernel<__nv_bfloat16, kDimQk, kDimV>);
-      }
-      if (shape.dtype == Dtype::kFp16) {
-        function = reinterpret_cast<const void*>(&BackwardKeyKernel<__half, kDimQk, kDimV>);
-      }
-      return Kernel{function, Config::kThreads, kShared, Config::kTileRows,
-                    kKeyAndValueApart<kDimQk, kDimV> ? 2 : 1};
+      return Kernels{Instance<kDimQk, kDimV, true, true>(shape.dtype), Kernel{}};
     }
   });
 }

@@ -33,9 +33,10 @@ __device__ __forceinline__ void MaskByKey(Accumulator<kM, kN>& probability, cons
     }
 }
 
-// What one block of threads does; `index` counts tiles times heads.
 template <typename T, int kDimQk, int kDimV, bool kWithDk, bool kWithDv>
-__device__ __forceinline__ void MakeKeyGradients(const BackwardParameters& p, int index) {
+__global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
+                                  BackwardKeyTiling<kDimQk, kDimV>::kBlocksPerMultiprocessor)
+    BackwardKeyKernel(const __grid_constant__ BackwardParameters p) {
   using Config = BackwardKeyTiling<kDimQk, kDimV>;
   constexpr int kThreads = Config::kThreads, kBlock = Config::kBlock, kM = Config::kRowsPerWarp / 16,
                 kN = kBlock / 8;
@@ -51,9 +52,9 @@ __device__ __forceinline__ void MakeKeyGradients(const BackwardParameters& p, in
       shared + Config::kTileRows * (kRowBytes<kDimQk> + kRowBytes<kDimV>)+kRowStatesAt;
 
   __shared__ Tile tile;  // rather than in registers
-  if (threadIdx.x == 0) tile = p.work.tiles[index / p.map.kv_heads];
+  if (threadIdx.x == 0) tile = p.work.tiles[blockIdx.x / p.map.kv_heads];
   __syncthreads();
-  const int kv_head = index % p.map.kv_heads;
+  const int kv_head = blockIdx.x % p.map.kv_heads;
   if (tile.range_begin == tile.range_end && !p.first && !p.last) return;
   const int first_head = max((p.map.kv_head0 + kv_head) * p.map.group - p.map.head0, 0);
   const int end_head = min((p.map.kv_head0 + kv_head + 1) * p.map.group - p.map.head0, p.map.heads);
@@ -78,10 +79,8 @@ __device__ __forceinline__ void MakeKeyGradients(const BackwardParameters& p, in
     const std::int64_t pitch = p.map.kv_heads, first = tile.row * pitch + kv_head;
     CopyTile<kDimQk, Config::kTileRows, kThreads>(k_tile, static_cast<const T*>(p.k) + first * kDimQk,
                                                   p.work.self_step * pitch * kRowBytes<kDimQk>, tile.length);
-    if constexpr (kWithDk) {
-      CopyTile<kDimV, Config::kTileRows, kThreads>(v_tile, static_cast<const T*>(p.v) + first * kDimV,
-                                                   p.work.self_step * pitch * kRowBytes<kDimV>, tile.length);
-    }
+    CopyTile<kDimV, Config::kTileRows, kThreads>(v_tile, static_cast<const T*>(p.v) + first * kDimV,
+                                                 p.work.self_step * pitch * kRowBytes<kDimV>, tile.length);
     copy_queries(0);
   }
 
@@ -159,21 +158,6 @@ __device__ __forceinline__ void MakeKeyGradients(const BackwardParameters& p, in
   }
   if constexpr (kWithDv) {
     WriteGradient<T>(dv, 1.0f, rows, at * kDimV, pitch * kDimV, p.dv_accumulator, p.dv, p.first, p.last);
-  }
-}
-
-template <typename T, int kDimQk, int kDimV>
-__global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
-                                  BackwardKeyTiling<kDimQk, kDimV>::kBlocksPerMultiprocessor)
-    BackwardKeyKernel(const __grid_constant__ BackwardParameters p) {
-  if constexpr (kKeyAndValueApart<kDimQk, kDimV>) {
-    if (blockIdx.x % 2 == 0) {
-      MakeKeyGradients<T, kDimQk, kDimV, true, false>(p, blockIdx.x / 2);
-    } else {
-      MakeKeyGradients<T, kDimQk, kDimV, false, true>(p, blockIdx.x / 2);
-    }
-  } else {
-    MakeKeyGradients<T, kDimQk, kDimV, true, true>(p, blockIdx.x);
   }
 }
 

@@ -27,24 +27,24 @@ struct Tiling {
 template <int kDimQk, int kDimV>
 struct ForwardTiling;
 template <>
-struct ForwardTiling<64, 64> : Tiling<32, 4, 96, 1, 2> {};
+struct ForwardTiling<64, 64> : Tiling<32, 4, 64, 1, 2> {};
 template <>
 struct ForwardTiling<128, 128> : Tiling<32, 4, 64, 1, 2> {};
 template <>
 struct ForwardTiling<192, 128> : Tiling<32, 4, 64, 1, 2> {};
 template <>
-struct ForwardTiling<128, 64> : Tiling<32, 4, 96, 1, 2> {};
+struct ForwardTiling<128, 64> : Tiling<32, 4, 64, 1, 2> {};
 template <>
 struct ForwardTiling<256, 256> : Tiling<16, 4, 64, 1, 2> {};
 
 template <int kDimQk, int kDimV>
 struct BackwardQueryTiling;
 template <>
-struct BackwardQueryTiling<64, 64> : Tiling<32, 4, 64, 2, 2> {};
+struct BackwardQueryTiling<64, 64> : Tiling<32, 4, 32, 2, 2> {};
 template <>
 struct BackwardQueryTiling<128, 128> : Tiling<32, 4, 32, 2, 2> {};
 template <>
-struct BackwardQueryTiling<192, 128> : Tiling<16, 4, 64, 1, 2> {};
+struct BackwardQueryTiling<192, 128> : Tiling<16, 4, 32, 2, 2> {};
 template <>
 struct BackwardQueryTiling<128, 64> : Tiling<32, 4, 32, 2, 2> {};
 template <>
@@ -55,46 +55,40 @@ struct BackwardKeyTiling;
 template <>
 struct BackwardKeyTiling<64, 64> : Tiling<32, 4, 32, 2, 2> {};
 template <>
+struct BackwardKeyTiling<128, 128> : Tiling<16, 4, 64, 2, 2> {};
+template <>
 struct BackwardKeyTiling<192, 128> : Tiling<16, 4, 32, 2, 2> {};
 template <>
 struct BackwardKeyTiling<128, 64> : Tiling<16, 4, 64, 2, 2> {};
 template <>
 struct BackwardKeyTiling<256, 256> : Tiling<16, 4, 32, 1, 2> {};
 
-// Accumulators of dk and dv together do not fit into registers beyond this: each has blocks of threads of its
-// own.
+// Accumulators of dk and dv together do not fit into registers beyond this: two kernels make them one after
+// the other.
 template <int kDimQk, int kDimV>
 inline constexpr bool kKeyAndValueApart = kDimQk + kDimV > 384;
 
-// The kernel for dk and dv whose warps work in pairs: kRowsPerWarp is each one's share of the pair's rows.
-struct PairedTiling : Tiling<16, 4, 64, 2, 2> {};
-template <int kDimQk, int kDimV>
-inline constexpr bool kPaired = kDimQk == 128 && kDimV == 128;
-
 // Shared memory in bytes: the own tiles, and the stages of the other side's.
 template <int kDimQk, int kDimV>
-constexpr int ForwardSharedBytes() {  // q, k, v: 96 KB at most (256, 256)
+constexpr int ForwardSharedBytes() {  // q; k, v. The most: 64 x 256 + 64 x 256 x 2, 96 KB
   using T = ForwardTiling<kDimQk, kDimV>;
   return 2 * (T::kTileRows * kDimQk + T::kBlock * (kDimQk + kDimV));
 }
 
 template <int kDimQk, int kDimV>
-constexpr int BackwardQuerySharedBytes() {  // lse, delta, q, dout; stages of k, v: 97 KB at most
+constexpr int
+// lse, delta, q, dout; stages of k, v. The most: 1 KB and (128 + 64) x 256, 97 KB
+BackwardQuerySharedBytes() {
   using T = BackwardQueryTiling<kDimQk, kDimV>;
   return 2 * (T::kTileRows + T::kStages * T::kBlock) * (kDimQk + kDimV) + T::kTileRows * 8;
 }
 
 template <int kDimQk, int kDimV>
-constexpr int BackwardKeySharedBytes() {  // k, v; stages of q, dout, lse, delta: 97 KB at most
+constexpr int
+// k, v; stages of q, dout, lse, delta. The most: (64 + 2 x 64) x 256 and 1 KB, 97 KB
+BackwardKeySharedBytes() {
   using T = BackwardKeyTiling<kDimQk, kDimV>;
   return 2 * (T::kTileRows + T::kStages * T::kBlock) * (kDimQk + kDimV) + T::kStages * T::kBlock * 8;
-}
-
-template <int kDimQk, int kDimV>
-constexpr int BackwardKeyPairedSharedBytes() {  // k, v, dout, p, ds; stages of q, lse, delta: 97 KB
-  using T = PairedTiling;
-  return 2 * (T::kTileRows * (kDimQk + kDimV + 2 * T::kBlock) + T::kBlock * kDimV) +
-         T::kStages * T::kBlock * (2 * kDimQk + 8);
 }
 
 }  // namespace cppool::kernels::cuda

@@ -1,9 +1,9 @@
 // Forward attention: out = softmax(scale q k^T, masked) v and lse, for one tile of queries and one head per
 // block of threads.
 //
-// Tiling: 4 warps of 32 query rows (16 for head dim 256); 64 or 96 keys at a time, k and v each
-// single-buffered: v travels under q k^T, the next k under the softmax and p v. Shared memory: q, k, v, 96 KB
-// at most (config.h). q k^T, p and the output stay in registers.
+// Tiling: 4 warps of 32 query rows (16 for head dim 256); 64 keys at a time, k and v each single-buffered: v
+// travels under q k^T, the next k under the softmax and p v. Shared memory: q, k, v, 96 KB at most
+// (config.h). q k^T, p and the output stay in registers.
 //
 // Online softmax (Milakov and Gimelshein 2018) in tiles (FlashAttention-2, Dao 2023), in powers of 2. The
 // running maximum follows only when a row has outgrown it by kSlack: exponentials stay below 2^kSlack, and
@@ -153,19 +153,13 @@ __device__ __forceinline__ void WriteOutput(const ForwardParameters& p, const Ti
       const float factor = unseen ? 0.0f : 1.0f / sum;
       if (lane % 4 == 0) p.lse[at] = unseen ? -INFINITY : state.most[m][half] * p.scale + logf(sum);
       const std::int64_t column = at * kDimV + (lane % 4) * 2;
-      if (p.last) {
-        T* const to = static_cast<T*>(p.out) + column;
 #pragma unroll
-        for (int n = 0; n < kDimV / 8; ++n) {
-          *reinterpret_cast<std::uint32_t*>(to + n * 8) =
-              ptx::Pack<T>(out.at[m][n][half * 2] * factor, out.at[m][n][half * 2 + 1] * factor);
-        }
-      } else {
-        float* const to = p.accumulator + column;
-#pragma unroll
-        for (int n = 0; n < kDimV / 8; ++n) {
-          *reinterpret_cast<float2*>(to + n * 8) =
-              make_float2(out.at[m][n][half * 2] * factor, out.at[m][n][half * 2 + 1] * factor);
+      for (int n = 0; n < kDimV / 8; ++n) {
+        const float x = out.at[m][n][half * 2] * factor, y = out.at[m][n][half * 2 + 1] * factor;
+        if (p.last) {
+          *reinterpret_cast<std::uint32_t*>(static_cast<T*>(p.out) + column + n * 8) = ptx::Pack<T>(x, y);
+        } else {
+          *reinterpret_cast<float2*>(p.accumulator + column + n * 8) = make_float2(x, y);
         }
       }
     }

@@ -1,5 +1,4 @@
-// Memory-bound kernels: every byte is read and written once, 16 bytes at a time where alignment allows. No
-// shared memory.
+// Memory-bound kernels: every byte is read and written once, 16 bytes at a time where alignment allows. No shared memory.
 #include "attention/heads.h"
 
 #include <cuda_bf16.h>

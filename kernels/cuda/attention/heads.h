@@ -1,5 +1,4 @@
-// The memory-bound kernels: delta, the moves of an all-to-all over heads, and rounding. Arguments as in
-// AttentionKernels.
+// The memory-bound kernels: delta, the moves of an all-to-all over heads, and rounding. Arguments as in AttentionKernels.
 #pragma once
 
 #include <cuda_runtime.h>

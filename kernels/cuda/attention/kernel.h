@@ -1,6 +1,8 @@
-// The compiled matrix kernels, as what is needed to launch them. Each takes its parameters (parameters.h) by
-// value; blockIdx.x counts tiles times heads (key/value heads for dk and dv) times parts.
+// The compiled matrix kernels, as what is needed to launch them. Each takes its parameters (parameters.h) by value; blockIdx.x counts
+// tiles times heads (key/value heads for dk and dv).
 #pragma once
+
+#include <array>
 
 #include "kernels/attention/attention_kernels.h"
 
@@ -11,13 +13,13 @@ struct Kernel {
   int threads = 0;
   int shared_bytes = 0;  // dynamic
   int tile_rows = 0;     // tokens of a tile, at most
-  int parts = 1;         // blocks of threads per tile and head
 };
 
 // Without a function for head dims or a dtype that there is no kernel for.
 Kernel ForwardKernelOf(const KernelShape& shape);
 Kernel BackwardQueryKernelOf(const KernelShape& shape);
-Kernel BackwardKeyKernelOf(const KernelShape& shape);
+// To launch one after another; the second may be none. Both have the same tiles.
+std::array<Kernel, 2> BackwardKeyKernelsOf(const KernelShape& shape);
 
 // Calls make.operator()<kDimQk, kDimV>() for the head dims of `shape`: the list of what there is.
 template <typename Result, typename Make>

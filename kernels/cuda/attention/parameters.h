@@ -1,5 +1,4 @@
-// What the kernels are launched with. Shapes as in kernels/attention/attention_kernels.h; all pointers are
-// device memory.
+// What the kernels are launched with. Shapes as in kernels/attention/attention_kernels.h; all pointers are device memory.
 #pragma once
 
 #include <cstdint>

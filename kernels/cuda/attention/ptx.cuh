@@ -29,10 +29,6 @@ __device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_g
 // Waits for the calling thread's copies, all of them.
 __device__ __forceinline__ void WaitForCopies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
-__device__ __forceinline__ void Store(std::uint32_t shared, std::uint32_t value) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(value) : "memory");
-}
-
 // Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void LoadMatrix(std::uint32_t (&to)[4], std::uint32_t shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -64,10 +64,6 @@ class Fragments {
   __device__ __forceinline__ Fragments Shifted(std::uint32_t bytes) const {
     return Fragments(first_ + bytes);
   }
-  // From another column on: a multiple of 32, and from within 64 on not beyond the 64.
-  __device__ __forceinline__ Fragments FromColumn(int column) const {
-    return Fragments((first_ ^ (column % 64 * 2)) + column / 64 * 128);
-  }
 
  private:
   explicit __device__ __forceinline__ Fragments(std::uint32_t first) : first_(first) {}
@@ -131,14 +127,14 @@ __device__ __forceinline__ void MultiplyTransposed(Accumulator<kM, kN>& sum, con
   }
 }
 
-// sum += left right with left in registers and right [kK x 16, kN x 8], columns of a tile in shared memory.
-template <typename T, int kDim, int kM, int kN, int kK>
-__device__ __forceinline__ void MultiplyRows(Accumulator<kM, kN>& sum, const LeftOperand<kM, kK>& left,
+// sum += left right with left in registers and right [kK x 16, kDim] in shared memory.
+template <typename T, int kDim, int kM, int kK>
+__device__ __forceinline__ void MultiplyRows(Accumulator<kM, kDim / 8>& sum, const LeftOperand<kM, kK>& left,
                                              const Fragments<kDim>& right) {
 #pragma unroll
   for (int k = 0; k < kK; ++k) {
 #pragma unroll
-    for (int n = 0; n < kN; n += 2) {
+    for (int n = 0; n < kDim / 8; n += 2) {
       std::uint32_t b[4];
       ptx::LoadMatrixTransposed(b, right.At(k * 16, n / 2));
 #pragma unroll
@@ -147,47 +143,6 @@ __device__ __forceinline__ void MultiplyRows(Accumulator<kM, kN>& sum, const Lef
         ptx::Multiply<T>(sum.at[m][n + 1], left.at[m][k], b[2], b[3]);
       }
     }
-  }
-}
-
-// The same with left [kM x 16, kK x 16] in shared memory as well.
-template <typename T, int kK, int kLeftDim, int kDim, int kM, int kN>
-__device__ __forceinline__ void MultiplyRows(Accumulator<kM, kN>& sum, const Fragments<kLeftDim>& left,
-                                             const Fragments<kDim>& right) {
-#pragma unroll
-  for (int k = 0; k < kK; ++k) {
-    std::uint32_t a[kM][4];
-#pragma unroll
-    for (int m = 0; m < kM; ++m) ptx::LoadMatrix(a[m], left.At(m * 16, k));
-#pragma unroll
-    for (int n = 0; n < kN; n += 2) {
-      std::uint32_t b[4];
-      ptx::LoadMatrixTransposed(b, right.At(k * 16, n / 2));
-#pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        ptx::Multiply<T>(sum.at[m][n], a[m], b[0], b[1]);
-        ptx::Multiply<T>(sum.at[m][n + 1], a[m], b[2], b[3]);
-      }
-    }
-  }
-}
-
-// Rounds an accumulator to T and stores it from row `row` and column `16 * step` of a tile on.
-template <typename T, int kDim, int kM, int kN>
-__device__ __forceinline__ void StoreTile(std::uint32_t tile, int row, int step,
-                                          const Accumulator<kM, kN>& from) {
-  const int lane = threadIdx.x % kWarpSize;
-  const std::uint32_t first = tile + (row + lane / 4) * kRowBytes<kDim> + (lane % 4) * 4;
-#pragma unroll
-  for (int n = 0; n < kN; ++n) {
-    const std::uint32_t chunk = (step * 2 + n) ^ (lane / 4);
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        ptx::Store(first + (m * 16 + half * 8) * kRowBytes<kDim> + chunk * 16,
-                   ptx::Pack<T>(from.at[m][n][half * 2], from.at[m][n][half * 2 + 1]));
-      }
   }
 }
 

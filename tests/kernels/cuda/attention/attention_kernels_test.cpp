@@ -1,5 +1,5 @@
-// The attention kernels on a GPU against fp64 on the host: every head dim and dtype, bands, ragged lengths,
-// head maps, layouts, and several calls in place of one.
+// The attention kernels on a GPU against fp64 on the host: every head dim and dtype, bands, ragged lengths, head maps, layouts, and
+// several calls in place of one.
 #include <cmath>
 
 #include "catch.h"
@@ -48,15 +48,15 @@ std::vector<Layout> Parts(const Layout& layout, std::size_t count) {
   return parts;
 }
 
-// Forward and backward on the device. The keys are worked off in the given parts for out and dq, the queries
-// for dk and dv.
+// Forward and backward on the device. The keys are worked off in the given parts for out and dq, the queries for dk and dv.
 Outputs Run(const Device& device, const Problem& problem, const Inputs& inputs,
             const std::vector<Layout>& key_parts, const std::vector<Layout>& query_parts) {
   const KernelShape& shape = problem.shape;
   AttentionKernels& kernels = device.kernels();
   kernels.Load(shape, true);
-  const std::size_t states =
-      static_cast<std::size_t>(problem.query.rows) * static_cast<std::size_t>(shape.heads);
+  const std::size_t rows_q = static_cast<std::size_t>(problem.query.rows),
+                    rows_kv = static_cast<std::size_t>(problem.key.rows);
+  const std::size_t states = rows_q * static_cast<std::size_t>(shape.heads);
   const Buffer q = ToDevice(device, inputs.q, shape.dtype), k = ToDevice(device, inputs.k, shape.dtype);
   const Buffer v = ToDevice(device, inputs.v, shape.dtype), dout = ToDevice(device, inputs.dout, shape.dtype);
   const Buffer out = Poisoned(device, inputs.dout.size(), shape.dtype),
@@ -101,6 +101,7 @@ Outputs Run(const Device& device, const Problem& problem, const Inputs& inputs,
     kernels.BackwardKey(shape, args, device.stream());
   }
   device.Wait();
+  (void)rows_kv;
   return {ToHost(device, out, inputs.dout.size(), shape.dtype), ToHost(device, lse, states, Dtype::kFp32),
           ToHost(device, dq, inputs.q.size(), shape.dtype), ToHost(device, dk, inputs.k.size(), shape.dtype),
           ToHost(device, dv, inputs.v.size(), shape.dtype)};
@@ -242,12 +243,11 @@ TEST_CASE("attention on a GPU gives the same bits twice") {
   const Inputs inputs = MakeInputs(problem, 3);
   const Outputs first = Run(device, problem, inputs, {problem.key}, {problem.query});
   const Outputs second = Run(device, problem, inputs, {problem.key}, {problem.query});
-  // In parentheses: whole tensors are not for the log.
-  CHECK((first.out == second.out));
-  CHECK((first.lse == second.lse));
-  CHECK((first.dq == second.dq));
-  CHECK((first.dk == second.dk));
-  CHECK((first.dv == second.dv));
+  CHECK(first.out == second.out);
+  CHECK(first.lse == second.lse);
+  CHECK(first.dq == second.dq);
+  CHECK(first.dk == second.dk);
+  CHECK(first.dv == second.dv);
 }
 
 TEST_CASE("attention on a GPU does not overflow on large logits, nor hide NaN") {

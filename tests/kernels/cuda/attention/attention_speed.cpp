@@ -1,10 +1,8 @@
-// attention_speed [NAME]: times the attention kernels of the first GPU for a list of shapes (those whose name
-// contains NAME), after checking sampled rows against fp64. Prints milliseconds and TFLOP/s, forward and
-// backward, the median of 20 runs after a warm-up.
+// attention_speed [NAME]: times the attention kernels of the first GPU for a list of shapes (those whose name contains NAME), after
+// checking sampled rows against fp64. Prints milliseconds and TFLOP/s, forward and backward, the median of 20 runs after a warm-up.
 //
-// Counted operations, as usual: 2 (dim_qk + dim_v) per visible pair and head forward, 2.5 times that
-// backward. The backward kernels do 3.5 times that: they recompute the logits and dout v^T instead of adding
-// up dq with atomics.
+// Counted operations, as usual: 2 (dim_qk + dim_v) per visible pair and head forward, 2.5 times that backward. The backward kernels do
+// 3.5 times that: they recompute the logits and dout v^T instead of adding up dq with atomics.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -93,8 +91,7 @@ double Dot(const float* a, const float* b, int dim) {
   return sum;
 }
 
-// The worst relative error over tensors, of a few rows (queries for out and dq, keys for dk and dv); dk and
-// dv trust lse and delta.
+// The worst relative error over tensors, of a few rows (queries for out and dq, keys for dk and dv); dk and dv trust lse and delta.
 double SampledError(const Problem& problem, bool causal, std::int64_t seqlen, const Inputs& in,
                     const Outputs& got, const Values& delta) {
   const KernelShape& s = problem.shape;

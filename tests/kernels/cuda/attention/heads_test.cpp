@@ -41,7 +41,7 @@ TEST_CASE("heads are split into the members' parts") {
       const Buffer source = ToDevice(device, from, dtype), target = Poisoned(device, want.size(), dtype);
       device.kernels().SplitHeads(dtype, kRows, kHeads, dim, ranges, source.get(), target.get(),
                                   device.stream());
-      CHECK((ToHost(device, target, want.size(), dtype) == want));
+      CHECK(ToHost(device, target, want.size(), dtype) == want);
     }
   }
 }
@@ -73,7 +73,7 @@ TEST_CASE("parts of heads are merged, and summed in fp32 where they overlap") {
                      target = Poisoned(device, want.size(), to_dtype);
         device.kernels().MergeHeads(from_dtype, to_dtype, kRows, kHeads, dim, ranges, source.get(),
                                     target.get(), device.stream());
-        CHECK((ToHost(device, target, want.size(), to_dtype) == RoundOnHost(device, want, to_dtype)));
+        CHECK(ToHost(device, target, want.size(), to_dtype) == RoundOnHost(device, want, to_dtype));
       }
     }
   }
@@ -97,8 +97,8 @@ TEST_CASE("fp32 is rounded to nearest, whatever the count and the alignment") {
         device.kernels().Round(source.get<float>() + skip, dtype, target.get(),
                                static_cast<std::int64_t>(count), device.stream());
         const auto begin = want.begin() + static_cast<std::ptrdiff_t>(skip);
-        CHECK((ToHost(device, target, count, dtype) ==
-               Values(begin, begin + static_cast<std::ptrdiff_t>(count))));
+        CHECK(ToHost(device, target, count, dtype) ==
+              Values(begin, begin + static_cast<std::ptrdiff_t>(count)));
       }
     }
   }

@@ -1,5 +1,4 @@
-// Attention in fp64 on the host, token by token, and what the tests need around it: random tensors, device
-// copies, comparisons.
+// Attention in fp64 on the host, token by token, and what the tests need around it: random tensors, device copies, comparisons.
 #pragma once
 
 #include <cstdint>
@@ -61,9 +60,8 @@ struct Outputs {
 };
 Outputs Reference(const Problem& problem, const Inputs& inputs);
 
-// What is wrong with `got` against `want`, or nothing: NaN and infinities must be in the same places, the RMS
-// of the error at most `relative` times the RMS of `want` (or 0.01, if that is more), each error at most 16
-// times that.
+// What is wrong with `got` against `want`, or nothing: NaN and infinities must be in the same places, the RMS of the error at most
+// `relative` times the RMS of `want` (or 0.01, if that is more), each error at most 16 times that.
 std::string Difference(const Values& got, const Values& want, double relative);
 
 }  // namespace cppool::kernels::testing
