@@ -10,6 +10,7 @@
 #include "daemon/log.h"
 #include "daemon/start_error.h"
 #include "kernels/error.h"
+#include "protocol/start.h"
 
 namespace cppool::daemon {
 namespace {
@@ -61,7 +62,7 @@ std::unique_ptr<kernels::Backend> ChooseBackend(BackendChoice choice, int world_
     }
     if (devices < world_size) {
       throw StartError(
-          "--world-size " + std::to_string(world_size) + " needs as many devices, and CUDA sees " +
+          "--world-size " + std::to_string(world_size) + " " + std::string(protocol::kTooFewDevices) + " " +
           Describe(devices) + " (" + before +
           "): ranks cannot share a GPU yet; start with a smaller --world-size or with --backend host");
     }

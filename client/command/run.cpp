@@ -10,6 +10,7 @@
 #include "cell.h"
 #include "command.h"
 #include "junit.h"
+#include "protocol/start.h"
 #include "text.h"
 
 namespace cppool::command {
@@ -134,6 +135,11 @@ class Runner {
   Outcome RunCell(const Cell& cell) {
     Outcome outcome;
     auto start = std::chrono::steady_clock::now();
+    if (auto small = too_few_devices_.find(cell.world_size); small != too_few_devices_.end()) {
+      outcome.kind = Outcome::Kind::kSkipped;
+      outcome.error = small->second;
+      return outcome;
+    }
     if (auto dead = not_started_.find(cell.world_size); dead != not_started_.end()) {
       outcome.error = "not run: no daemon of world size " + std::to_string(cell.world_size) +
                       " could be started (see above): " + dead->second;
@@ -164,7 +170,15 @@ class Runner {
     } catch (const PoolError& error) {
       outcome.error = error.what();
       // What could not start once is not started again for each of hundreds of cells.
-      if (error.kind() == PoolError::Kind::kStart) not_started_[cell.world_size] = FirstLine(error.what());
+      if (error.kind() == PoolError::Kind::kStart) {
+        if (!arguments_.suite.empty() && outcome.error.find(protocol::kTooFewDevices) != std::string::npos) {
+          // A suite runs what the machine can; a case that was asked for alone must run.
+          too_few_devices_[cell.world_size] = "world size " + std::to_string(cell.world_size) +
+                                              " needs as many GPUs, and there are fewer (see --backend host)";
+          return RunCell(cell);
+        }
+        not_started_[cell.world_size] = FirstLine(error.what());
+      }
     }
     outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return outcome;
@@ -183,7 +197,10 @@ class Runner {
   void Report(const Cell& cell, const Outcome& outcome) {
     if (arguments_.json) {
       Json json = DescribeCell(cell);
-      json["status"] = ToString(outcome.result ? outcome.result->status : Status::kError);
+      const bool skipped = outcome.kind == Outcome::Kind::kSkipped;
+      json["status"] = ToString(outcome.result ? outcome.result->status
+                                : skipped      ? Status::kSkipped
+                                               : Status::kError);
       json["seconds"] = outcome.seconds;
       json["error"] = outcome.error.empty() ? Json() : Json(outcome.error);
       json["attempts"] = outcome.result ? Json(outcome.result->attempts) : Json();
@@ -248,8 +265,9 @@ class Runner {
   std::vector<Outcome> outcomes_;  // as cells_
   std::map<Outcome::Kind, int> counts_;
   std::map<std::string, int> reasons_;
-  std::map<int, std::string> not_started_;
-  std::map<int, Json> worlds_;  // the answers to `hello`
+  std::map<int, std::string> not_started_;      // by world size: why
+  std::map<int, std::string> too_few_devices_;  // likewise
+  std::map<int, Json> worlds_;                  // the answers to `hello`
 };
 
 std::vector<Cell> CellsOf(const Arguments& arguments) {

@@ -59,6 +59,18 @@ std::string Wrapped(const TemporaryFolder& folder, const std::string& arguments)
 
 }  // namespace
 
+TEST_CASE("a suite skips what the machine has too few GPUs for; a case asked for alone does not pass") {
+  TemporaryFolder folder;
+  const std::string daemon = Wrapped(folder, "--start two_devices");
+  Ran ran = Cppool({"run", "--suite", "smoke"}, daemon);
+  CHECK(ran.code == 0);
+  CHECK(ran.Last() == "8 passed, 0 failed, 12 skipped");
+  CHECK(ran.Prints("skipped 12: world size 4 needs as many GPUs, and there are fewer (see --backend host)"));
+  ran = Cppool({"run", "--world-size", "4"}, daemon);
+  CHECK(ran.code == 1);
+  CHECK(ran.Last() == "0 passed, 1 failed, 0 skipped");
+}
+
 TEST_CASE("one case: its outcome, the backend, the counts, the exit code") {
   Ran ran = Cppool({"run"});
   CHECK(ran.code == 0);
@@ -158,6 +170,7 @@ TEST_CASE("JSON: an object for each case, then the summary") {
   CHECK(first["error"] == nullptr);
   Json summary = Json::parse(ran.Last())["summary"];
   CHECK(summary["passed"] == 20);
+  CHECK(ran.err.find("20 passed, 0 failed, 0 skipped\n") != std::string::npos);  // for people, on stderr
   CHECK(summary["failed"] == 0);
   CHECK(summary["skipped"] == 0);
   CHECK(summary["worlds"][0]["backend"] == "host");

@@ -16,6 +16,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "protocol/start.h"
+
 namespace {
 
 using Json = nlohmann::json;
@@ -269,6 +271,10 @@ int main(int argc, char** argv) {
   std::cerr << "the fake daemon has started" << std::endl;
   if (start == "usage") {
     std::cerr << "cuda: 4 ranks need 4 devices, 1 is there" << std::endl;
+    return 2;
+  }
+  if (start == "two_devices" && world_size > 2) {
+    std::cerr << "cppoold: --world-size 4 " << cppool::protocol::kTooFewDevices << " 2" << std::endl;
     return 2;
   }
   if (start == "die") raise(SIGKILL);

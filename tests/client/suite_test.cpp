@@ -72,6 +72,14 @@ TEST_CASE("the matrix has 864 distinct cells, of which 120 are essential") {
   CHECK_THROWS_AS(LoadSuite("everything"), UsageError);
 }
 
+TEST_CASE("cells are found by the model tables that their rows come from") {
+  const std::vector<Cell> cells = LoadSuite("matrix");
+  CHECK(Count(cells, {{"model", "cp_2_0"}}) == 32);  // a row of both tables, and the same in both
+  CHECK(Count(cells, {{"kernel_backend", "FlashAttention"}}) == 384);
+  CHECK(Count(cells, {{"kernel_backend", "FusedAttention"}}) == 576);
+  CHECK(Count(cells, {{"model", "cp_9_9"}}) == 0);
+}
+
 TEST_CASE("a cell is its row with what is set over it") {
   std::vector<Cell> cells =
       Select(LoadSuite("matrix"),
