@@ -17,10 +17,15 @@ namespace {
   throw std::system_error(errno, std::generic_category(), what);
 }
 
-// Not among 0, 1 and 2, and not inherited by children.
+// A suite's requests, and many answers: a script that writes all of its requests before it reads an answer
+// must not wait for itself.
+constexpr int kPipeBytes = 1 << 20;
+
+// Not among 0, 1 and 2, and not inherited by children. A pipe is made larger, as far as the system lets it.
 UniqueFd MoveAway(int fd, const char* what) {
   const int moved = fcntl(fd, F_DUPFD_CLOEXEC, 3);
   if (moved < 0) ThrowErrno(what);
+  fcntl(moved, F_SETPIPE_SZ, kPipeBytes);
   return UniqueFd(moved);
 }
 

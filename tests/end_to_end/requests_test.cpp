@@ -100,6 +100,17 @@ TEST_CASE("requests are answered in order, and those in the pipe also after the 
   CHECK(daemon.Wait() == 0);
 }
 
+TEST_CASE("a script may write all requests of a large suite before it reads an answer") {
+  DaemonProcess daemon(Host(2));
+  daemon.Ask({{"op", "hello"}});   // it has its pipes by now
+  constexpr int kRequests = 2000;  // 600 KB; their answers fill any pipe
+  const std::string padding(200, 'x');
+  for (int i = 0; i < kRequests; ++i) daemon.Send(Json({{"op", "list"}, {"id", {i, padding}}}).dump());
+  daemon.CloseInput();
+  for (int i = 0; i < kRequests; ++i) CHECK(daemon.ReadAnswer()["id"][0] == i);
+  CHECK(daemon.Wait() == 0);
+}
+
 TEST_CASE("a last line without a newline is a request too") {
   DaemonProcess shell({"-c", std::string("printf '{\"op\": \"hello\", \"id\": \"last\"}' | '") +
                                  CPPOOL_DAEMON + "' --world-size 1 --backend host"},
