@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstring>
 #include <filesystem>
 #include <set>
 #include <system_error>
+#include <type_traits>
 
 #include "daemon/start_error.h"
 
@@ -26,7 +28,11 @@ bool IsName(const char* name) {
   });
 }
 
-ParameterType ToType(cppool_type type) {
+ParameterType TypeOf(const cppool_parameter& parameter) {
+  // Written by somebody else's compiler: only an integer may hold any value.
+  std::underlying_type_t<cppool_type> type;
+  static_assert(sizeof(type) == sizeof(parameter.type));
+  std::memcpy(&type, &parameter.type, sizeof(type));
   switch (type) {
     case CPPOOL_TYPE_INTEGER:
       return ParameterType::kInteger;
@@ -60,7 +66,7 @@ void CheckValue(const ParameterSpec& spec, const Json& value, const char* what) 
 ParameterSpec Convert(const cppool_parameter& parameter) {
   ParameterSpec spec;
   spec.name = parameter.name;
-  spec.type = ToType(parameter.type);
+  spec.type = TypeOf(parameter);
   spec.doc = parameter.doc ? parameter.doc : "";
   spec.list_length = parameter.list_length;
   if (parameter.minimum != 0 || parameter.maximum != 0) {
