@@ -135,16 +135,7 @@ class Runner {
   Outcome RunCell(const Cell& cell) {
     Outcome outcome;
     auto start = std::chrono::steady_clock::now();
-    if (auto small = too_few_devices_.find(cell.world_size); small != too_few_devices_.end()) {
-      outcome.kind = Outcome::Kind::kSkipped;
-      outcome.error = small->second;
-      return outcome;
-    }
-    if (auto dead = not_started_.find(cell.world_size); dead != not_started_.end()) {
-      outcome.error = "not run: no daemon of world size " + std::to_string(cell.world_size) +
-                      " could be started (see above): " + dead->second;
-      return outcome;
-    }
+    if (auto known = not_started_.find(cell.world_size); known != not_started_.end()) return known->second;
     Pool& pool = pools_.At(cell.world_size);
     RunOptions options;
     options.case_name = cell.case_name;
@@ -173,11 +164,14 @@ class Runner {
       if (error.kind() == PoolError::Kind::kStart) {
         if (!arguments_.suite.empty() && outcome.error.find(protocol::kTooFewDevices) != std::string::npos) {
           // A suite runs what the machine can; a case that was asked for alone must run.
-          too_few_devices_[cell.world_size] = "world size " + std::to_string(cell.world_size) +
-                                              " needs as many GPUs, and there are fewer (see --backend host)";
-          return RunCell(cell);
+          outcome.kind = Outcome::Kind::kSkipped;
+          outcome.error = "world size " + std::to_string(cell.world_size) +
+                          " needs as many GPUs, and there are fewer (see --backend host)";
+          return not_started_[cell.world_size] = outcome;
         }
-        not_started_[cell.world_size] = FirstLine(error.what());
+        not_started_[cell.world_size].error = "not run: no daemon of world size " +
+                                              std::to_string(cell.world_size) +
+                                              " could be started (see above): " + FirstLine(error.what());
       }
     }
     outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -265,9 +259,8 @@ class Runner {
   std::vector<Outcome> outcomes_;  // as cells_
   std::map<Outcome::Kind, int> counts_;
   std::map<std::string, int> reasons_;
-  std::map<int, std::string> not_started_;      // by world size: why
-  std::map<int, std::string> too_few_devices_;  // likewise
-  std::map<int, Json> worlds_;                  // the answers to `hello`
+  std::map<int, Outcome> not_started_;  // by world size: what becomes of its further cells
+  std::map<int, Json> worlds_;          // the answers to `hello`
 };
 
 std::vector<Cell> CellsOf(const Arguments& arguments) {
