@@ -19,6 +19,11 @@ if(NOT CPPOOL_CUDA STREQUAL "OFF")
     enable_language(CUDA)
     # CMake before 3.26 does not know nvcc's flag for C++20.
     string(APPEND CMAKE_CUDA_FLAGS " -std=c++20")
+    # Only now, and with the flags: CMake up to 3.25 does not know nvcc's for C++20.
+    if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+    endif()
     find_package(CUDAToolkit REQUIRED)
     find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ENV NCCL_HOME PATH_SUFFIXES include)
     find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${CUDAToolkit_LIBRARY_DIR} ENV NCCL_HOME PATH_SUFFIXES lib lib64)
