@@ -70,6 +70,9 @@ struct RunOptions {
   std::int64_t warmup = 0;                    // iterations before those that are timed
   std::int64_t repeat = 1;                    // timed iterations; times are their median
   bool checks = true;
+  std::optional<std::uint64_t> perturb;  // seed of random delays at every mark
+  std::string dump;                      // folder for the case's tensors as .npy; empty: none
+  std::string inputs;                    // folder with q.npy, k.npy, ... to run on; empty: generated
 };
 
 // Failed: a check did not hold. Skipped: meaningful, but not supported here; `error` says why.
@@ -151,6 +154,10 @@ class Pool {
   // twice kill_grace. A daemon that died or broke the protocol is replaced and asked again `retries` times;
   // one that could not start, or did not answer in time, is not.
   Result Run(const Json& params = Json::object(), const RunOptions& options = {});
+
+  // What Run would answer, without running: a Result that is `passed` when it would run, else `skipped` or `error`
+  // with the reason.
+  Result Validate(const Json& params = Json::object(), const RunOptions& options = {});
 
   // The answers to the other operations, under the same rules; a minute at most.
   Json Hello();

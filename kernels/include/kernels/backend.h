@@ -51,6 +51,9 @@ class RankRuntime {
 
   // The clean state every case starts from: no marks, no allocations, no pending work, no error left over.
   virtual void BeginCase() = 0;
+  // For the case that has begun: every mark holds up its stream for a random time of up to about 200 us, which
+  // `seed` and the rank pick. Work that lacks a wait then meets its data too early or too late.
+  virtual void Perturb(std::uint64_t seed) = 0;
   // Marks from here on belong to iteration `index` (negative: warm-up, not counted).
   virtual void BeginIteration(int index) = 0;
   virtual void EndIterations() = 0;

@@ -22,15 +22,23 @@ struct ShutdownRequest {};
 
 struct RunRequest {
   std::string case_name = "attention";
-  Json params = Json::object();   // as given; or the string form when `from_kwargs`
-  bool from_kwargs = false;       // {"op": "run", "kwargs": {...}}: ParametersFromKwargs comes before validation
+  Json params = Json::object();  // as given; or the string form when `from_kwargs`
+  bool from_kwargs = false;  // {"op": "run", "kwargs": {...}}: ParametersFromKwargs comes before validation
   std::int64_t deadline_ms = kDefaultDeadlineMs;  // 1 .. 86,400,000
-  std::int64_t warmup = 0;        // 0 .. 1000
-  std::int64_t repeat = 1;        // 1 .. 10000
+  std::int64_t warmup = 0;                        // 0 .. 1000
+  std::int64_t repeat = 1;                        // 1 .. 10000
   bool checks = true;
+  std::optional<std::uint64_t> perturb;  // the seed of random delays at every mark; absent: none
+  std::string dump;                      // folder that tensors are written to; empty: none
+  std::string inputs;                    // folder that input tensors are read from; empty: generated
+};
+// What would come of the run, without running it: ok, or the answer (`skipped`, `error`) that the run would get.
+struct ValidateRequest {
+  RunRequest run;
 };
 
-using Operation = std::variant<HelloRequest, ListRequest, RunRequest, StatsRequest, ShutdownRequest>;
+using Operation =
+    std::variant<HelloRequest, ListRequest, RunRequest, ValidateRequest, StatsRequest, ShutdownRequest>;
 
 struct Request {
   std::optional<Json> id;  // any JSON value, echoed; absent: the request had none
@@ -40,7 +48,8 @@ struct Request {
 // What ParseRequest throws: keeps the id when the line could be parsed that far.
 class RequestError : public InvalidRequest {
  public:
-  RequestError(const std::string& what, std::optional<Json> request_id) : InvalidRequest(what), id(std::move(request_id)) {}
+  RequestError(const std::string& what, std::optional<Json> request_id)
+      : InvalidRequest(what), id(std::move(request_id)) {}
   std::optional<Json> id;
 };
 

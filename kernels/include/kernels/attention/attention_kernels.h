@@ -39,6 +39,16 @@ class BlockPlan {
   virtual std::int64_t pairs() const = 0;  // visible (query, key) pairs per head; 0: a call has nothing to do
 };
 
+// What is added to the scaled logits: a tensor, ALiBi, or (all null) nothing. Pointers are to the first head here.
+struct BiasArgs {
+  // Element (sequence, head here, query position, key position) in the tensors' dtype; strides in elements, 0
+  // where the bias is broadcast.
+  const void* tensor = nullptr;
+  std::int64_t batch_stride = 0, head_stride = 0, query_stride = 0;
+  // [heads]: -slope * |key - query - diagonal| of the sequence's band.
+  const float* alibi_slopes = nullptr;
+};
+
 // Softmax over the keys of several calls is merged in (accumulator, lse): `first` starts from out 0 and lse
 // -inf without reading them, otherwise the call continues from what is there; `last` writes `out` in the
 // tensors' dtype, otherwise the accumulator holds the normalised fp32 output so far. Max-shifted: Milakov and
@@ -50,7 +60,13 @@ struct ForwardArgs {
   const void* v = nullptr;       // [rows_kv, kv_heads, dim_v]
   float* accumulator = nullptr;  // [rows_q, heads, dim_v]; may be NULL when first and last
   void* out = nullptr;           // [rows_q, heads, dim_v]; written when last
-  float* lse = nullptr;          // [rows_q, heads]: natural logarithm, of the scaled logits
+  float* lse = nullptr;          // [rows_q, heads]: natural logarithm, over keys alone
+  BiasArgs bias;
+  // [heads]: exp(offset) enters the denominator of `out` once, in the last call; lse is without it. NULL: none.
+  const float* softmax_offset = nullptr;
+  // [heads]: raised to the largest scaled, biased, visible logit of this call. The same bits in any order. NULL:
+  // not wanted.
+  float* max_logit = nullptr;
   bool first = true;
   bool last = true;
 };
@@ -64,8 +80,10 @@ struct BackwardArgs {
   const void* q = nullptr;
   const void* k = nullptr;
   const void* v = nullptr;
-  const void* dout = nullptr;       // [rows_q, heads, dim_v]
-  const float* lse = nullptr;       // [rows_q, heads]
+  const void* dout = nullptr;  // [rows_q, heads, dim_v]
+  const float* lse =
+      nullptr;  // [rows_q, heads]; with a softmax offset the logarithm of the whole denominator
+  BiasArgs bias;
   const float* delta = nullptr;     // [rows_q, heads]
   float* dq_accumulator = nullptr;  // [rows_q, heads, dim_qk]
   void* dq = nullptr;
@@ -75,6 +93,13 @@ struct BackwardArgs {
   void* dv = nullptr;
   bool first = true;
   bool last = true;
+};
+
+// dbias in fp32, where BackwardBias adds: element (sequence, head here, query position, key position), strides as
+// in BiasArgs, the pointer to the first head here.
+struct BiasGradient {
+  float* sum = nullptr;
+  std::int64_t batch_stride = 0, head_stride = 0, query_stride = 0;
 };
 
 // One member of an all-to-all over heads: which heads of the whole it computes. Key/value heads may go to
@@ -91,7 +116,7 @@ class AttentionKernels {
   // Loads everything that calls with this shape need, so that no call waits for the device while other ranks'
   // collectives spin on theirs. Throws RuntimeError(CPPOOL_UNSUPPORTED) for a shape that there is no kernel
   // for.
-  virtual void Load(const KernelShape& shape, bool training) = 0;
+  virtual void Load(const KernelShape& shape, bool training) = 0;  // with everything below
 
   // `training`: for BackwardQuery and BackwardKey too, which may cut the block into other tiles than Forward.
   // Host tables are copied before it returns; device tables are ready for work enqueued on `stream`
@@ -107,6 +132,16 @@ class AttentionKernels {
   virtual void BackwardQuery(const KernelShape&, const BackwardArgs&, cppool_stream) = 0;  // dq
   virtual void BackwardKey(const KernelShape&, const BackwardArgs&, cppool_stream) = 0;    // dk, dv
 
+  // Adds the gradient of the logits to dbias: sums over sequences and heads where their strides are 0; where
+  // query_stride is 0 both of them must be there, and it sums over queries. One fixed order.
+  virtual void BackwardBias(const KernelShape&, const BackwardArgs&, const BiasGradient&, cppool_stream) = 0;
+  // total[row, head] = log(exp(lse) + exp(offset[head])), of every row; offset [heads].
+  virtual void AddOffset(const KernelShape&, std::int64_t rows, const float* lse, const float* offset,
+                         float* total, cppool_stream) = 0;
+  // gradient[head] = -sum over the plan's queries of exp(offset - total) * delta. Rows of padding take no part.
+  virtual void OffsetGradient(const KernelShape&, const BlockPlan* plan, const float* total,
+                              const float* delta, const float* offset, float* gradient, cppool_stream) = 0;
+
   // to[i][row][0 .. ranges[i].count][dim] = from[row][ranges[i].begin ..][dim]: member i's part, one after
   // another in `to`.
   virtual void SplitHeads(Dtype dtype, std::int64_t rows, int heads, int dim,
@@ -117,6 +152,12 @@ class AttentionKernels {
   virtual void MergeHeads(Dtype from_dtype, Dtype to_dtype, std::int64_t rows, int heads, int dim,
                           const std::vector<HeadRange>& ranges, const void* from, void* to,
                           cppool_stream) = 0;
+  virtual void Fill(float* to, float value, std::int64_t count, cppool_stream) = 0;
+  // to += from, element by element.
+  virtual void Add(const float* from, float* to, std::int64_t count, cppool_stream) = 0;
+  // to[column] = sum over rows of from[row][column], in order.
+  virtual void SumRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
+                       cppool_stream) = 0;
   // Rounds fp32 to dtype.
   virtual void Round(const float* from, Dtype dtype, void* to, std::int64_t count, cppool_stream) = 0;
 };

@@ -16,7 +16,7 @@
 
 namespace cppool::kernels {
 
-enum class InputTensor : std::uint32_t { kQ = 1, kK = 2, kV = 3, kDout = 4 };
+enum class InputTensor : std::uint32_t { kQ = 1, kK = 2, kV = 3, kDout = 4, kBias = 5, kSoftmaxOffset = 6 };
 
 // What a comparison found. NaN, or an infinity that the other side does not have, is a mismatch and takes no
 // part in the errors.
@@ -63,8 +63,16 @@ struct OracleArgs {
   int kv_heads = 1, kv_head = 0;
   int dim_qk = 128, dim_v = 128;
   double scale = 1;
-  AttnMaskType mask = AttnMaskType::kNoMask;
+  AttnMaskType mask = AttnMaskType::kNoMask;  // seqlen_q and seqlen_kv are the sequence's own lengths
   std::int64_t window_left = -1, window_right = -1;
+  // Added to the scaled logits, in `dtype`: element (h of the group, query i, key j) is bias[h * bias_head_step + i *
+  // bias_query_step + j]. NULL: none.
+  const void* bias = nullptr;
+  std::int64_t bias_head_step = 0, bias_query_step = 0;
+  const float* alibi_slopes =
+      nullptr;  // [group]; distances count from the diagonal that the mask is anchored to
+  const float* softmax_offset =
+      nullptr;  // [group]: exp(offset) in the denominator of the probabilities, not in lse
   // false: exact, all in fp64. true: plain attention in `dtype`: every intermediate that a framework would
   // store (logits, probabilities, out, dP, dS, the gradients) is rounded to it; sums are not.
   bool rounded = false;
@@ -73,6 +81,13 @@ struct OracleArgs {
   double* dq = nullptr;
   double* dk = nullptr;
   double* dv = nullptr;
+  // What sums over sequences or heads is added to what is there, so that several calls make it whole; the caller
+  // starts it at 0 and max_logit at -inf, and rounds (RoundValues) the sums of a plain attention itself.
+  double* dbias =
+      nullptr;  // element (h, i, j) at h * dbias_head_step + i * dbias_query_step + j; steps of 0 sum
+  std::int64_t dbias_head_step = 0, dbias_query_step = 0;
+  double* d_softmax_offset = nullptr;  // [group]
+  double* max_logit = nullptr;         // [group]: raised to the largest visible scaled and biased logit
 };
 
 class CheckKernels {
@@ -88,6 +103,17 @@ class CheckKernels {
   // standard deviation 0.58 within [-2, 2]. Rows of no segment are left alone.
   virtual void Generate(InputTensor tensor, std::uint64_t seed, const Layout& layout, int heads, int dim,
                         Dtype dtype, void* to, cppool_stream) = 0;
+
+  // to[batch, heads, seqlen_q, seqlen_kv], keyed by (seed; kBias, sequence, query, head, key) and mapped likewise.
+  virtual void GenerateBias(std::uint64_t seed, std::int64_t batch, int heads, std::int64_t seqlen_q,
+                            std::int64_t seqlen_kv, Dtype dtype, void* to, cppool_stream) = 0;
+
+  // A hash of the bits of `bytes` bytes (a multiple of 2), the same on either runtime. *result as Compare's.
+  virtual void Digest(const void* data, std::size_t bytes, std::uint64_t* result, cppool_stream) = 0;
+
+  // Rounds fp64 values to what `dtype` holds.
+  virtual void RoundValues(Dtype dtype, double* values, std::int64_t count, cppool_stream) = 0;
+  virtual void FillValues(double* values, double value, std::int64_t count, cppool_stream) = 0;
 
   // *result is host memory from the runtime's alloc_host, valid after the stream is synchronised.
   virtual void Compare(const CompareArgs&, CompareStats* result, cppool_stream) = 0;

@@ -9,9 +9,9 @@
 
 namespace cppool::kernels {
 
-enum class CheckedTensor { kOut, kLse, kDq, kDk, kDv };
+enum class CheckedTensor { kOut, kLse, kDq, kDk, kDv, kDbias, kDsoftmaxOffset, kMaxLogit };
 
-const char* NameOf(CheckedTensor tensor);  // "out", "lse", "dq", ...
+const char* NameOf(CheckedTensor tensor);  // "out", "lse", "dq", ..., "d_softmax_offset"
 
 // Against the same kernel without CP: |a - b| <= absolute + relative * |b| everywhere, and RMS(a - b) <= rms
 // * RMS(b) over all of it. Transformer Engine's tolerances alone let an all-zero dq pass, whose elements are

@@ -25,13 +25,20 @@ struct Layout {
   std::int32_t row_step = 1;      // 1 for bshd; the batch size for sbhd
 };
 
-// Every token: what attention without CP sees.
-Layout GlobalLayout(QkvFormat format, std::int64_t batch, std::int64_t seqlen);
+// Every token: what attention without CP sees. bshd and sbhd: sequence b's room is [b] of [batch, room]; thd:
+// rooms lie one after another. Segments are tokens only: rows of padding are in none.
+Layout GlobalLayout(QkvFormat format, const Sequences& sequences);
 
-// DualChunkSwap: each sequence is cut into 2W chunks and rank r holds chunks r and 2W-1-r, which balances a
-// causal mask (Megatron and Transformer Engine). seqlen must be divisible by 2W. For W = 1 it is the global
-// layout.
-Layout RankLayout(QkvFormat format, std::int64_t batch, std::int64_t seqlen, int world_size, int rank);
+// DualChunkSwap: each sequence's room is cut into 2W chunks and rank r holds chunks r and 2W-1-r, which balances
+// a causal mask (Megatron and Transformer Engine; thd: per packed sequence, the rank's chunks one after another,
+// then what is left of the buffer). Rooms must be divisible by 2W. For W = 1 it is the global layout.
+Layout RankLayout(QkvFormat format, const Sequences& sequences, int world_size, int rank);
+
+// Rows that hold no token, ascending.
+std::vector<std::int64_t> PaddingRows(const Layout& layout);
+
+// Visible (query, key) pairs per head.
+std::int64_t CountPairs(const Layout& query, const Layout& key, const std::vector<Band>& bands);
 
 // The layout of buffers laid end to end: what an all-gather or an all-to-all of the parts leaves. Parts have
 // the same row_step.

@@ -1,9 +1,9 @@
 // The context-parallel schedules, written once over the runtime seam. One object per rank and case; its
 // thread is the rank's.
 //
-//   p2p         a ring: key/value blocks go round, the next one under way while the current one is attended
-//               to (Liu et al. 2023, Ring Attention); in the backward pass the gradients of a block go round
-//               with it, and arrive at its owner last;
+//   p2p         a ring: in step s a rank attends to the keys of the rank s before it, the next block under way
+//               meanwhile (Liu et al. 2023, Ring Attention). A block comes from its owner, and its gradients go
+//               back there, so that a step that a mask leaves without work moves nothing;
 //   a2a         heads instead of tokens: an all-to-all gives every rank all tokens of its heads (Jacobs et al.
 //               2023, DeepSpeed Ulysses);
 //   a2a+p2p     all-to-all within pairs, the ring across pairs (Fang and Zhao 2024, USP);
@@ -35,6 +35,13 @@ struct AttentionTensors {
   void* dq = nullptr;
   void* dk = nullptr;
   void* dv = nullptr;
+  // What belongs to no token is whole on every rank, inputs and (summed over all ranks) results alike.
+  const void* bias =
+      nullptr;  // [batch or 1, heads or 1, seqlen_q or 1, seqlen_kv] in the dtype, by positions
+  const float* softmax_offset = nullptr;  // [heads]
+  void* dbias = nullptr;                  // as bias; NULL: not wanted
+  float* d_softmax_offset = nullptr;      // [heads]
+  float* max_logit = nullptr;             // [heads]
 };
 
 class Schedule {
