@@ -27,13 +27,14 @@ class ForwardTile {
     std::fill_n(s_.maximum, kTile, kMinusInfinity);
     std::fill_n(s_.sum, kTile, 0.0f);
     std::fill_n(s_.result_a, rows * (shape_.dim_v + kPad), 0.0f);
-    ForEachBlock(list_, tile, [&](const Range& range) { Attend(tile, rows, kv_head, range); });
-    for (int i = 0; i < rows; ++i) Finish(i, queries.Index(i));
+    ForEachBlock(list_, tile, [&](const Range& range) { Attend(tile, queries, kv_head, range); });
+    for (int i = 0; i < rows; ++i) Finish(i, head + i / tile.length, queries.Index(i));
   }
 
  private:
-  void Attend(const Tile& tile, int rows, int kv_head, const Range& range) {
+  void Attend(const Tile& tile, const TokenBlock& queries, int kv_head, const Range& range) {
     const TokenBlock keys{range.row, list_.other_step, range.length, shape_.kv_heads, kv_head, 1};
+    const int rows = queries.rows();
     const int lanes = RoundUp(rows, kLanes);
     const int stride_qk = shape_.dim_qk + kPad, stride_v = shape_.dim_v + kPad;
     LoadBlock(half_, keys, shape_.dim_qk, args_.k, s_.block_a);
@@ -42,7 +43,9 @@ class ForwardTile {
     FillPositions(range.position, keys, s_.row_position);
     half_.softmax({s_.logits, range.length, lanes, shape_.scale,
                    IsMasked(tile.band, tile.position, tile.length, range.position, range.length),
-                   tile.band.low, tile.band.high, s_.row_position, s_.lane_position},
+                   tile.band.low, tile.band.high, s_.row_position, s_.lane_position,
+                   LoadBias(half_, args_.bias, Side::kQuery, tile, queries, tile.position, range.position,
+                            range.length, s_.added)},
                   s_.maximum, s_.sum, s_.correction);
     for (int i = 0; i < rows; ++i) {
       if (s_.correction[i] != 1.0f) math_.scale(s_.result_a + i * stride_v, s_.correction[i], shape_.dim_v);
@@ -54,7 +57,8 @@ class ForwardTile {
 
   // Normalises row i, merges it with what earlier calls left, and writes it. `index` is its place in [rows,
   // heads].
-  void Finish(int i, std::int64_t index) {
+  void Finish(int i, int head, std::int64_t index) {
+    if (args_.max_logit) args_.max_logit[head] = std::max(args_.max_logit[head], s_.maximum[i]);
     const int dim = shape_.dim_v;
     float* out = s_.result_a + i * (dim + kPad);
     const bool seen = s_.sum[i] != 0;
@@ -78,6 +82,11 @@ class ForwardTile {
       args_.lse[index] = merged;
     }
     if (args_.last) {
+      const float row_lse = args_.lse[index];
+      // A row that sees no key is zero already.
+      if (args_.softmax_offset && row_lse != kMinusInfinity) {
+        math_.scale(out, 1 / (1 + std::exp(args_.softmax_offset[head] - row_lse)), dim);
+      }
       half_.store(out, dim, static_cast<std::uint16_t*>(args_.out) + index * dim);
     } else {
       std::copy_n(out, dim, args_.accumulator + index * dim);

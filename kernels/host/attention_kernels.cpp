@@ -1,6 +1,9 @@
 #include "kernels/host/attention_kernels.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -50,6 +53,29 @@ void CheckShape(const KernelShape& shape) {
   const int last = (shape.head0 + shape.heads - 1) / shape.group - shape.kv_head0;
   if (shape.heads <= 0 || first < 0 || last >= shape.kv_heads)
     Misused("query heads without their key/value heads");
+}
+
+// exp(lse) + exp(offset) as a logarithm.
+float AddedOffset(float lse, float offset) {
+  const float top = std::max(lse, offset);
+  if (top == -std::numeric_limits<float>::infinity()) return top;
+  return top + std::log(std::exp(lse - top) + std::exp(offset - top));
+}
+
+// In fp64: the sum is of every query, and its terms cancel.
+void SumOffsetGradient(const KernelShape& shape, const WorkList& queries, const float* total,
+                       const float* delta, const float* offset, float* gradient) {
+  std::vector<double> sums(static_cast<std::size_t>(shape.heads));
+  for (const Tile& tile : queries.tiles) {
+    for (std::int64_t i = 0; i < tile.length; ++i) {
+      const std::int64_t row = (tile.row + i * queries.self_step) * shape.heads;
+      for (int h = 0; h < shape.heads; ++h) {
+        sums[static_cast<std::size_t>(h)] -=
+            double{std::exp(offset[h] - total[row + h])} * double{delta[row + h]};
+      }
+    }
+  }
+  for (const double sum : sums) *gradient++ = static_cast<float>(sum);
 }
 
 void Split(std::size_t element, std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
@@ -159,6 +185,33 @@ class HostAttentionKernels : public AttentionKernels {
     Enqueue(runtime_, stream, [shape, args, &plan] { host::AttendBackwardKey(shape, args, plan.keys()); });
   }
 
+  void BackwardBias(const KernelShape& shape, const BackwardArgs& args, const BiasGradient& gradient,
+                    cppool_stream stream) override {
+    const HostBlockPlan& plan = PlanOf(args.plan);
+    if (!plan.training()) Misused("a gradient from a plan that is not for training");
+    if (gradient.query_stride == 0 && (gradient.batch_stride == 0 || gradient.head_stride == 0)) {
+      Misused("dbias summed over queries has a place for each sequence and head");
+    }
+    if (plan.pairs() == 0) return;
+    Enqueue(runtime_, stream,
+            [shape, args, gradient, &plan] { host::AttendBackwardBias(shape, args, gradient, plan.keys()); });
+  }
+
+  void AddOffset(const KernelShape& shape, std::int64_t rows, const float* lse, const float* offset,
+                 float* total, cppool_stream stream) override {
+    Enqueue(runtime_, stream, [heads = shape.heads, rows, lse, offset, total] {
+      for (std::int64_t i = 0; i < rows * heads; ++i) total[i] = AddedOffset(lse[i], offset[i % heads]);
+    });
+  }
+
+  void OffsetGradient(const KernelShape& shape, const BlockPlan* plan, const float* total, const float* delta,
+                      const float* offset, float* gradient, cppool_stream stream) override {
+    const WorkList& queries = PlanOf(plan).queries();
+    Enqueue(runtime_, stream, [shape, &queries, total, delta, offset, gradient] {
+      SumOffsetGradient(shape, queries, total, delta, offset, gradient);
+    });
+  }
+
   void SplitHeads(Dtype dtype, std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
                   const void* from, void* to, cppool_stream stream) override {
     CheckRanges(heads, ranges, false);
@@ -175,6 +228,26 @@ class HostAttentionKernels : public AttentionKernels {
           Merge<decltype(source), decltype(target)>(rows, heads, dim, ranges, from, to);
         });
       });
+    });
+  }
+
+  void Fill(float* to, float value, std::int64_t count, cppool_stream stream) override {
+    Enqueue(runtime_, stream, [=] { std::fill_n(to, count, value); });
+  }
+
+  void Add(const float* from, float* to, std::int64_t count, cppool_stream stream) override {
+    Enqueue(runtime_, stream, [=] {
+      for (std::int64_t i = 0; i < count; ++i) to[i] += from[i];
+    });
+  }
+
+  void SumRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
+               cppool_stream stream) override {
+    Enqueue(runtime_, stream, [=] {
+      std::fill_n(to, columns, 0.0f);
+      for (std::int64_t row = 0; row < rows; ++row) {
+        for (std::int64_t i = 0; i < columns; ++i) to[i] += from[row * columns + i];
+      }
     });
   }
 

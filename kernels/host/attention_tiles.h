@@ -1,4 +1,4 @@
-// The three passes of the host's attention over the tiles of a work list: synchronous, called on a stream's
+// The passes of the host's attention over the tiles of a work list: synchronous, called on a stream's
 // thread, no shared state. FlashAttention's order (Dao 2023): a tile stays, blocks of the other side pass by.
 #pragma once
 
@@ -12,5 +12,7 @@ void AttendForward(const KernelShape& shape, const ForwardArgs& args, const Work
 void AttendBackwardQuery(const KernelShape& shape, const BackwardArgs& args, const WorkList& list);
 // Tiles of keys.
 void AttendBackwardKey(const KernelShape& shape, const BackwardArgs& args, const WorkList& list);
+void AttendBackwardBias(const KernelShape& shape, const BackwardArgs& args, const BiasGradient& gradient,
+                        const WorkList& list);
 
 }  // namespace cppool::kernels::host

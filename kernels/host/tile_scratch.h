@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <new>
 
@@ -30,6 +31,7 @@ struct Scratch {
   alignas(64) float block_b[kMaxStride * kBlock];
   alignas(64) float logits[kBlock * kLogitStride];
   alignas(64) float dp[kBlock * kLogitStride];
+  alignas(64) float added[kBlock * kLogitStride];
   // Per token of the tile (lanes) and of the block (rows).
   alignas(64) std::int32_t lane_position[kTile];
   alignas(64) std::int32_t row_position[kBlock];
@@ -105,6 +107,34 @@ void ForEachBlock(const WorkList& list, const Tile& tile, Function&& attend) {
                    std::min(range.length - done, kBlock)});
     }
   }
+}
+
+// What `bias` adds to the scaled logits of these queries, from position `query` on, and `count` (at most
+// kBlock) keys from position `key` on: logits [key][query] seen from a tile of queries, [query][key] seen from
+// one of keys. Returns `to`, or NULL when there is no bias.
+inline const float* LoadBias(const HalfMath& math, const BiasArgs& bias, Side self, const Tile& tile,
+                             const TokenBlock& queries, std::int32_t query, std::int32_t key, int count,
+                             float* to) {
+  if (!bias.tensor && !bias.alibi_slopes) return nullptr;
+  const int query_step = self == Side::kQuery ? 1 : kLogitStride;
+  const int key_step = self == Side::kQuery ? kLogitStride : 1;
+  float values[kBlock];
+  for (int i = 0; i < queries.rows(); ++i) {
+    const int head = queries.head + i / queries.tokens;
+    const std::int32_t position = query + i % queries.tokens;
+    if (bias.tensor) {
+      math.load(static_cast<const std::uint16_t*>(bias.tensor) + tile.sequence * bias.batch_stride +
+                    head * bias.head_stride + position * bias.query_stride + key,
+                count, values);
+    } else {
+      const std::int32_t distance = key - position - tile.band.diagonal;  // of the first key
+      for (int x = 0; x < count; ++x) {
+        values[x] = -bias.alibi_slopes[head] * static_cast<float>(std::abs(distance + x));
+      }
+    }
+    for (int x = 0; x < count; ++x) to[i * query_step + x * key_step] = values[x];
+  }
+  return to;
 }
 
 // The query heads here that read key/value head `kv_head` here: [begin, end).

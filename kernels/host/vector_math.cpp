@@ -9,7 +9,8 @@ namespace {
 #define CPPOOL_VECTOR_BYTES 16
 #include "kernels/host/vector_math_body.inc"
 #undef CPPOOL_VECTOR_BYTES
-constexpr VectorMath kMath = {"baseline", Multiply, Dot, Scale, Blend, kHalfMath<FP16>, kHalfMath<BF16>};
+constexpr VectorMath kMath = {"baseline",      Multiply,       Dot, Scale, Blend, Gradient<FP32, false>,
+                              kHalfMath<FP16>, kHalfMath<BF16>};
 }  // namespace
 }  // namespace baseline
 
@@ -26,7 +27,8 @@ namespace {
 #define CPPOOL_VECTOR_BYTES 32
 #include "kernels/host/vector_math_body.inc"
 #undef CPPOOL_VECTOR_BYTES
-constexpr VectorMath kMath = {"avx2", Multiply, Dot, Scale, Blend, kHalfMath<FP16>, kHalfMath<BF16>};
+constexpr VectorMath kMath = {"avx2",          Multiply,       Dot, Scale, Blend, Gradient<FP32, false>,
+                              kHalfMath<FP16>, kHalfMath<BF16>};
 }  // namespace
 }  // namespace avx2
 #if defined(__clang__)

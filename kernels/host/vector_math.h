@@ -42,6 +42,7 @@ struct Block {
   std::int32_t low, high;
   const std::int32_t* row_position;   // [rows]
   const std::int32_t* lane_position;  // [lanes]
+  const float* added = nullptr;       // [rows][kLogitStride], to the scaled logits; NULL: nothing
 };
 
 // For the two 16-bit types, instantiated for FP16 and BF16 of half.h.
@@ -66,6 +67,8 @@ struct VectorMath {
   void (*scale)(float* to, float factor, int count);
   // to = to * to_scale + from * from_scale; they do not overlap.
   void (*blend)(float* to, float to_scale, const float* from, float from_scale, int count);
+  // gradient_by_row of HalfMath with nothing rounded: dS as a bias gets it.
+  void (*exact_gradient_by_row)(const Block&, float* dp, const float* lse, const float* delta);
   HalfMath fp16, bf16;
 };
 
