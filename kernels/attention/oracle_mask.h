@@ -1,5 +1,5 @@
-// The mask as the oracle reads it: for each query the range of keys it sees. Written from what the words of
-// the mask mean and apart from BandOf, so that a mistake in either shows.
+// The mask as the oracle reads it: for each query the range of keys it sees, and how far a key is for ALiBi.
+// Written from what the words of the mask mean and apart from BandOf, so that a mistake in either shows.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,34 @@ struct OracleMask {
   AttnMaskType mask;
   std::int64_t window_left;  // -1: open
   std::int64_t window_right;
-  std::int64_t seqlen_q;
+  std::int64_t seqlen_q;  // the sequence's tokens, without padding
   std::int64_t seqlen_kv;
 
+  // The key that the query stands on: its own position where both sides are aligned at their beginnings, else
+  // counted from the ends of both. It need not exist.
+  CPPOOL_HOST_DEVICE std::int64_t Own(std::int64_t query) const {
+    switch (mask) {
+      case AttnMaskType::kCausal:
+      case AttnMaskType::kPaddingCausal:
+        return query;
+      case AttnMaskType::kNoMask:
+      case AttnMaskType::kCausalBottomRight:
+      case AttnMaskType::kPadding:
+      case AttnMaskType::kPaddingCausalBottomRight:
+        break;
+    }
+    return seqlen_kv - (seqlen_q - query);
+  }
+
+  // ALiBi's distance.
+  CPPOOL_HOST_DEVICE double Distance(std::int64_t query, std::int64_t key) const {
+    const std::int64_t ahead = key - Own(query);
+    return static_cast<double>(ahead < 0 ? -ahead : ahead);
+  }
+
   CPPOOL_HOST_DEVICE KeyRange Keys(std::int64_t query) const {
-    const bool causal = mask != AttnMaskType::kNoMask;
-    // The key that the query stands on: its own position, or counted from the ends of both sequences.
-    const std::int64_t own = mask == AttnMaskType::kCausal ? query : query + seqlen_kv - seqlen_q;
+    const bool causal = mask != AttnMaskType::kNoMask && mask != AttnMaskType::kPadding;
+    const std::int64_t own = Own(query);
     std::int64_t begin = 0;
     std::int64_t end = seqlen_kv;
     if (causal) {

@@ -38,6 +38,13 @@ CPPOOL_HOST_DEVICE inline PhiloxBlock InputWords(std::uint64_t seed, std::uint32
   return Philox4x32({{position, sequence, (head << 16) | quad, tensor}}, seed);
 }
 
+// The four words behind keys 4 * quad .. 4 * quad + 3 of one query's row of a bias. quad < 2^22, head < 2^10.
+CPPOOL_HOST_DEVICE inline PhiloxBlock BiasWords(std::uint64_t seed, std::uint32_t tensor,
+                                                std::uint32_t sequence, std::uint32_t query,
+                                                std::uint32_t head, std::uint32_t quad) {
+  return Philox4x32({{query, sequence, (head << 22) | quad, tensor}}, seed);
+}
+
 // The sum of a word's four bytes, centred, in units of 2^-8: Irwin-Hall, close to a normal, within +-510/256,
 // of variance 4 * (256^2 - 1) / 12 / 256^2, that is a standard deviation of 0.577. Exact.
 CPPOOL_HOST_DEVICE inline float InputValue(std::uint32_t word) {

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
+#include "kernels/attention/digest.h"
 #include "kernels/attention/philox.h"
+#include "kernels/attention/rounding.h"
 #include "kernels/error.h"
 #include "kernels/host/half.h"
 #include "kernels/runtime.h"
@@ -42,15 +45,45 @@ void GenerateRows(InputTensor tensor, std::uint64_t seed, const Layout& layout, 
   }
 }
 
-void GenerateAll(InputTensor tensor, std::uint64_t seed, const Layout& layout, int heads, int dim,
-                 Dtype dtype, void* to) {
-  if (dtype == Dtype::kFp64) {
-    GenerateRows(tensor, seed, layout, heads, dim, dtype, static_cast<double*>(to));
-  } else if (dtype == Dtype::kFp32) {
-    GenerateRows(tensor, seed, layout, heads, dim, dtype, static_cast<float*>(to));
-  } else {
-    GenerateRows(tensor, seed, layout, heads, dim, dtype, static_cast<std::uint16_t*>(to));
+template <typename Bits>
+void GenerateBiasRows(std::uint64_t seed, std::int64_t batch, int heads, std::int64_t seqlen_q,
+                      std::int64_t seqlen_kv, Dtype dtype, Bits* to) {
+  for (std::int64_t sequence = 0; sequence < batch; ++sequence) {
+    for (int head = 0; head < heads; ++head) {
+      for (std::int64_t query = 0; query < seqlen_q; ++query, to += seqlen_kv) {
+        for (std::int64_t key = 0; key < seqlen_kv; key += 4) {
+          const PhiloxBlock words =
+              BiasWords(seed, static_cast<std::uint32_t>(InputTensor::kBias),
+                        static_cast<std::uint32_t>(sequence), static_cast<std::uint32_t>(query),
+                        static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(key / 4));
+          for (std::int64_t e = 0; e < std::min<std::int64_t>(4, seqlen_kv - key); ++e)
+            to[key + e] = InputBits<Bits>(dtype, InputValue(words.word[e]));
+        }
+      }
+    }
   }
+}
+
+// Calls function with `to` as a pointer to elements of the dtype's size.
+template <typename Function>
+void WithElements(Dtype dtype, void* to, const Function& function) {
+  if (dtype == Dtype::kFp64) {
+    function(static_cast<double*>(to));
+  } else if (dtype == Dtype::kFp32) {
+    function(static_cast<float*>(to));
+  } else {
+    function(static_cast<std::uint16_t*>(to));
+  }
+}
+
+std::uint64_t DigestOf(const void* data, std::size_t bytes) {
+  std::uint64_t sum = DigestStart(bytes);
+  for (std::size_t at = 0; at < bytes; at += sizeof sum) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, static_cast<const std::byte*>(data) + at, std::min(sizeof word, bytes - at));
+    sum += DigestWord(at / sizeof word, word);
+  }
+  return sum;
 }
 
 struct FP64 {
@@ -102,7 +135,33 @@ class HostCheckKernels : public CheckKernels {
 
   void Generate(InputTensor tensor, std::uint64_t seed, const Layout& layout, int heads, int dim, Dtype dtype,
                 void* to, cppool_stream stream) override {
-    Enqueue(runtime_, stream, [=] { GenerateAll(tensor, seed, layout, heads, dim, dtype, to); });
+    Enqueue(runtime_, stream, [=] {
+      WithElements(dtype, to,
+                   [&](auto* elements) { GenerateRows(tensor, seed, layout, heads, dim, dtype, elements); });
+    });
+  }
+
+  void GenerateBias(std::uint64_t seed, std::int64_t batch, int heads, std::int64_t seqlen_q,
+                    std::int64_t seqlen_kv, Dtype dtype, void* to, cppool_stream stream) override {
+    Enqueue(runtime_, stream, [=] {
+      WithElements(dtype, to, [&](auto* elements) {
+        GenerateBiasRows(seed, batch, heads, seqlen_q, seqlen_kv, dtype, elements);
+      });
+    });
+  }
+
+  void Digest(const void* data, std::size_t bytes, std::uint64_t* result, cppool_stream stream) override {
+    Enqueue(runtime_, stream, [=] { *result = DigestOf(data, bytes); });
+  }
+
+  void RoundValues(Dtype dtype, double* values, std::int64_t count, cppool_stream stream) override {
+    Enqueue(runtime_, stream, [=] {
+      for (std::int64_t i = 0; i < count; ++i) values[i] = RoundTo(dtype, values[i]);
+    });
+  }
+
+  void FillValues(double* values, double value, std::int64_t count, cppool_stream stream) override {
+    Enqueue(runtime_, stream, [=] { std::fill_n(values, count, value); });
   }
 
   void Compare(const CompareArgs& args, CompareStats* result, cppool_stream stream) override {

@@ -18,17 +18,20 @@ void AddScaled(double factor, const double* x, double* y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) y[i] += factor * x[i];
 }
 
-void LoadRow(const OracleArgs& args, const void* data, std::int64_t row, int heads, int head, int dim,
-             double* to) {
-  const std::int64_t begin = (row * heads + head) * dim;
-  if (args.dtype == Dtype::kFp64) {
-    std::copy_n(static_cast<const double*>(data) + begin, dim, to);
+void LoadValues(Dtype dtype, const void* data, std::int64_t begin, std::int64_t count, double* to) {
+  if (dtype == Dtype::kFp64) {
+    std::copy_n(static_cast<const double*>(data) + begin, count, to);
     return;
   }
-  DispatchDtype(args.dtype, [&](auto type) {
+  DispatchDtype(dtype, [&](auto type) {
     const auto* from = static_cast<const typename decltype(type)::Bits*>(data) + begin;
-    for (int d = 0; d < dim; ++d) to[d] = decltype(type)::ToFloat(from[d]);
+    for (std::int64_t i = 0; i < count; ++i) to[i] = decltype(type)::ToFloat(from[i]);
   });
+}
+
+void LoadRow(const OracleArgs& args, const void* data, std::int64_t row, int heads, int head, int dim,
+             double* to) {
+  LoadValues(args.dtype, data, (row * heads + head) * dim, dim, to);
 }
 
 class RowOracle {
@@ -46,6 +49,7 @@ class RowOracle {
         out_(args.dim_v),
         dq_(args.dim_qk),
         p_(n_),
+        bias_(args.bias ? n_ : 0),
         ds_(args.dout ? n_ : 0) {
     for (std::int64_t j = 0; j < n_; ++j) {
       const std::int64_t row = args.kv_row + j * args.kv_step;
@@ -74,7 +78,22 @@ class RowOracle {
     for (std::int64_t i = 0; i < count; ++i) values[i] = RoundTo(args_.dtype, values[i]);
   }
 
-  // Leaves the row's probabilities in p_[keys_.begin, keys_.end).
+  // Adds the bias to the scaled logits p of the row's keys.
+  void AddBias(std::int64_t i, int h, std::int64_t begin, std::int64_t count, double* p) {
+    if (!args_.bias && !args_.alibi_slopes) return;
+    if (args_.bias) {
+      LoadValues(args_.dtype, args_.bias, h * args_.bias_head_step + i * args_.bias_query_step + begin, count,
+                 bias_.data());
+      AddScaled(1, bias_.data(), p, count);
+    }
+    if (args_.alibi_slopes) {
+      const double slope = args_.alibi_slopes[h];
+      for (std::int64_t j = 0; j < count; ++j) p[j] -= slope * mask_.Distance(i, begin + j);
+    }
+    if (args_.rounded) RoundAll(p, count);
+  }
+
+  // Leaves the row's probabilities in p_[keys_.begin, keys_.end), and that of the offset in p_offset_.
   void Forward(std::int64_t i, int h) {
     const std::int64_t row = args_.q_row + i * args_.q_step;
     LoadRow(args_, args_.q, row, args_.heads, args_.head_begin + h, args_.dim_qk, q_.data());
@@ -86,17 +105,33 @@ class RowOracle {
     for (int d = 0; d < args_.dim_qk; ++d) AddScaled(q_[d], &k_columns_[d * n_ + begin], p, count);
     for (std::int64_t j = 0; j < count; ++j) p[j] *= args_.scale;
     if (args_.rounded) RoundAll(p, count);
+    AddBias(i, h, begin, count, p);
 
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
     double sum = 0;
-    double largest = -std::numeric_limits<double>::infinity();
+    double largest = -kInfinity;
     for (std::int64_t j = 0; j < count; ++j) largest = std::max(largest, p[j]);
+    if (args_.max_logit) args_.max_logit[h] = std::max(args_.max_logit[h], largest);
+    // A bias of -inf hides a key; where all are hidden the row sees nothing.
+    const double shift = largest == -kInfinity ? 0 : largest;
     for (std::int64_t j = 0; j < count; ++j) {
-      p[j] = std::exp(p[j] - largest);
+      p[j] = std::exp(p[j] - shift);
       sum += p[j];
     }
-    for (std::int64_t j = 0; j < count; ++j) p[j] /= sum;
-    if (args_.rounded) RoundAll(p, count);
-    if (args_.lse) args_.lse[i * args_.group + h] = count ? largest + std::log(sum) : largest;
+    const double lse = sum > 0 ? largest + std::log(sum) : -kInfinity;
+    // With an offset the keys share what it leaves: exp(lse) of exp(lse) + exp(offset).
+    double keys_share = 1;
+    p_offset_ = 0;
+    if (args_.softmax_offset) {
+      keys_share = 1 / (1 + std::exp(args_.softmax_offset[h] - lse));
+      p_offset_ = 1 / (1 + std::exp(lse - args_.softmax_offset[h]));
+    }
+    for (std::int64_t j = 0; j < count && sum > 0; ++j) p[j] = p[j] / sum * keys_share;
+    if (args_.rounded) {
+      RoundAll(p, count);
+      RoundAll(&p_offset_, 1);
+    }
+    if (args_.lse) args_.lse[i * args_.group + h] = lse;
     if (!args_.out) return;
     std::fill(out_.begin(), out_.end(), 0.0);
     for (std::int64_t j = 0; j < count; ++j)
@@ -105,7 +140,7 @@ class RowOracle {
     std::copy(out_.begin(), out_.end(), args_.out + (i * args_.group + h) * args_.dim_v);
   }
 
-  // The softmax's gradient is dS = P * (dP - sum(P * dP)).
+  // The softmax's gradient is dS = P * (dP - sum(P * dP)); the offset is a key more whose value, and dP, is 0.
   void Backward(std::int64_t i, int h) {
     const std::int64_t row = args_.q_row + i * args_.q_step;
     LoadRow(args_, args_.dout, row, args_.heads, args_.head_begin + h, args_.dim_v, dout_.data());
@@ -119,7 +154,15 @@ class RowOracle {
     double sum = 0;
     for (std::int64_t j = 0; j < count; ++j) sum += p[j] * ds[j];
     for (std::int64_t j = 0; j < count; ++j) ds[j] = p[j] * (ds[j] - sum);
-    if (args_.rounded) RoundAll(ds, count);
+    double ds_offset = p_offset_ * (0 - sum);
+    if (args_.rounded) {
+      RoundAll(ds, count);
+      RoundAll(&ds_offset, 1);
+    }
+    if (args_.d_softmax_offset) args_.d_softmax_offset[h] += ds_offset;
+    if (args_.dbias) {
+      AddScaled(1, ds, args_.dbias + h * args_.dbias_head_step + i * args_.dbias_query_step + begin, count);
+    }
 
     if (args_.dv) {
       for (std::int64_t j = 0; j < count; ++j)
@@ -145,14 +188,15 @@ class RowOracle {
   std::vector<double> k_, v_;                  // [seqlen_kv, dim]
   std::vector<double> k_columns_, v_columns_;  // [dim, seqlen_kv]
   std::vector<double> q_, dout_, out_, dq_;    // one row
-  std::vector<double> p_, ds_;                 // one row of the matrix
+  std::vector<double> p_, bias_, ds_;          // one row of the matrix
+  double p_offset_ = 0;
   KeyRange keys_{0, 0};
 };
 
 }  // namespace
 
 std::size_t HostOracleWorkspace(const OracleArgs& args) {
-  const std::int64_t columns = 2 * (args.dim_qk + args.dim_v) + 2;
+  const std::int64_t columns = 2 * (args.dim_qk + args.dim_v) + 3;
   return static_cast<std::size_t>(args.seqlen_kv * columns + 2 * (args.dim_qk + args.dim_v)) * sizeof(double);
 }
 

@@ -74,7 +74,8 @@ struct OracleArgs {
   const float* softmax_offset =
       nullptr;  // [group]: exp(offset) in the denominator of the probabilities, not in lse
   // false: exact, all in fp64. true: plain attention in `dtype`: every intermediate that a framework would
-  // store (logits, probabilities, out, dP, dS, the gradients) is rounded to it; sums are not.
+  // store (logits after scaling and again after the bias, probabilities, out, dP, dS, the gradients) is rounded to
+  // it; sums and ALiBi's own products are not.
   bool rounded = false;
   double* out = nullptr;
   double* lse = nullptr;
@@ -104,14 +105,16 @@ class CheckKernels {
   virtual void Generate(InputTensor tensor, std::uint64_t seed, const Layout& layout, int heads, int dim,
                         Dtype dtype, void* to, cppool_stream) = 0;
 
-  // to[batch, heads, seqlen_q, seqlen_kv], keyed by (seed; kBias, sequence, query, head, key) and mapped likewise.
+  // to[batch, heads, seqlen_q, seqlen_kv], dense, keyed by (seed; kBias, sequence, query, head, key) and mapped
+  // likewise. At most 1024 heads.
   virtual void GenerateBias(std::uint64_t seed, std::int64_t batch, int heads, std::int64_t seqlen_q,
                             std::int64_t seqlen_kv, Dtype dtype, void* to, cppool_stream) = 0;
 
-  // A hash of the bits of `bytes` bytes (a multiple of 2), the same on either runtime. *result as Compare's.
+  // A hash of the bits of `bytes` bytes and their places, the same on either runtime; `data` is aligned to 2, and
+  // `bytes` a multiple of it. *result as Compare's.
   virtual void Digest(const void* data, std::size_t bytes, std::uint64_t* result, cppool_stream) = 0;
 
-  // Rounds fp64 values to what `dtype` holds.
+  // Rounds fp64 values to what `dtype` holds, in place.
   virtual void RoundValues(Dtype dtype, double* values, std::int64_t count, cppool_stream) = 0;
   virtual void FillValues(double* values, double value, std::int64_t count, cppool_stream) = 0;
 

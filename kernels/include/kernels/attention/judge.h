@@ -19,7 +19,7 @@ const char* NameOf(CheckedTensor tensor);  // "out", "lse", "dq", ..., "d_softma
 struct NoCpTolerance {
   double absolute;
   double relative;  // goes into CompareArgs::relative
-  double rms;       // of lse: infinity, its `absolute` is small enough
+  double rms;       // of lse and max_logit: infinity, their `absolute` is small enough
 };
 NoCpTolerance ToleranceNoCp(CheckedTensor tensor, Dtype dtype,
                             bool gqa);  // gqa: fewer key/value heads than query heads
@@ -30,14 +30,26 @@ struct Verdict {
   double tolerance = 0;  // of the absolute error
   bool ok = false;
   std::uint64_t mismatches = 0;  // positions where NaN or infinity differ; they take no part in the errors
+  // Against the oracle: our largest error over plain attention's, which the floor keeps from being 0. Elsewhere 0.
+  double ratio = 0;
 };
 
 // A comparison of no elements never holds: a caller with nothing to compare should not ask.
-Verdict JudgeNoCp(CheckedTensor tensor, Dtype dtype, bool gqa, const CompareStats& stats);
+//
+// `summed`, for dbias: how many (sequence, head) pairs one element is the sum of. Where the exact gradient is 0
+// the noise of all of them is left.
+Verdict JudgeNoCp(CheckedTensor tensor, Dtype dtype, bool gqa, const CompareStats& stats, double summed = 1);
 
 // Against the exact oracle, with FlashAttention's criterion: our error is at most a factor of that of a plain
 // attention in the same dtype (OracleArgs::rounded), plus a small floor. Both stats have the exact result as
 // their `b`.
-Verdict JudgeOracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours, const CompareStats& plain);
+Verdict JudgeOracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours, const CompareStats& plain,
+                    double summed = 1);
+
+// Rows without a token, compared with zeros: every element is 0 and nothing else.
+Verdict JudgePadding(const CompareStats& against_zeros);
+
+// A second run of the same: its digest is the first one's.
+Verdict JudgeRerun(std::uint64_t first, std::uint64_t second);
 
 }  // namespace cppool::kernels
