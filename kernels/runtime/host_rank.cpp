@@ -84,6 +84,7 @@ void HostRank::ReleaseAll() {
   grouped_.clear();
   group_depth_ = 0;
   iteration_ = kOutside;
+  delays_ = {};
   next_stream_ = 1;
   last_error_.clear();
   failure_.Clear();
@@ -403,6 +404,9 @@ void HostRank::MarkStage(cppool_stream stream, const char* stage) {
     at.in_stage.store(mark->stage != nullptr, std::memory_order_relaxed);
     at.marks_reached.store(at.marks_reached.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   });
+  const auto delay = delays_.Next();
+  if (delay.count() > 0)
+    at.Push(HostStream::Run::kUnlessFailed, [delay] { std::this_thread::sleep_for(delay); });
 }
 
 StageTimes HostRank::TakeTimes() const {

@@ -19,6 +19,7 @@
 #include "host_memory.h"
 #include "host_stream.h"
 #include "kernels/backend.h"
+#include "mark_delays.h"
 
 namespace cppool::kernels::host {
 
@@ -29,6 +30,7 @@ class HostRank final : public RankRuntime {
 
   cppool_runtime* seam() override { return &seam_; }
   void BeginCase() override;
+  void Perturb(std::uint64_t seed) override { delays_ = MarkDelays(seed, rank_); }
   void BeginIteration(int index) override;
   void EndIterations() override;
   StageTimes EndCase() override;
@@ -116,6 +118,7 @@ class HostRank final : public RankRuntime {
       grouped_;  // by stream, in order of first use
 
   int iteration_ = kOutside;
+  MarkDelays delays_;
   int streams_made_ = 0;  // threads, for their names
   int next_stream_ = 1;   // in this case
 

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "kernels/stage_tally.h"
+#include "runtime/hold_stream.h"
 
 namespace cppool::kernels::cuda {
 namespace {
@@ -158,6 +159,7 @@ void CudaRank::ReleaseLeftovers() {
   spare_events_.insert(spare_events_.end(), retired_events_.begin(), retired_events_.end());
   retired_events_.clear();
   iteration_ = StageTally::kOnce;
+  delays_ = {};
   marks_.Reset();
   marks_.Announce(main_stream(), "main", true);
 }
@@ -354,6 +356,12 @@ void CudaRank::Synchronize(cudaStream_t stream) {
   WaitFor(stream);
   marks_.Settle(stream);
   ThrowHostFailure();
+}
+
+void CudaRank::Mark(cudaStream_t stream, const char* stage) {
+  marks_.Mark(stream, stage, iteration_);
+  const auto delay = delays_.Next();
+  if (delay.count() > 0) HoldStream(stream, delay);
 }
 
 cppool_status CudaRank::Fail(cppool_status status, const char* detail) noexcept {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "kernels/runtime/mark_delays.h"
 #include "runtime/cuda_check.h"
 #include "runtime/nccl_world.h"
 #include "runtime/page_locked_heap.h"
@@ -31,6 +32,7 @@ class CudaRank final : public RankRuntime {
 
   cppool_runtime* seam() override { return &table_; }
   void BeginCase() override;
+  void Perturb(std::uint64_t seed) override { delays_ = MarkDelays(seed, rank_); }
   void BeginIteration(int index) override;
   void EndIterations() override;
   StageTimes EndCase() override;
@@ -58,7 +60,7 @@ class CudaRank final : public RankRuntime {
   // Waits for the stream's work. Left only by its end, a failure or the world's abort: the daemon's watchdog
   // keeps the deadline.
   void Synchronize(cudaStream_t stream);
-  void Mark(cudaStream_t stream, const char* stage) { marks_.Mark(stream, stage, iteration_); }
+  void Mark(cudaStream_t stream, const char* stage);
 
   // Keeps the text for last_error and returns the status.
   cppool_status Fail(cppool_status status, const char* detail) noexcept;
@@ -91,6 +93,7 @@ class CudaRank final : public RankRuntime {
   PageLockedHeap host_heap_;
   StageMarks marks_;
   int iteration_;
+  MarkDelays delays_;
   std::vector<OwnedStream> streams_;        // the main stream first
   std::vector<cudaEvent_t> spare_events_;   // nothing pending
   std::deque<cudaEvent_t> retired_events_;  // given back in this case

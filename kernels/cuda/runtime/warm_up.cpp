@@ -5,6 +5,7 @@
 
 #include "kernels/runtime.h"
 #include "runtime/cuda_rank.h"
+#include "runtime/hold_stream.h"
 
 namespace cppool::kernels::cuda {
 namespace {
@@ -50,6 +51,7 @@ void WarmUpDevice(CudaRank& rank) {
                   rt, rt->stream, [](void*) {}, nullptr));
     event.Record(rt->stream);
     event.Wait(side.get());
+    HoldStream(rank.main_stream(), std::chrono::nanoseconds(0));
     Check(rt, rt->mark(rt, rt->stream, nullptr));
     Check(rt, rt->stream_synchronize(rt, side.get()));
     Check(rt, rt->free_host(rt, host));
