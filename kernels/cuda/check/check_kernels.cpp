@@ -14,6 +14,7 @@ class CudaCheckKernels : public CheckKernels {
 
   void Load() override {
     LoadGenerate();
+    LoadValues();
     LoadCompare();
     LoadOracle();
   }
@@ -21,6 +22,24 @@ class CudaCheckKernels : public CheckKernels {
   void Generate(InputTensor tensor, std::uint64_t seed, const Layout& layout, int heads, int dim, Dtype dtype,
                 void* to, cppool_stream stream) override {
     LaunchGenerate(tensor, seed, layout, heads, dim, dtype, to, Cuda(stream));
+  }
+
+  void GenerateBias(std::uint64_t seed, std::int64_t batch, int heads, std::int64_t seqlen_q,
+                    std::int64_t seqlen_kv, Dtype dtype, void* to, cppool_stream stream) override {
+    LaunchGenerateBias(seed, batch, heads, seqlen_q, seqlen_kv, dtype, to, Cuda(stream));
+  }
+
+  void Digest(const void* data, std::size_t bytes, std::uint64_t* result, cppool_stream stream) override {
+    const Buffer partials(runtime_, DigestBlocks(bytes) * sizeof(std::uint64_t), stream);
+    LaunchDigest(data, bytes, partials.get<std::uint64_t>(), result, Cuda(stream));
+  }
+
+  void RoundValues(Dtype dtype, double* values, std::int64_t count, cppool_stream stream) override {
+    LaunchRoundValues(dtype, values, count, Cuda(stream));
+  }
+
+  void FillValues(double* values, double value, std::int64_t count, cppool_stream stream) override {
+    LaunchFillValues(values, value, count, Cuda(stream));
   }
 
   void Compare(const CompareArgs& args, CompareStats* result, cppool_stream stream) override {

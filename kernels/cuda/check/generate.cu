@@ -1,5 +1,5 @@
 // Inputs from the counter-based generator: one thread per counter, that is per four consecutive dims of one
-// token's head.
+// token's head, or four consecutive keys of a bias.
 #include <algorithm>
 #include <cstdint>
 
@@ -68,7 +68,54 @@ __global__ void GenerateKernel(std::uint32_t tensor, std::uint64_t seed, Segment
   }
 }
 
+// Block (x, y, z): keys 4 * blockDim.x * x, ... of queries y, ... of the heads z, ... of all sequences, several
+// queries (threadIdx.y) side by side.
+template <Dtype dtype>
+__global__ void __launch_bounds__(kThreads)
+    GenerateBiasKernel(std::uint64_t seed, std::int64_t matrices, int heads, std::int64_t seqlen_q,
+                       std::int64_t seqlen_kv, void* to) {
+  using T = decltype(InputBits<dtype>(0.0f));
+  const std::int64_t quad = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const std::int64_t there = seqlen_kv - quad * 4;
+  if (there <= 0) return;
+  const bool whole = seqlen_kv % 4 == 0 && reinterpret_cast<std::uintptr_t>(to) % sizeof(Four<T>) == 0;
+  for (std::int64_t matrix = blockIdx.z; matrix < matrices; matrix += gridDim.z) {
+    const auto sequence = static_cast<std::uint32_t>(matrix / heads);
+    const auto head = static_cast<std::uint32_t>(matrix % heads);
+    for (std::int64_t query = std::int64_t{blockIdx.y} * blockDim.y + threadIdx.y; query < seqlen_q;
+         query += std::int64_t{gridDim.y} * blockDim.y) {
+      const PhiloxBlock words =
+          BiasWords(seed, static_cast<std::uint32_t>(InputTensor::kBias), sequence,
+                    static_cast<std::uint32_t>(query), head, static_cast<std::uint32_t>(quad));
+      T* at = static_cast<T*>(to) + (matrix * seqlen_q + query) * seqlen_kv + quad * 4;
+      Four<T> four;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) four.value[e] = InputBits<dtype>(InputValue(words.word[e]));
+      if (whole) {
+        *reinterpret_cast<Four<T>*>(at) = four;
+      } else {
+        for (int e = 0; e < 4 && e < there; ++e) at[e] = four.value[e];
+      }
+    }
+  }
+}
+
 using Kernel = void (*)(std::uint32_t, std::uint64_t, Segments, int, int, int, void*);
+using BiasKernel = void (*)(std::uint64_t, std::int64_t, int, std::int64_t, std::int64_t, void*);
+
+BiasKernel BiasKernelFor(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFp16:
+      return GenerateBiasKernel<Dtype::kFp16>;
+    case Dtype::kBf16:
+      return GenerateBiasKernel<Dtype::kBf16>;
+    case Dtype::kFp32:
+      return GenerateBiasKernel<Dtype::kFp32>;
+    case Dtype::kFp64:
+      return GenerateBiasKernel<Dtype::kFp64>;
+  }
+  throw RuntimeError(CPPOOL_INTERNAL, "generate: unknown dtype");
+}
 
 Kernel KernelFor(Dtype dtype) {
   switch (dtype) {
@@ -89,8 +136,10 @@ Kernel KernelFor(Dtype dtype) {
 void LoadGenerate() {
   cudaFuncAttributes attributes;
   for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16, Dtype::kFp32, Dtype::kFp64}) {
-    CheckCuda(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(KernelFor(dtype))),
-              "loading the input generator");
+    for (const void* kernel : {reinterpret_cast<const void*>(KernelFor(dtype)),
+                               reinterpret_cast<const void*>(BiasKernelFor(dtype))}) {
+      CheckCuda(cudaFuncGetAttributes(&attributes, kernel), "loading the input generator");
+    }
   }
 }
 
@@ -112,6 +161,22 @@ void LaunchGenerate(InputTensor tensor, std::uint64_t seed, const Layout& layout
         static_cast<std::uint32_t>(tensor), seed, segments, layout.row_step, heads, dim, to);
     CheckCuda(cudaGetLastError(), "launching the input generator");
   }
+}
+
+void LaunchGenerateBias(std::uint64_t seed, std::int64_t batch, int heads, std::int64_t seqlen_q,
+                        std::int64_t seqlen_kv, Dtype dtype, void* to, cudaStream_t stream) {
+  const std::int64_t matrices = batch * heads;
+  const std::int64_t quads = (seqlen_kv + 3) / 4;
+  if (matrices == 0 || seqlen_q == 0 || quads == 0) return;
+  int width = 32;
+  while (width < quads && width < kThreads) width *= 2;
+  const dim3 block(width, kThreads / width);
+  const std::int64_t rows = (seqlen_q + block.y - 1) / block.y;
+  const dim3 grid(static_cast<unsigned>((quads + width - 1) / width),
+                  static_cast<unsigned>(std::min<std::int64_t>(rows, kMaxBlocks)),
+                  static_cast<unsigned>(std::min<std::int64_t>(matrices, kMaxBlocks)));
+  BiasKernelFor(dtype)<<<grid, block, 0, stream>>>(seed, matrices, heads, seqlen_q, seqlen_kv, to);
+  CheckCuda(cudaGetLastError(), "launching the bias generator");
 }
 
 }  // namespace cppool::kernels::cuda

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <cstdint>
 
 #include "kernels/attention/check_kernels.h"
 
@@ -13,6 +14,16 @@ namespace cppool::kernels::cuda {
 void LoadGenerate();
 void LaunchGenerate(InputTensor tensor, std::uint64_t seed, const Layout& layout, int heads, int dim,
                     Dtype dtype, void* to, cudaStream_t stream);
+void LaunchGenerateBias(std::uint64_t seed, std::int64_t batch, int heads, std::int64_t seqlen_q,
+                        std::int64_t seqlen_kv, Dtype dtype, void* to, cudaStream_t stream);
+
+// `partials` holds DigestBlocks(bytes) integers in device memory; `result` is as LaunchCompare's.
+void LoadValues();
+int DigestBlocks(std::size_t bytes);
+void LaunchDigest(const void* data, std::size_t bytes, std::uint64_t* partials, std::uint64_t* result,
+                  cudaStream_t stream);
+void LaunchRoundValues(Dtype dtype, double* values, std::int64_t count, cudaStream_t stream);
+void LaunchFillValues(double* values, double value, std::int64_t count, cudaStream_t stream);
 
 // `partials` holds CompareBlocks(args) CompareStats in device memory; `result` is page-locked host memory,
 // written by the device.

@@ -1,6 +1,6 @@
 // Attention in fp64 as three matrices in memory: S = Q K^T (then P, row by row), dP = dO V^T (then dS), for a
 // chunk of query rows and some of the group's heads at a time, so that the workspace stays bounded. The
-// products are oracle_product.cuh's.
+// products are oracle_product.cuh's, what goes row by row is in oracle_rows.cu.
 //
 // Nothing outside the mask is computed, in tiles of 64 x 64: a tile of rows has one range of keys, rounded
 // outwards to whole tiles, and P and dS are written (as 0 where masked) and read within it only. No atomics:
@@ -10,15 +10,14 @@
 #include <initializer_list>
 
 #include "check/launch.h"
+#include "check/oracle_chunk.cuh"
 #include "check/oracle_product.cuh"
-#include "kernels/attention/oracle_mask.h"
-#include "kernels/attention/rounding.h"
 #include "runtime/cuda_check.h"
 
 namespace cppool::kernels::cuda {
 namespace {
 
-constexpr int kRowThreads = 256;
+constexpr int kSumThreads = 256;
 constexpr std::size_t kMatrixBytes = std::size_t{1} << 30;     // for P and dP, unless one row is larger
 constexpr std::size_t kPartialBytes = std::size_t{256} << 20;  // for parts of sums
 constexpr std::int64_t kMaxRows = std::int64_t{1} << 20;  // per chunk: keeps the grids within their limits
@@ -85,46 +84,10 @@ std::size_t MatrixDoubles(const Chunking& chunking) {
   return static_cast<std::size_t>(chunking.heads) * chunking.rows * chunking.pitch;
 }
 
-// What the kernels of one chunk share.
-struct Chunk {
-  OracleArgs args;
-  OracleMask mask;
-  std::int64_t row;  // first query
-  std::int64_t rows;
-  int head;  // first of the group
-  int heads;
-  std::int64_t pitch;
-  double* p;   // [heads, rows, pitch]: S, then P
-  double* ds;  // likewise: dP, then dS; NULL in the forward pass
-
-  // The keys that the tile of rows around `row` (within the chunk) works on.
-  __device__ KeyRange Keys(std::int64_t row_in_chunk) const {
-    const std::int64_t first = row + row_in_chunk / kOracleTile * kOracleTile;
-    const std::int64_t last = min(first + kOracleTile, row + rows) - 1;
-    const std::int64_t begin = mask.Keys(first).begin;
-    const std::int64_t end = mask.Keys(last).end;
-    if (end <= begin) return {0, 0};
-    return {begin / kOracleTile * kOracleTile,
-            min((end + kOracleTile - 1) / kOracleTile * kOracleTile, args.seqlen_kv)};
-  }
-  __device__ double Store(double value) const { return args.rounded ? RoundTo(args.dtype, value) : value; }
-
-  // [rows of the chunk, dim] of one head, and [seqlen_kv, dim].
-  template <typename T>
-  __device__ Matrix<T> OfQueries(const void* data, int head_in_chunk, int dim) const {
-    const std::int64_t first =
-        (args.q_row + row * args.q_step) * args.heads + args.head_begin + head + head_in_chunk;
-    return {static_cast<const T*>(data) + first * dim, args.q_step * args.heads * dim};
-  }
-  template <typename T>
-  __device__ Matrix<T> OfKeys(const void* data, int dim) const {
-    return {static_cast<const T*>(data) + (args.kv_row * args.kv_heads + args.kv_head) * dim,
-            args.kv_step * args.kv_heads * dim};
-  }
-  __device__ Matrix<double> OfPairs(const double* data, int head_in_chunk) const {
-    return {data + head_in_chunk * rows * pitch, pitch};
-  }
-};
+std::size_t OffsetDoubles(const OracleArgs& args, const Chunking& chunking) {
+  if (!args.dout || !args.d_softmax_offset) return 0;
+  return static_cast<std::size_t>(chunking.heads) * chunking.rows;
+}
 
 // Tile (x, y) of S = scale Q K^T, or of dP = dO V^T, of head z.
 template <typename T, bool kGradient>
@@ -146,67 +109,6 @@ __global__ void __launch_bounds__(kOracleThreads, 3) PairsKernel(Chunk chunk) {
       to[i * chunk.pitch + j] = chunk.Store(kGradient ? value : chunk.args.scale * value);
     }
   });
-}
-
-struct Add {
-  __device__ double operator()(double a, double b) const { return a + b; }
-};
-struct Max {
-  __device__ double operator()(double a, double b) const { return fmax(a, b); }
-};
-
-// Over the block, the same value in every thread. A fixed tree.
-template <typename Operation>
-__device__ double ReduceRow(double value, const Operation& operation) {
-  __shared__ double warps[kRowThreads / 32];
-  for (int distance = 16; distance > 0; distance /= 2)
-    value = operation(value, __shfl_xor_sync(~0u, value, distance));
-  __syncthreads();  // an earlier call's result may still be being read
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = warps[0];
-  for (int w = 1; w < kRowThreads / 32; ++w) value = operation(value, warps[w]);
-  return value;
-}
-
-// Row x of head y: S becomes P, 0 where masked.
-__global__ void __launch_bounds__(kRowThreads) SoftmaxKernel(Chunk chunk) {
-  const std::int64_t row = blockIdx.x;
-  const KeyRange tiles = chunk.Keys(row);
-  const KeyRange keys = chunk.mask.Keys(chunk.row + row);
-  double* p = chunk.p + (blockIdx.y * chunk.rows + row) * chunk.pitch;
-  double largest = -INFINITY;
-  for (std::int64_t j = keys.begin + threadIdx.x; j < keys.end; j += kRowThreads)
-    largest = fmax(largest, p[j]);
-  largest = ReduceRow(largest, Max{});
-  double sum = 0;
-  for (std::int64_t j = keys.begin + threadIdx.x; j < keys.end; j += kRowThreads) {
-    p[j] = exp(p[j] - largest);  // the same thread reads it again below
-    sum += p[j];
-  }
-  sum = ReduceRow(sum, Add{});
-  for (std::int64_t j = keys.begin + threadIdx.x; j < keys.end; j += kRowThreads)
-    p[j] = chunk.Store(p[j] / sum);
-  for (std::int64_t j = tiles.begin + threadIdx.x; j < min(keys.begin, tiles.end); j += kRowThreads) p[j] = 0;
-  for (std::int64_t j = max(keys.end, tiles.begin) + threadIdx.x; j < tiles.end; j += kRowThreads) p[j] = 0;
-  if (threadIdx.x == 0 && chunk.args.lse) {
-    chunk.args.lse[(chunk.row + row) * chunk.args.group + chunk.head + blockIdx.y] =
-        keys.begin < keys.end ? largest + log(sum) : -INFINITY;
-  }
-}
-
-// Row x of head y: dP becomes dS = P (dP - sum(P dP)).
-__global__ void __launch_bounds__(kRowThreads) SoftmaxGradientKernel(Chunk chunk) {
-  const std::int64_t row = blockIdx.x;
-  const KeyRange tiles = chunk.Keys(row);
-  const std::int64_t at = (blockIdx.y * chunk.rows + row) * chunk.pitch;
-  const double* p = chunk.p + at;
-  double* ds = chunk.ds + at;
-  double sum = 0;
-  for (std::int64_t j = tiles.begin + threadIdx.x; j < tiles.end; j += kRowThreads) sum += p[j] * ds[j];
-  sum = ReduceRow(sum, Add{});
-  for (std::int64_t j = tiles.begin + threadIdx.x; j < tiles.end; j += kRowThreads)
-    ds[j] = chunk.Store(p[j] * (ds[j] - sum));
 }
 
 // Part `part` of `parts` of begin .. end, in whole steps of the product.
@@ -301,10 +203,10 @@ struct Sum {
   Dtype dtype;
 };
 
-__global__ void __launch_bounds__(kRowThreads) SumKernel(Sum sum) {
+__global__ void __launch_bounds__(kSumThreads) SumKernel(Sum sum) {
   const std::int64_t elements = sum.rows * sum.width;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * kRowThreads + threadIdx.x; i < elements;
-       i += std::int64_t{gridDim.x} * kRowThreads) {
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kSumThreads + threadIdx.x; i < elements;
+       i += std::int64_t{gridDim.x} * kSumThreads) {
     double& to = sum.to[i / sum.width * sum.pitch + i % sum.width];
     double value = sum.add ? to : 0.0;
     for (int part = 0; part < sum.count; ++part) value += sum.parts[part * elements + i];
@@ -314,8 +216,8 @@ __global__ void __launch_bounds__(kRowThreads) SumKernel(Sum sum) {
 
 void LaunchSum(const Sum& sum, cudaStream_t stream) {
   const std::int64_t blocks =
-      std::min<std::int64_t>((sum.rows * sum.width + kRowThreads - 1) / kRowThreads, 4096);
-  if (blocks) SumKernel<<<static_cast<unsigned>(blocks), kRowThreads, 0, stream>>>(sum);
+      std::min<std::int64_t>((sum.rows * sum.width + kSumThreads - 1) / kSumThreads, 4096);
+  if (blocks) SumKernel<<<static_cast<unsigned>(blocks), kSumThreads, 0, stream>>>(sum);
   CheckCuda(cudaGetLastError(), "launching the oracle's sums");
 }
 
@@ -373,16 +275,15 @@ void RunChunk(const Chunk& chunk, const Chunking& chunking, double* parts, bool 
               cudaStream_t stream) {
   const OracleArgs& args = chunk.args;
   const dim3 pairs(Tiles(args.seqlen_kv), Tiles(chunk.rows), chunk.heads);
-  const dim3 rows(static_cast<unsigned>(chunk.rows), chunk.heads);
   const bool any_keys = args.seqlen_kv > 0;
   if (any_keys) PairsKernel<T, false><<<pairs, kOracleThreads, 0, stream>>>(chunk);
-  SoftmaxKernel<<<rows, kRowThreads, 0, stream>>>(chunk);
-  CheckCuda(cudaGetLastError(), "launching the oracle's softmax");
+  CheckCuda(cudaGetLastError(), "launching the oracle's products of queries and keys");
+  LaunchSoftmax(chunk, stream);
   if (args.out) RunQueries<T, false>(chunk, chunking, parts, stream);
   if (!args.dout) return;
   if (any_keys) PairsKernel<T, true><<<pairs, kOracleThreads, 0, stream>>>(chunk);
-  SoftmaxGradientKernel<<<rows, kRowThreads, 0, stream>>>(chunk);
-  CheckCuda(cudaGetLastError(), "launching the oracle's softmax gradient");
+  CheckCuda(cudaGetLastError(), "launching the oracle's products of gradients and values");
+  LaunchSoftmaxGradient(chunk, stream);
   if (args.dq) RunQueries<T, true>(chunk, chunking, parts, stream);
   if (args.dk && any_keys) RunKeys<T, false>(chunk, chunking, parts, first, last, args.dk, stream);
   if (args.dv && any_keys) RunKeys<T, true>(chunk, chunking, parts, first, last, args.dv, stream);
@@ -397,7 +298,6 @@ void Load() {
         reinterpret_cast<const void*>(QueryKernel<T, false>),
         reinterpret_cast<const void*>(QueryKernel<T, true>),
         reinterpret_cast<const void*>(KeyKernel<T, false>), reinterpret_cast<const void*>(KeyKernel<T, true>),
-        reinterpret_cast<const void*>(SoftmaxKernel), reinterpret_cast<const void*>(SoftmaxGradientKernel),
         reinterpret_cast<const void*>(SumKernel)}) {
     CheckCuda(cudaFuncGetAttributes(&attributes, kernel), "loading the oracle");
   }
@@ -408,13 +308,15 @@ void Load() {
 void LoadOracle() {
   Load<__half>();
   Load<__nv_bfloat16>();
+  LoadOracleRows();
 }
 
 std::size_t OracleBytes(const OracleArgs& args) {
   const Chunking chunking = ChunkingOf(args);
   const std::size_t parts =
       std::max(QueryPartDoubles(args, chunking), args.dout ? KeyPartDoubles(args, chunking) : 0);
-  return (MatrixDoubles(chunking) * (args.dout ? 2 : 1) + parts) * sizeof(double);
+  return (MatrixDoubles(chunking) * (args.dout ? 2 : 1) + parts + OffsetDoubles(args, chunking)) *
+         sizeof(double);
 }
 
 void LaunchOracle(const OracleArgs& args, std::byte* workspace, cudaStream_t stream) {
@@ -434,6 +336,7 @@ void LaunchOracle(const OracleArgs& args, std::byte* workspace, cudaStream_t str
   const Chunking chunking = ChunkingOf(args);
   double* const matrices = reinterpret_cast<double*>(workspace);
   double* const parts = matrices + MatrixDoubles(chunking) * (args.dout ? 2 : 1);
+  const std::size_t offsets = OffsetDoubles(args, chunking);  // they lie at the end
   Chunk chunk{.args = args,
               .mask = {args.mask, args.window_left, args.window_right, args.seqlen_q, args.seqlen_kv},
               .row = 0,
@@ -442,7 +345,8 @@ void LaunchOracle(const OracleArgs& args, std::byte* workspace, cudaStream_t str
               .heads = 0,
               .pitch = chunking.pitch,
               .p = matrices,
-              .ds = args.dout ? matrices + MatrixDoubles(chunking) : nullptr};
+              .ds = args.dout ? matrices + MatrixDoubles(chunking) : nullptr,
+              .ds_offset = offsets ? matrices + OracleBytes(args) / sizeof(double) - offsets : nullptr};
   for (; chunk.head < args.group; chunk.head += chunking.heads) {
     chunk.heads = std::min(chunking.heads, args.group - chunk.head);
     for (chunk.row = 0; chunk.row < args.seqlen_q; chunk.row += chunking.rows) {
