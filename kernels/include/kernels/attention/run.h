@@ -1,12 +1,16 @@
 // The attention case: inputs, context-parallel forward and backward, and the comparison of every output with
 // the same kernels without CP and with the fp64 oracle. What it reports goes to whoever runs it; it knows no
-// requests.
+// requests and no files.
 #pragma once
 
 #include <cppool/runtime.h>
 
+#include <cstdint>
 #include <string>
+#include <variant>
+#include <vector>
 
+#include "kernels/attention/check_kernels.h"
 #include "kernels/attention/judge.h"
 #include "kernels/attention/spec.h"
 
@@ -20,13 +24,63 @@ class AttentionReport {
   virtual bool NextIteration() = 0;
   // Floating-point operations of this rank in a stage ("forward", "backward") of one iteration.
   virtual void Work(const std::string& stage, double flops) = 0;
+  // `against`: "no_cp", "oracle", and with spec.deterministic "rerun".
   virtual void Check(CheckedTensor tensor, const std::string& against, const Verdict& verdict) = 0;
+  // With spec.deterministic: a hash of the bits of all of this rank's outputs.
+  virtual void Digest(std::uint64_t) {}
+};
+
+enum class TensorRows {
+  kQueries,  // of tokens, in the order of GlobalLayout; a rank has its part
+  kKeys,
+  kWhole  // of no token: every rank has all of them
+};
+
+// A tensor of a case over all ranks, row-major.
+struct TensorInfo {
+  std::variant<InputTensor, CheckedTensor> kind;
+  TensorRows rows_of = TensorRows::kQueries;
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;  // elements of a row
+  Dtype dtype = Dtype::kBf16;
+  std::vector<std::int64_t>
+      shape;  // of rows * columns elements: [batch, seqlen, heads, dim], thd: [rows, heads, dim]
+  std::vector<std::string> axes;  // of shape: "batch", "query", "key", "token", "head", "kv_head", "dim"
+
+  std::string name() const;  // "q", "softmax_offset", "out", "d_softmax_offset", ...
+};
+
+// What a case is given and what it gives: with and without a backward pass, a bias, a softmax offset, max_logit.
+std::vector<TensorInfo> InputTensors(const AttentionSpec& spec);
+std::vector<TensorInfo> OutputTensors(const AttentionSpec& spec);
+
+// Where inputs come from instead of the seed. Called by several ranks' threads at once, for rows with a token and for
+// every row of what is whole. What it throws ends the case.
+class TensorSource {
+ public:
+  virtual ~TensorSource() = default;
+  virtual void ReadRow(const TensorInfo& tensor, std::int64_t row,
+                       double* to) = 0;  // rounded to the dtype later
+};
+
+// Where tensors go after the run. Called by several ranks' threads at once; each row comes once, those of the
+// inputs only where they hold a token.
+class TensorSink {
+ public:
+  virtual ~TensorSink() = default;
+  // On rank 0, before the first iteration and before any rank's first row.
+  virtual void Begin() = 0;
+  // `row`: elements in the tensor's dtype. `reference`: of the run without CP.
+  virtual void WriteRow(const TensorInfo& tensor, bool reference, std::int64_t row, const void* elements) = 0;
+  // On rank 0, after all ranks' last row.
+  virtual void End() = 0;
 };
 
 // Called by every rank at once, each with its own runtime. The spec has been validated: divisible lengths and
-// heads, supported head dims. Stages: "inputs", "forward/...", "backward/...", "reference", "checks". Throws
-// RuntimeError.
-void RunAttention(cppool_runtime* runtime, const AttentionSpec& spec, bool checks, AttentionReport& report);
+// heads, supported head dims. `source` and `sink` may be NULL, and the reference is only made for checks.
+// Stages: "inputs", "forward/...", "backward/...", "reference", "checks". Throws RuntimeError.
+void RunAttention(cppool_runtime* runtime, const AttentionSpec& spec, bool checks, AttentionReport& report,
+                  TensorSource* source = nullptr, TensorSink* sink = nullptr);
 
 // Most device bytes that RunAttention holds on a rank, checks included.
 double AttentionBytes(const AttentionSpec& spec, int world_size);

@@ -1,0 +1,70 @@
+// The tensors of one side of a case, a rank's part or the whole, and how they are filled and handed out.
+#pragma once
+
+#include <cppool/runtime.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/attention/check_kernels.h"
+#include "kernels/attention/run.h"
+#include "kernels/attention/schedule.h"
+#include "kernels/runtime.h"
+
+namespace cppool::kernels {
+
+// Where a rank's rows of one side, queries or keys, are.
+struct RankRows {
+  Layout layout;
+  std::vector<std::int64_t> tokens;   // rows that hold one, ascending
+  std::vector<std::int64_t> padding;  // the others
+  std::vector<std::int64_t> whole;    // by row: which one it is of the whole buffer, padding included
+};
+RankRows RowsOfRank(QkvFormat format, const Sequences& sequences, int world_size, int rank);
+
+// Both sides of a rank; of the whole for a world of one.
+struct RankTokens {
+  RankTokens(const AttentionSpec& spec, int world_size, int rank);
+  RankRows queries, keys;
+
+  const RankRows& of(const TensorInfo& tensor) const {
+    return tensor.rows_of == TensorRows::kKeys ? keys : queries;
+  }
+};
+
+class TensorSet {
+ public:
+  struct Tensor {
+    TensorInfo info;
+    std::int64_t rows;  // here: info.rows, or the rank's part of them
+    Buffer data;
+  };
+
+  TensorSet(cppool_runtime* runtime, const AttentionSpec& spec, int world_size);
+
+  AttentionTensors pointers() const;
+  const std::vector<Tensor>& inputs() const { return inputs_; }
+  const std::vector<Tensor>& outputs() const { return outputs_; }
+  void* get(InputTensor kind) const;  // NULL: the case has none
+  void* get(CheckedTensor kind) const;
+  const float* softmax_offset() const;  // zeros for off-by-one, NULL for vanilla
+
+  // Inputs from `source`, or from the seed when it is NULL; their padding is NaN. Enqueued on the main stream.
+  void Fill(CheckKernels& kernels, const AttentionSpec& spec, const RankTokens& tokens, TensorSource* source);
+  void PoisonOutputs() const;  // NaN everywhere
+
+  // Hands a rank's rows to `sink`; what is whole comes from rank 0. Waits for the main stream.
+  void Save(const RankTokens& tokens, TensorSink& sink) const;
+  // The rank's share of the outputs of a set that is the whole.
+  void SaveReference(TensorSink& sink) const;
+
+ private:
+  void Read(const Tensor& tensor, const RankTokens& tokens, TensorSource& source) const;
+  std::vector<std::byte> ToHost(const Tensor& tensor) const;
+
+  cppool_runtime* rt_;
+  std::vector<Tensor> inputs_, outputs_;
+  Buffer no_offset_;  // off-by-one: zeros
+};
+
+}  // namespace cppool::kernels
