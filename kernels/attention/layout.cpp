@@ -9,16 +9,34 @@
 namespace cppool::kernels {
 namespace {
 
-// `count` tokens from `position`, which start `offset` tokens into each sequence's part of a buffer with
-// `held` tokens per sequence.
-void AddChunks(QkvFormat format, std::int64_t batch, std::int64_t held, std::int64_t offset,
-               std::int64_t position, std::int64_t count, Layout& layout) {
-  if (count == 0) return;
-  for (std::int64_t b = 0; b < batch; ++b) {
-    layout.segments.push_back({static_cast<std::int32_t>(b), static_cast<std::int32_t>(position),
-                               static_cast<std::int32_t>(count),
-                               format == QkvFormat::kSbhd ? offset * batch + b : b * held + offset});
+// Where each sequence's part begins in a buffer that holds 1/`share` of every room: in tokens for bshd and
+// thd, whose parts lie one after another, and in rows for sbhd, whose parts are interleaved.
+std::vector<std::int64_t> PartRows(QkvFormat format, const Sequences& sequences, std::int64_t share) {
+  std::vector<std::int64_t> rows;
+  rows.reserve(sequences.room.size());
+  std::int64_t row = 0;
+  for (const std::int64_t room : sequences.room) {
+    rows.push_back(row);
+    row += format == QkvFormat::kSbhd ? 1 : room / share;
   }
+  return rows;
+}
+
+Layout EmptyLayout(QkvFormat format, const Sequences& sequences, std::int64_t share) {
+  Layout layout;
+  layout.rows = sequences.rows / share;
+  layout.row_step = format == QkvFormat::kSbhd ? static_cast<std::int32_t>(sequences.room.size()) : 1;
+  return layout;
+}
+
+// The tokens at places [begin, end) of a sequence, which are at `row` of the buffer; places behind the
+// sequence's end hold none.
+void AddPlaces(std::size_t sequence, std::int64_t length, std::int64_t begin, std::int64_t end,
+               std::int64_t row, Layout& layout) {
+  end = std::min(end, length);
+  if (begin >= end) return;
+  layout.segments.push_back({static_cast<std::int32_t>(sequence), static_cast<std::int32_t>(begin),
+                             static_cast<std::int32_t>(end - begin), row});
 }
 
 void SortSegments(std::vector<Segment>& segments) {
@@ -32,31 +50,48 @@ void SortSegments(std::vector<Segment>& segments) {
 
 }  // namespace
 
-Layout GlobalLayout(QkvFormat format, std::int64_t batch, std::int64_t seqlen) {
-  Layout layout;
-  layout.rows = batch * seqlen;
-  layout.row_step = format == QkvFormat::kSbhd ? static_cast<std::int32_t>(batch) : 1;
-  layout.segments.reserve(static_cast<std::size_t>(batch));
-  AddChunks(format, batch, seqlen, 0, 0, seqlen, layout);
+Layout GlobalLayout(QkvFormat format, const Sequences& sequences) {
+  Layout layout = EmptyLayout(format, sequences, 1);
+  const std::vector<std::int64_t> rows = PartRows(format, sequences, 1);
+  layout.segments.reserve(rows.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    AddPlaces(i, sequences.length[i], 0, sequences.room[i], rows[i], layout);
+  }
   return layout;
 }
 
-Layout RankLayout(QkvFormat format, std::int64_t batch, std::int64_t seqlen, int world_size, int rank) {
-  if (world_size == 1) return GlobalLayout(format, batch, seqlen);
-  if (seqlen % (2 * std::int64_t{world_size}) != 0) {
-    throw RuntimeError(CPPOOL_INVALID_REQUEST, "a sequence of " + std::to_string(seqlen) +
-                                                   " tokens cannot be cut into 2 * " +
-                                                   std::to_string(world_size) + " equal chunks");
+Layout RankLayout(QkvFormat format, const Sequences& sequences, int world_size, int rank) {
+  if (world_size == 1) return GlobalLayout(format, sequences);
+  const std::int64_t chunks = 2 * std::int64_t{world_size};
+  Layout layout = EmptyLayout(format, sequences, world_size);
+  const std::vector<std::int64_t> rows = PartRows(format, sequences, world_size);
+  layout.segments.reserve(2 * rows.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::int64_t room = sequences.room[i], length = sequences.length[i];
+    if (room % chunks != 0) {
+      throw RuntimeError(CPPOOL_INVALID_REQUEST, "a sequence of " + std::to_string(room) +
+                                                     " places cannot be cut into 2 * " +
+                                                     std::to_string(world_size) + " equal chunks");
+    }
+    const std::int64_t chunk = room / chunks, low = rank * chunk, high = (chunks - 1 - rank) * chunk;
+    AddPlaces(i, length, low, low + chunk, rows[i], layout);
+    AddPlaces(i, length, high, high + chunk, rows[i] + chunk * layout.row_step, layout);
   }
-  const std::int64_t chunk = seqlen / (2 * std::int64_t{world_size});
-  Layout layout;
-  layout.rows = batch * 2 * chunk;
-  layout.row_step = format == QkvFormat::kSbhd ? static_cast<std::int32_t>(batch) : 1;
-  layout.segments.reserve(static_cast<std::size_t>(2 * batch));
-  AddChunks(format, batch, 2 * chunk, 0, rank * chunk, chunk, layout);
-  AddChunks(format, batch, 2 * chunk, chunk, (2 * world_size - 1 - rank) * chunk, chunk, layout);
-  SortSegments(layout.segments);
   return layout;
+}
+
+std::vector<std::int64_t> PaddingRows(const Layout& layout) {
+  std::vector<bool> held(static_cast<std::size_t>(layout.rows), false);
+  for (const Segment& segment : layout.segments) {
+    for (std::int64_t i = 0; i < segment.length; ++i) {
+      held[static_cast<std::size_t>(segment.row + i * layout.row_step)] = true;
+    }
+  }
+  std::vector<std::int64_t> rows;
+  for (std::int64_t row = 0; row < layout.rows; ++row) {
+    if (!held[static_cast<std::size_t>(row)]) rows.push_back(row);
+  }
+  return rows;
 }
 
 Layout Concatenate(const std::vector<Layout>& parts) {

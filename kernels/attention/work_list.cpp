@@ -117,4 +117,8 @@ WorkList BuildWorkList(Side self, const Layout& query, const Layout& key, const 
   return list;
 }
 
+std::int64_t CountPairs(const Layout& query, const Layout& key, const std::vector<Band>& bands) {
+  return BuildWorkList(Side::kQuery, query, key, bands, kOpen, false).pairs;  // a tile for each segment
+}
+
 }  // namespace cppool::kernels
