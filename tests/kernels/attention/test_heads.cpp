@@ -1,4 +1,5 @@
-// Splitting heads for an all-to-all, merging them again, rounding, and delta.
+// Splitting heads for an all-to-all, merging them again, and what else goes element by element.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -188,6 +189,57 @@ TEST_CASE("Delta is the dot product of out and dout, per row and head") {
     }
     CHECK(std::abs(delta[static_cast<std::size_t>(i)] - want) < 1e-5);
   }
+}
+
+TEST_CASE("An offset is added to lse as a logarithm") {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  KernelShape shape;
+  shape.heads = 2;
+  // Rows of two heads; the last is padding, which may hold anything.
+  const std::vector<float> lse{1, 2, -kInfinity, 500, -500, 0, std::numeric_limits<float>::quiet_NaN(), 0};
+  const std::vector<float> offset{0.5f, -1};
+  std::vector<float> total(lse.size(), -7);
+  const HostRank rank;
+  const auto kernels = MakeHostAttentionKernels(rank.seam());
+  kernels->AddOffset(shape, 4, lse.data(), offset.data(), total.data(), rank.stream());
+  rank.Synchronize();
+  for (std::size_t i = 0; i < 6; ++i) {
+    const double x = lse[i], y = offset[i % 2], top = std::max(x, y);
+    CHECK(std::abs(total[i] - (top + std::log(std::exp(x - top) + std::exp(y - top)))) <=
+          1e-6 * std::max(1.0, std::abs(top)));
+  }
+  CHECK(std::isnan(total[6]));
+
+  const std::vector<float> none(2, -kInfinity);
+  kernels->AddOffset(shape, 1, none.data(), none.data(), total.data(), rank.stream());
+  rank.Synchronize();
+  CHECK(total[1] == -kInfinity);
+}
+
+TEST_CASE("Filling and adding stop at the count") {
+  std::vector<float> from{1, 2, 3, 4}, to{10, 20, 30, 40};
+  const HostRank rank;
+  const auto kernels = MakeHostAttentionKernels(rank.seam());
+  kernels->Add(from.data(), to.data(), 3, rank.stream());
+  kernels->Fill(from.data(), -1, 2, rank.stream());
+  rank.Synchronize();
+  CHECK(to == std::vector<float>{11, 22, 33, 40});
+  CHECK(from == std::vector<float>{-1, -1, 3, 4});
+}
+
+TEST_CASE("Rows are summed in order") {
+  // In fp32 1e8 + 1 is 1e8: any other order gives another sum.
+  const std::vector<float> from{1e8f, 1, 0, 2, 1, 1, 1e8f, 3, -1e8f, 1, -1e8f, 4};
+  std::vector<float> to(5, std::numeric_limits<float>::quiet_NaN());
+  const HostRank rank;
+  const auto kernels = MakeHostAttentionKernels(rank.seam());
+  kernels->SumRows(from.data(), 3, 4, to.data(), rank.stream());
+  rank.Synchronize();
+  CHECK(std::vector<float>(to.begin(), to.end() - 1) == std::vector<float>{0, 3, 0, 9});
+  CHECK(std::isnan(to[4]));
+  kernels->SumRows(from.data(), 0, 4, to.data(), rank.stream());
+  rank.Synchronize();
+  CHECK(to[1] == 0);
 }
 
 }  // namespace

@@ -3,232 +3,29 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <random>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "catch.h"
+#include "host_attention_case.h"
 #include "host_rank.h"
 #include "kernels/attention/attention_kernels.h"
 #include "kernels/host/attention_kernels.h"
 #include "kernels/host/half.h"
-#include "naive_attention.h"
 
 namespace {
 
 using namespace cppool::kernels;
 using cppool::test::HostRank;
-using cppool::test::NaiveAttention;
-using cppool::test::NaiveResult;
+using cppool::test::MakeProblem;
+using cppool::test::Problem;
+using cppool::test::RunAndCheck;
+using cppool::test::Shape;
+using cppool::test::Spec;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr std::uint16_t kNanBits = 0x7fff;  // in both types
-
-struct Half {
-  Dtype dtype;
-  std::vector<std::uint16_t> bits;
-
-  std::vector<double> Numbers() const {
-    std::vector<double> numbers(bits.size());
-    for (std::size_t i = 0; i < bits.size(); ++i) {
-      numbers[i] = LoadElement(dtype, bits.data(), static_cast<std::int64_t>(i));
-    }
-    return numbers;
-  }
-};
-
-Half RandomHalf(Dtype dtype, std::size_t count, std::mt19937& random) {
-  std::uniform_real_distribution<double> uniform(-1.5, 1.5);
-  Half half{dtype, std::vector<std::uint16_t>(count)};
-  for (std::size_t i = 0; i < count; ++i) {
-    StoreElement(dtype, half.bits.data(), static_cast<std::int64_t>(i), uniform(random));
-  }
-  return half;
-}
-
-Half Poisoned(Dtype dtype, std::size_t count) { return {dtype, std::vector<std::uint16_t>(count, kNanBits)}; }
-
-// NaN first, then the RMS error relative to the reference's RMS, then single elements.
-void CheckClose(const std::string& name, const Half& got, const std::vector<double>& want) {
-  INFO(name);
-  REQUIRE(got.bits.size() == want.size());
-  const std::vector<double> numbers = got.Numbers();
-  double error = 0, size = 0, largest_error = 0, largest = 0;
-  std::size_t nans = 0;
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    nans += std::isnan(numbers[i]) ? 1 : 0;
-    const double difference = std::abs(numbers[i] - want[i]);
-    error += difference * difference;
-    size += want[i] * want[i];
-    largest_error = std::max(largest_error, difference);
-    largest = std::max(largest, std::abs(want[i]));
-  }
-  REQUIRE(nans == 0);
-  const double unit = got.dtype == Dtype::kBf16 ? 0x1p-8 : 0x1p-11;  // half a unit in the last place of 1
-  // Where a softmax sees one key, its gradients are differences of equal numbers, and the reference is zero.
-  const double floor = 0.05 * unit;
-  CHECK(std::sqrt(error) <=
-        1.5 * unit * std::sqrt(size) + floor * std::sqrt(static_cast<double>(want.size())));
-  CHECK(largest_error <= 4 * unit * largest + 4 * floor);
-}
-
-struct Problem {
-  KernelShape shape;
-  // Parts of queries and of keys, each a buffer of its own; calls are made for every pair of them.
-  std::vector<Layout> query_parts;
-  std::vector<Layout> key_parts;
-  std::vector<Band> bands;
-};
-
-// A part's place in tensors that hold the parts end to end.
-std::size_t RowsBefore(const std::vector<Layout>& parts, std::size_t part) {
-  std::int64_t rows = 0;
-  for (std::size_t i = 0; i < part; ++i) rows += parts[i].rows;
-  return static_cast<std::size_t>(rows);
-}
-
-void RunAndCheck(const Problem& problem, unsigned seed) {
-  const KernelShape& shape = problem.shape;
-  const Layout query = Concatenate(problem.query_parts), key = Concatenate(problem.key_parts);
-  std::mt19937 random(seed);
-  const auto rows_q = static_cast<std::size_t>(query.rows), rows_kv = static_cast<std::size_t>(key.rows);
-  const auto heads = static_cast<std::size_t>(shape.heads),
-             kv_heads = static_cast<std::size_t>(shape.kv_heads);
-  const auto dim = static_cast<std::size_t>(shape.dim_qk), dim_v = static_cast<std::size_t>(shape.dim_v);
-  const Half q = RandomHalf(shape.dtype, rows_q * heads * dim, random);
-  const Half k = RandomHalf(shape.dtype, rows_kv * kv_heads * dim, random);
-  const Half v = RandomHalf(shape.dtype, rows_kv * kv_heads * dim_v, random);
-  const Half dout = RandomHalf(shape.dtype, rows_q * heads * dim_v, random);
-  Half out = Poisoned(shape.dtype, dout.bits.size());
-  Half dq = Poisoned(shape.dtype, q.bits.size());
-  Half dk = Poisoned(shape.dtype, k.bits.size());
-  Half dv = Poisoned(shape.dtype, v.bits.size());
-  std::vector<float> lse(rows_q * heads, kNan), delta(rows_q * heads, kNan);
-  std::vector<float> out_sum(out.bits.size(), kNan), dq_sum(dq.bits.size(), kNan);
-  std::vector<float> dk_sum(dk.bits.size(), kNan), dv_sum(dv.bits.size(), kNan);
-
-  const HostRank rank;
-  const auto kernels = MakeHostAttentionKernels(rank.seam());
-  kernels->Load(shape, true);
-  const std::size_t queries = problem.query_parts.size(), keys = problem.key_parts.size();
-  std::vector<std::unique_ptr<BlockPlan>> plans(queries * keys);
-  for (std::size_t i = 0; i < queries; ++i) {
-    for (std::size_t j = 0; j < keys; ++j) {
-      plans[i * keys + j] = kernels->Plan(shape, problem.query_parts[i], problem.key_parts[j], problem.bands,
-                                          true, rank.stream());
-    }
-  }
-  for (std::size_t i = 0; i < queries; ++i) {
-    const std::size_t row = RowsBefore(problem.query_parts, i) * heads;
-    for (std::size_t j = 0; j < keys; ++j) {
-      const std::size_t kv_row = RowsBefore(problem.key_parts, j) * kv_heads;
-      ForwardArgs args;
-      args.plan = plans[i * keys + j].get();
-      args.q = q.bits.data() + row * dim;
-      args.k = k.bits.data() + kv_row * dim;
-      args.v = v.bits.data() + kv_row * dim_v;
-      args.accumulator = keys == 1 ? nullptr : out_sum.data() + row * dim_v;
-      args.out = out.bits.data() + row * dim_v;
-      args.lse = lse.data() + row;
-      args.first = j == 0;
-      args.last = j + 1 == keys;
-      kernels->Forward(shape, args, rank.stream());
-    }
-  }
-  kernels->Delta(shape, query.rows, out.bits.data(), dout.bits.data(), delta.data(), rank.stream());
-  const auto backward_args = [&](std::size_t i, std::size_t j) {
-    const std::size_t row = RowsBefore(problem.query_parts, i) * heads;
-    const std::size_t kv_row = RowsBefore(problem.key_parts, j) * kv_heads;
-    BackwardArgs args;
-    args.plan = plans[i * keys + j].get();
-    args.q = q.bits.data() + row * dim;
-    args.k = k.bits.data() + kv_row * dim;
-    args.v = v.bits.data() + kv_row * dim_v;
-    args.dout = dout.bits.data() + row * dim_v;
-    args.lse = lse.data() + row;
-    args.delta = delta.data() + row;
-    args.dq_accumulator = dq_sum.data() + row * dim;
-    args.dq = dq.bits.data() + row * dim;
-    args.dk_accumulator = dk_sum.data() + kv_row * dim;
-    args.dv_accumulator = dv_sum.data() + kv_row * dim_v;
-    args.dk = dk.bits.data() + kv_row * dim;
-    args.dv = dv.bits.data() + kv_row * dim_v;
-    return args;
-  };
-  for (std::size_t i = 0; i < queries; ++i) {
-    for (std::size_t j = 0; j < keys; ++j) {
-      BackwardArgs args = backward_args(i, j);
-      args.first = j == 0;
-      args.last = j + 1 == keys;
-      kernels->BackwardQuery(shape, args, rank.stream());
-      args.first = i == 0;
-      args.last = i + 1 == queries;
-      kernels->BackwardKey(shape, args, rank.stream());
-    }
-  }
-  rank.Synchronize();
-
-  const NaiveResult want =
-      NaiveAttention(shape, query, key, problem.bands, q.Numbers(), k.Numbers(), v.Numbers(), dout.Numbers());
-  CheckClose("out", out, want.out);
-  CheckClose("dq", dq, want.dq);
-  CheckClose("dk", dk, want.dk);
-  CheckClose("dv", dv, want.dv);
-  std::size_t wrong = 0, masked = 0;
-  for (std::size_t i = 0; i < lse.size(); ++i) {
-    masked += std::isinf(want.lse[i]) ? 1 : 0;
-    const bool right =
-        std::isinf(want.lse[i]) ? lse[i] == want.lse[i] : std::abs(lse[i] - want.lse[i]) < 2e-5;
-    wrong += right ? 0 : 1;
-  }
-  INFO("of " << lse.size() << " rows, " << masked << " see no key");
-  CHECK(wrong == 0);
-  // A row that sees nothing is exactly zero, and so are the gradients of its query.
-  for (std::size_t i = 0; i < lse.size(); ++i) {
-    if (!std::isinf(want.lse[i])) continue;
-    const auto zero = [](std::uint16_t bits) { return (bits & 0x7fff) == 0; };
-    CHECK(std::all_of(&out.bits[i * dim_v], &out.bits[i * dim_v] + dim_v, zero));
-    CHECK(std::all_of(&dq.bits[i * dim], &dq.bits[i * dim] + dim, zero));
-  }
-}
-
-// Every part of a world's layouts, as queries and as keys.
-Problem MakeProblem(KernelShape shape, const AttentionSpec& spec, int query_parts, int key_parts) {
-  shape.scale = 1 / std::sqrt(static_cast<float>(shape.dim_qk));
-  Problem problem{shape, {}, {}, {}};
-  for (int r = 0; r < query_parts; ++r) {
-    problem.query_parts.push_back(RankLayout(spec.format, spec.batch, spec.seqlen_q, query_parts, r));
-  }
-  for (int r = 0; r < key_parts; ++r) {
-    problem.key_parts.push_back(RankLayout(spec.format, spec.batch, spec.seqlen_kv, key_parts, r));
-  }
-  problem.bands.assign(static_cast<std::size_t>(spec.batch), BandOf(spec, spec.seqlen_q, spec.seqlen_kv));
-  return problem;
-}
-
-KernelShape Shape(Dtype dtype, int dim_qk, int dim_v, int heads, int kv_heads) {
-  KernelShape shape;
-  shape.dtype = dtype;
-  shape.dim_qk = dim_qk;
-  shape.dim_v = dim_v;
-  shape.heads = heads;
-  shape.kv_heads = kv_heads;
-  shape.group = heads / kv_heads;
-  return shape;
-}
-
-AttentionSpec Spec(std::int64_t batch, std::int64_t seqlen_q, std::int64_t seqlen_kv, AttnMaskType mask,
-                   std::int64_t left = -1, std::int64_t right = -1, QkvFormat format = QkvFormat::kBshd) {
-  AttentionSpec spec;
-  spec.batch = batch;
-  spec.seqlen_q = seqlen_q;
-  spec.seqlen_kv = seqlen_kv;
-  spec.mask = mask;
-  spec.window_left = left;
-  spec.window_right = right;
-  spec.format = format;
-  return spec;
-}
 
 constexpr AttnMaskType kAll = AttnMaskType::kNoMask;
 constexpr AttnMaskType kCausal = AttnMaskType::kCausal;

@@ -131,6 +131,7 @@ float RoundAs(Dtype dtype, double value) {
 }
 
 TEST_CASE("The online softmax goes on from block to block") {
+  const bool with_added = GENERATE(false, true);
   std::mt19937 random(3);
   const int rows = 13, lanes = 32;
   for (const VectorMath* math : AllVersions()) {
@@ -143,17 +144,21 @@ TEST_CASE("The online softmax goes on from block to block") {
         std::vector<double> want_maximum(lanes, -kInfinity), want_sum(lanes, 0);
         for (int step = 0; step < 3; ++step) {
           Logits logits(rows, lanes, 40, random);
+          // In steps that leave sums exact: so that the largest is the same in fp32 and fp64.
+          for (float& x : logits.values) x = std::round(x * 1024) / 1024;
           const auto before = logits.values;
+          auto added = RandomFloats(before.size(), with_added ? 9 : 0, random);
+          for (float& x : added) x = std::round(x * 1024) / 1024;
           const auto old_maximum = want_maximum;
           half.softmax({logits.values.data(), rows, lanes, 0.5f, masked, 2, 6, logits.row_position.data(),
-                        logits.lane_position.data()},
+                        logits.lane_position.data(), with_added ? added.data() : nullptr},
                        maximum.data(), sum.data(), correction.data());
           for (std::size_t lane = 0; lane < lanes; ++lane) {
             std::vector<double> seen(static_cast<std::size_t>(rows), -kInfinity);
             for (std::size_t row = 0; row < seen.size(); ++row) {
               const int distance = logits.row_position[row] - logits.lane_position[lane];
               if (!masked || (distance >= 2 && distance <= 6))
-                seen[row] = before[row * kLogitStride + lane] * 0.5;
+                seen[row] = before[row * kLogitStride + lane] * 0.5 + added[row * kLogitStride + lane];
               want_maximum[lane] = std::max(want_maximum[lane], seen[row]);
             }
             REQUIRE(maximum[lane] == static_cast<float>(want_maximum[lane]));
@@ -177,40 +182,43 @@ TEST_CASE("The online softmax goes on from block to block") {
   }
 }
 
-TEST_CASE("P and dS from lse and delta, by lane and by row") {
+TEST_CASE("P and dS from lse and delta, by lane and by row, and without rounding") {
+  enum class Kind { kByLane, kByRow, kExactByRow };
+  const auto kind = GENERATE(Kind::kByLane, Kind::kByRow, Kind::kExactByRow);
+  const bool by_lane = kind == Kind::kByLane, exact = kind == Kind::kExactByRow;
+  const bool masked = GENERATE(false, true), with_added = GENERATE(false, true);
   std::mt19937 random(4);
   const int rows = 21, lanes = 48;
   for (const VectorMath* math : AllVersions()) {
     for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16}) {
-      for (const bool masked : {false, true}) {
-        for (const bool by_lane : {false, true}) {
-          INFO(math->name << " dtype " << static_cast<int>(dtype) << " masked " << masked << " by lane "
-                          << by_lane);
-          const HalfMath& half = dtype == Dtype::kBf16 ? math->bf16 : math->fp16;
-          const double unit = dtype == Dtype::kBf16 ? 0x1p-8 : 0x1p-11;
-          const double tiny = dtype == Dtype::kFp16 ? 0x1p-24 : 1e-30;
-          Logits logits(rows, lanes, 8, random);
-          const auto before = logits.values;
-          auto dp = RandomFloats(before.size(), 5, random);
-          const auto dp_before = dp;
-          auto lse = RandomFloats(48, 1, random), delta = RandomFloats(48, 1, random);
-          for (float& x : lse) x += 2;
-          (by_lane ? half.gradient_by_lane : half.gradient_by_row)(
-              {logits.values.data(), rows, lanes, 0.25f, masked, -4, 3, logits.row_position.data(),
-               logits.lane_position.data()},
-              dp.data(), lse.data(), delta.data());
-          for (std::size_t row = 0; row < rows; ++row) {
-            for (std::size_t lane = 0; lane < lanes; ++lane) {
-              const std::size_t at = row * kLogitStride + lane, of = by_lane ? lane : row;
-              const int distance = logits.row_position[row] - logits.lane_position[lane];
-              const bool visible = !masked || (distance >= -4 && distance <= 3);
-              const double p = visible ? std::exp(before[at] * 0.25 - lse[of]) : 0;
-              const double ds = p * (double{dp_before[at]} - delta[of]);
-              REQUIRE(std::abs(logits.values[at] - p) <= 1.01 * unit * p + tiny);
-              REQUIRE(std::abs(dp[at] - ds) <= 1.01 * unit * std::abs(ds) + tiny + 1e-6 * p);
-              REQUIRE(dp[at] == RoundAs(dtype, dp[at]));
-            }
-          }
+      INFO(math->name << " dtype " << static_cast<int>(dtype) << " masked " << masked << " added "
+                      << with_added << " kind " << static_cast<int>(kind));
+      const HalfMath& half = dtype == Dtype::kBf16 ? math->bf16 : math->fp16;
+      const double unit = exact ? 4e-6 : dtype == Dtype::kBf16 ? 0x1p-8 : 0x1p-11;
+      const double tiny = dtype == Dtype::kFp16 && !exact ? 0x1p-24 : 1e-30;
+      Logits logits(rows, lanes, 8, random);
+      const auto before = logits.values;
+      const auto added = RandomFloats(before.size(), with_added ? 3 : 0, random);
+      auto dp = RandomFloats(before.size(), 5, random);
+      const auto dp_before = dp;
+      auto lse = RandomFloats(48, 1, random), delta = RandomFloats(48, 1, random);
+      for (float& x : lse) x += 2;
+      const auto gradient = by_lane ? half.gradient_by_lane
+                            : exact ? math->exact_gradient_by_row
+                                    : half.gradient_by_row;
+      gradient({logits.values.data(), rows, lanes, 0.25f, masked, -4, 3, logits.row_position.data(),
+                logits.lane_position.data(), with_added ? added.data() : nullptr},
+               dp.data(), lse.data(), delta.data());
+      for (std::size_t row = 0; row < rows; ++row) {
+        for (std::size_t lane = 0; lane < lanes; ++lane) {
+          const std::size_t at = row * kLogitStride + lane, of = by_lane ? lane : row;
+          const int distance = logits.row_position[row] - logits.lane_position[lane];
+          const bool visible = !masked || (distance >= -4 && distance <= 3);
+          const double p = visible ? std::exp(before[at] * 0.25 + added[at] - lse[of]) : 0;
+          const double ds = p * (double{dp_before[at]} - delta[of]);
+          REQUIRE(std::abs(logits.values[at] - p) <= 1.01 * unit * p + tiny);
+          REQUIRE(std::abs(dp[at] - ds) <= 1.01 * unit * std::abs(ds) + tiny + 1e-6 * p);
+          if (!exact) REQUIRE(dp[at] == RoundAs(dtype, dp[at]));
         }
       }
     }
