@@ -15,15 +15,15 @@ namespace {
 using Names = std::vector<std::string>;
 
 const Names& Operations() {
-  static const Names names = {"hello", "list", "run", "stats", "shutdown"};
+  static const Names names = {"hello", "list", "run", "validate", "stats", "shutdown"};
   return names;
 }
 
 const Names& KeysOf(const std::string& operation) {
-  static const Names run = {"op",          "id",     "case",   "params", "kwargs",
-                            "deadline_ms", "warmup", "repeat", "checks"};
+  static const Names run = {"op",     "id",     "case",   "params",  "kwargs", "deadline_ms",
+                            "warmup", "repeat", "checks", "perturb", "dump",   "inputs"};
   static const Names other = {"op", "id"};
-  return operation == "run" ? run : other;
+  return operation == "run" || operation == "validate" ? run : other;
 }
 
 std::string ReadOperation(const Json& json) {
@@ -77,6 +77,17 @@ void ReadInteger(const Json& json, const char* key, std::int64_t minimum, std::i
   out = value;
 }
 
+void ReadFolder(const Json& json, const char* key, std::string& out) {
+  const auto found = json.find(key);
+  if (found == json.end()) return;
+  if (!found->is_string() || found->get_ref<const std::string&>().empty())
+    throw InvalidRequest(Quoted(key) + " must be a folder's path, not " + EchoValue(*found));
+  out = found->get<std::string>();
+  if (out.find('\0') != std::string::npos)  // a path would end there
+    throw InvalidRequest(Quoted(key) +
+                         " must be a folder's path, without a NUL character: " + EchoValue(*found));
+}
+
 RunRequest ReadRun(const Json& json) {
   RunRequest run;
   const auto params = json.find("params"), kwargs = json.find("kwargs"), name = json.find("case");
@@ -110,6 +121,13 @@ RunRequest ReadRun(const Json& json) {
       throw InvalidRequest("\"checks\" must be true or false, not " + EchoValue(*checks));
     run.checks = checks->get<bool>();
   }
+  if (json.contains("perturb")) {
+    std::int64_t seed = 0;
+    ReadInteger(json, "perturb", 0, INT64_MAX, seed);
+    run.perturb = static_cast<std::uint64_t>(seed);
+  }
+  ReadFolder(json, "dump", run.dump);
+  ReadFolder(json, "inputs", run.inputs);
   return run;
 }
 
@@ -120,6 +138,7 @@ Operation ReadOperands(const Json& json) {
   if (operation == "list") return ListRequest{};
   if (operation == "stats") return StatsRequest{};
   if (operation == "shutdown") return ShutdownRequest{};
+  if (operation == "validate") return ValidateRequest{ReadRun(json)};
   return ReadRun(json);
 }
 
@@ -145,21 +164,36 @@ void RefuseWhatJsonCannotSay(const Json& json) {
   }
 }
 
-struct Serializer {
-  Json& json;
-  void operator()(const HelloRequest&) const { json["op"] = "hello"; }
-  void operator()(const ListRequest&) const { json["op"] = "list"; }
-  void operator()(const StatsRequest&) const { json["op"] = "stats"; }
-  void operator()(const ShutdownRequest&) const { json["op"] = "shutdown"; }
+class Serializer {
+ public:
+  explicit Serializer(Json& to) : json_(to) {}
+  void operator()(const HelloRequest&) const { json_["op"] = "hello"; }
+  void operator()(const ListRequest&) const { json_["op"] = "list"; }
+  void operator()(const StatsRequest&) const { json_["op"] = "stats"; }
+  void operator()(const ShutdownRequest&) const { json_["op"] = "shutdown"; }
   void operator()(const RunRequest& run) const {
-    json["op"] = "run";
-    json["case"] = run.case_name;
-    json[run.from_kwargs ? "kwargs" : "params"] = run.params;
-    json["deadline_ms"] = run.deadline_ms;
-    json["warmup"] = run.warmup;
-    json["repeat"] = run.repeat;
-    json["checks"] = run.checks;
+    json_["op"] = "run";
+    AddRun(run);
   }
+  void operator()(const ValidateRequest& validate) const {
+    json_["op"] = "validate";
+    AddRun(validate.run);
+  }
+
+ private:
+  void AddRun(const RunRequest& run) const {
+    json_["case"] = run.case_name;
+    json_[run.from_kwargs ? "kwargs" : "params"] = run.params;
+    json_["deadline_ms"] = run.deadline_ms;
+    json_["warmup"] = run.warmup;
+    json_["repeat"] = run.repeat;
+    json_["checks"] = run.checks;
+    if (run.perturb) json_["perturb"] = *run.perturb;
+    if (!run.dump.empty()) json_["dump"] = run.dump;
+    if (!run.inputs.empty()) json_["inputs"] = run.inputs;
+  }
+
+  Json& json_;
 };
 
 }  // namespace

@@ -17,6 +17,7 @@ const std::vector<std::string> kSeeds = {
         "deadline_ms":1000,"warmup":2,"repeat":5,"checks":false})",
     R"json({"op":"run","kwargs":{"dtype":"bf16","is_training":"True","window_size":"(-1, 0)","f16_O":"True"}})json",
     R"({"id":"\ud83d\ude00\n","op":"stats"})",
+    R"({"op":"validate","params":{"cu_seqlens_q":[0,1,9]},"perturb":77,"dump":"/tmp/d","inputs":"i"})",
 };
 
 std::string Damage(std::string text, std::mt19937& random) {

@@ -14,6 +14,12 @@ using testing::IsUtf8;
 using testing::Repeat;
 using testing::Thrown;
 
+// Of `run` and `validate`.
+const RunRequest* RunOf(const Request& request) {
+  if (const auto* validate = std::get_if<ValidateRequest>(&request.operation)) return &validate->run;
+  return std::get_if<RunRequest>(&request.operation);
+}
+
 TEST_CASE("each operation is read") {
   CHECK(std::holds_alternative<HelloRequest>(ParseRequest(R"({"op":"hello"})").operation));
   CHECK(std::holds_alternative<ListRequest>(ParseRequest(R"({"op":"list"})").operation));
@@ -31,6 +37,9 @@ TEST_CASE("each operation is read") {
   CHECK(defaults.warmup == 0);
   CHECK(defaults.repeat == 1);
   CHECK(defaults.checks);
+  CHECK_FALSE(defaults.perturb);
+  CHECK(defaults.dump.empty());
+  CHECK(defaults.inputs.empty());
 
   const Request full = ParseRequest(
       R"({"id":{"a":[1]},"op":"run","case":"all_reduce","params":{"n":[1,2]},"deadline_ms":86400000,"warmup":1000,"repeat":10000,"checks":false})");
@@ -42,6 +51,19 @@ TEST_CASE("each operation is read") {
   CHECK(run.warmup == 1000);
   CHECK(run.repeat == 10000);
   CHECK_FALSE(run.checks);
+
+  const auto files = std::get<RunRequest>(
+      ParseRequest(R"({"op":"run","perturb":0,"dump":"/tmp/d","inputs":"in \u00e9"})").operation);
+  CHECK(files.perturb == 0U);
+  CHECK(files.dump == "/tmp/d");
+  CHECK(files.inputs == "in \xc3\xa9");
+
+  const Request validate = ParseRequest(R"({"op":"validate","params":{"n":1},"repeat":3,"dump":"d","id":5})");
+  CHECK(validate.id == 5);
+  const RunRequest& asked = std::get<ValidateRequest>(validate.operation).run;
+  CHECK(asked.params == Json{{"n", 1}});
+  CHECK(asked.repeat == 3);
+  CHECK(asked.dump == "d");
 
   const Request strings = ParseRequest(R"({"op":"run","kwargs":{"dtype":"bf16","is_training":"True"}})");
   const auto& kwargs = std::get<RunRequest>(strings.operation);
@@ -111,7 +133,7 @@ TEST_CASE("a wrong request is answered with what is wrong and what is allowed") 
       {R"({"id":{"a":[-9223372036854775809]},"op":"hello"})",
        std::nullopt,
        {"-9223372036854775809", "64 bits"}},
-      {R"({})", std::nullopt, {"no \"op\"", "hello, list, run, stats, shutdown"}},
+      {R"({})", std::nullopt, {"no \"op\"", "hello, list, run, validate, stats, shutdown"}},
       {R"({"id":"x"})", "x", {"no \"op\""}},
       {R"({"id":"x","op":1})", "x", {"\"op\" must be a string, not 1", "hello, list"}},
       {R"({"id":null,"op":null})", Json(), {"\"op\" must be a string, not null"}},
@@ -147,6 +169,18 @@ TEST_CASE("a wrong request is answered with what is wrong and what is allowed") 
       {R"({"id":1,"op":"run","case":1})", 1, {"\"case\"", "not 1"}},
       {R"({"id":1,"op":"run","case":""})", 1, {"\"case\"", "not \"\""}},
       {R"({"id":1,"op":"run","case":null})", 1, {"\"case\"", "not null"}},
+      {R"({"id":1,"op":"hello","dump":"x"})", 1, {"\"dump\" is for op \"run\"", "(known: op, id)"}},
+      {R"({"id":1,"op":"validate","parms":{}})", 1, {"unknown key \"parms\"", "did you mean \"params\"?"}},
+      {R"({"id":1,"op":"validat"})", 1, {"did you mean \"validate\"?"}},
+      {R"({"id":1,"op":"run","input":"x"})", 1, {"unknown key \"input\"", "did you mean \"inputs\"?"}},
+      {R"({"id":1,"op":"run","dump":""})", 1, {"\"dump\" must be a folder's path, not \"\""}},
+      {R"({"id":1,"op":"run","dump":null})", 1, {"\"dump\" must be a folder's path, not null"}},
+      {R"({"id":1,"op":"validate","inputs":["x"]})", 1, {"\"inputs\" must be a folder's path, not [\"x\"]"}},
+      {R"({"id":1,"op":"run","inputs":"a\u0000b"})", 1, {"\"inputs\"", "NUL"}},
+      {R"({"id":1,"op":"run","perturb":-1})", 1, {"\"perturb\"", "from 0 to 9223372036854775807, not -1"}},
+      {R"({"id":1,"op":"run","perturb":9223372036854775808})", 1, {"\"perturb\"", "not 9223372036854775808"}},
+      {R"({"id":1,"op":"run","perturb":1.5})", 1, {"\"perturb\" must be an integer", "not 1.5"}},
+      {R"({"id":1,"op":"run","perturb":true})", 1, {"\"perturb\" must be an integer", "not true"}},
       {R"({"id":1,"op":"run","checks":1})", 1, {"\"checks\" must be true or false, not 1"}},
       {R"({"id":1,"op":"run","checks":"true"})", 1, {"\"checks\" must be true or false, not \"true\""}},
   };
@@ -208,7 +242,13 @@ TEST_CASE("a request survives the line") {
   run.warmup = 2;
   run.repeat = 3;
   run.checks = false;
+  run.perturb = 9223372036854775807U;
+  run.dump = "d \xc3\xa9\\";
+  run.inputs = "/in";
   requests.push_back({Json::array({1, "a"}), run});
+  requests.push_back({Json(2), ValidateRequest{run}});
+  run.perturb = 0;
+  requests.push_back({Json(4), run});
   RunRequest kwargs;
   kwargs.params = {{"dtype", "bf16"}};
   kwargs.from_kwargs = true;
@@ -220,8 +260,8 @@ TEST_CASE("a request survives the line") {
     const Request back = ParseRequest(line);
     CHECK(back.id == request.id);
     REQUIRE(back.operation.index() == request.operation.index());
-    if (const auto* sent = std::get_if<RunRequest>(&request.operation)) {
-      const auto& read = std::get<RunRequest>(back.operation);
+    if (const RunRequest* sent = RunOf(request)) {
+      const RunRequest& read = *RunOf(back);
       CHECK(read.case_name == sent->case_name);
       CHECK(read.params == sent->params);
       CHECK(read.from_kwargs == sent->from_kwargs);
@@ -229,6 +269,9 @@ TEST_CASE("a request survives the line") {
       CHECK(read.warmup == sent->warmup);
       CHECK(read.repeat == sent->repeat);
       CHECK(read.checks == sent->checks);
+      CHECK(read.perturb == sent->perturb);
+      CHECK(read.dump == sent->dump);
+      CHECK(read.inputs == sent->inputs);
     }
   }
 }
@@ -242,6 +285,10 @@ TEST_CASE("what JSON cannot say is not sent as something else") {
   CheckText(error(), {"infinity"});
   run.params = {{"model", "\xff"}};
   CheckText(error(), {"UTF-8", "\\xff"});
+  run.params = Json::object();
+  run.dump = "\xff";
+  CheckText(error(), {"UTF-8", "\\xff"});
+  run.dump.clear();
   run.params = {{"\xc3(", 1}};
   CheckText(error(), {"UTF-8"});
   run.params = Json::object();
