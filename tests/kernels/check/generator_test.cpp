@@ -1,3 +1,4 @@
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -7,6 +8,7 @@
 #include "catch.h"
 #include "check_rank.h"
 #include "kernels/attention/philox.h"
+#include "kernels/attention/rounding.h"
 #include "kernels/host/check_kernels.h"
 
 namespace cppool::kernels::test {
@@ -64,14 +66,14 @@ TEST_CASE("a token has the same values in every layout, on every rank and in eve
   const CheckRank rank = HostRank();
   const Dtype dtype = GENERATE(Dtype::kFp16, Dtype::kBf16, Dtype::kFp32, Dtype::kFp64);
   const int dim = GENERATE(8, 10);
-  const auto reference = Tokens(rank, GlobalLayout(QkvFormat::kBshd, 3, 32), dtype, 5, dim);
+  const auto reference = Tokens(rank, GlobalLayout(QkvFormat::kBshd, UniformSequences(3, 32)), dtype, 5, dim);
   REQUIRE(reference.size() == 3 * 32);
-  CHECK((Tokens(rank, GlobalLayout(QkvFormat::kSbhd, 3, 32), dtype, 5, dim) == reference));
+  CHECK((Tokens(rank, GlobalLayout(QkvFormat::kSbhd, UniformSequences(3, 32)), dtype, 5, dim) == reference));
   for (const QkvFormat format : {QkvFormat::kBshd, QkvFormat::kSbhd}) {
     for (const int world_size : {2, 4, 8}) {
       std::map<Token, std::vector<double>> all;
       for (int r = 0; r < world_size; ++r)
-        all.merge(Tokens(rank, RankLayout(format, 3, 32, world_size, r), dtype, 5, dim));
+        all.merge(Tokens(rank, RankLayout(format, UniformSequences(3, 32), world_size, r), dtype, 5, dim));
       CHECK((all == reference));
     }
   }
@@ -91,7 +93,7 @@ TEST_CASE("rows of no segment are left alone") {
 
 TEST_CASE("values are centred, of standard deviation 0.577, bounded and uncorrelated") {
   const CheckRank rank = HostRank();
-  const Layout layout = GlobalLayout(QkvFormat::kBshd, 4, 256);
+  const Layout layout = GlobalLayout(QkvFormat::kBshd, UniformSequences(4, 256));
   const int heads = 8;
   const int dim = 64;
   const std::size_t count = 4 * 256 * heads * dim;
@@ -135,6 +137,71 @@ TEST_CASE("values are centred, of standard deviation 0.577, bounded and uncorrel
   CHECK(std::abs(mean_product(values, draw(InputTensor::kQ, 1235), 0)) < bound);
   CHECK(std::abs(mean_product(values, draw(InputTensor::kQ, 1234 + (std::uint64_t{1} << 32)), 0)) < bound);
   CHECK((draw(InputTensor::kQ, 1234) == values));
+}
+
+std::vector<double> Bias(const CheckRank& rank, std::int64_t batch, int heads, std::int64_t q,
+                         std::int64_t kv, Dtype dtype = Dtype::kFp64, std::uint64_t seed = 7) {
+  const Buffer buffer = rank.Poisoned(batch * heads * q * kv * SizeOf(dtype));
+  rank.kernels().GenerateBias(seed, batch, heads, q, kv, dtype, buffer.get(), rank.stream());
+  return Doubles(dtype, rank.Download<std::uint8_t>(buffer));
+}
+
+TEST_CASE("a bias' element depends on its sequence, head, query and key alone") {
+  const CheckRank rank = HostRank();
+  const std::vector<double> whole = Bias(rank, 3, 4, 5, 11);
+  for (const auto& [batch, heads, q, kv] :
+       {std::array{1, 4, 5, 11}, std::array{3, 1, 5, 11}, std::array{3, 4, 1, 11}, std::array{2, 3, 4, 7}}) {
+    const std::vector<double> part = Bias(rank, batch, heads, q, kv);
+    for (int b = 0; b < batch; ++b) {
+      for (int h = 0; h < heads; ++h) {
+        for (int i = 0; i < q; ++i) {
+          for (int j = 0; j < kv; ++j)
+            REQUIRE(part[((b * heads + h) * q + i) * kv + j] == whole[((b * 4 + h) * 5 + i) * 11 + j]);
+        }
+      }
+    }
+  }
+  for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16, Dtype::kFp32}) {
+    const std::vector<double> rounded = Bias(rank, 3, 4, 5, 11, dtype);
+    for (std::size_t i = 0; i < whole.size(); ++i) REQUIRE(rounded[i] == RoundTo(dtype, whole[i]));
+  }
+}
+
+TEST_CASE("a bias is an input like the others: spread, and uncorrelated along every axis") {
+  const CheckRank rank = HostRank();
+  const std::vector<double> values = Bias(rank, 2, 4, 64, 128);
+  const double n = static_cast<double>(values.size());
+  const double variance = 4 * (65536.0 - 1) / 12 / 65536;
+  const auto mean_product = [&](const std::vector<double>& other, std::size_t shift) {
+    double sum = 0;
+    for (std::size_t i = 0; i + shift < values.size(); ++i) sum += values[i] * other[i + shift];
+    return sum / n;
+  };
+  CHECK(Near(mean_product(values, 0), variance, 5 * std::sqrt(2 / n)));
+  for (const std::size_t shift : {1, 4, 128, 64 * 128, 4 * 64 * 128}) {
+    CAPTURE(shift);
+    CHECK(std::abs(mean_product(values, shift)) < 7 * variance / std::sqrt(n));
+  }
+  CHECK(std::abs(mean_product(Bias(rank, 2, 4, 64, 128, Dtype::kFp64, 8), 0)) < 5 * variance / std::sqrt(n));
+  // Of another kind than q's, whose counters could be the same.
+  const Layout layout = GlobalLayout(QkvFormat::kBshd, UniformSequences(2, 64));
+  const Buffer q = rank.Poisoned(values.size() * sizeof(double));
+  rank.kernels().Generate(InputTensor::kQ, 7, layout, 4, 128, Dtype::kFp64, q.get(), rank.stream());
+  CHECK(std::abs(mean_product(rank.Download<double>(q), 0)) < 5 * variance / std::sqrt(n));
+}
+
+TEST_CASE("softmax offsets are one token of dim 1") {
+  const CheckRank rank = HostRank();
+  const Layout one{{{0, 0, 1, 0}}, 1, 1};
+  const Buffer buffer = rank.Poisoned(17 * sizeof(float));
+  rank.kernels().Generate(InputTensor::kSoftmaxOffset, 3, one, 16, 1, Dtype::kFp32, buffer.get(),
+                          rank.stream());
+  const std::vector<float> values = rank.Download<float>(buffer);
+  for (int h = 0; h < 16; ++h) {
+    CHECK(std::abs(values[h]) <= 2);
+    CHECK(values[h] != values[(h + 1) % 16]);
+  }
+  CHECK(std::isnan(values[16]));
 }
 
 }  // namespace

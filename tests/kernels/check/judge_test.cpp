@@ -11,8 +11,14 @@ namespace cppool::kernels::test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr CheckedTensor kAll[] = {CheckedTensor::kOut, CheckedTensor::kLse, CheckedTensor::kDq,
-                                  CheckedTensor::kDk, CheckedTensor::kDv};
+constexpr CheckedTensor kAll[] = {CheckedTensor::kOut,
+                                  CheckedTensor::kLse,
+                                  CheckedTensor::kDq,
+                                  CheckedTensor::kDk,
+                                  CheckedTensor::kDv,
+                                  CheckedTensor::kDbias,
+                                  CheckedTensor::kDsoftmaxOffset,
+                                  CheckedTensor::kMaxLogit};
 
 CompareStats Stats(const std::vector<double>& a, const std::vector<double>& b, double relative = 0) {
   const CheckRank rank(CreateHostBackend(1), &MakeHostCheckKernels);
@@ -29,8 +35,8 @@ CompareStats Stats(const std::vector<double>& a, const std::vector<double>& b, d
 }
 
 Verdict NoCp(CheckedTensor tensor, Dtype dtype, bool gqa, const std::vector<double>& a,
-             const std::vector<double>& b) {
-  return JudgeNoCp(tensor, dtype, gqa, Stats(a, b, ToleranceNoCp(tensor, dtype, gqa).relative));
+             const std::vector<double>& b, double summed = 1) {
+  return JudgeNoCp(tensor, dtype, gqa, Stats(a, b, ToleranceNoCp(tensor, dtype, gqa).relative), summed);
 }
 
 std::vector<double> Wave(double amplitude) {
@@ -59,12 +65,14 @@ TEST_CASE("an all-zero dq fails, although its elements are below Transformer Eng
   const std::vector<double> reference = Wave(3e-3);
   const std::vector<double> zero(reference.size(), 0.0);
   for (const CheckedTensor tensor :
-       {CheckedTensor::kDq, CheckedTensor::kDk, CheckedTensor::kDv, CheckedTensor::kOut}) {
+       {CheckedTensor::kDq, CheckedTensor::kDk, CheckedTensor::kDv, CheckedTensor::kOut,
+        CheckedTensor::kDbias, CheckedTensor::kDsoftmaxOffset}) {
     for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16}) {
       const Verdict verdict = NoCp(tensor, dtype, true, zero, reference);
       CHECK(verdict.max_abs_err < verdict.tolerance);
       CHECK(Near(verdict.rel_err, 1, 1e-5));
       CHECK_FALSE(verdict.ok);
+      if (tensor == CheckedTensor::kDbias) CHECK_FALSE(NoCp(tensor, dtype, true, zero, reference, 64).ok);
       CHECK_FALSE(JudgeOracle(tensor, dtype, Stats(zero, reference), Stats(reference, reference)).ok);
     }
   }
@@ -167,6 +175,121 @@ TEST_CASE("one NaN fails, and so does a comparison of nothing") {
     CHECK_FALSE(JudgeNoCp(tensor, Dtype::kBf16, false, {}).ok);
     CHECK_FALSE(JudgeOracle(tensor, Dtype::kBf16, {}, {}).ok);
   }
+}
+
+// A sum over ranks of independent parts, as dbias and the offset's gradient are: `weights` says how often each
+// rank's part is in it.
+std::vector<double> Parts(const std::vector<int>& weights, std::size_t count, double amplitude) {
+  std::uint64_t state = 1;
+  std::vector<double> sum(count, 0);
+  for (const int weight : weights) {
+    for (double& x : sum) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      x += weight * amplitude * (static_cast<double>(state >> 11) * 0x1p-52 - 1);
+    }
+  }
+  return sum;
+}
+
+TEST_CASE("dbias: one rank's part that is missing, or there twice, fails against either reference") {
+  const int world_size = GENERATE(2, 4, 8);
+  const double amplitude = GENERATE(3e-4, 1e-1);  // about that of one query over 8192 keys, and over few
+  const std::vector<double> reference = Parts(std::vector<int>(world_size, 1), 4096, amplitude);
+  for (const int weight : {0, 2}) {
+    std::vector<int> weights(world_size, 1);
+    weights.back() = weight;
+    const std::vector<double> wrong = Parts(weights, 4096, amplitude);
+    for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16}) {
+      CAPTURE(world_size, amplitude, weight, static_cast<int>(dtype));
+      CHECK_FALSE(NoCp(CheckedTensor::kDbias, dtype, false, wrong, reference).ok);
+      const CompareStats plain =
+          Stats(Parts(std::vector<int>(world_size, 1), 4096, amplitude * (1 + 0x1p-8)), reference);
+      CHECK_FALSE(JudgeOracle(CheckedTensor::kDbias, dtype, Stats(wrong, reference), plain).ok);
+    }
+  }
+}
+
+TEST_CASE("dbias: the noise of a gradient that is 0 grows with what an element sums") {
+  const std::vector<double> zero(1000, 0.0);
+  const auto ok = [&](double noise, double summed) {
+    const CompareStats exact = Stats(zero, zero);
+    const bool oracle =
+        JudgeOracle(CheckedTensor::kDbias, Dtype::kBf16, Stats(Wave(noise), zero), exact, summed).ok;
+    CHECK(NoCp(CheckedTensor::kDbias, Dtype::kBf16, false, Wave(noise), zero, summed).ok == oracle);
+    return oracle;
+  };
+  CHECK(ok(0.9e-5, 1));
+  CHECK_FALSE(ok(3e-5, 1));
+  CHECK(ok(9e-5, 100));
+  CHECK_FALSE(ok(3e-4, 100));
+}
+
+TEST_CASE("d_softmax_offset: a missing or a doubled part fails, the rounding of `out` does not") {
+  for (const auto& [dtype, unit] : {std::pair{Dtype::kFp16, 0x1p-11}, std::pair{Dtype::kBf16, 0x1p-8}}) {
+    for (const std::size_t heads : {4, 16, 64}) {
+      CAPTURE(static_cast<int>(dtype), heads);
+      const std::vector<double> reference = Parts(std::vector<int>(8, 1), heads, 1e-4);
+      const auto verdicts = [&](const std::vector<double>& got) {
+        const CompareStats plain = Stats(Parts(std::vector<int>(8, 1), heads, 1e-4 * (1 + unit)), reference);
+        return std::pair{NoCp(CheckedTensor::kDsoftmaxOffset, dtype, false, got, reference).ok,
+                         JudgeOracle(CheckedTensor::kDsoftmaxOffset, dtype, Stats(got, reference), plain).ok};
+      };
+      for (const int weight : {0, 2}) {
+        CHECK((verdicts(Parts({weight, 1, 1, 1, 1, 1, 1, 1}, heads, 1e-4)) == std::pair{false, false}));
+      }
+      CHECK((verdicts(std::vector<double>(heads, 0.0)) == std::pair{false, false}));
+      // An error of the size of a rounding, whatever a head's own sum came to.
+      std::vector<double> rounded = reference;
+      for (std::size_t h = 0; h < heads; ++h) rounded[h] += (h % 2 ? 1 : -1) * unit / 2 * 1e-4;
+      CHECK((verdicts(rounded) == std::pair{true, true}));
+    }
+  }
+  CHECK_FALSE(NoCp(CheckedTensor::kDsoftmaxOffset, Dtype::kBf16, false, {0}, {1e-9}).ok);
+}
+
+TEST_CASE("max_logit: fp32's rounding and nothing else, whatever plain attention does") {
+  const std::vector<double> exact{3.5, -kInfinity, -0.25, 60};
+  const CompareStats plain = Stats({3.52, -kInfinity, -0.251, 60.25}, exact);
+  const auto ok = [&](const std::vector<double>& got) {
+    const bool oracle = JudgeOracle(CheckedTensor::kMaxLogit, Dtype::kBf16, Stats(got, exact), plain).ok;
+    CHECK(NoCp(CheckedTensor::kMaxLogit, Dtype::kBf16, false, got, exact).ok == oracle);
+    return oracle;
+  };
+  CHECK(ok({3.500005, -kInfinity, -0.250005, 60.0003}));
+  CHECK_FALSE(ok({3.502, -kInfinity, -0.25, 60}));
+  CHECK_FALSE(ok({3.5, -kInfinity, -0.25, 59.998}));
+  CHECK_FALSE(ok({3.5, -30, -0.25, 60}));
+  CHECK_FALSE(ok({3.5, -kInfinity, -kInfinity, 60}));
+}
+
+TEST_CASE("padding is exactly 0") {
+  const std::vector<double> zero(10, 0.0);
+  CHECK(JudgePadding(Stats(zero, zero)).ok);
+  CHECK(JudgePadding(Stats(std::vector<double>(10, -0.0), zero)).ok);
+  for (const double wrong : {1e-300, -1.0, kInfinity, std::numeric_limits<double>::quiet_NaN()}) {
+    std::vector<double> values = zero;
+    values[9] = wrong;
+    CHECK_FALSE(JudgePadding(Stats(values, zero)).ok);
+  }
+  CHECK_FALSE(JudgePadding({}).ok);
+}
+
+TEST_CASE("a second run has the first one's digest") {
+  CHECK(JudgeRerun(7, 7).ok);
+  CHECK_FALSE(JudgeRerun(7, 8).ok);
+  CHECK(JudgeRerun(7, 8).mismatches == 1);
+}
+
+TEST_CASE("the ratio is our error over plain attention's and the floor") {
+  const std::vector<double> exact(100, 1.0);
+  const auto off = [&](double error) { return Stats(std::vector<double>(100, 1 + error), exact); };
+  const double floor = 0x1p-11;
+  CHECK(Near(JudgeOracle(CheckedTensor::kOut, Dtype::kFp16, off(0.1), off(0.05)).ratio, 0.1 / (0.05 + floor),
+             1e-12));
+  CHECK(Near(JudgeOracle(CheckedTensor::kOut, Dtype::kFp16, off(0.1), off(0)).ratio, 0.1 / floor, 1e-12));
+  CHECK(JudgeOracle(CheckedTensor::kDq, Dtype::kFp16, off(0), off(0)).ratio == 0);
+  CHECK(JudgeOracle(CheckedTensor::kOut, Dtype::kFp16, Stats({0}, {0}), Stats({0}, {0})).ratio == 0);
+  CHECK(NoCp(CheckedTensor::kOut, Dtype::kFp16, false, {1.001}, {1}).ratio == 0);
 }
 
 }  // namespace
