@@ -17,6 +17,8 @@ CaseContext::CaseContext(const PreparedRun& run, kernels::RankRuntime& runtime)
   c_.runtime = runtime.seam();
   c_.params_json = run.params_json.c_str();
   c_.checks = run.checks;
+  c_.dump = run.dump.empty() ? nullptr : run.dump.c_str();
+  c_.inputs = run.inputs.empty() ? nullptr : run.inputs.c_str();
   c_.self = this;
   c_.integer = [](cppool_case_context* c, const char* name) { return Self(c).reader_.Integer(name); };
   c_.number = [](cppool_case_context* c, const char* name) { return Self(c).reader_.Number(name); };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <set>
@@ -20,6 +21,7 @@ using protocol::ParameterSpec;
 using protocol::ParameterType;
 
 constexpr const char* kEntry = "cppool_cases";
+constexpr std::size_t kOldestCase = offsetof(cppool_case, features);  // sizeof(cppool_case) of 0.1
 
 bool IsName(const char* name) {
   if (!name || !*name) return false;
@@ -102,12 +104,12 @@ ParameterSpec ToParameterSpec(const cppool_parameter& parameter) {
 
 void CaseRegistry::Add(const cppool_case* definition, const std::string& source) {
   // The ABI comes first: with another one nothing else can be read.
-  if (definition->abi != CPPOOL_CASE_ABI || definition->struct_size < sizeof(cppool_case)) {
+  if (definition->abi != CPPOOL_CASE_ABI || definition->struct_size < kOldestCase) {
     throw StartError(source + ": a case was built for version " + std::to_string(definition->abi) +
                      " of the case interface (" + std::to_string(definition->struct_size) +
                      " bytes), and this daemon has version " + std::to_string(CPPOOL_CASE_ABI) + " (" +
-                     std::to_string(sizeof(cppool_case)) +
-                     " bytes): rebuild it against this cppool's cppool/case.h");
+                     std::to_string(kOldestCase) +
+                     " bytes or more): rebuild it against this cppool's cppool/case.h");
   }
   if (!IsName(definition->name)) {
     throw StartError(source + ": a case has no name, or one of other than letters, digits, '_', '-' and '.'");
@@ -117,6 +119,8 @@ void CaseRegistry::Add(const cppool_case* definition, const std::string& source)
   added.name = definition->name;
   added.doc = definition->doc ? definition->doc : "";
   added.source = source;
+  if (definition->struct_size >= offsetof(cppool_case, features) + sizeof(definition->features))
+    added.features = definition->features;
   if (const RegisteredCase* other = Find(added.name)) {
     throw StartError(source + ": the name of case '" + added.name + "' is taken (" + other->source +
                      "): give it another name");

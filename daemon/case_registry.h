@@ -3,6 +3,7 @@
 
 #include <cppool/case.h>
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
@@ -16,7 +17,8 @@ struct RegisteredCase {
   std::string name;
   std::string doc;
   std::vector<protocol::ParameterSpec> schema;
-  std::string source;  // "built in", or the file
+  std::string source;          // "built in", or the file
+  std::uint32_t features = 0;  // CPPOOL_CASE_DUMPS, ...
 };
 
 class CaseRegistry {

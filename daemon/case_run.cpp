@@ -76,6 +76,7 @@ void CaseRun::RunRank(int index) {
   kernels::RankRuntime& runtime = world_.rank(index);
   try {
     runtime.BeginCase();
+    if (prepared_->perturb) runtime.Perturb(*prepared_->perturb);
   } catch (const kernels::RuntimeError& error) {
     begin_failed_ = true;
     Fail(index, error.status(), error.what());

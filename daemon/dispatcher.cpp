@@ -39,6 +39,20 @@ RunResult NotRun(FailureKind kind, const std::string& detail) {
   return result;
 }
 
+// What `function` returns, or the answer to what it throws.
+template <typename Function>
+RunResult Answered(Function&& function) {
+  try {
+    return function();
+  } catch (const Refusal& refusal) {
+    return NotRun(refusal.kind(), refusal.what());
+  } catch (const protocol::InvalidRequest& error) {
+    return NotRun(FailureKind::kInvalidRequest, error.what());
+  } catch (const std::exception& error) {
+    return NotRun(FailureKind::kInternal, error.what());
+  }
+}
+
 }  // namespace
 
 Dispatcher::Dispatcher(World& world, const CaseRegistry& registry, Watchdog* watchdog, Options options)
@@ -63,7 +77,9 @@ std::optional<Answer> Dispatcher::Handle(const protocol::LineReader::Line& line)
   }
   const protocol::Request& request = *parsed;
   if (const auto* run = std::get_if<protocol::RunRequest>(&request.operation))
-    return Run(request, *run, taken_up);
+    return Run(request, *run, false, taken_up);
+  if (const auto* validate = std::get_if<protocol::ValidateRequest>(&request.operation))
+    return Run(request, validate->run, true, taken_up);
   if (std::holds_alternative<protocol::HelloRequest>(request.operation))
     return Finish(protocol::OkResponse(Hello(), request.id));
   if (std::holds_alternative<protocol::ListRequest>(request.operation))
@@ -133,7 +149,7 @@ Json Dispatcher::Stats() {
 }
 
 std::optional<Answer> Dispatcher::Run(const protocol::Request& request, const protocol::RunRequest& run,
-                                      Clock::time_point taken_up) {
+                                      bool only_validate, Clock::time_point taken_up) {
   const std::string tag = TagOf(request.id, counts_.requests);
   const LogTags tags(-1, tag);
   {
@@ -141,19 +157,18 @@ std::optional<Answer> Dispatcher::Run(const protocol::Request& request, const pr
     under_way_ = {request.id, std::chrono::milliseconds(run.deadline_ms), nullptr};
   }
   if (watchdog_) watchdog_->Arm(taken_up + std::chrono::milliseconds(run.deadline_ms));
-  RunResult result;
-  try {
-    result = RunOnRanks(run, tag);
-  } catch (const Refusal& refusal) {
-    result = NotRun(refusal.kind(), refusal.what());
-  } catch (const protocol::InvalidRequest& error) {
-    result = NotRun(FailureKind::kInvalidRequest, error.what());
-  } catch (const std::exception& error) {
-    result = NotRun(FailureKind::kInternal, error.what());
-  }
+  RunResult result = Answered([&] {
+    if (!only_validate) return RunOnRanks(run, tag);
+    PrepareRun(run);
+    RunResult would_run;
+    would_run.status = Status::kPassed;
+    return would_run;
+  });
   if (watchdog_ && !watchdog_->Disarm()) return std::nullopt;
   result.wall_ms = Milliseconds(Clock::now() - taken_up);
-  Count(result.status);
+  if (only_validate && result.status == Status::kPassed)
+    return Finish(protocol::OkResponse({{"runs", true}}, request.id));
+  if (!only_validate) Count(result.status);
   spdlog::debug("{} in {:.2f} ms{}{}", protocol::ToString(result.status), result.wall_ms,
                 result.error.empty() ? "" : ": ", result.error);
   Answer answer = Finish(protocol::ToJson(result, request.id));
@@ -161,10 +176,15 @@ std::optional<Answer> Dispatcher::Run(const protocol::Request& request, const pr
   return answer;
 }
 
-RunResult Dispatcher::RunOnRanks(const protocol::RunRequest& request, const std::string& tag) {
-  const auto prepared = Prepare(registry_, request, world_.backend().name(), world_.size());
+std::shared_ptr<const PreparedRun> Dispatcher::PrepareRun(const protocol::RunRequest& request) {
+  auto prepared = Prepare(registry_, request, world_.backend().name(), world_.size());
   world_.threads().Wait();  // for the trim after the last answer
   CheckMemory(*prepared, world_);
+  return prepared;
+}
+
+RunResult Dispatcher::RunOnRanks(const protocol::RunRequest& request, const std::string& tag) {
+  const auto prepared = PrepareRun(request);
   const auto run = std::make_shared<CaseRun>(world_, prepared, tag, options_.limits);
   {
     const std::lock_guard lock(under_way_mutex_);

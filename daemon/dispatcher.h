@@ -61,7 +61,9 @@ class Dispatcher {
   protocol::Json List() const;
   protocol::Json Stats();
   std::optional<Answer> Run(const protocol::Request& request, const protocol::RunRequest& run,
-                            Clock::time_point taken_up);
+                            bool only_validate, Clock::time_point taken_up);
+  // Everything that can refuse a run before it starts: throws Refusal or InvalidRequest.
+  std::shared_ptr<const PreparedRun> PrepareRun(const protocol::RunRequest& request);
   protocol::RunResult RunOnRanks(const protocol::RunRequest& request, const std::string& tag);
   void Count(protocol::Status status);
   Answer Finish(const protocol::Json& response) const;

@@ -17,14 +17,15 @@ using protocol::Json;
 // What a case's `validate` sees, and what it said.
 class Validation {
  public:
-  Validation(const RegisteredCase& registered, const Json& given, const Json& params,
-             const std::string& params_json, const char* backend, int world_size)
-      : given_(given), reader_(params, registered.schema) {
+  Validation(const PreparedRun& run, const Json& given, const char* backend, int world_size)
+      : given_(given), reader_(run.params, run.registered.schema) {
     c_.abi = CPPOOL_CASE_ABI;
     c_.struct_size = sizeof(c_);
     c_.backend = backend;
     c_.world_size = world_size;
-    c_.params_json = params_json.c_str();
+    c_.params_json = run.params_json.c_str();
+    c_.dump = run.dump.empty() ? nullptr : run.dump.c_str();
+    c_.inputs = run.inputs.empty() ? nullptr : run.inputs.c_str();
     c_.self = this;
     c_.integer = [](cppool_validation* c, const char* name) { return Self(c).reader_.Integer(name); };
     c_.number = [](cppool_validation* c, const char* name) { return Self(c).reader_.Number(name); };
@@ -68,9 +69,16 @@ const RegisteredCase& FindCase(const CaseRegistry& registry, const std::string& 
                     (nearest ? "; did you mean '" + *nearest + "'?" : "; there are: " + known));
 }
 
+void RequireFeature(const PreparedRun& run, std::uint32_t feature, const char* key,
+                    const std::string& folder) {
+  if (folder.empty() || (run.registered.features & feature)) return;
+  throw Refusal(FailureKind::kInvalidRequest,
+                "case '" + run.registered.name + "' has no \"" + key + "\": leave the key out");
+}
+
 void AskCase(PreparedRun& run, const Json& given, const std::string& backend, int world_size) {
   const cppool_case* definition = run.registered.definition;
-  Validation validation(run.registered, given, run.params, run.params_json, backend.c_str(), world_size);
+  Validation validation(run, given, backend.c_str(), world_size);
   cppool_status status = CPPOOL_OK;
   try {
     status = definition->validate(validation.get());
@@ -136,6 +144,11 @@ std::shared_ptr<const PreparedRun> Prepare(const CaseRegistry& registry, const p
   run->warmup = request.warmup;
   run->repeat = request.repeat;
   run->checks = request.checks;
+  run->perturb = request.perturb;
+  run->dump = request.dump;
+  run->inputs = request.inputs;
+  RequireFeature(*run, CPPOOL_CASE_DUMPS, "dump", run->dump);
+  RequireFeature(*run, CPPOOL_CASE_TAKES_INPUTS, "inputs", run->inputs);
   const Json given = request.from_kwargs
                          ? protocol::ParametersFromKwargs(request.params, run->registered.schema)
                          : request.params;

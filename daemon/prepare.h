@@ -22,6 +22,8 @@ struct PreparedRun {
   std::int64_t warmup = 0;
   std::int64_t repeat = 1;
   bool checks = true;
+  std::optional<std::uint64_t> perturb;
+  std::string dump, inputs;  // folders; empty: none
 };
 
 // Why a request does not run: kind and text of its answer. kUnsupported is answered `skipped`.

@@ -86,6 +86,10 @@ struct cppool_case_context {
   void (*result)(cppool_case_context*, const char* name, const char* json);
   /* What went wrong, for the status that `run` returns. Without it the runtime's last error is used. */
   void (*fail)(cppool_case_context*, const char* detail);
+
+  /* Since 0.2; a case that may meet an older daemon looks at struct_size first. */
+  const char* dump;   /* folder that the request wants tensors in; NULL: none. Only with CPPOOL_CASE_DUMPS */
+  const char* inputs; /* folder to take tensors from; NULL: none. Only with CPPOOL_CASE_TAKES_INPUTS */
 };
 
 /* Relations between parameters, before any rank runs; called on one thread, with no runtime. */
@@ -110,7 +114,15 @@ struct cppool_validation {
   void (*needs)(cppool_validation*, double bytes_per_rank);
   /* Replaces the parameters' text for `run` (a case that derives some of them from others). Copied. */
   void (*replace_params)(cppool_validation*, const char* params_json);
+
+  /* Since 0.2, as in cppool_case_context. `validate` leaves no trace: what it does not refuse may still not run. */
+  const char* dump;
+  const char* inputs;
 };
+
+/* Keys of a request that a case knows what to do with; a request with another is refused before `validate`. */
+#define CPPOOL_CASE_DUMPS 1u        /* "dump" */
+#define CPPOOL_CASE_TAKES_INPUTS 2u /* "inputs" */
 
 typedef struct cppool_case {
   uint32_t abi;         /* CPPOOL_CASE_ABI: others are refused at start */
@@ -123,6 +135,8 @@ typedef struct cppool_case {
   cppool_status (*validate)(cppool_validation*);
   /* Called by every rank at once, each on its own thread. C++ exceptions must not leave it. */
   cppool_status (*run)(cppool_case_context*);
+  /* Since 0.2: CPPOOL_CASE_DUMPS and CPPOOL_CASE_TAKES_INPUTS, or 0. Read when struct_size covers it. */
+  uint32_t features;
 } cppool_case;
 
 #ifdef __cplusplus
