@@ -25,6 +25,7 @@ std::string NameOf(const Cell& cell) {
 // What a filter's key means in a cell: the values that it may equal.
 std::vector<Json> ValuesOf(const Cell& cell, const std::string& key) {
   if (key == "world_size") return {cell.world_size};
+  if (key == "suite") return {cell.suite};
   if (key == "essential") return {cell.essential};
   if (key == "row") return {cell.rows.begin(), cell.rows.end()};
   if (key == "model" || key == "kernel_backend") {
@@ -48,21 +49,27 @@ std::vector<Json> ValuesOf(const Cell& cell, const std::string& key) {
 }  // namespace
 
 std::vector<Cell> LoadSuite(const std::string& name) {
-  std::string text = SuiteText(name == "essential" ? "matrix" : name);
-  if (text.empty())
+  std::vector<std::string> files;
+  if (name == "smoke") files = {"smoke"};
+  if (name == "essential") files = {"matrix"};
+  if (name == "matrix") files = {"matrix", "own"};
+  if (files.empty())
     throw UsageError("there is no suite '" + name + "': smoke, essential and matrix are there");
-  const Json file = Json::parse(text);
   std::vector<Cell> cells;
-  for (const Json& entry : file.at("cells")) {
-    Cell cell;
-    cell.essential = entry.value("essential", false);
-    if (name == "essential" && !cell.essential) continue;
-    cell.rows = entry.at("rows").get<std::vector<std::string>>();
-    cell.world_size = entry.at("world_size");
-    cell.params = file.at("rows").at(cell.rows.front());
-    cell.params.update(entry.at("set"));
-    cell.name = NameOf(cell);
-    cells.push_back(std::move(cell));
+  for (const std::string& file_name : files) {
+    const Json file = Json::parse(SuiteText(file_name));
+    for (const Json& entry : file.at("cells")) {
+      Cell cell;
+      cell.suite = file_name;
+      cell.essential = entry.value("essential", false);
+      if (name == "essential" && !cell.essential) continue;
+      cell.rows = entry.at("rows").get<std::vector<std::string>>();
+      cell.world_size = entry.at("world_size");
+      cell.params = file.at("rows").at(cell.rows.front());
+      cell.params.update(entry.at("set"));
+      cell.name = NameOf(cell);
+      cells.push_back(std::move(cell));
+    }
   }
   return cells;
 }
@@ -74,7 +81,7 @@ std::vector<Cell> Select(const std::vector<Cell>& cells, const std::vector<Filte
     if (std::any_of(cells.begin(), cells.end(),
                     [&, &key = key](const Cell& cell) { return !ValuesOf(cell, key).empty(); }))
       continue;
-    std::set<std::string> known = {"world_size", "essential", "row", "model", "kernel_backend"};
+    std::set<std::string> known = {"world_size", "suite", "essential", "row", "model", "kernel_backend"};
     for (const Cell& cell : cells)
       for (const auto& item : cell.params.items()) known.insert(item.key());
     auto nearest = protocol::Nearest(key, {known.begin(), known.end()});
@@ -96,17 +103,22 @@ std::vector<Cell> Select(const std::vector<Cell>& cells, const std::vector<Filte
   return selected;
 }
 
-void Shrink(Json* params, std::int64_t max_seqlen) {
-  double proportion = 1;
-  for (const char* key : {"max_seqlen_q", "max_seqlen_kv"}) {
-    auto length = params->find(key);
-    if (length == params->end() || !length->is_number_integer()) continue;
-    const auto before = length->get<std::int64_t>();
-    const std::int64_t after = std::min(before, max_seqlen);
-    if (std::string_view(key) == "max_seqlen_kv" && before > 0)
-      proportion = static_cast<double>(after) / static_cast<double>(before);
-    *length = after;
-  }
+void Shrink(Json* params, std::int64_t max_seqlen, int world_size) {
+  auto length = [&](const char* key) -> std::int64_t {
+    auto found = params->find(key);
+    return found != params->end() && found->is_number_integer() ? found->get<std::int64_t>() : 0;
+  };
+  const std::int64_t queries = length("max_seqlen_q"), keys = length("max_seqlen_kv");
+  const std::int64_t longest = std::max(queries, keys), step = 2 * std::int64_t{world_size};
+  if (longest <= max_seqlen) return;
+  auto shrunk = [&](std::int64_t before) {
+    return std::max(step, before * max_seqlen / longest / step * step);
+  };
+  if (queries > 0) (*params)["max_seqlen_q"] = shrunk(queries);
+  if (keys > 0) (*params)["max_seqlen_kv"] = shrunk(keys);
+  const std::int64_t span =
+      keys > 0 ? keys : queries;  // without a length of their own, keys have the queries'
+  const double proportion = static_cast<double>(shrunk(span)) / static_cast<double>(span);
   auto window = params->find("window_size");
   if (window == params->end() || !window->is_array()) return;
   for (Json& side : *window) {

@@ -11,28 +11,30 @@ namespace cppool::command {
 
 struct Cell {
   std::string name;               // unique in its suite: "flash:cp_1_0 bf16 bshd p2p W=2"
-  std::vector<std::string> rows;  // of the model tables, that the cell stands for
+  std::string suite;              // the file that it is from: "matrix", "own", "smoke"; empty: from none
+  std::vector<std::string> rows;  // of that file, that the cell stands for
   bool essential = false;
   int world_size = 2;
   std::string case_name = "attention";
   Json params = Json::object();
 };
 
-// "smoke", "essential" or "matrix", in the order of its file. Throws UsageError for another name.
+// "smoke", "essential" or "matrix", in the order of its files: "matrix" is Transformer Engine's cells, then our
+// own. Throws UsageError for another name.
 std::vector<Cell> LoadSuite(const std::string& name);
 
-// The cells for which, for each key, one of its filters holds. A key is a parameter, `world_size`, `row`,
-// `model`, `kernel_backend` or `essential`; a value is text as ValueFromText reads it. Throws UsageError for
-// a key that no cell has.
+// The cells for which, for each key, one of its filters holds. A key is a parameter, `world_size`, `suite`,
+// `row`, `model`, `kernel_backend` or `essential`; a value is text as ValueFromText reads it. A cell that says
+// nothing of a parameter is not found by it. Throws UsageError for a key that no cell has.
 struct Filter {
   std::string key;
   std::string value;
 };
 std::vector<Cell> Select(const std::vector<Cell>& cells, const std::vector<Filter>& filters);
 
-// Lengths to at most `max_seqlen`; windows in the proportion of the keys' length, to at least 1. -1 (open)
-// and 0 stay.
-void Shrink(Json* params, std::int64_t max_seqlen);
+// When a length is above `max_seqlen`: both in one proportion, down to multiples of 2 * world_size and to no
+// less than that; windows in the proportion of the keys' length, to at least 1. -1 (open) and 0 stay.
+void Shrink(Json* params, std::int64_t max_seqlen, int world_size);
 
 // The order to run in: by world size, so that a pool is not left waiting and another woken at every cell;
 // else as listed.

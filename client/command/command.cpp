@@ -29,6 +29,9 @@ void AddDaemonOptions(CLI::App& app, DaemonArguments* arguments) {
   app.add_option("--backend", arguments->backend, "auto takes cuda where CUDA sees a device, else host")
       ->check(CLI::IsMember({"auto", "cuda", "host"}))
       ->capture_default_str();
+  app.add_option("--transport", arguments->transport, "How GPUs exchange data: NCCL, or copies between peers")
+      ->check(CLI::IsMember({"auto", "nccl", "peer"}))
+      ->capture_default_str();
   app.add_option("--devices", arguments->devices, "GPUs to use: indices or UUIDs, as in CUDA_VISIBLE_DEVICES")
       ->delimiter(',');
   app.add_option("--daemon", arguments->daemon,
@@ -40,6 +43,7 @@ PoolOptions ToPoolOptions(const DaemonArguments& arguments) {
   PoolOptions options;
   options.daemon = arguments.daemon;
   options.backend = arguments.backend;
+  options.transport = arguments.transport;
   options.devices = arguments.devices;
   options.case_files = arguments.libraries;
   return options;
@@ -49,6 +53,7 @@ std::vector<std::string> ToWords(const DaemonArguments& arguments) {
   std::vector<std::string> words;
   auto add = [&](const char* name, const std::string& value) { words.insert(words.end(), {name, value}); };
   if (arguments.backend != "auto") add("--backend", arguments.backend);
+  if (arguments.transport != "auto") add("--transport", arguments.transport);
   std::string devices;
   for (const std::string& device : arguments.devices) devices += (devices.empty() ? "" : ",") + device;
   if (!devices.empty()) add("--devices", devices);

@@ -34,6 +34,7 @@ void AddDoctor(CLI::App& app, Streams streams, int* exit_code);
 struct DaemonArguments {
   std::string daemon;
   std::string backend = "auto";
+  std::string transport = "auto";
   std::vector<std::string> devices;
   std::vector<std::string> libraries;  // of further cases
 };

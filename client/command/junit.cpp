@@ -29,7 +29,9 @@ void WriteJunit(std::ostream& out, const std::string& suite, const std::vector<J
                           : one.outcome == Outcome::kError ? "error"
                                                            : "skipped";
     out << "><" << element << " message=\"" << XmlEscape(one.message) << "\">" << XmlEscape(one.details)
-        << "</" << element << "></testcase>\n";
+        << "</" << element << ">";
+    if (!one.stderr_tail.empty()) out << "<system-err>" << XmlEscape(one.stderr_tail) << "</system-err>";
+    out << "</testcase>\n";
   }
   out << "</testsuite>\n</testsuites>\n";
 }

@@ -15,6 +15,7 @@ struct JunitCase {
   double seconds = 0;
   std::string message;  // one line: what failed, or why it was skipped
   std::string details;  // any text: checks, the repeating command
+  std::string stderr_tail;
 };
 
 void WriteJunit(std::ostream& out, const std::string& suite, const std::vector<JunitCase>& cases);

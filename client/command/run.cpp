@@ -3,14 +3,15 @@
 #include <fstream>
 #include <iomanip>
 #include <limits>
-#include <map>
+#include <memory>
 #include <optional>
 #include <sstream>
 
 #include "cell.h"
 #include "command.h"
 #include "junit.h"
-#include "protocol/start.h"
+#include "runner.h"
+#include "tally.h"
 #include "text.h"
 
 namespace cppool::command {
@@ -25,24 +26,16 @@ struct Arguments {
   std::vector<std::string> filters, params;
   double deadline = kDefaultDeadline;
   std::int64_t max_seqlen = 0;  // 0: as they are
+  std::optional<std::int64_t> perturb;
+  std::string dump, inputs;
   bool json = false, list = false;
 };
-
-// What became of a cell: an answer, or why there is none.
-struct Outcome {
-  enum class Kind { kPassed, kFailed, kError, kSkipped };
-  Kind kind = Kind::kError;
-  std::optional<Result> result;
-  std::string error;  // one line or more; empty when passed
-  double seconds = 0;
-};
-
-std::string FirstLine(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 std::string DescribeCheck(const Check& check) {
   std::ostringstream text;
   text << check.tensor << " of rank " << check.rank << " against " << check.against << ": max_abs_err "
        << check.max_abs_err << ", rel_err " << check.rel_err << ", tolerance " << check.tolerance;
+  if (check.ratio) text << ", ratio " << *check.ratio;
   return text.str();
 }
 
@@ -61,43 +54,79 @@ std::vector<std::string> Explain(const Outcome& outcome) {
   return lines;
 }
 
-class Runner {
+// The options that a repeating command needs beside the cell's own.
+std::vector<std::string> CommonWords(const Arguments& arguments) {
+  std::vector<std::string> words = ToWords(arguments.daemon);
+  auto add = [&](const char* name, const std::string& value) { words.insert(words.end(), {name, value}); };
+  if (arguments.deadline != kDefaultDeadline) {
+    std::ostringstream seconds;
+    seconds << arguments.deadline;
+    add("--deadline", seconds.str());
+  }
+  if (arguments.perturb) add("--perturb", std::to_string(*arguments.perturb));
+  if (!arguments.dump.empty()) add("--dump", arguments.dump);
+  if (!arguments.inputs.empty()) add("--inputs", arguments.inputs);
+  return words;
+}
+
+RunOptions ToRunOptions(const Arguments& arguments) {
+  RunOptions options;
+  options.case_name = arguments.case_name;  // a suite's are attention, which is the default
+  options.deadline = std::chrono::milliseconds(std::llround(arguments.deadline * 1000));
+  if (arguments.perturb) options.perturb = static_cast<std::uint64_t>(*arguments.perturb);
+  options.dump = arguments.dump;
+  options.inputs = arguments.inputs;
+  return options;
+}
+
+class Run {
  public:
-  Runner(const Arguments& arguments, std::vector<Cell> cells, Streams streams)
+  Run(const Arguments& arguments, std::vector<Cell> cells, Streams streams)
       : arguments_(arguments),
         cells_(std::move(cells)),
         streams_(streams),
-        common_(ToWords(arguments.daemon)),
-        pools_(ToPoolOptions(arguments.daemon)),
-        outcomes_(cells_.size()) {
-    if (arguments.deadline != kDefaultDeadline) {
-      std::ostringstream seconds;
-      seconds << arguments.deadline;
-      common_.insert(common_.end(), {"--deadline", seconds.str()});
-    }
-  }
+        common_(CommonWords(arguments)),
+        runner_(ToPoolOptions(arguments.daemon), ToRunOptions(arguments), !arguments.suite.empty()),
+        outcomes_(cells_.size()) {}
 
+  // In the order in which they would run, each with what the daemon says would come of it.
   int List() {
-    for (const Cell& cell : cells_) {
-      if (arguments_.json)
-        streams_.out << DescribeCell(cell).dump() << "\n";
-      else
-        streams_.out << cell.name << ": " << Repeat(cell) << "\n";
+    for (std::size_t index : RunOrder(cells_)) {
+      const Cell& cell = cells_[index];
+      Progress(cell.name);
+      const Outcome outcome = runner_.Validate(cell);
+      ClearProgress();
+      tally_.Add(cell, outcome);
+      const bool skipped = outcome.kind == Outcome::Kind::kSkipped;
+      if (arguments_.json) {
+        Json json = DescribeCell(cell);
+        json["would"] = skipped ? "skip" : outcome.failed() ? "fail" : "run";
+        json["error"] = outcome.error.empty() ? Json() : Json(outcome.error);
+        Print(json);
+        continue;
+      }
+      streams_.out << cell.name << ": " << Repeat(cell) << "\n";
+      if (skipped) streams_.out << "  would be skipped: " << FirstLine(outcome.error) << "\n";
+      if (outcome.failed()) streams_.out << "  would fail: " << FirstLine(outcome.error) << "\n";
+      streams_.out << std::flush;
     }
+    std::ostream& closing = arguments_.json ? streams_.err : streams_.out;
+    const Counts& counts = tally_.total();
+    closing << counts.passed << " would run, " << counts.failed << " would fail, " << counts.skipped
+            << " would be skipped\n";
     return cells_.empty() ? kFailure : kSuccess;
   }
 
-  int Run() {
+  int RunAll() {
     for (std::size_t index : RunOrder(cells_)) {
       Progress(cells_[index].name);
-      outcomes_[index] = RunCell(cells_[index]);
-      ++counts_[outcomes_[index].kind];
+      outcomes_[index] = runner_.Run(cells_[index]);
+      tally_.Add(cells_[index], outcomes_[index]);
       ClearProgress();
       Report(cells_[index], outcomes_[index]);
     }
     Summarise();
-    int ran = counts_[Outcome::Kind::kPassed] + Failed();
-    return ran > 0 && Failed() == 0 ? kSuccess : kFailure;
+    return tally_.total().ran() > 0 && tally_.total().failed == 0 ? kSuccess : kFailure;
   }
 
   void WriteJunitTo(std::ostream& out) const {
@@ -113,6 +142,7 @@ class Runner {
       one.message = FirstLine(outcome.error);
       for (const std::string& line : Explain(outcome)) one.details += line + "\n";
       one.details += "repeat: " + Repeat(cells_[i]) + "\n";
+      one.stderr_tail = outcome.stderr_tail;
       cases.push_back(std::move(one));
     }
     WriteJunit(out, suite, cases);
@@ -123,66 +153,24 @@ class Runner {
                 static_cast<int>(Outcome::Kind::kError) == static_cast<int>(JunitCase::Outcome::kError) &&
                 static_cast<int>(Outcome::Kind::kSkipped) == static_cast<int>(JunitCase::Outcome::kSkipped));
 
-  int Failed() { return counts_[Outcome::Kind::kFailed] + counts_[Outcome::Kind::kError]; }
   std::string Repeat(const Cell& cell) const { return RepeatCommand(cell, common_); }
 
   Json DescribeCell(const Cell& cell) const {
-    return {{"name", cell.name},      {"rows", cell.rows},
-            {"case", cell.case_name}, {"world_size", cell.world_size},
-            {"params", cell.params},  {"repeat", Repeat(cell)}};
+    return {{"name", cell.name},      {"suite", cell.suite},           {"rows", cell.rows},
+            {"case", cell.case_name}, {"world_size", cell.world_size}, {"params", cell.params},
+            {"repeat", Repeat(cell)}};
   }
 
-  Outcome RunCell(const Cell& cell) {
-    Outcome outcome;
-    auto start = std::chrono::steady_clock::now();
-    if (auto known = not_started_.find(cell.world_size); known != not_started_.end()) return known->second;
-    Pool& pool = pools_.At(cell.world_size);
-    RunOptions options;
-    options.case_name = cell.case_name;
-    options.deadline = std::chrono::milliseconds(std::llround(arguments_.deadline * 1000));
-    try {
-      if (worlds_.count(cell.world_size) == 0) worlds_[cell.world_size] = pool.Hello();
-      outcome.result = pool.Run(cell.params, options);
-      outcome.error = outcome.result->error;
-      switch (outcome.result->status) {
-        case Status::kPassed:
-          outcome.kind = Outcome::Kind::kPassed;
-          break;
-        case Status::kFailed:
-          outcome.kind = Outcome::Kind::kFailed;
-          break;
-        case Status::kSkipped:
-          outcome.kind = Outcome::Kind::kSkipped;
-          break;
-        case Status::kError:
-          outcome.kind = Outcome::Kind::kError;
-          break;
-      }
-    } catch (const PoolError& error) {
-      outcome.error = error.what();
-      // What could not start once is not started again for each of hundreds of cells.
-      if (error.kind() == PoolError::Kind::kStart) {
-        if (!arguments_.suite.empty() && outcome.error.find(protocol::kTooFewDevices) != std::string::npos) {
-          // A suite runs what the machine can; a case that was asked for alone must run.
-          outcome.kind = Outcome::Kind::kSkipped;
-          outcome.error = "world size " + std::to_string(cell.world_size) +
-                          " needs as many GPUs, and there are fewer (see --backend host)";
-          return not_started_[cell.world_size] = outcome;
-        }
-        not_started_[cell.world_size].error = "not run: no daemon of world size " +
-                                              std::to_string(cell.world_size) +
-                                              " could be started (see above): " + FirstLine(error.what());
-      }
-    }
-    outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    return outcome;
-  }
-
+  // One line that is written over: without a wrap, so that one line is what there is to clear.
   void Progress(const std::string& name) {
     if (!streams_.terminal) return;
-    int done = counts_[Outcome::Kind::kPassed] + Failed() + counts_[Outcome::Kind::kSkipped];
-    streams_.err << "\r\033[K[" << done + 1 << "/" << cells_.size() << "] " << Failed() << " failed  " << name
-                 << std::flush;
+    const auto seconds =
+        std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - start_).count();
+    std::ostringstream line;
+    line << "[" << tally_.total().all() + 1 << "/" << cells_.size() << "] " << seconds / 60 << ":"
+         << std::setfill('0') << std::setw(2) << seconds % 60 << ", " << tally_.total().failed << " failed, "
+         << name;
+    streams_.err << "\r\033[K\033[?7l" << line.str() << "\033[?7h" << std::flush;
   }
   void ClearProgress() {
     if (streams_.terminal) streams_.err << "\r\033[K" << std::flush;
@@ -202,14 +190,11 @@ class Runner {
       Print(json);
       return;
     }
-    bool failed = outcome.kind == Outcome::Kind::kFailed || outcome.kind == Outcome::Kind::kError;
-    if (failed) {
+    if (outcome.failed()) {
       streams_.out << (outcome.kind == Outcome::Kind::kFailed ? "FAILED " : "ERROR ") << cell.name << "\n";
       for (const std::string& line : Explain(outcome)) streams_.out << "  " << line << "\n";
       streams_.out << "  repeat: " << Repeat(cell) << "\n";
-    } else if (outcome.kind == Outcome::Kind::kSkipped) {
-      ++reasons_[outcome.error];
-    } else if (arguments_.suite.empty()) {
+    } else if (outcome.result && outcome.kind == Outcome::Kind::kPassed && arguments_.suite.empty()) {
       Describe(cell, *outcome.result);
     }
     streams_.out << std::flush;
@@ -226,25 +211,30 @@ class Runner {
   }
 
   void Summarise() {
-    int passed = counts_[Outcome::Kind::kPassed], skipped = counts_[Outcome::Kind::kSkipped];
+    const Counts& counts = tally_.total();
     std::ostream& closing = arguments_.json ? streams_.err : streams_.out;  // stdout is for programs then
     if (arguments_.json) {
-      Json worlds = Json::array();
-      for (const auto& [size, hello] : worlds_)
-        worlds.push_back({{"world_size", size},
-                          {"backend", hello.value("backend", Json())},
-                          {"transport", hello.value("transport", Json())},
-                          {"devices", hello.value("devices", Json())}});
-      Print({{"summary",
-              {{"passed", passed}, {"failed", Failed()}, {"skipped", skipped}, {"worlds", worlds}}}});
+      Json summary = tally_.ToJson();
+      summary["worlds"] = Json::array();
+      for (const auto& [size, hello] : runner_.worlds())
+        summary["worlds"].push_back({{"world_size", size},
+                                     {"backend", hello.value("backend", Json())},
+                                     {"transport", hello.value("transport", Json())},
+                                     {"devices", hello.value("devices", Json())}});
+      Print({{"summary", summary}});
+    } else if (!arguments_.suite.empty()) {
+      tally_.PrintAxes(closing);
+      tally_.PrintRatios(closing);
     }
-    for (const auto& [reason, count] : reasons_) closing << "skipped " << count << ": " << reason << "\n";
+    tally_.PrintReasons(closing);
     std::string worlds;
-    for (const auto& [size, hello] : worlds_)
+    for (const auto& [size, hello] : runner_.worlds())
       worlds +=
           (worlds.empty() ? "" : "; ") + ("world size " + std::to_string(size)) + ": " + DescribeWorld(hello);
     closing << (worlds.empty() ? "backend none: no daemon answered" : worlds) << "\n";
-    closing << passed << " passed, " << Failed() << " failed, " << skipped << " skipped\n" << std::flush;
+    tally_.PrintSuites(closing);
+    closing << counts.passed << " passed, " << counts.failed << " failed, " << counts.skipped << " skipped\n"
+            << std::flush;
   }
 
   void Print(const Json& json) {
@@ -254,13 +244,11 @@ class Runner {
   const Arguments& arguments_;
   const std::vector<Cell> cells_;
   Streams streams_;
-  std::vector<std::string> common_;  // options that a repeating command needs
-  Pools pools_;
+  const std::vector<std::string> common_;
+  CellRunner runner_;
   std::vector<Outcome> outcomes_;  // as cells_
-  std::map<Outcome::Kind, int> counts_;
-  std::map<std::string, int> reasons_;
-  std::map<int, Outcome> not_started_;  // by world size: what becomes of its further cells
-  std::map<int, Json> worlds_;          // the answers to `hello`
+  Tally tally_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
 std::vector<Cell> CellsOf(const Arguments& arguments) {
@@ -280,12 +268,12 @@ std::vector<Cell> CellsOf(const Arguments& arguments) {
     cells = Select(LoadSuite(arguments.suite), filters);
   }
   for (Cell& cell : cells) {
-    if (arguments.max_seqlen > 0) Shrink(&cell.params, arguments.max_seqlen);
+    if (arguments.world_size > 0) cell.world_size = arguments.world_size;
+    if (arguments.max_seqlen > 0) Shrink(&cell.params, arguments.max_seqlen, cell.world_size);
     for (const std::string& text : arguments.params) {
       auto [key, value] = SplitAssignment(text, "--param");
       cell.params[key] = ValueFromText(value);
     }
-    if (arguments.world_size > 0) cell.world_size = arguments.world_size;
   }
   return cells;
 }
@@ -298,11 +286,11 @@ int RunCommand(const Arguments& arguments, Streams streams) {
     if (!junit) throw UsageError("cannot write " + arguments.junit);
   }
   if (cells.empty()) streams.err << "cppool: no cell of the suite matches the filters\n";
-  Runner runner(arguments, std::move(cells), streams);
-  if (arguments.list) return runner.List();
-  int code = runner.Run();
+  Run run(arguments, std::move(cells), streams);
+  if (arguments.list) return run.List();
+  int code = run.RunAll();
   if (!arguments.junit.empty()) {
-    runner.WriteJunitTo(junit);
+    run.WriteJunitTo(junit);
     junit.close();
     if (!junit) {
       streams.err << "cppool: " << arguments.junit << " could not be written\n";
@@ -326,21 +314,30 @@ void AddRun(CLI::App& app, Streams streams, int* exit_code) {
       ->check(CLI::Range(1, std::numeric_limits<int>::max()));
   AddRepeatable(*run, "--param", &arguments->params,
                 "A parameter, key=value; the value as JSON or as text. Overrides a suite's");
-  AddRepeatable(*run, "--filter", &arguments->filters,
-                "Only cells of the suite with key=value: a parameter, world_size, row, model, "
-                "kernel_backend or essential. Of one key any value, of different keys all")
+  AddRepeatable(
+      *run, "--filter", &arguments->filters,
+      "Only cells of the suite with key=value: a parameter, world_size, suite (matrix, own), row, model, "
+      "kernel_backend or essential. Of one key any value, of different keys all")
       ->needs(suite);
-  run->add_option("--max-seqlen", arguments->max_seqlen,
-                  "Shrinks a suite's lengths to at most this, and windows with them")
+  run->add_option(
+         "--max-seqlen", arguments->max_seqlen,
+         "Shrinks a suite's lengths to at most this, in multiples of 2 x ranks, and windows with them")
       ->check(CLI::Range(std::int64_t{1}, std::numeric_limits<std::int64_t>::max()))
       ->needs(suite);
   run->add_option("--deadline", arguments->deadline, "Seconds for each case")
       ->check(CLI::Range(0.001, 86400.0))
       ->capture_default_str();
+  run->add_option("--perturb", arguments->perturb, "A seed of random delays at every mark")
+      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
+  run->add_option("--dump", arguments->dump, "Writes the case's tensors to this folder, as .npy")
+      ->excludes(suite);
+  run->add_option("--inputs", arguments->inputs, "Reads q, k, v, dout, bias from this folder, as .npy")
+      ->excludes(suite);
   AddDaemonOptions(*run, &arguments->daemon);
   run->add_option("--junit", arguments->junit, "Writes the outcomes to this file as JUnit XML");
   run->add_flag("--json", arguments->json, "One JSON object per case, then a summary object");
-  run->add_flag("--list", arguments->list, "Prints the cells that would be run, and the command for each");
+  run->add_flag("--list", arguments->list,
+                "Prints the cells, the command for each, and what would be skipped and why; runs nothing");
   run->callback([arguments, streams, exit_code] { *exit_code = RunCommand(*arguments, streams); });
 }
 

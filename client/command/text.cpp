@@ -100,6 +100,8 @@ std::string XmlEscape(std::string_view text) {
   return result;
 }
 
+std::string FirstLine(const std::string& text) { return text.substr(0, text.find('\n')); }
+
 std::string Fixed(double value, int digits) {
   if (!std::isfinite(value)) return "-";
   char buffer[64];

@@ -29,6 +29,7 @@ std::vector<std::string> SplitList(const std::string& text);
 std::string ShellQuote(const std::string& word);  // as one word of a POSIX shell
 // As XML text or attribute: markup escaped; what XML 1.0 forbids, control characters and invalid UTF-8, replaced by '?'.
 std::string XmlEscape(std::string_view text);
+std::string FirstLine(const std::string& text);
 std::string Fixed(double value, int digits);  // "-" when it is not finite
 
 }  // namespace cppool::command

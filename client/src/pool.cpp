@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 
@@ -74,19 +75,16 @@ class Pool::State {
   }
 
   Json Ask(const protocol::Operation& operation) {
-    constexpr milliseconds kLimit{60000};  // of operations that run nothing
-    return Ask(operation, kLimit, [](Json answer, int) { return answer; });
+    return Ask(operation, kAtOnce, [](Json answer, int) { return answer; });
   }
 
   Result Run(protocol::RunRequest request) {
-    milliseconds limit = milliseconds(request.deadline_ms) + options_.grace;
-    return Ask(request, limit, [this](Json answer, int attempts) {
-      Result result = internal::ResultFromJson(std::move(answer));
-      result.attempts = attempts;
-      if (result.fatal && !Retire(&Daemon::Stop))
-        Log("not even SIGKILL ended a daemon that had said it would end");
-      return result;
-    });
+    const milliseconds limit = milliseconds(request.deadline_ms) + options_.grace;
+    return AskResult(std::move(request), limit, internal::ResultFromJson);
+  }
+
+  Result Validate(protocol::RunRequest request) {
+    return AskResult(protocol::ValidateRequest{std::move(request)}, kAtOnce, internal::ValidationFromJson);
   }
 
   void Stop() {
@@ -111,6 +109,18 @@ class Pool::State {
   }
 
  private:
+  static constexpr milliseconds kAtOnce{60000};  // the limit of operations that run nothing
+
+  Result AskResult(const protocol::Operation& operation, milliseconds limit, Result (*read)(Json)) {
+    return Ask(operation, limit, [this, read](Json answer, int attempts) {
+      Result result = read(std::move(answer));
+      result.attempts = attempts;
+      if (result.fatal && !Retire(&Daemon::Stop))
+        Log("not even SIGKILL ended a daemon that had said it would end");
+      return result;
+    });
+  }
+
   void EnsureDaemon() {
     std::erase_if(unkillable_, [](auto& daemon) { return daemon->Ended() && daemon->Kill(); });
     if (daemon_ &&
@@ -169,11 +179,17 @@ Pool::State& Pool::Mine() const {
   return *state;
 }
 
-Result Pool::Run(const Json& params, const RunOptions& options) {
+namespace {
+
+protocol::RunRequest ToRequest(const Json& params, const RunOptions& options) {
   if (options.deadline < milliseconds(1) || options.deadline > std::chrono::hours(24))
     throw std::invalid_argument("deadline must be from 1 ms to 24 h");
   if (options.warmup < 0) throw std::invalid_argument("warmup must not be negative");
   if (options.repeat < 1) throw std::invalid_argument("repeat must be at least 1");
+  if (options.perturb > std::uint64_t{INT64_MAX}) throw std::invalid_argument("perturb must be below 2^63");
+  for (const std::string* folder : {&options.dump, &options.inputs})
+    if (folder->find('\0') != std::string::npos)
+      throw std::invalid_argument("a folder's name cannot hold a zero byte");
   protocol::RunRequest request;
   request.case_name = options.case_name;
   request.params = params.is_null() ? Json::object() : params;  // Run({}) means none
@@ -181,7 +197,24 @@ Result Pool::Run(const Json& params, const RunOptions& options) {
   request.warmup = options.warmup;
   request.repeat = options.repeat;
   request.checks = options.checks;
-  return Mine().Run(std::move(request));
+  request.perturb = options.perturb;
+  // The daemon's folder is the one that this process had when it spawned it.
+  auto whole = [](const std::string& folder) {
+    return folder.empty() ? folder : std::filesystem::absolute(folder).string();
+  };
+  request.dump = whole(options.dump);
+  request.inputs = whole(options.inputs);
+  return request;
+}
+
+}  // namespace
+
+Result Pool::Run(const Json& params, const RunOptions& options) {
+  return Mine().Run(ToRequest(params, options));
+}
+
+Result Pool::Validate(const Json& params, const RunOptions& options) {
+  return Mine().Validate(ToRequest(params, options));
 }
 
 Json Pool::Hello() { return Mine().Ask(protocol::HelloRequest{}); }

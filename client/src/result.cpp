@@ -1,6 +1,8 @@
 #include "result.h"
 
+#include <limits>
 #include <ostream>
+#include <stdexcept>
 
 #include "protocol/response.h"
 
@@ -17,6 +19,19 @@ static_assert(static_cast<int>(Status::kPassed) == static_cast<int>(protocol::St
               static_cast<int>(Status::kSkipped) == static_cast<int>(protocol::Status::kSkipped) &&
               static_cast<int>(Status::kError) == static_cast<int>(protocol::Status::kError));
 
+namespace {
+
+std::optional<double> RatioOf(const Json& check) {
+  const auto ratio = check.find("ratio");
+  if (ratio == check.end()) return std::nullopt;
+  if (ratio->is_null()) return std::numeric_limits<double>::quiet_NaN();
+  if (!ratio->is_number())
+    throw std::runtime_error("in the response, a check's ratio is no number: " + ratio->dump());
+  return ratio->get<double>();
+}
+
+}  // namespace
+
 Result ResultFromJson(Json json) {
   protocol::RunResult read = protocol::RunResultFromJson(json);
   Result result;
@@ -28,12 +43,25 @@ Result ResultFromJson(Json json) {
   result.fatal = read.fatal;
   for (auto& rank : read.ranks)
     result.ranks.push_back({rank.rank, rank.ok, std::move(rank.error), std::move(rank.gpu_ms)});
-  for (auto& check : read.checks)
+  for (std::size_t i = 0; i < read.checks.size(); ++i) {
+    auto& check = read.checks[i];
     result.checks.push_back({std::move(check.tensor), std::move(check.against), check.rank, check.max_abs_err,
-                             check.rel_err, check.tolerance, check.ok});
+                             check.rel_err, check.tolerance, check.ok, RatioOf(json["checks"][i])});
+  }
   result.tflops = std::move(read.tflops);
   result.wall_ms = read.wall_ms;
   result.seed = read.seed;
+  result.json = std::move(json);
+  return result;
+}
+
+Result ValidationFromJson(Json json) {
+  const auto runs = json.find("runs");
+  if (runs == json.end()) return ResultFromJson(std::move(json));
+  if (*runs != true || json.value("ok", Json()) != true)
+    throw std::runtime_error("in the response, \"runs\" is not true where \"ok\" is: " + json.dump());
+  Result result;
+  result.status = Status::kPassed;
   result.json = std::move(json);
   return result;
 }

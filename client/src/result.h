@@ -1,10 +1,12 @@
-// The daemon's answer to `run` as the library's Result.
+// The daemon's answers to `run` and `validate` as the library's Result.
 #pragma once
 
 #include "cppool/pool.h"
 
 namespace cppool::internal {
 
-Result ResultFromJson(Json json);  // throws std::runtime_error that names what is wrong
+// Both throw std::runtime_error that names what is wrong.
+Result ResultFromJson(Json json);
+Result ValidationFromJson(Json json);  // {"ok": true, "runs": true}, or what `run` would answer
 
 }  // namespace cppool::internal

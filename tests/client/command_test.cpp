@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdio>
+#include <filesystem>
 #include <sstream>
 
 #include "command.h"
@@ -126,11 +127,13 @@ TEST_CASE("a suite: every cell in the pool of its world size") {
   std::string daemon = Wrapped(folder, "--count '" + folder.File("count") + "'");
   Ran ran = Cppool({"run", "--suite", "matrix", "--filter", "dtype=bf16"}, daemon);
   CHECK(ran.code == 0);
-  CHECK(ran.Last() == "432 passed, 0 failed, 0 skipped");
-  CHECK(ran.Last(1) ==
-        "world size 2: backend host, transport host, 2 x cpu; world size 4: backend host, transport host, 4 "
-        "x cpu");
-  CHECK(Lines(ReadFile(folder.File("count"))).size() == 2);  // spawned once each
+  CHECK(ran.Last() == "574 passed, 0 failed, 0 skipped");
+  CHECK(ran.Last(1) == "own: 142 of 142 passed, 0 failed, 0 skipped");
+  CHECK(ran.Last(2) == "matrix: 432 of 432 passed, 0 failed, 0 skipped");
+  CHECK(ran.Last(3).rfind("world size 2: backend host, transport host, 2 x cpu; world size 4: backend host, "
+                          "transport host, 4 x cpu; world size 6: ",
+                          0) == 0);
+  CHECK(Lines(ReadFile(folder.File("count"))).size() == 4);  // spawned once each
 
   ran = Cppool({"run", "--suite", "smoke", "--param", "do=skip", "--world-size", "8"});
   CHECK(ran.code == 1);
@@ -138,25 +141,115 @@ TEST_CASE("a suite: every cell in the pool of its world size") {
   CHECK(ran.Prints("skipped 20: because of unsupported"));
 }
 
-TEST_CASE("a list names the cells and their commands, and runs nothing") {
+TEST_CASE("a list names the cells and their commands, says what would come of them, and runs nothing") {
+  TemporaryFolder folder;
   Ran ran = Cppool({"run", "--suite", "essential", "--list", "--max-seqlen", "256", "--backend", "host",
-                    "--devices", "1,3"},
-                   "/nowhere");
+                    "--devices", "1,3", "--transport", "nccl"});
   CHECK(ran.code == 0);
-  REQUIRE(ran.lines.size() == 120);
+  REQUIRE(ran.lines.size() == 121);
+  CHECK(ran.Last() == "120 would run, 0 would fail, 0 would be skipped");
   CHECK(ran.lines[0].find("flash:cp_2_0 bf16 sbhd p2p W=2: cppool run --world-size 2 --backend host "
-                          "--devices 1,3 --daemon /nowhere") == 0);
-  for (const std::string& line : ran.lines) CHECK(line.find("max_seqlen_q=256 ") != std::string::npos);
-  CHECK(ran.lines[20].find("--param 'window_size=[8,0]'") != std::string::npos);  // 128 of 4096
+                          "--transport nccl --devices 1,3 --daemon ") == 0);
+  for (std::size_t i = 0; i < 120; ++i) CHECK(ran.lines[i].find("max_seqlen_q=256 ") != std::string::npos);
+  CHECK(ran.Prints("--param 'window_size=[8,0]'"));  // 128 of 4096
 
-  ran = Cppool(
-      {"run", "--suite", "matrix", "--list", "--json", "--filter", "row=flash:cp_1_2", "--param", "seed=7"},
-      "/nowhere");
+  const std::vector<std::string> by_schedule = {"run",    "--suite", "smoke",
+                                                "--list", "--param", "do=by_schedule"};
+  ran = Cppool(by_schedule);
+  CHECK(ran.code == 0);
+  CHECK(ran.Prints("\n  would be skipped: because of unsupported\n"));
+  CHECK(ran.Last() == "15 would run, 0 would fail, 5 would be skipped");
+  ran = Cppool({"run", "--list", "--param", "do=error"});
+  CHECK(ran.Prints("\n  would fail: because of invalid_request\n"));
+
+  // What cannot start here is said too; the cells are listed all the same.
+  ran = Cppool({"run", "--suite", "smoke", "--list"}, Wrapped(folder, "--start two_devices"));
+  CHECK(ran.code == 0);
+  CHECK(ran.Prints("  would be skipped: world size 4 needs as many GPUs, and there are fewer"));
+  CHECK(ran.Last() == "8 would run, 0 would fail, 12 would be skipped");
+  ran = Cppool({"run", "--suite", "smoke", "--list"}, "/nowhere");
+  CHECK(ran.Last() == "0 would run, 20 would fail, 0 would be skipped");
+  CHECK(ran.lines.size() == 41);
+
+  ran = Cppool({"run", "--suite", "matrix", "--list", "--json", "--filter", "row=flash:cp_1_2", "--param",
+                "seed=7", "--param", "do=by_schedule"});
   REQUIRE(ran.lines.size() == 32);
-  Json cell = Json::parse(ran.lines[0]);
-  CHECK(cell["world_size"] == 2);
-  CHECK(cell["rows"] == Json({"flash:cp_1_2", "fused:cp_1_5"}));
-  CHECK(cell["params"]["seed"] == 7);
+  Json first = Json::parse(ran.lines[0]);
+  CHECK(first["world_size"] == 2);
+  CHECK(first["rows"] == Json({"flash:cp_1_2", "fused:cp_1_5"}));
+  CHECK(first["suite"] == "matrix");
+  CHECK(first["params"]["seed"] == 7);
+  int skipped = 0;
+  for (const std::string& line : ran.lines) {
+    const Json cell = Json::parse(line);
+    const bool gathers = cell["params"]["cp_comm_type"] == "all_gather";
+    skipped += gathers;
+    CHECK(cell["would"] == (gathers ? "skip" : "run"));
+    CHECK(cell["error"] == (gathers ? Json("because of unsupported") : Json()));
+  }
+  CHECK(skipped == 8);
+}
+
+TEST_CASE("a suite closes with a table by axis and the worst errors") {
+  Ran ran = Cppool({"run", "--suite", "matrix", "--param", "do=by_schedule", "--filter", "row=flash:cp_1_2",
+                    "--filter", "row=alibi_causal"});
+  CHECK(ran.code == 1);
+  CHECK(ran.Last() == "18 passed, 9 failed, 9 skipped");
+  CHECK(ran.Last(1) == "own: 2 of 4 passed, 1 failed, 1 skipped");
+  CHECK(ran.Last(2) == "matrix: 16 of 32 passed, 8 failed, 8 skipped");
+  auto row = [&](const std::string& start) {  // the counts of the line that starts so
+    for (const std::string& line : ran.lines) {
+      if (line.rfind(start, 0) != 0) continue;
+      std::istringstream counts(line.substr(start.size()));
+      std::vector<int> numbers;
+      for (int number; counts >> number;) numbers.push_back(number);
+      return numbers;
+    }
+    return std::vector<int>();
+  };
+  using Counts = std::vector<int>;
+  CHECK(row("schedule    p2p ") == Counts{0, 9, 0});
+  CHECK(row("            all_gather ") == Counts{0, 0, 9});
+  CHECK(row("            a2a+p2p ") == Counts{9, 0, 0});
+  CHECK(row("bias        no_bias ") == Counts{16, 8, 8});
+  CHECK(row("            alibi ") == Counts{2, 1, 1});
+  CHECK(row("window      left ") == Counts{16, 8, 8});
+  CHECK(row("world size  2 ") == Counts{9, 9, 8});
+  for (const char* axis : {"format ", "mask ", "softmax ", "heads ", "head dim ", "dtype "}) {
+    INFO(axis);
+    CHECK(ran.out.find("\n" + std::string(axis)) != std::string::npos);
+  }
+  // 1.25 and null of a2a, 0.5 and null of a2a+p2p; what is against no_cp does not count.
+  CHECK(ran.Prints("worst error against fp64, as a multiple of plain attention's:\n"));
+  CHECK(ran.Prints("  out                 1.25  flash:cp_1_2 bf16 bshd a2a W=2\n"));
+  CHECK(ran.Prints("  dq                     -  flash:cp_1_2 bf16 bshd a2a W=2\n"));
+
+  ran = Cppool({"run", "--suite", "matrix", "--param", "do=by_schedule", "--filter", "row=flash:cp_1_2",
+                "--filter", "row=alibi_causal", "--json"});
+  CHECK_FALSE(ran.Prints("schedule    p2p"));
+  const Json summary = Json::parse(ran.Last())["summary"];
+  CHECK(summary["suites"]["own"] == Json({{"passed", 2}, {"failed", 1}, {"skipped", 1}}));
+  CHECK(summary["worst_ratio"]["out"] == Json({{"ratio", 1.25}, {"cell", "flash:cp_1_2 bf16 bshd a2a W=2"}}));
+  CHECK(summary["worst_ratio"]["dq"]["ratio"] == nullptr);
+
+  CHECK_FALSE(Cppool({"run"}).Prints("schedule"));  // one case needs no table
+}
+
+TEST_CASE("perturb, dump and inputs reach the daemon, and the command that repeats a case") {
+  Ran ran = Cppool({"run", "--param", "do=echo", "--json", "--perturb", "9223372036854775807", "--dump",
+                    "a folder", "--inputs", "/in"});
+  CHECK(ran.code == 0);
+  const Json one = Json::parse(ran.lines.at(0));
+  const Json request = one["answer"]["request"];
+  CHECK(request["perturb"] == 9223372036854775807u);
+  CHECK(request["dump"] == (std::filesystem::current_path() / "a folder").string());
+  CHECK(request["inputs"] == "/in");
+  CHECK(one["repeat"].get<std::string>().find(
+            " --perturb 9223372036854775807 --dump 'a folder' --inputs /in ") != std::string::npos);
+
+  ran = Cppool({"run", "--suite", "smoke", "--perturb", "7", "--param", "do=echo", "--json"});
+  CHECK(Json::parse(ran.lines.at(19))["answer"]["request"]["perturb"] == 7);
+  CHECK_FALSE(Json::parse(ran.lines.at(19))["answer"]["request"].contains("dump"));
 }
 
 TEST_CASE("JSON: an object for each case, then the summary") {
@@ -212,6 +305,13 @@ TEST_CASE("JUnit: a test case per cell, in the suite's order") {
   Cppool({"run", "--param", "do=fail", "--junit", file});
   XmlNode failure = ParseXml(ReadFile(file)).children.at(0).children.at(0).children.at(0);
   CHECK(failure.name == "failure");
+  // Another thread reads the daemon's stderr: it may have to be asked twice.
+  CHECK(Eventually([&] {
+    Cppool({"run", "--param", "do=fail", "--junit", file});
+    const XmlNode one = ParseXml(ReadFile(file)).children.at(0).children.at(0);
+    return one.children.size() == 2 && one.children[1].name == "system-err" &&
+           one.children[1].text.find("the fake daemon has started") != std::string::npos;
+  }));
   CHECK(failure.attributes.at("message") == "because of mismatch");
   CHECK(failure.text.find("dq of rank 1") != std::string::npos);
   CHECK(failure.text.find("repeat: cppool run --world-size 2") != std::string::npos);
@@ -235,6 +335,10 @@ TEST_CASE("what cannot be meant is a usage error, exit code 2") {
       std::vector<std::string>{"run", "--suite", "smoke", "--case", "mine"},
       std::vector<std::string>{"run", "--suite", "smoke", "--max-seqlen", "-1"},
       std::vector<std::string>{"run", "--max-seqlen", "64"},
+      std::vector<std::string>{"run", "--suite", "smoke", "--dump", "d"},
+      std::vector<std::string>{"run", "--suite", "smoke", "--inputs", "d"},
+      std::vector<std::string>{"run", "--perturb", "-1"}, std::vector<std::string>{"run", "--perturb", "x"},
+      std::vector<std::string>{"run", "--transport", "pigeon"},
       std::vector<std::string>{"run", "--deadline", "0"}, std::vector<std::string>{"run", "--backend", "tpu"},
       std::vector<std::string>{"run", "--unknown"},
       std::vector<std::string>{"bench", "--param", "a=1", "--param", "a=2"},
@@ -259,8 +363,13 @@ TEST_CASE("help and version are no errors; progress is for terminals") {
   CHECK(Cppool({"run", "--help"}, "").Prints("--max-seqlen"));
   CHECK(Cppool({"--version"}, "").Prints("cppool "));
   CHECK(Cppool({"run", "--suite", "smoke"}).err.empty());
-  CHECK(Cppool({"run", "--suite", "smoke"}, CPPOOL_FAKE_DAEMON, true).err.find("[20/20]") !=
-        std::string::npos);
+  const std::string progress =
+      Cppool({"run", "--suite", "smoke", "--param", "do=by_schedule"}, CPPOOL_FAKE_DAEMON, true).err;
+  const std::size_t last = progress.find("[20/20] 0:");
+  REQUIRE(last != std::string::npos);
+  const std::string line = progress.substr(last, progress.find('\033', last) - last);
+  CHECK(line.find(", 5 failed, ") != std::string::npos);
+  CHECK(line.find(" W=4") != std::string::npos);
 }
 
 TEST_CASE("bench verifies each point once, times it, and compares with one GPU") {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <mutex>
 #include <thread>
 
@@ -94,17 +95,60 @@ TEST_CASE("a request carries what the options say, and the daemon stays warm") {
   options.warmup = 2;
   options.repeat = 5;
   options.checks = false;
+  options.perturb = 17;
+  options.dump = "a/b";
+  options.inputs = "/c";
   Json first = pool.Run({{"do", "echo"}, {"max_seqlen_q", 256}}, options).json;
   CHECK(first["request"]["case"] == "mine");
   CHECK(first["request"]["deadline_ms"] == 1234);
   CHECK(first["request"]["warmup"] == 2);
   CHECK(first["request"]["repeat"] == 5);
   CHECK(first["request"]["checks"] == false);
+  CHECK(first["request"]["perturb"] == 17);
+  CHECK(first["request"]["dump"] == std::filesystem::current_path().string() + "/a/b");
+  CHECK(first["request"]["inputs"] == "/c");
   CHECK(first["request"]["params"] == Json({{"do", "echo"}, {"max_seqlen_q", 256}}));
-  CHECK(pool.Run(Do("echo")).json["surroundings"]["pid"] == first["surroundings"]["pid"]);
+  Json plain = pool.Run(Do("echo")).json;
+  for (const char* key : {"perturb", "dump", "inputs"}) CHECK_FALSE(plain["request"].contains(key));
+  CHECK(plain["surroundings"]["pid"] == first["surroundings"]["pid"]);
   CHECK(pool.Hello()["pid"] == first["surroundings"]["pid"]);
   CHECK(pool.Stats()["ok"] == true);
   CHECK(pool.List()["ok"] == true);
+}
+
+TEST_CASE("validate says whether a run would run, and why not") {
+  LeavesNothing([] {
+    Pool pool(FakeOptions());
+    cppool::RunOptions options = Within(1234ms);
+    options.perturb = 3;
+    Result runs = pool.Validate({{"max_seqlen_q", 256}}, options);
+    CHECK(runs.ok());
+    CHECK(runs.attempts == 1);
+    CHECK(runs.json["request"]["op"] == "validate");
+    CHECK(runs.json["request"]["params"] == Json({{"max_seqlen_q", 256}}));
+    CHECK(runs.json["request"]["deadline_ms"] == 1234);
+    CHECK(runs.json["request"]["perturb"] == 3);
+    Result skipped = pool.Validate(Do("skip"));
+    CHECK(skipped.status == Status::kSkipped);
+    CHECK(skipped.error == "because of unsupported");
+    CHECK(pool.Validate(Do("error")).status == Status::kError);
+    try {
+      pool.Validate(Do("contradict"));
+      FAIL("an answer that contradicts itself was taken");
+    } catch (const PoolError& error) {
+      CHECK(error.kind() == PoolError::Kind::kProtocol);
+    }
+  });
+}
+
+TEST_CASE("a check's ratio is there when the daemon gives it") {
+  Pool pool(FakeOptions());
+  Result result = pool.Run({{"do", "by_schedule"}, {"cp_comm_type", "a2a"}});
+  REQUIRE(result.checks.size() == 3);
+  CHECK(result.checks[0].ratio == 1.25);
+  REQUIRE(result.checks[1].ratio.has_value());
+  CHECK(std::isnan(*result.checks[1].ratio));
+  CHECK_FALSE(pool.Run(Do("fail")).checks.at(0).ratio.has_value());
 }
 
 TEST_CASE("options out of range are refused before anything is spawned") {
@@ -114,6 +158,13 @@ TEST_CASE("options out of range are refused before anything is spawned") {
   Pool pool(options);
   CHECK_THROWS_AS(pool.Run({}, Within(0ms)), std::invalid_argument);
   CHECK_THROWS_AS(pool.Run({}, Within(25h)), std::invalid_argument);
+  cppool::RunOptions refused;
+  refused.dump = std::string("a\0b", 3);
+  CHECK_THROWS_AS(pool.Run({}, refused), std::invalid_argument);
+  CHECK_THROWS_AS(pool.Validate({}, refused), std::invalid_argument);
+  refused = {};
+  refused.perturb = std::uint64_t{1} << 63;
+  CHECK_THROWS_AS(pool.Run({}, refused), std::invalid_argument);
   cppool::RunOptions none;
   none.repeat = 0;
   CHECK_THROWS_AS(pool.Run({}, none), std::invalid_argument);

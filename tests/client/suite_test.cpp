@@ -10,6 +10,7 @@
 #include "catch.h"
 #include "cell.h"
 #include "junit.h"
+#include "tally.h"
 #include "text.h"
 #include "xml.h"
 
@@ -18,10 +19,13 @@ using cppool::Json;
 
 namespace {
 
-Json Shrunk(Json params, std::int64_t length) {
-  Shrink(&params, length);
+Json Shrunk(Json params, std::int64_t length, int world_size = 2) {
+  Shrink(&params, length, world_size);
   return params;
 }
+
+std::vector<Cell> TheirCells() { return Select(LoadSuite("matrix"), {{"suite", "matrix"}}); }
+std::vector<Cell> OwnCells() { return Select(LoadSuite("matrix"), {{"suite", "own"}}); }
 
 std::size_t Count(const std::vector<Cell>& cells, const std::vector<Filter>& filters) {
   return Select(cells, filters).size();
@@ -39,7 +43,7 @@ std::string Shell(const std::string& command) {
 }  // namespace
 
 TEST_CASE("the matrix has 864 distinct cells, of which 120 are essential") {
-  std::vector<Cell> matrix = LoadSuite("matrix");
+  std::vector<Cell> matrix = TheirCells();
   REQUIRE(matrix.size() == 864);
   CHECK(LoadSuite("essential").size() == 120);
   std::set<std::string> names, params, rows;
@@ -74,6 +78,7 @@ TEST_CASE("the matrix has 864 distinct cells, of which 120 are essential") {
 
 TEST_CASE("cells are found by the model tables that their rows come from") {
   const std::vector<Cell> cells = LoadSuite("matrix");
+  CHECK(Count(cells, {{"model", "cp_2_0"}, {"suite", "own"}}) == 0);
   CHECK(Count(cells, {{"model", "cp_2_0"}}) == 32);  // a row of both tables, and the same in both
   CHECK(Count(cells, {{"kernel_backend", "FlashAttention"}}) == 384);
   CHECK(Count(cells, {{"kernel_backend", "FusedAttention"}}) == 576);
@@ -159,8 +164,10 @@ TEST_CASE("in the smoke suite every two values of its axes meet") {
 }
 
 TEST_CASE("filters: of one key any value, of different keys all") {
-  std::vector<Cell> cells = LoadSuite("matrix");
+  std::vector<Cell> cells = TheirCells();
   CHECK(Count(cells, {}) == 864);
+  CHECK(Count(LoadSuite("matrix"), {{"suite", "matrix"}, {"suite", "own"}}) == LoadSuite("matrix").size());
+  CHECK(Count(LoadSuite("matrix"), {{"suite", "own"}, {"row", "flash:cp_2_0"}}) == 0);
   CHECK(Count(cells, {{"cp_comm_type", "p2p"}}) == 216);
   CHECK(Count(cells, {{"cp_comm_type", "p2p"}, {"cp_comm_type", "a2a"}}) == 432);
   CHECK(Count(cells, {{"cp_comm_type", "p2p"}, {"dtype", "bf16"}}) == 108);
@@ -182,17 +189,117 @@ TEST_CASE("filters: of one key any value, of different keys all") {
   }
 }
 
-TEST_CASE("shrinking takes lengths down and windows with them") {
+TEST_CASE("shrinking takes lengths down in one proportion, and windows with them") {
   Json params = {
       {"max_seqlen_q", 4096}, {"max_seqlen_kv", 2048}, {"window_size", {512, 0}}, {"num_heads", 8}};
   CHECK(Shrunk(params, 256) ==
-        Json({{"max_seqlen_q", 256}, {"max_seqlen_kv", 256}, {"window_size", {64, 0}}, {"num_heads", 8}}));
-  CHECK(Shrunk(params, 3000) ==
-        Json({{"max_seqlen_q", 3000}, {"max_seqlen_kv", 2048}, {"window_size", {512, 0}}, {"num_heads", 8}}));
-  CHECK(Shrunk(params, 100000) == params);
+        Json({{"max_seqlen_q", 256}, {"max_seqlen_kv", 128}, {"window_size", {32, 0}}, {"num_heads", 8}}));
+  CHECK(Shrunk(params, 3001) ==
+        Json({{"max_seqlen_q", 3000}, {"max_seqlen_kv", 1500}, {"window_size", {375, 0}}, {"num_heads", 8}}));
+  CHECK(Shrunk(params, 4096) == params);
+  CHECK(Shrunk(params, 100, 6)["max_seqlen_q"] == 96);
+  CHECK(Shrunk(params, 100, 6)["max_seqlen_kv"] == 48);
+  CHECK(Shrunk(params, 1, 8)["max_seqlen_kv"] == 16);  // each rank holds two chunks
   params["window_size"] = {-1, 3};
   CHECK(Shrunk(params, 64)["window_size"] == Json({-1, 1}));
+  CHECK(Shrunk({{"max_seqlen_q", 4096}, {"window_size", {512, 256}}}, 64) ==
+        Json({{"max_seqlen_q", 64}, {"window_size", {8, 4}}}));  // the keys are as many
   CHECK(Shrunk(Json::object(), 64) == Json::object());
+}
+
+TEST_CASE("our own cells: every row with every schedule, each distinct, all of them possible") {
+  std::vector<Cell> cells = OwnCells();
+  std::set<std::string> names, params;
+  std::map<std::string, std::set<std::string>> schedules;  // by row and format
+  std::map<int, std::set<std::string>> worlds;
+  std::map<std::string, std::set<std::string>> types;  // by schedule
+  for (const Cell& cell : cells) {
+    INFO(cell.name);
+    const Json& p = cell.params;
+    const std::string schedule = p["cp_comm_type"];
+    const int heads = p["num_heads"], groups = p["num_gqa_groups"], width = cell.world_size;
+    names.insert(cell.name);
+    params.insert(p.dump() + std::to_string(width));
+    schedules[cell.rows.at(0) + " " + p["qkv_format"].get<std::string>()].insert(schedule);
+    worlds[width].insert(schedule);
+    types[schedule].insert(p["dtype"]);
+    CHECK(heads % groups == 0);
+    CHECK((schedule != "a2a" || heads % width == 0));
+    CHECK((schedule != "a2a+p2p" || width >= 4));
+    CHECK(p["max_seqlen_q"].get<int>() % (2 * width) == 0);
+    CHECK(p["max_seqlen_kv"].get<int>() % (2 * width) == 0);
+    const bool packed = p["qkv_format"] == "thd";
+    CHECK(p.contains("pad_between_seqs") == packed);
+    CHECK((!packed || p["attn_mask_type"].get<std::string>().rfind("padding", 0) == 0));
+    CHECK((p["attn_bias_type"] == "post_scale_bias" || p["bias_shape"] == "1hss"));
+  }
+  CHECK(cells.size() >= 250);
+  CHECK(names.size() == cells.size());
+  CHECK(params.size() == cells.size());
+  for (const auto& [row, with] : schedules) {
+    INFO(row);
+    CHECK(with.size() == 4);
+  }
+  for (int width : {4, 6, 8}) CHECK(worlds[width].size() == 4);
+  for (const auto& [schedule, with] : types) CHECK(with.size() == 2);
+  std::vector<Cell> all = LoadSuite("matrix");
+  for (const Cell& cell : all) names.insert(cell.name);
+  CHECK(names.size() == all.size());
+}
+
+TEST_CASE("our own cells have what the matrix has not") {
+  std::vector<Cell> cells = OwnCells();
+  auto count = [&](auto holds) {
+    return std::count_if(cells.begin(), cells.end(), [&](const Cell& cell) { return holds(cell.params); });
+  };
+  auto is = [](const Json& params, const char* key, const Json& value) {
+    return params.value(key, Json()) == value;
+  };
+  CHECK(count([&](const Json& p) { return is(p, "bias_shape", "111s") && is(p, "is_training", true); }) >=
+        16);
+  CHECK(count([&](const Json& p) { return is(p, "attn_bias_type", "alibi"); }) >= 20);
+  CHECK(count([&](const Json& p) { return is(p, "deterministic", true); }) >= 12);
+  CHECK(count([&](const Json& p) { return is(p, "num_gqa_groups", 1); }) >= 12);
+  CHECK(count([&](const Json& p) { return is(p, "is_training", false); }) >= 12);
+  CHECK(count([&](const Json& p) { return p.contains("softmax_scale"); }) >= 4);
+  CHECK(count([&](const Json& p) { return is(p, "qkv_format", "thd") && is(p, "batch_size", 6); }) >= 20);
+  for (const char* mask : {"padding", "padding_causal", "padding_causal_bottom_right"})
+    for (const char* format : {"bshd", "sbhd"})
+      for (bool equal : {true, false}) {
+        INFO(mask << " " << format << (equal ? " equal" : " unequal"));
+        CHECK(count([&](const Json& p) {
+                return is(p, "attn_mask_type", mask) && is(p, "qkv_format", format) &&
+                       (p["max_seqlen_q"] == p["max_seqlen_kv"]) == equal;
+              }) >= 4);
+      }
+  for (const char* shape : {"1hss", "11ss", "b1ss", "bhss", "111s"}) {
+    INFO(shape);
+    CHECK(count([&](const Json& p) {
+            return is(p, "bias_shape", shape) && is(p, "attn_bias_type", "post_scale_bias") &&
+                   is(p, "qkv_format", "thd") && p["num_heads"] != p["num_gqa_groups"];
+          }) >= 4);
+  }
+}
+
+TEST_CASE("every cell of the matrix is still possible when it is shrunk, and is the same kind of problem") {
+  for (int longest : {96, 256}) {
+    for (const Cell& cell : LoadSuite("matrix")) {
+      INFO(cell.name << " to " << longest);
+      const Json small = Shrunk(cell.params, longest, cell.world_size);
+      const int q = small["max_seqlen_q"], kv = small["max_seqlen_kv"];
+      const int was_q = cell.params["max_seqlen_q"], was_kv = cell.params["max_seqlen_kv"];
+      CHECK(std::max(q, kv) == longest / (2 * cell.world_size) * 2 * cell.world_size);
+      CHECK(std::min(q, kv) > 0);
+      CHECK(q % (2 * cell.world_size) == 0);
+      CHECK(kv % (2 * cell.world_size) == 0);
+      CHECK((q < kv) == (was_q < was_kv));
+      CHECK((q > kv) == (was_q > was_kv));
+      for (std::size_t side : {0, 1}) {
+        const int before = cell.params["window_size"][side], after = small["window_size"][side];
+        CHECK((before <= 0 ? after == before : after >= 1 && after < kv));
+      }
+    }
+  }
 }
 
 TEST_CASE("cells run by world size, else in their order") {
@@ -239,10 +346,10 @@ TEST_CASE("JUnit's XML is well-formed whatever the texts hold") {
   std::string nasty =
       "<&>\"' ]]> \x01\x1b[31m \xff\xfe \xc3\x28 \xed\xa0\x80 \xef\xbf\xbf fine: \xc3\xa9 \xf0\x9f\x98\x80";
   nasty += '\0';
-  std::vector<JunitCase> cases = {{"g", "passes", Outcome::kPassed, 0.25, "", ""},
-                                  {"g", nasty, Outcome::kFailed, 1, nasty, "two\nlines" + nasty},
-                                  {"g", "errs", Outcome::kError, 2, "m", "d"},
-                                  {"g", "skips", Outcome::kSkipped, 0, "reason", "d"}};
+  std::vector<JunitCase> cases = {{"g", "passes", Outcome::kPassed, 0.25, "", "", ""},
+                                  {"g", nasty, Outcome::kFailed, 1, nasty, "two\nlines" + nasty, ""},
+                                  {"g", "errs", Outcome::kError, 2, "m", "d", nasty},
+                                  {"g", "skips", Outcome::kSkipped, 0, "reason", "d", ""}};
   std::ostringstream out;
   WriteJunit(out, "suite", cases);
   INFO(out.str());
@@ -260,6 +367,46 @@ TEST_CASE("JUnit's XML is well-formed whatever the texts hold") {
   CHECK(suite.children[1].children.at(0).text.find("fine: \xc3\xa9 \xf0\x9f\x98\x80") != std::string::npos);
   CHECK(suite.children[1].attributes.at("name").find("<&>\"' ]]> ??[31m ?? ?( ??? ??? fine") == 0);
   CHECK(suite.children[2].children.at(0).name == "error");
+  CHECK(suite.children[2].children.at(1).name == "system-err");
+  CHECK(suite.children[2].children.at(1).text.find("<&>") == 0);
+  CHECK(suite.children[1].children.size() == 1);
   CHECK(suite.children[3].children.at(0).name == "skipped");
   CHECK(suite.children[3].children.at(0).attributes.at("message") == "reason");
+}
+
+TEST_CASE("a cell's place on the axes") {
+  using Axes = std::vector<std::pair<std::string, std::string>>;
+  Cell cell;
+  cell.world_size = 4;
+  cell.params = {{"cp_comm_type", "a2a+p2p"},
+                 {"qkv_format", "thd"},
+                 {"pad_between_seqs", true},
+                 {"attn_mask_type", "padding_causal"},
+                 {"window_size", {512, 0}},
+                 {"attn_bias_type", "post_scale_bias"},
+                 {"bias_shape", "b1ss"},
+                 {"softmax_type", "learnable"},
+                 {"num_heads", 8},
+                 {"num_gqa_groups", 2},
+                 {"head_dim_qk", 192},
+                 {"head_dim_v", 128},
+                 {"dtype", "fp16"}};
+  CHECK(AxesOf(cell) == Axes{{"schedule", "a2a+p2p"},
+                             {"format", "thd padded"},
+                             {"mask", "padding_causal"},
+                             {"bias", "post_scale_bias b1ss"},
+                             {"softmax", "learnable"},
+                             {"window", "left"},
+                             {"heads", "GQA"},
+                             {"head dim", "192/128"},
+                             {"dtype", "fp16"},
+                             {"world size", "4"}});
+  cell.params = {{"attn_mask_type", "no_mask"}, {"window_size", {-1, 0}}, {"num_heads", 8}};
+  CHECK(AxesOf(cell) == Axes{{"mask", "no_mask"}, {"window", "open"}, {"world size", "4"}});
+  cell.params["window_size"] = {3, 0};
+  CHECK(AxesOf(cell)[1].second == "left and right");
+  cell.params["window_size"] = {-1, 5};
+  CHECK(AxesOf(cell)[1].second == "right");
+  cell.params = {{"window_size", "wide"}, {"dtype", 16}};  // whatever --param set
+  CHECK(AxesOf(cell) == Axes{{"window", "wide"}, {"dtype", "16"}, {"world size", "4"}});
 }

@@ -43,7 +43,8 @@ class XmlReader {
   }
   std::string Name() {
     std::string name;
-    while (at_ < text_.size() && (isalnum(static_cast<unsigned char>(text_[at_])) || text_[at_] == '_'))
+    auto in_name = [](unsigned char c) { return isalnum(c) || c == '_' || c == '-'; };
+    while (at_ < text_.size() && in_name(static_cast<unsigned char>(text_[at_])))
       name += text_[at_++];
     if (name.empty()) Refuse("expected a name");
     return name;

@@ -45,7 +45,7 @@ struct PoolOptions {
   // Path. Empty: $CPPOOL_DAEMON, else `cppoold` beside the program, in its prefix or in PATH.
   std::string daemon;
   std::string backend = "auto";    // or "cuda", "host"
-  std::string transport = "auto";  // or "nccl"
+  std::string transport = "auto";  // or "nccl", "peer"
   // Indices or UUIDs, the daemon's CUDA_VISIBLE_DEVICES. Empty: the caller's.
   std::vector<std::string> devices;
   std::vector<std::string> case_files;  // shared libraries with further cases (cppool/case.h)
@@ -70,9 +70,10 @@ struct RunOptions {
   std::int64_t warmup = 0;                    // iterations before those that are timed
   std::int64_t repeat = 1;                    // timed iterations; times are their median
   bool checks = true;
-  std::optional<std::uint64_t> perturb;  // seed of random delays at every mark
-  std::string dump;                      // folder for the case's tensors as .npy; empty: none
-  std::string inputs;                    // folder with q.npy, k.npy, ... to run on; empty: generated
+  std::optional<std::uint64_t> perturb;  // seed of random delays at every mark; below 2^63
+  // Folders; a relative one is the caller's at the call.
+  std::string dump;    // for the case's tensors as .npy; empty: none
+  std::string inputs;  // with q.npy, k.npy, ... to run on; empty: generated
 };
 
 // Failed: a check did not hold. Skipped: meaningful, but not supported here; `error` says why.
@@ -95,6 +96,8 @@ struct Check {
   double rel_err = 0;      // RMS of the difference over RMS of the reference
   double tolerance = 0;
   bool ok = false;
+  // Against the oracle: our largest error over plain attention's in the same dtype; NaN when it is not finite.
+  std::optional<double> ratio;
 };
 
 struct Rank {
@@ -155,8 +158,8 @@ class Pool {
   // one that could not start, or did not answer in time, is not.
   Result Run(const Json& params = Json::object(), const RunOptions& options = {});
 
-  // What Run would answer, without running: a Result that is `passed` when it would run, else `skipped` or `error`
-  // with the reason.
+  // Whether Run would run it, without running: a Result that is `passed` when it would, else `skipped` or
+  // `error` with the reason. Throws as Run; it lasts a minute at most.
   Result Validate(const Json& params = Json::object(), const RunOptions& options = {});
 
   // The answers to the other operations, under the same rules; a minute at most.

@@ -1,0 +1,69 @@
+#include "runner.h"
+
+#include <chrono>
+
+#include "protocol/start.h"
+#include "text.h"
+
+namespace cppool::command {
+namespace {
+
+Outcome::Kind KindOf(Status status) {
+  switch (status) {
+    case Status::kPassed:
+      return Outcome::Kind::kPassed;
+    case Status::kFailed:
+      return Outcome::Kind::kFailed;
+    case Status::kSkipped:
+      return Outcome::Kind::kSkipped;
+    case Status::kError:
+      break;
+  }
+  return Outcome::Kind::kError;
+}
+
+}  // namespace
+
+Outcome CellRunner::Ask(const Cell& cell, Question question) {
+  if (auto known = not_started_.find(cell.world_size); known != not_started_.end()) return known->second;
+  // One world after another: an idle one would keep its part of the GPUs' memory from the next.
+  if (world_size_ != cell.world_size && world_size_ != 0) pools_.At(world_size_).Stop();
+  world_size_ = cell.world_size;
+  Pool& pool = pools_.At(cell.world_size);
+  Outcome outcome;
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    if (worlds_.count(cell.world_size) == 0) worlds_[cell.world_size] = pool.Hello();
+    outcome.result = (pool.*question)(cell.params, run_options_);
+    outcome.kind = KindOf(outcome.result->status);
+    outcome.error = outcome.result->error;
+    if (outcome.failed()) outcome.stderr_tail = pool.StderrTail();
+  } catch (const PoolError& error) {
+    if (error.kind() == PoolError::Kind::kStart) {
+      outcome = NotStarted(cell, error);
+    } else {
+      outcome.error = error.what();
+    }
+  }
+  outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return outcome;
+}
+
+// What could not start once is not started again for each of hundreds of cells.
+Outcome CellRunner::NotStarted(const Cell& cell, const PoolError& error) {
+  const std::string size = std::to_string(cell.world_size);
+  Outcome& rest = not_started_[cell.world_size];
+  if (skip_large_worlds_ &&
+      std::string_view(error.what()).find(protocol::kTooFewDevices) != std::string_view::npos) {
+    rest.kind = Outcome::Kind::kSkipped;
+    rest.error = "world size " + size + " needs as many GPUs, and there are fewer (see --backend host)";
+    return rest;
+  }
+  rest.error = "not run: no daemon of world size " + size +
+               " could be started (see above): " + FirstLine(error.what());
+  Outcome first;
+  first.error = error.what();
+  return first;
+}
+
+}  // namespace cppool::command

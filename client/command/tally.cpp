@@ -1,0 +1,137 @@
+#include "tally.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iomanip>
+#include <limits>
+#include <sstream>
+
+#include "text.h"
+
+namespace cppool::command {
+namespace {
+
+void Count(const Outcome& outcome, Counts* counts) {
+  ++(outcome.failed()                          ? counts->failed
+     : outcome.kind == Outcome::Kind::kSkipped ? counts->skipped
+                                               : counts->passed);
+}
+
+std::string WindowOf(const Json& window, const std::string& mask) {
+  if (!window.is_array() || window.size() != 2) return TextFromValue(window);
+  const bool causal = mask.find("causal") != std::string::npos;
+  const bool left = window[0] != -1;
+  const bool right =
+      !causal && window[1] != -1 && window != Json{-1, 0};  // which without a causal mask means open
+  return left && right ? "left and right" : left ? "left" : right ? "right" : "open";
+}
+
+Json ToJson(const Counts& counts) {
+  return {{"passed", counts.passed}, {"failed", counts.failed}, {"skipped", counts.skipped}};
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> AxesOf(const Cell& cell) {
+  std::vector<std::pair<std::string, std::string>> axes;
+  auto text = [&](const char* key) {
+    auto found = cell.params.find(key);
+    return found == cell.params.end() ? std::string() : TextFromValue(*found);
+  };
+  auto add = [&](const char* axis, const std::string& value) {
+    if (!value.empty()) axes.emplace_back(axis, value);
+  };
+  add("schedule", text("cp_comm_type"));
+  const std::string between = text("pad_between_seqs");
+  add("format", text("qkv_format") + (between == "true" ? " padded" : between == "false" ? " packed" : ""));
+  const std::string mask = text("attn_mask_type");
+  add("mask", mask);
+  const std::string bias = text("attn_bias_type");
+  add("bias", bias == "post_scale_bias" ? bias + " " + text("bias_shape") : bias);
+  add("softmax", text("softmax_type"));
+  if (cell.params.contains("window_size")) add("window", WindowOf(cell.params["window_size"], mask));
+  const std::string heads = text("num_heads"), groups = text("num_gqa_groups");
+  if (!heads.empty() && !groups.empty())
+    add("heads", heads == groups ? "MHA" : groups == "1" ? "MQA" : "GQA");
+  const std::string qk = text("head_dim_qk"), v = text("head_dim_v");
+  add("head dim", qk == v || v.empty() ? qk : qk + "/" + v);
+  add("dtype", text("dtype"));
+  add("world size", std::to_string(cell.world_size));
+  return axes;
+}
+
+Counts& Tally::At(std::vector<Row>& rows, const std::string& name, const std::string& value) {
+  auto found = std::find_if(rows.begin(), rows.end(),
+                            [&](const Row& row) { return row.name == name && row.value == value; });
+  if (found != rows.end()) return found->counts;
+  // Behind the last of its name, so that an axis stays together.
+  auto last = std::find_if(rows.rbegin(), rows.rend(), [&](const Row& row) { return row.name == name; });
+  return rows.insert(last == rows.rend() ? rows.end() : last.base(), {name, value, {}})->counts;
+}
+
+void Tally::Add(const Cell& cell, const Outcome& outcome) {
+  Count(outcome, &total_);
+  if (!cell.suite.empty()) Count(outcome, &At(suites_, cell.suite, ""));
+  for (const auto& [axis, value] : AxesOf(cell)) Count(outcome, &At(axes_, axis, value));
+  if (outcome.kind == Outcome::Kind::kSkipped) ++reasons_[outcome.error];
+  if (!outcome.result) return;
+  for (const Check& check : outcome.result->checks) {
+    if (!check.ratio || check.against != "oracle") continue;
+    auto worst = std::find_if(ratios_.begin(), ratios_.end(),
+                              [&](const auto& entry) { return entry.first == check.tensor; });
+    if (worst == ratios_.end()) worst = ratios_.insert(worst, {check.tensor, {-1, ""}});
+    const double ratio = std::isnan(*check.ratio) ? std::numeric_limits<double>::infinity() : *check.ratio;
+    if (ratio > worst->second.ratio) worst->second = {ratio, cell.name};
+  }
+}
+
+Json Tally::ToJson() const {
+  Json json = command::ToJson(total_);
+  json["suites"] = Json::object();
+  for (const Row& row : suites_) json["suites"][row.name] = command::ToJson(row.counts);
+  json["worst_ratio"] = Json::object();
+  for (const auto& [tensor, worst] : ratios_)
+    json["worst_ratio"][tensor] = {{"ratio", worst.ratio}, {"cell", worst.cell}};
+  return json;
+}
+
+void Tally::PrintAxes(std::ostream& out) const {
+  std::size_t width = 0;
+  for (const Row& row : axes_) width = std::max(width, row.value.size());
+  std::ostringstream text;
+  std::string axis;
+  for (const Row& row : axes_) {
+    if (axis.empty())
+      text << std::left << std::setw(12) << "axis" << std::setw(static_cast<int>(width)) << "value"
+           << std::right << std::setw(8) << "passed" << std::setw(8) << "failed" << std::setw(9) << "skipped"
+           << "\n";
+    text << std::left << std::setw(12) << (row.name == axis ? "" : row.name)
+         << std::setw(static_cast<int>(width)) << row.value << std::right << std::setw(8) << row.counts.passed
+         << std::setw(8) << row.counts.failed << std::setw(9) << row.counts.skipped << "\n";
+    axis = row.name;
+  }
+  out << text.str();
+}
+
+void Tally::PrintRatios(std::ostream& out) const {
+  if (ratios_.empty()) return;
+  std::ostringstream text;
+  text << "worst error against fp64, as a multiple of plain attention's:\n";
+  for (const auto& [tensor, worst] : ratios_)
+    text << "  " << std::left << std::setw(18) << tensor << std::right << std::setw(6)
+         << Fixed(worst.ratio, 2) << "  " << worst.cell << "\n";
+  out << text.str();
+}
+
+void Tally::PrintReasons(std::ostream& out) const {
+  for (const auto& [reason, count] : reasons_) out << "skipped " << count << ": " << reason << "\n";
+}
+
+void Tally::PrintSuites(std::ostream& out) const {
+  if (suites_.size() < 2) return;
+  for (const Row& row : suites_)
+    out << row.name << ": " << row.counts.passed << " of " << row.counts.all() << " passed, "
+        << row.counts.failed << " failed, " << row.counts.skipped << " skipped\n";
+}
+
+}  // namespace cppool::command

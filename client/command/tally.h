@@ -1,0 +1,56 @@
+// What a run comes to: counts, by suite and by axis, and how far from the exact result it was.
+#pragma once
+
+#include <map>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cell.h"
+#include "runner.h"
+
+namespace cppool::command {
+
+struct Counts {
+  int passed = 0, failed = 0, skipped = 0;
+
+  int ran() const { return passed + failed; }
+  int all() const { return passed + failed + skipped; }
+};
+
+// A cell's place on each axis that its parameters say something of: {"schedule", "p2p"}, {"window", "left"}, ...
+std::vector<std::pair<std::string, std::string>> AxesOf(const Cell& cell);
+
+class Tally {
+ public:
+  void Add(const Cell& cell, const Outcome& outcome);
+
+  const Counts& total() const { return total_; }
+  // {"passed", "failed", "skipped", "suites": {name: the same}, "worst_ratio": {tensor: {"ratio", "cell"}}}
+  Json ToJson() const;
+  // The tables; each is left out where it would be empty, PrintSuites where there is one suite.
+  void PrintAxes(std::ostream& out) const;
+  void PrintRatios(std::ostream& out) const;
+  void PrintReasons(std::ostream& out) const;  // of what was skipped
+  void PrintSuites(std::ostream& out) const;
+
+ private:
+  struct Worst {
+    double ratio = 0;  // our error over that of plain attention in the same type; infinity: not finite
+    std::string cell;
+  };
+  struct Row {
+    std::string name, value;
+    Counts counts;
+  };
+  static Counts& At(std::vector<Row>& rows, const std::string& name, const std::string& value);
+
+  Counts total_;
+  std::vector<Row> axes_;  // in the order in which they came
+  std::vector<Row> suites_;
+  std::map<std::string, int> reasons_;
+  std::vector<std::pair<std::string, Worst>> ratios_;  // by tensor, in the order of the answers
+};
+
+}  // namespace cppool::command
