@@ -2,6 +2,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -9,11 +10,15 @@
 #include "attention/heads.h"
 #include "attention/kernel.h"
 #include "attention/parameters.h"
+#include "attention/sums.h"
 #include "kernels/runtime.h"
 #include "runtime/cuda_check.h"
 
 namespace cppool::kernels::cuda {
 namespace {
+
+// As many blocks of threads keep any GPU of today busy.
+constexpr std::int64_t kBusyBlocks = 512;
 
 cudaStream_t AsCuda(cppool_stream stream) { return reinterpret_cast<cudaStream_t>(stream); }
 
@@ -42,10 +47,11 @@ class Plan : public BlockPlan {
     Stage(query, query_);
     if (dq) Stage(*dq, dq_);
     if (key) Stage(*key, key_);
+    if (key) StageSequences(*key);
     if (staging_.empty()) return;
     device_ = Buffer(rt, staging_.size(), stream);
     Check(rt, rt->copy(rt, device_.get(), staging_.data(), staging_.size(), stream));
-    for (DeviceList* list : {&query_, &dq_, &key_}) {
+    for (DeviceList* list : {&query_, &dq_, &key_, &key_by_sequence_}) {
       list->view.tiles = reinterpret_cast<const Tile*>(device_.at(list->tiles_at));
       list->view.ranges = reinterpret_cast<const Range*>(device_.at(list->ranges_at));
     }
@@ -57,6 +63,9 @@ class Plan : public BlockPlan {
   const DeviceList& query() const { return query_; }
   const DeviceList& dq() const { return dq_; }
   const DeviceList& key() const { return key_; }
+  // The busy tiles of key(), sequence after sequence, and where the tiles of each sequence that has any end.
+  const DeviceList& key_by_sequence() const { return key_by_sequence_; }
+  const std::vector<int>& sequence_ends() const { return sequence_ends_; }
 
  private:
   void Stage(const WorkList& from, DeviceList& to) {
@@ -70,6 +79,19 @@ class Plan : public BlockPlan {
       if (last.range_begin < last.range_end) break;
       --to.busy_tiles;
     }
+  }
+
+  void StageSequences(const WorkList& key) {
+    std::vector<Tile> tiles(key.tiles.begin(), key.tiles.begin() + key_.busy_tiles);
+    std::stable_sort(tiles.begin(), tiles.end(),
+                     [](const Tile& a, const Tile& b) { return a.sequence < b.sequence; });
+    for (std::size_t i = 0; i < tiles.size(); ++i) {
+      if (i + 1 == tiles.size() || tiles[i].sequence != tiles[i + 1].sequence)
+        sequence_ends_.push_back(static_cast<int>(i) + 1);
+    }
+    key_by_sequence_ = key_;
+    key_by_sequence_.tiles = key_.busy_tiles;
+    key_by_sequence_.tiles_at = StageItems(tiles);
   }
 
   template <typename Item>
@@ -87,6 +109,8 @@ class Plan : public BlockPlan {
   DeviceList query_;
   DeviceList dq_;
   DeviceList key_;
+  DeviceList key_by_sequence_;
+  std::vector<int> sequence_ends_;
 };
 
 HeadMap MapOf(const KernelShape& shape) {
@@ -95,14 +119,22 @@ HeadMap MapOf(const KernelShape& shape) {
 
 float ScaleLog2(const KernelShape& shape) { return shape.scale * 1.4426950408889634f; }
 
+Bias BiasOf(const KernelShape& shape, const BiasArgs& args) {
+  return {args.tensor,       args.batch_stride, args.head_stride,
+          args.query_stride, args.alibi_slopes, 1 / shape.scale};
+}
+
+// Whether a call needs the extended kernels.
+bool HasBias(const BiasArgs& args) { return args.tensor || args.alibi_slopes; }
+
 template <typename Parameters>
 void Launch(const Kernel& kernel, std::int64_t blocks, Parameters parameters, cppool_stream stream,
-            const char* what) {
+            const char* what, unsigned slices = 1) {
   if (blocks == 0) return;
   if (blocks > 0x7fffffff)
     throw RuntimeError(CPPOOL_UNSUPPORTED, std::string(what) + ": more tiles than one kernel takes");
   void* arguments[] = {&parameters};
-  CheckCuda(cudaLaunchKernel(kernel.function, dim3(static_cast<unsigned>(blocks)),
+  CheckCuda(cudaLaunchKernel(kernel.function, dim3(static_cast<unsigned>(blocks), slices),
                              dim3(static_cast<unsigned>(kernel.threads)), arguments,
                              static_cast<std::size_t>(kernel.shared_bytes), AsCuda(stream)),
             what);
@@ -117,22 +149,30 @@ class Kernels : public AttentionKernels {
 
   void Load(const KernelShape& shape, bool training) override {
     if (!(shape.scale > 0)) throw RuntimeError(CPPOOL_UNSUPPORTED, "the softmax scale must be positive");
-    LoadKernel(ForwardKernelOf(shape), shape);
+    LoadKernel(ForwardKernelOf<false>(shape), shape);
+    LoadKernel(ForwardKernelOf<true>(shape), shape);
     if (training) {
-      LoadKernel(BackwardQueryKernelOf(shape), shape);
-      for (const Kernel& kernel : BackwardKeyKernelsOf(shape)) {
-        if (kernel.function) LoadKernel(kernel, shape);
+      LoadKernel(BackwardQueryKernelOf<false>(shape), shape);
+      LoadKernel(BackwardQueryKernelOf<true>(shape), shape);
+      for (const auto& kernels : {BackwardKeyKernelsOf<false>(shape), BackwardKeyKernelsOf<true>(shape)}) {
+        for (const Kernel& kernel : kernels) {
+          if (kernel.function) LoadKernel(kernel, shape);
+        }
       }
+      LoadKernel(BackwardBiasKernelOf(shape), shape);
     }
-    if (!std::exchange(head_kernels_loaded_, true)) LoadHeadKernels();
+    if (std::exchange(small_kernels_loaded_, true)) return;
+    LoadHeadKernels();
+    LoadSums();
   }
 
   std::unique_ptr<BlockPlan> Plan(const KernelShape& shape, const Layout& query, const Layout& key,
                                   const std::vector<Band>& bands, bool training,
                                   cppool_stream stream) override {
-    const int rows = ForwardKernelOf(shape).tile_rows;
-    const int dq_rows = BackwardQueryKernelOf(shape).tile_rows,
-              key_rows = BackwardKeyKernelsOf(shape)[0].tile_rows;
+    // Plain and extended kernels have the same tiles.
+    const int rows = ForwardKernelOf<false>(shape).tile_rows;
+    const int dq_rows = BackwardQueryKernelOf<false>(shape).tile_rows,
+              key_rows = BackwardKeyKernelsOf<false>(shape)[0].tile_rows;
     if (rows == 0 || dq_rows == 0 || key_rows == 0) throw Unsupported(shape);
     const WorkList queries = BuildWorkList(Side::kQuery, query, key, bands, rows, true);
     if (!training) return std::make_unique<cuda::Plan>(rt_, queries, nullptr, nullptr, stream);
@@ -144,11 +184,25 @@ class Kernels : public AttentionKernels {
 
   void Forward(const KernelShape& shape, const ForwardArgs& args, cppool_stream stream) override {
     const DeviceList& list = PlanOf(args.plan).query();
-    const ForwardParameters parameters{list.view,   MapOf(shape),     args.q,     args.k,
-                                       args.v,      args.accumulator, args.out,   args.lse,
-                                       shape.scale, ScaleLog2(shape), args.first, args.last};
-    Launch(ForwardKernelOf(shape), std::int64_t{list.count(args.first, args.last)} * shape.heads, parameters,
-           stream, "launching forward attention");
+    const ForwardParameters parameters{list.view,
+                                       MapOf(shape),
+                                       args.q,
+                                       args.k,
+                                       args.v,
+                                       args.accumulator,
+                                       args.out,
+                                       args.lse,
+                                       BiasOf(shape, args.bias),
+                                       args.softmax_offset,
+                                       args.max_logit,
+                                       shape.scale,
+                                       ScaleLog2(shape),
+                                       args.first,
+                                       args.last};
+    const bool extended = HasBias(args.bias) || args.max_logit;
+    Launch(extended ? ForwardKernelOf<true>(shape) : ForwardKernelOf<false>(shape),
+           std::int64_t{list.count(args.first, args.last)} * shape.heads, parameters, stream,
+           "launching forward attention");
   }
 
   void Delta(const KernelShape& shape, std::int64_t rows, const void* out, const void* dout, float* delta,
@@ -158,17 +212,60 @@ class Kernels : public AttentionKernels {
 
   void BackwardQuery(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
     const DeviceList& list = TrainingPlanOf(args.plan).dq();
-    Launch(BackwardQueryKernelOf(shape), std::int64_t{list.count(args.first, args.last)} * shape.heads,
-           ParametersOf(shape, args, list), stream, "launching dq");
+    Launch(HasBias(args.bias) ? BackwardQueryKernelOf<true>(shape) : BackwardQueryKernelOf<false>(shape),
+           std::int64_t{list.count(args.first, args.last)} * shape.heads,
+           ParametersOf(shape, args, list.view), stream, "launching dq");
   }
 
   void BackwardKey(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
     const DeviceList& list = TrainingPlanOf(args.plan).key();
-    for (const Kernel& kernel : BackwardKeyKernelsOf(shape)) {
+    for (const Kernel& kernel :
+         HasBias(args.bias) ? BackwardKeyKernelsOf<true>(shape) : BackwardKeyKernelsOf<false>(shape)) {
       if (!kernel.function) continue;
       Launch(kernel, std::int64_t{list.count(args.first, args.last)} * shape.kv_heads,
-             ParametersOf(shape, args, list), stream, "launching dk and dv");
+             ParametersOf(shape, args, list.view), stream, "launching dk and dv");
     }
+  }
+
+  void BackwardBias(const KernelShape& shape, const BackwardArgs& args, const BiasGradient& gradient,
+                    cppool_stream stream) override {
+    const cuda::Plan& plan = TrainingPlanOf(args.plan);
+    const bool sum_heads = gradient.head_stride == 0, sum_queries = gradient.query_stride == 0;
+    if (sum_queries && (sum_heads || gradient.batch_stride == 0)) {
+      throw RuntimeError(CPPOOL_INTERNAL, "attention kernels: a bias gradient summed over queries and more");
+    }
+    const auto launch = [&](WorkView view, int first, int tiles) {
+      view.tiles += first;
+      const std::int64_t blocks = std::int64_t{tiles} * (sum_heads ? 1 : shape.heads);
+      // Few tiles are shared by several blocks of threads, but the sum over queries stays in one.
+      const unsigned slices =
+          sum_queries ? 1
+                      : static_cast<unsigned>(std::clamp<std::int64_t>(kBusyBlocks / (blocks + 1), 1, 16));
+      Launch(BackwardBiasKernelOf(shape), blocks,
+             BiasGradientParameters{ParametersOf(shape, args, view), gradient}, stream, "launching dbias",
+             slices);
+    };
+    if (gradient.batch_stride != 0) {
+      launch(plan.key().view, 0, plan.key().busy_tiles);
+      return;
+    }
+    int first = 0;  // sequences meet in the same elements: one after another
+    for (const int end : plan.sequence_ends()) {
+      launch(plan.key_by_sequence().view, first, end - first);
+      first = end;
+    }
+  }
+
+  void AddOffset(const KernelShape& shape, std::int64_t rows, const float* lse, const float* offset,
+                 float* total, cppool_stream stream) override {
+    LaunchAddOffset(rows, shape.heads, lse, offset, total, AsCuda(stream));
+  }
+
+  void OffsetGradient(const KernelShape& shape, const BlockPlan* plan, const float* total, const float* delta,
+                      const float* offset, float* gradient, cppool_stream stream) override {
+    const DeviceList& list = PlanOf(plan).query();
+    LaunchOffsetGradient(list.view, list.tiles, ForwardKernelOf<false>(shape).tile_rows, shape.heads, total,
+                         delta, offset, gradient, AsCuda(stream));
   }
 
   void SplitHeads(Dtype dtype, std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
@@ -180,6 +277,19 @@ class Kernels : public AttentionKernels {
                   const std::vector<HeadRange>& ranges, const void* from, void* to,
                   cppool_stream stream) override {
     LaunchMergeHeads(from_dtype, to_dtype, rows, heads, dim, ranges, from, to, AsCuda(stream));
+  }
+
+  void Fill(float* to, float value, std::int64_t count, cppool_stream stream) override {
+    LaunchFill(to, value, count, AsCuda(stream));
+  }
+
+  void Add(const float* from, float* to, std::int64_t count, cppool_stream stream) override {
+    LaunchAdd(from, to, count, AsCuda(stream));
+  }
+
+  void SumRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
+               cppool_stream stream) override {
+    LaunchSumRows(from, rows, columns, to, AsCuda(stream));
   }
 
   void Round(const float* from, Dtype dtype, void* to, std::int64_t count, cppool_stream stream) override {
@@ -195,19 +305,21 @@ class Kernels : public AttentionKernels {
 
   static const cuda::Plan& TrainingPlanOf(const BlockPlan* plan) {
     if (!PlanOf(plan).training())
-      throw RuntimeError(CPPOOL_INTERNAL, "attention kernels: a gradient from a plan that is not for training");
+      throw RuntimeError(CPPOOL_INTERNAL,
+                         "attention kernels: a gradient from a plan that is not for training");
     return PlanOf(plan);
   }
 
   static BackwardParameters ParametersOf(const KernelShape& shape, const BackwardArgs& args,
-                                         const DeviceList& list) {
-    return {list.view,
+                                         const WorkView& work) {
+    return {work,
             MapOf(shape),
             args.q,
             args.k,
             args.v,
             args.dout,
             args.lse,
+            BiasOf(shape, args.bias),
             args.delta,
             args.dq_accumulator,
             args.dq,
@@ -239,7 +351,7 @@ class Kernels : public AttentionKernels {
 
   cppool_runtime* rt_;
   int max_shared_bytes_ = 0;
-  bool head_kernels_loaded_ = false;
+  bool small_kernels_loaded_ = false;
 };
 
 }  // namespace

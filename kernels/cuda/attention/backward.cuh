@@ -17,6 +17,29 @@ namespace cppool::kernels::cuda {
 // lse in powers of two. A row that has seen no key (-inf) gets +inf, which makes each of its probabilities 0.
 __device__ __forceinline__ float LseLog2(float lse) { return lse == -INFINITY ? INFINITY : lse * kLog2e; }
 
+// Zeroes the probabilities, keys by queries, of pairs that are not visible. Rows and queries beyond what
+// there is need no mask: the rows are not written, and the queries' q and dout are zero.
+template <int kM, int kN>
+__device__ __forceinline__ void MaskByKey(Accumulator<kM, kN>& probability, const Band& band, int key,
+                                          int query) {
+  const int lane = threadIdx.x % kWarpSize;
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      // Visible columns of the row, less this thread's first one.
+      const int shift = key + m * 16 + half * 8 + lane / 4 - query - (lane % 4) * 2;
+      const int low = shift - band.high, high = shift - band.low;
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int at = n * 8 + i;
+          if (at < low || at > high) probability.at[m][n][half * 2 + i] = 0;
+        }
+    }
+}
+
 // Writes a warp's rows of a gradient, times `scale`, over what the accumulator holds unless `first`, to
 // `result` when `last`. `rows` counts from the warp's first row; token i lies at element `from + i * pitch`.
 template <typename T, int kM, int kN>

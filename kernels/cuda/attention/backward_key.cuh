@@ -7,33 +7,13 @@
 #pragma once
 
 #include "attention/backward.cuh"
+#include "attention/bias.cuh"
+#include "attention/kernel.h"
 
 namespace cppool::kernels::cuda {
 
-// Zeroes the probabilities, keys by queries, of pairs that are not visible. Rows and queries beyond what
-// there is need no mask: the rows are not written, and the queries' q and dout are zero.
-template <int kM, int kN>
-__device__ __forceinline__ void MaskByKey(Accumulator<kM, kN>& probability, const Band& band, int key,
-                                          int query) {
-  const int lane = threadIdx.x % kWarpSize;
-#pragma unroll
-  for (int m = 0; m < kM; ++m)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      // Visible columns of the row, less this thread's first one.
-      const int shift = key + m * 16 + half * 8 + lane / 4 - query - (lane % 4) * 2;
-      const int low = shift - band.high, high = shift - band.low;
-#pragma unroll
-      for (int n = 0; n < kN; ++n)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int at = n * 8 + i;
-          if (at < low || at > high) probability.at[m][n][half * 2 + i] = 0;
-        }
-    }
-}
-
-template <typename T, int kDimQk, int kDimV, bool kWithDk, bool kWithDv>
+// kExtended: with bias and ALiBi, each if asked for.
+template <typename T, int kDimQk, int kDimV, bool kWithDk, bool kWithDv, bool kExtended>
 __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
                                   BackwardKeyTiling<kDimQk, kDimV>::kBlocksPerMultiprocessor)
     BackwardKeyKernel(const __grid_constant__ BackwardParameters p) {
@@ -51,9 +31,7 @@ __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
   const unsigned char* const row_states =
       shared + Config::kTileRows * (kRowBytes<kDimQk> + kRowBytes<kDimV>)+kRowStatesAt;
 
-  __shared__ Tile tile;  // rather than in registers
-  if (threadIdx.x == 0) tile = p.work.tiles[blockIdx.x / p.map.kv_heads];
-  __syncthreads();
+  const Tile& tile = SharedTile(p.work, blockIdx.x / p.map.kv_heads);
   const int kv_head = blockIdx.x % p.map.kv_heads;
   if (tile.range_begin == tile.range_end && !p.first && !p.last) return;
   const int first_head = max((p.map.kv_head0 + kv_head) * p.map.group - p.map.head0, 0);
@@ -102,6 +80,7 @@ __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
     const int query = cursor.position(), queries = cursor.length();
     const int key = tile.position + warp_row, keys = min(Config::kRowsPerWarp, tile.length - warp_row);
     const Visibility visibility = Classify(tile.band, query, queries, key, keys);
+    [[maybe_unused]] const int head = end_head - cursor.passes_left();
     cursor.Advance();
     if (Config::kStages > 1 && cursor.valid()) copy_queries(kStageBytes - stage);
 
@@ -111,6 +90,9 @@ __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
       Accumulator<kM, kN> probability;
       probability.Clear();
       MultiplyTransposed<T>(probability, k_rows, q_columns.Shifted(stage));
+      if constexpr (kExtended) {
+        AddBias<T, Side::kKey>(probability, p.bias, tile, head, {key, keys}, {query, queries});
+      }
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
         const float2 of_columns = lse[n * 4];
@@ -159,6 +141,36 @@ __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
   if constexpr (kWithDv) {
     WriteGradient<T>(dv, 1.0f, rows, at * kDimV, pitch * kDimV, p.dv_accumulator, p.dv, p.first, p.last);
   }
+}
+
+template <int kDimQk, int kDimV, bool kWithDk, bool kWithDv, bool kExtended>
+Kernel BackwardKeyInstance(Dtype dtype) {
+  using Config = BackwardKeyTiling<kDimQk, kDimV>;
+  constexpr int kShared = BackwardKeySharedBytes<kDimQk, kDimV>();
+  static_assert(kShared < kMaxSharedBytes);
+  const void* function = nullptr;
+  if (dtype == Dtype::kBf16) {
+    function = reinterpret_cast<const void*>(
+        &BackwardKeyKernel<__nv_bfloat16, kDimQk, kDimV, kWithDk, kWithDv, kExtended>);
+  }
+  if (dtype == Dtype::kFp16) {
+    function =
+        reinterpret_cast<const void*>(&BackwardKeyKernel<__half, kDimQk, kDimV, kWithDk, kWithDv, kExtended>);
+  }
+  return Kernel{function, Config::kThreads, kShared, Config::kTileRows};
+}
+
+template <bool kExtended>
+std::array<Kernel, 2> BackwardKeyKernelsOf(const KernelShape& shape) {
+  using Kernels = std::array<Kernel, 2>;
+  return ForHeadDims<Kernels>(shape, [&]<int kDimQk, int kDimV>() {
+    if constexpr (kKeyAndValueApart<kDimQk, kDimV>) {
+      return Kernels{BackwardKeyInstance<kDimQk, kDimV, true, false, kExtended>(shape.dtype),
+                     BackwardKeyInstance<kDimQk, kDimV, false, true, kExtended>(shape.dtype)};
+    } else {
+      return Kernels{BackwardKeyInstance<kDimQk, kDimV, true, true, kExtended>(shape.dtype), Kernel{}};
+    }
+  });
 }
 
 }  // namespace cppool::kernels::cuda

@@ -7,6 +7,8 @@
 #pragma once
 
 #include "attention/backward.cuh"
+#include "attention/bias.cuh"
+#include "attention/kernel.h"
 
 namespace cppool::kernels::cuda {
 
@@ -32,7 +34,8 @@ __device__ __forceinline__ void MaskByQuery(Accumulator<kM, kN>& probability, co
     }
 }
 
-template <typename T, int kDimQk, int kDimV>
+// kExtended: with bias and ALiBi, each if asked for.
+template <typename T, int kDimQk, int kDimV, bool kExtended>
 __global__ void __launch_bounds__(BackwardQueryTiling<kDimQk, kDimV>::kThreads,
                                   BackwardQueryTiling<kDimQk, kDimV>::kBlocksPerMultiprocessor)
     BackwardQueryKernel(const __grid_constant__ BackwardParameters p) {
@@ -47,9 +50,7 @@ __global__ void __launch_bounds__(BackwardQueryTiling<kDimQk, kDimV>::kThreads,
   const std::uint32_t k_tile = dout_tile + Config::kTileRows * kRowBytes<kDimV>;
   const std::uint32_t v_tile = k_tile + kBlock * kRowBytes<kDimQk>;
 
-  __shared__ Tile tile;  // rather than in registers
-  if (threadIdx.x == 0) tile = p.work.tiles[blockIdx.x / p.map.heads];
-  __syncthreads();
+  const Tile& tile = SharedTile(p.work, blockIdx.x / p.map.heads);
   const int head = blockIdx.x % p.map.heads;
   if (tile.range_begin == tile.range_end && !p.first && !p.last) return;
   const int kv_head = (p.map.head0 + head) / p.map.group - p.map.kv_head0;
@@ -105,6 +106,9 @@ __global__ void __launch_bounds__(BackwardQueryTiling<kDimQk, kDimV>::kThreads,
       probability.Clear();
       ds.Clear();
       MultiplyTransposed<T>(probability, q_rows, k_columns.Shifted(stage));
+      if constexpr (kExtended) {
+        AddBias<T, Side::kQuery>(probability, p.bias, tile, head, {query, queries}, {key, keys});
+      }
 #pragma unroll
       for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -140,6 +144,21 @@ __global__ void __launch_bounds__(BackwardQueryTiling<kDimQk, kDimV>::kThreads,
   WriteGradient<T>(dq, p.scale, tile.length - warp_row, (row * p.map.heads + head) * kDimQk,
                    static_cast<std::int64_t>(p.work.self_step) * p.map.heads * kDimQk, p.dq_accumulator, p.dq,
                    p.first, p.last);
+}
+
+template <bool kExtended>
+Kernel BackwardQueryKernelOf(const KernelShape& shape) {
+  return ForHeadDims<Kernel>(shape, [&]<int kDimQk, int kDimV>() {
+    using Config = BackwardQueryTiling<kDimQk, kDimV>;
+    constexpr int kShared = BackwardQuerySharedBytes<kDimQk, kDimV>();
+    static_assert(kShared < kMaxSharedBytes);
+    const void* function = nullptr;
+    if (shape.dtype == Dtype::kBf16)
+      function = reinterpret_cast<const void*>(&BackwardQueryKernel<__nv_bfloat16, kDimQk, kDimV, kExtended>);
+    if (shape.dtype == Dtype::kFp16)
+      function = reinterpret_cast<const void*>(&BackwardQueryKernel<__half, kDimQk, kDimV, kExtended>);
+    return Kernel{function, Config::kThreads, kShared, Config::kTileRows};
+  });
 }
 
 }  // namespace cppool::kernels::cuda

@@ -1,22 +1,8 @@
-// The instances of the forward kernel.
+// The plain instances of the forward kernel. Files of their own compile side by side.
 #include "attention/forward.cuh"
-
-#include "attention/kernel.h"
 
 namespace cppool::kernels::cuda {
 
-Kernel ForwardKernelOf(const KernelShape& shape) {
-  return ForHeadDims<Kernel>(shape, [&]<int kDimQk, int kDimV>() {
-    using Config = ForwardTiling<kDimQk, kDimV>;
-    constexpr int kShared = ForwardSharedBytes<kDimQk, kDimV>();
-    static_assert(kShared < kMaxSharedBytes);
-    const void* function = nullptr;
-    if (shape.dtype == Dtype::kBf16)
-      function = reinterpret_cast<const void*>(&ForwardKernel<__nv_bfloat16, kDimQk, kDimV>);
-    if (shape.dtype == Dtype::kFp16)
-      function = reinterpret_cast<const void*>(&ForwardKernel<__half, kDimQk, kDimV>);
-    return Kernel{function, Config::kThreads, kShared, Config::kTileRows};
-  });
-}
+template Kernel ForwardKernelOf<false>(const KernelShape& shape);
 
 }  // namespace cppool::kernels::cuda

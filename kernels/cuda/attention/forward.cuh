@@ -12,7 +12,9 @@
 
 #include <cmath>
 
+#include "attention/bias.cuh"
 #include "attention/config.h"
+#include "attention/kernel.h"
 #include "attention/parameters.h"
 #include "attention/tile.cuh"
 #include "attention/work.cuh"
@@ -150,8 +152,10 @@ __device__ __forceinline__ void WriteOutput(const ForwardParameters& p, const Ti
       const std::int64_t at =
           (tile.row + static_cast<std::int64_t>(i) * p.work.self_step) * p.map.heads + head;
       const bool unseen = sum == 0;  // NaN is not: it must reach the output
-      const float factor = unseen ? 0.0f : 1.0f / sum;
-      if (lane % 4 == 0) p.lse[at] = unseen ? -INFINITY : state.most[m][half] * p.scale + logf(sum);
+      const float lse = unseen ? -INFINITY : state.most[m][half] * p.scale + logf(sum);
+      if (lane % 4 == 0) p.lse[at] = lse;
+      float factor = unseen ? 0.0f : 1.0f / sum;
+      if (p.last && p.softmax_offset) factor /= 1.0f + expf(p.softmax_offset[head] - lse);
       const std::int64_t column = at * kDimV + (lane % 4) * 2;
 #pragma unroll
       for (int n = 0; n < kDimV / 8; ++n) {
@@ -165,7 +169,9 @@ __device__ __forceinline__ void WriteOutput(const ForwardParameters& p, const Ti
     }
 }
 
-template <typename T, int kDimQk, int kDimV>
+// kExtended: with bias, ALiBi and max_logit, each if asked for. An instance of its own, since the registers they
+// need would slow down the rest.
+template <typename T, int kDimQk, int kDimV, bool kExtended>
 __global__ void __launch_bounds__(ForwardTiling<kDimQk, kDimV>::kThreads,
                                   ForwardTiling<kDimQk, kDimV>::kBlocksPerMultiprocessor)
     ForwardKernel(const __grid_constant__ ForwardParameters p) {
@@ -176,15 +182,12 @@ __global__ void __launch_bounds__(ForwardTiling<kDimQk, kDimV>::kThreads,
   const std::uint32_t k_tile = q_tile + Config::kTileRows * kRowBytes<kDimQk>;
   const std::uint32_t v_tile = k_tile + kBlock * kRowBytes<kDimQk>;
 
-  // Rather than in registers.
-  __shared__ Tile tile;
-  __shared__ int head, kv_head;
+  __shared__ int head, kv_head;  // rather than in registers
   if (threadIdx.x == 0) {
-    tile = p.work.tiles[blockIdx.x / p.map.heads];
     head = blockIdx.x % p.map.heads;
     kv_head = (p.map.head0 + head) / p.map.group - p.map.kv_head0;
   }
-  __syncthreads();
+  const Tile& tile = SharedTile(p.work, blockIdx.x / p.map.heads);
   if (tile.range_begin == tile.range_end && !p.first && !p.last) return;
   const auto copy_keys = [&](std::int64_t row, int length) {
     const std::int64_t pitch = p.map.kv_heads;
@@ -219,6 +222,7 @@ __global__ void __launch_bounds__(ForwardTiling<kDimQk, kDimV>::kThreads,
     state.sum[m][0] = state.sum[m][1] = 0;
   }
   if (!p.first) ReadState<kDimV>(p, tile, warp_row, head, state, out);
+  [[maybe_unused]] float largest = -INFINITY;  // visible unscaled logit
 
   const auto q_rows = Fragments<kDimQk>::Rows(q_tile + warp_row * kRowBytes<kDimQk>);
   const auto k_columns = Fragments<kDimQk>::Columns(k_tile);
@@ -237,8 +241,16 @@ __global__ void __launch_bounds__(ForwardTiling<kDimQk, kDimV>::kThreads,
     const Visibility visible = visibility();
     if (visible != Visibility::kNone) {
       MultiplyTransposed<T>(logits, q_rows, k_columns);
+      if constexpr (kExtended) {
+        AddBias<T, Side::kQuery>(logits, p.bias, tile, head,
+                                 {tile.position + warp_row, tile.length - warp_row},
+                                 {cursor.position(), cursor.length()});
+      }
       if (visible == Visibility::kSome || cursor.length() < kBlock) {
         MaskLogits(logits, tile.band, tile.position + warp_row, cursor.position(), cursor.length());
+      }
+      if constexpr (kExtended) {
+        if (p.max_logit) RaiseLargest(largest, logits, tile.length - warp_row);
       }
     }
 
@@ -252,6 +264,24 @@ __global__ void __launch_bounds__(ForwardTiling<kDimQk, kDimV>::kThreads,
   }
   __syncthreads();
   WriteOutput<T, kDimV>(p, tile, warp_row, head, state, out);
+  if constexpr (kExtended) {
+    if (p.max_logit) RaiseMaxLogit(p.max_logit, head, largest, p.scale);
+  }
+}
+
+template <bool kExtended>
+Kernel ForwardKernelOf(const KernelShape& shape) {
+  return ForHeadDims<Kernel>(shape, [&]<int kDimQk, int kDimV>() {
+    using Config = ForwardTiling<kDimQk, kDimV>;
+    constexpr int kShared = ForwardSharedBytes<kDimQk, kDimV>();
+    static_assert(kShared < kMaxSharedBytes);
+    const void* function = nullptr;
+    if (shape.dtype == Dtype::kBf16)
+      function = reinterpret_cast<const void*>(&ForwardKernel<__nv_bfloat16, kDimQk, kDimV, kExtended>);
+    if (shape.dtype == Dtype::kFp16)
+      function = reinterpret_cast<const void*>(&ForwardKernel<__half, kDimQk, kDimV, kExtended>);
+    return Kernel{function, Config::kThreads, kShared, Config::kTileRows};
+  });
 }
 
 }  // namespace cppool::kernels::cuda

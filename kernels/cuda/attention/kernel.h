@@ -15,11 +15,17 @@ struct Kernel {
   int tile_rows = 0;     // tokens of a tile, at most
 };
 
-// Without a function for head dims or a dtype that there is no kernel for.
+// Without a function for head dims or a dtype that there is no kernel for. kExtended: with what few cases need,
+// bias, ALiBi and max_logit.
+template <bool kExtended>
 Kernel ForwardKernelOf(const KernelShape& shape);
+template <bool kExtended>
 Kernel BackwardQueryKernelOf(const KernelShape& shape);
 // To launch one after another; the second may be none. Both have the same tiles.
+template <bool kExtended>
 std::array<Kernel, 2> BackwardKeyKernelsOf(const KernelShape& shape);
+// Its tiles are those of dk and dv.
+Kernel BackwardBiasKernelOf(const KernelShape& shape);
 
 // Calls make.operator()<kDimQk, kDimV>() for the head dims of `shape`: the list of what there is.
 template <typename Result, typename Make>

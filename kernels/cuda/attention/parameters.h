@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/attention/attention_kernels.h"
 #include "kernels/attention/layout.h"
 
 namespace cppool::kernels::cuda {
@@ -22,6 +23,16 @@ struct HeadMap {
   int group;  // query heads per key/value head
 };
 
+// What is added to the scaled logits, see BiasArgs.
+struct Bias {
+  const void* tensor;  // element (sequence, head, query position, key position), or NULL
+  std::int64_t batch_stride;
+  std::int64_t head_stride;
+  std::int64_t query_stride;
+  const float* alibi_slopes;  // [heads], or NULL
+  float inverse_scale;        // 1 / scale
+};
+
 struct ForwardParameters {
   WorkView work;  // tiles of queries, ranges of keys
   HeadMap map;
@@ -31,6 +42,9 @@ struct ForwardParameters {
   float* accumulator;  // [rows_q, heads, dim_v]
   void* out;           // [rows_q, heads, dim_v]
   float* lse;          // [rows_q, heads]
+  Bias bias;
+  const float* softmax_offset;  // [heads], or NULL
+  float* max_logit;             // [heads], or NULL
   float scale;
   float scale_log2;  // scale in powers of two: scale * log2(e)
   bool first;
@@ -43,8 +57,9 @@ struct BackwardParameters {
   const void* q;
   const void* k;
   const void* v;
-  const void* dout;       // [rows_q, heads, dim_v]
-  const float* lse;       // [rows_q, heads]
+  const void* dout;  // [rows_q, heads, dim_v]
+  const float* lse;  // [rows_q, heads]
+  Bias bias;
   const float* delta;     // [rows_q, heads]
   float* dq_accumulator;  // [rows_q, heads, dim_qk]
   void* dq;
@@ -56,6 +71,12 @@ struct BackwardParameters {
   float scale_log2;  // scale in powers of two: scale * log2(e)
   bool first;
   bool last;
+};
+
+// The gradient of the bias, from a subset of a work list's tiles.
+struct BiasGradientParameters {
+  BackwardParameters backward;  // tiles of keys, ranges of queries
+  BiasGradient gradient;
 };
 
 }  // namespace cppool::kernels::cuda

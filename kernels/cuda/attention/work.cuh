@@ -8,6 +8,15 @@
 
 namespace cppool::kernels::cuda {
 
+// A tile in shared memory rather than in registers. All threads of the block take part, once.
+__device__ __forceinline__ const Tile& SharedTile(const WorkView& work, int index) {
+  alignas(Tile) __shared__ unsigned char bytes[sizeof(Tile)];  // a Tile would be initialised
+  Tile& tile = *reinterpret_cast<Tile*>(bytes);
+  if (threadIdx.x == 0) tile = work.tiles[index];
+  __syncthreads();
+  return tile;
+}
+
 // Walks over blocks of at most kBlock tokens of a tile's ranges, `passes` times over. `tile` is in shared
 // memory and `work` a parameter: what is seldom needed takes no registers.
 template <int kBlock>
