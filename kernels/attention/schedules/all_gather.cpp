@@ -20,9 +20,10 @@ AllGatherSchedule::AllGatherSchedule(cppool_runtime* runtime, AttentionKernels& 
              0,
              spec.heads / spec.kv_heads,
              static_cast<float>(spec.scale)},
-      rows_q_(spec.batch * spec.seqlen_q / world.size),
-      rows_kv_(spec.batch * spec.seqlen_kv / world.size),
+      rows_q_(spec.queries.rows / world.size),
+      rows_kv_(spec.keys.rows / world.size),
       comm_(runtime),
+      whole_(runtime, kernels, spec, shape_, rows_q_, world, comm_.get()),
       main_ready_(runtime),
       gathered_(runtime),
       gradients_ready_(runtime),
@@ -31,13 +32,13 @@ AllGatherSchedule::AllGatherSchedule(cppool_runtime* runtime, AttentionKernels& 
 
   std::vector<Layout> parts;
   for (int rank = 0; rank < world.size; ++rank) {
-    parts.push_back(RankLayout(spec.format, spec.batch, spec.seqlen_kv, world.size, rank));
+    parts.push_back(RankLayout(spec.format, spec.keys, world.size, rank));
   }
-  const Layout queries = RankLayout(spec.format, spec.batch, spec.seqlen_q, world.size, world.rank);
+  const Layout queries = RankLayout(spec.format, spec.queries, world.size, world.rank);
   const Layout gathered = Concatenate(parts);
   Layout others = gathered;
   std::erase_if(others.segments, [&](const Segment& s) { return s.row / rows_kv_ == world.rank; });
-  const std::vector<Band> bands(spec.batch, BandOf(spec, spec.seqlen_q, spec.seqlen_kv));
+  const std::vector<Band> bands = BandsOf(spec);
   const auto plan = [&](const Layout& keys) {
     return kernels_.Plan(shape_, queries, keys, bands, spec.training, rt_->stream);
   };
@@ -51,10 +52,10 @@ AllGatherSchedule::AllGatherSchedule(cppool_runtime* runtime, AttentionKernels& 
   const std::size_t element = SizeOf(spec.dtype);
   k_ = buffer(k_elements * world.size * element);
   v_ = buffer(v_elements * world.size * element);
-  accumulator_ = buffer(sizeof(float) * rows_q_ * spec.heads * spec.dim_v);
+  accumulator_ = buffer(sizeof(float) * QueryElements(spec.dim_v));
   if (spec.training) {
-    delta_ = buffer(sizeof(float) * rows_q_ * spec.heads);
-    dq_accumulator_ = buffer(sizeof(float) * rows_q_ * spec.heads * spec.dim_qk);
+    delta_ = buffer(sizeof(float) * QueryElements(1));
+    dq_accumulator_ = buffer(sizeof(float) * QueryElements(spec.dim_qk));
     dk_ = buffer(sizeof(float) * k_elements * world.size);
     dv_ = buffer(sizeof(float) * v_elements * world.size);
     dk_sum_ = buffer(sizeof(float) * k_elements);
@@ -75,6 +76,11 @@ void AllGatherSchedule::Forward(const AttentionTensors& t) {
   Check(rt_, rt_->mark(rt_, rt_->stream, "forward/own keys"));
   StartGather("forward/gather keys and values", t);
   ForwardArgs args;
+  whole_.BeginForward(t, args);
+  if (spec_.queries.padded()) {
+    Zero(t.out, QueryElements(spec_.dim_v) * SizeOf(spec_.dtype));
+    Zero(t.lse, QueryElements(1) * sizeof(float));
+  }
   args.q = t.q;
   args.out = t.out;
   args.lse = t.lse;
@@ -93,7 +99,9 @@ void AllGatherSchedule::Forward(const AttentionTensors& t) {
   args.v = v_.get();
   args.first = false;
   args.last = true;
+  args.softmax_offset = whole_.offset(t);
   kernels_.Forward(shape_, args, rt_->stream);
+  whole_.EndForward(t);
   Check(rt_, rt_->mark(rt_, rt_->stream, nullptr));
 }
 
@@ -107,6 +115,12 @@ void AllGatherSchedule::Backward(const AttentionTensors& t) {
   args.dout = t.dout;
   args.lse = t.lse;
   args.delta = delta_.get<float>();
+  whole_.BeginBackward(t, *own_, args);
+  if (spec_.queries.padded()) Zero(t.dq, QueryElements(spec_.dim_qk) * SizeOf(spec_.dtype));
+  if (spec_.keys.padded()) {
+    Zero(dk_.get(), dk_.bytes());
+    Zero(dv_.get(), dv_.bytes());
+  }
   args.dq = t.dq;
   args.dq_accumulator = dq_accumulator_.get<float>();
   args.plan = own_.get();
@@ -125,8 +139,9 @@ void AllGatherSchedule::Backward(const AttentionTensors& t) {
   args.dv_accumulator = dv_.get<float>();
   kernels_.BackwardKey(shape_, args, rt_->stream);
   gradients_ready_.Record(rt_->stream);
+  whole_.AddBlock(t, args);
 
-  // Keys' gradients are summed over the ranks under the rest of dq.
+  // Keys' gradients, and then dbias, are summed over the ranks under the rest of dq.
   gradients_ready_.Wait(comm_.get());
   {
     const Stage stage(rt_, comm_.get(), "backward/reduce-scatter gradients");
@@ -136,6 +151,7 @@ void AllGatherSchedule::Backward(const AttentionTensors& t) {
                                    CPPOOL_FLOAT32, CPPOOL_SUM, world_.comm, comm_.get()));
     reduced_.Record(comm_.get());
   }
+  whole_.StartSums(t);
   Check(rt_, rt_->mark(rt_, rt_->stream, "backward/others' keys"));
   args.plan = others_.get();
   args.first = false;
@@ -146,6 +162,7 @@ void AllGatherSchedule::Backward(const AttentionTensors& t) {
   reduced_.Wait(rt_->stream);
   kernels_.Round(dk_sum_.get<float>(), spec_.dtype, t.dk, dk_sum_.bytes() / sizeof(float), rt_->stream);
   kernels_.Round(dv_sum_.get<float>(), spec_.dtype, t.dv, dv_sum_.bytes() / sizeof(float), rt_->stream);
+  whole_.EndBackward(t);
   Check(rt_, rt_->mark(rt_, rt_->stream, nullptr));
 }
 

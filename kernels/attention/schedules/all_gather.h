@@ -5,6 +5,7 @@
 
 #include "kernels/attention/schedule.h"
 #include "kernels/runtime.h"
+#include "whole_tensors.h"
 
 namespace cppool::kernels {
 
@@ -16,6 +17,8 @@ class AllGatherSchedule : public Schedule {
   void Backward(const AttentionTensors&) override;
 
  private:
+  void Zero(void* data, std::size_t bytes) { Check(rt_, rt_->fill(rt_, data, 0, bytes, rt_->stream)); }
+  std::size_t QueryElements(int dim) const { return rows_q_ * shape_.heads * dim; }
   // Gathers k and v of all ranks into k_ and v_, on the communication stream, after what the main stream has
   // so far.
   void StartGather(const char* stage, const AttentionTensors&);
@@ -28,6 +31,7 @@ class AllGatherSchedule : public Schedule {
   std::int64_t rows_q_ = 0, rows_kv_ = 0;  // of this rank's tokens
 
   Stream comm_;
+  WholeTensors whole_;
   Event main_ready_, gathered_, gradients_ready_, reduced_;
   // This rank's queries with its own keys, with the others' keys as gathered, and with all gathered keys.
   std::unique_ptr<BlockPlan> own_, others_, all_;

@@ -5,8 +5,16 @@
 namespace cppool::kernels {
 namespace {
 
-std::int64_t LocalRows(std::int64_t batch, std::int64_t seqlen, int world_size) {
-  return batch * seqlen / world_size;
+KernelShape ShapeOf(const AttentionSpec& spec, HeadRange query, HeadRange key) {
+  return {spec.dtype,
+          spec.dim_qk,
+          spec.dim_v,
+          query.count,
+          key.count,
+          query.begin,
+          key.begin,
+          spec.heads / spec.kv_heads,
+          static_cast<float>(spec.scale)};
 }
 
 }  // namespace
@@ -19,127 +27,199 @@ HeadRingSchedule::HeadRingSchedule(cppool_runtime* runtime, AttentionKernels& ke
       groups_(groups),
       prefix_(std::move(stage_prefix)),
       heads_(DealHeads(spec.heads, spec.kv_heads, groups.heads.size)),
+      shape_(ShapeOf(spec, heads_.query[groups.heads.rank], heads_.key[groups.heads.rank])),
+      rows_q_(spec.queries.rows / groups.world.size),
+      rows_kv_(spec.keys.rows / groups.world.size),
+      block_q_(rows_q_ * groups.heads.size),
+      block_kv_(rows_kv_ * groups.heads.size),
       comm_(runtime),
       exchange_(runtime, kernels, groups.heads, comm_.get()),
-      main_ready_(runtime),
-      block_ready_(runtime),
-      gradients_ready_(runtime),
-      gradients_done_(runtime) {
-  const int parts = groups.heads.size;
-  const int steps = groups.ring.size;
-  const int world = parts * steps;
-  const HeadRange mine = heads_.query[groups.heads.rank];
-  const HeadRange mine_kv = heads_.key[groups.heads.rank];
-  shape_ = {spec.dtype,
-            spec.dim_qk,
-            spec.dim_v,
-            mine.count,
-            mine_kv.count,
-            mine.begin,
-            mine_kv.begin,
-            spec.heads / spec.kv_heads,
-            static_cast<float>(spec.scale)};
+      whole_(runtime, kernels, spec, shape_, block_q_, groups.world, comm_.get()),
+      main_done_(runtime),
+      comm_done_(runtime) {
   kernels_.Load(shape_, spec.training);
+  PlanSteps();
+  AllocateBuffers();
+}
 
-  rows_q_ = LocalRows(spec.batch, spec.seqlen_q, world);
-  rows_kv_ = LocalRows(spec.batch, spec.seqlen_kv, world);
-  block_q_ = rows_q_ * parts;
-  block_kv_ = rows_kv_ * parts;
-  const std::size_t element = SizeOf(spec.dtype);
-  k_bytes_ = element * block_kv_ * shape_.kv_heads * spec.dim_qk;
-  v_bytes_ = element * block_kv_ * shape_.kv_heads * spec.dim_v;
-
+void HeadRingSchedule::PlanSteps() {
+  const int parts = groups_.heads.size;
+  const int members = groups_.ring.size;
+  const int me = groups_.ring.rank;
   // Positions say everything: a block is the tokens of the members of one exchange group, wherever they are
   // in their sequences.
-  const auto block_layout = [&](std::int64_t seqlen, int ring_member) {
-    std::vector<Layout> members;
-    for (int part = 0; part < parts; ++part) {
-      members.push_back(RankLayout(spec.format, spec.batch, seqlen, world, ring_member * parts + part));
+  const auto blocks = [&](const Sequences& sequences) {
+    std::vector<Layout> blocks;
+    for (int member = 0; member < members; ++member) {
+      std::vector<Layout> ranks;
+      for (int part = 0; part < parts; ++part) {
+        ranks.push_back(RankLayout(spec_.format, sequences, groups_.world.size, member * parts + part));
+      }
+      blocks.push_back(Concatenate(ranks));
     }
-    return Concatenate(members);
+    return blocks;
   };
-  const Layout queries = block_layout(spec.seqlen_q, groups.ring.rank);
-  const std::vector<Band> bands(spec.batch, BandOf(spec, spec.seqlen_q, spec.seqlen_kv));
-  for (int step = 0; step < steps; ++step) {
-    const Layout keys = block_layout(spec.seqlen_kv, (groups.ring.rank + steps - step) % steps);
-    plans_.push_back(kernels_.Plan(shape_, queries, keys, bands, spec.training, rt_->stream));
-    attended_.emplace_back(rt_);
+  const std::vector<Layout> queries = blocks(spec_.queries), keys = blocks(spec_.keys);
+  const std::vector<Band> bands = BandsOf(spec_);
+  for (int distance = 0; distance < members; ++distance) {
+    std::vector<bool> attends(members);
+    for (int member = 0; member < members; ++member) {
+      const int owner = (member + members - distance) % members;
+      attends[member] = distance == 0 || CountPairs(queries[member], keys[owner], bands) > 0;
+    }
+    if (std::find(attends.begin(), attends.end(), true) == attends.end()) continue;
+    Step step{distance,  distance > 0 && attends[(me + distance) % members], nullptr, Event(rt_), Event(rt_),
+              Event(rt_)};
+    if (attends[me]) {
+      step.plan = kernels_.Plan(shape_, queries[me], keys[Before(step)], bands, spec_.training, rt_->stream);
+      last_attended_ = steps_.size();
+    }
+    serves_ = serves_ || step.serves;
+    steps_.push_back(std::move(step));
   }
+  sums_gradients_ = serves_ || heads_.replicated;
+}
 
+void HeadRingSchedule::AllocateBuffers() {
   const auto buffer = [&](std::size_t bytes) { return Buffer(rt_, bytes, rt_->stream); };
-  const std::size_t q_elements = block_q_ * shape_.heads * spec.dim_qk;
-  const std::size_t out_elements = block_q_ * shape_.heads * spec.dim_v;
+  const std::size_t element = SizeOf(spec_.dtype);
+  const std::size_t k_elements = KeyElements(spec_.dim_qk), v_elements = KeyElements(spec_.dim_v);
   if (exchanges()) {
     // Packed gradients of replicated heads travel in fp32.
-    const std::size_t packed = std::max(
-        {HeadExchange::PackedElements(rows_q_, std::max(spec.dim_qk, spec.dim_v), heads_.query) * element,
-         HeadExchange::PackedElements(rows_q_, 1, heads_.query) * sizeof(float),
-         HeadExchange::PackedElements(rows_kv_, std::max(spec.dim_qk, spec.dim_v), heads_.key) *
-             (heads_.replicated ? sizeof(float) : element)});
+    const int dim = std::max(spec_.dim_qk, spec_.dim_v);
+    const std::size_t packed =
+        std::max({HeadExchange::PackedElements(rows_q_, dim, heads_.query) * element,
+                  HeadExchange::PackedElements(rows_q_, 1, heads_.query) * sizeof(float),
+                  HeadExchange::PackedElements(rows_kv_, dim, heads_.key) *
+                      (heads_.replicated ? sizeof(float) : element)});
     scratch_ = buffer(packed);
-    q_ = buffer(q_elements * element);
-    k_ = buffer(k_bytes_);
-    v_ = buffer(v_bytes_);
-    out_ = buffer(out_elements * element);
-    lse_ = buffer(block_q_ * shape_.heads * sizeof(float));
-    if (spec.training) {
-      dout_ = buffer(out_elements * element);
-      dq_ = buffer(q_elements * element);
+    q_ = buffer(QueryElements(spec_.dim_qk) * element);
+    k_ = buffer(k_elements * element);
+    v_ = buffer(v_elements * element);
+    out_ = buffer(QueryElements(spec_.dim_v) * element);
+    lse_ = buffer(QueryElements(1) * sizeof(float));
+    if (spec_.training) {
+      dout_ = buffer(QueryElements(spec_.dim_v) * element);
+      dq_ = buffer(QueryElements(spec_.dim_qk) * element);
       if (!heads_.replicated) {
-        dk_ = buffer(k_bytes_);
-        dv_ = buffer(v_bytes_);
+        dk_ = buffer(k_elements * element);
+        dv_ = buffer(v_elements * element);
       }
     }
   }
-  if (rings()) {
-    accumulator_ = buffer(out_elements * sizeof(float));
-    for (int i = 0; i < std::min(2, steps - 1); ++i) {
-      k_ring_[i] = buffer(k_bytes_);
-      v_ring_[i] = buffer(v_bytes_);
-    }
+  const std::size_t slots = std::min<std::size_t>(2, steps_.size() - 1);
+  for (std::size_t i = 0; i < slots; ++i) {
+    k_slot_[i] = buffer(k_elements * element);
+    v_slot_[i] = buffer(v_elements * element);
   }
-  if (spec.training) {
-    delta_ = buffer(block_q_ * shape_.heads * sizeof(float));
-    if (rings()) dq_accumulator_ = buffer(q_elements * sizeof(float));
-    for (int i = 0; i < (rings() ? 2 : heads_.replicated ? 1 : 0); ++i) {
-      dk_accumulator_[i] = buffer(sizeof(float) * block_kv_ * shape_.kv_heads * spec.dim_qk);
-      dv_accumulator_[i] = buffer(sizeof(float) * block_kv_ * shape_.kv_heads * spec.dim_v);
-    }
+  if (last_attended_ > 0) accumulator_ = buffer(QueryElements(spec_.dim_v) * sizeof(float));
+  if (!spec_.training) return;
+  delta_ = buffer(QueryElements(1) * sizeof(float));
+  if (last_attended_ > 0) dq_accumulator_ = buffer(QueryElements(spec_.dim_qk) * sizeof(float));
+  const auto key_gradients = [&](Buffer& dk, Buffer& dv) {
+    dk = buffer(k_elements * sizeof(float));
+    dv = buffer(v_elements * sizeof(float));
+  };
+  if (sums_gradients_) key_gradients(dk_sum_, dv_sum_);
+  if (serves_) key_gradients(dk_taken_, dv_taken_);
+  if (last_attended_ > 0) {
+    for (std::size_t i = 0; i < slots; ++i) key_gradients(dk_part_[i], dv_part_[i]);
   }
 }
 
-std::string HeadRingSchedule::StepName(const char* pass, int step) const {
-  return std::string(pass) + "/step " + std::to_string(step + 1) + " of " + std::to_string(groups_.ring.size);
+int HeadRingSchedule::Before(const Step& step) const {
+  return (groups_.ring.rank + groups_.ring.size - step.distance) % groups_.ring.size;
+}
+int HeadRingSchedule::After(const Step& step) const {
+  return (groups_.ring.rank + step.distance) % groups_.ring.size;
+}
+
+std::string HeadRingSchedule::StepName(const char* pass, const Step& step) const {
+  return std::string(pass) + "/step " + std::to_string(step.distance + 1) + " of " +
+         std::to_string(groups_.ring.size);
+}
+
+std::string HeadRingSchedule::TransferName(const char* pass, const Step& step, const char* what, bool sends,
+                                           int to, bool receives, int from) const {
+  std::string name = prefix_ + StepName(pass, step) + ": " + what;
+  if (sends) name += " to rank " + std::to_string(WorldRank(to));
+  if (receives) name += std::string(sends ? "," : "") + " from rank " + std::to_string(WorldRank(from));
+  return name;
 }
 
 void HeadRingSchedule::CommAfterMain() {
-  main_ready_.Record(rt_->stream);
-  main_ready_.Wait(comm_.get());
+  main_done_.Record(rt_->stream);
+  main_done_.Wait(comm_.get());
+}
+void HeadRingSchedule::MainAfterComm() {
+  comm_done_.Record(comm_.get());
+  comm_done_.Wait(rt_->stream);
 }
 
-HeadRingSchedule::Block HeadRingSchedule::RingStep(const char* pass, int step, Block own) {
-  const auto block_of = [&](int s) {
-    const int slot = (s + 1) % 2;  // steps 1, 2, 3 ... arrive in slots 0, 1, 0 ...
-    return s == 0 ? own : Block{k_ring_[slot].get(), v_ring_[slot].get()};
-  };
-  const Block current = block_of(step);
-  if (step > 0) block_ready_.Wait(rt_->stream);
-  if (step + 1 < groups_.ring.size) {
-    const int slot = step % 2;
-    // The slot's last block was read at the step before this one.
-    if (step > 0) attended_[step - 1].Wait(comm_.get());
-    const Stage stage(rt_, comm_.get(),
-                      prefix_ + StepName(pass, step) + ": keys and values to rank " +
-                          std::to_string(right()) + ", from rank " + std::to_string(left()) + " of the ring");
-    GroupedCalls calls(rt_);
-    Check(rt_, rt_->send(rt_, current.k, k_bytes_, right(), groups_.ring.comm, comm_.get()));
-    Check(rt_, rt_->send(rt_, current.v, v_bytes_, right(), groups_.ring.comm, comm_.get()));
-    Check(rt_, rt_->recv(rt_, k_ring_[slot].get(), k_bytes_, left(), groups_.ring.comm, comm_.get()));
-    Check(rt_, rt_->recv(rt_, v_ring_[slot].get(), v_bytes_, left(), groups_.ring.comm, comm_.get()));
-    calls.End();
-    block_ready_.Record(comm_.get());
+HeadRingSchedule::Block HeadRingSchedule::BlockOf(std::size_t index, Block own) const {
+  if (index == 0) return own;
+  const std::size_t slot = (index - 1) % 2;
+  return {k_slot_[slot].get(), v_slot_[slot].get()};
+}
+
+void HeadRingSchedule::FetchNext(const char* pass, std::size_t index, Block own) {
+  const std::size_t next = index + 1;
+  if (next == steps_.size()) return;
+  Step& step = steps_[next];
+  if (!step.attends() && !step.serves) return;
+  // The slot's last block was read two steps before.
+  if (step.attends() && next > 2) steps_[next - 2].attended.Wait(comm_.get());
+  const int to = After(step), from = Before(step);
+  const std::size_t element = SizeOf(spec_.dtype);
+  const std::size_t k_bytes = KeyElements(spec_.dim_qk) * element;
+  const std::size_t v_bytes = KeyElements(spec_.dim_v) * element;
+  const Stage stage(rt_, comm_.get(),
+                    TransferName(pass, step, "keys and values", step.serves, to, step.attends(), from));
+  GroupedCalls calls(rt_);
+  if (step.serves) {
+    Check(rt_, rt_->send(rt_, own.k, k_bytes, to, groups_.ring.comm, comm_.get()));
+    Check(rt_, rt_->send(rt_, own.v, v_bytes, to, groups_.ring.comm, comm_.get()));
   }
-  return current;
+  if (step.attends()) {
+    const std::size_t slot = (next - 1) % 2;
+    Check(rt_, rt_->recv(rt_, k_slot_[slot].get(), k_bytes, from, groups_.ring.comm, comm_.get()));
+    Check(rt_, rt_->recv(rt_, v_slot_[slot].get(), v_bytes, from, groups_.ring.comm, comm_.get()));
+  }
+  calls.End();
+  step.arrived.Record(comm_.get());
+}
+
+void HeadRingSchedule::ReturnGradients(std::size_t index) {
+  Step& step = steps_[index];
+  if (!step.attends() && !step.serves) return;
+  CommAfterMain();  // the part is complete, and what was taken at the step before is added
+  const int to = Before(step), from = After(step);
+  const Stage stage(
+      rt_, comm_.get(),
+      TransferName("backward", step, "gradients of keys and values", step.attends(), to, step.serves, from));
+  const std::size_t slot = (index - 1) % 2;
+  GroupedCalls calls(rt_);
+  if (step.attends()) {
+    for (const Buffer* part : {&dk_part_[slot], &dv_part_[slot]}) {
+      Check(rt_, rt_->send(rt_, part->get(), part->bytes(), to, groups_.ring.comm, comm_.get()));
+    }
+  }
+  if (step.serves) {
+    for (const Buffer* taken : {&dk_taken_, &dv_taken_}) {
+      Check(rt_, rt_->recv(rt_, taken->get(), taken->bytes(), from, groups_.ring.comm, comm_.get()));
+    }
+  }
+  calls.End();
+  step.returned.Record(comm_.get());
+}
+
+void HeadRingSchedule::CollectGradients(std::size_t index) {
+  const Step& step = steps_[index];
+  if (index == 0 || (!step.attends() && !step.serves)) return;
+  step.returned.Wait(rt_->stream);  // also frees the part for the step after the next
+  if (!step.serves) return;
+  kernels_.Add(dk_taken_.get<float>(), dk_sum_.get<float>(), KeyElements(spec_.dim_qk), rt_->stream);
+  kernels_.Add(dv_taken_.get<float>(), dv_sum_.get<float>(), KeyElements(spec_.dim_v), rt_->stream);
 }
 
 void HeadRingSchedule::Forward(const AttentionTensors& t) {
@@ -163,18 +243,31 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
   }
   CommAfterMain();
   args.accumulator = accumulator_.get<float>();
-  const int steps = groups_.ring.size;
-  for (int step = 0; step < steps; ++step) {
-    Mark(StepName("forward", step));
-    const Block block = RingStep("forward", step, own);
-    args.plan = plans_[step].get();
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    Step& step = steps_[i];
+    if (step.attends()) Mark(StepName("forward", step));
+    FetchNext("forward", i, own);
+    if (!step.attends()) continue;
+    if (i == 0) {
+      whole_.BeginForward(t, args);
+      if (spec_.queries.padded()) {
+        Zero(args.out, QueryElements(spec_.dim_v) * SizeOf(spec_.dtype));
+        Zero(args.lse, QueryElements(1) * sizeof(float));
+      }
+    } else {
+      step.arrived.Wait(rt_->stream);
+    }
+    const Block block = BlockOf(i, own);
+    args.plan = step.plan.get();
     args.k = block.k;
     args.v = block.v;
-    args.first = step == 0;
-    args.last = step == steps - 1;
+    args.first = i == 0;
+    args.last = i == last_attended_;
+    args.softmax_offset = args.last ? whole_.offset(t) : nullptr;
     kernels_.Forward(shape_, args, rt_->stream);
-    attended_[step].Record(rt_->stream);
+    step.attended.Record(rt_->stream);
   }
+  whole_.EndForward(t);
   if (exchanges()) {
     Mark("forward/heads to tokens");
     exchange_.ToTokens(spec_.dtype, spec_.dtype, rows_q_, spec_.heads, spec_.dim_v, heads_.query, out_.get(),
@@ -182,6 +275,7 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
     exchange_.ToTokens(Dtype::kFp32, Dtype::kFp32, rows_q_, spec_.heads, 1, heads_.query, lse_.get(),
                        scratch_.get(), t.lse);
   }
+  MainAfterComm();
   EndMarks();
 }
 
@@ -208,71 +302,65 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
     args.dk = dk_.get();
     args.dv = dv_.get();
   }
+  CommAfterMain();
   Mark("backward/delta");
   kernels_.Delta(shape_, block_q_, out, args.dout, delta_.get<float>(), rt_->stream);
-  CommAfterMain();
-
-  const int steps = groups_.ring.size;
-  const std::size_t dk_bytes = sizeof(float) * block_kv_ * shape_.kv_heads * spec_.dim_qk;
-  const std::size_t dv_bytes = sizeof(float) * block_kv_ * shape_.kv_heads * spec_.dim_v;
   args.delta = delta_.get<float>();
+  whole_.BeginBackward(t, *steps_[0].plan, args);
   args.dq_accumulator = dq_accumulator_.get<float>();
-  for (int step = 0; step < steps; ++step) {
-    const std::string name = StepName("backward", step);
-    Mark(name);
-    const Block block = RingStep("backward", step, own);
-    args.plan = plans_[step].get();
-    args.k = block.k;
-    args.v = block.v;
-    args.first = step == 0;
-    args.last = step == steps - 1;
-    kernels_.BackwardQuery(shape_, args, rt_->stream);
+  const std::size_t element = SizeOf(spec_.dtype);
+  if (spec_.queries.padded()) Zero(args.dq, QueryElements(spec_.dim_qk) * element);
 
-    // The block's gradients so far, from the rank that had it before, arrive under the dq kernel.
-    const int slot = step % 2;
-    if (step > 0) gradients_done_.Wait(rt_->stream);
-    args.dk_accumulator = dk_accumulator_[slot].get<float>();
-    args.dv_accumulator = dv_accumulator_[slot].get<float>();
-    args.last = !rings() && !heads_.replicated;
-    kernels_.BackwardKey(shape_, args, rt_->stream);
-    attended_[step].Record(rt_->stream);
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    Step& step = steps_[i];
+    if (step.attends()) Mark(StepName("backward", step));
+    FetchNext("backward", i, own);
+    if (step.attends()) {
+      if (i > 0) step.arrived.Wait(rt_->stream);
+      const Block block = BlockOf(i, own);
+      args.plan = step.plan.get();
+      args.k = block.k;
+      args.v = block.v;
+      args.first = i == 0;
+      args.last = i == last_attended_;
+      kernels_.BackwardQuery(shape_, args, rt_->stream);
 
-    if (rings()) {
-      gradients_ready_.Record(rt_->stream);
-      gradients_ready_.Wait(comm_.get());
-      const Stage stage(rt_, comm_.get(),
-                        prefix_ + name + ": gradients to rank " + std::to_string(right()) + ", from rank " +
-                            std::to_string(left()) + " of the ring");
-      GroupedCalls calls(rt_);
-      Check(rt_, rt_->send(rt_, args.dk_accumulator, dk_bytes, right(), groups_.ring.comm, comm_.get()));
-      Check(rt_, rt_->send(rt_, args.dv_accumulator, dv_bytes, right(), groups_.ring.comm, comm_.get()));
-      Check(rt_, rt_->recv(rt_, dk_accumulator_[1 - slot].get(), dk_bytes, left(), groups_.ring.comm,
-                           comm_.get()));
-      Check(rt_, rt_->recv(rt_, dv_accumulator_[1 - slot].get(), dv_bytes, left(), groups_.ring.comm,
-                           comm_.get()));
-      calls.End();
-      gradients_done_.Record(comm_.get());
+      // A part, or the first and maybe only one of the own block's.
+      const Buffer& dk = i == 0 ? dk_sum_ : dk_part_[(i - 1) % 2];
+      const Buffer& dv = i == 0 ? dv_sum_ : dv_part_[(i - 1) % 2];
+      args.dk_accumulator = dk.get<float>();
+      args.dv_accumulator = dv.get<float>();
+      args.first = true;
+      args.last = i == 0 && !sums_gradients_;
+      if (spec_.keys.padded()) {
+        Zero(args.last ? args.dk : dk.get(),
+             KeyElements(spec_.dim_qk) * (args.last ? element : sizeof(float)));
+        Zero(args.last ? args.dv : dv.get(),
+             KeyElements(spec_.dim_v) * (args.last ? element : sizeof(float)));
+      }
+      kernels_.BackwardKey(shape_, args, rt_->stream);
+      whole_.AddBlock(t, args);
+      step.attended.Record(rt_->stream);
+    }
+    if (i > 0) {
+      CollectGradients(i - 1);  // they came under this step's work
+      ReturnGradients(i);
     }
   }
-
-  // After the last step the gradients of this rank's own block have come home.
-  const int home = steps % 2;
-  if (rings()) {
+  if (serves_) {
     Mark("backward/own gradients");
-    gradients_done_.Wait(rt_->stream);
+    CollectGradients(steps_.size() - 1);
     if (!heads_.replicated) {
-      kernels_.Round(dk_accumulator_[home].get<float>(), spec_.dtype, args.dk,
-                     block_kv_ * shape_.kv_heads * spec_.dim_qk, rt_->stream);
-      kernels_.Round(dv_accumulator_[home].get<float>(), spec_.dtype, args.dv,
-                     block_kv_ * shape_.kv_heads * spec_.dim_v, rt_->stream);
+      kernels_.Round(dk_sum_.get<float>(), spec_.dtype, args.dk, KeyElements(spec_.dim_qk), rt_->stream);
+      kernels_.Round(dv_sum_.get<float>(), spec_.dtype, args.dv, KeyElements(spec_.dim_v), rt_->stream);
     }
   }
+  whole_.StartSums(t);
   if (exchanges()) {
     Mark("backward/heads to tokens");
     const Dtype sum_dtype = heads_.replicated ? Dtype::kFp32 : spec_.dtype;
-    const int slot = rings() ? home : 0;
-    const void* dk = heads_.replicated ? dk_accumulator_[slot].get() : dk_.get();
-    const void* dv = heads_.replicated ? dv_accumulator_[slot].get() : dv_.get();
+    const void* dk = heads_.replicated ? dk_sum_.get() : dk_.get();
+    const void* dv = heads_.replicated ? dv_sum_.get() : dv_.get();
     exchange_.ToTokens(spec_.dtype, spec_.dtype, rows_q_, spec_.heads, spec_.dim_qk, heads_.query, dq_.get(),
                        scratch_.get(), t.dq);
     exchange_.ToTokens(sum_dtype, spec_.dtype, rows_kv_, spec_.kv_heads, spec_.dim_qk, heads_.key, dk,
@@ -280,6 +368,8 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
     exchange_.ToTokens(sum_dtype, spec_.dtype, rows_kv_, spec_.kv_heads, spec_.dim_v, heads_.key, dv,
                        scratch_.get(), t.dv);
   }
+  whole_.EndBackward(t);
+  MainAfterComm();
   EndMarks();
 }
 

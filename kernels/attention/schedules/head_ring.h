@@ -9,11 +9,13 @@
 #include "head_exchange.h"
 #include "kernels/attention/schedule.h"
 #include "kernels/runtime.h"
+#include "whole_tensors.h"
 
 namespace cppool::kernels {
 
 // World rank of a rank = ring.rank * heads.size + heads.rank.
 struct HeadRingGroups {
+  Group world;
   Group heads;
   Group ring;
 };
@@ -31,19 +33,45 @@ class HeadRingSchedule : public Schedule {
     const void* k = nullptr;
     const void* v = nullptr;
   };
+  // A step of the ring: everybody may attend to the block of the member `distance` before.
+  struct Step {
+    int distance = 0;
+    bool serves = false;              // the member `distance` after this one attends to this one's block
+    std::unique_ptr<BlockPlan> plan;  // NULL: this member sees nothing of the other's block
+    Event arrived;                    // the block is here
+    Event attended;                   // the main stream is done with the block
+    Event returned;  // the block's gradients are with its owner, and those of this member's block are here
 
-  int left() const { return (groups_.ring.rank + groups_.ring.size - 1) % groups_.ring.size; }
-  int right() const { return (groups_.ring.rank + 1) % groups_.ring.size; }
+    bool attends() const { return plan != nullptr; }
+  };
+
   bool exchanges() const { return groups_.heads.size > 1; }
-  bool rings() const { return groups_.ring.size > 1; }
-  std::string StepName(const char* pass, int step) const;
+  std::size_t QueryElements(int dim) const { return block_q_ * shape_.heads * dim; }
+  std::size_t KeyElements(int dim) const { return block_kv_ * shape_.kv_heads * dim; }
+  void PlanSteps();
+  void AllocateBuffers();
+
+  int Before(const Step&) const;  // the ring member that this one takes the step's block from
+  int After(const Step&) const;
+  int WorldRank(int ring_member) const { return ring_member * groups_.heads.size + groups_.heads.rank; }
+  std::string StepName(const char* pass, const Step&) const;
+  // ... ": `what` to rank ..., from rank ..."
+  std::string TransferName(const char* pass, const Step&, const char* what, bool sends, int to, bool receives,
+                           int from) const;
   void Mark(const std::string& stage) { Check(rt_, rt_->mark(rt_, rt_->stream, (prefix_ + stage).c_str())); }
   void EndMarks() { Check(rt_, rt_->mark(rt_, rt_->stream, nullptr)); }
+  void Zero(void* data, std::size_t bytes) { Check(rt_, rt_->fill(rt_, data, 0, bytes, rt_->stream)); }
 
-  // The block of ring step `step`; starts the transfer of the next one under it.
-  Block RingStep(const char* pass, int step, Block own);
-  // Orders everything on the communication stream after what the main stream has so far.
+  // Orders everything on one stream after what the other has so far.
   void CommAfterMain();
+  void MainAfterComm();
+  Block BlockOf(std::size_t index, Block own) const;
+  // Starts the transfer of the next step's block, under the work of this step.
+  void FetchNext(const char* pass, std::size_t index, Block own);
+  // Starts the way home of the gradients of the step's block.
+  void ReturnGradients(std::size_t index);
+  // Adds what the step brought to the gradients of this member's block.
+  void CollectGradients(std::size_t index);
 
   cppool_runtime* rt_;
   AttentionKernels& kernels_;
@@ -54,20 +82,26 @@ class HeadRingSchedule : public Schedule {
   KernelShape shape_;
   std::int64_t rows_q_ = 0, rows_kv_ = 0;    // of this rank's tokens
   std::int64_t block_q_ = 0, block_kv_ = 0;  // of a block after the exchange
-  std::size_t k_bytes_ = 0, v_bytes_ = 0;    // of a block
 
   Stream comm_;
   HeadExchange exchange_;
-  Event main_ready_, block_ready_, gradients_ready_, gradients_done_;
-  std::vector<Event> attended_;                    // after the main stream's use of the block of each step
-  std::vector<std::unique_ptr<BlockPlan>> plans_;  // by ring step
+  WholeTensors whole_;
+  Event main_done_, comm_done_;
+  // Those in which any member of the ring attends, so that all members go through the same transfers in the same
+  // order; the first is the own block's.
+  std::vector<Step> steps_;
+  std::size_t last_attended_ = 0;  // index into steps_
+  bool serves_ = false;            // in any step: others add to the gradients of this member's block
+  bool sums_gradients_ = false;    // dk and dv of this member's block are sums, in fp32 until the end
 
   // After the exchange; unused without one.
   Buffer scratch_, q_, k_, v_, out_, lse_, dout_, dq_, dk_, dv_;
-  Buffer k_ring_[2], v_ring_[2];                  // blocks under way
-  Buffer accumulator_, delta_;                    // [block_q, heads, dim_v], [block_q, heads]; fp32
-  Buffer dq_accumulator_;                         // [block_q, heads, dim_qk]
-  Buffer dk_accumulator_[2], dv_accumulator_[2];  // [block_kv, kv_heads, dim], going round with their block
+  Buffer k_slot_[2], v_slot_[2];    // others' blocks, by turns
+  Buffer accumulator_, delta_;      // [block_q, heads, dim_v], [block_q, heads]; fp32
+  Buffer dq_accumulator_;           // [block_q, heads, dim_qk]
+  Buffer dk_sum_, dv_sum_;          // of this member's block: [block_kv, kv_heads, dim], fp32
+  Buffer dk_part_[2], dv_part_[2];  // this member's part in others' gradients, by turns
+  Buffer dk_taken_, dv_taken_;      // another member's part in this one's
 };
 
 }  // namespace cppool::kernels

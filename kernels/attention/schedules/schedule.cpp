@@ -12,6 +12,7 @@ std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, AttentionKernels
                                        const AttentionSpec& spec) {
   const Group world = GetGroup(runtime, CPPOOL_WORLD);
   HeadRingGroups groups;
+  groups.world = world;
   switch (spec.comm) {
     case CpCommType::kAllGather:
       return std::make_unique<AllGatherSchedule>(runtime, kernels, spec, world);
@@ -45,20 +46,36 @@ double ScheduleBytes(const AttentionSpec& spec, int world_size) {
   const double out = tokens_q * spec.heads * spec.dim_v;
   const double rows = tokens_q * spec.heads;
   double kv = tokens_kv * spec.kv_heads * (spec.dim_qk + spec.dim_v);
+  double whole = 0;
+  if (spec.training) {
+    if (spec.softmax != SoftmaxType::kVanilla) whole += 4 * rows;
+    if (spec.bias == BiasType::kPostScale) {
+      whole += 4.0 * static_cast<double>(ExtentOfBias(spec).elements);
+      if (!spec.bias_shape.queries) whole += 4.0 * spec.batch * spec.heads * spec.seqlen_kv;
+    }
+  }
   if (spec.comm == CpCommType::kAllGather) {
-    return kv * world_size * element + 4 * out + (spec.training ? 4 * (rows + q + kv * world_size + kv) : 0);
+    return whole + kv * world_size * element + 4 * out +
+           (spec.training ? 4 * (rows + q + kv * world_size + kv) : 0);
   }
   const int parts = spec.comm == CpCommType::kP2p ? 1 : spec.comm == CpCommType::kA2a ? world_size : 2;
-  const bool rings = parts < world_size;
+  const int members = world_size / parts;
   // Replicated heads make blocks of keys larger than this rank's share.
-  const double copies = std::max(1.0, static_cast<double>(parts) / spec.kv_heads + 1);
-  if (parts > 1 && spec.kv_heads % parts != 0) kv *= copies;
-  double bytes = 0;
-  if (parts > 1)
-    bytes += (q + out) * element + 4 * rows + kv * element + std::max({q * element, out * element, 4 * kv});
-  if (rings) bytes += 4 * out + 2 * kv * element;
-  if (spec.training)
-    bytes += 4 * rows + (rings ? 4 * q : 0) + 8 * kv + (parts > 1 ? (out + q + kv) * element : 0);
+  const bool replicated = parts > 1 && spec.kv_heads % parts != 0;
+  if (replicated) kv *= std::max(1.0, static_cast<double>(parts) / spec.kv_heads + 1);
+  const int slots = std::min(2, members - 1);
+  double bytes = whole;
+  if (parts > 1) {
+    const double packed = std::max({q, out, kv * (replicated ? 4 / element : 1)}) * element;
+    bytes += (q + out + kv) * element + 4 * rows + packed;
+    if (spec.training) bytes += (out + q + (replicated ? 0 : kv)) * element;
+  }
+  bytes += slots * kv * element + (members > 1 ? 4 * out : 0);
+  if (spec.training) {
+    bytes += 4 * rows + (members > 1 ? 4 * q : 0);
+    if (members > 1 || replicated) bytes += 4 * kv;  // the own block's gradients
+    if (members > 1) bytes += 4 * kv * (slots + 1);  // parts sent and taken
+  }
   return bytes;
 }
 

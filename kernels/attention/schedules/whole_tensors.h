@@ -1,0 +1,61 @@
+// What belongs to no token and is whole on every rank: the bias, ALiBi's slopes, the softmax offset and
+// max_logit, with their gradients. The same around the kernel calls of every schedule.
+#pragma once
+
+#include "kernels/attention/schedule.h"
+#include "kernels/runtime.h"
+
+namespace cppool::kernels {
+
+// Elements of the bias tensor, and where one of them is.
+struct BiasExtent {
+  std::int64_t batch_stride = 0, head_stride = 0, query_stride = 0;  // 0 where it is broadcast
+  std::int64_t elements = 0;
+};
+BiasExtent ExtentOfBias(const AttentionSpec& spec);
+
+class WholeTensors {
+ public:
+  // `shape`: the heads of this rank's calls; rows_q: of their queries. Sums and maxima are taken over `world` on
+  // the communication stream. Waits for the main stream when there are slopes to upload.
+  WholeTensors(cppool_runtime* runtime, AttentionKernels& kernels, const AttentionSpec& spec,
+               const KernelShape& shape, std::int64_t rows_q, Group world, cppool_stream comm_stream);
+
+  // Completes the arguments of a pass's calls, all but the plan and what comes with it.
+  void BeginForward(const AttentionTensors&, ForwardArgs&);
+  // [heads here], for the last call; NULL: the softmax has none.
+  const float* offset(const AttentionTensors&) const;
+  void EndForward(const AttentionTensors&);  // max_logit over all ranks
+
+  // After Delta, with args.lse and args.delta of all of this rank's queries, which `queries` has.
+  void BeginBackward(const AttentionTensors&, const BlockPlan& queries, BackwardArgs&);
+  // After the block's other gradients, with their arguments. Adds the block's part of dbias.
+  void AddBlock(const AttentionTensors&, const BackwardArgs&);
+  // After the last block: starts the sums over all ranks, which the main stream sees after EndBackward.
+  void StartSums(const AttentionTensors&);
+  void EndBackward(const AttentionTensors&);
+
+ private:
+  bool has_offset() const { return spec_.softmax != SoftmaxType::kVanilla; }
+  BiasArgs Bias(const AttentionTensors&) const;
+  // Orders the communication stream after the main stream's work so far.
+  void CommAfterMain();
+  void Reduce(float* data, std::int64_t count, cppool_reduce reduce);
+
+  cppool_runtime* rt_;
+  AttentionKernels& kernels_;
+  AttentionSpec spec_;
+  KernelShape shape_;
+  std::int64_t rows_q_;
+  Group world_;
+  cppool_stream comm_;
+  Event ready_, reduced_;
+  BiasExtent bias_;
+  Buffer slopes_;  // [heads here]
+  Buffer total_;   // [rows_q, heads here]: the logarithm of the whole denominator
+  Buffer dbias_;   // fp32, as the bias
+  // For a bias without an axis of queries: [batch, heads here, seqlen_kv], summed to dbias_ in one fixed order.
+  Buffer dbias_parts_;
+};
+
+}  // namespace cppool::kernels
