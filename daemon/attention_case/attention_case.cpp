@@ -1,8 +1,12 @@
 #include "attention_case.h"
 
+#include <cstdint>
+#include <cstdio>
 #include <exception>
+#include <optional>
 #include <string>
 
+#include "files.h"
 #include "kernels/attention/run.h"
 #include "kernels/error.h"
 #include "parameters.h"
@@ -20,7 +24,10 @@ cppool_status Validate(cppool_validation* v) {
         Json::parse(v->params_json), [v](const std::string& name) { return v->given(v, name.c_str()) != 0; });
     attention_case::CheckRelations(params, v->world_size);
     attention_case::CheckSupported(params);
-    v->needs(v, kernels::AttentionBytes(attention_case::ToSpec(params), v->world_size));
+    const kernels::AttentionSpec spec = attention_case::ToSpec(params, v->world_size);
+    if (v->dump) attention_case::CheckDump(v->dump, v->inputs);
+    if (v->inputs) attention_case::CheckInputs(v->inputs, spec);
+    v->needs(v, kernels::AttentionBytes(spec, v->world_size));
     v->replace_params(v, params.dump().c_str());
     return CPPOOL_OK;
   } catch (const Refused& refused) {
@@ -43,6 +50,11 @@ class Report : public kernels::AttentionReport {
                              verdict.rel_err,         verdict.tolerance, verdict.ok};
     c_->check(c_, &check);
   }
+  void Digest(std::uint64_t digest) override {
+    char json[24];
+    std::snprintf(json, sizeof(json), "\"%016llx\"", static_cast<unsigned long long>(digest));
+    c_->result(c_, "digest", json);
+  }
 
  private:
   cppool_case_context* c_;
@@ -50,9 +62,20 @@ class Report : public kernels::AttentionReport {
 
 cppool_status Run(cppool_case_context* c) {
   try {
+    const Json params = Json::parse(c->params_json);
+    const int world_size = c->runtime->world_size;
+    const kernels::AttentionSpec spec = attention_case::ToSpec(params, world_size);
     Report report(c);
-    kernels::RunAttention(c->runtime, attention_case::ToSpec(Json::parse(c->params_json)), c->checks != 0,
-                          report);
+    std::optional<attention_case::InputFiles> inputs;
+    if (c->inputs) inputs.emplace(c->inputs);
+    std::optional<attention_case::DumpFiles> dump;
+    if (c->dump) {
+      dump.emplace(
+          c->dump, spec, c->checks != 0,
+          Json{{"parameters", params}, {"world_size", world_size}, {"backend", c->runtime->backend}});
+    }
+    kernels::RunAttention(c->runtime, spec, c->checks != 0, report, inputs ? &*inputs : nullptr,
+                          dump ? &*dump : nullptr);
     return CPPOOL_OK;
   } catch (const kernels::RuntimeError& error) {
     c->fail(c, error.what());
@@ -74,7 +97,8 @@ const cppool_case* AttentionCase() {
                                       attention_case::kParameters,
                                       attention_case::kParameterCount,
                                       &Validate,
-                                      &Run};
+                                      &Run,
+                                      CPPOOL_CASE_DUMPS | CPPOOL_CASE_TAKES_INPUTS};
   return &definition;
 }
 

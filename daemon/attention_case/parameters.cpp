@@ -6,6 +6,7 @@ namespace cppool::attention_case {
 namespace {
 
 constexpr double kMaxSequence = 1 << 24;
+constexpr double kMaxBatch = 65536;
 constexpr double kMaxSeed = 9223372036854775807.0;  // integers are of 64 bits with a sign
 
 constexpr cppool_parameter Integer(const char* name, const char* default_json, double minimum, double maximum,
@@ -20,6 +21,11 @@ constexpr cppool_parameter Word(const char* name, const char* default_json, cons
   return {name, CPPOOL_TYPE_STRING, default_json, allowed_json, 0, 0, 0, doc};
 }
 
+// Cumulated lengths: batch_size + 1 entries.
+constexpr cppool_parameter Cumulated(const char* name, const char* doc) {
+  return {name, CPPOOL_TYPE_INTEGER_LIST, "null", nullptr, 0, kMaxBatch * kMaxSequence, 0, doc};
+}
+
 }  // namespace
 
 // The default problem is small enough for a laptop, and its sizes suit every schedule up to 8 ranks.
@@ -28,11 +34,19 @@ extern const cppool_parameter kParameters[] = {
          "a row of the model tables (cp_1_0, ...); parameters that are given override the row's"),
     Word("kernel_backend", "null", R"(["FlashAttention", "FusedAttention"])",
          "whose model table; needed when both tables have the row and differ"),
-    Integer("batch_size", "2", 1, 65536, "sequences"),
+    Integer("batch_size", "2", 1, kMaxBatch, "sequences"),
     Integer("max_seqlen_q", "384", 1, kMaxSequence,
             "queries per sequence, over all ranks; divisible by 2 * world_size"),
     Integer("max_seqlen_kv", "null", 1, kMaxSequence,
             "keys per sequence, over all ranks; null: max_seqlen_q"),
+    Cumulated(
+        "cu_seqlens_q",
+        "where each sequence's queries begin and the last one's end, [0, ...]; for thd and padding masks; "
+        "null: drawn from the seed"),
+    Cumulated("cu_seqlens_kv", "the same of keys; null: as queries, when max_seqlen_kv is max_seqlen_q"),
+    Cumulated("cu_seqlens_q_padded",
+              "thd: the same of places, divisible by 2 * world_size; null: lengths rounded up"),
+    Cumulated("cu_seqlens_kv_padded", "the same of keys"),
     Integer("num_heads", "8", 1, 1024, "query heads"),
     Integer("num_gqa_groups", "null", 1, 1024, "key/value heads: divides num_heads; null: num_heads"),
     Integer("head_dim_qk", "64", 1, 1024, "head dimension of queries and keys"),
@@ -50,13 +64,14 @@ extern const cppool_parameter kParameters[] = {
     Word("attn_bias_type", "\"no_bias\"", R"(["no_bias", "post_scale_bias", "alibi"])",
          "what is added to the scaled logits"),
     Word("bias_shape", "\"1hss\"", R"(["1hss", "11ss", "b1ss", "bhss", "111s"])",
-         "over batch, heads, queries and keys"),
+         "over batch, heads, queries and keys; 1: the same for all"),
     Word("softmax_type", "\"vanilla\"", R"(["vanilla", "off-by-one", "learnable"])",
-         "offset of the softmax's denominator"),
+         "offset of the softmax's denominator: none, 0, or one per head that is drawn from the seed"),
     Boolean("return_max_logit", "false", "also the largest logit of each head"),
-    Boolean("is_training", "true", "also the backward pass: dq, dk, dv"),
-    Boolean("deterministic", "false", "the same bits on every run (the kernels always give them)"),
-    Boolean("pad_between_seqs", "false", "thd: padding between the packed sequences"),
+    Boolean("is_training", "true", "also the backward pass: dq, dk, dv, and of bias and offset"),
+    Boolean("deterministic", "false",
+            "the same bits on every run: checked by a second one, and each rank reports a digest"),
+    Boolean("pad_between_seqs", "false", "thd: sequences do not fill their places"),
     {"softmax_scale", CPPOOL_TYPE_NUMBER, "null", nullptr, 0, 0, 0,
      "of the logits; null: 1 / sqrt(head_dim_qk)"},
     Integer("seed", "1234", 0, kMaxSeed, "of the inputs"),

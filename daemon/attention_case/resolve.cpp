@@ -1,24 +1,25 @@
 #include "resolve.h"
 
-#include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
-#include <optional>
+#include <initializer_list>
 #include <utility>
 
 #include "models.h"
 #include "protocol/json_text.h"
 #include "protocol/parameters.h"
+#include "sequences.h"
 
 namespace cppool::attention_case {
 namespace {
 
 using kernels::AttentionSpec;
 using kernels::AttnMaskType;
+using kernels::BiasType;
 using kernels::CpCommType;
 using kernels::Dtype;
 using kernels::QkvFormat;
+using kernels::SoftmaxType;
 
 [[noreturn]] void Invalid(const std::string& why) { throw Refused(false, why); }
 
@@ -72,6 +73,16 @@ void ApplyModel(Json& params, const std::function<bool(const std::string&)>& giv
   set("softmax_type", row->softmax_type);
   set("return_max_logit", row->return_max_logit);
   if (table == ModelTable::kFused && params.at("qkv_format") == "thd") set("pad_between_seqs", true);
+}
+
+// The value that a parameter's word stands for; the schema allows no other word.
+template <typename Value>
+Value Choose(const Json& params, const char* name,
+             std::initializer_list<std::pair<const char*, Value>> words) {
+  for (const auto& [word, value] : words) {
+    if (params.at(name) == word) return value;
+  }
+  throw Refused(false, std::string(name) + " is " + params.at(name).dump() + ", which means nothing");
 }
 
 void CheckDivides(const char* name, std::int64_t value, std::int64_t divisor, const std::string& why) {
@@ -134,31 +145,18 @@ void CheckRelations(const Json& params, int world_size) {
     Invalid("softmax_scale is " + params.at("softmax_scale").dump() +
             " and must be above 0 and a normal number in single precision");
   }
+  CheckSequences(params, world_size);
 }
 
 void CheckSupported(const Json& params) {
-  const auto unsupported = [](const std::string& what) {
-    throw Refused(true, what + " is not supported yet");
-  };
-  if (params.at("dtype") == "fp8") unsupported("dtype 'fp8'");
-  if (params.at("qkv_format") == "thd") unsupported("qkv_format 'thd'");
-  if (Text(params, "attn_mask_type").starts_with("padding"))
-    unsupported("attn_mask_type '" + Text(params, "attn_mask_type") + "'");
-  if (params.at("attn_bias_type") != "no_bias")
-    unsupported("attn_bias_type '" + Text(params, "attn_bias_type") + "'");
-  if (params.at("softmax_type") != "vanilla")
-    unsupported("softmax_type '" + Text(params, "softmax_type") + "'");
-  if (params.at("return_max_logit") == true) unsupported("return_max_logit");
-  const std::pair<std::int64_t, std::int64_t> dims{Int(params, "head_dim_qk"), Int(params, "head_dim_v")};
-  constexpr std::array<std::pair<std::int64_t, std::int64_t>, 5> kDims{
-      {{64, 64}, {128, 128}, {192, 128}, {128, 64}, {256, 256}}};
-  if (std::find(kDims.begin(), kDims.end(), dims) != kDims.end()) return;
-  unsupported("head_dim_qk " + std::to_string(dims.first) + " with head_dim_v " +
-              std::to_string(dims.second) +
-              " (there are kernels for 64/64, 128/128, 192/128, 128/64 and 256/256): it");
+  if (params.at("dtype") == "fp8") throw Refused(true, "dtype 'fp8' is not supported yet");
+  const std::int64_t dim_qk = Int(params, "head_dim_qk"), dim_v = Int(params, "head_dim_v");
+  if (kernels::SupportedHeadDims(static_cast<int>(dim_qk), static_cast<int>(dim_v))) return;
+  throw Refused(true, "head_dim_qk " + std::to_string(dim_qk) + " with head_dim_v " + std::to_string(dim_v) +
+                          " is not supported: there are kernels for " + kernels::kSupportedHeadDims);
 }
 
-AttentionSpec ToSpec(const Json& params) {
+AttentionSpec ToSpec(const Json& params, int world_size) {
   AttentionSpec spec;
   spec.batch = Int(params, "batch_size");
   spec.seqlen_q = Int(params, "max_seqlen_q");
@@ -168,21 +166,40 @@ AttentionSpec ToSpec(const Json& params) {
   spec.dim_qk = params.at("head_dim_qk").get<int>();
   spec.dim_v = params.at("head_dim_v").get<int>();
   spec.dtype = params.at("dtype") == "fp16" ? Dtype::kFp16 : Dtype::kBf16;
-  spec.format = params.at("qkv_format") == "sbhd" ? QkvFormat::kSbhd : QkvFormat::kBshd;
-  const std::string comm = Text(params, "cp_comm_type");
-  spec.comm = comm == "all_gather" ? CpCommType::kAllGather
-              : comm == "a2a"      ? CpCommType::kA2a
-              : comm == "a2a+p2p"  ? CpCommType::kA2aP2p
-                                   : CpCommType::kP2p;
-  const std::string mask = Text(params, "attn_mask_type");
-  spec.mask = mask == "causal"                ? AttnMaskType::kCausal
-              : mask == "causal_bottom_right" ? AttnMaskType::kCausalBottomRight
-                                              : AttnMaskType::kNoMask;
+  spec.format =
+      Choose<QkvFormat>(params, "qkv_format",
+                        {{"bshd", QkvFormat::kBshd}, {"sbhd", QkvFormat::kSbhd}, {"thd", QkvFormat::kThd}});
+  spec.comm = Choose<CpCommType>(params, "cp_comm_type",
+                                 {{"p2p", CpCommType::kP2p},
+                                  {"all_gather", CpCommType::kAllGather},
+                                  {"a2a", CpCommType::kA2a},
+                                  {"a2a+p2p", CpCommType::kA2aP2p}});
+  spec.mask =
+      Choose<AttnMaskType>(params, "attn_mask_type",
+                           {{"no_mask", AttnMaskType::kNoMask},
+                            {"causal", AttnMaskType::kCausal},
+                            {"causal_bottom_right", AttnMaskType::kCausalBottomRight},
+                            {"padding", AttnMaskType::kPadding},
+                            {"padding_causal", AttnMaskType::kPaddingCausal},
+                            {"padding_causal_bottom_right", AttnMaskType::kPaddingCausalBottomRight}});
+  spec.pad_between_seqs = params.at("pad_between_seqs").get<bool>();
+  spec.bias = Choose<BiasType>(
+      params, "attn_bias_type",
+      {{"no_bias", BiasType::kNone}, {"post_scale_bias", BiasType::kPostScale}, {"alibi", BiasType::kAlibi}});
+  const std::string shape = Text(params, "bias_shape");  // "1hss": a letter where it differs
+  spec.bias_shape = {shape[0] == 'b', shape[1] == 'h', shape[2] == 's'};
+  spec.softmax = Choose<SoftmaxType>(params, "softmax_type",
+                                     {{"vanilla", SoftmaxType::kVanilla},
+                                      {"off-by-one", SoftmaxType::kOffByOne},
+                                      {"learnable", SoftmaxType::kLearnable}});
+  spec.max_logit = params.at("return_max_logit").get<bool>();
+  spec.deterministic = params.at("deterministic").get<bool>();
   spec.window_left = params.at("window_size").at(0).get<std::int64_t>();
   spec.window_right = params.at("window_size").at(1).get<std::int64_t>();
   spec.scale = params.at("softmax_scale").get<double>();
   spec.training = params.at("is_training").get<bool>();
   spec.seed = params.at("seed").get<std::uint64_t>();
+  SetSequences(params, world_size, spec);
   return spec;
 }
 

@@ -35,7 +35,7 @@ void CheckRelations(const Json& params, int world_size);
 // What is meaningful and not there yet. Throws Refused(unsupported).
 void CheckSupported(const Json& params);
 
-// Of resolved, checked parameters.
-kernels::AttentionSpec ToSpec(const Json& params);
+// Of resolved, checked parameters. Complete: sequences that are not given are drawn.
+kernels::AttentionSpec ToSpec(const Json& params, int world_size);
 
 }  // namespace cppool::attention_case

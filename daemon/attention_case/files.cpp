@@ -1,0 +1,192 @@
+#include "files.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <system_error>
+#include <vector>
+
+#include "kernels/error.h"
+#include "protocol/json_text.h"
+#include "resolve.h"
+
+namespace cppool::attention_case {
+namespace {
+
+namespace fs = std::filesystem;
+using kernels::Dtype;
+using kernels::RuntimeError;
+using kernels::TensorInfo;
+
+constexpr const char* kIndex = "index.json";
+
+[[noreturn]] void Refuse(const char* key, const std::string& why) {
+  throw Refused(false, std::string(key) + ": " + why);
+}
+
+std::string FileOf(const TensorInfo& tensor, bool reference) {
+  return tensor.name() + (reference ? "_no_cp" : "") + ".npy";
+}
+
+// bf16 is in no NumPy file: it is a float32 with a shorter fraction.
+NpyType TypeOf(Dtype dtype) { return dtype == Dtype::kFp16 ? NpyType::kFloat16 : NpyType::kFloat32; }
+
+const char* NameOf(Dtype dtype) {
+  return dtype == Dtype::kFp16 ? "fp16" : dtype == Dtype::kBf16 ? "bf16" : "fp32";
+}
+
+// What rounds to an infinity: half a unit of the last place beyond the largest number.
+double Limit(Dtype dtype) {
+  return dtype == Dtype::kFp16 ? 65520 : dtype == Dtype::kBf16 ? 0x1.FFp127 : 0x1.FFFFFFp127;
+}
+
+void CheckValues(const std::string& path, const NpyReader& file, Dtype dtype) {
+  constexpr std::int64_t kChunk = 1 << 17;
+  std::vector<double> values(static_cast<std::size_t>(std::min(kChunk, file.count())));
+  const double limit = Limit(dtype);
+  for (std::int64_t first = 0; first < file.count(); first += kChunk) {
+    const std::int64_t count = std::min(kChunk, file.count() - first);
+    file.Read(first, count, values.data());
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (std::abs(values[i]) < limit) continue;  // false for NaN
+      const std::string what = std::isnan(values[i]) ? "NaN"
+                               : std::isinf(values[i])
+                                   ? "an infinity"
+                                   : std::to_string(values[i]) + ", too large for " + NameOf(dtype);
+      Refuse("inputs", path + ": element " + std::to_string(first + i) + " is " + what);
+    }
+  }
+}
+
+[[noreturn]] void DumpFailed(const std::string& what) {
+  throw RuntimeError(CPPOOL_INVALID_REQUEST, "dump: " + what);
+}
+
+}  // namespace
+
+void CheckInputs(const std::string& folder, const kernels::AttentionSpec& spec) {
+  std::error_code error;
+  if (!fs::is_directory(folder, error))
+    Refuse("inputs",
+           "there is no folder " + protocol::Quoted(folder) + (error ? " (" + error.message() + ")" : ""));
+  for (const TensorInfo& tensor : InputTensors(spec)) {
+    const std::string path = (fs::path(folder) / FileOf(tensor, false)).string();
+    try {
+      const NpyReader file(path);
+      if (file.header().shape != tensor.shape) {
+        std::string axes;
+        for (const std::string& axis : tensor.axes) axes += (axes.empty() ? "" : ", ") + axis;
+        Refuse("inputs", path + ": has shape " + ShapeText(file.header().shape) + " and must have " +
+                             ShapeText(tensor.shape) + " (" + axes + ")");
+      }
+      CheckValues(path, file, tensor.dtype);
+    } catch (const NpyError& failed) {
+      Refuse("inputs", failed.what());
+    }
+  }
+}
+
+void CheckDump(const std::string& folder, const char* inputs) {
+  std::error_code ignored;
+  if (inputs && (fs::equivalent(folder, inputs, ignored) ||
+                 fs::weakly_canonical(folder, ignored) == fs::weakly_canonical(inputs, ignored)))
+    Refuse("dump", "is the folder of inputs, which would be overwritten: name another");
+  fs::path there = fs::absolute(folder, ignored).lexically_normal();
+  while (there.has_relative_path() && !fs::exists(fs::symlink_status(there, ignored)))
+    there = there.parent_path();
+  if (!fs::is_directory(there, ignored)) Refuse("dump", protocol::Quoted(there.string()) + " is no folder");
+  if (access(there.c_str(), W_OK | X_OK) != 0)
+    Refuse("dump", protocol::Quoted(there.string()) + " cannot be written to: " + std::strerror(errno));
+}
+
+void InputFiles::ReadRow(const TensorInfo& tensor, std::int64_t row, double* to) {
+  const std::string path = (fs::path(folder_) / FileOf(tensor, false)).string();
+  try {
+    auto file = files_.find(path);
+    if (file == files_.end()) file = files_.emplace(path, NpyReader(path)).first;
+    if (file->second.header().shape != tensor.shape) throw NpyError(path + ": has another shape than before");
+    file->second.Read(row * tensor.columns, tensor.columns, to);
+  } catch (const NpyError& error) {
+    throw RuntimeError(CPPOOL_INVALID_REQUEST, std::string("inputs: ") + error.what());
+  }
+}
+
+std::string DumpFiles::PathOf(const TensorInfo& tensor, bool reference) const {
+  return (fs::path(folder_) / FileOf(tensor, reference)).string();
+}
+
+void DumpFiles::Begin() {
+  std::error_code error;
+  fs::create_directories(folder_, error);
+  if (error) DumpFailed(folder_ + ": cannot be made: " + error.message());
+  fs::remove(fs::path(folder_) / kIndex, error);  // an old one would speak of the new files
+  const auto create = [&](const TensorInfo& tensor, bool reference) {
+    NpyWriter::Create(PathOf(tensor, reference), {TypeOf(tensor.dtype), tensor.shape});
+  };
+  try {
+    for (const TensorInfo& tensor : InputTensors(spec_)) create(tensor, false);
+    for (const TensorInfo& tensor : OutputTensors(spec_)) {
+      create(tensor, false);
+      if (reference_) create(tensor, true);
+    }
+  } catch (const NpyError& failed) {
+    DumpFailed(failed.what());
+  }
+}
+
+void DumpFiles::WriteRow(const TensorInfo& tensor, bool reference, std::int64_t row, const void* elements) {
+  const std::string path = PathOf(tensor, reference);
+  try {
+    auto file = files_.find(path);
+    if (file == files_.end()) file = files_.emplace(path, NpyWriter(path, TypeOf(tensor.dtype))).first;
+    const std::int64_t first = row * tensor.columns;
+    if (tensor.dtype != Dtype::kBf16) return file->second.Write(first, tensor.columns, elements);
+    std::vector<std::uint32_t> wide(static_cast<std::size_t>(tensor.columns));
+    const auto* bits = static_cast<const std::uint16_t*>(elements);
+    for (std::size_t i = 0; i < wide.size(); ++i) wide[i] = std::uint32_t{bits[i]} << 16;
+    file->second.Write(first, tensor.columns, wide.data());
+  } catch (const NpyError& failed) {
+    throw RuntimeError(CPPOOL_INTERNAL, std::string("dump: ") + failed.what());
+  }
+}
+
+void DumpFiles::End() {
+  Json files = Json::object();
+  const auto describe = [&](const TensorInfo& tensor, bool reference) {
+    files[FileOf(tensor, reference)] = {{"tensor", tensor.name()},
+                                        {"run", reference ? "no_cp" : "cp"},
+                                        {"shape", tensor.shape},
+                                        {"axes", tensor.axes},
+                                        {"dtype", NameOf(TypeOf(tensor.dtype))},
+                                        {"computed_in", NameOf(tensor.dtype)}};
+  };
+  for (const TensorInfo& tensor : InputTensors(spec_)) describe(tensor, false);
+  for (const TensorInfo& tensor : OutputTensors(spec_)) {
+    describe(tensor, false);
+    if (reference_) describe(tensor, true);
+  }
+  Json index = about_;
+  index["files"] = std::move(files);
+  const auto sums = [](const std::vector<std::int64_t>& lengths) {
+    std::vector<std::int64_t> cumulated{0};
+    for (const std::int64_t length : lengths) cumulated.push_back(cumulated.back() + length);
+    return cumulated;
+  };
+  index["cu_seqlens_q"] = sums(spec_.queries.length);
+  index["cu_seqlens_kv"] = sums(spec_.keys.length);
+  index["cu_seqlens_q_padded"] = sums(spec_.queries.room);
+  index["cu_seqlens_kv_padded"] = sums(spec_.keys.room);
+  const fs::path path = fs::path(folder_) / kIndex;
+  std::ofstream out(path);
+  out << index.dump(2) << "\n";
+  out.close();
+  if (!out) throw RuntimeError(CPPOOL_INTERNAL, "dump: " + path.string() + ": cannot be written");
+}
+
+}  // namespace cppool::attention_case

@@ -1,0 +1,54 @@
+// The folders of a request: `inputs`, tensors to run on, and `dump`, the tensors of a run.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "kernels/attention/run.h"
+#include "kernels/attention/spec.h"
+#include "npy.h"
+
+namespace cppool::attention_case {
+
+// Both throw Refused naming the key, and the file where it is one.
+// Every file that `spec` needs is there, of its shape and a type that can be read, and all values are numbers that its
+// dtype can hold. Reads all of them.
+void CheckInputs(const std::string& folder, const kernels::AttentionSpec& spec);
+// The folder is there and can be written to, or can be made; and is not `inputs` (which may be NULL). Leaves no trace.
+void CheckDump(const std::string& folder, const char* inputs);
+
+// One per rank.
+class InputFiles : public kernels::TensorSource {
+ public:
+  explicit InputFiles(std::string folder) : folder_(std::move(folder)) {}
+  void ReadRow(const kernels::TensorInfo& tensor, std::int64_t row, double* to) override;
+
+ private:
+  std::string folder_;
+  std::map<std::string, NpyReader> files_;
+};
+
+// One per rank; rank 0's makes the folder, the files and, when everything is written, index.json.
+class DumpFiles : public kernels::TensorSink {
+ public:
+  // `about`: what index.json says beside the files. `reference`: there is a run without CP.
+  DumpFiles(std::string folder, const kernels::AttentionSpec& spec, bool reference, nlohmann::json about)
+      : folder_(std::move(folder)), spec_(spec), reference_(reference), about_(std::move(about)) {}
+  void Begin() override;
+  void WriteRow(const kernels::TensorInfo& tensor, bool reference, std::int64_t row,
+                const void* elements) override;
+  void End() override;
+
+ private:
+  std::string PathOf(const kernels::TensorInfo& tensor, bool reference) const;
+
+  std::string folder_;
+  const kernels::AttentionSpec& spec_;
+  bool reference_;
+  nlohmann::json about_;
+  std::map<std::string, NpyWriter> files_;
+};
+
+}  // namespace cppool::attention_case

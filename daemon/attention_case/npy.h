@@ -1,0 +1,81 @@
+// Arrays of NumPy's .npy format, row by row: little-endian floating-point numbers in C order (NumPy enhancement
+// proposal 1). Errors throw NpyError, whose text begins with the file's path.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cppool::attention_case {
+
+enum class NpyType { kFloat16, kFloat32, kFloat64 };
+std::size_t SizeOf(NpyType type);
+const char* NameOf(NpyType type);  // NumPy's: "float32"
+
+class NpyError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+struct NpyHeader {
+  NpyType type = NpyType::kFloat32;
+  std::vector<std::int64_t> shape;
+};
+// The dictionary of a header, as text. Throws NpyError without a path.
+NpyHeader ParseNpyHeader(std::string_view text);
+// "(2, 3)", "(8,)".
+std::string ShapeText(const std::vector<std::int64_t>& shape);
+
+// A descriptor, closed with its owner.
+class OpenFile {
+ public:
+  OpenFile(const std::string& path, int flags);
+  ~OpenFile();
+  OpenFile(OpenFile&& other) noexcept;
+  OpenFile(const OpenFile&) = delete;
+  OpenFile& operator=(const OpenFile&) = delete;
+  OpenFile& operator=(OpenFile&&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+// Any number of threads.
+class NpyReader {
+ public:
+  // Reads the header and looks at the size: a file that is too short or too long is none.
+  explicit NpyReader(const std::string& path);
+  const NpyHeader& header() const { return header_; }
+  std::int64_t count() const { return count_; }  // of elements
+  // Elements first .. first + count, exactly.
+  void Read(std::int64_t first, std::int64_t count, double* to) const;
+
+ private:
+  std::string path_;
+  OpenFile file_;
+  NpyHeader header_;
+  std::int64_t count_ = 0;
+  std::size_t data_ = 0;  // where they begin
+};
+
+class NpyWriter {
+ public:
+  // Makes the file anew, all of it zeros.
+  static void Create(const std::string& path, const NpyHeader& header);
+  // Opens one that Create has made.
+  NpyWriter(const std::string& path, NpyType type);
+  // Elements in the file's type, from element `first` on. Several writers may write different parts.
+  void Write(std::int64_t first, std::int64_t count, const void* elements);
+
+ private:
+  std::string path_;
+  OpenFile file_;
+  NpyType type_;
+  std::size_t data_ = 0;
+};
+
+}  // namespace cppool::attention_case
