@@ -18,6 +18,9 @@ struct Row {
 constexpr AttnMaskType kAll = AttnMaskType::kNoMask;
 constexpr AttnMaskType kCausal = AttnMaskType::kCausal;
 constexpr AttnMaskType kBottomRight = AttnMaskType::kCausalBottomRight;
+constexpr AttnMaskType kPadding = AttnMaskType::kPadding;
+constexpr AttnMaskType kPaddingCausal = AttnMaskType::kPaddingCausal;
+constexpr AttnMaskType kPaddingBottomRight = AttnMaskType::kPaddingCausalBottomRight;
 constexpr std::int64_t kFar = std::int64_t{1} << 40;
 
 TEST_CASE("Bands of masks and windows") {
@@ -49,6 +52,13 @@ TEST_CASE("Bands of masks and windows") {
       {kBottomRight, -1, 7, 20, 8, {-kOpen, -12}},
       {kBottomRight, 3, 7, 8, 20, {9, 12}},
       {kBottomRight, 3, 0, 20, 8, {-15, -12}},
+      // A mask of padding means what the mask without means, for a sequence's own lengths.
+      {kPadding, -1, -1, 5, 7, {-kOpen, kOpen}},
+      {kPadding, -1, 0, 5, 7, {-kOpen, kOpen}},
+      {kPadding, 3, 2, 5, 7, {-1, 4}},
+      {kPaddingCausal, 3, 5, 8, 20, {-3, 0}},
+      {kPaddingBottomRight, 3, 7, 8, 20, {9, 12}},
+      {kPaddingBottomRight, -1, 0, 8, 0, {-kOpen, -8}},
       // Windows wider than any sequence are no limit.
       {kAll, kFar, kFar, 8, 8, {-kOpen, kOpen}},
       {kCausal, kFar, kFar, 1 << 24, 1, {-kOpen, 0}},
@@ -63,9 +73,19 @@ TEST_CASE("Bands of masks and windows") {
     spec.window_left = row.left;
     spec.window_right = row.right;
     const Band band = BandOf(spec, row.seqlen_q, row.seqlen_kv);
+    CHECK(band.diagonal ==
+          (row.mask == kCausal || row.mask == kPaddingCausal ? 0 : row.seqlen_kv - row.seqlen_q));
     CHECK(band.low == row.band.low);
     CHECK(band.high == row.band.high);
   }
+}
+
+TEST_CASE("Each sequence has the band of its own lengths") {
+  AttentionSpec spec;
+  spec.mask = kPaddingBottomRight;
+  spec.queries = {{8, 0, 5}, {8, 0, 8}, 24};
+  spec.keys = {{4, 3, 5}, {4, 4, 8}, 24};
+  CHECK(BandsOf(spec) == std::vector<Band>{{-kOpen, -4, -4}, {-kOpen, 3, 3}, {-kOpen, 0, 0}});
 }
 
 TEST_CASE("An open side is farther than any two positions") {

@@ -158,9 +158,17 @@ TEST_CASE("Work lists of random layouts and bands visit every visible pair once"
     const Layout query = RandomLayout(random, sequences, longest),
                  key = RandomLayout(random, sequences, longest);
     std::vector<Band> bands;
-    for (int s = 0; s < sequences; ++s) bands.push_back(RandomBand(random, longest));
+    for (int s = 0; s < sequences; ++s) {
+      bands.push_back(RandomBand(random, longest));
+      bands.back().diagonal = Between(random, -longest, longest);
+    }
     const int tile_rows = Between(random, 1, 16);
     INFO("round " << round);
+    std::int64_t pairs = 0;
+    for (const Token& q : TokensOf(query)) {
+      for (const Token& k : TokensOf(key)) pairs += Sees(q, k, bands);
+    }
+    REQUIRE(CountPairs(query, key, bands) == pairs);
     for (const Side side : {Side::kQuery, Side::kKey}) {
       for (const bool keep_empty : {false, true})
         CheckWorkList(side, query, key, bands, tile_rows, keep_empty);
@@ -177,11 +185,12 @@ TEST_CASE("Work lists of the layouts of ranks") {
   spec.window_left = left;
   const int world = 3;
   std::vector<Layout> parts;
-  for (int rank = 0; rank < world; ++rank) parts.push_back(RankLayout(format, 2, 42, world, rank));
+  for (int rank = 0; rank < world; ++rank)
+    parts.push_back(RankLayout(format, UniformSequences(2, 42), world, rank));
   const Layout all = Concatenate(parts);
   const std::vector<Band> bands(2, BandOf(spec, 36, 42));
   for (int rank = 0; rank < world; ++rank) {
-    const Layout query = RankLayout(format, 2, 36, world, rank);
+    const Layout query = RankLayout(format, UniformSequences(2, 36), world, rank);
     for (const Side side : {Side::kQuery, Side::kKey}) {
       for (const Layout& key : parts) CheckWorkList(side, query, key, bands, 8, true);
       CheckWorkList(side, query, all, bands, 8, false);
@@ -191,19 +200,19 @@ TEST_CASE("Work lists of the layouts of ranks") {
 
 TEST_CASE("Neighbours in rows and positions are one range") {
   // The two chunks of the middle rank continue each other; in the whole of two ranks' parts nothing else does.
-  const Layout query = GlobalLayout(QkvFormat::kBshd, 1, 4);
+  const Layout query = GlobalLayout(QkvFormat::kBshd, UniformSequences(1, 4));
   const std::vector<Band> open{{-kOpen, kOpen}};
-  const WorkList middle =
-      BuildWorkList(Side::kQuery, query, RankLayout(QkvFormat::kBshd, 1, 16, 2, 1), open, 4, false);
+  const WorkList middle = BuildWorkList(
+      Side::kQuery, query, RankLayout(QkvFormat::kBshd, UniformSequences(1, 16), 2, 1), open, 4, false);
   CHECK(middle.ranges == std::vector<Range>{{0, 4, 8}});
-  const Layout all =
-      Concatenate({RankLayout(QkvFormat::kBshd, 1, 16, 2, 0), RankLayout(QkvFormat::kBshd, 1, 16, 2, 1)});
+  const Layout all = Concatenate({RankLayout(QkvFormat::kBshd, UniformSequences(1, 16), 2, 0),
+                                  RankLayout(QkvFormat::kBshd, UniformSequences(1, 16), 2, 1)});
   const WorkList whole = BuildWorkList(Side::kQuery, query, all, open, 4, false);
   CHECK(whole.ranges == std::vector<Range>{{0, 0, 4}, {8, 4, 8}, {4, 12, 4}});
 }
 
 TEST_CASE("The most work comes first, and equal work in order") {
-  const Layout layout = GlobalLayout(QkvFormat::kBshd, 2, 12);
+  const Layout layout = GlobalLayout(QkvFormat::kBshd, UniformSequences(2, 12));
   const WorkList list = BuildWorkList(Side::kQuery, layout, layout, {{-kOpen, 0}, {-kOpen, 0}}, 4, true);
   std::vector<std::pair<int, int>> order;
   for (const Tile& tile : list.tiles) order.emplace_back(tile.sequence, tile.position);
@@ -213,16 +222,17 @@ TEST_CASE("The most work comes first, and equal work in order") {
 
 TEST_CASE("Pairs of long sequences are counted, not overflown") {
   constexpr std::int64_t length = std::int64_t{1} << 24;
-  const Layout layout = GlobalLayout(QkvFormat::kBshd, 1, length);
+  const Layout layout = GlobalLayout(QkvFormat::kBshd, UniformSequences(1, length));
   CHECK(BuildWorkList(Side::kQuery, layout, layout, {{-kOpen, 0}}, 1 << 20, false).pairs ==
         length * (length + 1) / 2);
+  CHECK(CountPairs(layout, layout, {{-kOpen, 0}}) == length * (length + 1) / 2);
   CHECK(BuildWorkList(Side::kKey, layout, layout, {{-kOpen, kOpen}}, 1 << 20, false).pairs ==
         length * length);
   CHECK(BuildWorkList(Side::kKey, layout, layout, {{-1, 1}}, 1 << 20, false).pairs == 3 * length - 2);
 }
 
 TEST_CASE("A sequence without a band is refused") {
-  const Layout layout = GlobalLayout(QkvFormat::kBshd, 2, 4);
+  const Layout layout = GlobalLayout(QkvFormat::kBshd, UniformSequences(2, 4));
   CHECK_THROWS_AS(BuildWorkList(Side::kQuery, layout, layout, {{-kOpen, 0}}, 4, true), RuntimeError);
 }
 
