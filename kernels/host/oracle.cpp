@@ -118,7 +118,7 @@ class RowOracle {
       p[j] = std::exp(p[j] - shift);
       sum += p[j];
     }
-    const double lse = sum > 0 ? largest + std::log(sum) : -kInfinity;
+    const double lse = largest + std::log(sum);  // -inf where it sees nothing
     // With an offset the keys share what it leaves: exp(lse) of exp(lse) + exp(offset).
     double keys_share = 1;
     p_offset_ = 0;

@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kRowThreads) SoftmaxKernel(Chunk chunk) {
     sum += p[j];
   }
   sum = ReduceRow(sum, Add{});
-  const double lse = sum > 0 ? largest + log(sum) : -INFINITY;
+  const double lse = largest + log(sum);  // -inf where it sees nothing
   // With an offset the keys share what it leaves: exp(lse) of exp(lse) + exp(offset).
   const double keys_share = args.softmax_offset ? 1 / (1 + exp(args.softmax_offset[head] - lse)) : 1;
   for (std::int64_t j = keys.begin + threadIdx.x; j < keys.end; j += kRowThreads)

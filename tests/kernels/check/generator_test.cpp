@@ -183,11 +183,14 @@ TEST_CASE("a bias is an input like the others: spread, and uncorrelated along ev
     CHECK(std::abs(mean_product(values, shift)) < 7 * variance / std::sqrt(n));
   }
   CHECK(std::abs(mean_product(Bias(rank, 2, 4, 64, 128, Dtype::kFp64, 8), 0)) < 5 * variance / std::sqrt(n));
-  // Of another kind than q's, whose counters could be the same.
+  // Of another kind than q, k, v and dout, whose counters could be the same for one head.
   const Layout layout = GlobalLayout(QkvFormat::kBshd, UniformSequences(2, 64));
-  const Buffer q = rank.Poisoned(values.size() * sizeof(double));
-  rank.kernels().Generate(InputTensor::kQ, 7, layout, 4, 128, Dtype::kFp64, q.get(), rank.stream());
-  CHECK(std::abs(mean_product(rank.Download<double>(q), 0)) < 5 * variance / std::sqrt(n));
+  const std::vector<double> bias = Bias(rank, 2, 1, 64, 128);
+  for (const InputTensor tensor : {InputTensor::kQ, InputTensor::kK, InputTensor::kV, InputTensor::kDout}) {
+    const Buffer other = rank.Poisoned(bias.size() * sizeof(double));
+    rank.kernels().Generate(tensor, 7, layout, 1, 128, Dtype::kFp64, other.get(), rank.stream());
+    CHECK(rank.Download<double>(other) != bias);
+  }
 }
 
 TEST_CASE("softmax offsets are one token of dim 1") {

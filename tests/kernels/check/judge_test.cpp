@@ -245,6 +245,12 @@ TEST_CASE("d_softmax_offset: a missing or a doubled part fails, the rounding of 
     }
   }
   CHECK_FALSE(NoCp(CheckedTensor::kDsoftmaxOffset, Dtype::kBf16, false, {0}, {1e-9}).ok);
+  // One head's sum may cancel, 64 heads' do not.
+  CHECK(NoCp(CheckedTensor::kDsoftmaxOffset, Dtype::kBf16, false, {0.0312}, {0.03}).ok);
+  const std::vector<double> many = Parts({1}, 64, 0.03);
+  std::vector<double> off = many;
+  for (double& x : off) x *= 1.04;
+  CHECK_FALSE(NoCp(CheckedTensor::kDsoftmaxOffset, Dtype::kBf16, false, off, many).ok);
 }
 
 TEST_CASE("max_logit: fp32's rounding and nothing else, whatever plain attention does") {

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <limits>
 #include <set>
 
@@ -29,6 +30,12 @@ TEST_CASE("a digest tells every bit, every exchange of places and every length a
       std::swap(changed[i], changed[j]);
       add(changed);
     }
+  }
+  for (std::size_t word = 1; word < 10; ++word) {  // of eight bytes
+    auto changed = values;
+    std::swap_ranges(changed.begin(), changed.begin() + 4,
+                     changed.begin() + static_cast<std::ptrdiff_t>(word) * 4);
+    add(changed);
   }
   for (std::size_t size = 0; size < 20; ++size) add(std::vector<std::uint16_t>(size, 0));
   CHECK(seen.size() == count);

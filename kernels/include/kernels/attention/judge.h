@@ -46,7 +46,8 @@ Verdict JudgeNoCp(CheckedTensor tensor, Dtype dtype, bool gqa, const CompareStat
 Verdict JudgeOracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours, const CompareStats& plain,
                     double summed = 1);
 
-// Rows without a token, compared with zeros: every element is 0 and nothing else.
+// Rows without a token, compared with zeros (one row of them, with a b_stride of 0): every element is 0 and
+// nothing else.
 Verdict JudgePadding(const CompareStats& against_zeros);
 
 // A second run of the same: its digest is the first one's.

@@ -81,7 +81,7 @@ void Run() {
   c.group = 1;
   TimeOracle(rank, "oracle 16384, group 1, d 128, causal", c);
 
-  const Layout layout = GlobalLayout(QkvFormat::kBshd, 2, 4096);
+  const Layout layout = GlobalLayout(QkvFormat::kBshd, UniformSequences(2, 4096));
   const int heads = 128;
   const std::size_t count = static_cast<std::size_t>(layout.rows) * heads * 128;
   const Buffer a(rank.rt(), count * 2, rank.stream());
@@ -93,6 +93,20 @@ void Run() {
   double milliseconds = Milliseconds(rank, [&] { generate(a); });
   std::printf("inputs of 2 x 4096 x 128 x 128, bf16            %7.3f ms (%.0f GB/s)\n", milliseconds,
               static_cast<double>(count) * 2 / milliseconds * 1e-6);
+  const Buffer bias(rank.rt(), std::size_t{12} * 4096 * 4096 * 2, rank.stream());
+  milliseconds = Milliseconds(rank, [&] {
+    rank.kernels().GenerateBias(1, 1, 12, 4096, 4096, Dtype::kBf16, bias.get(), rank.stream());
+  });
+  std::printf("bias of 1 x 12 x 4096 x 4096, bf16              %7.3f ms (%.0f GB/s)\n", milliseconds,
+              static_cast<double>(bias.bytes()) / milliseconds * 1e-6);
+  void* digest = nullptr;
+  Check(rank.rt(), rank.rt()->alloc_host(rank.rt(), sizeof(std::uint64_t), &digest));
+  milliseconds = Milliseconds(rank, [&] {
+    rank.kernels().Digest(bias.get(), bias.bytes(), static_cast<std::uint64_t*>(digest), rank.stream());
+  });
+  rank.rt()->free_host(rank.rt(), digest);
+  std::printf("digest of 1 x 12 x 4096 x 4096, bf16            %7.3f ms (%.0f GB/s)\n", milliseconds,
+              static_cast<double>(bias.bytes()) / milliseconds * 1e-6);
   CompareArgs args;
   args.a = a.get();
   args.b = b.get();
