@@ -71,7 +71,6 @@ std::vector<std::string> CommonWords(const Arguments& arguments) {
 
 RunOptions ToRunOptions(const Arguments& arguments) {
   RunOptions options;
-  options.case_name = arguments.case_name;  // a suite's are attention, which is the default
   options.deadline = std::chrono::milliseconds(std::llround(arguments.deadline * 1000));
   if (arguments.perturb) options.perturb = static_cast<std::uint64_t>(*arguments.perturb);
   options.dump = arguments.dump;

@@ -30,11 +30,13 @@ Outcome CellRunner::Ask(const Cell& cell, Question question) {
   if (world_size_ != cell.world_size && world_size_ != 0) pools_.At(world_size_).Stop();
   world_size_ = cell.world_size;
   Pool& pool = pools_.At(cell.world_size);
+  RunOptions options = run_options_;
+  options.case_name = cell.case_name;
   Outcome outcome;
   const auto start = std::chrono::steady_clock::now();
   try {
     if (worlds_.count(cell.world_size) == 0) worlds_[cell.world_size] = pool.Hello();
-    outcome.result = (pool.*question)(cell.params, run_options_);
+    outcome.result = (pool.*question)(cell.params, options);
     outcome.kind = KindOf(outcome.result->status);
     outcome.error = outcome.result->error;
     if (outcome.failed()) outcome.stderr_tail = pool.StderrTail();
