@@ -1,130 +1,18 @@
-// Every schedule on the host runtime, each output on every rank checked against the same kernels without CP and the fp64 oracle.
-#include <algorithm>
+// Every schedule on the host runtime, each output on every rank checked against the same kernels without CP and
+// the fp64 oracle: shapes, heads and types. What a mask or a softmax may ask for besides is in test_features.cpp.
+#include <cstddef>
 #include <cstdint>
-#include <exception>
-#include <functional>
-#include <memory>
-#include <mutex>
 #include <set>
-#include <string>
-#include <thread>
+#include <utility>
 #include <vector>
 
 #include "catch.h"
-#include "kernels/attention/run.h"
-#include "kernels/attention/schedule.h"
-#include "kernels/backend.h"
-#include "kernels/error.h"
+#include "host_world.h"
 
 namespace {
 
 using namespace cppool::kernels;
-
-struct Finding {
-  int rank;
-  CheckedTensor tensor;
-  std::string against;
-  Verdict verdict;
-};
-
-// A world of host ranks that runs cases one after another, as the daemon does.
-class HostWorld {
- public:
-  explicit HostWorld(int size) : backend_(CreateHostBackend(size)), ranks_(size) {
-    OnEveryRank([&](int r) { ranks_[r] = backend_->OpenRank(r); });
-  }
-
-  // Alters the seam that a rank's case is given; for faults.
-  using Alter = std::function<void(cppool_runtime&)>;
-
-  std::vector<Finding> Run(const AttentionSpec& spec, const Alter& alter = {}) {
-    std::mutex mutex;
-    std::vector<Finding> findings;
-    OnEveryRank([&](int r) {
-      Report report(*ranks_[r], [&](const Finding& f) {
-        const std::lock_guard lock(mutex);
-        findings.push_back(f);
-        findings.back().rank = r;
-      });
-      ranks_[r]->BeginCase();
-      cppool_runtime seam = *ranks_[r]->seam();
-      if (alter) alter(seam);
-      RunAttention(&seam, spec, true, report);
-      const StageTimes times = ranks_[r]->EndCase();
-      for (const char* stage : {"forward", "backward"}) {
-        const bool timed =
-            std::any_of(times.begin(), times.end(), [&](const auto& t) { return t.first == stage; });
-        if (timed != (spec.training || stage[0] == 'f'))
-          throw RuntimeError(CPPOOL_INTERNAL, std::string("wrong stages: ") + stage);
-      }
-      if (ranks_[r]->Memory().live_allocations != 0)
-        throw RuntimeError(CPPOOL_INTERNAL, "the case left memory behind");
-    });
-    return findings;
-  }
-
- private:
-  class Report : public AttentionReport {
-   public:
-    Report(RankRuntime& rank, std::function<void(const Finding&)> found)
-        : rank_(rank), found_(std::move(found)) {}
-    bool NextIteration() override {
-      if (++iteration_ == 2) rank_.EndIterations();
-      if (iteration_ >= 2) return false;
-      rank_.BeginIteration(iteration_);
-      return true;
-    }
-    void Work(const std::string&, double flops) override {
-      if (!(flops > 0)) throw RuntimeError(CPPOOL_INTERNAL, "no work");
-    }
-    void Check(CheckedTensor tensor, const std::string& against, const Verdict& verdict) override {
-      found_({0, tensor, against, verdict});
-    }
-
-   private:
-    RankRuntime& rank_;
-    std::function<void(const Finding&)> found_;
-    int iteration_ = -1;
-  };
-
-  void OnEveryRank(const std::function<void(int)>& work) {
-    std::vector<std::thread> threads;
-    std::mutex mutex;
-    std::exception_ptr first;
-    for (int r = 0; r < backend_->world_size(); ++r) {
-      threads.emplace_back([&, r] {
-        try {
-          work(r);
-        } catch (...) {
-          const std::lock_guard lock(mutex);
-          if (!first) first = std::current_exception();
-          backend_->Abort("rank " + std::to_string(r) + " failed");
-        }
-      });
-    }
-    for (std::thread& t : threads) t.join();
-    if (first) std::rethrow_exception(first);
-  }
-
-  std::unique_ptr<Backend> backend_;
-  std::vector<std::unique_ptr<RankRuntime>> ranks_;
-};
-
-std::string Describe(const Finding& f) {
-  return "rank " + std::to_string(f.rank) + " " + NameOf(f.tensor) + " against " + f.against +
-         ": max_abs_err " + std::to_string(f.verdict.max_abs_err) + ", rel_err " +
-         std::to_string(f.verdict.rel_err) + ", tolerance " + std::to_string(f.verdict.tolerance);
-}
-
-void RequireAllHold(HostWorld& world, int size, const AttentionSpec& spec) {
-  const std::vector<Finding> findings = world.Run(spec);
-  const std::size_t tensors = spec.training ? 5 : 2;
-  REQUIRE(findings.size() == 2 * tensors * size);
-  for (const Finding& f : findings) {
-    INFO(Describe(f));
-    CHECK(f.verdict.ok);
-  }
-}
+using namespace cppool::test;
 
 struct Heads {
   int heads, kv_heads;
@@ -135,39 +23,6 @@ struct Dims {
 
 constexpr Dims kDims[] = {{64, 64}, {128, 128}, {192, 128}, {128, 64}, {256, 256}};
 constexpr Heads kHeads[] = {{8, 8}, {8, 2}, {8, 1}};  // MHA, GQA, MQA
-constexpr CpCommType kComms[] = {CpCommType::kP2p, CpCommType::kAllGather, CpCommType::kA2a,
-                                 CpCommType::kA2aP2p};
-
-std::string Name(CpCommType comm) {
-  switch (comm) {
-    case CpCommType::kP2p:
-      return "p2p";
-    case CpCommType::kAllGather:
-      return "all_gather";
-    case CpCommType::kA2a:
-      return "a2a";
-    case CpCommType::kA2aP2p:
-      return "a2a+p2p";
-  }
-  return "?";
-}
-
-bool Possible(CpCommType comm, int world) {
-  return comm != CpCommType::kA2aP2p || (world >= 4 && world % 2 == 0);
-}
-
-AttentionSpec Small(int world, CpCommType comm) {
-  AttentionSpec spec;
-  spec.batch = 2;
-  spec.seqlen_q = spec.seqlen_kv = 8 * world;
-  spec.heads = 8;
-  spec.kv_heads = 8;
-  spec.dim_qk = spec.dim_v = 64;
-  spec.comm = comm;
-  spec.scale = 0.125;
-  return spec;
-}
-
 void RunEveryCombination(int size) {
   HostWorld world(size);
   for (CpCommType comm : kComms) {
@@ -186,10 +41,7 @@ void RunEveryCombination(int size) {
               spec.dim_v = dims.v;
               spec.dtype = dtype;
               spec.seqlen_q = spec.seqlen_kv = 4 * size;
-              INFO("W=" << size << " " << Name(comm) << " format " << static_cast<int>(format) << " mask "
-                        << static_cast<int>(mask) << " heads " << heads.heads << "/" << heads.kv_heads
-                        << " dims " << dims.qk << "/" << dims.v << " dtype " << static_cast<int>(dtype));
-              RequireAllHold(world, size, spec);
+              world.RequireAllHold(spec);
             }
           }
         }
@@ -240,9 +92,7 @@ TEST_CASE("unequal lengths, windows and bottom-right masks with every schedule")
       spec.window_left = shape.left;
       spec.window_right = shape.right;
       spec.seed = 99;
-      INFO("W=" << size << " " << Name(comm) << " lengths " << shape.q << "/" << shape.kv << " mask "
-                << static_cast<int>(shape.mask) << " window " << shape.left << "," << shape.right);
-      RequireAllHold(world, size, spec);
+      world.RequireAllHold(spec);
     }
   }
 }
@@ -259,8 +109,7 @@ TEST_CASE(
         spec.heads = heads.heads;
         spec.kv_heads = heads.kv_heads;
         spec.batch = 3;
-        INFO(Name(comm) << " heads " << heads.heads << "/" << heads.kv_heads);
-        RequireAllHold(world, 4, spec);
+        world.RequireAllHold(spec);
       }
     }
   }
@@ -271,8 +120,7 @@ TEST_CASE("forward only") {
   for (CpCommType comm : kComms) {
     AttentionSpec spec = Small(4, comm);
     spec.training = false;
-    INFO(Name(comm));
-    RequireAllHold(world, 4, spec);
+    world.RequireAllHold(spec);
   }
 }
 
@@ -304,7 +152,7 @@ TEST_CASE("data lost on the way is caught on every schedule") {
         return all_gather(rt, garbage.data(), out, bytes, comm, stream);
       };
     });
-    INFO(Name(comm));
+    INFO(Describe(Small(size, comm)));
     std::set<CheckedTensor> failed;
     for (const Finding& f : findings) {
       if (!f.verdict.ok) failed.insert(f.tensor);
