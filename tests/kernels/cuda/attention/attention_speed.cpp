@@ -22,6 +22,7 @@ struct SpeedShape {
   int heads, kv_heads, dim_qk, dim_v;
   bool causal;
   Dtype dtype = Dtype::kBf16;
+  BiasType bias = BiasType::kNone;  // a tensor: 11ss, whose gradient is summed the most
 };
 
 constexpr SpeedShape kShapes[] = {
@@ -34,6 +35,10 @@ constexpr SpeedShape kShapes[] = {
     {"mla 2x4096 d192/128", 2, 4096, 32, 32, 192, 128, true},
     {"gqa 2x4096 d128/64", 2, 4096, 32, 4, 128, 64, true},
     {"gqa 2x4096 d256", 2, 4096, 16, 2, 256, 256, true},
+    {"bias 2x4096 d128", 2, 4096, 32, 4, 128, 128, true, Dtype::kBf16, BiasType::kPostScale},
+    {"alibi 2x4096 d128", 2, 4096, 32, 4, 128, 128, true, Dtype::kBf16, BiasType::kAlibi},
+    {"bias 2x4096 d64", 2, 4096, 64, 8, 64, 64, true, Dtype::kBf16, BiasType::kPostScale},
+    {"bias 2x4096 d256", 2, 4096, 16, 2, 256, 256, true, Dtype::kBf16, BiasType::kPostScale},
 };
 
 class Timer {
@@ -91,6 +96,13 @@ double Dot(const float* a, const float* b, int dim) {
   return sum;
 }
 
+// What is added to the logit of a query and a key at these positions.
+double BiasAt(const Inputs& in, std::int64_t seqlen, int head, std::int64_t query, std::int64_t key) {
+  if (!in.alibi_slopes.empty())
+    return -in.alibi_slopes[static_cast<std::size_t>(head)] * static_cast<double>(std::abs(key - query));
+  return in.bias.empty() ? 0 : in.bias[static_cast<std::size_t>(query * seqlen + key)];
+}
+
 // The worst relative error over tensors, of a few rows (queries for out and dq, keys for dk and dv); dk and dv trust lse and delta.
 double SampledError(const Problem& problem, bool causal, std::int64_t seqlen, const Inputs& in,
                     const Outputs& got, const Values& delta) {
@@ -108,7 +120,9 @@ double SampledError(const Problem& problem, bool causal, std::int64_t seqlen, co
     };
     const auto qk = static_cast<std::size_t>(s.dim_qk), vd = static_cast<std::size_t>(s.dim_v);
     for (std::size_t j = 0; j < p.size(); ++j) {
-      most = std::max(most, p[j] = s.scale * Dot(&in.q[q_at * qk], &in.k[kv_at(j) * qk], s.dim_qk));
+      p[j] = s.scale * Dot(&in.q[q_at * qk], &in.k[kv_at(j) * qk], s.dim_qk) +
+             BiasAt(in, seqlen, head, i, static_cast<std::int64_t>(j));
+      most = std::max(most, p[j]);
     }
     for (double& x : p) sum += x = std::exp(x - most);
     for (std::size_t j = 0; j < p.size(); ++j)
@@ -129,7 +143,9 @@ double SampledError(const Problem& problem, bool causal, std::int64_t seqlen, co
     for (int h = kv_head * s.group; h < (kv_head + 1) * s.group; ++h) {
       for (std::int64_t t = causal ? i : 0; t < seqlen; ++t) {
         const auto row = static_cast<std::size_t>(t * s.heads + h);
-        const double prob = std::exp(s.scale * Dot(&in.q[row * qk], &in.k[at * qk], s.dim_qk) - got.lse[row]);
+        const double logit =
+            s.scale * Dot(&in.q[row * qk], &in.k[at * qk], s.dim_qk) + BiasAt(in, seqlen, h, t, i);
+        const double prob = std::exp(logit - got.lse[row]);
         const double ds = s.scale * prob * (Dot(&in.dout[row * vd], &in.v[at * vd], s.dim_v) - delta[row]);
         for (std::size_t d = 0; d < vd; ++d) gv[d] += prob * in.dout[row * vd + d];
         for (std::size_t d = 0; d < qk; ++d) gk[d] += ds * in.q[row * qk + d];
@@ -153,7 +169,7 @@ bool Measure(const Device& device, const SpeedShape& speed) {
   shape.dim_qk = speed.dim_qk, shape.dim_v = speed.dim_v;
   shape.heads = speed.heads, shape.kv_heads = speed.kv_heads, shape.group = speed.heads / speed.kv_heads;
   shape.scale = 1 / std::sqrt(static_cast<float>(speed.dim_qk));
-  const Layout layout = GlobalLayout(QkvFormat::kBshd, speed.batch, speed.seqlen);
+  const Layout layout = GlobalLayout(QkvFormat::kBshd, UniformSequences(speed.batch, speed.seqlen));
   const Problem problem{
       shape, layout, layout,
       std::vector<Band>(static_cast<std::size_t>(speed.batch), Band{-kOpen, speed.causal ? 0 : kOpen})};
@@ -161,10 +177,10 @@ bool Measure(const Device& device, const SpeedShape& speed) {
   kernels.Load(shape, true);
   std::mt19937 random(1);
   const auto count = [&](int heads, int dim) { return static_cast<std::size_t>(layout.rows * heads * dim); };
-  const Inputs in{Random(random, count(speed.heads, speed.dim_qk), shape.dtype),
-                  Random(random, count(speed.kv_heads, speed.dim_qk), shape.dtype),
-                  Random(random, count(speed.kv_heads, speed.dim_v), shape.dtype),
-                  Random(random, count(speed.heads, speed.dim_v), shape.dtype)};
+  Inputs in{Random(random, count(speed.heads, speed.dim_qk), shape.dtype),
+            Random(random, count(speed.kv_heads, speed.dim_qk), shape.dtype),
+            Random(random, count(speed.kv_heads, speed.dim_v), shape.dtype),
+            Random(random, count(speed.heads, speed.dim_v), shape.dtype)};
   const Buffer q = ToDevice(device, in.q, shape.dtype), k = ToDevice(device, in.k, shape.dtype);
   const Buffer v = ToDevice(device, in.v, shape.dtype), dout = ToDevice(device, in.dout, shape.dtype);
   const Buffer out = Poisoned(device, in.dout.size(), shape.dtype),
@@ -173,12 +189,21 @@ bool Measure(const Device& device, const SpeedShape& speed) {
                dq = Poisoned(device, in.q.size(), shape.dtype);
   const Buffer dk = Poisoned(device, in.k.size(), shape.dtype),
                dv = Poisoned(device, in.v.size(), shape.dtype);
+  const std::size_t positions = static_cast<std::size_t>(speed.seqlen * speed.seqlen);
+  if (speed.bias == BiasType::kPostScale) in.bias = Random(random, positions, shape.dtype);
+  if (speed.bias == BiasType::kAlibi) in.alibi_slopes = AlibiSlopes(speed.heads);
+  const Buffer bias = in.bias.empty() ? Buffer() : ToDevice(device, in.bias, shape.dtype);
+  const Buffer slopes = in.alibi_slopes.empty() ? Buffer() : ToDevice(device, in.alibi_slopes, Dtype::kFp32);
+  const Buffer dbias = in.bias.empty() ? Buffer() : Poisoned(device, positions, Dtype::kFp32);
+  const BiasArgs bias_args{bias.get(), 0, 0, speed.seqlen, slopes.get<float>()};
   const auto plan = kernels.Plan(shape, layout, layout, problem.bands, true, device.stream());
   ForwardArgs forward;
   forward.plan = plan.get();
   forward.q = q.get(), forward.k = k.get(), forward.v = v.get(), forward.out = out.get(),
   forward.lse = lse.get<float>();
+  forward.bias = bias_args;
   BackwardArgs backward;
+  backward.bias = bias_args;
   backward.plan = plan.get();
   backward.q = q.get(), backward.k = k.get(), backward.v = v.get(), backward.dout = dout.get();
   backward.lse = lse.get<float>(), backward.delta = delta.get<float>();
@@ -190,6 +215,9 @@ bool Measure(const Device& device, const SpeedShape& speed) {
   };
   const auto run_query = [&] { kernels.BackwardQuery(shape, backward, device.stream()); };
   const auto run_key = [&] { kernels.BackwardKey(shape, backward, device.stream()); };
+  const auto run_bias = [&] {
+    kernels.BackwardBias(shape, backward, {dbias.get<float>(), 0, 0, speed.seqlen}, device.stream());
+  };
   run_forward(), run_delta(), run_query(), run_key();
   device.Wait();
   const Outputs got{
@@ -215,6 +243,10 @@ bool Measure(const Device& device, const SpeedShape& speed) {
       "| error %.1e %s\n",
       speed.name, forward_ms, forward_spread, operations / forward_ms * 1e-9, backward_ms, delta_ms, query_ms,
       query_spread, key_ms, key_spread, 2.5 * operations / backward_ms * 1e-9, error, good ? "ok" : "WRONG");
+  if (dbias) {
+    const auto [bias_ms, bias_spread] = timer.Median(stream, run_bias);
+    std::printf("%-20s dbias %.3f ms (+-%.3f)\n", speed.name, bias_ms, bias_spread);
+  }
   std::fflush(stdout);
   return good;
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 namespace cppool::kernels::testing {
@@ -59,6 +60,32 @@ double Dot(const float* a, const float* b, int dim) {
 void AddScaled(std::vector<double>& to, std::size_t at, double factor, const float* from, int dim) {
   for (int i = 0; i < dim; ++i) to[at + static_cast<std::size_t>(i)] += factor * from[i];
 }
+
+bool Visible(const Problem& problem, const Token& query, const Token& key) {
+  const Band band = problem.bands[Size(query.sequence)];
+  const std::int64_t apart = std::int64_t{key.position} - query.position;
+  return key.sequence == query.sequence && apart >= band.low && apart <= band.high;
+}
+
+// Where a pair's bias lies.
+std::size_t BiasIndex(const BiasDims& dims, const Token& query, const Token& key, int head) {
+  return Size(query.sequence * dims.batch_stride + head * dims.head_stride +
+              query.position * dims.query_stride + key.position);
+}
+
+double BiasOf(const Problem& problem, const Inputs& inputs, const Token& query, const Token& key, int head) {
+  if (problem.bias == BiasType::kPostScale)
+    return inputs.bias[BiasIndex(BiasDims(problem), query, key, head)];
+  if (problem.bias == BiasType::kNone) return 0;
+  const double distance = key.position - query.position - problem.bands[Size(query.sequence)].diagonal;
+  return -inputs.alibi_slopes[Size(head)] * std::abs(distance);
+}
+
+bool SameBits(const Values& a, const Values& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+Values ToFloats(const std::vector<double>& values) { return Values(values.begin(), values.end()); }
 
 // In the rows of `layout`; NaN elsewhere.
 Values InRows(const std::vector<double>& values, const Layout& layout, std::size_t row_size) {
@@ -133,6 +160,28 @@ Values ToHost(const Device& device, const Buffer& buffer, std::size_t count, Dty
   return values;
 }
 
+BiasDims::BiasDims(const Problem& problem) {
+  const auto positions = [](const Layout& layout) {
+    std::int64_t most = 1;
+    for (const Segment& s : layout.segments) most = std::max<std::int64_t>(most, s.position + s.length);
+    return most;
+  };
+  const BiasShape shape = problem.bias_shape;
+  batch = shape.batch ? static_cast<std::int64_t>(problem.bands.size()) : 1;
+  heads = shape.heads ? problem.shape.heads : 1;
+  queries = shape.queries ? positions(problem.query) : 1;
+  keys = positions(problem.key);
+  batch_stride = shape.batch ? heads * queries * keys : 0;
+  head_stride = shape.heads ? queries * keys : 0;
+  query_stride = shape.queries ? keys : 0;
+}
+
+bool Outputs::operator==(const Outputs& other) const {
+  return SameBits(out, other.out) && SameBits(lse, other.lse) && SameBits(dq, other.dq) &&
+         SameBits(dk, other.dk) && SameBits(dv, other.dv) && SameBits(max_logit, other.max_logit) &&
+         SameBits(dbias, other.dbias) && SameBits(doffset, other.doffset);
+}
+
 Inputs MakeInputs(const Problem& problem, unsigned seed) {
   const KernelShape& shape = problem.shape;
   std::mt19937 random(seed);
@@ -141,35 +190,61 @@ Inputs MakeInputs(const Problem& problem, unsigned seed) {
   inputs.k = RandomRows(random, problem.key, shape.kv_heads, shape.dim_qk, shape.dtype);
   inputs.v = RandomRows(random, problem.key, shape.kv_heads, shape.dim_v, shape.dtype);
   inputs.dout = RandomRows(random, problem.query, shape.heads, shape.dim_v, shape.dtype);
+  if (problem.bias == BiasType::kPostScale) {
+    const BiasDims dims(problem);
+    const Values drawn = Random(random, dims.count(), shape.dtype);
+    inputs.bias.assign(drawn.size(), kNan);
+    const std::vector<Token> keys = Tokens(problem.key);
+    for (const Token& query : Tokens(problem.query)) {
+      for (const Token& key : keys) {
+        for (int head = 0; Visible(problem, query, key) && head < dims.heads; ++head) {
+          const std::size_t at = BiasIndex(dims, query, key, head);
+          inputs.bias[at] = drawn[at];
+        }
+      }
+    }
+  }
+  if (problem.bias == BiasType::kAlibi) {
+    for (int head = 0; head < shape.heads; ++head)
+      inputs.alibi_slopes.push_back(std::exp2(-1.0f - static_cast<float>(head)));
+  }
+  if (problem.softmax_offset) inputs.softmax_offset = Random(random, Size(shape.heads), Dtype::kFp32);
   return inputs;
 }
 
 Outputs Reference(const Problem& problem, const Inputs& inputs) {
+  constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
   const KernelShape& shape = problem.shape;
   const std::size_t heads = Size(shape.heads), kv_heads = Size(shape.kv_heads);
   const std::size_t dim_qk = Size(shape.dim_qk), dim_v = Size(shape.dim_v);
+  const BiasDims dims(problem);
   std::vector<double> out(inputs.dout.size()), lse(Size(problem.query.rows) * heads);
   std::vector<double> dq(inputs.q.size()), dk(inputs.k.size()), dv(inputs.v.size());
+  std::vector<double> max_logit(problem.max_logit ? heads : 0, kMinusInfinity), dbias(inputs.bias.size()),
+      doffset(inputs.softmax_offset.size());
   const std::vector<Token> queries = Tokens(problem.query), keys = Tokens(problem.key);
   std::vector<double> weight(keys.size());
   for (const Token& query : queries) {
-    const Band band = problem.bands[Size(query.sequence)];
     for (int head = 0; head < shape.heads; ++head) {
       const std::size_t kv_head = Size((shape.head0 + head) / shape.group - shape.kv_head0);
       const std::size_t q_at = Size(query.row) * heads + Size(head);
-      double most = -std::numeric_limits<double>::infinity();
+      const double offset = problem.softmax_offset ? inputs.softmax_offset[Size(head)] : kMinusInfinity;
+      double most = kMinusInfinity;
       for (std::size_t j = 0; j < keys.size(); ++j) {
-        const std::int64_t apart = std::int64_t{keys[j].position} - query.position;
-        weight[j] = -std::numeric_limits<double>::infinity();
-        if (keys[j].sequence != query.sequence || apart < band.low || apart > band.high) continue;
+        weight[j] = kMinusInfinity;
+        if (!Visible(problem, query, keys[j])) continue;
         const std::size_t kv_at = Size(keys[j].row) * kv_heads + kv_head;
-        weight[j] = shape.scale * Dot(&inputs.q[q_at * dim_qk], &inputs.k[kv_at * dim_qk], shape.dim_qk);
+        weight[j] = shape.scale * Dot(&inputs.q[q_at * dim_qk], &inputs.k[kv_at * dim_qk], shape.dim_qk) +
+                    BiasOf(problem, inputs, query, keys[j], head);
         most = std::max(most, weight[j]);
       }
+      if (problem.max_logit) max_logit[Size(head)] = std::max(max_logit[Size(head)], most);
       double sum = 0;
       for (double& w : weight) sum += w = std::isinf(w) ? 0 : std::exp(w - most);
       lse[q_at] = sum > 0 ? most + std::log(sum) : most;
       if (sum == 0) continue;
+      const double of_offset = std::exp(offset - most);
+      sum += of_offset;
       double delta = 0;
       for (std::size_t j = 0; j < keys.size(); ++j) {
         if (weight[j] == 0) continue;
@@ -179,19 +254,26 @@ Outputs Reference(const Problem& problem, const Inputs& inputs) {
         AddScaled(dv, kv_at * dim_v, weight[j], &inputs.dout[q_at * dim_v], shape.dim_v);
       }
       for (std::size_t i = q_at * dim_v; i < (q_at + 1) * dim_v; ++i) delta += out[i] * inputs.dout[i];
+      if (problem.softmax_offset) doffset[Size(head)] -= of_offset / sum * delta;
       for (std::size_t j = 0; j < keys.size(); ++j) {
         if (weight[j] == 0) continue;
         const std::size_t kv_at = Size(keys[j].row) * kv_heads + kv_head;
         const double dp = Dot(&inputs.dout[q_at * dim_v], &inputs.v[kv_at * dim_v], shape.dim_v);
-        const double ds = shape.scale * weight[j] * (dp - delta);
-        AddScaled(dq, q_at * dim_qk, ds, &inputs.k[kv_at * dim_qk], shape.dim_qk);
-        AddScaled(dk, kv_at * dim_qk, ds, &inputs.q[q_at * dim_qk], shape.dim_qk);
+        const double ds = weight[j] * (dp - delta);
+        if (!dbias.empty()) dbias[BiasIndex(dims, query, keys[j], head)] += ds;
+        AddScaled(dq, q_at * dim_qk, shape.scale * ds, &inputs.k[kv_at * dim_qk], shape.dim_qk);
+        AddScaled(dk, kv_at * dim_qk, shape.scale * ds, &inputs.q[q_at * dim_qk], shape.dim_qk);
       }
     }
   }
-  return {InRows(out, problem.query, heads * dim_v), InRows(lse, problem.query, heads),
-          InRows(dq, problem.query, heads * dim_qk), InRows(dk, problem.key, kv_heads * dim_qk),
-          InRows(dv, problem.key, kv_heads * dim_v)};
+  return {InRows(out, problem.query, heads * dim_v),
+          InRows(lse, problem.query, heads),
+          InRows(dq, problem.query, heads * dim_qk),
+          InRows(dk, problem.key, kv_heads * dim_qk),
+          InRows(dv, problem.key, kv_heads * dim_v),
+          ToFloats(max_logit),
+          ToFloats(dbias),
+          ToFloats(doffset)};
 }
 
 std::string Difference(const Values& got, const Values& want, double relative) {

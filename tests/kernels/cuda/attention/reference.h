@@ -48,15 +48,34 @@ struct Problem {
   Layout query;
   Layout key;
   std::vector<Band> bands;
+  BiasType bias = BiasType::kNone;
+  BiasShape bias_shape{};
+  bool softmax_offset = false;
+  bool max_logit = false;
+};
+
+// A bias of the problem's shape, [batch|1, heads here|1, queries|1, keys]: as many positions as there are tokens.
+struct BiasDims {
+  explicit BiasDims(const Problem& problem);
+  std::size_t count() const { return static_cast<std::size_t>(batch * heads * queries * keys); }
+  std::int64_t batch, heads, queries, keys;
+  std::int64_t batch_stride, head_stride, query_stride;  // in elements, 0 where broadcast
 };
 
 struct Inputs {
-  Values q, k, v, dout;  // NaN in rows of no segment
+  Values q, k, v, dout;     // NaN in rows of no segment
+  Values bias{};            // NaN where no pair of tokens that see each other reads it; or empty
+  Values alibi_slopes{};    // [heads], or empty
+  Values softmax_offset{};  // [heads], or empty
 };
 Inputs MakeInputs(const Problem& problem, unsigned seed);
 
 struct Outputs {
   Values out, lse, dq, dk, dv;  // NaN in rows of no segment
+  Values max_logit{};           // [heads], or empty
+  Values dbias{}, doffset{};    // of a bias tensor and a softmax offset, or empty
+
+  bool operator==(const Outputs&) const;  // bit by bit
 };
 Outputs Reference(const Problem& problem, const Inputs& inputs);
 
