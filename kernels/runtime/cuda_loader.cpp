@@ -82,13 +82,6 @@ std::vector<std::string> Candidates() {
 }
 
 RuntimeError OpenError(const std::string& file, const std::string& reason) {
-  if (reason.find("libnccl.so") != std::string::npos) {
-    return RuntimeError(
-        CPPOOL_NCCL,
-        "NCCL was not found (" + reason +
-            "): install libnccl2, or set LD_LIBRARY_PATH to the folder that holds libnccl.so.2, such as "
-            "site-packages/nvidia/nccl/lib of pip's nvidia-nccl-cu13");
-  }
   if (reason.find("libcuda.so") != std::string::npos) {
     return RuntimeError(CPPOOL_CUDA,
                         "there is no NVIDIA driver (" + reason + "): install one, or use the host backend");
@@ -167,8 +160,8 @@ const CudaModule& OpenCudaModule() {
   return *opened;
 }
 
-std::unique_ptr<Backend> CreateCudaBackend(int world_size) {
-  return OpenCudaModule().create_backend(world_size);
+std::unique_ptr<Backend> CreateCudaBackend(int world_size, Transport transport) {
+  return OpenCudaModule().create_backend(world_size, transport);
 }
 
 }  // namespace cppool::kernels

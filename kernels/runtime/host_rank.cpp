@@ -25,6 +25,7 @@ HostRank::HostRank(std::shared_ptr<HostWorld> world, int rank) : world_(std::mov
   seam_.abi = CPPOOL_RUNTIME_ABI;
   seam_.struct_size = sizeof(seam_);
   seam_.backend = "host";
+  seam_.transport = "host";
   seam_.rank = rank;
   seam_.world_size = world_->size();
   seam_.device = -1;

@@ -1,4 +1,4 @@
-// The CUDA implementation of the runtime seam, on NCCL: one process, a thread and a device per rank.
+// The CUDA implementation of the runtime seam: one process, a thread per rank, and a transport between them.
 #pragma once
 
 #include <memory>
@@ -7,9 +7,8 @@
 
 namespace cppool::kernels::cuda {
 
-// Rank r uses device ordinal r of those that this process sees. Makes no context yet. Throws RuntimeError:
-// CPPOOL_CUDA when there are fewer devices than ranks, CPPOOL_NCCL when the NCCL found at run time does not
-// fit the one of the build.
-std::unique_ptr<Backend> CreateBackend(int world_size);
+// Makes no context yet. Throws RuntimeError: CPPOOL_CUDA when there are no devices, or for kNccl fewer than
+// ranks; CPPOOL_NCCL when NCCL is wanted and not found, or does not fit the one of the build.
+std::unique_ptr<Backend> CreateBackend(int world_size, Transport transport);
 
 }  // namespace cppool::kernels::cuda

@@ -12,12 +12,4 @@ void CheckCuda(cudaError_t result, const char* what) {
       std::string(what) + ": " + cudaGetErrorString(result) + " (" + cudaGetErrorName(result) + ")");
 }
 
-void CheckNccl(ncclResult_t result, const char* what) {
-  if (result == ncclSuccess) return;
-  std::string detail = std::string(what) + ": " + ncclGetErrorString(result);
-  const char* last = ncclGetLastError(nullptr);
-  if (last && *last) detail += std::string(" (") + last + ")";
-  throw RuntimeError(CPPOOL_NCCL, detail);
-}
-
 }  // namespace cppool::kernels::cuda

@@ -1,9 +1,7 @@
-// The one throwing check for each of CUDA and NCCL. `what` says what was being done: "cudaMemcpyAsync of 64
-// bytes".
+// The one throwing check for CUDA. `what` says what was being done: "cudaMemcpyAsync of 64 bytes".
 #pragma once
 
 #include <cuda_runtime.h>
-#include <nccl.h>
 
 #include "kernels/error.h"
 
@@ -12,8 +10,5 @@ namespace cppool::kernels::cuda {
 // Throws RuntimeError: CPPOOL_OUT_OF_MEMORY when memory ran out, else CPPOOL_CUDA. The thread's last error is
 // cleared, so that it is not reported twice; a sticky error stays with the context.
 void CheckCuda(cudaError_t result, const char* what);
-
-// Throws RuntimeError(CPPOOL_NCCL) with NCCL's own last error text where it has one.
-void CheckNccl(ncclResult_t result, const char* what);
 
 }  // namespace cppool::kernels::cuda

@@ -32,19 +32,6 @@ int OpenDevice(int device) {
   return device;
 }
 
-// What a trimmed pool keeps: one of its chunks, less than a context takes. Small cases then map no memory at all.
-constexpr std::size_t kKeptBytes = std::size_t{32} << 20;
-
-std::uint64_t PoolAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute) {
-  std::uint64_t value = 0;
-  CheckCuda(cudaMemPoolGetAttribute(pool, attribute, &value), "reading the memory pool's state");
-  return value;
-}
-
-void SetPoolFlag(cudaMemPool_t pool, cudaMemPoolAttr attribute, int value) {
-  CheckCuda(cudaMemPoolSetAttribute(pool, attribute, &value), "setting up the memory pool");
-}
-
 }  // namespace
 
 struct CudaRank::HostCall {
@@ -53,23 +40,15 @@ struct CudaRank::HostCall {
   std::shared_ptr<HostFailure> failure;
 };
 
-CudaRank::CudaRank(std::shared_ptr<NcclWorld> world, int rank)
+CudaRank::CudaRank(std::shared_ptr<CommWorld> world, int rank)
     : world_(std::move(world)),
-      rank_(OpenDevice(rank)),
+      rank_(rank),
+      device_(OpenDevice(world_->device(rank))),
+      pool_(world_->OpenPool(rank)),
       host_heap_(kHostSlabBytes),
       marks_(&host_heap_),
       iteration_(StageTally::kOnce),
       host_failure_(std::make_shared<HostFailure>()) {
-  cudaMemPoolProps props{};
-  props.allocType = cudaMemAllocationTypePinned;
-  props.location = {cudaMemLocationTypeDevice, rank_};
-  CheckCuda(cudaMemPoolCreate(&pool_, &props), "making the memory pool");
-  std::uint64_t keep_all = UINT64_MAX;
-  CheckCuda(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep_all),
-            "setting up the memory pool");
-  // Otherwise the pool would order streams that the case left unordered.
-  SetPoolFlag(pool_, cudaMemPoolReuseAllowInternalDependencies, 0);
-
   for (int i = 0; i < kStreamsAtStart; ++i) AddStream();
   streams_.front().handed_out = streams_.front().used = true;
   for (int i = 0; i < kEventsAtStart; ++i) {
@@ -89,15 +68,27 @@ CudaRank::~CudaRank() {
   for (cudaEvent_t event : retired_events_) cudaEventDestroy(event);
   for (cudaEvent_t event : spare_events_) cudaEventDestroy(event);
   for (const OwnedStream& owned : streams_) cudaStreamDestroy(owned.stream);
-  cudaMemPoolDestroy(pool_);
+}
+
+cudaError_t CudaRank::State() const {
+  cudaError_t state = cudaSuccess;
+  for (const OwnedStream& owned : streams_) {
+    if (!owned.used) continue;
+    const cudaError_t one = cudaStreamQuery(owned.stream);
+    if (one == cudaSuccess) continue;
+    cudaGetLastError();
+    state = one;
+    if (one != cudaErrorNotReady) break;
+  }
+  return state;
 }
 
 DeviceInfo CudaRank::Device() const {
   cudaDeviceProp props{};
-  CheckCuda(cudaGetDeviceProperties(&props, rank_), "asking for the device's properties");
+  CheckCuda(cudaGetDeviceProperties(&props, device_), "asking for the device's properties");
   DeviceInfo info;
   info.name = props.name;
-  info.ordinal = rank_;
+  info.ordinal = device_;
   info.capability = std::to_string(props.major) + "." + std::to_string(props.minor);
   info.total_bytes = props.totalGlobalMem;
   info.uuid = "GPU-";
@@ -113,13 +104,14 @@ DeviceInfo CudaRank::Device() const {
 
 void CudaRank::BeginCase() {
   world_->ThrowIfAborted();
-  CheckCuda(cudaSetDevice(rank_), "choosing the rank's device");
+  CheckCuda(cudaSetDevice(device_), "choosing the rank's device");
   cudaGetLastError();  // what the case before left on this thread; an error of the context comes back from
                        // the next call
   for (const OwnedStream& owned : streams_) {
     if (owned.used) WaitFor(owned.stream);
   }
   ReleaseLeftovers();
+  world_->BeginCase(rank_);
   last_error_.clear();
 }
 
@@ -128,7 +120,7 @@ void CudaRank::BeginIteration(int index) { iteration_ = index < 0 ? StageMarks::
 void CudaRank::EndIterations() { iteration_ = StageTally::kOnce; }
 
 StageTimes CudaRank::EndCase() {
-  CheckCuda(cudaSetDevice(rank_), "choosing the rank's device");
+  CheckCuda(cudaSetDevice(device_), "choosing the rank's device");
   for (const OwnedStream& owned : streams_) {
     if (owned.handed_out) marks_.Close(owned.stream, StageTally::kOnce);
   }
@@ -167,56 +159,41 @@ void CudaRank::ReleaseLeftovers() {
 void CudaRank::Trim() {
   // The caller's barrier has made sure that nothing is pending.
   CheckCuda(cudaDeviceSynchronize(), "waiting for the device before trimming");
-  CheckCuda(cudaMemPoolTrimTo(pool_, kKeptBytes), "giving pooled memory back");
+  pool_->Trim();
 }
 
 MemoryInfo CudaRank::Memory() const {
   int device_before = 0;
   CheckCuda(cudaGetDevice(&device_before), "asking for the thread's device");
-  if (device_before != rank_) CheckCuda(cudaSetDevice(rank_), "choosing the rank's device");
+  if (device_before != device_) CheckCuda(cudaSetDevice(device_), "choosing the rank's device");
   std::size_t free_bytes = 0;
   std::size_t total_bytes = 0;
   const cudaError_t result = cudaMemGetInfo(&free_bytes, &total_bytes);
-  if (device_before != rank_) cudaSetDevice(device_before);
+  if (device_before != device_) cudaSetDevice(device_before);
   CheckCuda(result, "asking for the device's free memory");
   MemoryInfo info;
-  info.held_bytes = PoolAttribute(pool_, cudaMemPoolAttrReservedMemCurrent);
-  info.free_bytes =
-      free_bytes + info.held_bytes -
-      std::min<std::size_t>(PoolAttribute(pool_, cudaMemPoolAttrUsedMemCurrent), info.held_bytes);
+  info.held_bytes = pool_->HeldBytes();
+  info.free_bytes = free_bytes + pool_->UnusedBytes();
   info.live_allocations = live_allocations_;
   return info;
 }
 
 bool CudaRank::HasRoom(double bytes) const {
-  const auto held = static_cast<double>(PoolAttribute(pool_, cudaMemPoolAttrReservedMemCurrent));
-  const auto used = static_cast<double>(PoolAttribute(pool_, cudaMemPoolAttrUsedMemCurrent));
   // The pool's unused memory may lie in pieces: half of it is enough without asking the device.
-  return bytes <= (held - used) / 2 || bytes <= static_cast<double>(Memory().free_bytes);
-}
-
-cudaError_t CudaRank::AllocateFromPool(void** out, std::size_t bytes, cudaStream_t stream) {
-  cudaError_t result = cudaMallocFromPoolAsync(out, bytes, pool_, stream);
-  if (result != cudaErrorMemoryAllocation) return result;
-  cudaGetLastError();
-  // Rather an order between streams that nobody asked for than no memory.
-  SetPoolFlag(pool_, cudaMemPoolReuseAllowInternalDependencies, 1);
-  result = cudaMallocFromPoolAsync(out, bytes, pool_, stream);
-  SetPoolFlag(pool_, cudaMemPoolReuseAllowInternalDependencies, 0);
-  return result;
+  return bytes <= static_cast<double>(pool_->UnusedBytes()) / 2 ||
+         bytes <= static_cast<double>(Memory().free_bytes);
 }
 
 void* CudaRank::Allocate(std::size_t bytes, cudaStream_t stream) {
   if (bytes == 0) return nullptr;
   void* pointer = nullptr;
-  const cudaError_t result = AllocateFromPool(&pointer, bytes, stream);
+  const cudaError_t result = pool_->Allocate(&pointer, bytes, stream);
   if (result == cudaErrorMemoryAllocation) {
-    cudaGetLastError();
     const MemoryInfo memory = Memory();
     throw RuntimeError(CPPOOL_OUT_OF_MEMORY,
-                       "allocating " + std::to_string(bytes) + " bytes on device " + std::to_string(rank_) +
+                       "allocating " + std::to_string(bytes) + " bytes on device " + std::to_string(device_) +
                            ": " + std::to_string(memory.free_bytes) + " bytes are free, " +
-                           std::to_string(memory.held_bytes) + " are held by this rank's pool");
+                           std::to_string(memory.held_bytes) + " are held by this process");
   }
   CheckCuda(result, ("allocating " + std::to_string(bytes) + " bytes").c_str());
   allocations_[pointer] = bytes;

@@ -12,8 +12,8 @@
 
 #include "kernels/backend.h"
 #include "kernels/runtime/mark_delays.h"
+#include "runtime/comm_world.h"
 #include "runtime/cuda_check.h"
-#include "runtime/nccl_world.h"
 #include "runtime/page_locked_heap.h"
 #include "runtime/stage_marks.h"
 
@@ -21,11 +21,11 @@ namespace cppool::kernels::cuda {
 
 // Created, used and destroyed on the rank's thread, except what is marked "any thread". All of it throws
 // RuntimeError.
-class CudaRank final : public RankRuntime {
+class CudaRank : public RankRuntime {
  public:
   // Makes the device's context current on this thread, with the pool, the main stream and the caches. Joins
   // no communicator.
-  CudaRank(std::shared_ptr<NcclWorld> world, int rank);
+  CudaRank(std::shared_ptr<CommWorld> world, int rank);
   ~CudaRank() override;
   CudaRank(const CudaRank&) = delete;
   CudaRank& operator=(const CudaRank&) = delete;
@@ -42,9 +42,14 @@ class CudaRank final : public RankRuntime {
   bool HasRoom(double bytes) const override;
   std::vector<StreamProgress> Progress() const override { return marks_.Progress(); }  // any thread
 
+  // Of the work on its streams: cudaSuccess when it is done, cudaErrorNotReady, or what has failed. Any thread,
+  // while the rank's own is in no call.
+  cudaError_t State() const;
+
   DeviceInfo Device() const;
-  NcclWorld& world() { return *world_; }
+  CommWorld& world() { return *world_; }
   int rank() const { return rank_; }
+  int device() const { return device_; }
   cudaStream_t main_stream() const { return streams_.front().stream; }
 
   // What the table's functions do.
@@ -82,14 +87,14 @@ class CudaRank final : public RankRuntime {
   void WaitFor(cudaStream_t stream);
   void AddStream();
   void ReleaseLeftovers();
-  cudaError_t AllocateFromPool(void** out, std::size_t bytes, cudaStream_t stream);
 
-  const std::shared_ptr<NcclWorld> world_;
+  const std::shared_ptr<CommWorld> world_;
   const int rank_;
+  const int device_;
   cppool_runtime table_{};
   std::string last_error_;
 
-  cudaMemPool_t pool_ = nullptr;
+  const std::shared_ptr<DevicePool> pool_;
   PageLockedHeap host_heap_;
   StageMarks marks_;
   int iteration_;

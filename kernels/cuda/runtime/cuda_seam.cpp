@@ -9,7 +9,6 @@ namespace {
 CudaRank& RankOf(cppool_runtime* rt) { return *static_cast<CudaRank*>(rt->self); }
 cudaStream_t Cuda(cppool_stream stream) { return reinterpret_cast<cudaStream_t>(stream); }
 cudaEvent_t Cuda(cppool_event event) { return reinterpret_cast<cudaEvent_t>(event); }
-ncclComm_t Nccl(cppool_comm comm) { return reinterpret_cast<ncclComm_t>(comm); }
 
 template <typename Body>
 cppool_status Guard(cppool_runtime* rt, Body body) noexcept {
@@ -26,45 +25,6 @@ cppool_status Guard(cppool_runtime* rt, Body body) noexcept {
   } catch (...) {
     return rank.Fail(CPPOOL_INTERNAL, "an exception of no known type");
   }
-}
-
-// As Guard, for calls of NCCL.
-template <typename Body>
-cppool_status GuardNccl(cppool_runtime* rt, Body body) noexcept {
-  return Guard(rt, [&](CudaRank& rank) {
-    const NcclWorld::Call call(rank.world(), rank.rank());
-    body(rank);
-  });
-}
-
-ncclDataType_t DataType(cppool_dtype dtype) {
-  switch (dtype) {
-    case CPPOOL_FLOAT16:
-      return ncclFloat16;
-    case CPPOOL_BFLOAT16:
-      return ncclBfloat16;
-    case CPPOOL_FLOAT32:
-      return ncclFloat32;
-    case CPPOOL_FLOAT64:
-      return ncclFloat64;
-    case CPPOOL_INT32:
-      return ncclInt32;
-    case CPPOOL_INT64:
-      return ncclInt64;
-    case CPPOOL_UINT8:
-      return ncclUint8;
-  }
-  throw RuntimeError(CPPOOL_INTERNAL, "no such dtype: " + std::to_string(static_cast<int>(dtype)));
-}
-
-ncclRedOp_t Reduction(cppool_reduce reduce) {
-  switch (reduce) {
-    case CPPOOL_SUM:
-      return ncclSum;
-    case CPPOOL_MAX:
-      return ncclMax;
-  }
-  throw RuntimeError(CPPOOL_INTERNAL, "no such reduction: " + std::to_string(static_cast<int>(reduce)));
 }
 
 const char* LastError(cppool_runtime* rt) { return RankOf(rt).last_error(); }
@@ -136,55 +96,50 @@ cppool_status GetGroup(cppool_runtime* rt, cppool_group which, cppool_comm* out,
                        int* size_out) {
   return Guard(rt, [&](CudaRank& rank) {
     if (which < CPPOOL_WORLD || which > CPPOOL_STRIDE) throw RuntimeError(CPPOOL_INTERNAL, "no such group");
-    const NcclGroup& group = rank.world().group(rank.rank(), which);
-    *out = reinterpret_cast<cppool_comm>(group.comm);
+    const CommGroup group = rank.world().group(rank.rank(), which);
+    *out = group.comm;
     *rank_out = group.rank;
     *size_out = group.size;
   });
 }
 
 cppool_status GroupStart(cppool_runtime* rt) {
-  return GuardNccl(rt, [](CudaRank&) { CheckNccl(ncclGroupStart(), "starting a group of calls"); });
+  return Guard(rt, [](CudaRank& rank) { rank.world().GroupStart(rank.rank()); });
 }
 
 cppool_status GroupEnd(cppool_runtime* rt) {
-  return GuardNccl(rt, [](CudaRank&) { CheckNccl(ncclGroupEnd(), "ending a group of calls"); });
+  return Guard(rt, [](CudaRank& rank) { rank.world().GroupEnd(rank.rank()); });
 }
 
 cppool_status Send(cppool_runtime* rt, const void* buffer, size_t bytes, int peer, cppool_comm comm,
                    cppool_stream stream) {
-  return GuardNccl(rt, [&](CudaRank&) {
-    CheckNccl(ncclSend(buffer, bytes, ncclUint8, peer, Nccl(comm), Cuda(stream)), "sending");
-  });
+  return Guard(
+      rt, [&](CudaRank& rank) { rank.world().Send(rank.rank(), buffer, bytes, peer, comm, Cuda(stream)); });
 }
 
 cppool_status Recv(cppool_runtime* rt, void* buffer, size_t bytes, int peer, cppool_comm comm,
                    cppool_stream stream) {
-  return GuardNccl(rt, [&](CudaRank&) {
-    CheckNccl(ncclRecv(buffer, bytes, ncclUint8, peer, Nccl(comm), Cuda(stream)), "receiving");
-  });
+  return Guard(
+      rt, [&](CudaRank& rank) { rank.world().Recv(rank.rank(), buffer, bytes, peer, comm, Cuda(stream)); });
 }
 
 cppool_status AllGather(cppool_runtime* rt, const void* in, void* out, size_t bytes, cppool_comm comm,
                         cppool_stream stream) {
-  return GuardNccl(rt, [&](CudaRank&) {
-    CheckNccl(ncclAllGather(in, out, bytes, ncclUint8, Nccl(comm), Cuda(stream)), "all_gather");
-  });
+  return Guard(
+      rt, [&](CudaRank& rank) { rank.world().AllGather(rank.rank(), in, out, bytes, comm, Cuda(stream)); });
 }
 
 cppool_status ReduceScatter(cppool_runtime* rt, const void* in, void* out, size_t count, cppool_dtype dtype,
                             cppool_reduce reduce, cppool_comm comm, cppool_stream stream) {
-  return GuardNccl(rt, [&](CudaRank&) {
-    CheckNccl(ncclReduceScatter(in, out, count, DataType(dtype), Reduction(reduce), Nccl(comm), Cuda(stream)),
-              "reduce_scatter");
+  return Guard(rt, [&](CudaRank& rank) {
+    rank.world().ReduceScatter(rank.rank(), in, out, count, dtype, reduce, comm, Cuda(stream));
   });
 }
 
 cppool_status AllReduce(cppool_runtime* rt, const void* in, void* out, size_t count, cppool_dtype dtype,
                         cppool_reduce reduce, cppool_comm comm, cppool_stream stream) {
-  return GuardNccl(rt, [&](CudaRank&) {
-    CheckNccl(ncclAllReduce(in, out, count, DataType(dtype), Reduction(reduce), Nccl(comm), Cuda(stream)),
-              "all_reduce");
+  return Guard(rt, [&](CudaRank& rank) {
+    rank.world().AllReduce(rank.rank(), in, out, count, dtype, reduce, comm, Cuda(stream));
   });
 }
 
@@ -199,9 +154,10 @@ void FillTable(CudaRank* rank, cppool_runtime* table) {
   table->abi = CPPOOL_RUNTIME_ABI;
   table->struct_size = sizeof(cppool_runtime);
   table->backend = "cuda";
+  table->transport = rank->world().transport();
   table->rank = rank->rank();
   table->world_size = rank->world().size();
-  table->device = rank->rank();
+  table->device = rank->device();
   table->stream = reinterpret_cast<cppool_stream>(rank->main_stream());
   table->self = rank;
   table->last_error = LastError;

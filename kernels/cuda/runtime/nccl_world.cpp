@@ -17,9 +17,9 @@ std::string VersionText(int code) {
          std::to_string(code % 100);
 }
 
-void CheckVersion() {
+void CheckVersion(const NcclApi& nccl) {
   int version = 0;
-  CheckNccl(ncclGetVersion(&version), "asking NCCL for its version");
+  CheckNccl(nccl.GetVersion(&version), "asking NCCL for its version");
   if (version < kOldestNccl || version / 10000 != NCCL_VERSION_CODE / 10000) {
     throw RuntimeError(CPPOOL_NCCL, "NCCL " + VersionText(version) + " was loaded; this build needs NCCL " +
                                         std::to_string(NCCL_MAJOR) + ", at least " +
@@ -29,32 +29,48 @@ void CheckVersion() {
   }
 }
 
-}  // namespace
+ncclComm_t Handle(cppool_comm comm) { return reinterpret_cast<ncclComm_t>(comm); }
 
-NcclWorld::NcclWorld(int size) : size_(size) {
-  CheckVersion();
-  for (int rank = 0; rank < size; ++rank) ranks_.push_back(std::make_unique<Rank>());
-  id_ = std::async(std::launch::async, [] {
-          ncclUniqueId id;
-          CheckNccl(ncclGetUniqueId(&id), "making the communicators' id");
-          return id;
-        }).share();
+ncclDataType_t DataType(cppool_dtype dtype) {
+  switch (dtype) {
+    case CPPOOL_FLOAT16:
+      return ncclFloat16;
+    case CPPOOL_BFLOAT16:
+      return ncclBfloat16;
+    case CPPOOL_FLOAT32:
+      return ncclFloat32;
+    case CPPOOL_FLOAT64:
+      return ncclFloat64;
+    case CPPOOL_INT32:
+      return ncclInt32;
+    case CPPOOL_INT64:
+      return ncclInt64;
+    case CPPOOL_UINT8:
+      return ncclUint8;
+  }
+  throw RuntimeError(CPPOOL_INTERNAL, "no such dtype: " + std::to_string(static_cast<int>(dtype)));
 }
 
-void NcclWorld::Arrive(int rank, const std::string& failure) {
-  std::unique_lock lock(start_mutex_);
-  ++arrived_;
-  if (!failure.empty() && start_failure_.empty())
-    start_failure_ = "rank " + std::to_string(rank) + " could not start: " + failure;
-  start_changed_.notify_all();
-  // A context takes seconds on a busy machine; a rank that has not come after a minute will not.
-  const bool all =
-      start_changed_.wait_for(lock, 60s, [&] { return arrived_ == size_ || !start_failure_.empty(); });
-  if (!start_failure_.empty()) throw RuntimeError(CPPOOL_CUDA, start_failure_);
-  if (!all) {
-    throw RuntimeError(CPPOOL_TIMEOUT, std::to_string(size_ - arrived_) + " of " + std::to_string(size_) +
-                                           " ranks have no CUDA context after 60 s");
+ncclRedOp_t Reduction(cppool_reduce reduce) {
+  switch (reduce) {
+    case CPPOOL_SUM:
+      return ncclSum;
+    case CPPOOL_MAX:
+      return ncclMax;
   }
+  throw RuntimeError(CPPOOL_INTERNAL, "no such reduction: " + std::to_string(static_cast<int>(reduce)));
+}
+
+}  // namespace
+
+NcclWorld::NcclWorld(int size) : CommWorld(size, size), nccl_(Nccl()) {
+  CheckVersion(nccl_);
+  for (int rank = 0; rank < size; ++rank) ranks_.push_back(std::make_unique<Rank>());
+  id_ = std::async(std::launch::async, [&nccl = nccl_] {
+          ncclUniqueId id;
+          CheckNccl(nccl.GetUniqueId(&id), "making the communicators' id");
+          return id;
+        }).share();
 }
 
 void NcclWorld::JoinWorld(int rank) {
@@ -65,16 +81,14 @@ void NcclWorld::JoinWorld(int rank) {
   // nearly a gigabyte less per device and group. NCCL runs a rank's communicators one after another in the
   // order of the calls, as schedules ask for with events anyway.
   config.splitShare = 1;
-  NcclGroup& world = ranks_[rank]->groups[CPPOOL_WORLD];
   ncclComm_t comm = nullptr;
   // Waits for the other ranks, which have all arrived. Should one fail in here, it throws and its process has
   // to end.
-  CheckNccl(ncclCommInitRankConfig(&comm, size_, id, rank, &config), "joining the world's communicator");
-  world = {comm, rank, size_};
+  CheckNccl(nccl_.CommInitRankConfig(&comm, size(), id, rank, &config), "joining the world's communicator");
+  ranks_[rank]->groups[CPPOOL_WORLD] = {comm, rank, size()};
 }
 
 void NcclWorld::JoinGroups(int rank) {
-  if (!HasGroups()) return;
   const Call call(*this, rank);
   Rank& mine = *ranks_[rank];
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -82,50 +96,87 @@ void NcclWorld::JoinGroups(int rank) {
   config.splitShare = 1;
   const ncclComm_t world = mine.groups[CPPOOL_WORLD].comm;
   ncclComm_t pair = nullptr;
-  CheckNccl(ncclCommSplit(world, rank / 2, rank, &pair, &config), "splitting the pairs off");
+  CheckNccl(nccl_.CommSplit(world, rank / 2, rank, &pair, &config), "splitting the pairs off");
   mine.groups[CPPOOL_PAIR] = {pair, rank % 2, 2};
   ncclComm_t stride = nullptr;
-  CheckNccl(ncclCommSplit(world, rank % 2, rank, &stride, &config), "splitting the strides off");
-  mine.groups[CPPOOL_STRIDE] = {stride, rank / 2, size_ / 2};
+  CheckNccl(nccl_.CommSplit(world, rank % 2, rank, &stride, &config), "splitting the strides off");
+  mine.groups[CPPOOL_STRIDE] = {stride, rank / 2, size() / 2};
 }
 
 void NcclWorld::Leave(int rank) noexcept {
   if (aborted()) return;  // without the lock, which the abort may hold for long
   const std::lock_guard lock(ranks_[rank]->in_call);
   if (aborted()) return;
-  NcclGroup* const groups = ranks_[rank]->groups;
+  Group* const groups = ranks_[rank]->groups;
   for (const cppool_group which :
        {CPPOOL_STRIDE, CPPOOL_PAIR, CPPOOL_WORLD}) {  // children before their parent
-    if (groups[which].comm) ncclCommDestroy(groups[which].comm);
+    if (groups[which].comm) nccl_.CommDestroy(groups[which].comm);
     groups[which] = {};
   }
 }
 
-void NcclWorld::ThrowIfAborted() const {
-  if (!aborted()) return;
-  const std::lock_guard lock(abort_mutex_);
-  throw RuntimeError(CPPOOL_NCCL, "the world was aborted: " + abort_reason_);
+CommGroup NcclWorld::group(int rank, cppool_group which) const {
+  const Group& group = ranks_[rank]->groups[which];
+  return {reinterpret_cast<cppool_comm>(group.comm), group.rank, group.size};
+}
+
+void NcclWorld::GroupStart(int rank) {
+  const Call call(*this, rank);
+  CheckNccl(nccl_.GroupStart(), "starting a group of calls");
+}
+
+void NcclWorld::GroupEnd(int rank) {
+  const Call call(*this, rank);
+  CheckNccl(nccl_.GroupEnd(), "ending a group of calls");
+}
+
+void NcclWorld::Send(int rank, const void* data, std::size_t bytes, int peer, cppool_comm comm,
+                     cudaStream_t stream) {
+  const Call call(*this, rank);
+  CheckNccl(nccl_.Send(data, bytes, ncclUint8, peer, Handle(comm), stream), "sending");
+}
+
+void NcclWorld::Recv(int rank, void* data, std::size_t bytes, int peer, cppool_comm comm,
+                     cudaStream_t stream) {
+  const Call call(*this, rank);
+  CheckNccl(nccl_.Recv(data, bytes, ncclUint8, peer, Handle(comm), stream), "receiving");
+}
+
+void NcclWorld::AllGather(int rank, const void* in, void* out, std::size_t bytes, cppool_comm comm,
+                          cudaStream_t stream) {
+  const Call call(*this, rank);
+  CheckNccl(nccl_.AllGather(in, out, bytes, ncclUint8, Handle(comm), stream), "all_gather");
+}
+
+void NcclWorld::ReduceScatter(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
+                              cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) {
+  const Call call(*this, rank);
+  CheckNccl(nccl_.ReduceScatter(in, out, count, DataType(dtype), Reduction(reduce), Handle(comm), stream),
+            "reduce_scatter");
+}
+
+void NcclWorld::AllReduce(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
+                          cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) {
+  const Call call(*this, rank);
+  CheckNccl(nccl_.AllReduce(in, out, count, DataType(dtype), Reduction(reduce), Handle(comm), stream),
+            "all_reduce");
 }
 
 void NcclWorld::CheckHealth(int rank) {
   const Call call(*this, rank);
-  for (const NcclGroup& group : ranks_[rank]->groups) {
+  for (const Group& group : ranks_[rank]->groups) {
     if (!group.comm) continue;
     ncclResult_t state = ncclSuccess;
-    CheckNccl(ncclCommGetAsyncError(group.comm, &state), "asking a communicator for its state");
+    CheckNccl(nccl_.CommGetAsyncError(group.comm, &state), "asking a communicator for its state");
     if (state != ncclInProgress) CheckNccl(state, "a communicator failed");
   }
 }
 
-void NcclWorld::Abort(const std::shared_ptr<NcclWorld>& world, const std::string& reason) {
-  {
-    const std::lock_guard lock(world->abort_mutex_);
-    if (world->aborted_) return;
-    world->abort_reason_ = reason;
-    world->aborted_.store(true, std::memory_order_release);
-  }
-  // ncclCommAbort can wait for the device: nobody joins this thread, and it keeps what it uses alive.
-  std::thread([world] { world->AbortCommunicators(); }).detach();
+void NcclWorld::Abort(const std::string& reason) {
+  if (!NoteAbort(reason)) return;
+  // ncclCommAbort can wait for the device: nobody joins this thread, and it keeps what it uses alive. The world
+  // is of no use afterwards.
+  std::thread([world = shared_from_this()] { world->AbortCommunicators(); }).detach();
 }
 
 void NcclWorld::AbortCommunicators() {
@@ -135,7 +186,7 @@ void NcclWorld::AbortCommunicators() {
   for (const auto& rank : ranks_) locks.emplace_back(rank->in_call, patience);
   for (const cppool_group which : {CPPOOL_STRIDE, CPPOOL_PAIR, CPPOOL_WORLD}) {
     for (const auto& rank : ranks_) {
-      if (rank->groups[which].comm) ncclCommAbort(rank->groups[which].comm);
+      if (rank->groups[which].comm) nccl_.CommAbort(rank->groups[which].comm);
     }
   }
 }

@@ -1,60 +1,61 @@
-// What the ranks of one process share: NCCL's id, the communicators, the start line and the abort.
+// The transport nccl: every rank has a device of its own, and NCCL's communicators over them.
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
 #include <future>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
-#include "runtime/cuda_check.h"
+#include "runtime/comm_world.h"
+#include "runtime/nccl_api.h"
 
 namespace cppool::kernels::cuda {
 
-// One communicator as one rank has it. NULL: the world has no such group.
-struct NcclGroup {
-  ncclComm_t comm = nullptr;
-  int rank = 0;
-  int size = 1;
-};
-
-class NcclWorld {
+class NcclWorld final : public CommWorld, public std::enable_shared_from_this<NcclWorld> {
  public:
-  // Checks NCCL's version and starts to make the id on a thread of its own, beside CUDA's start. Throws
-  // RuntimeError.
+  // Finds NCCL, checks its version and starts to make the id on a thread of its own, beside CUDA's start.
+  // Throws RuntimeError.
   explicit NcclWorld(int size);
-  NcclWorld(const NcclWorld&) = delete;
-  NcclWorld& operator=(const NcclWorld&) = delete;
 
-  int size() const { return size_; }
+  const char* transport() const override { return "nccl"; }
+  void JoinWorld(int rank) override;
+  void JoinGroups(int rank) override;  // splits PAIR and STRIDE off
+  void Leave(int rank) noexcept override;
+  CommGroup group(int rank, cppool_group which) const override;
+  void BeginCase(int) override {}
 
-  // Every rank arrives once, with what kept it from starting or "", before any joins a communicator: NCCL
-  // would wait for ever for a rank that does not come. Throws RuntimeError when another rank failed or does
-  // not arrive.
-  void Arrive(int rank, const std::string& failure);
+  void GroupStart(int rank) override;
+  void GroupEnd(int rank) override;
+  void Send(int rank, const void* data, std::size_t bytes, int peer, cppool_comm comm,
+            cudaStream_t stream) override;
+  void Recv(int rank, void* data, std::size_t bytes, int peer, cppool_comm comm,
+            cudaStream_t stream) override;
+  void AllGather(int rank, const void* in, void* out, std::size_t bytes, cppool_comm comm,
+                 cudaStream_t stream) override;
+  void ReduceScatter(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
+                     cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) override;
+  void AllReduce(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
+                 cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) override;
 
-  // On the rank's thread with its device current; all ranks at once. Throws RuntimeError.
-  void JoinWorld(int rank);
-  void JoinGroups(int rank);  // splits PAIR and STRIDE off, where the world has them
-  bool HasGroups() const { return size_ >= 4 && size_ % 2 == 0; }
-  // Releases the rank's communicators; nothing of theirs may be pending. After an abort they are left to the
-  // end of the process.
-  void Leave(int rank) noexcept;
+  void CheckHealth(int rank) override;
+  void Abort(const std::string& reason) override;
+  bool CanRestart() const override { return false; }  // NCCL's communicators do not outlive an abort
+  void Restart() override {}
 
-  const NcclGroup& group(int rank, cppool_group which) const { return ranks_[rank]->groups[which]; }
+ protected:
+  cppool_status abort_status() const override { return CPPOOL_NCCL; }
 
-  // Throws RuntimeError(CPPOOL_NCCL): after an abort; CheckHealth also when a communicator of the rank has
-  // failed by itself.
-  void ThrowIfAborted() const;
-  void CheckHealth(int rank);
-  bool aborted() const { return aborted_.load(std::memory_order_acquire); }
-
-  // Any thread, does not wait: later calls fail with `reason`, and work that is stuck ends soon. The world is
-  // of no use afterwards.
-  static void Abort(const std::shared_ptr<NcclWorld>& world, const std::string& reason);
-
+ private:
+  struct Group {
+    ncclComm_t comm = nullptr;
+    int rank = 0;
+    int size = 1;
+  };
+  struct Rank {
+    std::timed_mutex in_call;
+    Group groups[CPPOOL_STRIDE + 1];  // by cppool_group
+  };
   // Held over every NCCL call of a rank: the abort waits for calls that return and lets none begin. Throws as
   // ThrowIfAborted.
   class Call {
@@ -64,26 +65,11 @@ class NcclWorld {
    private:
     std::unique_lock<std::timed_mutex> lock_;
   };
-
- private:
-  struct Rank {
-    std::timed_mutex in_call;
-    NcclGroup groups[CPPOOL_STRIDE + 1];  // by cppool_group
-  };
   void AbortCommunicators();
 
-  const int size_;
+  const NcclApi& nccl_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::shared_future<ncclUniqueId> id_;
-
-  std::mutex start_mutex_;
-  std::condition_variable start_changed_;
-  int arrived_ = 0;
-  std::string start_failure_;
-
-  std::atomic<bool> aborted_{false};
-  mutable std::mutex abort_mutex_;
-  std::string abort_reason_;
 };
 
 }  // namespace cppool::kernels::cuda

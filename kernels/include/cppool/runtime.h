@@ -1,8 +1,8 @@
 /* The runtime seam: what a case runs on, for one rank. Plain C, so that a case can be built by any compiler.
  *
  * Two implementations have the same rules:
- *   cuda  memory is device memory; the handles below ARE cudaStream_t, cudaEvent_t and ncclComm_t: cast them
- *         and use CUDA and NCCL directly;
+ *   cuda  memory is device memory; the handles below ARE cudaStream_t, cudaEvent_t and, where `transport` is
+ *         "nccl", ncclComm_t: cast them and use CUDA and NCCL directly;
  *   host  memory is memory; a stream is an asynchronous queue run by a thread of its own, so a wait that is
  *         missing is a data race.
  * Work on two streams is ordered by events and by nothing else. All calls that take a stream return before
@@ -57,7 +57,7 @@ typedef enum cppool_group { CPPOOL_WORLD, CPPOOL_PAIR, CPPOOL_STRIDE } cppool_gr
 
 typedef struct cppool_stream_s* cppool_stream; /* cudaStream_t */
 typedef struct cppool_event_s* cppool_event;   /* cudaEvent_t */
-typedef struct cppool_comm_s* cppool_comm;     /* ncclComm_t */
+typedef struct cppool_comm_s* cppool_comm;     /* ncclComm_t where `transport` is "nccl" */
 
 typedef struct cppool_runtime cppool_runtime;
 struct cppool_runtime {
@@ -128,6 +128,10 @@ struct cppool_runtime {
    * does not end come from it. A stage is a path such as
    * "forward/attend 1": its text is copied; on the main stream its time counts for "forward" too. */
   cppool_status (*mark)(cppool_runtime*, cppool_stream stream, const char* stage);
+
+  /* How the ranks exchange: "nccl"; "peer" (device copies: ranks may share a device, and calls of
+   * communication return when the peers have made theirs); "host". */
+  const char* transport;
 };
 
 #ifdef __cplusplus

@@ -74,7 +74,7 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual std::string name() const = 0;       // "cuda", "host"
-  virtual std::string transport() const = 0;  // "nccl", "host"
+  virtual std::string transport() const = 0;  // "nccl", "peer", "host"
   virtual int world_size() const = 0;
   // Called on all ranks' threads at once: makes the device ready, joins the communicators and uses each once.
   // Throws RuntimeError.
@@ -85,8 +85,8 @@ class Backend {
   // Any thread: makes pending and later communication of all ranks fail with `reason`, so that nobody waits
   // for a rank that has gone.
   virtual void Abort(const std::string& reason) = 0;
-  // Whether the world can run another case after Abort: true on the host (which then starts anew), false for
-  // NCCL.
+  // Whether the world can run another case after Abort: it then starts anew. False for NCCL, for work that does
+  // not end, and for a device that is out of order. No rank may be in a call.
   virtual bool Recover() = 0;
 };
 
@@ -96,8 +96,14 @@ std::unique_ptr<Backend> CreateHostBackend(int world_size);
 // libcuda.so.1 but makes no context. Throws RuntimeError when the driver is there and broken.
 int CountCudaDevices();
 
+// How the ranks on CUDA exchange. kNccl needs libnccl.so.2, and a device for every rank. kPeer is device copies
+// and events within the process: ranks may share devices, rank r then has device r * devices / world_size, and
+// a call of send, recv or a collective returns when the peers have made theirs. kAuto is kNccl where every rank
+// has a device of its own, else kPeer.
+enum class Transport { kAuto, kNccl, kPeer };
+
 // Opens the module `libcppool_cuda.so` beside the program (or at CPPOOL_CUDA_MODULE). Throws RuntimeError
-// saying what to do when it is missing, of another version, or lacks NCCL.
-std::unique_ptr<Backend> CreateCudaBackend(int world_size);
+// saying what to do when it is missing, of another version, or lacks NCCL or devices.
+std::unique_ptr<Backend> CreateCudaBackend(int world_size, Transport transport = Transport::kAuto);
 
 }  // namespace cppool::kernels

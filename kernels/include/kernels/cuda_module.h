@@ -12,7 +12,7 @@ namespace cppool::kernels {
 
 struct CudaModule {
   const char* version;  // of the build; another version is refused
-  std::unique_ptr<Backend> (*create_backend)(int world_size);
+  std::unique_ptr<Backend> (*create_backend)(int world_size, Transport transport);
   std::unique_ptr<AttentionKernels> (*make_attention_kernels)(cppool_runtime*);
   std::unique_ptr<CheckKernels> (*make_check_kernels)(cppool_runtime*);
 };

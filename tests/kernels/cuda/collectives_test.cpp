@@ -1,5 +1,5 @@
-// Communication at every world size that the machine has devices for. Inputs are small integers, so that
-// every result is exact.
+// Communication, on every transport, at every world size that the machine has devices for: peer needs one.
+// Inputs are small integers, so that every result is exact.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -119,9 +119,10 @@ void TestGroup(cppool_runtime* rt, cppool_group which, const std::vector<int>& m
   }
 }
 
-void TestWorld(int size) {
-  if (!HaveDevices(size)) return;
-  CudaWorld world(size);
+void TestWorld(int size, Transport transport) {
+  if (!HaveDevices(transport == Transport::kNccl ? size : 1)) return;
+  CudaWorld world(size, transport);
+  CHECK(world.backend().transport() == (transport == Transport::kNccl ? "nccl" : "peer"));
   std::string init;
   double sum = 0;
   for (const auto& [stage, ms] : world.backend().InitTimes()) {
@@ -155,21 +156,28 @@ void TestWorld(int size) {
 
 }  // namespace
 
-TEST_CASE("Collectives of 1 rank", "[gpu]") { TestWorld(1); }
-TEST_CASE("Collectives of 2 ranks", "[gpu]") { TestWorld(2); }
-TEST_CASE("Collectives of 4 ranks", "[gpu]") { TestWorld(4); }
-TEST_CASE("Collectives of 8 ranks", "[gpu]") { TestWorld(8); }
+TEST_CASE("Collectives of 1 rank, nccl", "[gpu]") { TestWorld(1, Transport::kNccl); }
+TEST_CASE("Collectives of 2 ranks, nccl", "[gpu]") { TestWorld(2, Transport::kNccl); }
+TEST_CASE("Collectives of 4 ranks, nccl", "[gpu]") { TestWorld(4, Transport::kNccl); }
+TEST_CASE("Collectives of 8 ranks, nccl", "[gpu]") { TestWorld(8, Transport::kNccl); }
+TEST_CASE("Collectives of 1 rank, peer", "[gpu]") { TestWorld(1, Transport::kPeer); }
+TEST_CASE("Collectives of 2 ranks, peer", "[gpu]") { TestWorld(2, Transport::kPeer); }
+TEST_CASE("Collectives of 4 ranks, peer", "[gpu]") { TestWorld(4, Transport::kPeer); }
+TEST_CASE("Collectives of 8 ranks, peer", "[gpu]") { TestWorld(8, Transport::kPeer); }
 
 TEST_CASE("Wrong arguments of a collective are errors", "[gpu]") {
   if (!HaveDevices(1)) return;
-  CudaWorld world(1);
-  world.RunCase([](cppool_runtime* rt) {
+  const Transport transport = GENERATE(Transport::kNccl, Transport::kPeer);
+  CudaWorld world(1, transport);
+  world.RunCase([&](cppool_runtime* rt) {
     const Buffer buffer(rt, 64, rt->stream);
     const Group group = GetGroup(rt, CPPOOL_WORLD);
     Expect(rt->all_reduce(rt, buffer.get(), buffer.get(), 1, static_cast<cppool_dtype>(99), CPPOOL_SUM,
                           group.comm, rt->stream) == CPPOOL_INTERNAL,
            "no such dtype");
-    Expect(rt->send(rt, buffer.get(), 4, 5, group.comm, rt->stream) == CPPOOL_NCCL, "no such peer");
+    Expect(rt->send(rt, buffer.get(), 4, 5, group.comm, rt->stream) ==
+               (transport == Transport::kNccl ? CPPOOL_NCCL : CPPOOL_INTERNAL),
+           "no such peer");
     Expect(std::strlen(rt->last_error(rt)) > 0, "and why");
   });
 }

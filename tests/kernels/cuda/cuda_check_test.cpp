@@ -1,9 +1,10 @@
-// The throwing checks: the kind of failure, and what was being done.
+// The throwing checks: the kind of failure, and what was being done. NCCL, opened at run time.
 #include "runtime/cuda_check.h"
 
 #include <string>
 
 #include "catch.h"
+#include "runtime/nccl_api.h"
 
 namespace cppool::kernels::cuda {
 namespace {
@@ -40,7 +41,18 @@ TEST_CASE("CheckNccl says what was being done and what NCCL calls it") {
   const RuntimeError error = Thrown([] { CheckNccl(ncclRemoteError, "sending"); });
   CHECK(error.status() == CPPOOL_NCCL);
   CHECK(Contains(error, "sending"));
-  CHECK(Contains(error, ncclGetErrorString(ncclRemoteError)));
+  CHECK(Contains(error, Nccl().GetErrorString(ncclRemoteError)));
+}
+
+TEST_CASE("NCCL missing, or without a function that is needed: an error that says what to do") {
+  const RuntimeError missing = Thrown([] { NcclApi("libnccl.so.2-of-a-test"); });
+  CHECK(missing.status() == CPPOOL_NCCL);
+  CHECK(Contains(missing, "libnccl.so.2-of-a-test: cannot open"));
+  CHECK(Contains(missing, "LD_LIBRARY_PATH"));
+  CHECK(Contains(missing, "peer"));
+  const RuntimeError lacking = Thrown([] { NcclApi(CPPOOL_FAKE_NCCL); });
+  CHECK(lacking.status() == CPPOOL_NCCL);
+  CHECK(Contains(lacking, CPPOOL_FAKE_NCCL " has no ncclGetUniqueId"));
 }
 
 }  // namespace cppool::kernels::cuda

@@ -10,10 +10,10 @@ void Expect(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error("does not hold: " + what);
 }
 
-bool HaveDevices(int ranks) {
+bool HaveDevices(int count) {
   const int devices = CountCudaDevices();
-  if (devices >= ranks) return true;
-  WARN("passed over: " << ranks << " CUDA devices are needed, " << devices << " are there");
+  if (devices >= count) return true;
+  WARN("passed over: " << count << " CUDA devices are needed, " << devices << " are there");
   return false;
 }
 
@@ -26,7 +26,8 @@ void Gate::Hold(cppool_runtime* rt, cppool_stream stream) {
   Check(rt, rt->enqueue(rt, stream, wait, new Flag(open_)));
 }
 
-CudaWorld::CudaWorld(int size) : backend_(CreateCudaBackend(size)), ranks_(size) {
+CudaWorld::CudaWorld(int size, Transport transport)
+    : backend_(CreateCudaBackend(size, transport)), ranks_(size) {
   for (int rank = 0; rank < size; ++rank) threads_.emplace_back([this, rank] { Loop(rank); });
   try {
     OnAllThreads([this](int rank) { ranks_[rank] = backend_->OpenRank(rank); });

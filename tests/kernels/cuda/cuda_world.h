@@ -21,12 +21,12 @@ void Expect(bool holds, const std::string& what);
 class CudaWorld {
  public:
   // Opens all ranks, each on a thread of its own. Throws what the first one threw.
-  explicit CudaWorld(int size);
+  explicit CudaWorld(int size, Transport transport = Transport::kAuto);
   ~CudaWorld();
 
   // Runs `body` on every rank's thread at once, and throws what the first one threw.
   void Run(const std::function<void(RankRuntime&)>& body);
-  // The same between BeginCase and EndCase; the stages' times of rank 0.
+  // The same between BeginCase and EndCase; the stages' times of rank 0. A rank that throws aborts the world.
   StageTimes RunCase(const std::function<void(cppool_runtime*)>& body);
 
   Backend& backend() { return *backend_; }
@@ -49,8 +49,8 @@ class CudaWorld {
   std::vector<std::thread> threads_;
 };
 
-// True where there are `ranks` devices; else says that the test is passed over.
-bool HaveDevices(int ranks);
+// True where there are `count` devices; else says that the test is passed over.
+bool HaveDevices(int count);
 
 // Holds a stream up until it is opened, at the latest by its end.
 class Gate {

@@ -6,6 +6,7 @@
 
 #include "catch.h"
 #include "cuda_world.h"
+#include "kernels/runtime/mark_delays.h"
 
 namespace cppool::kernels::test {
 namespace {
@@ -65,6 +66,28 @@ TEST_CASE("Stage times: the device's time, parents, iterations, and nothing of t
   CHECK(ms["forward"] >= ms["forward/attend 0"] + 3.8);
   CHECK(ms["transfer/kv"] >= 3.9);
   CHECK(ms["open"] >= 3.9);
+}
+
+TEST_CASE("Perturbed: every mark holds its stream up as its seed says, and the next case's do not", "[gpu]") {
+  if (!HaveDevices(1)) return;
+  constexpr int kMarks = 2000;  // 0.1 s of delays
+  CudaWorld world(1);
+  double sum_ms = 0;
+  MarkDelays delays(5, 0);
+  for (int i = 0; i < kMarks; ++i) sum_ms += std::chrono::duration<double, std::milli>(delays.Next()).count();
+  for (const bool perturbed : {true, false}) {
+    StageTimes times;
+    world.Run([&](RankRuntime& rank) {
+      cppool_runtime* rt = rank.seam();
+      rank.BeginCase();
+      if (perturbed) rank.Perturb(5);
+      for (int i = 0; i < kMarks; ++i) Check(rt, rt->mark(rt, rt->stream, "step"));
+      times = rank.EndCase();
+    });
+    CAPTURE(sum_ms, times.at(0).second);
+    // A tick of the device's clock may be missing from each; marks alone take a tenth of the sum.
+    CHECK((times.at(0).second > 0.95 * sum_ms) == perturbed);
+  }
 }
 
 TEST_CASE("Progress tells the stage of each stream while the device is stuck, without waiting", "[gpu]") {

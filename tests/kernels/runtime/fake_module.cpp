@@ -2,19 +2,15 @@
 #include "kernels/cuda_module.h"
 #include "kernels/error.h"
 
-#ifdef FAKE_NEEDS_NCCL
-extern "C" int CppoolTestOfNccl();
-#endif
-
 namespace {
 
 using namespace cppool::kernels;
 
 class FakeBackend final : public Backend {
  public:
-  explicit FakeBackend(int world_size) : world_size_(world_size) {}
+  FakeBackend(int world_size, Transport transport) : world_size_(world_size), transport_(transport) {}
   std::string name() const override { return "fake"; }
-  std::string transport() const override { return "none"; }
+  std::string transport() const override { return transport_ == Transport::kPeer ? "peer" : "another"; }
   int world_size() const override { return world_size_; }
   std::unique_ptr<RankRuntime> OpenRank(int) override { throw RuntimeError(CPPOOL_UNSUPPORTED, "fake rank"); }
   std::vector<DeviceInfo> Devices() const override { return {}; }
@@ -24,9 +20,12 @@ class FakeBackend final : public Backend {
 
  private:
   int world_size_;
+  Transport transport_;
 };
 
-std::unique_ptr<Backend> CreateBackend(int world_size) { return std::make_unique<FakeBackend>(world_size); }
+std::unique_ptr<Backend> CreateBackend(int world_size, Transport transport) {
+  return std::make_unique<FakeBackend>(world_size, transport);
+}
 std::unique_ptr<AttentionKernels> MakeAttention(cppool_runtime*) {
   throw RuntimeError(CPPOOL_UNSUPPORTED, "fake attention");
 }
@@ -39,8 +38,5 @@ const CudaModule kModule{FAKE_VERSION, CreateBackend, MakeAttention, MakeCheck};
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) const CudaModule* cppool_cuda_module() {
-#ifdef FAKE_NEEDS_NCCL
-  if (CppoolTestOfNccl() != 2) return nullptr;
-#endif
   return &kModule;
 }

@@ -25,8 +25,9 @@ int main(int argc, char** argv) {
     return 0;
   }
   Say([] {
-    const auto backend = CreateCudaBackend(3);
-    std::printf("%s of %d\n", backend->name().c_str(), backend->world_size());
+    const auto backend = CreateCudaBackend(3, Transport::kPeer);
+    std::printf("%s of %d, %s\n", backend->name().c_str(), backend->world_size(),
+                backend->transport().c_str());
     Say([&] { backend->OpenRank(0); });
     cppool_runtime runtime{};
     runtime.backend = "cuda";

@@ -52,16 +52,9 @@ TEST_CASE("CUDA module: missing, the wrong file, another version") {
   CHECK_THAT(other, Catch::Contains(CPPOOL_FAKE_MODULE_OTHER_VERSION));
 }
 
-TEST_CASE("CUDA module: NCCL missing is said with what to do") {
-  const std::string said = Create(CPPOOL_FAKE_MODULE_NCCL);
-  CHECK_THAT(said, Catch::StartsWith(Status(CPPOOL_NCCL)));
-  CHECK_THAT(said, Catch::Contains("libnccl.so.2-of-a-test: cannot open"));
-  CHECK_THAT(said, Catch::Contains("LD_LIBRARY_PATH"));
-}
-
 TEST_CASE("CUDA module: the right one is used for the backend and its kernels") {
   CHECK(Create(CPPOOL_FAKE_MODULE) ==
-        "fake of 3\n" + Status(CPPOOL_UNSUPPORTED) + "fake rank\n" + Status(CPPOOL_UNSUPPORTED) +
+        "fake of 3, peer\n" + Status(CPPOOL_UNSUPPORTED) + "fake rank\n" + Status(CPPOOL_UNSUPPORTED) +
             "fake attention\n" + Status(CPPOOL_UNSUPPORTED) + "fake checks\n" + Status(CPPOOL_INTERNAL) +
             "no kernels for the backend abacus\nthe host's own\n");
 }

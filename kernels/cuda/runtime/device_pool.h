@@ -1,0 +1,35 @@
+// The stream-ordered memory of one device: one pool, however many ranks have the device, so that what one rank
+// gave back is there for the others.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <vector>
+
+namespace cppool::kernels::cuda {
+
+// Any thread. Everything but the destructor throws RuntimeError.
+class DevicePool {
+ public:
+  explicit DevicePool(int device);
+  ~DevicePool();
+  DevicePool(const DevicePool&) = delete;
+  DevicePool& operator=(const DevicePool&) = delete;
+
+  // Lets copies between this device and those of `devices` that can reach it go directly.
+  void Share(const std::vector<int>& devices);
+
+  // cudaErrorMemoryAllocation when there is no room; does not throw then.
+  cudaError_t Allocate(void** out, std::size_t bytes, cudaStream_t stream);
+  // Gives unused memory back to the device. Nothing may be pending that frees.
+  void Trim();
+  std::size_t HeldBytes() const;
+  std::size_t UnusedBytes() const;  // held, and free for the next allocation
+
+ private:
+  const int device_;
+  cudaMemPool_t pool_ = nullptr;
+};
+
+}  // namespace cppool::kernels::cuda

@@ -1,0 +1,66 @@
+// The transport peer: device copies and events between the ranks of one process, however many of them share a
+// device. No NCCL.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/comm_world.h"
+#include "runtime/peer_comm.h"
+
+namespace cppool::kernels::cuda {
+
+class PeerWorld final : public CommWorld {
+ public:
+  PeerWorld(int size, int devices);
+
+  const char* transport() const override { return "peer"; }
+  void JoinWorld(int rank) override;
+  void JoinGroups(int) override {}  // they are there with the world
+  void Leave(int rank) noexcept override;
+  CommGroup group(int rank, cppool_group which) const override;
+  void BeginCase(int rank) override;
+
+  void GroupStart(int rank) override;
+  void GroupEnd(int rank) override;
+  void Send(int rank, const void* data, std::size_t bytes, int peer, cppool_comm comm,
+            cudaStream_t stream) override;
+  void Recv(int rank, void* data, std::size_t bytes, int peer, cppool_comm comm,
+            cudaStream_t stream) override;
+  void AllGather(int rank, const void* in, void* out, std::size_t bytes, cppool_comm comm,
+                 cudaStream_t stream) override;
+  void ReduceScatter(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
+                     cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) override;
+  void AllReduce(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
+                 cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) override;
+
+  void CheckHealth(int) override { ThrowIfAborted(); }
+  void Abort(const std::string& reason) override;
+  // What was enqueued only ever waits for what was enqueued before, and ends by itself.
+  bool CanRestart() const override { return true; }
+  void Restart() override;
+
+ protected:
+  cppool_status abort_status() const override { return CPPOOL_INTERNAL; }
+
+ private:
+  struct Rank {
+    PeerSide sides[CPPOOL_STRIDE + 1];  // by cppool_group
+    std::shared_ptr<EventPool> events;
+    std::shared_ptr<DevicePool> pool;
+    int depth = 0;  // of groups of calls
+    std::vector<std::unique_ptr<PeerOp>> grouped;
+  };
+  PeerSide& SideOf(int rank, cppool_comm comm);
+  PeerSide& SideTo(int rank, cppool_comm comm, int peer, const char* call);
+  void Collect(int rank, const CollectiveCall& call, cppool_comm comm, cudaStream_t stream);
+  void Submit(int rank, std::unique_ptr<PeerOp> op);
+  void Run(int rank, std::vector<std::unique_ptr<PeerOp>> ops);
+
+  std::vector<Bell> bells_;
+  std::vector<std::unique_ptr<PeerComm>> comms_;
+  std::vector<Rank> ranks_;
+};
+
+}  // namespace cppool::kernels::cuda
