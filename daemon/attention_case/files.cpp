@@ -1,12 +1,13 @@
 #include "files.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cmath>
-#include <cstring>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <system_error>
@@ -97,12 +98,26 @@ void CheckDump(const std::string& folder, const char* inputs) {
   if (inputs && (fs::equivalent(folder, inputs, ignored) ||
                  fs::weakly_canonical(folder, ignored) == fs::weakly_canonical(inputs, ignored)))
     Refuse("dump", "is the folder of inputs, which would be overwritten: name another");
-  fs::path there = fs::absolute(folder, ignored).lexically_normal();
-  while (there.has_relative_path() && !fs::exists(fs::symlink_status(there, ignored)))
-    there = there.parent_path();
-  if (!fs::is_directory(there, ignored)) Refuse("dump", protocol::Quoted(there.string()) + " is no folder");
-  if (access(there.c_str(), W_OK | X_OK) != 0)
-    Refuse("dump", protocol::Quoted(there.string()) + " cannot be written to: " + std::strerror(errno));
+  // Nothing short of writing tells whether it can be written to.
+  const fs::path wanted = fs::absolute(folder, ignored).lexically_normal();
+  std::vector<fs::path> missing;  // innermost first
+  for (fs::path p = wanted; !fs::exists(fs::symlink_status(p, ignored)) && p.has_relative_path();
+       p = p.parent_path())
+    missing.push_back(p);
+  std::error_code error;
+  fs::create_directories(wanted, error);
+  std::string probe = (wanted / ".cppool-XXXXXX").string();
+  if (!error) {
+    const int fd = mkostemp(probe.data(), O_CLOEXEC);
+    if (fd < 0) {
+      error.assign(errno, std::generic_category());
+    } else {
+      close(fd);
+      unlink(probe.c_str());
+    }
+  }
+  for (const fs::path& made : missing) fs::remove(made, ignored);  // only when empty
+  if (error) Refuse("dump", protocol::Quoted(folder) + " cannot be written to: " + error.message());
 }
 
 void InputFiles::ReadRow(const TensorInfo& tensor, std::int64_t row, double* to) {

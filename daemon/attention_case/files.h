@@ -16,7 +16,7 @@ namespace cppool::attention_case {
 // Every file that `spec` needs is there, of its shape and a type that can be read, and all values are numbers that its
 // dtype can hold. Reads all of them.
 void CheckInputs(const std::string& folder, const kernels::AttentionSpec& spec);
-// The folder is there and can be written to, or can be made; and is not `inputs` (which may be NULL). Leaves no trace.
+// The folder can be written to, or made, and is not `inputs` (which may be NULL). Leaves no trace.
 void CheckDump(const std::string& folder, const char* inputs);
 
 // One per rank.

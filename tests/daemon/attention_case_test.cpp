@@ -1,4 +1,4 @@
-// The attention case's words: models, derived values, relations and what is not there yet. No attention is computed.
+// The attention case's words: models, derived values, relations and what is not supported. No attention is computed.
 #include <memory>
 #include <string>
 
@@ -28,6 +28,10 @@ std::shared_ptr<const daemon::PreparedRun> Prepared(const Json& params, int worl
 }
 
 Json Resolved(const Json& params, int world_size = 2) { return Prepared(params, world_size)->params; }
+
+kernels::AttentionSpec SpecOf(const Json& params, int world_size = 2) {
+  return attention_case::ToSpec(Resolved(params, world_size), world_size);
+}
 
 struct Refused {
   bool invalid = false;  // else unsupported
@@ -97,8 +101,8 @@ TEST_CASE("model rows and what overrides them") {
   CheckInvalid({{"model", std::string("a\0b", 3) + std::string(1000, 'x')}}, R"("a\x00bxxx)");
   CheckInvalid({{"model", "cp_5_0"}, {"kernel_backend", "FlashAttention"}}, "cp_3_0");
   CheckInvalid({{"model", "cp_1_0"}, {"kernel_backend", "FlashAttenton"}}, "FlashAttention");
-  CheckUnsupported({{"model", "cp_4_1"}}, "off-by-one");
-  CheckUnsupported({{"model", "cp_1_0"}, {"kernel_backend", "FusedAttention"}}, "return_max_logit");
+  CHECK(Resolved({{"model", "cp_4_1"}}).at("softmax_type") == "off-by-one");
+  CHECK(Resolved({{"model", "cp_1_0"}, {"kernel_backend", "FusedAttention"}}).at("return_max_logit") == true);
 
   CHECK(attention_case::ModelNames(ModelTable::kFlash).size() == 12);
   CHECK(attention_case::ModelNames(ModelTable::kFused).size() == 24);
@@ -138,19 +142,118 @@ TEST_CASE("windows mean what the mask makes of them") {
   CHECK(window("no_mask", {-1, 0}) == Json{-1, -1});
   CHECK(window("no_mask", {16, 5}) == Json{16, 5});
   CHECK(window("no_mask", {0, 0}) == Json{0, 0});
-  const auto spec = attention_case::ToSpec(Resolved({{"window_size", {16, 5}},
-                                                     {"attn_mask_type", "no_mask"},
-                                                     {"dtype", "fp16"},
-                                                     {"qkv_format", "sbhd"},
-                                                     {"cp_comm_type", "a2a"},
-                                                     {"softmax_scale", 0.5}}));
+}
+
+TEST_CASE("a spec says everything that the parameters say") {
+  using namespace kernels;
+  AttentionSpec spec = SpecOf({{"window_size", {16, 5}},
+                               {"attn_mask_type", "no_mask"},
+                               {"dtype", "fp16"},
+                               {"qkv_format", "sbhd"},
+                               {"cp_comm_type", "a2a"},
+                               {"softmax_scale", 0.5}});
   CHECK(spec.window_left == 16);
   CHECK(spec.window_right == 5);
-  CHECK(spec.dtype == kernels::Dtype::kFp16);
-  CHECK(spec.format == kernels::QkvFormat::kSbhd);
-  CHECK(spec.comm == kernels::CpCommType::kA2a);
-  CHECK(spec.mask == kernels::AttnMaskType::kNoMask);
+  CHECK(spec.dtype == Dtype::kFp16);
+  CHECK(spec.format == QkvFormat::kSbhd);
+  CHECK(spec.comm == CpCommType::kA2a);
+  CHECK(spec.mask == AttnMaskType::kNoMask);
   CHECK(spec.scale == 0.5);
+  CHECK(spec.bias == BiasType::kNone);
+  CHECK(spec.softmax == SoftmaxType::kVanilla);
+  CHECK_FALSE(spec.max_logit);
+  CHECK_FALSE(spec.deterministic);
+  CHECK(spec.queries == UniformSequences(2, 384));
+  CHECK(spec.keys == UniformSequences(2, 384));
+
+  spec = SpecOf({{"qkv_format", "thd"},
+                 {"pad_between_seqs", true},
+                 {"attn_bias_type", "post_scale_bias"},
+                 {"bias_shape", "b1ss"},
+                 {"softmax_type", "learnable"},
+                 {"return_max_logit", true},
+                 {"deterministic", true},
+                 {"batch_size", 6}});
+  CHECK(spec.format == QkvFormat::kThd);
+  CHECK(spec.mask == AttnMaskType::kPaddingCausal);
+  CHECK(spec.pad_between_seqs);
+  CHECK(spec.bias == BiasType::kPostScale);
+  CHECK(spec.bias_shape == BiasShape{true, false, true});
+  CHECK(spec.softmax == SoftmaxType::kLearnable);
+  CHECK(spec.max_logit);
+  CHECK(spec.deterministic);
+  CHECK(spec.queries.length.size() == 6);
+  CHECK(spec.queries.padded());
+  CHECK(SpecOf({{"bias_shape", "1hss"}}).bias_shape == BiasShape{false, true, true});
+  CHECK(SpecOf({{"bias_shape", "11ss"}}).bias_shape == BiasShape{false, false, true});
+  CHECK(SpecOf({{"bias_shape", "bhss"}}).bias_shape == BiasShape{true, true, true});
+  CHECK(SpecOf({{"bias_shape", "111s"}}).bias_shape == BiasShape{false, false, false});
+  CHECK(SpecOf({{"attn_bias_type", "alibi"}}).bias == BiasType::kAlibi);
+  CHECK(SpecOf({{"softmax_type", "off-by-one"}}).softmax == SoftmaxType::kOffByOne);
+  CHECK(SpecOf({{"attn_mask_type", "padding_causal_bottom_right"}}).mask ==
+        AttnMaskType::kPaddingCausalBottomRight);
+  CHECK(SpecOf({{"attn_mask_type", "causal_bottom_right"}}).mask == AttnMaskType::kCausalBottomRight);
+}
+
+TEST_CASE("lengths of sequences as they are given") {
+  using List = std::vector<std::int64_t>;
+  const Json thd = {
+      {"qkv_format", "thd"}, {"batch_size", 3}, {"max_seqlen_q", 16}, {"pad_between_seqs", true}};
+  const auto with = [](Json params, const Json& more) {
+    params.update(more);
+    return params;
+  };
+  auto spec = SpecOf(with(thd, {{"cu_seqlens_q", {0, 5, 5, 16}}}));
+  CHECK(spec.queries.length == List{5, 0, 11});
+  CHECK(spec.queries.room == List{8, 0, 12});
+  CHECK(spec.queries.rows == 48);
+  CHECK(spec.keys == spec.queries);
+  spec = SpecOf(with(thd, {{"cu_seqlens_q", {0, 5, 5, 16}}, {"cu_seqlens_q_padded", {0, 8, 12, 28}}}));
+  CHECK(spec.queries.length == List{5, 0, 11});
+  CHECK(spec.queries.room == List{8, 4, 16});
+  spec = SpecOf(
+      with(thd, {{"max_seqlen_kv", 8}, {"cu_seqlens_q", {0, 5, 5, 16}}, {"cu_seqlens_kv", {0, 0, 8, 9}}}));
+  CHECK(spec.keys.length == List{0, 8, 1});
+  CHECK(spec.keys.room == List{0, 8, 4});
+  CHECK(spec.keys.rows == 24);
+  spec = SpecOf({{"attn_mask_type", "padding"}, {"max_seqlen_q", 16}, {"cu_seqlens_q", {0, 3, 19}}});
+  CHECK(spec.queries.length == List{3, 16});
+  CHECK(spec.queries.room == List{16, 16});
+  spec = SpecOf(with(thd, {{"pad_between_seqs", false}, {"cu_seqlens_q", {0, 4, 4, 12}}}));
+  CHECK(spec.queries.length == spec.queries.room);
+
+  CheckInvalid(with(thd, {{"cu_seqlens_q", {0, 5, 16}}}),
+               "cu_seqlens_q has 3 entries and must have batch_size + 1");
+  CheckInvalid(with(thd, {{"cu_seqlens_q", Json::array()}}), "cu_seqlens_q has 0 entries");
+  CheckInvalid(with(thd, {{"cu_seqlens_q", {1, 5, 5, 16}}}), "cu_seqlens_q begins with 1");
+  CheckInvalid(with(thd, {{"cu_seqlens_q", {0, 5, 4, 16}}}), "cu_seqlens_q falls from 5 to 4");
+  CheckInvalid(with(thd, {{"cu_seqlens_q", {0, -5, 4, 16}}}), "cu_seqlens_q");
+  CheckInvalid(with(thd, {{"cu_seqlens_q", {0, 5.5, 6, 16}}}), "cu_seqlens_q");
+  CheckInvalid(with(thd, {{"cu_seqlens_q", "0, 5"}}), "cu_seqlens_q");
+  CheckInvalid(with(thd, {{"cu_seqlens_q", {0, 17, 17, 17}}}),
+               "cu_seqlens_q: sequence 0 has 17 tokens, more than max_seqlen_q, 16");
+  CheckInvalid(
+      with(thd, {{"cu_seqlens_q", {0, 5, 5, 16}}, {"cu_seqlens_q_padded", {0, 4, 8, 20}}}),
+      "cu_seqlens_q: sequence 0 has 5 tokens, beyond the padded length of 4 that cu_seqlens_q_padded");
+  CheckInvalid(with(thd, {{"cu_seqlens_q", {0, 5, 5, 16}}, {"cu_seqlens_q_padded", {0, 6, 8, 20}}}),
+               "cu_seqlens_q_padded: sequence 0 has 6 places");
+  CheckInvalid(with(thd, {{"cu_seqlens_q", {0, 5, 5, 16}}, {"cu_seqlens_q_padded", {0, 8, 8, 52}}}),
+               "cu_seqlens_q_padded takes 52 places, and there are batch_size * max_seqlen_q, which is 48");
+  CheckInvalid(with(thd, {{"cu_seqlens_q", {0, 5, 5, 16}}, {"pad_between_seqs", false}}),
+               "pad_between_seqs true");
+  CheckInvalid(with(thd, {{"cu_seqlens_q_padded", {0, 8, 8, 20}}}),
+               "cu_seqlens_q_padded is given without cu_seqlens_q");
+  CheckInvalid(with(thd, {{"cu_seqlens_kv", {0, 8, 8, 20}}}), "cu_seqlens_kv is given without cu_seqlens_q");
+  CheckInvalid(with(thd, {{"max_seqlen_kv", 8}, {"cu_seqlens_q", {0, 5, 5, 16}}}),
+               "cu_seqlens_kv must be given");
+  CheckInvalid(with(thd, {{"cu_seqlens_q", {0, 5, 5, 16}}, {"cu_seqlens_kv", {0, 5, 5, 50}}}),
+               "cu_seqlens_kv: sequence 2 has 45 tokens");
+  CheckInvalid({{"cu_seqlens_q", {0, 5, 16}}}, "attn_mask_type is 'causal'");
+  CheckInvalid(
+      {{"attn_mask_type", "padding"}, {"cu_seqlens_q", {0, 5, 16}}, {"cu_seqlens_q_padded", {0, 8, 16}}},
+      "cu_seqlens_q_padded is for qkv_format 'thd'");
+  CheckInvalid({{"pad_between_seqs", true}}, "pad_between_seqs is for qkv_format 'thd'");
+  CHECK(Resolved({{"pad_between_seqs", false}, {"qkv_format", "sbhd"}}).at("qkv_format") == "sbhd");
 }
 
 TEST_CASE("names, types and ranges") {
@@ -187,18 +290,39 @@ TEST_CASE("relations between parameters name what is allowed") {
   CheckInvalid({{"qkv_format", "thd"}, {"max_seqlen_q", 62}}, "max_seqlen_q");
 }
 
-TEST_CASE("what is not there yet is unsupported, with the reason") {
+TEST_CASE("what is not supported says why; everything else of the matrix is") {
   CheckUnsupported({{"dtype", "fp8"}}, "fp8");
-  CheckUnsupported({{"qkv_format", "thd"}}, "thd");
-  CheckUnsupported({{"attn_mask_type", "padding_causal"}}, "padding_causal");
-  CheckUnsupported({{"attn_bias_type", "alibi"}}, "alibi");
-  CheckUnsupported({{"softmax_type", "learnable"}}, "learnable");
-  CheckUnsupported({{"return_max_logit", true}}, "return_max_logit");
   CheckUnsupported({{"head_dim_qk", 96}}, "head_dim_qk 96 with head_dim_v 96");
-  CheckUnsupported({{"head_dim_qk", 64}, {"head_dim_v", 128}}, "64/64");
+  CheckUnsupported({{"head_dim_qk", 64}, {"head_dim_v", 128}}, "128 with head_dim_v 64");
   for (const auto& [qk, v] : {std::pair{64, 64}, {128, 128}, {192, 128}, {128, 64}, {256, 256}}) {
     CHECK(Resolved({{"head_dim_qk", qk}, {"head_dim_v", v}, {"deterministic", true}}).at("head_dim_v") == v);
   }
+  for (const char* format : {"bshd", "sbhd", "thd"}) {
+    for (const char* mask : {"no_mask", "causal", "causal_bottom_right", "padding", "padding_causal",
+                             "padding_causal_bottom_right"}) {
+      for (const char* bias : {"no_bias", "post_scale_bias", "alibi"}) {
+        for (const char* softmax : {"vanilla", "off-by-one", "learnable"}) {
+          CHECK(Resolved({{"qkv_format", format},
+                          {"attn_mask_type", mask},
+                          {"attn_bias_type", bias},
+                          {"softmax_type", softmax},
+                          {"return_max_logit", true}})
+                    .at("attn_bias_type") == bias);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("memory counts biases, their gradients and offsets") {
+  const auto bytes = [](const Json& params) { return Prepared(params)->bytes_per_rank; };
+  const double plain = bytes(Json::object());
+  const double matrix = 384.0 * 384 * 2;
+  const double one = bytes({{"attn_bias_type", "post_scale_bias"}, {"bias_shape", "11ss"}}) - plain;
+  CHECK(one > 4 * matrix);  // bias and dbias, here and in the reference
+  CHECK(bytes({{"attn_bias_type", "post_scale_bias"}, {"bias_shape", "1hss"}}) - plain > 4 * 8 * matrix);
+  CHECK(bytes({{"attn_bias_type", "post_scale_bias"}, {"bias_shape", "11ss"}, {"is_training", false}}) <
+        bytes({{"attn_bias_type", "post_scale_bias"}, {"bias_shape", "11ss"}}));
 }
 
 TEST_CASE("the string form of another suite's worker") {

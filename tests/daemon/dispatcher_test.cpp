@@ -156,6 +156,58 @@ TEST_CASE("what a case says before it runs is its answer, and no rank runs") {
   CHECK(CallsOf(*inside.fake, "0").empty());
 }
 
+TEST_CASE("validate answers what would come of a run, and no rank runs") {
+  Inside inside;
+  const auto validate = [&](const Json& params) {
+    return inside.Send(Json{{"op", "validate"}, {"case", "fake"}, {"id", 4}, {"params", params}});
+  };
+  CHECK(validate({{"action", "fail"}}) == Json{{"ok", true}, {"id", 4}, {"runs", true}});
+  for (const Json& params : std::vector<Json>{{{"action", "invalid"}},
+                                              {{"action", "unsupported"}},
+                                              {{"action", "validate throws"}},
+                                              {{"number", 2}},
+                                              {{"nmber", 2}},
+                                              {{"needs", 1e12}}}) {
+    Json answer = validate(params);
+    Json run = inside.Send(Json{{"op", "run"}, {"case", "fake"}, {"id", 4}, {"params", params}});
+    INFO(answer);
+    CHECK(answer.at("ok") == false);
+    for (Json* json : {&answer, &run}) json->erase("wall_ms");
+    CHECK(answer == run);
+  }
+  CHECK(CallsOf(*inside.fake, "0").empty());
+  const Json stats = inside.Ask(R"({"op": "stats"})");
+  CHECK(stats.at("errors") == 5);  // of the runs
+  CHECK(stats.at("skipped") == 1);
+  CHECK(stats.at("passed") == 0);
+}
+
+TEST_CASE("random delays are asked of every rank before its case runs, and only on request") {
+  Inside inside;
+  CHECK(inside.Send(Json{{"op", "run"}, {"case", "fake"}, {"perturb", 77}}).at("status") == "passed");
+  inside.world.threads().Wait();
+  for (const char* rank : {"0", "1"})
+    CHECK(CallsOf(*inside.fake, rank) == std::vector<std::string>{"begin", "perturb 77", "end", "trim"});
+  CHECK(inside.Run().at("status") == "passed");
+  inside.world.threads().Wait();
+  CHECK(CallsOf(*inside.fake, "0").size() == 7);
+}
+
+TEST_CASE("folders reach a case that knows them, and no other") {
+  Inside inside;
+  const auto run = [&](const char* action, Json keys) {
+    keys["op"] = "run";
+    keys["case"] = "fake";
+    keys["params"] = {{"action", action}};
+    return inside.Send(keys);
+  };
+  CHECK(run("dump", {{"dump", "some/folder"}}).at("status") == "passed");
+  CHECK(run("no dump", Json::object()).at("status") == "passed");
+  const Json answer = run("pass", {{"inputs", "some/folder"}});
+  CHECK(answer.at("failure").at("kind") == "invalid_request");
+  CHECK(Has(answer.at("error"), "case 'fake' has no \"inputs\""));
+}
+
 TEST_CASE("memory is counted for all ranks that share it, before anything runs") {
   Inside inside;  // 2 ranks share 1 GiB
   CHECK(inside.Run({{"needs", 512.0 * 1024 * 1024}}).at("status") == "passed");

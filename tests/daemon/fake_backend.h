@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -70,6 +71,7 @@ class FakeRank : public kernels::RankRuntime {
     if (seam_.rank == world_->rank_that_cannot_begin)
       throw kernels::RuntimeError(CPPOOL_CUDA, "no clean state");
   }
+  void Perturb(std::uint64_t seed) override { Log("perturb " + std::to_string(seed)); }
   void BeginIteration(int index) override { Log("iteration " + std::to_string(index)); }
   void EndIterations() override { Log("end iterations"); }
   kernels::StageTimes EndCase() override {

@@ -28,6 +28,8 @@ cppool_status Validate(cppool_validation* v) {
   if (action == "replace") v->replace_params(v, R"({"action": "replaced", "rank": 0, "number": 0.25})");
   if (action == "replace badly") v->replace_params(v, "[1]");
   if (action == "validate misuses") v->integer(v, "nonsense");
+  if (action == "dump" && (!v->dump || std::string_view(v->dump) != "some/folder" || v->inputs))
+    return CPPOOL_INTERNAL;
   if (action == "given" && (v->given(v, "flag") || v->given(v, "maybe") || !v->given(v, "number")))
     return CPPOOL_INTERNAL;
   v->needs(v, v->number(v, "needs"));
@@ -46,6 +48,9 @@ cppool_status Act(cppool_case_context* c, std::string_view action) {
                        c->integer(c, "seed") == 7 && c->checks == 0 && c->runtime->world_size == 2;
     if (!right) return CPPOOL_INTERNAL;
   }
+  if (action == "dump" && (!c->dump || std::string_view(c->dump) != "some/folder" || c->inputs))
+    return CPPOOL_INTERNAL;
+  if (action == "no dump" && (c->dump || c->inputs)) return CPPOOL_INTERNAL;
   if (action == "replaced" && c->number(c, "number") != 0.25) return CPPOOL_INTERNAL;
   if (action == "check fails") c->check(c, &good), c->check(c, &bad);
   if (action == "check fails and returns an error")
@@ -76,7 +81,9 @@ cppool_status Act(cppool_case_context* c, std::string_view action) {
 
 cppool_status Run(cppool_case_context* c) {
   const std::string_view action = c->string(c, "action");
-  if (action == "work" || action == "replaced" || action == "read back") return Act(c, action);
+  if (action == "dump" || action == "no dump" || action == "work" || action == "replaced" ||
+      action == "read back")
+    return Act(c, action);
   if (c->runtime->rank == c->integer(c, "rank")) {
     return Act(c, action.substr(0, action.find(" while others")));
   }
@@ -91,8 +98,8 @@ cppool_status Run(cppool_case_context* c) {
 
 const cppool_case* FakeCase() {
   static const cppool_case definition{
-      CPPOOL_CASE_ABI, sizeof(cppool_case),    "fake",    "does what it is told",
-      kParameters,     std::size(kParameters), &Validate, &Run};
+      CPPOOL_CASE_ABI,        sizeof(cppool_case), "fake", "does what it is told", kParameters,
+      std::size(kParameters), &Validate,           &Run,   CPPOOL_CASE_DUMPS};
   return &definition;
 }
 

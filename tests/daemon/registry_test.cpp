@@ -1,3 +1,4 @@
+#include <cstddef>
 #include <functional>
 #include <string>
 
@@ -58,6 +59,8 @@ TEST_CASE("a case that was built for something else, or badly, is refused with w
   definition = *FakeCase();
   definition.struct_size = 8;
   CHECK(Has(RefusalOf(definition), "8 bytes"));
+  definition.struct_size = offsetof(cppool_case, features) - 1;
+  CHECK(Has(RefusalOf(definition), "or more"));
   for (const char* name : {"", "a b", "caf\xc3\xa9", static_cast<const char*>(nullptr)}) {
     definition = *FakeCase();
     definition.name = name;
@@ -74,6 +77,19 @@ TEST_CASE("a case that was built for something else, or badly, is refused with w
   definition.parameters = twice;
   definition.parameter_count = 2;
   CHECK(Has(RefusalOf(definition), "action is there twice"));
+}
+
+TEST_CASE("a case that was built before there were features loads, without any") {
+  cppool_case definition = *FakeCase();
+  definition.features = ~0U;  // what lies behind an older definition is none of its
+  definition.struct_size = offsetof(cppool_case, features);
+  daemon::CaseRegistry registry;
+  registry.Add(&definition, "old");
+  CHECK(registry.Find("fake")->features == 0);
+  definition.name = "newer";
+  definition.struct_size = sizeof(cppool_case) + 64;
+  registry.Add(&definition, "newer");
+  CHECK(registry.Find("newer")->features == ~0U);
 }
 
 TEST_CASE("a schema that contradicts itself is refused, naming the parameter") {

@@ -71,8 +71,8 @@ cppool_status Run(cppool_case_context* c) {
   return AllReduce(rt);
 }
 
-const cppool_case kOdd{ODD_ABI,     sizeof(cppool_case),    ODD_NAME, "odd",
-                       kParameters, std::size(kParameters), nullptr,  &Run};
+const cppool_case kOdd{
+    ODD_ABI, sizeof(cppool_case), ODD_NAME, "odd", kParameters, std::size(kParameters), nullptr, &Run, 0};
 
 }  // namespace
 

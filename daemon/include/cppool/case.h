@@ -115,7 +115,7 @@ struct cppool_validation {
   /* Replaces the parameters' text for `run` (a case that derives some of them from others). Copied. */
   void (*replace_params)(cppool_validation*, const char* params_json);
 
-  /* Since 0.2, as in cppool_case_context. `validate` leaves no trace: what it does not refuse may still not run. */
+  /* Since 0.2, as in cppool_case_context. `validate` should leave no trace: nothing may run after it. */
   const char* dump;
   const char* inputs;
 };

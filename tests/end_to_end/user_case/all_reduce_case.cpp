@@ -134,10 +134,15 @@ cppool_status Run(cppool_case_context* c) {
   return rt->free_host(rt, host);
 }
 
-const cppool_case kAllReduce{CPPOOL_CASE_ABI, sizeof(cppool_case),
-                             "all_reduce",    "gather and sum, against the runtime's all-reduce",
-                             kParameters,     sizeof(kParameters) / sizeof(kParameters[0]),
-                             &Validate,       &Run};
+const cppool_case kAllReduce{CPPOOL_CASE_ABI,
+                             sizeof(cppool_case),
+                             "all_reduce",
+                             "gather and sum, against the runtime's all-reduce",
+                             kParameters,
+                             sizeof(kParameters) / sizeof(kParameters[0]),
+                             &Validate,
+                             &Run,
+                             0};
 
 }  // namespace
 
