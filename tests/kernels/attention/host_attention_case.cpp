@@ -359,8 +359,6 @@ class Run {
   const std::size_t dim_ = static_cast<std::size_t>(shape_.dim_qk);
   const std::size_t dim_v_ = static_cast<std::size_t>(shape_.dim_v);
   const Layout query_ = Concatenate(problem_.query_parts), key_ = Concatenate(problem_.key_parts);
-  const std::size_t rows_q_ = static_cast<std::size_t>(query_.rows);
-  const std::size_t rows_kv_ = static_cast<std::size_t>(key_.rows);
   std::mt19937 random_;
 
   Half q_ = Input(query_, heads_*dim_), dout_ = Input(query_, heads_*dim_v_);
@@ -377,7 +375,8 @@ class Run {
   Half dk_ = Poisoned(shape_.dtype, k_.bits.size()), dv_ = Poisoned(shape_.dtype, v_.bits.size());
   std::vector<float> out_sum_ = Nans(out_.bits.size()), dq_sum_ = Nans(dq_.bits.size());
   std::vector<float> dk_sum_ = Nans(dk_.bits.size()), dv_sum_ = Nans(dv_.bits.size());
-  std::vector<float> lse_ = Nans(rows_q_ * heads_), total_ = lse_, delta_ = lse_;
+  std::vector<float> lse_ = Nans(static_cast<std::size_t>(query_.rows) * heads_), total_ = lse_,
+                     delta_ = lse_;
   std::vector<float> max_logit_ = Nans(heads_), d_offset_ = Nans(heads_);
   std::vector<float> d_bias_ = Nans(d_bias_places_.size);
 
