@@ -39,6 +39,13 @@ std::string DescribeCheck(const Check& check) {
   return text.str();
 }
 
+std::vector<std::string> LinesOf(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
 // The lines that explain a failure: its checks that did not hold, its error, the ranks' own errors.
 std::vector<std::string> Explain(const Outcome& outcome) {
   std::vector<std::string> lines;
@@ -49,8 +56,7 @@ std::vector<std::string> Explain(const Outcome& outcome) {
       if (!rank.ok && outcome.error.find(rank.error) == std::string::npos)
         lines.push_back("rank " + std::to_string(rank.rank) + ": " + rank.error);
   }
-  std::istringstream text(outcome.error);
-  for (std::string line; std::getline(text, line);) lines.push_back(line);
+  for (std::string& line : LinesOf(outcome.error)) lines.push_back(std::move(line));
   return lines;
 }
 
@@ -105,8 +111,11 @@ class Run {
         continue;
       }
       streams_.out << cell.name << ": " << Repeat(cell) << "\n";
-      if (skipped) streams_.out << "  would be skipped: " << FirstLine(outcome.error) << "\n";
-      if (outcome.failed()) streams_.out << "  would fail: " << FirstLine(outcome.error) << "\n";
+      std::string before = skipped ? "  would be skipped: " : "  would fail: ";
+      for (const std::string& line : LinesOf(outcome.error)) {
+        streams_.out << before << line << "\n";
+        before = "    ";
+      }
       streams_.out << std::flush;
     }
     std::ostream& closing = arguments_.json ? streams_.err : streams_.out;

@@ -6,49 +6,13 @@
 #include <filesystem>
 #include <sstream>
 
-#include "command.h"
-#include "support.h"
+#include "command_support.h"
 #include "xml.h"
 
 using namespace cppool_test;
 using cppool::Json;
 
 namespace {
-
-struct Ran {
-  int code = -1;
-  std::string out, err;
-  std::vector<std::string> lines;  // of out
-
-  std::string Last(std::size_t from_end = 0) const {
-    return lines.size() > from_end ? lines[lines.size() - 1 - from_end] : "";
-  }
-  bool Prints(const std::string& text) const { return out.find(text) != std::string::npos; }
-};
-
-std::vector<std::string> Lines(const std::string& text) {
-  std::istringstream in(text);
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
-}
-
-Ran Cppool(std::vector<std::string> words, const std::string& daemon = CPPOOL_FAKE_DAEMON,
-           bool terminal = false) {
-  std::ostringstream out, err;
-  if (!daemon.empty()) words.insert(words.end(), {"--daemon", daemon});
-  Ran ran;
-  ran.code = cppool::command::Main(words, {out, err, terminal});
-  ran.out = out.str();
-  ran.err = err.str();
-  ran.lines = Lines(ran.out);
-  return ran;
-}
-
-std::string ReadFile(const std::string& name) {
-  std::ifstream file(name);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 // A daemon that is the fake one with further arguments.
 std::string Wrapped(const TemporaryFolder& folder, const std::string& arguments) {
@@ -167,6 +131,8 @@ TEST_CASE("a list names the cells and their commands, says what would come of th
   CHECK(ran.code == 0);
   CHECK(ran.Prints("  would be skipped: world size 4 needs as many GPUs, and there are fewer"));
   CHECK(ran.Last() == "8 would run, 0 would fail, 12 would be skipped");
+  ran = Cppool({"run", "--suite", "smoke", "--list"}, Wrapped(folder, "--start usage"));
+  CHECK(ran.Prints("    cuda: 4 ranks need 4 devices, 1 is there\n"));
   ran = Cppool({"run", "--suite", "smoke", "--list"}, "/nowhere");
   CHECK(ran.Last() == "0 would run, 20 would fail, 0 would be skipped");
   CHECK(ran.lines.size() == 41);

@@ -1,0 +1,51 @@
+// The command as a function: what it printed and how it would exit.
+#pragma once
+
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "command.h"
+#include "support.h"
+
+namespace cppool_test {
+
+struct Ran {
+  int code = -1;
+  std::string out, err;
+  std::vector<std::string> lines;  // of out
+
+  std::string Last(std::size_t from_end = 0) const {
+    return lines.size() > from_end ? lines[lines.size() - 1 - from_end] : "";
+  }
+  bool Prints(const std::string& text) const { return out.find(text) != std::string::npos; }
+};
+
+inline std::vector<std::string> Lines(const std::string& text) {
+  std::istringstream in(text);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+// With CPPOOL_TEST_DAEMON, which the target of the test defines.
+inline Ran Cppool(std::vector<std::string> words, const std::string& daemon = CPPOOL_TEST_DAEMON,
+                  bool terminal = false) {
+  std::ostringstream out, err;
+  if (!daemon.empty()) words.insert(words.end(), {"--daemon", daemon});
+  Ran ran;
+  ran.code = cppool::command::Main(words, {out, err, terminal});
+  ran.out = out.str();
+  ran.err = err.str();
+  ran.lines = Lines(ran.out);
+  return ran;
+}
+
+inline std::string ReadFile(const std::string& name) {
+  std::ifstream file(name);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+}  // namespace cppool_test

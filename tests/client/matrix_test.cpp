@@ -1,0 +1,69 @@
+// The command with the real daemon on the host runtime: what the matrix says of itself, and a few of our own cells.
+#include <algorithm>
+
+#include "command_support.h"
+
+using namespace cppool_test;
+using cppool::Json;
+
+namespace {
+
+std::vector<std::string> WithHost(std::vector<std::string> words) {
+  words.insert(words.end(), {"--backend", "host"});
+  return words;
+}
+
+}  // namespace
+
+TEST_CASE("no cell of the matrix would be skipped") {
+  Ran ran = Cppool(WithHost({"run", "--suite", "matrix", "--max-seqlen", "96", "--list", "--json"}));
+  REQUIRE(ran.lines.size() > 864);
+  for (const std::string& line : ran.lines) {
+    const Json cell = Json::parse(line);
+    INFO(cell["name"] << ": " << cell["error"]);
+    CHECK(cell["would"] == "run");
+  }
+}
+
+TEST_CASE("a list says what is impossible and what is not supported, before anything runs") {
+  Ran ran = Cppool(WithHost({"run", "--list", "--param", "max_seqlen_q=63"}));
+  CHECK(ran.Prints("\n  would fail: max_seqlen_q"));
+  ran = Cppool(WithHost({"run", "--list", "--param", "dtype=fp8"}));
+  CHECK(ran.Prints("\n  would be skipped: dtype 'fp8'"));
+  CHECK(ran.Last() == "0 would run, 0 would fail, 1 would be skipped");
+}
+
+TEST_CASE("own cells pass on the host, perturbed too") {
+  Ran ran = Cppool(WithHost({"run", "--suite", "matrix", "--max-seqlen", "32", "--perturb", "11", "--filter",
+                             "row=bias_111s_gqa_192_128", "--filter", "row=alibi_window_unequal", "--filter",
+                             "row=padding_causal_unequal", "--filter", "row=learnable_masked_rows",
+                             "--filter", "row=six_ranks_gqa_window"}));
+  INFO(ran.out);
+  CHECK(ran.code == 0);
+  CHECK(ran.Last() == "24 passed, 0 failed, 0 skipped");
+}
+
+TEST_CASE("what a case wrote is what it runs on again") {
+  TemporaryFolder folder;
+  const std::vector<std::string> one = {"run",     "--json",     "--param",   "max_seqlen_q=32",
+                                        "--param", "dtype=fp16", "--backend", "host"};
+  auto with = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), one.begin(), one.end());
+    return Cppool(words);
+  };
+  Ran wrote = with({"--dump", folder.File("a")});
+  REQUIRE(wrote.code == 0);
+  const Json index = Json::parse(ReadFile(folder.File("a") + "/index.json"));
+  CHECK(index["files"].contains("q.npy"));
+  // On another seed's inputs the outputs differ, on these they do not.
+  Ran again = with({"--inputs", folder.File("a"), "--dump", folder.File("b"), "--param", "seed=99"});
+  CHECK(again.code == 0);
+  CHECK(with({"--dump", folder.File("c"), "--param", "seed=99"}).code == 0);
+  const std::string out = ReadFile(folder.File("a") + "/out.npy");
+  REQUIRE(out.size() > 1000);
+  CHECK(ReadFile(folder.File("b") + "/out.npy") == out);
+  CHECK(ReadFile(folder.File("c") + "/out.npy") != out);
+  Ran missing = with({"--inputs", folder.File("nowhere")});
+  CHECK(missing.code == 1);
+  CHECK(Json::parse(missing.lines.at(0))["error"].get<std::string>().find("inputs") != std::string::npos);
+}
