@@ -76,10 +76,7 @@ class Daemon {
 
     if (parent != getppid()) _exit(kNoReader);  // it died before it was watched
 
-    World world(ChooseBackend(options_.backend, options_.world_size));
-    if (options_.transport == TransportChoice::kNccl && world.backend().transport() != "nccl") {
-      throw StartError("--transport nccl needs the backend cuda, and this is " + world.backend().name());
-    }
+    World world(ChooseBackend(options_.backend, options_.transport, options_.world_size));
     const auto chosen = Clock::now();
     CaseRegistry registry;
     registry.Add(cppool::AttentionCase(), "built in");

@@ -28,8 +28,11 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
   app.add_option("--backend", backend, "auto is cuda when CUDA sees a device, and host when it sees none")
       ->check(CLI::IsMember({"auto", "cuda", "host"}))
       ->capture_default_str();
-  app.add_option("--transport", transport, "nccl needs the backend cuda")
-      ->check(CLI::IsMember({"auto", "nccl"}))
+  app.add_option(
+         "--transport", transport,
+         "How ranks on cuda exchange: nccl needs a device for each; peer copies between devices or within "
+         "one that ranks share; auto is nccl where every rank has its own device, else peer")
+      ->check(CLI::IsMember({"auto", "nccl", "peer"}))
       ->capture_default_str();
   app.add_option("--sentinel", options.sentinel, "What every answer begins with; '' for bare JSON lines")
       ->capture_default_str();
@@ -56,7 +59,9 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
     options.backend = backend == "cuda"   ? BackendChoice::kCuda
                       : backend == "host" ? BackendChoice::kHost
                                           : BackendChoice::kAuto;
-    options.transport = transport == "nccl" ? TransportChoice::kNccl : TransportChoice::kAuto;
+    options.transport = transport == "nccl"   ? kernels::Transport::kNccl
+                        : transport == "peer" ? kernels::Transport::kPeer
+                                              : kernels::Transport::kAuto;
     parsed.options = std::move(options);
   } catch (const CLI::ParseError& error) {
     std::ostringstream out, err;

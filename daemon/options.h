@@ -9,12 +9,10 @@
 
 namespace cppool::daemon {
 
-enum class TransportChoice { kAuto, kNccl };
-
 struct Options {
   int world_size = 1;
   BackendChoice backend = BackendChoice::kAuto;
-  TransportChoice transport = TransportChoice::kAuto;
+  kernels::Transport transport = kernels::Transport::kAuto;
   std::string sentinel;
   std::vector<std::string> case_files;
   std::string log_level;

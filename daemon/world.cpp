@@ -47,26 +47,38 @@ std::string NarrowDevices(const char* visible, int count) {
   return narrowed;
 }
 
-std::unique_ptr<kernels::Backend> ChooseBackend(BackendChoice choice, int world_size) {
+std::unique_ptr<kernels::Backend> ChooseBackend(BackendChoice choice, kernels::Transport transport,
+                                                int world_size) {
+  const auto host = [&] {
+    if (transport != kernels::Transport::kAuto) {
+      throw StartError(std::string("--transport ") +
+                       (transport == kernels::Transport::kNccl ? "nccl" : "peer") +
+                       " needs the backend cuda, and this is host");
+    }
+    return kernels::CreateHostBackend(world_size);
+  };
   try {
-    if (choice == BackendChoice::kHost) return kernels::CreateHostBackend(world_size);
+    if (choice == BackendChoice::kHost) return host();
     const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
     const std::string before =
         visible ? "CUDA_VISIBLE_DEVICES='" + std::string(visible) + "'" : "CUDA_VISIBLE_DEVICES is not set";
     setenv("CUDA_VISIBLE_DEVICES", NarrowDevices(visible, world_size).c_str(), 1);
     const int devices = kernels::CountCudaDevices();
-    if (devices == 0 && choice == BackendChoice::kAuto) return kernels::CreateHostBackend(world_size);
+    if (devices == 0 && choice == BackendChoice::kAuto) return host();
     if (devices == 0) {
       throw StartError("--backend cuda: CUDA sees no device (" + before +
                        "): check nvidia-smi and the driver, or start with --backend host");
     }
-    if (devices < world_size) {
+    if (devices < world_size && transport == kernels::Transport::kNccl) {
       throw StartError(
-          "--world-size " + std::to_string(world_size) + " " + std::string(protocol::kTooFewDevices) + " " +
-          Describe(devices) + " (" + before +
-          "): ranks cannot share a GPU yet; start with a smaller --world-size or with --backend host");
+          "--transport nccl: --world-size " + std::to_string(world_size) + " " +
+          std::string(protocol::kTooFewDevices) + " " + Describe(devices) + " (" + before +
+          "): ranks can share a GPU with --transport peer; or start with a smaller --world-size");
     }
-    return kernels::CreateCudaBackend(world_size);
+    // Ranks that share a device have more streams there than CUDA has queues by default, and streams of one
+    // queue wait for each other: work would be ordered that nobody ordered.
+    if (devices < world_size) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    return kernels::CreateCudaBackend(world_size, transport);
   } catch (const kernels::RuntimeError& error) {
     throw StartError(error.what());
   }

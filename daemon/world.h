@@ -17,7 +17,7 @@ enum class BackendChoice { kAuto, kCuda, kHost };
 // Decides as the contract says (`auto` is cuda exactly when CUDA sees a device), narrows CUDA_VISIBLE_DEVICES to the first `world_size`
 // devices, since CUDA's start grows with what it sees, and makes the backend. Before anything else touches CUDA, on a process that
 // has no other threads reading the environment. Throws StartError.
-std::unique_ptr<kernels::Backend> ChooseBackend(BackendChoice choice, int world_size);
+std::unique_ptr<kernels::Backend> ChooseBackend(BackendChoice choice, kernels::Transport transport, int world_size);
 
 // The first `count` entries of a CUDA_VISIBLE_DEVICES list; null (unset) is 0, 1, ... An empty list stays empty.
 std::string NarrowDevices(const char* visible, int count);

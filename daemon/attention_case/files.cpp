@@ -7,6 +7,7 @@
 #include <bit>
 #include <cerrno>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -56,10 +57,12 @@ void CheckValues(const std::string& path, const NpyReader& file, Dtype dtype) {
     file.Read(first, count, values.data());
     for (std::int64_t i = 0; i < count; ++i) {
       if (std::abs(values[i]) < limit) continue;  // false for NaN
+      char number[32];
+      std::snprintf(number, sizeof(number), "%.6g", values[i]);
       const std::string what = std::isnan(values[i]) ? "NaN"
                                : std::isinf(values[i])
                                    ? "an infinity"
-                                   : std::to_string(values[i]) + ", too large for " + NameOf(dtype);
+                                   : std::string(number) + ", too large for " + NameOf(dtype);
       Refuse("inputs", path + ": element " + std::to_string(first + i) + " is " + what);
     }
   }

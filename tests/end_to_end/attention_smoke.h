@@ -17,6 +17,10 @@ inline void RunAttentionSmoke(DaemonProcess& daemon, int world_size) {
       {{"head_dim_qk", 128}, {"head_dim_v", 64}, {"is_training", false}},
       {{"head_dim_qk", 256}, {"max_seqlen_kv", 96}, {"attn_mask_type", "causal_bottom_right"}},
       {{"window_size", {16, 0}}},
+      {{"qkv_format", "thd"}, {"batch_size", 5}, {"pad_between_seqs", true}, {"softmax_type", "learnable"}},
+      {{"attn_mask_type", "padding_causal"}, {"attn_bias_type", "post_scale_bias"}, {"bias_shape", "b1ss"}},
+      {{"attn_bias_type", "post_scale_bias"}, {"bias_shape", "111s"}, {"return_max_logit", true}},
+      {{"attn_bias_type", "alibi"}, {"softmax_type", "off-by-one"}, {"deterministic", true}},
   };
   for (const char* schedule : {"p2p", "all_gather", "a2a", "a2a+p2p"}) {
     if (std::string(schedule) == "a2a+p2p" && (world_size < 4 || world_size % 2)) continue;

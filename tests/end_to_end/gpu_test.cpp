@@ -36,15 +36,39 @@ TEST_CASE("a user's case, built against the installed prefix, on GPUs") {
   ForEachWorld([](int world_size) { RunUserCase("cuda", world_size); });
 }
 
-TEST_CASE("more ranks than devices are refused, saying how many there are") {
-  const int devices = kernels::CountCudaDevices();
-  for (const char* backend : {"cuda", "auto"}) {
-    if (devices == 0) continue;
-    DaemonProcess daemon({"--world-size", std::to_string(devices + 1), "--backend", backend});
-    CHECK(daemon.Wait() == 2);
-    CHECK(daemon.Stderr().find("CUDA sees " + std::to_string(devices)) != std::string::npos);
+TEST_CASE("attention on one GPU that the ranks share, every schedule") {
+  if (kernels::CountCudaDevices() == 0) {
+    WARN("there are no devices");
+    return;
   }
-  if (devices == 0) WARN("there are no devices");
+  for (const int world_size : {2, 4, 8}) {
+    DaemonProcess daemon(
+        {"--world-size", std::to_string(world_size), "--backend", "cuda", "--transport", "peer"},
+        CPPOOL_DAEMON, {"CUDA_VISIBLE_DEVICES=0"});
+    const Json hello = daemon.Ask({{"op", "hello"}});
+    CHECK(hello.at("transport") == "peer");
+    REQUIRE(hello.at("devices").size() == static_cast<std::size_t>(world_size));
+    for (const Json& device : hello.at("devices")) CHECK(device == hello.at("devices").at(0));
+    RunAttentionSmoke(daemon, world_size);
+  }
+}
+
+TEST_CASE("more ranks than devices: they share them, but not with NCCL") {
+  const int devices = kernels::CountCudaDevices();
+  if (devices == 0) {
+    WARN("there are no devices");
+    return;
+  }
+  const std::string more = std::to_string(devices + 1);
+  DaemonProcess refused({"--world-size", more, "--transport", "nccl"});
+  CHECK(refused.Wait() == 2);
+  CHECK(refused.Stderr().find("CUDA sees " + std::to_string(devices)) != std::string::npos);
+  CHECK(refused.Stderr().find("--transport peer") != std::string::npos);
+  DaemonProcess shared({"--world-size", more});
+  const Json hello = shared.Ask({{"op", "hello"}});
+  CHECK(hello.at("backend") == "cuda");
+  CHECK(hello.at("transport") == "peer");
+  CHECK(shared.Wait() == 0);
 }
 
 }  // namespace cppool::test

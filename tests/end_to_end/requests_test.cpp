@@ -62,7 +62,19 @@ TEST_CASE("each bad input gets a clear answer, and the next request is served") 
       {run(R"("cp_comm_type": "a2a", "num_heads": 3)"), "invalid_request", "divisible by 2"},
       {run(R"("batch_size": 65536, "max_seqlen_q": 16777216, "num_heads": 1024)"), "out_of_memory",
        "nothing was allocated"},
-      {run(R"("qkv_format": "thd")"), "unsupported", "thd"},
+      {run(R"("dtype": "fp8")"), "unsupported", "fp8"},
+      {run(R"("window_size": [-2, 0])"), "invalid_request", "window_size"},
+      {run(R"("window_size": [4])"), "invalid_request", "window_size"},
+      {run(R"("bias_shape": "1h1s")"), "invalid_request", "bias_shape"},
+      {run(R"("qkv_format": "thd", "cu_seqlens_q": [0, 400, 401])"), "invalid_request", "cu_seqlens_q"},
+      {run(R"("qkv_format": "thd", "pad_between_seqs": true, )"
+           R"("cu_seqlens_q": [0, 9, 12], "cu_seqlens_q_padded": [0, 8, 16])"),
+       "invalid_request", "beyond the padded length"},
+      {run(R"("cu_seqlens_q": [0, 9, 12])"), "invalid_request", "cu_seqlens_q"},
+      {R"({"op": "run", "perturb": -1})", "invalid_request", "perturb"},
+      {R"({"op": "run", "dump": 7})", "invalid_request", "dump"},
+      {R"({"op": "run", "inputs": "/nonexistent"})", "invalid_request", "inputs"},
+      {R"({"op": "validate", "inputs": "/nonexistent"})", "invalid_request", "inputs"},
   };
   for (const Bad& bad : lines) {
     INFO(bad.line.substr(0, 200));

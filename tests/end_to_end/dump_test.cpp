@@ -1,0 +1,388 @@
+// Folders in and out: what a run dumps is right by NumPy, a dump runs again to the same bits, and a folder that cannot
+// be meant is refused before anything runs.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "catch.h"
+#include "daemon_process.h"
+
+namespace cppool::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Folder {
+ public:
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "cppool-dump-XXXXXX").string();
+    REQUIRE(mkdtemp(name.data()));
+    path_ = name;
+  }
+  ~Folder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  fs::path operator/(const std::string& name) const { return path_ / name; }
+
+ private:
+  fs::path path_;
+};
+
+struct Output {
+  int code;
+  std::string text;
+};
+
+Output Shell(const std::string& command) {
+  FILE* pipe = popen((command + " 2>&1").c_str(), "r");
+  REQUIRE(pipe);
+  Output output{0, ""};
+  std::array<char, 4096> bytes;
+  while (const std::size_t count = fread(bytes.data(), 1, bytes.size(), pipe))
+    output.text.append(bytes.data(), count);
+  const int status = pclose(pipe);
+  output.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return output;
+}
+
+// A Python that has NumPy.
+const std::string& Python() {
+  static const std::string python = [] {
+    for (const char* candidate : {"python3", "/usr/bin/python3"}) {
+      if (Shell(std::string(candidate) + " -c 'import numpy'").code == 0) return std::string(candidate);
+    }
+    return std::string();
+  }();
+  if (python.empty()) FAIL("there is no Python with NumPy: scripts/setup --tests installs it");
+  return python;
+}
+
+Output CheckDump(const fs::path& folder) {
+  return Shell(Python() + " '" CPPOOL_CHECK_DUMP "' '" + folder.string() + "'");
+}
+
+// Runs Python on a folder, with `a` the array of one of its files, which is saved again.
+void Edit(const fs::path& folder, const std::string& file, const std::string& code) {
+  const Output output =
+      Shell(Python() + " -c 'import sys, numpy as np\nname = \"" + (folder / file).string() +
+            "\"\na = np.load(name)\n" + code + "\nnp.save(name, a)'");
+  INFO(output.text);
+  REQUIRE(output.code == 0);
+}
+
+std::string Bytes(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream bytes;
+  bytes << file.rdbuf();
+  return bytes.str();
+}
+
+bool Same(const fs::path& a, const fs::path& b) { return Bytes(a) == Bytes(b); }
+
+bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+DaemonProcess Host(int world_size) {
+  return DaemonProcess({"--world-size", std::to_string(world_size), "--backend", "host"});
+}
+
+// Small, and with everything that has a file.
+const Json kRich = {{"max_seqlen_q", 16},
+                    {"batch_size", 5},
+                    {"num_heads", 4},
+                    {"num_gqa_groups", 2},
+                    {"qkv_format", "thd"},
+                    {"pad_between_seqs", true},
+                    {"attn_bias_type", "post_scale_bias"},
+                    {"bias_shape", "bhss"},
+                    {"softmax_type", "learnable"},
+                    {"return_max_logit", true}};
+
+Json Merged(Json params, const Json& more) {
+  params.update(more);
+  return params;
+}
+
+void Dump(DaemonProcess& daemon, const Json& params, const fs::path& to, const Json& keys = Json::object()) {
+  const Json answer = daemon.Ask(Merged({{"op", "run"}, {"params", params}, {"dump", to.string()}}, keys));
+  INFO(answer);
+  REQUIRE(answer.at("status") == "passed");
+}
+
+}  // namespace
+
+TEST_CASE("what runs dump is right by NumPy, for every feature") {
+  const Json small = {{"max_seqlen_q", 24}, {"num_heads", 4}, {"num_gqa_groups", 2}, {"batch_size", 5}};
+  const std::vector<std::pair<int, Json>> cases = {
+      {1, {{"dtype", "fp16"}}},
+      {2, {{"attn_mask_type", "no_mask"}, {"window_size", {5, 3}}, {"max_seqlen_kv", 48}}},
+      {2, {{"attn_mask_type", "causal_bottom_right"}, {"max_seqlen_kv", 16}, {"cp_comm_type", "all_gather"}}},
+      {2, {{"window_size", {4, 0}}, {"qkv_format", "sbhd"}, {"cp_comm_type", "a2a"}}},
+      {2, {{"head_dim_qk", 192}, {"head_dim_v", 128}, {"num_gqa_groups", 1}, {"return_max_logit", true}}},
+      {2, kRich},
+      {2, {{"qkv_format", "thd"}, {"attn_mask_type", "no_mask"}, {"softmax_type", "off-by-one"}}},
+      {2, {{"qkv_format", "thd"}, {"max_seqlen_kv", 48}, {"attn_mask_type", "padding_causal_bottom_right"}}},
+      {2, {{"attn_mask_type", "padding"}, {"attn_bias_type", "alibi"}, {"num_heads", 6}}},
+      {2,
+       {{"attn_mask_type", "padding_causal"},
+        {"qkv_format", "sbhd"},
+        {"max_seqlen_kv", 48},
+        {"dtype", "fp16"}}},
+      {2, {{"attn_bias_type", "alibi"}, {"max_seqlen_kv", 48}, {"attn_mask_type", "causal_bottom_right"}}},
+      {2, {{"attn_bias_type", "post_scale_bias"}, {"bias_shape", "1hss"}, {"cp_comm_type", "all_gather"}}},
+      {2, {{"attn_bias_type", "post_scale_bias"}, {"bias_shape", "11ss"}, {"softmax_type", "learnable"}}},
+      {2, {{"attn_bias_type", "post_scale_bias"}, {"bias_shape", "b1ss"}, {"qkv_format", "thd"}}},
+      {2, {{"attn_bias_type", "post_scale_bias"}, {"bias_shape", "111s"}, {"cp_comm_type", "a2a"}}},
+      {2, {{"is_training", false}, {"softmax_type", "learnable"}, {"return_max_logit", true}}},
+      {4, Merged(kRich, {{"cp_comm_type", "a2a+p2p"}, {"bias_shape", "1hss"}, {"max_seqlen_q", 24}})},
+  };
+  const Folder folder;
+  std::vector<std::pair<fs::path, std::size_t>> dumps;
+  for (const int world_size : {1, 2, 4}) {
+    DaemonProcess daemon = Host(world_size);
+    for (const auto& [world, params] : cases) {
+      if (world != world_size) continue;
+      dumps.emplace_back(folder / std::to_string(dumps.size()), 0);
+      const Json answer = daemon.Ask(
+          {{"op", "run"}, {"params", Merged(small, params)}, {"dump", dumps.back().first.string()}});
+      INFO(answer);
+      REQUIRE(answer.at("status") == "passed");
+      // What was checked on rank 0 against no_cp is in the dump, of both runs.
+      for (const Json& check : answer.at("checks"))
+        dumps.back().second += check.at("rank") == 0 && check.at("against") == "no_cp" ? 2 : 0;
+    }
+  }
+  REQUIRE(dumps.size() == cases.size());
+  for (const auto& [dump, tensors] : dumps) {
+    const Output output = CheckDump(dump);
+    INFO(Bytes(dump / "index.json") << output.text);
+    CHECK(output.code == 0);
+    CHECK(Has(output.text, "\n" + std::to_string(tensors) + " passed, 0 failed\n"));
+  }
+}
+
+TEST_CASE("a falsified dump fails its check") {
+  const Folder folder;
+  DaemonProcess daemon = Host(2);
+  Dump(daemon, kRich, folder / "good");
+  const Json index = Json::parse(Bytes(folder / "good" / "index.json"));
+  CHECK(index.at("world_size") == 2);
+  CHECK(index.at("backend") == "host");
+  CHECK(index.at("parameters").at("num_heads") == 4);
+  CHECK(index.at("files").at("dq.npy").at("axes") == Json{"token", "head", "dim"});
+  CHECK(index.at("files").at("dq_no_cp.npy").at("run") == "no_cp");
+  CHECK(index.at("files").at("bias.npy").at("shape") == Json{5, 4, 16, 16});
+  const auto places = index.at("cu_seqlens_q_padded").get<std::vector<int>>();
+  const auto tokens = index.at("cu_seqlens_q").get<std::vector<int>>();
+  REQUIRE(places.back() > tokens.back());
+  // A place without a token, to which something is written.
+  std::size_t padded = 0;
+  while (tokens[padded + 1] - tokens[padded] == places[padded + 1] - places[padded]) ++padded;
+  const std::string padding = "a[" + std::to_string(places[padded + 1] - 1) + "].flat[0]";
+  const std::vector<std::array<std::string, 3>> lies = {
+      {"out.npy", "a.flat[np.abs(a).argmax()] *= 1.1", "too far"},
+      {"out_no_cp.npy", "a.flat[np.abs(a).argmax()] *= 1.1", "too far"},
+      {"dq.npy", "a[:] = 0", "too far"},
+      {"dk.npy", "a.flat[np.abs(a).argmax()] = np.nan", "too far"},
+      {"dv.npy", "a *= -1", "too far"},
+      {"lse.npy", "a.flat[np.abs(a).argmax()] += 1e-2", "too far"},
+      {"dbias.npy", "a[0] = a[1]", "too far"},
+      {"d_softmax_offset.npy", "a[:] = 0", "too far"},
+      {"max_logit.npy", "a[0] += 1e-2", "too far"},
+      {"out.npy", padding + " = 1e-30", "padding"},
+      {"dk_no_cp.npy", padding + " = 1e-30", "padding"},
+      {"lse.npy", padding + " = -np.inf", "padding"},
+  };
+  for (const auto& [file, lie, reason] : lies) {
+    fs::remove_all(folder / "bad");
+    fs::copy(folder / "good", folder / "bad");
+    Edit(folder / "bad", file, lie);
+    const Output output = CheckDump(folder / "bad");
+    INFO(file << ": " << lie << "\n" << output.text);
+    CHECK(output.code == 1);
+    CHECK(Has(output.text, "15 passed, 1 failed"));
+    CHECK(Has(output.text, "FAILED " + file.substr(0, file.size() - 4)));
+    CHECK(Has(output.text, reason));
+  }
+  fs::remove_all(folder / "bad");
+  fs::copy(folder / "good", folder / "bad");
+  fs::remove(folder / "bad" / "dv.npy");
+  CHECK(CheckDump(folder / "bad").code == 2);
+  CHECK(CheckDump(folder / "nothing").code == 2);
+}
+
+TEST_CASE("a dump is a folder of inputs, and gives the same bits again") {
+  const Folder folder;
+  for (const Json& params : {kRich, Json{{"max_seqlen_q", 16},
+                                         {"qkv_format", "sbhd"},
+                                         {"attn_mask_type", "padding"},
+                                         {"dtype", "fp16"}}}) {
+    DaemonProcess daemon = Host(2);
+    Dump(daemon, params, folder / "first");
+    // Another seed: what is not read from the files would show. Lengths of sequences are drawn from it, too.
+    const Json index = Json::parse(Bytes(folder / "first" / "index.json"));
+    Json again = Merged(params, {{"seed", 99}, {"cu_seqlens_q", index.at("cu_seqlens_q")}});
+    if (params.contains("pad_between_seqs")) again["cu_seqlens_q_padded"] = index.at("cu_seqlens_q_padded");
+    Dump(daemon, again, folder / "second", {{"inputs", (folder / "first").string()}});
+    // Wider types hold the same numbers.
+    Edit(folder / "second", "q.npy", "a = a.astype(np.float64)");
+    Dump(daemon, again, folder / "third", {{"inputs", (folder / "second").string()}, {"checks", false}});
+    for (const auto& [file, about] : index.at("files").items()) {
+      INFO(file);
+      CHECK(fs::file_size(folder / "first" / file) > 128);
+      if (file != "q.npy") CHECK(Same(folder / "first" / file, folder / "second" / file));
+      if (about.at("run") == "cp") {
+        CHECK(Same(folder / "first" / file, folder / "third" / file));
+      } else {  // without checks there is no reference
+        CHECK_FALSE(fs::exists(folder / "third" / file));
+      }
+    }
+    for (const char* name : {"first", "second", "third"}) fs::remove_all(folder / name);
+  }
+}
+
+TEST_CASE("inputs are used: other numbers, other results") {
+  const Folder folder;
+  DaemonProcess daemon = Host(2);
+  const Json params = {{"max_seqlen_q", 16}, {"num_heads", 2}};
+  Dump(daemon, params, folder / "first");
+  for (const char* file : {"q.npy", "k.npy", "v.npy", "dout.npy"}) {
+    fs::remove_all(folder / "inputs");
+    fs::copy(folder / "first", folder / "inputs");
+    Edit(folder / "inputs", file, "a[0, 3, 0, 5] = 1.5");
+    Dump(daemon, params, folder / "second", {{"inputs", (folder / "inputs").string()}});
+    INFO(file);
+    CHECK(Same(folder / "inputs" / file, folder / "second" / file));
+    CHECK_FALSE(Same(folder / "first" / "dq.npy", folder / "second" / "dq.npy"));
+    CHECK(CheckDump(folder / "second").code == 0);
+  }
+}
+
+TEST_CASE("inputs that cannot be meant are refused before anything runs, naming the file") {
+  const Folder folder;
+  DaemonProcess daemon = Host(2);
+  Dump(daemon, kRich, folder / "good");
+  Json fixed = kRich;
+  for (const char* key : {"cu_seqlens_q", "cu_seqlens_q_padded"})
+    fixed[key] = Json::parse(Bytes(folder / "good" / "index.json")).at(key);
+  const auto refusal = [&](const Json& params, const std::string& inputs) {
+    std::string text;
+    for (const char* op : {"validate", "run"}) {
+      const Json answer = daemon.Ask(
+          {{"op", op}, {"params", params}, {"inputs", inputs}, {"dump", (folder / "dump").string()}});
+      INFO(answer);
+      CHECK(answer.at("status") == "error");
+      CHECK(answer.at("failure").at("kind") == "invalid_request");
+      CHECK_FALSE(answer.contains("fatal"));
+      CHECK(answer.at("ranks").empty());
+      text = answer.at("error").get<std::string>();
+      CHECK(text.rfind("inputs: ", 0) == 0);
+    }
+    CHECK_FALSE(fs::exists(folder / "dump"));
+    return text;
+  };
+  struct Bad {
+    std::string file, code, part;
+  };
+  const std::vector<Bad> edits = {
+      {"q.npy", "a = a[:-1]", "has shape (79, 4, 64) and must have (80, 4, 64) (token, head, dim)"},
+      {"k.npy", "a = a.reshape(80, 1, 2, 64)", "has shape (80, 1, 2, 64)"},
+      {"v.npy", "a = a.astype(np.int32)", "'<i4'"},
+      {"v.npy", "a = a.astype(\">f4\")", "'>f4'"},
+      {"dout.npy", "a = np.asfortranarray(a)", "Fortran order"},
+      {"q.npy", "a[1, 1, 1] = np.nan", "is NaN"},
+      {"k.npy", "a[1, 1, 1] = -np.inf", "is an infinity"},
+      {"v.npy", "a[0, 0, 3] = 3.4e38", "element 3 is 3.4e+38, too large for bf16"},
+      {"bias.npy", "a = a[:1]", "(1, 4, 16, 16) and must have (5, 4, 16, 16) (batch, head, query, key)"},
+      {"softmax_offset.npy", "a = a.astype(np.float64); a[0] = 1e300", "too large for fp32"},
+  };
+  for (const Bad& bad : edits) {
+    fs::remove_all(folder / "bad");
+    fs::copy(folder / "good", folder / "bad");
+    Edit(folder / "bad", bad.file, bad.code);
+    const std::string text = refusal(fixed, (folder / "bad").string());
+    INFO(bad.file << ": " << bad.code << " -> " << text);
+    CHECK(Has(text, bad.file));
+    CHECK(Has(text, bad.part));
+  }
+  fs::remove_all(folder / "bad");
+  fs::copy(folder / "good", folder / "bad");
+  fs::resize_file(folder / "bad" / "dout.npy", 1000);
+  CHECK(Has(refusal(fixed, (folder / "bad").string()), "dout.npy: is truncated"));
+  std::ofstream(folder / "bad" / "dout.npy") << "text";
+  CHECK(Has(refusal(fixed, (folder / "bad").string()), "dout.npy: is no .npy file"));
+  fs::copy(folder / "good", folder / "bad",
+           fs::copy_options::recursive | fs::copy_options::overwrite_existing);
+  for (const char* file : {"softmax_offset.npy", "bias.npy", "dout.npy", "q.npy"}) {
+    fs::remove(folder / "bad" / file);
+    CHECK(Has(refusal(fixed, (folder / "bad").string()), std::string(file) + ": cannot be opened"));
+  }
+  CHECK(Has(refusal(fixed, (folder / "nowhere").string()), "there is no folder"));
+  CHECK(Has(refusal(fixed, (folder / "good" / "q.npy").string()), "there is no folder"));
+  // fp16 holds less than bf16.
+  fs::copy(folder / "good", folder / "large");
+  Edit(folder / "large", "q.npy", "a[0, 0, 0] = 70000");
+  CHECK(Has(refusal(Merged(fixed, {{"dtype", "fp16"}}), (folder / "large").string()), "too large for fp16"));
+  CHECK(daemon.Ask({{"op", "run"}, {"params", fixed}, {"inputs", (folder / "large").string()}}).at("ok") ==
+        true);
+}
+
+TEST_CASE(
+    "a dump that has nowhere to go is refused before anything runs; one that is only asked about leaves no "
+    "trace") {
+  const Folder folder;
+  DaemonProcess daemon = Host(2);
+  const Json params = {{"max_seqlen_q", 16}, {"num_heads", 2}};
+  std::ofstream(folder / "file") << "x";
+  Dump(daemon, params, folder / "inputs");
+  fs::create_directory_symlink(folder / "inputs", folder / "link");
+  const std::vector<std::pair<std::string, std::string>> bad = {
+      {(folder / "file").string(), "cannot be written to"},
+      {(folder / "file" / "below").string(), "cannot be written to"},
+      {"/proc/cppool/dump", "cannot be written to"},
+      {(folder / "inputs").string(), "is the folder of inputs"},
+      {(folder / "link" / ".." / "link").string(), "is the folder of inputs"},
+  };
+  for (const auto& [dump, part] : bad) {
+    const Json answer = daemon.Ask(
+        {{"op", "run"}, {"params", params}, {"inputs", (folder / "inputs").string()}, {"dump", dump}});
+    INFO(answer);
+    CHECK(answer.at("failure").at("kind") == "invalid_request");
+    CHECK(answer.at("error").get<std::string>().rfind("dump: ", 0) == 0);
+    CHECK(Has(answer.at("error").get<std::string>(), part));
+    CHECK(answer.at("ranks").empty());
+  }
+  const std::string deep = (folder / "a" / "b" / "c").string();
+  CHECK(daemon.Ask({{"op", "validate"}, {"params", params}, {"dump", deep}}) ==
+        Json{{"ok", true}, {"runs", true}});
+  CHECK_FALSE(fs::exists(folder / "a"));
+  Dump(daemon, params, deep);
+  CHECK(fs::exists(folder / "a" / "b" / "c" / "index.json"));
+}
+
+TEST_CASE("random delays change nothing, whatever their seed") {
+  DaemonProcess daemon = Host(4);
+  Json digest;
+  for (const Json& keys : std::vector<Json>{
+           Json::object(), {{"perturb", 1}}, {{"perturb", 2}}, {{"perturb", 9223372036854775807}}}) {
+    const Json params = Merged(kRich, {{"deterministic", true}, {"max_seqlen_q", 32}});
+    const Json answer = daemon.Ask(Merged({{"op", "run"}, {"params", params}}, keys));
+    INFO(answer);
+    CHECK(answer.at("status") == "passed");
+    const Json mine = answer.at("ranks").at(0).at("digest");
+    CHECK(mine.get<std::string>().size() == 16);
+    if (digest.is_null()) digest = mine;
+    CHECK(mine == digest);
+  }
+}
+
+}  // namespace cppool::test
