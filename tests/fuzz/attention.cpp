@@ -1,0 +1,45 @@
+#include "attention.h"
+
+#include <cmath>
+
+#include "attention_case.h"
+#include "property.h"
+
+namespace cppool::fuzz {
+
+const daemon::CaseRegistry& Registry() {
+  static const daemon::CaseRegistry registry = [] {
+    daemon::CaseRegistry made;
+    made.Add(AttentionCase(), "built in");
+    return made;
+  }();
+  return registry;
+}
+
+Prepared Prepare(const protocol::RunRequest& request, int world_size) {
+  Prepared prepared;
+  try {
+    prepared.run = daemon::Prepare(Registry(), request, "host", world_size);
+  } catch (const daemon::Refusal& refusal) {
+    Require(refusal.kind() == protocol::FailureKind::kInvalidRequest ||
+                refusal.kind() == protocol::FailureKind::kUnsupported,
+            "what is refused is refused for what it asks", refusal.what());
+    prepared.refusal = refusal.what();
+  } catch (const protocol::InvalidRequest& error) {
+    prepared.refusal = error.what();
+  }
+  if (!prepared.run) {
+    RequireErrorText(prepared.refusal);
+    return prepared;
+  }
+  const daemon::PreparedRun& run = *prepared.run;
+  for (const protocol::ParameterSpec& spec : run.registered.schema)
+    Require(run.params.contains(spec.name), "what runs has every parameter", spec.name);
+  Require(protocol::ParseJson(run.params_json) == run.params, "the case gets the parameters as text");
+  Require(std::isfinite(run.bytes_per_rank) && run.bytes_per_rank > 0,
+          "what runs needs memory, and not endless", std::to_string(run.bytes_per_rank));
+  Require(run.seed.has_value(), "what runs has a seed");
+  return prepared;
+}
+
+}  // namespace cppool::fuzz

@@ -1,0 +1,82 @@
+// A line on the daemon's stdin, up to where ranks would start.
+#include <cstdint>
+#include <tuple>
+#include <variant>
+
+#include "attention.h"
+#include "property.h"
+#include "protocol/request.h"
+#include "protocol/response.h"
+
+namespace cppool::fuzz {
+namespace {
+
+using protocol::Json;
+using protocol::Request;
+
+// What a client is told of a line that is no request.
+void RequireAnswer(const protocol::RequestError& error) {
+  RequireErrorText(error.what());
+  const protocol::Failure failure{protocol::FailureKind::kInvalidRequest, std::nullopt, "", error.what()};
+  const Json answer =
+      protocol::ParseJson(protocol::SerializeResponse(protocol::ErrorResponse(failure, error.id), ""));
+  Require(protocol::RunResultFromJson(answer).error == error.what(),
+          "a refusal's text arrives as it was said");
+  Require(answer.contains("id") == error.id.has_value() && (!error.id || answer["id"] == *error.id),
+          "a refusal echoes the id");
+}
+
+const protocol::RunRequest* RunOf(const Request& request) {
+  if (const auto* validate = std::get_if<protocol::ValidateRequest>(&request.operation))
+    return &validate->run;
+  return std::get_if<protocol::RunRequest>(&request.operation);
+}
+
+// All members, by name: one that is added to RunRequest does not compile here until it is compared too.
+auto MembersOf(const protocol::RunRequest& run) {
+  const auto& [case_name, params, from_kwargs, deadline_ms, warmup, repeat, checks, perturb, dump, inputs] =
+      run;
+  return std::tie(case_name, params, from_kwargs, deadline_ms, warmup, repeat, checks, perturb, dump, inputs);
+}
+
+void RequireSameOnTheLine(const Request& request) {
+  const std::string line = protocol::SerializeRequest(request);
+  // "1e22" is written as "1e+22": a line just within the limit may come out longer.
+  if (line.size() > protocol::kMaxRequestBytes) return;
+  const Request again = protocol::ParseRequest(line);
+  Require(again.id == request.id, "a request that is written and read has the same id", line);
+  Require(again.operation.index() == request.operation.index(), "and the same operation", line);
+  if (const protocol::RunRequest* run = RunOf(request))
+    Require(MembersOf(*RunOf(again)) == MembersOf(*run), "and the same members", line);
+}
+
+void RequireSettled(const protocol::RunRequest& run) {
+  for (const int world_size : {1, 2, 4, 8}) {
+    const Prepared prepared = Prepare(run, world_size);
+    if (!prepared.run) continue;
+    protocol::RunRequest resolved = run;
+    resolved.params = prepared.run->params;
+    resolved.from_kwargs = false;
+    const Prepared again = Prepare(resolved, world_size);
+    Require(again.run != nullptr, "what runs runs with its parameters spelt out", again.refusal);
+    Require(again.run->params_json == prepared.run->params_json, "and is the same then",
+            prepared.run->params_json + " " + again.run->params_json);
+    Require(again.run->bytes_per_rank == prepared.run->bytes_per_rank, "and needs the same memory");
+  }
+}
+
+}  // namespace
+}  // namespace cppool::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace cppool::fuzz;
+  using namespace cppool::protocol;
+  try {
+    const Request request = ParseRequest({reinterpret_cast<const char*>(data), size});
+    RequireSameOnTheLine(request);
+    if (const RunRequest* run = RunOf(request)) RequireSettled(*run);
+  } catch (const RequestError& error) {
+    RequireAnswer(error);
+  }
+  return 0;
+}

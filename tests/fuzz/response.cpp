@@ -1,0 +1,84 @@
+// What a daemon writes to its stdout, as a Pool reads it: the input follows the answer to `hello`. The first byte picks
+// the sentinel and what is asked.
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "cppool/pool.h"
+#include "property.h"
+#include "protocol/framing.h"
+#include "protocol/response.h"
+#include "scripted_process.h"
+
+namespace cppool::fuzz {
+namespace {
+
+const char* const kHello = R"({"ok":true,"id":1,"protocol":1,"world_size":2})";
+
+PoolOptions Options(bool sentinel) {
+  PoolOptions options;
+  options.daemon = "/proc/self/exe";  // found, and not run
+  if (!sentinel) options.sentinel.clear();
+  options.retries = 0;
+  return options;
+}
+
+// However the bytes come in, the lines are the same, and no line is longer than the limit.
+void RequireSameLines(std::string_view bytes, std::size_t limit, std::size_t piece) {
+  protocol::LineReader whole(limit), pieces(limit);
+  whole.Append(bytes);
+  for (std::string_view rest = bytes; !rest.empty(); rest.remove_prefix(std::min(piece, rest.size())))
+    pieces.Append(rest.substr(0, piece));
+  Require(whole.buffered() == pieces.buffered(), "a reader holds the same however bytes come in");
+  for (;;) {
+    const auto one = whole.Finish(), other = pieces.Finish();
+    Require(one.has_value() == other.has_value(), "there are as many lines however bytes come in");
+    if (!one) break;
+    Require(one->text == other->text && one->dropped == other->dropped,
+            "lines are the same however bytes come in");
+    Require(one->text.size() <= limit, "a line is within its limit");
+    Require(one->overlong == (one->dropped > 0), "an overlong line says so");
+  }
+  Require(whole.buffered() == 0, "a reader holds nothing in the end");
+}
+
+// An answer to `run` says the same when it is written and read again.
+void RequireResult(const Result& result) {
+  Require(result.ok() == !result.failure.has_value(), "what did not pass has a failure", result.json.dump());
+  Require(!result.ok() || result.error.empty(), "what passed has no error", result.error);
+  Require(!result.json.contains("id") || result.json["id"] == 2, "the answer is to the request",
+          result.json.dump());
+  if (result.json.contains("runs")) return;  // to `validate`
+  const Json written = protocol::ToJson(protocol::RunResultFromJson(result.json), std::nullopt);
+  const Json again = protocol::ToJson(protocol::RunResultFromJson(written), std::nullopt);
+  Require(written == again, "an answer that is written and read is the same",
+          written.dump() + " " + again.dump());
+  Require(protocol::ParseJson(protocol::SerializeResponse(written, "")) == written, "also as text",
+          written.dump());
+}
+
+}  // namespace
+}  // namespace cppool::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace cppool;
+  using namespace cppool::fuzz;
+  if (size == 0) return 0;
+  const unsigned choice = data[0];
+  const std::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
+  RequireSameLines(bytes, 1 + (choice >> 2), 1 + bytes.size() % 7);
+
+  const PoolOptions options = Options((choice & 1) == 0);
+  const std::string output = options.sentinel + kHello + "\n" + std::string(bytes);
+  SetOutput(output);
+  Pool pool(options);
+  try {
+    RequireResult((choice & 2) == 0 ? pool.Run() : pool.Validate());
+  } catch (const PoolError& error) {
+    Require(error.kind() == PoolError::Kind::kDied || error.kind() == PoolError::Kind::kProtocol,
+            "bytes are an answer, the end or nonsense", error.what());
+    Require(*error.what() != 0, "an error has a text");
+    Require(std::string_view(error.what()).size() < 3000, "an error's text is short");
+  }
+  return 0;
+}
