@@ -15,24 +15,26 @@ namespace {
 
 // Adds ds, keys by queries, to the gradient's elements of one sequence and head.
 template <int kM, int kN>
-__device__ __forceinline__ void AddGradient(const Accumulator<kM, kN>& ds, float* gradient,
+__device__ __forceinline__ void AddGradient(Accumulator<kM, kN>& ds, float* gradient,
                                             std::int64_t query_stride, Stretch keys, Stretch queries) {
-  const int lane = threadIdx.x % kWarpSize, column = lane % 4 * 2;
+  const int lane = threadIdx.x % kWarpSize, row = lane / 4, column = lane % 4 * 2;
+  float* const first = gradient + (queries.position + column) * query_stride + keys.position + row;
+  // visit(sum, element) for each element that there is.
+  const auto for_each = [&](auto visit) {
 #pragma unroll
-  for (int m = 0; m < kM; ++m)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = m * 16 + half * 8 + lane / 4;
-      if (row >= keys.length) continue;
-      float* const to = gradient + (queries.position + column) * query_stride + keys.position + row;
+    for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int n = 0; n < kN; ++n)
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int at = n * 8 + i;
-          if (column + at < queries.length) to[at * query_stride] += ds.at[m][n][half * 2 + i];
+        for (int i = 0; i < 4; ++i) {
+          const int key = m * 16 + i / 2 * 8, query = n * 8 + i % 2;
+          if (row + key < keys.length && column + query < queries.length)
+            visit(ds.at[m][n][i], first + query * query_stride + key);
         }
-    }
+  };
+  // All loads before the first store: one after another they would take their time in full.
+  for_each([](float& sum, const float* element) { sum += *element; });
+  for_each([](float sum, float* element) { *element = sum; });
 }
 
 template <typename T, int kDimQk, int kDimV>

@@ -203,7 +203,7 @@ TEST_CASE("max_logit counts visible logits of tokens only") {
       WithBias(Global(Shape({128, 128}, Dtype::kBf16, 2, 1), QkvFormat::kBshd, 1, 67, 67, kCausal),
                {false, false, true});
   Inputs inputs = MakeInputs(problem, 9);
-  for (float& bias : inputs.bias) bias -= 64;
+  for (float& bias : inputs.bias) bias = -64;
   const Outputs got = Run(device, problem, inputs, {problem.key}, {problem.query});
   const Outputs want = Reference(problem, inputs);
   CHECK(want.max_logit[0] < -32);

@@ -253,7 +253,9 @@ Outputs Reference(const Problem& problem, const Inputs& inputs) {
         AddScaled(out, q_at * dim_v, weight[j], &inputs.v[kv_at * dim_v], shape.dim_v);
         AddScaled(dv, kv_at * dim_v, weight[j], &inputs.dout[q_at * dim_v], shape.dim_v);
       }
-      for (std::size_t i = q_at * dim_v; i < (q_at + 1) * dim_v; ++i) delta += out[i] * inputs.dout[i];
+      // As the kernels have it: of what was written of `out`. Else single elements of dbias could not be compared.
+      for (std::size_t i = q_at * dim_v; i < (q_at + 1) * dim_v; ++i)
+        delta += Rounded(static_cast<float>(out[i]), shape.dtype) * static_cast<double>(inputs.dout[i]);
       if (problem.softmax_offset) doffset[Size(head)] -= of_offset / sum * delta;
       for (std::size_t j = 0; j < keys.size(); ++j) {
         if (weight[j] == 0) continue;
