@@ -71,9 +71,8 @@ struct RunOptions {
   std::int64_t repeat = 1;                    // timed iterations; times are their median
   bool checks = true;
   std::optional<std::uint64_t> perturb;  // seed of random delays at every mark; below 2^63
-  // Folders; a relative one is the caller's at the call.
-  std::string dump;    // for the case's tensors as .npy; empty: none
-  std::string inputs;  // with q.npy, k.npy, ... to run on; empty: generated
+  std::string dump;                      // folder for the case's tensors as .npy; empty: none
+  std::string inputs;                    // folder with q.npy, k.npy, ... to run on; empty: generated
 };
 
 // Failed: a check did not hold. Skipped: meaningful, but not supported here; `error` says why.
@@ -96,8 +95,8 @@ struct Check {
   double rel_err = 0;      // RMS of the difference over RMS of the reference
   double tolerance = 0;
   bool ok = false;
-  // Against the oracle: our largest error over plain attention's in the same dtype; NaN when it is not finite.
-  std::optional<double> ratio;
+  std::optional<double>
+      ratio;  // against the oracle: our largest error over plain attention's; NaN: not finite
 };
 
 struct Rank {
@@ -158,8 +157,7 @@ class Pool {
   // one that could not start, or did not answer in time, is not.
   Result Run(const Json& params = Json::object(), const RunOptions& options = {});
 
-  // Whether Run would run it, without running: a Result that is `passed` when it would, else `skipped` or
-  // `error` with the reason. Throws as Run; it lasts a minute at most.
+  // Whether Run would run it: `passed`, else `skipped` or `error` with the reason. Throws as Run; a minute at most.
   Result Validate(const Json& params = Json::object(), const RunOptions& options = {});
 
   // The answers to the other operations, under the same rules; a minute at most.
