@@ -255,8 +255,8 @@ void CaseRun::AddTflops(RunResult& result) const {
   std::vector<std::pair<std::string, double>> total;  // floating-point operations of all ranks
   for (const auto& rank : ranks_) {
     for (const auto& [stage, flops] : rank->context.work) {
-      const auto known =
-          std::find_if(total.begin(), total.end(), [&](const auto& t) { return t.first == stage; });
+      const auto known = std::find_if(total.begin(), total.end(),
+                                      [&name = stage](const auto& t) { return t.first == name; });
       if (known == total.end()) {
         total.emplace_back(stage, flops);
       } else {
