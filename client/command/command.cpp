@@ -29,7 +29,8 @@ void AddDaemonOptions(CLI::App& app, DaemonArguments* arguments) {
   app.add_option("--backend", arguments->backend, "auto takes cuda where CUDA sees a device, else host")
       ->check(CLI::IsMember({"auto", "cuda", "host"}))
       ->capture_default_str();
-  app.add_option("--transport", arguments->transport, "How GPUs exchange data: NCCL, or copies between peers")
+  app.add_option("--transport", arguments->transport,
+                 "auto takes nccl where each rank has a GPU, else peer, with which they share them")
       ->check(CLI::IsMember({"auto", "nccl", "peer"}))
       ->capture_default_str();
   app.add_option("--devices", arguments->devices, "GPUs to use: indices or UUIDs, as in CUDA_VISIBLE_DEVICES")

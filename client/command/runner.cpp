@@ -58,7 +58,7 @@ Outcome CellRunner::NotStarted(const Cell& cell, const PoolError& error) {
   if (skip_large_worlds_ &&
       std::string_view(error.what()).find(protocol::kTooFewDevices) != std::string_view::npos) {
     rest.kind = Outcome::Kind::kSkipped;
-    rest.error = "world size " + size + " needs as many GPUs, and there are fewer (see --backend host)";
+    rest.error = "world size " + size + " needs as many GPUs, and there are fewer (see --transport peer)";
     return rest;
   }
   rest.error = "not run: no daemon of world size " + size +

@@ -30,7 +30,8 @@ TEST_CASE("a suite skips what the machine has too few GPUs for; a case asked for
   Ran ran = Cppool({"run", "--suite", "smoke"}, daemon);
   CHECK(ran.code == 0);
   CHECK(ran.Last() == "8 passed, 0 failed, 12 skipped");
-  CHECK(ran.Prints("skipped 12: world size 4 needs as many GPUs, and there are fewer (see --backend host)"));
+  CHECK(
+      ran.Prints("skipped 12: world size 4 needs as many GPUs, and there are fewer (see --transport peer)"));
   ran = Cppool({"run", "--world-size", "4"}, daemon);
   CHECK(ran.code == 1);
   CHECK(ran.Last() == "0 passed, 1 failed, 0 skipped");

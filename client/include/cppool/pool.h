@@ -45,7 +45,7 @@ struct PoolOptions {
   // Path. Empty: $CPPOOL_DAEMON, else `cppoold` beside the program, in its prefix or in PATH.
   std::string daemon;
   std::string backend = "auto";    // or "cuda", "host"
-  std::string transport = "auto";  // or "nccl", "peer"
+  std::string transport = "auto";  // or "nccl", "peer", with which ranks can share a GPU
   // Indices or UUIDs, the daemon's CUDA_VISIBLE_DEVICES. Empty: the caller's.
   std::vector<std::string> devices;
   std::vector<std::string> case_files;  // shared libraries with further cases (cppool/case.h)
