@@ -197,6 +197,7 @@ TEST_CASE("the command line of the contract") {
   REQUIRE(parsed.options);
   CHECK(parsed.options->world_size == 4);
   CHECK(parsed.options->backend == daemon::BackendChoice::kAuto);
+  CHECK(parsed.options->transport == kernels::Transport::kAuto);
   CHECK(parsed.options->sentinel == "[CP_POOL_RESP] ");
   CHECK(parsed.options->case_files.empty());
   parsed = Parse({"--world-size=2", "--backend", "host", "--transport", "auto", "--sentinel", "", "--case",
@@ -206,6 +207,8 @@ TEST_CASE("the command line of the contract") {
   CHECK(parsed.options->sentinel.empty());
   CHECK(parsed.options->case_files == std::vector<std::string>{"a.so", "b.so"});
   CHECK(parsed.options->log_level == "off");
+  CHECK(Parse({"--world-size", "2", "--transport", "nccl"}).options->transport == kernels::Transport::kNccl);
+  CHECK(Parse({"--world-size", "2", "--transport", "peer"}).options->transport == kernels::Transport::kPeer);
   parsed = Parse({"--world-size", "2", "--sentinel="});  // what a shell makes of --sentinel=''
   REQUIRE(parsed.options);
   CHECK(parsed.options->sentinel.empty());
@@ -220,7 +223,7 @@ TEST_CASE("a command line that is wrong is refused with exit code 2") {
       {{"--world-size", "65"}, "64"},
       {{"--world-size", "two"}, "two"},
       {{"--world-size", "2", "--backend", "rocm"}, "host"},
-      {{"--world-size", "2", "--transport", "mpi"}, "nccl"},
+      {{"--world-size", "2", "--transport", "mpi"}, "peer"},
       {{"--world-size", "2", "--log-level", "loud"}, "trace"},
       {{"--world-size", "2", "--wat"}, "--wat"},
       {{"--world-size", "2", "stray"}, "stray"},
