@@ -40,41 +40,44 @@ std::unique_ptr<Schedule> MakeNoCpSchedule(cppool_runtime* runtime, AttentionKer
 
 double ScheduleBytes(const AttentionSpec& spec, int world_size) {
   const double element = SizeOf(spec.dtype);
+  const int parts = spec.comm == CpCommType::kA2a ? world_size : spec.comm == CpCommType::kA2aP2p ? 2 : 1;
   const double tokens_q = static_cast<double>(spec.batch) * spec.seqlen_q / world_size;
   const double tokens_kv = static_cast<double>(spec.batch) * spec.seqlen_kv / world_size;
-  const double q = tokens_q * spec.heads * spec.dim_qk;
-  const double out = tokens_q * spec.heads * spec.dim_v;
-  const double rows = tokens_q * spec.heads;
-  double kv = tokens_kv * spec.kv_heads * (spec.dim_qk + spec.dim_v);
-  double whole = 0;
+  const double rows = tokens_q * spec.heads;  // an exchange of heads leaves as many
+  const double q = rows * spec.dim_qk, out = rows * spec.dim_v;
+  double bytes = 0;
   if (spec.training) {
-    if (spec.softmax != SoftmaxType::kVanilla) whole += 4 * rows;
+    if (spec.softmax != SoftmaxType::kVanilla) bytes += 4 * rows;
     if (spec.bias == BiasType::kPostScale) {
-      whole += 4.0 * static_cast<double>(ExtentOfBias(spec).elements);
-      if (!spec.bias_shape.queries) whole += 4.0 * spec.batch * spec.heads * spec.seqlen_kv;
+      bytes += 4.0 * static_cast<double>(ExtentOfBias(spec).elements);
+      if (!spec.bias_shape.queries) bytes += 4.0 * spec.batch * (spec.heads / parts) * spec.seqlen_kv;
     }
+    bytes += 4 * rows;
   }
   if (spec.comm == CpCommType::kAllGather) {
-    return whole + kv * world_size * element + 4 * out +
-           (spec.training ? 4 * (rows + q + kv * world_size + kv) : 0);
+    const double kv = tokens_kv * spec.kv_heads * (spec.dim_qk + spec.dim_v);
+    return bytes + kv * world_size * element + 4 * out + (spec.training ? 4 * (q + kv * world_size + kv) : 0);
   }
-  const int parts = spec.comm == CpCommType::kP2p ? 1 : spec.comm == CpCommType::kA2a ? world_size : 2;
-  const int members = world_size / parts;
-  // Replicated heads make blocks of keys larger than this rank's share.
-  const bool replicated = parts > 1 && spec.kv_heads % parts != 0;
-  if (replicated) kv *= std::max(1.0, static_cast<double>(parts) / spec.kv_heads + 1);
-  const int slots = std::min(2, members - 1);
-  double bytes = whole;
+
+  const HeadPlan heads = DealHeads(spec.heads, spec.kv_heads, parts);
+  int most = 0, all = 0;  // key/value heads of a rank, and over the exchange's members
+  for (const HeadRange& range : heads.key) {
+    most = std::max(most, range.count);
+    all += range.count;
+  }
+  const double kv = tokens_kv * parts * most * (spec.dim_qk + spec.dim_v);  // a block
   if (parts > 1) {
-    const double packed = std::max({q, out, kv * (replicated ? 4 / element : 1)}) * element;
-    bytes += (q + out + kv) * element + 4 * rows + packed;
-    if (spec.training) bytes += (out + q + (replicated ? 0 : kv)) * element;
+    const int dim = std::max(spec.dim_qk, spec.dim_v);
+    bytes += (q + out + kv) * element + 4 * rows;
+    bytes += std::max(rows * dim * element, tokens_kv * all * dim * (heads.replicated ? 4 : element));
+    if (spec.training) bytes += (out + q + (heads.replicated ? 0 : kv)) * element;
   }
+  // As if no mask left a step of the ring without work.
+  const int members = world_size / parts, slots = std::min(2, members - 1);
   bytes += slots * kv * element + (members > 1 ? 4 * out : 0);
   if (spec.training) {
-    bytes += 4 * rows + (members > 1 ? 4 * q : 0);
-    if (members > 1 || replicated) bytes += 4 * kv;  // the own block's gradients
-    if (members > 1) bytes += 4 * kv * (slots + 1);  // parts sent and taken
+    if (members > 1 || heads.replicated) bytes += 4 * kv;    // the own block's gradients
+    if (members > 1) bytes += 4 * q + 4 * kv * (slots + 1);  // dq, and parts sent and taken
   }
   return bytes;
 }
