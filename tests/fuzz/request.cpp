@@ -1,5 +1,7 @@
 // A line on the daemon's stdin, up to where ranks would start.
 #include <cstdint>
+#include <optional>
+#include <string_view>
 #include <tuple>
 #include <variant>
 
@@ -14,14 +16,28 @@ namespace {
 using protocol::Json;
 using protocol::Request;
 
+// The id of a line that is wrong in nothing but what it asks for.
+std::optional<Json> IdOf(std::string_view line) {
+  try {
+    const Json json = protocol::ParseJson(line);
+    if (json.is_object() && json.contains("id")) return json["id"];
+  } catch (const protocol::InvalidRequest&) {  // nobody can say whose it is
+  }
+  return std::nullopt;
+}
+
 // What a client is told of a line that is no request.
-void RequireAnswer(const protocol::RequestError& error) {
+void RequireAnswer(std::string_view line, const protocol::RequestError& error) {
   RequireErrorText(error.what());
   const protocol::Failure failure{protocol::FailureKind::kInvalidRequest, std::nullopt, "", error.what()};
   const Json answer =
       protocol::ParseJson(protocol::SerializeResponse(protocol::ErrorResponse(failure, error.id), ""));
   Require(protocol::RunResultFromJson(answer).error == error.what(),
           "a refusal's text arrives as it was said");
+  if (const std::optional<Json> id = IdOf(line); id && line.size() <= protocol::kMaxRequestBytes) {
+    const bool about_id = std::string_view(error.what()).starts_with("the id ");
+    Require(about_id || error.id == id, "a refusal has the id of the line", error.what());
+  }
   Require(answer.contains("id") == error.id.has_value() && (!error.id || answer["id"] == *error.id),
           "a refusal echoes the id");
 }
@@ -71,12 +87,13 @@ void RequireSettled(const protocol::RunRequest& run) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace cppool::fuzz;
   using namespace cppool::protocol;
+  const std::string_view line(reinterpret_cast<const char*>(data), size);
   try {
-    const Request request = ParseRequest({reinterpret_cast<const char*>(data), size});
+    const Request request = ParseRequest(line);
     RequireSameOnTheLine(request);
     if (const RunRequest* run = RunOf(request)) RequireSettled(*run);
   } catch (const RequestError& error) {
-    RequireAnswer(error);
+    RequireAnswer(line, error);
   }
   return 0;
 }
