@@ -74,6 +74,7 @@ __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
                                                   tile.length);
     CopyTile<kDimV, Config::kTileRows, kThreads>(v_tile, static_cast<const T*>(p.v) + kv_first * kDimV,
                                                  p.work.self_step * kv_pitch * kRowBytes<kDimV>, tile.length);
+    ptx::CommitCopies();
     float* const of_head = gradient.sum + tile.sequence * gradient.batch_stride + head * gradient.head_stride;
     float sum[kM][2] = {};  // of this thread's columns, by key
     unsigned turn = 0;

@@ -4,8 +4,6 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <type_traits>
-
 #include "attention/parameters.h"
 #include "attention/tile.cuh"
 
@@ -13,11 +11,6 @@ namespace cppool::kernels::cuda {
 
 __device__ __forceinline__ float ToFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float ToFloat(__half x) { return __half2float(x); }
-__device__ __forceinline__ float2 ToFloats(__nv_bfloat162 x) { return __bfloat1622float2(x); }
-__device__ __forceinline__ float2 ToFloats(__half2 x) { return __half22float2(x); }
-
-template <typename T>
-using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
 
 // The tokens that a warp's accumulator stands for: from a position on, as many as there are.
 struct Stretch {
@@ -44,22 +37,21 @@ __device__ __forceinline__ void AddBias(Accumulator<kM, kN>& logits, const Bias&
         const int row = m * 16 + half * 8;
         const T* const from = first + row * row_stride;
         const int end = first_row + row < rows.length ? columns.length - first_column : 0;
-        // Rows may begin at any element.
-        const bool in_pairs =
-            kRows == Side::kQuery && reinterpret_cast<std::uintptr_t>(from) % sizeof(Pair<T>) == 0;
+        float added[kN][2];  // loaded without a branch in between
 #pragma unroll
-        for (int n = 0; n < kN; ++n) {
-          float2 two = make_float2(0, 0);
-          if (in_pairs && n * 8 + 1 < end) {
-            two = ToFloats(__ldg(reinterpret_cast<const Pair<T>*>(from + n * 8)));
-          } else {
-            if (n * 8 < end) two.x = ToFloat(__ldg(from + n * 8 * column_stride));
-            if (n * 8 + 1 < end) two.y = ToFloat(__ldg(from + (n * 8 + 1) * column_stride));
+        for (int n = 0; n < kN; ++n)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int at = n * 8 + i;
+            added[n][i] = at < end ? ToFloat(__ldg(from + at * column_stride)) : 0.0f;
           }
-          float(&logit)[4] = logits.at[m][n];
-          logit[half * 2] = fmaf(two.x, bias.inverse_scale, logit[half * 2]);
-          logit[half * 2 + 1] = fmaf(two.y, bias.inverse_scale, logit[half * 2 + 1]);
-        }
+#pragma unroll
+        for (int n = 0; n < kN; ++n)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float& logit = logits.at[m][n][half * 2 + i];
+            logit = fmaf(added[n][i], bias.inverse_scale, logit);
+          }
       }
   }
   if (bias.alibi_slopes) {

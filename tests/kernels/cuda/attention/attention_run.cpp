@@ -68,8 +68,9 @@ void Expect(const Outputs& got, const Outputs& want, Dtype dtype) {
   CHECK(Difference(got.dk, want.dk, 2 * unit) == "");
   CHECK(Difference(got.dv, want.dv, 2 * unit) == "");
   CHECK(Difference(got.max_logit, want.max_logit, 1e-5) == "");
-  CHECK(Difference(got.dbias, want.dbias, 2 * unit) == "");
-  CHECK(Difference(got.doffset, want.doffset, 2 * unit) == "");
+  // Where a query sees few keys, dbias shows the rounding of `out` in delta in full.
+  CHECK(Difference(got.dbias, want.dbias, 2 * unit, 64) == "");
+  CHECK(Difference(got.doffset, want.doffset, 8 * unit) == "");
 }
 
 }  // namespace

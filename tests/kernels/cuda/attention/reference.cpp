@@ -278,7 +278,7 @@ Outputs Reference(const Problem& problem, const Inputs& inputs) {
           ToFloats(doffset)};
 }
 
-std::string Difference(const Values& got, const Values& want, double relative) {
+std::string Difference(const Values& got, const Values& want, double relative, double outlier) {
   if (got.size() != want.size()) return "another size";
   double sum_sq_err = 0, sum_sq = 0, most = 0;
   std::size_t count = 0, most_at = 0;
@@ -298,7 +298,7 @@ std::string Difference(const Values& got, const Values& want, double relative) {
   // Where a row sees one key, its dq and dk are 0 by cancellation.
   const double scale = std::max(count ? std::sqrt(sum_sq / static_cast<double>(count)) : 0, 0.01);
   const double rms = count ? std::sqrt(sum_sq_err / static_cast<double>(count)) : 0;
-  if (rms <= relative * scale && most <= 16 * relative * scale) return {};
+  if (rms <= relative * scale && most <= outlier * relative * scale) return {};
   return "RMS error " + std::to_string(rms) + ", greatest " + std::to_string(most) + " at element " +
          std::to_string(most_at) + ", RMS of the values " + std::to_string(scale);
 }

@@ -80,7 +80,7 @@ struct Outputs {
 Outputs Reference(const Problem& problem, const Inputs& inputs);
 
 // What is wrong with `got` against `want`, or nothing: NaN and infinities must be in the same places, the RMS of the error at most
-// `relative` times the RMS of `want` (or 0.01, if that is more), each error at most 16 times that.
-std::string Difference(const Values& got, const Values& want, double relative);
+// `relative` times the RMS of `want` (or 0.01, if that is more), each error at most `outlier` times that.
+std::string Difference(const Values& got, const Values& want, double relative, double outlier = 16);
 
 }  // namespace cppool::kernels::testing
