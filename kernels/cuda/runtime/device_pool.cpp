@@ -53,7 +53,9 @@ cudaError_t DevicePool::Allocate(void** out, std::size_t bytes, cudaStream_t str
   cudaError_t result = cudaMallocFromPoolAsync(out, bytes, pool_, stream);
   if (result != cudaErrorMemoryAllocation) return result;
   cudaGetLastError();
-  // Rather an order between streams that nobody asked for than no memory.
+  // Rather an order between streams that nobody asked for than no memory. One rank at a time: the other would
+  // end it too early.
+  const std::lock_guard lock(reuse_mutex_);
   SetFlag(pool_, cudaMemPoolReuseAllowInternalDependencies, 1);
   result = cudaMallocFromPoolAsync(out, bytes, pool_, stream);
   SetFlag(pool_, cudaMemPoolReuseAllowInternalDependencies, 0);

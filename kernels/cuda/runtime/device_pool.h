@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <mutex>
 #include <vector>
 
 namespace cppool::kernels::cuda {
@@ -30,6 +31,7 @@ class DevicePool {
  private:
   const int device_;
   cudaMemPool_t pool_ = nullptr;
+  std::mutex reuse_mutex_;
 };
 
 }  // namespace cppool::kernels::cuda

@@ -13,7 +13,7 @@ namespace {
 
 using host::Collective;
 
-constexpr std::size_t kPieceBytes = std::size_t{8} << 20;  // of one rank's part that is fetched at a time
+constexpr std::size_t kPieceBytes = std::size_t{4} << 20;  // of one rank's part that is fetched at a time
 constexpr std::size_t kShareUnit = 16;                     // elements: shares begin on 16 bytes or more
 
 void WaitFor(cudaStream_t stream, const EventRef& event) {

@@ -37,6 +37,4 @@ const CudaModule kModule{FAKE_VERSION, CreateBackend, MakeAttention, MakeCheck};
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) const CudaModule* cppool_cuda_module() {
-  return &kModule;
-}
+extern "C" __attribute__((visibility("default"))) const CudaModule* cppool_cuda_module() { return &kModule; }
