@@ -18,11 +18,11 @@ using namespace kernels;
 
 class Report : public AttentionReport {
  public:
-  Report(RankRuntime& rank, std::function<void(const Finding&)> found)
-      : rank_(rank), found_(std::move(found)) {}
+  Report(RankRuntime& rank, int iterations, std::function<void(const Finding&)> found)
+      : rank_(rank), iterations_(iterations), found_(std::move(found)) {}
   bool NextIteration() override {
-    if (++iteration_ == HostWorld::kIterations) rank_.EndIterations();
-    if (iteration_ >= HostWorld::kIterations) return false;
+    if (++iteration_ == iterations_) rank_.EndIterations();
+    if (iteration_ >= iterations_) return false;
     rank_.BeginIteration(iteration_);
     return true;
   }
@@ -35,6 +35,7 @@ class Report : public AttentionReport {
 
  private:
   RankRuntime& rank_;
+  int iterations_;
   std::function<void(const Finding&)> found_;
   int iteration_ = -1;
 };
@@ -60,12 +61,13 @@ std::vector<Finding> HostWorld::Run(const AttentionSpec& asked, const Alter& alt
   std::vector<Finding> findings;
   OnEveryRank([&](int r) {
     RankRuntime& rank = *ranks_[static_cast<std::size_t>(r)];
-    Report report(rank, [&](const Finding& f) {
+    Report report(rank, delays_ ? 1 : kIterations, [&](const Finding& f) {
       const std::lock_guard lock(mutex);
       findings.push_back(f);
       findings.back().rank = r;
     });
     rank.BeginCase();
+    if (delays_) rank.Perturb(*delays_);
     cppool_runtime seam = *rank.seam();
     if (alter) alter(seam);
     RunAttention(&seam, spec, true, report);

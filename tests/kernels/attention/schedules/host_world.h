@@ -1,8 +1,10 @@
 // A world of host ranks that runs attention cases one after another, as the daemon does.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,11 +34,16 @@ class HostWorld {
   // oracle takes, with the oracle; and all of that holds.
   void RequireAllHold(const kernels::AttentionSpec& spec);
 
+  // Cases from here on hold their streams up at every mark, for times that the seed picks. They have one iteration:
+  // a second one finds the first one's blocks where it looks for its own, and so hides a missing wait.
+  void Perturb(std::uint64_t seed) { delays_ = seed; }
+
   int size() const { return backend_->world_size(); }
 
  private:
   void OnEveryRank(const std::function<void(int)>& work);
 
+  std::optional<std::uint64_t> delays_;
   std::unique_ptr<kernels::Backend> backend_;
   std::vector<std::unique_ptr<kernels::RankRuntime>> ranks_;
 };

@@ -157,6 +157,20 @@ TEST_CASE("everything at once with every schedule") {
   }
 }
 
+TEST_CASE("random delays change nothing") {
+  HostWorld world(4);
+  for (std::uint64_t seed = 1; seed <= 3; ++seed) {
+    world.Perturb(seed);
+    for (const Packing& packing : kPackings) {
+      WithEverySchedule(world, packing, [&](AttentionSpec& spec) {
+        Bias(spec, {false, true, true});
+        spec.softmax = SoftmaxType::kLearnable;
+        spec.max_logit = true;
+      });
+    }
+  }
+}
+
 TEST_CASE("forward only, with everything that a forward pass has") {
   HostWorld world(4);
   WithEverySchedule(world, kPackings[3], [&](AttentionSpec& spec) {
