@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -91,6 +92,32 @@ TEST_CASE("headers that cannot be read say why") {
         "{'descr': '<f4' 'fortran_order': False, 'shape': (2,)}",
         "{'descr': '<f4', 'fortran_order': False, 'shape': (2,)} x"})
     CheckHas(error(text), "broken header");
+}
+
+TEST_CASE("damaged headers are read or refused") {
+  const std::string good = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }          \n";
+  std::mt19937 random(7);
+  int read = 0, refused = 0;
+  for (int round = 0; round < 20000; ++round) {
+    std::string text = good;
+    for (unsigned steps = 1 + random() % 3; steps > 0 && !text.empty(); --steps) {
+      const std::size_t at = random() % text.size();
+      if (random() % 2) {
+        text[at] = static_cast<char>(random());
+      } else {
+        text.erase(at, 1 + random() % 12);
+      }
+    }
+    try {
+      ParseNpyHeader(text);
+      ++read;
+    } catch (const NpyError& error) {
+      REQUIRE(std::string(error.what()).size() < 200);
+      ++refused;
+    }
+  }
+  CHECK(read > 100);
+  CHECK(refused > 1000);
 }
 
 TEST_CASE("what is written is read back, from any part") {

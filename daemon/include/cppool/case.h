@@ -87,7 +87,7 @@ struct cppool_case_context {
   /* What went wrong, for the status that `run` returns. Without it the runtime's last error is used. */
   void (*fail)(cppool_case_context*, const char* detail);
 
-  /* Since 0.2; a case that may meet an older daemon looks at struct_size first. */
+  /* Added later: a case that may meet an older daemon looks at struct_size first. */
   const char* dump;   /* folder that the request wants tensors in; NULL: none. Only with CPPOOL_CASE_DUMPS */
   const char* inputs; /* folder to take tensors from; NULL: none. Only with CPPOOL_CASE_TAKES_INPUTS */
 };
@@ -115,7 +115,7 @@ struct cppool_validation {
   /* Replaces the parameters' text for `run` (a case that derives some of them from others). Copied. */
   void (*replace_params)(cppool_validation*, const char* params_json);
 
-  /* Since 0.2, as in cppool_case_context. `validate` should leave no trace: nothing may run after it. */
+  /* Added later, as in cppool_case_context. `validate` should leave no trace: nothing may run after it. */
   const char* dump;
   const char* inputs;
 };
@@ -135,7 +135,7 @@ typedef struct cppool_case {
   cppool_status (*validate)(cppool_validation*);
   /* Called by every rank at once, each on its own thread. C++ exceptions must not leave it. */
   cppool_status (*run)(cppool_case_context*);
-  /* Since 0.2: CPPOOL_CASE_DUMPS and CPPOOL_CASE_TAKES_INPUTS, or 0. Read when struct_size covers it. */
+  /* CPPOOL_CASE_DUMPS and CPPOOL_CASE_TAKES_INPUTS, or 0. Added later: read when struct_size covers it. */
   uint32_t features;
 } cppool_case;
 
