@@ -37,20 +37,14 @@ __device__ __forceinline__ void AddBias(Accumulator<kM, kN>& logits, const Bias&
         const int row = m * 16 + half * 8;
         const T* const from = first + row * row_stride;
         const int end = first_row + row < rows.length ? columns.length - first_column : 0;
-        float added[kN][2];  // loaded without a branch in between
 #pragma unroll
         for (int n = 0; n < kN; ++n)
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const int at = n * 8 + i;
-            added[n][i] = at < end ? ToFloat(__ldg(from + at * column_stride)) : 0.0f;
-          }
-#pragma unroll
-        for (int n = 0; n < kN; ++n)
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
+            if (at >= end) continue;
             float& logit = logits.at[m][n][half * 2 + i];
-            logit = fmaf(added[n][i], bias.inverse_scale, logit);
+            logit = fmaf(ToFloat(__ldg(from + at * column_stride)), bias.inverse_scale, logit);
           }
       }
   }
