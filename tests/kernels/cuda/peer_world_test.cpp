@@ -1,0 +1,151 @@
+// The transport peer on devices made up: who meets whom, and which part of a reduction comes from where, for
+// every way to deal ranks to devices. What streams and events do is tested on GPUs.
+#include "runtime/peer_world.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "catch.h"
+#include "fake_devices.h"
+
+namespace cppool::kernels::cuda {
+namespace {
+
+using Numbers = std::vector<std::int32_t>;
+
+std::int32_t Value(int rank, std::size_t i) {
+  return static_cast<std::int32_t>((i * 7 + static_cast<std::size_t>(rank) * 13) % 1000);
+}
+
+void Expect(bool holds, const std::string& what) {
+  if (!holds) throw std::runtime_error("does not hold: " + what);
+}
+
+// What each rank's thread threw; "" when nothing. A rank that throws aborts the world.
+std::vector<std::string> OnAllRanks(PeerWorld& world, const std::function<void(int)>& body) {
+  std::vector<std::string> errors(static_cast<std::size_t>(world.size()));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      test::UseDevice(world.device(rank));
+      try {
+        body(rank);
+      } catch (const std::exception& error) {
+        errors[static_cast<std::size_t>(rank)] = error.what();
+        world.Abort(error.what());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+struct Buffers {
+  Numbers in, out;
+};
+
+// Every call on one group, for one rank.
+void UseGroup(PeerWorld& world, int rank, cppool_group which, std::size_t count, Buffers& buffers) {
+  const CommGroup group = world.group(rank, which);
+  if (!group.comm) return;
+  const auto size = static_cast<std::size_t>(group.size), mine = static_cast<std::size_t>(group.rank);
+  const auto member = [&](std::size_t m) {
+    const int number = static_cast<int>(m);
+    return which == CPPOOL_WORLD  ? number
+           : which == CPPOOL_PAIR ? rank / 2 * 2 + number
+                                  : number * 2 + rank % 2;
+  };
+  const auto sum = [&](std::size_t i) {
+    std::int32_t all = 0;
+    for (std::size_t m = 0; m < size; ++m) all += Value(member(m), i);
+    return all;
+  };
+  const auto check = [&](const Numbers& got, std::size_t length, auto expected, const std::string& what) {
+    for (std::size_t i = 0; i < length; ++i) {
+      if (got[i] != expected(i))
+        throw std::runtime_error(what + ": element " + std::to_string(i) + " of " + std::to_string(length));
+    }
+  };
+  Numbers& in = buffers.in;
+  Numbers& out = buffers.out;
+  const auto fill = [&] {
+    for (std::size_t i = 0; i < count * size; ++i) in[i] = Value(rank, i);
+    std::fill(out.begin(), out.end(), -1);
+  };
+  fill();
+  world.ReduceScatter(rank, in.data(), out.data(), count, CPPOOL_INT32, CPPOOL_SUM, group.comm, nullptr);
+  check(
+      out, count, [&](std::size_t i) { return sum(mine * count + i); }, "reduce_scatter");
+  Expect(out[count] == -1, "nothing behind it");
+  world.AllReduce(rank, in.data(), out.data(), count, CPPOOL_INT32, CPPOOL_SUM, group.comm, nullptr);
+  check(out, count, sum, "all_reduce");
+  world.AllReduce(rank, in.data(), in.data(), count * size, CPPOOL_INT32, CPPOOL_SUM, group.comm, nullptr);
+  check(in, count * size, sum, "all_reduce in place");
+  fill();
+  world.AllGather(rank, in.data(), out.data(), count * sizeof in[0], group.comm, nullptr);
+  check(
+      out, count * size, [&](std::size_t i) { return Value(member(i / count), i % count); }, "all_gather");
+  std::fill(out.begin(), out.end(), -1);
+  world.GroupStart(rank);
+  for (std::size_t m = 0; m < size; ++m) {
+    const int peer = static_cast<int>(m);
+    world.Send(rank, in.data() + m * count, count * sizeof in[0], peer, group.comm, nullptr);
+    world.Recv(rank, out.data() + m * count, count * sizeof in[0], peer, group.comm, nullptr);
+  }
+  world.GroupEnd(rank);
+  check(
+      out, count * size, [&](std::size_t i) { return Value(member(i / count), mine * count + i % count); },
+      "all to all");
+}
+
+}  // namespace
+
+TEST_CASE("peer: every call, for ranks dealt to devices in every way, before and after an abort") {
+  for (const int size : {1, 2, 3, 4, 8}) {
+    for (int devices = 1; devices <= size; ++devices) {
+      CAPTURE(size, devices);
+      // The last one's parts are fetched in several pieces.
+      const bool long_parts = devices == 2 && size < 4;
+      const std::vector<std::size_t> counts = {0, 1, 33, 5000, std::size_t{long_parts ? 2'100'003u : 64u}};
+      PeerWorld world(size, devices);
+      std::vector<Buffers> buffers(static_cast<std::size_t>(size));
+      for (int rank = 0; rank < size; ++rank) {
+        Buffers& mine = buffers[static_cast<std::size_t>(rank)];
+        for (Numbers* numbers : {&mine.in, &mine.out}) {
+          numbers->resize((std::max<std::size_t>(counts.back(), 5000) + 1) * static_cast<std::size_t>(size));
+          test::Place(numbers->data(), numbers->size() * sizeof(std::int32_t), world.device(rank));
+        }
+      }
+      for (int round = 0; round < 2; ++round) {
+        const auto worked = OnAllRanks(world, [&](int rank) {
+          if (round == 0) world.JoinWorld(rank);
+          for (const std::size_t count : counts) {
+            for (const cppool_group which : {CPPOOL_WORLD, CPPOOL_PAIR, CPPOOL_STRIDE})
+              UseGroup(world, rank, which, count, buffers[static_cast<std::size_t>(rank)]);
+          }
+        });
+        CHECK(worked == std::vector<std::string>(static_cast<std::size_t>(size)));
+        const auto aborted = OnAllRanks(world, [&](int rank) {
+          if (rank == 0) throw std::runtime_error("stays away");
+          std::int32_t one = 1;
+          world.AllReduce(rank, &one, &one, 1, CPPOOL_INT32, CPPOOL_SUM, world.group(rank, CPPOOL_WORLD).comm,
+                          nullptr);
+        });
+        for (int rank = 0; rank < size; ++rank) {
+          CHECK(aborted[static_cast<std::size_t>(rank)] ==
+                (rank == 0 ? "stays away" : "the world was aborted: stays away"));
+        }
+        world.Restart();
+      }
+      for (int rank = 0; rank < size; ++rank) world.Leave(rank);
+      test::Forget();
+    }
+  }
+}
+
+}  // namespace cppool::kernels::cuda
