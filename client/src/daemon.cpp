@@ -8,13 +8,14 @@
 #include <sstream>
 #include <system_error>
 
+#include "protocol/json_text.h"
+
 namespace cppool::internal {
 namespace {
 
 using std::chrono::milliseconds;
 
 constexpr std::size_t kMaxResponseBytes = 16 << 20;
-constexpr int kMaxResponseNesting = 64;
 // How long a daemon that closed a pipe has to end, and its last words to arrive, before it is called alive.
 constexpr milliseconds kLastWords{500};
 
@@ -40,15 +41,6 @@ Process::Command DaemonCommand(const PoolOptions& options) {
   }
   for (const auto& [name, value] : options.environment) command.environment.push_back(name + "=" + value);
   return command;
-}
-
-// Bounded in depth as well as in bytes. Throws Json::exception.
-Json ParseResponse(std::string_view text) {
-  auto bounded = [](int depth, Json::parse_event_t, Json&) {
-    if (depth > kMaxResponseNesting) throw Json::other_error::create(501, "nested too deeply", nullptr);
-    return true;
-  };
-  return Json::parse(text.begin(), text.end(), bounded);
 }
 
 // Text of the other side's making: what is no UTF-8 is replaced.
@@ -156,8 +148,8 @@ bool Daemon::NextAnswer(std::int64_t id, Json* answer) {
       throw Lost{PoolError::Kind::kProtocol,
                  Name() + "answered with more than " + std::to_string(kMaxResponseBytes >> 20) + " MiB"};
     try {
-      *answer = ParseResponse(*text);
-    } catch (const Json::exception& error) {
+      *answer = protocol::ParseJson(*text);
+    } catch (const protocol::InvalidRequest& error) {
       throw Lost{PoolError::Kind::kProtocol,
                  Name() + "answered with what is no JSON (" + error.what() + "): " + Excerpt(*text)};
     }

@@ -4,6 +4,7 @@
 #include <ostream>
 #include <stdexcept>
 
+#include "protocol/json_text.h"
 #include "protocol/response.h"
 
 namespace cppool {
@@ -26,7 +27,8 @@ std::optional<double> RatioOf(const Json& check) {
   if (ratio == check.end()) return std::nullopt;
   if (ratio->is_null()) return std::numeric_limits<double>::quiet_NaN();
   if (!ratio->is_number())
-    throw std::runtime_error("in the response, a check's ratio is no number: " + ratio->dump());
+    throw std::runtime_error("in the response, a check's ratio is no number: " +
+                             protocol::Quoted(ratio->dump()));
   return ratio->get<double>();
 }
 
@@ -59,7 +61,8 @@ Result ValidationFromJson(Json json) {
   const auto runs = json.find("runs");
   if (runs == json.end()) return ResultFromJson(std::move(json));
   if (*runs != true || json.value("ok", Json()) != true)
-    throw std::runtime_error("in the response, \"runs\" is not true where \"ok\" is: " + json.dump());
+    throw std::runtime_error("in the response, \"runs\" is not true where \"ok\" is: " +
+                             protocol::Quoted(json.dump()));
   Result result;
   result.status = Status::kPassed;
   result.json = std::move(json);

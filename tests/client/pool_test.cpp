@@ -286,7 +286,7 @@ TEST_CASE("an answer that is none breaks the protocol") {
     const char* text;
   };
   auto [what, text] = GENERATE(Case{"garbage", "no JSON"}, Case{"no_object", "no object"},
-                               Case{"no_result", "has no \"status\""}, Case{"deep", "nested too deeply"},
+                               Case{"no_result", "has no \"status\""}, Case{"deep", "nested deeper than 64"},
                                Case{"endless_answer", "more than 16 MiB"},
                                Case{"close_stdout", "closed its stdout and runs on"});
   INFO(what);
