@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <exception>
 
 #include "kernels/error.h"
@@ -105,6 +106,8 @@ void CaseContext::AddCheck(const cppool_check& check) {
   result.rel_err = check.rel_err;
   result.tolerance = check.tolerance;
   result.ok = check.ok && std::isfinite(check.max_abs_err) && std::isfinite(check.rel_err);
+  const cppool_case& definition = *run_.registered.definition;
+  if (definition.struct_size > offsetof(cppool_case, features) && check.ratio != 0) result.ratio = check.ratio;
   checks.push_back(std::move(result));
 }
 

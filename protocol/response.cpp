@@ -29,13 +29,15 @@ Json ToJson(const Times& times) {
 }
 
 Json ToJson(const CheckResult& check) {
-  return {{"tensor", check.tensor},
-          {"against", check.against},
-          {"rank", check.rank},
-          {"max_abs_err", Number(check.max_abs_err)},
-          {"rel_err", Number(check.rel_err)},
-          {"tolerance", Number(check.tolerance)},
-          {"ok", check.ok}};
+  Json json = {{"tensor", check.tensor},
+               {"against", check.against},
+               {"rank", check.rank},
+               {"max_abs_err", Number(check.max_abs_err)},
+               {"rel_err", Number(check.rel_err)},
+               {"tolerance", Number(check.tolerance)},
+               {"ok", check.ok}};
+  if (check.ratio) json["ratio"] = Number(*check.ratio);
+  return json;
 }
 
 Json ToJson(const RankResult& rank) {
@@ -151,6 +153,7 @@ CheckResult ReadCheck(const Reader& reader) {
   check.rel_err = reader.Double("rel_err");
   check.tolerance = reader.Double("tolerance");
   check.ok = reader.Boolean("ok");
+  if (reader.Find("ratio")) check.ratio = reader.Double("ratio");
   return check;
 }
 

@@ -47,7 +47,7 @@ class Report : public kernels::AttentionReport {
   void Check(kernels::CheckedTensor tensor, const std::string& against,
              const kernels::Verdict& verdict) override {
     const cppool_check check{kernels::NameOf(tensor), against.c_str(),   verdict.max_abs_err,
-                             verdict.rel_err,         verdict.tolerance, verdict.ok};
+                             verdict.rel_err,         verdict.tolerance, verdict.ok, verdict.ratio};
     c_->check(c_, &check);
   }
   void Digest(std::uint64_t digest) override {

@@ -33,6 +33,7 @@ TEST_CASE("a failed check is failed, whatever the rank returns, and costs nothin
     CHECK(Has(answer.at("failure").at("detail"), "dq"));
     CHECK(answer.at("ranks").at(2).at("ok") == false);
     CHECK(answer.at("ranks").at(0).at("ok") == true);
+    CHECK(answer.at("checks").at(0).at("ratio") == 0.5);
     CHECK_FALSE(inside.last_fatal);
   }
   CHECK(inside.Run({{"action", "nan"}}).at("status") == "failed");

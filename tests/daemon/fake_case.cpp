@@ -39,9 +39,9 @@ cppool_status Validate(cppool_validation* v) {
 void WaitForAbort(cppool_case_context* c) { static_cast<FakeWorld*>(c->runtime->self)->WaitForAbort(); }
 
 cppool_status Act(cppool_case_context* c, std::string_view action) {
-  const cppool_check good{"out", "no_cp", 0.001, 0.002, 0.01, 1};
-  const cppool_check bad{"dq", "oracle", 0.5, 0.25, 0.01, 0};
-  const cppool_check not_a_number{"out", "no_cp", std::nan(""), 0, 0.01, 1};
+  const cppool_check good{"out", "no_cp", 0.001, 0.002, 0.01, 1, 0};
+  const cppool_check bad{"dq", "oracle", 0.5, 0.25, 0.01, 0, 0.5};
+  const cppool_check not_a_number{"out", "no_cp", std::nan(""), 0, 0.01, 1, 0};
   if (action == "pass") c->check(c, &good);
   if (action == "read back") {
     const bool right = c->number(c, "number") == 0.25 && c->boolean(c, "flag") && !c->string(c, "maybe") &&

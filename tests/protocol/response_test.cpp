@@ -30,8 +30,8 @@ RunResult Sample() {
   rank.rank = 1;
   rank.error = "broken";
   result.ranks.push_back(rank);
-  result.checks = {{"out", "no_cp", 0, 1e-3, 2e-4, 2.5e-2, true},
-                   {"dq", "oracle", 1, kNan, kInfinity, 0.5, false}};
+  result.checks = {{"out", "no_cp", 0, 1e-3, 2e-4, 2.5e-2, true, std::nullopt},
+                   {"dq", "oracle", 1, kNan, kInfinity, 0.5, false, 2.5}};
   result.tflops = {{"forward", 350.5}};
   result.wall_ms = 12.5;
   result.seed = std::numeric_limits<std::uint64_t>::max();
@@ -62,7 +62,8 @@ TEST_CASE("a result says what the contract says") {
     "ranks": [{"rank": 0, "ok": true, "error": null, "gpu_ms": {"backward": 2.5, "forward": 1.25}, "bandwidth": 12.5},
               {"rank": 1, "ok": false, "error": "broken", "gpu_ms": {}}],
     "checks": [{"tensor": "out", "against": "no_cp", "rank": 0, "max_abs_err": 1e-3, "rel_err": 2e-4, "tolerance": 2.5e-2, "ok": true},
-               {"tensor": "dq", "against": "oracle", "rank": 1, "max_abs_err": null, "rel_err": null, "tolerance": 0.5, "ok": false}],
+               {"tensor": "dq", "against": "oracle", "rank": 1, "max_abs_err": null, "rel_err": null, "tolerance": 0.5, "ok": false,
+                "ratio": 2.5}],
     "tflops": {"forward": 350.5}, "wall_ms": 12.5, "seed": 18446744073709551615})"));
   RunResult passed;
   passed.status = Status::kPassed;

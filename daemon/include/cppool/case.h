@@ -56,6 +56,9 @@ typedef struct cppool_check {
   double rel_err; /* RMS of the difference over RMS of the reference */
   double tolerance;
   int ok;
+  /* The largest error over that of a plain computation in the same dtype; 0: not compared with one. Read when the
+   * case's struct_size covers `features`. */
+  double ratio;
 } cppool_check;
 
 typedef struct cppool_case_context cppool_case_context;

@@ -24,6 +24,7 @@ struct CheckResult {
   double rel_err = 0;
   double tolerance = 0;
   bool ok = false;
+  std::optional<double> ratio;  // against the oracle: the largest error over plain attention's in the same dtype
 };
 
 struct RankResult {

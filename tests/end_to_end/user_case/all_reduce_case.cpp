@@ -123,7 +123,7 @@ cppool_status Run(cppool_case_context* c) {
       norm += static_cast<double>(values[count + i]) * values[count + i];
     }
     const cppool_check check{"sum", "all_reduce", worst, norm > 0 ? std::sqrt(error / norm) : 0,
-                             0,     worst == 0};
+                             0,     worst == 0, 0};
     c->check(c, &check);
   }
   char gathered[32];
