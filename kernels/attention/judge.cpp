@@ -166,7 +166,7 @@ Verdict JudgeOracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours,
       floor += NoiseOf(tensor, summed);
   }
   Verdict verdict = Describe(ours, factor * plain.max_abs_err + floor);
-  const double yardstick = plain.max_abs_err + floor;
+  const double yardstick = std::max(plain.max_abs_err, floor);
   verdict.ratio = yardstick > 0 ? ours.max_abs_err / yardstick : 0;
   verdict.ok = ours.count > 0 && ours.mismatches == 0 && plain.mismatches == 0 &&
                ours.max_abs_err <= verdict.tolerance;
@@ -182,7 +182,10 @@ Verdict JudgePadding(const CompareStats& against_zeros) {
 Verdict JudgeRerun(std::uint64_t first, std::uint64_t second) {
   Verdict verdict;
   verdict.ok = first == second;
-  verdict.mismatches = verdict.ok ? 0 : 1;
+  if (!verdict.ok) {  // by how much is not known
+    verdict.max_abs_err = verdict.rel_err = std::numeric_limits<double>::quiet_NaN();
+    verdict.mismatches = 1;
+  }
   return verdict;
 }
 

@@ -32,6 +32,12 @@ void Add(CompareStats& sum, const CompareStats& part) {
 CheckedTensor KindOf(const TensorSet::Tensor& tensor) { return std::get<CheckedTensor>(tensor.info.kind); }
 bool IsWhole(const TensorSet::Tensor& tensor) { return tensor.info.rows_of == TensorRows::kWhole; }
 
+// See JudgeNoCp: what one element of a tensor is the sum of.
+double Summed(const AttentionSpec& spec, CheckedTensor kind) {
+  if (kind != CheckedTensor::kDbias) return 1;
+  return (spec.bias_shape.batch ? 1.0 : spec.batch) * (spec.bias_shape.heads ? 1.0 : spec.heads);
+}
+
 }  // namespace
 
 // What the oracle works out: of one pair, and of the sums it adds to.
@@ -154,15 +160,16 @@ void Verifier::AgainstNoCp() {
     const auto [values, padding] = comparisons[i];
     Verdict verdict;
     if (values) {
-      verdict = JudgeNoCp(kind, spec_.dtype, gqa(), *values);
+      verdict = JudgeNoCp(kind, spec_.dtype, gqa(), *values, Summed(spec_, kind));
     } else {  // the rank holds no token
       verdict.tolerance = ToleranceNoCp(kind, spec_.dtype, gqa()).absolute;
       verdict.ok = true;
     }
-    if (padding && (padding->mismatches > 0 || padding->max_abs_err > 0)) {
-      verdict.ok = false;
-      verdict.max_abs_err = std::max(verdict.max_abs_err, padding->max_abs_err);
-      verdict.mismatches += padding->mismatches;
+    if (padding) {
+      const Verdict zero = JudgePadding(*padding);
+      verdict.ok = verdict.ok && zero.ok;
+      verdict.max_abs_err = std::max(verdict.max_abs_err, zero.max_abs_err);
+      verdict.mismatches += zero.mismatches;
     }
     report_.Check(kind, "no_cp", verdict);
   }
@@ -208,7 +215,8 @@ void Verifier::AgainstOracle() {
     }
     // None where the rank holds no token of the sample, or a sum would have been too much work.
     if (ours.count > 0)
-      report_.Check(KindOf(tensor), "oracle", JudgeOracle(KindOf(tensor), spec_.dtype, ours, rounded));
+      report_.Check(KindOf(tensor), "oracle",
+                    JudgeOracle(KindOf(tensor), spec_.dtype, ours, rounded, Summed(spec_, KindOf(tensor))));
   }
 }
 

@@ -33,7 +33,8 @@ TEST_CASE("a failed check is failed, whatever the rank returns, and costs nothin
     CHECK(Has(answer.at("failure").at("detail"), "dq"));
     CHECK(answer.at("ranks").at(2).at("ok") == false);
     CHECK(answer.at("ranks").at(0).at("ok") == true);
-    CHECK(answer.at("checks").at(0).at("ratio") == 0.5);
+    for (const Json& check : answer.at("checks"))  // only where it was compared with a plain computation
+      CHECK(check.value("ratio", 0.0) == (check.at("against") == "oracle" ? 0.5 : 0.0));
     CHECK_FALSE(inside.last_fatal);
   }
   CHECK(inside.Run({{"action", "nan"}}).at("status") == "failed");

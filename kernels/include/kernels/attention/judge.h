@@ -30,7 +30,7 @@ struct Verdict {
   double tolerance = 0;  // of the absolute error
   bool ok = false;
   std::uint64_t mismatches = 0;  // positions where NaN or infinity differ; they take no part in the errors
-  // Against the oracle: our largest error over plain attention's, which the floor keeps from being 0. Elsewhere 0.
+  // Against the oracle: our largest error over plain attention's, or over the floor where that is larger. Elsewhere 0.
   double ratio = 0;
 };
 
