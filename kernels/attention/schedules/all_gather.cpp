@@ -73,8 +73,8 @@ void AllGatherSchedule::StartGather(const char* name, const AttentionTensors& t)
 }
 
 void AllGatherSchedule::Forward(const AttentionTensors& t) {
-  Check(rt_, rt_->mark(rt_, rt_->stream, "forward/own keys"));
-  StartGather("forward/gather keys and values", t);
+  Check(rt_, rt_->mark(rt_, rt_->stream, "forward/all_gather own keys"));
+  StartGather("forward/all_gather: keys and values", t);
   ForwardArgs args;
   whole_.BeginForward(t, args);
   if (spec_.queries.padded()) {
@@ -92,7 +92,7 @@ void AllGatherSchedule::Forward(const AttentionTensors& t) {
   args.last = false;
   kernels_.Forward(shape_, args, rt_->stream);
 
-  Check(rt_, rt_->mark(rt_, rt_->stream, "forward/others' keys"));
+  Check(rt_, rt_->mark(rt_, rt_->stream, "forward/all_gather others' keys"));
   gathered_.Wait(rt_->stream);
   args.plan = others_.get();
   args.k = k_.get();
@@ -107,8 +107,8 @@ void AllGatherSchedule::Forward(const AttentionTensors& t) {
 
 void AllGatherSchedule::Backward(const AttentionTensors& t) {
   // Gathered again rather than kept, as a model with many layers would have to.
-  Check(rt_, rt_->mark(rt_, rt_->stream, "backward/own keys"));
-  StartGather("backward/gather keys and values", t);
+  Check(rt_, rt_->mark(rt_, rt_->stream, "backward/all_gather own keys"));
+  StartGather("backward/all_gather: keys and values", t);
   kernels_.Delta(shape_, rows_q_, t.out, t.dout, delta_.get<float>(), rt_->stream);
   BackwardArgs args;
   args.q = t.q;
@@ -130,7 +130,7 @@ void AllGatherSchedule::Backward(const AttentionTensors& t) {
   args.last = false;
   kernels_.BackwardQuery(shape_, args, rt_->stream);
 
-  Check(rt_, rt_->mark(rt_, rt_->stream, "backward/all keys"));
+  Check(rt_, rt_->mark(rt_, rt_->stream, "backward/all_gather all keys"));
   gathered_.Wait(rt_->stream);
   args.k = k_.get();
   args.v = v_.get();
@@ -144,7 +144,7 @@ void AllGatherSchedule::Backward(const AttentionTensors& t) {
   // Keys' gradients, and then dbias, are summed over the ranks under the rest of dq.
   gradients_ready_.Wait(comm_.get());
   {
-    const Stage stage(rt_, comm_.get(), "backward/reduce-scatter gradients");
+    const Stage stage(rt_, comm_.get(), "backward/all_gather: gradients of keys and values");
     Check(rt_, rt_->reduce_scatter(rt_, dk_.get(), dk_sum_.get(), dk_sum_.bytes() / sizeof(float),
                                    CPPOOL_FLOAT32, CPPOOL_SUM, world_.comm, comm_.get()));
     Check(rt_, rt_->reduce_scatter(rt_, dv_.get(), dv_sum_.get(), dv_sum_.bytes() / sizeof(float),
@@ -152,13 +152,13 @@ void AllGatherSchedule::Backward(const AttentionTensors& t) {
     reduced_.Record(comm_.get());
   }
   whole_.StartSums(t);
-  Check(rt_, rt_->mark(rt_, rt_->stream, "backward/others' keys"));
+  Check(rt_, rt_->mark(rt_, rt_->stream, "backward/all_gather others' keys"));
   args.plan = others_.get();
   args.first = false;
   args.last = true;
   kernels_.BackwardQuery(shape_, args, rt_->stream);
 
-  Check(rt_, rt_->mark(rt_, rt_->stream, "backward/own gradients"));
+  Check(rt_, rt_->mark(rt_, rt_->stream, "backward/all_gather own gradients"));
   reduced_.Wait(rt_->stream);
   kernels_.Round(dk_sum_.get<float>(), spec_.dtype, t.dk, dk_sum_.bytes() / sizeof(float), rt_->stream);
   kernels_.Round(dv_sum_.get<float>(), spec_.dtype, t.dv, dv_sum_.bytes() / sizeof(float), rt_->stream);

@@ -134,17 +134,15 @@ int HeadRingSchedule::After(const Step& step) const {
   return (groups_.ring.rank + step.distance) % groups_.ring.size;
 }
 
-std::string HeadRingSchedule::StepName(const char* pass, const Step& step) const {
-  return std::string(pass) + "/step " + std::to_string(step.distance + 1) + " of " +
-         std::to_string(groups_.ring.size);
+std::string HeadRingSchedule::StageName(const char* pass, const std::string& what) const {
+  const char* schedule = groups_.heads.size > 1  ? groups_.ring.size > 1 ? "a2a+p2p " : "a2a "
+                         : groups_.ring.size > 1 ? "p2p "
+                                                 : "";
+  return prefix_ + pass + "/" + schedule + what;
 }
 
-std::string HeadRingSchedule::TransferName(const char* pass, const Step& step, const char* what, bool sends,
-                                           int to, bool receives, int from) const {
-  std::string name = prefix_ + StepName(pass, step) + ": " + what;
-  if (sends) name += " to rank " + std::to_string(WorldRank(to));
-  if (receives) name += std::string(sends ? "," : "") + " from rank " + std::to_string(WorldRank(from));
-  return name;
+std::string HeadRingSchedule::StepName(const Step& step) const {
+  return "step " + std::to_string(step.distance + 1) + " of " + std::to_string(groups_.ring.size);
 }
 
 void HeadRingSchedule::CommAfterMain() {
@@ -173,8 +171,7 @@ void HeadRingSchedule::FetchNext(const char* pass, std::size_t index, Block own)
   const std::size_t element = SizeOf(spec_.dtype);
   const std::size_t k_bytes = KeyElements(spec_.dim_qk) * element;
   const std::size_t v_bytes = KeyElements(spec_.dim_v) * element;
-  const Stage stage(rt_, comm_.get(),
-                    TransferName(pass, step, "keys and values", step.serves, to, step.attends(), from));
+  const Stage stage(rt_, comm_.get(), StageName(pass, StepName(step) + ": keys and values"));
   GroupedCalls calls(rt_);
   if (step.serves) {
     Check(rt_, rt_->send(rt_, own.k, k_bytes, to, groups_.ring.comm, comm_.get()));
@@ -194,9 +191,8 @@ void HeadRingSchedule::ReturnGradients(std::size_t index) {
   if (!step.attends() && !step.serves) return;
   CommAfterMain();  // the part is complete, and what was taken at the step before is added
   const int to = Before(step), from = After(step);
-  const Stage stage(
-      rt_, comm_.get(),
-      TransferName("backward", step, "gradients of keys and values", step.attends(), to, step.serves, from));
+  const Stage stage(rt_, comm_.get(),
+                    StageName("backward", StepName(step) + ": gradients of keys and values"));
   const std::size_t slot = (index - 1) % 2;
   GroupedCalls calls(rt_);
   if (step.attends()) {
@@ -229,7 +225,7 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
   args.out = t.out;
   args.lse = t.lse;
   if (exchanges()) {
-    Mark("forward/tokens to heads");
+    Mark("forward", "tokens to heads");
     exchange_.ToHeads(spec_.dtype, rows_q_, spec_.heads, spec_.dim_qk, heads_.query, t.q, scratch_.get(),
                       q_.get());
     exchange_.ToHeads(spec_.dtype, rows_kv_, spec_.kv_heads, spec_.dim_qk, heads_.key, t.k, scratch_.get(),
@@ -245,7 +241,7 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
   args.accumulator = accumulator_.get<float>();
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     Step& step = steps_[i];
-    if (step.attends()) Mark(StepName("forward", step));
+    if (step.attends()) Mark("forward", StepName(step));
     FetchNext("forward", i, own);
     if (!step.attends()) continue;
     if (i == 0) {
@@ -269,7 +265,7 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
   }
   whole_.EndForward(t);
   if (exchanges()) {
-    Mark("forward/heads to tokens");
+    Mark("forward", "heads to tokens");
     exchange_.ToTokens(spec_.dtype, spec_.dtype, rows_q_, spec_.heads, spec_.dim_v, heads_.query, out_.get(),
                        scratch_.get(), t.out);
     exchange_.ToTokens(Dtype::kFp32, Dtype::kFp32, rows_q_, spec_.heads, 1, heads_.query, lse_.get(),
@@ -290,7 +286,7 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
   args.dk = t.dk;
   args.dv = t.dv;
   if (exchanges()) {  // q, k, v, out and lse are kept from the forward pass
-    Mark("backward/tokens to heads");
+    Mark("backward", "tokens to heads");
     exchange_.ToHeads(spec_.dtype, rows_q_, spec_.heads, spec_.dim_v, heads_.query, t.dout, scratch_.get(),
                       dout_.get());
     own = {k_.get(), v_.get()};
@@ -303,7 +299,7 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
     args.dv = dv_.get();
   }
   CommAfterMain();
-  Mark("backward/delta");
+  Mark("backward", "delta");
   kernels_.Delta(shape_, block_q_, out, args.dout, delta_.get<float>(), rt_->stream);
   args.delta = delta_.get<float>();
   whole_.BeginBackward(t, *steps_[0].plan, args);
@@ -313,7 +309,7 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
 
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     Step& step = steps_[i];
-    if (step.attends()) Mark(StepName("backward", step));
+    if (step.attends()) Mark("backward", StepName(step));
     FetchNext("backward", i, own);
     if (step.attends()) {
       if (i > 0) step.arrived.Wait(rt_->stream);
@@ -348,7 +344,7 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
     }
   }
   if (serves_) {
-    Mark("backward/own gradients");
+    Mark("backward", "own gradients");
     CollectGradients(steps_.size() - 1);
     if (!heads_.replicated) {
       kernels_.Round(dk_sum_.get<float>(), spec_.dtype, args.dk, KeyElements(spec_.dim_qk), rt_->stream);
@@ -357,7 +353,7 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
   }
   whole_.StartSums(t);
   if (exchanges()) {
-    Mark("backward/heads to tokens");
+    Mark("backward", "heads to tokens");
     const Dtype sum_dtype = heads_.replicated ? Dtype::kFp32 : spec_.dtype;
     const void* dk = heads_.replicated ? dk_sum_.get() : dk_.get();
     const void* dv = heads_.replicated ? dv_sum_.get() : dv_.get();

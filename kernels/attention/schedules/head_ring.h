@@ -22,7 +22,7 @@ struct HeadRingGroups {
 
 class HeadRingSchedule : public Schedule {
  public:
-  // Stages are marked `stage_prefix` + "forward/..." and "backward/...".
+  // Stages are marked `stage_prefix` + "forward/..." and "backward/...", with the schedule's name.
   HeadRingSchedule(cppool_runtime* runtime, AttentionKernels& kernels, const AttentionSpec& spec,
                    HeadRingGroups groups, std::string stage_prefix = "");
   void Forward(const AttentionTensors&) override;
@@ -53,12 +53,11 @@ class HeadRingSchedule : public Schedule {
 
   int Before(const Step&) const;  // the ring member that this one takes the step's block from
   int After(const Step&) const;
-  int WorldRank(int ring_member) const { return ring_member * groups_.heads.size + groups_.heads.rank; }
-  std::string StepName(const char* pass, const Step&) const;
-  // ... ": `what` to rank ..., from rank ..."
-  std::string TransferName(const char* pass, const Step&, const char* what, bool sends, int to, bool receives,
-                           int from) const;
-  void Mark(const std::string& stage) { Check(rt_, rt_->mark(rt_, rt_->stream, (prefix_ + stage).c_str())); }
+  std::string StageName(const char* pass, const std::string& what) const;  // "forward/p2p step 2 of 4"
+  std::string StepName(const Step&) const;
+  void Mark(const char* pass, const std::string& what) {
+    Check(rt_, rt_->mark(rt_, rt_->stream, StageName(pass, what).c_str()));
+  }
   void EndMarks() { Check(rt_, rt_->mark(rt_, rt_->stream, nullptr)); }
   void Zero(void* data, std::size_t bytes) { Check(rt_, rt_->fill(rt_, data, 0, bytes, rt_->stream)); }
 

@@ -54,7 +54,7 @@ HostWorld::Alter Counting() {
 std::set<int> Attended(int rank, const std::string& pass, int world) {
   std::set<int> distances;
   for (int d = 0; d < world; ++d) {
-    const std::string name = pass + "/step " + std::to_string(d + 1) + " of " + std::to_string(world);
+    const std::string name = pass + "/p2p step " + std::to_string(d + 1) + " of " + std::to_string(world);
     if (calls.stages[rank].count(name)) distances.insert(d);
   }
   return distances;
