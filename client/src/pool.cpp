@@ -3,11 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 #include <mutex>
 
 #include "daemon.h"
+#include "request.h"
 #include "result.h"
 
 namespace cppool {
@@ -179,42 +179,12 @@ Pool::State& Pool::Mine() const {
   return *state;
 }
 
-namespace {
-
-protocol::RunRequest ToRequest(const Json& params, const RunOptions& options) {
-  if (options.deadline < milliseconds(1) || options.deadline > std::chrono::hours(24))
-    throw std::invalid_argument("deadline must be from 1 ms to 24 h");
-  if (options.warmup < 0) throw std::invalid_argument("warmup must not be negative");
-  if (options.repeat < 1) throw std::invalid_argument("repeat must be at least 1");
-  if (options.perturb > std::uint64_t{INT64_MAX}) throw std::invalid_argument("perturb must be below 2^63");
-  for (const std::string* folder : {&options.dump, &options.inputs})
-    if (folder->find('\0') != std::string::npos)
-      throw std::invalid_argument("a folder's name cannot hold a zero byte");
-  protocol::RunRequest request;
-  request.case_name = options.case_name;
-  request.params = params.is_null() ? Json::object() : params;  // Run({}) means none
-  request.deadline_ms = options.deadline.count();
-  request.warmup = options.warmup;
-  request.repeat = options.repeat;
-  request.checks = options.checks;
-  request.perturb = options.perturb;
-  // The daemon's folder is the one that this process had when it spawned it.
-  auto whole = [](const std::string& folder) {
-    return folder.empty() ? folder : std::filesystem::absolute(folder).string();
-  };
-  request.dump = whole(options.dump);
-  request.inputs = whole(options.inputs);
-  return request;
-}
-
-}  // namespace
-
 Result Pool::Run(const Json& params, const RunOptions& options) {
-  return Mine().Run(ToRequest(params, options));
+  return Mine().Run(internal::ToRequest(params, options));
 }
 
 Result Pool::Validate(const Json& params, const RunOptions& options) {
-  return Mine().Validate(ToRequest(params, options));
+  return Mine().Validate(internal::ToRequest(params, options));
 }
 
 Json Pool::Hello() { return Mine().Ask(protocol::HelloRequest{}); }

@@ -1,0 +1,33 @@
+#include "request.h"
+
+#include <filesystem>
+#include <stdexcept>
+
+namespace cppool::internal {
+
+protocol::RunRequest ToRequest(const Json& params, const RunOptions& options) {
+  if (options.deadline < std::chrono::milliseconds(1) || options.deadline > std::chrono::hours(24))
+    throw std::invalid_argument("deadline must be from 1 ms to 24 h");
+  if (options.warmup < 0) throw std::invalid_argument("warmup must not be negative");
+  if (options.repeat < 1) throw std::invalid_argument("repeat must be at least 1");
+  if (options.perturb > std::uint64_t{INT64_MAX}) throw std::invalid_argument("perturb must be below 2^63");
+  for (const std::string* folder : {&options.dump, &options.inputs})
+    if (folder->find('\0') != std::string::npos)
+      throw std::invalid_argument("a folder's name cannot hold a zero byte");
+  protocol::RunRequest request;
+  request.case_name = options.case_name;
+  request.params = params.is_null() ? Json::object() : params;  // Run({}) means none
+  request.deadline_ms = options.deadline.count();
+  request.warmup = options.warmup;
+  request.repeat = options.repeat;
+  request.checks = options.checks;
+  request.perturb = options.perturb;
+  auto whole = [](const std::string& folder) {
+    return folder.empty() ? folder : std::filesystem::absolute(folder).string();
+  };
+  request.dump = whole(options.dump);
+  request.inputs = whole(options.inputs);
+  return request;
+}
+
+}  // namespace cppool::internal

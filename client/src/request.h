@@ -1,0 +1,13 @@
+// What a Pool is asked for, as the request that its daemon is sent.
+#pragma once
+
+#include "cppool/pool.h"
+#include "protocol/request.h"
+
+namespace cppool::internal {
+
+// Throws std::invalid_argument for options out of range. Folders become absolute: the daemon's own is the one that
+// this process had when it spawned it.
+protocol::RunRequest ToRequest(const Json& params, const RunOptions& options);
+
+}  // namespace cppool::internal
