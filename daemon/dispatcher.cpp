@@ -9,6 +9,7 @@
 
 #include "daemon/log.h"
 #include "daemon/prepare.h"
+#include "daemon/process.h"
 
 namespace cppool::daemon {
 namespace {
@@ -138,6 +139,7 @@ Json Dispatcher::Stats() {
                       {"held_bytes", info.held_bytes},
                       {"free_bytes", info.free_bytes}});
   }
+  const Usage usage = OwnUsage();
   return {{"requests", counts_.requests},
           {"passed", counts_.passed},
           {"failed", counts_.failed},
@@ -145,6 +147,9 @@ Json Dispatcher::Stats() {
           {"errors", counts_.errors},
           {"memory", std::move(memory)},
           {"leaked_allocations", counts_.leaked_allocations},
+          {"resident_bytes", usage.resident_bytes},
+          {"threads", usage.threads},
+          {"fds", usage.fds},
           {"uptime_s", Milliseconds(Clock::now() - options_.started) / 1000}};
 }
 

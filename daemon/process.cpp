@@ -6,9 +6,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <string>
+#include <system_error>
 
 #include "daemon/start_error.h"
 
@@ -45,6 +48,25 @@ double MillisecondsSinceSpawn() {
   const double ms =
       (static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9 - started) * 1000;
   return ms < 0 ? 0 : ms;
+}
+
+Usage OwnUsage() {
+  Usage usage;
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    std::istringstream fields(line);
+    std::string key;
+    std::uint64_t value = 0;
+    if (!(fields >> key >> value)) continue;
+    if (key == "VmRSS:") usage.resident_bytes = value * 1024;
+    if (key == "Threads:") usage.threads = value;
+  }
+  status.close();  // or it would be counted
+  std::error_code error;
+  const std::filesystem::directory_iterator folder("/proc/self/fd", error);
+  if (!error)
+    usage.fds = static_cast<std::uint64_t>(std::distance(begin(folder), end(folder))) - 1;  // its own
+  return usage;
 }
 
 }  // namespace cppool::daemon

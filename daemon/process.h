@@ -3,6 +3,8 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
+
 namespace cppool::daemon {
 
 // The parent whose death ends the daemon; 0 when it cannot be seen from here (another PID namespace). When CPPOOL_PARENT_PID is set
@@ -11,5 +13,11 @@ pid_t ParentToWatch();
 
 // From the process's creation to now, in steps of 10 ms; negative when unknown.
 double MillisecondsSinceSpawn();
+
+// What the process holds of the machine: memory that is resident, threads, descriptors. 0: unknown.
+struct Usage {
+  std::uint64_t resident_bytes = 0, threads = 0, fds = 0;
+};
+Usage OwnUsage();
 
 }  // namespace cppool::daemon

@@ -1,4 +1,8 @@
+#include <unistd.h>
+
+#include <future>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "fake_case.h"
@@ -58,6 +62,19 @@ TEST_CASE("hello, list and stats say what the contract says") {
   CHECK(stats.at("memory").at(1).at("free_bytes") == 1 << 30);
   CHECK(stats.at("leaked_allocations") == 0);
   CHECK(stats.at("uptime_s").get<double>() >= 0);
+  std::promise<void> end;
+  std::thread thread([ended = end.get_future()] { ended.wait(); });
+  const int fd = dup(2);
+  const std::vector<char> touched(64 << 20, 1);
+  const Json more = inside.Ask(R"({"op": "stats"})");
+  CHECK(more.at("threads") == stats.at("threads").get<int>() + 1);
+  CHECK(more.at("fds") == stats.at("fds").get<int>() + 1);
+  CHECK(more.at("resident_bytes").get<double>() > stats.at("resident_bytes").get<double>() + (48 << 20));
+  CHECK(more.at("resident_bytes").get<double>() < stats.at("resident_bytes").get<double>() + (96 << 20));
+  CHECK(touched.back() == 1);
+  end.set_value();
+  thread.join();
+  close(fd);
   CHECK_FALSE(inside.last_shutdown);
   CHECK(inside.Ask(R"({"op": "shutdown"})").at("ok") == true);
   CHECK(inside.last_shutdown);
