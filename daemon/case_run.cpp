@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
-#include <thread>
 #include <utility>
 
 #include "daemon/log.h"
@@ -16,39 +15,7 @@ using protocol::FailureKind;
 using protocol::RunResult;
 using protocol::Status;
 
-// Asking a stuck rank where it is may get stuck itself.
-constexpr std::chrono::milliseconds kProgressLimit{300};
-
-// The stage of the stream that has work, the main one first.
-std::string StageOf(const std::vector<kernels::StreamProgress>& streams) {
-  for (const auto& stream : streams) {
-    if (!stream.idle) return stream.stage;
-  }
-  return streams.empty() ? "" : streams.front().stage;
-}
-
-std::string Seconds(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.2f s", seconds);
-  return text;
-}
-
 }  // namespace
-
-std::string DescribeProgress(const std::vector<kernels::StreamProgress>& streams) {
-  std::string text;
-  for (const auto& stream : streams) {
-    if (stream.idle) continue;
-    text += text.empty() ? "" : "; ";
-    text +=
-        stream.stream + ": " +
-        (stream.stage.empty() ? "before its first stage" : stream.stage + " for " + Seconds(stream.seconds));
-  }
-  if (!text.empty()) return text;
-  const std::string last = streams.empty() ? "" : streams.front().stage;
-  return "in the case's host code, no marked work is pending" +
-         (last.empty() ? "" : " (last stage: " + last + ")");
-}
 
 CaseRun::CaseRun(World& world, std::shared_ptr<const PreparedRun> prepared, std::string tag,
                  FailureLimits limits)
@@ -87,12 +54,12 @@ void CaseRun::RunRank(int index) {
   begun_
       .arrive_and_wait();  // nobody communicates before everybody has a clean state; the watchdog has the deadline
   if (!begin_failed_) {
-    rank.phase = Phase::kRunning;
+    rank.phase = RankPhase::kRunning;
     RunCase(index);
   } else if (rank.status == CPPOOL_OK) {
     Fail(index, CPPOOL_INTERNAL, "not started, since another rank could not begin");
   }
-  rank.phase = Phase::kEnding;
+  rank.phase = RankPhase::kEnding;
   try {
     leaked_ += runtime.LiveAllocations();
     rank.times = runtime.EndCase();
@@ -102,7 +69,7 @@ void CaseRun::RunRank(int index) {
     Fail(index, CPPOOL_INTERNAL, error.what());
   }
   const std::lock_guard lock(mutex_);
-  rank.phase = Phase::kDone;
+  rank.phase = RankPhase::kDone;
   ++done_;
   changed_.notify_all();
 }
@@ -192,7 +159,7 @@ RunResult CaseRun::Gather(bool all_back) {
       protocol::RankResult entry;
       entry.rank = static_cast<int>(i);
       entry.error = rank.error;
-      if (rank.phase == Phase::kDone) {  // else its thread still writes
+      if (rank.phase == RankPhase::kDone) {  // else its thread still writes
         entry.gpu_ms = rank.times;
         entry.extra = rank.context.extra;
         const auto& checks = rank.context.checks;
@@ -276,63 +243,21 @@ void CaseRun::AddTflops(RunResult& result) const {
   }
 }
 
-RunResult CaseRun::TimedOut(std::chrono::milliseconds deadline) const {
-  // Asked on threads of their own, since a stuck runtime may not answer; they are left behind with a process that ends.
-  struct Answers {
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::vector<std::optional<std::vector<kernels::StreamProgress>>> of_rank;
-    std::size_t count = 0;
-  };
-  const auto answers = std::make_shared<Answers>();
-  answers->of_rank.resize(ranks_.size());
-  for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    std::thread([answers, i, self = shared_from_this()] {
-      auto progress = self->world_.rank(static_cast<int>(i)).Progress();
-      const std::lock_guard lock(answers->mutex);
-      answers->of_rank[i] = std::move(progress);
-      ++answers->count;
-      answers->changed.notify_all();
-    }).detach();
+RankNow CaseRun::LookAt(int index) const {
+  RankNow now;
+  {
+    const std::lock_guard lock(mutex_);
+    now.phase = ranks_[index]->phase;
+    now.error = ranks_[index]->error;
   }
-  std::unique_lock lock(answers->mutex);
-  answers->changed.wait_for(lock, kProgressLimit, [&] { return answers->count == ranks_.size(); });
+  now.streams = world_.rank(index).Progress();
+  return now;
+}
 
-  RunResult result;
-  result.status = Status::kError;
-  result.fatal = true;
+RunResult CaseRun::TimedOut(std::chrono::milliseconds deadline) const {
+  RunResult result = TimeoutReport(
+      world_.size(), [self = shared_from_this()](int rank) { return self->LookAt(rank); }, deadline);
   result.seed = prepared_->seed;
-  protocol::Failure failure{FailureKind::kTimeout, std::nullopt, "", ""};
-  std::string text = "not finished after " + std::to_string(deadline.count()) + " ms";
-  int unfinished = 0;
-  for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    protocol::RankResult entry;
-    entry.rank = static_cast<int>(i);
-    const Phase phase = ranks_[i]->phase;
-    std::string where;
-    if (phase == Phase::kDone) {
-      entry.ok = true;
-      where = "finished";
-    } else {
-      const auto& progress = answers->of_rank[i];
-      where = phase == Phase::kWaiting ? "waiting for a clean state"
-              : progress               ? DescribeProgress(*progress)
-                                       : "the runtime does not say where";
-      if (phase == Phase::kEnding) where = "its function has returned; " + where;
-      entry.error = where;
-      if (++unfinished == 1) {
-        failure.rank = entry.rank;
-        failure.stage = progress ? StageOf(*progress) : "";
-      } else {
-        failure.rank.reset();
-      }
-    }
-    text += (i ? "; rank " : ": rank ") + std::to_string(i) + ": " + where;
-    result.ranks.push_back(std::move(entry));
-  }
-  failure.detail = text;
-  result.error = text;
-  result.failure = std::move(failure);
   return result;
 }
 

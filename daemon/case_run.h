@@ -13,6 +13,7 @@
 
 #include "daemon/case_context.h"
 #include "daemon/prepare.h"
+#include "daemon/timeout_report.h"
 #include "daemon/world.h"
 #include "protocol/response.h"
 
@@ -41,12 +42,10 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
   protocol::RunResult TimedOut(std::chrono::milliseconds deadline) const;
 
  private:
-  enum class Phase { kWaiting, kRunning, kEnding, kDone };
-
   struct Rank {
     explicit Rank(const PreparedRun& run, kernels::RankRuntime& runtime) : context(run, runtime) {}
     CaseContext context;
-    std::atomic<Phase> phase{Phase::kWaiting};
+    std::atomic<RankPhase> phase{RankPhase::kWaiting};
     // Written by the rank's thread, read by others only under `mutex_` once `failed` or the phase says so.
     cppool_status status = CPPOOL_OK;
     std::string error;
@@ -63,6 +62,7 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
   void Judge(protocol::RunResult& result) const;
   const Rank* Cause() const;
   void AddTflops(protocol::RunResult& result) const;
+  RankNow LookAt(int rank) const;  // may get stuck with the rank
 
   World& world_;
   const std::shared_ptr<const PreparedRun> prepared_;
@@ -80,8 +80,4 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
   bool aborted_ = false;
   std::atomic<std::size_t> leaked_{0};
 };
-
-// One line on where a rank is, as its streams' marks tell: "main: forward/attend 1 for 4.98 s".
-std::string DescribeProgress(const std::vector<kernels::StreamProgress>& streams);
-
 }  // namespace cppool::daemon
