@@ -95,6 +95,7 @@ void Daemon::Greet() {
 }
 
 Json Daemon::Ask(protocol::Operation operation, Clock::time_point until) {
+  DropStale();
   const std::int64_t id = ++last_id_;
   const std::string line = protocol::SerializeRequest({Json(id), std::move(operation)}) + "\n";
   std::string_view unsent = line;
@@ -121,6 +122,15 @@ Json Daemon::Ask(protocol::Operation operation, Clock::time_point until) {
     if (refused) ThrowClosed("closed its stdin", until);
     if ((fds[0].revents & POLLHUP) != 0) input = -1;
   }
+}
+
+void Daemon::DropStale() {
+  pollfd fd = {process_->output(), POLLIN, 0};
+  // What a pipe holds, or a little more; what a flood still adds is read while the answer is waited for.
+  for (int i = 0; i < 16 && poll(&fd, 1, 0) > 0 && (fd.revents & POLLIN) != 0 && Receive(); ++i) {
+  }
+  Json answer;
+  while (NextAnswer(0, &answer)) Log("answer to no request, ignored: " + Excerpt(Dump(answer)));
 }
 
 bool Daemon::Send(std::string_view* unsent) {
@@ -155,9 +165,13 @@ bool Daemon::NextAnswer(std::int64_t id, Json* answer) {
     }
     if (!answer->is_object())
       throw Lost{PoolError::Kind::kProtocol, Name() + "answered with what is no object: " + Excerpt(*text)};
-    // No id: the daemon could not read the line, and ours is the only one it has not answered.
     auto answered = answer->find("id");
-    if (answered == answer->end() || *answered == id) return true;
+    if (answered != answer->end() && *answered == id) return true;
+    if (answered == answer->end()) {
+      // The daemon could not read the line, and ours is the only one it has not answered.
+      if (answer->value("ok", Json()) == false) return true;
+      throw Lost{PoolError::Kind::kProtocol, Name() + "answered without the id: " + Excerpt(*text)};
+    }
     Log("answer to another request, ignored: " + Excerpt(*text));
   }
   return false;
@@ -190,9 +204,7 @@ bool Daemon::Stop() {
 
 bool Daemon::Kill() {
   bool ended = process_->Terminate(options_.kill_grace, options_.kill_grace);
-  tail_->WaitEnd(
-      Clock::now() +
-      kLastWords);  // the last words; the end of the stream may never come, if somebody left the group
+  tail_->CatchUp(Clock::now() + kLastWords);
   return ended;
 }
 

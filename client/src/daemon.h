@@ -45,6 +45,7 @@ class Daemon {
   void Abandon();  // in a forked child; the object must then be leaked
 
  private:
+  void DropStale();                     // what came before a request does not answer it, whatever it says
   bool Send(std::string_view* unsent);  // false: it does not read any more
   bool Receive();                       // false: end of file
   bool NextAnswer(std::int64_t id, Json* answer);

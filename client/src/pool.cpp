@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <thread>
 
 #include "daemon.h"
 #include "request.h"
@@ -89,6 +90,7 @@ class Pool::State {
 
   void Stop() {
     std::lock_guard lock(mutex_);
+    failed_starts_ = 0;
     Retire(&Daemon::Stop);
   }
 
@@ -110,6 +112,8 @@ class Pool::State {
 
  private:
   static constexpr milliseconds kAtOnce{60000};  // the limit of operations that run nothing
+  static constexpr milliseconds kFirstPause{100}, kLongestPause{60000};  // between failed starts
+  static constexpr int kStartsInARow = 5;
 
   Result AskResult(const protocol::Operation& operation, milliseconds limit, Result (*read)(Json)) {
     return Ask(operation, limit, [this, read](Json answer, int attempts) {
@@ -129,8 +133,42 @@ class Pool::State {
       Retire(&Daemon::Kill);
     }
     if (daemon_) return;
-    daemon_ = std::make_unique<Daemon>(options_);
-    daemon_->Greet();
+    BackOff();
+    try {
+      daemon_ = std::make_unique<Daemon>(options_);
+      daemon_->Greet();
+      failed_starts_ = 0;
+    } catch (const Lost& lost) {
+      NoteFailedStart(lost.message);
+      throw;
+    } catch (const PoolError& error) {
+      last_tail_.clear();
+      NoteFailedStart(error.what());
+      throw;
+    }
+  }
+
+  void NoteFailedStart(std::string message) {
+    ++failed_starts_;
+    last_failure_ = std::move(message);
+    const milliseconds pause = kFirstPause * (1 << std::min(failed_starts_ - 1, 10));
+    next_start_ = Clock::now() + std::min(pause, kLongestPause);
+  }
+
+  // A pause after every failed start, twice as long as the one before. The first ones are waited for; then
+  // calls within a pause are refused.
+  void BackOff() const {
+    if (failed_starts_ == 0) return;
+    if (failed_starts_ < kStartsInARow) {
+      std::this_thread::sleep_until(next_start_);  // less than a second
+    } else if (const auto left = next_start_ - Clock::now(); left > Clock::duration::zero()) {
+      throw PoolError(PoolError::Kind::kStart,
+                      "cppoold has failed to start " + std::to_string(failed_starts_) +
+                          " times in a row and is not started for another " +
+                          internal::Seconds(std::chrono::ceil<milliseconds>(left)) +
+                          ", or until Pool::Stop() is called. The last failure: " + last_failure_,
+                      last_tail_);
+    }
   }
 
   // Ends the daemon. False: it cannot be ended, and is kept to be reaped later.
@@ -156,6 +194,9 @@ class Pool::State {
   std::unique_ptr<Daemon> daemon_;
   std::vector<std::unique_ptr<Daemon>> unkillable_;
   std::string last_tail_;
+  int failed_starts_ = 0;  // in a row; what follows is of the last of them
+  std::string last_failure_;
+  Clock::time_point next_start_;
 };
 
 Pool::Pool(PoolOptions options) : options_(std::move(options)), state_(new State(options_)) {}

@@ -179,9 +179,10 @@ bool Process::Terminate(std::chrono::milliseconds grace, std::chrono::millisecon
     WaitEnd(Clock::now() + grace);
   }
   // Also for what is left of the group when its leader has gone. While the leader is not reaped the number is
-  // still its own; when somebody else reaped it, the number may be a stranger's, unless that happened only
-  // just now.
-  if (end_ != End::kUnknown || signalled_group_) kill(-pid_, SIGKILL);
+  // still its own. When somebody else reaped it, the number is given to another process only when the group is
+  // empty: with no process of that number, the group is still ours, or none.
+  if (end_ != End::kUnknown || signalled_group_ || (kill(pid_, 0) != 0 && errno == ESRCH))
+    kill(-pid_, SIGKILL);
   if (!WaitEnd(Clock::now() + kill_limit)) return false;
   if (end_ != End::kUnknown) {
     while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {  // it has ended: this does not wait

@@ -2,15 +2,19 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <optional>
 
 #include "protocol/framing.h"
 
 namespace cppool::internal {
 namespace {
 
-constexpr std::size_t kLineLimit = 4096;
+constexpr std::size_t kLineLimit = 4096;            // of a line that is handed out
+constexpr std::size_t kKept = 2 * kTailCharacters;  // so that enough is left without the '\r' of "\r\n"
 
 }  // namespace
 
@@ -36,49 +40,78 @@ StderrTail::~StderrTail() {
 }
 
 void StderrTail::Read() {
-  protocol::LineReader reader(kLineLimit);
-  char buffer[16384];
+  protocol::LineReader lines(kLineLimit);
+  char buffer[65536];
+  std::optional<ssize_t> behind;  // bytes to read until it has caught up
   for (bool open = true; open;) {
     pollfd fds[2] = {{fd_.get(), POLLIN, 0}, {wake_read_.get(), POLLIN, 0}};
-    poll(fds, 2, -1);  // for as long as the daemon lives: the destructor wakes it
-    if (fds[1].revents != 0) break;
-    if (fds[0].revents == 0) continue;
-    ssize_t count = read(fd_.get(), buffer, sizeof buffer);
-    if (count > 0) reader.Append({buffer, static_cast<std::size_t>(count)});
-    open = count > 0 || (count < 0 && (errno == EAGAIN || errno == EINTR));
-    while (auto line = reader.Next()) Keep(std::move(line->text));
+    // Without a limit for as long as the daemon lives: the other threads wake it.
+    if (poll(fds, 2, -1) < 0) continue;
+    if (fds[1].revents != 0) {
+      if (read(wake_read_.get(), buffer, 1) == 0) break;
+      int waiting = 0;
+      ioctl(fd_.get(), FIONREAD, &waiting);
+      behind = waiting;
+    } else {
+      const ssize_t count = read(fd_.get(), buffer, sizeof buffer);
+      open = count > 0 || (count < 0 && (errno == EAGAIN || errno == EINTR));
+      if (count > 0) {
+        Keep({buffer, static_cast<std::size_t>(count)});
+        if (on_line_) lines.Append({buffer, static_cast<std::size_t>(count)});
+        while (auto line = lines.Next()) HandOut(line->text);
+        if (behind) *behind -= count;
+      }
+    }
+    if (!behind || *behind > 0) continue;
+    behind.reset();
+    std::lock_guard lock(mutex_);
+    catching_up_ = false;
+    caught_up_.notify_all();
   }
-  if (auto line = reader.Finish()) Keep(std::move(line->text));
+  if (auto line = lines.Finish()) HandOut(line->text);
   std::lock_guard lock(mutex_);
   ended_ = true;
-  ended_changed_.notify_all();
+  caught_up_.notify_all();
 }
 
-void StderrTail::Keep(std::string line) {
-  if (on_line_) {
-    try {
-      on_line_(line);
-    } catch (...) {  // there is nobody to tell
-    }
+void StderrTail::HandOut(std::string_view line) {
+  try {
+    on_line_(line);
+  } catch (...) {  // there is nobody to tell
   }
-  std::lock_guard lock(mutex_);
-  lines_.push_back(std::move(line));
-  if (lines_.size() > kTailLines) lines_.pop_front();
 }
 
-void StderrTail::WaitEnd(Clock::time_point until) const {
+void StderrTail::Keep(std::string_view bytes) {
+  if (bytes.size() > kKept) bytes.remove_prefix(bytes.size() - kKept);
+  std::lock_guard lock(mutex_);
+  kept_ += bytes;
+  if (kept_.size() > 16 * kKept) kept_.erase(0, kept_.size() - kKept);
+}
+
+void StderrTail::CatchUp(Clock::time_point until) {
   std::unique_lock lock(mutex_);
-  ended_changed_.wait_until(lock, until, [this] { return ended_; });
+  if (ended_) return;
+  catching_up_ = true;
+  if (write(wake_write_.get(), "c", 1) != 1) return;
+  caught_up_.wait_until(lock, until, [this] { return ended_ || !catching_up_; });
 }
 
 std::string StderrTail::Text() const {
   std::string text;
   {
     std::lock_guard lock(mutex_);
-    for (const std::string& line : lines_) text += line + "\n";
+    text = kept_;
   }
-  if (text.size() <= kTailCharacters) return text;
-  std::size_t start = text.size() - kTailCharacters;
+  for (std::size_t end = text.find("\r\n"); end != std::string::npos; end = text.find("\r\n", end))
+    text.erase(end, 1);
+  if (!text.empty() && text.back() != '\n') text += '\n';
+  std::size_t start = text.size() - std::min(text.size(), kTailCharacters);
+  std::size_t line = text.size();  // where the last lines begin
+  for (std::size_t i = 0; i < kTailLines && line > start; ++i) {
+    line = line < 2 ? std::string::npos : text.rfind('\n', line - 2);
+    line = line == std::string::npos ? 0 : line + 1;
+  }
+  start = std::max(start, line);
   while (start < text.size() && (text[start] & 0xC0) == 0x80)
     ++start;  // not in the middle of a UTF-8 character
   return text.substr(start);

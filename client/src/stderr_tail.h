@@ -1,9 +1,7 @@
-// Reads a daemon's stderr for as long as it lives, so that it never blocks on a full pipe, and keeps the last
-// lines.
+// Reads a daemon's stderr for as long as it lives, so that it never blocks on a full pipe, and keeps its end.
 #pragma once
 
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -27,9 +25,9 @@ class StderrTail {
   StderrTail(const StderrTail&) = delete;
   StderrTail& operator=(const StderrTail&) = delete;
 
-  // Waits for the end of the stream, so that a dead daemon's last words are in the tail. A grandchild may
-  // keep it open: hence `until`.
-  void WaitEnd(Clock::time_point until) const;
+  // Waits until what was written before this call has been read: once the daemon is dead, its last words, but
+  // not what a process that left the group goes on writing. `until`: on_line may be slow. One thread at a time.
+  void CatchUp(Clock::time_point until);
   std::string Text() const;  // the last kTailLines lines, of which the last kTailCharacters characters
 
   // In a forked child, which has no copy of the thread: closes the descriptors. The object must then be
@@ -38,14 +36,16 @@ class StderrTail {
 
  private:
   void Read();
-  void Keep(std::string line);
+  void Keep(std::string_view bytes);
+  void HandOut(std::string_view line);
 
-  UniqueFd fd_, wake_read_, wake_write_;  // closing wake_write_ ends the thread
+  UniqueFd fd_, wake_read_, wake_write_;  // a byte asks the thread to catch up, the end of file to end
   std::function<void(std::string_view)> on_line_;
   mutable std::mutex mutex_;
-  mutable std::condition_variable ended_changed_;
-  std::deque<std::string> lines_;  // under mutex_
-  bool ended_ = false;             // under mutex_
+  std::condition_variable caught_up_;
+  std::string kept_;  // under mutex_; the last bytes, at least kTailCharacters once there were so many
+  bool catching_up_ = false;  // under mutex_
+  bool ended_ = false;        // under mutex_
   std::thread thread_;
 };
 

@@ -154,7 +154,9 @@ class Pool {
   // Runs one case. Returns whatever the daemon answered; throws PoolError when it gave no answer, and
   // std::invalid_argument for options out of range. An attempt lasts at most start_limit, deadline, grace and
   // twice kill_grace. A daemon that died or broke the protocol is replaced and asked again `retries` times;
-  // one that could not start, or did not answer in time, is not.
+  // one that could not start, or did not answer in time, is not. After a failed start the next call pauses
+  // before it starts another: 0.1, 0.2, 0.4, 0.8 s. After five in a row calls throw at once, without a start,
+  // for 1.6 s, after six for 3.2 s, ..., at most for a minute. A start that succeeds, and Stop, reset this.
   Result Run(const Json& params = Json::object(), const RunOptions& options = {});
 
   // Whether Run would run it: `passed`, else `skipped` or `error` with the reason. Throws as Run; a minute at most.
