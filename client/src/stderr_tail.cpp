@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <optional>
 
 #include "protocol/framing.h"
 
@@ -42,7 +41,8 @@ StderrTail::~StderrTail() {
 void StderrTail::Read() {
   protocol::LineReader lines(kLineLimit);
   char buffer[65536];
-  std::optional<ssize_t> behind;  // bytes to read until it has caught up
+  bool asked = false;  // to catch up
+  ssize_t behind = 0;  // bytes to read until it has
   for (bool open = true; open;) {
     pollfd fds[2] = {{fd_.get(), POLLIN, 0}, {wake_read_.get(), POLLIN, 0}};
     // Without a limit for as long as the daemon lives: the other threads wake it.
@@ -52,6 +52,7 @@ void StderrTail::Read() {
       int waiting = 0;
       ioctl(fd_.get(), FIONREAD, &waiting);
       behind = waiting;
+      asked = true;
     } else {
       const ssize_t count = read(fd_.get(), buffer, sizeof buffer);
       open = count > 0 || (count < 0 && (errno == EAGAIN || errno == EINTR));
@@ -59,11 +60,11 @@ void StderrTail::Read() {
         Keep({buffer, static_cast<std::size_t>(count)});
         if (on_line_) lines.Append({buffer, static_cast<std::size_t>(count)});
         while (auto line = lines.Next()) HandOut(line->text);
-        if (behind) *behind -= count;
+        behind -= std::min(behind, count);
       }
     }
-    if (!behind || *behind > 0) continue;
-    behind.reset();
+    if (!asked || behind > 0) continue;
+    asked = false;
     std::lock_guard lock(mutex_);
     catching_up_ = false;
     caught_up_.notify_all();
