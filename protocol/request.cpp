@@ -20,8 +20,8 @@ const Names& Operations() {
 }
 
 const Names& KeysOf(const std::string& operation) {
-  static const Names run = {"op",     "id",     "case",   "params",  "kwargs", "deadline_ms",
-                            "warmup", "repeat", "checks", "perturb", "dump",   "inputs"};
+  static const Names run = {"op",     "id",     "case",    "params", "kwargs", "deadline_ms", "warmup",
+                            "repeat", "checks", "perturb", "dump",   "inputs", "fault"};
   static const Names other = {"op", "id"};
   return operation == "run" || operation == "validate" ? run : other;
 }
@@ -88,6 +88,33 @@ void ReadFolder(const Json& json, const char* key, std::string& out) {
                          " must be a folder's path, without a NUL character: " + EchoValue(*found));
 }
 
+FaultRequest ReadFault(const Json& json) {
+  if (!json.is_object()) throw InvalidRequest("\"fault\" must be an object, not " + EchoValue(json));
+  static const Names known = {"kind", "rank", "stage", "count"};
+  for (const auto& [key, value] : json.items()) {
+    if (std::find(known.begin(), known.end(), key) == known.end()) {
+      throw InvalidRequest("unknown key " + Quoted(key) + " in \"fault\"" + DidYouMean(key, known) +
+                           " (known: " + Join(known) + ")");
+    }
+  }
+  FaultRequest fault;
+  const auto kind = json.find("kind"), stage = json.find("stage");
+  if (kind == json.end()) throw InvalidRequest("\"fault\" has no \"kind\"");
+  if (!kind->is_string())
+    throw InvalidRequest("the \"kind\" of \"fault\" must be a string, not " + EchoValue(*kind));
+  fault.kind = kind->get<std::string>();
+  if (stage != json.end()) {
+    if (!stage->is_string() || stage->get_ref<const std::string&>().empty()) {
+      throw InvalidRequest("the \"stage\" of \"fault\" must be the name of a mark, or how it begins, not " +
+                           EchoValue(*stage));
+    }
+    fault.stage = stage->get<std::string>();
+  }
+  ReadInteger(json, "rank", 0, 1'000'000, fault.rank);
+  ReadInteger(json, "count", 1, 1'000'000, fault.count);
+  return fault;
+}
+
 RunRequest ReadRun(const Json& json) {
   RunRequest run;
   const auto params = json.find("params"), kwargs = json.find("kwargs"), name = json.find("case");
@@ -128,6 +155,7 @@ RunRequest ReadRun(const Json& json) {
   }
   ReadFolder(json, "dump", run.dump);
   ReadFolder(json, "inputs", run.inputs);
+  if (const auto fault = json.find("fault"); fault != json.end()) run.fault = ReadFault(*fault);
   return run;
 }
 
@@ -191,6 +219,12 @@ class Serializer {
     if (run.perturb) json_["perturb"] = *run.perturb;
     if (!run.dump.empty()) json_["dump"] = run.dump;
     if (!run.inputs.empty()) json_["inputs"] = run.inputs;
+    if (run.fault) AddFault(*run.fault);
+  }
+
+  void AddFault(const FaultRequest& fault) const {
+    Json& json = json_["fault"] = {{"kind", fault.kind}, {"rank", fault.rank}, {"count", fault.count}};
+    if (!fault.stage.empty()) json["stage"] = fault.stage;
   }
 
   Json& json_;

@@ -50,6 +50,9 @@ class ListedRank final : public RankRuntime {
   cppool_runtime* seam() override { return rank_.seam(); }
   void BeginCase() override { rank_.BeginCase(); }
   void Perturb(std::uint64_t seed) override { rank_.Perturb(seed); }
+  void Break(DeviceFault fault, void* byte, cppool_stream stream) override {
+    rank_.Break(fault, byte, stream);
+  }
   void BeginIteration(int index) override { rank_.BeginIteration(index); }
   void EndIterations() override { rank_.EndIterations(); }
   StageTimes EndCase() override { return rank_.EndCase(); }

@@ -4,13 +4,23 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <limits>
 #include <sstream>
 #include <string>
+#include <utility>
 
 namespace cppool::kernels::host {
 namespace {
+
+constexpr std::size_t kGuardBytes = kAlignment;  // before the memory; after it at least a quarter of that
+constexpr unsigned char kGuardByte = 0xA5;       // neither 0 nor kPoison
+
+std::size_t GuardAfter(std::size_t bytes) {
+  const std::size_t end = bytes + kGuardBytes / 4;
+  return (end + kAlignment - 1) / kAlignment * kAlignment - bytes;
+}
 
 constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
 
@@ -102,8 +112,40 @@ std::size_t AvailableMemory() {
   return std::min(machine, GroupLimits().available);
 }
 
-void* AllocateAligned(std::size_t bytes) {
-  return std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+void* AllocateGuarded(std::size_t bytes) {
+  const std::size_t all = kGuardBytes + bytes + GuardAfter(bytes);
+  auto* const begin = static_cast<unsigned char*>(std::aligned_alloc(kAlignment, all));
+  if (!begin) return nullptr;
+  std::memset(begin, kGuardByte, kGuardBytes);
+  std::memset(begin + kGuardBytes + bytes, kGuardByte, GuardAfter(bytes));
+  return begin + kGuardBytes;
+}
+
+void FreeGuarded(void* ptr) {
+  if (ptr) std::free(static_cast<unsigned char*>(ptr) - kGuardBytes);
+}
+
+std::string DamageAround(const void* ptr, std::size_t bytes) {
+  const auto* const begin = static_cast<const unsigned char*>(ptr);
+  // The changed bytes nearest to the memory, of those before it and of those after it.
+  const auto damage = [](const unsigned char* guard, std::size_t size) {
+    std::size_t first = size, last = 0;
+    for (std::size_t i = 0; i < size; ++i) {
+      if (guard[i] == kGuardByte) continue;
+      first = std::min(first, i);
+      last = i + 1;
+    }
+    return std::pair(first, last);
+  };
+  const auto [before, before_end] = damage(begin - kGuardBytes, kGuardBytes);
+  if (before < before_end) {
+    return std::to_string(before_end - before) + " bytes from " + std::to_string(kGuardBytes - before) +
+           " before its begin on";
+  }
+  const auto [after, after_end] = damage(begin + bytes, GuardAfter(bytes));
+  if (after >= after_end) return "";
+  return std::to_string(after_end - after) + " bytes from " +
+         (after ? std::to_string(after) + " past " : "") + "its end on";
 }
 
 bool MemoryGate::Reserve(std::size_t bytes) {

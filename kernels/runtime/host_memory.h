@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace cppool::kernels::host {
 
@@ -15,8 +16,11 @@ inline constexpr int kPoison = 0xFF;  // bytes of a NaN in every floating-point 
 std::size_t TotalMemory();
 std::size_t AvailableMemory();
 
-// Aligned, contents undefined. NULL when the system refuses.
-void* AllocateAligned(std::size_t bytes);
+// Aligned, contents undefined, between two guards: bytes that nobody may write. NULL when the system refuses.
+void* AllocateGuarded(std::size_t bytes);
+void FreeGuarded(void* ptr);
+// What of the guards is not as it was: "8 bytes from its end on"; empty: they are intact. `bytes` as allocated.
+std::string DamageAround(const void* ptr, std::size_t bytes);
 
 // One per world: its ranks share the machine. Any thread; takes no lock, so that it orders no two streams.
 class MemoryGate {

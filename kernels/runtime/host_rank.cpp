@@ -3,8 +3,10 @@
 #include <malloc.h>
 
 #include <algorithm>
-#include <cstdlib>
+#include <chrono>
+#include <csignal>
 #include <cstring>
+#include <thread>
 
 #include "host_reduce.h"
 #include "kernels/runtime.h"
@@ -65,6 +67,9 @@ void HostRank::EndIterations() { iteration_ = kOutside; }
 
 StageTimes HostRank::EndCase() {
   SynchronizeAll();
+  for (const auto* left : {&buffers_, &host_buffers_}) {
+    for (const auto& [ptr, bytes] : *left) CheckGuards(ptr, bytes);
+  }
   StageTimes times;
   cppool_status status = CPPOOL_OK;
   std::string detail;
@@ -90,11 +95,11 @@ void HostRank::ReleaseAll() {
   last_error_.clear();
   failure_.Clear();
   for (const auto& [ptr, bytes] : buffers_) {
-    std::free(ptr);
+    FreeGuarded(ptr);
     CountReleased(bytes);
   }
   for (const auto& [ptr, bytes] : host_buffers_) {
-    std::free(ptr);
+    FreeGuarded(ptr);
     CountReleased(bytes);
   }
   buffers_.clear();
@@ -143,7 +148,7 @@ bool HostRank::Idle() const {
 void* HostRank::Take(std::size_t bytes) {
   MemoryGate& memory = world_->memory();
   if (memory.Reserve(bytes)) {
-    if (void* ptr = AllocateAligned(bytes)) {
+    if (void* ptr = AllocateGuarded(bytes)) {
       live_.fetch_add(1, std::memory_order_relaxed);
       held_bytes_.fetch_add(bytes, std::memory_order_relaxed);
       return ptr;
@@ -178,10 +183,21 @@ void HostRank::Free(void* ptr, cppool_stream stream) {
   buffers_.erase(it);
   live_.fetch_sub(1, std::memory_order_relaxed);
   at.Push(HostStream::Run::kAlways, [this, ptr, bytes] {
+    CheckGuards(ptr, bytes);
     std::memset(ptr, kPoison, bytes);
-    std::free(ptr);
+    FreeGuarded(ptr);
     CountReleased(bytes);
   });
+}
+
+// Any of the rank's threads. A write out of bounds is the rank's failure, like that of the work that did it.
+void HostRank::CheckGuards(const void* ptr, std::size_t bytes) noexcept {
+  const std::string damage = DamageAround(ptr, bytes);
+  if (damage.empty()) return;
+  failure_.Record(CPPOOL_INTERNAL, "rank " + std::to_string(rank_) +
+                                       " wrote out of bounds: of an allocation of " + std::to_string(bytes) +
+                                       " bytes " + damage + " are not as they were");
+  world_->bell(rank_).Ring();
 }
 
 void HostRank::CountReleased(std::size_t bytes) { held_bytes_.fetch_sub(bytes, std::memory_order_relaxed); }
@@ -200,10 +216,11 @@ void HostRank::FreeHost(void* ptr) {
   const auto it = host_buffers_.find(ptr);
   if (it == host_buffers_.end())
     throw RuntimeError(CPPOOL_INTERNAL, "free_host of memory that this rank has not allocated, or has freed");
+  CheckGuards(ptr, it->second);
   CountReleased(it->second);
   host_buffers_.erase(it);
   live_.fetch_sub(1, std::memory_order_relaxed);
-  std::free(ptr);
+  FreeGuarded(ptr);
 }
 
 void HostRank::Copy(void* to, const void* from, std::size_t bytes, cppool_stream stream) {
@@ -291,6 +308,31 @@ void HostRank::WaitFor(cppool_stream stream, cppool_event event) {
 
 void HostRank::Enqueue(cppool_stream stream, std::function<void()> work) {
   At(stream).Push(HostStream::Run::kUnlessFailed, std::move(work));
+}
+
+// ---- faults
+
+void HostRank::Break(DeviceFault fault, void* byte, cppool_stream stream) {
+  switch (fault) {
+    case DeviceFault::kStall:
+      Enqueue(stream, [] {  // without end: the daemon's watchdog ends the process at the deadline
+        for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+      });
+      break;
+    case DeviceFault::kTrap:
+      Enqueue(stream, [] { std::raise(SIGTRAP); });
+      break;
+    case DeviceFault::kOutOfBounds: {
+      constexpr std::size_t kBytes = 4096;
+      auto* const memory = static_cast<std::byte*>(Alloc(kBytes, stream));
+      Enqueue(stream, [memory] { std::memset(memory + kBytes, 0, sizeof(double)); });
+      Free(memory, stream);
+      break;
+    }
+    case DeviceFault::kFlipBit:
+      Enqueue(stream, [at = static_cast<unsigned char*>(byte)] { *at ^= 0x40; });
+      break;
+  }
 }
 
 // ---- communication

@@ -31,6 +31,7 @@ class HostRank final : public RankRuntime {
   cppool_runtime* seam() override { return &seam_; }
   void BeginCase() override;
   void Perturb(std::uint64_t seed) override { delays_ = MarkDelays(seed, rank_); }
+  void Break(DeviceFault fault, void* byte, cppool_stream stream) override;
   void BeginIteration(int index) override;
   void EndIterations() override;
   StageTimes EndCase() override;
@@ -95,6 +96,7 @@ class HostRank final : public RankRuntime {
   std::unique_ptr<HostStream> NewStream(int number);
   void* Take(std::size_t bytes);
   void CountReleased(std::size_t bytes);
+  void CheckGuards(const void* ptr, std::size_t bytes) noexcept;
   void SynchronizeAll();
   StageTimes TakeTimes() const;
   void ReleaseAll();

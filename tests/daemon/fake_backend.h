@@ -72,6 +72,7 @@ class FakeRank : public kernels::RankRuntime {
       throw kernels::RuntimeError(CPPOOL_CUDA, "no clean state");
   }
   void Perturb(std::uint64_t seed) override { Log("perturb " + std::to_string(seed)); }
+  void Break(kernels::DeviceFault, void*, cppool_stream) override { Log("break"); }
   void BeginIteration(int index) override { Log("iteration " + std::to_string(index)); }
   void EndIterations() override { Log("end iterations"); }
   kernels::StageTimes EndCase() override {

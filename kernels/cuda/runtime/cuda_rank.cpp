@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "kernels/stage_tally.h"
+#include "runtime/break_device.h"
 #include "runtime/hold_stream.h"
 
 namespace cppool::kernels::cuda {
@@ -339,6 +340,14 @@ void CudaRank::Mark(cudaStream_t stream, const char* stage) {
   marks_.Mark(stream, stage, iteration_);
   const auto delay = delays_.Next();
   if (delay.count() > 0) HoldStream(stream, delay);
+}
+
+void CudaRank::Break(DeviceFault fault, void* byte, cppool_stream stream) {
+  const auto on = reinterpret_cast<cudaStream_t>(stream);
+  if (fault != DeviceFault::kOutOfBounds) return BreakDevice(fault, byte, on);
+  void* const memory = Allocate(4096, on);
+  BreakDevice(fault, memory, on);
+  Free(memory, on);
 }
 
 cppool_status CudaRank::Fail(cppool_status status, const char* detail) noexcept {

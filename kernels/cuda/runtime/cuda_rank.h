@@ -33,6 +33,7 @@ class CudaRank : public RankRuntime {
   cppool_runtime* seam() override { return &table_; }
   void BeginCase() override;
   void Perturb(std::uint64_t seed) override { delays_ = MarkDelays(seed, rank_); }
+  void Break(DeviceFault fault, void* byte, cppool_stream stream) override;
   void BeginIteration(int index) override;
   void EndIterations() override;
   StageTimes EndCase() override;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/runtime.h"
+#include "runtime/break_device.h"
 #include "runtime/cuda_rank.h"
 #include "runtime/hold_stream.h"
 
@@ -52,6 +53,7 @@ void WarmUpDevice(CudaRank& rank) {
     event.Record(rt->stream);
     event.Wait(side.get());
     HoldStream(rank.main_stream(), std::chrono::nanoseconds(0));
+    LoadDeviceFaults();
     Check(rt, rt->mark(rt, rt->stream, nullptr));
     Check(rt, rt->stream_synchronize(rt, side.get()));
     Check(rt, rt->free_host(rt, host));

@@ -44,6 +44,14 @@ struct StreamProgress {
 // stream.
 using StageTimes = std::vector<std::pair<std::string, double>>;
 
+// What a rank's device is made to do wrong, when a fault is asked for (fault_injector.h).
+enum class DeviceFault {
+  kStall,        // work that does not end
+  kTrap,         // an illegal instruction
+  kOutOfBounds,  // a write past the end of an allocation
+  kFlipBit,      // bit 6 of a byte: of a float's last byte that is the exponent's highest bit
+};
+
 class RankRuntime {
  public:
   virtual ~RankRuntime() = default;
@@ -54,6 +62,8 @@ class RankRuntime {
   // For the case that has begun: every mark holds up its stream for a random time of up to about 200 us, which
   // `seed` and the rank pick. Work that lacks a wait then meets its data too early or too late.
   virtual void Perturb(std::uint64_t seed) = 0;
+  // Does that in stream order. `byte`: device memory, for kFlipBit. Throws RuntimeError.
+  virtual void Break(DeviceFault fault, void* byte, cppool_stream stream) = 0;
   // Marks from here on belong to iteration `index` (negative: warm-up, not counted).
   virtual void BeginIteration(int index) = 0;
   virtual void EndIterations() = 0;

@@ -20,6 +20,16 @@ struct ListRequest {};
 struct StatsRequest {};
 struct ShutdownRequest {};
 
+// What one rank is made to do wrong, once. The daemon knows the kinds, and takes it only when it was started for that.
+struct FaultRequest {
+  std::string kind;        // "throw", "segfault", ...
+  std::int64_t rank = 0;   // from 0; the daemon knows how many there are
+  std::string stage;       // the name of a mark or how it begins; empty: any mark of the case's iterations
+  std::int64_t count = 1;  // at which one of those marks: 1 .. 1,000,000
+
+  bool operator==(const FaultRequest&) const = default;
+};
+
 struct RunRequest {
   std::string case_name = "attention";
   Json params = Json::object();  // as given; or the string form when `from_kwargs`
@@ -31,6 +41,7 @@ struct RunRequest {
   std::optional<std::uint64_t> perturb;  // the seed of random delays at every mark; absent: none
   std::string dump;                      // folder that tensors are written to; empty: none
   std::string inputs;                    // folder that input tensors are read from; empty: generated
+  std::optional<FaultRequest> fault;
 };
 // What would come of the run, without running it: ok, or the answer (`skipped`, `error`) that the run would get.
 struct ValidateRequest {
