@@ -77,7 +77,7 @@ TEST_CASE("the defaults are a case that every schedule and usual world size runs
   CHECK(params.at("max_seqlen_kv") == 64);
   CHECK(params.at("num_gqa_groups") == 4);
   CHECK(params.at("head_dim_v") == 128);
-  CHECK(params.at("softmax_scale").get<double>() == Approx(1 / std::sqrt(128.0)));
+  CHECK(params.at("softmax_scale").get<double>() == Catch::Approx(1 / std::sqrt(128.0)));
   CHECK(Prepared(Json::object())->seed == 1234U);
   CHECK(Prepared({{"seed", 9223372036854775807LL}})->seed == 9223372036854775807ULL);
   CHECK(Prepared(Json::object())->bytes_per_rank > 1e5);

@@ -132,7 +132,7 @@ TEST_CASE("a run that passes: checks, times and results of every rank") {
   CHECK(answer.at("ranks").at(1).at("gpu_ms").at("forward") == 4.0);
   CHECK(answer.at("ranks").at(0).at("bandwidth").at("GB/s") == 3.5);
   // 4e9 and 8e9 operations on two ranks, the slower of which takes 4 ms.
-  CHECK(answer.at("tflops").at("forward").get<double>() == Approx(1.5));
+  CHECK(answer.at("tflops").at("forward").get<double>() == Catch::Approx(1.5));
 
   answer = inside.Run({{"action", "pass"}, {"rank", 1}});
   REQUIRE(answer.at("checks").size() == 1);

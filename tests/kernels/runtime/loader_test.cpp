@@ -33,23 +33,28 @@ TEST_CASE("CUDA devices: counted by the driver; none without a device") {
 
 TEST_CASE("CUDA devices: a broken driver is an error, not no devices") {
   const std::string not_ready = Count("FAKE_CU_INIT=802");
-  CHECK_THAT(not_ready, Catch::StartsWith(Status(CPPOOL_CUDA)));
-  CHECK_THAT(not_ready, Catch::Contains("cuInit returned CUDA_ERROR_SYSTEM_NOT_READY (802)"));
-  CHECK_THAT(not_ready, Catch::Contains("fabricmanager"));
-  CHECK_THAT(Count("FAKE_CU_INIT=999"), Catch::Contains("cuInit returned error 999"));
-  CHECK_THAT(Count("FAKE_CU_COUNT_RESULT=304"), Catch::Contains("cuDeviceGetCount returned error 304"));
+  CHECK_THAT(not_ready, Catch::Matchers::StartsWith(Status(CPPOOL_CUDA)));
+  CHECK_THAT(not_ready,
+             Catch::Matchers::ContainsSubstring("cuInit returned CUDA_ERROR_SYSTEM_NOT_READY (802)"));
+  CHECK_THAT(not_ready, Catch::Matchers::ContainsSubstring("fabricmanager"));
+  CHECK_THAT(Count("FAKE_CU_INIT=999"), Catch::Matchers::ContainsSubstring("cuInit returned error 999"));
+  CHECK_THAT(Count("FAKE_CU_COUNT_RESULT=304"),
+             Catch::Matchers::ContainsSubstring("cuDeviceGetCount returned error 304"));
 }
 
 TEST_CASE("CUDA module: missing, the wrong file, another version") {
   const std::string missing = Create("/nowhere/libcppool_cuda.so");
-  CHECK_THAT(missing, Catch::StartsWith(Status(CPPOOL_CUDA)));
-  CHECK_THAT(missing, Catch::Contains("was not found (looked at /nowhere/libcppool_cuda.so)"));
-  CHECK_THAT(missing, Catch::Contains("CPPOOL_CUDA=ON"));
-  CHECK_THAT(Create(CPPOOL_FAKE_DRIVER_DIR "/libcuda.so.1"), Catch::Contains("not cppool's CUDA module"));
-  CHECK_THAT(Create("/proc/self/maps"), Catch::Contains("does not load"));
+  CHECK_THAT(missing, Catch::Matchers::StartsWith(Status(CPPOOL_CUDA)));
+  CHECK_THAT(missing,
+             Catch::Matchers::ContainsSubstring("was not found (looked at /nowhere/libcppool_cuda.so)"));
+  CHECK_THAT(missing, Catch::Matchers::ContainsSubstring("CPPOOL_CUDA=ON"));
+  CHECK_THAT(Create(CPPOOL_FAKE_DRIVER_DIR "/libcuda.so.1"),
+             Catch::Matchers::ContainsSubstring("not cppool's CUDA module"));
+  CHECK_THAT(Create("/proc/self/maps"), Catch::Matchers::ContainsSubstring("does not load"));
   const std::string other = Create(CPPOOL_FAKE_MODULE_OTHER_VERSION);
-  CHECK_THAT(other, Catch::Contains("is of version 0.0.1-other, this program of " CPPOOL_VERSION));
-  CHECK_THAT(other, Catch::Contains(CPPOOL_FAKE_MODULE_OTHER_VERSION));
+  CHECK_THAT(other, Catch::Matchers::ContainsSubstring(
+                        "is of version 0.0.1-other, this program of " CPPOOL_VERSION));
+  CHECK_THAT(other, Catch::Matchers::ContainsSubstring(CPPOOL_FAKE_MODULE_OTHER_VERSION));
 }
 
 TEST_CASE("CUDA module: the right one is used for the backend and its kernels") {

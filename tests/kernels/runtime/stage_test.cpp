@@ -81,7 +81,7 @@ TEST_CASE("host marks: stages in call order, iterations apart, warm-up not count
   CHECK(TimeOf(times, "forward/attend 1") >= 2);
   CHECK(TimeOf(times, "forward/attend 1") < 200);  // the warm-up's
   CHECK(TimeOf(times, "forward") ==
-        Approx(TimeOf(times, "forward/attend 0") + TimeOf(times, "forward/attend 1")));
+        Catch::Approx(TimeOf(times, "forward/attend 0") + TimeOf(times, "forward/attend 1")));
   CHECK(TimeOf(times, "open") >= 5);
   rank.BeginCase();
   CHECK(rank.EndCase().empty());

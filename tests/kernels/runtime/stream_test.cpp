@@ -174,7 +174,7 @@ TEST_CASE("host memory: what does not fit is refused before it is tried") {
     void* ptr = &one;
     CHECK(one.rt->alloc(one.rt, bytes, one.rt->stream, &ptr) == CPPOOL_OUT_OF_MEMORY);
     CHECK(ptr == nullptr);
-    CHECK_THAT(one.rt->last_error(one.rt), Catch::Contains(std::to_string(bytes)));
+    CHECK_THAT(one.rt->last_error(one.rt), Catch::Matchers::ContainsSubstring(std::to_string(bytes)));
     CHECK(one.rt->alloc_host(one.rt, bytes, &ptr) == CPPOOL_OUT_OF_MEMORY);
   }
   CHECK(one.rank.Memory().held_bytes == 0);
@@ -206,7 +206,7 @@ TEST_CASE("host stream: a failure skips later work on every stream of the rank, 
   event.Wait(one.rt->stream);  // opens all the same
   Enqueue(one.rt, one.rt->stream, [&] { on_main = true; });
   CHECK(one.rt->stream_synchronize(one.rt, one.rt->stream) == CPPOOL_OUT_OF_MEMORY);
-  CHECK_THAT(one.rt->last_error(one.rt), Catch::Equals("no room at all"));
+  CHECK_THAT(one.rt->last_error(one.rt), Catch::Matchers::Equals("no room at all"));
   CHECK(one.rt->stream_synchronize(one.rt, side.get()) == CPPOOL_OUT_OF_MEMORY);
   CHECK_FALSE(later);
   CHECK_FALSE(on_main);
@@ -222,11 +222,11 @@ TEST_CASE("host stream: anything that is thrown is a failure with a text") {
   OneRank one;
   Enqueue(one.rt, one.rt->stream, [] { throw std::logic_error("thought wrong"); });
   CHECK(one.rt->stream_synchronize(one.rt, one.rt->stream) == CPPOOL_INTERNAL);
-  CHECK_THAT(one.rt->last_error(one.rt), Catch::Equals("thought wrong"));
+  CHECK_THAT(one.rt->last_error(one.rt), Catch::Matchers::Equals("thought wrong"));
   one.rank.BeginCase();
   Enqueue(one.rt, one.rt->stream, [] { throw 7; });
   CHECK(one.rt->stream_synchronize(one.rt, one.rt->stream) == CPPOOL_INTERNAL);
-  CHECK_THAT(one.rt->last_error(one.rt), Catch::Contains("not a std::exception"));
+  CHECK_THAT(one.rt->last_error(one.rt), Catch::Matchers::ContainsSubstring("not a std::exception"));
 }
 
 TEST_CASE("host case: what a case leaves behind is released, its work done") {
@@ -259,10 +259,10 @@ TEST_CASE("host case: what a case leaves behind is released, its work done") {
 TEST_CASE("host seam: wrong handles are errors that say so") {
   OneRank one;
   CHECK(one.rt->fill(one.rt, &one, 0, 0, nullptr) == CPPOOL_INTERNAL);
-  CHECK_THAT(one.rt->last_error(one.rt), Catch::Contains("not a stream"));
+  CHECK_THAT(one.rt->last_error(one.rt), Catch::Matchers::ContainsSubstring("not a stream"));
   CHECK(one.rt->stream_destroy(one.rt, one.rt->stream) == CPPOOL_INTERNAL);
   CHECK(one.rt->all_gather(one.rt, nullptr, nullptr, 0, nullptr, one.rt->stream) == CPPOOL_INTERNAL);
-  CHECK_THAT(one.rt->last_error(one.rt), Catch::Contains("not a communicator"));
+  CHECK_THAT(one.rt->last_error(one.rt), Catch::Matchers::ContainsSubstring("not a communicator"));
   CHECK(one.rt->abi == CPPOOL_RUNTIME_ABI);
   CHECK(one.rt->struct_size == sizeof(cppool_runtime));
   CHECK(one.rt->device == -1);
