@@ -15,7 +15,7 @@ install(FILES ${PROJECT_SOURCE_DIR}/client/include/cppool/pool.h ${PROJECT_SOURC
   ${PROJECT_SOURCE_DIR}/kernels/include/cppool/runtime.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cppool)
 if(CPPOOL_WITH_CUDA)
   add_dependencies(cppool_programs cppool_cuda)
-  # Found by the daemon at ../lib whatever the system calls its folder of libraries, and finding NCCL where it was found here.
+  # Found by the daemon at ../lib whatever the system calls its folder of libraries.
   set_target_properties(cppool_cuda PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
   install(TARGETS cppool_cuda LIBRARY DESTINATION lib)
 endif()
