@@ -118,6 +118,15 @@ void ForkSleeper() {
   }
 }
 
+// A grandchild that left the group, with copies of the pipes: nobody can end it, and it stays for five seconds.
+void ForkRunaway(bool flooding) {
+  if (fork() != 0) return;
+  setsid();
+  alarm(5);
+  while (flooding) Write(2, "a line of a runaway\n");
+  Hang();
+}
+
 // The answer to `validate`: what `run` would answer, or that it would run.
 Json Validated(const Json& request, const std::string& what) {
   const Json id = request["id"];
@@ -181,6 +190,17 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     if (what == "fatal") _exit(1);
     Hang();
   }
+  if (what ==
+      "polluted") {  // two cells of the smoke suite leave something, the second only after the first; and one is wrong
+    static int left = 0;
+    const Json about = {params["num_gqa_groups"], params["dtype"], params["qkv_format"],
+                        params["cp_comm_type"]};
+    if (about == Json({1, "fp16", "sbhd", "p2p"})) left = 1;
+    if (about == Json({2, "fp16", "bshd", "a2a"}) && left == 1) left = 2;
+    const bool spoilt = params["head_dim_qk"] == 256 && params["cp_comm_type"] == "a2a" && left == 2;
+    const bool wrong = params["head_dim_qk"] == 256 && params["cp_comm_type"] == "a2a+p2p";
+    if (spoilt || wrong) return Write(1, Line(NotPassed(id, "failed", "mismatch")));
+  }
   if (what == "hang") Hang();
   if (what == "hang_ignoring_term") {
     signal(SIGTERM, SIG_IGN);
@@ -190,7 +210,8 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     raise(SIGSTOP);
     Hang();
   }
-  if (what == "late") {
+  if (what == "late" || what == "late_ignoring_term") {
+    if (what == "late_ignoring_term") signal(SIGTERM, SIG_IGN);
     Pause(params.value("ms", 300));
     return Write(1, Line(passed));
   }
@@ -229,6 +250,17 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     Json stale = NotPassed(id.get<int>() - 1, "failed", "mismatch");
     return Write(1, Line(stale) + Line(passed));
   }
+  if (what == "stale_for_ever")
+    for (;;) Write(1, Line(Passed(id.get<int>() - 1)));
+  if (what == "pass_without_id") {
+    passed.erase("id");
+    return Write(1, Line(passed));
+  }
+  if (what == "twice_without_id") {
+    Json error = NotPassed(id, "error", "invalid_request");
+    error.erase("id");
+    return Write(1, Line(passed) + Line(error));
+  }
   if (what == "twice") return Write(1, Line(passed) + Line(NotPassed(id, "failed", "mismatch")));
   if (what == "noise") {
     for (int i = 0; i < 20000; ++i)
@@ -237,7 +269,22 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
   }
   if (what == "noise_for_ever")
     for (;;) Write(1, "noise\n");
-  if (what == "endless_line") {
+  if (what == "noise_with_sentinels_for_ever")
+    for (;;) Write(1, "noise, then " + Line(passed));
+  if (what == "binary_noise") {  // all bytes, also no UTF-8, and the sentinel anywhere but where it counts
+    std::string block;
+    for (int i = 0; i < 65536; ++i) block += static_cast<char>(i * 31 + i / 256);
+    for (int i = 0; i < 256; ++i) Write(1, "x" + block + sentinel + "{\"ok\": true}" + block);
+    return Write(1, "\n" + Line(passed));
+  }
+  if (what == "gigabyte" || what == "gigabyte_of_answer") {  // without a newline
+    const std::string chunk(1 << 20, ' ');
+    Write(1, what == "gigabyte" ? "noise" : sentinel);
+    for (int i = 0; i < 1024; ++i) Write(1, chunk);
+    return Write(1, "\n" + Line(passed));
+  }
+  if (what == "endless_line" || what == "endless_line_after_sentinel") {
+    if (what != "endless_line") Write(1, sentinel);
     const std::string chunk(1 << 20, 'x');
     for (;;) Write(1, chunk);
   }
@@ -247,10 +294,16 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     for (int i = 0; i < 40; ++i) Write(1, chunk);
     return Write(1, "\n");
   }
+  if (what == "say") {
+    Write(2, params["text"].get<std::string>());
+    return Write(1, Line(passed));
+  }
   if (what == "flood_stderr") {
     for (int i = 0; i < 50000; ++i) Write(2, "a line of the flood, number " + std::to_string(i) + "\n");
     return Write(1, Line(passed));
   }
+  if (what == "flood_stderr_for_ever")
+    for (;;) Write(2, "a line of the flood\n");
   if (what == "flood_stderr_afterwards") {
     Write(1, Line(passed));
     for (int i = 0; i < 50000; ++i) Write(2, "a line of the flood, number " + std::to_string(i) + "\n");
@@ -259,7 +312,7 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
   if (what == "dribble") {
     for (char c : Line(passed)) {
       Write(1, std::string(1, c));
-      Pause(1);
+      Pause(params.value("ms", 1));
     }
     return;
   }
@@ -272,8 +325,25 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     close(1);
     Hang();
   }
+  if (what == "close_stdin") {
+    close(0);
+    Hang();
+  }
+  if (what == "close_stdin_afterwards" || what == "close_stdout_afterwards") {
+    Write(1, Line(passed));
+    close(what == "close_stdin_afterwards" ? 0 : 1);
+    Hang();
+  }
   if (what == "grandchild") {
     ForkSleeper();
+    _exit(6);
+  }
+  if (what == "hang_with_grandchild") {
+    ForkSleeper();
+    Hang();
+  }
+  if (what == "runaway" || what == "flooding_runaway") {
+    ForkRunaway(what == "flooding_runaway");
     _exit(6);
   }
   if (what == "sleeper") {
@@ -288,12 +358,13 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
 int main(int argc, char** argv) {
   alarm(60);  // whatever the test does, this process does not stay
   const Json surroundings = Surroundings(argc, argv);
-  std::string start;
+  std::string start, file;
   for (int i = 1; i + 1 < argc; ++i) {
     std::string word = argv[i];
     if (word == "--sentinel") sentinel = argv[i + 1];
     if (word == "--world-size") world_size = std::atoi(argv[i + 1]);
     if (word == "--start") start = argv[i + 1];
+    if (word == "--file") file = argv[i + 1];
     if (word == "--count") std::ofstream(argv[i + 1], std::ios::app) << "started\n";
   }
   std::cerr << "the fake daemon has started" << std::endl;
@@ -305,6 +376,7 @@ int main(int argc, char** argv) {
     std::cerr << "cppoold: --world-size 4 " << cppool::protocol::kTooFewDevices << " 2" << std::endl;
     return 2;
   }
+  if (start == "file" && !std::ifstream(file)) return 2;
   if (start == "die") raise(SIGKILL);
   if (start == "silent") Hang();
   if (start == "ignore_term") signal(SIGTERM, SIG_IGN);

@@ -31,20 +31,6 @@ PoolError ErrorOf(Pool& pool, const Json& params, const cppool::RunOptions& opti
   throw std::logic_error("not reached");
 }
 
-bool Contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-int GroupOf(Pool& pool) { return pool.Run(Do("echo")).json["surroundings"]["group"]; }
-
-std::size_t Lines(const std::string& file) {
-  std::ifstream in(file);
-  std::string line;
-  std::size_t count = 0;
-  while (std::getline(in, line)) ++count;
-  return count;
-}
-
 long ResidentKb() {
   std::ifstream file("/proc/self/statm");
   long total = 0, resident = 0;

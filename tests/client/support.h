@@ -52,6 +52,20 @@ inline cppool::RunOptions Within(std::chrono::milliseconds deadline) {
   return options;
 }
 
+inline bool Contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+inline int GroupOf(cppool::Pool& pool) { return pool.Run(Do("echo")).json["surroundings"]["group"]; }
+
+inline std::size_t Lines(const std::string& file) {
+  std::ifstream in(file);
+  std::string line;
+  std::size_t count = 0;
+  while (std::getline(in, line)) ++count;
+  return count;
+}
+
 inline int CountFds() {
   int count = -1;  // the folder's own
   DIR* folder = opendir("/proc/self/fd");
