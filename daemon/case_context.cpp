@@ -15,7 +15,8 @@ CaseContext::CaseContext(const PreparedRun& run, kernels::RankRuntime& runtime)
     : run_(run), runtime_(runtime), reader_(run.params, run.registered.schema), iteration_(-run.warmup) {
   c_.abi = CPPOOL_CASE_ABI;
   c_.struct_size = sizeof(c_);
-  c_.runtime = runtime.seam();
+  if (run.fault && run.fault->rank == runtime.seam()->rank) fault_.emplace(*run.fault, runtime);
+  c_.runtime = fault_ ? fault_->seam() : runtime.seam();
   c_.params_json = run.params_json.c_str();
   c_.checks = run.checks;
   c_.dump = run.dump.empty() ? nullptr : run.dump.c_str();
@@ -68,6 +69,13 @@ bool CaseContext::checks_hold() const {
   return std::all_of(checks.begin(), checks.end(), [](const auto& check) { return check.ok; });
 }
 
+void CaseContext::RequireFault() {
+  const std::string why_not = fault_ ? fault_->WhyNot() : "";
+  if (why_not.empty() || callback_status_ != CPPOOL_OK) return;
+  callback_status_ = CPPOOL_INVALID_REQUEST;
+  callback_error_ = why_not;
+}
+
 void CaseContext::Misuse(const std::string& what) {
   if (callback_status_ != CPPOOL_OK) return;
   callback_status_ = CPPOOL_INTERNAL;
@@ -78,6 +86,7 @@ bool CaseContext::NextIteration() {
   if (!iterating_) return false;
   // A bug of the case ends it: no further iteration.
   iterating_ = iteration_ < run_.repeat && error_status() == CPPOOL_OK;
+  if (fault_) fault_->InIterations(iterating_);
   if (iterating_) {
     runtime_.BeginIteration(static_cast<int>(iteration_++));
   } else {
@@ -107,7 +116,8 @@ void CaseContext::AddCheck(const cppool_check& check) {
   result.tolerance = check.tolerance;
   result.ok = check.ok && std::isfinite(check.max_abs_err) && std::isfinite(check.rel_err);
   const cppool_case& definition = *run_.registered.definition;
-  if (definition.struct_size > offsetof(cppool_case, features) && check.ratio != 0) result.ratio = check.ratio;
+  if (definition.struct_size > offsetof(cppool_case, features) && check.ratio != 0)
+    result.ratio = check.ratio;
   checks.push_back(std::move(result));
 }
 

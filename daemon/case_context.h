@@ -4,6 +4,7 @@
 #include <cppool/case.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "daemon/parameter_reader.h"
 #include "daemon/prepare.h"
 #include "kernels/backend.h"
+#include "kernels/fault_injector.h"
 #include "protocol/response.h"
 
 namespace cppool::daemon {
@@ -32,6 +34,9 @@ class CaseContext {
 
   bool checks_hold() const;
 
+  // Once the case has returned: a fault that did not happen is an error, so that no answer hides it.
+  void RequireFault();
+
   std::vector<protocol::CheckResult> checks;
   std::vector<std::pair<std::string, double>> work;  // floating-point operations of one iteration, by stage
   protocol::Json extra = protocol::Json::object();
@@ -49,6 +54,7 @@ class CaseContext {
   cppool_case_context c_{};
   const PreparedRun& run_;
   kernels::RankRuntime& runtime_;
+  std::optional<kernels::FaultInjector> fault_;  // between the case and the runtime, on the rank it is for
   ParameterReader reader_;
   std::int64_t iteration_;  // of the next one; negative: warm-up
   bool iterating_ = true;

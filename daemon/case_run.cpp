@@ -80,6 +80,7 @@ void CaseRun::RunCase(int index) {
   std::string error;
   try {
     status = prepared_->registered.definition->run(context.get());
+    if (status == CPPOOL_OK) context.RequireFault();
     if (context.error_status() != CPPOOL_OK) {
       status = context.error_status();
       error = context.error();

@@ -182,10 +182,15 @@ std::optional<Answer> Dispatcher::Run(const protocol::Request& request, const pr
 }
 
 std::shared_ptr<const PreparedRun> Dispatcher::PrepareRun(const protocol::RunRequest& request) {
-  auto prepared = Prepare(registry_, request, world_.backend().name(), world_.size());
+  auto prepared = Prepare(registry_, request, world_.backend().name(), world_.size(), MeansOfFaults());
   world_.threads().Wait();  // for the trim after the last answer
   CheckMemory(*prepared, world_);
   return prepared;
+}
+
+std::optional<FaultMeans> Dispatcher::MeansOfFaults() const {
+  if (!options_.allow_faults) return std::nullopt;
+  return FaultMeans{options_.sentinel + "{\"ok\": true, \"status\": \"pas", options_.allow_faults};
 }
 
 RunResult Dispatcher::RunOnRanks(const protocol::RunRequest& request, const std::string& tag) {

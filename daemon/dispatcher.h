@@ -3,10 +3,12 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "daemon/case_registry.h"
 #include "daemon/case_run.h"
@@ -33,6 +35,8 @@ class Dispatcher {
     Clock::time_point started = Clock::now();
     protocol::Json init_ms = protocol::Json::object();  // for `hello`
     FailureLimits limits;
+    // Writes a text to where the answers go. Given: requests may ask for faults.
+    std::function<void(std::string_view)> allow_faults;
   };
 
   // All must outlive it. `world` is open. A null `watchdog`: deadlines are not kept.
@@ -64,6 +68,7 @@ class Dispatcher {
                             bool only_validate, Clock::time_point taken_up);
   // Everything that can refuse a run before it starts: throws Refusal or InvalidRequest.
   std::shared_ptr<const PreparedRun> PrepareRun(const protocol::RunRequest& request);
+  std::optional<FaultMeans> MeansOfFaults() const;
   protocol::RunResult RunOnRanks(const protocol::RunRequest& request, const std::string& tag);
   void Count(protocol::Status status);
   Answer Finish(const protocol::Json& response) const;

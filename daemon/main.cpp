@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <exception>
 #include <string>
+#include <string_view>
 
 #include "attention_case.h"
 #include "daemon/case_registry.h"
@@ -89,7 +90,12 @@ class Daemon {
       std::fprintf(stderr, "cppoold: %s\n", error.what());
       _exit(kCannotStart);
     }
-    Dispatcher::Options options{options_.sentinel, started_, InitTimes(world, chosen, loaded), {}};
+    Dispatcher::Options options{options_.sentinel, started_, InitTimes(world, chosen, loaded), {}, {}};
+    if (options_.allow_faults) {
+      options.allow_faults = [this](std::string_view text) {
+        answers_.Write(text, Clock::now() + kLastAnswerLimit);
+      };
+    }
     Dispatcher dispatcher(world, registry, &watchdog, std::move(options));
     dispatcher_ = &dispatcher;
     spdlog::info("{} ranks on {} are open after {:.0f} ms", world.size(), world.backend().name(),

@@ -40,6 +40,8 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
   app.add_option("--log-level", options.log_level, "What goes to stderr")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "critical", "off"}))
       ->capture_default_str();
+  app.add_flag("--allow-faults", options.allow_faults,
+               "Takes requests with \"fault\", which make a rank crash, stall, corrupt data, ...: for tests");
   app.set_version_flag("--version", std::string("cppoold ") + CPPOOL_VERSION);
 
   // CLI11 takes "--sentinel=" for an option without its value.

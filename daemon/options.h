@@ -16,6 +16,7 @@ struct Options {
   std::string sentinel;
   std::vector<std::string> case_files;
   std::string log_level;
+  bool allow_faults = false;
 };
 
 inline constexpr int kMaxWorldSize = 64;

@@ -76,6 +76,30 @@ void RequireFeature(const PreparedRun& run, std::uint32_t feature, const char* k
                 "case '" + run.registered.name + "' has no \"" + key + "\": leave the key out");
 }
 
+kernels::Fault ToFault(const protocol::FaultRequest& request, int world_size,
+                       const std::optional<FaultMeans>& means) {
+  const auto refuse = [](const std::string& why) { throw Refusal(FailureKind::kInvalidRequest, why); };
+  if (!means) refuse("this daemon takes no \"fault\": start it with --allow-faults");
+  const auto kind = kernels::FaultKindOf(request.kind);
+  if (!kind) {
+    std::string known;
+    for (const std::string& name : kernels::FaultKindNames()) known += (known.empty() ? "" : ", ") + name;
+    const auto nearest = protocol::Nearest(request.kind, kernels::FaultKindNames());
+    refuse("there is no kind of fault " + protocol::Quoted(request.kind) +
+           (nearest ? "; did you mean \"" + *nearest + "\"?" : "") + " (known: " + known + ")");
+  }
+  if (request.rank >= world_size) {
+    refuse("the \"rank\" of \"fault\" must be from 0 to " + std::to_string(world_size - 1) + ", not " +
+           std::to_string(request.rank));
+  }
+  return {*kind,
+          static_cast<int>(request.rank),
+          request.stage,
+          static_cast<int>(request.count),
+          means->half_answer,
+          means->write_answer};
+}
+
 void AskCase(PreparedRun& run, const Json& given, const std::string& backend, int world_size) {
   const cppool_case* definition = run.registered.definition;
   Validation validation(run, given, backend.c_str(), world_size);
@@ -138,7 +162,8 @@ FailureKind ToFailureKind(cppool_status status) {
 }
 
 std::shared_ptr<const PreparedRun> Prepare(const CaseRegistry& registry, const protocol::RunRequest& request,
-                                           const std::string& backend, int world_size) {
+                                           const std::string& backend, int world_size,
+                                           const std::optional<FaultMeans>& faults) {
   auto run = std::make_shared<PreparedRun>();
   run->registered = FindCase(registry, request.case_name);
   run->warmup = request.warmup;
@@ -149,6 +174,7 @@ std::shared_ptr<const PreparedRun> Prepare(const CaseRegistry& registry, const p
   run->inputs = request.inputs;
   RequireFeature(*run, CPPOOL_CASE_DUMPS, "dump", run->dump);
   RequireFeature(*run, CPPOOL_CASE_TAKES_INPUTS, "inputs", run->inputs);
+  if (request.fault) run->fault = ToFault(*request.fault, world_size, faults);
   const Json given = request.from_kwargs
                          ? protocol::ParametersFromKwargs(request.params, run->registered.schema)
                          : request.params;

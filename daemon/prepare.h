@@ -2,12 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "daemon/case_registry.h"
 #include "daemon/world.h"
+#include "kernels/fault_injector.h"
 #include "protocol/request.h"
 
 namespace cppool::daemon {
@@ -24,6 +27,13 @@ struct PreparedRun {
   bool checks = true;
   std::optional<std::uint64_t> perturb;
   std::string dump, inputs;  // folders; empty: none
+  std::optional<kernels::Fault> fault;
+};
+
+// What a request's fault may do beside its rank's work: the beginning of the request's answer, and a way to write it.
+struct FaultMeans {
+  std::string half_answer;
+  std::function<void(std::string_view)> write_answer;
 };
 
 // Why a request does not run: kind and text of its answer. kUnsupported is answered `skipped`.
@@ -37,8 +47,10 @@ class Refusal : public std::runtime_error {
 };
 
 // Case, names, types and ranges (InvalidRequest, Refusal), then what the case itself says to them. Nothing is allocated on a device.
+// Without `faults` a request with a fault is refused.
 std::shared_ptr<const PreparedRun> Prepare(const CaseRegistry& registry, const protocol::RunRequest& request,
-                                           const std::string& backend, int world_size);
+                                           const std::string& backend, int world_size,
+                                           const std::optional<FaultMeans>& faults = std::nullopt);
 
 // Throws Refusal(kOutOfMemory) when a device does not have what its ranks need together. The ranks must be idle.
 void CheckMemory(const PreparedRun& run, World& world);
