@@ -52,6 +52,10 @@ class SendOp final : public CommOp {
     return slot_.state.compare_exchange_strong(expected, At(HostComm::kFree), std::memory_order_relaxed);
   }
 
+  CallNote Note() const override {
+    return {&comm_, CallNote::Kind::kSend, rank_, peer_, position_, bytes_};
+  }
+
  private:
   std::uint64_t At(HostComm::Phase phase) const { return 4 * position_ + phase; }
 
@@ -102,6 +106,10 @@ class RecvOp final : public CommOp {
   }
 
   bool Withdraw() override { return true; }  // nothing is shared before the Step that finishes it
+
+  CallNote Note() const override {
+    return {&comm_, CallNote::Kind::kRecv, rank_, peer_, position_, bytes_};
+  }
 
  private:
   HostComm& comm_;
@@ -188,6 +196,13 @@ class CollectiveOp final : public CommOp {
       if (slot_.posted.compare_exchange_weak(posted, posted - 1, std::memory_order_relaxed)) return true;
     }
     return false;
+  }
+
+  CallNote Note() const override {
+    const auto kind = call_.what == Collective::kAllGather       ? CallNote::Kind::kAllGather
+                      : call_.what == Collective::kReduceScatter ? CallNote::Kind::kReduceScatter
+                                                                 : CallNote::Kind::kAllReduce;
+    return {&comm_, kind, rank_, rank_, position_, call_.count * WidthOf(call_.dtype)};
   }
 
  private:
@@ -344,6 +359,19 @@ void HostComm::Reset() {
   }
 }
 
+std::vector<int> HostComm::Missing(std::uint64_t position) const {
+  const CollectiveSlot& slot = *collectives_[position % kCollectiveSlots];
+  std::vector<int> missing;
+  for (const auto counter : {&Entry::posted, &Entry::left}) {
+    for (int member = 0; member < size(); ++member) {
+      const Entry& entry = slot.entries[static_cast<std::size_t>(member)];
+      if ((entry.*counter).load(std::memory_order_relaxed) <= position) missing.push_back(WorldRank(member));
+    }
+    if (!missing.empty()) break;
+  }
+  return missing;
+}
+
 HostWorld::HostWorld(int size) : size_(size), bells_(static_cast<std::size_t>(size)) {
   const auto add = [&](const std::string& name, int first, int step, int count) {
     std::vector<int> ranks;
@@ -395,7 +423,8 @@ void HostWorld::Restart() {
   epoch_.fetch_add(1, std::memory_order_relaxed);
 }
 
-void HostWorld::Run(int rank, const Failure& failure, std::vector<std::unique_ptr<CommOp>>& ops) {
+void HostWorld::Run(int rank, const Failure& failure, WaitNote& note,
+                    std::vector<std::unique_ptr<CommOp>>& ops) {
   std::exception_ptr error;
   bool stopping = false;
   for (;;) {
@@ -417,6 +446,7 @@ void HostWorld::Run(int rank, const Failure& failure, std::vector<std::unique_pt
     });
     if (ops.empty()) break;
     if (moved) continue;
+    note.Set(ops);
     bell(rank).Wait([&] {
       if (!stopping && (aborted() || failure.set())) return true;
       for (const auto& op : ops) {
@@ -424,6 +454,7 @@ void HostWorld::Run(int rank, const Failure& failure, std::vector<std::unique_pt
       }
       return false;
     });
+    note.Clear();
   }
   if (error) std::rethrow_exception(error);
   if (!stopping) return;

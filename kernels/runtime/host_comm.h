@@ -48,6 +48,9 @@ class HostComm {
   int WorldRank(int member) const { return ranks_[static_cast<std::size_t>(member)]; }
   // All positions start at 0 again. Nothing may be under way.
   void Reset();
+  // Any thread: the ranks of the world that have not come to the collective at `position`, or when all have, that
+  // have not left it.
+  std::vector<int> Missing(std::uint64_t position) const;
 
  private:
   friend class SendOp;
@@ -106,6 +109,7 @@ class CommOp {
   virtual bool Step() = 0;
   // Takes the call back; false when another rank has accepted it already, and it has to be finished.
   virtual bool Withdraw() = 0;
+  virtual CallNote Note() const = 0;
 };
 
 std::unique_ptr<CommOp> MakeSend(HostComm& comm, int rank, int peer, std::uint64_t position, const void* data,
@@ -137,8 +141,8 @@ class HostWorld {
   std::uint64_t epoch() const { return epoch_.load(std::memory_order_relaxed); }  // counts restarts
 
   // Runs calls together, in any order that works, on a stream's thread of `rank`. Throws when one fails, when
-  // the rank has failed or when the world is aborted; no call is left under way then.
-  void Run(int rank, const Failure& failure, std::vector<std::unique_ptr<CommOp>>& ops);
+  // the rank has failed or when the world is aborted; no call is left under way then. `note`: the stream's.
+  void Run(int rank, const Failure& failure, WaitNote& note, std::vector<std::unique_ptr<CommOp>>& ops);
 
  private:
   int size_;

@@ -295,7 +295,7 @@ void HostRank::DestroyEvent(cppool_event event) {
 
 void HostRank::Record(cppool_event event, cppool_stream stream) {
   HostStream& at = At(stream);
-  EventRecord* record = &records_.emplace_back();
+  EventRecord* record = &records_.emplace_back(at.index);
   At(event).latest = record;
   at.Push(HostStream::Run::kAlways, [record] { record->Open(); });
 }
@@ -303,7 +303,12 @@ void HostRank::Record(cppool_event event, cppool_stream stream) {
 void HostRank::WaitFor(cppool_stream stream, cppool_event event) {
   HostStream& at = At(stream);
   EventRecord* record = At(event).latest;
-  if (record) at.Push(HostStream::Run::kAlways, [record] { record->Wait(); });
+  if (!record) return;
+  at.Push(HostStream::Run::kAlways, [&at, record] {
+    at.waits.SetStream(record->stream);
+    record->Wait();
+    at.waits.ClearStream();
+  });
 }
 
 void HostRank::Enqueue(cppool_stream stream, std::function<void()> work) {
@@ -421,7 +426,8 @@ void HostRank::Submit(HostStream& stream, std::unique_ptr<CommOp> op) {
 void HostRank::RunOps(HostStream& stream, std::vector<std::unique_ptr<CommOp>> ops) {
   // std::function wants what it holds to be copyable; nobody copies it.
   auto shared = std::make_shared<std::vector<std::unique_ptr<CommOp>>>(std::move(ops));
-  stream.Push(HostStream::Run::kUnlessFailed, [this, shared] { world_->Run(rank_, failure_, *shared); });
+  stream.Push(HostStream::Run::kUnlessFailed,
+              [this, shared, &stream] { world_->Run(rank_, failure_, stream.waits, *shared); });
 }
 
 // ---- stages
@@ -473,6 +479,16 @@ StageTimes HostRank::TakeTimes() const {
   return tally.Times();
 }
 
+// Under the progress lock. A destroyed stream may have work that others wait for.
+std::string HostRank::NameOfStream(int index) const {
+  for (const auto* streams : {&streams_, &idle_}) {
+    for (const auto& stream : *streams) {
+      if (stream->index == index) return stream->name;
+    }
+  }
+  return "";
+}
+
 std::vector<StreamProgress> HostRank::Progress() const {
   std::lock_guard lock(progress_mutex_);
   std::vector<StreamProgress> all;
@@ -485,9 +501,15 @@ std::vector<StreamProgress> HostRank::Progress() const {
       const std::int64_t since = mark->reached_ns.load(std::memory_order_relaxed);
       if (since) progress.seconds = static_cast<double>(NowNs() - since) * 1e-9;
     }
-    progress.idle = !stream->in_stage.load(std::memory_order_relaxed) &&
-                    stream->marks_reached.load(std::memory_order_relaxed) ==
-                        stream->marks_pushed.load(std::memory_order_relaxed);
+    progress.thread = stream->thread();
+    stream->waits.Describe(progress);
+    progress.behind = NameOfStream(stream->waits.stream());
+    const bool done = stream->Idle();
+    const bool in_stage = stream->in_stage.load(std::memory_order_relaxed) ||
+                          stream->marks_reached.load(std::memory_order_relaxed) !=
+                              stream->marks_pushed.load(std::memory_order_relaxed);
+    if (done && in_stage) progress.doing = "with no work left";
+    progress.idle = done && !in_stage;
     all.push_back(std::move(progress));
   }
   return all;

@@ -99,6 +99,7 @@ class HostRank final : public RankRuntime {
   void CheckGuards(const void* ptr, std::size_t bytes) noexcept;
   void SynchronizeAll();
   StageTimes TakeTimes() const;
+  std::string NameOfStream(int index) const;
   void ReleaseAll();
 
   std::shared_ptr<HostWorld> world_;

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "host_bell.h"
+#include "host_wait.h"
 
 namespace cppool::kernels::host {
 
@@ -49,6 +50,8 @@ struct Mark {
 // One record of an event: the event's own order between two streams. Lives as long as the case, so that no
 // reference count, which would order the streams that drop it, is needed.
 struct EventRecord {
+  explicit EventRecord(int stream_index) : stream(stream_index) {}
+  const int stream;  // index of the stream in this case
   std::atomic<bool> open{false};
   Bell bell;
 
@@ -89,6 +92,9 @@ class HostStream {
   std::atomic<bool> in_stage{false};
   void ForgetMarks();  // when idle
 
+  WaitNote waits;
+  int thread() const { return thread_id_; }  // its id; any thread
+
  private:
   struct Item {
     std::atomic<Item*> next{nullptr};
@@ -109,6 +115,7 @@ class HostStream {
   std::atomic<std::uint64_t> pushed_{0};     // written by the pusher
   std::atomic<std::uint64_t> completed_{0};  // written by the stream
   Bell done_;                                // rung after an item
+  int thread_id_ = 0;
   std::thread thread_;
 };
 

@@ -1,0 +1,59 @@
+// What a stream of the host runtime waits for, for any thread to look at: relaxed atomics, which order nothing.
+// A look may catch half of a change; what hangs does not change.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/backend.h"
+
+namespace cppool::kernels::host {
+
+class CommOp;
+class HostComm;
+
+// One call of a rank on a communicator.
+struct CallNote {
+  enum class Kind : std::uint8_t { kSend, kRecv, kAllGather, kReduceScatter, kAllReduce };
+  const HostComm* comm = nullptr;
+  Kind kind = Kind::kSend;
+  int rank = 0;  // in the communicator, as `peer`
+  int peer = 0;  // of send and recv
+  std::uint64_t position = 0;
+  std::size_t bytes = 0;
+};
+
+class WaitNote {
+ public:
+  // The stream's thread, before and after it waits for some of these calls.
+  void Set(const std::vector<std::unique_ptr<CommOp>>& ops);
+  void Clear() { count_.store(0, std::memory_order_relaxed); }
+  // The same around the wait for an event that was recorded on the stream with that index.
+  void SetStream(int index) { stream_.store(index, std::memory_order_relaxed); }
+  void ClearStream() { stream_.store(kNone, std::memory_order_relaxed); }
+
+  // Any thread.
+  int stream() const { return stream_.load(std::memory_order_relaxed); }  // kNone: waits for none
+  void Describe(StreamProgress& progress) const;                          // sets `doing` and `awaits`
+  static constexpr int kNone = -1;
+
+ private:
+  static constexpr std::size_t kCalls = 32;  // of those that are under way together, enough to tell
+  struct Slot {
+    std::atomic<const HostComm*> comm{nullptr};
+    std::atomic<CallNote::Kind> kind{};
+    std::atomic<int> rank{0}, peer{0};
+    std::atomic<std::uint64_t> position{0};
+    std::atomic<std::size_t> bytes{0};
+  };
+
+  std::atomic<std::size_t> count_{0};
+  std::atomic<int> stream_{kNone};
+  std::array<Slot, kCalls> slots_;
+};
+
+}  // namespace cppool::kernels::host
