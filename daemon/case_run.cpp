@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "daemon/log.h"
+#include "daemon/soundness.h"
 #include "kernels/error.h"
 
 namespace cppool::daemon {
@@ -32,9 +33,8 @@ CaseRun::CaseRun(World& world, std::shared_ptr<const PreparedRun> prepared, std:
 RunResult CaseRun::Execute() {
   // The job holds on to this run: a rank that never comes back must not find it gone.
   world_.threads().Start([self = shared_from_this()](int rank) { self->RunRank(rank); });
-  const bool all_back = WaitForRanks();
-  if (all_back) world_.threads().Wait();  // a moment: they have reported
-  return Gather(all_back);
+  if (WaitForRanks()) world_.threads().Wait();  // a moment: they have reported
+  return Gather();
 }
 
 void CaseRun::RunRank(int index) {
@@ -46,7 +46,7 @@ void CaseRun::RunRank(int index) {
     if (prepared_->perturb) runtime.Perturb(*prepared_->perturb);
   } catch (const kernels::RuntimeError& error) {
     begin_failed_ = true;
-    Fail(index, error.status(), error.what());
+    Fail(index, error.status(), error.what(), error.culprit());
   } catch (const std::exception& error) {
     begin_failed_ = true;
     Fail(index, CPPOOL_INTERNAL, error.what());
@@ -56,15 +56,16 @@ void CaseRun::RunRank(int index) {
   if (!begin_failed_) {
     rank.phase = RankPhase::kRunning;
     RunCase(index);
-  } else if (rank.status == CPPOOL_OK) {
-    Fail(index, CPPOOL_INTERNAL, "not started, since another rank could not begin");
+  } else {
+    Fail(index, CPPOOL_INTERNAL, "not started, since another rank could not begin",
+         kernels::RuntimeError::kElsewhere);
   }
   rank.phase = RankPhase::kEnding;
   try {
     leaked_ += runtime.LiveAllocations();
     rank.times = runtime.EndCase();
   } catch (const kernels::RuntimeError& error) {
-    Fail(index, error.status(), error.what());
+    Fail(index, error.status(), error.what(), error.culprit());
   } catch (const std::exception& error) {
     Fail(index, CPPOOL_INTERNAL, error.what());
   }
@@ -103,19 +104,33 @@ void CaseRun::RunCase(int index) {
     status = CPPOOL_INTERNAL;
     error = "the case threw something that is no std::exception";
   }
-  if (status != CPPOOL_OK) Fail(index, status, error);
+  if (status == CPPOOL_OK) return;
+  // The seam's statuses do not say whose doing a failure is. Its last one may have been another than this.
+  kernels::RankRuntime& runtime = world_.rank(index);
+  const char* last = runtime.seam()->last_error(runtime.seam());
+  const bool from_seam = last && *last && error.find(last) != std::string::npos;
+  Fail(index, status, error, from_seam ? runtime.LastErrorCulprit() : kernels::RuntimeError::kOwn);
 }
 
-void CaseRun::Fail(int index, cppool_status status, const std::string& error) {
+void CaseRun::Fail(int index, cppool_status status, const std::string& error, int culprit) {
   Rank& rank = *ranks_[index];
+  const int order = ++failures_;  // before anything that takes time
   const std::string stage = StageOf(world_.rank(index).Progress());
   {
     const std::lock_guard lock(mutex_);
-    if (rank.status != CPPOOL_OK) return;  // the first failure of a rank is the one that counts
+    const Standing standing = status == CPPOOL_MISMATCH ? Standing::kMismatch
+                              : aborted_                ? Standing::kReleased
+                              : culprit != kernels::RuntimeError::kOwn || status == CPPOOL_NCCL
+                                  ? Standing::kIndirect
+                              : status == CPPOOL_UNSUPPORTED ? Standing::kUnsupported
+                                                             : Standing::kOwn;
+    if (standing >= rank.standing) return;  // of equals the first counts
     rank.status = status;
     rank.error = error;
     rank.stage = stage;
-    rank.order = ++failures_;
+    rank.culprit = culprit;
+    rank.standing = standing;
+    rank.order = order;
     if (status != CPPOOL_MISMATCH) ++errors_;
     changed_.notify_all();
   }
@@ -140,19 +155,30 @@ bool CaseRun::WaitForRanks() {
 
 // Under `mutex_`, or with all ranks done: the failure that explains the others.
 const CaseRun::Rank* CaseRun::Cause() const {
-  // An error before a mismatch, which stops nobody; else the first in time: what follows from a release of
-  // the ranks comes after it.
-  const auto weight = [](const Rank& rank) { return std::pair(rank.status == CPPOOL_MISMATCH, rank.order); };
+  const auto weight = [](const Rank& rank) { return std::pair(rank.standing, rank.order); };
   const Rank* cause = nullptr;
   for (const auto& rank : ranks_) {
-    if (rank->order && (!cause || weight(*rank) < weight(*cause))) cause = rank.get();
+    if (rank->standing != Standing::kNone && (!cause || weight(*rank) < weight(*cause))) cause = rank.get();
+  }
+  // Who is pointed at, and has failed in any way, explains it better.
+  if (cause && cause->culprit >= 0 && cause->culprit < world_.size()) {
+    const Rank& culprit = *ranks_[cause->culprit];
+    if (culprit.standing <= Standing::kMismatch && culprit.culprit < 0) cause = &culprit;
   }
   return cause;
 }
 
-RunResult CaseRun::Gather(bool all_back) {
+// Only a failed check, or a rank that cannot run the case, leaves the world as it was.
+bool CaseRun::NeedsLook() const {
+  return aborted_ || std::any_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
+           return rank->status != CPPOOL_OK && rank->status != CPPOOL_MISMATCH &&
+                  rank->status != CPPOOL_UNSUPPORTED;
+         });
+}
+
+RunResult CaseRun::Gather() {
   RunResult result;
-  bool sticky = false;
+  std::string unsound;
   {
     const std::lock_guard lock(mutex_);
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
@@ -177,14 +203,22 @@ RunResult CaseRun::Gather(bool all_back) {
       } else {
         entry.error += " (and did not come back)";
       }
-      sticky = sticky || rank.status == CPPOOL_CUDA || rank.status == CPPOOL_NCCL;
+      if (rank.phase != RankPhase::kDone) {
+        unsound += (unsound.empty() ? "rank " : ", rank ") + std::to_string(i);
+      }
       result.ranks.push_back(std::move(entry));
     }
     Judge(result);
   }
   AddTflops(result);
   result.seed = prepared_->seed;
-  result.fatal = !all_back || ((aborted_ || sticky) && !world_.backend().Recover());
+  if (!unsound.empty()) {
+    unsound += " did not come back";
+  } else if (NeedsLook()) {
+    unsound = FindUnsound(world_, limits_.look);
+  }
+  result.fatal = !unsound.empty();
+  if (result.fatal) result.error += "; not sound afterwards: " + unsound;
   return result;
 }
 
@@ -211,8 +245,10 @@ void CaseRun::Judge(RunResult& result) const {
     result.status = kind == FailureKind::kMismatch      ? Status::kFailed
                     : kind == FailureKind::kUnsupported ? Status::kSkipped
                                                         : Status::kError;
-    result.error = "rank " + std::to_string(cause_rank) + ": " + cause->error;
-    result.failure = protocol::Failure{kind, cause_rank, cause->stage, cause->error};
+    const bool names_another = cause->culprit >= 0;  // its text says so itself
+    result.error = names_another ? cause->error : "rank " + std::to_string(cause_rank) + ": " + cause->error;
+    result.failure =
+        protocol::Failure{kind, names_another ? cause->culprit : cause_rank, cause->stage, cause->error};
   } else {
     result.status = Status::kPassed;
   }

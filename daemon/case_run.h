@@ -15,14 +15,17 @@
 #include "daemon/prepare.h"
 #include "daemon/timeout_report.h"
 #include "daemon/world.h"
+#include "kernels/error.h"
 #include "protocol/response.h"
 
 namespace cppool::daemon {
 
-// After one rank has failed: how long the others may take to finish by themselves, and then to come back from an abort.
+// After one rank has failed: how long the others may take to finish by themselves, then to come back from an abort, and how long a
+// look at the world may take. Together the answer is there within a second, or hardly more when all of them run out.
 struct FailureLimits {
   std::chrono::milliseconds grace{200};
-  std::chrono::milliseconds abort{5000};
+  std::chrono::milliseconds abort{600};
+  std::chrono::milliseconds look{500};
 };
 
 class CaseRun : public std::enable_shared_from_this<CaseRun> {
@@ -32,6 +35,7 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
           FailureLimits limits = {});
 
   // On the thread that starts jobs; the ranks must be idle. Returns when every rank has come back, or, with `fatal`, when one did not.
+  // After an error, with `fatal` also when the world is not sound any more.
   // Without a failing rank it waits for as long as the case takes: the watchdog has the deadline.
   protocol::RunResult Execute();
 
@@ -42,23 +46,37 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
   protocol::RunResult TimedOut(std::chrono::milliseconds deadline) const;
 
  private:
+  // How well a failure explains those of the other ranks: the best first.
+  enum class Standing {
+    kOwn,          // an error of the rank's
+    kUnsupported,  // it does not go on, and has not failed
+    kIndirect,     // points at another rank, or is what a communicator says
+    kMismatch,     // stops nobody
+    kReleased,     // came after the release of the ranks, probably from it
+    kNone
+  };
+
   struct Rank {
     explicit Rank(const PreparedRun& run, kernels::RankRuntime& runtime) : context(run, runtime) {}
     CaseContext context;
     std::atomic<RankPhase> phase{RankPhase::kWaiting};
-    // Written by the rank's thread, read by others only under `mutex_` once `failed` or the phase says so.
+    // Its failure; the better explanation when there are two. Under `mutex_`.
     cppool_status status = CPPOOL_OK;
     std::string error;
     std::string stage;  // where it was when it failed
-    int order = 0;      // of the failures, from 1; 0: none
+    int culprit = kernels::RuntimeError::kOwn;
+    Standing standing = Standing::kNone;
+    int order = 0;  // in which the ranks failed
     kernels::StageTimes times;
   };
 
   void RunRank(int rank);
   void RunCase(int index);
-  void Fail(int rank, cppool_status status, const std::string& error);
+  void Fail(int rank, cppool_status status, const std::string& error,
+            int culprit = kernels::RuntimeError::kOwn);
   bool WaitForRanks();
-  protocol::RunResult Gather(bool all_back);
+  protocol::RunResult Gather();
+  bool NeedsLook() const;
   void Judge(protocol::RunResult& result) const;
   const Rank* Cause() const;
   void AddTflops(protocol::RunResult& result) const;
@@ -74,7 +92,7 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  int failures_ = 0;
+  std::atomic<int> failures_{0};
   int errors_ = 0;  // failures that are no mismatch: others may wait for such a rank
   int done_ = 0;
   bool aborted_ = false;

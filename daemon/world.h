@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -49,12 +50,14 @@ class World {
   int RanksSharingMemoryOf(int rank) const;
   const std::vector<kernels::DeviceInfo>& devices() const { return devices_; }
   double open_ms() const { return open_ms_; }
+  std::uint64_t CountLook() { return ++looks_; }  // looks at the world's soundness, this one included
 
  private:
   std::unique_ptr<kernels::Backend> backend_;
   std::vector<std::unique_ptr<kernels::RankRuntime>> ranks_;
   std::vector<kernels::DeviceInfo> devices_;
   double open_ms_ = 0;
+  std::uint64_t looks_ = 0;
   bool closed_ = false;
   RankThreads threads_;
 };

@@ -17,7 +17,6 @@ using host::HostWorld;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kMostRanks = 64;
-constexpr std::chrono::seconds kRecoverLimit{5};  // for work that was released by Abort to come to its end
 
 std::string ProcessorName() {
   std::ifstream file("/proc/cpuinfo");
@@ -48,6 +47,7 @@ class ListedRank final : public RankRuntime {
     std::erase(open_->ranks, &rank_);
   }
   cppool_runtime* seam() override { return rank_.seam(); }
+  int LastErrorCulprit() const override { return rank_.LastErrorCulprit(); }
   void BeginCase() override { rank_.BeginCase(); }
   void Perturb(std::uint64_t seed) override { rank_.Perturb(seed); }
   void Break(DeviceFault fault, void* byte, cppool_stream stream) override {
@@ -119,18 +119,19 @@ class HostBackend final : public Backend {
 
   void Abort(const std::string& reason) override { world_->Abort(reason); }
 
-  bool Recover() override {
+  void Recover(std::chrono::milliseconds limit) override {
     std::lock_guard lock(open_->mutex);
-    const auto idle = [&] {
-      return std::all_of(open_->ranks.begin(), open_->ranks.end(), [](HostRank* r) { return r->Idle(); });
-    };
-    for (const auto deadline = Clock::now() + kRecoverLimit; !idle();) {
-      if (Clock::now() >= deadline)
-        return false;  // a function of the case does not end: no case can follow it
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    const auto deadline = Clock::now() + limit;
+    for (const HostRank* rank : open_->ranks) {
+      while (!rank->Idle()) {
+        if (Clock::now() >= deadline) {
+          throw RuntimeError(CPPOOL_INTERNAL,
+                             "rank " + std::to_string(rank->rank()) + ": a function on a stream does not end");
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+      }
     }
     world_->Restart();
-    return true;
   }
 
  private:

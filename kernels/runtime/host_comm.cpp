@@ -52,9 +52,7 @@ class SendOp final : public CommOp {
     return slot_.state.compare_exchange_strong(expected, At(HostComm::kFree), std::memory_order_relaxed);
   }
 
-  CallNote Note() const override {
-    return {&comm_, CallNote::Kind::kSend, rank_, peer_, position_, bytes_};
-  }
+  CallNote Note() const override { return {&comm_, CallNote::Kind::kSend, rank_, peer_, position_, bytes_}; }
 
  private:
   std::uint64_t At(HostComm::Phase phase) const { return 4 * position_ + phase; }
@@ -107,9 +105,7 @@ class RecvOp final : public CommOp {
 
   bool Withdraw() override { return true; }  // nothing is shared before the Step that finishes it
 
-  CallNote Note() const override {
-    return {&comm_, CallNote::Kind::kRecv, rank_, peer_, position_, bytes_};
-  }
+  CallNote Note() const override { return {&comm_, CallNote::Kind::kRecv, rank_, peer_, position_, bytes_}; }
 
  private:
   HostComm& comm_;
@@ -412,7 +408,7 @@ void HostWorld::Abort(const std::string& reason) {
 
 void HostWorld::ThrowAborted() const {
   std::lock_guard lock(reason_mutex_);
-  throw RuntimeError(CPPOOL_INTERNAL, "communication was aborted: " + reason_);
+  throw RuntimeError(CPPOOL_INTERNAL, "communication was aborted: " + reason_, RuntimeError::kElsewhere);
 }
 
 void HostWorld::Restart() {

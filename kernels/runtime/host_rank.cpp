@@ -6,6 +6,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <exception>
 #include <thread>
 
 #include "host_reduce.h"
@@ -71,17 +72,15 @@ StageTimes HostRank::EndCase() {
     for (const auto& [ptr, bytes] : *left) CheckGuards(ptr, bytes);
   }
   StageTimes times;
-  cppool_status status = CPPOOL_OK;
-  std::string detail;
+  std::exception_ptr error;
   try {
     failure_.Throw();
     times = TakeTimes();
-  } catch (const RuntimeError& e) {
-    status = e.status();
-    detail = e.what();
+  } catch (const RuntimeError&) {
+    error = std::current_exception();
   }
   ReleaseAll();
-  if (status != CPPOOL_OK) throw RuntimeError(status, detail);
+  if (error) std::rethrow_exception(error);
   return times;
 }
 
@@ -92,7 +91,7 @@ void HostRank::ReleaseAll() {
   iteration_ = kOutside;
   delays_ = {};
   next_stream_ = 1;
-  last_error_.clear();
+  Fail("");
   failure_.Clear();
   for (const auto& [ptr, bytes] : buffers_) {
     FreeGuarded(ptr);
@@ -194,9 +193,9 @@ void HostRank::Free(void* ptr, cppool_stream stream) {
 void HostRank::CheckGuards(const void* ptr, std::size_t bytes) noexcept {
   const std::string damage = DamageAround(ptr, bytes);
   if (damage.empty()) return;
-  failure_.Record(CPPOOL_INTERNAL, "rank " + std::to_string(rank_) +
-                                       " wrote out of bounds: of an allocation of " + std::to_string(bytes) +
-                                       " bytes " + damage + " are not as they were");
+  failure_.Record({CPPOOL_INTERNAL, "rank " + std::to_string(rank_) +
+                                        " wrote out of bounds: of an allocation of " + std::to_string(bytes) +
+                                        " bytes " + damage + " are not as they were"});
   world_->bell(rank_).Ring();
 }
 

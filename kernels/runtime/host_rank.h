@@ -19,6 +19,7 @@
 #include "host_memory.h"
 #include "host_stream.h"
 #include "kernels/backend.h"
+#include "kernels/error.h"
 #include "mark_delays.h"
 
 namespace cppool::kernels::host {
@@ -29,6 +30,7 @@ class HostRank final : public RankRuntime {
   ~HostRank() override;
 
   cppool_runtime* seam() override { return &seam_; }
+  int LastErrorCulprit() const override { return last_culprit_; }
   void BeginCase() override;
   void Perturb(std::uint64_t seed) override { delays_ = MarkDelays(seed, rank_); }
   void Break(DeviceFault fault, void* byte, cppool_stream stream) override;
@@ -42,11 +44,15 @@ class HostRank final : public RankRuntime {
   std::vector<StreamProgress> Progress() const override;
 
   bool Idle() const;  // any thread: no stream has work
+  int rank() const { return rank_; }
 
   static HostRank& Of(cppool_runtime* seam) { return *static_cast<HostRank*>(seam->self); }
 
   // The seam, with exceptions: host_seam.cpp turns them into statuses.
-  void Fail(const std::string& detail) { last_error_ = detail; }
+  void Fail(const std::string& detail, int culprit = RuntimeError::kOwn) {
+    last_error_ = detail;
+    last_culprit_ = culprit;
+  }
   const char* last_error() const { return last_error_.c_str(); }
   void* Alloc(std::size_t bytes, cppool_stream stream);
   void Free(void* ptr, cppool_stream stream);
@@ -106,6 +112,7 @@ class HostRank final : public RankRuntime {
   int rank_;
   cppool_runtime seam_{};
   std::string last_error_;
+  int last_culprit_ = RuntimeError::kOwn;
   Failure failure_;
 
   std::unordered_map<void*, std::size_t> buffers_, host_buffers_;  // live, with their bytes

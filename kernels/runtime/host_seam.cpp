@@ -15,7 +15,7 @@ cppool_status Guard(cppool_runtime* rt, Body body) {
     body(rank);
     return CPPOOL_OK;
   } catch (const RuntimeError& e) {
-    rank.Fail(e.what());
+    rank.Fail(e.what(), e.culprit());
     return e.status();
   } catch (const std::bad_alloc&) {
     rank.Fail("the runtime itself found no memory");

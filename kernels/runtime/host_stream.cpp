@@ -6,28 +6,25 @@
 #include <exception>
 #include <new>
 
-#include "kernels/error.h"
-
 namespace cppool::kernels::host {
 
-void Failure::Record(cppool_status status, const std::string& detail) {
+void Failure::Record(const RuntimeError& error) {
   std::lock_guard lock(mutex_);
   if (set_.load(std::memory_order_relaxed)) return;
-  status_ = status;
-  detail_ = detail;
+  error_ = error;
   set_.store(true, std::memory_order_relaxed);
 }
 
 void Failure::Throw() const {
   if (!set()) return;
   std::lock_guard lock(mutex_);
-  throw RuntimeError(status_, detail_);
+  throw RuntimeError(*error_);
 }
 
 void Failure::Clear() {
   std::lock_guard lock(mutex_);
   set_.store(false, std::memory_order_relaxed);
-  detail_.clear();
+  error_.reset();
 }
 
 HostStream::HostStream(const std::string& thread_name, Failure& failure, std::function<void()> on_failure)
@@ -88,13 +85,13 @@ void HostStream::RunItem(Item& item) {
     item.work();
     return;
   } catch (const RuntimeError& e) {
-    failure_.Record(e.status(), e.what());
+    failure_.Record(e);
   } catch (const std::bad_alloc&) {
-    failure_.Record(CPPOOL_OUT_OF_MEMORY, "the work on a stream found no memory");
+    failure_.Record({CPPOOL_OUT_OF_MEMORY, "the work on a stream found no memory"});
   } catch (const std::exception& e) {
-    failure_.Record(CPPOOL_INTERNAL, e.what());
+    failure_.Record({CPPOOL_INTERNAL, e.what()});
   } catch (...) {
-    failure_.Record(CPPOOL_INTERNAL, "the work on a stream threw something that is not a std::exception");
+    failure_.Record({CPPOOL_INTERNAL, "the work on a stream threw something that is not a std::exception"});
   }
   on_failure_();
 }

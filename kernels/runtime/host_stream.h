@@ -12,11 +12,13 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
 #include "host_bell.h"
 #include "host_wait.h"
+#include "kernels/error.h"
 
 namespace cppool::kernels::host {
 
@@ -25,15 +27,14 @@ namespace cppool::kernels::host {
 class Failure {
  public:
   bool set() const { return set_.load(std::memory_order_relaxed); }
-  void Record(cppool_status status, const std::string& detail);  // any thread; later failures are dropped
-  void Throw() const;                                            // RuntimeError when set
+  void Record(const RuntimeError& error);  // any thread; later failures are dropped
+  void Throw() const;                      // RuntimeError when set
   void Clear();
 
  private:
   std::atomic<bool> set_{false};
   mutable std::mutex mutex_;  // taken only once something has failed
-  cppool_status status_ = CPPOOL_OK;
-  std::string detail_;
+  std::optional<RuntimeError> error_;
 };
 
 // Something that `mark` said: lives as long as the case.

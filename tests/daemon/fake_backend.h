@@ -1,9 +1,13 @@
-// A world without memory, streams or communication, whose failures are up to the test.
+// A world whose failures are up to the test: its streams do all at once, and its communication does what a look at it takes.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -28,8 +32,20 @@ struct FakeWorld {
   int rank_that_cannot_begin = -1;
   int rank_that_cannot_end = -1;
   bool recovers = true;
+  // Of a world that has had a failure: what a look at it meets, on `unsound_rank`.
+  enum class Unsound { kNothing, kSum, kMessage, kStaleMessage, kCommunicator, kHangs };
+  std::atomic<Unsound> unsound{Unsound::kNothing};
+  int unsound_rank = -1;
   std::atomic<std::size_t> free_bytes{std::size_t{1} << 30};
   std::atomic<std::size_t> left_behind{0};  // allocations that a case leaves on each rank
+
+  // Communication: who has come, and what they brought.
+  std::vector<const std::int32_t*> brought;
+  std::size_t reduced = 0;
+  std::size_t sums = 0;
+  std::map<std::pair<int, int>, std::deque<std::vector<std::int32_t>>> messages;
+  std::vector<std::int32_t> last_message;  // of `unsound_rank`, while all was well
+  std::vector<std::unique_ptr<char[]>> host_memory;
 
   void Log(std::string call) {
     const std::lock_guard lock(mutex);
@@ -64,8 +80,10 @@ class FakeRank : public kernels::RankRuntime {
     seam_.device = -1;
     seam_.self = world_.get();
     seam_.last_error = [](cppool_runtime*) -> const char* { return "the runtime's last error"; };
+    AddCommunication();
   }
   cppool_runtime* seam() override { return &seam_; }
+  int LastErrorCulprit() const override { return kernels::RuntimeError::kOwn; }
   void BeginCase() override {
     Log("begin");
     if (seam_.rank == world_->rank_that_cannot_begin)
@@ -79,6 +97,8 @@ class FakeRank : public kernels::RankRuntime {
     Log("end");
     if (seam_.rank == world_->rank_that_cannot_end)
       throw kernels::RuntimeError(CPPOOL_CUDA, "the work failed");
+    if (Meets(seam_, FakeWorld::Unsound::kCommunicator))
+      throw kernels::RuntimeError(CPPOOL_NCCL, "a communicator failed", kernels::RuntimeError::kElsewhere);
     // Rank r takes r + 1 times as long.
     return {{"forward", 2.0 * (seam_.rank + 1)}};
   }
@@ -87,11 +107,94 @@ class FakeRank : public kernels::RankRuntime {
   std::size_t LiveAllocations() const override { return world_->left_behind; }
   bool HasRoom(double bytes) const override { return bytes <= static_cast<double>(world_->free_bytes); }
   std::vector<kernels::StreamProgress> Progress() const override {
-    return {{"main", "p2p step 2 of 4", 1.5, false}, {"stream 1", "", 0, true}};
+    std::vector<kernels::StreamProgress> streams(2);
+    streams[0].stream = "main";
+    streams[0].stage = "p2p step 2 of 4";
+    streams[0].seconds = 1.5;
+    streams[0].idle = false;
+    streams[1].stream = "stream 1";
+    return streams;
   }
 
  private:
+  using Rt = cppool_runtime;
+  using S = cppool_stream;
+  using C = cppool_comm;
+
   void Log(const std::string& call) { world_->Log(std::to_string(seam_.rank) + " " + call); }
+  static FakeWorld& WorldOf(const Rt& rt) { return *static_cast<FakeWorld*>(rt.self); }
+  static bool Meets(const Rt& rt, FakeWorld::Unsound what) {
+    return WorldOf(rt).unsound == what && WorldOf(rt).unsound_rank == rt.rank;
+  }
+
+  // int32 sums and messages on the one communicator there is, done when the call returns.
+  void AddCommunication() {
+    seam_.alloc = [](Rt*, std::size_t bytes, S, void** out) { return *out = std::malloc(bytes), CPPOOL_OK; };
+    seam_.free = [](Rt*, void* ptr, S) { return std::free(ptr), CPPOOL_OK; };
+    seam_.alloc_host = [](Rt* rt, std::size_t bytes, void** out) {
+      const std::lock_guard lock(WorldOf(*rt).mutex);
+      return *out = WorldOf(*rt).host_memory.emplace_back(std::make_unique<char[]>(bytes)).get(), CPPOOL_OK;
+    };
+    seam_.copy = [](Rt*, void* to, const void* from, std::size_t bytes, S) {
+      return std::memcpy(to, from, bytes), CPPOOL_OK;
+    };
+    seam_.fill = [](Rt*, void* to, int byte, std::size_t bytes, S) {
+      return std::memset(to, byte, bytes), CPPOOL_OK;
+    };
+    seam_.stream_synchronize = [](Rt*, S) { return CPPOOL_OK; };
+    seam_.group = [](Rt* rt, cppool_group which, C* out, int* rank, int* size) {
+      *out = which == CPPOOL_WORLD ? reinterpret_cast<C>(rt) : nullptr;
+      return *rank = rt->rank, *size = rt->world_size, CPPOOL_OK;
+    };
+    seam_.group_start = [](Rt*) { return CPPOOL_OK; };
+    seam_.group_end = [](Rt*) { return CPPOOL_OK; };
+    seam_.send = [](Rt* rt, const void* data, std::size_t bytes, int peer, C, S) {
+      FakeWorld& world = WorldOf(*rt);
+      const auto* ints = static_cast<const std::int32_t*>(data);
+      std::vector<std::int32_t> message(ints, ints + bytes / sizeof(*ints));
+      if (Meets(*rt, FakeWorld::Unsound::kMessage)) message.back() ^= 1;
+      if (Meets(*rt, FakeWorld::Unsound::kStaleMessage)) message = world.last_message;
+      const std::lock_guard lock(world.mutex);
+      if (rt->rank == world.unsound_rank && world.unsound == FakeWorld::Unsound::kNothing)
+        world.last_message = message;
+      world.messages[{rt->rank, peer}].push_back(std::move(message));
+      world.changed.notify_all();
+      return CPPOOL_OK;
+    };
+    seam_.recv = [](Rt* rt, void* data, std::size_t bytes, int peer, C, S) {
+      FakeWorld& world = WorldOf(*rt);
+      std::unique_lock lock(world.mutex);
+      auto& messages = world.messages[{peer, rt->rank}];
+      world.changed.wait(lock, [&] { return !messages.empty() || world.released; });
+      if (messages.empty()) return CPPOOL_INTERNAL;
+      std::memcpy(data, messages.front().data(), bytes);
+      messages.pop_front();
+      return CPPOOL_OK;
+    };
+    seam_.all_reduce = [](Rt* rt, const void* in, void* out, std::size_t count, cppool_dtype, cppool_reduce,
+                          C, S) {
+      FakeWorld& world = WorldOf(*rt);
+      if (Meets(*rt, FakeWorld::Unsound::kHangs)) return world.WaitForRelease(), CPPOOL_INTERNAL;
+      std::unique_lock lock(world.mutex);
+      world.brought.push_back(static_cast<const std::int32_t*>(in));
+      world.changed.notify_all();
+      const auto size = static_cast<std::size_t>(rt->world_size);
+      world.changed.wait(lock, [&] { return world.brought.size() == size || world.released; });
+      if (world.released) return CPPOOL_INTERNAL;
+      for (std::size_t i = 0; i < count; ++i) {
+        std::int32_t sum = 0;
+        for (const std::int32_t* one : world.brought) sum += one[i];
+        static_cast<std::int32_t*>(out)[i] = sum;
+      }
+      if (Meets(*rt, FakeWorld::Unsound::kSum)) ++static_cast<std::int32_t*>(out)[count / 2];
+      // Nobody leaves with inputs that others still read, nor comes again before all have left.
+      if (++world.reduced == size) world.brought.clear(), world.reduced = 0, ++world.sums;
+      const auto sums = world.sums;
+      world.changed.notify_all();
+      if (world.reduced) world.changed.wait(lock, [&] { return world.sums != sums || world.released; });
+      return CPPOOL_OK;
+    };
+  }
 
   std::shared_ptr<FakeWorld> world_;
   cppool_runtime seam_{};
@@ -119,11 +222,11 @@ class FakeBackend : public kernels::Backend {
     world_->calls.emplace_back("abort");
     world_->changed.notify_all();
   }
-  bool Recover() override {
+  void Recover(std::chrono::milliseconds) override {
     const std::lock_guard lock(world_->mutex);
     world_->calls.emplace_back("recover");
-    if (world_->recovers) world_->aborted.clear();
-    return world_->recovers;
+    if (!world_->recovers) throw kernels::RuntimeError(CPPOOL_NCCL, "it cannot start anew");
+    world_->aborted.clear();
   }
 
  private:

@@ -30,7 +30,7 @@ void CommWorld::Arrive(int rank, const std::string& failure) {
   // A context takes seconds on a busy machine; a rank that has not come after a minute will not.
   const bool all =
       start_changed_.wait_for(lock, 60s, [&] { return arrived_ == size_ || !start_failure_.empty(); });
-  if (!start_failure_.empty()) throw RuntimeError(CPPOOL_CUDA, start_failure_);
+  if (!start_failure_.empty()) throw RuntimeError(CPPOOL_CUDA, start_failure_, RuntimeError::kElsewhere);
   if (!all) {
     throw RuntimeError(CPPOOL_TIMEOUT, std::to_string(size_ - arrived_) + " of " + std::to_string(size_) +
                                            " ranks have no CUDA context after 60 s");
@@ -40,7 +40,7 @@ void CommWorld::Arrive(int rank, const std::string& failure) {
 void CommWorld::ThrowIfAborted() const {
   if (!aborted()) return;
   const std::lock_guard lock(abort_mutex_);
-  throw RuntimeError(abort_status(), "the world was aborted: " + abort_reason_);
+  throw RuntimeError(abort_status(), "the world was aborted: " + abort_reason_, RuntimeError::kElsewhere);
 }
 
 bool CommWorld::NoteAbort(const std::string& reason) {

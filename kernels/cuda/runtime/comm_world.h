@@ -75,7 +75,8 @@ class CommWorld {
 
   // Any thread, does not wait: later calls fail with `reason`, and what is stuck ends soon.
   virtual void Abort(const std::string& reason) = 0;
-  // Forgets the abort and everything under way, where the transport can. No rank may be in a call.
+  // Forgets an abort and everything under way. CanRestart: where the transport can, as things are. No rank may
+  // be in a call.
   virtual bool CanRestart() const = 0;
   virtual void Restart() = 0;
 

@@ -16,7 +16,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kMostRanks = 64;
-constexpr std::chrono::seconds kRecoverLimit{5};  // for work that was enqueued before an abort
 
 // The ranks that are open, for Recover. Ranks may outlive the backend and the other way round.
 struct OpenRanks {
@@ -72,7 +71,7 @@ class CudaBackend final : public Backend {
   std::vector<DeviceInfo> Devices() const override;
   std::vector<std::pair<std::string, double>> InitTimes() const override;
   void Abort(const std::string& reason) override { world_->Abort(reason); }
-  bool Recover() override;
+  void Recover(std::chrono::milliseconds limit) override;
 
  private:
   class StageClock;
@@ -148,18 +147,20 @@ std::unique_ptr<RankRuntime> CudaBackend::OpenRank(int rank) {
   return opened;
 }
 
-bool CudaBackend::Recover() {
-  if (!world_->CanRestart()) return false;
+void CudaBackend::Recover(std::chrono::milliseconds limit) {
+  if (!world_->CanRestart())
+    throw RuntimeError(CPPOOL_NCCL, "the communicators of " + transport() + " do not outlive an abort");
   const std::lock_guard lock(open_->mutex);
-  const auto deadline = Clock::now() + kRecoverLimit;
+  const auto deadline = Clock::now() + limit;
   for (const CudaRank* rank : open_->ranks) {
     cudaError_t state = rank->State();
     for (; state == cudaErrorNotReady && Clock::now() < deadline; state = rank->State())
       std::this_thread::sleep_for(std::chrono::microseconds(200));
-    if (state != cudaSuccess) return false;
+    const std::string work = "rank " + std::to_string(rank->rank()) + ": work on its streams";
+    if (state == cudaErrorNotReady) throw RuntimeError(CPPOOL_CUDA, work + " does not end");
+    CheckCuda(state, work.c_str());
   }
   world_->Restart();
-  return true;
 }
 
 std::vector<DeviceInfo> CudaBackend::Devices() const {

@@ -350,7 +350,8 @@ void CudaRank::Break(DeviceFault fault, void* byte, cppool_stream stream) {
   Free(memory, on);
 }
 
-cppool_status CudaRank::Fail(cppool_status status, const char* detail) noexcept {
+cppool_status CudaRank::Fail(cppool_status status, const char* detail, int culprit) noexcept {
+  last_culprit_ = culprit;
   try {
     last_error_ = detail;
   } catch (...) {  // no memory for the text: the status alone

@@ -31,6 +31,7 @@ class CudaRank : public RankRuntime {
   CudaRank& operator=(const CudaRank&) = delete;
 
   cppool_runtime* seam() override { return &table_; }
+  int LastErrorCulprit() const override { return last_culprit_; }
   void BeginCase() override;
   void Perturb(std::uint64_t seed) override { delays_ = MarkDelays(seed, rank_); }
   void Break(DeviceFault fault, void* byte, cppool_stream stream) override;
@@ -69,7 +70,7 @@ class CudaRank : public RankRuntime {
   void Mark(cudaStream_t stream, const char* stage);
 
   // Keeps the text for last_error and returns the status.
-  cppool_status Fail(cppool_status status, const char* detail) noexcept;
+  cppool_status Fail(cppool_status status, const char* detail, int culprit = RuntimeError::kOwn) noexcept;
   const char* last_error() const { return last_error_.c_str(); }
 
  private:
@@ -94,6 +95,7 @@ class CudaRank : public RankRuntime {
   const int device_;
   cppool_runtime table_{};
   std::string last_error_;
+  int last_culprit_ = RuntimeError::kOwn;
 
   const std::shared_ptr<DevicePool> pool_;
   PageLockedHeap host_heap_;

@@ -17,7 +17,7 @@ cppool_status Guard(cppool_runtime* rt, Body body) noexcept {
     body(rank);
     return CPPOOL_OK;
   } catch (const RuntimeError& error) {
-    return rank.Fail(error.status(), error.what());
+    return rank.Fail(error.status(), error.what(), error.culprit());
   } catch (const std::bad_alloc&) {
     return rank.Fail(CPPOOL_OUT_OF_MEMORY, "no host memory");
   } catch (const std::exception& error) {

@@ -168,7 +168,12 @@ void NcclWorld::CheckHealth(int rank) {
     if (!group.comm) continue;
     ncclResult_t state = ncclSuccess;
     CheckNccl(nccl_.CommGetAsyncError(group.comm, &state), "asking a communicator for its state");
-    if (state != ncclInProgress) CheckNccl(state, "a communicator failed");
+    if (state == ncclSuccess || state == ncclInProgress) continue;
+    try {
+      CheckNccl(state, "a communicator failed");
+    } catch (const RuntimeError& error) {  // it does not say through whom
+      throw RuntimeError(error.status(), error.what(), RuntimeError::kElsewhere);
+    }
   }
 }
 

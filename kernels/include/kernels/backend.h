@@ -7,6 +7,7 @@
 
 #include <cppool/runtime.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -61,6 +62,8 @@ class RankRuntime {
  public:
   virtual ~RankRuntime() = default;
   virtual cppool_runtime* seam() = 0;
+  // Whose doing the seam's last_error is: RuntimeError::culprit. A status and a text do not say so.
+  virtual int LastErrorCulprit() const = 0;
 
   // The clean state every case starts from: no marks, no allocations, no pending work, no error left over.
   virtual void BeginCase() = 0;
@@ -100,9 +103,10 @@ class Backend {
   // Any thread: makes pending and later communication of all ranks fail with `reason`, so that nobody waits
   // for a rank that has gone.
   virtual void Abort(const std::string& reason) = 0;
-  // Whether the world can run another case after Abort: it then starts anew. False for NCCL, for work that does
-  // not end, and for a device that is out of order. No rank may be in a call.
-  virtual bool Recover() = 0;
+  // After a failed case: makes communication start anew on all ranks, so that an abort and calls that found no
+  // partner are forgotten. No rank may be in a call; work that is still under way has until `limit`. Throws
+  // RuntimeError with what keeps it: such work, a device out of order, NCCL after an abort.
+  virtual void Recover(std::chrono::milliseconds limit) = 0;
 };
 
 std::unique_ptr<Backend> CreateHostBackend(int world_size);

@@ -16,7 +16,7 @@ class FakeBackend final : public Backend {
   std::vector<DeviceInfo> Devices() const override { return {}; }
   std::vector<std::pair<std::string, double>> InitTimes() const override { return {}; }
   void Abort(const std::string&) override {}
-  bool Recover() override { return false; }
+  void Recover(std::chrono::milliseconds) override {}
 
  private:
   int world_size_;

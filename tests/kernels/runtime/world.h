@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -61,7 +62,7 @@ class World {
       attempt([&] { rank(rt->rank).EndCase(); });
       if (!error.empty()) throw std::runtime_error(error);
     });
-    if (failed && !backend_->Recover()) throw std::runtime_error("the world does not recover");
+    if (failed) backend_->Recover(std::chrono::seconds(30));
     return errors;
   }
 
