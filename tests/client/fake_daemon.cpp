@@ -120,7 +120,11 @@ void ForkSleeper() {
 
 // A grandchild that left the group, with copies of the pipes: nobody can end it, and it stays for five seconds.
 void ForkRunaway(bool flooding) {
-  if (fork() != 0) return;
+  const pid_t child = fork();
+  if (child != 0) {
+    while (getsid(child) != child) Pause(1);  // out of the group before anybody kills it
+    return;
+  }
   setsid();
   alarm(5);
   while (flooding) Write(2, "a line of a runaway\n");
