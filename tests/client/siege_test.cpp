@@ -213,6 +213,41 @@ TEST_CASE("the same in a harness with many descriptors, SIGCHLD ignored and sign
   }
 }
 
+TEST_CASE(
+    "cppoold in a hard harness: cases pass, and none is left when the harness is killed in the middle of "
+    "one") {
+  int fds[2];
+  REQUIRE(pipe(fds) == 0);
+  const int code = InChild([&] {
+    const int out = fcntl(fds[1], F_DUPFD_CLOEXEC, 3);
+    if (const std::string wrong = BeAHardHarness(); !wrong.empty()) throw std::runtime_error(wrong);
+    PoolOptions options;
+    options.daemon = CPPOOL_TEST_DAEMON;
+    options.backend = "host";
+    options.case_files = {CPPOOL_ODD_CASE};
+    Pool pool(options);
+    cppool::RunOptions odd = Within(40s);
+    odd.case_name = "odd";
+    int pid = 0;
+    std::thread([&] { pid = pool.Hello()["pid"]; }).join();  // the spawning thread is gone
+    for (int i = 0; i < 3; ++i)
+      if (!pool.Run({{"action", "pass"}}, odd).ok()) return 1;
+    if (pool.Hello()["pid"] != pid || write(out, &pid, sizeof pid) != sizeof pid) return 2;
+    std::thread killer([] {
+      std::this_thread::sleep_for(300ms);  // the case is under way
+      kill(getpid(), SIGKILL);
+    });
+    pool.Run({{"action", "sleep"}}, odd);  // for ten minutes
+    return 3;
+  });
+  CHECK(code == -SIGKILL);
+  close(fds[1]);
+  int pid = 0;
+  REQUIRE(read(fds[0], &pid, sizeof pid) == sizeof pid);
+  close(fds[0]);
+  CHECK(Eventually([&] { return GroupGone(pid); }));
+}
+
 TEST_CASE("a gigabyte without a newline, and megabytes of noise, take no memory") {
   struct Flood {
     const char* what;
