@@ -157,9 +157,9 @@ TEST_CASE("options out of range are refused before anything is spawned") {
   none.repeat = 1;
   none.warmup = -1;
   CHECK_THROWS_AS(pool.Run({}, none), std::invalid_argument);
-  CHECK(Lines(folder.File("count")) == 0);
+  CHECK(CountLines(folder.File("count")) == 0);
   CHECK(pool.Run().ok());
-  CHECK(Lines(folder.File("count")) == 1);
+  CHECK(CountLines(folder.File("count")) == 1);
 }
 
 TEST_CASE("the daemon gets the command line and the environment of the options") {
@@ -213,7 +213,7 @@ TEST_CASE("a daemon that cannot start is an error with its message, and is not t
     INFO(error.what());
     CHECK(Contains(error.what(), text));
     CHECK(Contains(error.stderr_tail(), "the fake daemon has started"));
-    CHECK(Lines(folder.File("count")) == 1);
+    CHECK(CountLines(folder.File("count")) == 1);
   });
 }
 
@@ -263,7 +263,7 @@ TEST_CASE("the number of retries is the caller's") {
   options.arguments = {"--count", folder.File("count")};
   Pool patient(options);
   CHECK(Contains(ErrorOf(patient, Do("die")).what(), "(attempt 4)"));
-  CHECK(Lines(folder.File("count")) == 4);
+  CHECK(CountLines(folder.File("count")) == 4);
 }
 
 TEST_CASE("an answer that is none breaks the protocol") {
@@ -305,9 +305,9 @@ TEST_CASE("a daemon that does not answer in time is killed, and nobody asks agai
     CHECK(Contains(error.what(), "did not answer within 0.3 s and was killed"));
     CHECK(Contains(error.stderr_tail(), "the fake daemon has started"));
     CHECK(GroupGone(group));
-    CHECK(Lines(folder.File("count")) == 1);
+    CHECK(CountLines(folder.File("count")) == 1);
     CHECK(pool.Run().attempts == 1);
-    CHECK(Lines(folder.File("count")) == 2);
+    CHECK(CountLines(folder.File("count")) == 2);
   });
 }
 
@@ -454,7 +454,7 @@ TEST_CASE("calls from many threads take turns on one daemon") {
       });
     for (std::thread& thread : threads) thread.join();
     CHECK(passed == 160);
-    CHECK(Lines(folder.File("count")) == 1);
+    CHECK(CountLines(folder.File("count")) == 1);
   });
 }
 

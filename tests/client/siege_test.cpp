@@ -351,21 +351,22 @@ TEST_CASE("a suite of 800 cases with a daemon that cannot start does not start 8
     const auto begin = Clock::now();
     for (int i = 0; i < 5; ++i) {
       CHECK(Contains(error(), "exited with code 2 at its start"));
-      CHECK(Lines(folder.File("count")) == static_cast<std::size_t>(i) + 1);
+      CHECK(CountLines(folder.File("count")) == static_cast<std::size_t>(i) + 1);
     }
     CHECK(Clock::now() - begin >= 1500ms);  // 0.1 + 0.2 + 0.4 + 0.8 s between them
     std::string refused;
     for (int i = 5; i < 800; ++i) refused = error();
-    CHECK(Lines(folder.File("count")) <= 8);  // 5, unless the machine is so slow that pauses pass meanwhile
+    CHECK(CountLines(folder.File("count")) <=
+          8);  // 5, unless the machine is so slow that pauses pass meanwhile
     CHECK(Contains(refused, "has failed to start "));
     CHECK(Contains(refused, " times in a row"));
     CHECK(Contains(refused, "Pool::Stop()"));
     CHECK(Contains(refused, "exited with code 2 at its start"));
 
-    const std::size_t before = Lines(folder.File("count"));
+    const std::size_t before = CountLines(folder.File("count"));
     pool.Stop();
     CHECK_FALSE(Contains(error(), "in a row"));
-    CHECK(Lines(folder.File("count")) == before + 1);
+    CHECK(CountLines(folder.File("count")) == before + 1);
   });
 }
 
@@ -378,7 +379,7 @@ TEST_CASE("a daemon that can start again is started: after a pause, and then as 
     options.retries = 0;
     Pool pool(options);
     for (int i = 0; i < 6; ++i) CHECK_THROWS_AS(pool.Run(), PoolError);
-    CHECK(Lines(folder.File("count")) == 5);
+    CHECK(CountLines(folder.File("count")) == 5);
     std::ofstream(folder.File("there")) << "now";
     std::this_thread::sleep_for(1700ms);
     CHECK(pool.Run().ok());
@@ -386,10 +387,10 @@ TEST_CASE("a daemon that can start again is started: after a pause, and then as 
     CHECK(pool.Run().ok());  // a death in a case is no failed start
     CHECK(std::remove(folder.File("there").c_str()) == 0);
     CHECK_THROWS_AS(pool.Run(Do("die")), PoolError);
-    const std::size_t before = Lines(folder.File("count"));
+    const std::size_t before = CountLines(folder.File("count"));
     for (std::size_t i = 1; i <= 3; ++i) {
       CHECK_THROWS_AS(pool.Run(), PoolError);
-      CHECK(Lines(folder.File("count")) == before + i);
+      CHECK(CountLines(folder.File("count")) == before + i);
     }
   });
 }

@@ -58,7 +58,7 @@ inline bool Contains(const std::string& text, const std::string& part) {
 
 inline int GroupOf(cppool::Pool& pool) { return pool.Run(Do("echo")).json["surroundings"]["group"]; }
 
-inline std::size_t Lines(const std::string& file) {
+inline std::size_t CountLines(const std::string& file) {
   std::ifstream in(file);
   std::string line;
   std::size_t count = 0;
