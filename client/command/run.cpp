@@ -9,6 +9,7 @@
 
 #include "cell.h"
 #include "command.h"
+#include "diagnose.h"
 #include "junit.h"
 #include "runner.h"
 #include "tally.h"
@@ -28,7 +29,7 @@ struct Arguments {
   std::int64_t max_seqlen = 0;  // 0: as they are
   std::optional<std::int64_t> perturb;
   std::string dump, inputs;
-  bool json = false, list = false;
+  bool json = false, list = false, diagnose = false;
 };
 
 std::string DescribeCheck(const Check& check) {
@@ -91,7 +92,11 @@ class Run {
         cells_(std::move(cells)),
         streams_(streams),
         common_(CommonWords(arguments)),
-        runner_(ToPoolOptions(arguments.daemon), ToRunOptions(arguments), !arguments.suite.empty()),
+        pool_options_(ToPoolOptions(arguments.daemon)),
+        run_options_(ToRunOptions(arguments)),
+        runner_(pool_options_, run_options_, !arguments.suite.empty()),
+        diagnoser_(pool_options_, run_options_, {},
+                   [this](const std::string& doing) { Progress(diagnosed_ + ": " + doing); }),
         outcomes_(cells_.size()) {}
 
   // In the order in which they would run, each with what the daemon says would come of it.
@@ -129,6 +134,7 @@ class Run {
     for (std::size_t index : RunOrder(cells_)) {
       Progress(cells_[index].name);
       outcomes_[index] = runner_.Run(cells_[index]);
+      if (arguments_.diagnose) Diagnose(cells_[index], &outcomes_[index]);
       tally_.Add(cells_[index], outcomes_[index]);
       ClearProgress();
       Report(cells_[index], outcomes_[index]);
@@ -148,8 +154,9 @@ class Run {
       one.outcome = static_cast<JunitCase::Outcome>(outcome.kind);
       one.seconds = outcome.seconds;
       one.message = FirstLine(outcome.error);
+      if (outcome.verdict) one.message += " (" + command::Describe(*outcome.verdict) + ")";
       for (const std::string& line : Explain(outcome)) one.details += line + "\n";
-      one.details += "repeat: " + Repeat(cells_[i]) + "\n";
+      for (const std::string& line : Advice(cells_[i], outcome)) one.details += line + "\n";
       one.stderr_tail = outcome.stderr_tail;
       cases.push_back(std::move(one));
     }
@@ -162,6 +169,34 @@ class Run {
                 static_cast<int>(Outcome::Kind::kSkipped) == static_cast<int>(JunitCase::Outcome::kSkipped));
 
   std::string Repeat(const Cell& cell) const { return RepeatCommand(cell, common_); }
+
+  // The cells that lead to the failure, in one pool.
+  std::string RepeatAll(const Cell& cell, const Verdict& verdict) const {
+    std::vector<Cell> sequence = verdict.culprits;
+    sequence.push_back(cell);
+    return SequenceCommand(sequence, pool_options_, run_options_);
+  }
+
+  // What came of a diagnosis, and how to repeat the failure.
+  std::vector<std::string> Advice(const Cell& cell, const Outcome& outcome) const {
+    std::vector<std::string> lines;
+    if (outcome.verdict) lines.push_back("verdict: " + command::Describe(*outcome.verdict));
+    lines.push_back("repeat: " + Repeat(cell));
+    if (outcome.verdict && outcome.verdict->kind == Verdict::Kind::kPolluted) {
+      lines.back() += "  # alone it passes";
+      lines.push_back("after what spoils it: " + RepeatAll(cell, *outcome.verdict));
+    }
+    return lines;
+  }
+
+  // A request that is refused runs nothing: there is nothing to be learnt from running it again.
+  void Diagnose(const Cell& cell, Outcome* outcome) {
+    const bool refused =
+        outcome->result && outcome->result->failure && outcome->result->failure->kind == "invalid_request";
+    if (!outcome->failed() || !outcome->asked || refused) return;
+    diagnosed_ = cell.name;
+    outcome->verdict = diagnoser_.Diagnose(cell, runner_.Retire());
+  }
 
   Json DescribeCell(const Cell& cell) const {
     return {{"name", cell.name},      {"suite", cell.suite},           {"rows", cell.rows},
@@ -195,17 +230,30 @@ class Run {
       json["error"] = outcome.error.empty() ? Json() : Json(outcome.error);
       json["attempts"] = outcome.result ? Json(outcome.result->attempts) : Json();
       json["answer"] = outcome.result ? outcome.result->json : Json();
+      if (outcome.verdict) json["verdict"] = DescribeVerdict(cell, *outcome.verdict);
       Print(json);
       return;
     }
     if (outcome.failed()) {
       streams_.out << (outcome.kind == Outcome::Kind::kFailed ? "FAILED " : "ERROR ") << cell.name << "\n";
       for (const std::string& line : Explain(outcome)) streams_.out << "  " << line << "\n";
-      streams_.out << "  repeat: " << Repeat(cell) << "\n";
+      for (const std::string& line : Advice(cell, outcome)) streams_.out << "  " << line << "\n";
     } else if (outcome.result && outcome.kind == Outcome::Kind::kPassed && arguments_.suite.empty()) {
       Describe(cell, *outcome.result);
     }
     streams_.out << std::flush;
+  }
+
+  Json DescribeVerdict(const Cell& cell, const Verdict& verdict) const {
+    Json json = {
+        {"kind", ToString(verdict.kind)}, {"text", command::Describe(verdict)}, {"pools", verdict.pools}};
+    if (verdict.kind == Verdict::Kind::kUndecided) return json;
+    json.update({{"failed", verdict.failed}, {"ran", verdict.ran}});
+    if (verdict.kind != Verdict::Kind::kPolluted) return json;
+    for (const Cell& culprit : verdict.culprits) json["culprits"].push_back(culprit.name);
+    json["minimal"] = verdict.minimal;
+    json["repeat"] = RepeatAll(cell, verdict);
+    return json;
   }
 
   // A case that passed, when it is the only one.
@@ -235,6 +283,7 @@ class Run {
       tally_.PrintRatios(closing);
     }
     tally_.PrintReasons(closing);
+    tally_.PrintVerdicts(closing);
     std::string worlds;
     for (const auto& [size, hello] : runner_.worlds())
       worlds +=
@@ -253,7 +302,11 @@ class Run {
   const std::vector<Cell> cells_;
   Streams streams_;
   const std::vector<std::string> common_;
+  const PoolOptions pool_options_;
+  const RunOptions run_options_;
   CellRunner runner_;
+  Diagnoser diagnoser_;
+  std::string diagnosed_;          // the cell that is being diagnosed
   std::vector<Outcome> outcomes_;  // as cells_
   Tally tally_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
@@ -344,8 +397,14 @@ void AddRun(CLI::App& app, Streams streams, int* exit_code) {
   AddDaemonOptions(*run, &arguments->daemon);
   run->add_option("--junit", arguments->junit, "Writes the outcomes to this file as JUnit XML");
   run->add_flag("--json", arguments->json, "One JSON object per case, then a summary object");
-  run->add_flag("--list", arguments->list,
-                "Prints the cells, the command for each, and what would be skipped and why; runs nothing");
+  CLI::Option* list = run->add_flag(
+      "--list", arguments->list,
+      "Prints the cells, the command for each, and what would be skipped and why; runs nothing");
+  run->add_flag(
+         "--diagnose", arguments->diagnose,
+         "Runs a failed case again in fresh pools, alone and after what ran before it: is it a bug, polluted "
+         "or flaky?")
+      ->excludes(list);
   run->callback([arguments, streams, exit_code] { *exit_code = RunCommand(*arguments, streams); });
 }
 

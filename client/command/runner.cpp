@@ -24,6 +24,24 @@ Outcome::Kind KindOf(Status status) {
 
 }  // namespace
 
+Outcome CellRunner::Run(const Cell& cell) {
+  if (cell.world_size != world_size_) history_.clear();
+  before_ = history_;
+  Outcome outcome = Ask(cell, &Pool::Run);
+  // A retry was answered by a daemon that had run nothing.
+  if (outcome.result && outcome.result->attempts > 1) before_.clear();
+  history_ = before_;
+  history_.push_back(cell);
+  if (!outcome.result || outcome.result->fatal) history_.clear();
+  return outcome;
+}
+
+std::vector<Cell> CellRunner::Retire() {
+  if (world_size_ != 0) pools_.At(world_size_).Stop();
+  history_.clear();
+  return std::move(before_);
+}
+
 Outcome CellRunner::Ask(const Cell& cell, Question question) {
   if (auto known = not_started_.find(cell.world_size); known != not_started_.end()) return known->second;
   // One world after another: an idle one would keep its part of the GPUs' memory from the next.
@@ -55,6 +73,7 @@ Outcome CellRunner::Ask(const Cell& cell, Question question) {
 Outcome CellRunner::NotStarted(const Cell& cell, const PoolError& error) {
   const std::string size = std::to_string(cell.world_size);
   Outcome& rest = not_started_[cell.world_size];
+  rest.asked = false;
   if (skip_large_worlds_ &&
       std::string_view(error.what()).find(protocol::kTooFewDevices) != std::string_view::npos) {
     rest.kind = Outcome::Kind::kSkipped;
@@ -64,6 +83,7 @@ Outcome CellRunner::NotStarted(const Cell& cell, const PoolError& error) {
   rest.error = "not run: no daemon of world size " + size +
                " could be started (see above): " + FirstLine(error.what());
   Outcome first;
+  first.asked = false;
   first.error = error.what();
   return first;
 }

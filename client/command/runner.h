@@ -4,9 +4,11 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cell.h"
 #include "cppool/pool.h"
+#include "diagnose.h"
 
 namespace cppool::command {
 
@@ -19,6 +21,8 @@ struct Outcome {
   std::string
       stderr_tail;  // of a daemon that answered with a failure; without an answer `error` ends with it
   double seconds = 0;
+  bool asked = true;               // false: there was no daemon to ask
+  std::optional<Verdict> verdict;  // of a failure that was diagnosed
 
   bool failed() const { return kind == Kind::kFailed || kind == Kind::kError; }
 };
@@ -29,8 +33,12 @@ class CellRunner {
   CellRunner(const PoolOptions& pool_options, RunOptions run_options, bool skip_large_worlds)
       : pools_(pool_options), run_options_(std::move(run_options)), skip_large_worlds_(skip_large_worlds) {}
 
-  Outcome Run(const Cell& cell) { return Ask(cell, &Pool::Run); }
+  Outcome Run(const Cell& cell);
   Outcome Validate(const Cell& cell) { return Ask(cell, &Pool::Validate); }  // kPassed: it would run
+
+  // Ends the daemon of the cell that was run last, and returns what that daemon had run before it, in order. The next
+  // cell is run by another.
+  std::vector<Cell> Retire();
 
   const std::map<int, Json>& worlds() const { return worlds_; }  // the answers to `hello`, by world size
 
@@ -43,6 +51,8 @@ class CellRunner {
   RunOptions run_options_;
   bool skip_large_worlds_;
   int world_size_ = 0;                  // whose daemon is up
+  std::vector<Cell> history_;           // what it has run
+  std::vector<Cell> before_;            // what it had run before the latest cell
   std::map<int, Outcome> not_started_;  // by world size: what becomes of its further cells
   std::map<int, Json> worlds_;
 };

@@ -74,6 +74,7 @@ void Tally::Add(const Cell& cell, const Outcome& outcome) {
   if (!cell.suite.empty()) Count(outcome, &At(suites_, cell.suite, ""));
   for (const auto& [axis, value] : AxesOf(cell)) Count(outcome, &At(axes_, axis, value));
   if (outcome.kind == Outcome::Kind::kSkipped) ++reasons_[outcome.error];
+  if (outcome.verdict) verdicts_.emplace_back(cell.name, *outcome.verdict);
   if (!outcome.result) return;
   for (const Check& check : outcome.result->checks) {
     if (!check.ratio || check.against != "oracle") continue;
@@ -92,6 +93,11 @@ Json Tally::ToJson() const {
   json["worst_ratio"] = Json::object();
   for (const auto& [tensor, worst] : ratios_)
     json["worst_ratio"][tensor] = {{"ratio", worst.ratio}, {"cell", worst.cell}};
+  json["verdicts"] = Json::object();
+  for (const auto& [cell, verdict] : verdicts_) {
+    Json& count = json["verdicts"][std::string(ToString(verdict.kind))];
+    count = count.is_null() ? 1 : count.get<int>() + 1;
+  }
   return json;
 }
 
@@ -125,6 +131,18 @@ void Tally::PrintRatios(std::ostream& out) const {
 
 void Tally::PrintReasons(std::ostream& out) const {
   for (const auto& [reason, count] : reasons_) out << "skipped " << count << ": " << reason << "\n";
+}
+
+void Tally::PrintVerdicts(std::ostream& out) const {
+  if (verdicts_.empty()) return;
+  std::size_t width = 0;
+  for (const auto& [cell, verdict] : verdicts_) width = std::max(width, cell.size());
+  std::ostringstream text;
+  text << std::left << std::setw(static_cast<int>(width)) << "failure"
+       << "  verdict\n";
+  for (const auto& [cell, verdict] : verdicts_)
+    text << std::left << std::setw(static_cast<int>(width)) << cell << "  " << Describe(verdict) << "\n";
+  out << text.str();
 }
 
 void Tally::PrintSuites(std::ostream& out) const {

@@ -27,12 +27,14 @@ class Tally {
   void Add(const Cell& cell, const Outcome& outcome);
 
   const Counts& total() const { return total_; }
-  // {"passed", "failed", "skipped", "suites": {name: the same}, "worst_ratio": {tensor: {"ratio", "cell"}}}
+  // {"passed", "failed", "skipped", "suites": {name: the same}, "worst_ratio": {tensor: {"ratio", "cell"}},
+  // "verdicts": {"bug": 1, ...}}
   Json ToJson() const;
   // The tables; each is left out where it would be empty, PrintSuites where there is one suite.
   void PrintAxes(std::ostream& out) const;
   void PrintRatios(std::ostream& out) const;
   void PrintReasons(std::ostream& out) const;  // of what was skipped
+  void PrintVerdicts(std::ostream& out) const;
   void PrintSuites(std::ostream& out) const;
 
  private:
@@ -50,7 +52,8 @@ class Tally {
   std::vector<Row> axes_;  // in the order in which they came
   std::vector<Row> suites_;
   std::map<std::string, int> reasons_;
-  std::vector<std::pair<std::string, Worst>> ratios_;  // by tensor, in the order of the answers
+  std::vector<std::pair<std::string, Worst>> ratios_;      // by tensor, in the order of the answers
+  std::vector<std::pair<std::string, Verdict>> verdicts_;  // by cell
 };
 
 }  // namespace cppool::command

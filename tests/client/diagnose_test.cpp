@@ -1,0 +1,297 @@
+// Bug, polluted or flaky: with the real daemon and a case that leaves traces, and with the command.
+#include "diagnose.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <random>
+#include <set>
+
+#include "command_support.h"
+#include "xml.h"
+
+using namespace cppool_test;
+using namespace cppool::command;
+using cppool::Json;
+
+namespace {
+
+using Set = std::vector<std::size_t>;
+using Kind = Verdict::Kind;
+
+cppool::PoolOptions Options() {
+  cppool::PoolOptions options;
+  options.daemon = CPPOOL_TEST_DAEMON;
+  options.backend = "host";
+  options.case_files = {CPPOOL_POLLUTING_CASE};
+  return options;
+}
+
+Cell Polluting(const std::string& name, Json params) {
+  Cell cell;
+  cell.name = name;
+  cell.case_name = "polluting";
+  cell.params = std::move(params);
+  return cell;
+}
+
+// Cells named after the letter that each leaves.
+std::vector<Cell> Leaving(const std::string& letters) {
+  std::vector<Cell> cells;
+  for (char letter : letters)
+    cells.push_back(Polluting(std::string(1, letter), {{"leave", std::string(1, letter)}}));
+  return cells;
+}
+
+Verdict Diagnosed(const Cell& cell, const std::vector<Cell>& before, Diagnoser::Limits limits = {},
+                  cppool::PoolOptions options = Options()) {
+  int announced = 0;
+  Verdict verdict;
+  LeavesNothing([&] {
+    Diagnoser diagnoser(std::move(options), {}, limits, [&](const std::string&) { ++announced; });
+    verdict = diagnoser.Diagnose(cell, before);
+    CHECK(NoChildren());  // the devices are free for what comes next
+  });
+  CHECK(announced == verdict.pools);
+  return verdict;
+}
+
+// The answers to a command line.
+std::vector<Json> Answers(const std::string& command) {
+  FILE* pipe = popen((command + " 2>/dev/null").c_str(), "r");
+  std::string text;
+  std::array<char, 4096> buffer;
+  while (std::size_t count = fread(buffer.data(), 1, buffer.size(), pipe)) text.append(buffer.data(), count);
+  CHECK(pclose(pipe) == 0);
+  std::vector<Json> answers;
+  for (const std::string& line : Lines(text)) answers.push_back(Json::parse(line));
+  return answers;
+}
+
+}  // namespace
+
+TEST_CASE("ddmin leaves nothing that could be left out, and asks about no set twice") {
+  std::mt19937 random(5);
+  for (int round = 0; round < 300; ++round) {
+    const std::size_t count = 1 + random() % 40;
+    std::vector<Set> culprits(1 + random() % 2);  // any of these spoils
+    for (Set& one : culprits) {
+      for (std::size_t i = 0; i < count; ++i)
+        if (random() % 8 == 0) one.push_back(i);
+      if (one.empty()) one.push_back(random() % count);
+    }
+    auto spoils = [&](const Set& set) {
+      return std::any_of(culprits.begin(), culprits.end(), [&](const Set& one) {
+        return std::includes(set.begin(), set.end(), one.begin(), one.end());
+      });
+    };
+    std::set<Set> asked;
+    const Minimised found = Minimise(count, [&](const Set& set) -> std::optional<bool> {
+      CHECK(asked.insert(set).second);
+      CHECK((!set.empty() && set.size() < count && std::is_sorted(set.begin(), set.end())));
+      return spoils(set);
+    });
+    CHECK(found.minimal);
+    CHECK(spoils(found.set));
+    for (std::size_t i = 0; i < found.set.size(); ++i) {
+      Set less = found.set;
+      less.erase(less.begin() + static_cast<std::ptrdiff_t>(i));
+      CHECK_FALSE(spoils(less));
+    }
+  }
+}
+
+TEST_CASE("ddmin is quick where one alone spoils, and says when it was not allowed to finish") {
+  int asked = 0;
+  auto spoils = [&](const Set& set) -> std::optional<bool> {
+    ++asked;
+    return std::count(set.begin(), set.end(), 777u) == 1;
+  };
+  CHECK(Minimise(1000, spoils).set == Set{777});
+  CHECK(asked <= 20);
+  asked = 0;
+  const Minimised some = Minimise(1000, [&](const Set& set) -> std::optional<bool> {
+    if (asked == 4) return std::nullopt;
+    return spoils(set);
+  });
+  CHECK_FALSE(some.minimal);
+  CHECK(some.set.size() < 500);
+  CHECK(std::count(some.set.begin(), some.set.end(), 777u) == 1);
+}
+
+TEST_CASE("what fails alone every time is a bug, whatever ran before it") {
+  const Verdict verdict = Diagnosed(Polluting("victim", {{"dread", ""}}), Leaving("abc"));
+  CHECK(Describe(verdict) == "bug");
+  CHECK(verdict.pools == 3);
+  CHECK(verdict.culprits.empty());
+  CHECK(Describe(Diagnosed(Polluting("victim", {{"dread", ""}, {"by", "abort"}}), {})) == "bug");
+}
+
+TEST_CASE("what fails only after another case is polluted by it") {
+  const Cell victim = Polluting("it's the victim", {{"dread", "h"}});
+  const Verdict verdict = Diagnosed(victim, Leaving("abcdefghijklm"));
+  CHECK(Describe(verdict) == "polluted by \"h\"");
+  CHECK(verdict.failed == 3);
+  CHECK(verdict.ran == 3);
+  CHECK(verdict.minimal);
+
+  std::vector<Cell> sequence = verdict.culprits;
+  sequence.push_back(victim);
+  const std::string command = SequenceCommand(sequence, Options(), {});
+  INFO(command);
+  const std::vector<Json> answers = Answers(command);
+  REQUIRE(answers.size() == 2);
+  CHECK(answers[0]["status"] == "passed");
+  CHECK(answers[1]["status"] == "failed");
+  CHECK(answers[1]["id"] == "it's the victim");
+}
+
+TEST_CASE("what two cases together spoil is polluted by both, in their order") {
+  // The second b and the e; the first b comes before the c.
+  std::vector<Cell> before = Leaving("abcabde");
+  before[4].name = "second b";
+  const Cell victim = Polluting("victim", {{"dread", "cbe"}, {"by", "refusal"}});
+  CHECK(Describe(Diagnosed(victim, before)) == "polluted by \"c\", \"second b\", \"e\"");
+  // A case that failed before is as suspect as one that passed.
+  before = Leaving("abc");
+  before[1].params["dread"] = "";
+  CHECK(Describe(Diagnosed(Polluting("victim", {{"dread", "b"}}), before)) == "polluted by \"b\"");
+}
+
+TEST_CASE("a daemon that dies of what ran before is polluted too; one that dies on the way proves nothing") {
+  const Cell victim = Polluting("victim", {{"dread", "b"}, {"by", "abort"}});
+  CHECK(Describe(Diagnosed(victim, Leaving("abc"))) == "polluted by \"b\"");
+  // The victim would be asked of another daemon, which "a" has not been in.
+  std::vector<Cell> before = Leaving("ab");
+  before[1].params.update({{"dread", "a"}, {"by", "abort"}});
+  CHECK(Describe(Diagnosed(Polluting("victim", {{"dread", "a"}}), before)) == "flaky (1 of 7)");
+}
+
+TEST_CASE("what passes wherever it is run again is flaky, and so is what fails alone now and then") {
+  CHECK(Describe(Diagnosed(Polluting("victim", {}), Leaving("abc"))) == "flaky (1 of 7)");
+  CHECK(Describe(Diagnosed(Polluting("victim", {}), {})) == "flaky (1 of 4)");
+  TemporaryFolder folder;
+  Json now_and_then = {{"dread", ""}, {"only", ".x."}, {"log", folder.File("one")}};
+  CHECK(Describe(Diagnosed(Polluting("victim", now_and_then), Leaving("a"))) == "flaky (2 of 4)");
+  // Not when it is alone three times, then as the rest of a long history is there, then alone.
+  now_and_then.update({{"only", "...x........x."}, {"log", folder.File("two")}});
+  CHECK(Describe(Diagnosed(Polluting("victim", now_and_then), Leaving("ab"))) == "flaky (3 of 15)");
+}
+
+TEST_CASE("pollution that does not show every time is traced with more trials") {
+  TemporaryFolder folder;
+  // Failures at every second chance.
+  std::string only;
+  for (int i = 0; i < 200; ++i) only += i % 2 == 0 ? "x" : ".";
+  const Cell victim = Polluting("victim", {{"dread", "c"}, {"only", only}, {"log", folder.File("log")}});
+  const Verdict verdict = Diagnosed(victim, Leaving("abcde"));
+  CHECK(Describe(verdict) == "polluted by \"c\"");
+  CHECK(verdict.ran == 8);
+  CHECK(verdict.failed == 4);
+}
+
+TEST_CASE("a diagnosis ends at its limits and says what it knows") {
+  const Cell victim = Polluting("victim", {{"dread", "b"}});
+  const std::vector<Cell> before = Leaving("abcdefghij");
+  Diagnoser::Limits limits;
+  limits.pools = 7;  // alone and after everything: 6
+  Verdict verdict = Diagnosed(victim, before, limits);
+  CHECK(verdict.pools == 7);
+  CHECK_FALSE(verdict.minimal);
+  CHECK(Describe(verdict) == "polluted by \"a\", \"b\", \"c\", \"d\", \"e\" or some of them");
+  limits.pools = 6;
+  verdict = Diagnosed(victim, before, limits);
+  CHECK(Describe(verdict) == "polluted by \"a\", \"b\", \"c\", \"d\", \"e\" and 5 more or some of them");
+  limits.pools = 4;
+  verdict = Diagnosed(victim, before, limits);
+  CHECK(Describe(verdict) == "undecided: 4 fresh pools did not settle it");
+  CHECK(verdict.kind == Kind::kUndecided);
+  limits = {};
+  limits.time = 0s;
+  verdict = Diagnosed(victim, before, limits);
+  CHECK(Describe(verdict) == "undecided: the 0 s for diagnoses are used up");
+  CHECK(verdict.pools == 0);
+  cppool::PoolOptions nowhere = Options();
+  nowhere.daemon = "/nowhere";
+  CHECK(Describe(Diagnosed(victim, before, {}, nowhere))
+            .rfind("undecided: no fresh pool could be started: cannot start /nowhere", 0) == 0);
+}
+
+TEST_CASE("a single case, diagnosed by the command") {
+  TemporaryFolder folder;
+  auto run = [&](std::vector<std::string> more) {
+    std::vector<std::string> words = {"run",    "--diagnose",          "--backend", "host",
+                                      "--load", CPPOOL_POLLUTING_CASE, "--case",    "polluting"};
+    words.insert(words.end(), more.begin(), more.end());
+    return Cppool(words);
+  };
+  Ran ran = run({"--param", "dread=\"\""});
+  CHECK(ran.code == 1);
+  CHECK(ran.Prints("FAILED polluting W=2\n"));
+  CHECK(ran.Prints("\n  verdict: bug\n  repeat: cppool run "));
+  CHECK(ran.Prints("\npolluting W=2  bug\n"));
+  CHECK(ran.Last() == "0 passed, 1 failed, 0 skipped");
+
+  ran =
+      run({"--param", "dread=\"\"", "--param", "only=x.", "--param", "log=" + folder.File("log"), "--json"});
+  CHECK(ran.code == 1);  // a failure stays one
+  CHECK(Json::parse(ran.lines.at(0))["verdict"] ==
+        Json({{"kind", "flaky"}, {"text", "flaky (1 of 4)"}, {"pools", 3}, {"failed", 1}, {"ran", 4}}));
+  CHECK(Json::parse(ran.Last())["summary"]["verdicts"] == Json({{"flaky", 1}}));
+
+  ran = run({});
+  CHECK(ran.code == 0);
+  CHECK_FALSE(ran.Prints("verdict"));
+  ran = run({"--param", "dread=3"});  // refused: nothing ran
+  CHECK(ran.code == 1);
+  CHECK_FALSE(ran.Prints("verdict"));
+  CHECK(run({"--list"}).code == 2);
+}
+
+TEST_CASE("a suite, diagnosed by the command: in the failure's lines, the closing table, JSON and JUnit") {
+  TemporaryFolder folder;
+  const std::string junit = folder.File("junit.xml");
+  const std::vector<std::string> words = {"run", "--suite", "smoke", "--param", "do=polluted"};
+  CHECK(Cppool(words, CPPOOL_FAKE_DAEMON).Last() == "18 passed, 2 failed, 0 skipped");
+  std::vector<std::string> diagnose = words;
+  diagnose.insert(diagnose.end(), {"--diagnose", "--junit", junit});
+  Ran ran = Cppool(diagnose, CPPOOL_FAKE_DAEMON);
+  CHECK(ran.code == 1);
+  CHECK(ran.Last() == "18 passed, 2 failed, 0 skipped");
+  const std::string victim = "mha_256 fp16 bshd a2a W=2", wrong = "gqa_256 bf16 sbhd a2a+p2p W=4";
+  const std::string by = "polluted by \"mqa_192_128 fp16 sbhd p2p W=2\", \"gqa_64 fp16 bshd a2a W=2\"";
+  CHECK(ran.Prints("FAILED " + victim + "\n"));
+  CHECK(ran.Prints("\n  verdict: " + by + "\n  repeat: cppool run "));
+  CHECK(ran.Prints("\n  verdict: bug\n"));
+  CHECK(ran.Prints("\nfailure                        verdict\n" + victim + "      " + by + "\n" + wrong +
+                   "  bug\n"));
+
+  const XmlNode suite = ParseXml(ReadFile(junit)).children.at(0);
+  std::vector<XmlNode> failures;
+  for (const XmlNode& one : suite.children)
+    if (!one.children.empty()) failures.push_back(one.children.at(0));
+  REQUIRE(failures.size() == 2);
+  CHECK(failures[0].attributes.at("message") == "because of mismatch (" + by + ")");
+  CHECK(failures[0].text.find("verdict: " + by + "\n") != std::string::npos);
+  CHECK(failures[1].attributes.at("message") == "because of mismatch (bug)");
+
+  diagnose.push_back("--json");
+  ran = Cppool(diagnose, CPPOOL_FAKE_DAEMON);
+  for (const std::string& line : ran.lines) {
+    const Json cell = Json::parse(line);
+    if (cell.contains("summary")) CHECK(cell["summary"]["verdicts"] == Json({{"bug", 1}, {"polluted", 1}}));
+    CHECK(cell.contains("verdict") == (cell.value("status", "") == "failed"));
+    if (cell.value("name", "") != victim) continue;
+    const Json& verdict = cell["verdict"];
+    CHECK(verdict["kind"] == "polluted");
+    CHECK(verdict["text"] == by);
+    CHECK(verdict["culprits"] == Json({"mqa_192_128 fp16 sbhd p2p W=2", "gqa_64 fp16 bshd a2a W=2"}));
+    CHECK(verdict["minimal"] == true);
+    const std::vector<Json> answers = Answers(verdict["repeat"]);
+    REQUIRE(answers.size() == 3);
+    CHECK(answers[1]["status"] == "passed");
+    CHECK(answers[2]["status"] == "failed");
+  }
+  const std::string progress = Cppool(diagnose, CPPOOL_FAKE_DAEMON, true).err;
+  CHECK(progress.find(victim + ": fresh pool 4, after 7 cells") != std::string::npos);
+}
