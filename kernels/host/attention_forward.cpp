@@ -3,6 +3,7 @@
 
 #include "kernels/host/attention_tiles.h"
 #include "kernels/host/tile_scratch.h"
+#include "kernels/planted_bug.h"
 
 namespace cppool::kernels::host {
 namespace {
@@ -78,15 +79,17 @@ class ForwardTile {
         old_weight = std::exp(old_lse - merged);
         weight *= std::exp(lse - merged);
       }
-      math_.blend(out, weight, old, old_weight, dim);
-      args_.lse[index] = merged;
+      math_.blend(out, weight, old, Planted(Bug::kOldOutNotScaled) ? 1 : old_weight, dim);
+      args_.lse[index] = Planted(Bug::kLseNotMerged) ? old_lse : merged;
     }
-    if (args_.last) {
+    if (args_.last || Planted(Bug::kOffsetPerBlock)) {
       const float row_lse = args_.lse[index];
       // A row that sees no key is zero already.
       if (args_.softmax_offset && row_lse != kMinusInfinity) {
         math_.scale(out, 1 / (1 + std::exp(args_.softmax_offset[head] - row_lse)), dim);
       }
+    }
+    if (args_.last) {
       half_.store(out, dim, static_cast<std::uint16_t*>(args_.out) + index * dim);
     } else {
       std::copy_n(out, dim, args_.accumulator + index * dim);

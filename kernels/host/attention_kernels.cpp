@@ -10,6 +10,7 @@
 #include "kernels/host/attention_tiles.h"
 #include "kernels/host/half.h"
 #include "kernels/host/vector_math.h"
+#include "kernels/planted_bug.h"
 #include "kernels/runtime.h"
 
 namespace cppool::kernels {
@@ -106,7 +107,7 @@ void Merge(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& 
       for (int h = 0; h < range.count; ++h, in += dim) {
         const auto head = static_cast<std::size_t>(range.begin + h);
         float* sum = sums.data() + head * static_cast<std::size_t>(dim);
-        if (held[head]) {
+        if (held[head] && !Planted(Bug::kKvCopiesNotSummed)) {
           for (int d = 0; d < dim; ++d) sum[d] += From::ToFloat(in[d]);
         } else {
           for (int d = 0; d < dim; ++d) sum[d] = From::ToFloat(in[d]);

@@ -1,0 +1,75 @@
+#include "kernels/planted_bug.h"
+
+#include <cstdlib>
+#include <optional>
+#include <random>
+#include <string>
+#include <string_view>
+
+#include "kernels/error.h"
+
+namespace cppool::kernels {
+namespace {
+
+constexpr const char* kVariable = "CPPOOL_PLANTED_BUG";
+
+std::optional<PlantableBug> FromEnvironment() {
+  const char* wanted = std::getenv(kVariable);
+  if (!wanted || !*wanted) return std::nullopt;
+  std::string known;
+  for (const PlantableBug& bug : PlantableBugs()) {
+    if (std::string_view(bug.name) == wanted) return bug;
+    known += (known.empty() ? "" : ", ") + std::string(bug.name);
+  }
+  throw RuntimeError(CPPOOL_INVALID_REQUEST,
+                     std::string(kVariable) + " names no bug: '" + wanted + "'. There are: " + known);
+}
+
+const std::optional<PlantableBug>& PlantedBug() {
+  static const std::optional<PlantableBug> planted = FromEnvironment();
+  return planted;
+}
+
+}  // namespace
+
+bool Planted(Bug bug) {
+  const std::optional<PlantableBug>& planted = PlantedBug();
+  return planted && planted->bug == bug;
+}
+
+bool PlantedByChance(Bug bug) { return Planted(bug) && std::random_device{}() % 2 == 1; }
+
+const char* PlantedBugName() { return PlantedBug() ? PlantedBug()->name : nullptr; }
+
+const std::vector<PlantableBug>& PlantableBugs() {
+  static const std::vector<PlantableBug> bugs = {
+      {Bug::kMaxLogitWait, "max_logit_wait", true},
+      {Bug::kGatherWait, "gather_wait", true},
+      {Bug::kRingBlockWait, "ring_block_wait", true},
+      {Bug::kReducedWait, "reduced_wait", true},
+      {Bug::kExchangeWait, "exchange_wait", true},
+      {Bug::kRingStepBlock, "ring_step_block", true},
+      {Bug::kRingStepPositions, "ring_step_positions", true},
+      {Bug::kCausalBoundary, "causal_boundary", true},
+      {Bug::kWindowBoundary, "window_boundary", true},
+      {Bug::kBottomRightOfRoom, "bottom_right_of_room", true},
+      {Bug::kSequenceCrossed, "sequence_crossed", false},
+      {Bug::kGradientTwice, "gradient_twice", true},
+      {Bug::kLastGradientLost, "last_gradient_lost", true},
+      {Bug::kDqLeftZero, "dq_left_zero", true},
+      {Bug::kDbiasOfOneRank, "dbias_of_one_rank", true},
+      {Bug::kOffsetOfOneRank, "offset_of_one_rank", true},
+      {Bug::kPaddingNotZeroed, "padding_not_zeroed", true},
+      {Bug::kOffsetPerBlock, "offset_per_block", false},
+      {Bug::kLseNotMerged, "lse_not_merged", false},
+      {Bug::kOldOutNotScaled, "old_out_not_scaled", false},
+      {Bug::kKvHeadMapping, "kv_head_mapping", false},
+      {Bug::kKvCopiesNotSummed, "kv_copies_not_summed", false},
+      {Bug::kDkNotScaled, "dk_not_scaled", false},
+      {Bug::kOrderVaries, "order_varies", false},
+      {Bug::kInputsByRow, "inputs_by_row", false},
+  };
+  return bugs;
+}
+
+}  // namespace cppool::kernels
