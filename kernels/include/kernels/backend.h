@@ -39,10 +39,10 @@ struct StreamProgress {
   double seconds = 0;  // since the stage was first seen to be reached
   bool idle = true;    // nothing is known to be pending
   // What it is in, where the runtime knows: "waiting for recv from rank 0", "with send to rank 2" in its stage.
-  std::string doing;
-  std::vector<int> awaits;  // ranks of the world known to have a call before them that this stream waits in
-  std::string behind;       // the rank's stream whose work this one waits for; empty: none, or not known
-  int thread = 0;           // the id of the thread that runs its work; 0: no thread does
+  std::string doing = {};
+  std::vector<int> awaits = {};  // ranks of the world known to have a call before them that this stream waits in
+  std::string behind = {};       // the rank's stream whose work this one waits for; empty: none, or not known
+  int thread = 0;                // the id of the thread that runs its work; 0: no thread does
 };
 
 // Milliseconds of each stage on the rank's device: in iterations the median over the counted ones, else the
