@@ -1,6 +1,7 @@
 #include "command.h"
 
 #include <algorithm>
+#include <set>
 
 #include "text.h"
 
@@ -73,8 +74,16 @@ std::string DescribeWorld(const Json& hello) {
     auto found = hello.find(key);
     return found != hello.end() && found->is_string() ? found->get<std::string>() : std::string("unknown");
   };
-  std::vector<std::pair<std::string, int>> kinds;  // in the order of the ranks
-  for (const Json& device : hello.value("devices", Json::array())) {
+  const Json devices = hello.value("devices", Json::array());  // one per rank
+  std::vector<std::pair<std::string, int>> kinds;              // in the order of the ranks
+  std::set<std::string> seen;
+  bool shared = false;
+  for (const Json& device : devices) {
+    const std::string uuid = device.is_object() ? TextFromValue(device.value("uuid", Json(""))) : "";
+    if (!uuid.empty() && !seen.insert(uuid).second) {
+      shared = true;
+      continue;
+    }
     std::string name = TextFromValue(device.is_object() ? device.value("name", Json("unknown")) : device);
     auto same =
         std::find_if(kinds.begin(), kinds.end(), [&](const auto& kind) { return kind.first == name; });
@@ -84,7 +93,11 @@ std::string DescribeWorld(const Json& hello) {
       kinds.emplace_back(name, 1);
   }
   std::string world = "backend " + text("backend") + ", transport " + text("transport");
-  for (const auto& [name, count] : kinds) world += ", " + std::to_string(count) + " x " + name;
+  std::string before = shared ? ", " + std::to_string(devices.size()) + " ranks on " : ", ";
+  for (const auto& [name, count] : kinds) {
+    world += before + std::to_string(count) + " x " + name;
+    before = ", ";
+  }
   return world;
 }
 

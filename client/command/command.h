@@ -47,7 +47,8 @@ std::vector<std::string> ToWords(const DaemonArguments& arguments);
 CLI::Option* AddRepeatable(CLI::App& app, const std::string& name, std::vector<std::string>* values,
                            const std::string& help);
 
-// "backend cuda, transport nccl, 2 x NVIDIA H200", from the answer to `hello`.
+// "backend cuda, transport nccl, 2 x NVIDIA H200", from the answer to `hello`; where ranks share devices, "6 ranks on
+// 4 x NVIDIA H200".
 std::string DescribeWorld(const Json& hello);
 
 }  // namespace cppool::command

@@ -37,6 +37,18 @@ TEST_CASE("a suite skips what the machine has too few GPUs for; a case asked for
   CHECK(ran.Last() == "0 passed, 1 failed, 0 skipped");
 }
 
+TEST_CASE("the devices of a world are counted, not its ranks") {
+  auto described = [](std::vector<std::pair<std::string, std::string>> devices) {
+    Json hello = {{"backend", "cuda"}, {"transport", "peer"}, {"devices", Json::array()}};
+    for (const auto& [name, uuid] : devices) hello["devices"].push_back({{"name", name}, {"uuid", uuid}});
+    return cppool::command::DescribeWorld(hello).substr(std::string("backend cuda, transport peer, ").size());
+  };
+  CHECK(described({{"A", "1"}, {"A", "2"}}) == "2 x A");
+  CHECK(described({{"A", "1"}, {"A", "2"}, {"A", "1"}}) == "3 ranks on 2 x A");
+  CHECK(described({{"A", "1"}, {"B", "2"}, {"A", "1"}, {"B", "2"}}) == "4 ranks on 1 x A, 1 x B");
+  CHECK(described({{"cpu", ""}, {"cpu", ""}}) == "2 x cpu");
+}
+
 TEST_CASE("one case: its outcome, the backend, the counts, the exit code") {
   Ran ran = Cppool({"run"});
   CHECK(ran.code == 0);

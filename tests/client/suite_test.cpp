@@ -143,6 +143,9 @@ TEST_CASE("in the smoke suite every two values of its axes meet") {
     CHECK(cell.params["max_seqlen_q"].get<int>() % (2 * cell.world_size) == 0);
     CHECK(cell.params["max_seqlen_kv"].get<int>() % (2 * cell.world_size) == 0);
     CHECK((cell.world_size == 4 || cell.params["cp_comm_type"] != "a2a+p2p"));
+    CHECK(cell.params["num_heads"] == 8);  // --world-size 8 runs all of them
+    for (const char* length : {"max_seqlen_q", "max_seqlen_kv"})
+      CHECK(cell.params[length].get<int>() % 16 == 0);
   }
   CHECK(names.size() == cells.size());
   CHECK(threes.size() == 16);
