@@ -8,6 +8,7 @@
 #include <set>
 
 #include "command_support.h"
+#include "runner.h"
 #include "xml.h"
 
 using namespace cppool_test;
@@ -246,6 +247,65 @@ TEST_CASE("a single case, diagnosed by the command") {
   CHECK(ran.code == 1);
   CHECK_FALSE(ran.Prints("verdict"));
   CHECK(run({"--list"}).code == 2);
+}
+
+TEST_CASE("a diagnosis perturbs as the run did, and leaves the dump of the failure alone") {
+  const std::vector<std::string> words = {"run", "--diagnose", "--param", "do=fail_with"};
+  auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), words.begin(), words.end());
+    return Cppool(more, CPPOOL_FAKE_DAEMON);
+  };
+  CHECK(with({"--param", "key=perturb", "--perturb", "7"}).Prints("verdict: bug\n"));
+  CHECK(with({"--param", "key=inputs", "--inputs", "/in"}).Prints("verdict: bug\n"));
+  CHECK(with({"--param", "key=dump", "--dump", "/tmp/dump"}).Prints("verdict: flaky (1 of 4)\n"));
+}
+
+TEST_CASE("what ran before a cell is what its daemon ran") {
+  TemporaryFolder folder;
+  CellRunner runner(FakeOptions(), {}, false);
+  auto run = [&](const std::string& name, const std::string& what, int world_size = 2) {
+    Cell cell;
+    cell.name = name;
+    cell.world_size = world_size;
+    cell.params = {{"do", what}, {"marker", folder.File(name)}};
+    return runner.Run(cell);
+  };
+  auto before = [&] {  // and a daemon to follow
+    std::string names;
+    for (const Cell& cell : runner.Retire()) names += cell.name;
+    return names;
+  };
+  CHECK(before().empty());
+  for (const char* name : {"a", "b", "c"}) run(name, "pass");
+  run("d", "skip");
+  run("e", "fail");
+  run("f", "pass");
+  CHECK(before() == "abcde");
+  run("g", "pass");
+  CHECK(before().empty());
+  run("h", "pass");
+  CHECK(run("i", "die_once").result->attempts == 2);  // another daemon, of its own
+  CHECK(before().empty());
+  run("j", "pass");
+  run("k", "die_once");
+  run("l", "fail");
+  CHECK(before() == "k");
+  run("m", "pass");
+  CHECK(run("n", "fatal").result->fatal);
+  run("o", "pass");
+  run("p", "pass");
+  CHECK(before() == "o");
+  run("q", "pass");
+  run("r", "die");
+  CHECK(before() == "q");  // it may have died of that, though its successor died too
+  run("s", "pass");
+  run("t", "die");
+  run("u", "pass");
+  CHECK(before().empty());
+  run("v", "pass");
+  run("w", "pass", 4);
+  run("x", "pass", 4);
+  CHECK(before() == "w");
 }
 
 TEST_CASE("a suite, diagnosed by the command: in the failure's lines, the closing table, JSON and JUnit") {

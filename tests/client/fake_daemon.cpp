@@ -205,6 +205,8 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     const bool wrong = params["head_dim_qk"] == 256 && params["cp_comm_type"] == "a2a+p2p";
     if (spoilt || wrong) return Write(1, Line(NotPassed(id, "failed", "mismatch")));
   }
+  if (what == "fail_with")  // a key of the request
+    return Write(1, Line(request.contains(params["key"]) ? NotPassed(id, "failed", "mismatch") : passed));
   if (what == "hang") Hang();
   if (what == "hang_ignoring_term") {
     signal(SIGTERM, SIG_IGN);
