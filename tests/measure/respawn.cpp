@@ -1,0 +1,148 @@
+// What a killed daemon costs: the time from its end to the next passed case, against the same for a fresh daemon, taken in turns.
+//
+//     respawn --world-size 2 --backend cuda
+//
+// A fresh spawn: from a call of a Pool that has no daemon to the passed case. Killed between cases: from SIGKILL to the next passed
+// case. Killed in mid-case: the case that it was running is an error, and then as before.
+#include <poll.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <cppool/pool.h>
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double Since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+}
+
+// Kills it and sees to its end: what the kernel and the driver take to clear away a process is nobody's to save.
+class Killer {
+ public:
+  explicit Killer(pid_t pid, std::chrono::milliseconds delay = {})
+      : thread_([this, pid, delay] {
+          const int fd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+          std::this_thread::sleep_for(delay);
+          killed_ = Clock::now();
+          kill(pid, SIGKILL);
+          pollfd end = {fd, POLLIN, 0};
+          while (poll(&end, 1, -1) < 0) {  // SIGKILL has been sent: it ends
+          }
+          took_ = Since(killed_);
+          close(fd);
+        }) {}
+  ~Killer() { Wait(); }
+  void Wait() {
+    if (thread_.joinable()) thread_.join();
+  }
+  Clock::time_point killed() const { return killed_; }  // after Wait
+  double took() const { return took_; }                 // ms to its end, after Wait
+
+ private:
+  Clock::time_point killed_;
+  double took_ = 0;
+  std::thread thread_;
+};
+
+double Median(std::vector<double> ms) {
+  std::sort(ms.begin(), ms.end());
+  return ms[ms.size() / 2];
+}
+
+void Print(const char* what, std::vector<double> ms, double fresh) {
+  std::sort(ms.begin(), ms.end());
+  std::printf("| %s | %zu | %.1f | %.1f | %.1f | %.3f |\n", what, ms.size(), ms.front(), Median(ms),
+              ms.back(), Median(ms) / fresh);
+}
+
+void RunSmallest(cppool::Pool& pool) {
+  const cppool::Result result = pool.Run({{"batch_size", 1},
+                                          {"max_seqlen_q", 16},
+                                          {"max_seqlen_kv", 16},
+                                          {"num_heads", 1},
+                                          {"num_gqa_groups", 1},
+                                          {"head_dim_qk", 64},
+                                          {"head_dim_v", 64}});
+  if (!result.ok() || result.attempts != 1) throw std::runtime_error("not passed: " + result.json.dump());
+}
+
+// Runs for much longer than it takes to kill it.
+void RunLong(cppool::Pool& pool) {
+  cppool::RunOptions run;
+  run.repeat = 10000;
+  run.checks = false;
+  const cppool::Result result =
+      pool.Run({{"batch_size", 1}, {"max_seqlen_q", 4096}, {"max_seqlen_kv", 4096}, {"num_heads", 8}}, run);
+  throw std::runtime_error("the long case ended before it was killed: " + result.json.dump());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  cppool::PoolOptions options;
+  int rounds = 7;
+  CLI::App app("Measures the time from a killed daemon to the next passed case");
+  app.add_option("--world-size", options.world_size, "Ranks")->capture_default_str();
+  app.add_option("--backend", options.backend, "auto, cuda or host")->capture_default_str();
+  app.add_option("--transport", options.transport, "auto, nccl or peer")->capture_default_str();
+  app.add_option("--daemon", options.daemon, "Path of cppoold");
+  app.add_option("--rounds", rounds, "Of each")->capture_default_str()->check(CLI::PositiveNumber);
+  CLI11_PARSE(app, argc, argv);
+  options.retries = 0;
+
+  try {
+    cppool::Pool pool(options);
+    const cppool::Json hello = pool.Hello();
+    std::vector<double> fresh, between, end, during, busy_end, answer;
+    for (int i = 0; i < rounds; ++i) {
+      pool.Stop();
+      const auto begin = Clock::now();
+      RunSmallest(pool);
+      fresh.push_back(Since(begin));
+
+      {
+        Killer killer(pool.Hello().at("pid").get<pid_t>());
+        killer.Wait();
+        RunSmallest(pool);
+        between.push_back(Since(killer.killed()));
+        end.push_back(killer.took());
+      }
+      Killer killer(pool.Hello().at("pid").get<pid_t>(), std::chrono::milliseconds(200));
+      try {
+        RunLong(pool);
+      } catch (const cppool::PoolError& error) {
+        if (error.kind() != cppool::PoolError::Kind::kDied) throw;
+        killer.Wait();
+      }
+      answer.push_back(Since(killer.killed()));
+      RunSmallest(pool);
+      during.push_back(Since(killer.killed()));
+      busy_end.push_back(killer.took());
+    }
+    std::printf("world size %d, backend %s, transport %s\n\n", options.world_size,
+                hello.at("backend").get<std::string>().c_str(),
+                hello.at("transport").get<std::string>().c_str());
+    std::printf("| to the next passed case | n | min ms | median ms | max ms | median / fresh |\n");
+    std::printf("| --- | --- | --- | --- | --- | --- |\n");
+    Print("fresh spawn", fresh, Median(fresh));
+    Print("killed between cases", between, Median(fresh));
+    Print("of it, to the end of the process", end, Median(fresh));
+    Print("killed in mid-case", during, Median(fresh));
+    Print("of it, to the end of the process", busy_end, Median(fresh));
+    Print("of it, to the error of the killed case", answer, Median(fresh));
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "respawn: %s\n", error.what());
+    return 1;
+  }
+}
