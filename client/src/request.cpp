@@ -11,6 +11,8 @@ protocol::RunRequest ToRequest(const Json& params, const RunOptions& options) {
   if (options.warmup < 0) throw std::invalid_argument("warmup must not be negative");
   if (options.repeat < 1) throw std::invalid_argument("repeat must be at least 1");
   if (options.perturb > std::uint64_t{INT64_MAX}) throw std::invalid_argument("perturb must be below 2^63");
+  if (options.fault && (options.fault->rank < 0 || options.fault->count < 1))
+    throw std::invalid_argument("a fault's rank must not be negative, its count at least 1");
   for (const std::string* folder : {&options.dump, &options.inputs})
     if (folder->find('\0') != std::string::npos)
       throw std::invalid_argument("a folder's name cannot hold a zero byte");
@@ -27,6 +29,8 @@ protocol::RunRequest ToRequest(const Json& params, const RunOptions& options) {
   };
   request.dump = whole(options.dump);
   request.inputs = whole(options.inputs);
+  if (options.fault)
+    request.fault = {options.fault->kind, options.fault->rank, options.fault->stage, options.fault->count};
   return request;
 }
 

@@ -84,6 +84,7 @@ TEST_CASE("a request carries what the options say, and the daemon stays warm") {
   options.perturb = 17;
   options.dump = "a/b";
   options.inputs = "/c";
+  options.fault = cppool::Fault{"throw", 1, "forward", 2};
   Json first = pool.Run({{"do", "echo"}, {"max_seqlen_q", 256}}, options).json;
   CHECK(first["request"]["case"] == "mine");
   CHECK(first["request"]["deadline_ms"] == 1234);
@@ -93,9 +94,11 @@ TEST_CASE("a request carries what the options say, and the daemon stays warm") {
   CHECK(first["request"]["perturb"] == 17);
   CHECK(first["request"]["dump"] == std::filesystem::current_path().string() + "/a/b");
   CHECK(first["request"]["inputs"] == "/c");
+  CHECK(first["request"]["fault"] ==
+        Json({{"kind", "throw"}, {"rank", 1}, {"stage", "forward"}, {"count", 2}}));
   CHECK(first["request"]["params"] == Json({{"do", "echo"}, {"max_seqlen_q", 256}}));
   Json plain = pool.Run(Do("echo")).json;
-  for (const char* key : {"perturb", "dump", "inputs"}) CHECK_FALSE(plain["request"].contains(key));
+  for (const char* key : {"perturb", "dump", "inputs", "fault"}) CHECK_FALSE(plain["request"].contains(key));
   CHECK(plain["surroundings"]["pid"] == first["surroundings"]["pid"]);
   CHECK(pool.Hello()["pid"] == first["surroundings"]["pid"]);
   CHECK(pool.Stats()["ok"] == true);
@@ -150,6 +153,11 @@ TEST_CASE("options out of range are refused before anything is spawned") {
   CHECK_THROWS_AS(pool.Validate({}, refused), std::invalid_argument);
   refused = {};
   refused.perturb = std::uint64_t{1} << 63;
+  CHECK_THROWS_AS(pool.Run({}, refused), std::invalid_argument);
+  refused = {};
+  refused.fault = cppool::Fault{"throw", -1};
+  CHECK_THROWS_AS(pool.Run({}, refused), std::invalid_argument);
+  refused.fault = cppool::Fault{"throw", 0, "", 0};
   CHECK_THROWS_AS(pool.Run({}, refused), std::invalid_argument);
   cppool::RunOptions none;
   none.repeat = 0;

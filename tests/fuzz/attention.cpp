@@ -19,7 +19,7 @@ const daemon::CaseRegistry& Registry() {
 Prepared Prepare(const protocol::RunRequest& request, int world_size) {
   Prepared prepared;
   try {
-    prepared.run = daemon::Prepare(Registry(), request, "host", world_size);
+    prepared.run = daemon::Prepare(Registry(), request, "host", world_size, daemon::FaultMeans{});
   } catch (const daemon::Refusal& refusal) {
     Require(refusal.kind() == protocol::FailureKind::kInvalidRequest ||
                 refusal.kind() == protocol::FailureKind::kUnsupported,

@@ -50,9 +50,10 @@ const protocol::RunRequest* RunOf(const Request& request) {
 
 // All members, by name: one that is added to RunRequest does not compile here until it is compared too.
 auto MembersOf(const protocol::RunRequest& run) {
-  const auto& [case_name, params, from_kwargs, deadline_ms, warmup, repeat, checks, perturb, dump, inputs] =
-      run;
-  return std::tie(case_name, params, from_kwargs, deadline_ms, warmup, repeat, checks, perturb, dump, inputs);
+  const auto& [case_name, params, from_kwargs, deadline_ms, warmup, repeat, checks, perturb, dump, inputs,
+               fault] = run;
+  return std::tie(case_name, params, from_kwargs, deadline_ms, warmup, repeat, checks, perturb, dump, inputs,
+                  fault);
 }
 
 void RequireSameOnTheLine(const Request& request) {

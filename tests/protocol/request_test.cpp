@@ -40,6 +40,7 @@ TEST_CASE("each operation is read") {
   CHECK_FALSE(defaults.perturb);
   CHECK(defaults.dump.empty());
   CHECK(defaults.inputs.empty());
+  CHECK_FALSE(defaults.fault);
 
   const Request full = ParseRequest(
       R"({"id":{"a":[1]},"op":"run","case":"all_reduce","params":{"n":[1,2]},"deadline_ms":86400000,"warmup":1000,"repeat":10000,"checks":false})");
@@ -57,6 +58,13 @@ TEST_CASE("each operation is read") {
   CHECK(files.perturb == 0U);
   CHECK(files.dump == "/tmp/d");
   CHECK(files.inputs == "in \xc3\xa9");
+
+  const auto fault_of = [](const std::string& text) {
+    return std::get<RunRequest>(ParseRequest("{\"op\":\"run\",\"fault\":" + text + "}").operation).fault;
+  };
+  CHECK(fault_of(R"({"kind":"stall"})") == FaultRequest{"stall", 0, "", 1});
+  CHECK(fault_of(R"({"kind":"x","rank":3,"stage":"forward/p2p","count":1000000})") ==
+        FaultRequest{"x", 3, "forward/p2p", 1'000'000});
 
   const Request validate = ParseRequest(R"({"op":"validate","params":{"n":1},"repeat":3,"dump":"d","id":5})");
   CHECK(validate.id == 5);
@@ -177,6 +185,23 @@ TEST_CASE("a wrong request is answered with what is wrong and what is allowed") 
       {R"({"id":1,"op":"run","dump":null})", 1, {"\"dump\" must be a folder's path, not null"}},
       {R"({"id":1,"op":"validate","inputs":["x"]})", 1, {"\"inputs\" must be a folder's path, not [\"x\"]"}},
       {R"({"id":1,"op":"run","inputs":"a\u0000b"})", 1, {"\"inputs\"", "NUL"}},
+      {R"({"id":1,"op":"run","fault":"throw"})", 1, {"\"fault\" must be an object, not \"throw\""}},
+      {R"({"id":1,"op":"run","fault":{}})", 1, {"\"fault\" has no \"kind\""}},
+      {R"({"id":1,"op":"run","fault":{"kind":3}})", 1, {"\"kind\" of \"fault\" must be a string, not 3"}},
+      {R"({"id":1,"op":"run","fault":{"kind":"throw","rnak":0}})",
+       1,
+       {"\"rnak\" in \"fault\"", "did you mean \"rank\"", "kind, rank, stage, count"}},
+      {R"({"id":1,"op":"run","fault":{"kind":"throw","rank":-1}})", 1, {"\"rank\" must be", "not -1"}},
+      {R"({"id":1,"op":"run","fault":{"kind":"throw","count":0}})",
+       1,
+       {"\"count\" must be", "from 1", "not 0"}},
+      {R"({"id":1,"op":"run","fault":{"kind":"throw","stage":""}})",
+       1,
+       {"\"stage\" of \"fault\"", "not \"\""}},
+      {R"({"id":1,"op":"run","fault":{"kind":"throw","stage":null}})",
+       1,
+       {"\"stage\" of \"fault\"", "not null"}},
+      {R"({"id":1,"op":"hello","fault":{"kind":"throw"}})", 1, {"\"fault\" is for op \"run\""}},
       {R"({"id":1,"op":"run","perturb":-1})", 1, {"\"perturb\"", "from 0 to 9223372036854775807, not -1"}},
       {R"({"id":1,"op":"run","perturb":9223372036854775808})", 1, {"\"perturb\"", "not 9223372036854775808"}},
       {R"({"id":1,"op":"run","perturb":1.5})", 1, {"\"perturb\" must be an integer", "not 1.5"}},
@@ -245,6 +270,7 @@ TEST_CASE("a request survives the line") {
   run.perturb = 9223372036854775807U;
   run.dump = "d \xc3\xa9\\";
   run.inputs = "/in";
+  run.fault = FaultRequest{"flip_bit", 3, "back\xc3\xa9", 7};
   requests.push_back({Json::array({1, "a"}), run});
   requests.push_back({Json(2), ValidateRequest{run}});
   run.perturb = 0;
@@ -272,6 +298,7 @@ TEST_CASE("a request survives the line") {
       CHECK(read.perturb == sent->perturb);
       CHECK(read.dump == sent->dump);
       CHECK(read.inputs == sent->inputs);
+      CHECK(read.fault == sent->fault);
     }
   }
 }

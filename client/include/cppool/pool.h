@@ -64,6 +64,14 @@ struct PoolOptions {
   std::function<void(std::string_view)> log;  // other lines of stdout, stale answers, respawns; in the call
 };
 
+// What one rank is made to do wrong: only for a daemon started with `--allow-faults` (PoolOptions::arguments).
+struct Fault {
+  std::string kind;  // "throw", "stall", ...: the README lists them
+  int rank = 0;
+  std::string stage{};     // the name of a mark or how it begins; empty: any mark of the case's iterations
+  std::int64_t count = 1;  // at which one of those marks
+};
+
 struct RunOptions {
   std::string case_name = "attention";
   std::chrono::milliseconds deadline{90000};  // of the case; 1 ms to 24 h
@@ -73,6 +81,7 @@ struct RunOptions {
   std::optional<std::uint64_t> perturb;  // seed of random delays at every mark; below 2^63
   std::string dump;                      // folder for the case's tensors as .npy; empty: none
   std::string inputs;                    // folder with q.npy, k.npy, ... to run on; empty: generated
+  std::optional<Fault> fault;
 };
 
 // Failed: a check did not hold. Skipped: meaningful, but not supported here; `error` says why.

@@ -1,0 +1,38 @@
+// The same faults on GPUs, with both transports, for as many GPUs as there are.
+#include "catch.h"
+#include "fault_grid.h"
+#include "kernels/backend.h"
+
+namespace cppool::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kSlack = 10s;  // of a process with devices to end, and of a busy machine
+
+void CheckGrid(int world_size, const std::string& transport) {
+  const int devices = kernels::CountCudaDevices();
+  if (devices < world_size) {
+    WARN("faults in a world of " << world_size << " are left out: there are " << devices << " devices");
+    return;
+  }
+  Pools pools(FaultPoolOptions("cuda", transport));
+  for (const FaultCell& cell : FaultGrid(FaultKinds(), {world_size})) {
+    const FaultOutcome outcome = Inject(pools.At(world_size), cell);
+    INFO(cell.kind << ", " << cell.schedule << ": " << outcome.ended << " after " << outcome.time.count()
+                   << " s: " << outcome.text);
+    CHECK(outcome.wrong == "");
+    CHECK_FALSE(outcome.hung);
+    CHECK(outcome.time < outcome.limit + kSlack);
+    CHECK(outcome.next == "passed");
+  }
+}
+
+}  // namespace
+
+TEST_CASE("faults on 2 GPUs through NCCL") { CheckGrid(2, "nccl"); }
+TEST_CASE("faults on 2 GPUs through peer copies") { CheckGrid(2, "peer"); }
+TEST_CASE("faults on 4 GPUs through NCCL") { CheckGrid(4, "nccl"); }
+TEST_CASE("faults on 4 GPUs through peer copies") { CheckGrid(4, "peer"); }
+
+}  // namespace cppool::test

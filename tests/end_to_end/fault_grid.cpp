@@ -1,0 +1,207 @@
+#include "fault_grid.h"
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <string_view>
+
+namespace cppool::test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kShort{1000};  // where the deadline is the end
+constexpr milliseconds kLong{20000};  // where it must not be
+
+// What came of a call.
+struct End {
+  std::optional<Result> result;
+  std::optional<PoolError::Kind> lost;
+  std::string text;
+
+  bool Answered(Status status, std::string_view kind) const {
+    return result && result->status == status && result->failure && result->failure->kind == kind;
+  }
+  bool Died() const { return lost == PoolError::Kind::kDied; }
+  bool Says(std::string_view part) const { return text.find(part) != std::string::npos; }
+  std::string Name() const {
+    if (lost) return "PoolError " + std::string(ToString(*lost));
+    std::string name(ToString(result->status));
+    if (result->status == Status::kError && result->failure) name += " " + result->failure->kind;
+    return name;
+  }
+};
+
+struct Where {
+  bool cuda, nccl;
+  std::string rank;  // "rank 1", which has the fault
+  int index;
+};
+
+struct Kind {
+  const char* name;
+  bool ends_by_deadline;  // or may, with some transport
+  bool ends_process_on_cuda;
+  // Whether this is the right end: the cause by its name.
+  std::function<bool(const End&, const Where&)> right;
+};
+
+#ifdef CPPOOL_TEST_SANITIZED
+constexpr bool kSanitized = true;  // its handlers end the process in their own way
+#else
+constexpr bool kSanitized = false;
+#endif
+
+bool DiedOf(const End& end, const char* cause) { return end.Died() && (kSanitized || end.Says(cause)); }
+
+bool TimedOut(const End& end) {
+  return end.Answered(Status::kError, "timeout") && end.result->fatal && end.Says("forward/");
+}
+
+bool OfRank(const End& end, const Where& where) {
+  return end.result->failure->rank == where.index && end.Says(where.rank);
+}
+
+// Who talks to the rank notices: by sizes that do not fit, by a rank that has left, or by waiting for it.
+bool CommunicationBroke(const End& end, const Where& where) {
+  if (where.nccl && end.Answered(Status::kFailed, "mismatch")) return true;
+  return TimedOut(end) || (end.result && end.result->status == Status::kError && end.Says("rank "));
+}
+
+const std::vector<Kind>& Kinds() {
+  static const std::vector<Kind> kinds = {
+      {"throw", false, false,
+       [](const End& end, const Where& where) {
+         return end.Answered(Status::kError, "internal") && OfRank(end, where) &&
+                end.Says("throw, at the mark 'forward/");
+       }},
+      {"segfault", false, true,
+       [](const End& end, const Where&) { return DiedOf(end, "Segmentation fault"); }},
+      {"abort", false, true, [](const End& end, const Where&) { return DiedOf(end, "Aborted"); }},
+      {"exit", false, true, [](const End& end, const Where&) { return DiedOf(end, "code 42"); }},
+      {"stall", true, true, [](const End& end, const Where&) { return TimedOut(end); }},
+      {"stall_host", true, true, [](const End& end, const Where&) { return TimedOut(end); }},
+      {"skip_collective", true, true, CommunicationBroke},
+      {"wrong_size", true, true, CommunicationBroke},
+      {"out_of_bounds", false, true,
+       [](const End& end, const Where& where) {
+         if (where.cuda) return end.Answered(Status::kError, "cuda") && end.result->fatal;
+         return end.Answered(Status::kError, "internal") && OfRank(end, where) &&
+                end.Says("an allocation of 4096 bytes");
+       }},
+      {"trap", false, true,
+       [](const End& end, const Where& where) {
+         if (where.cuda) return end.Answered(Status::kError, "cuda") && end.result->fatal;
+         return DiedOf(end, "breakpoint trap");
+       }},
+      {"out_of_memory", false, false,
+       [](const End& end, const Where& where) {
+         return end.Answered(Status::kError, "out_of_memory") && OfRank(end, where) && end.Says("free");
+       }},
+      {"flip_bit", false, false,
+       [](const End& end, const Where&) {
+         return end.Answered(Status::kFailed, "mismatch") && !end.result->fatal;
+       }},
+      {"flood", false, false, [](const End& end, const Where&) { return end.result && end.result->ok(); }},
+      {"half_line", false, false,
+       [](const End& end, const Where&) { return end.result && end.result->ok(); }},
+      {"half_answer", false, true,
+       [](const End& end, const Where&) {
+         return end.lost == PoolError::Kind::kProtocol && end.Says(R"("status": "pas)");
+       }},
+  };
+  return kinds;
+}
+
+const Kind& KindOf(const std::string& name) {
+  const auto& kinds = Kinds();
+  const auto found =
+      std::find_if(kinds.begin(), kinds.end(), [&](const Kind& kind) { return kind.name == name; });
+  if (found == kinds.end()) throw std::invalid_argument("no kind of fault: " + name);
+  return *found;
+}
+
+End Run(Pool& pool, const FaultCell& cell, const RunOptions& options) {
+  const Json params = {{"cp_comm_type", cell.schedule},
+                       {"batch_size", 2},
+                       {"max_seqlen_q", 64},
+                       {"max_seqlen_kv", 64},
+                       {"num_heads", 8},
+                       {"num_gqa_groups", 8},
+                       {"head_dim_qk", 64},
+                       {"head_dim_v", 64}};
+  End end;
+  try {
+    end.result = pool.Run(params, options);
+    end.text = end.result->error;
+  } catch (const PoolError& error) {
+    end.lost = error.kind();
+    end.text = error.what();
+  }
+  return end;
+}
+
+}  // namespace
+
+const std::vector<std::string>& FaultKinds() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
+    for (const Kind& kind : Kinds()) all.emplace_back(kind.name);
+    return all;
+  }();
+  return names;
+}
+
+std::vector<FaultCell> FaultGrid(const std::vector<std::string>& kinds, const std::vector<int>& world_sizes) {
+  std::vector<FaultCell> cells;
+  for (const std::string& kind : kinds) {
+    for (const int world_size : world_sizes) {
+      for (const char* schedule : {"p2p", "all_gather", "a2a", "a2a+p2p"}) {
+        if (std::string_view(schedule) == "a2a+p2p" && (world_size < 4 || world_size % 2)) continue;
+        cells.push_back({kind, schedule, world_size});
+      }
+    }
+  }
+  return cells;
+}
+
+PoolOptions FaultPoolOptions(const std::string& backend, const std::string& transport) {
+  PoolOptions options;
+  options.backend = backend;
+  options.transport = transport;
+  options.arguments = {"--allow-faults"};
+  options.log_level = "error";
+  options.retries = 0;
+  return options;
+}
+
+FaultOutcome Inject(Pool& pool, const FaultCell& cell) {
+  const Kind& kind = KindOf(cell.kind);
+  const Json hello = pool.Hello();  // the fault's time holds no start
+  const bool cuda = hello.at("backend") == "cuda";
+  const int rank = cell.world_size / 2;
+  const Where where{cuda, hello.at("transport") == "nccl", "rank " + std::to_string(rank), rank};
+  RunOptions options;
+  options.deadline = kind.ends_by_deadline ? kShort : kLong;
+  options.fault = Fault{cell.kind, rank, "", 1};
+
+  FaultOutcome outcome;
+  const auto start = Clock::now();
+  const End end = Run(pool, cell, options);
+  outcome.time = Clock::now() - start;
+  outcome.limit = options.deadline + pool.options().grace;
+  outcome.ended = end.Name();
+  outcome.text = end.text;
+  outcome.hung = end.lost == PoolError::Kind::kTimeout;
+  if (!kind.right(end, where)) outcome.wrong = "ended in " + outcome.ended + ": " + end.text;
+
+  options.deadline = kLong;
+  options.fault.reset();
+  const End next = Run(pool, cell, options);
+  outcome.next = next.Name() + (next.text.empty() ? "" : ": " + next.text);
+  outcome.stayed = !next.lost && pool.Hello().at("pid") == hello.at("pid");
+  return outcome;
+}
+
+}  // namespace cppool::test
