@@ -18,16 +18,31 @@ namespace {
 
 class HostBlockPlan : public BlockPlan {
  public:
-  HostBlockPlan(WorkList queries, WorkList keys, bool training)
-      : queries_(std::move(queries)), keys_(std::move(keys)), training_(training) {}
-  std::int64_t pairs() const override { return queries_.pairs; }
-  const WorkList& queries() const { return queries_; }
-  const WorkList& keys() const { return keys_; }
+  HostBlockPlan(cppool_runtime* runtime, cppool_stream stream, WorkList queries, WorkList keys, bool training)
+      : runtime_(runtime),
+        stream_(stream),
+        lists_(std::make_shared<Lists>(Lists{std::move(queries), std::move(keys)})),
+        training_(training) {}
+  // In stream order, as a buffer: a case that fails drops its plans with work under way that reads the lists.
+  ~HostBlockPlan() override {
+    try {
+      Enqueue(runtime_, stream_, [lists = std::move(lists_)] {});
+    } catch (...) {  // no such stream any more: no work either
+    }
+  }
+  std::int64_t pairs() const override { return lists_->queries.pairs; }
+  const WorkList& queries() const { return lists_->queries; }
+  const WorkList& keys() const { return lists_->keys; }
   bool training() const { return training_; }
 
  private:
-  WorkList queries_;
-  WorkList keys_;  // empty when not training
+  struct Lists {
+    WorkList queries;
+    WorkList keys;  // empty when not training
+  };
+  cppool_runtime* runtime_;
+  cppool_stream stream_;
+  std::shared_ptr<const Lists> lists_;
   bool training_;
 };
 
@@ -139,19 +154,21 @@ class HostAttentionKernels : public AttentionKernels {
   void Load(const KernelShape& shape, bool) override { CheckShape(shape); }
 
   std::unique_ptr<BlockPlan> Plan(const KernelShape& shape, const Layout& query, const Layout& key,
-                                  const std::vector<Band>& bands, bool training, cppool_stream) override {
+                                  const std::vector<Band>& bands, bool training,
+                                  cppool_stream stream) override {
     CheckShape(shape);
     // Empty tiles are kept: whether a call is a first or a last one, which writes every row, is not known
     // yet.
     return std::make_unique<HostBlockPlan>(
-        BuildWorkList(Side::kQuery, query, key, bands, host::kTile, true),
+        runtime_, stream, BuildWorkList(Side::kQuery, query, key, bands, host::kTile, true),
         training ? BuildWorkList(Side::kKey, query, key, bands, host::kTile, true) : WorkList{}, training);
   }
 
   void Forward(const KernelShape& shape, const ForwardArgs& args, cppool_stream stream) override {
     const HostBlockPlan& plan = PlanOf(args.plan);
     if (plan.pairs() == 0 && !args.first && !args.last) return;
-    Enqueue(runtime_, stream, [shape, args, &plan] { host::AttendForward(shape, args, plan.queries()); });
+    Enqueue(runtime_, stream,
+            [shape, args, &queries = plan.queries()] { host::AttendForward(shape, args, queries); });
   }
 
   void Delta(const KernelShape& shape, std::int64_t rows, const void* out, const void* dout, float* delta,
@@ -176,14 +193,15 @@ class HostAttentionKernels : public AttentionKernels {
     if (!plan.training()) Misused("a gradient from a plan that is not for training");
     if (plan.pairs() == 0 && !args.first && !args.last) return;
     Enqueue(runtime_, stream,
-            [shape, args, &plan] { host::AttendBackwardQuery(shape, args, plan.queries()); });
+            [shape, args, &queries = plan.queries()] { host::AttendBackwardQuery(shape, args, queries); });
   }
 
   void BackwardKey(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
     const HostBlockPlan& plan = PlanOf(args.plan);
     if (!plan.training()) Misused("a gradient from a plan that is not for training");
     if (plan.pairs() == 0 && !args.first && !args.last) return;
-    Enqueue(runtime_, stream, [shape, args, &plan] { host::AttendBackwardKey(shape, args, plan.keys()); });
+    Enqueue(runtime_, stream,
+            [shape, args, &keys = plan.keys()] { host::AttendBackwardKey(shape, args, keys); });
   }
 
   void BackwardBias(const KernelShape& shape, const BackwardArgs& args, const BiasGradient& gradient,
@@ -194,8 +212,9 @@ class HostAttentionKernels : public AttentionKernels {
       Misused("dbias summed over queries has a place for each sequence and head");
     }
     if (plan.pairs() == 0) return;
-    Enqueue(runtime_, stream,
-            [shape, args, gradient, &plan] { host::AttendBackwardBias(shape, args, gradient, plan.keys()); });
+    Enqueue(runtime_, stream, [shape, args, gradient, &keys = plan.keys()] {
+      host::AttendBackwardBias(shape, args, gradient, keys);
+    });
   }
 
   void AddOffset(const KernelShape& shape, std::int64_t rows, const float* lse, const float* offset,

@@ -68,7 +68,7 @@ void HostRank::EndIterations() { iteration_ = kOutside; }
 
 StageTimes HostRank::EndCase() {
   SynchronizeAll();
-  for (const auto* left : {&buffers_, &host_buffers_}) {
+  for (const auto* left : {&buffers_, &host_buffers_, &freed_host_buffers_}) {
     for (const auto& [ptr, bytes] : *left) CheckGuards(ptr, bytes);
   }
   StageTimes times;
@@ -93,16 +93,13 @@ void HostRank::ReleaseAll() {
   next_stream_ = 1;
   Fail("");
   failure_.Clear();
-  for (const auto& [ptr, bytes] : buffers_) {
-    FreeGuarded(ptr);
-    CountReleased(bytes);
+  for (auto* left : {&buffers_, &host_buffers_, &freed_host_buffers_}) {
+    for (const auto& [ptr, bytes] : *left) {
+      FreeGuarded(ptr);
+      CountReleased(bytes);
+    }
+    left->clear();
   }
-  for (const auto& [ptr, bytes] : host_buffers_) {
-    FreeGuarded(ptr);
-    CountReleased(bytes);
-  }
-  buffers_.clear();
-  host_buffers_.clear();
   live_.store(0, std::memory_order_relaxed);
   for (HostEvent* event : events_) delete event;
   events_.clear();
@@ -215,11 +212,9 @@ void HostRank::FreeHost(void* ptr) {
   const auto it = host_buffers_.find(ptr);
   if (it == host_buffers_.end())
     throw RuntimeError(CPPOOL_INTERNAL, "free_host of memory that this rank has not allocated, or has freed");
-  CheckGuards(ptr, it->second);
-  CountReleased(it->second);
-  host_buffers_.erase(it);
   live_.fetch_sub(1, std::memory_order_relaxed);
-  FreeGuarded(ptr);
+  // Its memory goes with the case: one that fails may free what its streams still write to.
+  freed_host_buffers_.insert(host_buffers_.extract(it));
 }
 
 void HostRank::Copy(void* to, const void* from, std::size_t bytes, cppool_stream stream) {

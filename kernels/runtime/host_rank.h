@@ -116,6 +116,7 @@ class HostRank final : public RankRuntime {
   Failure failure_;
 
   std::unordered_map<void*, std::size_t> buffers_, host_buffers_;  // live, with their bytes
+  std::unordered_map<void*, std::size_t> freed_host_buffers_;      // kept to the end of the case
   std::atomic<std::size_t> held_bytes_{0}, live_{0};
 
   std::set<HostEvent*> events_;  // owned

@@ -75,6 +75,27 @@ TEST_CASE("a fault happens at the mark and the time that it names, on its rank")
   CHECK(RunWith(1, {"out_of_memory", 0, "inputs"}).failure->kind == "out_of_memory");
 }
 
+TEST_CASE("a rank may throw at any mark: what is under way on its streams then outlives what it drops") {
+  for (const char* schedule : {"p2p", "all_gather", "a2a"}) {
+    int count = 0;
+    for (bool happened = true; happened;) {
+      RunOptions options;
+      options.fault = Fault{"throw", 0, "", ++count};
+      const Result result = PoolOf(2).Run({{"cp_comm_type", schedule},
+                                           {"num_heads", 4},
+                                           {"num_gqa_groups", 4},
+                                           {"max_seqlen_q", 128},
+                                           {"max_seqlen_kv", 128}},
+                                          options);
+      INFO(schedule << ", mark " << count << ": " << result.error);
+      REQUIRE(result.failure);
+      happened = result.failure->kind == "internal";
+      CHECK(result.failure->rank == 0);
+    }
+    CHECK(count > 6);
+  }
+}
+
 TEST_CASE("a fault that does not happen is an error with the marks that the rank did come to") {
   const auto refused = [](const Result& result, std::vector<std::string> parts) {
     INFO(result.error);
