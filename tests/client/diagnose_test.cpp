@@ -246,6 +246,7 @@ TEST_CASE("a single case, diagnosed by the command") {
   ran = run({"--param", "dread=3"});  // refused: nothing ran
   CHECK(ran.code == 1);
   CHECK_FALSE(ran.Prints("verdict"));
+  CHECK_FALSE(Cppool({"run", "--diagnose"}, "/nowhere").Prints("verdict"));  // nor here
   CHECK(run({"--list"}).code == 2);
 }
 
