@@ -4,13 +4,16 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -111,7 +114,10 @@ class Daemon {
 
  private:
   int Serve(Dispatcher& dispatcher, UniqueFd input) {
-    RequestReader requests(std::move(input), stop_.get());
+    std::optional<std::chrono::milliseconds> idle_limit;
+    if (options_.idle_exit_s > 0)
+      idle_limit = std::chrono::milliseconds(std::max(1LL, std::llround(options_.idle_exit_s * 1000)));
+    RequestReader requests(std::move(input), stop_.get(), idle_limit);
     busy_ = false;
     while (auto line = requests.Next()) {
       busy_ = true;
@@ -127,7 +133,8 @@ class Daemon {
       busy_ = false;
     }
     busy_ = true;
-    return 0;
+    if (requests.idled()) spdlog::info("no request for {} s: this daemon ends", options_.idle_exit_s);
+    return 0;  // stdin is closed before the world: a request that comes now fails at once, unread
   }
 
   // The watchdog's thread. Nothing here may wait for what is stuck.

@@ -42,6 +42,9 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
       ->capture_default_str();
   app.add_flag("--allow-faults", options.allow_faults,
                "Takes requests with \"fault\", which make a rank crash, stall, corrupt data, ...: for tests");
+  app.add_option("--idle-exit", options.idle_exit_s,
+                 "Ends in order after so many seconds without a request, which gives the devices back")
+      ->check(CLI::Range(0.001, 1e6));
   app.set_version_flag("--version", std::string("cppoold ") + CPPOOL_VERSION);
 
   // CLI11 takes "--sentinel=" for an option without its value.

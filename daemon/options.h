@@ -17,6 +17,7 @@ struct Options {
   std::vector<std::string> case_files;
   std::string log_level;
   bool allow_faults = false;
+  double idle_exit_s = 0;  // so long without a request, and it ends; 0: never
 };
 
 inline constexpr int kMaxWorldSize = 64;

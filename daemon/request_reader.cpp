@@ -3,19 +3,27 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <string_view>
 #include <utility>
 
 namespace cppool::daemon {
 
-RequestReader::RequestReader(UniqueFd input, int stop_fd)
-    : input_(std::move(input)), stop_fd_(stop_fd), lines_(protocol::kMaxRequestBytes) {}
+RequestReader::RequestReader(UniqueFd input, int stop_fd, std::optional<std::chrono::milliseconds> idle_limit)
+    : input_(std::move(input)),
+      stop_fd_(stop_fd),
+      idle_limit_(idle_limit),
+      lines_(protocol::kMaxRequestBytes) {}
 
 std::optional<protocol::LineReader::Line> RequestReader::Next() {
+  std::optional<Clock::time_point> idle_until;
+  if (idle_limit_) idle_until = Clock::now() + *idle_limit_;
   while (!ended_) {
     if (auto line = lines_.Next()) return line;
-    switch (Fill()) {
+    if (lines_.buffered() > 0) idle_until.reset();  // a line that has begun is a request to come
+    switch (Fill(idle_until)) {
       case Filled::kBytes:
         break;
       case Filled::kEnd:
@@ -24,19 +32,29 @@ std::optional<protocol::LineReader::Line> RequestReader::Next() {
       case Filled::kStopped:
         ended_ = true;
         break;  // half a line is no request
+      case Filled::kIdle:
+        ended_ = idled_ = true;
+        break;
     }
   }
   return std::nullopt;
 }
 
-RequestReader::Filled RequestReader::Fill() {
+RequestReader::Filled RequestReader::Fill(std::optional<Clock::time_point> idle_until) {
   char bytes[64 * 1024];
   while (true) {
     pollfd fds[2] = {{input_.get(), POLLIN, 0}, {stop_fd_, POLLIN, 0}};  // a negative descriptor is ignored
-    if (poll(fds, 2, -1) < 0) {
+    int timeout = -1;
+    if (idle_until) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(*idle_until - Clock::now()).count();
+      timeout = static_cast<int>(std::clamp<long long>(left, 0, INT_MAX));
+    }
+    const int ready = poll(fds, 2, timeout);
+    if (ready < 0) {
       if (errno == EINTR) continue;
       return Filled::kEnd;
     }
+    if (ready == 0) return Filled::kIdle;
     if (fds[1].revents) return Filled::kStopped;
     const ssize_t count = read(input_.get(), bytes, sizeof(bytes));
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;

@@ -11,6 +11,7 @@
 #include "daemon/start_error.h"
 #include "kernels/error.h"
 #include "protocol/start.h"
+#include "protocol/visible_devices.h"
 
 namespace cppool::daemon {
 namespace {
@@ -29,22 +30,25 @@ struct Opening {
 
 std::string Describe(int count) { return count == 1 ? "1 device" : std::to_string(count) + " devices"; }
 
+std::string DescribeList(const char* visible) {
+  if (!visible) return "CUDA_VISIBLE_DEVICES is not set";
+  const std::string odd = protocol::ExplainVisibleDevices(visible);
+  return "CUDA_VISIBLE_DEVICES='" + std::string(visible) + "'" + (odd.empty() ? "" : "; ") + odd;
+}
+
 }  // namespace
 
 std::string NarrowDevices(const char* visible, int count) {
-  std::string narrowed;
   if (!visible) {
+    std::string narrowed;
     for (int i = 0; i < count; ++i) narrowed += fmt::format("{}{}", i ? "," : "", i);
     return narrowed;
   }
-  std::string_view rest = visible;
-  for (int i = 0; i < count && !rest.empty(); ++i) {
-    const auto comma = rest.find(',');
-    if (i) narrowed += ',';
-    narrowed += rest.substr(0, comma);
-    rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
-  }
-  return narrowed;
+  const std::string_view list = visible;
+  if (protocol::ReadVisibleDevices(list).repeated) return visible;
+  std::size_t end = 0;
+  for (int i = 0; i < count && end != std::string_view::npos; ++i) end = list.find(',', end + (i > 0));
+  return std::string(list.substr(0, end));
 }
 
 std::unique_ptr<kernels::Backend> ChooseBackend(BackendChoice choice, kernels::Transport transport,
@@ -60,8 +64,7 @@ std::unique_ptr<kernels::Backend> ChooseBackend(BackendChoice choice, kernels::T
   try {
     if (choice == BackendChoice::kHost) return host();
     const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-    const std::string before =
-        visible ? "CUDA_VISIBLE_DEVICES='" + std::string(visible) + "'" : "CUDA_VISIBLE_DEVICES is not set";
+    const std::string before = DescribeList(visible);
     setenv("CUDA_VISIBLE_DEVICES", NarrowDevices(visible, world_size).c_str(), 1);
     const int devices = kernels::CountCudaDevices();
     if (devices == 0 && choice == BackendChoice::kAuto) return host();

@@ -18,9 +18,11 @@ enum class BackendChoice { kAuto, kCuda, kHost };
 // Decides as the contract says (`auto` is cuda exactly when CUDA sees a device), narrows CUDA_VISIBLE_DEVICES to the first `world_size`
 // devices, since CUDA's start grows with what it sees, and makes the backend. Before anything else touches CUDA, on a process that
 // has no other threads reading the environment. Throws StartError.
-std::unique_ptr<kernels::Backend> ChooseBackend(BackendChoice choice, kernels::Transport transport, int world_size);
+std::unique_ptr<kernels::Backend> ChooseBackend(BackendChoice choice, kernels::Transport transport,
+                                                int world_size);
 
-// The first `count` entries of a CUDA_VISIBLE_DEVICES list; null (unset) is 0, 1, ... An empty list stays empty.
+// The first `count` entries of a CUDA_VISIBLE_DEVICES list; null (unset) is 0, 1, ... CUDA makes of them what it makes of the whole list,
+// but for fewer devices: so an empty one stays empty, and one that names a device twice, with which CUDA sees none, stays whole.
 std::string NarrowDevices(const char* visible, int count);
 
 class World {

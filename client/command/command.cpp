@@ -58,7 +58,7 @@ std::vector<std::string> ToWords(const DaemonArguments& arguments) {
   if (arguments.transport != "auto") add("--transport", arguments.transport);
   std::string devices;
   for (const std::string& device : arguments.devices) devices += (devices.empty() ? "" : ",") + device;
-  if (!devices.empty()) add("--devices", devices);
+  if (!arguments.devices.empty()) add("--devices", devices);  // '' is no device at all
   if (!arguments.daemon.empty()) add("--daemon", arguments.daemon);
   for (const std::string& library : arguments.libraries) add("--load", library);
   return words;

@@ -10,6 +10,7 @@
 
 #include "command.h"
 #include "process.h"
+#include "protocol/visible_devices.h"
 #include "text.h"
 
 namespace cppool::command {
@@ -66,6 +67,39 @@ std::string Reason(const PoolError& error) {
   return last.empty() ? error.what() : last;
 }
 
+// What `nvidia-smi -L` lists, and which of it CUDA sees. The driver is asked by the programs that this one starts, never here: that would
+// end this process's, or a harness's, freedom to fork.
+void DescribeGpus(const char* visible, std::ostream& out) {
+  out << "CUDA_VISIBLE_DEVICES: ";
+  if (visible != nullptr) {
+    const std::string odd = protocol::ExplainVisibleDevices(visible);
+    out << "'" << visible << "'" << (odd.empty() ? "" : ": ") << odd << "\n";
+  } else {
+    out << "not set\n";
+  }
+  const std::string smi = InPath("nvidia-smi");
+  out << "GPUs: ";
+  if (smi.empty()) {
+    out << "nvidia-smi is not in PATH\n";
+    return;
+  }
+  const std::string listed = Capture(smi, {"-L"}, std::chrono::seconds(20));
+  out << (listed.empty() ? "none\n" : "\n" + listed);
+  std::vector<std::string> uuids;  // "GPU 0: NVIDIA H200 (UUID: GPU-8932f937-...)"
+  std::istringstream lines(listed);
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t uuid = line.find("(UUID: GPU-");
+    if (line.rfind("GPU ", 0) == 0 && uuid != std::string::npos)
+      uuids.push_back(line.substr(uuid + 7, line.find(')', uuid) - uuid - 7));
+  }
+  const protocol::VisibleDevices devices = protocol::ReadVisibleDevices(visible != nullptr ? visible : "");
+  if (visible == nullptr || uuids.empty() || devices.of_mig()) return;
+  std::string seen;
+  for (int index : protocol::FindVisibleDevices(devices, uuids))
+    seen += (seen.empty() ? "" : ", ") + std::to_string(index);
+  out << "of these CUDA sees " << (seen.empty() ? "none" : seen) << "\n";
+}
+
 // "world size 2: backend host, ..." for a daemon that starts, else why it does not.
 bool Try(PoolOptions options, int world_size, std::ostream& out) {
   options.world_size = world_size;
@@ -97,17 +131,10 @@ int Doctor(const DaemonArguments& arguments, Streams streams) {
               : module)
       << "\n";
   out << "CPU cores: " << std::thread::hardware_concurrency() << "\n";
-  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  out << "CUDA_VISIBLE_DEVICES: " << (visible != nullptr ? "'" + std::string(visible) + "'" : "not set")
-      << "\n";
-  std::string smi = InPath("nvidia-smi");
-  out << "GPUs: ";
-  if (smi.empty()) {
-    out << "nvidia-smi is not in PATH\n";
-  } else {
-    std::string listed = Capture(smi, {"-L"}, std::chrono::seconds(20));
-    out << (listed.empty() ? "none\n" : "\n" + listed);
-  }
+  std::string chosen;
+  for (const std::string& device : options.devices)
+    chosen += (&device == &options.devices[0] ? "" : ",") + device;
+  DescribeGpus(options.devices.empty() ? std::getenv("CUDA_VISIBLE_DEVICES") : chosen.c_str(), out);
   out << std::flush;
   if (daemon.empty()) return kFailure;
 

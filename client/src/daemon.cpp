@@ -30,6 +30,12 @@ Process::Command DaemonCommand(const PoolOptions& options) {
     command.arguments.insert(command.arguments.end(), {"--case", file});
   if (!options.log_level.empty())
     command.arguments.insert(command.arguments.end(), {"--log-level", options.log_level});
+  if (options.idle_exit > milliseconds(0)) {
+    const auto ms = options.idle_exit.count();  // by hand: a harness's locale may write a comma
+    command.arguments.insert(
+        command.arguments.end(),
+        {"--idle-exit", std::to_string(ms / 1000) + "." + std::to_string(1000 + ms % 1000).substr(1)});
+  }
   command.arguments.insert(command.arguments.end(), options.arguments.begin(), options.arguments.end());
 
   // So that the daemon notices a parent that died before it could look.
@@ -136,7 +142,18 @@ void Daemon::DropStale() {
 bool Daemon::Send(std::string_view* unsent) {
   ssize_t count = send(process_->input(), unsent->data(), unsent->size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   if (count > 0) unsent->remove_prefix(static_cast<std::size_t>(count));
-  return count >= 0 || errno == EAGAIN || errno == EINTR;
+  if (count >= 0 || errno == EAGAIN || errno == EINTR) return true;
+  left_unread_ = true;
+  return false;
+}
+
+bool Daemon::LeftUnread() {
+  // Of a Unix socket this means that the other side closed it with bytes of ours in it; it is told once.
+  int error = 0;
+  socklen_t size = sizeof error;
+  if (getsockopt(process_->input(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == ECONNRESET)
+    left_unread_ = true;
+  return left_unread_;
 }
 
 bool Daemon::Receive() {
@@ -178,9 +195,11 @@ bool Daemon::NextAnswer(std::int64_t id, Json* answer) {
 }
 
 void Daemon::ThrowClosed(const std::string& what, Clock::time_point until) {
-  auto patience = std::min(until, Clock::now() + kLastWords);
-  if (!process_->WaitEnd(patience)) throw Lost{PoolError::Kind::kProtocol, Name() + what + " and runs on"};
-  throw Lost{PoolError::Kind::kDied, DescribeEnd()};
+  // One that ends in order closes its stdin first, and then takes its time to give the devices back.
+  const milliseconds limit = LeftUnread() ? std::max(options_.grace, kLastWords) : kLastWords;
+  if (!process_->WaitEnd(std::min(until, Clock::now() + limit)))
+    throw Lost{PoolError::Kind::kProtocol, Name() + what + " and runs on"};
+  throw Lost{PoolError::Kind::kDied, DescribeEnd(), LeftUnread() && process_->exit_code() == 0};
 }
 
 std::string Daemon::Name() const {

@@ -18,6 +18,7 @@ namespace cppool::internal {
 struct Lost {
   PoolError::Kind kind;
   std::string message;
+  bool untaken = false;  // the daemon had ended in order before it read the request: it is no attempt
 };
 
 std::string Seconds(std::chrono::milliseconds time);  // "2.5 s"
@@ -37,6 +38,7 @@ class Daemon {
   Json Ask(protocol::Operation operation, Clock::time_point until);
 
   bool Ended() { return process_->Ended(); }
+  bool EndedInOrder() { return process_->Ended() && process_->exit_code() == 0; }
   std::string DescribeEnd() { return Name() + process_->DescribeEnd(); }
   std::string StderrText() const { return tail_->Text(); }
 
@@ -47,6 +49,7 @@ class Daemon {
  private:
   void DropStale();                     // what came before a request does not answer it, whatever it says
   bool Send(std::string_view* unsent);  // false: it does not read any more
+  bool LeftUnread();                    // whether it closed its stdin before it had read the request
   bool Receive();                       // false: end of file
   bool NextAnswer(std::int64_t id, Json* answer);
   [[noreturn]] void ThrowClosed(const std::string& what, Clock::time_point until);
@@ -58,6 +61,7 @@ class Daemon {
   std::unique_ptr<StderrTail> tail_;
   protocol::LineReader reader_;
   std::int64_t last_id_ = 0;
+  bool left_unread_ = false;
 };
 
 }  // namespace cppool::internal

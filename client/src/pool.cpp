@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "daemon.h"
 #include "request.h"
@@ -50,6 +51,7 @@ class Pool::State {
   template <typename Convert>
   auto Ask(const protocol::Operation& operation, milliseconds limit, Convert convert) {
     std::lock_guard lock(mutex_);
+    bool forgiven = false;
     for (int attempt = 1;; ++attempt) {
       try {
         EnsureDaemon();
@@ -65,6 +67,10 @@ class Pool::State {
         if (lost.kind == PoolError::Kind::kTimeout)
           message += " within " + internal::Seconds(limit) + " and was killed";
         if (!Retire(&Daemon::Kill)) message += "; not even SIGKILL ended it: it is left behind";
+        if (lost.untaken && !std::exchange(forgiven, true)) {  // it went at the moment of the call
+          --attempt;
+          continue;
+        }
         bool again = lost.kind == PoolError::Kind::kDied || lost.kind == PoolError::Kind::kProtocol;
         if (!again || attempt > options_.retries) {
           if (attempt > 1) message += " (attempt " + std::to_string(attempt) + ")";
@@ -129,7 +135,8 @@ class Pool::State {
     std::erase_if(unkillable_, [](auto& daemon) { return daemon->Ended() && daemon->Kill(); });
     if (daemon_ &&
         daemon_->Ended()) {  // since the last call: nobody was waiting for it, so this is no attempt
-      Log(daemon_->DescribeEnd() + " between two calls; another is started");
+      if (options_.idle_exit <= milliseconds(0) || !daemon_->EndedInOrder())
+        Log(daemon_->DescribeEnd() + " between two calls; another is started");
       Retire(&Daemon::Kill);
     }
     if (daemon_) return;

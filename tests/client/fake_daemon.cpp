@@ -1,6 +1,7 @@
 // A daemon for the client's tests that behaves as it is told: `--start WORD` at its start, the parameter `do` of a request in that request.
 // It speaks the protocol by hand: the tests of the client must not trust the code that they test.
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -75,6 +76,27 @@ Json NotPassed(const Json& id, const std::string& status, const std::string& kin
              {"rel_err", 0.0},
              {"tolerance", 0.01},
              {"ok", true}}}}};
+}
+
+// `--start leave_...`: goes as an idle daemon does, just as a request comes. `marker` counts the daemons that have gone.
+void Leave(const std::string& start, const std::string& marker, int going) {
+  int gone = 0;
+  std::ifstream(marker) >> gone;
+  if (gone >= going) return;
+  std::ofstream(marker) << gone + 1;
+  if (start == "leave_closed") close(0);
+  pollfd request = {0, POLLIN, 0};
+  if (start != "leave_closed") poll(&request, 1, -1);
+  char byte;
+  if (start == "leave_part" && read(0, &byte, 1) != 1) _exit(9);
+  if (start == "leave_having_read") do {
+      if (read(0, &byte, 1) != 1) _exit(9);
+    } while (byte != '\n');
+  if (start == "leave_slowly" || start == "leave_closed") {
+    close(0);
+    Pause(1500);
+  }
+  _exit(start == "leave_in_disorder" ? 1 : 0);
 }
 
 // What the process was given: descriptors, signals, environment.
@@ -365,12 +387,14 @@ int main(int argc, char** argv) {
   alarm(60);  // whatever the test does, this process does not stay
   const Json surroundings = Surroundings(argc, argv);
   std::string start, file;
+  int going = 0;
   for (int i = 1; i + 1 < argc; ++i) {
     std::string word = argv[i];
     if (word == "--sentinel") sentinel = argv[i + 1];
     if (word == "--world-size") world_size = std::atoi(argv[i + 1]);
     if (word == "--start") start = argv[i + 1];
     if (word == "--file") file = argv[i + 1];
+    if (word == "--going") going = std::atoi(argv[i + 1]);
     if (word == "--count") std::ofstream(argv[i + 1], std::ios::app) << "started\n";
   }
   std::cerr << "the fake daemon has started" << std::endl;
@@ -417,6 +441,7 @@ int main(int argc, char** argv) {
     }
     Write(1, Line(answer));
     if (start == "deaf") Hang();
+    if (start.rfind("leave_", 0) == 0) Leave(start, file, going);
     if (start == "close_stdin" && op == "hello") {
       close(0);
       Hang();

@@ -191,6 +191,10 @@ TEST_CASE("the devices that a world of some size sees") {
   CHECK(daemon::NarrowDevices("5", 4) == "5");
   CHECK(daemon::NarrowDevices("", 4).empty());
   CHECK(daemon::NarrowDevices("1,,2", 2) == "1,");
+  CHECK(daemon::NarrowDevices("0,-1,1", 3) == "0,-1,1");
+  CHECK(daemon::NarrowDevices("2,1,0,", 3) == "2,1,0");
+  CHECK(daemon::NarrowDevices("0,1,0", 1) == "0,1,0");  // CUDA sees none, and must not be made to see one
+  CHECK(daemon::NarrowDevices("GPU-a,GPU-b,GPU-b1", 2) == "GPU-a,GPU-b,GPU-b1");
 }
 
 }  // namespace cppool::test

@@ -57,7 +57,10 @@ struct PoolOptions {
   std::chrono::milliseconds start_limit{60000};  // from the spawn to the answer to `hello`
   std::chrono::milliseconds grace{2000};         // past a case's deadline, for its answer; for an orderly end
   std::chrono::milliseconds kill_grace{5000};    // from SIGTERM to SIGKILL, and from there to giving up
-  int retries = 1;                               // when the daemon died or broke the protocol
+  // After so long without a call the daemon ends and gives its GPUs back; the next call spawns another, which
+  // is no attempt and no failure. 0: never.
+  std::chrono::milliseconds idle_exit{0};
+  int retries = 1;  // when the daemon died or broke the protocol
 
   // Called without the newline; must not call the Pool; what they throw is dropped.
   std::function<void(std::string_view)> on_stderr;  // each line of stderr, at once, on the Pool's own thread

@@ -1,0 +1,169 @@
+// PoolOptions::idle_exit: a daemon that goes when nobody needs it, and a call that meets it going.
+#include <atomic>
+#include <fstream>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support.h"
+
+using namespace cppool_test;
+using cppool::Json;
+using cppool::Pool;
+using cppool::PoolError;
+
+namespace {
+
+// A pool of fake daemons of which the first `going` do as `start` says, and what it logged.
+struct GoingPool {
+  GoingPool(const std::string& start, int going) {
+    cppool::PoolOptions options = FakeOptions(start);
+    options.grace = 20s;
+    options.idle_exit = 1h;
+    options.arguments.insert(
+        options.arguments.end(),
+        {"--file", folder.File("gone"), "--going", std::to_string(going), "--count", folder.File("starts")});
+    options.log = [this](std::string_view line) { log += std::string(line) + "\n"; };
+    pool.emplace(options);
+  }
+  int Starts() const {
+    std::ifstream file(folder.File("starts"));
+    int lines = 0;
+    for (std::string line; std::getline(file, line);) ++lines;
+    return lines;
+  }
+  TemporaryFolder folder;
+  std::string log;
+  std::optional<Pool> pool;
+};
+
+cppool::PoolOptions RealOptions(std::chrono::milliseconds idle_exit) {
+  cppool::PoolOptions options;
+  options.daemon = CPPOOL_REAL_DAEMON;
+  options.backend = "host";
+  options.world_size = 1;
+  options.idle_exit = idle_exit;
+  return options;
+}
+
+const Json kSmallest = {{"max_seqlen_q", 16}, {"max_seqlen_kv", 16}, {"num_heads", 1}, {"num_gqa_groups", 1},
+                        {"head_dim_qk", 64},  {"head_dim_v", 64},    {"batch_size", 1}};
+
+bool Gone(int pid) {  // to be reaped, or reaped
+  const char state = StateOf(std::to_string(pid)).state;
+  return state == ' ' || state == 'Z';
+}
+
+}  // namespace
+
+TEST_CASE("the idle time is handed to the daemon in seconds, whatever the locale") {
+  cppool::PoolOptions options = FakeOptions();
+  options.idle_exit = 61050ms;
+  Pool pool(options);
+  const Json words = pool.Run(Do("echo")).json["surroundings"]["arguments"];
+  std::string all;
+  for (const Json& word : words) all += word.get<std::string>() + " ";
+  CHECK(all.find("--idle-exit 61.050 ") != std::string::npos);
+  Pool never(FakeOptions());
+  CHECK(never.Run(Do("echo")).json["surroundings"]["arguments"].dump().find("idle") == std::string::npos);
+}
+
+TEST_CASE("a request that a daemon left unread as it went is asked of another, and that is no attempt") {
+  // The request is in the pipe and is not read; a part of it is read; stdin is closed before it is written; the end takes its time.
+  for (const char* start : {"leave_unread", "leave_part", "leave_closed", "leave_slowly"}) {
+    for (const std::size_t bytes : {10u, 1000000u}) {  // the larger one does not fit into the pipe
+      INFO(start << ", " << bytes);
+      GoingPool going(start, 1);
+      cppool::Result result = going.pool->Run({{"much", std::string(bytes, 'x')}});
+      CHECK(result.ok());
+      CHECK(result.attempts == 1);
+      CHECK(going.log == "");
+      CHECK(going.Starts() == 2);
+    }
+  }
+}
+
+TEST_CASE("it is asked of another once; then daemons that go count as dead") {
+  GoingPool going("leave_unread", 100);
+  try {
+    going.pool->Run();
+    FAIL("there was an answer");
+  } catch (const PoolError& error) {
+    CHECK(error.kind() == PoolError::Kind::kDied);
+    CHECK(std::string(error.what()).find("attempt 2") != std::string::npos);
+  }
+  CHECK(going.Starts() == 3);
+}
+
+TEST_CASE("a daemon that read the request, or ended in disorder, has died") {
+  for (const char* start : {"leave_having_read", "leave_in_disorder"}) {
+    INFO(start);
+    GoingPool going(start, 1);
+    cppool::Result result = going.pool->Run();
+    CHECK(result.ok());
+    CHECK(result.attempts == 2);
+    CHECK(going.log.find("another is asked") != std::string::npos);
+    CHECK(going.Starts() == 2);
+  }
+}
+
+TEST_CASE("an idle daemon ends in order, and the next call starts another without a word") {
+  LeavesNothing([] {
+    cppool::PoolOptions options = RealOptions(300ms);
+    std::string log;
+    options.log = [&](std::string_view line) { log += line; };
+    Pool pool(options);
+    for (int i = 0; i < 2; ++i) {
+      const cppool::Result first = pool.Run(kSmallest);
+      INFO(first.error);
+      REQUIRE(first.ok());
+      CHECK(first.attempts == 1);
+      const int pid = pool.Hello()["pid"];
+      CHECK(Eventually([&] { return Gone(pid); }));
+      const cppool::Result second = pool.Run(kSmallest);
+      CHECK(second.ok());
+      CHECK(second.attempts == 1);
+      CHECK(pool.Hello()["pid"] != pid);
+    }
+    CHECK(log == "");
+  });
+}
+
+TEST_CASE("a daemon that is busy or asked in time stays") {
+  Pool pool(RealOptions(1500ms));
+  const int pid = pool.Hello()["pid"];
+  for (int i = 0; i < 20; ++i) {  // twice the idle time in all
+    std::this_thread::sleep_for(150ms);
+    CHECK(pool.Hello()["pid"] == pid);
+  }
+}
+
+TEST_CASE("calls at the very moment at which an idle daemon goes are all answered") {
+  // Two pools at once, so that the moment moves about; on each some calls find the daemon still there, others not.
+  std::atomic<int> failed{0}, stayed{0}, replaced{0};
+  auto drive = [&](unsigned seed) {
+    std::mt19937 random(seed);
+    Pool pool(RealOptions(20ms));
+    int before = 0;
+    for (int i = 0; i < 150; ++i) {
+      try {
+        const int pid = pool.Hello()["pid"];
+        if (i > 0) ++(pid == before ? stayed : replaced);
+        before = pid;
+      } catch (const PoolError& error) {
+        std::fprintf(stderr, "%s\n", error.what());
+        ++failed;
+      }
+      // From the answer on: the idle time, and a little more or less.
+      std::this_thread::sleep_for(std::chrono::microseconds(18500 + random() % 3000));
+    }
+  };
+  std::thread other(drive, 1);
+  drive(2);
+  other.join();
+  INFO(stayed << " stayed, " << replaced << " replaced");
+  CHECK(failed == 0);
+  CHECK(replaced > 0);
+}
