@@ -293,7 +293,7 @@ RankNow CaseRun::LookAt(int index) const {
 
 RunResult CaseRun::TimedOut(std::chrono::milliseconds deadline) const {
   RunResult result = TimeoutReport(
-      world_.size(), [self = shared_from_this()](int rank) { return self->LookAt(rank); }, deadline);
+      world_.threads().ids(), [self = shared_from_this()](int rank) { return self->LookAt(rank); }, deadline);
   result.seed = prepared_->seed;
   return result;
 }

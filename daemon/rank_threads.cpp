@@ -1,10 +1,13 @@
 #include "daemon/rank_threads.h"
 
 #include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <latch>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -28,6 +31,7 @@ struct RankThreads::State {
   int alive = 0;
   bool stop = false;
   std::vector<std::thread> threads;
+  std::vector<pid_t> ids;
 
   void Loop(int rank) {
     std::uint64_t seen = 0;
@@ -48,12 +52,17 @@ struct RankThreads::State {
 
 RankThreads::RankThreads(int count) : state_(std::make_shared<State>()) {
   state_->alive = count;
+  state_->ids.resize(static_cast<std::size_t>(count));
+  const auto named = std::make_shared<std::latch>(count);
   for (int rank = 0; rank < count; ++rank) {
-    state_->threads.emplace_back([state = state_, rank] {
+    state_->threads.emplace_back([state = state_, rank, named] {
       pthread_setname_np(pthread_self(), ("rank " + std::to_string(rank)).c_str());
+      state->ids[static_cast<std::size_t>(rank)] = static_cast<pid_t>(syscall(SYS_gettid));
+      named->count_down();
       state->Loop(rank);
     });
   }
+  named->wait();
 }
 
 RankThreads::~RankThreads() {
@@ -72,6 +81,8 @@ RankThreads::~RankThreads() {
     }
   }
 }
+
+std::vector<pid_t> RankThreads::ids() const { return state_->ids; }
 
 int RankThreads::count() const { return static_cast<int>(state_->threads.size()); }
 

@@ -1,9 +1,12 @@
 // One thread per rank for the life of the daemon: a job is a function that all of them run at once.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <vector>
 
 namespace cppool::daemon {
 
@@ -19,6 +22,7 @@ class RankThreads {
   RankThreads& operator=(const RankThreads&) = delete;
 
   int count() const;
+  std::vector<pid_t> ids() const;  // the kernel's, by rank
 
   // Starts `job` on every thread and returns. The job before must be done (Wait). It must not throw.
   void Start(Job job);

@@ -1,6 +1,7 @@
 #include "daemon/watchdog.h"
 
 #include <poll.h>
+#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
@@ -9,6 +10,8 @@
 #include <cerrno>
 #include <system_error>
 #include <utility>
+
+#include "daemon/stack_sampler.h"
 
 namespace cppool::daemon {
 namespace {
@@ -78,6 +81,8 @@ void Watchdog::TakeTimer() {
 }
 
 void Watchdog::Loop() {
+  pthread_setname_np(pthread_self(), "watchdog");
+  PrepareStackSampling();  // while nothing is stuck yet
   bool parent_alive = parent_ > 0;
   bool terminating = false;
   while (true) {

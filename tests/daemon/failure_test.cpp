@@ -155,7 +155,7 @@ TEST_CASE("a passed deadline is answered by the watchdog with where each rank is
   CHECK(answer.at("failure").at("rank") == 1);
   CHECK(answer.at("failure").at("stage") == "p2p step 2 of 4");
   CHECK(Has(answer.at("error"), "rank 0: finished"));
-  CHECK(Has(answer.at("error"), "rank 1: main: p2p step 2 of 4 for 1.50 s"));
+  CHECK(Has(answer.at("error"), "rank 1: p2p step 2 of 4, 1.50 s, in "));
   inside.fake->changed.notify_all();
   FakeBackend(inside.fake, 2).Abort("the test is over");
   CHECK_FALSE(handled.get());  // the dispatcher knows that the answer is not its own

@@ -139,31 +139,6 @@ TEST_CASE("help and version go to stdout") {
   CHECK(help.Wait() == 0);
 }
 
-TEST_CASE("a passed deadline is answered with where each rank is, and ends the daemon") {
-  DaemonProcess daemon(Host(4, {"--case", CPPOOL_ODD_CASE}));
-  SECTION("a rank that does not come to a collective") {
-    daemon.Send(Odd("wait", 2, 300));
-    const Json answer = daemon.ReadAnswer();
-    INFO(answer);
-    CHECK(answer.at("failure").at("kind") == "timeout");
-    CHECK(answer.at("fatal") == true);
-    CHECK(Has(answer.at("error"), "rank 2: finished"));
-    CHECK(Has(answer.at("error"), "rank 1: main: meet"));
-    CHECK(answer.at("ranks").at(0).at("ok") == false);
-    CHECK(answer.at("ranks").at(2).at("ok") == true);
-  }
-  SECTION("a rank that is stuck in its own code") {
-    daemon.Send(Odd("sleep", 1, 300));
-    const Json answer = daemon.ReadAnswer();
-    INFO(answer);
-    CHECK(answer.at("failure").at("kind") == "timeout");
-    CHECK(answer.at("fatal") == true);
-    CHECK(Has(answer.at("error"), "rank 1: in the case's host code"));
-  }
-  CHECK_FALSE(daemon.ReadLine());
-  CHECK(daemon.Wait() == 3);
-}
-
 TEST_CASE("a rank that throws releases the others, and the next case passes") {
   for (const int world_size : {2, 4, 8}) {
     DaemonProcess daemon(Host(world_size, {"--case", CPPOOL_ODD_CASE}));

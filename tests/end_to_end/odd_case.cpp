@@ -1,7 +1,10 @@
 // Cases for the end-to-end tests that do what a daemon must live with. Built several times: once well, and with one thing wrong each.
 #include <cppool/case.h>
+#include <pthread.h>
+#include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -24,7 +27,9 @@ namespace {
 
 const cppool_parameter kParameters[] = {
     {"action", CPPOOL_TYPE_STRING, ODD_DEFAULT,
-     "[\"pass\", \"noise\", \"sleep\", \"throw\", \"steal\", \"wait\", \"leak\"]", 0, 0, 0, "what to do"},
+     "[\"pass\", \"noise\", \"sleep\", \"throw\", \"steal\", \"wait\", \"leak\", "
+     "\"spin\", \"deaf\", \"recv\", \"stream\"]",
+     0, 0, 0, "what to do"},
     {"rank", CPPOOL_TYPE_INTEGER, "0", nullptr, 0, 63, 0, "who does it; the others wait for it"},
 };
 
@@ -43,6 +48,46 @@ cppool_status AllReduce(cppool_runtime* rt) {
   return status;
 }
 
+// Each of these never ends; static functions, whose names a diagnosis has to find all the same.
+__attribute__((noinline)) void SpinForEver() {
+  std::atomic<int> turns{0};
+  for (;;) turns.fetch_add(1, std::memory_order_relaxed);
+}
+
+__attribute__((noinline)) void SleepForEver() {
+  for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+}
+
+// Deaf to every signal that can be blocked.
+__attribute__((noinline)) void SleepDeaf() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, nullptr);
+  SleepForEver();
+}
+
+void StallStream(void*) { SleepForEver(); }
+
+// What nobody sends, on a stream of its own that the main one waits for.
+cppool_status ReceiveNothing(cppool_runtime* rt) {
+  void* value = nullptr;
+  cppool_comm world = nullptr;
+  cppool_stream side = nullptr;
+  cppool_event arrived = nullptr;
+  int rank = 0, size = 0;
+  cppool_status status = rt->group(rt, CPPOOL_WORLD, &world, &rank, &size);
+  if (status == CPPOOL_OK) status = rt->stream_create(rt, &side);
+  if (status == CPPOOL_OK) status = rt->event_create(rt, &arrived);
+  if (status == CPPOOL_OK) status = rt->alloc(rt, sizeof(float), side, &value);
+  if (status == CPPOOL_OK) status = rt->mark(rt, side, "fetch");
+  if (status == CPPOOL_OK) status = rt->recv(rt, value, sizeof(float), (rank + 1) % size, world, side);
+  if (status == CPPOOL_OK) status = rt->event_record(rt, arrived, side);
+  if (status == CPPOOL_OK) status = rt->mark(rt, rt->stream, "use");
+  if (status == CPPOOL_OK) status = rt->stream_wait(rt, rt->stream, arrived);
+  if (status == CPPOOL_OK) status = rt->stream_synchronize(rt, rt->stream);
+  return status;
+}
+
 cppool_status Run(cppool_case_context* c) {
   const char* action = c->string(c, "action");
   cppool_runtime* rt = c->runtime;
@@ -53,6 +98,14 @@ cppool_status Run(cppool_case_context* c) {
       if (write(1, "noise by write\n", 15) != 15) return CPPOOL_INTERNAL;
     }
     if (std::strcmp(action, "sleep") == 0) std::this_thread::sleep_for(std::chrono::minutes(10));
+    if (std::strcmp(action, "spin") == 0) SpinForEver();
+    if (std::strcmp(action, "deaf") == 0) SleepDeaf();
+    if (std::strcmp(action, "recv") == 0) return ReceiveNothing(rt);
+    if (std::strcmp(action, "stream") == 0) {
+      cppool_status status = rt->mark(rt, rt->stream, "stall");
+      if (status == CPPOOL_OK) status = rt->enqueue(rt, rt->stream, StallStream, nullptr);
+      if (status != CPPOOL_OK) return status;
+    }
     if (std::strcmp(action, "throw") == 0) throw std::runtime_error("thrown on purpose");
     if (std::strcmp(action, "steal") == 0) {
       char byte;

@@ -1,0 +1,30 @@
+// Names of functions by address, static ones included: from the symbol tables of the files that this process was loaded from.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace cppool::daemon {
+
+class SymbolLookup {
+ public:
+  // "(anonymous namespace)::Run [libmy_cases.so]", without parameters; "libcuda.so.1+0x1234" where no name is known. Of bounded length.
+  // Reads files, and keeps what it has read for as long as it lives.
+  std::string Describe(std::uintptr_t address);
+
+ private:
+  struct Function {
+    std::uintptr_t begin, end;
+    std::uint32_t name;  // in `names`
+  };
+  struct File {
+    std::vector<Function> functions;  // by address
+    std::vector<char> names;
+  };
+  static File Read(const std::string& path, const void* loaded_at);
+  std::map<const void*, File> files_;  // by where they are loaded
+};
+
+}  // namespace cppool::daemon

@@ -1,0 +1,112 @@
+// What a passed deadline answers: which rank hangs, where, and on what.
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "daemon_process.h"
+
+namespace cppool::test {
+namespace {
+
+bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+constexpr int kDeadlineMs = 400;
+
+// The answer of a world of 4 to a case of which rank 2 does `action`; the daemon then ends.
+Json TimedOut(const std::string& action) {
+  DaemonProcess daemon({"--world-size", "4", "--backend", "host", "--case", CPPOOL_ODD_CASE});
+  daemon.Ask({{"op", "hello"}});
+  const auto start = std::chrono::steady_clock::now();
+  daemon.Send(Json{{"op", "run"},
+                   {"case", "odd"},
+                   {"deadline_ms", kDeadlineMs},
+                   {"params", {{"action", action}, {"rank", 2}}}}
+                  .dump());
+  const Json answer = daemon.ReadAnswer();
+  const auto after = std::chrono::steady_clock::now() - start;
+  INFO(answer.dump(1));
+  // The 0.4 s, and as much again for a machine that does other things.
+  CHECK(after < std::chrono::milliseconds(kDeadlineMs + 800));
+  CHECK(answer.at("status") == "error");
+  CHECK(answer.at("fatal") == true);
+  CHECK(answer.at("failure").at("kind") == "timeout");
+  CHECK_FALSE(daemon.ReadLine());
+  CHECK(daemon.Wait() == 3);
+  return answer;
+}
+
+// Whether a frame of the rank's stack names the function.
+[[maybe_unused]] bool InStack(const Json& answer, int rank, const std::string& function) {
+  for (const Json& frame : answer.at("ranks").at(rank).at("stack")) {
+    if (Has(frame.get<std::string>(), function)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+TEST_CASE("a deadline passes: a rank that does not come to a collective") {
+  const Json answer = TimedOut("wait");
+  INFO(answer.dump(1));
+  const std::string error = answer.at("error");
+  CHECK(Has(error, "not finished after 400 ms, others wait for rank 2, which has finished: "));
+  CHECK(Has(error, "rank 2: finished"));
+  CHECK(Has(error, "rank 1: meet, in all_reduce of 4 bytes with 4 ranks, waiting for rank 2, 0."));
+  CHECK(answer.at("failure").at("rank") == 2);
+  CHECK(answer.at("ranks").at(0).at("ok") == false);
+  CHECK(answer.at("ranks").at(2).at("ok") == true);
+  CHECK_FALSE(answer.at("ranks").at(2).contains("stack"));
+}
+
+TEST_CASE("a deadline passes: a rank that receives what nobody sends") {
+  const Json answer = TimedOut("recv");
+  INFO(answer.dump(1));
+  const std::string error = answer.at("error");
+  CHECK(Has(error, "rank 2: use, waiting for recv from rank 3, 0."));
+  CHECK(Has(error, "rank 3: meet, in all_reduce of 4 bytes with 4 ranks, waiting for rank 2"));
+  // Each waits for another one: nobody is to blame.
+  CHECK(answer.at("failure").at("rank").is_null());
+}
+
+TEST_CASE("a deadline passes: a rank in its own code is told with its stack") {
+  struct Stuck {
+    std::string action, function;
+  };
+  for (const Stuck& stuck : {Stuck{"spin", "SpinForEver"}, Stuck{"sleep", "nanosleep"}}) {
+    const Json answer = TimedOut(stuck.action);
+    INFO(answer.dump(1));
+    const std::string error = answer.at("error");
+    CHECK(answer.at("failure").at("rank") == 2);
+    CHECK(Has(error, "others wait for rank 2: "));
+    CHECK(Has(error, "rank 2: in the case's host code"));
+#ifndef CPPOOL_TEST_SANITIZED
+    CHECK(Has(error, stuck.function));
+    CHECK(InStack(answer, 2, stuck.function));
+    CHECK(InStack(answer, 2, "(anonymous namespace)::Run"));
+    CHECK_FALSE(InStack(answer, 2, "CaseRun"));
+#endif
+  }
+}
+
+TEST_CASE("a deadline passes: the case's work on a stream is told with its stack") {
+  const Json answer = TimedOut("stream");
+  INFO(answer.dump(1));
+  CHECK(answer.at("failure").at("rank") == 2);
+  CHECK(answer.at("failure").at("stage") == "stall");
+  CHECK(Has(answer.at("error"), "rank 2: stall, 0."));
+#ifndef CPPOOL_TEST_SANITIZED
+  CHECK(InStack(answer, 2, "SleepForEver"));
+  CHECK(
+      InStack(answer, 2, "(anonymous namespace)::Run"));  // the rank's own thread, which waits for the stream
+#endif
+}
+
+TEST_CASE("a deadline passes: a thread that hears no signal costs no answer") {
+  const Json answer = TimedOut("deaf");
+  INFO(answer.dump(1));
+  CHECK(Has(answer.at("error"), "rank 2: in the case's host code"));
+  CHECK(InStack(answer, 2, "blocks the signal"));
+}
+
+}  // namespace cppool::test
