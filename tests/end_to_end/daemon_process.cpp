@@ -59,8 +59,9 @@ DaemonProcess::~DaemonProcess() {
   unlink(stderr_file_.c_str());
 }
 
-void DaemonProcess::Send(const std::string& line) {
-  const std::string text = line + "\n";
+void DaemonProcess::Send(const std::string& line) { SendBytes(line + "\n"); }
+
+void DaemonProcess::SendBytes(const std::string& text) {
   std::size_t done = 0;
   while (done < text.size()) {
     const ssize_t count = write(input_, text.data() + done, text.size() - done);

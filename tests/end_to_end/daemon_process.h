@@ -26,6 +26,7 @@ class DaemonProcess {
 
   pid_t pid() const { return pid_; }
   void Send(const std::string& line);  // with a newline; a daemon that reads no more is no error
+  void SendBytes(const std::string& text);
   void CloseInput();
   void CloseOutput();
   // The next line of its stdout, without the newline; nothing at the end, or when it takes too long.

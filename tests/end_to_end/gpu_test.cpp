@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "attention_smoke.h"
+#include "environment.h"
 #include "kernels/backend.h"
 #include "user_case_smoke.h"
 
@@ -34,6 +35,10 @@ TEST_CASE("attention on GPUs, every schedule") {
 }
 
 TEST_CASE("a user's case, built against the installed prefix, on GPUs") {
+  if (const std::string missing = UserCaseNeeds(); !missing.empty()) {
+    WARN(missing);
+    return;
+  }
   ForEachWorld([](int world_size) { RunUserCase("cuda", world_size); });
 }
 
@@ -44,7 +49,7 @@ TEST_CASE("attention on one GPU that the ranks share, every schedule") {
   }
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
   const std::string first = visible ? std::string(visible).substr(0, std::string(visible).find(',')) : "0";
-  setenv("CUDA_VISIBLE_DEVICES", first.c_str(), 1);  // of this process alone: every test has its own
+  const Environment one("CUDA_VISIBLE_DEVICES", first);
   for (const int world_size : {2, 4, 8}) {
     DaemonProcess daemon({"--world-size", std::to_string(world_size), "--backend", "cuda"});
     const Json hello = daemon.Ask({{"op", "hello"}});
@@ -67,6 +72,7 @@ TEST_CASE("more ranks than devices: they share them, but not with NCCL") {
   CHECK(refused.Wait() == 2);
   INFO(refused.Stderr());
   CHECK(refused.Stderr().find("--world-size " + more) != std::string::npos);
+  CHECK(refused.Stderr().find("CUDA sees " + std::to_string(devices) + " device") != std::string::npos);
   CHECK(refused.Stderr().find("--transport peer") != std::string::npos);
   DaemonProcess shared({"--world-size", more});
   const Json hello = shared.Ask({{"op", "hello"}});

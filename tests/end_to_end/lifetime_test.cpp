@@ -12,6 +12,7 @@
 
 #include "catch.h"
 #include "daemon_process.h"
+#include "environment.h"
 
 namespace cppool::test {
 namespace {
@@ -96,6 +97,7 @@ TEST_CASE("what a daemon cannot start with is said, with exit code 2") {
       {{}, "--world-size is required"},
       {{"--world-size", "65"}, "64"},
       {Host(2, {"--wat"}), "--wat"},
+      {Host(2, {"--idle-exit", "0"}), "--idle-exit"},
       {Host(2, {"--transport", "nccl"}), "--transport nccl needs the backend cuda"},
       {Host(2, {"--transport", "peer"}), "--transport peer needs the backend cuda"},
       {Host(2, {"--case", "/nonexistent.so"}), "/nonexistent.so: cannot be loaded"},
@@ -115,17 +117,33 @@ TEST_CASE("what a daemon cannot start with is said, with exit code 2") {
 }
 
 TEST_CASE("no device is an error for cuda, and the host for auto") {
-  setenv("CUDA_VISIBLE_DEVICES", "", 1);
+  const Environment none("CUDA_VISIBLE_DEVICES", "");
   {
     DaemonProcess daemon({"--world-size", "2", "--backend", "cuda"});
     CHECK(daemon.Wait() == 2);
     INFO(daemon.Stderr());
-    CHECK(Has(daemon.Stderr(), "CUDA sees no device"));
+    CHECK(Has(daemon.Stderr(), "CUDA sees no device (CUDA_VISIBLE_DEVICES=''; it is empty"));
     CHECK(Has(daemon.Stderr(), "--backend host"));
   }
   DaemonProcess daemon({"--world-size", "2"});
   CHECK(daemon.Ask({{"op", "hello"}}).at("backend") == "host");
-  unsetenv("CUDA_VISIBLE_DEVICES");
+}
+
+TEST_CASE("an idle daemon ends in order; half a line, and a case, are no idleness") {
+  DaemonProcess idle(Host(2, {"--idle-exit", "0.3"}));
+  CHECK(idle.Ask({{"op", "hello"}}).at("ok") == true);
+  CHECK_FALSE(idle.ReadLine());  // it ends with its input open
+  CHECK(idle.Wait() == 0);
+  CHECK(Has(idle.Stderr(), "no request for 0.3 s"));
+
+  DaemonProcess half(Host(2, {"--idle-exit", "0.3", "--case", CPPOOL_ODD_CASE}));
+  CHECK(half.Ask({{"op", "hello"}}).at("ok") == true);
+  half.SendBytes(R"({"op": )");
+  std::this_thread::sleep_for(std::chrono::milliseconds(900));
+  half.SendBytes("\"hello\"}\n");
+  CHECK(half.ReadAnswer().at("ok") == true);
+  half.Send(Odd("sleep", 0, 900));
+  CHECK(half.ReadAnswer().at("failure").at("kind") == "timeout");
 }
 
 TEST_CASE("help and version go to stdout") {

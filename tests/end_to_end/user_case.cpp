@@ -1,10 +1,13 @@
 #include "user_case.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <stdexcept>
+#include <vector>
 
 namespace cppool::test {
 namespace {
@@ -32,10 +35,21 @@ void Shell(const std::string& command, const fs::path& log) {
   throw std::runtime_error(text.str());
 }
 
+// The CMake that built this, or another; empty when there is none.
+std::string FindCmake() {
+  std::string folders = getenv("PATH") ? getenv("PATH") : "";
+  std::vector<std::string> candidates = {CPPOOL_CMAKE};
+  std::istringstream path(folders);
+  for (std::string folder; std::getline(path, folder, ':');) candidates.push_back(folder + "/cmake");
+  for (const std::string& candidate : candidates)
+    if (access(candidate.c_str(), X_OK) == 0) return candidate;
+  return "";
+}
+
 UserCase Build(const fs::path& folder) {
   const std::string prefix = (folder / "prefix").string(), build = (folder / "build").string();
   const fs::path log = folder / "log";
-  const std::string cmake = CPPOOL_CMAKE;
+  const std::string cmake = FindCmake();
   Shell("'" + cmake + "' --install '" CPPOOL_BUILD "' --prefix '" + prefix + "'", log);
   Shell("'" + cmake + "' -S '" CPPOOL_USER_CASE "' -B '" + build +
             "' -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH='" + prefix + "'",
@@ -45,6 +59,13 @@ UserCase Build(const fs::path& folder) {
 }
 
 }  // namespace
+
+std::string UserCaseNeeds() {
+  if (FindCmake().empty()) return "left out: there is no cmake in PATH nor at " CPPOOL_CMAKE;
+  for (const char* folder : {CPPOOL_BUILD, CPPOOL_USER_CASE})
+    if (!fs::exists(folder)) return std::string("left out: there is no ") + folder;
+  return "";
+}
 
 const UserCase& BuildUserCase() {
   static const Folder folder;

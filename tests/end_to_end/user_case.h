@@ -10,6 +10,9 @@ struct UserCase {
   std::string library;  // the case
 };
 
+// Why it cannot be built on this machine, to which the build folder may have been moved; empty when it can.
+std::string UserCaseNeeds();
+
 // Throws std::runtime_error with the log of what went wrong.
 const UserCase& BuildUserCase();
 
