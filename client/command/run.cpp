@@ -28,7 +28,7 @@ struct Arguments {
   double deadline = kDefaultDeadline;
   std::int64_t max_seqlen = 0;  // 0: as they are
   std::optional<std::int64_t> perturb;
-  std::string dump, inputs;
+  std::string dump, inputs, fault;
   bool json = false, list = false, diagnose = false;
 };
 
@@ -73,7 +73,28 @@ std::vector<std::string> CommonWords(const Arguments& arguments) {
   if (arguments.perturb) add("--perturb", std::to_string(*arguments.perturb));
   if (!arguments.dump.empty()) add("--dump", arguments.dump);
   if (!arguments.inputs.empty()) add("--inputs", arguments.inputs);
+  if (!arguments.fault.empty()) add("--fault", arguments.fault);
   return words;
+}
+
+// "throw", "stall:1", "flip_bit:1:forward/p2p step 1 of 2: keys and values": a stage may have colons of its own.
+Fault ToFault(const std::string& text) {
+  Fault fault;
+  const auto first = text.find(':'), second = first == std::string::npos ? first : text.find(':', first + 1);
+  fault.kind = text.substr(0, first);
+  if (second != std::string::npos) fault.stage = text.substr(second + 1);
+  if (first == std::string::npos) return fault;
+  const std::string rank = text.substr(first + 1, second == std::string::npos ? second : second - first - 1);
+  if (rank.empty() || rank.size() > 6 || rank.find_first_not_of("0123456789") != std::string::npos)
+    throw UsageError("--fault: KIND[:RANK[:STAGE]], and '" + rank + "' is no rank");
+  fault.rank = std::stoi(rank);
+  return fault;
+}
+
+PoolOptions PoolOptionsOf(const Arguments& arguments) {
+  PoolOptions options = ToPoolOptions(arguments.daemon);
+  if (!arguments.fault.empty()) options.arguments.emplace_back("--allow-faults");
+  return options;
 }
 
 RunOptions ToRunOptions(const Arguments& arguments) {
@@ -82,6 +103,7 @@ RunOptions ToRunOptions(const Arguments& arguments) {
   if (arguments.perturb) options.perturb = static_cast<std::uint64_t>(*arguments.perturb);
   options.dump = arguments.dump;
   options.inputs = arguments.inputs;
+  if (!arguments.fault.empty()) options.fault = ToFault(arguments.fault);
   return options;
 }
 
@@ -92,7 +114,7 @@ class Run {
         cells_(std::move(cells)),
         streams_(streams),
         common_(CommonWords(arguments)),
-        pool_options_(ToPoolOptions(arguments.daemon)),
+        pool_options_(PoolOptionsOf(arguments)),
         run_options_(ToRunOptions(arguments)),
         runner_(pool_options_, run_options_, !arguments.suite.empty()),
         diagnoser_(pool_options_, run_options_, {},
@@ -393,6 +415,9 @@ void AddRun(CLI::App& app, Streams streams, int* exit_code) {
   run->add_option("--dump", arguments->dump, "Writes the case's tensors to this folder, as .npy")
       ->excludes(suite);
   run->add_option("--inputs", arguments->inputs, "Reads q, k, v, dout, bias from this folder, as .npy")
+      ->excludes(suite);
+  run->add_option("--fault", arguments->fault,
+                  "KIND[:RANK[:STAGE]]: makes a rank do something wrong at a mark, to see what comes of it")
       ->excludes(suite);
   AddDaemonOptions(*run, &arguments->daemon);
   run->add_option("--junit", arguments->junit, "Writes the outcomes to this file as JUnit XML");

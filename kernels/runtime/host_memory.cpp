@@ -9,7 +9,6 @@
 #include <limits>
 #include <sstream>
 #include <string>
-#include <utility>
 
 namespace cppool::kernels::host {
 namespace {
@@ -127,25 +126,14 @@ void FreeGuarded(void* ptr) {
 
 std::string DamageAround(const void* ptr, std::size_t bytes) {
   const auto* const begin = static_cast<const unsigned char*>(ptr);
-  // The changed bytes nearest to the memory, of those before it and of those after it.
-  const auto damage = [](const unsigned char* guard, std::size_t size) {
-    std::size_t first = size, last = 0;
-    for (std::size_t i = 0; i < size; ++i) {
-      if (guard[i] == kGuardByte) continue;
-      first = std::min(first, i);
-      last = i + 1;
-    }
-    return std::pair(first, last);
+  const auto size = static_cast<std::ptrdiff_t>(bytes);
+  const auto damage = [begin](std::ptrdiff_t from, std::ptrdiff_t to) -> std::string {
+    while (from < to && begin[from] == kGuardByte) ++from;
+    while (from < to && begin[to - 1] == kGuardByte) --to;
+    return from == to ? "" : "bytes " + std::to_string(from) + " to " + std::to_string(to - 1);
   };
-  const auto [before, before_end] = damage(begin - kGuardBytes, kGuardBytes);
-  if (before < before_end) {
-    return std::to_string(before_end - before) + " bytes from " + std::to_string(kGuardBytes - before) +
-           " before its begin on";
-  }
-  const auto [after, after_end] = damage(begin + bytes, GuardAfter(bytes));
-  if (after >= after_end) return "";
-  return std::to_string(after_end - after) + " bytes from " +
-         (after ? std::to_string(after) + " past " : "") + "its end on";
+  const std::string before = damage(-static_cast<std::ptrdiff_t>(kGuardBytes), 0);
+  return before.empty() ? damage(size, size + static_cast<std::ptrdiff_t>(GuardAfter(bytes))) : before;
 }
 
 bool MemoryGate::Reserve(std::size_t bytes) {

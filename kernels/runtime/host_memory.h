@@ -19,7 +19,7 @@ std::size_t AvailableMemory();
 // Aligned, contents undefined, between two guards: bytes that nobody may write. NULL when the system refuses.
 void* AllocateGuarded(std::size_t bytes);
 void FreeGuarded(void* ptr);
-// What of the guards is not as it was: "8 bytes from its end on"; empty: they are intact. `bytes` as allocated.
+// What of the guards is not as it was: "bytes 4096 to 4103", counted from ptr on; empty: nothing. `bytes` as allocated.
 std::string DamageAround(const void* ptr, std::size_t bytes);
 
 // One per world: its ranks share the machine. Any thread; takes no lock, so that it orders no two streams.

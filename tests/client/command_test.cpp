@@ -214,6 +214,22 @@ TEST_CASE("a suite closes with a table by axis and the worst errors") {
   CHECK_FALSE(Cppool({"run"}).Prints("schedule"));  // one case needs no table
 }
 
+TEST_CASE("a fault reaches a daemon that was started for it, and the command that repeats the case") {
+  const std::string fault = "flip_bit:1:forward/p2p step 2 of 2: keys and values";
+  Ran ran = Cppool({"run", "--param", "do=echo", "--json", "--fault", fault});
+  const Json line = Json::parse(ran.lines.at(0));
+  CHECK(line["answer"]["request"]["fault"] == Json({{"kind", "flip_bit"},
+                                                    {"rank", 1},
+                                                    {"count", 1},
+                                                    {"stage", "forward/p2p step 2 of 2: keys and values"}}));
+  const Json arguments = line["answer"]["surroundings"]["arguments"];
+  CHECK(std::find(arguments.begin(), arguments.end(), "--allow-faults") != arguments.end());
+  CHECK(line["repeat"].get<std::string>().find("--fault '" + fault + "'") != std::string::npos);
+  ran = Cppool({"run", "--param", "do=echo", "--json", "--fault", "stall"});
+  CHECK(Json::parse(ran.lines.at(0))["answer"]["request"]["fault"] ==
+        Json({{"kind", "stall"}, {"rank", 0}, {"count", 1}}));
+}
+
 TEST_CASE("perturb, dump and inputs reach the daemon, and the command that repeats a case") {
   Ran ran = Cppool({"run", "--param", "do=echo", "--json", "--perturb", "9223372036854775807", "--dump",
                     "a folder", "--inputs", "/in"});
@@ -317,6 +333,10 @@ TEST_CASE("what cannot be meant is a usage error, exit code 2") {
       std::vector<std::string>{"run", "--suite", "smoke", "--dump", "d"},
       std::vector<std::string>{"run", "--suite", "smoke", "--inputs", "d"},
       std::vector<std::string>{"run", "--perturb", "-1"}, std::vector<std::string>{"run", "--perturb", "x"},
+      std::vector<std::string>{"run", "--fault", "throw:"},
+      std::vector<std::string>{"run", "--fault", "throw:-1"},
+      std::vector<std::string>{"run", "--fault", "throw:x:forward"},
+      std::vector<std::string>{"run", "--fault", "throw", "--suite", "smoke"},
       std::vector<std::string>{"run", "--transport", "pigeon"},
       std::vector<std::string>{"run", "--deadline", "0"}, std::vector<std::string>{"run", "--backend", "tpu"},
       std::vector<std::string>{"run", "--unknown"},

@@ -88,7 +88,7 @@ const std::vector<Kind>& Kinds() {
        [](const End& end, const Where& where) {
          if (where.cuda) return end.Answered(Status::kError, "cuda") && end.result->fatal;
          return end.Answered(Status::kError, "internal") && OfRank(end, where) &&
-                end.Says("an allocation of 4096 bytes");
+                end.Says("bytes 4096 to 4103 of an allocation of 4096 bytes");
        }},
       {"trap", false, true,
        [](const End& end, const Where& where) {
