@@ -69,6 +69,13 @@ void CaseRun::RunRank(int index) {
   } catch (const std::exception& error) {
     Fail(index, CPPOOL_INTERNAL, error.what());
   }
+  bool in_order = false;
+  {
+    const std::lock_guard lock(mutex_);
+    in_order = rank.standing == Standing::kNone || rank.standing == Standing::kMismatch;
+  }
+  // Of a rank that has failed, the others hear by the release.
+  if (in_order) world_.backend().Finished(index);
   const std::lock_guard lock(mutex_);
   rank.phase = RankPhase::kDone;
   ++done_;

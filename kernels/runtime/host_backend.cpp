@@ -119,14 +119,16 @@ class HostBackend final : public Backend {
 
   void Abort(const std::string& reason) override { world_->Abort(reason); }
 
+  void Finished(int rank) override { world_->Finished(rank); }
+
   void Recover(std::chrono::milliseconds limit) override {
     std::lock_guard lock(open_->mutex);
     const auto deadline = Clock::now() + limit;
     for (const HostRank* rank : open_->ranks) {
       while (!rank->Idle()) {
         if (Clock::now() >= deadline) {
-          throw RuntimeError(CPPOOL_INTERNAL,
-                             "rank " + std::to_string(rank->rank()) + ": a function on a stream does not end");
+          throw RuntimeError(CPPOOL_INTERNAL, "rank " + std::to_string(rank->rank()) +
+                                                  ": a function on a stream does not end");
         }
         std::this_thread::sleep_for(std::chrono::microseconds(200));
       }

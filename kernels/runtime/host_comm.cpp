@@ -1,5 +1,6 @@
 #include "host_comm.h"
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 
@@ -50,6 +51,11 @@ class SendOp final : public CommOp {
     std::uint64_t expected = At(HostComm::kPosted);
     // Left at "free" of a position long gone: nobody takes it until the world restarts.
     return slot_.state.compare_exchange_strong(expected, At(HostComm::kFree), std::memory_order_relaxed);
+  }
+
+  bool Misses(int rank) const override {
+    return posted_ && comm_.WorldRank(peer_) == rank &&
+           slot_.state.load(std::memory_order_relaxed) == At(HostComm::kPosted);
   }
 
   CallNote Note() const override { return {&comm_, CallNote::Kind::kSend, rank_, peer_, position_, bytes_}; }
@@ -104,6 +110,8 @@ class RecvOp final : public CommOp {
   }
 
   bool Withdraw() override { return true; }  // nothing is shared before the Step that finishes it
+
+  bool Misses(int rank) const override { return comm_.WorldRank(peer_) == rank && !Ready(); }
 
   CallNote Note() const override { return {&comm_, CallNote::Kind::kRecv, rank_, peer_, position_, bytes_}; }
 
@@ -194,6 +202,16 @@ class CollectiveOp final : public CommOp {
     return false;
   }
 
+  bool Misses(int rank) const override {
+    if (stage_ != Stage::kWork) return false;
+    for (int member = 0; member < comm_.size(); ++member) {
+      if (comm_.WorldRank(member) != rank) continue;
+      const Entry& entry = slot_.entries[static_cast<std::size_t>(member)];
+      return entry.posted.load(std::memory_order_relaxed) <= position_;
+    }
+    return false;
+  }
+
   CallNote Note() const override {
     const auto kind = call_.what == Collective::kAllGather       ? CallNote::Kind::kAllGather
                       : call_.what == Collective::kReduceScatter ? CallNote::Kind::kReduceScatter
@@ -238,17 +256,12 @@ class CollectiveOp final : public CommOp {
   // Every rank compares the same calls, so that all of them fail or none.
   void CheckSameCall() const {
     const CollectiveCall first = CallOf(0);
-    for (int member = 1; member < comm_.size(); ++member) {
-      const CollectiveCall other = CallOf(member);
-      if (other.what == first.what && other.dtype == first.dtype && other.reduce == first.reduce &&
-          other.count == first.count)
-        continue;
-      throw RuntimeError(CPPOOL_INTERNAL,
-                         "the ranks disagree in call " + std::to_string(position_) + " on the " +
-                             comm_.name() + " communicator: rank " + std::to_string(comm_.WorldRank(0)) +
-                             " called " + first.ToString() + ", rank " +
-                             std::to_string(comm_.WorldRank(member)) + " " + other.ToString());
-    }
+    bool same = true;
+    for (int member = 1; member < comm_.size(); ++member) same = same && CallOf(member).SameAs(first);
+    if (same) return;
+    std::vector<CollectiveCall> calls;
+    for (int member = 0; member < comm_.size(); ++member) calls.push_back(CallOf(member));
+    throw Disagreement(calls, rank_, comm_.ranks_, position_, comm_.name());
   }
 
   static void Copy(void* to, const void* from, std::size_t bytes) {
@@ -325,6 +338,28 @@ std::unique_ptr<CommOp> MakeCollective(HostComm& comm, int rank, std::uint64_t p
   return std::make_unique<CollectiveOp>(comm, rank, position, call);
 }
 
+bool CollectiveCall::SameAs(const CollectiveCall& other) const {
+  return what == other.what && dtype == other.dtype && reduce == other.reduce && count == other.count;
+}
+
+RuntimeError Disagreement(const std::vector<CollectiveCall>& calls, int member, const std::vector<int>& ranks,
+                          std::uint64_t position, const std::string& group) {
+  const auto alike = [&](const CollectiveCall& call) {
+    return std::count_if(calls.begin(), calls.end(), [&](const auto& other) { return other.SameAs(call); });
+  };
+  const auto fewer = [&](const CollectiveCall& a, const CollectiveCall& b) { return alike(a) < alike(b); };
+  const auto most = std::max_element(calls.begin(), calls.end(), fewer);
+  const auto odd = std::find_if(calls.begin(), calls.end(), [&](const auto& c) { return !c.SameAs(*most); });
+  const auto rank_of = [&](auto call) { return ranks[static_cast<std::size_t>(call - calls.begin())]; };
+  const bool clear = 2 * alike(*most) > static_cast<std::ptrdiff_t>(calls.size());
+  const bool mine_is_odd = !calls[static_cast<std::size_t>(member)].SameAs(*most);
+  return {CPPOOL_INTERNAL,
+          "the ranks disagree in call " + std::to_string(position) + " on the " + group +
+              " communicator: rank " + std::to_string(rank_of(most)) + " called " + most->ToString() +
+              ", rank " + std::to_string(rank_of(odd)) + " " + odd->ToString(),
+          clear && !mine_is_odd ? rank_of(odd) : RuntimeError::kOwn};
+}
+
 std::string CollectiveCall::ToString() const {
   if (what == Collective::kAllGather) return "all_gather of " + std::to_string(count) + " bytes";
   return std::string(what == Collective::kAllReduce ? "all_reduce" : "reduce_scatter") + " (" +
@@ -368,7 +403,8 @@ std::vector<int> HostComm::Missing(std::uint64_t position) const {
   return missing;
 }
 
-HostWorld::HostWorld(int size) : size_(size), bells_(static_cast<std::size_t>(size)) {
+HostWorld::HostWorld(int size)
+    : size_(size), bells_(static_cast<std::size_t>(size)), finished_(static_cast<std::size_t>(size)) {
   const auto add = [&](const std::string& name, int first, int step, int count) {
     std::vector<int> ranks;
     ranks.reserve(static_cast<std::size_t>(count));
@@ -411,9 +447,27 @@ void HostWorld::ThrowAborted() const {
   throw RuntimeError(CPPOOL_INTERNAL, "communication was aborted: " + reason_, RuntimeError::kElsewhere);
 }
 
+void HostWorld::Finished(int rank) {
+  ProcessorFence();  // what the rank has posted comes before
+  finished_[static_cast<std::size_t>(rank)].store(true, std::memory_order_relaxed);
+  for (Bell& bell : bells_) bell.Ring();
+}
+
+int HostWorld::FinishedWithout(const std::vector<std::unique_ptr<CommOp>>& ops) const {
+  for (int rank = 0; rank < size_; ++rank) {
+    if (!finished_[static_cast<std::size_t>(rank)].load(std::memory_order_relaxed)) continue;
+    ProcessorFence();  // what it has not posted by now, it never will
+    for (const auto& op : ops) {
+      if (op->Misses(rank)) return rank;
+    }
+  }
+  return -1;
+}
+
 void HostWorld::Restart() {
   std::lock_guard lock(reason_mutex_);
   for (auto& comm : comms_) comm->Reset();
+  for (int rank = 0; rank < size_; ++rank) Unfinished(rank);
   reason_.clear();
   aborted_.store(false, std::memory_order_relaxed);
   epoch_.fetch_add(1, std::memory_order_relaxed);
@@ -443,8 +497,19 @@ void HostWorld::Run(int rank, const Failure& failure, WaitNote& note,
     if (ops.empty()) break;
     if (moved) continue;
     note.Set(ops);
+    if (const int gone = stopping ? -1 : FinishedWithout(ops); gone >= 0) {
+      StreamProgress waiting;
+      note.Describe(waiting);
+      error = std::make_exception_ptr(RuntimeError(CPPOOL_INTERNAL,
+                                                   "rank " + std::to_string(gone) +
+                                                       " has finished the case, and rank " +
+                                                       std::to_string(rank) + " still is " + waiting.doing,
+                                                   gone));
+      note.Clear();
+      continue;
+    }
     bell(rank).Wait([&] {
-      if (!stopping && (aborted() || failure.set())) return true;
+      if (!stopping && (aborted() || failure.set() || FinishedWithout(ops) >= 0)) return true;
       for (const auto& op : ops) {
         if (op->Ready()) return true;
       }

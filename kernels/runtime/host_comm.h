@@ -22,6 +22,7 @@
 #include "host_bell.h"
 #include "host_memory.h"
 #include "host_stream.h"
+#include "kernels/error.h"
 
 namespace cppool::kernels::host {
 
@@ -35,8 +36,14 @@ struct CollectiveCall {
   std::size_t count = 0;
   const void* in = nullptr;
   void* out = nullptr;
+  bool SameAs(const CollectiveCall& other) const;  // but for the buffers
   std::string ToString() const;
 };
+
+// What the members of a group, with these ranks in the world, have called at the same position, when not all of it is the same. Who
+// differs from most others is the culprit for these, where there are most others.
+RuntimeError Disagreement(const std::vector<CollectiveCall>& calls, int member, const std::vector<int>& ranks,
+                          std::uint64_t position, const std::string& group);
 
 // What the ranks of a group share.
 class HostComm {
@@ -109,6 +116,8 @@ class CommOp {
   virtual bool Step() = 0;
   // Takes the call back; false when another rank has accepted it already, and it has to be finished.
   virtual bool Withdraw() = 0;
+  // Whether it waits for a call that `rank`, of the world, has not made.
+  virtual bool Misses(int rank) const = 0;
   virtual CallNote Note() const = 0;
 };
 
@@ -135,6 +144,11 @@ class HostWorld {
   // Any thread.
   void Abort(const std::string& reason);
   bool aborted() const { return aborted_.load(std::memory_order_relaxed); }
+  // Any thread: the rank has ended its case, and all of its calls are over. Who waits for one more fails.
+  void Finished(int rank);
+  void Unfinished(int rank) {
+    finished_[static_cast<std::size_t>(rank)].store(false, std::memory_order_relaxed);
+  }
   void ThrowAborted() const;
   // Forgets the abort and starts all communicators anew. Nothing may be under way.
   void Restart();
@@ -145,10 +159,14 @@ class HostWorld {
   void Run(int rank, const Failure& failure, WaitNote& note, std::vector<std::unique_ptr<CommOp>>& ops);
 
  private:
+  // A rank that has finished, and that one of the calls waits for; -1 when there is none.
+  int FinishedWithout(const std::vector<std::unique_ptr<CommOp>>& ops) const;
+
   int size_;
   MemoryGate memory_;
   std::vector<Bell> bells_;
   std::vector<std::unique_ptr<HostComm>> comms_;  // the world, then pairs, then strides
+  std::vector<std::atomic<bool>> finished_;       // by rank
   std::atomic<bool> aborted_{false};
   std::atomic<std::uint64_t> epoch_{0};
   mutable std::mutex reason_mutex_;  // taken only around an abort

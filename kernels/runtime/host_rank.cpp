@@ -60,6 +60,7 @@ void HostRank::SynchronizeAll() {
 void HostRank::BeginCase() {
   SynchronizeAll();
   ReleaseAll();
+  world_->Unfinished(rank_);
 }
 
 void HostRank::BeginIteration(int index) { iteration_ = index < 0 ? kWarmUp : index; }

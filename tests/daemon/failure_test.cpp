@@ -3,6 +3,7 @@
 #include <chrono>
 #include <future>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fake_case.h"
@@ -90,22 +91,105 @@ TEST_CASE("ranks that wait for a failed one are released, and its error comes fi
   }
 }
 
-TEST_CASE("a world that does not recover is fatal") {
+TEST_CASE("a world that does not recover is fatal, and the answer says why") {
   Inside inside;
   inside.fake->recovers = false;
   const Json answer = inside.Run({{"action", "fail while others wait"}, {"rank", 1}});
   CHECK(answer.at("fatal") == true);
   CHECK(inside.last_fatal);
   CHECK(answer.at("failure").at("rank") == 1);
+  CHECK(answer.at("error") == "rank 1: it broke; not sound afterwards: it cannot start anew");
+  CHECK(answer.at("failure").at("detail") == "it broke");
 }
 
-TEST_CASE("a CUDA error is fatal unless the world recovers from it") {
-  Inside inside;
-  CHECK_FALSE(inside.Run({{"action", "cuda"}}).contains("fatal"));
-  inside.fake->recovers = false;
-  const Json answer = inside.Run({{"action", "cuda"}});
-  CHECK(answer.at("failure").at("kind") == "cuda");
+TEST_CASE("after any error the daemon looks, and stays warm while its world is sound") {
+  Inside inside(4);
+  for (const char* action : {"cuda", "memory", "throw", "fail", "fail while others wait"}) {
+    const Json answer = inside.Run({{"action", action}, {"rank", 2}});
+    INFO(answer);
+    CHECK(answer.at("status") == "error");
+    CHECK_FALSE(answer.contains("fatal"));
+    CHECK(Called(*inside.fake, "recover"));
+    {
+      const std::lock_guard lock(inside.fake->mutex);
+      CHECK(inside.fake->sums > 0);
+      inside.fake->calls.clear();
+      inside.fake->sums = 0;
+    }
+    CHECK(inside.Run().at("status") == "passed");
+  }
+  // A failed check costs no look.
+  for (const char* action : {"check fails", "mismatch", "cannot", "pass"})
+    inside.Run({{"action", action}, {"rank", 2}});
+  CHECK_FALSE(Called(*inside.fake, "recover"));
+  CHECK(inside.fake->sums == 0);
+}
+
+TEST_CASE("a world that is not sound after an error is fatal, and the answer says what is wrong") {
+  using Unsound = FakeWorld::Unsound;
+  struct Wrong {
+    Unsound what;
+    std::string said;
+  };
+  const Wrong wrong = GENERATE(
+      Wrong{Unsound::kSum, "rank 2: a sum over the world is wrong: element 512 is"},
+      Wrong{Unsound::kMessage, ": a message from rank 2 over the world's communicator is wrong"},
+      Wrong{Unsound::kStaleMessage, ": a message from rank 2 over the world's communicator is wrong"},
+      Wrong{Unsound::kCommunicator, "rank 2: a communicator failed"},
+      Wrong{Unsound::kHangs, "did not come back from small collectives within 100 ms"});
+  Inside inside(4, {std::chrono::milliseconds(30), std::chrono::milliseconds(2000),
+                    std::chrono::milliseconds(wrong.what == Unsound::kHangs ? 100 : 20000)});
+  inside.fake->unsound_rank = 2;
+  CHECK_FALSE(
+      inside.Run({{"action", "fail"}, {"rank", 1}}).contains("fatal"));  // what is stale comes from this look
+  inside.fake->unsound = wrong.what;
+  const Json answer = inside.Run({{"action", "fail"}, {"rank", 1}});
+  INFO(answer);
   CHECK(answer.at("fatal") == true);
+  CHECK(inside.last_fatal);
+  CHECK(Has(answer.at("error"), "rank 1: it broke; not sound afterwards: "));
+  CHECK(Has(answer.at("error"), wrong.said));
+  CHECK(answer.at("failure").at("rank") == 1);
+  CHECK(answer.at("failure").at("detail") == "it broke");
+  inside.fake->Release();
+}
+
+TEST_CASE("a rank's own error is the cause, not what a communicator or another rank says of it earlier") {
+  Inside inside(4);
+  inside.fake->culprit = kernels::RuntimeError::kElsewhere;
+  const Json device =
+      inside.Run({{"action", "a communicator fails, then the rank itself while others say so"}, {"rank", 1}});
+  INFO(device);
+  CHECK(device.at("failure").at("kind") == "cuda");
+  CHECK(device.at("failure").at("rank") == 1);
+  CHECK(device.at("error") == "rank 1: an illegal address");
+  CHECK(Has(device.at("ranks").at(0).at("error"), "the runtime's last error"));
+  inside.fake->culprit = 3;
+  const Json pointed = inside.Run({{"action", "pass while others point"}, {"rank", 3}});
+  INFO(pointed);
+  CHECK(pointed.at("status") == "error");
+  CHECK(pointed.at("failure").at("rank") == 3);  // it has said nothing itself
+  CHECK(pointed.at("error") == "the runtime's last error");
+  const Json mismatch = inside.Run({{"action", "nothing, then a mismatch while others point"}, {"rank", 3}});
+  INFO(mismatch);
+  CHECK(mismatch.at("status") == "failed");  // why it left the others alone
+  CHECK(mismatch.at("failure").at("rank") == 3);
+  CHECK(Has(mismatch.at("error"), "7 is not 8"));
+}
+
+TEST_CASE("ranks that end in order are said to have finished, those that fail are not") {
+  Inside inside(4);
+  const auto finished = [&] {
+    std::vector<int> ranks = std::exchange(inside.fake->finished, {});
+    std::sort(ranks.begin(), ranks.end());
+    return ranks;
+  };
+  inside.Run();
+  CHECK(finished() == std::vector<int>{0, 1, 2, 3});
+  inside.Run({{"action", "fail"}, {"rank", 1}});
+  CHECK(finished() == std::vector<int>{0, 2, 3});
+  inside.Run({{"action", "mismatch"}, {"rank", 1}});
+  CHECK(finished() == std::vector<int>{0, 1, 2, 3});
 }
 
 TEST_CASE("no rank runs a case when one has no clean state") {

@@ -25,6 +25,7 @@ struct FakeWorld {
   std::condition_variable changed;
   std::string aborted;  // the reason, when it is
   std::vector<std::string> calls;
+  std::vector<int> finished;  // ranks that ended a case in order
   bool released = false;
 
   // Before the world is used.
@@ -36,6 +37,7 @@ struct FakeWorld {
   enum class Unsound { kNothing, kSum, kMessage, kStaleMessage, kCommunicator, kHangs };
   std::atomic<Unsound> unsound{Unsound::kNothing};
   int unsound_rank = -1;
+  int culprit = kernels::RuntimeError::kOwn;  // of the seam's last error
   std::atomic<std::size_t> free_bytes{std::size_t{1} << 30};
   std::atomic<std::size_t> left_behind{0};  // allocations that a case leaves on each rank
 
@@ -83,7 +85,7 @@ class FakeRank : public kernels::RankRuntime {
     AddCommunication();
   }
   cppool_runtime* seam() override { return &seam_; }
-  int LastErrorCulprit() const override { return kernels::RuntimeError::kOwn; }
+  int LastErrorCulprit() const override { return world_->culprit; }
   void BeginCase() override {
     Log("begin");
     if (seam_.rank == world_->rank_that_cannot_begin)
@@ -153,8 +155,8 @@ class FakeRank : public kernels::RankRuntime {
       const auto* ints = static_cast<const std::int32_t*>(data);
       std::vector<std::int32_t> message(ints, ints + bytes / sizeof(*ints));
       if (Meets(*rt, FakeWorld::Unsound::kMessage)) message.back() ^= 1;
-      if (Meets(*rt, FakeWorld::Unsound::kStaleMessage)) message = world.last_message;
       const std::lock_guard lock(world.mutex);
+      if (Meets(*rt, FakeWorld::Unsound::kStaleMessage)) message = world.last_message;
       if (rt->rank == world.unsound_rank && world.unsound == FakeWorld::Unsound::kNothing)
         world.last_message = message;
       world.messages[{rt->rank, peer}].push_back(std::move(message));
@@ -221,6 +223,10 @@ class FakeBackend : public kernels::Backend {
     world_->aborted = reason;
     world_->calls.emplace_back("abort");
     world_->changed.notify_all();
+  }
+  void Finished(int rank) override {
+    const std::lock_guard lock(world_->mutex);
+    world_->finished.push_back(rank);
   }
   void Recover(std::chrono::milliseconds) override {
     const std::lock_guard lock(world_->mutex);

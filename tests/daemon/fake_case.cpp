@@ -58,6 +58,16 @@ cppool_status Act(cppool_case_context* c, std::string_view action) {
   if (action == "nan") c->check(c, &not_a_number);
   if (action == "mismatch") return c->fail(c, "7 is not 8"), CPPOOL_MISMATCH;
   if (action == "last error") return CPPOOL_INTERNAL;
+  if (action == "a communicator fails, then the rank itself") {
+    // The others hear of it from the communicator before the rank's own error is there.
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return c->fail(c, "an illegal address"), CPPOOL_CUDA;
+  }
+  if (action == "nothing, then a mismatch") {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return c->fail(c, "7 is not 8"), CPPOOL_MISMATCH;
+  }
+  if (action == "memory") return c->fail(c, "no room"), CPPOOL_OUT_OF_MEMORY;
   if (action == "fail") return c->fail(c, "it broke"), CPPOOL_INTERNAL;
   if (action == "cuda") return c->fail(c, "an illegal address"), CPPOOL_CUDA;
   if (action == "cannot") return c->fail(c, "no kernel"), CPPOOL_UNSUPPORTED;
@@ -87,7 +97,9 @@ cppool_status Run(cppool_case_context* c) {
   if (c->runtime->rank == c->integer(c, "rank")) {
     return Act(c, action.substr(0, action.find(" while others")));
   }
-  if (action.ends_with(" while others wait")) WaitForAbort(c);  // as in a collective
+  if (action.ends_with(" while others wait")) WaitForAbort(c);          // as in a collective
+  if (action.ends_with(" while others say so")) return CPPOOL_NCCL;     // with the seam's last error
+  if (action.ends_with(" while others point")) return CPPOOL_INTERNAL;  // the same
   if (action.ends_with(" while others are stuck"))
     static_cast<FakeWorld*>(c->runtime->self)->WaitForRelease();
   if (action.ends_with(" while others are busy")) std::this_thread::sleep_for(std::chrono::milliseconds(150));

@@ -75,6 +75,8 @@ class CommWorld {
 
   // Any thread, does not wait: later calls fail with `reason`, and what is stuck ends soon.
   virtual void Abort(const std::string& reason) = 0;
+  // As Backend's. Where the transport cannot tell who waits for whom: nothing.
+  virtual void Finished(int) {}
   // Forgets an abort and everything under way. CanRestart: where the transport can, as things are. No rank may
   // be in a call.
   virtual bool CanRestart() const = 0;

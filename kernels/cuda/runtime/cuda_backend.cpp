@@ -71,6 +71,7 @@ class CudaBackend final : public Backend {
   std::vector<DeviceInfo> Devices() const override;
   std::vector<std::pair<std::string, double>> InitTimes() const override;
   void Abort(const std::string& reason) override { world_->Abort(reason); }
+  void Finished(int rank) override { world_->Finished(rank); }
   void Recover(std::chrono::milliseconds limit) override;
 
  private:

@@ -53,6 +53,11 @@ class SendOp final : public PeerOp {
     }
     WaitFor(stream(), message_->done);
   }
+  bool Misses(int rank) const override { return side_.comm->WorldRank(peer_) == rank && !CanLeave(); }
+  std::string ToString() const override {
+    return "send of " + std::to_string(bytes_) + " bytes to rank " +
+           std::to_string(side_.comm->WorldRank(peer_));
+  }
 
  private:
   PeerSide& side_;
@@ -94,6 +99,14 @@ class RecvOp final : public PeerOp {
   }
   bool CanLeave() const override { return true; }
   void Leave() override {}
+  bool Misses(int rank) const override {
+    return side_.comm->WorldRank(peer_) == rank &&
+           message_->phase.load(std::memory_order_acquire) == PeerMessage::kOpen;
+  }
+  std::string ToString() const override {
+    return "recv of " + std::to_string(bytes_) + " bytes from rank " +
+           std::to_string(side_.comm->WorldRank(peer_));
+  }
 
  private:
   PeerSide& side_;
@@ -117,6 +130,7 @@ class CollectiveOp final : public PeerOp {
     meeting_ = side_.comm->Meeting(position_);
     Mine().call = call_;
     Mine().ready = ready;
+    Mine().posted.store(true, std::memory_order_release);
     Count(meeting_->posted);
   }
   bool Ready() const override { return All(gathers_ ? meeting_->halfway : meeting_->posted); }
@@ -146,6 +160,16 @@ class CollectiveOp final : public PeerOp {
   void Leave() override {
     for (std::size_t i = 1; i < size_; ++i) WaitFor(stream(), meeting_->parts[Member(i)].done);
   }
+  bool Misses(int rank) const override {
+    for (std::size_t member = 0; member < size_; ++member) {
+      if (side_.comm->WorldRank(static_cast<int>(member)) == rank)
+        return !meeting_->parts[member].posted.load(std::memory_order_acquire);
+    }
+    return false;
+  }
+  std::string ToString() const override {
+    return call_.ToString() + " on the " + side_.comm->name() + " communicator";
+  }
 
  private:
   using Part = PeerMeeting::Part;
@@ -170,19 +194,12 @@ class CollectiveOp final : public PeerOp {
 
   // Every rank compares the same calls, so that all of them fail or none.
   void CheckSameCall() const {
-    const CollectiveCall& first = meeting_->parts[0].call;
-    for (std::size_t member = 1; member < size_; ++member) {
-      const CollectiveCall& other = meeting_->parts[member].call;
-      if (other.what == first.what && other.dtype == first.dtype && other.reduce == first.reduce &&
-          other.count == first.count)
-        continue;
-      throw RuntimeError(CPPOOL_INTERNAL,
-                         "the ranks disagree in call " + std::to_string(position_) + " on the " +
-                             side_.comm->name() + " communicator: rank " +
-                             std::to_string(side_.comm->WorldRank(0)) + " called " + first.ToString() +
-                             ", rank " + std::to_string(side_.comm->WorldRank(static_cast<int>(member))) +
-                             " " + other.ToString());
-    }
+    const auto& parts = meeting_->parts;
+    const auto same = [&](const Part& part) { return part.call.SameAs(parts[0].call); };
+    if (std::all_of(parts.begin(), parts.end(), same)) return;
+    std::vector<CollectiveCall> calls;
+    for (const Part& part : parts) calls.push_back(part.call);
+    throw host::Disagreement(calls, side_.member, side_.comm->ranks(), position_, side_.comm->name());
   }
 
   void Gather() {

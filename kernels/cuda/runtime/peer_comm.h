@@ -55,6 +55,7 @@ struct PeerMessage {
 // One collective: the ranks post, work when all have posted, and leave when all have worked.
 struct PeerMeeting {
   struct Part {
+    std::atomic<bool> posted{false};
     CollectiveCall call;
     EventRef ready, halfway, done;
   };
@@ -70,6 +71,7 @@ class PeerComm {
   PeerComm(std::string name, std::vector<int> ranks, std::vector<int> devices, std::vector<Bell>& bells);
 
   const std::string& name() const { return name_; }
+  const std::vector<int>& ranks() const { return ranks_; }
   int size() const { return static_cast<int>(ranks_.size()); }
   int WorldRank(int member) const { return ranks_[static_cast<std::size_t>(member)]; }
   int Device(int member) const { return devices_[static_cast<std::size_t>(member)]; }
@@ -109,7 +111,7 @@ struct PeerCaller {
 
 // A call on its way, on its rank's thread: Start() once, Work() whenever Ready() until it returns true, and when
 // all calls of its group have come so far, Leave() once CanLeave(): the stream then waits for those who read its
-// buffers. All but Ready() and CanLeave() throw RuntimeError.
+// buffers. All but Ready(), CanLeave() and Misses() throw RuntimeError.
 class PeerOp {
  public:
   explicit PeerOp(cudaStream_t stream) : stream_(stream) {}
@@ -120,6 +122,8 @@ class PeerOp {
   virtual bool Work() = 0;
   virtual bool CanLeave() const = 0;
   virtual void Leave() = 0;
+  virtual bool Misses(int rank) const = 0;  // waits for a call that this rank, of the world, has not made
+  virtual std::string ToString() const = 0;
 
  private:
   const cudaStream_t stream_;

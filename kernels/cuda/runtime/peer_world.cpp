@@ -82,6 +82,7 @@ void PeerWorld::BeginCase(int rank) {
   Rank& mine = ranks_[static_cast<std::size_t>(rank)];
   mine.depth = 0;
   mine.grouped.clear();
+  mine.finished = false;
 }
 
 PeerSide& PeerWorld::SideOf(int rank, cppool_comm comm) {
@@ -179,16 +180,44 @@ void PeerWorld::Run(int rank, std::vector<std::unique_ptr<PeerOp>> ops) {
   const auto any_ready = [&] {
     return std::any_of(working.begin(), working.end(), [](const PeerOp* op) { return op->Ready(); });
   };
+  const auto in_vain = [&](const PeerOp& op) { return FinishedWithout(op) >= 0; };
+  const auto throw_if_in_vain = [&](const PeerOp& op) {
+    const int gone = FinishedWithout(op);
+    if (gone < 0) return;
+    throw RuntimeError(CPPOOL_INTERNAL,
+                       "rank " + std::to_string(gone) + " has finished the case, and rank " +
+                           std::to_string(rank) + " still is waiting for it in " + op.ToString(),
+                       gone);
+  };
   while (!working.empty()) {
-    bell.Wait([&] { return aborted() || any_ready(); });
+    bell.Wait([&] {
+      return aborted() || any_ready() ||
+             std::any_of(working.begin(), working.end(), [&](const PeerOp* op) { return in_vain(*op); });
+    });
     ThrowIfAborted();
+    for (const PeerOp* op : working) throw_if_in_vain(*op);
     std::erase_if(working, [](PeerOp* op) { return op->Ready() && op->Work(); });
   }
   for (const auto& op : ops) {
-    bell.Wait([&] { return aborted() || op->CanLeave(); });
+    bell.Wait([&] { return aborted() || op->CanLeave() || in_vain(*op); });
     if (!op->CanLeave()) ThrowIfAborted();
+    throw_if_in_vain(*op);
     op->Leave();
   }
+}
+
+int PeerWorld::FinishedWithout(const PeerOp& op) const {
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    // What it has not posted by then, it never will.
+    if (ranks_[rank].finished.load(std::memory_order_acquire) && op.Misses(static_cast<int>(rank)))
+      return static_cast<int>(rank);
+  }
+  return -1;
+}
+
+void PeerWorld::Finished(int rank) {
+  ranks_[static_cast<std::size_t>(rank)].finished.store(true, std::memory_order_release);
+  for (Bell& bell : bells_) bell.Ring();
 }
 
 void PeerWorld::Abort(const std::string& reason) {
@@ -201,6 +230,7 @@ void PeerWorld::Restart() {
   for (Rank& rank : ranks_) {
     rank.depth = 0;
     rank.grouped.clear();
+    rank.finished = false;
     for (PeerSide& side : rank.sides) {
       side.collectives = 0;
       std::fill(side.sends.begin(), side.sends.end(), 0);

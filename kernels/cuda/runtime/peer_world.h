@@ -2,6 +2,7 @@
 // device. No NCCL.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,6 +38,7 @@ class PeerWorld final : public CommWorld {
 
   void CheckHealth(int) override { ThrowIfAborted(); }
   void Abort(const std::string& reason) override;
+  void Finished(int rank) override;
   // What was enqueued only ever waits for what was enqueued before, and ends by itself.
   bool CanRestart() const override { return true; }
   void Restart() override;
@@ -50,6 +52,7 @@ class PeerWorld final : public CommWorld {
     std::shared_ptr<EventPool> events;
     std::shared_ptr<DevicePool> pool;
     int depth = 0;  // of groups of calls
+    std::atomic<bool> finished{false};
     std::vector<std::unique_ptr<PeerOp>> grouped;
   };
   PeerSide& SideOf(int rank, cppool_comm comm);
@@ -57,6 +60,8 @@ class PeerWorld final : public CommWorld {
   void Collect(int rank, const CollectiveCall& call, cppool_comm comm, cudaStream_t stream);
   void Submit(int rank, std::unique_ptr<PeerOp> op);
   void Run(int rank, std::vector<std::unique_ptr<PeerOp>> ops);
+  // A rank that has finished, and that this call waits for; -1 when there is none.
+  int FinishedWithout(const PeerOp& op) const;
 
   std::vector<Bell> bells_;
   std::vector<std::unique_ptr<PeerComm>> comms_;

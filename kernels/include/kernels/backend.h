@@ -103,6 +103,10 @@ class Backend {
   // Any thread: makes pending and later communication of all ranks fail with `reason`, so that nobody waits
   // for a rank that has gone.
   virtual void Abort(const std::string& reason) = 0;
+  // Any thread: the rank has ended its case in order, with all of its calls over. Whoever waits for another one of
+  // them fails at once and names the rank, where the transport can tell (with NCCL the deadline ends that).
+  // BeginCase of the rank takes it back: all ranks begin before any communicates.
+  virtual void Finished(int rank) = 0;
   // After a failed case: makes communication start anew on all ranks, so that an abort and calls that found no
   // partner are forgotten. No rank may be in a call; work that is still under way has until `limit`. Throws
   // RuntimeError with what keeps it: such work, a device out of order, NCCL after an abort.

@@ -5,6 +5,7 @@
 
 #include "catch.h"
 #include "cuda_world.h"
+#include "kernels/look.h"
 
 namespace cppool::kernels::test {
 
@@ -61,7 +62,7 @@ TEST_CASE("An abort ends a collective that waits for a rank which does not come,
     Expect(idle, "the device's part ends, too");
   });
   watchdog.join();
-  CHECK_FALSE(world.backend().Recover());
+  CHECK_THROWS_AS(world.backend().Recover(1s), RuntimeError);
   CHECK_THROWS_AS(world.Run([](RankRuntime& rank) { rank.BeginCase(); }), RuntimeError);
 }
 
@@ -96,7 +97,7 @@ TEST_CASE("An abort ends every call that waits for a rank which does not come, a
   });
   watchdog.join();
   CHECK_THROWS_AS(world.Run([](RankRuntime& rank) { rank.BeginCase(); }), RuntimeError);
-  CHECK(world.backend().Recover());
+  world.backend().Recover(30s);
   world.RunCase([](cppool_runtime* rt) {
     const Buffer sum = ToDevice(rt, std::vector<int>{rt->rank + 1});
     Check(rt, rt->all_reduce(rt, sum.get(), sum.get(), 1, CPPOOL_INT32, CPPOOL_SUM,
@@ -114,10 +115,65 @@ TEST_CASE("After an abort the world does not go on while work on the device does
     if (rank.seam()->rank == 1) gate.Hold(rank.seam(), rank.seam()->stream);
   });
   world.backend().Abort("rank 1 is stuck");
-  CHECK_FALSE(world.backend().Recover());
+  CHECK_THROWS_AS(world.backend().Recover(300ms), RuntimeError);
   gate.Open();
-  CHECK(world.backend().Recover());
+  world.backend().Recover(30s);
   world.RunCase([](cppool_runtime*) {});
+}
+
+TEST_CASE("A look at a sound world passes, with NCCL and with peer", "[gpu]") {
+  const Transport transport = GENERATE(Transport::kNccl, Transport::kPeer);
+  for (const int size : {2, 4}) {
+    if (!HaveDevices(transport == Transport::kNccl ? size : 1)) return;
+    CudaWorld world(size, transport);
+    for (std::uint64_t round = 1; round < 4; ++round) {
+      world.backend().Recover(30s);
+      world.RunCase([&](cppool_runtime* rt) { LookAtGroups(rt, round); });
+    }
+  }
+}
+
+TEST_CASE("No room on the device is the rank's own error, and leaves the world sound", "[gpu]") {
+  const Transport transport = GENERATE(Transport::kNccl, Transport::kPeer);
+  if (!HaveDevices(transport == Transport::kNccl ? 2 : 1)) return;
+  CudaWorld world(2, transport);
+  world.Run([](RankRuntime& rank) {
+    cppool_runtime* rt = rank.seam();
+    rank.BeginCase();
+    void* data = nullptr;
+    if (rt->rank == 0) {
+      Expect(rt->alloc(rt, std::size_t{1} << 50, rt->stream, &data) == CPPOOL_OUT_OF_MEMORY, "no room");
+      Expect(rank.LastErrorCulprit() == RuntimeError::kOwn, "its own");
+    }
+    rank.EndCase();
+  });
+  world.backend().Recover(30s);
+  world.RunCase([](cppool_runtime* rt) { LookAtGroups(rt, 1); });
+}
+
+TEST_CASE("Peer: a rank that has finished is named at once by those that wait for it", "[gpu]") {
+  if (!HaveDevices(1)) return;
+  CudaWorld world(4, Transport::kPeer);
+  world.Run([&](RankRuntime& rank) {
+    cppool_runtime* rt = rank.seam();
+    rank.BeginCase();
+    if (rt->rank == 1) {
+      rank.EndCase();
+      world.backend().Finished(1);
+      return;
+    }
+    void* data = nullptr;
+    Check(rt, rt->alloc(rt, 1024, rt->stream, &data));
+    Expect(rt->all_reduce(rt, data, data, 256, CPPOOL_FLOAT32, CPPOOL_SUM, GetGroup(rt, CPPOOL_WORLD).comm,
+                          rt->stream) == CPPOOL_INTERNAL,
+           "the call ends");
+    Expect(rank.LastErrorCulprit() == 1, "and points at rank 1");
+    Expect(std::string(rt->last_error(rt)).find("rank 1 has finished the case") != std::string::npos,
+           rt->last_error(rt));
+    rank.EndCase();
+  });
+  world.backend().Recover(30s);
+  world.RunCase([](cppool_runtime* rt) { LookAtGroups(rt, 1); });
 }
 
 }  // namespace cppool::kernels::test

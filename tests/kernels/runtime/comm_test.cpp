@@ -5,6 +5,7 @@
 #include "../../../kernels/host/half.h"
 #include "catch.h"
 #include "host_comm.h"
+#include "kernels/look.h"
 #include "world.h"
 
 using namespace cppool::kernels;
@@ -553,6 +554,106 @@ TEST_CASE("host abort: later calls fail at once, and only the first reason is to
   CHECK(errors == std::vector<std::string>(2, "communication was aborted: first"));
   world.backend().Recover(std::chrono::seconds(30));
   CheckNextCase(world);
+}
+
+TEST_CASE("a rank that has finished is named by those that wait for it, at once") {
+  const int size = GENERATE(2, 4, 8);
+  const std::string call = GENERATE("all_reduce", "send to", "recv from");
+  CAPTURE(size, call);
+  World world(size);
+  const auto errors = world.Errors([&](cppool_runtime* rt) {
+    RankRuntime& rank = world.rank(rt->rank);
+    rank.BeginCase();
+    const Group group = GetGroup(rt, CPPOOL_WORLD);
+    std::int32_t value = 1;
+    // What a rank has called before it leaves is no reason to fail, however late the others come.
+    if (rt->rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    Check(rt, rt->all_reduce(rt, &value, &value, 1, CPPOOL_INT32, CPPOOL_SUM, group.comm, rt->stream));
+    Sync(rt);
+    if (value != size) throw std::runtime_error("a wrong sum");
+    if (rt->rank == 1) {
+      rank.EndCase();
+      world.backend().Finished(1);
+      return;
+    }
+    if (call == "all_reduce") {
+      Check(rt, rt->all_reduce(rt, &value, &value, 1, CPPOOL_INT32, CPPOOL_SUM, group.comm, rt->stream));
+    } else if (call == "send to") {
+      Check(rt, rt->send(rt, &value, 4, 1, group.comm, rt->stream));
+    } else {
+      Check(rt, rt->recv(rt, &value, 4, 1, group.comm, rt->stream));
+    }
+    try {
+      rank.EndCase();
+    } catch (const RuntimeError& error) {
+      if (error.culprit() != 1) throw std::runtime_error("not rank 1's doing");
+      throw;
+    }
+  });
+  for (int rank = 0; rank < size; ++rank) {
+    const std::string& error = errors[static_cast<std::size_t>(rank)];
+    if (rank == 1) {
+      CHECK(error.empty());
+      continue;
+    }
+    CHECK_THAT(error, Catch::Matchers::ContainsSubstring("rank 1 has finished the case, and rank " +
+                                                         std::to_string(rank) + " still is "));
+    CHECK_THAT(error, Catch::Matchers::ContainsSubstring(call));
+  }
+  world.backend().Recover(std::chrono::seconds(30));
+  CheckNextCase(world);
+}
+
+TEST_CASE("who calls another collective than most is the culprit for them") {
+  World world(4);
+  std::atomic<int> blamed{0};
+  const auto errors = world.CaseErrors([&](cppool_runtime* rt) {
+    const Group group = GetGroup(rt, CPPOOL_WORLD);
+    std::int32_t values[2] = {};
+    Check(rt, rt->all_reduce(rt, values, values, rt->rank == 2 ? 1 : 2, CPPOOL_INT32, CPPOOL_SUM, group.comm,
+                             rt->stream));
+    const cppool_status status = rt->stream_synchronize(rt, rt->stream);
+    const int culprit = world.rank(rt->rank).LastErrorCulprit();
+    if (culprit == (rt->rank == 2 ? RuntimeError::kOwn : 2)) ++blamed;
+    Check(rt, status);
+  });
+  CHECK(blamed == 4);
+  for (const std::string& error : errors) {
+    CHECK_THAT(error, Catch::Matchers::ContainsSubstring("rank 0 called all_reduce (sum) of 2 int32, rank 2 "
+                                                         "all_reduce (sum) of 1 int32"));
+  }
+  CheckNextCase(world);
+}
+
+TEST_CASE("a look at a sound world passes, before and after an abort; at a world out of step it does not") {
+  for (const int size : {1, 2, 3, 4, 8}) {
+    CAPTURE(size);
+    World world(size);
+    std::uint64_t round = 0;
+    const auto look = [&] {
+      ++round;
+      return world.CaseErrors([&](cppool_runtime* rt) { LookAtGroups(rt, round); });
+    };
+    const std::vector<std::string> sound(static_cast<std::size_t>(size));
+    CHECK(look() == sound);
+    world.backend().Abort("a test");
+    world.backend().Recover(std::chrono::seconds(30));
+    CHECK(look() == sound);
+    CHECK(look() == sound);
+    if (size < 2) continue;
+    // A message that nobody has received is taken for the look's.
+    const auto errors = world.CaseErrors([&](cppool_runtime* rt) {
+      const Group group = GetGroup(rt, CPPOOL_WORLD);
+      std::vector<std::int32_t> old(1024, 7);
+      const Stream side(rt);
+      if (rt->rank == 0) Check(rt, rt->send(rt, old.data(), 4096, 1, group.comm, side.get()));
+      LookAtGroups(rt, round + 1);
+    });
+    CHECK(std::any_of(errors.begin(), errors.end(), [](const std::string& error) {
+      return error.find("a message from rank 0 over the world's communicator is wrong") != std::string::npos;
+    }));
+    CHECK(look() == sound);
+  }
 }
 
 TEST_CASE("host abort: a rank that cannot start releases the others") {

@@ -16,6 +16,7 @@ class FakeBackend final : public Backend {
   std::vector<DeviceInfo> Devices() const override { return {}; }
   std::vector<std::pair<std::string, double>> InitTimes() const override { return {}; }
   void Abort(const std::string&) override {}
+  void Finished(int) override {}
   void Recover(std::chrono::milliseconds) override {}
 
  private:
