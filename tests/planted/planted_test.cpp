@@ -1,8 +1,6 @@
 // The suites on the host runtime, with each known bug in turn.
-#include <cstdio>
-
+#include "catch_bugs.h"
 #include "child.h"
-#include "planted_cells.h"
 
 using cppool::kernels::PlantableBug;
 using cppool::kernels::PlantableBugs;
@@ -16,26 +14,11 @@ const std::vector<std::string> kOnHost = {"--backend", "host", "--max-seqlen", "
 
 }  // namespace
 
-TEST_CASE("without a bug every cell passes in the build that has them") {
-  const Caught none = RunCells(nullptr, kOnHost);
-  CHECK(none.cells > 36);
-  CHECK(none.failed.empty());
-  CHECK(none.other.empty());
-}
+TEST_CASE("without a bug every cell passes in the build that has them") { PassesWithoutBug(kOnHost); }
 
 TEST_CASE("the suite catches each planted bug") {
   REQUIRE(PlantableBugs().size() >= 14);
-  for (const PlantableBug& bug : PlantableBugs()) {
-    int runs = 0;
-    const Caught caught = CatchBug(bug, kOnHost, &runs);
-    CAPTURE(bug.name, caught.other);
-    CHECK(caught.failed.size() > 0);
-    CHECK(caught.other.empty());  // a check says what is wrong; nothing crashes or hangs
-    if (!caught.failed.empty()) {
-      std::printf("%s: caught by run %d, in %zu of %d cells, such as %s\n", bug.name, runs,
-                  caught.failed.size(), caught.cells, caught.failed.front().c_str());
-    }
-  }
+  for (const PlantableBug& bug : PlantableBugs()) CatchesBug(bug, kOnHost);
 }
 
 TEST_CASE("a bug that nobody knows is refused, with the names there are") {

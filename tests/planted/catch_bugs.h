@@ -1,0 +1,42 @@
+// The same on the host and on GPUs: that the suite passes without a bug and catches each that is planted.
+#pragma once
+
+#include <cstdio>
+
+#include "planted_cells.h"
+
+namespace cppool_test {
+
+// One fixed part of the suite for all bugs: every schedule, format, kind of mask and gradient, on 2 and 4 ranks.
+inline const CellFilters kSmallSuite = {
+    {"row=padding_causal", "row=learnable_window", "row=six_sequences_bottom_right",
+     "row=deterministic_learnable", "row=gqa_two_kv_heads", "row=bias_111s_gqa_192_128", "row=mqa_causal",
+     "row=unequal_window"},
+    kInferenceCells};
+
+// A bug that leaves out a wait may need more than one seed of random delays to show.
+inline constexpr int kMostRuns = 5;
+
+inline void PassesWithoutBug(const std::vector<std::string>& common) {
+  const Caught none = RunCells(nullptr, kSmallSuite, common);
+  CHECK(none.cells > 36);
+  CHECK(none.failed == std::vector<std::string>{});
+  CHECK(none.other == std::vector<std::string>{});
+}
+
+inline void CatchesBug(const cppool::kernels::PlantableBug& bug, std::vector<std::string> common) {
+  common.insert(common.end(), {"--perturb", ""});
+  Caught caught;
+  int runs = 0;
+  while (caught.failed.empty() && runs < kMostRuns) {
+    common.back() = std::to_string(++runs);
+    caught = RunCells(bug.name, kSmallSuite, common);
+  }
+  CAPTURE(bug.name);
+  REQUIRE(caught.failed != std::vector<std::string>{});
+  CHECK(caught.other == std::vector<std::string>{});  // a check says what is wrong: nothing crashes or hangs
+  std::printf("%s: caught by run %d, in %zu of %d cells, such as %s\n", bug.name, runs, caught.failed.size(),
+              caught.cells, caught.failed.front().c_str());
+}
+
+}  // namespace cppool_test

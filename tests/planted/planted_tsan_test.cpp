@@ -1,0 +1,80 @@
+// The host runtime under ThreadSanitizer, through the real daemon: nothing is reported of a sample of the suite, and a wait
+// that is left out is.
+#include <dirent.h>
+
+#include <string_view>
+
+#include "kernels/planted_bug.h"
+#include "planted_cells.h"
+
+using namespace cppool_test;
+using cppool::kernels::PlantableBug;
+using cppool::kernels::PlantableBugs;
+
+namespace {
+
+const std::vector<std::string> kOnHost = {"--backend", "host", "--max-seqlen", "32", "--perturb", "1"};
+// Every feature with every schedule: each row has all four, on 2 and 4 ranks.
+const CellFilters kSample = {
+    {"row=padding_causal", "row=learnable_window", "row=six_sequences_bottom_right",
+     "row=deterministic_learnable", "row=gqa_two_kv_heads", "row=bias_111s_gqa_192_128", "row=mqa_causal",
+     "row=unequal_window", "row=alibi_window_unequal", "row=off_by_one_gqa", "row=max_logit_bias_thd",
+     "row=inference_bias"},
+    kInferenceCells};
+
+// The daemons' reports while it lives.
+class Reports {
+ public:
+  explicit Reports(const std::string& options) {
+    setenv("TSAN_OPTIONS",
+           (options + ":halt_on_error=0:exitcode=0:log_path=" + folder_.File("report")).c_str(), 1);
+  }
+  ~Reports() { unsetenv("TSAN_OPTIONS"); }
+
+  std::string Text() const {
+    std::string text;
+    DIR* folder = opendir(folder_.File("").c_str());
+    while (dirent* entry = readdir(folder))
+      if (entry->d_name[0] != '.') text += ReadFile(folder_.File(entry->d_name));
+    closedir(folder);
+    return text;
+  }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+bool HasDaemon() {
+  if (std::ifstream(CPPOOL_TSAN_DAEMON)) return true;
+  WARN("skipped: there is no daemon with ThreadSanitizer (see the test \"tsan: build\")");
+  return false;
+}
+
+}  // namespace
+
+TEST_CASE("under ThreadSanitizer every feature with every schedule is clean") {
+  if (!HasDaemon()) return;
+  const Reports reports("symbolize=1");
+  const Caught none = RunCells(nullptr, kSample, kOnHost, CPPOOL_TSAN_DAEMON);
+  CHECK(none.cells >= 56);
+  CHECK(none.failed == std::vector<std::string>{});
+  CHECK(none.other == std::vector<std::string>{});
+  CHECK(reports.Text() == "");
+}
+
+TEST_CASE("ThreadSanitizer reports each wait that is left out") {
+  if (!HasDaemon()) return;
+  int waits = 0;
+  for (const PlantableBug& bug : PlantableBugs()) {
+    if (!std::string_view(bug.name).ends_with("_wait")) continue;
+    ++waits;
+    CAPTURE(bug.name);
+    const Reports reports("symbolize=0");  // nobody reads them, and names take longer than the cells
+    for (const std::vector<std::string>& cells :
+         {std::vector<std::string>{"row=unequal_window"}, kInferenceCells}) {
+      if (reports.Text().empty()) RunCells(bug.name, {cells}, kOnHost, CPPOOL_TSAN_DAEMON);
+    }
+    CHECK_THAT(reports.Text(), Catch::Matchers::ContainsSubstring("WARNING: ThreadSanitizer: data race"));
+  }
+  CHECK(waits >= 5);
+}
