@@ -174,6 +174,7 @@ class Daemon {
 
 int main(int argc, char** argv) {
   const auto started = Clock::now();
+  KeepHeapTight();
   try {
     StdoutChannel answers = StdoutChannel::TakeStdout();  // before anything else can write there
     std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what a library prints shows up on stderr when it is printed

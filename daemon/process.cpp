@@ -1,5 +1,6 @@
 #include "daemon/process.h"
 
+#include <malloc.h>
 #include <unistd.h>
 
 #include <charconv>
@@ -48,6 +49,12 @@ double MillisecondsSinceSpawn() {
   const double ms =
       (static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9 - started) * 1000;
   return ms < 0 ? 0 : ms;
+}
+
+void KeepHeapTight() {
+  constexpr int kThreshold = 128 << 10;  // where they start; once set they stay
+  mallopt(M_MMAP_THRESHOLD, kThreshold);
+  mallopt(M_TRIM_THRESHOLD, kThreshold);
 }
 
 Usage OwnUsage() {

@@ -4,13 +4,14 @@
 //     soak --backend host --cases 20000                  # or --minutes 10; --fault-share 0.05 --seed 7 --max-seqlen 32
 //     soak --backend cuda --in-order --max-seqlen 0      # instead: the whole matrix once, each world's memory after 10 cells and after all
 //
-// Each world size has two pools. The steady one runs healthy cases and requests that are refused, in one process from the first
-// to the last: what it holds must not grow. The tried one is given the faults, each followed by a healthy case.
-// Exit code 0 when every answer was right and nothing grew.
+// Each world size has two pools. The steady one runs healthy cases and requests that are refused, in one process
+// from the first to the last: what it holds must not grow. The tried one is given the faults, of every kind and
+// on every schedule, each followed by healthy cases. Exit code 0 when every answer was right and nothing grew.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <optional>
@@ -22,6 +23,7 @@
 
 #include "cell.h"
 #include "daemon/process.h"
+#include "end_to_end/fault_grid.h"
 
 namespace {
 
@@ -42,6 +44,7 @@ struct Options {
   std::uint64_t seed = 1;
   std::int64_t max_seqlen = 32;  // 0: as the suite has them
   std::size_t cells = 0;         // 0: all
+  std::string readings;          // file; empty: none
   bool in_order = false;
 };
 
@@ -198,11 +201,19 @@ class Soak {
         end_(Clock::now() + Limit(options)) {
     cppool::PoolOptions pool = options.pool;
     pool.retries = 0;  // an answer is judged as it came
+    cppool::PoolOptions tried = pool;
+    tried.arguments = {"--allow-faults"};
+    tried.log_level = "error";
     for (const int size : options.world_sizes) {
-      pool.world_size = size;
+      pool.world_size = tried.world_size = size;
       worlds_[size].steady = std::make_unique<Pool>(pool);
-      worlds_[size].tried = std::make_unique<Pool>(pool);
+      worlds_[size].tried = std::make_unique<Pool>(tried);
+      faults_[size] = cppool::test::FaultGrid(cppool::test::FaultKinds(), {size});
     }
+    if (options.readings.empty()) return;
+    readings_file_.open(options.readings);
+    readings_file_ << "seconds,cases,process,resident_bytes,device_bytes,threads,fds\n";
+    if (!readings_file_) throw std::runtime_error("cannot write " + options.readings);
   }
 
   bool Run() {
@@ -210,10 +221,12 @@ class Soak {
     while (!Over()) {
       const Cell& cell = deck_.Draw();
       World& world = worlds_.at(cell.world_size);
-      if (std::uniform_real_distribution<>()(deck_.random()) < options_.fault_share) {
-        Fault(world, cell);
-      } else {
+      if (std::uniform_real_distribution<>()(deck_.random()) >= options_.fault_share) {
         Healthy(*world.steady, cell, "healthy");
+      } else if (deck_.random()() % 4 == 0) {
+        Refused(world, cell);
+      } else {
+        Fault(world, cell);
       }
       if (--until_reading == 0) {
         until_reading = kCasesPerReading;
@@ -241,12 +254,13 @@ class Soak {
   }
   bool Over() const { return (options_.cases > 0 && asked_ >= options_.cases) || Clock::now() >= end_; }
 
-  void Count(const std::string& what, const Outcome& outcome, bool right, const std::string& request) {
+  void Count(const std::string& what, const std::string& ended, bool right, const std::string& request,
+             const std::string& text) {
     ++asked_;
-    ++outcomes_[{what, outcome.Kind()}];
+    ++outcomes_[{what, ended}];
     if (right) return;
     ++wrong_;
-    std::printf("WRONG %s: %s\n  %s\n", what.c_str(), request.c_str(), outcome.Text().c_str());
+    std::printf("WRONG %s: %s\n  %s\n", what.c_str(), request.c_str(), text.c_str());
     std::fflush(stdout);
   }
 
@@ -255,16 +269,27 @@ class Soak {
     const std::uint64_t seed = deck_.random()() >> 1;  // other inputs and lengths each time
     params["seed"] = seed;
     const Outcome outcome = Ask(pool, params, {});
-    Count(what, outcome, IsRightFor(cell, seed, outcome), Describe(cell, params));
+    Count(what, outcome.Kind(), IsRightFor(cell, seed, outcome), Describe(cell, params), outcome.Text());
   }
 
-  void Fault(World& world, const Cell& cell) {
+  void Refused(World& world, const Cell& cell) {
     Json params = cell.params;
     params["max_seqlen_q"] = 2 * cell.world_size + 1;
     const Outcome outcome = Ask(*world.steady, params, {});
     const bool right = outcome.result && outcome.result->failure &&
                        outcome.result->failure->kind == "invalid_request" && !outcome.result->fatal;
-    Count("refused", outcome, right, Describe(cell, params));
+    Count("refused", outcome.Kind(), right, Describe(cell, params), outcome.Text());
+  }
+
+  // On the one small case that every fault's right end is known for; then that case without, and one of the suite.
+  void Fault(World& world, const Cell& cell) {
+    const auto& grid = faults_.at(cell.world_size);
+    const cppool::test::FaultCell& fault = grid[deck_.random()() % grid.size()];
+    const cppool::test::FaultOutcome outcome = cppool::test::Inject(*world.tried, fault);
+    const std::string request =
+        fault.kind + " on " + fault.schedule + ", world size " + std::to_string(fault.world_size);
+    Count("fault " + fault.kind, outcome.ended, outcome.wrong.empty(), request, outcome.wrong);
+    Count("after a fault", outcome.next, outcome.next == "passed", request, outcome.next);
     Healthy(*world.tried, cell, "after a fault");
   }
 
@@ -283,10 +308,19 @@ class Soak {
                     *world.steady_pid, pid);
       }
       world.steady_pid = pid;
-      world.steady_readings.push_back(Read(*world.steady));
-      world.tried_readings.push_back(Read(*world.tried));
+      const std::string name = "W=" + std::to_string(size);
+      Keep(name + " steady", Read(*world.steady), &world.steady_readings);
+      Keep(name + " tried", Read(*world.tried), &world.tried_readings);
     }
-    client_readings_.push_back({cppool::daemon::OwnUsage()});
+    Keep("client", {cppool::daemon::OwnUsage()}, &client_readings_);
+  }
+
+  void Keep(const std::string& process, const Reading& reading, std::vector<Reading>* readings) {
+    readings->push_back(reading);
+    if (!readings_file_.is_open()) return;
+    readings_file_ << SecondsSince(start_) << "," << asked_ << "," << process << ","
+                   << reading.usage.resident_bytes << "," << reading.device_bytes << ","
+                   << reading.usage.threads << "," << reading.usage.fds << std::endl;
   }
 
   void Progress() {
@@ -321,6 +355,8 @@ class Soak {
   const Options& options_;
   Deck deck_;
   std::map<int, World> worlds_;
+  std::map<int, std::vector<cppool::test::FaultCell>> faults_;  // by world size
+  std::ofstream readings_file_;
   std::map<std::pair<std::string, std::string>, std::int64_t> outcomes_;
   std::vector<Reading> client_readings_;
   std::int64_t asked_ = 0, wrong_ = 0;
@@ -388,6 +424,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--cells", options.cells,
                  "Draws from so many cells only, to meet each often in a short run");
+  app.add_option("--readings", options.readings, "Writes every reading to this file, as CSV");
   app.add_flag("--in-order", options.in_order, "The whole matrix once, without faults");
   CLI11_PARSE(app, argc, argv);
   if (options.cases == 0 && options.minutes == 0) options.cases = 1000;
