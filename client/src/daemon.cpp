@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 #include <sstream>
 #include <system_error>
 
+#include "process_look.h"
 #include "protocol/json_text.h"
 
 namespace cppool::internal {
@@ -18,6 +20,7 @@ using std::chrono::milliseconds;
 constexpr std::size_t kMaxResponseBytes = 16 << 20;
 // How long a daemon that closed a pipe has to end, and its last words to arrive, before it is called alive.
 constexpr milliseconds kLastWords{500};
+constexpr milliseconds kLookBefore{1000};
 
 Process::Command DaemonCommand(const PoolOptions& options) {
   Process::Command command;
@@ -88,7 +91,8 @@ void Daemon::Greet() {
     answer = Ask(protocol::HelloRequest{}, Clock::now() + options_.start_limit);
   } catch (const Lost& lost) {
     if (lost.kind == PoolError::Kind::kTimeout)
-      refuse(Name() + "did not answer `hello` within " + Seconds(options_.start_limit) + " of its start");
+      refuse(Name() + "did not answer `hello` within " + Seconds(options_.start_limit) + " of its start" +
+             lost.look);
     refuse(lost.message + " at its start");
   }
   auto member = [&](const char* name) { return answer.value(name, Json()); };
@@ -106,14 +110,23 @@ Json Daemon::Ask(protocol::Operation operation, Clock::time_point until) {
   const std::string line = protocol::SerializeRequest({Json(id), std::move(operation)}) + "\n";
   std::string_view unsent = line;
   int input = process_->input();
+  // Near the end of the wait the daemon is looked at, and again when it is over: the difference tells who works.
+  const auto start = Clock::now();
+  const auto look_at = until - std::min<Clock::duration>(kLookBefore, (until - start) / 2);
+  std::optional<ProcessLook> look;
   for (;;) {
     Json answer;
     if (NextAnswer(id, &answer)) return answer;
-    if (Clock::now() >= until) throw Lost{PoolError::Kind::kTimeout, Name() + "did not answer"};
+    const auto now = Clock::now();
+    if (now >= until) {
+      throw Lost{PoolError::Kind::kTimeout, Name() + "did not answer", false,
+                 Describe(look.value_or(ProcessLook{}), LookAtProcess(process_->pid()))};
+    }
+    if (!look && now >= look_at) look = LookAtProcess(process_->pid());
     pollfd fds[3] = {{input, static_cast<short>(unsent.empty() ? 0 : POLLOUT), 0},
                      {process_->output(), POLLIN, 0},
                      {process_->pidfd(), POLLIN, 0}};
-    int wait = PollTimeout(until);
+    int wait = PollTimeout(look ? until : look_at);
     if (process_->pidfd() < 0)
       wait = std::min(wait, 50);           // an old kernel: look from time to time whether it lives
     if (poll(fds, 3, wait) < 0) continue;  // interrupted

@@ -19,6 +19,7 @@ struct Lost {
   PoolError::Kind kind;
   std::string message;
   bool untaken = false;  // the daemon had ended in order before it read the request: it is no attempt
+  std::string look = {};  // of a daemon that does not answer: what was seen of it, to be appended
 };
 
 std::string Seconds(std::chrono::milliseconds time);  // "2.5 s"

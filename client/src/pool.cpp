@@ -65,7 +65,7 @@ class Pool::State {
       } catch (const Lost& lost) {
         std::string message = lost.message;
         if (lost.kind == PoolError::Kind::kTimeout)
-          message += " within " + internal::Seconds(limit) + " and was killed";
+          message += " within " + internal::Seconds(limit) + " and was killed" + lost.look;
         if (!Retire(&Daemon::Kill)) message += "; not even SIGKILL ended it: it is left behind";
         if (lost.untaken && !std::exchange(forgiven, true)) {  // it went at the moment of the call
           --attempt;

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -230,6 +231,9 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
   if (what == "fail_with")  // a key of the request
     return Write(1, Line(request.contains(params["key"]) ? NotPassed(id, "failed", "mismatch") : passed));
   if (what == "hang") Hang();
+  if (what == "spin") {
+    for (std::atomic<int> turns{0};;) turns.fetch_add(1);
+  }
   if (what == "hang_ignoring_term") {
     signal(SIGTERM, SIG_IGN);
     Hang();

@@ -1,0 +1,99 @@
+// What a PoolError says of a daemon that does not answer any more: stopped, spinning, or waiting for ever.
+#include <signal.h>
+
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "catch.h"
+#include "support.h"
+
+using namespace cppool_test;
+using cppool::Pool;
+using cppool::PoolError;
+
+namespace {
+
+bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// The error of a call that has to time out.
+std::string TimedOut(Pool& pool, const cppool::Json& params, const cppool::RunOptions& options) {
+  std::string text;
+  LeavesNothing([&] {
+    try {
+      pool.Run(params, options);
+      FAIL("there was an answer");
+    } catch (const PoolError& error) {
+      CHECK(error.kind() == PoolError::Kind::kTimeout);
+      text = error.what();
+      CHECK(text.size() < 4000 + 2500);
+    }
+  });
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("a stopped daemon is said to be stopped, thread by thread") {
+  auto options = FakeOptions();
+  options.daemon = CPPOOL_TEST_DAEMON;
+  options.world_size = 2;
+  options.backend = "host";
+  options.case_files = {CPPOOL_ODD_CASE};
+  std::string text;
+  LeavesNothing([&] {
+    Pool pool(options);
+    const pid_t pid = pool.Hello().at("pid").get<pid_t>();
+    std::thread stopper([pid] {
+      std::this_thread::sleep_for(200ms);
+      kill(pid, SIGSTOP);
+    });
+    cppool::RunOptions run = Within(600ms);
+    run.case_name = "odd";
+    try {
+      pool.Run({{"action", "sleep"}, {"rank", 1}}, run);
+      FAIL("there was an answer");
+    } catch (const PoolError& error) {
+      CHECK(error.kind() == PoolError::Kind::kTimeout);
+      text = error.what();
+    }
+    stopper.join();
+  });
+  INFO(text);
+  CHECK(Has(text, "did not answer within 0.8 s and was killed; it was stopped"));
+  for (const char* thread : {"cppoold: stopped", "watchdog: stopped", "rank 0: stopped", "rank 1: stopped"})
+    CHECK(Has(text, thread));
+  CHECK(Has(text, "it used 0.00 s of CPU"));
+}
+
+TEST_CASE("a daemon that spins is told from one that waits") {
+  Pool pool(FakeOptions());
+  const std::string spins = TimedOut(pool, Do("spin"), Within(800ms));
+  {
+    INFO(spins);
+    CHECK(Has(spins, "cppool_fake_dae: running"));
+    CHECK_FALSE(Has(spins, "it used 0.00 s of CPU"));
+    CHECK_FALSE(Has(spins, "it was stopped"));
+  }
+  const std::string waits = TimedOut(pool, Do("hang"), Within(200ms));
+  INFO(waits);
+  CHECK(Has(waits, "cppool_fake_dae: waits"));
+  CHECK(Has(waits, "it used 0.00 s of CPU"));
+  CHECK_FALSE(Has(waits, "running"));
+}
+
+TEST_CASE("a daemon that does not answer its first question is looked at, too") {
+  auto options = FakeOptions("silent");
+  options.start_limit = 400ms;
+  Pool pool(options);
+  try {
+    pool.Hello();
+    FAIL("there was an answer");
+  } catch (const PoolError& error) {
+    const std::string text = error.what();
+    INFO(text);
+    CHECK(error.kind() == PoolError::Kind::kStart);
+    CHECK(Has(text, "of its start; in its last"));
+    CHECK(Has(text, "cppool_fake_dae: waits"));
+  }
+}
