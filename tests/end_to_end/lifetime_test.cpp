@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <string>
@@ -174,6 +175,31 @@ TEST_CASE("a rank that throws releases the others, and the next case passes") {
       CHECK(daemon.ReadAnswer().at("status") == "passed");
     }
     CHECK(Has(daemon.Stderr(), "[rank 1] [request #1] the case threw: thrown on purpose"));
+    CHECK(daemon.Wait() == 0);
+  }
+}
+
+TEST_CASE("a rank that leaves a collective out is named at once, and the next case passes") {
+  for (const int world_size : {2, 4, 8}) {
+    DaemonProcess daemon(Host(world_size, {"--case", CPPOOL_ODD_CASE}));
+    for (int i = 0; i < 3; ++i) {
+      const auto start = std::chrono::steady_clock::now();
+      daemon.Send(Odd("wait", 1));  // with a deadline of a minute
+      const Json answer = daemon.ReadAnswer();
+      INFO(answer);
+      CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
+      CHECK(answer.at("status") == "error");
+      CHECK(answer.at("failure").at("kind") == "internal");
+      CHECK(answer.at("failure").at("rank") == 1);
+      CHECK(answer.at("failure").at("stage") == "meet");
+      CHECK(Has(answer.at("error"), "rank 1 has finished the case, and rank "));
+      CHECK(Has(answer.at("error"), "in all_reduce of 4 bytes"));
+      CHECK(answer.at("ranks").at(0).at("ok") == false);
+      CHECK(answer.at("ranks").at(1).at("ok") == true);
+      CHECK_FALSE(answer.contains("fatal"));
+      daemon.Send(Odd("pass"));
+      CHECK(daemon.ReadAnswer().at("status") == "passed");
+    }
     CHECK(daemon.Wait() == 0);
   }
 }

@@ -119,7 +119,7 @@ cppool_status Run(cppool_case_context* c) {
       if (rt->alloc(rt, 1000, rt->stream, &leaked) != CPPOOL_OK) return CPPOOL_INTERNAL;
     }
     if (std::strcmp(action, "wait") == 0)
-      return CPPOOL_OK;  // does not come to the meeting: the others wait for ever
+      return CPPOOL_OK;  // does not come to the meeting: the others wait in vain
   }
   return AllReduce(rt);
 }
