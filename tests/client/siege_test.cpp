@@ -323,8 +323,15 @@ TEST_CASE("a daemon killed at any moment costs an attempt, and no answer") {
         std::this_thread::sleep_for(std::chrono::microseconds(i * 40));
         kill(pid, SIGKILL);  // its number is its own until the Pool has seen its end
       });
-      const Result result = pool.Run({{"do", "late"}, {"ms", 2}});
+      Result result;
+      std::string error;
+      try {
+        result = pool.Run({{"do", "late"}, {"ms", 2}});
+      } catch (const PoolError& thrown) {
+        error = thrown.what();
+      }
       killer.join();
+      CHECK(error == "");
       CHECK(result.ok());
       if (result.attempts == 2) ++replaced;
     }
