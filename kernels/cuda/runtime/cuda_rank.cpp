@@ -154,6 +154,7 @@ void CudaRank::ReleaseLeftovers() {
   iteration_ = StageTally::kOnce;
   delays_ = {};
   marks_.Reset();
+  recorded_.clear();
   marks_.Announce(main_stream(), "main", true);
 }
 
@@ -276,6 +277,7 @@ cudaEvent_t CudaRank::CreateEvent() {
 void CudaRank::DestroyEvent(cudaEvent_t event) {
   if (events_.erase(event) == 0)
     throw RuntimeError(CPPOOL_INTERNAL, "event_destroy of an event that event_create did not give");
+  recorded_.erase(event);
   retired_events_.push_back(event);  // its last record may be pending, and a new event must be no wait
 }
 
@@ -348,6 +350,27 @@ void CudaRank::Break(DeviceFault fault, void* byte, cppool_stream stream) {
   void* const memory = Allocate(4096, on);
   BreakDevice(fault, memory, on);
   Free(memory, on);
+}
+
+void CudaRank::NoteTransfer(cudaStream_t stream, const char* what, int peer, cppool_comm comm) {
+  int world_rank = peer;
+  if (comm == world_->group(rank_, CPPOOL_PAIR).comm) world_rank = rank_ / 2 * 2 + peer;
+  if (comm == world_->group(rank_, CPPOOL_STRIDE).comm) world_rank = rank_ % 2 + 2 * peer;
+  marks_.Note(stream, {what, world_rank, ""});
+}
+
+void CudaRank::NoteCollective(cudaStream_t stream, const char* what, cppool_comm comm) {
+  int ranks = world_->size();
+  for (const cppool_group which : {CPPOOL_PAIR, CPPOOL_STRIDE}) {
+    const CommGroup group = world_->group(rank_, which);
+    if (comm == group.comm) ranks = group.size;
+  }
+  marks_.Note(stream, {what, ranks, " ranks"});
+}
+
+void CudaRank::NoteWait(cudaStream_t stream, cudaEvent_t event) {
+  const auto recorded = recorded_.find(event);
+  if (recorded != recorded_.end()) marks_.NoteWait(stream, recorded->second);
 }
 
 cppool_status CudaRank::Fail(cppool_status status, const char* detail, int culprit) noexcept {

@@ -68,6 +68,11 @@ class CudaRank : public RankRuntime {
   // keeps the deadline.
   void Synchronize(cudaStream_t stream);
   void Mark(cudaStream_t stream, const char* stage);
+  // What Progress tells of a stage: its calls on communicators, and its waits for other streams.
+  void NoteTransfer(cudaStream_t stream, const char* what, int peer, cppool_comm comm);
+  void NoteCollective(cudaStream_t stream, const char* what, cppool_comm comm);
+  void NoteRecord(cudaEvent_t event, cudaStream_t stream) { recorded_[event] = marks_.Here(stream); }
+  void NoteWait(cudaStream_t stream, cudaEvent_t event);
 
   // Keeps the text for last_error and returns the status.
   cppool_status Fail(cppool_status status, const char* detail, int culprit = RuntimeError::kOwn) noexcept;
@@ -100,6 +105,7 @@ class CudaRank : public RankRuntime {
   const std::shared_ptr<DevicePool> pool_;
   PageLockedHeap host_heap_;
   StageMarks marks_;
+  std::unordered_map<cudaEvent_t, StagePoint> recorded_;
   int iteration_;
   MarkDelays delays_;
   std::vector<OwnedStream> streams_;        // the main stream first

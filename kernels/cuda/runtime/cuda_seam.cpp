@@ -78,13 +78,16 @@ cppool_status EventDestroy(cppool_runtime* rt, cppool_event event) {
 }
 
 cppool_status EventRecord(cppool_runtime* rt, cppool_event event, cppool_stream stream) {
-  return Guard(
-      rt, [&](CudaRank&) { CheckCuda(cudaEventRecord(Cuda(event), Cuda(stream)), "recording an event"); });
+  return Guard(rt, [&](CudaRank& rank) {
+    CheckCuda(cudaEventRecord(Cuda(event), Cuda(stream)), "recording an event");
+    rank.NoteRecord(Cuda(event), Cuda(stream));
+  });
 }
 
 cppool_status StreamWait(cppool_runtime* rt, cppool_stream stream, cppool_event event) {
-  return Guard(rt, [&](CudaRank&) {
+  return Guard(rt, [&](CudaRank& rank) {
     CheckCuda(cudaStreamWaitEvent(Cuda(stream), Cuda(event), 0), "waiting for an event");
+    rank.NoteWait(Cuda(stream), Cuda(event));
   });
 }
 
@@ -113,25 +116,32 @@ cppool_status GroupEnd(cppool_runtime* rt) {
 
 cppool_status Send(cppool_runtime* rt, const void* buffer, size_t bytes, int peer, cppool_comm comm,
                    cppool_stream stream) {
-  return Guard(
-      rt, [&](CudaRank& rank) { rank.world().Send(rank.rank(), buffer, bytes, peer, comm, Cuda(stream)); });
+  return Guard(rt, [&](CudaRank& rank) {
+    rank.NoteTransfer(Cuda(stream), "send to rank ", peer, comm);
+    rank.world().Send(rank.rank(), buffer, bytes, peer, comm, Cuda(stream));
+  });
 }
 
 cppool_status Recv(cppool_runtime* rt, void* buffer, size_t bytes, int peer, cppool_comm comm,
                    cppool_stream stream) {
-  return Guard(
-      rt, [&](CudaRank& rank) { rank.world().Recv(rank.rank(), buffer, bytes, peer, comm, Cuda(stream)); });
+  return Guard(rt, [&](CudaRank& rank) {
+    rank.NoteTransfer(Cuda(stream), "recv from rank ", peer, comm);
+    rank.world().Recv(rank.rank(), buffer, bytes, peer, comm, Cuda(stream));
+  });
 }
 
 cppool_status AllGather(cppool_runtime* rt, const void* in, void* out, size_t bytes, cppool_comm comm,
                         cppool_stream stream) {
-  return Guard(
-      rt, [&](CudaRank& rank) { rank.world().AllGather(rank.rank(), in, out, bytes, comm, Cuda(stream)); });
+  return Guard(rt, [&](CudaRank& rank) {
+    rank.NoteCollective(Cuda(stream), "all_gather with ", comm);
+    rank.world().AllGather(rank.rank(), in, out, bytes, comm, Cuda(stream));
+  });
 }
 
 cppool_status ReduceScatter(cppool_runtime* rt, const void* in, void* out, size_t count, cppool_dtype dtype,
                             cppool_reduce reduce, cppool_comm comm, cppool_stream stream) {
   return Guard(rt, [&](CudaRank& rank) {
+    rank.NoteCollective(Cuda(stream), "reduce_scatter with ", comm);
     rank.world().ReduceScatter(rank.rank(), in, out, count, dtype, reduce, comm, Cuda(stream));
   });
 }
@@ -139,6 +149,7 @@ cppool_status ReduceScatter(cppool_runtime* rt, const void* in, void* out, size_
 cppool_status AllReduce(cppool_runtime* rt, const void* in, void* out, size_t count, cppool_dtype dtype,
                         cppool_reduce reduce, cppool_comm comm, cppool_stream stream) {
   return Guard(rt, [&](CudaRank& rank) {
+    rank.NoteCollective(Cuda(stream), "all_reduce with ", comm);
     rank.world().AllReduce(rank.rank(), in, out, count, dtype, reduce, comm, Cuda(stream));
   });
 }

@@ -126,6 +126,26 @@ void StageMarks::Mark(cudaStream_t stream, const char* stage, int iteration) {
             "writing a stage's number in stream order");
 }
 
+StagePoint StageMarks::HereOn(const Track& track) const {
+  std::size_t index = 0;
+  while (&tracks_[index] != &track) ++index;
+  return {index, track.last_sequence};
+}
+
+void StageMarks::Note(cudaStream_t stream, const StageCall& call) {
+  Track& track = TrackOf(stream);
+  const std::lock_guard lock(mutex_);
+  track.calls.push_back({track.last_sequence, call});
+  if (track.calls.size() > kMostNotes) track.calls.pop_front();
+}
+
+void StageMarks::NoteWait(cudaStream_t stream, const StagePoint& point) {
+  Track& track = TrackOf(stream);
+  const std::lock_guard lock(mutex_);
+  track.waits.push_back({track.last_sequence, point});
+  if (track.waits.size() > kMostNotes) track.waits.pop_front();
+}
+
 void StageMarks::Close(cudaStream_t stream, int iteration) {
   const Track& track = TrackOf(stream);
   if (!track.entries.empty() && track.entries.back().stage >= 0) Mark(stream, nullptr, iteration);
@@ -170,6 +190,8 @@ void StageMarks::Reset() {
     Track& track = tracks_[i];
     for (const Entry& entry : track.entries) spare_events_.push_back(entry.event);
     track.entries.clear();
+    track.calls.clear();
+    track.waits.clear();
     track.seen_stage = -1;
     track.stream = nullptr;
     track.looked = {};
@@ -185,6 +207,41 @@ std::size_t StageMarks::Reached(const Track& track) const {
   const auto passed = static_cast<std::int32_t>(__atomic_load_n(track.word, __ATOMIC_ACQUIRE) -
                                                 track.entries.front().sequence);
   return passed < 0 ? 0 : std::min(static_cast<std::size_t>(passed) + 1, track.entries.size());
+}
+
+std::uint32_t StageMarks::ReachedSequence(const Track& track) const {
+  const std::size_t reached = Reached(track);
+  if (reached > 0) return track.entries[reached - 1].sequence;
+  return track.entries.empty() ? track.last_sequence : track.entries.front().sequence - 1;
+}
+
+std::string StageMarks::CallsIn(const Track& track, std::uint32_t sequence) const {
+  constexpr std::size_t kMostTold = 4;
+  std::vector<std::string> texts;
+  for (const StagedCall& staged : track.calls) {
+    if (staged.sequence != sequence) continue;
+    std::string text = staged.call.before + std::to_string(staged.call.number) + staged.call.after;
+    if (std::find(texts.begin(), texts.end(), text) == texts.end()) texts.push_back(std::move(text));
+  }
+  std::string all;
+  for (std::size_t i = 0; i < texts.size() && i < kMostTold; ++i) all += (i ? ", " : "with ") + texts[i];
+  if (texts.size() > kMostTold) all += " and " + std::to_string(texts.size() - kMostTold) + " other calls";
+  return all;
+}
+
+// The latest wait of the stage that may not be over: the stage that it is for, or the time between two, has not been left.
+const StagePoint* StageMarks::AwaitedIn(const Track& track, std::uint32_t sequence) const {
+  for (auto staged = track.waits.rbegin(); staged != track.waits.rend(); ++staged) {
+    const Track& other = tracks_[staged->point.track];
+    // Cyclic, as the words.
+    const bool left = static_cast<std::int32_t>(ReachedSequence(other) - staged->point.sequence) > 0;
+    if (staged->sequence == sequence && &other != &track && !left) return &staged->point;
+  }
+  return nullptr;
+}
+
+bool StageMarks::IsIdle(const Track& track) const {
+  return track.entries.empty() || (Reached(track) == track.entries.size() && track.entries.back().stage < 0);
 }
 
 void StageMarks::LookAt(const Track& track, Clock::time_point now) const {
@@ -220,8 +277,18 @@ std::vector<StreamProgress> StageMarks::Progress() const {
       one.stage = names_[track.seen_stage];
       one.seconds = std::chrono::duration<double>(now - track.reached).count();
     }
-    one.idle =
-        track.entries.empty() || (Reached(track) == track.entries.size() && track.entries.back().stage < 0);
+    const std::uint32_t reached = ReachedSequence(track);
+    one.doing = CallsIn(track, reached);
+    if (const StagePoint* awaited = AwaitedIn(track, reached)) {
+      const Track& other = tracks_[awaited->track];
+      const std::string calls = CallsIn(other, awaited->sequence);
+      if (!IsIdle(other)) {
+        one.behind = other.name;
+      } else if (one.doing.empty() && !calls.empty()) {  // in no stage of their own: they may be over
+        one.doing = calls + " on " + other.name;
+      }
+    }
+    one.idle = IsIdle(track);
   }
   return progress;
 }

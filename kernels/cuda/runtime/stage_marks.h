@@ -17,6 +17,19 @@
 
 namespace cppool::kernels::cuda {
 
+// A call on a communicator, as it is said of the stage that it was enqueued in: "send to rank 2".
+struct StageCall {
+  const char* before = "";  // "send to rank ", "all_reduce with "; lives for ever
+  int number = 0;           // the rank of the world, or how many ranks
+  const char* after = "";   // "", " ranks"
+};
+
+// A point on a stream: its latest mark when that was asked for. Valid until Reset.
+struct StagePoint {
+  std::size_t track = 0;
+  std::uint32_t sequence = 0;
+};
+
 // Everything is for the rank's thread, except what is marked "any thread".
 class StageMarks {
  public:
@@ -34,6 +47,12 @@ class StageMarks {
   void Announce(cudaStream_t stream, const std::string& name, bool main_stream);
   // stage NULL ends the last stage. Throws RuntimeError.
   void Mark(cudaStream_t stream, const char* stage, int iteration);
+  // Costs the device nothing: what the stream's stage has in it, for Progress to tell. An unknown stream is announced.
+  void Note(cudaStream_t stream, const StageCall& call);
+  // For an event's record, and for another stream's wait for that event: Progress tells of the wait until the stage
+  // that the record is in has been left.
+  StagePoint Here(cudaStream_t stream) { return HereOn(TrackOf(stream)); }
+  void NoteWait(cudaStream_t stream, const StagePoint& point);
   // Ends the stream's stage when it has one.
   void Close(cudaStream_t stream, int iteration);
   // The stream's work is done: keeps the times and gives events back when there are many, so that a long case
@@ -67,6 +86,16 @@ class StageMarks {
     bool main_stream;
     double milliseconds;
   };
+  struct StagedCall {
+    std::uint32_t sequence;
+    StageCall call;
+  };
+  struct StagedWait {
+    std::uint32_t sequence;
+    StagePoint point;
+  };
+  static constexpr std::size_t kMostNotes = 256;  // of a stream: the latest
+
   // One stream. `word` counts on from case to case, cyclic, and is written by the stream alone.
   struct Track {
     cudaStream_t stream = nullptr;
@@ -75,6 +104,8 @@ class StageMarks {
     std::uint32_t* word = nullptr;
     std::uint32_t last_sequence = 0;  // the latest one that was enqueued
     std::vector<Entry> entries;
+    std::deque<StagedCall> calls;
+    std::deque<StagedWait> waits;
     // What looks have seen.
     mutable int seen_stage = -1;
     mutable std::uint32_t seen_sequence = 0;
@@ -84,11 +115,16 @@ class StageMarks {
 
   Track& TrackOf(cudaStream_t stream);
   Track& AddTrack(cudaStream_t stream, const std::string& name, bool main_stream);
+  StagePoint HereOn(const Track& track) const;
   int NameIndex(const char* stage);
   cudaEvent_t TakeEvent();
   void Fold(Track& track, bool whole);
   void LookAt(const Track& track, Clock::time_point now) const;  // mutex_ held
   std::size_t Reached(const Track& track) const;                 // entries that the stream has passed
+  std::uint32_t ReachedSequence(const Track& track) const;       // of the mark that it has passed last
+  std::string CallsIn(const Track& track, std::uint32_t sequence) const;
+  const StagePoint* AwaitedIn(const Track& track, std::uint32_t sequence) const;
+  bool IsIdle(const Track& track) const;
 
   PageLockedHeap* heap_;
   std::byte* words_;

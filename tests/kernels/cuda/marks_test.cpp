@@ -143,6 +143,55 @@ TEST_CASE("Progress tells the stage of each stream while the device is stuck, wi
   CHECK(later[0].seconds >= stuck[0].seconds + 0.05);
 }
 
+TEST_CASE("Progress tells what a stage exchanges, and which stream it waits for", "[gpu]") {
+  const auto transport = GENERATE(Transport::kNccl, Transport::kPeer);
+  if (!HaveDevices(2)) return;
+  CudaWorld world(2, transport);
+  Gate gate;
+  std::vector<StreamProgress> stuck;
+  std::jthread watchdog([&](const std::stop_token& ended) {
+    for (int i = 0; i < 1000 && !ended.stop_requested(); ++i) {
+      stuck = world.rank(0).Progress();
+      if (stuck.size() == 2 && stuck[0].stage == "use" && stuck[1].stage == "fetch") break;
+      std::this_thread::sleep_for(10ms);
+    }
+    gate.Open();
+  });
+  world.Run([&](RankRuntime& rank) {
+    cppool_runtime* rt = rank.seam();
+    rank.BeginCase();
+    {
+      const Group all = GetGroup(rt, CPPOOL_WORLD);
+      const Stream side(rt);
+      Event arrived(rt);
+      Buffer data(rt, 64, side.get());
+      // Rank 1's part is behind what nobody lets go yet.
+      if (rt->rank == 1) gate.Hold(rt, side.get());
+      {
+        const Stage stage(rt, side.get(), "fetch");
+        GroupedCalls calls(rt);
+        Check(rt, rt->send(rt, data.get(), 32, 1 - rt->rank, all.comm, side.get()));
+        Check(rt, rt->recv(rt, static_cast<char*>(data.get()) + 32, 32, 1 - rt->rank, all.comm, side.get()));
+        calls.End();
+        arrived.Record(side.get());
+      }
+      Check(rt, rt->mark(rt, rt->stream, "use"));
+      arrived.Wait(rt->stream);
+      Check(rt, rt->mark(rt, rt->stream, nullptr));
+      Check(rt, rt->stream_synchronize(rt, rt->stream));
+      const std::vector<StreamProgress> done = rank.Progress();
+      Expect(done.at(0).idle && done.at(0).behind.empty(), "the main stream waits for nothing any more");
+    }
+    rank.EndCase();
+  });
+  watchdog.join();
+  REQUIRE(stuck.size() == 2);
+  CHECK(stuck[0].behind == "stream 1");
+  CHECK(stuck[0].doing.empty());
+  CHECK(stuck[1].doing == "with send to rank 1, recv from rank 1");
+  CHECK_FALSE(stuck[1].idle);
+}
+
 TEST_CASE("Thousands of marks, and cases after cases", "[gpu]") {
   if (!HaveDevices(1)) return;
   CudaWorld world(1);
