@@ -250,6 +250,7 @@ std::string DescribeProgress(const std::vector<StreamProgress>& streams) {
   for (const auto& chain : chains) {
     if (!told.count(chain.front())) text += (text.empty() ? "" : "; ") + Describe(chain);
   }
+  if (text.empty() && !chains.empty()) text = Describe(chains.front());  // they wait for each other
   if (!text.empty()) return text;
   const std::string last = streams.empty() ? "" : streams.front().stage;
   return "in the case's host code, no marked work is pending" +

@@ -46,6 +46,20 @@ Json TimedOut(const std::string& action) {
 
 }  // namespace
 
+TEST_CASE("a deadline passes: ranks that have finished say so") {
+  const Json answer = TimedOut("alone");
+  INFO(answer.dump(1));
+  const std::string error = answer.at("error");
+  CHECK(
+      Has(error,
+          "not finished after 400 ms: rank 0: finished; rank 1: finished; rank 2: in the case's host code"));
+  CHECK(answer.at("failure").at("rank") == 2);
+  for (int rank = 0; rank < 4; ++rank) {
+    CHECK(answer.at("ranks").at(rank).at("ok") == (rank != 2));
+    CHECK(answer.at("ranks").at(rank).contains("stack") == (rank == 2));
+  }
+}
+
 TEST_CASE("a deadline passes: a rank that receives what nobody sends") {
   const Json answer = TimedOut("recv");
   INFO(answer.dump(1));
@@ -66,6 +80,7 @@ TEST_CASE("a deadline passes: a rank in its own code is told with its stack") {
     const std::string error = answer.at("error");
     CHECK(answer.at("failure").at("rank") == 2);
     CHECK(Has(error, "others wait for rank 2: "));
+    CHECK(Has(error, "rank 1: meet, in all_reduce of 4 bytes with 4 ranks, waiting for rank 2, 0."));
     CHECK(Has(error, "rank 2: in the case's host code"));
 #ifndef CPPOOL_TEST_SANITIZED
     CHECK(Has(error, stuck.function));

@@ -28,7 +28,7 @@ namespace {
 const cppool_parameter kParameters[] = {
     {"action", CPPOOL_TYPE_STRING, ODD_DEFAULT,
      "[\"pass\", \"noise\", \"sleep\", \"throw\", \"steal\", \"wait\", \"leak\", "
-     "\"spin\", \"deaf\", \"recv\", \"stream\"]",
+     "\"spin\", \"deaf\", \"recv\", \"stream\", \"alone\"]",
      0, 0, 0, "what to do"},
     {"rank", CPPOOL_TYPE_INTEGER, "0", nullptr, 0, 63, 0, "who does it; the others wait for it"},
 };
@@ -91,6 +91,10 @@ cppool_status ReceiveNothing(cppool_runtime* rt) {
 cppool_status Run(cppool_case_context* c) {
   const char* action = c->string(c, "action");
   cppool_runtime* rt = c->runtime;
+  if (std::strcmp(action, "alone") == 0) {  // nobody waits for the one that hangs
+    if (rt->rank == c->integer(c, "rank")) SleepForEver();
+    return CPPOOL_OK;
+  }
   if (rt->rank == c->integer(c, "rank")) {
     if (std::strcmp(action, "noise") == 0) {
       std::printf("noise by printf\n");

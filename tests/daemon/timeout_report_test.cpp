@@ -1,0 +1,160 @@
+// What a passed deadline says of ranks in all kinds of states, the ones that do not let themselves be looked at among them.
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+
+#include "catch.h"
+#include "daemon/stack_sampler.h"
+#include "daemon/timeout_report.h"
+
+namespace cppool::test {
+namespace {
+
+using daemon::DescribeProgress;
+using daemon::RankNow;
+using daemon::RankPhase;
+using daemon::TimeoutReport;
+using kernels::StreamProgress;
+
+bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+StreamProgress In(const std::string& stream, const std::string& stage, double seconds,
+                  const std::string& doing = "", std::vector<int> awaits = {},
+                  const std::string& behind = "") {
+  return {stream, stage, seconds, false, doing, std::move(awaits), behind, 0};
+}
+
+RankNow Running(std::vector<StreamProgress> streams) { return {RankPhase::kRunning, "", std::move(streams)}; }
+
+}  // namespace
+
+TEST_CASE("a stream that waits for another one is told with that one's reason") {
+  CHECK(DescribeProgress({In("main", "forward/p2p step 2 of 4", 4.98, "", {}, "stream 1"),
+                          In("stream 1", "forward/p2p step 2 of 4: keys and values", 5.1,
+                             "waiting for recv from rank 0", {0})}) ==
+        "forward/p2p step 2 of 4, waiting for recv from rank 0, 4.98 s");
+  CHECK(DescribeProgress({In("main", "use", 1, "", {}, "stream 1"), In("stream 1", "work", 2)}) ==
+        "use, waiting for stream 1 (work), 1.00 s");
+  CHECK(DescribeProgress({In("main", "a", 1), In("stream 1", "b", 2, "waiting for send to rank 3", {3})}) ==
+        "a, 1.00 s; stream 1: b, waiting for send to rank 3, 2.00 s");
+  CHECK(DescribeProgress({In("main", "", 0)}) == "before its first stage");
+  // Two that wait for each other must not make it wait, too.
+  CHECK_FALSE(
+      DescribeProgress({In("main", "a", 1, "", {}, "stream 1"), In("stream 1", "b", 2, "", {}, "main")})
+          .empty());
+  CHECK(DescribeProgress({{"main", "last", 1, true}}) ==
+        "in the case's host code, no marked work is pending (last stage: last)");
+}
+
+TEST_CASE("the rank that others wait for is named, whatever it does itself") {
+  const RankNow waits = Running({In("main", "meet", 1, "waiting for recv from rank 1", {1})});
+  const auto report = [](std::vector<RankNow> ranks) {
+    return TimeoutReport(
+        std::vector<pid_t>(ranks.size(), 0), [ranks](int rank) { return ranks[rank]; },
+        std::chrono::milliseconds(700));
+  };
+  const auto finished = report({waits, {RankPhase::kDone, "", {}}, waits});
+  CHECK(finished.failure->rank == 1);
+  CHECK(Has(finished.error,
+            "not finished after 700 ms, others wait for rank 1, which has finished: rank 0: meet"));
+  CHECK(finished.ranks[1].ok);
+  CHECK(finished.fatal);
+
+  const auto busy = report({waits, Running({In("main", "work", 1)}), waits});
+  CHECK(busy.failure->rank == 1);
+  CHECK(busy.failure->stage == "work");
+  CHECK(Has(busy.error, "others wait for rank 1: "));
+
+  const auto failed = report({waits, waits, {RankPhase::kRunning, "it broke", {}}});
+  CHECK(failed.failure->rank == 2);
+  CHECK(Has(failed.error, "rank 2: failed: it broke"));
+  CHECK_FALSE(failed.ranks[2].ok);
+
+  const RankNow waits_too = Running({In("main", "meet", 1, "waiting for recv from rank 0", {0})});
+  CHECK_FALSE(report({waits, waits_too}).failure->rank);  // for each other: nobody is to blame
+}
+
+TEST_CASE("looks that get stuck or throw cost no answer") {
+  struct Gate {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool open = false;
+  };
+  const auto gate = std::make_shared<Gate>();
+  const auto start = std::chrono::steady_clock::now();
+  const auto report = TimeoutReport(
+      {0, 0, 0},
+      [gate](int rank) -> RankNow {
+        if (rank == 1) {
+          std::unique_lock lock(gate->mutex);
+          gate->changed.wait(lock, [&] { return gate->open; });
+        }
+        if (rank == 2) throw std::runtime_error("no look");
+        return Running({In("main", "work", 1)});
+      },
+      std::chrono::milliseconds(5));
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
+  CHECK(Has(report.ranks[0].error, "work, 1.00 s"));
+  CHECK(Has(report.ranks[1].error, "the runtime does not say where"));
+  CHECK(Has(report.ranks[2].error, "the runtime does not say where"));
+  const std::lock_guard lock(gate->mutex);
+  gate->open = true;
+  gate->changed.notify_all();
+}
+
+TEST_CASE("threads that give no stack say why, and the others give theirs") {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool end = false;
+  int ready = 0;
+  pid_t deaf_id = 0, waiting_id = 0;
+  const auto wait = [&](pid_t* id) {
+    std::unique_lock lock(mutex);
+    *id = static_cast<pid_t>(syscall(SYS_gettid));
+    ++ready;
+    changed.notify_all();
+    changed.wait(lock, [&] { return end; });
+  };
+  std::thread deaf([&] {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, nullptr);
+    wait(&deaf_id);
+  });
+  std::thread waiting([&] { wait(&waiting_id); });
+  {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return ready == 2; });
+  }
+  const pid_t gone = 0x3ffffff;              // above every id
+  for (int round = 0; round < 2; ++round) {  // the second finds the first one's question unanswered
+    const auto stacks = daemon::SampleStacks(
+        {deaf_id, waiting_id, gone}, std::chrono::steady_clock::now() + std::chrono::milliseconds(500));
+    REQUIRE(stacks.size() == 3);
+    CHECK(Has(stacks[0].at(0), "blocks the signal"));
+    CHECK_FALSE(stacks[1].empty());
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+    bool found = false;
+    for (const std::string& frame : stacks[1]) found = found || Has(frame, "pthread_cond_wait");
+    CHECK(found);
+#endif
+    CHECK(Has(stacks[2].at(0), "the thread is gone"));
+  }
+  {
+    const std::lock_guard lock(mutex);
+    end = true;
+  }
+  changed.notify_all();
+  deaf.join();
+  waiting.join();
+}
+
+}  // namespace cppool::test
