@@ -1,0 +1,155 @@
+// What the client knows of devices, and how: it loads no CUDA, asks others, and reads lists as CUDA does.
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+
+#include "command_support.h"
+#include "elf.h"
+#include "environment.h"
+
+using namespace cppool_test;
+using cppool::Json;
+using cppool::Pool;
+using cppool::test::Environment;
+
+namespace {
+
+struct Output {
+  int code = -1;
+  std::string text;
+};
+
+std::vector<std::string> CudaIn(const std::string& maps) {
+  std::vector<std::string> found;
+  for (const std::string& line : Lines(ReadFile(maps)))
+    for (const char* library : {"libcuda", "libnccl", "libnvidia", "/dev/nvidia"})
+      if (line.find(library) != std::string::npos) found.push_back(line);
+  return found;
+}
+
+FILE* StartHarness(int rounds, const std::string& devices, const std::string& world_sizes) {
+  return popen((std::string("'") + CPPOOL_HARNESS + "' '" + CPPOOL_REAL_DAEMON + "' " +
+                std::to_string(rounds) + " " + devices + " " + world_sizes + " 2>&1")
+                   .c_str(),
+               "r");
+}
+
+Output Finish(FILE* harness) {
+  Output output;
+  char buffer[4096];
+  while (const std::size_t count = fread(buffer, 1, sizeof buffer, harness))
+    output.text.append(buffer, count);
+  const int status = pclose(harness);
+  output.code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  return output;
+}
+
+}  // namespace
+
+#if !defined(CPPOOL_TEST_ASAN) && !defined(CPPOOL_TEST_TSAN)  // a sanitizer's runtime needs libdl
+
+TEST_CASE("the command, and a harness with the library, need no CUDA and cannot open any") {
+  for (const char* program : {CPPOOL_COMMAND, CPPOOL_HARNESS}) {
+    INFO(program);
+    const Imports imports = ReadImports(program);
+    CHECK(imports.symbols.count("posix_spawn") == 1);  // the list is the right one
+    for (const char* symbol : {"dlopen", "dlmopen", "dlsym", "dlvsym"})
+      CHECK(imports.symbols.count(symbol) == 0);
+    for (const std::string& library : imports.libraries) {
+      INFO(library);
+      const std::vector<std::string> plain = {"libstdc++.", "libm.",    "libgcc_s.",
+                                              "libc.",      "ld-linux", "libpthread."};
+      CHECK(std::any_of(plain.begin(), plain.end(),
+                        [&](const std::string& name) { return library.rfind(name, 0) == 0; }));
+    }
+    const std::string bytes = ReadFile(program);
+    for (const char* library : {"libcuda", "libcudart", "libnccl", "libnvidia"})
+      CHECK(bytes.find(library) == std::string::npos);
+  }
+  CHECK(ReadImports(CPPOOL_REAL_DAEMON).symbols.count("dlopen") == 1);  // where there is one, it is seen
+}
+
+#endif
+
+TEST_CASE("a daemon loads the CUDA driver, and its harness holds nothing of it") {
+  cppool::PoolOptions options;
+  options.daemon = CPPOOL_REAL_DAEMON;
+  options.world_size = 1;
+  options.environment = {{"LD_LIBRARY_PATH", CPPOOL_FAKE_DRIVER_DIR}, {"FAKE_CU_COUNT", "0"}};
+  Pool pool(options);
+  const Json hello = pool.Hello();
+  CHECK(hello["backend"] == "host");  // the driver saw no device
+  CHECK(pool.Run({{"max_seqlen_q", 64}, {"max_seqlen_kv", 64}}).ok());
+  CHECK_FALSE(CudaIn("/proc/" + hello["pid"].dump() + "/maps").empty());
+  CHECK(CudaIn("/proc/self/maps").empty());
+}
+
+TEST_CASE("doctor asks nvidia-smi, and says what CUDA sees of its list") {
+  TemporaryFolder folder;
+  const std::string smi = folder.File("nvidia-smi");
+  std::ofstream(smi)
+      << "#!/bin/sh\n[ \"$*\" = -L ] || exit 9\n"
+         "echo 'GPU 0: NVIDIA H200 (UUID: GPU-8932f937-d72c-4106-c12f-20bd9faed9f6)'\n"
+         "echo 'GPU 1: NVIDIA H200 (UUID: GPU-8932a000-d72c-4106-c12f-20bd9faed9f6)'\n"
+         "echo '  MIG 1g.18gb     Device  0: (UUID: MIG-11111111-d72c-4106-c12f-20bd9faed9f6)'\n"
+         "echo 'GPU 2: NVIDIA H200 (UUID: GPU-22222222-d72c-4106-c12f-20bd9faed9f6)'\n";
+  chmod(smi.c_str(), 0755);
+  const Environment path("PATH", smi.substr(0, smi.rfind('/')) + ":" + getenv("PATH"));
+  struct Form {
+    std::string list, seen, said;
+  };
+  const std::vector<Form> forms = {
+      {"0,1", "of these CUDA sees 0, 1\n", "'0,1'\n"},
+      {"2, 0", "of these CUDA sees 2, 0\n", "'2, 0'\n"},
+      {"0,2,-1,1", "of these CUDA sees 0, 2\n", "'0,2,-1,1': CUDA stops at '-1'\n"},
+      {"GPU-2,GPU-8932f", "of these CUDA sees 2, 0\n", "'GPU-2,GPU-8932f'\n"},
+      {"GPU-8932", "of these CUDA sees none\n", "'GPU-8932'\n"},
+      {"1,3,0", "of these CUDA sees 1\n", "'1,3,0'\n"},
+      {"1,1", "of these CUDA sees none\n", "'1,1': it names a device twice, with which CUDA sees none\n"},
+      {"-1", "of these CUDA sees none\n", "'-1': CUDA stops at '-1'\n"},
+      {"all", "of these CUDA sees none\n", "'all': CUDA stops at 'all'\n"},
+      {"", "of these CUDA sees none\n", "'': it is empty, so that CUDA sees none\n"},
+      {"MIG-1", "GPU 2: NVIDIA H200", "'MIG-1'\n"},
+  };
+  for (const Form& form : forms) {
+    INFO(form.list);
+    Ran ran = Cppool({"doctor", "--devices", form.list});
+    INFO(ran.out);
+    CHECK(ran.Prints("CUDA_VISIBLE_DEVICES: " + form.said));
+    CHECK(ran.Prints(form.seen));
+    const Environment visible("CUDA_VISIBLE_DEVICES", form.list);
+    CHECK(Cppool({"doctor"}).Prints("CUDA_VISIBLE_DEVICES: " + form.said));
+  }
+  CHECK_FALSE(Cppool({"doctor", "--devices", "MIG-1"}).Prints("of these"));
+  std::ofstream(smi) << "#!/bin/sh\nexit 9\n";
+  CHECK(Cppool({"doctor"}).Prints("nvidia-smi exited with code 9"));
+  CHECK(CudaIn("/proc/self/maps").empty());
+}
+
+TEST_CASE("a list of devices reaches the daemon as it was given") {
+  for (const char* list : {"1,0", "GPU-2,GPU-8932f", "-1", "", "nonsense"}) {
+    INFO(list);
+    Ran ran = Cppool({"run", "--devices", list, "--param", "do=echo", "--json"});
+    CHECK(ran.code == 0);
+    CHECK(ran.Prints("\"CUDA_VISIBLE_DEVICES\":\"" + std::string(list) + "\""));
+  }
+  CHECK(Cppool({"run", "--devices", "", "--param", "do=fail"}).Prints("--devices ''"));
+}
+
+TEST_CASE("two harnesses at once, each with its pools; the violent end of a third is nothing to them") {
+  FILE* const killed = StartHarness(1000000, "-", "1 2");
+  int pid = 0;
+  REQUIRE(fscanf(killed, "%d world size 1: passed", &pid) == 1);
+  FILE* const first = StartHarness(6, "0", "1 2");
+  FILE* const second = StartHarness(6, "0", "2 4");
+  CHECK(kill(pid, SIGKILL) == 0);
+  for (FILE* harness : {first, second}) {
+    const Output output = Finish(harness);
+    INFO(output.text);
+    CHECK(output.code == 0);
+    CHECK(output.text.find("world size 2: passed") != std::string::npos);
+  }
+  CHECK(Finish(killed).code != 0);
+}

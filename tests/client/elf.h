@@ -1,0 +1,51 @@
+// What a program or library asks the dynamic linker for: the libraries that it needs and the symbols that it imports.
+#pragma once
+
+#include <elf.h>
+
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <string>
+
+namespace cppool_test {
+
+struct Imports {
+  std::set<std::string> libraries, symbols;
+};
+
+// Of a 64-bit ELF file of this machine, by its section headers; empty for what is none.
+inline Imports ReadImports(const std::string& name) {
+  std::ifstream file(name, std::ios::binary);
+  const std::string bytes((std::istreambuf_iterator<char>(file)), {});
+  Imports imports;
+  auto read = [&](std::size_t at, auto* value) {
+    if (at + sizeof *value > bytes.size()) return false;
+    std::memcpy(value, bytes.data() + at, sizeof *value);
+    return true;
+  };
+  auto text = [&](std::size_t at) { return at < bytes.size() ? std::string(bytes.c_str() + at) : ""; };
+  Elf64_Ehdr header;
+  if (!read(0, &header) || std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) return imports;
+  for (unsigned i = 0; i < header.e_shnum; ++i) {
+    Elf64_Shdr section, strings;
+    if (!read(header.e_shoff + i * sizeof section, &section)) return imports;
+    if (section.sh_type != SHT_DYNAMIC && section.sh_type != SHT_DYNSYM) continue;
+    if (!read(header.e_shoff + section.sh_link * sizeof strings, &strings)) return imports;
+    for (std::size_t at = section.sh_offset; at < section.sh_offset + section.sh_size;
+         at += section.sh_entsize) {
+      Elf64_Dyn entry;
+      Elf64_Sym symbol;
+      if (section.sh_type == SHT_DYNAMIC) {
+        if (read(at, &entry) && entry.d_tag == DT_NEEDED)
+          imports.libraries.insert(text(strings.sh_offset + entry.d_un.d_val));
+      } else if (read(at, &symbol) && symbol.st_shndx == SHN_UNDEF) {
+        imports.symbols.insert(text(strings.sh_offset + symbol.st_name));
+      }
+    }
+  }
+  return imports;
+}
+
+}  // namespace cppool_test

@@ -1,0 +1,165 @@
+// Harnesses that use the GPUs themselves beside their pools: forks, contexts, shared and exhausted devices; and which devices CUDA sees.
+#include <sys/wait.h>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "environment.h"
+#include "protocol/visible_devices.h"
+
+namespace cppool::test {
+namespace {
+
+struct Output {
+  int code = -1;
+  std::vector<std::string> lines;
+  std::string text;
+};
+
+FILE* Start(const std::string& words) {
+  return popen((std::string("'") + CPPOOL_GPU_HARNESS + "' " + words + " 2>&1").c_str(), "r");
+}
+
+Output Finish(FILE* harness) {
+  Output output;
+  char line[4096];
+  while (fgets(line, sizeof line, harness) != nullptr) {
+    output.text += line;
+    output.lines.emplace_back(line, std::string(line).find('\n'));
+  }
+  const int status = pclose(harness);
+  output.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+  return output;
+}
+
+// What CUDA sees, in a process of its own: this one stays free of it.
+std::vector<std::string> Seen() { return Finish(Start("devices")).lines; }
+
+std::vector<std::string> SeenWith(const std::string& list) {
+  const Environment visible("CUDA_VISIBLE_DEVICES", list);
+  return Seen();
+}
+
+// What the machine has, as names for a list that means the same whatever the caller's list was.
+bool Lacks(std::size_t devices) {
+  const std::size_t there = Seen().size();
+  if (there < devices) WARN("left out: it needs " << devices << " devices, and there are " << there);
+  return there < devices;
+}
+
+std::string Join(const std::vector<std::string>& names) {
+  std::string list;
+  for (const std::string& name : names) list += (list.empty() ? "" : ",") + name;
+  return list;
+}
+
+}  // namespace
+
+TEST_CASE("a harness asks for devices, runs cases and forks: the child has its own CUDA and its own Pool") {
+  if (Lacks(2)) return;
+  const Output output = Finish(Start("fork"));
+  INFO(output.text);
+  CHECK(output.code == 0);
+}
+
+TEST_CASE("a harness with a CUDA context of its own") {
+  if (Lacks(2)) return;
+  const Output output = Finish(Start("context"));
+  INFO(output.text);
+  CHECK(output.code == 0);
+}
+
+TEST_CASE("a case that does not fit beside what the harness holds is out of memory, and the daemon goes on") {
+  if (Lacks(1)) return;
+  const Output output = Finish(Start("memory"));
+  INFO(output.text);
+  CHECK(output.code == 0);
+}
+
+TEST_CASE("two harnesses at once, on devices of their own and on the same") {
+  const std::vector<std::string> devices = Seen();
+  if (devices.empty()) {
+    WARN("left out: there are no devices");
+    return;
+  }
+  auto both = [](const std::string& one, const std::string& other, int world_size) {
+    const std::string more = " " + std::to_string(world_size) + " 20";
+    FILE* const first = Start("run " + one + more);
+    FILE* const second = Start("run " + other + more);
+    for (const auto& [harness, list] : {std::pair(first, one), std::pair(second, other)}) {
+      const Output output = Finish(harness);
+      INFO(list << "\n" << output.text);
+      CHECK(output.code == 0);
+      CHECK(output.lines.size() == static_cast<std::size_t>(world_size));
+      for (const std::string& uuid : output.lines) CHECK(list.find(uuid) != std::string::npos);
+    }
+  };
+  both(devices[0], devices[0], 1);
+  both(devices[0], devices[0], 2);  // four ranks of two worlds on one device
+  if (devices.size() < 2) {
+    WARN("devices of their own are left out: there is one");
+    return;
+  }
+  both(devices[0], devices[1], 1);
+  both(devices[0] + "," + devices[1], devices[1] + "," + devices[0], 2);
+  if (devices.size() >= 4) both(devices[0] + "," + devices[1], devices[2] + "," + devices[3], 2);
+}
+
+TEST_CASE("CUDA_VISIBLE_DEVICES is read as CUDA reads it") {
+  // All devices of the machine in the order of the indices that CUDA takes; a caller's list must not narrow them.
+  std::string all_indices;
+  for (int i = 0; i < 64; ++i) all_indices += (i ? "," : "") + std::to_string(i);
+  const std::vector<std::string> uuids = SeenWith(all_indices);
+  if (uuids.empty()) {
+    WARN("left out: there are no devices");
+    return;
+  }
+  const std::string first = uuids.front(), last = uuids.back();
+  const std::string count = std::to_string(uuids.size());
+  const std::vector<std::string> lists = {"0",
+                                          "",
+                                          "-1",
+                                          "-1,0",
+                                          "0,-1",
+                                          count,
+                                          "0," + count + ",1",
+                                          "0,,1",
+                                          ",0",
+                                          "0,",
+                                          "nonsense",
+                                          "0,nonsense",
+                                          "0,0",
+                                          "0,1,0",
+                                          "1,0",
+                                          "0,2,-1,1",
+                                          " 0",
+                                          "0 ,1",
+                                          "+0",
+                                          "00",
+                                          "0x",
+                                          first,
+                                          last + "," + first,
+                                          first.substr(0, 12),
+                                          "GPU-",
+                                          "GPU-0000000000",
+                                          first + "," + first,
+                                          first + "," + first.substr(0, 12),
+                                          first.substr(0, 12) + "," + first,
+                                          first + ",0",
+                                          "0," + first,
+                                          first + "0",
+                                          "MIG-0",
+                                          Join(uuids),
+                                          "99999999999999999999"};
+  for (const std::string& list : lists) {
+    std::vector<std::string> expected;
+    for (int index : protocol::FindVisibleDevices(protocol::ReadVisibleDevices(list), uuids))
+      expected.push_back(uuids[static_cast<std::size_t>(index)]);
+    INFO("'" << list << "' of " << uuids.size() << " devices");
+    CHECK(Join(SeenWith(list)) == Join(expected));
+  }
+}
+
+}  // namespace cppool::test
