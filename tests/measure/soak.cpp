@@ -101,8 +101,8 @@ double Median(std::vector<double> values) {
   return *middle;
 }
 
-// A row for each quantity, the first tenth of the readings against the last; whether one has grown.
-bool PrintGrowth(const std::string& who, const std::vector<Reading>& readings) {
+// A row for each quantity, the first tenth of the readings against the last; whether one that is judged has grown.
+bool PrintGrowth(const std::string& who, const std::vector<Reading>& readings, bool judged = true) {
   if (readings.empty()) return false;
   const std::size_t tenth = std::max<std::size_t>(1, readings.size() / 10);
   bool any = false;
@@ -112,11 +112,12 @@ bool PrintGrowth(const std::string& who, const std::vector<Reading>& readings) {
     const auto count = static_cast<std::ptrdiff_t>(tenth);
     const double first = Median({values.begin(), values.begin() + count});
     const double last = Median({values.end() - count, values.end()});
-    const bool grew = Grew(first, last, quantity.slack);
+    const bool grew = judged && Grew(first, last, quantity.slack);
     any = any || grew;
     std::printf("| %-22s | %-12s | %10.2f | %10.2f | %+9.2f %% | %10.2f | %s |\n", who.c_str(), quantity.name,
                 first / quantity.unit, last / quantity.unit, first == 0 ? 0 : (last / first - 1) * 100,
-                *std::max_element(values.begin(), values.end()) / quantity.unit, grew ? "GREW" : "flat");
+                *std::max_element(values.begin(), values.end()) / quantity.unit,
+                judged ? grew ? "GREW" : "flat" : "");
   }
   return any;
 }
@@ -344,8 +345,8 @@ class Soak {
     for (const auto& [size, world] : worlds_) {
       const std::string name = "W=" + std::to_string(size);
       grew = PrintGrowth(name + " steady daemon", world.steady_readings) || grew;
-      PrintGrowth(name + " tried daemons",
-                  world.tried_readings);  // of many processes, younger and older: not judged
+      // Of many processes, younger and older.
+      PrintGrowth(name + " tried daemons", world.tried_readings, false);
     }
     grew = PrintGrowth("client", client_readings_) || grew;
     std::printf("\n%lld wrong, %s\n", static_cast<long long>(wrong_), grew ? "grew" : "flat");

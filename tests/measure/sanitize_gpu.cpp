@@ -1,0 +1,258 @@
+// Small cells of every feature with every schedule on GPUs, with daemons that run under compute-sanitizer: what its
+// tools find fails the cell in which they find it. scripts/sanitize_gpu builds and runs it.
+//
+//     sanitize_gpu                                          # memcheck, racecheck, initcheck; one GPU, and two when there are
+//     sanitize_gpu --tool racecheck --transport peer --filter cp_comm_type=a2a
+//
+// Peer: world sizes 2 and 4 on one GPU. NCCL: world size 2 on two. The last line is `N passed, N failed`; exit code 0
+// when something ran and nothing failed.
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <cppool/pool.h>
+
+#include "cell.h"
+#include "protocol/start.h"
+#include "text.h"
+
+namespace {
+
+using cppool::Pool;
+using cppool::PoolError;
+using cppool::Result;
+using cppool::command::Cell;
+using cppool::command::ShellQuote;
+
+constexpr std::chrono::minutes kLong{
+    10};  // an instrumented kernel takes a hundred times as long, a start a minute
+
+struct Options {
+  std::vector<std::string> tools = {"memcheck", "racecheck", "initcheck"};
+  std::vector<std::string> transports = {"peer", "nccl"};
+  std::vector<std::string> filters;
+  std::string daemon, sanitizer = "compute-sanitizer", folder;
+  std::int64_t max_seqlen = 128;  // two tiles of most kernels
+};
+
+// What each tool is asked for. Only the project's kernels are looked at: NCCL's spin on memory that other devices write.
+const std::map<std::string, std::string> kToolOptions = {
+    {"memcheck", "--report-api-errors no"},  // the daemon checks every call's error itself
+    {"racecheck", ""},
+    {"initcheck", "--check-api-memory-access no"},  // copies move whole buffers, padding of rows included
+};
+
+// A program to be started as cppoold: cppoold under the tool, which writes what it finds to a file of the process's own.
+std::string WriteWrapper(const Options& options, const std::string& tool, const std::string& folder) {
+  std::filesystem::create_directories(folder);
+  const std::string path = folder + "/cppoold";
+  std::ofstream script(path);
+  script << "#!/bin/sh\n"
+         << "unset CPPOOL_PARENT_PID  # the daemon's parent is the tool\n"
+         << "exec " << ShellQuote(options.sanitizer) << " --tool " << tool << " " << kToolOptions.at(tool)
+         << " --kernel-name kns=cppool --log-file " << ShellQuote(folder) << "/$$.log "
+         << ShellQuote(options.daemon) << " \"$@\"\n";
+  script.close();
+  if (!script || chmod(path.c_str(), 0755) != 0) throw std::runtime_error("cannot write " + path);
+  return path;
+}
+
+// What the tool has written so far that is no bookkeeping, of all processes.
+std::vector<std::string> Findings(const std::string& folder) {
+  std::vector<std::string> findings;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".log") continue;
+    std::ifstream log(entry.path());
+    for (std::string line; std::getline(log, line);) {
+      const bool bookkeeping = line.find("COMPUTE-SANITIZER") != std::string::npos ||
+                               line.find("SUMMARY: 0 ") != std::string::npos || line == "=========" ||
+                               line.empty();
+      if (!bookkeeping) findings.push_back(line);
+    }
+  }
+  return findings;
+}
+
+// Every feature with every schedule (our own cells) and the kernels without features (the smoke suite).
+std::vector<Cell> CellsFor(const Options& options, int world_size) {
+  std::vector<cppool::command::Filter> filters;
+  for (const std::string& text : options.filters) {
+    auto [key, value] = cppool::command::SplitAssignment(text, "--filter");
+    filters.push_back({key, value});
+  }
+  std::vector<Cell> all = cppool::command::LoadSuite("smoke"), chosen;
+  for (Cell& cell : cppool::command::LoadSuite("matrix"))
+    if (cell.suite == "own") all.push_back(std::move(cell));
+  for (Cell& cell : cppool::command::Select(all, filters)) {
+    if (cell.world_size != world_size) continue;
+    cppool::command::Shrink(&cell.params, options.max_seqlen, world_size);
+    chosen.push_back(std::move(cell));
+  }
+  return chosen;
+}
+
+class Sanitize {
+ public:
+  explicit Sanitize(const Options& options) : options_(options) {}
+
+  int Run() {
+    for (const std::string& tool : options_.tools) {
+      for (const std::string& transport : options_.transports) {
+        RunWorld(tool, transport, 2);
+        if (transport == "peer") RunWorld(tool, transport, 4);
+      }
+    }
+    std::printf("%d passed, %d failed\n", passed_, failed_);
+    return passed_ > 0 && failed_ == 0 ? 0 : 1;
+  }
+
+ private:
+  // All cells of one world size in one daemon, and its orderly end.
+  void RunWorld(const std::string& tool, const std::string& transport, int world_size) {
+    const std::vector<Cell> cells = CellsFor(options_, world_size);
+    if (cells.empty()) return;
+    const std::string name = tool + " " + transport + " W=" + std::to_string(world_size);
+    const std::string folder =
+        options_.folder + "/" + tool + "_" + transport + "_" + std::to_string(world_size);
+    cppool::PoolOptions pool_options;
+    pool_options.daemon = WriteWrapper(options_, tool, folder);
+    pool_options.world_size = world_size;
+    pool_options.backend = "cuda";
+    pool_options.transport = transport;
+    if (transport == "peer") pool_options.devices = {FirstDevice()};
+    pool_options.start_limit = kLong;
+    pool_options.grace = kLong;  // at its end the tool goes through what it has seen
+    pool_options.retries = 0;
+    cppool::RunOptions run;
+    run.deadline = kLong;
+
+    const auto start = std::chrono::steady_clock::now();
+    const int passed_before = passed_, failed_before = failed_;
+    std::vector<std::string> seen;
+    {
+      Pool pool(pool_options);
+      for (const Cell& cell : cells) {
+        if (isatty(2) != 0) std::fprintf(stderr, "\r\033[K%s: %s", name.c_str(), cell.name.c_str());
+        std::string wrong;
+        try {
+          const Result result = pool.Run(cell.params, run);
+          if (!result.ok()) wrong = std::string(ToString(result.status)) + ": " + result.error;
+        } catch (const PoolError& error) {
+          if (std::string_view(error.what()).find(cppool::protocol::kTooFewDevices) !=
+              std::string_view::npos) {
+            std::printf("%s: left out, it needs %d GPUs\n", name.c_str(), world_size);
+            return;
+          }
+          wrong = error.what();
+          if (error.kind() == PoolError::Kind::kStart) {
+            Count(name, "the daemon under " + options_.sanitizer, wrong, {});
+            return;
+          }
+        }
+        std::vector<std::string> findings = Findings(folder);
+        Count(name, cell.name, wrong,
+              {findings.begin() + static_cast<std::ptrdiff_t>(seen.size()), findings.end()});
+        seen = std::move(findings);
+      }
+    }
+    std::vector<std::string> findings = Findings(folder);
+    if (findings.size() > seen.size())
+      Count(name, "at the end", "",
+            {findings.begin() + static_cast<std::ptrdiff_t>(seen.size()), findings.end()});
+    if (Summaries(folder) == 0) Count(name, "at the end", "the tool wrote no summary: see " + folder, {});
+    std::printf("%s: %d passed, %d failed in %.0f s\n", name.c_str(), passed_ - passed_before,
+                failed_ - failed_before,
+                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    std::fflush(stdout);
+  }
+
+  static std::string FirstDevice() {
+    const char* visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (visible == nullptr) return "0";
+    const std::string list(visible);
+    return list.substr(0, list.find(','));
+  }
+
+  // Daemons of which the tool has said the last word: without one it has not looked.
+  static int Summaries(const std::string& folder) {
+    int count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      std::ifstream log(entry.path());
+      for (std::string line; std::getline(log, line);) count += line.find("SUMMARY: ") != std::string::npos;
+    }
+    return count;
+  }
+
+  void Count(const std::string& world, const std::string& cell, const std::string& wrong,
+             const std::vector<std::string>& findings) {
+    if (wrong.empty() && findings.empty()) {
+      ++passed_;
+      return;
+    }
+    ++failed_;
+    if (isatty(2) != 0) std::fprintf(stderr, "\r\033[K");
+    std::printf("FAILED %s: %s\n", world.c_str(), cell.c_str());
+    if (!wrong.empty()) std::printf("  %s\n", wrong.c_str());
+    const std::size_t shown = std::min<std::size_t>(findings.size(), 40);
+    for (std::size_t i = 0; i < shown; ++i) std::printf("  %s\n", findings[i].c_str());
+    if (shown < findings.size())
+      std::printf("  and %zu lines more in %s\n", findings.size() - shown, options_.folder.c_str());
+    std::fflush(stdout);
+  }
+
+  const Options& options_;
+  int passed_ = 0, failed_ = 0;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  std::vector<std::string> tools = options.tools, transports = options.transports;
+  CLI::App app("Runs small cells on GPUs under compute-sanitizer");
+  app.add_option("--tool", options.tools, "Of compute-sanitizer")
+      ->delimiter(',')
+      ->check(CLI::IsMember(tools))
+      ->capture_default_str();
+  app.add_option("--transport", options.transports, "peer, on one GPU; nccl, on two")
+      ->delimiter(',')
+      ->check(CLI::IsMember(transports))
+      ->capture_default_str();
+  app.add_option("--filter", options.filters, "Only cells with key=value, as `cppool run` has it")
+      ->allow_extra_args(false);
+  app.add_option("--max-seqlen", options.max_seqlen, "Shrinks lengths to at most this")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--sanitizer", options.sanitizer, "The program compute-sanitizer")->capture_default_str();
+  app.add_option("--daemon", options.daemon, "Path of cppoold");
+  app.add_option("--logs", options.folder, "Folder for what the tools write (default: a new one in /tmp)");
+  CLI11_PARSE(app, argc, argv);
+
+  try {
+    if (options.daemon.empty()) options.daemon = cppool::FindDaemon({});
+    if (options.daemon.empty()) throw std::runtime_error("no cppoold was found: see --daemon");
+    if (options.folder.empty()) {
+      char folder[] = "/tmp/cppool_sanitize_XXXXXX";
+      if (mkdtemp(folder) == nullptr) throw std::runtime_error("cannot make a folder in /tmp");
+      options.folder = folder;
+    }
+    options.daemon = std::filesystem::absolute(options.daemon);
+    options.folder = std::filesystem::absolute(options.folder);
+    std::printf("logs in %s\n", options.folder.c_str());
+    return Sanitize(options).Run();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "sanitize_gpu: %s\n", error.what());
+    return 2;
+  }
+}
