@@ -23,6 +23,13 @@ struct CommGroup {
   int size = 1;
 };
 
+// A call that the rank's thread waits in for its peers' calls.
+struct WaitingCall {
+  cudaStream_t stream = nullptr;
+  std::string doing;        // "waiting for recv of 32 bytes from rank 1"
+  std::vector<int> awaits;  // the ranks of the world that have not made theirs
+};
+
 class CommWorld {
  public:
   // The ranks are dealt to the first `devices` devices in blocks: rank r has device r where there are enough.
@@ -75,6 +82,8 @@ class CommWorld {
 
   // Any thread, does not wait: later calls fail with `reason`, and what is stuck ends soon.
   virtual void Abort(const std::string& reason) = 0;
+  // Any thread. Empty also where the waiting is the device's, or the transport cannot tell.
+  virtual std::vector<WaitingCall> Waiting(int) const { return {}; }
   // As Backend's. Where the transport cannot tell who waits for whom: nothing.
   virtual void Finished(int) {}
   // Forgets an abort and everything under way. CanRestart: where the transport can, as things are. No rank may

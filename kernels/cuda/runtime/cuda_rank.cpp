@@ -352,6 +352,22 @@ void CudaRank::Break(DeviceFault fault, void* byte, cppool_stream stream) {
   Free(memory, on);
 }
 
+std::vector<StreamProgress> CudaRank::Progress() const {
+  std::vector<cudaStream_t> streams;
+  std::vector<StreamProgress> progress = marks_.Progress(&streams);
+  // The rank's thread holds these back: what the stream has is at most its work before.
+  std::unordered_set<cudaStream_t> held;
+  for (const WaitingCall& call : world_->Waiting(rank_)) {
+    const auto at = std::find(streams.begin(), streams.end(), call.stream);
+    if (at == streams.end()) continue;
+    StreamProgress& stream = progress[static_cast<std::size_t>(at - streams.begin())];
+    stream.doing = held.insert(call.stream).second ? call.doing : stream.doing + " and " + call.doing;
+    stream.awaits.insert(stream.awaits.end(), call.awaits.begin(), call.awaits.end());
+    stream.idle = false;
+  }
+  return progress;
+}
+
 void CudaRank::NoteTransfer(cudaStream_t stream, const char* what, int peer, cppool_comm comm) {
   int world_rank = peer;
   if (comm == world_->group(rank_, CPPOOL_PAIR).comm) world_rank = rank_ / 2 * 2 + peer;

@@ -42,7 +42,7 @@ class CudaRank : public RankRuntime {
   MemoryInfo Memory() const override;  // any thread
   std::size_t LiveAllocations() const override { return live_allocations_; }
   bool HasRoom(double bytes) const override;
-  std::vector<StreamProgress> Progress() const override { return marks_.Progress(); }  // any thread
+  std::vector<StreamProgress> Progress() const override;  // any thread
 
   // Of the work on its streams: cudaSuccess when it is done, cudaErrorNotReady, or what has failed. Any thread,
   // while the rank's own is in no call.

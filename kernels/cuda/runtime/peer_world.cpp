@@ -160,6 +160,37 @@ void PeerWorld::Submit(int rank, std::unique_ptr<PeerOp> op) {
   Run(rank, std::move(ops));
 }
 
+// Shows a rank's calls to Waiting, from when all are started.
+class PeerWorld::Running {
+ public:
+  Running(Rank& rank, const std::vector<std::unique_ptr<PeerOp>>& ops) : rank_(rank) { Set(&ops); }
+  ~Running() { Set(nullptr); }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  void Set(const std::vector<std::unique_ptr<PeerOp>>* ops) {
+    const std::lock_guard lock(rank_.running_mutex);
+    rank_.running = ops;
+  }
+  Rank& rank_;
+};
+
+std::vector<WaitingCall> PeerWorld::Waiting(int rank) const {
+  const Rank& mine = ranks_[static_cast<std::size_t>(rank)];
+  const std::lock_guard lock(mine.running_mutex);
+  std::vector<WaitingCall> waiting;
+  if (!mine.running) return waiting;
+  for (const auto& op : *mine.running) {
+    WaitingCall call{op->stream(), "waiting for " + op->ToString(), {}};
+    for (int other = 0; other < size(); ++other) {
+      if (op->Misses(other)) call.awaits.push_back(other);
+    }
+    if (!call.awaits.empty()) waiting.push_back(std::move(call));
+  }
+  return waiting;
+}
+
 void PeerWorld::Run(int rank, std::vector<std::unique_ptr<PeerOp>> ops) {
   ThrowIfAborted();
   Rank& mine = ranks_[static_cast<std::size_t>(rank)];
@@ -175,6 +206,7 @@ void PeerWorld::Run(int rank, std::vector<std::unique_ptr<PeerOp>> ops) {
   // does not make its copy wait for its neighbour's. Both waits are for the peers' calls, and the watchdog ends
   // them with Abort.
   Bell& bell = bells_[static_cast<std::size_t>(rank)];
+  const Running shown(mine, ops);
   std::vector<PeerOp*> working;
   for (const auto& op : ops) working.push_back(op.get());
   const auto any_ready = [&] {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,7 @@ class PeerWorld final : public CommWorld {
   void CheckHealth(int) override { ThrowIfAborted(); }
   void Abort(const std::string& reason) override;
   void Finished(int rank) override;
+  std::vector<WaitingCall> Waiting(int rank) const override;
   // What was enqueued only ever waits for what was enqueued before, and ends by itself.
   bool CanRestart() const override { return true; }
   void Restart() override;
@@ -54,7 +56,11 @@ class PeerWorld final : public CommWorld {
     int depth = 0;  // of groups of calls
     std::atomic<bool> finished{false};
     std::vector<std::unique_ptr<PeerOp>> grouped;
+    // What Run is at, for Waiting.
+    mutable std::mutex running_mutex;
+    const std::vector<std::unique_ptr<PeerOp>>* running = nullptr;
   };
+  class Running;
   PeerSide& SideOf(int rank, cppool_comm comm);
   PeerSide& SideTo(int rank, cppool_comm comm, int peer, const char* call);
   void Collect(int rank, const CollectiveCall& call, cppool_comm comm, cudaStream_t stream);

@@ -264,7 +264,7 @@ void StageMarks::Look() const {
   for (std::size_t i = 0; i < used_tracks_; ++i) LookAt(tracks_[i], now);
 }
 
-std::vector<StreamProgress> StageMarks::Progress() const {
+std::vector<StreamProgress> StageMarks::Progress(std::vector<cudaStream_t>* streams) const {
   const std::lock_guard lock(mutex_);
   const auto now = Clock::now();
   std::vector<StreamProgress> progress;
@@ -272,6 +272,7 @@ std::vector<StreamProgress> StageMarks::Progress() const {
     const Track& track = tracks_[i];
     LookAt(track, now);
     StreamProgress& one = progress.emplace_back();
+    if (streams) streams->push_back(track.stream);
     one.stream = track.name;
     if (track.seen_stage >= 0) {
       one.stage = names_[track.seen_stage];

@@ -67,7 +67,8 @@ class StageMarks {
   // show it yet, or from its mark's call where that is later: `seconds` is never too short, and too long by
   // at most the time between two looks. The rank's thread looks while it waits for a stream.
   void Look() const;
-  std::vector<StreamProgress> Progress() const;  // any thread; a look, too
+  std::vector<StreamProgress> Progress(
+      std::vector<cudaStream_t>* streams = nullptr) const;  // any thread; a look, too
 
  private:
   using Clock = std::chrono::steady_clock;

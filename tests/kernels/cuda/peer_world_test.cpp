@@ -3,6 +3,7 @@
 #include "runtime/peer_world.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <stdexcept>
@@ -146,6 +147,47 @@ TEST_CASE("peer: every call, for ranks dealt to devices in every way, before and
       test::Forget();
     }
   }
+}
+
+TEST_CASE("peer: a rank's thread that waits says for whose call, to anybody who asks") {
+  const int size = 4;
+  PeerWorld world(size, 2);
+  std::vector<WaitingCall> of_collective, of_recv;
+  const auto look = [&](int rank, std::size_t awaits) {
+    std::vector<WaitingCall> seen;
+    for (int i = 0; i < 10000; ++i) {
+      seen = world.Waiting(rank);
+      if (seen.size() == 1 && seen[0].awaits.size() == awaits) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return seen;
+  };
+  std::vector<Numbers> numbers(size, Numbers(16));
+  for (int rank = 0; rank < size; ++rank) {
+    test::Place(numbers[static_cast<std::size_t>(rank)].data(), 16 * sizeof(std::int32_t),
+                world.device(rank));
+  }
+  const auto errors = OnAllRanks(world, [&](int rank) {
+    world.JoinWorld(rank);
+    const CommGroup all = world.group(rank, CPPOOL_WORLD), stride = world.group(rank, CPPOOL_STRIDE);
+    std::int32_t* mine = numbers[static_cast<std::size_t>(rank)].data();
+    if (rank == 2) of_collective = look(1, 1);  // all but this one have come
+    world.AllReduce(rank, mine, mine, 4, CPPOOL_INT32, CPPOOL_SUM, all.comm, nullptr);
+    // Peers are of the group, what is said is of the world.
+    if (rank == 3) of_recv = look(1, 1);
+    if (rank == 1) world.Recv(rank, mine, 8, 1, stride.comm, nullptr);
+    if (rank == 3) world.Send(rank, mine, 8, 0, stride.comm, nullptr);
+    Expect(world.Waiting(rank).empty(), "nothing is waited for any more");
+  });
+  CHECK(errors == std::vector<std::string>(static_cast<std::size_t>(size)));
+  REQUIRE(of_collective.size() == 1);
+  CHECK(of_collective[0].doing.find("all_reduce") != std::string::npos);
+  CHECK(of_collective[0].awaits == std::vector<int>{2});
+  REQUIRE(of_recv.size() == 1);
+  CHECK(of_recv[0].doing == "waiting for recv of 8 bytes from rank 3");
+  CHECK(of_recv[0].awaits == std::vector<int>{3});
+  for (int rank = 0; rank < size; ++rank) world.Leave(rank);
+  test::Forget();
 }
 
 }  // namespace cppool::kernels::cuda
