@@ -239,12 +239,17 @@ std::string StageOf(const std::vector<StreamProgress>& streams) {
 }
 
 std::string DescribeProgress(const std::vector<StreamProgress>& streams) {
-  std::set<const StreamProgress*> told;  // with another one that waits for it
+  // A stream is told with another one that waits for it, and one that waits for the main stream with that.
+  std::set<const StreamProgress*> told;
   std::vector<std::vector<const StreamProgress*>> chains;
   for (const auto& stream : streams) {
     if (stream.idle) continue;
-    chains.push_back(Chain(streams, stream));
-    told.insert(chains.back().begin() + 1, chains.back().end());
+    auto chain = Chain(streams, stream);
+    const bool with_main =
+        std::any_of(chain.begin() + 1, chain.end(), [](const auto* s) { return s->stream == "main"; });
+    if (with_main) continue;
+    told.insert(chain.begin() + 1, chain.end());
+    chains.push_back(std::move(chain));
   }
   std::string text;
   for (const auto& chain : chains) {

@@ -45,6 +45,7 @@ TEST_CASE("a stream that waits for another one is told with that one's reason") 
         "use, waiting for stream 1 (work), 1.00 s");
   CHECK(DescribeProgress({In("main", "a", 1), In("stream 1", "b", 2, "waiting for send to rank 3", {3})}) ==
         "a, 1.00 s; stream 1: b, waiting for send to rank 3, 2.00 s");
+  CHECK(DescribeProgress({In("main", "a", 1), In("stream 1", "b", 2, "", {}, "main")}) == "a, 1.00 s");
   CHECK(DescribeProgress({In("main", "", 0)}) == "before its first stage");
   // Two that wait for each other must not make it wait, too.
   CHECK_FALSE(
