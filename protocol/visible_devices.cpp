@@ -8,6 +8,7 @@ namespace {
 
 constexpr std::string_view kBlanks = " \t\n\v\f\r";
 constexpr std::string_view kDigits = "0123456789";
+constexpr std::size_t kUuidLength = 40;  // "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 
 // An index as strtoul takes it: blanks and a sign before it, anything after it. In its shortest form, or nothing when it is negative
 // or no number.
@@ -39,8 +40,9 @@ VisibleDevices ReadVisibleDevices(std::string_view list) {
     std::optional<std::string> name;
     if (prefix.empty()) {
       name = ReadIndex(entry);
-    } else if (Begins(entry, prefix)) {
-      name = std::string(entry);
+    } else if (Begins(entry, prefix) && entry.size() > prefix.size()) {
+      // What follows a whole UUID does not count.
+      name = std::string(prefix == "GPU-" ? entry.substr(0, kUuidLength) : entry);
     }
     if (!name) {
       devices.stopped_at = std::string(entry);

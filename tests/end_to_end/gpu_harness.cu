@@ -147,7 +147,8 @@ void RunOn(const std::string& devices, int world_size, int rounds) {
   options.devices = {devices};
   Pool pool(options);
   for (int i = 0; i < rounds; ++i) RunCase(pool);
-  for (const Json& device : pool.Hello()["devices"])
+  const Json hello = pool.Hello();
+  for (const Json& device : hello["devices"])
     std::printf("%s\n", device["uuid"].get<std::string>().c_str());
 }
 

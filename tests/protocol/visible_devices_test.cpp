@@ -46,6 +46,8 @@ TEST_CASE("visible devices by the beginning of a UUID that only one has") {
   CHECK(Find("GPU-8932f,GPU-1,GPU-8932a") == Indices{0, 2, 1});
   CHECK(Find("GPU-8932") == Indices{});  // two begin so
   CHECK(Find("GPU-") == Indices{});
+  CHECK(ReadVisibleDevices("GPU-").stopped_at == "GPU-");  // also where one device has that beginning
+  CHECK(Find("GPU-11111111-d72c-4106-c12f-20bd9faed9f60") == Indices{2});
   CHECK(Find("GPU-2,GPU-8932,GPU-1") == Indices{3});
   CHECK(Find("GPU-33,GPU-1") == Indices{});
   CHECK(Find(kUuids[2] + "0") == Indices{});
