@@ -29,7 +29,8 @@ AllGatherSchedule::AllGatherSchedule(cppool_runtime* runtime, AttentionKernels& 
       main_ready_(runtime),
       gathered_(runtime),
       gradients_ready_(runtime),
-      reduced_(runtime) {
+      reduced_(runtime),
+      join_(runtime, comm_) {
   kernels_.Load(shape_, spec.training);
 
   std::vector<Layout> parts;
