@@ -30,7 +30,10 @@ CudaWorld::CudaWorld(int size, Transport transport)
     : backend_(CreateCudaBackend(size, transport)), ranks_(size) {
   for (int rank = 0; rank < size; ++rank) threads_.emplace_back([this, rank] { Loop(rank); });
   try {
-    OnAllThreads([this](int rank) { ranks_[rank] = backend_->OpenRank(rank); });
+    OnAllThreads([this](int rank) {
+      ranks_[rank] = backend_->OpenRank(rank);
+      LoadDelay();
+    });
   } catch (...) {
     End();
     throw;

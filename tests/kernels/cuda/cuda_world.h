@@ -80,6 +80,9 @@ std::vector<T> ToHost(cppool_runtime* rt, const Buffer& buffer) {
   return values;
 }
 
+// device.cu: loads the kernel below on this thread's device: CUDA would do so at its first launch, and wait for
+// the device meanwhile, which a test may hold up.
+void LoadDelay();
 // device.cu: occupies the stream for this long, by the device's clock.
 void EnqueueDelay(cppool_stream stream, double milliseconds);
 // device.cu: whether the stream's work is done.

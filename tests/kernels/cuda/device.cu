@@ -17,6 +17,11 @@ __global__ void Delay(unsigned long long nanoseconds) {
 
 }  // namespace
 
+void LoadDelay() {
+  cudaFuncAttributes attributes;
+  Expect(cudaFuncGetAttributes(&attributes, Delay) == cudaSuccess, "the delay kernel was loaded");
+}
+
 void EnqueueDelay(cppool_stream stream, double milliseconds) {
   Delay<<<1, 1, 0, reinterpret_cast<cudaStream_t>(stream)>>>(
       static_cast<unsigned long long>(milliseconds * 1e6));
