@@ -60,7 +60,7 @@ void Process::Abandon() {}
 
 StderrTail::StderrTail(UniqueFd fd, std::function<void(std::string_view)>) : fd_(std::move(fd)) {}
 StderrTail::~StderrTail() = default;
-void StderrTail::WaitEnd(Clock::time_point) const {}
+void StderrTail::CatchUp(Clock::time_point) {}
 std::string StderrTail::Text() const { return ""; }
 void StderrTail::Abandon() {}
 
