@@ -28,13 +28,13 @@ class AttentionRun {
 
   void Run(bool checks, TensorSource* source, TensorSink* sink) {
     if (checks || spec_.deterministic) check_->Load();
-    TensorSet local(rt_, spec_, rt_->world_size);  // goes after the schedules, whose streams use it
     auto schedule = MakeSchedule(rt_, *attention_, spec_);
     // Everything that a check needs is loaded before the first collective too: see Load().
     std::unique_ptr<Schedule> reference;
     if (checks) reference = MakeNoCpSchedule(rt_, *attention_, spec_);
 
     if (sink && rt_->rank == 0) sink->Begin();
+    TensorSet local(rt_, spec_, rt_->world_size);
     const RankTokens tokens(spec_, rt_->world_size, rt_->rank);
     {
       const Stage stage(rt_, rt_->stream, "inputs");

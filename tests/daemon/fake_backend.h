@@ -46,8 +46,8 @@ struct FakeWorld {
   std::size_t reduced = 0;
   std::size_t sums = 0;
   std::map<std::pair<int, int>, std::deque<std::vector<std::int32_t>>> messages;
-  std::vector<std::int32_t> last_message;  // of `unsound_rank`, while all was well
-  std::vector<std::unique_ptr<char[]>> host_memory;
+  std::vector<std::int32_t> last_message;       // of `unsound_rank`, while all was well
+  std::vector<std::unique_ptr<char[]>> memory;  // all that was allocated
 
   void Log(std::string call) {
     const std::lock_guard lock(mutex);
@@ -131,11 +131,11 @@ class FakeRank : public kernels::RankRuntime {
 
   // int32 sums and messages on the one communicator there is, done when the call returns.
   void AddCommunication() {
-    seam_.alloc = [](Rt*, std::size_t bytes, S, void** out) { return *out = std::malloc(bytes), CPPOOL_OK; };
-    seam_.free = [](Rt*, void* ptr, S) { return std::free(ptr), CPPOOL_OK; };
+    seam_.alloc = [](Rt* rt, std::size_t bytes, S, void** out) { return rt->alloc_host(rt, bytes, out); };
+    seam_.free = [](Rt*, void*, S) { return CPPOOL_OK; };
     seam_.alloc_host = [](Rt* rt, std::size_t bytes, void** out) {
       const std::lock_guard lock(WorldOf(*rt).mutex);
-      return *out = WorldOf(*rt).host_memory.emplace_back(std::make_unique<char[]>(bytes)).get(), CPPOOL_OK;
+      return *out = WorldOf(*rt).memory.emplace_back(std::make_unique<char[]>(bytes)).get(), CPPOOL_OK;
     };
     seam_.copy = [](Rt*, void* to, const void* from, std::size_t bytes, S) {
       return std::memcpy(to, from, bytes), CPPOOL_OK;

@@ -97,7 +97,9 @@ const std::vector<Kind>& Kinds() {
        }},
       {"out_of_memory", false, false,
        [](const End& end, const Where& where) {
-         return end.Answered(Status::kError, "out_of_memory") && OfRank(end, where) && end.Says("free");
+         // Where ranks share the memory, another may be the first that finds it exhausted.
+         return end.Answered(Status::kError, "out_of_memory") && (!where.nccl || OfRank(end, where)) &&
+                end.Says("free");
        }},
       {"flip_bit", false, false,
        [](const End& end, const Where&) {

@@ -29,8 +29,7 @@ AllGatherSchedule::AllGatherSchedule(cppool_runtime* runtime, AttentionKernels& 
       main_ready_(runtime),
       gathered_(runtime),
       gradients_ready_(runtime),
-      reduced_(runtime),
-      join_(runtime, comm_) {
+      reduced_(runtime) {
   kernels_.Load(shape_, spec.training);
 
   std::vector<Layout> parts;

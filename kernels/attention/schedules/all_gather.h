@@ -41,8 +41,6 @@ class AllGatherSchedule : public Schedule {
   // This rank's contribution to everybody's gradients, fp32 [world * rows_kv, kv_heads, dim].
   Buffer dk_, dv_;
   Buffer dk_sum_, dv_sum_;  // fp32 [rows_kv, kv_heads, dim]
-
-  JoinAtEnd join_;
 };
 
 }  // namespace cppool::kernels

@@ -38,8 +38,7 @@ HeadRingSchedule::HeadRingSchedule(cppool_runtime* runtime, AttentionKernels& ke
       exchange_(runtime, kernels, groups.heads, comm_.get()),
       whole_(runtime, kernels, spec, shape_, block_q_, groups.world, comm_.get()),
       main_done_(runtime),
-      comm_done_(runtime),
-      join_(runtime, comm_) {
+      comm_done_(runtime) {
   kernels_.Load(shape_, spec.training);
   PlanSteps();
   AllocateBuffers();

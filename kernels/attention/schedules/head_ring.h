@@ -101,8 +101,6 @@ class HeadRingSchedule : public Schedule {
   Buffer dk_sum_, dv_sum_;          // of this member's block: [block_kv, kv_heads, dim], fp32
   Buffer dk_part_[2], dv_part_[2];  // this member's part in others' gradients, by turns
   Buffer dk_taken_, dv_taken_;      // another member's part in this one's
-
-  JoinAtEnd join_;
 };
 
 }  // namespace cppool::kernels

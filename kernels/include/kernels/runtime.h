@@ -51,27 +51,6 @@ class Event {
   cppool_event event_ = nullptr;
 };
 
-// Makes the main stream wait for all that `side` has, when it goes: an exception may leave work there that uses
-// buffers of the main stream. The last member of their owner, so that they are released after that work.
-class JoinAtEnd {
- public:
-  JoinAtEnd(cppool_runtime* rt, const Stream& side) : rt_(rt), side_(side.get()), done_(rt) {}
-  ~JoinAtEnd() {
-    try {
-      done_.Record(side_);
-      done_.Wait(rt_->stream);
-    } catch (const RuntimeError&) {  // the runtime has failed, and says so itself
-    }
-  }
-  JoinAtEnd(const JoinAtEnd&) = delete;
-  JoinAtEnd& operator=(const JoinAtEnd&) = delete;
-
- private:
-  cppool_runtime* rt_;
-  cppool_stream side_;
-  Event done_;
-};
-
 // Device memory, allocated and released in the order of one stream: other streams' use must be ordered by
 // events on both sides. An exception may have passed those that would have ordered it: while one is on its way
 // memory is left to the end of the case, which comes after all of the rank's work.
