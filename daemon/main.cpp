@@ -51,6 +51,29 @@ extern "C" void OnTerminate(int) {
   errno = error;
 }
 
+// A case, or a library in it, that calls exit() ends the process at once and says so: the handlers that libraries have
+// left for the end would wait for other ranks' work, or crash on it. While it lives, and on top of theirs.
+class ExitGuard {
+ public:
+  ExitGuard() {
+    on_exit(
+        [](int code, void*) {
+          if (!armed) return;
+          const std::string text = "cppoold: a case called exit(" + std::to_string(code) + ")\n";
+          [[maybe_unused]] const auto written = write(STDERR_FILENO, text.data(), text.size());
+          _exit(code);
+        },
+        nullptr);
+    armed = true;
+  }
+  ~ExitGuard() { armed = false; }
+  ExitGuard(const ExitGuard&) = delete;
+  ExitGuard& operator=(const ExitGuard&) = delete;
+
+ private:
+  static inline std::atomic<bool> armed{false};
+};
+
 UniqueFd MakeEvent() {
   UniqueFd event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!event) throw StartError("eventfd: out of file descriptors?");
@@ -104,7 +127,11 @@ class Daemon {
     dispatcher_ = &dispatcher;
     spdlog::info("{} ranks on {} are open after {:.0f} ms", world.size(), world.backend().name(),
                  Milliseconds(Clock::now() - started_));
-    const int exit_code = Serve(dispatcher, std::move(requests));
+    int exit_code = 0;
+    {
+      const ExitGuard guard;
+      exit_code = Serve(dispatcher, std::move(requests));
+    }
     if (!world.Close()) {
       spdlog::warn("the ranks did not close in time");
       _exit(exit_code);

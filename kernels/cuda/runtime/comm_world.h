@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -82,6 +83,9 @@ class CommWorld {
 
   // Any thread, does not wait: later calls fail with `reason`, and what is stuck ends soon.
   virtual void Abort(const std::string& reason) = 0;
+  // Until what an abort has to do in the background is over, but no longer than `limit`: a process that ends in the
+  // middle of it would crash.
+  virtual void AwaitAbort(std::chrono::milliseconds) {}
   // Any thread. Empty also where the waiting is the device's, or the transport cannot tell.
   virtual std::vector<WaitingCall> Waiting(int) const { return {}; }
   // As Backend's. Where the transport cannot tell who waits for whom: nothing.

@@ -17,6 +17,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kMostRanks = 64;
 
+constexpr std::chrono::seconds kAbortLimit{5};  // to the end of an abort, when the world goes
+
 // The ranks that are open, for Recover. Ranks may outlive the backend and the other way round.
 struct OpenRanks {
   std::mutex mutex;
@@ -63,6 +65,7 @@ std::shared_ptr<CommWorld> MakeWorld(int size, int devices, Transport transport)
 class CudaBackend final : public Backend {
  public:
   CudaBackend(int world_size, Transport transport);
+  ~CudaBackend() override { world_->AwaitAbort(kAbortLimit); }
 
   std::string name() const override { return "cuda"; }
   std::string transport() const override { return world_->transport(); }

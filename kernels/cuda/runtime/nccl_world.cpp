@@ -181,7 +181,14 @@ void NcclWorld::Abort(const std::string& reason) {
   if (!NoteAbort(reason)) return;
   // ncclCommAbort can wait for the device: nobody joins this thread, and it keeps what it uses alive. The world
   // is of no use afterwards.
-  std::thread([world = shared_from_this()] { world->AbortCommunicators(); }).detach();
+  std::thread([world = shared_from_this()] {
+    world->AbortCommunicators();
+    world->abort_done_.set_value();
+  }).detach();
+}
+
+void NcclWorld::AwaitAbort(std::chrono::milliseconds limit) {
+  if (aborted()) abort_over_.wait_for(limit);
 }
 
 void NcclWorld::AbortCommunicators() {

@@ -40,6 +40,7 @@ class NcclWorld final : public CommWorld, public std::enable_shared_from_this<Nc
 
   void CheckHealth(int rank) override;
   void Abort(const std::string& reason) override;
+  void AwaitAbort(std::chrono::milliseconds limit) override;
   // NCCL's communicators do not outlive an abort, and to make them again takes half as long as a fresh process.
   bool CanRestart() const override { return !aborted(); }
   void Restart() override {}
@@ -71,6 +72,8 @@ class NcclWorld final : public CommWorld, public std::enable_shared_from_this<Nc
   const NcclApi& nccl_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::shared_future<ncclUniqueId> id_;
+  std::promise<void> abort_done_;
+  const std::shared_future<void> abort_over_ = abort_done_.get_future().share();
 };
 
 }  // namespace cppool::kernels::cuda
