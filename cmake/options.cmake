@@ -25,7 +25,8 @@ set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
 add_library(cppool_flags INTERFACE)
 # GCC's -Wrestrict reports `const char* + std::string` at -O3 (its bug 105651).
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  target_compile_options(cppool_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
+  target_compile_options(cppool_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>
+    $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wno-restrict>)
 endif()
 target_compile_options(cppool_flags INTERFACE
   $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra $<$<BOOL:${CPPOOL_WERROR}>:-Werror>>

@@ -208,9 +208,8 @@ bool Daemon::NextAnswer(std::int64_t id, Json* answer) {
 }
 
 void Daemon::ThrowClosed(const std::string& what, Clock::time_point until) {
-  // One that ends in order closes its stdin first, and then takes its time to give the devices back.
-  const milliseconds limit = LeftUnread() ? std::max(options_.grace, kLastWords) : kLastWords;
-  if (!process_->WaitEnd(std::min(until, Clock::now() + limit)))
+  // A process that ends closes its descriptors first, and then takes its time to give the devices back.
+  if (!process_->WaitEnd(std::min(until, Clock::now() + std::max(options_.grace, kLastWords))))
     throw Lost{PoolError::Kind::kProtocol, Name() + what + " and runs on"};
   throw Lost{PoolError::Kind::kDied, DescribeEnd(), LeftUnread() && process_->exit_code() == 0};
 }
