@@ -90,6 +90,7 @@ class Daemon {
       : options_(std::move(options)), answers_(std::move(answers)), started_(started), spawn_ms_(spawn_ms) {}
 
   int Run() {
+    UniqueFd requests = TakeStdin();  // first: with stdin closed, another descriptor would be 0
     terminate_ = MakeEvent();
     stop_ = MakeEvent();
     terminate_pipe_in = terminate_.get();
@@ -97,7 +98,10 @@ class Daemon {
     action.sa_handler = OnTerminate;
     action.sa_flags = SA_RESTART;
     sigaction(SIGTERM, &action, nullptr);
-    UniqueFd requests = TakeStdin();
+    sigset_t terminate;
+    sigemptyset(&terminate);
+    sigaddset(&terminate, SIGTERM);
+    pthread_sigmask(SIG_UNBLOCK, &terminate, nullptr);  // whatever the spawner had blocked
     const pid_t parent = ParentToWatch();
     Watchdog watchdog(parent, terminate_.get(),
                       {[this] { AnswerTimeout(); }, [] { _exit(kNoReader); }, [this] { Terminate(); }});

@@ -35,6 +35,9 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
       ->check(CLI::IsMember({"auto", "nccl", "peer"}))
       ->capture_default_str();
   app.add_option("--sentinel", options.sentinel, "What every answer begins with; '' for bare JSON lines")
+      ->check([](const std::string& text) {
+        return text.find('\n') == std::string::npos ? "" : "an answer is one line: no newline in --sentinel";
+      })
       ->capture_default_str();
   app.add_option("--case", options.case_files, "A shared library with cases of your own (see cppool/case.h)");
   app.add_option("--log-level", options.log_level, "What goes to stderr")

@@ -226,6 +226,7 @@ TEST_CASE("a command line that is wrong is refused with exit code 2") {
       {{"--world-size", "2", "--transport", "mpi"}, "peer"},
       {{"--world-size", "2", "--log-level", "loud"}, "trace"},
       {{"--world-size", "2", "--wat"}, "--wat"},
+      {{"--world-size", "2", "--sentinel", "a\nb"}, "one line"},
       {{"--world-size", "2", "stray"}, "stray"},
   };
   for (const auto& [arguments, part] : wrong) {

@@ -117,6 +117,18 @@ TEST_CASE("what a daemon cannot start with is said, with exit code 2") {
   }
 }
 
+TEST_CASE("a daemon whose stdin is closed says so, with exit code 2") {
+  FILE* const daemon = popen("'" CPPOOL_DAEMON "' --world-size 1 --backend host 2>&1 <&-", "r");
+  REQUIRE(daemon);
+  char text[400] = "";
+  while (fgets(text, sizeof text, daemon)) {
+  }
+  CHECK(Has(text, "stdin is closed"));
+  const int status = pclose(daemon);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 2);
+}
+
 TEST_CASE("no device is an error for cuda, and the host for auto") {
   const Environment none("CUDA_VISIBLE_DEVICES", "");
   {

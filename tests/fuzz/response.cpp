@@ -99,8 +99,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   RequireSameLines(bytes, 1 + (choice >> 2), 1 + bytes.size() % 7);
 
   const PoolOptions options = Options((choice & 1) == 0);
-  const std::string output = options.sentinel + kHello + "\n" + std::string(bytes);
-  SetOutput(output);
+  const std::string hello = options.sentinel + kHello + "\n";
+  SetAnswers(hello, bytes);
   Pool pool(options);
   try {
     RequireResult((choice & 2) == 0 ? pool.Run() : pool.Validate());

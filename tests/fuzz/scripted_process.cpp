@@ -1,11 +1,14 @@
 #include "scripted_process.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <system_error>
+#include <thread>
+#include <utility>
 
 #include "process.h"
 #include "property.h"
@@ -14,7 +17,8 @@
 namespace cppool::fuzz {
 namespace {
 
-std::string_view output;
+std::string_view answers[2];
+std::thread responder;  // of the one process there is at a time
 
 internal::UniqueFd Owned(int fd, const char* what) {
   if (fd < 0) throw std::system_error(errno, std::generic_category(), what);
@@ -23,34 +27,63 @@ internal::UniqueFd Owned(int fd, const char* what) {
 
 }  // namespace
 
-void SetOutput(std::string_view bytes) { output = bytes; }
+void SetAnswers(std::string_view first, std::string_view second) {
+  answers[0] = first;
+  answers[1] = second;
+}
 
 }  // namespace cppool::fuzz
 
 namespace cppool::internal {
 
-int PollTimeout(Clock::time_point) { return 1000; }  // a file is readable at once, and so is its end
+int PollTimeout(Clock::time_point) { return 1000; }  // an answer is there at once, and so is its end
 
-// The requests go to a socket that holds them: they are small.
-std::unique_ptr<Process> Process::Spawn(const Command&) {
-  std::unique_ptr<Process> process(new Process());
-  process->output_ = fuzz::Owned(memfd_create("stdout", MFD_CLOEXEC), "memfd_create");
-  for (std::string_view rest = fuzz::output; !rest.empty();) {
-    const ssize_t count = write(process->output(), rest.data(), rest.size());
-    if (count < 0) throw std::system_error(errno, std::generic_category(), "write");
-    rest.remove_prefix(static_cast<std::size_t>(count));
+namespace {
+
+// A line in, an answer out: what a client finds before it has asked is not an answer to it. Ends with either side.
+void Respond(UniqueFd requests, UniqueFd output) {
+  for (std::string_view answer : fuzz::answers) {
+    for (char last = 0; last != '\n';) {
+      char buffer[4096];
+      const ssize_t count = read(requests.get(), buffer, sizeof(buffer));
+      if (count <= 0) return;
+      last = buffer[count - 1];  // one request is under way at a time
+    }
+    while (!answer.empty()) {
+      const ssize_t count = send(output.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
+      if (count < 0) return;
+      answer.remove_prefix(static_cast<std::size_t>(count));
+    }
   }
-  lseek(process->output(), 0, SEEK_SET);
+}
+
+std::pair<UniqueFd, UniqueFd> Sockets() {
   int fds[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0)
     throw std::system_error(errno, std::generic_category(), "socketpair");
-  process->input_ = UniqueFd(fds[0]);
-  process->errors_ = UniqueFd(fds[1]);  // the other end, kept open for as long
+  return {UniqueFd(fds[0]), UniqueFd(fds[1])};
+}
+
+}  // namespace
+
+std::unique_ptr<Process> Process::Spawn(const Command&) {
+  std::unique_ptr<Process> process(new Process());
+  auto [input, requests] = Sockets();
+  auto [output, answers] = Sockets();
+  process->errors_ = fuzz::Owned(memfd_create("stderr", MFD_CLOEXEC), "memfd_create");
+  process->input_ = std::move(input);
+  process->output_ = std::move(output);
+  fcntl(process->output(), F_SETFL, O_NONBLOCK);
+  fuzz::responder = std::thread(Respond, std::move(requests), std::move(answers));
   process->pid_ = 1;
   return process;
 }
 
-Process::~Process() = default;
+Process::~Process() {
+  input_.Reset();
+  output_.Reset();
+  if (fuzz::responder.joinable()) fuzz::responder.join();
+}
 void Process::CloseInput() { input_.Reset(); }
 bool Process::Ended() { return false; }  // nobody looks but at its output
 bool Process::WaitEnd(Clock::time_point) { return true; }
