@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <exception>
@@ -5,10 +6,25 @@
 
 #include "command.h"
 
+namespace {
+
+// A standard descriptor that is closed would be the next file that is opened: a report, with what is printed in it.
+void OpenStandardDescriptors() {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDWR);  // takes the lowest that is free
+  }
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
+  OpenStandardDescriptors();
   try {
     cppool::command::Streams streams{std::cout, std::cerr, isatty(STDERR_FILENO) == 1};
-    return cppool::command::Main({argv + 1, argv + argc}, streams);
+    const int code = cppool::command::Main({argv + 1, argv + argc}, streams);
+    if (std::cout.flush()) return code;
+    std::cerr << "cppool: stdout could not be written\n";
+    return code == 0 ? cppool::command::kFailure : code;
   } catch (const std::exception& error) {
     std::cerr << "cppool: " << error.what() << "\n";
     return cppool::command::kFailure;

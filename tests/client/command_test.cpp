@@ -1,8 +1,10 @@
 // The command with a fake daemon: what it prints, what it writes, how it exits.
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <sstream>
 
@@ -457,4 +459,17 @@ TEST_CASE("the command and its process hold no CUDA and no NCCL") {
   Cppool({"run"});
   std::string maps = ReadFile("/proc/self/maps");
   for (const char* library : {"libcuda", "libnccl"}) CHECK(maps.find(library) == std::string::npos);
+}
+
+TEST_CASE("output that cannot be written is a failure, and a closed stdout no other file's") {
+  TemporaryFolder folder;
+  const std::string report = folder.File("out.xml");
+  const std::string run = std::string("'") + CPPOOL_COMMAND + "' run --suite smoke --daemon '" +
+                          CPPOOL_FAKE_DAEMON + "' --junit '" + report + "' 2>'" + folder.File("err") + "' ";
+  const int full = std::system((run + ">/dev/full").c_str());
+  CHECK(WIFEXITED(full));
+  CHECK(WEXITSTATUS(full) == 1);
+  CHECK(ReadFile(folder.File("err")).find("stdout could not be written") != std::string::npos);
+  CHECK(std::system((run + ">&-").c_str()) == 0);
+  CHECK(ParseXml(ReadFile(report)).children.at(0).children.size() == 20);
 }
