@@ -306,6 +306,7 @@ class Run {
     }
     tally_.PrintReasons(closing);
     tally_.PrintVerdicts(closing);
+    tally_.PrintRetried(closing);
     std::string worlds;
     for (const auto& [size, hello] : runner_.worlds())
       worlds +=

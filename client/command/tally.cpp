@@ -76,6 +76,7 @@ void Tally::Add(const Cell& cell, const Outcome& outcome) {
   if (outcome.kind == Outcome::Kind::kSkipped) ++reasons_[outcome.error];
   if (outcome.verdict) verdicts_.emplace_back(cell.name, *outcome.verdict);
   if (!outcome.result) return;
+  if (outcome.result->attempts > 1) retried_.push_back(cell.name);
   for (const Check& check : outcome.result->checks) {
     if (!check.ratio || check.against != "oracle") continue;
     auto worst = std::find_if(ratios_.begin(), ratios_.end(),
@@ -93,6 +94,7 @@ Json Tally::ToJson() const {
   json["worst_ratio"] = Json::object();
   for (const auto& [tensor, worst] : ratios_)
     json["worst_ratio"][tensor] = {{"ratio", worst.ratio}, {"cell", worst.cell}};
+  json["retried"] = retried_;
   json["verdicts"] = Json::object();
   for (const auto& [cell, verdict] : verdicts_) {
     Json& count = json["verdicts"][std::string(ToString(verdict.kind))];
@@ -131,6 +133,10 @@ void Tally::PrintRatios(std::ostream& out) const {
 
 void Tally::PrintReasons(std::ostream& out) const {
   for (const auto& [reason, count] : reasons_) out << "skipped " << count << ": " << reason << "\n";
+}
+
+void Tally::PrintRetried(std::ostream& out) const {
+  for (const std::string& cell : retried_) out << "asked again, since its daemon was lost: " << cell << "\n";
 }
 
 void Tally::PrintVerdicts(std::ostream& out) const {

@@ -28,13 +28,14 @@ class Tally {
 
   const Counts& total() const { return total_; }
   // {"passed", "failed", "skipped", "suites": {name: the same}, "worst_ratio": {tensor: {"ratio", "cell"}},
-  // "verdicts": {"bug": 1, ...}}
+  // "verdicts": {"bug": 1, ...}, "retried": [cells that a second daemon answered, the first being lost]}
   Json ToJson() const;
   // The tables; each is left out where it would be empty, PrintSuites where there is one suite.
   void PrintAxes(std::ostream& out) const;
   void PrintRatios(std::ostream& out) const;
   void PrintReasons(std::ostream& out) const;  // of what was skipped
   void PrintVerdicts(std::ostream& out) const;
+  void PrintRetried(std::ostream& out) const;
   void PrintSuites(std::ostream& out) const;
 
  private:
@@ -52,6 +53,7 @@ class Tally {
   std::vector<Row> axes_;  // in the order in which they came
   std::vector<Row> suites_;
   std::map<std::string, int> reasons_;
+  std::vector<std::string> retried_;                       // cells
   std::vector<std::pair<std::string, Worst>> ratios_;      // by tensor, in the order of the answers
   std::vector<std::pair<std::string, Verdict>> verdicts_;  // by cell
 };

@@ -265,6 +265,12 @@ TEST_CASE("JSON: an object for each case, then the summary") {
   CHECK(summary["skipped"] == 0);
   CHECK(summary["worlds"][0]["backend"] == "host");
 
+  TemporaryFolder folder;
+  ran = Cppool({"run", "--param", "do=die_once", "--param", "marker=" + folder.File("died"), "--json"});
+  CHECK(ran.code == 0);
+  CHECK(Json::parse(ran.Last())["summary"]["retried"].size() == 1);
+  CHECK(ran.err.find("asked again, since its daemon was lost: ") != std::string::npos);
+
   ran = Cppool({"run", "--param", "do=die", "--json"});
   CHECK(ran.code == 1);
   Json died = Json::parse(ran.lines.at(0));
