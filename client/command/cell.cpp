@@ -13,15 +13,6 @@
 namespace cppool::command {
 namespace {
 
-std::string NameOf(const Cell& cell) {
-  std::string name = cell.rows.front();
-  for (const char* key : {"dtype", "qkv_format", "cp_comm_type"})
-    name += " " + cell.params.at(key).get<std::string>();
-  if (cell.params.contains("pad_between_seqs"))
-    name += cell.params["pad_between_seqs"] ? " padded" : " packed";
-  return name + " W=" + std::to_string(cell.world_size);
-}
-
 // What a filter's key means in a cell: the values that it may equal.
 std::vector<Json> ValuesOf(const Cell& cell, const std::string& key) {
   if (key == "world_size") return {cell.world_size};
@@ -47,6 +38,15 @@ std::vector<Json> ValuesOf(const Cell& cell, const std::string& key) {
 }
 
 }  // namespace
+
+std::string NameOf(const Cell& cell) {
+  std::string name = cell.rows.front();
+  for (const char* key : {"dtype", "qkv_format", "cp_comm_type"})
+    name += " " + cell.params.at(key).get<std::string>();
+  if (cell.params.contains("pad_between_seqs"))
+    name += cell.params["pad_between_seqs"] ? " padded" : " packed";
+  return name + " W=" + std::to_string(cell.world_size);
+}
 
 std::vector<Cell> LoadSuite(const std::string& name) {
   std::vector<std::string> files;

@@ -19,6 +19,9 @@ struct Cell {
   Json params = Json::object();
 };
 
+// Of a suite's cell: its row, what its row does not say, and its world size.
+std::string NameOf(const Cell& cell);
+
 // "smoke", "essential" or "matrix", in the order of its files: "matrix" is Transformer Engine's cells, then our
 // own. Throws UsageError for another name.
 std::vector<Cell> LoadSuite(const std::string& name);

@@ -352,7 +352,10 @@ std::vector<Cell> CellsOf(const Arguments& arguments) {
     cells = Select(LoadSuite(arguments.suite), filters);
   }
   for (Cell& cell : cells) {
-    if (arguments.world_size > 0) cell.world_size = arguments.world_size;
+    if (arguments.world_size > 0 && !cell.rows.empty()) {
+      cell.world_size = arguments.world_size;
+      cell.name = NameOf(cell);
+    }
     if (arguments.max_seqlen > 0) Shrink(&cell.params, arguments.max_seqlen, cell.world_size);
     for (const std::string& text : arguments.params) {
       auto [key, value] = SplitAssignment(text, "--param");

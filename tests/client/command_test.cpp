@@ -357,6 +357,13 @@ TEST_CASE("what cannot be meant is a usage error, exit code 2") {
   CHECK(ran.out.empty());
 }
 
+TEST_CASE("a cell that runs on another number of ranks is called so") {
+  Ran ran = Cppool({"run", "--suite", "smoke", "--world-size", "3", "--list"});
+  CHECK(ran.Prints(" W=3"));
+  CHECK_FALSE(ran.Prints(" W=2"));
+  CHECK_FALSE(ran.Prints(" W=4"));
+}
+
 TEST_CASE("filters that match nothing run nothing, and that is no success") {
   Ran ran = Cppool({"run", "--suite", "smoke", "--filter", "dtype=fp8"});
   CHECK(ran.code == 1);
