@@ -63,28 +63,24 @@ void CaseRun::RunRank(int index) {
   rank.phase = RankPhase::kEnding;
   try {
     const std::size_t left = runtime.LiveAllocations();
-    {
-      const std::lock_guard lock(mutex_);
-      // What throws leaves what its streams may still use.
-      if (rank.standing == Standing::kNone || rank.standing == Standing::kMismatch) leaked_ += left;
-    }
+    if (InOrder(rank)) leaked_ += left;  // what throws leaves what its streams may still use
     rank.times = runtime.EndCase();
   } catch (const kernels::RuntimeError& error) {
     Fail(index, error.status(), error.what(), error.culprit());
   } catch (const std::exception& error) {
     Fail(index, CPPOOL_INTERNAL, error.what());
   }
-  bool in_order = false;
-  {
-    const std::lock_guard lock(mutex_);
-    in_order = rank.standing == Standing::kNone || rank.standing == Standing::kMismatch;
-  }
-  // Of a rank that has failed, the others hear by the release.
-  if (in_order) world_.backend().Finished(index);
+  if (InOrder(rank))
+    world_.backend().Finished(index);  // of one that has failed, the others hear by the release
   const std::lock_guard lock(mutex_);
   rank.phase = RankPhase::kDone;
   ++done_;
   changed_.notify_all();
+}
+
+bool CaseRun::InOrder(const Rank& rank) const {
+  const std::lock_guard lock(mutex_);
+  return rank.standing == Standing::kNone || rank.standing == Standing::kMismatch;
 }
 
 void CaseRun::RunCase(int index) {

@@ -72,6 +72,7 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
 
   void RunRank(int rank);
   void RunCase(int index);
+  bool InOrder(const Rank& rank) const;  // it has not failed; a check may have
   void Fail(int rank, cppool_status status, const std::string& error,
             int culprit = kernels::RuntimeError::kOwn);
   bool WaitForRanks();
@@ -98,4 +99,5 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
   bool aborted_ = false;
   std::atomic<std::size_t> leaked_{0};
 };
+
 }  // namespace cppool::daemon

@@ -62,11 +62,10 @@ class Validation {
 const RegisteredCase& FindCase(const CaseRegistry& registry, const std::string& name) {
   if (const RegisteredCase* found = registry.Find(name)) return *found;
   const auto nearest = protocol::Nearest(name, registry.Names());
-  std::string known;
-  for (const std::string& other : registry.Names()) known += (known.empty() ? "" : ", ") + other;
   throw Refusal(FailureKind::kInvalidRequest,
                 "there is no case " + protocol::Quoted(name) +
-                    (nearest ? "; did you mean '" + *nearest + "'?" : "; there are: " + known));
+                    (nearest ? "; did you mean '" + *nearest + "'?"
+                             : "; there are: " + protocol::Join(registry.Names())));
 }
 
 void RequireFeature(const PreparedRun& run, std::uint32_t feature, const char* key,
@@ -82,11 +81,9 @@ kernels::Fault ToFault(const protocol::FaultRequest& request, int world_size,
   if (!means) refuse("this daemon takes no \"fault\": start it with --allow-faults");
   const auto kind = kernels::FaultKindOf(request.kind);
   if (!kind) {
-    std::string known;
-    for (const std::string& name : kernels::FaultKindNames()) known += (known.empty() ? "" : ", ") + name;
-    const auto nearest = protocol::Nearest(request.kind, kernels::FaultKindNames());
+    const auto& known = kernels::FaultKindNames();
     refuse("there is no kind of fault " + protocol::Quoted(request.kind) +
-           (nearest ? "; did you mean \"" + *nearest + "\"?" : "") + " (known: " + known + ")");
+           protocol::DidYouMean(request.kind, known) + " (known: " + protocol::Join(known) + ")");
   }
   if (request.rank >= world_size) {
     refuse("the \"rank\" of \"fault\" must be from 0 to " + std::to_string(world_size - 1) + ", not " +

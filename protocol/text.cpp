@@ -1,7 +1,5 @@
 #include "text.h"
 
-#include "protocol/parameters.h"
-
 namespace cppool::protocol {
 namespace {
 

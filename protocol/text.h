@@ -8,6 +8,7 @@
 
 #include "protocol/failure.h"
 #include "protocol/json_text.h"
+#include "protocol/parameters.h"
 
 namespace cppool::protocol {
 
@@ -21,10 +22,5 @@ std::string Echo(std::string_view bytes);
 
 std::string EchoValue(const Json& value);  // a value's JSON text, shortened the same way
 std::string TypeName(const Json& value);   // "an array", "null", ...
-
-std::string Join(const std::vector<std::string>& words);  // "a, b, c"
-
-// "; did you mean \"hello\"?", or nothing when no candidate is near.
-std::string DidYouMean(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace cppool::protocol

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "daemon.h"
 #include "text.h"
 
 namespace cppool::command {
@@ -56,9 +57,8 @@ std::vector<std::string> ToWords(const DaemonArguments& arguments) {
   auto add = [&](const char* name, const std::string& value) { words.insert(words.end(), {name, value}); };
   if (arguments.backend != "auto") add("--backend", arguments.backend);
   if (arguments.transport != "auto") add("--transport", arguments.transport);
-  std::string devices;
-  for (const std::string& device : arguments.devices) devices += (devices.empty() ? "" : ",") + device;
-  if (!arguments.devices.empty()) add("--devices", devices);  // '' is no device at all
+  if (!arguments.devices.empty())
+    add("--devices", internal::DeviceList(arguments.devices));  // '' is no device at all
   if (!arguments.daemon.empty()) add("--daemon", arguments.daemon);
   for (const std::string& library : arguments.libraries) add("--load", library);
   return words;

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <set>
 
+#include "daemon.h"
 #include "request.h"
 #include "text.h"
 
@@ -257,9 +258,8 @@ std::string SequenceCommand(const std::vector<Cell>& cells, const PoolOptions& p
     command += " " + ShellQuote(protocol::SerializeRequest(
                          {cell.name, internal::ToRequest(cell.params, OptionsOf(cell, run_options))}));
   command += " | ";
-  std::string devices;
-  for (const std::string& device : pool_options.devices) devices += (devices.empty() ? "" : ",") + device;
-  if (!devices.empty()) command += "CUDA_VISIBLE_DEVICES=" + ShellQuote(devices) + " ";
+  if (!pool_options.devices.empty())
+    command += "CUDA_VISIBLE_DEVICES=" + ShellQuote(internal::DeviceList(pool_options.devices)) + " ";
   command += ShellQuote(pool_options.daemon.empty() ? "cppoold" : pool_options.daemon) + " --world-size " +
              std::to_string(cells.front().world_size);
   auto add = [&](const char* option, const std::string& value) {

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "command.h"
+#include "daemon.h"
 #include "process.h"
 #include "protocol/visible_devices.h"
 #include "text.h"
@@ -131,9 +132,7 @@ int Doctor(const DaemonArguments& arguments, Streams streams) {
               : module)
       << "\n";
   out << "CPU cores: " << std::thread::hardware_concurrency() << "\n";
-  std::string chosen;
-  for (const std::string& device : options.devices)
-    chosen += (&device == &options.devices[0] ? "" : ",") + device;
+  const std::string chosen = internal::DeviceList(options.devices);
   DescribeGpus(options.devices.empty() ? std::getenv("CUDA_VISIBLE_DEVICES") : chosen.c_str(), out);
   out << std::flush;
   if (daemon.empty()) return kFailure;

@@ -43,11 +43,8 @@ Process::Command DaemonCommand(const PoolOptions& options) {
 
   // So that the daemon notices a parent that died before it could look.
   command.environment.push_back("CPPOOL_PARENT_PID=" + std::to_string(getpid()));
-  if (!options.devices.empty()) {
-    std::string list;
-    for (const std::string& device : options.devices) list += (list.empty() ? "" : ",") + device;
-    command.environment.push_back("CUDA_VISIBLE_DEVICES=" + list);
-  }
+  if (!options.devices.empty())
+    command.environment.push_back("CUDA_VISIBLE_DEVICES=" + DeviceList(options.devices));
   for (const auto& [name, value] : options.environment) command.environment.push_back(name + "=" + value);
   return command;
 }
@@ -66,6 +63,12 @@ std::string Seconds(milliseconds time) {
   std::ostringstream text;
   text << static_cast<double>(time.count()) / 1000.0 << " s";
   return text.str();
+}
+
+std::string DeviceList(const std::vector<std::string>& devices) {
+  std::string list;
+  for (const std::string& device : devices) list += (&device == &devices.front() ? "" : ",") + device;
+  return list;
 }
 
 Daemon::Daemon(const PoolOptions& options) : options_(options), reader_(kMaxResponseBytes) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cppool/pool.h"
 #include "process.h"
@@ -18,11 +19,12 @@ namespace cppool::internal {
 struct Lost {
   PoolError::Kind kind;
   std::string message;
-  bool untaken = false;  // the daemon had ended in order before it read the request: it is no attempt
+  bool untaken = false;   // the daemon had ended in order before it read the request: it is no attempt
   std::string look = {};  // of a daemon that does not answer: what was seen of it, to be appended
 };
 
-std::string Seconds(std::chrono::milliseconds time);  // "2.5 s"
+std::string Seconds(std::chrono::milliseconds time);              // "2.5 s"
+std::string DeviceList(const std::vector<std::string>& devices);  // as CUDA_VISIBLE_DEVICES has it
 
 class Daemon {
  public:

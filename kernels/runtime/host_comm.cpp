@@ -58,7 +58,7 @@ class SendOp final : public CommOp {
            slot_.state.load(std::memory_order_relaxed) == At(HostComm::kPosted);
   }
 
-  CallNote Note() const override { return {&comm_, CallNote::Kind::kSend, rank_, peer_, position_, bytes_}; }
+  CallNote Note() const override { return {&comm_, CallNote::Kind::kSend, peer_, position_, bytes_}; }
 
  private:
   std::uint64_t At(HostComm::Phase phase) const { return 4 * position_ + phase; }
@@ -113,7 +113,7 @@ class RecvOp final : public CommOp {
 
   bool Misses(int rank) const override { return comm_.WorldRank(peer_) == rank && !Ready(); }
 
-  CallNote Note() const override { return {&comm_, CallNote::Kind::kRecv, rank_, peer_, position_, bytes_}; }
+  CallNote Note() const override { return {&comm_, CallNote::Kind::kRecv, peer_, position_, bytes_}; }
 
  private:
   HostComm& comm_;
@@ -216,7 +216,7 @@ class CollectiveOp final : public CommOp {
     const auto kind = call_.what == Collective::kAllGather       ? CallNote::Kind::kAllGather
                       : call_.what == Collective::kReduceScatter ? CallNote::Kind::kReduceScatter
                                                                  : CallNote::Kind::kAllReduce;
-    return {&comm_, kind, rank_, rank_, position_, call_.count * WidthOf(call_.dtype)};
+    return {&comm_, kind, rank_, position_, call_.count * WidthOf(call_.dtype)};
   }
 
  private:

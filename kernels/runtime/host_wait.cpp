@@ -33,7 +33,6 @@ void WaitNote::Set(const std::vector<std::unique_ptr<CommOp>>& ops) {
     Slot& slot = slots_[i];
     slot.comm.store(note.comm, std::memory_order_relaxed);
     slot.kind.store(note.kind, std::memory_order_relaxed);
-    slot.rank.store(note.rank, std::memory_order_relaxed);
     slot.peer.store(note.peer, std::memory_order_relaxed);
     slot.position.store(note.position, std::memory_order_relaxed);
     slot.bytes.store(note.bytes, std::memory_order_relaxed);

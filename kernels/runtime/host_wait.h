@@ -21,8 +21,7 @@ struct CallNote {
   enum class Kind : std::uint8_t { kSend, kRecv, kAllGather, kReduceScatter, kAllReduce };
   const HostComm* comm = nullptr;
   Kind kind = Kind::kSend;
-  int rank = 0;  // in the communicator, as `peer`
-  int peer = 0;  // of send and recv
+  int peer = 0;  // of send and recv: in the communicator
   std::uint64_t position = 0;
   std::size_t bytes = 0;
 };
@@ -46,7 +45,7 @@ class WaitNote {
   struct Slot {
     std::atomic<const HostComm*> comm{nullptr};
     std::atomic<CallNote::Kind> kind{};
-    std::atomic<int> rank{0}, peer{0};
+    std::atomic<int> peer{0};
     std::atomic<std::uint64_t> position{0};
     std::atomic<std::size_t> bytes{0};
   };

@@ -38,11 +38,7 @@ void LookAt(cppool_runtime* rt, cppool_group which, std::uint64_t round) {
   const Group group = GetGroup(rt, which);
   if (!group.comm) return;
   const char* const names[] = {"the world", "the pair", "the stride"};
-  const auto world_rank = [&](int member) {
-    return which == CPPOOL_WORLD  ? member
-           : which == CPPOOL_PAIR ? rt->rank / 2 * 2 + member
-                                  : rt->rank % 2 + member * 2;
-  };
+  const auto world_rank = [&](int member) { return WorldRank(which, rt->rank, member); };
   const int neighbours[] = {(group.rank + 1) % group.size, (group.rank + group.size - 1) % group.size};
   const cppool_stream stream = rt->stream;
   std::int32_t* const mine = HostInts(rt);

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <thread>
 
+#include "kernels/runtime.h"
 #include "kernels/stage_tally.h"
 #include "runtime/break_device.h"
 #include "runtime/hold_stream.h"
@@ -370,8 +371,9 @@ std::vector<StreamProgress> CudaRank::Progress() const {
 
 void CudaRank::NoteTransfer(cudaStream_t stream, const char* what, int peer, cppool_comm comm) {
   int world_rank = peer;
-  if (comm == world_->group(rank_, CPPOOL_PAIR).comm) world_rank = rank_ / 2 * 2 + peer;
-  if (comm == world_->group(rank_, CPPOOL_STRIDE).comm) world_rank = rank_ % 2 + 2 * peer;
+  for (const cppool_group which : {CPPOOL_PAIR, CPPOOL_STRIDE}) {
+    if (comm == world_->group(rank_, which).comm) world_rank = WorldRank(which, rank_, peer);
+  }
   marks_.Note(stream, {what, world_rank, ""});
 }
 

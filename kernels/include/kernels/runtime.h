@@ -107,6 +107,13 @@ inline Group GetGroup(cppool_runtime* rt, cppool_group which) {
   return group;
 }
 
+// The rank in the world of a member of the group that `rank` is in.
+inline int WorldRank(cppool_group which, int rank, int member) {
+  return which == CPPOOL_WORLD  ? member
+         : which == CPPOOL_PAIR ? rank / 2 * 2 + member
+                                : rank % 2 + 2 * member;
+}
+
 // send and recv between construction and End() run together.
 class GroupedCalls {
  public:
