@@ -66,6 +66,7 @@ void WarmUpCommunicators(CudaRank& rank) {
   {
     const Buffer in(rt, kFloats * sizeof(float), rt->stream);
     const Buffer out(rt, kFloats * sizeof(float), rt->stream);
+    Check(rt, rt->fill(rt, in.get(), 0, kFloats * sizeof(float), rt->stream));
     for (const cppool_group which : {CPPOOL_WORLD, CPPOOL_PAIR, CPPOOL_STRIDE}) {
       const Group group = GetGroup(rt, which);
       if (group.comm) WarmUpGroup(rt, group, in.get<float>(), out.get<float>());
