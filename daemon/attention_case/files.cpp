@@ -101,16 +101,14 @@ void CheckDump(const std::string& folder, const char* inputs) {
   if (inputs && (fs::equivalent(folder, inputs, ignored) ||
                  fs::weakly_canonical(folder, ignored) == fs::weakly_canonical(inputs, ignored)))
     Refuse("dump", "is the folder of inputs, which would be overwritten: name another");
-  // Nothing short of writing tells whether it can be written to.
-  const fs::path wanted = fs::absolute(folder, ignored).lexically_normal();
-  std::vector<fs::path> missing;  // innermost first
-  for (fs::path p = wanted; !fs::exists(fs::symlink_status(p, ignored)) && p.has_relative_path();
-       p = p.parent_path())
-    missing.push_back(p);
+  // Nothing short of writing tells whether it can be written to, or into what it would be made in. It is not made for
+  // that: of two who ask at the same time, one would take away what the other has found.
+  fs::path at = fs::absolute(folder, ignored).lexically_normal();
   std::error_code error;
-  fs::create_directories(wanted, error);
-  std::string probe = (wanted / ".cppool-XXXXXX").string();
+  while (fs::symlink_status(at, error).type() == fs::file_type::not_found && at.has_relative_path())
+    at = at.parent_path();
   if (!error) {
+    std::string probe = (at / ".cppool-XXXXXX").string();
     const int fd = mkostemp(probe.data(), O_CLOEXEC);
     if (fd < 0) {
       error.assign(errno, std::generic_category());
@@ -119,7 +117,6 @@ void CheckDump(const std::string& folder, const char* inputs) {
       unlink(probe.c_str());
     }
   }
-  for (const fs::path& made : missing) fs::remove(made, ignored);  // only when empty
   if (error) Refuse("dump", protocol::Quoted(folder) + " cannot be written to: " + error.message());
 }
 

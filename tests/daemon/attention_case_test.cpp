@@ -1,11 +1,18 @@
 // The attention case's words: models, derived values, relations and what is not supported. No attention is computed.
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "attention_case.h"
 #include "catch.h"
 #include "daemon/case_registry.h"
 #include "daemon/prepare.h"
+#include "files.h"
 #include "models.h"
 #include "resolve.h"
 
@@ -341,6 +348,27 @@ TEST_CASE("the string form of another suite's worker") {
   CHECK(run->params.at("num_heads") == 12);
   CHECK(run->params.at("is_training") == true);
   CHECK(run->params.at("pad_between_seqs") == false);
+}
+
+TEST_CASE("dumps into one folder that is not there yet can be asked about at the same time") {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::temp_directory_path() / ("cppool_dumps_" + std::to_string(getpid()));
+  std::atomic<int> refused{0};
+  std::vector<std::thread> askers;
+  for (const char* name : {"a", "b", "c"}) {
+    askers.emplace_back([&refused, dump = (folder / "of" / name).string()] {
+      for (int i = 0; i < 300; ++i) {
+        try {
+          attention_case::CheckDump(dump, nullptr);
+        } catch (const attention_case::Refused&) {
+          ++refused;
+        }
+      }
+    });
+  }
+  for (std::thread& asker : askers) asker.join();
+  CHECK(refused == 0);
+  CHECK_FALSE(fs::exists(folder));
 }
 
 }  // namespace cppool::test
