@@ -52,9 +52,9 @@ const std::map<std::string, std::string> kToolOptions = {
     {"memcheck", "--report-api-errors no"},  // the daemon checks every call's error itself
     // These two want launches in order: memory that a stream has given back counts as new at once, while its last kernel
     // may still work on it, and of many launches at a time they lose some.
-    {"racecheck", "--force-blocking-launches yes"},
+    {"racecheck", "--force-blocking-launches"},
     // Copies move whole buffers, padding of rows included.
-    {"initcheck", "--force-blocking-launches yes --check-api-memory-access no"},
+    {"initcheck", "--force-blocking-launches --check-api-memory-access no"},
 };
 
 // A program to be started as cppoold: cppoold under the tool, which writes what it finds to a file of the process's own.
