@@ -263,7 +263,7 @@ TEST_CASE("a gigabyte without a newline, and megabytes of noise, take no memory"
             options.log = [&](std::string_view line) { logged += line.size(); };
             Pool pool(options);
             pool.Hello();
-            const long before = StatusKb("VmRSS");
+            [[maybe_unused]] const long before = StatusKb("VmRSS");
             std::optional<Kind> kind;
             try {
               const Result result = pool.Run(Do(flood.what), Within(40s));
