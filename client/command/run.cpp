@@ -418,7 +418,8 @@ void AddRun(CLI::App& app, Streams streams, int* exit_code) {
       ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
   run->add_option("--dump", arguments->dump, "Writes the case's tensors to this folder, as .npy")
       ->excludes(suite);
-  run->add_option("--inputs", arguments->inputs, "Reads q, k, v, dout, bias from this folder, as .npy")
+  run->add_option("--inputs", arguments->inputs,
+                  "Reads q, k, v, dout, bias and softmax_offset from this folder, as .npy")
       ->excludes(suite);
   run->add_option("--fault", arguments->fault,
                   "KIND[:RANK[:STAGE]]: makes a rank do something wrong at a mark, to see what comes of it")

@@ -42,7 +42,8 @@ using Json = nlohmann::json;
 
 struct PoolOptions {
   int world_size = 2;
-  // Path. Empty: $CPPOOL_DAEMON, else `cppoold` beside the program, in its prefix or in PATH.
+  // Path. Empty: $CPPOOL_DAEMON, else `cppoold` beside the program, in its prefix, in that which the library was
+  // configured for, or in PATH; the first that is there.
   std::string daemon;
   std::string backend = "auto";    // or "cuda", "host"
   std::string transport = "auto";  // or "nccl", "peer", with which ranks can share a GPU
@@ -101,7 +102,7 @@ struct Failure {
 
 struct Check {
   std::string tensor;   // "out", "dq", ...
-  std::string against;  // "no_cp", "oracle"
+  std::string against;  // "no_cp", "oracle", ...
   int rank = 0;
   double max_abs_err = 0;  // NaN when it is not finite
   double rel_err = 0;      // RMS of the difference over RMS of the reference
