@@ -123,7 +123,9 @@ void CaseRun::RunCase(int index) {
 void CaseRun::Fail(int index, cppool_status status, const std::string& error, int culprit) {
   Rank& rank = *ranks_[index];
   const int order = ++failures_;  // before anything that takes time
-  const std::string stage = StageOf(world_.rank(index).Progress());
+  const kernels::RankRuntime& runtime = world_.rank(index);
+  const auto marked = runtime.FailedInStage();
+  const std::string stage = marked ? *marked : StageOf(runtime.Progress());
   {
     const std::lock_guard lock(mutex_);
     const Standing standing = status == CPPOOL_MISMATCH ? Standing::kMismatch

@@ -232,10 +232,11 @@ RunResult Compose(const std::vector<Entry>& entries, std::chrono::milliseconds d
 }  // namespace
 
 std::string StageOf(const std::vector<StreamProgress>& streams) {
+  const StreamProgress* in_stage = nullptr;
   for (const auto& stream : streams) {
-    if (!stream.idle) return stream.stage;
+    if (!stream.stage.empty() && (!in_stage || (in_stage->idle && !stream.idle))) in_stage = &stream;
   }
-  return streams.empty() ? "" : streams.front().stage;
+  return in_stage ? in_stage->stage : "";
 }
 
 std::string DescribeProgress(const std::vector<StreamProgress>& streams) {

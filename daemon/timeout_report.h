@@ -26,7 +26,7 @@ struct RankNow {
 // waits for another one of the rank is told with that one.
 std::string DescribeProgress(const std::vector<kernels::StreamProgress>& streams);
 
-// The stage of the stream that has work, the main one first.
+// The stage of the first stream that is in one and has work, the main one first; else of the first that has been in one.
 std::string StageOf(const std::vector<kernels::StreamProgress>& streams);
 
 // Fatal, of the kind `timeout`; its rank is the one that the others wait for, where that is known. `threads` are the ranks', and `look`

@@ -114,6 +114,7 @@ void HostRank::ReleaseAll() {
   streams_[0]->ForgetMarks();
   for (auto& stream : idle_) stream->ForgetMarks();
   marks_.clear();
+  marked_.clear();
   // A case may make up names; what the built-in ones use stays for the next case.
   if (stages_.size() > 4096) stages_.clear();
 }
@@ -433,6 +434,7 @@ void HostRank::MarkStage(cppool_stream stream, const char* stage) {
     const auto known = stages_.find(std::string_view(stage));
     text = known == stages_.end() ? nullptr : &*known;
   }
+  if (stage) marked_ = stage;
   Mark* mark = nullptr;
   {
     std::lock_guard lock(progress_mutex_);
@@ -481,6 +483,11 @@ std::string HostRank::NameOfStream(int index) const {
     }
   }
   return "";
+}
+
+std::optional<std::string> HostRank::FailedInStage() const {
+  if (failure_.set()) return std::nullopt;
+  return marked_;
 }
 
 std::vector<StreamProgress> HostRank::Progress() const {

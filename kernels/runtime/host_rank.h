@@ -30,6 +30,7 @@ class HostRank final : public RankRuntime {
   ~HostRank() override;
 
   cppool_runtime* seam() override { return &seam_; }
+  std::optional<std::string> FailedInStage() const override;
   int LastErrorCulprit() const override { return last_culprit_; }
   void BeginCase() override;
   void Perturb(std::uint64_t seed) override { delays_ = MarkDelays(seed, rank_); }
@@ -139,6 +140,7 @@ class HostRank final : public RankRuntime {
   std::vector<std::unique_ptr<HostStream>> streams_;  // in use; the first is the main one
   std::vector<std::unique_ptr<HostStream>> idle_;     // destroyed by their case; their threads are used again
   std::deque<Mark> marks_;
+  std::string marked_;                         // the last stage
   std::set<std::string, std::less<>> stages_;  // the text of the marks
 };
 

@@ -86,6 +86,7 @@ class FakeRank : public kernels::RankRuntime {
   }
   cppool_runtime* seam() override { return &seam_; }
   int LastErrorCulprit() const override { return world_->culprit; }
+  std::optional<std::string> FailedInStage() const override { return std::nullopt; }
   void BeginCase() override {
     Log("begin");
     if (seam_.rank == world_->rank_that_cannot_begin)

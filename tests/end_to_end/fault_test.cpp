@@ -69,6 +69,7 @@ TEST_CASE("a fault happens at the mark and the time that it names, on its rank")
   CHECK(second.failure->rank == 0);
   CHECK(Says(second, "at the mark 'backward/"));
   CHECK(RunWith(2, {"throw", 1, "checks"}).failure->rank == 1);
+  CHECK(RunWith(2, {"throw", 1, "backward/p2p delta"}).failure->stage == "backward/p2p delta");
   // Before the iterations, where the case has marks, but not for a fault that names none.
   CHECK(Says(RunWith(1, {"throw", 0, "inputs"}), "at the mark 'inputs'"));
   CHECK(Says(RunWith(1, {"throw", 0}), "at the mark 'forward/"));

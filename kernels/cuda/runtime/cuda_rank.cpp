@@ -155,6 +155,7 @@ void CudaRank::ReleaseLeftovers() {
   iteration_ = StageTally::kOnce;
   delays_ = {};
   marks_.Reset();
+  marked_.clear();
   recorded_.clear();
   marks_.Announce(main_stream(), "main", true);
 }
@@ -341,6 +342,7 @@ void CudaRank::Synchronize(cudaStream_t stream) {
 
 void CudaRank::Mark(cudaStream_t stream, const char* stage) {
   marks_.Mark(stream, stage, iteration_);
+  if (stage) marked_ = stage;
   const auto delay = delays_.Next();
   if (delay.count() > 0) HoldStream(stream, delay);
 }
@@ -351,6 +353,12 @@ void CudaRank::Break(DeviceFault fault, void* byte, cppool_stream stream) {
   void* const memory = Allocate(4096, on);
   BreakDevice(fault, memory, on);
   Free(memory, on);
+}
+
+std::optional<std::string> CudaRank::FailedInStage() const {
+  const cudaError_t state = State();
+  if (state != cudaSuccess && state != cudaErrorNotReady) return std::nullopt;
+  return marked_;
 }
 
 std::vector<StreamProgress> CudaRank::Progress() const {

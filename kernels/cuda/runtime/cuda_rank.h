@@ -32,6 +32,7 @@ class CudaRank : public RankRuntime {
 
   cppool_runtime* seam() override { return &table_; }
   int LastErrorCulprit() const override { return last_culprit_; }
+  std::optional<std::string> FailedInStage() const override;
   void BeginCase() override;
   void Perturb(std::uint64_t seed) override { delays_ = MarkDelays(seed, rank_); }
   void Break(DeviceFault fault, void* byte, cppool_stream stream) override;
@@ -105,6 +106,7 @@ class CudaRank : public RankRuntime {
   const std::shared_ptr<DevicePool> pool_;
   PageLockedHeap host_heap_;
   StageMarks marks_;
+  std::string marked_;  // the last stage
   std::unordered_map<cudaEvent_t, StagePoint> recorded_;
   int iteration_;
   MarkDelays delays_;

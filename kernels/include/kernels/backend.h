@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,9 +41,10 @@ struct StreamProgress {
   bool idle = true;    // nothing is known to be pending
   // What it is in, where the runtime knows: "waiting for recv from rank 0", "with send to rank 2" in its stage.
   std::string doing = {};
-  std::vector<int> awaits = {};  // ranks of the world known to have a call before them that this stream waits in
-  std::string behind = {};       // the rank's stream whose work this one waits for; empty: none, or not known
-  int thread = 0;                // the id of the thread that runs its work; 0: no thread does
+  std::vector<int> awaits =
+      {};                   // ranks of the world known to have a call before them that this stream waits in
+  std::string behind = {};  // the rank's stream whose work this one waits for; empty: none, or not known
+  int thread = 0;           // the id of the thread that runs its work; 0: no thread does
 };
 
 // Milliseconds of each stage on the rank's device: in iterations the median over the counted ones, else the
@@ -64,6 +66,9 @@ class RankRuntime {
   virtual cppool_runtime* seam() = 0;
   // Whose doing the seam's last_error is: RuntimeError::culprit. A status and a text do not say so.
   virtual int LastErrorCulprit() const = 0;
+  // The rank's thread, after a failure: the last stage that the rank has marked, however far its streams are; or nothing,
+  // when a stream's work has failed: that stopped where Progress() says.
+  virtual std::optional<std::string> FailedInStage() const = 0;
 
   // The clean state every case starts from: no marks, no allocations, no pending work, no error left over.
   virtual void BeginCase() = 0;
