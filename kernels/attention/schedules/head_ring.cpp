@@ -38,7 +38,8 @@ HeadRingSchedule::HeadRingSchedule(cppool_runtime* runtime, AttentionKernels& ke
       exchange_(runtime, kernels, groups.heads, comm_.get()),
       whole_(runtime, kernels, spec, shape_, block_q_, groups.world, comm_.get()),
       main_done_(runtime),
-      comm_done_(runtime) {
+      comm_done_(runtime),
+      slot_read_{Event(runtime), Event(runtime)} {
   kernels_.Load(shape_, spec.training);
   PlanSteps();
   AllocateBuffers();
@@ -70,8 +71,7 @@ void HeadRingSchedule::PlanSteps() {
       attends[member] = distance == 0 || CountPairs(queries[member], keys[owner], bands) > 0;
     }
     if (std::find(attends.begin(), attends.end(), true) == attends.end()) continue;
-    Step step{distance,  distance > 0 && attends[(me + distance) % members], nullptr, Event(rt_), Event(rt_),
-              Event(rt_)};
+    Step step{distance, distance > 0 && attends[(me + distance) % members], nullptr, Event(rt_), Event(rt_)};
     if (attends[me]) {
       step.plan = kernels_.Plan(shape_, queries[me],
                                 keys[Planted(Bug::kRingStepPositions) ? After(step) : Before(step)], bands,
@@ -170,8 +170,8 @@ void HeadRingSchedule::FetchNext(const char* pass, std::size_t index, Block own)
   if (next == steps_.size()) return;
   Step& step = steps_[next];
   if (!step.attends() && !step.serves) return;
-  // The slot's last block was read two steps before.
-  if (step.attends() && next > 2) steps_[next - 2].attended.Wait(comm_.get());
+  const std::size_t slot = (next - 1) % 2;
+  if (step.attends()) slot_read_[slot].Wait(comm_.get());
   const int to = After(step), from = Before(step);
   const std::size_t element = SizeOf(spec_.dtype);
   const std::size_t k_bytes = KeyElements(spec_.dim_qk) * element;
@@ -183,7 +183,6 @@ void HeadRingSchedule::FetchNext(const char* pass, std::size_t index, Block own)
     Check(rt_, rt_->send(rt_, own.v, v_bytes, to, groups_.ring.comm, comm_.get()));
   }
   if (step.attends()) {
-    const std::size_t slot = (next - 1) % 2;
     Check(rt_, rt_->recv(rt_, k_slot_[slot].get(), k_bytes, from, groups_.ring.comm, comm_.get()));
     Check(rt_, rt_->recv(rt_, v_slot_[slot].get(), v_bytes, from, groups_.ring.comm, comm_.get()));
   }
@@ -268,7 +267,7 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
     args.last = i == last_attended_;
     args.softmax_offset = args.last || Planted(Bug::kOffsetPerBlock) ? whole_.offset(t) : nullptr;
     kernels_.Forward(shape_, args, rt_->stream);
-    step.attended.Record(rt_->stream);
+    if (i > 0) slot_read_[(i - 1) % 2].Record(rt_->stream);
   }
   whole_.EndForward(t);
   if (exchanges()) {
@@ -343,7 +342,7 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
       }
       kernels_.BackwardKey(shape_, args, rt_->stream);
       whole_.AddBlock(t, args);
-      step.attended.Record(rt_->stream);
+      if (i > 0) slot_read_[(i - 1) % 2].Record(rt_->stream);
     }
     if (i > 0) {
       CollectGradients(i - 1);  // they came under this step's work

@@ -39,7 +39,6 @@ class HeadRingSchedule : public Schedule {
     bool serves = false;              // the member `distance` after this one attends to this one's block
     std::unique_ptr<BlockPlan> plan;  // NULL: this member sees nothing of the other's block
     Event arrived;                    // the block is here
-    Event attended;                   // the main stream is done with the block
     Event returned;  // the block's gradients are with its owner, and those of this member's block are here
 
     bool attends() const { return plan != nullptr; }
@@ -96,6 +95,7 @@ class HeadRingSchedule : public Schedule {
   // After the exchange; unused without one.
   Buffer scratch_, q_, k_, v_, out_, lse_, dout_, dq_, dk_, dv_;
   Buffer k_slot_[2], v_slot_[2];    // others' blocks, by turns
+  Event slot_read_[2];              // the main stream is done with the slot's last block, of whichever step
   Buffer accumulator_, delta_;      // [block_q, heads, dim_v], [block_q, heads]; fp32
   Buffer dq_accumulator_;           // [block_q, heads, dim_qk]
   Buffer dk_sum_, dv_sum_;          // of this member's block: [block_kv, kv_heads, dim], fp32
