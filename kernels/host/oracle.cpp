@@ -102,7 +102,7 @@ class RowOracle {
     const std::int64_t count = keys_.end - keys_.begin;
     double* p = p_.data() + begin;
     std::fill_n(p, count, 0.0);
-    for (int d = 0; d < args_.dim_qk; ++d) AddScaled(q_[d], &k_columns_[d * n_ + begin], p, count);
+    for (int d = 0; d < args_.dim_qk; ++d) AddScaled(q_[d], k_columns_.data() + d * n_ + begin, p, count);
     for (std::int64_t j = 0; j < count; ++j) p[j] *= args_.scale;
     if (args_.rounded) RoundAll(p, count);
     AddBias(i, h, begin, count, p);
@@ -149,7 +149,7 @@ class RowOracle {
     const double* p = p_.data() + begin;
     double* ds = ds_.data() + begin;
     std::fill_n(ds, count, 0.0);
-    for (int d = 0; d < args_.dim_v; ++d) AddScaled(dout_[d], &v_columns_[d * n_ + begin], ds, count);
+    for (int d = 0; d < args_.dim_v; ++d) AddScaled(dout_[d], v_columns_.data() + d * n_ + begin, ds, count);
     if (args_.rounded) RoundAll(ds, count);
     double sum = 0;
     for (std::int64_t j = 0; j < count; ++j) sum += p[j] * ds[j];

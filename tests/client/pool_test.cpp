@@ -306,9 +306,11 @@ TEST_CASE("a daemon that does not answer in time is killed, and nobody asks agai
     options.arguments = {"--count", folder.File("count")};
     Pool pool(options);
     int group = GroupOf(pool);
-    long before = ResidentKb();
+    [[maybe_unused]] long before = ResidentKb();
     PoolError error = ErrorOf(pool, Do(what), Within(100ms));
+#ifndef CPPOOL_TEST_ASAN  // which keeps freed memory
     CHECK(ResidentKb() < before + (96 << 10));
+#endif
     CHECK(error.kind() == PoolError::Kind::kTimeout);
     CHECK(Contains(error.what(), "did not answer within 0.3 s and was killed"));
     CHECK(Contains(error.stderr_tail(), "the fake daemon has started"));
