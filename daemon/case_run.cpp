@@ -220,7 +220,7 @@ RunResult CaseRun::Gather() {
     }
     Judge(result);
   }
-  AddTflops(result);
+  if (unsound.empty()) AddTflops(result);  // else a rank may still be adding to its work
   result.seed = prepared_->seed;
   if (!unsound.empty()) {
     unsound += " did not come back";

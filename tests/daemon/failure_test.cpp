@@ -256,6 +256,19 @@ TEST_CASE("a rank that does not come back from an abort makes the answer fatal")
   inside.fake->Release();
 }
 
+// What the daemon reads of a rank that has not come back would be a race, and in the end a crash instead of the answer.
+TEST_CASE("nothing is counted of a rank that goes on reporting while the answer is made") {
+  Inside inside(2, {std::chrono::milliseconds(20), std::chrono::milliseconds(50)});
+  const Json answer =
+      inside.Run({{"action", "work, a failed check and an error while others add work"}, {"rank", 0}});
+  INFO(answer);
+  CHECK(answer.at("status") == "failed");
+  CHECK(answer.at("fatal") == true);
+  CHECK(Has(answer.at("ranks").at(1).at("error"), "did not come back"));
+  CHECK(answer.at("tflops").empty());
+  inside.fake->Release();
+}
+
 TEST_CASE("a world that one rank cannot join does not open, and says which and why") {
   auto fake = std::make_shared<FakeWorld>();
   fake->rank_that_cannot_open = 2;

@@ -64,6 +64,10 @@ struct FakeWorld {
     std::unique_lock lock(mutex);
     changed.wait(lock, [&] { return released; });
   }
+  bool Released() {
+    const std::lock_guard lock(mutex);
+    return released;
+  }
   void Release() {
     const std::lock_guard lock(mutex);
     released = true;

@@ -53,6 +53,8 @@ cppool_status Act(cppool_case_context* c, std::string_view action) {
   if (action == "no dump" && (c->dump || c->inputs)) return CPPOOL_INTERNAL;
   if (action == "replaced" && c->number(c, "number") != 0.25) return CPPOOL_INTERNAL;
   if (action == "check fails") c->check(c, &good), c->check(c, &bad);
+  if (action == "work, a failed check and an error")
+    return c->work(c, "forward", 4e9), c->check(c, &bad), c->fail(c, "a consequence"), CPPOOL_INTERNAL;
   if (action == "check fails and returns an error")
     return c->check(c, &bad), c->fail(c, "a consequence"), CPPOOL_INTERNAL;
   if (action == "nan") c->check(c, &not_a_number);
@@ -102,6 +104,11 @@ cppool_status Run(cppool_case_context* c) {
   if (action.ends_with(" while others point")) return CPPOOL_INTERNAL;  // the same
   if (action.ends_with(" while others are stuck"))
     static_cast<FakeWorld*>(c->runtime->self)->WaitForRelease();
+  if (action.ends_with(" while others add work")) {  // as one that is stuck in its loop
+    auto* world = static_cast<FakeWorld*>(c->runtime->self);
+    for (int i = 0; !world->Released(); ++i)
+      c->work(c, ("some kernel or other " + std::to_string(i)).c_str(), 1);
+  }
   if (action.ends_with(" while others are busy")) std::this_thread::sleep_for(std::chrono::milliseconds(150));
   return CPPOOL_OK;
 }
