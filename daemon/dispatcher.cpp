@@ -10,6 +10,7 @@
 #include "daemon/log.h"
 #include "daemon/prepare.h"
 #include "daemon/process.h"
+#include "kernels/error.h"
 
 namespace cppool::daemon {
 namespace {
@@ -40,6 +41,9 @@ RunResult NotRun(FailureKind kind, const std::string& detail) {
   return result;
 }
 
+// A device or communicator that fails outside of a case, where no look tells how it is: this process has no use for it any more.
+bool IsLost(FailureKind kind) { return kind == FailureKind::kCuda || kind == FailureKind::kNccl; }
+
 // What `function` returns, or the answer to what it throws.
 template <typename Function>
 RunResult Answered(Function&& function) {
@@ -49,6 +53,10 @@ RunResult Answered(Function&& function) {
     return NotRun(refusal.kind(), refusal.what());
   } catch (const protocol::InvalidRequest& error) {
     return NotRun(FailureKind::kInvalidRequest, error.what());
+  } catch (const kernels::RuntimeError& error) {
+    RunResult result = NotRun(ToFailureKind(error.status()), error.what());
+    result.fatal = IsLost(result.failure->kind);
+    return result;
   } catch (const std::exception& error) {
     return NotRun(FailureKind::kInternal, error.what());
   }
@@ -85,8 +93,7 @@ std::optional<Answer> Dispatcher::Handle(const protocol::LineReader::Line& line)
     return Finish(protocol::OkResponse(Hello(), request.id));
   if (std::holds_alternative<protocol::ListRequest>(request.operation))
     return Finish(protocol::OkResponse(List(), request.id));
-  if (std::holds_alternative<protocol::StatsRequest>(request.operation))
-    return Finish(protocol::OkResponse(Stats(), request.id));
+  if (std::holds_alternative<protocol::StatsRequest>(request.operation)) return AnswerStats(request.id);
   Answer answer = Finish(protocol::OkResponse(Json::object(), request.id));
   answer.shutdown = true;
   return answer;
@@ -126,6 +133,17 @@ Json Dispatcher::List() const {
     cases.push_back({{"name", name}, {"doc", registered.doc}, {"parameters", std::move(parameters)}});
   }
   return {{"cases", std::move(cases)}};
+}
+
+Answer Dispatcher::AnswerStats(const std::optional<Json>& id) {
+  try {
+    return Finish(protocol::OkResponse(Stats(), id));
+  } catch (const kernels::RuntimeError& error) {
+    const FailureKind kind = ToFailureKind(error.status());
+    Answer answer = Finish(protocol::ErrorResponse({kind, std::nullopt, "", error.what()}, id, IsLost(kind)));
+    answer.fatal = IsLost(kind);
+    return answer;
+  }
 }
 
 Json Dispatcher::Stats() {
@@ -183,7 +201,7 @@ std::optional<Answer> Dispatcher::Run(const protocol::Request& request, const pr
 
 std::shared_ptr<const PreparedRun> Dispatcher::PrepareRun(const protocol::RunRequest& request) {
   auto prepared = Prepare(registry_, request, world_.backend().name(), world_.size(), MeansOfFaults());
-  world_.threads().Wait();  // for the trim after the last answer
+  world_.FinishTrim();
   CheckMemory(*prepared, world_);
   return prepared;
 }

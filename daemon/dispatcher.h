@@ -64,6 +64,7 @@ class Dispatcher {
   protocol::Json Hello() const;
   protocol::Json List() const;
   protocol::Json Stats();
+  Answer AnswerStats(const std::optional<protocol::Json>& id);
   std::optional<Answer> Run(const protocol::Request& request, const protocol::RunRequest& run,
                             bool only_validate, Clock::time_point taken_up);
   // Everything that can refuse a run before it starts: throws Refusal or InvalidRequest.

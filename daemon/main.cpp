@@ -132,9 +132,12 @@ class Daemon {
     spdlog::info("{} ranks on {} are open after {:.0f} ms", world.size(), world.backend().name(),
                  Milliseconds(Clock::now() - started_));
     int exit_code = 0;
-    {
+    try {
       const ExitGuard guard;
       exit_code = Serve(dispatcher, std::move(requests));
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "cppoold: %s\n", error.what());
+      _exit(kCannotGoOn);  // ranks may be at work: no destructors
     }
     if (!world.Close()) {
       spdlog::warn("the ranks did not close in time");

@@ -6,6 +6,8 @@
 #include <mutex>
 #include <optional>
 #include <string_view>
+#include <tuple>
+#include <utility>
 
 #include "daemon/log.h"
 #include "daemon/start_error.h"
@@ -88,9 +90,17 @@ std::unique_ptr<kernels::Backend> ChooseBackend(BackendChoice choice, kernels::T
 }
 
 World::World(std::unique_ptr<kernels::Backend> backend)
-    : backend_(std::move(backend)), ranks_(backend_->world_size()), threads_(backend_->world_size()) {}
+    : backend_(std::move(backend)),
+      ranks_(backend_->world_size()),
+      trim_errors_(backend_->world_size()),
+      threads_(backend_->world_size()) {}
 
-World::~World() { Close(); }
+World::~World() {
+  if (Close()) return;
+  // A rank that is stuck still uses its runtime.
+  for (auto& rank : ranks_) std::ignore = rank.release();
+  std::ignore = backend_.release();
+}
 
 bool World::Close() {
   if (closed_) return true;
@@ -150,8 +160,16 @@ void World::StartTrim() {
     } catch (const std::exception& error) {
       const LogTags tags(rank, "");
       spdlog::warn("memory was not given back: {}", error.what());
+      trim_errors_[rank] = std::current_exception();
     }
   });
+}
+
+void World::FinishTrim() {
+  threads_.Wait();
+  for (const auto& error : std::exchange(trim_errors_, std::vector<std::exception_ptr>(ranks_.size()))) {
+    if (error) std::rethrow_exception(error);
+  }
 }
 
 int World::RanksSharingMemoryOf(int rank) const {

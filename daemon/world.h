@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
@@ -30,7 +31,7 @@ class World {
   using Clock = std::chrono::steady_clock;
 
   explicit World(std::unique_ptr<kernels::Backend> backend);
-  ~World();
+  ~World();  // what a stuck rank still uses is leaked
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
@@ -45,8 +46,10 @@ class World {
   kernels::RankRuntime& rank(int rank) { return *ranks_[rank]; }
   RankThreads& threads() { return threads_; }
 
-  // Starts to give pooled memory back, on all ranks; `threads().Wait()` waits for it. All ranks must be idle: that is the barrier.
+  // Starts to give pooled memory back, on all ranks, which must be idle: that is the barrier. FinishTrim() waits for it, and throws
+  // once what a rank met in it.
   void StartTrim();
+  void FinishTrim();
 
   // How many ranks have their memory where `rank` has its own (all of them on the host).
   int RanksSharingMemoryOf(int rank) const;
@@ -57,6 +60,7 @@ class World {
  private:
   std::unique_ptr<kernels::Backend> backend_;
   std::vector<std::unique_ptr<kernels::RankRuntime>> ranks_;
+  std::vector<std::exception_ptr> trim_errors_;  // of each rank; null: none
   std::vector<kernels::DeviceInfo> devices_;
   double open_ms_ = 0;
   std::uint64_t looks_ = 0;

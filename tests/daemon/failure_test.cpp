@@ -245,6 +245,36 @@ TEST_CASE("a passed deadline is answered by the watchdog with where each rank is
   CHECK_FALSE(handled.get());  // the dispatcher knows that the answer is not its own
 }
 
+TEST_CASE("a device that is lost between two runs retires the daemon with the next answer") {
+  const std::string line = GENERATE(R"({"op": "stats", "id": 5})",
+                                    R"({"op": "run", "id": 5, "case": "fake", "params": {"needs": 1}})",
+                                    R"({"op": "validate", "id": 5, "case": "fake", "params": {"needs": 1}})");
+  Inside inside;
+  CHECK(inside.Run().at("status") == "passed");
+  inside.world.threads().Wait();  // for the trim
+  inside.fake->device_lost = true;
+  const Json answer = inside.Ask(line);
+  INFO(answer);
+  CHECK(answer.at("ok") == false);
+  CHECK(answer.at("id") == 5);
+  CHECK(answer.at("failure").at("kind") == "cuda");
+  CHECK(Has(answer.at("error"), "the device is lost"));
+  CHECK(answer.at("fatal") == true);
+  CHECK(inside.last_fatal);
+}
+
+TEST_CASE("a device that is lost while memory is given back retires the daemon with the next run") {
+  Inside inside;
+  inside.fake->device_lost = true;
+  CHECK(inside.Run().at("status") == "passed");  // it asks the device for nothing
+  const Json answer = inside.Run();
+  INFO(answer);
+  CHECK(answer.at("status") == "error");
+  CHECK(answer.at("failure").at("kind") == "cuda");
+  CHECK(Has(answer.at("error"), "the device is lost"));
+  CHECK(inside.last_fatal);
+}
+
 TEST_CASE("a rank that does not come back from an abort makes the answer fatal") {
   Inside inside(2, {std::chrono::milliseconds(20), std::chrono::milliseconds(50)});
   const Json answer = inside.Run({{"action", "fail while others are stuck"}, {"rank", 1}});

@@ -39,6 +39,7 @@ struct FakeWorld {
   int unsound_rank = -1;
   int culprit = kernels::RuntimeError::kOwn;  // of the seam's last error
   std::atomic<std::size_t> free_bytes{std::size_t{1} << 30};
+  std::atomic<bool> device_lost{false};     // what asks the device itself throws from then on
   std::atomic<std::size_t> left_behind{0};  // allocations that a case leaves on each rank
 
   // Communication: who has come, and what they brought.
@@ -109,10 +110,19 @@ class FakeRank : public kernels::RankRuntime {
     // Rank r takes r + 1 times as long.
     return {{"forward", 2.0 * (seam_.rank + 1)}};
   }
-  void Trim() override { Log("trim"); }
-  kernels::MemoryInfo Memory() const override { return {0, world_->free_bytes, world_->left_behind}; }
+  void Trim() override {
+    Log("trim");
+    AskDevice();
+  }
+  kernels::MemoryInfo Memory() const override {
+    AskDevice();
+    return {0, world_->free_bytes, world_->left_behind};
+  }
   std::size_t LiveAllocations() const override { return world_->left_behind; }
-  bool HasRoom(double bytes) const override { return bytes <= static_cast<double>(world_->free_bytes); }
+  bool HasRoom(double bytes) const override {
+    AskDevice();
+    return bytes <= static_cast<double>(world_->free_bytes);
+  }
   std::vector<kernels::StreamProgress> Progress() const override {
     std::vector<kernels::StreamProgress> streams(2);
     streams[0].stream = "main";
@@ -128,6 +138,9 @@ class FakeRank : public kernels::RankRuntime {
   using S = cppool_stream;
   using C = cppool_comm;
 
+  void AskDevice() const {
+    if (world_->device_lost) throw kernels::RuntimeError(CPPOOL_CUDA, "the device is lost");
+  }
   void Log(const std::string& call) { world_->Log(std::to_string(seam_.rank) + " " + call); }
   static FakeWorld& WorldOf(const Rt& rt) { return *static_cast<FakeWorld*>(rt.self); }
   static bool Meets(const Rt& rt, FakeWorld::Unsound what) {
