@@ -1,5 +1,6 @@
 // cppoold: the process around the dispatcher. Exit codes: 0 in order, 1 nobody reads the answers, 2 could not start (with a message that
-// says what to do), 3 cannot go on (the last answer is `fatal`), 128 + SIGTERM when terminated in the middle of a request.
+// says what to do), 3 cannot go on (the last answer is `fatal`, or stderr says why), 128 + SIGTERM when terminated while it starts, in the
+// middle of a request or while it ends.
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -152,9 +153,11 @@ class Daemon {
     if (options_.idle_exit_s > 0)
       idle_limit = std::chrono::milliseconds(std::max(1LL, std::llround(options_.idle_exit_s * 1000)));
     RequestReader requests(std::move(input), stop_.get(), idle_limit);
-    busy_ = false;
+    phase_ = Phase::kWaiting;
     while (auto line = requests.Next()) {
-      busy_ = true;
+      Phase waiting = Phase::kWaiting;
+      if (!phase_.compare_exchange_strong(waiting, Phase::kBusy))
+        break;  // terminated: what was read is not begun
       const auto answer = dispatcher.Handle(*line);
       if (!answer) {
         while (true) pause();  // the watchdog answers and ends the process
@@ -164,9 +167,9 @@ class Daemon {
       if (answer->fatal) _exit(kCannotGoOn);
       dispatcher.AfterAnswer();
       if (answer->shutdown) break;
-      busy_ = false;
+      phase_ = Phase::kWaiting;
     }
-    busy_ = true;
+    phase_ = Phase::kBusy;
     if (requests.idled()) spdlog::info("no request for {} s: this daemon ends", options_.idle_exit_s);
     return 0;  // stdin is closed before the world: a request that comes now fails at once, unread
   }
@@ -178,7 +181,8 @@ class Daemon {
   }
 
   void Terminate() {
-    if (busy_) _exit(kTerminated);
+    Phase waiting = Phase::kWaiting;
+    if (!phase_.compare_exchange_strong(waiting, Phase::kStopping)) _exit(kTerminated);
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto written = write(stop_.get(), &one, sizeof(one));
   }
@@ -200,7 +204,9 @@ class Daemon {
   const double spawn_ms_;
   UniqueFd terminate_;
   UniqueFd stop_;
-  std::atomic<bool> busy_{true};  // starting counts: SIGTERM then ends it at once
+  // Between requests SIGTERM ends it in order; else at once, and so does a second one. Starting and ending count as busy.
+  enum class Phase { kBusy, kWaiting, kStopping };
+  std::atomic<Phase> phase_{Phase::kBusy};
   std::atomic<Dispatcher*> dispatcher_{nullptr};
 };
 

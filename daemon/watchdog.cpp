@@ -84,13 +84,12 @@ void Watchdog::Loop() {
   pthread_setname_np(pthread_self(), "watchdog");
   PrepareStackSampling();  // while nothing is stuck yet
   bool parent_alive = parent_ > 0;
-  bool terminating = false;
   while (true) {
     const bool ask = parent_alive && !parent_fd_;
     pollfd fds[4] = {{stop_.get(), POLLIN, 0},
                      {timer_.get(), POLLIN, 0},
                      {parent_alive ? parent_fd_.get() : -1, POLLIN, 0},
-                     {terminating ? -1 : terminate_fd_, POLLIN, 0}};
+                     {terminate_fd_, POLLIN, 0}};
     if (poll(fds, 4, ask ? kParentPollMs : -1) < 0 && errno != EINTR) return;
     if (fds[0].revents) return;
     if (fds[2].revents || (ask && getppid() != parent_)) {
@@ -98,7 +97,8 @@ void Watchdog::Loop() {
       if (events_.parent_died) events_.parent_died();
     }
     if (fds[3].revents) {
-      terminating = true;
+      std::uint64_t signals = 0;
+      std::ignore = read(terminate_fd_, &signals, sizeof(signals));
       if (events_.terminate) events_.terminate();
     }
     if (fds[1].revents) TakeTimer();

@@ -22,11 +22,11 @@ class Watchdog {
     std::function<void()>
         deadline_passed;  // the answer is this function's to write: Disarm() says false from now on
     std::function<void()> parent_died;
-    std::function<void()> terminate;  // `terminate_fd` became readable
+    std::function<void()> terminate;  // `terminate_fd` became readable; it has been read
   };
 
   // `parent`: the process whose death counts, 0: none. Threads of it come and go unnoticed: only the death of the whole process
-  // counts, which is why this is a pidfd and not PR_SET_PDEATHSIG. `terminate_fd` is not owned; -1: none.
+  // counts, which is why this is a pidfd and not PR_SET_PDEATHSIG. `terminate_fd` is an eventfd, not owned; -1: none.
   Watchdog(pid_t parent, int terminate_fd, Events events);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;

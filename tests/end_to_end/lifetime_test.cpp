@@ -234,6 +234,26 @@ TEST_CASE("SIGTERM ends an idle daemon in order, and a busy one at once") {
   CHECK(busy.Wait() == 128 + SIGTERM);
 }
 
+// Whenever it comes, also between two that were read at once: the last one, begun after all, would last to its deadline.
+TEST_CASE("SIGTERM ends a daemon that has read more requests than it has begun") {
+  for (int i = 0; i < 40; ++i) {
+    DaemonProcess daemon(Host(1, {"--case", CPPOOL_ODD_CASE, "--log-level", "off"}));
+    CHECK(daemon.Ask({{"op", "hello"}}).at("ok") == true);
+    std::string lines;
+    for (int j = 0; j < 2000; ++j) lines += "{\"op\": \"bad\"}\n";
+    std::thread reader([&] {
+      while (daemon.ReadLine()) {
+      }
+    });
+    daemon.SendBytes(lines + Odd("sleep", 0, 20000) + "\n");
+    std::this_thread::sleep_for(std::chrono::microseconds(500 * i));
+    kill(daemon.pid(), SIGTERM);
+    reader.join();
+    const int code = daemon.Wait();
+    CHECK((code == 0 || code == 128 + SIGTERM));
+  }
+}
+
 TEST_CASE("a daemon whose answers nobody reads ends") {
   DaemonProcess daemon(Host(2));
   CHECK(daemon.Ask({{"op", "hello"}}).at("ok") == true);
