@@ -3,7 +3,9 @@
 #include <malloc.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <charconv>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
@@ -25,6 +27,12 @@ pid_t ParentToWatch() {
     const auto [end, error] = std::from_chars(expected, expected + std::strlen(expected), pid);
     if (error != std::errc() || *end != '\0')
       throw StartError("CPPOOL_PARENT_PID='" + std::string(expected) + "' is no process id");
+    const bool lives = pid > 0 && (kill(pid, 0) == 0 || errno == EPERM);
+    if (pid != parent && lives) {
+      throw StartError("the parent is " + std::to_string(parent) + ", not " + std::string(expected) +
+                       ", which started this (CPPOOL_PARENT_PID): exec cppoold from a wrapper, or unset "
+                       "CPPOOL_PARENT_PID there");
+    }
     if (pid != parent)
       throw StartError("the parent process " + std::string(expected) + " is gone (CPPOOL_PARENT_PID)");
   }

@@ -284,12 +284,26 @@ TEST_CASE("a daemon outlives the thread that spawned it, and not the process") {
   }
 }
 
-TEST_CASE("a daemon whose parent is not the one that it was told does not stay") {
-  setenv("CPPOOL_PARENT_PID", "1", 1);
-  DaemonProcess daemon(Host(2));
-  unsetenv("CPPOOL_PARENT_PID");
-  CHECK(daemon.Wait() == 2);
-  CHECK(Has(daemon.Stderr(), "CPPOOL_PARENT_PID"));
+TEST_CASE("a daemon whose parent is not the one that it was told does not stay, and says why") {
+  const pid_t gone = fork();
+  if (gone == 0) _exit(0);
+  REQUIRE(waitpid(gone, nullptr, 0) == gone);
+  {
+    const Environment told("CPPOOL_PARENT_PID", std::to_string(gone).c_str());
+    DaemonProcess daemon(Host(2));
+    CHECK(daemon.Wait() == 2);
+    INFO(daemon.Stderr());
+    CHECK(
+        Has(daemon.Stderr(), "the parent process " + std::to_string(gone) + " is gone (CPPOOL_PARENT_PID)"));
+  }
+  // A wrapper that stays in between, as nsys does.
+  const Environment told("CPPOOL_PARENT_PID", std::to_string(getpid()).c_str());
+  DaemonProcess wrapper({"-c", "'" CPPOOL_DAEMON "' --world-size 2 --backend host; exit $?"}, "/bin/sh");
+  CHECK(wrapper.Wait() == 2);
+  INFO(wrapper.Stderr());
+  CHECK(Has(wrapper.Stderr(), "the parent is " + std::to_string(wrapper.pid()) + ", not " +
+                                  std::to_string(getpid()) + ", which started this"));
+  CHECK(Has(wrapper.Stderr(), "exec cppoold"));
 }
 
 }  // namespace cppool::test
