@@ -1,6 +1,7 @@
 #include "daemon/options.h"
 
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -47,7 +48,10 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
                "Takes requests with \"fault\", which make a rank crash, stall, corrupt data, ...: for tests");
   app.add_option("--idle-exit", options.idle_exit_s,
                  "Ends in order after so many seconds without a request, which gives the devices back")
-      ->check(CLI::Range(0.001, 1e6));
+      ->check([](const std::string& text) {  // CLI::Range takes NaN
+        const double seconds = std::strtod(text.c_str(), nullptr);
+        return seconds >= 0.001 && seconds <= 1e6 ? "" : "from 0.001 to 1e6 seconds, not " + text;
+      });
   app.set_version_flag("--version", std::string("cppoold ") + CPPOOL_VERSION);
 
   // CLI11 takes "--sentinel=" for an option without its value.

@@ -233,6 +233,11 @@ TEST_CASE("a command line that is wrong is refused with exit code 2") {
       {{"--world-size", "2", "--wat"}, "--wat"},
       {{"--world-size", "2", "--sentinel", "a\nb"}, "one line"},
       {{"--world-size", "2", "stray"}, "stray"},
+      {{"--world-size", "2", "--idle-exit", "0"}, "from 0.001 to 1e6 seconds"},
+      {{"--world-size", "2", "--idle-exit", "nan"}, "from 0.001 to 1e6 seconds, not nan"},
+      {{"--world-size", "2", "--idle-exit=-nan"}, "from 0.001 to 1e6 seconds"},
+      {{"--world-size", "2", "--idle-exit", "inf"}, "from 0.001 to 1e6 seconds, not inf"},
+      {{"--world-size", "2", "--idle-exit", "soon"}, "soon"},
   };
   for (const auto& [arguments, part] : wrong) {
     const auto parsed = Parse(arguments);
