@@ -139,12 +139,6 @@ void CheckRelations(const Json& params, int world_size) {
     }
     CheckDivides("num_heads", heads, 2, "cp_comm_type 'a2a+p2p' gives each rank of a pair half of the heads");
   }
-  const double scale = params.at("softmax_scale").get<double>();
-  const float single = static_cast<float>(scale);
-  if (!(scale > 0) || !std::isnormal(single)) {
-    Invalid("softmax_scale is " + params.at("softmax_scale").dump() +
-            " and must be above 0 and a normal number in single precision");
-  }
   CheckSequences(params, world_size);
 }
 

@@ -280,7 +280,11 @@ TEST_CASE("names, types and ranges") {
   CheckInvalid({{"softmax_scale", 0}}, "softmax_scale");
   CheckInvalid({{"softmax_scale", -0.5}}, "softmax_scale");
   CheckInvalid({{"softmax_scale", 1e300}}, "softmax_scale");
-  CheckInvalid({{"softmax_scale", 1e-300}}, "softmax_scale");
+  CheckInvalid({{"softmax_scale", 1e-40}}, "\"softmax_scale\" must be a number from 1.17549435");
+  // Before relations.
+  CheckInvalid({{"softmax_scale", -1}, {"num_heads", 7}, {"num_gqa_groups", 2}}, "softmax_scale");
+  CHECK(Resolved({{"softmax_scale", 1.2e-38}}).at("softmax_scale") == 1.2e-38);
+  CHECK(Resolved({{"softmax_scale", 3.4e38}}).at("softmax_scale") == 3.4e38);
 }
 
 TEST_CASE("relations between parameters name what is allowed") {
