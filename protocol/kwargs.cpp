@@ -19,6 +19,17 @@ bool IsFp8Flag(std::string_view name) {
   return std::find(kFp8Flags.begin(), kFp8Flags.end(), name) != kFp8Flags.end();
 }
 
+// What kwargs may hold that is no parameter of the case.
+std::vector<std::string> OtherNames(const std::vector<ParameterSpec>& schema) {
+  std::vector<std::string> names;
+  if (FindSpec(schema, "pad_between_seqs")) names.emplace_back("fa_pad_between_seqs");
+  if (!FindSpec(schema, "log_level")) names.emplace_back("log_level");
+  for (const std::string_view flag : kFp8Flags) {
+    if (!FindSpec(schema, flag)) names.emplace_back(flag);
+  }
+  return names;
+}
+
 [[noreturn]] void Unreadable(const std::string& name, const std::string& text, const std::string& wanted) {
   throw InvalidRequest("kwargs: " + Quoted(name) + " must read as " + wanted + ", not " + Quoted(text));
 }
@@ -105,7 +116,7 @@ Json ParametersFromKwargs(const Json& kwargs, const std::vector<ParameterSpec>& 
     // flags refuses the dtype.
     if (spec == nullptr && (name == "log_level" || IsFp8Flag(name))) continue;
     if (IsFp8Flag(name) && kwargs.value("dtype", "") != "fp8") continue;
-    if (spec == nullptr) RefuseUnknownName(given_name, schema);
+    if (spec == nullptr) RefuseUnknownName(given_name, schema, OtherNames(schema));
     if (name != given_name && kwargs.contains(name)) {
       throw InvalidRequest("kwargs: " + Quoted(given_name) + " and " + Quoted(name) +
                            " are the same parameter: give one");

@@ -143,10 +143,12 @@ const ParameterSpec* FindSpec(const std::vector<ParameterSpec>& schema, std::str
   return nullptr;
 }
 
-void RefuseUnknownName(const std::string& name, const std::vector<ParameterSpec>& schema) {
+void RefuseUnknownName(const std::string& name, const std::vector<ParameterSpec>& schema,
+                       const std::vector<std::string>& others) {
   std::vector<std::string> names;
-  names.reserve(schema.size());
+  names.reserve(schema.size() + others.size());
   for (const ParameterSpec& spec : schema) names.push_back(spec.name);
+  names.insert(names.end(), others.begin(), others.end());
   throw InvalidRequest("unknown parameter " + Quoted(name) + DidYouMean(name, names) +
                        (names.empty() ? " (there are none)" : " (known: " + Join(names) + ")"));
 }

@@ -12,8 +12,9 @@ namespace cppool::protocol {
 const ParameterSpec* FindSpec(const std::vector<ParameterSpec>& schema,
                               std::string_view name);  // nullptr: none
 
-// Throws InvalidRequest: the name, the nearest one, and all there are.
-[[noreturn]] void RefuseUnknownName(const std::string& name, const std::vector<ParameterSpec>& schema);
+// Throws InvalidRequest: the name, the nearest one, and all there are: the schema's, and `others`.
+[[noreturn]] void RefuseUnknownName(const std::string& name, const std::vector<ParameterSpec>& schema,
+                                    const std::vector<std::string>& others = {});
 
 // Throws InvalidRequest unless it is an object of strings.
 void RequireStrings(const Json& kwargs);

@@ -108,7 +108,9 @@ TEST_CASE("a string that does not read as its type is an error") {
       {"window_size", "((1, 2))", {"a list"}},
       {"window_size", "(None, 0)", {"a list"}},
       {"num_head", "12", {"unknown parameter \"num_head\"", "did you mean \"num_heads\"?"}},
-      {"fp8_bvd", "True", {"unknown parameter \"fp8_bvd\""}},
+      {"fp8_bvd", "True", {"unknown parameter \"fp8_bvd\"", "did you mean \"fp8_bwd\"?", "fp8_bwd, "}},
+      {"log_leve", "1", {"did you mean \"log_level\"?"}},
+      {"fa_pad_between_seq", "1", {"did you mean \"fa_pad_between_seqs\"?"}},
       {"", "True", {"unknown parameter \"\""}},
   };
   for (const Row& row : rows) {
@@ -124,6 +126,10 @@ TEST_CASE("a string that does not read as its type is an error") {
   CheckText(error({{"is_training", true}}), {"\"is_training\" must be a string", "not true"});
   CheckText(error({{"scaling_mode", nullptr}}), {"\"scaling_mode\" must be a string", "not null"});
   CheckText(error(Json::array()), {"an object of strings"});
+  CHECK(Thrown<InvalidRequest>([] {
+          ParametersFromKwargs({{"fa_pad_between_seqs", "True"}},
+                               {Spec("dtype", ParameterType::kString, "bf16")});
+        }).find("did you mean") == std::string::npos);
   CheckText(error({{"pad_between_seqs", "True"}, {"fa_pad_between_seqs", "True"}}),
             {"are the same parameter"});
   CheckText(error({{"is_training", "yes"}, {"zzz", "1"}}), {"unknown parameter \"zzz\""});  // names first
