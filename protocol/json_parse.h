@@ -14,6 +14,8 @@ struct ParsedText {
   Json value;
   std::optional<std::string> duplicate;  // the first key that its object has twice
   std::string id_problem;  // why the top-level object's "id" is not what was meant; empty: it is
+  std::string
+      overflow;  // what is said of the first number beyond a double, which reads as 0; empty: there is none
 };
 
 // Throws InvalidRequest where nothing readable is left.

@@ -1,6 +1,9 @@
 #include "protocol/json_text.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -46,10 +49,11 @@ class Builder {
     return true;
   }
 
-  bool parse_error(std::size_t, const std::string& token, const Json::exception& error) {
+  bool parse_error(std::size_t position, const std::string& token, const Json::exception& error) {
     constexpr int kNumberOverflow = 406;
     if (error.id == kNumberOverflow) {
       error_ = "the number " + Quoted(token) + " is too large for a double";
+      overflow_ = Overflow{position - token.size(), token.size(), InId()};
       return false;
     }
     // "[json.exception.parse_error.101] parse error at line 1, column 2: ...; last read: '...'; expected
@@ -65,7 +69,13 @@ class Builder {
     return false;
   }
 
+  struct Overflow {
+    std::size_t begin, size;  // of the literal, in bytes
+    bool in_id;
+  };
+
   const std::string& error() const { return error_; }
+  const std::optional<Overflow>& overflow() const { return overflow_; }  // of the number that ended the parse
   ParsedText Take() { return std::move(parsed_); }
 
  private:
@@ -105,6 +115,7 @@ class Builder {
   Json* slot_ = nullptr;     // in an object: of the key just read
   std::string top_key_;
   std::string error_;
+  std::optional<Overflow> overflow_;
 };
 
 }  // namespace
@@ -119,13 +130,32 @@ ParsedText ParseText(std::string_view text, int max_nesting) {
   if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
     throw InvalidRequest("not JSON: a NUL byte at byte " + std::to_string(nul));
   }
-  Builder builder(max_nesting);
-  if (!Json::sax_parse(text.begin(), text.end(), &builder)) throw InvalidRequest(builder.error());
-  return builder.Take();
+  // The library ends at a number that no double holds, behind which there may be an id: such a number is read
+  // as 0, and the text again. A few times, for each is a whole parse.
+  constexpr int kMaxOverflows = 8;
+  std::string readable, overflow, id_overflow;
+  for (int overflows = 0;; ++overflows) {
+    Builder builder(max_nesting);
+    if (Json::sax_parse(text.begin(), text.end(), &builder)) {
+      ParsedText parsed = builder.Take();
+      parsed.overflow = overflow;
+      if (!id_overflow.empty()) parsed.id_problem = id_overflow;
+      return parsed;
+    }
+    if (overflow.empty()) overflow = builder.error();  // or whatever else it is that comes first
+    if (!builder.overflow() || overflows == kMaxOverflows) throw InvalidRequest(overflow);
+    if (builder.overflow()->in_id) id_overflow = builder.error();
+    if (readable.empty()) readable = text;
+    std::fill_n(readable.begin() + static_cast<std::ptrdiff_t>(builder.overflow()->begin),
+                builder.overflow()->size, ' ');
+    readable[builder.overflow()->begin] = '0';
+    text = readable;
+  }
 }
 
 Json ParseJson(std::string_view text, int max_nesting) {
   ParsedText parsed = ParseText(text, max_nesting);
+  if (!parsed.overflow.empty()) throw InvalidRequest(parsed.overflow);
   if (parsed.duplicate) throw InvalidRequest("the key " + Quoted(*parsed.duplicate) + " is given twice");
   return std::move(parsed.value);
 }

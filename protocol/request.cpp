@@ -246,6 +246,7 @@ Request ParseRequest(std::string_view line) {
     }
     if (!parsed.id_problem.empty()) throw InvalidRequest(parsed.id_problem);
     if (const auto found = json.find("id"); found != json.end()) id = *found;
+    if (!parsed.overflow.empty()) throw InvalidRequest(parsed.overflow);
     if (parsed.duplicate) throw InvalidRequest("the key " + Quoted(*parsed.duplicate) + " is given twice");
     return Request{id, ReadOperands(json)};
   } catch (const RequestError&) {
