@@ -30,6 +30,7 @@ extern "C" {
 
 #define CPPOOL_CASE_ABI 1
 
+/* How parameters are read: those of a list, which have no function of their own, from params_json. */
 typedef enum cppool_type {
   CPPOOL_TYPE_INTEGER,
   CPPOOL_TYPE_NUMBER,
@@ -61,6 +62,8 @@ typedef struct cppool_check {
   double ratio;
 } cppool_check;
 
+/* What a rank's `run` has. Its functions are for the thread that `run` was called on, until it returns; a case
+ * with threads of its own reports for them there. Texts and structs that they are given are copied. */
 typedef struct cppool_case_context cppool_case_context;
 struct cppool_case_context {
   uint32_t abi; /* CPPOOL_CASE_ABI */
@@ -69,7 +72,7 @@ struct cppool_case_context {
   /* The parameters, every one present, validated against the schema; the same on every rank. */
   const char* params_json;
   int checks; /* 0: the requester wants no checks */
-  void* self;
+  void* self; /* the daemon's */
 
   /* Parameters by name. A name or a type that the schema does not have is a bug of the case and ends it with
    * `internal`. A null parameter reads as 0 or NULL. The text lives as long as the context. */
@@ -85,7 +88,8 @@ struct cppool_case_context {
   void (*work)(cppool_case_context*, const char* stage, double flops);
   /* A check that does not hold makes the case `failed`, whatever `run` returns. Non-finite errors never hold. */
   void (*check)(cppool_case_context*, const cppool_check* check);
-  /* An extra member of this rank's entry in `ranks`; json is its value's text. */
+  /* An extra member of this rank's entry in `ranks`; json is its value's text. A text that is not JSON, or the name
+   * of a member that every entry has (rank, ok, error, gpu_ms), is a bug of the case and ends it with `internal`. */
   void (*result)(cppool_case_context*, const char* name, const char* json);
   /* What went wrong, for the status that `run` returns. Without it the runtime's last error is used. */
   void (*fail)(cppool_case_context*, const char* detail);
@@ -95,7 +99,7 @@ struct cppool_case_context {
   const char* inputs; /* folder to take tensors from; NULL: none. Only with CPPOOL_CASE_TAKES_INPUTS */
 };
 
-/* Relations between parameters, before any rank runs; called on one thread, with no runtime. */
+/* Relations between parameters, before any rank runs; called on one thread, with no runtime. Texts are copied. */
 typedef struct cppool_validation cppool_validation;
 struct cppool_validation {
   uint32_t abi;
@@ -103,7 +107,7 @@ struct cppool_validation {
   const char* backend;
   int world_size;
   const char* params_json;
-  void* self;
+  void* self; /* the daemon's */
   int64_t (*integer)(cppool_validation*, const char* name);
   double (*number)(cppool_validation*, const char* name);
   int (*boolean)(cppool_validation*, const char* name);
@@ -115,7 +119,7 @@ struct cppool_validation {
   /* Most device bytes that a rank will hold at once: more than is free is answered `out_of_memory` before
    * anything is allocated. */
   void (*needs)(cppool_validation*, double bytes_per_rank);
-  /* Replaces the parameters' text for `run` (a case that derives some of them from others). Copied. */
+  /* Replaces the parameters' text for `run` (a case that derives some of them from others). */
   void (*replace_params)(cppool_validation*, const char* params_json);
 
   /* Added later, as in cppool_case_context. `validate` should leave no trace: nothing may run after it. */
