@@ -1,5 +1,4 @@
 // What a passed deadline answers: which rank hangs, where, and on what.
-#include <chrono>
 #include <string>
 #include <vector>
 
@@ -17,17 +16,13 @@ constexpr int kDeadlineMs = 400;
 Json TimedOut(const std::string& action) {
   DaemonProcess daemon({"--world-size", "4", "--backend", "host", "--case", CPPOOL_ODD_CASE});
   daemon.Ask({{"op", "hello"}});
-  const auto start = std::chrono::steady_clock::now();
   daemon.Send(Json{{"op", "run"},
                    {"case", "odd"},
                    {"deadline_ms", kDeadlineMs},
                    {"params", {{"action", action}, {"rank", 2}}}}
                   .dump());
   const Json answer = daemon.ReadAnswer();
-  const auto after = std::chrono::steady_clock::now() - start;
   INFO(answer.dump(1));
-  // The 0.4 s, and as much again for a machine that does other things.
-  CHECK(after < std::chrono::milliseconds(kDeadlineMs + 800));
   CHECK(answer.at("status") == "error");
   CHECK(answer.at("fatal") == true);
   CHECK(answer.at("failure").at("kind") == "timeout");

@@ -39,10 +39,13 @@ struct Where {
   int index;
 };
 
+// Which daemon takes the next case: the same one, or a new one.
+enum class Next { kSame, kNew, kEither };
+
 struct Kind {
   const char* name;
   bool ends_by_deadline;  // or may, with some transport
-  bool ends_process_on_cuda;
+  Next on_host, on_peer, on_nccl;
   // Whether this is the right end: the cause by its name.
   std::function<bool(const End&, const Where&)> right;
 };
@@ -71,45 +74,49 @@ bool CommunicationBroke(const End& end, const Where& where) {
 
 const std::vector<Kind>& Kinds() {
   static const std::vector<Kind> kinds = {
-      {"throw", false, false,
+      {"throw", false, Next::kSame, Next::kSame, Next::kNew,
        [](const End& end, const Where& where) {
          return end.Answered(Status::kError, "internal") && OfRank(end, where) &&
                 end.Says("throw, at the mark 'forward/");
        }},
-      {"segfault", false, true,
+      {"segfault", false, Next::kNew, Next::kNew, Next::kNew,
        [](const End& end, const Where&) { return DiedOf(end, "Segmentation fault"); }},
-      {"abort", false, true, [](const End& end, const Where&) { return DiedOf(end, "Aborted"); }},
-      {"exit", false, true,
+      {"abort", false, Next::kNew, Next::kNew, Next::kNew,
+       [](const End& end, const Where&) { return DiedOf(end, "Aborted"); }},
+      {"exit", false, Next::kNew, Next::kNew, Next::kNew,
        [](const End& end, const Where&) { return DiedOf(end, "code 42") && DiedOf(end, "exit(42)"); }},
-      {"stall", true, true, [](const End& end, const Where&) { return TimedOut(end); }},
-      {"stall_host", true, true, [](const End& end, const Where&) { return TimedOut(end); }},
-      {"skip_collective", true, true, CommunicationBroke},
-      {"wrong_size", true, true, CommunicationBroke},
-      {"out_of_bounds", false, true,
+      {"stall", true, Next::kNew, Next::kNew, Next::kNew,
+       [](const End& end, const Where&) { return TimedOut(end); }},
+      {"stall_host", true, Next::kNew, Next::kNew, Next::kNew,
+       [](const End& end, const Where&) { return TimedOut(end); }},
+      {"skip_collective", true, Next::kEither, Next::kNew, Next::kNew, CommunicationBroke},
+      {"wrong_size", true, Next::kSame, Next::kSame, Next::kNew, CommunicationBroke},
+      {"out_of_bounds", false, Next::kSame, Next::kNew, Next::kNew,
        [](const End& end, const Where& where) {
          if (where.cuda) return end.Answered(Status::kError, "cuda") && end.result->fatal;
          return end.Answered(Status::kError, "internal") && OfRank(end, where) &&
                 end.Says("bytes 4096 to 4103 of an allocation of 4096 bytes");
        }},
-      {"trap", false, true,
+      {"trap", false, Next::kNew, Next::kNew, Next::kNew,
        [](const End& end, const Where& where) {
          if (where.cuda) return end.Answered(Status::kError, "cuda") && end.result->fatal;
          return DiedOf(end, "breakpoint trap");
        }},
-      {"out_of_memory", false, false,
+      {"out_of_memory", false, Next::kSame, Next::kSame, Next::kEither,
        [](const End& end, const Where& where) {
          // Where ranks share the memory, another may be the first that finds it exhausted.
          return end.Answered(Status::kError, "out_of_memory") && (!where.nccl || OfRank(end, where)) &&
                 end.Says("free");
        }},
-      {"flip_bit", false, false,
+      {"flip_bit", false, Next::kSame, Next::kSame, Next::kEither,
        [](const End& end, const Where&) {
          return end.Answered(Status::kFailed, "mismatch") && !end.result->fatal;
        }},
-      {"flood", false, false, [](const End& end, const Where&) { return end.result && end.result->ok(); }},
-      {"half_line", false, false,
+      {"flood", false, Next::kSame, Next::kSame, Next::kEither,
        [](const End& end, const Where&) { return end.result && end.result->ok(); }},
-      {"half_answer", false, true,
+      {"half_line", false, Next::kSame, Next::kSame, Next::kEither,
+       [](const End& end, const Where&) { return end.result && end.result->ok(); }},
+      {"half_answer", false, Next::kNew, Next::kNew, Next::kNew,
        [](const End& end, const Where&) {
          return end.lost == PoolError::Kind::kProtocol && end.Says(R"("status": "pas)");
        }},
@@ -204,6 +211,13 @@ FaultOutcome Inject(Pool& pool, const FaultCell& cell) {
   const End next = Run(pool, cell, options);
   outcome.next = next.Name() + (next.text.empty() ? "" : ": " + next.text);
   outcome.stayed = !next.lost && pool.Hello().at("pid") == hello.at("pid");
+  const Next wanted = !cuda ? kind.on_host : where.nccl ? kind.on_nccl : kind.on_peer;
+  const bool announced = end.result && !end.result->fatal;  // that it stays
+  if (outcome.wrong.empty() && (outcome.stayed != announced ||
+                                (wanted != Next::kEither && outcome.stayed != (wanted == Next::kSame)))) {
+    outcome.wrong = std::string("the daemon ") + (outcome.stayed ? "stayed" : "did not stay") + " after " +
+                    outcome.ended + ": " + end.text;
+  }
   return outcome;
 }
 

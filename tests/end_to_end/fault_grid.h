@@ -19,7 +19,7 @@ struct FaultCell {
 struct FaultOutcome {
   std::string ended;                      // "passed", "failed", "error internal", "PoolError died", ...
   std::string text;                       // of the answer's error, or the PoolError
-  std::string wrong;                      // why that is not the right end of this fault; empty: it is
+  std::string wrong;                      // why that, or who takes the next case, is not right; empty: it is
   bool hung = false;                      // the daemon did not answer: the client had to
   bool stayed = false;                    // the same daemon took the next case
   std::string next;                       // of the next case, what it ended in: "passed"
