@@ -20,12 +20,15 @@ extern char** environ;
 namespace cppool::internal {
 namespace {
 
+constexpr std::chrono::milliseconds kReaping{100};
+
 void Check(int error, const char* what) {
   if (error != 0) throw std::system_error(error, std::generic_category(), what);
 }
 
-// Never 0, 1 or 2, which a harness may have closed: the child's own go there.
+// Never 0, 1 or 2, which a harness may have closed: the child's own go there. Of no descriptor, none.
 UniqueFd AboveStandard(int fd) {
+  if (fd < 0) return UniqueFd();
   UniqueFd owned(fd);
   if (fd > 2) return owned;
   UniqueFd moved(fcntl(fd, F_DUPFD_CLOEXEC, 3));
@@ -130,8 +133,10 @@ std::unique_ptr<Process> Process::Spawn(const Command& command) {
   Check(posix_spawn(&pid, command.path.c_str(), &actions.value, &attributes.value, argv.data(), envp.data()),
         command.path.c_str());
   process->pid_ = pid;
-  process->pidfd_ =
-      AboveStandard(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));  // close-on-exec by itself
+  const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));  // close-on-exec by itself
+  // Otherwise the kernel has none, or a filter forbids it: done without. Or the process is gone already.
+  if (pidfd < 0 && (errno == EMFILE || errno == ENFILE)) Check(errno, "pidfd_open");
+  process->pidfd_ = AboveStandard(pidfd);
   return process;
 }
 
@@ -171,18 +176,26 @@ bool Process::WaitEnd(Clock::time_point until) {
   return true;
 }
 
+// While the leader is not reaped its number is still its own. When somebody else reaped it, the number is given to
+// another process only when the group is empty: with no process of that number, the group is still ours, or none.
+bool Process::GroupIsOurs() const {
+  if (end_ != End::kUnknown) return true;
+  // A leader that is just being reaped has its number for another moment.
+  for (const auto until = Clock::now() + kReaping;;
+       std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+    if (kill(pid_, 0) != 0 && errno == ESRCH) return true;
+    if (Clock::now() >= until) return false;
+  }
+}
+
 bool Process::Terminate(std::chrono::milliseconds grace, std::chrono::milliseconds kill_limit) {
   if (reaped_) return true;
   if (!Ended()) {
     kill(-pid_, SIGTERM);
-    signalled_group_ = true;
     WaitEnd(Clock::now() + grace);
   }
-  // Also for what is left of the group when its leader has gone. While the leader is not reaped the number is
-  // still its own. When somebody else reaped it, the number is given to another process only when the group is
-  // empty: with no process of that number, the group is still ours, or none.
-  if (end_ != End::kUnknown || signalled_group_ || (kill(pid_, 0) != 0 && errno == ESRCH))
-    kill(-pid_, SIGKILL);
+  // Also for what is left of the group when its leader has gone.
+  if (GroupIsOurs()) kill(-pid_, SIGKILL);
   if (!WaitEnd(Clock::now() + kill_limit)) return false;
   if (end_ != End::kUnknown) {
     while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {  // it has ended: this does not wait

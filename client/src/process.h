@@ -63,12 +63,13 @@ class Process {
   // kUnknown: somebody else reaped it (SIGCHLD ignored, wait(-1)).
   enum class End { kRunning, kExited, kSignalled, kUnknown };
 
+  bool GroupIsOurs() const;  // as of the last look; false: the number has gone to somebody else
+
   pid_t pid_ = -1;
   UniqueFd pidfd_, input_, output_, errors_;
   End end_ = End::kRunning;
   int exit_code_ = -1;
   int signal_ = 0;
-  bool signalled_group_ = false;
   bool reaped_ = false;
 };
 

@@ -1,17 +1,24 @@
 // A Pool in harnesses that make it hard: closed and many descriptors, strange signals, forks, a violent end.
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
+#include <stddef.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 
 #include <atomic>
 #include <csignal>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#include "process.h"
 #include "support.h"
 
 using namespace cppool_test;
@@ -29,6 +36,33 @@ Json Surroundings(Pool& pool) { return pool.Run(Do("echo")).json["surroundings"]
 }
 
 std::atomic<int> ticks{0};
+
+// From here on pidfd_open fails as on a kernel that has none. False: no filter may be installed here.
+[[maybe_unused]] bool TakePidfdOpenAway() {
+  sock_filter code[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
+                        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+                        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  sock_fprog program = {std::size(code), code};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0 &&
+         syscall(SYS_pidfd_open, getpid(), 0) < 0 && errno == ENOSYS;
+}
+
+// A process with this number, in a group of its own, that waits to be killed; -1 where numbers cannot be chosen.
+[[maybe_unused]] pid_t ForkWithNumber(pid_t number) {
+  for (int i = 0; i < 100; ++i) {
+    if (!(std::ofstream("/proc/sys/kernel/ns_last_pid") << number - 1 << std::flush)) return -1;
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(50);
+      for (;;) pause();
+    }
+    if (child == number && setpgid(child, child) == 0) return child;
+    kill(child, SIGKILL);
+  }
+  return -1;
+}
 
 }  // namespace
 
@@ -180,6 +214,67 @@ TEST_CASE("SIGCHLD ignored, or its children taken by somebody else") {
           thief.join();
           return result;
         }) == 0);
+}
+
+TEST_CASE(
+    "the group of a daemon that the kernel reaps is killed to the last, and no later group of its number") {
+  const int code = InChild([] {
+    signal(SIGCHLD, SIG_IGN);
+    {
+      Pool pool(FakeOptions());
+      const int group = Surroundings(pool)["group"];
+      try {
+        pool.Run(Do("hang_with_grandchild"), Within(50ms));
+        return 1;
+      } catch (const cppool::PoolError&) {
+        if (!Eventually([&] { return GroupGone(group); })) return 2;
+      }
+    }
+    std::unique_ptr<cppool::internal::Process> process;
+    for (int i = 0; i < 200; ++i) {  // until one is not seen to end
+      process = cppool::internal::Process::Spawn({CPPOOL_FAKE_DAEMON, {"--start", "silent"}, {}});
+      if (!process->Terminate(0ms, 0ms)) break;
+      process.reset();
+    }
+    if (!process || !process->WaitEnd(std::chrono::steady_clock::now() + 20s)) return 3;
+    const int number = process->pid();
+    if (!Eventually([&] { return kill(number, 0) != 0; })) return 4;
+    const pid_t other = ForkWithNumber(number);
+    if (other < 0) return 77;
+    if (!process->Terminate(0ms, 1s)) return 5;
+    std::this_thread::sleep_for(50ms);
+    const bool lives = Alive(other);
+    kill(other, SIGKILL);
+    return lives ? 0 : 6;
+  });
+  if (code == 77) WARN("left out: the numbers of processes cannot be chosen here");
+  if (code != 77) CHECK(code == 0);
+}
+
+TEST_CASE("a kernel without pidfd_open") {
+  const int code = InChild([] {
+    if (!TakePidfdOpenAway()) return 77;
+    Pool pool(FakeOptions());
+    if (!pool.Run().ok()) return 1;
+    const int group = Surroundings(pool)["group"];
+    try {
+      pool.Run(Do("hang"), Within(50ms));
+      return 2;
+    } catch (const cppool::PoolError& error) {
+      if (error.kind() != cppool::PoolError::Kind::kTimeout || !GroupGone(group)) return 3;
+    }
+    try {
+      pool.Run(Do("grandchild"));  // it keeps the pipes open
+      return 4;
+    } catch (const cppool::PoolError& error) {
+      if (error.kind() != cppool::PoolError::Kind::kDied) return 5;
+    }
+    if (!pool.Run().ok()) return 6;
+    pool.Stop();
+    return NoChildren() ? 0 : 7;
+  });
+  if (code == 77) WARN("left out: system calls cannot be filtered here");
+  if (code != 77) CHECK(code == 0);
 }
 
 TEST_CASE("signals that arrive all the time neither break a call nor prolong it") {
@@ -349,13 +444,15 @@ TEST_CASE(
   TemporaryFolder folder;
   std::string in_path = folder.File("cppoold");
   std::string path = getenv("PATH");
+  const auto program = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  const bool beside = std::filesystem::exists(program / "cppoold");
   setenv("PATH", ("/nowhere::" + in_path.substr(0, in_path.rfind('/'))).c_str(), 1);
-  std::string elsewhere =
-      cppool::FindDaemon(options);  // beside this program, where a build of everything puts it, or nowhere
+  // Beside this program, where a build of everything puts it, or installed, or nowhere.
+  std::string elsewhere = cppool::FindDaemon(options);
   CHECK(elsewhere != in_path);
   std::ofstream(in_path) << "#!/bin/sh\n";
   CHECK(cppool::FindDaemon(options) == elsewhere);  // not executable
   REQUIRE(chmod(in_path.c_str(), 0755) == 0);
-  CHECK(cppool::FindDaemon(options) == (elsewhere.empty() ? in_path : elsewhere));
+  CHECK(cppool::FindDaemon(options) == (beside ? elsewhere : in_path));
   setenv("PATH", path.c_str(), 1);
 }

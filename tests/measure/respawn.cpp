@@ -4,13 +4,12 @@
 //
 // A fresh spawn: from a call of a Pool that has no daemon to the passed case. Killed between cases: from SIGKILL to the next passed
 // case. Killed in mid-case: the case that it was running is an error, and then as before.
-#include <poll.h>
 #include <signal.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#include <sys/wait.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <string>
@@ -32,15 +31,14 @@ class Killer {
  public:
   explicit Killer(pid_t pid, std::chrono::milliseconds delay = {})
       : thread_([this, pid, delay] {
-          const int fd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
           std::this_thread::sleep_for(delay);
           killed_ = Clock::now();
           kill(pid, SIGKILL);
-          pollfd end = {fd, POLLIN, 0};
-          while (poll(&end, 1, -1) < 0) {  // SIGKILL has been sent: it ends
+          siginfo_t end;
+          // SIGKILL has been sent: it ends. The Pool may reap it meanwhile, which is an end, too.
+          while (waitid(P_PID, static_cast<id_t>(pid), &end, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
           }
           took_ = Since(killed_);
-          close(fd);
         }) {}
   ~Killer() { Wait(); }
   void Wait() {
