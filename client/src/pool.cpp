@@ -206,7 +206,38 @@ class Pool::State {
   Clock::time_point next_start_;
 };
 
-Pool::Pool(PoolOptions options) : options_(std::move(options)), state_(new State(options_)) {}
+namespace {
+
+// Throws std::invalid_argument for what a daemon could not be told, and for limits beyond a day.
+PoolOptions Checked(PoolOptions options) {
+  auto refuse = [](const std::string& what) { throw std::invalid_argument("PoolOptions: " + what); };
+  std::vector<std::pair<std::string, const std::string*>> texts = {{"daemon", &options.daemon},
+                                                                   {"backend", &options.backend},
+                                                                   {"transport", &options.transport},
+                                                                   {"sentinel", &options.sentinel},
+                                                                   {"log_level", &options.log_level}};
+  for (const std::string& text : options.devices) texts.emplace_back("devices", &text);
+  for (const std::string& text : options.case_files) texts.emplace_back("case_files", &text);
+  for (const std::string& text : options.arguments) texts.emplace_back("arguments", &text);
+  for (const auto& [name, value] : options.environment) {
+    if (name.empty() || name.find('=') != std::string::npos)
+      refuse("environment: '" + name + "' is no variable's name");
+    texts.insert(texts.end(), {{"environment", &name}, {"environment", &value}});
+  }
+  for (const auto& [name, text] : texts)
+    if (text->find('\0') != std::string::npos) refuse(name + " cannot hold a zero byte");
+  if (options.sentinel.find('\n') != std::string::npos) refuse("sentinel: an answer is one line");
+  for (const auto& [name, limit] :
+       {std::pair("start_limit", options.start_limit), std::pair("grace", options.grace),
+        std::pair("kill_grace", options.kill_grace), std::pair("idle_exit", options.idle_exit)})
+    if (limit < milliseconds(0) || limit > std::chrono::hours(24))
+      refuse(std::string(name) + " must be from 0 to 24 h");
+  return options;
+}
+
+}  // namespace
+
+Pool::Pool(PoolOptions options) : options_(Checked(std::move(options))), state_(new State(options_)) {}
 
 Pool::~Pool() { delete &Mine(); }
 
@@ -253,7 +284,7 @@ struct Pools::Node {
   Node* next = nullptr;
 };
 
-Pools::Pools(PoolOptions options) : options_(std::move(options)) {}
+Pools::Pools(PoolOptions options) : options_(Checked(std::move(options))) {}
 
 Pools::~Pools() {
   for (Node* node = head_.load(); node != nullptr;) delete std::exchange(node, node->next);

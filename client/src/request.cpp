@@ -1,9 +1,40 @@
 #include "request.h"
 
 #include <filesystem>
+#include <optional>
 #include <stdexcept>
+#include <string>
+
+#include "protocol/parameters.h"
 
 namespace cppool::internal {
+namespace {
+
+// Why JSON cannot say it; empty: it can.
+std::string Unsayable(const protocol::RunRequest& request) {
+  try {
+    protocol::SerializeRequest({std::nullopt, request});
+    return "";
+  } catch (const protocol::InvalidRequest& error) {
+    return error.what();
+  }
+}
+
+// Throws std::invalid_argument for NaN, infinities and text that is not UTF-8, and names the parameter.
+void CheckSayable(const protocol::RunRequest& request) {
+  const std::string why = Unsayable(request);
+  if (why.empty()) return;
+  protocol::RunRequest one;
+  for (const auto& [name, value] : request.params.items()) {
+    one.params = {{name, value}};
+    if (!Unsayable(one).empty())
+      throw std::invalid_argument(
+          "the parameter " + Json(name).dump(-1, ' ', false, Json::error_handler_t::replace) + ": " + why);
+  }
+  throw std::invalid_argument(why);
+}
+
+}  // namespace
 
 protocol::RunRequest ToRequest(const Json& params, const RunOptions& options) {
   if (options.deadline < std::chrono::milliseconds(1) || options.deadline > std::chrono::hours(24))
@@ -31,6 +62,7 @@ protocol::RunRequest ToRequest(const Json& params, const RunOptions& options) {
   request.inputs = whole(options.inputs);
   if (options.fault)
     request.fault = {options.fault->kind, options.fault->rank, options.fault->stage, options.fault->count};
+  CheckSayable(request);
   return request;
 }
 

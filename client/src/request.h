@@ -6,7 +6,7 @@
 
 namespace cppool::internal {
 
-// Throws std::invalid_argument for options out of range. Folders become absolute: the daemon's own is the one that
+// Throws std::invalid_argument for options out of range and for what JSON cannot say. Folders become absolute: the daemon's own is the one that
 // this process had when it spawned it.
 protocol::RunRequest ToRequest(const Json& params, const RunOptions& options);
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <filesystem>
 #include <mutex>
 #include <thread>
@@ -165,9 +166,55 @@ TEST_CASE("options out of range are refused before anything is spawned") {
   none.repeat = 1;
   none.warmup = -1;
   CHECK_THROWS_AS(pool.Run({}, none), std::invalid_argument);
+  auto refusal = [&](const Json& params, const cppool::RunOptions& what) -> std::string {
+    try {
+      pool.Run(params, what);
+      return "none";
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+  };
+  CHECK(Contains(refusal({{"good", 1}, {"scale", std::nan("")}}, {}), "the parameter \"scale\": "));
+  CHECK(Contains(refusal({{"deep", {1, {{"er", HUGE_VAL}}}}}, {}), "the parameter \"deep\": "));
+  CHECK(Contains(refusal({{"name", "\xff"}}, {}), "the parameter \"name\": "));
+  CHECK(Contains(refusal({{"\xff", 1}}, {}), "the parameter \""));
+  refused = {};
+  refused.case_name = "\xff";
+  CHECK(Contains(refusal({}, refused), "UTF-8"));
   CHECK(CountLines(folder.File("count")) == 0);
   CHECK(pool.Run().ok());
   CHECK(CountLines(folder.File("count")) == 1);
+}
+
+TEST_CASE("what a daemon cannot be told, and limits that are none, are refused at once") {
+  auto change = GENERATE(values<void (*)(cppool::PoolOptions&)>({
+      [](cppool::PoolOptions& options) { options.sentinel = std::string("a\0b", 3); },
+      [](cppool::PoolOptions& options) { options.sentinel = "a\nb"; },
+      [](cppool::PoolOptions& options) { options.daemon = std::string("a\0b", 3); },
+      [](cppool::PoolOptions& options) {
+        options.devices = {"0", std::string("a\0b", 3)};
+      },
+      [](cppool::PoolOptions& options) { options.case_files = {std::string("a\0b", 3)}; },
+      [](cppool::PoolOptions& options) { options.arguments = {std::string("a\0b", 3)}; },
+      [](cppool::PoolOptions& options) {
+        options.environment = {{"A", std::string("a\0b", 3)}};
+      },
+      [](cppool::PoolOptions& options) {
+        options.environment = {{"A=B", "C"}};
+      },
+      [](cppool::PoolOptions& options) {
+        options.environment = {{"", "C"}};
+      },
+      [](cppool::PoolOptions& options) { options.start_limit = std::chrono::milliseconds::max(); },
+      [](cppool::PoolOptions& options) { options.start_limit = -1ms; },
+      [](cppool::PoolOptions& options) { options.grace = std::chrono::milliseconds::max(); },
+      [](cppool::PoolOptions& options) { options.kill_grace = 25h; },
+      [](cppool::PoolOptions& options) { options.idle_exit = -1s; },
+  }));
+  cppool::PoolOptions options = FakeOptions();
+  change(options);
+  CHECK_THROWS_AS(Pool(options), std::invalid_argument);
+  CHECK_THROWS_AS(Pools(options), std::invalid_argument);
 }
 
 TEST_CASE("the daemon gets the command line and the environment of the options") {

@@ -42,8 +42,8 @@ using Json = nlohmann::json;
 
 struct PoolOptions {
   int world_size = 2;
-  // Path. Empty: $CPPOOL_DAEMON, else `cppoold` beside the program, in its prefix, in that which the library was
-  // configured for, or in PATH; the first that is there.
+  // Path. Empty: $CPPOOL_DAEMON, else `cppoold` beside the program, in its prefix, in PATH, or in the prefix that the
+  // library was configured for; the first that is there.
   std::string daemon;
   std::string backend = "auto";    // or "cuda", "host"
   std::string transport = "auto";  // or "nccl", "peer", with which ranks can share a GPU
@@ -55,6 +55,7 @@ struct PoolOptions {
   std::vector<std::string> arguments;                            // further arguments of the daemon
   std::vector<std::pair<std::string, std::string>> environment;  // set for the daemon, beside the caller's
 
+  // Each from 0 to 24 h.
   std::chrono::milliseconds start_limit{60000};  // from the spawn to the answer to `hello`
   std::chrono::milliseconds grace{2000};         // past a case's deadline, for its answer; for an orderly end
   std::chrono::milliseconds kill_grace{5000};    // from SIGTERM to SIGKILL, and from there to giving up
@@ -63,7 +64,8 @@ struct PoolOptions {
   std::chrono::milliseconds idle_exit{0};
   int retries = 1;  // when the daemon died or broke the protocol
 
-  // Called without the newline; must not call the Pool; what they throw is dropped.
+  // Called without the newline; must not call the Pool; what they throw is dropped. They must return: calls wait for
+  // them, and on_stderr, on its thread, must take no lock that a caller of the Pool holds.
   std::function<void(std::string_view)> on_stderr;  // each line of stderr, at once, on the Pool's own thread
   std::function<void(std::string_view)> log;  // other lines of stdout, stale answers, respawns; in the call
 };
@@ -159,17 +161,20 @@ std::string_view ToString(PoolError::Kind kind);  // "start", "died", "timeout",
 // threads take turns. In a forked child a Pool leaves its parent's daemon alone and spawns one of its own.
 class Pool {
  public:
+  // Throws std::invalid_argument for limits out of range, and for texts with a zero byte, or a newline in the sentinel.
   explicit Pool(PoolOptions options = {});
   ~Pool();  // as Stop
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
   // Runs one case. Returns whatever the daemon answered; throws PoolError when it gave no answer, and
-  // std::invalid_argument for options out of range. An attempt lasts at most start_limit, deadline, grace and
-  // twice kill_grace. A daemon that died or broke the protocol is replaced and asked again `retries` times;
-  // one that could not start, or did not answer in time, is not. After a failed start the next call pauses
-  // before it starts another: 0.1, 0.2, 0.4, 0.8 s. After five in a row calls throw at once, without a start,
-  // for 1.6 s, after six for 3.2 s, ..., at most for a minute. A start that succeeds, and Stop, reset this.
+  // std::invalid_argument for options out of range and for what JSON cannot say: NaN, infinities, text that is not
+  // UTF-8. An attempt lasts at most start_limit, deadline, twice grace (the second after a fatal answer, for the
+  // daemon to go), twice kill_grace, and a second where on_stderr is slow to take last words. A daemon that died or
+  // broke the protocol is replaced and asked again `retries` times; one that could not start, or did not answer in
+  // time, is not. After a failed start the next call pauses before it starts another: 0.1, 0.2, 0.4, 0.8 s. After
+  // five in a row calls throw at once, without a start, for 1.6 s, after six for 3.2 s, ..., at most for a minute.
+  // A start that succeeds, and Stop, reset this.
   Result Run(const Json& params = Json::object(), const RunOptions& options = {});
 
   // Whether Run would run it: `passed`, else `skipped` or `error` with the reason. Throws as Run; a minute at most.
@@ -199,7 +204,7 @@ class Pool {
 // One Pool per world size, made when it is first asked for. Safe for several threads.
 class Pools {
  public:
-  explicit Pools(PoolOptions options = {});  // for all of them, but for the world size
+  explicit Pools(PoolOptions options = {});  // for all of them, but for the world size; throws as Pool
   ~Pools();
   Pools(const Pools&) = delete;
   Pools& operator=(const Pools&) = delete;
