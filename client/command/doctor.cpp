@@ -12,6 +12,7 @@
 #include "daemon.h"
 #include "process.h"
 #include "protocol/visible_devices.h"
+#include "search_path.h"
 #include "text.h"
 
 namespace cppool::command {
@@ -21,10 +22,8 @@ constexpr const char* kModuleFile = "libcppool_cuda.so";
 
 // The program in a folder of PATH; empty when there is none.
 std::string InPath(const std::string& program) {
-  const char* path = std::getenv("PATH");
-  std::istringstream folders(path != nullptr ? path : "");
-  for (std::string folder; std::getline(folders, folder, ':');)
-    if (!folder.empty() && access((folder + "/" + program).c_str(), X_OK) == 0) return folder + "/" + program;
+  for (const std::string& folder : internal::SearchPath())
+    if (internal::IsProgram(folder + "/" + program)) return folder + "/" + program;
   return "";
 }
 

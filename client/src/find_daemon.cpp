@@ -2,13 +2,30 @@
 #include <unistd.h>
 
 #include <climits>
+#include <sstream>
+#include <utility>
 
 #include "cppool/pool.h"
+#include "search_path.h"
 
 namespace cppool {
-namespace {
+
+namespace internal {
+
+std::vector<std::string> SearchPath() {
+  const char* path = getenv("PATH");
+  std::istringstream text(path != nullptr ? path : "");
+  std::vector<std::string> folders;
+  for (std::string folder; std::getline(text, folder, ':');)
+    if (!folder.empty()) folders.push_back(folder);
+  return folders;
+}
 
 bool IsProgram(const std::string& path) { return access(path.c_str(), X_OK) == 0; }
+
+}  // namespace internal
+
+namespace {
 
 std::string ProgramFolder() {
   char path[PATH_MAX];
@@ -25,16 +42,10 @@ std::string FindDaemon(const PoolOptions& options) {
   if (const char* path = getenv("CPPOOL_DAEMON"); path != nullptr && *path != '\0') return path;
   std::vector<std::string> folders;
   if (std::string program = ProgramFolder(); !program.empty()) folders = {program, program + "/../bin"};
+  for (std::string& folder : internal::SearchPath()) folders.push_back(std::move(folder));
   folders.emplace_back(CPPOOL_INSTALL_BINDIR);
-  const char* path = getenv("PATH");
-  std::string_view rest = path != nullptr ? path : "";
-  while (!rest.empty()) {
-    std::size_t end = rest.find(':');
-    folders.emplace_back(rest.substr(0, end));
-    rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
-  }
   for (const std::string& folder : folders)
-    if (!folder.empty() && IsProgram(folder + "/cppoold")) return folder + "/cppoold";
+    if (internal::IsProgram(folder + "/cppoold")) return folder + "/cppoold";
   return "";
 }
 

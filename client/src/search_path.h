@@ -1,0 +1,12 @@
+// Where programs are looked for.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace cppool::internal {
+
+std::vector<std::string> SearchPath();  // the folders of PATH
+bool IsProgram(const std::string& path);
+
+}  // namespace cppool::internal
