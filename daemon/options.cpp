@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "protocol/framing.h"
+#include "protocol/start.h"
 
 namespace cppool::daemon {
 
@@ -25,7 +26,7 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
   std::string backend = "auto", transport = "auto";
   app.add_option("--world-size", options.world_size, "Number of ranks")
       ->required()
-      ->check(CLI::Range(1, kMaxWorldSize));
+      ->check(CLI::Range(1, protocol::kMaxWorldSize));
   app.add_option("--backend", backend, "auto is cuda when CUDA sees a device, and host when it sees none")
       ->check(CLI::IsMember({"auto", "cuda", "host"}))
       ->capture_default_str();

@@ -20,8 +20,6 @@ struct Options {
   double idle_exit_s = 0;  // so long without a request, and it ends; 0: never
 };
 
-inline constexpr int kMaxWorldSize = 64;
-
 // What to do with the command line: run with options, or say something and end.
 struct ParsedOptions {
   std::optional<Options> options;

@@ -8,6 +8,7 @@
 
 #include "cell.h"
 #include "command.h"
+#include "protocol/start.h"
 #include "text.h"
 
 namespace cppool::command {
@@ -307,21 +308,20 @@ void AddBench(CLI::App& app, Streams streams, int* exit_code) {
   CLI::App* bench = app.add_subcommand("bench", "Times a case over a sweep of its parameters");
   AddRepeatable(*bench, "--param", &arguments->params,
                 "A parameter and its values, key=A,B,...; the product of all is timed. max_seqlen_kv follows "
-                "max_seqlen_q if not given");
+                "max_seqlen_q if not given")
+      ->check(IsUtf8);
   bench->add_option("--world-size", arguments->world_sizes, "Numbers of ranks, N,M,...")
       ->delimiter(',')
-      ->check(CLI::Range(1, std::numeric_limits<int>::max()))
+      ->check(CLI::Range(1, protocol::kMaxWorldSize))
       ->capture_default_str();
-  bench->add_option("--case", arguments->case_name, "The case to time")->capture_default_str();
+  bench->add_option("--case", arguments->case_name, "The case to time")->check(IsUtf8)->capture_default_str();
   bench->add_option("--warmup", arguments->warmup, "Iterations before those that are timed")
       ->check(CLI::Range(0, 1000))
       ->capture_default_str();
   bench->add_option("--repeat", arguments->repeat, "Timed iterations: the median is shown")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
-  bench->add_option("--deadline", arguments->deadline, "Seconds for each point")
-      ->check(CLI::Range(0.001, 86400.0))
-      ->capture_default_str();
+  AddDeadline(*bench, &arguments->deadline, "Seconds for each point");
   AddDaemonOptions(*bench, &arguments->daemon);
   bench->add_flag("--json", arguments->json, "One JSON object per point, then a summary object");
   bench->callback([arguments, streams, exit_code] { *exit_code = Bench(*arguments, streams).Run(); });

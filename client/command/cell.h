@@ -15,6 +15,7 @@ struct Cell {
   std::vector<std::string> rows;  // of that file, that the cell stands for
   bool essential = false;
   int world_size = 2;
+  bool moved = false;  // to another world size than its suite's, which may not fit it
   std::string case_name = "attention";
   Json params = Json::object();
 };

@@ -1,12 +1,30 @@
 #include "command.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <set>
 
 #include "daemon.h"
+#include "protocol/parameters.h"
 #include "text.h"
 
 namespace cppool::command {
+
+namespace {
+
+// CLI11 would only say that one is missing.
+void CheckSubcommand(const CLI::App& app, const std::vector<std::string>& words) {
+  if (words.empty() || words[0].starts_with("-")) return;
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    names.push_back(command->get_name());
+  if (std::find(names.begin(), names.end(), words[0]) != names.end()) return;
+  throw UsageError("there is no command '" + words[0] + "', but " + protocol::Join(names) +
+                   protocol::DidYouMean(words[0], names));
+}
+
+}  // namespace
 
 int Main(const std::vector<std::string>& words, Streams streams) {
   CLI::App app{"Runs multi-GPU cases in a warm pool: see `cppool COMMAND --help`", "cppool"};
@@ -17,6 +35,7 @@ int Main(const std::vector<std::string>& words, Streams streams) {
   AddBench(app, streams, &exit_code);
   AddDoctor(app, streams, &exit_code);
   try {
+    CheckSubcommand(app, words);
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 takes them from the back
     return exit_code;
   } catch (const CLI::ParseError& error) {  // --help and --version among them
@@ -67,6 +86,24 @@ std::vector<std::string> ToWords(const DaemonArguments& arguments) {
 CLI::Option* AddRepeatable(CLI::App& app, const std::string& name, std::vector<std::string>* values,
                            const std::string& help) {
   return app.add_option(name, *values, help)->allow_extra_args(false)->take_all();
+}
+
+void AddDeadline(CLI::App& app, double* seconds, const std::string& help) {
+  app.add_option("--deadline", *seconds, help)
+      ->check(CLI::Range(0.001, 86400.0))
+      ->check([](const std::string& text) {  // which CLI::Range takes for any range
+        return std::isnan(std::strtod(text.c_str(), nullptr)) ? "not a number: " + text : "";
+      })
+      ->capture_default_str();
+}
+
+std::string IsUtf8(const std::string& text) {
+  try {
+    Json(text).dump();
+    return "";
+  } catch (const Json::type_error&) {
+    return "not UTF-8: " + Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
+  }
 }
 
 std::string DescribeWorld(const Json& hello) {

@@ -47,6 +47,10 @@ std::vector<std::string> ToWords(const DaemonArguments& arguments);
 CLI::Option* AddRepeatable(CLI::App& app, const std::string& name, std::vector<std::string>* values,
                            const std::string& help);
 
+void AddDeadline(CLI::App& app, double* seconds, const std::string& help);
+std::string IsUtf8(
+    const std::string& text);  // a check of CLI11, for what is sent as JSON: "", or what is wrong
+
 // "backend cuda, transport nccl, 2 x NVIDIA H200", from the answer to `hello`; where ranks share devices, "6 ranks on
 // 4 x NVIDIA H200".
 std::string DescribeWorld(const Json& hello);

@@ -11,6 +11,7 @@
 #include "command.h"
 #include "diagnose.h"
 #include "junit.h"
+#include "protocol/start.h"
 #include "runner.h"
 #include "tally.h"
 #include "text.h"
@@ -40,6 +41,20 @@ std::string DescribeCheck(const Check& check) {
   return text.str();
 }
 
+Status StatusOf(Outcome::Kind kind) {
+  switch (kind) {
+    case Outcome::Kind::kPassed:
+      return Status::kPassed;
+    case Outcome::Kind::kFailed:
+      return Status::kFailed;
+    case Outcome::Kind::kSkipped:
+      return Status::kSkipped;
+    case Outcome::Kind::kError:
+      break;
+  }
+  return Status::kError;
+}
+
 std::vector<std::string> LinesOf(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream in(text);
@@ -47,17 +62,20 @@ std::vector<std::string> LinesOf(const std::string& text) {
   return lines;
 }
 
-// The lines that explain a failure: its checks that did not hold, its error, the ranks' own errors.
+// The lines that explain a failure: its checks that did not hold, its error, and what that leaves out of the other
+// ranks' errors, which may be consequences.
 std::vector<std::string> Explain(const Outcome& outcome) {
   std::vector<std::string> lines;
   if (outcome.result) {
     for (const Check& check : outcome.result->checks)
       if (!check.ok) lines.push_back(DescribeCheck(check));
+  }
+  for (std::string& line : LinesOf(outcome.error)) lines.push_back(std::move(line));
+  if (outcome.result) {
     for (const Rank& rank : outcome.result->ranks)
       if (!rank.ok && outcome.error.find(rank.error) == std::string::npos)
         lines.push_back("rank " + std::to_string(rank.rank) + ": " + rank.error);
   }
-  for (std::string& line : LinesOf(outcome.error)) lines.push_back(std::move(line));
   return lines;
 }
 
@@ -149,7 +167,7 @@ class Run {
     const Counts& counts = tally_.total();
     closing << counts.passed << " would run, " << counts.failed << " would fail, " << counts.skipped
             << " would be skipped\n";
-    return cells_.empty() ? kFailure : kSuccess;
+    return ExitCode();
   }
 
   int RunAll() {
@@ -162,7 +180,7 @@ class Run {
       Report(cells_[index], outcomes_[index]);
     }
     Summarise();
-    return tally_.total().ran() > 0 && tally_.total().failed == 0 ? kSuccess : kFailure;
+    return ExitCode();
   }
 
   void WriteJunitTo(std::ostream& out) const {
@@ -186,6 +204,11 @@ class Run {
   }
 
  private:
+  // Of a list: what running it would come to, as far as the daemon can tell.
+  int ExitCode() const {
+    return tally_.total().ran() > 0 && tally_.total().failed == 0 ? kSuccess : kFailure;
+  }
+
   static_assert(static_cast<int>(Outcome::Kind::kFailed) == static_cast<int>(JunitCase::Outcome::kFailed) &&
                 static_cast<int>(Outcome::Kind::kError) == static_cast<int>(JunitCase::Outcome::kError) &&
                 static_cast<int>(Outcome::Kind::kSkipped) == static_cast<int>(JunitCase::Outcome::kSkipped));
@@ -244,10 +267,7 @@ class Run {
   void Report(const Cell& cell, const Outcome& outcome) {
     if (arguments_.json) {
       Json json = DescribeCell(cell);
-      const bool skipped = outcome.kind == Outcome::Kind::kSkipped;
-      json["status"] = ToString(outcome.result ? outcome.result->status
-                                : skipped      ? Status::kSkipped
-                                               : Status::kError);
+      json["status"] = ToString(StatusOf(outcome.kind));
       json["seconds"] = outcome.seconds;
       json["error"] = outcome.error.empty() ? Json() : Json(outcome.error);
       json["attempts"] = outcome.result ? Json(outcome.result->attempts) : Json();
@@ -353,6 +373,7 @@ std::vector<Cell> CellsOf(const Arguments& arguments) {
   }
   for (Cell& cell : cells) {
     if (arguments.world_size > 0 && !cell.rows.empty()) {
+      cell.moved = cell.world_size != arguments.world_size && arguments.params.empty();
       cell.world_size = arguments.world_size;
       cell.name = NameOf(cell);
     }
@@ -395,12 +416,18 @@ void AddRun(CLI::App& app, Streams streams, int* exit_code) {
   CLI::Option* suite =
       run->add_option("--suite", arguments->suite, "smoke, essential or matrix; without it one case is run")
           ->check(CLI::IsMember({"smoke", "essential", "matrix"}));
-  run->add_option("--case", arguments->case_name, "The case to run")->excludes(suite)->capture_default_str();
-  run->add_option("--world-size", arguments->world_size,
-                  "Number of ranks (default: each cell's own; 2 for a single case)")
-      ->check(CLI::Range(1, std::numeric_limits<int>::max()));
+  run->add_option("--case", arguments->case_name, "The case to run")
+      ->excludes(suite)
+      ->check(IsUtf8)
+      ->capture_default_str();
+  run->add_option(
+         "--world-size", arguments->world_size,
+         "Number of ranks (default: each cell's own; 2 for a single case). Cells of a suite that are not "
+         "possible with so many are skipped")
+      ->check(CLI::Range(1, protocol::kMaxWorldSize));
   AddRepeatable(*run, "--param", &arguments->params,
-                "A parameter, key=value; the value as JSON or as text. Overrides a suite's");
+                "A parameter, key=value; the value as JSON or as text. Overrides a suite's")
+      ->check(IsUtf8);
   AddRepeatable(
       *run, "--filter", &arguments->filters,
       "Only cells of the suite with key=value: a parameter, world_size, suite (matrix, own), row, model, "
@@ -411,25 +438,28 @@ void AddRun(CLI::App& app, Streams streams, int* exit_code) {
          "Shrinks a suite's lengths to at most this, in multiples of 2 x ranks, and windows with them")
       ->check(CLI::Range(std::int64_t{1}, std::numeric_limits<std::int64_t>::max()))
       ->needs(suite);
-  run->add_option("--deadline", arguments->deadline, "Seconds for each case")
-      ->check(CLI::Range(0.001, 86400.0))
-      ->capture_default_str();
+  AddDeadline(*run, &arguments->deadline, "Seconds for each case");
   run->add_option("--perturb", arguments->perturb, "A seed of random delays at every mark")
       ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
   run->add_option("--dump", arguments->dump, "Writes the case's tensors to this folder, as .npy")
+      ->check(IsUtf8)
       ->excludes(suite);
   run->add_option("--inputs", arguments->inputs,
                   "Reads q, k, v, dout, bias and softmax_offset from this folder, as .npy")
+      ->check(IsUtf8)
       ->excludes(suite);
   run->add_option("--fault", arguments->fault,
                   "KIND[:RANK[:STAGE]]: makes a rank do something wrong at a mark, to see what comes of it")
+      ->check(IsUtf8)
       ->excludes(suite);
   AddDaemonOptions(*run, &arguments->daemon);
-  run->add_option("--junit", arguments->junit, "Writes the outcomes to this file as JUnit XML");
+  CLI::Option* junit =
+      run->add_option("--junit", arguments->junit, "Writes the outcomes to this file as JUnit XML");
   run->add_flag("--json", arguments->json, "One JSON object per case, then a summary object");
-  CLI::Option* list = run->add_flag(
-      "--list", arguments->list,
-      "Prints the cells, the command for each, and what would be skipped and why; runs nothing");
+  CLI::Option* list =
+      run->add_flag("--list", arguments->list,
+                    "Prints the cells, the command for each, and what would be skipped and why; runs nothing")
+          ->excludes(junit);
   run->add_flag(
          "--diagnose", arguments->diagnose,
          "Runs a failed case again in fresh pools, alone and after what ran before it: is it a bug, polluted "

@@ -57,6 +57,11 @@ Outcome CellRunner::Ask(const Cell& cell, Question question) {
     outcome.result = (pool.*question)(cell.params, options);
     outcome.kind = KindOf(outcome.result->status);
     outcome.error = outcome.result->error;
+    const std::optional<Failure>& failure = outcome.result->failure;
+    if (cell.moved && outcome.failed() && failure && failure->kind == "invalid_request") {
+      outcome.kind = Outcome::Kind::kSkipped;
+      outcome.error = "does not fit world size " + std::to_string(cell.world_size) + ": " + outcome.error;
+    }
     if (outcome.failed()) outcome.stderr_tail = pool.StderrTail();
   } catch (const PoolError& error) {
     if (error.kind() == PoolError::Kind::kStart) {

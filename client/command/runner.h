@@ -29,7 +29,7 @@ struct Outcome {
 
 class CellRunner {
  public:
-  // The case's name is the cell's. `skip_large_worlds`: cells with more ranks than the machine can run are skipped, as in a suite; else errors.
+  // The case's name is the cell's. A moved cell that the daemon refuses is skipped. `skip_large_worlds`: cells with more ranks than the machine can run are skipped, as in a suite; else errors.
   CellRunner(const PoolOptions& pool_options, RunOptions run_options, bool skip_large_worlds)
       : pools_(pool_options), run_options_(std::move(run_options)), skip_large_worlds_(skip_large_worlds) {}
 

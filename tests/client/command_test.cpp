@@ -106,8 +106,8 @@ TEST_CASE("a suite: every cell in the pool of its world size") {
   std::string daemon = Wrapped(folder, "--count '" + folder.File("count") + "'");
   Ran ran = Cppool({"run", "--suite", "matrix", "--filter", "dtype=bf16"}, daemon);
   CHECK(ran.code == 0);
-  CHECK(ran.Last() == "574 passed, 0 failed, 0 skipped");
-  CHECK(ran.Last(1) == "own: 142 of 142 passed, 0 failed, 0 skipped");
+  CHECK(ran.Last() == "576 passed, 0 failed, 0 skipped");
+  CHECK(ran.Last(1) == "own: 144 of 144 passed, 0 failed, 0 skipped");
   CHECK(ran.Last(2) == "matrix: 432 of 432 passed, 0 failed, 0 skipped");
   CHECK(ran.Last(3).rfind("world size 2: backend host, transport host, 2 x cpu; world size 4: backend host, "
                           "transport host, 4 x cpu; world size 6: ",
@@ -139,6 +139,7 @@ TEST_CASE("a list names the cells and their commands, says what would come of th
   CHECK(ran.Prints("\n  would be skipped: because of unsupported\n"));
   CHECK(ran.Last() == "15 would run, 0 would fail, 5 would be skipped");
   ran = Cppool({"run", "--list", "--param", "do=error"});
+  CHECK(ran.code == 1);
   CHECK(ran.Prints("\n  would fail: because of invalid_request\n"));
 
   // What cannot start here is said too; the cells are listed all the same.
@@ -149,6 +150,7 @@ TEST_CASE("a list names the cells and their commands, says what would come of th
   ran = Cppool({"run", "--suite", "smoke", "--list"}, Wrapped(folder, "--start usage"));
   CHECK(ran.Prints("    cuda: 4 ranks need 4 devices, 1 is there\n"));
   ran = Cppool({"run", "--suite", "smoke", "--list"}, "/nowhere");
+  CHECK(ran.code == 1);
   CHECK(ran.Last() == "0 would run, 20 would fail, 0 would be skipped");
   CHECK(ran.lines.size() == 41);
 
@@ -324,6 +326,9 @@ TEST_CASE("JUnit: a test case per cell, in the suite's order") {
   CHECK(ParseXml(ReadFile(file)).children.at(0).children.at(0).children.at(0).name == "skipped");
 
   CHECK(Cppool({"run", "--junit", "/nowhere/out.xml"}).code == 2);
+  const std::string kept = ReadFile(file);
+  CHECK(Cppool({"run", "--list", "--junit", file}).code == 2);
+  CHECK(ReadFile(file) == kept);
 }
 
 TEST_CASE("what cannot be meant is a usage error, exit code 2") {
@@ -345,6 +350,13 @@ TEST_CASE("what cannot be meant is a usage error, exit code 2") {
       std::vector<std::string>{"run", "--fault", "throw:-1"},
       std::vector<std::string>{"run", "--fault", "throw:x:forward"},
       std::vector<std::string>{"run", "--fault", "throw", "--suite", "smoke"},
+      std::vector<std::string>{"run", "--world-size", "65"},
+      std::vector<std::string>{"run", "--param", "model=\xff"},
+      std::vector<std::string>{"run", "--case", "\xff"}, std::vector<std::string>{"run", "--dump", "\xff"},
+      std::vector<std::string>{"run", "--deadline", "nan"},
+      std::vector<std::string>{"run", "--deadline", "-NAN(1)"},
+      std::vector<std::string>{"bench", "--deadline", "nan"},
+      std::vector<std::string>{"bench", "--param", "model=bf16,\xff"},
       std::vector<std::string>{"run", "--transport", "pigeon"},
       std::vector<std::string>{"run", "--deadline", "0"}, std::vector<std::string>{"run", "--backend", "tpu"},
       std::vector<std::string>{"run", "--unknown"},
@@ -355,6 +367,48 @@ TEST_CASE("what cannot be meant is a usage error, exit code 2") {
   CHECK(ran.code == 2);
   CHECK_FALSE(ran.err.empty());
   CHECK(ran.out.empty());
+}
+
+TEST_CASE("a command that there is not is named, with the nearest") {
+  Ran ran = Cppool({"bensh", "--param", "a=1"}, "");
+  CHECK(ran.code == 2);
+  CHECK(ran.err.find("'bensh'") != std::string::npos);
+  CHECK(ran.err.find("did you mean \"bench\"?") != std::string::npos);
+}
+
+TEST_CASE("the failing rank comes before those that it took along") {
+  Ran ran = Cppool({"run", "--param", "do=released"});
+  CHECK(ran.Prints("\n  rank 1 threw\n  rank 0: released, since rank 1 failed\n"));
+}
+
+TEST_CASE(
+    "a cell that is not possible on another number of ranks is skipped, one that is refused on its own "
+    "fails") {
+  TemporaryFolder folder;
+  const std::string daemon = Wrapped(folder, "--start only_p2p");
+  for (const bool list : {false, true}) {
+    std::vector<std::string> words = {"run", "--suite", "smoke", "--world-size", "2"};
+    if (list) words.emplace_back("--list");
+    Ran ran = Cppool(words, daemon);
+    INFO(ran.out);
+    CHECK(ran.code == 1);  // of the cells that the suite has at 2 ranks, those that are not p2p
+    CHECK(ran.Prints("does not fit world size 2: because of invalid_request"));
+    words = {"run", "--suite", "smoke", "--world-size", "3"};
+    if (list) words.emplace_back("--list");
+    ran = Cppool(words, daemon);
+    INFO(ran.out);
+    CHECK(ran.code == 0);
+    CHECK(ran.Prints("does not fit world size 3: because of invalid_request"));
+    words.insert(words.end(), {"--param", "seed=1"});  // which may be what is refused
+    CHECK(Cppool(words, daemon).code == 1);
+  }
+  const Ran ran = Cppool({"run", "--suite", "smoke", "--world-size", "3", "--json"}, daemon);
+  const Json summary = Json::parse(ran.Last())["summary"];
+  int skipped = 0;
+  for (std::size_t i = 0; i < 20; ++i) skipped += Json::parse(ran.lines.at(i))["status"] == "skipped";
+  CHECK(skipped > 0);
+  CHECK(summary["skipped"] == skipped);
+  CHECK(summary["passed"] == 20 - skipped);
 }
 
 TEST_CASE("a cell that runs on another number of ranks is called so") {

@@ -154,6 +154,11 @@ void ForkRunaway(bool flooding) {
   Hang();
 }
 
+// `--start only_p2p`: no other schedule is possible.
+bool Refused(const Json& request, const std::string& start) {
+  return start == "only_p2p" && request["params"].value("cp_comm_type", "p2p") != "p2p";
+}
+
 // The answer to `validate`: what `run` would answer, or that it would run.
 Json Validated(const Json& request, const std::string& what) {
   const Json id = request["id"];
@@ -173,6 +178,17 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
   if (what == "fail") return Write(1, Line(NotPassed(id, "failed", "mismatch")));
   if (what == "skip") return Write(1, Line(NotPassed(id, "skipped", "unsupported")));
   if (what == "error") return Write(1, Line(NotPassed(id, "error", "internal")));
+  if (what == "released") {
+    Json released = NotPassed(id, "error", "internal");
+    released["error"] = "rank 1 threw";
+    released["checks"] = Json::array();
+    for (int rank = 0; rank < world_size; ++rank)
+      released["ranks"].push_back({{"rank", rank},
+                                   {"ok", false},
+                                   {"error", rank == 1 ? "rank 1 threw" : "released, since rank 1 failed"},
+                                   {"gpu_ms", Json::object()}});
+    return Write(1, Line(released));
+  }
   if (what == "by_schedule") {  // so that a suite has some of each
     const std::string schedule = params["cp_comm_type"];
     if (schedule == "p2p") return Write(1, Line(NotPassed(id, "failed", "mismatch")));
@@ -421,6 +437,10 @@ int main(int argc, char** argv) {
   while (std::getline(std::cin, line)) {
     Json request = Json::parse(line);
     const std::string op = request["op"];
+    if ((op == "run" || op == "validate") && Refused(request, start)) {
+      Write(1, Line(NotPassed(request["id"], "error", "invalid_request")));
+      continue;
+    }
     if (op == "run") {
       Run(request, request["params"].value("do", "pass"), surroundings);
       continue;
