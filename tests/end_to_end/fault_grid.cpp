@@ -133,12 +133,14 @@ const Kind& KindOf(const std::string& name) {
 }
 
 End Run(Pool& pool, const FaultCell& cell, const RunOptions& options) {
+  const auto upward = [](int value, int multiple) { return (value + multiple - 1) / multiple * multiple; };
+  const int length = upward(64, 2 * cell.world_size), heads = upward(8, cell.world_size);
   const Json params = {{"cp_comm_type", cell.schedule},
                        {"batch_size", 2},
-                       {"max_seqlen_q", 64},
-                       {"max_seqlen_kv", 64},
-                       {"num_heads", 8},
-                       {"num_gqa_groups", 8},
+                       {"max_seqlen_q", length},
+                       {"max_seqlen_kv", length},
+                       {"num_heads", heads},
+                       {"num_gqa_groups", heads},
                        {"head_dim_qk", 64},
                        {"head_dim_v", 64}};
   End end;

@@ -101,7 +101,10 @@ cppool_status Run(cppool_case_context* c) {
       std::cout << "noise by cout, with [CP_POOL_RESP] {\"ok\": true}" << std::endl;
       if (write(1, "noise by write\n", 15) != 15) return CPPOOL_INTERNAL;
     }
-    if (std::strcmp(action, "sleep") == 0) std::this_thread::sleep_for(std::chrono::minutes(10));
+    if (std::strcmp(action, "sleep") == 0) {
+      if (write(2, "asleep\n", 7) != 7) return CPPOOL_INTERNAL;
+      std::this_thread::sleep_for(std::chrono::minutes(10));
+    }
     if (std::strcmp(action, "spin") == 0) SpinForEver();
     if (std::strcmp(action, "deaf") == 0) SleepDeaf();
     if (std::strcmp(action, "recv") == 0) return ReceiveNothing(rt);

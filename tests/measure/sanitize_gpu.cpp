@@ -72,13 +72,18 @@ std::string WriteWrapper(const Options& options, const std::string& tool, const 
   return path;
 }
 
-// What the tool has written so far that is no bookkeeping, of all processes.
-std::vector<std::string> Findings(const std::string& folder) {
+// What the tool has written that is no bookkeeping, of all processes, beyond the lines in `seen` of each one's file.
+std::vector<std::string> NewFindings(const std::string& folder, std::map<std::string, std::size_t>* seen) {
   std::vector<std::string> findings;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     if (entry.path().extension() != ".log") continue;
     std::ifstream log(entry.path());
+    std::size_t& read = (*seen)[entry.path()];
+    std::size_t number = 0;
     for (std::string line; std::getline(log, line);) {
+      // Without its newline it is still being written.
+      if (log.eof() || ++number <= read) continue;
+      read = number;
       const bool bookkeeping = line.find("COMPUTE-SANITIZER") != std::string::npos ||
                                line.find("SUMMARY: 0 ") != std::string::npos || line == "=========" ||
                                line.empty();
@@ -157,7 +162,7 @@ class Sanitize {
 
     const auto start = std::chrono::steady_clock::now();
     const int passed_before = passed_, failed_before = failed_;
-    std::vector<std::string> seen;
+    std::map<std::string, std::size_t> seen;  // lines, by file
     {
       Pool pool(pool_options);
       for (const Cell& cell : cells) {
@@ -180,16 +185,11 @@ class Sanitize {
             return;
           }
         }
-        std::vector<std::string> findings = Findings(folder);
-        Count(name, cell.name, wrong,
-              {findings.begin() + static_cast<std::ptrdiff_t>(seen.size()), findings.end()});
-        seen = std::move(findings);
+        Count(name, cell.name, wrong, NewFindings(folder, &seen));
       }
     }
-    std::vector<std::string> findings = Findings(folder);
-    if (findings.size() > seen.size())
-      Count(name, "at the end", "",
-            {findings.begin() + static_cast<std::ptrdiff_t>(seen.size()), findings.end()});
+    const std::vector<std::string> findings = NewFindings(folder, &seen);
+    if (!findings.empty()) Count(name, "at the end", "", findings);
     if (Summaries(folder) == 0) Count(name, "at the end", "the tool wrote no summary: see " + folder, {});
     std::printf("%s: %d passed, %d failed in %.0f s\n", name.c_str(), passed_ - passed_before,
                 failed_ - failed_before,
@@ -256,7 +256,8 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--sanitizer", options.sanitizer, "The program compute-sanitizer")->capture_default_str();
   app.add_option("--daemon", options.daemon, "Path of cppoold");
-  app.add_option("--logs", options.folder, "Folder for what the tools write (default: a new one in /tmp)");
+  app.add_option("--logs", options.folder,
+                 "Empty folder for what the tools write (default: a new one in /tmp)");
   CLI11_PARSE(app, argc, argv);
 
   try {
@@ -269,6 +270,9 @@ int main(int argc, char** argv) {
     }
     options.daemon = std::filesystem::absolute(options.daemon);
     options.folder = std::filesystem::absolute(options.folder);
+    if (std::filesystem::exists(options.folder) && !std::filesystem::is_empty(options.folder))
+      throw std::runtime_error("--logs: " + options.folder +
+                               " is not empty: old findings would be taken for new");
     std::printf("logs in %s\n", options.folder.c_str());
     return Sanitize(options).Run();
   } catch (const std::exception& error) {
