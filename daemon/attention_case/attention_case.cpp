@@ -5,6 +5,7 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "files.h"
 #include "kernels/attention/run.h"
@@ -27,7 +28,7 @@ cppool_status Validate(cppool_validation* v) {
     const kernels::AttentionSpec spec = attention_case::ToSpec(params, v->world_size);
     if (v->dump) attention_case::CheckDump(v->dump, v->inputs);
     if (v->inputs) attention_case::CheckInputs(v->inputs, spec);
-    v->needs(v, kernels::AttentionBytes(spec, v->world_size));
+    v->needs(v, kernels::AttentionBytes(spec, v->world_size, std::string_view(v->backend) == "host"));
     v->replace_params(v, params.dump().c_str());
     return CPPOOL_OK;
   } catch (const Refused& refused) {
@@ -46,8 +47,8 @@ class Report : public kernels::AttentionReport {
   void Work(const std::string& stage, double flops) override { c_->work(c_, stage.c_str(), flops); }
   void Check(kernels::CheckedTensor tensor, const std::string& against,
              const kernels::Verdict& verdict) override {
-    const cppool_check check{kernels::NameOf(tensor), against.c_str(),   verdict.max_abs_err,
-                             verdict.rel_err,         verdict.tolerance, verdict.ok, verdict.ratio};
+    const cppool_check check{kernels::NameOf(tensor), against.c_str(), verdict.max_abs_err, verdict.rel_err,
+                             verdict.tolerance,       verdict.ok,      verdict.ratio};
     c_->check(c_, &check);
   }
   void Digest(std::uint64_t digest) override {

@@ -158,7 +158,7 @@ void RunAttention(cppool_runtime* runtime, const AttentionSpec& spec, bool check
   run.Run(checks, source, sink);
 }
 
-double AttentionBytes(const AttentionSpec& spec, int world_size) {
+double AttentionBytes(const AttentionSpec& spec, int world_size, bool host) {
   double tokens = 0, whole = 0;
   for (const auto& tensors : {InputTensors(spec), OutputTensors(spec)}) {
     for (const TensorInfo& tensor : tensors) {
@@ -172,7 +172,7 @@ double AttentionBytes(const AttentionSpec& spec, int world_size) {
   AttentionSpec reference = spec;
   reference.comm = CpCommType::kP2p;
   return tokens / world_size + whole +
-         std::max(ScheduleBytes(spec, world_size), tokens + whole + OracleBytes(spec)) +
+         std::max(ScheduleBytes(spec, world_size), tokens + whole + OracleBytes(spec, host)) +
          ScheduleBytes(reference, 1) + tables;
 }
 

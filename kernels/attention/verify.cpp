@@ -6,7 +6,9 @@
 #include <memory>
 #include <optional>
 
+#include "kernels/attention/oracle_workspace.h"
 #include "kernels/error.h"
+#include "kernels/host/check_kernels.h"
 
 namespace cppool::kernels {
 namespace {
@@ -99,10 +101,7 @@ Verifier::Verifier(cppool_runtime* runtime, const AttentionSpec& spec, CheckKern
       local_(local),
       global_(global),
       report_(report) {
-  if (spec.bias != BiasType::kAlibi) return;
-  slopes_ = AlibiSlopes(spec.heads);
-  device_slopes_ = Buffer(rt_, slopes_.size() * sizeof(float), rt_->stream);
-  Check(rt_, rt_->copy(rt_, device_slopes_.get(), slopes_.data(), device_slopes_.bytes(), rt_->stream));
+  if (spec.bias == BiasType::kAlibi) slopes_ = Upload(AlibiSlopes(spec.heads));
 }
 
 void Verifier::AgainstNoCp() {
@@ -132,8 +131,7 @@ void Verifier::AgainstNoCp() {
       if (rows_.find(key) == rows_.end()) {
         std::vector<std::int64_t> whole;
         for (const std::int64_t row : rows.tokens) whole.push_back(rows.whole[row]);
-        rows_[key] = {Upload(rows.tokens), Upload(std::move(whole)),
-                      static_cast<std::int64_t>(rows.tokens.size())};
+        rows_[key] = {Upload(rows.tokens), Upload(whole), static_cast<std::int64_t>(whole.size())};
       }
       args.a_rows = rows_[key].rows;
       args.b_rows = rows_[key].positions;
@@ -265,7 +263,7 @@ void Verifier::RunOracle(const OraclePair& pair, bool rounded, const OracleOutpu
       args.dbias_query_step = args.bias_query_step;
     }
   }
-  if (device_slopes_) args.alibi_slopes = device_slopes_.get<float>() + args.head_begin;
+  if (slopes_) args.alibi_slopes = slopes_ + args.head_begin;
   if (const float* offset = global_.softmax_offset()) args.softmax_offset = offset + args.head_begin;
   args.rounded = rounded;
   args.out = to.out.get<double>();
@@ -372,33 +370,49 @@ Verifier::Rows Verifier::RowsOf(const RankRows& rank, int sequence) {
     }
   }
   const auto count = static_cast<std::int64_t>(rows.size());
-  return rows_[key] = {Upload(std::move(rows)), Upload(std::move(positions)), count};
+  return rows_[key] = {Upload(rows), Upload(positions), count};
 }
 
-const std::int64_t* Verifier::Upload(std::vector<std::int64_t> table) {
-  tables_.push_back(std::move(table));
-  const auto& host = tables_.back();
-  buffers_.emplace_back(rt_, host.size() * sizeof(std::int64_t), rt_->stream);
-  if (!host.empty()) {
-    Check(rt_, rt_->copy(rt_, buffers_.back().get(), host.data(), buffers_.back().bytes(), rt_->stream));
+template <typename T>
+const T* Verifier::Upload(const std::vector<T>& values) {
+  const std::size_t bytes = values.size() * sizeof(T);
+  const auto& staged = staged_.emplace_back(rt_, bytes);
+  const Buffer& buffer = uploaded_.emplace_back(rt_, bytes, rt_->stream);
+  if (bytes) {
+    std::memcpy(staged.begin(), values.data(), bytes);
+    Check(rt_, rt_->copy(rt_, buffer.get(), staged.begin(), bytes, rt_->stream));
   }
-  return buffers_.back().get<std::int64_t>();
+  return buffer.get<T>();
 }
 
-double OracleBytes(const AttentionSpec& spec) {
-  const double group = static_cast<double>(spec.heads) / spec.kv_heads;
+double OracleBytes(const AttentionSpec& spec, bool host) {
+  const int group = spec.heads / spec.kv_heads;
   const double dims = spec.dim_qk + spec.dim_v;
   const double q = static_cast<double>(spec.seqlen_q), kv = static_cast<double>(spec.seqlen_kv);
   const double results = 2 * 8.0 * (q * group * (dims + 1) + kv * dims + 2.0 * spec.heads);
+  const OracleSample sample = SampleOracle(spec, host);
   double dbias = 0;
-  // A GPU takes at least the parts that a processor takes.
-  if (const OracleSample sample = SampleOracle(spec, false); !sample.bias_units.empty()) {
+  if (!sample.bias_units.empty()) {
     const BiasUnit& unit = sample.bias_units.front();
     dbias = 2 * 8.0 * static_cast<double>(unit.heads) * static_cast<double>(unit.queries) * kv;
   }
-  // The oracle's own workspace is bounded.
-  const double workspace = std::min(1.6e9, 8.0 * 8.0 * q * kv + 16.0 * 8.0 * kv * dims);
-  return results + dbias + workspace;
+  const auto shape = [&](std::int64_t seqlen_q, std::int64_t seqlen_kv) {
+    return OracleShape{seqlen_q,
+                       seqlen_kv,
+                       group,
+                       spec.dim_qk,
+                       spec.dim_v,
+                       spec.training,
+                       spec.training && spec.softmax == SoftmaxType::kLearnable};
+  };
+  std::size_t workspace = host ? HostOracleWorkspace(shape(spec.seqlen_q, spec.seqlen_kv)) : 0;
+  if (!host) {  // a shorter sequence may take more: its sums are cut into more parts
+    for (const auto& [sequence, kv_head] : sample.pairs) {
+      const OracleShape call = shape(spec.queries.length[sequence], spec.keys.length[sequence]);
+      workspace = std::max(workspace, OracleWorkspace(call));
+    }
+  }
+  return results + dbias + static_cast<double>(workspace);
 }
 
 }  // namespace cppool::kernels

@@ -3,8 +3,11 @@
 
 #include <cppool/runtime.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <map>
 #include <utility>
 #include <vector>
@@ -16,24 +19,41 @@
 
 namespace cppool::kernels {
 
-// Page-locked results that checks write in stream order.
+// Host memory that a stream's work reads or writes. As a Buffer it is left to the end of the case while an exception
+// is on its way: that work may be still to come.
 template <typename T>
-class Results {
+class HostArray {
  public:
-  Results(cppool_runtime* runtime, std::size_t count, const T& before) : rt_(runtime) {
+  HostArray(cppool_runtime* runtime, std::size_t count) : rt_(runtime), count_(count) {
     void* memory = nullptr;
     Check(rt_, rt_->alloc_host(rt_, count * sizeof(T), &memory));
     values_ = static_cast<T*>(memory);
-    std::fill_n(values_, count, before);
   }
-  ~Results() { rt_->free_host(rt_, values_); }
-  Results(const Results&) = delete;
-  Results& operator=(const Results&) = delete;
-  T* Next() { return &values_[used_++]; }
+  ~HostArray() {
+    if (std::uncaught_exceptions() == 0) rt_->free_host(rt_, values_);
+  }
+  HostArray(const HostArray&) = delete;
+  HostArray& operator=(const HostArray&) = delete;
+  T* begin() const { return values_; }
+  T* end() const { return values_ + count_; }
 
  private:
   cppool_runtime* rt_;
+  std::size_t count_;
   T* values_ = nullptr;
+};
+
+// Results that checks write in stream order.
+template <typename T>
+class Results {
+ public:
+  Results(cppool_runtime* runtime, std::size_t count, const T& before) : values_(runtime, count) {
+    std::fill(values_.begin(), values_.end(), before);
+  }
+  T* Next() { return values_.begin() + used_++; }
+
+ private:
+  HostArray<T> values_;
   std::size_t used_ = 0;
 };
 
@@ -69,7 +89,9 @@ class Verifier {
   void CompareHeads(const std::vector<int>& kv_heads, const OracleOutputs& exact, const OracleOutputs& plain,
                     Results<CompareStats>& results, StatsOf& stats);
   Rows RowsOf(const RankRows& rows, int sequence);
-  const std::int64_t* Upload(std::vector<std::int64_t> table);
+  // To device memory that lives as long as this.
+  template <typename T>
+  const T* Upload(const std::vector<T>& values);
   std::int64_t group() const { return spec_.heads / spec_.kv_heads; }
   bool gqa() const { return group() != 1; }
 
@@ -80,15 +102,13 @@ class Verifier {
   const TensorSet& local_;
   const TensorSet& global_;
   AttentionReport& report_;
-  std::vector<float> slopes_;  // of ALiBi
-  Buffer device_slopes_;
-  // Tables in device memory; both copies live as long as this.
-  std::deque<std::vector<std::int64_t>> tables_;
-  std::deque<Buffer> buffers_;
+  std::deque<HostArray<std::byte>> staged_;
+  std::deque<Buffer> uploaded_;
+  const float* slopes_ = nullptr;  // of ALiBi, by head; device
   std::map<std::pair<const RankRows*, int>, Rows> rows_;
 };
 
-// Most device bytes that the oracle's results and workspace take.
-double OracleBytes(const AttentionSpec& spec);
+// Most bytes that the oracle's results and workspace take, on the host or on a GPU.
+double OracleBytes(const AttentionSpec& spec, bool host);
 
 }  // namespace cppool::kernels

@@ -173,8 +173,6 @@ class HostCheckKernels : public CheckKernels {
     });
   }
 
-  std::size_t OracleWorkspace(const OracleArgs& args) const override { return HostOracleWorkspace(args); }
-
   void Oracle(const OracleArgs& args, cppool_stream stream) override {
     Enqueue(runtime_, stream, [args] { HostOracle(args); });
   }

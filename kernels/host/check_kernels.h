@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "kernels/attention/check_kernels.h"
+#include "kernels/attention/oracle_workspace.h"
 
 namespace cppool::kernels {
 
@@ -15,6 +16,6 @@ std::unique_ptr<CheckKernels> MakeHostCheckKernels(cppool_runtime* runtime);
 // The oracle as one blocking call (oracle.cpp): row by row, so it holds a few vectors of seqlen_kv and copies
 // of k and v in fp64.
 void HostOracle(const OracleArgs& args);
-std::size_t HostOracleWorkspace(const OracleArgs& args);
+std::size_t HostOracleWorkspace(const OracleShape& shape);  // bytes of those
 
 }  // namespace cppool::kernels

@@ -195,9 +195,10 @@ class RowOracle {
 
 }  // namespace
 
-std::size_t HostOracleWorkspace(const OracleArgs& args) {
-  const std::int64_t columns = 2 * (args.dim_qk + args.dim_v) + 3;
-  return static_cast<std::size_t>(args.seqlen_kv * columns + 2 * (args.dim_qk + args.dim_v)) * sizeof(double);
+std::size_t HostOracleWorkspace(const OracleShape& shape) {
+  const std::int64_t columns = 2 * (shape.dim_qk + shape.dim_v) + 3;
+  return static_cast<std::size_t>(shape.seqlen_kv * columns + 2 * (shape.dim_qk + shape.dim_v)) *
+         sizeof(double);
 }
 
 void HostOracle(const OracleArgs& args) { RowOracle(args).Run(); }

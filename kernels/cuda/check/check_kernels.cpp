@@ -1,6 +1,7 @@
 #include "check/check_kernels.h"
 
 #include "check/launch.h"
+#include "kernels/attention/oracle_workspace.h"
 #include "kernels/runtime.h"
 
 namespace cppool::kernels::cuda {
@@ -47,10 +48,8 @@ class CudaCheckKernels : public CheckKernels {
     LaunchCompare(args, partials.get<CompareStats>(), result, Cuda(stream));
   }
 
-  std::size_t OracleWorkspace(const OracleArgs& args) const override { return OracleBytes(args); }
-
   void Oracle(const OracleArgs& args, cppool_stream stream) override {
-    const Buffer workspace(runtime_, OracleBytes(args), stream);
+    const Buffer workspace(runtime_, OracleWorkspace(ShapeOf(args)), stream);
     LaunchOracle(args, workspace.get<std::byte>(), Cuda(stream));
   }
 

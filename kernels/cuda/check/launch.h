@@ -32,9 +32,8 @@ int CompareBlocks(const CompareArgs& args);
 void LaunchCompare(const CompareArgs& args, CompareStats* partials, CompareStats* result,
                    cudaStream_t stream);
 
-// `workspace` holds OracleBytes(args) bytes of device memory.
+// `workspace` holds OracleWorkspace(ShapeOf(args)) bytes of device memory.
 void LoadOracle();
-std::size_t OracleBytes(const OracleArgs& args);
 void LaunchOracle(const OracleArgs& args, std::byte* workspace, cudaStream_t stream);
 
 }  // namespace cppool::kernels::cuda

@@ -12,82 +12,13 @@
 #include "check/launch.h"
 #include "check/oracle_chunk.cuh"
 #include "check/oracle_product.cuh"
+#include "kernels/attention/oracle_workspace.h"
 #include "runtime/cuda_check.h"
 
 namespace cppool::kernels::cuda {
 namespace {
 
 constexpr int kSumThreads = 256;
-constexpr std::size_t kMatrixBytes = std::size_t{1} << 30;     // for P and dP, unless one row is larger
-constexpr std::size_t kPartialBytes = std::size_t{256} << 20;  // for parts of sums
-constexpr std::int64_t kMaxRows = std::int64_t{1} << 20;  // per chunk: keeps the grids within their limits
-
-// With fewer blocks than this, sums over keys or queries are cut into parts that are added up afterwards.
-constexpr std::int64_t kWantedBlocks = 512;
-constexpr std::int64_t kMaxParts = 8;
-constexpr std::int64_t kPartLength = 256;  // of a part, at least
-
-// How a call is cut up.
-struct Chunking {
-  int heads;           // of the group, at a time
-  std::int64_t rows;   // of queries, at a time
-  std::int64_t pitch;  // doubles from row to row of P
-  int query_parts;     // of the sums over keys, in out and dq
-  int key_parts;       // of the sums over queries of each head, in dk and dv; 0: all added to where they are
-};
-
-std::int64_t CountTiles(std::int64_t count) { return (count + kOracleTile - 1) / kOracleTile; }
-
-int PartsFor(std::int64_t blocks, std::int64_t length) {
-  const std::int64_t most = std::clamp<std::int64_t>(length / kPartLength, 1, kMaxParts);
-  return static_cast<int>(
-      std::clamp<std::int64_t>(kWantedBlocks / std::max<std::int64_t>(blocks, 1), 1, most));
-}
-
-std::size_t QueryPartDoubles(const OracleArgs& args, const Chunking& chunking) {
-  if (chunking.query_parts == 1) return 0;
-  return static_cast<std::size_t>(chunking.query_parts) * chunking.heads * chunking.rows *
-         std::max(args.dim_qk, args.dim_v);
-}
-
-std::size_t KeyPartDoubles(const OracleArgs& args, const Chunking& chunking) {
-  return static_cast<std::size_t>(chunking.key_parts) * chunking.heads * args.seqlen_kv *
-         std::max(args.dim_qk, args.dim_v);
-}
-
-Chunking ChunkingOf(const OracleArgs& args) {
-  Chunking chunking{};
-  chunking.pitch = (std::max<std::int64_t>(args.seqlen_kv, 1) + 3) / 4 * 4;
-  const std::int64_t row_bytes =
-      chunking.pitch * static_cast<std::int64_t>(sizeof(double)) * (args.dout ? 2 : 1);
-  const std::int64_t rows_at_once =
-      std::max<std::int64_t>(1, static_cast<std::int64_t>(kMatrixBytes) / row_bytes);  // times heads
-  const std::int64_t wanted = std::clamp<std::int64_t>(args.seqlen_q, 1, 1024);
-  chunking.heads = static_cast<int>(std::clamp<std::int64_t>(rows_at_once / wanted, 1, args.group));
-  chunking.rows = std::min({std::max<std::int64_t>(1, rows_at_once / chunking.heads),
-                            std::max<std::int64_t>(1, args.seqlen_q), kMaxRows});
-  if (chunking.rows < args.seqlen_q && chunking.rows > kOracleTile)
-    chunking.rows -= chunking.rows % kOracleTile;
-
-  const std::int64_t columns = CountTiles(std::min(args.dim_qk, args.dim_v)) * chunking.heads;
-  chunking.query_parts = PartsFor(CountTiles(chunking.rows) * columns, args.seqlen_kv);
-  if (QueryPartDoubles(args, chunking) * sizeof(double) > kPartialBytes) chunking.query_parts = 1;
-  chunking.key_parts = PartsFor(CountTiles(args.seqlen_kv) * columns, chunking.rows);
-  if (KeyPartDoubles(args, chunking) * sizeof(double) > kPartialBytes) chunking.key_parts = 1;
-  if (KeyPartDoubles(args, chunking) * sizeof(double) > kPartialBytes ||
-      chunking.key_parts * chunking.heads == 1)
-    chunking.key_parts = 0;
-  return chunking;
-}
-
-std::size_t MatrixDoubles(const Chunking& chunking) {
-  return static_cast<std::size_t>(chunking.heads) * chunking.rows * chunking.pitch;
-}
-
-std::size_t OffsetDoubles(const OracleArgs& args, const Chunking& chunking) {
-  if (!args.dout || !args.d_softmax_offset) return 0;
-  return static_cast<std::size_t>(chunking.heads) * chunking.rows;
-}
 
 // Tile (x, y) of S = scale Q K^T, or of dP = dO V^T, of head z.
 template <typename T, bool kGradient>
@@ -221,11 +152,11 @@ void LaunchSum(const Sum& sum, cudaStream_t stream) {
   CheckCuda(cudaGetLastError(), "launching the oracle's sums");
 }
 
-unsigned Tiles(std::int64_t count) { return static_cast<unsigned>(CountTiles(count)); }
+unsigned Tiles(std::int64_t count) { return static_cast<unsigned>((count + kOracleTile - 1) / kOracleTile); }
 
 // out or dQ of one chunk.
 template <typename T, bool kGradient>
-void RunQueries(const Chunk& chunk, const Chunking& chunking, double* parts, cudaStream_t stream) {
+void RunQueries(const Chunk& chunk, const OracleChunking& chunking, double* parts, cudaStream_t stream) {
   const OracleArgs& args = chunk.args;
   const int dim = kGradient ? args.dim_qk : args.dim_v;
   const bool whole = chunking.query_parts == 1;
@@ -247,8 +178,8 @@ void RunQueries(const Chunk& chunk, const Chunking& chunking, double* parts, cud
 
 // dK or dV of one chunk, added to `to`.
 template <typename T, bool kValue>
-void RunKeys(const Chunk& chunk, const Chunking& chunking, double* parts, bool first, bool last, double* to,
-             cudaStream_t stream) {
+void RunKeys(const Chunk& chunk, const OracleChunking& chunking, double* parts, bool first, bool last,
+             double* to, cudaStream_t stream) {
   const int dim = kValue ? chunk.args.dim_v : chunk.args.dim_qk;
   const bool in_place = chunking.key_parts == 0;
   const int count = chunk.heads * chunking.key_parts;
@@ -271,7 +202,7 @@ void RunKeys(const Chunk& chunk, const Chunking& chunking, double* parts, bool f
 }
 
 template <typename T>
-void RunChunk(const Chunk& chunk, const Chunking& chunking, double* parts, bool first, bool last,
+void RunChunk(const Chunk& chunk, const OracleChunking& chunking, double* parts, bool first, bool last,
               cudaStream_t stream) {
   const OracleArgs& args = chunk.args;
   const dim3 pairs(Tiles(args.seqlen_kv), Tiles(chunk.rows), chunk.heads);
@@ -311,14 +242,6 @@ void LoadOracle() {
   LoadOracleRows();
 }
 
-std::size_t OracleBytes(const OracleArgs& args) {
-  const Chunking chunking = ChunkingOf(args);
-  const std::size_t parts =
-      std::max(QueryPartDoubles(args, chunking), args.dout ? KeyPartDoubles(args, chunking) : 0);
-  return (MatrixDoubles(chunking) * (args.dout ? 2 : 1) + parts + OffsetDoubles(args, chunking)) *
-         sizeof(double);
-}
-
 void LaunchOracle(const OracleArgs& args, std::byte* workspace, cudaStream_t stream) {
   if (args.dtype != Dtype::kFp16 && args.dtype != Dtype::kBf16) {
     throw RuntimeError(CPPOOL_INTERNAL, "the oracle's inputs are fp16 or bf16");
@@ -333,10 +256,9 @@ void LaunchOracle(const OracleArgs& args, std::byte* workspace, cudaStream_t str
     clear(args.dv, args.dim_v);
     return;
   }
-  const Chunking chunking = ChunkingOf(args);
+  const OracleChunking chunking = ChunkingOf(ShapeOf(args));
   double* const matrices = reinterpret_cast<double*>(workspace);
-  double* const parts = matrices + MatrixDoubles(chunking) * (args.dout ? 2 : 1);
-  const std::size_t offsets = OffsetDoubles(args, chunking);  // they lie at the end
+  double* const parts = matrices + chunking.matrix * (args.dout ? 2 : 1);
   Chunk chunk{.args = args,
               .mask = {args.mask, args.window_left, args.window_right, args.seqlen_q, args.seqlen_kv},
               .row = 0,
@@ -345,8 +267,8 @@ void LaunchOracle(const OracleArgs& args, std::byte* workspace, cudaStream_t str
               .heads = 0,
               .pitch = chunking.pitch,
               .p = matrices,
-              .ds = args.dout ? matrices + MatrixDoubles(chunking) : nullptr,
-              .ds_offset = offsets ? matrices + OracleBytes(args) / sizeof(double) - offsets : nullptr};
+              .ds = args.dout ? matrices + chunking.matrix : nullptr,
+              .ds_offset = chunking.offsets ? parts + chunking.parts : nullptr};
   for (; chunk.head < args.group; chunk.head += chunking.heads) {
     chunk.heads = std::min(chunking.heads, args.group - chunk.head);
     for (chunk.row = 0; chunk.row < args.seqlen_q; chunk.row += chunking.rows) {

@@ -12,9 +12,10 @@
 
 #include <cstdint>
 
+#include "kernels/attention/oracle_workspace.h"  // kOracleTile
+
 namespace cppool::kernels::cuda {
 
-inline constexpr int kOracleTile = 64;
 inline constexpr int kOracleStep = 16;
 inline constexpr int kOracleThreads = 128;
 

@@ -121,8 +121,7 @@ class CheckKernels {
   // *result is host memory from the runtime's alloc_host, valid after the stream is synchronised.
   virtual void Compare(const CompareArgs&, CompareStats* result, cppool_stream) = 0;
 
-  // Device memory that Oracle takes for itself, at most, besides its outputs.
-  virtual std::size_t OracleWorkspace(const OracleArgs&) const = 0;
+  // Memory that it takes for itself: oracle_workspace.h.
   virtual void Oracle(const OracleArgs&, cppool_stream) = 0;
 };
 

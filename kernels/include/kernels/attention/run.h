@@ -24,7 +24,8 @@ class AttentionReport {
   virtual bool NextIteration() = 0;
   // Floating-point operations of this rank in a stage ("forward", "backward") of one iteration.
   virtual void Work(const std::string& stage, double flops) = 0;
-  // `against`: "no_cp", "oracle", and with spec.deterministic "rerun".
+  // `against`: "no_cp", "oracle", with spec.deterministic "rerun"; and "later", only of a tensor that changed after the
+  // run was over.
   virtual void Check(CheckedTensor tensor, const std::string& against, const Verdict& verdict) = 0;
   // With spec.deterministic: a hash of the bits of all of this rank's outputs.
   virtual void Digest(std::uint64_t) {}
@@ -82,7 +83,7 @@ class TensorSink {
 void RunAttention(cppool_runtime* runtime, const AttentionSpec& spec, bool checks, AttentionReport& report,
                   TensorSource* source = nullptr, TensorSink* sink = nullptr);
 
-// Most device bytes that RunAttention holds on a rank, checks included.
-double AttentionBytes(const AttentionSpec& spec, int world_size);
+// Most device bytes that RunAttention holds on a rank, checks included; `host`: on the host runtime.
+double AttentionBytes(const AttentionSpec& spec, int world_size, bool host);
 
 }  // namespace cppool::kernels

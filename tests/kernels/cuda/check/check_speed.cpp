@@ -5,6 +5,7 @@
 #include <exception>
 #include <vector>
 
+#include "kernels/attention/oracle_workspace.h"
 #include "kernels/check/oracle_case.h"
 
 namespace cppool::kernels::test {
@@ -53,7 +54,7 @@ void TimeOracle(const CheckRank& rank, const char* name, const OracleCase& c) {
   const double flops = 2.0 * c.group * pairs * 3 * (c.dim_qk + c.dim_v);
   std::printf("%-44s exact %7.2f ms (%5.1f TFLOP/s), rounded %7.2f ms, workspace %zu MiB\n", name,
               milliseconds[0], flops / milliseconds[0] * 1e-9, milliseconds[1],
-              rank.kernels().OracleWorkspace(args) >> 20);
+              OracleWorkspace(ShapeOf(args)) >> 20);
 }
 
 void Run() {
