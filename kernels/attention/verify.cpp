@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "kernels/attention/oracle_alibi.h"
 #include "kernels/attention/oracle_workspace.h"
 #include "kernels/error.h"
 #include "kernels/host/check_kernels.h"
@@ -101,7 +102,7 @@ Verifier::Verifier(cppool_runtime* runtime, const AttentionSpec& spec, CheckKern
       local_(local),
       global_(global),
       report_(report) {
-  if (spec.bias == BiasType::kAlibi) slopes_ = Upload(AlibiSlopes(spec.heads));
+  if (spec.bias == BiasType::kAlibi) slopes_ = Upload(OracleAlibiSlopes(spec.heads));
 }
 
 void Verifier::AgainstNoCp() {

@@ -1,4 +1,5 @@
-// What surrounds the oracle: the memory that it is said to take, what its uploads leave behind when memory runs out.
+// What surrounds the oracle: the memory that it is said to take, what its uploads leave behind when memory runs out,
+// and ALiBi's slopes.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -12,6 +13,7 @@
 
 #include "catch.h"
 #include "check_rank.h"
+#include "kernels/attention/oracle_alibi.h"
 #include "kernels/attention/oracle_workspace.h"
 #include "kernels/attention/tensor_set.h"
 #include "kernels/attention/verify.h"
@@ -215,6 +217,30 @@ TEST_CASE("copies of a check that runs out of memory read what is still there") 
   }
   CHECK(refused >= 4);
   CHECK(copies > 0);
+}
+
+TEST_CASE("the oracle's slopes for ALiBi") {
+  CHECK(OracleAlibiSlopes(1) == std::vector<float>{0x1p-8f});
+  CHECK(OracleAlibiSlopes(2) == std::vector<float>{0x1p-4f, 0x1p-8f});
+  CHECK(OracleAlibiSlopes(3) == std::vector<float>{0x1p-4f, 0x1p-8f, 0x1p-2f});
+  CHECK(OracleAlibiSlopes(6) == std::vector<float>{0x1p-2f, 0x1p-4f, 0x1p-6f, 0x1p-8f, 0x1p-1f, 0x1p-3f});
+  CHECK(OracleAlibiSlopes(8) ==
+        std::vector<float>{0x1p-1f, 0x1p-2f, 0x1p-3f, 0x1p-4f, 0x1p-5f, 0x1p-6f, 0x1p-7f, 0x1p-8f});
+  const std::vector<float> ten = OracleAlibiSlopes(10);
+  REQUIRE(ten.size() == 10);
+  CHECK(std::vector<float>(ten.begin(), ten.begin() + 8) == OracleAlibiSlopes(8));
+  CHECK(ten[8] == 0.70710678f);
+  CHECK(ten[9] == 0.35355339f);
+}
+
+TEST_CASE("ALiBi's slopes of the kernels and of the oracle agree") {
+  for (int heads = 1; heads <= 64; ++heads) {
+    INFO(heads << " heads");
+    CHECK(AlibiSlopes(heads) == OracleAlibiSlopes(heads));
+  }
+  const std::vector<float> ours = AlibiSlopes(1000), oracle = OracleAlibiSlopes(1000);
+  REQUIRE(ours.size() == oracle.size());
+  for (std::size_t h = 0; h < ours.size(); ++h) CHECK(Near(ours[h], oracle[h], 1e-6));
 }
 
 }  // namespace cppool::kernels::test
