@@ -25,9 +25,32 @@ std::size_t SequenceLength(std::string_view bytes) {
   return length;
 }
 
+// The code point of a valid sequence.
+unsigned CodePoint(std::string_view sequence) {
+  const auto lead = static_cast<unsigned char>(sequence[0]);
+  if (sequence.size() == 1) return lead;
+  unsigned code = lead & (0xFFu >> (sequence.size() + 1));
+  for (const char next : sequence.substr(1)) code = code << 6 | (static_cast<unsigned char>(next) & 0x3F);
+  return code;
+}
+
+// What a terminal acts on instead of showing it: a control character of ASCII or of the second set (U+009B begins a
+// command as ESC [ does), an end of line, or what turns the direction of the text around it (Unicode's UAX 9).
+bool Acts(unsigned code) {
+  return code < 0x20 || (code >= 0x7F && code <= 0x9F) || code == 0x61C || code == 0x200E || code == 0x200F ||
+         (code >= 0x2028 && code <= 0x202E) || (code >= 0x2066 && code <= 0x2069);
+}
+
 std::string HexEscape(unsigned char byte) {
   constexpr char kDigits[] = "0123456789abcdef";
   return {'\\', 'x', kDigits[byte >> 4], kDigits[byte & 15]};
+}
+
+// As in JSON; below U+10000.
+std::string UnicodeEscape(unsigned code) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  return {
+      '\\', 'u', kDigits[code >> 12], kDigits[code >> 8 & 15], kDigits[code >> 4 & 15], kDigits[code & 15]};
 }
 
 }  // namespace
@@ -54,10 +77,12 @@ std::string Echo(std::string_view bytes) {
       text += "\\r";
     } else if (byte == '\t') {
       text += "\\t";
-    } else if (length == 0 || byte < 0x20 || byte == 0x7F) {
+    } else if (length == 0) {
       text += HexEscape(byte);
+    } else if (const std::string_view sequence = bytes.substr(position, length); !Acts(CodePoint(sequence))) {
+      text += sequence;
     } else {
-      text += bytes.substr(position, length);
+      text += length == 1 ? HexEscape(byte) : UnicodeEscape(CodePoint(sequence));
     }
     position += length == 0 ? 1 : length;
   }

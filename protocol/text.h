@@ -16,8 +16,8 @@ namespace cppool::protocol {
 // when they are.
 std::size_t ValidUtf8Prefix(std::string_view bytes);
 
-// At most 80 characters of `bytes`, then "..."; control characters as \n or \x01, bytes that are not UTF-8 as
-// \xff.
+// At most 80 characters of `bytes`, then "..."; what a terminal would act on as \n, \x01 or, past ASCII, \u009b; bytes that
+// are not UTF-8 as \xff.
 std::string Echo(std::string_view bytes);
 
 std::string EchoValue(const Json& value);  // a value's JSON text, shortened the same way

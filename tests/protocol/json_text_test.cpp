@@ -75,6 +75,40 @@ TEST_CASE("what is no JSON text is refused with its place") {
   }
 }
 
+TEST_CASE("a quoted text holds nothing that a terminal acts on") {
+  struct Row {
+    const char *given, *shown;
+  };
+  const Row rows[] = {
+      {"a\x1b[2Jb", "\"a\\x1b[2Jb\""},
+      {"\n\r\t\x7f", "\"\\n\\r\\t\\x7f\""},
+      {"\xc2\x80\xc2\x9b"
+       "2J\xc2\x9f",
+       "\"\\u0080\\u009b2J\\u009f\""},               // the second set of control characters
+      {"\xc2\xa0\xc3\xa9", "\"\xc2\xa0\xc3\xa9\""},  // which ends there
+      {"\xd8\x9c\xe2\x80\x8e\xe2\x80\x8f", "\"\\u061c\\u200e\\u200f\""},  // marks of a direction
+      {"\xe2\x80\xa8\xe2\x80\xa9", "\"\\u2028\\u2029\""},                 // ends of a line and a paragraph
+      {"\xe2\x80\xaa"
+       "a\xe2\x80\xae",
+       "\"\\u202aa\\u202e\""},  // embeddings and overrides
+      {"\xe2\x81\xa6"
+       "a\xe2\x81\xa9",
+       "\"\\u2066a\\u2069\""},  // isolates
+      {"\xe2\x80\x8d\xe2\x80\xaf\xe2\x81\xa5\xe2\x81\xaa",
+       "\"\xe2\x80\x8d\xe2\x80\xaf\xe2\x81\xa5\xe2\x81\xaa\""},  // their neighbours
+      {"\xf0\x9f\x98\x80\xe6\xbc\xa2", "\"\xf0\x9f\x98\x80\xe6\xbc\xa2\""},
+      {"\x9b", "\"\\x9b\""},  // not UTF-8
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.given);
+    CHECK(Quoted(row.given) == row.shown);
+  }
+  // As a value's JSON text too, here in the name of an unknown key.
+  const std::string error =
+      Thrown<InvalidRequest>([] { ParseRequest(R"({"op":"run","\u009b31m\u202e":1})"); });
+  CheckText(error, {"\\u009b31m\\u202e"});
+}
+
 TEST_CASE("nesting is bounded without recursion") {
   CHECK(ErrorOf(Repeat("[", 64) + Repeat("]", 64)).empty());
   CheckText(ErrorOf(Repeat("[", 65) + Repeat("]", 65)), {"nested deeper than 64"});
