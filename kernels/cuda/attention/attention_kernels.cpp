@@ -117,7 +117,7 @@ HeadMap MapOf(const KernelShape& shape) {
   return {shape.heads, shape.kv_heads, shape.head0, shape.kv_head0, shape.group};
 }
 
-float ScaleLog2(const KernelShape& shape) { return shape.scale * 1.4426950408889634f; }
+float ScaleLog2(const KernelShape& shape) { return shape.scale * kLog2e; }
 
 Bias BiasOf(const KernelShape& shape, const BiasArgs& args) {
   return {args.tensor,       args.batch_stride, args.head_stride,

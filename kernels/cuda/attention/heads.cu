@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <string>
 
+#include "attention/launch.h"
 #include "kernels/error.h"
 #include "runtime/cuda_check.h"
 
@@ -117,12 +118,6 @@ bool Aligned(const void* pointer, std::size_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
 
-unsigned Blocks(std::int64_t threads) {
-  const std::int64_t blocks = (threads + kThreads - 1) / kThreads;
-  if (blocks > 0x7fffffff) throw RuntimeError(CPPOOL_UNSUPPORTED, "a tensor is too large for one kernel");
-  return static_cast<unsigned>(blocks);
-}
-
 Parts MakeParts(const std::vector<HeadRange>& ranges, int heads) {
   if (ranges.size() > kMaxParts) {
     throw RuntimeError(CPPOOL_UNSUPPORTED, "heads in more than " + std::to_string(kMaxParts) + " parts");
@@ -148,7 +143,7 @@ void Split(std::int64_t rows, int heads, int units, const Parts& parts, const vo
            cudaStream_t stream) {
   const int most = *std::max_element(parts.heads, parts.heads + parts.count);
   if (most == 0) return;
-  const dim3 grid(Blocks(rows * most * units), static_cast<unsigned>(parts.count));
+  const dim3 grid(BlocksFor(rows * most * units, kThreads), static_cast<unsigned>(parts.count));
   const auto* source = static_cast<const Unit*>(from);
   auto* target = static_cast<Unit*>(to);
   const std::int64_t all =
@@ -165,7 +160,7 @@ void Split(std::int64_t rows, int heads, int units, const Parts& parts, const vo
 template <typename From, typename To, int kCount>
 void Merge(std::int64_t rows, int heads, int units, const Parts& parts, const void* from, void* to,
            cudaStream_t stream) {
-  const unsigned blocks = Blocks(rows * heads * units);
+  const unsigned blocks = BlocksFor(rows * heads * units, kThreads);
   const auto* source = static_cast<const From*>(from);
   auto* target = static_cast<To*>(to);
   const std::int64_t all =
@@ -221,8 +216,8 @@ void LaunchDelta(Dtype dtype, std::int64_t vectors, int dim, const void* out, co
                  cudaStream_t stream) {
   if (vectors == 0) return;
   WithType(dtype, [&]<typename T>(T) {
-    DeltaKernel<T><<<Blocks(vectors * 8), kThreads, 0, stream>>>(vectors, dim, static_cast<const T*>(out),
-                                                                 static_cast<const T*>(dout), delta);
+    DeltaKernel<T><<<BlocksFor(vectors * 8, kThreads), kThreads, 0, stream>>>(
+        vectors, dim, static_cast<const T*>(out), static_cast<const T*>(dout), delta);
   });
   CheckCuda(cudaGetLastError(), "launching delta");
 }
@@ -267,9 +262,9 @@ void LaunchRound(const float* from, Dtype dtype, void* to, std::int64_t count, c
   WithType(dtype, [&]<typename To>(To) {
     auto* target = static_cast<To*>(to);
     if (Aligned(from, 16) && Aligned(to, 16)) {
-      RoundKernel<To, 8><<<Blocks((count + 7) / 8), kThreads, 0, stream>>>(count, from, target);
+      RoundKernel<To, 8><<<BlocksFor((count + 7) / 8, kThreads), kThreads, 0, stream>>>(count, from, target);
     } else {
-      RoundKernel<To, 1><<<Blocks(count), kThreads, 0, stream>>>(count, from, target);
+      RoundKernel<To, 1><<<BlocksFor(count, kThreads), kThreads, 0, stream>>>(count, from, target);
     }
   });
   CheckCuda(cudaGetLastError(), "launching the rounding");

@@ -8,6 +8,8 @@
 
 namespace cppool::kernels::cuda {
 
+inline constexpr float kLog2e = 1.4426950408889634f;
+
 struct WorkView {
   const Tile* tiles;    // one per blockIdx.x / heads: the most work first, over all heads
   const Range* ranges;  // of the other side

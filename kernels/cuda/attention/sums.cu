@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "kernels/error.h"
+#include "attention/launch.h"
 #include "runtime/cuda_check.h"
 
 namespace cppool::kernels::cuda {
@@ -67,19 +67,13 @@ __global__ void __launch_bounds__(kThreads)
   to[column] = sum;
 }
 
-unsigned Blocks(std::int64_t threads) {
-  const std::int64_t blocks = (threads + kThreads - 1) / kThreads;
-  if (blocks > 0x7fffffff) throw RuntimeError(CPPOOL_UNSUPPORTED, "a tensor is too large for one kernel");
-  return static_cast<unsigned>(blocks);
-}
-
 }  // namespace
 
 void LaunchAddOffset(std::int64_t rows, int heads, const float* lse, const float* offset, float* total,
                      cudaStream_t stream) {
   const std::int64_t count = rows * heads;
   if (count == 0) return;
-  AddOffsetKernel<<<Blocks(count), kThreads, 0, stream>>>(count, heads, lse, offset, total);
+  AddOffsetKernel<<<BlocksFor(count, kThreads), kThreads, 0, stream>>>(count, heads, lse, offset, total);
   CheckCuda(cudaGetLastError(), "launching the sum with a softmax offset");
 }
 
@@ -93,20 +87,20 @@ void LaunchOffsetGradient(const WorkView& queries, int tiles, int tile_rows, int
 
 void LaunchFill(float* to, float value, std::int64_t count, cudaStream_t stream) {
   if (count == 0) return;
-  FillKernel<<<Blocks(count), kThreads, 0, stream>>>(to, value, count);
+  FillKernel<<<BlocksFor(count, kThreads), kThreads, 0, stream>>>(to, value, count);
   CheckCuda(cudaGetLastError(), "launching a fill");
 }
 
 void LaunchAdd(const float* from, float* to, std::int64_t count, cudaStream_t stream) {
   if (count == 0) return;
-  AddKernel<<<Blocks(count), kThreads, 0, stream>>>(from, to, count);
+  AddKernel<<<BlocksFor(count, kThreads), kThreads, 0, stream>>>(from, to, count);
   CheckCuda(cudaGetLastError(), "launching an addition");
 }
 
 void LaunchSumRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
                    cudaStream_t stream) {
   if (columns == 0) return;
-  SumRowsKernel<<<Blocks(columns), kThreads, 0, stream>>>(from, rows, columns, to);
+  SumRowsKernel<<<BlocksFor(columns, kThreads), kThreads, 0, stream>>>(from, rows, columns, to);
   CheckCuda(cudaGetLastError(), "launching the sum of rows");
 }
 

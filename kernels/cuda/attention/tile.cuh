@@ -12,8 +12,6 @@
 namespace cppool::kernels::cuda {
 
 inline constexpr int kWarpSize = 32;
-inline constexpr float kLog2e = 1.4426950408889634f;
-inline constexpr float kLn2 = 0.6931471805599453f;
 
 template <int kDim>
 inline constexpr int kRowBytes = kDim * 2;

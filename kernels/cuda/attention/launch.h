@@ -1,0 +1,18 @@
+// How many blocks a launch has.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/error.h"
+
+namespace cppool::kernels::cuda {
+
+// For at least `threads` threads, in blocks of `block_threads`. Throws RuntimeError, CPPOOL_UNSUPPORTED, when a grid
+// cannot hold as many.
+inline unsigned BlocksFor(std::int64_t threads, int block_threads) {
+  const std::int64_t blocks = (threads + block_threads - 1) / block_threads;
+  if (blocks > 0x7fffffff) throw RuntimeError(CPPOOL_UNSUPPORTED, "a tensor is too large for one kernel");
+  return static_cast<unsigned>(blocks);
+}
+
+}  // namespace cppool::kernels::cuda
