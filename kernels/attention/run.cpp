@@ -135,8 +135,8 @@ class AttentionRun {
     {
       const Stage stage(rt_, rt_->stream, "checks");
       Verifier verifier(rt_, spec_, *check_, tokens, local, global, report_);
-      verifier.AgainstNoCp();
       verifier.AgainstOracle();
+      verifier.AgainstNoCp();
     }
     if (sink) global.SaveReference(*sink);
   }

@@ -1,6 +1,7 @@
 #include "kernels/attention/verify.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -35,10 +36,11 @@ void Add(CompareStats& sum, const CompareStats& part) {
 CheckedTensor KindOf(const TensorSet::Tensor& tensor) { return std::get<CheckedTensor>(tensor.info.kind); }
 bool IsWhole(const TensorSet::Tensor& tensor) { return tensor.info.rows_of == TensorRows::kWhole; }
 
-// See JudgeNoCp: what one element of a tensor is the sum of.
-double Summed(const AttentionSpec& spec, CheckedTensor kind) {
-  if (kind != CheckedTensor::kDbias) return 1;
-  return (spec.bias_shape.batch ? 1.0 : spec.batch) * (spec.bias_shape.heads ? 1.0 : spec.heads);
+GradientTerms TermsOf(const AttentionSpec& spec, CheckedTensor kind) {
+  GradientTerms terms{1, spec.scale, spec.scale * std::sqrt(spec.dim_qk)};
+  if (kind == CheckedTensor::kDbias)
+    terms.summed = (spec.bias_shape.batch ? 1.0 : spec.batch) * (spec.bias_shape.heads ? 1.0 : spec.heads);
+  return terms;
 }
 
 }  // namespace
@@ -159,7 +161,7 @@ void Verifier::AgainstNoCp() {
     const auto [values, padding] = comparisons[i];
     Verdict verdict;
     if (values) {
-      verdict = JudgeNoCp(kind, spec_.dtype, gqa(), *values, Summed(spec_, kind));
+      verdict = JudgeNoCp(kind, spec_.dtype, gqa(), *values, plain_[kind], TermsOf(spec_, kind));
     } else {  // the rank holds no token
       verdict.tolerance = ToleranceNoCp(kind, spec_.dtype, gqa()).absolute;
       verdict.ok = true;
@@ -190,7 +192,7 @@ void Verifier::AgainstOracle() {
   for_both(CheckedTensor::kMaxLogit, -std::numeric_limits<double>::infinity());
 
   Results<CompareStats> results(rt_,
-                                2 * (local_.outputs().size() * sample.pairs.size() +
+                                3 * (local_.outputs().size() * sample.pairs.size() +
                                      sample.bias_units.size() + 2 * sample.whole_heads.size()),
                                 NotCompared());
   StatsOf stats;
@@ -207,15 +209,17 @@ void Verifier::AgainstOracle() {
   Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
 
   for (const TensorSet::Tensor& tensor : local_.outputs()) {
-    CompareStats ours, rounded;
-    for (const Stats& part : stats[KindOf(tensor)]) {
+    const CheckedTensor kind = KindOf(tensor);
+    CompareStats ours, plain_here;
+    for (const Stats& part : stats[kind]) {
       Add(ours, *part.ours);
-      Add(rounded, *part.plain);
+      Add(plain_[kind], *part.plain);
+      Add(plain_here, *part.plain_here);
     }
     // None where the rank holds no token of the sample, or a sum would have been too much work.
     if (ours.count > 0)
-      report_.Check(KindOf(tensor), "oracle",
-                    JudgeOracle(KindOf(tensor), spec_.dtype, ours, rounded, Summed(spec_, KindOf(tensor))));
+      report_.Check(kind, "oracle",
+                    JudgeOracle(kind, spec_.dtype, ours, plain_[kind], plain_here, TermsOf(spec_, kind)));
   }
 }
 
@@ -298,13 +302,15 @@ void Verifier::ComparePair(const OraclePair& pair, const OracleOutputs& exact, c
     args.b_rows = rows.positions;
     args.b_stride = args.columns = heads_here * dim;
     args.rows = rows.count;
-    const Stats result{results.Next(), results.Next()};
+    const Stats result{results.Next(), results.Next(), results.Next()};
     kernels_.Compare(args, result.ours, rt_->stream);
     args.a = plain.of(kind).get();
     args.a_dtype = Dtype::kFp64;
-    args.a_rows = args.b_rows = nullptr;
+    args.a_rows = rows.positions;
     args.a_offset = 0;
     args.a_stride = args.columns;
+    kernels_.Compare(args, result.plain_here, rt_->stream);
+    args.a_rows = args.b_rows = nullptr;
     args.rows = (of_queries ? spec_.queries : spec_.keys).length[pair.sequence];
     kernels_.Compare(args, result.plain, rt_->stream);
     stats[kind].push_back(result);
@@ -324,7 +330,9 @@ void Verifier::CompareBias(const BiasUnit& unit, const OracleOutputs& exact, con
   args.b_dtype = Dtype::kFp64;
   args.a_stride = args.b_stride = args.columns = keys;
   args.rows = rows;
-  const Stats result{results.Next(), results.Next()};
+  CompareStats* const ours = results.Next();
+  CompareStats* const rounded = results.Next();
+  const Stats result{ours, rounded, rounded};
   kernels_.Compare(args, result.ours, rt_->stream);
   args.a = plain.dbias.get();
   args.a_dtype = Dtype::kFp64;
@@ -347,7 +355,9 @@ void Verifier::CompareHeads(const std::vector<int>& kv_heads, const OracleOutput
       args.a_offset = args.b_offset = kv_head * group();
       args.columns = args.a_stride = args.b_stride = group();
       args.rows = 1;
-      const Stats result{results.Next(), results.Next()};
+      CompareStats* const ours = results.Next();
+      CompareStats* const rounded = results.Next();
+      const Stats result{ours, rounded, rounded};
       kernels_.Compare(args, result.ours, rt_->stream);
       args.a = plain.of(kind).get();
       args.a_dtype = Dtype::kFp64;

@@ -65,9 +65,10 @@ class Verifier {
            const RankTokens& tokens, const TensorSet& local, const TensorSet& global,
            AttentionReport& report);
 
-  // With the outputs in `global`; and padding is zero.
-  void AgainstNoCp();
   void AgainstOracle();
+  // With the outputs in `global`; and padding is zero. After the oracle, whose plain attention tells how far apart right
+  // results may be.
+  void AgainstNoCp();
 
  private:
   struct Rows {  // device arrays of `count`
@@ -77,7 +78,7 @@ class Verifier {
   };
   struct OracleOutputs;
   struct Stats {
-    CompareStats *ours, *plain;
+    CompareStats *ours, *plain, *plain_here;  // see JudgeOracle
   };
   using StatsOf = std::map<CheckedTensor, std::vector<Stats>>;
 
@@ -106,6 +107,7 @@ class Verifier {
   std::deque<Buffer> uploaded_;
   const float* slopes_ = nullptr;  // of ALiBi, by head; device
   std::map<std::pair<const RankRows*, int>, Rows> rows_;
+  std::map<CheckedTensor, CompareStats> plain_;  // against the exact result, of all rows of the sample
 };
 
 // Most bytes that the oracle's results and workspace take, on the host or on a GPU.

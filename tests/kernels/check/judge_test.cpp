@@ -36,12 +36,22 @@ CompareStats Stats(const std::vector<double>& a, const std::vector<double>& b, d
 
 Verdict NoCp(CheckedTensor tensor, Dtype dtype, bool gqa, const std::vector<double>& a,
              const std::vector<double>& b, double summed = 1) {
-  return JudgeNoCp(tensor, dtype, gqa, Stats(a, b, ToleranceNoCp(tensor, dtype, gqa).relative), summed);
+  return JudgeNoCp(tensor, dtype, gqa, Stats(a, b, ToleranceNoCp(tensor, dtype, gqa).relative), {}, {summed});
 }
 
-std::vector<double> Wave(double amplitude) {
+// All elements in one sample.
+Verdict Oracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours, const CompareStats& plain,
+               double summed = 1) {
+  return JudgeOracle(tensor, dtype, ours, plain, plain, {summed});
+}
+
+// So many that they are no small sample.
+constexpr int kMany = 100000;
+
+std::vector<double> Wave(double amplitude, int count = kMany) {
   std::vector<double> values;
-  for (int i = 0; i < 1000; ++i) values.push_back(amplitude * std::sin(i));
+  values.reserve(count);
+  for (int i = 0; i < count; ++i) values.push_back(amplitude * std::sin(i));
   return values;
 }
 
@@ -55,7 +65,7 @@ TEST_CASE("equal tensors pass, against either reference") {
         CHECK(verdict.rel_err == 0);
         CHECK(verdict.max_abs_err == 0);
         const CompareStats stats = Stats(Wave(amplitude), Wave(amplitude));
-        CHECK(JudgeOracle(tensor, dtype, stats, stats).ok);
+        CHECK(Oracle(tensor, dtype, stats, stats).ok);
       }
     }
   }
@@ -73,7 +83,7 @@ TEST_CASE("an all-zero dq fails, although its elements are below Transformer Eng
       CHECK(Near(verdict.rel_err, 1, 1e-5));
       CHECK_FALSE(verdict.ok);
       if (tensor == CheckedTensor::kDbias) CHECK_FALSE(NoCp(tensor, dtype, true, zero, reference, 64).ok);
-      CHECK_FALSE(JudgeOracle(tensor, dtype, Stats(zero, reference), Stats(reference, reference)).ok);
+      CHECK_FALSE(Oracle(tensor, dtype, Stats(zero, reference), Stats(reference, reference)).ok);
     }
   }
   // Down to gradients of a million keys.
@@ -120,15 +130,15 @@ TEST_CASE("no_cp: the RMS of the error is limited to a part of the reference's")
 
 TEST_CASE(
     "noise where the gradient is 0 passes; a finite error against a zero reference is reported as finite") {
-  const std::vector<double> zero(1000, 0.0);
+  const std::vector<double> zero(kMany, 0.0);
   CHECK(NoCp(CheckedTensor::kDq, Dtype::kBf16, false, Wave(1e-6), zero).ok);
   CHECK(NoCp(CheckedTensor::kDq, Dtype::kBf16, false, Wave(1e-6), Wave(-1e-6)).ok);
-  CHECK(JudgeOracle(CheckedTensor::kDq, Dtype::kBf16, Stats(Wave(1e-6), zero), Stats(zero, zero)).ok);
+  CHECK(Oracle(CheckedTensor::kDq, Dtype::kBf16, Stats(Wave(1e-6), zero), Stats(zero, zero)).ok);
   const Verdict verdict = NoCp(CheckedTensor::kDq, Dtype::kBf16, false, Wave(1e-3), zero);
   CHECK_FALSE(verdict.ok);
   CHECK(std::isfinite(verdict.rel_err));
   CHECK(verdict.rel_err > 1);
-  CHECK_FALSE(JudgeOracle(CheckedTensor::kDq, Dtype::kBf16, Stats(Wave(1e-3), zero), Stats(zero, zero)).ok);
+  CHECK_FALSE(Oracle(CheckedTensor::kDq, Dtype::kBf16, Stats(Wave(1e-3), zero), Stats(zero, zero)).ok);
 }
 
 TEST_CASE("lse: -inf on both sides is equal, and its tolerance is fp32's") {
@@ -142,9 +152,8 @@ TEST_CASE("lse: -inf on both sides is equal, and its tolerance is fp32's") {
   CHECK_FALSE(NoCp(CheckedTensor::kLse, Dtype::kBf16, false, {8.5, -kInfinity, -kInfinity, 0.5}, b).ok);
 
   const CompareStats exact = Stats(b, b);
-  CHECK(JudgeOracle(CheckedTensor::kLse, Dtype::kBf16, Stats({8.50008, -kInfinity, 7.25, 0.5}, b), exact).ok);
-  CHECK_FALSE(
-      JudgeOracle(CheckedTensor::kLse, Dtype::kBf16, Stats({8.5001, -kInfinity, 7.25, 0.5}, b), exact).ok);
+  CHECK(Oracle(CheckedTensor::kLse, Dtype::kBf16, Stats({8.50008, -kInfinity, 7.25, 0.5}, b), exact).ok);
+  CHECK_FALSE(Oracle(CheckedTensor::kLse, Dtype::kBf16, Stats({8.5001, -kInfinity, 7.25, 0.5}, b), exact).ok);
 }
 
 TEST_CASE("oracle: twice plain attention's error for the output, three times for gradients") {
@@ -153,14 +162,71 @@ TEST_CASE("oracle: twice plain attention's error for the output, three times for
        {CheckedTensor::kOut, CheckedTensor::kDq, CheckedTensor::kDk, CheckedTensor::kDv}) {
     const double factor = tensor == CheckedTensor::kOut ? 2 : 3;
     const CompareStats plain = Stats(Wave(1.1), exact);
-    CHECK(JudgeOracle(tensor, Dtype::kFp16, Stats(Wave(1 + 0.1 * factor), exact), plain).ok);
-    CHECK_FALSE(JudgeOracle(tensor, Dtype::kFp16, Stats(Wave(1 + 0.1 * factor + 0.002), exact), plain).ok);
+    CHECK(Oracle(tensor, Dtype::kFp16, Stats(Wave(1 + 0.1 * factor), exact), plain).ok);
+    CHECK_FALSE(Oracle(tensor, Dtype::kFp16, Stats(Wave(1 + 0.1 * factor + 0.002), exact), plain).ok);
     // The floor: one rounding of the largest element.
     const CompareStats lucky = Stats(exact, exact);
-    CHECK(JudgeOracle(tensor, Dtype::kFp16, Stats(Wave(1 + 0.9 * 0x1p-11), exact), lucky).ok);
-    CHECK_FALSE(JudgeOracle(tensor, Dtype::kFp16, Stats(Wave(1 + 1.1 * 0x1p-11), exact), lucky).ok);
-    CHECK(JudgeOracle(tensor, Dtype::kBf16, Stats(Wave(1 + 0.9 * 0x1p-8), exact), lucky).ok);
-    CHECK_FALSE(JudgeOracle(tensor, Dtype::kBf16, Stats(Wave(1 + 1.1 * 0x1p-8), exact), lucky).ok);
+    CHECK(Oracle(tensor, Dtype::kFp16, Stats(Wave(1 + 0.9 * 0x1p-11), exact), lucky).ok);
+    CHECK_FALSE(Oracle(tensor, Dtype::kFp16, Stats(Wave(1 + 1.1 * 0x1p-11), exact), lucky).ok);
+    CHECK(Oracle(tensor, Dtype::kBf16, Stats(Wave(1 + 0.9 * 0x1p-8), exact), lucky).ok);
+    CHECK_FALSE(Oracle(tensor, Dtype::kBf16, Stats(Wave(1 + 1.1 * 0x1p-8), exact), lucky).ok);
+  }
+}
+
+TEST_CASE("oracle: the RMS of the error is limited too, so that no large one hides many") {
+  const std::vector<double> exact = Wave(1);
+  std::vector<double> one_large = exact;
+  one_large[0] += 0.1;
+  const CompareStats plain = Stats(one_large, exact);
+  for (const CheckedTensor tensor :
+       {CheckedTensor::kOut, CheckedTensor::kDq, CheckedTensor::kDv, CheckedTensor::kDbias}) {
+    CHECK(Oracle(tensor, Dtype::kBf16, Stats(Wave(1.001), exact), plain).ok);
+    const Verdict wrong = Oracle(tensor, Dtype::kBf16, Stats(Wave(1.05), exact), plain);
+    CHECK(wrong.max_abs_err < wrong.tolerance);
+    CHECK_FALSE(wrong.ok);
+    // Plain attention's error may be where ours is, or everywhere.
+    const CompareStats everywhere = Stats(Wave(1.05), exact);
+    CHECK(JudgeOracle(tensor, Dtype::kBf16, everywhere, everywhere, plain).ok);
+    CHECK(JudgeOracle(tensor, Dtype::kBf16, everywhere, plain, everywhere).ok);
+  }
+}
+
+TEST_CASE(
+    "oracle: our lse is much better than plain attention's, or a window that is too wide would not show") {
+  const std::vector<double> exact = Wave(8);
+  const CompareStats plain = Stats(Wave(8.02), exact);
+  CHECK(Oracle(CheckedTensor::kLse, Dtype::kBf16, Stats(Wave(8.0049), exact), plain).ok);
+  CHECK_FALSE(Oracle(CheckedTensor::kLse, Dtype::kBf16, Stats(Wave(8.0052), exact), plain).ok);
+}
+
+TEST_CASE("what differs by no more than plain attention does from the exact result is right") {
+  const std::vector<double> exact = Wave(1e-3);
+  const CompareStats plain = Stats(Wave(1.1e-3), exact);
+  const auto ok = [&](CheckedTensor tensor, const std::vector<double>& got, const CompareStats& allowed) {
+    return JudgeNoCp(tensor, Dtype::kBf16, false,
+                     Stats(got, exact, ToleranceNoCp(tensor, Dtype::kBf16, false).relative), allowed)
+        .ok;
+  };
+  for (const CheckedTensor tensor : {CheckedTensor::kOut, CheckedTensor::kDq}) {
+    CHECK_FALSE(ok(tensor, Wave(1.19e-3), {}));
+    CHECK(ok(tensor, Wave(1.19e-3), plain));
+    CHECK_FALSE(ok(tensor, Wave(1.25e-3), plain));
+  }
+  // Above Transformer Engine's tolerance, as with a large scale.
+  std::vector<double> large = exact;
+  large[3] += 0.2;
+  CHECK_FALSE(ok(CheckedTensor::kDq, large, {}));
+  CHECK(ok(CheckedTensor::kDq, large, Stats(large, exact)));
+  CHECK_FALSE(ok(CheckedTensor::kLse, large, Stats(large, exact)));
+}
+
+TEST_CASE("two tokens are too small a sample to measure an error by") {
+  for (const auto& [count, ok] : {std::pair{128, true}, std::pair{kMany, false}}) {
+    const std::vector<double> exact = Wave(4e-4, count);
+    const CompareStats lucky = Stats(exact, exact), ours = Stats(Wave(4.6e-4, count), exact);
+    CHECK(JudgeOracle(CheckedTensor::kDq, Dtype::kFp16, ours, lucky, lucky).ok == ok);
+    CHECK(JudgeNoCp(CheckedTensor::kDq, Dtype::kFp16, false, ours, lucky).ok == ok);
+    CHECK_FALSE(JudgeOracle(CheckedTensor::kOut, Dtype::kFp16, ours, lucky, lucky).ok);
   }
 }
 
@@ -170,10 +236,10 @@ TEST_CASE("one NaN fails, and so does a comparison of nothing") {
   poisoned[500] = std::numeric_limits<double>::quiet_NaN();
   for (const CheckedTensor tensor : kAll) {
     CHECK_FALSE(NoCp(tensor, Dtype::kBf16, false, poisoned, exact).ok);
-    CHECK_FALSE(JudgeOracle(tensor, Dtype::kBf16, Stats(poisoned, exact), Stats(exact, exact)).ok);
-    CHECK_FALSE(JudgeOracle(tensor, Dtype::kBf16, Stats(exact, exact), Stats(poisoned, exact)).ok);
-    CHECK_FALSE(JudgeNoCp(tensor, Dtype::kBf16, false, {}).ok);
-    CHECK_FALSE(JudgeOracle(tensor, Dtype::kBf16, {}, {}).ok);
+    CHECK_FALSE(Oracle(tensor, Dtype::kBf16, Stats(poisoned, exact), Stats(exact, exact)).ok);
+    CHECK_FALSE(Oracle(tensor, Dtype::kBf16, Stats(exact, exact), Stats(poisoned, exact)).ok);
+    CHECK_FALSE(JudgeNoCp(tensor, Dtype::kBf16, false, {}, {}).ok);
+    CHECK_FALSE(Oracle(tensor, Dtype::kBf16, {}, {}).ok);
   }
 }
 
@@ -204,17 +270,17 @@ TEST_CASE("dbias: one rank's part that is missing, or there twice, fails against
       CHECK_FALSE(NoCp(CheckedTensor::kDbias, dtype, false, wrong, reference).ok);
       const CompareStats plain =
           Stats(Parts(std::vector<int>(world_size, 1), 4096, amplitude * (1 + 0x1p-8)), reference);
-      CHECK_FALSE(JudgeOracle(CheckedTensor::kDbias, dtype, Stats(wrong, reference), plain).ok);
+      CHECK_FALSE(Oracle(CheckedTensor::kDbias, dtype, Stats(wrong, reference), plain).ok);
     }
   }
 }
 
 TEST_CASE("dbias: the noise of a gradient that is 0 grows with what an element sums") {
-  const std::vector<double> zero(1000, 0.0);
+  const std::vector<double> zero(kMany, 0.0);
   const auto ok = [&](double noise, double summed) {
     const CompareStats exact = Stats(zero, zero);
     const bool oracle =
-        JudgeOracle(CheckedTensor::kDbias, Dtype::kBf16, Stats(Wave(noise), zero), exact, summed).ok;
+        Oracle(CheckedTensor::kDbias, Dtype::kBf16, Stats(Wave(noise), zero), exact, summed).ok;
     CHECK(NoCp(CheckedTensor::kDbias, Dtype::kBf16, false, Wave(noise), zero, summed).ok == oracle);
     return oracle;
   };
@@ -232,7 +298,7 @@ TEST_CASE("d_softmax_offset: a missing or a doubled part fails, the rounding of 
       const auto verdicts = [&](const std::vector<double>& got) {
         const CompareStats plain = Stats(Parts(std::vector<int>(8, 1), heads, 1e-4 * (1 + unit)), reference);
         return std::pair{NoCp(CheckedTensor::kDsoftmaxOffset, dtype, false, got, reference).ok,
-                         JudgeOracle(CheckedTensor::kDsoftmaxOffset, dtype, Stats(got, reference), plain).ok};
+                         Oracle(CheckedTensor::kDsoftmaxOffset, dtype, Stats(got, reference), plain).ok};
       };
       for (const int weight : {0, 2}) {
         CHECK((verdicts(Parts({weight, 1, 1, 1, 1, 1, 1, 1}, heads, 1e-4)) == std::pair{false, false}));
@@ -257,7 +323,7 @@ TEST_CASE("max_logit: fp32's rounding and nothing else, whatever plain attention
   const std::vector<double> exact{3.5, -kInfinity, -0.25, 60};
   const CompareStats plain = Stats({3.52, -kInfinity, -0.251, 60.25}, exact);
   const auto ok = [&](const std::vector<double>& got) {
-    const bool oracle = JudgeOracle(CheckedTensor::kMaxLogit, Dtype::kBf16, Stats(got, exact), plain).ok;
+    const bool oracle = Oracle(CheckedTensor::kMaxLogit, Dtype::kBf16, Stats(got, exact), plain).ok;
     CHECK(NoCp(CheckedTensor::kMaxLogit, Dtype::kBf16, false, got, exact).ok == oracle);
     return oracle;
   };
@@ -291,10 +357,10 @@ TEST_CASE("the ratio is our error over plain attention's and the floor") {
   const std::vector<double> exact(100, 1.0);
   const auto off = [&](double error) { return Stats(std::vector<double>(100, 1 + error), exact); };
   const double floor = 0x1p-11;
-  CHECK(Near(JudgeOracle(CheckedTensor::kOut, Dtype::kFp16, off(0.1), off(0.05)).ratio, 2, 1e-12));
-  CHECK(Near(JudgeOracle(CheckedTensor::kOut, Dtype::kFp16, off(0.1), off(0)).ratio, 0.1 / floor, 1e-12));
-  CHECK(JudgeOracle(CheckedTensor::kDq, Dtype::kFp16, off(0), off(0)).ratio == 0);
-  CHECK(JudgeOracle(CheckedTensor::kOut, Dtype::kFp16, Stats({0}, {0}), Stats({0}, {0})).ratio == 0);
+  CHECK(Near(Oracle(CheckedTensor::kOut, Dtype::kFp16, off(0.1), off(0.05)).ratio, 2, 1e-12));
+  CHECK(Near(Oracle(CheckedTensor::kOut, Dtype::kFp16, off(0.1), off(0)).ratio, 0.1 / floor, 1e-12));
+  CHECK(Oracle(CheckedTensor::kDq, Dtype::kFp16, off(0), off(0)).ratio == 0);
+  CHECK(Oracle(CheckedTensor::kOut, Dtype::kFp16, Stats({0}, {0}), Stats({0}, {0})).ratio == 0);
   CHECK(NoCp(CheckedTensor::kOut, Dtype::kFp16, false, {1.001}, {1}).ratio == 0);
 }
 

@@ -15,7 +15,8 @@ const char* NameOf(CheckedTensor tensor);  // "out", "lse", "dq", ..., "d_softma
 
 // Against the same kernel without CP: |a - b| <= absolute + relative * |b| everywhere, and RMS(a - b) <= rms
 // * RMS(b) over all of it. Transformer Engine's tolerances alone let an all-zero dq pass, whose elements are
-// smaller than `absolute`; the RMS does not.
+// smaller than `absolute`; the RMS does not. Where terms cancel (few keys in sight) or are large (a large scale), two
+// right results differ by more: by no more, then, than twice a plain attention's error in the same dtype.
 struct NoCpTolerance {
   double absolute;
   double relative;  // goes into CompareArgs::relative
@@ -34,17 +35,27 @@ struct Verdict {
   double ratio = 0;
 };
 
+// What the noise of a gradient depends on where its exact terms cancel.
+struct GradientTerms {
+  double summed = 1;     // dbias: how many (sequence, head) pairs one element is the sum of
+  double scale = 0.125;  // of the logits
+  double sharpness = 1;  // the scale over the usual one, 1 / sqrt(head dimension)
+};
+
 // A comparison of no elements never holds: a caller with nothing to compare should not ask.
 //
-// `summed`, for dbias: how many (sequence, head) pairs one element is the sum of. Where the exact gradient is 0
-// the noise of all of them is left.
-Verdict JudgeNoCp(CheckedTensor tensor, Dtype dtype, bool gqa, const CompareStats& stats, double summed = 1);
+// `plain`: a plain attention in the same dtype (OracleArgs::rounded) against the exact result; of no elements where that
+// is not known.
+//
+Verdict JudgeNoCp(CheckedTensor tensor, Dtype dtype, bool gqa, const CompareStats& stats,
+                  const CompareStats& plain, const GradientTerms& terms = {});
 
-// Against the exact oracle, with FlashAttention's criterion: our error is at most a factor of that of a plain
-// attention in the same dtype (OracleArgs::rounded), plus a small floor. Both stats have the exact result as
-// their `b`.
+// Against the exact oracle, with FlashAttention's criterion: our largest error is at most a factor of that of a plain
+// attention in the same dtype, plus a small floor; and so is the RMS of the errors, since a few large ones of early
+// rows would hide many. All stats have the exact result as their `b`; `plain_here` is of the elements that `ours`
+// has, `plain` of all.
 Verdict JudgeOracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours, const CompareStats& plain,
-                    double summed = 1);
+                    const CompareStats& plain_here, const GradientTerms& terms = {});
 
 // Rows without a token, compared with zeros (one row of them, with a b_stride of 0): every element is 0 and
 // nothing else.
