@@ -247,8 +247,10 @@ void CaseRun::Judge(RunResult& result) const {
                                       [](const auto& check) { return !check.ok; });
     result.status = Status::kFailed;
     result.error = "rank " + std::to_string(failed_check->rank) + ": " + failed_check->tensor + " against " +
-                   failed_check->against + ": " + numbers + " (" + std::to_string(failed) + " of " +
-                   std::to_string(result.checks.size()) + " checks do not hold)";
+                   failed_check->against + ": " + numbers +
+                   (failed_check->max_abs_err <= failed_check->tolerance ? " (kept: see rel_err)" : "") +
+                   " (" + std::to_string(failed) + " of " + std::to_string(result.checks.size()) +
+                   " checks do not hold)";
     result.failure = protocol::Failure{FailureKind::kMismatch, failed_check->rank, "", result.error};
   } else if (cause) {
     const FailureKind kind = ToFailureKind(cause->status);
