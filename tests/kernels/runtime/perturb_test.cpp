@@ -72,7 +72,7 @@ TEST_CASE("host perturb: the seed decides how work without a wait runs, and with
   }
   CAPTURE(early, late);
   CHECK(early > kTries / 4);
-  CHECK(early > 2 * late);  // also by chance a stream is late, on a busy machine
+  CHECK(early > late + kTries / 8);  // also by chance a stream is late, on a busy machine
 }
 
 TEST_CASE("host perturb: every mark of the case waits as its seed and rank say, and the next case has none") {
