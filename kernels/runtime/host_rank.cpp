@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstring>
 #include <exception>
+#include <iterator>
 #include <thread>
 
 #include "host_reduce.h"
@@ -54,7 +55,7 @@ std::unique_ptr<HostStream> HostRank::NewStream(int number) {
 // No deadline: what the streams wait for is the other ranks, and the watchdog ends that with Abort.
 void HostRank::SynchronizeAll() {
   for (auto& stream : streams_) stream->Synchronize();
-  for (auto& stream : idle_) stream->Synchronize();
+  for (auto& stream : retired_) stream->Synchronize();
 }
 
 void HostRank::BeginCase() {
@@ -107,12 +108,12 @@ void HostRank::ReleaseAll() {
   records_.clear();
 
   std::lock_guard lock(progress_mutex_);
-  while (streams_.size() > 1) {
-    idle_.push_back(std::move(streams_.back()));
-    streams_.pop_back();
+  for (auto* over : {&streams_, &retired_}) {
+    const auto first = over->begin() + (over == &streams_ ? 1 : 0);  // but for the main stream
+    idle_.insert(idle_.end(), std::move_iterator(first), std::move_iterator(over->end()));
+    over->erase(first, over->end());
   }
   streams_[0]->ForgetMarks();
-  for (auto& stream : idle_) stream->ForgetMarks();
   marks_.clear();
   marked_.clear();
   // A case may make up names; what the built-in ones use stays for the next case.
@@ -121,7 +122,14 @@ void HostRank::ReleaseAll() {
 
 void HostRank::Trim() {
   // Threads that wait for a stream cost little and save a start; a case that had many must not leave them.
-  if (idle_.size() > 8) idle_.resize(8);
+  std::vector<std::unique_ptr<HostStream>> ended;  // outside of the lock: ending is a wait
+  {
+    std::lock_guard lock(progress_mutex_);
+    while (idle_.size() > kSpareThreads) {
+      ended.push_back(std::move(idle_.back()));
+      idle_.pop_back();
+    }
+  }
   // The heap is the process's, not the rank's: once is enough.
   if (rank_ == 0) malloc_trim(0);
 }
@@ -137,7 +145,8 @@ MemoryInfo HostRank::Memory() const {
 bool HostRank::Idle() const {
   std::lock_guard lock(progress_mutex_);
   const auto idle = [](const auto& stream) { return stream->Idle(); };
-  return std::all_of(streams_.begin(), streams_.end(), idle) && std::all_of(idle_.begin(), idle_.end(), idle);
+  return std::all_of(streams_.begin(), streams_.end(), idle) &&
+         std::all_of(retired_.begin(), retired_.end(), idle);
 }
 
 // ---- memory
@@ -246,18 +255,32 @@ HostRank::HostEvent& HostRank::At(cppool_event event) const {
   return *known;
 }
 
-cppool_stream HostRank::CreateStream() {
-  std::unique_ptr<HostStream> stream;
-  if (idle_.empty()) {
-    stream = NewStream(++streams_made_);
-  } else {
-    stream = std::move(idle_.back());
-    idle_.pop_back();
+// A stream on the thread of one that this case has destroyed would stand behind that one's work, which may wait
+// for it. Also behind work that is done: the thread orders the two, the program does not, and a wait that it
+// lacks would not be seen. So such threads are used again only when a case has destroyed more than it may leave
+// behind, for the sake of their number; then the oldest one with nothing left to do.
+std::unique_ptr<HostStream> HostRank::SpareStream() {
+  std::lock_guard lock(progress_mutex_);
+  auto* from = &idle_;
+  auto at = idle_.begin();
+  if (idle_.empty() && retired_.size() > kSpareThreads) {
+    from = &retired_;
+    at = std::find_if(retired_.begin(), retired_.end(), [](const auto& stream) { return stream->Done(); });
   }
+  if (at == from->end()) return nullptr;
+  auto stream = std::move(*at);
+  from->erase(at);
+  ProcessorFence();  // Done() has not ordered what the stream's thread noted last
+  stream->ForgetMarks();
+  return stream;
+}
+
+cppool_stream HostRank::CreateStream() {
+  auto stream = SpareStream();
+  if (!stream) stream = NewStream(++streams_made_);
   std::lock_guard lock(progress_mutex_);
   stream->index = next_stream_++;
   stream->name = "stream " + std::to_string(stream->index);
-  stream->last_stage.store(nullptr, std::memory_order_relaxed);
   streams_.push_back(std::move(stream));
   return reinterpret_cast<cppool_stream>(streams_.back().get());
 }
@@ -269,7 +292,7 @@ void HostRank::DestroyStream(cppool_stream stream) {
   std::lock_guard lock(progress_mutex_);
   const auto it =
       std::find_if(streams_.begin(), streams_.end(), [&](const auto& known) { return known.get() == &at; });
-  idle_.push_back(std::move(*it));
+  retired_.push_back(std::move(*it));
   streams_.erase(it);
 }
 
@@ -477,7 +500,7 @@ StageTimes HostRank::TakeTimes() const {
 
 // Under the progress lock. A destroyed stream may have work that others wait for.
 std::string HostRank::NameOfStream(int index) const {
-  for (const auto* streams : {&streams_, &idle_}) {
+  for (const auto* streams : {&streams_, &retired_}) {
     for (const auto& stream : *streams) {
       if (stream->index == index) return stream->name;
     }

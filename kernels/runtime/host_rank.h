@@ -89,6 +89,9 @@ class HostRank final : public RankRuntime {
     EventRecord* latest = nullptr;  // NULL before the first record
   };
 
+  // Threads without a stream that a rank keeps.
+  static constexpr std::size_t kSpareThreads = 8;
+
   static constexpr int kOutside =
       -1;  // the iteration of marks outside of iterations; others are counted from 0
   static constexpr int kWarmUp = -2;
@@ -101,6 +104,7 @@ class HostRank final : public RankRuntime {
   void Submit(HostStream& stream, std::unique_ptr<CommOp> op);
   void RunOps(HostStream& stream, std::vector<std::unique_ptr<CommOp>> ops);
   std::unique_ptr<HostStream> NewStream(int number);
+  std::unique_ptr<HostStream> SpareStream();  // NULL: there is none
   void* Take(std::size_t bytes);
   void CountReleased(std::size_t bytes);
   void CheckGuards(const void* ptr, std::size_t bytes) noexcept;
@@ -138,7 +142,8 @@ class HostRank final : public RankRuntime {
   // look at, and never while it waits; the streams' threads never do.
   mutable std::mutex progress_mutex_;
   std::vector<std::unique_ptr<HostStream>> streams_;  // in use; the first is the main one
-  std::vector<std::unique_ptr<HostStream>> idle_;     // destroyed by their case; their threads are used again
+  std::vector<std::unique_ptr<HostStream>> retired_;  // destroyed in this case, oldest first; may have work
+  std::vector<std::unique_ptr<HostStream>> idle_;     // of earlier cases: their threads are used again
   std::deque<Mark> marks_;
   std::string marked_;                         // the last stage
   std::set<std::string, std::less<>> stages_;  // the text of the marks

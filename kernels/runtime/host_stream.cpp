@@ -73,6 +73,10 @@ bool HostStream::Idle() const {
   return completed_.load(std::memory_order_acquire) >= pushed_.load(std::memory_order_relaxed);
 }
 
+bool HostStream::Done() const {
+  return completed_.load(std::memory_order_relaxed) >= pushed_.load(std::memory_order_relaxed);
+}
+
 void HostStream::ForgetMarks() {
   marks_pushed.store(0, std::memory_order_relaxed);
   marks_reached.store(0, std::memory_order_relaxed);

@@ -82,6 +82,7 @@ class HostStream {
   void Push(Run run, std::function<void()> work);  // the rank's thread
   void Synchronize();  // the rank's thread: returns when everything pushed has run or was skipped
   bool Idle() const;   // any thread: everything pushed has run, and is visible to the caller
+  bool Done() const;   // the rank's thread: the same, but nothing is visible, and nothing ordered
 
   // What the stream is called in this case, and where its marks are. `index` and `name` change only under the
   // rank's progress lock.

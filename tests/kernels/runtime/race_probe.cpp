@@ -127,6 +127,20 @@ void Destroyed(Scene& s) {
   Enqueue(s.rt, s.second.get(), [&] { s.value += 1; });
 }
 
+// A stream made after another one was destroyed has nothing to do with that one, even when its work is done.
+void Recreated(Scene& s) {
+  {
+    const Stream stream(s.rt);
+    Enqueue(s.rt, stream.get(), [&] { s.value = 1, s.happened.Say(); });
+    s.happened.Await();
+    if (s.wait) s.event.Record(stream.get());
+  }
+  const Stream stream(s.rt);
+  if (s.wait) s.event.Wait(stream.get());
+  Enqueue(s.rt, stream.get(), [&] { s.value += 1; });
+  Check(s.rt, s.rt->stream_synchronize(s.rt, stream.get()));
+}
+
 // Each stream communicates with its own kind on a communicator of its own; that does not order the two.
 void Communicators(Scene& s) {
   const Group pair = GetGroup(s.rt, CPPOOL_PAIR), stride = GetGroup(s.rt, CPPOOL_STRIDE);
@@ -153,14 +167,10 @@ void Collective(Scene& s) {
   s.End();
 }
 
-const std::map<std::string, void (*)(Scene&)> kScenarios{{"write", Write},
-                                                         {"other-event", OtherEvent},
-                                                         {"allocated", Allocated},
-                                                         {"released", Released},
-                                                         {"allocator", Allocator},
-                                                         {"destroyed", Destroyed},
-                                                         {"communicators", Communicators},
-                                                         {"collective", Collective}};
+const std::map<std::string, void (*)(Scene&)> kScenarios{
+    {"write", Write},         {"other-event", OtherEvent},      {"allocated", Allocated},
+    {"released", Released},   {"allocator", Allocator},         {"destroyed", Destroyed},
+    {"recreated", Recreated}, {"communicators", Communicators}, {"collective", Collective}};
 
 }  // namespace
 

@@ -18,7 +18,7 @@ Child Probe(const std::string& scenario, const std::string& wait) {
 
 TEST_CASE("host runtime under ThreadSanitizer: a missing wait is reported, and only that") {
   const std::string scenario = GENERATE("write", "other-event", "allocated", "released", "allocator",
-                                        "destroyed", "communicators", "collective");
+                                        "destroyed", "recreated", "communicators", "collective");
   CAPTURE(scenario);
   const Child with = Probe(scenario, "wait");
   if (with.output.find("FATAL: ThreadSanitizer") != std::string::npos) {

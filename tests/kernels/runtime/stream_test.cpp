@@ -1,6 +1,10 @@
 // Streams, events, memory and failures of one rank.
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <numeric>
 
 #include "catch.h"
@@ -20,6 +24,12 @@ struct OneRank {
   cppool_runtime* rt = rank.seam();
   OneRank() { rank.BeginCase(); }
 };
+
+// Of this process.
+std::ptrdiff_t Threads() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/task"),
+                       std::filesystem::directory_iterator());
+}
 
 }  // namespace
 
@@ -57,6 +67,44 @@ TEST_CASE("host stream: copy and fill keep their place among the work") {
   Check(one.rt, one.rt->copy(one.rt, host.data(), b.get(), 1000, one.rt->stream));
   Sync(one.rt);
   CHECK(host == std::vector<unsigned char>(1000, 0x5a));
+}
+
+TEST_CASE("host stream: a new one does not stand behind what a destroyed one still has to do") {
+  OneRank one;
+  std::atomic<bool> open{false}, in_time{false};
+  {
+    const Stream first(one.rt);
+    Enqueue(one.rt, first.get(), [&] {  // for ever, if what opens came behind it
+      const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      while (!open && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
+      in_time = open.load();
+    });
+  }
+  const Stream second(one.rt);
+  Enqueue(one.rt, second.get(), [&] { open = true; });
+  one.rank.EndCase();
+  CHECK(in_time);
+}
+
+TEST_CASE(
+    "host stream: a case that makes and destroys many has few threads, and its new streams have no past") {
+  OneRank one;
+  const auto before = Threads();
+  std::ptrdiff_t most = 0;
+  bool idle = true;
+  for (int i = 0; i < 1000; ++i) {
+    const Stream stream(one.rt);
+    idle = idle && one.rank.Progress()[1].idle && one.rank.Progress()[1].stage.empty();
+    Check(one.rt, one.rt->mark(one.rt, stream.get(), "never ended"));
+    Sync(one.rt, stream.get());
+    most = std::max(most, Threads() - before);
+  }
+  CHECK(idle);
+  CHECK(most < 20);
+  one.rank.EndCase();
+  one.rank.BeginCase();
+  one.rank.Trim();
+  CHECK(Threads() - before < 20);
 }
 
 TEST_CASE("host event: a wait is for the latest record at the time of the call") {
