@@ -60,6 +60,7 @@ void CaseRun::RunRank(int index) {
     Fail(index, CPPOOL_INTERNAL, "not started, since another rank could not begin",
          kernels::RuntimeError::kElsewhere);
   }
+  LookForOpenGroup(index);
   rank.phase = RankPhase::kEnding;
   try {
     const std::size_t left = runtime.LiveAllocations();
@@ -76,6 +77,18 @@ void CaseRun::RunRank(int index) {
   rank.phase = RankPhase::kDone;
   ++done_;
   changed_.notify_all();
+}
+
+// Calls of a group that does not end are not made, and would meet those of the next case. Whoever failed between
+// start and end has said why.
+void CaseRun::LookForOpenGroup(int index) {
+  if (!world_.rank(index).InGroup()) return;
+  group_left_open_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    if (ranks_[index]->standing != Standing::kNone) return;
+  }
+  Fail(index, CPPOOL_INTERNAL, "the case left a group of calls open (group_start without group_end)");
 }
 
 bool CaseRun::InOrder(const Rank& rank) const {
@@ -178,9 +191,9 @@ const CaseRun::Rank* CaseRun::Cause() const {
   return cause;
 }
 
-// Only a failed check, or a rank that cannot run the case, leaves the world as it was.
+// Only a failed check, or a rank that cannot run the case, leaves the world as it was; with no group of calls open.
 bool CaseRun::NeedsLook() const {
-  return aborted_ || std::any_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
+  return aborted_ || group_left_open_ || std::any_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
            return rank->status != CPPOOL_OK && rank->status != CPPOOL_MISMATCH &&
                   rank->status != CPPOOL_UNSUPPORTED;
          });

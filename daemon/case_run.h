@@ -72,6 +72,7 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
 
   void RunRank(int rank);
   void RunCase(int index);
+  void LookForOpenGroup(int index);
   bool InOrder(const Rank& rank) const;  // it has not failed; a check may have
   void Fail(int rank, cppool_status status, const std::string& error,
             int culprit = kernels::RuntimeError::kOwn);
@@ -90,6 +91,7 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::latch begun_;
   std::atomic<bool> begin_failed_{false};
+  std::atomic<bool> group_left_open_{false};
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -56,6 +56,7 @@ class ListedRank final : public RankRuntime {
   }
   void BeginIteration(int index) override { rank_.BeginIteration(index); }
   void EndIterations() override { rank_.EndIterations(); }
+  bool InGroup() const override { return rank_.InGroup(); }
   StageTimes EndCase() override { return rank_.EndCase(); }
   void Trim() override { rank_.Trim(); }
   MemoryInfo Memory() const override { return rank_.Memory(); }

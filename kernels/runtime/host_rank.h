@@ -37,6 +37,7 @@ class HostRank final : public RankRuntime {
   void Break(DeviceFault fault, void* byte, cppool_stream stream) override;
   void BeginIteration(int index) override;
   void EndIterations() override;
+  bool InGroup() const override { return group_depth_ > 0; }
   StageTimes EndCase() override;
   void Trim() override;
   MemoryInfo Memory() const override;

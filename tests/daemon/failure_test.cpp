@@ -125,6 +125,35 @@ TEST_CASE("after any error the daemon looks, and stays warm while its world is s
   CHECK(inside.fake->sums == 0);
 }
 
+TEST_CASE("a group of calls that a case leaves open is its error when it has no other, and is looked after") {
+  Inside inside(4);
+  const std::vector<std::vector<std::string>> expected = {
+      {"pass", "error", "rank 2: the case left a group of calls open"},
+      {"throw", "error", "thrown by a case"},
+      {"cannot", "skipped", "no kernel"},
+      {"mismatch", "failed", "7 is not 8"},
+      {"check fails", "failed", "dq against oracle"},
+      {"fail while others wait", "error", "it broke"},
+  };
+  for (const auto& e : expected) {
+    const Json answer = inside.Run({{"action", "begin a group, " + e[0]}, {"rank", 2}});
+    INFO(answer);
+    CHECK(answer.at("status") == e[1]);
+    CHECK(answer.at("failure").at("rank") == 2);
+    CHECK(Has(answer.at("error"), e[2]));
+    CHECK_FALSE(answer.contains("fatal"));
+    CHECK(Called(*inside.fake, "recover"));
+    {
+      const std::lock_guard lock(inside.fake->mutex);
+      CHECK(inside.fake->sums > 0);
+      inside.fake->calls.clear();
+      inside.fake->sums = 0;
+    }
+    CHECK(inside.Run().at("status") == "passed");
+  }
+  CHECK_FALSE(Called(*inside.fake, "recover"));
+}
+
 TEST_CASE("a world that is not sound after an error is fatal, and the answer says what is wrong") {
   using Unsound = FakeWorld::Unsound;
   struct Wrong {

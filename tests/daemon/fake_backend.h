@@ -42,6 +42,8 @@ struct FakeWorld {
   std::atomic<bool> device_lost{false};     // what asks the device itself throws from then on
   std::atomic<std::size_t> left_behind{0};  // allocations that a case leaves on each rank
 
+  std::map<int, int> groups_open;  // by rank
+
   // Communication: who has come, and what they brought.
   std::vector<const std::int32_t*> brought;
   std::size_t reduced = 0;
@@ -101,6 +103,10 @@ class FakeRank : public kernels::RankRuntime {
   void Break(kernels::DeviceFault, void*, cppool_stream) override { Log("break"); }
   void BeginIteration(int index) override { Log("iteration " + std::to_string(index)); }
   void EndIterations() override { Log("end iterations"); }
+  bool InGroup() const override {
+    const std::lock_guard lock(world_->mutex);
+    return world_->groups_open[seam_.rank] > 0;
+  }
   kernels::StageTimes EndCase() override {
     Log("end");
     if (seam_.rank == world_->rank_that_cannot_end)
@@ -147,6 +153,11 @@ class FakeRank : public kernels::RankRuntime {
     return WorldOf(rt).unsound == what && WorldOf(rt).unsound_rank == rt.rank;
   }
 
+  static void AddGroup(const Rt& rt, int depth) {
+    const std::lock_guard lock(WorldOf(rt).mutex);
+    WorldOf(rt).groups_open[rt.rank] += depth;
+  }
+
   // int32 sums and messages on the one communicator there is, done when the call returns.
   void AddCommunication() {
     seam_.alloc = [](Rt* rt, std::size_t bytes, S, void** out) { return rt->alloc_host(rt, bytes, out); };
@@ -166,8 +177,8 @@ class FakeRank : public kernels::RankRuntime {
       *out = which == CPPOOL_WORLD ? reinterpret_cast<C>(rt) : nullptr;
       return *rank = rt->rank, *size = rt->world_size, CPPOOL_OK;
     };
-    seam_.group_start = [](Rt*) { return CPPOOL_OK; };
-    seam_.group_end = [](Rt*) { return CPPOOL_OK; };
+    seam_.group_start = [](Rt* rt) { return AddGroup(*rt, 1), CPPOOL_OK; };
+    seam_.group_end = [](Rt* rt) { return AddGroup(*rt, -1), CPPOOL_OK; };
     seam_.send = [](Rt* rt, const void* data, std::size_t bytes, int peer, C, S) {
       FakeWorld& world = WorldOf(*rt);
       const auto* ints = static_cast<const std::int32_t*>(data);
@@ -251,6 +262,7 @@ class FakeBackend : public kernels::Backend {
     world_->calls.emplace_back("recover");
     if (!world_->recovers) throw kernels::RuntimeError(CPPOOL_NCCL, "it cannot start anew");
     world_->aborted.clear();
+    world_->groups_open.clear();
   }
 
  private:

@@ -42,6 +42,11 @@ cppool_status Act(cppool_case_context* c, std::string_view action) {
   const cppool_check good{"out", "no_cp", 0.001, 0.002, 0.01, 1, 0};
   const cppool_check bad{"dq", "oracle", 0.5, 0.25, 0.01, 0, 0.5};
   const cppool_check not_a_number{"out", "no_cp", std::nan(""), 0, 0.01, 1, 0};
+  constexpr std::string_view kInGroup = "begin a group, ";
+  if (action.starts_with(kInGroup)) {
+    c->runtime->group_start(c->runtime);
+    return Act(c, action.substr(kInGroup.size()));
+  }
   if (action == "pass") c->check(c, &good);
   if (action == "read back") {
     const bool right = c->number(c, "number") == 0.25 && c->boolean(c, "flag") && !c->string(c, "maybe") &&

@@ -28,7 +28,7 @@ namespace {
 const cppool_parameter kParameters[] = {
     {"action", CPPOOL_TYPE_STRING, ODD_DEFAULT,
      "[\"pass\", \"noise\", \"sleep\", \"throw\", \"steal\", \"wait\", \"leak\", "
-     "\"spin\", \"deaf\", \"recv\", \"stream\", \"alone\"]",
+     "\"spin\", \"deaf\", \"recv\", \"stream\", \"alone\", \"open_group\"]",
      0, 0, 0, "what to do"},
     {"rank", CPPOOL_TYPE_INTEGER, "0", nullptr, 0, 63, 0, "who does it; the others wait for it"},
 };
@@ -88,6 +88,19 @@ cppool_status ReceiveNothing(cppool_runtime* rt) {
   return status;
 }
 
+// A message to the next rank that waits for the end of its group, which does not come.
+cppool_status SendInOpenGroup(cppool_runtime* rt) {
+  void* value = nullptr;
+  cppool_comm world = nullptr;
+  int rank = 0, size = 0;
+  cppool_status status = rt->group(rt, CPPOOL_WORLD, &world, &rank, &size);
+  if (status == CPPOOL_OK) status = rt->alloc(rt, sizeof(float), rt->stream, &value);
+  if (status == CPPOOL_OK) status = rt->mark(rt, rt->stream, "exchange");
+  if (status == CPPOOL_OK) status = rt->group_start(rt);
+  if (status == CPPOOL_OK) status = rt->send(rt, value, sizeof(float), (rank + 1) % size, world, rt->stream);
+  return status;
+}
+
 cppool_status Run(cppool_case_context* c) {
   const char* action = c->string(c, "action");
   cppool_runtime* rt = c->runtime;
@@ -95,6 +108,8 @@ cppool_status Run(cppool_case_context* c) {
     if (rt->rank == c->integer(c, "rank")) SleepForEver();
     return CPPOOL_OK;
   }
+  if (std::strcmp(action, "open_group") == 0)
+    return rt->rank == c->integer(c, "rank") ? SendInOpenGroup(rt) : CPPOOL_OK;
   if (rt->rank == c->integer(c, "rank")) {
     if (std::strcmp(action, "noise") == 0) {
       std::printf("noise by printf\n");

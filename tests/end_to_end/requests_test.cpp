@@ -178,6 +178,23 @@ TEST_CASE("what a case writes to fd 1 goes to stderr, and it cannot read request
     CHECK(Has(daemon.Stderr(), noise));
 }
 
+TEST_CASE("a case that leaves a group of calls open is an error, and the next one meets nothing of it") {
+  DaemonProcess daemon(Host(2, {"--case", CPPOOL_ODD_CASE}));
+  const Json answer =
+      daemon.Ask({{"op", "run"}, {"case", "odd"}, {"params", {{"action", "open_group"}, {"rank", 1}}}});
+  INFO(answer);
+  CHECK(answer.at("status") == "error");
+  CHECK(answer.at("failure").at("rank") == 1);
+  CHECK(answer.at("failure").at("stage") == "exchange");
+  CHECK(Has(answer.at("error"), "the case left a group of calls open"));
+  CHECK_FALSE(answer.contains("fatal"));
+  const Json params = {{"cp_comm_type", "p2p"}, {"max_seqlen_q", 64}, {"max_seqlen_kv", 64}};
+  const Json next = daemon.Ask({{"op", "run"}, {"params", params}, {"deadline_ms", 20000}});
+  INFO(next);
+  CHECK(next.at("status") == "passed");
+  CHECK(daemon.Ask({{"op", "run"}, {"case", "odd"}}).at("status") == "passed");
+}
+
 TEST_CASE("a case's allocations that are left behind are released and counted") {
   DaemonProcess daemon(Host(2, {"--case", CPPOOL_ODD_CASE}));
   CHECK(daemon.Ask({{"op", "run"}, {"case", "odd"}, {"params", {{"action", "pass"}}}}).at("ok") == true);

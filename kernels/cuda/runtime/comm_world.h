@@ -55,16 +55,18 @@ class CommWorld {
   // On the rank's thread with its device current; all ranks at once. Throw RuntimeError.
   virtual void JoinWorld(int rank) = 0;
   virtual void JoinGroups(int rank) = 0;  // where the world has them
-  // Releases the rank's communicators; nothing of theirs may be pending. After an abort they are left to the
-  // end of the process.
+  // Releases the rank's communicators; nothing of theirs may be pending. After an abort, or in a group of calls,
+  // they may be left to the end of the process.
   virtual void Leave(int rank) noexcept = 0;
 
   virtual CommGroup group(int rank, cppool_group which) const = 0;
-  virtual void BeginCase(int rank) = 0;  // forgets what a case began and did not end
+  // Forgets what a case began and did not end; where that cannot be forgotten, throws RuntimeError.
+  virtual void BeginCase(int rank) = 0;
 
   // The seam's calls, on the rank's thread. Throw RuntimeError.
   virtual void GroupStart(int rank) = 0;
   virtual void GroupEnd(int rank) = 0;
+  virtual bool InGroup(int rank) const = 0;  // between the two
   virtual void Send(int rank, const void* data, std::size_t bytes, int peer, cppool_comm comm,
                     cudaStream_t stream) = 0;
   virtual void Recv(int rank, void* data, std::size_t bytes, int peer, cppool_comm comm,
@@ -90,9 +92,9 @@ class CommWorld {
   virtual std::vector<WaitingCall> Waiting(int) const { return {}; }
   // As Backend's. Where the transport cannot tell who waits for whom: nothing.
   virtual void Finished(int) {}
-  // Forgets an abort and everything under way. CanRestart: where the transport can, as things are. No rank may
-  // be in a call.
-  virtual bool CanRestart() const = 0;
+  // Forgets an abort and everything under way. CheckRestart throws RuntimeError when the transport cannot, as
+  // things are. No rank may be in a call.
+  virtual void CheckRestart() const = 0;
   virtual void Restart() = 0;
 
  protected:

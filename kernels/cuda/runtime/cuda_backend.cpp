@@ -152,8 +152,7 @@ std::unique_ptr<RankRuntime> CudaBackend::OpenRank(int rank) {
 }
 
 void CudaBackend::Recover(std::chrono::milliseconds limit) {
-  if (!world_->CanRestart())
-    throw RuntimeError(CPPOOL_NCCL, "the communicators of " + transport() + " do not outlive an abort");
+  world_->CheckRestart();
   const std::lock_guard lock(open_->mutex);
   const auto deadline = Clock::now() + limit;
   for (const CudaRank* rank : open_->ranks) {

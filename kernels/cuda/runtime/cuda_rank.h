@@ -38,6 +38,7 @@ class CudaRank : public RankRuntime {
   void Break(DeviceFault fault, void* byte, cppool_stream stream) override;
   void BeginIteration(int index) override;
   void EndIterations() override;
+  bool InGroup() const override { return world_->InGroup(rank_); }
   StageTimes EndCase() override;
   void Trim() override;
   MemoryInfo Memory() const override;  // any thread

@@ -106,7 +106,7 @@ void NcclWorld::JoinGroups(int rank) {
 void NcclWorld::Leave(int rank) noexcept {
   if (aborted()) return;  // without the lock, which the abort may hold for long
   const std::lock_guard lock(ranks_[rank]->in_call);
-  if (aborted()) return;
+  if (aborted() || InGroup(rank)) return;
   Group* const groups = ranks_[rank]->groups;
   for (const cppool_group which :
        {CPPOOL_STRIDE, CPPOOL_PAIR, CPPOOL_WORLD}) {  // children before their parent
@@ -120,13 +120,32 @@ CommGroup NcclWorld::group(int rank, cppool_group which) const {
   return {reinterpret_cast<cppool_comm>(group.comm), group.rank, group.size};
 }
 
+void NcclWorld::BeginCase(int rank) {
+  if (InGroup(rank))
+    throw RuntimeError(CPPOOL_NCCL,
+                       "rank " + std::to_string(rank) + " is in a group of calls that did not end");
+}
+
+void NcclWorld::CheckRestart() const {
+  if (aborted()) throw RuntimeError(CPPOOL_NCCL, "the communicators of nccl do not outlive an abort");
+  for (int rank = 0; rank < size(); ++rank) {
+    if (InGroup(rank)) {
+      throw RuntimeError(
+          CPPOOL_NCCL, "rank " + std::to_string(rank) + " is in a group of calls, which NCCL cannot forget");
+    }
+  }
+}
+
 void NcclWorld::GroupStart(int rank) {
   const Call call(*this, rank);
   CheckNccl(nccl_.GroupStart(), "starting a group of calls");
+  ++ranks_[rank]->group_depth;
 }
 
 void NcclWorld::GroupEnd(int rank) {
   const Call call(*this, rank);
+  int& depth = ranks_[rank]->group_depth;
+  if (depth > 0) --depth;  // also when it fails; NCCL itself says so of an end without a start
   CheckNccl(nccl_.GroupEnd(), "ending a group of calls");
 }
 

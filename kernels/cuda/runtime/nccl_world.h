@@ -23,10 +23,11 @@ class NcclWorld final : public CommWorld, public std::enable_shared_from_this<Nc
   void JoinGroups(int rank) override;  // splits PAIR and STRIDE off
   void Leave(int rank) noexcept override;
   CommGroup group(int rank, cppool_group which) const override;
-  void BeginCase(int) override {}
+  void BeginCase(int rank) override;
 
   void GroupStart(int rank) override;
   void GroupEnd(int rank) override;
+  bool InGroup(int rank) const override { return ranks_[rank]->group_depth > 0; }
   void Send(int rank, const void* data, std::size_t bytes, int peer, cppool_comm comm,
             cudaStream_t stream) override;
   void Recv(int rank, void* data, std::size_t bytes, int peer, cppool_comm comm,
@@ -42,7 +43,8 @@ class NcclWorld final : public CommWorld, public std::enable_shared_from_this<Nc
   void Abort(const std::string& reason) override;
   void AwaitAbort(std::chrono::milliseconds limit) override;
   // NCCL's communicators do not outlive an abort, and to make them again takes half as long as a fresh process.
-  bool CanRestart() const override { return !aborted(); }
+  // Nor does a thread get out of a group of calls but by making them, whose buffers and partners are gone.
+  void CheckRestart() const override;
   void Restart() override {}
 
  protected:
@@ -57,6 +59,7 @@ class NcclWorld final : public CommWorld, public std::enable_shared_from_this<Nc
   struct Rank {
     std::timed_mutex in_call;
     Group groups[CPPOOL_STRIDE + 1];  // by cppool_group
+    int group_depth = 0;              // of groups of calls, as the seam has begun and ended them
   };
   // Held over every NCCL call of a rank: the abort waits for calls that return and lets none begin. Throws as
   // ThrowIfAborted.

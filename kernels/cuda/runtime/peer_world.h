@@ -26,6 +26,7 @@ class PeerWorld final : public CommWorld {
 
   void GroupStart(int rank) override;
   void GroupEnd(int rank) override;
+  bool InGroup(int rank) const override { return ranks_[static_cast<std::size_t>(rank)].depth > 0; }
   void Send(int rank, const void* data, std::size_t bytes, int peer, cppool_comm comm,
             cudaStream_t stream) override;
   void Recv(int rank, void* data, std::size_t bytes, int peer, cppool_comm comm,
@@ -42,7 +43,7 @@ class PeerWorld final : public CommWorld {
   void Finished(int rank) override;
   std::vector<WaitingCall> Waiting(int rank) const override;
   // What was enqueued only ever waits for what was enqueued before, and ends by itself.
-  bool CanRestart() const override { return true; }
+  void CheckRestart() const override {}
   void Restart() override;
 
  protected:

@@ -102,8 +102,9 @@ struct cppool_runtime {
 
   /* Communication, in stream order; every rank of the group makes the same calls in the same order. Buffers
    * are device memory (memory on the host). `send` and `recv` between group_start and group_end run together
-   * and cannot deadlock; the peer is a rank of the group. `out` of a group that the world does not have is
-   * NULL, with CPPOOL_OK. */
+   * and cannot deadlock; the peer is a rank of the group. A case that ends with a group of calls open is an
+   * error. Of a group that the world does not have, `out` is NULL and `rank` and `size` are 0, with CPPOOL_OK;
+   * `rank` and `size` may be NULL. */
   cppool_status (*group)(cppool_runtime*, cppool_group which, cppool_comm* out, int* rank, int* size);
   cppool_status (*group_start)(cppool_runtime*);
   cppool_status (*group_end)(cppool_runtime*);

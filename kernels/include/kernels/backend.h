@@ -80,6 +80,9 @@ class RankRuntime {
   // Marks from here on belong to iteration `index` (negative: warm-up, not counted).
   virtual void BeginIteration(int index) = 0;
   virtual void EndIterations() = 0;
+  // Whether a group of calls was begun and has not ended. A case that ends so is wrong, and the next one needs
+  // Backend::Recover first: the ranks are out of step, or NCCL still keeps the calls.
+  virtual bool InGroup() const = 0;
   // Waits for the rank's work, releases what the case left behind, and returns the stages' times. Throws
   // RuntimeError.
   virtual StageTimes EndCase() = 0;
@@ -114,7 +117,7 @@ class Backend {
   virtual void Finished(int rank) = 0;
   // After a failed case: makes communication start anew on all ranks, so that an abort and calls that found no
   // partner are forgotten. No rank may be in a call; work that is still under way has until `limit`. Throws
-  // RuntimeError with what keeps it: such work, a device out of order, NCCL after an abort.
+  // RuntimeError with what keeps it: such work, a device out of order, NCCL after an abort or in a group of calls.
   virtual void Recover(std::chrono::milliseconds limit) = 0;
 };
 

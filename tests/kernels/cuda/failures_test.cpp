@@ -151,6 +151,47 @@ TEST_CASE("No room on the device is the rank's own error, and leaves the world s
   world.RunCase([](cppool_runtime* rt) { LookAtGroups(rt, 1); });
 }
 
+TEST_CASE("A group of calls left open: peer forgets it, NCCL cannot and says so", "[gpu]") {
+  const Transport transport = GENERATE(Transport::kNccl, Transport::kPeer);
+  if (!HaveDevices(transport == Transport::kNccl ? 2 : 1)) return;
+  CudaWorld world(2, transport);
+  world.Run([](RankRuntime& rank) {
+    cppool_runtime* rt = rank.seam();
+    rank.BeginCase();
+    Expect(!rank.InGroup(), "in none");
+    {
+      GroupedCalls ended(rt);
+      Expect(rank.InGroup(), "in one");
+      ended.End();
+    }
+    Expect(!rank.InGroup(), "out of it");
+    if (rt->rank == 0) {
+      void* data = nullptr;
+      Check(rt, rt->alloc(rt, 1024, rt->stream, &data));
+      Check(rt, rt->group_start(rt));
+      Check(rt, rt->send(rt, data, 1024, 1, GetGroup(rt, CPPOOL_WORLD).comm, rt->stream));
+      Expect(rank.InGroup(), "and in one that does not end");
+    }
+    rank.EndCase();
+  });
+  if (transport == Transport::kNccl) {
+    CHECK_THROWS_WITH(world.backend().Recover(30s),
+                      "rank 0 is in a group of calls, which NCCL cannot forget");
+    world.Run([](RankRuntime& rank) {
+      if (rank.seam()->rank == 1) return;
+      try {
+        rank.BeginCase();
+      } catch (const RuntimeError&) {
+        return;
+      }
+      Expect(false, "the next case does not begin");
+    });
+    return;
+  }
+  world.backend().Recover(30s);
+  world.RunCase([](cppool_runtime* rt) { LookAtGroups(rt, 1); });
+}
+
 TEST_CASE("Peer: a rank that has finished is named at once by those that wait for it", "[gpu]") {
   if (!HaveDevices(1)) return;
   CudaWorld world(4, Transport::kPeer);

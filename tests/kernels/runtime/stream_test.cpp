@@ -289,7 +289,9 @@ TEST_CASE("host case: what a case leaves behind is released, its work done") {
     Check(one.rt, one.rt->alloc(one.rt, 1 << 16, stream, &ptr));
     Check(one.rt, one.rt->alloc_host(one.rt, 1 << 16, &host));
     Check(one.rt, one.rt->event_record(one.rt, event, stream));
+    CHECK_FALSE(one.rank.InGroup());
     Check(one.rt, one.rt->group_start(one.rt));  // never ended
+    CHECK(one.rank.InGroup());
     Enqueue(one.rt, stream, [&] { ++ran; });
     CHECK(one.rank.Memory().live_allocations == 2);
     one.rank.EndCase();
