@@ -93,7 +93,8 @@ void HostRank::ReleaseAll() {
   iteration_ = kOutside;
   delays_ = {};
   next_stream_ = 1;
-  Fail("");
+  last_error_.clear();
+  last_culprit_ = RuntimeError::kOwn;
   failure_.Clear();
   for (auto* left : {&buffers_, &host_buffers_, &freed_host_buffers_}) {
     for (const auto& [ptr, bytes] : *left) {
@@ -147,6 +148,16 @@ bool HostRank::Idle() const {
   const auto idle = [](const auto& stream) { return stream->Idle(); };
   return std::all_of(streams_.begin(), streams_.end(), idle) &&
          std::all_of(retired_.begin(), retired_.end(), idle);
+}
+
+cppool_status HostRank::Fail(cppool_status status, const char* detail, int culprit) noexcept {
+  last_culprit_ = culprit;
+  last_error_.clear();
+  try {
+    last_error_ = detail;
+  } catch (...) {  // no memory for the text: the status alone
+  }
+  return status;
 }
 
 // ---- memory

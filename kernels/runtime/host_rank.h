@@ -50,11 +50,10 @@ class HostRank final : public RankRuntime {
 
   static HostRank& Of(cppool_runtime* seam) { return *static_cast<HostRank*>(seam->self); }
 
+  // Keeps the text for last_error and returns the status.
+  cppool_status Fail(cppool_status status, const char* detail, int culprit = RuntimeError::kOwn) noexcept;
+
   // The seam, with exceptions: host_seam.cpp turns them into statuses.
-  void Fail(const std::string& detail, int culprit = RuntimeError::kOwn) {
-    last_error_ = detail;
-    last_culprit_ = culprit;
-  }
   const char* last_error() const { return last_error_.c_str(); }
   void* Alloc(std::size_t bytes, cppool_stream stream);
   void Free(void* ptr, cppool_stream stream);

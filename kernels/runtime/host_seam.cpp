@@ -9,20 +9,19 @@ namespace cppool::kernels::host {
 namespace {
 
 template <typename Body>
-cppool_status Guard(cppool_runtime* rt, Body body) {
+cppool_status Guard(cppool_runtime* rt, Body body) noexcept {
   HostRank& rank = HostRank::Of(rt);
   try {
     body(rank);
     return CPPOOL_OK;
   } catch (const RuntimeError& e) {
-    rank.Fail(e.what(), e.culprit());
-    return e.status();
+    return rank.Fail(e.status(), e.what(), e.culprit());
   } catch (const std::bad_alloc&) {
-    rank.Fail("the runtime itself found no memory");
-    return CPPOOL_OUT_OF_MEMORY;
+    return rank.Fail(CPPOOL_OUT_OF_MEMORY, "the runtime itself found no memory");
   } catch (const std::exception& e) {
-    rank.Fail(e.what());
-    return CPPOOL_INTERNAL;
+    return rank.Fail(CPPOOL_INTERNAL, e.what());
+  } catch (...) {
+    return rank.Fail(CPPOOL_INTERNAL, "an exception of no known type");
   }
 }
 

@@ -401,6 +401,7 @@ void CudaRank::NoteWait(cudaStream_t stream, cudaEvent_t event) {
 
 cppool_status CudaRank::Fail(cppool_status status, const char* detail, int culprit) noexcept {
   last_culprit_ = culprit;
+  last_error_.clear();
   try {
     last_error_ = detail;
   } catch (...) {  // no memory for the text: the status alone
