@@ -21,11 +21,16 @@ std::shared_ptr<DevicePool> CommWorld::OpenPool(int rank) {
   return pool;
 }
 
-void CommWorld::Arrive(int rank, const std::string& failure) {
+void CommWorld::CannotStart(int rank, const std::string& failure) {
+  const std::lock_guard lock(start_mutex_);
+  if (start_failure_.empty())
+    start_failure_ = "rank " + std::to_string(rank) + " could not start: " + failure;
+  start_changed_.notify_all();
+}
+
+void CommWorld::Arrive() {
   std::unique_lock lock(start_mutex_);
   ++arrived_;
-  if (!failure.empty() && start_failure_.empty())
-    start_failure_ = "rank " + std::to_string(rank) + " could not start: " + failure;
   start_changed_.notify_all();
   // A context takes seconds on a busy machine; a rank that has not come after a minute will not.
   const bool all =

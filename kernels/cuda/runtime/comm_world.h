@@ -48,10 +48,11 @@ class CommWorld {
   // The memory of the rank's device, shared by its ranks; with its context current.
   std::shared_ptr<DevicePool> OpenPool(int rank);
 
-  // Every rank arrives once, with what kept it from starting or "", before any joins a communicator: it would
-  // wait for ever for a rank that does not come. Throws RuntimeError when another rank failed or does not
-  // arrive.
-  void Arrive(int rank, const std::string& failure);
+  // Every rank arrives once, or says what keeps it from starting, before any joins a communicator: it would wait
+  // for ever for a rank that does not come. Arrive waits for the others, and throws RuntimeError when one of them
+  // cannot start or does not arrive; CannotStart only tells them.
+  void Arrive();
+  void CannotStart(int rank, const std::string& failure);
   // On the rank's thread with its device current; all ranks at once. Throw RuntimeError.
   virtual void JoinWorld(int rank) = 0;
   virtual void JoinGroups(int rank) = 0;  // where the world has them

@@ -135,11 +135,11 @@ std::unique_ptr<RankRuntime> CudaBackend::OpenRank(int rank) {
     const std::lock_guard lock(mutex_);
     devices_[rank] = std::move(device);
   } catch (const std::exception& error) {
-    world_->Arrive(rank, error.what());
+    world_->CannotStart(rank, error.what());
     throw;
   }
   clock.Done("contexts");
-  world_->Arrive(rank, "");
+  world_->Arrive();
   world_->JoinWorld(rank);
   clock.Done(world_->transport());
   if (world_->HasGroups()) {
