@@ -21,7 +21,7 @@ namespace cppool::kernels::cuda {
 struct CommGroup {
   cppool_comm comm = nullptr;
   int rank = 0;
-  int size = 1;
+  int size = 0;
 };
 
 // A call that the rank's thread waits in for its peers' calls.

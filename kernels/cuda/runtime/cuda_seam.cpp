@@ -101,8 +101,8 @@ cppool_status GetGroup(cppool_runtime* rt, cppool_group which, cppool_comm* out,
     if (which < CPPOOL_WORLD || which > CPPOOL_STRIDE) throw RuntimeError(CPPOOL_INTERNAL, "no such group");
     const CommGroup group = rank.world().group(rank.rank(), which);
     *out = group.comm;
-    *rank_out = group.rank;
-    *size_out = group.size;
+    if (rank_out) *rank_out = group.rank;
+    if (size_out) *size_out = group.size;
   });
 }
 

@@ -54,7 +54,7 @@ class NcclWorld final : public CommWorld, public std::enable_shared_from_this<Nc
   struct Group {
     ncclComm_t comm = nullptr;
     int rank = 0;
-    int size = 1;
+    int size = 0;
   };
   struct Rank {
     std::timed_mutex in_call;

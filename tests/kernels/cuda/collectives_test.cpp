@@ -145,7 +145,10 @@ void TestWorld(int size, Transport transport) {
       for (int r = rt->rank % 2; r < size; r += 2) stride.push_back(r);
       TestGroup(rt, CPPOOL_WORLD, everybody);
       for (const cppool_group which : {CPPOOL_PAIR, CPPOOL_STRIDE}) {
-        if (!groups) Expect(GetGroup(rt, which).comm == nullptr, "no such group in this world");
+        if (!groups) {
+          const Group none = GetGroup(rt, which);
+          Expect(!none.comm && none.rank == 0 && none.size == 0, "no such group in this world");
+        }
       }
       if (!groups) return;
       TestGroup(rt, CPPOOL_PAIR, {rt->rank / 2 * 2, rt->rank / 2 * 2 + 1});

@@ -60,6 +60,9 @@ TEST_CASE("host groups: members, ranks and sizes") {
       const Group group = GetGroup(rt, which);
       Require(group.size == expected.size && group.rank == expected.rank, "rank or size");
       Require((group.comm == nullptr) == expected.members.empty(), "communicator");
+      cppool_comm alone = nullptr;
+      Check(rt, rt->group(rt, which, &alone, nullptr, nullptr));
+      Require(alone == group.comm, "communicator, without rank and size");
       if (!group.comm) continue;
       std::vector<std::int32_t> all(expected.members.size(), -1);
       const std::int32_t mine = rt->rank;
