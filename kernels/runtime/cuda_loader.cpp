@@ -43,7 +43,7 @@ const char* AdviceFor(int code) {
   }
 }
 
-// Keeps a handle for as long as the function that asked runs; the driver itself is kept once it was initialised.
+// The driver's functions, as they are called here.
 using CuInit = int (*)(unsigned);
 using CuDeviceGetCount = int (*)(int*);
 using CuGetErrorName = int (*)(int, const char**);

@@ -133,8 +133,9 @@ int CountCudaDevices();
 // has a device of its own, else kPeer.
 enum class Transport { kAuto, kNccl, kPeer };
 
-// Opens the module `libcppool_cuda.so` beside the program (or at CPPOOL_CUDA_MODULE). Throws RuntimeError
-// saying what to do when it is missing, of another version, or lacks NCCL or devices.
+// Opens the module `libcppool_cuda.so`: the file that CPPOOL_CUDA_MODULE names, or else the first there is beside
+// the program, in `../lib` from there, and where the dynamic linker looks. Throws RuntimeError saying what to do
+// when it is missing, of another version, or lacks NCCL or devices.
 std::unique_ptr<Backend> CreateCudaBackend(int world_size, Transport transport = Transport::kAuto);
 
 }  // namespace cppool::kernels
