@@ -80,10 +80,10 @@ TEST_CASE("host progress: a stream says whose message it waits for, and who wait
       if (rt->rank == 2) Check(rt, rt->recv(rt, data.get(), 64, peer, strides.comm, rt->stream));
     }
     Sync(rt);
-    const auto progress = world.rank(rt->rank).Progress();
-    CHECK(progress[0].doing.empty());
-    CHECK(progress[0].behind.empty());
-    CHECK(progress[0].idle);
+    const StreamProgress main = world.rank(rt->rank).Progress()[0];
+    // On the ranks' threads, where Catch's macros may not be used.
+    if (!main.doing.empty() || !main.behind.empty() || !main.idle)
+      throw std::runtime_error("the main stream is not idle: '" + main.doing + "' '" + main.behind + "'");
   });
   looker.join();
 }
