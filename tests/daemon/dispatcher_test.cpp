@@ -70,7 +70,8 @@ TEST_CASE("hello, list and stats say what the contract says") {
   CHECK(more.at("threads") == stats.at("threads").get<int>() + 1);
   CHECK(more.at("fds") == stats.at("fds").get<int>() + 1);
   CHECK(more.at("resident_bytes").get<double>() > stats.at("resident_bytes").get<double>() + (48 << 20));
-  CHECK(more.at("resident_bytes").get<double>() < stats.at("resident_bytes").get<double>() + (96 << 20));
+  // Bytes, not pages or KiB; ThreadSanitizer keeps five times as much.
+  CHECK(more.at("resident_bytes").get<double>() < stats.at("resident_bytes").get<double>() + (512 << 20));
   CHECK(touched.back() == 1);
   end.set_value();
   thread.join();
