@@ -317,6 +317,13 @@ void Verifier::ComparePair(const OraclePair& pair, const OracleOutputs& exact, c
   }
 }
 
+// Of a tensor that every rank has whole: plain attention's error over all of it is that over what the rank has.
+Verifier::Stats Verifier::StatsOfWhole(Results<CompareStats>& results) {
+  CompareStats* const ours = results.Next();
+  CompareStats* const plain = results.Next();
+  return {ours, plain, plain};
+}
+
 void Verifier::CompareBias(const BiasUnit& unit, const OracleOutputs& exact, const OracleOutputs& plain,
                            Results<CompareStats>& results, StatsOf& stats) {
   const std::int64_t keys = spec_.seqlen_kv, rows = unit.heads * unit.queries;
@@ -330,9 +337,7 @@ void Verifier::CompareBias(const BiasUnit& unit, const OracleOutputs& exact, con
   args.b_dtype = Dtype::kFp64;
   args.a_stride = args.b_stride = args.columns = keys;
   args.rows = rows;
-  CompareStats* const ours = results.Next();
-  CompareStats* const rounded = results.Next();
-  const Stats result{ours, rounded, rounded};
+  const Stats result = StatsOfWhole(results);
   kernels_.Compare(args, result.ours, rt_->stream);
   args.a = plain.dbias.get();
   args.a_dtype = Dtype::kFp64;
@@ -355,9 +360,7 @@ void Verifier::CompareHeads(const std::vector<int>& kv_heads, const OracleOutput
       args.a_offset = args.b_offset = kv_head * group();
       args.columns = args.a_stride = args.b_stride = group();
       args.rows = 1;
-      CompareStats* const ours = results.Next();
-      CompareStats* const rounded = results.Next();
-      const Stats result{ours, rounded, rounded};
+      const Stats result = StatsOfWhole(results);
       kernels_.Compare(args, result.ours, rt_->stream);
       args.a = plain.of(kind).get();
       args.a_dtype = Dtype::kFp64;

@@ -81,6 +81,7 @@ class Verifier {
     CompareStats *ours, *plain, *plain_here;  // see JudgeOracle
   };
   using StatsOf = std::map<CheckedTensor, std::vector<Stats>>;
+  static Stats StatsOfWhole(Results<CompareStats>& results);
 
   void RunOracle(const OraclePair& pair, bool rounded, const OracleOutputs& to, bool dbias);
   void ComparePair(const OraclePair& pair, const OracleOutputs& exact, const OracleOutputs& plain,

@@ -102,6 +102,18 @@ TEST_CASE("a world that does not recover is fatal, and the answer says why") {
   CHECK(answer.at("failure").at("detail") == "it broke");
 }
 
+// The daemon has looked, is forgotten to have, and takes the next case.
+void CheckLookedAndWarm(Inside& inside) {
+  CHECK(Called(*inside.fake, "recover"));
+  {
+    const std::lock_guard lock(inside.fake->mutex);
+    CHECK(inside.fake->sums > 0);
+    inside.fake->calls.clear();
+    inside.fake->sums = 0;
+  }
+  CHECK(inside.Run().at("status") == "passed");
+}
+
 TEST_CASE("after any error the daemon looks, and stays warm while its world is sound") {
   Inside inside(4);
   for (const char* action : {"cuda", "memory", "throw", "fail", "fail while others wait"}) {
@@ -109,14 +121,7 @@ TEST_CASE("after any error the daemon looks, and stays warm while its world is s
     INFO(answer);
     CHECK(answer.at("status") == "error");
     CHECK_FALSE(answer.contains("fatal"));
-    CHECK(Called(*inside.fake, "recover"));
-    {
-      const std::lock_guard lock(inside.fake->mutex);
-      CHECK(inside.fake->sums > 0);
-      inside.fake->calls.clear();
-      inside.fake->sums = 0;
-    }
-    CHECK(inside.Run().at("status") == "passed");
+    CheckLookedAndWarm(inside);
   }
   // A failed check costs no look.
   for (const char* action : {"check fails", "mismatch", "cannot", "pass"})
@@ -142,14 +147,7 @@ TEST_CASE("a group of calls that a case leaves open is its error when it has no 
     CHECK(answer.at("failure").at("rank") == 2);
     CHECK(Has(answer.at("error"), e[2]));
     CHECK_FALSE(answer.contains("fatal"));
-    CHECK(Called(*inside.fake, "recover"));
-    {
-      const std::lock_guard lock(inside.fake->mutex);
-      CHECK(inside.fake->sums > 0);
-      inside.fake->calls.clear();
-      inside.fake->sums = 0;
-    }
-    CHECK(inside.Run().at("status") == "passed");
+    CheckLookedAndWarm(inside);
   }
   CHECK_FALSE(Called(*inside.fake, "recover"));
 }
