@@ -2,9 +2,14 @@
 // W GPUs, a thread per rank, and nothing else. Run it beside pool_latency, with only W devices visible:
 //
 //     CUDA_VISIBLE_DEVICES=0,1 nccl_floor 2
+//     CUDA_VISIBLE_DEVICES=0,1 nccl_floor 2 --killed    # such a process is killed, and another one started: beside respawn
 #include <cuda_runtime.h>
 #include <nccl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -43,10 +48,8 @@ void OnEveryRank(int world_size, const std::function<void(int)>& work) {
   for (std::thread& thread : threads) thread.join();
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  const int world_size = argc > 1 ? std::atoi(argv[1]) : 2;
+// Starts everything, saying how long each step takes.
+void Start(int world_size) {
   const double start = Seconds();
   double last = start;
   const auto lap = [&](const char* what) {
@@ -54,36 +57,98 @@ int main(int argc, char** argv) {
     std::printf("%-28s %7.3f s\n", what, now - last);
     last = now;
   };
-  try {
-    int devices = 0;
-    Check(cudaGetDeviceCount(&devices));
-    lap("cuInit and device count");
-    OnEveryRank(world_size, [](int) { Check(cudaFree(nullptr)); });
-    lap("contexts");
-    ncclUniqueId id;
-    Check(ncclGetUniqueId(&id));
-    std::vector<ncclComm_t> world(world_size), pair(world_size), stride(world_size);
-    OnEveryRank(world_size, [&](int rank) { Check(ncclCommInitRank(&world[rank], world_size, id, rank)); });
-    lap("world communicator");
+  int devices = 0;
+  Check(cudaGetDeviceCount(&devices));
+  lap("cuInit and device count");
+  OnEveryRank(world_size, [](int) { Check(cudaFree(nullptr)); });
+  lap("contexts");
+  ncclUniqueId id;
+  Check(ncclGetUniqueId(&id));
+  std::vector<ncclComm_t> world(world_size), pair(world_size), stride(world_size);
+  OnEveryRank(world_size, [&](int rank) { Check(ncclCommInitRank(&world[rank], world_size, id, rank)); });
+  lap("world communicator");
+  OnEveryRank(world_size, [&](int rank) {
+    cudaStream_t stream;
+    float* value;
+    Check(cudaStreamCreate(&stream));
+    Check(cudaMalloc(&value, sizeof(float)));
+    Check(cudaMemset(value, 0, sizeof(float)));
+    Check(ncclAllReduce(value, value, 1, ncclFloat, ncclSum, world[rank], stream));
+    Check(cudaStreamSynchronize(stream));
+  });
+  lap("first all-reduce");
+  std::printf("ready after %.3f s\n", last - start);
+  if (world_size >= 4 && world_size % 2 == 0) {
     OnEveryRank(world_size, [&](int rank) {
-      cudaStream_t stream;
-      float* value;
-      Check(cudaStreamCreate(&stream));
-      Check(cudaMalloc(&value, sizeof(float)));
-      Check(cudaMemset(value, 0, sizeof(float)));
-      Check(ncclAllReduce(value, value, 1, ncclFloat, ncclSum, world[rank], stream));
-      Check(cudaStreamSynchronize(stream));
+      Check(ncclCommSplit(world[rank], rank / 2, rank, &pair[rank], nullptr));
+      Check(ncclCommSplit(world[rank], rank % 2, rank, &stride[rank], nullptr));
     });
-    lap("first all-reduce");
-    std::printf("ready after %.3f s\n", last - start);
-    if (world_size >= 4 && world_size % 2 == 0) {
-      OnEveryRank(world_size, [&](int rank) {
-        Check(ncclCommSplit(world[rank], rank / 2, rank, &pair[rank], nullptr));
-        Check(ncclCommSplit(world[rank], rank % 2, rank, &stride[rank], nullptr));
-      });
-      lap("two splits (sub-groups)");
+    lap("two splits (sub-groups)");
+  }
+  std::printf("ready with sub-groups after %.3f s\n", last - start);
+  std::fflush(stdout);
+}
+
+// A process that has started and waits for its end. The caller kills and reaps it.
+pid_t StartAnother(int world_size) {
+  int ready[2];
+  if (pipe(ready) != 0) throw std::runtime_error("no pipe");
+  const pid_t child = fork();  // the parent has no CUDA context
+  if (child < 0) throw std::runtime_error("no process");
+  if (child == 0) {
+    try {
+      if (std::freopen("/dev/null", "w", stdout) == nullptr) std::_Exit(1);
+      Start(world_size);
+      if (write(ready[1], "r", 1) == 1) pause();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "nccl_floor: %s\n", error.what());
     }
-    std::printf("ready with sub-groups after %.3f s\n", last - start);
+    std::_Exit(1);
+  }
+  close(ready[1]);
+  char byte;
+  const bool started = read(ready[0], &byte, 1) == 1;
+  close(ready[0]);
+  if (!started) throw std::runtime_error("the process that was started has ended");
+  return child;
+}
+
+// What a killed process costs the one after it, though it has nothing but CUDA and NCCL.
+void Killed(int world_size) {
+  constexpr int kRounds = 7;
+  std::vector<double> fresh, end, next;
+  const auto kill_and_reap = [](pid_t child) {
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+  };
+  for (int i = 0; i < kRounds; ++i) {
+    double begin = Seconds();
+    const pid_t first = StartAnother(world_size);
+    fresh.push_back(Seconds() - begin);
+    begin = Seconds();
+    kill_and_reap(first);
+    end.push_back(Seconds() - begin);
+    const pid_t second = StartAnother(world_size);
+    next.push_back(Seconds() - begin);
+    kill_and_reap(second);
+  }
+  const auto median = [](std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+  };
+  std::printf("fresh start %.3f s; killed: ended after %.3f s, the next one ready after %.3f s, %.3f times\n",
+              median(fresh), median(end), median(next), median(next) / median(fresh));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const int world_size = argc > 1 ? std::atoi(argv[1]) : 2;
+    if (argc > 2 && std::string(argv[2]) == "--killed")
+      Killed(world_size);
+    else
+      Start(world_size);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "nccl_floor: %s\n", error.what());
     return 1;
