@@ -89,7 +89,7 @@ const std::vector<Kind>& Kinds() {
        [](const End& end, const Where&) { return TimedOut(end); }},
       {"stall_host", true, Next::kNew, Next::kNew, Next::kNew,
        [](const End& end, const Where&) { return TimedOut(end); }},
-      {"skip_collective", true, Next::kEither, Next::kNew, Next::kNew, CommunicationBroke},
+      {"skip_collective", true, Next::kEither, Next::kEither, Next::kNew, CommunicationBroke},
       {"wrong_size", true, Next::kSame, Next::kSame, Next::kNew, CommunicationBroke},
       {"out_of_bounds", false, Next::kSame, Next::kNew, Next::kNew,
        [](const End& end, const Where& where) {
