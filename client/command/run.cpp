@@ -1,15 +1,18 @@
 // `cppool run`: one case, or a suite of them, each in the warm pool of its world size.
 #include <chrono>
+#include <cstring>
 #include <fstream>
 #include <iomanip>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <sstream>
 
 #include "cell.h"
 #include "command.h"
 #include "diagnose.h"
+#include "interruption.h"
 #include "junit.h"
 #include "protocol/start.h"
 #include "runner.h"
@@ -137,7 +140,11 @@ class Run {
         runner_(pool_options_, run_options_, !arguments.suite.empty()),
         diagnoser_(pool_options_, run_options_, {},
                    [this](const std::string& doing) { Progress(diagnosed_ + ": " + doing); }),
-        outcomes_(cells_.size()) {}
+        outcomes_(cells_.size()) {
+    if (arguments.junit.empty()) return;
+    junit_.open(arguments.junit);
+    if (!junit_) throw UsageError("cannot write " + arguments.junit);
+  }
 
   // In the order in which they would run, each with what the daemon says would come of it.
   int List() {
@@ -171,36 +178,22 @@ class Run {
   }
 
   int RunAll() {
-    for (std::size_t index : RunOrder(cells_)) {
-      Progress(cells_[index].name);
-      outcomes_[index] = runner_.Run(cells_[index]);
-      if (arguments_.diagnose) Diagnose(cells_[index], &outcomes_[index]);
-      tally_.Add(cells_[index], outcomes_[index]);
-      ClearProgress();
-      Report(cells_[index], outcomes_[index]);
+    {
+      const Interruption interruption([this](int signal) { Interrupted(signal); });
+      for (std::size_t index : RunOrder(cells_)) {
+        const Cell& cell = cells_[index];
+        Progress(cell.name);
+        Outcome outcome = runner_.Run(cell);
+        if (arguments_.diagnose) Diagnose(cell, &outcome);
+        const std::lock_guard lock(mutex_);
+        tally_.Add(cell, outcome);
+        ClearProgress();
+        Report(cell, outcome);
+        outcomes_[index] = std::move(outcome);
+      }
     }
     Summarise();
-    return ExitCode();
-  }
-
-  void WriteJunitTo(std::ostream& out) const {
-    std::string suite = "cppool." + (arguments_.suite.empty() ? std::string("run") : arguments_.suite);
-    std::vector<JunitCase> cases;
-    for (std::size_t i = 0; i < cells_.size(); ++i) {
-      const Outcome& outcome = outcomes_[i];
-      JunitCase one;
-      one.group = suite;
-      one.name = cells_[i].name;
-      one.outcome = static_cast<JunitCase::Outcome>(outcome.kind);
-      one.seconds = outcome.seconds;
-      one.message = FirstLine(outcome.error);
-      if (outcome.verdict) one.message += " (" + command::Describe(*outcome.verdict) + ")";
-      for (const std::string& line : Explain(outcome)) one.details += line + "\n";
-      for (const std::string& line : Advice(cells_[i], outcome)) one.details += line + "\n";
-      one.stderr_tail = outcome.stderr_tail;
-      cases.push_back(std::move(one));
-    }
-    WriteJunit(out, suite, cases);
+    return FinishJunit() ? ExitCode() : kFailure;
   }
 
  private:
@@ -212,6 +205,59 @@ class Run {
   static_assert(static_cast<int>(Outcome::Kind::kFailed) == static_cast<int>(JunitCase::Outcome::kFailed) &&
                 static_cast<int>(Outcome::Kind::kError) == static_cast<int>(JunitCase::Outcome::kError) &&
                 static_cast<int>(Outcome::Kind::kSkipped) == static_cast<int>(JunitCase::Outcome::kSkipped));
+
+  // The cells that have run. `missing` says why there are not more.
+  bool FinishJunit(const std::string& missing = "") {
+    if (arguments_.junit.empty()) return true;
+    const std::string suite = "cppool." + (arguments_.suite.empty() ? std::string("run") : arguments_.suite);
+    std::vector<JunitCase> cases;
+    for (std::size_t i = 0; i < cells_.size(); ++i)
+      if (outcomes_[i]) cases.push_back(ToJunit(suite, cells_[i], *outcomes_[i]));
+    if (!missing.empty()) {
+      JunitCase rest;
+      rest.group = suite;
+      rest.name = "the rest";
+      rest.outcome = JunitCase::Outcome::kError;
+      rest.message = missing;
+      cases.push_back(std::move(rest));
+    }
+    WriteJunit(junit_, suite, cases);
+    junit_.close();
+    if (!junit_) streams_.err << "cppool: " << arguments_.junit << " could not be written\n";
+    return static_cast<bool>(junit_);
+  }
+
+  JunitCase ToJunit(const std::string& suite, const Cell& cell, const Outcome& outcome) const {
+    JunitCase one;
+    one.group = suite;
+    one.name = cell.name;
+    one.outcome = static_cast<JunitCase::Outcome>(outcome.kind);
+    one.seconds = outcome.seconds;
+    one.message = FirstLine(outcome.error);
+    if (outcome.verdict) one.message += " (" + command::Describe(*outcome.verdict) + ")";
+    for (const std::string& line : Explain(outcome)) one.details += line + "\n";
+    for (const std::string& line : Advice(cell, outcome)) one.details += line + "\n";
+    one.stderr_tail = outcome.stderr_tail;
+    return one;
+  }
+
+  // On a thread of its own, while a cell may run: what there is to say when the process is asked to end.
+  void Interrupted(int signal) {
+    mutex_.lock();  // for good: nothing is said after this
+    const Counts& counts = tally_.total();
+    const std::string missing = std::string("interrupted (") + strsignal(signal) + ") with " +
+                                std::to_string(counts.all()) + " of " + std::to_string(cells_.size()) +
+                                " cells done";
+    ClearProgress();
+    if (arguments_.json) {
+      Json summary = tally_.ToJson();
+      summary["interrupted"] = missing;
+      Print({{"summary", summary}});
+    }
+    (arguments_.json ? streams_.err : streams_.out) << missing << "\n";
+    PrintCounts();
+    FinishJunit(missing);
+  }
 
   std::string Repeat(const Cell& cell) const { return RepeatCommand(cell, common_); }
 
@@ -252,6 +298,7 @@ class Run {
   // One line that is written over: without a wrap, so that one line is what there is to clear.
   void Progress(const std::string& name) {
     if (!streams_.terminal) return;
+    const std::lock_guard lock(mutex_);
     const auto seconds =
         std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - start_).count();
     std::ostringstream line;
@@ -309,7 +356,6 @@ class Run {
   }
 
   void Summarise() {
-    const Counts& counts = tally_.total();
     std::ostream& closing = arguments_.json ? streams_.err : streams_.out;  // stdout is for programs then
     if (arguments_.json) {
       Json summary = tally_.ToJson();
@@ -333,8 +379,14 @@ class Run {
           (worlds.empty() ? "" : "; ") + ("world size " + std::to_string(size)) + ": " + DescribeWorld(hello);
     closing << (worlds.empty() ? "backend none: no daemon answered" : worlds) << "\n";
     tally_.PrintSuites(closing);
-    closing << counts.passed << " passed, " << counts.failed << " failed, " << counts.skipped << " skipped\n"
-            << std::flush;
+    PrintCounts();
+  }
+
+  void PrintCounts() {
+    const Counts& counts = tally_.total();
+    (arguments_.json ? streams_.err : streams_.out)
+        << counts.passed << " passed, " << counts.failed << " failed, " << counts.skipped << " skipped\n"
+        << std::flush;
   }
 
   void Print(const Json& json) {
@@ -349,8 +401,10 @@ class Run {
   const RunOptions run_options_;
   CellRunner runner_;
   Diagnoser diagnoser_;
-  std::string diagnosed_;          // the cell that is being diagnosed
-  std::vector<Outcome> outcomes_;  // as cells_
+  std::string diagnosed_;  // the cell that is being diagnosed
+  std::ofstream junit_;
+  std::mutex mutex_;                              // of what follows and the streams, where a signal may come
+  std::vector<std::optional<Outcome>> outcomes_;  // as cells_; nothing yet: it has not run
   Tally tally_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
@@ -388,24 +442,9 @@ std::vector<Cell> CellsOf(const Arguments& arguments) {
 
 int RunCommand(const Arguments& arguments, Streams streams) {
   std::vector<Cell> cells = CellsOf(arguments);
-  std::ofstream junit;
-  if (!arguments.junit.empty()) {
-    junit.open(arguments.junit);
-    if (!junit) throw UsageError("cannot write " + arguments.junit);
-  }
   if (cells.empty()) streams.err << "cppool: no cell of the suite matches the filters\n";
   Run run(arguments, std::move(cells), streams);
-  if (arguments.list) return run.List();
-  int code = run.RunAll();
-  if (!arguments.junit.empty()) {
-    run.WriteJunitTo(junit);
-    junit.close();
-    if (!junit) {
-      streams.err << "cppool: " << arguments.junit << " could not be written\n";
-      return kFailure;
-    }
-  }
-  return code;
+  return arguments.list ? run.List() : run.RunAll();
 }
 
 }  // namespace

@@ -1,10 +1,13 @@
 // The command with a fake daemon: what it prints, what it writes, how it exits.
+#include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <sstream>
 
@@ -539,4 +542,41 @@ TEST_CASE("output that cannot be written is a failure, and a closed stdout no ot
   CHECK(ReadFile(folder.File("err")).find("stdout could not be written") != std::string::npos);
   CHECK(std::system((run + ">&-").c_str()) == 0);
   CHECK(ParseXml(ReadFile(report)).children.at(0).children.size() == 20);
+}
+
+TEST_CASE("an interrupted suite says what it has, in its report as well") {
+  TemporaryFolder folder;
+  // World size 2 answers; world size 4 does not, and says who it is.
+  const std::string daemon = folder.File("daemon"), hung = folder.File("hung");
+  std::ofstream(daemon) << "#!/bin/sh\ncase \"$*\" in *'--world-size 4'*) echo $$ >'" << hung
+                        << "'; exec sleep 1000 ;; esac\nexec '" << CPPOOL_FAKE_DAEMON << "' \"$@\"\n";
+  chmod(daemon.c_str(), 0755);
+  const int signal = GENERATE(SIGINT, SIGTERM, SIGHUP);
+  const std::string out = folder.File("out"), report = folder.File("report.xml");
+  const pid_t command = fork();
+  REQUIRE(command >= 0);
+  if (command == 0) {
+    ::signal(signal, SIG_DFL);
+    if (std::freopen(out.c_str(), "w", stdout) != nullptr)
+      execl(CPPOOL_COMMAND, "cppool", "run", "--suite", "smoke", "--daemon", daemon.c_str(), "--junit",
+            report.c_str(), nullptr);
+    _exit(99);
+  }
+  REQUIRE(Eventually([&] { return ReadFile(hung).find('\n') != std::string::npos; }));
+  kill(command, signal);
+  int status = 0;
+  REQUIRE(waitpid(command, &status, 0) == command);
+  CHECK(WIFSIGNALED(status));
+  CHECK(WTERMSIG(status) == signal);
+
+  const auto lines = Lines(ReadFile(out));
+  REQUIRE(lines.size() >= 2);
+  CHECK(lines.back() == "8 passed, 0 failed, 0 skipped");
+  const std::string missing = std::string("interrupted (") + strsignal(signal) + ") with 8 of 20 cells done";
+  CHECK(lines[lines.size() - 2] == missing);
+  const XmlNode suite = ParseXml(ReadFile(report)).children.at(0);
+  REQUIRE(suite.children.size() == 9);
+  CHECK(suite.attributes.at("errors") == "1");
+  CHECK(suite.children.back().children.at(0).attributes.at("message") == missing);
+  kill(std::stoi(ReadFile(hung)), SIGKILL);
 }
