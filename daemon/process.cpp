@@ -31,7 +31,7 @@ pid_t ParentToWatch() {
     if (pid != parent && lives) {
       throw StartError("the parent is " + std::to_string(parent) + ", not " + std::string(expected) +
                        ", which started this (CPPOOL_PARENT_PID): exec cppoold from a wrapper, or unset "
-                       "CPPOOL_PARENT_PID there");
+                       "CPPOOL_PARENT_PID there; or it has ended and is not reaped");
     }
     if (pid != parent)
       throw StartError("the parent process " + std::string(expected) + " is gone (CPPOOL_PARENT_PID)");

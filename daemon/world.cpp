@@ -160,7 +160,9 @@ void World::StartTrim() {
     } catch (const std::exception& error) {
       const LogTags tags(rank, "");
       spdlog::warn("memory was not given back: {}", error.what());
-      trim_errors_[rank] = std::current_exception();
+      const auto* runtime = dynamic_cast<const kernels::RuntimeError*>(&error);
+      if (runtime && (runtime->status() == CPPOOL_CUDA || runtime->status() == CPPOOL_NCCL))
+        trim_errors_[rank] = std::current_exception();
     }
   });
 }

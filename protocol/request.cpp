@@ -242,6 +242,7 @@ Request ParseRequest(std::string_view line) {
     const ParsedText parsed = ParseText(line, kMaxNesting);
     const Json& json = parsed.value;
     if (!json.is_object()) {
+      if (!parsed.overflow.empty()) throw InvalidRequest(parsed.overflow);
       throw InvalidRequest("a request is a JSON object, not " + TypeName(json) + ": " + EchoValue(json));
     }
     if (!parsed.id_problem.empty()) throw InvalidRequest(parsed.id_problem);

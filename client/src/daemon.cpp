@@ -74,11 +74,11 @@ std::string DeviceList(const std::vector<std::string>& devices) {
 Daemon::Daemon(const PoolOptions& options) : options_(options), reader_(kMaxResponseBytes) {
   Process::Command command = DaemonCommand(options);
   if (command.path.empty())
-    throw PoolError(PoolError::Kind::kStart,
-                    "cppoold was not found beside this program, in its prefix or in PATH; set CPPOOL_DAEMON "
-                    "or PoolOptions::daemon to "
-                    "its path",
-                    "");
+    throw PoolError(
+        PoolError::Kind::kStart,
+        "cppoold was not found beside this program, in its prefix, in PATH or in " CPPOOL_INSTALL_BINDIR
+        "; set CPPOOL_DAEMON or PoolOptions::daemon to its path",
+        "");
   try {
     process_ = Process::Spawn(command);
     tail_ = std::make_unique<StderrTail>(process_->TakeErrors(), options.on_stderr);

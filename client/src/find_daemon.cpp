@@ -1,4 +1,5 @@
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <climits>
@@ -21,7 +22,10 @@ std::vector<std::string> SearchPath() {
   return folders;
 }
 
-bool IsProgram(const std::string& path) { return access(path.c_str(), X_OK) == 0; }
+bool IsProgram(const std::string& path) {
+  struct stat status {};
+  return stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) && access(path.c_str(), X_OK) == 0;
+}
 
 }  // namespace internal
 

@@ -56,8 +56,12 @@ class Pool::State {
       try {
         EnsureDaemon();
         Json answer = daemon_->Ask(operation, Clock::now() + limit);
+        const bool fatal = answer.value("fatal", Json()) == true;
         try {
-          return convert(std::move(answer), attempt);
+          auto result = convert(std::move(answer), attempt);
+          if (fatal && !Retire(&Daemon::Stop))
+            Log("not even SIGKILL ended a daemon that had said it would end");
+          return result;
         } catch (const std::runtime_error& error) {
           throw Lost{PoolError::Kind::kProtocol,
                      std::string("cppoold answered with what is no result: ") + error.what()};
@@ -125,8 +129,6 @@ class Pool::State {
     return Ask(operation, limit, [this, read](Json answer, int attempts) {
       Result result = read(std::move(answer));
       result.attempts = attempts;
-      if (result.fatal && !Retire(&Daemon::Stop))
-        Log("not even SIGKILL ended a daemon that had said it would end");
       return result;
     });
   }

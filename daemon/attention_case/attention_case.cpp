@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -47,8 +48,16 @@ class Report : public kernels::AttentionReport {
   void Work(const std::string& stage, double flops) override { c_->work(c_, stage.c_str(), flops); }
   void Check(kernels::CheckedTensor tensor, const std::string& against,
              const kernels::Verdict& verdict) override {
-    const cppool_check check{kernels::NameOf(tensor), against.c_str(), verdict.max_abs_err, verdict.rel_err,
-                             verdict.tolerance,       verdict.ok,      verdict.ratio};
+    // The errors are those of finite values; where some are not, no number is the error.
+    const double not_finite = std::numeric_limits<double>::quiet_NaN();
+    const bool finite = verdict.mismatches == 0;
+    const cppool_check check{kernels::NameOf(tensor),
+                             against.c_str(),
+                             finite ? verdict.max_abs_err : not_finite,
+                             finite ? verdict.rel_err : not_finite,
+                             verdict.tolerance,
+                             verdict.ok,
+                             verdict.ratio};
     c_->check(c_, &check);
   }
   void Digest(std::uint64_t digest) override {

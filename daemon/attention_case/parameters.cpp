@@ -73,8 +73,8 @@ extern const cppool_parameter kParameters[] = {
     Boolean("deterministic", "false",
             "the same bits on every run: checked by a second one, and each rank reports a digest"),
     Boolean("pad_between_seqs", "false", "thd: sequences do not fill their places"),
-    // The kernels take it in single precision.
-    {"softmax_scale", CPPOOL_TYPE_NUMBER, "null", nullptr, FLT_MIN, FLT_MAX, 0,
+    // The kernels take it in single precision; with more, logits would not fit into fp16.
+    {"softmax_scale", CPPOOL_TYPE_NUMBER, "null", nullptr, FLT_MIN, 1024, 0,
      "of the logits; null: 1 / sqrt(head_dim_qk)"},
     Integer("seed", "1234", 0, kMaxSeed, "of the inputs"),
 };

@@ -40,6 +40,9 @@ GradientTerms TermsOf(const AttentionSpec& spec, CheckedTensor kind) {
   GradientTerms terms{1, spec.scale, spec.scale * std::sqrt(spec.dim_qk)};
   if (kind == CheckedTensor::kDbias)
     terms.summed = (spec.bias_shape.batch ? 1.0 : spec.batch) * (spec.bias_shape.heads ? 1.0 : spec.heads);
+  if (kind == CheckedTensor::kDsoftmaxOffset)
+    terms.summed = static_cast<double>(spec.batch) * static_cast<double>(spec.seqlen_q) /
+                   (static_cast<double>(spec.seqlen_kv) * static_cast<double>(spec.seqlen_kv));
   return terms;
 }
 

@@ -120,7 +120,7 @@ void Merge(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& 
     for (const HeadRange& range : ranges) {
       const auto* in = part + row * range.count * dim;
       for (int h = 0; h < range.count; ++h, in += dim) {
-        const auto head = static_cast<std::size_t>(range.begin + h);
+        const auto head = static_cast<std::size_t>(range.begin) + static_cast<std::size_t>(h);
         float* sum = sums.data() + head * static_cast<std::size_t>(dim);
         if (held[head] && !Planted(Bug::kKvCopiesNotSummed)) {
           for (int d = 0; d < dim; ++d) sum[d] += From::ToFloat(in[d]);
@@ -140,7 +140,7 @@ void CheckRanges(int heads, const std::vector<HeadRange>& ranges, bool all) {
   for (const HeadRange& range : ranges) {
     if (range.begin < 0 || range.count < 0 || range.begin + range.count > heads)
       Misused("heads out of range");
-    for (int h = 0; h < range.count; ++h) held[static_cast<std::size_t>(range.begin + h)] = true;
+    std::fill_n(held.begin() + range.begin, range.count, true);
   }
   for (const bool one : held) {
     if (all && !one) Misused("a head is in no part");

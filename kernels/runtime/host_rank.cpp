@@ -73,16 +73,14 @@ StageTimes HostRank::EndCase() {
   for (const auto* left : {&buffers_, &host_buffers_, &freed_host_buffers_}) {
     for (const auto& [ptr, bytes] : *left) CheckGuards(ptr, bytes);
   }
-  StageTimes times;
-  std::exception_ptr error;
   try {
     failure_.Throw();
-    times = TakeTimes();
   } catch (const RuntimeError&) {
-    error = std::current_exception();
+    ReleaseMemory();  // where the streams stopped is still to be told
+    throw;
   }
+  StageTimes times = TakeTimes();
   ReleaseAll();
-  if (error) std::rethrow_exception(error);
   return times;
 }
 
@@ -96,14 +94,7 @@ void HostRank::ReleaseAll() {
   last_error_.clear();
   last_culprit_ = RuntimeError::kOwn;
   failure_.Clear();
-  for (auto* left : {&buffers_, &host_buffers_, &freed_host_buffers_}) {
-    for (const auto& [ptr, bytes] : *left) {
-      FreeGuarded(ptr);
-      CountReleased(bytes);
-    }
-    left->clear();
-  }
-  live_.store(0, std::memory_order_relaxed);
+  ReleaseMemory();
   for (HostEvent* event : events_) delete event;
   events_.clear();
   records_.clear();
@@ -119,6 +110,17 @@ void HostRank::ReleaseAll() {
   marked_.clear();
   // A case may make up names; what the built-in ones use stays for the next case.
   if (stages_.size() > 4096) stages_.clear();
+}
+
+void HostRank::ReleaseMemory() {
+  for (auto* left : {&buffers_, &host_buffers_, &freed_host_buffers_}) {
+    for (const auto& [ptr, bytes] : *left) {
+      FreeGuarded(ptr);
+      CountReleased(bytes);
+    }
+    left->clear();
+  }
+  live_.store(0, std::memory_order_relaxed);
 }
 
 void HostRank::Trim() {

@@ -112,6 +112,7 @@ class HostRank final : public RankRuntime {
   StageTimes TakeTimes() const;
   std::string NameOfStream(int index) const;
   void ReleaseAll();
+  void ReleaseMemory();
 
   std::shared_ptr<HostWorld> world_;
   int rank_;

@@ -43,7 +43,7 @@ TEST_CASE("a suite skips what the machine has too few GPUs for; a case asked for
 }
 
 TEST_CASE("the devices of a world are counted, not its ranks") {
-  auto described = [](std::vector<std::pair<std::string, std::string>> devices) {
+  auto described = [](const std::vector<std::pair<std::string, std::string>>& devices) {
     Json hello = {{"backend", "cuda"}, {"transport", "peer"}, {"devices", Json::array()}};
     for (const auto& [name, uuid] : devices) hello["devices"].push_back({{"name", name}, {"uuid", uuid}});
     return cppool::command::DescribeWorld(hello).substr(std::string("backend cuda, transport peer, ").size());

@@ -150,7 +150,7 @@ void ForkRunaway(bool flooding) {
   }
   setsid();
   alarm(5);
-  while (flooding) Write(2, "a line of a runaway\n");
+  while (flooding) Write(2, "a line of a runaway\n");  // NOLINT(bugprone-infinite-loop): what it is for
   Hang();
 }
 
@@ -161,7 +161,7 @@ bool Refused(const Json& request, const std::string& start) {
 
 // The answer to `validate`: what `run` would answer, or that it would run.
 Json Validated(const Json& request, const std::string& what) {
-  const Json id = request["id"];
+  const Json& id = request["id"];
   if (what == "skip" || (what == "by_schedule" && request["params"]["cp_comm_type"] == "all_gather"))
     return NotPassed(id, "skipped", "unsupported");
   if (what == "error") return NotPassed(id, "error", "invalid_request");
@@ -171,8 +171,8 @@ Json Validated(const Json& request, const std::string& what) {
 
 // Writes what `what` says for the request; the answer, or not.
 void Run(const Json& request, const std::string& what, const Json& surroundings) {
-  const Json id = request["id"];
-  const Json params = request["params"];
+  const Json& id = request["id"];
+  const Json& params = request["params"];
   Json passed = Passed(id);
   if (what == "pass") return Write(1, Line(passed));
   if (what == "fail") return Write(1, Line(NotPassed(id, "failed", "mismatch")));
@@ -462,6 +462,12 @@ int main(int argc, char** argv) {
       if (start == "garbage") Write(1, sentinel + "hello?\n");
       if (start == "refuse")
         answer = {{"ok", false}, {"id", request["id"]}, {"status", "error"}, {"error", "not today"}};
+    }
+    if (start == "fatal_stats" && op == "stats") {
+      answer.update({{"ok", false}, {"fatal", true}, {"error", "the device is lost"}});
+      Write(1, Line(answer));
+      Pause(300);
+      return 3;
     }
     Write(1, Line(answer));
     if (start == "deaf") Hang();

@@ -443,7 +443,8 @@ TEST_CASE(
 
   TemporaryFolder folder;
   std::string in_path = folder.File("cppoold");
-  std::string path = getenv("PATH");
+  const char* search = getenv("PATH");
+  std::string path = search == nullptr ? "" : search;
   const auto program = std::filesystem::read_symlink("/proc/self/exe").parent_path();
   const bool beside = std::filesystem::exists(program / "cppoold");
   setenv("PATH", ("/nowhere::" + in_path.substr(0, in_path.rfind('/'))).c_str(), 1);

@@ -447,6 +447,16 @@ TEST_CASE("a fatal answer is a result, and the next call has a fresh daemon") {
   });
 }
 
+TEST_CASE("a fatal answer to another question than a run is no attempt of the next call either") {
+  LeavesNothing([&] {
+    Pool pool(FakeOptions("fatal_stats"));
+    int group = GroupOf(pool);
+    CHECK(pool.Stats().at("fatal") == true);
+    CHECK(GroupGone(group));
+    CHECK(pool.Run().attempts == 1);
+  });
+}
+
 TEST_CASE("a daemon that died between two calls is replaced without counting as an attempt") {
   LeavesNothing([] {
     Pool pool(FakeOptions());

@@ -284,7 +284,8 @@ TEST_CASE("names, types and ranges") {
   // Before relations.
   CheckInvalid({{"softmax_scale", -1}, {"num_heads", 7}, {"num_gqa_groups", 2}}, "softmax_scale");
   CHECK(Resolved({{"softmax_scale", 1.2e-38}}).at("softmax_scale") == 1.2e-38);
-  CHECK(Resolved({{"softmax_scale", 3.4e38}}).at("softmax_scale") == 3.4e38);
+  CHECK(Resolved({{"softmax_scale", 1024}}).at("softmax_scale") == 1024);
+  CheckInvalid({{"softmax_scale", 1025}}, "softmax_scale");
 }
 
 TEST_CASE("relations between parameters name what is allowed") {

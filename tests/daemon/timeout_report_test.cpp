@@ -57,7 +57,7 @@ TEST_CASE("a stream that waits for another one is told with that one's reason") 
 
 TEST_CASE("the rank that others wait for is named, whatever it does itself") {
   const RankNow waits = Running({In("main", "meet", 1, "waiting for recv from rank 1", {1})});
-  const auto report = [](std::vector<RankNow> ranks) {
+  const auto report = [](const std::vector<RankNow>& ranks) {
     return TimeoutReport(
         std::vector<pid_t>(ranks.size(), 0), [ranks](int rank) { return ranks[rank]; },
         std::chrono::milliseconds(700));

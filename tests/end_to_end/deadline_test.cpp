@@ -21,7 +21,7 @@ Json TimedOut(const std::string& action) {
                    {"deadline_ms", kDeadlineMs},
                    {"params", {{"action", action}, {"rank", 2}}}}
                   .dump());
-  const Json answer = daemon.ReadAnswer();
+  Json answer = daemon.ReadAnswer();
   INFO(answer.dump(1));
   CHECK(answer.at("status") == "error");
   CHECK(answer.at("fatal") == true);

@@ -98,7 +98,7 @@ TEST_CASE("a rank may throw at any mark: what is under way on its streams then o
 }
 
 TEST_CASE("a fault that does not happen is an error with the marks that the rank did come to") {
-  const auto refused = [](const Result& result, std::vector<std::string> parts) {
+  const auto refused = [](const Result& result, const std::vector<std::string>& parts) {
     INFO(result.error);
     CHECK(result.status == Status::kError);
     CHECK(result.failure->kind == "invalid_request");

@@ -41,7 +41,7 @@ TEST_CASE("each bad input gets a clear answer, and the next request is served") 
   const std::vector<Bad> lines = {
       {"this is not JSON", "invalid_request", ""},
       {"42", "invalid_request", "object"},
-      {std::string(10'000'000, 'x'), "invalid_request", "1048576"},
+      {std::string(10'000'000, 'x'), "invalid_request", "1048576"},  // NOLINT(bugprone-string-constructor)
       {R"({"op": "hello", "id": ")" + std::string(2'000'000, 'x') + "\"}", "invalid_request", "1048576"},
       {"{\"op\": \"hel\xff\xfelo\"}", "invalid_request", "UTF-8"},
       {deep + std::string(200000, ']'), "invalid_request", "64"},

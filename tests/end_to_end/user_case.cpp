@@ -37,7 +37,8 @@ void Shell(const std::string& command, const fs::path& log) {
 
 // The CMake that built this, or another; empty when there is none.
 std::string FindCmake() {
-  std::string folders = getenv("PATH") ? getenv("PATH") : "";
+  const char* search = getenv("PATH");
+  std::string folders = search == nullptr ? "" : search;
   std::vector<std::string> candidates = {CPPOOL_CMAKE};
   std::istringstream path(folders);
   for (std::string folder; std::getline(path, folder, ':');) candidates.push_back(folder + "/cmake");

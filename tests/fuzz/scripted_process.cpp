@@ -91,6 +91,7 @@ bool Process::Terminate(std::chrono::milliseconds, std::chrono::milliseconds) { 
 std::string Process::DescribeEnd() { return "ended"; }
 void Process::Abandon() {}
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): as the real one's
 StderrTail::StderrTail(UniqueFd fd, std::function<void(std::string_view)>) : fd_(std::move(fd)) {}
 StderrTail::~StderrTail() = default;
 void StderrTail::CatchUp(Clock::time_point) {}

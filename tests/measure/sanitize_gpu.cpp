@@ -60,7 +60,7 @@ const std::map<std::string, std::string> kToolOptions = {
 // A program to be started as cppoold: cppoold under the tool, which writes what it finds to a file of the process's own.
 std::string WriteWrapper(const Options& options, const std::string& tool, const std::string& folder) {
   std::filesystem::create_directories(folder);
-  const std::string path = folder + "/cppoold";
+  std::string path = folder + "/cppoold";
   std::ofstream script(path);
   script << "#!/bin/sh\n"
          << "unset CPPOOL_PARENT_PID  # the daemon's parent is the tool\n"

@@ -30,7 +30,6 @@ namespace {
 using cppool::Json;
 using cppool::Pool;
 using cppool::Result;
-using cppool::Status;
 using cppool::command::Cell;
 using cppool::daemon::Usage;
 using Clock = std::chrono::steady_clock;

@@ -21,6 +21,22 @@ TEST_CASE("the suite catches each planted bug") {
   for (const PlantableBug& bug : PlantableBugs()) CatchesBug(bug, kOnHost);
 }
 
+TEST_CASE("an output that is not finite has no error that could be told") {
+  setenv("CPPOOL_PLANTED_BUG", "padding_not_zeroed", 1);  // what was there before is NaN
+  const Ran ran =
+      Cppool({"run", "--json", "--param", "qkv_format=thd", "--param", "pad_between_seqs=true", "--param",
+              "max_seqlen_q=32", "--param", "max_seqlen_kv=32", "--param", "num_heads=2", "--param",
+              "num_gqa_groups=2", "--param", "attn_mask_type=padding_causal", "--backend", "host"});
+  unsetenv("CPPOOL_PLANTED_BUG");
+  const cppool::Json cell = cppool::Json::parse(ran.lines.at(0));
+  INFO(cell.dump(1));
+  REQUIRE(cell.at("status") == "failed");
+  CHECK(cell.at("error").get<std::string>().find("max_abs_err nan, rel_err nan") != std::string::npos);
+  CHECK(cell.at("error").get<std::string>().find("kept") == std::string::npos);
+  for (const cppool::Json& check : cell.at("answer").at("checks"))
+    CHECK(check.at("max_abs_err").is_null() == !check.at("ok").get<bool>());
+}
+
 TEST_CASE("a bug that nobody knows is refused, with the names there are") {
   const Child child =
       RunChild("CPPOOL_PLANTED_BUG=dq " CPPOOL_TEST_DAEMON " --world-size 1 --backend host </dev/null");

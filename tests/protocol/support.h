@@ -34,7 +34,7 @@ std::string Thrown(const Action& action) {
   try {
     action();
   } catch (const Error& error) {
-    const std::string what = error.what();
+    std::string what = error.what();
     CHECK(IsUtf8(what));
     CHECK(what.size() < 2000);
     return what;

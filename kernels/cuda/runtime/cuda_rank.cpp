@@ -133,9 +133,9 @@ StageTimes CudaRank::EndCase() {
   CheckCuda(cudaDeviceSynchronize(), "waiting for the case's work");
   world_->CheckHealth(rank_);
   StageTimes times = marks_.Collect();
-  ReleaseLeftovers();
   cudaGetLastError();
   ThrowHostFailure();
+  ReleaseLeftovers();
   return times;
 }
 

@@ -84,7 +84,7 @@ class RankRuntime {
   // Backend::Recover first: the ranks are out of step, or NCCL still keeps the calls.
   virtual bool InGroup() const = 0;
   // Waits for the rank's work, releases what the case left behind, and returns the stages' times. Throws
-  // RuntimeError.
+  // RuntimeError; FailedInStage() and Progress() then say where the work stopped, until the next BeginCase.
   virtual StageTimes EndCase() = 0;
   // Gives pooled memory back to the device. After a barrier of all ranks: it may wait for the device.
   virtual void Trim() = 0;

@@ -266,6 +266,19 @@ TEST_CASE("host stream: a failure skips later work on every stream of the rank, 
   CHECK_NOTHROW(one.rank.EndCase());
 }
 
+TEST_CASE("host stream: a failure that is seen at the end of the case is where the stream stopped") {
+  OneRank one;
+  Check(one.rt, one.rt->mark(one.rt, one.rt->stream, "stopped here"));
+  Enqueue(one.rt, one.rt->stream, [] { throw RuntimeError(CPPOOL_INTERNAL, "late"); });
+  Check(one.rt, one.rt->mark(one.rt, one.rt->stream, "never reached"));
+  CHECK_THROWS_WITH(one.rank.EndCase(), "late");
+  CHECK_FALSE(one.rank.FailedInStage().has_value());
+  CHECK(one.rank.Progress().at(0).stage == "stopped here");
+  one.rank.BeginCase();
+  CHECK(one.rank.FailedInStage() == "");
+  CHECK(one.rank.Progress().at(0).stage.empty());
+}
+
 TEST_CASE("host stream: anything that is thrown is a failure with a text") {
   OneRank one;
   Enqueue(one.rt, one.rt->stream, [] { throw std::logic_error("thought wrong"); });

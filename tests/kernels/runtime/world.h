@@ -46,7 +46,7 @@ class World {
   // One case, ended as a daemon ends it: the first rank that fails aborts the world. Returns what each rank threw.
   std::vector<std::string> CaseErrors(const std::function<void(cppool_runtime*)>& body) {
     std::atomic<bool> failed{false};
-    const auto errors = Errors([&](cppool_runtime* rt) {
+    auto errors = Errors([&](cppool_runtime* rt) {
       std::string error;
       const auto attempt = [&](const std::function<void()>& part) {
         try {

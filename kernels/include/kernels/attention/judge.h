@@ -35,9 +35,12 @@ struct Verdict {
   double ratio = 0;
 };
 
-// What the noise of a gradient depends on where its exact terms cancel.
+// What the noise of a gradient depends on where its exact terms cancel. Where a large scale leaves each query one key,
+// dq and dk are nothing else, and no check tells them from zeros: at the default inputs from a scale of 32 on.
 struct GradientTerms {
-  double summed = 1;     // dbias: how many (sequence, head) pairs one element is the sum of
+  // dbias: how many (sequence, head) pairs one element is the sum of; d_softmax_offset: how many queries, each with the
+  // square of its weight, which is about 1 / keys.
+  double summed = 1;
   double scale = 0.125;  // of the logits
   double sharpness = 1;  // the scale over the usual one, 1 / sqrt(head dimension)
 };
@@ -46,7 +49,6 @@ struct GradientTerms {
 //
 // `plain`: a plain attention in the same dtype (OracleArgs::rounded) against the exact result; of no elements where that
 // is not known.
-//
 Verdict JudgeNoCp(CheckedTensor tensor, Dtype dtype, bool gqa, const CompareStats& stats,
                   const CompareStats& plain, const GradientTerms& terms = {});
 
