@@ -27,7 +27,7 @@ cppool_status Validate(cppool_validation* v) {
     attention_case::CheckRelations(params, v->world_size);
     attention_case::CheckSupported(params);
     const kernels::AttentionSpec spec = attention_case::ToSpec(params, v->world_size);
-    if (v->dump) attention_case::CheckDump(v->dump, v->inputs);
+    if (v->dump) attention_case::CheckDump(v->dump, v->inputs, spec);
     if (v->inputs) attention_case::CheckInputs(v->inputs, spec);
     v->needs(v, kernels::AttentionBytes(spec, v->world_size, std::string_view(v->backend) == "host"));
     v->replace_params(v, params.dump().c_str());

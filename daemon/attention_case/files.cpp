@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <system_error>
 #include <vector>
 
@@ -68,6 +69,58 @@ void CheckValues(const std::string& path, const NpyReader& file, Dtype dtype) {
   }
 }
 
+// The numbers of tokens and of places before each sequence, by the name of the parameter that gives them.
+std::map<std::string, std::vector<std::int64_t>> CuSeqlens(const kernels::AttentionSpec& spec) {
+  const auto sums = [](const std::vector<std::int64_t>& lengths) {
+    std::vector<std::int64_t> cumulated{0};
+    for (const std::int64_t length : lengths) cumulated.push_back(cumulated.back() + length);
+    return cumulated;
+  };
+  return {{"cu_seqlens_q", sums(spec.queries.length)},
+          {"cu_seqlens_kv", sums(spec.keys.length)},
+          {"cu_seqlens_q_padded", sums(spec.queries.room)},
+          {"cu_seqlens_kv_padded", sums(spec.keys.room)}};
+}
+
+// What a dump said of itself, or nothing.
+Json ReadIndex(const fs::path& folder) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(folder / kIndex, ignored)) return Json::object();
+  std::ifstream file(folder / kIndex);
+  Json index = Json::parse(file, nullptr, false);
+  return index.is_object() ? index : Json::object();
+}
+
+// The tensors of a dump are of its sequences: with other ones, padding would be taken for tokens.
+void CheckSequencesOf(const fs::path& folder, const kernels::AttentionSpec& spec) {
+  const Json index = ReadIndex(folder);
+  for (const auto& [name, values] : CuSeqlens(spec)) {
+    const Json written = index.value(name, Json());
+    if (written.is_array() && written != Json(values)) {
+      Refuse("inputs", (folder / kIndex).string() + ": the tensors were dumped with " + name + " " +
+                           protocol::Quoted(written.dump()) + ", and the case has " +
+                           protocol::Quoted(Json(values).dump()) +
+                           ": give that dump's seed or cu_seqlens, or remove the index");
+    }
+  }
+}
+
+// The files of this dump can be written over.
+void CheckPlaces(const fs::path& folder, const kernels::AttentionSpec& spec) {
+  const auto check = [&](const std::string& name) {
+    std::error_code error;
+    const fs::file_type type = fs::status(folder / name, error).type();
+    if (type != fs::file_type::not_found && type != fs::file_type::regular && type != fs::file_type::none)
+      Refuse("dump", (folder / name).string() + " is there and no file");
+  };
+  for (const TensorInfo& tensor : InputTensors(spec)) check(FileOf(tensor, false));
+  for (const TensorInfo& tensor : OutputTensors(spec)) {
+    check(FileOf(tensor, false));
+    check(FileOf(tensor, true));
+  }
+  check(kIndex);
+}
+
 [[noreturn]] void DumpFailed(const std::string& what) {
   throw RuntimeError(CPPOOL_INVALID_REQUEST, "dump: " + what);
 }
@@ -94,9 +147,10 @@ void CheckInputs(const std::string& folder, const kernels::AttentionSpec& spec) 
       Refuse("inputs", failed.what());
     }
   }
+  CheckSequencesOf(folder, spec);
 }
 
-void CheckDump(const std::string& folder, const char* inputs) {
+void CheckDump(const std::string& folder, const char* inputs, const kernels::AttentionSpec& spec) {
   std::error_code ignored;
   if (inputs && (fs::equivalent(folder, inputs, ignored) ||
                  fs::weakly_canonical(folder, ignored) == fs::weakly_canonical(inputs, ignored)))
@@ -118,6 +172,7 @@ void CheckDump(const std::string& folder, const char* inputs) {
     }
   }
   if (error) Refuse("dump", protocol::Quoted(folder) + " cannot be written to: " + error.message());
+  CheckPlaces(folder, spec);
 }
 
 void InputFiles::ReadRow(const TensorInfo& tensor, std::int64_t row, double* to) {
@@ -140,7 +195,14 @@ void DumpFiles::Begin() {
   std::error_code error;
   fs::create_directories(folder_, error);
   if (error) DumpFailed(folder_ + ": cannot be made: " + error.message());
-  fs::remove(fs::path(folder_) / kIndex, error);  // an old one would speak of the new files
+  // The dump before: its index would speak of the new files, and a file that this one has not would be among them.
+  Json old = ReadIndex(folder_).value("files", Json());
+  if (!old.is_object()) old = Json::object();
+  for (const auto& [name, about] : old.items()) {
+    if (fs::path(name).filename() == name && fs::path(name).extension() == ".npy")
+      fs::remove(fs::path(folder_) / name, error);
+  }
+  fs::remove(fs::path(folder_) / kIndex, error);
   const auto create = [&](const TensorInfo& tensor, bool reference) {
     NpyWriter::Create(PathOf(tensor, reference), {TypeOf(tensor.dtype), tensor.shape});
   };
@@ -188,15 +250,7 @@ void DumpFiles::End() {
   }
   Json index = about_;
   index["files"] = std::move(files);
-  const auto sums = [](const std::vector<std::int64_t>& lengths) {
-    std::vector<std::int64_t> cumulated{0};
-    for (const std::int64_t length : lengths) cumulated.push_back(cumulated.back() + length);
-    return cumulated;
-  };
-  index["cu_seqlens_q"] = sums(spec_.queries.length);
-  index["cu_seqlens_kv"] = sums(spec_.keys.length);
-  index["cu_seqlens_q_padded"] = sums(spec_.queries.room);
-  index["cu_seqlens_kv_padded"] = sums(spec_.keys.room);
+  for (const auto& [name, values] : CuSeqlens(spec_)) index[name] = values;
   const fs::path path = fs::path(folder_) / kIndex;
   std::ofstream out(path);
   out << index.dump(2) << "\n";

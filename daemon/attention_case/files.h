@@ -14,10 +14,11 @@ namespace cppool::attention_case {
 
 // Both throw Refused naming the key, and the file where it is one.
 // Every file that `spec` needs is there, of its shape and a type that can be read, and all values are numbers that its
-// dtype can hold. Reads all of them.
+// dtype can hold; and where a dump's index.json is beside them, its sequences are those of `spec`. Reads all of them.
 void CheckInputs(const std::string& folder, const kernels::AttentionSpec& spec);
-// The folder can be written to, or made, and is not `inputs` (which may be NULL). Leaves no trace.
-void CheckDump(const std::string& folder, const char* inputs);
+// The folder can be written to, or made, is not `inputs` (which may be NULL), and what `spec` puts there takes no place but
+// a file's. Leaves no trace.
+void CheckDump(const std::string& folder, const char* inputs, const kernels::AttentionSpec& spec);
 
 // One per rank.
 class InputFiles : public kernels::TensorSource {
@@ -30,7 +31,8 @@ class InputFiles : public kernels::TensorSource {
   std::map<std::string, NpyReader> files_;
 };
 
-// One per rank; rank 0's makes the folder, the files and, when everything is written, index.json.
+// One per rank; rank 0's makes the folder, the files and, when everything is written, index.json. A dump takes the place
+// of the one before.
 class DumpFiles : public kernels::TensorSink {
  public:
   // `about`: what index.json says beside the files. `reference`: there is a run without CP.

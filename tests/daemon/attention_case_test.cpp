@@ -358,13 +358,14 @@ TEST_CASE("the string form of another suite's worker") {
 TEST_CASE("dumps into one folder that is not there yet can be asked about at the same time") {
   namespace fs = std::filesystem;
   const fs::path folder = fs::temp_directory_path() / ("cppool_dumps_" + std::to_string(getpid()));
+  const kernels::AttentionSpec spec = SpecOf(Json::object());
   std::atomic<int> refused{0};
   std::vector<std::thread> askers;
   for (const char* name : {"a", "b", "c"}) {
-    askers.emplace_back([&refused, dump = (folder / "of" / name).string()] {
+    askers.emplace_back([&refused, &spec, dump = (folder / "of" / name).string()] {
       for (int i = 0; i < 300; ++i) {
         try {
-          attention_case::CheckDump(dump, nullptr);
+          attention_case::CheckDump(dump, nullptr, spec);
         } catch (const attention_case::Refused&) {
           ++refused;
         }

@@ -1,5 +1,6 @@
 // Folders in and out: what a run dumps is right by NumPy, a dump runs again to the same bits, and a folder that cannot
 // be meant is refused before anything runs.
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -336,6 +337,37 @@ TEST_CASE("inputs that cannot be meant are refused before anything runs, naming 
         true);
 }
 
+TEST_CASE("inputs of a dump with other sequences are refused; a dump leaves nothing of the one before") {
+  const Folder folder;
+  DaemonProcess daemon = Host(2);
+  Json params = {{"max_seqlen_q", 32},       {"num_heads", 2}, {"qkv_format", "thd"},
+                 {"pad_between_seqs", true}, {"seed", 5},      {"softmax_type", "learnable"}};
+  Dump(daemon, params, folder / "one");
+  Json request = {{"op", "run"}, {"params", params}, {"inputs", (folder / "one").string()}};
+  CHECK(daemon.Ask(request).at("ok") == true);
+  request["params"]["seed"] = 6;
+  for (const char* op : {"run", "validate"}) {
+    request["op"] = op;
+    const Json answer = daemon.Ask(request);
+    INFO(answer);
+    CHECK(answer.at("failure").at("kind") == "invalid_request");
+    CHECK(Has(answer.at("error"), "index.json: the tensors were dumped with cu_seqlens_"));
+  }
+  // The dump's own are meant.
+  const Json index = Json::parse(std::ifstream(folder / "one" / "index.json"));
+  for (const char* name : {"cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded"})
+    request["params"][name] = index.at(name);
+  request["op"] = "run";
+  CHECK(daemon.Ask(request).at("ok") == true);
+
+  std::ofstream(folder / "one" / "mine.npy") << "x";
+  params["softmax_type"] = "vanilla";
+  Dump(daemon, params, folder / "one");
+  CHECK_FALSE(fs::exists(folder / "one" / "softmax_offset.npy"));
+  CHECK_FALSE(fs::exists(folder / "one" / "d_softmax_offset.npy"));
+  CHECK(fs::exists(folder / "one" / "mine.npy"));
+}
+
 TEST_CASE(
     "a dump that has nowhere to go is refused before anything runs; one that is only asked about leaves no "
     "trace") {
@@ -345,10 +377,15 @@ TEST_CASE(
   std::ofstream(folder / "file") << "x";
   Dump(daemon, params, folder / "inputs");
   fs::create_directory_symlink(folder / "inputs", folder / "link");
+  fs::create_directory(folder / "fifo");
+  REQUIRE(mkfifo((folder / "fifo" / "q.npy").c_str(), 0600) == 0);
+  fs::create_directories(folder / "taken" / "index.json");
   const std::vector<std::pair<std::string, std::string>> bad = {
       {(folder / "file").string(), "cannot be written to"},
       {(folder / "file" / "below").string(), "cannot be written to"},
       {"/proc/cppool/dump", "cannot be written to"},
+      {(folder / "fifo").string(), "q.npy is there and no file"},
+      {(folder / "taken").string(), "index.json is there and no file"},
       {(folder / "inputs").string(), "is the folder of inputs"},
       {(folder / "link" / ".." / "link").string(), "is the folder of inputs"},
   };
