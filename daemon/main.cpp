@@ -163,7 +163,10 @@ class Daemon {
         while (true) pause();  // the watchdog answers and ends the process
       }
       // No destructors in the two ends below: ranks may be stuck, and nobody is left to wait for them.
-      if (!answers_.Write(answer->text)) _exit(kNoReader);
+      if (!answers_.Write(answer->text)) {
+        spdlog::error("nobody reads stdout, an answer could not be written: this daemon ends");
+        _exit(kNoReader);
+      }
       if (answer->fatal) _exit(kCannotGoOn);
       dispatcher.AfterAnswer();
       if (answer->shutdown) break;
@@ -220,6 +223,7 @@ int main(int argc, char** argv) {
     std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what a library prints shows up on stderr when it is printed
     const double spawn_ms = MillisecondsSinceSpawn();
     std::signal(SIGPIPE, SIG_IGN);
+    std::signal(SIGXFSZ, SIG_IGN);  // a dump beyond the limit of a file's size is an error like others
     ParsedOptions parsed = ParseOptions(argc, argv);
     if (!parsed.options) {
       if (parsed.exit_code == 0) {

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <climits>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 namespace cppool::daemon {
@@ -58,7 +59,8 @@ RequestReader::Filled RequestReader::Fill(std::optional<Clock::time_point> idle_
     if (fds[1].revents) return Filled::kStopped;
     const ssize_t count = read(input_.get(), bytes, sizeof(bytes));
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-    if (count <= 0) return Filled::kEnd;
+    if (count < 0) throw std::system_error(errno, std::generic_category(), "stdin cannot be read");
+    if (count == 0) return Filled::kEnd;
     lines_.Append(std::string_view(bytes, static_cast<std::size_t>(count)));
     return Filled::kBytes;
   }

@@ -1,5 +1,6 @@
 #include "protocol/response.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
@@ -217,6 +218,11 @@ RunResult RunResultFromJson(const Json& json) {
   }
   if (reader.Find("checks") != nullptr) {
     reader.Each("checks", [&](const Reader& check) { result.checks.push_back(ReadCheck(check)); });
+  }
+  const auto holds = [](const auto& part) { return part.ok; };
+  if (passed && !(std::all_of(result.ranks.begin(), result.ranks.end(), holds) &&
+                  std::all_of(result.checks.begin(), result.checks.end(), holds))) {
+    throw std::runtime_error("in the response, \"status\" is passed, and a rank or a check is not ok");
   }
   if (reader.Find("tflops") != nullptr) result.tflops = reader.Stages("tflops");
   if (reader.Find("wall_ms") != nullptr) result.wall_ms = reader.Double("wall_ms");

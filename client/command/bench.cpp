@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <sstream>
 
 #include "cell.h"
 #include "command.h"
@@ -199,7 +200,13 @@ class Bench {
 
   static double Efficiency(const Timing& many, const Timing& one) { return many.tflops / one.tflops; }
 
-  std::string Repeat(const Cell& cell) const { return RepeatCommand(cell, ToWords(arguments_.daemon)); }
+  std::string Repeat(const Cell& cell) const {
+    std::vector<std::string> words = ToWords(arguments_.daemon);
+    std::ostringstream seconds;
+    seconds << arguments_.deadline;
+    words.insert(words.end(), {"--deadline", seconds.str()});
+    return RepeatCommand(streams_.program, cell, words);
+  }
 
   void PrintJson() {
     const std::vector<std::string> stages = Stages();
@@ -274,10 +281,13 @@ class Bench {
     std::string fixed;
     for (const Axis& axis : axes_)
       if (axis.values.size() == 1) fixed += " " + axis.key + "=" + TextFromValue(axis.values[0]);
-    streams_.out << "Verified, then the median of " << arguments_.repeat << " after " << arguments_.warmup
-                 << " to warm up, on the slowest rank; rates are per GPU; efficiency is the rate against "
-                    "that of the same problem on one GPU."
-                 << (fixed.empty() ? "" : " With" + fixed + ".") << "\n";
+    const bool any = std::any_of(points_.begin(), points_.end(),
+                                 [](const Point& point) { return point.measured.error.empty(); });
+    if (any)
+      streams_.out << "Verified, then the median of " << arguments_.repeat << " after " << arguments_.warmup
+                   << " to warm up, on the slowest rank; rates are per GPU; efficiency is the rate against "
+                      "that of the same problem on one GPU."
+                   << (fixed.empty() ? "" : " With" + fixed + ".") << "\n";
     for (const auto& [size, hello] : worlds_)
       streams_.out << "world size " << size << ": " << DescribeWorld(hello) << "\n";
     std::sort(notes.begin(), notes.end());

@@ -37,6 +37,10 @@ std::vector<Json> ValuesOf(const Cell& cell, const std::string& key) {
   return {*found};
 }
 
+bool Is(const Json& value, const std::string& text) {
+  return value == ValueFromText(text) || value == Json(text);
+}
+
 }  // namespace
 
 std::string NameOf(const Cell& cell) {
@@ -92,15 +96,32 @@ std::vector<Cell> Select(const std::vector<Cell>& cells, const std::vector<Filte
     return std::all_of(by_key.begin(), by_key.end(), [&](const auto& entry) {
       std::vector<Json> have = ValuesOf(cell, entry.first);
       return std::any_of(entry.second.begin(), entry.second.end(), [&](const std::string& wanted) {
-        return std::any_of(have.begin(), have.end(), [&](const Json& value) {
-          return value == ValueFromText(wanted) || value == Json(wanted);
-        });
+        return std::any_of(have.begin(), have.end(), [&](const Json& value) { return Is(value, wanted); });
       });
     });
   };
   std::vector<Cell> selected;
   std::copy_if(cells.begin(), cells.end(), std::back_inserter(selected), holds);
   return selected;
+}
+
+std::string DescribeUnknown(const std::vector<Cell>& cells, const std::vector<Filter>& filters) {
+  std::string text;
+  for (const auto& [key, wanted] : filters) {
+    bool there = false;
+    std::set<std::string> values;
+    for (const Cell& cell : cells) {
+      for (const Json& value : ValuesOf(cell, key)) {
+        there = there || Is(value, wanted);
+        values.insert(TextFromValue(value));
+      }
+    }
+    if (there) continue;
+    const std::vector<std::string> list(values.begin(), values.end());
+    text += (text.empty() ? "" : "; ") + key + " is nowhere " + wanted +
+            (list.size() <= 12 ? ", but " + protocol::Join(list) : protocol::DidYouMean(wanted, list));
+  }
+  return text;
 }
 
 void Shrink(Json* params, std::int64_t max_seqlen, int world_size) {
@@ -136,8 +157,9 @@ std::vector<std::size_t> RunOrder(const std::vector<Cell>& cells) {
   return order;
 }
 
-std::string RepeatCommand(const Cell& cell, const std::vector<std::string>& common) {
-  std::string command = "cppool run --world-size " + std::to_string(cell.world_size);
+std::string RepeatCommand(const std::string& program, const Cell& cell,
+                          const std::vector<std::string>& common) {
+  std::string command = ShellQuote(program) + " run --world-size " + std::to_string(cell.world_size);
   if (cell.case_name != "attention") command += " --case " + ShellQuote(cell.case_name);
   for (const std::string& word : common) command += " " + ShellQuote(word);
   for (const auto& [key, value] : cell.params.items())

@@ -35,6 +35,8 @@ struct Filter {
   std::string value;
 };
 std::vector<Cell> Select(const std::vector<Cell>& cells, const std::vector<Filter>& filters);
+// "dtype is nowhere fp8, but bf16, fp16", of the filters whose value no cell has; else "".
+std::string DescribeUnknown(const std::vector<Cell>& cells, const std::vector<Filter>& filters);
 
 // When a length is above `max_seqlen`: both in one proportion, down to multiples of 2 * world_size and to no
 // less than that; windows in the proportion of the keys' length, to at least 1. -1 (open) and 0 stay.
@@ -44,8 +46,9 @@ void Shrink(Json* params, std::int64_t max_seqlen, int world_size);
 // else as listed.
 std::vector<std::size_t> RunOrder(const std::vector<Cell>& cells);
 
-// "cppool run --world-size 2 ... --param key=value ...", as words for a shell; `common` are the options that
-// hold for all cells.
-std::string RepeatCommand(const Cell& cell, const std::vector<std::string>& common);
+// "cppool run --world-size 2 ... --param key=value ...", as words for a shell; `program` is how this one was called,
+// `common` are the options that hold for all cells.
+std::string RepeatCommand(const std::string& program, const Cell& cell,
+                          const std::vector<std::string>& common);
 
 }  // namespace cppool::command

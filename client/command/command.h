@@ -12,9 +12,10 @@
 namespace cppool::command {
 
 struct Streams {
-  std::ostream& out;  // results
-  std::ostream& err;  // progress and complaints
-  bool terminal;      // whether `err` is one: no progress elsewhere
+  std::ostream& out;               // results
+  std::ostream& err;               // progress and complaints
+  bool terminal;                   // whether `err` is one: no progress elsewhere
+  std::string program = "cppool";  // as it was called: how a repeating command begins
 };
 
 // The exit codes.

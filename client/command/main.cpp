@@ -1,6 +1,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <exception>
 #include <iostream>
 
@@ -21,7 +22,8 @@ int main(int argc, char** argv) {
   OpenStandardDescriptors();
   try {
     cppool::command::Streams streams{std::cout, std::cerr, isatty(STDERR_FILENO) == 1};
-    const int code = cppool::command::Main({argv + 1, argv + argc}, streams);
+    if (argc > 0) streams.program = argv[0];
+    const int code = cppool::command::Main({argv + std::min(argc, 1), argv + argc}, streams);
     if (std::cout.flush()) return code;
     std::cerr << "cppool: stdout could not be written\n";
     return code == 0 ? cppool::command::kFailure : code;

@@ -259,7 +259,7 @@ class Run {
     FinishJunit(missing);
   }
 
-  std::string Repeat(const Cell& cell) const { return RepeatCommand(cell, common_); }
+  std::string Repeat(const Cell& cell) const { return RepeatCommand(streams_.program, cell, common_); }
 
   // The cells that lead to the failure, in one pool.
   std::string RepeatAll(const Cell& cell, const Verdict& verdict) const {
@@ -409,7 +409,7 @@ class Run {
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-std::vector<Cell> CellsOf(const Arguments& arguments) {
+std::vector<Cell> CellsOf(const Arguments& arguments, Streams& streams) {
   std::vector<Cell> cells;
   if (arguments.suite.empty()) {
     Cell cell;
@@ -423,7 +423,13 @@ std::vector<Cell> CellsOf(const Arguments& arguments) {
       auto [key, value] = SplitAssignment(text, "--filter");
       filters.push_back({key, value});
     }
-    cells = Select(LoadSuite(arguments.suite), filters);
+    const std::vector<Cell> suite = LoadSuite(arguments.suite);
+    cells = Select(suite, filters);
+    if (cells.empty()) {
+      const std::string unknown = DescribeUnknown(suite, filters);
+      streams.err << "cppool: no cell of the suite matches the filters"
+                  << (unknown.empty() ? "" : ": " + unknown) << "\n";
+    }
   }
   for (Cell& cell : cells) {
     if (arguments.world_size > 0 && !cell.rows.empty()) {
@@ -441,8 +447,7 @@ std::vector<Cell> CellsOf(const Arguments& arguments) {
 }
 
 int RunCommand(const Arguments& arguments, Streams streams) {
-  std::vector<Cell> cells = CellsOf(arguments);
-  if (cells.empty()) streams.err << "cppool: no cell of the suite matches the filters\n";
+  std::vector<Cell> cells = CellsOf(arguments, streams);
   Run run(arguments, std::move(cells), streams);
   return arguments.list ? run.List() : run.RunAll();
 }

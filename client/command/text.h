@@ -18,7 +18,8 @@ class UsageError : public std::runtime_error {
 
 // JSON where the text is JSON, else the text itself: `4096`, `[-1, 0]`, `true`, `bf16`.
 Json ValueFromText(const std::string& text);
-// The other way round: a string as it is, anything else as compact JSON; a string that would read as JSON is quoted.
+// The other way round: a string as it is, anything else as compact JSON; so is a string that would read as JSON, or has
+// control characters, so that a command is one line.
 std::string TextFromValue(const Json& value);
 
 // "key=value" cut at the first '='. Throws UsageError without one, or with an empty key; `option` names the option that it was given to.

@@ -325,8 +325,10 @@ TEST_CASE("values from text and back") {
   CHECK(ValueFromText("") == "");
   CHECK(ValueFromText("\"4\"") == "4");
   for (const Json& value : {Json(4096), Json("bf16"), Json("4096"), Json("true"), Json({-1, 0}), Json(),
-                            Json(0.5), Json(""), Json("it's \"x\"")})
+                            Json(0.5), Json(""), Json("it's \"x\""), Json("two\nlines")}) {
     CHECK(ValueFromText(TextFromValue(value)) == value);
+    CHECK(TextFromValue(value).find('\n') == std::string::npos);
+  }
   CHECK(SplitList("1,[2,3],{\"a\":4,\"b\":5},\"x,y\",") ==
         std::vector<std::string>{"1", "[2,3]", "{\"a\":4,\"b\":5}", "\"x,y\"", ""});
   CHECK(SplitAssignment("a=b=c", "--param") == std::pair<std::string, std::string>("a", "b=c"));

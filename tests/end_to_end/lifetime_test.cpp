@@ -129,6 +129,30 @@ TEST_CASE("a daemon whose stdin is closed says so, with exit code 2") {
   CHECK(WEXITSTATUS(status) == 2);
 }
 
+TEST_CASE("a stdin that cannot be read, and a stdout that takes no answer, are told before the daemon ends") {
+  struct Wrong {
+    const char *before, *after, *says;
+    int exit_code;
+  };
+  for (const Wrong& wrong :
+       {Wrong{"", "</", "stdin cannot be read: Is a directory", 3},
+        Wrong{"echo '{\"op\": \"hello\"}' | ", ">/dev/full", "nobody reads stdout", 1}}) {
+    const std::string command =
+        std::string(wrong.before) + "'" CPPOOL_DAEMON "' --world-size 1 --backend host 2>&1 " + wrong.after;
+    CAPTURE(command);
+    FILE* const daemon = popen(command.c_str(), "r");
+    REQUIRE(daemon);
+    std::string text;
+    char line[400];
+    while (fgets(line, sizeof line, daemon)) text += line;
+    const int status = pclose(daemon);
+    INFO(text);
+    CHECK(Has(text, wrong.says));
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == wrong.exit_code);
+  }
+}
+
 TEST_CASE("no device is an error for cuda, and the host for auto") {
   const Environment none("CUDA_VISIBLE_DEVICES", "");
   {

@@ -86,6 +86,8 @@ TEST_CASE("a result survives the line") {
   results[1].error.clear();
   results[1].failure.reset();
   results[1].seed.reset();
+  results[1].ranks.at(1).ok = true;
+  results[1].checks.at(1).ok = true;
   for (const RunResult& result : results) {
     const Json sent = ToJson(result, Json(1));
     const std::string line = SerializeResponse(sent, kDefaultSentinel);
@@ -127,6 +129,9 @@ TEST_CASE("a response that is not one is refused with the member's name") {
       {R"({"ok":null})", {"no \"ok\""}},
       {R"({"ok":1})", {"\"ok\" must be true or false, not 1"}},
       {R"({"ok":true})", {"\"ok\"", "\"status\"", "contradict"}},
+      {R"({"ok":true,"status":"passed"})", {"is passed, and a rank or a check is not ok"}},
+      {R"({"ok":true,"status":"passed","checks":[]})", {"is passed, and a rank or a check is not ok"}},
+      {R"({"ok":true,"status":"passed","ranks":[]})", {"is passed, and a rank or a check is not ok"}},
       {R"({"status":null})", {"no \"status\""}},
       {R"({"status":3})", {"\"status\" must be a string, not 3"}},
       {R"({"status":"fine"})", {"\"status\" must be passed, failed, skipped or error, not \"fine\""}},
