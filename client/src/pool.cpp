@@ -229,6 +229,7 @@ PoolOptions Checked(PoolOptions options) {
   for (const auto& [name, text] : texts)
     if (text->find('\0') != std::string::npos) refuse(name + " cannot hold a zero byte");
   if (options.sentinel.find('\n') != std::string::npos) refuse("sentinel: an answer is one line");
+  if (options.retries < 0) refuse("retries must be 0 or more");
   for (const auto& [name, limit] :
        {std::pair("start_limit", options.start_limit), std::pair("grace", options.grace),
         std::pair("kill_grace", options.kill_grace), std::pair("idle_exit", options.idle_exit)})

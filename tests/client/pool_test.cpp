@@ -190,6 +190,7 @@ TEST_CASE("what a daemon cannot be told, and limits that are none, are refused a
   auto change = GENERATE(values<void (*)(cppool::PoolOptions&)>({
       [](cppool::PoolOptions& options) { options.sentinel = std::string("a\0b", 3); },
       [](cppool::PoolOptions& options) { options.sentinel = "a\nb"; },
+      [](cppool::PoolOptions& options) { options.retries = -1; },
       [](cppool::PoolOptions& options) { options.daemon = std::string("a\0b", 3); },
       [](cppool::PoolOptions& options) {
         options.devices = {"0", std::string("a\0b", 3)};
