@@ -5,12 +5,20 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <system_error>
 
 namespace cppool::command {
 namespace {
 
+constexpr std::chrono::seconds kLastWords{2};
+
 std::atomic<int> to_thread = -1;  // the handler's end of the pipe
+
+[[noreturn]] void End(int signal) {
+  kill(getpid(), signal);
+  _exit(128 + signal);  // of a container's first process the signal is ignored
+}
 
 void Tell(int signal) {
   const int error = errno;
@@ -24,14 +32,17 @@ void Tell(int signal) {
 Interruption::Interruption(std::function<void(int)> last_words) {
   if (pipe2(pipe_, O_CLOEXEC) != 0) throw std::system_error(errno, std::generic_category(), "pipe2");
   to_thread = pipe_[1];
+  for (std::size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], nullptr, &before_[i]);
   thread_ = std::thread([this, last_words = std::move(last_words)] { Wait(last_words); });
+  SetHandlers(Tell);
+}
+
+void Interruption::SetHandlers(void (*handler)(int)) const {
   struct sigaction action {};
-  action.sa_handler = Tell;
+  action.sa_handler = handler;
   action.sa_flags = SA_RESTART | static_cast<int>(SA_RESETHAND);
-  for (std::size_t i = 0; i < kSignals.size(); ++i) {
-    sigaction(kSignals[i], nullptr, &before_[i]);
+  for (std::size_t i = 0; i < kSignals.size(); ++i)
     if (before_[i].sa_handler != SIG_IGN) sigaction(kSignals[i], &action, nullptr);
-  }
 }
 
 Interruption::~Interruption() {
@@ -48,8 +59,14 @@ void Interruption::Wait(const std::function<void(int)>& last_words) const {
   while (read(pipe_[0], &number, 1) < 0 && errno == EINTR) {
   }
   if (number == 0) return;
+  SetHandlers(SIG_DFL);
+  std::thread([number] {  // nobody may take the words
+    std::this_thread::sleep_for(kLastWords);
+    End(number);
+  })
+      .detach();
   last_words(number);
-  kill(getpid(), number);  // its handler is gone
+  End(number);
 }
 
 }  // namespace cppool::command

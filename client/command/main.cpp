@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <exception>
 #include <iostream>
 
@@ -20,6 +21,9 @@ void OpenStandardDescriptors() {
 
 int main(int argc, char** argv) {
   OpenStandardDescriptors();
+  std::signal(
+      SIGPIPE,
+      SIG_IGN);  // a reader of stdout that has gone is told of, and the report is written all the same
   try {
     cppool::command::Streams streams{std::cout, std::cerr, isatty(STDERR_FILENO) == 1};
     if (argc > 0) streams.program = argv[0];

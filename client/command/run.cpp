@@ -178,22 +178,33 @@ class Run {
   }
 
   int RunAll() {
+    bool reported = false;
     {
       const Interruption interruption([this](int signal) { Interrupted(signal); });
       for (std::size_t index : RunOrder(cells_)) {
         const Cell& cell = cells_[index];
         Progress(cell.name);
         Outcome outcome = runner_.Run(cell);
-        if (arguments_.diagnose) Diagnose(cell, &outcome);
-        const std::lock_guard lock(mutex_);
-        tally_.Add(cell, outcome);
+        {
+          const std::lock_guard lock(mutex_);
+          outcomes_[index] = std::move(outcome);
+          untold_ = index;
+        }
+        std::optional<Verdict> verdict = Diagnose(cell, *outcomes_[index]);
+        {
+          const std::lock_guard lock(mutex_);
+          outcomes_[index]->verdict = std::move(verdict);
+          tally_.Add(cell, *outcomes_[index]);
+          untold_.reset();
+        }
         ClearProgress();
-        Report(cell, outcome);
-        outcomes_[index] = std::move(outcome);
+        Report(cell, *outcomes_[index]);
       }
+      const std::lock_guard lock(mutex_);
+      reported = FinishJunit();  // before anything that may find nobody who reads it
     }
     Summarise();
-    return FinishJunit() ? ExitCode() : kFailure;
+    return reported ? ExitCode() : kFailure;
   }
 
  private:
@@ -208,7 +219,7 @@ class Run {
 
   // The cells that have run. `missing` says why there are not more.
   bool FinishJunit(const std::string& missing = "") {
-    if (arguments_.junit.empty()) return true;
+    if (!junit_.is_open()) return true;  // none is asked for, or it is finished
     const std::string suite = "cppool." + (arguments_.suite.empty() ? std::string("run") : arguments_.suite);
     std::vector<JunitCase> cases;
     for (std::size_t i = 0; i < cells_.size(); ++i)
@@ -243,12 +254,15 @@ class Run {
 
   // On a thread of its own, while a cell may run: what there is to say when the process is asked to end.
   void Interrupted(int signal) {
-    mutex_.lock();  // for good: nothing is said after this
+    mutex_.lock();  // for good: nothing else is begun after this
+    if (untold_) tally_.Add(cells_[*untold_], *outcomes_[*untold_]);
     const Counts& counts = tally_.total();
     const std::string missing = std::string("interrupted (") + strsignal(signal) + ") with " +
                                 std::to_string(counts.all()) + " of " + std::to_string(cells_.size()) +
                                 " cells done";
+    FinishJunit(missing);
     ClearProgress();
+    if (untold_) Report(cells_[*untold_], *outcomes_[*untold_]);
     if (arguments_.json) {
       Json summary = tally_.ToJson();
       summary["interrupted"] = missing;
@@ -256,7 +270,6 @@ class Run {
     }
     (arguments_.json ? streams_.err : streams_.out) << missing << "\n";
     PrintCounts();
-    FinishJunit(missing);
   }
 
   std::string Repeat(const Cell& cell) const { return RepeatCommand(streams_.program, cell, common_); }
@@ -281,12 +294,12 @@ class Run {
   }
 
   // A request that is refused runs nothing: there is nothing to be learnt from running it again.
-  void Diagnose(const Cell& cell, Outcome* outcome) {
+  std::optional<Verdict> Diagnose(const Cell& cell, const Outcome& outcome) {
     const bool refused =
-        outcome->result && outcome->result->failure && outcome->result->failure->kind == "invalid_request";
-    if (!outcome->failed() || !outcome->asked || refused) return;
+        outcome.result && outcome.result->failure && outcome.result->failure->kind == "invalid_request";
+    if (!arguments_.diagnose || !outcome.failed() || !outcome.asked || refused) return std::nullopt;
     diagnosed_ = cell.name;
-    outcome->verdict = diagnoser_.Diagnose(cell, runner_.Retire());
+    return diagnoser_.Diagnose(cell, runner_.Retire());
   }
 
   Json DescribeCell(const Cell& cell) const {
@@ -298,7 +311,6 @@ class Run {
   // One line that is written over: without a wrap, so that one line is what there is to clear.
   void Progress(const std::string& name) {
     if (!streams_.terminal) return;
-    const std::lock_guard lock(mutex_);
     const auto seconds =
         std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - start_).count();
     std::ostringstream line;
@@ -403,8 +415,9 @@ class Run {
   Diagnoser diagnoser_;
   std::string diagnosed_;  // the cell that is being diagnosed
   std::ofstream junit_;
-  std::mutex mutex_;                              // of what follows and the streams, where a signal may come
+  std::mutex mutex_;                              // of what follows and junit_, where a signal may come
   std::vector<std::optional<Outcome>> outcomes_;  // as cells_; nothing yet: it has not run
+  std::optional<std::size_t> untold_;             // of an outcome that is not yet in the tally
   Tally tally_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };

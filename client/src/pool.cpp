@@ -126,7 +126,7 @@ class Pool::State {
   static constexpr int kStartsInARow = 5;
 
   Result AskResult(const protocol::Operation& operation, milliseconds limit, Result (*read)(Json)) {
-    return Ask(operation, limit, [this, read](Json answer, int attempts) {
+    return Ask(operation, limit, [read](Json answer, int attempts) {
       Result result = read(std::move(answer));
       result.attempts = attempts;
       return result;

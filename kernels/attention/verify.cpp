@@ -42,7 +42,7 @@ GradientTerms TermsOf(const AttentionSpec& spec, CheckedTensor kind) {
     terms.summed = (spec.bias_shape.batch ? 1.0 : spec.batch) * (spec.bias_shape.heads ? 1.0 : spec.heads);
   if (kind == CheckedTensor::kDsoftmaxOffset)
     terms.summed = static_cast<double>(spec.batch) * static_cast<double>(spec.seqlen_q) /
-                   (static_cast<double>(spec.seqlen_kv) * static_cast<double>(spec.seqlen_kv));
+                   std::pow(static_cast<double>(spec.seqlen_kv), 3);
   return terms;
 }
 

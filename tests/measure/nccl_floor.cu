@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 #include <nccl.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -96,6 +97,7 @@ pid_t StartAnother(int world_size) {
   const pid_t child = fork();  // the parent has no CUDA context
   if (child < 0) throw std::runtime_error("no process");
   if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     try {
       if (std::freopen("/dev/null", "w", stdout) == nullptr) std::_Exit(1);
       Start(world_size);

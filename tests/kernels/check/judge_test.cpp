@@ -322,15 +322,15 @@ TEST_CASE("d_softmax_offset: a missing or a doubled part fails, the rounding of 
   std::vector<double> off = many;
   for (double& x : off) x *= 1.04;
   CHECK_FALSE(NoCp(CheckedTensor::kDsoftmaxOffset, Dtype::kBf16, false, off, many, kNoNoise).ok);
-  // What all heads' sums cancel to is no measure: plain attention's error is one, of one head a rough one.
+  // What all heads' sums cancel to is no measure; plain attention's error is one.
   const std::vector<double> nothing = {1e-6};
   const CompareStats apart = Stats({1e-6 + 0.0047}, nothing), plain = Stats({1e-6 + 0.0028}, nothing),
-                     lucky = Stats({1e-6 + 0.0005}, nothing);
+                     lucky = Stats({1e-6 + 0.0017}, nothing);
   const auto no_cp = [&](const CompareStats& limit) {
     return JudgeNoCp(CheckedTensor::kDsoftmaxOffset, Dtype::kBf16, false, apart, limit, {kNoNoise}).ok;
   };
   CHECK(no_cp(plain));
-  CHECK(no_cp(lucky));
+  CHECK_FALSE(no_cp(lucky));
   CHECK_FALSE(no_cp({}));
   CHECK(Oracle(CheckedTensor::kDsoftmaxOffset, Dtype::kBf16, apart, lucky, kNoNoise).ok);
   // Not even that, where all is luck: the error of so many queries' deltas.

@@ -39,7 +39,8 @@ struct Verdict {
 // dq and dk are nothing else, and no check tells them from zeros: at the default inputs from a scale of 32 on.
 struct GradientTerms {
   // dbias: how many (sequence, head) pairs one element is the sum of; d_softmax_offset: how many queries, each with the
-  // square of its weight, which is about 1 / keys.
+  // square of its term's error, in units of that of a query that sees one key: 1 / keys^3, since the offset's weight is
+  // about 1 / keys and the output, whose rounding it is, 1 / sqrt(keys).
   double summed = 1;
   double scale = 0.125;  // of the logits
   double sharpness = 1;  // the scale over the usual one, 1 / sqrt(head dimension)
