@@ -105,7 +105,7 @@ std::vector<Point> PointsOf(const Arguments& arguments, const std::vector<Axis>&
 
 class Bench {
  public:
-  Bench(const Arguments& arguments, Streams streams)
+  Bench(const Arguments& arguments, const Streams& streams)
       : arguments_(arguments),
         streams_(streams),
         axes_(AxesOf(arguments.params)),
@@ -313,7 +313,7 @@ class Bench {
 
 }  // namespace
 
-void AddBench(CLI::App& app, Streams streams, int* exit_code) {
+void AddBench(CLI::App& app, const Streams& streams, int* exit_code) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* bench = app.add_subcommand("bench", "Times a case over a sweep of its parameters");
   AddRepeatable(*bench, "--param", &arguments->params,

@@ -26,7 +26,7 @@ void CheckSubcommand(const CLI::App& app, const std::vector<std::string>& words)
 
 }  // namespace
 
-int Main(const std::vector<std::string>& words, Streams streams) {
+int Main(const std::vector<std::string>& words, const Streams& streams) {
   CLI::App app{"Runs multi-GPU cases in a warm pool: see `cppool COMMAND --help`", "cppool"};
   app.set_version_flag("--version", std::string("cppool ") + CPPOOL_VERSION);
   app.require_subcommand(1);

@@ -24,12 +24,12 @@ inline constexpr int kFailure = 1;  // a case failed, or nothing ran
 inline constexpr int kUsage = 2;
 
 // Everything behind main(): parses the words after the program's name, runs, returns the exit code.
-int Main(const std::vector<std::string>& words, Streams streams);
+int Main(const std::vector<std::string>& words, const Streams& streams);
 
 // Each adds its subcommand, which sets *exit_code when it is chosen. It may throw UsageError.
-void AddRun(CLI::App& app, Streams streams, int* exit_code);
-void AddBench(CLI::App& app, Streams streams, int* exit_code);
-void AddDoctor(CLI::App& app, Streams streams, int* exit_code);
+void AddRun(CLI::App& app, const Streams& streams, int* exit_code);
+void AddBench(CLI::App& app, const Streams& streams, int* exit_code);
+void AddDoctor(CLI::App& app, const Streams& streams, int* exit_code);
 
 // The options with which every subcommand chooses its daemon.
 struct DaemonArguments {

@@ -117,7 +117,7 @@ bool Try(PoolOptions options, int world_size, std::ostream& out) {
   }
 }
 
-int Doctor(const DaemonArguments& arguments, Streams streams) {
+int Doctor(const DaemonArguments& arguments, const Streams& streams) {
   std::ostream& out = streams.out;
   PoolOptions options = ToPoolOptions(arguments);
   std::string daemon = FindDaemon(options);
@@ -147,7 +147,7 @@ int Doctor(const DaemonArguments& arguments, Streams streams) {
 
 }  // namespace
 
-void AddDoctor(CLI::App& app, Streams streams, int* exit_code) {
+void AddDoctor(CLI::App& app, const Streams& streams, int* exit_code) {
   auto arguments = std::make_shared<DaemonArguments>();
   CLI::App* doctor = app.add_subcommand("doctor", "Says what this machine has and what will run where");
   AddDaemonOptions(*doctor, arguments.get());

@@ -130,7 +130,7 @@ RunOptions ToRunOptions(const Arguments& arguments) {
 
 class Run {
  public:
-  Run(const Arguments& arguments, std::vector<Cell> cells, Streams streams)
+  Run(const Arguments& arguments, std::vector<Cell> cells, const Streams& streams)
       : arguments_(arguments),
         cells_(std::move(cells)),
         streams_(streams),
@@ -422,7 +422,7 @@ class Run {
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-std::vector<Cell> CellsOf(const Arguments& arguments, Streams& streams) {
+std::vector<Cell> CellsOf(const Arguments& arguments, const Streams& streams) {
   std::vector<Cell> cells;
   if (arguments.suite.empty()) {
     Cell cell;
@@ -459,7 +459,7 @@ std::vector<Cell> CellsOf(const Arguments& arguments, Streams& streams) {
   return cells;
 }
 
-int RunCommand(const Arguments& arguments, Streams streams) {
+int RunCommand(const Arguments& arguments, const Streams& streams) {
   std::vector<Cell> cells = CellsOf(arguments, streams);
   Run run(arguments, std::move(cells), streams);
   return arguments.list ? run.List() : run.RunAll();
@@ -467,7 +467,7 @@ int RunCommand(const Arguments& arguments, Streams streams) {
 
 }  // namespace
 
-void AddRun(CLI::App& app, Streams streams, int* exit_code) {
+void AddRun(CLI::App& app, const Streams& streams, int* exit_code) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* run = app.add_subcommand("run", "Runs one case or a suite");
   CLI::Option* suite =

@@ -14,7 +14,7 @@ Json ValueFromText(const std::string& text) {
 std::string TextFromValue(const Json& value) {
   const auto control = [](char c) { return static_cast<unsigned char>(c) < 0x20; };
   if (value.is_string()) {
-    const auto text = value.get<std::string>();
+    auto text = value.get<std::string>();
     if (std::none_of(text.begin(), text.end(), control) && ValueFromText(text) == value) return text;
   }
   return value.dump(-1, ' ', false, Json::error_handler_t::replace);

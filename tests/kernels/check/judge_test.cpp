@@ -295,7 +295,8 @@ TEST_CASE("dbias: the noise of a gradient that is 0 grows with what an element s
 constexpr double kNoNoise = 1e-20;  // queries that see so many keys that the offset has no weight
 
 TEST_CASE("d_softmax_offset: a missing or a doubled part fails, the rounding of `out` does not") {
-  for (const auto& [dtype, unit] : {std::pair{Dtype::kFp16, 0x1p-11}, std::pair{Dtype::kBf16, 0x1p-8}}) {
+  for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16}) {
+    const double unit = dtype == Dtype::kFp16 ? 0x1p-11 : 0x1p-8;
     for (const std::size_t heads : {4, 16, 64}) {
       CAPTURE(static_cast<int>(dtype), heads);
       const std::vector<double> reference = Parts(std::vector<int>(8, 1), heads, 1e-4);
