@@ -571,6 +571,7 @@ TEST_CASE("an interrupted suite says what it has, in its report as well") {
   const pid_t command = fork();
   REQUIRE(command >= 0);
   if (command == 0) {
+    ::signal(SIGHUP, SIG_IGN);  // as under nohup
     ::signal(signal, SIG_DFL);
     if (stalled ? dup2(pipe_ends[1], STDOUT_FILENO) >= 0 : std::freopen(out.c_str(), "w", stdout) != nullptr)
       execl(CPPOOL_COMMAND, "cppool", "run", "--suite", "smoke", "--daemon", daemon.c_str(), "--junit",
@@ -578,6 +579,7 @@ TEST_CASE("an interrupted suite says what it has, in its report as well") {
     _exit(99);
   }
   REQUIRE(Eventually([&] { return ReadFile(hung).find('\n') != std::string::npos; }));
+  if (signal != SIGHUP) kill(command, SIGHUP);
   kill(command, signal);
   int status = 0;
   REQUIRE(waitpid(command, &status, 0) == command);
