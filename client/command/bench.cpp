@@ -5,7 +5,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <sstream>
 
 #include "cell.h"
 #include "command.h"
@@ -202,9 +201,7 @@ class Bench {
 
   std::string Repeat(const Cell& cell) const {
     std::vector<std::string> words = ToWords(arguments_.daemon);
-    std::ostringstream seconds;
-    seconds << arguments_.deadline;
-    words.insert(words.end(), {"--deadline", seconds.str()});
+    for (std::string& word : DeadlineWords(arguments_.deadline)) words.push_back(std::move(word));
     return RepeatCommand(streams_.program, cell, words);
   }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <set>
+#include <sstream>
 
 #include "daemon.h"
 #include "protocol/parameters.h"
@@ -95,6 +96,12 @@ void AddDeadline(CLI::App& app, double* seconds, const std::string& help) {
         return std::isnan(std::strtod(text.c_str(), nullptr)) ? "not a number: " + text : "";
       })
       ->capture_default_str();
+}
+
+std::vector<std::string> DeadlineWords(double seconds) {
+  std::ostringstream text;
+  text << seconds;
+  return {"--deadline", text.str()};
 }
 
 std::string IsUtf8(const std::string& text) {

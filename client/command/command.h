@@ -49,6 +49,7 @@ CLI::Option* AddRepeatable(CLI::App& app, const std::string& name, std::vector<s
                            const std::string& help);
 
 void AddDeadline(CLI::App& app, double* seconds, const std::string& help);
+std::vector<std::string> DeadlineWords(double seconds);  // the same, to repeat a case
 std::string IsUtf8(
     const std::string& text);  // a check of CLI11, for what is sent as JSON: "", or what is wrong
 

@@ -87,9 +87,7 @@ std::vector<std::string> CommonWords(const Arguments& arguments) {
   std::vector<std::string> words = ToWords(arguments.daemon);
   auto add = [&](const char* name, const std::string& value) { words.insert(words.end(), {name, value}); };
   if (arguments.deadline != kDefaultDeadline) {
-    std::ostringstream seconds;
-    seconds << arguments.deadline;
-    add("--deadline", seconds.str());
+    for (std::string& word : DeadlineWords(arguments.deadline)) words.push_back(std::move(word));
   }
   if (arguments.perturb) add("--perturb", std::to_string(*arguments.perturb));
   if (!arguments.dump.empty()) add("--dump", arguments.dump);
@@ -170,10 +168,9 @@ class Run {
       }
       streams_.out << std::flush;
     }
-    std::ostream& closing = arguments_.json ? streams_.err : streams_.out;
     const Counts& counts = tally_.total();
-    closing << counts.passed << " would run, " << counts.failed << " would fail, " << counts.skipped
-            << " would be skipped\n";
+    Closing() << counts.passed << " would run, " << counts.failed << " would fail, " << counts.skipped
+              << " would be skipped\n";
     return ExitCode();
   }
 
@@ -268,7 +265,7 @@ class Run {
       summary["interrupted"] = missing;
       Print({{"summary", summary}});
     }
-    (arguments_.json ? streams_.err : streams_.out) << missing << "\n";
+    Closing() << missing << "\n";
     PrintCounts();
   }
 
@@ -368,7 +365,7 @@ class Run {
   }
 
   void Summarise() {
-    std::ostream& closing = arguments_.json ? streams_.err : streams_.out;  // stdout is for programs then
+    std::ostream& closing = Closing();
     if (arguments_.json) {
       Json summary = tally_.ToJson();
       summary["worlds"] = Json::array();
@@ -394,11 +391,14 @@ class Run {
     PrintCounts();
   }
 
+  // With --json stdout is for programs.
+  std::ostream& Closing() const { return arguments_.json ? streams_.err : streams_.out; }
+
   void PrintCounts() {
     const Counts& counts = tally_.total();
-    (arguments_.json ? streams_.err : streams_.out)
-        << counts.passed << " passed, " << counts.failed << " failed, " << counts.skipped << " skipped\n"
-        << std::flush;
+    Closing() << counts.passed << " passed, " << counts.failed << " failed, " << counts.skipped
+              << " skipped\n"
+              << std::flush;
   }
 
   void Print(const Json& json) {

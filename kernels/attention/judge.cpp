@@ -195,11 +195,11 @@ Verdict JudgeOracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours,
     // result.
     floor = UnitRoundoff(dtype) * ours.max_abs_ref;
     // Plain attention's few sums may happen to have no error.
+    const double noise = IsGradient(tensor) ? NoiseOf(tensor, dtype, terms, ours.count) : 0;
     if (tensor == CheckedTensor::kDsoftmaxOffset) {
-      floor = floor * CancellationFactor(ours.count) + NoiseOf(tensor, dtype, terms, ours.count);
+      floor = floor * CancellationFactor(ours.count) + noise;
     } else {
       if (IsGradient(tensor)) factor *= FewSamplesFactor(ours.count);
-      const double noise = IsGradient(tensor) ? NoiseOf(tensor, dtype, terms, ours.count) : 0;
       floor += noise;
       rms_floor = UnitRoundoff(dtype) * Rms(ours.sum_sq_ref, ours.count) + noise;
     }
