@@ -6,11 +6,11 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
-#include <exception>
 #include <iterator>
 #include <thread>
 
 #include "host_reduce.h"
+#include "kernels/error.h"
 #include "kernels/runtime.h"
 #include "kernels/stage_tally.h"
 
@@ -91,8 +91,7 @@ void HostRank::ReleaseAll() {
   iteration_ = kOutside;
   delays_ = {};
   next_stream_ = 1;
-  last_error_.clear();
-  last_culprit_ = RuntimeError::kOwn;
+  last_error_.Clear();
   failure_.Clear();
   ReleaseMemory();
   for (HostEvent* event : events_) delete event;
@@ -150,16 +149,6 @@ bool HostRank::Idle() const {
   const auto idle = [](const auto& stream) { return stream->Idle(); };
   return std::all_of(streams_.begin(), streams_.end(), idle) &&
          std::all_of(retired_.begin(), retired_.end(), idle);
-}
-
-cppool_status HostRank::Fail(cppool_status status, const char* detail, int culprit) noexcept {
-  last_culprit_ = culprit;
-  last_error_.clear();
-  try {
-    last_error_ = detail;
-  } catch (...) {  // no memory for the text: the status alone
-  }
-  return status;
 }
 
 // ---- memory

@@ -19,7 +19,7 @@
 #include "host_memory.h"
 #include "host_stream.h"
 #include "kernels/backend.h"
-#include "kernels/error.h"
+#include "last_error.h"
 #include "mark_delays.h"
 
 namespace cppool::kernels::host {
@@ -31,7 +31,7 @@ class HostRank final : public RankRuntime {
 
   cppool_runtime* seam() override { return &seam_; }
   std::optional<std::string> FailedInStage() const override;
-  int LastErrorCulprit() const override { return last_culprit_; }
+  int LastErrorCulprit() const override { return last_error_.culprit(); }
   void BeginCase() override;
   void Perturb(std::uint64_t seed) override { delays_ = MarkDelays(seed, rank_); }
   void Break(DeviceFault fault, void* byte, cppool_stream stream) override;
@@ -50,11 +50,9 @@ class HostRank final : public RankRuntime {
 
   static HostRank& Of(cppool_runtime* seam) { return *static_cast<HostRank*>(seam->self); }
 
-  // Keeps the text for last_error and returns the status.
-  cppool_status Fail(cppool_status status, const char* detail, int culprit = RuntimeError::kOwn) noexcept;
+  LastError& last_error() { return last_error_; }
 
   // The seam, with exceptions: host_seam.cpp turns them into statuses.
-  const char* last_error() const { return last_error_.c_str(); }
   void* Alloc(std::size_t bytes, cppool_stream stream);
   void Free(void* ptr, cppool_stream stream);
   void* AllocHost(std::size_t bytes);
@@ -117,8 +115,7 @@ class HostRank final : public RankRuntime {
   std::shared_ptr<HostWorld> world_;
   int rank_;
   cppool_runtime seam_{};
-  std::string last_error_;
-  int last_culprit_ = RuntimeError::kOwn;
+  LastError last_error_;
   Failure failure_;
 
   std::unordered_map<void*, std::size_t> buffers_, host_buffers_;  // live, with their bytes

@@ -1,9 +1,5 @@
 // The host's table of cppool/runtime.h: every function is a member of HostRank, its exception a status.
-#include <exception>
-#include <new>
-
 #include "host_rank.h"
-#include "kernels/error.h"
 
 namespace cppool::kernels::host {
 namespace {
@@ -11,18 +7,7 @@ namespace {
 template <typename Body>
 cppool_status Guard(cppool_runtime* rt, Body body) noexcept {
   HostRank& rank = HostRank::Of(rt);
-  try {
-    body(rank);
-    return CPPOOL_OK;
-  } catch (const RuntimeError& e) {
-    return rank.Fail(e.status(), e.what(), e.culprit());
-  } catch (const std::bad_alloc&) {
-    return rank.Fail(CPPOOL_OUT_OF_MEMORY, "the runtime itself found no memory");
-  } catch (const std::exception& e) {
-    return rank.Fail(CPPOOL_INTERNAL, e.what());
-  } catch (...) {
-    return rank.Fail(CPPOOL_INTERNAL, "an exception of no known type");
-  }
+  return rank.last_error().Guard([&] { body(rank); });
 }
 
 cppool_status Enqueue(cppool_runtime* rt, cppool_stream stream, void (*function)(void*), void* argument) {
@@ -59,7 +44,7 @@ void FillSeam(cppool_runtime* seam) {
   using S = cppool_stream;
   using E = cppool_event;
   using C = cppool_comm;
-  seam->last_error = [](Rt* rt) { return HostRank::Of(rt).last_error(); };
+  seam->last_error = [](Rt* rt) { return HostRank::Of(rt).last_error().text(); };
 
   seam->alloc = [](Rt* rt, Bytes bytes, S stream, void** out) {
     return Guard(rt, [&](HostRank& rank) { *out = nullptr, *out = rank.Alloc(bytes, stream); });

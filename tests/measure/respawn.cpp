@@ -1,4 +1,5 @@
-// What a killed daemon costs: the time from its end to the next passed case, against the same for a fresh daemon, taken in turns.
+// What a killed daemon costs: the time from SIGKILL, and from its end, to the next passed case, against the same for a fresh daemon,
+// taken in turns.
 //
 //     respawn --world-size 2 --backend cuda
 //
@@ -12,6 +13,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -56,6 +58,12 @@ class Killer {
 double Median(std::vector<double> ms) {
   std::sort(ms.begin(), ms.end());
   return ms[ms.size() / 2];
+}
+
+std::vector<double> Differences(const std::vector<double>& ms, const std::vector<double>& less) {
+  std::vector<double> result(ms.size());
+  std::transform(ms.begin(), ms.end(), less.begin(), result.begin(), std::minus<>());
+  return result;
 }
 
 void Print(const char* what, std::vector<double> ms, double fresh) {
@@ -136,8 +144,10 @@ int main(int argc, char** argv) {
     Print("fresh spawn", fresh, Median(fresh));
     Print("killed between cases", between, Median(fresh));
     Print("of it, to the end of the process", end, Median(fresh));
+    Print("of it, from there", Differences(between, end), Median(fresh));
     Print("killed in mid-case", during, Median(fresh));
     Print("of it, to the end of the process", busy_end, Median(fresh));
+    Print("of it, from there", Differences(during, busy_end), Median(fresh));
     Print("of it, to the error of the killed case", answer, Median(fresh));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "respawn: %s\n", error.what());

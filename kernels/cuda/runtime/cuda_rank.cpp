@@ -114,7 +114,7 @@ void CudaRank::BeginCase() {
   }
   ReleaseLeftovers();
   world_->BeginCase(rank_);
-  last_error_.clear();
+  last_error_.Clear();
 }
 
 void CudaRank::BeginIteration(int index) { iteration_ = index < 0 ? StageMarks::kWarmUp : index; }
@@ -397,16 +397,6 @@ void CudaRank::NoteCollective(cudaStream_t stream, const char* what, cppool_comm
 void CudaRank::NoteWait(cudaStream_t stream, cudaEvent_t event) {
   const auto recorded = recorded_.find(event);
   if (recorded != recorded_.end()) marks_.NoteWait(stream, recorded->second);
-}
-
-cppool_status CudaRank::Fail(cppool_status status, const char* detail, int culprit) noexcept {
-  last_culprit_ = culprit;
-  last_error_.clear();
-  try {
-    last_error_ = detail;
-  } catch (...) {  // no memory for the text: the status alone
-  }
-  return status;
 }
 
 }  // namespace cppool::kernels::cuda

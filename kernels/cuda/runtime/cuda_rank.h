@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "kernels/runtime/last_error.h"
 #include "kernels/runtime/mark_delays.h"
 #include "runtime/comm_world.h"
 #include "runtime/cuda_check.h"
@@ -31,7 +32,7 @@ class CudaRank : public RankRuntime {
   CudaRank& operator=(const CudaRank&) = delete;
 
   cppool_runtime* seam() override { return &table_; }
-  int LastErrorCulprit() const override { return last_culprit_; }
+  int LastErrorCulprit() const override { return last_error_.culprit(); }
   std::optional<std::string> FailedInStage() const override;
   void BeginCase() override;
   void Perturb(std::uint64_t seed) override { delays_ = MarkDelays(seed, rank_); }
@@ -76,9 +77,7 @@ class CudaRank : public RankRuntime {
   void NoteRecord(cudaEvent_t event, cudaStream_t stream) { recorded_[event] = marks_.Here(stream); }
   void NoteWait(cudaStream_t stream, cudaEvent_t event);
 
-  // Keeps the text for last_error and returns the status.
-  cppool_status Fail(cppool_status status, const char* detail, int culprit = RuntimeError::kOwn) noexcept;
-  const char* last_error() const { return last_error_.c_str(); }
+  LastError& last_error() { return last_error_; }
 
  private:
   struct OwnedStream {
@@ -101,8 +100,7 @@ class CudaRank : public RankRuntime {
   const int rank_;
   const int device_;
   cppool_runtime table_{};
-  std::string last_error_;
-  int last_culprit_ = RuntimeError::kOwn;
+  LastError last_error_;
 
   const std::shared_ptr<DevicePool> pool_;
   PageLockedHeap host_heap_;

@@ -1,6 +1,4 @@
 // The functions of the seam's table for a CudaRank. Exceptions end here.
-#include <new>
-
 #include "runtime/cuda_rank.h"
 
 namespace cppool::kernels::cuda {
@@ -13,21 +11,10 @@ cudaEvent_t Cuda(cppool_event event) { return reinterpret_cast<cudaEvent_t>(even
 template <typename Body>
 cppool_status Guard(cppool_runtime* rt, Body body) noexcept {
   CudaRank& rank = RankOf(rt);
-  try {
-    body(rank);
-    return CPPOOL_OK;
-  } catch (const RuntimeError& error) {
-    return rank.Fail(error.status(), error.what(), error.culprit());
-  } catch (const std::bad_alloc&) {
-    return rank.Fail(CPPOOL_OUT_OF_MEMORY, "no host memory");
-  } catch (const std::exception& error) {
-    return rank.Fail(CPPOOL_INTERNAL, error.what());
-  } catch (...) {
-    return rank.Fail(CPPOOL_INTERNAL, "an exception of no known type");
-  }
+  return rank.last_error().Guard([&] { body(rank); });
 }
 
-const char* LastError(cppool_runtime* rt) { return RankOf(rt).last_error(); }
+const char* LastErrorText(cppool_runtime* rt) { return RankOf(rt).last_error().text(); }
 
 cppool_status Alloc(cppool_runtime* rt, size_t bytes, cppool_stream stream, void** out) {
   return Guard(rt, [&](CudaRank& rank) { *out = rank.Allocate(bytes, Cuda(stream)); });
@@ -171,7 +158,7 @@ void FillTable(CudaRank* rank, cppool_runtime* table) {
   table->device = rank->device();
   table->stream = reinterpret_cast<cppool_stream>(rank->main_stream());
   table->self = rank;
-  table->last_error = LastError;
+  table->last_error = LastErrorText;
   table->alloc = Alloc;
   table->free = Free;
   table->alloc_host = AllocHost;
