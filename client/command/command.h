@@ -1,4 +1,4 @@
-// The command `cppool`: one file per subcommand, each with its options, its work and its output.
+// The command `cppool`: one file per subcommand, each with its options, its work and its output; `run` has three.
 #pragma once
 
 #include <ostream>

@@ -1,0 +1,151 @@
+#include "run_arguments.h"
+
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "protocol/start.h"
+#include "text.h"
+
+namespace cppool::command {
+namespace {
+
+// "throw", "stall:1", "flip_bit:1:forward/p2p step 1 of 2: keys and values": a stage may have colons of its own.
+Fault ToFault(const std::string& text) {
+  Fault fault;
+  const auto first = text.find(':'), second = first == std::string::npos ? first : text.find(':', first + 1);
+  fault.kind = text.substr(0, first);
+  if (second != std::string::npos) fault.stage = text.substr(second + 1);
+  if (first == std::string::npos) return fault;
+  const std::string rank = text.substr(first + 1, second == std::string::npos ? second : second - first - 1);
+  if (rank.empty() || rank.size() > 6 || rank.find_first_not_of("0123456789") != std::string::npos)
+    throw UsageError("--fault: KIND[:RANK[:STAGE]], and '" + rank + "' is no rank");
+  fault.rank = std::stoi(rank);
+  return fault;
+}
+
+}  // namespace
+
+void AddRunOptions(CLI::App& run, RunArguments* arguments) {
+  CLI::Option* suite =
+      run.add_option("--suite", arguments->suite, "smoke, essential or matrix; without it one case is run")
+          ->check(CLI::IsMember({"smoke", "essential", "matrix"}));
+  run.add_option("--case", arguments->case_name, "The case to run")
+      ->excludes(suite)
+      ->check(IsUtf8)
+      ->capture_default_str();
+  run.add_option(
+         "--world-size", arguments->world_size,
+         "Number of ranks (default: each cell's own; 2 for a single case). Cells of a suite that are not "
+         "possible with so many are skipped")
+      ->check(CLI::Range(1, protocol::kMaxWorldSize));
+  AddRepeatable(run, "--param", &arguments->params,
+                "A parameter, key=value; the value as JSON or as text. Overrides a suite's")
+      ->check(IsUtf8);
+  AddRepeatable(
+      run, "--filter", &arguments->filters,
+      "Only cells of the suite with key=value: a parameter, world_size, suite (matrix, own), row, model, "
+      "kernel_backend or essential. Of one key any value, of different keys all")
+      ->needs(suite);
+  run.add_option(
+         "--max-seqlen", arguments->max_seqlen,
+         "Shrinks a suite's lengths to at most this, in multiples of 2 x ranks, and windows with them")
+      ->check(CLI::Range(std::int64_t{1}, std::numeric_limits<std::int64_t>::max()))
+      ->needs(suite);
+  AddDeadline(run, &arguments->deadline, "Seconds for each case");
+  run.add_option("--perturb", arguments->perturb, "A seed of random delays at every mark")
+      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
+  run.add_option("--dump", arguments->dump, "Writes the case's tensors to this folder, as .npy")
+      ->check(IsUtf8)
+      ->excludes(suite);
+  run.add_option("--inputs", arguments->inputs,
+                 "Reads q, k, v, dout, bias and softmax_offset from this folder, as .npy")
+      ->check(IsUtf8)
+      ->excludes(suite);
+  run.add_option("--fault", arguments->fault,
+                 "KIND[:RANK[:STAGE]]: makes a rank do something wrong at a mark, to see what comes of it")
+      ->check(IsUtf8)
+      ->excludes(suite);
+  AddDaemonOptions(run, &arguments->daemon);
+  CLI::Option* junit =
+      run.add_option("--junit", arguments->junit, "Writes the outcomes to this file as JUnit XML");
+  run.add_flag("--json", arguments->json, "One JSON object per case, then a summary object");
+  CLI::Option* list =
+      run.add_flag("--list", arguments->list,
+                   "Prints the cells, the command for each, and what would be skipped and why; runs nothing")
+          ->excludes(junit);
+  run.add_flag(
+         "--diagnose", arguments->diagnose,
+         "Runs a failed case again in fresh pools, alone and after what ran before it: is it a bug, polluted "
+         "or flaky?")
+      ->excludes(list);
+}
+
+std::vector<Cell> CellsOf(const RunArguments& arguments, const Streams& streams) {
+  std::vector<Cell> cells;
+  if (arguments.suite.empty()) {
+    Cell cell;
+    cell.case_name = arguments.case_name;
+    cell.world_size = arguments.world_size > 0 ? arguments.world_size : 2;
+    cell.name = cell.case_name + " W=" + std::to_string(cell.world_size);
+    cells.push_back(cell);
+  } else {
+    std::vector<Filter> filters;
+    for (const std::string& text : arguments.filters) {
+      auto [key, value] = SplitAssignment(text, "--filter");
+      filters.push_back({key, value});
+    }
+    const std::vector<Cell> suite = LoadSuite(arguments.suite);
+    cells = Select(suite, filters);
+    if (cells.empty()) {
+      const std::string unknown = DescribeUnknown(suite, filters);
+      streams.err << "cppool: no cell of the suite matches the filters"
+                  << (unknown.empty() ? "" : ": " + unknown) << "\n";
+    }
+  }
+  for (Cell& cell : cells) {
+    if (arguments.world_size > 0 && !cell.rows.empty()) {
+      cell.moved = cell.world_size != arguments.world_size && arguments.params.empty();
+      cell.world_size = arguments.world_size;
+      cell.name = NameOf(cell);
+    }
+    if (arguments.max_seqlen > 0) Shrink(&cell.params, arguments.max_seqlen, cell.world_size);
+    for (const std::string& text : arguments.params) {
+      auto [key, value] = SplitAssignment(text, "--param");
+      cell.params[key] = ValueFromText(value);
+    }
+  }
+  return cells;
+}
+
+PoolOptions ToPoolOptions(const RunArguments& arguments) {
+  PoolOptions options = ToPoolOptions(arguments.daemon);
+  if (!arguments.fault.empty()) options.arguments.emplace_back("--allow-faults");
+  return options;
+}
+
+RunOptions ToRunOptions(const RunArguments& arguments) {
+  RunOptions options;
+  options.deadline = std::chrono::milliseconds(std::llround(arguments.deadline * 1000));
+  if (arguments.perturb) options.perturb = static_cast<std::uint64_t>(*arguments.perturb);
+  options.dump = arguments.dump;
+  options.inputs = arguments.inputs;
+  if (!arguments.fault.empty()) options.fault = ToFault(arguments.fault);
+  return options;
+}
+
+std::vector<std::string> CommonWords(const RunArguments& arguments) {
+  std::vector<std::string> words = ToWords(arguments.daemon);
+  auto add = [&](const char* name, const std::string& value) { words.insert(words.end(), {name, value}); };
+  if (arguments.deadline != RunArguments().deadline) {
+    for (std::string& word : DeadlineWords(arguments.deadline)) words.push_back(std::move(word));
+  }
+  if (arguments.perturb) add("--perturb", std::to_string(*arguments.perturb));
+  if (!arguments.dump.empty()) add("--dump", arguments.dump);
+  if (!arguments.inputs.empty()) add("--inputs", arguments.inputs);
+  if (!arguments.fault.empty()) add("--fault", arguments.fault);
+  return words;
+}
+
+}  // namespace cppool::command

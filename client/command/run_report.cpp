@@ -1,0 +1,282 @@
+#include "run_report.h"
+
+#include <iomanip>
+#include <sstream>
+#include <utility>
+
+#include "diagnose.h"
+#include "text.h"
+
+namespace cppool::command {
+namespace {
+
+std::string DescribeCheck(const Check& check) {
+  std::ostringstream text;
+  text << check.tensor << " of rank " << check.rank << " against " << check.against << ": max_abs_err "
+       << check.max_abs_err << ", rel_err " << check.rel_err << ", tolerance " << check.tolerance;
+  if (check.ratio) text << ", ratio " << *check.ratio;
+  return text.str();
+}
+
+Status StatusOf(Outcome::Kind kind) {
+  switch (kind) {
+    case Outcome::Kind::kPassed:
+      return Status::kPassed;
+    case Outcome::Kind::kFailed:
+      return Status::kFailed;
+    case Outcome::Kind::kSkipped:
+      return Status::kSkipped;
+    case Outcome::Kind::kError:
+      break;
+  }
+  return Status::kError;
+}
+
+JunitCase::Outcome JunitOutcomeOf(Outcome::Kind kind) {
+  switch (kind) {
+    case Outcome::Kind::kPassed:
+      return JunitCase::Outcome::kPassed;
+    case Outcome::Kind::kFailed:
+      return JunitCase::Outcome::kFailed;
+    case Outcome::Kind::kSkipped:
+      return JunitCase::Outcome::kSkipped;
+    case Outcome::Kind::kError:
+      break;
+  }
+  return JunitCase::Outcome::kError;
+}
+
+std::vector<std::string> LinesOf(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+// The lines that explain a failure: its checks that did not hold, its error, and what that leaves out of the other
+// ranks' errors, which may be consequences.
+std::vector<std::string> Explain(const Outcome& outcome) {
+  std::vector<std::string> lines;
+  if (outcome.result) {
+    for (const Check& check : outcome.result->checks)
+      if (!check.ok) lines.push_back(DescribeCheck(check));
+  }
+  for (std::string& line : LinesOf(outcome.error)) lines.push_back(std::move(line));
+  if (outcome.result) {
+    for (const Rank& rank : outcome.result->ranks)
+      if (!rank.ok && outcome.error.find(rank.error) == std::string::npos)
+        lines.push_back("rank " + std::to_string(rank.rank) + ": " + rank.error);
+  }
+  return lines;
+}
+
+Json OrNull(const std::string& text) { return text.empty() ? Json() : Json(text); }
+
+}  // namespace
+
+RunReport::RunReport(const RunArguments& arguments, const Streams& streams, std::size_t cells)
+    : arguments_(arguments),
+      streams_(streams),
+      cells_(cells),
+      junit_name_("cppool." + (arguments.suite.empty() ? std::string("run") : arguments.suite)) {
+  if (arguments.junit.empty()) return;
+  junit_.open(arguments.junit);
+  if (!junit_) throw UsageError("cannot write " + arguments.junit);
+}
+
+// Without a wrap, so that one line is what there is to clear.
+void RunReport::Progress(const std::string& doing) {
+  if (!streams_.terminal) return;
+  const auto seconds =
+      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - start_).count();
+  std::ostringstream line;
+  line << "[" << counts().all() + 1 << "/" << cells_ << "] " << seconds / 60 << ":" << std::setfill('0')
+       << std::setw(2) << seconds % 60 << ", " << counts().failed << " failed, " << doing;
+  streams_.err << "\r\033[K\033[?7l" << line.str() << "\033[?7h" << std::flush;
+}
+
+void RunReport::ClearProgress() {
+  if (streams_.terminal) streams_.err << "\r\033[K" << std::flush;
+}
+
+void RunReport::Count(const Cell& cell, const Outcome& outcome) { tally_.Add(cell, outcome); }
+
+void RunReport::Tell(const Cell& cell, const Outcome& outcome) {
+  if (arguments_.json) {
+    Json json = DescribeCell(cell);
+    json["status"] = ToString(StatusOf(outcome.kind));
+    json["seconds"] = outcome.seconds;
+    json["error"] = OrNull(outcome.error);
+    json["attempts"] = outcome.result ? Json(outcome.result->attempts) : Json();
+    json["answer"] = outcome.result ? outcome.result->json : Json();
+    if (outcome.verdict) json["verdict"] = DescribeVerdict(cell, *outcome.verdict);
+    Print(json);
+    return;
+  }
+  if (outcome.failed()) {
+    streams_.out << (outcome.kind == Outcome::Kind::kFailed ? "FAILED " : "ERROR ") << cell.name << "\n";
+    for (const std::string& line : Explain(outcome)) streams_.out << "  " << line << "\n";
+    for (const std::string& line : Advice(cell, outcome)) streams_.out << "  " << line << "\n";
+  } else if (outcome.result && outcome.kind == Outcome::Kind::kPassed && arguments_.suite.empty()) {
+    TellPassed(cell, *outcome.result);
+  }
+  streams_.out << std::flush;
+}
+
+// When it is the only one.
+void RunReport::TellPassed(const Cell& cell, const Result& result) {
+  streams_.out << "passed " << cell.name << " in " << Fixed(result.wall_ms, 3) << " ms";
+  if (result.attempts > 1) streams_.out << ", attempt " << result.attempts;
+  streams_.out << "\n";
+  for (const auto& [stage, tflops] : result.tflops)
+    streams_.out << "  " << stage << ": " << Fixed(tflops, 3) << " TFLOP/s per rank\n";
+  for (const Check& check : result.checks) streams_.out << "  " << DescribeCheck(check) << "\n";
+}
+
+void RunReport::TellListed(const Cell& cell, const Outcome& outcome) {
+  const bool skipped = outcome.kind == Outcome::Kind::kSkipped;
+  if (arguments_.json) {
+    Json json = DescribeCell(cell);
+    json["would"] = skipped ? "skip" : outcome.failed() ? "fail" : "run";
+    json["error"] = OrNull(outcome.error);
+    Print(json);
+    return;
+  }
+  streams_.out << cell.name << ": " << Repeat(cell) << "\n";
+  std::string before = skipped ? "  would be skipped: " : "  would fail: ";
+  for (const std::string& line : LinesOf(outcome.error)) {
+    streams_.out << before << line << "\n";
+    before = "    ";
+  }
+  streams_.out << std::flush;
+}
+
+bool RunReport::WriteJunit(const std::vector<Cell>& cells,
+                           const std::vector<std::optional<Outcome>>& outcomes, const std::string& missing) {
+  if (!junit_.is_open()) return true;  // none is asked for, or it is written
+  std::vector<JunitCase> cases;
+  for (std::size_t i = 0; i < cells.size(); ++i)
+    if (outcomes[i]) cases.push_back(ToJunit(cells[i], *outcomes[i]));
+  if (!missing.empty()) {
+    JunitCase rest;
+    rest.group = junit_name_;
+    rest.name = "the rest";
+    rest.outcome = JunitCase::Outcome::kError;
+    rest.message = missing;
+    cases.push_back(std::move(rest));
+  }
+  command::WriteJunit(junit_, junit_name_, cases);
+  junit_.close();
+  if (!junit_) streams_.err << "cppool: " << arguments_.junit << " could not be written\n";
+  return static_cast<bool>(junit_);
+}
+
+JunitCase RunReport::ToJunit(const Cell& cell, const Outcome& outcome) const {
+  JunitCase one;
+  one.group = junit_name_;
+  one.name = cell.name;
+  one.outcome = JunitOutcomeOf(outcome.kind);
+  one.seconds = outcome.seconds;
+  one.message = FirstLine(outcome.error);
+  if (outcome.verdict) one.message += " (" + Describe(*outcome.verdict) + ")";
+  for (const std::string& line : Explain(outcome)) one.details += line + "\n";
+  for (const std::string& line : Advice(cell, outcome)) one.details += line + "\n";
+  one.stderr_tail = outcome.stderr_tail;
+  return one;
+}
+
+void RunReport::Close(const std::map<int, Json>& worlds) {
+  std::ostream& closing = Closing();
+  if (arguments_.json) {
+    Json summary = tally_.ToJson();
+    summary["worlds"] = Json::array();
+    for (const auto& [size, hello] : worlds)
+      summary["worlds"].push_back({{"world_size", size},
+                                   {"backend", hello.value("backend", Json())},
+                                   {"transport", hello.value("transport", Json())},
+                                   {"devices", hello.value("devices", Json())}});
+    Print({{"summary", summary}});
+  } else if (!arguments_.suite.empty()) {
+    tally_.PrintAxes(closing);
+    tally_.PrintRatios(closing);
+  }
+  tally_.PrintReasons(closing);
+  tally_.PrintVerdicts(closing);
+  tally_.PrintRetried(closing);
+  std::string line;
+  for (const auto& [size, hello] : worlds)
+    line += (line.empty() ? "" : "; ") + ("world size " + std::to_string(size)) + ": " + DescribeWorld(hello);
+  closing << (line.empty() ? "backend none: no daemon answered" : line) << "\n";
+  tally_.PrintSuites(closing);
+  PrintCounts();
+}
+
+void RunReport::CloseList() {
+  Closing() << counts().passed << " would run, " << counts().failed << " would fail, " << counts().skipped
+            << " would be skipped\n";
+}
+
+void RunReport::CloseInterrupted(const std::string& why) {
+  if (arguments_.json) {
+    Json summary = tally_.ToJson();
+    summary["interrupted"] = why;
+    Print({{"summary", summary}});
+  }
+  Closing() << why << "\n";
+  PrintCounts();
+}
+
+std::string RunReport::Repeat(const Cell& cell) const {
+  return RepeatCommand(streams_.program, cell, CommonWords(arguments_));
+}
+
+// The cells that lead to the failure, in one pool.
+std::string RunReport::RepeatAll(const Cell& cell, const Verdict& verdict) const {
+  std::vector<Cell> sequence = verdict.culprits;
+  sequence.push_back(cell);
+  return SequenceCommand(sequence, ToPoolOptions(arguments_), ToRunOptions(arguments_));
+}
+
+// What came of a diagnosis, and how to repeat the failure.
+std::vector<std::string> RunReport::Advice(const Cell& cell, const Outcome& outcome) const {
+  std::vector<std::string> lines;
+  if (outcome.verdict) lines.push_back("verdict: " + Describe(*outcome.verdict));
+  lines.push_back("repeat: " + Repeat(cell));
+  if (outcome.verdict && outcome.verdict->kind == Verdict::Kind::kPolluted) {
+    lines.back() += "  # alone it passes";
+    lines.push_back("after what spoils it: " + RepeatAll(cell, *outcome.verdict));
+  }
+  return lines;
+}
+
+Json RunReport::DescribeCell(const Cell& cell) const {
+  return {{"name", cell.name},      {"suite", cell.suite},           {"rows", cell.rows},
+          {"case", cell.case_name}, {"world_size", cell.world_size}, {"params", cell.params},
+          {"repeat", Repeat(cell)}};
+}
+
+Json RunReport::DescribeVerdict(const Cell& cell, const Verdict& verdict) const {
+  Json json = {{"kind", ToString(verdict.kind)}, {"text", Describe(verdict)}, {"pools", verdict.pools}};
+  if (verdict.kind == Verdict::Kind::kUndecided) return json;
+  json.update({{"failed", verdict.failed}, {"ran", verdict.ran}});
+  if (verdict.kind != Verdict::Kind::kPolluted) return json;
+  for (const Cell& culprit : verdict.culprits) json["culprits"].push_back(culprit.name);
+  json["minimal"] = verdict.minimal;
+  json["repeat"] = RepeatAll(cell, verdict);
+  return json;
+}
+
+// With --json stdout is for programs.
+std::ostream& RunReport::Closing() const { return arguments_.json ? streams_.err : streams_.out; }
+
+void RunReport::PrintCounts() {
+  Closing() << counts().passed << " passed, " << counts().failed << " failed, " << counts().skipped
+            << " skipped\n"
+            << std::flush;
+}
+
+void RunReport::Print(const Json& json) {
+  streams_.out << json.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n" << std::flush;
+}
+
+}  // namespace cppool::command

@@ -1,0 +1,65 @@
+// What `cppool run` says: a line of progress, what became of each cell, the JUnit file, and the closing lines.
+#pragma once
+
+#include <chrono>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cell.h"
+#include "junit.h"
+#include "run_arguments.h"
+#include "runner.h"
+#include "tally.h"
+
+namespace cppool::command {
+
+// Not synchronised. With --json stdout has one object per cell and a summary, and stderr what is for people.
+class RunReport {
+ public:
+  // `cells`: how many there are to run. Throws UsageError where the JUnit file cannot be written.
+  RunReport(const RunArguments& arguments, const Streams& streams, std::size_t cells);
+
+  // On a terminal, one line that is written over.
+  void Progress(const std::string& doing);
+  void ClearProgress();
+
+  void Count(const Cell& cell, const Outcome& outcome);  // for the closing numbers
+  const Counts& counts() const { return tally_.total(); }
+
+  void Tell(const Cell& cell, const Outcome& outcome);
+  void TellListed(const Cell& cell, const Outcome& outcome);  // what would become of it
+
+  // Of the cells that have an outcome; `missing` says why others have none. False: it could not be written. It is
+  // written once.
+  bool WriteJunit(const std::vector<Cell>& cells, const std::vector<std::optional<Outcome>>& outcomes,
+                  const std::string& missing = "");
+
+  void Close(const std::map<int, Json>& worlds);  // the answers to `hello`, by world size
+  void CloseList();
+  void CloseInterrupted(const std::string& why);
+
+ private:
+  std::string Repeat(const Cell& cell) const;
+  std::string RepeatAll(const Cell& cell, const Verdict& verdict) const;
+  std::vector<std::string> Advice(const Cell& cell, const Outcome& outcome) const;
+  JunitCase ToJunit(const Cell& cell, const Outcome& outcome) const;
+  Json DescribeCell(const Cell& cell) const;
+  Json DescribeVerdict(const Cell& cell, const Verdict& verdict) const;
+  void TellPassed(const Cell& cell, const Result& result);
+  void Print(const Json& json);
+  void PrintCounts();
+  std::ostream& Closing() const;
+
+  const RunArguments& arguments_;
+  const Streams streams_;
+  const std::size_t cells_;
+  const std::string junit_name_;  // of the suite in JUnit, and of its cases' class
+  std::ofstream junit_;
+  Tally tally_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace cppool::command
