@@ -83,6 +83,12 @@ void PeerWorld::BeginCase(int rank) {
   mine.depth = 0;
   mine.grouped.clear();
   mine.finished = false;
+  mine.failure.reset();
+}
+
+void PeerWorld::CheckHealth(int rank) {
+  ThrowIfAborted();
+  if (const auto& failure = ranks_[static_cast<std::size_t>(rank)].failure) throw RuntimeError(*failure);
 }
 
 PeerSide& PeerWorld::SideOf(int rank, cppool_comm comm) {
@@ -192,6 +198,16 @@ std::vector<WaitingCall> PeerWorld::Waiting(int rank) const {
 }
 
 void PeerWorld::Run(int rank, std::vector<std::unique_ptr<PeerOp>> ops) {
+  try {
+    Meet(rank, ops);
+  } catch (const RuntimeError& error) {
+    auto& failure = ranks_[static_cast<std::size_t>(rank)].failure;
+    if (!failure) failure = error;
+    throw;
+  }
+}
+
+void PeerWorld::Meet(int rank, const std::vector<std::unique_ptr<PeerOp>>& ops) {
   ThrowIfAborted();
   Rank& mine = ranks_[static_cast<std::size_t>(rank)];
   const PeerCaller caller{device(rank), mine.events.get(), mine.pool.get()};
@@ -263,6 +279,7 @@ void PeerWorld::Restart() {
     rank.depth = 0;
     rank.grouped.clear();
     rank.finished = false;
+    rank.failure.reset();
     for (PeerSide& side : rank.sides) {
       side.collectives = 0;
       std::fill(side.sends.begin(), side.sends.end(), 0);

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,7 +39,8 @@ class PeerWorld final : public CommWorld {
   void AllReduce(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
                  cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) override;
 
-  void CheckHealth(int) override { ThrowIfAborted(); }
+  // A call that failed leaves its peers' calls unmet: a case cannot pass over it.
+  void CheckHealth(int rank) override;
   void Abort(const std::string& reason) override;
   void Finished(int rank) override;
   std::vector<WaitingCall> Waiting(int rank) const override;
@@ -56,6 +58,7 @@ class PeerWorld final : public CommWorld {
     std::shared_ptr<DevicePool> pool;
     int depth = 0;  // of groups of calls
     std::atomic<bool> finished{false};
+    std::optional<RuntimeError> failure;  // of its calls in this case, the first
     std::vector<std::unique_ptr<PeerOp>> grouped;
     // What Run is at, for Waiting.
     mutable std::mutex running_mutex;
@@ -67,6 +70,7 @@ class PeerWorld final : public CommWorld {
   void Collect(int rank, const CollectiveCall& call, cppool_comm comm, cudaStream_t stream);
   void Submit(int rank, std::unique_ptr<PeerOp> op);
   void Run(int rank, std::vector<std::unique_ptr<PeerOp>> ops);
+  void Meet(int rank, const std::vector<std::unique_ptr<PeerOp>>& ops);
   // A rank that has finished, and that this call waits for; -1 when there is none.
   int FinishedWithout(const PeerOp& op) const;
 

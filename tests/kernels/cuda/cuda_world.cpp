@@ -10,6 +10,15 @@ void Expect(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error("does not hold: " + what);
 }
 
+std::string ErrorOfEnd(RankRuntime& rank) {
+  try {
+    rank.EndCase();
+  } catch (const RuntimeError& error) {
+    return error.what();
+  }
+  return "";
+}
+
 bool HaveDevices(int count) {
   const int devices = CountCudaDevices();
   if (devices >= count) return true;

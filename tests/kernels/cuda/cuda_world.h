@@ -49,6 +49,9 @@ class CudaWorld {
   std::vector<std::thread> threads_;
 };
 
+// What EndCase throws; "" when nothing.
+std::string ErrorOfEnd(RankRuntime& rank);
+
 // True where there are `count` devices; else says that the test is passed over.
 bool HaveDevices(int count);
 

@@ -209,9 +209,9 @@ TEST_CASE("Peer: a rank that has finished is named at once by those that wait fo
                           rt->stream) == CPPOOL_INTERNAL,
            "the call ends");
     Expect(rank.LastErrorCulprit() == 1, "and points at rank 1");
-    Expect(std::string(rt->last_error(rt)).find("rank 1 has finished the case") != std::string::npos,
-           rt->last_error(rt));
-    rank.EndCase();
+    const std::string said = rt->last_error(rt);
+    Expect(said.find("rank 1 has finished the case") != std::string::npos, said);
+    Expect(ErrorOfEnd(rank) == said, "a case does not pass over it");
   });
   world.backend().Recover(30s);
   world.RunCase([](cppool_runtime* rt) { LookAtGroups(rt, 1); });

@@ -168,7 +168,9 @@ TEST_CASE("Peer: groups of calls that are cut in other places meet all the same"
 TEST_CASE("Peer: what the ranks disagree about is an error that names it, on all of them", "[gpu]") {
   if (!HaveDevices(1)) return;
   CudaWorld world(2, Transport::kPeer);
-  world.RunCase([](cppool_runtime* rt) {
+  world.Run([](RankRuntime& rank) {
+    cppool_runtime* rt = rank.seam();
+    rank.BeginCase();
     const Group group = GetGroup(rt, CPPOOL_WORLD);
     const Buffer buffer(rt, 1024, rt->stream);
     Expect(rt->all_reduce(rt, buffer.get(), buffer.get(), rt->rank ? 8 : 16, CPPOOL_INT32, CPPOOL_SUM,
@@ -184,6 +186,7 @@ TEST_CASE("Peer: what the ranks disagree about is an error that names it, on all
     const std::string sizes = rt->last_error(rt);
     Expect(sizes.find("24") != std::string::npos && sizes.find("32") != std::string::npos, sizes);
     Expect(AllReduced<int>(rt, {1}, CPPOOL_INT32, CPPOOL_SUM) == std::vector<int>{2}, "the next call meets");
+    Expect(ErrorOfEnd(rank) == said, "a case does not pass over it");
   });
 }
 

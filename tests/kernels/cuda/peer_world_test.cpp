@@ -149,6 +149,43 @@ TEST_CASE("peer: every call, for ranks dealt to devices in every way, before and
   }
 }
 
+TEST_CASE("peer: a call that failed is not passed over, and the next case gets nothing of it") {
+  PeerWorld world(2, 1);
+  Numbers first(4, 111), second(4, 222), received(4, -1);
+  for (Numbers* numbers : {&first, &second, &received})
+    test::Place(numbers->data(), numbers->size() * sizeof(std::int32_t), 0);
+  const auto comm = [&](int rank) { return world.group(rank, CPPOOL_WORLD).comm; };
+  auto errors = OnAllRanks(world, [&](int rank) {
+    world.JoinWorld(rank);
+    world.BeginCase(rank);
+    if (rank == 1) return world.Finished(rank);  // without a recv
+    const auto send = [&] { world.Send(0, first.data(), 16, 1, comm(0), nullptr); };
+    const auto said = [](auto call) -> std::string {
+      try {
+        call();
+      } catch (const RuntimeError& error) {
+        return error.what();
+      }
+      return "";
+    };
+    const std::string failure = said(send);
+    Expect(failure.find("rank 1 has finished the case") == 0, failure);
+    Expect(said([&] { world.CheckHealth(0); }) == failure, "what was passed over comes back at the end");
+  });
+  CHECK(errors == std::vector<std::string>(2));
+  world.Restart();
+  errors = OnAllRanks(world, [&](int rank) {
+    world.BeginCase(rank);
+    if (rank == 0) world.Send(0, second.data(), 16, 1, comm(0), nullptr);
+    if (rank == 1) world.Recv(1, received.data(), 16, 0, comm(1), nullptr);
+    world.CheckHealth(rank);
+  });
+  CHECK(errors == std::vector<std::string>(2));
+  CHECK(received == second);
+  for (int rank = 0; rank < 2; ++rank) world.Leave(rank);
+  test::Forget();
+}
+
 TEST_CASE("peer: a rank's thread that waits says for whose call, to anybody who asks") {
   const int size = 4;
   PeerWorld world(size, 2);
