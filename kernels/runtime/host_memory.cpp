@@ -140,15 +140,18 @@ bool MemoryGate::Reserve(std::size_t bytes) {
   // No size that a signed sum could overflow with gets any further.
   if (bytes >= (std::size_t{1} << 48)) return false;
   const auto wanted = static_cast<std::int64_t>(bytes);
-  const std::int64_t untouched = untouched_.fetch_add(wanted, std::memory_order_relaxed) + wanted;
-  if (unmeasured_.fetch_sub(wanted, std::memory_order_relaxed) >= wanted) return true;
-  const auto usable = static_cast<std::int64_t>(Usable());
-  if (untouched > usable) {
-    untouched_.fetch_sub(wanted, std::memory_order_relaxed);
-    unmeasured_.store(0, std::memory_order_relaxed);
-    return false;
+  for (std::int64_t left = unmeasured_.load(std::memory_order_relaxed); left >= wanted;) {
+    if (!unmeasured_.compare_exchange_weak(left, left - wanted, std::memory_order_relaxed)) continue;
+    untouched_.fetch_add(wanted, std::memory_order_relaxed);
+    return true;
   }
-  unmeasured_.store(std::min<std::int64_t>((usable - untouched) / 64, 64 << 20), std::memory_order_relaxed);
+  const auto usable = static_cast<std::int64_t>(Usable());
+  std::int64_t untouched = untouched_.load(std::memory_order_relaxed);
+  do {  // what is refused must not be seen by the other ranks, whose few bytes fit
+    if (untouched > usable - wanted) return false;
+  } while (!untouched_.compare_exchange_weak(untouched, untouched + wanted, std::memory_order_relaxed));
+  unmeasured_.store(std::clamp<std::int64_t>((usable - untouched - wanted) / 64, 0, 64 << 20),
+                    std::memory_order_relaxed);
   return true;
 }
 

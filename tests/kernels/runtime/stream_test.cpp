@@ -243,6 +243,22 @@ TEST_CASE("host memory: reservations that nobody has touched yet count") {
   CHECK(gate.Reserve(step));
 }
 
+TEST_CASE("host memory: what is refused to one rank is not missing to another") {
+  host::MemoryGate gate;
+  std::atomic<bool> end{false};
+  std::thread greedy([&] {
+    while (!end) CHECK_FALSE(gate.Reserve(std::size_t{1} << 47));
+  });
+  int refused = 0;
+  for (int i = 0; i < 300; ++i) {  // each asks the system: more than goes by without
+    const std::size_t bytes = gate.Free() / 32;
+    gate.Reserve(bytes) ? gate.Touched(bytes) : static_cast<void>(++refused);
+  }
+  end = true;
+  greedy.join();
+  CHECK(refused == 0);
+}
+
 TEST_CASE("host stream: a failure skips later work on every stream of the rank, and is reported") {
   OneRank one;
   Stream side(one.rt);
