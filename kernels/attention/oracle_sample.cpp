@@ -18,7 +18,8 @@ class Sampler {
  public:
   Sampler(const AttentionSpec& spec, bool host) : spec_(spec), host_(host) {
     for (std::int64_t i = 0; i < spec.batch; ++i) {
-      if (Flops(i) > 0) sequences_.push_back(static_cast<int>(i));
+      const bool tokens = spec.queries.length[i] > 0 || spec.keys.length[i] > 0;
+      if (tokens) (Flops(i) > 0 ? sequences_ : one_sided_).push_back(static_cast<int>(i));
     }
     unit_ = spec.bias_shape.batch ? (spec.bias_shape.heads ? Unit::kPair : Unit::kSequence)
                                   : (spec.bias_shape.heads ? Unit::kHead : Unit::kAll);
@@ -30,8 +31,9 @@ class Sampler {
   }
 
   OracleSample Sample() {
-    if (sequences_.empty()) return {};
-    Base();
+    Pick(sequences_);
+    Pick(one_sided_);
+    if (pairs_.empty()) return {};
     const bool head_sums = spec_.max_logit || (spec_.softmax == SoftmaxType::kLearnable && spec_.training);
     const OraclePair first = pairs_.front();
     if (head_sums || (bias_ && unit_ == Unit::kHead)) Require(sequences_, {first.kv_head});
@@ -45,8 +47,9 @@ class Sampler {
     });
     OracleSample sample;
     for (int head = 0; head < spec_.kv_heads; ++head) {
-      const auto mine = std::count_if(pairs_.begin(), pairs_.end(),
-                                      [&](const OraclePair& pair) { return pair.kv_head == head; });
+      const auto mine = std::count_if(pairs_.begin(), pairs_.end(), [&](const OraclePair& pair) {
+        return pair.kv_head == head && Flops(pair.sequence) > 0;
+      });
       if (static_cast<std::size_t>(mine) == sequences_.size()) sample.whole_heads.push_back(head);
     }
     if (bias_) sample.bias_units = BiasUnits();
@@ -68,18 +71,19 @@ class Sampler {
     return heads;
   }
 
-  // All pairs where that is cheap, else a sample that the seed picks.
-  void Base() {
+  // All pairs of these where that is cheap, else a sample that the seed picks.
+  void Pick(const std::vector<int>& sequences) {
+    if (sequences.empty()) return;
     const double budget = host_ ? 4e8 : 1e11;
     const std::int64_t most = host_ ? 256 : 16;
     double mean = 0;
-    for (const int sequence : sequences_) mean += Flops(sequence) / static_cast<double>(sequences_.size());
-    const std::int64_t all = static_cast<std::int64_t>(sequences_.size()) * spec_.kv_heads;
-    const std::int64_t count =
-        std::clamp<std::int64_t>(static_cast<std::int64_t>(budget / mean), 1, std::min(all, most));
+    for (const int sequence : sequences) mean += Flops(sequence) / static_cast<double>(sequences.size());
+    const std::int64_t all = static_cast<std::int64_t>(sequences.size()) * spec_.kv_heads;
+    const std::int64_t count = std::clamp<std::int64_t>(
+        static_cast<std::int64_t>(budget / std::max(mean, 1.0)), 1, std::min(all, most));
     for (std::int64_t i = 0; i < count; ++i) {
       const auto index = static_cast<std::int64_t>((spec_.seed + i * all / count) % all);
-      pairs_.push_back({sequences_[index / spec_.kv_heads], static_cast<int>(index % spec_.kv_heads)});
+      pairs_.push_back({sequences[index / spec_.kv_heads], static_cast<int>(index % spec_.kv_heads)});
     }
   }
 
@@ -104,13 +108,18 @@ class Sampler {
       return (unit_ == Unit::kAll || unit_ == Unit::kHead || a.sequence == b.sequence) &&
              (unit_ == Unit::kAll || unit_ == Unit::kSequence || a.kv_head == b.kv_head);
     };
-    const std::size_t sequences = unit_ == Unit::kPair || unit_ == Unit::kSequence ? 1 : sequences_.size();
+    const bool of_one = unit_ == Unit::kPair || unit_ == Unit::kSequence;
+    const std::size_t sequences = of_one ? 1 : sequences_.size();
     const std::size_t heads = unit_ == Unit::kPair || unit_ == Unit::kHead ? 1 : spec_.kv_heads;
     std::vector<BiasUnit> units;
     for (std::size_t begin = 0; begin < pairs_.size();) {
       std::size_t end = begin + 1;
       while (end < pairs_.size() && same(pairs_[begin], pairs_[end])) ++end;
-      if (end - begin == sequences * heads) {
+      const auto adding = static_cast<std::size_t>(
+          std::count_if(pairs_.begin() + static_cast<std::ptrdiff_t>(begin),
+                        pairs_.begin() + static_cast<std::ptrdiff_t>(end),
+                        [&](const OraclePair& pair) { return of_one || Flops(pair.sequence) > 0; }));
+      if (adding == sequences * heads) {
         const BiasShape& shape = spec_.bias_shape;
         units.push_back({begin, end, shape.batch ? pairs_[begin].sequence : 0,
                          shape.heads ? pairs_[begin].kv_head * group() : 0, shape.heads ? group() : 1,
@@ -123,7 +132,9 @@ class Sampler {
 
   const AttentionSpec& spec_;
   const bool host_;
-  std::vector<int> sequences_;  // with any work
+  std::vector<int> sequences_;  // whose queries meet keys
+  std::vector<int>
+      one_sided_;  // those of only queries, or only keys: what they give is zero, or minus infinity
   Unit unit_ = Unit::kPair;
   bool bias_ = false;
   std::vector<OraclePair> pairs_;

@@ -181,7 +181,7 @@ void Verifier::AgainstNoCp() {
 
 void Verifier::AgainstOracle() {
   const OracleSample sample = SampleOracle(spec_, std::strcmp(rt_->backend, "host") == 0);
-  if (sample.pairs.empty()) return;  // no query meets a key
+  if (sample.pairs.empty()) return;  // there is no token
   const OracleOutputs exact(rt_, spec_, sample), plain(rt_, spec_, sample);
   const auto for_both = [&](CheckedTensor kind, double value) {
     for (const OracleOutputs* outputs : {&exact, &plain}) {

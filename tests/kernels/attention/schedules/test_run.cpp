@@ -170,8 +170,41 @@ TEST_CASE("Small cases are worked out whole by the oracle") {
       CHECK(covered == sample.pairs.size());
     }
   }
+  // Of sequences with one side the other's rows are worked out, and add to no sum.
+  const std::vector<std::int64_t> keys = spec.keys.length;
+  spec.bias_shape = {false, false, true};
+  for (auto* lengths : {&spec.queries.length, &spec.keys.length}) {
+    spec.keys.length = keys;
+    for (std::size_t i = 0; i < lengths->size(); i += 2) (*lengths)[i] = 0;
+    const OracleSample sample = SampleOracle(spec, true);
+    std::size_t with_tokens = 0;
+    for (std::size_t i = 0; i < keys.size(); ++i)
+      with_tokens += spec.queries.length[i] > 0 || spec.keys.length[i] > 0;
+    CHECK(sample.pairs.size() == 4 * with_tokens);
+    CHECK(sample.whole_heads.size() == 4);
+    REQUIRE(sample.bias_units.size() == 1);
+    CHECK(sample.bias_units[0].end == sample.pairs.size());
+  }
   spec.queries.length.assign(5, 0);
+  spec.keys.length = keys;
+  CHECK_FALSE(SampleOracle(spec, true).pairs.empty());
+  spec.keys.length.assign(5, 0);
   CHECK(SampleOracle(spec, true).pairs.empty());
+}
+
+TEST_CASE("A large case's sample is of sequences with work, and of the others besides") {
+  AttentionSpec spec;
+  spec.batch = 9;
+  spec.heads = spec.kv_heads = 2;
+  spec.seqlen_q = spec.seqlen_kv = 4096;
+  DrawSequences(spec, 4);
+  for (int i = 1; i < 9; ++i) spec.keys.length[i] = 0;
+  const OracleSample sample = SampleOracle(spec, true);
+  REQUIRE(!sample.pairs.empty());
+  const auto working = std::count_if(sample.pairs.begin(), sample.pairs.end(),
+                                     [](const OraclePair& pair) { return pair.sequence == 0; });
+  CHECK(working >= 1);
+  CHECK(sample.pairs.size() == static_cast<std::size_t>(working) + 16);
 }
 
 TEST_CASE("Of large cases the oracle takes what each sum needs, and no more than it can") {
