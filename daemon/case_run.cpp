@@ -33,7 +33,7 @@ CaseRun::CaseRun(World& world, std::shared_ptr<const PreparedRun> prepared, std:
 RunResult CaseRun::Execute() {
   // The job holds on to this run: a rank that never comes back must not find it gone.
   world_.threads().Start([self = shared_from_this()](int rank) { self->RunRank(rank); });
-  if (WaitForRanks()) world_.threads().Wait();  // a moment: they have reported
+  WaitForRanks();
   return Gather();
 }
 
@@ -160,12 +160,11 @@ void CaseRun::Fail(int index, cppool_status status, const std::string& error, in
   spdlog::warn("{}", error);
 }
 
-bool CaseRun::WaitForRanks() {
+void CaseRun::WaitForRanks() {
   std::unique_lock lock(mutex_);
   const auto all_done = [&] { return done_ == world_.size(); };
   changed_.wait(lock, [&] { return all_done() || errors_ > 0; });
-  if (changed_.wait_for(lock, all_done() ? std::chrono::milliseconds(0) : limits_.grace, all_done))
-    return true;
+  if (changed_.wait_for(lock, all_done() ? std::chrono::milliseconds(0) : limits_.grace, all_done)) return;
   const Rank* cause = Cause();
   const std::string reason =
       "rank " + std::to_string(cause->context.rank()) + " failed first: " + cause->error;
@@ -173,7 +172,7 @@ bool CaseRun::WaitForRanks() {
   lock.unlock();
   world_.backend().Abort(reason);
   lock.lock();
-  return changed_.wait_for(lock, limits_.abort, all_done);
+  changed_.wait_for(lock, limits_.abort, all_done);
 }
 
 // Under `mutex_`, or with all ranks done: the failure that explains the others.
@@ -233,7 +232,10 @@ RunResult CaseRun::Gather() {
     }
     Judge(result);
   }
-  if (unsound.empty()) AddTflops(result);  // else a rank may still be adding to its work
+  if (unsound.empty()) {      // else a rank may still be adding to its work
+    world_.threads().Wait();  // a moment: all have reported
+    AddTflops(result);
+  }
   result.seed = prepared_->seed;
   if (!unsound.empty()) {
     unsound += " did not come back";

@@ -76,7 +76,7 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
   bool InOrder(const Rank& rank) const;  // it has not failed; a check may have
   void Fail(int rank, cppool_status status, const std::string& error,
             int culprit = kernels::RuntimeError::kOwn);
-  bool WaitForRanks();
+  void WaitForRanks();
   protocol::RunResult Gather();
   bool NeedsLook() const;
   void Judge(protocol::RunResult& result) const;

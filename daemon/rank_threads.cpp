@@ -10,9 +10,12 @@
 #include <latch>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "daemon/start_error.h"
 
 namespace cppool::daemon {
 namespace {
@@ -55,12 +58,17 @@ RankThreads::RankThreads(int count) : state_(std::make_shared<State>()) {
   state_->ids.resize(static_cast<std::size_t>(count));
   const auto named = std::make_shared<std::latch>(count);
   for (int rank = 0; rank < count; ++rank) {
-    state_->threads.emplace_back([state = state_, rank, named] {
-      pthread_setname_np(pthread_self(), ("rank " + std::to_string(rank)).c_str());
-      state->ids[static_cast<std::size_t>(rank)] = static_cast<pid_t>(syscall(SYS_gettid));
-      named->count_down();
-      state->Loop(rank);
-    });
+    try {
+      state_->threads.emplace_back([state = state_, rank, named] {
+        pthread_setname_np(pthread_self(), ("rank " + std::to_string(rank)).c_str());
+        state->ids[static_cast<std::size_t>(rank)] = static_cast<pid_t>(syscall(SYS_gettid));
+        named->count_down();
+        state->Loop(rank);
+      });
+    } catch (const std::system_error& error) {
+      throw StartError("no thread for rank " + std::to_string(rank) + ": " + error.what() +
+                       " (see `ulimit -u` and the container's limit on processes)");
+    }
   }
   named->wait();
 }

@@ -207,6 +207,8 @@ RunResult Compose(const std::vector<Entry>& entries, std::chrono::milliseconds d
   std::string text = "not finished after " + std::to_string(deadline.count()) + " ms";
   if (failure.rank) {
     const Entry& cause = entries[static_cast<std::size_t>(*failure.rank)];
+    if (cause.now && !cause.now->error.empty())  // it comes before what came of it
+      text = "rank " + std::to_string(*failure.rank) + ": " + cause.now->error + "; " + text;
     if (cause.now) failure.stage = StageOf(cause.now->streams);
     if (cause.finished())
       text += ", others wait for rank " + std::to_string(*failure.rank) + ", which has finished";

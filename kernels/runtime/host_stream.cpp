@@ -5,6 +5,8 @@
 
 #include <exception>
 #include <new>
+#include <string>
+#include <system_error>
 
 namespace cppool::kernels::host {
 
@@ -31,9 +33,10 @@ HostStream::HostStream(const std::string& thread_name, Failure& failure, std::fu
     : failure_(failure), on_failure_(std::move(on_failure)), tail_(new Item), head_(tail_) {
   try {
     thread_ = std::thread([this] { Loop(); });
-  } catch (...) {
+  } catch (const std::system_error& error) {
     delete head_;
-    throw;
+    throw RuntimeError(CPPOOL_INTERNAL, std::string("no thread for a stream: ") + error.what() +
+                                            " (see `ulimit -u` and the container's limit on processes)");
   }
   // Linux keeps the id in the number of a thread's clock. The thread itself must not say it: ThreadSanitizer sees no
   // races of a thread whose first access is an atomic store.

@@ -76,6 +76,8 @@ TEST_CASE("the rank that others wait for is named, whatever it does itself") {
 
   const auto failed = report({waits, waits, {RankPhase::kRunning, "it broke", {}}});
   CHECK(failed.failure->rank == 2);
+  CHECK(failed.error.rfind("rank 2: it broke; not finished after 700 ms, others wait for rank 2: rank 0: ",
+                           0) == 0);
   CHECK(Has(failed.error, "rank 2: failed: it broke"));
   CHECK_FALSE(failed.ranks[2].ok);
 

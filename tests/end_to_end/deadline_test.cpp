@@ -1,4 +1,7 @@
 // What a passed deadline answers: which rank hangs, where, and on what.
+#include <algorithm>
+#include <chrono>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -13,7 +16,8 @@ bool Has(const std::string& text, const std::string& part) { return text.find(pa
 constexpr int kDeadlineMs = 400;
 
 // The answer of a world of 4 to a case of which rank 2 does `action`; the daemon then ends.
-Json TimedOut(const std::string& action) {
+Json TimedOut(
+    const std::string& action, const std::function<void()>& answered = [] {}) {
   DaemonProcess daemon({"--world-size", "4", "--backend", "host", "--case", CPPOOL_ODD_CASE});
   daemon.Ask({{"op", "hello"}});
   daemon.Send(Json{{"op", "run"},
@@ -22,6 +26,7 @@ Json TimedOut(const std::string& action) {
                    {"params", {{"action", action}, {"rank", 2}}}}
                   .dump());
   Json answer = daemon.ReadAnswer();
+  answered();
   INFO(answer.dump(1));
   CHECK(answer.at("status") == "error");
   CHECK(answer.at("fatal") == true);
@@ -40,6 +45,15 @@ Json TimedOut(const std::string& action) {
 }
 
 }  // namespace
+
+TEST_CASE("a deadline passes: the answer is there within a second") {
+  auto best = std::chrono::steady_clock::duration::max();  // of a few: the machine may be busy
+  for (const std::string action : {"alone", "recv", "deaf"}) {
+    const auto begin = std::chrono::steady_clock::now();
+    TimedOut(action, [&] { best = std::min(best, std::chrono::steady_clock::now() - begin); });
+  }
+  CHECK(best < std::chrono::milliseconds(kDeadlineMs + 1000));
+}
 
 TEST_CASE("a deadline passes: ranks that have finished say so") {
   const Json answer = TimedOut("alone");
