@@ -20,16 +20,15 @@ void WriteJunit(std::ostream& out, const std::string& suite, const std::vector<J
       << Fixed(seconds, 3) << "\">\n";
   for (const JunitCase& one : cases) {
     out << "<testcase classname=\"" << XmlEscape(one.group) << "\" name=\"" << XmlEscape(one.name)
-        << "\" time=\"" << Fixed(one.seconds, 3) << "\"";
-    if (one.outcome == Outcome::kPassed) {
-      out << "/>\n";
-      continue;
+        << "\" time=\"" << Fixed(one.seconds, 3) << "\">";
+    if (one.outcome != Outcome::kPassed) {
+      const char* element = one.outcome == Outcome::kFailed  ? "failure"
+                            : one.outcome == Outcome::kError ? "error"
+                                                             : "skipped";
+      out << "<" << element << " message=\"" << XmlEscape(one.message) << "\">" << XmlEscape(one.details)
+          << "</" << element << ">";
     }
-    const char* element = one.outcome == Outcome::kFailed  ? "failure"
-                          : one.outcome == Outcome::kError ? "error"
-                                                           : "skipped";
-    out << "><" << element << " message=\"" << XmlEscape(one.message) << "\">" << XmlEscape(one.details)
-        << "</" << element << ">";
+    if (!one.output.empty()) out << "<system-out>" << XmlEscape(one.output) << "</system-out>";
     if (!one.stderr_tail.empty()) out << "<system-err>" << XmlEscape(one.stderr_tail) << "</system-err>";
     out << "</testcase>\n";
   }

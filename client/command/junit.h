@@ -16,6 +16,7 @@ struct JunitCase {
   std::string message;  // one line: what failed, or why it was skipped
   std::string details;  // any text: checks, the repeating command
   std::string stderr_tail;
+  std::string output = {};  // any text: what else is to be known of it, whatever the outcome
 };
 
 void WriteJunit(std::ostream& out, const std::string& suite, const std::vector<JunitCase>& cases);

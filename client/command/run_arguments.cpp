@@ -121,6 +121,7 @@ std::vector<Cell> CellsOf(const RunArguments& arguments, const Streams& streams)
 
 PoolOptions ToPoolOptions(const RunArguments& arguments) {
   PoolOptions options = ToPoolOptions(arguments.daemon);
+  if (arguments.diagnose) options.retries = 0;  // a fresh daemon would pass what the cells before have spoilt
   if (!arguments.fault.empty()) options.arguments.emplace_back("--allow-faults");
   return options;
 }

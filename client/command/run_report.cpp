@@ -70,6 +70,8 @@ std::vector<std::string> Explain(const Outcome& outcome) {
   return lines;
 }
 
+constexpr char kAskedAgain[] = "asked again, since its daemon was lost: attempt ";
+
 Json OrNull(const std::string& text) { return text.empty() ? Json() : Json(text); }
 
 }  // namespace
@@ -107,7 +109,7 @@ void RunReport::Tell(const Cell& cell, const Outcome& outcome) {
     json["status"] = ToString(StatusOf(outcome.kind));
     json["seconds"] = outcome.seconds;
     json["error"] = OrNull(outcome.error);
-    json["attempts"] = outcome.result ? Json(outcome.result->attempts) : Json();
+    json["attempts"] = outcome.asked ? Json(outcome.attempts) : Json();
     json["answer"] = outcome.result ? outcome.result->json : Json();
     if (outcome.verdict) json["verdict"] = DescribeVerdict(cell, *outcome.verdict);
     Print(json);
@@ -181,6 +183,7 @@ JunitCase RunReport::ToJunit(const Cell& cell, const Outcome& outcome) const {
   if (outcome.verdict) one.message += " (" + Describe(*outcome.verdict) + ")";
   for (const std::string& line : Explain(outcome)) one.details += line + "\n";
   for (const std::string& line : Advice(cell, outcome)) one.details += line + "\n";
+  if (outcome.attempts > 1) one.output = kAskedAgain + std::to_string(outcome.attempts) + "\n";
   one.stderr_tail = outcome.stderr_tail;
   return one;
 }
@@ -212,6 +215,9 @@ void RunReport::Close(const std::map<int, Json>& worlds) {
 }
 
 void RunReport::CloseList() {
+  if (arguments_.json) {
+    Print({{"summary", {{"run", counts().passed}, {"fail", counts().failed}, {"skip", counts().skipped}}}});
+  }
   Closing() << counts().passed << " would run, " << counts().failed << " would fail, " << counts().skipped
             << " would be skipped\n";
 }

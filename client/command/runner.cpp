@@ -29,7 +29,7 @@ Outcome CellRunner::Run(const Cell& cell) {
   before_ = history_;
   Outcome outcome = Ask(cell, &Pool::Run);
   // A retry was answered by a daemon that had run nothing.
-  if (outcome.result && outcome.result->attempts > 1) before_.clear();
+  if (outcome.result && outcome.attempts > 1) before_.clear();
   history_ = before_;
   history_.push_back(cell);
   if (!outcome.result || outcome.result->fatal) history_.clear();
@@ -57,6 +57,7 @@ Outcome CellRunner::Ask(const Cell& cell, Question question) {
     outcome.result = (pool.*question)(cell.params, options);
     outcome.kind = KindOf(outcome.result->status);
     outcome.error = outcome.result->error;
+    outcome.attempts = outcome.result->attempts;
     const std::optional<Failure>& failure = outcome.result->failure;
     if (cell.moved && outcome.failed() && failure && failure->kind == "invalid_request") {
       outcome.kind = Outcome::Kind::kSkipped;
@@ -68,6 +69,7 @@ Outcome CellRunner::Ask(const Cell& cell, Question question) {
       outcome = NotStarted(cell, error);
     } else {
       outcome.error = error.what();
+      outcome.attempts = error.attempts();
     }
   }
   outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -22,6 +22,7 @@ struct Outcome {
       stderr_tail;  // of a daemon that answered with a failure; without an answer `error` ends with it
   double seconds = 0;
   bool asked = true;               // false: there was no daemon to ask
+  int attempts = 1;                // daemons that were asked; more than one: the others were lost
   std::optional<Verdict> verdict;  // of a failure that was diagnosed
 
   bool failed() const { return kind == Kind::kFailed || kind == Kind::kError; }

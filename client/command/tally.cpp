@@ -75,8 +75,8 @@ void Tally::Add(const Cell& cell, const Outcome& outcome) {
   for (const auto& [axis, value] : AxesOf(cell)) Count(outcome, &At(axes_, axis, value));
   if (outcome.kind == Outcome::Kind::kSkipped) ++reasons_[outcome.error];
   if (outcome.verdict) verdicts_.emplace_back(cell.name, *outcome.verdict);
+  if (outcome.attempts > 1) retried_.push_back(cell.name);
   if (!outcome.result) return;
-  if (outcome.result->attempts > 1) retried_.push_back(cell.name);
   for (const Check& check : outcome.result->checks) {
     if (!check.ratio || check.against != "oracle") continue;
     auto worst = std::find_if(ratios_.begin(), ratios_.end(),

@@ -108,7 +108,7 @@ void Daemon::Greet() {
 }
 
 Json Daemon::Ask(protocol::Operation operation, Clock::time_point until) {
-  DropStale();
+  DropStale(until);
   const std::int64_t id = ++last_id_;
   const std::string line = protocol::SerializeRequest({Json(id), std::move(operation)}) + "\n";
   std::string_view unsent = line;
@@ -119,7 +119,7 @@ Json Daemon::Ask(protocol::Operation operation, Clock::time_point until) {
   std::optional<ProcessLook> look;
   for (;;) {
     Json answer;
-    if (NextAnswer(id, &answer)) return answer;
+    if (NextAnswer(id, until, &answer)) return answer;
     const auto now = Clock::now();
     if (now >= until) {
       throw Lost{PoolError::Kind::kTimeout, Name() + "did not answer", false,
@@ -134,42 +134,38 @@ Json Daemon::Ask(protocol::Operation operation, Clock::time_point until) {
       wait = std::min(wait, 50);           // an old kernel: look from time to time whether it lives
     if (poll(fds, 3, wait) < 0) continue;  // interrupted
     if (fds[1].revents != 0) {
-      if (!Receive()) ThrowClosed("closed its stdout", until);
+      if (!Receive()) ThrowClosed("closed its stdout", until, !unsent.empty());
     } else if (process_->Ended()) {  // nothing left to read, even if a grandchild holds the pipe
-      ThrowClosed("ended", until);
+      ThrowClosed("ended", until, !unsent.empty());
     }
     // An error: closed with a part of the request unread. A mere hang-up: read, then closed; an answer may come.
     bool refused =
         (fds[0].revents & POLLERR) != 0 || (fds[0].revents != 0 && !unsent.empty() && !Send(&unsent));
-    if (refused) ThrowClosed("closed its stdin", until);
+    if (refused) ThrowClosed("closed its stdin", until, !unsent.empty());
     if ((fds[0].revents & POLLHUP) != 0) input = -1;
   }
 }
 
-void Daemon::DropStale() {
+void Daemon::DropStale(Clock::time_point until) {
   pollfd fd = {process_->output(), POLLIN, 0};
   // What a pipe holds, or a little more; what a flood still adds is read while the answer is waited for.
   for (int i = 0; i < 16 && poll(&fd, 1, 0) > 0 && (fd.revents & POLLIN) != 0 && Receive(); ++i) {
   }
   Json answer;
-  while (NextAnswer(0, &answer)) Log("answer to no request, ignored: " + Excerpt(Dump(answer)));
+  while (NextAnswer(0, until, &answer)) Log("answer to no request, ignored: " + Excerpt(Dump(answer)));
 }
 
 bool Daemon::Send(std::string_view* unsent) {
   ssize_t count = send(process_->input(), unsent->data(), unsent->size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   if (count > 0) unsent->remove_prefix(static_cast<std::size_t>(count));
-  if (count >= 0 || errno == EAGAIN || errno == EINTR) return true;
-  left_unread_ = true;
-  return false;
+  return count >= 0 || errno == EAGAIN || errno == EINTR;
 }
 
 bool Daemon::LeftUnread() {
-  // Of a Unix socket this means that the other side closed it with bytes of ours in it; it is told once.
+  // Of a Unix socket this means that the other side closed it with bytes of ours in it.
   int error = 0;
   socklen_t size = sizeof error;
-  if (getsockopt(process_->input(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == ECONNRESET)
-    left_unread_ = true;
-  return left_unread_;
+  return getsockopt(process_->input(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == ECONNRESET;
 }
 
 bool Daemon::Receive() {
@@ -179,12 +175,14 @@ bool Daemon::Receive() {
   return count > 0 || (count < 0 && (errno == EAGAIN || errno == EINTR));
 }
 
-bool Daemon::NextAnswer(std::int64_t id, Json* answer) {
+bool Daemon::NextAnswer(std::int64_t id, Clock::time_point until, Json* answer) {
   while (auto line = reader_.Next()) {
     auto text = protocol::StripSentinel(line->text, options_.sentinel);
     bool bare_noise = options_.sentinel.empty() && line->text.rfind('{', 0) != 0;
     if (!text || bare_noise) {
-      Log(line->text);
+      if (!options_.log) continue;
+      Log(line->text);  // which may take its time, a thousand times over
+      if (Clock::now() >= until) return false;
       continue;
     }
     if (line->overlong)
@@ -210,11 +208,13 @@ bool Daemon::NextAnswer(std::int64_t id, Json* answer) {
   return false;
 }
 
-void Daemon::ThrowClosed(const std::string& what, Clock::time_point until) {
+void Daemon::ThrowClosed(const std::string& what, Clock::time_point until, bool part_unsent) {
   // A process that ends closes its descriptors first, and then takes its time to give the devices back.
-  if (!process_->WaitEnd(std::min(until, Clock::now() + std::max(options_.grace, kLastWords))))
-    throw Lost{PoolError::Kind::kProtocol, Name() + what + " and runs on"};
-  throw Lost{PoolError::Kind::kDied, DescribeEnd(), LeftUnread() && process_->exit_code() == 0};
+  const bool ended = process_->WaitEnd(std::min(until, Clock::now() + std::max(options_.grace, kLastWords)));
+  const bool unread = part_unsent || LeftUnread();  // a part is no request
+  if (ended) throw Lost{PoolError::Kind::kDied, DescribeEnd(), unread && EndedInOrder()};
+  throw Lost{PoolError::Kind::kProtocol, Name() + what + " and runs on",
+             unread && options_.idle_exit > milliseconds(0)};
 }
 
 std::string Daemon::Name() const {

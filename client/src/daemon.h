@@ -19,7 +19,7 @@ namespace cppool::internal {
 struct Lost {
   PoolError::Kind kind;
   std::string message;
-  bool untaken = false;   // the daemon had ended in order before it read the request: it is no attempt
+  bool untaken = false;   // the daemon was going, in order, before it read the request: it is no attempt
   std::string look = {};  // of a daemon that does not answer: what was seen of it, to be appended
 };
 
@@ -41,7 +41,7 @@ class Daemon {
   Json Ask(protocol::Operation operation, Clock::time_point until);
 
   bool Ended() { return process_->Ended(); }
-  bool EndedInOrder() { return process_->Ended() && process_->exit_code() == 0; }
+  bool EndedInOrder() { return process_->EndedInOrder(); }
   std::string DescribeEnd() { return Name() + process_->DescribeEnd(); }
   std::string StderrText() const { return tail_->Text(); }
 
@@ -50,12 +50,14 @@ class Daemon {
   void Abandon();  // in a forked child; the object must then be leaked
 
  private:
-  void DropStale();                     // what came before a request does not answer it, whatever it says
-  bool Send(std::string_view* unsent);  // false: it does not read any more
-  bool LeftUnread();                    // whether it closed its stdin before it had read the request
-  bool Receive();                       // false: end of file
-  bool NextAnswer(std::int64_t id, Json* answer);
-  [[noreturn]] void ThrowClosed(const std::string& what, Clock::time_point until);
+  void DropStale(Clock::time_point until);  // what came before a request does not answer it, whatever it says
+  bool Send(std::string_view* unsent);      // false: it does not read any more
+  bool LeftUnread();  // whether it closed its stdin before it had read what was sent; told once
+  bool Receive();     // false: end of file
+  // Of what has been received. False: there is none, or the time is up and PoolOptions::log takes it all.
+  bool NextAnswer(std::int64_t id, Clock::time_point until, Json* answer);
+  // `part_unsent`: of the request.
+  [[noreturn]] void ThrowClosed(const std::string& what, Clock::time_point until, bool part_unsent);
   std::string Name() const;  // "cppoold (pid 123, world size 2) "
   void Log(std::string_view line) const;
 
@@ -64,7 +66,6 @@ class Daemon {
   std::unique_ptr<StderrTail> tail_;
   protocol::LineReader reader_;
   std::int64_t last_id_ = 0;
-  bool left_unread_ = false;
 };
 
 }  // namespace cppool::internal

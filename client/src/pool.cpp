@@ -19,11 +19,12 @@ using internal::Daemon;
 using internal::Lost;
 using std::chrono::milliseconds;
 
-PoolError::PoolError(Kind kind, const std::string& message, std::string stderr_tail)
+PoolError::PoolError(Kind kind, const std::string& message, std::string stderr_tail, int attempts)
     : std::runtime_error(stderr_tail.empty() ? message
                                              : message + "\nthe end of its stderr:\n" + stderr_tail),
       kind_(kind),
-      stderr_tail_(std::move(stderr_tail)) {}
+      stderr_tail_(std::move(stderr_tail)),
+      attempts_(attempts) {}
 
 std::string_view ToString(PoolError::Kind kind) {
   switch (kind) {
@@ -52,6 +53,7 @@ class Pool::State {
   auto Ask(const protocol::Operation& operation, milliseconds limit, Convert convert) {
     std::lock_guard lock(mutex_);
     bool forgiven = false;
+    std::string cause;  // why another is asked
     for (int attempt = 1;; ++attempt) {
       try {
         EnsureDaemon();
@@ -70,17 +72,23 @@ class Pool::State {
         std::string message = lost.message;
         if (lost.kind == PoolError::Kind::kTimeout)
           message += " within " + internal::Seconds(limit) + " and was killed" + lost.look;
-        if (!Retire(&Daemon::Kill)) message += "; not even SIGKILL ended it: it is left behind";
-        if (lost.untaken && !std::exchange(forgiven, true)) {  // it went at the moment of the call
+        const bool gone = Retire(&Daemon::Kill);
+        if (!gone) message += "; not even SIGKILL ended it: it is left behind";
+        if (lost.untaken && gone && !std::exchange(forgiven, true)) {  // it went at the moment of the call
           --attempt;
           continue;
         }
         bool again = lost.kind == PoolError::Kind::kDied || lost.kind == PoolError::Kind::kProtocol;
         if (!again || attempt > options_.retries) {
           if (attempt > 1) message += " (attempt " + std::to_string(attempt) + ")";
-          throw PoolError(lost.kind, message, last_tail_);
+          if (lost.kind == PoolError::Kind::kStart) message = AfterCause(cause, message);
+          throw PoolError(lost.kind, message, last_tail_, attempt);
         }
+        cause = message;
         Log(message + "; another is asked");
+      } catch (const PoolError& error) {  // no attempt at a start
+        if (cause.empty()) throw;
+        throw PoolError(error.kind(), AfterCause(cause, error.what()), "", attempt);
       }
     }
   }
@@ -188,6 +196,11 @@ class Pool::State {
     last_tail_ = daemon->StderrText();
     if (!ended) unkillable_.push_back(std::move(daemon));
     return ended;
+  }
+
+  // The cause comes first: that the next one did not start may be but its consequence.
+  static std::string AfterCause(const std::string& cause, const std::string& message) {
+    return cause.empty() ? message : cause + "; then " + message;
   }
 
   void Log(std::string_view line) const {

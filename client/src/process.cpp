@@ -205,6 +205,10 @@ bool Process::Terminate(std::chrono::milliseconds grace, std::chrono::millisecon
   return true;
 }
 
+bool Process::EndedInOrder() {
+  return Ended() && (end_ == End::kUnknown || (end_ == End::kExited && exit_code_ == 0));
+}
+
 std::string Process::DescribeEnd() {
   if (!Ended()) return "is running";
   switch (end_) {

@@ -53,7 +53,7 @@ class Process {
   // False: even that did not end it; may be tried again.
   bool Terminate(std::chrono::milliseconds grace, std::chrono::milliseconds kill_limit);
   std::string DescribeEnd();  // "exited with code 3", "was killed by signal 11 (Segmentation fault)"
-  int exit_code() const { return exit_code_; }  // once ended; -1: by a signal, or not known
+  bool EndedInOrder();        // with exit code 0, or nobody knows how
 
   // In a forked child of the spawner: closes the copies of the descriptors, touches nothing else.
   void Abandon();
@@ -68,7 +68,7 @@ class Process {
   pid_t pid_ = -1;
   UniqueFd pidfd_, input_, output_, errors_;
   End end_ = End::kRunning;
-  int exit_code_ = -1;
+  int exit_code_ = 0;
   int signal_ = 0;
   bool reaped_ = false;
 };

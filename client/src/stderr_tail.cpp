@@ -34,8 +34,9 @@ StderrTail::StderrTail(UniqueFd fd, std::function<void(std::string_view)> on_lin
 }
 
 StderrTail::~StderrTail() {
+  ending_ = true;
   wake_write_.Reset();
-  thread_.join();  // it waits for nothing but the two descriptors, and for on_line
+  thread_.join();  // it waits for nothing but the two descriptors, and for one call of on_line
 }
 
 void StderrTail::Read() {
@@ -59,7 +60,7 @@ void StderrTail::Read() {
       if (count > 0) {
         Keep({buffer, static_cast<std::size_t>(count)});
         if (on_line_) lines.Append({buffer, static_cast<std::size_t>(count)});
-        while (auto line = lines.Next()) HandOut(line->text);
+        while (auto line = ending_ ? std::nullopt : lines.Next()) HandOut(line->text);
         behind -= std::min(behind, count);
       }
     }
@@ -69,7 +70,7 @@ void StderrTail::Read() {
     catching_up_ = false;
     caught_up_.notify_all();
   }
-  if (auto line = lines.Finish()) HandOut(line->text);
+  if (auto line = ending_ ? std::nullopt : lines.Finish()) HandOut(line->text);
   std::lock_guard lock(mutex_);
   ended_ = true;
   caught_up_.notify_all();

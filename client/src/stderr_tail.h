@@ -1,6 +1,7 @@
 // Reads a daemon's stderr for as long as it lives, so that it never blocks on a full pipe, and keeps its end.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -21,7 +22,7 @@ class StderrTail {
   // `fd` is non-blocking. `on_line` may be empty; it is called on the reading thread, outside any lock.
   // Throws std::system_error.
   StderrTail(UniqueFd fd, std::function<void(std::string_view)> on_line);
-  ~StderrTail();  // ends the thread; what has not been read by then is lost
+  ~StderrTail();  // ends the thread; what has not been handed out by then is lost
   StderrTail(const StderrTail&) = delete;
   StderrTail& operator=(const StderrTail&) = delete;
 
@@ -39,6 +40,7 @@ class StderrTail {
   void Keep(std::string_view bytes);
   void HandOut(std::string_view line);
 
+  std::atomic<bool> ending_{false};
   UniqueFd fd_, wake_read_, wake_write_;  // a byte asks the thread to catch up, the end of file to end
   std::function<void(std::string_view)> on_line_;
   mutable std::mutex mutex_;

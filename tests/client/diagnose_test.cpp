@@ -353,6 +353,22 @@ TEST_CASE("a suite, diagnosed by the command: in the failure's lines, the closin
     CHECK(answers[1]["status"] == "passed");
     CHECK(answers[2]["status"] == "failed");
   }
+  // Of what ran before a daemon may die as well: another that passes the cell is not asked instead.
+  std::vector<std::string> dies = words;
+  dies.insert(dies.end(), {"--param", "dies=true", "--junit", junit});
+  ran = Cppool(dies, CPPOOL_FAKE_DAEMON);
+  CHECK(ran.Last() == "19 passed, 1 failed, 0 skipped");
+  CHECK(ran.Prints("\nasked again, since its daemon was lost: " + victim + "\n"));
+  CHECK(
+      ReadFile(junit).find("<system-out>asked again, since its daemon was lost: attempt 2\n</system-out>") !=
+      std::string::npos);
+  dies.push_back("--diagnose");
+  ran = Cppool(dies, CPPOOL_FAKE_DAEMON);
+  CHECK(ran.Last() == "18 passed, 2 failed, 0 skipped");
+  CHECK(ran.Prints("ERROR " + victim + "\n"));
+  CHECK(ran.Prints("\n  verdict: " + by + "\n"));
+  CHECK_FALSE(ran.Prints("asked again"));
+
   const std::string progress = Cppool(diagnose, CPPOOL_FAKE_DAEMON, true).err;
   CHECK(progress.find(victim + ": fresh pool 4, after 7 cells") != std::string::npos);
 }

@@ -86,14 +86,16 @@ void Leave(const std::string& start, const std::string& marker, int going) {
   if (gone >= going) return;
   std::ofstream(marker) << gone + 1;
   if (start == "leave_closed") close(0);
+  if (start == "leave_all_closed")  // before anything is sent
+    for (const int fd : {0, 1, 2}) close(fd);
   pollfd request = {0, POLLIN, 0};
-  if (start != "leave_closed") poll(&request, 1, -1);
+  if (start != "leave_closed" && start != "leave_all_closed") poll(&request, 1, -1);
   char byte;
   if (start == "leave_part" && read(0, &byte, 1) != 1) _exit(9);
   if (start == "leave_having_read") do {
       if (read(0, &byte, 1) != 1) _exit(9);
     } while (byte != '\n');
-  if (start == "leave_slowly" || start == "leave_closed") {
+  if (start == "leave_slowly" || start == "leave_closed" || start == "leave_all_closed") {
     close(0);
     Pause(1500);
   }
@@ -242,6 +244,7 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     if (about == Json({2, "fp16", "bshd", "a2a"}) && left == 1) left = 2;
     const bool spoilt = params["head_dim_qk"] == 256 && params["cp_comm_type"] == "a2a" && left == 2;
     const bool wrong = params["head_dim_qk"] == 256 && params["cp_comm_type"] == "a2a+p2p";
+    if (spoilt && params.contains("dies")) raise(SIGKILL);
     if (spoilt || wrong) return Write(1, Line(NotPassed(id, "failed", "mismatch")));
   }
   if (what == "fail_with")  // a key of the request
@@ -427,6 +430,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   if (start == "file" && !std::ifstream(file)) return 2;
+  if (start == "once" && !First(file)) return 2;
   if (start == "die") raise(SIGKILL);
   if (start == "silent") Hang();
   if (start == "ignore_term") signal(SIGTERM, SIG_IGN);

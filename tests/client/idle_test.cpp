@@ -1,4 +1,6 @@
 // PoolOptions::idle_exit: a daemon that goes when nobody needs it, and a call that meets it going.
+#include <signal.h>
+
 #include <atomic>
 #include <fstream>
 #include <optional>
@@ -18,9 +20,9 @@ namespace {
 
 // A pool of fake daemons of which the first `going` do as `start` says, and what it logged.
 struct GoingPool {
-  GoingPool(const std::string& start, int going) {
+  GoingPool(const std::string& start, int going, std::chrono::milliseconds grace = 20s) {
     cppool::PoolOptions options = FakeOptions(start);
-    options.grace = 20s;
+    options.grace = grace;
     options.idle_exit = 1h;
     options.arguments.insert(
         options.arguments.end(),
@@ -71,18 +73,32 @@ TEST_CASE("the idle time is handed to the daemon in seconds, whatever the locale
 }
 
 TEST_CASE("a request that a daemon left unread as it went is asked of another, and that is no attempt") {
-  // The request is in the pipe and is not read; a part of it is read; stdin is closed before it is written; the end takes its time.
-  for (const char* start : {"leave_unread", "leave_part", "leave_closed", "leave_slowly"}) {
-    for (const std::size_t bytes : {10u, 1000000u}) {  // the larger one does not fit into the pipe
-      INFO(start << ", " << bytes);
-      GoingPool going(start, 1);
-      cppool::Result result = going.pool->Run({{"much", std::string(bytes, 'x')}});
-      CHECK(result.ok());
-      CHECK(result.attempts == 1);
-      CHECK(going.log == "");
-      CHECK(going.Starts() == 2);
+  // The request is in the pipe and is not read; a part of it is read; stdin, or everything, is closed before it is written; the end
+  // takes its time.
+  for (const bool unknown : {false, true}) {  // how children end
+    const auto before = signal(SIGCHLD, unknown ? SIG_IGN : SIG_DFL);
+    for (const char* start :
+         {"leave_unread", "leave_part", "leave_closed", "leave_all_closed", "leave_slowly"}) {
+      for (const std::size_t bytes : {10u, 1000000u}) {  // the larger one does not fit into the pipe
+        INFO(start << ", " << bytes << ", " << unknown);
+        GoingPool going(start, 1);
+        cppool::Result result = going.pool->Run({{"much", std::string(bytes, 'x')}});
+        CHECK(result.ok());
+        CHECK(result.attempts == 1);
+        CHECK(going.log == "");
+        CHECK(going.Starts() == 2);
+      }
     }
+    signal(SIGCHLD, before);
   }
+}
+
+TEST_CASE("a daemon that takes longer to go than the grace is ended, and that is no attempt either") {
+  GoingPool going("leave_slowly", 1, 100ms);
+  const cppool::Result result = going.pool->Run();
+  CHECK(result.ok());
+  CHECK(result.attempts == 1);
+  CHECK(going.Starts() == 2);
 }
 
 TEST_CASE("it is asked of another once; then daemons that go count as dead") {
@@ -145,7 +161,9 @@ TEST_CASE("calls at the very moment at which an idle daemon goes are all answere
   std::atomic<int> failed{0}, stayed{0}, replaced{0};
   auto drive = [&](unsigned seed) {
     std::mt19937 random(seed);
-    Pool pool(RealOptions(20ms));
+    cppool::PoolOptions options = RealOptions(20ms);
+    options.retries = 0;
+    Pool pool(options);
     int before = 0;
     for (int i = 0; i < 150; ++i) {
       try {

@@ -369,6 +369,39 @@ TEST_CASE("a daemon that does not answer in time is killed, and nobody asks agai
   });
 }
 
+TEST_CASE("callbacks that take their time do not extend the wait") {
+  for (const std::string what : {"flood_stderr_for_ever", "noise_for_ever"}) {
+    INFO(what);
+    cppool::PoolOptions options = FakeOptions();
+    std::atomic<int> lines{0};
+    const auto slow = [&](std::string_view) {
+      ++lines;
+      std::this_thread::sleep_for(2ms);
+    };
+    options.on_stderr = slow;
+    options.log = slow;
+    Pool pool(options);
+    const auto begin = std::chrono::steady_clock::now();
+    CHECK(ErrorOf(pool, Do(what), Within(100ms)).kind() == PoolError::Kind::kTimeout);
+    // Some thousand lines are there to be handed out: more than ten seconds.
+    CHECK(std::chrono::steady_clock::now() - begin < 5s);
+    CHECK(lines > 0);
+  }
+}
+
+TEST_CASE("why a daemon was lost is said, too, when no other can be started") {
+  TemporaryFolder folder;
+  cppool::PoolOptions options = FakeOptions("once");
+  options.arguments.insert(options.arguments.end(), {"--file", folder.File("started")});
+  Pool pool(options);
+  const PoolError error = ErrorOf(pool, Do("die"));
+  CHECK(error.kind() == PoolError::Kind::kStart);
+  CHECK(error.attempts() == 2);
+  const std::string text = error.what();
+  CHECK(text.find("exited with code 3") < text.find("; then cppoold"));
+  CHECK(Contains(text, "exited with code 2 at its start (attempt 2)"));
+}
+
 TEST_CASE("an answer within the grace is an answer") {
   cppool::PoolOptions options = FakeOptions();
   options.grace = 20s;

@@ -88,6 +88,7 @@ void Process::CloseInput() { input_.Reset(); }
 bool Process::Ended() { return false; }  // nobody looks but at its output
 bool Process::WaitEnd(Clock::time_point) { return true; }
 bool Process::Terminate(std::chrono::milliseconds, std::chrono::milliseconds) { return true; }
+bool Process::EndedInOrder() { return false; }
 std::string Process::DescribeEnd() { return "ended"; }
 void Process::Abandon() {}
 

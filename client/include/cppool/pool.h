@@ -146,14 +146,16 @@ class PoolError : public std::runtime_error {
     kTimeout,   // no answer within the deadline and the grace; it was killed
     kProtocol,  // it answered what is no answer, or closed a pipe and lives; it was killed
   };
-  PoolError(Kind kind, const std::string& message, std::string stderr_tail);
+  PoolError(Kind kind, const std::string& message, std::string stderr_tail, int attempts = 1);
 
   Kind kind() const { return kind_; }
+  int attempts() const { return attempts_; }                       // daemons that were asked, or could not be
   const std::string& stderr_tail() const { return stderr_tail_; }  // at most 4000 characters
 
  private:
   Kind kind_;
   std::string stderr_tail_;
+  int attempts_;
 };
 std::string_view ToString(PoolError::Kind kind);  // "start", "died", "timeout", "protocol"
 
