@@ -67,8 +67,10 @@ void CaseRun::RunRank(int index) {
     if (InOrder(rank)) leaked_ += left;  // what throws leaves what its streams may still use
     rank.times = runtime.EndCase();
   } catch (const kernels::RuntimeError& error) {
+    end_failed_ = true;
     Fail(index, error.status(), error.what(), error.culprit());
   } catch (const std::exception& error) {
+    end_failed_ = true;
     Fail(index, CPPOOL_INTERNAL, error.what());
   }
   if (InOrder(rank))
@@ -190,9 +192,11 @@ const CaseRun::Rank* CaseRun::Cause() const {
   return cause;
 }
 
-// Only a failed check, or a rank that cannot run the case, leaves the world as it was; with no group of calls open.
+// Only a failed check, or a rank that cannot run the case, leaves the world as it was; with no group of calls open, and
+// an end that tells of nothing else.
 bool CaseRun::NeedsLook() const {
-  return aborted_ || group_left_open_ || std::any_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
+  return aborted_ || group_left_open_ || end_failed_ ||
+         std::any_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
            return rank->status != CPPOOL_OK && rank->status != CPPOOL_MISMATCH &&
                   rank->status != CPPOOL_UNSUPPORTED;
          });

@@ -92,6 +92,7 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
   std::latch begun_;
   std::atomic<bool> begin_failed_{false};
   std::atomic<bool> group_left_open_{false};
+  std::atomic<bool> end_failed_{false};  // whatever the rank had said before
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

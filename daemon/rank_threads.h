@@ -15,7 +15,7 @@ class RankThreads {
   using Clock = std::chrono::steady_clock;
   using Job = std::function<void(int rank)>;
 
-  explicit RankThreads(int count);
+  explicit RankThreads(int count);  // throws StartError where there are no threads to be had
   // Joins the threads, or leaves them behind when they are still stuck in a job after a short while: the process is about to end then.
   ~RankThreads();
   RankThreads(const RankThreads&) = delete;

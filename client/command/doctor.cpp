@@ -40,7 +40,8 @@ std::string Capture(const std::string& path, const std::vector<std::string>& arg
       pollfd fd = {process->output(), POLLIN, 0};
       if (poll(&fd, 1, internal::PollTimeout(until)) <= 0) continue;
       ssize_t count = read(process->output(), buffer, sizeof buffer);
-      if (count == 0 && process->WaitEnd(until) && process->EndedInOrder()) return text;
+      if (count == 0 && process->WaitEnd(until) && (process->EndedInOrder() || process->EndIsUnknown()))
+        return text;
       if (count == 0) return path + " " + process->DescribeEnd() + "\n";
       if (count > 0) text.append(buffer, static_cast<std::size_t>(count));
     }

@@ -1,6 +1,7 @@
 #include "runner.h"
 
 #include <chrono>
+#include <utility>
 
 #include "protocol/start.h"
 #include "text.h"
@@ -65,11 +66,11 @@ Outcome CellRunner::Ask(const Cell& cell, Question question) {
     }
     if (outcome.failed()) outcome.stderr_tail = pool.StderrTail();
   } catch (const PoolError& error) {
+    outcome.error = error.what();
+    outcome.attempts = error.attempts();
     if (error.kind() == PoolError::Kind::kStart) {
-      outcome = NotStarted(cell, error);
-    } else {
-      outcome.error = error.what();
-      outcome.attempts = error.attempts();
+      Outcome not_started = NotStarted(cell, error);
+      if (error.attempts() == 1) outcome = std::move(not_started);  // else it was asked, and lost its daemon
     }
   }
   outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -81,7 +82,7 @@ Outcome CellRunner::NotStarted(const Cell& cell, const PoolError& error) {
   const std::string size = std::to_string(cell.world_size);
   Outcome& rest = not_started_[cell.world_size];
   rest.asked = false;
-  if (skip_large_worlds_ &&
+  if (skip_large_worlds_ && worlds_.count(cell.world_size) == 0 &&
       std::string_view(error.what()).find(protocol::kTooFewDevices) != std::string_view::npos) {
     rest.kind = Outcome::Kind::kSkipped;
     rest.error = "world size " + size + " needs as many GPUs, and there are fewer (see --transport peer)";

@@ -152,7 +152,8 @@ void Daemon::DropStale(Clock::time_point until) {
   for (int i = 0; i < 16 && poll(&fd, 1, 0) > 0 && (fd.revents & POLLIN) != 0 && Receive(); ++i) {
   }
   Json answer;
-  while (NextAnswer(0, until, &answer)) Log("answer to no request, ignored: " + Excerpt(Dump(answer)));
+  while (NextAnswer(0, until, &answer) && Clock::now() < until)
+    Log("answer to no request, ignored: " + Excerpt(Dump(answer)));
 }
 
 bool Daemon::Send(std::string_view* unsent) {
@@ -204,6 +205,7 @@ bool Daemon::NextAnswer(std::int64_t id, Clock::time_point until, Json* answer) 
       throw Lost{PoolError::Kind::kProtocol, Name() + "answered without the id: " + Excerpt(*text)};
     }
     Log("answer to another request, ignored: " + Excerpt(*text));
+    if (options_.log && Clock::now() >= until) return false;
   }
   return false;
 }
@@ -212,9 +214,11 @@ void Daemon::ThrowClosed(const std::string& what, Clock::time_point until, bool 
   // A process that ends closes its descriptors first, and then takes its time to give the devices back.
   const bool ended = process_->WaitEnd(std::min(until, Clock::now() + std::max(options_.grace, kLastWords)));
   const bool unread = part_unsent || LeftUnread();  // a part is no request
-  if (ended) throw Lost{PoolError::Kind::kDied, DescribeEnd(), unread && EndedInOrder()};
-  throw Lost{PoolError::Kind::kProtocol, Name() + what + " and runs on",
-             unread && options_.idle_exit > milliseconds(0)};
+  const bool may_go = options_.idle_exit > milliseconds(0);
+  if (ended)
+    throw Lost{PoolError::Kind::kDied, DescribeEnd(),
+               unread && (EndedInOrder() || (may_go && process_->EndIsUnknown()))};
+  throw Lost{PoolError::Kind::kProtocol, Name() + what + " and runs on", unread && may_go};
 }
 
 std::string Daemon::Name() const {

@@ -19,7 +19,7 @@ namespace cppool::internal {
 struct Lost {
   PoolError::Kind kind;
   std::string message;
-  bool untaken = false;   // the daemon was going, in order, before it read the request: it is no attempt
+  bool untaken = false;   // the daemon was going, as it should, before it read the request: it is no attempt
   std::string look = {};  // of a daemon that does not answer: what was seen of it, to be appended
 };
 

@@ -53,7 +53,7 @@ class Pool::State {
   auto Ask(const protocol::Operation& operation, milliseconds limit, Convert convert) {
     std::lock_guard lock(mutex_);
     bool forgiven = false;
-    std::string cause;  // why another is asked
+    std::string cause, cause_tail;  // why another is asked
     for (int attempt = 1;; ++attempt) {
       try {
         EnsureDaemon();
@@ -72,9 +72,11 @@ class Pool::State {
         std::string message = lost.message;
         if (lost.kind == PoolError::Kind::kTimeout)
           message += " within " + internal::Seconds(limit) + " and was killed" + lost.look;
+        const bool in_order = daemon_ && daemon_->EndedInOrder();
         const bool gone = Retire(&Daemon::Kill);
         if (!gone) message += "; not even SIGKILL ended it: it is left behind";
         if (lost.untaken && gone && !std::exchange(forgiven, true)) {  // it went at the moment of the call
+          if (!in_order) Log(message + "; another is asked");
           --attempt;
           continue;
         }
@@ -85,10 +87,11 @@ class Pool::State {
           throw PoolError(lost.kind, message, last_tail_, attempt);
         }
         cause = message;
+        cause_tail = last_tail_;
         Log(message + "; another is asked");
       } catch (const PoolError& error) {  // no attempt at a start
         if (cause.empty()) throw;
-        throw PoolError(error.kind(), AfterCause(cause, error.what()), "", attempt);
+        throw PoolError(error.kind(), AfterCause(cause, error.what()), cause_tail, attempt);
       }
     }
   }

@@ -205,9 +205,9 @@ bool Process::Terminate(std::chrono::milliseconds grace, std::chrono::millisecon
   return true;
 }
 
-bool Process::EndedInOrder() {
-  return Ended() && (end_ == End::kUnknown || (end_ == End::kExited && exit_code_ == 0));
-}
+bool Process::EndedInOrder() { return Ended() && end_ == End::kExited && exit_code_ == 0; }
+
+bool Process::EndIsUnknown() { return Ended() && end_ == End::kUnknown; }
 
 std::string Process::DescribeEnd() {
   if (!Ended()) return "is running";

@@ -53,14 +53,14 @@ class Process {
   // False: even that did not end it; may be tried again.
   bool Terminate(std::chrono::milliseconds grace, std::chrono::milliseconds kill_limit);
   std::string DescribeEnd();  // "exited with code 3", "was killed by signal 11 (Segmentation fault)"
-  bool EndedInOrder();        // with exit code 0, or nobody knows how
+  bool EndedInOrder();        // with exit code 0
+  bool EndIsUnknown();        // ended, and somebody else has learnt how (SIGCHLD ignored, wait(-1))
 
   // In a forked child of the spawner: closes the copies of the descriptors, touches nothing else.
   void Abandon();
 
  private:
   Process() = default;
-  // kUnknown: somebody else reaped it (SIGCHLD ignored, wait(-1)).
   enum class End { kRunning, kExited, kSignalled, kUnknown };
 
   bool GroupIsOurs() const;  // as of the last look; false: the number has gone to somebody else

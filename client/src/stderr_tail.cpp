@@ -36,7 +36,7 @@ StderrTail::StderrTail(UniqueFd fd, std::function<void(std::string_view)> on_lin
 StderrTail::~StderrTail() {
   ending_ = true;
   wake_write_.Reset();
-  thread_.join();  // it waits for nothing but the two descriptors, and for one call of on_line
+  thread_.join();  // it waits for nothing but the two descriptors, and for two calls of on_line
 }
 
 void StderrTail::Read() {
@@ -70,7 +70,7 @@ void StderrTail::Read() {
     catching_up_ = false;
     caught_up_.notify_all();
   }
-  if (auto line = ending_ ? std::nullopt : lines.Finish()) HandOut(line->text);
+  if (auto line = lines.Finish()) HandOut(line->text);
   std::lock_guard lock(mutex_);
   ended_ = true;
   caught_up_.notify_all();

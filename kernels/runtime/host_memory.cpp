@@ -145,9 +145,11 @@ bool MemoryGate::Reserve(std::size_t bytes) {
     untouched_.fetch_add(wanted, std::memory_order_relaxed);
     return true;
   }
-  const auto usable = static_cast<std::int64_t>(Usable());
+  // Before the system is asked: what is touched meanwhile counts twice rather than not at all.
   std::int64_t untouched = untouched_.load(std::memory_order_relaxed);
+  std::int64_t usable = 0;
   do {  // what is refused must not be seen by the other ranks, whose few bytes fit
+    usable = static_cast<std::int64_t>(Usable());
     if (untouched > usable - wanted) return false;
   } while (!untouched_.compare_exchange_weak(untouched, untouched + wanted, std::memory_order_relaxed));
   unmeasured_.store(std::clamp<std::int64_t>((usable - untouched - wanted) / 64, 0, 64 << 20),

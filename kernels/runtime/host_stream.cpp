@@ -37,6 +37,9 @@ HostStream::HostStream(const std::string& thread_name, Failure& failure, std::fu
     delete head_;
     throw RuntimeError(CPPOOL_INTERNAL, std::string("no thread for a stream: ") + error.what() +
                                             " (see `ulimit -u` and the container's limit on processes)");
+  } catch (...) {
+    delete head_;
+    throw;
   }
   // Linux keeps the id in the number of a thread's clock. The thread itself must not say it: ThreadSanitizer sees no
   // races of a thread whose first access is an atomic store.

@@ -180,6 +180,22 @@ TEST_CASE("a list names the cells and their commands, says what would come of th
   CHECK(skipped == 8);
 }
 
+TEST_CASE("a cell that ended its daemon is an error, though there are too few devices for another") {
+  TemporaryFolder folder;
+  const Ran ran =
+      Cppool({"run", "--suite", "smoke", "--filter", "world_size=2", "--param", "do=die", "--json"},
+             Wrapped(folder, "--start once --file '" + folder.File("started") + "'"));
+  CHECK(ran.code == 1);
+  const Json first = Json::parse(ran.lines.at(0));
+  CHECK(first["status"] == "error");
+  CHECK(first["attempts"] == 2);
+  CHECK(first["error"].get<std::string>().find("exited with code 3; then cppoold") != std::string::npos);
+  const Json second = Json::parse(ran.lines.at(1));
+  CHECK(second["status"] == "error");
+  CHECK(second["attempts"].is_null());
+  CHECK(Json::parse(ran.Last())["summary"]["retried"] == Json({first["name"]}));
+}
+
 TEST_CASE("a suite closes with a table by axis and the worst errors") {
   Ran ran = Cppool({"run", "--suite", "matrix", "--param", "do=by_schedule", "--filter", "row=flash:cp_1_2",
                     "--filter", "row=alibi_causal"});

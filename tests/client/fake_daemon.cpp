@@ -425,12 +425,11 @@ int main(int argc, char** argv) {
     std::cerr << "cuda: 4 ranks need 4 devices, 1 is there" << std::endl;
     return 2;
   }
-  if (start == "two_devices" && world_size > 2) {
+  if ((start == "two_devices" && world_size > 2) || (start == "once" && !First(file))) {
     std::cerr << "cppoold: --world-size 4 " << cppool::protocol::kTooFewDevices << " 2" << std::endl;
     return 2;
   }
   if (start == "file" && !std::ifstream(file)) return 2;
-  if (start == "once" && !First(file)) return 2;
   if (start == "die") raise(SIGKILL);
   if (start == "silent") Hang();
   if (start == "ignore_term") signal(SIGTERM, SIG_IGN);

@@ -18,6 +18,8 @@ std::vector<std::string> WithHost(std::vector<std::string> words) {
 TEST_CASE("no cell of the matrix would be skipped") {
   Ran ran = Cppool(WithHost({"run", "--suite", "matrix", "--max-seqlen", "96", "--list", "--json"}));
   REQUIRE(ran.lines.size() > 864);
+  CHECK(Json::parse(ran.lines.back())["summary"]["run"] == ran.lines.size() - 1);
+  ran.lines.pop_back();
   for (const std::string& line : ran.lines) {
     const Json cell = Json::parse(line);
     INFO(cell["name"] << ": " << cell["error"]);

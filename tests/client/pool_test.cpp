@@ -399,6 +399,7 @@ TEST_CASE("why a daemon was lost is said, too, when no other can be started") {
   CHECK(error.attempts() == 2);
   const std::string text = error.what();
   CHECK(text.find("exited with code 3") < text.find("; then cppoold"));
+  CHECK(Contains(text, "; then cppoold"));
   CHECK(Contains(text, "exited with code 2 at its start (attempt 2)"));
 }
 

@@ -152,6 +152,16 @@ TEST_CASE("a group of calls that a case leaves open is its error when it has no 
   CHECK_FALSE(Called(*inside.fake, "recover"));
 }
 
+TEST_CASE("a case that cannot run here, and whose end fails, is looked after") {
+  Inside inside(4);
+  inside.fake->unsound_rank = 2;
+  inside.fake->unsound = FakeWorld::Unsound::kCommunicator;
+  const Json answer = inside.Run({{"action", "cannot"}, {"rank", 2}});
+  INFO(answer);
+  CHECK(answer.at("fatal") == true);
+  CHECK(Has(answer.at("error"), "not sound afterwards: rank 2: a communicator failed"));
+}
+
 TEST_CASE("a world that is not sound after an error is fatal, and the answer says what is wrong") {
   using Unsound = FakeWorld::Unsound;
   struct Wrong {

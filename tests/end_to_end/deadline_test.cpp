@@ -1,7 +1,6 @@
 // What a passed deadline answers: which rank hangs, where, and on what.
 #include <algorithm>
 #include <chrono>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -13,20 +12,22 @@ namespace {
 
 bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
+using Clock = std::chrono::steady_clock;
+
 constexpr int kDeadlineMs = 400;
 
 // The answer of a world of 4 to a case of which rank 2 does `action`; the daemon then ends.
-Json TimedOut(
-    const std::string& action, const std::function<void()>& answered = [] {}) {
+Json TimedOut(const std::string& action, Clock::duration* took = nullptr) {
   DaemonProcess daemon({"--world-size", "4", "--backend", "host", "--case", CPPOOL_ODD_CASE});
   daemon.Ask({{"op", "hello"}});
+  const auto sent = Clock::now();
   daemon.Send(Json{{"op", "run"},
                    {"case", "odd"},
                    {"deadline_ms", kDeadlineMs},
                    {"params", {{"action", action}, {"rank", 2}}}}
                   .dump());
   Json answer = daemon.ReadAnswer();
-  answered();
+  if (took) *took = Clock::now() - sent;
   INFO(answer.dump(1));
   CHECK(answer.at("status") == "error");
   CHECK(answer.at("fatal") == true);
@@ -47,12 +48,16 @@ Json TimedOut(
 }  // namespace
 
 TEST_CASE("a deadline passes: the answer is there within a second") {
-  auto best = std::chrono::steady_clock::duration::max();  // of a few: the machine may be busy
   for (const std::string action : {"alone", "recv", "deaf"}) {
-    const auto begin = std::chrono::steady_clock::now();
-    TimedOut(action, [&] { best = std::min(best, std::chrono::steady_clock::now() - begin); });
+    auto best = Clock::duration::max();  // of a few: the machine may be busy
+    for (int i = 0; i < 3; ++i) {
+      Clock::duration took{};
+      TimedOut(action, &took);
+      best = std::min(best, took);
+    }
+    INFO(action);
+    CHECK(best < std::chrono::milliseconds(kDeadlineMs + 1000));
   }
-  CHECK(best < std::chrono::milliseconds(kDeadlineMs + 1000));
 }
 
 TEST_CASE("a deadline passes: ranks that have finished say so") {

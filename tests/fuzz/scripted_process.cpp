@@ -89,6 +89,7 @@ bool Process::Ended() { return false; }  // nobody looks but at its output
 bool Process::WaitEnd(Clock::time_point) { return true; }
 bool Process::Terminate(std::chrono::milliseconds, std::chrono::milliseconds) { return true; }
 bool Process::EndedInOrder() { return false; }
+bool Process::EndIsUnknown() { return false; }
 std::string Process::DescribeEnd() { return "ended"; }
 void Process::Abandon() {}
 

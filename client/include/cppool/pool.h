@@ -66,7 +66,9 @@ struct PoolOptions {
 
   // Called without the newline; must not call the Pool; what they throw is dropped. They must return: calls wait for
   // them, and on_stderr, on its thread, must take no lock that a caller of the Pool holds.
-  std::function<void(std::string_view)> on_stderr;  // each line of stderr, at once, on the Pool's own thread
+  // Each line of stderr, at once, on the Pool's own thread; of what is left when the daemon is gone, as much as it takes
+  // in half a second.
+  std::function<void(std::string_view)> on_stderr;
   std::function<void(std::string_view)> log;  // other lines of stdout, stale answers, respawns; in the call
 };
 
@@ -171,7 +173,7 @@ class Pool {
 
   // Runs one case. Returns whatever the daemon answered; throws PoolError when it gave no answer, and
   // std::invalid_argument for options out of range and for what JSON cannot say: NaN, infinities, text that is not
-  // UTF-8. An attempt lasts at most start_limit, deadline, twice grace (the second after a fatal answer, for the
+  // UTF-8. An attempt, or a daemon that is met as it goes idle, which is none, lasts at most start_limit, deadline, twice grace (the second after a fatal answer, for the
   // daemon to go), twice kill_grace, and a second where on_stderr is slow to take last words. A daemon that died or
   // broke the protocol is replaced and asked again `retries` times; one that could not start, or did not answer in
   // time, is not. After a failed start the next call pauses before it starts another: 0.1, 0.2, 0.4, 0.8 s. After

@@ -79,7 +79,8 @@ class CommWorld {
   virtual void AllReduce(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
                          cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) = 0;
 
-  // Throw RuntimeError after an abort; CheckHealth also when a communicator of the rank has failed by itself.
+  // Throw RuntimeError after an abort; CheckHealth also when a communicator of the rank has failed by itself, or one of
+  // its calls has whose peers are left with theirs.
   void ThrowIfAborted() const;
   virtual void CheckHealth(int rank) = 0;
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
