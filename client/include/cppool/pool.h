@@ -65,10 +65,9 @@ struct PoolOptions {
   int retries = 1;  // when the daemon died or broke the protocol
 
   // Called without the newline; must not call the Pool; what they throw is dropped. They must return: calls wait for
-  // them, and on_stderr, on its thread, must take no lock that a caller of the Pool holds.
-  // Each line of stderr, at once, on the Pool's own thread; of what is left when the daemon is gone, as much as it takes
-  // in half a second.
-  std::function<void(std::string_view)> on_stderr;
+  // them, and on_stderr, on its thread, must take no lock that a caller of the Pool holds. A slow one does not extend a
+  // call: it gets less, of stderr what it takes within half a second of the daemon's end.
+  std::function<void(std::string_view)> on_stderr;  // each line of stderr, at once, on the Pool's own thread
   std::function<void(std::string_view)> log;  // other lines of stdout, stale answers, respawns; in the call
 };
 
@@ -151,7 +150,7 @@ class PoolError : public std::runtime_error {
   PoolError(Kind kind, const std::string& message, std::string stderr_tail, int attempts = 1);
 
   Kind kind() const { return kind_; }
-  int attempts() const { return attempts_; }                       // daemons that were asked, or could not be
+  int attempts() const { return attempts_; }  // daemons that were asked; the last may not have started
   const std::string& stderr_tail() const { return stderr_tail_; }  // at most 4000 characters
 
  private:
@@ -173,12 +172,12 @@ class Pool {
 
   // Runs one case. Returns whatever the daemon answered; throws PoolError when it gave no answer, and
   // std::invalid_argument for options out of range and for what JSON cannot say: NaN, infinities, text that is not
-  // UTF-8. An attempt, or a daemon that is met as it goes idle, which is none, lasts at most start_limit, deadline, twice grace (the second after a fatal answer, for the
-  // daemon to go), twice kill_grace, and a second where on_stderr is slow to take last words. A daemon that died or
-  // broke the protocol is replaced and asked again `retries` times; one that could not start, or did not answer in
-  // time, is not. After a failed start the next call pauses before it starts another: 0.1, 0.2, 0.4, 0.8 s. After
-  // five in a row calls throw at once, without a start, for 1.6 s, after six for 3.2 s, ..., at most for a minute.
-  // A start that succeeds, and Stop, reset this.
+  // UTF-8. An attempt lasts at most start_limit, deadline, twice grace (the second after a fatal answer, for the
+  // daemon to go), twice kill_grace, and a second where on_stderr is slow to take last words; so does meeting a daemon
+  // that goes idle, once in a call, which is no attempt. A daemon that died or broke the protocol is replaced and asked
+  // again `retries` times; one that could not start, or did not answer in time, is not. After a failed start the next
+  // call pauses before it starts another: 0.1, 0.2, 0.4, 0.8 s. After five in a row calls throw at once, without a
+  // start, for 1.6 s, after six for 3.2 s, ..., at most for a minute. A start that succeeds, and Stop, reset this.
   Result Run(const Json& params = Json::object(), const RunOptions& options = {});
 
   // Whether Run would run it: `passed`, else `skipped` or `error` with the reason. Throws as Run; a minute at most.
