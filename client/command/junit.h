@@ -5,10 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "cppool/pool.h"
+
 namespace cppool::command {
 
 struct JunitCase {
-  enum class Outcome { kPassed, kFailed, kError, kSkipped };
+  using Outcome = Status;
   std::string group;  // its class name
   std::string name;
   Outcome outcome = Outcome::kPassed;

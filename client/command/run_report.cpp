@@ -18,34 +18,6 @@ std::string DescribeCheck(const Check& check) {
   return text.str();
 }
 
-Status StatusOf(Outcome::Kind kind) {
-  switch (kind) {
-    case Outcome::Kind::kPassed:
-      return Status::kPassed;
-    case Outcome::Kind::kFailed:
-      return Status::kFailed;
-    case Outcome::Kind::kSkipped:
-      return Status::kSkipped;
-    case Outcome::Kind::kError:
-      break;
-  }
-  return Status::kError;
-}
-
-JunitCase::Outcome JunitOutcomeOf(Outcome::Kind kind) {
-  switch (kind) {
-    case Outcome::Kind::kPassed:
-      return JunitCase::Outcome::kPassed;
-    case Outcome::Kind::kFailed:
-      return JunitCase::Outcome::kFailed;
-    case Outcome::Kind::kSkipped:
-      return JunitCase::Outcome::kSkipped;
-    case Outcome::Kind::kError:
-      break;
-  }
-  return JunitCase::Outcome::kError;
-}
-
 std::vector<std::string> LinesOf(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream in(text);
@@ -80,6 +52,7 @@ RunReport::RunReport(const RunArguments& arguments, const Streams& streams, std:
     : arguments_(arguments),
       streams_(streams),
       cells_(cells),
+      common_(CommonWords(arguments)),
       junit_name_("cppool." + (arguments.suite.empty() ? std::string("run") : arguments.suite)) {
   if (arguments.junit.empty()) return;
   junit_.open(arguments.junit);
@@ -106,7 +79,7 @@ void RunReport::Count(const Cell& cell, const Outcome& outcome) { tally_.Add(cel
 void RunReport::Tell(const Cell& cell, const Outcome& outcome) {
   if (arguments_.json) {
     Json json = DescribeCell(cell);
-    json["status"] = ToString(StatusOf(outcome.kind));
+    json["status"] = ToString(outcome.kind);
     json["seconds"] = outcome.seconds;
     json["error"] = OrNull(outcome.error);
     json["attempts"] = outcome.asked ? Json(outcome.attempts) : Json();
@@ -177,7 +150,7 @@ JunitCase RunReport::ToJunit(const Cell& cell, const Outcome& outcome) const {
   JunitCase one;
   one.group = junit_name_;
   one.name = cell.name;
-  one.outcome = JunitOutcomeOf(outcome.kind);
+  one.outcome = outcome.kind;
   one.seconds = outcome.seconds;
   one.message = FirstLine(outcome.error);
   if (outcome.verdict) one.message += " (" + Describe(*outcome.verdict) + ")";
@@ -233,7 +206,7 @@ void RunReport::CloseInterrupted(const std::string& why) {
 }
 
 std::string RunReport::Repeat(const Cell& cell) const {
-  return RepeatCommand(streams_.program, cell, CommonWords(arguments_));
+  return RepeatCommand(streams_.program, cell, common_);
 }
 
 // The cells that lead to the failure, in one pool.

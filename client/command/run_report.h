@@ -56,7 +56,8 @@ class RunReport {
   const RunArguments& arguments_;
   const Streams streams_;
   const std::size_t cells_;
-  const std::string junit_name_;  // of the suite in JUnit, and of its cases' class
+  const std::vector<std::string> common_;  // words of every repeating command
+  const std::string junit_name_;           // of the suite in JUnit, and of its cases' class
   std::ofstream junit_;
   Tally tally_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();

@@ -7,23 +7,6 @@
 #include "text.h"
 
 namespace cppool::command {
-namespace {
-
-Outcome::Kind KindOf(Status status) {
-  switch (status) {
-    case Status::kPassed:
-      return Outcome::Kind::kPassed;
-    case Status::kFailed:
-      return Outcome::Kind::kFailed;
-    case Status::kSkipped:
-      return Outcome::Kind::kSkipped;
-    case Status::kError:
-      break;
-  }
-  return Outcome::Kind::kError;
-}
-
-}  // namespace
 
 Outcome CellRunner::Run(const Cell& cell) {
   if (cell.world_size != world_size_) history_.clear();
@@ -56,7 +39,7 @@ Outcome CellRunner::Ask(const Cell& cell, Question question) {
   try {
     if (worlds_.count(cell.world_size) == 0) worlds_[cell.world_size] = pool.Hello();
     outcome.result = (pool.*question)(cell.params, options);
-    outcome.kind = KindOf(outcome.result->status);
+    outcome.kind = outcome.result->status;
     outcome.error = outcome.result->error;
     outcome.attempts = outcome.result->attempts;
     const std::optional<Failure>& failure = outcome.result->failure;

@@ -14,7 +14,7 @@ namespace cppool::command {
 
 // What became of a cell: an answer, or why there is none.
 struct Outcome {
-  enum class Kind { kPassed, kFailed, kError, kSkipped };
+  using Kind = Status;
   Kind kind = Kind::kError;
   std::optional<Result> result;
   std::string error;  // one line or more; empty when passed

@@ -85,17 +85,18 @@ void Leave(const std::string& start, const std::string& marker, int going) {
   std::ifstream(marker) >> gone;
   if (gone >= going) return;
   std::ofstream(marker) << gone + 1;
-  if (start == "leave_closed") close(0);
-  if (start == "leave_all_closed")  // before anything is sent
-    for (const int fd : {0, 1, 2}) close(fd);
+  const bool all = start == "leave_all_closed", closed = all || start == "leave_closed";
+  if (closed) close(0);  // before anything is sent
+  if (all)
+    for (const int fd : {1, 2}) close(fd);
   pollfd request = {0, POLLIN, 0};
-  if (start != "leave_closed" && start != "leave_all_closed") poll(&request, 1, -1);
+  if (!closed) poll(&request, 1, -1);
   char byte;
   if (start == "leave_part" && read(0, &byte, 1) != 1) _exit(9);
   if (start == "leave_having_read") do {
       if (read(0, &byte, 1) != 1) _exit(9);
     } while (byte != '\n');
-  if (start == "leave_slowly" || start == "leave_closed" || start == "leave_all_closed") {
+  if (closed || start == "leave_slowly") {
     close(0);
     Pause(1500);
   }

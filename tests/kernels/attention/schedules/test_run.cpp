@@ -193,12 +193,17 @@ TEST_CASE("Small cases are worked out whole by the oracle") {
   CHECK(SampleOracle(spec, true).pairs.empty());
 }
 
-TEST_CASE("A large case's sample is of sequences with work, and of the others besides") {
+AttentionSpec Large(std::int64_t batch, int heads) {
   AttentionSpec spec;
-  spec.batch = 9;
-  spec.heads = spec.kv_heads = 2;
+  spec.batch = batch;
+  spec.heads = spec.kv_heads = heads;
   spec.seqlen_q = spec.seqlen_kv = 4096;
   DrawSequences(spec, 4);
+  return spec;
+}
+
+TEST_CASE("A large case's sample is of sequences with work, and of the others besides") {
+  AttentionSpec spec = Large(9, 2);
   for (int i = 1; i < 9; ++i) spec.keys.length[i] = 0;
   const OracleSample sample = SampleOracle(spec, true);
   REQUIRE(!sample.pairs.empty());
@@ -209,11 +214,7 @@ TEST_CASE("A large case's sample is of sequences with work, and of the others be
 }
 
 TEST_CASE("Of large cases the oracle takes what each sum needs, and no more than it can") {
-  AttentionSpec spec;
-  spec.batch = 2;
-  spec.heads = spec.kv_heads = 12;
-  spec.seqlen_q = spec.seqlen_kv = 4096;
-  DrawSequences(spec, 4);
+  AttentionSpec spec = Large(2, 12);
   CHECK(SampleOracle(spec, false).pairs.size() == 1);
   CHECK(SampleOracle(spec, false).whole_heads.empty());
   spec.max_logit = true;
