@@ -5,18 +5,21 @@
 //     context       with a context of its own before, while and after a daemon lives
 //     run DEVICES WORLD_SIZE ROUNDS
 //     memory        leaves too little of the device for a case, then gives it back
+//     idle          looks at the device's free memory before, while and after a daemon with an idle time lives
 //     devices       prints the UUIDs that CUDA sees
 #include <cuda_runtime.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <cppool/pool.h>
@@ -148,8 +151,35 @@ void RunOn(const std::string& devices, int world_size, int rounds) {
   Pool pool(options);
   for (int i = 0; i < rounds; ++i) RunCase(pool);
   const Json hello = pool.Hello();
-  for (const Json& device : hello["devices"])
-    std::printf("%s\n", device["uuid"].get<std::string>().c_str());
+  for (const Json& device : hello["devices"]) std::printf("%s\n", device["uuid"].get<std::string>().c_str());
+}
+
+std::size_t FreeMemory() {
+  std::size_t free = 0, total = 0;
+  Cuda(cudaMemGetInfo(&free, &total));
+  return free;
+}
+
+void Idle() {
+  Cuda(cudaFree(nullptr));
+  const std::size_t before = FreeMemory();
+  PoolOptions options = Options(1);
+  options.idle_exit = std::chrono::seconds(2);
+  Pool pool(options);
+  RunCase(pool);
+  const Json first = pool.Hello()["pid"];
+  const std::size_t meanwhile = FreeMemory();
+  const std::size_t held = before > meanwhile ? before - meanwhile : 0;
+  Expect(held > std::size_t{64} << 20, "the daemon has a context and memory on the device");
+  bool back = false;
+  for (int i = 0; i < 300 && !back; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    back = FreeMemory() + held / 20 > before;
+  }
+  Expect(back, "an idle daemon gives back what it holds: " + std::to_string(before) + " bytes were free, " +
+                   std::to_string(meanwhile) + " beside it, " + std::to_string(FreeMemory()) + " after");
+  RunCase(pool);
+  Expect(pool.Hello()["pid"] != first, "the next case has another daemon");
 }
 
 void Memory() {
@@ -162,8 +192,7 @@ void Memory() {
   Cuda(cudaFree(nullptr));  // the context, before memory is counted
   std::vector<void*> held;
   for (;;) {  // all but one GiB
-    std::size_t free = 0, total = 0;
-    Cuda(cudaMemGetInfo(&free, &total));
+    const std::size_t free = FreeMemory();
     if (free <= std::size_t{5} << 28) break;
     void* block = nullptr;
     Cuda(cudaMalloc(&block, std::min(free - (std::size_t{1} << 30), std::size_t{8} << 30)));
@@ -210,6 +239,8 @@ int main(int argc, char** argv) {
       RunOn(argv[2], std::atoi(argv[3]), std::atoi(argv[4]));
     } else if (mode == "memory") {
       Memory();
+    } else if (mode == "idle") {
+      Idle();
     } else if (mode == "devices") {
       Devices();
     } else {

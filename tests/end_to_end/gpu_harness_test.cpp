@@ -78,6 +78,13 @@ TEST_CASE("a case that does not fit beside what the harness holds is out of memo
   CHECK(output.code == 0);
 }
 
+TEST_CASE("a daemon that goes when it is idle gives the device's memory back") {
+  if (Lacks(1)) return;
+  const Output output = Finish(Start("idle"));
+  INFO(output.text);
+  CHECK(output.code == 0);
+}
+
 TEST_CASE("two harnesses at once, on devices of their own and on the same") {
   const std::vector<std::string> devices = Seen();
   if (devices.empty()) {

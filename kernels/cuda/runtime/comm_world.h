@@ -79,10 +79,12 @@ class CommWorld {
   virtual void AllReduce(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
                          cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) = 0;
 
-  // Throw RuntimeError after an abort; CheckHealth also when a communicator of the rank has failed by itself, or one of
-  // its calls has whose peers are left with theirs.
+  // Throw RuntimeError after an abort; CheckHealth also when a communicator of the rank has failed by itself.
   void ThrowIfAborted() const;
-  virtual void CheckHealth(int rank) = 0;
+  virtual void CheckHealth(int) { ThrowIfAborted(); }
+  // When the rank's work of a case is over: throws the RuntimeError of a call that failed and left its peers with
+  // theirs. A case cannot pass over it.
+  virtual void CheckCase(int) {}
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
 
   // Any thread, does not wait: later calls fail with `reason`, and what is stuck ends soon.

@@ -114,6 +114,7 @@ void CudaRank::BeginCase() {
   }
   ReleaseLeftovers();
   world_->BeginCase(rank_);
+  host_failure_ = std::make_shared<HostFailure>();
   last_error_.Clear();
 }
 
@@ -134,6 +135,7 @@ StageTimes CudaRank::EndCase() {
   world_->CheckHealth(rank_);
   StageTimes times = marks_.Collect();
   cudaGetLastError();
+  world_->CheckCase(rank_);
   ThrowHostFailure();
   ReleaseLeftovers();
   return times;

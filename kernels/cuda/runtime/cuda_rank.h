@@ -117,7 +117,7 @@ class CudaRank : public RankRuntime {
   std::unordered_map<void*, std::size_t> host_allocations_;
   std::atomic<std::size_t> live_allocations_{0};
   // Host functions may run after the rank has gone, when a stream is stuck: they hold it, too.
-  const std::shared_ptr<HostFailure> host_failure_;
+  std::shared_ptr<HostFailure> host_failure_;  // of this case
 };
 
 // cuda_seam.cpp: the table's functions, each of which turns exceptions into a status.

@@ -86,8 +86,7 @@ void PeerWorld::BeginCase(int rank) {
   mine.failure.reset();
 }
 
-void PeerWorld::CheckHealth(int rank) {
-  ThrowIfAborted();
+void PeerWorld::CheckCase(int rank) {
   if (const auto& failure = ranks_[static_cast<std::size_t>(rank)].failure) throw RuntimeError(*failure);
 }
 
@@ -198,11 +197,14 @@ std::vector<WaitingCall> PeerWorld::Waiting(int rank) const {
 }
 
 void PeerWorld::Run(int rank, std::vector<std::unique_ptr<PeerOp>> ops) {
+  auto& failure = ranks_[static_cast<std::size_t>(rank)].failure;
   try {
     Meet(rank, ops);
   } catch (const RuntimeError& error) {
-    auto& failure = ranks_[static_cast<std::size_t>(rank)].failure;
     if (!failure) failure = error;
+    throw;
+  } catch (const std::exception& error) {
+    if (!failure) failure = RuntimeError(CPPOOL_INTERNAL, error.what());
     throw;
   }
 }

@@ -39,8 +39,7 @@ class PeerWorld final : public CommWorld {
   void AllReduce(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
                  cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) override;
 
-  // A call that failed leaves its peers' calls unmet: a case cannot pass over it.
-  void CheckHealth(int rank) override;
+  void CheckCase(int rank) override;
   void Abort(const std::string& reason) override;
   void Finished(int rank) override;
   std::vector<WaitingCall> Waiting(int rank) const override;

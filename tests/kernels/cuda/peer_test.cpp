@@ -186,6 +186,9 @@ TEST_CASE("Peer: what the ranks disagree about is an error that names it, on all
     const std::string sizes = rt->last_error(rt);
     Expect(sizes.find("24") != std::string::npos && sizes.find("32") != std::string::npos, sizes);
     Expect(AllReduced<int>(rt, {1}, CPPOOL_INT32, CPPOOL_SUM) == std::vector<int>{2}, "the next call meets");
+    EnqueueDelay(rt->stream, 30);
+    Expect(rt->stream_synchronize(rt, rt->stream) == CPPOOL_OK,
+           "and the next wait, however long, is for its work");
     Expect(ErrorOfEnd(rank) == said, "a case does not pass over it");
   });
 }

@@ -170,7 +170,7 @@ TEST_CASE("peer: a call that failed is not passed over, and the next case gets n
     };
     const std::string failure = said(send);
     Expect(failure.find("rank 1 has finished the case") == 0, failure);
-    Expect(said([&] { world.CheckHealth(0); }) == failure, "what was passed over comes back at the end");
+    Expect(said([&] { world.CheckCase(0); }) == failure, "what was passed over comes back at the end");
   });
   CHECK(errors == std::vector<std::string>(2));
   world.Restart();
@@ -178,7 +178,7 @@ TEST_CASE("peer: a call that failed is not passed over, and the next case gets n
     world.BeginCase(rank);
     if (rank == 0) world.Send(0, second.data(), 16, 1, comm(0), nullptr);
     if (rank == 1) world.Recv(1, received.data(), 16, 0, comm(1), nullptr);
-    world.CheckHealth(rank);
+    world.CheckCase(rank);
   });
   CHECK(errors == std::vector<std::string>(2));
   CHECK(received == second);

@@ -132,6 +132,13 @@ TEST_CASE("Host functions run in stream order, and their exceptions come back fr
     Expect(thrown, "EndCase reports it");
     rank.BeginCase();
     rank.EndCase();
+    // Nor does one whose case ended before its turn.
+    rank.BeginCase();
+    EnqueueDelay(rt->stream, 20);
+    Check(rt, rt->enqueue(
+                  rt, rt->stream, [](void*) { throw 1; }, nullptr));
+    rank.BeginCase();
+    Expect(ErrorOfEnd(rank) == "", "the case before had a host function that failed");
   });
 }
 
