@@ -56,15 +56,13 @@ class Builder {
       overflow_ = Overflow{position - token.size(), token.size(), InId()};
       return false;
     }
-    // "[json.exception.parse_error.101] parse error at line 1, column 2: ...; last read: '...'; expected
-    // ...": without the library's own words in front, and with the token, which may be a megabyte, shortened.
+    // "[json.exception.parse_error.101] parse error at line 1, column 2: ...; last read: 'TOKEN'; expected
+    // ...": without the library's own words in front, and with the token, which may be a megabyte and say
+    // anything, shortened.
     std::string message = error.what();
     if (const auto prefix = message.find("] "); prefix != std::string::npos) message.erase(0, prefix + 2);
-    if (const auto token_at = message.find("; last read: '"); token_at != std::string::npos) {
-      const auto rest = message.rfind("'; expected ");
-      const bool has_rest = rest != std::string::npos && rest > token_at;
-      message = message.substr(0, token_at) + (has_rest ? message.substr(rest + 1) : "");
-    }
+    const std::string read = "; last read: '" + token + "'";
+    if (const auto at = message.find(read); at != std::string::npos) message.erase(at, read.size());
     error_ = "not JSON: " + message + (token.empty() ? "" : "; near " + Quoted(token));
     return false;
   }

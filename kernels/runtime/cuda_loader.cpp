@@ -143,15 +143,14 @@ const CudaModule& OpenCudaModule() {
   Dl_info info{};
   const std::string file =
       table && dladdr(reinterpret_cast<void*>(table), &info) && info.dli_fname ? info.dli_fname : "the file";
+  // A file that is refused is not closed: what it brought may not like to be unloaded.
   if (!table) {
-    dlclose(handle);
     throw RuntimeError(CPPOOL_CUDA, std::string("not cppool's CUDA module: it has no ") + kCudaModuleSymbol +
                                         ". Does CPPOOL_CUDA_MODULE name the right file?");
   }
   const CudaModule* module = table();
   if (!module || std::string_view(module->version) != CPPOOL_VERSION) {
     const std::string version = module ? module->version : "none";
-    dlclose(handle);
     throw RuntimeError(CPPOOL_CUDA, "the CUDA module " + file + " is of version " + version +
                                         ", this program of " + CPPOOL_VERSION +
                                         ": install both from one build");

@@ -68,6 +68,7 @@ TEST_CASE("what is no JSON text is refused with its place") {
       {"{\"" + std::string(5000, 'k') + "\":1,\"" + std::string(5000, 'k') + "\":1}",
        {"kkk...\" is given twice"}},
       {"\"" + std::string(5000, 'k') + "\\x\"", {"not JSON", "kkk...\""}},
+      {"\"; last read: 'k'; expected " + std::string(5000, 'k'), {"not JSON", "missing closing quote; near"}},
   };
   for (const Row& row : rows) {
     CAPTURE(row.text.substr(0, 60));
