@@ -143,7 +143,7 @@ const CudaModule& OpenCudaModule() {
   Dl_info info{};
   const std::string file =
       table && dladdr(reinterpret_cast<void*>(table), &info) && info.dli_fname ? info.dli_fname : "the file";
-  // A file that is refused is not closed: what it brought may not like to be unloaded.
+  // Not closed when it is refused: CUDA's and NCCL's libraries, which it may have brought, are not made for that.
   if (!table) {
     throw RuntimeError(CPPOOL_CUDA, std::string("not cppool's CUDA module: it has no ") + kCudaModuleSymbol +
                                         ". Does CPPOOL_CUDA_MODULE name the right file?");

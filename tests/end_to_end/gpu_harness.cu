@@ -5,7 +5,7 @@
 //     context       with a context of its own before, while and after a daemon lives
 //     run DEVICES WORLD_SIZE ROUNDS
 //     memory        leaves too little of the device for a case, then gives it back
-//     idle          looks at the device's free memory before, while and after a daemon with an idle time lives
+//     idle          looks at the device's free memory before, while and after a daemon with an idle time lives; nobody else may take any
 //     devices       prints the UUIDs that CUDA sees
 #include <cuda_runtime.h>
 #include <sys/wait.h>

@@ -132,7 +132,7 @@ TEST_CASE("Host functions run in stream order, and their exceptions come back fr
     Expect(thrown, "EndCase reports it");
     rank.BeginCase();
     rank.EndCase();
-    // Nor does one whose case ended before its turn.
+    // Nor does one of a case without an end, which the next one waits for.
     rank.BeginCase();
     EnqueueDelay(rt->stream, 20);
     Check(rt, rt->enqueue(
