@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "daemon/start_error.h"
+#include "kernels/error.h"
 
 namespace cppool::daemon {
 namespace {
@@ -67,7 +68,7 @@ RankThreads::RankThreads(int count) : state_(std::make_shared<State>()) {
       });
     } catch (const std::system_error& error) {
       throw StartError("no thread for rank " + std::to_string(rank) + ": " + error.what() +
-                       " (see `ulimit -u` and the container's limit on processes)");
+                       kernels::kThreadLimits);
     }
   }
   named->wait();

@@ -35,8 +35,8 @@ HostStream::HostStream(const std::string& thread_name, Failure& failure, std::fu
     thread_ = std::thread([this] { Loop(); });
   } catch (const std::system_error& error) {
     delete head_;
-    throw RuntimeError(CPPOOL_INTERNAL, std::string("no thread for a stream: ") + error.what() +
-                                            " (see `ulimit -u` and the container's limit on processes)");
+    throw RuntimeError(CPPOOL_INTERNAL,
+                       std::string("no thread for a stream: ") + error.what() + kThreadLimits);
   } catch (...) {
     delete head_;
     throw;

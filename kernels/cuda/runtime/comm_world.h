@@ -82,8 +82,8 @@ class CommWorld {
   // Throw RuntimeError after an abort; CheckHealth also when a communicator of the rank has failed by itself.
   void ThrowIfAborted() const;
   virtual void CheckHealth(int) { ThrowIfAborted(); }
-  // When the rank's work of a case is over: throws the RuntimeError of a call that was made, failed, and left its
-  // peers with theirs. A case cannot pass over it.
+  // When the rank's work of a case is over: throws what a call threw that was made, failed, and left its peers with
+  // theirs. A case cannot pass over it.
   virtual void CheckCase(int) {}
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
 

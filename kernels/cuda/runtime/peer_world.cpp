@@ -83,11 +83,11 @@ void PeerWorld::BeginCase(int rank) {
   mine.depth = 0;
   mine.grouped.clear();
   mine.finished = false;
-  mine.failure.reset();
+  mine.failure = nullptr;
 }
 
 void PeerWorld::CheckCase(int rank) {
-  if (const auto& failure = ranks_[static_cast<std::size_t>(rank)].failure) throw RuntimeError(*failure);
+  if (const auto& failure = ranks_[static_cast<std::size_t>(rank)].failure) std::rethrow_exception(failure);
 }
 
 PeerSide& PeerWorld::SideOf(int rank, cppool_comm comm) {
@@ -197,14 +197,11 @@ std::vector<WaitingCall> PeerWorld::Waiting(int rank) const {
 }
 
 void PeerWorld::Run(int rank, std::vector<std::unique_ptr<PeerOp>> ops) {
-  auto& failure = ranks_[static_cast<std::size_t>(rank)].failure;
   try {
     Meet(rank, ops);
-  } catch (const RuntimeError& error) {
-    if (!failure) failure = error;
-    throw;
-  } catch (const std::exception& error) {
-    if (!failure) failure = RuntimeError(CPPOOL_INTERNAL, error.what());
+  } catch (...) {
+    auto& failure = ranks_[static_cast<std::size_t>(rank)].failure;
+    if (!failure) failure = std::current_exception();
     throw;
   }
 }
@@ -281,7 +278,7 @@ void PeerWorld::Restart() {
     rank.depth = 0;
     rank.grouped.clear();
     rank.finished = false;
-    rank.failure.reset();
+    rank.failure = nullptr;
     for (PeerSide& side : rank.sides) {
       side.collectives = 0;
       std::fill(side.sends.begin(), side.sends.end(), 0);

@@ -3,9 +3,9 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -57,7 +57,7 @@ class PeerWorld final : public CommWorld {
     std::shared_ptr<DevicePool> pool;
     int depth = 0;  // of groups of calls
     std::atomic<bool> finished{false};
-    std::optional<RuntimeError> failure;  // of its calls in this case, the first
+    std::exception_ptr failure;  // of its calls in this case, the first
     std::vector<std::unique_ptr<PeerOp>> grouped;
     // What Run is at, for Waiting.
     mutable std::mutex running_mutex;
