@@ -23,6 +23,8 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
 
 add_library(cppool_flags INTERFACE)
+# Every include is a path from the root of the project, or from the include/ of a folder that the target links.
+target_include_directories(cppool_flags INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
 # GCC's -Wrestrict reports `const char* + std::string` at -O3 (its bug 105651).
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(cppool_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>

@@ -18,7 +18,7 @@
 #include <string>
 #include <string_view>
 
-#include "attention_case.h"
+#include "daemon/attention_case/attention_case.h"
 #include "daemon/case_registry.h"
 #include "daemon/dispatcher.h"
 #include "daemon/log.h"

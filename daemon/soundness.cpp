@@ -10,7 +10,7 @@
 
 #include "daemon/log.h"
 #include "kernels/error.h"
-#include "kernels/look.h"
+#include "kernels/group_probe.h"
 
 namespace cppool::daemon {
 namespace {
@@ -55,7 +55,7 @@ void LookAtRank(Look& look, kernels::RankRuntime& runtime, int rank, std::uint64
   if (!Attempt(look, rank, [&] { runtime.BeginCase(); })) look.cannot_begin = true;
   look.begun.arrive_and_wait();  // whoever looks has the limit
   if (!look.cannot_begin) {
-    Attempt(look, rank, [&] { kernels::LookAtGroups(runtime.seam(), round); });
+    Attempt(look, rank, [&] { kernels::ProbeGroups(runtime.seam(), round); });
     Attempt(look, rank, [&] { runtime.EndCase(); });
   }
   const std::lock_guard lock(look.mutex);

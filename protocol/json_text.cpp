@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "json_parse.h"
+#include "protocol/json_parse.h"
 #include "protocol/parameters.h"
-#include "text.h"
+#include "protocol/text.h"
 
 namespace cppool::protocol {
 namespace {

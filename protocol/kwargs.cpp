@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <utility>
 
-#include "schema.h"
-#include "text.h"
+#include "protocol/schema.h"
+#include "protocol/text.h"
 
 namespace cppool::protocol {
 namespace {

@@ -4,10 +4,10 @@
 #include <cmath>
 #include <utility>
 
-#include "json_parse.h"
+#include "protocol/json_parse.h"
 #include "protocol/framing.h"
-#include "schema.h"
-#include "text.h"
+#include "protocol/schema.h"
+#include "protocol/text.h"
 
 namespace cppool::protocol {
 namespace {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "text.h"
+#include "protocol/text.h"
 
 namespace cppool::protocol {
 namespace {

@@ -1,4 +1,4 @@
-#include "text.h"
+#include "protocol/text.h"
 
 namespace cppool::protocol {
 namespace {

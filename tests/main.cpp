@@ -1,4 +1,4 @@
 #define CATCH_CONFIG_RUNNER
-#include "catch.h"
+#include "tests/catch.h"
 
 int main(int argc, char** argv) { return Catch::Session().run(argc, argv); }

@@ -6,10 +6,10 @@
 #include <memory>
 #include <optional>
 
-#include "cell.h"
-#include "command.h"
+#include "client/command/cell.h"
+#include "client/command/command.h"
 #include "protocol/start.h"
-#include "text.h"
+#include "client/command/text.h"
 
 namespace cppool::command {
 namespace {

@@ -1,4 +1,4 @@
-#include "cell.h"
+#include "client/command/cell.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,8 +7,8 @@
 #include <set>
 
 #include "protocol/parameters.h"
-#include "suite_data.h"
-#include "text.h"
+#include "client/command/suite_data.h"
+#include "client/command/text.h"
 
 namespace cppool::command {
 namespace {

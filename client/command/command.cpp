@@ -1,4 +1,4 @@
-#include "command.h"
+#include "client/command/command.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,9 +6,9 @@
 #include <set>
 #include <sstream>
 
-#include "daemon.h"
+#include "client/src/daemon.h"
 #include "protocol/parameters.h"
-#include "text.h"
+#include "client/command/text.h"
 
 namespace cppool::command {
 
@@ -78,7 +78,7 @@ std::vector<std::string> ToWords(const DaemonArguments& arguments) {
   if (arguments.backend != "auto") add("--backend", arguments.backend);
   if (arguments.transport != "auto") add("--transport", arguments.transport);
   if (!arguments.devices.empty())
-    add("--devices", internal::DeviceList(arguments.devices));  // '' is no device at all
+    add("--devices", client::DeviceList(arguments.devices));  // '' is no device at all
   if (!arguments.daemon.empty()) add("--daemon", arguments.daemon);
   for (const std::string& library : arguments.libraries) add("--load", library);
   return words;

@@ -7,7 +7,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "cppool/pool.h"
+#include <cppool/pool.h>
 
 namespace cppool::command {
 

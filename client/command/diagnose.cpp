@@ -1,12 +1,12 @@
-#include "diagnose.h"
+#include "client/command/diagnose.h"
 
 #include <algorithm>
 #include <numeric>
 #include <set>
 
-#include "daemon.h"
-#include "request.h"
-#include "text.h"
+#include "client/src/daemon.h"
+#include "client/src/request.h"
+#include "client/command/text.h"
 
 namespace cppool::command {
 namespace {
@@ -256,10 +256,10 @@ std::string SequenceCommand(const std::vector<Cell>& cells, const PoolOptions& p
   std::string command = "printf '%s\\n'";
   for (const Cell& cell : cells)
     command += " " + ShellQuote(protocol::SerializeRequest(
-                         {cell.name, internal::ToRequest(cell.params, OptionsOf(cell, run_options))}));
+                         {cell.name, client::ToRequest(cell.params, OptionsOf(cell, run_options))}));
   command += " | ";
   if (!pool_options.devices.empty())
-    command += "CUDA_VISIBLE_DEVICES=" + ShellQuote(internal::DeviceList(pool_options.devices)) + " ";
+    command += "CUDA_VISIBLE_DEVICES=" + ShellQuote(client::DeviceList(pool_options.devices)) + " ";
   command += ShellQuote(pool_options.daemon.empty() ? "cppoold" : pool_options.daemon) + " --world-size " +
              std::to_string(cells.front().world_size);
   auto add = [&](const char* option, const std::string& value) {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "cell.h"
-#include "cppool/pool.h"
+#include "client/command/cell.h"
+#include <cppool/pool.h>
 
 namespace cppool::command {
 

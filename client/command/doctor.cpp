@@ -8,12 +8,12 @@
 #include <system_error>
 #include <thread>
 
-#include "command.h"
-#include "daemon.h"
-#include "process.h"
+#include "client/command/command.h"
+#include "client/src/daemon.h"
+#include "client/src/process.h"
 #include "protocol/visible_devices.h"
-#include "search_path.h"
-#include "text.h"
+#include "client/src/search_path.h"
+#include "client/command/text.h"
 
 namespace cppool::command {
 namespace {
@@ -22,23 +22,23 @@ constexpr const char* kModuleFile = "libcppool_cuda.so";
 
 // The program in a folder of PATH; empty when there is none.
 std::string InPath(const std::string& program) {
-  for (const std::string& folder : internal::SearchPath())
-    if (internal::IsProgram(folder + "/" + program)) return folder + "/" + program;
+  for (const std::string& folder : client::SearchPath())
+    if (client::IsProgram(folder + "/" + program)) return folder + "/" + program;
   return "";
 }
 
 // What a program writes, or why there is nothing.
 std::string Capture(const std::string& path, const std::vector<std::string>& arguments,
                     std::chrono::milliseconds limit) {
-  using internal::Clock;
+  using client::Clock;
   constexpr std::size_t kEnough = 1 << 16;
   try {
-    auto process = internal::Process::Spawn({path, arguments, {}});
+    auto process = client::Process::Spawn({path, arguments, {}});
     auto until = Clock::now() + limit;
     std::string text;
     for (char buffer[4096]; Clock::now() < until && text.size() < kEnough;) {
       pollfd fd = {process->output(), POLLIN, 0};
-      if (poll(&fd, 1, internal::PollTimeout(until)) <= 0) continue;
+      if (poll(&fd, 1, client::PollTimeout(until)) <= 0) continue;
       ssize_t count = read(process->output(), buffer, sizeof buffer);
       if (count == 0 && process->WaitEnd(until) && (process->EndedInOrder() || process->EndIsUnknown()))
         return text;
@@ -132,7 +132,7 @@ int Doctor(const DaemonArguments& arguments, const Streams& streams) {
               : module)
       << "\n";
   out << "CPU cores: " << std::thread::hardware_concurrency() << "\n";
-  const std::string chosen = internal::DeviceList(options.devices);
+  const std::string chosen = client::DeviceList(options.devices);
   DescribeGpus(options.devices.empty() ? std::getenv("CUDA_VISIBLE_DEVICES") : chosen.c_str(), out);
   out << std::flush;
   if (daemon.empty()) return kFailure;

@@ -1,5 +1,5 @@
 # Writes OUTPUT: a C++ file with the text of each of FILES by name, in pieces that every compiler takes.
-set(text "// Made from client/suites/*.json by embed.cmake.\n#include \"suite_data.h\"\n\nnamespace cppool::command {\n\n")
+set(text "// Made from client/suites/*.json by embed.cmake.\n#include \"client/command/suite_data.h\"\n\nnamespace cppool::command {\n\n")
 string(APPEND text "std::string SuiteText(const std::string& name) {\n")
 foreach(file IN LISTS FILES)
   get_filename_component(name ${file} NAME_WE)

@@ -1,4 +1,4 @@
-#include "interruption.h"
+#include "client/command/interruption.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>

@@ -1,8 +1,8 @@
-#include "junit.h"
+#include "client/command/junit.h"
 
 #include <algorithm>
 
-#include "text.h"
+#include "client/command/text.h"
 
 namespace cppool::command {
 

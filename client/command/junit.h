@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cppool/pool.h"
+#include <cppool/pool.h>
 
 namespace cppool::command {
 

@@ -6,7 +6,7 @@
 #include <exception>
 #include <iostream>
 
-#include "command.h"
+#include "client/command/command.h"
 
 namespace {
 

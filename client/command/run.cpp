@@ -6,13 +6,13 @@
 #include <optional>
 #include <utility>
 
-#include "cell.h"
-#include "command.h"
-#include "diagnose.h"
-#include "interruption.h"
-#include "run_arguments.h"
-#include "run_report.h"
-#include "runner.h"
+#include "client/command/cell.h"
+#include "client/command/command.h"
+#include "client/command/diagnose.h"
+#include "client/command/interruption.h"
+#include "client/command/run_arguments.h"
+#include "client/command/run_report.h"
+#include "client/command/runner.h"
 
 namespace cppool::command {
 namespace {

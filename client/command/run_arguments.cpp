@@ -1,4 +1,4 @@
-#include "run_arguments.h"
+#include "client/command/run_arguments.h"
 
 #include <chrono>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "protocol/start.h"
-#include "text.h"
+#include "client/command/text.h"
 
 namespace cppool::command {
 namespace {

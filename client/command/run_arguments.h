@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "cell.h"
-#include "command.h"
+#include "client/command/cell.h"
+#include "client/command/command.h"
 
 namespace cppool::command {
 

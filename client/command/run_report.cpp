@@ -1,11 +1,11 @@
-#include "run_report.h"
+#include "client/command/run_report.h"
 
 #include <iomanip>
 #include <sstream>
 #include <utility>
 
-#include "diagnose.h"
-#include "text.h"
+#include "client/command/diagnose.h"
+#include "client/command/text.h"
 
 namespace cppool::command {
 namespace {

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "cell.h"
-#include "junit.h"
-#include "run_arguments.h"
-#include "runner.h"
-#include "tally.h"
+#include "client/command/cell.h"
+#include "client/command/junit.h"
+#include "client/command/run_arguments.h"
+#include "client/command/runner.h"
+#include "client/command/tally.h"
 
 namespace cppool::command {
 

@@ -1,10 +1,10 @@
-#include "runner.h"
+#include "client/command/runner.h"
 
 #include <chrono>
 #include <utility>
 
 #include "protocol/start.h"
-#include "text.h"
+#include "client/command/text.h"
 
 namespace cppool::command {
 

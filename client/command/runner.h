@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "cell.h"
-#include "cppool/pool.h"
-#include "diagnose.h"
+#include "client/command/cell.h"
+#include <cppool/pool.h>
+#include "client/command/diagnose.h"
 
 namespace cppool::command {
 

@@ -1,4 +1,4 @@
-#include "tally.h"
+#include "client/command/tally.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <limits>
 #include <sstream>
 
-#include "text.h"
+#include "client/command/text.h"
 
 namespace cppool::command {
 namespace {

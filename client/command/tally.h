@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "cell.h"
-#include "runner.h"
+#include "client/command/cell.h"
+#include "client/command/runner.h"
 
 namespace cppool::command {
 

@@ -1,4 +1,4 @@
-#include "text.h"
+#include "client/command/text.h"
 
 #include <algorithm>
 #include <cmath>

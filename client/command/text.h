@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "cppool/pool.h"
+#include <cppool/pool.h>
 
 namespace cppool::command {
 

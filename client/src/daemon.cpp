@@ -1,4 +1,4 @@
-#include "daemon.h"
+#include "client/src/daemon.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -9,10 +9,10 @@
 #include <sstream>
 #include <system_error>
 
-#include "process_look.h"
+#include "client/src/process_look.h"
 #include "protocol/json_text.h"
 
-namespace cppool::internal {
+namespace cppool::client {
 namespace {
 
 using std::chrono::milliseconds;
@@ -251,4 +251,4 @@ void Daemon::Abandon() {
   tail_->Abandon();
 }
 
-}  // namespace cppool::internal
+}  // namespace cppool::client

@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "cppool/pool.h"
-#include "process.h"
+#include <cppool/pool.h>
+#include "client/src/process.h"
 #include "protocol/framing.h"
 #include "protocol/request.h"
-#include "stderr_tail.h"
+#include "client/src/stderr_tail.h"
 
-namespace cppool::internal {
+namespace cppool::client {
 
 // No answer: what a PoolError is made of once the daemon is gone and its stderr complete.
 struct Lost {
@@ -68,4 +68,4 @@ class Daemon {
   std::int64_t last_id_ = 0;
 };
 
-}  // namespace cppool::internal
+}  // namespace cppool::client

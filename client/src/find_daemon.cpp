@@ -6,12 +6,12 @@
 #include <sstream>
 #include <utility>
 
-#include "cppool/pool.h"
-#include "search_path.h"
+#include <cppool/pool.h>
+#include "client/src/search_path.h"
 
 namespace cppool {
 
-namespace internal {
+namespace client {
 
 std::vector<std::string> SearchPath() {
   const char* path = getenv("PATH");
@@ -27,7 +27,7 @@ bool IsProgram(const std::string& path) {
   return stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) && access(path.c_str(), X_OK) == 0;
 }
 
-}  // namespace internal
+}  // namespace client
 
 namespace {
 
@@ -46,10 +46,10 @@ std::string FindDaemon(const PoolOptions& options) {
   if (const char* path = getenv("CPPOOL_DAEMON"); path != nullptr && *path != '\0') return path;
   std::vector<std::string> folders;
   if (std::string program = ProgramFolder(); !program.empty()) folders = {program, program + "/../bin"};
-  for (std::string& folder : internal::SearchPath()) folders.push_back(std::move(folder));
+  for (std::string& folder : client::SearchPath()) folders.push_back(std::move(folder));
   folders.emplace_back(CPPOOL_INSTALL_BINDIR);
   for (const std::string& folder : folders)
-    if (internal::IsProgram(folder + "/cppoold")) return folder + "/cppoold";
+    if (client::IsProgram(folder + "/cppoold")) return folder + "/cppoold";
   return "";
 }
 

@@ -1,4 +1,4 @@
-#include "cppool/pool.h"
+#include <cppool/pool.h>
 
 #include <unistd.h>
 
@@ -8,15 +8,15 @@
 #include <thread>
 #include <utility>
 
-#include "daemon.h"
-#include "request.h"
-#include "result.h"
+#include "client/src/daemon.h"
+#include "client/src/request.h"
+#include "client/src/result.h"
 
 namespace cppool {
 
-using internal::Clock;
-using internal::Daemon;
-using internal::Lost;
+using client::Clock;
+using client::Daemon;
+using client::Lost;
 using std::chrono::milliseconds;
 
 PoolError::PoolError(Kind kind, const std::string& message, std::string stderr_tail, int attempts)
@@ -71,7 +71,7 @@ class Pool::State {
       } catch (const Lost& lost) {
         std::string message = lost.message;
         if (lost.kind == PoolError::Kind::kTimeout)
-          message += " within " + internal::Seconds(limit) + " and was killed" + lost.look;
+          message += " within " + client::Seconds(limit) + " and was killed" + lost.look;
         const bool in_order = daemon_ && daemon_->EndedInOrder();
         const bool gone = Retire(&Daemon::Kill);
         if (!gone) message += "; not even SIGKILL ended it: it is left behind";
@@ -102,11 +102,11 @@ class Pool::State {
 
   Result Run(protocol::RunRequest request) {
     const milliseconds limit = milliseconds(request.deadline_ms) + options_.grace;
-    return AskResult(std::move(request), limit, internal::ResultFromJson);
+    return AskResult(std::move(request), limit, client::ResultFromJson);
   }
 
   Result Validate(protocol::RunRequest request) {
-    return AskResult(protocol::ValidateRequest{std::move(request)}, kAtOnce, internal::ValidationFromJson);
+    return AskResult(protocol::ValidateRequest{std::move(request)}, kAtOnce, client::ValidationFromJson);
   }
 
   void Stop() {
@@ -185,7 +185,7 @@ class Pool::State {
       throw PoolError(PoolError::Kind::kStart,
                       "cppoold has failed to start " + std::to_string(failed_starts_) +
                           " times in a row and is not started for another " +
-                          internal::Seconds(std::chrono::ceil<milliseconds>(left)) +
+                          client::Seconds(std::chrono::ceil<milliseconds>(left)) +
                           ", or until Pool::Stop() is called. The last failure: " + last_failure_,
                       last_tail_);
     }
@@ -278,11 +278,11 @@ Pool::State& Pool::Mine() const {
 }
 
 Result Pool::Run(const Json& params, const RunOptions& options) {
-  return Mine().Run(internal::ToRequest(params, options));
+  return Mine().Run(client::ToRequest(params, options));
 }
 
 Result Pool::Validate(const Json& params, const RunOptions& options) {
-  return Mine().Validate(internal::ToRequest(params, options));
+  return Mine().Validate(client::ToRequest(params, options));
 }
 
 Json Pool::Hello() { return Mine().Ask(protocol::HelloRequest{}); }

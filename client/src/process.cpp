@@ -1,4 +1,4 @@
-#include "process.h"
+#include "client/src/process.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -17,7 +17,7 @@
 
 extern char** environ;
 
-namespace cppool::internal {
+namespace cppool::client {
 namespace {
 
 constexpr std::chrono::milliseconds kReaping{100};
@@ -228,4 +228,4 @@ void Process::Abandon() {
   for (UniqueFd* fd : {&pidfd_, &input_, &output_, &errors_}) fd->ResetInherited();
 }
 
-}  // namespace cppool::internal
+}  // namespace cppool::client

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "unique_fd.h"
+#include "client/src/unique_fd.h"
 
-namespace cppool::internal {
+namespace cppool::client {
 
 using Clock = std::chrono::steady_clock;
 
@@ -73,4 +73,4 @@ class Process {
   bool reaped_ = false;
 };
 
-}  // namespace cppool::internal
+}  // namespace cppool::client

@@ -1,4 +1,4 @@
-#include "process_look.h"
+#include "client/src/process_look.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -11,7 +11,7 @@
 #include <sstream>
 #include <utility>
 
-namespace cppool::internal {
+namespace cppool::client {
 namespace {
 
 constexpr std::size_t kMostThreads = 256;      // read
@@ -133,4 +133,4 @@ std::string Describe(const ProcessLook& before, const ProcessLook& now) {
   return text;
 }
 
-}  // namespace cppool::internal
+}  // namespace cppool::client

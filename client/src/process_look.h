@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "process.h"
+#include "client/src/process.h"
 
-namespace cppool::internal {
+namespace cppool::client {
 
 struct ThreadLook {
   int id = 0;
@@ -30,4 +30,4 @@ ProcessLook LookAtProcess(pid_t pid);
 // difference from `before`, which may be empty.
 std::string Describe(const ProcessLook& before, const ProcessLook& now);
 
-}  // namespace cppool::internal
+}  // namespace cppool::client

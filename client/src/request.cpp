@@ -1,4 +1,4 @@
-#include "request.h"
+#include "client/src/request.h"
 
 #include <filesystem>
 #include <optional>
@@ -7,7 +7,7 @@
 
 #include "protocol/parameters.h"
 
-namespace cppool::internal {
+namespace cppool::client {
 namespace {
 
 // Why JSON cannot say it; empty: it can.
@@ -66,4 +66,4 @@ protocol::RunRequest ToRequest(const Json& params, const RunOptions& options) {
   return request;
 }
 
-}  // namespace cppool::internal
+}  // namespace cppool::client

@@ -1,4 +1,4 @@
-#include "result.h"
+#include "client/src/result.h"
 
 #include <limits>
 #include <ostream>
@@ -13,7 +13,7 @@ std::string_view ToString(Status status) { return protocol::ToString(static_cast
 
 std::ostream& operator<<(std::ostream& out, Status status) { return out << ToString(status); }
 
-namespace internal {
+namespace client {
 
 static_assert(static_cast<int>(Status::kPassed) == static_cast<int>(protocol::Status::kPassed) &&
               static_cast<int>(Status::kFailed) == static_cast<int>(protocol::Status::kFailed) &&
@@ -69,5 +69,5 @@ Result ValidationFromJson(Json json) {
   return result;
 }
 
-}  // namespace internal
+}  // namespace client
 }  // namespace cppool

@@ -1,12 +1,12 @@
 // The daemon's answers to `run` and `validate` as the library's Result.
 #pragma once
 
-#include "cppool/pool.h"
+#include <cppool/pool.h>
 
-namespace cppool::internal {
+namespace cppool::client {
 
 // Both throw std::runtime_error that names what is wrong.
 Result ResultFromJson(Json json);
 Result ValidationFromJson(Json json);  // {"ok": true, "runs": true}, or what `run` would answer
 
-}  // namespace cppool::internal
+}  // namespace cppool::client

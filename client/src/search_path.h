@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-namespace cppool::internal {
+namespace cppool::client {
 
 std::vector<std::string> SearchPath();  // the folders of PATH
 bool IsProgram(const std::string& path);
 
-}  // namespace cppool::internal
+}  // namespace cppool::client

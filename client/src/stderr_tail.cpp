@@ -1,4 +1,4 @@
-#include "stderr_tail.h"
+#include "client/src/stderr_tail.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -9,7 +9,7 @@
 
 #include "protocol/framing.h"
 
-namespace cppool::internal {
+namespace cppool::client {
 namespace {
 
 constexpr std::size_t kLineLimit = 4096;            // of a line that is handed out
@@ -123,4 +123,4 @@ void StderrTail::Abandon() {
   for (UniqueFd* fd : {&fd_, &wake_read_, &wake_write_}) fd->ResetInherited();
 }
 
-}  // namespace cppool::internal
+}  // namespace cppool::client

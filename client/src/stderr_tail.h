@@ -9,10 +9,10 @@
 #include <string_view>
 #include <thread>
 
-#include "process.h"
-#include "unique_fd.h"
+#include "client/src/process.h"
+#include "client/src/unique_fd.h"
 
-namespace cppool::internal {
+namespace cppool::client {
 
 inline constexpr std::size_t kTailLines = 200;
 inline constexpr std::size_t kTailCharacters = 4000;
@@ -51,4 +51,4 @@ class StderrTail {
   std::thread thread_;
 };
 
-}  // namespace cppool::internal
+}  // namespace cppool::client

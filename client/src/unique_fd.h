@@ -6,7 +6,7 @@
 
 #include <utility>
 
-namespace cppool::internal {
+namespace cppool::client {
 
 class UniqueFd {
  public:
@@ -44,4 +44,4 @@ class UniqueFd {
   ino_t inode_ = 0;
 };
 
-}  // namespace cppool::internal
+}  // namespace cppool::client

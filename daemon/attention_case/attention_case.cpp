@@ -1,4 +1,4 @@
-#include "attention_case.h"
+#include "daemon/attention_case/attention_case.h"
 
 #include <cstdint>
 #include <cstdio>
@@ -8,11 +8,11 @@
 #include <string>
 #include <string_view>
 
-#include "files.h"
+#include "daemon/attention_case/files.h"
 #include "kernels/attention/run.h"
 #include "kernels/error.h"
-#include "parameters.h"
-#include "resolve.h"
+#include "daemon/attention_case/parameters.h"
+#include "daemon/attention_case/resolve.h"
 
 namespace cppool {
 namespace {

@@ -1,4 +1,4 @@
-#include "files.h"
+#include "daemon/attention_case/files.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@
 
 #include "kernels/error.h"
 #include "protocol/json_text.h"
-#include "resolve.h"
+#include "daemon/attention_case/resolve.h"
 
 namespace cppool::attention_case {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "kernels/attention/run.h"
 #include "kernels/attention/spec.h"
-#include "npy.h"
+#include "daemon/attention_case/npy.h"
 
 namespace cppool::attention_case {
 

@@ -1,4 +1,4 @@
-#include "models.h"
+#include "daemon/attention_case/models.h"
 
 #include <algorithm>
 #include <array>

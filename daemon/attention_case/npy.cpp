@@ -1,4 +1,4 @@
-#include "npy.h"
+#include "daemon/attention_case/npy.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-#include "parameters.h"
+#include "daemon/attention_case/parameters.h"
 
 #include <cfloat>
 #include <iterator>

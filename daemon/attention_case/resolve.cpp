@@ -1,14 +1,14 @@
-#include "resolve.h"
+#include "daemon/attention_case/resolve.h"
 
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
 #include <utility>
 
-#include "models.h"
+#include "daemon/attention_case/models.h"
 #include "protocol/json_text.h"
 #include "protocol/parameters.h"
-#include "sequences.h"
+#include "daemon/attention_case/sequences.h"
 
 namespace cppool::attention_case {
 namespace {

@@ -1,4 +1,4 @@
-#include "sequences.h"
+#include "daemon/attention_case/sequences.h"
 
 #include <cstdint>
 #include <string>

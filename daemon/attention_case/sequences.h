@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/attention/spec.h"
-#include "resolve.h"
+#include "daemon/attention_case/resolve.h"
 
 namespace cppool::attention_case {
 

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "command.h"
-#include "support.h"
+#include "client/command/command.h"
+#include "tests/client/support.h"
 
-namespace cppool_test {
+namespace cppool::test {
 
 struct Ran {
   int code = -1;
@@ -48,4 +48,4 @@ inline std::string ReadFile(const std::string& name) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-}  // namespace cppool_test
+}  // namespace cppool::test

@@ -12,10 +12,10 @@
 #include <filesystem>
 #include <sstream>
 
-#include "command_support.h"
-#include "xml.h"
+#include "tests/client/command_support.h"
+#include "tests/client/xml.h"
 
-using namespace cppool_test;
+using namespace cppool::test;
 using cppool::Json;
 
 namespace {

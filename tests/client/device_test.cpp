@@ -5,11 +5,11 @@
 #include <csignal>
 #include <cstdio>
 
-#include "command_support.h"
-#include "elf.h"
-#include "environment.h"
+#include "tests/client/command_support.h"
+#include "tests/client/elf.h"
+#include "tests/environment.h"
 
-using namespace cppool_test;
+using namespace cppool::test;
 using cppool::Json;
 using cppool::Pool;
 using cppool::test::Environment;

@@ -1,5 +1,5 @@
 // Bug, polluted or flaky: with the real daemon and a case that leaves traces, and with the command.
-#include "diagnose.h"
+#include "client/command/diagnose.h"
 
 #include <algorithm>
 #include <array>
@@ -7,11 +7,11 @@
 #include <random>
 #include <set>
 
-#include "command_support.h"
-#include "runner.h"
-#include "xml.h"
+#include "tests/client/command_support.h"
+#include "client/command/runner.h"
+#include "tests/client/xml.h"
 
-using namespace cppool_test;
+using namespace cppool::test;
 using namespace cppool::command;
 using cppool::Json;
 

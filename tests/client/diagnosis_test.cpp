@@ -6,10 +6,10 @@
 #include <string>
 #include <string_view>
 
-#include "catch.h"
-#include "support.h"
+#include "tests/catch.h"
+#include "tests/client/support.h"
 
-using namespace cppool_test;
+using namespace cppool::test;
 using cppool::Pool;
 using cppool::PoolError;
 

@@ -9,7 +9,7 @@
 #include <set>
 #include <string>
 
-namespace cppool_test {
+namespace cppool::test {
 
 struct Imports {
   std::set<std::string> libraries, symbols;
@@ -48,4 +48,4 @@ inline Imports ReadImports(const std::string& name) {
   return imports;
 }
 
-}  // namespace cppool_test
+}  // namespace cppool::test

@@ -18,10 +18,10 @@
 #include <thread>
 #include <vector>
 
-#include "process.h"
-#include "support.h"
+#include "client/src/process.h"
+#include "tests/client/support.h"
 
-using namespace cppool_test;
+using namespace cppool::test;
 using cppool::Json;
 using cppool::Pool;
 using cppool::Pools;
@@ -230,9 +230,9 @@ TEST_CASE(
         if (!Eventually([&] { return GroupGone(group); })) return 2;
       }
     }
-    std::unique_ptr<cppool::internal::Process> process;
+    std::unique_ptr<cppool::client::Process> process;
     for (int i = 0; i < 200; ++i) {  // until one is not seen to end
-      process = cppool::internal::Process::Spawn({CPPOOL_FAKE_DAEMON, {"--start", "silent"}, {}});
+      process = cppool::client::Process::Spawn({CPPOOL_FAKE_DAEMON, {"--start", "silent"}, {}});
       if (!process->Terminate(0ms, 0ms)) break;
       process.reset();
     }

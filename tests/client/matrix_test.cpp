@@ -1,9 +1,9 @@
 // The command with the real daemon on the host runtime: the whole matrix, what it says of itself, and what it leaves behind.
 #include <algorithm>
 
-#include "command_support.h"
+#include "tests/client/command_support.h"
 
-using namespace cppool_test;
+using namespace cppool::test;
 using cppool::Json;
 
 namespace {

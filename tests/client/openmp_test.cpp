@@ -5,9 +5,9 @@
 #include <thread>
 #include <vector>
 
-#include "support.h"
+#include "tests/client/support.h"
 
-using namespace cppool_test;
+using namespace cppool::test;
 using cppool::Pool;
 
 namespace {

@@ -10,9 +10,9 @@
 #include <optional>
 #include <thread>
 
-#include "support.h"
+#include "tests/client/support.h"
 
-using namespace cppool_test;
+using namespace cppool::test;
 using cppool::Json;
 using cppool::Pool;
 using cppool::PoolError;

@@ -7,12 +7,12 @@
 #include <set>
 #include <sstream>
 
-#include "catch.h"
-#include "cell.h"
-#include "junit.h"
-#include "tally.h"
-#include "text.h"
-#include "xml.h"
+#include "tests/catch.h"
+#include "client/command/cell.h"
+#include "client/command/junit.h"
+#include "client/command/tally.h"
+#include "client/command/text.h"
+#include "tests/client/xml.h"
 
 using namespace cppool::command;
 using cppool::Json;
@@ -358,7 +358,7 @@ TEST_CASE("JUnit's XML is well-formed whatever the texts hold") {
   std::ostringstream out;
   WriteJunit(out, "suite", cases);
   INFO(out.str());
-  cppool_test::XmlNode root = cppool_test::ParseXml(out.str());
+  cppool::test::XmlNode root = cppool::test::ParseXml(out.str());
   CHECK(root.name == "testsuites");
   const auto& suite = root.children.at(0);
   CHECK(suite.attributes.at("tests") == "4");

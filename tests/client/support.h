@@ -14,8 +14,8 @@
 #include <string>
 #include <thread>
 
-#include "catch.h"
-#include "cppool/pool.h"
+#include "tests/catch.h"
+#include <cppool/pool.h>
 
 // ThreadSanitizer does not support threads after a fork; UBSan needs descriptors to look at a virtual table.
 #if defined(__SANITIZE_THREAD__)
@@ -30,7 +30,7 @@
 #endif
 #endif
 
-namespace cppool_test {
+namespace cppool::test {
 
 using namespace std::chrono_literals;
 
@@ -155,4 +155,4 @@ class TemporaryFolder {
   std::string path_;
 };
 
-}  // namespace cppool_test
+}  // namespace cppool::test

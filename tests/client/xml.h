@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace cppool_test {
+namespace cppool::test {
 
 struct XmlNode {
   std::string name, text;
@@ -100,4 +100,4 @@ class XmlReader {
 
 inline XmlNode ParseXml(const std::string& text) { return XmlReader(text).Document(); }
 
-}  // namespace cppool_test
+}  // namespace cppool::test

@@ -8,13 +8,13 @@
 #include <thread>
 #include <vector>
 
-#include "attention_case.h"
-#include "catch.h"
+#include "daemon/attention_case/attention_case.h"
+#include "tests/catch.h"
 #include "daemon/case_registry.h"
 #include "daemon/prepare.h"
-#include "files.h"
-#include "models.h"
-#include "resolve.h"
+#include "daemon/attention_case/files.h"
+#include "daemon/attention_case/models.h"
+#include "daemon/attention_case/resolve.h"
 
 namespace cppool::test {
 namespace {

@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "fake_case.h"
+#include "tests/daemon/fake_case.h"
 
 namespace cppool::test {
 namespace {

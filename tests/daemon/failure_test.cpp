@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "fake_case.h"
+#include "tests/daemon/fake_case.h"
 
 namespace cppool::test {
 namespace {

@@ -1,4 +1,4 @@
-#include "fake_case.h"
+#include "tests/daemon/fake_case.h"
 
 #include <chrono>
 #include <cmath>

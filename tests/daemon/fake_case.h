@@ -7,10 +7,10 @@
 #include <optional>
 #include <string>
 
-#include "catch.h"
+#include "tests/catch.h"
 #include "daemon/case_registry.h"
 #include "daemon/dispatcher.h"
-#include "fake_backend.h"
+#include "tests/daemon/fake_backend.h"
 
 namespace cppool::test {
 

@@ -1,5 +1,5 @@
 // .npy files: what NumPy writes is read, what is broken is refused with the reason.
-#include "npy.h"
+#include "daemon/attention_case/npy.h"
 
 #include <unistd.h>
 
@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "catch.h"
+#include "tests/catch.h"
 
 namespace cppool::test {
 namespace {

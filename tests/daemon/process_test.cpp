@@ -10,7 +10,7 @@
 #include <string>
 #include <thread>
 
-#include "catch.h"
+#include "tests/catch.h"
 #include "daemon/options.h"
 #include "daemon/rank_threads.h"
 #include "daemon/request_reader.h"

@@ -4,7 +4,7 @@
 
 #include "daemon/case_registry.h"
 #include "daemon/start_error.h"
-#include "fake_case.h"
+#include "tests/daemon/fake_case.h"
 
 namespace cppool::test {
 namespace {

@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "catch.h"
+#include "tests/catch.h"
 #include "daemon/stack_sampler.h"
 #include "daemon/timeout_report.h"
 

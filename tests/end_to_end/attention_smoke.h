@@ -1,8 +1,8 @@
 // The attention requests that both runtimes are asked end to end.
 #pragma once
 
-#include "catch.h"
-#include "daemon_process.h"
+#include "tests/catch.h"
+#include "tests/end_to_end/daemon_process.h"
 
 namespace cppool::test {
 

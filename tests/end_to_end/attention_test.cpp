@@ -1,4 +1,4 @@
-#include "attention_smoke.h"
+#include "tests/end_to_end/attention_smoke.h"
 
 namespace cppool::test {
 

@@ -1,4 +1,4 @@
-#include "daemon_process.h"
+#include "tests/end_to_end/daemon_process.h"
 
 #include <fcntl.h>
 #include <poll.h>

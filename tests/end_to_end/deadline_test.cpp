@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "catch.h"
-#include "daemon_process.h"
+#include "tests/catch.h"
+#include "tests/end_to_end/daemon_process.h"
 
 namespace cppool::test {
 namespace {

@@ -1,6 +1,6 @@
 // The same faults on GPUs, with both transports, for as many GPUs as there are.
-#include "catch.h"
-#include "fault_grid.h"
+#include "tests/catch.h"
+#include "tests/end_to_end/fault_grid.h"
 #include "kernels/backend.h"
 
 namespace cppool::test {

@@ -1,4 +1,4 @@
-#include "fault_grid.h"
+#include "tests/end_to_end/fault_grid.h"
 
 #include <algorithm>
 #include <functional>

@@ -1,6 +1,6 @@
 // Faults on request on the host runtime: every kind, on every schedule, in worlds of 2 and 4.
-#include "catch.h"
-#include "fault_grid.h"
+#include "tests/catch.h"
+#include "tests/end_to_end/fault_grid.h"
 
 namespace cppool::test {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "catch.h"
-#include "environment.h"
+#include "tests/catch.h"
+#include "tests/environment.h"
 #include "protocol/visible_devices.h"
 
 namespace cppool::test {

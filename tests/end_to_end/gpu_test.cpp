@@ -2,10 +2,10 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "attention_smoke.h"
-#include "environment.h"
+#include "tests/end_to_end/attention_smoke.h"
+#include "tests/environment.h"
 #include "kernels/backend.h"
-#include "user_case_smoke.h"
+#include "tests/end_to_end/user_case_smoke.h"
 
 namespace cppool::test {
 namespace {

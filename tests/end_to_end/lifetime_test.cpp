@@ -11,9 +11,9 @@
 #include <thread>
 #include <vector>
 
-#include "catch.h"
-#include "daemon_process.h"
-#include "environment.h"
+#include "tests/catch.h"
+#include "tests/end_to_end/daemon_process.h"
+#include "tests/environment.h"
 
 namespace cppool::test {
 namespace {

@@ -3,8 +3,8 @@
 #include <utility>
 #include <vector>
 
-#include "catch.h"
-#include "daemon_process.h"
+#include "tests/catch.h"
+#include "tests/end_to_end/daemon_process.h"
 
 namespace cppool::test {
 namespace {

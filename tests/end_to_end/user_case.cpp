@@ -1,4 +1,4 @@
-#include "user_case.h"
+#include "tests/end_to_end/user_case.h"
 
 #include <unistd.h>
 

@@ -3,9 +3,9 @@
 
 #include <string>
 
-#include "catch.h"
-#include "daemon_process.h"
-#include "user_case.h"
+#include "tests/catch.h"
+#include "tests/end_to_end/daemon_process.h"
+#include "tests/end_to_end/user_case.h"
 
 namespace cppool::test {
 

@@ -1,4 +1,4 @@
-#include "user_case_smoke.h"
+#include "tests/end_to_end/user_case_smoke.h"
 
 namespace cppool::test {
 

@@ -1,9 +1,9 @@
-#include "attention.h"
+#include "tests/fuzz/attention.h"
 
 #include <cmath>
 
-#include "attention_case.h"
-#include "property.h"
+#include "daemon/attention_case/attention_case.h"
+#include "tests/fuzz/property.h"
 
 namespace cppool::fuzz {
 

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "attention.h"
-#include "property.h"
+#include "tests/fuzz/attention.h"
+#include "tests/fuzz/property.h"
 #include "protocol/request.h"
 
 namespace cppool::fuzz {

@@ -5,8 +5,8 @@
 #include <tuple>
 #include <variant>
 
-#include "attention.h"
-#include "property.h"
+#include "tests/fuzz/attention.h"
+#include "tests/fuzz/property.h"
 #include "protocol/request.h"
 #include "protocol/response.h"
 

@@ -7,11 +7,11 @@
 #include <string_view>
 #include <vector>
 
-#include "cppool/pool.h"
-#include "property.h"
+#include <cppool/pool.h>
+#include "tests/fuzz/property.h"
 #include "protocol/framing.h"
 #include "protocol/response.h"
-#include "scripted_process.h"
+#include "tests/fuzz/scripted_process.h"
 
 namespace cppool::fuzz {
 namespace {

@@ -1,4 +1,4 @@
-#include "scripted_process.h"
+#include "tests/fuzz/scripted_process.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -10,9 +10,9 @@
 #include <thread>
 #include <utility>
 
-#include "process.h"
-#include "property.h"
-#include "stderr_tail.h"
+#include "client/src/process.h"
+#include "tests/fuzz/property.h"
+#include "client/src/stderr_tail.h"
 
 namespace cppool::fuzz {
 namespace {
@@ -20,9 +20,9 @@ namespace {
 std::string_view answers[2];
 std::thread responder;  // of the one process there is at a time
 
-internal::UniqueFd Owned(int fd, const char* what) {
+client::UniqueFd Owned(int fd, const char* what) {
   if (fd < 0) throw std::system_error(errno, std::generic_category(), what);
-  return internal::UniqueFd(fd);
+  return client::UniqueFd(fd);
 }
 
 }  // namespace
@@ -34,7 +34,7 @@ void SetAnswers(std::string_view first, std::string_view second) {
 
 }  // namespace cppool::fuzz
 
-namespace cppool::internal {
+namespace cppool::client {
 
 int PollTimeout(Clock::time_point) { return 1000; }  // an answer is there at once, and so is its end
 
@@ -100,4 +100,4 @@ void StderrTail::CatchUp(Clock::time_point) {}
 std::string StderrTail::Text() const { return ""; }
 void StderrTail::Abandon() {}
 
-}  // namespace cppool::internal
+}  // namespace cppool::client

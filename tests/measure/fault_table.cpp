@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "end_to_end/fault_grid.h"
+#include "tests/end_to_end/fault_grid.h"
 
 namespace {
 

@@ -19,7 +19,7 @@
 
 #include <cppool/pool.h>
 
-#include "chatter.h"
+#include "tests/measure/chatter.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <iterator>
 
-#include "chatter.h"
+#include "tests/measure/chatter.h"
 
 namespace {
 

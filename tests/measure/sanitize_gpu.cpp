@@ -23,9 +23,9 @@
 
 #include <cppool/pool.h>
 
-#include "cell.h"
+#include "client/command/cell.h"
 #include "protocol/start.h"
-#include "text.h"
+#include "client/command/text.h"
 
 namespace {
 

@@ -21,9 +21,9 @@
 
 #include <cppool/pool.h>
 
-#include "cell.h"
+#include "client/command/cell.h"
 #include "daemon/process.h"
-#include "end_to_end/fault_grid.h"
+#include "tests/end_to_end/fault_grid.h"
 
 namespace {
 

@@ -3,9 +3,9 @@
 
 #include <cstdio>
 
-#include "planted_cells.h"
+#include "tests/planted/planted_cells.h"
 
-namespace cppool_test {
+namespace cppool::test {
 
 // One fixed part of the suite for all bugs: every schedule, format, kind of mask and gradient, on 2 and 4 ranks.
 inline const CellFilters kSmallSuite = {
@@ -39,4 +39,4 @@ inline void CatchesBug(const cppool::kernels::PlantableBug& bug, std::vector<std
               caught.cells, caught.failed.front().c_str());
 }
 
-}  // namespace cppool_test
+}  // namespace cppool::test

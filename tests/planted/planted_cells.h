@@ -7,10 +7,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "command_support.h"
+#include "tests/client/command_support.h"
 #include "kernels/planted_bug.h"
 
-namespace cppool_test {
+namespace cppool::test {
 
 using CellFilters = std::vector<std::vector<std::string>>;  // several selections, one after another
 
@@ -46,4 +46,4 @@ inline Caught RunCells(const char* bug, const CellFilters& cells, const std::vec
   return result;
 }
 
-}  // namespace cppool_test
+}  // namespace cppool::test

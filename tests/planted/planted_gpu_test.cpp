@@ -1,10 +1,10 @@
 // The bugs of the schedules, with the CUDA kernels: on one GPU that the ranks share.
-#include "catch_bugs.h"
+#include "tests/planted/catch_bugs.h"
 #include "kernels/backend.h"
 
 using cppool::kernels::PlantableBug;
 using cppool::kernels::PlantableBugs;
-using namespace cppool_test;
+using namespace cppool::test;
 
 namespace {
 

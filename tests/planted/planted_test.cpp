@@ -1,12 +1,12 @@
 // The suites on the host runtime, with each known bug in turn.
-#include "catch_bugs.h"
-#include "child.h"
+#include "tests/planted/catch_bugs.h"
+#include "tests/kernels/runtime/common/child.h"
 
 using cppool::kernels::PlantableBug;
 using cppool::kernels::PlantableBugs;
 using cppool::test::Child;
 using cppool::test::RunChild;
-using namespace cppool_test;
+using namespace cppool::test;
 
 namespace {
 

@@ -5,9 +5,9 @@
 #include <string_view>
 
 #include "kernels/planted_bug.h"
-#include "planted_cells.h"
+#include "tests/planted/planted_cells.h"
 
-using namespace cppool_test;
+using namespace cppool::test;
 using cppool::kernels::PlantableBug;
 using cppool::kernels::PlantableBugs;
 

@@ -2,12 +2,12 @@
 
 #include <random>
 
-#include "support.h"
+#include "tests/protocol/support.h"
 
 namespace cppool::protocol {
 namespace {
 
-using testing::Repeat;
+using test::Repeat;
 
 std::vector<LineReader::Line> ReadAll(LineReader& reader, std::string_view bytes, std::size_t chunk) {
   std::vector<LineReader::Line> lines;

@@ -4,12 +4,12 @@
 
 #include "protocol/framing.h"
 #include "protocol/response.h"
-#include "support.h"
+#include "tests/protocol/support.h"
 
 namespace cppool::protocol {
 namespace {
 
-using testing::IsUtf8;
+using test::IsUtf8;
 
 const std::vector<std::string> kSeeds = {
     R"({"op":"hello","id":1})",

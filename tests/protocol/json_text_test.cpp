@@ -1,13 +1,13 @@
 #include "protocol/json_text.h"
 
-#include "support.h"
+#include "tests/protocol/support.h"
 
 namespace cppool::protocol {
 namespace {
 
-using testing::CheckText;
-using testing::Repeat;
-using testing::Thrown;
+using test::CheckText;
+using test::Repeat;
+using test::Thrown;
 
 std::string ErrorOf(const std::string& text) {
   return Thrown<InvalidRequest>([&] { ParseJson(text); });

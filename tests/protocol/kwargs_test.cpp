@@ -1,11 +1,11 @@
 #include "protocol/parameters.h"
-#include "support.h"
+#include "tests/protocol/support.h"
 
 namespace cppool::protocol {
 namespace {
 
-using testing::CheckText;
-using testing::Thrown;
+using test::CheckText;
+using test::Thrown;
 
 ParameterSpec Spec(const char* name, ParameterType type, Json default_value) {
   ParameterSpec spec;

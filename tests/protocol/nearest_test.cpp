@@ -1,5 +1,5 @@
 #include "protocol/parameters.h"
-#include "support.h"
+#include "tests/protocol/support.h"
 
 namespace cppool::protocol {
 namespace {

@@ -4,13 +4,13 @@
 #include <cstdint>
 #include <limits>
 
-#include "support.h"
+#include "tests/protocol/support.h"
 
 namespace cppool::protocol {
 namespace {
 
-using testing::CheckText;
-using testing::Thrown;
+using test::CheckText;
+using test::Thrown;
 
 std::vector<ParameterSpec> Schema() {
   std::vector<ParameterSpec> schema(8);

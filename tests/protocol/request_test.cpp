@@ -3,16 +3,16 @@
 #include <limits>
 
 #include "protocol/framing.h"
-#include "support.h"
+#include "tests/protocol/support.h"
 
 namespace cppool::protocol {
 namespace {
 
-using testing::CheckText;
-using testing::Contains;
-using testing::IsUtf8;
-using testing::Repeat;
-using testing::Thrown;
+using test::CheckText;
+using test::Contains;
+using test::IsUtf8;
+using test::Repeat;
+using test::Thrown;
 
 // Of `run` and `validate`.
 const RunRequest* RunOf(const Request& request) {

@@ -4,14 +4,14 @@
 #include <limits>
 
 #include "protocol/framing.h"
-#include "support.h"
+#include "tests/protocol/support.h"
 
 namespace cppool::protocol {
 namespace {
 
-using testing::CheckText;
-using testing::IsUtf8;
-using testing::Thrown;
+using test::CheckText;
+using test::IsUtf8;
+using test::Thrown;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();

@@ -5,11 +5,11 @@
 #include <string>
 #include <string_view>
 
-#include "catch.h"
+#include "tests/catch.h"
 #include "protocol/json_text.h"
 #include "protocol/request.h"
 
-namespace cppool::protocol::testing {
+namespace cppool::protocol::test {
 
 inline std::string Repeat(std::string_view text, std::size_t times) {
   std::string all;
@@ -55,4 +55,4 @@ inline void CheckText(const std::string& text, const std::vector<std::string>& p
   }
 }
 
-}  // namespace cppool::protocol::testing
+}  // namespace cppool::protocol::test

@@ -1,4 +1,4 @@
-#include "all_gather.h"
+#include "kernels/attention/schedules/all_gather.h"
 
 #include <algorithm>
 #include <vector>

@@ -5,7 +5,7 @@
 
 #include "kernels/attention/schedule.h"
 #include "kernels/runtime.h"
-#include "whole_tensors.h"
+#include "kernels/attention/schedules/whole_tensors.h"
 
 namespace cppool::kernels {
 

@@ -1,4 +1,4 @@
-#include "head_exchange.h"
+#include "kernels/attention/schedules/head_exchange.h"
 
 #include "kernels/planted_bug.h"
 

@@ -1,4 +1,4 @@
-#include "head_ring.h"
+#include "kernels/attention/schedules/head_ring.h"
 
 #include <algorithm>
 

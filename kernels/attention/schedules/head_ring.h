@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "head_exchange.h"
+#include "kernels/attention/schedules/head_exchange.h"
 #include "kernels/attention/schedule.h"
 #include "kernels/runtime.h"
-#include "whole_tensors.h"
+#include "kernels/attention/schedules/whole_tensors.h"
 
 namespace cppool::kernels {
 

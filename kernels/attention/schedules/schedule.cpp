@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "all_gather.h"
-#include "head_ring.h"
+#include "kernels/attention/schedules/all_gather.h"
+#include "kernels/attention/schedules/head_ring.h"
 #include "kernels/runtime.h"
 
 namespace cppool::kernels {

@@ -1,4 +1,4 @@
-#include "whole_tensors.h"
+#include "kernels/attention/schedules/whole_tensors.h"
 
 #include <limits>
 #include <vector>

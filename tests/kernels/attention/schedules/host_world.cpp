@@ -1,4 +1,4 @@
-#include "host_world.h"
+#include "tests/kernels/attention/schedules/host_world.h"
 
 #include <algorithm>
 #include <exception>
@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-#include "catch.h"
+#include "tests/catch.h"
 #include "kernels/error.h"
 
 namespace cppool::test {

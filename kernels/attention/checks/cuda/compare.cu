@@ -1,0 +1,177 @@
+// One pass over both tensors: each block reduces its share to a CompareStats, and a second launch of one
+// block reduces those. The shares and the order of the additions do not depend on the device, so neither do
+// the bits of the result.
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/attention/checks/cuda/launch.h"
+#include "kernels/runtime/cuda/check.h"
+
+namespace cppool::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kMaxBlocks = 1024;
+
+template <typename T, int n>
+struct alignas(n * sizeof(T)) Pack {
+  T value[n];
+};
+
+__device__ double FromBits(Dtype dtype, std::uint16_t bits) {
+  return dtype == Dtype::kBf16 ? __uint_as_float(std::uint32_t{bits} << 16)
+                               : __half2float(__ushort_as_half(bits));
+}
+
+// Elements at, at + 1, ... of a tensor of any dtype; all threads take the same branch.
+template <int n>
+__device__ void Read(const void* data, Dtype dtype, std::int64_t at, double (&to)[n]) {
+  if (dtype == Dtype::kFp64) {
+#pragma unroll
+    for (int e = 0; e < n; ++e) to[e] = static_cast<const double*>(data)[at + e];
+  } else if (dtype == Dtype::kFp32) {
+    const auto pack = *reinterpret_cast<const Pack<float, n>*>(static_cast<const float*>(data) + at);
+#pragma unroll
+    for (int e = 0; e < n; ++e) to[e] = pack.value[e];
+  } else {
+    const auto pack =
+        *reinterpret_cast<const Pack<std::uint16_t, n>*>(static_cast<const std::uint16_t*>(data) + at);
+#pragma unroll
+    for (int e = 0; e < n; ++e) to[e] = FromBits(dtype, pack.value[e]);
+  }
+}
+
+__device__ void Add(double a, double b, double relative, CompareStats& stats) {
+  if (!isfinite(a) || !isfinite(b)) {
+    stats.mismatches += a == b ? 0 : 1;  // equal infinities are no error; NaN equals nothing
+    return;
+  }
+  const double error = fabs(a - b);
+  const double reference = fabs(b);
+  stats.max_abs_err = fmax(stats.max_abs_err, error);
+  stats.max_abs_ref = fmax(stats.max_abs_ref, reference);
+  stats.max_excess = fmax(stats.max_excess, error - relative * reference);
+  stats.sum_sq_err += error * error;
+  stats.sum_sq_ref += reference * reference;
+}
+
+__device__ void Merge(const CompareStats& from, CompareStats& to) {
+  to.max_abs_err = fmax(to.max_abs_err, from.max_abs_err);
+  to.max_abs_ref = fmax(to.max_abs_ref, from.max_abs_ref);
+  to.max_excess = fmax(to.max_excess, from.max_excess);
+  to.sum_sq_err += from.sum_sq_err;
+  to.sum_sq_ref += from.sum_sq_ref;
+  to.mismatches += from.mismatches;
+}
+
+// The block's sum, in thread 0. A fixed tree.
+__device__ CompareStats ReduceBlock(CompareStats stats) {
+  __shared__ alignas(CompareStats) unsigned char shared[kWarps * sizeof(CompareStats)];
+  CompareStats* warps =
+      reinterpret_cast<CompareStats*>(shared);  // the type has initialisers, which shared memory cannot
+  for (int distance = 16; distance > 0; distance /= 2) {
+    CompareStats other;
+    other.max_abs_err = __shfl_down_sync(~0u, stats.max_abs_err, distance);
+    other.max_abs_ref = __shfl_down_sync(~0u, stats.max_abs_ref, distance);
+    other.max_excess = __shfl_down_sync(~0u, stats.max_excess, distance);
+    other.sum_sq_err = __shfl_down_sync(~0u, stats.sum_sq_err, distance);
+    other.sum_sq_ref = __shfl_down_sync(~0u, stats.sum_sq_ref, distance);
+    other.mismatches = __shfl_down_sync(~0u, stats.mismatches, distance);
+    Merge(other, stats);
+  }
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = stats;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (int w = 1; w < kWarps; ++w) Merge(warps[w], stats);
+  }
+  return stats;
+}
+
+// n elements at a time: `columns`, strides and offsets are multiples of n, and the tensors are aligned for
+// it.
+template <int n>
+__global__ void __launch_bounds__(kThreads) CompareKernel(CompareArgs args, CompareStats* partials) {
+  const std::int64_t packs = args.columns / n;  // per row
+  const std::int64_t stride = std::int64_t{gridDim.x} * kThreads;
+  const std::int64_t stride_rows = stride / packs;
+  const std::int64_t stride_packs = stride % packs;
+  const std::int64_t first = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  std::int64_t row = first / packs;
+  std::int64_t pack = first % packs;
+  CompareStats stats;
+  while (row < args.rows) {
+    const std::int64_t a_row = args.a_rows ? args.a_rows[row] : row;
+    const std::int64_t b_row = args.b_rows ? args.b_rows[row] : row;
+    double a[n];
+    double b[n];
+    Read<n>(args.a, args.a_dtype, a_row * args.a_stride + args.a_offset + pack * n, a);
+    Read<n>(args.b, args.b_dtype, b_row * args.b_stride + args.b_offset + pack * n, b);
+#pragma unroll
+    for (int e = 0; e < n; ++e) Add(a[e], b[e], args.relative, stats);
+    row += stride_rows;
+    pack += stride_packs;
+    if (pack >= packs) {
+      pack -= packs;
+      ++row;
+    }
+  }
+  stats = ReduceBlock(stats);
+  if (threadIdx.x == 0) partials[blockIdx.x] = stats;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    CompareFinishKernel(const CompareStats* partials, int count, std::uint64_t elements,
+                        CompareStats* result) {
+  CompareStats stats;
+  for (int i = threadIdx.x; i < count; i += kThreads) Merge(partials[i], stats);
+  stats = ReduceBlock(stats);
+  stats.count = elements;
+  if (threadIdx.x == 0) *result = stats;
+}
+
+// Reads of four elements need everything to be a multiple of four; fp64 is read one by one.
+bool Packs(const void* data, Dtype dtype, std::int64_t stride, std::int64_t offset) {
+  return stride % 4 == 0 && offset % 4 == 0 &&
+         (dtype == Dtype::kFp64 || reinterpret_cast<std::uintptr_t>(data) % (4 * SizeOf(dtype)) == 0);
+}
+
+bool Packs(const CompareArgs& args) {
+  return args.columns % 4 == 0 && Packs(args.a, args.a_dtype, args.a_stride, args.a_offset) &&
+         Packs(args.b, args.b_dtype, args.b_stride, args.b_offset);
+}
+
+}  // namespace
+
+void LoadCompare() {
+  cudaFuncAttributes attributes;
+  for (const void* kernel :
+       {reinterpret_cast<const void*>(CompareKernel<1>), reinterpret_cast<const void*>(CompareKernel<4>),
+        reinterpret_cast<const void*>(CompareFinishKernel)}) {
+    CheckCuda(cudaFuncGetAttributes(&attributes, kernel), "loading the comparison");
+  }
+}
+
+int CompareBlocks(const CompareArgs& args) {
+  const std::int64_t units = args.rows * args.columns / (Packs(args) ? 4 : 1);
+  return static_cast<int>(std::clamp<std::int64_t>((units + kThreads - 1) / kThreads, 1, kMaxBlocks));
+}
+
+void LaunchCompare(const CompareArgs& args, CompareStats* partials, CompareStats* result,
+                   cudaStream_t stream) {
+  const std::uint64_t elements =
+      static_cast<std::uint64_t>(args.rows) * static_cast<std::uint64_t>(args.columns);
+  const int blocks = elements ? CompareBlocks(args) : 0;
+  if (blocks && Packs(args)) {
+    CompareKernel<4><<<blocks, kThreads, 0, stream>>>(args, partials);
+  } else if (blocks) {
+    CompareKernel<1><<<blocks, kThreads, 0, stream>>>(args, partials);
+  }
+  CheckCuda(cudaGetLastError(), "launching the comparison");
+  CompareFinishKernel<<<1, kThreads, 0, stream>>>(partials, blocks, elements, result);
+  CheckCuda(cudaGetLastError(), "launching the comparison's end");
+}
+
+}  // namespace cppool::kernels::cuda

@@ -1,0 +1,205 @@
+// The oracle's softmax and what follows from it, one block for each row: bias, offset and max_logit, and their
+// gradients. Sums have one order; only max_logit, which is the same in any, is an atomic.
+#include <cstdint>
+
+#include "kernels/attention/checks/cuda/oracle_chunk.cuh"
+#include "kernels/runtime/cuda/check.h"
+
+namespace cppool::kernels::cuda {
+namespace {
+
+constexpr int kRowThreads = 256;
+constexpr int kColumns = 32;                    // of a block that sums over rows
+constexpr int kLanes = kRowThreads / kColumns;  // which take turns at them
+
+struct Add {
+  __device__ double operator()(double a, double b) const { return a + b; }
+};
+struct Max {
+  __device__ double operator()(double a, double b) const { return fmax(a, b); }
+};
+
+// Over the block, the same value in every thread. A fixed tree.
+template <typename Operation>
+__device__ double ReduceRow(double value, const Operation& operation) {
+  __shared__ double warps[kRowThreads / 32];
+  for (int distance = 16; distance > 0; distance /= 2)
+    value = operation(value, __shfl_xor_sync(~0u, value, distance));
+  __syncthreads();  // an earlier call's result may still be being read
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = warps[0];
+  for (int w = 1; w < kRowThreads / 32; ++w) value = operation(value, warps[w]);
+  return value;
+}
+
+// Doubles are ordered as their bits are: upwards for positive ones, downwards for negative ones. -inf is the
+// smallest; 0 is positive.
+__device__ void RaiseTo(double* to, double value) {
+  const long long bits = __double_as_longlong(value + 0.0);
+  if (bits >= 0) {
+    atomicMax(reinterpret_cast<long long*>(to), bits);
+  } else {
+    atomicMin(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(bits));
+  }
+}
+
+// Row x of head y: S becomes P, 0 where masked.
+template <typename T>
+__global__ void __launch_bounds__(kRowThreads) SoftmaxKernel(Chunk chunk) {
+  const OracleArgs& args = chunk.args;
+  const std::int64_t row = blockIdx.x;
+  const std::int64_t query = chunk.row + row;
+  const int head = chunk.head + static_cast<int>(blockIdx.y);
+  const KeyRange tiles = chunk.Keys(row);
+  const KeyRange keys = chunk.mask.Keys(query);
+  double* p = chunk.p + (blockIdx.y * chunk.rows + row) * chunk.pitch;
+  if (args.bias || args.alibi_slopes) {
+    const T* bias = args.bias ? static_cast<const T*>(args.bias) + head * args.bias_head_step +
+                                    query * args.bias_query_step
+                              : nullptr;
+    const double slope = args.alibi_slopes ? args.alibi_slopes[head] : 0;
+    for (std::int64_t j = keys.begin + threadIdx.x; j < keys.end; j += kRowThreads) {
+      const double biased = p[j] + (bias ? ToDouble(bias[j]) : 0);  // the same thread reads it again below
+      p[j] = chunk.Store(biased - slope * chunk.mask.Distance(query, j));
+    }
+  }
+  double largest = -INFINITY;
+  for (std::int64_t j = keys.begin + threadIdx.x; j < keys.end; j += kRowThreads)
+    largest = fmax(largest, p[j]);
+  largest = ReduceRow(largest, Max{});
+  // A bias of -inf hides a key; where all are hidden the row sees nothing.
+  const double shift = largest == -INFINITY ? 0 : largest;
+  double sum = 0;
+  for (std::int64_t j = keys.begin + threadIdx.x; j < keys.end; j += kRowThreads) {
+    p[j] = exp(p[j] - shift);
+    sum += p[j];
+  }
+  sum = ReduceRow(sum, Add{});
+  const double lse = largest + log(sum);  // -inf where it sees nothing
+  // With an offset the keys share what it leaves: exp(lse) of exp(lse) + exp(offset).
+  const double keys_share = args.softmax_offset ? 1 / (1 + exp(args.softmax_offset[head] - lse)) : 1;
+  for (std::int64_t j = keys.begin + threadIdx.x; j < keys.end; j += kRowThreads)
+    p[j] = sum > 0 ? chunk.Store(p[j] / sum * keys_share) : 0;
+  for (std::int64_t j = tiles.begin + threadIdx.x; j < min(keys.begin, tiles.end); j += kRowThreads) p[j] = 0;
+  for (std::int64_t j = max(keys.end, tiles.begin) + threadIdx.x; j < tiles.end; j += kRowThreads) p[j] = 0;
+  if (threadIdx.x != 0) return;
+  if (args.lse) args.lse[query * args.group + head] = lse;
+  if (args.max_logit) RaiseTo(&args.max_logit[head], largest);
+  if (chunk.ds_offset) {
+    chunk.ds_offset[blockIdx.y * chunk.rows + row] =
+        args.softmax_offset ? chunk.Store(1 / (1 + exp(lse - args.softmax_offset[head]))) : 0;
+  }
+}
+
+// Row x of head y: dP becomes dS = P (dP - sum(P dP)); the offset is a key more whose value, and dP, is 0.
+__global__ void __launch_bounds__(kRowThreads) SoftmaxGradientKernel(Chunk chunk) {
+  const std::int64_t row = blockIdx.x;
+  const KeyRange tiles = chunk.Keys(row);
+  const std::int64_t at = (blockIdx.y * chunk.rows + row) * chunk.pitch;
+  const double* p = chunk.p + at;
+  double* ds = chunk.ds + at;
+  double sum = 0;
+  for (std::int64_t j = tiles.begin + threadIdx.x; j < tiles.end; j += kRowThreads) sum += p[j] * ds[j];
+  sum = ReduceRow(sum, Add{});
+  for (std::int64_t j = tiles.begin + threadIdx.x; j < tiles.end; j += kRowThreads)
+    ds[j] = chunk.Store(p[j] * (ds[j] - sum));
+  if (threadIdx.x == 0 && chunk.ds_offset) {
+    double& offset = chunk.ds_offset[blockIdx.y * chunk.rows + row];
+    offset = chunk.Store(offset * (0 - sum));
+  }
+}
+
+// Head x.
+__global__ void __launch_bounds__(kRowThreads) OffsetGradientKernel(Chunk chunk) {
+  double sum = 0;
+  for (std::int64_t row = threadIdx.x; row < chunk.rows; row += kRowThreads)
+    sum += chunk.ds_offset[blockIdx.x * chunk.rows + row];
+  sum = ReduceRow(sum, Add{});
+  if (threadIdx.x == 0) chunk.args.d_softmax_offset[chunk.head + blockIdx.x] += sum;
+}
+
+// dbias that differs by query: row x of head y, or of all heads where it is the same for them.
+__global__ void __launch_bounds__(kRowThreads) BiasGradientKernel(Chunk chunk) {
+  const std::int64_t row = blockIdx.x;
+  const std::int64_t query = chunk.row + row;
+  const KeyRange keys = chunk.mask.Keys(query);
+  const int heads = chunk.args.dbias_head_step ? 1 : chunk.heads;
+  double* to = chunk.args.dbias + (chunk.head + blockIdx.y) * chunk.args.dbias_head_step +
+               query * chunk.args.dbias_query_step;
+  const double* ds = chunk.ds + (blockIdx.y * chunk.rows + row) * chunk.pitch;
+  for (std::int64_t j = keys.begin + threadIdx.x; j < keys.end; j += kRowThreads) {
+    double sum = 0;
+    for (int head = 0; head < heads; ++head) sum += ds[head * chunk.rows * chunk.pitch + j];
+    to[j] += sum;
+  }
+}
+
+// dbias that is the same for all queries: kColumns keys x of head y, or of all heads. Each lane sums every
+// kLanes-th row, then the lanes are added in order.
+__global__ void __launch_bounds__(kRowThreads) BiasGradientSumKernel(Chunk chunk) {
+  __shared__ double lanes[kLanes][kColumns];
+  const int lane = threadIdx.x / kColumns;
+  const int column = threadIdx.x % kColumns;
+  const std::int64_t key = std::int64_t{blockIdx.x} * kColumns + column;
+  const int first_head = blockIdx.y;
+  const int last_head = chunk.args.dbias_head_step ? first_head : chunk.heads - 1;
+  double sum = 0;
+  for (int head = first_head; head <= last_head; ++head) {
+    const double* ds = chunk.ds + head * chunk.rows * chunk.pitch + key;
+    for (std::int64_t row = lane; row < chunk.rows; row += kLanes) {
+      const KeyRange keys = chunk.mask.Keys(chunk.row + row);
+      if (key >= keys.begin && key < keys.end) sum += ds[row * chunk.pitch];
+    }
+  }
+  lanes[lane][column] = sum;
+  __syncthreads();
+  if (lane != 0 || key >= chunk.args.seqlen_kv) return;
+  for (int other = 1; other < kLanes; ++other) sum += lanes[other][column];
+  chunk.args.dbias[(chunk.head + first_head) * chunk.args.dbias_head_step + key] += sum;
+}
+
+dim3 RowsOf(const Chunk& chunk, int heads) { return dim3(static_cast<unsigned>(chunk.rows), heads); }
+
+}  // namespace
+
+void LaunchSoftmax(const Chunk& chunk, cudaStream_t stream) {
+  const dim3 grid = RowsOf(chunk, chunk.heads);
+  if (chunk.args.dtype == Dtype::kFp16) {
+    SoftmaxKernel<__half><<<grid, kRowThreads, 0, stream>>>(chunk);
+  } else {
+    SoftmaxKernel<__nv_bfloat16><<<grid, kRowThreads, 0, stream>>>(chunk);
+  }
+  CheckCuda(cudaGetLastError(), "launching the oracle's softmax");
+}
+
+void LaunchSoftmaxGradient(const Chunk& chunk, cudaStream_t stream) {
+  const OracleArgs& args = chunk.args;
+  SoftmaxGradientKernel<<<RowsOf(chunk, chunk.heads), kRowThreads, 0, stream>>>(chunk);
+  CheckCuda(cudaGetLastError(), "launching the oracle's softmax gradient");
+  if (chunk.ds_offset) OffsetGradientKernel<<<chunk.heads, kRowThreads, 0, stream>>>(chunk);
+  CheckCuda(cudaGetLastError(), "launching the oracle's gradient of the offset");
+  if (!args.dbias || args.seqlen_kv == 0) return;
+  const int heads = args.dbias_head_step ? chunk.heads : 1;
+  if (args.dbias_query_step) {
+    BiasGradientKernel<<<RowsOf(chunk, heads), kRowThreads, 0, stream>>>(chunk);
+  } else {
+    const auto blocks = static_cast<unsigned>((args.seqlen_kv + kColumns - 1) / kColumns);
+    BiasGradientSumKernel<<<dim3(blocks, heads), kRowThreads, 0, stream>>>(chunk);
+  }
+  CheckCuda(cudaGetLastError(), "launching the oracle's gradient of the bias");
+}
+
+void LoadOracleRows() {
+  cudaFuncAttributes attributes;
+  for (const void* kernel : {reinterpret_cast<const void*>(SoftmaxKernel<__half>),
+                             reinterpret_cast<const void*>(SoftmaxKernel<__nv_bfloat16>),
+                             reinterpret_cast<const void*>(SoftmaxGradientKernel),
+                             reinterpret_cast<const void*>(OffsetGradientKernel),
+                             reinterpret_cast<const void*>(BiasGradientKernel),
+                             reinterpret_cast<const void*>(BiasGradientSumKernel)}) {
+    CheckCuda(cudaFuncGetAttributes(&attributes, kernel), "loading the oracle");
+  }
+}
+
+}  // namespace cppool::kernels::cuda

@@ -1,0 +1,111 @@
+// Digests, and fp64 values rounded and filled.
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/attention/checks/cuda/launch.h"
+#include "kernels/attention/checks/digest.h"
+#include "kernels/numerics/rounding.h"
+#include "kernels/runtime/cuda/check.h"
+
+namespace cppool::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kMaxBlocks = 2048;
+
+int Blocks(std::int64_t count) {
+  return static_cast<int>(std::clamp<std::int64_t>((count + kThreads - 1) / kThreads, 1, kMaxBlocks));
+}
+
+// The block's sum, in thread 0.
+__device__ unsigned long long SumBlock(unsigned long long sum) {
+  __shared__ unsigned long long warps[kThreads / 32];
+  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_down_sync(~0u, sum, distance);
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (int w = 1; w < kThreads / 32; ++w) sum += warps[w];
+  }
+  return sum;
+}
+
+// Word `index`, from pieces of two bytes where it is not whole or not aligned.
+__device__ std::uint64_t WordAt(const void* data, std::uint64_t bytes, std::uint64_t index, bool aligned) {
+  const std::uint64_t begin = index * sizeof(std::uint64_t);
+  if (aligned && begin + sizeof(std::uint64_t) <= bytes)
+    return static_cast<const std::uint64_t*>(data)[index];
+  std::uint64_t word = 0;
+  for (int piece = 0; piece < 4 && begin + 2 * piece < bytes; ++piece) {
+    word |= std::uint64_t{static_cast<const std::uint16_t*>(data)[begin / 2 + piece]} << (16 * piece);
+  }
+  return word;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    DigestKernel(const void* data, std::uint64_t bytes, bool aligned, std::uint64_t* partials) {
+  const std::uint64_t words = (bytes + 7) / 8;
+  std::uint64_t sum = 0;
+  for (std::uint64_t i = std::uint64_t{blockIdx.x} * kThreads + threadIdx.x; i < words;
+       i += std::uint64_t{gridDim.x} * kThreads) {
+    sum += DigestWord(i, WordAt(data, bytes, i, aligned));
+  }
+  sum = SumBlock(sum);
+  if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    DigestFinishKernel(const std::uint64_t* partials, int count, std::uint64_t bytes, std::uint64_t* result) {
+  std::uint64_t sum = 0;
+  for (int i = threadIdx.x; i < count; i += kThreads) sum += partials[i];
+  sum = SumBlock(sum);
+  if (threadIdx.x == 0) *result = sum + DigestStart(bytes);
+}
+
+__global__ void __launch_bounds__(kThreads) RoundKernel(Dtype dtype, double* values, std::int64_t count) {
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
+       i += std::int64_t{gridDim.x} * kThreads) {
+    values[i] = RoundTo(dtype, values[i]);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) FillKernel(double* values, double value, std::int64_t count) {
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
+       i += std::int64_t{gridDim.x} * kThreads) {
+    values[i] = value;
+  }
+}
+
+}  // namespace
+
+void LoadValues() {
+  cudaFuncAttributes attributes;
+  for (const void* kernel :
+       {reinterpret_cast<const void*>(DigestKernel), reinterpret_cast<const void*>(DigestFinishKernel),
+        reinterpret_cast<const void*>(RoundKernel), reinterpret_cast<const void*>(FillKernel)}) {
+    CheckCuda(cudaFuncGetAttributes(&attributes, kernel), "loading digests and rounding");
+  }
+}
+
+int DigestBlocks(std::size_t bytes) { return Blocks(static_cast<std::int64_t>(bytes / 8)); }
+
+void LaunchDigest(const void* data, std::size_t bytes, std::uint64_t* partials, std::uint64_t* result,
+                  cudaStream_t stream) {
+  const bool aligned = reinterpret_cast<std::uintptr_t>(data) % sizeof(std::uint64_t) == 0;
+  const int blocks = DigestBlocks(bytes);
+  DigestKernel<<<blocks, kThreads, 0, stream>>>(data, bytes, aligned, partials);
+  CheckCuda(cudaGetLastError(), "launching the digest");
+  DigestFinishKernel<<<1, kThreads, 0, stream>>>(partials, blocks, bytes, result);
+  CheckCuda(cudaGetLastError(), "launching the digest's end");
+}
+
+void LaunchRoundValues(Dtype dtype, double* values, std::int64_t count, cudaStream_t stream) {
+  RoundKernel<<<Blocks(count), kThreads, 0, stream>>>(dtype, values, count);
+  CheckCuda(cudaGetLastError(), "launching the rounding of values");
+}
+
+void LaunchFillValues(double* values, double value, std::int64_t count, cudaStream_t stream) {
+  FillKernel<<<Blocks(count), kThreads, 0, stream>>>(values, value, count);
+  CheckCuda(cudaGetLastError(), "launching the filling of values");
+}
+
+}  // namespace cppool::kernels::cuda

@@ -1,0 +1,190 @@
+#include "kernels/attention/checks/host/check_kernels.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/attention/checks/digest.h"
+#include "kernels/numerics/philox.h"
+#include "kernels/numerics/rounding.h"
+#include "kernels/error.h"
+#include "kernels/numerics/half.h"
+#include "kernels/planted_bug.h"
+#include "kernels/runtime.h"
+
+namespace cppool::kernels {
+namespace {
+
+// Bits of one input value; which type they are in does not matter to the caller.
+template <typename Bits>
+Bits InputBits(Dtype dtype, float value) {
+  if constexpr (std::is_same_v<Bits, std::uint16_t>) {
+    return dtype == Dtype::kBf16 ? InputBf16(value) : InputFp16(value);
+  } else {
+    return value;
+  }
+}
+
+template <typename Bits>
+void GenerateRows(InputTensor tensor, std::uint64_t seed, const Layout& layout, int heads, int dim,
+                  Dtype dtype, Bits* to) {
+  for (const Segment& segment : layout.segments) {
+    for (std::int32_t i = 0; i < segment.length; ++i) {
+      const std::int64_t row = segment.row + std::int64_t{i} * layout.row_step;
+      for (int head = 0; head < heads; ++head) {
+        Bits* values = to + (row * heads + head) * dim;
+        for (int d = 0; d < dim; d += 4) {
+          const PhiloxBlock words = InputWords(
+              seed, static_cast<std::uint32_t>(tensor), static_cast<std::uint32_t>(segment.sequence),
+              static_cast<std::uint32_t>(Planted(Bug::kInputsByRow) ? row : segment.position + i),
+              static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(d / 4));
+          for (int e = 0; e < std::min(4, dim - d); ++e)
+            values[d + e] = InputBits<Bits>(dtype, InputValue(words.word[e]));
+        }
+      }
+    }
+  }
+}
+
+template <typename Bits>
+void GenerateBiasRows(std::uint64_t seed, std::int64_t batch, int heads, std::int64_t seqlen_q,
+                      std::int64_t seqlen_kv, Dtype dtype, Bits* to) {
+  for (std::int64_t sequence = 0; sequence < batch; ++sequence) {
+    for (int head = 0; head < heads; ++head) {
+      for (std::int64_t query = 0; query < seqlen_q; ++query, to += seqlen_kv) {
+        for (std::int64_t key = 0; key < seqlen_kv; key += 4) {
+          const PhiloxBlock words =
+              BiasWords(seed, static_cast<std::uint32_t>(InputTensor::kBias),
+                        static_cast<std::uint32_t>(sequence), static_cast<std::uint32_t>(query),
+                        static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(key / 4));
+          for (std::int64_t e = 0; e < std::min<std::int64_t>(4, seqlen_kv - key); ++e)
+            to[key + e] = InputBits<Bits>(dtype, InputValue(words.word[e]));
+        }
+      }
+    }
+  }
+}
+
+// Calls function with `to` as a pointer to elements of the dtype's size.
+template <typename Function>
+void WithElements(Dtype dtype, void* to, const Function& function) {
+  if (dtype == Dtype::kFp64) {
+    function(static_cast<double*>(to));
+  } else if (dtype == Dtype::kFp32) {
+    function(static_cast<float*>(to));
+  } else {
+    function(static_cast<std::uint16_t*>(to));
+  }
+}
+
+std::uint64_t DigestOf(const void* data, std::size_t bytes) {
+  std::uint64_t sum = DigestStart(bytes);
+  for (std::size_t at = 0; at < bytes; at += sizeof sum) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, static_cast<const std::byte*>(data) + at, std::min(sizeof word, bytes - at));
+    sum += DigestWord(at / sizeof word, word);
+  }
+  return sum;
+}
+
+struct FP64 {
+  using Bits = double;
+  static double ToFloat(Bits bits) { return bits; }
+};
+
+template <typename Function>
+void DispatchAny(Dtype dtype, const Function& function) {
+  if (dtype == Dtype::kFp64) {
+    function(FP64{});
+  } else {
+    DispatchDtype(dtype, function);
+  }
+}
+
+template <typename A, typename B>
+CompareStats CompareRows(const CompareArgs& args) {
+  CompareStats stats;
+  stats.count = static_cast<std::uint64_t>(args.rows * args.columns);
+  for (std::int64_t i = 0; i < args.rows; ++i) {
+    const auto* a = static_cast<const typename A::Bits*>(args.a) +
+                    (args.a_rows ? args.a_rows[i] : i) * args.a_stride + args.a_offset;
+    const auto* b = static_cast<const typename B::Bits*>(args.b) +
+                    (args.b_rows ? args.b_rows[i] : i) * args.b_stride + args.b_offset;
+    for (std::int64_t j = 0; j < args.columns; ++j) {
+      const double x = A::ToFloat(a[j]);
+      const double y = B::ToFloat(b[j]);
+      if (!std::isfinite(x) || !std::isfinite(y)) {
+        if (!(x == y)) ++stats.mismatches;  // equal infinities are no error; NaN equals nothing
+        continue;
+      }
+      const double error = std::abs(x - y);
+      stats.max_abs_err = std::max(stats.max_abs_err, error);
+      stats.max_abs_ref = std::max(stats.max_abs_ref, std::abs(y));
+      stats.max_excess = std::max(stats.max_excess, error - args.relative * std::abs(y));
+      stats.sum_sq_err += error * error;
+      stats.sum_sq_ref += y * y;
+    }
+  }
+  return stats;
+}
+
+class HostCheckKernels : public CheckKernels {
+ public:
+  explicit HostCheckKernels(cppool_runtime* runtime) : runtime_(runtime) {}
+
+  void Load() override {}
+
+  void Generate(InputTensor tensor, std::uint64_t seed, const Layout& layout, int heads, int dim, Dtype dtype,
+                void* to, cppool_stream stream) override {
+    Enqueue(runtime_, stream, [=] {
+      WithElements(dtype, to,
+                   [&](auto* elements) { GenerateRows(tensor, seed, layout, heads, dim, dtype, elements); });
+    });
+  }
+
+  void GenerateBias(std::uint64_t seed, std::int64_t batch, int heads, std::int64_t seqlen_q,
+                    std::int64_t seqlen_kv, Dtype dtype, void* to, cppool_stream stream) override {
+    Enqueue(runtime_, stream, [=] {
+      WithElements(dtype, to, [&](auto* elements) {
+        GenerateBiasRows(seed, batch, heads, seqlen_q, seqlen_kv, dtype, elements);
+      });
+    });
+  }
+
+  void Digest(const void* data, std::size_t bytes, std::uint64_t* result, cppool_stream stream) override {
+    Enqueue(runtime_, stream, [=] { *result = DigestOf(data, bytes); });
+  }
+
+  void RoundValues(Dtype dtype, double* values, std::int64_t count, cppool_stream stream) override {
+    Enqueue(runtime_, stream, [=] {
+      for (std::int64_t i = 0; i < count; ++i) values[i] = RoundTo(dtype, values[i]);
+    });
+  }
+
+  void FillValues(double* values, double value, std::int64_t count, cppool_stream stream) override {
+    Enqueue(runtime_, stream, [=] { std::fill_n(values, count, value); });
+  }
+
+  void Compare(const CompareArgs& args, CompareStats* result, cppool_stream stream) override {
+    Enqueue(runtime_, stream, [args, result] {
+      DispatchAny(args.a_dtype, [&](auto a) {
+        DispatchAny(args.b_dtype, [&](auto b) { *result = CompareRows<decltype(a), decltype(b)>(args); });
+      });
+    });
+  }
+
+  void Oracle(const OracleArgs& args, cppool_stream stream) override {
+    Enqueue(runtime_, stream, [args] { HostOracle(args); });
+  }
+
+ private:
+  cppool_runtime* runtime_;
+};
+
+}  // namespace
+
+std::unique_ptr<CheckKernels> MakeHostCheckKernels(cppool_runtime* runtime) {
+  return std::make_unique<HostCheckKernels>(runtime);
+}
+
+}  // namespace cppool::kernels

@@ -1,0 +1,21 @@
+// CheckKernels on the host: each call is one function enqueued on the stream.
+#pragma once
+
+#include <cppool/runtime.h>
+
+#include <memory>
+
+#include "kernels/attention/check_kernels.h"
+#include "kernels/attention/checks/oracle_workspace.h"
+
+namespace cppool::kernels {
+
+// Holds no memory between calls. `runtime` must outlive it and its enqueued work.
+std::unique_ptr<CheckKernels> MakeHostCheckKernels(cppool_runtime* runtime);
+
+// The oracle as one blocking call (oracle.cpp): row by row, so it holds a few vectors of seqlen_kv and copies
+// of k and v in fp64.
+void HostOracle(const OracleArgs& args);
+std::size_t HostOracleWorkspace(const OracleShape& shape);  // bytes of those
+
+}  // namespace cppool::kernels

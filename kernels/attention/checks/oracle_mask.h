@@ -1,0 +1,66 @@
+// The mask as the oracle reads it: for each query the range of keys it sees, and how far a key is for ALiBi.
+// Written from what the words of the mask mean and apart from BandOf, so that a mistake in either shows.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/numerics/host_device.h"
+#include "kernels/attention/spec.h"
+
+namespace cppool::kernels {
+
+struct KeyRange {
+  std::int64_t begin;
+  std::int64_t end;  // begin == end: the query sees nothing
+};
+
+struct OracleMask {
+  AttnMaskType mask;
+  std::int64_t window_left;  // -1: open
+  std::int64_t window_right;
+  std::int64_t seqlen_q;  // the sequence's tokens, without padding
+  std::int64_t seqlen_kv;
+
+  // The key that the query stands on: its own position where both sides are aligned at their beginnings, else
+  // counted from the ends of both. It need not exist.
+  CPPOOL_HOST_DEVICE std::int64_t Own(std::int64_t query) const {
+    switch (mask) {
+      case AttnMaskType::kCausal:
+      case AttnMaskType::kPaddingCausal:
+        return query;
+      case AttnMaskType::kNoMask:
+      case AttnMaskType::kCausalBottomRight:
+      case AttnMaskType::kPadding:
+      case AttnMaskType::kPaddingCausalBottomRight:
+        break;
+    }
+    return seqlen_kv - (seqlen_q - query);
+  }
+
+  // ALiBi's distance.
+  CPPOOL_HOST_DEVICE double Distance(std::int64_t query, std::int64_t key) const {
+    const std::int64_t ahead = key - Own(query);
+    return static_cast<double>(ahead < 0 ? -ahead : ahead);
+  }
+
+  CPPOOL_HOST_DEVICE KeyRange Keys(std::int64_t query) const {
+    const bool causal = mask != AttnMaskType::kNoMask && mask != AttnMaskType::kPadding;
+    const std::int64_t own = Own(query);
+    std::int64_t begin = 0;
+    std::int64_t end = seqlen_kv;
+    if (causal) {
+      end = own + 1;
+      if (window_left >= 0) begin = own - window_left;
+    } else if (!(window_left < 0 && window_right == 0)) {  // (-1, 0) without a causal mask asks for no window
+      if (window_left >= 0) begin = own - window_left;
+      if (window_right >= 0) end = own + window_right + 1;
+    }
+    if (begin < 0) begin = 0;
+    if (end > seqlen_kv) end = seqlen_kv;
+    if (begin > seqlen_kv) begin = seqlen_kv;
+    if (end < begin) end = begin;
+    return {begin, end};
+  }
+};
+
+}  // namespace cppool::kernels

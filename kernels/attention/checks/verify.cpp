@@ -1,0 +1,435 @@
+#include "kernels/attention/checks/verify.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <optional>
+
+#include "kernels/attention/checks/oracle_alibi.h"
+#include "kernels/attention/checks/oracle_workspace.h"
+#include "kernels/error.h"
+#include "kernels/attention/checks/host/check_kernels.h"
+
+namespace cppool::kernels {
+namespace {
+
+// A comparison that never ran must not hold.
+CompareStats NotCompared() {
+  CompareStats stats;
+  stats.mismatches = 1;
+  return stats;
+}
+
+// Errors of several comparisons as one.
+void Add(CompareStats& sum, const CompareStats& part) {
+  sum.max_abs_err = std::max(sum.max_abs_err, part.max_abs_err);
+  sum.max_abs_ref = std::max(sum.max_abs_ref, part.max_abs_ref);
+  sum.max_excess = std::max(sum.max_excess, part.max_excess);
+  sum.sum_sq_err += part.sum_sq_err;
+  sum.sum_sq_ref += part.sum_sq_ref;
+  sum.mismatches += part.mismatches;
+  sum.count += part.count;
+}
+
+CheckedTensor KindOf(const TensorSet::Tensor& tensor) { return std::get<CheckedTensor>(tensor.info.kind); }
+bool IsWhole(const TensorSet::Tensor& tensor) { return tensor.info.rows_of == TensorRows::kWhole; }
+
+GradientTerms TermsOf(const AttentionSpec& spec, CheckedTensor kind) {
+  GradientTerms terms{1, spec.scale, spec.scale * std::sqrt(spec.dim_qk)};
+  if (kind == CheckedTensor::kDbias)
+    terms.summed = (spec.bias_shape.batch ? 1.0 : spec.batch) * (spec.bias_shape.heads ? 1.0 : spec.heads);
+  if (kind == CheckedTensor::kDsoftmaxOffset)
+    terms.summed = static_cast<double>(spec.batch) * static_cast<double>(spec.seqlen_q) /
+                   std::pow(static_cast<double>(spec.seqlen_kv), 3);
+  return terms;
+}
+
+}  // namespace
+
+// What the oracle works out: of one pair, and of the sums it adds to.
+struct Verifier::OracleOutputs {
+  Buffer out, lse, dq, dk, dv;         // of one pair
+  Buffer dbias;                        // of one unit
+  Buffer d_softmax_offset, max_logit;  // [heads]
+
+  OracleOutputs(cppool_runtime* rt, const AttentionSpec& spec, const OracleSample& sample) {
+    const std::int64_t group = spec.heads / spec.kv_heads;
+    const auto doubles = [&](std::int64_t count) {
+      return Buffer(rt, static_cast<std::size_t>(count) * sizeof(double), rt->stream);
+    };
+    out = doubles(spec.seqlen_q * group * spec.dim_v);
+    lse = doubles(spec.seqlen_q * group);
+    if (spec.training) {
+      dq = doubles(spec.seqlen_q * group * spec.dim_qk);
+      dk = doubles(spec.seqlen_kv * spec.dim_qk);
+      dv = doubles(spec.seqlen_kv * spec.dim_v);
+      if (!sample.bias_units.empty()) {
+        const BiasUnit& unit = sample.bias_units.front();
+        dbias = doubles(unit.heads * unit.queries * spec.seqlen_kv);
+      }
+      if (spec.softmax == SoftmaxType::kLearnable) d_softmax_offset = doubles(spec.heads);
+    }
+    if (spec.max_logit) max_logit = doubles(spec.heads);
+  }
+
+  const Buffer& of(CheckedTensor kind) const {
+    switch (kind) {
+      case CheckedTensor::kOut:
+        return out;
+      case CheckedTensor::kLse:
+        return lse;
+      case CheckedTensor::kDq:
+        return dq;
+      case CheckedTensor::kDk:
+        return dk;
+      case CheckedTensor::kDv:
+        return dv;
+      case CheckedTensor::kDbias:
+        return dbias;
+      case CheckedTensor::kDsoftmaxOffset:
+        return d_softmax_offset;
+      case CheckedTensor::kMaxLogit:
+        return max_logit;
+    }
+    throw RuntimeError(CPPOOL_INTERNAL, "no such tensor");
+  }
+};
+
+Verifier::Verifier(cppool_runtime* runtime, const AttentionSpec& spec, CheckKernels& kernels,
+                   const RankTokens& tokens, const TensorSet& local, const TensorSet& global,
+                   AttentionReport& report)
+    : rt_(runtime),
+      spec_(spec),
+      kernels_(kernels),
+      tokens_(tokens),
+      local_(local),
+      global_(global),
+      report_(report) {
+  if (spec.bias == BiasType::kAlibi) slopes_ = Upload(OracleAlibiSlopes(spec.heads));
+}
+
+void Verifier::AgainstNoCp() {
+  struct Comparison {
+    CompareStats *values, *padding;  // either may be NULL: there is nothing to compare
+  };
+  std::vector<Comparison> comparisons;
+  Results<CompareStats> results(rt_, 2 * local_.outputs().size(), NotCompared());
+  std::size_t longest = 0;
+  for (const auto& tensor : local_.outputs())
+    longest = std::max(longest, static_cast<std::size_t>(tensor.info.columns) * SizeOf(tensor.info.dtype));
+  const Buffer zeros(rt_, longest, rt_->stream);
+  Check(rt_, rt_->fill(rt_, zeros.get(), 0, zeros.bytes(), rt_->stream));
+
+  for (std::size_t i = 0; i < local_.outputs().size(); ++i) {
+    const TensorSet::Tensor& tensor = local_.outputs()[i];
+    CompareArgs args;
+    args.a = tensor.data.get();
+    args.b = global_.outputs()[i].data.get();
+    args.a_dtype = args.b_dtype = tensor.info.dtype;
+    args.a_stride = args.b_stride = args.columns = tensor.info.columns;
+    args.rows = tensor.rows;
+    args.relative = ToleranceNoCp(KindOf(tensor), spec_.dtype, gqa()).relative;
+    if (!IsWhole(tensor)) {
+      const RankRows& rows = tokens_.of(tensor.info);
+      const auto key = std::make_pair(&rows, -1);
+      if (rows_.find(key) == rows_.end()) {
+        std::vector<std::int64_t> whole;
+        for (const std::int64_t row : rows.tokens) whole.push_back(rows.whole[row]);
+        rows_[key] = {Upload(rows.tokens), Upload(whole), static_cast<std::int64_t>(whole.size())};
+      }
+      args.a_rows = rows_[key].rows;
+      args.b_rows = rows_[key].positions;
+      args.rows = rows_[key].count;
+    }
+    Comparison comparison{args.rows ? results.Next() : nullptr, nullptr};
+    if (args.rows) kernels_.Compare(args, comparison.values, rt_->stream);
+    if (!IsWhole(tensor) && !tokens_.of(tensor.info).padding.empty()) {
+      args.a_rows = Upload(tokens_.of(tensor.info).padding);
+      args.rows = static_cast<std::int64_t>(tokens_.of(tensor.info).padding.size());
+      args.b = zeros.get();
+      args.b_rows = nullptr;
+      args.b_stride = 0;
+      args.relative = 0;
+      comparison.padding = results.Next();
+      kernels_.Compare(args, comparison.padding, rt_->stream);
+    }
+    comparisons.push_back(comparison);
+  }
+  Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
+
+  for (std::size_t i = 0; i < comparisons.size(); ++i) {
+    const CheckedTensor kind = KindOf(local_.outputs()[i]);
+    const auto [values, padding] = comparisons[i];
+    Verdict verdict;
+    if (values) {
+      verdict = JudgeNoCp(kind, spec_.dtype, gqa(), *values, plain_[kind], TermsOf(spec_, kind));
+    } else {  // the rank holds no token
+      verdict.tolerance = ToleranceNoCp(kind, spec_.dtype, gqa()).absolute;
+      verdict.ok = true;
+    }
+    if (padding) {
+      const Verdict zero = JudgePadding(*padding);
+      verdict.ok = verdict.ok && zero.ok;
+      verdict.max_abs_err = std::max(verdict.max_abs_err, zero.max_abs_err);
+      verdict.mismatches += zero.mismatches;
+    }
+    report_.Check(kind, "no_cp", verdict);
+  }
+}
+
+void Verifier::AgainstOracle() {
+  const OracleSample sample = SampleOracle(spec_, std::strcmp(rt_->backend, "host") == 0);
+  if (sample.pairs.empty()) return;  // there is no token
+  const OracleOutputs exact(rt_, spec_, sample), plain(rt_, spec_, sample);
+  const auto for_both = [&](CheckedTensor kind, double value) {
+    for (const OracleOutputs* outputs : {&exact, &plain}) {
+      const Buffer& values = outputs->of(kind);
+      if (values)
+        kernels_.FillValues(values.get<double>(), value,
+                            static_cast<std::int64_t>(values.bytes() / sizeof(double)), rt_->stream);
+    }
+  };
+  for_both(CheckedTensor::kDsoftmaxOffset, 0);
+  for_both(CheckedTensor::kMaxLogit, -std::numeric_limits<double>::infinity());
+
+  Results<CompareStats> results(rt_,
+                                3 * (local_.outputs().size() * sample.pairs.size() +
+                                     sample.bias_units.size() + 2 * sample.whole_heads.size()),
+                                NotCompared());
+  StatsOf stats;
+  auto unit = sample.bias_units.begin();
+  for (std::size_t i = 0; i < sample.pairs.size(); ++i) {
+    const bool in_unit = unit != sample.bias_units.end() && i >= unit->begin;
+    if (in_unit && i == unit->begin) for_both(CheckedTensor::kDbias, 0);
+    RunOracle(sample.pairs[i], false, exact, in_unit);
+    RunOracle(sample.pairs[i], true, plain, in_unit);
+    ComparePair(sample.pairs[i], exact, plain, results, stats);
+    if (in_unit && i + 1 == unit->end) CompareBias(*unit++, exact, plain, results, stats);
+  }
+  CompareHeads(sample.whole_heads, exact, plain, results, stats);
+  Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
+
+  for (const TensorSet::Tensor& tensor : local_.outputs()) {
+    const CheckedTensor kind = KindOf(tensor);
+    CompareStats ours, plain_here;
+    for (const Stats& part : stats[kind]) {
+      Add(ours, *part.ours);
+      Add(plain_[kind], *part.plain);
+      Add(plain_here, *part.plain_here);
+    }
+    // None where the rank holds no token of the sample, or a sum would have been too much work.
+    if (ours.count > 0)
+      report_.Check(kind, "oracle",
+                    JudgeOracle(kind, spec_.dtype, ours, plain_[kind], plain_here, TermsOf(spec_, kind)));
+  }
+}
+
+void Verifier::RunOracle(const OraclePair& pair, bool rounded, const OracleOutputs& to, bool dbias) {
+  // Where the sequence's rows are in the whole buffers: by what the format means, not by a layout.
+  const auto first_row = [&](const Sequences& sequences) {
+    if (spec_.format == QkvFormat::kSbhd) return std::int64_t{pair.sequence};
+    std::int64_t row = 0;
+    for (int i = 0; i < pair.sequence; ++i) row += sequences.room[i];
+    return row;
+  };
+  const std::int64_t step = spec_.format == QkvFormat::kSbhd ? spec_.batch : 1;
+  OracleArgs args;
+  args.q = global_.get(InputTensor::kQ);
+  args.k = global_.get(InputTensor::kK);
+  args.v = global_.get(InputTensor::kV);
+  args.dout = global_.get(InputTensor::kDout);
+  args.dtype = spec_.dtype;
+  args.q_row = first_row(spec_.queries);
+  args.kv_row = first_row(spec_.keys);
+  args.q_step = args.kv_step = step;
+  args.seqlen_q = spec_.queries.length[pair.sequence];
+  args.seqlen_kv = spec_.keys.length[pair.sequence];
+  args.heads = spec_.heads;
+  args.kv_heads = spec_.kv_heads;
+  args.kv_head = pair.kv_head;
+  args.group = static_cast<int>(group());
+  args.head_begin = pair.kv_head * args.group;
+  args.dim_qk = spec_.dim_qk;
+  args.dim_v = spec_.dim_v;
+  args.scale = spec_.scale;
+  args.mask = spec_.mask;
+  args.window_left = spec_.window_left;
+  args.window_right = spec_.window_right;
+  if (const auto* bias = static_cast<const std::byte*>(global_.get(InputTensor::kBias))) {
+    const BiasShape& shape = spec_.bias_shape;
+    const std::int64_t queries = shape.queries ? spec_.seqlen_q : 1, heads = shape.heads ? spec_.heads : 1;
+    const std::int64_t matrix =
+        (shape.batch ? pair.sequence : 0) * heads + (shape.heads ? args.head_begin : 0);
+    args.bias = bias + static_cast<std::size_t>(matrix * queries * spec_.seqlen_kv) * SizeOf(spec_.dtype);
+    args.bias_query_step = shape.queries ? spec_.seqlen_kv : 0;
+    args.bias_head_step = shape.heads ? queries * spec_.seqlen_kv : 0;
+    if (dbias) {
+      args.dbias = to.dbias.get<double>();
+      args.dbias_head_step = args.bias_head_step;
+      args.dbias_query_step = args.bias_query_step;
+    }
+  }
+  if (slopes_) args.alibi_slopes = slopes_ + args.head_begin;
+  if (const float* offset = global_.softmax_offset()) args.softmax_offset = offset + args.head_begin;
+  args.rounded = rounded;
+  args.out = to.out.get<double>();
+  args.lse = to.lse.get<double>();
+  args.dq = to.dq.get<double>();
+  args.dk = to.dk.get<double>();
+  args.dv = to.dv.get<double>();
+  if (to.d_softmax_offset) args.d_softmax_offset = to.d_softmax_offset.get<double>() + args.head_begin;
+  if (to.max_logit) args.max_logit = to.max_logit.get<double>() + args.head_begin;
+  kernels_.Oracle(args, rt_->stream);
+}
+
+void Verifier::ComparePair(const OraclePair& pair, const OracleOutputs& exact, const OracleOutputs& plain,
+                           Results<CompareStats>& results, StatsOf& stats) {
+  for (const TensorSet::Tensor& tensor : local_.outputs()) {
+    if (IsWhole(tensor)) continue;
+    const CheckedTensor kind = KindOf(tensor);
+    const bool of_queries = tensor.info.rows_of == TensorRows::kQueries;
+    const Rows rows = RowsOf(tokens_.of(tensor.info), pair.sequence);
+    if (rows.count == 0) continue;
+    const int heads = of_queries ? spec_.heads : spec_.kv_heads;
+    const std::int64_t heads_here = of_queries ? group() : 1, dim = tensor.info.columns / heads;
+    CompareArgs args;
+    args.a = tensor.data.get();
+    args.a_dtype = tensor.info.dtype;
+    args.a_rows = rows.rows;
+    args.a_stride = tensor.info.columns;
+    args.a_offset = pair.kv_head * heads_here * dim;
+    args.b = exact.of(kind).get();
+    args.b_dtype = Dtype::kFp64;
+    args.b_rows = rows.positions;
+    args.b_stride = args.columns = heads_here * dim;
+    args.rows = rows.count;
+    const Stats result{results.Next(), results.Next(), results.Next()};
+    kernels_.Compare(args, result.ours, rt_->stream);
+    args.a = plain.of(kind).get();
+    args.a_dtype = Dtype::kFp64;
+    args.a_rows = rows.positions;
+    args.a_offset = 0;
+    args.a_stride = args.columns;
+    kernels_.Compare(args, result.plain_here, rt_->stream);
+    args.a_rows = args.b_rows = nullptr;
+    args.rows = (of_queries ? spec_.queries : spec_.keys).length[pair.sequence];
+    kernels_.Compare(args, result.plain, rt_->stream);
+    stats[kind].push_back(result);
+  }
+}
+
+// Of a tensor that every rank has whole: plain attention's error over all of it is that over what the rank has.
+Verifier::Stats Verifier::StatsOfWhole(Results<CompareStats>& results) {
+  CompareStats* const ours = results.Next();
+  CompareStats* const plain = results.Next();
+  return {ours, plain, plain};
+}
+
+void Verifier::CompareBias(const BiasUnit& unit, const OracleOutputs& exact, const OracleOutputs& plain,
+                           Results<CompareStats>& results, StatsOf& stats) {
+  const std::int64_t keys = spec_.seqlen_kv, rows = unit.heads * unit.queries;
+  kernels_.RoundValues(spec_.dtype, plain.dbias.get<double>(), rows * keys, rt_->stream);
+  const std::int64_t all_heads = spec_.bias_shape.heads ? spec_.heads : 1;
+  CompareArgs args;
+  args.a = local_.get(CheckedTensor::kDbias);
+  args.a_dtype = spec_.dtype;
+  args.a_offset = (unit.batch * all_heads + unit.head) * unit.queries * keys;
+  args.b = exact.dbias.get();
+  args.b_dtype = Dtype::kFp64;
+  args.a_stride = args.b_stride = args.columns = keys;
+  args.rows = rows;
+  const Stats result = StatsOfWhole(results);
+  kernels_.Compare(args, result.ours, rt_->stream);
+  args.a = plain.dbias.get();
+  args.a_dtype = Dtype::kFp64;
+  args.a_offset = 0;
+  kernels_.Compare(args, result.plain, rt_->stream);
+  stats[CheckedTensor::kDbias].push_back(result);
+}
+
+void Verifier::CompareHeads(const std::vector<int>& kv_heads, const OracleOutputs& exact,
+                            const OracleOutputs& plain, Results<CompareStats>& results, StatsOf& stats) {
+  for (const CheckedTensor kind : {CheckedTensor::kDsoftmaxOffset, CheckedTensor::kMaxLogit}) {
+    if (!local_.get(kind)) continue;
+    kernels_.RoundValues(Dtype::kFp32, plain.of(kind).get<double>(), spec_.heads, rt_->stream);
+    for (const int kv_head : kv_heads) {
+      CompareArgs args;
+      args.a = local_.get(kind);
+      args.a_dtype = Dtype::kFp32;
+      args.b = exact.of(kind).get();
+      args.b_dtype = Dtype::kFp64;
+      args.a_offset = args.b_offset = kv_head * group();
+      args.columns = args.a_stride = args.b_stride = group();
+      args.rows = 1;
+      const Stats result = StatsOfWhole(results);
+      kernels_.Compare(args, result.ours, rt_->stream);
+      args.a = plain.of(kind).get();
+      args.a_dtype = Dtype::kFp64;
+      kernels_.Compare(args, result.plain, rt_->stream);
+      stats[kind].push_back(result);
+    }
+  }
+}
+
+Verifier::Rows Verifier::RowsOf(const RankRows& rank, int sequence) {
+  const auto key = std::make_pair(&rank, sequence);
+  if (const auto known = rows_.find(key); known != rows_.end()) return known->second;
+  std::vector<std::int64_t> rows, positions;
+  const auto& segments = rank.layout.segments;
+  const auto first = std::partition_point(segments.begin(), segments.end(),
+                                          [&](const Segment& s) { return s.sequence < sequence; });
+  for (auto segment = first; segment != segments.end() && segment->sequence == sequence; ++segment) {
+    for (std::int64_t i = 0; i < segment->length; ++i) {
+      rows.push_back(segment->row + i * rank.layout.row_step);
+      positions.push_back(segment->position + i);
+    }
+  }
+  const auto count = static_cast<std::int64_t>(rows.size());
+  return rows_[key] = {Upload(rows), Upload(positions), count};
+}
+
+template <typename T>
+const T* Verifier::Upload(const std::vector<T>& values) {
+  const std::size_t bytes = values.size() * sizeof(T);
+  const auto& staged = staged_.emplace_back(rt_, bytes);
+  const Buffer& buffer = uploaded_.emplace_back(rt_, bytes, rt_->stream);
+  if (bytes) {
+    std::memcpy(staged.begin(), values.data(), bytes);
+    Check(rt_, rt_->copy(rt_, buffer.get(), staged.begin(), bytes, rt_->stream));
+  }
+  return buffer.get<T>();
+}
+
+double OracleBytes(const AttentionSpec& spec, bool host) {
+  const int group = spec.heads / spec.kv_heads;
+  const double dims = spec.dim_qk + spec.dim_v;
+  const double q = static_cast<double>(spec.seqlen_q), kv = static_cast<double>(spec.seqlen_kv);
+  const double results = 2 * 8.0 * (q * group * (dims + 1) + kv * dims + 2.0 * spec.heads);
+  const OracleSample sample = SampleOracle(spec, host);
+  double dbias = 0;
+  if (!sample.bias_units.empty()) {
+    const BiasUnit& unit = sample.bias_units.front();
+    dbias = 2 * 8.0 * static_cast<double>(unit.heads) * static_cast<double>(unit.queries) * kv;
+  }
+  const auto shape = [&](std::int64_t seqlen_q, std::int64_t seqlen_kv) {
+    return OracleShape{seqlen_q,
+                       seqlen_kv,
+                       group,
+                       spec.dim_qk,
+                       spec.dim_v,
+                       spec.training,
+                       spec.training && spec.softmax == SoftmaxType::kLearnable};
+  };
+  std::size_t workspace = host ? HostOracleWorkspace(shape(spec.seqlen_q, spec.seqlen_kv)) : 0;
+  if (!host) {  // a shorter sequence may take more: its sums are cut into more parts
+    for (const auto& [sequence, kv_head] : sample.pairs) {
+      const OracleShape call = shape(spec.queries.length[sequence], spec.keys.length[sequence]);
+      workspace = std::max(workspace, OracleWorkspace(call));
+    }
+  }
+  return results + dbias + static_cast<double>(workspace);
+}
+
+}  // namespace cppool::kernels

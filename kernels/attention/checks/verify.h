@@ -1,0 +1,117 @@
+// The comparison of a rank's outputs with the run without CP and with the oracle.
+#pragma once
+
+#include <cppool/runtime.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "kernels/attention/check_kernels.h"
+#include "kernels/attention/checks/oracle_sample.h"
+#include "kernels/attention/run.h"
+#include "kernels/attention/run/tensor_set.h"
+
+namespace cppool::kernels {
+
+// Host memory that a stream's work reads or writes. As a Buffer it is left to the end of the case while an exception
+// is on its way: that work may be still to come.
+template <typename T>
+class HostArray {
+ public:
+  HostArray(cppool_runtime* runtime, std::size_t count) : rt_(runtime), count_(count) {
+    void* memory = nullptr;
+    Check(rt_, rt_->alloc_host(rt_, count * sizeof(T), &memory));
+    values_ = static_cast<T*>(memory);
+  }
+  ~HostArray() {
+    if (std::uncaught_exceptions() == 0) rt_->free_host(rt_, values_);
+  }
+  HostArray(const HostArray&) = delete;
+  HostArray& operator=(const HostArray&) = delete;
+  T* begin() const { return values_; }
+  T* end() const { return values_ + count_; }
+
+ private:
+  cppool_runtime* rt_;
+  std::size_t count_;
+  T* values_ = nullptr;
+};
+
+// Results that checks write in stream order.
+template <typename T>
+class Results {
+ public:
+  Results(cppool_runtime* runtime, std::size_t count, const T& before) : values_(runtime, count) {
+    std::fill(values_.begin(), values_.end(), before);
+  }
+  T* Next() { return values_.begin() + used_++; }
+
+ private:
+  HostArray<T> values_;
+  std::size_t used_ = 0;
+};
+
+// On the rank's thread. Every method enqueues on the main stream and waits for it.
+class Verifier {
+ public:
+  // All must outlive it. `local`: what the rank has computed; `global`: inputs of the whole.
+  Verifier(cppool_runtime* runtime, const AttentionSpec& spec, CheckKernels& kernels,
+           const RankTokens& tokens, const TensorSet& local, const TensorSet& global,
+           AttentionReport& report);
+
+  void AgainstOracle();
+  // With the outputs in `global`; and padding is zero. After the oracle, whose plain attention tells how far apart right
+  // results may be.
+  void AgainstNoCp();
+
+ private:
+  struct Rows {  // device arrays of `count`
+    const std::int64_t* rows;
+    const std::int64_t* positions;
+    std::int64_t count;
+  };
+  struct OracleOutputs;
+  struct Stats {
+    CompareStats *ours, *plain, *plain_here;  // see JudgeOracle
+  };
+  using StatsOf = std::map<CheckedTensor, std::vector<Stats>>;
+  static Stats StatsOfWhole(Results<CompareStats>& results);
+
+  void RunOracle(const OraclePair& pair, bool rounded, const OracleOutputs& to, bool dbias);
+  void ComparePair(const OraclePair& pair, const OracleOutputs& exact, const OracleOutputs& plain,
+                   Results<CompareStats>& results, StatsOf& stats);
+  void CompareBias(const BiasUnit& unit, const OracleOutputs& exact, const OracleOutputs& plain,
+                   Results<CompareStats>& results, StatsOf& stats);
+  void CompareHeads(const std::vector<int>& kv_heads, const OracleOutputs& exact, const OracleOutputs& plain,
+                    Results<CompareStats>& results, StatsOf& stats);
+  Rows RowsOf(const RankRows& rows, int sequence);
+  // To device memory that lives as long as this.
+  template <typename T>
+  const T* Upload(const std::vector<T>& values);
+  std::int64_t group() const { return spec_.heads / spec_.kv_heads; }
+  bool gqa() const { return group() != 1; }
+
+  cppool_runtime* rt_;
+  const AttentionSpec& spec_;
+  CheckKernels& kernels_;
+  const RankTokens& tokens_;
+  const TensorSet& local_;
+  const TensorSet& global_;
+  AttentionReport& report_;
+  std::deque<HostArray<std::byte>> staged_;
+  std::deque<Buffer> uploaded_;
+  const float* slopes_ = nullptr;  // of ALiBi, by head; device
+  std::map<std::pair<const RankRows*, int>, Rows> rows_;
+  std::map<CheckedTensor, CompareStats> plain_;  // against the exact result, of all rows of the sample
+};
+
+// Most bytes that the oracle's results and workspace take, on the host or on a GPU.
+double OracleBytes(const AttentionSpec& spec, bool host);
+
+}  // namespace cppool::kernels

@@ -1,0 +1,8 @@
+// The extended instances of the kernel for dk and dv. Files of their own compile side by side.
+#include "kernels/attention/families/sm80/backward_key.cuh"
+
+namespace cppool::kernels::cuda {
+
+template std::array<Kernel, 2> BackwardKeyKernelsOf<true>(const KernelShape& shape);
+
+}  // namespace cppool::kernels::cuda

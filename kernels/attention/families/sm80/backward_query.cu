@@ -1,0 +1,8 @@
+// The plain instances of the kernel for dq. Files of their own compile side by side.
+#include "kernels/attention/families/sm80/backward_query.cuh"
+
+namespace cppool::kernels::cuda {
+
+template Kernel BackwardQueryKernelOf<false>(const KernelShape& shape);
+
+}  // namespace cppool::kernels::cuda

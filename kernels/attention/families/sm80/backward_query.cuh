@@ -1,0 +1,164 @@
+// dq = scale ds k, for one tile of queries and one head per block of threads; the formulas are in
+// backward.cuh.
+//
+// Tiling: 4 warps of 32 query rows (16 for the large head dims), 32 keys at a time. Shared memory: q and
+// dout, and one or two stages of k and v, lse and delta, 97 KB at most (config.h). The logits, ds and dq stay
+// in registers.
+#pragma once
+
+#include "kernels/attention/families/sm80/backward.cuh"
+#include "kernels/attention/families/sm80/bias.cuh"
+#include "kernels/attention/families/sm80/kernel.h"
+
+namespace cppool::kernels::cuda {
+
+// Zeroes the probabilities of pairs that are not visible.
+template <int kM, int kN>
+__device__ __forceinline__ void MaskByQuery(Accumulator<kM, kN>& probability, const Band& band, int query,
+                                            int key, int keys) {
+  const int lane = threadIdx.x % kWarpSize;
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      // Visible columns of the row, less this thread's first one.
+      const int shift = query + m * 16 + half * 8 + lane / 4 - key, column = (lane % 4) * 2;
+      const int low = max(band.low + shift, 0) - column, high = min(band.high + shift, keys - 1) - column;
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int at = n * 8 + i;
+          if (at < low || at > high) probability.at[m][n][half * 2 + i] = 0;
+        }
+    }
+}
+
+// kExtended: with bias and ALiBi, each if asked for.
+template <typename T, int kDimQk, int kDimV, bool kExtended>
+__global__ void __launch_bounds__(BackwardQueryTiling<kDimQk, kDimV>::kThreads,
+                                  BackwardQueryTiling<kDimQk, kDimV>::kBlocksPerMultiprocessor)
+    BackwardQueryKernel(const __grid_constant__ BackwardParameters p) {
+  using Config = BackwardQueryTiling<kDimQk, kDimV>;
+  constexpr int kThreads = Config::kThreads, kBlock = Config::kBlock, kM = Config::kRowsPerWarp / 16,
+                kN = kBlock / 8;
+  constexpr int kStageBytes = kBlock * (kRowBytes<kDimQk> + kRowBytes<kDimV>);
+  extern __shared__ __align__(128) unsigned char shared[];
+  float2* const row_states = reinterpret_cast<float2*>(shared);  // lse in powers of two, delta
+  const std::uint32_t q_tile = ptx::SharedAddress(shared) + Config::kTileRows * 8;
+  const std::uint32_t dout_tile = q_tile + Config::kTileRows * kRowBytes<kDimQk>;
+  const std::uint32_t k_tile = dout_tile + Config::kTileRows * kRowBytes<kDimV>;
+  const std::uint32_t v_tile = k_tile + kBlock * kRowBytes<kDimQk>;
+
+  const Tile& tile = SharedTile(p.work, blockIdx.x / p.map.heads);
+  const int head = blockIdx.x % p.map.heads;
+  if (tile.range_begin == tile.range_end && !p.first && !p.last) return;
+  const int kv_head = (p.map.head0 + head) / p.map.group - p.map.kv_head0;
+  const T* const k = static_cast<const T*>(p.k) + static_cast<std::int64_t>(kv_head) * kDimQk;
+  const T* const v = static_cast<const T*>(p.v) + static_cast<std::int64_t>(kv_head) * kDimV;
+  const auto copy_keys = [&](std::int64_t row, int length, std::uint32_t stage) {
+    const std::int64_t pitch = p.map.kv_heads;
+    CopyTile<kDimQk, kBlock, kThreads>(k_tile + stage, k + row * pitch * kDimQk,
+                                       p.work.other_step * pitch * kRowBytes<kDimQk>, length);
+    CopyTile<kDimV, kBlock, kThreads>(v_tile + stage, v + row * pitch * kDimV,
+                                      p.work.other_step * pitch * kRowBytes<kDimV>, length);
+    ptx::CommitCopies();
+  };
+
+  BlockCursor<kBlock> cursor(p.work, tile);
+  if (cursor.valid()) {
+    const std::int64_t pitch = p.map.heads, first = tile.row * pitch + head;
+    CopyTile<kDimQk, Config::kTileRows, kThreads>(q_tile, static_cast<const T*>(p.q) + first * kDimQk,
+                                                  p.work.self_step * pitch * kRowBytes<kDimQk>, tile.length);
+    CopyTile<kDimV, Config::kTileRows, kThreads>(dout_tile, static_cast<const T*>(p.dout) + first * kDimV,
+                                                 p.work.self_step * pitch * kRowBytes<kDimV>, tile.length);
+    copy_keys(cursor.row(), cursor.length(), 0);
+  }
+
+  const int warp_row = threadIdx.x / kWarpSize * Config::kRowsPerWarp;
+  if (threadIdx.x < Config::kTileRows) {
+    const bool there = threadIdx.x < tile.length;
+    const std::int64_t at =
+        (tile.row + static_cast<std::int64_t>(threadIdx.x) * p.work.self_step) * p.map.heads + head;
+    row_states[threadIdx.x] = there ? make_float2(LseLog2(p.lse[at]), p.delta[at]) : make_float2(INFINITY, 0);
+  }
+
+  Accumulator<kM, kDimQk / 8> dq;
+  dq.Clear();
+  const auto q_rows = Fragments<kDimQk>::Rows(q_tile + warp_row * kRowBytes<kDimQk>);
+  const auto dout_rows = Fragments<kDimV>::Rows(dout_tile + warp_row * kRowBytes<kDimV>);
+  const auto k_columns = Fragments<kDimQk>::Columns(k_tile);
+  const auto v_columns = Fragments<kDimV>::Columns(v_tile);
+  const auto k_rows = Fragments<kDimQk>::Rows(k_tile);
+  std::uint32_t stage = 0;  // in bytes
+  while (cursor.valid()) {
+    ptx::WaitForCopies();
+    __syncthreads();  // k and v are there, and all have done with the stage before
+    const int key = cursor.position(), keys = cursor.length();
+    const int query = tile.position + warp_row, queries = min(Config::kRowsPerWarp, tile.length - warp_row);
+    const Visibility visibility = Classify(tile.band, query, queries, key, keys);
+    cursor.Advance();
+    if (Config::kStages > 1 && cursor.valid()) copy_keys(cursor.row(), cursor.length(), kStageBytes - stage);
+
+    if (visibility != Visibility::kNone) {
+      const float2* const states = row_states + warp_row + threadIdx.x % kWarpSize / 4;
+      Accumulator<kM, kN> probability, ds;
+      probability.Clear();
+      ds.Clear();
+      MultiplyTransposed<T>(probability, q_rows, k_columns.Shifted(stage));
+      if constexpr (kExtended) {
+        AddBias<T, Side::kQuery>(probability, p.bias, tile, head, {query, queries}, {key, keys});
+      }
+#pragma unroll
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float lse = states[m * 16 + i / 2 * 8].x;
+#pragma unroll
+          for (int n = 0; n < kN; ++n)
+            probability.at[m][n][i] = ptx::Exp2(fmaf(probability.at[m][n][i], p.scale_log2, -lse));
+        }
+      if (visibility == Visibility::kSome || keys < kBlock)
+        MaskByQuery(probability, tile.band, query, key, keys);
+      MultiplyTransposed<T>(ds, dout_rows, v_columns.Shifted(stage));
+#pragma unroll
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float delta = states[m * 16 + i / 2 * 8].y;
+#pragma unroll
+          for (int n = 0; n < kN; ++n) ds.at[m][n][i] = probability.at[m][n][i] * (ds.at[m][n][i] - delta);
+        }
+      MultiplyRows<T>(dq, ToLeftOperand<T>(ds), k_rows.Shifted(stage));
+    }
+
+    if (Config::kStages > 1) {
+      stage = kStageBytes - stage;
+    } else if (cursor.valid()) {
+      __syncthreads();  // all have done with k and v
+      copy_keys(cursor.row(), cursor.length(), 0);
+    }
+  }
+  __syncthreads();
+  const std::int64_t row = tile.row + static_cast<std::int64_t>(warp_row) * p.work.self_step;
+  WriteGradient<T>(dq, p.scale, tile.length - warp_row, (row * p.map.heads + head) * kDimQk,
+                   static_cast<std::int64_t>(p.work.self_step) * p.map.heads * kDimQk, p.dq_accumulator, p.dq,
+                   p.first, p.last);
+}
+
+template <bool kExtended>
+Kernel BackwardQueryKernelOf(const KernelShape& shape) {
+  return ForHeadDims<Kernel>(shape, [&]<int kDimQk, int kDimV>() {
+    using Config = BackwardQueryTiling<kDimQk, kDimV>;
+    constexpr int kShared = BackwardQuerySharedBytes<kDimQk, kDimV>();
+    static_assert(kShared < kMaxSharedBytes);
+    const void* function = nullptr;
+    if (shape.dtype == Dtype::kBf16)
+      function = reinterpret_cast<const void*>(&BackwardQueryKernel<__nv_bfloat16, kDimQk, kDimV, kExtended>);
+    if (shape.dtype == Dtype::kFp16)
+      function = reinterpret_cast<const void*>(&BackwardQueryKernel<__half, kDimQk, kDimV, kExtended>);
+    return Kernel{function, Config::kThreads, kShared, Config::kTileRows};
+  });
+}
+
+}  // namespace cppool::kernels::cuda

@@ -1,0 +1,8 @@
+// The plain instances of the forward kernel. Files of their own compile side by side.
+#include "kernels/attention/families/sm80/forward.cuh"
+
+namespace cppool::kernels::cuda {
+
+template Kernel ForwardKernelOf<false>(const KernelShape& shape);
+
+}  // namespace cppool::kernels::cuda

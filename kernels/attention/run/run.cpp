@@ -1,0 +1,179 @@
+#include "kernels/attention/run.h"
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "kernels/attention/schedule.h"
+#include "kernels/attention/run/tensor_set.h"
+#include "kernels/attention/checks/verify.h"
+#include "kernels/runtime.h"
+
+namespace cppool::kernels {
+namespace {
+
+class AttentionRun {
+ public:
+  AttentionRun(cppool_runtime* rt, const AttentionSpec& spec, AttentionReport& report)
+      : rt_(rt),
+        spec_(spec),
+        report_(report),
+        attention_(MakeAttentionKernels(rt)),
+        check_(MakeCheckKernels(rt)),
+        world_(GetGroup(rt, CPPOOL_WORLD)),
+        barrier_(rt, sizeof(float), rt->stream) {
+    Check(rt_, rt_->fill(rt_, barrier_.get(), 0, barrier_.bytes(), rt_->stream));
+  }
+
+  void Run(bool checks, TensorSource* source, TensorSink* sink) {
+    if (checks || spec_.deterministic) check_->Load();
+    auto schedule = MakeSchedule(rt_, *attention_, spec_);
+    // Everything that a check needs is loaded before the first collective too: see Load().
+    std::unique_ptr<Schedule> reference;
+    if (checks) reference = MakeNoCpSchedule(rt_, *attention_, spec_);
+
+    if (sink && rt_->rank == 0) sink->Begin();
+    TensorSet local(rt_, spec_, rt_->world_size);
+    const RankTokens tokens(spec_, rt_->world_size, rt_->rank);
+    {
+      const Stage stage(rt_, rt_->stream, "inputs");
+      local.Fill(*check_, spec_, tokens, source);
+    }
+    SayWork();
+    while (report_.NextIteration()) RunOnce(*schedule, local);
+    std::vector<std::uint64_t> digests;
+    if (checks || spec_.deterministic) digests = Digests(local);
+    if (spec_.deterministic) RunAgain(*schedule, local, digests, checks);
+    Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
+    schedule.reset();
+    if (checks) {
+      Judge(*reference, local, tokens, source, sink);
+      CheckSettled(local, digests);
+    }
+    if (sink) {
+      local.Save(tokens, *sink);
+      Barrier();
+      Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
+      if (rt_->rank == 0) sink->End();
+    }
+  }
+
+ private:
+  void SayWork() const {
+    const double pairs =
+        static_cast<double>(CountPairs(GlobalLayout(spec_.format, spec_.queries),
+                                       GlobalLayout(spec_.format, spec_.keys), BandsOf(spec_))) *
+        spec_.heads / rt_->world_size;
+    report_.Work("forward", 2 * pairs * (spec_.dim_qk + spec_.dim_v));
+    if (spec_.training) report_.Work("backward", 2 * pairs * (3 * spec_.dim_qk + 2 * spec_.dim_v));
+  }
+
+  void Barrier() {
+    if (world_.size > 1) {
+      Check(rt_, rt_->all_reduce(rt_, barrier_.get(), barrier_.get(), 1, CPPOOL_FLOAT32, CPPOOL_SUM,
+                                 world_.comm, rt_->stream));
+    }
+  }
+
+  void RunOnce(Schedule& schedule, const TensorSet& local) {
+    local.PoisonOutputs();
+    Barrier();  // so that no rank's time holds another's late start
+    schedule.Forward(local.pointers());
+    if (spec_.training) schedule.Backward(local.pointers());
+  }
+
+  // Once more, after the iterations: the same bits.
+  void RunAgain(Schedule& schedule, const TensorSet& local, const std::vector<std::uint64_t>& first,
+                bool checks) {
+    std::uint64_t all = 0;
+    for (const std::uint64_t digest : first) all = (all ^ digest) * 0x9E3779B97F4A7C15u + 1;
+    report_.Digest(all);
+    if (!checks) return;
+    RunOnce(schedule, local);
+    const std::vector<std::uint64_t> second = Digests(local);
+    for (std::size_t i = 0; i < first.size(); ++i) {
+      report_.Check(std::get<CheckedTensor>(local.outputs()[i].info.kind), "rerun",
+                    JudgeRerun(first[i], second[i]));
+    }
+  }
+
+  // What the main stream saw right after the run is still there: nothing was under way on another stream, which the
+  // checks, milliseconds later, would not have noticed. With a deterministic case the rerun's bits are those too.
+  void CheckSettled(const TensorSet& local, const std::vector<std::uint64_t>& first) {
+    const std::vector<std::uint64_t> now = Digests(local);
+    for (std::size_t i = 0; i < first.size(); ++i) {
+      if (first[i] == now[i]) continue;
+      report_.Check(std::get<CheckedTensor>(local.outputs()[i].info.kind), "later",
+                    JudgeRerun(first[i], now[i]));
+    }
+  }
+
+  std::vector<std::uint64_t> Digests(const TensorSet& local) {
+    Results<std::uint64_t> results(rt_, local.outputs().size(), 0);
+    std::vector<std::uint64_t*> at;
+    for (const TensorSet::Tensor& tensor : local.outputs()) {
+      at.push_back(results.Next());
+      check_->Digest(tensor.data.get(), tensor.data.bytes(), at.back(), rt_->stream);
+    }
+    Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
+    std::vector<std::uint64_t> digests;
+    for (const std::uint64_t* digest : at) digests.push_back(*digest);
+    return digests;
+  }
+
+  void Judge(Schedule& reference, const TensorSet& local, const RankTokens& tokens, TensorSource* source,
+             TensorSink* sink) {
+    TensorSet global(rt_, spec_, 1);
+    {
+      const Stage stage(rt_, rt_->stream, "reference/inputs");
+      global.Fill(*check_, spec_, RankTokens(spec_, 1, 0), source);
+      global.PoisonOutputs();
+    }
+    reference.Forward(global.pointers());
+    if (spec_.training) reference.Backward(global.pointers());
+    {
+      const Stage stage(rt_, rt_->stream, "checks");
+      Verifier verifier(rt_, spec_, *check_, tokens, local, global, report_);
+      verifier.AgainstOracle();
+      verifier.AgainstNoCp();
+    }
+    if (sink) global.SaveReference(*sink);
+  }
+
+  cppool_runtime* rt_;
+  const AttentionSpec& spec_;
+  AttentionReport& report_;
+  std::unique_ptr<AttentionKernels> attention_;
+  std::unique_ptr<CheckKernels> check_;
+  Group world_;
+  Buffer barrier_;
+};
+
+}  // namespace
+
+void RunAttention(cppool_runtime* runtime, const AttentionSpec& spec, bool checks, AttentionReport& report,
+                  TensorSource* source, TensorSink* sink) {
+  AttentionRun run(runtime, spec, report);
+  run.Run(checks, source, sink);
+}
+
+double AttentionBytes(const AttentionSpec& spec, int world_size, bool host) {
+  double tokens = 0, whole = 0;
+  for (const auto& tensors : {InputTensors(spec), OutputTensors(spec)}) {
+    for (const TensorInfo& tensor : tensors) {
+      (tensor.rows_of == TensorRows::kWhole ? whole : tokens) += static_cast<double>(tensor.rows) *
+                                                                 static_cast<double>(tensor.columns) *
+                                                                 static_cast<double>(SizeOf(tensor.dtype));
+    }
+  }
+  // Row tables and work lists are small beside the tokens they describe.
+  const double tables = 64.0 * static_cast<double>(spec.batch) * (spec.seqlen_q + spec.seqlen_kv) + 1e6;
+  AttentionSpec reference = spec;
+  reference.comm = CpCommType::kP2p;
+  return tokens / world_size + whole +
+         std::max(ScheduleBytes(spec, world_size), tokens + whole + OracleBytes(spec, host)) +
+         ScheduleBytes(reference, 1) + tables;
+}
+
+}  // namespace cppool::kernels

@@ -1,0 +1,291 @@
+// Memory-bound kernels: every byte is read and written once, 16 bytes at a time where alignment allows. No shared memory.
+#include "kernels/attention/tensor_ops/cuda/heads.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <string>
+
+#include "kernels/attention/families/sm80/launch.h"
+#include "kernels/error.h"
+#include "kernels/runtime/cuda/check.h"
+
+namespace cppool::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+__device__ __forceinline__ float ToFloat(float x) { return x; }
+__device__ __forceinline__ float ToFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float ToFloat(__half x) { return __half2float(x); }
+
+template <typename T>
+__device__ __forceinline__ T Rounded(float x) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __float2bfloat16_rn(x);
+  } else if constexpr (std::is_same_v<T, __half>) {
+    return __float2half_rn(x);
+  } else {
+    return x;
+  }
+}
+
+// kCount elements that move as one access (as two for eight floats).
+template <typename T, int kCount>
+struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Vector {
+  T at[kCount];
+};
+
+// Eight lanes per vector.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    DeltaKernel(std::int64_t vectors, int dim, const T* out, const T* dout, float* delta) {
+  using Eight = Vector<T, 8>;
+  const std::int64_t vector = blockIdx.x * static_cast<std::int64_t>(kThreads / 8) + threadIdx.x / 8;
+  if (vector >= vectors) return;
+  float sum = 0;
+  for (int at = threadIdx.x % 8 * 8; at < dim; at += 64) {
+    const Eight a = *reinterpret_cast<const Eight*>(out + vector * dim + at);
+    const Eight b = *reinterpret_cast<const Eight*>(dout + vector * dim + at);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum = fmaf(ToFloat(a.at[i]), ToFloat(b.at[i]), sum);
+  }
+  const unsigned lanes = 0xffu << (threadIdx.x % 32 / 8 * 8);
+  for (int apart = 4; apart > 0; apart /= 2) sum += __shfl_xor_sync(lanes, sum, apart);
+  if (threadIdx.x % 8 == 0) delta[vector] = sum;
+}
+
+struct Parts {
+  int count;
+  int begin[kMaxParts];  // first head
+  int heads[kMaxParts];
+  int before[kMaxParts];  // heads of the parts before
+};
+
+// One part per blockIdx.y; a head is `units` units.
+template <typename Unit, typename Index>
+__global__ void __launch_bounds__(kThreads)
+    SplitKernel(Index rows, int heads, int units, const __grid_constant__ Parts parts, const Unit* from,
+                Unit* to) {
+  const int begin = parts.begin[blockIdx.y], before = parts.before[blockIdx.y];
+  const Index columns = static_cast<Index>(parts.heads[blockIdx.y]) * units;
+  const Index i = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= rows * columns) return;
+  const Index row = i / columns, column = i % columns;
+  to[rows * units * before + i] = from[(row * heads + begin) * units + column];
+}
+
+template <typename From, typename To, int kCount, typename Index>
+__global__ void __launch_bounds__(kThreads)
+    MergeKernel(Index rows, int heads, int units, const __grid_constant__ Parts parts, const From* from,
+                To* to) {
+  const Index i = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= rows * heads * units) return;
+  const Index vector = i / units, unit = i % units, row = vector / heads;
+  const int head = static_cast<int>(vector % heads);
+  float sum[kCount] = {};
+  for (int part = 0; part < parts.count; ++part) {
+    const int within = head - parts.begin[part];
+    if (within < 0 || within >= parts.heads[part]) continue;
+    const Index at = (rows * parts.before[part] + row * parts.heads[part] + within) * units + unit;
+    const auto some = reinterpret_cast<const Vector<From, kCount>*>(from)[at];
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) sum[j] += ToFloat(some.at[j]);
+  }
+  Vector<To, kCount> rounded;
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) rounded.at[j] = Rounded<To>(sum[j]);
+  reinterpret_cast<Vector<To, kCount>*>(to)[i] = rounded;
+}
+
+template <typename To, int kCount>
+__global__ void __launch_bounds__(kThreads) RoundKernel(std::int64_t count, const float* from, To* to) {
+  const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x;
+  if (i * kCount >= count) return;
+  if ((i + 1) * kCount > count) {  // the tail
+    for (std::int64_t j = i * kCount; j < count; ++j) to[j] = Rounded<To>(from[j]);
+    return;
+  }
+  const auto some = reinterpret_cast<const Vector<float, kCount>*>(from)[i];
+  Vector<To, kCount> rounded;
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) rounded.at[j] = Rounded<To>(some.at[j]);
+  reinterpret_cast<Vector<To, kCount>*>(to)[i] = rounded;
+}
+
+bool Aligned(const void* pointer, std::size_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
+}
+
+Parts MakeParts(const std::vector<HeadRange>& ranges, int heads) {
+  if (ranges.size() > kMaxParts) {
+    throw RuntimeError(CPPOOL_UNSUPPORTED, "heads in more than " + std::to_string(kMaxParts) + " parts");
+  }
+  Parts parts{};
+  parts.count = static_cast<int>(ranges.size());
+  int before = 0;
+  for (int i = 0; i < parts.count; ++i) {
+    const HeadRange& range = ranges[static_cast<std::size_t>(i)];
+    if (range.begin < 0 || range.count < 0 || range.begin + range.count > heads) {
+      throw RuntimeError(CPPOOL_INTERNAL, "a part has heads that there are not");
+    }
+    parts.begin[i] = range.begin;
+    parts.heads[i] = range.count;
+    parts.before[i] = before;
+    before += range.count;
+  }
+  return parts;
+}
+
+template <typename Unit>
+void Split(std::int64_t rows, int heads, int units, const Parts& parts, const void* from, void* to,
+           cudaStream_t stream) {
+  const int most = *std::max_element(parts.heads, parts.heads + parts.count);
+  if (most == 0) return;
+  const dim3 grid(BlocksFor(rows * most * units, kThreads), static_cast<unsigned>(parts.count));
+  const auto* source = static_cast<const Unit*>(from);
+  auto* target = static_cast<Unit*>(to);
+  const std::int64_t all =
+      rows * units * std::max(heads, parts.before[parts.count - 1] + parts.heads[parts.count - 1]);
+  if (all < 0x7fffffff) {  // short indices divide several times faster
+    SplitKernel<Unit, std::uint32_t><<<grid, kThreads, 0, stream>>>(static_cast<std::uint32_t>(rows), heads,
+                                                                    units, parts, source, target);
+  } else {
+    SplitKernel<Unit, std::uint64_t><<<grid, kThreads, 0, stream>>>(static_cast<std::uint64_t>(rows), heads,
+                                                                    units, parts, source, target);
+  }
+}
+
+template <typename From, typename To, int kCount>
+void Merge(std::int64_t rows, int heads, int units, const Parts& parts, const void* from, void* to,
+           cudaStream_t stream) {
+  const unsigned blocks = BlocksFor(rows * heads * units, kThreads);
+  const auto* source = static_cast<const From*>(from);
+  auto* target = static_cast<To*>(to);
+  const std::int64_t all =
+      rows * units * std::max(heads, parts.before[parts.count - 1] + parts.heads[parts.count - 1]);
+  if (all < 0x7fffffff) {
+    MergeKernel<From, To, kCount, std::uint32_t><<<blocks, kThreads, 0, stream>>>(
+        static_cast<std::uint32_t>(rows), heads, units, parts, source, target);
+  } else {
+    MergeKernel<From, To, kCount, std::uint64_t><<<blocks, kThreads, 0, stream>>>(
+        static_cast<std::uint64_t>(rows), heads, units, parts, source, target);
+  }
+}
+
+// Calls visit with a value of the type that `dtype` names.
+template <typename Visit>
+void WithType(Dtype dtype, Visit visit) {
+  switch (dtype) {
+    case Dtype::kFp16:
+      return visit(__half{});
+    case Dtype::kBf16:
+      return visit(__nv_bfloat16{});
+    case Dtype::kFp32:
+      return visit(float{});
+    case Dtype::kFp64:
+      break;
+  }
+  throw RuntimeError(CPPOOL_UNSUPPORTED, "no kernel moves heads or rounds in this dtype");
+}
+
+// Finding a function's attributes loads it.
+template <typename Function>
+void LoadFunction(Function* function) {
+  cudaFuncAttributes attributes;
+  CheckCuda(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(function)),
+            "cudaFuncGetAttributes");
+}
+
+template <typename Unit>
+void LoadSplit() {
+  LoadFunction(&SplitKernel<Unit, std::uint32_t>);
+  LoadFunction(&SplitKernel<Unit, std::uint64_t>);
+}
+
+template <typename From, typename To, int kCount>
+void LoadMerge() {
+  LoadFunction(&MergeKernel<From, To, kCount, std::uint32_t>);
+  LoadFunction(&MergeKernel<From, To, kCount, std::uint64_t>);
+}
+
+}  // namespace
+
+void LaunchDelta(Dtype dtype, std::int64_t vectors, int dim, const void* out, const void* dout, float* delta,
+                 cudaStream_t stream) {
+  if (vectors == 0) return;
+  WithType(dtype, [&]<typename T>(T) {
+    DeltaKernel<T><<<BlocksFor(vectors * 8, kThreads), kThreads, 0, stream>>>(
+        vectors, dim, static_cast<const T*>(out), static_cast<const T*>(dout), delta);
+  });
+  CheckCuda(cudaGetLastError(), "launching delta");
+}
+
+void LaunchSplitHeads(Dtype dtype, std::int64_t rows, int heads, int dim,
+                      const std::vector<HeadRange>& ranges, const void* from, void* to, cudaStream_t stream) {
+  const Parts parts = MakeParts(ranges, heads);
+  if (rows == 0 || dim == 0 || parts.count == 0) return;
+  const int bytes = dim * static_cast<int>(SizeOf(dtype));
+  const auto fits = [&](int unit) {
+    return bytes % unit == 0 && Aligned(from, static_cast<std::size_t>(unit)) &&
+           Aligned(to, static_cast<std::size_t>(unit));
+  };
+  if (fits(16)) {
+    Split<uint4>(rows, heads, bytes / 16, parts, from, to, stream);
+  } else if (fits(4)) {
+    Split<std::uint32_t>(rows, heads, bytes / 4, parts, from, to, stream);
+  } else {
+    Split<std::uint16_t>(rows, heads, bytes / 2, parts, from, to, stream);
+  }
+  CheckCuda(cudaGetLastError(), "launching the split of heads");
+}
+
+void LaunchMergeHeads(Dtype from_dtype, Dtype to_dtype, std::int64_t rows, int heads, int dim,
+                      const std::vector<HeadRange>& ranges, const void* from, void* to, cudaStream_t stream) {
+  const Parts parts = MakeParts(ranges, heads);
+  if (rows == 0 || heads == 0 || dim == 0 || parts.count == 0) return;
+  WithType(from_dtype, [&]<typename From>(From) {
+    WithType(to_dtype, [&]<typename To>(To) {
+      if (dim % 8 == 0 && Aligned(from, 16) && Aligned(to, 16)) {
+        Merge<From, To, 8>(rows, heads, dim / 8, parts, from, to, stream);
+      } else {
+        Merge<From, To, 1>(rows, heads, dim, parts, from, to, stream);
+      }
+    });
+  });
+  CheckCuda(cudaGetLastError(), "launching the merge of heads");
+}
+
+void LaunchRound(const float* from, Dtype dtype, void* to, std::int64_t count, cudaStream_t stream) {
+  if (count == 0) return;
+  WithType(dtype, [&]<typename To>(To) {
+    auto* target = static_cast<To*>(to);
+    if (Aligned(from, 16) && Aligned(to, 16)) {
+      RoundKernel<To, 8><<<BlocksFor((count + 7) / 8, kThreads), kThreads, 0, stream>>>(count, from, target);
+    } else {
+      RoundKernel<To, 1><<<BlocksFor(count, kThreads), kThreads, 0, stream>>>(count, from, target);
+    }
+  });
+  CheckCuda(cudaGetLastError(), "launching the rounding");
+}
+
+void LoadHeadKernels() {
+  LoadSplit<uint4>();
+  LoadSplit<std::uint32_t>();
+  LoadSplit<std::uint16_t>();
+  const auto each = [](auto visit) {
+    for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16, Dtype::kFp32}) WithType(dtype, visit);
+  };
+  each([&]<typename To>(To) {
+    LoadFunction(&DeltaKernel<To>);
+    LoadFunction(&RoundKernel<To, 1>);
+    LoadFunction(&RoundKernel<To, 8>);
+    each([]<typename From>(From) {
+      LoadMerge<From, To, 1>();
+      LoadMerge<From, To, 8>();
+    });
+  });
+}
+
+}  // namespace cppool::kernels::cuda

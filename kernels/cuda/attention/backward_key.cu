@@ -1,8 +1,0 @@
-// The plain instances of the kernel for dk and dv. Files of their own compile side by side.
-#include "attention/backward_key.cuh"
-
-namespace cppool::kernels::cuda {
-
-template std::array<Kernel, 2> BackwardKeyKernelsOf<false>(const KernelShape& shape);
-
-}  // namespace cppool::kernels::cuda

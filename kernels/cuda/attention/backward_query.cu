@@ -1,8 +1,0 @@
-// The plain instances of the kernel for dq. Files of their own compile side by side.
-#include "attention/backward_query.cuh"
-
-namespace cppool::kernels::cuda {
-
-template Kernel BackwardQueryKernelOf<false>(const KernelShape& shape);
-
-}  // namespace cppool::kernels::cuda

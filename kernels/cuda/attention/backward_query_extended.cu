@@ -1,8 +1,0 @@
-// The extended instances of the kernel for dq. Files of their own compile side by side.
-#include "attention/backward_query.cuh"
-
-namespace cppool::kernels::cuda {
-
-template Kernel BackwardQueryKernelOf<true>(const KernelShape& shape);
-
-}  // namespace cppool::kernels::cuda

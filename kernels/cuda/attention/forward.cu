@@ -1,8 +1,0 @@
-// The plain instances of the forward kernel. Files of their own compile side by side.
-#include "attention/forward.cuh"
-
-namespace cppool::kernels::cuda {
-
-template Kernel ForwardKernelOf<false>(const KernelShape& shape);
-
-}  // namespace cppool::kernels::cuda

@@ -1,0 +1,166 @@
+// CUDA on demand: the driver is asked for devices, and the module with everything that needs CUDA or NCCL is opened, only when wanted.
+#include "kernels/module/cuda_loader.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/error.h"
+
+namespace cppool::kernels {
+namespace {
+
+constexpr const char* kModuleFile = "libcppool_cuda.so";
+
+// The few values of the driver's CUresult that mean something of their own here (cuda.h of CUDA 13.0).
+constexpr int kCudaSuccess = 0;
+constexpr int kCudaStubLibrary = 34;  // the stand-in for linking without a driver
+constexpr int kCudaNoDevice = 100;
+constexpr int kCudaOperatingSystem = 304;  // the device files are not reachable
+constexpr int kCudaSystemNotReady = 802;   // the fabric manager is not up
+constexpr int kCudaDriverMismatch = 803;   // library and kernel module differ
+constexpr int kCudaUnknown = 999;
+
+const char* AdviceFor(int code) {
+  switch (code) {
+    case kCudaOperatingSystem:
+      return "may this user open /dev/nvidia*? In a container, start it with the GPUs";
+    case kCudaSystemNotReady:
+      return "is nvidia-fabricmanager running, of the driver's version?";
+    case kCudaDriverMismatch:
+      return "libcuda.so.1 and the loaded kernel module are of different versions: reboot, or reload the "
+             "module";
+    case kCudaUnknown:
+      return "is the nvidia kernel module loaded (nvidia-smi)? It often has to be reloaded after a suspend "
+             "or an update";
+    default:
+      return "see whether nvidia-smi works";
+  }
+}
+
+// The driver's functions, as they are called here.
+using CuInit = int (*)(unsigned);
+using CuDeviceGetCount = int (*)(int*);
+using CuGetErrorName = int (*)(int, const char**);
+
+RuntimeError DriverError(void* driver, const char* call, int code) {
+  std::string name = "error " + std::to_string(code);
+  const auto error_name = reinterpret_cast<CuGetErrorName>(dlsym(driver, "cuGetErrorName"));
+  const char* text = nullptr;
+  if (error_name && error_name(code, &text) == kCudaSuccess && text)
+    name = std::string(text) + " (" + std::to_string(code) + ")";
+  return RuntimeError(CPPOOL_CUDA, std::string("the CUDA driver is here but does not work: ") + call +
+                                       " returned " + name + "; " + AdviceFor(code) +
+                                       ". Use the host backend to go on without GPUs");
+}
+
+// The folder of the running program; empty when it cannot be told.
+std::string ProgramFolder() {
+  std::vector<char> path(4096);
+  const ssize_t length = readlink("/proc/self/exe", path.data(), path.size());
+  if (length <= 0) return "";
+  const std::string program(path.data(), static_cast<std::size_t>(length));
+  return program.substr(0, program.rfind('/'));
+}
+
+std::vector<std::string> Candidates() {
+  const char* wanted = std::getenv("CPPOOL_CUDA_MODULE");
+  if (wanted && *wanted) return {wanted};
+  std::vector<std::string> files;
+  const std::string folder = ProgramFolder();
+  if (!folder.empty()) {
+    files.push_back(folder + "/" + kModuleFile);
+    files.push_back(folder + "/../lib/" + kModuleFile);
+  }
+  files.emplace_back(kModuleFile);  // where the dynamic linker looks
+  return files;
+}
+
+RuntimeError OpenError(const std::string& file, const std::string& reason) {
+  if (reason.find("libcuda.so") != std::string::npos) {
+    return RuntimeError(CPPOOL_CUDA,
+                        "there is no NVIDIA driver (" + reason + "): install one, or use the host backend");
+  }
+  return RuntimeError(CPPOOL_CUDA, "the CUDA module " + file + " does not load: " + reason);
+}
+
+void* OpenFile() {
+  std::string searched;
+  for (const std::string& file : Candidates()) {
+    const bool named = file.find('/') == std::string::npos;
+    searched += (searched.empty() ? "" : ", ") + file;
+    if (!named && access(file.c_str(), F_OK) != 0) continue;
+    if (void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) return handle;
+    const char* error = dlerror();
+    const std::string reason = error ? error : "no reason given";
+    // A plain name that the linker does not find says so about the module itself.
+    if (named && reason.rfind(file + ": cannot open", 0) == 0) continue;
+    throw OpenError(file, reason);
+  }
+  throw RuntimeError(
+      CPPOOL_CUDA,
+      "the CUDA module was not found (looked at " + searched +
+          "). If this build has none, build again where nvcc and NCCL are (cmake -DCPPOOL_CUDA=ON says what "
+          "is missing); else set CPPOOL_CUDA_MODULE to its path. The host backend needs no module");
+}
+
+}  // namespace
+
+int CountCudaDevices() {
+  // Never closed: the driver does not support being unloaded.
+  static void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (!driver) return 0;
+  const auto init = reinterpret_cast<CuInit>(dlsym(driver, "cuInit"));
+  const auto get_count = reinterpret_cast<CuDeviceGetCount>(dlsym(driver, "cuDeviceGetCount"));
+  if (!init || !get_count) {
+    throw RuntimeError(
+        CPPOOL_CUDA,
+        "libcuda.so.1 has no cuInit or cuDeviceGetCount: it is not NVIDIA's driver. Repair the "
+        "installation, or use the host backend");
+  }
+  int code = init(0);
+  if (code == kCudaNoDevice || code == kCudaStubLibrary) return 0;
+  if (code != kCudaSuccess) throw DriverError(driver, "cuInit", code);
+  int count = 0;
+  code = get_count(&count);
+  if (code == kCudaNoDevice) return 0;
+  if (code != kCudaSuccess) throw DriverError(driver, "cuDeviceGetCount", code);
+  return count;
+}
+
+const CudaModule& OpenCudaModule() {
+  static std::mutex mutex;
+  static const CudaModule* opened = nullptr;
+  std::lock_guard lock(mutex);
+  if (opened) return *opened;
+  void* handle = OpenFile();
+  const auto table = reinterpret_cast<const CudaModule* (*)()>(dlsym(handle, kCudaModuleSymbol));
+  Dl_info info{};
+  const std::string file =
+      table && dladdr(reinterpret_cast<void*>(table), &info) && info.dli_fname ? info.dli_fname : "the file";
+  // Not closed when it is refused: CUDA's and NCCL's libraries, which it may have brought, are not made for that.
+  if (!table) {
+    throw RuntimeError(CPPOOL_CUDA, std::string("not cppool's CUDA module: it has no ") + kCudaModuleSymbol +
+                                        ". Does CPPOOL_CUDA_MODULE name the right file?");
+  }
+  const CudaModule* module = table();
+  if (!module || std::string_view(module->version) != CPPOOL_VERSION) {
+    const std::string version = module ? module->version : "none";
+    throw RuntimeError(CPPOOL_CUDA, "the CUDA module " + file + " is of version " + version +
+                                        ", this program of " + CPPOOL_VERSION +
+                                        ": install both from one build");
+  }
+  opened = module;
+  return *opened;
+}
+
+std::unique_ptr<Backend> CreateCudaBackend(int world_size, Transport transport) {
+  return OpenCudaModule().create_backend(world_size, transport);
+}
+
+}  // namespace cppool::kernels

@@ -1,0 +1,185 @@
+#include "kernels/runtime/cuda/backend.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+
+#include "kernels/runtime/cuda/rank.h"
+#include "kernels/runtime/cuda/nccl_world.h"
+#include "kernels/runtime/cuda/peer_world.h"
+
+namespace cppool::kernels::cuda {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kMostRanks = 64;
+
+constexpr std::chrono::seconds kAbortLimit{5};  // to the end of an abort, when the world goes
+
+// The ranks that are open, for Recover. Ranks may outlive the backend and the other way round.
+struct OpenRanks {
+  std::mutex mutex;
+  std::vector<CudaRank*> ranks;
+};
+
+// What OpenRank hands out: a CudaRank that takes itself off the list.
+class ListedRank final : public CudaRank {
+ public:
+  ListedRank(std::shared_ptr<CommWorld> world, int rank, std::shared_ptr<OpenRanks> open)
+      : CudaRank(std::move(world), rank), open_(std::move(open)) {
+    const std::lock_guard lock(open_->mutex);
+    open_->ranks.push_back(this);
+  }
+  ~ListedRank() override {
+    const std::lock_guard lock(open_->mutex);
+    std::erase(open_->ranks, this);
+  }
+
+ private:
+  std::shared_ptr<OpenRanks> open_;
+};
+
+std::string VisibleDevices(int count) {
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  return std::to_string(count) + (count == 1 ? " is visible" : " are visible") +
+         (visible ? " (CUDA_VISIBLE_DEVICES=" + std::string(visible) + ")" : "");
+}
+
+std::shared_ptr<CommWorld> MakeWorld(int size, int devices, Transport transport) {
+  if (devices < 1)
+    throw RuntimeError(CPPOOL_CUDA, "CUDA ranks need a device, and " + VisibleDevices(devices));
+  if (transport == Transport::kAuto) transport = devices < size ? Transport::kPeer : Transport::kNccl;
+  if (transport == Transport::kPeer) return std::make_shared<PeerWorld>(size, devices);
+  if (devices < size) {
+    throw RuntimeError(CPPOOL_CUDA, "with NCCL " + std::to_string(size) + " ranks need " +
+                                        std::to_string(size) + " CUDA devices, one each, and " +
+                                        VisibleDevices(devices) +
+                                        ": with the transport peer they can share a device");
+  }
+  return std::make_shared<NcclWorld>(size);
+}
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(int world_size, Transport transport);
+  ~CudaBackend() override { world_->AwaitAbort(kAbortLimit); }
+
+  std::string name() const override { return "cuda"; }
+  std::string transport() const override { return world_->transport(); }
+  int world_size() const override { return world_->size(); }
+  std::unique_ptr<RankRuntime> OpenRank(int rank) override;
+  std::vector<DeviceInfo> Devices() const override;
+  std::vector<std::pair<std::string, double>> InitTimes() const override;
+  void Abort(const std::string& reason) override { world_->Abort(reason); }
+  void Finished(int rank) override { world_->Finished(rank); }
+  void Recover(std::chrono::milliseconds limit) override;
+
+ private:
+  class StageClock;
+
+  std::shared_ptr<CommWorld> world_;
+  std::shared_ptr<OpenRanks> open_ = std::make_shared<OpenRanks>();
+  mutable std::mutex mutex_;  // guards what the ranks' threads report
+  std::vector<DeviceInfo> devices_;
+  std::vector<std::pair<std::string, double>> init_ms_;
+};
+
+// Time since the stage before, kept as the slowest rank's.
+class CudaBackend::StageClock {
+ public:
+  explicit StageClock(CudaBackend* backend) : backend_(backend) {}
+
+  void Done(const std::string& stage) {
+    const auto now = Clock::now();
+    const double ms = std::chrono::duration<double, std::milli>(now - last_).count();
+    last_ = now;
+    const std::lock_guard lock(backend_->mutex_);
+    auto& times = backend_->init_ms_;
+    const auto found =
+        std::find_if(times.begin(), times.end(), [&](const auto& entry) { return entry.first == stage; });
+    if (found == times.end()) {
+      times.emplace_back(stage, ms);
+    } else {
+      found->second = std::max(found->second, ms);
+    }
+  }
+
+ private:
+  CudaBackend* backend_;
+  Clock::time_point last_ = Clock::now();
+};
+
+CudaBackend::CudaBackend(int world_size, Transport transport) {
+  if (world_size < 1 || world_size > kMostRanks) {
+    throw RuntimeError(CPPOOL_INVALID_REQUEST, "a world has 1 to " + std::to_string(kMostRanks) +
+                                                   " ranks, not " + std::to_string(world_size));
+  }
+  StageClock clock(this);
+  int count = 0;
+  CheckCuda(cudaGetDeviceCount(&count), "counting the CUDA devices");
+  world_ = MakeWorld(world_size, count, transport);
+  devices_.resize(static_cast<std::size_t>(world_size));
+  clock.Done("driver");
+}
+
+std::unique_ptr<RankRuntime> CudaBackend::OpenRank(int rank) {
+  StageClock clock(this);
+  std::unique_ptr<CudaRank> opened;
+  try {
+    opened = std::make_unique<ListedRank>(world_, rank, open_);
+    WarmUpDevice(*opened);
+    DeviceInfo device = opened->Device();
+    const std::lock_guard lock(mutex_);
+    devices_[rank] = std::move(device);
+  } catch (const std::exception& error) {
+    world_->CannotStart(rank, error.what());
+    throw;
+  }
+  clock.Done("contexts");
+  world_->Arrive();
+  world_->JoinWorld(rank);
+  clock.Done(world_->transport());
+  if (world_->HasGroups()) {
+    world_->JoinGroups(rank);
+    clock.Done("groups");
+  }
+  WarmUpCommunicators(*opened);
+  clock.Done("warm_up");
+  return opened;
+}
+
+void CudaBackend::Recover(std::chrono::milliseconds limit) {
+  world_->CheckRestart();
+  const std::lock_guard lock(open_->mutex);
+  const auto deadline = Clock::now() + limit;
+  for (const CudaRank* rank : open_->ranks) {
+    cudaError_t state = rank->State();
+    for (; state == cudaErrorNotReady && Clock::now() < deadline; state = rank->State())
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    const std::string work = "rank " + std::to_string(rank->rank()) + ": work on its streams";
+    if (state == cudaErrorNotReady) throw RuntimeError(CPPOOL_CUDA, work + " does not end");
+    CheckCuda(state, work.c_str());
+  }
+  world_->Restart();
+}
+
+std::vector<DeviceInfo> CudaBackend::Devices() const {
+  const std::lock_guard lock(mutex_);
+  return devices_;
+}
+
+std::vector<std::pair<std::string, double>> CudaBackend::InitTimes() const {
+  const std::lock_guard lock(mutex_);
+  return init_ms_;
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> CreateBackend(int world_size, Transport transport) {
+  return std::make_unique<CudaBackend>(world_size, transport);
+}
+
+}  // namespace cppool::kernels::cuda

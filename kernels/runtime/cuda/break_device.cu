@@ -1,0 +1,51 @@
+#include "kernels/runtime/cuda/break_device.h"
+#include "kernels/runtime/cuda/check.h"
+
+namespace cppool::kernels::cuda {
+namespace {
+
+constexpr long long kFar = 1LL << 40;  // bytes: past everything that is mapped
+
+// Ends with its context.
+__global__ void Stall() {
+  for (;;) asm volatile("nanosleep.u32 1000;");
+}
+
+__global__ void Trap() { asm volatile("trap;"); }
+
+__global__ void WriteFarAfter(unsigned char* memory) {
+  *reinterpret_cast<volatile unsigned char*>(memory + kFar) = 1;
+}
+
+__global__ void FlipBit(unsigned char* byte) { *byte ^= 0x40; }
+
+}  // namespace
+
+void BreakDevice(DeviceFault fault, void* memory, cudaStream_t stream) {
+  auto* const at = static_cast<unsigned char*>(memory);
+  switch (fault) {
+    case DeviceFault::kStall:
+      Stall<<<1, 1, 0, stream>>>();
+      break;
+    case DeviceFault::kTrap:
+      Trap<<<1, 1, 0, stream>>>();
+      break;
+    case DeviceFault::kOutOfBounds:
+      WriteFarAfter<<<1, 1, 0, stream>>>(at);
+      break;
+    case DeviceFault::kFlipBit:
+      FlipBit<<<1, 1, 0, stream>>>(at);
+      break;
+  }
+  CheckCuda(cudaGetLastError(), "launching a fault");
+}
+
+void LoadDeviceFaults() {
+  cudaFuncAttributes attributes{};
+  for (const void* kernel :
+       {reinterpret_cast<const void*>(&Stall), reinterpret_cast<const void*>(&Trap),
+        reinterpret_cast<const void*>(&WriteFarAfter), reinterpret_cast<const void*>(&FlipBit)})
+    CheckCuda(cudaFuncGetAttributes(&attributes, kernel), "loading a fault");
+}
+
+}  // namespace cppool::kernels::cuda

@@ -1,0 +1,225 @@
+#include "kernels/runtime/cuda/nccl_world.h"
+
+#include <chrono>
+#include <thread>
+
+namespace cppool::kernels::cuda {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Older ones write into the buffers of peers in the same process, which stream-ordered memory does not allow
+// without more set-up.
+constexpr int kOldestNccl = 22400;
+
+std::string VersionText(int code) {
+  return std::to_string(code / 10000) + "." + std::to_string(code / 100 % 100) + "." +
+         std::to_string(code % 100);
+}
+
+void CheckVersion(const NcclApi& nccl) {
+  int version = 0;
+  CheckNccl(nccl.GetVersion(&version), "asking NCCL for its version");
+  if (version < kOldestNccl || version / 10000 != NCCL_VERSION_CODE / 10000) {
+    throw RuntimeError(CPPOOL_NCCL, "NCCL " + VersionText(version) + " was loaded; this build needs NCCL " +
+                                        std::to_string(NCCL_MAJOR) + ", at least " +
+                                        VersionText(kOldestNccl) + " (built with " +
+                                        VersionText(NCCL_VERSION_CODE) +
+                                        "): put that one's folder first in LD_LIBRARY_PATH");
+  }
+}
+
+ncclComm_t Handle(cppool_comm comm) { return reinterpret_cast<ncclComm_t>(comm); }
+
+ncclDataType_t DataType(cppool_dtype dtype) {
+  switch (dtype) {
+    case CPPOOL_FLOAT16:
+      return ncclFloat16;
+    case CPPOOL_BFLOAT16:
+      return ncclBfloat16;
+    case CPPOOL_FLOAT32:
+      return ncclFloat32;
+    case CPPOOL_FLOAT64:
+      return ncclFloat64;
+    case CPPOOL_INT32:
+      return ncclInt32;
+    case CPPOOL_INT64:
+      return ncclInt64;
+    case CPPOOL_UINT8:
+      return ncclUint8;
+  }
+  throw RuntimeError(CPPOOL_INTERNAL, "no such dtype: " + std::to_string(static_cast<int>(dtype)));
+}
+
+ncclRedOp_t Reduction(cppool_reduce reduce) {
+  switch (reduce) {
+    case CPPOOL_SUM:
+      return ncclSum;
+    case CPPOOL_MAX:
+      return ncclMax;
+  }
+  throw RuntimeError(CPPOOL_INTERNAL, "no such reduction: " + std::to_string(static_cast<int>(reduce)));
+}
+
+}  // namespace
+
+NcclWorld::NcclWorld(int size) : CommWorld(size, size), nccl_(Nccl()) {
+  CheckVersion(nccl_);
+  for (int rank = 0; rank < size; ++rank) ranks_.push_back(std::make_unique<Rank>());
+  id_ = std::async(std::launch::async, [&nccl = nccl_] {
+          ncclUniqueId id;
+          CheckNccl(nccl.GetUniqueId(&id), "making the communicators' id");
+          return id;
+        }).share();
+}
+
+void NcclWorld::JoinWorld(int rank) {
+  const ncclUniqueId id = id_.get();
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 1;
+  // Pairs and strides then use the world's buffers and connections (it is the parent's setting that counts):
+  // nearly a gigabyte less per device and group. NCCL runs a rank's communicators one after another in the
+  // order of the calls, as schedules ask for with events anyway.
+  config.splitShare = 1;
+  ncclComm_t comm = nullptr;
+  // Waits for the other ranks, which have all arrived. Should one fail in here, it throws and its process has
+  // to end.
+  CheckNccl(nccl_.CommInitRankConfig(&comm, size(), id, rank, &config), "joining the world's communicator");
+  ranks_[rank]->groups[CPPOOL_WORLD] = {comm, rank, size()};
+}
+
+void NcclWorld::JoinGroups(int rank) {
+  const Call call(*this, rank);
+  Rank& mine = *ranks_[rank];
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 1;
+  config.splitShare = 1;
+  const ncclComm_t world = mine.groups[CPPOOL_WORLD].comm;
+  ncclComm_t pair = nullptr;
+  CheckNccl(nccl_.CommSplit(world, rank / 2, rank, &pair, &config), "splitting the pairs off");
+  mine.groups[CPPOOL_PAIR] = {pair, rank % 2, 2};
+  ncclComm_t stride = nullptr;
+  CheckNccl(nccl_.CommSplit(world, rank % 2, rank, &stride, &config), "splitting the strides off");
+  mine.groups[CPPOOL_STRIDE] = {stride, rank / 2, size() / 2};
+}
+
+void NcclWorld::Leave(int rank) noexcept {
+  if (aborted()) return;  // without the lock, which the abort may hold for long
+  const std::lock_guard lock(ranks_[rank]->in_call);
+  if (aborted() || InGroup(rank)) return;
+  Group* const groups = ranks_[rank]->groups;
+  for (const cppool_group which :
+       {CPPOOL_STRIDE, CPPOOL_PAIR, CPPOOL_WORLD}) {  // children before their parent
+    if (groups[which].comm) nccl_.CommDestroy(groups[which].comm);
+    groups[which] = {};
+  }
+}
+
+CommGroup NcclWorld::group(int rank, cppool_group which) const {
+  const Group& group = ranks_[rank]->groups[which];
+  return {reinterpret_cast<cppool_comm>(group.comm), group.rank, group.size};
+}
+
+void NcclWorld::BeginCase(int rank) {
+  if (InGroup(rank))
+    throw RuntimeError(CPPOOL_NCCL,
+                       "rank " + std::to_string(rank) + " is in a group of calls that did not end");
+}
+
+void NcclWorld::CheckRestart() const {
+  if (aborted()) throw RuntimeError(CPPOOL_NCCL, "the communicators of nccl do not outlive an abort");
+  for (int rank = 0; rank < size(); ++rank) {
+    if (InGroup(rank)) {
+      throw RuntimeError(
+          CPPOOL_NCCL, "rank " + std::to_string(rank) + " is in a group of calls, which NCCL cannot forget");
+    }
+  }
+}
+
+void NcclWorld::GroupStart(int rank) {
+  const Call call(*this, rank);
+  CheckNccl(nccl_.GroupStart(), "starting a group of calls");
+  ++ranks_[rank]->group_depth;
+}
+
+void NcclWorld::GroupEnd(int rank) {
+  const Call call(*this, rank);
+  int& depth = ranks_[rank]->group_depth;
+  if (depth > 0) --depth;  // also when it fails; NCCL itself says so of an end without a start
+  CheckNccl(nccl_.GroupEnd(), "ending a group of calls");
+}
+
+void NcclWorld::Send(int rank, const void* data, std::size_t bytes, int peer, cppool_comm comm,
+                     cudaStream_t stream) {
+  const Call call(*this, rank);
+  CheckNccl(nccl_.Send(data, bytes, ncclUint8, peer, Handle(comm), stream), "sending");
+}
+
+void NcclWorld::Recv(int rank, void* data, std::size_t bytes, int peer, cppool_comm comm,
+                     cudaStream_t stream) {
+  const Call call(*this, rank);
+  CheckNccl(nccl_.Recv(data, bytes, ncclUint8, peer, Handle(comm), stream), "receiving");
+}
+
+void NcclWorld::AllGather(int rank, const void* in, void* out, std::size_t bytes, cppool_comm comm,
+                          cudaStream_t stream) {
+  const Call call(*this, rank);
+  CheckNccl(nccl_.AllGather(in, out, bytes, ncclUint8, Handle(comm), stream), "all_gather");
+}
+
+void NcclWorld::ReduceScatter(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
+                              cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) {
+  const Call call(*this, rank);
+  CheckNccl(nccl_.ReduceScatter(in, out, count, DataType(dtype), Reduction(reduce), Handle(comm), stream),
+            "reduce_scatter");
+}
+
+void NcclWorld::AllReduce(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
+                          cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) {
+  const Call call(*this, rank);
+  CheckNccl(nccl_.AllReduce(in, out, count, DataType(dtype), Reduction(reduce), Handle(comm), stream),
+            "all_reduce");
+}
+
+void NcclWorld::CheckHealth(int rank) {
+  const Call call(*this, rank);
+  for (const Group& group : ranks_[rank]->groups) {
+    if (!group.comm) continue;
+    ncclResult_t state = ncclSuccess;
+    CheckNccl(nccl_.CommGetAsyncError(group.comm, &state), "asking a communicator for its state");
+    if (state == ncclSuccess || state == ncclInProgress) continue;
+    try {
+      CheckNccl(state, "a communicator failed");
+    } catch (const RuntimeError& error) {  // it does not say through whom
+      throw RuntimeError(error.status(), error.what(), RuntimeError::kElsewhere);
+    }
+  }
+}
+
+void NcclWorld::Abort(const std::string& reason) {
+  if (!NoteAbort(reason)) return;
+  // ncclCommAbort can wait for the device: nobody joins this thread, and it keeps what it uses alive. The world
+  // is of no use afterwards.
+  std::thread([world = shared_from_this()] {
+    world->AbortCommunicators();
+    world->abort_done_.set_value();
+  }).detach();
+}
+
+void NcclWorld::AwaitAbort(std::chrono::milliseconds limit) {
+  if (aborted()) abort_over_.wait_for(limit);
+}
+
+void NcclWorld::AbortCommunicators() {
+  // Calls that return are waited for; one that is stuck is what the abort is for.
+  const auto patience = std::chrono::steady_clock::now() + 200ms;
+  std::vector<std::unique_lock<std::timed_mutex>> locks;
+  for (const auto& rank : ranks_) locks.emplace_back(rank->in_call, patience);
+  for (const cppool_group which : {CPPOOL_STRIDE, CPPOOL_PAIR, CPPOOL_WORLD}) {
+    for (const auto& rank : ranks_) {
+      if (rank->groups[which].comm) nccl_.CommAbort(rank->groups[which].comm);
+    }
+  }
+}
+
+}  // namespace cppool::kernels::cuda

@@ -1,0 +1,291 @@
+#include "kernels/runtime/cuda/peer_world.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/runtime/host/reduce.h"
+#include "kernels/runtime/cuda/check.h"
+#include "kernels/runtime/cuda/reduce.h"
+
+namespace cppool::kernels::cuda {
+namespace {
+
+using host::Collective;
+
+// Copies between two devices then go directly, also those of memory that the case took from CUDA itself.
+void EnableAccess(int device, int other) {
+  int reaches = 0;
+  CheckCuda(cudaDeviceCanAccessPeer(&reaches, device, other), "asking which devices reach each other");
+  if (!reaches) return;  // such copies go through the host
+  const cudaError_t result = cudaDeviceEnablePeerAccess(other, 0);
+  if (result == cudaErrorPeerAccessAlreadyEnabled) {
+    cudaGetLastError();
+    return;
+  }
+  CheckCuda(result, "letting devices reach each other");
+}
+
+}  // namespace
+
+PeerWorld::PeerWorld(int size, int devices)
+    : CommWorld(size, devices),
+      bells_(static_cast<std::size_t>(size)),
+      ranks_(static_cast<std::size_t>(size)) {
+  const auto add = [&](cppool_group which, const std::string& name, int first, int step, int count) {
+    std::vector<int> members, on;
+    for (int i = 0; i < count; ++i) {
+      members.push_back(first + i * step);
+      on.push_back(device(members.back()));
+    }
+    comms_.push_back(std::make_unique<PeerComm>(name, members, std::move(on), bells_));
+    const auto peers = static_cast<std::size_t>(count);
+    for (int i = 0; i < count; ++i) {
+      PeerSide& side = ranks_[static_cast<std::size_t>(members[static_cast<std::size_t>(i)])].sides[which];
+      side = {comms_.back().get(), i, 0, std::vector<std::uint64_t>(peers),
+              std::vector<std::uint64_t>(peers)};
+    }
+  };
+  add(CPPOOL_WORLD, "world", 0, 1, size);
+  if (!HasGroups()) return;
+  for (int i = 0; i < size / 2; ++i) add(CPPOOL_PAIR, "pair", 2 * i, 1, 2);
+  for (int parity = 0; parity < 2; ++parity) add(CPPOOL_STRIDE, "stride", parity, 2, size / 2);
+}
+
+void PeerWorld::JoinWorld(int rank) {
+  Rank& mine = ranks_[static_cast<std::size_t>(rank)];
+  mine.events = std::make_shared<EventPool>();
+  mine.pool = OpenPool(rank);
+  std::vector<int> others;
+  for (int other = 0; other < devices(); ++other) {
+    if (other == device(rank)) continue;
+    EnableAccess(device(rank), other);
+    others.push_back(other);
+  }
+  mine.pool->Share(others);
+  LoadReduce();
+}
+
+void PeerWorld::Leave(int rank) noexcept {
+  Rank& mine = ranks_[static_cast<std::size_t>(rank)];
+  mine.grouped.clear();
+  mine.events.reset();
+  mine.pool.reset();
+}
+
+CommGroup PeerWorld::group(int rank, cppool_group which) const {
+  const PeerSide& side = ranks_[static_cast<std::size_t>(rank)].sides[which];
+  if (!side.comm) return {};
+  return {reinterpret_cast<cppool_comm>(const_cast<PeerSide*>(&side)), side.member, side.comm->size()};
+}
+
+void PeerWorld::BeginCase(int rank) {
+  Rank& mine = ranks_[static_cast<std::size_t>(rank)];
+  mine.depth = 0;
+  mine.grouped.clear();
+  mine.finished = false;
+  mine.failure = nullptr;
+}
+
+void PeerWorld::CheckCase(int rank) {
+  if (const auto& failure = ranks_[static_cast<std::size_t>(rank)].failure) std::rethrow_exception(failure);
+}
+
+PeerSide& PeerWorld::SideOf(int rank, cppool_comm comm) {
+  ThrowIfAborted();
+  for (PeerSide& side : ranks_[static_cast<std::size_t>(rank)].sides) {
+    if (side.comm && reinterpret_cast<cppool_comm>(&side) == comm) return side;
+  }
+  throw RuntimeError(CPPOOL_INTERNAL, "not a communicator of this rank");
+}
+
+PeerSide& PeerWorld::SideTo(int rank, cppool_comm comm, int peer, const char* call) {
+  PeerSide& side = SideOf(rank, comm);
+  if (peer >= 0 && peer < side.comm->size()) return side;
+  throw RuntimeError(CPPOOL_INTERNAL, std::string(call) + " names rank " + std::to_string(peer) +
+                                          " of a group of " + std::to_string(side.comm->size()));
+}
+
+void PeerWorld::GroupStart(int rank) {
+  ThrowIfAborted();
+  ++ranks_[static_cast<std::size_t>(rank)].depth;
+}
+
+void PeerWorld::GroupEnd(int rank) {
+  Rank& mine = ranks_[static_cast<std::size_t>(rank)];
+  if (mine.depth == 0) throw RuntimeError(CPPOOL_INTERNAL, "group_end without group_start");
+  if (--mine.depth > 0) return;
+  Run(rank, std::exchange(mine.grouped, {}));
+}
+
+void PeerWorld::Send(int rank, const void* data, std::size_t bytes, int peer, cppool_comm comm,
+                     cudaStream_t stream) {
+  Submit(rank, MakeSend(SideTo(rank, comm, peer, "send"), peer, data, bytes, stream));
+}
+
+void PeerWorld::Recv(int rank, void* data, std::size_t bytes, int peer, cppool_comm comm,
+                     cudaStream_t stream) {
+  Submit(rank, MakeRecv(SideTo(rank, comm, peer, "recv"), peer, data, bytes, stream));
+}
+
+void PeerWorld::AllGather(int rank, const void* in, void* out, std::size_t bytes, cppool_comm comm,
+                          cudaStream_t stream) {
+  Collect(rank, {Collective::kAllGather, CPPOOL_UINT8, CPPOOL_SUM, bytes, in, out}, comm, stream);
+}
+
+void PeerWorld::ReduceScatter(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
+                              cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) {
+  Collect(rank, {Collective::kReduceScatter, dtype, reduce, count, in, out}, comm, stream);
+}
+
+void PeerWorld::AllReduce(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
+                          cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) {
+  Collect(rank, {Collective::kAllReduce, dtype, reduce, count, in, out}, comm, stream);
+}
+
+void PeerWorld::Collect(int rank, const CollectiveCall& call, cppool_comm comm, cudaStream_t stream) {
+  PeerSide& side = SideOf(rank, comm);
+  if (host::WidthOf(call.dtype) == 0) {
+    throw RuntimeError(CPPOOL_INTERNAL, "no such dtype: " + std::to_string(static_cast<int>(call.dtype)));
+  }
+  if (call.reduce != CPPOOL_SUM && call.reduce != CPPOOL_MAX) {
+    throw RuntimeError(CPPOOL_INTERNAL,
+                       "no such reduction: " + std::to_string(static_cast<int>(call.reduce)));
+  }
+  Submit(rank, MakeCollective(side, call, stream));
+}
+
+void PeerWorld::Submit(int rank, std::unique_ptr<PeerOp> op) {
+  Rank& mine = ranks_[static_cast<std::size_t>(rank)];
+  if (mine.depth > 0) {
+    mine.grouped.push_back(std::move(op));
+    return;
+  }
+  std::vector<std::unique_ptr<PeerOp>> ops;
+  ops.push_back(std::move(op));
+  Run(rank, std::move(ops));
+}
+
+// Shows a rank's calls to Waiting, from when all are started.
+class PeerWorld::Running {
+ public:
+  Running(Rank& rank, const std::vector<std::unique_ptr<PeerOp>>& ops) : rank_(rank) { Set(&ops); }
+  ~Running() { Set(nullptr); }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  void Set(const std::vector<std::unique_ptr<PeerOp>>* ops) {
+    const std::lock_guard lock(rank_.running_mutex);
+    rank_.running = ops;
+  }
+  Rank& rank_;
+};
+
+std::vector<WaitingCall> PeerWorld::Waiting(int rank) const {
+  const Rank& mine = ranks_[static_cast<std::size_t>(rank)];
+  const std::lock_guard lock(mine.running_mutex);
+  std::vector<WaitingCall> waiting;
+  if (!mine.running) return waiting;
+  for (const auto& op : *mine.running) {
+    WaitingCall call{op->stream(), "waiting for " + op->ToString(), {}};
+    for (int other = 0; other < size(); ++other) {
+      if (op->Misses(other)) call.awaits.push_back(other);
+    }
+    if (!call.awaits.empty()) waiting.push_back(std::move(call));
+  }
+  return waiting;
+}
+
+void PeerWorld::Run(int rank, std::vector<std::unique_ptr<PeerOp>> ops) {
+  try {
+    Meet(rank, ops);
+  } catch (...) {
+    auto& failure = ranks_[static_cast<std::size_t>(rank)].failure;
+    if (!failure) failure = std::current_exception();
+    throw;
+  }
+}
+
+void PeerWorld::Meet(int rank, const std::vector<std::unique_ptr<PeerOp>>& ops) {
+  ThrowIfAborted();
+  Rank& mine = ranks_[static_cast<std::size_t>(rank)];
+  const PeerCaller caller{device(rank), mine.events.get(), mine.pool.get()};
+  std::vector<std::pair<cudaStream_t, EventRef>> ready;  // one event for all calls on a stream
+  for (const auto& op : ops) {
+    auto it = std::find_if(ready.begin(), ready.end(),
+                           [&](const auto& known) { return known.first == op->stream(); });
+    if (it == ready.end()) it = ready.emplace(it, op->stream(), mine.events->Record(op->stream()));
+    op->Start(caller, it->second);
+  }
+  // Every call's own work comes before any call's wait for its readers: a rank that passes data around a ring
+  // does not make its copy wait for its neighbour's. Both waits are for the peers' calls, and the watchdog ends
+  // them with Abort.
+  Bell& bell = bells_[static_cast<std::size_t>(rank)];
+  const Running shown(mine, ops);
+  std::vector<PeerOp*> working;
+  for (const auto& op : ops) working.push_back(op.get());
+  const auto any_ready = [&] {
+    return std::any_of(working.begin(), working.end(), [](const PeerOp* op) { return op->Ready(); });
+  };
+  const auto in_vain = [&](const PeerOp& op) { return FinishedWithout(op) >= 0; };
+  const auto throw_if_in_vain = [&](const PeerOp& op) {
+    const int gone = FinishedWithout(op);
+    if (gone < 0) return;
+    throw RuntimeError(CPPOOL_INTERNAL,
+                       "rank " + std::to_string(gone) + " has finished the case, and rank " +
+                           std::to_string(rank) + " still is waiting for it in " + op.ToString(),
+                       gone);
+  };
+  while (!working.empty()) {
+    bell.Wait([&] {
+      return aborted() || any_ready() ||
+             std::any_of(working.begin(), working.end(), [&](const PeerOp* op) { return in_vain(*op); });
+    });
+    ThrowIfAborted();
+    for (const PeerOp* op : working) throw_if_in_vain(*op);
+    std::erase_if(working, [](PeerOp* op) { return op->Ready() && op->Work(); });
+  }
+  for (const auto& op : ops) {
+    bell.Wait([&] { return aborted() || op->CanLeave() || in_vain(*op); });
+    if (!op->CanLeave()) ThrowIfAborted();
+    throw_if_in_vain(*op);
+    op->Leave();
+  }
+}
+
+int PeerWorld::FinishedWithout(const PeerOp& op) const {
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    // What it has not posted by then, it never will.
+    if (ranks_[rank].finished.load(std::memory_order_acquire) && op.Misses(static_cast<int>(rank)))
+      return static_cast<int>(rank);
+  }
+  return -1;
+}
+
+void PeerWorld::Finished(int rank) {
+  ranks_[static_cast<std::size_t>(rank)].finished.store(true, std::memory_order_release);
+  for (Bell& bell : bells_) bell.Ring();
+}
+
+void PeerWorld::Abort(const std::string& reason) {
+  if (!NoteAbort(reason)) return;
+  for (Bell& bell : bells_) bell.Ring();
+}
+
+void PeerWorld::Restart() {
+  for (const auto& comm : comms_) comm->Reset();
+  for (Rank& rank : ranks_) {
+    rank.depth = 0;
+    rank.grouped.clear();
+    rank.finished = false;
+    rank.failure = nullptr;
+    for (PeerSide& side : rank.sides) {
+      side.collectives = 0;
+      std::fill(side.sends.begin(), side.sends.end(), 0);
+      std::fill(side.recvs.begin(), side.recvs.end(), 0);
+    }
+  }
+  ForgetAbort();
+}
+
+}  // namespace cppool::kernels::cuda

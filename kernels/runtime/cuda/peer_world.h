@@ -1,0 +1,81 @@
+// The transport peer: device copies and events between the ranks of one process, however many of them share a
+// device. No NCCL.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "kernels/runtime/cuda/comm_world.h"
+#include "kernels/runtime/cuda/peer_comm.h"
+
+namespace cppool::kernels::cuda {
+
+class PeerWorld final : public CommWorld {
+ public:
+  PeerWorld(int size, int devices);
+
+  const char* transport() const override { return "peer"; }
+  void JoinWorld(int rank) override;
+  void JoinGroups(int) override {}  // they are there with the world
+  void Leave(int rank) noexcept override;
+  CommGroup group(int rank, cppool_group which) const override;
+  void BeginCase(int rank) override;
+
+  void GroupStart(int rank) override;
+  void GroupEnd(int rank) override;
+  bool InGroup(int rank) const override { return ranks_[static_cast<std::size_t>(rank)].depth > 0; }
+  void Send(int rank, const void* data, std::size_t bytes, int peer, cppool_comm comm,
+            cudaStream_t stream) override;
+  void Recv(int rank, void* data, std::size_t bytes, int peer, cppool_comm comm,
+            cudaStream_t stream) override;
+  void AllGather(int rank, const void* in, void* out, std::size_t bytes, cppool_comm comm,
+                 cudaStream_t stream) override;
+  void ReduceScatter(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
+                     cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) override;
+  void AllReduce(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
+                 cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) override;
+
+  void CheckCase(int rank) override;
+  void Abort(const std::string& reason) override;
+  void Finished(int rank) override;
+  std::vector<WaitingCall> Waiting(int rank) const override;
+  // What was enqueued only ever waits for what was enqueued before, and ends by itself.
+  void CheckRestart() const override {}
+  void Restart() override;
+
+ protected:
+  cppool_status abort_status() const override { return CPPOOL_INTERNAL; }
+
+ private:
+  struct Rank {
+    PeerSide sides[CPPOOL_STRIDE + 1];  // by cppool_group
+    std::shared_ptr<EventPool> events;
+    std::shared_ptr<DevicePool> pool;
+    int depth = 0;  // of groups of calls
+    std::atomic<bool> finished{false};
+    std::exception_ptr failure;  // of its calls in this case, the first
+    std::vector<std::unique_ptr<PeerOp>> grouped;
+    // What Run is at, for Waiting.
+    mutable std::mutex running_mutex;
+    const std::vector<std::unique_ptr<PeerOp>>* running = nullptr;
+  };
+  class Running;
+  PeerSide& SideOf(int rank, cppool_comm comm);
+  PeerSide& SideTo(int rank, cppool_comm comm, int peer, const char* call);
+  void Collect(int rank, const CollectiveCall& call, cppool_comm comm, cudaStream_t stream);
+  void Submit(int rank, std::unique_ptr<PeerOp> op);
+  void Run(int rank, std::vector<std::unique_ptr<PeerOp>> ops);
+  void Meet(int rank, const std::vector<std::unique_ptr<PeerOp>>& ops);
+  // A rank that has finished, and that this call waits for; -1 when there is none.
+  int FinishedWithout(const PeerOp& op) const;
+
+  std::vector<Bell> bells_;
+  std::vector<std::unique_ptr<PeerComm>> comms_;
+  std::vector<Rank> ranks_;
+};
+
+}  // namespace cppool::kernels::cuda

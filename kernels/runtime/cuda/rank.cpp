@@ -1,0 +1,404 @@
+#include "kernels/runtime/cuda/rank.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+#include "kernels/runtime.h"
+#include "kernels/runtime/common/stage_tally.h"
+#include "kernels/runtime/cuda/break_device.h"
+#include "kernels/runtime/cuda/hold_stream.h"
+
+namespace cppool::kernels::cuda {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kHostSlabBytes = std::size_t{4} << 20;
+constexpr int kStreamsAtStart = 4;
+constexpr int kEventsAtStart = 32;
+constexpr auto kSpinFor = 200us;
+constexpr auto kPollEvery = 20us;
+constexpr auto kCheckHealthEvery = 5ms;
+
+// Before any member: they need the context.
+int OpenDevice(int device) {
+  CheckCuda(cudaSetDevice(device), ("making a context on device " + std::to_string(device)).c_str());
+  CheckCuda(cudaFree(nullptr), ("making a context on device " + std::to_string(device)).c_str());
+  prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL,
+        0UL);  // 1 us: this thread's short sleeps are part of every case's time
+  return device;
+}
+
+}  // namespace
+
+struct CudaRank::HostCall {
+  void (*function)(void*);
+  void* argument;
+  std::shared_ptr<HostFailure> failure;
+};
+
+CudaRank::CudaRank(std::shared_ptr<CommWorld> world, int rank)
+    : world_(std::move(world)),
+      rank_(rank),
+      device_(OpenDevice(world_->device(rank))),
+      pool_(world_->OpenPool(rank)),
+      host_heap_(kHostSlabBytes),
+      marks_(&host_heap_),
+      iteration_(StageTally::kOnce),
+      host_failure_(std::make_shared<HostFailure>()) {
+  for (int i = 0; i < kStreamsAtStart; ++i) AddStream();
+  streams_.front().handed_out = streams_.front().used = true;
+  for (int i = 0; i < kEventsAtStart; ++i) {
+    cudaEvent_t event = nullptr;
+    CheckCuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
+    spare_events_.push_back(event);
+  }
+  marks_.Announce(main_stream(), "main", true);
+  FillTable(this, &table_);
+}
+
+CudaRank::~CudaRank() {
+  if (!world_->aborted()) cudaDeviceSynchronize();  // the end of an orderly life: nothing is stuck
+  world_->Leave(rank_);
+  for (const auto& [pointer, bytes] : allocations_) cudaFreeAsync(pointer, main_stream());
+  for (cudaEvent_t event : events_) cudaEventDestroy(event);
+  for (cudaEvent_t event : retired_events_) cudaEventDestroy(event);
+  for (cudaEvent_t event : spare_events_) cudaEventDestroy(event);
+  for (const OwnedStream& owned : streams_) cudaStreamDestroy(owned.stream);
+}
+
+cudaError_t CudaRank::State() const {
+  cudaError_t state = cudaSuccess;
+  for (const OwnedStream& owned : streams_) {
+    if (!owned.used) continue;
+    const cudaError_t one = cudaStreamQuery(owned.stream);
+    if (one == cudaSuccess) continue;
+    cudaGetLastError();
+    state = one;
+    if (one != cudaErrorNotReady) break;
+  }
+  return state;
+}
+
+DeviceInfo CudaRank::Device() const {
+  cudaDeviceProp props{};
+  CheckCuda(cudaGetDeviceProperties(&props, device_), "asking for the device's properties");
+  DeviceInfo info;
+  info.name = props.name;
+  info.ordinal = device_;
+  info.capability = std::to_string(props.major) + "." + std::to_string(props.minor);
+  info.total_bytes = props.totalGlobalMem;
+  info.uuid = "GPU-";
+  for (int i = 0; i < 16; ++i) {
+    char hex[3];
+    std::snprintf(hex, sizeof hex, "%02x",
+                  static_cast<unsigned>(static_cast<unsigned char>(props.uuid.bytes[i])));
+    if (i == 4 || i == 6 || i == 8 || i == 10) info.uuid += '-';
+    info.uuid += hex;
+  }
+  return info;
+}
+
+void CudaRank::BeginCase() {
+  world_->ThrowIfAborted();
+  CheckCuda(cudaSetDevice(device_), "choosing the rank's device");
+  cudaGetLastError();  // what the case before left on this thread; an error of the context comes back from
+                       // the next call
+  for (const OwnedStream& owned : streams_) {
+    if (owned.used) WaitFor(owned.stream);
+  }
+  ReleaseLeftovers();
+  world_->BeginCase(rank_);
+  host_failure_ = std::make_shared<HostFailure>();
+  last_error_.Clear();
+}
+
+void CudaRank::BeginIteration(int index) { iteration_ = index < 0 ? StageMarks::kWarmUp : index; }
+
+void CudaRank::EndIterations() { iteration_ = StageTally::kOnce; }
+
+StageTimes CudaRank::EndCase() {
+  CheckCuda(cudaSetDevice(device_), "choosing the rank's device");
+  for (const OwnedStream& owned : streams_) {
+    if (owned.handed_out) marks_.Close(owned.stream, StageTally::kOnce);
+  }
+  for (const OwnedStream& owned : streams_) {
+    if (owned.used) WaitFor(owned.stream);
+  }
+  // Streams of the case's own. No deadline here: the daemon's watchdog has one.
+  CheckCuda(cudaDeviceSynchronize(), "waiting for the case's work");
+  world_->CheckHealth(rank_);
+  StageTimes times = marks_.Collect();
+  cudaGetLastError();
+  world_->CheckCase(rank_);
+  ThrowHostFailure();
+  ReleaseLeftovers();
+  return times;
+}
+
+void CudaRank::ReleaseLeftovers() {
+  for (const auto& [pointer, bytes] : allocations_)
+    CheckCuda(cudaFreeAsync(pointer, main_stream()), "freeing what a case left");
+  allocations_.clear();
+  for (const auto& [pointer, bytes] : host_allocations_) host_heap_.Free(pointer);
+  host_allocations_.clear();
+  live_allocations_ = 0;
+  for (OwnedStream& owned : streams_) owned.handed_out = owned.used = false;
+  streams_.front().handed_out = streams_.front().used = true;
+  for (cudaEvent_t event : events_) spare_events_.push_back(event);
+  events_.clear();
+  spare_events_.insert(spare_events_.end(), retired_events_.begin(), retired_events_.end());
+  retired_events_.clear();
+  iteration_ = StageTally::kOnce;
+  delays_ = {};
+  marks_.Reset();
+  marked_.clear();
+  recorded_.clear();
+  marks_.Announce(main_stream(), "main", true);
+}
+
+void CudaRank::Trim() {
+  // The caller's barrier has made sure that nothing is pending.
+  CheckCuda(cudaDeviceSynchronize(), "waiting for the device before trimming");
+  pool_->Trim();
+}
+
+MemoryInfo CudaRank::Memory() const {
+  int device_before = 0;
+  CheckCuda(cudaGetDevice(&device_before), "asking for the thread's device");
+  if (device_before != device_) CheckCuda(cudaSetDevice(device_), "choosing the rank's device");
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  const cudaError_t result = cudaMemGetInfo(&free_bytes, &total_bytes);
+  if (device_before != device_) cudaSetDevice(device_before);
+  CheckCuda(result, "asking for the device's free memory");
+  MemoryInfo info;
+  info.held_bytes = pool_->HeldBytes();
+  info.free_bytes = free_bytes + pool_->UnusedBytes();
+  info.live_allocations = live_allocations_;
+  return info;
+}
+
+bool CudaRank::HasRoom(double bytes) const {
+  // The pool's unused memory may lie in pieces: half of it is enough without asking the device.
+  return bytes <= static_cast<double>(pool_->UnusedBytes()) / 2 ||
+         bytes <= static_cast<double>(Memory().free_bytes);
+}
+
+void* CudaRank::Allocate(std::size_t bytes, cudaStream_t stream) {
+  if (bytes == 0) return nullptr;
+  void* pointer = nullptr;
+  const cudaError_t result = pool_->Allocate(&pointer, bytes, stream);
+  if (result == cudaErrorMemoryAllocation) {
+    const MemoryInfo memory = Memory();
+    throw RuntimeError(CPPOOL_OUT_OF_MEMORY,
+                       "allocating " + std::to_string(bytes) + " bytes on device " + std::to_string(device_) +
+                           ": " + std::to_string(memory.free_bytes) + " bytes are free, " +
+                           std::to_string(memory.held_bytes) + " are held by this process");
+  }
+  CheckCuda(result, ("allocating " + std::to_string(bytes) + " bytes").c_str());
+  allocations_[pointer] = bytes;
+  ++live_allocations_;
+  return pointer;
+}
+
+void CudaRank::Free(void* pointer, cudaStream_t stream) {
+  if (!pointer) return;
+  if (allocations_.erase(pointer) == 0)
+    throw RuntimeError(CPPOOL_INTERNAL, "free of a pointer that alloc did not give to this rank");
+  --live_allocations_;
+  CheckCuda(cudaFreeAsync(pointer, stream), "freeing device memory");
+}
+
+void* CudaRank::AllocateHost(std::size_t bytes) {
+  if (bytes == 0) return nullptr;
+  void* const pointer = host_heap_.Allocate(bytes);
+  host_allocations_[pointer] = bytes;
+  ++live_allocations_;
+  return pointer;
+}
+
+void CudaRank::FreeHost(void* pointer) {
+  if (!pointer) return;
+  if (host_allocations_.erase(pointer) == 0) {
+    throw RuntimeError(CPPOOL_INTERNAL, "free_host of a pointer that alloc_host did not give to this rank");
+  }
+  --live_allocations_;
+  host_heap_.Free(pointer);
+}
+
+void CudaRank::AddStream() {
+  cudaStream_t stream = nullptr;
+  CheckCuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
+  streams_.push_back({stream, false, false});
+}
+
+cudaStream_t CudaRank::CreateStream() {
+  std::size_t i = 1;
+  for (; i < streams_.size(); ++i) {
+    if (streams_[i].handed_out) continue;
+    // Given back in this case with work pending: another use would wait for that.
+    if (!streams_[i].used || cudaStreamQuery(streams_[i].stream) == cudaSuccess) break;
+    cudaGetLastError();
+  }
+  if (i == streams_.size()) AddStream();
+  streams_[i].handed_out = streams_[i].used = true;
+  marks_.Announce(streams_[i].stream, "stream " + std::to_string(i), false);
+  return streams_[i].stream;
+}
+
+void CudaRank::DestroyStream(cudaStream_t stream) {
+  const auto owned = std::find_if(streams_.begin() + 1, streams_.end(), [&](const OwnedStream& one) {
+    return one.handed_out && one.stream == stream;
+  });
+  if (owned == streams_.end())
+    throw RuntimeError(CPPOOL_INTERNAL, "stream_destroy of a stream that stream_create did not give");
+  marks_.Close(stream, iteration_);
+  owned->handed_out = false;
+}
+
+cudaEvent_t CudaRank::CreateEvent() {
+  cudaEvent_t event = nullptr;
+  if (!spare_events_.empty()) {
+    event = spare_events_.back();
+    spare_events_.pop_back();
+  } else if (!retired_events_.empty() && cudaEventQuery(retired_events_.front()) == cudaSuccess) {
+    event = retired_events_.front();
+    retired_events_.pop_front();
+  } else {
+    cudaGetLastError();
+    CheckCuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
+  }
+  events_.insert(event);
+  return event;
+}
+
+void CudaRank::DestroyEvent(cudaEvent_t event) {
+  if (events_.erase(event) == 0)
+    throw RuntimeError(CPPOOL_INTERNAL, "event_destroy of an event that event_create did not give");
+  recorded_.erase(event);
+  retired_events_.push_back(event);  // its last record may be pending, and a new event must be no wait
+}
+
+void CudaRank::RunHostCall(void* call) noexcept {
+  const std::unique_ptr<HostCall> owned(static_cast<HostCall*>(call));
+  std::string failure;
+  try {
+    owned->function(owned->argument);
+    return;
+  } catch (const std::exception& error) {
+    failure = error.what();
+  } catch (...) {
+    failure = "an exception of no known type";
+  }
+  const std::lock_guard lock(owned->failure->mutex);
+  if (owned->failure->text.empty()) owned->failure->text = "a host function failed: " + failure;
+}
+
+void CudaRank::Enqueue(cudaStream_t stream, void (*function)(void*), void* argument) {
+  auto call = std::make_unique<HostCall>(HostCall{function, argument, host_failure_});
+  CheckCuda(cudaLaunchHostFunc(stream, &CudaRank::RunHostCall, call.get()), "enqueuing a host function");
+  call.release();  // RunHostCall owns it
+}
+
+void CudaRank::ThrowHostFailure() {
+  const std::lock_guard lock(host_failure_->mutex);
+  if (host_failure_->text.empty()) return;
+  const std::string text = std::exchange(host_failure_->text, {});
+  throw RuntimeError(CPPOOL_INTERNAL, text);
+}
+
+void CudaRank::WaitFor(cudaStream_t stream) {
+  const auto start = Clock::now();
+  auto health_checked = start;
+  bool waited = false;
+  for (;;) {
+    const cudaError_t state = cudaStreamQuery(stream);
+    if (state == cudaSuccess) break;
+    if (state != cudaErrorNotReady) CheckCuda(state, "the work of a stream");
+    waited = true;
+    world_->ThrowIfAborted();
+    const auto now = Clock::now();
+    if (now - start < kSpinFor) continue;
+    marks_.Look();
+    if (now - health_checked > kCheckHealthEvery) {
+      world_->CheckHealth(rank_);
+      health_checked = now;
+    }
+    std::this_thread::sleep_for(kPollEvery);
+  }
+  if (waited) cudaGetLastError();  // "not ready" is kept as an error
+  world_->ThrowIfAborted();        // aborted collectives end, too
+}
+
+void CudaRank::Synchronize(cudaStream_t stream) {
+  WaitFor(stream);
+  marks_.Settle(stream);
+  ThrowHostFailure();
+}
+
+void CudaRank::Mark(cudaStream_t stream, const char* stage) {
+  marks_.Mark(stream, stage, iteration_);
+  if (stage) marked_ = stage;
+  const auto delay = delays_.Next();
+  if (delay.count() > 0) HoldStream(stream, delay);
+}
+
+void CudaRank::Break(DeviceFault fault, void* byte, cppool_stream stream) {
+  const auto on = reinterpret_cast<cudaStream_t>(stream);
+  if (fault != DeviceFault::kOutOfBounds) return BreakDevice(fault, byte, on);
+  void* const memory = Allocate(4096, on);
+  BreakDevice(fault, memory, on);
+  Free(memory, on);
+}
+
+std::optional<std::string> CudaRank::FailedInStage() const {
+  const cudaError_t state = State();
+  if (state != cudaSuccess && state != cudaErrorNotReady) return std::nullopt;
+  return marked_;
+}
+
+std::vector<StreamProgress> CudaRank::Progress() const {
+  std::vector<cudaStream_t> streams;
+  std::vector<StreamProgress> progress = marks_.Progress(&streams);
+  // The rank's thread holds these back: what the stream has is at most its work before.
+  std::unordered_set<cudaStream_t> held;
+  for (const WaitingCall& call : world_->Waiting(rank_)) {
+    const auto at = std::find(streams.begin(), streams.end(), call.stream);
+    if (at == streams.end()) continue;
+    StreamProgress& stream = progress[static_cast<std::size_t>(at - streams.begin())];
+    stream.doing = held.insert(call.stream).second ? call.doing : stream.doing + " and " + call.doing;
+    stream.awaits.insert(stream.awaits.end(), call.awaits.begin(), call.awaits.end());
+    stream.idle = false;
+  }
+  return progress;
+}
+
+void CudaRank::NoteTransfer(cudaStream_t stream, const char* what, int peer, cppool_comm comm) {
+  int world_rank = peer;
+  for (const cppool_group which : {CPPOOL_PAIR, CPPOOL_STRIDE}) {
+    if (comm == world_->group(rank_, which).comm) world_rank = WorldRank(which, rank_, peer);
+  }
+  marks_.Note(stream, {what, world_rank, ""});
+}
+
+void CudaRank::NoteCollective(cudaStream_t stream, const char* what, cppool_comm comm) {
+  int ranks = world_->size();
+  for (const cppool_group which : {CPPOOL_PAIR, CPPOOL_STRIDE}) {
+    const CommGroup group = world_->group(rank_, which);
+    if (comm == group.comm) ranks = group.size;
+  }
+  marks_.Note(stream, {what, ranks, " ranks"});
+}
+
+void CudaRank::NoteWait(cudaStream_t stream, cudaEvent_t event) {
+  const auto recorded = recorded_.find(event);
+  if (recorded != recorded_.end()) marks_.NoteWait(stream, recorded->second);
+}
+
+}  // namespace cppool::kernels::cuda

@@ -1,0 +1,132 @@
+// One rank on CUDA: its device, memory, streams and events, and the table of the seam over them.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/runtime/common/last_error.h"
+#include "kernels/runtime/common/mark_delays.h"
+#include "kernels/runtime/cuda/comm_world.h"
+#include "kernels/runtime/cuda/check.h"
+#include "kernels/runtime/cuda/page_locked_heap.h"
+#include "kernels/runtime/cuda/stage_marks.h"
+
+namespace cppool::kernels::cuda {
+
+// Created, used and destroyed on the rank's thread, except what is marked "any thread". All of it throws
+// RuntimeError.
+class CudaRank : public RankRuntime {
+ public:
+  // Makes the device's context current on this thread, with the pool, the main stream and the caches. Joins
+  // no communicator.
+  CudaRank(std::shared_ptr<CommWorld> world, int rank);
+  ~CudaRank() override;
+  CudaRank(const CudaRank&) = delete;
+  CudaRank& operator=(const CudaRank&) = delete;
+
+  cppool_runtime* seam() override { return &table_; }
+  int LastErrorCulprit() const override { return last_error_.culprit(); }
+  std::optional<std::string> FailedInStage() const override;
+  void BeginCase() override;
+  void Perturb(std::uint64_t seed) override { delays_ = MarkDelays(seed, rank_); }
+  void Break(DeviceFault fault, void* byte, cppool_stream stream) override;
+  void BeginIteration(int index) override;
+  void EndIterations() override;
+  bool InGroup() const override { return world_->InGroup(rank_); }
+  StageTimes EndCase() override;
+  void Trim() override;
+  MemoryInfo Memory() const override;  // any thread
+  std::size_t LiveAllocations() const override { return live_allocations_; }
+  bool HasRoom(double bytes) const override;
+  std::vector<StreamProgress> Progress() const override;  // any thread
+
+  // Of the work on its streams: cudaSuccess when it is done, cudaErrorNotReady, or what has failed. Any thread,
+  // while the rank's own is in no call.
+  cudaError_t State() const;
+
+  DeviceInfo Device() const;
+  CommWorld& world() { return *world_; }
+  int rank() const { return rank_; }
+  int device() const { return device_; }
+  cudaStream_t main_stream() const { return streams_.front().stream; }
+
+  // What the table's functions do.
+  void* Allocate(std::size_t bytes, cudaStream_t stream);
+  void Free(void* pointer, cudaStream_t stream);
+  void* AllocateHost(std::size_t bytes);
+  void FreeHost(void* pointer);
+  cudaStream_t CreateStream();
+  void DestroyStream(cudaStream_t stream);
+  cudaEvent_t CreateEvent();
+  void DestroyEvent(cudaEvent_t event);
+  void Enqueue(cudaStream_t stream, void (*function)(void*), void* argument);
+  // Waits for the stream's work. Left only by its end, a failure or the world's abort: the daemon's watchdog
+  // keeps the deadline.
+  void Synchronize(cudaStream_t stream);
+  void Mark(cudaStream_t stream, const char* stage);
+  // What Progress tells of a stage: its calls on communicators, and its waits for other streams.
+  void NoteTransfer(cudaStream_t stream, const char* what, int peer, cppool_comm comm);
+  void NoteCollective(cudaStream_t stream, const char* what, cppool_comm comm);
+  void NoteRecord(cudaEvent_t event, cudaStream_t stream) { recorded_[event] = marks_.Here(stream); }
+  void NoteWait(cudaStream_t stream, cudaEvent_t event);
+
+  LastError& last_error() { return last_error_; }
+
+ private:
+  struct OwnedStream {
+    cudaStream_t stream = nullptr;
+    bool handed_out = false;
+    bool used = false;  // in this case
+  };
+  struct HostFailure {
+    std::mutex mutex;
+    std::string text;
+  };
+  struct HostCall;
+  static void RunHostCall(void* call) noexcept;
+  void ThrowHostFailure();
+  void WaitFor(cudaStream_t stream);
+  void AddStream();
+  void ReleaseLeftovers();
+
+  const std::shared_ptr<CommWorld> world_;
+  const int rank_;
+  const int device_;
+  cppool_runtime table_{};
+  LastError last_error_;
+
+  const std::shared_ptr<DevicePool> pool_;
+  PageLockedHeap host_heap_;
+  StageMarks marks_;
+  std::string marked_;  // the last stage
+  std::unordered_map<cudaEvent_t, StagePoint> recorded_;
+  int iteration_;
+  MarkDelays delays_;
+  std::vector<OwnedStream> streams_;        // the main stream first
+  std::vector<cudaEvent_t> spare_events_;   // nothing pending
+  std::deque<cudaEvent_t> retired_events_;  // given back in this case
+  std::unordered_set<cudaEvent_t> events_;  // handed out in this case
+  std::unordered_map<void*, std::size_t> allocations_;
+  std::unordered_map<void*, std::size_t> host_allocations_;
+  std::atomic<std::size_t> live_allocations_{0};
+  // Host functions may run after the rank has gone, when a stream is stuck: they hold it, too.
+  std::shared_ptr<HostFailure> host_failure_;  // of this case
+};
+
+// cuda_seam.cpp: the table's functions, each of which turns exceptions into a status.
+void FillTable(CudaRank* rank, cppool_runtime* table);
+
+// warm_up.cpp: uses every communicator of the rank once, with all its peers, so that no connection is made
+// during a case.
+void WarmUpCommunicators(CudaRank& rank);
+// The same for memory, copies, host functions and marks.
+void WarmUpDevice(CudaRank& rank);
+
+}  // namespace cppool::kernels::cuda

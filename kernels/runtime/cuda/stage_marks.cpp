@@ -1,0 +1,297 @@
+#include "kernels/runtime/cuda/stage_marks.h"
+
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/runtime/common/stage_tally.h"
+#include "kernels/runtime/cuda/check.h"
+
+namespace cppool::kernels::cuda {
+namespace {
+
+constexpr std::size_t kMaxStreams = 1024;
+constexpr std::size_t kWordBytes = 64;    // a cache line each: streams do not disturb one another
+constexpr std::size_t kSettleFrom = 512;  // marks of a stream
+constexpr std::size_t kEventsAtStart = 64;
+
+// The driver is reached through the runtime: libcuda is not linked.
+PFN_cuStreamWriteValue32_v11070 StreamWriteValue32() {
+  static const auto function = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    CheckCuda(
+        cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", &entry, 11070, cudaEnableDefault, &found),
+        "looking for cuStreamWriteValue32 in the driver");
+    if (found != cudaDriverEntryPointSuccess || !entry) {
+      throw RuntimeError(CPPOOL_CUDA,
+                         "the driver has no cuStreamWriteValue32 (CUDA 11.7): install a newer driver");
+    }
+    return reinterpret_cast<PFN_cuStreamWriteValue32_v11070>(entry);
+  }();
+  return function;
+}
+
+}  // namespace
+
+StageMarks::StageMarks(PageLockedHeap* heap)
+    : heap_(heap), words_(static_cast<std::byte*>(heap->Allocate(kMaxStreams * kWordBytes))) {
+  std::memset(words_, 0, kMaxStreams * kWordBytes);
+  StreamWriteValue32();
+  for (std::size_t i = 0; i < kEventsAtStart; ++i) {
+    cudaEvent_t event = nullptr;
+    CheckCuda(cudaEventCreateWithFlags(&event, cudaEventDefault), "creating a timing event");
+    spare_events_.push_back(event);
+  }
+}
+
+StageMarks::~StageMarks() {
+  for (const Track& track : tracks_) {
+    for (const Entry& entry : track.entries) cudaEventDestroy(entry.event);
+  }
+  for (cudaEvent_t event : spare_events_) cudaEventDestroy(event);
+  heap_->Free(words_);
+}
+
+void StageMarks::Announce(cudaStream_t stream, const std::string& name, bool main_stream) {
+  for (std::size_t i = 0; i < used_tracks_; ++i) {
+    if (tracks_[i].stream == stream) return;
+  }
+  AddTrack(stream, name, main_stream);
+}
+
+StageMarks::Track& StageMarks::AddTrack(cudaStream_t stream, const std::string& name, bool main_stream) {
+  const std::lock_guard lock(mutex_);
+  if (used_tracks_ == tracks_.size()) {
+    if (tracks_.size() == kMaxStreams) {
+      throw RuntimeError(CPPOOL_INTERNAL,
+                         "a case uses more than " + std::to_string(kMaxStreams) + " streams");
+    }
+    tracks_.emplace_back();
+    tracks_.back().word = reinterpret_cast<std::uint32_t*>(words_ + (tracks_.size() - 1) * kWordBytes);
+  }
+  Track& track = tracks_[used_tracks_++];
+  track.stream = stream;
+  track.name = name;
+  track.main_stream = main_stream;
+  return track;
+}
+
+StageMarks::Track& StageMarks::TrackOf(cudaStream_t stream) {
+  for (std::size_t i = 0; i < used_tracks_; ++i) {
+    if (tracks_[i].stream == stream) return tracks_[i];
+  }
+  return AddTrack(stream, "own stream " + std::to_string(used_tracks_), false);
+}
+
+int StageMarks::NameIndex(const char* stage) {
+  const auto found = std::find(names_.begin(), names_.end(), stage);
+  if (found != names_.end()) return static_cast<int>(found - names_.begin());
+  const std::lock_guard lock(mutex_);
+  names_.emplace_back(stage);
+  return static_cast<int>(names_.size()) - 1;
+}
+
+cudaEvent_t StageMarks::TakeEvent() {
+  cudaEvent_t event = nullptr;
+  if (spare_events_.empty()) {
+    CheckCuda(cudaEventCreateWithFlags(&event, cudaEventDefault), "creating a timing event");
+  } else {
+    event = spare_events_.back();
+    spare_events_.pop_back();
+  }
+  return event;
+}
+
+void StageMarks::Mark(cudaStream_t stream, const char* stage, int iteration) {
+  Track& track = TrackOf(stream);
+  Entry entry;
+  entry.stage = stage ? NameIndex(stage) : -1;
+  entry.iteration = iteration;
+  entry.order = next_order_++;
+  entry.event = TakeEvent();
+  entry.called = Clock::now();
+  {
+    const std::lock_guard lock(mutex_);
+    entry.sequence = ++track.last_sequence;
+    track.entries.push_back(entry);
+  }
+  CheckCuda(cudaEventRecord(entry.event, stream), "recording a stage's time");
+  // The address is the device's, too: page-locked memory is mapped there under unified addressing. Runtime
+  // and driver share the codes.
+  CheckCuda(static_cast<cudaError_t>(StreamWriteValue32()(stream, reinterpret_cast<CUdeviceptr>(track.word),
+                                                          entry.sequence, CU_STREAM_WRITE_VALUE_DEFAULT)),
+            "writing a stage's number in stream order");
+}
+
+StagePoint StageMarks::HereOn(const Track& track) const {
+  std::size_t index = 0;
+  while (&tracks_[index] != &track) ++index;
+  return {index, track.last_sequence};
+}
+
+void StageMarks::Note(cudaStream_t stream, const StageCall& call) {
+  Track& track = TrackOf(stream);
+  const std::lock_guard lock(mutex_);
+  track.calls.push_back({track.last_sequence, call});
+  if (track.calls.size() > kMostNotes) track.calls.pop_front();
+}
+
+void StageMarks::NoteWait(cudaStream_t stream, const StagePoint& point) {
+  Track& track = TrackOf(stream);
+  const std::lock_guard lock(mutex_);
+  track.waits.push_back({track.last_sequence, point});
+  if (track.waits.size() > kMostNotes) track.waits.pop_front();
+}
+
+void StageMarks::Close(cudaStream_t stream, int iteration) {
+  const Track& track = TrackOf(stream);
+  if (!track.entries.empty() && track.entries.back().stage >= 0) Mark(stream, nullptr, iteration);
+}
+
+void StageMarks::Fold(Track& track, bool whole) {
+  const std::size_t count = track.entries.size();
+  for (std::size_t i = 0; i + 1 < count; ++i) {
+    const Entry& entry = track.entries[i];
+    if (entry.stage < 0 || entry.iteration == kWarmUp) continue;
+    float milliseconds = 0;
+    CheckCuda(cudaEventElapsedTime(&milliseconds, entry.event, track.entries[i + 1].event),
+              "reading a stage's time");
+    intervals_.push_back({entry.order, entry.stage, entry.iteration, track.main_stream, milliseconds});
+  }
+  const std::size_t gone = whole || count == 0 ? count : count - 1;  // the last one begins the next interval
+  for (std::size_t i = 0; i < gone; ++i) spare_events_.push_back(track.entries[i].event);
+  const std::lock_guard lock(mutex_);
+  LookAt(track, Clock::now());  // the last stage stays to be seen
+  track.entries.erase(track.entries.begin(), track.entries.begin() + static_cast<std::ptrdiff_t>(gone));
+}
+
+void StageMarks::Settle(cudaStream_t stream) {
+  for (std::size_t i = 0; i < used_tracks_; ++i) {
+    if (tracks_[i].stream == stream && tracks_[i].entries.size() >= kSettleFrom) Fold(tracks_[i], false);
+  }
+}
+
+StageTimes StageMarks::Collect() {
+  for (std::size_t i = 0; i < used_tracks_; ++i) Fold(tracks_[i], true);
+  std::sort(intervals_.begin(), intervals_.end(),
+            [](const Interval& a, const Interval& b) { return a.order < b.order; });
+  StageTally tally;
+  for (const Interval& i : intervals_) tally.Add(i.iteration, names_[i.stage], i.main_stream, i.milliseconds);
+  intervals_.clear();
+  return tally.Times();
+}
+
+void StageMarks::Reset() {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < used_tracks_; ++i) {
+    Track& track = tracks_[i];
+    for (const Entry& entry : track.entries) spare_events_.push_back(entry.event);
+    track.entries.clear();
+    track.calls.clear();
+    track.waits.clear();
+    track.seen_stage = -1;
+    track.stream = nullptr;
+    track.looked = {};
+  }
+  used_tracks_ = 0;
+  intervals_.clear();
+  names_.clear();
+}
+
+std::size_t StageMarks::Reached(const Track& track) const {
+  if (track.entries.empty()) return 0;
+  // Cyclic: the word is at most some marks before the first entry, or at one of the entries.
+  const auto passed = static_cast<std::int32_t>(__atomic_load_n(track.word, __ATOMIC_ACQUIRE) -
+                                                track.entries.front().sequence);
+  return passed < 0 ? 0 : std::min(static_cast<std::size_t>(passed) + 1, track.entries.size());
+}
+
+std::uint32_t StageMarks::ReachedSequence(const Track& track) const {
+  const std::size_t reached = Reached(track);
+  if (reached > 0) return track.entries[reached - 1].sequence;
+  return track.entries.empty() ? track.last_sequence : track.entries.front().sequence - 1;
+}
+
+std::string StageMarks::CallsIn(const Track& track, std::uint32_t sequence) const {
+  constexpr std::size_t kMostTold = 4;
+  std::vector<std::string> texts;
+  for (const StagedCall& staged : track.calls) {
+    if (staged.sequence != sequence) continue;
+    std::string text = staged.call.before + std::to_string(staged.call.number) + staged.call.after;
+    if (std::find(texts.begin(), texts.end(), text) == texts.end()) texts.push_back(std::move(text));
+  }
+  std::string all;
+  for (std::size_t i = 0; i < texts.size() && i < kMostTold; ++i) all += (i ? ", " : "with ") + texts[i];
+  if (texts.size() > kMostTold) all += " and " + std::to_string(texts.size() - kMostTold) + " other calls";
+  return all;
+}
+
+// The latest wait of the stage that may not be over: the stage that it is for, or the time between two, has not been left.
+const StagePoint* StageMarks::AwaitedIn(const Track& track, std::uint32_t sequence) const {
+  for (auto staged = track.waits.rbegin(); staged != track.waits.rend(); ++staged) {
+    const Track& other = tracks_[staged->point.track];
+    // Cyclic, as the words.
+    const bool left = static_cast<std::int32_t>(ReachedSequence(other) - staged->point.sequence) > 0;
+    if (staged->sequence == sequence && &other != &track && !left) return &staged->point;
+  }
+  return nullptr;
+}
+
+bool StageMarks::IsIdle(const Track& track) const {
+  return track.entries.empty() || (Reached(track) == track.entries.size() && track.entries.back().stage < 0);
+}
+
+void StageMarks::LookAt(const Track& track, Clock::time_point now) const {
+  for (std::size_t i = Reached(track); i > 0; --i) {
+    const Entry& entry = track.entries[i - 1];
+    if (entry.stage < 0) continue;
+    if (track.seen_stage < 0 || entry.sequence != track.seen_sequence) {
+      track.seen_stage = entry.stage;
+      track.seen_sequence = entry.sequence;
+      track.reached = std::max(track.looked, entry.called);
+    }
+    break;
+  }
+  track.looked = now;
+}
+
+void StageMarks::Look() const {
+  const std::lock_guard lock(mutex_);
+  const auto now = Clock::now();
+  for (std::size_t i = 0; i < used_tracks_; ++i) LookAt(tracks_[i], now);
+}
+
+std::vector<StreamProgress> StageMarks::Progress(std::vector<cudaStream_t>* streams) const {
+  const std::lock_guard lock(mutex_);
+  const auto now = Clock::now();
+  std::vector<StreamProgress> progress;
+  for (std::size_t i = 0; i < used_tracks_; ++i) {
+    const Track& track = tracks_[i];
+    LookAt(track, now);
+    StreamProgress& one = progress.emplace_back();
+    if (streams) streams->push_back(track.stream);
+    one.stream = track.name;
+    if (track.seen_stage >= 0) {
+      one.stage = names_[track.seen_stage];
+      one.seconds = std::chrono::duration<double>(now - track.reached).count();
+    }
+    const std::uint32_t reached = ReachedSequence(track);
+    one.doing = CallsIn(track, reached);
+    if (const StagePoint* awaited = AwaitedIn(track, reached)) {
+      const Track& other = tracks_[awaited->track];
+      const std::string calls = CallsIn(other, awaited->sequence);
+      if (!IsIdle(other)) {
+        one.behind = other.name;
+      } else if (one.doing.empty() && !calls.empty()) {  // in no stage of their own: they may be over
+        one.doing = calls + " on " + other.name;
+      }
+    }
+    one.idle = IsIdle(track);
+  }
+  return progress;
+}
+
+}  // namespace cppool::kernels::cuda

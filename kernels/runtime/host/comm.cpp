@@ -1,0 +1,526 @@
+#include "kernels/runtime/host/comm.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+
+#include "kernels/runtime/host/reduce.h"
+#include "kernels/error.h"
+
+namespace cppool::kernels::host {
+
+class SendOp final : public CommOp {
+ public:
+  SendOp(HostComm& comm, int rank, int peer, std::uint64_t position, const void* data, std::size_t bytes)
+      : comm_(comm),
+        slot_(comm.Message(rank, peer, position)),
+        rank_(rank),
+        peer_(peer),
+        position_(position),
+        data_(data),
+        bytes_(bytes) {}
+
+  bool Ready() const override {
+    return slot_.state.load(std::memory_order_relaxed) == At(posted_ ? HostComm::kTaken : HostComm::kFree);
+  }
+
+  bool Step() override {
+    if (!posted_) {
+      slot_.data.store(data_, std::memory_order_relaxed);
+      slot_.sent_bytes.store(bytes_, std::memory_order_relaxed);
+      slot_.state.store(At(HostComm::kPosted), std::memory_order_release);
+      posted_ = true;
+      comm_.Ring(peer_);
+      return false;
+    }
+    (void)slot_.state.load(std::memory_order_acquire);
+    const std::size_t received = slot_.received_bytes.load(std::memory_order_relaxed);
+    slot_.state.store(4 * (position_ + HostComm::kMessageSlots) + HostComm::kFree, std::memory_order_relaxed);
+    comm_.Ring(rank_);  // a later send of this rank, on another stream, may be waiting for the slot
+    if (received != bytes_) {
+      throw RuntimeError(CPPOOL_INTERNAL, "rank " + std::to_string(comm_.WorldRank(rank_)) + " sent " +
+                                              std::to_string(bytes_) + " bytes to rank " +
+                                              std::to_string(comm_.WorldRank(peer_)) + ", which receives " +
+                                              std::to_string(received));
+    }
+    return true;
+  }
+
+  bool Withdraw() override {
+    if (!posted_) return true;
+    std::uint64_t expected = At(HostComm::kPosted);
+    // Left at "free" of a position long gone: nobody takes it until the world restarts.
+    return slot_.state.compare_exchange_strong(expected, At(HostComm::kFree), std::memory_order_relaxed);
+  }
+
+  bool Misses(int rank) const override {
+    return posted_ && comm_.WorldRank(peer_) == rank &&
+           slot_.state.load(std::memory_order_relaxed) == At(HostComm::kPosted);
+  }
+
+  CallNote Note() const override { return {&comm_, CallNote::Kind::kSend, peer_, position_, bytes_}; }
+
+ private:
+  std::uint64_t At(HostComm::Phase phase) const { return 4 * position_ + phase; }
+
+  HostComm& comm_;
+  HostComm::MessageSlot& slot_;
+  int rank_, peer_;
+  std::uint64_t position_;
+  const void* data_;
+  std::size_t bytes_;
+  bool posted_ = false;
+};
+
+class RecvOp final : public CommOp {
+ public:
+  RecvOp(HostComm& comm, int rank, int peer, std::uint64_t position, void* data, std::size_t bytes)
+      : comm_(comm),
+        slot_(comm.Message(peer, rank, position)),
+        rank_(rank),
+        peer_(peer),
+        position_(position),
+        data_(data),
+        bytes_(bytes) {}
+
+  bool Ready() const override {
+    return slot_.state.load(std::memory_order_relaxed) == 4 * position_ + HostComm::kPosted;
+  }
+
+  bool Step() override {
+    std::uint64_t expected = 4 * position_ + HostComm::kPosted;
+    // A sender that is aborted may withdraw at the same moment: whoever is first decides.
+    if (!slot_.state.compare_exchange_strong(expected, 4 * position_ + HostComm::kClaimed,
+                                             std::memory_order_acquire, std::memory_order_relaxed)) {
+      return false;
+    }
+    const std::size_t sent = slot_.sent_bytes.load(std::memory_order_relaxed);
+    const void* from = slot_.data.load(std::memory_order_relaxed);
+    if (sent == bytes_ && bytes_ && from != data_) std::memcpy(data_, from, bytes_);
+    slot_.received_bytes.store(bytes_, std::memory_order_relaxed);
+    slot_.state.store(4 * position_ + HostComm::kTaken, std::memory_order_release);
+    comm_.Ring(peer_);
+    if (sent != bytes_) {
+      throw RuntimeError(CPPOOL_INTERNAL, "rank " + std::to_string(comm_.WorldRank(rank_)) + " receives " +
+                                              std::to_string(bytes_) + " bytes from rank " +
+                                              std::to_string(comm_.WorldRank(peer_)) + ", which sent " +
+                                              std::to_string(sent));
+    }
+    return true;
+  }
+
+  bool Withdraw() override { return true; }  // nothing is shared before the Step that finishes it
+
+  bool Misses(int rank) const override { return comm_.WorldRank(peer_) == rank && !Ready(); }
+
+  CallNote Note() const override { return {&comm_, CallNote::Kind::kRecv, peer_, position_, bytes_}; }
+
+ private:
+  HostComm& comm_;
+  HostComm::MessageSlot& slot_;
+  int rank_, peer_;
+  std::uint64_t position_;
+  void* data_;
+  std::size_t bytes_;
+};
+
+// Posts its buffers, works when all have posted, and leaves when all have worked. all_reduce is a reduce_scatter and an all_gather of the
+// ranks' shares with a meeting halfway: every element is reduced once, by one rank.
+class CollectiveOp final : public CommOp {
+ public:
+  CollectiveOp(HostComm& comm, int rank, std::uint64_t position, const CollectiveCall& call)
+      : comm_(comm),
+        slot_(*comm.collectives_[position % HostComm::kCollectiveSlots]),
+        rank_(rank),
+        position_(position),
+        call_(call) {
+    before_ = position / HostComm::kCollectiveSlots * static_cast<std::uint64_t>(comm.size());
+    all_ = before_ + static_cast<std::uint64_t>(comm.size());
+  }
+
+  bool Ready() const override {
+    switch (stage_) {
+      case Stage::kPost:
+        return slot_.left.load(std::memory_order_relaxed) >= before_;
+      case Stage::kWork:
+        return slot_.posted.load(std::memory_order_relaxed) >= all_;
+      case Stage::kGather:
+        return slot_.halfway.load(std::memory_order_relaxed) >= all_;
+      case Stage::kLeave:
+        return slot_.left.load(std::memory_order_relaxed) >= all_;
+    }
+    return false;
+  }
+
+  bool Step() override {
+    Entry& mine = slot_.entries[static_cast<std::size_t>(rank_)];
+    switch (stage_) {
+      case Stage::kPost:
+        mine.what.store(call_.what, std::memory_order_relaxed);
+        mine.dtype.store(call_.dtype, std::memory_order_relaxed);
+        mine.reduce.store(call_.reduce, std::memory_order_relaxed);
+        mine.count.store(call_.count, std::memory_order_relaxed);
+        mine.in.store(call_.in, std::memory_order_relaxed);
+        mine.out.store(call_.out, std::memory_order_relaxed);
+        Arrive(mine.posted, slot_.posted, Stage::kWork);
+        return false;
+      case Stage::kWork:
+        Acquire(&Entry::posted);
+        CheckSameCall();
+        if (call_.what == Collective::kAllReduce && comm_.size() > 1) {
+          ReduceShare();
+          Arrive(mine.halfway, slot_.halfway, Stage::kGather);
+        } else {
+          Work();
+          slot_.halfway.fetch_add(
+              1, std::memory_order_relaxed);  // passed by: the counters count every use of the slot
+          Arrive(mine.left, slot_.left, Stage::kLeave);
+        }
+        return false;
+      case Stage::kGather:
+        Acquire(&Entry::halfway);
+        GatherShares();
+        Arrive(mine.left, slot_.left, Stage::kLeave);
+        return false;
+      case Stage::kLeave:
+        Acquire(&Entry::left);
+        // A later collective of this rank, on another stream, may be waiting for the slot.
+        comm_.Ring(rank_);
+        return true;
+    }
+    return true;
+  }
+
+  bool Withdraw() override {
+    if (stage_ == Stage::kPost) return true;
+    if (stage_ != Stage::kWork) return false;
+    // Once all have posted, all are working: nobody can back out. One rank less, and it will never be all.
+    std::uint64_t posted = slot_.posted.load(std::memory_order_relaxed);
+    while (posted < all_) {
+      if (slot_.posted.compare_exchange_weak(posted, posted - 1, std::memory_order_relaxed)) return true;
+    }
+    return false;
+  }
+
+  bool Misses(int rank) const override {
+    if (stage_ != Stage::kWork) return false;
+    for (int member = 0; member < comm_.size(); ++member) {
+      if (comm_.WorldRank(member) != rank) continue;
+      const Entry& entry = slot_.entries[static_cast<std::size_t>(member)];
+      return entry.posted.load(std::memory_order_relaxed) <= position_;
+    }
+    return false;
+  }
+
+  CallNote Note() const override {
+    const auto kind = call_.what == Collective::kAllGather       ? CallNote::Kind::kAllGather
+                      : call_.what == Collective::kReduceScatter ? CallNote::Kind::kReduceScatter
+                                                                 : CallNote::Kind::kAllReduce;
+    return {&comm_, kind, rank_, position_, call_.count * WidthOf(call_.dtype)};
+  }
+
+ private:
+  using Entry = HostComm::Entry;
+  enum class Stage { kPost, kWork, kGather, kLeave };
+
+  void Arrive(std::atomic<std::uint64_t>& mine, std::atomic<std::uint64_t>& count, Stage next) {
+    mine.store(position_ + 1, std::memory_order_release);
+    stage_ = next;
+    if (count.fetch_add(1, std::memory_order_relaxed) + 1 < all_) return;
+    for (int member = 0; member < comm_.size(); ++member) {
+      if (member != rank_) comm_.Ring(member);
+    }
+  }
+
+  // The count says that all have arrived; this is where their work becomes visible. The stores are on their way: no need to sleep.
+  void Acquire(std::atomic<std::uint64_t> Entry::*counter) {
+    for (Entry& entry : slot_.entries) {
+      while ((entry.*counter).load(std::memory_order_relaxed) < position_ + 1) {
+      }
+      (void)(entry.*counter).load(std::memory_order_acquire);
+    }
+  }
+
+  CollectiveCall CallOf(int member) const {
+    const Entry& entry = slot_.entries[static_cast<std::size_t>(member)];
+    CollectiveCall call;
+    call.what = entry.what.load(std::memory_order_relaxed);
+    call.dtype = entry.dtype.load(std::memory_order_relaxed);
+    call.reduce = entry.reduce.load(std::memory_order_relaxed);
+    call.count = entry.count.load(std::memory_order_relaxed);
+    call.in = entry.in.load(std::memory_order_relaxed);
+    call.out = entry.out.load(std::memory_order_relaxed);
+    return call;
+  }
+
+  // Every rank compares the same calls, so that all of them fail or none.
+  void CheckSameCall() const {
+    const CollectiveCall first = CallOf(0);
+    bool same = true;
+    for (int member = 1; member < comm_.size(); ++member) same = same && CallOf(member).SameAs(first);
+    if (same) return;
+    std::vector<CollectiveCall> calls;
+    for (int member = 0; member < comm_.size(); ++member) calls.push_back(CallOf(member));
+    throw Disagreement(calls, rank_, comm_.ranks_, position_, comm_.name());
+  }
+
+  static void Copy(void* to, const void* from, std::size_t bytes) {
+    if (to != from && bytes) std::memcpy(to, from, bytes);
+  }
+
+  void Work() {
+    const std::size_t bytes = call_.count * WidthOf(call_.dtype);
+    const auto ranks = static_cast<std::size_t>(comm_.size());
+    if (call_.what == Collective::kAllGather) {
+      for (std::size_t i = 0; i < ranks; ++i) {
+        Copy(static_cast<std::byte*>(call_.out) + i * bytes, CallOf(static_cast<int>(i)).in, bytes);
+      }
+      return;
+    }
+    ReduceRange(static_cast<std::size_t>(call_.what == Collective::kReduceScatter ? rank_ : 0) * call_.count,
+                call_.count, call_.out);
+  }
+
+  // Reduces elements begin .. begin + count of all ranks' inputs.
+  void ReduceRange(std::size_t begin, std::size_t count, void* out) {
+    if (count == 0) return;
+    std::vector<const void*> in;
+    in.reserve(static_cast<std::size_t>(comm_.size()));
+    for (int member = 0; member < comm_.size(); ++member) {
+      in.push_back(static_cast<const std::byte*>(CallOf(member).in) + begin * WidthOf(call_.dtype));
+    }
+    Reduce(call_.dtype, call_.reduce, in, count, out);
+  }
+
+  // The elements that a rank reduces in an all_reduce.
+  std::size_t ShareBegin(std::size_t member) const {
+    return call_.count * member / static_cast<std::size_t>(comm_.size());
+  }
+
+  void ReduceShare() {
+    const auto member = static_cast<std::size_t>(rank_);
+    const std::size_t begin = ShareBegin(member);
+    ReduceRange(begin, ShareBegin(member + 1) - begin,
+                static_cast<std::byte*>(call_.out) + begin * WidthOf(call_.dtype));
+  }
+
+  void GatherShares() {
+    const std::size_t width = WidthOf(call_.dtype);
+    for (std::size_t i = 0; i < static_cast<std::size_t>(comm_.size()); ++i) {
+      if (static_cast<int>(i) == rank_) continue;
+      const std::size_t begin = ShareBegin(i);
+      Copy(static_cast<std::byte*>(call_.out) + begin * width,
+           static_cast<const std::byte*>(CallOf(static_cast<int>(i)).out) + begin * width,
+           (ShareBegin(i + 1) - begin) * width);
+    }
+  }
+
+  HostComm& comm_;
+  HostComm::CollectiveSlot& slot_;
+  int rank_;
+  std::uint64_t position_;
+  CollectiveCall call_;
+  std::uint64_t before_,
+      all_;  // the slot's counters when its earlier uses are over, and when this one is complete
+  Stage stage_ = Stage::kPost;
+};
+
+std::unique_ptr<CommOp> MakeSend(HostComm& comm, int rank, int peer, std::uint64_t position, const void* data,
+                                 std::size_t bytes) {
+  return std::make_unique<SendOp>(comm, rank, peer, position, data, bytes);
+}
+std::unique_ptr<CommOp> MakeRecv(HostComm& comm, int rank, int peer, std::uint64_t position, void* data,
+                                 std::size_t bytes) {
+  return std::make_unique<RecvOp>(comm, rank, peer, position, data, bytes);
+}
+std::unique_ptr<CommOp> MakeCollective(HostComm& comm, int rank, std::uint64_t position,
+                                       const CollectiveCall& call) {
+  return std::make_unique<CollectiveOp>(comm, rank, position, call);
+}
+
+bool CollectiveCall::SameAs(const CollectiveCall& other) const {
+  return what == other.what && dtype == other.dtype && reduce == other.reduce && count == other.count;
+}
+
+RuntimeError Disagreement(const std::vector<CollectiveCall>& calls, int member, const std::vector<int>& ranks,
+                          std::uint64_t position, const std::string& group) {
+  const auto alike = [&](const CollectiveCall& call) {
+    return std::count_if(calls.begin(), calls.end(), [&](const auto& other) { return other.SameAs(call); });
+  };
+  const auto fewer = [&](const CollectiveCall& a, const CollectiveCall& b) { return alike(a) < alike(b); };
+  const auto most = std::max_element(calls.begin(), calls.end(), fewer);
+  const auto odd = std::find_if(calls.begin(), calls.end(), [&](const auto& c) { return !c.SameAs(*most); });
+  const auto rank_of = [&](auto call) { return ranks[static_cast<std::size_t>(call - calls.begin())]; };
+  const bool clear = 2 * alike(*most) > static_cast<std::ptrdiff_t>(calls.size());
+  const bool mine_is_odd = !calls[static_cast<std::size_t>(member)].SameAs(*most);
+  return {CPPOOL_INTERNAL,
+          "the ranks disagree in call " + std::to_string(position) + " on the " + group +
+              " communicator: rank " + std::to_string(rank_of(most)) + " called " + most->ToString() +
+              ", rank " + std::to_string(rank_of(odd)) + " " + odd->ToString(),
+          clear && !mine_is_odd ? rank_of(odd) : RuntimeError::kOwn};
+}
+
+std::string CollectiveCall::ToString() const {
+  if (what == Collective::kAllGather) return "all_gather of " + std::to_string(count) + " bytes";
+  return std::string(what == Collective::kAllReduce ? "all_reduce" : "reduce_scatter") + " (" +
+         NameOf(reduce) + ") of " + std::to_string(count) + " " + NameOf(dtype);
+}
+
+HostComm::HostComm(std::string name, std::vector<int> ranks, std::vector<Bell>& bells)
+    : name_(std::move(name)),
+      ranks_(std::move(ranks)),
+      bells_(bells),
+      messages_(ranks_.size() * ranks_.size() * kMessageSlots) {
+  for (std::uint64_t i = 0; i < kCollectiveSlots; ++i)
+    collectives_.push_back(std::make_unique<CollectiveSlot>(ranks_.size()));
+  Reset();
+}
+
+void HostComm::Reset() {
+  for (std::size_t i = 0; i < messages_.size(); ++i) {
+    messages_[i].state.store(4 * (i % kMessageSlots) + kFree, std::memory_order_relaxed);
+  }
+  for (auto& slot : collectives_) {
+    for (auto* counter : {&slot->posted, &slot->halfway, &slot->left})
+      counter->store(0, std::memory_order_relaxed);
+    for (Entry& entry : slot->entries) {
+      for (auto* counter : {&entry.posted, &entry.halfway, &entry.left})
+        counter->store(0, std::memory_order_relaxed);
+    }
+  }
+}
+
+std::vector<int> HostComm::Missing(std::uint64_t position) const {
+  const CollectiveSlot& slot = *collectives_[position % kCollectiveSlots];
+  std::vector<int> missing;
+  for (const auto counter : {&Entry::posted, &Entry::left}) {
+    for (int member = 0; member < size(); ++member) {
+      const Entry& entry = slot.entries[static_cast<std::size_t>(member)];
+      if ((entry.*counter).load(std::memory_order_relaxed) <= position) missing.push_back(WorldRank(member));
+    }
+    if (!missing.empty()) break;
+  }
+  return missing;
+}
+
+HostWorld::HostWorld(int size)
+    : size_(size), bells_(static_cast<std::size_t>(size)), finished_(static_cast<std::size_t>(size)) {
+  const auto add = [&](const std::string& name, int first, int step, int count) {
+    std::vector<int> ranks;
+    ranks.reserve(static_cast<std::size_t>(count));
+    for (int i = 0; i < count; ++i) ranks.push_back(first + i * step);
+    comms_.push_back(std::make_unique<HostComm>(name, std::move(ranks), bells_));
+  };
+  add("world", 0, 1, size);
+  if (size < 4 || size % 2) return;
+  for (int i = 0; i < size / 2; ++i) add("pair", 2 * i, 1, 2);
+  for (int parity = 0; parity < 2; ++parity) add("stride", parity, 2, size / 2);
+}
+
+HostComm* HostWorld::Comm(cppool_group which, int rank, int* member) {
+  *member = 0;
+  if (which == CPPOOL_WORLD) {
+    *member = rank;
+    return comms_[0].get();
+  }
+  if (comms_.size() == 1) return nullptr;
+  if (which == CPPOOL_PAIR) {
+    *member = rank % 2;
+    return comms_[1 + static_cast<std::size_t>(rank) / 2].get();
+  }
+  *member = rank / 2;
+  return comms_[1 + static_cast<std::size_t>(size_) / 2 + static_cast<std::size_t>(rank) % 2].get();
+}
+
+void HostWorld::Abort(const std::string& reason) {
+  {
+    std::lock_guard lock(reason_mutex_);
+    if (aborted()) return;  // the first reason is the cause
+    reason_ = reason;
+    aborted_.store(true, std::memory_order_relaxed);
+  }
+  for (Bell& bell : bells_) bell.Ring();
+}
+
+void HostWorld::ThrowAborted() const {
+  std::lock_guard lock(reason_mutex_);
+  throw RuntimeError(CPPOOL_INTERNAL, "communication was aborted: " + reason_, RuntimeError::kElsewhere);
+}
+
+void HostWorld::Finished(int rank) {
+  ProcessorFence();  // what the rank has posted comes before
+  finished_[static_cast<std::size_t>(rank)].store(true, std::memory_order_relaxed);
+  for (Bell& bell : bells_) bell.Ring();
+}
+
+int HostWorld::FinishedWithout(const std::vector<std::unique_ptr<CommOp>>& ops) const {
+  for (int rank = 0; rank < size_; ++rank) {
+    if (!finished_[static_cast<std::size_t>(rank)].load(std::memory_order_relaxed)) continue;
+    ProcessorFence();  // what it has not posted by now, it never will
+    for (const auto& op : ops) {
+      if (op->Misses(rank)) return rank;
+    }
+  }
+  return -1;
+}
+
+void HostWorld::Restart() {
+  std::lock_guard lock(reason_mutex_);
+  for (auto& comm : comms_) comm->Reset();
+  for (int rank = 0; rank < size_; ++rank) Unfinished(rank);
+  reason_.clear();
+  aborted_.store(false, std::memory_order_relaxed);
+  epoch_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void HostWorld::Run(int rank, const Failure& failure, WaitNote& note,
+                    std::vector<std::unique_ptr<CommOp>>& ops) {
+  std::exception_ptr error;
+  bool stopping = false;
+  for (;;) {
+    // Nothing is taken back twice: after this, only calls that other ranks have accepted are left, and they end by themselves.
+    if (!stopping && (error || aborted() || failure.set())) {
+      stopping = true;
+      std::erase_if(ops, [](const auto& op) { return op->Withdraw(); });
+    }
+    bool moved = false;
+    std::erase_if(ops, [&](const auto& op) {
+      if (!op->Ready()) return false;
+      moved = true;
+      try {
+        return op->Step();
+      } catch (...) {
+        if (!error) error = std::current_exception();
+        return true;
+      }
+    });
+    if (ops.empty()) break;
+    if (moved) continue;
+    note.Set(ops);
+    if (const int gone = stopping ? -1 : FinishedWithout(ops); gone >= 0) {
+      StreamProgress waiting;
+      note.Describe(waiting);
+      error = std::make_exception_ptr(RuntimeError(CPPOOL_INTERNAL,
+                                                   "rank " + std::to_string(gone) +
+                                                       " has finished the case, and rank " +
+                                                       std::to_string(rank) + " still is " + waiting.doing,
+                                                   gone));
+      note.Clear();
+      continue;
+    }
+    bell(rank).Wait([&] {
+      if (!stopping && (aborted() || failure.set() || FinishedWithout(ops) >= 0)) return true;
+      for (const auto& op : ops) {
+        if (op->Ready()) return true;
+      }
+      return false;
+    });
+    note.Clear();
+  }
+  if (error) std::rethrow_exception(error);
+  if (!stopping) return;
+  failure.Throw();
+  ThrowAborted();
+}
+
+}  // namespace cppool::kernels::host

@@ -1,0 +1,554 @@
+#include "kernels/runtime/host/rank.h"
+
+#include <malloc.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <iterator>
+#include <thread>
+
+#include "kernels/runtime/host/reduce.h"
+#include "kernels/error.h"
+#include "kernels/runtime.h"
+#include "kernels/runtime/common/stage_tally.h"
+
+namespace cppool::kernels::host {
+namespace {
+
+std::int64_t NowNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+HostRank::HostRank(std::shared_ptr<HostWorld> world, int rank) : world_(std::move(world)), rank_(rank) {
+  seam_.abi = CPPOOL_RUNTIME_ABI;
+  seam_.struct_size = sizeof(seam_);
+  seam_.backend = "host";
+  seam_.transport = "host";
+  seam_.rank = rank;
+  seam_.world_size = world_->size();
+  seam_.device = -1;
+  seam_.self = this;
+  FillSeam(&seam_);
+  RestartSides();
+  streams_.push_back(NewStream(0));
+  streams_[0]->name = "main";
+  seam_.stream = reinterpret_cast<cppool_stream>(streams_[0].get());
+}
+
+HostRank::~HostRank() {
+  // The streams run what is queued before they end. A daemon whose work does not end does not come here: it exits.
+  SynchronizeAll();
+  ReleaseAll();
+}
+
+std::unique_ptr<HostStream> HostRank::NewStream(int number) {
+  return std::make_unique<HostStream>("r" + std::to_string(rank_) + " stream " + std::to_string(number),
+                                      failure_, [this] { world_->bell(rank_).Ring(); });
+}
+
+// No deadline: what the streams wait for is the other ranks, and the watchdog ends that with Abort.
+void HostRank::SynchronizeAll() {
+  for (auto& stream : streams_) stream->Synchronize();
+  for (auto& stream : retired_) stream->Synchronize();
+}
+
+void HostRank::BeginCase() {
+  SynchronizeAll();
+  ReleaseAll();
+  world_->Unfinished(rank_);
+}
+
+void HostRank::BeginIteration(int index) { iteration_ = index < 0 ? kWarmUp : index; }
+
+void HostRank::EndIterations() { iteration_ = kOutside; }
+
+StageTimes HostRank::EndCase() {
+  SynchronizeAll();
+  for (const auto* left : {&buffers_, &host_buffers_, &freed_host_buffers_}) {
+    for (const auto& [ptr, bytes] : *left) CheckGuards(ptr, bytes);
+  }
+  try {
+    failure_.Throw();
+  } catch (const RuntimeError&) {
+    ReleaseMemory();  // where the streams stopped is still to be told
+    throw;
+  }
+  StageTimes times = TakeTimes();
+  ReleaseAll();
+  return times;
+}
+
+// Everything has run: the clean state.
+void HostRank::ReleaseAll() {
+  grouped_.clear();
+  group_depth_ = 0;
+  iteration_ = kOutside;
+  delays_ = {};
+  next_stream_ = 1;
+  last_error_.Clear();
+  failure_.Clear();
+  ReleaseMemory();
+  for (HostEvent* event : events_) delete event;
+  events_.clear();
+  records_.clear();
+
+  std::lock_guard lock(progress_mutex_);
+  for (auto* over : {&streams_, &retired_}) {
+    const auto first = over->begin() + (over == &streams_ ? 1 : 0);  // but for the main stream
+    idle_.insert(idle_.end(), std::move_iterator(first), std::move_iterator(over->end()));
+    over->erase(first, over->end());
+  }
+  streams_[0]->ForgetMarks();
+  marks_.clear();
+  marked_.clear();
+  // A case may make up names; what the built-in ones use stays for the next case.
+  if (stages_.size() > 4096) stages_.clear();
+}
+
+void HostRank::ReleaseMemory() {
+  for (auto* left : {&buffers_, &host_buffers_, &freed_host_buffers_}) {
+    for (const auto& [ptr, bytes] : *left) {
+      FreeGuarded(ptr);
+      CountReleased(bytes);
+    }
+    left->clear();
+  }
+  live_.store(0, std::memory_order_relaxed);
+}
+
+void HostRank::Trim() {
+  // Threads that wait for a stream cost little and save a start; a case that had many must not leave them.
+  std::vector<std::unique_ptr<HostStream>> ended;  // outside of the lock: ending is a wait
+  {
+    std::lock_guard lock(progress_mutex_);
+    while (idle_.size() > kSpareThreads) {
+      ended.push_back(std::move(idle_.back()));
+      idle_.pop_back();
+    }
+  }
+  // The heap is the process's, not the rank's: once is enough.
+  if (rank_ == 0) malloc_trim(0);
+}
+
+MemoryInfo HostRank::Memory() const {
+  MemoryInfo info;
+  info.held_bytes = held_bytes_.load(std::memory_order_relaxed);
+  info.live_allocations = live_.load(std::memory_order_relaxed);
+  info.free_bytes = world_->memory().Free();  // all ranks share it
+  return info;
+}
+
+bool HostRank::Idle() const {
+  std::lock_guard lock(progress_mutex_);
+  const auto idle = [](const auto& stream) { return stream->Idle(); };
+  return std::all_of(streams_.begin(), streams_.end(), idle) &&
+         std::all_of(retired_.begin(), retired_.end(), idle);
+}
+
+// ---- memory
+
+// Memory that does not count as touched yet.
+void* HostRank::Take(std::size_t bytes) {
+  MemoryGate& memory = world_->memory();
+  if (memory.Reserve(bytes)) {
+    if (void* ptr = AllocateGuarded(bytes)) {
+      live_.fetch_add(1, std::memory_order_relaxed);
+      held_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+      return ptr;
+    }
+    memory.Touched(bytes);
+  }
+  throw RuntimeError(CPPOOL_OUT_OF_MEMORY, "an allocation of " + std::to_string(bytes) +
+                                               " bytes does not fit: " + std::to_string(memory.Free()) +
+                                               " are free");
+}
+
+void* HostRank::Alloc(std::size_t bytes, cppool_stream stream) {
+  HostStream& at = At(stream);
+  if (bytes == 0) return nullptr;
+  void* ptr = Take(bytes);
+  buffers_.emplace(ptr, bytes);
+  // In the stream, so that a stream that uses the memory without having waited for this one races with the fill.
+  at.Push(HostStream::Run::kAlways, [this, ptr, bytes] {
+    std::memset(ptr, kPoison, bytes);
+    world_->memory().Touched(bytes);
+  });
+  return ptr;
+}
+
+void HostRank::Free(void* ptr, cppool_stream stream) {
+  if (!ptr) return;
+  HostStream& at = At(stream);
+  const auto it = buffers_.find(ptr);
+  if (it == buffers_.end())
+    throw RuntimeError(CPPOOL_INTERNAL, "free of memory that this rank has not allocated, or has freed");
+  const std::size_t bytes = it->second;
+  buffers_.erase(it);
+  live_.fetch_sub(1, std::memory_order_relaxed);
+  at.Push(HostStream::Run::kAlways, [this, ptr, bytes] {
+    CheckGuards(ptr, bytes);
+    std::memset(ptr, kPoison, bytes);
+    FreeGuarded(ptr);
+    CountReleased(bytes);
+  });
+}
+
+// Any of the rank's threads. A write out of bounds is the rank's failure, like that of the work that did it.
+void HostRank::CheckGuards(const void* ptr, std::size_t bytes) noexcept {
+  const std::string damage = DamageAround(ptr, bytes);
+  if (damage.empty()) return;
+  failure_.Record({CPPOOL_INTERNAL, "rank " + std::to_string(rank_) + " wrote out of bounds: " + damage +
+                                        " of an allocation of " + std::to_string(bytes) + " bytes"});
+  world_->bell(rank_).Ring();
+}
+
+void HostRank::CountReleased(std::size_t bytes) { held_bytes_.fetch_sub(bytes, std::memory_order_relaxed); }
+
+void* HostRank::AllocHost(std::size_t bytes) {
+  if (bytes == 0) return nullptr;
+  void* ptr = Take(bytes);
+  std::memset(ptr, kPoison, bytes);
+  world_->memory().Touched(bytes);
+  host_buffers_.emplace(ptr, bytes);
+  return ptr;
+}
+
+void HostRank::FreeHost(void* ptr) {
+  if (!ptr) return;
+  const auto it = host_buffers_.find(ptr);
+  if (it == host_buffers_.end())
+    throw RuntimeError(CPPOOL_INTERNAL, "free_host of memory that this rank has not allocated, or has freed");
+  live_.fetch_sub(1, std::memory_order_relaxed);
+  // Its memory goes with the case: one that fails may free what its streams still write to.
+  freed_host_buffers_.insert(host_buffers_.extract(it));
+}
+
+void HostRank::Copy(void* to, const void* from, std::size_t bytes, cppool_stream stream) {
+  HostStream& at = At(stream);
+  if (bytes == 0) return;
+  at.Push(HostStream::Run::kUnlessFailed, [=] { std::memcpy(to, from, bytes); });
+}
+
+void HostRank::Fill(void* to, int byte, std::size_t bytes, cppool_stream stream) {
+  HostStream& at = At(stream);
+  if (bytes == 0) return;
+  at.Push(HostStream::Run::kUnlessFailed, [=] { std::memset(to, byte, bytes); });
+}
+
+// ---- streams and events
+
+HostStream& HostRank::At(cppool_stream stream) const {
+  for (const auto& known : streams_) {
+    if (reinterpret_cast<cppool_stream>(known.get()) == stream) return *known;
+  }
+  throw RuntimeError(CPPOOL_INTERNAL, "not a stream of this rank, or a destroyed one");
+}
+
+HostRank::HostEvent& HostRank::At(cppool_event event) const {
+  auto* known = reinterpret_cast<HostEvent*>(event);
+  if (!events_.count(known))
+    throw RuntimeError(CPPOOL_INTERNAL, "not an event of this rank, or a destroyed one");
+  return *known;
+}
+
+// A stream on the thread of one that this case has destroyed would stand behind that one's work, which may wait
+// for it. Also behind work that is done: the thread orders the two, the program does not, and a wait that it
+// lacks would not be seen. So such threads are used again only when a case has destroyed more than it may leave
+// behind, for the sake of their number; then the oldest one with nothing left to do.
+std::unique_ptr<HostStream> HostRank::SpareStream() {
+  std::lock_guard lock(progress_mutex_);
+  auto* from = &idle_;
+  auto at = idle_.begin();
+  if (idle_.empty() && retired_.size() > kSpareThreads) {
+    from = &retired_;
+    at = std::find_if(retired_.begin(), retired_.end(), [](const auto& stream) { return stream->Done(); });
+  }
+  if (at == from->end()) return nullptr;
+  auto stream = std::move(*at);
+  from->erase(at);
+  ProcessorFence();  // Done() has not ordered what the stream's thread noted last
+  stream->ForgetMarks();
+  return stream;
+}
+
+cppool_stream HostRank::CreateStream() {
+  auto stream = SpareStream();
+  if (!stream) stream = NewStream(++streams_made_);
+  std::lock_guard lock(progress_mutex_);
+  stream->index = next_stream_++;
+  stream->name = "stream " + std::to_string(stream->index);
+  streams_.push_back(std::move(stream));
+  return reinterpret_cast<cppool_stream>(streams_.back().get());
+}
+
+void HostRank::DestroyStream(cppool_stream stream) {
+  HostStream& at = At(stream);
+  if (&at == streams_[0].get()) throw RuntimeError(CPPOOL_INTERNAL, "the main stream belongs to the runtime");
+  // Neither waits for the work nor joins the thread: that would order this stream's work before all that the rank enqueues next.
+  std::lock_guard lock(progress_mutex_);
+  const auto it =
+      std::find_if(streams_.begin(), streams_.end(), [&](const auto& known) { return known.get() == &at; });
+  retired_.push_back(std::move(*it));
+  streams_.erase(it);
+}
+
+void HostRank::Synchronize(cppool_stream stream) {
+  At(stream).Synchronize();
+  failure_.Throw();
+}
+
+cppool_event HostRank::CreateEvent() {
+  return reinterpret_cast<cppool_event>(*events_.insert(new HostEvent).first);
+}
+
+void HostRank::DestroyEvent(cppool_event event) {
+  HostEvent& at = At(event);
+  events_.erase(&at);
+  delete &at;  // its records stay: streams may be waiting for them
+}
+
+void HostRank::Record(cppool_event event, cppool_stream stream) {
+  HostStream& at = At(stream);
+  EventRecord* record = &records_.emplace_back(at.index);
+  At(event).latest = record;
+  at.Push(HostStream::Run::kAlways, [record] { record->Open(); });
+}
+
+void HostRank::WaitFor(cppool_stream stream, cppool_event event) {
+  HostStream& at = At(stream);
+  EventRecord* record = At(event).latest;
+  if (!record) return;
+  at.Push(HostStream::Run::kAlways, [&at, record] {
+    at.waits.SetStream(record->stream);
+    record->Wait();
+    at.waits.ClearStream();
+  });
+}
+
+void HostRank::Enqueue(cppool_stream stream, std::function<void()> work) {
+  At(stream).Push(HostStream::Run::kUnlessFailed, std::move(work));
+}
+
+// ---- faults
+
+void HostRank::Break(DeviceFault fault, void* byte, cppool_stream stream) {
+  switch (fault) {
+    case DeviceFault::kStall:
+      Enqueue(stream, [] {  // without end: the daemon's watchdog ends the process at the deadline
+        for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+      });
+      break;
+    case DeviceFault::kTrap:
+      Enqueue(stream, [] { std::raise(SIGTRAP); });
+      break;
+    case DeviceFault::kOutOfBounds: {
+      constexpr std::size_t kBytes = 4096;
+      auto* const memory = static_cast<std::byte*>(Alloc(kBytes, stream));
+      Enqueue(stream, [memory] { std::memset(memory + kBytes, 0, sizeof(double)); });
+      Free(memory, stream);
+      break;
+    }
+    case DeviceFault::kFlipBit:
+      Enqueue(stream, [at = static_cast<unsigned char*>(byte)] { *at ^= 0x40; });
+      break;
+  }
+}
+
+// ---- communication
+
+void HostRank::RestartSides() {
+  epoch_ = world_->epoch();
+  for (const cppool_group which : {CPPOOL_WORLD, CPPOOL_PAIR, CPPOOL_STRIDE}) {
+    Side& side = sides_[which];
+    side = Side{};
+    side.comm = world_->Comm(which, rank_, &side.rank);
+    const std::size_t peers = side.comm ? static_cast<std::size_t>(side.comm->size()) : 0;
+    side.sends.resize(peers);
+    side.recvs.resize(peers);
+  }
+}
+
+HostRank::Side& HostRank::At(cppool_comm comm) {
+  if (world_->aborted()) world_->ThrowAborted();
+  if (epoch_ != world_->epoch()) RestartSides();
+  for (Side& side : sides_) {
+    if (side.comm && reinterpret_cast<cppool_comm>(&side) == comm) return side;
+  }
+  throw RuntimeError(CPPOOL_INTERNAL, "not a communicator of this rank");
+}
+
+void HostRank::CheckPeer(const Side& side, int peer, const char* call) const {
+  if (peer >= 0 && peer < side.comm->size()) return;
+  throw RuntimeError(CPPOOL_INTERNAL, std::string(call) + " names rank " + std::to_string(peer) +
+                                          " of a group of " + std::to_string(side.comm->size()));
+}
+
+cppool_comm HostRank::Group(cppool_group which, int* rank, int* size) {
+  if (which < CPPOOL_WORLD || which > CPPOOL_STRIDE) throw RuntimeError(CPPOOL_INTERNAL, "not a group");
+  Side& side = sides_[which];
+  if (rank) *rank = side.rank;
+  if (size) *size = side.comm ? side.comm->size() : 0;
+  return side.comm ? reinterpret_cast<cppool_comm>(&side) : nullptr;
+}
+
+void HostRank::GroupEnd() {
+  if (group_depth_ == 0) throw RuntimeError(CPPOOL_INTERNAL, "group_end without group_start");
+  if (--group_depth_ > 0) return;
+  auto grouped = std::move(grouped_);
+  grouped_.clear();
+  for (auto& [stream, ops] : grouped) RunOps(*stream, std::move(ops));
+}
+
+void HostRank::Send(const void* data, std::size_t bytes, int peer, cppool_comm comm, cppool_stream stream) {
+  HostStream& at = At(stream);
+  Side& side = At(comm);
+  CheckPeer(side, peer, "send");
+  Submit(at,
+         MakeSend(*side.comm, side.rank, peer, side.sends[static_cast<std::size_t>(peer)]++, data, bytes));
+}
+
+void HostRank::Recv(void* data, std::size_t bytes, int peer, cppool_comm comm, cppool_stream stream) {
+  HostStream& at = At(stream);
+  Side& side = At(comm);
+  CheckPeer(side, peer, "recv");
+  Submit(at,
+         MakeRecv(*side.comm, side.rank, peer, side.recvs[static_cast<std::size_t>(peer)]++, data, bytes));
+}
+
+void HostRank::Collect(const CollectiveCall& call, cppool_comm comm, cppool_stream stream) {
+  HostStream& at = At(stream);
+  Side& side = At(comm);
+  if (WidthOf(call.dtype) == 0) throw RuntimeError(CPPOOL_INTERNAL, "not a dtype");
+  if (call.reduce != CPPOOL_SUM && call.reduce != CPPOOL_MAX)
+    throw RuntimeError(CPPOOL_INTERNAL, "not a reduction");
+  Submit(at, MakeCollective(*side.comm, side.rank, side.collectives++, call));
+}
+
+void HostRank::Submit(HostStream& stream, std::unique_ptr<CommOp> op) {
+  if (group_depth_ > 0) {
+    auto it = std::find_if(grouped_.begin(), grouped_.end(),
+                           [&](const auto& known) { return known.first == &stream; });
+    if (it == grouped_.end()) it = grouped_.emplace(it, &stream, std::vector<std::unique_ptr<CommOp>>{});
+    it->second.push_back(std::move(op));
+    return;
+  }
+  std::vector<std::unique_ptr<CommOp>> ops;
+  ops.push_back(std::move(op));
+  RunOps(stream, std::move(ops));
+}
+
+void HostRank::RunOps(HostStream& stream, std::vector<std::unique_ptr<CommOp>> ops) {
+  // std::function wants what it holds to be copyable; nobody copies it.
+  auto shared = std::make_shared<std::vector<std::unique_ptr<CommOp>>>(std::move(ops));
+  stream.Push(HostStream::Run::kUnlessFailed,
+              [this, shared, &stream] { world_->Run(rank_, failure_, stream.waits, *shared); });
+}
+
+// ---- stages
+
+void HostRank::MarkStage(cppool_stream stream, const char* stage) {
+  HostStream& at = At(stream);
+  const std::string* text = nullptr;
+  if (stage) {
+    const auto known = stages_.find(std::string_view(stage));
+    text = known == stages_.end() ? nullptr : &*known;
+  }
+  if (stage) marked_ = stage;
+  Mark* mark = nullptr;
+  {
+    std::lock_guard lock(progress_mutex_);
+    if (stage && !text) text = &*stages_.emplace(stage).first;
+    mark = &marks_.emplace_back(text, at.index, iteration_);
+  }
+  at.marks_pushed.store(at.marks_pushed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  // After a failure the marks stay where the work stopped.
+  at.Push(HostStream::Run::kUnlessFailed, [&at, mark] {
+    mark->reached_ns.store(NowNs(), std::memory_order_relaxed);
+    if (mark->stage) at.last_stage.store(mark, std::memory_order_relaxed);
+    at.in_stage.store(mark->stage != nullptr, std::memory_order_relaxed);
+    at.marks_reached.store(at.marks_reached.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  });
+  const auto delay = delays_.Next();
+  if (delay.count() > 0)
+    at.Push(HostStream::Run::kUnlessFailed, [delay] { std::this_thread::sleep_for(delay); });
+}
+
+StageTimes HostRank::TakeTimes() const {
+  const std::int64_t now = NowNs();  // of stages that nobody ended
+  // Backwards, so that each mark sees the next one of its stream: a stage lasts from the one to the other.
+  std::vector<std::int64_t> end(marks_.size());
+  std::unordered_map<int, std::int64_t> next;
+  for (std::size_t i = marks_.size(); i-- > 0;) {
+    const auto later = next.find(marks_[i].stream);
+    end[i] = later == next.end() ? now : later->second;
+    next[marks_[i].stream] = marks_[i].reached_ns.load(std::memory_order_relaxed);
+  }
+  StageTally tally;
+  for (std::size_t i = 0; i < marks_.size(); ++i) {
+    const Mark& mark = marks_[i];
+    if (!mark.stage || mark.iteration == kWarmUp) continue;
+    const double ms = static_cast<double>(end[i] - mark.reached_ns.load(std::memory_order_relaxed)) * 1e-6;
+    tally.Add(mark.iteration == kOutside ? StageTally::kOnce : mark.iteration, *mark.stage, mark.stream == 0,
+              ms);
+  }
+  return tally.Times();
+}
+
+// Under the progress lock. A destroyed stream may have work that others wait for.
+std::string HostRank::NameOfStream(int index) const {
+  for (const auto* streams : {&streams_, &retired_}) {
+    for (const auto& stream : *streams) {
+      if (stream->index == index) return stream->name;
+    }
+  }
+  return "";
+}
+
+std::optional<std::string> HostRank::FailedInStage() const {
+  if (failure_.set()) return std::nullopt;
+  return marked_;
+}
+
+std::vector<StreamProgress> HostRank::Progress() const {
+  std::lock_guard lock(progress_mutex_);
+  std::vector<StreamProgress> all;
+  for (const auto& stream : streams_) {
+    StreamProgress progress;
+    progress.stream = stream->name;
+    const Mark* mark = stream->last_stage.load(std::memory_order_relaxed);
+    if (mark) {
+      progress.stage = *mark->stage;
+      const std::int64_t since = mark->reached_ns.load(std::memory_order_relaxed);
+      if (since) progress.seconds = static_cast<double>(NowNs() - since) * 1e-9;
+    }
+    progress.thread = stream->thread();
+    stream->waits.Describe(progress);
+    progress.behind = NameOfStream(stream->waits.stream());
+    const bool done = stream->Idle();
+    const bool in_stage = stream->in_stage.load(std::memory_order_relaxed) ||
+                          stream->marks_reached.load(std::memory_order_relaxed) !=
+                              stream->marks_pushed.load(std::memory_order_relaxed);
+    if (done && in_stage) progress.doing = "with no work left";
+    progress.idle = done && !in_stage;
+    all.push_back(std::move(progress));
+  }
+  return all;
+}
+
+}  // namespace cppool::kernels::host
+
+namespace cppool::kernels {
+
+void Enqueue(cppool_runtime* rt, cppool_stream stream, std::function<void()> work) {
+  if (std::string_view(rt->backend) != "host")
+    throw RuntimeError(CPPOOL_INTERNAL, "Enqueue needs the host backend");
+  host::HostRank::Of(rt).Enqueue(stream, std::move(work));
+}
+
+}  // namespace cppool::kernels

@@ -1,0 +1,153 @@
+// One rank of the host backend: the seam's functions, and what a case leaves behind.
+//
+// Threads: everything is for the rank's thread, except Memory(), Progress() and Idle(). The streams' threads
+// see the failure, the marks they reach and the memory they release; they take no lock.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "kernels/runtime/host/comm.h"
+#include "kernels/runtime/host/memory.h"
+#include "kernels/runtime/host/stream.h"
+#include "kernels/backend.h"
+#include "kernels/runtime/common/last_error.h"
+#include "kernels/runtime/common/mark_delays.h"
+
+namespace cppool::kernels::host {
+
+class HostRank final : public RankRuntime {
+ public:
+  HostRank(std::shared_ptr<HostWorld> world, int rank);
+  ~HostRank() override;
+
+  cppool_runtime* seam() override { return &seam_; }
+  std::optional<std::string> FailedInStage() const override;
+  int LastErrorCulprit() const override { return last_error_.culprit(); }
+  void BeginCase() override;
+  void Perturb(std::uint64_t seed) override { delays_ = MarkDelays(seed, rank_); }
+  void Break(DeviceFault fault, void* byte, cppool_stream stream) override;
+  void BeginIteration(int index) override;
+  void EndIterations() override;
+  bool InGroup() const override { return group_depth_ > 0; }
+  StageTimes EndCase() override;
+  void Trim() override;
+  MemoryInfo Memory() const override;
+  std::size_t LiveAllocations() const override { return live_.load(std::memory_order_relaxed); }
+  bool HasRoom(double bytes) const override { return bytes <= static_cast<double>(Memory().free_bytes); }
+  std::vector<StreamProgress> Progress() const override;
+
+  bool Idle() const;  // any thread: no stream has work
+  int rank() const { return rank_; }
+
+  static HostRank& Of(cppool_runtime* seam) { return *static_cast<HostRank*>(seam->self); }
+
+  LastError& last_error() { return last_error_; }
+
+  // The seam, with exceptions: host_seam.cpp turns them into statuses.
+  void* Alloc(std::size_t bytes, cppool_stream stream);
+  void Free(void* ptr, cppool_stream stream);
+  void* AllocHost(std::size_t bytes);
+  void FreeHost(void* ptr);
+  void Copy(void* to, const void* from, std::size_t bytes, cppool_stream stream);
+  void Fill(void* to, int byte, std::size_t bytes, cppool_stream stream);
+  cppool_stream CreateStream();
+  void DestroyStream(cppool_stream stream);
+  void Synchronize(cppool_stream stream);
+  cppool_event CreateEvent();
+  void DestroyEvent(cppool_event event);
+  void Record(cppool_event event, cppool_stream stream);
+  void WaitFor(cppool_stream stream, cppool_event event);
+  void Enqueue(cppool_stream stream, std::function<void()> work);
+  cppool_comm Group(cppool_group which, int* rank, int* size);
+  void GroupStart() { ++group_depth_; }
+  void GroupEnd();
+  void Send(const void* data, std::size_t bytes, int peer, cppool_comm comm, cppool_stream stream);
+  void Recv(void* data, std::size_t bytes, int peer, cppool_comm comm, cppool_stream stream);
+  void Collect(const CollectiveCall& call, cppool_comm comm, cppool_stream stream);
+  void MarkStage(cppool_stream stream, const char* stage);
+
+ private:
+  // This rank's side of a communicator: where its calls are in it.
+  struct Side {
+    HostComm* comm = nullptr;
+    int rank = 0;
+    std::uint64_t collectives = 0;
+    std::vector<std::uint64_t> sends, recvs;  // by peer
+  };
+  struct HostEvent {
+    EventRecord* latest = nullptr;  // NULL before the first record
+  };
+
+  // Threads without a stream that a rank keeps.
+  static constexpr std::size_t kSpareThreads = 8;
+
+  static constexpr int kOutside =
+      -1;  // the iteration of marks outside of iterations; others are counted from 0
+  static constexpr int kWarmUp = -2;
+
+  HostStream& At(cppool_stream stream) const;
+  HostEvent& At(cppool_event event) const;
+  Side& At(cppool_comm comm);
+  void RestartSides();
+  void CheckPeer(const Side& side, int peer, const char* call) const;
+  void Submit(HostStream& stream, std::unique_ptr<CommOp> op);
+  void RunOps(HostStream& stream, std::vector<std::unique_ptr<CommOp>> ops);
+  std::unique_ptr<HostStream> NewStream(int number);
+  std::unique_ptr<HostStream> SpareStream();  // NULL: there is none
+  void* Take(std::size_t bytes);
+  void CountReleased(std::size_t bytes);
+  void CheckGuards(const void* ptr, std::size_t bytes) noexcept;
+  void SynchronizeAll();
+  StageTimes TakeTimes() const;
+  std::string NameOfStream(int index) const;
+  void ReleaseAll();
+  void ReleaseMemory();
+
+  std::shared_ptr<HostWorld> world_;
+  int rank_;
+  cppool_runtime seam_{};
+  LastError last_error_;
+  Failure failure_;
+
+  std::unordered_map<void*, std::size_t> buffers_, host_buffers_;  // live, with their bytes
+  std::unordered_map<void*, std::size_t> freed_host_buffers_;      // kept to the end of the case
+  std::atomic<std::size_t> held_bytes_{0}, live_{0};
+
+  std::set<HostEvent*> events_;  // owned
+  std::deque<EventRecord> records_;
+
+  std::array<Side, 3> sides_;  // by cppool_group
+  std::uint64_t epoch_ = 0;
+  int group_depth_ = 0;
+  std::vector<std::pair<HostStream*, std::vector<std::unique_ptr<CommOp>>>>
+      grouped_;  // by stream, in order of first use
+
+  int iteration_ = kOutside;
+  MarkDelays delays_;
+  int streams_made_ = 0;  // threads, for their names
+  int next_stream_ = 1;   // in this case
+
+  // Readers of Progress() hold this while they look; the rank's thread holds it while it changes what they
+  // look at, and never while it waits; the streams' threads never do.
+  mutable std::mutex progress_mutex_;
+  std::vector<std::unique_ptr<HostStream>> streams_;  // in use; the first is the main one
+  std::vector<std::unique_ptr<HostStream>> retired_;  // destroyed in this case, oldest first; may have work
+  std::vector<std::unique_ptr<HostStream>> idle_;     // of earlier cases: their threads are used again
+  std::deque<Mark> marks_;
+  std::string marked_;                         // the last stage
+  std::set<std::string, std::less<>> stages_;  // the text of the marks
+};
+
+// Fills in the functions of the table.
+void FillSeam(cppool_runtime* seam);
+
+}  // namespace cppool::kernels::host

@@ -1,0 +1,137 @@
+// Comparisons with every kind of argument, and what a naive loop says to them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "tests/catch.h"
+#include "tests/kernels/attention/checks/check_rank.h"
+
+namespace cppool::kernels::test {
+
+struct CompareCase {
+  Dtype a = Dtype::kBf16;
+  Dtype b = Dtype::kBf16;
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::int64_t offset = 0;  // of b's columns, in rows of columns + 2 * offset elements
+  bool maps = false;        // rows in another order, through a table for a and one for b
+};
+
+inline std::vector<CompareCase> CompareCases() {
+  std::vector<CompareCase> cases;
+  for (const Dtype a : {Dtype::kFp16, Dtype::kBf16, Dtype::kFp32, Dtype::kFp64}) {
+    for (const Dtype b : {Dtype::kFp16, Dtype::kBf16, Dtype::kFp32, Dtype::kFp64}) {
+      cases.push_back({a, b, 37, 24, 8, true});
+    }
+  }
+  const Dtype half = Dtype::kBf16;
+  for (const bool maps : {false, true}) {
+    cases.push_back({half, half, 1, 1, 0, maps});
+    cases.push_back({half, Dtype::kFp32, 65, 7, 3, maps});
+    cases.push_back({half, half, 300, 1000, 0, maps});
+    cases.push_back({half, half, 3, 100000, 4, maps});
+    cases.push_back({Dtype::kFp32, Dtype::kFp64, 5000, 3, 1, maps});
+  }
+  return cases;
+}
+
+// Runs the comparison on `rank` and naively, with and without NaN and infinities in it.
+inline void CheckCompare(const CheckRank& rank, const CompareCase& c, bool special) {
+  CAPTURE(static_cast<int>(c.a), static_cast<int>(c.b), c.rows, c.columns, c.offset, c.maps, special);
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const double kNan = std::numeric_limits<double>::quiet_NaN();
+  std::uint64_t state = 42;
+  const auto uniform = [&] {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<double>(state >> 11) * 0x1p-53 * 2 - 1;
+  };
+  const std::int64_t pitch = c.columns + 2 * c.offset;
+  std::vector<double> a(c.rows * c.columns);
+  std::vector<double> b(c.rows * pitch);
+  std::vector<std::int64_t> a_rows(c.rows);
+  std::vector<std::int64_t> b_rows(c.rows);
+  for (std::int64_t i = 0; i < c.rows; ++i) {
+    a_rows[i] = c.maps ? c.rows - 1 - i : i;
+    b_rows[i] = c.maps ? (i + c.rows / 2) % c.rows : i;
+  }
+  for (double& x : b) x = kNan;  // what lies between the compared columns must not be read as theirs
+  for (std::int64_t i = 0; i < c.rows; ++i) {
+    for (std::int64_t j = 0; j < c.columns; ++j) {
+      double& x = a[a_rows[i] * c.columns + j];
+      double& y = b[b_rows[i] * pitch + c.offset + j];
+      y = uniform() * 8;
+      x = y + uniform() * 0.25;
+      if (!special || (i + j) % 5 != 0) continue;
+      const double kinds[][2] = {{kNan, 1},
+                                 {1, kNan},
+                                 {kNan, kNan},
+                                 {kInfinity, kInfinity},
+                                 {-kInfinity, -kInfinity},
+                                 {kInfinity, 2},
+                                 {3, -kInfinity},
+                                 {kInfinity, -kInfinity},
+                                 {kNan, kInfinity}};
+      const auto& kind = kinds[(i * 7 + j) % 9];
+      x = kind[0];
+      y = kind[1];
+    }
+  }
+  const std::vector<std::uint8_t> a_bytes = Bytes(c.a, a);
+  const std::vector<std::uint8_t> b_bytes = Bytes(c.b, b);
+  a = Doubles(c.a, a_bytes);
+  b = Doubles(c.b, b_bytes);
+
+  CompareStats expected;
+  const double relative = 0.03;
+  for (std::int64_t i = 0; i < c.rows; ++i) {
+    for (std::int64_t j = 0; j < c.columns; ++j) {
+      const double x = a[a_rows[i] * c.columns + j];
+      const double y = b[b_rows[i] * pitch + c.offset + j];
+      ++expected.count;
+      if (std::isnan(x) || std::isnan(y) || std::isinf(x) || std::isinf(y)) {
+        if (std::isnan(x) || std::isnan(y) || x != y) ++expected.mismatches;
+        continue;
+      }
+      const double error = std::abs(x - y);
+      expected.max_abs_err = std::max(expected.max_abs_err, error);
+      expected.max_abs_ref = std::max(expected.max_abs_ref, std::abs(y));
+      expected.max_excess = std::max(expected.max_excess, error - relative * std::abs(y));
+      expected.sum_sq_err += error * error;
+      expected.sum_sq_ref += y * y;
+    }
+  }
+
+  const Buffer a_device = rank.Upload(a_bytes);
+  const Buffer b_device = rank.Upload(b_bytes);
+  const Buffer a_map = rank.Upload(a_rows);
+  const Buffer b_map = rank.Upload(b_rows);
+  CompareArgs args;
+  args.a = a_device.get();
+  args.a_dtype = c.a;
+  args.a_rows = c.maps ? a_map.get<std::int64_t>() : nullptr;
+  args.a_stride = c.columns;
+  args.b = b_device.get();
+  args.b_dtype = c.b;
+  args.b_rows = c.maps ? b_map.get<std::int64_t>() : nullptr;
+  args.b_stride = pitch;
+  args.b_offset = c.offset;
+  args.rows = c.rows;
+  args.columns = c.columns;
+  args.relative = relative;
+  const CompareStats got = rank.Compare(args);
+  CHECK(got.mismatches == expected.mismatches);
+  CHECK(got.count == expected.count);
+  CHECK(got.max_abs_err == expected.max_abs_err);
+  CHECK(got.max_abs_ref == expected.max_abs_ref);
+  CHECK(Near(got.max_excess, expected.max_excess, 1e-14));
+  CHECK(Near(got.sum_sq_err, expected.sum_sq_err, 1e-12));
+  CHECK(Near(got.sum_sq_ref, expected.sum_sq_ref, 1e-12));
+  const CompareStats again = rank.Compare(args);
+  CHECK((again.sum_sq_err == got.sum_sq_err && again.sum_sq_ref == got.sum_sq_ref));
+}
+
+}  // namespace cppool::kernels::test

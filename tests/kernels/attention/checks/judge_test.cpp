@@ -1,0 +1,388 @@
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "tests/catch.h"
+#include "tests/kernels/attention/checks/check_rank.h"
+#include "kernels/attention/judge.h"
+#include "kernels/attention/checks/host/check_kernels.h"
+
+namespace cppool::kernels::test {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr CheckedTensor kAll[] = {CheckedTensor::kOut,
+                                  CheckedTensor::kLse,
+                                  CheckedTensor::kDq,
+                                  CheckedTensor::kDk,
+                                  CheckedTensor::kDv,
+                                  CheckedTensor::kDbias,
+                                  CheckedTensor::kDsoftmaxOffset,
+                                  CheckedTensor::kMaxLogit};
+
+CompareStats Stats(const std::vector<double>& a, const std::vector<double>& b, double relative = 0) {
+  const CheckRank rank(CreateHostBackend(1), &MakeHostCheckKernels);
+  const Buffer a_device = rank.Upload(a);
+  const Buffer b_device = rank.Upload(b);
+  CompareArgs args;
+  args.a = a_device.get();
+  args.b = b_device.get();
+  args.a_dtype = args.b_dtype = Dtype::kFp64;
+  args.rows = 1;
+  args.columns = args.a_stride = args.b_stride = static_cast<std::int64_t>(a.size());
+  args.relative = relative;
+  return rank.Compare(args);
+}
+
+Verdict NoCp(CheckedTensor tensor, Dtype dtype, bool gqa, const std::vector<double>& a,
+             const std::vector<double>& b, double summed = 1) {
+  return JudgeNoCp(tensor, dtype, gqa, Stats(a, b, ToleranceNoCp(tensor, dtype, gqa).relative), {}, {summed});
+}
+
+// All elements in one sample.
+Verdict Oracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours, const CompareStats& plain,
+               double summed = 1) {
+  return JudgeOracle(tensor, dtype, ours, plain, plain, {summed});
+}
+
+// So many that they are no small sample.
+constexpr int kMany = 100000;
+
+std::vector<double> Wave(double amplitude, int count = kMany) {
+  std::vector<double> values;
+  values.reserve(count);
+  for (int i = 0; i < count; ++i) values.push_back(amplitude * std::sin(i));
+  return values;
+}
+
+TEST_CASE("equal tensors pass, against either reference") {
+  for (const CheckedTensor tensor : kAll) {
+    for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16}) {
+      for (const double amplitude : {0.0, 1e-3, 1.0}) {
+        CAPTURE(NameOf(tensor), amplitude);
+        const Verdict verdict = NoCp(tensor, dtype, false, Wave(amplitude), Wave(amplitude));
+        CHECK(verdict.ok);
+        CHECK(verdict.rel_err == 0);
+        CHECK(verdict.max_abs_err == 0);
+        const CompareStats stats = Stats(Wave(amplitude), Wave(amplitude));
+        CHECK(Oracle(tensor, dtype, stats, stats).ok);
+      }
+    }
+  }
+}
+
+TEST_CASE("an all-zero dq fails, although its elements are below Transformer Engine's tolerance") {
+  const std::vector<double> reference = Wave(3e-3);
+  const std::vector<double> zero(reference.size(), 0.0);
+  for (const CheckedTensor tensor :
+       {CheckedTensor::kDq, CheckedTensor::kDk, CheckedTensor::kDv, CheckedTensor::kOut,
+        CheckedTensor::kDbias, CheckedTensor::kDsoftmaxOffset}) {
+    for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16}) {
+      const Verdict verdict = NoCp(tensor, dtype, true, zero, reference);
+      CHECK(verdict.max_abs_err < verdict.tolerance);
+      CHECK(Near(verdict.rel_err, 1, 1e-5));
+      CHECK_FALSE(verdict.ok);
+      if (tensor == CheckedTensor::kDbias) CHECK_FALSE(NoCp(tensor, dtype, true, zero, reference, 64).ok);
+      CHECK_FALSE(Oracle(tensor, dtype, Stats(zero, reference), Stats(reference, reference)).ok);
+    }
+  }
+  // Down to gradients of a million keys.
+  CHECK_FALSE(NoCp(CheckedTensor::kDq, Dtype::kBf16, false, zero, Wave(2e-4)).ok);
+}
+
+TEST_CASE("no_cp: Transformer Engine's tolerances hold for each element") {
+  const auto one_off = [](CheckedTensor tensor, Dtype dtype, bool gqa, double at, double error) {
+    std::vector<double> b(100000, 1.0);  // so many that one element does not count in the RMS
+    b[7] = at;
+    std::vector<double> a = b;
+    a[7] += error;
+    return NoCp(tensor, dtype, gqa, a, b).ok;
+  };
+  struct Case {
+    Dtype dtype;
+    bool gqa;
+    double tolerance;
+  };
+  for (const auto& [dtype, gqa, tolerance] :
+       {Case{Dtype::kBf16, false, 2.5e-2}, Case{Dtype::kBf16, true, 3.5e-2}, Case{Dtype::kFp16, false, 5e-3},
+        Case{Dtype::kFp16, true, 5e-3}}) {
+    for (const CheckedTensor tensor :
+         {CheckedTensor::kOut, CheckedTensor::kDq, CheckedTensor::kDk, CheckedTensor::kDv}) {
+      for (const double at : {0.0, -1.0, 4.0}) {
+        CHECK(one_off(tensor, dtype, gqa, at, 0.99 * tolerance * (1 + std::abs(at))));
+        CHECK_FALSE(one_off(tensor, dtype, gqa, at, 1.01 * tolerance * (1 + std::abs(at))));
+        CHECK_FALSE(one_off(tensor, dtype, gqa, at, -1.01 * tolerance * (1 + std::abs(at))));
+      }
+    }
+  }
+}
+
+TEST_CASE("no_cp: the RMS of the error is limited to a part of the reference's") {
+  for (const auto& [dtype, limit] : {std::pair{Dtype::kBf16, 0.01}, std::pair{Dtype::kFp16, 0.002}}) {
+    for (const CheckedTensor tensor : {CheckedTensor::kOut, CheckedTensor::kDq}) {
+      CHECK(NoCp(tensor, dtype, false, Wave(1 + 0.98 * limit), Wave(1)).ok);
+      const Verdict verdict = NoCp(tensor, dtype, false, Wave(1 + 1.02 * limit), Wave(1));
+      CHECK_FALSE(verdict.ok);
+      CHECK(Near(verdict.rel_err, 1.02 * limit, 1e-5));
+    }
+  }
+}
+
+TEST_CASE(
+    "noise where the gradient is 0 passes; a finite error against a zero reference is reported as finite") {
+  const std::vector<double> zero(kMany, 0.0);
+  CHECK(NoCp(CheckedTensor::kDq, Dtype::kBf16, false, Wave(1e-6), zero).ok);
+  CHECK(NoCp(CheckedTensor::kDq, Dtype::kBf16, false, Wave(1e-6), Wave(-1e-6)).ok);
+  CHECK(Oracle(CheckedTensor::kDq, Dtype::kBf16, Stats(Wave(1e-6), zero), Stats(zero, zero)).ok);
+  const Verdict verdict = NoCp(CheckedTensor::kDq, Dtype::kBf16, false, Wave(1e-3), zero);
+  CHECK_FALSE(verdict.ok);
+  CHECK(std::isfinite(verdict.rel_err));
+  CHECK(verdict.rel_err > 1);
+  CHECK_FALSE(Oracle(CheckedTensor::kDq, Dtype::kBf16, Stats(Wave(1e-3), zero), Stats(zero, zero)).ok);
+}
+
+TEST_CASE("lse: -inf on both sides is equal, and its tolerance is fp32's") {
+  const std::vector<double> b{8.5, -kInfinity, 7.25, 0.5};
+  CHECK(NoCp(CheckedTensor::kLse, Dtype::kBf16, false, b, b).ok);
+  CHECK(NoCp(CheckedTensor::kLse, Dtype::kBf16, false, {8.50009, -kInfinity, 7.25, 0.50009}, b).ok);
+  CHECK_FALSE(NoCp(CheckedTensor::kLse, Dtype::kBf16, false, {8.5, -kInfinity, 7.2504, 0.5}, b).ok);
+  const Verdict mismatch = NoCp(CheckedTensor::kLse, Dtype::kBf16, false, {8.5, -1e30, 7.25, 0.5}, b);
+  CHECK_FALSE(mismatch.ok);
+  CHECK(mismatch.mismatches == 1);
+  CHECK_FALSE(NoCp(CheckedTensor::kLse, Dtype::kBf16, false, {8.5, -kInfinity, -kInfinity, 0.5}, b).ok);
+
+  const CompareStats exact = Stats(b, b);
+  CHECK(Oracle(CheckedTensor::kLse, Dtype::kBf16, Stats({8.50008, -kInfinity, 7.25, 0.5}, b), exact).ok);
+  CHECK_FALSE(Oracle(CheckedTensor::kLse, Dtype::kBf16, Stats({8.5001, -kInfinity, 7.25, 0.5}, b), exact).ok);
+}
+
+TEST_CASE("oracle: twice plain attention's error for the output, three times for gradients") {
+  const std::vector<double> exact = Wave(1);
+  for (const CheckedTensor tensor :
+       {CheckedTensor::kOut, CheckedTensor::kDq, CheckedTensor::kDk, CheckedTensor::kDv}) {
+    const double factor = tensor == CheckedTensor::kOut ? 2 : 3;
+    const CompareStats plain = Stats(Wave(1.1), exact);
+    CHECK(Oracle(tensor, Dtype::kFp16, Stats(Wave(1 + 0.1 * factor), exact), plain).ok);
+    CHECK_FALSE(Oracle(tensor, Dtype::kFp16, Stats(Wave(1 + 0.1 * factor + 0.002), exact), plain).ok);
+    // The floor: one rounding of the largest element.
+    const CompareStats lucky = Stats(exact, exact);
+    CHECK(Oracle(tensor, Dtype::kFp16, Stats(Wave(1 + 0.9 * 0x1p-11), exact), lucky).ok);
+    CHECK_FALSE(Oracle(tensor, Dtype::kFp16, Stats(Wave(1 + 1.1 * 0x1p-11), exact), lucky).ok);
+    CHECK(Oracle(tensor, Dtype::kBf16, Stats(Wave(1 + 0.9 * 0x1p-8), exact), lucky).ok);
+    CHECK_FALSE(Oracle(tensor, Dtype::kBf16, Stats(Wave(1 + 1.1 * 0x1p-8), exact), lucky).ok);
+  }
+}
+
+TEST_CASE("oracle: the RMS of the error is limited too, so that no large one hides many") {
+  const std::vector<double> exact = Wave(1);
+  std::vector<double> one_large = exact;
+  one_large[0] += 0.1;
+  const CompareStats plain = Stats(one_large, exact);
+  for (const CheckedTensor tensor :
+       {CheckedTensor::kOut, CheckedTensor::kDq, CheckedTensor::kDv, CheckedTensor::kDbias}) {
+    CHECK(Oracle(tensor, Dtype::kBf16, Stats(Wave(1.001), exact), plain).ok);
+    const Verdict wrong = Oracle(tensor, Dtype::kBf16, Stats(Wave(1.05), exact), plain);
+    CHECK(wrong.max_abs_err < wrong.tolerance);
+    CHECK_FALSE(wrong.ok);
+    // Plain attention's error may be where ours is, or everywhere.
+    const CompareStats everywhere = Stats(Wave(1.05), exact);
+    CHECK(JudgeOracle(tensor, Dtype::kBf16, everywhere, everywhere, plain).ok);
+    CHECK(JudgeOracle(tensor, Dtype::kBf16, everywhere, plain, everywhere).ok);
+  }
+}
+
+TEST_CASE(
+    "oracle: our lse is much better than plain attention's, or a window that is too wide would not show") {
+  const std::vector<double> exact = Wave(8);
+  const CompareStats plain = Stats(Wave(8.02), exact);
+  CHECK(Oracle(CheckedTensor::kLse, Dtype::kBf16, Stats(Wave(8.0049), exact), plain).ok);
+  CHECK_FALSE(Oracle(CheckedTensor::kLse, Dtype::kBf16, Stats(Wave(8.0052), exact), plain).ok);
+}
+
+TEST_CASE("what differs by no more than plain attention does from the exact result is right") {
+  const std::vector<double> exact = Wave(1e-3);
+  const CompareStats plain = Stats(Wave(1.1e-3), exact);
+  const auto ok = [&](CheckedTensor tensor, const std::vector<double>& got, const CompareStats& allowed) {
+    return JudgeNoCp(tensor, Dtype::kBf16, false,
+                     Stats(got, exact, ToleranceNoCp(tensor, Dtype::kBf16, false).relative), allowed)
+        .ok;
+  };
+  for (const CheckedTensor tensor : {CheckedTensor::kOut, CheckedTensor::kDq}) {
+    CHECK_FALSE(ok(tensor, Wave(1.19e-3), {}));
+    CHECK(ok(tensor, Wave(1.19e-3), plain));
+    CHECK_FALSE(ok(tensor, Wave(1.25e-3), plain));
+  }
+  // Above Transformer Engine's tolerance, as with a large scale.
+  std::vector<double> large = exact;
+  large[3] += 0.2;
+  CHECK_FALSE(ok(CheckedTensor::kDq, large, {}));
+  CHECK(ok(CheckedTensor::kDq, large, Stats(large, exact)));
+  CHECK_FALSE(ok(CheckedTensor::kLse, large, Stats(large, exact)));
+}
+
+TEST_CASE("two tokens are too small a sample to measure an error by") {
+  for (const auto& [count, ok] : {std::pair{128, true}, std::pair{kMany, false}}) {
+    const std::vector<double> exact = Wave(4e-4, count);
+    const CompareStats lucky = Stats(exact, exact), ours = Stats(Wave(4.6e-4, count), exact);
+    CHECK(JudgeOracle(CheckedTensor::kDq, Dtype::kFp16, ours, lucky, lucky).ok == ok);
+    CHECK(JudgeNoCp(CheckedTensor::kDq, Dtype::kFp16, false, ours, lucky).ok == ok);
+    CHECK_FALSE(JudgeOracle(CheckedTensor::kOut, Dtype::kFp16, ours, lucky, lucky).ok);
+  }
+}
+
+TEST_CASE("one NaN fails, and so does a comparison of nothing") {
+  const std::vector<double> exact = Wave(1);
+  std::vector<double> poisoned = exact;
+  poisoned[500] = std::numeric_limits<double>::quiet_NaN();
+  for (const CheckedTensor tensor : kAll) {
+    CHECK_FALSE(NoCp(tensor, Dtype::kBf16, false, poisoned, exact).ok);
+    CHECK_FALSE(Oracle(tensor, Dtype::kBf16, Stats(poisoned, exact), Stats(exact, exact)).ok);
+    // Plain attention's logits may overflow where ours do not: what is finite of it is the measure.
+    CHECK(Oracle(tensor, Dtype::kBf16, Stats(exact, exact), Stats(poisoned, exact)).ok);
+    CHECK_FALSE(Oracle(tensor, Dtype::kBf16, Stats(exact, exact), {}).ok);
+    CHECK_FALSE(JudgeNoCp(tensor, Dtype::kBf16, false, {}, {}).ok);
+    CHECK_FALSE(Oracle(tensor, Dtype::kBf16, {}, {}).ok);
+  }
+}
+
+// A sum over ranks of independent parts, as dbias and the offset's gradient are: `weights` says how often each
+// rank's part is in it.
+std::vector<double> Parts(const std::vector<int>& weights, std::size_t count, double amplitude) {
+  std::uint64_t state = 1;
+  std::vector<double> sum(count, 0);
+  for (const int weight : weights) {
+    for (double& x : sum) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      x += weight * amplitude * (static_cast<double>(state >> 11) * 0x1p-52 - 1);
+    }
+  }
+  return sum;
+}
+
+TEST_CASE("dbias: one rank's part that is missing, or there twice, fails against either reference") {
+  const int world_size = GENERATE(2, 4, 8);
+  const double amplitude = GENERATE(3e-4, 1e-1);  // about that of one query over 8192 keys, and over few
+  const std::vector<double> reference = Parts(std::vector<int>(world_size, 1), 4096, amplitude);
+  for (const int weight : {0, 2}) {
+    std::vector<int> weights(world_size, 1);
+    weights.back() = weight;
+    const std::vector<double> wrong = Parts(weights, 4096, amplitude);
+    for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16}) {
+      CAPTURE(world_size, amplitude, weight, static_cast<int>(dtype));
+      CHECK_FALSE(NoCp(CheckedTensor::kDbias, dtype, false, wrong, reference).ok);
+      const CompareStats plain =
+          Stats(Parts(std::vector<int>(world_size, 1), 4096, amplitude * (1 + 0x1p-8)), reference);
+      CHECK_FALSE(Oracle(CheckedTensor::kDbias, dtype, Stats(wrong, reference), plain).ok);
+    }
+  }
+}
+
+TEST_CASE("dbias: the noise of a gradient that is 0 grows with what an element sums") {
+  const std::vector<double> zero(kMany, 0.0);
+  const auto ok = [&](double noise, double summed) {
+    const CompareStats exact = Stats(zero, zero);
+    const bool oracle =
+        Oracle(CheckedTensor::kDbias, Dtype::kBf16, Stats(Wave(noise), zero), exact, summed).ok;
+    CHECK(NoCp(CheckedTensor::kDbias, Dtype::kBf16, false, Wave(noise), zero, summed).ok == oracle);
+    return oracle;
+  };
+  CHECK(ok(0.9e-5, 1));
+  CHECK_FALSE(ok(3e-5, 1));
+  CHECK(ok(9e-5, 100));
+  CHECK_FALSE(ok(3e-4, 100));
+}
+
+constexpr double kNoNoise = 1e-20;  // queries that see so many keys that the offset has no weight
+
+TEST_CASE("d_softmax_offset: a missing or a doubled part fails, the rounding of `out` does not") {
+  for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16}) {
+    const double unit = dtype == Dtype::kFp16 ? 0x1p-11 : 0x1p-8;
+    for (const std::size_t heads : {4, 16, 64}) {
+      CAPTURE(static_cast<int>(dtype), heads);
+      const std::vector<double> reference = Parts(std::vector<int>(8, 1), heads, 1e-4);
+      const auto verdicts = [&](const std::vector<double>& got) {
+        const CompareStats plain = Stats(Parts(std::vector<int>(8, 1), heads, 1e-4 * (1 + unit)), reference);
+        return std::pair{
+            NoCp(CheckedTensor::kDsoftmaxOffset, dtype, false, got, reference, kNoNoise).ok,
+            Oracle(CheckedTensor::kDsoftmaxOffset, dtype, Stats(got, reference), plain, kNoNoise).ok};
+      };
+      for (const int weight : {0, 2}) {
+        CHECK((verdicts(Parts({weight, 1, 1, 1, 1, 1, 1, 1}, heads, 1e-4)) == std::pair{false, false}));
+      }
+      CHECK((verdicts(std::vector<double>(heads, 0.0)) == std::pair{false, false}));
+      // An error of the size of a rounding, whatever a head's own sum came to.
+      std::vector<double> rounded = reference;
+      for (std::size_t h = 0; h < heads; ++h) rounded[h] += (h % 2 ? 1 : -1) * unit / 2 * 1e-4;
+      CHECK((verdicts(rounded) == std::pair{true, true}));
+    }
+  }
+  CHECK_FALSE(NoCp(CheckedTensor::kDsoftmaxOffset, Dtype::kBf16, false, {0}, {1e-9}, kNoNoise).ok);
+  // One head's sum may cancel, 64 heads' do not.
+  CHECK(NoCp(CheckedTensor::kDsoftmaxOffset, Dtype::kBf16, false, {0.0312}, {0.03}, kNoNoise).ok);
+  const std::vector<double> many = Parts({1}, 64, 0.03);
+  std::vector<double> off = many;
+  for (double& x : off) x *= 1.04;
+  CHECK_FALSE(NoCp(CheckedTensor::kDsoftmaxOffset, Dtype::kBf16, false, off, many, kNoNoise).ok);
+  // What all heads' sums cancel to is no measure; plain attention's error is one.
+  const std::vector<double> nothing = {1e-6};
+  const CompareStats apart = Stats({1e-6 + 0.0047}, nothing), plain = Stats({1e-6 + 0.0028}, nothing),
+                     lucky = Stats({1e-6 + 0.0017}, nothing);
+  const auto no_cp = [&](const CompareStats& limit) {
+    return JudgeNoCp(CheckedTensor::kDsoftmaxOffset, Dtype::kBf16, false, apart, limit, {kNoNoise}).ok;
+  };
+  CHECK(no_cp(plain));
+  CHECK_FALSE(no_cp(lucky));
+  CHECK_FALSE(no_cp({}));
+  CHECK(Oracle(CheckedTensor::kDsoftmaxOffset, Dtype::kBf16, apart, lucky, kNoNoise).ok);
+  // Not even that, where all is luck: the error of so many queries' deltas.
+  CHECK(JudgeNoCp(CheckedTensor::kDsoftmaxOffset, Dtype::kBf16, false, apart, {}, {0.1}).ok);
+  CHECK_FALSE(JudgeNoCp(CheckedTensor::kDsoftmaxOffset, Dtype::kBf16, false, apart, {}, {0.05}).ok);
+}
+
+TEST_CASE("max_logit: fp32's rounding and nothing else, whatever plain attention does") {
+  const std::vector<double> exact{3.5, -kInfinity, -0.25, 60};
+  const CompareStats plain = Stats({3.52, -kInfinity, -0.251, 60.25}, exact);
+  const auto ok = [&](const std::vector<double>& got) {
+    const bool oracle = Oracle(CheckedTensor::kMaxLogit, Dtype::kBf16, Stats(got, exact), plain).ok;
+    CHECK(NoCp(CheckedTensor::kMaxLogit, Dtype::kBf16, false, got, exact).ok == oracle);
+    return oracle;
+  };
+  CHECK(ok({3.500005, -kInfinity, -0.250005, 60.0003}));
+  CHECK_FALSE(ok({3.502, -kInfinity, -0.25, 60}));
+  CHECK_FALSE(ok({3.5, -kInfinity, -0.25, 59.998}));
+  CHECK_FALSE(ok({3.5, -30, -0.25, 60}));
+  CHECK_FALSE(ok({3.5, -kInfinity, -kInfinity, 60}));
+}
+
+TEST_CASE("padding is exactly 0") {
+  const std::vector<double> zero(10, 0.0);
+  CHECK(JudgePadding(Stats(zero, zero)).ok);
+  CHECK(JudgePadding(Stats(std::vector<double>(10, -0.0), zero)).ok);
+  for (const double wrong : {1e-300, -1.0, kInfinity, std::numeric_limits<double>::quiet_NaN()}) {
+    std::vector<double> values = zero;
+    values[9] = wrong;
+    CHECK_FALSE(JudgePadding(Stats(values, zero)).ok);
+  }
+  CHECK_FALSE(JudgePadding({}).ok);
+}
+
+TEST_CASE("a second run has the first one's digest") {
+  CHECK(JudgeRerun(7, 7).ok);
+  CHECK_FALSE(JudgeRerun(7, 8).ok);
+  CHECK(JudgeRerun(7, 8).mismatches == 1);
+  CHECK(std::isnan(JudgeRerun(7, 8).max_abs_err));
+}
+
+TEST_CASE("the ratio is our error over plain attention's and the floor") {
+  const std::vector<double> exact(100, 1.0);
+  const auto off = [&](double error) { return Stats(std::vector<double>(100, 1 + error), exact); };
+  const double floor = 0x1p-11;
+  CHECK(Near(Oracle(CheckedTensor::kOut, Dtype::kFp16, off(0.1), off(0.05)).ratio, 2, 1e-12));
+  CHECK(Near(Oracle(CheckedTensor::kOut, Dtype::kFp16, off(0.1), off(0)).ratio, 0.1 / floor, 1e-12));
+  CHECK(Oracle(CheckedTensor::kDq, Dtype::kFp16, off(0), off(0)).ratio == 0);
+  CHECK(Oracle(CheckedTensor::kOut, Dtype::kFp16, Stats({0}, {0}), Stats({0}, {0})).ratio == 0);
+  CHECK(NoCp(CheckedTensor::kOut, Dtype::kFp16, false, {1.001}, {1}).ratio == 0);
+}
+
+}  // namespace
+}  // namespace cppool::kernels::test

@@ -1,0 +1,209 @@
+// The host's attention kernels against attention in fp64, forward and backward, in one call and in several.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/catch.h"
+#include "tests/kernels/attention/families/host/host_attention_case.h"
+#include "tests/kernels/attention/families/host/host_rank.h"
+#include "kernels/attention/attention_kernels.h"
+#include "kernels/attention/families/host/attention_kernels.h"
+#include "kernels/numerics/half.h"
+
+namespace {
+
+using namespace cppool::kernels;
+using cppool::test::HostRank;
+using cppool::test::MakeProblem;
+using cppool::test::Problem;
+using cppool::test::RunAndCheck;
+using cppool::test::Shape;
+using cppool::test::Spec;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr std::uint16_t kNanBits = 0x7fff;  // in both types
+
+constexpr AttnMaskType kAll = AttnMaskType::kNoMask;
+constexpr AttnMaskType kCausal = AttnMaskType::kCausal;
+constexpr AttnMaskType kBottomRight = AttnMaskType::kCausalBottomRight;
+
+TEST_CASE("Every head dimension in both types") {
+  struct Dims {
+    int qk, v;
+  };
+  const auto dims = GENERATE(Dims{64, 64}, Dims{128, 128}, Dims{192, 128}, Dims{128, 64}, Dims{256, 256});
+  const auto dtype = GENERATE(Dtype::kBf16, Dtype::kFp16);
+  const auto mask = GENERATE(kAll, kCausal);
+  INFO(dims.qk << "/" << dims.v << " dtype " << static_cast<int>(dtype) << " mask "
+               << static_cast<int>(mask));
+  RunAndCheck(MakeProblem(Shape(dtype, dims.qk, dims.v, 2, 1), Spec(1, 150, 150, mask), 1, 1), 1);
+}
+
+TEST_CASE("Lengths around the tile and block sizes") {
+  const auto seqlen_q = GENERATE(1, 2, 15, 16, 17, 63, 64, 65, 129);
+  const auto seqlen_kv = GENERATE(1, 16, 63, 64, 65, 130);
+  const auto mask = GENERATE(kAll, kCausal, kBottomRight);
+  INFO(seqlen_q << " queries, " << seqlen_kv << " keys, mask " << static_cast<int>(mask));
+  RunAndCheck(MakeProblem(Shape(Dtype::kFp16, 64, 64, 3, 1), Spec(2, seqlen_q, seqlen_kv, mask), 1, 1), 2);
+}
+
+TEST_CASE("Windows, with rows that see nothing") {
+  const auto mask = GENERATE(kAll, kCausal, kBottomRight);
+  const auto left = GENERATE(-1, 0, 3, 70);
+  const auto right = GENERATE(-1, 0, 5, 66);
+  const auto seqlen_q = GENERATE(96, 160, 200);
+  INFO("mask " << static_cast<int>(mask) << ", window " << left << " " << right << ", " << seqlen_q
+               << " queries");
+  RunAndCheck(MakeProblem(Shape(Dtype::kBf16, 64, 64, 2, 2), Spec(1, seqlen_q, 144, mask, left, right), 1, 1),
+              3);
+}
+
+TEST_CASE("Heads: MHA, GQA, MQA, more heads than fit in a tile") {
+  struct Heads {
+    int query, kv;
+  };
+  const auto heads = GENERATE(Heads{1, 1}, Heads{4, 4}, Heads{6, 2}, Heads{20, 1}, Heads{70, 1});
+  const auto seqlen = GENERATE(1, 5, 24, 80);
+  INFO(heads.query << "/" << heads.kv << " heads, " << seqlen << " tokens");
+  RunAndCheck(
+      MakeProblem(Shape(Dtype::kFp16, 64, 64, heads.query, heads.kv), Spec(2, seqlen, seqlen, kCausal), 1, 1),
+      4);
+}
+
+TEST_CASE("A part of the heads whose groups are cut") {
+  const int parts = 4;
+  const auto part = GENERATE(0, 1, 2, 3);
+  const auto kv_heads = GENERATE(1, 2, 6, 12);  // of 12 query heads: three in each part
+  KernelShape shape = Shape(Dtype::kFp16, 64, 64, 12, kv_heads);
+  shape.heads = 12 / parts;
+  shape.head0 = part * shape.heads;
+  shape.kv_head0 = shape.head0 / shape.group;
+  shape.kv_heads = (shape.head0 + shape.heads - 1) / shape.group - shape.kv_head0 + 1;
+  INFO("part " << part << " of 12 heads over " << kv_heads);
+  RunAndCheck(MakeProblem(shape, Spec(1, 70, 50, kAll), 1, 1), 5);
+}
+
+TEST_CASE("A key/value head that no query head here reads has gradient zero") {
+  KernelShape shape = Shape(Dtype::kFp16, 64, 64, 2, 1);
+  shape.kv_heads = 3;
+  shape.kv_head0 = 4;
+  shape.head0 = 10;  // reads head 5, the second of three
+  RunAndCheck(MakeProblem(shape, Spec(1, 40, 40, kCausal), 1, 1), 6);
+}
+
+TEST_CASE("Several calls give what one call gives") {
+  const auto query_parts = GENERATE(1, 2, 4);
+  const auto key_parts = GENERATE(1, 2, 4);
+  const auto format = GENERATE(QkvFormat::kBshd, QkvFormat::kSbhd);
+  const auto mask = GENERATE(kAll, kCausal, kBottomRight);
+  const auto left = GENERATE(-1, 20);
+  const Dtype dtype = (query_parts + key_parts) % 3 == 0 ? Dtype::kBf16 : Dtype::kFp16;
+  INFO(query_parts << " x " << key_parts << " parts, format " << static_cast<int>(format) << ", mask "
+                   << static_cast<int>(mask) << ", left " << left);
+  RunAndCheck(MakeProblem(Shape(dtype, 64, 64, 4, 2), Spec(2, 96, 160, mask, left, -1, format), query_parts,
+                          key_parts),
+              7);
+}
+
+TEST_CASE("Logits of a hundred and more do not overflow") {
+  Problem problem = MakeProblem(Shape(Dtype::kFp16, 64, 64, 2, 1), Spec(1, 100, 120, kAll), 1, 2);
+  problem.shape.scale = 8;
+  const HostRank rank;
+  const auto kernels = MakeHostAttentionKernels(rank.seam());
+  // All logits are 8 * 64 * 2 * 2 = 2048 for the first half of the keys and -2048 for the others.
+  const std::size_t rows_q = 100, rows_kv = 120;
+  std::vector<std::uint16_t> q(rows_q * 2 * 64, FloatToFP16(2)), k(rows_kv * 64), v(rows_kv * 64),
+      out(q.size());
+  for (std::size_t i = 0; i < k.size(); ++i) {
+    k[i] = FloatToFP16(i < k.size() / 2 ? 2.0f : -2.0f);
+    v[i] = FloatToFP16(i < k.size() / 2 ? 0.5f : -7.0f);
+  }
+  std::vector<float> lse(rows_q * 2, kNan), sum(q.size(), kNan);
+  std::vector<std::unique_ptr<BlockPlan>> plans;
+  for (std::size_t j = 0; j < 2; ++j) {
+    plans.push_back(kernels->Plan(problem.shape, problem.query_parts[0], problem.key_parts[j], problem.bands,
+                                  false, rank.stream()));
+    ForwardArgs args;
+    args.plan = plans.back().get();
+    args.q = q.data();
+    args.k = k.data() + j * 60 * 64;
+    args.v = v.data() + j * 60 * 64;
+    args.accumulator = sum.data();
+    args.out = out.data();
+    args.lse = lse.data();
+    args.first = j == 0;
+    args.last = j == 1;
+    kernels->Forward(problem.shape, args, rank.stream());
+  }
+  rank.Synchronize();
+  CHECK(std::all_of(out.begin(), out.end(), [](std::uint16_t x) { return x == FloatToFP16(0.5f); }));
+  CHECK(std::all_of(lse.begin(), lse.end(),
+                    [](float x) { return std::abs(x - (2048 + std::log(60.0f))) < 1e-3f; }));
+}
+
+TEST_CASE("NaN in a value reaches the rows that see it") {
+  const Problem problem = MakeProblem(Shape(Dtype::kBf16, 64, 64, 1, 1), Spec(1, 40, 40, kCausal), 1, 1);
+  const HostRank rank;
+  const auto kernels = MakeHostAttentionKernels(rank.seam());
+  const auto plan = kernels->Plan(problem.shape, problem.query_parts[0], problem.key_parts[0], problem.bands,
+                                  false, rank.stream());
+  const auto where = GENERATE(0, 1);  // in a key, in a value
+  std::vector<std::uint16_t> q(40 * 64, FloatToBF16(1)), k(q), v(q), out(q);
+  (where == 0 ? k : v)[39 * 64 + 3] = kNanBits;
+  std::vector<float> lse(40);
+  ForwardArgs args;
+  args.plan = plan.get();
+  args.q = q.data();
+  args.k = k.data();
+  args.v = v.data();
+  args.out = out.data();
+  args.lse = lse.data();
+  kernels->Forward(problem.shape, args, rank.stream());
+  rank.Synchronize();
+  CHECK(std::isnan(BF16ToFloat(out[39 * 64 + 3])));
+  CHECK(std::isnan(lse[39]) == (where == 0));
+}
+
+TEST_CASE("Shapes that there are no kernels for are refused with what there is") {
+  const HostRank rank;
+  const auto kernels = MakeHostAttentionKernels(rank.seam());
+  const auto refused = [&](const KernelShape& shape) -> std::string {
+    try {
+      kernels->Load(shape, true);
+    } catch (const RuntimeError& error) {
+      CHECK(error.status() == CPPOOL_UNSUPPORTED);
+      return error.what();
+    }
+    return "";
+  };
+  for (int qk = 1; qk <= 300; ++qk) {
+    for (const int v : {64, 80, 128, 192, 256, qk}) {
+      const bool allowed = (qk == 64 && v == 64) || (qk == 128 && (v == 128 || v == 64)) ||
+                           (qk == 192 && v == 128) || (qk == 256 && v == 256);
+      REQUIRE(refused(Shape(Dtype::kBf16, qk, v, 1, 1)).empty() == allowed);
+    }
+  }
+  CHECK_THAT(refused(Shape(Dtype::kBf16, 96, 80, 1, 1)),
+             Catch::Matchers::ContainsSubstring("96") && Catch::Matchers::ContainsSubstring("80") &&
+                 Catch::Matchers::ContainsSubstring(kSupportedHeadDims));
+  CHECK_FALSE(refused(Shape(Dtype::kFp32, 64, 64, 1, 1)).empty());
+}
+
+TEST_CASE("Gradients need a plan for training") {
+  const Problem problem = MakeProblem(Shape(Dtype::kBf16, 64, 64, 1, 1), Spec(1, 8, 8, kCausal), 1, 1);
+  const HostRank rank;
+  const auto kernels = MakeHostAttentionKernels(rank.seam());
+  const auto plan = kernels->Plan(problem.shape, problem.query_parts[0], problem.key_parts[0], problem.bands,
+                                  false, rank.stream());
+  CHECK(plan->pairs() == 36);
+  BackwardArgs args;
+  args.plan = plan.get();
+  CHECK_THROWS_AS(kernels->BackwardQuery(problem.shape, args, rank.stream()), RuntimeError);
+  CHECK_THROWS_AS(kernels->BackwardKey(problem.shape, args, rank.stream()), RuntimeError);
+}
+
+}  // namespace

@@ -1,0 +1,168 @@
+// The attention kernels on a GPU against fp64 on the host: every head dim and dtype, bands, ragged lengths, head maps, layouts, and
+// several calls in place of one.
+#include <cmath>
+
+#include "tests/kernels/attention/families/sm80/attention_run.h"
+#include "tests/catch.h"
+
+namespace cppool::kernels::test {
+namespace {
+
+constexpr Band kCausal{-kOpen, 0};
+constexpr Band kAll{-kOpen, kOpen};
+
+}  // namespace
+
+TEST_CASE("attention on a GPU agrees with fp64 for every head dim and dtype") {
+  if (!HaveDevice()) {
+    WARN("skipped: no GPU");
+    return;
+  }
+  const Device device;
+  for (const Dims dims : kDims) {
+    for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16}) {
+      for (const Band band : {kAll, kCausal}) {
+        CAPTURE(dims.qk, dims.v, static_cast<int>(dtype), band.high);
+        RunAndExpect(device, Global(Shape(dims, dtype, 4, 2), QkvFormat::kBshd, 2, 150, 200, band));
+        RunAndExpect(device, Global(Shape(dims, dtype, 2, 1), QkvFormat::kSbhd, 2, 150, 200, band), 3);
+      }
+    }
+  }
+}
+
+TEST_CASE("attention on a GPU handles ragged lengths") {
+  if (!HaveDevice()) {
+    WARN("skipped: no GPU");
+    return;
+  }
+  const Device device;
+  for (const Dims dims : {Dims{64, 64}, Dims{128, 128}, Dims{256, 256}}) {
+    for (const int seqlen_q : {1, 7, 63, 64, 129, 257}) {
+      for (const int seqlen_kv : {1, 15, 64, 65, 191}) {
+        CAPTURE(dims.qk, seqlen_q, seqlen_kv);
+        RunAndExpect(device,
+                     Global(Shape(dims, Dtype::kBf16, 2, 1), QkvFormat::kBshd, 1, seqlen_q, seqlen_kv, kAll));
+        // Bottom-right: with more queries than keys, the first see nothing.
+        const Band band{-kOpen, seqlen_kv - seqlen_q};
+        RunAndExpect(device,
+                     Global(Shape(dims, Dtype::kFp16, 2, 1), QkvFormat::kSbhd, 2, seqlen_q, seqlen_kv, band));
+      }
+    }
+  }
+}
+
+TEST_CASE("attention on a GPU sees exactly the band") {
+  if (!HaveDevice()) {
+    WARN("skipped: no GPU");
+    return;
+  }
+  const Device device;
+  for (const Band band : {Band{-1, 0}, Band{0, 0}, Band{-70, 3}, Band{-kOpen, -100}, Band{40, kOpen},
+                          Band{100, 90}, Band{500, 600}}) {
+    for (const Dims dims : {Dims{128, 128}, Dims{64, 64}}) {
+      CAPTURE(band.low, band.high, dims.qk);
+      RunAndExpect(device, Global(Shape(dims, Dtype::kBf16, 2, 2), QkvFormat::kBshd, 2, 260, 300, band));
+      RunAndExpect(device, Global(Shape(dims, Dtype::kBf16, 2, 2), QkvFormat::kBshd, 2, 260, 300, band), 4);
+    }
+  }
+}
+
+TEST_CASE("attention on a GPU maps query heads to key/value heads") {
+  if (!HaveDevice()) {
+    WARN("skipped: no GPU");
+    return;
+  }
+  const Device device;
+  KernelShape shape = Shape({128, 128}, Dtype::kBf16, 6, 1);  // MQA
+  RunAndExpect(device, Global(shape, QkvFormat::kBshd, 1, 130, 130, kCausal));
+  shape = Shape({128, 128}, Dtype::kBf16, 8, 8);  // MHA
+  RunAndExpect(device, Global(shape, QkvFormat::kBshd, 1, 130, 130, kCausal));
+  // The middle of 12 query heads in groups of 4: heads 6 to 9 read key/value heads 1 and 2.
+  shape = Shape({128, 128}, Dtype::kBf16, 4, 2);
+  shape.group = 4;
+  shape.head0 = 6;
+  shape.kv_head0 = 1;
+  RunAndExpect(device, Global(shape, QkvFormat::kSbhd, 2, 130, 130, kCausal));
+}
+
+TEST_CASE("attention on a GPU works on the chunks that a rank holds") {
+  if (!HaveDevice()) {
+    WARN("skipped: no GPU");
+    return;
+  }
+  const Device device;
+  for (const QkvFormat format : {QkvFormat::kBshd, QkvFormat::kSbhd}) {
+    for (int rank = 0; rank < 2; ++rank) {
+      CAPTURE(static_cast<int>(format), rank);
+      Problem problem{Shape({128, 128}, Dtype::kBf16, 2, 1),
+                      RankLayout(format, UniformSequences(2, 400), 2, rank),
+                      RankLayout(format, UniformSequences(2, 400), 2, 0),
+                      {kCausal, kCausal}};
+      RunAndExpect(device, problem);
+      // Both ranks' keys in one buffer, as an all-gather leaves them.
+      problem.key = Concatenate({RankLayout(format, UniformSequences(2, 400), 2, 0),
+                                 RankLayout(format, UniformSequences(2, 400), 2, 1)});
+      RunAndExpect(device, problem);
+    }
+  }
+}
+
+TEST_CASE("attention on a GPU leaves rows of no segment alone and tells sequences apart") {
+  if (!HaveDevice()) {
+    WARN("skipped: no GPU");
+    return;
+  }
+  const Device device;
+  Problem problem{Shape({128, 128}, Dtype::kBf16, 2, 1), {}, {}, {kCausal, kAll, Band{-20, 0}}};
+  problem.query = {{{0, 0, 70, 5}, {1, 30, 1, 80}, {2, 0, 140, 90}}, 240, 1};
+  problem.key = {{{0, 0, 50, 3}, {0, 50, 20, 60}, {2, 10, 150, 90}}, 250, 1};  // sequence 1 has no keys
+  RunAndExpect(device, problem);
+}
+
+TEST_CASE("attention on a GPU gives the same bits twice") {
+  if (!HaveDevice()) {
+    WARN("skipped: no GPU");
+    return;
+  }
+  const Device device;
+  const Problem problem =
+      Global(Shape({128, 128}, Dtype::kBf16, 8, 2), QkvFormat::kBshd, 2, 300, 300, kCausal);
+  const Inputs inputs = MakeInputs(problem, 3);
+  const Outputs first = Run(device, problem, inputs, {problem.key}, {problem.query});
+  CHECK(first == Run(device, problem, inputs, {problem.key}, {problem.query}));
+}
+
+TEST_CASE("attention on a GPU does not overflow on large logits, nor hide NaN") {
+  if (!HaveDevice()) {
+    WARN("skipped: no GPU");
+    return;
+  }
+  const Device device;
+  Problem problem = Global(Shape({64, 64}, Dtype::kBf16, 1, 1), QkvFormat::kBshd, 1, 100, 300, kAll);
+  problem.shape.scale = 20;
+  Inputs inputs = MakeInputs(problem, 11);
+  const Outputs got = Run(device, problem, inputs, {problem.key}, {problem.query});
+  CHECK(Difference(got.out, Reference(problem, inputs).out, 1.0 / 128) == "");
+  inputs.q[5 * 64] = std::nanf("");
+  const Outputs poisoned = Run(device, problem, inputs, {problem.key}, {problem.query});
+  CHECK(std::isnan(poisoned.out[5 * 64]));
+  CHECK(std::isnan(poisoned.dq[5 * 64]));
+  CHECK(!std::isnan(poisoned.out[6 * 64]));
+}
+
+TEST_CASE("head dims without a CUDA kernel are unsupported") {
+  if (!HaveDevice()) {
+    WARN("skipped: no GPU");
+    return;
+  }
+  const Device device;
+  try {
+    device.kernels().Load(Shape({96, 96}, Dtype::kBf16, 2, 2), true);
+    FAIL("loaded");
+  } catch (const RuntimeError& error) {
+    CHECK(error.status() == CPPOOL_UNSUPPORTED);
+    CHECK(std::string(error.what()).find("96") != std::string::npos);
+  }
+}
+
+}  // namespace cppool::kernels::test

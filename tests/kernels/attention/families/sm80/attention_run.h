@@ -1,0 +1,30 @@
+// Runs a problem through the attention kernels of a GPU, in one call or in several, and compares all that comes out with fp64.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "tests/kernels/attention/families/sm80/reference.h"
+
+namespace cppool::kernels::test {
+
+struct Dims {
+  int qk, v;
+};
+inline constexpr Dims kDims[] = {{64, 64}, {128, 128}, {192, 128}, {128, 64}, {256, 256}};
+
+KernelShape Shape(Dims dims, Dtype dtype, int heads, int kv_heads);
+
+// `batch` sequences without padding, all with the same band.
+Problem Global(const KernelShape& shape, QkvFormat format, std::int64_t batch, std::int64_t seqlen_q,
+               std::int64_t seqlen_kv, Band band);
+
+// Forward and backward. The keys are worked off in the given parts for out, dq and dbias, the queries for dk and dv.
+Outputs Run(const Device& device, const Problem& problem, const Inputs& inputs,
+            const std::vector<Layout>& key_parts, const std::vector<Layout>& query_parts);
+
+// With random inputs, queries and keys in `parts` parts each.
+void RunAndExpect(const Device& device, const Problem& problem, std::size_t parts = 1);
+
+}  // namespace cppool::kernels::test

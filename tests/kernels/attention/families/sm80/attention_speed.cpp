@@ -1,0 +1,270 @@
+// attention_speed [NAME]: times the attention kernels of the first GPU for a list of shapes (those whose name contains NAME), after
+// checking sampled rows against fp64. Prints milliseconds and TFLOP/s, forward and backward, the median of 20 runs after a warm-up.
+//
+// Counted operations, as usual: 2 (dim_qk + dim_v) per visible pair and head forward, 2.5 times that backward. The backward kernels do
+// 3.5 times that: they recompute the logits and dout v^T instead of adding up dq with atomics.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+
+#include "tests/kernels/attention/families/sm80/reference.h"
+
+namespace cppool::kernels::test {
+namespace {
+
+struct SpeedShape {
+  const char* name;
+  std::int64_t batch, seqlen;
+  int heads, kv_heads, dim_qk, dim_v;
+  bool causal;
+  Dtype dtype = Dtype::kBf16;
+  BiasType bias = BiasType::kNone;  // a tensor: 11ss, whose gradient is summed the most
+};
+
+constexpr SpeedShape kShapes[] = {
+    {"gqa 2x4096 d128", 2, 4096, 32, 4, 128, 128, true},
+    {"mha 2x4096 d128", 2, 4096, 32, 32, 128, 128, true},
+    {"full 2x4096 d128", 2, 4096, 32, 4, 128, 128, false},
+    {"fp16 2x4096 d128", 2, 4096, 32, 4, 128, 128, true, Dtype::kFp16},
+    {"long 1x16384 d128", 1, 16384, 16, 16, 128, 128, true},
+    {"gqa 2x4096 d64", 2, 4096, 64, 8, 64, 64, true},
+    {"mla 2x4096 d192/128", 2, 4096, 32, 32, 192, 128, true},
+    {"gqa 2x4096 d128/64", 2, 4096, 32, 4, 128, 64, true},
+    {"gqa 2x4096 d256", 2, 4096, 16, 2, 256, 256, true},
+    {"bias 2x4096 d128", 2, 4096, 32, 4, 128, 128, true, Dtype::kBf16, BiasType::kPostScale},
+    {"alibi 2x4096 d128", 2, 4096, 32, 4, 128, 128, true, Dtype::kBf16, BiasType::kAlibi},
+    {"bias 2x4096 d64", 2, 4096, 64, 8, 64, 64, true, Dtype::kBf16, BiasType::kPostScale},
+    {"bias 2x4096 d256", 2, 4096, 16, 2, 256, 256, true, Dtype::kBf16, BiasType::kPostScale},
+};
+
+class Timer {
+ public:
+  Timer() {
+    if (cudaEventCreate(&begin_) != cudaSuccess || cudaEventCreate(&end_) != cudaSuccess) {
+      throw RuntimeError(CPPOOL_CUDA, "no events");
+    }
+  }
+  ~Timer() {
+    cudaEventDestroy(begin_);
+    cudaEventDestroy(end_);
+  }
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+
+  // The median and the spread (greatest less least) in milliseconds.
+  std::pair<float, float> Median(cudaStream_t stream, const std::function<void()>& work) {
+    std::vector<float> times;
+    for (int i = 0; i < 25; ++i) {
+      cudaEventRecord(begin_, stream);
+      work();
+      cudaEventRecord(end_, stream);
+      if (cudaEventSynchronize(end_) != cudaSuccess)
+        throw RuntimeError(CPPOOL_CUDA, cudaGetErrorString(cudaGetLastError()));
+      float time = 0;
+      cudaEventElapsedTime(&time, begin_, end_);
+      if (i >= 5) times.push_back(time);
+    }
+    std::sort(times.begin(), times.end());
+    return {times[times.size() / 2], times.back() - times.front()};
+  }
+
+ private:
+  cudaEvent_t begin_ = nullptr;
+  cudaEvent_t end_ = nullptr;
+};
+
+struct Sample {
+  std::vector<double> want, got;
+
+  double Error() const {
+    double error = 0, size = 0;
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      error += (got[i] - want[i]) * (got[i] - want[i]);
+      size += want[i] * want[i];
+    }
+    return std::sqrt(error / size);
+  }
+};
+
+double Dot(const float* a, const float* b, int dim) {
+  double sum = 0;
+  for (int i = 0; i < dim; ++i) sum += static_cast<double>(a[i]) * b[i];
+  return sum;
+}
+
+// What is added to the logit of a query and a key at these positions.
+double BiasAt(const Inputs& in, std::int64_t seqlen, int head, std::int64_t query, std::int64_t key) {
+  if (!in.alibi_slopes.empty())
+    return -in.alibi_slopes[static_cast<std::size_t>(head)] * static_cast<double>(std::abs(key - query));
+  return in.bias.empty() ? 0 : in.bias[static_cast<std::size_t>(query * seqlen + key)];
+}
+
+// The worst relative error over tensors, of a few rows (queries for out and dq, keys for dk and dv); dk and dv trust lse and delta.
+double SampledError(const Problem& problem, bool causal, std::int64_t seqlen, const Inputs& in,
+                    const Outputs& got, const Values& delta) {
+  const KernelShape& s = problem.shape;
+  Sample out, dq, dk, dv;
+  for (std::int64_t sample = 0; sample < 6; ++sample) {
+    const std::int64_t i = sample < 5 ? (seqlen - 1) * sample / 4 : 77;
+    const int head = static_cast<int>(sample * 13) % s.heads, kv_head = head / s.group;
+    const auto q_at = static_cast<std::size_t>(i * s.heads + head);
+    std::vector<double> p(static_cast<std::size_t>(causal ? i + 1 : seqlen));
+    std::vector<double> o(static_cast<std::size_t>(s.dim_v)), g(static_cast<std::size_t>(s.dim_qk));
+    double most = -1e30, sum = 0, rowsum = 0;
+    const auto kv_at = [&](std::size_t j) {
+      return j * static_cast<std::size_t>(s.kv_heads) + static_cast<std::size_t>(kv_head);
+    };
+    const auto qk = static_cast<std::size_t>(s.dim_qk), vd = static_cast<std::size_t>(s.dim_v);
+    for (std::size_t j = 0; j < p.size(); ++j) {
+      p[j] = s.scale * Dot(&in.q[q_at * qk], &in.k[kv_at(j) * qk], s.dim_qk) +
+             BiasAt(in, seqlen, head, i, static_cast<std::int64_t>(j));
+      most = std::max(most, p[j]);
+    }
+    for (double& x : p) sum += x = std::exp(x - most);
+    for (std::size_t j = 0; j < p.size(); ++j)
+      for (std::size_t d = 0; d < vd; ++d) o[d] += p[j] / sum * in.v[kv_at(j) * vd + d];
+    for (std::size_t d = 0; d < vd; ++d) rowsum += o[d] * in.dout[q_at * vd + d];
+    for (std::size_t j = 0; j < p.size(); ++j) {
+      const double ds =
+          s.scale * p[j] / sum * (Dot(&in.dout[q_at * vd], &in.v[kv_at(j) * vd], s.dim_v) - rowsum);
+      for (std::size_t d = 0; d < qk; ++d) g[d] += ds * in.k[kv_at(j) * qk + d];
+    }
+    out.want.insert(out.want.end(), o.begin(), o.end());
+    dq.want.insert(dq.want.end(), g.begin(), g.end());
+    for (std::size_t d = 0; d < vd; ++d) out.got.push_back(got.out[q_at * vd + d]);
+    for (std::size_t d = 0; d < qk; ++d) dq.got.push_back(got.dq[q_at * qk + d]);
+
+    const std::size_t j = static_cast<std::size_t>(i), at = kv_at(j);  // the key at the same place
+    std::vector<double> gk(qk), gv(vd);
+    for (int h = kv_head * s.group; h < (kv_head + 1) * s.group; ++h) {
+      for (std::int64_t t = causal ? i : 0; t < seqlen; ++t) {
+        const auto row = static_cast<std::size_t>(t * s.heads + h);
+        const double logit =
+            s.scale * Dot(&in.q[row * qk], &in.k[at * qk], s.dim_qk) + BiasAt(in, seqlen, h, t, i);
+        const double prob = std::exp(logit - got.lse[row]);
+        const double ds = s.scale * prob * (Dot(&in.dout[row * vd], &in.v[at * vd], s.dim_v) - delta[row]);
+        for (std::size_t d = 0; d < vd; ++d) gv[d] += prob * in.dout[row * vd + d];
+        for (std::size_t d = 0; d < qk; ++d) gk[d] += ds * in.q[row * qk + d];
+      }
+    }
+    dk.want.insert(dk.want.end(), gk.begin(), gk.end());
+    dv.want.insert(dv.want.end(), gv.begin(), gv.end());
+    for (std::size_t d = 0; d < qk; ++d) dk.got.push_back(got.dk[at * qk + d]);
+    for (std::size_t d = 0; d < vd; ++d) dv.got.push_back(got.dv[at * vd + d]);
+  }
+  const double errors[] = {out.Error(), dq.Error(), dk.Error(), dv.Error()};
+  double worst = 0;
+  for (const double error : errors) worst = error > worst || std::isnan(error) ? error : worst;
+  return worst;
+}
+
+// Returns whether the samples agree.
+bool Measure(const Device& device, const SpeedShape& speed) {
+  KernelShape shape;
+  shape.dtype = speed.dtype;
+  shape.dim_qk = speed.dim_qk, shape.dim_v = speed.dim_v;
+  shape.heads = speed.heads, shape.kv_heads = speed.kv_heads, shape.group = speed.heads / speed.kv_heads;
+  shape.scale = 1 / std::sqrt(static_cast<float>(speed.dim_qk));
+  const Layout layout = GlobalLayout(QkvFormat::kBshd, UniformSequences(speed.batch, speed.seqlen));
+  const Problem problem{
+      shape, layout, layout,
+      std::vector<Band>(static_cast<std::size_t>(speed.batch), Band{-kOpen, speed.causal ? 0 : kOpen})};
+  AttentionKernels& kernels = device.kernels();
+  kernels.Load(shape, true);
+  std::mt19937 random(1);
+  const auto count = [&](int heads, int dim) { return static_cast<std::size_t>(layout.rows * heads * dim); };
+  Inputs in{Random(random, count(speed.heads, speed.dim_qk), shape.dtype),
+            Random(random, count(speed.kv_heads, speed.dim_qk), shape.dtype),
+            Random(random, count(speed.kv_heads, speed.dim_v), shape.dtype),
+            Random(random, count(speed.heads, speed.dim_v), shape.dtype)};
+  const Buffer q = ToDevice(device, in.q, shape.dtype), k = ToDevice(device, in.k, shape.dtype);
+  const Buffer v = ToDevice(device, in.v, shape.dtype), dout = ToDevice(device, in.dout, shape.dtype);
+  const Buffer out = Poisoned(device, in.dout.size(), shape.dtype),
+               lse = Poisoned(device, count(speed.heads, 1), Dtype::kFp32);
+  const Buffer delta = Poisoned(device, count(speed.heads, 1), Dtype::kFp32),
+               dq = Poisoned(device, in.q.size(), shape.dtype);
+  const Buffer dk = Poisoned(device, in.k.size(), shape.dtype),
+               dv = Poisoned(device, in.v.size(), shape.dtype);
+  const std::size_t positions = static_cast<std::size_t>(speed.seqlen * speed.seqlen);
+  if (speed.bias == BiasType::kPostScale) in.bias = Random(random, positions, shape.dtype);
+  if (speed.bias == BiasType::kAlibi) in.alibi_slopes = AlibiSlopes(speed.heads);
+  const Buffer bias = in.bias.empty() ? Buffer() : ToDevice(device, in.bias, shape.dtype);
+  const Buffer slopes = in.alibi_slopes.empty() ? Buffer() : ToDevice(device, in.alibi_slopes, Dtype::kFp32);
+  const Buffer dbias = in.bias.empty() ? Buffer() : Poisoned(device, positions, Dtype::kFp32);
+  const BiasArgs bias_args{bias.get(), 0, 0, speed.seqlen, slopes.get<float>()};
+  const auto plan = kernels.Plan(shape, layout, layout, problem.bands, true, device.stream());
+  ForwardArgs forward;
+  forward.plan = plan.get();
+  forward.q = q.get(), forward.k = k.get(), forward.v = v.get(), forward.out = out.get(),
+  forward.lse = lse.get<float>();
+  forward.bias = bias_args;
+  BackwardArgs backward;
+  backward.bias = bias_args;
+  backward.plan = plan.get();
+  backward.q = q.get(), backward.k = k.get(), backward.v = v.get(), backward.dout = dout.get();
+  backward.lse = lse.get<float>(), backward.delta = delta.get<float>();
+  backward.dq = dq.get(), backward.dk = dk.get(), backward.dv = dv.get();
+
+  const auto run_forward = [&] { kernels.Forward(shape, forward, device.stream()); };
+  const auto run_delta = [&] {
+    kernels.Delta(shape, layout.rows, out.get(), dout.get(), delta.get<float>(), device.stream());
+  };
+  const auto run_query = [&] { kernels.BackwardQuery(shape, backward, device.stream()); };
+  const auto run_key = [&] { kernels.BackwardKey(shape, backward, device.stream()); };
+  const auto run_bias = [&] {
+    kernels.BackwardBias(shape, backward, {dbias.get<float>(), 0, 0, speed.seqlen}, device.stream());
+  };
+  run_forward(), run_delta(), run_query(), run_key();
+  device.Wait();
+  const Outputs got{
+      ToHost(device, out, in.dout.size(), shape.dtype),
+      ToHost(device, lse, count(speed.heads, 1), Dtype::kFp32), ToHost(device, dq, in.q.size(), shape.dtype),
+      ToHost(device, dk, in.k.size(), shape.dtype), ToHost(device, dv, in.v.size(), shape.dtype)};
+  const double error = SampledError(problem, speed.causal, speed.seqlen, in, got,
+                                    ToHost(device, delta, count(speed.heads, 1), Dtype::kFp32));
+  const bool good = error < (shape.dtype == Dtype::kBf16 ? 1e-2 : 2e-3);  // NaN is not
+
+  Timer timer;
+  const cudaStream_t stream = reinterpret_cast<cudaStream_t>(device.stream());
+  const double operations =
+      2.0 * (speed.dim_qk + speed.dim_v) * static_cast<double>(plan->pairs()) * speed.heads;
+  const auto [forward_ms, forward_spread] = timer.Median(stream, run_forward);
+  const auto [delta_ms, delta_spread] = timer.Median(stream, run_delta);
+  const auto [query_ms, query_spread] = timer.Median(stream, run_query);
+  const auto [key_ms, key_spread] = timer.Median(stream, run_key);
+  const float backward_ms = delta_ms + query_ms + key_ms;
+  std::printf(
+      "%-20s forward %7.3f ms (+-%.3f) %4.0f TFLOP/s | backward %7.3f ms = delta %.3f + dq %.3f (+-%.3f) + "
+      "dkv %.3f (+-%.3f) %4.0f TFLOP/s "
+      "| error %.1e %s\n",
+      speed.name, forward_ms, forward_spread, operations / forward_ms * 1e-9, backward_ms, delta_ms, query_ms,
+      query_spread, key_ms, key_spread, 2.5 * operations / backward_ms * 1e-9, error, good ? "ok" : "WRONG");
+  if (dbias) {
+    const auto [bias_ms, bias_spread] = timer.Median(stream, run_bias);
+    std::printf("%-20s dbias %.3f ms (+-%.3f)\n", speed.name, bias_ms, bias_spread);
+  }
+  std::fflush(stdout);
+  return good;
+}
+
+}  // namespace
+}  // namespace cppool::kernels::test
+
+int main(int argc, char** argv) {
+  namespace testing = cppool::kernels::test;
+  try {
+    const kernels::test::Device device;
+    bool good = true;
+    for (const auto& shape : kernels::test::kShapes) {
+      if (argc < 2 || std::strstr(shape.name, argv[1])) good = kernels::test::Measure(device, shape) && good;
+    }
+    return good ? 0 : 1;
+  } catch (const cppool::kernels::RuntimeError& error) {
+    std::fprintf(stderr, "attention_speed: %s\n", error.what());
+    return 2;
+  }
+}

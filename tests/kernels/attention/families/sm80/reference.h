@@ -1,0 +1,86 @@
+// Attention in fp64 on the host, token by token, and what the tests need around it: random tensors, device copies, comparisons.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/attention/attention_kernels.h"
+#include "kernels/backend.h"
+#include "kernels/runtime.h"
+
+namespace cppool::kernels::test {
+
+// One rank on the first GPU, for the length of a test.
+class Device {
+ public:
+  Device();
+  ~Device();
+  cppool_runtime* rt() const { return rank_->seam(); }
+  cppool_stream stream() const { return rt()->stream; }
+  AttentionKernels& kernels() const { return *kernels_; }
+  void Wait() const { Check(rt(), rt()->stream_synchronize(rt(), stream())); }
+
+ private:
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<RankRuntime> rank_;
+  std::unique_ptr<AttentionKernels> kernels_;
+};
+
+// Whether there is a GPU; a test without one says so and ends.
+bool HaveDevice();
+
+// Values of a tensor [rows, heads, dim], in order; for 16-bit dtypes already rounded to them.
+using Values = std::vector<float>;
+
+Values Random(std::mt19937& random, std::size_t count, Dtype dtype);
+
+// Device memory holding `values` in `dtype`.
+Buffer ToDevice(const Device& device, const Values& values, Dtype dtype);
+// Device memory for `count` values, all of them NaN.
+Buffer Poisoned(const Device& device, std::size_t count, Dtype dtype);
+Values ToHost(const Device& device, const Buffer& buffer, std::size_t count, Dtype dtype);
+
+struct Problem {
+  KernelShape shape;
+  Layout query;
+  Layout key;
+  std::vector<Band> bands;
+  BiasType bias = BiasType::kNone;
+  BiasShape bias_shape{};
+  bool softmax_offset = false;
+  bool max_logit = false;
+};
+
+// A bias of the problem's shape, [batch|1, heads here|1, queries|1, keys]: as many positions as there are tokens.
+struct BiasDims {
+  explicit BiasDims(const Problem& problem);
+  std::size_t count() const { return static_cast<std::size_t>(batch * heads * queries * keys); }
+  std::int64_t batch, heads, queries, keys;
+  std::int64_t batch_stride, head_stride, query_stride;  // in elements, 0 where broadcast
+};
+
+struct Inputs {
+  Values q, k, v, dout;     // NaN in rows of no segment
+  Values bias{};            // NaN where no pair of tokens that see each other reads it; or empty
+  Values alibi_slopes{};    // [heads], or empty
+  Values softmax_offset{};  // [heads], or empty
+};
+Inputs MakeInputs(const Problem& problem, unsigned seed);
+
+struct Outputs {
+  Values out, lse, dq, dk, dv;  // NaN in rows of no segment
+  Values max_logit{};           // [heads], or empty
+  Values dbias{}, doffset{};    // of a bias tensor and a softmax offset, or empty
+
+  bool operator==(const Outputs&) const;  // bit by bit
+};
+Outputs Reference(const Problem& problem, const Inputs& inputs);
+
+// What is wrong with `got` against `want`, or nothing: NaN and infinities must be in the same places, the RMS of the error at most
+// `relative` times the RMS of `want` (or 0.01, if that is more), each error at most `outlier` times that.
+std::string Difference(const Values& got, const Values& want, double relative, double outlier = 16);
+
+}  // namespace cppool::kernels::test

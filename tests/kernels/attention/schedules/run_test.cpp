@@ -1,0 +1,318 @@
+// What a run does around the schedules: where rows are, what the oracle takes, memory, and that what is wrong is said.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/catch.h"
+#include "tests/kernels/attention/schedules/host_world.h"
+#include "kernels/attention/checks/oracle_sample.h"
+#include "kernels/attention/run.h"
+#include "kernels/attention/run/tensor_set.h"
+
+namespace cppool::test {
+namespace {
+
+using namespace kernels;
+
+// A spec with lengths of their own, zero and one among them.
+AttentionSpec Ragged(int world, QkvFormat format) {
+  AttentionSpec spec = Small(world, CpCommType::kP2p);
+  spec.batch = 5;
+  spec.format = format;
+  spec.mask = AttnMaskType::kPaddingCausal;
+  spec.pad_between_seqs = format == QkvFormat::kThd;
+  DrawSequences(spec, world);
+  return spec;
+}
+
+// Bytes that a rank's case holds, by counting what goes through its seam.
+struct Held {
+  std::mutex mutex;
+  std::map<std::pair<int, void*>, std::size_t> live;
+  std::map<int, double> now, most;
+  decltype(cppool_runtime::alloc) alloc = nullptr;
+  decltype(cppool_runtime::free) free = nullptr;
+};
+Held held;  // the seam's functions have no other place to look
+
+void CountMemory(cppool_runtime& seam) {
+  {
+    const std::lock_guard lock(held.mutex);
+    held.alloc = seam.alloc;
+    held.free = seam.free;
+    held.now[seam.rank] = held.most[seam.rank] = 0;
+  }
+  seam.alloc = [](cppool_runtime* rt, std::size_t bytes, cppool_stream stream, void** out) {
+    const cppool_status status = held.alloc(rt, bytes, stream, out);
+    const std::lock_guard lock(held.mutex);
+    held.live[{rt->rank, *out}] = bytes;
+    held.now[rt->rank] += static_cast<double>(bytes);
+    held.most[rt->rank] = std::max(held.most[rt->rank], held.now[rt->rank]);
+    return status;
+  };
+  seam.free = [](cppool_runtime* rt, void* pointer, cppool_stream stream) {
+    {
+      const std::lock_guard lock(held.mutex);
+      const auto found = held.live.find({rt->rank, pointer});
+      if (found != held.live.end()) {
+        held.now[rt->rank] -= static_cast<double>(found->second);
+        held.live.erase(found);
+      }
+    }
+    return held.free(rt, pointer, stream);
+  };
+}
+
+// Whether this rank's thread is enqueueing a forward pass.
+thread_local bool in_forward = false;
+decltype(cppool_runtime::mark) real_mark = nullptr;
+decltype(cppool_runtime::fill) real_fill = nullptr;
+
+void LeavePadding(cppool_runtime& seam) {
+  static std::once_flag once;
+  std::call_once(once, [&] {
+    real_mark = seam.mark;
+    real_fill = seam.fill;
+  });
+  seam.mark = [](cppool_runtime* rt, cppool_stream stream, const char* stage) {
+    if (stage && stream == rt->stream) in_forward = std::strncmp(stage, "forward", 7) == 0;
+    return real_mark(rt, stream, stage);
+  };
+  seam.fill = [](cppool_runtime* rt, void* to, int byte, std::size_t bytes, cppool_stream stream) {
+    return in_forward && byte == 0 ? CPPOOL_OK : real_fill(rt, to, byte, bytes, stream);
+  };
+}
+
+std::atomic<int> gathers{0};
+decltype(cppool_runtime::all_gather) real_gather = nullptr;
+
+// The keys of the last iteration's successor arrive with a bit turned on rank 1.
+void DisturbRerun(cppool_runtime& seam) {
+  static std::once_flag once;
+  std::call_once(once, [&] { real_gather = seam.all_gather; });
+  if (seam.rank != 1) return;
+  gathers = 0;
+  seam.all_gather = [](cppool_runtime* rt, const void* in, void* out, std::size_t bytes, cppool_comm comm,
+                       cppool_stream stream) {
+    const cppool_status status = real_gather(rt, in, out, bytes, comm, stream);
+    if (++gathers != 4 * HostWorld::kIterations + 1) return status;  // k and v, forward and backward
+    return rt->enqueue(
+        rt, stream, [](void* keys) { *static_cast<std::uint16_t*>(keys) ^= 0x40; }, out);
+  };
+}
+
+bool Holds(const std::vector<Finding>& findings, CheckedTensor tensor, const std::string& against, int rank) {
+  bool found = false, ok = true;
+  for (const Finding& f : findings) {
+    if (f.tensor != tensor || f.against != against || f.rank != rank) continue;
+    found = true;
+    ok = ok && f.verdict.ok;
+  }
+  REQUIRE(found);
+  return ok;
+}
+
+}  // namespace
+
+TEST_CASE("Every row of the whole is on one rank, padding included") {
+  for (const QkvFormat format : {QkvFormat::kBshd, QkvFormat::kSbhd, QkvFormat::kThd}) {
+    for (const int world : {1, 2, 3, 8}) {
+      const AttentionSpec spec = Ragged(world, format);
+      const RankTokens all(spec, 1, 0);
+      std::set<std::int64_t> rows, tokens;
+      for (int rank = 0; rank < world; ++rank) {
+        const RankTokens mine(spec, world, rank);
+        REQUIRE(mine.queries.whole.size() == static_cast<std::size_t>(spec.queries.rows / world));
+        for (const std::int64_t row : mine.queries.whole) REQUIRE(rows.insert(row).second);
+        for (const std::int64_t row : mine.queries.tokens)
+          REQUIRE(tokens.insert(mine.queries.whole[row]).second);
+        CHECK(mine.queries.tokens.size() + mine.queries.padding.size() == mine.queries.whole.size());
+      }
+      CHECK(rows.size() == static_cast<std::size_t>(spec.queries.rows));
+      CHECK(*rows.begin() == 0);
+      CHECK(*rows.rbegin() == spec.queries.rows - 1);
+      CHECK(std::vector<std::int64_t>(tokens.begin(), tokens.end()) == all.queries.tokens);
+    }
+  }
+}
+
+TEST_CASE("Small cases are worked out whole by the oracle") {
+  AttentionSpec spec = Ragged(2, QkvFormat::kThd);
+  spec.kv_heads = 4;
+  spec.bias = BiasType::kPostScale;
+  std::size_t with_work = 0;
+  for (std::size_t i = 0; i < spec.queries.length.size(); ++i) with_work += spec.queries.length[i] > 0;
+  REQUIRE(with_work == 4);
+  for (const bool batch : {false, true}) {
+    for (const bool heads : {false, true}) {
+      spec.bias_shape = {batch, heads, true};
+      const OracleSample sample = SampleOracle(spec, true);
+      CHECK(sample.pairs.size() == 4 * with_work);
+      CHECK(sample.whole_heads == std::vector<int>{0, 1, 2, 3});
+      CHECK(sample.bias_units.size() == (batch ? with_work : 1) * (heads ? 4 : 1));
+      std::size_t covered = 0;
+      for (const BiasUnit& unit : sample.bias_units) {
+        CHECK(unit.begin == covered);
+        covered = unit.end;
+        CHECK(unit.heads == (heads ? 2 : 1));
+        CHECK(unit.head == (heads ? sample.pairs[unit.begin].kv_head * 2 : 0));
+        CHECK(unit.batch == (batch ? sample.pairs[unit.begin].sequence : 0));
+        for (std::size_t i = unit.begin; i < unit.end; ++i) {
+          if (batch) CHECK(sample.pairs[i].sequence == sample.pairs[unit.begin].sequence);
+          if (heads) CHECK(sample.pairs[i].kv_head == sample.pairs[unit.begin].kv_head);
+        }
+      }
+      CHECK(covered == sample.pairs.size());
+    }
+  }
+  // Of sequences with one side the other's rows are worked out, and add to no sum.
+  const auto queries = spec.queries.length, keys = spec.keys.length;
+  spec.bias_shape = {false, false, true};
+  for (auto* lengths : {&spec.queries.length, &spec.keys.length}) {
+    spec.queries.length = queries;
+    spec.keys.length = keys;
+    for (std::size_t i = 0; i < lengths->size(); i += 2) (*lengths)[i] = 0;
+    const OracleSample sample = SampleOracle(spec, true);
+    std::size_t with_tokens = 0;
+    for (std::size_t i = 0; i < keys.size(); ++i)
+      with_tokens += spec.queries.length[i] > 0 || spec.keys.length[i] > 0;
+    CHECK(sample.pairs.size() == 4 * with_tokens);
+    CHECK(sample.whole_heads.size() == 4);
+    REQUIRE(sample.bias_units.size() == 1);
+    CHECK(sample.bias_units[0].end == sample.pairs.size());
+  }
+  spec.queries.length.assign(5, 0);
+  spec.keys.length = keys;
+  CHECK_FALSE(SampleOracle(spec, true).pairs.empty());
+  spec.keys.length.assign(5, 0);
+  CHECK(SampleOracle(spec, true).pairs.empty());
+}
+
+AttentionSpec Large(std::int64_t batch, int heads) {
+  AttentionSpec spec;
+  spec.batch = batch;
+  spec.heads = spec.kv_heads = heads;
+  spec.seqlen_q = spec.seqlen_kv = 4096;
+  DrawSequences(spec, 4);
+  return spec;
+}
+
+TEST_CASE("A large case's sample is of sequences with work, and of the others besides") {
+  AttentionSpec spec = Large(9, 2);
+  for (int i = 1; i < 9; ++i) spec.keys.length[i] = 0;
+  const OracleSample sample = SampleOracle(spec, true);
+  REQUIRE(!sample.pairs.empty());
+  const auto working = std::count_if(sample.pairs.begin(), sample.pairs.end(),
+                                     [](const OraclePair& pair) { return pair.sequence == 0; });
+  CHECK(working >= 1);
+  CHECK(sample.pairs.size() == static_cast<std::size_t>(working) + 16);
+}
+
+TEST_CASE("Of large cases the oracle takes what each sum needs, and no more than it can") {
+  AttentionSpec spec = Large(2, 12);
+  CHECK(SampleOracle(spec, false).pairs.size() == 1);
+  CHECK(SampleOracle(spec, false).whole_heads.empty());
+  spec.max_logit = true;
+  OracleSample sample = SampleOracle(spec, false);
+  CHECK(sample.pairs.size() == 2);
+  CHECK(sample.whole_heads.size() == 1);
+  spec.max_logit = false;
+  spec.softmax = SoftmaxType::kLearnable;
+  CHECK(SampleOracle(spec, false).whole_heads.size() == 1);
+  spec.training = false;  // no gradient of the offset
+  CHECK(SampleOracle(spec, false).whole_heads.empty());
+  spec.training = true;
+  spec.softmax = SoftmaxType::kVanilla;
+  spec.bias = BiasType::kPostScale;
+  const auto pairs = [&](BiasShape shape) {
+    spec.bias_shape = shape;
+    sample = SampleOracle(spec, false);
+    CHECK(sample.bias_units.size() == 1);
+    return sample.pairs.size();
+  };
+  CHECK(pairs({true, true, true}) == 1);
+  CHECK(pairs({false, true, true}) == 2);
+  CHECK(pairs({true, false, true}) == 12);
+  CHECK(pairs({false, false, true}) == 24);
+  CHECK(pairs({false, false, false}) == 24);
+  for (const std::uint64_t seed : {1ULL, 7ULL, 1234567ULL}) {  // any seed takes a pair that there is
+    spec.seed = seed;
+    CHECK(pairs({false, true, true}) == 2);
+    for (const OraclePair& pair : sample.pairs) {
+      CHECK(pair.sequence < 2);
+      CHECK(pair.kv_head < 12);
+    }
+  }
+  // A processor would take hours: one pair, and no sum.
+  sample = SampleOracle(spec, true);
+  CHECK(sample.pairs.size() == 1);
+  CHECK(sample.bias_units.empty());
+}
+
+TEST_CASE("A case holds no more memory than it says that it needs") {
+  for (const int size : {1, 2, 4}) {
+    HostWorld world(size);
+    for (const CpCommType comm : kComms) {
+      if (!Possible(comm, size)) continue;
+      AttentionSpec spec = Small(size, comm);
+      spec.seqlen_q = spec.seqlen_kv = 64 * size;
+      std::vector<AttentionSpec> specs(5, spec);
+      specs[1].bias = BiasType::kPostScale;
+      specs[1].bias_shape = {true, true, true};
+      specs[2].bias = BiasType::kPostScale;
+      specs[2].bias_shape = {false, false, false};
+      specs[2].softmax = SoftmaxType::kLearnable;
+      specs[2].max_logit = true;
+      specs[3].format = QkvFormat::kThd;
+      specs[3].mask = AttnMaskType::kPaddingCausal;
+      specs[3].deterministic = true;
+      specs[3].bias = BiasType::kPostScale;
+      specs[3].bias_shape = {false, true, true};
+      specs[4].training = false;
+      double plain_said = 0, plain_held = 0;
+      for (AttentionSpec& each : specs) {
+        DrawSequences(each, size);
+        world.Run(each, CountMemory);
+        const double said = AttentionBytes(each, size, true);
+        if (&each == &specs[0]) plain_said = said, plain_held = held.most[0];
+        for (int rank = 0; rank < size; ++rank) {
+          INFO(Describe(each) << ": held " << held.most[rank] << ", said " << said << "; plain held "
+                              << plain_held << ", said " << plain_said);
+          CHECK(held.most[rank] <= said);
+          // What a feature adds is counted, but for a few small tables, and not only covered by what others leave.
+          CHECK(held.most[rank] - plain_held <= said - plain_said + 16384);
+          CHECK(held.now[rank] == 0);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("Padding that is not zero fails the check of a tensor whose tokens are right") {
+  HostWorld world(2);
+  const AttentionSpec spec = Ragged(2, QkvFormat::kThd);
+  const std::vector<Finding> findings = world.Run(spec, LeavePadding);
+  for (const int rank : {0, 1}) {
+    CHECK_FALSE(Holds(findings, CheckedTensor::kOut, "no_cp", rank));
+    CHECK_FALSE(Holds(findings, CheckedTensor::kLse, "no_cp", rank));
+    CHECK(Holds(findings, CheckedTensor::kOut, "oracle", rank));
+    CHECK(Holds(findings, CheckedTensor::kDv, "no_cp", rank));
+  }
+}
+
+TEST_CASE("A second run with other bits is noticed") {
+  HostWorld world(2);
+  AttentionSpec spec = Small(2, CpCommType::kAllGather);
+  spec.deterministic = true;
+  for (const Finding& f : world.Run(spec)) CHECK(f.verdict.ok);
+  const std::vector<Finding> findings = world.Run(spec, DisturbRerun);
+  CHECK_FALSE(Holds(findings, CheckedTensor::kLse, "rerun", 1));
+  CHECK(Holds(findings, CheckedTensor::kLse, "rerun", 0));
+}
+
+}  // namespace cppool::test

@@ -1,0 +1,67 @@
+// ScheduleBytes against what a schedule allocates.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <memory>
+
+#include "tests/catch.h"
+#include "tests/kernels/attention/schedules/host_world.h"
+#include "kernels/attention/schedule.h"
+#include "tests/kernels/runtime/host/world.h"
+
+namespace {
+
+using namespace cppool::kernels;
+using namespace cppool::test;
+
+std::array<std::size_t, 8> allocated;  // by rank
+std::atomic<decltype(cppool_runtime::alloc)> original_alloc;
+
+// The most that a rank allocates for the schedule.
+std::size_t Allocated(World& world, const AttentionSpec& spec) {
+  allocated = {};
+  world.Case([&](cppool_runtime* rt) {
+    cppool_runtime seam = *rt;
+    original_alloc = seam.alloc;
+    seam.alloc = [](cppool_runtime* self, std::size_t bytes, cppool_stream stream, void** out) {
+      allocated[static_cast<std::size_t>(self->rank)] += bytes;
+      return original_alloc.load()(self, bytes, stream, out);
+    };
+    const auto kernels = MakeAttentionKernels(&seam);
+    const auto schedule = MakeSchedule(&seam, *kernels, spec);
+    Sync(rt);
+  });
+  return *std::max_element(allocated.begin(), allocated.end());
+}
+
+TEST_CASE("a schedule's memory is known before it is allocated") {
+  const int size = GENERATE(1, 2, 4, 8);
+  World world(size);
+  for (const CpCommType comm : kComms) {
+    if (!Possible(comm, size)) continue;
+    for (const int kv_heads : {8, 2, 1}) {
+      for (const bool training : {true, false}) {
+        for (const BiasShape& shape : {BiasShape{true, true, true}, BiasShape{false, false, false}}) {
+          AttentionSpec spec = Small(size, comm);
+          spec.dim_qk = 192;
+          spec.dim_v = 128;
+          spec.kv_heads = kv_heads;
+          spec.training = training;
+          spec.bias = BiasType::kPostScale;
+          spec.bias_shape = shape;
+          spec.softmax = SoftmaxType::kLearnable;
+          spec.mask = AttnMaskType::kNoMask;
+          DrawSequences(spec, size);
+          const auto actual = static_cast<double>(Allocated(world, spec));
+          const double said = ScheduleBytes(spec, size);
+          INFO(Describe(spec) << " on " << size << " ranks: " << actual << " allocated, " << said << " said");
+          CHECK(actual <= said);
+          CHECK(said <= 1.01 * actual);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,245 @@
+// Splitting heads for an all-to-all, merging them again, and what else goes element by element.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "tests/catch.h"
+#include "tests/kernels/attention/families/host/host_rank.h"
+#include "kernels/attention/families/host/attention_kernels.h"
+#include "kernels/numerics/half.h"
+
+namespace {
+
+using namespace cppool::kernels;
+using cppool::test::HostRank;
+
+// Different for every (row, head, dim), and exact in fp16.
+std::uint16_t Element(std::int64_t row, int head, int dim) {
+  return FloatToFP16(static_cast<float>(row * 64 + head * 8 + dim));
+}
+
+std::vector<std::uint16_t> Rows(std::int64_t rows, int heads, int dim) {
+  std::vector<std::uint16_t> values;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (int head = 0; head < heads; ++head) {
+      for (int d = 0; d < dim; ++d) values.push_back(Element(row, head, d));
+    }
+  }
+  return values;
+}
+
+std::size_t Elements(std::int64_t rows, int dim, const std::vector<HeadRange>& ranges) {
+  std::size_t count = 0;
+  for (const HeadRange& range : ranges) count += static_cast<std::size_t>(rows * range.count * dim);
+  return count;
+}
+
+TEST_CASE("Each member gets its heads, one part after another") {
+  const auto ranges = GENERATE(std::vector<HeadRange>{{0, 2}, {2, 2}, {4, 2}}, std::vector<HeadRange>{{0, 6}},
+                               std::vector<HeadRange>{{0, 3}, {2, 2}, {2, 4}, {5, 1}},
+                               std::vector<HeadRange>{{3, 0}, {1, 1}});
+  const std::int64_t rows = 5;
+  const int heads = 6, dim = 4;
+  const auto from = Rows(rows, heads, dim);
+  std::vector<std::uint16_t> to(Elements(rows, dim, ranges), 0x7fff), want;
+  for (const HeadRange& range : ranges) {
+    for (std::int64_t row = 0; row < rows; ++row) {
+      for (int head = 0; head < range.count; ++head) {
+        for (int d = 0; d < dim; ++d) want.push_back(Element(row, range.begin + head, d));
+      }
+    }
+  }
+  const HostRank rank;
+  const auto kernels = MakeHostAttentionKernels(rank.seam());
+  kernels->SplitHeads(Dtype::kFp16, rows, heads, dim, ranges, from.data(), to.data(), rank.stream());
+  rank.Synchronize();
+  CHECK(to == want);
+
+  // fp32, as lse and delta travel.
+  std::vector<float> wide(from.size()), wide_to(to.size()), wide_want(to.size());
+  for (std::size_t i = 0; i < from.size(); ++i) wide[i] = FP16ToFloat(from[i]);
+  for (std::size_t i = 0; i < want.size(); ++i) wide_want[i] = FP16ToFloat(want[i]);
+  kernels->SplitHeads(Dtype::kFp32, rows, heads, dim, ranges, wide.data(), wide_to.data(), rank.stream());
+  rank.Synchronize();
+  CHECK(wide_to == wide_want);
+}
+
+TEST_CASE("Merging undoes splitting") {
+  const auto ranges =
+      GENERATE(std::vector<HeadRange>{{0, 2}, {2, 2}, {4, 2}}, std::vector<HeadRange>{{3, 3}, {0, 3}},
+               std::vector<HeadRange>{{0, 1}, {1, 5}});
+  const auto target = GENERATE(Dtype::kFp16, Dtype::kBf16, Dtype::kFp32);
+  const std::int64_t rows = 7;
+  const int heads = 6, dim = 3;
+  const auto from = Rows(rows, heads, dim);
+  std::vector<std::uint16_t> parts(Elements(rows, dim, ranges));
+  std::vector<float> to(from.size(), std::numeric_limits<float>::quiet_NaN());
+  const HostRank rank;
+  const auto kernels = MakeHostAttentionKernels(rank.seam());
+  kernels->SplitHeads(Dtype::kFp16, rows, heads, dim, ranges, from.data(), parts.data(), rank.stream());
+  kernels->MergeHeads(Dtype::kFp16, target, rows, heads, dim, ranges, parts.data(), to.data(), rank.stream());
+  rank.Synchronize();
+  std::size_t wrong = 0;
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    double want = FP16ToFloat(from[i]);
+    if (target == Dtype::kBf16) want = BF16ToFloat(FloatToBF16(static_cast<float>(want)));
+    wrong += LoadElement(target, to.data(), static_cast<std::int64_t>(i)) == want ? 0 : 1;
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("Replicated heads are summed in fp32, in the parts' order, and rounded once") {
+  // Head 0 in one part, head 1 in three, head 2 in two.
+  const std::vector<HeadRange> ranges{{0, 2}, {1, 1}, {1, 2}, {2, 1}};
+  const std::int64_t rows = 40;
+  const int heads = 3, dim = 16;
+  std::mt19937 random(1);
+  std::uniform_real_distribution<float> uniform(-100, 100);
+  std::vector<std::uint16_t> parts(Elements(rows, dim, ranges));
+  for (auto& x : parts) x = FloatToBF16(uniform(random));
+  std::vector<std::uint16_t> to(static_cast<std::size_t>(rows * heads * dim), 0x7fff);
+  const HostRank rank;
+  const auto kernels = MakeHostAttentionKernels(rank.seam());
+  kernels->MergeHeads(Dtype::kBf16, Dtype::kBf16, rows, heads, dim, ranges, parts.data(), to.data(),
+                      rank.stream());
+  rank.Synchronize();
+  std::size_t wrong = 0;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (int head = 0; head < heads; ++head) {
+      for (int d = 0; d < dim; ++d) {
+        float sum = 0;
+        std::int64_t part = 0;
+        for (const HeadRange& range : ranges) {
+          const int local = head - range.begin;
+          if (local >= 0 && local < range.count) {
+            sum += BF16ToFloat(parts[static_cast<std::size_t>(part + (row * range.count + local) * dim + d)]);
+          }
+          part += rows * range.count * dim;
+        }
+        wrong += to[static_cast<std::size_t>((row * heads + head) * dim + d)] == FloatToBF16(sum) ? 0 : 1;
+      }
+    }
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("Parts that do not fit are refused") {
+  const HostRank rank;
+  const auto kernels = MakeHostAttentionKernels(rank.seam());
+  std::vector<std::uint16_t> from(64), to(64);
+  const auto merge = [&](const std::vector<HeadRange>& ranges) {
+    kernels->MergeHeads(Dtype::kFp16, Dtype::kFp16, 1, 4, 4, ranges, from.data(), to.data(), rank.stream());
+  };
+  CHECK_THROWS_AS(merge({{0, 2}, {3, 1}}), RuntimeError);  // nobody has head 2
+  CHECK_THROWS_AS(merge({{0, 4}, {3, 2}}), RuntimeError);
+  CHECK_THROWS_AS(
+      kernels->SplitHeads(Dtype::kFp16, 1, 4, 4, {{-1, 2}}, from.data(), to.data(), rank.stream()),
+      RuntimeError);
+  CHECK_NOTHROW(merge({{0, 2}, {2, 2}}));
+  rank.Synchronize();
+}
+
+TEST_CASE("Rounding of fp32") {
+  std::vector<float> from;
+  for (int i = 0; i < 1000; ++i)
+    from.push_back(std::ldexp(1.0f + static_cast<float>(i) * 0.0007f, i % 40 - 30));
+  from.push_back(std::numeric_limits<float>::quiet_NaN());
+  std::vector<std::uint16_t> fp16(from.size()), bf16(from.size());
+  const HostRank rank;
+  const auto kernels = MakeHostAttentionKernels(rank.seam());
+  const auto count = static_cast<std::int64_t>(from.size());
+  kernels->Round(from.data(), Dtype::kFp16, fp16.data(), count, rank.stream());
+  kernels->Round(from.data(), Dtype::kBf16, bf16.data(), count, rank.stream());
+  rank.Synchronize();
+  std::size_t wrong = 0;
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    wrong += fp16[i] == FloatToFP16(from[i]) ? 0 : 1;
+    wrong += bf16[i] == FloatToBF16(from[i]) ? 0 : 1;
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("Delta is the dot product of out and dout, per row and head") {
+  const auto dtype = GENERATE(Dtype::kFp16, Dtype::kBf16);
+  KernelShape shape;
+  shape.dtype = dtype;
+  shape.heads = 3;
+  shape.dim_v = 128;
+  const std::int64_t rows = 9;
+  std::mt19937 random(2);
+  std::uniform_real_distribution<double> uniform(-1, 1);
+  const std::size_t count = 9 * 3 * 128;
+  std::vector<std::uint16_t> out(count), dout(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    StoreElement(dtype, out.data(), static_cast<std::int64_t>(i), uniform(random));
+    StoreElement(dtype, dout.data(), static_cast<std::int64_t>(i), uniform(random));
+  }
+  std::vector<float> delta(27, std::numeric_limits<float>::quiet_NaN());
+  const HostRank rank;
+  const auto kernels = MakeHostAttentionKernels(rank.seam());
+  kernels->Delta(shape, rows, out.data(), dout.data(), delta.data(), rank.stream());
+  rank.Synchronize();
+  for (std::int64_t i = 0; i < 27; ++i) {
+    double want = 0;
+    for (std::int64_t d = 0; d < 128; ++d) {
+      want += LoadElement(dtype, out.data(), i * 128 + d) * LoadElement(dtype, dout.data(), i * 128 + d);
+    }
+    CHECK(std::abs(delta[static_cast<std::size_t>(i)] - want) < 1e-5);
+  }
+}
+
+TEST_CASE("An offset is added to lse as a logarithm") {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  KernelShape shape;
+  shape.heads = 2;
+  // Rows of two heads; the last is padding, which may hold anything.
+  const std::vector<float> lse{1, 2, -kInfinity, 500, -500, 0, std::numeric_limits<float>::quiet_NaN(), 0};
+  const std::vector<float> offset{0.5f, -1};
+  std::vector<float> total(lse.size(), -7);
+  const HostRank rank;
+  const auto kernels = MakeHostAttentionKernels(rank.seam());
+  kernels->AddOffset(shape, 4, lse.data(), offset.data(), total.data(), rank.stream());
+  rank.Synchronize();
+  for (std::size_t i = 0; i < 6; ++i) {
+    const double x = lse[i], y = offset[i % 2], top = std::max(x, y);
+    CHECK(std::abs(total[i] - (top + std::log(std::exp(x - top) + std::exp(y - top)))) <=
+          1e-6 * std::max(1.0, std::abs(top)));
+  }
+  CHECK(std::isnan(total[6]));
+
+  const std::vector<float> none(2, -kInfinity);
+  kernels->AddOffset(shape, 1, none.data(), none.data(), total.data(), rank.stream());
+  rank.Synchronize();
+  CHECK(total[1] == -kInfinity);
+}
+
+TEST_CASE("Filling and adding stop at the count") {
+  std::vector<float> from{1, 2, 3, 4}, to{10, 20, 30, 40};
+  const HostRank rank;
+  const auto kernels = MakeHostAttentionKernels(rank.seam());
+  kernels->Add(from.data(), to.data(), 3, rank.stream());
+  kernels->Fill(from.data(), -1, 2, rank.stream());
+  rank.Synchronize();
+  CHECK(to == std::vector<float>{11, 22, 33, 40});
+  CHECK(from == std::vector<float>{-1, -1, 3, 4});
+}
+
+TEST_CASE("Rows are summed in order") {
+  // In fp32 1e8 + 1 is 1e8: any other order gives another sum.
+  const std::vector<float> from{1, 1e8f, 0, 2, 1e8f, -1e8f, 1, 3, -1e8f, 1, 1, 4};
+  std::vector<float> to(5, std::numeric_limits<float>::quiet_NaN());
+  const HostRank rank;
+  const auto kernels = MakeHostAttentionKernels(rank.seam());
+  kernels->SumRows(from.data(), 3, 4, to.data(), rank.stream());
+  rank.Synchronize();
+  CHECK(std::vector<float>(to.begin(), to.end() - 1) == std::vector<float>{0, 1, 2, 9});
+  CHECK(std::isnan(to[4]));
+  kernels->SumRows(from.data(), 0, 4, to.data(), rank.stream());
+  rank.Synchronize();
+  CHECK(to[1] == 0);
+}
+
+}  // namespace

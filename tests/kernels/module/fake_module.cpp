@@ -1,0 +1,41 @@
+// A libcppool_cuda.so for the loader's tests: FAKE_VERSION is the version it claims.
+#include "kernels/module/cuda_module.h"
+#include "kernels/error.h"
+
+namespace {
+
+using namespace cppool::kernels;
+
+class FakeBackend final : public Backend {
+ public:
+  FakeBackend(int world_size, Transport transport) : world_size_(world_size), transport_(transport) {}
+  std::string name() const override { return "fake"; }
+  std::string transport() const override { return transport_ == Transport::kPeer ? "peer" : "another"; }
+  int world_size() const override { return world_size_; }
+  std::unique_ptr<RankRuntime> OpenRank(int) override { throw RuntimeError(CPPOOL_UNSUPPORTED, "fake rank"); }
+  std::vector<DeviceInfo> Devices() const override { return {}; }
+  std::vector<std::pair<std::string, double>> InitTimes() const override { return {}; }
+  void Abort(const std::string&) override {}
+  void Finished(int) override {}
+  void Recover(std::chrono::milliseconds) override {}
+
+ private:
+  int world_size_;
+  Transport transport_;
+};
+
+std::unique_ptr<Backend> CreateBackend(int world_size, Transport transport) {
+  return std::make_unique<FakeBackend>(world_size, transport);
+}
+std::unique_ptr<AttentionKernels> MakeAttention(cppool_runtime*) {
+  throw RuntimeError(CPPOOL_UNSUPPORTED, "fake attention");
+}
+std::unique_ptr<CheckKernels> MakeCheck(cppool_runtime*) {
+  throw RuntimeError(CPPOOL_UNSUPPORTED, "fake checks");
+}
+
+const CudaModule kModule{FAKE_VERSION, CreateBackend, MakeAttention, MakeCheck};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) const CudaModule* cppool_cuda_module() { return &kModule; }

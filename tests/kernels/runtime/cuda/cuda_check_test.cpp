@@ -1,0 +1,58 @@
+// The throwing checks: the kind of failure, and what was being done. NCCL, opened at run time.
+#include "kernels/runtime/cuda/check.h"
+
+#include <string>
+
+#include "tests/catch.h"
+#include "kernels/runtime/cuda/nccl_api.h"
+
+namespace cppool::kernels::cuda {
+namespace {
+
+template <typename Call>
+RuntimeError Thrown(Call call) {
+  try {
+    call();
+  } catch (const RuntimeError& error) {
+    return error;
+  }
+  return RuntimeError(CPPOOL_OK, "nothing was thrown");
+}
+
+bool Contains(const RuntimeError& error, const std::string& text) {
+  return std::string(error.what()).find(text) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("CheckCuda tells memory that ran out from other failures, and says what was being done") {
+  CHECK_NOTHROW(CheckCuda(cudaSuccess, "nothing"));
+  const RuntimeError memory = Thrown([] { CheckCuda(cudaErrorMemoryAllocation, "taking 5 bytes"); });
+  CHECK(memory.status() == CPPOOL_OUT_OF_MEMORY);
+  CHECK(Contains(memory, "taking 5 bytes"));
+  const RuntimeError other = Thrown([] { CheckCuda(cudaErrorIllegalAddress, "copying"); });
+  CHECK(other.status() == CPPOOL_CUDA);
+  CHECK(Contains(other, "copying"));
+  CHECK(Contains(other, "cudaErrorIllegalAddress"));
+}
+
+TEST_CASE("CheckNccl says what was being done and what NCCL calls it") {
+  CHECK_NOTHROW(CheckNccl(ncclSuccess, "nothing"));
+  const RuntimeError error = Thrown([] { CheckNccl(ncclRemoteError, "sending"); });
+  CHECK(error.status() == CPPOOL_NCCL);
+  CHECK(Contains(error, "sending"));
+  CHECK(Contains(error, Nccl().GetErrorString(ncclRemoteError)));
+}
+
+TEST_CASE("NCCL missing, or without a function that is needed: an error that says what to do") {
+  const RuntimeError missing = Thrown([] { NcclApi("libnccl.so.2-of-a-test"); });
+  CHECK(missing.status() == CPPOOL_NCCL);
+  CHECK(Contains(missing, "libnccl.so.2-of-a-test: cannot open"));
+  CHECK(Contains(missing, "LD_LIBRARY_PATH"));
+  CHECK(Contains(missing, "peer"));
+  const RuntimeError lacking = Thrown([] { NcclApi(CPPOOL_FAKE_NCCL); });
+  CHECK(lacking.status() == CPPOOL_NCCL);
+  CHECK(Contains(lacking, CPPOOL_FAKE_NCCL " has no ncclGetUniqueId"));
+}
+
+}  // namespace cppool::kernels::cuda

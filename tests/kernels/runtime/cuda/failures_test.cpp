@@ -1,0 +1,220 @@
+// A world that cannot start, and one that is aborted.
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "tests/catch.h"
+#include "tests/kernels/runtime/cuda/cuda_world.h"
+#include "kernels/group_probe.h"
+
+namespace cppool::kernels::test {
+
+using namespace std::chrono_literals;
+
+TEST_CASE("More ranks than devices: an error of NCCL's that says so, and the reason for the transport peer",
+          "[gpu]") {
+  if (!HaveDevices(1)) return;
+  const int devices = CountCudaDevices();
+  try {
+    CreateCudaBackend(devices + 1, Transport::kNccl);
+    FAIL("a rank without a device");
+  } catch (const RuntimeError& error) {
+    CHECK(error.status() == CPPOOL_CUDA);
+    CHECK(std::string(error.what())
+              .find(std::to_string(devices) + (devices == 1 ? " is" : " are") + " visible") !=
+          std::string::npos);
+    CHECK(std::string(error.what()).find("peer") != std::string::npos);
+  }
+  CHECK(CreateCudaBackend(devices + 1, Transport::kAuto)->transport() == "peer");
+  CHECK(CreateCudaBackend(devices, Transport::kAuto)->transport() == "nccl");
+  CHECK(CreateCudaBackend(devices, Transport::kPeer)->transport() == "peer");
+  CHECK_THROWS_AS(CreateCudaBackend(0), RuntimeError);
+}
+
+TEST_CASE("An abort ends a collective that waits for a rank which does not come, nccl", "[gpu]") {
+  if (!HaveDevices(2)) return;
+  CudaWorld world(2, Transport::kNccl);
+  std::atomic<bool> waiting{false};
+  std::jthread watchdog([&](const std::stop_token& ended) {
+    while (!waiting && !ended.stop_requested()) std::this_thread::yield();
+    std::this_thread::sleep_for(50ms);
+    world.backend().Abort("rank 1 stayed away");
+    world.backend().Abort("too late to be the reason");
+  });
+  world.Run([&](RankRuntime& rank) {
+    cppool_runtime* rt = rank.seam();
+    rank.BeginCase();
+    if (rt->rank == 1) return;
+    void* data = nullptr;
+    Check(rt, rt->alloc(rt, 1024, rt->stream, &data));
+    Check(rt, rt->all_reduce(rt, data, data, 256, CPPOOL_FLOAT32, CPPOOL_SUM, GetGroup(rt, CPPOOL_WORLD).comm,
+                             rt->stream));
+    waiting = true;
+    Expect(rt->stream_synchronize(rt, rt->stream) == CPPOOL_NCCL, "the wait ends");
+    Expect(std::string(rt->last_error(rt)).find("rank 1 stayed away") != std::string::npos,
+           rt->last_error(rt));
+    Expect(rt->group_start(rt) == CPPOOL_NCCL, "and nothing begins afterwards");
+    bool idle = false;
+    for (int i = 0; i < 1000 && !idle; ++i) {
+      std::this_thread::sleep_for(10ms);
+      idle = IsIdle(rt->stream);
+    }
+    Expect(idle, "the device's part ends, too");
+  });
+  watchdog.join();
+  CHECK_THROWS_AS(world.backend().Recover(1s), RuntimeError);
+  CHECK_THROWS_AS(world.Run([](RankRuntime& rank) { rank.BeginCase(); }), RuntimeError);
+}
+
+TEST_CASE("An abort ends every call that waits for a rank which does not come, and the world goes on, peer",
+          "[gpu]") {
+  if (!HaveDevices(1)) return;
+  CudaWorld world(2, Transport::kPeer);
+  const int call = GENERATE(0, 1, 2);
+  std::atomic<bool> waiting{false};
+  std::jthread watchdog([&](const std::stop_token& ended) {
+    while (!waiting && !ended.stop_requested()) std::this_thread::yield();
+    std::this_thread::sleep_for(50ms);
+    world.backend().Abort("rank 1 stayed away");
+    world.backend().Abort("too late to be the reason");
+  });
+  world.Run([&](RankRuntime& rank) {
+    cppool_runtime* rt = rank.seam();
+    rank.BeginCase();
+    if (rt->rank == 1) return;
+    const cppool_comm comm = GetGroup(rt, CPPOOL_WORLD).comm;
+    void* data = nullptr;
+    Check(rt, rt->alloc(rt, 1024, rt->stream, &data));
+    waiting = true;
+    const cppool_status status =
+        call == 0   ? rt->all_reduce(rt, data, data, 256, CPPOOL_FLOAT32, CPPOOL_SUM, comm, rt->stream)
+        : call == 1 ? rt->send(rt, data, 256, 1, comm, rt->stream)
+                    : rt->recv(rt, data, 256, 1, comm, rt->stream);
+    Expect(status == CPPOOL_INTERNAL, "the call ends");
+    Expect(std::string(rt->last_error(rt)).find("rank 1 stayed away") != std::string::npos,
+           rt->last_error(rt));
+    Expect(rt->group_start(rt) == CPPOOL_INTERNAL, "and nothing begins afterwards");
+  });
+  watchdog.join();
+  CHECK_THROWS_AS(world.Run([](RankRuntime& rank) { rank.BeginCase(); }), RuntimeError);
+  world.backend().Recover(30s);
+  world.RunCase([](cppool_runtime* rt) {
+    const Buffer sum = ToDevice(rt, std::vector<int>{rt->rank + 1});
+    Check(rt, rt->all_reduce(rt, sum.get(), sum.get(), 1, CPPOOL_INT32, CPPOOL_SUM,
+                             GetGroup(rt, CPPOOL_WORLD).comm, rt->stream));
+    Expect(ToHost<int>(rt, sum) == std::vector<int>{3}, "the next case is sound");
+  });
+}
+
+TEST_CASE("After an abort the world does not go on while work on the device does not end, peer", "[gpu]") {
+  if (!HaveDevices(1)) return;
+  CudaWorld world(2, Transport::kPeer);
+  Gate gate;
+  world.Run([&](RankRuntime& rank) {
+    rank.BeginCase();
+    if (rank.seam()->rank == 1) gate.Hold(rank.seam(), rank.seam()->stream);
+  });
+  world.backend().Abort("rank 1 is stuck");
+  CHECK_THROWS_AS(world.backend().Recover(300ms), RuntimeError);
+  gate.Open();
+  world.backend().Recover(30s);
+  world.RunCase([](cppool_runtime*) {});
+}
+
+TEST_CASE("A look at a sound world passes, with NCCL and with peer", "[gpu]") {
+  const Transport transport = GENERATE(Transport::kNccl, Transport::kPeer);
+  for (const int size : {2, 4}) {
+    if (!HaveDevices(transport == Transport::kNccl ? size : 1)) return;
+    CudaWorld world(size, transport);
+    for (std::uint64_t round = 1; round < 4; ++round) {
+      world.backend().Recover(30s);
+      world.RunCase([&](cppool_runtime* rt) { ProbeGroups(rt, round); });
+    }
+  }
+}
+
+TEST_CASE("No room on the device is the rank's own error, and leaves the world sound", "[gpu]") {
+  const Transport transport = GENERATE(Transport::kNccl, Transport::kPeer);
+  if (!HaveDevices(transport == Transport::kNccl ? 2 : 1)) return;
+  CudaWorld world(2, transport);
+  world.Run([](RankRuntime& rank) {
+    cppool_runtime* rt = rank.seam();
+    rank.BeginCase();
+    void* data = nullptr;
+    if (rt->rank == 0) {
+      Expect(rt->alloc(rt, std::size_t{1} << 50, rt->stream, &data) == CPPOOL_OUT_OF_MEMORY, "no room");
+      Expect(rank.LastErrorCulprit() == RuntimeError::kOwn, "its own");
+    }
+    rank.EndCase();
+  });
+  world.backend().Recover(30s);
+  world.RunCase([](cppool_runtime* rt) { ProbeGroups(rt, 1); });
+}
+
+TEST_CASE("A group of calls left open: peer forgets it, NCCL cannot and says so", "[gpu]") {
+  const Transport transport = GENERATE(Transport::kNccl, Transport::kPeer);
+  if (!HaveDevices(transport == Transport::kNccl ? 2 : 1)) return;
+  CudaWorld world(2, transport);
+  world.Run([](RankRuntime& rank) {
+    cppool_runtime* rt = rank.seam();
+    rank.BeginCase();
+    Expect(!rank.InGroup(), "in none");
+    {
+      GroupedCalls ended(rt);
+      Expect(rank.InGroup(), "in one");
+      ended.End();
+    }
+    Expect(!rank.InGroup(), "out of it");
+    if (rt->rank == 0) {
+      void* data = nullptr;
+      Check(rt, rt->alloc(rt, 1024, rt->stream, &data));
+      Check(rt, rt->group_start(rt));
+      Check(rt, rt->send(rt, data, 1024, 1, GetGroup(rt, CPPOOL_WORLD).comm, rt->stream));
+      Expect(rank.InGroup(), "and in one that does not end");
+    }
+    rank.EndCase();
+  });
+  if (transport == Transport::kNccl) {
+    CHECK_THROWS_WITH(world.backend().Recover(30s),
+                      "rank 0 is in a group of calls, which NCCL cannot forget");
+    world.Run([](RankRuntime& rank) {
+      if (rank.seam()->rank == 1) return;
+      try {
+        rank.BeginCase();
+      } catch (const RuntimeError&) {
+        return;
+      }
+      Expect(false, "the next case does not begin");
+    });
+    return;
+  }
+  world.backend().Recover(30s);
+  world.RunCase([](cppool_runtime* rt) { ProbeGroups(rt, 1); });
+}
+
+TEST_CASE("Peer: a rank that has finished is named at once by those that wait for it", "[gpu]") {
+  if (!HaveDevices(1)) return;
+  CudaWorld world(4, Transport::kPeer);
+  world.Run([&](RankRuntime& rank) {
+    cppool_runtime* rt = rank.seam();
+    rank.BeginCase();
+    if (rt->rank == 1) {
+      rank.EndCase();
+      world.backend().Finished(1);
+      return;
+    }
+    void* data = nullptr;
+    Check(rt, rt->alloc(rt, 1024, rt->stream, &data));
+    Expect(rt->all_reduce(rt, data, data, 256, CPPOOL_FLOAT32, CPPOOL_SUM, GetGroup(rt, CPPOOL_WORLD).comm,
+                          rt->stream) == CPPOOL_INTERNAL,
+           "the call ends");
+    Expect(rank.LastErrorCulprit() == 1, "and points at rank 1");
+    const std::string said = rt->last_error(rt);
+    Expect(said.find("rank 1 has finished the case") != std::string::npos, said);
+    Expect(ErrorOfEnd(rank) == said, "a case does not pass over it");
+  });
+  world.backend().Recover(30s);
+  world.RunCase([](cppool_runtime* rt) { ProbeGroups(rt, 1); });
+}
+
+}  // namespace cppool::kernels::test

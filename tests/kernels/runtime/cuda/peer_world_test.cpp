@@ -1,0 +1,230 @@
+// The transport peer on devices made up: who meets whom, and which part of a reduction comes from where, for
+// every way to deal ranks to devices. What streams and events do is tested on GPUs.
+#include "kernels/runtime/cuda/peer_world.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/catch.h"
+#include "tests/kernels/runtime/cuda/fake_devices.h"
+
+namespace cppool::kernels::cuda {
+namespace {
+
+using Numbers = std::vector<std::int32_t>;
+
+std::int32_t Value(int rank, std::size_t i) {
+  return static_cast<std::int32_t>((i * 7 + static_cast<std::size_t>(rank) * 13) % 1000);
+}
+
+void Expect(bool holds, const std::string& what) {
+  if (!holds) throw std::runtime_error("does not hold: " + what);
+}
+
+// What each rank's thread threw; "" when nothing. A rank that throws aborts the world.
+std::vector<std::string> OnAllRanks(PeerWorld& world, const std::function<void(int)>& body) {
+  std::vector<std::string> errors(static_cast<std::size_t>(world.size()));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      test::UseDevice(world.device(rank));
+      try {
+        body(rank);
+      } catch (const std::exception& error) {
+        errors[static_cast<std::size_t>(rank)] = error.what();
+        world.Abort(error.what());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+struct Buffers {
+  Numbers in, out;
+};
+
+// Every call on one group, for one rank.
+void UseGroup(PeerWorld& world, int rank, cppool_group which, std::size_t count, Buffers& buffers) {
+  const CommGroup group = world.group(rank, which);
+  if (!group.comm) return;
+  const auto size = static_cast<std::size_t>(group.size), mine = static_cast<std::size_t>(group.rank);
+  const auto member = [&](std::size_t m) {
+    const int number = static_cast<int>(m);
+    return which == CPPOOL_WORLD  ? number
+           : which == CPPOOL_PAIR ? rank / 2 * 2 + number
+                                  : number * 2 + rank % 2;
+  };
+  const auto sum = [&](std::size_t i) {
+    std::int32_t all = 0;
+    for (std::size_t m = 0; m < size; ++m) all += Value(member(m), i);
+    return all;
+  };
+  const auto check = [&](const Numbers& got, std::size_t length, auto expected, const std::string& what) {
+    for (std::size_t i = 0; i < length; ++i) {
+      if (got[i] != expected(i))
+        throw std::runtime_error(what + ": element " + std::to_string(i) + " of " + std::to_string(length));
+    }
+  };
+  Numbers& in = buffers.in;
+  Numbers& out = buffers.out;
+  const auto fill = [&] {
+    for (std::size_t i = 0; i < count * size; ++i) in[i] = Value(rank, i);
+    std::fill(out.begin(), out.end(), -1);
+  };
+  fill();
+  world.ReduceScatter(rank, in.data(), out.data(), count, CPPOOL_INT32, CPPOOL_SUM, group.comm, nullptr);
+  check(
+      out, count, [&](std::size_t i) { return sum(mine * count + i); }, "reduce_scatter");
+  Expect(out[count] == -1, "nothing behind it");
+  world.AllReduce(rank, in.data(), out.data(), count, CPPOOL_INT32, CPPOOL_SUM, group.comm, nullptr);
+  check(out, count, sum, "all_reduce");
+  world.AllReduce(rank, in.data(), in.data(), count * size, CPPOOL_INT32, CPPOOL_SUM, group.comm, nullptr);
+  check(in, count * size, sum, "all_reduce in place");
+  fill();
+  world.AllGather(rank, in.data(), out.data(), count * sizeof in[0], group.comm, nullptr);
+  check(
+      out, count * size, [&](std::size_t i) { return Value(member(i / count), i % count); }, "all_gather");
+  std::fill(out.begin(), out.end(), -1);
+  world.GroupStart(rank);
+  for (std::size_t m = 0; m < size; ++m) {
+    const int peer = static_cast<int>(m);
+    world.Send(rank, in.data() + m * count, count * sizeof in[0], peer, group.comm, nullptr);
+    world.Recv(rank, out.data() + m * count, count * sizeof in[0], peer, group.comm, nullptr);
+  }
+  world.GroupEnd(rank);
+  check(
+      out, count * size, [&](std::size_t i) { return Value(member(i / count), mine * count + i % count); },
+      "all to all");
+}
+
+}  // namespace
+
+TEST_CASE("peer: every call, for ranks dealt to devices in every way, before and after an abort") {
+  for (const int size : {1, 2, 3, 4, 8}) {
+    for (int devices = 1; devices <= size; ++devices) {
+      CAPTURE(size, devices);
+      // The last one's parts are fetched in several pieces.
+      const bool long_parts = devices == 2 && size < 4;
+      const std::vector<std::size_t> counts = {0, 1, 33, 5000, std::size_t{long_parts ? 2'100'003u : 64u}};
+      PeerWorld world(size, devices);
+      std::vector<Buffers> buffers(static_cast<std::size_t>(size));
+      for (int rank = 0; rank < size; ++rank) {
+        Buffers& mine = buffers[static_cast<std::size_t>(rank)];
+        for (Numbers* numbers : {&mine.in, &mine.out}) {
+          numbers->resize((std::max<std::size_t>(counts.back(), 5000) + 1) * static_cast<std::size_t>(size));
+          test::Place(numbers->data(), numbers->size() * sizeof(std::int32_t), world.device(rank));
+        }
+      }
+      for (int round = 0; round < 2; ++round) {
+        const auto worked = OnAllRanks(world, [&](int rank) {
+          if (round == 0) world.JoinWorld(rank);
+          for (const std::size_t count : counts) {
+            for (const cppool_group which : {CPPOOL_WORLD, CPPOOL_PAIR, CPPOOL_STRIDE})
+              UseGroup(world, rank, which, count, buffers[static_cast<std::size_t>(rank)]);
+          }
+        });
+        CHECK(worked == std::vector<std::string>(static_cast<std::size_t>(size)));
+        const auto aborted = OnAllRanks(world, [&](int rank) {
+          if (rank == 0) throw std::runtime_error("stays away");
+          std::int32_t one = 1;
+          world.AllReduce(rank, &one, &one, 1, CPPOOL_INT32, CPPOOL_SUM, world.group(rank, CPPOOL_WORLD).comm,
+                          nullptr);
+        });
+        for (int rank = 0; rank < size; ++rank) {
+          CHECK(aborted[static_cast<std::size_t>(rank)] ==
+                (rank == 0 ? "stays away" : "the world was aborted: stays away"));
+        }
+        world.Restart();
+      }
+      for (int rank = 0; rank < size; ++rank) world.Leave(rank);
+      test::Forget();
+    }
+  }
+}
+
+TEST_CASE("peer: a call that failed is not passed over, and the next case gets nothing of it") {
+  PeerWorld world(2, 1);
+  Numbers first(4, 111), second(4, 222), received(4, -1);
+  for (Numbers* numbers : {&first, &second, &received})
+    test::Place(numbers->data(), numbers->size() * sizeof(std::int32_t), 0);
+  const auto comm = [&](int rank) { return world.group(rank, CPPOOL_WORLD).comm; };
+  auto errors = OnAllRanks(world, [&](int rank) {
+    world.JoinWorld(rank);
+    world.BeginCase(rank);
+    if (rank == 1) return world.Finished(rank);  // without a recv
+    const auto send = [&] { world.Send(0, first.data(), 16, 1, comm(0), nullptr); };
+    const auto said = [](auto call) -> std::string {
+      try {
+        call();
+      } catch (const RuntimeError& error) {
+        return error.what();
+      }
+      return "";
+    };
+    const std::string failure = said(send);
+    Expect(failure.find("rank 1 has finished the case") == 0, failure);
+    Expect(said([&] { world.CheckCase(0); }) == failure, "what was passed over comes back at the end");
+  });
+  CHECK(errors == std::vector<std::string>(2));
+  world.Restart();
+  errors = OnAllRanks(world, [&](int rank) {
+    world.BeginCase(rank);
+    if (rank == 0) world.Send(0, second.data(), 16, 1, comm(0), nullptr);
+    if (rank == 1) world.Recv(1, received.data(), 16, 0, comm(1), nullptr);
+    world.CheckCase(rank);
+  });
+  CHECK(errors == std::vector<std::string>(2));
+  CHECK(received == second);
+  for (int rank = 0; rank < 2; ++rank) world.Leave(rank);
+  test::Forget();
+}
+
+TEST_CASE("peer: a rank's thread that waits says for whose call, to anybody who asks") {
+  const int size = 4;
+  PeerWorld world(size, 2);
+  std::vector<WaitingCall> of_collective, of_recv;
+  const auto look = [&](int rank, std::size_t awaits) {
+    std::vector<WaitingCall> seen;
+    for (int i = 0; i < 10000; ++i) {
+      seen = world.Waiting(rank);
+      if (seen.size() == 1 && seen[0].awaits.size() == awaits) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return seen;
+  };
+  std::vector<Numbers> numbers(size, Numbers(16));
+  for (int rank = 0; rank < size; ++rank) {
+    test::Place(numbers[static_cast<std::size_t>(rank)].data(), 16 * sizeof(std::int32_t),
+                world.device(rank));
+  }
+  const auto errors = OnAllRanks(world, [&](int rank) {
+    world.JoinWorld(rank);
+    const CommGroup all = world.group(rank, CPPOOL_WORLD), stride = world.group(rank, CPPOOL_STRIDE);
+    std::int32_t* mine = numbers[static_cast<std::size_t>(rank)].data();
+    if (rank == 2) of_collective = look(1, 1);  // all but this one have come
+    world.AllReduce(rank, mine, mine, 4, CPPOOL_INT32, CPPOOL_SUM, all.comm, nullptr);
+    // Peers are of the group, what is said is of the world.
+    if (rank == 3) of_recv = look(1, 1);
+    if (rank == 1) world.Recv(rank, mine, 8, 1, stride.comm, nullptr);
+    if (rank == 3) world.Send(rank, mine, 8, 0, stride.comm, nullptr);
+    Expect(world.Waiting(rank).empty(), "nothing is waited for any more");
+  });
+  CHECK(errors == std::vector<std::string>(static_cast<std::size_t>(size)));
+  REQUIRE(of_collective.size() == 1);
+  CHECK(of_collective[0].doing.find("all_reduce") != std::string::npos);
+  CHECK(of_collective[0].awaits == std::vector<int>{2});
+  REQUIRE(of_recv.size() == 1);
+  CHECK(of_recv[0].doing == "waiting for recv of 8 bytes from rank 3");
+  CHECK(of_recv[0].awaits == std::vector<int>{3});
+  for (int rank = 0; rank < size; ++rank) world.Leave(rank);
+  test::Forget();
+}
+
+}  // namespace cppool::kernels::cuda

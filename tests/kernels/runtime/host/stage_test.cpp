@@ -1,0 +1,154 @@
+// Marks: what is timed, and what can be seen of a rank that is stuck.
+#include <algorithm>
+#include <map>
+
+#include "tests/catch.h"
+#include "kernels/runtime/common/stage_tally.h"
+#include "tests/kernels/runtime/host/world.h"
+
+using namespace cppool::kernels;
+using cppool::test::Latch;
+using cppool::test::Sync;
+using cppool::test::World;
+
+namespace {
+
+void Sleep(cppool_runtime* rt, cppool_stream stream, int ms) {
+  Enqueue(rt, stream, [ms] { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); });
+}
+
+double TimeOf(const StageTimes& times, const std::string& stage) {
+  for (const auto& [name, ms] : times) {
+    if (name == stage) return ms;
+  }
+  return -1;
+}
+
+std::vector<std::string> Names(const StageTimes& times) {
+  std::vector<std::string> names;
+  for (const auto& [name, ms] : times) names.push_back(name);
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("stage tally: medians, sums, parents") {
+  StageTally tally;
+  tally.Add(StageTally::kOnce, "inputs", true, 3);
+  tally.Add(StageTally::kOnce, "inputs", true, 4);
+  for (const auto& [iteration, ms] : std::map<int, double>{{0, 10}, {1, 2}, {2, 6}}) {
+    tally.Add(iteration, "forward/attend 1", true, ms);
+    tally.Add(iteration, "forward/merge", true, 1);
+    tally.Add(iteration, "side/copy", false, ms);
+  }
+  tally.Add(0, "even", true, 1);
+  tally.Add(1, "even", true, 2);
+  const StageTimes expected{{"inputs", 7},        {"forward", 7},   {"forward/attend 1", 6},
+                            {"forward/merge", 1}, {"side/copy", 6}, {"even", 1.5}};
+  CHECK(tally.Times() == expected);
+}
+
+TEST_CASE("host marks: stages in call order, iterations apart, warm-up not counted") {
+  World world(1);
+  RankRuntime& rank = world.rank(0);
+  cppool_runtime* rt = rank.seam();
+  rank.BeginCase();
+  Stream side(rt);
+  Check(rt, rt->mark(rt, rt->stream, "inputs"));
+  Sleep(rt, rt->stream, 5);
+  Check(rt, rt->mark(rt, rt->stream, nullptr));
+  // One iteration in each: what is counted must be the 2nd and 4th only.
+  const int indices[] = {-2, 0, -1, 1};
+  for (int i = 0; i < 4; ++i) {
+    rank.BeginIteration(indices[i]);
+    Check(rt, rt->mark(rt, rt->stream, indices[i] < 0 ? "only in warm-up" : "forward/attend 0"));
+    Sleep(rt, rt->stream, 10);
+    Check(rt, rt->mark(rt, rt->stream, "forward/attend 1"));
+    Sleep(rt, rt->stream, indices[i] < 0 ? 200 : 2);
+    Check(rt, rt->mark(rt, rt->stream, nullptr));
+    Check(rt, rt->mark(rt, side.get(), "exchange/send"));
+    Check(rt, rt->mark(rt, side.get(), nullptr));
+    rank.EndIterations();
+  }
+  Check(rt, rt->mark(rt, rt->stream, "open"));  // never ended: until the case is
+  Sleep(rt, rt->stream, 5);
+  Sync(rt);
+  const StageTimes times = rank.EndCase();
+  CHECK(Names(times) == std::vector<std::string>{"inputs", "forward", "forward/attend 0", "forward/attend 1",
+                                                 "exchange/send", "open"});
+  CHECK(TimeOf(times, "inputs") >= 5);
+  CHECK(TimeOf(times, "forward/attend 0") >= 10);
+  CHECK(TimeOf(times, "forward/attend 1") >= 2);
+  CHECK(TimeOf(times, "forward/attend 1") < 200);  // the warm-up's
+  CHECK(TimeOf(times, "forward") ==
+        Catch::Approx(TimeOf(times, "forward/attend 0") + TimeOf(times, "forward/attend 1")));
+  CHECK(TimeOf(times, "open") >= 5);
+  rank.BeginCase();
+  CHECK(rank.EndCase().empty());
+}
+
+TEST_CASE("host progress: readable while the rank is stuck") {
+  World world(1);
+  RankRuntime& rank = world.rank(0);
+  cppool_runtime* rt = rank.seam();
+  rank.BeginCase();
+  Stream side(rt);
+  CHECK(rank.Progress().at(0).stage.empty());
+  CHECK(rank.Progress().at(0).idle);
+  Latch reached, latch;
+  Check(rt, rt->mark(rt, rt->stream, "forward/attend 0"));
+  Check(rt, rt->mark(rt, rt->stream, "forward/attend 1"));
+  Enqueue(rt, rt->stream, [&] { reached.Open(), latch.Wait(); });
+  Check(rt, rt->mark(rt, rt->stream, "forward/attend 2"));
+  Check(rt, rt->mark(rt, rt->stream, nullptr));
+  Check(rt, rt->mark(rt, side.get(), "send"));
+  Check(rt, rt->mark(rt, side.get(), nullptr));
+  Sync(rt, side.get());
+  reached.Wait();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+
+  std::vector<StreamProgress> progress;
+  std::thread([&] { progress = rank.Progress(); }).join();  // any thread, while the stream does not move
+  REQUIRE(progress.size() == 2);
+  CHECK(progress[0].stream == "main");
+  CHECK(progress[0].stage == "forward/attend 1");
+  CHECK(progress[0].seconds >= 0.02);
+  CHECK_FALSE(progress[0].idle);
+  CHECK(progress[1].stream == "stream 1");
+  CHECK(progress[1].stage == "send");
+  CHECK(progress[1].idle);
+  latch.Open();
+  Sync(rt);
+  progress = rank.Progress();
+  CHECK(progress[0].stage == "forward/attend 2");
+  CHECK(progress[0].idle);
+}
+
+TEST_CASE("host progress: read all the time while cases come and go") {
+  World world(2);
+  std::atomic<bool> stop{false};
+  std::thread watchdog([&] {
+    while (!stop) {
+      for (int r = 0; r < 2; ++r) {
+        for (const StreamProgress& progress : world.rank(r).Progress()) {
+          if (progress.stream.empty() || progress.seconds < 0) stop = true;
+        }
+        (void)world.rank(r).Memory();
+      }
+      std::this_thread::yield();
+    }
+  });
+  for (int i = 0; i < 30; ++i) {
+    world.Case([&](cppool_runtime* rt) {
+      Stream side(rt);
+      for (int k = 0; k < 10; ++k) {
+        Stage stage(rt, rt->stream, "step " + std::to_string(k + i));
+        Stage other(rt, side.get(), "exchange");
+        Buffer buffer(rt, 100, side.get());
+      }
+    });
+  }
+  CHECK_FALSE(stop);
+  stop = true;
+  watchdog.join();
+}

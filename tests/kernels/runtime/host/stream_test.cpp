@@ -1,0 +1,350 @@
+// Streams, events, memory and failures of one rank.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <numeric>
+
+#include "tests/catch.h"
+#include "kernels/runtime/host/memory.h"
+#include "tests/kernels/runtime/host/world.h"
+
+using namespace cppool::kernels;
+using cppool::test::Latch;
+using cppool::test::Sync;
+using cppool::test::World;
+
+namespace {
+
+struct OneRank {
+  World world{1};
+  RankRuntime& rank = world.rank(0);
+  cppool_runtime* rt = rank.seam();
+  OneRank() { rank.BeginCase(); }
+};
+
+// Of this process.
+std::ptrdiff_t Threads() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/task"),
+                       std::filesystem::directory_iterator());
+}
+
+}  // namespace
+
+TEST_CASE("host stream: work runs in order, and not on the thread that enqueues it") {
+  OneRank one;
+  Latch latch;
+  std::vector<int> seen;
+  std::thread::id where;
+  Enqueue(one.rt, one.rt->stream, [&] { latch.Wait(), where = std::this_thread::get_id(); });
+  for (int i = 0; i < 1000; ++i) Enqueue(one.rt, one.rt->stream, [&seen, i] { seen.push_back(i); });
+  latch.Open();  // only now: the calls above have returned before any of the work
+  Sync(one.rt);
+  std::vector<int> expected(1000);
+  std::iota(expected.begin(), expected.end(), 0);
+  CHECK(seen == expected);
+  CHECK(where != std::this_thread::get_id());
+}
+
+TEST_CASE("host stream: the C function gets its argument") {
+  OneRank one;
+  int value = 1;
+  Check(one.rt, one.rt->enqueue(
+                    one.rt, one.rt->stream, [](void* p) { *static_cast<int*>(p) += 41; }, &value));
+  Sync(one.rt);
+  CHECK(value == 42);
+}
+
+TEST_CASE("host stream: copy and fill keep their place among the work") {
+  OneRank one;
+  Buffer a(one.rt, 1000, one.rt->stream), b(one.rt, 1000, one.rt->stream);
+  std::vector<unsigned char> host(1000);
+  Check(one.rt, one.rt->fill(one.rt, a.get(), 0x5a, 1000, one.rt->stream));
+  Check(one.rt, one.rt->copy(one.rt, b.get(), a.get(), 1000, one.rt->stream));
+  Check(one.rt, one.rt->fill(one.rt, a.get(), 0, 1000, one.rt->stream));
+  Check(one.rt, one.rt->copy(one.rt, host.data(), b.get(), 1000, one.rt->stream));
+  Sync(one.rt);
+  CHECK(host == std::vector<unsigned char>(1000, 0x5a));
+}
+
+TEST_CASE("host stream: a new one does not stand behind what a destroyed one still has to do") {
+  OneRank one;
+  std::atomic<bool> open{false}, in_time{false};
+  {
+    const Stream first(one.rt);
+    Enqueue(one.rt, first.get(), [&] {  // for ever, if what opens came behind it
+      const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      while (!open && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
+      in_time = open.load();
+    });
+  }
+  const Stream second(one.rt);
+  Enqueue(one.rt, second.get(), [&] { open = true; });
+  one.rank.EndCase();
+  CHECK(in_time);
+}
+
+TEST_CASE(
+    "host stream: a case that makes and destroys many has few threads, and its new streams have no past") {
+  OneRank one;
+  const auto before = Threads();
+  std::ptrdiff_t most = 0;
+  bool idle = true;
+  for (int i = 0; i < 1000; ++i) {
+    const Stream stream(one.rt);
+    idle = idle && one.rank.Progress()[1].idle && one.rank.Progress()[1].stage.empty();
+    Check(one.rt, one.rt->mark(one.rt, stream.get(), "never ended"));
+    Sync(one.rt, stream.get());
+    most = std::max(most, Threads() - before);
+  }
+  CHECK(idle);
+  CHECK(most < 20);
+  one.rank.EndCase();
+  one.rank.BeginCase();
+  one.rank.Trim();
+  CHECK(Threads() - before < 20);
+}
+
+TEST_CASE("host event: a wait is for the latest record at the time of the call") {
+  OneRank one;
+  Stream side(one.rt), other(one.rt);
+  Event event(one.rt);
+  Latch first, second;
+  std::vector<int> order;
+  std::mutex order_mutex;
+  const auto note = [&](int what) {
+    std::lock_guard lock(order_mutex);
+    order.push_back(what);
+  };
+  Enqueue(one.rt, side.get(), [&] { first.Wait(), note(1); });
+  event.Record(side.get());
+  event.Wait(one.rt->stream);  // for note(1), whatever is recorded later
+  Enqueue(one.rt, one.rt->stream, [&] { note(2), second.Open(); });
+  Enqueue(one.rt, side.get(), [&] { second.Wait(), note(3); });
+  event.Record(side.get());
+  event.Wait(other.get());
+  Enqueue(one.rt, other.get(), [&] { note(4); });
+  first.Open();
+  for (cppool_stream stream : {side.get(), other.get(), one.rt->stream}) Sync(one.rt, stream);
+  CHECK(order ==
+        std::vector<int>{
+            1, 2, 3, 4});  // a wait for the later record would never end: second opens in the work behind it
+}
+
+TEST_CASE("host event: records on two streams of one event are apart") {
+  OneRank one;
+  Stream a(one.rt), b(one.rt);
+  Event event(one.rt);
+  Latch latch;
+  std::atomic<bool> done{false};
+  Enqueue(one.rt, a.get(), [&] { latch.Wait(), done = true; });
+  event.Record(a.get());
+  event.Wait(one.rt->stream);
+  event.Record(b.get());  // done long before the first
+  Sync(one.rt, b.get());
+  bool seen = false;
+  Enqueue(one.rt, one.rt->stream, [&] { seen = done; });
+  latch.Open();
+  Sync(one.rt);
+  CHECK(seen);
+}
+
+TEST_CASE("host event: one that was never recorded is no wait, and a destroyed one still is one") {
+  OneRank one;
+  Stream side(one.rt);
+  Latch latch;
+  std::atomic<bool> done{false};
+  {
+    Event never(one.rt), gone(one.rt);
+    never.Wait(one.rt->stream);
+    Sync(one.rt);
+    Enqueue(one.rt, side.get(), [&] { latch.Wait(), done = true; });
+    gone.Record(side.get());
+    gone.Wait(one.rt->stream);
+  }
+  bool seen = false;
+  Enqueue(one.rt, one.rt->stream, [&] { seen = done; });
+  latch.Open();
+  Sync(one.rt);
+  CHECK(seen);
+}
+
+TEST_CASE("host memory: aligned, poisoned, counted, released in stream order") {
+  OneRank one;
+  const std::size_t before = one.rank.Memory().held_bytes;
+  Latch latch;
+  Buffer buffer(one.rt, 4 * 333, one.rt->stream);
+  CHECK(reinterpret_cast<std::uintptr_t>(buffer.get()) % 256 == 0);
+  int not_nan = 0;
+  Enqueue(one.rt, one.rt->stream, [&] {
+    for (int i = 0; i < 333; ++i) not_nan += !std::isnan(buffer.get<float>()[i]);
+  });
+  Sync(one.rt);
+  CHECK(not_nan == 0);
+  CHECK(one.rank.Memory().held_bytes == before + 4 * 333);
+  CHECK(one.rank.Memory().live_allocations == 1);
+  float* raw = buffer.get<float>();
+  float kept = 0;
+  Enqueue(one.rt, one.rt->stream, [&latch, &kept, raw] { latch.Wait(), raw[0] = 7, kept = raw[0]; });
+  buffer.Reset();  // behind the work that uses it
+  CHECK(one.rank.Memory().live_allocations == 0);
+  CHECK(one.rank.Memory().held_bytes == before + 4 * 333);
+  latch.Open();
+  Sync(one.rt);
+  CHECK(kept == 7);
+  CHECK(one.rank.Memory().held_bytes == before);
+}
+
+TEST_CASE("host memory: nothing for nothing, and no double free") {
+  OneRank one;
+  void* ptr = &one;
+  Check(one.rt, one.rt->alloc(one.rt, 0, one.rt->stream, &ptr));
+  CHECK(ptr == nullptr);
+  CHECK(one.rt->free(one.rt, nullptr, one.rt->stream) == CPPOOL_OK);
+  Check(one.rt, one.rt->alloc(one.rt, 10, one.rt->stream, &ptr));
+  CHECK(one.rt->free(one.rt, ptr, one.rt->stream) == CPPOOL_OK);
+  CHECK(one.rt->free(one.rt, ptr, one.rt->stream) == CPPOOL_INTERNAL);
+  void* host = nullptr;
+  Check(one.rt, one.rt->alloc_host(one.rt, 100, &host));
+  std::memset(host, 0, 100);  // usable at once
+  CHECK(one.rt->free_host(one.rt, host) == CPPOOL_OK);
+  CHECK(one.rt->free_host(one.rt, host) == CPPOOL_INTERNAL);
+}
+
+TEST_CASE("host memory: what does not fit is refused before it is tried") {
+  OneRank one;
+  const std::size_t total = one.world.backend().Devices()[0].total_bytes;
+  CHECK(one.rank.Memory().free_bytes > 0);
+  CHECK(one.rank.Memory().free_bytes < total);
+  for (const std::size_t bytes : {total, 4 * total, SIZE_MAX, SIZE_MAX - 100, SIZE_MAX / 2 + 1}) {
+    void* ptr = &one;
+    CHECK(one.rt->alloc(one.rt, bytes, one.rt->stream, &ptr) == CPPOOL_OUT_OF_MEMORY);
+    CHECK(ptr == nullptr);
+    CHECK_THAT(one.rt->last_error(one.rt), Catch::Matchers::ContainsSubstring(std::to_string(bytes)));
+    CHECK(one.rt->alloc_host(one.rt, bytes, &ptr) == CPPOOL_OUT_OF_MEMORY);
+  }
+  CHECK(one.rank.Memory().held_bytes == 0);
+  Buffer buffer(one.rt, 1 << 20, one.rt->stream);  // and the next one that fits is given
+  CHECK(buffer.get() != nullptr);
+}
+
+TEST_CASE("host memory: reservations that nobody has touched yet count") {
+  host::MemoryGate gate;
+  const std::size_t step = gate.Free() / 3;  // memory is only reserved here, never taken
+  int given = 0;
+  while (given < 10 && gate.Reserve(step)) ++given;
+  CHECK(given >= 2);
+  CHECK(given <= 4);
+  CHECK_FALSE(gate.Reserve(step));
+  CHECK(gate.Free() < step);
+  for (int i = 0; i < given; ++i) gate.Touched(step);
+  CHECK(gate.Reserve(step));
+}
+
+TEST_CASE("host memory: what is refused to one rank is not missing to another") {
+  host::MemoryGate gate;
+  std::atomic<bool> end{false};
+  int given = 0;
+  std::thread greedy([&] {
+    while (!end) given += gate.Reserve(std::size_t{1} << 47);
+  });
+  int refused = 0;
+  for (int i = 0; i < 300; ++i) {  // each asks the system: more than goes by without
+    const std::size_t bytes = gate.Free() / 32;
+    gate.Reserve(bytes) ? gate.Touched(bytes) : static_cast<void>(++refused);
+  }
+  end = true;
+  greedy.join();
+  CHECK(given == 0);
+  CHECK(refused == 0);
+}
+
+TEST_CASE("host stream: a failure skips later work on every stream of the rank, and is reported") {
+  OneRank one;
+  Stream side(one.rt);
+  Event event(one.rt);
+  bool later = false, on_main = false;
+  Enqueue(one.rt, side.get(), [] { throw RuntimeError(CPPOOL_OUT_OF_MEMORY, "no room at all"); });
+  Enqueue(one.rt, side.get(), [&] { later = true; });
+  event.Record(side.get());
+  event.Wait(one.rt->stream);  // opens all the same
+  Enqueue(one.rt, one.rt->stream, [&] { on_main = true; });
+  CHECK(one.rt->stream_synchronize(one.rt, one.rt->stream) == CPPOOL_OUT_OF_MEMORY);
+  CHECK_THAT(one.rt->last_error(one.rt), Catch::Matchers::Equals("no room at all"));
+  CHECK(one.rt->stream_synchronize(one.rt, side.get()) == CPPOOL_OUT_OF_MEMORY);
+  CHECK_FALSE(later);
+  CHECK_FALSE(on_main);
+  CHECK_THROWS_WITH(one.rank.EndCase(), "no room at all");
+  one.rank.BeginCase();
+  Enqueue(one.rt, one.rt->stream, [&] { on_main = true; });
+  Sync(one.rt);
+  CHECK(on_main);
+  CHECK_NOTHROW(one.rank.EndCase());
+}
+
+TEST_CASE("host stream: a failure that is seen at the end of the case is where the stream stopped") {
+  OneRank one;
+  Check(one.rt, one.rt->mark(one.rt, one.rt->stream, "stopped here"));
+  Enqueue(one.rt, one.rt->stream, [] { throw RuntimeError(CPPOOL_INTERNAL, "late"); });
+  Check(one.rt, one.rt->mark(one.rt, one.rt->stream, "never reached"));
+  CHECK_THROWS_WITH(one.rank.EndCase(), "late");
+  CHECK_FALSE(one.rank.FailedInStage().has_value());
+  CHECK(one.rank.Progress().at(0).stage == "stopped here");
+  one.rank.BeginCase();
+  CHECK(one.rank.FailedInStage() == "");
+  CHECK(one.rank.Progress().at(0).stage.empty());
+}
+
+TEST_CASE("host stream: anything that is thrown is a failure with a text") {
+  OneRank one;
+  Enqueue(one.rt, one.rt->stream, [] { throw std::logic_error("thought wrong"); });
+  CHECK(one.rt->stream_synchronize(one.rt, one.rt->stream) == CPPOOL_INTERNAL);
+  CHECK_THAT(one.rt->last_error(one.rt), Catch::Matchers::Equals("thought wrong"));
+  one.rank.BeginCase();
+  Enqueue(one.rt, one.rt->stream, [] { throw 7; });
+  CHECK(one.rt->stream_synchronize(one.rt, one.rt->stream) == CPPOOL_INTERNAL);
+  CHECK_THAT(one.rt->last_error(one.rt), Catch::Matchers::ContainsSubstring("not a std::exception"));
+}
+
+TEST_CASE("host case: what a case leaves behind is released, its work done") {
+  OneRank one;
+  std::atomic<int> ran{0};
+  for (int round = 0; round < 20; ++round) {
+    cppool_stream stream = nullptr;
+    cppool_event event = nullptr;
+    void *ptr = nullptr, *host = nullptr;
+    Check(one.rt, one.rt->stream_create(one.rt, &stream));
+    Check(one.rt, one.rt->event_create(one.rt, &event));
+    Check(one.rt, one.rt->alloc(one.rt, 1 << 16, stream, &ptr));
+    Check(one.rt, one.rt->alloc_host(one.rt, 1 << 16, &host));
+    Check(one.rt, one.rt->event_record(one.rt, event, stream));
+    CHECK_FALSE(one.rank.InGroup());
+    Check(one.rt, one.rt->group_start(one.rt));  // never ended
+    CHECK(one.rank.InGroup());
+    Enqueue(one.rt, stream, [&] { ++ran; });
+    CHECK(one.rank.Memory().live_allocations == 2);
+    one.rank.EndCase();
+    CHECK(ran == round + 1);
+    CHECK(one.rank.Memory().live_allocations == 0);
+    CHECK(one.rank.Memory().held_bytes == 0);
+    CHECK(one.rank.Progress().size() == 1);
+    one.rank.BeginCase();
+    CHECK(one.rt->stream_synchronize(one.rt, stream) == CPPOOL_INTERNAL);  // the handles are gone
+    CHECK(one.rt->event_record(one.rt, event, one.rt->stream) == CPPOOL_INTERNAL);
+    CHECK(one.rt->group_end(one.rt) == CPPOOL_INTERNAL);
+  }
+}
+
+TEST_CASE("host seam: wrong handles are errors that say so") {
+  OneRank one;
+  CHECK(one.rt->fill(one.rt, &one, 0, 0, nullptr) == CPPOOL_INTERNAL);
+  CHECK_THAT(one.rt->last_error(one.rt), Catch::Matchers::ContainsSubstring("not a stream"));
+  CHECK(one.rt->stream_destroy(one.rt, one.rt->stream) == CPPOOL_INTERNAL);
+  CHECK(one.rt->all_gather(one.rt, nullptr, nullptr, 0, nullptr, one.rt->stream) == CPPOOL_INTERNAL);
+  CHECK_THAT(one.rt->last_error(one.rt), Catch::Matchers::ContainsSubstring("not a communicator"));
+  CHECK(one.rt->abi == CPPOOL_RUNTIME_ABI);
+  CHECK(one.rt->struct_size == sizeof(cppool_runtime));
+  CHECK(one.rt->device == -1);
+}
