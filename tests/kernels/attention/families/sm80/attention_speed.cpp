@@ -255,12 +255,12 @@ bool Measure(const Device& device, const SpeedShape& speed) {
 }  // namespace cppool::kernels::test
 
 int main(int argc, char** argv) {
-  namespace testing = cppool::kernels::test;
+  using namespace cppool::kernels;
   try {
-    const kernels::test::Device device;
+    const test::Device device;
     bool good = true;
-    for (const auto& shape : kernels::test::kShapes) {
-      if (argc < 2 || std::strstr(shape.name, argv[1])) good = kernels::test::Measure(device, shape) && good;
+    for (const auto& shape : test::kShapes) {
+      if (argc < 2 || std::strstr(shape.name, argv[1])) good = test::Measure(device, shape) && good;
     }
     return good ? 0 : 1;
   } catch (const cppool::kernels::RuntimeError& error) {
