@@ -29,7 +29,6 @@
 #include "daemon/stdout_channel.h"
 #include "daemon/watchdog.h"
 #include "daemon/world.h"
-#include "kernels/planted_bug.h"
 
 namespace {
 
@@ -234,9 +233,6 @@ int main(int argc, char** argv) {
       return parsed.exit_code;
     }
     SetUpLog(parsed.options->log_level);
-    if constexpr (cppool::kernels::kPlantsBugs) {
-      if (const char* bug = cppool::kernels::PlantedBugName()) spdlog::warn("a bug is planted: {}", bug);
-    }
     return Daemon(std::move(*parsed.options), std::move(answers), started, spawn_ms).Run();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "cppoold: %s\n", error.what());

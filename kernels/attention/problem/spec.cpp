@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "kernels/numerics/philox.h"
-#include "kernels/planted_bug.h"
 
 namespace cppool::kernels {
 namespace {
@@ -71,9 +70,8 @@ Sequences UniformSequences(std::int64_t batch, std::int64_t length) {
 Band BandOf(const AttentionSpec& spec, std::int64_t seqlen_q, std::int64_t seqlen_kv) {
   const bool causal = IsCausal(spec.mask);
   std::int64_t left = spec.window_left;
-  std::int64_t right = causal ? (Planted(Bug::kCausalBoundary) ? 1 : 0) : spec.window_right;
+  std::int64_t right = causal ? 0 : spec.window_right;
   if (!causal && left < 0 && right == 0) right = -1;  // (-1, 0) is how a causal mask is asked for elsewhere
-  if (Planted(Bug::kWindowBoundary) && left >= 0) ++left;
   const bool top_left = spec.mask == AttnMaskType::kCausal || spec.mask == AttnMaskType::kPaddingCausal;
   const std::int64_t diagonal = top_left ? 0 : seqlen_kv - seqlen_q;
   left = std::min<std::int64_t>(left, 2 * std::int64_t{kOpen});  // no sum below overflows
@@ -85,11 +83,8 @@ Band BandOf(const AttentionSpec& spec, std::int64_t seqlen_q, std::int64_t seqle
 std::vector<Band> BandsOf(const AttentionSpec& spec) {
   std::vector<Band> bands;
   bands.reserve(spec.queries.length.size());
-  for (std::size_t i = 0; i < spec.queries.length.size(); ++i) {
-    const bool of_room = Planted(Bug::kBottomRightOfRoom);
-    bands.push_back(BandOf(spec, of_room ? spec.queries.room[i] : spec.queries.length[i],
-                           of_room ? spec.keys.room[i] : spec.keys.length[i]));
-  }
+  for (std::size_t i = 0; i < spec.queries.length.size(); ++i)
+    bands.push_back(BandOf(spec, spec.queries.length[i], spec.keys.length[i]));
   return bands;
 }
 

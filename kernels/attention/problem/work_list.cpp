@@ -3,7 +3,6 @@
 
 #include "kernels/attention/layout.h"
 #include "kernels/error.h"
-#include "kernels/planted_bug.h"
 
 namespace cppool::kernels {
 namespace {
@@ -99,8 +98,7 @@ WorkList BuildWorkList(Side self, const Layout& query, const Layout& key, const 
       std::int64_t tokens = 0;
       for (std::size_t i = first; i < others.size() && low <= high; ++i) {
         const Segment& other = others[i];
-        const bool crosses = Planted(Bug::kSequenceCrossed) && other.position + other.length > begin;
-        if ((other.sequence != sequence && !crosses) || other.position >= end) break;
+        if (other.sequence != sequence || other.position >= end) break;
         const std::int32_t skip = std::max(begin - other.position, 0);
         const std::int32_t length = std::min(end - other.position, other.length) - skip;
         const std::int32_t position = other.position + skip;

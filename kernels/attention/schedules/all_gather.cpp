@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/planted_bug.h"
-
 namespace cppool::kernels {
 
 AllGatherSchedule::AllGatherSchedule(cppool_runtime* runtime, AttentionKernels& kernels,
@@ -79,7 +77,7 @@ void AllGatherSchedule::Forward(const AttentionTensors& t) {
   StartGather("forward/all_gather: keys and values", t);
   ForwardArgs args;
   whole_.BeginForward(t, args);
-  if (spec_.queries.padded() && !Planted(Bug::kPaddingNotZeroed)) {
+  if (spec_.queries.padded()) {
     Zero(t.out, QueryElements(spec_.dim_v) * SizeOf(spec_.dtype));
     Zero(t.lse, QueryElements(1) * sizeof(float));
   }
@@ -95,7 +93,7 @@ void AllGatherSchedule::Forward(const AttentionTensors& t) {
   kernels_.Forward(shape_, args, rt_->stream);
 
   Check(rt_, rt_->mark(rt_, rt_->stream, "forward/all_gather others' keys"));
-  if (!Planted(Bug::kGatherWait)) gathered_.Wait(rt_->stream);
+  gathered_.Wait(rt_->stream);
   args.plan = others_.get();
   args.k = k_.get();
   args.v = v_.get();
@@ -161,10 +159,9 @@ void AllGatherSchedule::Backward(const AttentionTensors& t) {
   kernels_.BackwardQuery(shape_, args, rt_->stream);
 
   Check(rt_, rt_->mark(rt_, rt_->stream, "backward/all_gather own gradients"));
-  if (!Planted(Bug::kReducedWait)) reduced_.Wait(rt_->stream);
+  reduced_.Wait(rt_->stream);
   kernels_.Round(dk_sum_.get<float>(), spec_.dtype, t.dk, dk_sum_.bytes() / sizeof(float), rt_->stream);
   kernels_.Round(dv_sum_.get<float>(), spec_.dtype, t.dv, dv_sum_.bytes() / sizeof(float), rt_->stream);
-  if (Planted(Bug::kReducedWait)) reduced_.Wait(rt_->stream);
   whole_.EndBackward(t);
   Check(rt_, rt_->mark(rt_, rt_->stream, nullptr));
 }

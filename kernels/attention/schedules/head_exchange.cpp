@@ -1,7 +1,5 @@
 #include "kernels/attention/schedules/head_exchange.h"
 
-#include "kernels/planted_bug.h"
-
 namespace cppool::kernels {
 
 HeadPlan DealHeads(int heads, int kv_heads, int parts) {
@@ -30,7 +28,7 @@ std::int64_t HeadExchange::PackedElements(std::int64_t rows, int dim, const std:
 void HeadExchange::AllToAll(const std::byte* from, const std::vector<std::size_t>& sizes_out, std::byte* to,
                             const std::vector<std::size_t>& sizes_in) {
   packed_.Record(rt_->stream);
-  if (!Planted(Bug::kExchangeWait)) packed_.Wait(comm_stream_);
+  packed_.Wait(comm_stream_);
   GroupedCalls calls(rt_);
   for (int member = 0; member < group_.size; ++member) {
     if (member == group_.rank) {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/planted_bug.h"
-
 namespace cppool::kernels {
 namespace {
 
@@ -73,9 +71,7 @@ void HeadRingSchedule::PlanSteps() {
     if (std::find(attends.begin(), attends.end(), true) == attends.end()) continue;
     Step step{distance, distance > 0 && attends[(me + distance) % members], nullptr, Event(rt_), Event(rt_)};
     if (attends[me]) {
-      step.plan = kernels_.Plan(shape_, queries[me],
-                                keys[Planted(Bug::kRingStepPositions) ? After(step) : Before(step)], bands,
-                                spec_.training, rt_->stream);
+      step.plan = kernels_.Plan(shape_, queries[me], keys[Before(step)], bands, spec_.training, rt_->stream);
       last_attended_ = steps_.size();
     }
     serves_ = serves_ || step.serves;
@@ -159,7 +155,6 @@ void HeadRingSchedule::MainAfterComm() {
 }
 
 HeadRingSchedule::Block HeadRingSchedule::BlockOf(std::size_t index, Block own) const {
-  if (Planted(Bug::kRingStepBlock) && index > 0) --index;
   if (index == 0) return own;
   const std::size_t slot = (index - 1) % 2;
   return {k_slot_[slot].get(), v_slot_[slot].get()};
@@ -219,8 +214,6 @@ void HeadRingSchedule::CollectGradients(std::size_t index) {
   step.returned.Wait(rt_->stream);  // also frees the part for the step after the next
   if (!step.serves) return;
   kernels_.Add(dk_taken_.get<float>(), dk_sum_.get<float>(), KeyElements(spec_.dim_qk), rt_->stream);
-  if (Planted(Bug::kGradientTwice))
-    kernels_.Add(dk_taken_.get<float>(), dk_sum_.get<float>(), KeyElements(spec_.dim_qk), rt_->stream);
   kernels_.Add(dv_taken_.get<float>(), dv_sum_.get<float>(), KeyElements(spec_.dim_v), rt_->stream);
 }
 
@@ -252,12 +245,12 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
     if (!step.attends()) continue;
     if (i == 0) {
       whole_.BeginForward(t, args);
-      if (spec_.queries.padded() && !Planted(Bug::kPaddingNotZeroed)) {
+      if (spec_.queries.padded()) {
         Zero(args.out, QueryElements(spec_.dim_v) * SizeOf(spec_.dtype));
         Zero(args.lse, QueryElements(1) * sizeof(float));
       }
     } else {
-      if (!Planted(Bug::kRingBlockWait)) step.arrived.Wait(rt_->stream);
+      step.arrived.Wait(rt_->stream);
     }
     const Block block = BlockOf(i, own);
     args.plan = step.plan.get();
@@ -265,7 +258,7 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
     args.v = block.v;
     args.first = i == 0;
     args.last = i == last_attended_;
-    args.softmax_offset = args.last || Planted(Bug::kOffsetPerBlock) ? whole_.offset(t) : nullptr;
+    args.softmax_offset = args.last ? whole_.offset(t) : nullptr;
     kernels_.Forward(shape_, args, rt_->stream);
     if (i > 0) slot_read_[(i - 1) % 2].Record(rt_->stream);
   }
@@ -318,7 +311,7 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
     if (step.attends()) Mark("backward", StepName(step));
     FetchNext("backward", i, own);
     if (step.attends()) {
-      if (i > 0 && !Planted(Bug::kRingBlockWait)) step.arrived.Wait(rt_->stream);
+      if (i > 0) step.arrived.Wait(rt_->stream);
       const Block block = BlockOf(i, own);
       args.plan = step.plan.get();
       args.k = block.k;
@@ -349,10 +342,9 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
       ReturnGradients(i);
     }
   }
-  if (Planted(Bug::kDqLeftZero)) Zero(args.dq, QueryElements(spec_.dim_qk) * element);
   if (serves_) {
     Mark("backward", "own gradients");
-    if (!Planted(Bug::kLastGradientLost)) CollectGradients(steps_.size() - 1);
+    CollectGradients(steps_.size() - 1);
     if (!heads_.replicated) {
       kernels_.Round(dk_sum_.get<float>(), spec_.dtype, args.dk, KeyElements(spec_.dim_qk), rt_->stream);
       kernels_.Round(dv_sum_.get<float>(), spec_.dtype, args.dv, KeyElements(spec_.dim_v), rt_->stream);

@@ -3,8 +3,6 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/planted_bug.h"
-
 namespace cppool::kernels {
 
 BiasExtent ExtentOfBias(const AttentionSpec& spec) {
@@ -86,7 +84,7 @@ void WholeTensors::EndForward(const AttentionTensors& t) {
   const Stage stage(rt_, comm_, "forward/max_logit of all ranks");
   Reduce(t.max_logit, spec_.heads, CPPOOL_MAX);
   reduced_.Record(comm_);
-  if (!Planted(Bug::kMaxLogitWait)) reduced_.Wait(rt_->stream);
+  reduced_.Wait(rt_->stream);
 }
 
 void WholeTensors::BeginBackward(const AttentionTensors& t, const BlockPlan& queries, BackwardArgs& args) {
@@ -128,9 +126,8 @@ void WholeTensors::StartSums(const AttentionTensors& t) {
   if (world_.size == 1 || !(t.dbias || t.d_softmax_offset)) return;
   CommAfterMain();
   const Stage stage(rt_, comm_, "backward/sums over all ranks");
-  if (t.dbias && !Planted(Bug::kDbiasOfOneRank)) Reduce(dbias_.get<float>(), bias_.elements, CPPOOL_SUM);
-  if (t.d_softmax_offset && !Planted(Bug::kOffsetOfOneRank))
-    Reduce(t.d_softmax_offset, spec_.heads, CPPOOL_SUM);
+  if (t.dbias) Reduce(dbias_.get<float>(), bias_.elements, CPPOOL_SUM);
+  if (t.d_softmax_offset) Reduce(t.d_softmax_offset, spec_.heads, CPPOOL_SUM);
   reduced_.Record(comm_);
 }
 

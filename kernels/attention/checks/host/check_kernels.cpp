@@ -5,11 +5,10 @@
 #include <cstring>
 
 #include "kernels/attention/checks/digest.h"
-#include "kernels/numerics/philox.h"
-#include "kernels/numerics/rounding.h"
 #include "kernels/error.h"
 #include "kernels/numerics/half.h"
-#include "kernels/planted_bug.h"
+#include "kernels/numerics/philox.h"
+#include "kernels/numerics/rounding.h"
 #include "kernels/runtime.h"
 
 namespace cppool::kernels {
@@ -36,8 +35,8 @@ void GenerateRows(InputTensor tensor, std::uint64_t seed, const Layout& layout, 
         for (int d = 0; d < dim; d += 4) {
           const PhiloxBlock words = InputWords(
               seed, static_cast<std::uint32_t>(tensor), static_cast<std::uint32_t>(segment.sequence),
-              static_cast<std::uint32_t>(Planted(Bug::kInputsByRow) ? row : segment.position + i),
-              static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(d / 4));
+              static_cast<std::uint32_t>(segment.position + i), static_cast<std::uint32_t>(head),
+              static_cast<std::uint32_t>(d / 4));
           for (int e = 0; e < std::min(4, dim - d); ++e)
             values[d + e] = InputBits<Bits>(dtype, InputValue(words.word[e]));
         }

@@ -1,6 +1,5 @@
 #include "kernels/attention/families/host/attention_tiles.h"
 #include "kernels/attention/families/host/tile_scratch.h"
-#include "kernels/planted_bug.h"
 
 namespace cppool::kernels::host {
 namespace {
@@ -147,9 +146,8 @@ class KeyTile : public KeySideTile {
       AddProduct(tile.length, shape_.dim_qk, queries.rows(), s_.dp, s_.block_a, s_.result_a);
     });
     for (int i = 0; i < tile.length; ++i) {
-      FinishGradient(math_, half_, args_.first, args_.last, Planted(Bug::kDkNotScaled) ? 1 : shape_.scale,
-                     shape_.dim_qk, keys.Index(i), s_.result_a + i * stride_qk_, args_.dk_accumulator,
-                     args_.dk);
+      FinishGradient(math_, half_, args_.first, args_.last, shape_.scale, shape_.dim_qk, keys.Index(i),
+                     s_.result_a + i * stride_qk_, args_.dk_accumulator, args_.dk);
       FinishGradient(math_, half_, args_.first, args_.last, 1.0f, shape_.dim_v, keys.Index(i),
                      s_.result_b + i * stride_v_, args_.dv_accumulator, args_.dv);
     }

@@ -3,7 +3,6 @@
 
 #include "kernels/attention/families/host/attention_tiles.h"
 #include "kernels/attention/families/host/tile_scratch.h"
-#include "kernels/planted_bug.h"
 
 namespace cppool::kernels::host {
 namespace {
@@ -79,10 +78,10 @@ class ForwardTile {
         old_weight = std::exp(old_lse - merged);
         weight *= std::exp(lse - merged);
       }
-      math_.blend(out, weight, old, Planted(Bug::kOldOutNotScaled) ? 1 : old_weight, dim);
-      args_.lse[index] = Planted(Bug::kLseNotMerged) ? old_lse : merged;
+      math_.blend(out, weight, old, old_weight, dim);
+      args_.lse[index] = merged;
     }
-    if (args_.last || Planted(Bug::kOffsetPerBlock)) {
+    if (args_.last) {
       const float row_lse = args_.lse[index];
       // A row that sees no key is zero already.
       if (args_.softmax_offset && row_lse != kMinusInfinity) {

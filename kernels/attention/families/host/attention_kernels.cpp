@@ -8,9 +8,8 @@
 #include <utility>
 
 #include "kernels/attention/families/host/attention_tiles.h"
-#include "kernels/numerics/half.h"
 #include "kernels/attention/families/host/vector_math.h"
-#include "kernels/planted_bug.h"
+#include "kernels/numerics/half.h"
 #include "kernels/runtime.h"
 
 namespace cppool::kernels {
@@ -122,7 +121,7 @@ void Merge(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& 
       for (int h = 0; h < range.count; ++h, in += dim) {
         const auto head = static_cast<std::size_t>(range.begin) + static_cast<std::size_t>(h);
         float* sum = sums.data() + head * static_cast<std::size_t>(dim);
-        if (held[head] && !Planted(Bug::kKvCopiesNotSummed)) {
+        if (held[head]) {
           for (int d = 0; d < dim; ++d) sum[d] += From::ToFloat(in[d]);
         } else {
           for (int d = 0; d < dim; ++d) sum[d] = From::ToFloat(in[d]);

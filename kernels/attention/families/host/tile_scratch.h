@@ -10,10 +10,9 @@
 #include <new>
 
 #include "kernels/attention/attention_kernels.h"
+#include "kernels/attention/families/host/vector_math.h"
 #include "kernels/attention/layout.h"
 #include "kernels/numerics/half.h"
-#include "kernels/attention/families/host/vector_math.h"
-#include "kernels/planted_bug.h"
 
 namespace cppool::kernels::host {
 
@@ -101,10 +100,8 @@ inline bool IsMasked(Band seen, std::int32_t self, int self_count, std::int32_t 
 // Calls attend(Range) for a tile's ranges, cut to at most kBlock tokens.
 template <typename Function>
 void ForEachBlock(const WorkList& list, const Tile& tile, Function&& attend) {
-  const bool backwards = PlantedByChance(Bug::kOrderVaries);
   for (std::int32_t i = tile.range_begin; i < tile.range_end; ++i) {
-    const std::int32_t at = backwards ? tile.range_begin + tile.range_end - 1 - i : i;
-    const Range& range = list.ranges[static_cast<std::size_t>(at)];
+    const Range& range = list.ranges[static_cast<std::size_t>(i)];
     for (std::int32_t done = 0; done < range.length; done += kBlock) {
       attend(Range{range.row + std::int64_t{done} * list.other_step, range.position + done,
                    std::min(range.length - done, kBlock)});
@@ -145,7 +142,6 @@ struct HeadSpan {
   int begin, end;
 };
 inline HeadSpan QueryHeadsOf(const KernelShape& shape, int kv_head) {
-  if (Planted(Bug::kKvHeadMapping) && shape.group > 1) kv_head = shape.kv_heads - 1 - kv_head;
   const std::int64_t begin = std::int64_t{shape.kv_head0 + kv_head} * shape.group - shape.head0;
   return {static_cast<int>(std::clamp<std::int64_t>(begin, 0, shape.heads)),
           static_cast<int>(std::clamp<std::int64_t>(begin + shape.group, 0, shape.heads))};
