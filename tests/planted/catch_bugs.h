@@ -1,4 +1,4 @@
-// The same on the host and on GPUs: that the suite passes without a bug and catches each that is planted.
+// For the host and for GPUs: the suite passes without a bug and fails with each bug.
 #pragma once
 
 #include <cstdio>
@@ -15,7 +15,7 @@ inline const CellFilters kSmallSuite = {
     kInferenceCells};
 
 // A bug that leaves out a wait may need more than one seed of random delays to show.
-inline constexpr int kMostRuns = 5;
+inline constexpr int kMaxRuns = 5;
 
 inline void PassesWithoutBug(const std::vector<std::string>& common) {
   const Caught none = RunCells(nullptr, kSmallSuite, common);
@@ -28,13 +28,13 @@ inline void CatchesBug(const cppool::kernels::PlantableBug& bug, std::vector<std
   common.insert(common.end(), {"--perturb", ""});
   Caught caught;
   int runs = 0;
-  while (caught.failed.empty() && runs < kMostRuns) {
+  while (caught.failed.empty() && runs < kMaxRuns) {
     common.back() = std::to_string(++runs);
     caught = RunCells(bug.name, kSmallSuite, common);
   }
   CAPTURE(bug.name);
   REQUIRE(caught.failed != std::vector<std::string>{});
-  CHECK(caught.other == std::vector<std::string>{});  // a check says what is wrong: nothing crashes or hangs
+  CHECK(caught.other == std::vector<std::string>{});  // checks fail, and nothing crashes or hangs
   std::printf("%s: caught by run %d, in %zu of %d cells, such as %s\n", bug.name, runs, caught.failed.size(),
               caught.cells, caught.failed.front().c_str());
 }

@@ -1,4 +1,4 @@
-#include "kernels/planted_bug.h"
+#include "tests/planted/planted_bug.h"
 
 #include <cstdlib>
 #include <optional>
@@ -21,8 +21,8 @@ std::optional<PlantableBug> FromEnvironment() {
     if (std::string_view(bug.name) == wanted) return bug;
     known += (known.empty() ? "" : ", ") + std::string(bug.name);
   }
-  throw RuntimeError(CPPOOL_INVALID_REQUEST,
-                     std::string(kVariable) + " names no bug: '" + wanted + "'. There are: " + known);
+  throw RuntimeError(CPPOOL_INVALID_REQUEST, std::string(kVariable) + " does not name a bug: '" + wanted +
+                                                 "'. The bugs are: " + known);
 }
 
 const std::optional<PlantableBug>& PlantedBug() {

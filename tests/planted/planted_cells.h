@@ -1,4 +1,4 @@
-// Runs a small part of the suite with a bug planted, and says what came of it.
+// Runs a small part of the suite with a bug planted, and returns the outcome of its cells.
 #pragma once
 
 #include <cstdlib>
@@ -8,19 +8,19 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/client/command_support.h"
-#include "kernels/planted_bug.h"
+#include "tests/planted/planted_bug.h"
 
 namespace cppool::test {
 
 using CellFilters = std::vector<std::vector<std::string>>;  // several selections, one after another
 
-// Cells of max_logit without a backward pass, which would wait for it.
+// Cells of max_logit without a backward pass, whose waits would hide that max_logit is read early.
 inline const std::vector<std::string> kInferenceCells = {"row=fused:cp_2_4", "qkv_format=bshd"};
 
 struct Caught {
   int cells = 0;
-  std::vector<std::string> failed;  // cells in which a check does not hold, with the first one
-  std::vector<std::string> other;   // cells that neither passed nor failed, with what they said
+  std::vector<std::string> failed;  // cells with a failed check, with their error
+  std::vector<std::string> other;   // cells that neither passed nor failed, with their error
 };
 
 // `bug` NULL: none. `common`: further words for `cppool run`.

@@ -1,6 +1,6 @@
 // The bugs of the schedules, with the CUDA kernels: on one GPU that the ranks share.
-#include "tests/planted/catch_bugs.h"
 #include "kernels/backend.h"
+#include "tests/planted/catch_bugs.h"
 
 using cppool::kernels::PlantableBug;
 using cppool::kernels::PlantableBugs;
@@ -25,6 +25,6 @@ TEST_CASE("without a bug every cell passes on a GPU") {
 TEST_CASE("the suite catches each bug of the schedules on a GPU") {
   if (!HasGpu()) return;
   for (const PlantableBug& bug : PlantableBugs()) {
-    if (bug.of_schedules) CatchesBug(bug, kOnGpu);
+    if (bug.on_gpus) CatchesBug(bug, kOnGpu);
   }
 }

@@ -1,6 +1,6 @@
 // The suites on the host runtime, with each known bug in turn.
-#include "tests/planted/catch_bugs.h"
 #include "tests/kernels/runtime/common/child.h"
+#include "tests/planted/catch_bugs.h"
 
 using cppool::kernels::PlantableBug;
 using cppool::kernels::PlantableBugs;
@@ -14,15 +14,15 @@ const std::vector<std::string> kOnHost = {"--backend", "host", "--max-seqlen", "
 
 }  // namespace
 
-TEST_CASE("without a bug every cell passes in the build that has them") { PassesWithoutBug(kOnHost); }
+TEST_CASE("every cell passes with the switch and no bug") { PassesWithoutBug(kOnHost); }
 
 TEST_CASE("the suite catches each planted bug") {
-  REQUIRE(PlantableBugs().size() >= 14);
+  REQUIRE(PlantableBugs().size() >= 25);
   for (const PlantableBug& bug : PlantableBugs()) CatchesBug(bug, kOnHost);
 }
 
-TEST_CASE("an output that is not finite has no error that could be told") {
-  setenv("CPPOOL_PLANTED_BUG", "padding_not_zeroed", 1);  // what was there before is NaN
+TEST_CASE("the error of an output that is not finite is reported as nan") {
+  setenv("CPPOOL_PLANTED_BUG", "padding_not_zeroed", 1);  // the padding keeps NaN
   const Ran ran =
       Cppool({"run", "--json", "--param", "qkv_format=thd", "--param", "pad_between_seqs=true", "--param",
               "max_seqlen_q=32", "--param", "max_seqlen_kv=32", "--param", "num_heads=2", "--param",
@@ -37,7 +37,7 @@ TEST_CASE("an output that is not finite has no error that could be told") {
     CHECK(check.at("max_abs_err").is_null() == !check.at("ok").get<bool>());
 }
 
-TEST_CASE("a bug that nobody knows is refused, with the names there are") {
+TEST_CASE("an unknown bug is refused with the names of all bugs") {
   const Child child =
       RunChild("CPPOOL_PLANTED_BUG=dq " CPPOOL_TEST_DAEMON " --world-size 1 --backend host </dev/null");
   INFO(child.output);
@@ -46,7 +46,7 @@ TEST_CASE("a bug that nobody knows is refused, with the names there are") {
   for (const PlantableBug& bug : PlantableBugs()) CHECK(child.output.find(bug.name) != std::string::npos);
 }
 
-TEST_CASE("a planted bug is said at the start, and no bug is not") {
+TEST_CASE("the daemon logs the planted bug at its start") {
   const std::string daemon = CPPOOL_TEST_DAEMON " --world-size 1 --backend host </dev/null";
   const Child planted = RunChild("CPPOOL_PLANTED_BUG=dq_left_zero " + daemon);
   CHECK(planted.exit_code == 0);
@@ -54,8 +54,7 @@ TEST_CASE("a planted bug is said at the start, and no bug is not") {
   CHECK(RunChild("CPPOOL_PLANTED_BUG= " + daemon).output.find("planted") == std::string::npos);
 }
 
-#if defined(CPPOOL_PLAIN_DAEMON)
-TEST_CASE("nothing of the bugs is left in a build without them") {
+TEST_CASE("the product has nothing of the bugs") {
   const std::string plain = ReadFile(CPPOOL_PLAIN_DAEMON), planted = ReadFile(CPPOOL_TEST_DAEMON);
   std::vector<std::string> traces = {"CPPOOL_PLANTED_BUG", "a bug is planted"};
   for (const PlantableBug& bug : PlantableBugs()) traces.emplace_back(bug.name);
@@ -67,4 +66,3 @@ TEST_CASE("nothing of the bugs is left in a build without them") {
   CHECK(RunChild("CPPOOL_PLANTED_BUG=dq " CPPOOL_PLAIN_DAEMON " --world-size 1 --backend host </dev/null")
             .exit_code == 0);
 }
-#endif

@@ -1,10 +1,10 @@
-// The host runtime under ThreadSanitizer, through the real daemon: nothing is reported of a sample of the suite, and a wait
-// that is left out is.
+// The host runtime under ThreadSanitizer, through the real daemon: a sample of the suite has no data race, and a wait that is
+// left out is reported as one.
 #include <dirent.h>
 
 #include <string_view>
 
-#include "kernels/planted_bug.h"
+#include "tests/planted/planted_bug.h"
 #include "tests/planted/planted_cells.h"
 
 using namespace cppool::test;
@@ -22,7 +22,7 @@ const CellFilters kSample = {
      "row=inference_bias", "row=eight_ranks_steps_apart"},
     kInferenceCells};
 
-// The daemons' reports while it lives.
+// Sets TSAN_OPTIONS for the daemons that are started while it lives, and collects their reports.
 class Reports {
  public:
   explicit Reports(const std::string& options) {
@@ -44,8 +44,8 @@ class Reports {
   TemporaryFolder folder_;
 };
 
-bool HasDaemon() {
-  if (std::ifstream(CPPOOL_TSAN_DAEMON)) return true;
+bool Exists(const char* daemon) {
+  if (std::ifstream(daemon)) return true;
   WARN("skipped: there is no daemon with ThreadSanitizer (see the test \"tsan: build\")");
   return false;
 }
@@ -53,7 +53,7 @@ bool HasDaemon() {
 }  // namespace
 
 TEST_CASE("under ThreadSanitizer every feature with every schedule is clean") {
-  if (!HasDaemon()) return;
+  if (!Exists(CPPOOL_TSAN_DAEMON)) return;
   const Reports reports("symbolize=1");
   const Caught none = RunCells(nullptr, kSample, kOnHost, CPPOOL_TSAN_DAEMON);
   CHECK(none.cells >= 60);
@@ -63,7 +63,7 @@ TEST_CASE("under ThreadSanitizer every feature with every schedule is clean") {
 }
 
 TEST_CASE("ThreadSanitizer reports each wait that is left out") {
-  if (!HasDaemon()) return;
+  if (!Exists(CPPOOL_TSAN_PLANTED_DAEMON)) return;
   int waits = 0;
   for (const PlantableBug& bug : PlantableBugs()) {
     if (!std::string_view(bug.name).ends_with("_wait")) continue;
@@ -72,7 +72,7 @@ TEST_CASE("ThreadSanitizer reports each wait that is left out") {
     const Reports reports("symbolize=0");  // nobody reads them, and names take longer than the cells
     for (const std::vector<std::string>& cells :
          {std::vector<std::string>{"row=unequal_window"}, kInferenceCells}) {
-      if (reports.Text().empty()) RunCells(bug.name, {cells}, kOnHost, CPPOOL_TSAN_DAEMON);
+      if (reports.Text().empty()) RunCells(bug.name, {cells}, kOnHost, CPPOOL_TSAN_PLANTED_DAEMON);
     }
     CHECK_THAT(reports.Text(), Catch::Matchers::ContainsSubstring("WARNING: ThreadSanitizer: data race"));
   }
