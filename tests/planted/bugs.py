@@ -3,7 +3,7 @@
 
     tests/planted/bugs.py check             # does every hunk apply, and has every bug a hunk?
     tests/planted/bugs.py apply FOLDER      # writes patched copies of the sources to FOLDER
-    tests/planted/bugs.py refresh FOLDER    # the same as far as possible, then renews the patch if every hunk has a place
+    tests/planted/bugs.py refresh FOLDER    # the same as far as possible in a new folder; renews the patch if every hunk has a place
     tests/planted/bugs.py save FOLDER       # renews the patch from the copies in FOLDER
 
 check and apply are strict: the old lines of a hunk, context included, must occur exactly once in the file that the hunk
@@ -244,6 +244,8 @@ def main(command, folder, root, patch_file, switch):
     elif command == "apply":
         write_copies(apply(hunks, sources), folder)
     elif command == "refresh":
+        if folder.exists() and any(folder.iterdir()):  # `save` would take what is there for an edited copy
+            raise PatchError(f"{folder} is not empty")
         copies, remarks, lost = apply_what_fits(hunks, sources)
         write_copies(copies, folder)
         for remark in remarks:

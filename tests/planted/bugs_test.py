@@ -106,6 +106,11 @@ class BugsTest(unittest.TestCase):
         self.assertIn("hunk 1 of kernels/a.cpp (kOne): moved to kernels/b/c.h", self.run_command("refresh"))
         self.assertEqual(self.patch.read_text(), PATCH.replace("kernels/a.cpp", "kernels/b/c.h"))
 
+    def test_refresh_needs_an_empty_folder(self):
+        self.run_command("apply")
+        with self.assertRaisesRegex(bugs.PatchError, "copies is not empty"):
+            self.run_command("refresh")
+
     def test_refresh_keeps_the_patch_when_a_hunk_has_no_place(self):
         self.write("kernels/a.cpp", SOURCE.replace("x = 1", "x = 5"))
         with self.assertRaisesRegex(bugs.PatchError, r"hunk 1 of kernels/a.cpp \(kOne\) has no place"):
