@@ -115,35 +115,52 @@ def apply(hunks, sources):
 
 
 def with_less_context(hunk):
-    """(old, new) without the context, or with that of one side where nothing else tells the place."""
+    """(old, new, cut) without `cut` lines of context before: without context, or with that of one side."""
     before = after = 0
     while hunk.text[before].startswith(" "):
         before += 1
     while hunk.text[-1 - after].startswith(" "):
         after += 1
-    trims = [(0, after), (before, 0)]
-    if before + after < len(hunk.old):
-        trims.insert(0, (before, after))
-    for cut_before, cut_after in trims:
+    for cut_before, cut_after in [(before, after), (before, 0), (0, after)]:
         old = hunk.old[cut_before : len(hunk.old) - cut_after]
         if any(line.strip() for line in old):
-            yield old, hunk.new[cut_before : len(hunk.new) - cut_after]
+            yield old, hunk.new[cut_before : len(hunk.new) - cut_after], cut_before
 
 
 def find_place(hunk, sources):
     """(file, (start, old, new), remark) of the only place that fits, or None."""
-    for old, new, remark in [(hunk.old, hunk.new, "")] + [(*pair, "with less context") for pair in with_less_context(hunk)]:
+    for candidates, remark in [([(hunk.old, hunk.new, 0)], ""), (list(with_less_context(hunk)), "with less context")]:
         for files, moved in [([hunk.file], ""), (sources.files_beside(hunk.file), "moved to ")]:
-            found = [(file, i) for file in files for i in occurrences(old, sources.lines(file) or [])]
-            if len(found) == 1:
-                file, start = found[0]
-                return file, (start, old, new), ", ".join(filter(None, [moved and moved + file, remark]))
+            places = {}  # by where the whole hunk would start: the candidates must agree
+            for old, new, cut in candidates:
+                found = [(file, i) for file in files for i in occurrences(old, sources.lines(file) or [])]
+                if len(found) == 1:
+                    file, start = found[0]
+                    places.setdefault((file, start - cut), (file, (start, old, new)))
+            if len(places) == 1:
+                file, place = next(iter(places.values()))
+                return file, place, ", ".join(filter(None, [moved and moved + file, remark]))
     return None
+
+
+def pieces(hunk):
+    """The hunk as one hunk for each of its changes, with the context on both sides."""
+    spans, i = [], 0
+    while i < len(hunk.text):
+        begin = i
+        while i < len(hunk.text) and hunk.text[i].startswith(" ") == hunk.text[begin].startswith(" "):
+            i += 1
+        spans.append(hunk.text[begin:i])
+    for j, span in enumerate(spans):
+        if not span[0].startswith(" "):
+            text = [line for near in spans[max(j - 1, 0) : j + 2] for line in near]
+            yield Hunk(hunk.file, hunk.number, *([line[1:] for line in text if line[0] != not_in] for not_in in "+-"), text)
 
 
 def apply_what_fits(hunks, sources):
     """({file: patched lines}, remarks on hunks that were placed elsewhere, hunks without a place)."""
     places, remarks, lost = {}, [], []
+    hunks = [part for hunk in hunks for part in ([hunk] if find_place(hunk, sources) else pieces(hunk))]
     for hunk in hunks:
         place = find_place(hunk, sources)
         if place is None:

@@ -106,6 +106,18 @@ class BugsTest(unittest.TestCase):
         self.assertIn("hunk 1 of kernels/a.cpp (kOne): moved to kernels/b/c.h", self.run_command("refresh"))
         self.assertEqual(self.patch.read_text(), PATCH.replace("kernels/a.cpp", "kernels/b/c.h"))
 
+    def test_refresh_places_the_changes_of_a_hunk_apart(self):
+        self.write("kernels/a.cpp", SOURCE.replace("  return x;\n}\nint g", "  more();\n}\nint g"))
+        self.patch.write_text(PATCH + " }\n-int g(int x) {\n+int g(int x, Bug::kTwo) {\n")
+        self.run_command("refresh", "kOne", "kTwo")
+        self.assertIn("  x = Planted(Bug::kOne) ? 0 : 1;\n  more();\n}\nint g(int x, Bug::kTwo) {\n", self.copy())
+
+    def test_refresh_refuses_a_place_that_the_context_contradicts(self):
+        self.write("kernels/a.cpp", SOURCE.replace("  return x;\n}\nint g", "  more();\n}\nint g"))
+        self.patch.write_text("+++ b/kernels/a.cpp\n@@ @@\n   return x;\n-}\n+}  // Bug::kOne\n int g(int x) {\n")
+        with self.assertRaisesRegex(bugs.PatchError, "has no place"):
+            self.run_command("refresh")
+
     def test_refresh_needs_an_empty_folder(self):
         self.run_command("apply")
         with self.assertRaisesRegex(bugs.PatchError, "copies is not empty"):
