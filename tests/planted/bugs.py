@@ -169,6 +169,8 @@ def apply_what_fits(hunks, sources):
         places.setdefault(place[0], []).append(place[1])
         if place[2]:
             remarks.append(f"{hunk}: {place[2]}")
+    for file in {hunk.file for hunk in lost if sources.lines(hunk.file)}:
+        places.setdefault(file, [])  # a copy to edit by hand
     return {file: replace(sources.lines(file), found) for file, found in places.items()}, remarks, lost
 
 
@@ -246,8 +248,9 @@ def check_bugs(hunks, switch):
         raise PatchError("\n".join(problems))
 
 
-def save(copies, sources, patch_file):
+def save(copies, sources, patch_file, switch):
     patch = patch_of(copies, sources)
+    check_bugs(parse(patch), switch)
     patch_file.write_text(patch)
     print(f"{patch_file}: {len(parse(patch))} hunks. Read `git diff` before you commit it.")
 
@@ -271,11 +274,9 @@ def main(command, folder, root, patch_file, switch):
             raise PatchError("".join(f"{hunk} has no place:\n" + "\n".join(hunk.text) + "\n" for hunk in lost) +
                              f"The other hunks are applied in {folder}. Add these by hand there, in copies of further sources where\n"
                              f"the code has moved, and run: tests/planted/bugs.py save {folder}")
-        save(copies, sources, patch_file)
+        save(copies, sources, patch_file, switch)
     elif command == "save":
-        save(read_copies(folder, sources), sources, patch_file)
-    if command in {"refresh", "save"}:
-        check_bugs(parse(patch_file.read_text()), switch)
+        save(read_copies(folder, sources), sources, patch_file, switch)
 
 
 if __name__ == "__main__":

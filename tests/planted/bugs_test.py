@@ -128,6 +128,14 @@ class BugsTest(unittest.TestCase):
         with self.assertRaisesRegex(bugs.PatchError, r"hunk 1 of kernels/a.cpp \(kOne\) has no place"):
             self.run_command("refresh")
         self.assertEqual(self.patch.read_text(), PATCH)
+        self.assertEqual(self.copy(), SOURCE.replace("x = 1", "x = 5"))  # to be edited by hand
+
+    def test_save_keeps_the_patch_when_a_bug_is_missing(self):
+        self.run_command("apply")
+        (self.copies / "kernels/a.cpp").write_text(SOURCE)
+        with self.assertRaisesRegex(bugs.PatchError, "kOne is in planted_bug.cpp and in no hunk"):
+            self.run_command("save")
+        self.assertEqual(self.patch.read_text(), PATCH)
 
     def test_save_writes_hunks_that_are_unique(self):
         self.write("kernels/a.cpp", SOURCE.replace("x = 2", "x = 1"))
