@@ -1,0 +1,280 @@
+#!/usr/bin/env python3
+"""Holds real traffic against protocol/schema/: what cppoold takes and answers, and what cppool sends.
+
+    schema_test.py ROOT CPPOOLD CPPOOL
+
+Needs Python's jsonschema (`scripts/setup --tests`). As a daemon of cppool (one option, `--world-size`, is enough to tell) it passes
+lines on to CPPOOLD and copies both directions to the file that CPPOOL_TRAFFIC names.
+"""
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+
+try:
+    import jsonschema
+except ImportError:
+    if os.path.realpath(sys.executable) != os.path.realpath("/usr/bin/python3") and os.access("/usr/bin/python3", os.X_OK):
+        os.execv("/usr/bin/python3", ["/usr/bin/python3", *sys.argv])  # the one that Debian's packages are for
+    sys.exit("schema_test.py needs Python's jsonschema: `scripts/setup --tests` installs it")
+
+SENTINEL = "[CP_POOL_RESP] "
+TINY = {"max_seqlen_q": 16, "num_heads": 4}
+
+
+def pass_on():
+    """Between cppool and a daemon."""
+    log = open(os.environ["CPPOOL_TRAFFIC"], "a", encoding="utf-8")
+    lock = threading.Lock()
+    environment = {k: v for k, v in os.environ.items() if k != "CPPOOL_PARENT_PID"}  # it is this process now
+    daemon = subprocess.Popen([os.environ["CPPOOL_REAL_DAEMON"], *sys.argv[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              env=environment)
+
+    def copy_lines(source, target, name):
+        for line in source:
+            with lock:
+                log.write(json.dumps([name, line.decode()]) + "\n")
+                log.flush()
+            target.write(line)
+            target.flush()
+        target.close()
+
+    answers = threading.Thread(target=copy_lines, args=(daemon.stdout, sys.stdout.buffer, "answer"))
+    answers.start()
+    copy_lines(sys.stdin.buffer, daemon.stdin, "request")
+    answers.join()
+    return daemon.wait()
+
+
+def strict(schema):
+    """The schema with every object closed, but for those whose members are stages: what it does not list is an error."""
+    if isinstance(schema, dict):
+        closed = {key: strict(value) for key, value in schema.items()}
+        if isinstance(schema.get("properties"), dict):
+            closed.setdefault("additionalProperties", False)
+        return closed
+    return [strict(value) for value in schema] if isinstance(schema, list) else schema
+
+
+def validator(schema):
+    """An integer is written without a fraction, which JSON Schema does not say."""
+    types = jsonschema.Draft7Validator.TYPE_CHECKER.redefine(
+        "integer", lambda _, value: isinstance(value, int) and not isinstance(value, bool))
+    return jsonschema.validators.extend(jsonschema.Draft7Validator, type_checker=types)(schema)
+
+
+def load(name):
+    with open(os.path.join(ROOT, "protocol", "schema", name), encoding="utf-8") as file:
+        schema = json.load(file)
+    jsonschema.Draft7Validator.check_schema(schema)
+    return schema
+
+
+class Daemon:
+    def __init__(self, world_size=2, *arguments):
+        self.process = subprocess.Popen([CPPOOLD, "--world-size", str(world_size), "--backend", "host", *arguments], text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+    def ask(self, request):
+        line = request if isinstance(request, str) else json.dumps(request)
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        assert answer.startswith(SENTINEL), (line[:200], answer)
+        return json.loads(answer[len(SENTINEL):])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait(60)
+
+
+class Traffic(unittest.TestCase):
+    maxDiff = None
+
+    @classmethod
+    def setUpClass(cls):
+        cls.request = validator(load("request.schema.json"))
+        response = load("response.schema.json")
+        cls.response = validator(response)
+        closed = strict(response)
+        cls.answers = {}
+        for op in ("hello", "list", "run", "validate", "stats", "shutdown", "refused"):
+            cls.answers[op] = validator({"definitions": closed["definitions"], "$ref": "#/definitions/" + op})
+
+    def assertFits(self, schema, value):
+        error = jsonschema.exceptions.best_match(schema.iter_errors(value))
+        self.assertIsNone(error, f"{error}\nin {json.dumps(value)[:2000]}")
+
+    def assertAnswers(self, request, answer):
+        """The answer is one to this op, with no member that the schema does not have."""
+        self.assertFits(self.response, answer)
+        self.assertFits(self.answers[request["op"]], answer)
+        self.assertEqual(answer.get("id", "none"), request.get("id", "none"))
+
+    def ask(self, daemon, request):
+        """The answer to a request that has the form of one."""
+        self.assertFits(self.request, request)
+        answer = daemon.ask(request)
+        self.assertAnswers(request, answer)
+        return answer
+
+    def test_good_requests(self):
+        with tempfile.TemporaryDirectory() as folder, Daemon() as daemon:
+            for op in ("hello", "list", "stats"):
+                self.assertIs(self.ask(daemon, {"op": op, "id": {"any": ["value", None, 1.5]}})["ok"], True)
+            runs = [
+                {"params": TINY},
+                {"params": {**TINY, "is_training": False}, "checks": False, "id": None},
+                {"params": {**TINY, "deterministic": True}, "case": "attention", "warmup": 1, "repeat": 3},
+                {"params": {**TINY, "qkv_format": "thd", "attn_bias_type": "post_scale_bias", "softmax_type": "learnable",
+                            "return_max_logit": True, "cp_comm_type": "a2a", "pad_between_seqs": True}},
+                {"params": TINY, "deadline_ms": 86400000, "perturb": 2**63 - 1, "dump": folder + "/out"},
+                {"params": TINY, "inputs": folder + "/out"},
+                {"kwargs": {"max_seqlen_q": "16", "num_heads": "4", "is_training": "False", "window_size": "(-1, 0)",
+                            "softmax_scale": "None", "log_level": "10", "fp8_bwd": "True"}},
+            ]
+            for run in runs:
+                self.assertEqual(self.ask(daemon, {"op": "run", **run})["status"], "passed", run)
+                os.makedirs(folder + "/out", exist_ok=True)
+                self.assertIs(self.ask(daemon, {"op": "validate", **run})["runs"], True)
+            stats = self.ask(daemon, {"op": "stats"})
+            self.assertEqual(stats["passed"], len(runs))
+            self.assertEqual(self.ask(daemon, {"op": "shutdown", "id": 7}), {"ok": True, "id": 7})
+        self.assertEqual(daemon.process.returncode, 0)
+
+    def test_requests_that_are_not_run(self):
+        with Daemon() as daemon:
+            for params, status, kind in [
+                    ({"dtype": "fp8"}, "skipped", "unsupported"),
+                    ({"head_dim_qk": 72}, "skipped", "unsupported"),
+                    ({"num_head": 4}, "error", "invalid_request"),
+                    ({"max_seqlen_q": 30}, "error", "invalid_request"),
+                    ({"batch_size": 65536, "max_seqlen_q": 2**24, "num_heads": 1024}, "error", "out_of_memory")]:
+                for op in ("run", "validate"):
+                    answer = self.ask(daemon, {"op": op, "id": 1, "params": params})
+                    self.assertEqual((answer["status"], answer["failure"]["kind"]), (status, kind))
+
+    def test_failures(self):
+        for fault, status, kind, fatal in [
+                ({"kind": "flip_bit", "rank": 1}, "failed", "mismatch", False),
+                ({"kind": "throw", "stage": "backward/"}, "error", "internal", False),
+                ({"kind": "out_of_memory"}, "error", "out_of_memory", False),
+                ({"kind": "stall", "rank": 1, "count": 2}, "error", "timeout", True),
+                ({"kind": "stall_host"}, "error", "timeout", True)]:
+            with Daemon(2, "--allow-faults") as daemon:
+                run = {"op": "run", "params": TINY, "fault": fault, "deadline_ms": 500 if fatal else 60000}
+                answer = self.ask(daemon, run)
+                self.assertEqual((answer["status"], answer["failure"]["kind"], answer.get("fatal", False)), (status, kind, fatal), fault)
+                if fatal:
+                    self.assertTrue(any(rank.get("stack") for rank in answer["ranks"]), answer)
+            self.assertEqual(daemon.process.returncode, 3 if fatal else 0)
+        with Daemon(2, "--allow-faults") as daemon:
+            answer = daemon.ask({"op": "run", "params": TINY, "fault": {"kind": "none"}})
+            known = re.search(r"\(known: (.*)\)", answer["error"]).group(1).split(", ")
+            kinds = load("request.schema.json")["definitions"]["run"]["properties"]["fault"]["properties"]["kind"]["enum"]
+            self.assertEqual(known, kinds)
+
+    def test_form(self):
+        """Schema and daemon agree on which requests have the form of one: every key with many values, in every op."""
+        keys = list(load("request.schema.json")["definitions"]["run"]["properties"]) + ["parms"]
+        fault_keys = ["kind", "rank", "stage", "count", "ranks"]
+        values = [None, True, False, 0, 1, -1, 2, 1000, 1001, 10000, 10001, 1000000, 1000001, 86400000, 86400001, 2**63 - 1, 2**63,
+                  2.0, 1.5, -1e300, "", "attention", "throw", "a\0b", "\u00e9", [], [1], {}, {"a": 1}, {"a": "1"}, {"a": None}]
+        requests = [42, "run", None, [], [{"op": "hello"}], {}]
+        requests += [{"op": value} for value in values + ["hello", "list", "stats", "RUN"]]
+        requests += [{"op": op, key: value} for op in ("hello", "list", "stats", "validate") for key in keys if key != "op"
+                     for value in values]
+        requests += [{"op": "validate", "fault": {"kind": "throw", key: value}} for key in fault_keys for value in values]
+        requests += [{"op": "validate", "fault": {"rank": 0}}]
+        requests += [{"op": "validate", "params": {}, "kwargs": {}}, {"op": "validate", "case": "other", "kwargs": {}},
+                     {"op": "validate", "case": "attention", "kwargs": {}}, {"op": "validate", "case": "other", "params": {}}]
+        refused = 0
+        with Daemon(1, "--allow-faults") as daemon:
+            for request in requests:
+                answer = daemon.ask(request)
+                self.assertFits(self.response, answer)
+                if self.request.is_valid(request):
+                    self.assertTrue(answer["ok"] or "ranks" in answer, (request, answer))  # no ranks: the form was refused
+                    self.assertAnswers(request, answer)
+                else:
+                    refused += 1
+                    self.assertFalse(answer["ok"], (request, answer))
+                    self.assertEqual(answer["failure"]["kind"], "invalid_request", request)
+            self.assertGreater(refused, 500)
+            self.assertGreater(len(requests) - refused, 100)
+
+    def test_lines_that_are_no_request(self):
+        with Daemon(1) as daemon:
+            for line in ("", "no JSON", '{"op": "hello"', '{"op": "hello", "op": "hello"}', '{"op": "hello", "id": 1e999}',
+                         '{"op": "hello", "id": ' + "[" * 64 + "]" * 64 + "}", '{"op": "hello", "id": "' + "x" * 2**20 + '"}'):
+                answer = daemon.ask(line)
+                self.assertFits(self.answers["refused"], answer)
+                self.assertNotIn("id", answer)
+
+    def test_cppool(self):
+        """What the command sends, and what it is answered."""
+        with tempfile.TemporaryDirectory() as folder:
+            traffic = os.path.join(folder, "traffic")
+            environment = {**os.environ, "CPPOOL_TRAFFIC": traffic, "CPPOOL_REAL_DAEMON": CPPOOLD}
+            daemon = ["--backend", "host", "--daemon", os.path.abspath(__file__)]
+            suite = [CPPOOL, "run", "--suite", "smoke", "--filter", "world_size=2", "--max-seqlen", "32", *daemon]
+            for command in (suite, suite + ["--list"], [CPPOOL, "run", "--param", "max_seqlen_q=16", "--perturb", "3", *daemon],
+                            [CPPOOL, "run", "--param", "max_seqlen_q=16", "--fault", "throw:1:forward/", *daemon],
+                            [CPPOOL, "bench", "--param", "max_seqlen_q=16", "--repeat", "2", *daemon]):
+                done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                self.assertEqual(done.returncode, 1 if "--fault" in command else 0, done.stdout)
+            with open(traffic, encoding="utf-8") as file:
+                lines = [json.loads(line) for line in file]
+        waiting, ops = [], []
+        for name, line in lines:  # a daemon answers in order, and cppool asks one daemon at a time
+            if name == "request":
+                waiting.append(json.loads(line))
+                ops.append(waiting[-1]["op"])
+                self.assertFits(self.request, waiting[-1])
+            elif line.startswith(SENTINEL):
+                self.assertAnswers(waiting.pop(0), json.loads(line[len(SENTINEL):]))
+        self.assertEqual(waiting, [])
+        for op in ("hello", "run", "validate"):
+            self.assertIn(op, ops)
+
+    def test_documents(self):
+        """protocol/README.md has every member that the schemas have, and daemon/README.md every parameter of attention."""
+
+        def text(folder):
+            with open(os.path.join(ROOT, folder, "README.md"), encoding="utf-8") as file:
+                return file.read()
+
+        def members(schema):
+            if isinstance(schema, list):
+                return set().union(*map(members, schema)) if schema else set()
+            if not isinstance(schema, dict):
+                return set()
+            own = set(schema["properties"]) if isinstance(schema.get("properties"), dict) else set()
+            return own.union(*(members(value) for value in schema.values()))
+
+        protocol = text("protocol")
+        for file in ("request.schema.json", "response.schema.json"):
+            for member in members(load(file)):
+                self.assertIn(f"`{member}`", protocol, f"protocol/README.md says nothing of {member}, which {file} has")
+        with Daemon(1) as daemon:
+            cases = {case["name"]: case for case in daemon.ask({"op": "list"})["cases"]}
+        table = text("daemon")
+        for parameter in cases["attention"]["parameters"]:
+            self.assertIn(f"| `{parameter['name']}` |", table, "daemon/README.md has no row for this parameter")
+
+
+if __name__ == "__main__":
+    if "--world-size" in sys.argv:
+        sys.exit(pass_on())
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
+    ROOT, CPPOOLD, CPPOOL = sys.argv[1:4]
+    unittest.main(argv=[sys.argv[0], *sys.argv[4:]])

@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Checks the project's Markdown files: README.md is short, links lead somewhere, names of files are those of files, drawings have the
+form of Mermaid.
+
+    docs_test.py [ROOT]
+"""
+import os
+import re
+import sys
+import unittest
+
+ROOT = os.path.abspath(sys.argv.pop(1) if len(sys.argv) > 1 and os.path.isdir(sys.argv[1]) else os.path.join(os.path.dirname(__file__), "../.."))
+README_LINES = 120
+TOP_FOLDERS = ("client", "daemon", "kernels", "protocol", "scripts", "tests")
+
+
+def is_source(folder):
+    return not folder.startswith((".", "build"))
+
+
+def markdown_files():
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = sorted(filter(is_source, folders))
+        for file in sorted(files):
+            if file.endswith(".md"):
+                yield os.path.relpath(os.path.join(folder, file), ROOT)
+
+
+def read(file):
+    with open(os.path.join(ROOT, file), encoding="utf-8") as opened:
+        return opened.read()
+
+
+def blocks(text):
+    """The fenced blocks: language and text."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
+
+
+def prose(text):
+    return re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+
+
+def anchors(text):
+    """As GitHub makes them of headings."""
+    made = set()
+    for heading in re.findall(r"^#+ +(.*?) *$", prose(text), re.M):
+        heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        count = 0
+        while (slug if not count else f"{slug}-{count}") in made:
+            count += 1
+        made.add(slug if not count else f"{slug}-{count}")
+    return made
+
+
+class Docs(unittest.TestCase):
+    def test_readme_is_short(self):
+        self.assertLessEqual(len(read("README.md").splitlines()), README_LINES)
+
+    def test_every_top_folder_has_a_readme(self):
+        for folder in TOP_FOLDERS:
+            self.assertTrue(os.path.exists(os.path.join(ROOT, folder, "README.md")), folder)
+
+    def test_links_lead_somewhere(self):
+        links = 0
+        for file in markdown_files():
+            for target in re.findall(r"\]\(([^)\s]+)\)", prose(read(file))):
+                if re.match(r"[a-z]+:", target):
+                    continue  # another site's
+                links += 1
+                path, _, anchor = target.partition("#")
+                linked = os.path.normpath(os.path.join(os.path.dirname(file), path)) if path else file
+                self.assertTrue(os.path.exists(os.path.join(ROOT, linked)), f"{file}: {target}: there is no {linked}")
+                if anchor:
+                    self.assertIn(anchor, anchors(read(linked)), f"{file}: {target}: {linked} has no such heading")
+        self.assertGreater(links, 20)
+
+    def test_named_files_exist(self):
+        """`kernels/attention/schedules/`, `tests/fuzz/run` in text: what begins with a folder of the project is in it."""
+        named = 0
+        for file in markdown_files():
+            for name in re.findall(r"`((?:%s)/[\w./+-]*)`" % "|".join(TOP_FOLDERS + ("cmake",)), prose(read(file))):
+                here = os.path.join(ROOT, os.path.dirname(file), name)
+                named += 1
+                self.assertTrue(os.path.exists(os.path.join(ROOT, name)) or os.path.exists(here), f"{file}: there is no {name}")
+        self.assertGreater(named, 20)
+
+    def test_drawings(self):
+        kinds = ("flowchart ", "sequenceDiagram", "gantt", "block-beta", "stateDiagram-v2")
+        drawings = 0
+        for file in markdown_files():
+            text = read(file)
+            self.assertEqual(len(re.findall(r"^```", text, re.M)) % 2, 0, f"{file}: a fenced block is left open")
+            for language, body in blocks(text):
+                if language != "mermaid":
+                    continue
+                drawings += 1
+                self.assertTrue(body.startswith(kinds), f"{file}: a drawing begins with {body.splitlines()[0]}")
+                if body.startswith("sequenceDiagram"):  # where a semicolon ends a statement
+                    self.assertNotIn(";", body, file)
+                    opened = len(re.findall(r"^\s*(?:alt|opt|loop|par|rect|critical)\b", body, re.M))
+                    self.assertEqual(opened, len(re.findall(r"^\s*end$", body, re.M)), f"{file}: blocks and ends differ")
+                if body.startswith("flowchart "):
+                    opened = len(re.findall(r"^\s*subgraph\b", body, re.M))
+                    self.assertEqual(opened, len(re.findall(r"^\s*end$", body, re.M)), f"{file}: subgraphs and ends differ")
+        self.assertGreaterEqual(drawings, 5)
+
+
+if __name__ == "__main__":
+    unittest.main()
