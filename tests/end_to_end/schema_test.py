@@ -219,6 +219,25 @@ class Traffic(unittest.TestCase):
                 self.assertFits(self.answers["refused"], answer)
                 self.assertNotIn("id", answer)
 
+    def test_failed_start(self):
+        """The last line of stderr, of daemons that say that they write it."""
+        with Daemon(1) as daemon:
+            if "start_line" not in daemon.ask({"op": "hello"}).get("features", []):
+                self.skipTest("this daemon has no start_line")
+        schema = validator(strict(load("start.schema.json")))
+        for arguments, stage in [(["--world-size", "0"], "arguments"), (["--world-size", "2", "--sentinel"], "arguments"),
+                                 (["--world-size", "2", "--backend", "host", "--transport", "nccl", "--case", "/nonexistent.so"], None),
+                                 (["--world-size", "1", "--backend", "host", "--case", "/nonexistent.so"], "cases")]:
+            done = subprocess.run([CPPOOLD, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            line = done.stderr.splitlines()[-1]
+            self.assertTrue(line.startswith("cppoold: start {"), line)
+            self.assertLessEqual(len(line), 4000)
+            said = json.loads(line[len("cppoold: start "):])
+            self.assertFits(schema, said)
+            if stage:
+                self.assertEqual(said["stage"], stage)
+
     def test_cppool(self):
         """What the command sends, and what it is answered."""
         with tempfile.TemporaryDirectory() as folder:
@@ -261,10 +280,12 @@ class Traffic(unittest.TestCase):
             return own.union(*(members(value) for value in schema.values()))
 
         protocol = text("protocol")
-        for file in ("request.schema.json", "response.schema.json"):
+        for file in ("request.schema.json", "response.schema.json", "start.schema.json"):
             for member in members(load(file)):
                 self.assertIn(f"`{member}`", protocol, f"protocol/README.md says nothing of {member}, which {file} has")
-        with Daemon(1) as daemon:
+        with Daemon(1, "--allow-faults") as daemon:
+            for feature in daemon.ask({"op": "hello"}).get("features", []):
+                self.assertIn(f"`{feature}`", protocol, "protocol/README.md says nothing of this feature")
             cases = {case["name"]: case for case in daemon.ask({"op": "list"})["cases"]}
         table = text("daemon")
         for parameter in cases["attention"]["parameters"]:

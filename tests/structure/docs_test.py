@@ -11,7 +11,7 @@ import unittest
 
 ROOT = os.path.abspath(sys.argv.pop(1) if len(sys.argv) > 1 and os.path.isdir(sys.argv[1]) else os.path.join(os.path.dirname(__file__), "../.."))
 README_LINES = 120
-TOP_FOLDERS = ("client", "daemon", "kernels", "protocol", "scripts", "tests")
+TOP_FOLDERS = ("client", "cmake", "daemon", "kernels", "protocol", "scripts", "tests")
 
 
 def is_source(folder):
@@ -79,7 +79,7 @@ class Docs(unittest.TestCase):
         """`kernels/attention/schedules/`, `tests/fuzz/run` in text: what begins with a folder of the project is in it."""
         named = 0
         for file in markdown_files():
-            for name in re.findall(r"`((?:%s)/[\w./+-]*)`" % "|".join(TOP_FOLDERS + ("cmake",)), prose(read(file))):
+            for name in re.findall(r"`((?:%s)/[\w./+-]*)`" % "|".join(TOP_FOLDERS), prose(read(file))):
                 here = os.path.join(ROOT, os.path.dirname(file), name)
                 named += 1
                 self.assertTrue(os.path.exists(os.path.join(ROOT, name)) or os.path.exists(here), f"{file}: there is no {name}")
