@@ -66,7 +66,7 @@ void UseGroup(PeerWorld& world, int rank, GroupShape shape, std::size_t count, B
   if (!group.comm) group = world.MakeGroup(rank, shape);
   Expect(group.size == shape.size && group.rank == shape.Member(rank), "size and rank");
   const auto size = static_cast<std::size_t>(group.size), mine = static_cast<std::size_t>(group.rank);
-  const auto member = [&](std::size_t m) { return shape.Ranks(rank)[m]; };
+  const auto member = [&](std::size_t m) { return shape.WorldRank(rank, static_cast<int>(m)); };
   const auto sum = [&](std::size_t i) {
     std::int32_t all = 0;
     for (std::size_t m = 0; m < size; ++m) all += Value(member(m), i);
