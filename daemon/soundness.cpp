@@ -55,7 +55,7 @@ void LookAtRank(Look& look, kernels::RankRuntime& runtime, int rank, std::uint64
   if (!Attempt(look, rank, [&] { runtime.BeginCase(); })) look.cannot_begin = true;
   look.begun.arrive_and_wait();  // whoever looks has the limit
   if (!look.cannot_begin) {
-    Attempt(look, rank, [&] { kernels::ProbeGroups(runtime.seam(), round); });
+    Attempt(look, rank, [&] { kernels::ProbeGroups(runtime, round); });
     Attempt(look, rank, [&] { runtime.EndCase(); });
   }
   const std::lock_guard lock(look.mutex);

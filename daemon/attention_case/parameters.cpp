@@ -8,6 +8,7 @@ namespace {
 
 constexpr double kMaxSequence = 1 << 24;
 constexpr double kMaxBatch = 65536;
+constexpr double kMaxRanks = 64;
 constexpr double kMaxSeed = 9223372036854775807.0;  // integers are of 64 bits with a sign
 
 constexpr cppool_parameter Integer(const char* name, const char* default_json, double minimum, double maximum,
@@ -56,6 +57,9 @@ extern const cppool_parameter kParameters[] = {
     Word("qkv_format", "\"bshd\"", R"(["bshd", "sbhd", "thd"])",
          "order of batch, sequence, head and dimension; thd: packed sequences"),
     Word("cp_comm_type", "\"p2p\"", R"(["p2p", "all_gather", "a2a", "a2a+p2p"])", "the schedule"),
+    Integer("a2a_size", "2", 1, kMaxRanks,
+            "a2a+p2p: how many adjacent ranks exchange heads, with a ring across their groups; a divisor of "
+            "world_size, greater than 1 and smaller than it"),
     Word(
         "attn_mask_type", "\"causal\"",
         R"(["no_mask", "causal", "causal_bottom_right", "padding", "padding_causal", "padding_causal_bottom_right"])",

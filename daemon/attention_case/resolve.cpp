@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "daemon/attention_case/models.h"
+#include "daemon/attention_case/sequences.h"
 #include "protocol/json_text.h"
 #include "protocol/parameters.h"
-#include "daemon/attention_case/sequences.h"
 
 namespace cppool::attention_case {
 namespace {
@@ -91,6 +91,30 @@ void CheckDivides(const char* name, std::int64_t value, std::int64_t divisor, co
           std::to_string(divisor) + ": " + why);
 }
 
+// One rank exchanges with none, and all of them have no ring: those are other schedules, and running them under this
+// name would hide it.
+void CheckA2aSize(std::int64_t a2a_size, int world_size) {
+  std::string allowed;
+  bool found = false;
+  for (int size = 2; size < world_size; ++size) {
+    if (world_size % size != 0) continue;
+    allowed += (allowed.empty() ? "" : ", ") + std::to_string(size);
+    found = found || size == a2a_size;
+  }
+  if (found) return;
+  if (allowed.empty()) {
+    Invalid(
+        "cp_comm_type 'a2a+p2p' needs a world_size with a divisor between 1 and itself (4, 6, 8, 9, ...), "
+        "and this is " +
+        std::to_string(world_size));
+  }
+  Invalid("a2a_size is " + std::to_string(a2a_size) + " and must be one of " + allowed +
+          ": it divides world_size " + std::to_string(world_size) +
+          (a2a_size == 1            ? "; for 1 use cp_comm_type 'p2p'"
+           : a2a_size == world_size ? "; for world_size use cp_comm_type 'a2a'"
+                                    : ""));
+}
+
 }  // namespace
 
 Json Resolve(Json params, const std::function<bool(const std::string&)>& given) {
@@ -133,11 +157,11 @@ void CheckRelations(const Json& params, int world_size) {
     CheckDivides("num_heads", heads, world_size,
                  "that is world_size, since cp_comm_type 'a2a' gives each rank as many heads");
   } else if (comm == "a2a+p2p") {
-    if (world_size < 4 || world_size % 2) {
-      Invalid("cp_comm_type 'a2a+p2p' needs an even world_size from 4, and this is " +
-              std::to_string(world_size));
-    }
-    CheckDivides("num_heads", heads, 2, "cp_comm_type 'a2a+p2p' gives each rank of a pair half of the heads");
+    const std::int64_t a2a_size = Int(params, "a2a_size");
+    CheckA2aSize(a2a_size, world_size);
+    CheckDivides(
+        "num_heads", heads, a2a_size,
+        "that is a2a_size, since cp_comm_type 'a2a+p2p' gives each rank of an exchange as many heads");
   }
   CheckSequences(params, world_size);
 }
@@ -168,6 +192,7 @@ AttentionSpec ToSpec(const Json& params, int world_size) {
                                   {"all_gather", CpCommType::kAllGather},
                                   {"a2a", CpCommType::kA2a},
                                   {"a2a+p2p", CpCommType::kA2aP2p}});
+  spec.a2a_size = params.at("a2a_size").get<int>();
   spec.mask =
       Choose<AttnMaskType>(params, "attn_mask_type",
                            {{"no_mask", AttnMaskType::kNoMask},

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "daemon/attention_case/attention_case.h"
-#include "tests/catch.h"
-#include "daemon/case_registry.h"
-#include "daemon/prepare.h"
 #include "daemon/attention_case/files.h"
 #include "daemon/attention_case/models.h"
 #include "daemon/attention_case/resolve.h"
+#include "daemon/case_registry.h"
+#include "daemon/prepare.h"
+#include "tests/catch.h"
 
 namespace cppool::test {
 namespace {
@@ -295,11 +295,38 @@ TEST_CASE("relations between parameters name what is allowed") {
                "max_seqlen_kv is 62 and must be divisible by 4");
   CheckInvalid({{"cp_comm_type", "a2a"}, {"num_heads", 6}}, "divisible by 4", 4);
   CheckInvalid({{"cp_comm_type", "a2a+p2p"}, {"num_heads", 3}}, "divisible by 2", 4);
-  for (const int world_size : {1, 2, 3})
-    CheckInvalid({{"cp_comm_type", "a2a+p2p"}, {"max_seqlen_q", 12}}, "even world_size from 4", world_size);
+  for (const int world_size : {1, 2, 3, 5})
+    CheckInvalid({{"cp_comm_type", "a2a+p2p"}, {"max_seqlen_q", 60}},
+                 "needs a world_size with a divisor between 1 and itself (4, 6, 8, 9, ...), and this is " +
+                     std::to_string(world_size),
+                 world_size);
   CHECK(Resolved({{"cp_comm_type", "a2a+p2p"}}, 6).at("cp_comm_type") == "a2a+p2p");
   // A relation comes before what is not supported.
   CheckInvalid({{"qkv_format", "thd"}, {"max_seqlen_q", 62}}, "max_seqlen_q");
+}
+
+TEST_CASE("a2a_size is a divisor of the world size, other than 1 and itself, and divides the heads") {
+  const auto params = [](int a2a_size, int heads = 12) {
+    return Json{{"cp_comm_type", "a2a+p2p"}, {"a2a_size", a2a_size}, {"num_heads", heads}};
+  };
+  CHECK(Resolved(Json::object()).at("a2a_size") == 2);
+  CHECK(SpecOf({{"cp_comm_type", "a2a+p2p"}}, 4).a2a_size == 2);
+  for (const auto& [world_size, a2a_size] : {std::pair{4, 2}, {6, 2}, {6, 3}, {8, 2}, {8, 4}, {12, 6}})
+    CHECK(SpecOf(params(a2a_size), world_size).a2a_size == a2a_size);
+  CheckInvalid(params(3), "a2a_size is 3 and must be one of 2, 4: it divides world_size 8", 8);
+  CheckInvalid(params(5), "one of 2, 3: it divides world_size 6", 6);
+  CheckInvalid(params(1), "one of 2, 4: it divides world_size 8; for 1 use cp_comm_type 'p2p'", 8);
+  CheckInvalid(params(8), "one of 2, 4: it divides world_size 8; for world_size use cp_comm_type 'a2a'", 8);
+  CheckInvalid({{"cp_comm_type", "a2a+p2p"}, {"max_seqlen_q", 36}}, "must be one of 3: it divides", 9);
+  CheckInvalid(params(4, 6), "num_heads is 6 and must be divisible by 4: that is a2a_size", 8);
+  // Fewer key/value heads than ranks of an exchange are replicated.
+  CHECK(Resolved({{"cp_comm_type", "a2a+p2p"}, {"a2a_size", 4}, {"num_gqa_groups", 1}}, 8).at("num_heads") ==
+        8);
+  // The range comes before relations; the other schedules do not use it.
+  CheckInvalid(params(0), "a2a_size");
+  CheckInvalid(params(65), "64");
+  CheckInvalid({{"a2a_size", "4"}}, "a2a_size");
+  CHECK(Resolved({{"cp_comm_type", "p2p"}, {"a2a_size", 3}}, 4).at("a2a_size") == 3);
 }
 
 TEST_CASE("what is not supported says why; everything else of the matrix is") {

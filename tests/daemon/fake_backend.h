@@ -107,6 +107,7 @@ class FakeRank : public kernels::RankRuntime {
     const std::lock_guard lock(world_->mutex);
     return world_->groups_open[seam_.rank] > 0;
   }
+  std::vector<kernels::GroupShape> Groups() const override { return {{seam_.world_size, 1}}; }
   kernels::StageTimes EndCase() override {
     Log("end");
     if (seam_.rank == world_->rank_that_cannot_end)
@@ -176,6 +177,11 @@ class FakeRank : public kernels::RankRuntime {
     seam_.group = [](Rt* rt, cppool_group which, C* out, int* rank, int* size) {
       *out = which == CPPOOL_WORLD ? reinterpret_cast<C>(rt) : nullptr;
       return *rank = rt->rank, *size = rt->world_size, CPPOOL_OK;
+    };
+    seam_.group_of = [](Rt* rt, int size, int stride, C* out, int* rank, int* group_size) {
+      if (size != rt->world_size || stride != 1) return CPPOOL_INTERNAL;
+      *out = reinterpret_cast<C>(rt);
+      return *rank = rt->rank, *group_size = size, CPPOOL_OK;
     };
     seam_.group_start = [](Rt* rt) { return AddGroup(*rt, 1), CPPOOL_OK; };
     seam_.group_end = [](Rt* rt) { return AddGroup(*rt, -1), CPPOOL_OK; };

@@ -24,8 +24,11 @@ inline void RunAttentionSmoke(DaemonProcess& daemon, int world_size) {
   };
   for (const char* schedule : {"p2p", "all_gather", "a2a", "a2a+p2p"}) {
     if (std::string(schedule) == "a2a+p2p" && (world_size < 4 || world_size % 2)) continue;
+    int number = 0;
     for (Json params : kinds) {
       params["cp_comm_type"] = schedule;
+      // The kinds by turns with exchanges of two ranks, and of half of them.
+      if (std::string(schedule) == "a2a+p2p" && number++ % 2) params["a2a_size"] = world_size / 2;
       params["max_seqlen_q"] = 48;
       if (!params.contains("max_seqlen_kv")) params["max_seqlen_kv"] = 48;
       params["num_heads"] = world_size == 6 ? 12 : 8;

@@ -123,8 +123,9 @@ TEST_CASE("a fault that does not happen is an error with the marks that the rank
           {"rank 1", "'forwrad' 0 times", "'inputs'", "'forward/p2p step 1 of 2'", "'checks'"});
   refused(RunWith(2, {"throw", 0, "inputs", 2}), {"'inputs' 1 times", "for time 2"});
   refused(RunWith(1, {"flip_bit", 0}),
-          {"flip_bit did not happen", "communicated nothing", "after its mark 'forward/"});
-  refused(RunWith(2, {"skip_collective", 1, "checks"}), {"communicated nothing", "after its mark 'checks'"});
+          {"flip_bit did not happen", "made no communication call", "after its mark 'forward/"});
+  refused(RunWith(2, {"skip_collective", 1, "checks"}),
+          {"made no communication call", "after its mark 'checks'"});
   refused(RunWith(2, {"throw", 2}), {"\"rank\" of \"fault\" must be from 0 to 1, not 2"});
 }
 

@@ -23,11 +23,8 @@ std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, AttentionKernels
       groups.heads = world;
       break;
     case CpCommType::kA2aP2p:
-      groups.heads = GetGroup(runtime, CPPOOL_PAIR);
-      groups.ring = GetGroup(runtime, CPPOOL_STRIDE);
-      if (!groups.heads.comm || !groups.ring.comm) {
-        throw RuntimeError(CPPOOL_INVALID_REQUEST, "a2a+p2p needs an even world size from 4");
-      }
+      groups.heads = GetGroup(runtime, GroupShape{spec.a2a_size, 1});
+      groups.ring = GetGroup(runtime, GroupShape{world.size / spec.a2a_size, spec.a2a_size});
       break;
   }
   return std::make_unique<HeadRingSchedule>(runtime, kernels, spec, groups);
@@ -40,7 +37,9 @@ std::unique_ptr<Schedule> MakeNoCpSchedule(cppool_runtime* runtime, AttentionKer
 
 double ScheduleBytes(const AttentionSpec& spec, int world_size) {
   const double element = SizeOf(spec.dtype);
-  const int parts = spec.comm == CpCommType::kA2a ? world_size : spec.comm == CpCommType::kA2aP2p ? 2 : 1;
+  const int parts = spec.comm == CpCommType::kA2a      ? world_size
+                    : spec.comm == CpCommType::kA2aP2p ? spec.a2a_size
+                                                       : 1;
   const double tokens_q = static_cast<double>(spec.batch) * spec.seqlen_q / world_size;
   const double tokens_kv = static_cast<double>(spec.batch) * spec.seqlen_kv / world_size;
   const double rows = tokens_q * spec.heads;  // an exchange of heads leaves as many

@@ -1,18 +1,19 @@
 /* The runtime seam: what a case runs on, for one rank. Plain C, so that a case can be built by any compiler.
  *
- * Two implementations have the same rules:
+ * Two implementations follow the same rules:
  *   cuda  memory is device memory; the handles below ARE cudaStream_t, cudaEvent_t and, where `transport` is
  *         "nccl", ncclComm_t: cast them and use CUDA and NCCL directly;
- *   host  memory is memory; a stream is an asynchronous queue run by a thread of its own, so a wait that is
- *         missing is a data race.
- * Work on two streams is ordered by events and by nothing else. All calls that take a stream return before
- * the work is done.
+ *   host  memory is ordinary memory; a stream is an asynchronous queue with a thread of its own, so a missing
+ *         wait is a data race.
+ * Only events order the work of two streams. All calls that take a stream return before the work is done.
  *
- * Threads: every rank has a thread of its own; the table and the handles of a rank are for that thread (and,
- * for `enqueue`d functions on the host, for the streams' threads, which make no calls on the table).
- * Errors: every function returns CPPOOL_OK or the kind of failure, and then `last_error` says what happened.
- * Ownership: what a case creates or allocates it should release; what is left is released after the case, and
- * counted in `stats`. */
+ * Threads: every rank has its own thread; the table and the handles of a rank are for that thread. Functions
+ * that were `enqueue`d run on the streams' threads and make no calls on the table.
+ * Errors: every function returns CPPOOL_OK or the kind of failure; `last_error` then says what happened.
+ * Ownership: a case should release what it creates or allocates; what is left is released after the case, and
+ * counted in `stats`.
+ * Versions: the table only grows at its end. A case that was built with a newer header finds out with
+ * `struct_size` whether a function is there: offsetof(cppool_runtime, group_of) < rt->struct_size. */
 #ifndef CPPOOL_RUNTIME_H
 #define CPPOOL_RUNTIME_H
 
@@ -28,9 +29,9 @@ extern "C" {
 /* The kinds of failure; the words of `failure.kind` in a response, in lower case. */
 typedef enum cppool_status {
   CPPOOL_OK = 0,
-  CPPOOL_INVALID_REQUEST, /* the request cannot be meant */
+  CPPOOL_INVALID_REQUEST, /* the request is malformed or contradicts itself */
   CPPOOL_UNSUPPORTED,     /* meaningful, but not supported here: the answer is `skipped` */
-  CPPOOL_MISMATCH,        /* a check did not hold: the answer is `failed` */
+  CPPOOL_MISMATCH,        /* a check failed: the answer is `failed` */
   CPPOOL_OUT_OF_MEMORY,
   CPPOOL_CUDA,
   CPPOOL_NCCL,
@@ -50,9 +51,9 @@ typedef enum cppool_dtype {
 
 typedef enum cppool_reduce { CPPOOL_SUM, CPPOOL_MAX } cppool_reduce;
 
-/* Communicators made once with the world. A pair is ranks 2i and 2i+1; a stride holds the ranks of equal
- * parity (0, 2, 4, ... and 1, 3, 5, ...): the two levels of a2a+p2p. PAIR and STRIDE exist for even world
- * sizes from 4. */
+/* Communicators made with the world. A pair is ranks 2i and 2i+1; a stride is the ranks of equal parity
+ * (0, 2, 4, ... and 1, 3, 5, ...). PAIR and STRIDE exist for even world sizes from 4. They are special cases
+ * of `group_of`: (2, 1) and (world_size / 2, 2). */
 typedef enum cppool_group { CPPOOL_WORLD, CPPOOL_PAIR, CPPOOL_STRIDE } cppool_group;
 
 typedef struct cppool_stream_s* cppool_stream; /* cudaStream_t */
@@ -101,10 +102,11 @@ struct cppool_runtime {
   cppool_status (*enqueue)(cppool_runtime*, cppool_stream stream, void (*function)(void*), void* argument);
 
   /* Communication, in stream order; every rank of the group makes the same calls in the same order. Buffers
-   * are device memory (memory on the host). `send` and `recv` between group_start and group_end run together
-   * and cannot deadlock; the peer is a rank of the group. A case that ends with a group of calls open is an
-   * error. Of a group that the world does not have, `out` is NULL and `rank` and `size` are 0, with CPPOOL_OK;
-   * `rank` and `size` may be NULL. */
+   * are device memory (ordinary memory on the host). `send` and `recv` between group_start and group_end run
+   * together and cannot deadlock; `peer` is a rank of the group. It is an error when a case ends between
+   * group_start and group_end. For a group that the world does not have, `group` returns CPPOOL_OK with
+   * *out NULL and *rank and *size 0; `rank` and `size` may be NULL. See `group_of` for groups of other
+   * shapes. */
   cppool_status (*group)(cppool_runtime*, cppool_group which, cppool_comm* out, int* rank, int* size);
   cppool_status (*group_start)(cppool_runtime*);
   cppool_status (*group_end)(cppool_runtime*);
@@ -124,15 +126,33 @@ struct cppool_runtime {
   cppool_status (*all_reduce)(cppool_runtime*, const void* in, void* out, size_t count, cppool_dtype dtype,
                               cppool_reduce reduce, cppool_comm comm, cppool_stream stream);
 
-  /* Says that the work enqueued on `stream` from here on belongs to `stage`; NULL ends the last stage.
-   * Recorded in stream order and visible to the host at any time. `gpu_ms` and the diagnosis of a case that
-   * does not end come from it. A stage is a path such as
-   * "forward/attend 1": its text is copied; on the main stream its time counts for "forward" too. */
+  /* Work enqueued on `stream` from here on belongs to `stage`; NULL ends the last stage. Recorded in stream
+   * order and visible to the host at any time: `gpu_ms`, and the diagnosis of a case that does not end, come
+   * from it. A stage is a path such as "forward/attend 1". The text is copied. On the main stream the time of
+   * a stage counts for its parent ("forward") too. */
   cppool_status (*mark)(cppool_runtime*, cppool_stream stream, const char* stage);
 
-  /* How the ranks exchange: "nccl"; "peer" (device copies: ranks may share a device, and calls of
-   * communication return when the peers have made theirs); "host". */
+  /* How the ranks exchange: "nccl"; "peer" (device copies: ranks may share a device, and a communication call
+   * returns when the peers have made theirs); "host". */
   const char* transport;
+
+  /* The communicator of this rank's group, with the world divided into groups of `size` ranks that are `stride`
+   * apart. With block = size * stride, rank r is in the group first, first + stride, ...,
+   * first + (size - 1) * stride, where first = r / block * block + r % stride. For 8 ranks, (4, 1) is 0-3 and
+   * 4-7, and (2, 4) is 0,4 and 1,5 and 2,6 and 3,7. *rank is this rank's number in its group; `rank` and
+   * `group_size` may be NULL. The result is an ncclComm_t where `transport` is "nccl".
+   *
+   * The communicators of cppool_group are made with the world; those of another shape are made by the first
+   * calls that ask for it, and kept as long as the world. Such a call waits for all ranks of the world. So
+   * every rank calls group_of with the same numbers in the same order, before or between its communication,
+   * and not between group_start and group_end. With "nccl" it also waits for the rank's work on the streams of
+   * this table; NCCL calls on other streams must have finished.
+   *
+   * CPPOOL_INVALID_REQUEST: size * stride does not divide the world size. CPPOOL_INTERNAL: the ranks ask for
+   * different shapes, a rank ended its case without the call, or the call came between group_start and
+   * group_end. CPPOOL_NCCL, CPPOOL_CUDA, CPPOOL_OUT_OF_MEMORY: the communicator could not be made. */
+  cppool_status (*group_of)(cppool_runtime*, int size, int stride, cppool_comm* out, int* rank,
+                            int* group_size);
 };
 
 #ifdef __cplusplus

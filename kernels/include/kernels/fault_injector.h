@@ -1,5 +1,5 @@
-// Faults on request: makes one rank do something wrong at one mark of a case, so that what watches over the
-// ranks can be tested. Written once for every runtime: it goes between the case and the rank's table.
+// Faults on request: makes one rank fail at one mark of a case, to test the watchdog and the recovery. Written once for
+// every runtime: it stands between the case and the rank's table.
 //
 // Threads: everything is for the rank's thread.
 #pragma once
@@ -27,12 +27,12 @@ enum class FaultKind {
   kOutOfMemory,  // takes device memory until it is refused, and fails with that
   kFlood,        // 12 MB to stdout and as many to stderr, answers among them
   kHalfLine,     // half an answer, without its end, to stdout
-  kHalfAnswer,   // the same to where the daemon's answers go
-  // What the stream does after the mark.
-  kStall,        // does not end
+  kHalfAnswer,   // the same to the stream of the daemon's answers
+  // On the stream, after the mark.
+  kStall,        // work that does not end
   kTrap,         // an illegal instruction of the device; on the host SIGTRAP
-  kOutOfBounds,  // writes past the end of device memory
-  // The rank's next call of communication after the mark.
+  kOutOfBounds,  // a write past the end of device memory
+  // The rank's next communication call after the mark.
   kSkipCollective,  // is not made
   kWrongSize,       // has half of its size
   kFlipBit,         // sends one element, in the middle, with its highest exponent bit flipped
@@ -47,10 +47,10 @@ std::optional<FaultKind> FaultKindOf(std::string_view name);
 struct Fault {
   FaultKind kind = FaultKind::kThrow;
   int rank = 0;
-  std::string stage;        // the name of a mark, or how it begins; empty: any mark of the iterations
-  int count = 1;            // at which one of those marks
-  std::string half_answer;  // what the daemon's answer begins with
-  std::function<void(std::string_view)> write_answer;  // to where answers go; empty: to stdout
+  std::string stage;        // the name of a mark, or its beginning; empty: any mark of the iterations
+  int count = 1;            // the fault happens at this one of those marks, from 1
+  std::string half_answer;  // how the daemon's answer begins
+  std::function<void(std::string_view)> write_answer;  // writes where answers go; empty: to stdout
 };
 
 class FaultInjector {
@@ -60,15 +60,15 @@ class FaultInjector {
   FaultInjector(const FaultInjector&) = delete;
   FaultInjector& operator=(const FaultInjector&) = delete;
 
-  // The rank's table, which does the fault once. Its handles and errors are those of the runtime's own.
+  // The rank's table, with the fault in it, once. Its handles and errors are those of the runtime's own table.
   cppool_runtime* seam() { return &table_.seam; }
-  // Whether marks count when the fault names no stage.
+  // Marks count only within iterations when the fault names no stage.
   void InIterations(bool in) { in_iterations_ = in; }
-  // Empty once the fault has happened; else why it has not, with the stages that the rank did mark.
+  // Empty once the fault has happened; else why it has not, with the stages that the rank has marked.
   std::string WhyNot() const;
 
  private:
-  struct Table {  // standard layout: a function of the table finds the injector from its address
+  struct Table {  // standard layout: a function of the table finds the injector by the table's address
     cppool_runtime seam;
     FaultInjector* owner;
   };
@@ -79,7 +79,7 @@ class FaultInjector {
   bool IsTheMark(const std::string& stage);
   cppool_status Happen(cppool_stream stream);
   cppool_status ExhaustMemory(cppool_stream stream);
-  // Of the next call of communication after the mark. `sent`: the device memory that it reads, with its bytes.
+  // For the next communication call after the mark. `sent`: the device memory that it reads, with its bytes.
   bool Skips();
   std::size_t Size(std::size_t size);
   void Spoil(const void* sent, std::size_t bytes, cppool_stream stream);
@@ -89,7 +89,7 @@ class FaultInjector {
   cppool_runtime* const inner_;
   Table table_;
   bool in_iterations_ = false;
-  int seen_ = 0;  // marks that fit
+  int seen_ = 0;  // marks that match
   bool reached_ = false, happened_ = false;
   std::string reached_stage_;
   std::set<std::string> marked_;

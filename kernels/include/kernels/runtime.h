@@ -1,5 +1,5 @@
-// The seam (cppool/runtime.h) with owners and exceptions: what schedules and cases in C++ are written
-// against. Everything here belongs to one rank and its thread.
+// The seam (cppool/runtime.h) with owners and exceptions, for schedules and cases in C++. Everything here belongs to
+// one rank and its thread.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "kernels/error.h"
+#include "kernels/group_shape.h"
 
 namespace cppool::kernels {
 
@@ -51,9 +52,9 @@ class Event {
   cppool_event event_ = nullptr;
 };
 
-// Device memory, allocated and released in the order of one stream: other streams' use must be ordered by
-// events on both sides. An exception may have passed those that would have ordered it: while one is on its way
-// memory is left to the end of the case, which comes after all of the rank's work.
+// Device memory, allocated and released in the order of one stream. Its use on other streams must be ordered by events
+// on both sides. While an exception unwinds, those events may not have been recorded: memory is then left to the end
+// of the case, which comes after all of the rank's work.
 class Buffer {
  public:
   Buffer() = default;
@@ -106,12 +107,11 @@ inline Group GetGroup(cppool_runtime* rt, cppool_group which) {
   Check(rt, rt->group(rt, which, &group.comm, &group.rank, &group.size));
   return group;
 }
-
-// The rank in the world of a member of the group that `rank` is in.
-inline int WorldRank(cppool_group which, int rank, int member) {
-  return which == CPPOOL_WORLD  ? member
-         : which == CPPOOL_PAIR ? rank / 2 * 2 + member
-                                : rank % 2 + 2 * member;
+// All ranks call it with the same shapes in the same order: see group_of.
+inline Group GetGroup(cppool_runtime* rt, GroupShape shape) {
+  Group group;
+  Check(rt, rt->group_of(rt, shape.size, shape.stride, &group.comm, &group.rank, &group.size));
+  return group;
 }
 
 // send and recv between construction and End() run together.
@@ -120,7 +120,8 @@ class GroupedCalls {
   explicit GroupedCalls(cppool_runtime* rt) : rt_(rt) { Check(rt, rt->group_start(rt)); }
   ~GroupedCalls() {
     if (rt_)
-      rt_->group_end(rt_);  // an exception is on its way: close the group, its error would hide the first
+      rt_->group_end(
+          rt_);  // an exception unwinds: the group is closed, and a second error would hide the first
   }
   GroupedCalls(const GroupedCalls&) = delete;
   GroupedCalls& operator=(const GroupedCalls&) = delete;

@@ -7,10 +7,10 @@
 
 #include <climits>
 
-namespace cppool::kernels::host {
+namespace cppool::kernels {
 
 void Bell::Pause(int round) {
-  // There may be more threads than processors: the one that is waited for has to get its turn.
+  // There may be more threads than processors: the thread that is waited for must get to run.
   if (round % 8 == 7) {
     sched_yield();
     return;
@@ -23,10 +23,10 @@ void Bell::Pause(int round) {
 }
 
 void Bell::Sleep(std::uint32_t seen) {
-  // Returns at once when the word has changed since; a spurious return is as good as a ring.
+  // Returns at once when the word has changed since. A spurious return does no harm.
   syscall(SYS_futex, &word_, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
 }
 
 void Bell::Wake() { syscall(SYS_futex, &word_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
 
-}  // namespace cppool::kernels::host
+}  // namespace cppool::kernels

@@ -1,18 +1,18 @@
-// How the threads of the host runtime wait for each other: a futex with a short spin in front.
+// How threads wait for each other: a short spin, then a futex.
 //
-// A bell wakes; it orders nothing. Whoever waits reads the awaited value again with acquire, and whoever
-// rings has stored it with release: these pairs, one per event, message or collective, are all the order that
-// ThreadSanitizer sees between two streams. A mutex, a condition variable or std::atomic::wait would add
-// order of its own between unrelated streams, and hide a missing wait.
+// A bell wakes threads; it orders no memory. The one that rings has stored the awaited value with release, and the one
+// that waits reads it again with acquire. On the host runtime these pairs, one per event, message or collective, are
+// the only order that ThreadSanitizer sees between two streams. A mutex, a condition variable or std::atomic::wait
+// would also order unrelated streams, and so hide a missing wait.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 
-namespace cppool::kernels::host {
+namespace cppool::kernels {
 
-// Orders memory for the processor, against a lost wake-up. ThreadSanitizer does not model it, which is what
-// we want here.
+// Orders memory for the processor, against a lost wake-up. ThreadSanitizer ignores it, as intended: it must not hide a
+// missing wait.
 inline void ProcessorFence() {
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
@@ -26,9 +26,8 @@ inline void ProcessorFence() {
 
 class Bell {
  public:
-  // Returns once ready() is true. `ready` reads atomics with relaxed order; it is called often and must not
-  // block. There is no deadline: what waits here is work in stream order, and the world's Abort makes every
-  // ready() that depends on another rank true.
+  // Returns once ready() is true. `ready` reads atomics with relaxed order; it is called often and must not block. There
+  // is no deadline: the world's Abort makes every ready() true that depends on another rank.
   template <typename Ready>
   void Wait(Ready ready) {
     for (int i = 0; i < kSpins; ++i) {
@@ -45,7 +44,7 @@ class Bell {
     }
   }
 
-  // After a store that may have made a ready() true. Cheap when nobody sleeps.
+  // To be called after a store that may have made a ready() true. Cheap when no thread sleeps.
   void Ring() {
     ProcessorFence();
     if (sleepers_.load(std::memory_order_relaxed) == 0) return;
@@ -54,7 +53,8 @@ class Bell {
   }
 
  private:
-  static constexpr int kSpins = 64;  // a few microseconds: a hand-over between two running threads takes less
+  static constexpr int kSpins =
+      64;  // a few microseconds: longer than a hand-over between two running threads
 
   static void Pause(int round);
   void Sleep(std::uint32_t seen);
@@ -64,4 +64,4 @@ class Bell {
   std::atomic<std::uint32_t> sleepers_{0};
 };
 
-}  // namespace cppool::kernels::host
+}  // namespace cppool::kernels

@@ -13,14 +13,14 @@
 #include <thread>
 #include <type_traits>
 
-#include "kernels/runtime/host/reduce.h"
+#include "kernels/runtime/common/dtype.h"
 
 namespace cppool::kernels {
 namespace {
 
 constexpr std::size_t kFloodBytes = std::size_t{12} << 20;
 constexpr std::size_t kSmallestChunk = std::size_t{2} << 20;  // device memory is full when this is refused
-constexpr std::size_t kSmallestSpoilt = 64;  // bytes: what is smaller is a barrier, no tensor
+constexpr std::size_t kSmallestSpoilt = 64;  // bytes: a smaller message is a barrier, not a tensor
 
 struct KindName {
   FaultKind kind;
@@ -44,13 +44,13 @@ constexpr KindName kKinds[] = {
     {FaultKind::kFlipBit, "flip_bit"},
 };
 
-// As broken code would: through a pointer, so that the signal is the processor's.
+// Through a pointer, as broken code would: the processor raises the signal.
 void WriteToReadOnlyPage() {
   void* const page = mmap(nullptr, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   *static_cast<volatile char*>(page) = 1;
 }
 
-// No end: that is the fault. The daemon's watchdog ends the process at the deadline.
+// Does not end: that is the fault. The daemon's watchdog ends the process at the deadline.
 [[noreturn]] void SleepForEver() {
   for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
 }
@@ -95,7 +95,7 @@ FaultInjector::FaultInjector(const Fault& fault, RankRuntime& runtime)
   FillTable();
 }
 
-// What is not here is the runtime's own: it finds itself in `self`, whichever table it is called through.
+// The other functions are the runtime's own: they find it in `self`, whichever table they are called through.
 void FaultInjector::FillTable() {
   using Rt = cppool_runtime;
   cppool_runtime& seam = table_.seam;
@@ -119,7 +119,7 @@ void FaultInjector::FillTable() {
   seam.reduce_scatter = [](Rt* rt, const void* in, void* out, std::size_t count, cppool_dtype dtype,
                            cppool_reduce reduce, cppool_comm comm, cppool_stream stream) {
     FaultInjector& at = Of(rt);
-    at.Spoil(in, count * host::WidthOf(dtype), stream);  // of the first rank's part
+    at.Spoil(in, count * WidthOf(dtype), stream);  // of the first rank's part
     return at.Skips()
                ? CPPOOL_OK
                : at.inner_->reduce_scatter(at.inner_, in, out, at.Size(count), dtype, reduce, comm, stream);
@@ -127,7 +127,7 @@ void FaultInjector::FillTable() {
   seam.all_reduce = [](Rt* rt, const void* in, void* out, std::size_t count, cppool_dtype dtype,
                        cppool_reduce reduce, cppool_comm comm, cppool_stream stream) {
     FaultInjector& at = Of(rt);
-    at.Spoil(in, count * host::WidthOf(dtype), stream);
+    at.Spoil(in, count * WidthOf(dtype), stream);
     return at.Skips()
                ? CPPOOL_OK
                : at.inner_->all_reduce(at.inner_, in, out, at.Size(count), dtype, reduce, comm, stream);
@@ -139,14 +139,14 @@ std::string FaultInjector::WhyNot() const {
   const std::string rank = "rank " + std::to_string(inner_->rank);
   const std::string text = "the fault " + std::string(NameOf(fault_.kind)) + " did not happen: ";
   if (reached_) {
-    return text + rank + " communicated nothing that it could have happened to after its mark '" +
+    return text + rank + " made no communication call that the fault applies to after its mark '" +
            reached_stage_ + "'";
   }
   std::string marked;
   for (const std::string& stage : marked_) marked += (marked.empty() ? "'" : ", '") + stage + "'";
   const std::string which =
       fault_.stage.empty() ? "a mark in its iterations" : "a mark that begins with '" + fault_.stage + "'";
-  return text + rank + " came to " + which + " " + std::to_string(seen_) +
+  return text + rank + " reached " + which + " " + std::to_string(seen_) +
          " times, and the fault is for time " + std::to_string(fault_.count) +
          (marked.empty() ? "; it marked nothing" : "; it marked " + marked);
 }
@@ -169,7 +169,7 @@ bool FaultInjector::IsTheMark(const std::string& stage) {
 }
 
 cppool_status FaultInjector::Happen(cppool_stream stream) {
-  happened_ = true;  // but for communication, below: its next call is still to come
+  happened_ = true;  // except for faults of communication, below: the call is still to come
   switch (fault_.kind) {
     case FaultKind::kThrow:
       throw std::runtime_error("a fault was asked for: throw, at the mark '" + reached_stage_ + "' of rank " +
@@ -214,7 +214,8 @@ cppool_status FaultInjector::Happen(cppool_stream stream) {
 }
 
 cppool_status FaultInjector::ExhaustMemory(cppool_stream stream) {
-  // On the host one request for more than there is: memory that was really taken would cost other processes theirs.
+  // On the host a single request for more than there is: memory that is really taken would be missing in other
+  // processes.
   const bool host = std::string_view(inner_->backend) == "host";
   const std::size_t smallest = host ? std::numeric_limits<std::size_t>::max() : kSmallestChunk;
   std::vector<void*> taken;
@@ -230,7 +231,7 @@ cppool_status FaultInjector::ExhaustMemory(cppool_stream stream) {
       bytes = std::max(bytes / 2, smallest);
     }
   }
-  for (void* chunk : taken) inner_->free(inner_, chunk, stream);  // last_error stays that of the refusal
+  for (void* chunk : taken) inner_->free(inner_, chunk, stream);  // last_error remains that of the refusal
   return status;
 }
 
@@ -251,7 +252,7 @@ std::size_t FaultInjector::Size(std::size_t size) {
 void FaultInjector::Spoil(const void* sent, std::size_t bytes, cppool_stream stream) {
   if (fault_.kind != FaultKind::kFlipBit || !reached_ || happened_ || bytes < kSmallestSpoilt) return;
   happened_ = true;
-  // The last byte of a little-endian float32 is also that of the second of two half-precision elements.
+  // The last byte of a little-endian float32 is also the last one of the second of two half-precision elements.
   auto* const byte = static_cast<unsigned char*>(const_cast<void*>(sent)) + bytes / 2 / 8 * 8 + 7;
   runtime_.Break(DeviceFault::kFlipBit, byte, stream);
 }

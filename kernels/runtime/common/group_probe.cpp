@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <string>
 
+#include "kernels/group_shape.h"
 #include "kernels/runtime.h"
 
 namespace cppool::kernels {
@@ -11,7 +12,7 @@ namespace {
 constexpr int kCount = 1024;
 constexpr std::size_t kBytes = kCount * sizeof(std::int32_t);
 
-// Below 2^20, so that a sum over the ranks of a world fits. splitmix64's mixing (Steele, Lea, Flood 2014).
+// Less than 2^20, so that a sum over the ranks of a world fits. splitmix64's mixing (Steele, Lea, Flood 2014).
 std::int32_t Value(std::uint64_t round, int rank, int i) {
   std::uint64_t x = (round << 32) + (static_cast<std::uint64_t>(rank) << 16) + static_cast<std::uint64_t>(i);
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
@@ -34,11 +35,10 @@ void Compare(const std::int32_t* data, const std::string& what, Expected expecte
   }
 }
 
-void LookAt(cppool_runtime* rt, cppool_group which, std::uint64_t round) {
-  const Group group = GetGroup(rt, which);
-  if (!group.comm) return;
-  const char* const names[] = {"the world", "the pair", "the stride"};
-  const auto world_rank = [&](int member) { return WorldRank(which, rt->rank, member); };
+void ProbeGroup(cppool_runtime* rt, GroupShape shape, std::uint64_t round) {
+  const Group group = GetGroup(rt, shape);
+  const std::string name = CommunicatorOf(shape.Ranks(rt->rank), rt->world_size);
+  const auto world_rank = [&](int member) { return shape.WorldRank(rt->rank, member); };
   const int neighbours[] = {(group.rank + 1) % group.size, (group.rank + group.size - 1) % group.size};
   const cppool_stream stream = rt->stream;
   std::int32_t* const mine = HostInts(rt);
@@ -54,7 +54,8 @@ void LookAt(cppool_runtime* rt, cppool_group which, std::uint64_t round) {
   GroupedCalls calls(rt);
   for (const int neighbour : neighbours)
     Check(rt, rt->send(rt, in.get(), kBytes, neighbour, group.comm, stream));
-  // What goes to the next one comes from the one before: in a pair both are the same rank, and messages keep their order.
+  // The message to the next rank comes from the previous one. In a group of two they are the same rank: messages keep
+  // their order.
   Check(rt, rt->recv(rt, from.at(kBytes), kBytes, neighbours[1], group.comm, stream));
   Check(rt, rt->recv(rt, from.at(0), kBytes, neighbours[0], group.comm, stream));
   calls.End();
@@ -63,23 +64,22 @@ void LookAt(cppool_runtime* rt, cppool_group which, std::uint64_t round) {
     Check(rt, rt->copy(rt, received[i], from.at(static_cast<std::size_t>(i) * kBytes), kBytes, stream));
   Check(rt, rt->stream_synchronize(rt, stream));
 
-  Compare(sum, std::string("a sum over ") + names[which], [&](int i) {
+  Compare(sum, "a sum over " + name, [&](int i) {
     std::int32_t expected = 0;
     for (int member = 0; member < group.size; ++member) expected += Value(round, world_rank(member), i);
     return expected;
   });
   for (int n = 0; n < 2; ++n) {
     const int sender = world_rank(neighbours[n]);
-    Compare(received[n],
-            "a message from rank " + std::to_string(sender) + " over " + names[which] + "'s communicator",
+    Compare(received[n], "a message from rank " + std::to_string(sender) + " over " + name,
             [&](int i) { return Value(round, sender, i); });
   }
 }
 
 }  // namespace
 
-void ProbeGroups(cppool_runtime* rt, std::uint64_t round) {
-  for (const cppool_group which : {CPPOOL_WORLD, CPPOOL_PAIR, CPPOOL_STRIDE}) LookAt(rt, which, round);
+void ProbeGroups(RankRuntime& rank, std::uint64_t round) {
+  for (const GroupShape shape : rank.Groups()) ProbeGroup(rank.seam(), shape, round);
 }
 
 }  // namespace cppool::kernels

@@ -1,4 +1,4 @@
-// What a rank's last failed call of the seam (cppool/runtime.h) said, and whose doing it was. Of the rank's thread.
+// The text of a rank's last failed call of the seam (cppool/runtime.h), and who caused it. For the rank's thread only.
 #pragma once
 
 #include <exception>
@@ -11,7 +11,7 @@ namespace cppool::kernels {
 
 class LastError {
  public:
-  // Makes a call. What it throws ends here: as its status, and as the last error.
+  // Makes a call and turns what it throws into its status and the last error.
   template <typename Call>
   cppool_status Guard(Call call) noexcept {
     try {
@@ -24,7 +24,7 @@ class LastError {
     } catch (const std::exception& error) {
       return Keep(CPPOOL_INTERNAL, error.what());
     } catch (...) {
-      return Keep(CPPOOL_INTERNAL, "an exception of no known type");
+      return Keep(CPPOOL_INTERNAL, "an exception that is not a std::exception");
     }
   }
 
@@ -42,7 +42,7 @@ class LastError {
     culprit_ = culprit;
     try {
       text_ = text;
-    } catch (...) {  // no memory for the text: the status alone
+    } catch (...) {  // no memory for the text: only the status
     }
     return status;
   }

@@ -1,4 +1,4 @@
-// How long the marks of a perturbed case hold their streams up, on every runtime.
+// How long the marks of a perturbed case delay their streams, on every runtime.
 #pragma once
 
 #include <chrono>
@@ -12,12 +12,12 @@ class MarkDelays {
  public:
   static constexpr std::uint32_t kLongestNs = 200'000;
 
-  MarkDelays() = default;  // none at all
+  MarkDelays() = default;  // no delays
   MarkDelays(std::uint64_t seed, int rank)
       : on_(true), seed_(seed), rank_(static_cast<std::uint32_t>(rank)) {}
 
-  // Of the rank's next mark. Half of them are 0: two streams then differ by much more than the time between
-  // two calls. The same seed and rank give the same sequence.
+  // The delay of the rank's next mark. Half of them are 0, so that two streams differ by much more than the time
+  // between two calls. The same seed and rank give the same sequence.
   std::chrono::nanoseconds Next() {
     if (!on_) return {};
     const std::uint64_t index = next_++;
@@ -29,7 +29,7 @@ class MarkDelays {
   }
 
  private:
-  static constexpr std::uint32_t kPurpose = 0x6D61726B;  // no input tensor has this number
+  static constexpr std::uint32_t kPurpose = 0x6D61726B;  // not the number of any input tensor
 
   bool on_ = false;
   std::uint64_t seed_ = 0;

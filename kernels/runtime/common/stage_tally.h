@@ -1,4 +1,4 @@
-// Turns the timed intervals of a case into StageTimes. Both runtimes feed it; no thread of its own.
+// Turns the timed intervals of a case into StageTimes, for both runtimes.
 #pragma once
 
 #include <map>
@@ -11,14 +11,13 @@ namespace cppool::kernels {
 
 class StageTally {
  public:
-  // iteration: the counted iteration's index; kOnce outside of iterations. Warm-up intervals are not added at
-  // all.
+  // `iteration`: the counted iteration's index; kOnce outside of iterations. Intervals of warm-up are not added.
   static constexpr int kOnce = -1;
 
   // "a/b" on the main stream counts for "a" too.
   void Add(int iteration, const std::string& stage, bool main_stream, double milliseconds);
 
-  // In the order in which stages were first added, a parent before its first child.
+  // In the order in which the stages were first added, a parent before its first child.
   StageTimes Times() const;
 
  private:

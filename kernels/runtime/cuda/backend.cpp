@@ -6,9 +6,9 @@
 #include <mutex>
 #include <thread>
 
-#include "kernels/runtime/cuda/rank.h"
 #include "kernels/runtime/cuda/nccl_world.h"
 #include "kernels/runtime/cuda/peer_world.h"
+#include "kernels/runtime/cuda/rank.h"
 
 namespace cppool::kernels::cuda {
 namespace {
@@ -17,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kMostRanks = 64;
 
-constexpr std::chrono::seconds kAbortLimit{5};  // to the end of an abort, when the world goes
+constexpr std::chrono::seconds kAbortLimit{5};  // for the end of an abort, when the world is destroyed
 
 // The ranks that are open, for Recover. Ranks may outlive the backend and the other way round.
 struct OpenRanks {
@@ -25,7 +25,7 @@ struct OpenRanks {
   std::vector<CudaRank*> ranks;
 };
 
-// What OpenRank hands out: a CudaRank that takes itself off the list.
+// What OpenRank returns: a CudaRank that removes itself from the list.
 class ListedRank final : public CudaRank {
  public:
   ListedRank(std::shared_ptr<CommWorld> world, int rank, std::shared_ptr<OpenRanks> open)
@@ -87,7 +87,7 @@ class CudaBackend final : public Backend {
   std::vector<std::pair<std::string, double>> init_ms_;
 };
 
-// Time since the stage before, kept as the slowest rank's.
+// Times of the stages of the start, each the slowest rank's.
 class CudaBackend::StageClock {
  public:
   explicit StageClock(CudaBackend* backend) : backend_(backend) {}
@@ -142,10 +142,9 @@ std::unique_ptr<RankRuntime> CudaBackend::OpenRank(int rank) {
   world_->Arrive();
   world_->JoinWorld(rank);
   clock.Done(world_->transport());
-  if (world_->HasGroups()) {
-    world_->JoinGroups(rank);
-    clock.Done("groups");
-  }
+  const std::vector<GroupShape> shapes = UsualShapes(world_->size());  // the world's is there
+  for (std::size_t i = 1; i < shapes.size(); ++i) world_->JoinGroup(rank, shapes[i]);
+  if (shapes.size() > 1) clock.Done("groups");
   WarmUpCommunicators(*opened);
   clock.Done("warm_up");
   return opened;

@@ -4,9 +4,9 @@
 namespace cppool::kernels::cuda {
 namespace {
 
-constexpr long long kFar = 1LL << 40;  // bytes: past everything that is mapped
+constexpr long long kFar = 1LL << 40;  // bytes: past all mapped memory
 
-// Ends with its context.
+// Ends only when its context is destroyed.
 __global__ void Stall() {
   for (;;) asm volatile("nanosleep.u32 1000;");
 }

@@ -7,11 +7,11 @@
 
 namespace cppool::kernels::cuda {
 
-// `memory`: for kFlipBit the byte, for kOutOfBounds an allocation whose end is left far behind: near it, the
-// memory is another's of the same pool, and nothing would notice. Throws RuntimeError.
+// `memory`: for kFlipBit the byte, for kOutOfBounds an allocation. The write is far behind its end: memory near it
+// belongs to the same pool, and the write would not be noticed. Throws RuntimeError.
 void BreakDevice(DeviceFault fault, void* memory, cudaStream_t stream);
 
-// Loads the kernels: at their first use that could wait for a collective of another rank.
+// Loads the kernels now: loading at their first use could wait for a collective of another rank.
 void LoadDeviceFaults();
 
 }  // namespace cppool::kernels::cuda

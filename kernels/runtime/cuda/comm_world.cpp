@@ -8,7 +8,14 @@ namespace cppool::kernels::cuda {
 using namespace std::chrono_literals;
 
 CommWorld::CommWorld(int size, int devices)
-    : size_(size), devices_(std::min(size, devices)), pools_(static_cast<std::size_t>(devices_)) {}
+    : size_(size),
+      devices_(std::min(size, devices)),
+      groups_(At(size)),
+      bells_(At(size)),
+      finished_(At(size)),
+      meeting_(
+          bells_, [this] { return aborted(); }, [this](int rank) { return finished(rank); }),
+      pools_(At(devices_)) {}
 
 std::shared_ptr<DevicePool> CommWorld::OpenPool(int rank) {
   const std::lock_guard lock(pools_mutex_);
@@ -32,7 +39,7 @@ void CommWorld::Arrive() {
   std::unique_lock lock(start_mutex_);
   ++arrived_;
   start_changed_.notify_all();
-  // A context takes seconds on a busy machine; a rank that has not come after a minute will not.
+  // A context takes seconds on a busy machine; a rank that has not arrived after a minute will not.
   const bool all =
       start_changed_.wait_for(lock, 60s, [&] { return arrived_ == size_ || !start_failure_.empty(); });
   if (!start_failure_.empty()) throw RuntimeError(CPPOOL_CUDA, start_failure_, RuntimeError::kElsewhere);
@@ -40,6 +47,66 @@ void CommWorld::Arrive() {
     throw RuntimeError(CPPOOL_TIMEOUT, std::to_string(size_ - arrived_) + " of " + std::to_string(size_) +
                                            " ranks have no CUDA context after 60 s");
   }
+}
+
+CommGroup CommWorld::MakeGroup(int rank, GroupShape shape) {
+  const auto agreed = [&] {
+    const std::lock_guard lock(agreed_mutex_);
+    return agreed_.count(shape) > 0;
+  };
+  // A rank that failed after a meeting finds the shape agreed on in the next case, as those do that went on.
+  if (!agreed()) {
+    if (!meeting_.Meet(rank, shape)) ThrowIfAborted();
+    const std::lock_guard lock(agreed_mutex_);
+    agreed_.insert(shape);
+  }
+  JoinGroup(rank, shape);
+  return group(rank, shape);
+}
+
+std::vector<GroupShape> CommWorld::shapes(int rank) const {
+  std::vector<GroupShape> shapes;
+  ForEachGroup(rank, [&](const CommGroup& group) { shapes.insert(shapes.begin(), group.shape); });
+  return shapes;
+}
+
+CommGroup CommWorld::group(int rank, GroupShape shape) const {
+  CommGroup found;
+  ForEachGroup(rank, [&](const CommGroup& group) {
+    if (group.shape == shape) found = group;
+  });
+  return found;
+}
+
+CommGroup CommWorld::group(int rank, cppool_comm comm) const {
+  CommGroup found;
+  ForEachGroup(rank, [&](const CommGroup& group) {
+    if (group.comm == comm) found = group;
+  });
+  return found;
+}
+
+void CommWorld::AddGroup(int rank, GroupShape shape, cppool_comm comm) {
+  RankGroups& mine = groups_[At(rank)];
+  const int count = mine.count.load(std::memory_order_relaxed);
+  if (At(count) == kMostGroups) throw RuntimeError(CPPOOL_INTERNAL, "too many communicators");
+  mine.all[At(count)] = {comm, shape, shape.Member(rank), shape.size};
+  mine.count.store(count + 1, std::memory_order_release);
+}
+
+void CommWorld::RingAll() {
+  for (Bell& bell : bells_) bell.Ring();
+}
+
+void CommWorld::Finished(int rank) {
+  finished_[At(rank)].store(true, std::memory_order_release);
+  RingAll();
+}
+
+void CommWorld::Restart() {
+  meeting_.Restart();
+  for (auto& finished : finished_) finished = false;
+  ForgetAbort();
 }
 
 void CommWorld::ThrowIfAborted() const {

@@ -1,39 +1,46 @@
-// Communication between the ranks of one process, each on a thread of its own, and what they share to start
-// and to stop together. A transport is an implementation: NcclWorld, PeerWorld.
+// Communication between the ranks of one process, each on a thread of its own, and what they share to start and to
+// stop together. The transports implement it: NcclWorld, PeerWorld.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "kernels/error.h"
+#include "kernels/group_shape.h"
+#include "kernels/runtime/common/bell.h"
+#include "kernels/runtime/common/group_meeting.h"
 #include "kernels/runtime/cuda/device_pool.h"
 
 namespace cppool::kernels::cuda {
 
-// One communicator as one rank has it. NULL: the world has no such group.
+// One rank's communicator of a shape.
 struct CommGroup {
-  cppool_comm comm = nullptr;
-  int rank = 0;
+  cppool_comm comm = nullptr;  // NULL: the rank has none
+  GroupShape shape;
+  int rank = 0;  // in the group
   int size = 0;
 };
 
-// A call that the rank's thread waits in for its peers' calls.
+// A call in which the rank's thread waits for its peers' calls.
 struct WaitingCall {
   cudaStream_t stream = nullptr;
   std::string doing;        // "waiting for recv of 32 bytes from rank 1"
-  std::vector<int> awaits;  // the ranks of the world that have not made theirs
+  std::vector<int> awaits;  // the ranks of the world that have not made their call
 };
 
 class CommWorld {
  public:
-  // The ranks are dealt to the first `devices` devices in blocks: rank r has device r where there are enough.
+  // The ranks are assigned to the first `devices` devices in blocks: rank r has device r where there are enough.
   CommWorld(int size, int devices);
   virtual ~CommWorld() = default;
   CommWorld(const CommWorld&) = delete;
@@ -43,26 +50,32 @@ class CommWorld {
   int size() const { return size_; }
   int device(int rank) const { return rank * devices_ / size_; }
   int devices() const { return devices_; }
-  bool HasGroups() const { return size_ >= 4 && size_ % 2 == 0; }  // pairs and strides
 
   // The memory of the rank's device, shared by its ranks; with its context current.
   std::shared_ptr<DevicePool> OpenPool(int rank);
 
-  // Every rank arrives once, or says what keeps it from starting, before any joins a communicator: it would wait
-  // for ever for a rank that does not come. Arrive waits for the others, and throws RuntimeError when one of them
+  // Every rank arrives once, or says what keeps it from starting, before any joins a communicator: joining waits
+  // without limit for a rank that does not come. Arrive waits for the others, and throws RuntimeError when one of them
   // cannot start or does not arrive; CannotStart only tells them.
   void Arrive();
   void CannotStart(int rank, const std::string& failure);
   // On the rank's thread with its device current; all ranks at once. Throw RuntimeError.
   virtual void JoinWorld(int rank) = 0;
-  virtual void JoinGroups(int rank) = 0;  // where the world has them
+  // Makes the rank's communicator of a shape, which all ranks make now.
+  virtual void JoinGroup(int rank, GroupShape shape) = 0;
+  // The same for a shape that a case asks for: waits until all ranks have asked for it. The rank's work on NCCL's
+  // communicators must be over.
+  CommGroup MakeGroup(int rank, GroupShape shape);
   // Releases the rank's communicators; nothing of theirs may be pending. After an abort, or in a group of calls,
   // they may be left to the end of the process.
   virtual void Leave(int rank) noexcept = 0;
 
-  virtual CommGroup group(int rank, cppool_group which) const = 0;
+  // The rank's communicators, in the order in which they were made: the world's first.
+  std::vector<GroupShape> shapes(int rank) const;
+  CommGroup group(int rank, GroupShape shape) const;  // comm is NULL: not made
+  CommGroup group(int rank, cppool_comm comm) const;  // comm is NULL: not one of this rank's
   // Forgets what a case began and did not end; where that cannot be forgotten, throws RuntimeError.
-  virtual void BeginCase(int rank) = 0;
+  virtual void BeginCase(int rank) { finished_[At(rank)] = false; }
 
   // The seam's calls, on the rank's thread. Throw RuntimeError.
   virtual void GroupStart(int rank) = 0;
@@ -82,34 +95,63 @@ class CommWorld {
   // Throw RuntimeError after an abort; CheckHealth also when a communicator of the rank has failed by itself.
   void ThrowIfAborted() const;
   virtual void CheckHealth(int) { ThrowIfAborted(); }
-  // When the rank's work of a case is over: throws what a call threw that was made, failed, and left its peers with
-  // theirs. A case cannot pass over it.
+  // When the rank's work of a case is over: throws the error of a call that failed and so left its peers' calls without
+  // a partner. A case cannot ignore it.
   virtual void CheckCase(int) {}
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
 
   // Any thread, does not wait: later calls fail with `reason`, and what is stuck ends soon.
   virtual void Abort(const std::string& reason) = 0;
-  // Until what an abort has to do in the background is over, but no longer than `limit`: a process that ends in the
+  // Waits until the abort's work in the background is over, but no longer than `limit`: a process that ends in the
   // middle of it would crash.
   virtual void AwaitAbort(std::chrono::milliseconds) {}
-  // Any thread. Empty also where the waiting is the device's, or the transport cannot tell.
+  // Any thread. Empty also where the device waits, or the transport cannot tell.
   virtual std::vector<WaitingCall> Waiting(int) const { return {}; }
-  // As Backend's. Where the transport cannot tell who waits for whom: nothing.
-  virtual void Finished(int) {}
-  // Forgets an abort and everything under way. CheckRestart throws RuntimeError when the transport cannot, as
-  // things are. No rank may be in a call.
+  // Any thread: what the rank waits for in MakeGroup.
+  std::optional<GroupMeeting::Wait> WaitingForGroup(int rank) const { return meeting_.WaitOf(rank); }
+  // As Backend's. NCCL's own calls do not notice.
+  void Finished(int rank);
+  // Forgets an abort and all calls under way. CheckRestart throws RuntimeError when the transport cannot. No rank may be
+  // in a call.
   virtual void CheckRestart() const = 0;
-  virtual void Restart() = 0;
+  virtual void Restart();
 
  protected:
+  static std::size_t At(int rank) { return static_cast<std::size_t>(rank); }
+  bool finished(int rank) const { return finished_[At(rank)].load(std::memory_order_acquire); }
+  std::vector<Bell>& bells() { return bells_; }  // by rank: rung for what its thread may wait for
+  void RingAll();
+  // The rank's thread. A thread that aborts may read the rank's communicators meanwhile.
+  void AddGroup(int rank, GroupShape shape, cppool_comm comm);
+  void ForgetGroups(int rank) { groups_[At(rank)].count = 0; }
+  template <typename Use>
+  void ForEachGroup(int rank, Use use) const {  // the last one that was made first
+    const RankGroups& mine = groups_[At(rank)];
+    for (int i = mine.count.load(std::memory_order_acquire); i > 0; --i) use(mine.all[At(i - 1)]);
+  }
+
   // False when the world was aborted before; else keeps the reason.
   bool NoteAbort(const std::string& reason);
   void ForgetAbort();
   virtual cppool_status abort_status() const = 0;
 
  private:
+  // More than there are shapes of a world of up to 64 ranks.
+  static constexpr std::size_t kMostGroups = 64;
+  struct RankGroups {
+    std::array<CommGroup, kMostGroups> all;
+    std::atomic<int> count{0};
+  };
+
   const int size_;
   const int devices_;
+  std::vector<RankGroups> groups_;  // by rank
+
+  std::vector<Bell> bells_;
+  std::vector<std::atomic<bool>> finished_;  // by rank
+  GroupMeeting meeting_;
+  std::mutex agreed_mutex_;
+  std::set<GroupShape> agreed_;  // all ranks have asked for these
 
   std::mutex pools_mutex_;
   std::vector<std::weak_ptr<DevicePool>> pools_;  // by device

@@ -8,7 +8,7 @@
 namespace cppool::kernels::cuda {
 namespace {
 
-// What a trimmed pool keeps: one of its chunks, less than a context takes. Small cases then map no memory at all.
+// What a trimmed pool keeps: one of its chunks, less than a context takes. Small cases then need not map memory.
 constexpr std::size_t kKeptBytes = std::size_t{32} << 20;
 
 std::uint64_t Attribute(cudaMemPool_t pool, cudaMemPoolAttr attribute) {
@@ -31,7 +31,7 @@ DevicePool::DevicePool(int device) : device_(device) {
   std::uint64_t keep_all = UINT64_MAX;
   CheckCuda(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep_all),
             "setting up the memory pool");
-  // Otherwise the pool would order streams that the case left unordered.
+  // Otherwise the pool would order streams that the case does not order.
   SetFlag(pool_, cudaMemPoolReuseAllowInternalDependencies, 0);
 }
 
@@ -53,8 +53,8 @@ cudaError_t DevicePool::Allocate(void** out, std::size_t bytes, cudaStream_t str
   cudaError_t result = cudaMallocFromPoolAsync(out, bytes, pool_, stream);
   if (result != cudaErrorMemoryAllocation) return result;
   cudaGetLastError();
-  // Rather an order between streams that nobody asked for than no memory. One rank at a time: the other would
-  // end it too early.
+  // An order between streams that the case did not ask for is better than no memory. One rank at a time: another one
+  // would clear the flag too early.
   const std::lock_guard lock(reuse_mutex_);
   SetFlag(pool_, cudaMemPoolReuseAllowInternalDependencies, 1);
   result = cudaMallocFromPoolAsync(out, bytes, pool_, stream);
@@ -63,7 +63,7 @@ cudaError_t DevicePool::Allocate(void** out, std::size_t bytes, cudaStream_t str
   return result;
 }
 
-void DevicePool::Trim() { CheckCuda(cudaMemPoolTrimTo(pool_, kKeptBytes), "giving pooled memory back"); }
+void DevicePool::Trim() { CheckCuda(cudaMemPoolTrimTo(pool_, kKeptBytes), "returning pooled memory"); }
 
 std::size_t DevicePool::HeldBytes() const { return Attribute(pool_, cudaMemPoolAttrReservedMemCurrent); }
 

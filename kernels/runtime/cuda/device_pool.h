@@ -1,5 +1,5 @@
-// The stream-ordered memory of one device: one pool, however many ranks have the device, so that what one rank
-// gave back is there for the others.
+// The stream-ordered memory of one device: one pool for all ranks on the device, so that memory freed by one rank is
+// there for the others.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,15 +18,15 @@ class DevicePool {
   DevicePool(const DevicePool&) = delete;
   DevicePool& operator=(const DevicePool&) = delete;
 
-  // Lets copies between this device and those of `devices` that can reach it go directly.
+  // Enables direct copies between this device and those of `devices` that can reach it.
   void Share(const std::vector<int>& devices);
 
   // cudaErrorMemoryAllocation when there is no room; does not throw then.
   cudaError_t Allocate(void** out, std::size_t bytes, cudaStream_t stream);
-  // Gives unused memory back to the device. Nothing may be pending that frees.
+  // Returns unused memory to the device. No free may be pending.
   void Trim();
   std::size_t HeldBytes() const;
-  std::size_t UnusedBytes() const;  // held, and free for the next allocation
+  std::size_t UnusedBytes() const;  // held, but free for the next allocation
 
  private:
   const int device_;

@@ -19,7 +19,7 @@ __global__ void HoldUp(unsigned long long nanoseconds) {
 
 void HoldStream(cudaStream_t stream, std::chrono::nanoseconds time) {
   HoldUp<<<1, 1, 0, stream>>>(static_cast<unsigned long long>(time.count()));
-  CheckCuda(cudaGetLastError(), "holding a stream up");
+  CheckCuda(cudaGetLastError(), "delaying a stream");
 }
 
 }  // namespace cppool::kernels::cuda

@@ -1,4 +1,4 @@
-// Holds a stream up for a given time, in stream order.
+// Delays a stream for a given time, in stream order.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -20,7 +20,7 @@ void Find(void* library, const char* file, const char* name, Function* function)
 }  // namespace
 
 NcclApi::NcclApi(const char* file) {
-  // Never closed: NCCL has threads of its own.
+  // Never closed: NCCL has its own threads.
   void* const library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     const char* const error = dlerror();
@@ -49,7 +49,7 @@ NcclApi::NcclApi(const char* file) {
 }
 
 const NcclApi& Nccl() {
-  static const NcclApi api("libnccl.so.2");  // tried again by the next call when it throws
+  static const NcclApi api("libnccl.so.2");  // when it throws, the next call tries again
   return api;
 }
 

@@ -1,5 +1,5 @@
-// NCCL's functions, found in libnccl.so.2 when the first world needs them: where ranks exchange without NCCL it
-// need not be installed.
+// NCCL's functions, found in libnccl.so.2 when the first world needs them: without the transport nccl it need not be
+// installed.
 #pragma once
 
 #include <nccl.h>
@@ -7,7 +7,7 @@
 namespace cppool::kernels::cuda {
 
 struct NcclApi {
-  // Opens the library and looks for the functions. Throws RuntimeError(CPPOOL_NCCL) that says what to do.
+  // Opens the library and finds the functions. Throws RuntimeError(CPPOOL_NCCL) that says what to do.
   explicit NcclApi(const char* file);
 
   decltype(&ncclGetVersion) GetVersion;
@@ -28,7 +28,7 @@ struct NcclApi {
   decltype(&ncclAllReduce) AllReduce;
 };
 
-// libnccl.so.2, opened by the first call that succeeds. Any thread. Throws as NcclApi's constructor.
+// libnccl.so.2, opened by the first call that succeeds. Any thread. Throws as NcclApi's constructor does.
 const NcclApi& Nccl();
 
 // Throws RuntimeError(CPPOOL_NCCL) with NCCL's own last error text where it has one. `what` says what was being

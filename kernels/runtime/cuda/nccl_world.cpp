@@ -8,8 +8,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Older ones write into the buffers of peers in the same process, which stream-ordered memory does not allow
-// without more set-up.
+// Older versions write into the buffers of peers in the same process, which stream-ordered memory does not allow
+// without further set-up.
 constexpr int kOldestNccl = 22400;
 
 std::string VersionText(int code) {
@@ -77,50 +77,40 @@ void NcclWorld::JoinWorld(int rank) {
   const ncclUniqueId id = id_.get();
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 1;
-  // Pairs and strides then use the world's buffers and connections (it is the parent's setting that counts):
-  // nearly a gigabyte less per device and group. NCCL runs a rank's communicators one after another in the
-  // order of the calls, as schedules ask for with events anyway.
+  // Communicators split off this one then use its buffers and connections (the parent's setting decides): nearly a
+  // gigabyte less per device and group. NCCL runs the calls on a rank's communicators in the order in which they were
+  // made, as schedules require with events anyway.
   config.splitShare = 1;
   ncclComm_t comm = nullptr;
-  // Waits for the other ranks, which have all arrived. Should one fail in here, it throws and its process has
-  // to end.
+  // Waits for the other ranks, which have all arrived. If one of them fails here, its process must end.
   CheckNccl(nccl_.CommInitRankConfig(&comm, size(), id, rank, &config), "joining the world's communicator");
-  ranks_[rank]->groups[CPPOOL_WORLD] = {comm, rank, size()};
+  AddGroup(rank, {size(), 1}, reinterpret_cast<cppool_comm>(comm));
 }
 
-void NcclWorld::JoinGroups(int rank) {
+void NcclWorld::JoinGroup(int rank, GroupShape shape) {
   const Call call(*this, rank);
-  Rank& mine = *ranks_[rank];
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 1;
   config.splitShare = 1;
-  const ncclComm_t world = mine.groups[CPPOOL_WORLD].comm;
-  ncclComm_t pair = nullptr;
-  CheckNccl(nccl_.CommSplit(world, rank / 2, rank, &pair, &config), "splitting the pairs off");
-  mine.groups[CPPOOL_PAIR] = {pair, rank % 2, 2};
-  ncclComm_t stride = nullptr;
-  CheckNccl(nccl_.CommSplit(world, rank % 2, rank, &stride, &config), "splitting the strides off");
-  mine.groups[CPPOOL_STRIDE] = {stride, rank / 2, size() / 2};
+  const ncclComm_t world = Handle(group(rank, GroupShape{size(), 1}).comm);
+  ncclComm_t comm = nullptr;
+  const ncclResult_t result = nccl_.CommSplit(world, shape.First(rank), rank, &comm, &config);
+  if (result != ncclSuccess) split_failed_ = true;
+  CheckNccl(result, ("splitting " + CommunicatorOf(shape.Ranks(rank), size()) + " off").c_str());
+  AddGroup(rank, shape, reinterpret_cast<cppool_comm>(comm));
 }
 
 void NcclWorld::Leave(int rank) noexcept {
   if (aborted()) return;  // without the lock, which the abort may hold for long
   const std::lock_guard lock(ranks_[rank]->in_call);
   if (aborted() || InGroup(rank)) return;
-  Group* const groups = ranks_[rank]->groups;
-  for (const cppool_group which :
-       {CPPOOL_STRIDE, CPPOOL_PAIR, CPPOOL_WORLD}) {  // children before their parent
-    if (groups[which].comm) nccl_.CommDestroy(groups[which].comm);
-    groups[which] = {};
-  }
-}
-
-CommGroup NcclWorld::group(int rank, cppool_group which) const {
-  const Group& group = ranks_[rank]->groups[which];
-  return {reinterpret_cast<cppool_comm>(group.comm), group.rank, group.size};
+  ForEachGroup(rank,
+               [&](const CommGroup& group) { nccl_.CommDestroy(Handle(group.comm)); });  // children first
+  ForgetGroups(rank);
 }
 
 void NcclWorld::BeginCase(int rank) {
+  CommWorld::BeginCase(rank);
   if (InGroup(rank))
     throw RuntimeError(CPPOOL_NCCL,
                        "rank " + std::to_string(rank) + " is in a group of calls that did not end");
@@ -128,6 +118,7 @@ void NcclWorld::BeginCase(int rank) {
 
 void NcclWorld::CheckRestart() const {
   if (aborted()) throw RuntimeError(CPPOOL_NCCL, "the communicators of nccl do not outlive an abort");
+  if (split_failed_) throw RuntimeError(CPPOOL_NCCL, "a communicator could not be made on every rank");
   for (int rank = 0; rank < size(); ++rank) {
     if (InGroup(rank)) {
       throw RuntimeError(
@@ -145,7 +136,7 @@ void NcclWorld::GroupStart(int rank) {
 void NcclWorld::GroupEnd(int rank) {
   const Call call(*this, rank);
   int& depth = ranks_[rank]->group_depth;
-  if (depth > 0) --depth;  // also when it fails; NCCL itself says so of an end without a start
+  if (depth > 0) --depth;  // also when the call fails; NCCL itself reports an end without a start
   CheckNccl(nccl_.GroupEnd(), "ending a group of calls");
 }
 
@@ -183,23 +174,23 @@ void NcclWorld::AllReduce(int rank, const void* in, void* out, std::size_t count
 
 void NcclWorld::CheckHealth(int rank) {
   const Call call(*this, rank);
-  for (const Group& group : ranks_[rank]->groups) {
-    if (!group.comm) continue;
+  ForEachGroup(rank, [&](const CommGroup& group) {
     ncclResult_t state = ncclSuccess;
-    CheckNccl(nccl_.CommGetAsyncError(group.comm, &state), "asking a communicator for its state");
-    if (state == ncclSuccess || state == ncclInProgress) continue;
+    CheckNccl(nccl_.CommGetAsyncError(Handle(group.comm), &state), "asking a communicator for its state");
+    if (state == ncclSuccess || state == ncclInProgress) return;
     try {
       CheckNccl(state, "a communicator failed");
-    } catch (const RuntimeError& error) {  // it does not say through whom
+    } catch (const RuntimeError& error) {  // NCCL does not name the rank that caused it
       throw RuntimeError(error.status(), error.what(), RuntimeError::kElsewhere);
     }
-  }
+  });
 }
 
 void NcclWorld::Abort(const std::string& reason) {
   if (!NoteAbort(reason)) return;
-  // ncclCommAbort can wait for the device: nobody joins this thread, and it keeps what it uses alive. The world
-  // is of no use afterwards.
+  RingAll();
+  // ncclCommAbort can wait for the device: no thread joins this one, and it keeps what it uses alive. The world cannot
+  // be used afterwards.
   std::thread([world = shared_from_this()] {
     world->AbortCommunicators();
     world->abort_done_.set_value();
@@ -211,13 +202,19 @@ void NcclWorld::AwaitAbort(std::chrono::milliseconds limit) {
 }
 
 void NcclWorld::AbortCommunicators() {
-  // Calls that return are waited for; one that is stuck is what the abort is for.
+  // Waits for calls that return; one that is stuck is the reason for the abort.
   const auto patience = std::chrono::steady_clock::now() + 200ms;
   std::vector<std::unique_lock<std::timed_mutex>> locks;
   for (const auto& rank : ranks_) locks.emplace_back(rank->in_call, patience);
-  for (const cppool_group which : {CPPOOL_STRIDE, CPPOOL_PAIR, CPPOOL_WORLD}) {
-    for (const auto& rank : ranks_) {
-      if (rank->groups[which].comm) nccl_.CommAbort(rank->groups[which].comm);
+  // A shape at a time over all ranks, children before their parent. A rank may lack the last ones.
+  std::vector<GroupShape> made;
+  for (int rank = 0; rank < size(); ++rank) {
+    const std::vector<GroupShape> shapes = this->shapes(rank);
+    if (shapes.size() > made.size()) made = shapes;
+  }
+  for (auto shape = made.rbegin(); shape != made.rend(); ++shape) {
+    for (int rank = 0; rank < size(); ++rank) {
+      if (const CommGroup known = group(rank, *shape); known.comm) nccl_.CommAbort(Handle(known.comm));
     }
   }
 }

@@ -1,6 +1,7 @@
-// The transport nccl: every rank has a device of its own, and NCCL's communicators over them.
+// The transport nccl: every rank has a device of its own, and the communicators are NCCL's.
 #pragma once
 
+#include <atomic>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -20,9 +21,8 @@ class NcclWorld final : public CommWorld, public std::enable_shared_from_this<Nc
 
   const char* transport() const override { return "nccl"; }
   void JoinWorld(int rank) override;
-  void JoinGroups(int rank) override;  // splits PAIR and STRIDE off
+  void JoinGroup(int rank, GroupShape shape) override;  // ncclCommSplit of the world's communicator
   void Leave(int rank) noexcept override;
-  CommGroup group(int rank, cppool_group which) const override;
   void BeginCase(int rank) override;
 
   void GroupStart(int rank) override;
@@ -42,26 +42,20 @@ class NcclWorld final : public CommWorld, public std::enable_shared_from_this<Nc
   void CheckHealth(int rank) override;
   void Abort(const std::string& reason) override;
   void AwaitAbort(std::chrono::milliseconds limit) override;
-  // NCCL's communicators do not outlive an abort, and to make them again takes half as long as a fresh process.
-  // Nor does a thread get out of a group of calls but by making them, whose buffers and partners are gone.
+  // NCCL's communicators do not outlive an abort, and making them again takes half as long as a new process. A thread
+  // can leave a group of calls only by making the calls, and their buffers and partners are gone. Nor may the ranks
+  // differ in the communicators that they have.
   void CheckRestart() const override;
-  void Restart() override {}
 
  protected:
   cppool_status abort_status() const override { return CPPOOL_NCCL; }
 
  private:
-  struct Group {
-    ncclComm_t comm = nullptr;
-    int rank = 0;
-    int size = 0;
-  };
   struct Rank {
     std::timed_mutex in_call;
-    Group groups[CPPOOL_STRIDE + 1];  // by cppool_group
-    int group_depth = 0;              // of groups of calls, as the seam has begun and ended them
+    int group_depth = 0;  // calls of group_start without their group_end
   };
-  // Held over every NCCL call of a rank: the abort waits for calls that return and lets none begin. Throws as
+  // Held during every NCCL call of a rank: an abort waits for calls that return, and no new ones begin. Throws as
   // ThrowIfAborted.
   class Call {
    public:
@@ -75,6 +69,7 @@ class NcclWorld final : public CommWorld, public std::enable_shared_from_this<Nc
   const NcclApi& nccl_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::shared_future<ncclUniqueId> id_;
+  std::atomic<bool> split_failed_{false};  // on some rank
   std::promise<void> abort_done_;
   const std::shared_future<void> abort_over_ = abort_done_.get_future().share();
 };

@@ -4,16 +4,14 @@
 #include <utility>
 
 #include "kernels/error.h"
-#include "kernels/runtime/host/reduce.h"
+#include "kernels/runtime/common/dtype.h"
 #include "kernels/runtime/cuda/check.h"
 #include "kernels/runtime/cuda/reduce.h"
 
 namespace cppool::kernels::cuda {
 namespace {
 
-using host::Collective;
-
-constexpr std::size_t kPieceBytes = std::size_t{4} << 20;  // of one rank's part that is fetched at a time
+constexpr std::size_t kPieceBytes = std::size_t{4} << 20;  // how much of one rank's part is fetched at a time
 constexpr std::size_t kShareUnit = 16;                     // elements: shares begin on 16 bytes or more
 
 void WaitFor(cudaStream_t stream, const EventRef& event) {
@@ -117,8 +115,8 @@ class RecvOp final : public PeerOp {
   std::shared_ptr<PeerMessage> message_;
 };
 
-// all_reduce is a reduce_scatter and an all_gather of the ranks' shares, with a meeting halfway: every element
-// is reduced once, by one rank. Nobody writes into another rank's buffers.
+// An all_reduce is a reduce_scatter and an all_gather of the ranks' shares, with a meeting halfway: every element is
+// reduced once, by one rank. No rank writes into another rank's buffers.
 class CollectiveOp final : public PeerOp {
  public:
   CollectiveOp(PeerSide& side, const CollectiveCall& call, cudaStream_t stream)
@@ -167,17 +165,15 @@ class CollectiveOp final : public PeerOp {
     }
     return false;
   }
-  std::string ToString() const override {
-    return call_.ToString() + " on the " + side_.comm->name() + " communicator";
-  }
+  std::string ToString() const override { return call_.ToString() + " on " + side_.comm->name(); }
 
  private:
   using Part = PeerMeeting::Part;
 
-  // The members from this one on, so that not all begin with the same one.
+  // The members from this one on, so that not all ranks begin with the same member.
   std::size_t Member(std::size_t i) const { return (static_cast<std::size_t>(side_.member) + i) % size_; }
   Part& Mine() { return meeting_->parts[Member(0)]; }
-  std::size_t Bytes(std::size_t count) const { return count * host::WidthOf(call_.dtype); }
+  std::size_t Bytes(std::size_t count) const { return count * WidthOf(call_.dtype); }
   void* At(void* data, std::size_t element) const { return static_cast<std::byte*>(data) + Bytes(element); }
   const void* At(const void* data, std::size_t element) const {
     return static_cast<const std::byte*>(data) + Bytes(element);
@@ -192,14 +188,14 @@ class CollectiveOp final : public PeerOp {
     CopyFrom(from, side_.comm->Device(static_cast<int>(member)), to, caller_.device, Bytes(count), stream());
   }
 
-  // Every rank compares the same calls, so that all of them fail or none.
+  // Every rank compares the same calls, so that either all of them fail or none.
   void CheckSameCall() const {
     const auto& parts = meeting_->parts;
     const auto same = [&](const Part& part) { return part.call.SameAs(parts[0].call); };
     if (std::all_of(parts.begin(), parts.end(), same)) return;
     std::vector<CollectiveCall> calls;
     for (const Part& part : parts) calls.push_back(part.call);
-    throw host::Disagreement(calls, side_.member, side_.comm->ranks(), position_, side_.comm->name());
+    throw Disagreement(calls, side_.member, side_.comm->ranks(), position_, side_.comm->name());
   }
 
   void Gather() {
@@ -227,7 +223,7 @@ class CollectiveOp final : public PeerOp {
   // devices are fetched piece by piece: no kernel reads another device's memory.
   void ReduceRange(std::size_t begin, std::size_t end, void* out) {
     for (std::size_t i = 1; i < size_; ++i) WaitFor(stream(), meeting_->parts[Member(i)].ready);
-    const std::size_t piece = std::min(end - begin, kPieceBytes / host::WidthOf(call_.dtype));
+    const std::size_t piece = std::min(end - begin, kPieceBytes / WidthOf(call_.dtype));
     if (piece == 0) return;
     const std::size_t row = (Bytes(piece) + 255) / 256 * 256;
     const auto far = [&](std::size_t member) {
@@ -302,9 +298,11 @@ EventRef EventPool::Record(cudaStream_t stream) {
   return held;
 }
 
-PeerComm::PeerComm(std::string name, std::vector<int> ranks, std::vector<int> devices,
-                   std::vector<Bell>& bells)
-    : name_(std::move(name)), ranks_(std::move(ranks)), devices_(std::move(devices)), bells_(bells) {}
+PeerComm::PeerComm(std::vector<int> ranks, std::vector<int> devices, std::vector<Bell>& bells)
+    : ranks_(std::move(ranks)),
+      devices_(std::move(devices)),
+      name_(CommunicatorOf(ranks_, static_cast<int>(bells.size()))),
+      bells_(bells) {}
 
 std::shared_ptr<PeerMessage> PeerComm::Message(int from, int to, std::uint64_t position) {
   const std::lock_guard lock(mutex_);

@@ -1,11 +1,11 @@
-// How ranks of one process exchange by device copies: they meet in host memory, each with its buffers and with
-// an event behind the work that made them; whoever wants data copies it, in the order of its own stream, and
+// How ranks of one process exchange by device copies: they meet in host memory, each with its buffers and an event
+// recorded after the work that filled them. The rank that needs data copies it, in the order of its own stream, and
 // records an event that the owner's stream waits for.
 //
-// No stream ever waits for work that has not been enqueued yet: streams that share one of the hardware's queues
-// would stand in each other's way for ever. So the calls' host threads wait for each other, as they do in NCCL's
-// rendezvous: send, recv and collectives return when the peers have made the matching calls, whether or not any
-// of the work is done, and calls between group_start and group_end wait together. Abort ends the wait.
+// No stream waits for work that has not been enqueued yet: streams that share a hardware queue could block each other
+// for good. Instead the calls' host threads wait for each other, as in NCCL's rendezvous: send, recv and collectives
+// return when the peers have made the matching calls, whether or not the work is done, and calls between group_start
+// and group_end wait together. Abort ends the wait.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,21 +19,20 @@
 #include <tuple>
 #include <vector>
 
+#include "kernels/group_shape.h"
 #include "kernels/runtime/common/bell.h"
-#include "kernels/runtime/host/comm.h"
+#include "kernels/runtime/common/collective_call.h"
 #include "kernels/runtime/cuda/device_pool.h"
 
 namespace cppool::kernels::cuda {
 
-using host::Bell;
-using host::CollectiveCall;
 using EventRef = std::shared_ptr<CUevent_st>;
 
-// The events of one rank that others wait for. Each is used again when nobody holds it any more.
+// The events of one rank that others wait for. An event is used again once no rank holds it.
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
   ~EventPool();
-  // Records an event on a stream of the rank's device. The rank's thread; references go back from any.
+  // Records an event on a stream of the rank's device. On the rank's thread; references may end on any thread.
   EventRef Record(cudaStream_t stream);
 
  private:
@@ -41,7 +40,7 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
   std::vector<cudaEvent_t> spare_;
 };
 
-// One message: the receiver works when it is posted, the sender leaves when it is taken.
+// One message: the receiver copies when it is posted, the sender leaves when it is taken.
 struct PeerMessage {
   enum Phase { kOpen, kPosted, kTaken };
   std::atomic<Phase> phase{kOpen};
@@ -61,16 +60,17 @@ struct PeerMeeting {
   };
   explicit PeerMeeting(std::size_t size) : parts(size) {}
   std::atomic<std::size_t> posted{0}, halfway{0}, done{0};
-  std::vector<Part> parts;  // each is written by its rank before it is counted
+  std::vector<Part> parts;  // each is written by its rank before the rank is counted
   std::size_t joined = 0;   // under the communicator's lock
 };
 
 // What the ranks of a group share. Any thread.
 class PeerComm {
  public:
-  PeerComm(std::string name, std::vector<int> ranks, std::vector<int> devices, std::vector<Bell>& bells);
+  // `ranks`: the members' ranks in the world. `bells`: one per rank of the world.
+  PeerComm(std::vector<int> ranks, std::vector<int> devices, std::vector<Bell>& bells);
 
-  const std::string& name() const { return name_; }
+  const std::string& name() const { return name_; }  // "the communicator of ranks 0 and 1"
   const std::vector<int>& ranks() const { return ranks_; }
   int size() const { return static_cast<int>(ranks_.size()); }
   int WorldRank(int member) const { return ranks_[static_cast<std::size_t>(member)]; }
@@ -80,21 +80,21 @@ class PeerComm {
     for (int member = 0; member < size(); ++member) Ring(member);
   }
 
-  // The message, or collective, at a position that all its members name.
+  // The message or collective at a position, which is the same for all its members.
   std::shared_ptr<PeerMessage> Message(int from, int to, std::uint64_t position);
   std::shared_ptr<PeerMeeting> Meeting(std::uint64_t position);
   void Reset();
 
  private:
-  const std::string name_;
   const std::vector<int> ranks_, devices_;
-  std::vector<Bell>& bells_;  // one per rank of the world
+  const std::string name_;
+  std::vector<Bell>& bells_;
   std::mutex mutex_;
   std::map<std::tuple<int, int, std::uint64_t>, std::shared_ptr<PeerMessage>> messages_;
   std::map<std::uint64_t, std::shared_ptr<PeerMeeting>> meetings_;
 };
 
-// One rank's place in a group; where its calls are in it. A communicator's handle is the address.
+// One rank's place in a communicator, and how many calls it has made there. A handle is the address.
 struct PeerSide {
   PeerComm* comm = nullptr;
   int member = 0;
@@ -102,16 +102,16 @@ struct PeerSide {
   std::vector<std::uint64_t> sends, recvs;  // by peer
 };
 
-// What a call uses of its rank.
+// What a call needs from its rank.
 struct PeerCaller {
   int device = 0;
   EventPool* events = nullptr;
   DevicePool* pool = nullptr;
 };
 
-// A call on its way, on its rank's thread: Start() once, Work() whenever Ready() until it returns true, and when
-// all calls of its group have come so far, Leave() once CanLeave(): the stream then waits for those who read its
-// buffers. All but Ready(), CanLeave() and Misses() throw RuntimeError.
+// A call under way, on its rank's thread: Start() once; Work() whenever Ready(), until it returns true; and when all
+// calls between group_start and group_end have done so, Leave() once CanLeave(): the stream then waits for the ranks
+// that read its buffers. All but Ready(), CanLeave() and Misses() throw RuntimeError.
 class PeerOp {
  public:
   explicit PeerOp(cudaStream_t stream) : stream_(stream) {}
@@ -122,7 +122,7 @@ class PeerOp {
   virtual bool Work() = 0;
   virtual bool CanLeave() const = 0;
   virtual void Leave() = 0;
-  virtual bool Misses(int rank) const = 0;  // waits for a call that this rank, of the world, has not made
+  virtual bool Misses(int rank) const = 0;  // waits for a call that this rank (of the world) has not made
   virtual std::string ToString() const = 0;
 
  private:

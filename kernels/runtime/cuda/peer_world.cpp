@@ -3,16 +3,14 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/runtime/host/reduce.h"
+#include "kernels/runtime/common/dtype.h"
 #include "kernels/runtime/cuda/check.h"
 #include "kernels/runtime/cuda/reduce.h"
 
 namespace cppool::kernels::cuda {
 namespace {
 
-using host::Collective;
-
-// Copies between two devices then go directly, also those of memory that the case took from CUDA itself.
+// Copies between two devices then go directly, including those of memory that a case has allocated itself.
 void EnableAccess(int device, int other) {
   int reaches = 0;
   CheckCuda(cudaDeviceCanAccessPeer(&reaches, device, other), "asking which devices reach each other");
@@ -27,28 +25,31 @@ void EnableAccess(int device, int other) {
 
 }  // namespace
 
-PeerWorld::PeerWorld(int size, int devices)
-    : CommWorld(size, devices),
-      bells_(static_cast<std::size_t>(size)),
-      ranks_(static_cast<std::size_t>(size)) {
-  const auto add = [&](cppool_group which, const std::string& name, int first, int step, int count) {
-    std::vector<int> members, on;
-    for (int i = 0; i < count; ++i) {
-      members.push_back(first + i * step);
-      on.push_back(device(members.back()));
+PeerWorld::PeerWorld(int size, int devices) : CommWorld(size, devices), ranks_(At(size)) {
+  for (const GroupShape shape : UsualShapes(size)) {
+    for (int rank = 0; rank < size; ++rank) PeerWorld::JoinGroup(rank, shape);
+  }
+}
+
+void PeerWorld::JoinGroup(int rank, GroupShape shape) {
+  if (group(rank, shape).comm) return;
+  PeerComm* comm = nullptr;
+  {
+    const std::lock_guard lock(comms_mutex_);
+    auto& comms = comms_[shape];
+    comms.resize(At(size() / shape.size));
+    auto& mine = comms[At(shape.Index(rank))];
+    if (!mine) {
+      const std::vector<int> members = shape.Ranks(rank);
+      std::vector<int> on;
+      for (const int member : members) on.push_back(device(member));
+      mine = std::make_unique<PeerComm>(members, std::move(on), bells());
     }
-    comms_.push_back(std::make_unique<PeerComm>(name, members, std::move(on), bells_));
-    const auto peers = static_cast<std::size_t>(count);
-    for (int i = 0; i < count; ++i) {
-      PeerSide& side = ranks_[static_cast<std::size_t>(members[static_cast<std::size_t>(i)])].sides[which];
-      side = {comms_.back().get(), i, 0, std::vector<std::uint64_t>(peers),
-              std::vector<std::uint64_t>(peers)};
-    }
-  };
-  add(CPPOOL_WORLD, "world", 0, 1, size);
-  if (!HasGroups()) return;
-  for (int i = 0; i < size / 2; ++i) add(CPPOOL_PAIR, "pair", 2 * i, 1, 2);
-  for (int parity = 0; parity < 2; ++parity) add(CPPOOL_STRIDE, "stride", parity, 2, size / 2);
+    comm = mine.get();
+  }
+  const std::vector<std::uint64_t> none(At(shape.size));
+  PeerSide& side = ranks_[At(rank)].sides.emplace_back(PeerSide{comm, shape.Member(rank), 0, none, none});
+  AddGroup(rank, shape, reinterpret_cast<cppool_comm>(&side));
 }
 
 void PeerWorld::JoinWorld(int rank) {
@@ -72,17 +73,11 @@ void PeerWorld::Leave(int rank) noexcept {
   mine.pool.reset();
 }
 
-CommGroup PeerWorld::group(int rank, cppool_group which) const {
-  const PeerSide& side = ranks_[static_cast<std::size_t>(rank)].sides[which];
-  if (!side.comm) return {};
-  return {reinterpret_cast<cppool_comm>(const_cast<PeerSide*>(&side)), side.member, side.comm->size()};
-}
-
 void PeerWorld::BeginCase(int rank) {
+  CommWorld::BeginCase(rank);
   Rank& mine = ranks_[static_cast<std::size_t>(rank)];
   mine.depth = 0;
   mine.grouped.clear();
-  mine.finished = false;
   mine.failure = nullptr;
 }
 
@@ -93,7 +88,7 @@ void PeerWorld::CheckCase(int rank) {
 PeerSide& PeerWorld::SideOf(int rank, cppool_comm comm) {
   ThrowIfAborted();
   for (PeerSide& side : ranks_[static_cast<std::size_t>(rank)].sides) {
-    if (side.comm && reinterpret_cast<cppool_comm>(&side) == comm) return side;
+    if (reinterpret_cast<cppool_comm>(&side) == comm) return side;
   }
   throw RuntimeError(CPPOOL_INTERNAL, "not a communicator of this rank");
 }
@@ -144,13 +139,8 @@ void PeerWorld::AllReduce(int rank, const void* in, void* out, std::size_t count
 
 void PeerWorld::Collect(int rank, const CollectiveCall& call, cppool_comm comm, cudaStream_t stream) {
   PeerSide& side = SideOf(rank, comm);
-  if (host::WidthOf(call.dtype) == 0) {
-    throw RuntimeError(CPPOOL_INTERNAL, "no such dtype: " + std::to_string(static_cast<int>(call.dtype)));
-  }
-  if (call.reduce != CPPOOL_SUM && call.reduce != CPPOOL_MAX) {
-    throw RuntimeError(CPPOOL_INTERNAL,
-                       "no such reduction: " + std::to_string(static_cast<int>(call.reduce)));
-  }
+  CheckDtype(call.dtype);
+  CheckReduction(call.reduce);
   Submit(rank, MakeCollective(side, call, stream));
 }
 
@@ -165,7 +155,7 @@ void PeerWorld::Submit(int rank, std::unique_ptr<PeerOp> op) {
   Run(rank, std::move(ops));
 }
 
-// Shows a rank's calls to Waiting, from when all are started.
+// Shows a rank's calls to Waiting, once all are started.
 class PeerWorld::Running {
  public:
   Running(Rank& rank, const std::vector<std::unique_ptr<PeerOp>>& ops) : rank_(rank) { Set(&ops); }
@@ -217,10 +207,9 @@ void PeerWorld::Meet(int rank, const std::vector<std::unique_ptr<PeerOp>>& ops) 
     if (it == ready.end()) it = ready.emplace(it, op->stream(), mine.events->Record(op->stream()));
     op->Start(caller, it->second);
   }
-  // Every call's own work comes before any call's wait for its readers: a rank that passes data around a ring
-  // does not make its copy wait for its neighbour's. Both waits are for the peers' calls, and the watchdog ends
-  // them with Abort.
-  Bell& bell = bells_[static_cast<std::size_t>(rank)];
+  // The work of every call comes before any call's wait for its readers: in a ring, a rank's copy does not wait for its
+  // neighbour's. Both waits are for the peers' calls, and the watchdog ends them with Abort.
+  Bell& bell = bells()[static_cast<std::size_t>(rank)];
   const Running shown(mine, ops);
   std::vector<PeerOp*> working;
   for (const auto& op : ops) working.push_back(op.get());
@@ -233,7 +222,7 @@ void PeerWorld::Meet(int rank, const std::vector<std::unique_ptr<PeerOp>>& ops) 
     if (gone < 0) return;
     throw RuntimeError(CPPOOL_INTERNAL,
                        "rank " + std::to_string(gone) + " has finished the case, and rank " +
-                           std::to_string(rank) + " still is waiting for it in " + op.ToString(),
+                           std::to_string(rank) + " is still waiting for it in " + op.ToString(),
                        gone);
   };
   while (!working.empty()) {
@@ -254,30 +243,26 @@ void PeerWorld::Meet(int rank, const std::vector<std::unique_ptr<PeerOp>>& ops) 
 }
 
 int PeerWorld::FinishedWithout(const PeerOp& op) const {
-  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-    // What it has not posted by then, it never will.
-    if (ranks_[rank].finished.load(std::memory_order_acquire) && op.Misses(static_cast<int>(rank)))
-      return static_cast<int>(rank);
+  for (int rank = 0; rank < size(); ++rank) {
+    // What it has not posted by now, it never will.
+    if (finished(rank) && op.Misses(rank)) return rank;
   }
   return -1;
 }
 
-void PeerWorld::Finished(int rank) {
-  ranks_[static_cast<std::size_t>(rank)].finished.store(true, std::memory_order_release);
-  for (Bell& bell : bells_) bell.Ring();
-}
-
 void PeerWorld::Abort(const std::string& reason) {
-  if (!NoteAbort(reason)) return;
-  for (Bell& bell : bells_) bell.Ring();
+  if (NoteAbort(reason)) RingAll();
 }
 
 void PeerWorld::Restart() {
-  for (const auto& comm : comms_) comm->Reset();
+  for (const auto& [shape, comms] : comms_) {
+    for (const auto& comm : comms) {
+      if (comm) comm->Reset();
+    }
+  }
   for (Rank& rank : ranks_) {
     rank.depth = 0;
     rank.grouped.clear();
-    rank.finished = false;
     rank.failure = nullptr;
     for (PeerSide& side : rank.sides) {
       side.collectives = 0;
@@ -285,7 +270,7 @@ void PeerWorld::Restart() {
       std::fill(side.recvs.begin(), side.recvs.end(), 0);
     }
   }
-  ForgetAbort();
+  CommWorld::Restart();
 }
 
 }  // namespace cppool::kernels::cuda

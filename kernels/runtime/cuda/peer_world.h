@@ -1,9 +1,9 @@
-// The transport peer: device copies and events between the ranks of one process, however many of them share a
-// device. No NCCL.
+// The transport peer: device copies and events between the ranks of one process, which may share devices. No NCCL.
 #pragma once
 
-#include <atomic>
 #include <exception>
+#include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,9 +20,8 @@ class PeerWorld final : public CommWorld {
 
   const char* transport() const override { return "peer"; }
   void JoinWorld(int rank) override;
-  void JoinGroups(int) override {}  // they are there with the world
+  void JoinGroup(int rank, GroupShape shape) override;  // the usual shapes exist with the world
   void Leave(int rank) noexcept override;
-  CommGroup group(int rank, cppool_group which) const override;
   void BeginCase(int rank) override;
 
   void GroupStart(int rank) override;
@@ -41,9 +40,8 @@ class PeerWorld final : public CommWorld {
 
   void CheckCase(int rank) override;
   void Abort(const std::string& reason) override;
-  void Finished(int rank) override;
   std::vector<WaitingCall> Waiting(int rank) const override;
-  // What was enqueued only ever waits for what was enqueued before, and ends by itself.
+  // Enqueued work waits only for work that was enqueued before it, and ends by itself.
   void CheckRestart() const override {}
   void Restart() override;
 
@@ -52,14 +50,13 @@ class PeerWorld final : public CommWorld {
 
  private:
   struct Rank {
-    PeerSide sides[CPPOOL_STRIDE + 1];  // by cppool_group
+    std::list<PeerSide> sides;
     std::shared_ptr<EventPool> events;
     std::shared_ptr<DevicePool> pool;
-    int depth = 0;  // of groups of calls
-    std::atomic<bool> finished{false};
-    std::exception_ptr failure;  // of its calls in this case, the first
+    int depth = 0;               // calls of group_start without their group_end
+    std::exception_ptr failure;  // the first one of its calls in this case
     std::vector<std::unique_ptr<PeerOp>> grouped;
-    // What Run is at, for Waiting.
+    // The calls that Run is in, for Waiting.
     mutable std::mutex running_mutex;
     const std::vector<std::unique_ptr<PeerOp>>* running = nullptr;
   };
@@ -70,11 +67,11 @@ class PeerWorld final : public CommWorld {
   void Submit(int rank, std::unique_ptr<PeerOp> op);
   void Run(int rank, std::vector<std::unique_ptr<PeerOp>> ops);
   void Meet(int rank, const std::vector<std::unique_ptr<PeerOp>>& ops);
-  // A rank that has finished, and that this call waits for; -1 when there is none.
+  // A rank that has finished while this call waits for it; -1: there is none.
   int FinishedWithout(const PeerOp& op) const;
 
-  std::vector<Bell> bells_;
-  std::vector<std::unique_ptr<PeerComm>> comms_;
+  std::mutex comms_mutex_;
+  std::map<GroupShape, std::vector<std::unique_ptr<PeerComm>>> comms_;  // by GroupShape::Index
   std::vector<Rank> ranks_;
 };
 

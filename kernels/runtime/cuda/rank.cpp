@@ -25,7 +25,7 @@ constexpr auto kSpinFor = 200us;
 constexpr auto kPollEvery = 20us;
 constexpr auto kCheckHealthEvery = 5ms;
 
-// Before any member: they need the context.
+// Called before the members are made: they need the context.
 int OpenDevice(int device) {
   CheckCuda(cudaSetDevice(device), ("making a context on device " + std::to_string(device)).c_str());
   CheckCuda(cudaFree(nullptr), ("making a context on device " + std::to_string(device)).c_str());
@@ -63,7 +63,7 @@ CudaRank::CudaRank(std::shared_ptr<CommWorld> world, int rank)
 }
 
 CudaRank::~CudaRank() {
-  if (!world_->aborted()) cudaDeviceSynchronize();  // the end of an orderly life: nothing is stuck
+  if (!world_->aborted()) cudaDeviceSynchronize();  // without an abort no work is stuck
   world_->Leave(rank_);
   for (const auto& [pointer, bytes] : allocations_) cudaFreeAsync(pointer, main_stream());
   for (cudaEvent_t event : events_) cudaEventDestroy(event);
@@ -107,8 +107,8 @@ DeviceInfo CudaRank::Device() const {
 void CudaRank::BeginCase() {
   world_->ThrowIfAborted();
   CheckCuda(cudaSetDevice(device_), "choosing the rank's device");
-  cudaGetLastError();  // what the case before left on this thread; an error of the context comes back from
-                       // the next call
+  // Clears what an earlier case left on this thread; an error of the context comes back from the next call.
+  cudaGetLastError();
   for (const OwnedStream& owned : streams_) {
     if (owned.used) WaitFor(owned.stream);
   }
@@ -130,7 +130,7 @@ StageTimes CudaRank::EndCase() {
   for (const OwnedStream& owned : streams_) {
     if (owned.used) WaitFor(owned.stream);
   }
-  // Streams of the case's own. No deadline here: the daemon's watchdog has one.
+  // Covers streams that the case has made itself. No deadline here: the daemon's watchdog has one.
   CheckCuda(cudaDeviceSynchronize(), "waiting for the case's work");
   world_->CheckHealth(rank_);
   StageTimes times = marks_.Collect();
@@ -163,7 +163,7 @@ void CudaRank::ReleaseLeftovers() {
 }
 
 void CudaRank::Trim() {
-  // The caller's barrier has made sure that nothing is pending.
+  // After the caller's barrier no work is pending.
   CheckCuda(cudaDeviceSynchronize(), "waiting for the device before trimming");
   pool_->Trim();
 }
@@ -210,7 +210,7 @@ void* CudaRank::Allocate(std::size_t bytes, cudaStream_t stream) {
 void CudaRank::Free(void* pointer, cudaStream_t stream) {
   if (!pointer) return;
   if (allocations_.erase(pointer) == 0)
-    throw RuntimeError(CPPOOL_INTERNAL, "free of a pointer that alloc did not give to this rank");
+    throw RuntimeError(CPPOOL_INTERNAL, "free of a pointer that alloc did not return on this rank");
   --live_allocations_;
   CheckCuda(cudaFreeAsync(pointer, stream), "freeing device memory");
 }
@@ -226,7 +226,7 @@ void* CudaRank::AllocateHost(std::size_t bytes) {
 void CudaRank::FreeHost(void* pointer) {
   if (!pointer) return;
   if (host_allocations_.erase(pointer) == 0) {
-    throw RuntimeError(CPPOOL_INTERNAL, "free_host of a pointer that alloc_host did not give to this rank");
+    throw RuntimeError(CPPOOL_INTERNAL, "free_host of a pointer that alloc_host did not return on this rank");
   }
   --live_allocations_;
   host_heap_.Free(pointer);
@@ -242,7 +242,7 @@ cudaStream_t CudaRank::CreateStream() {
   std::size_t i = 1;
   for (; i < streams_.size(); ++i) {
     if (streams_[i].handed_out) continue;
-    // Given back in this case with work pending: another use would wait for that.
+    // Destroyed in this case with work pending: a new user would wait for that work.
     if (!streams_[i].used || cudaStreamQuery(streams_[i].stream) == cudaSuccess) break;
     cudaGetLastError();
   }
@@ -257,7 +257,7 @@ void CudaRank::DestroyStream(cudaStream_t stream) {
     return one.handed_out && one.stream == stream;
   });
   if (owned == streams_.end())
-    throw RuntimeError(CPPOOL_INTERNAL, "stream_destroy of a stream that stream_create did not give");
+    throw RuntimeError(CPPOOL_INTERNAL, "stream_destroy of a stream that stream_create did not return");
   marks_.Close(stream, iteration_);
   owned->handed_out = false;
 }
@@ -280,9 +280,10 @@ cudaEvent_t CudaRank::CreateEvent() {
 
 void CudaRank::DestroyEvent(cudaEvent_t event) {
   if (events_.erase(event) == 0)
-    throw RuntimeError(CPPOOL_INTERNAL, "event_destroy of an event that event_create did not give");
+    throw RuntimeError(CPPOOL_INTERNAL, "event_destroy of an event that event_create did not return");
   recorded_.erase(event);
-  retired_events_.push_back(event);  // its last record may be pending, and a new event must be no wait
+  retired_events_.push_back(
+      event);  // its last record may be pending, and a wait for a new event must not wait
 }
 
 void CudaRank::RunHostCall(void* call) noexcept {
@@ -294,7 +295,7 @@ void CudaRank::RunHostCall(void* call) noexcept {
   } catch (const std::exception& error) {
     failure = error.what();
   } catch (...) {
-    failure = "an exception of no known type";
+    failure = "an exception that is not a std::exception";
   }
   const std::lock_guard lock(owned->failure->mutex);
   if (owned->failure->text.empty()) owned->failure->text = "a host function failed: " + failure;
@@ -325,15 +326,15 @@ void CudaRank::WaitFor(cudaStream_t stream) {
     world_->ThrowIfAborted();
     const auto now = Clock::now();
     if (now - start < kSpinFor) continue;
-    marks_.Look();
+    marks_.Read();
     if (now - health_checked > kCheckHealthEvery) {
       world_->CheckHealth(rank_);
       health_checked = now;
     }
     std::this_thread::sleep_for(kPollEvery);
   }
-  if (waited) cudaGetLastError();  // "not ready" is kept as an error
-  world_->ThrowIfAborted();        // aborted collectives end, too
+  if (waited) cudaGetLastError();  // CUDA keeps "not ready" as an error
+  world_->ThrowIfAborted();        // aborted collectives also end
 }
 
 void CudaRank::Synchronize(cudaStream_t stream) {
@@ -366,7 +367,14 @@ std::optional<std::string> CudaRank::FailedInStage() const {
 std::vector<StreamProgress> CudaRank::Progress() const {
   std::vector<cudaStream_t> streams;
   std::vector<StreamProgress> progress = marks_.Progress(&streams);
-  // The rank's thread holds these back: what the stream has is at most its work before.
+  if (auto wait = world_->WaitingForGroup(rank_);
+      wait && !progress.empty()) {  // the rank's thread: the main stream stands for it
+    StreamProgress& main = progress.front();
+    main.doing = std::move(wait->doing);
+    main.awaits = std::move(wait->awaits);
+    main.idle = false;
+  }
+  // The rank's thread waits in these calls: their stream has at most earlier work.
   std::unordered_set<cudaStream_t> held;
   for (const WaitingCall& call : world_->Waiting(rank_)) {
     const auto at = std::find(streams.begin(), streams.end(), call.stream);
@@ -379,21 +387,29 @@ std::vector<StreamProgress> CudaRank::Progress() const {
   return progress;
 }
 
-void CudaRank::NoteTransfer(cudaStream_t stream, const char* what, int peer, cppool_comm comm) {
-  int world_rank = peer;
-  for (const cppool_group which : {CPPOOL_PAIR, CPPOOL_STRIDE}) {
-    if (comm == world_->group(rank_, which).comm) world_rank = WorldRank(which, rank_, peer);
+CommGroup CudaRank::GroupOf(GroupShape shape) {
+  const CommGroup known = world_->group(rank_, shape);
+  if (known.comm) return known;
+  if (InGroup()) throw RuntimeError(CPPOOL_INTERNAL, "group_of between group_start and group_end");
+  // NCCL splits a communicator only while it is idle.
+  for (const OwnedStream& owned : streams_) {
+    if (owned.used) WaitFor(owned.stream);
   }
-  marks_.Note(stream, {what, world_rank, ""});
+  const WarmUpBuffers buffers(&table_);
+  const CommGroup made = world_->MakeGroup(rank_, shape);
+  WarmUpGroup(*this, made, buffers);
+  return made;
+}
+
+// A case may pass a communicator of its own: it is noted as if it were the world's.
+void CudaRank::NoteTransfer(cudaStream_t stream, const char* what, int peer, cppool_comm comm) {
+  const CommGroup group = world_->group(rank_, comm);
+  marks_.Note(stream, {what, group.comm ? group.shape.WorldRank(rank_, peer) : peer, ""});
 }
 
 void CudaRank::NoteCollective(cudaStream_t stream, const char* what, cppool_comm comm) {
-  int ranks = world_->size();
-  for (const cppool_group which : {CPPOOL_PAIR, CPPOOL_STRIDE}) {
-    const CommGroup group = world_->group(rank_, which);
-    if (comm == group.comm) ranks = group.size;
-  }
-  marks_.Note(stream, {what, ranks, " ranks"});
+  const CommGroup group = world_->group(rank_, comm);
+  marks_.Note(stream, {what, group.comm ? group.size : world_->size(), " ranks"});
 }
 
 void CudaRank::NoteWait(cudaStream_t stream, cudaEvent_t event) {

@@ -11,10 +11,11 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "kernels/runtime.h"
 #include "kernels/runtime/common/last_error.h"
 #include "kernels/runtime/common/mark_delays.h"
-#include "kernels/runtime/cuda/comm_world.h"
 #include "kernels/runtime/cuda/check.h"
+#include "kernels/runtime/cuda/comm_world.h"
 #include "kernels/runtime/cuda/page_locked_heap.h"
 #include "kernels/runtime/cuda/stage_marks.h"
 
@@ -24,8 +25,8 @@ namespace cppool::kernels::cuda {
 // RuntimeError.
 class CudaRank : public RankRuntime {
  public:
-  // Makes the device's context current on this thread, with the pool, the main stream and the caches. Joins
-  // no communicator.
+  // Makes the device's context current on this thread, and the pool, the main stream and the caches. Joins no
+  // communicator.
   CudaRank(std::shared_ptr<CommWorld> world, int rank);
   ~CudaRank() override;
   CudaRank(const CudaRank&) = delete;
@@ -40,6 +41,7 @@ class CudaRank : public RankRuntime {
   void BeginIteration(int index) override;
   void EndIterations() override;
   bool InGroup() const override { return world_->InGroup(rank_); }
+  std::vector<GroupShape> Groups() const override { return world_->shapes(rank_); }
   StageTimes EndCase() override;
   void Trim() override;
   MemoryInfo Memory() const override;  // any thread
@@ -47,8 +49,8 @@ class CudaRank : public RankRuntime {
   bool HasRoom(double bytes) const override;
   std::vector<StreamProgress> Progress() const override;  // any thread
 
-  // Of the work on its streams: cudaSuccess when it is done, cudaErrorNotReady, or what has failed. Any thread,
-  // while the rank's own is in no call.
+  // The state of the work on its streams: cudaSuccess when it is done, cudaErrorNotReady, or the error. Any thread,
+  // while the rank's own thread is in no call.
   cudaError_t State() const;
 
   DeviceInfo Device() const;
@@ -57,7 +59,7 @@ class CudaRank : public RankRuntime {
   int device() const { return device_; }
   cudaStream_t main_stream() const { return streams_.front().stream; }
 
-  // What the table's functions do.
+  // The table's functions.
   void* Allocate(std::size_t bytes, cudaStream_t stream);
   void Free(void* pointer, cudaStream_t stream);
   void* AllocateHost(std::size_t bytes);
@@ -71,7 +73,9 @@ class CudaRank : public RankRuntime {
   // keeps the deadline.
   void Synchronize(cudaStream_t stream);
   void Mark(cudaStream_t stream, const char* stage);
-  // What Progress tells of a stage: its calls on communicators, and its waits for other streams.
+  // The rank's communicator of a shape. A new one is made together with all other ranks, and used once.
+  CommGroup GroupOf(GroupShape shape);
+  // What Progress says about a stage: its calls on communicators, and its waits for other streams.
   void NoteTransfer(cudaStream_t stream, const char* what, int peer, cppool_comm comm);
   void NoteCollective(cudaStream_t stream, const char* what, cppool_comm comm);
   void NoteRecord(cudaEvent_t event, cudaStream_t stream) { recorded_[event] = marks_.Here(stream); }
@@ -110,23 +114,30 @@ class CudaRank : public RankRuntime {
   int iteration_;
   MarkDelays delays_;
   std::vector<OwnedStream> streams_;        // the main stream first
-  std::vector<cudaEvent_t> spare_events_;   // nothing pending
+  std::vector<cudaEvent_t> spare_events_;   // without pending work
   std::deque<cudaEvent_t> retired_events_;  // given back in this case
   std::unordered_set<cudaEvent_t> events_;  // handed out in this case
   std::unordered_map<void*, std::size_t> allocations_;
   std::unordered_map<void*, std::size_t> host_allocations_;
   std::atomic<std::size_t> live_allocations_{0};
-  // Host functions may run after the rank has gone, when a stream is stuck: they hold it, too.
+  // When a stream is stuck, host functions may run after the rank is destroyed: they share the ownership.
   std::shared_ptr<HostFailure> host_failure_;  // of this case
 };
 
-// cuda_seam.cpp: the table's functions, each of which turns exceptions into a status.
+// seam.cpp: the table's functions, each of which turns exceptions into a status.
 void FillTable(CudaRank* rank, cppool_runtime* table);
 
-// warm_up.cpp: uses every communicator of the rank once, with all its peers, so that no connection is made
-// during a case.
+// warm_up.cpp: uses every communicator of the rank once, with all its peers, so that no connection is made during a
+// case.
 void WarmUpCommunicators(CudaRank& rank);
 // The same for memory, copies, host functions and marks.
 void WarmUpDevice(CudaRank& rank);
+// Memory for WarmUpGroup, taken before the ranks meet: one that has none fails before the others wait for it.
+struct WarmUpBuffers {
+  explicit WarmUpBuffers(cppool_runtime* rt);
+  Buffer in, out;
+};
+// Uses one communicator and waits for the work.
+void WarmUpGroup(CudaRank& rank, const CommGroup& group, const WarmUpBuffers& buffers);
 
 }  // namespace cppool::kernels::cuda

@@ -20,8 +20,7 @@ struct Inputs {
   int count;
 };
 
-// How a type is kept in memory (Storage) and what it is reduced in (Value). Integers are unsigned where they are
-// added: they wrap.
+// How a type is kept in memory (Storage) and reduced (Value). Integers are added unsigned: they wrap.
 template <typename T>
 struct Plain {
   using Storage = T;

@@ -1,4 +1,4 @@
-// The functions of the seam's table for a CudaRank. Exceptions end here.
+// The functions of the seam's table for a CudaRank. No exception leaves them.
 #include "kernels/runtime/cuda/rank.h"
 
 namespace cppool::kernels::cuda {
@@ -85,8 +85,19 @@ cppool_status Enqueue(cppool_runtime* rt, cppool_stream stream, void (*function)
 cppool_status GetGroup(cppool_runtime* rt, cppool_group which, cppool_comm* out, int* rank_out,
                        int* size_out) {
   return Guard(rt, [&](CudaRank& rank) {
-    if (which < CPPOOL_WORLD || which > CPPOOL_STRIDE) throw RuntimeError(CPPOOL_INTERNAL, "no such group");
-    const CommGroup group = rank.world().group(rank.rank(), which);
+    const auto shape = ShapeOf(which, rt->world_size);
+    const CommGroup group = shape ? rank.world().group(rank.rank(), *shape) : CommGroup{};
+    *out = group.comm;
+    if (rank_out) *rank_out = group.rank;
+    if (size_out) *size_out = group.size;
+  });
+}
+
+cppool_status GetGroupOf(cppool_runtime* rt, int size, int stride, cppool_comm* out, int* rank_out,
+                         int* size_out) {
+  return Guard(rt, [&](CudaRank& rank) {
+    *out = nullptr;
+    const CommGroup group = rank.GroupOf(CheckedShape(size, stride, rt->world_size));
     *out = group.comm;
     if (rank_out) *rank_out = group.rank;
     if (size_out) *size_out = group.size;
@@ -174,6 +185,7 @@ void FillTable(CudaRank* rank, cppool_runtime* table) {
   table->stream_wait = StreamWait;
   table->enqueue = Enqueue;
   table->group = GetGroup;
+  table->group_of = GetGroupOf;
   table->group_start = GroupStart;
   table->group_end = GroupEnd;
   table->send = Send;

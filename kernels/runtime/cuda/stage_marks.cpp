@@ -13,7 +13,7 @@ namespace cppool::kernels::cuda {
 namespace {
 
 constexpr std::size_t kMaxStreams = 1024;
-constexpr std::size_t kWordBytes = 64;    // a cache line each: streams do not disturb one another
+constexpr std::size_t kWordBytes = 64;    // a cache line each, so that streams do not share one
 constexpr std::size_t kSettleFrom = 512;  // marks of a stream
 constexpr std::size_t kEventsAtStart = 64;
 
@@ -24,7 +24,7 @@ PFN_cuStreamWriteValue32_v11070 StreamWriteValue32() {
     cudaDriverEntryPointQueryResult found{};
     CheckCuda(
         cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", &entry, 11070, cudaEnableDefault, &found),
-        "looking for cuStreamWriteValue32 in the driver");
+        "finding cuStreamWriteValue32 in the driver");
     if (found != cudaDriverEntryPointSuccess || !entry) {
       throw RuntimeError(CPPOOL_CUDA,
                          "the driver has no cuStreamWriteValue32 (CUDA 11.7): install a newer driver");
@@ -119,8 +119,8 @@ void StageMarks::Mark(cudaStream_t stream, const char* stage, int iteration) {
     track.entries.push_back(entry);
   }
   CheckCuda(cudaEventRecord(entry.event, stream), "recording a stage's time");
-  // The address is the device's, too: page-locked memory is mapped there under unified addressing. Runtime
-  // and driver share the codes.
+  // The device has the same address: page-locked memory is mapped there under unified addressing. The runtime and the
+  // driver use the same error codes.
   CheckCuda(static_cast<cudaError_t>(StreamWriteValue32()(stream, reinterpret_cast<CUdeviceptr>(track.word),
                                                           entry.sequence, CU_STREAM_WRITE_VALUE_DEFAULT)),
             "writing a stage's number in stream order");
@@ -161,10 +161,11 @@ void StageMarks::Fold(Track& track, bool whole) {
               "reading a stage's time");
     intervals_.push_back({entry.order, entry.stage, entry.iteration, track.main_stream, milliseconds});
   }
-  const std::size_t gone = whole || count == 0 ? count : count - 1;  // the last one begins the next interval
+  // The last one begins the next interval.
+  const std::size_t gone = whole || count == 0 ? count : count - 1;
   for (std::size_t i = 0; i < gone; ++i) spare_events_.push_back(track.entries[i].event);
   const std::lock_guard lock(mutex_);
-  LookAt(track, Clock::now());  // the last stage stays to be seen
+  ReadTrack(track, Clock::now());  // Progress still shows the last stage
   track.entries.erase(track.entries.begin(), track.entries.begin() + static_cast<std::ptrdiff_t>(gone));
 }
 
@@ -194,7 +195,7 @@ void StageMarks::Reset() {
     track.waits.clear();
     track.seen_stage = -1;
     track.stream = nullptr;
-    track.looked = {};
+    track.last_read = {};
   }
   used_tracks_ = 0;
   intervals_.clear();
@@ -203,7 +204,7 @@ void StageMarks::Reset() {
 
 std::size_t StageMarks::Reached(const Track& track) const {
   if (track.entries.empty()) return 0;
-  // Cyclic: the word is at most some marks before the first entry, or at one of the entries.
+  // Cyclic: the word is at one of the entries, or a few marks before the first.
   const auto passed = static_cast<std::int32_t>(__atomic_load_n(track.word, __ATOMIC_ACQUIRE) -
                                                 track.entries.front().sequence);
   return passed < 0 ? 0 : std::min(static_cast<std::size_t>(passed) + 1, track.entries.size());
@@ -229,7 +230,8 @@ std::string StageMarks::CallsIn(const Track& track, std::uint32_t sequence) cons
   return all;
 }
 
-// The latest wait of the stage that may not be over: the stage that it is for, or the time between two, has not been left.
+// The latest wait of the stage that may not be over: the other stream has not yet left the stage (or the gap between two
+// stages) that the wait is for.
 const StagePoint* StageMarks::AwaitedIn(const Track& track, std::uint32_t sequence) const {
   for (auto staged = track.waits.rbegin(); staged != track.waits.rend(); ++staged) {
     const Track& other = tracks_[staged->point.track];
@@ -244,24 +246,24 @@ bool StageMarks::IsIdle(const Track& track) const {
   return track.entries.empty() || (Reached(track) == track.entries.size() && track.entries.back().stage < 0);
 }
 
-void StageMarks::LookAt(const Track& track, Clock::time_point now) const {
+void StageMarks::ReadTrack(const Track& track, Clock::time_point now) const {
   for (std::size_t i = Reached(track); i > 0; --i) {
     const Entry& entry = track.entries[i - 1];
     if (entry.stage < 0) continue;
     if (track.seen_stage < 0 || entry.sequence != track.seen_sequence) {
       track.seen_stage = entry.stage;
       track.seen_sequence = entry.sequence;
-      track.reached = std::max(track.looked, entry.called);
+      track.reached = std::max(track.last_read, entry.called);
     }
     break;
   }
-  track.looked = now;
+  track.last_read = now;
 }
 
-void StageMarks::Look() const {
+void StageMarks::Read() const {
   const std::lock_guard lock(mutex_);
   const auto now = Clock::now();
-  for (std::size_t i = 0; i < used_tracks_; ++i) LookAt(tracks_[i], now);
+  for (std::size_t i = 0; i < used_tracks_; ++i) ReadTrack(tracks_[i], now);
 }
 
 std::vector<StreamProgress> StageMarks::Progress(std::vector<cudaStream_t>* streams) const {
@@ -270,7 +272,7 @@ std::vector<StreamProgress> StageMarks::Progress(std::vector<cudaStream_t>* stre
   std::vector<StreamProgress> progress;
   for (std::size_t i = 0; i < used_tracks_; ++i) {
     const Track& track = tracks_[i];
-    LookAt(track, now);
+    ReadTrack(track, now);
     StreamProgress& one = progress.emplace_back();
     if (streams) streams->push_back(track.stream);
     one.stream = track.name;
@@ -285,7 +287,7 @@ std::vector<StreamProgress> StageMarks::Progress(std::vector<cudaStream_t>* stre
       const std::string calls = CallsIn(other, awaited->sequence);
       if (!IsIdle(other)) {
         one.behind = other.name;
-      } else if (one.doing.empty() && !calls.empty()) {  // in no stage of their own: they may be over
+      } else if (one.doing.empty() && !calls.empty()) {  // calls outside of any stage: they may be over
         one.doing = calls + " on " + other.name;
       }
     }

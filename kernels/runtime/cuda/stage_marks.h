@@ -1,6 +1,5 @@
-// mark(stream, stage) on CUDA: each mark is a timing event and a stream-ordered write of its number into
-// page-locked host memory, so that any thread can read how far every stream has come without a CUDA call,
-// also while the device is stuck.
+// mark(stream, stage) on CUDA: each mark is a timing event and a stream-ordered write of its number into page-locked
+// host memory. So any thread can read how far each stream is without a CUDA call, even while the device is stuck.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,9 +16,9 @@
 
 namespace cppool::kernels::cuda {
 
-// A call on a communicator, as it is said of the stage that it was enqueued in: "send to rank 2".
+// A call on a communicator, as the description of its stage names it: "send to rank 2".
 struct StageCall {
-  const char* before = "";  // "send to rank ", "all_reduce with "; lives for ever
+  const char* before = "";  // "send to rank ", "all_reduce with "; a string literal
   int number = 0;           // the rank of the world, or how many ranks
   const char* after = "";   // "", " ranks"
 };
@@ -33,8 +32,8 @@ struct StagePoint {
 // Everything is for the rank's thread, except what is marked "any thread".
 class StageMarks {
  public:
-  static constexpr int kWarmUp =
-      -2;  // an iteration whose intervals are not counted; StageTally::kOnce is outside of iterations
+  // An iteration whose intervals are not counted; StageTally::kOnce is outside of iterations.
+  static constexpr int kWarmUp = -2;
 
   // `heap` must outlive it.
   explicit StageMarks(PageLockedHeap* heap);
@@ -42,33 +41,33 @@ class StageMarks {
   StageMarks(const StageMarks&) = delete;
   StageMarks& operator=(const StageMarks&) = delete;
 
-  // Shows the stream in Progress until Reset. Marking a stream that was not announced (a case's own
-  // cudaStream_t) announces it. Announcing it again is no error.
+  // Shows the stream in Progress until Reset. Marking a stream that was not announced (a case's own cudaStream_t)
+  // announces it. Announcing it again has no effect.
   void Announce(cudaStream_t stream, const std::string& name, bool main_stream);
   // stage NULL ends the last stage. Throws RuntimeError.
   void Mark(cudaStream_t stream, const char* stage, int iteration);
-  // Costs the device nothing: what the stream's stage has in it, for Progress to tell. An unknown stream is announced.
+  // Notes a call of the stream's stage for Progress, without work on the device. An unknown stream is announced.
   void Note(cudaStream_t stream, const StageCall& call);
-  // For an event's record, and for another stream's wait for that event: Progress tells of the wait until the stage
-  // that the record is in has been left.
+  // For an event's record, and for another stream's wait for that event: Progress reports the wait until the recording
+  // stream has left the stage of the record.
   StagePoint Here(cudaStream_t stream) { return HereOn(TrackOf(stream)); }
   void NoteWait(cudaStream_t stream, const StagePoint& point);
-  // Ends the stream's stage when it has one.
+  // Ends the stream's stage, if it has one.
   void Close(cudaStream_t stream, int iteration);
-  // The stream's work is done: keeps the times and gives events back when there are many, so that a long case
-  // stays small.
+  // The stream's work is done: when there are many events, keeps their times and releases them, so that a long case
+  // needs little memory.
   void Settle(cudaStream_t stream);
   // All work is done: the stages' times.
   StageTimes Collect();
   // Forgets streams and marks. No marked work may be pending.
   void Reset();
 
-  // Any thread. Looks at how far the streams are. A stage counts as reached from the last look that did not
-  // show it yet, or from its mark's call where that is later: `seconds` is never too short, and too long by
-  // at most the time between two looks. The rank's thread looks while it waits for a stream.
-  void Look() const;
-  std::vector<StreamProgress> Progress(
-      std::vector<cudaStream_t>* streams = nullptr) const;  // any thread; a look, too
+  // Any thread. Reads how far the streams are. A stage counts as reached from the last reading that did not show it
+  // yet, or from its mark's call where that is later: `seconds` is never too short, and too long by at most the time
+  // between two readings. The rank's thread reads while it waits for a stream.
+  void Read() const;
+  // Any thread; also a reading.
+  std::vector<StreamProgress> Progress(std::vector<cudaStream_t>* streams = nullptr) const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -95,9 +94,9 @@ class StageMarks {
     std::uint32_t sequence;
     StagePoint point;
   };
-  static constexpr std::size_t kMostNotes = 256;  // of a stream: the latest
+  static constexpr std::size_t kMostNotes = 256;  // the latest ones of a stream
 
-  // One stream. `word` counts on from case to case, cyclic, and is written by the stream alone.
+  // One stream. `word` counts on from case to case, cyclic; only the stream writes it.
   struct Track {
     cudaStream_t stream = nullptr;
     std::string name;
@@ -107,11 +106,11 @@ class StageMarks {
     std::vector<Entry> entries;
     std::deque<StagedCall> calls;
     std::deque<StagedWait> waits;
-    // What looks have seen.
+    // What readings have shown.
     mutable int seen_stage = -1;
     mutable std::uint32_t seen_sequence = 0;
     mutable Clock::time_point reached;
-    mutable Clock::time_point looked;
+    mutable Clock::time_point last_read;
   };
 
   Track& TrackOf(cudaStream_t stream);
@@ -120,9 +119,9 @@ class StageMarks {
   int NameIndex(const char* stage);
   cudaEvent_t TakeEvent();
   void Fold(Track& track, bool whole);
-  void LookAt(const Track& track, Clock::time_point now) const;  // mutex_ held
-  std::size_t Reached(const Track& track) const;                 // entries that the stream has passed
-  std::uint32_t ReachedSequence(const Track& track) const;       // of the mark that it has passed last
+  void ReadTrack(const Track& track, Clock::time_point now) const;  // mutex_ held
+  std::size_t Reached(const Track& track) const;                    // how many entries the stream has passed
+  std::uint32_t ReachedSequence(const Track& track) const;          // of the last mark that it has passed
   std::string CallsIn(const Track& track, std::uint32_t sequence) const;
   const StagePoint* AwaitedIn(const Track& track, std::uint32_t sequence) const;
   bool IsIdle(const Track& track) const;
@@ -133,9 +132,9 @@ class StageMarks {
   std::vector<Interval> intervals_;
   std::uint64_t next_order_ = 0;
 
-  // Guards what Progress reads. Never held over a CUDA call: those can wait for the device.
+  // Guards what Progress reads. Never held during a CUDA call: those can wait for the device.
   mutable std::mutex mutex_;
-  std::deque<Track> tracks_;  // those in use first; a track and its word are used again by the next case
+  std::deque<Track> tracks_;  // those in use first; the next case uses a track and its word again
   std::size_t used_tracks_ = 0;
   std::vector<std::string> names_;
 };

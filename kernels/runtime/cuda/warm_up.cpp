@@ -1,37 +1,47 @@
-// What would otherwise happen at the first use, in the middle of a case: NCCL connects peers when they first
-// talk, CUDA loads its own kernels and starts its callback thread when they are first needed, and all of it
-// can wait for the device.
+// Work that would otherwise be done at the first use, during a case: NCCL connects peers at their first exchange, CUDA
+// loads its own kernels and starts its callback thread when they are first needed. All of it can wait for the device.
 #include <cstring>
 
 #include "kernels/runtime.h"
 #include "kernels/runtime/cuda/break_device.h"
-#include "kernels/runtime/cuda/rank.h"
 #include "kernels/runtime/cuda/hold_stream.h"
+#include "kernels/runtime/cuda/rank.h"
 
 namespace cppool::kernels::cuda {
 namespace {
 
-constexpr std::size_t kFloats = std::size_t{4}
-                                << 20;  // 16 MiB: enough for NCCL to choose what it uses for large buffers
-
-void WarmUpGroup(cppool_runtime* rt, const Group& group, float* in, float* out) {
-  const cppool_stream stream = rt->stream;
-  const std::size_t part = kFloats / static_cast<std::size_t>(group.size);
-  const std::size_t piece = part / static_cast<std::size_t>(group.size);
-  Check(rt, rt->all_reduce(rt, in, out, 1, CPPOOL_FLOAT32, CPPOOL_SUM, group.comm, stream));
-  Check(rt, rt->all_reduce(rt, in, out, kFloats, CPPOOL_FLOAT32, CPPOOL_SUM, group.comm, stream));
-  Check(rt, rt->all_gather(rt, in, out, part * sizeof(float), group.comm, stream));
-  Check(rt, rt->reduce_scatter(rt, in, out, part, CPPOOL_FLOAT32, CPPOOL_SUM, group.comm, stream));
-  GroupedCalls calls(rt);
-  for (int peer = 0; peer < group.size; ++peer) {
-    const std::size_t offset = static_cast<std::size_t>(peer) * piece;
-    Check(rt, rt->send(rt, in + offset, piece * sizeof(float), peer, group.comm, stream));
-    Check(rt, rt->recv(rt, out + offset, piece * sizeof(float), peer, group.comm, stream));
-  }
-  calls.End();
-}
+// 16 MiB: enough for NCCL to choose the algorithms that it uses for large buffers.
+constexpr std::size_t kFloats = std::size_t{4} << 20;
 
 }  // namespace
+
+WarmUpBuffers::WarmUpBuffers(cppool_runtime* rt)
+    : in(rt, kFloats * sizeof(float), rt->stream), out(rt, kFloats * sizeof(float), rt->stream) {
+  Check(rt, rt->fill(rt, in.get(), 0, in.bytes(), rt->stream));
+}
+
+// Not through the rank's table: these calls are no part of the case that may be running.
+void WarmUpGroup(CudaRank& rank, const CommGroup& group, const WarmUpBuffers& buffers) {
+  CommWorld& world = rank.world();
+  const int me = rank.rank();
+  const cudaStream_t stream = rank.main_stream();
+  float* const in = buffers.in.get<float>();
+  float* const out = buffers.out.get<float>();
+  const std::size_t part = kFloats / static_cast<std::size_t>(group.size);
+  const std::size_t piece = part / static_cast<std::size_t>(group.size);
+  world.AllReduce(me, in, out, 1, CPPOOL_FLOAT32, CPPOOL_SUM, group.comm, stream);
+  world.AllReduce(me, in, out, kFloats, CPPOOL_FLOAT32, CPPOOL_SUM, group.comm, stream);
+  world.AllGather(me, in, out, part * sizeof(float), group.comm, stream);
+  world.ReduceScatter(me, in, out, part, CPPOOL_FLOAT32, CPPOOL_SUM, group.comm, stream);
+  world.GroupStart(me);
+  for (int peer = 0; peer < group.size; ++peer) {
+    const std::size_t offset = static_cast<std::size_t>(peer) * piece;
+    world.Send(me, in + offset, piece * sizeof(float), peer, group.comm, stream);
+    world.Recv(me, out + offset, piece * sizeof(float), peer, group.comm, stream);
+  }
+  world.GroupEnd(me);
+  rank.Synchronize(stream);
+}
 
 void WarmUpDevice(CudaRank& rank) {
   cppool_runtime* const rt = rank.seam();
@@ -62,16 +72,10 @@ void WarmUpDevice(CudaRank& rank) {
 }
 
 void WarmUpCommunicators(CudaRank& rank) {
-  cppool_runtime* const rt = rank.seam();
   {
-    const Buffer in(rt, kFloats * sizeof(float), rt->stream);
-    const Buffer out(rt, kFloats * sizeof(float), rt->stream);
-    Check(rt, rt->fill(rt, in.get(), 0, kFloats * sizeof(float), rt->stream));
-    for (const cppool_group which : {CPPOOL_WORLD, CPPOOL_PAIR, CPPOOL_STRIDE}) {
-      const Group group = GetGroup(rt, which);
-      if (group.comm) WarmUpGroup(rt, group, in.get<float>(), out.get<float>());
-    }
-    Check(rt, rt->stream_synchronize(rt, rt->stream));
+    const WarmUpBuffers buffers(rank.seam());
+    for (const GroupShape shape : rank.Groups())
+      WarmUpGroup(rank, rank.world().group(rank.rank(), shape), buffers);
   }
   rank.EndCase();
   rank.Trim();

@@ -5,9 +5,9 @@
 #include <mutex>
 #include <thread>
 
-#include "kernels/runtime/host/rank.h"
 #include "kernels/error.h"
 #include "kernels/runtime.h"
+#include "kernels/runtime/host/rank.h"
 
 namespace cppool::kernels {
 namespace {
@@ -34,7 +34,7 @@ struct OpenRanks {
   std::vector<HostRank*> ranks;
 };
 
-// What OpenRank hands out: a HostRank that takes itself off the list.
+// What OpenRank returns: a HostRank that removes itself from the list.
 class ListedRank final : public RankRuntime {
  public:
   ListedRank(std::shared_ptr<HostWorld> world, int rank, std::shared_ptr<OpenRanks> open)
@@ -57,6 +57,7 @@ class ListedRank final : public RankRuntime {
   void BeginIteration(int index) override { rank_.BeginIteration(index); }
   void EndIterations() override { rank_.EndIterations(); }
   bool InGroup() const override { return rank_.InGroup(); }
+  std::vector<GroupShape> Groups() const override { return rank_.Groups(); }
   StageTimes EndCase() override { return rank_.EndCase(); }
   void Trim() override { rank_.Trim(); }
   MemoryInfo Memory() const override { return rank_.Memory(); }
@@ -69,10 +70,9 @@ class ListedRank final : public RankRuntime {
   std::shared_ptr<OpenRanks> open_;
 };
 
-// Uses a communicator once: a sum over ones has to be the number of ranks.
-void WarmUp(cppool_runtime* rt, cppool_group which) {
-  const Group group = GetGroup(rt, which);
-  if (!group.comm) return;
+// Uses a communicator once: a sum of ones must be the number of ranks.
+void WarmUp(cppool_runtime* rt, GroupShape shape) {
+  const Group group = GetGroup(rt, shape);
   std::int32_t value = 1;
   Check(rt, rt->all_reduce(rt, &value, &value, 1, CPPOOL_INT32, CPPOOL_SUM, group.comm, rt->stream));
   Check(rt, rt->stream_synchronize(rt, rt->stream));
@@ -96,8 +96,7 @@ class HostBackend final : public Backend {
       auto opened = std::make_unique<ListedRank>(world_, rank, open_);
       const auto threads = Clock::now();
       opened->BeginCase();
-      for (const cppool_group which : {CPPOOL_WORLD, CPPOOL_PAIR, CPPOOL_STRIDE})
-        WarmUp(opened->seam(), which);
+      for (const GroupShape shape : UsualShapes(world_->size())) WarmUp(opened->seam(), shape);
       opened->EndCase();
       NoteTimes(threads - start, Clock::now() - threads);
       return opened;

@@ -1,11 +1,12 @@
 #include "kernels/runtime/host/comm.h"
 
-#include <algorithm>
 #include <cstring>
-#include <exception>
+#include <utility>
 
-#include "kernels/runtime/host/reduce.h"
 #include "kernels/error.h"
+#include "kernels/group_shape.h"
+#include "kernels/runtime/common/dtype.h"
+#include "kernels/runtime/host/reduce.h"
 
 namespace cppool::kernels::host {
 
@@ -49,7 +50,7 @@ class SendOp final : public CommOp {
   bool Withdraw() override {
     if (!posted_) return true;
     std::uint64_t expected = At(HostComm::kPosted);
-    // Left at "free" of a position long gone: nobody takes it until the world restarts.
+    // "Free" of this old position: nobody uses the slot until the world restarts.
     return slot_.state.compare_exchange_strong(expected, At(HostComm::kFree), std::memory_order_relaxed);
   }
 
@@ -89,7 +90,7 @@ class RecvOp final : public CommOp {
 
   bool Step() override {
     std::uint64_t expected = 4 * position_ + HostComm::kPosted;
-    // A sender that is aborted may withdraw at the same moment: whoever is first decides.
+    // A sender that is aborted may withdraw at the same moment: the first of the two decides.
     if (!slot_.state.compare_exchange_strong(expected, 4 * position_ + HostComm::kClaimed,
                                              std::memory_order_acquire, std::memory_order_relaxed)) {
       return false;
@@ -124,8 +125,9 @@ class RecvOp final : public CommOp {
   std::size_t bytes_;
 };
 
-// Posts its buffers, works when all have posted, and leaves when all have worked. all_reduce is a reduce_scatter and an all_gather of the
-// ranks' shares with a meeting halfway: every element is reduced once, by one rank.
+// Posts its buffers, works when all ranks have posted, and leaves when all have worked. An all_reduce is a
+// reduce_scatter and an all_gather of the ranks' shares with a meeting halfway: each element is reduced once, by one
+// rank.
 class CollectiveOp final : public CommOp {
  public:
   CollectiveOp(HostComm& comm, int rank, std::uint64_t position, const CollectiveCall& call)
@@ -172,8 +174,8 @@ class CollectiveOp final : public CommOp {
           Arrive(mine.halfway, slot_.halfway, Stage::kGather);
         } else {
           Work();
-          slot_.halfway.fetch_add(
-              1, std::memory_order_relaxed);  // passed by: the counters count every use of the slot
+          // Not used here, but the counters count every use of the slot.
+          slot_.halfway.fetch_add(1, std::memory_order_relaxed);
           Arrive(mine.left, slot_.left, Stage::kLeave);
         }
         return false;
@@ -194,7 +196,7 @@ class CollectiveOp final : public CommOp {
   bool Withdraw() override {
     if (stage_ == Stage::kPost) return true;
     if (stage_ != Stage::kWork) return false;
-    // Once all have posted, all are working: nobody can back out. One rank less, and it will never be all.
+    // Once all have posted, all are working and no rank can back out. With one rank less, they never start.
     std::uint64_t posted = slot_.posted.load(std::memory_order_relaxed);
     while (posted < all_) {
       if (slot_.posted.compare_exchange_weak(posted, posted - 1, std::memory_order_relaxed)) return true;
@@ -232,7 +234,8 @@ class CollectiveOp final : public CommOp {
     }
   }
 
-  // The count says that all have arrived; this is where their work becomes visible. The stores are on their way: no need to sleep.
+  // The count says that all ranks have arrived; this makes their work visible. Their stores come at once: no need to
+  // sleep.
   void Acquire(std::atomic<std::uint64_t> Entry::*counter) {
     for (Entry& entry : slot_.entries) {
       while ((entry.*counter).load(std::memory_order_relaxed) < position_ + 1) {
@@ -253,7 +256,7 @@ class CollectiveOp final : public CommOp {
     return call;
   }
 
-  // Every rank compares the same calls, so that all of them fail or none.
+  // Every rank compares the same calls, so that either all of them fail or none.
   void CheckSameCall() const {
     const CollectiveCall first = CallOf(0);
     bool same = true;
@@ -320,8 +323,8 @@ class CollectiveOp final : public CommOp {
   int rank_;
   std::uint64_t position_;
   CollectiveCall call_;
-  std::uint64_t before_,
-      all_;  // the slot's counters when its earlier uses are over, and when this one is complete
+  std::uint64_t before_;  // the slot's counters when its earlier uses are over
+  std::uint64_t all_;     // and when this one is complete
   Stage stage_ = Stage::kPost;
 };
 
@@ -338,36 +341,8 @@ std::unique_ptr<CommOp> MakeCollective(HostComm& comm, int rank, std::uint64_t p
   return std::make_unique<CollectiveOp>(comm, rank, position, call);
 }
 
-bool CollectiveCall::SameAs(const CollectiveCall& other) const {
-  return what == other.what && dtype == other.dtype && reduce == other.reduce && count == other.count;
-}
-
-RuntimeError Disagreement(const std::vector<CollectiveCall>& calls, int member, const std::vector<int>& ranks,
-                          std::uint64_t position, const std::string& group) {
-  const auto alike = [&](const CollectiveCall& call) {
-    return std::count_if(calls.begin(), calls.end(), [&](const auto& other) { return other.SameAs(call); });
-  };
-  const auto fewer = [&](const CollectiveCall& a, const CollectiveCall& b) { return alike(a) < alike(b); };
-  const auto most = std::max_element(calls.begin(), calls.end(), fewer);
-  const auto odd = std::find_if(calls.begin(), calls.end(), [&](const auto& c) { return !c.SameAs(*most); });
-  const auto rank_of = [&](auto call) { return ranks[static_cast<std::size_t>(call - calls.begin())]; };
-  const bool clear = 2 * alike(*most) > static_cast<std::ptrdiff_t>(calls.size());
-  const bool mine_is_odd = !calls[static_cast<std::size_t>(member)].SameAs(*most);
-  return {CPPOOL_INTERNAL,
-          "the ranks disagree in call " + std::to_string(position) + " on the " + group +
-              " communicator: rank " + std::to_string(rank_of(most)) + " called " + most->ToString() +
-              ", rank " + std::to_string(rank_of(odd)) + " " + odd->ToString(),
-          clear && !mine_is_odd ? rank_of(odd) : RuntimeError::kOwn};
-}
-
-std::string CollectiveCall::ToString() const {
-  if (what == Collective::kAllGather) return "all_gather of " + std::to_string(count) + " bytes";
-  return std::string(what == Collective::kAllReduce ? "all_reduce" : "reduce_scatter") + " (" +
-         NameOf(reduce) + ") of " + std::to_string(count) + " " + NameOf(dtype);
-}
-
-HostComm::HostComm(std::string name, std::vector<int> ranks, std::vector<Bell>& bells)
-    : name_(std::move(name)),
+HostComm::HostComm(std::vector<int> ranks, std::vector<Bell>& bells)
+    : name_(CommunicatorOf(ranks, static_cast<int>(bells.size()))),
       ranks_(std::move(ranks)),
       bells_(bells),
       messages_(ranks_.size() * ranks_.size() * kMessageSlots) {
@@ -401,126 +376,6 @@ std::vector<int> HostComm::Missing(std::uint64_t position) const {
     if (!missing.empty()) break;
   }
   return missing;
-}
-
-HostWorld::HostWorld(int size)
-    : size_(size), bells_(static_cast<std::size_t>(size)), finished_(static_cast<std::size_t>(size)) {
-  const auto add = [&](const std::string& name, int first, int step, int count) {
-    std::vector<int> ranks;
-    ranks.reserve(static_cast<std::size_t>(count));
-    for (int i = 0; i < count; ++i) ranks.push_back(first + i * step);
-    comms_.push_back(std::make_unique<HostComm>(name, std::move(ranks), bells_));
-  };
-  add("world", 0, 1, size);
-  if (size < 4 || size % 2) return;
-  for (int i = 0; i < size / 2; ++i) add("pair", 2 * i, 1, 2);
-  for (int parity = 0; parity < 2; ++parity) add("stride", parity, 2, size / 2);
-}
-
-HostComm* HostWorld::Comm(cppool_group which, int rank, int* member) {
-  *member = 0;
-  if (which == CPPOOL_WORLD) {
-    *member = rank;
-    return comms_[0].get();
-  }
-  if (comms_.size() == 1) return nullptr;
-  if (which == CPPOOL_PAIR) {
-    *member = rank % 2;
-    return comms_[1 + static_cast<std::size_t>(rank) / 2].get();
-  }
-  *member = rank / 2;
-  return comms_[1 + static_cast<std::size_t>(size_) / 2 + static_cast<std::size_t>(rank) % 2].get();
-}
-
-void HostWorld::Abort(const std::string& reason) {
-  {
-    std::lock_guard lock(reason_mutex_);
-    if (aborted()) return;  // the first reason is the cause
-    reason_ = reason;
-    aborted_.store(true, std::memory_order_relaxed);
-  }
-  for (Bell& bell : bells_) bell.Ring();
-}
-
-void HostWorld::ThrowAborted() const {
-  std::lock_guard lock(reason_mutex_);
-  throw RuntimeError(CPPOOL_INTERNAL, "communication was aborted: " + reason_, RuntimeError::kElsewhere);
-}
-
-void HostWorld::Finished(int rank) {
-  ProcessorFence();  // what the rank has posted comes before
-  finished_[static_cast<std::size_t>(rank)].store(true, std::memory_order_relaxed);
-  for (Bell& bell : bells_) bell.Ring();
-}
-
-int HostWorld::FinishedWithout(const std::vector<std::unique_ptr<CommOp>>& ops) const {
-  for (int rank = 0; rank < size_; ++rank) {
-    if (!finished_[static_cast<std::size_t>(rank)].load(std::memory_order_relaxed)) continue;
-    ProcessorFence();  // what it has not posted by now, it never will
-    for (const auto& op : ops) {
-      if (op->Misses(rank)) return rank;
-    }
-  }
-  return -1;
-}
-
-void HostWorld::Restart() {
-  std::lock_guard lock(reason_mutex_);
-  for (auto& comm : comms_) comm->Reset();
-  for (int rank = 0; rank < size_; ++rank) Unfinished(rank);
-  reason_.clear();
-  aborted_.store(false, std::memory_order_relaxed);
-  epoch_.fetch_add(1, std::memory_order_relaxed);
-}
-
-void HostWorld::Run(int rank, const Failure& failure, WaitNote& note,
-                    std::vector<std::unique_ptr<CommOp>>& ops) {
-  std::exception_ptr error;
-  bool stopping = false;
-  for (;;) {
-    // Nothing is taken back twice: after this, only calls that other ranks have accepted are left, and they end by themselves.
-    if (!stopping && (error || aborted() || failure.set())) {
-      stopping = true;
-      std::erase_if(ops, [](const auto& op) { return op->Withdraw(); });
-    }
-    bool moved = false;
-    std::erase_if(ops, [&](const auto& op) {
-      if (!op->Ready()) return false;
-      moved = true;
-      try {
-        return op->Step();
-      } catch (...) {
-        if (!error) error = std::current_exception();
-        return true;
-      }
-    });
-    if (ops.empty()) break;
-    if (moved) continue;
-    note.Set(ops);
-    if (const int gone = stopping ? -1 : FinishedWithout(ops); gone >= 0) {
-      StreamProgress waiting;
-      note.Describe(waiting);
-      error = std::make_exception_ptr(RuntimeError(CPPOOL_INTERNAL,
-                                                   "rank " + std::to_string(gone) +
-                                                       " has finished the case, and rank " +
-                                                       std::to_string(rank) + " still is " + waiting.doing,
-                                                   gone));
-      note.Clear();
-      continue;
-    }
-    bell(rank).Wait([&] {
-      if (!stopping && (aborted() || failure.set() || FinishedWithout(ops) >= 0)) return true;
-      for (const auto& op : ops) {
-        if (op->Ready()) return true;
-      }
-      return false;
-    });
-    note.Clear();
-  }
-  if (error) std::rethrow_exception(error);
-  if (!stopping) return;
-  failure.Throw();
-  ThrowAborted();
 }
 
 }  // namespace cppool::kernels::host

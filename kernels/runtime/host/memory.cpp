@@ -13,7 +13,7 @@
 namespace cppool::kernels::host {
 namespace {
 
-constexpr std::size_t kGuardBytes = kAlignment;  // before the memory; after it at least a quarter of that
+constexpr std::size_t kGuardBytes = kAlignment;  // before the memory; after it at least a quarter of this
 constexpr unsigned char kGuardByte = 0xA5;       // neither 0 nor kPoison
 
 std::size_t GuardAfter(std::size_t bytes) {
@@ -42,7 +42,7 @@ std::size_t MeminfoBytes(const std::string& key) {
   return kUnlimited;
 }
 
-// The page cache of a group, which is given back before the group runs out.
+// The page cache of a group, which the kernel reclaims before the group runs out.
 std::size_t ReclaimableIn(const std::string& folder) {
   std::ifstream file(folder + "/memory.stat");
   std::string key;
@@ -58,7 +58,7 @@ struct Limits {
   std::size_t available = kUnlimited;
 };
 
-// The tightest limit on the way from the process's group up to the root, for cgroup v2 and v1.
+// The smallest limit from the process's group up to the root, for cgroup v2 and v1.
 Limits GroupLimits() {
   Limits limits;
   std::ifstream groups("/proc/self/cgroup");
@@ -88,7 +88,7 @@ Limits GroupLimits() {
   return limits;
 }
 
-// What is left for the rest of the machine: the system that is driven to its last page kills.
+// Leaves some memory for the rest of the machine: without free pages the system kills processes.
 std::size_t Usable() {
   const std::size_t available = AvailableMemory();
   return available - available / 16;
@@ -137,7 +137,7 @@ std::string DamageAround(const void* ptr, std::size_t bytes) {
 }
 
 bool MemoryGate::Reserve(std::size_t bytes) {
-  // No size that a signed sum could overflow with gets any further.
+  // Sizes that could overflow a signed sum are refused here.
   if (bytes >= (std::size_t{1} << 48)) return false;
   const auto wanted = static_cast<std::int64_t>(bytes);
   for (std::int64_t left = unmeasured_.load(std::memory_order_relaxed); left >= wanted;) {
@@ -145,10 +145,10 @@ bool MemoryGate::Reserve(std::size_t bytes) {
     untouched_.fetch_add(wanted, std::memory_order_relaxed);
     return true;
   }
-  // Before the system is asked: what is touched meanwhile counts twice rather than not at all.
+  // Read before the system is asked: memory that is touched meanwhile then counts twice, and not zero times.
   std::int64_t untouched = untouched_.load(std::memory_order_relaxed);
   std::int64_t usable = 0;
-  do {  // what is refused must not be seen by the other ranks, whose few bytes fit
+  do {  // a refused request must not count for the other ranks, whose small requests fit
     usable = static_cast<std::int64_t>(Usable());
     if (untouched > usable - wanted) return false;
   } while (!untouched_.compare_exchange_weak(untouched, untouched + wanted, std::memory_order_relaxed));

@@ -1,5 +1,5 @@
-// How much memory this process may still take, asked before it is taken: an allocation that does not fit is
-// refused, not killed for.
+// How much memory this process may still take, checked before it is taken: an allocation that does not fit is refused,
+// where the system would kill the process.
 #pragma once
 
 #include <atomic>
@@ -16,28 +16,28 @@ inline constexpr int kPoison = 0xFF;  // bytes of a NaN in every floating-point 
 std::size_t TotalMemory();
 std::size_t AvailableMemory();
 
-// Aligned, contents undefined, between two guards: bytes that nobody may write. NULL when the system refuses.
+// Aligned, contents undefined, between two guards: bytes that must not be written. NULL when the system refuses.
 void* AllocateGuarded(std::size_t bytes);
 void FreeGuarded(void* ptr);
-// What of the guards is not as it was: "bytes 4096 to 4103", counted from ptr on; empty: nothing. `bytes` as allocated.
+// The bytes of the guards that have changed, "bytes 4096 to 4103", counted from ptr; empty: none. `bytes` as allocated.
 std::string DamageAround(const void* ptr, std::size_t bytes);
 
 // One per world: its ranks share the machine. Any thread; takes no lock, so that it orders no two streams.
 class MemoryGate {
  public:
-  // False when `bytes` more do not fit. What is reserved counts until Touched(): memory is available to the
-  // kernel until it is written.
+  // False when `bytes` more do not fit. Reserved memory counts until Touched(), because the kernel counts memory as
+  // available until it is written.
   bool Reserve(std::size_t bytes);
   void Touched(std::size_t bytes) {
     untouched_.fetch_sub(static_cast<std::int64_t>(bytes), std::memory_order_relaxed);
   }
-  // What could still be reserved.
+  // How much could still be reserved.
   std::size_t Free() const;
 
  private:
   std::atomic<std::int64_t> untouched_{0};
-  std::atomic<std::int64_t> unmeasured_{
-      0};  // small allocations that may go by without asking the system again
+  // How much small allocations may still take before the system is asked again.
+  std::atomic<std::int64_t> unmeasured_{0};
 };
 
 }  // namespace cppool::kernels::host

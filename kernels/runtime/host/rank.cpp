@@ -9,9 +9,9 @@
 #include <iterator>
 #include <thread>
 
-#include "kernels/runtime/host/reduce.h"
 #include "kernels/error.h"
 #include "kernels/runtime.h"
+#include "kernels/runtime/common/dtype.h"
 #include "kernels/runtime/common/stage_tally.h"
 
 namespace cppool::kernels::host {
@@ -35,14 +35,13 @@ HostRank::HostRank(std::shared_ptr<HostWorld> world, int rank) : world_(std::mov
   seam_.device = -1;
   seam_.self = this;
   FillSeam(&seam_);
-  RestartSides();
   streams_.push_back(NewStream(0));
   streams_[0]->name = "main";
   seam_.stream = reinterpret_cast<cppool_stream>(streams_[0].get());
 }
 
 HostRank::~HostRank() {
-  // The streams run what is queued before they end. A daemon whose work does not end does not come here: it exits.
+  // The streams run their queued work before they end. A daemon whose work does not end exits without this destructor.
   SynchronizeAll();
   ReleaseAll();
 }
@@ -52,7 +51,7 @@ std::unique_ptr<HostStream> HostRank::NewStream(int number) {
                                       failure_, [this] { world_->bell(rank_).Ring(); });
 }
 
-// No deadline: what the streams wait for is the other ranks, and the watchdog ends that with Abort.
+// No deadline: the streams wait for other ranks, and the watchdog ends that with Abort.
 void HostRank::SynchronizeAll() {
   for (auto& stream : streams_) stream->Synchronize();
   for (auto& stream : retired_) stream->Synchronize();
@@ -76,7 +75,7 @@ StageTimes HostRank::EndCase() {
   try {
     failure_.Throw();
   } catch (const RuntimeError&) {
-    ReleaseMemory();  // where the streams stopped is still to be told
+    ReleaseMemory();  // the rest stays: Progress must still say where the streams stopped
     throw;
   }
   StageTimes times = TakeTimes();
@@ -84,7 +83,7 @@ StageTimes HostRank::EndCase() {
   return times;
 }
 
-// Everything has run: the clean state.
+// Makes the clean state. All work has run.
 void HostRank::ReleaseAll() {
   grouped_.clear();
   group_depth_ = 0;
@@ -100,14 +99,14 @@ void HostRank::ReleaseAll() {
 
   std::lock_guard lock(progress_mutex_);
   for (auto* over : {&streams_, &retired_}) {
-    const auto first = over->begin() + (over == &streams_ ? 1 : 0);  // but for the main stream
+    const auto first = over->begin() + (over == &streams_ ? 1 : 0);  // except for the main stream
     idle_.insert(idle_.end(), std::move_iterator(first), std::move_iterator(over->end()));
     over->erase(first, over->end());
   }
   streams_[0]->ForgetMarks();
   marks_.clear();
   marked_.clear();
-  // A case may make up names; what the built-in ones use stays for the next case.
+  // The names stay for the next case. A case may use many of its own.
   if (stages_.size() > 4096) stages_.clear();
 }
 
@@ -123,8 +122,8 @@ void HostRank::ReleaseMemory() {
 }
 
 void HostRank::Trim() {
-  // Threads that wait for a stream cost little and save a start; a case that had many must not leave them.
-  std::vector<std::unique_ptr<HostStream>> ended;  // outside of the lock: ending is a wait
+  // A waiting thread costs little and saves a start, but a case that had many must not leave them all.
+  std::vector<std::unique_ptr<HostStream>> ended;  // destroyed outside of the lock: that waits
   {
     std::lock_guard lock(progress_mutex_);
     while (idle_.size() > kSpareThreads) {
@@ -153,7 +152,7 @@ bool HostRank::Idle() const {
 
 // ---- memory
 
-// Memory that does not count as touched yet.
+// Allocates memory that does not count as touched yet.
 void* HostRank::Take(std::size_t bytes) {
   MemoryGate& memory = world_->memory();
   if (memory.Reserve(bytes)) {
@@ -174,7 +173,7 @@ void* HostRank::Alloc(std::size_t bytes, cppool_stream stream) {
   if (bytes == 0) return nullptr;
   void* ptr = Take(bytes);
   buffers_.emplace(ptr, bytes);
-  // In the stream, so that a stream that uses the memory without having waited for this one races with the fill.
+  // On the stream, so that another stream that uses the memory without a wait races with the fill.
   at.Push(HostStream::Run::kAlways, [this, ptr, bytes] {
     std::memset(ptr, kPoison, bytes);
     world_->memory().Touched(bytes);
@@ -187,7 +186,8 @@ void HostRank::Free(void* ptr, cppool_stream stream) {
   HostStream& at = At(stream);
   const auto it = buffers_.find(ptr);
   if (it == buffers_.end())
-    throw RuntimeError(CPPOOL_INTERNAL, "free of memory that this rank has not allocated, or has freed");
+    throw RuntimeError(CPPOOL_INTERNAL,
+                       "free of memory that this rank has not allocated, or has already freed");
   const std::size_t bytes = it->second;
   buffers_.erase(it);
   live_.fetch_sub(1, std::memory_order_relaxed);
@@ -199,7 +199,7 @@ void HostRank::Free(void* ptr, cppool_stream stream) {
   });
 }
 
-// Any of the rank's threads. A write out of bounds is the rank's failure, like that of the work that did it.
+// On any of the rank's threads. A write out of bounds becomes the rank's failure.
 void HostRank::CheckGuards(const void* ptr, std::size_t bytes) noexcept {
   const std::string damage = DamageAround(ptr, bytes);
   if (damage.empty()) return;
@@ -223,9 +223,10 @@ void HostRank::FreeHost(void* ptr) {
   if (!ptr) return;
   const auto it = host_buffers_.find(ptr);
   if (it == host_buffers_.end())
-    throw RuntimeError(CPPOOL_INTERNAL, "free_host of memory that this rank has not allocated, or has freed");
+    throw RuntimeError(CPPOOL_INTERNAL,
+                       "free_host of memory that this rank has not allocated, or has already freed");
   live_.fetch_sub(1, std::memory_order_relaxed);
-  // Its memory goes with the case: one that fails may free what its streams still write to.
+  // Released with the case: a case that fails may free memory that its streams still write to.
   freed_host_buffers_.insert(host_buffers_.extract(it));
 }
 
@@ -257,10 +258,10 @@ HostRank::HostEvent& HostRank::At(cppool_event event) const {
   return *known;
 }
 
-// A stream on the thread of one that this case has destroyed would stand behind that one's work, which may wait
-// for it. Also behind work that is done: the thread orders the two, the program does not, and a wait that it
-// lacks would not be seen. So such threads are used again only when a case has destroyed more than it may leave
-// behind, for the sake of their number; then the oldest one with nothing left to do.
+// A new stream on the thread of a stream that this case has destroyed would be queued behind that stream's work, which
+// may wait for it. Even when that work is done, the thread would order the two streams though the program does not, and
+// hide a missing wait. So such threads are used again only when a case has destroyed more streams than may stay, to
+// limit their number; then the oldest one without work.
 std::unique_ptr<HostStream> HostRank::SpareStream() {
   std::lock_guard lock(progress_mutex_);
   auto* from = &idle_;
@@ -272,7 +273,7 @@ std::unique_ptr<HostStream> HostRank::SpareStream() {
   if (at == from->end()) return nullptr;
   auto stream = std::move(*at);
   from->erase(at);
-  ProcessorFence();  // Done() has not ordered what the stream's thread noted last
+  ProcessorFence();  // Done() has not ordered the last writes of the stream's thread
   stream->ForgetMarks();
   return stream;
 }
@@ -290,7 +291,8 @@ cppool_stream HostRank::CreateStream() {
 void HostRank::DestroyStream(cppool_stream stream) {
   HostStream& at = At(stream);
   if (&at == streams_[0].get()) throw RuntimeError(CPPOOL_INTERNAL, "the main stream belongs to the runtime");
-  // Neither waits for the work nor joins the thread: that would order this stream's work before all that the rank enqueues next.
+  // Neither waits for the work nor joins the thread: that would order this stream's work before all later work of the
+  // rank.
   std::lock_guard lock(progress_mutex_);
   const auto it =
       std::find_if(streams_.begin(), streams_.end(), [&](const auto& known) { return known.get() == &at; });
@@ -310,7 +312,7 @@ cppool_event HostRank::CreateEvent() {
 void HostRank::DestroyEvent(cppool_event event) {
   HostEvent& at = At(event);
   events_.erase(&at);
-  delete &at;  // its records stay: streams may be waiting for them
+  delete &at;  // its records stay: streams may wait for them
 }
 
 void HostRank::Record(cppool_event event, cppool_stream stream) {
@@ -340,7 +342,7 @@ void HostRank::Enqueue(cppool_stream stream, std::function<void()> work) {
 void HostRank::Break(DeviceFault fault, void* byte, cppool_stream stream) {
   switch (fault) {
     case DeviceFault::kStall:
-      Enqueue(stream, [] {  // without end: the daemon's watchdog ends the process at the deadline
+      Enqueue(stream, [] {  // does not end: the daemon's watchdog ends the process at the deadline
         for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
       });
       break;
@@ -362,23 +364,20 @@ void HostRank::Break(DeviceFault fault, void* byte, cppool_stream stream) {
 
 // ---- communication
 
-void HostRank::RestartSides() {
+void HostRank::ResetSides() {
   epoch_ = world_->epoch();
-  for (const cppool_group which : {CPPOOL_WORLD, CPPOOL_PAIR, CPPOOL_STRIDE}) {
-    Side& side = sides_[which];
-    side = Side{};
-    side.comm = world_->Comm(which, rank_, &side.rank);
-    const std::size_t peers = side.comm ? static_cast<std::size_t>(side.comm->size()) : 0;
-    side.sends.resize(peers);
-    side.recvs.resize(peers);
+  for (auto& [shape, side] : sides_) {
+    side.collectives = 0;
+    std::fill(side.sends.begin(), side.sends.end(), 0);
+    std::fill(side.recvs.begin(), side.recvs.end(), 0);
   }
 }
 
 HostRank::Side& HostRank::At(cppool_comm comm) {
   if (world_->aborted()) world_->ThrowAborted();
-  if (epoch_ != world_->epoch()) RestartSides();
-  for (Side& side : sides_) {
-    if (side.comm && reinterpret_cast<cppool_comm>(&side) == comm) return side;
+  if (epoch_ != world_->epoch()) ResetSides();
+  for (auto& [shape, side] : sides_) {
+    if (reinterpret_cast<cppool_comm>(&side) == comm) return side;
   }
   throw RuntimeError(CPPOOL_INTERNAL, "not a communicator of this rank");
 }
@@ -389,12 +388,17 @@ void HostRank::CheckPeer(const Side& side, int peer, const char* call) const {
                                           " of a group of " + std::to_string(side.comm->size()));
 }
 
-cppool_comm HostRank::Group(cppool_group which, int* rank, int* size) {
-  if (which < CPPOOL_WORLD || which > CPPOOL_STRIDE) throw RuntimeError(CPPOOL_INTERNAL, "not a group");
-  Side& side = sides_[which];
-  if (rank) *rank = side.rank;
-  if (size) *size = side.comm ? side.comm->size() : 0;
-  return side.comm ? reinterpret_cast<cppool_comm>(&side) : nullptr;
+cppool_comm HostRank::Group(GroupShape shape, int* rank, int* size) {
+  auto known = sides_.find(shape);
+  if (known == sides_.end()) {
+    if (group_depth_ > 0) throw RuntimeError(CPPOOL_INTERNAL, "group_of between group_start and group_end");
+    const std::vector<std::uint64_t> none(static_cast<std::size_t>(shape.size));
+    const Side side{&world_->Comm(shape, rank_), shape.Member(rank_), 0, none, none};
+    known = sides_.emplace(shape, side).first;
+  }
+  if (rank) *rank = shape.Member(rank_);
+  if (size) *size = shape.size;
+  return reinterpret_cast<cppool_comm>(&known->second);
 }
 
 void HostRank::GroupEnd() {
@@ -424,9 +428,8 @@ void HostRank::Recv(void* data, std::size_t bytes, int peer, cppool_comm comm, c
 void HostRank::Collect(const CollectiveCall& call, cppool_comm comm, cppool_stream stream) {
   HostStream& at = At(stream);
   Side& side = At(comm);
-  if (WidthOf(call.dtype) == 0) throw RuntimeError(CPPOOL_INTERNAL, "not a dtype");
-  if (call.reduce != CPPOOL_SUM && call.reduce != CPPOOL_MAX)
-    throw RuntimeError(CPPOOL_INTERNAL, "not a reduction");
+  CheckDtype(call.dtype);
+  CheckReduction(call.reduce);
   Submit(at, MakeCollective(*side.comm, side.rank, side.collectives++, call));
 }
 
@@ -444,7 +447,7 @@ void HostRank::Submit(HostStream& stream, std::unique_ptr<CommOp> op) {
 }
 
 void HostRank::RunOps(HostStream& stream, std::vector<std::unique_ptr<CommOp>> ops) {
-  // std::function wants what it holds to be copyable; nobody copies it.
+  // std::function requires a copyable target, so the calls are shared. They are never copied.
   auto shared = std::make_shared<std::vector<std::unique_ptr<CommOp>>>(std::move(ops));
   stream.Push(HostStream::Run::kUnlessFailed,
               [this, shared, &stream] { world_->Run(rank_, failure_, stream.waits, *shared); });
@@ -467,7 +470,7 @@ void HostRank::MarkStage(cppool_stream stream, const char* stage) {
     mark = &marks_.emplace_back(text, at.index, iteration_);
   }
   at.marks_pushed.store(at.marks_pushed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  // After a failure the marks stay where the work stopped.
+  // After a failure the marks stay at the point where the work stopped.
   at.Push(HostStream::Run::kUnlessFailed, [&at, mark] {
     mark->reached_ns.store(NowNs(), std::memory_order_relaxed);
     if (mark->stage) at.last_stage.store(mark, std::memory_order_relaxed);
@@ -480,8 +483,8 @@ void HostRank::MarkStage(cppool_stream stream, const char* stage) {
 }
 
 StageTimes HostRank::TakeTimes() const {
-  const std::int64_t now = NowNs();  // of stages that nobody ended
-  // Backwards, so that each mark sees the next one of its stream: a stage lasts from the one to the other.
+  const std::int64_t now = NowNs();  // the end of stages without one
+  // Backwards, so that each mark knows the next one of its stream: a stage lasts from one mark to the next.
   std::vector<std::int64_t> end(marks_.size());
   std::unordered_map<int, std::int64_t> next;
   for (std::size_t i = marks_.size(); i-- > 0;) {
@@ -500,7 +503,7 @@ StageTimes HostRank::TakeTimes() const {
   return tally.Times();
 }
 
-// Under the progress lock. A destroyed stream may have work that others wait for.
+// With the progress lock held. A destroyed stream may have work that others wait for.
 std::string HostRank::NameOfStream(int index) const {
   for (const auto* streams : {&streams_, &retired_}) {
     for (const auto& stream : *streams) {
@@ -537,6 +540,11 @@ std::vector<StreamProgress> HostRank::Progress() const {
     if (done && in_stage) progress.doing = "with no work left";
     progress.idle = done && !in_stage;
     all.push_back(std::move(progress));
+  }
+  if (auto wait = world_->meeting().WaitOf(rank_)) {  // the rank's thread: the main stream stands for it
+    all[0].doing = std::move(wait->doing);
+    all[0].awaits = std::move(wait->awaits);
+    all[0].idle = false;
   }
   return all;
 }

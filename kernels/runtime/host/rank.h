@@ -1,13 +1,13 @@
 // One rank of the host backend: the seam's functions, and what a case leaves behind.
 //
-// Threads: everything is for the rank's thread, except Memory(), Progress() and Idle(). The streams' threads
-// see the failure, the marks they reach and the memory they release; they take no lock.
+// Threads: everything is for the rank's thread, except Memory(), Progress() and Idle(). The streams' threads use the
+// failure, the marks they reach and the memory they release; they take no lock.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -15,12 +15,13 @@
 #include <unordered_map>
 #include <vector>
 
-#include "kernels/runtime/host/comm.h"
-#include "kernels/runtime/host/memory.h"
-#include "kernels/runtime/host/stream.h"
 #include "kernels/backend.h"
 #include "kernels/runtime/common/last_error.h"
 #include "kernels/runtime/common/mark_delays.h"
+#include "kernels/runtime/host/comm.h"
+#include "kernels/runtime/host/memory.h"
+#include "kernels/runtime/host/stream.h"
+#include "kernels/runtime/host/world.h"
 
 namespace cppool::kernels::host {
 
@@ -38,6 +39,7 @@ class HostRank final : public RankRuntime {
   void BeginIteration(int index) override;
   void EndIterations() override;
   bool InGroup() const override { return group_depth_ > 0; }
+  std::vector<GroupShape> Groups() const override { return world_->Shapes(); }
   StageTimes EndCase() override;
   void Trim() override;
   MemoryInfo Memory() const override;
@@ -52,7 +54,7 @@ class HostRank final : public RankRuntime {
 
   LastError& last_error() { return last_error_; }
 
-  // The seam, with exceptions: host_seam.cpp turns them into statuses.
+  // The seam, with exceptions: seam.cpp turns them into statuses.
   void* Alloc(std::size_t bytes, cppool_stream stream);
   void Free(void* ptr, cppool_stream stream);
   void* AllocHost(std::size_t bytes);
@@ -67,7 +69,7 @@ class HostRank final : public RankRuntime {
   void Record(cppool_event event, cppool_stream stream);
   void WaitFor(cppool_stream stream, cppool_event event);
   void Enqueue(cppool_stream stream, std::function<void()> work);
-  cppool_comm Group(cppool_group which, int* rank, int* size);
+  cppool_comm Group(GroupShape shape, int* rank, int* size);
   void GroupStart() { ++group_depth_; }
   void GroupEnd();
   void Send(const void* data, std::size_t bytes, int peer, cppool_comm comm, cppool_stream stream);
@@ -76,10 +78,10 @@ class HostRank final : public RankRuntime {
   void MarkStage(cppool_stream stream, const char* stage);
 
  private:
-  // This rank's side of a communicator: where its calls are in it.
+  // This rank's place in a communicator, and how many calls it has made there. A handle is the address.
   struct Side {
     HostComm* comm = nullptr;
-    int rank = 0;
+    int rank = 0;  // in the communicator
     std::uint64_t collectives = 0;
     std::vector<std::uint64_t> sends, recvs;  // by peer
   };
@@ -87,17 +89,17 @@ class HostRank final : public RankRuntime {
     EventRecord* latest = nullptr;  // NULL before the first record
   };
 
-  // Threads without a stream that a rank keeps.
+  // How many threads without a stream a rank keeps.
   static constexpr std::size_t kSpareThreads = 8;
 
-  static constexpr int kOutside =
-      -1;  // the iteration of marks outside of iterations; others are counted from 0
+  // Iterations of marks; those that count are numbered from 0.
+  static constexpr int kOutside = -1;
   static constexpr int kWarmUp = -2;
 
   HostStream& At(cppool_stream stream) const;
   HostEvent& At(cppool_event event) const;
   Side& At(cppool_comm comm);
-  void RestartSides();
+  void ResetSides();
   void CheckPeer(const Side& side, int peer, const char* call) const;
   void Submit(HostStream& stream, std::unique_ptr<CommOp> op);
   void RunOps(HostStream& stream, std::vector<std::unique_ptr<CommOp>> ops);
@@ -125,8 +127,8 @@ class HostRank final : public RankRuntime {
   std::set<HostEvent*> events_;  // owned
   std::deque<EventRecord> records_;
 
-  std::array<Side, 3> sides_;  // by cppool_group
-  std::uint64_t epoch_ = 0;
+  std::map<GroupShape, Side> sides_;  // of the groups that this rank has asked for
+  std::uint64_t epoch_ = 0;           // of the world, when the sides were last reset
   int group_depth_ = 0;
   std::vector<std::pair<HostStream*, std::vector<std::unique_ptr<CommOp>>>>
       grouped_;  // by stream, in order of first use
@@ -136,8 +138,8 @@ class HostRank final : public RankRuntime {
   int streams_made_ = 0;  // threads, for their names
   int next_stream_ = 1;   // in this case
 
-  // Readers of Progress() hold this while they look; the rank's thread holds it while it changes what they
-  // look at, and never while it waits; the streams' threads never do.
+  // Progress() holds this while it reads. The rank's thread holds it while it changes what is read, and never while it
+  // waits. The streams' threads never take it.
   mutable std::mutex progress_mutex_;
   std::vector<std::unique_ptr<HostStream>> streams_;  // in use; the first is the main one
   std::vector<std::unique_ptr<HostStream>> retired_;  // destroyed in this case, oldest first; may have work

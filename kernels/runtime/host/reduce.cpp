@@ -10,7 +10,7 @@
 namespace cppool::kernels::host {
 namespace {
 
-// How a type is kept in memory (Storage) and what it is added in (Value). Integers are added unsigned, where overflow is defined.
+// How a type is kept in memory (Storage) and added (Value). Integers are added unsigned, where overflow is defined.
 template <typename T>
 struct Plain {
   using Storage = T;
@@ -75,45 +75,6 @@ void ReduceBy(cppool_reduce reduce, const std::vector<const void*>& in, std::siz
 }
 
 }  // namespace
-
-std::size_t WidthOf(cppool_dtype dtype) {
-  switch (dtype) {
-    case CPPOOL_FLOAT16:
-    case CPPOOL_BFLOAT16:
-      return 2;
-    case CPPOOL_FLOAT32:
-    case CPPOOL_INT32:
-      return 4;
-    case CPPOOL_FLOAT64:
-    case CPPOOL_INT64:
-      return 8;
-    case CPPOOL_UINT8:
-      return 1;
-  }
-  return 0;
-}
-
-const char* NameOf(cppool_dtype dtype) {
-  switch (dtype) {
-    case CPPOOL_FLOAT16:
-      return "float16";
-    case CPPOOL_BFLOAT16:
-      return "bfloat16";
-    case CPPOOL_FLOAT32:
-      return "float32";
-    case CPPOOL_FLOAT64:
-      return "float64";
-    case CPPOOL_INT32:
-      return "int32";
-    case CPPOOL_INT64:
-      return "int64";
-    case CPPOOL_UINT8:
-      return "uint8";
-  }
-  return "unknown";
-}
-
-const char* NameOf(cppool_reduce reduce) { return reduce == CPPOOL_SUM ? "sum" : "max"; }
 
 void Reduce(cppool_dtype dtype, cppool_reduce reduce, const std::vector<const void*>& in, std::size_t count,
             void* out) {

@@ -1,4 +1,4 @@
-// Reductions over the ranks' buffers, in the order of the ranks: the same bits on every run.
+// Reductions over the ranks' buffers, in the order of the ranks, so that every run gives the same bits.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -7,10 +7,6 @@
 #include <vector>
 
 namespace cppool::kernels::host {
-
-std::size_t WidthOf(cppool_dtype dtype);   // bytes; 0 for a value that is no dtype
-const char* NameOf(cppool_dtype dtype);    // "bfloat16"
-const char* NameOf(cppool_reduce reduce);  // "sum"
 
 // out[i] = the reduction of in[0][i], in[1][i], ... for i < count. float16 and bfloat16 are summed in float32
 // and rounded once; integers wrap; the maximum of anything and NaN is NaN. `out` may be one of the inputs.

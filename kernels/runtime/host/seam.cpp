@@ -1,4 +1,4 @@
-// The host's table of cppool/runtime.h: every function is a member of HostRank, its exception a status.
+// The host's table of cppool/runtime.h: every function calls a member of HostRank and turns its exception into a status.
 #include "kernels/runtime/host/rank.h"
 
 namespace cppool::kernels::host {
@@ -87,7 +87,18 @@ void FillSeam(cppool_runtime* seam) {
   seam->enqueue = Enqueue;
 
   seam->group = [](Rt* rt, cppool_group which, C* out, int* group_rank, int* size) {
-    return Guard(rt, [&](HostRank& rank) { *out = rank.Group(which, group_rank, size); });
+    return Guard(rt, [&](HostRank& rank) {
+      *out = nullptr;
+      if (group_rank) *group_rank = 0;
+      if (size) *size = 0;
+      if (const auto shape = ShapeOf(which, rt->world_size)) *out = rank.Group(*shape, group_rank, size);
+    });
+  };
+  seam->group_of = [](Rt* rt, int size, int stride, C* out, int* group_rank, int* group_size) {
+    return Guard(rt, [&](HostRank& rank) {
+      *out = nullptr;
+      *out = rank.Group(CheckedShape(size, stride, rt->world_size), group_rank, group_size);
+    });
   };
   seam->group_start = [](Rt* rt) { return Guard(rt, [&](HostRank& rank) { rank.GroupStart(); }); };
   seam->group_end = [](Rt* rt) { return Guard(rt, [&](HostRank& rank) { rank.GroupEnd(); }); };

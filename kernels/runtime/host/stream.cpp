@@ -41,7 +41,7 @@ HostStream::HostStream(const std::string& thread_name, Failure& failure, std::fu
     delete head_;
     throw;
   }
-  // Linux keeps the id in the number of a thread's clock. The thread itself must not say it: ThreadSanitizer sees no
+  // Linux keeps the id in the number of a thread's clock. The thread must not store it itself: ThreadSanitizer sees no
   // races of a thread whose first access is an atomic store.
   clockid_t clock = 0;
   if (pthread_getcpuclockid(thread_.native_handle(), &clock) == 0) thread_id_ = ~(clock >> 3);
@@ -64,8 +64,8 @@ void HostStream::Push(Run run, std::function<void()> work) {
 void HostStream::Link(Item* item) {
   Item* before = tail_;
   tail_ = item;
-  before->next.store(
-      item, std::memory_order_release);  // from here on `before` is the stream's, which may delete it
+  before->next.store(item,
+                     std::memory_order_release);  // from here on the stream owns `before` and may delete it
   bell_.Ring();
 }
 

@@ -1,8 +1,8 @@
-// A stream of the host runtime: a queue without locks, and a thread that runs what is in it, in order.
+// A stream of the host runtime: a queue without locks, and a thread that runs its items in order.
 //
-// One thread (the rank's) pushes. Pushing orders the pusher before the work and nothing the other way round:
-// only Synchronize() lets the rank's thread see what the stream has done, so that two streams are never
-// ordered through the thread that feeds both.
+// One thread (the rank's) pushes. Pushing orders the pusher before the work, and not the work before the pusher: only
+// Synchronize() makes the stream's results visible to the rank's thread, so that two streams are never ordered through
+// the thread that feeds both.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -16,14 +16,14 @@
 #include <string>
 #include <thread>
 
+#include "kernels/error.h"
 #include "kernels/runtime/common/bell.h"
 #include "kernels/runtime/host/wait.h"
-#include "kernels/error.h"
 
 namespace cppool::kernels::host {
 
-// The first failure of a rank's enqueued work; like a CUDA error it is sticky, for all streams of the rank,
-// until the case ends.
+// The first failure of a rank's enqueued work. Like a CUDA error it is sticky, for all streams of the rank, until the
+// case ends.
 class Failure {
  public:
   bool set() const { return set_.load(std::memory_order_relaxed); }
@@ -37,7 +37,7 @@ class Failure {
   std::optional<RuntimeError> error_;
 };
 
-// Something that `mark` said: lives as long as the case.
+// One call of `mark`. Lives as long as the case.
 struct Mark {
   Mark(const std::string* stage_text, int stream_index, int iteration_tag)
       : stage(stage_text), stream(stream_index), iteration(iteration_tag) {}
@@ -48,8 +48,8 @@ struct Mark {
   std::atomic<std::int64_t> reached_ns{0};  // monotonic clock; 0: not reached yet
 };
 
-// One record of an event: the event's own order between two streams. Lives as long as the case, so that no
-// reference count, which would order the streams that drop it, is needed.
+// One record of an event: the order between two streams that the event makes. Lives as long as the case, so that it
+// needs no reference count, which would order the streams that drop it.
 struct EventRecord {
   explicit EventRecord(int stream_index) : stream(stream_index) {}
   const int stream;  // index of the stream in this case
@@ -70,22 +70,22 @@ class HostStream {
  public:
   enum class Run {
     kUnlessFailed,  // work: skipped once the rank has failed
-    kAlways,        // what others wait for, and releases; must not throw
+    kAlways,        // releases, and what other streams wait for; must not throw
   };
 
   // `on_failure` is called on the stream's thread after `failure` was set.
   HostStream(const std::string& thread_name, Failure& failure, std::function<void()> on_failure);
-  ~HostStream();  // runs what is queued, then joins
+  ~HostStream();  // runs the queued items, then joins
   HostStream(const HostStream&) = delete;
   HostStream& operator=(const HostStream&) = delete;
 
   void Push(Run run, std::function<void()> work);  // the rank's thread
   void Synchronize();  // the rank's thread: returns when everything pushed has run or was skipped
   bool Idle() const;   // any thread: everything pushed has run, and is visible to the caller
-  bool Done() const;   // the rank's thread: the same, but nothing is visible, and nothing ordered
+  bool Done() const;  // the rank's thread: the same, but without making anything visible or ordering anything
 
-  // What the stream is called in this case, and where its marks are. `index` and `name` change only under the
-  // rank's progress lock.
+  // The stream's name in this case, and how far its marks are. `index` and `name` change only under the rank's progress
+  // lock.
   int index = 0;
   std::string name;
   std::atomic<std::uint64_t> marks_pushed{0};
@@ -110,7 +110,7 @@ class HostStream {
   Failure& failure_;
   std::function<void()> on_failure_;
   std::unique_ptr<Item> stop_ =
-      std::make_unique<Item>();              // what ends the thread; here so that ending needs no memory
+      std::make_unique<Item>();              // ends the thread; made here, so that ending needs no memory
   Item* tail_;                               // the pusher's
   alignas(64) Item* head_;                   // the stream's: the item before the next one
   Bell bell_;                                // rung after a push

@@ -1,5 +1,5 @@
-// What a stream of the host runtime waits for, for any thread to look at: relaxed atomics, which order nothing.
-// A look may catch half of a change; what hangs does not change.
+// What a stream of the host runtime waits for, readable by any thread: relaxed atomics, which order nothing. A reader
+// may see half of a change; a stream that hangs does not change.
 #pragma once
 
 #include <array>
@@ -21,27 +21,27 @@ struct CallNote {
   enum class Kind : std::uint8_t { kSend, kRecv, kAllGather, kReduceScatter, kAllReduce };
   const HostComm* comm = nullptr;
   Kind kind = Kind::kSend;
-  int peer = 0;  // of send and recv: in the communicator
+  int peer = 0;  // of send and recv: the number in the communicator
   std::uint64_t position = 0;
   std::size_t bytes = 0;
 };
 
 class WaitNote {
  public:
-  // The stream's thread, before and after it waits for some of these calls.
+  // On the stream's thread, before and after it waits for some of these calls.
   void Set(const std::vector<std::unique_ptr<CommOp>>& ops);
   void Clear() { count_.store(0, std::memory_order_relaxed); }
-  // The same around the wait for an event that was recorded on the stream with that index.
+  // The same around the wait for an event that was recorded on the stream with this index.
   void SetStream(int index) { stream_.store(index, std::memory_order_relaxed); }
   void ClearStream() { stream_.store(kNone, std::memory_order_relaxed); }
 
   // Any thread.
-  int stream() const { return stream_.load(std::memory_order_relaxed); }  // kNone: waits for none
+  int stream() const { return stream_.load(std::memory_order_relaxed); }  // kNone: it waits for none
   void Describe(StreamProgress& progress) const;                          // sets `doing` and `awaits`
   static constexpr int kNone = -1;
 
  private:
-  static constexpr std::size_t kCalls = 32;  // of those that are under way together, enough to tell
+  static constexpr std::size_t kCalls = 32;  // of the calls under way together, these are described
   struct Slot {
     std::atomic<const HostComm*> comm{nullptr};
     std::atomic<CallNote::Kind> kind{};

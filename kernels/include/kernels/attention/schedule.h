@@ -6,7 +6,8 @@
 //               back there, so that a step that a mask leaves without work moves nothing;
 //   a2a         heads instead of tokens: an all-to-all gives every rank all tokens of its heads (Jacobs et al.
 //               2023, DeepSpeed Ulysses);
-//   a2a+p2p     all-to-all within pairs, the ring across pairs (Fang and Zhao 2024, USP);
+//   a2a+p2p     all-to-all within groups of a2a_size adjacent ranks, the ring across the groups (Fang and Zhao 2024,
+//               USP): world rank = ring rank * a2a_size + rank in the exchange;
 //   all_gather  keys and values of all ranks at once; their gradients are reduce-scattered (as in Llama 3's
 //               training).
 //

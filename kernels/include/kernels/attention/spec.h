@@ -72,6 +72,8 @@ struct AttentionSpec {
   Dtype dtype = Dtype::kBf16;
   QkvFormat format = QkvFormat::kBshd;
   CpCommType comm = CpCommType::kP2p;
+  int a2a_size =
+      2;  // kA2aP2p: how many adjacent ranks exchange heads; 1 < a2a_size < world size, which it divides
   AttnMaskType mask = AttnMaskType::kCausal;
   Sequences queries, keys;        // of `batch` sequences each; DrawSequences or the request says
   bool pad_between_seqs = false;  // thd: sequences do not fill their rooms

@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <memory>
 
+#include "kernels/attention/schedule.h"
 #include "tests/catch.h"
 #include "tests/kernels/attention/schedules/host_world.h"
-#include "kernels/attention/schedule.h"
 #include "tests/kernels/runtime/host/world.h"
 
 namespace {
@@ -37,13 +37,16 @@ std::size_t Allocated(World& world, const AttentionSpec& spec) {
 
 TEST_CASE("a schedule's memory is known before it is allocated") {
   const int size = GENERATE(1, 2, 4, 8);
+  const int a2a_size = GENERATE(2, 4);
+  if (a2a_size > 2 && size != 8) return;
   World world(size);
   for (const CpCommType comm : kComms) {
-    if (!Possible(comm, size)) continue;
+    if (!Possible(comm, size) || (a2a_size > 2 && comm != CpCommType::kA2aP2p)) continue;
     for (const int kv_heads : {8, 2, 1}) {
       for (const bool training : {true, false}) {
         for (const BiasShape& shape : {BiasShape{true, true, true}, BiasShape{false, false, false}}) {
           AttentionSpec spec = Small(size, comm);
+          spec.a2a_size = a2a_size;
           spec.dim_qk = 192;
           spec.dim_v = 128;
           spec.kv_heads = kv_heads;

@@ -1,11 +1,16 @@
 // Communication, on every transport, at every world size that the machine has devices for: peer needs one.
 // Inputs are small integers, so that every result is exact.
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
+
+#include "kernels/group_probe.h"
 
 #include "tests/catch.h"
 #include "tests/kernels/runtime/cuda/cuda_world.h"
@@ -67,8 +72,7 @@ void TestReductions(cppool_runtime* rt, const Group& group, const std::vector<in
   ExpectAll(ToHost<T>(rt, input), reduced, "all_reduce" + of);
 }
 
-void TestGroup(cppool_runtime* rt, cppool_group which, const std::vector<int>& members) {
-  const Group group = GetGroup(rt, which);
+void TestGroup(cppool_runtime* rt, const Group& group, const std::vector<int>& members) {
   const std::size_t size = members.size();
   Expect(group.comm != nullptr && group.size == static_cast<int>(size), "the group is there");
   Expect(members[static_cast<std::size_t>(group.rank)] == rt->rank, "this rank's place");
@@ -143,7 +147,7 @@ void TestWorld(int size, Transport transport) {
       std::vector<int> stride;
       for (int r = 0; r < size; ++r) everybody.push_back(r);
       for (int r = rt->rank % 2; r < size; r += 2) stride.push_back(r);
-      TestGroup(rt, CPPOOL_WORLD, everybody);
+      TestGroup(rt, GetGroup(rt, CPPOOL_WORLD), everybody);
       for (const cppool_group which : {CPPOOL_PAIR, CPPOOL_STRIDE}) {
         if (!groups) {
           const Group none = GetGroup(rt, which);
@@ -151,10 +155,49 @@ void TestWorld(int size, Transport transport) {
         }
       }
       if (!groups) return;
-      TestGroup(rt, CPPOOL_PAIR, {rt->rank / 2 * 2, rt->rank / 2 * 2 + 1});
-      TestGroup(rt, CPPOOL_STRIDE, stride);
+      TestGroup(rt, GetGroup(rt, CPPOOL_PAIR), {rt->rank / 2 * 2, rt->rank / 2 * 2 + 1});
+      TestGroup(rt, GetGroup(rt, CPPOOL_STRIDE), stride);
     });
   }
+}
+
+// Groups that are not made with the world, in the middle of a case: between other communication, and kept.
+void TestShapes(int size, Transport transport) {
+  if (!HaveDevices(transport == Transport::kNccl ? size : 1)) return;
+  CudaWorld world(size, transport);
+  std::vector<GroupShape> shapes;
+  for (int count = 1; count <= size; ++count) {
+    for (int stride = 1; count * stride <= size; ++stride) {
+      if (size % (count * stride) == 0 && (count > 1 || stride == 1)) shapes.push_back({count, stride});
+    }
+  }
+  std::vector<std::vector<cppool_comm>> handles(static_cast<std::size_t>(size));
+  for (int round = 0; round < 2; ++round) {
+    world.RunCase([&](cppool_runtime* rt) {
+      auto& mine = handles[static_cast<std::size_t>(rt->rank)];
+      const Group all = GetGroup(rt, CPPOOL_WORLD);
+      const Stream side(rt);
+      for (std::size_t i = 0; i < shapes.size(); ++i) {
+        // Work on another stream is still pending when the communicator is made.
+        const Buffer pending(rt, sizeof(float), side.get());
+        Check(rt, rt->fill(rt, pending.get(), 0, sizeof(float), side.get()));
+        EnqueueDelay(side.get(), 2);
+        Check(rt, rt->all_reduce(rt, pending.get(), pending.get(), 1, CPPOOL_FLOAT32, CPPOOL_SUM, all.comm,
+                                 side.get()));
+        const Group group = GetGroup(rt, shapes[i]);
+        TestGroup(rt, group, shapes[i].Ranks(rt->rank));
+        if (round == 0) mine.push_back(group.comm);
+        Expect(group.comm == mine[i], "the communicator is kept");
+        Check(rt, rt->stream_synchronize(rt, side.get()));
+      }
+      cppool_comm none = nullptr;
+      Expect(rt->group_of(rt, size + 1, 1, &none, nullptr, nullptr) == CPPOOL_INVALID_REQUEST && !none,
+             "numbers that do not divide the world");
+    });
+  }
+  CHECK(world.rank(0).Groups().size() == shapes.size());
+  world.backend().Recover(std::chrono::seconds(30));
+  world.RunCase([&](cppool_runtime* rt) { ProbeGroups(world.rank(rt->rank), 1); });
 }
 
 }  // namespace
@@ -167,6 +210,44 @@ TEST_CASE("Collectives of 1 rank, peer", "[gpu]") { TestWorld(1, Transport::kPee
 TEST_CASE("Collectives of 2 ranks, peer", "[gpu]") { TestWorld(2, Transport::kPeer); }
 TEST_CASE("Collectives of 4 ranks, peer", "[gpu]") { TestWorld(4, Transport::kPeer); }
 TEST_CASE("Collectives of 8 ranks, peer", "[gpu]") { TestWorld(8, Transport::kPeer); }
+
+TEST_CASE("Groups of any shape of 4 ranks, nccl", "[gpu]") { TestShapes(4, Transport::kNccl); }
+TEST_CASE("Groups of any shape of 8 ranks, nccl", "[gpu]") { TestShapes(8, Transport::kNccl); }
+TEST_CASE("Groups of any shape of 6 ranks, peer", "[gpu]") { TestShapes(6, Transport::kPeer); }
+TEST_CASE("Groups of any shape of 8 ranks, peer", "[gpu]") { TestShapes(8, Transport::kPeer); }
+
+// What the ranks wait for is in host memory, so that it can be told and ended on every transport.
+TEST_CASE("Ranks that wait for others in group_of are released, and the world stays sound", "[gpu]") {
+  const Transport transport = GENERATE(Transport::kNccl, Transport::kPeer);
+  if (!HaveDevices(transport == Transport::kNccl ? 4 : 1)) return;
+  CudaWorld world(4, transport);
+  std::atomic<bool> seen{false};
+  world.Run([&](RankRuntime& rank) {
+    cppool_runtime* rt = rank.seam();
+    rank.BeginCase();
+    cppool_comm comm = nullptr;
+    if (rt->rank == 1) {
+      StreamProgress main;
+      for (int i = 0; i < 10000 && main.doing != "waiting for rank 1 in group_of(1, 1)"; ++i) {
+        main = world.rank(3).Progress()[0];
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      seen = main.awaits == std::vector<int>{1} && !main.idle;
+      rank.EndCase();
+      world.backend().Finished(1);
+      return;
+    }
+    Expect(rt->group_of(rt, 1, 1, &comm, nullptr, nullptr) == CPPOOL_INTERNAL, "the wait ends");
+    const std::string said = rt->last_error(rt);
+    Expect(said.find("rank 1 has finished the case") == 0, said);
+    Expect(rank.LastErrorCulprit() == 1, "and rank 1 is named");
+    rank.EndCase();
+  });
+  CHECK(seen);
+  world.backend().Recover(std::chrono::seconds(30));
+  world.RunCase([&](cppool_runtime* rt) { ProbeGroups(world.rank(rt->rank), 1); });
+  world.RunCase([&](cppool_runtime* rt) { TestGroup(rt, GetGroup(rt, GroupShape{1, 1}), {rt->rank}); });
+}
 
 TEST_CASE("Wrong arguments of a collective are errors", "[gpu]") {
   if (!HaveDevices(1)) return;

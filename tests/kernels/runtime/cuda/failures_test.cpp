@@ -3,9 +3,9 @@
 #include <chrono>
 #include <thread>
 
+#include "kernels/group_probe.h"
 #include "tests/catch.h"
 #include "tests/kernels/runtime/cuda/cuda_world.h"
-#include "kernels/group_probe.h"
 
 namespace cppool::kernels::test {
 
@@ -121,14 +121,14 @@ TEST_CASE("After an abort the world does not go on while work on the device does
   world.RunCase([](cppool_runtime*) {});
 }
 
-TEST_CASE("A look at a sound world passes, with NCCL and with peer", "[gpu]") {
+TEST_CASE("The probe of a sound world passes, with NCCL and with peer", "[gpu]") {
   const Transport transport = GENERATE(Transport::kNccl, Transport::kPeer);
   for (const int size : {2, 4}) {
     if (!HaveDevices(transport == Transport::kNccl ? size : 1)) return;
     CudaWorld world(size, transport);
     for (std::uint64_t round = 1; round < 4; ++round) {
       world.backend().Recover(30s);
-      world.RunCase([&](cppool_runtime* rt) { ProbeGroups(rt, round); });
+      world.RunCase([&](cppool_runtime* rt) { ProbeGroups(world.rank(rt->rank), round); });
     }
   }
 }
@@ -148,7 +148,7 @@ TEST_CASE("No room on the device is the rank's own error, and leaves the world s
     rank.EndCase();
   });
   world.backend().Recover(30s);
-  world.RunCase([](cppool_runtime* rt) { ProbeGroups(rt, 1); });
+  world.RunCase([&](cppool_runtime* rt) { ProbeGroups(world.rank(rt->rank), 1); });
 }
 
 TEST_CASE("A group of calls left open: peer forgets it, NCCL cannot and says so", "[gpu]") {
@@ -189,7 +189,7 @@ TEST_CASE("A group of calls left open: peer forgets it, NCCL cannot and says so"
     return;
   }
   world.backend().Recover(30s);
-  world.RunCase([](cppool_runtime* rt) { ProbeGroups(rt, 1); });
+  world.RunCase([&](cppool_runtime* rt) { ProbeGroups(world.rank(rt->rank), 1); });
 }
 
 TEST_CASE("Peer: a rank that has finished is named at once by those that wait for it", "[gpu]") {
@@ -211,10 +211,10 @@ TEST_CASE("Peer: a rank that has finished is named at once by those that wait fo
     Expect(rank.LastErrorCulprit() == 1, "and points at rank 1");
     const std::string said = rt->last_error(rt);
     Expect(said.find("rank 1 has finished the case") != std::string::npos, said);
-    Expect(ErrorOfEnd(rank) == said, "a case does not pass over it");
+    Expect(ErrorOfEnd(rank) == said, "a case cannot ignore it");
   });
   world.backend().Recover(30s);
-  world.RunCase([](cppool_runtime* rt) { ProbeGroups(rt, 1); });
+  world.RunCase([&](cppool_runtime* rt) { ProbeGroups(world.rank(rt->rank), 1); });
 }
 
 }  // namespace cppool::kernels::test

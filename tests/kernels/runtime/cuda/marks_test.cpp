@@ -4,9 +4,9 @@
 #include <map>
 #include <thread>
 
+#include "kernels/runtime/common/mark_delays.h"
 #include "tests/catch.h"
 #include "tests/kernels/runtime/cuda/cuda_world.h"
-#include "kernels/runtime/common/mark_delays.h"
 
 namespace cppool::kernels::test {
 namespace {
@@ -99,7 +99,7 @@ TEST_CASE("Progress tells the stage of each stream while the device is stuck, wi
   std::vector<StreamProgress> later;
   std::jthread watchdog([&](const std::stop_token& ended) {
     while (!enqueued && !ended.stop_requested()) std::this_thread::yield();
-    // The marks before the host function arrive without anybody's help: wait for them, then look twice.
+    // The marks before the host function arrive without the rank's thread: wait for them, then read twice.
     for (int i = 0; i < 1000; ++i) {
       stuck = world.rank(0).Progress();
       if (stuck.size() == 2 && stuck[0].stage == "forward/wait" && stuck[1].stage == "transfer") break;

@@ -27,6 +27,16 @@ void Expect(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error("does not hold: " + what);
 }
 
+std::vector<GroupShape> AllShapes(int world) {
+  std::vector<GroupShape> shapes;
+  for (int size = 1; size <= world; ++size) {
+    for (int stride = 1; size * stride <= world; ++stride) {
+      if (world % (size * stride) == 0 && (size > 1 || stride == 1)) shapes.push_back({size, stride});
+    }
+  }
+  return shapes;
+}
+
 // What each rank's thread threw; "" when nothing. A rank that throws aborts the world.
 std::vector<std::string> OnAllRanks(PeerWorld& world, const std::function<void(int)>& body) {
   std::vector<std::string> errors(static_cast<std::size_t>(world.size()));
@@ -51,16 +61,12 @@ struct Buffers {
 };
 
 // Every call on one group, for one rank.
-void UseGroup(PeerWorld& world, int rank, cppool_group which, std::size_t count, Buffers& buffers) {
-  const CommGroup group = world.group(rank, which);
-  if (!group.comm) return;
+void UseGroup(PeerWorld& world, int rank, GroupShape shape, std::size_t count, Buffers& buffers) {
+  CommGroup group = world.group(rank, shape);
+  if (!group.comm) group = world.MakeGroup(rank, shape);
+  Expect(group.size == shape.size && group.rank == shape.Member(rank), "size and rank");
   const auto size = static_cast<std::size_t>(group.size), mine = static_cast<std::size_t>(group.rank);
-  const auto member = [&](std::size_t m) {
-    const int number = static_cast<int>(m);
-    return which == CPPOOL_WORLD  ? number
-           : which == CPPOOL_PAIR ? rank / 2 * 2 + number
-                                  : number * 2 + rank % 2;
-  };
+  const auto member = [&](std::size_t m) { return shape.WorldRank(rank, static_cast<int>(m)); };
   const auto sum = [&](std::size_t i) {
     std::int32_t all = 0;
     for (std::size_t m = 0; m < size; ++m) all += Value(member(m), i);
@@ -107,7 +113,7 @@ void UseGroup(PeerWorld& world, int rank, cppool_group which, std::size_t count,
 }  // namespace
 
 TEST_CASE("peer: every call, for ranks dealt to devices in every way, before and after an abort") {
-  for (const int size : {1, 2, 3, 4, 8}) {
+  for (const int size : {1, 2, 3, 4, 6, 8}) {
     for (int devices = 1; devices <= size; ++devices) {
       CAPTURE(size, devices);
       // The last one's parts are fetched in several pieces.
@@ -126,16 +132,18 @@ TEST_CASE("peer: every call, for ranks dealt to devices in every way, before and
         const auto worked = OnAllRanks(world, [&](int rank) {
           if (round == 0) world.JoinWorld(rank);
           for (const std::size_t count : counts) {
-            for (const cppool_group which : {CPPOOL_WORLD, CPPOOL_PAIR, CPPOOL_STRIDE})
-              UseGroup(world, rank, which, count, buffers[static_cast<std::size_t>(rank)]);
+            for (const GroupShape shape : UsualShapes(size))
+              UseGroup(world, rank, shape, count, buffers[static_cast<std::size_t>(rank)]);
           }
+          for (const GroupShape shape : AllShapes(size))
+            UseGroup(world, rank, shape, 33, buffers[static_cast<std::size_t>(rank)]);
         });
         CHECK(worked == std::vector<std::string>(static_cast<std::size_t>(size)));
         const auto aborted = OnAllRanks(world, [&](int rank) {
           if (rank == 0) throw std::runtime_error("stays away");
           std::int32_t one = 1;
-          world.AllReduce(rank, &one, &one, 1, CPPOOL_INT32, CPPOOL_SUM, world.group(rank, CPPOOL_WORLD).comm,
-                          nullptr);
+          world.AllReduce(rank, &one, &one, 1, CPPOOL_INT32, CPPOOL_SUM,
+                          world.group(rank, GroupShape{size, 1}).comm, nullptr);
         });
         for (int rank = 0; rank < size; ++rank) {
           CHECK(aborted[static_cast<std::size_t>(rank)] ==
@@ -154,7 +162,7 @@ TEST_CASE("peer: a call that failed is not passed over, and the next case gets n
   Numbers first(4, 111), second(4, 222), received(4, -1);
   for (Numbers* numbers : {&first, &second, &received})
     test::Place(numbers->data(), numbers->size() * sizeof(std::int32_t), 0);
-  const auto comm = [&](int rank) { return world.group(rank, CPPOOL_WORLD).comm; };
+  const auto comm = [&](int rank) { return world.group(rank, GroupShape{2, 1}).comm; };
   auto errors = OnAllRanks(world, [&](int rank) {
     world.JoinWorld(rank);
     world.BeginCase(rank);
@@ -190,7 +198,7 @@ TEST_CASE("peer: a rank's thread that waits says for whose call, to anybody who 
   const int size = 4;
   PeerWorld world(size, 2);
   std::vector<WaitingCall> of_collective, of_recv;
-  const auto look = [&](int rank, std::size_t awaits) {
+  const auto waiting = [&](int rank, std::size_t awaits) {
     std::vector<WaitingCall> seen;
     for (int i = 0; i < 10000; ++i) {
       seen = world.Waiting(rank);
@@ -206,12 +214,12 @@ TEST_CASE("peer: a rank's thread that waits says for whose call, to anybody who 
   }
   const auto errors = OnAllRanks(world, [&](int rank) {
     world.JoinWorld(rank);
-    const CommGroup all = world.group(rank, CPPOOL_WORLD), stride = world.group(rank, CPPOOL_STRIDE);
+    const CommGroup all = world.group(rank, GroupShape{4, 1}), stride = world.group(rank, GroupShape{2, 2});
     std::int32_t* mine = numbers[static_cast<std::size_t>(rank)].data();
-    if (rank == 2) of_collective = look(1, 1);  // all but this one have come
+    if (rank == 2) of_collective = waiting(1, 1);  // all but this one have come
     world.AllReduce(rank, mine, mine, 4, CPPOOL_INT32, CPPOOL_SUM, all.comm, nullptr);
     // Peers are of the group, what is said is of the world.
-    if (rank == 3) of_recv = look(1, 1);
+    if (rank == 3) of_recv = waiting(1, 1);
     if (rank == 1) world.Recv(rank, mine, 8, 1, stride.comm, nullptr);
     if (rank == 3) world.Send(rank, mine, 8, 0, stride.comm, nullptr);
     Expect(world.Waiting(rank).empty(), "nothing is waited for any more");
@@ -223,6 +231,82 @@ TEST_CASE("peer: a rank's thread that waits says for whose call, to anybody who 
   REQUIRE(of_recv.size() == 1);
   CHECK(of_recv[0].doing == "waiting for recv of 8 bytes from rank 3");
   CHECK(of_recv[0].awaits == std::vector<int>{3});
+  for (int rank = 0; rank < size; ++rank) world.Leave(rank);
+  test::Forget();
+}
+
+TEST_CASE("peer: ranks wait for each other before they make communicators of a new shape") {
+  const int size = 8;
+  PeerWorld world(size, 2);
+  const GroupShape shape{4, 1};
+  std::vector<Numbers> numbers(size, Numbers(16));
+  for (int rank = 0; rank < size; ++rank) {
+    test::Place(numbers[static_cast<std::size_t>(rank)].data(), 16 * sizeof(std::int32_t),
+                world.device(rank));
+  }
+  GroupMeeting::Wait wait;
+  auto errors = OnAllRanks(world, [&](int rank) {
+    world.JoinWorld(rank);
+    Expect(!world.group(rank, shape).comm, "it is not made with the world");
+    if (rank == 6) {
+      for (int i = 0; i < 10000 && wait.awaits != std::vector<int>{6}; ++i) {
+        wait = world.WaitingForGroup(2).value_or(GroupMeeting::Wait{});
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+    const CommGroup made = world.MakeGroup(rank, shape);
+    Expect(world.group(rank, shape).comm == made.comm && world.group(rank, made.comm).shape == shape, "kept");
+    Expect(world.shapes(rank).size() == 4 && world.shapes(rank)[0] == GroupShape{size, 1}, "the world first");
+    std::int32_t* mine = numbers[static_cast<std::size_t>(rank)].data();
+    // One rank calls something else: the error names the ranks of the world.
+    try {
+      world.AllReduce(rank, mine, mine, rank == 5 ? 2 : 1, CPPOOL_INT32, CPPOOL_SUM, made.comm, nullptr);
+      Expect(rank < 4, "it fails where the ranks disagree");
+    } catch (const RuntimeError& error) {
+      Expect(std::string(error.what()) ==
+                 "the ranks disagree in call 0 on the communicator of ranks 4, 5, 6 and 7: rank 4 called "
+                 "all_reduce (sum) of 1 int32, rank 5 all_reduce (sum) of 2 int32",
+             error.what());
+    }
+  });
+  CHECK(errors == std::vector<std::string>(size));
+  CHECK(wait.doing == "waiting for rank 6 in group_of(4, 1)");
+  world.Restart();
+
+  // One that stays away, or has finished, is named; the next case makes the communicators.
+  const GroupShape next{2, 4};
+  errors = OnAllRanks(world, [&](int rank) {
+    world.BeginCase(rank);
+    if (rank == 3) return world.Finished(rank);
+    try {
+      world.MakeGroup(rank, next);
+    } catch (const RuntimeError& error) {
+      Expect(error.culprit() == 3, error.what());
+      return;
+    }
+    Expect(false, "rank 3 has not come");
+  });
+  CHECK(errors == std::vector<std::string>(size));
+  world.Restart();
+  errors = OnAllRanks(world, [&](int rank) {
+    world.BeginCase(rank);
+    if (rank == 3) throw std::runtime_error("stays away");
+    world.MakeGroup(rank, next);
+  });
+  for (int rank = 0; rank < size; ++rank) {
+    CHECK(errors[static_cast<std::size_t>(rank)] ==
+          (rank == 3 ? "stays away" : "the world was aborted: stays away"));
+  }
+  world.Restart();
+  errors = OnAllRanks(world, [&](int rank) {
+    world.BeginCase(rank);
+    const CommGroup group = world.MakeGroup(rank, next);
+    std::int32_t* mine = numbers[static_cast<std::size_t>(rank)].data();
+    *mine = rank;
+    world.AllReduce(rank, mine, mine, 1, CPPOOL_INT32, CPPOOL_SUM, group.comm, nullptr);
+    Expect(*mine == rank % 4 + rank % 4 + 4, "the sum over this rank and the one 4 away");
+  });
+  CHECK(errors == std::vector<std::string>(size));
   for (int rank = 0; rank < size; ++rank) world.Leave(rank);
   test::Forget();
 }

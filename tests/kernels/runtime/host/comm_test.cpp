@@ -2,10 +2,11 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/numerics/half.h"
-#include "tests/catch.h"
-#include "kernels/runtime/host/comm.h"
 #include "kernels/group_probe.h"
+#include "kernels/numerics/half.h"
+#include "kernels/runtime/host/comm.h"
+#include "kernels/runtime/host/world.h"
+#include "tests/catch.h"
 #include "tests/kernels/runtime/host/world.h"
 
 using namespace cppool::kernels;
@@ -443,8 +444,8 @@ TEST_CASE(
 
 TEST_CASE("host abort: at any moment, no buffer is touched after its rank has released it") {
   World world(4);
-  // Small calls end between two looks, large ones are under way when the world is aborted. The sanitizers see
-  // who reads a freed buffer.
+  // Small calls end between two checks, large ones are under way when the world is aborted. The sanitizers report a
+  // read of a freed buffer.
   const std::size_t count = GENERATE(std::size_t{1024}, std::size_t{1} << 19);
   const bool large = count > 1024;
   for (int round = 0; round < (large ? 25 : 60); ++round) {
@@ -491,15 +492,14 @@ TEST_CASE("host abort: at any moment, no buffer is touched after its rank has re
 
 TEST_CASE("host calls: taken back until another rank has accepted them, not after") {
   host::HostWorld world(2);
-  int member = 0;
-  host::HostComm& comm = *world.Comm(CPPOOL_WORLD, 0, &member);
+  host::HostComm& comm = world.Comm({2, 1}, 0);
   std::int32_t a = 1, b = 2;
   const auto step = [](host::CommOp& op) {
     REQUIRE(op.Ready());
     return op.Step();
   };
   const auto reduce = [&](int rank, std::uint64_t position, std::int32_t* data) {
-    host::CollectiveCall call{host::Collective::kAllReduce, CPPOOL_INT32, CPPOOL_SUM, 1, data, data};
+    CollectiveCall call{Collective::kAllReduce, CPPOOL_INT32, CPPOOL_SUM, 1, data, data};
     return host::MakeCollective(comm, rank, position, call);
   };
   SECTION("a collective that all have joined is finished") {
@@ -601,7 +601,7 @@ TEST_CASE("a rank that has finished is named by those that wait for it, at once"
       continue;
     }
     CHECK_THAT(error, Catch::Matchers::ContainsSubstring("rank 1 has finished the case, and rank " +
-                                                         std::to_string(rank) + " still is "));
+                                                         std::to_string(rank) + " is still "));
     CHECK_THAT(error, Catch::Matchers::ContainsSubstring(call));
   }
   world.backend().Recover(std::chrono::seconds(30));
@@ -629,34 +629,35 @@ TEST_CASE("who calls another collective than most is the culprit for them") {
   CheckNextCase(world);
 }
 
-TEST_CASE("a look at a sound world passes, before and after an abort; at a world out of step it does not") {
+TEST_CASE(
+    "the probe of a sound world passes, before and after an abort; that of a world out of step does not") {
   for (const int size : {1, 2, 3, 4, 8}) {
     CAPTURE(size);
     World world(size);
     std::uint64_t round = 0;
-    const auto look = [&] {
+    const auto probe = [&] {
       ++round;
-      return world.CaseErrors([&](cppool_runtime* rt) { ProbeGroups(rt, round); });
+      return world.CaseErrors([&](cppool_runtime* rt) { ProbeGroups(world.rank(rt->rank), round); });
     };
     const std::vector<std::string> sound(static_cast<std::size_t>(size));
-    CHECK(look() == sound);
+    CHECK(probe() == sound);
     world.backend().Abort("a test");
     world.backend().Recover(std::chrono::seconds(30));
-    CHECK(look() == sound);
-    CHECK(look() == sound);
+    CHECK(probe() == sound);
+    CHECK(probe() == sound);
     if (size < 2) continue;
-    // A message that nobody has received is taken for the look's.
+    // A message that no rank has received is taken for the probe's.
     const auto errors = world.CaseErrors([&](cppool_runtime* rt) {
       const Group group = GetGroup(rt, CPPOOL_WORLD);
       std::vector<std::int32_t> old(1024, 7);
       const Stream side(rt);
       if (rt->rank == 0) Check(rt, rt->send(rt, old.data(), 4096, 1, group.comm, side.get()));
-      ProbeGroups(rt, round + 1);
+      ProbeGroups(world.rank(rt->rank), round + 1);
     });
     CHECK(std::any_of(errors.begin(), errors.end(), [](const std::string& error) {
-      return error.find("a message from rank 0 over the world's communicator is wrong") != std::string::npos;
+      return error.find("a message from rank 0 over the world communicator is wrong") != std::string::npos;
     }));
-    CHECK(look() == sound);
+    CHECK(probe() == sound);
   }
 }
 

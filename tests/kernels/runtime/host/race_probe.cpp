@@ -157,6 +157,16 @@ void Communicators(Scene& s) {
   s.End();
 }
 
+// The ranks' threads meet to make a communicator; that does not order the streams.
+void NewCommunicator(Scene& s) {
+  Enqueue(s.rt, s.first.get(), [&] { s.value = 1, s.happened.Say(); });
+  s.happened.Await();
+  s.Order();
+  (void)GetGroup(s.rt, GroupShape{1, 1});
+  Enqueue(s.rt, s.second.get(), [&] { s.value += 1; });
+  s.End();
+}
+
 // What a collective reads was written on another stream.
 void Collective(Scene& s) {
   const Group group = GetGroup(s.rt, CPPOOL_WORLD);
@@ -170,9 +180,10 @@ void Collective(Scene& s) {
 }
 
 const std::map<std::string, void (*)(Scene&)> kScenarios{
-    {"write", Write},         {"other-event", OtherEvent},      {"allocated", Allocated},
-    {"released", Released},   {"allocator", Allocator},         {"destroyed", Destroyed},
-    {"recreated", Recreated}, {"communicators", Communicators}, {"collective", Collective}};
+    {"write", Write},          {"other-event", OtherEvent},      {"allocated", Allocated},
+    {"released", Released},    {"allocator", Allocator},         {"destroyed", Destroyed},
+    {"recreated", Recreated},  {"communicators", Communicators}, {"new-communicator", NewCommunicator},
+    {"collective", Collective}};
 
 }  // namespace
 

@@ -17,8 +17,9 @@ Child Probe(const std::string& scenario, const std::string& wait) {
 }  // namespace
 
 TEST_CASE("host runtime under ThreadSanitizer: a missing wait is reported, and only that") {
-  const std::string scenario = GENERATE("write", "other-event", "allocated", "released", "allocator",
-                                        "destroyed", "recreated", "communicators", "collective");
+  const std::string scenario =
+      GENERATE("write", "other-event", "allocated", "released", "allocator", "destroyed", "recreated",
+               "communicators", "new-communicator", "collective");
   CAPTURE(scenario);
   const Child with = Probe(scenario, "wait");
   if (with.output.find("FATAL: ThreadSanitizer") != std::string::npos) {

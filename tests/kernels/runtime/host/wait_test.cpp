@@ -16,14 +16,14 @@ namespace {
 // The progress of a rank's stream once `holds` does: streams take their time to get stuck.
 template <typename Holds>
 StreamProgress Eventually(World& world, int rank, std::size_t stream, Holds holds) {
-  StreamProgress seen;
+  StreamProgress progress;
   for (int i = 0; i < 10000; ++i) {
     const auto all = world.rank(rank).Progress();
-    if (stream < all.size()) seen = all[stream];
-    if (holds(seen)) break;
+    if (stream < all.size()) progress = all[stream];
+    if (holds(progress)) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  return seen;
+  return progress;
 }
 
 StreamProgress OnceWaiting(World& world, int rank, std::size_t stream) {
@@ -34,8 +34,8 @@ StreamProgress OnceWaiting(World& world, int rank, std::size_t stream) {
 
 TEST_CASE("host progress: a stream says whose message it waits for, and who waits for it") {
   World world(4);
-  Latch looked;
-  std::thread looker([&] {
+  Latch seen;
+  std::thread reader([&] {
     const StreamProgress side = OnceWaiting(world, 3, 1);
     CHECK(side.stage == "step 2 of 4");
     CHECK(side.doing == "waiting for recv from rank 1");
@@ -51,7 +51,7 @@ TEST_CASE("host progress: a stream says whose message it waits for, and who wait
     CHECK(sender.doing == "waiting for send to rank 2");
     CHECK(sender.awaits == std::vector<int>{2});
     CHECK_FALSE(sender.idle);  // though nothing is marked
-    looked.Open();
+    seen.Open();
   });
   world.Case([&](cppool_runtime* rt) {
     const Group strides = GetGroup(rt, CPPOOL_STRIDE);  // ranks are of the world, peers of the group
@@ -74,7 +74,7 @@ TEST_CASE("host progress: a stream says whose message it waits for, and who wait
     } else if (rt->rank == 0) {
       Check(rt, rt->send(rt, data.get(), 64, peer, strides.comm, rt->stream));
     } else {
-      looked.Wait();
+      seen.Wait();
       for (int i = 0; i < 2 && rt->rank == 1; ++i)
         Check(rt, rt->send(rt, data.get(), 32, peer, strides.comm, rt->stream));
       if (rt->rank == 2) Check(rt, rt->recv(rt, data.get(), 64, peer, strides.comm, rt->stream));
@@ -85,29 +85,29 @@ TEST_CASE("host progress: a stream says whose message it waits for, and who wait
     if (!main.doing.empty() || !main.behind.empty() || !main.idle)
       throw std::runtime_error("the main stream is not idle: '" + main.doing + "' '" + main.behind + "'");
   });
-  looker.join();
+  reader.join();
 }
 
 TEST_CASE("host progress: a collective says who has not come") {
   World world(4);
-  Latch looked;
-  std::thread looker([&] {
+  Latch seen;
+  std::thread reader([&] {
     const StreamProgress main =
         Eventually(world, 0, 0, [](const auto& p) { return p.awaits == std::vector<int>{2}; });
     CHECK(main.doing == "in all_reduce of 16 bytes with 4 ranks, waiting for rank 2");
     CHECK(main.awaits == std::vector<int>{2});
-    looked.Open();
+    seen.Open();
   });
   world.Case([&](cppool_runtime* rt) {
     const Group all = GetGroup(rt, CPPOOL_WORLD);
     Buffer data(rt, 16, rt->stream);
     Check(rt, rt->fill(rt, data.get(), 0, 16, rt->stream));
-    if (rt->rank == 2) looked.Wait();
+    if (rt->rank == 2) seen.Wait();
     Check(rt,
           rt->all_reduce(rt, data.get(), data.get(), 4, CPPOOL_FLOAT32, CPPOOL_SUM, all.comm, rt->stream));
     Sync(rt);
   });
-  looker.join();
+  reader.join();
 }
 
 TEST_CASE("host progress: a stage without work left says so") {

@@ -1,0 +1,38 @@
+#include "kernels/runtime/common/collective_call.h"
+
+#include <algorithm>
+
+#include "kernels/runtime/common/dtype.h"
+
+namespace cppool::kernels {
+
+bool CollectiveCall::SameAs(const CollectiveCall& other) const {
+  return what == other.what && dtype == other.dtype && reduce == other.reduce && count == other.count;
+}
+
+std::string CollectiveCall::ToString() const {
+  if (what == Collective::kAllGather) return "all_gather of " + std::to_string(count) + " bytes";
+  return std::string(what == Collective::kAllReduce ? "all_reduce" : "reduce_scatter") + " (" +
+         NameOf(reduce) + ") of " + std::to_string(count) + " " + NameOf(dtype);
+}
+
+RuntimeError Disagreement(const std::vector<CollectiveCall>& calls, int member, const std::vector<int>& ranks,
+                          std::uint64_t position, const std::string& communicator) {
+  const auto alike = [&](const CollectiveCall& call) {
+    return std::count_if(calls.begin(), calls.end(), [&](const auto& other) { return other.SameAs(call); });
+  };
+  const auto fewer = [&](const CollectiveCall& a, const CollectiveCall& b) { return alike(a) < alike(b); };
+  const auto most = std::max_element(calls.begin(), calls.end(), fewer);
+  const auto other =
+      std::find_if(calls.begin(), calls.end(), [&](const auto& c) { return !c.SameAs(*most); });
+  const auto rank_of = [&](auto call) { return ranks[static_cast<std::size_t>(call - calls.begin())]; };
+  const bool clear = 2 * alike(*most) > static_cast<std::ptrdiff_t>(calls.size());
+  const bool is_mine = !calls[static_cast<std::size_t>(member)].SameAs(*most);
+  return {CPPOOL_INTERNAL,
+          "the ranks disagree in call " + std::to_string(position) + " on " + communicator + ": rank " +
+              std::to_string(rank_of(most)) + " called " + most->ToString() + ", rank " +
+              std::to_string(rank_of(other)) + " " + other->ToString(),
+          clear && !is_mine ? rank_of(other) : RuntimeError::kOwn};
+}
+
+}  // namespace cppool::kernels

@@ -1,0 +1,35 @@
+// What a collective was called with, and whether the ranks of a group called the same.
+#pragma once
+
+#include <cppool/runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/error.h"
+
+namespace cppool::kernels {
+
+enum class Collective : std::uint8_t { kAllGather, kReduceScatter, kAllReduce };
+
+// `count` is in elements of dtype (the bytes of all_gather are uint8).
+struct CollectiveCall {
+  Collective what = Collective::kAllGather;
+  cppool_dtype dtype = CPPOOL_UINT8;
+  cppool_reduce reduce = CPPOOL_SUM;
+  std::size_t count = 0;
+  const void* in = nullptr;
+  void* out = nullptr;
+  bool SameAs(const CollectiveCall& other) const;  // except for the buffers
+  std::string ToString() const;                    // "all_reduce (sum) of 8 int32"
+};
+
+// The error for `member` of a group when its members called different things at the same position of `communicator`.
+// `ranks` are the members' ranks in the world. Where more than half called the same, they name a rank that did not as
+// the culprit.
+RuntimeError Disagreement(const std::vector<CollectiveCall>& calls, int member, const std::vector<int>& ranks,
+                          std::uint64_t position, const std::string& communicator);
+
+}  // namespace cppool::kernels

@@ -1,0 +1,145 @@
+#include "kernels/runtime/host/world.h"
+
+#include <algorithm>
+#include <exception>
+
+#include "kernels/error.h"
+
+namespace cppool::kernels::host {
+
+HostWorld::HostWorld(int size)
+    : size_(size),
+      bells_(At(size)),
+      finished_(At(size)),
+      meeting_(
+          bells_, [this] { return aborted(); },
+          [this](int rank) { return finished_[At(rank)].load(std::memory_order_relaxed); }) {
+  for (const GroupShape shape : UsualShapes(size)) AddComms(shape);
+}
+
+void HostWorld::AddComms(GroupShape shape) {
+  if (comms_.count(shape)) return;  // another rank was first
+  std::vector<std::unique_ptr<HostComm>> comms(At(size_ / shape.size));
+  for (int rank = 0; rank < size_; ++rank) {
+    auto& comm = comms[At(shape.Index(rank))];
+    if (!comm) comm = std::make_unique<HostComm>(shape.Ranks(rank), bells_);
+  }
+  comms_.emplace(shape, std::move(comms));
+}
+
+HostComm& HostWorld::Comm(GroupShape shape, int rank) {
+  const auto comm = [&]() -> HostComm& { return *comms_.at(shape)[At(shape.Index(rank))]; };
+  {
+    const std::lock_guard lock(comms_mutex_);
+    if (comms_.count(shape)) return comm();
+  }
+  // Here no rank would need to wait for the others. On NCCL it must, and a case has to be the same on both.
+  if (!meeting_.Meet(rank, shape)) ThrowAborted();
+  const std::lock_guard lock(comms_mutex_);
+  AddComms(shape);
+  return comm();
+}
+
+std::vector<GroupShape> HostWorld::Shapes() const {
+  const std::lock_guard lock(comms_mutex_);
+  std::vector<GroupShape> shapes;
+  for (const auto& [shape, comms] : comms_) shapes.push_back(shape);
+  return shapes;
+}
+
+void HostWorld::Abort(const std::string& reason) {
+  {
+    std::lock_guard lock(reason_mutex_);
+    if (aborted()) return;  // the first reason is the cause
+    reason_ = reason;
+    aborted_.store(true, std::memory_order_relaxed);
+  }
+  for (Bell& bell : bells_) bell.Ring();
+}
+
+void HostWorld::ThrowAborted() const {
+  std::lock_guard lock(reason_mutex_);
+  throw RuntimeError(CPPOOL_INTERNAL, "communication was aborted: " + reason_, RuntimeError::kElsewhere);
+}
+
+void HostWorld::Finished(int rank) {
+  ProcessorFence();  // the rank's posts come before
+  finished_[At(rank)].store(true, std::memory_order_relaxed);
+  for (Bell& bell : bells_) bell.Ring();
+}
+
+int HostWorld::FinishedWithout(const std::vector<std::unique_ptr<CommOp>>& ops) const {
+  for (int rank = 0; rank < size_; ++rank) {
+    if (!finished_[At(rank)].load(std::memory_order_relaxed)) continue;
+    ProcessorFence();  // what it has not posted by now, it never will
+    for (const auto& op : ops) {
+      if (op->Misses(rank)) return rank;
+    }
+  }
+  return -1;
+}
+
+void HostWorld::Restart() {
+  const std::lock_guard comms_lock(comms_mutex_);
+  const std::lock_guard lock(reason_mutex_);
+  for (auto& [shape, comms] : comms_) {
+    for (auto& comm : comms) comm->Reset();
+  }
+  meeting_.Restart();
+  for (int rank = 0; rank < size_; ++rank) Unfinished(rank);
+  reason_.clear();
+  aborted_.store(false, std::memory_order_relaxed);
+  epoch_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void HostWorld::Run(int rank, const Failure& failure, WaitNote& note,
+                    std::vector<std::unique_ptr<CommOp>>& ops) {
+  std::exception_ptr error;
+  bool stopping = false;
+  for (;;) {
+    // Done once: after this only calls that other ranks have accepted are left, and those end by themselves.
+    if (!stopping && (error || aborted() || failure.set())) {
+      stopping = true;
+      std::erase_if(ops, [](const auto& op) { return op->Withdraw(); });
+    }
+    bool moved = false;
+    std::erase_if(ops, [&](const auto& op) {
+      if (!op->Ready()) return false;
+      moved = true;
+      try {
+        return op->Step();
+      } catch (...) {
+        if (!error) error = std::current_exception();
+        return true;
+      }
+    });
+    if (ops.empty()) break;
+    if (moved) continue;
+    note.Set(ops);
+    if (const int gone = stopping ? -1 : FinishedWithout(ops); gone >= 0) {
+      StreamProgress waiting;
+      note.Describe(waiting);
+      error = std::make_exception_ptr(RuntimeError(CPPOOL_INTERNAL,
+                                                   "rank " + std::to_string(gone) +
+                                                       " has finished the case, and rank " +
+                                                       std::to_string(rank) + " is still " + waiting.doing,
+                                                   gone));
+      note.Clear();
+      continue;
+    }
+    bell(rank).Wait([&] {
+      if (!stopping && (aborted() || failure.set() || FinishedWithout(ops) >= 0)) return true;
+      for (const auto& op : ops) {
+        if (op->Ready()) return true;
+      }
+      return false;
+    });
+    note.Clear();
+  }
+  if (error) std::rethrow_exception(error);
+  if (!stopping) return;
+  failure.Throw();
+  ThrowAborted();
+}
+
+}  // namespace cppool::kernels::host

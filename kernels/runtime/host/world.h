@@ -1,0 +1,71 @@
+// What the ranks of a host backend share: communicators, the memory gate, and how a case ends for all of them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "kernels/group_shape.h"
+#include "kernels/runtime/common/bell.h"
+#include "kernels/runtime/common/group_meeting.h"
+#include "kernels/runtime/host/comm.h"
+#include "kernels/runtime/host/memory.h"
+#include "kernels/runtime/host/stream.h"
+
+namespace cppool::kernels::host {
+
+class HostWorld {
+ public:
+  explicit HostWorld(int size);
+
+  int size() const { return size_; }
+  MemoryGate& memory() { return memory_; }
+  Bell& bell(int rank) { return bells_[static_cast<std::size_t>(rank)]; }
+
+  // On the rank's thread: the communicator that the rank is in. A shape that the world does not have yet is made once
+  // all ranks have asked for it. Throws RuntimeError.
+  HostComm& Comm(GroupShape shape, int rank);
+  std::vector<GroupShape> Shapes() const;  // those made so far; any thread
+  const GroupMeeting& meeting() const { return meeting_; }
+
+  // Any thread.
+  void Abort(const std::string& reason);
+  bool aborted() const { return aborted_.load(std::memory_order_relaxed); }
+  // Any thread: the rank has ended its case, and all of its calls are over. Calls that wait for another one fail.
+  void Finished(int rank);
+  void Unfinished(int rank) { finished_[At(rank)].store(false, std::memory_order_relaxed); }
+  void ThrowAborted() const;
+  // Forgets the abort and resets all communicators. No call may be under way.
+  void Restart();
+  std::uint64_t epoch() const { return epoch_.load(std::memory_order_relaxed); }  // counts restarts
+
+  // Runs calls together, in any order that works, on a stream's thread of `rank`. Throws when one of them fails, the
+  // rank has failed or the world is aborted; no call is then under way any more. `note`: the stream's.
+  void Run(int rank, const Failure& failure, WaitNote& note, std::vector<std::unique_ptr<CommOp>>& ops);
+
+ private:
+  static std::size_t At(int rank) { return static_cast<std::size_t>(rank); }
+  void AddComms(GroupShape shape);  // comms_mutex_ held, or in the constructor
+  // A rank that has finished while one of the calls waits for it; -1: there is none.
+  int FinishedWithout(const std::vector<std::unique_ptr<CommOp>>& ops) const;
+
+  const int size_;
+  MemoryGate memory_;
+  std::vector<Bell> bells_;  // by rank
+  // Ranks take this when they ask for a communicator for the first time, and in no call on one: it would order their
+  // streams.
+  mutable std::mutex comms_mutex_;
+  std::map<GroupShape, std::vector<std::unique_ptr<HostComm>>> comms_;  // by GroupShape::Index
+  std::vector<std::atomic<bool>> finished_;                             // by rank
+  std::atomic<bool> aborted_{false};
+  std::atomic<std::uint64_t> epoch_{0};
+  GroupMeeting meeting_;
+  mutable std::mutex reason_mutex_;  // taken only around an abort
+  std::string reason_;
+};
+
+}  // namespace cppool::kernels::host
