@@ -5,8 +5,9 @@
 #include <limits>
 #include <utility>
 
-#include "protocol/start.h"
+#include "client/command/suite.h"
 #include "client/command/text.h"
+#include "protocol/start.h"
 
 namespace cppool::command {
 namespace {
