@@ -21,6 +21,7 @@ CaseContext::CaseContext(const PreparedRun& run, kernels::RankRuntime& runtime)
   c_.checks = run.checks;
   c_.dump = run.dump.empty() ? nullptr : run.dump.c_str();
   c_.inputs = run.inputs.empty() ? nullptr : run.inputs.c_str();
+  c_.prepared = run.prepared.get();
   c_.self = this;
   c_.integer = [](cppool_case_context* c, const char* name) { return Self(c).reader_.Integer(name); };
   c_.number = [](cppool_case_context* c, const char* name) { return Self(c).reader_.Number(name); };
@@ -107,7 +108,7 @@ void CaseContext::AddWork(const char* stage, double flops) {
 }
 
 void CaseContext::AddCheck(const cppool_check& check) {
-  protocol::CheckResult result;
+  protocol::Check result;
   result.tensor = check.tensor ? check.tensor : "";
   result.against = check.against ? check.against : "";
   result.rank = c_.runtime->rank;

@@ -37,7 +37,7 @@ class CaseContext {
   // Once the case has returned: a fault that did not happen is an error, so that no answer hides it.
   void RequireFault();
 
-  std::vector<protocol::CheckResult> checks;
+  std::vector<protocol::Check> checks;
   std::vector<std::pair<std::string, double>> work;  // floating-point operations of one iteration, by stage
   protocol::Json extra = protocol::Json::object();
 

@@ -209,7 +209,7 @@ RunResult CaseRun::Gather() {
     const std::lock_guard lock(mutex_);
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
       const Rank& rank = *ranks_[i];
-      protocol::RankResult entry;
+      protocol::Rank entry;
       entry.rank = static_cast<int>(i);
       entry.error = rank.error;
       if (rank.phase == RankPhase::kDone) {  // else its thread still writes

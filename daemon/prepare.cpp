@@ -38,6 +38,11 @@ class Validation {
     c_.fail = [](cppool_validation* c, const char* detail) { Self(c).detail_ = detail ? detail : ""; };
     c_.needs = [](cppool_validation* c, double bytes) { Self(c).bytes_per_rank_ = bytes; };
     c_.replace_params = [](cppool_validation* c, const char* text) { Self(c).replaced_ = text ? text : ""; };
+    c_.prepare = [](cppool_validation* c, void* object, void (*release)(void*)) {
+      Self(c).prepared_ = std::shared_ptr<const void>(object, [object, release](const void*) {
+        if (release) release(object);
+      });
+    };
   }
   Validation(const Validation&) = delete;
   Validation& operator=(const Validation&) = delete;
@@ -47,6 +52,7 @@ class Validation {
   const std::string& detail() const { return detail_; }
   double bytes_per_rank() const { return bytes_per_rank_; }
   const std::optional<std::string>& replaced() const { return replaced_; }
+  const std::shared_ptr<const void>& prepared() const { return prepared_; }
 
  private:
   static Validation& Self(cppool_validation* c) { return *static_cast<Validation*>(c->self); }
@@ -57,6 +63,7 @@ class Validation {
   std::string detail_;
   double bytes_per_rank_ = 0;
   std::optional<std::string> replaced_;
+  std::shared_ptr<const void> prepared_;
 };
 
 const RegisteredCase& FindCase(const CaseRegistry& registry, const std::string& name) {
@@ -117,6 +124,7 @@ void AskCase(PreparedRun& run, const Json& given, const std::string& backend, in
                                                                      : validation.detail());
   }
   run.bytes_per_rank = validation.bytes_per_rank();
+  run.prepared = validation.prepared();
   if (!validation.replaced()) return;
   Json replaced = Json::parse(*validation.replaced(), nullptr, false);
   if (!replaced.is_object()) {

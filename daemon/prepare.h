@@ -20,6 +20,7 @@ struct PreparedRun {
   RegisteredCase registered;  // a copy: small, and it outlives every thread that uses it
   protocol::Json params;      // every one of the schema's, after the case's own changes
   std::string params_json;
+  std::shared_ptr<const void> prepared;  // what the case keeps for its ranks
   double bytes_per_rank = 0;  // what the case said that it needs; 0: it did not
   std::optional<std::uint64_t> seed;
   std::int64_t warmup = 0;

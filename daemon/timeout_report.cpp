@@ -216,7 +216,7 @@ RunResult Compose(const std::vector<Entry>& entries, std::chrono::milliseconds d
       text += ", others wait for rank " + std::to_string(*failure.rank);
   }
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    protocol::RankResult rank;
+    protocol::Rank rank;
     rank.rank = static_cast<int>(i);
     rank.ok = entries[i].finished();
     const std::string where = Where(entries[i]);

@@ -10,6 +10,7 @@
 #include "protocol/json_parse.h"
 #include "protocol/parameters.h"
 #include "protocol/text.h"
+#include "protocol/utf8.h"
 
 namespace cppool::protocol {
 namespace {
@@ -157,5 +158,7 @@ Json ParseJson(std::string_view text, int max_nesting) {
   if (parsed.duplicate) throw InvalidRequest("the key " + Quoted(*parsed.duplicate) + " is given twice");
   return std::move(parsed.value);
 }
+
+std::string JsonText(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 }  // namespace cppool::protocol

@@ -4,10 +4,11 @@
 #include <cmath>
 #include <utility>
 
-#include "protocol/json_parse.h"
 #include "protocol/framing.h"
+#include "protocol/json_parse.h"
 #include "protocol/schema.h"
 #include "protocol/text.h"
+#include "protocol/utf8.h"
 
 namespace cppool::protocol {
 namespace {

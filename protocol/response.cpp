@@ -4,6 +4,8 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <ostream>
+#include <stdexcept>
 
 #include "protocol/text.h"
 
@@ -29,7 +31,7 @@ Json ToJson(const Times& times) {
   return json;
 }
 
-Json ToJson(const CheckResult& check) {
+Json ToJson(const Check& check) {
   Json json = {{"tensor", check.tensor},
                {"against", check.against},
                {"rank", check.rank},
@@ -41,7 +43,7 @@ Json ToJson(const CheckResult& check) {
   return json;
 }
 
-Json ToJson(const RankResult& rank) {
+Json ToJson(const Rank& rank) {
   Json json = rank.extra.is_object() ? rank.extra : Json::object();
   json["rank"] = rank.rank;
   json["ok"] = rank.ok;
@@ -134,8 +136,8 @@ Failure ReadFailure(const Reader& reader) {
   return failure;
 }
 
-RankResult ReadRank(const Reader& reader) {
-  RankResult rank;
+Rank ReadRank(const Reader& reader) {
+  Rank rank;
   rank.rank = reader.Integer("rank");
   rank.ok = reader.Boolean("ok");
   rank.error = reader.StringOrNull("error");
@@ -145,8 +147,8 @@ RankResult ReadRank(const Reader& reader) {
   return rank;
 }
 
-CheckResult ReadCheck(const Reader& reader) {
-  CheckResult check;
+Check ReadCheck(const Reader& reader) {
+  Check check;
   check.tensor = reader.String("tensor");
   check.against = reader.String("against");
   check.rank = reader.Integer("rank");
@@ -164,13 +166,6 @@ void AddId(Json& json, const std::optional<Json>& id) {
 
 }  // namespace
 
-std::string_view ToString(Status status) {
-  for (const auto& [value, word] : kStatuses) {
-    if (value == status) return word;
-  }
-  return "error";
-}
-
 std::optional<Status> ParseStatus(std::string_view word) {
   for (const auto& [value, known] : kStatuses) {
     if (known == word) return value;
@@ -186,9 +181,9 @@ Json ToJson(const RunResult& result, const std::optional<Json>& id) {
   if (result.failure) json["failure"] = ToJson(*result.failure);
   if (result.fatal) json["fatal"] = true;
   json["ranks"] = Json::array();
-  for (const RankResult& rank : result.ranks) json["ranks"].push_back(ToJson(rank));
+  for (const Rank& rank : result.ranks) json["ranks"].push_back(ToJson(rank));
   json["checks"] = Json::array();
-  for (const CheckResult& check : result.checks) json["checks"].push_back(ToJson(check));
+  for (const Check& check : result.checks) json["checks"].push_back(ToJson(check));
   json["tflops"] = ToJson(result.tflops);
   json["wall_ms"] = Number(result.wall_ms);
   if (result.seed) json["seed"] = *result.seed;
@@ -253,9 +248,22 @@ Json ErrorResponse(const Failure& failure, const std::optional<Json>& id, bool f
 
 std::string SerializeResponse(const Json& response, std::string_view sentinel) {
   std::string line(sentinel);
-  line += response.dump(-1, ' ', false, Json::error_handler_t::replace);
+  line += JsonText(response);
   line += '\n';
   return line;
 }
 
 }  // namespace cppool::protocol
+
+namespace cppool {
+
+std::string_view ToString(Status status) {
+  for (const auto& [value, word] : protocol::kStatuses) {
+    if (value == status) return word;
+  }
+  return "error";
+}
+
+std::ostream& operator<<(std::ostream& out, Status status) { return out << ToString(status); }
+
+}  // namespace cppool

@@ -12,10 +12,6 @@
 
 namespace cppool::protocol {
 
-// Where `bytes` stop being UTF-8 (RFC 3629: no overlong forms, no surrogates, at most U+10FFFF); its size
-// when they are.
-std::size_t ValidUtf8Prefix(std::string_view bytes);
-
 // At most 80 characters of `bytes`, then "..."; what a terminal would act on as \n, \x01 or, past ASCII, \u009b; bytes that
 // are not UTF-8 as \xff.
 std::string Echo(std::string_view bytes);

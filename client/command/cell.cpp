@@ -6,9 +6,9 @@
 #include <numeric>
 #include <set>
 
-#include "protocol/parameters.h"
-#include "client/command/suite_data.h"
 #include "client/command/text.h"
+#include "protocol/models.h"
+#include "protocol/parameters.h"
 
 namespace cppool::command {
 namespace {
@@ -21,15 +21,10 @@ std::vector<Json> ValuesOf(const Cell& cell, const std::string& key) {
   if (key == "row") return {cell.rows.begin(), cell.rows.end()};
   if (key == "model" || key == "kernel_backend") {
     std::vector<Json> values;
-    for (const std::string& row : cell.rows) {
-      const auto colon = row.find(':');
-      if (colon == std::string::npos) continue;  // a cell of our own, from no model table
-      if (key == "model") {
-        values.push_back(row.substr(colon + 1));
-      } else {
-        values.push_back(row.starts_with("flash:") ? "FlashAttention" : "FusedAttention");
-      }
-    }
+    for (const std::string& row : cell.rows)
+      for (const protocol::ModelTable& table : protocol::ModelTables())
+        if (row.starts_with(table.name + ":"))
+          values.push_back(key == "model" ? row.substr(table.name.size() + 1) : table.kernel_backend);
     return values;
   }
   auto found = cell.params.find(key);
@@ -50,32 +45,6 @@ std::string NameOf(const Cell& cell) {
   if (cell.params.contains("pad_between_seqs"))
     name += cell.params["pad_between_seqs"] ? " padded" : " packed";
   return name + " W=" + std::to_string(cell.world_size);
-}
-
-std::vector<Cell> LoadSuite(const std::string& name) {
-  std::vector<std::string> files;
-  if (name == "smoke") files = {"smoke"};
-  if (name == "essential") files = {"matrix"};
-  if (name == "matrix") files = {"matrix", "own"};
-  if (files.empty())
-    throw UsageError("there is no suite '" + name + "': smoke, essential and matrix are there");
-  std::vector<Cell> cells;
-  for (const std::string& file_name : files) {
-    const Json file = Json::parse(SuiteText(file_name));
-    for (const Json& entry : file.at("cells")) {
-      Cell cell;
-      cell.suite = file_name;
-      cell.essential = entry.value("essential", false);
-      if (name == "essential" && !cell.essential) continue;
-      cell.rows = entry.at("rows").get<std::vector<std::string>>();
-      cell.world_size = entry.at("world_size");
-      cell.params = file.at("rows").at(cell.rows.front());
-      cell.params.update(entry.at("set"));
-      cell.name = NameOf(cell);
-      cells.push_back(std::move(cell));
-    }
-  }
-  return cells;
 }
 
 std::vector<Cell> Select(const std::vector<Cell>& cells, const std::vector<Filter>& filters) {

@@ -23,10 +23,6 @@ struct Cell {
 // Of a suite's cell: its row, what its row does not say, and its world size.
 std::string NameOf(const Cell& cell);
 
-// "smoke", "essential" or "matrix", in the order of its files: "matrix" is Transformer Engine's cells, then our
-// own. Throws UsageError for another name.
-std::vector<Cell> LoadSuite(const std::string& name);
-
 // The cells for which, for each key, one of its filters holds. A key is a parameter, `world_size`, `suite`,
 // `row`, `model`, `kernel_backend` or `essential`; a value is text as ValueFromText reads it. A cell that says
 // nothing of a parameter is not found by it. Throws UsageError for a key that no cell has.

@@ -6,9 +6,11 @@
 #include <set>
 #include <sstream>
 
-#include "client/src/daemon.h"
-#include "protocol/parameters.h"
 #include "client/command/text.h"
+#include "client/src/daemon.h"
+#include "protocol/json_text.h"
+#include "protocol/parameters.h"
+#include "protocol/utf8.h"
 
 namespace cppool::command {
 
@@ -98,6 +100,10 @@ void AddDeadline(CLI::App& app, double* seconds, const std::string& help) {
       ->capture_default_str();
 }
 
+std::chrono::milliseconds ToMilliseconds(double seconds) {
+  return std::chrono::milliseconds(std::llround(seconds * 1000));
+}
+
 std::vector<std::string> DeadlineWords(double seconds) {
   std::ostringstream text;
   text << seconds;
@@ -105,12 +111,8 @@ std::vector<std::string> DeadlineWords(double seconds) {
 }
 
 std::string IsUtf8(const std::string& text) {
-  try {
-    Json(text).dump();
-    return "";
-  } catch (const Json::type_error&) {
-    return "not UTF-8: " + Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
-  }
+  const bool valid = protocol::ValidUtf8Prefix(text) == text.size();
+  return valid ? "" : "not UTF-8: " + protocol::Quoted(text);
 }
 
 std::string DescribeWorld(const Json& hello) {

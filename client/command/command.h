@@ -1,6 +1,7 @@
 // The command `cppool`: one file per subcommand, each with its options, its work and its output; `run` has three.
 #pragma once
 
+#include <chrono>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -48,10 +49,13 @@ std::vector<std::string> ToWords(const DaemonArguments& arguments);
 CLI::Option* AddRepeatable(CLI::App& app, const std::string& name, std::vector<std::string>* values,
                            const std::string& help);
 
+// Limits are given in seconds on the command line.
 void AddDeadline(CLI::App& app, double* seconds, const std::string& help);
 std::vector<std::string> DeadlineWords(double seconds);  // the same, to repeat a case
-std::string IsUtf8(
-    const std::string& text);  // a check of CLI11, for what is sent as JSON: "", or what is wrong
+std::chrono::milliseconds ToMilliseconds(double seconds);
+
+// A check of CLI11 for what is sent as JSON: "", or what is wrong.
+std::string IsUtf8(const std::string& text);
 
 // "backend cuda, transport nccl, 2 x NVIDIA H200", from the answer to `hello`; where ranks share devices, "6 ranks on
 // 4 x NVIDIA H200".

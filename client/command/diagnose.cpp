@@ -4,9 +4,9 @@
 #include <numeric>
 #include <set>
 
+#include "client/command/text.h"
 #include "client/src/daemon.h"
 #include "client/src/request.h"
-#include "client/command/text.h"
 
 namespace cppool::command {
 namespace {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "client/command/cell.h"
 #include <cppool/pool.h>
+#include "client/command/cell.h"
 
 namespace cppool::command {
 

@@ -9,11 +9,11 @@
 #include <thread>
 
 #include "client/command/command.h"
+#include "client/command/text.h"
 #include "client/src/daemon.h"
 #include "client/src/process.h"
-#include "protocol/visible_devices.h"
 #include "client/src/search_path.h"
-#include "client/command/text.h"
+#include "protocol/visible_devices.h"
 
 namespace cppool::command {
 namespace {

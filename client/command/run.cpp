@@ -1,6 +1,5 @@
 // `cppool run`: one case, or a suite of them, each in the warm pool of its world size. Its options are in run_arguments.h,
 // what it says in run_report.h.
-#include <cstring>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -10,6 +9,7 @@
 #include "client/command/command.h"
 #include "client/command/diagnose.h"
 #include "client/command/interruption.h"
+#include "client/command/progress.h"
 #include "client/command/run_arguments.h"
 #include "client/command/run_report.h"
 #include "client/command/runner.h"
@@ -22,8 +22,9 @@ class Run {
   Run(const RunArguments& arguments, std::vector<Cell> cells, const Streams& streams)
       : diagnose_(arguments.diagnose),
         cells_(std::move(cells)),
-        runner_(ToPoolOptions(arguments), ToRunOptions(arguments), !arguments.suite.empty()),
-        diagnoser_(ToPoolOptions(arguments), ToRunOptions(arguments), {},
+        run_options_(ToRunOptions(arguments)),
+        runner_(ToPoolOptions(arguments), {.skip_large_worlds = !arguments.suite.empty()}),
+        diagnoser_(ToPoolOptions(arguments), run_options_, {},
                    [this](const std::string& doing) { report_.Progress(diagnosed_ + ": " + doing); }),
         report_(arguments, streams, cells_.size()),
         outcomes_(cells_.size()) {}
@@ -33,7 +34,7 @@ class Run {
     for (std::size_t index : RunOrder(cells_)) {
       const Cell& cell = cells_[index];
       report_.Progress(cell.name);
-      const Outcome outcome = runner_.Validate(cell);
+      const Outcome outcome = runner_.Validate(cell, run_options_);
       report_.ClearProgress();
       report_.Count(cell, outcome);
       report_.TellListed(cell, outcome);
@@ -49,7 +50,7 @@ class Run {
       for (std::size_t index : RunOrder(cells_)) {
         const Cell& cell = cells_[index];
         report_.Progress(cell.name);
-        Outcome outcome = runner_.Run(cell);
+        Outcome outcome = runner_.Run(cell, run_options_);
         {
           const std::lock_guard lock(mutex_);
           outcomes_[index] = std::move(outcome);
@@ -82,9 +83,7 @@ class Run {
   void Interrupted(int signal) {
     mutex_.lock();  // for good: nothing else is begun after this
     if (untold_) report_.Count(cells_[*untold_], *outcomes_[*untold_]);
-    const std::string missing = std::string("interrupted (") + strsignal(signal) + ") with " +
-                                std::to_string(report_.counts().all()) + " of " +
-                                std::to_string(cells_.size()) + " cells done";
+    const std::string missing = DescribeInterruption(signal, report_.counts().all(), cells_.size(), "cells");
     report_.WriteJunit(cells_, outcomes_, missing);
     report_.ClearProgress();
     if (untold_) report_.Tell(cells_[*untold_], *outcomes_[*untold_]);
@@ -102,6 +101,7 @@ class Run {
 
   const bool diagnose_;
   const std::vector<Cell> cells_;
+  const RunOptions run_options_;
   CellRunner runner_;
   Diagnoser diagnoser_;
   std::string diagnosed_;  // the cell that is being diagnosed

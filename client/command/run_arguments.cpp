@@ -1,12 +1,11 @@
 #include "client/command/run_arguments.h"
 
-#include <chrono>
-#include <cmath>
 #include <limits>
 #include <utility>
 
-#include "protocol/start.h"
+#include "client/command/suite.h"
 #include "client/command/text.h"
+#include "protocol/start.h"
 
 namespace cppool::command {
 namespace {
@@ -128,7 +127,7 @@ PoolOptions ToPoolOptions(const RunArguments& arguments) {
 
 RunOptions ToRunOptions(const RunArguments& arguments) {
   RunOptions options;
-  options.deadline = std::chrono::milliseconds(std::llround(arguments.deadline * 1000));
+  options.deadline = ToMilliseconds(arguments.deadline);
   if (arguments.perturb) options.perturb = static_cast<std::uint64_t>(*arguments.perturb);
   options.dump = arguments.dump;
   options.inputs = arguments.inputs;

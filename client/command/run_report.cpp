@@ -1,6 +1,5 @@
 #include "client/command/run_report.h"
 
-#include <iomanip>
 #include <sstream>
 #include <utility>
 
@@ -51,27 +50,12 @@ Json OrNull(const std::string& text) { return text.empty() ? Json() : Json(text)
 RunReport::RunReport(const RunArguments& arguments, const Streams& streams, std::size_t cells)
     : arguments_(arguments),
       streams_(streams),
-      cells_(cells),
       common_(CommonWords(arguments)),
-      junit_name_("cppool." + (arguments.suite.empty() ? std::string("run") : arguments.suite)) {
+      junit_name_("cppool." + (arguments.suite.empty() ? std::string("run") : arguments.suite)),
+      progress_(streams.err, streams.terminal, cells) {
   if (arguments.junit.empty()) return;
   junit_.open(arguments.junit);
   if (!junit_) throw UsageError("cannot write " + arguments.junit);
-}
-
-// Without a wrap, so that one line is what there is to clear.
-void RunReport::Progress(const std::string& doing) {
-  if (!streams_.terminal) return;
-  const auto seconds =
-      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - start_).count();
-  std::ostringstream line;
-  line << "[" << counts().all() + 1 << "/" << cells_ << "] " << seconds / 60 << ":" << std::setfill('0')
-       << std::setw(2) << seconds % 60 << ", " << counts().failed << " failed, " << doing;
-  streams_.err << "\r\033[K\033[?7l" << line.str() << "\033[?7h" << std::flush;
-}
-
-void RunReport::ClearProgress() {
-  if (streams_.terminal) streams_.err << "\r\033[K" << std::flush;
 }
 
 void RunReport::Count(const Cell& cell, const Outcome& outcome) { tally_.Add(cell, outcome); }
@@ -85,7 +69,7 @@ void RunReport::Tell(const Cell& cell, const Outcome& outcome) {
     json["attempts"] = outcome.asked ? Json(outcome.attempts) : Json();
     json["answer"] = outcome.result ? outcome.result->json : Json();
     if (outcome.verdict) json["verdict"] = DescribeVerdict(cell, *outcome.verdict);
-    Print(json);
+    PrintJson(streams_.out, json);
     return;
   }
   if (outcome.failed()) {
@@ -114,7 +98,7 @@ void RunReport::TellListed(const Cell& cell, const Outcome& outcome) {
     Json json = DescribeCell(cell);
     json["would"] = skipped ? "skip" : outcome.failed() ? "fail" : "run";
     json["error"] = OrNull(outcome.error);
-    Print(json);
+    PrintJson(streams_.out, json);
     return;
   }
   streams_.out << cell.name << ": " << Repeat(cell) << "\n";
@@ -171,7 +155,7 @@ void RunReport::Close(const std::map<int, Json>& worlds) {
                                    {"backend", hello.value("backend", Json())},
                                    {"transport", hello.value("transport", Json())},
                                    {"devices", hello.value("devices", Json())}});
-    Print({{"summary", summary}});
+    PrintJson(streams_.out, {{"summary", summary}});
   } else if (!arguments_.suite.empty()) {
     tally_.PrintAxes(closing);
     tally_.PrintRatios(closing);
@@ -189,7 +173,9 @@ void RunReport::Close(const std::map<int, Json>& worlds) {
 
 void RunReport::CloseList() {
   if (arguments_.json) {
-    Print({{"summary", {{"run", counts().passed}, {"fail", counts().failed}, {"skip", counts().skipped}}}});
+    PrintJson(
+        streams_.out,
+        {{"summary", {{"run", counts().passed}, {"fail", counts().failed}, {"skip", counts().skipped}}}});
   }
   Closing() << counts().passed << " would run, " << counts().failed << " would fail, " << counts().skipped
             << " would be skipped\n";
@@ -199,7 +185,7 @@ void RunReport::CloseInterrupted(const std::string& why) {
   if (arguments_.json) {
     Json summary = tally_.ToJson();
     summary["interrupted"] = why;
-    Print({{"summary", summary}});
+    PrintJson(streams_.out, {{"summary", summary}});
   }
   Closing() << why << "\n";
   PrintCounts();
@@ -252,10 +238,6 @@ void RunReport::PrintCounts() {
   Closing() << counts().passed << " passed, " << counts().failed << " failed, " << counts().skipped
             << " skipped\n"
             << std::flush;
-}
-
-void RunReport::Print(const Json& json) {
-  streams_.out << json.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n" << std::flush;
 }
 
 }  // namespace cppool::command

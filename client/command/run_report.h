@@ -1,7 +1,6 @@
 // What `cppool run` says: a line of progress, what became of each cell, the JUnit file, and the closing lines.
 #pragma once
 
-#include <chrono>
 #include <fstream>
 #include <map>
 #include <optional>
@@ -10,6 +9,7 @@
 
 #include "client/command/cell.h"
 #include "client/command/junit.h"
+#include "client/command/progress.h"
 #include "client/command/run_arguments.h"
 #include "client/command/runner.h"
 #include "client/command/tally.h"
@@ -22,9 +22,8 @@ class RunReport {
   // `cells`: how many there are to run. Throws UsageError where the JUnit file cannot be written.
   RunReport(const RunArguments& arguments, const Streams& streams, std::size_t cells);
 
-  // On a terminal, one line that is written over.
-  void Progress(const std::string& doing);
-  void ClearProgress();
+  void Progress(const std::string& doing) { progress_.Show(counts().all(), counts().failed, doing); }
+  void ClearProgress() { progress_.Clear(); }
 
   void Count(const Cell& cell, const Outcome& outcome);  // for the closing numbers
   const Counts& counts() const { return tally_.total(); }
@@ -49,18 +48,16 @@ class RunReport {
   Json DescribeCell(const Cell& cell) const;
   Json DescribeVerdict(const Cell& cell, const Verdict& verdict) const;
   void TellPassed(const Cell& cell, const Result& result);
-  void Print(const Json& json);
   void PrintCounts();
   std::ostream& Closing() const;
 
   const RunArguments& arguments_;
   const Streams streams_;
-  const std::size_t cells_;
   const std::vector<std::string> common_;  // words of every repeating command
   const std::string junit_name_;           // of the suite in JUnit, and of its cases' class
   std::ofstream junit_;
   Tally tally_;
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  command::Progress progress_;
 };
 
 }  // namespace cppool::command

@@ -3,36 +3,39 @@
 #include <chrono>
 #include <utility>
 
-#include "protocol/start.h"
 #include "client/command/text.h"
+#include "protocol/start.h"
 
 namespace cppool::command {
 
-Outcome CellRunner::Run(const Cell& cell) {
-  if (cell.world_size != world_size_) history_.clear();
-  before_ = history_;
-  Outcome outcome = Ask(cell, &Pool::Run);
-  // A retry was answered by a daemon that had run nothing.
+Outcome CellRunner::Run(const Cell& cell, const RunOptions& options) {
+  Outcome outcome = Ask(cell, options, &Pool::Run);
+  std::vector<Cell>& history = histories_[cell.world_size];
+  before_ = history;
+  // The daemon that answered a retry had run nothing.
   if (outcome.result && outcome.attempts > 1) before_.clear();
-  history_ = before_;
-  history_.push_back(cell);
-  if (!outcome.result || outcome.result->fatal) history_.clear();
+  history = before_;
+  history.push_back(cell);
+  if (!outcome.result || outcome.result->fatal) history.clear();
   return outcome;
 }
 
 std::vector<Cell> CellRunner::Retire() {
-  if (world_size_ != 0) pools_.At(world_size_).Stop();
-  history_.clear();
+  if (world_size_ != 0) Stop(world_size_);
   return std::move(before_);
 }
 
-Outcome CellRunner::Ask(const Cell& cell, Question question) {
+void CellRunner::Stop(int world_size) {
+  pools_.At(world_size).Stop();
+  histories_.erase(world_size);
+}
+
+Outcome CellRunner::Ask(const Cell& cell, RunOptions options, Question question) {
   if (auto known = not_started_.find(cell.world_size); known != not_started_.end()) return known->second;
-  // One world after another: an idle one would keep its part of the GPUs' memory from the next.
-  if (world_size_ != cell.world_size && world_size_ != 0) pools_.At(world_size_).Stop();
+  // A daemon that is not used would keep its part of the GPUs' memory from the next one.
+  if (!rules_.keep_worlds && world_size_ != cell.world_size && world_size_ != 0) Stop(world_size_);
   world_size_ = cell.world_size;
   Pool& pool = pools_.At(cell.world_size);
-  RunOptions options = run_options_;
   options.case_name = cell.case_name;
   Outcome outcome;
   const auto start = std::chrono::steady_clock::now();
@@ -60,12 +63,12 @@ Outcome CellRunner::Ask(const Cell& cell, Question question) {
   return outcome;
 }
 
-// What could not start once is not started again for each of hundreds of cells.
+// Also decides the outcome of all further cells of this world size.
 Outcome CellRunner::NotStarted(const Cell& cell, const PoolError& error) {
   const std::string size = std::to_string(cell.world_size);
   Outcome& rest = not_started_[cell.world_size];
   rest.asked = false;
-  if (skip_large_worlds_ && worlds_.count(cell.world_size) == 0 &&
+  if (rules_.skip_large_worlds && worlds_.count(cell.world_size) == 0 &&
       std::string_view(error.what()).find(protocol::kTooFewDevices) != std::string_view::npos) {
     rest.kind = Outcome::Kind::kSkipped;
     rest.error = "world size " + size + " needs as many GPUs, and there are fewer (see --transport peer)";

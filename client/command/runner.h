@@ -1,4 +1,4 @@
-// Asks the pools about cells: each cell in the pool of its world size, and no daemon that could not start twice.
+// Asks the pools about cells: each cell in the pool of its world size. A daemon that could not start is not started again.
 #pragma once
 
 #include <map>
@@ -6,8 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "client/command/cell.h"
 #include <cppool/pool.h>
+
+#include "client/command/cell.h"
 #include "client/command/diagnose.h"
 
 namespace cppool::command {
@@ -18,11 +19,11 @@ struct Outcome {
   Kind kind = Kind::kError;
   std::optional<Result> result;
   std::string error;  // one line or more; empty when passed
-  std::string
-      stderr_tail;  // of a daemon that answered with a failure; without an answer `error` ends with it
+  // Of a daemon that answered with a failure. Where there is no answer `error` ends with it.
+  std::string stderr_tail;
   double seconds = 0;
   bool asked = true;               // false: there was no daemon to ask
-  int attempts = 1;                // daemons that were asked; more than one: the others were lost
+  int attempts = 1;                // daemons that were asked; all but the last died or broke the protocol
   std::optional<Verdict> verdict;  // of a failure that was diagnosed
 
   bool failed() const { return kind == Kind::kFailed || kind == Kind::kError; }
@@ -30,12 +31,19 @@ struct Outcome {
 
 class CellRunner {
  public:
-  // The case's name is the cell's. A moved cell that the daemon refuses is skipped. `skip_large_worlds`: cells with more ranks than the machine can run are skipped, as in a suite; else errors.
-  CellRunner(const PoolOptions& pool_options, RunOptions run_options, bool skip_large_worlds)
-      : pools_(pool_options), run_options_(std::move(run_options)), skip_large_worlds_(skip_large_worlds) {}
+  struct Rules {
+    bool skip_large_worlds =
+        false;                 // a cell with more ranks than the machine can run is skipped; else an error
+    bool keep_worlds = false;  // daemons of several world sizes are up at a time; else one
+  };
+  CellRunner(const PoolOptions& pool_options, Rules rules) : pools_(pool_options), rules_(rules) {}
 
-  Outcome Run(const Cell& cell);
-  Outcome Validate(const Cell& cell) { return Ask(cell, &Pool::Validate); }  // kPassed: it would run
+  // The case's name is the cell's. A moved cell that the daemon refuses is skipped.
+  Outcome Run(const Cell& cell, const RunOptions& options);
+  // kPassed: it would run.
+  Outcome Validate(const Cell& cell, const RunOptions& options) {
+    return Ask(cell, options, &Pool::Validate);
+  }
 
   // Ends the daemon of the cell that was run last, and returns what that daemon had run before it, in order. The next
   // cell is run by another.
@@ -45,16 +53,16 @@ class CellRunner {
 
  private:
   using Question = Result (Pool::*)(const Json&, const RunOptions&);
-  Outcome Ask(const Cell& cell, Question question);
+  Outcome Ask(const Cell& cell, RunOptions options, Question question);
   Outcome NotStarted(const Cell& cell, const PoolError& error);
+  void Stop(int world_size);
 
   Pools pools_;
-  RunOptions run_options_;
-  bool skip_large_worlds_;
-  int world_size_ = 0;                  // whose daemon is up
-  std::vector<Cell> history_;           // what it has run
-  std::vector<Cell> before_;            // what it had run before the latest cell
-  std::map<int, Outcome> not_started_;  // by world size: what becomes of its further cells
+  const Rules rules_;
+  int world_size_ = 0;                          // of the latest cell; 0: none
+  std::map<int, std::vector<Cell>> histories_;  // by world size: what its daemon has run
+  std::vector<Cell> before_;                    // what a daemon had run before the latest cell
+  std::map<int, Outcome> not_started_;          // by world size: what becomes of its further cells
   std::map<int, Json> worlds_;
 };
 

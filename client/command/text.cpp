@@ -4,6 +4,9 @@
 #include <cmath>
 #include <cstdio>
 
+#include "protocol/json_text.h"
+#include "protocol/utf8.h"
+
 namespace cppool::command {
 
 Json ValueFromText(const std::string& text) {
@@ -17,7 +20,7 @@ std::string TextFromValue(const Json& value) {
     auto text = value.get<std::string>();
     if (std::none_of(text.begin(), text.end(), control) && ValueFromText(text) == value) return text;
   }
-  return value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return protocol::JsonText(value);
 }
 
 std::pair<std::string, std::string> SplitAssignment(const std::string& text, const std::string& option) {
@@ -58,21 +61,13 @@ std::string ShellQuote(const std::string& word) {
 
 namespace {
 
-// The length of the UTF-8 sequence at the front of `text` if it is one that XML 1.0 allows, else 0.
+// The length of the character at the front of `text` if XML 1.0 allows it, else 0.
 std::size_t XmlCharacter(std::string_view text) {
-  auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-  unsigned first = byte(0);
-  if (first < 0x80) return first >= 0x20 || first == '\t' || first == '\n' || first == '\r' ? 1 : 0;
-  std::size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
-  unsigned code = first & (0xFFu >> (length + 1));
-  for (std::size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xC0) != 0x80) return 0;
-    code = code << 6 | (byte(i) & 0x3F);
-  }
-  constexpr unsigned kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
-  bool valid = first >= 0xC0 && code >= kSmallest[length] && code <= 0x10FFFF &&
-               (code < 0xD800 || code > 0xDFFF) && code != 0xFFFE && code != 0xFFFF;
-  return valid ? length : 0;
+  const std::size_t length = protocol::Utf8Length(text);
+  if (length == 0) return 0;
+  const unsigned code = protocol::CodePoint(text.substr(0, length));
+  const bool control = code < 0x20 && code != '\t' && code != '\n' && code != '\r';
+  return control || code == 0xFFFE || code == 0xFFFF ? 0 : length;
 }
 
 }  // namespace
@@ -103,6 +98,10 @@ std::string XmlEscape(std::string_view text) {
     text.remove_prefix(length == 0 ? 1 : length);
   }
   return result;
+}
+
+void PrintJson(std::ostream& out, const Json& value) {
+  out << protocol::JsonText(value) << "\n" << std::flush;
 }
 
 std::string FirstLine(const std::string& text) { return text.substr(0, text.find('\n')); }

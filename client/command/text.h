@@ -1,6 +1,8 @@
 // Small conversions between JSON, words and command lines.
 #pragma once
 
+#include <ostream>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -31,6 +33,7 @@ std::string ShellQuote(const std::string& word);  // as one word of a POSIX shel
 // As XML text or attribute: markup escaped; what XML 1.0 forbids, control characters and invalid UTF-8, replaced by '?'.
 std::string XmlEscape(std::string_view text);
 std::string FirstLine(const std::string& text);
-std::string Fixed(double value, int digits);  // "-" when it is not finite
+void PrintJson(std::ostream& out, const Json& value);  // one line, at once
+std::string Fixed(double value, int digits);           // "-" when it is not finite
 
 }  // namespace cppool::command

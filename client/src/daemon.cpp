@@ -49,9 +49,6 @@ Process::Command DaemonCommand(const PoolOptions& options) {
   return command;
 }
 
-// Text of the other side's making: what is no UTF-8 is replaced.
-std::string Dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
-
 std::string Excerpt(std::string_view text) {
   constexpr std::size_t kLength = 200;
   return text.size() <= kLength ? std::string(text) : std::string(text.substr(0, kLength)) + "...";
@@ -99,12 +96,13 @@ void Daemon::Greet() {
     refuse(lost.message + " at its start");
   }
   auto member = [&](const char* name) { return answer.value(name, Json()); };
-  if (member("ok") != true) refuse(Name() + "answered `hello` with " + Excerpt(Dump(answer)));
+  if (member("ok") != true) refuse(Name() + "answered `hello` with " + Excerpt(protocol::JsonText(answer)));
   if (member("protocol") != protocol::kProtocolVersion)
-    refuse(Name() + "speaks protocol " + Dump(member("protocol")) + ", this client " +
+    refuse(Name() + "speaks protocol " + protocol::JsonText(member("protocol")) + ", this client " +
            std::to_string(protocol::kProtocolVersion) + ": use programs of one version");
   if (member("world_size") != options_.world_size)
-    refuse(Name() + "was started with another world size than it says: " + Dump(member("world_size")));
+    refuse(Name() +
+           "was started with another world size than it says: " + protocol::JsonText(member("world_size")));
 }
 
 Json Daemon::Ask(protocol::Operation operation, Clock::time_point until) {
@@ -153,7 +151,7 @@ void Daemon::DropStale(Clock::time_point until) {
   }
   Json answer;
   while (NextAnswer(0, until, &answer) && Clock::now() < until)
-    Log("answer to no request, ignored: " + Excerpt(Dump(answer)));
+    Log("answer to no request, ignored: " + Excerpt(protocol::JsonText(answer)));
 }
 
 bool Daemon::Send(std::string_view* unsent) {

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "protocol/json_text.h"
 #include "protocol/parameters.h"
 
 namespace cppool::client {
@@ -28,8 +29,7 @@ void CheckSayable(const protocol::RunRequest& request) {
   for (const auto& [name, value] : request.params.items()) {
     one.params = {{name, value}};
     if (!Unsayable(one).empty())
-      throw std::invalid_argument(
-          "the parameter " + Json(name).dump(-1, ' ', false, Json::error_handler_t::replace) + ": " + why);
+      throw std::invalid_argument("the parameter " + protocol::JsonText(name) + ": " + why);
   }
   throw std::invalid_argument(why);
 }

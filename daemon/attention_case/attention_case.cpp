@@ -4,15 +4,16 @@
 #include <cstdio>
 #include <exception>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "daemon/attention_case/files.h"
-#include "kernels/attention/run.h"
-#include "kernels/error.h"
 #include "daemon/attention_case/parameters.h"
 #include "daemon/attention_case/resolve.h"
+#include "kernels/attention/run.h"
+#include "kernels/error.h"
 
 namespace cppool {
 namespace {
@@ -20,17 +21,26 @@ namespace {
 using attention_case::Json;
 using attention_case::Refused;
 
+// Made once for a request, and read by all its ranks.
+struct Prepared {
+  Json params;
+  kernels::AttentionSpec spec;
+};
+
 cppool_status Validate(cppool_validation* v) {
   try {
-    const Json params = attention_case::Resolve(
+    auto prepared = std::make_unique<Prepared>();
+    prepared->params = attention_case::Resolve(
         Json::parse(v->params_json), [v](const std::string& name) { return v->given(v, name.c_str()) != 0; });
+    const Json& params = prepared->params;
     attention_case::CheckRelations(params, v->world_size);
     attention_case::CheckSupported(params);
-    const kernels::AttentionSpec spec = attention_case::ToSpec(params, v->world_size);
+    const kernels::AttentionSpec& spec = prepared->spec = attention_case::ToSpec(params, v->world_size);
     if (v->dump) attention_case::CheckDump(v->dump, v->inputs, spec);
     if (v->inputs) attention_case::CheckInputs(v->inputs, spec);
     v->needs(v, kernels::AttentionBytes(spec, v->world_size, std::string_view(v->backend) == "host"));
     v->replace_params(v, params.dump().c_str());
+    v->prepare(v, prepared.release(), [](void* object) { delete static_cast<Prepared*>(object); });
     return CPPOOL_OK;
   } catch (const Refused& refused) {
     v->fail(v, refused.what());
@@ -72,17 +82,16 @@ class Report : public kernels::AttentionReport {
 
 cppool_status Run(cppool_case_context* c) {
   try {
-    const Json params = Json::parse(c->params_json);
-    const int world_size = c->runtime->world_size;
-    const kernels::AttentionSpec spec = attention_case::ToSpec(params, world_size);
+    const auto& [params, spec] = *static_cast<const Prepared*>(c->prepared);
     Report report(c);
     std::optional<attention_case::InputFiles> inputs;
     if (c->inputs) inputs.emplace(c->inputs);
     std::optional<attention_case::DumpFiles> dump;
     if (c->dump) {
-      dump.emplace(
-          c->dump, spec, c->checks != 0,
-          Json{{"parameters", params}, {"world_size", world_size}, {"backend", c->runtime->backend}});
+      dump.emplace(c->dump, spec, c->checks != 0,
+                   Json{{"parameters", params},
+                        {"world_size", c->runtime->world_size},
+                        {"backend", c->runtime->backend}});
     }
     kernels::RunAttention(c->runtime, spec, c->checks != 0, report, inputs ? &*inputs : nullptr,
                           dump ? &*dump : nullptr);

@@ -3,11 +3,13 @@
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
+#include <set>
 #include <utility>
+#include <vector>
 
-#include "daemon/attention_case/models.h"
 #include "daemon/attention_case/sequences.h"
 #include "protocol/json_text.h"
+#include "protocol/models.h"
 #include "protocol/parameters.h"
 
 namespace cppool::attention_case {
@@ -20,6 +22,7 @@ using kernels::CpCommType;
 using kernels::Dtype;
 using kernels::QkvFormat;
 using kernels::SoftmaxType;
+using protocol::ModelTable;
 
 [[noreturn]] void Invalid(const std::string& why) { throw Refused(false, why); }
 
@@ -27,52 +30,40 @@ std::string Text(const Json& params, const char* name) { return params.at(name).
 std::int64_t Int(const Json& params, const char* name) { return params.at(name).get<std::int64_t>(); }
 bool IsCausal(const std::string& mask) { return mask.find("causal") != std::string::npos; }
 
-std::pair<const ModelRow*, ModelTable> FindRow(const Json& params) {
+struct ModelRow {
+  const ModelTable* table;
+  const Json* parameters;
+};
+
+ModelRow FindRow(const Json& params) {
   const std::string name = Text(params, "model");
-  const ModelRow* flash = FindModel(ModelTable::kFlash, name);
-  const ModelRow* fused = FindModel(ModelTable::kFused, name);
-  std::vector<std::string> known;
-  if (params.at("kernel_backend").is_null()) {
-    if (flash && fused && !(*flash == *fused)) {
-      Invalid("model '" + name +
-              "' is another one for FlashAttention than for FusedAttention: give kernel_backend too");
-    }
-    if (flash) return {flash, ModelTable::kFlash};
-    if (fused) return {fused, ModelTable::kFused};
-    known =
-        ModelNames(ModelTable::kFused);  // the longer table; every name of the other one is in it or near one
-  } else {
-    const ModelTable table =
-        Text(params, "kernel_backend") == "FusedAttention" ? ModelTable::kFused : ModelTable::kFlash;
-    if (const ModelRow* row = table == ModelTable::kFused ? fused : flash) return {row, table};
-    known = ModelNames(table);
+  const Json& backend = params.at("kernel_backend");
+  std::vector<ModelRow> rows;
+  std::set<std::string> known;
+  for (const ModelTable& table : protocol::ModelTables()) {
+    if (!backend.is_null() && backend != table.kernel_backend) continue;
+    for (const auto& [row, parameters] : table.rows.items()) known.insert(row);
+    if (const auto row = table.rows.find(name); row != table.rows.end()) rows.push_back({&table, &*row});
   }
-  std::string list;
-  for (const std::string& other : known) list += (list.empty() ? "" : ", ") + other;
-  const auto nearest = protocol::Nearest(name, known);
-  Invalid("there is no model " + protocol::Quoted(name) +
-          (nearest ? "; did you mean '" + *nearest + "'?" : ";") + " there are: " + list);
+  for (const ModelRow& row : rows) {
+    if (*row.parameters == *rows.front().parameters) continue;
+    Invalid("model '" + name + "' differs between " + rows.front().table->kernel_backend + " and " +
+            row.table->kernel_backend + ": give kernel_backend too");
+  }
+  if (!rows.empty()) return rows.front();
+  const std::vector<std::string> names(known.begin(), known.end());
+  Invalid("there is no model " + protocol::Quoted(name) + protocol::DidYouMean(name, names) +
+          " (known: " + protocol::Join(names) + ")");
 }
 
 void ApplyModel(Json& params, const std::function<bool(const std::string&)>& given) {
-  const auto [row, table] = FindRow(params);
-  const auto set = [&](const char* name, Json value) {
-    if (!given(name)) params[name] = std::move(value);
+  const ModelRow row = FindRow(params);
+  const auto set = [&](const std::string& name, const Json& value) {
+    if (!given(name)) params[name] = value;
   };
-  set("batch_size", row->batch_size);
-  set("max_seqlen_q", row->max_seqlen_q);
-  set("max_seqlen_kv", row->max_seqlen_kv);
-  set("num_heads", row->num_heads);
-  set("num_gqa_groups", row->num_gqa_groups);
-  set("head_dim_qk", row->head_dim_qk);
-  set("head_dim_v", row->head_dim_v);
-  set("attn_mask_type", row->attn_mask_type);
-  set("window_size", row->window_size);
-  set("attn_bias_type", row->attn_bias_type);
-  set("bias_shape", row->bias_shape);
-  set("softmax_type", row->softmax_type);
-  set("return_max_logit", row->return_max_logit);
-  if (table == ModelTable::kFused && params.at("qkv_format") == "thd") set("pad_between_seqs", true);
+  for (const auto& [name, value] : row.parameters->items()) set(name, value);
+  if (row.table->kernel_backend == "FusedAttention" && params.at("qkv_format") == "thd")
+    set("pad_between_seqs", true);
 }
 
 // The value that a parameter's word stands for; the schema allows no other word.

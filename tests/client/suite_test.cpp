@@ -7,11 +7,12 @@
 #include <set>
 #include <sstream>
 
-#include "tests/catch.h"
 #include "client/command/cell.h"
 #include "client/command/junit.h"
+#include "client/command/suite.h"
 #include "client/command/tally.h"
 #include "client/command/text.h"
+#include "tests/catch.h"
 #include "tests/client/xml.h"
 
 using namespace cppool::command;
@@ -74,6 +75,52 @@ TEST_CASE("the matrix has 864 distinct cells, of which 120 are essential") {
   CHECK(types == std::map<std::string, int>{{"bf16", 432}, {"fp16", 432}});
   CHECK(formats["thd"] == 864 - formats["bshd"] - formats["sbhd"]);
   CHECK_THROWS_AS(LoadSuite("everything"), UsageError);
+}
+
+TEST_CASE("the cells of the matrix are those that were once written out one by one, in their order") {
+  std::uint64_t digest = 0xcbf29ce484222325;  // FNV-1a
+  for (const Cell& cell : TheirCells()) {
+    std::string rows;
+    for (const std::string& row : cell.rows) rows += (rows.empty() ? "" : ",") + row;
+    const std::string text = cell.name + "|" + rows + "|" + std::to_string(cell.world_size) + "|" +
+                             (cell.essential ? "1" : "0") + "|" + cell.params.dump() + "\n";
+    for (const unsigned char byte : text) digest = (digest ^ byte) * 0x100000001b3;
+  }
+  CHECK(digest == 0x3fde2ceff7dd89c5ull);
+}
+
+TEST_CASE("a suite's cells are its rows over the combinations of its axes") {
+  const Json axes = {
+      {"dtype", {{{"set", {{"dtype", "bf16"}}}}, {{"set", {{"dtype", "fp16"}}}, {"world_size", 4}}}},
+      {"format", {{{"set", {{"qkv_format", "bshd"}}}}}},
+      {"schedule", {{{"set", {{"cp_comm_type", "p2p"}}}}, {{"set", {{"cp_comm_type", "a2a"}}}}}},
+      {"chosen",
+       {{{"when", {{"dtype", {"fp16"}}, {"row", {"one", "three"}}}}, {"essential", true}},
+        {{"when", {{"dtype", {"fp16"}}, {"row", {"three"}}}}, {"set", {{"seed", 7}}}}}}};
+  const Json file = {
+      {"rows", {{"one", {{"num_heads", 8}}}, {"two", {{"num_heads", 8}}}, {"three", {{"num_heads", 4}}}}},
+      {"axes", axes},
+      {"cells",
+       {{{"rows", {"one", "t*"}}, {"over", {"dtype", "format", "schedule", "chosen"}}},
+        {{"rows", {"one"}},
+         {"world_size", 8},
+         {"set", {{"dtype", "bf16"}, {"qkv_format", "thd"}, {"cp_comm_type", "p2p"}}}}}}};
+  std::vector<std::string> cells;
+  for (const Cell& cell : CellsOfFile("mine", file)) {
+    CHECK(cell.suite == "mine");
+    cells.push_back(cell.name + (cell.essential ? " essential" : "") +
+                    (cell.params.contains("seed") ? " seeded" : "") +
+                    (cell.rows.size() > 1 ? " and " + cell.rows[1] : ""));
+  }
+  // `two` is `one` by another name. The fp16 cells of `three` have two alternatives on the last axis.
+  CHECK(cells ==
+        std::vector<std::string>{"one bf16 bshd p2p W=2 and two", "one bf16 bshd a2a W=2 and two",
+                                 "one fp16 bshd p2p W=4 essential and two",
+                                 "one fp16 bshd a2a W=4 essential and two", "three bf16 bshd p2p W=2",
+                                 "three bf16 bshd a2a W=2", "three fp16 bshd p2p W=4 essential",
+                                 "three fp16 bshd p2p W=4 seeded", "three fp16 bshd a2a W=4 essential",
+                                 "three fp16 bshd a2a W=4 seeded", "one bf16 thd p2p W=8"});
+  CHECK_THROWS(CellsOfFile("mine", {{"cells", {{{"rows", {"none"}}}}}}));
 }
 
 TEST_CASE("cells are found by the model tables that their rows come from") {

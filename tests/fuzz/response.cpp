@@ -47,11 +47,11 @@ void RequireSameLines(std::string_view bytes, std::size_t limit, std::size_t pie
 
 // Every member, as text, in which NaN is equal to itself. By name: one that is added does not compile here until it
 // is compared too.
-Json Members(const protocol::CheckResult& check) {
+Json Members(const protocol::Check& check) {
   const auto& [tensor, against, rank, max_abs_err, rel_err, tolerance, ok, ratio] = check;
   return {tensor, against, rank, max_abs_err, rel_err, tolerance, ok, ratio.value_or(0), ratio.has_value()};
 }
-Json Members(const protocol::RankResult& result) {
+Json Members(const protocol::Rank& result) {
   const auto& [rank, ok, error, gpu_ms, extra] = result;
   return {rank, ok, error, gpu_ms, extra};
 }

@@ -21,7 +21,7 @@ RunResult Sample() {
   result.status = Status::kFailed;
   result.error = "dq of rank 1 is off";
   result.failure = Failure{FailureKind::kMismatch, 1, "backward/attend 1", "dq"};
-  RankResult rank;
+  Rank rank;
   rank.ok = true;
   rank.gpu_ms = {{"backward", 2.5}, {"forward", 1.25}};
   rank.extra = {{"bandwidth", 12.5}};

@@ -34,11 +34,9 @@
 #include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
+#include <cppool/result.h>
 
 namespace cppool {
-
-using Json = nlohmann::json;
 
 struct PoolOptions {
   int world_size = 2;
@@ -91,35 +89,11 @@ struct RunOptions {
   std::optional<Fault> fault;
 };
 
-// Failed: a check did not hold. Skipped: meaningful, but not supported here; `error` says why.
-enum class Status { kPassed, kFailed, kSkipped, kError };
-std::string_view ToString(Status status);  // "passed", ...
-std::ostream& operator<<(std::ostream& out, Status status);
-
 struct Failure {
   std::string kind;  // "mismatch", "timeout", "out_of_memory", ...: the README lists them
   std::optional<int> rank;
   std::string stage;
   std::string detail;
-};
-
-struct Check {
-  std::string tensor;   // "out", "dq", ...
-  std::string against;  // "no_cp", "oracle", ...
-  int rank = 0;
-  double max_abs_err = 0;  // NaN when it is not finite
-  double rel_err = 0;      // RMS of the difference over RMS of the reference
-  double tolerance = 0;
-  bool ok = false;
-  std::optional<double>
-      ratio;  // against the oracle: our largest error over plain attention's; NaN: not finite
-};
-
-struct Rank {
-  int rank = 0;
-  bool ok = false;
-  std::string error;
-  std::vector<std::pair<std::string, double>> gpu_ms;  // by stage
 };
 
 struct Result {

@@ -97,6 +97,8 @@ struct cppool_case_context {
   /* Added later: a case that may meet an older daemon looks at struct_size first. */
   const char* dump;   /* folder that the request wants tensors in; NULL: none. Only with CPPOOL_CASE_DUMPS */
   const char* inputs; /* folder to take tensors from; NULL: none. Only with CPPOOL_CASE_TAKES_INPUTS */
+  /* What `validate` has kept for this request; NULL: nothing. All ranks have the same object and only read it. */
+  const void* prepared;
 };
 
 /* Relations between parameters, before any rank runs; called on one thread, with no runtime. Texts are copied. */
@@ -125,6 +127,10 @@ struct cppool_validation {
   /* Added later, as in cppool_case_context. `validate` should leave no trace: nothing may run after it. */
   const char* dump;
   const char* inputs;
+  /* Keeps an object for the ranks of this request, which find it as `prepared`, so that not every rank reads the
+   * parameters again. `release` is called with it once: when the request has ended, on any thread, when it is not run,
+   * or when another object takes its place. */
+  void (*prepare)(cppool_validation*, void* object, void (*release)(void* object));
 };
 
 /* Keys of a request that a case knows what to do with; a request with another is refused before `validate`. */

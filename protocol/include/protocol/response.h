@@ -8,46 +8,31 @@
 #include <utility>
 #include <vector>
 
+#include <cppool/result.h>
+
 #include "protocol/failure.h"
 
 namespace cppool::protocol {
 
-enum class Status { kPassed, kFailed, kSkipped, kError };
-std::string_view ToString(Status status);
+using cppool::Check;
+using cppool::Rank;
+using cppool::Status;
+using cppool::ToString;
 std::optional<Status> ParseStatus(std::string_view word);
-
-struct CheckResult {
-  std::string tensor;
-  std::string against;
-  int rank = 0;
-  double max_abs_err = 0;  // NaN and infinities are null in JSON
-  double rel_err = 0;
-  double tolerance = 0;
-  bool ok = false;
-  std::optional<double> ratio;  // against the oracle: the largest error over plain attention's in the same dtype
-};
-
-struct RankResult {
-  int rank = 0;
-  bool ok = false;
-  std::string error;                                     // empty: null in JSON
-  std::vector<std::pair<std::string, double>> gpu_ms;    // by stage, in order
-  Json extra = Json::object();                           // what the case reported with `result`
-};
 
 struct RunResult {
   Status status = Status::kError;
   std::string error;               // for people; empty when passed
   std::optional<Failure> failure;  // present when not passed
   bool fatal = false;              // the daemon exits right after this response
-  std::vector<RankResult> ranks;
-  std::vector<CheckResult> checks;
+  std::vector<Rank> ranks;
+  std::vector<Check> checks;
   std::vector<std::pair<std::string, double>> tflops;  // per GPU, by stage
   double wall_ms = 0;
   std::optional<std::uint64_t> seed;
 };
 
-// {"ok": ..., "id": ..., "status": ...}. `id` absent: left out.
+// {"ok": ..., "id": ..., "status": ...}. Without an id there is no such member; numbers that are not finite are null.
 Json ToJson(const RunResult& result, const std::optional<Json>& id);
 // Throws std::runtime_error naming the member that is missing or of the wrong type. Stages come back in the order of their names.
 RunResult RunResultFromJson(const Json& json);

@@ -1,0 +1,42 @@
+// The parts of an answer to `run`, as the daemon writes them and the client hands them out.
+#pragma once
+
+#include <iosfwd>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace cppool {
+
+using Json = nlohmann::json;
+
+// Failed: a check did not hold. Skipped: meaningful, but not supported here; `error` says why.
+enum class Status { kPassed, kFailed, kSkipped, kError };
+std::string_view ToString(Status status);  // "passed", ...
+std::ostream& operator<<(std::ostream& out, Status status);
+
+// One compared tensor of one rank.
+struct Check {
+  std::string tensor;   // "out", "dq", ...
+  std::string against;  // "no_cp", "oracle", ...
+  int rank = 0;
+  double max_abs_err = 0;  // NaN when it is not finite; so are the other numbers
+  double rel_err = 0;      // RMS of the difference over RMS of the reference
+  double tolerance = 0;
+  bool ok = false;
+  std::optional<double> ratio;  // against the oracle: our largest error over plain attention's
+};
+
+struct Rank {
+  int rank = 0;
+  bool ok = false;
+  std::string error;                                   // empty when it is ok
+  std::vector<std::pair<std::string, double>> gpu_ms;  // by stage
+  Json extra = Json::object();                         // what the case reported beside these
+};
+
+}  // namespace cppool
