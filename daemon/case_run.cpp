@@ -241,6 +241,7 @@ RunResult CaseRun::Gather() {
     AddTflops(result);
   }
   result.seed = prepared_->seed;
+  result.kernels = prepared_->kernels;
   if (!unsound.empty()) {
     unsound += " did not come back";
   } else if (NeedsLook()) {
@@ -326,6 +327,7 @@ RunResult CaseRun::TimedOut(std::chrono::milliseconds deadline) const {
   RunResult result = TimeoutReport(
       world_.threads().ids(), [self = shared_from_this()](int rank) { return self->LookAt(rank); }, deadline);
   result.seed = prepared_->seed;
+  result.kernels = prepared_->kernels;
   return result;
 }
 

@@ -43,6 +43,7 @@ class Validation {
         if (release) release(object);
       });
     };
+    c_.kernels = [](cppool_validation* c, const char* json) { Self(c).kernels_ = json ? json : ""; };
   }
   Validation(const Validation&) = delete;
   Validation& operator=(const Validation&) = delete;
@@ -53,6 +54,7 @@ class Validation {
   double bytes_per_rank() const { return bytes_per_rank_; }
   const std::optional<std::string>& replaced() const { return replaced_; }
   const std::shared_ptr<const void>& prepared() const { return prepared_; }
+  const std::optional<std::string>& kernels() const { return kernels_; }
 
  private:
   static Validation& Self(cppool_validation* c) { return *static_cast<Validation*>(c->self); }
@@ -64,7 +66,19 @@ class Validation {
   double bytes_per_rank_ = 0;
   std::optional<std::string> replaced_;
   std::shared_ptr<const void> prepared_;
+  std::optional<std::string> kernels_;
 };
+
+Json ParseKernels(const std::string& text, const std::string& name) {
+  Json kernels = Json::parse(text, nullptr, false);
+  const auto has = [&](const char* key) { return kernels.contains(key) && kernels.at(key).is_string(); };
+  if (!kernels.is_object() || !has("name") || !has("version") || !has("family")) {
+    throw Refusal(
+        FailureKind::kInternal,
+        "validate of case '" + name + "' named its kernels without \"name\", \"version\" and \"family\"");
+  }
+  return kernels;
+}
 
 const RegisteredCase& FindCase(const CaseRegistry& registry, const std::string& name) {
   if (const RegisteredCase* found = registry.Find(name)) return *found;
@@ -125,6 +139,7 @@ void AskCase(PreparedRun& run, const Json& given, const std::string& backend, in
   }
   run.bytes_per_rank = validation.bytes_per_rank();
   run.prepared = validation.prepared();
+  if (validation.kernels()) run.kernels = ParseKernels(*validation.kernels(), run.registered.name);
   if (!validation.replaced()) return;
   Json replaced = Json::parse(*validation.replaced(), nullptr, false);
   if (!replaced.is_object()) {

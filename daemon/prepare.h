@@ -23,6 +23,7 @@ struct PreparedRun {
   std::shared_ptr<const void> prepared;  // what the case keeps for its ranks
   double bytes_per_rank = 0;  // what the case said that it needs; 0: it did not
   std::optional<std::uint64_t> seed;
+  protocol::Json kernels;  // what the case said that it runs; null: it did not
   std::int64_t warmup = 0;
   std::int64_t repeat = 1;
   bool checks = true;

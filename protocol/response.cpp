@@ -187,6 +187,7 @@ Json ToJson(const RunResult& result, const std::optional<Json>& id) {
   json["tflops"] = ToJson(result.tflops);
   json["wall_ms"] = Number(result.wall_ms);
   if (result.seed) json["seed"] = *result.seed;
+  if (!result.kernels.is_null()) json["kernels"] = result.kernels;
   return json;
 }
 
@@ -226,6 +227,10 @@ RunResult RunResultFromJson(const Json& json) {
       Reader::Refuse("seed", "an integer from 0", *seed);
     }
     result.seed = seed->get<std::uint64_t>();
+  }
+  if (const Json* kernels = reader.Find("kernels")) {
+    if (!kernels->is_object()) Reader::Refuse("kernels", "an object", *kernels);
+    result.kernels = *kernels;
   }
   return result;
 }

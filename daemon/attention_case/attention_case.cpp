@@ -25,6 +25,7 @@ using attention_case::Refused;
 struct Prepared {
   Json params;
   kernels::AttentionSpec spec;
+  const kernels::AttentionFamily* family = nullptr;
 };
 
 cppool_status Validate(cppool_validation* v) {
@@ -36,9 +37,13 @@ cppool_status Validate(cppool_validation* v) {
     attention_case::CheckRelations(params, v->world_size);
     attention_case::CheckSupported(params);
     const kernels::AttentionSpec& spec = prepared->spec = attention_case::ToSpec(params, v->world_size);
+    const kernels::AttentionFamily& family = attention_case::FamilyFor(v->backend, spec);
+    prepared->family = &family;
     if (v->dump) attention_case::CheckDump(v->dump, v->inputs, spec);
     if (v->inputs) attention_case::CheckInputs(v->inputs, spec);
-    v->needs(v, kernels::AttentionBytes(spec, v->world_size, std::string_view(v->backend) == "host"));
+    v->needs(v, kernels::AttentionBytes(family, spec, v->world_size, std::string_view(v->backend) == "host"));
+    const Json kernels{{"name", family.kernels()}, {"version", family.version()}, {"family", family.name()}};
+    v->kernels(v, kernels.dump().c_str());
     v->replace_params(v, params.dump().c_str());
     v->prepare(v, prepared.release(), [](void* object) { delete static_cast<Prepared*>(object); });
     return CPPOOL_OK;
@@ -82,7 +87,7 @@ class Report : public kernels::AttentionReport {
 
 cppool_status Run(cppool_case_context* c) {
   try {
-    const auto& [params, spec] = *static_cast<const Prepared*>(c->prepared);
+    const auto& [params, spec, family] = *static_cast<const Prepared*>(c->prepared);
     Report report(c);
     std::optional<attention_case::InputFiles> inputs;
     if (c->inputs) inputs.emplace(c->inputs);
@@ -93,7 +98,7 @@ cppool_status Run(cppool_case_context* c) {
                         {"world_size", c->runtime->world_size},
                         {"backend", c->runtime->backend}});
     }
-    kernels::RunAttention(c->runtime, spec, c->checks != 0, report, inputs ? &*inputs : nullptr,
+    kernels::RunAttention(c->runtime, *family, spec, c->checks != 0, report, inputs ? &*inputs : nullptr,
                           dump ? &*dump : nullptr);
     return CPPOOL_OK;
   } catch (const kernels::RuntimeError& error) {

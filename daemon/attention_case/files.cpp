@@ -15,9 +15,9 @@
 #include <system_error>
 #include <vector>
 
+#include "daemon/attention_case/resolve.h"
 #include "kernels/error.h"
 #include "protocol/json_text.h"
-#include "daemon/attention_case/resolve.h"
 
 namespace cppool::attention_case {
 namespace {
@@ -38,15 +38,32 @@ std::string FileOf(const TensorInfo& tensor, bool reference) {
 }
 
 // bf16 is in no NumPy file: it is a float32 with a shorter fraction.
-NpyType TypeOf(Dtype dtype) { return dtype == Dtype::kFp16 ? NpyType::kFloat16 : NpyType::kFloat32; }
-
-const char* NameOf(Dtype dtype) {
-  return dtype == Dtype::kFp16 ? "fp16" : dtype == Dtype::kBf16 ? "bf16" : "fp32";
+NpyType TypeOf(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFp16:
+      return NpyType::kFloat16;
+    case Dtype::kBf16:
+    case Dtype::kFp32:
+      return NpyType::kFloat32;
+    case Dtype::kFp64:
+      break;  // no tensor of a case
+  }
+  throw RuntimeError(CPPOOL_INTERNAL, std::string("no file type for ") + NameOf(dtype));
 }
 
 // What rounds to an infinity: half a unit of the last place beyond the largest number.
 double Limit(Dtype dtype) {
-  return dtype == Dtype::kFp16 ? 65520 : dtype == Dtype::kBf16 ? 0x1.FFp127 : 0x1.FFFFFFp127;
+  switch (dtype) {
+    case Dtype::kFp16:
+      return 65520;
+    case Dtype::kBf16:
+      return 0x1.FFp127;
+    case Dtype::kFp32:
+      return 0x1.FFFFFFp127;
+    case Dtype::kFp64:
+      break;
+  }
+  throw RuntimeError(CPPOOL_INTERNAL, std::string("no limit for ") + NameOf(dtype));
 }
 
 void CheckValues(const std::string& path, const NpyReader& file, Dtype dtype) {

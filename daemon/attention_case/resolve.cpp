@@ -159,10 +159,12 @@ void CheckRelations(const Json& params, int world_size) {
 
 void CheckSupported(const Json& params) {
   if (params.at("dtype") == "fp8") throw Refused(true, "dtype 'fp8' is not supported yet");
-  const std::int64_t dim_qk = Int(params, "head_dim_qk"), dim_v = Int(params, "head_dim_v");
-  if (kernels::SupportedHeadDims(static_cast<int>(dim_qk), static_cast<int>(dim_v))) return;
-  throw Refused(true, "head_dim_qk " + std::to_string(dim_qk) + " with head_dim_v " + std::to_string(dim_v) +
-                          " is not supported: there are kernels for " + kernels::kSupportedHeadDims);
+}
+
+const kernels::AttentionFamily& FamilyFor(const std::string& backend, const AttentionSpec& spec) {
+  const kernels::FamilyChoice choice = kernels::ChooseFamily(backend, kernels::RequestOf(spec));
+  if (!choice.family) throw Refused(true, choice.refusal);
+  return *choice.family;
 }
 
 AttentionSpec ToSpec(const Json& params, int world_size) {
@@ -174,7 +176,8 @@ AttentionSpec ToSpec(const Json& params, int world_size) {
   spec.kv_heads = params.at("num_gqa_groups").get<int>();
   spec.dim_qk = params.at("head_dim_qk").get<int>();
   spec.dim_v = params.at("head_dim_v").get<int>();
-  spec.dtype = params.at("dtype") == "fp16" ? Dtype::kFp16 : Dtype::kBf16;
+  spec.dtypes =
+      kernels::TensorDtypes(Choose<Dtype>(params, "dtype", {{"fp16", Dtype::kFp16}, {"bf16", Dtype::kBf16}}));
   spec.format =
       Choose<QkvFormat>(params, "qkv_format",
                         {{"bshd", QkvFormat::kBshd}, {"sbhd", QkvFormat::kSbhd}, {"thd", QkvFormat::kThd}});

@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "kernels/attention/attention_family.h"
 #include "kernels/attention/spec.h"
 
 namespace cppool::attention_case {
@@ -32,8 +33,10 @@ Json Resolve(Json params, const std::function<bool(const std::string&)>& given);
 
 // Relations between resolved parameters. Throws Refused naming the parameter and what is allowed.
 void CheckRelations(const Json& params, int world_size);
-// What is meaningful and not there yet. Throws Refused(unsupported).
+// What is meaningful and not there yet, whatever the kernels. Throws Refused(unsupported).
 void CheckSupported(const Json& params);
+// The kernels of the backend for this case. Throws Refused(unsupported) with their reason when none can do it.
+const kernels::AttentionFamily& FamilyFor(const std::string& backend, const kernels::AttentionSpec& spec);
 
 // Of resolved, checked parameters. Complete: sequences that are not given are drawn.
 kernels::AttentionSpec ToSpec(const Json& params, int world_size);

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
-#include "kernels/attention/attention_kernels.h"
+#include "kernels/attention/attention_family.h"
 #include "kernels/attention/check_kernels.h"
+#include "kernels/attention/tensor_ops.h"
 #include "kernels/backend.h"
 
 namespace cppool::kernels {
@@ -13,7 +15,8 @@ namespace cppool::kernels {
 struct CudaModule {
   const char* version;  // of the build; another version is refused
   std::unique_ptr<Backend> (*create_backend)(int world_size, Transport transport);
-  std::unique_ptr<AttentionKernels> (*make_attention_kernels)(cppool_runtime*);
+  std::vector<const AttentionFamily*> (*attention_families)();  // the preferred ones first
+  std::unique_ptr<TensorOps> (*make_tensor_ops)(cppool_runtime*);
   std::unique_ptr<CheckKernels> (*make_check_kernels)(cppool_runtime*);
 };
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/attention/spec.h"
+#include "kernels/dtype.h"
 #include "kernels/error.h"
 
 namespace cppool::kernels {
@@ -94,8 +94,14 @@ struct FP32 {
   static Bits FromDouble(double value) { return static_cast<float>(value); }
 };
 
-// Calls function(BF16{}), function(FP16{}) or function(FP32{}). fp64, which does not fit into fp32, is
-// refused.
+struct FP64 {
+  using Bits = double;
+  static constexpr Dtype kDtype = Dtype::kFp64;
+  static double ToFloat(Bits bits) { return bits; }
+  static Bits FromDouble(double value) { return value; }
+};
+
+// Calls function(BF16{}), function(FP16{}) or function(FP32{}). fp64, which does not fit into fp32, is refused.
 template <typename Function>
 decltype(auto) DispatchDtype(Dtype dtype, Function&& function) {
   switch (dtype) {
@@ -112,21 +118,23 @@ decltype(auto) DispatchDtype(Dtype dtype, Function&& function) {
                                           " is not fp16, bf16 or fp32");
 }
 
-// One element of a tensor of any of the four types, exactly.
+// The same with function(FP64{}), whose ToFloat gives a double.
+template <typename Function>
+decltype(auto) DispatchAnyDtype(Dtype dtype, Function&& function) {
+  if (dtype == Dtype::kFp64) return std::forward<Function>(function)(FP64{});
+  return DispatchDtype(dtype, std::forward<Function>(function));
+}
+
+// One element of a tensor of any type, exactly.
 inline double LoadElement(Dtype dtype, const void* data, std::int64_t index) {
-  if (dtype == Dtype::kFp64) return static_cast<const double*>(data)[index];
-  return DispatchDtype(dtype, [&](auto type) -> double {
+  return DispatchAnyDtype(dtype, [&](auto type) -> double {
     return decltype(type)::ToFloat(static_cast<const typename decltype(type)::Bits*>(data)[index]);
   });
 }
 
 // Rounds once, from double.
 inline void StoreElement(Dtype dtype, void* data, std::int64_t index, double value) {
-  if (dtype == Dtype::kFp64) {
-    static_cast<double*>(data)[index] = value;
-    return;
-  }
-  DispatchDtype(dtype, [&](auto type) {
+  DispatchAnyDtype(dtype, [&](auto type) {
     static_cast<typename decltype(type)::Bits*>(data)[index] = decltype(type)::FromDouble(value);
   });
 }

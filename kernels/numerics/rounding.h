@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/dtype.h"
 #include "kernels/numerics/host_device.h"
-#include "kernels/attention/spec.h"
 
 namespace cppool::kernels {
 

@@ -156,7 +156,7 @@ TEST_CASE("a spec says everything that the parameters say") {
                                {"softmax_scale", 0.5}});
   CHECK(spec.window_left == 16);
   CHECK(spec.window_right == 5);
-  CHECK(spec.dtype == Dtype::kFp16);
+  CHECK(spec.dtypes == kernels::TensorDtypes(Dtype::kFp16));
   CHECK(spec.format == QkvFormat::kSbhd);
   CHECK(spec.comm == CpCommType::kA2a);
   CHECK(spec.mask == AttnMaskType::kNoMask);
@@ -322,6 +322,13 @@ TEST_CASE("a2a_size is a divisor of the world size, other than 1 and itself, and
   CheckInvalid(params(65), "64");
   CheckInvalid({{"a2a_size", "4"}}, "a2a_size");
   CHECK(Resolved({{"cp_comm_type", "p2p"}, {"a2a_size", 3}}, 4).at("a2a_size") == 3);
+}
+
+TEST_CASE("a case names the kernels that it runs") {
+  const Json kernels = Prepared(Json::object())->kernels;
+  CHECK(kernels.at("name") == "cppool");
+  CHECK(kernels.at("family") == "host");
+  CHECK_FALSE(kernels.at("version").get<std::string>().empty());
 }
 
 TEST_CASE("what is not supported says why; everything else of the matrix is") {

@@ -126,6 +126,7 @@ TEST_CASE("a run that passes: checks, times and results of every rank") {
   CHECK(answer.at("id") == 7);
   CHECK(answer.at("status") == "passed");
   CHECK(answer.at("seed") == 99);
+  CHECK(answer.at("kernels") == Json{{"name", "fake"}, {"version", "7"}, {"family", "none"}, {"more", 1}});
   CHECK(answer.at("wall_ms").get<double>() > 0);
   REQUIRE(answer.at("ranks").size() == 2);
   CHECK(answer.at("ranks").at(1).at("rank") == 1);
@@ -161,6 +162,7 @@ TEST_CASE("what a case says before it runs is its answer, and no rank runs") {
       {"unsupported", "skipped", "unsupported", "Sundays"},
       {"validate throws", "error", "internal", "from validate"},
       {"replace badly", "error", "internal", "no JSON object"},
+      {"name badly", "error", "internal", "\"version\""},
       {"validate misuses", "error", "internal", "nonsense"},
   };
   for (const auto& e : expected) {

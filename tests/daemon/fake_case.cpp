@@ -26,6 +26,8 @@ cppool_status Validate(cppool_validation* v) {
   if (action == "invalid") return v->fail(v, "flag and number do not go together"), CPPOOL_INVALID_REQUEST;
   if (action == "unsupported") return v->fail(v, "not on Sundays"), CPPOOL_UNSUPPORTED;
   if (action == "replace") v->replace_params(v, R"({"action": "replaced", "rank": 0, "number": 0.25})");
+  if (action == "work") v->kernels(v, R"({"name": "fake", "version": "7", "family": "none", "more": 1})");
+  if (action == "name badly") v->kernels(v, R"({"name": "fake"})");
   if (action == "replace badly") v->replace_params(v, "[1]");
   if (action == "validate misuses") v->integer(v, "nonsense");
   if (action == "dump" && (!v->dump || std::string_view(v->dump) != "some/folder" || v->inputs))

@@ -35,6 +35,7 @@ RunResult Sample() {
   result.tflops = {{"forward", 350.5}};
   result.wall_ms = 12.5;
   result.seed = std::numeric_limits<std::uint64_t>::max();
+  result.kernels = {{"name", "cppool"}, {"version", "1.2"}, {"family", "host"}};
   return result;
 }
 
@@ -64,12 +65,14 @@ TEST_CASE("a result says what the contract says") {
     "checks": [{"tensor": "out", "against": "no_cp", "rank": 0, "max_abs_err": 1e-3, "rel_err": 2e-4, "tolerance": 2.5e-2, "ok": true},
                {"tensor": "dq", "against": "oracle", "rank": 1, "max_abs_err": null, "rel_err": null, "tolerance": 0.5, "ok": false,
                 "ratio": 2.5}],
-    "tflops": {"forward": 350.5}, "wall_ms": 12.5, "seed": 18446744073709551615})"));
+    "tflops": {"forward": 350.5}, "wall_ms": 12.5, "seed": 18446744073709551615,
+    "kernels": {"name": "cppool", "version": "1.2", "family": "host"}})"));
   RunResult passed;
   passed.status = Status::kPassed;
   const Json json = ToJson(passed, std::nullopt);
   CHECK(json["ok"] == true);
-  for (const char* absent : {"id", "error", "failure", "fatal", "seed"}) CHECK_FALSE(json.contains(absent));
+  for (const char* absent : {"id", "error", "failure", "fatal", "seed", "kernels"})
+    CHECK_FALSE(json.contains(absent));
   RunResult fatal = Sample();
   fatal.fatal = true;
   CHECK(ToJson(fatal, Json())["fatal"] == true);
@@ -101,6 +104,7 @@ TEST_CASE("a result survives the line") {
     CHECK(std::isnan(back.checks.at(1).max_abs_err));
     CHECK(back.failure.has_value() == result.failure.has_value());
     CHECK(back.seed == result.seed);
+    CHECK(back.kernels == result.kernels);
   }
 }
 
@@ -154,6 +158,7 @@ TEST_CASE("a response that is not one is refused with the member's name") {
       {R"({"wall_ms":"1"})", {"\"wall_ms\" must be a number"}},
       {R"({"seed":-1})", {"\"seed\" must be an integer from 0, not -1"}},
       {R"({"seed":1.5})", {"\"seed\" must be an integer"}},
+      {R"({"kernels":"cppool"})", {"\"kernels\" must be an object"}},
   };
   for (const Row& row : rows) {
     CAPTURE(row.patch);

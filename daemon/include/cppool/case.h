@@ -131,6 +131,9 @@ struct cppool_validation {
    * parameters again. `release` is called with it once: when the request has ended, on any thread, when it is not run,
    * or when another object takes its place. */
   void (*prepare)(cppool_validation*, void* object, void (*release)(void* object));
+  /* Names the kernels that `run` will use: the answer's member "kernels". json is an object with at least the texts
+   * "name" (whose kernels), "version" and "family"; anything else is a bug of the case and answered `internal`. */
+  void (*kernels)(cppool_validation*, const char* json);
 };
 
 /* Keys of a request that a case knows what to do with; a request with another is refused before `validate`. */

@@ -145,14 +145,39 @@ const char* NameOf(CheckedTensor tensor) {
   return "?";
 }
 
+Dtype JudgedDtype(CheckedTensor tensor, const TensorDtypes& dtypes) {
+  switch (tensor) {
+    case CheckedTensor::kOut:
+    case CheckedTensor::kLse:
+    case CheckedTensor::kDsoftmaxOffset:  // its noise is that of delta, which is of the rounded out
+    case CheckedTensor::kMaxLogit:
+      return dtypes.out;
+    case CheckedTensor::kDq:
+      return dtypes.dq;
+    case CheckedTensor::kDk:
+      return dtypes.dk;
+    case CheckedTensor::kDv:
+      return dtypes.dv;
+    case CheckedTensor::kDbias:
+      return dtypes.dbias;
+  }
+  throw RuntimeError(CPPOOL_INTERNAL, "judge: no such tensor");
+}
+
 NoCpTolerance ToleranceNoCp(CheckedTensor tensor, Dtype dtype, bool gqa) {
   if (tensor == CheckedTensor::kLse)
     return {kLseAbsolute, kLseRelative, std::numeric_limits<double>::infinity()};
   if (tensor == CheckedTensor::kMaxLogit)
     return {kMaxLogitAbsolute, kMaxLogitRelative, std::numeric_limits<double>::infinity()};
-  if (dtype == Dtype::kBf16)
-    return gqa ? NoCpTolerance{kBf16Gqa, kBf16Gqa, kBf16Rms} : NoCpTolerance{kBf16, kBf16, kBf16Rms};
-  if (dtype == Dtype::kFp16) return {kFp16, kFp16, kFp16Rms};
+  switch (dtype) {
+    case Dtype::kBf16:
+      return gqa ? NoCpTolerance{kBf16Gqa, kBf16Gqa, kBf16Rms} : NoCpTolerance{kBf16, kBf16, kBf16Rms};
+    case Dtype::kFp16:
+      return {kFp16, kFp16, kFp16Rms};
+    case Dtype::kFp32:
+    case Dtype::kFp64:
+      break;
+  }
   throw RuntimeError(CPPOOL_INTERNAL, "judge: no tolerance for this dtype");
 }
 

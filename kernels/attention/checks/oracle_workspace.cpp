@@ -43,8 +43,8 @@ OracleShape ShapeOf(const OracleArgs& args) {
           args.group,
           args.dim_qk,
           args.dim_v,
-          !!args.dout,
-          args.dout && args.d_softmax_offset};
+          args.dout.data != nullptr,
+          args.dout.data && args.d_softmax_offset};
 }
 
 OracleChunking ChunkingOf(const OracleShape& shape) {

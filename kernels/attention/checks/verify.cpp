@@ -7,10 +7,11 @@
 #include <memory>
 #include <optional>
 
+#include "kernels/attention/checks/host/check_kernels.h"
 #include "kernels/attention/checks/oracle_alibi.h"
 #include "kernels/attention/checks/oracle_workspace.h"
+#include "kernels/attention/memory_list.h"
 #include "kernels/error.h"
-#include "kernels/attention/checks/host/check_kernels.h"
 
 namespace cppool::kernels {
 namespace {
@@ -54,24 +55,32 @@ struct Verifier::OracleOutputs {
   Buffer dbias;                        // of one unit
   Buffer d_softmax_offset, max_logit;  // [heads]
 
+  OracleOutputs() = default;
   OracleOutputs(cppool_runtime* rt, const AttentionSpec& spec, const OracleSample& sample) {
+    MemoryList list;
+    List(spec, sample, list);
+    list.Allocate(rt);
+  }
+
+  void List(const AttentionSpec& spec, const OracleSample& sample, MemoryList& list) {
     const std::int64_t group = spec.heads / spec.kv_heads;
-    const auto doubles = [&](std::int64_t count) {
-      return Buffer(rt, static_cast<std::size_t>(count) * sizeof(double), rt->stream);
+    const auto doubles = [&](const char* name, std::int64_t count, Buffer& to) {
+      list.Add(name, static_cast<std::size_t>(count) * sizeof(double), to);
     };
-    out = doubles(spec.seqlen_q * group * spec.dim_v);
-    lse = doubles(spec.seqlen_q * group);
+    doubles("oracle's out", spec.seqlen_q * group * spec.dim_v, out);
+    doubles("oracle's lse", spec.seqlen_q * group, lse);
     if (spec.training) {
-      dq = doubles(spec.seqlen_q * group * spec.dim_qk);
-      dk = doubles(spec.seqlen_kv * spec.dim_qk);
-      dv = doubles(spec.seqlen_kv * spec.dim_v);
+      doubles("oracle's dq", spec.seqlen_q * group * spec.dim_qk, dq);
+      doubles("oracle's dk", spec.seqlen_kv * spec.dim_qk, dk);
+      doubles("oracle's dv", spec.seqlen_kv * spec.dim_v, dv);
       if (!sample.bias_units.empty()) {
         const BiasUnit& unit = sample.bias_units.front();
-        dbias = doubles(unit.heads * unit.queries * spec.seqlen_kv);
+        doubles("oracle's dbias", unit.heads * unit.queries * spec.seqlen_kv, dbias);
       }
-      if (spec.softmax == SoftmaxType::kLearnable) d_softmax_offset = doubles(spec.heads);
+      if (spec.softmax == SoftmaxType::kLearnable)
+        doubles("oracle's d_softmax_offset", spec.heads, d_softmax_offset);
     }
-    if (spec.max_logit) max_logit = doubles(spec.heads);
+    if (spec.max_logit) doubles("oracle's max_logit", spec.heads, max_logit);
   }
 
   const Buffer& of(CheckedTensor kind) const {
@@ -125,12 +134,11 @@ void Verifier::AgainstNoCp() {
   for (std::size_t i = 0; i < local_.outputs().size(); ++i) {
     const TensorSet::Tensor& tensor = local_.outputs()[i];
     CompareArgs args;
-    args.a = tensor.data.get();
-    args.b = global_.outputs()[i].data.get();
-    args.a_dtype = args.b_dtype = tensor.info.dtype;
+    args.a = {tensor.data.get(), tensor.info.dtype};
+    args.b = {global_.outputs()[i].data.get(), tensor.info.dtype};
     args.a_stride = args.b_stride = args.columns = tensor.info.columns;
     args.rows = tensor.rows;
-    args.relative = ToleranceNoCp(KindOf(tensor), spec_.dtype, gqa()).relative;
+    args.relative = ToleranceNoCp(KindOf(tensor), DtypeOf(KindOf(tensor)), gqa()).relative;
     if (!IsWhole(tensor)) {
       const RankRows& rows = tokens_.of(tensor.info);
       const auto key = std::make_pair(&rows, -1);
@@ -148,7 +156,7 @@ void Verifier::AgainstNoCp() {
     if (!IsWhole(tensor) && !tokens_.of(tensor.info).padding.empty()) {
       args.a_rows = Upload(tokens_.of(tensor.info).padding);
       args.rows = static_cast<std::int64_t>(tokens_.of(tensor.info).padding.size());
-      args.b = zeros.get();
+      args.b.data = zeros.get();
       args.b_rows = nullptr;
       args.b_stride = 0;
       args.relative = 0;
@@ -164,9 +172,9 @@ void Verifier::AgainstNoCp() {
     const auto [values, padding] = comparisons[i];
     Verdict verdict;
     if (values) {
-      verdict = JudgeNoCp(kind, spec_.dtype, gqa(), *values, plain_[kind], TermsOf(spec_, kind));
+      verdict = JudgeNoCp(kind, DtypeOf(kind), gqa(), *values, plain_[kind], TermsOf(spec_, kind));
     } else {  // the rank holds no token
-      verdict.tolerance = ToleranceNoCp(kind, spec_.dtype, gqa()).absolute;
+      verdict.tolerance = ToleranceNoCp(kind, DtypeOf(kind), gqa()).absolute;
       verdict.ok = true;
     }
     if (padding) {
@@ -222,7 +230,7 @@ void Verifier::AgainstOracle() {
     // None where the rank holds no token of the sample, or a sum would have been too much work.
     if (ours.count > 0)
       report_.Check(kind, "oracle",
-                    JudgeOracle(kind, spec_.dtype, ours, plain_[kind], plain_here, TermsOf(spec_, kind)));
+                    JudgeOracle(kind, DtypeOf(kind), ours, plain_[kind], plain_here, TermsOf(spec_, kind)));
   }
 }
 
@@ -236,11 +244,11 @@ void Verifier::RunOracle(const OraclePair& pair, bool rounded, const OracleOutpu
   };
   const std::int64_t step = spec_.format == QkvFormat::kSbhd ? spec_.batch : 1;
   OracleArgs args;
-  args.q = global_.get(InputTensor::kQ);
-  args.k = global_.get(InputTensor::kK);
-  args.v = global_.get(InputTensor::kV);
-  args.dout = global_.get(InputTensor::kDout);
-  args.dtype = spec_.dtype;
+  args.q = {global_.get(InputTensor::kQ), spec_.dtypes.q};
+  args.k = {global_.get(InputTensor::kK), spec_.dtypes.k};
+  args.v = {global_.get(InputTensor::kV), spec_.dtypes.v};
+  args.dout = {global_.get(InputTensor::kDout), spec_.dtypes.dout};
+  args.stored = spec_.dtypes.out;
   args.q_row = first_row(spec_.queries);
   args.kv_row = first_row(spec_.keys);
   args.q_step = args.kv_step = step;
@@ -262,7 +270,9 @@ void Verifier::RunOracle(const OraclePair& pair, bool rounded, const OracleOutpu
     const std::int64_t queries = shape.queries ? spec_.seqlen_q : 1, heads = shape.heads ? spec_.heads : 1;
     const std::int64_t matrix =
         (shape.batch ? pair.sequence : 0) * heads + (shape.heads ? args.head_begin : 0);
-    args.bias = bias + static_cast<std::size_t>(matrix * queries * spec_.seqlen_kv) * SizeOf(spec_.dtype);
+    args.bias = {
+        bias + static_cast<std::size_t>(matrix * queries * spec_.seqlen_kv) * SizeOf(spec_.dtypes.bias),
+        spec_.dtypes.bias};
     args.bias_query_step = shape.queries ? spec_.seqlen_kv : 0;
     args.bias_head_step = shape.heads ? queries * spec_.seqlen_kv : 0;
     if (dbias) {
@@ -295,20 +305,17 @@ void Verifier::ComparePair(const OraclePair& pair, const OracleOutputs& exact, c
     const int heads = of_queries ? spec_.heads : spec_.kv_heads;
     const std::int64_t heads_here = of_queries ? group() : 1, dim = tensor.info.columns / heads;
     CompareArgs args;
-    args.a = tensor.data.get();
-    args.a_dtype = tensor.info.dtype;
+    args.a = {tensor.data.get(), tensor.info.dtype};
     args.a_rows = rows.rows;
     args.a_stride = tensor.info.columns;
     args.a_offset = pair.kv_head * heads_here * dim;
-    args.b = exact.of(kind).get();
-    args.b_dtype = Dtype::kFp64;
+    args.b = {exact.of(kind).get(), Dtype::kFp64};
     args.b_rows = rows.positions;
     args.b_stride = args.columns = heads_here * dim;
     args.rows = rows.count;
     const Stats result{results.Next(), results.Next(), results.Next()};
     kernels_.Compare(args, result.ours, rt_->stream);
-    args.a = plain.of(kind).get();
-    args.a_dtype = Dtype::kFp64;
+    args.a = {plain.of(kind).get(), Dtype::kFp64};
     args.a_rows = rows.positions;
     args.a_offset = 0;
     args.a_stride = args.columns;
@@ -330,20 +337,17 @@ Verifier::Stats Verifier::StatsOfWhole(Results<CompareStats>& results) {
 void Verifier::CompareBias(const BiasUnit& unit, const OracleOutputs& exact, const OracleOutputs& plain,
                            Results<CompareStats>& results, StatsOf& stats) {
   const std::int64_t keys = spec_.seqlen_kv, rows = unit.heads * unit.queries;
-  kernels_.RoundValues(spec_.dtype, plain.dbias.get<double>(), rows * keys, rt_->stream);
+  kernels_.RoundValues(spec_.dtypes.dbias, plain.dbias.get<double>(), rows * keys, rt_->stream);
   const std::int64_t all_heads = spec_.bias_shape.heads ? spec_.heads : 1;
   CompareArgs args;
-  args.a = local_.get(CheckedTensor::kDbias);
-  args.a_dtype = spec_.dtype;
+  args.a = {local_.get(CheckedTensor::kDbias), spec_.dtypes.dbias};
   args.a_offset = (unit.batch * all_heads + unit.head) * unit.queries * keys;
-  args.b = exact.dbias.get();
-  args.b_dtype = Dtype::kFp64;
+  args.b = {exact.dbias.get(), Dtype::kFp64};
   args.a_stride = args.b_stride = args.columns = keys;
   args.rows = rows;
   const Stats result = StatsOfWhole(results);
   kernels_.Compare(args, result.ours, rt_->stream);
-  args.a = plain.dbias.get();
-  args.a_dtype = Dtype::kFp64;
+  args.a = {plain.dbias.get(), Dtype::kFp64};
   args.a_offset = 0;
   kernels_.Compare(args, result.plain, rt_->stream);
   stats[CheckedTensor::kDbias].push_back(result);
@@ -356,17 +360,14 @@ void Verifier::CompareHeads(const std::vector<int>& kv_heads, const OracleOutput
     kernels_.RoundValues(Dtype::kFp32, plain.of(kind).get<double>(), spec_.heads, rt_->stream);
     for (const int kv_head : kv_heads) {
       CompareArgs args;
-      args.a = local_.get(kind);
-      args.a_dtype = Dtype::kFp32;
-      args.b = exact.of(kind).get();
-      args.b_dtype = Dtype::kFp64;
+      args.a = {local_.get(kind), Dtype::kFp32};
+      args.b = {exact.of(kind).get(), Dtype::kFp64};
       args.a_offset = args.b_offset = kv_head * group();
       args.columns = args.a_stride = args.b_stride = group();
       args.rows = 1;
       const Stats result = StatsOfWhole(results);
       kernels_.Compare(args, result.ours, rt_->stream);
-      args.a = plain.of(kind).get();
-      args.a_dtype = Dtype::kFp64;
+      args.a = {plain.of(kind).get(), Dtype::kFp64};
       kernels_.Compare(args, result.plain, rt_->stream);
       stats[kind].push_back(result);
     }
@@ -402,17 +403,17 @@ const T* Verifier::Upload(const std::vector<T>& values) {
   return buffer.get<T>();
 }
 
+double Verifier::OutputBytes(const AttentionSpec& spec, const OracleSample& sample) {
+  OracleOutputs exact, plain;
+  MemoryList list;
+  exact.List(spec, sample, list);
+  plain.List(spec, sample, list);
+  return list.buffer_bytes();
+}
+
 double OracleBytes(const AttentionSpec& spec, bool host) {
   const int group = spec.heads / spec.kv_heads;
-  const double dims = spec.dim_qk + spec.dim_v;
-  const double q = static_cast<double>(spec.seqlen_q), kv = static_cast<double>(spec.seqlen_kv);
-  const double results = 2 * 8.0 * (q * group * (dims + 1) + kv * dims + 2.0 * spec.heads);
   const OracleSample sample = SampleOracle(spec, host);
-  double dbias = 0;
-  if (!sample.bias_units.empty()) {
-    const BiasUnit& unit = sample.bias_units.front();
-    dbias = 2 * 8.0 * static_cast<double>(unit.heads) * static_cast<double>(unit.queries) * kv;
-  }
   const auto shape = [&](std::int64_t seqlen_q, std::int64_t seqlen_kv) {
     return OracleShape{seqlen_q,
                        seqlen_kv,
@@ -429,7 +430,7 @@ double OracleBytes(const AttentionSpec& spec, bool host) {
       workspace = std::max(workspace, OracleWorkspace(call));
     }
   }
-  return results + dbias + static_cast<double>(workspace);
+  return Verifier::OutputBytes(spec, sample) + static_cast<double>(workspace);
 }
 
 }  // namespace cppool::kernels

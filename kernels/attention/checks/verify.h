@@ -65,6 +65,9 @@ class Verifier {
            const RankTokens& tokens, const TensorSet& local, const TensorSet& global,
            AttentionReport& report);
 
+  // Of what the oracle works out, exact and plain.
+  static double OutputBytes(const AttentionSpec& spec, const OracleSample& sample);
+
   void AgainstOracle();
   // With the outputs in `global`; and padding is zero. After the oracle, whose plain attention tells how far apart right
   // results may be.
@@ -95,6 +98,7 @@ class Verifier {
   template <typename T>
   const T* Upload(const std::vector<T>& values);
   std::int64_t group() const { return spec_.heads / spec_.kv_heads; }
+  Dtype DtypeOf(CheckedTensor kind) const { return JudgedDtype(kind, spec_.dtypes); }
   bool gqa() const { return group() != 1; }
 
   cppool_runtime* rt_;

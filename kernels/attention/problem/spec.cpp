@@ -104,9 +104,4 @@ std::vector<float> AlibiSlopes(int heads) {
   return slopes;
 }
 
-bool SupportedHeadDims(int dim_qk, int dim_v) {
-  if (dim_qk == dim_v) return dim_qk == 64 || dim_qk == 128 || dim_qk == 256;
-  return (dim_qk == 192 && dim_v == 128) || (dim_qk == 128 && dim_v == 64);
-}
-
 }  // namespace cppool::kernels

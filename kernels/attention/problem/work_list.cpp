@@ -117,6 +117,37 @@ WorkList BuildWorkList(Side self, const Layout& query, const Layout& key, const 
   return list;
 }
 
+std::size_t WorkListBytes(Side self, const Layout& query, const Layout& key, int tile_rows) {
+  const std::vector<Segment>& own = (self == Side::kQuery ? query : key).segments;
+  const std::vector<Segment> others = Joined(self == Side::kQuery ? key : query);
+  std::size_t tiles = 0, ranges = 0;
+  auto other = others.begin();
+  for (auto segment = own.begin(); segment != own.end();) {
+    const std::int32_t sequence = segment->sequence;
+    std::size_t here = 0;
+    for (; segment != own.end() && segment->sequence == sequence; ++segment)
+      here += static_cast<std::size_t>((segment->length + tile_rows - 1) / tile_rows);
+    while (other != others.end() && other->sequence < sequence) ++other;
+    const auto first = other;
+    while (other != others.end() && other->sequence == sequence) ++other;
+    tiles += here;
+    ranges += here * static_cast<std::size_t>(other - first);
+  }
+  return tiles * sizeof(Tile) + ranges * sizeof(Range);
+}
+
+bool SeesAny(const Layout& query, const Layout& key, const std::vector<Band>& bands) {
+  auto first = key.segments.begin();
+  for (const Segment& own : query.segments) {
+    const Band band = bands.at(static_cast<std::size_t>(own.sequence));
+    while (first != key.segments.end() && first->sequence < own.sequence) ++first;
+    for (auto other = first; other != key.segments.end() && other->sequence == own.sequence; ++other) {
+      if (VisiblePairs(band, own.position, own.length, other->position, other->length) > 0) return true;
+    }
+  }
+  return false;
+}
+
 std::int64_t CountPairs(const Layout& query, const Layout& key, const std::vector<Band>& bands) {
   return BuildWorkList(Side::kQuery, query, key, bands, kOpen, false).pairs;  // a tile for each segment
 }

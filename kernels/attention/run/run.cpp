@@ -5,9 +5,9 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/attention/schedule.h"
-#include "kernels/attention/run/tensor_set.h"
 #include "kernels/attention/checks/verify.h"
+#include "kernels/attention/run/tensor_set.h"
+#include "kernels/attention/schedule.h"
 #include "kernels/runtime.h"
 
 namespace cppool::kernels {
@@ -15,11 +15,12 @@ namespace {
 
 class AttentionRun {
  public:
-  AttentionRun(cppool_runtime* rt, const AttentionSpec& spec, AttentionReport& report)
+  AttentionRun(cppool_runtime* rt, const AttentionFamily& family, const AttentionSpec& spec,
+               AttentionReport& report)
       : rt_(rt),
         spec_(spec),
         report_(report),
-        attention_(MakeAttentionKernels(rt)),
+        attention_(rt, family),
         check_(MakeCheckKernels(rt)),
         world_(GetGroup(rt, CPPOOL_WORLD)),
         barrier_(rt, sizeof(float), rt->stream) {
@@ -28,10 +29,10 @@ class AttentionRun {
 
   void Run(bool checks, TensorSource* source, TensorSink* sink) {
     if (checks || spec_.deterministic) check_->Load();
-    auto schedule = MakeSchedule(rt_, *attention_, spec_);
+    auto schedule = MakeSchedule(rt_, attention_, spec_);
     // Everything that a check needs is loaded before the first collective too: see Load().
     std::unique_ptr<Schedule> reference;
-    if (checks) reference = MakeNoCpSchedule(rt_, *attention_, spec_);
+    if (checks) reference = MakeNoCpSchedule(rt_, attention_, spec_);
 
     if (sink && rt_->rank == 0) sink->Begin();
     TensorSet local(rt_, spec_, rt_->world_size);
@@ -144,7 +145,7 @@ class AttentionRun {
   cppool_runtime* rt_;
   const AttentionSpec& spec_;
   AttentionReport& report_;
-  std::unique_ptr<AttentionKernels> attention_;
+  RankKernels attention_;
   std::unique_ptr<CheckKernels> check_;
   Group world_;
   Buffer barrier_;
@@ -152,28 +153,20 @@ class AttentionRun {
 
 }  // namespace
 
-void RunAttention(cppool_runtime* runtime, const AttentionSpec& spec, bool checks, AttentionReport& report,
-                  TensorSource* source, TensorSink* sink) {
-  AttentionRun run(runtime, spec, report);
+void RunAttention(cppool_runtime* runtime, const AttentionFamily& family, const AttentionSpec& spec,
+                  bool checks, AttentionReport& report, TensorSource* source, TensorSink* sink) {
+  AttentionRun run(runtime, family, spec, report);
   run.Run(checks, source, sink);
 }
 
-double AttentionBytes(const AttentionSpec& spec, int world_size, bool host) {
-  double tokens = 0, whole = 0;
-  for (const auto& tensors : {InputTensors(spec), OutputTensors(spec)}) {
-    for (const TensorInfo& tensor : tensors) {
-      (tensor.rows_of == TensorRows::kWhole ? whole : tokens) += static_cast<double>(tensor.rows) *
-                                                                 static_cast<double>(tensor.columns) *
-                                                                 static_cast<double>(SizeOf(tensor.dtype));
-    }
-  }
-  // Row tables and work lists are small beside the tokens they describe.
+double AttentionBytes(const AttentionFamily& family, const AttentionSpec& spec, int world_size, bool host) {
+  // The rows that comparisons read, by number, and single values.
   const double tables = 64.0 * static_cast<double>(spec.batch) * (spec.seqlen_q + spec.seqlen_kv) + 1e6;
-  AttentionSpec reference = spec;
-  reference.comm = CpCommType::kP2p;
-  return tokens / world_size + whole +
-         std::max(ScheduleBytes(spec, world_size), tokens + whole + OracleBytes(spec, host)) +
-         ScheduleBytes(reference, 1) + tables;
+  // The reference's schedule is made with the other one, its tensors when that one is gone.
+  return TensorSet::Bytes(spec, world_size) + NoCpMemory(family, spec).total() +
+         std::max(ScheduleMemory(family, spec, world_size).total(),
+                  TensorSet::Bytes(spec, 1) + OracleBytes(spec, host)) +
+         tables;
 }
 
 }  // namespace cppool::kernels

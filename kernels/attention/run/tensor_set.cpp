@@ -66,7 +66,7 @@ class Describer {
   }
 
   template <typename Kind>
-  TensorInfo Bias(Kind kind) const {
+  TensorInfo Bias(Kind kind, Dtype dtype) const {
     const BiasShape& shape = spec_.bias_shape;
     const std::int64_t batch = shape.batch ? spec_.batch : 1, heads = shape.heads ? spec_.heads : 1,
                        queries = shape.queries ? spec_.seqlen_q : 1;
@@ -74,7 +74,7 @@ class Describer {
             TensorRows::kWhole,
             batch * heads * queries,
             spec_.seqlen_kv,
-            spec_.dtype,
+            dtype,
             {batch, heads, queries, spec_.seqlen_kv},
             {"batch", "head", "query", "key"}};
   }
@@ -97,12 +97,13 @@ std::string TensorInfo::name() const {
 std::vector<TensorInfo> InputTensors(const AttentionSpec& spec) {
   const Describer describe(spec);
   std::vector<TensorInfo> inputs = {
-      describe.Tokens(InputTensor::kQ, TensorRows::kQueries, spec.dim_qk, spec.dtype),
-      describe.Tokens(InputTensor::kK, TensorRows::kKeys, spec.dim_qk, spec.dtype),
-      describe.Tokens(InputTensor::kV, TensorRows::kKeys, spec.dim_v, spec.dtype)};
+      describe.Tokens(InputTensor::kQ, TensorRows::kQueries, spec.dim_qk, spec.dtypes.q),
+      describe.Tokens(InputTensor::kK, TensorRows::kKeys, spec.dim_qk, spec.dtypes.k),
+      describe.Tokens(InputTensor::kV, TensorRows::kKeys, spec.dim_v, spec.dtypes.v)};
   if (spec.training)
-    inputs.push_back(describe.Tokens(InputTensor::kDout, TensorRows::kQueries, spec.dim_v, spec.dtype));
-  if (spec.bias == BiasType::kPostScale) inputs.push_back(describe.Bias(InputTensor::kBias));
+    inputs.push_back(describe.Tokens(InputTensor::kDout, TensorRows::kQueries, spec.dim_v, spec.dtypes.dout));
+  if (spec.bias == BiasType::kPostScale)
+    inputs.push_back(describe.Bias(InputTensor::kBias, spec.dtypes.bias));
   if (spec.softmax == SoftmaxType::kLearnable)
     inputs.push_back(describe.PerHead(InputTensor::kSoftmaxOffset));
   return inputs;
@@ -111,13 +112,14 @@ std::vector<TensorInfo> InputTensors(const AttentionSpec& spec) {
 std::vector<TensorInfo> OutputTensors(const AttentionSpec& spec) {
   const Describer describe(spec);
   std::vector<TensorInfo> outputs = {
-      describe.Tokens(CheckedTensor::kOut, TensorRows::kQueries, spec.dim_v, spec.dtype),
+      describe.Tokens(CheckedTensor::kOut, TensorRows::kQueries, spec.dim_v, spec.dtypes.out),
       describe.Tokens(CheckedTensor::kLse, TensorRows::kQueries, std::nullopt, Dtype::kFp32)};
   if (spec.training) {
-    outputs.push_back(describe.Tokens(CheckedTensor::kDq, TensorRows::kQueries, spec.dim_qk, spec.dtype));
-    outputs.push_back(describe.Tokens(CheckedTensor::kDk, TensorRows::kKeys, spec.dim_qk, spec.dtype));
-    outputs.push_back(describe.Tokens(CheckedTensor::kDv, TensorRows::kKeys, spec.dim_v, spec.dtype));
-    if (spec.bias == BiasType::kPostScale) outputs.push_back(describe.Bias(CheckedTensor::kDbias));
+    outputs.push_back(describe.Tokens(CheckedTensor::kDq, TensorRows::kQueries, spec.dim_qk, spec.dtypes.dq));
+    outputs.push_back(describe.Tokens(CheckedTensor::kDk, TensorRows::kKeys, spec.dim_qk, spec.dtypes.dk));
+    outputs.push_back(describe.Tokens(CheckedTensor::kDv, TensorRows::kKeys, spec.dim_v, spec.dtypes.dv));
+    if (spec.bias == BiasType::kPostScale)
+      outputs.push_back(describe.Bias(CheckedTensor::kDbias, spec.dtypes.dbias));
     if (spec.softmax == SoftmaxType::kLearnable)
       outputs.push_back(describe.PerHead(CheckedTensor::kDsoftmaxOffset));
   }
@@ -153,34 +155,54 @@ RankTokens::RankTokens(const AttentionSpec& spec, int world_size, int rank)
     : queries(RowsOfRank(spec.format, spec.queries, world_size, rank)),
       keys(RowsOfRank(spec.format, spec.keys, world_size, rank)) {}
 
-TensorSet::TensorSet(cppool_runtime* runtime, const AttentionSpec& spec, int world_size) : rt_(runtime) {
-  const auto allocate = [&](std::vector<TensorInfo> tensors, std::vector<Tensor>& to) {
+void TensorSet::List(const AttentionSpec& spec, int world_size, MemoryList& list) {
+  const auto describe = [&](std::vector<TensorInfo> tensors, std::vector<Tensor>& to) {
     for (TensorInfo& info : tensors) {
       const std::int64_t rows = info.rows_of == TensorRows::kWhole ? info.rows : info.rows / world_size;
-      Buffer data(rt_, static_cast<std::size_t>(rows * info.columns) * SizeOf(info.dtype), rt_->stream);
-      to.push_back({std::move(info), rows, std::move(data)});
+      to.push_back({std::move(info), rows, {}});
     }
+    for (Tensor& tensor : to)  // when all of them are in place
+      list.Add("tensor",
+               static_cast<std::size_t>(tensor.rows * tensor.info.columns) * SizeOf(tensor.info.dtype),
+               tensor.data);
   };
-  allocate(InputTensors(spec), inputs_);
-  allocate(OutputTensors(spec), outputs_);
-  if (spec.softmax == SoftmaxType::kOffByOne) {
-    no_offset_ = Buffer(rt_, sizeof(float) * static_cast<std::size_t>(spec.heads), rt_->stream);
-    Check(rt_, rt_->fill(rt_, no_offset_.get(), 0, no_offset_.bytes(), rt_->stream));
+  describe(InputTensors(spec), inputs_);
+  describe(OutputTensors(spec), outputs_);
+  if (spec.softmax == SoftmaxType::kOffByOne)
+    list.Add("softmax offset of off-by-one", sizeof(float) * static_cast<std::size_t>(spec.heads),
+             no_offset_);
+}
+
+double TensorSet::Bytes(const AttentionSpec& spec, int world_size) {
+  TensorSet set;
+  MemoryList list;
+  set.List(spec, world_size, list);
+  return list.buffer_bytes();
+}
+
+TensorSet::TensorSet(cppool_runtime* runtime, const AttentionSpec& spec, int world_size) : rt_(runtime) {
+  MemoryList list;
+  List(spec, world_size, list);
+  list.Allocate(rt_);
+  if (no_offset_) Check(rt_, rt_->fill(rt_, no_offset_.get(), 0, no_offset_.bytes(), rt_->stream));
+}
+
+template <typename Kind>
+const TensorSet::Tensor* TensorSet::Find(const std::vector<Tensor>& tensors, Kind kind) {
+  for (const Tensor& tensor : tensors) {
+    if (std::get<Kind>(tensor.info.kind) == kind) return &tensor;
   }
+  return nullptr;
 }
 
 void* TensorSet::get(InputTensor kind) const {
-  for (const Tensor& tensor : inputs_) {
-    if (std::get<InputTensor>(tensor.info.kind) == kind) return tensor.data.get();
-  }
-  return nullptr;
+  const Tensor* tensor = Find(inputs_, kind);
+  return tensor ? tensor->data.get() : nullptr;
 }
 
 void* TensorSet::get(CheckedTensor kind) const {
-  for (const Tensor& tensor : outputs_) {
-    if (std::get<CheckedTensor>(tensor.info.kind) == kind) return tensor.data.get();
-  }
-  return nullptr;
+  const Tensor* tensor = Find(outputs_, kind);
+  return tensor ? tensor->data.get() : nullptr;
 }
 
 const float* TensorSet::softmax_offset() const {
@@ -188,19 +210,27 @@ const float* TensorSet::softmax_offset() const {
 }
 
 AttentionTensors TensorSet::pointers() const {
+  const auto in = [&](InputTensor kind) -> TensorRef {
+    const Tensor* tensor = Find(inputs_, kind);
+    return tensor ? TensorRef{tensor->data.get(), tensor->info.dtype} : TensorRef{};
+  };
+  const auto out = [&](CheckedTensor kind) -> TensorOut {
+    const Tensor* tensor = Find(outputs_, kind);
+    return tensor ? TensorOut{tensor->data.get(), tensor->info.dtype} : TensorOut{};
+  };
   AttentionTensors t;
-  t.q = get(InputTensor::kQ);
-  t.k = get(InputTensor::kK);
-  t.v = get(InputTensor::kV);
-  t.dout = get(InputTensor::kDout);
-  t.out = get(CheckedTensor::kOut);
+  t.q = in(InputTensor::kQ);
+  t.k = in(InputTensor::kK);
+  t.v = in(InputTensor::kV);
+  t.dout = in(InputTensor::kDout);
+  t.out = out(CheckedTensor::kOut);
   t.lse = static_cast<float*>(get(CheckedTensor::kLse));
-  t.dq = get(CheckedTensor::kDq);
-  t.dk = get(CheckedTensor::kDk);
-  t.dv = get(CheckedTensor::kDv);
-  t.bias = get(InputTensor::kBias);
+  t.dq = out(CheckedTensor::kDq);
+  t.dk = out(CheckedTensor::kDk);
+  t.dv = out(CheckedTensor::kDv);
+  t.bias = in(InputTensor::kBias);
   t.softmax_offset = softmax_offset();
-  t.dbias = get(CheckedTensor::kDbias);
+  t.dbias = out(CheckedTensor::kDbias);
   t.d_softmax_offset = static_cast<float*>(get(CheckedTensor::kDsoftmaxOffset));
   t.max_logit = static_cast<float*>(get(CheckedTensor::kMaxLogit));
   return t;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/attention/check_kernels.h"
+#include "kernels/attention/memory_list.h"
 #include "kernels/attention/run.h"
 #include "kernels/attention/schedule.h"
 #include "kernels/runtime.h"
@@ -42,6 +43,9 @@ class TensorSet {
 
   TensorSet(cppool_runtime* runtime, const AttentionSpec& spec, int world_size);
 
+  // What a set of these tensors takes on a rank.
+  static double Bytes(const AttentionSpec& spec, int world_size);
+
   AttentionTensors pointers() const;
   const std::vector<Tensor>& inputs() const { return inputs_; }
   const std::vector<Tensor>& outputs() const { return outputs_; }
@@ -59,10 +63,15 @@ class TensorSet {
   void SaveReference(TensorSink& sink) const;
 
  private:
+  TensorSet() = default;
+  // Describes the tensors and declares their memory.
+  void List(const AttentionSpec& spec, int world_size, MemoryList& list);
+  template <typename Kind>
+  static const Tensor* Find(const std::vector<Tensor>& tensors, Kind kind);
   void Read(const Tensor& tensor, const RankTokens& tokens, TensorSource& source) const;
   std::vector<std::byte> ToHost(const Tensor& tensor) const;
 
-  cppool_runtime* rt_;
+  cppool_runtime* rt_ = nullptr;
   std::vector<Tensor> inputs_, outputs_;
   Buffer no_offset_;  // off-by-one: zeros
 };

@@ -1,74 +1,96 @@
 #include "kernels/attention/schedules/all_gather.h"
 
 #include <algorithm>
-#include <vector>
 
 namespace cppool::kernels {
 
-AllGatherSchedule::AllGatherSchedule(cppool_runtime* runtime, AttentionKernels& kernels,
-                                     const AttentionSpec& spec, Group world)
+AllGatherUse::AllGatherUse(const AttentionSpec& spec, const AttentionFamily& family, int ranks, int rank)
+    : world_size(ranks),
+      rows_q(spec.queries.rows / ranks),
+      rows_kv(spec.keys.rows / ranks),
+      bands(BandsOf(spec)) {
+  std::vector<Layout> parts;
+  for (int r = 0; r < ranks; ++r) parts.push_back(RankLayout(spec.format, spec.keys, ranks, r));
+  own = parts[static_cast<std::size_t>(rank)];
+  all = Concatenate(parts);
+  others = all;
+  std::erase_if(others.segments, [&](const Segment& s) { return s.row / rows_kv == rank; });
+
+  block.request = RequestOf(spec);
+  block.family = &family;
+  block.queries = RankLayout(spec.format, spec.queries, ranks, rank);
+  block.rows_kv = rows_kv * ranks;
+  block.several_forward = true;
+  block.several_backward = !joint();
+  block.keys_in_fp32 = true;
+  block.softmax_offset = spec.softmax != SoftmaxType::kVanilla;
+  block.offset_gradient = spec.training && spec.softmax == SoftmaxType::kLearnable;
+  block.padded_queries = spec.queries.padded();
+  block.padded_keys = spec.keys.padded();
+}
+
+void AllGatherBuffers::List(const AllGatherUse& use, MemoryList& list) {
+  const KernelShape& shape = use.block.request.shape;
+  const std::size_t k_elements = static_cast<std::size_t>(use.rows_kv) * shape.kv_heads * shape.dim_qk;
+  const std::size_t v_elements = static_cast<std::size_t>(use.rows_kv) * shape.kv_heads * shape.dim_v;
+  list.Add("k of all ranks", k_elements * use.world_size * SizeOf(shape.dtypes.k), k);
+  list.Add("v of all ranks", v_elements * use.world_size * SizeOf(shape.dtypes.v), v);
+  if (!use.block.request.training) return;
+  list.Add("delta", sizeof(float) * static_cast<std::size_t>(use.rows_q) * shape.heads, delta);
+  list.Add("dk of all ranks", sizeof(float) * k_elements * use.world_size, dk);
+  list.Add("dv of all ranks", sizeof(float) * v_elements * use.world_size, dv);
+  list.Add("dk in fp32", sizeof(float) * k_elements, dk_sum);
+  list.Add("dv in fp32", sizeof(float) * v_elements, dv_sum);
+}
+
+void ListAllGather(const AttentionSpec& spec, const AllGatherUse& use, AllGatherBuffers& gather,
+                   BlockBuffers& block, WholeBuffers& whole, MemoryList& list) {
+  gather.List(use, list);
+  block.List(use.block, list);
+  whole.List(spec, use.block.request.shape, use.rows_q, list);
+}
+
+void ListAllGatherPlans(const AllGatherUse& use, MemoryList& list) {
+  const auto plan = [&](const char* name, const Layout& keys) {
+    list.AddTables(name, use.block.family->PlanBytes(use.block.request, use.block.queries, keys));
+  };
+  plan("plan of own keys", use.own);
+  plan("plan of others' keys", use.others);
+  if (use.block.request.training) plan("plan of all keys", use.all);
+}
+
+AllGatherSchedule::AllGatherSchedule(cppool_runtime* runtime, RankKernels& kernels, const AttentionSpec& spec,
+                                     Group world)
     : rt_(runtime),
       kernels_(kernels),
       spec_(spec),
       world_(world),
-      shape_{spec.dtype,
-             spec.dim_qk,
-             spec.dim_v,
-             spec.heads,
-             spec.kv_heads,
-             0,
-             0,
-             spec.heads / spec.kv_heads,
-             static_cast<float>(spec.scale)},
-      rows_q_(spec.queries.rows / world.size),
-      rows_kv_(spec.keys.rows / world.size),
+      use_(spec, kernels.family, world.size, world.rank),
       comm_(runtime),
-      whole_(runtime, kernels, spec, shape_, rows_q_, world, comm_.get()),
+      attention_(runtime, kernels, use_.block),
+      whole_(runtime, *kernels.ops, attention_, spec, use_.rows_q, world, comm_.get()),
       main_ready_(runtime),
       gathered_(runtime),
       gradients_ready_(runtime),
-      reduced_(runtime) {
-  kernels_.Load(shape_, spec.training);
-
-  std::vector<Layout> parts;
-  for (int rank = 0; rank < world.size; ++rank) {
-    parts.push_back(RankLayout(spec.format, spec.keys, world.size, rank));
-  }
-  const Layout queries = RankLayout(spec.format, spec.queries, world.size, world.rank);
-  const Layout gathered = Concatenate(parts);
-  Layout others = gathered;
-  std::erase_if(others.segments, [&](const Segment& s) { return s.row / rows_kv_ == world.rank; });
-  const std::vector<Band> bands = BandsOf(spec);
-  const auto plan = [&](const Layout& keys) {
-    return kernels_.Plan(shape_, queries, keys, bands, spec.training, rt_->stream);
-  };
-  own_ = plan(parts[world.rank]);
-  others_ = plan(others);
-  if (spec.training) all_ = plan(gathered);
-
-  const auto buffer = [&](std::size_t bytes) { return Buffer(rt_, bytes, rt_->stream); };
-  const std::size_t k_elements = static_cast<std::size_t>(rows_kv_) * spec.kv_heads * spec.dim_qk;
-  const std::size_t v_elements = static_cast<std::size_t>(rows_kv_) * spec.kv_heads * spec.dim_v;
-  const std::size_t element = SizeOf(spec.dtype);
-  k_ = buffer(k_elements * world.size * element);
-  v_ = buffer(v_elements * world.size * element);
-  accumulator_ = buffer(sizeof(float) * QueryElements(spec.dim_v));
-  if (spec.training) {
-    delta_ = buffer(sizeof(float) * QueryElements(1));
-    dq_accumulator_ = buffer(sizeof(float) * QueryElements(spec.dim_qk));
-    dk_ = buffer(sizeof(float) * k_elements * world.size);
-    dv_ = buffer(sizeof(float) * v_elements * world.size);
-    dk_sum_ = buffer(sizeof(float) * k_elements);
-    dv_sum_ = buffer(sizeof(float) * v_elements);
-  }
+      reduced_(runtime),
+      own_(attention_.Plan(use_.own, use_.bands)),
+      others_(attention_.Plan(use_.others, use_.bands)) {
+  if (spec.training) all_ = attention_.Plan(use_.all, use_.bands);
+  MemoryList memory;
+  ListAllGather(spec, use_, buffers_, attention_.buffers(), whole_.buffers(), memory);
+  memory.Allocate(rt_);
+  whole_.Prepare();
 }
 
 void AllGatherSchedule::StartGather(const char* name, const AttentionTensors& t) {
   main_ready_.Record(rt_->stream);
   main_ready_.Wait(comm_.get());
   const Stage stage(rt_, comm_.get(), name);
-  Check(rt_, rt_->all_gather(rt_, t.k, k_.get(), k_.bytes() / world_.size, world_.comm, comm_.get()));
-  Check(rt_, rt_->all_gather(rt_, t.v, v_.get(), v_.bytes() / world_.size, world_.comm, comm_.get()));
+  const auto gather = [&](const TensorRef& from, const Buffer& to) {
+    Check(rt_, rt_->all_gather(rt_, from.data, to.get(), to.bytes() / world_.size, world_.comm, comm_.get()));
+  };
+  gather(t.k, buffers_.k);
+  gather(t.v, buffers_.v);
   gathered_.Record(comm_.get());
 }
 
@@ -78,90 +100,113 @@ void AllGatherSchedule::Forward(const AttentionTensors& t) {
   ForwardArgs args;
   whole_.BeginForward(t, args);
   if (spec_.queries.padded()) {
-    Zero(t.out, QueryElements(spec_.dim_v) * SizeOf(spec_.dtype));
+    Zero(t.out.data, QueryElements(spec_.dim_v) * SizeOf(t.out.dtype));
     Zero(t.lse, QueryElements(1) * sizeof(float));
   }
   args.q = t.q;
   args.out = t.out;
   args.lse = t.lse;
-  args.accumulator = accumulator_.get<float>();
   args.plan = own_.get();
   args.k = t.k;
   args.v = t.v;
   args.first = true;
   args.last = false;
-  kernels_.Forward(shape_, args, rt_->stream);
+  attention_.Forward(args);
 
   Check(rt_, rt_->mark(rt_, rt_->stream, "forward/all_gather others' keys"));
   gathered_.Wait(rt_->stream);
   args.plan = others_.get();
-  args.k = k_.get();
-  args.v = v_.get();
+  args.k = {buffers_.k.get(), shape().dtypes.k};
+  args.v = {buffers_.v.get(), shape().dtypes.v};
   args.first = false;
   args.last = true;
-  args.softmax_offset = whole_.offset(t);
-  kernels_.Forward(shape_, args, rt_->stream);
+  attention_.Forward(args);
   whole_.EndForward(t);
   Check(rt_, rt_->mark(rt_, rt_->stream, nullptr));
+}
+
+void AllGatherSchedule::UseOwn(const AttentionTensors& t, BackwardArgs& args) const {
+  args.plan = own_.get();
+  args.k = t.k;
+  args.v = t.v;
+}
+
+void AllGatherSchedule::UseGathered(BackwardArgs& args) const {
+  args.plan = all_.get();
+  args.k = {buffers_.k.get(), shape().dtypes.k};
+  args.v = {buffers_.v.get(), shape().dtypes.v};
+}
+
+void AllGatherSchedule::StartSums(const AttentionTensors& t) {
+  gradients_ready_.Wait(comm_.get());
+  {
+    const Stage stage(rt_, comm_.get(), "backward/all_gather: gradients of keys and values");
+    const auto sum = [&](const Buffer& from, const Buffer& to) {
+      Check(rt_, rt_->reduce_scatter(rt_, from.get(), to.get(), to.bytes() / sizeof(float), CPPOOL_FLOAT32,
+                                     CPPOOL_SUM, world_.comm, comm_.get()));
+    };
+    sum(buffers_.dk, buffers_.dk_sum);
+    sum(buffers_.dv, buffers_.dv_sum);
+    reduced_.Record(comm_.get());
+  }
+  whole_.StartSums(t);
 }
 
 void AllGatherSchedule::Backward(const AttentionTensors& t) {
   // Gathered again rather than kept, as a model with many layers would have to.
   Check(rt_, rt_->mark(rt_, rt_->stream, "backward/all_gather own keys"));
   StartGather("backward/all_gather: keys and values", t);
-  kernels_.Delta(shape_, rows_q_, t.out, t.dout, delta_.get<float>(), rt_->stream);
+  kernels_.ops->Delta(use_.rows_q * spec_.heads, spec_.dim_v, t.out, t.dout, buffers_.delta.get<float>(),
+                      rt_->stream);
   BackwardArgs args;
   args.q = t.q;
   args.dout = t.dout;
   args.lse = t.lse;
-  args.delta = delta_.get<float>();
-  whole_.BeginBackward(t, *own_, args);
-  if (spec_.queries.padded()) Zero(t.dq, QueryElements(spec_.dim_qk) * SizeOf(spec_.dtype));
+  args.delta = buffers_.delta.get<float>();
+  whole_.BeginBackward(t, args);
+  if (spec_.queries.padded()) Zero(t.dq.data, QueryElements(spec_.dim_qk) * SizeOf(t.dq.dtype));
   if (spec_.keys.padded()) {
-    Zero(dk_.get(), dk_.bytes());
-    Zero(dv_.get(), dv_.bytes());
+    Zero(buffers_.dk.get(), buffers_.dk.bytes());
+    Zero(buffers_.dv.get(), buffers_.dv.bytes());
   }
   args.dq = t.dq;
-  args.dq_accumulator = dq_accumulator_.get<float>();
-  args.plan = own_.get();
-  args.k = t.k;
-  args.v = t.v;
-  args.first = true;
-  args.last = false;
-  kernels_.BackwardQuery(shape_, args, rt_->stream);
+  args.dk = {nullptr, shape().dtypes.dk};
+  args.dv = {nullptr, shape().dtypes.dv};
+  args.dk_accumulator = buffers_.dk.get<float>();
+  args.dv_accumulator = buffers_.dv.get<float>();
+  const bool joint = use_.joint();
+  if (!joint) {  // dq of the own keys while the others' are on their way
+    UseOwn(t, args);
+    args.query = {true, true, false};
+    args.key.wanted = false;
+    attention_.Backward(args);
+  }
 
   Check(rt_, rt_->mark(rt_, rt_->stream, "backward/all_gather all keys"));
   gathered_.Wait(rt_->stream);
-  args.k = k_.get();
-  args.v = v_.get();
-  args.plan = all_.get();
-  args.dk_accumulator = dk_.get<float>();
-  args.dv_accumulator = dv_.get<float>();
-  kernels_.BackwardKey(shape_, args, rt_->stream);
+  UseGathered(args);
+  args.query = {joint, true, true};
+  args.key = {true, true, false};
+  attention_.Backward(args);
   gradients_ready_.Record(rt_->stream);
   whole_.AddBlock(t, args);
-
-  // Keys' gradients, and then dbias, are summed over the ranks under the rest of dq.
-  gradients_ready_.Wait(comm_.get());
-  {
-    const Stage stage(rt_, comm_.get(), "backward/all_gather: gradients of keys and values");
-    Check(rt_, rt_->reduce_scatter(rt_, dk_.get(), dk_sum_.get(), dk_sum_.bytes() / sizeof(float),
-                                   CPPOOL_FLOAT32, CPPOOL_SUM, world_.comm, comm_.get()));
-    Check(rt_, rt_->reduce_scatter(rt_, dv_.get(), dv_sum_.get(), dv_sum_.bytes() / sizeof(float),
-                                   CPPOOL_FLOAT32, CPPOOL_SUM, world_.comm, comm_.get()));
-    reduced_.Record(comm_.get());
+  StartSums(t);  // under the rest of dq
+  if (!joint) {
+    Check(rt_, rt_->mark(rt_, rt_->stream, "backward/all_gather others' keys"));
+    args.plan = others_.get();
+    args.query = {true, false, true};
+    args.key.wanted = false;
+    attention_.Backward(args);
   }
-  whole_.StartSums(t);
-  Check(rt_, rt_->mark(rt_, rt_->stream, "backward/all_gather others' keys"));
-  args.plan = others_.get();
-  args.first = false;
-  args.last = true;
-  kernels_.BackwardQuery(shape_, args, rt_->stream);
 
   Check(rt_, rt_->mark(rt_, rt_->stream, "backward/all_gather own gradients"));
   reduced_.Wait(rt_->stream);
-  kernels_.Round(dk_sum_.get<float>(), spec_.dtype, t.dk, dk_sum_.bytes() / sizeof(float), rt_->stream);
-  kernels_.Round(dv_sum_.get<float>(), spec_.dtype, t.dv, dv_sum_.bytes() / sizeof(float), rt_->stream);
+  const auto round = [&](const Buffer& sum, const TensorOut& result) {
+    kernels_.ops->Round(sum.get<float>(), result, static_cast<std::int64_t>(sum.bytes() / sizeof(float)),
+                        rt_->stream);
+  };
+  round(buffers_.dk_sum, t.dk);
+  round(buffers_.dv_sum, t.dv);
   whole_.EndBackward(t);
   Check(rt_, rt_->mark(rt_, rt_->stream, nullptr));
 }

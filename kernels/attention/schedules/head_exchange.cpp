@@ -45,10 +45,10 @@ void HeadExchange::AllToAll(const std::byte* from, const std::vector<std::size_t
   arrived_.Wait(rt_->stream);
 }
 
-void HeadExchange::ToHeads(Dtype dtype, std::int64_t rows, int heads, int dim,
-                           const std::vector<HeadRange>& ranges, const void* from, void* scratch, void* to) {
-  kernels_.SplitHeads(dtype, rows, heads, dim, ranges, from, scratch, rt_->stream);
-  const std::size_t row_bytes = static_cast<std::size_t>(rows) * dim * SizeOf(dtype);
+void HeadExchange::ToHeads(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
+                           TensorRef from, void* scratch, void* to) {
+  ops_.SplitHeads(rows, heads, dim, ranges, from, scratch, rt_->stream);
+  const std::size_t row_bytes = static_cast<std::size_t>(rows) * dim * SizeOf(from.dtype);
   std::vector<std::size_t> out, in;
   for (const HeadRange& range : ranges) {
     out.push_back(row_bytes * range.count);
@@ -57,16 +57,16 @@ void HeadExchange::ToHeads(Dtype dtype, std::int64_t rows, int heads, int dim,
   AllToAll(static_cast<const std::byte*>(scratch), out, static_cast<std::byte*>(to), in);
 }
 
-void HeadExchange::ToTokens(Dtype from_dtype, Dtype to_dtype, std::int64_t rows, int heads, int dim,
-                            const std::vector<HeadRange>& ranges, const void* from, void* scratch, void* to) {
-  const std::size_t row_bytes = static_cast<std::size_t>(rows) * dim * SizeOf(from_dtype);
+void HeadExchange::ToTokens(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
+                            TensorRef from, void* scratch, TensorOut to) {
+  const std::size_t row_bytes = static_cast<std::size_t>(rows) * dim * SizeOf(from.dtype);
   std::vector<std::size_t> out, in;
   for (const HeadRange& range : ranges) {
     out.push_back(row_bytes * ranges[group_.rank].count);
     in.push_back(row_bytes * range.count);
   }
-  AllToAll(static_cast<const std::byte*>(from), out, static_cast<std::byte*>(scratch), in);
-  kernels_.MergeHeads(from_dtype, to_dtype, rows, heads, dim, ranges, scratch, to, rt_->stream);
+  AllToAll(static_cast<const std::byte*>(from.data), out, static_cast<std::byte*>(scratch), in);
+  ops_.MergeHeads(rows, heads, dim, ranges, {scratch, from.dtype, from.scale}, to, rt_->stream);
 }
 
 }  // namespace cppool::kernels

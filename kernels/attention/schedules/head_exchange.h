@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "kernels/attention/attention_kernels.h"
+#include "kernels/attention/tensor_ops.h"
 #include "kernels/runtime.h"
 
 namespace cppool::kernels {
@@ -22,9 +22,9 @@ class HeadExchange {
  public:
   // `comm_stream`: all communication goes there; the caller has ordered it with the main stream's work before
   // a call, and orders the main stream after it where ToHeads or ToTokens say so.
-  HeadExchange(cppool_runtime* runtime, AttentionKernels& kernels, Group group, cppool_stream comm_stream)
+  HeadExchange(cppool_runtime* runtime, TensorOps& ops, Group group, cppool_stream comm_stream)
       : rt_(runtime),
-        kernels_(kernels),
+        ops_(ops),
         group_(group),
         comm_stream_(comm_stream),
         packed_(runtime),
@@ -32,12 +32,12 @@ class HeadExchange {
 
   // from [rows, heads, dim] of this rank's tokens to [size * rows, ranges[me].count, dim]: member after
   // member. Work on the main stream after it sees the result. `scratch` holds at least PackedElements(...)
-  // elements.
-  void ToHeads(Dtype dtype, std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
-               const void* from, void* scratch, void* to);
-  // The reverse; heads that several members computed are summed (see MergeHeads).
-  void ToTokens(Dtype from_dtype, Dtype to_dtype, std::int64_t rows, int heads, int dim,
-                const std::vector<HeadRange>& ranges, const void* from, void* scratch, void* to);
+  // elements of from's dtype, which `to` is in as well.
+  void ToHeads(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges, TensorRef from,
+               void* scratch, void* to);
+  // The reverse; heads that several members computed are summed (see MergeHeads). What travels is in from's dtype.
+  void ToTokens(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges, TensorRef from,
+                void* scratch, TensorOut to);
 
   static std::int64_t PackedElements(std::int64_t rows, int dim, const std::vector<HeadRange>& ranges);
 
@@ -47,7 +47,7 @@ class HeadExchange {
                 const std::vector<std::size_t>& sizes_in);
 
   cppool_runtime* rt_;
-  AttentionKernels& kernels_;
+  TensorOps& ops_;
   Group group_;
   cppool_stream comm_stream_;
   Event packed_;

@@ -1,130 +1,38 @@
 #include "kernels/attention/schedules/head_ring.h"
 
-#include <algorithm>
+#include <utility>
 
 namespace cppool::kernels {
-namespace {
 
-KernelShape ShapeOf(const AttentionSpec& spec, HeadRange query, HeadRange key) {
-  return {spec.dtype,
-          spec.dim_qk,
-          spec.dim_v,
-          query.count,
-          key.count,
-          query.begin,
-          key.begin,
-          spec.heads / spec.kv_heads,
-          static_cast<float>(spec.scale)};
-}
+HeadRingSchedule::HeadRingSchedule(cppool_runtime* runtime, RankKernels& kernels, const AttentionSpec& spec,
+                                   HeadRingGroups groups, std::string stage_prefix)
+    : HeadRingSchedule(runtime, kernels, spec, groups, RingSteps(spec, groups.heads.size, groups.ring.size),
+                       std::move(stage_prefix)) {}
 
-}  // namespace
-
-HeadRingSchedule::HeadRingSchedule(cppool_runtime* runtime, AttentionKernels& kernels,
-                                   const AttentionSpec& spec, HeadRingGroups groups, std::string stage_prefix)
+HeadRingSchedule::HeadRingSchedule(cppool_runtime* runtime, RankKernels& kernels, const AttentionSpec& spec,
+                                   HeadRingGroups groups, const RingSteps& ring, std::string stage_prefix)
     : rt_(runtime),
       kernels_(kernels),
       spec_(spec),
       groups_(groups),
       prefix_(std::move(stage_prefix)),
-      heads_(DealHeads(spec.heads, spec.kv_heads, groups.heads.size)),
-      shape_(ShapeOf(spec, heads_.query[groups.heads.rank], heads_.key[groups.heads.rank])),
-      rows_q_(spec.queries.rows / groups.world.size),
-      rows_kv_(spec.keys.rows / groups.world.size),
-      block_q_(rows_q_ * groups.heads.size),
-      block_kv_(rows_kv_ * groups.heads.size),
+      use_(spec, kernels.family, ring, groups.heads.rank, groups.ring.rank),
       comm_(runtime),
-      exchange_(runtime, kernels, groups.heads, comm_.get()),
-      whole_(runtime, kernels, spec, shape_, block_q_, groups.world, comm_.get()),
+      attention_(runtime, kernels, use_.block),
+      exchange_(runtime, *kernels.ops, groups.heads, comm_.get()),
+      whole_(runtime, *kernels.ops, attention_, spec, use_.block_q, groups.world, comm_.get()),
       main_done_(runtime),
       comm_done_(runtime),
       slot_read_{Event(runtime), Event(runtime)} {
-  kernels_.Load(shape_, spec.training);
-  PlanSteps();
-  AllocateBuffers();
-}
-
-void HeadRingSchedule::PlanSteps() {
-  const int parts = groups_.heads.size;
-  const int members = groups_.ring.size;
-  const int me = groups_.ring.rank;
-  // Positions say everything: a block is the tokens of the members of one exchange group, wherever they are
-  // in their sequences.
-  const auto blocks = [&](const Sequences& sequences) {
-    std::vector<Layout> blocks;
-    for (int member = 0; member < members; ++member) {
-      std::vector<Layout> ranks;
-      for (int part = 0; part < parts; ++part) {
-        ranks.push_back(RankLayout(spec_.format, sequences, groups_.world.size, member * parts + part));
-      }
-      blocks.push_back(Concatenate(ranks));
-    }
-    return blocks;
-  };
-  const std::vector<Layout> queries = blocks(spec_.queries), keys = blocks(spec_.keys);
-  const std::vector<Band> bands = BandsOf(spec_);
-  for (int distance = 0; distance < members; ++distance) {
-    std::vector<bool> attends(members);
-    for (int member = 0; member < members; ++member) {
-      const int owner = (member + members - distance) % members;
-      attends[member] = distance == 0 || CountPairs(queries[member], keys[owner], bands) > 0;
-    }
-    if (std::find(attends.begin(), attends.end(), true) == attends.end()) continue;
-    Step step{distance, distance > 0 && attends[(me + distance) % members], nullptr, Event(rt_), Event(rt_)};
-    if (attends[me]) {
-      step.plan = kernels_.Plan(shape_, queries[me], keys[Before(step)], bands, spec_.training, rt_->stream);
-      last_attended_ = steps_.size();
-    }
-    serves_ = serves_ || step.serves;
+  for (const RingSteps::Step& all : ring.steps) {
+    Step step{all.distance, ring.Serves(all, groups.ring.rank), nullptr, Event(rt_), Event(rt_)};
+    if (all.attends[groups.ring.rank]) step.plan = attention_.Plan(ring.keys[Before(step)], ring.bands);
     steps_.push_back(std::move(step));
   }
-  sums_gradients_ = serves_ || heads_.replicated;
-}
-
-void HeadRingSchedule::AllocateBuffers() {
-  const auto buffer = [&](std::size_t bytes) { return Buffer(rt_, bytes, rt_->stream); };
-  const std::size_t element = SizeOf(spec_.dtype);
-  const std::size_t k_elements = KeyElements(spec_.dim_qk), v_elements = KeyElements(spec_.dim_v);
-  if (exchanges()) {
-    // Packed gradients of replicated heads travel in fp32.
-    const int dim = std::max(spec_.dim_qk, spec_.dim_v);
-    const std::size_t packed =
-        std::max({HeadExchange::PackedElements(rows_q_, dim, heads_.query) * element,
-                  HeadExchange::PackedElements(rows_q_, 1, heads_.query) * sizeof(float),
-                  HeadExchange::PackedElements(rows_kv_, dim, heads_.key) *
-                      (heads_.replicated ? sizeof(float) : element)});
-    scratch_ = buffer(packed);
-    q_ = buffer(QueryElements(spec_.dim_qk) * element);
-    k_ = buffer(k_elements * element);
-    v_ = buffer(v_elements * element);
-    out_ = buffer(QueryElements(spec_.dim_v) * element);
-    lse_ = buffer(QueryElements(1) * sizeof(float));
-    if (spec_.training) {
-      dout_ = buffer(QueryElements(spec_.dim_v) * element);
-      dq_ = buffer(QueryElements(spec_.dim_qk) * element);
-      if (!heads_.replicated) {
-        dk_ = buffer(k_elements * element);
-        dv_ = buffer(v_elements * element);
-      }
-    }
-  }
-  const std::size_t slots = std::min<std::size_t>(2, steps_.size() - 1);
-  for (std::size_t i = 0; i < slots; ++i) {
-    k_slot_[i] = buffer(k_elements * element);
-    v_slot_[i] = buffer(v_elements * element);
-  }
-  if (last_attended_ > 0) accumulator_ = buffer(QueryElements(spec_.dim_v) * sizeof(float));
-  if (!spec_.training) return;
-  delta_ = buffer(QueryElements(1) * sizeof(float));
-  if (last_attended_ > 0) dq_accumulator_ = buffer(QueryElements(spec_.dim_qk) * sizeof(float));
-  const auto key_gradients = [&](Buffer& dk, Buffer& dv) {
-    dk = buffer(k_elements * sizeof(float));
-    dv = buffer(v_elements * sizeof(float));
-  };
-  if (sums_gradients_) key_gradients(dk_sum_, dv_sum_);
-  if (serves_) key_gradients(dk_taken_, dv_taken_);
-  if (last_attended_ > 0) {
-    for (std::size_t i = 0; i < slots; ++i) key_gradients(dk_part_[i], dv_part_[i]);
-  }
+  MemoryList memory;
+  ListHeadRing(spec, use_, buffers_, attention_.buffers(), whole_.buffers(), memory);
+  memory.Allocate(rt_);
+  whole_.Prepare();
 }
 
 int HeadRingSchedule::Before(const Step& step) const {
@@ -157,7 +65,7 @@ void HeadRingSchedule::MainAfterComm() {
 HeadRingSchedule::Block HeadRingSchedule::BlockOf(std::size_t index, Block own) const {
   if (index == 0) return own;
   const std::size_t slot = (index - 1) % 2;
-  return {k_slot_[slot].get(), v_slot_[slot].get()};
+  return {{buffers_.k_slot[slot].get(), shape().dtypes.k}, {buffers_.v_slot[slot].get(), shape().dtypes.v}};
 }
 
 void HeadRingSchedule::FetchNext(const char* pass, std::size_t index, Block own) {
@@ -168,18 +76,17 @@ void HeadRingSchedule::FetchNext(const char* pass, std::size_t index, Block own)
   const std::size_t slot = (next - 1) % 2;
   if (step.attends()) slot_read_[slot].Wait(comm_.get());
   const int to = After(step), from = Before(step);
-  const std::size_t element = SizeOf(spec_.dtype);
-  const std::size_t k_bytes = KeyElements(spec_.dim_qk) * element;
-  const std::size_t v_bytes = KeyElements(spec_.dim_v) * element;
+  const std::size_t k_bytes = use_.KeyElements(spec_.dim_qk) * SizeOf(own.k.dtype);
+  const std::size_t v_bytes = use_.KeyElements(spec_.dim_v) * SizeOf(own.v.dtype);
   const Stage stage(rt_, comm_.get(), StageName(pass, StepName(step) + ": keys and values"));
   GroupedCalls calls(rt_);
   if (step.serves) {
-    Check(rt_, rt_->send(rt_, own.k, k_bytes, to, groups_.ring.comm, comm_.get()));
-    Check(rt_, rt_->send(rt_, own.v, v_bytes, to, groups_.ring.comm, comm_.get()));
+    Check(rt_, rt_->send(rt_, own.k.data, k_bytes, to, groups_.ring.comm, comm_.get()));
+    Check(rt_, rt_->send(rt_, own.v.data, v_bytes, to, groups_.ring.comm, comm_.get()));
   }
   if (step.attends()) {
-    Check(rt_, rt_->recv(rt_, k_slot_[slot].get(), k_bytes, from, groups_.ring.comm, comm_.get()));
-    Check(rt_, rt_->recv(rt_, v_slot_[slot].get(), v_bytes, from, groups_.ring.comm, comm_.get()));
+    Check(rt_, rt_->recv(rt_, buffers_.k_slot[slot].get(), k_bytes, from, groups_.ring.comm, comm_.get()));
+    Check(rt_, rt_->recv(rt_, buffers_.v_slot[slot].get(), v_bytes, from, groups_.ring.comm, comm_.get()));
   }
   calls.End();
   step.arrived.Record(comm_.get());
@@ -195,12 +102,12 @@ void HeadRingSchedule::ReturnGradients(std::size_t index) {
   const std::size_t slot = (index - 1) % 2;
   GroupedCalls calls(rt_);
   if (step.attends()) {
-    for (const Buffer* part : {&dk_part_[slot], &dv_part_[slot]}) {
+    for (const Buffer* part : {&buffers_.dk_part[slot], &buffers_.dv_part[slot]}) {
       Check(rt_, rt_->send(rt_, part->get(), part->bytes(), to, groups_.ring.comm, comm_.get()));
     }
   }
   if (step.serves) {
-    for (const Buffer* taken : {&dk_taken_, &dv_taken_}) {
+    for (const Buffer* taken : {&buffers_.dk_taken, &buffers_.dv_taken}) {
       Check(rt_, rt_->recv(rt_, taken->get(), taken->bytes(), from, groups_.ring.comm, comm_.get()));
     }
   }
@@ -213,8 +120,12 @@ void HeadRingSchedule::CollectGradients(std::size_t index) {
   if (index == 0 || (!step.attends() && !step.serves)) return;
   step.returned.Wait(rt_->stream);  // also frees the part for the step after the next
   if (!step.serves) return;
-  kernels_.Add(dk_taken_.get<float>(), dk_sum_.get<float>(), KeyElements(spec_.dim_qk), rt_->stream);
-  kernels_.Add(dv_taken_.get<float>(), dv_sum_.get<float>(), KeyElements(spec_.dim_v), rt_->stream);
+  const auto add = [&](const Buffer& taken, const Buffer& sum, int dim) {
+    kernels_.ops->Accumulate({taken.get(), Dtype::kFp32}, sum.get<float>(),
+                             static_cast<std::int64_t>(use_.KeyElements(dim)), false, rt_->stream);
+  };
+  add(buffers_.dk_taken, buffers_.dk_sum, spec_.dim_qk);
+  add(buffers_.dv_taken, buffers_.dv_sum, spec_.dim_v);
 }
 
 void HeadRingSchedule::Forward(const AttentionTensors& t) {
@@ -223,21 +134,22 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
   args.q = t.q;
   args.out = t.out;
   args.lse = t.lse;
+  const TensorDtypes& dtypes = shape().dtypes;
   if (exchanges()) {
     Mark("forward", "tokens to heads");
-    exchange_.ToHeads(spec_.dtype, rows_q_, spec_.heads, spec_.dim_qk, heads_.query, t.q, scratch_.get(),
-                      q_.get());
-    exchange_.ToHeads(spec_.dtype, rows_kv_, spec_.kv_heads, spec_.dim_qk, heads_.key, t.k, scratch_.get(),
-                      k_.get());
-    exchange_.ToHeads(spec_.dtype, rows_kv_, spec_.kv_heads, spec_.dim_v, heads_.key, t.v, scratch_.get(),
-                      v_.get());
-    own = {k_.get(), v_.get()};
-    args.q = q_.get();
-    args.out = out_.get();
-    args.lse = lse_.get<float>();
+    void* const scratch = buffers_.scratch.get();
+    exchange_.ToHeads(use_.rows_q, spec_.heads, spec_.dim_qk, use_.heads.query, t.q, scratch,
+                      buffers_.q.get());
+    exchange_.ToHeads(use_.rows_kv, spec_.kv_heads, spec_.dim_qk, use_.heads.key, t.k, scratch,
+                      buffers_.k.get());
+    exchange_.ToHeads(use_.rows_kv, spec_.kv_heads, spec_.dim_v, use_.heads.key, t.v, scratch,
+                      buffers_.v.get());
+    own = {{buffers_.k.get(), dtypes.k}, {buffers_.v.get(), dtypes.v}};
+    args.q = {buffers_.q.get(), dtypes.q};
+    args.out = {buffers_.out.get(), dtypes.out};
+    args.lse = buffers_.lse.get<float>();
   }
   CommAfterMain();
-  args.accumulator = accumulator_.get<float>();
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     Step& step = steps_[i];
     if (step.attends()) Mark("forward", StepName(step));
@@ -246,8 +158,8 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
     if (i == 0) {
       whole_.BeginForward(t, args);
       if (spec_.queries.padded()) {
-        Zero(args.out, QueryElements(spec_.dim_v) * SizeOf(spec_.dtype));
-        Zero(args.lse, QueryElements(1) * sizeof(float));
+        Zero(args.out.data, use_.QueryElements(spec_.dim_v) * SizeOf(args.out.dtype));
+        Zero(args.lse, use_.QueryElements(1) * sizeof(float));
       }
     } else {
       step.arrived.Wait(rt_->stream);
@@ -257,18 +169,17 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
     args.k = block.k;
     args.v = block.v;
     args.first = i == 0;
-    args.last = i == last_attended_;
-    args.softmax_offset = args.last ? whole_.offset(t) : nullptr;
-    kernels_.Forward(shape_, args, rt_->stream);
+    args.last = i == use_.last_attended;
+    attention_.Forward(args);
     if (i > 0) slot_read_[(i - 1) % 2].Record(rt_->stream);
   }
   whole_.EndForward(t);
   if (exchanges()) {
     Mark("forward", "heads to tokens");
-    exchange_.ToTokens(spec_.dtype, spec_.dtype, rows_q_, spec_.heads, spec_.dim_v, heads_.query, out_.get(),
-                       scratch_.get(), t.out);
-    exchange_.ToTokens(Dtype::kFp32, Dtype::kFp32, rows_q_, spec_.heads, 1, heads_.query, lse_.get(),
-                       scratch_.get(), t.lse);
+    exchange_.ToTokens(use_.rows_q, spec_.heads, spec_.dim_v, use_.heads.query, args.out,
+                       buffers_.scratch.get(), t.out);
+    exchange_.ToTokens(use_.rows_q, spec_.heads, 1, use_.heads.query, {args.lse, Dtype::kFp32},
+                       buffers_.scratch.get(), {t.lse, Dtype::kFp32});
   }
   MainAfterComm();
   EndMarks();
@@ -277,34 +188,34 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
 void HeadRingSchedule::Backward(const AttentionTensors& t) {
   BackwardArgs args;
   Block own{t.k, t.v};
-  const void* out = t.out;
+  TensorRef out = t.out;
   args.q = t.q;
   args.dout = t.dout;
   args.lse = t.lse;
   args.dq = t.dq;
   args.dk = t.dk;
   args.dv = t.dv;
+  const TensorDtypes& dtypes = shape().dtypes;
   if (exchanges()) {  // q, k, v, out and lse are kept from the forward pass
     Mark("backward", "tokens to heads");
-    exchange_.ToHeads(spec_.dtype, rows_q_, spec_.heads, spec_.dim_v, heads_.query, t.dout, scratch_.get(),
-                      dout_.get());
-    own = {k_.get(), v_.get()};
-    out = out_.get();
-    args.q = q_.get();
-    args.dout = dout_.get();
-    args.lse = lse_.get<float>();
-    args.dq = dq_.get();
-    args.dk = dk_.get();
-    args.dv = dv_.get();
+    exchange_.ToHeads(use_.rows_q, spec_.heads, spec_.dim_v, use_.heads.query, t.dout, buffers_.scratch.get(),
+                      buffers_.dout.get());
+    own = {{buffers_.k.get(), dtypes.k}, {buffers_.v.get(), dtypes.v}};
+    out = {buffers_.out.get(), dtypes.out};
+    args.q = {buffers_.q.get(), dtypes.q};
+    args.dout = {buffers_.dout.get(), dtypes.dout};
+    args.lse = buffers_.lse.get<float>();
+    args.dq = {buffers_.dq.get(), dtypes.dq};
+    args.dk = {buffers_.dk.get(), dtypes.dk};
+    args.dv = {buffers_.dv.get(), dtypes.dv};
   }
   CommAfterMain();
   Mark("backward", "delta");
-  kernels_.Delta(shape_, block_q_, out, args.dout, delta_.get<float>(), rt_->stream);
-  args.delta = delta_.get<float>();
-  whole_.BeginBackward(t, *steps_[0].plan, args);
-  args.dq_accumulator = dq_accumulator_.get<float>();
-  const std::size_t element = SizeOf(spec_.dtype);
-  if (spec_.queries.padded()) Zero(args.dq, QueryElements(spec_.dim_qk) * element);
+  kernels_.ops->Delta(use_.block_q * shape().heads, spec_.dim_v, out, args.dout, buffers_.delta.get<float>(),
+                      rt_->stream);
+  args.delta = buffers_.delta.get<float>();
+  whole_.BeginBackward(t, args);
+  if (spec_.queries.padded()) Zero(args.dq.data, use_.QueryElements(spec_.dim_qk) * SizeOf(args.dq.dtype));
 
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     Step& step = steps_[i];
@@ -316,24 +227,22 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
       args.plan = step.plan.get();
       args.k = block.k;
       args.v = block.v;
-      args.first = i == 0;
-      args.last = i == last_attended_;
-      kernels_.BackwardQuery(shape_, args, rt_->stream);
-
+      args.query = {true, i == 0, i == use_.last_attended};
       // A part, or the first and maybe only one of the own block's.
-      const Buffer& dk = i == 0 ? dk_sum_ : dk_part_[(i - 1) % 2];
-      const Buffer& dv = i == 0 ? dv_sum_ : dv_part_[(i - 1) % 2];
+      args.key = {true, true, i == 0 && !use_.sums_gradients};
+      const Buffer& dk = i == 0 ? buffers_.dk_sum : buffers_.dk_part[(i - 1) % 2];
+      const Buffer& dv = i == 0 ? buffers_.dv_sum : buffers_.dv_part[(i - 1) % 2];
       args.dk_accumulator = dk.get<float>();
       args.dv_accumulator = dv.get<float>();
-      args.first = true;
-      args.last = i == 0 && !sums_gradients_;
       if (spec_.keys.padded()) {
-        Zero(args.last ? args.dk : dk.get(),
-             KeyElements(spec_.dim_qk) * (args.last ? element : sizeof(float)));
-        Zero(args.last ? args.dv : dv.get(),
-             KeyElements(spec_.dim_v) * (args.last ? element : sizeof(float)));
+        const auto zero = [&](const TensorOut& result, const Buffer& sum, int dim) {
+          Zero(args.key.last ? result.data : sum.get(),
+               use_.KeyElements(dim) * (args.key.last ? SizeOf(result.dtype) : sizeof(float)));
+        };
+        zero(args.dk, dk, spec_.dim_qk);
+        zero(args.dv, dv, spec_.dim_v);
       }
-      kernels_.BackwardKey(shape_, args, rt_->stream);
+      attention_.Backward(args);
       whole_.AddBlock(t, args);
       if (i > 0) slot_read_[(i - 1) % 2].Record(rt_->stream);
     }
@@ -342,26 +251,30 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
       ReturnGradients(i);
     }
   }
-  if (serves_) {
+  if (use_.serves) {
     Mark("backward", "own gradients");
     CollectGradients(steps_.size() - 1);
-    if (!heads_.replicated) {
-      kernels_.Round(dk_sum_.get<float>(), spec_.dtype, args.dk, KeyElements(spec_.dim_qk), rt_->stream);
-      kernels_.Round(dv_sum_.get<float>(), spec_.dtype, args.dv, KeyElements(spec_.dim_v), rt_->stream);
+    if (!use_.heads.replicated) {
+      const auto round = [&](const Buffer& sum, const TensorOut& result, int dim) {
+        kernels_.ops->Round(sum.get<float>(), result, static_cast<std::int64_t>(use_.KeyElements(dim)),
+                            rt_->stream);
+      };
+      round(buffers_.dk_sum, args.dk, spec_.dim_qk);
+      round(buffers_.dv_sum, args.dv, spec_.dim_v);
     }
   }
   whole_.StartSums(t);
   if (exchanges()) {
     Mark("backward", "heads to tokens");
-    const Dtype sum_dtype = heads_.replicated ? Dtype::kFp32 : spec_.dtype;
-    const void* dk = heads_.replicated ? dk_sum_.get() : dk_.get();
-    const void* dv = heads_.replicated ? dv_sum_.get() : dv_.get();
-    exchange_.ToTokens(spec_.dtype, spec_.dtype, rows_q_, spec_.heads, spec_.dim_qk, heads_.query, dq_.get(),
-                       scratch_.get(), t.dq);
-    exchange_.ToTokens(sum_dtype, spec_.dtype, rows_kv_, spec_.kv_heads, spec_.dim_qk, heads_.key, dk,
-                       scratch_.get(), t.dk);
-    exchange_.ToTokens(sum_dtype, spec_.dtype, rows_kv_, spec_.kv_heads, spec_.dim_v, heads_.key, dv,
-                       scratch_.get(), t.dv);
+    void* const scratch = buffers_.scratch.get();
+    const auto source = [&](const Buffer& sum, const TensorOut& result) -> TensorRef {
+      return use_.heads.replicated ? TensorRef{sum.get(), Dtype::kFp32} : TensorRef(result);
+    };
+    exchange_.ToTokens(use_.rows_q, spec_.heads, spec_.dim_qk, use_.heads.query, args.dq, scratch, t.dq);
+    exchange_.ToTokens(use_.rows_kv, spec_.kv_heads, spec_.dim_qk, use_.heads.key,
+                       source(buffers_.dk_sum, args.dk), scratch, t.dk);
+    exchange_.ToTokens(use_.rows_kv, spec_.kv_heads, spec_.dim_v, use_.heads.key,
+                       source(buffers_.dv_sum, args.dv), scratch, t.dv);
   }
   whole_.EndBackward(t);
   MainAfterComm();

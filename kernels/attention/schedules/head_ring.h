@@ -6,10 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attention/schedules/head_exchange.h"
 #include "kernels/attention/schedule.h"
-#include "kernels/runtime.h"
+#include "kernels/attention/schedules/head_exchange.h"
+#include "kernels/attention/schedules/head_ring_use.h"
 #include "kernels/attention/schedules/whole_tensors.h"
+#include "kernels/runtime.h"
 
 namespace cppool::kernels {
 
@@ -23,17 +24,17 @@ struct HeadRingGroups {
 class HeadRingSchedule : public Schedule {
  public:
   // Stages are marked `stage_prefix` + "forward/..." and "backward/...", with the schedule's name.
-  HeadRingSchedule(cppool_runtime* runtime, AttentionKernels& kernels, const AttentionSpec& spec,
+  HeadRingSchedule(cppool_runtime* runtime, RankKernels& kernels, const AttentionSpec& spec,
                    HeadRingGroups groups, std::string stage_prefix = "");
   void Forward(const AttentionTensors&) override;
   void Backward(const AttentionTensors&) override;
 
  private:
   struct Block {  // keys and values of one ring member's tokens, for the heads of this rank
-    const void* k = nullptr;
-    const void* v = nullptr;
+    TensorRef k;
+    TensorRef v;
   };
-  // A step of the ring: everybody may attend to the block of the member `distance` before.
+  // A step of the ring (RingSteps::Step), as this member takes part in it.
   struct Step {
     int distance = 0;
     bool serves = false;              // the member `distance` after this one attends to this one's block
@@ -44,11 +45,10 @@ class HeadRingSchedule : public Schedule {
     bool attends() const { return plan != nullptr; }
   };
 
-  bool exchanges() const { return groups_.heads.size > 1; }
-  std::size_t QueryElements(int dim) const { return block_q_ * shape_.heads * dim; }
-  std::size_t KeyElements(int dim) const { return block_kv_ * shape_.kv_heads * dim; }
-  void PlanSteps();
-  void AllocateBuffers();
+  HeadRingSchedule(cppool_runtime* runtime, RankKernels& kernels, const AttentionSpec& spec,
+                   HeadRingGroups groups, const RingSteps& ring, std::string stage_prefix);
+  bool exchanges() const { return use_.exchanges; }
+  const KernelShape& shape() const { return use_.block.request.shape; }
 
   int Before(const Step&) const;  // the ring member that this one takes the step's block from
   int After(const Step&) const;
@@ -72,35 +72,20 @@ class HeadRingSchedule : public Schedule {
   void CollectGradients(std::size_t index);
 
   cppool_runtime* rt_;
-  AttentionKernels& kernels_;
+  RankKernels& kernels_;
   AttentionSpec spec_;
   HeadRingGroups groups_;
   std::string prefix_;
-  HeadPlan heads_;
-  KernelShape shape_;
-  std::int64_t rows_q_ = 0, rows_kv_ = 0;    // of this rank's tokens
-  std::int64_t block_q_ = 0, block_kv_ = 0;  // of a block after the exchange
+  HeadRingUse use_;
 
   Stream comm_;
+  BlockAttention attention_;
   HeadExchange exchange_;
   WholeTensors whole_;
   Event main_done_, comm_done_;
-  // Those in which any member of the ring attends, so that all members go through the same transfers in the same
-  // order; the first is the own block's.
+  Event slot_read_[2];  // the main stream is done with the slot's last block, of whichever step
   std::vector<Step> steps_;
-  std::size_t last_attended_ = 0;  // index into steps_
-  bool serves_ = false;            // in any step: others add to the gradients of this member's block
-  bool sums_gradients_ = false;    // dk and dv of this member's block are sums, in fp32 until the end
-
-  // After the exchange; unused without one.
-  Buffer scratch_, q_, k_, v_, out_, lse_, dout_, dq_, dk_, dv_;
-  Buffer k_slot_[2], v_slot_[2];    // others' blocks, by turns
-  Event slot_read_[2];              // the main stream is done with the slot's last block, of whichever step
-  Buffer accumulator_, delta_;      // [block_q, heads, dim_v], [block_q, heads]; fp32
-  Buffer dq_accumulator_;           // [block_q, heads, dim_qk]
-  Buffer dk_sum_, dv_sum_;          // of this member's block: [block_kv, kv_heads, dim], fp32
-  Buffer dk_part_[2], dv_part_[2];  // this member's part in others' gradients, by turns
-  Buffer dk_taken_, dv_taken_;      // another member's part in this one's
+  HeadRingBuffers buffers_;
 };
 
 }  // namespace cppool::kernels

@@ -7,8 +7,51 @@
 #include "kernels/runtime.h"
 
 namespace cppool::kernels {
+namespace {
 
-std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, AttentionKernels& kernels,
+MemoryUse UseOf(const MemoryList& list) { return {list.buffer_bytes(), list.table_bytes()}; }
+
+MemoryUse AllGatherMemory(const AttentionFamily& family, const AttentionSpec& spec, int world_size,
+                          int rank) {
+  const AllGatherUse use(spec, family, world_size, rank);
+  AllGatherBuffers gather;
+  BlockBuffers block;
+  WholeBuffers whole;
+  MemoryList list;
+  ListAllGather(spec, use, gather, block, whole, list);
+  ListAllGatherPlans(use, list);
+  return UseOf(list);
+}
+
+MemoryUse HeadRingMemory(const AttentionFamily& family, const AttentionSpec& spec, const RingSteps& ring,
+                         int part, int member) {
+  const HeadRingUse use(spec, family, ring, part, member);
+  HeadRingBuffers buffers;
+  BlockBuffers block;
+  WholeBuffers whole;
+  MemoryList list;
+  ListHeadRing(spec, use, buffers, block, whole, list);
+  ListHeadRingPlans(use, ring, member, list);
+  return UseOf(list);
+}
+
+// How many ranks exchange heads.
+int PartsOf(const AttentionSpec& spec, int world_size) {
+  switch (spec.comm) {
+    case CpCommType::kAllGather:
+    case CpCommType::kP2p:
+      return 1;
+    case CpCommType::kA2a:
+      return world_size;
+    case CpCommType::kA2aP2p:
+      return spec.a2a_size;
+  }
+  throw RuntimeError(CPPOOL_INTERNAL, "no such schedule");
+}
+
+}  // namespace
+
+std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, RankKernels& kernels,
                                        const AttentionSpec& spec) {
   const Group world = GetGroup(runtime, CPPOOL_WORLD);
   HeadRingGroups groups;
@@ -30,55 +73,29 @@ std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, AttentionKernels
   return std::make_unique<HeadRingSchedule>(runtime, kernels, spec, groups);
 }
 
-std::unique_ptr<Schedule> MakeNoCpSchedule(cppool_runtime* runtime, AttentionKernels& kernels,
+std::unique_ptr<Schedule> MakeNoCpSchedule(cppool_runtime* runtime, RankKernels& kernels,
                                            const AttentionSpec& spec) {
   return std::make_unique<HeadRingSchedule>(runtime, kernels, spec, HeadRingGroups{}, "reference/");
 }
 
-double ScheduleBytes(const AttentionSpec& spec, int world_size) {
-  const double element = SizeOf(spec.dtype);
-  const int parts = spec.comm == CpCommType::kA2a      ? world_size
-                    : spec.comm == CpCommType::kA2aP2p ? spec.a2a_size
-                                                       : 1;
-  const double tokens_q = static_cast<double>(spec.batch) * spec.seqlen_q / world_size;
-  const double tokens_kv = static_cast<double>(spec.batch) * spec.seqlen_kv / world_size;
-  const double rows = tokens_q * spec.heads;  // an exchange of heads leaves as many
-  const double q = rows * spec.dim_qk, out = rows * spec.dim_v;
-  double bytes = 0;
-  if (spec.training) {
-    if (spec.softmax != SoftmaxType::kVanilla) bytes += 4 * rows;
-    if (spec.bias == BiasType::kPostScale) {
-      bytes += 4.0 * static_cast<double>(ExtentOfBias(spec).elements);
-      if (!spec.bias_shape.queries) bytes += 4.0 * spec.batch * (spec.heads / parts) * spec.seqlen_kv;
-    }
-    bytes += 4 * rows;
-  }
+MemoryUse ScheduleMemory(const AttentionFamily& family, const AttentionSpec& spec, int world_size) {
+  MemoryUse most;
+  const auto raise = [&](const MemoryUse& use) {
+    if (use.total() > most.total()) most = use;
+  };
   if (spec.comm == CpCommType::kAllGather) {
-    const double kv = tokens_kv * spec.kv_heads * (spec.dim_qk + spec.dim_v);
-    return bytes + kv * world_size * element + 4 * out + (spec.training ? 4 * (q + kv * world_size + kv) : 0);
+    for (int rank = 0; rank < world_size; ++rank) raise(AllGatherMemory(family, spec, world_size, rank));
+    return most;
   }
+  const int parts = PartsOf(spec, world_size);
+  const RingSteps ring(spec, parts, world_size / parts);
+  for (int rank = 0; rank < world_size; ++rank)
+    raise(HeadRingMemory(family, spec, ring, rank % parts, rank / parts));
+  return most;
+}
 
-  const HeadPlan heads = DealHeads(spec.heads, spec.kv_heads, parts);
-  int most = 0, all = 0;  // key/value heads of a rank, and over the exchange's members
-  for (const HeadRange& range : heads.key) {
-    most = std::max(most, range.count);
-    all += range.count;
-  }
-  const double kv = tokens_kv * parts * most * (spec.dim_qk + spec.dim_v);  // a block
-  if (parts > 1) {
-    const int dim = std::max(spec.dim_qk, spec.dim_v);
-    bytes += (q + out + kv) * element + 4 * rows;
-    bytes += std::max(rows * dim * element, tokens_kv * all * dim * (heads.replicated ? 4 : element));
-    if (spec.training) bytes += (out + q + (heads.replicated ? 0 : kv)) * element;
-  }
-  // As if no mask left a step of the ring without work.
-  const int members = world_size / parts, slots = std::min(2, members - 1);
-  bytes += slots * kv * element + (members > 1 ? 4 * out : 0);
-  if (spec.training) {
-    if (members > 1 || heads.replicated) bytes += 4 * kv;    // the own block's gradients
-    if (members > 1) bytes += 4 * q + 4 * kv * (slots + 1);  // dq, and parts sent and taken
-  }
-  return bytes;
+MemoryUse NoCpMemory(const AttentionFamily& family, const AttentionSpec& spec) {
+  return HeadRingMemory(family, spec, RingSteps(spec, 1, 1), 0, 0);
 }
 
 }  // namespace cppool::kernels

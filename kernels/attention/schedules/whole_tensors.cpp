@@ -13,35 +13,44 @@ BiasExtent ExtentOfBias(const AttentionSpec& spec) {
           (shape.batch ? spec.batch : 1) * of_sequence};
 }
 
-WholeTensors::WholeTensors(cppool_runtime* runtime, AttentionKernels& kernels, const AttentionSpec& spec,
-                           const KernelShape& shape, std::int64_t rows_q, Group world,
+void WholeBuffers::List(const AttentionSpec& spec, const KernelShape& shape, std::int64_t rows_q,
+                        MemoryList& list) {
+  const auto floats = [&](const char* name, std::int64_t count, Buffer& to) {
+    list.Add(name, static_cast<std::size_t>(count) * sizeof(float), to);
+  };
+  if (spec.bias == BiasType::kAlibi) floats("slopes of ALiBi", shape.heads, slopes);
+  if (!spec.training) return;
+  if (spec.bias == BiasType::kPostScale) {
+    floats("dbias in fp32", ExtentOfBias(spec).elements, dbias);
+    if (!spec.bias_shape.queries)
+      floats("dbias of heads", spec.batch * shape.heads * spec.seqlen_kv, dbias_parts);
+  }
+  if (spec.softmax != SoftmaxType::kVanilla)
+    floats("lse with the softmax offset", rows_q * shape.heads, total);
+}
+
+WholeTensors::WholeTensors(cppool_runtime* runtime, TensorOps& ops, BlockAttention& attention,
+                           const AttentionSpec& spec, std::int64_t rows_q, Group world,
                            cppool_stream comm_stream)
     : rt_(runtime),
-      kernels_(kernels),
+      ops_(ops),
+      attention_(attention),
       spec_(spec),
-      shape_(shape),
+      shape_(attention.shape()),
       rows_q_(rows_q),
       world_(world),
       comm_(comm_stream),
       ready_(runtime),
       reduced_(runtime) {
-  const auto floats = [&](std::int64_t count) {
-    return Buffer(rt_, static_cast<std::size_t>(count) * sizeof(float), rt_->stream);
-  };
-  if (spec.bias == BiasType::kAlibi) {
-    const std::vector<float> slopes = AlibiSlopes(spec.heads);
-    slopes_ = floats(shape.heads);
-    Check(rt_, rt_->copy(rt_, slopes_.get(), slopes.data() + shape.head0, slopes_.bytes(), rt_->stream));
-    Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));  // `slopes` goes
-  }
-  if (spec.bias == BiasType::kPostScale) {
-    bias_ = ExtentOfBias(spec);
-    if (spec.training) {
-      dbias_ = floats(bias_.elements);
-      if (!spec.bias_shape.queries) dbias_parts_ = floats(spec.batch * shape.heads * spec.seqlen_kv);
-    }
-  }
-  if (has_offset() && spec.training) total_ = floats(rows_q * shape.heads);
+  if (spec.bias == BiasType::kPostScale) bias_ = ExtentOfBias(spec);
+}
+
+void WholeTensors::Prepare() {
+  if (spec_.bias != BiasType::kAlibi) return;
+  const std::vector<float> slopes = AlibiSlopes(spec_.heads);
+  const Buffer& to = buffers_.slopes;
+  Check(rt_, rt_->copy(rt_, to.get(), slopes.data() + shape_.head0, to.bytes(), rt_->stream));
+  Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));  // `slopes` goes
 }
 
 void WholeTensors::CommAfterMain() {
@@ -60,10 +69,11 @@ const float* WholeTensors::offset(const AttentionTensors& t) const {
 
 BiasArgs WholeTensors::Bias(const AttentionTensors& t) const {
   BiasArgs args;
-  args.alibi_slopes = slopes_.get<float>();
+  args.alibi_slopes = buffers_.slopes.get<float>();
   if (spec_.bias == BiasType::kPostScale) {
-    args.tensor = static_cast<const std::byte*>(t.bias) +
-                  static_cast<std::size_t>(shape_.head0 * bias_.head_stride) * SizeOf(spec_.dtype);
+    args.tensor = t.bias;
+    args.tensor.data = static_cast<const std::byte*>(t.bias.data) +
+                       static_cast<std::size_t>(shape_.head0 * bias_.head_stride) * SizeOf(t.bias.dtype);
     args.batch_stride = bias_.batch_stride;
     args.head_stride = bias_.head_stride;
     args.query_stride = bias_.query_stride;
@@ -73,8 +83,9 @@ BiasArgs WholeTensors::Bias(const AttentionTensors& t) const {
 
 void WholeTensors::BeginForward(const AttentionTensors& t, ForwardArgs& args) {
   args.bias = Bias(t);
+  args.softmax_offset = offset(t);
   if (!t.max_logit) return;
-  kernels_.Fill(t.max_logit, -std::numeric_limits<float>::infinity(), spec_.heads, rt_->stream);
+  ops_.Fill(t.max_logit, -std::numeric_limits<float>::infinity(), spec_.heads, rt_->stream);
   args.max_logit = t.max_logit + shape_.head0;
 }
 
@@ -87,53 +98,53 @@ void WholeTensors::EndForward(const AttentionTensors& t) {
   reduced_.Wait(rt_->stream);
 }
 
-void WholeTensors::BeginBackward(const AttentionTensors& t, const BlockPlan& queries, BackwardArgs& args) {
+void WholeTensors::BeginBackward(const AttentionTensors& t, BackwardArgs& args) {
   args.bias = Bias(t);
-  if (t.dbias) {
-    const Buffer& sum = dbias_parts_ ? dbias_parts_ : dbias_;
+  if (t.dbias.data) {
+    const Buffer& sum = buffers_.dbias_parts ? buffers_.dbias_parts : buffers_.dbias;
     Check(rt_, rt_->fill(rt_, sum.get(), 0, sum.bytes(), rt_->stream));
   }
   if (!has_offset()) return;
-  kernels_.AddOffset(shape_, rows_q_, args.lse, offset(t), total_.get<float>(), rt_->stream);
-  args.lse = total_.get<float>();
+  ops_.AddOffset(rows_q_, shape_.heads, args.lse, offset(t), buffers_.total.get<float>(), rt_->stream);
+  args.lse = buffers_.total.get<float>();
   if (!t.d_softmax_offset) return;
-  kernels_.Fill(t.d_softmax_offset, 0, spec_.heads, rt_->stream);
-  kernels_.OffsetGradient(shape_, &queries, args.lse, args.delta, offset(t),
-                          t.d_softmax_offset + shape_.head0, rt_->stream);
+  ops_.Fill(t.d_softmax_offset, 0, spec_.heads, rt_->stream);
+  ops_.OffsetGradient(*attention_.rows(), shape_.heads, args.lse, args.delta, offset(t),
+                      t.d_softmax_offset + shape_.head0, rt_->stream);
 }
 
 void WholeTensors::AddBlock(const AttentionTensors& t, const BackwardArgs& args) {
-  if (!t.dbias) return;
+  if (!t.dbias.data) return;
   BiasGradient gradient;
-  if (dbias_parts_) {
-    gradient.sum = dbias_parts_.get<float>();
+  if (buffers_.dbias_parts) {
+    gradient.sum = buffers_.dbias_parts.get<float>();
     gradient.head_stride = spec_.seqlen_kv;
     gradient.batch_stride = shape_.heads * spec_.seqlen_kv;
   } else {
-    gradient.sum = dbias_.get<float>() + shape_.head0 * bias_.head_stride;
+    gradient.sum = buffers_.dbias.get<float>() + shape_.head0 * bias_.head_stride;
     gradient.head_stride = bias_.head_stride;
     gradient.batch_stride = bias_.batch_stride;
     gradient.query_stride = bias_.query_stride;
   }
-  kernels_.BackwardBias(shape_, args, gradient, rt_->stream);
+  attention_.BackwardBias(args, gradient);
 }
 
 void WholeTensors::StartSums(const AttentionTensors& t) {
-  if (t.dbias && dbias_parts_) {
-    kernels_.SumRows(dbias_parts_.get<float>(), spec_.batch * shape_.heads, spec_.seqlen_kv,
-                     dbias_.get<float>(), rt_->stream);
+  if (t.dbias.data && buffers_.dbias_parts) {
+    ops_.SumRows(buffers_.dbias_parts.get<float>(), spec_.batch * shape_.heads, spec_.seqlen_kv,
+                 buffers_.dbias.get<float>(), rt_->stream);
   }
-  if (world_.size == 1 || !(t.dbias || t.d_softmax_offset)) return;
+  if (world_.size == 1 || !(t.dbias.data || t.d_softmax_offset)) return;
   CommAfterMain();
   const Stage stage(rt_, comm_, "backward/sums over all ranks");
-  if (t.dbias) Reduce(dbias_.get<float>(), bias_.elements, CPPOOL_SUM);
+  if (t.dbias.data) Reduce(buffers_.dbias.get<float>(), bias_.elements, CPPOOL_SUM);
   if (t.d_softmax_offset) Reduce(t.d_softmax_offset, spec_.heads, CPPOOL_SUM);
   reduced_.Record(comm_);
 }
 
 void WholeTensors::EndBackward(const AttentionTensors& t) {
   if (world_.size > 1) reduced_.Wait(rt_->stream);
-  if (t.dbias) kernels_.Round(dbias_.get<float>(), spec_.dtype, t.dbias, bias_.elements, rt_->stream);
+  if (t.dbias.data) ops_.Round(buffers_.dbias.get<float>(), t.dbias, bias_.elements, rt_->stream);
 }
 
 }  // namespace cppool::kernels

@@ -2,7 +2,9 @@
 // max_logit, with their gradients. The same around the kernel calls of every schedule.
 #pragma once
 
+#include "kernels/attention/memory_list.h"
 #include "kernels/attention/schedule.h"
+#include "kernels/attention/schedules/block_attention.h"
 #include "kernels/runtime.h"
 
 namespace cppool::kernels {
@@ -14,21 +16,33 @@ struct BiasExtent {
 };
 BiasExtent ExtentOfBias(const AttentionSpec& spec);
 
+struct WholeBuffers {
+  Buffer slopes;  // [heads here]
+  Buffer total;   // [rows_q, heads here]: the logarithm of the whole denominator
+  Buffer dbias;   // fp32, as the bias
+  // For a bias without an axis of queries: [batch, heads here, seqlen_kv], summed to dbias in one fixed order.
+  Buffer dbias_parts;
+
+  // `shape`: the heads of this rank's calls; rows_q: of their queries.
+  void List(const AttentionSpec& spec, const KernelShape& shape, std::int64_t rows_q, MemoryList& list);
+};
+
 class WholeTensors {
  public:
-  // `shape`: the heads of this rank's calls; rows_q: of their queries. Sums and maxima are taken over `world` on
-  // the communication stream. Waits for the main stream when there are slopes to upload.
-  WholeTensors(cppool_runtime* runtime, AttentionKernels& kernels, const AttentionSpec& spec,
-               const KernelShape& shape, std::int64_t rows_q, Group world, cppool_stream comm_stream);
+  // rows_q: of the queries of `attention`'s calls. Sums and maxima are taken over `world` on the communication stream.
+  // What it is given outlives it.
+  WholeTensors(cppool_runtime* runtime, TensorOps& ops, BlockAttention& attention, const AttentionSpec& spec,
+               std::int64_t rows_q, Group world, cppool_stream comm_stream);
+  WholeBuffers& buffers() { return buffers_; }
+  // After the buffers are allocated. Waits for the main stream when there are slopes to upload.
+  void Prepare();
 
   // Completes the arguments of a pass's calls, all but the plan and what comes with it.
   void BeginForward(const AttentionTensors&, ForwardArgs&);
-  // [heads here], for the last call; NULL: the softmax has none.
-  const float* offset(const AttentionTensors&) const;
   void EndForward(const AttentionTensors&);  // max_logit over all ranks
 
-  // After Delta, with args.lse and args.delta of all of this rank's queries, which `queries` has.
-  void BeginBackward(const AttentionTensors&, const BlockPlan& queries, BackwardArgs&);
+  // After Delta, with args.lse and args.delta of all of this rank's queries.
+  void BeginBackward(const AttentionTensors&, BackwardArgs&);
   // After the block's other gradients, with their arguments. Adds the block's part of dbias.
   void AddBlock(const AttentionTensors&, const BackwardArgs&);
   // After the last block: starts the sums over all ranks, which the main stream sees after EndBackward.
@@ -38,12 +52,14 @@ class WholeTensors {
  private:
   bool has_offset() const { return spec_.softmax != SoftmaxType::kVanilla; }
   BiasArgs Bias(const AttentionTensors&) const;
+  const float* offset(const AttentionTensors&) const;  // [heads here]; NULL: the softmax has none
   // Orders the communication stream after the main stream's work so far.
   void CommAfterMain();
   void Reduce(float* data, std::int64_t count, cppool_reduce reduce);
 
   cppool_runtime* rt_;
-  AttentionKernels& kernels_;
+  TensorOps& ops_;
+  BlockAttention& attention_;
   AttentionSpec spec_;
   KernelShape shape_;
   std::int64_t rows_q_;
@@ -51,11 +67,7 @@ class WholeTensors {
   cppool_stream comm_;
   Event ready_, reduced_;
   BiasExtent bias_;
-  Buffer slopes_;  // [heads here]
-  Buffer total_;   // [rows_q, heads here]: the logarithm of the whole denominator
-  Buffer dbias_;   // fp32, as the bias
-  // For a bias without an axis of queries: [batch, heads here, seqlen_kv], summed to dbias_ in one fixed order.
-  Buffer dbias_parts_;
+  WholeBuffers buffers_;
 };
 
 }  // namespace cppool::kernels

@@ -30,6 +30,7 @@ struct RunResult {
   std::vector<std::pair<std::string, double>> tflops;  // per GPU, by stage
   double wall_ms = 0;
   std::optional<std::uint64_t> seed;
+  Json kernels;  // an object: the kernels that ran, "name", "version", "family"; null: the case has not said
 };
 
 // {"ok": ..., "id": ..., "status": ...}. Without an id there is no such member; numbers that are not finite are null.

@@ -1,6 +1,6 @@
 // A libcppool_cuda.so for the loader's tests: FAKE_VERSION is the version it claims.
-#include "kernels/module/cuda_module.h"
 #include "kernels/error.h"
+#include "kernels/module/cuda_module.h"
 
 namespace {
 
@@ -27,14 +27,15 @@ class FakeBackend final : public Backend {
 std::unique_ptr<Backend> CreateBackend(int world_size, Transport transport) {
   return std::make_unique<FakeBackend>(world_size, transport);
 }
-std::unique_ptr<AttentionKernels> MakeAttention(cppool_runtime*) {
-  throw RuntimeError(CPPOOL_UNSUPPORTED, "fake attention");
+std::vector<const AttentionFamily*> Families() { throw RuntimeError(CPPOOL_UNSUPPORTED, "fake families"); }
+std::unique_ptr<TensorOps> MakeOps(cppool_runtime*) {
+  throw RuntimeError(CPPOOL_UNSUPPORTED, "fake tensor operations");
 }
 std::unique_ptr<CheckKernels> MakeCheck(cppool_runtime*) {
   throw RuntimeError(CPPOOL_UNSUPPORTED, "fake checks");
 }
 
-const CudaModule kModule{FAKE_VERSION, CreateBackend, MakeAttention, MakeCheck};
+const CudaModule kModule{FAKE_VERSION, CreateBackend, Families, MakeOps, MakeCheck};
 
 }  // namespace
 

@@ -2,8 +2,9 @@
 #include <cstdio>
 #include <cstring>
 
-#include "kernels/attention/attention_kernels.h"
+#include "kernels/attention/attention_family.h"
 #include "kernels/attention/check_kernels.h"
+#include "kernels/attention/tensor_ops.h"
 #include "kernels/backend.h"
 #include "kernels/error.h"
 
@@ -31,12 +32,14 @@ int main(int argc, char** argv) {
     Say([&] { backend->OpenRank(0); });
     cppool_runtime runtime{};
     runtime.backend = "cuda";
-    Say([&] { MakeAttentionKernels(&runtime); });
+    Say([&] { AttentionFamilies("cuda"); });
+    Say([&] { MakeTensorOps(&runtime); });
     Say([&] { MakeCheckKernels(&runtime); });
     runtime.backend = "abacus";
     Say([&] { MakeCheckKernels(&runtime); });
     runtime.backend = "host";
-    if (MakeAttentionKernels(&runtime) && MakeCheckKernels(&runtime)) std::printf("the host's own\n");
+    if (AttentionFamilies("host").size() == 1 && MakeTensorOps(&runtime) && MakeCheckKernels(&runtime))
+      std::printf("the host's own\n");
   });
   return 0;
 }

@@ -60,6 +60,7 @@ TEST_CASE("CUDA module: missing, the wrong file, another version") {
 TEST_CASE("CUDA module: the right one is used for the backend and its kernels") {
   CHECK(Create(CPPOOL_FAKE_MODULE) ==
         "fake of 3, peer\n" + Status(CPPOOL_UNSUPPORTED) + "fake rank\n" + Status(CPPOOL_UNSUPPORTED) +
-            "fake attention\n" + Status(CPPOOL_UNSUPPORTED) + "fake checks\n" + Status(CPPOOL_INTERNAL) +
+            "fake families\n" + Status(CPPOOL_UNSUPPORTED) + "fake tensor operations\n" +
+            Status(CPPOOL_UNSUPPORTED) + "fake checks\n" + Status(CPPOOL_INTERNAL) +
             "no kernels for the backend abacus\nthe host's own\n");
 }

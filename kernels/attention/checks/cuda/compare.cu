@@ -1,12 +1,14 @@
 // One pass over both tensors: each block reduces its share to a CompareStats, and a second launch of one
 // block reduces those. The shares and the order of the additions do not depend on the device, so neither do
 // the bits of the result.
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <algorithm>
 #include <cstdint>
 
 #include "kernels/attention/checks/cuda/launch.h"
+#include "kernels/numerics/host_device.h"
 #include "kernels/runtime/cuda/check.h"
 
 namespace cppool::kernels::cuda {
@@ -21,26 +23,30 @@ struct alignas(n * sizeof(T)) Pack {
   T value[n];
 };
 
-__device__ double FromBits(Dtype dtype, std::uint16_t bits) {
-  return dtype == Dtype::kBf16 ? __uint_as_float(std::uint32_t{bits} << 16)
-                               : __half2float(__ushort_as_half(bits));
+CPPOOL_HOST_DEVICE inline double ToDouble(float x) { return x; }
+CPPOOL_HOST_DEVICE inline double ToDouble(__half x) { return __half2float(x); }
+CPPOOL_HOST_DEVICE inline double ToDouble(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename T, int n>
+CPPOOL_HOST_DEVICE void ReadPack(const void* data, std::int64_t at, double (&to)[n]) {
+  const auto pack = *reinterpret_cast<const Pack<T, n>*>(static_cast<const T*>(data) + at);
+  for (int e = 0; e < n; ++e) to[e] = ToDouble(pack.value[e]);
 }
 
-// Elements at, at + 1, ... of a tensor of any dtype; all threads take the same branch.
+// Elements at, at + 1, ... of a tensor of any dtype; all threads take the same branch. For the host too, whose compiler
+// sees to it that no dtype is left out.
 template <int n>
-__device__ void Read(const void* data, Dtype dtype, std::int64_t at, double (&to)[n]) {
-  if (dtype == Dtype::kFp64) {
-#pragma unroll
-    for (int e = 0; e < n; ++e) to[e] = static_cast<const double*>(data)[at + e];
-  } else if (dtype == Dtype::kFp32) {
-    const auto pack = *reinterpret_cast<const Pack<float, n>*>(static_cast<const float*>(data) + at);
-#pragma unroll
-    for (int e = 0; e < n; ++e) to[e] = pack.value[e];
-  } else {
-    const auto pack =
-        *reinterpret_cast<const Pack<std::uint16_t, n>*>(static_cast<const std::uint16_t*>(data) + at);
-#pragma unroll
-    for (int e = 0; e < n; ++e) to[e] = FromBits(dtype, pack.value[e]);
+CPPOOL_HOST_DEVICE void Read(const void* data, Dtype dtype, std::int64_t at, double (&to)[n]) {
+  switch (dtype) {
+    case Dtype::kFp64:
+      for (int e = 0; e < n; ++e) to[e] = static_cast<const double*>(data)[at + e];
+      return;
+    case Dtype::kFp32:
+      return ReadPack<float>(data, at, to);
+    case Dtype::kFp16:
+      return ReadPack<__half>(data, at, to);
+    case Dtype::kBf16:
+      return ReadPack<__nv_bfloat16>(data, at, to);
   }
 }
 
@@ -107,8 +113,8 @@ __global__ void __launch_bounds__(kThreads) CompareKernel(CompareArgs args, Comp
     const std::int64_t b_row = args.b_rows ? args.b_rows[row] : row;
     double a[n];
     double b[n];
-    Read<n>(args.a, args.a_dtype, a_row * args.a_stride + args.a_offset + pack * n, a);
-    Read<n>(args.b, args.b_dtype, b_row * args.b_stride + args.b_offset + pack * n, b);
+    Read<n>(args.a.data, args.a.dtype, a_row * args.a_stride + args.a_offset + pack * n, a);
+    Read<n>(args.b.data, args.b.dtype, b_row * args.b_stride + args.b_offset + pack * n, b);
 #pragma unroll
     for (int e = 0; e < n; ++e) Add(a[e], b[e], args.relative, stats);
     row += stride_rows;
@@ -133,14 +139,15 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // Reads of four elements need everything to be a multiple of four; fp64 is read one by one.
-bool Packs(const void* data, Dtype dtype, std::int64_t stride, std::int64_t offset) {
+bool Packs(const TensorRef& tensor, std::int64_t stride, std::int64_t offset) {
   return stride % 4 == 0 && offset % 4 == 0 &&
-         (dtype == Dtype::kFp64 || reinterpret_cast<std::uintptr_t>(data) % (4 * SizeOf(dtype)) == 0);
+         (tensor.dtype == Dtype::kFp64 ||
+          reinterpret_cast<std::uintptr_t>(tensor.data) % (4 * SizeOf(tensor.dtype)) == 0);
 }
 
 bool Packs(const CompareArgs& args) {
-  return args.columns % 4 == 0 && Packs(args.a, args.a_dtype, args.a_stride, args.a_offset) &&
-         Packs(args.b, args.b_dtype, args.b_stride, args.b_offset);
+  return args.columns % 4 == 0 && Packs(args.a, args.a_stride, args.a_offset) &&
+         Packs(args.b, args.b_stride, args.b_offset);
 }
 
 }  // namespace

@@ -34,6 +34,7 @@ __device__ auto InputBits(float value) {
   } else if constexpr (dtype == Dtype::kFp32) {
     return value;
   } else {
+    static_assert(dtype == Dtype::kFp64);
     return static_cast<double>(value);
   }
 }

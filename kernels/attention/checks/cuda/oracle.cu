@@ -31,9 +31,10 @@ __global__ void __launch_bounds__(kOracleThreads, 3) PairsKernel(Chunk chunk) {
   if (key < keys.begin || key >= keys.end) return;
   const int dim = kGradient ? chunk.args.dim_v : chunk.args.dim_qk;
   Product product;
-  product.Accumulate(shared, chunk.OfQueries<T>(kGradient ? chunk.args.dout : chunk.args.q, blockIdx.z, dim),
-                     chunk.OfKeys<T>(kGradient ? chunk.args.v : chunk.args.k, dim), row, chunk.rows, key,
-                     chunk.args.seqlen_kv, 0, dim);
+  product.Accumulate(
+      shared, chunk.OfQueries<T>(kGradient ? chunk.args.dout.data : chunk.args.q.data, blockIdx.z, dim),
+      chunk.OfKeys<T>(kGradient ? chunk.args.v.data : chunk.args.k.data, dim), row, chunk.rows, key,
+      chunk.args.seqlen_kv, 0, dim);
   double* to = (kGradient ? chunk.ds : chunk.p) + (blockIdx.z * chunk.rows + row) * chunk.pitch + key;
   product.ForEach([&](int i, int j, double value) {
     if (row + i < chunk.rows && key + j < chunk.args.seqlen_kv) {
@@ -64,8 +65,8 @@ __global__ void __launch_bounds__(kOracleThreads, 3) QueryKernel(Chunk chunk, do
   const KeyRange keys = PartOf(all.begin, all.end, part, gridDim.z / chunk.heads);
   Product product;
   product.Accumulate(shared, chunk.OfPairs(kGradient ? chunk.ds : chunk.p, head),
-                     chunk.OfKeys<T>(kGradient ? chunk.args.k : chunk.args.v, dim), row, chunk.rows, column,
-                     dim, keys.begin, keys.end);
+                     chunk.OfKeys<T>(kGradient ? chunk.args.k.data : chunk.args.v.data, dim), row, chunk.rows,
+                     column, dim, keys.begin, keys.end);
   double* const result = kGradient ? chunk.args.dq : chunk.args.out;
   product.ForEach([&](int i, int d, double value) {
     if (row + i >= chunk.rows || column + d >= dim) return;
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(kOracleThreads, 3)
   const int last_head = parts ? first_head : chunk.heads - 1;
   for (int head = first_head; head <= last_head; ++head) {
     product.Accumulate(shared, chunk.OfPairs(kValue ? chunk.p : chunk.ds, head),
-                       chunk.OfQueries<T>(kValue ? chunk.args.dout : chunk.args.q, head, dim), key,
+                       chunk.OfQueries<T>(kValue ? chunk.args.dout.data : chunk.args.q.data, head, dim), key,
                        chunk.args.seqlen_kv, column, dim, rows.begin, rows.end);
   }
   to += (blockIdx.z * chunk.args.seqlen_kv + key) * dim + column;
@@ -172,7 +173,7 @@ void RunQueries(const Chunk& chunk, const OracleChunking& chunking, double* part
              .pitch = std::int64_t{args.group} * dim,
              .add = false,
              .round = args.rounded,
-             .dtype = args.dtype},
+             .dtype = args.stored},
             stream);
 }
 
@@ -197,7 +198,7 @@ void RunKeys(const Chunk& chunk, const OracleChunking& chunking, double* parts, 
              .pitch = dim,
              .add = in_place || !first,
              .round = round,
-             .dtype = chunk.args.dtype},
+             .dtype = chunk.args.stored},
             stream);
 }
 
@@ -211,7 +212,7 @@ void RunChunk(const Chunk& chunk, const OracleChunking& chunking, double* parts,
   CheckCuda(cudaGetLastError(), "launching the oracle's products of queries and keys");
   LaunchSoftmax(chunk, stream);
   if (args.out) RunQueries<T, false>(chunk, chunking, parts, stream);
-  if (!args.dout) return;
+  if (!args.dout.data) return;
   if (any_keys) PairsKernel<T, true><<<pairs, kOracleThreads, 0, stream>>>(chunk);
   CheckCuda(cudaGetLastError(), "launching the oracle's products of gradients and values");
   LaunchSoftmaxGradient(chunk, stream);
@@ -243,9 +244,6 @@ void LoadOracle() {
 }
 
 void LaunchOracle(const OracleArgs& args, std::byte* workspace, cudaStream_t stream) {
-  if (args.dtype != Dtype::kFp16 && args.dtype != Dtype::kBf16) {
-    throw RuntimeError(CPPOOL_INTERNAL, "the oracle's inputs are fp16 or bf16");
-  }
   if (args.seqlen_q == 0) {  // nobody looks at the keys
     const auto clear = [&](double* to, int dim) {
       if (to)
@@ -258,7 +256,7 @@ void LaunchOracle(const OracleArgs& args, std::byte* workspace, cudaStream_t str
   }
   const OracleChunking chunking = ChunkingOf(ShapeOf(args));
   double* const matrices = reinterpret_cast<double*>(workspace);
-  double* const parts = matrices + chunking.matrix * (args.dout ? 2 : 1);
+  double* const parts = matrices + chunking.matrix * (args.dout.data ? 2 : 1);
   Chunk chunk{.args = args,
               .mask = {args.mask, args.window_left, args.window_right, args.seqlen_q, args.seqlen_kv},
               .row = 0,
@@ -267,7 +265,7 @@ void LaunchOracle(const OracleArgs& args, std::byte* workspace, cudaStream_t str
               .heads = 0,
               .pitch = chunking.pitch,
               .p = matrices,
-              .ds = args.dout ? matrices + chunking.matrix : nullptr,
+              .ds = args.dout.data ? matrices + chunking.matrix : nullptr,
               .ds_offset = chunking.offsets ? parts + chunking.parts : nullptr};
   for (; chunk.head < args.group; chunk.head += chunking.heads) {
     chunk.heads = std::min(chunking.heads, args.group - chunk.head);
@@ -275,11 +273,7 @@ void LaunchOracle(const OracleArgs& args, std::byte* workspace, cudaStream_t str
       chunk.rows = std::min(chunking.rows, args.seqlen_q - chunk.row);
       const bool first = chunk.head == 0 && chunk.row == 0;
       const bool last = chunk.head + chunk.heads == args.group && chunk.row + chunk.rows == args.seqlen_q;
-      if (args.dtype == Dtype::kFp16) {
-        RunChunk<__half>(chunk, chunking, parts, first, last, stream);
-      } else {
-        RunChunk<__nv_bfloat16>(chunk, chunking, parts, first, last, stream);
-      }
+      WithInputType(args, [&]<typename T>(T) { RunChunk<T>(chunk, chunking, parts, first, last, stream); });
     }
   }
 }

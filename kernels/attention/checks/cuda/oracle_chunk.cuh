@@ -6,9 +6,10 @@
 
 #include <cstdint>
 
-#include "kernels/attention/checks/cuda/oracle_product.cuh"
 #include "kernels/attention/check_kernels.h"
+#include "kernels/attention/checks/cuda/oracle_product.cuh"
 #include "kernels/attention/checks/oracle_mask.h"
+#include "kernels/error.h"
 #include "kernels/numerics/rounding.h"
 
 namespace cppool::kernels::cuda {
@@ -36,7 +37,7 @@ struct Chunk {
     return {begin / kOracleTile * kOracleTile,
             min((end + kOracleTile - 1) / kOracleTile * kOracleTile, args.seqlen_kv)};
   }
-  __device__ double Store(double value) const { return args.rounded ? RoundTo(args.dtype, value) : value; }
+  __device__ double Store(double value) const { return args.rounded ? RoundTo(args.stored, value) : value; }
 
   // [rows of the chunk, dim] of one head, and [seqlen_kv, dim].
   template <typename T>
@@ -54,6 +55,27 @@ struct Chunk {
     return {data + head_in_chunk * rows * pitch, pitch};
   }
 };
+
+// Calls visit with a value of the inputs' type, which they all have.
+template <typename Visit>
+void WithInputType(const OracleArgs& args, Visit visit) {
+  const Dtype dtype = args.q.dtype;
+  const bool same = args.k.dtype == dtype && args.v.dtype == dtype &&
+                    (!args.dout.data || args.dout.dtype == dtype) &&
+                    (!args.bias.data || args.bias.dtype == dtype);
+  switch (dtype) {
+    case Dtype::kFp16:
+      if (same) return visit(__half{});
+      break;
+    case Dtype::kBf16:
+      if (same) return visit(__nv_bfloat16{});
+      break;
+    case Dtype::kFp32:
+    case Dtype::kFp64:
+      break;
+  }
+  throw RuntimeError(CPPOOL_INTERNAL, "the oracle's inputs are all fp16 or all bf16");
+}
 
 // S becomes P, 0 where masked. Writes lse, raises max_logit.
 void LaunchSoftmax(const Chunk& chunk, cudaStream_t stream);

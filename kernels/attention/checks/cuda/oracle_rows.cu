@@ -54,10 +54,10 @@ __global__ void __launch_bounds__(kRowThreads) SoftmaxKernel(Chunk chunk) {
   const KeyRange tiles = chunk.Keys(row);
   const KeyRange keys = chunk.mask.Keys(query);
   double* p = chunk.p + (blockIdx.y * chunk.rows + row) * chunk.pitch;
-  if (args.bias || args.alibi_slopes) {
-    const T* bias = args.bias ? static_cast<const T*>(args.bias) + head * args.bias_head_step +
-                                    query * args.bias_query_step
-                              : nullptr;
+  if (args.bias.data || args.alibi_slopes) {
+    const T* bias = args.bias.data ? static_cast<const T*>(args.bias.data) + head * args.bias_head_step +
+                                         query * args.bias_query_step
+                                   : nullptr;
     const double slope = args.alibi_slopes ? args.alibi_slopes[head] : 0;
     for (std::int64_t j = keys.begin + threadIdx.x; j < keys.end; j += kRowThreads) {
       const double biased = p[j] + (bias ? ToDouble(bias[j]) : 0);  // the same thread reads it again below
@@ -165,11 +165,8 @@ dim3 RowsOf(const Chunk& chunk, int heads) { return dim3(static_cast<unsigned>(c
 
 void LaunchSoftmax(const Chunk& chunk, cudaStream_t stream) {
   const dim3 grid = RowsOf(chunk, chunk.heads);
-  if (chunk.args.dtype == Dtype::kFp16) {
-    SoftmaxKernel<__half><<<grid, kRowThreads, 0, stream>>>(chunk);
-  } else {
-    SoftmaxKernel<__nv_bfloat16><<<grid, kRowThreads, 0, stream>>>(chunk);
-  }
+  WithInputType(chunk.args,
+                [&]<typename T>(T) { SoftmaxKernel<T><<<grid, kRowThreads, 0, stream>>>(chunk); });
   CheckCuda(cudaGetLastError(), "launching the oracle's softmax");
 }
 

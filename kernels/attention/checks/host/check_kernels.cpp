@@ -14,40 +14,43 @@
 namespace cppool::kernels {
 namespace {
 
-// Bits of one input value; which type they are in does not matter to the caller.
-template <typename Bits>
-Bits InputBits(Dtype dtype, float value) {
-  if constexpr (std::is_same_v<Bits, std::uint16_t>) {
-    return dtype == Dtype::kBf16 ? InputBf16(value) : InputFp16(value);
+// One input value in type T; the 16-bit types with the generator's own rounding, which CUDA has too.
+template <typename T>
+typename T::Bits InputBits(float value) {
+  if constexpr (T::kDtype == Dtype::kBf16) {
+    return InputBf16(value);
+  } else if constexpr (T::kDtype == Dtype::kFp16) {
+    return InputFp16(value);
   } else {
+    static_assert(T::kDtype == Dtype::kFp32 || T::kDtype == Dtype::kFp64);
     return value;
   }
 }
 
-template <typename Bits>
+template <typename T>
 void GenerateRows(InputTensor tensor, std::uint64_t seed, const Layout& layout, int heads, int dim,
-                  Dtype dtype, Bits* to) {
+                  typename T::Bits* to) {
   for (const Segment& segment : layout.segments) {
     for (std::int32_t i = 0; i < segment.length; ++i) {
       const std::int64_t row = segment.row + std::int64_t{i} * layout.row_step;
       for (int head = 0; head < heads; ++head) {
-        Bits* values = to + (row * heads + head) * dim;
+        typename T::Bits* values = to + (row * heads + head) * dim;
         for (int d = 0; d < dim; d += 4) {
           const PhiloxBlock words = InputWords(
               seed, static_cast<std::uint32_t>(tensor), static_cast<std::uint32_t>(segment.sequence),
               static_cast<std::uint32_t>(segment.position + i), static_cast<std::uint32_t>(head),
               static_cast<std::uint32_t>(d / 4));
           for (int e = 0; e < std::min(4, dim - d); ++e)
-            values[d + e] = InputBits<Bits>(dtype, InputValue(words.word[e]));
+            values[d + e] = InputBits<T>(InputValue(words.word[e]));
         }
       }
     }
   }
 }
 
-template <typename Bits>
+template <typename T>
 void GenerateBiasRows(std::uint64_t seed, std::int64_t batch, int heads, std::int64_t seqlen_q,
-                      std::int64_t seqlen_kv, Dtype dtype, Bits* to) {
+                      std::int64_t seqlen_kv, typename T::Bits* to) {
   for (std::int64_t sequence = 0; sequence < batch; ++sequence) {
     for (int head = 0; head < heads; ++head) {
       for (std::int64_t query = 0; query < seqlen_q; ++query, to += seqlen_kv) {
@@ -57,22 +60,10 @@ void GenerateBiasRows(std::uint64_t seed, std::int64_t batch, int heads, std::in
                         static_cast<std::uint32_t>(sequence), static_cast<std::uint32_t>(query),
                         static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(key / 4));
           for (std::int64_t e = 0; e < std::min<std::int64_t>(4, seqlen_kv - key); ++e)
-            to[key + e] = InputBits<Bits>(dtype, InputValue(words.word[e]));
+            to[key + e] = InputBits<T>(InputValue(words.word[e]));
         }
       }
     }
-  }
-}
-
-// Calls function with `to` as a pointer to elements of the dtype's size.
-template <typename Function>
-void WithElements(Dtype dtype, void* to, const Function& function) {
-  if (dtype == Dtype::kFp64) {
-    function(static_cast<double*>(to));
-  } else if (dtype == Dtype::kFp32) {
-    function(static_cast<float*>(to));
-  } else {
-    function(static_cast<std::uint16_t*>(to));
   }
 }
 
@@ -86,28 +77,14 @@ std::uint64_t DigestOf(const void* data, std::size_t bytes) {
   return sum;
 }
 
-struct FP64 {
-  using Bits = double;
-  static double ToFloat(Bits bits) { return bits; }
-};
-
-template <typename Function>
-void DispatchAny(Dtype dtype, const Function& function) {
-  if (dtype == Dtype::kFp64) {
-    function(FP64{});
-  } else {
-    DispatchDtype(dtype, function);
-  }
-}
-
 template <typename A, typename B>
 CompareStats CompareRows(const CompareArgs& args) {
   CompareStats stats;
   stats.count = static_cast<std::uint64_t>(args.rows * args.columns);
   for (std::int64_t i = 0; i < args.rows; ++i) {
-    const auto* a = static_cast<const typename A::Bits*>(args.a) +
+    const auto* a = static_cast<const typename A::Bits*>(args.a.data) +
                     (args.a_rows ? args.a_rows[i] : i) * args.a_stride + args.a_offset;
-    const auto* b = static_cast<const typename B::Bits*>(args.b) +
+    const auto* b = static_cast<const typename B::Bits*>(args.b.data) +
                     (args.b_rows ? args.b_rows[i] : i) * args.b_stride + args.b_offset;
     for (std::int64_t j = 0; j < args.columns; ++j) {
       const double x = A::ToFloat(a[j]);
@@ -136,16 +113,19 @@ class HostCheckKernels : public CheckKernels {
   void Generate(InputTensor tensor, std::uint64_t seed, const Layout& layout, int heads, int dim, Dtype dtype,
                 void* to, cppool_stream stream) override {
     Enqueue(runtime_, stream, [=] {
-      WithElements(dtype, to,
-                   [&](auto* elements) { GenerateRows(tensor, seed, layout, heads, dim, dtype, elements); });
+      DispatchAnyDtype(dtype, [&](auto type) {
+        using T = decltype(type);
+        GenerateRows<T>(tensor, seed, layout, heads, dim, static_cast<typename T::Bits*>(to));
+      });
     });
   }
 
   void GenerateBias(std::uint64_t seed, std::int64_t batch, int heads, std::int64_t seqlen_q,
                     std::int64_t seqlen_kv, Dtype dtype, void* to, cppool_stream stream) override {
     Enqueue(runtime_, stream, [=] {
-      WithElements(dtype, to, [&](auto* elements) {
-        GenerateBiasRows(seed, batch, heads, seqlen_q, seqlen_kv, dtype, elements);
+      DispatchAnyDtype(dtype, [&](auto type) {
+        using T = decltype(type);
+        GenerateBiasRows<T>(seed, batch, heads, seqlen_q, seqlen_kv, static_cast<typename T::Bits*>(to));
       });
     });
   }
@@ -166,8 +146,9 @@ class HostCheckKernels : public CheckKernels {
 
   void Compare(const CompareArgs& args, CompareStats* result, cppool_stream stream) override {
     Enqueue(runtime_, stream, [args, result] {
-      DispatchAny(args.a_dtype, [&](auto a) {
-        DispatchAny(args.b_dtype, [&](auto b) { *result = CompareRows<decltype(a), decltype(b)>(args); });
+      DispatchAnyDtype(args.a.dtype, [&](auto a) {
+        DispatchAnyDtype(args.b.dtype,
+                         [&](auto b) { *result = CompareRows<decltype(a), decltype(b)>(args); });
       });
     });
   }

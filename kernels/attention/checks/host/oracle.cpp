@@ -5,10 +5,10 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/attention/checks/oracle_mask.h"
-#include "kernels/numerics/rounding.h"
 #include "kernels/attention/checks/host/check_kernels.h"
+#include "kernels/attention/checks/oracle_mask.h"
 #include "kernels/numerics/half.h"
+#include "kernels/numerics/rounding.h"
 
 namespace cppool::kernels {
 namespace {
@@ -19,19 +19,14 @@ void AddScaled(double factor, const double* x, double* y, std::int64_t n) {
 }
 
 void LoadValues(Dtype dtype, const void* data, std::int64_t begin, std::int64_t count, double* to) {
-  if (dtype == Dtype::kFp64) {
-    std::copy_n(static_cast<const double*>(data) + begin, count, to);
-    return;
-  }
-  DispatchDtype(dtype, [&](auto type) {
+  DispatchAnyDtype(dtype, [&](auto type) {
     const auto* from = static_cast<const typename decltype(type)::Bits*>(data) + begin;
     for (std::int64_t i = 0; i < count; ++i) to[i] = decltype(type)::ToFloat(from[i]);
   });
 }
 
-void LoadRow(const OracleArgs& args, const void* data, std::int64_t row, int heads, int head, int dim,
-             double* to) {
-  LoadValues(args.dtype, data, (row * heads + head) * dim, dim, to);
+void LoadRow(const TensorRef& tensor, std::int64_t row, int heads, int head, int dim, double* to) {
+  LoadValues(tensor.dtype, tensor.data, (row * heads + head) * dim, dim, to);
 }
 
 class RowOracle {
@@ -43,20 +38,20 @@ class RowOracle {
         k_(n_ * args.dim_qk),
         v_(n_ * args.dim_v),
         k_columns_(k_.size()),
-        v_columns_(args.dout ? v_.size() : 0),
+        v_columns_(args.dout.data ? v_.size() : 0),
         q_(args.dim_qk),
         dout_(args.dim_v),
         out_(args.dim_v),
         dq_(args.dim_qk),
         p_(n_),
-        bias_(args.bias ? n_ : 0),
-        ds_(args.dout ? n_ : 0) {
+        bias_(args.bias.data ? n_ : 0),
+        ds_(args.dout.data ? n_ : 0) {
     for (std::int64_t j = 0; j < n_; ++j) {
       const std::int64_t row = args.kv_row + j * args.kv_step;
-      LoadRow(args, args.k, row, args.kv_heads, args.kv_head, args.dim_qk, &k_[j * args.dim_qk]);
-      LoadRow(args, args.v, row, args.kv_heads, args.kv_head, args.dim_v, &v_[j * args.dim_v]);
+      LoadRow(args.k, row, args.kv_heads, args.kv_head, args.dim_qk, &k_[j * args.dim_qk]);
+      LoadRow(args.v, row, args.kv_heads, args.kv_head, args.dim_v, &v_[j * args.dim_v]);
       for (int d = 0; d < args.dim_qk; ++d) k_columns_[d * n_ + j] = k_[j * args.dim_qk + d];
-      for (int d = 0; d < args.dim_v && args.dout; ++d) v_columns_[d * n_ + j] = v_[j * args.dim_v + d];
+      for (int d = 0; d < args.dim_v && args.dout.data; ++d) v_columns_[d * n_ + j] = v_[j * args.dim_v + d];
     }
     if (args.dk) std::fill_n(args.dk, n_ * args.dim_qk, 0.0);
     if (args.dv) std::fill_n(args.dv, n_ * args.dim_v, 0.0);
@@ -66,7 +61,7 @@ class RowOracle {
     for (int h = 0; h < args_.group; ++h) {
       for (std::int64_t i = 0; i < args_.seqlen_q; ++i) {
         Forward(i, h);
-        if (args_.dout) Backward(i, h);
+        if (args_.dout.data) Backward(i, h);
       }
     }
     if (args_.rounded && args_.dk) RoundAll(args_.dk, n_ * args_.dim_qk);
@@ -75,15 +70,15 @@ class RowOracle {
 
  private:
   void RoundAll(double* values, std::int64_t count) const {
-    for (std::int64_t i = 0; i < count; ++i) values[i] = RoundTo(args_.dtype, values[i]);
+    for (std::int64_t i = 0; i < count; ++i) values[i] = RoundTo(args_.stored, values[i]);
   }
 
   // Adds the bias to the scaled logits p of the row's keys.
   void AddBias(std::int64_t i, int h, std::int64_t begin, std::int64_t count, double* p) {
-    if (!args_.bias && !args_.alibi_slopes) return;
-    if (args_.bias) {
-      LoadValues(args_.dtype, args_.bias, h * args_.bias_head_step + i * args_.bias_query_step + begin, count,
-                 bias_.data());
+    if (!args_.bias.data && !args_.alibi_slopes) return;
+    if (args_.bias.data) {
+      LoadValues(args_.bias.dtype, args_.bias.data,
+                 h * args_.bias_head_step + i * args_.bias_query_step + begin, count, bias_.data());
       AddScaled(1, bias_.data(), p, count);
     }
     if (args_.alibi_slopes) {
@@ -96,7 +91,7 @@ class RowOracle {
   // Leaves the row's probabilities in p_[keys_.begin, keys_.end), and that of the offset in p_offset_.
   void Forward(std::int64_t i, int h) {
     const std::int64_t row = args_.q_row + i * args_.q_step;
-    LoadRow(args_, args_.q, row, args_.heads, args_.head_begin + h, args_.dim_qk, q_.data());
+    LoadRow(args_.q, row, args_.heads, args_.head_begin + h, args_.dim_qk, q_.data());
     keys_ = mask_.Keys(i);
     const std::int64_t begin = keys_.begin;
     const std::int64_t count = keys_.end - keys_.begin;
@@ -143,7 +138,7 @@ class RowOracle {
   // The softmax's gradient is dS = P * (dP - sum(P * dP)); the offset is a key more whose value, and dP, is 0.
   void Backward(std::int64_t i, int h) {
     const std::int64_t row = args_.q_row + i * args_.q_step;
-    LoadRow(args_, args_.dout, row, args_.heads, args_.head_begin + h, args_.dim_v, dout_.data());
+    LoadRow(args_.dout, row, args_.heads, args_.head_begin + h, args_.dim_v, dout_.data());
     const std::int64_t begin = keys_.begin;
     const std::int64_t count = keys_.end - keys_.begin;
     const double* p = p_.data() + begin;

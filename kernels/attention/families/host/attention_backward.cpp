@@ -13,7 +13,7 @@ class BackwardTile {
         args_(args),
         list_(list),
         math_(BestVectorMath()),
-        half_(HalfMathOf(math_, shape.dtype)) {}
+        half_(HalfMathOf(math_, shape.dtypes.q)) {}
 
  protected:
   // lse and delta of a block's or a tile's queries.
@@ -91,7 +91,7 @@ class QueryTile : public BackwardTile {
       AddProduct(rows, shape_.dim_qk, range.length, s_.dp, s_.block_a, s_.result_a);
     });
     for (int i = 0; i < rows; ++i) {
-      FinishGradient(math_, half_, args_.first, args_.last, shape_.scale, shape_.dim_qk, queries.Index(i),
+      FinishGradient(math_, half_, args_.query, shape_.scale, shape_.dim_qk, queries.Index(i),
                      s_.result_a + i * stride_qk_, args_.dq_accumulator, args_.dq);
     }
   }
@@ -146,10 +146,10 @@ class KeyTile : public KeySideTile {
       AddProduct(tile.length, shape_.dim_qk, queries.rows(), s_.dp, s_.block_a, s_.result_a);
     });
     for (int i = 0; i < tile.length; ++i) {
-      FinishGradient(math_, half_, args_.first, args_.last, shape_.scale, shape_.dim_qk, keys.Index(i),
+      FinishGradient(math_, half_, args_.key, shape_.scale, shape_.dim_qk, keys.Index(i),
                      s_.result_a + i * stride_qk_, args_.dk_accumulator, args_.dk);
-      FinishGradient(math_, half_, args_.first, args_.last, 1.0f, shape_.dim_v, keys.Index(i),
-                     s_.result_b + i * stride_v_, args_.dv_accumulator, args_.dv);
+      FinishGradient(math_, half_, args_.key, 1.0f, shape_.dim_v, keys.Index(i), s_.result_b + i * stride_v_,
+                     args_.dv_accumulator, args_.dv);
     }
   }
 };
@@ -174,8 +174,8 @@ class BiasTile : public KeySideTile {
   }
 };
 
-bool IsIdle(const Tile& tile, const BackwardArgs& args) {
-  return tile.range_begin == tile.range_end && !args.first && !args.last;
+bool IsIdle(const Tile& tile, const GradientPass& pass) {
+  return tile.range_begin == tile.range_end && !pass.first && !pass.last;
 }
 
 }  // namespace
@@ -183,7 +183,7 @@ bool IsIdle(const Tile& tile, const BackwardArgs& args) {
 void AttendBackwardQuery(const KernelShape& shape, const BackwardArgs& args, const WorkList& list) {
   QueryTile pass(shape, args, list);
   for (const Tile& tile : list.tiles) {
-    if (IsIdle(tile, args)) continue;
+    if (IsIdle(tile, args.query)) continue;
     const int at_once = std::max(1, kTile / tile.length);
     for (int kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
       const HeadSpan span = QueryHeadsOf(shape, kv_head);
@@ -197,7 +197,7 @@ void AttendBackwardQuery(const KernelShape& shape, const BackwardArgs& args, con
 void AttendBackwardKey(const KernelShape& shape, const BackwardArgs& args, const WorkList& list) {
   KeyTile pass(shape, args, list);
   for (const Tile& tile : list.tiles) {
-    if (IsIdle(tile, args)) continue;
+    if (IsIdle(tile, args.key)) continue;
     for (int kv_head = 0; kv_head < shape.kv_heads; ++kv_head) pass.Run(tile, kv_head);
   }
 }

@@ -17,7 +17,7 @@ class ForwardTile {
         args_(args),
         list_(list),
         math_(BestVectorMath()),
-        half_(HalfMathOf(math_, shape.dtype)) {}
+        half_(HalfMathOf(math_, shape.dtypes.q)) {}
 
   void Run(const Tile& tile, int kv_head, int head, int count) {
     const TokenBlock queries{tile.row, list_.self_step, tile.length, shape_.heads, head, count};
@@ -89,7 +89,7 @@ class ForwardTile {
       }
     }
     if (args_.last) {
-      half_.store(out, dim, static_cast<std::uint16_t*>(args_.out) + index * dim);
+      half_.store(out, dim, static_cast<std::uint16_t*>(args_.out.data) + index * dim);
     } else {
       std::copy_n(out, dim, args_.accumulator + index * dim);
     }

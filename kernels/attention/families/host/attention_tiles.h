@@ -2,7 +2,7 @@
 // thread, no shared state. FlashAttention's order (Dao 2023): a tile stays, blocks of the other side pass by.
 #pragma once
 
-#include "kernels/attention/attention_kernels.h"
+#include "kernels/attention/attention_kernel.h"
 #include "kernels/attention/layout.h"
 
 namespace cppool::kernels::host {

@@ -9,7 +9,7 @@
 #include <memory>
 #include <new>
 
-#include "kernels/attention/attention_kernels.h"
+#include "kernels/attention/attention_kernel.h"
 #include "kernels/attention/families/host/vector_math.h"
 #include "kernels/attention/layout.h"
 #include "kernels/numerics/half.h"
@@ -47,10 +47,6 @@ inline Scratch& ThreadScratch() {
 
 inline int RoundUp(int count, int multiple) { return (count + multiple - 1) / multiple * multiple; }
 
-inline const HalfMath& HalfMathOf(const VectorMath& math, Dtype dtype) {
-  return dtype == Dtype::kBf16 ? math.bf16 : math.fp16;
-}
-
 // `tokens` rows of a tensor [rows, heads, dim], of `count` heads: head after head, each with its tokens.
 struct TokenBlock {
   std::int64_t row;
@@ -66,13 +62,14 @@ struct TokenBlock {
 };
 
 // To [rows][dim + kPad].
-inline void LoadBlock(const HalfMath& math, const TokenBlock& block, int dim, const void* tensor, float* to) {
-  const auto* from = static_cast<const std::uint16_t*>(tensor);
+inline void LoadBlock(const HalfMath& math, const TokenBlock& block, int dim, const TensorRef& tensor,
+                      float* to) {
+  const auto* from = static_cast<const std::uint16_t*>(tensor.data);
   for (int i = 0; i < block.rows(); ++i) math.load(from + block.Index(i) * dim, dim, to + i * (dim + kPad));
 }
 
 // To [dim][kLogitStride], by way of `temporary`; lanes past the rows become 0.
-inline void LoadTransposed(const HalfMath& math, const TokenBlock& block, int dim, const void* tensor,
+inline void LoadTransposed(const HalfMath& math, const TokenBlock& block, int dim, const TensorRef& tensor,
                            float* temporary, float* to) {
   LoadBlock(math, block, dim, tensor, temporary);
   const int rows = block.rows();
@@ -115,15 +112,15 @@ void ForEachBlock(const WorkList& list, const Tile& tile, Function&& attend) {
 inline const float* LoadBias(const HalfMath& math, const BiasArgs& bias, Side self, const Tile& tile,
                              const TokenBlock& queries, std::int32_t query, std::int32_t key, int count,
                              float* to) {
-  if (!bias.tensor && !bias.alibi_slopes) return nullptr;
+  if (!bias.tensor.data && !bias.alibi_slopes) return nullptr;
   const int query_step = self == Side::kQuery ? 1 : kLogitStride;
   const int key_step = self == Side::kQuery ? kLogitStride : 1;
   float values[kBlock];
   for (int i = 0; i < queries.rows(); ++i) {
     const int head = queries.head + i / queries.tokens;
     const std::int32_t position = query + i % queries.tokens;
-    if (bias.tensor) {
-      math.load(static_cast<const std::uint16_t*>(bias.tensor) + tile.sequence * bias.batch_stride +
+    if (bias.tensor.data) {
+      math.load(static_cast<const std::uint16_t*>(bias.tensor.data) + tile.sequence * bias.batch_stride +
                     head * bias.head_stride + position * bias.query_stride + key,
                 count, values);
     } else {
@@ -148,12 +145,13 @@ inline HeadSpan QueryHeadsOf(const KernelShape& shape, int kv_head) {
 }
 
 // Row i of a result times `scale`, plus what earlier calls left; rounded to `out` when last, else kept.
-inline void FinishGradient(const VectorMath& math, const HalfMath& half, bool first, bool last, float scale,
-                           int dim, std::int64_t index, float* result, float* accumulator, void* out) {
+inline void FinishGradient(const VectorMath& math, const HalfMath& half, const GradientPass& pass,
+                           float scale, int dim, std::int64_t index, float* result, float* accumulator,
+                           const TensorOut& out) {
   math.scale(result, scale, dim);
-  if (!first) math.blend(result, 1.0f, accumulator + index * dim, 1.0f, dim);
-  if (last) {
-    half.store(result, dim, static_cast<std::uint16_t*>(out) + index * dim);
+  if (!pass.first) math.blend(result, 1.0f, accumulator + index * dim, 1.0f, dim);
+  if (pass.last) {
+    half.store(result, dim, static_cast<std::uint16_t*>(out.data) + index * dim);
   } else {
     std::copy_n(result, dim, accumulator + index * dim);
   }

@@ -38,6 +38,20 @@ constexpr VectorMath kMath = {"avx2",          Multiply,       Dot, Scale, Blend
 #endif
 #endif
 
+const HalfMath& HalfMathOf(const VectorMath& math, Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFp16:
+      return math.fp16;
+    case Dtype::kBf16:
+      return math.bf16;
+    case Dtype::kFp32:
+    case Dtype::kFp64:
+      break;
+  }
+  throw RuntimeError(CPPOOL_UNSUPPORTED,
+                     std::string("the host's kernels have no vector code for ") + NameOf(dtype));
+}
+
 const VectorMath* VectorMathAt(int index) {
   if (index == 0) return &baseline::kMath;
 #if defined(CPPOOL_HAS_AVX2)

@@ -10,6 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/dtype.h"
+
 namespace cppool::kernels::host {
 
 inline constexpr int kTile = 64;
@@ -71,6 +73,9 @@ struct VectorMath {
   void (*exact_gradient_by_row)(const Block&, float* dp, const float* lse, const float* delta);
   HalfMath fp16, bf16;
 };
+
+// That of a 16-bit type. Throws RuntimeError for another one.
+const HalfMath& HalfMathOf(const VectorMath& math, Dtype dtype);
 
 // The fastest that this processor has.
 const VectorMath& BestVectorMath();

@@ -156,17 +156,14 @@ constexpr int SharedBytes() {
 
 }  // namespace
 
-Kernel BackwardBiasKernelOf(const KernelShape& shape) {
-  return ForHeadDims<Kernel>(shape, [&]<int kDimQk, int kDimV>() {
+Kernel<BiasGradientParameters> BackwardBiasKernelOf(const KernelShape& shape) {
+  return ForInstance<Kernel<BiasGradientParameters>>(shape, [&]<typename T, int kDimQk, int kDimV>() {
     using Config = BackwardKeyTiling<kDimQk, kDimV>;
     constexpr int kShared = SharedBytes<kDimQk, kDimV>();
     static_assert(kShared < kMaxSharedBytes);
-    const void* function = nullptr;
-    if (shape.dtype == Dtype::kBf16)
-      function = reinterpret_cast<const void*>(&BackwardBiasKernel<__nv_bfloat16, kDimQk, kDimV>);
-    if (shape.dtype == Dtype::kFp16)
-      function = reinterpret_cast<const void*>(&BackwardBiasKernel<__half, kDimQk, kDimV>);
-    return Kernel{function, Config::kThreads, kShared, Config::kTileRows};
+    return Kernel<BiasGradientParameters>{
+        reinterpret_cast<const void*>(&BackwardBiasKernel<T, kDimQk, kDimV>), Config::kThreads, kShared,
+        Config::kTileRows, &LaunchGrid<BiasGradientParameters>};
   });
 }
 

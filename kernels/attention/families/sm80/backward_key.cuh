@@ -143,32 +143,24 @@ __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
   }
 }
 
-template <int kDimQk, int kDimV, bool kWithDk, bool kWithDv, bool kExtended>
-Kernel BackwardKeyInstance(Dtype dtype) {
+template <typename T, int kDimQk, int kDimV, bool kWithDk, bool kWithDv, bool kExtended>
+Kernel<BackwardParameters> BackwardKeyInstance() {
   using Config = BackwardKeyTiling<kDimQk, kDimV>;
   constexpr int kShared = BackwardKeySharedBytes<kDimQk, kDimV>();
   static_assert(kShared < kMaxSharedBytes);
-  const void* function = nullptr;
-  if (dtype == Dtype::kBf16) {
-    function = reinterpret_cast<const void*>(
-        &BackwardKeyKernel<__nv_bfloat16, kDimQk, kDimV, kWithDk, kWithDv, kExtended>);
-  }
-  if (dtype == Dtype::kFp16) {
-    function =
-        reinterpret_cast<const void*>(&BackwardKeyKernel<__half, kDimQk, kDimV, kWithDk, kWithDv, kExtended>);
-  }
-  return Kernel{function, Config::kThreads, kShared, Config::kTileRows};
+  return {reinterpret_cast<const void*>(&BackwardKeyKernel<T, kDimQk, kDimV, kWithDk, kWithDv, kExtended>),
+          Config::kThreads, kShared, Config::kTileRows, &LaunchGrid<BackwardParameters>};
 }
 
 template <bool kExtended>
-std::array<Kernel, 2> BackwardKeyKernelsOf(const KernelShape& shape) {
-  using Kernels = std::array<Kernel, 2>;
-  return ForHeadDims<Kernels>(shape, [&]<int kDimQk, int kDimV>() {
+std::array<Kernel<BackwardParameters>, 2> BackwardKeyKernelsOf(const KernelShape& shape) {
+  using Kernels = std::array<Kernel<BackwardParameters>, 2>;
+  return ForInstance<Kernels>(shape, [&]<typename T, int kDimQk, int kDimV>() {
     if constexpr (kKeyAndValueApart<kDimQk, kDimV>) {
-      return Kernels{BackwardKeyInstance<kDimQk, kDimV, true, false, kExtended>(shape.dtype),
-                     BackwardKeyInstance<kDimQk, kDimV, false, true, kExtended>(shape.dtype)};
+      return Kernels{BackwardKeyInstance<T, kDimQk, kDimV, true, false, kExtended>(),
+                     BackwardKeyInstance<T, kDimQk, kDimV, false, true, kExtended>()};
     } else {
-      return Kernels{BackwardKeyInstance<kDimQk, kDimV, true, true, kExtended>(shape.dtype), Kernel{}};
+      return Kernels{BackwardKeyInstance<T, kDimQk, kDimV, true, true, kExtended>(), {}};
     }
   });
 }

@@ -3,6 +3,6 @@
 
 namespace cppool::kernels::cuda {
 
-template std::array<Kernel, 2> BackwardKeyKernelsOf<true>(const KernelShape& shape);
+template std::array<Kernel<BackwardParameters>, 2> BackwardKeyKernelsOf<true>(const KernelShape& shape);
 
 }  // namespace cppool::kernels::cuda

@@ -3,6 +3,6 @@
 
 namespace cppool::kernels::cuda {
 
-template Kernel BackwardQueryKernelOf<false>(const KernelShape& shape);
+template Kernel<BackwardParameters> BackwardQueryKernelOf<false>(const KernelShape& shape);
 
 }  // namespace cppool::kernels::cuda

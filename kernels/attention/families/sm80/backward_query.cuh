@@ -147,17 +147,14 @@ __global__ void __launch_bounds__(BackwardQueryTiling<kDimQk, kDimV>::kThreads,
 }
 
 template <bool kExtended>
-Kernel BackwardQueryKernelOf(const KernelShape& shape) {
-  return ForHeadDims<Kernel>(shape, [&]<int kDimQk, int kDimV>() {
+Kernel<BackwardParameters> BackwardQueryKernelOf(const KernelShape& shape) {
+  return ForInstance<Kernel<BackwardParameters>>(shape, [&]<typename T, int kDimQk, int kDimV>() {
     using Config = BackwardQueryTiling<kDimQk, kDimV>;
     constexpr int kShared = BackwardQuerySharedBytes<kDimQk, kDimV>();
     static_assert(kShared < kMaxSharedBytes);
-    const void* function = nullptr;
-    if (shape.dtype == Dtype::kBf16)
-      function = reinterpret_cast<const void*>(&BackwardQueryKernel<__nv_bfloat16, kDimQk, kDimV, kExtended>);
-    if (shape.dtype == Dtype::kFp16)
-      function = reinterpret_cast<const void*>(&BackwardQueryKernel<__half, kDimQk, kDimV, kExtended>);
-    return Kernel{function, Config::kThreads, kShared, Config::kTileRows};
+    return Kernel<BackwardParameters>{
+        reinterpret_cast<const void*>(&BackwardQueryKernel<T, kDimQk, kDimV, kExtended>), Config::kThreads,
+        kShared, Config::kTileRows, &LaunchGrid<BackwardParameters>};
   });
 }
 

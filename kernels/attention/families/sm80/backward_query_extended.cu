@@ -3,6 +3,6 @@
 
 namespace cppool::kernels::cuda {
 
-template Kernel BackwardQueryKernelOf<true>(const KernelShape& shape);
+template Kernel<BackwardParameters> BackwardQueryKernelOf<true>(const KernelShape& shape);
 
 }  // namespace cppool::kernels::cuda

@@ -6,62 +6,63 @@
 // products. No kernel needs more than 99 KB per block (sm_86, sm_89).
 #pragma once
 
+#include <cstddef>
+
+#include "kernels/attention/families/shape_table.h"
+
 namespace cppool::kernels::cuda {
 
 inline constexpr int kMaxSharedBytes = 99 * 1024;
 
-// A block of threads makes kTileRows rows of the output, over blocks of kBlock tokens of the other side.
-template <int kRowsPerWarpValue, int kWarpsValue, int kBlockValue, int kStagesValue,
-          int kBlocksPerMultiprocessorValue>
+// A block of threads makes rows_per_warp * warps rows of the output, over blocks of `block` tokens of the other side.
+struct TileShape {
+  int rows_per_warp, warps, block;
+  int stages;                     // buffers for the other side's blocks
+  int blocks_per_multiprocessor;  // of threads
+};
+
+// What there are kernels for: this table alone decides which instances are compiled, and what the family says that it
+// supports.
+struct HeadDimTiles {
+  HeadDims dims;
+  TileShape forward, backward_query, backward_key;
+};
+inline constexpr HeadDimTiles kHeadDimTiles[] = {
+    {{64, 64}, {32, 4, 64, 1, 2}, {32, 4, 32, 2, 2}, {32, 4, 32, 2, 2}},
+    {{128, 128}, {32, 4, 64, 1, 2}, {32, 4, 32, 2, 2}, {16, 4, 64, 2, 2}},
+    {{256, 256}, {16, 4, 64, 1, 2}, {16, 4, 32, 1, 2}, {16, 4, 32, 1, 2}},
+    {{192, 128}, {32, 4, 64, 1, 2}, {16, 4, 32, 2, 2}, {16, 4, 32, 2, 2}},
+    {{128, 64}, {32, 4, 64, 1, 2}, {32, 4, 32, 2, 2}, {16, 4, 64, 2, 2}},
+};
+// For all tensors alike.
+inline constexpr Dtype kDtypes[] = {Dtype::kBf16, Dtype::kFp16};
+
+template <TileShape kShape>
 struct Tiling {
-  static constexpr int kRowsPerWarp = kRowsPerWarpValue;
-  static constexpr int kWarps = kWarpsValue;
+  static constexpr int kRowsPerWarp = kShape.rows_per_warp;
+  static constexpr int kWarps = kShape.warps;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kTileRows = kRowsPerWarp * kWarps;
-  static constexpr int kBlock = kBlockValue;
-  static constexpr int kStages = kStagesValue;  // buffers for the other side's blocks
-  static constexpr int kBlocksPerMultiprocessor = kBlocksPerMultiprocessorValue;
+  static constexpr int kBlock = kShape.block;
+  static constexpr int kStages = kShape.stages;
+  static constexpr int kBlocksPerMultiprocessor = kShape.blocks_per_multiprocessor;
   static_assert(kRowsPerWarp % 16 == 0 && kBlock % 16 == 0);
 };
 
 template <int kDimQk, int kDimV>
-struct ForwardTiling;
-template <>
-struct ForwardTiling<64, 64> : Tiling<32, 4, 64, 1, 2> {};
-template <>
-struct ForwardTiling<128, 128> : Tiling<32, 4, 64, 1, 2> {};
-template <>
-struct ForwardTiling<192, 128> : Tiling<32, 4, 64, 1, 2> {};
-template <>
-struct ForwardTiling<128, 64> : Tiling<32, 4, 64, 1, 2> {};
-template <>
-struct ForwardTiling<256, 256> : Tiling<16, 4, 64, 1, 2> {};
+constexpr HeadDimTiles TilesOf() {
+  for (const HeadDimTiles& each : kHeadDimTiles) {
+    if (each.dims.qk == kDimQk && each.dims.v == kDimV) return each;
+  }
+  throw "no such head dims";  // not a constant: the instance does not compile
+}
 
 template <int kDimQk, int kDimV>
-struct BackwardQueryTiling;
-template <>
-struct BackwardQueryTiling<64, 64> : Tiling<32, 4, 32, 2, 2> {};
-template <>
-struct BackwardQueryTiling<128, 128> : Tiling<32, 4, 32, 2, 2> {};
-template <>
-struct BackwardQueryTiling<192, 128> : Tiling<16, 4, 32, 2, 2> {};
-template <>
-struct BackwardQueryTiling<128, 64> : Tiling<32, 4, 32, 2, 2> {};
-template <>
-struct BackwardQueryTiling<256, 256> : Tiling<16, 4, 32, 1, 2> {};
-
+using ForwardTiling = Tiling<TilesOf<kDimQk, kDimV>().forward>;
 template <int kDimQk, int kDimV>
-struct BackwardKeyTiling;
-template <>
-struct BackwardKeyTiling<64, 64> : Tiling<32, 4, 32, 2, 2> {};
-template <>
-struct BackwardKeyTiling<128, 128> : Tiling<16, 4, 64, 2, 2> {};
-template <>
-struct BackwardKeyTiling<192, 128> : Tiling<16, 4, 32, 2, 2> {};
-template <>
-struct BackwardKeyTiling<128, 64> : Tiling<16, 4, 64, 2, 2> {};
-template <>
-struct BackwardKeyTiling<256, 256> : Tiling<16, 4, 32, 1, 2> {};
+using BackwardQueryTiling = Tiling<TilesOf<kDimQk, kDimV>().backward_query>;
+template <int kDimQk, int kDimV>
+using BackwardKeyTiling = Tiling<TilesOf<kDimQk, kDimV>().backward_key>;
 
 // Accumulators of dk and dv together do not fit into registers beyond this: two kernels make them one after
 // the other.

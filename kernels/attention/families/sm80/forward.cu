@@ -3,6 +3,6 @@
 
 namespace cppool::kernels::cuda {
 
-template Kernel ForwardKernelOf<false>(const KernelShape& shape);
+template Kernel<ForwardParameters> ForwardKernelOf<false>(const KernelShape& shape);
 
 }  // namespace cppool::kernels::cuda

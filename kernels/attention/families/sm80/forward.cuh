@@ -270,17 +270,14 @@ __global__ void __launch_bounds__(ForwardTiling<kDimQk, kDimV>::kThreads,
 }
 
 template <bool kExtended>
-Kernel ForwardKernelOf(const KernelShape& shape) {
-  return ForHeadDims<Kernel>(shape, [&]<int kDimQk, int kDimV>() {
+Kernel<ForwardParameters> ForwardKernelOf(const KernelShape& shape) {
+  return ForInstance<Kernel<ForwardParameters>>(shape, [&]<typename T, int kDimQk, int kDimV>() {
     using Config = ForwardTiling<kDimQk, kDimV>;
     constexpr int kShared = ForwardSharedBytes<kDimQk, kDimV>();
     static_assert(kShared < kMaxSharedBytes);
-    const void* function = nullptr;
-    if (shape.dtype == Dtype::kBf16)
-      function = reinterpret_cast<const void*>(&ForwardKernel<__nv_bfloat16, kDimQk, kDimV, kExtended>);
-    if (shape.dtype == Dtype::kFp16)
-      function = reinterpret_cast<const void*>(&ForwardKernel<__half, kDimQk, kDimV, kExtended>);
-    return Kernel{function, Config::kThreads, kShared, Config::kTileRows};
+    return Kernel<ForwardParameters>{
+        reinterpret_cast<const void*>(&ForwardKernel<T, kDimQk, kDimV, kExtended>), Config::kThreads, kShared,
+        Config::kTileRows, &LaunchGrid<ForwardParameters>};
   });
 }
 

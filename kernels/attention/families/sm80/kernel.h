@@ -1,42 +1,85 @@
-// The compiled matrix kernels, as what is needed to launch them. Each takes its parameters (parameters.h) by value; blockIdx.x counts
-// tiles times heads (key/value heads for dk and dv).
+// The compiled matrix kernels, as what is needed to launch them. Each takes its parameters (parameters.h) by value;
+// blockIdx.x counts tiles times heads (key/value heads for dk and dv).
 #pragma once
 
-#include <array>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
 
-#include "kernels/attention/attention_kernels.h"
+#include <array>
+#include <cstdint>
+#include <iterator>
+#include <utility>
+
+#include "kernels/attention/attention_kernel.h"
+#include "kernels/attention/families/sm80/config.h"
+#include "kernels/attention/families/sm80/parameters.h"
 
 namespace cppool::kernels::cuda {
 
+// A kernel with parameters of one type. It brings its own launch function and tile size: clusters, tensor maps or a
+// persistent grid are nobody else's business.
+template <typename Parameters>
 struct Kernel {
   const void* function = nullptr;  // NULL: there is none
   int threads = 0;
   int shared_bytes = 0;  // dynamic
   int tile_rows = 0;     // tokens of a tile, at most
+  // Enqueues it with `blocks` blocks of threads, in `slices` that share each one's work.
+  cudaError_t (*launch)(const Kernel&, const Parameters&, unsigned blocks, unsigned slices,
+                        cudaStream_t) = nullptr;
 };
+
+// A grid of blocks by slices.
+template <typename Parameters>
+cudaError_t LaunchGrid(const Kernel<Parameters>& kernel, const Parameters& parameters, unsigned blocks,
+                       unsigned slices, cudaStream_t stream) {
+  void* arguments[] = {const_cast<Parameters*>(&parameters)};
+  return cudaLaunchKernel(kernel.function, dim3(blocks, slices), dim3(static_cast<unsigned>(kernel.threads)),
+                          arguments, static_cast<std::size_t>(kernel.shared_bytes), stream);
+}
 
 // Without a function for head dims or a dtype that there is no kernel for. kExtended: with what few cases need,
 // bias, ALiBi and max_logit.
 template <bool kExtended>
-Kernel ForwardKernelOf(const KernelShape& shape);
+Kernel<ForwardParameters> ForwardKernelOf(const KernelShape& shape);
 template <bool kExtended>
-Kernel BackwardQueryKernelOf(const KernelShape& shape);
+Kernel<BackwardParameters> BackwardQueryKernelOf(const KernelShape& shape);
 // To launch one after another; the second may be none. Both have the same tiles.
 template <bool kExtended>
-std::array<Kernel, 2> BackwardKeyKernelsOf(const KernelShape& shape);
+std::array<Kernel<BackwardParameters>, 2> BackwardKeyKernelsOf(const KernelShape& shape);
 // Its tiles are those of dk and dv.
-Kernel BackwardBiasKernelOf(const KernelShape& shape);
+Kernel<BiasGradientParameters> BackwardBiasKernelOf(const KernelShape& shape);
 
-// Calls make.operator()<kDimQk, kDimV>() for the head dims of `shape`: the list of what there is.
+template <Dtype>
+struct ElementOf;
+template <>
+struct ElementOf<Dtype::kBf16> {
+  using Type = __nv_bfloat16;
+};
+template <>
+struct ElementOf<Dtype::kFp16> {
+  using Type = __half;
+};
+
+// Calls make.operator()<T, kDimQk, kDimV>() for the dtype and the head dims of `shape`, which are among kDtypes and
+// kHeadDimTiles; else returns an empty Result.
 template <typename Result, typename Make>
-Result ForHeadDims(const KernelShape& shape, Make make) {
-  const int qk = shape.dim_qk, v = shape.dim_v;
-  if (qk == 64 && v == 64) return make.template operator()<64, 64>();
-  if (qk == 128 && v == 128) return make.template operator()<128, 128>();
-  if (qk == 192 && v == 128) return make.template operator()<192, 128>();
-  if (qk == 128 && v == 64) return make.template operator()<128, 64>();
-  if (qk == 256 && v == 256) return make.template operator()<256, 256>();
-  return Result{};
+Result ForInstance(const KernelShape& shape, Make make) {
+  Result result{};
+  const auto with_dims = [&]<std::size_t kDims, std::size_t kType>() {
+    constexpr HeadDims dims = kHeadDimTiles[kDims].dims;
+    if (!(HeadDims{shape.dim_qk, shape.dim_v} == dims)) return;
+    result = make.template operator()<typename ElementOf<kDtypes[kType]>::Type, dims.qk, dims.v>();
+  };
+  const auto with_type = [&]<std::size_t kType, std::size_t... kDims>(std::index_sequence<kDims...>) {
+    if (shape.dtypes.q == kDtypes[kType]) (with_dims.template operator()<kDims, kType>(), ...);
+  };
+  [&]<std::size_t... kType>(std::index_sequence<kType...>) {
+    (with_type.template operator()<kType>(std::make_index_sequence<std::size(kHeadDimTiles)>()), ...);
+  }
+  (std::make_index_sequence<std::size(kDtypes)>());
+  return result;
 }
 
 }  // namespace cppool::kernels::cuda

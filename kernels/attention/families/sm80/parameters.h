@@ -1,9 +1,9 @@
-// What the kernels are launched with. Shapes as in kernels/attention/attention_kernels.h; all pointers are device memory.
+// What the kernels are launched with. Shapes as in kernels/attention/attention_kernel.h; all pointers are device memory.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/attention/attention_kernels.h"
+#include "kernels/attention/attention_kernel.h"
 #include "kernels/attention/layout.h"
 
 namespace cppool::kernels::cuda {

@@ -1,13 +1,11 @@
 // Memory-bound kernels: every byte is read and written once, 16 bytes at a time where alignment allows. No shared memory.
 #include "kernels/attention/tensor_ops/cuda/heads.h"
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <algorithm>
 #include <string>
 
-#include "kernels/attention/families/sm80/launch.h"
+#include "kernels/attention/tensor_ops/cuda/element.cuh"
+#include "kernels/attention/tensor_ops/cuda/launch.h"
 #include "kernels/error.h"
 #include "kernels/runtime/cuda/check.h"
 
@@ -15,21 +13,6 @@ namespace cppool::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-
-__device__ __forceinline__ float ToFloat(float x) { return x; }
-__device__ __forceinline__ float ToFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ float ToFloat(__half x) { return __half2float(x); }
-
-template <typename T>
-__device__ __forceinline__ T Rounded(float x) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    return __float2bfloat16_rn(x);
-  } else if constexpr (std::is_same_v<T, __half>) {
-    return __float2half_rn(x);
-  } else {
-    return x;
-  }
-}
 
 // kCount elements that move as one access (as two for eight floats).
 template <typename T, int kCount>
@@ -49,7 +32,7 @@ __global__ void __launch_bounds__(kThreads)
     const Eight a = *reinterpret_cast<const Eight*>(out + vector * dim + at);
     const Eight b = *reinterpret_cast<const Eight*>(dout + vector * dim + at);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) sum = fmaf(ToFloat(a.at[i]), ToFloat(b.at[i]), sum);
+    for (int i = 0; i < 8; ++i) sum = fmaf(ElementToFloat(a.at[i]), ElementToFloat(b.at[i]), sum);
   }
   const unsigned lanes = 0xffu << (threadIdx.x % 32 / 8 * 8);
   for (int apart = 4; apart > 0; apart /= 2) sum += __shfl_xor_sync(lanes, sum, apart);
@@ -91,7 +74,7 @@ __global__ void __launch_bounds__(kThreads)
     const Index at = (rows * parts.before[part] + row * parts.heads[part] + within) * units + unit;
     const auto some = reinterpret_cast<const Vector<From, kCount>*>(from)[at];
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) sum[j] += ToFloat(some.at[j]);
+    for (int j = 0; j < kCount; ++j) sum[j] += ElementToFloat(some.at[j]);
   }
   Vector<To, kCount> rounded;
 #pragma unroll
@@ -174,22 +157,6 @@ void Merge(std::int64_t rows, int heads, int units, const Parts& parts, const vo
   }
 }
 
-// Calls visit with a value of the type that `dtype` names.
-template <typename Visit>
-void WithType(Dtype dtype, Visit visit) {
-  switch (dtype) {
-    case Dtype::kFp16:
-      return visit(__half{});
-    case Dtype::kBf16:
-      return visit(__nv_bfloat16{});
-    case Dtype::kFp32:
-      return visit(float{});
-    case Dtype::kFp64:
-      break;
-  }
-  throw RuntimeError(CPPOOL_UNSUPPORTED, "no kernel moves heads or rounds in this dtype");
-}
-
 // Finding a function's attributes loads it.
 template <typename Function>
 void LoadFunction(Function* function) {
@@ -235,8 +202,10 @@ void LaunchSplitHeads(Dtype dtype, std::int64_t rows, int heads, int dim,
     Split<uint4>(rows, heads, bytes / 16, parts, from, to, stream);
   } else if (fits(4)) {
     Split<std::uint32_t>(rows, heads, bytes / 4, parts, from, to, stream);
-  } else {
+  } else if (fits(2)) {
     Split<std::uint16_t>(rows, heads, bytes / 2, parts, from, to, stream);
+  } else {
+    throw RuntimeError(CPPOOL_UNSUPPORTED, "heads of an odd number of bytes are not moved");
   }
   CheckCuda(cudaGetLastError(), "launching the split of heads");
 }

@@ -1,4 +1,4 @@
-// The memory-bound kernels: delta, the moves of an all-to-all over heads, and rounding. Arguments as in AttentionKernels.
+// The memory-bound kernels: delta, the moves of an all-to-all over heads, and rounding. Arguments as in TensorOps.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/attention/attention_kernels.h"
+#include "kernels/attention/tensor_ops.h"
 
 namespace cppool::kernels::cuda {
 

@@ -1,10 +1,12 @@
-// One thread per element, but for the offset's gradient: a block of threads per head, which walks over the tiles
-// of queries and adds up its threads' sums in a fixed tree.
+// One thread per element, but for two: the offset's gradient has a block of threads per head, which walks over the
+// rows and adds up its threads' sums in a fixed tree; the merge of a softmax's parts has a warp per vector.
 #include "kernels/attention/tensor_ops/cuda/sums.h"
 
+#include <algorithm>
 #include <cmath>
 
-#include "kernels/attention/families/sm80/launch.h"
+#include "kernels/attention/tensor_ops/cuda/element.cuh"
+#include "kernels/attention/tensor_ops/cuda/launch.h"
 #include "kernels/runtime/cuda/check.h"
 
 namespace cppool::kernels::cuda {
@@ -26,17 +28,17 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kGradientThreads)
-    OffsetGradientKernel(const WorkView queries, int tiles, int tile_rows, int heads, const float* total,
-                         const float* delta, const float* offset, float* gradient) {
+    OffsetGradientKernel(const RowView rows, int heads, const float* total, const float* delta,
+                         const float* offset, float* gradient) {
   const int head = static_cast<int>(blockIdx.x);
   const float of_head = offset[head];
   float sum = 0;
-  for (std::int64_t i = threadIdx.x; i < static_cast<std::int64_t>(tiles) * tile_rows;
+  for (std::int64_t i = threadIdx.x; i < static_cast<std::int64_t>(rows.count) * kRowTile;
        i += kGradientThreads) {
-    const Tile& tile = queries.tiles[i / tile_rows];
-    const std::int64_t in_tile = i % tile_rows;
+    const RowTile& tile = rows.tiles[i / kRowTile];
+    const std::int64_t in_tile = i % kRowTile;
     if (in_tile >= tile.length) continue;
-    const std::int64_t at = (tile.row + in_tile * queries.self_step) * heads + head;
+    const std::int64_t at = (tile.row + in_tile * rows.step) * heads + head;
     sum = fmaf(expf(of_head - total[at]), delta[at], sum);
   }
   __shared__ float sums[kGradientThreads];
@@ -53,9 +55,61 @@ __global__ void __launch_bounds__(kThreads) FillKernel(float* to, float value, s
   if (i < count) to[i] = value;
 }
 
-__global__ void __launch_bounds__(kThreads) AddKernel(const float* from, float* to, std::int64_t count) {
+template <typename From>
+__global__ void __launch_bounds__(kThreads)
+    AccumulateKernel(const From* from, float* to, std::int64_t count, bool first) {
   const std::int64_t i = Element();
-  if (i < count) to[i] += from[i];
+  if (i >= count) return;
+  const float value = ElementToFloat(from[i]);
+  to[i] = first ? value : to[i] + value;
+}
+
+// What merges one vector [dim] of the output: the share of the softmax that each side has.
+struct MergeWeights {
+  float lse;   // of both
+  float old;   // of the accumulator; 0: it is not read
+  float part;  // of the part; 0: it is not read
+};
+
+__device__ __forceinline__ MergeWeights WeightsOf(float old_lse, float part_lse) {
+  const float most = fmaxf(old_lse, part_lse);  // leaves NaN out
+  const float lse = most == -INFINITY ? (isnan(part_lse) ? part_lse : old_lse)
+                                      : most + logf(expf(old_lse - most) + expf(part_lse - most));
+  return {lse, old_lse == -INFINITY ? 0 : expf(old_lse - lse),
+          part_lse == -INFINITY ? 0 : expf(part_lse - lse)};
+}
+
+// One warp for each vector at a time; blockIdx.x is a tile of rows, whose vectors gridDim.y blocks share.
+template <typename Part, typename Out>
+__global__ void __launch_bounds__(kThreads) MergeKernel(const RowView rows, const MergeArgs args) {
+  const RowTile tile = rows.tiles[blockIdx.x];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const std::int64_t vectors = tile.length * args.heads;
+  for (std::int64_t i = blockIdx.y * (kThreads / 32) + warp; i < vectors; i += gridDim.y * (kThreads / 32)) {
+    const int head = static_cast<int>(i % args.heads);
+    const std::int64_t vector = (tile.row + i / args.heads * rows.step) * args.heads + head;
+    MergeWeights weights = WeightsOf(args.first ? -INFINITY : args.lse[vector], args.part_lse[vector]);
+    __syncwarp();  // all lanes have read lse
+    if (lane == 0) args.lse[vector] = weights.lse;
+    if (args.last && args.softmax_offset && weights.lse != -INFINITY) {
+      const float share = 1.0f / (1.0f + expf(args.softmax_offset[head] - weights.lse));
+      weights.old *= share;
+      weights.part *= share;
+    }
+    const Part* const part = static_cast<const Part*>(args.part.data) + vector * args.dim;
+    float* const accumulator = args.accumulator + vector * args.dim;
+    Out* const out = static_cast<Out*>(args.out.data) + vector * args.dim;
+    for (int d = lane; d < args.dim; d += 32) {
+      float value = 0;
+      if (weights.old != 0) value = weights.old * accumulator[d];
+      if (weights.part != 0) value = fmaf(weights.part, ElementToFloat(part[d]), value);
+      if (args.last) {
+        out[d] = Rounded<Out>(value);
+      } else {
+        accumulator[d] = value;
+      }
+    }
+  }
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -77,12 +131,22 @@ void LaunchAddOffset(std::int64_t rows, int heads, const float* lse, const float
   CheckCuda(cudaGetLastError(), "launching the sum with a softmax offset");
 }
 
-void LaunchOffsetGradient(const WorkView& queries, int tiles, int tile_rows, int heads, const float* total,
-                          const float* delta, const float* offset, float* gradient, cudaStream_t stream) {
+void LaunchOffsetGradient(const RowView& rows, int heads, const float* total, const float* delta,
+                          const float* offset, float* gradient, cudaStream_t stream) {
   if (heads == 0) return;
   OffsetGradientKernel<<<static_cast<unsigned>(heads), kGradientThreads, 0, stream>>>(
-      queries, tiles, tile_rows, heads, total, delta, offset, gradient);
+      rows, heads, total, delta, offset, gradient);
   CheckCuda(cudaGetLastError(), "launching the softmax offset's gradient");
+}
+
+void LaunchMerge(const RowView& rows, const MergeArgs& args, cudaStream_t stream) {
+  if (rows.count == 0 || args.heads == 0) return;
+  const dim3 grid(static_cast<unsigned>(rows.count), static_cast<unsigned>(std::min(args.heads, 8)));
+  WithType(args.part.dtype, [&]<typename Part>(Part) {
+    WithType(args.out.dtype,
+             [&]<typename Out>(Out) { MergeKernel<Part, Out><<<grid, kThreads, 0, stream>>>(rows, args); });
+  });
+  CheckCuda(cudaGetLastError(), "launching the merge of a softmax's parts");
 }
 
 void LaunchFill(float* to, float value, std::int64_t count, cudaStream_t stream) {
@@ -91,9 +155,13 @@ void LaunchFill(float* to, float value, std::int64_t count, cudaStream_t stream)
   CheckCuda(cudaGetLastError(), "launching a fill");
 }
 
-void LaunchAdd(const float* from, float* to, std::int64_t count, cudaStream_t stream) {
+void LaunchAccumulate(Dtype dtype, const void* from, float* to, std::int64_t count, bool first,
+                      cudaStream_t stream) {
   if (count == 0) return;
-  AddKernel<<<BlocksFor(count, kThreads), kThreads, 0, stream>>>(from, to, count);
+  WithType(dtype, [&]<typename From>(From) {
+    AccumulateKernel<From><<<BlocksFor(count, kThreads), kThreads, 0, stream>>>(
+        static_cast<const From*>(from), to, count, first);
+  });
   CheckCuda(cudaGetLastError(), "launching an addition");
 }
 
@@ -105,13 +173,21 @@ void LaunchSumRows(const float* from, std::int64_t rows, std::int64_t columns, f
 }
 
 void LoadSums() {
-  const void* const functions[] = {
-      reinterpret_cast<const void*>(&AddOffsetKernel), reinterpret_cast<const void*>(&OffsetGradientKernel),
-      reinterpret_cast<const void*>(&FillKernel), reinterpret_cast<const void*>(&AddKernel),
-      reinterpret_cast<const void*>(&SumRowsKernel)};
-  for (const void* const function : functions) {
+  const auto load = [](const void* function) {
     cudaFuncAttributes attributes;  // finding them loads the function
     CheckCuda(cudaFuncGetAttributes(&attributes, function), "cudaFuncGetAttributes");
+  };
+  load(reinterpret_cast<const void*>(&AddOffsetKernel));
+  load(reinterpret_cast<const void*>(&OffsetGradientKernel));
+  load(reinterpret_cast<const void*>(&FillKernel));
+  load(reinterpret_cast<const void*>(&SumRowsKernel));
+  for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16, Dtype::kFp32}) {
+    WithType(dtype, [&]<typename From>(From) {
+      load(reinterpret_cast<const void*>(&AccumulateKernel<From>));
+      for (const Dtype out_dtype : {Dtype::kFp16, Dtype::kBf16, Dtype::kFp32})
+        WithType(out_dtype,
+                 [&]<typename Out>(Out) { load(reinterpret_cast<const void*>(&MergeKernel<From, Out>)); });
+    });
   }
 }
 

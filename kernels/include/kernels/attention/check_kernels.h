@@ -1,5 +1,5 @@
 // What inputs are made with and results are judged with, on either runtime. Calls enqueue work as in
-// attention_kernels.h.
+// attention_kernel.h.
 //
 // The oracle is written independently of the attention kernels, the schedules and the partition: plain matrix
 // products and row softmax over whole sequences, in fp64.
@@ -13,6 +13,7 @@
 
 #include "kernels/attention/layout.h"
 #include "kernels/attention/spec.h"
+#include "kernels/attention/tensor.h"
 
 namespace cppool::kernels {
 
@@ -33,13 +34,11 @@ struct CompareStats {
 // Compares rows: for each i < rows, `columns` elements at a + a_rows[i] * a_stride + a_offset with those at b
 // likewise.
 struct CompareArgs {
-  const void* a = nullptr;
-  Dtype a_dtype = Dtype::kBf16;
+  TensorRef a;
   const std::int64_t* a_rows = nullptr;  // device; NULL: 0, 1, 2, ...
   std::int64_t a_stride = 0;             // in elements
   std::int64_t a_offset = 0;
-  const void* b = nullptr;  // the reference
-  Dtype b_dtype = Dtype::kBf16;
+  TensorRef b;  // the reference
   const std::int64_t* b_rows = nullptr;
   std::int64_t b_stride = 0;
   std::int64_t b_offset = 0;
@@ -52,11 +51,8 @@ struct CompareArgs {
 // q_step of [rows, heads, dim]. Outputs are dense fp64, or NULL when not wanted: out [seqlen_q, group,
 // dim_v], lse [seqlen_q, group], dq [seqlen_q, group, dim_qk], dk [seqlen_kv, dim_qk], dv [seqlen_kv, dim_v].
 struct OracleArgs {
-  const void* q = nullptr;
-  const void* k = nullptr;
-  const void* v = nullptr;
-  const void* dout = nullptr;  // NULL: forward only
-  Dtype dtype = Dtype::kBf16;
+  TensorRef q, k, v;  // of one 16-bit dtype, and dout and bias likewise
+  TensorRef dout;     // data NULL: forward only
   std::int64_t q_row = 0, q_step = 1, kv_row = 0, kv_step = 1;
   std::int64_t seqlen_q = 0, seqlen_kv = 0;
   int heads = 1, head_begin = 0, group = 1;  // query heads head_begin .. head_begin + group of `heads`
@@ -65,18 +61,19 @@ struct OracleArgs {
   double scale = 1;
   AttnMaskType mask = AttnMaskType::kNoMask;  // seqlen_q and seqlen_kv are the sequence's own lengths
   std::int64_t window_left = -1, window_right = -1;
-  // Added to the scaled logits, in `dtype`: element (h of the group, query i, key j) is bias[h * bias_head_step + i *
-  // bias_query_step + j]. NULL: none.
-  const void* bias = nullptr;
+  // Added to the scaled logits: element (h of the group, query i, key j) is bias[h * bias_head_step + i *
+  // bias_query_step + j]. Data NULL: none.
+  TensorRef bias;
   std::int64_t bias_head_step = 0, bias_query_step = 0;
   const float* alibi_slopes =
       nullptr;  // [group]; distances count from the diagonal that the mask is anchored to
   const float* softmax_offset =
       nullptr;  // [group]: exp(offset) in the denominator of the probabilities, not in lse
-  // false: exact, all in fp64. true: plain attention in `dtype`: every intermediate that a framework would
-  // store (logits after scaling and again after the bias, probabilities, out, dP, dS, the gradients) is rounded to
-  // it; sums and ALiBi's own products are not.
+  // false: exact, all in fp64. true: plain attention in `stored`: every intermediate that a framework would store
+  // (logits after scaling and again after the bias, probabilities, out, dP, dS, the gradients) is rounded to it; sums
+  // and ALiBi's own products are not.
   bool rounded = false;
+  Dtype stored = Dtype::kBf16;
   double* out = nullptr;
   double* lse = nullptr;
   double* dq = nullptr;
@@ -95,7 +92,7 @@ class CheckKernels {
  public:
   virtual ~CheckKernels() = default;
 
-  // As AttentionKernels::Load.
+  // As AttentionKernel::Load.
   virtual void Load() = 0;
 
   // to[row, head, dim] for every row of the layout: Philox4x32-10 (Salmon et al. 2011) keyed by (seed;

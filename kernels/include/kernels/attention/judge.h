@@ -13,6 +13,10 @@ enum class CheckedTensor { kOut, kLse, kDq, kDk, kDv, kDbias, kDsoftmaxOffset, k
 
 const char* NameOf(CheckedTensor tensor);  // "out", "lse", "dq", ..., "d_softmax_offset"
 
+// The dtype whose rounding decides how far a right result may be off: the tensor's own, and that of `out` for what is
+// fp32 itself.
+Dtype JudgedDtype(CheckedTensor tensor, const TensorDtypes& dtypes);
+
 // Against the same kernel without CP: |a - b| <= absolute + relative * |b| everywhere, and RMS(a - b) <= rms
 // * RMS(b) over all of it. Transformer Engine's tolerances alone let an all-zero dq pass, whose elements are
 // smaller than `absolute`; the RMS does not. Where terms cancel (few keys in sight) or are large (a large scale), two

@@ -2,6 +2,7 @@
 // sequence each row holds.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -39,6 +40,9 @@ std::vector<std::int64_t> PaddingRows(const Layout& layout);
 
 // Visible (query, key) pairs per head.
 std::int64_t CountPairs(const Layout& query, const Layout& key, const std::vector<Band>& bands);
+
+// Whether there are any.
+bool SeesAny(const Layout& query, const Layout& key, const std::vector<Band>& bands);
 
 // The layout of buffers laid end to end: what an all-gather or an all-to-all of the parts leaves. Parts have
 // the same row_step.
@@ -81,5 +85,7 @@ enum class Side { kQuery, kKey };
 // every row). Neighbouring ranges that continue each other in rows and positions are merged.
 WorkList BuildWorkList(Side self, const Layout& query, const Layout& key, const std::vector<Band>& bands,
                        int tile_rows, bool keep_empty);
+// The most that its tiles and ranges take, whatever the bands.
+std::size_t WorkListBytes(Side self, const Layout& query, const Layout& key, int tile_rows);
 
 }  // namespace cppool::kernels

@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "kernels/attention/attention_family.h"
 #include "kernels/attention/check_kernels.h"
 #include "kernels/attention/judge.h"
 #include "kernels/attention/spec.h"
@@ -78,12 +79,13 @@ class TensorSink {
 };
 
 // Called by every rank at once, each with its own runtime. The spec has been validated: divisible lengths and
-// heads, supported head dims. `source` and `sink` may be NULL, and the reference is only made for checks.
+// heads, and `family`, of the runtime's backend, does not refuse it. `source` and `sink` may be NULL, and the reference is only made for checks.
 // Stages: "inputs", "forward/...", "backward/...", "reference", "checks". Throws RuntimeError.
-void RunAttention(cppool_runtime* runtime, const AttentionSpec& spec, bool checks, AttentionReport& report,
-                  TensorSource* source = nullptr, TensorSink* sink = nullptr);
+void RunAttention(cppool_runtime* runtime, const AttentionFamily& family, const AttentionSpec& spec,
+                  bool checks, AttentionReport& report, TensorSource* source = nullptr,
+                  TensorSink* sink = nullptr);
 
 // Most device bytes that RunAttention holds on a rank, checks included; `host`: on the host runtime.
-double AttentionBytes(const AttentionSpec& spec, int world_size, bool host);
+double AttentionBytes(const AttentionFamily& family, const AttentionSpec& spec, int world_size, bool host);
 
 }  // namespace cppool::kernels

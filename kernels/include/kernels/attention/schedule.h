@@ -19,28 +19,25 @@
 
 #include <memory>
 
-#include "kernels/attention/attention_kernels.h"
-#include "kernels/attention/layout.h"
+#include "kernels/attention/attention_family.h"
 #include "kernels/attention/spec.h"
+#include "kernels/attention/tensor.h"
 
 namespace cppool::kernels {
 
 // A rank's tokens in device memory, laid out as RankLayout says. Owned by the caller.
 struct AttentionTensors {
-  const void* q = nullptr;     // [rows_q, heads, dim_qk]
-  const void* k = nullptr;     // [rows_kv, kv_heads, dim_qk]
-  const void* v = nullptr;     // [rows_kv, kv_heads, dim_v]
-  const void* dout = nullptr;  // [rows_q, heads, dim_v]; the gradients' pointers are NULL when not training
-  void* out = nullptr;         // [rows_q, heads, dim_v]
-  float* lse = nullptr;        // [rows_q, heads]
-  void* dq = nullptr;
-  void* dk = nullptr;
-  void* dv = nullptr;
+  TensorRef q;           // [rows_q, heads, dim_qk]
+  TensorRef k;           // [rows_kv, kv_heads, dim_qk]
+  TensorRef v;           // [rows_kv, kv_heads, dim_v]
+  TensorRef dout;        // [rows_q, heads, dim_v]; the gradients' data is NULL when not training
+  TensorOut out;         // [rows_q, heads, dim_v]
+  float* lse = nullptr;  // [rows_q, heads]
+  TensorOut dq, dk, dv;
   // What belongs to no token is whole on every rank, inputs and (summed over all ranks) results alike.
-  const void* bias =
-      nullptr;  // [batch or 1, heads or 1, seqlen_q or 1, seqlen_kv] in the dtype, by positions
+  TensorRef bias;                         // [batch or 1, heads or 1, seqlen_q or 1, seqlen_kv], by positions
   const float* softmax_offset = nullptr;  // [heads]
-  void* dbias = nullptr;                  // as bias; NULL: not wanted
+  TensorOut dbias;                        // as bias; NULL: not wanted
   float* d_softmax_offset = nullptr;      // [heads]
   float* max_logit = nullptr;             // [heads]
 };
@@ -55,16 +52,22 @@ class Schedule {
   virtual void Backward(const AttentionTensors&) = 0;
 };
 
-// The schedule of spec.comm on the runtime's world. All of its memory is allocated here, and its kernels are
-// loaded.
-std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, AttentionKernels& kernels,
+// The schedule of spec.comm on the runtime's world. All of its memory is allocated here, and its kernels are loaded.
+// `kernels` outlives it.
+std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, RankKernels& kernels,
                                        const AttentionSpec& spec);
-// The same kernels without CP: every token on this rank, no communication. Its stages are marked
-// "reference/...".
-std::unique_ptr<Schedule> MakeNoCpSchedule(cppool_runtime* runtime, AttentionKernels& kernels,
+// The same kernels without CP: every token on this rank, no communication. Its stages are marked "reference/...".
+std::unique_ptr<Schedule> MakeNoCpSchedule(cppool_runtime* runtime, RankKernels& kernels,
                                            const AttentionSpec& spec);
 
-// Most device bytes that MakeSchedule's object holds on a rank.
-double ScheduleBytes(const AttentionSpec& spec, int world_size);
+// Device bytes on a rank.
+struct MemoryUse {
+  double buffers = 0;  // exactly what is allocated
+  double tables = 0;   // the most that tables of plans and of rows take
+  double total() const { return buffers + tables; }
+};
+// What the objects above hold: the first on the rank that holds most.
+MemoryUse ScheduleMemory(const AttentionFamily& family, const AttentionSpec& spec, int world_size);
+MemoryUse NoCpMemory(const AttentionFamily& family, const AttentionSpec& spec);
 
 }  // namespace cppool::kernels

@@ -4,10 +4,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/attention/tensor.h"
+
 namespace cppool::kernels {
 
-enum class Dtype { kFp16, kBf16, kFp32, kFp64 };  // inputs and outputs of attention are kFp16 or kBf16
-enum class QkvFormat { kBshd, kSbhd, kThd };      // thd: packed sequences
+enum class QkvFormat { kBshd, kSbhd, kThd };  // thd: packed sequences
 enum class CpCommType { kP2p, kAllGather, kA2a, kA2aP2p };
 enum class AttnMaskType {
   kNoMask,
@@ -24,10 +25,6 @@ constexpr bool IsCausal(AttnMaskType mask) {
   return mask != AttnMaskType::kNoMask && mask != AttnMaskType::kPadding;
 }
 constexpr bool IsPadding(AttnMaskType mask) { return mask >= AttnMaskType::kPadding; }
-
-constexpr std::size_t SizeOf(Dtype dtype) {
-  return dtype == Dtype::kFp64 ? 8 : dtype == Dtype::kFp32 ? 4 : 2;
-}
 
 // Over which axes a bias differs; over the others it is broadcast. It always differs by key. "1hss" is heads
 // and queries, "111s" neither.
@@ -69,7 +66,7 @@ struct AttentionSpec {
   int kv_heads = 16;  // num_gqa_groups: divides heads
   int dim_qk = 128;
   int dim_v = 128;
-  Dtype dtype = Dtype::kBf16;
+  TensorDtypes dtypes;
   QkvFormat format = QkvFormat::kBshd;
   CpCommType comm = CpCommType::kP2p;
   int a2a_size =
@@ -102,10 +99,5 @@ void DrawSequences(AttentionSpec& spec, int world_size);
 // ALiBi's slope of each head (Press et al. 2021): 2^(-8 (h+1) / n) for n a power of two, else those of the
 // largest power of two below, followed by every other one of the next.
 std::vector<float> AlibiSlopes(int heads);
-
-// The head dimensions that there are kernels for, on either runtime, and the same as text for a message.
-bool SupportedHeadDims(int dim_qk, int dim_v);
-inline constexpr const char* kSupportedHeadDims =
-    "64, 128, 256, 192 with head_dim_v 128, 128 with head_dim_v 64";
 
 }  // namespace cppool::kernels

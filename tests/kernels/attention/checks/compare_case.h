@@ -110,12 +110,10 @@ inline void CheckCompare(const CheckRank& rank, const CompareCase& c, bool speci
   const Buffer a_map = rank.Upload(a_rows);
   const Buffer b_map = rank.Upload(b_rows);
   CompareArgs args;
-  args.a = a_device.get();
-  args.a_dtype = c.a;
+  args.a = {a_device.get(), c.a};
   args.a_rows = c.maps ? a_map.get<std::int64_t>() : nullptr;
   args.a_stride = c.columns;
-  args.b = b_device.get();
-  args.b_dtype = c.b;
+  args.b = {b_device.get(), c.b};
   args.b_rows = c.maps ? b_map.get<std::int64_t>() : nullptr;
   args.b_stride = pitch;
   args.b_offset = c.offset;

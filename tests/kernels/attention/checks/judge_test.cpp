@@ -2,10 +2,10 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/attention/checks/host/check_kernels.h"
+#include "kernels/attention/judge.h"
 #include "tests/catch.h"
 #include "tests/kernels/attention/checks/check_rank.h"
-#include "kernels/attention/judge.h"
-#include "kernels/attention/checks/host/check_kernels.h"
 
 namespace cppool::kernels::test {
 namespace {
@@ -25,9 +25,8 @@ CompareStats Stats(const std::vector<double>& a, const std::vector<double>& b, d
   const Buffer a_device = rank.Upload(a);
   const Buffer b_device = rank.Upload(b);
   CompareArgs args;
-  args.a = a_device.get();
-  args.b = b_device.get();
-  args.a_dtype = args.b_dtype = Dtype::kFp64;
+  args.a = {a_device.get(), Dtype::kFp64};
+  args.b = {b_device.get(), Dtype::kFp64};
   args.rows = 1;
   args.columns = args.a_stride = args.b_stride = static_cast<std::int64_t>(a.size());
   args.relative = relative;

@@ -112,11 +112,11 @@ inline OracleInputs MakeInputs(const CheckRank& rank, const OracleCase& c) {
 
 inline OracleArgs MakeArgs(const OracleCase& c, const OracleInputs& inputs) {
   OracleArgs args;
-  args.q = inputs.q.get();
-  args.k = inputs.k.get();
-  args.v = inputs.v.get();
-  args.dout = inputs.dout.get();
-  args.dtype = c.dtype;
+  args.q = {inputs.q.get(), c.dtype};
+  args.k = {inputs.k.get(), c.dtype};
+  args.v = {inputs.v.get(), c.dtype};
+  args.dout = {inputs.dout.get(), c.dtype};
+  args.stored = c.dtype;
   args.q_row = args.kv_row = c.step - 1;
   args.q_step = args.kv_step = c.step;
   args.seqlen_q = c.seqlen_q;
@@ -134,7 +134,8 @@ inline OracleArgs MakeArgs(const OracleCase& c, const OracleInputs& inputs) {
   args.window_right = c.window_right;
   args.rounded = c.rounded;
   if (c.bias) {
-    args.bias = inputs.bias.at(static_cast<std::size_t>(BiasAt(c, args.head_begin, 0, 0)) * SizeOf(c.dtype));
+    args.bias = {inputs.bias.at(static_cast<std::size_t>(BiasAt(c, args.head_begin, 0, 0)) * SizeOf(c.dtype)),
+                 c.dtype};
     args.bias_head_step = BiasHeadStep(c);
     args.bias_query_step = BiasQueryStep(c);
   }

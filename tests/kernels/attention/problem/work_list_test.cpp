@@ -169,6 +169,7 @@ TEST_CASE("Work lists of random layouts and bands visit every visible pair once"
       for (const Token& k : TokensOf(key)) pairs += Sees(q, k, bands);
     }
     REQUIRE(CountPairs(query, key, bands) == pairs);
+    REQUIRE(SeesAny(query, key, bands) == (pairs > 0));
     for (const Side side : {Side::kQuery, Side::kKey}) {
       for (const bool keep_empty : {false, true})
         CheckWorkList(side, query, key, bands, tile_rows, keep_empty);

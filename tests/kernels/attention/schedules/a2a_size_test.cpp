@@ -80,7 +80,7 @@ TEST_CASE("a2a_size: masks, packed sequences, biases and offsets") {
   check([&](AttentionSpec& spec) {
     spec.bias = BiasType::kPostScale;
     spec.bias_shape = {false, false, false};
-    spec.dtype = Dtype::kFp16;
+    spec.dtypes = TensorDtypes(Dtype::kFp16);
   });
   check([&](AttentionSpec& spec) {
     spec.bias = BiasType::kAlibi;

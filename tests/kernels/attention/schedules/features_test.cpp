@@ -143,7 +143,7 @@ TEST_CASE("everything at once with every schedule") {
       spec.max_logit = true;
       spec.deterministic = true;
       spec.window_left = 5;
-      spec.dtype = Dtype::kFp16;
+      spec.dtypes = TensorDtypes(Dtype::kFp16);
       spec.dim_qk = 128;
     });
     WithEverySchedule(world, packing, [&](AttentionSpec& spec) {

@@ -8,8 +8,8 @@
 #include <thread>
 #include <utility>
 
-#include "tests/catch.h"
 #include "kernels/error.h"
+#include "tests/catch.h"
 
 namespace cppool::test {
 namespace {
@@ -50,7 +50,10 @@ std::string Describe(const Finding& f) {
 
 }  // namespace
 
-HostWorld::HostWorld(int size) : backend_(CreateHostBackend(size)), ranks_(static_cast<std::size_t>(size)) {
+HostWorld::HostWorld(int size)
+    : family_(AttentionFamilies("host").front()),
+      backend_(CreateHostBackend(size)),
+      ranks_(static_cast<std::size_t>(size)) {
   OnEveryRank([&](int r) { ranks_[static_cast<std::size_t>(r)] = backend_->OpenRank(r); });
 }
 
@@ -70,7 +73,7 @@ std::vector<Finding> HostWorld::Run(const AttentionSpec& asked, const Alter& alt
     if (delays_) rank.Perturb(*delays_);
     cppool_runtime seam = *rank.seam();
     if (alter) alter(seam);
-    RunAttention(&seam, spec, true, report);
+    RunAttention(&seam, *family_, spec, true, report);
     const StageTimes times = rank.EndCase();
     for (const char* stage : {"forward", "backward"}) {
       const bool timed =
@@ -158,8 +161,8 @@ std::string Describe(const AttentionSpec& spec) {
        << (spec.bias_shape.queries ? "s" : "1") << "s " << kSoftmaxes[static_cast<int>(spec.softmax)]
        << (spec.max_logit ? " max_logit" : "") << (spec.deterministic ? " deterministic" : "") << ", "
        << spec.batch << "x" << spec.seqlen_q << "/" << spec.seqlen_kv << " heads " << spec.heads << "/"
-       << spec.kv_heads << " dims " << spec.dim_qk << "/" << spec.dim_v << " "
-       << (spec.dtype == Dtype::kBf16 ? "bf16" : "fp16") << (spec.training ? "" : " forward only");
+       << spec.kv_heads << " dims " << spec.dim_qk << "/" << spec.dim_v << " " << NameOf(spec.dtypes.q)
+       << (spec.training ? "" : " forward only");
   return text.str();
 }
 

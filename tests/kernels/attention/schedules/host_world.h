@@ -38,11 +38,15 @@ class HostWorld {
   // a second one finds the first one's blocks where it looks for its own, and so hides a missing wait.
   void Perturb(std::uint64_t seed) { delays_ = seed; }
 
+  // Cases from here on run on this family's kernels, which outlive the world. Else on the host's.
+  void UseFamily(const kernels::AttentionFamily& family) { family_ = &family; }
+
   int size() const { return backend_->world_size(); }
 
  private:
   void OnEveryRank(const std::function<void(int)>& work);
 
+  const kernels::AttentionFamily* family_;
   std::optional<std::uint64_t> delays_;
   std::unique_ptr<kernels::Backend> backend_;
   std::vector<std::unique_ptr<kernels::RankRuntime>> ranks_;

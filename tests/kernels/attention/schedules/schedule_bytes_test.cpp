@@ -1,4 +1,4 @@
-// ScheduleBytes against what a schedule allocates.
+// What a schedule says that it will hold against what it allocates.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -8,6 +8,7 @@
 #include "kernels/attention/schedule.h"
 #include "tests/catch.h"
 #include "tests/kernels/attention/schedules/host_world.h"
+#include "tests/kernels/attention/schedules/limited_family.h"
 #include "tests/kernels/runtime/host/world.h"
 
 namespace {
@@ -19,7 +20,7 @@ std::array<std::size_t, 8> allocated;  // by rank
 std::atomic<decltype(cppool_runtime::alloc)> original_alloc;
 
 // The most that a rank allocates for the schedule.
-std::size_t Allocated(World& world, const AttentionSpec& spec) {
+std::size_t Allocated(World& world, const AttentionFamily& family, const AttentionSpec& spec) {
   allocated = {};
   world.Case([&](cppool_runtime* rt) {
     cppool_runtime seam = *rt;
@@ -28,11 +29,21 @@ std::size_t Allocated(World& world, const AttentionSpec& spec) {
       allocated[static_cast<std::size_t>(self->rank)] += bytes;
       return original_alloc.load()(self, bytes, stream, out);
     };
-    const auto kernels = MakeAttentionKernels(&seam);
-    const auto schedule = MakeSchedule(&seam, *kernels, spec);
+    RankKernels kernels(&seam, family);
+    const auto schedule = MakeSchedule(&seam, kernels, spec);
     Sync(rt);
   });
   return *std::max_element(allocated.begin(), allocated.end());
+}
+
+// The host's tables are not in device memory: what is allocated is what is declared, to the byte.
+void RequireExact(World& world, const AttentionFamily& family, const AttentionSpec& spec, int size) {
+  const auto actual = static_cast<double>(Allocated(world, family, spec));
+  const MemoryUse said = ScheduleMemory(family, spec, size);
+  INFO(Describe(spec) << " on " << size << " ranks, family " << family.name() << ": " << actual
+                      << " allocated, " << said.buffers << " said");
+  CHECK(actual == said.buffers);
+  CHECK(said.tables > 0);
 }
 
 TEST_CASE("a schedule's memory is known before it is allocated") {
@@ -40,6 +51,8 @@ TEST_CASE("a schedule's memory is known before it is allocated") {
   const int a2a_size = GENERATE(2, 4);
   if (a2a_size > 2 && size != 8) return;
   World world(size);
+  const AttentionFamily& host = *AttentionFamilies("host").front();
+  const LimitedFamily limited{Capabilities{}};
   for (const CpCommType comm : kComms) {
     if (!Possible(comm, size) || (a2a_size > 2 && comm != CpCommType::kA2aP2p)) continue;
     for (const int kv_heads : {8, 2, 1}) {
@@ -56,14 +69,24 @@ TEST_CASE("a schedule's memory is known before it is allocated") {
           spec.softmax = SoftmaxType::kLearnable;
           spec.mask = AttnMaskType::kNoMask;
           DrawSequences(spec, size);
-          const auto actual = static_cast<double>(Allocated(world, spec));
-          const double said = ScheduleBytes(spec, size);
-          INFO(Describe(spec) << " on " << size << " ranks: " << actual << " allocated, " << said << " said");
-          CHECK(actual <= said);
-          CHECK(said <= 1.01 * actual);
+          RequireExact(world, host, spec, size);
+          RequireExact(world, limited, spec, size);
         }
       }
     }
+    // Masks that leave steps of the ring without work, and ALiBi's slopes.
+    AttentionSpec spec = Small(size, comm);
+    spec.bias = BiasType::kAlibi;
+    spec.seqlen_q = spec.seqlen_kv = 32 * size;
+    spec.window_left = 3;
+    DrawSequences(spec, size);
+    RequireExact(world, host, spec, size);
+    spec.format = QkvFormat::kThd;
+    spec.mask = AttnMaskType::kPaddingCausal;
+    spec.pad_between_seqs = true;
+    DrawSequences(spec, size);
+    RequireExact(world, host, spec, size);
+    RequireExact(world, limited, spec, size);
   }
 }
 

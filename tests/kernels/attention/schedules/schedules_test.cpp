@@ -43,7 +43,7 @@ void RunEveryCombination(int size, bool by_turns = false) {
           const auto run = [&](const Dims& dims, Dtype dtype) {
             spec.dim_qk = dims.qk;
             spec.dim_v = dims.v;
-            spec.dtype = dtype;
+            spec.dtypes = TensorDtypes(dtype);
             world.RequireAllHold(spec);
           };
           if (by_turns) {

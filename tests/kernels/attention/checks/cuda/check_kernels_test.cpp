@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "tests/catch.h"
-#include "tests/kernels/runtime/cuda/cuda_world.h"
+#include "kernels/attention/checks/host/check_kernels.h"
 #include "kernels/attention/checks/oracle_workspace.h"
+#include "tests/catch.h"
 #include "tests/kernels/attention/checks/compare_case.h"
 #include "tests/kernels/attention/checks/oracle_case.h"
 #include "tests/kernels/attention/checks/values_case.h"
-#include "kernels/attention/checks/host/check_kernels.h"
+#include "tests/kernels/runtime/cuda/cuda_world.h"
 
 namespace cppool::kernels::test {
 namespace {
@@ -404,7 +404,7 @@ TEST_CASE("the forward pass alone, and lengths of 0") {
   const OracleResult whole = RunOracle(Cuda(), c, inputs);
   const Buffer lse = Cuda().Poisoned(whole.lse.size() * 8);
   OracleArgs args = MakeArgs(c, inputs);
-  args.dout = nullptr;
+  args.dout = {};
   args.lse = lse.get<double>();
   Cuda().kernels().Oracle(args, Cuda().stream());
   CHECK((Cuda().Download<double>(lse) == whole.lse));

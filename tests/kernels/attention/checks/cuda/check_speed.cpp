@@ -109,8 +109,8 @@ void Run() {
   std::printf("digest of 1 x 12 x 4096 x 4096, bf16            %7.3f ms (%.0f GB/s)\n", milliseconds,
               static_cast<double>(bias.bytes()) / milliseconds * 1e-6);
   CompareArgs args;
-  args.a = a.get();
-  args.b = b.get();
+  args.a = {a.get(), Dtype::kBf16};
+  args.b = {b.get(), Dtype::kBf16};
   args.rows = layout.rows;
   args.columns = args.a_stride = args.b_stride = heads * 128;
   CompareStats stats;

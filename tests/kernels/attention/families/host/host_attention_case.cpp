@@ -8,10 +8,11 @@
 #include <string>
 #include <utility>
 
+#include "kernels/attention/families/host/family.h"
+#include "kernels/attention/tensor_ops/host/tensor_ops.h"
+#include "kernels/numerics/half.h"
 #include "tests/catch.h"
 #include "tests/kernels/attention/families/host/host_rank.h"
-#include "kernels/attention/families/host/attention_kernels.h"
-#include "kernels/numerics/half.h"
 #include "tests/kernels/attention/families/host/naive_attention.h"
 
 namespace cppool::test {
@@ -23,9 +24,22 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr std::uint16_t kNanBits = 0x7fff;  // in both types
 constexpr float kBefore = 0.25f;            // what dbias holds before it is added to
 
+Dtype DtypeOf(const KernelShape& shape) { return shape.dtypes.q; }  // of all tensors
+
+KernelRequest RequestFor(const Problem& problem) {
+  KernelRequest request;
+  request.shape = problem.shape;
+  request.bias = problem.bias;
+  request.max_logit = true;
+  return request;
+}
+
 struct Half {
   Dtype dtype;
   std::vector<std::uint16_t> bits;
+
+  // From an element on.
+  TensorOut At(std::size_t element) { return {bits.data() + element, dtype}; }
 
   std::vector<double> Numbers() const {
     std::vector<double> numbers(bits.size());
@@ -120,59 +134,55 @@ class Run {
       // About as large as a row's lse, so that it takes a good part of the denominator.
       for (float& offset : offset_) offset = uniform(random_) + 4;
     }
-    kernels_->Load(shape_, true);
+    const KernelRequest request = RequestFor(problem_);
+    kernel_->Load(request);
+    rows_ = ops_->Rows(query_, stream());
     for (const Layout& queries : problem_.query_parts) {
       for (const Layout& keys : problem_.key_parts) {
-        plans_.push_back(kernels_->Plan(shape_, queries, keys, problem_.bands, true, stream()));
+        plans_.push_back(kernel_->Plan(request, queries, keys, problem_.bands, stream()));
       }
     }
   }
 
   void Forward() {
-    kernels_->Fill(max_logit_.data(), -std::numeric_limits<float>::infinity(), shape_.heads, stream());
+    ops_->Fill(max_logit_.data(), -std::numeric_limits<float>::infinity(), shape_.heads, stream());
     ForEachCall([&](std::size_t i, std::size_t j) {
       ForwardArgs args;
       args.plan = PlanOf(i, j);
-      args.q = q_.bits.data() + QueryRow(i) * dim_;
-      args.k = k_.bits.data() + KeyRow(j) * dim_;
-      args.v = v_.bits.data() + KeyRow(j) * dim_v_;
+      args.q = q_.At(QueryRow(i) * dim_);
+      args.k = k_.At(KeyRow(j) * dim_);
+      args.v = v_.At(KeyRow(j) * dim_v_);
       args.accumulator = key_parts() == 1 ? nullptr : out_sum_.data() + QueryRow(i) * dim_v_;
-      args.out = out_.bits.data() + QueryRow(i) * dim_v_;
+      args.out = out_.At(QueryRow(i) * dim_v_);
       args.lse = lse_.data() + QueryRow(i);
       args.bias = Bias();
       args.softmax_offset = problem_.offset ? offset_.data() : nullptr;
       args.max_logit = max_logit_.data();
       args.first = j == 0;
       args.last = j + 1 == key_parts();
-      kernels_->Forward(shape_, args, stream());
+      kernel_->Forward(shape_, args, stream());
     });
-    kernels_->Delta(shape_, query_.rows, out_.bits.data(), dout_.bits.data(), delta_.data(), stream());
+    ops_->Delta(query_.rows * shape_.heads, shape_.dim_v, out_.At(0), dout_.At(0), delta_.data(), stream());
     rank_.Synchronize();
   }
 
   void Backward() {
     if (problem_.offset) {
-      kernels_->AddOffset(shape_, query_.rows, lse_.data(), offset_.data(), total_.data(), stream());
+      ops_->AddOffset(query_.rows, shape_.heads, lse_.data(), offset_.data(), total_.data(), stream());
     }
-    std::vector<float> part(heads_, kNan);
-    kernels_->Fill(d_offset_.data(), 0, shape_.heads, stream());
+    if (problem_.offset) {
+      ops_->OffsetGradient(*rows_, shape_.heads, total_.data(), delta_.data(), offset_.data(),
+                           d_offset_.data(), stream());
+    }
     const BiasGradient d_bias{d_bias_.data(), d_bias_places_.batch_stride, d_bias_places_.head_stride,
                               d_bias_places_.query_stride};
-    kernels_->Fill(d_bias_.data(), kBefore, static_cast<std::int64_t>(d_bias_.size()), stream());
+    ops_->Fill(d_bias_.data(), kBefore, static_cast<std::int64_t>(d_bias_.size()), stream());
     ForEachCall([&](std::size_t i, std::size_t j) {
       BackwardArgs args = BackwardArgsOf(i, j);
-      args.first = j == 0;
-      args.last = j + 1 == key_parts();
-      kernels_->BackwardQuery(shape_, args, stream());
-      args.first = i == 0;
-      args.last = i + 1 == query_parts();
-      kernels_->BackwardKey(shape_, args, stream());
-      if (problem_.bias == BiasType::kPostScale) kernels_->BackwardBias(shape_, args, d_bias, stream());
-      if (problem_.offset && j == 0) {
-        kernels_->OffsetGradient(shape_, args.plan, args.lse, args.delta, offset_.data(), part.data(),
-                                 stream());
-        kernels_->Add(part.data(), d_offset_.data(), shape_.heads, stream());
-      }
+      args.query = {true, j == 0, j + 1 == key_parts()};
+      args.key = {true, i == 0, i + 1 == query_parts()};
+      kernel_->Backward(shape_, args, stream());
+      if (problem_.bias == BiasType::kPostScale) kernel_->BackwardBias(shape_, args, d_bias, stream());
     });
     rank_.Synchronize();
   }
@@ -189,7 +199,7 @@ class Run {
     naive.dout = dout_.Numbers();
     if (problem_.bias == BiasType::kPostScale) {
       naive.bias = [this](std::size_t head, const Token& query, const Token& key) {
-        return LoadElement(shape_.dtype, bias_.bits.data(),
+        return LoadElement(DtypeOf(shape_), bias_.bits.data(),
                            static_cast<std::int64_t>(bias_places_.Index(head, query, key.position)));
       };
     } else if (problem_.bias == BiasType::kAlibi) {
@@ -227,7 +237,7 @@ class Run {
   // NaN in rows without a token.
   Half Input(const Layout& layout, std::size_t row_size) {
     const std::vector<Token> tokens = TokensOf(layout);
-    Half half = RandomHalf(shape_.dtype, tokens.size() * row_size, random_);
+    Half half = RandomHalf(DtypeOf(shape_), tokens.size() * row_size, random_);
     for (std::size_t row = 0; row < tokens.size(); ++row) {
       if (tokens[row].sequence < 0) std::fill_n(&half.bits[row * row_size], row_size, kNanBits);
     }
@@ -236,8 +246,8 @@ class Run {
 
   // NaN where there is no pair of tokens.
   void MakeBias() {
-    bias_ = Poisoned(shape_.dtype, bias_places_.size);
-    const Half numbers = RandomHalf(shape_.dtype, bias_places_.size, random_);
+    bias_ = Poisoned(DtypeOf(shape_), bias_places_.size);
+    const Half numbers = RandomHalf(DtypeOf(shape_), bias_places_.size, random_);
     for (std::size_t h = 0; h < heads_; ++h) {
       for (std::int32_t b = 0; b < static_cast<std::int32_t>(problem_.length_q.size()); ++b) {
         for (std::int32_t i = 0; i < problem_.length_q[static_cast<std::size_t>(b)]; ++i) {
@@ -250,10 +260,10 @@ class Run {
     }
   }
 
-  BiasArgs Bias() const {
+  BiasArgs Bias() {
     BiasArgs bias;
     if (problem_.bias == BiasType::kPostScale) {
-      bias.tensor = bias_.bits.data();
+      bias.tensor = bias_.At(0);
       bias.batch_stride = bias_places_.batch_stride;
       bias.head_stride = bias_places_.head_stride;
       bias.query_stride = bias_places_.query_stride;
@@ -265,19 +275,19 @@ class Run {
   BackwardArgs BackwardArgsOf(std::size_t i, std::size_t j) {
     BackwardArgs args;
     args.plan = PlanOf(i, j);
-    args.q = q_.bits.data() + QueryRow(i) * dim_;
-    args.k = k_.bits.data() + KeyRow(j) * dim_;
-    args.v = v_.bits.data() + KeyRow(j) * dim_v_;
-    args.dout = dout_.bits.data() + QueryRow(i) * dim_v_;
+    args.q = q_.At(QueryRow(i) * dim_);
+    args.k = k_.At(KeyRow(j) * dim_);
+    args.v = v_.At(KeyRow(j) * dim_v_);
+    args.dout = dout_.At(QueryRow(i) * dim_v_);
     args.lse = (problem_.offset ? total_ : lse_).data() + QueryRow(i);
     args.bias = Bias();
     args.delta = delta_.data() + QueryRow(i);
     args.dq_accumulator = dq_sum_.data() + QueryRow(i) * dim_;
-    args.dq = dq_.bits.data() + QueryRow(i) * dim_;
+    args.dq = dq_.At(QueryRow(i) * dim_);
     args.dk_accumulator = dk_sum_.data() + KeyRow(j) * dim_;
     args.dv_accumulator = dv_sum_.data() + KeyRow(j) * dim_v_;
-    args.dk = dk_.bits.data() + KeyRow(j) * dim_;
-    args.dv = dv_.bits.data() + KeyRow(j) * dim_v_;
+    args.dk = dk_.At(KeyRow(j) * dim_);
+    args.dv = dv_.At(KeyRow(j) * dim_v_);
     return args;
   }
 
@@ -294,7 +304,7 @@ class Run {
     }
     INFO(name << ": " << written << " elements written where there is no token");
     CHECK(written == 0);
-    CheckClose(name, shape_.dtype, numbers, want);
+    CheckClose(name, DtypeOf(shape_), numbers, want);
   }
 
   static bool SameLogit(float got, double want) {
@@ -331,7 +341,7 @@ class Run {
     for (std::size_t h = 0; h < heads_; ++h) {
       INFO("gradient of offset " << h << ": " << d_offset_[h] << ", not " << want.d_offset[h]);
       // out, which delta is made of, is rounded.
-      CHECK(std::abs(d_offset_[h] - want.d_offset[h]) <= UnitOf(shape_.dtype) * want.d_offset_size[h]);
+      CHECK(std::abs(d_offset_[h] - want.d_offset[h]) <= UnitOf(DtypeOf(shape_)) * want.d_offset_size[h]);
     }
   }
 
@@ -349,7 +359,7 @@ class Run {
     }
     std::vector<double> got(d_bias_.begin(), d_bias_.end());
     for (double& x : got) x -= kBefore;
-    CheckClose("dbias", shape_.dtype, got, want);
+    CheckClose("dbias", DtypeOf(shape_), got, want);
   }
 
   const Problem& problem_;
@@ -371,8 +381,8 @@ class Run {
   Half bias_;
   std::vector<float> slopes_, offset_;
 
-  Half out_ = Poisoned(shape_.dtype, dout_.bits.size()), dq_ = Poisoned(shape_.dtype, q_.bits.size());
-  Half dk_ = Poisoned(shape_.dtype, k_.bits.size()), dv_ = Poisoned(shape_.dtype, v_.bits.size());
+  Half out_ = Poisoned(DtypeOf(shape_), dout_.bits.size()), dq_ = Poisoned(DtypeOf(shape_), q_.bits.size());
+  Half dk_ = Poisoned(DtypeOf(shape_), k_.bits.size()), dv_ = Poisoned(DtypeOf(shape_), v_.bits.size());
   std::vector<float> out_sum_ = Nans(out_.bits.size()), dq_sum_ = Nans(dq_.bits.size());
   std::vector<float> dk_sum_ = Nans(dk_.bits.size()), dv_sum_ = Nans(dv_.bits.size());
   std::vector<float> lse_ = Nans(static_cast<std::size_t>(query_.rows) * heads_), total_ = lse_,
@@ -381,7 +391,9 @@ class Run {
   std::vector<float> d_bias_ = Nans(d_bias_places_.size);
 
   const HostRank rank_;
-  const std::unique_ptr<AttentionKernels> kernels_ = MakeHostAttentionKernels(rank_.seam());
+  const std::unique_ptr<AttentionKernel> kernel_ = host::HostFamily().Open(rank_.seam());
+  const std::unique_ptr<TensorOps> ops_ = host::MakeTensorOps(rank_.seam());
+  std::unique_ptr<TokenRows> rows_;
   std::vector<std::unique_ptr<BlockPlan>> plans_;
 };
 
@@ -389,7 +401,7 @@ class Run {
 
 KernelShape Shape(Dtype dtype, int dim_qk, int dim_v, int heads, int kv_heads) {
   KernelShape shape;
-  shape.dtype = dtype;
+  shape.dtypes = TensorDtypes(dtype);
   shape.dim_qk = dim_qk;
   shape.dim_v = dim_v;
   shape.heads = heads;

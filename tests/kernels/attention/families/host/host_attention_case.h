@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/attention/attention_kernels.h"
+#include "kernels/attention/attention_kernel.h"
 #include "kernels/attention/layout.h"
 #include "kernels/attention/spec.h"
 

@@ -4,15 +4,15 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "kernels/attention/families/host/family.h"
+#include "kernels/numerics/half.h"
 #include "tests/catch.h"
 #include "tests/kernels/attention/families/host/host_attention_case.h"
 #include "tests/kernels/attention/families/host/host_rank.h"
-#include "kernels/attention/attention_kernels.h"
-#include "kernels/attention/families/host/attention_kernels.h"
-#include "kernels/numerics/half.h"
 
 namespace {
 
@@ -26,6 +26,13 @@ using cppool::test::Spec;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr std::uint16_t kNanBits = 0x7fff;  // in both types
+
+KernelRequest ForwardOnly(const KernelShape& shape) {
+  KernelRequest request;
+  request.shape = shape;
+  request.training = false;
+  return request;
+}
 
 constexpr AttnMaskType kAll = AttnMaskType::kNoMask;
 constexpr AttnMaskType kCausal = AttnMaskType::kCausal;
@@ -113,7 +120,7 @@ TEST_CASE("Logits of a hundred and more do not overflow") {
   Problem problem = MakeProblem(Shape(Dtype::kFp16, 64, 64, 2, 1), Spec(1, 100, 120, kAll), 1, 2);
   problem.shape.scale = 8;
   const HostRank rank;
-  const auto kernels = MakeHostAttentionKernels(rank.seam());
+  const auto kernels = host::HostFamily().Open(rank.seam());
   // All logits are 8 * 64 * 2 * 2 = 2048 for the first half of the keys and -2048 for the others.
   const std::size_t rows_q = 100, rows_kv = 120;
   std::vector<std::uint16_t> q(rows_q * 2 * 64, FloatToFP16(2)), k(rows_kv * 64), v(rows_kv * 64),
@@ -125,15 +132,15 @@ TEST_CASE("Logits of a hundred and more do not overflow") {
   std::vector<float> lse(rows_q * 2, kNan), sum(q.size(), kNan);
   std::vector<std::unique_ptr<BlockPlan>> plans;
   for (std::size_t j = 0; j < 2; ++j) {
-    plans.push_back(kernels->Plan(problem.shape, problem.query_parts[0], problem.key_parts[j], problem.bands,
-                                  false, rank.stream()));
+    plans.push_back(kernels->Plan(ForwardOnly(problem.shape), problem.query_parts[0], problem.key_parts[j],
+                                  problem.bands, rank.stream()));
     ForwardArgs args;
     args.plan = plans.back().get();
-    args.q = q.data();
-    args.k = k.data() + j * 60 * 64;
-    args.v = v.data() + j * 60 * 64;
+    args.q = {q.data(), Dtype::kFp16};
+    args.k = {k.data() + j * 60 * 64, Dtype::kFp16};
+    args.v = {v.data() + j * 60 * 64, Dtype::kFp16};
     args.accumulator = sum.data();
-    args.out = out.data();
+    args.out = {out.data(), Dtype::kFp16};
     args.lse = lse.data();
     args.first = j == 0;
     args.last = j == 1;
@@ -148,19 +155,19 @@ TEST_CASE("Logits of a hundred and more do not overflow") {
 TEST_CASE("NaN in a value reaches the rows that see it") {
   const Problem problem = MakeProblem(Shape(Dtype::kBf16, 64, 64, 1, 1), Spec(1, 40, 40, kCausal), 1, 1);
   const HostRank rank;
-  const auto kernels = MakeHostAttentionKernels(rank.seam());
-  const auto plan = kernels->Plan(problem.shape, problem.query_parts[0], problem.key_parts[0], problem.bands,
-                                  false, rank.stream());
+  const auto kernels = host::HostFamily().Open(rank.seam());
+  const auto plan = kernels->Plan(ForwardOnly(problem.shape), problem.query_parts[0], problem.key_parts[0],
+                                  problem.bands, rank.stream());
   const auto where = GENERATE(0, 1);  // in a key, in a value
   std::vector<std::uint16_t> q(40 * 64, FloatToBF16(1)), k(q), v(q), out(q);
   (where == 0 ? k : v)[39 * 64 + 3] = kNanBits;
   std::vector<float> lse(40);
   ForwardArgs args;
   args.plan = plan.get();
-  args.q = q.data();
-  args.k = k.data();
-  args.v = v.data();
-  args.out = out.data();
+  args.q = {q.data(), Dtype::kBf16};
+  args.k = {k.data(), Dtype::kBf16};
+  args.v = {v.data(), Dtype::kBf16};
+  args.out = {out.data(), Dtype::kBf16};
   args.lse = lse.data();
   kernels->Forward(problem.shape, args, rank.stream());
   rank.Synchronize();
@@ -170,14 +177,19 @@ TEST_CASE("NaN in a value reaches the rows that see it") {
 
 TEST_CASE("Shapes that there are no kernels for are refused with what there is") {
   const HostRank rank;
-  const auto kernels = MakeHostAttentionKernels(rank.seam());
+  const auto kernels = host::HostFamily().Open(rank.seam());
   const auto refused = [&](const KernelShape& shape) -> std::string {
+    KernelRequest request;
+    request.shape = shape;
+    const std::optional<std::string> refusal = host::HostFamily().Refusal(request);
     try {
-      kernels->Load(shape, true);
+      kernels->Load(request);
     } catch (const RuntimeError& error) {
       CHECK(error.status() == CPPOOL_UNSUPPORTED);
+      CHECK(refusal == error.what());  // what the family says beforehand
       return error.what();
     }
+    CHECK_FALSE(refusal);
     return "";
   };
   for (int qk = 1; qk <= 300; ++qk) {
@@ -189,21 +201,25 @@ TEST_CASE("Shapes that there are no kernels for are refused with what there is")
   }
   CHECK_THAT(refused(Shape(Dtype::kBf16, 96, 80, 1, 1)),
              Catch::Matchers::ContainsSubstring("96") && Catch::Matchers::ContainsSubstring("80") &&
-                 Catch::Matchers::ContainsSubstring(kSupportedHeadDims));
-  CHECK_FALSE(refused(Shape(Dtype::kFp32, 64, 64, 1, 1)).empty());
+                 Catch::Matchers::ContainsSubstring(
+                     "64, 128, 256, 192 with head_dim_v 128, 128 with head_dim_v 64"));
+  CHECK_THAT(refused(Shape(Dtype::kFp32, 64, 64, 1, 1)), Catch::Matchers::ContainsSubstring("dtype fp32"));
+  KernelShape mixed = Shape(Dtype::kBf16, 64, 64, 1, 1);
+  mixed.dtypes.dk = Dtype::kFp16;
+  CHECK_THAT(refused(mixed), Catch::Matchers::ContainsSubstring("different dtypes"));
 }
 
 TEST_CASE("Gradients need a plan for training") {
   const Problem problem = MakeProblem(Shape(Dtype::kBf16, 64, 64, 1, 1), Spec(1, 8, 8, kCausal), 1, 1);
   const HostRank rank;
-  const auto kernels = MakeHostAttentionKernels(rank.seam());
-  const auto plan = kernels->Plan(problem.shape, problem.query_parts[0], problem.key_parts[0], problem.bands,
-                                  false, rank.stream());
+  const auto kernels = host::HostFamily().Open(rank.seam());
+  const auto plan = kernels->Plan(ForwardOnly(problem.shape), problem.query_parts[0], problem.key_parts[0],
+                                  problem.bands, rank.stream());
   CHECK(plan->pairs() == 36);
   BackwardArgs args;
   args.plan = plan.get();
-  CHECK_THROWS_AS(kernels->BackwardQuery(problem.shape, args, rank.stream()), RuntimeError);
-  CHECK_THROWS_AS(kernels->BackwardKey(problem.shape, args, rank.stream()), RuntimeError);
+  CHECK_THROWS_AS(kernels->Backward(problem.shape, args, rank.stream()), RuntimeError);
+  CHECK_THROWS_AS(kernels->BackwardBias(problem.shape, args, {}, rank.stream()), RuntimeError);
 }
 
 }  // namespace

@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "kernels/attention/families/host/family.h"
+#include "kernels/error.h"
+#include "kernels/numerics/half.h"
 #include "tests/catch.h"
 #include "tests/kernels/attention/families/host/host_attention_case.h"
 #include "tests/kernels/attention/families/host/host_rank.h"
-#include "kernels/error.h"
-#include "kernels/attention/families/host/attention_kernels.h"
-#include "kernels/numerics/half.h"
 
 namespace {
 
@@ -187,17 +187,20 @@ struct OnePair {
   float Out(float offset) {
     const Problem problem = MakeProblem(Shape(Dtype::kBf16, 64, 64, 1, 1), Spec(1, 1, 1, kAll), 1, 1);
     const HostRank rank;
-    const auto kernels = MakeHostAttentionKernels(rank.seam());
-    const auto plan = kernels->Plan(problem.shape, problem.query_parts[0], problem.key_parts[0],
-                                    problem.bands, false, rank.stream());
+    const auto kernels = host::HostFamily().Open(rank.seam());
+    KernelRequest request;
+    request.shape = problem.shape;
+    request.training = false;
+    const auto plan =
+        kernels->Plan(request, problem.query_parts[0], problem.key_parts[0], problem.bands, rank.stream());
     const std::vector<std::uint16_t> zero(64, 0), one(64, FloatToBF16(1));
     std::vector<std::uint16_t> out(64, 0x7fff);
     ForwardArgs args;
     args.plan = plan.get();
-    args.q = zero.data();
-    args.k = zero.data();
-    args.v = one.data();
-    args.out = out.data();
+    args.q = {zero.data(), Dtype::kBf16};
+    args.k = {zero.data(), Dtype::kBf16};
+    args.v = {one.data(), Dtype::kBf16};
+    args.out = {out.data(), Dtype::kBf16};
     args.lse = &lse;
     args.softmax_offset = &offset;
     args.max_logit = &max_logit;
@@ -232,10 +235,12 @@ TEST_CASE("max_logit is raised, never lowered") {
 TEST_CASE("A bias gradient that is asked for wrongly is refused") {
   const Problem problem = MakeProblem(Shape(Dtype::kBf16, 64, 64, 1, 1), Spec(1, 8, 8, kCausal), 1, 1);
   const HostRank rank;
-  const auto kernels = MakeHostAttentionKernels(rank.seam());
+  const auto kernels = host::HostFamily().Open(rank.seam());
   const auto plan = [&](bool training) {
-    return kernels->Plan(problem.shape, problem.query_parts[0], problem.key_parts[0], problem.bands, training,
-                         rank.stream());
+    KernelRequest request;
+    request.shape = problem.shape;
+    request.training = training;
+    return kernels->Plan(request, problem.query_parts[0], problem.key_parts[0], problem.bands, rank.stream());
   };
   const auto forward_only = plan(false), both = plan(true);
   std::vector<float> sum(64);

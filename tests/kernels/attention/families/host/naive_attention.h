@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/attention/attention_kernels.h"
+#include "kernels/attention/attention_kernel.h"
 #include "kernels/attention/layout.h"
 
 namespace cppool::test {

@@ -2,8 +2,8 @@
 // several calls in place of one.
 #include <cmath>
 
-#include "tests/kernels/attention/families/sm80/attention_run.h"
 #include "tests/catch.h"
+#include "tests/kernels/attention/families/sm80/attention_run.h"
 
 namespace cppool::kernels::test {
 namespace {
@@ -157,7 +157,9 @@ TEST_CASE("head dims without a CUDA kernel are unsupported") {
   }
   const Device device;
   try {
-    device.kernels().Load(Shape({96, 96}, Dtype::kBf16, 2, 2), true);
+    KernelRequest request;
+    request.shape = Shape({96, 96}, Dtype::kBf16, 2, 2);
+    device.kernel().Load(request);
     FAIL("loaded");
   } catch (const RuntimeError& error) {
     CHECK(error.status() == CPPOOL_UNSUPPORTED);

@@ -37,12 +37,12 @@ class BiasSum {
       dims_.batch_stride = problem.shape.heads * dims_.keys, dims_.head_stride = dims_.keys;
     }
     sum_ = Poisoned(device, static_cast<std::size_t>(rows_ * columns_), Dtype::kFp32);
-    device.kernels().Fill(sum_.get<float>(), 0, rows_ * columns_, device.stream());
+    device.ops().Fill(sum_.get<float>(), 0, rows_ * columns_, device.stream());
   }
 
   void Add(const Device& device, const Problem& problem, const BackwardArgs& args) {
     if (rows_ == 0) return;
-    device.kernels().BackwardBias(
+    device.kernel().BackwardBias(
         problem.shape, args, {sum_.get<float>(), dims_.batch_stride, dims_.head_stride, dims_.query_stride},
         device.stream());
   }
@@ -50,7 +50,7 @@ class BiasSum {
   Values Get(const Device& device) const {
     if (rows_ == 0) return {};
     const Buffer whole = Poisoned(device, static_cast<std::size_t>(columns_), Dtype::kFp32);
-    device.kernels().SumRows(sum_.get<float>(), rows_, columns_, whole.get<float>(), device.stream());
+    device.ops().SumRows(sum_.get<float>(), rows_, columns_, whole.get<float>(), device.stream());
     return ToHost(device, whole, static_cast<std::size_t>(columns_), Dtype::kFp32);
   }
 
@@ -77,7 +77,7 @@ void Expect(const Outputs& got, const Outputs& want, Dtype dtype) {
 
 KernelShape Shape(Dims dims, Dtype dtype, int heads, int kv_heads) {
   KernelShape shape;
-  shape.dtype = dtype;
+  shape.dtypes = TensorDtypes(dtype);
   shape.dim_qk = dims.qk;
   shape.dim_v = dims.v;
   shape.heads = heads;
@@ -97,83 +97,92 @@ Problem Global(const KernelShape& shape, QkvFormat format, std::int64_t batch, s
 Outputs Run(const Device& device, const Problem& problem, const Inputs& inputs,
             const std::vector<Layout>& key_parts, const std::vector<Layout>& query_parts) {
   const KernelShape& shape = problem.shape;
-  AttentionKernels& kernels = device.kernels();
-  kernels.Load(shape, true);
+  AttentionKernel& kernel = device.kernel();
+  TensorOps& ops = device.ops();
+  const KernelRequest request = RequestOf(problem);
+  kernel.Load(request);
+  const Dtype dtype = DtypeOf(shape);
   const std::size_t rows_q = static_cast<std::size_t>(problem.query.rows);
   const std::size_t states = rows_q * static_cast<std::size_t>(shape.heads);
-  const Buffer q = ToDevice(device, inputs.q, shape.dtype), k = ToDevice(device, inputs.k, shape.dtype);
-  const Buffer v = ToDevice(device, inputs.v, shape.dtype), dout = ToDevice(device, inputs.dout, shape.dtype);
-  const Buffer out = Poisoned(device, inputs.dout.size(), shape.dtype),
+  const Buffer q = ToDevice(device, inputs.q, dtype), k = ToDevice(device, inputs.k, dtype);
+  const Buffer v = ToDevice(device, inputs.v, dtype), dout = ToDevice(device, inputs.dout, dtype);
+  const Buffer out = Poisoned(device, inputs.dout.size(), dtype),
                lse = Poisoned(device, states, Dtype::kFp32);
-  const Buffer dq = Poisoned(device, inputs.q.size(), shape.dtype),
-               dk = Poisoned(device, inputs.k.size(), shape.dtype);
-  const Buffer dv = Poisoned(device, inputs.v.size(), shape.dtype),
-               delta = Poisoned(device, states, Dtype::kFp32);
+  const Buffer dq = Poisoned(device, inputs.q.size(), dtype), dk = Poisoned(device, inputs.k.size(), dtype);
+  const Buffer dv = Poisoned(device, inputs.v.size(), dtype), delta = Poisoned(device, states, Dtype::kFp32);
   const Buffer out_sum = Poisoned(device, inputs.dout.size(), Dtype::kFp32);
   const Buffer dq_sum = Poisoned(device, inputs.q.size(), Dtype::kFp32),
                dk_sum = Poisoned(device, inputs.k.size(), Dtype::kFp32);
   const Buffer dv_sum = Poisoned(device, inputs.v.size(), Dtype::kFp32);
 
-  const Buffer bias = OptionalToDevice(device, inputs.bias, shape.dtype);
+  const Buffer bias = OptionalToDevice(device, inputs.bias, dtype);
   const Buffer slopes = OptionalToDevice(device, inputs.alibi_slopes, Dtype::kFp32);
   const Buffer offset = OptionalToDevice(device, inputs.softmax_offset, Dtype::kFp32);
   const BiasDims dims(problem);
-  const BiasArgs bias_args{bias.get(), dims.batch_stride, dims.head_stride, dims.query_stride,
-                           slopes.get<float>()};
+  const BiasArgs bias_args{
+      {bias.get(), dtype}, dims.batch_stride, dims.head_stride, dims.query_stride, slopes.get<float>()};
   const std::size_t heads = static_cast<std::size_t>(shape.heads);
   const Buffer max_logit = Poisoned(device, heads, Dtype::kFp32);
-  kernels.Fill(max_logit.get<float>(), -INFINITY, shape.heads, device.stream());
+  ops.Fill(max_logit.get<float>(), -INFINITY, shape.heads, device.stream());
 
   std::vector<std::unique_ptr<BlockPlan>> plans;  // until the work is done
   for (std::size_t i = 0; i < key_parts.size(); ++i) {
-    plans.push_back(kernels.Plan(shape, problem.query, key_parts[i], problem.bands, false, device.stream()));
+    KernelRequest forward_only = request;
+    forward_only.training = false;
+    plans.push_back(kernel.Plan(forward_only, problem.query, key_parts[i], problem.bands, device.stream()));
     ForwardArgs args;
     args.plan = plans.back().get();
-    args.q = q.get(), args.k = k.get(), args.v = v.get();
+    args.q = {q.get(), dtype}, args.k = {k.get(), dtype}, args.v = {v.get(), dtype};
     args.accumulator = key_parts.size() > 1 ? out_sum.get<float>() : nullptr;
-    args.out = out.get(), args.lse = lse.get<float>();
+    args.out = {out.get(), dtype}, args.lse = lse.get<float>();
     args.bias = bias_args, args.softmax_offset = offset.get<float>(),
     args.max_logit = problem.max_logit ? max_logit.get<float>() : nullptr;
     args.first = i == 0, args.last = i + 1 == key_parts.size();
-    kernels.Forward(shape, args, device.stream());
+    kernel.Forward(shape, args, device.stream());
   }
-  kernels.Delta(shape, problem.query.rows, out.get(), dout.get(), delta.get<float>(), device.stream());
+  ops.Delta(problem.query.rows * shape.heads, shape.dim_v, {out.get(), dtype}, {dout.get(), dtype},
+            delta.get<float>(), device.stream());
   const Buffer total = Poisoned(device, states, Dtype::kFp32),
                doffset = Poisoned(device, heads, Dtype::kFp32);
   if (problem.softmax_offset) {
-    kernels.AddOffset(shape, problem.query.rows, lse.get<float>(), offset.get<float>(), total.get<float>(),
-                      device.stream());
-    kernels.OffsetGradient(shape, plans.front().get(), total.get<float>(), delta.get<float>(),
-                           offset.get<float>(), doffset.get<float>(), device.stream());
+    const auto rows = ops.Rows(problem.query, device.stream());
+    ops.AddOffset(problem.query.rows, shape.heads, lse.get<float>(), offset.get<float>(), total.get<float>(),
+                  device.stream());
+    ops.OffsetGradient(*rows, shape.heads, total.get<float>(), delta.get<float>(), offset.get<float>(),
+                       doffset.get<float>(), device.stream());
+    device.Wait();  // before the rows go
   }
   BiasSum dbias(device, problem);
   BackwardArgs args;
   args.bias = bias_args;
-  args.q = q.get(), args.k = k.get(), args.v = v.get(), args.dout = dout.get();
+  args.q = {q.get(), dtype}, args.k = {k.get(), dtype}, args.v = {v.get(), dtype},
+  args.dout = {dout.get(), dtype};
   args.lse = problem.softmax_offset ? total.get<float>() : lse.get<float>();
   args.delta = delta.get<float>();
   args.dq_accumulator = dq_sum.get<float>(), args.dk_accumulator = dk_sum.get<float>(),
   args.dv_accumulator = dv_sum.get<float>();
-  args.dq = dq.get(), args.dk = dk.get(), args.dv = dv.get();
+  args.dq = {dq.get(), dtype}, args.dk = {dk.get(), dtype}, args.dv = {dv.get(), dtype};
   for (std::size_t i = 0; i < key_parts.size(); ++i) {
-    plans.push_back(kernels.Plan(shape, problem.query, key_parts[i], problem.bands, true, device.stream()));
+    plans.push_back(kernel.Plan(request, problem.query, key_parts[i], problem.bands, device.stream()));
     args.plan = plans.back().get();
-    args.first = i == 0, args.last = i + 1 == key_parts.size();
-    kernels.BackwardQuery(shape, args, device.stream());
+    args.query = {true, i == 0, i + 1 == key_parts.size()};
+    args.key.wanted = false;
+    kernel.Backward(shape, args, device.stream());
     dbias.Add(device, problem, args);
   }
   for (std::size_t i = 0; i < query_parts.size(); ++i) {
-    plans.push_back(kernels.Plan(shape, query_parts[i], problem.key, problem.bands, true, device.stream()));
+    plans.push_back(kernel.Plan(request, query_parts[i], problem.key, problem.bands, device.stream()));
     args.plan = plans.back().get();
-    args.first = i == 0, args.last = i + 1 == query_parts.size();
-    kernels.BackwardKey(shape, args, device.stream());
+    args.query.wanted = false;
+    args.key = {true, i == 0, i + 1 == query_parts.size()};
+    kernel.Backward(shape, args, device.stream());
   }
   device.Wait();
-  return {ToHost(device, out, inputs.dout.size(), shape.dtype),
+  return {ToHost(device, out, inputs.dout.size(), dtype),
           ToHost(device, lse, states, Dtype::kFp32),
-          ToHost(device, dq, inputs.q.size(), shape.dtype),
-          ToHost(device, dk, inputs.k.size(), shape.dtype),
-          ToHost(device, dv, inputs.v.size(), shape.dtype),
+          ToHost(device, dq, inputs.q.size(), dtype),
+          ToHost(device, dk, inputs.k.size(), dtype),
+          ToHost(device, dv, inputs.v.size(), dtype),
           problem.max_logit ? ToHost(device, max_logit, heads, Dtype::kFp32) : Values{},
           dbias.Get(device),
           problem.softmax_offset ? ToHost(device, doffset, heads, Dtype::kFp32) : Values{}};
@@ -185,7 +194,7 @@ void RunAndExpect(const Device& device, const Problem& problem, std::size_t part
   const Outputs got =
       Run(device, problem, inputs, whole ? std::vector{problem.key} : Parts(problem.key, parts),
           whole ? std::vector{problem.query} : Parts(problem.query, parts));
-  Expect(got, Reference(problem, inputs), problem.shape.dtype);
+  Expect(got, Reference(problem, inputs), DtypeOf(problem.shape));
 }
 
 }  // namespace cppool::kernels::test

@@ -165,68 +165,73 @@ double SampledError(const Problem& problem, bool causal, std::int64_t seqlen, co
 // Returns whether the samples agree.
 bool Measure(const Device& device, const SpeedShape& speed) {
   KernelShape shape;
-  shape.dtype = speed.dtype;
+  shape.dtypes = TensorDtypes(speed.dtype);
   shape.dim_qk = speed.dim_qk, shape.dim_v = speed.dim_v;
   shape.heads = speed.heads, shape.kv_heads = speed.kv_heads, shape.group = speed.heads / speed.kv_heads;
   shape.scale = 1 / std::sqrt(static_cast<float>(speed.dim_qk));
   const Layout layout = GlobalLayout(QkvFormat::kBshd, UniformSequences(speed.batch, speed.seqlen));
   const Problem problem{
       shape, layout, layout,
-      std::vector<Band>(static_cast<std::size_t>(speed.batch), Band{-kOpen, speed.causal ? 0 : kOpen})};
-  AttentionKernels& kernels = device.kernels();
-  kernels.Load(shape, true);
+      std::vector<Band>(static_cast<std::size_t>(speed.batch), Band{-kOpen, speed.causal ? 0 : kOpen}),
+      speed.bias};
+  const Dtype dtype = speed.dtype;
+  AttentionKernel& kernel = device.kernel();
+  kernel.Load(RequestOf(problem));
   std::mt19937 random(1);
   const auto count = [&](int heads, int dim) { return static_cast<std::size_t>(layout.rows * heads * dim); };
-  Inputs in{Random(random, count(speed.heads, speed.dim_qk), shape.dtype),
-            Random(random, count(speed.kv_heads, speed.dim_qk), shape.dtype),
-            Random(random, count(speed.kv_heads, speed.dim_v), shape.dtype),
-            Random(random, count(speed.heads, speed.dim_v), shape.dtype)};
-  const Buffer q = ToDevice(device, in.q, shape.dtype), k = ToDevice(device, in.k, shape.dtype);
-  const Buffer v = ToDevice(device, in.v, shape.dtype), dout = ToDevice(device, in.dout, shape.dtype);
-  const Buffer out = Poisoned(device, in.dout.size(), shape.dtype),
+  Inputs in{Random(random, count(speed.heads, speed.dim_qk), dtype),
+            Random(random, count(speed.kv_heads, speed.dim_qk), dtype),
+            Random(random, count(speed.kv_heads, speed.dim_v), dtype),
+            Random(random, count(speed.heads, speed.dim_v), dtype)};
+  const Buffer q = ToDevice(device, in.q, dtype), k = ToDevice(device, in.k, dtype);
+  const Buffer v = ToDevice(device, in.v, dtype), dout = ToDevice(device, in.dout, dtype);
+  const Buffer out = Poisoned(device, in.dout.size(), dtype),
                lse = Poisoned(device, count(speed.heads, 1), Dtype::kFp32);
   const Buffer delta = Poisoned(device, count(speed.heads, 1), Dtype::kFp32),
-               dq = Poisoned(device, in.q.size(), shape.dtype);
-  const Buffer dk = Poisoned(device, in.k.size(), shape.dtype),
-               dv = Poisoned(device, in.v.size(), shape.dtype);
+               dq = Poisoned(device, in.q.size(), dtype);
+  const Buffer dk = Poisoned(device, in.k.size(), dtype), dv = Poisoned(device, in.v.size(), dtype);
   const std::size_t positions = static_cast<std::size_t>(speed.seqlen * speed.seqlen);
-  if (speed.bias == BiasType::kPostScale) in.bias = Random(random, positions, shape.dtype);
+  if (speed.bias == BiasType::kPostScale) in.bias = Random(random, positions, dtype);
   if (speed.bias == BiasType::kAlibi) in.alibi_slopes = AlibiSlopes(speed.heads);
-  const Buffer bias = in.bias.empty() ? Buffer() : ToDevice(device, in.bias, shape.dtype);
+  const Buffer bias = in.bias.empty() ? Buffer() : ToDevice(device, in.bias, dtype);
   const Buffer slopes = in.alibi_slopes.empty() ? Buffer() : ToDevice(device, in.alibi_slopes, Dtype::kFp32);
   const Buffer dbias = in.bias.empty() ? Buffer() : Poisoned(device, positions, Dtype::kFp32);
-  const BiasArgs bias_args{bias.get(), 0, 0, speed.seqlen, slopes.get<float>()};
-  const auto plan = kernels.Plan(shape, layout, layout, problem.bands, true, device.stream());
+  const BiasArgs bias_args{{bias.get(), dtype}, 0, 0, speed.seqlen, slopes.get<float>()};
+  const auto plan = kernel.Plan(RequestOf(problem), layout, layout, problem.bands, device.stream());
   ForwardArgs forward;
   forward.plan = plan.get();
-  forward.q = q.get(), forward.k = k.get(), forward.v = v.get(), forward.out = out.get(),
-  forward.lse = lse.get<float>();
+  forward.q = {q.get(), dtype}, forward.k = {k.get(), dtype}, forward.v = {v.get(), dtype},
+  forward.out = {out.get(), dtype}, forward.lse = lse.get<float>();
   forward.bias = bias_args;
   BackwardArgs backward;
   backward.bias = bias_args;
   backward.plan = plan.get();
-  backward.q = q.get(), backward.k = k.get(), backward.v = v.get(), backward.dout = dout.get();
+  backward.q = {q.get(), dtype}, backward.k = {k.get(), dtype}, backward.v = {v.get(), dtype};
+  backward.dout = {dout.get(), dtype};
   backward.lse = lse.get<float>(), backward.delta = delta.get<float>();
-  backward.dq = dq.get(), backward.dk = dk.get(), backward.dv = dv.get();
+  backward.dq = {dq.get(), dtype}, backward.dk = {dk.get(), dtype}, backward.dv = {dv.get(), dtype};
+  BackwardArgs only_query = backward, only_key = backward;
+  only_query.key.wanted = only_key.query.wanted = false;
 
-  const auto run_forward = [&] { kernels.Forward(shape, forward, device.stream()); };
+  const auto run_forward = [&] { kernel.Forward(shape, forward, device.stream()); };
   const auto run_delta = [&] {
-    kernels.Delta(shape, layout.rows, out.get(), dout.get(), delta.get<float>(), device.stream());
+    device.ops().Delta(layout.rows * shape.heads, shape.dim_v, {out.get(), dtype}, {dout.get(), dtype},
+                       delta.get<float>(), device.stream());
   };
-  const auto run_query = [&] { kernels.BackwardQuery(shape, backward, device.stream()); };
-  const auto run_key = [&] { kernels.BackwardKey(shape, backward, device.stream()); };
+  const auto run_query = [&] { kernel.Backward(shape, only_query, device.stream()); };
+  const auto run_key = [&] { kernel.Backward(shape, only_key, device.stream()); };
   const auto run_bias = [&] {
-    kernels.BackwardBias(shape, backward, {dbias.get<float>(), 0, 0, speed.seqlen}, device.stream());
+    kernel.BackwardBias(shape, backward, {dbias.get<float>(), 0, 0, speed.seqlen}, device.stream());
   };
   run_forward(), run_delta(), run_query(), run_key();
   device.Wait();
-  const Outputs got{
-      ToHost(device, out, in.dout.size(), shape.dtype),
-      ToHost(device, lse, count(speed.heads, 1), Dtype::kFp32), ToHost(device, dq, in.q.size(), shape.dtype),
-      ToHost(device, dk, in.k.size(), shape.dtype), ToHost(device, dv, in.v.size(), shape.dtype)};
+  const Outputs got{ToHost(device, out, in.dout.size(), dtype),
+                    ToHost(device, lse, count(speed.heads, 1), Dtype::kFp32),
+                    ToHost(device, dq, in.q.size(), dtype), ToHost(device, dk, in.k.size(), dtype),
+                    ToHost(device, dv, in.v.size(), dtype)};
   const double error = SampledError(problem, speed.causal, speed.seqlen, in, got,
                                     ToHost(device, delta, count(speed.heads, 1), Dtype::kFp32));
-  const bool good = error < (shape.dtype == Dtype::kBf16 ? 1e-2 : 2e-3);  // NaN is not
+  const bool good = error < (dtype == Dtype::kBf16 ? 1e-2 : 2e-3);  // NaN is not
 
   Timer timer;
   const cudaStream_t stream = reinterpret_cast<cudaStream_t>(device.stream());

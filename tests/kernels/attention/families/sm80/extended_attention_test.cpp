@@ -3,8 +3,8 @@
 #include <cmath>
 #include <limits>
 
-#include "tests/kernels/attention/families/sm80/attention_run.h"
 #include "tests/catch.h"
+#include "tests/kernels/attention/families/sm80/attention_run.h"
 
 namespace cppool::kernels::test {
 namespace {
@@ -238,12 +238,12 @@ TEST_CASE("a bias gradient summed over queries and more is refused") {
   const Device device;
   const Problem problem = Global(Shape({64, 64}, Dtype::kBf16, 1, 1), QkvFormat::kBshd, 1, 8, 8, kAll);
   const auto plan =
-      device.kernels().Plan(problem.shape, problem.query, problem.key, problem.bands, true, device.stream());
+      device.kernel().Plan(RequestOf(problem), problem.query, problem.key, problem.bands, device.stream());
   BackwardArgs args;
   args.plan = plan.get();
-  CHECK_THROWS_AS(device.kernels().BackwardBias(problem.shape, args, {nullptr, 8, 0, 0}, device.stream()),
+  CHECK_THROWS_AS(device.kernel().BackwardBias(problem.shape, args, {nullptr, 8, 0, 0}, device.stream()),
                   RuntimeError);
-  CHECK_THROWS_AS(device.kernels().BackwardBias(problem.shape, args, {nullptr, 0, 8, 0}, device.stream()),
+  CHECK_THROWS_AS(device.kernel().BackwardBias(problem.shape, args, {nullptr, 0, 8, 0}, device.stream()),
                   RuntimeError);
 }
 

@@ -102,8 +102,17 @@ Values InRows(const std::vector<double>& values, const Layout& layout, std::size
 Device::Device()
     : backend_(CreateCudaBackend(1)),
       rank_(backend_->OpenRank(0)),
-      kernels_(MakeAttentionKernels(rank_->seam())) {
+      kernels_(std::make_unique<RankKernels>(rank_->seam(), *AttentionFamilies("cuda").front())) {
+  kernels_->ops->Load();
   rank_->BeginCase();
+}
+
+KernelRequest RequestOf(const Problem& problem) {
+  KernelRequest request;
+  request.shape = problem.shape;
+  request.bias = problem.bias;
+  request.max_logit = problem.max_logit;
+  return request;
 }
 
 Device::~Device() {
@@ -186,13 +195,13 @@ Inputs MakeInputs(const Problem& problem, unsigned seed) {
   const KernelShape& shape = problem.shape;
   std::mt19937 random(seed);
   Inputs inputs;
-  inputs.q = RandomRows(random, problem.query, shape.heads, shape.dim_qk, shape.dtype);
-  inputs.k = RandomRows(random, problem.key, shape.kv_heads, shape.dim_qk, shape.dtype);
-  inputs.v = RandomRows(random, problem.key, shape.kv_heads, shape.dim_v, shape.dtype);
-  inputs.dout = RandomRows(random, problem.query, shape.heads, shape.dim_v, shape.dtype);
+  inputs.q = RandomRows(random, problem.query, shape.heads, shape.dim_qk, DtypeOf(shape));
+  inputs.k = RandomRows(random, problem.key, shape.kv_heads, shape.dim_qk, DtypeOf(shape));
+  inputs.v = RandomRows(random, problem.key, shape.kv_heads, shape.dim_v, DtypeOf(shape));
+  inputs.dout = RandomRows(random, problem.query, shape.heads, shape.dim_v, DtypeOf(shape));
   if (problem.bias == BiasType::kPostScale) {
     const BiasDims dims(problem);
-    const Values drawn = Random(random, dims.count(), shape.dtype);
+    const Values drawn = Random(random, dims.count(), DtypeOf(shape));
     inputs.bias.assign(drawn.size(), kNan);
     const std::vector<Token> keys = Tokens(problem.key);
     for (const Token& query : Tokens(problem.query)) {
@@ -255,7 +264,7 @@ Outputs Reference(const Problem& problem, const Inputs& inputs) {
       }
       // As the kernels have it: of what was written of `out`. Else single elements of dbias could not be compared.
       for (std::size_t i = q_at * dim_v; i < (q_at + 1) * dim_v; ++i)
-        delta += Rounded(static_cast<float>(out[i]), shape.dtype) * static_cast<double>(inputs.dout[i]);
+        delta += Rounded(static_cast<float>(out[i]), DtypeOf(shape)) * static_cast<double>(inputs.dout[i]);
       if (problem.softmax_offset) doffset[Size(head)] -= of_offset / sum * delta;
       for (std::size_t j = 0; j < keys.size(); ++j) {
         if (weight[j] == 0) continue;

@@ -7,7 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attention/attention_kernels.h"
+#include "kernels/attention/attention_family.h"
+#include "kernels/attention/tensor_ops.h"
 #include "kernels/backend.h"
 #include "kernels/runtime.h"
 
@@ -20,13 +21,14 @@ class Device {
   ~Device();
   cppool_runtime* rt() const { return rank_->seam(); }
   cppool_stream stream() const { return rt()->stream; }
-  AttentionKernels& kernels() const { return *kernels_; }
+  AttentionKernel& kernel() const { return *kernels_->attention; }
+  TensorOps& ops() const { return *kernels_->ops; }
   void Wait() const { Check(rt(), rt()->stream_synchronize(rt(), stream())); }
 
  private:
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<RankRuntime> rank_;
-  std::unique_ptr<AttentionKernels> kernels_;
+  std::unique_ptr<RankKernels> kernels_;
 };
 
 // Whether there is a GPU; a test without one says so and ends.
@@ -62,6 +64,9 @@ struct BiasDims {
   std::int64_t batch_stride, head_stride, query_stride;  // in elements, 0 where broadcast
 };
 
+// Of all tensors: the kernels have one.
+inline Dtype DtypeOf(const KernelShape& shape) { return shape.dtypes.q; }
+
 struct Inputs {
   Values q, k, v, dout;     // NaN in rows of no segment
   Values bias{};            // NaN where no pair of tokens that see each other reads it; or empty
@@ -77,6 +82,9 @@ struct Outputs {
 
   bool operator==(const Outputs&) const;  // bit by bit
 };
+// For training, with the bias and max_logit of the problem.
+KernelRequest RequestOf(const Problem& problem);
+
 Outputs Reference(const Problem& problem, const Inputs& inputs);
 
 // What is wrong with `got` against `want`, or nothing: NaN and infinities must be in the same places, the RMS of the error at most

@@ -39,8 +39,8 @@ TEST_CASE("heads are split into the members' parts") {
         }
       }
       const Buffer source = ToDevice(device, from, dtype), target = Poisoned(device, want.size(), dtype);
-      device.kernels().SplitHeads(dtype, kRows, kHeads, dim, ranges, source.get(), target.get(),
-                                  device.stream());
+      device.ops().SplitHeads(kRows, kHeads, dim, ranges, {source.get(), dtype}, target.get(),
+                              device.stream());
       CHECK(ToHost(device, target, want.size(), dtype) == want);
     }
   }
@@ -71,8 +71,8 @@ TEST_CASE("parts of heads are merged, and summed in fp32 where they overlap") {
         }
         const Buffer source = ToDevice(device, from, from_dtype),
                      target = Poisoned(device, want.size(), to_dtype);
-        device.kernels().MergeHeads(from_dtype, to_dtype, kRows, kHeads, dim, ranges, source.get(),
-                                    target.get(), device.stream());
+        device.ops().MergeHeads(kRows, kHeads, dim, ranges, {source.get(), from_dtype},
+                                {target.get(), to_dtype}, device.stream());
         CHECK(ToHost(device, target, want.size(), to_dtype) == RoundOnHost(device, want, to_dtype));
       }
     }
@@ -94,8 +94,8 @@ TEST_CASE("fp32 is rounded to nearest, whatever the count and the alignment") {
       const Values want = RoundOnHost(device, from, dtype);
       for (const std::size_t skip : {0u, 1u}) {
         const Buffer target = Poisoned(device, count, dtype);
-        device.kernels().Round(source.get<float>() + skip, dtype, target.get(),
-                               static_cast<std::int64_t>(count), device.stream());
+        device.ops().Round(source.get<float>() + skip, {target.get(), dtype},
+                           static_cast<std::int64_t>(count), device.stream());
         const auto begin = want.begin() + static_cast<std::ptrdiff_t>(skip);
         CHECK(ToHost(device, target, count, dtype) ==
               Values(begin, begin + static_cast<std::ptrdiff_t>(count)));

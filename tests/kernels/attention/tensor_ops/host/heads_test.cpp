@@ -6,10 +6,10 @@
 #include <random>
 #include <vector>
 
+#include "kernels/attention/tensor_ops/host/tensor_ops.h"
+#include "kernels/numerics/half.h"
 #include "tests/catch.h"
 #include "tests/kernels/attention/families/host/host_rank.h"
-#include "kernels/attention/families/host/attention_kernels.h"
-#include "kernels/numerics/half.h"
 
 namespace {
 
@@ -53,8 +53,8 @@ TEST_CASE("Each member gets its heads, one part after another") {
     }
   }
   const HostRank rank;
-  const auto kernels = MakeHostAttentionKernels(rank.seam());
-  kernels->SplitHeads(Dtype::kFp16, rows, heads, dim, ranges, from.data(), to.data(), rank.stream());
+  const auto ops = host::MakeTensorOps(rank.seam());
+  ops->SplitHeads(rows, heads, dim, ranges, {from.data(), Dtype::kFp16}, to.data(), rank.stream());
   rank.Synchronize();
   CHECK(to == want);
 
@@ -62,7 +62,7 @@ TEST_CASE("Each member gets its heads, one part after another") {
   std::vector<float> wide(from.size()), wide_to(to.size()), wide_want(to.size());
   for (std::size_t i = 0; i < from.size(); ++i) wide[i] = FP16ToFloat(from[i]);
   for (std::size_t i = 0; i < want.size(); ++i) wide_want[i] = FP16ToFloat(want[i]);
-  kernels->SplitHeads(Dtype::kFp32, rows, heads, dim, ranges, wide.data(), wide_to.data(), rank.stream());
+  ops->SplitHeads(rows, heads, dim, ranges, {wide.data(), Dtype::kFp32}, wide_to.data(), rank.stream());
   rank.Synchronize();
   CHECK(wide_to == wide_want);
 }
@@ -78,9 +78,9 @@ TEST_CASE("Merging undoes splitting") {
   std::vector<std::uint16_t> parts(Elements(rows, dim, ranges));
   std::vector<float> to(from.size(), std::numeric_limits<float>::quiet_NaN());
   const HostRank rank;
-  const auto kernels = MakeHostAttentionKernels(rank.seam());
-  kernels->SplitHeads(Dtype::kFp16, rows, heads, dim, ranges, from.data(), parts.data(), rank.stream());
-  kernels->MergeHeads(Dtype::kFp16, target, rows, heads, dim, ranges, parts.data(), to.data(), rank.stream());
+  const auto ops = host::MakeTensorOps(rank.seam());
+  ops->SplitHeads(rows, heads, dim, ranges, {from.data(), Dtype::kFp16}, parts.data(), rank.stream());
+  ops->MergeHeads(rows, heads, dim, ranges, {parts.data(), Dtype::kFp16}, {to.data(), target}, rank.stream());
   rank.Synchronize();
   std::size_t wrong = 0;
   for (std::size_t i = 0; i < from.size(); ++i) {
@@ -102,9 +102,9 @@ TEST_CASE("Replicated heads are summed in fp32, in the parts' order, and rounded
   for (auto& x : parts) x = FloatToBF16(uniform(random));
   std::vector<std::uint16_t> to(static_cast<std::size_t>(rows * heads * dim), 0x7fff);
   const HostRank rank;
-  const auto kernels = MakeHostAttentionKernels(rank.seam());
-  kernels->MergeHeads(Dtype::kBf16, Dtype::kBf16, rows, heads, dim, ranges, parts.data(), to.data(),
-                      rank.stream());
+  const auto ops = host::MakeTensorOps(rank.seam());
+  ops->MergeHeads(rows, heads, dim, ranges, {parts.data(), Dtype::kBf16}, {to.data(), Dtype::kBf16},
+                  rank.stream());
   rank.Synchronize();
   std::size_t wrong = 0;
   for (std::int64_t row = 0; row < rows; ++row) {
@@ -128,16 +128,15 @@ TEST_CASE("Replicated heads are summed in fp32, in the parts' order, and rounded
 
 TEST_CASE("Parts that do not fit are refused") {
   const HostRank rank;
-  const auto kernels = MakeHostAttentionKernels(rank.seam());
+  const auto ops = host::MakeTensorOps(rank.seam());
   std::vector<std::uint16_t> from(64), to(64);
   const auto merge = [&](const std::vector<HeadRange>& ranges) {
-    kernels->MergeHeads(Dtype::kFp16, Dtype::kFp16, 1, 4, 4, ranges, from.data(), to.data(), rank.stream());
+    ops->MergeHeads(1, 4, 4, ranges, {from.data(), Dtype::kFp16}, {to.data(), Dtype::kFp16}, rank.stream());
   };
   CHECK_THROWS_AS(merge({{0, 2}, {3, 1}}), RuntimeError);  // nobody has head 2
   CHECK_THROWS_AS(merge({{0, 4}, {3, 2}}), RuntimeError);
-  CHECK_THROWS_AS(
-      kernels->SplitHeads(Dtype::kFp16, 1, 4, 4, {{-1, 2}}, from.data(), to.data(), rank.stream()),
-      RuntimeError);
+  CHECK_THROWS_AS(ops->SplitHeads(1, 4, 4, {{-1, 2}}, {from.data(), Dtype::kFp16}, to.data(), rank.stream()),
+                  RuntimeError);
   CHECK_NOTHROW(merge({{0, 2}, {2, 2}}));
   rank.Synchronize();
 }
@@ -149,10 +148,10 @@ TEST_CASE("Rounding of fp32") {
   from.push_back(std::numeric_limits<float>::quiet_NaN());
   std::vector<std::uint16_t> fp16(from.size()), bf16(from.size());
   const HostRank rank;
-  const auto kernels = MakeHostAttentionKernels(rank.seam());
+  const auto ops = host::MakeTensorOps(rank.seam());
   const auto count = static_cast<std::int64_t>(from.size());
-  kernels->Round(from.data(), Dtype::kFp16, fp16.data(), count, rank.stream());
-  kernels->Round(from.data(), Dtype::kBf16, bf16.data(), count, rank.stream());
+  ops->Round(from.data(), {fp16.data(), Dtype::kFp16}, count, rank.stream());
+  ops->Round(from.data(), {bf16.data(), Dtype::kBf16}, count, rank.stream());
   rank.Synchronize();
   std::size_t wrong = 0;
   for (std::size_t i = 0; i < from.size(); ++i) {
@@ -164,11 +163,6 @@ TEST_CASE("Rounding of fp32") {
 
 TEST_CASE("Delta is the dot product of out and dout, per row and head") {
   const auto dtype = GENERATE(Dtype::kFp16, Dtype::kBf16);
-  KernelShape shape;
-  shape.dtype = dtype;
-  shape.heads = 3;
-  shape.dim_v = 128;
-  const std::int64_t rows = 9;
   std::mt19937 random(2);
   std::uniform_real_distribution<double> uniform(-1, 1);
   const std::size_t count = 9 * 3 * 128;
@@ -179,8 +173,8 @@ TEST_CASE("Delta is the dot product of out and dout, per row and head") {
   }
   std::vector<float> delta(27, std::numeric_limits<float>::quiet_NaN());
   const HostRank rank;
-  const auto kernels = MakeHostAttentionKernels(rank.seam());
-  kernels->Delta(shape, rows, out.data(), dout.data(), delta.data(), rank.stream());
+  const auto ops = host::MakeTensorOps(rank.seam());
+  ops->Delta(27, 128, {out.data(), dtype}, {dout.data(), dtype}, delta.data(), rank.stream());
   rank.Synchronize();
   for (std::int64_t i = 0; i < 27; ++i) {
     double want = 0;
@@ -193,15 +187,13 @@ TEST_CASE("Delta is the dot product of out and dout, per row and head") {
 
 TEST_CASE("An offset is added to lse as a logarithm") {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  KernelShape shape;
-  shape.heads = 2;
   // Rows of two heads; the last is padding, which may hold anything.
   const std::vector<float> lse{1, 2, -kInfinity, 500, -500, 0, std::numeric_limits<float>::quiet_NaN(), 0};
   const std::vector<float> offset{0.5f, -1};
   std::vector<float> total(lse.size(), -7);
   const HostRank rank;
-  const auto kernels = MakeHostAttentionKernels(rank.seam());
-  kernels->AddOffset(shape, 4, lse.data(), offset.data(), total.data(), rank.stream());
+  const auto ops = host::MakeTensorOps(rank.seam());
+  ops->AddOffset(4, 2, lse.data(), offset.data(), total.data(), rank.stream());
   rank.Synchronize();
   for (std::size_t i = 0; i < 6; ++i) {
     const double x = lse[i], y = offset[i % 2], top = std::max(x, y);
@@ -211,7 +203,7 @@ TEST_CASE("An offset is added to lse as a logarithm") {
   CHECK(std::isnan(total[6]));
 
   const std::vector<float> none(2, -kInfinity);
-  kernels->AddOffset(shape, 1, none.data(), none.data(), total.data(), rank.stream());
+  ops->AddOffset(1, 2, none.data(), none.data(), total.data(), rank.stream());
   rank.Synchronize();
   CHECK(total[1] == -kInfinity);
 }
@@ -219,12 +211,152 @@ TEST_CASE("An offset is added to lse as a logarithm") {
 TEST_CASE("Filling and adding stop at the count") {
   std::vector<float> from{1, 2, 3, 4}, to{10, 20, 30, 40};
   const HostRank rank;
-  const auto kernels = MakeHostAttentionKernels(rank.seam());
-  kernels->Add(from.data(), to.data(), 3, rank.stream());
-  kernels->Fill(from.data(), -1, 2, rank.stream());
+  const auto ops = host::MakeTensorOps(rank.seam());
+  ops->Accumulate({from.data(), Dtype::kFp32}, to.data(), 3, false, rank.stream());
+  ops->Fill(from.data(), -1, 2, rank.stream());
   rank.Synchronize();
   CHECK(to == std::vector<float>{11, 22, 33, 40});
   CHECK(from == std::vector<float>{-1, -1, 3, 4});
+}
+
+TEST_CASE("A block's gradient in its dtype is added to a sum, or begins it") {
+  const auto dtype = GENERATE(Dtype::kFp16, Dtype::kBf16, Dtype::kFp32);
+  std::vector<float> stored(4);
+  for (std::int64_t i = 0; i < 4; ++i)
+    StoreElement(dtype, stored.data(), i, 0.25 * static_cast<double>(i) - 0.5);
+  std::vector<float> to{1, 2, std::numeric_limits<float>::quiet_NaN(), 4};
+  const HostRank rank;
+  const auto ops = host::MakeTensorOps(rank.seam());
+  ops->Accumulate({stored.data(), dtype}, to.data(), 3, true, rank.stream());
+  rank.Synchronize();
+  CHECK(to == std::vector<float>{-0.5f, -0.25f, 0, 4});
+  ops->Accumulate({stored.data(), dtype}, to.data(), 3, false, rank.stream());
+  rank.Synchronize();
+  CHECK(to == std::vector<float>{-1, -0.5f, 0, 4});
+}
+
+// Parts of one softmax, each over `keys` keys of its own, merged one after another.
+TEST_CASE("Parts of a softmax are merged") {
+  const auto part_dtype = GENERATE(Dtype::kFp32, Dtype::kFp16);
+  const auto parts = GENERATE(1, 2, 5);
+  const bool offset = GENERATE(false, true);
+  constexpr std::int64_t kRows = 6;
+  constexpr int kHeads = 2, kDim = 3, kKeys = 4;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity(),
+                  kNan = std::numeric_limits<float>::quiet_NaN();
+  // Rows 1 .. 4 hold tokens, in two segments; a vector of row 2 sees no key in the first part, one of row 3 none in
+  // any. Logits of some hundreds overflow unless they are shifted.
+  const Layout layout{{{0, 0, 3, 1}, {1, 0, 1, 4}}, kRows, 1};
+  const auto blind = [&](std::int64_t vector, int part) {
+    return vector == 2 * kHeads ? part == 0 : vector == 3 * kHeads;
+  };
+  std::mt19937 random(3);
+  std::uniform_real_distribution<double> uniform(-1, 1);
+  const auto vectors = static_cast<std::size_t>(kRows * kHeads);
+  std::vector<float> accumulator(vectors * kDim, kNan), lse(vectors, kNan), offsets{299, 303};
+  std::vector<float> out(vectors * kDim, kNan);
+  std::vector<double> want_sum(vectors), want_out(vectors * kDim);
+  const HostRank rank;
+  const auto ops = host::MakeTensorOps(rank.seam());
+  const auto rows = ops->Rows(layout, rank.stream());
+  for (int p = 0; p < parts; ++p) {
+    std::vector<float> part_lse(vectors, kNan), part(vectors * kDim, kNan);
+    for (std::int64_t vector = kHeads; vector < 5 * kHeads; ++vector) {
+      const auto at = static_cast<std::size_t>(vector);
+      double sum = 0, value[kDim] = {};
+      for (int key = 0; key < kKeys && !blind(vector, p); ++key) {
+        const double weight = std::exp(3 * uniform(random));
+        sum += weight;
+        for (double& v : value) v += weight * uniform(random);
+      }
+      part_lse[at] = sum > 0 ? static_cast<float>(300 + std::log(sum)) : -kInfinity;
+      for (std::size_t d = 0; d < kDim && sum > 0; ++d) {
+        StoreElement(part_dtype, part.data(), vector * kDim + static_cast<std::int64_t>(d), value[d] / sum);
+        want_out[at * kDim + d] +=
+            sum * LoadElement(part_dtype, part.data(), vector * kDim + static_cast<std::int64_t>(d));
+      }
+      want_sum[at] += sum;
+    }
+    MergeArgs args;
+    args.rows = rows.get();
+    args.heads = kHeads;
+    args.dim = kDim;
+    args.part = {part.data(), part_dtype};
+    args.part_lse = part_lse.data();
+    args.accumulator = parts == 1 ? nullptr : accumulator.data();
+    args.lse = lse.data();
+    args.out = {out.data(), Dtype::kFp32};
+    args.softmax_offset = offset ? offsets.data() : nullptr;
+    args.first = p == 0;
+    args.last = p + 1 == parts;
+    ops->Merge(args, rank.stream());
+    rank.Synchronize();
+  }
+  for (std::int64_t vector = 0; vector < kRows * kHeads; ++vector) {
+    const auto at = static_cast<std::size_t>(vector);
+    INFO("vector " << vector << " of " << parts << " parts");
+    if (vector < kHeads || vector >= 5 * kHeads) {  // no token: left alone
+      CHECK(std::isnan(lse[at]));
+      CHECK(std::isnan(out[at * kDim]));
+      continue;
+    }
+    if (want_sum[at] == 0) {
+      CHECK(lse[at] == -kInfinity);
+      CHECK(out[at * kDim] == 0);
+      continue;
+    }
+    CHECK(std::abs(lse[at] - (300 + std::log(want_sum[at]))) < 1e-4);
+    const double whole = want_sum[at] + (offset ? std::exp(double{offsets[at % kHeads]} - 300) : 0);
+    for (std::size_t d = 0; d < kDim; ++d)
+      CHECK(std::abs(out[at * kDim + d] - want_out[at * kDim + d] / whole) < 1e-4);
+  }
+}
+
+TEST_CASE("NaN in a part's lse reaches the row") {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> part{1, 1}, part_lse{nan, 0};
+  std::vector<float> accumulator{2, 2}, lse{0, nan}, out{0, 0};
+  const HostRank rank;
+  const auto ops = host::MakeTensorOps(rank.seam());
+  const auto rows = ops->Rows({{{0, 0, 2, 0}}, 2, 1}, rank.stream());
+  MergeArgs args;
+  args.rows = rows.get();
+  args.dim = 1;
+  args.part = {part.data(), Dtype::kFp32};
+  args.part_lse = part_lse.data();
+  args.accumulator = accumulator.data();
+  args.lse = lse.data();
+  args.out = {out.data(), Dtype::kFp32};
+  args.first = false;
+  ops->Merge(args, rank.stream());
+  rank.Synchronize();
+  for (const float x : {out[0], out[1], lse[0], lse[1]}) CHECK(std::isnan(x));
+}
+
+TEST_CASE("The offset's gradient is summed over rows with a token") {
+  const Layout layout{{{0, 0, 70, 2}, {1, 0, 1, 90}}, 100, 1};
+  std::vector<float> total(200, std::numeric_limits<float>::quiet_NaN()), delta = total;
+  const std::vector<float> offset{0.5f, -1};
+  std::vector<double> want(2);
+  std::mt19937 random(4);
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  for (const Segment& segment : layout.segments) {
+    for (std::int64_t row = segment.row; row < segment.row + segment.length; ++row) {
+      for (std::size_t h = 0; h < 2; ++h) {
+        const std::size_t at = static_cast<std::size_t>(row) * 2 + h;
+        total[at] = uniform(random);
+        delta[at] = uniform(random);
+        want[h] -= std::exp(double{offset[h]} - total[at]) * delta[at];
+      }
+    }
+  }
+  std::vector<float> gradient(2);
+  const HostRank rank;
+  const auto ops = host::MakeTensorOps(rank.seam());
+  const auto rows = ops->Rows(layout, rank.stream());
+  ops->OffsetGradient(*rows, 2, total.data(), delta.data(), offset.data(), gradient.data(), rank.stream());
+  rank.Synchronize();
+  for (std::size_t h = 0; h < 2; ++h) CHECK(std::abs(gradient[h] - want[h]) < 1e-4);
 }
 
 TEST_CASE("Rows are summed in order") {
@@ -232,12 +364,12 @@ TEST_CASE("Rows are summed in order") {
   const std::vector<float> from{1, 1e8f, 0, 2, 1e8f, -1e8f, 1, 3, -1e8f, 1, 1, 4};
   std::vector<float> to(5, std::numeric_limits<float>::quiet_NaN());
   const HostRank rank;
-  const auto kernels = MakeHostAttentionKernels(rank.seam());
-  kernels->SumRows(from.data(), 3, 4, to.data(), rank.stream());
+  const auto ops = host::MakeTensorOps(rank.seam());
+  ops->SumRows(from.data(), 3, 4, to.data(), rank.stream());
   rank.Synchronize();
   CHECK(std::vector<float>(to.begin(), to.end() - 1) == std::vector<float>{0, 1, 2, 9});
   CHECK(std::isnan(to[4]));
-  kernels->SumRows(from.data(), 0, 4, to.data(), rank.stream());
+  ops->SumRows(from.data(), 0, 4, to.data(), rank.stream());
   rank.Synchronize();
   CHECK(to[1] == 0);
 }

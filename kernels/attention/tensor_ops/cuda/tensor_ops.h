@@ -1,13 +1,15 @@
-// AttentionKernels on CUDA: tensor core kernels for sm_80 and newer, one code path (mma.sync).
+// TensorOps on CUDA: memory-bound kernels, the same for every kernel family.
 #pragma once
+
+#include <cppool/runtime.h>
 
 #include <memory>
 
-#include "kernels/attention/attention_kernels.h"
+#include "kernels/attention/tensor_ops.h"
 
 namespace cppool::kernels::cuda {
 
 // For one rank, on its thread, with its device current. `runtime` is that rank's of the CUDA backend and outlives the result.
-std::unique_ptr<AttentionKernels> MakeAttentionKernels(cppool_runtime* runtime);
+std::unique_ptr<TensorOps> MakeTensorOps(cppool_runtime* runtime);
 
 }  // namespace cppool::kernels::cuda

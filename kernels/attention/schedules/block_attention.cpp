@@ -1,0 +1,128 @@
+#include "kernels/attention/schedules/block_attention.h"
+
+#include <utility>
+
+#include "kernels/attention/tensor_ops/row_tiles.h"
+
+namespace cppool::kernels {
+
+void BlockBuffers::List(const BlockUse& use, MemoryList& list) {
+  const KernelShape& shape = use.request.shape;
+  const Capabilities can = use.family->capabilities();
+  const auto rows = static_cast<std::size_t>(use.queries.rows) * shape.heads;
+  const auto keys = static_cast<std::size_t>(use.rows_kv) * shape.kv_heads;
+  if (use.several_forward) list.Add("output so far", rows * shape.dim_v * sizeof(float), accumulator);
+  if (use.merges()) {
+    list.Add("output of a block", rows * shape.dim_v * SizeOf(shape.dtypes.out), part);
+    list.Add("lse of a block", rows * sizeof(float), part_lse);
+  }
+  list.Add("workspace of the kernel", use.family->WorkspaceBytes(use.request, use.queries.rows, use.rows_kv),
+           workspace);
+  if (use.needs_rows()) list.AddTables("rows of the queries", RowTilesBytes(use.queries));
+  if (!use.request.training) return;
+  if (use.several_backward) list.Add("dq so far", rows * shape.dim_qk * sizeof(float), dq_accumulator);
+  if (can.accumulates_gradients) return;
+  if (use.several_backward) list.Add("dq of a block", rows * shape.dim_qk * SizeOf(shape.dtypes.dq), dq_part);
+  if (use.keys_in_fp32) {
+    list.Add("dk of a block", keys * shape.dim_qk * SizeOf(shape.dtypes.dk), dk_part);
+    list.Add("dv of a block", keys * shape.dim_v * SizeOf(shape.dtypes.dv), dv_part);
+  }
+}
+
+BlockAttention::BlockAttention(cppool_runtime* runtime, RankKernels& kernels, BlockUse use)
+    : rt_(runtime), kernels_(kernels), use_(std::move(use)), capabilities_(use_.family->capabilities()) {
+  kernels_.attention->Load(use_.request);
+  kernels_.ops->Load();
+  if (use_.needs_rows()) rows_ = kernels_.ops->Rows(use_.queries, rt_->stream);
+}
+
+std::unique_ptr<BlockPlan> BlockAttention::Plan(const Layout& keys, const std::vector<Band>& bands) {
+  return kernels_.attention->Plan(use_.request, use_.queries, keys, bands, rt_->stream);
+}
+
+void BlockAttention::Forward(ForwardArgs args) {
+  args.accumulator = buffers_.accumulator.get<float>();
+  args.workspace = buffers_.workspace.get();
+  if (!args.last) args.softmax_offset = nullptr;
+  if (!use_.merges()) {
+    kernels_.attention->Forward(shape(), args, rt_->stream);
+    return;
+  }
+  MergeArgs merge;
+  merge.rows = rows_.get();
+  merge.heads = shape().heads;
+  merge.dim = shape().dim_v;
+  merge.part = {buffers_.part.get(), shape().dtypes.out};
+  merge.part_lse = buffers_.part_lse.get<float>();
+  merge.accumulator = args.accumulator;
+  merge.lse = args.lse;
+  merge.out = args.out;
+  merge.softmax_offset = args.softmax_offset;
+  merge.first = args.first;
+  merge.last = args.last;
+  args.out = {buffers_.part.get(), shape().dtypes.out};
+  args.lse = buffers_.part_lse.get<float>();
+  args.first = args.last = true;
+  args.softmax_offset = nullptr;
+  kernels_.attention->Forward(shape(), args, rt_->stream);
+  kernels_.ops->Merge(merge, rt_->stream);
+}
+
+void BlockAttention::ClearPadding() {
+  // The kernel does not write rows without a token, which differ from block to block, and what is added to a sum there
+  // must be 0.
+  const auto clear = [&](const Buffer& buffer) {
+    if (buffer) Check(rt_, rt_->fill(rt_, buffer.get(), 0, buffer.bytes(), rt_->stream));
+  };
+  if (use_.padded_queries) clear(buffers_.dq_part);
+  if (use_.padded_keys) {
+    clear(buffers_.dk_part);
+    clear(buffers_.dv_part);
+  }
+}
+
+void BlockAttention::AddPart(const Buffer& part, std::int64_t count, const GradientPass& pass,
+                             float* accumulator, TensorOut result) {
+  kernels_.ops->Accumulate({part.get(), result.dtype}, accumulator, count, pass.first, rt_->stream);
+  if (pass.last) kernels_.ops->Round(accumulator, result, count, rt_->stream);
+}
+
+void BlockAttention::Backward(BackwardArgs args) {
+  args.dq_accumulator = buffers_.dq_accumulator.get<float>();
+  args.workspace = buffers_.workspace.get();
+  if (!capabilities_.gradients_apart && !(args.query.wanted && args.key.wanted))
+    throw RuntimeError(CPPOOL_INTERNAL, "a joint backward pass was asked for one side alone");
+  if (capabilities_.accumulates_gradients) {
+    kernels_.attention->Backward(shape(), args, rt_->stream);
+    return;
+  }
+  ClearPadding();
+  const auto whole = [](const GradientPass& pass) { return pass.first && pass.last; };
+  const TensorDtypes& dtypes = shape().dtypes;
+  BackwardArgs call = args;
+  call.query = {args.query.wanted, true, true};
+  call.key = {args.key.wanted, true, true};
+  call.dq_accumulator = call.dk_accumulator = call.dv_accumulator = nullptr;
+  if (!whole(args.query)) call.dq = {buffers_.dq_part.get(), dtypes.dq};
+  if (!whole(args.key)) {
+    call.dk = {buffers_.dk_part.get(), dtypes.dk};
+    call.dv = {buffers_.dv_part.get(), dtypes.dv};
+  }
+  kernels_.attention->Backward(shape(), call, rt_->stream);
+  const std::int64_t queries = use_.queries.rows * shape().heads, keys = use_.rows_kv * shape().kv_heads;
+  if (args.query.wanted && !whole(args.query))
+    AddPart(buffers_.dq_part, queries * shape().dim_qk, args.query, args.dq_accumulator,
+            {args.dq.data, dtypes.dq});
+  if (args.key.wanted && !whole(args.key)) {
+    AddPart(buffers_.dk_part, keys * shape().dim_qk, args.key, args.dk_accumulator,
+            {args.dk.data, dtypes.dk});
+    AddPart(buffers_.dv_part, keys * shape().dim_v, args.key, args.dv_accumulator, {args.dv.data, dtypes.dv});
+  }
+}
+
+void BlockAttention::BackwardBias(BackwardArgs args, const BiasGradient& gradient) {
+  args.workspace = buffers_.workspace.get();
+  kernels_.attention->BackwardBias(shape(), args, gradient, rt_->stream);
+}
+
+}  // namespace cppool::kernels

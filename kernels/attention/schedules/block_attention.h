@@ -1,0 +1,82 @@
+// The kernel as schedules use it: calls continue one another in the forward pass and add up in the backward pass,
+// whatever the family can do by itself. What it cannot is done here by TensorOps, with buffers between.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kernels/attention/attention_family.h"
+#include "kernels/attention/memory_list.h"
+#include "kernels/attention/tensor_ops.h"
+#include "kernels/runtime.h"
+
+namespace cppool::kernels {
+
+// How a schedule uses the kernel on one rank; decides the buffers.
+struct BlockUse {
+  KernelRequest request;
+  const AttentionFamily* family = nullptr;
+  Layout queries;                 // of every call
+  std::int64_t rows_kv = 0;       // of the largest block of keys
+  bool several_forward = false;   // blocks of a forward pass; else one, first and last
+  bool several_backward = false;  // calls that add to dq; else one
+  bool keys_in_fp32 = false;      // of some block dk and dv go to an accumulator
+  bool softmax_offset = false;
+  bool offset_gradient = false;                      // of the softmax offset: needs rows()
+  bool padded_queries = false, padded_keys = false;  // some rows hold no token
+
+  // Whether parts of the softmax are merged here.
+  bool merges() const {
+    return !family->capabilities().continues_softmax && (several_forward || softmax_offset);
+  }
+  bool needs_rows() const { return merges() || offset_gradient; }
+};
+
+struct BlockBuffers {
+  Buffer accumulator;     // [rows_q, heads, dim_v] fp32
+  Buffer part, part_lse;  // merges(): one block's out and lse
+  Buffer dq_accumulator;  // [rows_q, heads, dim_qk] fp32
+  Buffer dq_part, dk_part,
+      dv_part;  // one block's gradients in their dtypes, where the family adds to nothing
+  Buffer workspace;
+  // Declares what `use` needs, but for plans.
+  void List(const BlockUse& use, MemoryList& list);
+};
+
+class BlockAttention {
+ public:
+  // `kernels` outlives this. Loads what calls need; the buffers are allocated by the time of the first call.
+  BlockAttention(cppool_runtime* runtime, RankKernels& kernels, BlockUse use);
+
+  BlockBuffers& buffers() { return buffers_; }
+  const KernelShape& shape() const { return use_.request.shape; }
+  const Capabilities& capabilities() const { return capabilities_; }
+  // The rows of the queries that hold a token; NULL when nothing asks for them.
+  const TokenRows* rows() const { return rows_.get(); }
+
+  // All on the main stream. `keys`: at most use.rows_kv rows.
+  std::unique_ptr<BlockPlan> Plan(const Layout& keys, const std::vector<Band>& bands);
+  // Accumulator and workspace are this object's: the caller leaves them NULL. `softmax_offset` is read in the last
+  // call alone.
+  void Forward(ForwardArgs args);
+  // dk and dv go to the caller's accumulators unless `args.key` is first and last; the accumulator of dq is this
+  // object's. One side alone only with Capabilities::gradients_apart. Keys whose gradients are wanted have
+  // use.rows_kv rows.
+  void Backward(BackwardArgs args);
+  void BackwardBias(BackwardArgs args, const BiasGradient& gradient);
+
+ private:
+  // Adds a block's gradient to the accumulator, or rounds the sum to the result in the last call.
+  void AddPart(const Buffer& part, std::int64_t count, const GradientPass& pass, float* accumulator,
+               TensorOut result);
+  void ClearPadding();
+
+  cppool_runtime* rt_;
+  RankKernels& kernels_;
+  BlockUse use_;
+  Capabilities capabilities_;
+  std::unique_ptr<TokenRows> rows_;
+  BlockBuffers buffers_;
+};
+
+}  // namespace cppool::kernels

@@ -1,0 +1,150 @@
+#include "kernels/attention/schedules/head_ring_use.h"
+
+#include <algorithm>
+
+namespace cppool::kernels {
+
+RingSteps::RingSteps(const AttentionSpec& spec, int ring_parts, int ring_members)
+    : parts(ring_parts), members(ring_members), bands(BandsOf(spec)) {
+  // Positions say everything: a block is the tokens of the members of one exchange group, wherever they are in their
+  // sequences.
+  const auto blocks = [&](const Sequences& sequences) {
+    std::vector<Layout> blocks;
+    for (int member = 0; member < members; ++member) {
+      std::vector<Layout> ranks;
+      for (int part = 0; part < parts; ++part)
+        ranks.push_back(RankLayout(spec.format, sequences, members * parts, member * parts + part));
+      blocks.push_back(Concatenate(ranks));
+    }
+    return blocks;
+  };
+  queries = blocks(spec.queries);
+  keys = blocks(spec.keys);
+  for (int distance = 0; distance < members; ++distance) {
+    std::vector<bool> attends(static_cast<std::size_t>(members));
+    for (int member = 0; member < members; ++member) {
+      attends[static_cast<std::size_t>(member)] =
+          distance == 0 || SeesAny(queries[static_cast<std::size_t>(member)],
+                                   keys[static_cast<std::size_t>(Before(member, distance))], bands);
+    }
+    if (std::find(attends.begin(), attends.end(), true) != attends.end())
+      steps.push_back({distance, std::move(attends)});
+  }
+}
+
+HeadRingUse::HeadRingUse(const AttentionSpec& spec, const AttentionFamily& family, const RingSteps& ring,
+                         int part, int member)
+    : heads(DealHeads(spec.heads, spec.kv_heads, ring.parts)),
+      rows_q(spec.queries.rows / (ring.parts * ring.members)),
+      rows_kv(spec.keys.rows / (ring.parts * ring.members)),
+      block_q(rows_q * ring.parts),
+      block_kv(rows_kv * ring.parts),
+      slots(std::min<std::size_t>(2, ring.steps.size() - 1)),
+      exchanges(ring.parts > 1) {
+  for (std::size_t i = 0; i < ring.steps.size(); ++i) {
+    if (ring.steps[i].attends[static_cast<std::size_t>(member)]) last_attended = i;
+    serves = serves || ring.Serves(ring.steps[i], member);
+  }
+  sums_gradients = serves || heads.replicated;
+
+  block.request = RequestOf(spec);
+  KernelShape& shape = block.request.shape;
+  const HeadRange query = heads.query[static_cast<std::size_t>(part)],
+                  key = heads.key[static_cast<std::size_t>(part)];
+  shape.heads = query.count;
+  shape.head0 = query.begin;
+  shape.kv_heads = key.count;
+  shape.kv_head0 = key.begin;
+  block.family = &family;
+  block.queries = ring.queries[static_cast<std::size_t>(member)];
+  block.rows_kv = block_kv;
+  block.several_forward = block.several_backward = last_attended > 0;
+  block.keys_in_fp32 = sums_gradients || last_attended > 0;
+  block.softmax_offset = spec.softmax != SoftmaxType::kVanilla;
+  block.offset_gradient = spec.training && spec.softmax == SoftmaxType::kLearnable;
+  block.padded_queries = spec.queries.padded();
+  block.padded_keys = spec.keys.padded();
+}
+
+void HeadRingBuffers::List(const HeadRingUse& use, MemoryList& list) {
+  const KernelShape& shape = use.block.request.shape;
+  const TensorDtypes& dtypes = shape.dtypes;
+  const bool training = use.block.request.training;
+  const auto of_queries = [&](const char* name, int dim, std::size_t element, Buffer& to) {
+    list.Add(name, use.QueryElements(dim) * element, to);
+  };
+  const auto of_keys = [&](const char* name, int dim, std::size_t element, Buffer& to) {
+    list.Add(name, use.KeyElements(dim) * element, to);
+  };
+  if (use.exchanges) {
+    // The largest tensor packed for, or come from, all members; gradients of replicated heads travel in fp32.
+    std::size_t packed = 0;
+    const auto packs = [&](std::int64_t rows, int dim, const std::vector<HeadRange>& ranges,
+                           std::size_t element) {
+      packed = std::max(packed,
+                        static_cast<std::size_t>(HeadExchange::PackedElements(rows, dim, ranges)) * element);
+    };
+    packs(use.rows_q, shape.dim_qk, use.heads.query, SizeOf(dtypes.q));
+    packs(use.rows_kv, shape.dim_qk, use.heads.key, SizeOf(dtypes.k));
+    packs(use.rows_kv, shape.dim_v, use.heads.key, SizeOf(dtypes.v));
+    packs(use.rows_q, shape.dim_v, use.heads.query, SizeOf(dtypes.out));
+    packs(use.rows_q, 1, use.heads.query, sizeof(float));  // lse
+    if (training) {
+      packs(use.rows_q, shape.dim_v, use.heads.query, SizeOf(dtypes.dout));
+      packs(use.rows_q, shape.dim_qk, use.heads.query, SizeOf(dtypes.dq));
+      packs(use.rows_kv, shape.dim_qk, use.heads.key,
+            use.heads.replicated ? sizeof(float) : SizeOf(dtypes.dk));
+      packs(use.rows_kv, shape.dim_v, use.heads.key,
+            use.heads.replicated ? sizeof(float) : SizeOf(dtypes.dv));
+    }
+    list.Add("heads packed", packed, scratch);
+    of_queries("q of heads", shape.dim_qk, SizeOf(dtypes.q), q);
+    of_keys("k of heads", shape.dim_qk, SizeOf(dtypes.k), k);
+    of_keys("v of heads", shape.dim_v, SizeOf(dtypes.v), v);
+    of_queries("out of heads", shape.dim_v, SizeOf(dtypes.out), out);
+    of_queries("lse of heads", 1, sizeof(float), lse);
+    if (training) {
+      of_queries("dout of heads", shape.dim_v, SizeOf(dtypes.dout), dout);
+      of_queries("dq of heads", shape.dim_qk, SizeOf(dtypes.dq), dq);
+      if (!use.heads.replicated) {
+        of_keys("dk of heads", shape.dim_qk, SizeOf(dtypes.dk), dk);
+        of_keys("dv of heads", shape.dim_v, SizeOf(dtypes.dv), dv);
+      }
+    }
+  }
+  for (std::size_t i = 0; i < use.slots; ++i) {
+    of_keys("k of another member", shape.dim_qk, SizeOf(dtypes.k), k_slot[i]);
+    of_keys("v of another member", shape.dim_v, SizeOf(dtypes.v), v_slot[i]);
+  }
+  if (!training) return;
+  of_queries("delta", 1, sizeof(float), delta);
+  if (use.sums_gradients) {
+    of_keys("dk in fp32", shape.dim_qk, sizeof(float), dk_sum);
+    of_keys("dv in fp32", shape.dim_v, sizeof(float), dv_sum);
+  }
+  if (use.serves) {
+    of_keys("dk from another member", shape.dim_qk, sizeof(float), dk_taken);
+    of_keys("dv from another member", shape.dim_v, sizeof(float), dv_taken);
+  }
+  for (std::size_t i = 0; i < use.slots && use.last_attended > 0; ++i) {
+    of_keys("dk for another member", shape.dim_qk, sizeof(float), dk_part[i]);
+    of_keys("dv for another member", shape.dim_v, sizeof(float), dv_part[i]);
+  }
+}
+
+void ListHeadRing(const AttentionSpec& spec, const HeadRingUse& use, HeadRingBuffers& ring,
+                  BlockBuffers& block, WholeBuffers& whole, MemoryList& list) {
+  ring.List(use, list);
+  block.List(use.block, list);
+  whole.List(spec, use.block.request.shape, use.block_q, list);
+}
+
+void ListHeadRingPlans(const HeadRingUse& use, const RingSteps& ring, int member, MemoryList& list) {
+  for (const RingSteps::Step& step : ring.steps) {
+    if (!step.attends[static_cast<std::size_t>(member)]) continue;
+    const Layout& keys = ring.keys[static_cast<std::size_t>(ring.Before(member, step.distance))];
+    list.AddTables("plan of a step", use.block.family->PlanBytes(use.block.request, use.block.queries, keys));
+  }
+}
+
+}  // namespace cppool::kernels

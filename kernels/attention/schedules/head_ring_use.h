@@ -1,0 +1,83 @@
+// What a rank of the exchange of heads and the ring (head_ring.h) does and holds, from the spec and its place alone: the
+// schedule and the estimate of its memory are both made from it. No runtime here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/attention/attention_family.h"
+#include "kernels/attention/memory_list.h"
+#include "kernels/attention/schedules/block_attention.h"
+#include "kernels/attention/schedules/head_exchange.h"
+#include "kernels/attention/schedules/whole_tensors.h"
+
+namespace cppool::kernels {
+
+// The ring over `members` blocks, each the tokens of `parts` ranks that exchange heads. The same on every rank. World
+// rank of a rank = member * parts + part.
+struct RingSteps {
+  RingSteps(const AttentionSpec& spec, int parts, int members);
+
+  // A step of the ring: everybody may attend to the block of the member `distance` before.
+  struct Step {
+    int distance;
+    std::vector<bool> attends;  // by member: it sees something of that block
+  };
+
+  int parts, members;
+  std::vector<Layout> queries, keys;  // of each member's block
+  std::vector<Band> bands;
+  // Those in which any member attends, so that all members go through the same transfers in the same order; the first
+  // is the own block's.
+  std::vector<Step> steps;
+
+  int Before(int member, int distance) const { return (member + members - distance) % members; }
+  int After(int member, int distance) const { return (member + distance) % members; }
+  // Whether another member attends to this one's block in the step.
+  bool Serves(const Step& step, int member) const {
+    return step.distance > 0 && step.attends[static_cast<std::size_t>(After(member, step.distance))];
+  }
+};
+
+struct HeadRingUse {
+  HeadRingUse(const AttentionSpec& spec, const AttentionFamily& family, const RingSteps& ring, int part,
+              int member);
+
+  HeadPlan heads;
+  BlockUse block;                          // calls on the blocks after the exchange
+  std::int64_t rows_q = 0, rows_kv = 0;    // of this rank's tokens
+  std::int64_t block_q = 0, block_kv = 0;  // of a block after the exchange
+  std::size_t slots = 0;                   // for others' blocks, by turns
+  std::size_t last_attended = 0;           // index into RingSteps::steps
+  bool exchanges = false;                  // of heads
+  bool serves = false;                     // in any step: others add to the gradients of this member's block
+  bool sums_gradients = false;             // dk and dv of this member's block are sums, in fp32 until the end
+
+  std::size_t QueryElements(int dim) const {
+    return static_cast<std::size_t>(block_q * block.request.shape.heads * dim);
+  }
+  std::size_t KeyElements(int dim) const {
+    return static_cast<std::size_t>(block_kv * block.request.shape.kv_heads * dim);
+  }
+};
+
+struct HeadRingBuffers {
+  // After the exchange; unused without one.
+  Buffer scratch, q, k, v, out, lse, dout, dq, dk, dv;
+  Buffer k_slot[2], v_slot[2];    // others' blocks, by turns
+  Buffer delta;                   // [block_q, heads], fp32
+  Buffer dk_sum, dv_sum;          // of this member's block: [block_kv, kv_heads, dim], fp32
+  Buffer dk_part[2], dv_part[2];  // this member's part in others' gradients, by turns
+  Buffer dk_taken, dv_taken;      // another member's part in this one's
+
+  void List(const HeadRingUse& use, MemoryList& list);
+};
+
+// Declares all that the rank holds: the buffers, and those of its parts.
+void ListHeadRing(const AttentionSpec& spec, const HeadRingUse& use, HeadRingBuffers& ring,
+                  BlockBuffers& block, WholeBuffers& whole, MemoryList& list);
+// What its plans take.
+void ListHeadRingPlans(const HeadRingUse& use, const RingSteps& ring, int member, MemoryList& list);
+
+}  // namespace cppool::kernels

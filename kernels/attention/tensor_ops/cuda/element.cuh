@@ -1,0 +1,47 @@
+// Elements of the types that TensorOps reads and writes, and the choice of a type.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <string>
+#include <type_traits>
+
+#include "kernels/dtype.h"
+#include "kernels/error.h"
+
+namespace cppool::kernels::cuda {
+
+__device__ __forceinline__ float ElementToFloat(float x) { return x; }
+__device__ __forceinline__ float ElementToFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float ElementToFloat(__half x) { return __half2float(x); }
+
+template <typename T>
+__device__ __forceinline__ T Rounded(float x) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __float2bfloat16_rn(x);
+  } else if constexpr (std::is_same_v<T, __half>) {
+    return __float2half_rn(x);
+  } else {
+    static_assert(std::is_same_v<T, float>);
+    return x;
+  }
+}
+
+// Calls visit with a value of the type that `dtype` names.
+template <typename Visit>
+void WithType(Dtype dtype, Visit visit) {
+  switch (dtype) {
+    case Dtype::kFp16:
+      return visit(__half{});
+    case Dtype::kBf16:
+      return visit(__nv_bfloat16{});
+    case Dtype::kFp32:
+      return visit(float{});
+    case Dtype::kFp64:
+      break;
+  }
+  throw RuntimeError(CPPOOL_UNSUPPORTED, std::string("no tensor operation for ") + NameOf(dtype));
+}
+
+}  // namespace cppool::kernels::cuda

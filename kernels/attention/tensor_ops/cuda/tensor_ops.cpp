@@ -1,0 +1,106 @@
+#include "kernels/attention/tensor_ops/cuda/tensor_ops.h"
+
+#include <utility>
+
+#include "kernels/attention/tensor_ops/cuda/heads.h"
+#include "kernels/attention/tensor_ops/cuda/sums.h"
+#include "kernels/runtime.h"
+
+namespace cppool::kernels::cuda {
+namespace {
+
+cudaStream_t AsCuda(cppool_stream stream) { return reinterpret_cast<cudaStream_t>(stream); }
+
+class CudaTokenRows : public TokenRows {
+ public:
+  CudaTokenRows(cppool_runtime* rt, const Layout& layout, cppool_stream stream)
+      : tiles_(RowTilesOf(layout)), view_{nullptr, static_cast<int>(tiles_.size()), layout.row_step} {
+    if (tiles_.empty()) return;
+    device_ = Buffer(rt, tiles_.size() * sizeof(RowTile), stream);
+    Check(rt, rt->copy(rt, device_.get(), tiles_.data(), device_.bytes(), stream));
+    view_.tiles = device_.get<const RowTile>();
+  }
+  const RowView& view() const { return view_; }
+
+ private:
+  std::vector<RowTile> tiles_;  // the copy may still read it when the constructor returns
+  Buffer device_;
+  RowView view_;
+};
+
+const RowView& ViewOf(const TokenRows& rows) { return static_cast<const CudaTokenRows&>(rows).view(); }
+
+class CudaTensorOps : public TensorOps {
+ public:
+  explicit CudaTensorOps(cppool_runtime* rt) : rt_(rt) {}
+
+  void Load() override {
+    if (std::exchange(loaded_, true)) return;
+    LoadHeadKernels();
+    LoadSums();
+  }
+
+  std::unique_ptr<TokenRows> Rows(const Layout& layout, cppool_stream stream) override {
+    return std::make_unique<CudaTokenRows>(rt_, layout, stream);
+  }
+
+  void SplitHeads(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges, TensorRef from,
+                  void* to, cppool_stream stream) override {
+    LaunchSplitHeads(from.dtype, rows, heads, dim, ranges, from.data, to, AsCuda(stream));
+  }
+
+  void MergeHeads(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges, TensorRef from,
+                  TensorOut to, cppool_stream stream) override {
+    LaunchMergeHeads(from.dtype, to.dtype, rows, heads, dim, ranges, from.data, to.data, AsCuda(stream));
+  }
+
+  void Fill(float* to, float value, std::int64_t count, cppool_stream stream) override {
+    LaunchFill(to, value, count, AsCuda(stream));
+  }
+
+  void Accumulate(TensorRef from, float* to, std::int64_t count, bool first, cppool_stream stream) override {
+    LaunchAccumulate(from.dtype, from.data, to, count, first, AsCuda(stream));
+  }
+
+  void SumRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
+               cppool_stream stream) override {
+    LaunchSumRows(from, rows, columns, to, AsCuda(stream));
+  }
+
+  void Round(const float* from, TensorOut to, std::int64_t count, cppool_stream stream) override {
+    LaunchRound(from, to.dtype, to.data, count, AsCuda(stream));
+  }
+
+  void Merge(const MergeArgs& args, cppool_stream stream) override {
+    LaunchMerge(ViewOf(*args.rows), args, AsCuda(stream));
+  }
+
+  void Delta(std::int64_t vectors, int dim, TensorRef out, TensorRef dout, float* delta,
+             cppool_stream stream) override {
+    if (out.dtype != dout.dtype)
+      throw RuntimeError(CPPOOL_INTERNAL, "tensor operations: delta of out and dout of different dtypes");
+    LaunchDelta(out.dtype, vectors, dim, out.data, dout.data, delta, AsCuda(stream));
+  }
+
+  void AddOffset(std::int64_t rows, int heads, const float* lse, const float* offset, float* total,
+                 cppool_stream stream) override {
+    LaunchAddOffset(rows, heads, lse, offset, total, AsCuda(stream));
+  }
+
+  void OffsetGradient(const TokenRows& rows, int heads, const float* total, const float* delta,
+                      const float* offset, float* gradient, cppool_stream stream) override {
+    LaunchOffsetGradient(ViewOf(rows), heads, total, delta, offset, gradient, AsCuda(stream));
+  }
+
+ private:
+  cppool_runtime* rt_;
+  bool loaded_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<TensorOps> MakeTensorOps(cppool_runtime* runtime) {
+  return std::make_unique<CudaTensorOps>(runtime);
+}
+
+}  // namespace cppool::kernels::cuda

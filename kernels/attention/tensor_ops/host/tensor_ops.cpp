@@ -1,0 +1,279 @@
+#include "kernels/attention/tensor_ops/host/tensor_ops.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "kernels/attention/families/host/vector_math.h"
+#include "kernels/attention/tensor_ops/row_tiles.h"
+#include "kernels/numerics/half.h"
+#include "kernels/runtime.h"
+
+namespace cppool::kernels::host {
+namespace {
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+[[noreturn]] void Misused(const std::string& detail) {
+  throw RuntimeError(CPPOOL_INTERNAL, "tensor operations: " + detail);
+}
+
+// Freed in stream order: a case that fails drops its tables with work under way that reads them.
+class HostTokenRows : public TokenRows {
+ public:
+  struct Table {
+    std::vector<RowTile> tiles;
+    std::int64_t step;
+  };
+  HostTokenRows(cppool_runtime* runtime, cppool_stream stream, const Layout& layout)
+      : runtime_(runtime),
+        stream_(stream),
+        table_(std::make_shared<const Table>(Table{RowTilesOf(layout), layout.row_step})) {}
+  ~HostTokenRows() override {
+    try {
+      Enqueue(runtime_, stream_, [table = std::move(table_)] {});
+    } catch (...) {  // the stream is gone, and its work with it
+    }
+  }
+  const Table& table() const { return *table_; }
+
+ private:
+  cppool_runtime* runtime_;
+  cppool_stream stream_;
+  std::shared_ptr<const Table> table_;
+};
+
+const HostTokenRows::Table& TableOf(const TokenRows& rows) {
+  const auto* host = dynamic_cast<const HostTokenRows*>(&rows);
+  if (!host) Misused("rows of another backend");
+  return host->table();
+}
+
+template <typename Function>
+void ForEachRow(const HostTokenRows::Table& table, Function&& function) {
+  for (const RowTile& tile : table.tiles) {
+    for (std::int64_t i = 0; i < tile.length; ++i) function(tile.row + i * table.step);
+  }
+}
+
+// log(exp(a) + exp(b)); NaN when either is.
+float AddedLogarithms(float a, float b) {
+  const float top = std::isnan(b) ? b : std::max(a, b);
+  if (top == kMinusInfinity) return top;
+  return top + std::log(std::exp(a - top) + std::exp(b - top));
+}
+
+void SumOffsetGradient(const HostTokenRows::Table& table, int heads, const float* total, const float* delta,
+                       const float* offset, float* gradient) {
+  // In fp64: the sum is of every query, and its terms cancel.
+  std::vector<double> sums(static_cast<std::size_t>(heads));
+  ForEachRow(table, [&](std::int64_t row) {
+    for (int h = 0; h < heads; ++h) {
+      const std::int64_t at = row * heads + h;
+      sums[static_cast<std::size_t>(h)] -= double{std::exp(offset[h] - total[at])} * double{delta[at]};
+    }
+  });
+  for (const double sum : sums) *gradient++ = static_cast<float>(sum);
+}
+
+template <typename Part, typename Out>
+void MergeVector(const MergeArgs& args, std::int64_t vector, int head) {
+  const auto* part = static_cast<const typename Part::Bits*>(args.part.data) + vector * args.dim;
+  float* const accumulator = args.accumulator ? args.accumulator + vector * args.dim : nullptr;
+  const float part_lse = args.part_lse[vector], old_lse = args.first ? kMinusInfinity : args.lse[vector];
+  const float lse = AddedLogarithms(old_lse, part_lse);
+  float old_weight = old_lse == kMinusInfinity ? 0 : std::exp(old_lse - lse);
+  float part_weight = part_lse == kMinusInfinity ? 0 : std::exp(part_lse - lse);
+  args.lse[vector] = lse;
+  if (args.last && args.softmax_offset && lse != kMinusInfinity) {
+    const float share = 1 / (1 + std::exp(args.softmax_offset[head] - lse));
+    old_weight *= share;
+    part_weight *= share;
+  }
+  // What has weight 0 is not read: it may be anything.
+  for (int d = 0; d < args.dim; ++d) {
+    const float value = (old_weight != 0 ? old_weight * accumulator[d] : 0.0f) +
+                        (part_weight != 0 ? part_weight * Part::ToFloat(part[d]) : 0.0f);
+    if (args.last) {
+      static_cast<typename Out::Bits*>(args.out.data)[vector * args.dim + d] = Out::FromFloat(value);
+    } else {
+      accumulator[d] = value;
+    }
+  }
+}
+
+void Split(std::size_t element, std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
+           const void* from, void* to) {
+  const std::size_t head = element * static_cast<std::size_t>(dim);
+  auto* out = static_cast<std::byte*>(to);
+  for (const HeadRange& range : ranges) {
+    const auto* in = static_cast<const std::byte*>(from) + static_cast<std::size_t>(range.begin) * head;
+    const std::size_t bytes = static_cast<std::size_t>(range.count) * head;
+    for (std::int64_t row = 0; row < rows;
+         ++row, in += static_cast<std::size_t>(heads) * head, out += bytes) {
+      std::memcpy(out, in, bytes);
+    }
+  }
+}
+
+template <typename From, typename To>
+void MergeParts(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges, const void* from,
+                void* to) {
+  std::vector<float> sums(static_cast<std::size_t>(heads) * static_cast<std::size_t>(dim));
+  std::vector<bool> held(static_cast<std::size_t>(heads));
+  auto* out = static_cast<typename To::Bits*>(to);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    std::fill(held.begin(), held.end(), false);
+    const auto* part = static_cast<const typename From::Bits*>(from);
+    for (const HeadRange& range : ranges) {
+      const auto* in = part + row * range.count * dim;
+      for (int h = 0; h < range.count; ++h, in += dim) {
+        const auto head = static_cast<std::size_t>(range.begin) + static_cast<std::size_t>(h);
+        float* sum = sums.data() + head * static_cast<std::size_t>(dim);
+        if (held[head]) {
+          for (int d = 0; d < dim; ++d) sum[d] += From::ToFloat(in[d]);
+        } else {
+          for (int d = 0; d < dim; ++d) sum[d] = From::ToFloat(in[d]);
+        }
+        held[head] = true;
+      }
+      part += rows * range.count * dim;
+    }
+    for (const float sum : sums) *out++ = To::FromFloat(sum);
+  }
+}
+
+void CheckRanges(int heads, const std::vector<HeadRange>& ranges, bool all) {
+  std::vector<bool> held(static_cast<std::size_t>(heads));
+  for (const HeadRange& range : ranges) {
+    if (range.begin < 0 || range.count < 0 || range.begin + range.count > heads)
+      Misused("heads out of range");
+    std::fill_n(held.begin() + range.begin, range.count, true);
+  }
+  for (const bool one : held) {
+    if (all && !one) Misused("a head is in no part");
+  }
+}
+
+class HostTensorOps : public TensorOps {
+ public:
+  explicit HostTensorOps(cppool_runtime* runtime) : runtime_(runtime) {}
+
+  void Load() override {}
+
+  std::unique_ptr<TokenRows> Rows(const Layout& layout, cppool_stream stream) override {
+    return std::make_unique<HostTokenRows>(runtime_, stream, layout);
+  }
+
+  void SplitHeads(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges, TensorRef from,
+                  void* to, cppool_stream stream) override {
+    CheckRanges(heads, ranges, false);
+    Enqueue(runtime_, stream, [=] { Split(SizeOf(from.dtype), rows, heads, dim, ranges, from.data, to); });
+  }
+
+  void MergeHeads(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges, TensorRef from,
+                  TensorOut to, cppool_stream stream) override {
+    CheckRanges(heads, ranges, true);
+    Enqueue(runtime_, stream, [=] {
+      DispatchDtype(from.dtype, [&](auto source) {
+        DispatchDtype(to.dtype, [&](auto target) {
+          MergeParts<decltype(source), decltype(target)>(rows, heads, dim, ranges, from.data, to.data);
+        });
+      });
+    });
+  }
+
+  void Fill(float* to, float value, std::int64_t count, cppool_stream stream) override {
+    Enqueue(runtime_, stream, [=] { std::fill_n(to, count, value); });
+  }
+
+  void Accumulate(TensorRef from, float* to, std::int64_t count, bool first, cppool_stream stream) override {
+    Enqueue(runtime_, stream, [=] {
+      DispatchDtype(from.dtype, [&](auto type) {
+        const auto* in = static_cast<const typename decltype(type)::Bits*>(from.data);
+        if (first) {
+          for (std::int64_t i = 0; i < count; ++i) to[i] = decltype(type)::ToFloat(in[i]);
+        } else {
+          for (std::int64_t i = 0; i < count; ++i) to[i] += decltype(type)::ToFloat(in[i]);
+        }
+      });
+    });
+  }
+
+  void SumRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
+               cppool_stream stream) override {
+    Enqueue(runtime_, stream, [=] {
+      std::fill_n(to, columns, 0.0f);
+      for (std::int64_t row = 0; row < rows; ++row) {
+        for (std::int64_t i = 0; i < columns; ++i) to[i] += from[row * columns + i];
+      }
+    });
+  }
+
+  void Round(const float* from, TensorOut to, std::int64_t count, cppool_stream stream) override {
+    Enqueue(runtime_, stream, [=] {
+      DispatchDtype(to.dtype, [&](auto type) {
+        auto* out = static_cast<typename decltype(type)::Bits*>(to.data);
+        for (std::int64_t i = 0; i < count; ++i) out[i] = decltype(type)::FromFloat(from[i]);
+      });
+    });
+  }
+
+  void Merge(const MergeArgs& args, cppool_stream stream) override {
+    Enqueue(runtime_, stream, [args, &table = TableOf(*args.rows)] {
+      DispatchDtype(args.part.dtype, [&](auto part) {
+        DispatchDtype(args.out.dtype, [&](auto out) {
+          ForEachRow(table, [&](std::int64_t row) {
+            for (int h = 0; h < args.heads; ++h)
+              MergeVector<decltype(part), decltype(out)>(args, row * args.heads + h, h);
+          });
+        });
+      });
+    });
+  }
+
+  void Delta(std::int64_t vectors, int dim, TensorRef out, TensorRef dout, float* delta,
+             cppool_stream stream) override {
+    if (out.dtype != dout.dtype) Misused("delta of out and dout of different dtypes");
+    const VectorMath& math = BestVectorMath();
+    const HalfMath& half = HalfMathOf(math, out.dtype);
+    Enqueue(runtime_, stream, [=, &math, &half] {
+      const auto size = static_cast<std::size_t>(dim);
+      std::vector<float> scratch(2 * size);
+      const auto* a = static_cast<const std::uint16_t*>(out.data);
+      const auto* b = static_cast<const std::uint16_t*>(dout.data);
+      for (std::int64_t i = 0; i < vectors; ++i, a += size, b += size) {
+        half.load(a, dim, scratch.data());
+        half.load(b, dim, scratch.data() + size);
+        delta[i] = math.dot(scratch.data(), scratch.data() + size, dim);
+      }
+    });
+  }
+
+  void AddOffset(std::int64_t rows, int heads, const float* lse, const float* offset, float* total,
+                 cppool_stream stream) override {
+    Enqueue(runtime_, stream, [=] {
+      for (std::int64_t i = 0; i < rows * heads; ++i) total[i] = AddedLogarithms(lse[i], offset[i % heads]);
+    });
+  }
+
+  void OffsetGradient(const TokenRows& rows, int heads, const float* total, const float* delta,
+                      const float* offset, float* gradient, cppool_stream stream) override {
+    Enqueue(runtime_, stream,
+            [=, &table = TableOf(rows)] { SumOffsetGradient(table, heads, total, delta, offset, gradient); });
+  }
+
+ private:
+  cppool_runtime* runtime_;
+};
+
+}  // namespace
+
+std::unique_ptr<TensorOps> MakeTensorOps(cppool_runtime* runtime) {
+  return std::make_unique<HostTensorOps>(runtime);
+}
+
+}  // namespace cppool::kernels::host

@@ -1,0 +1,86 @@
+// Families of attention kernels: what each supports, what it can do for a schedule, and how to open it on a rank.
+//
+// A family's descriptor is stateless and constant, lives as long as the process and needs no device: any thread may ask
+// it, before any rank runs. To add a family: implement AttentionFamily and AttentionKernel in a folder of
+// kernels/attention/families/, and list it where its runtime's families are (AttentionFamilies).
+#pragma once
+
+#include <cppool/runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/attention/attention_kernel.h"
+
+namespace cppool::kernels {
+
+class TensorOps;
+
+// What a family's kernels do beyond one block by itself. Schedules read these and use a general way without them, so a
+// kernel that has none runs under every schedule.
+//
+// Every family takes work lists of any positions: layouts whose segments lie anywhere in their sequences. A kernel that
+// only knows rectangular calls is one behind an adapter that cuts a block into such calls, which is then the family.
+// (To come here with the first family that has it: several key blocks that arrive while the kernel runs.)
+struct Capabilities {
+  // Forward continues from (accumulator, lse) in fp32 and adds the softmax offset at the end. Without it each block's
+  // own out and lse are merged by TensorOps::Merge.
+  bool continues_softmax = false;
+  // Backward makes dq, or dk and dv, alone. Without it a schedule asks for all three of the same block.
+  bool gradients_apart = false;
+  // Backward adds to fp32 accumulators. Without it a block's gradients come in their dtype and TensorOps adds them.
+  bool accumulates_gradients = false;
+};
+
+class AttentionFamily {
+ public:
+  virtual ~AttentionFamily() = default;
+
+  virtual const char* kernels() const = 0;  // whose kernels these are: "cppool"
+  virtual const char* version() const = 0;
+  virtual const char* name() const = 0;  // of the family: "host", "sm80"
+  virtual Capabilities capabilities() const = 0;
+
+  // Why the family cannot do this, in words that name the parameter and what there is; nothing when it can.
+  virtual std::optional<std::string> Refusal(const KernelRequest& request) const = 0;
+
+  // Device memory for a call's `workspace`, of blocks of at most so many rows.
+  virtual std::size_t WorkspaceBytes(const KernelRequest& request, std::int64_t rows_q,
+                                     std::int64_t rows_kv) const = 0;
+  // Most memory that AttentionKernel::Plan takes for the block.
+  virtual std::size_t PlanBytes(const KernelRequest& request, const Layout& query,
+                                const Layout& key) const = 0;
+
+  // On the rank's thread. `runtime` is that rank's, of the family's backend, and outlives the kernel.
+  virtual std::unique_ptr<AttentionKernel> Open(cppool_runtime* runtime) const = 0;
+};
+
+// All families of a backend ("host", "cuda"), the preferred ones first. "cuda" opens the CUDA module. Throws
+// RuntimeError for another backend.
+std::vector<const AttentionFamily*> AttentionFamilies(std::string_view backend);
+
+// The first family that does not refuse; else NULL and the reason of the preferred one.
+struct FamilyChoice {
+  const AttentionFamily* family = nullptr;
+  std::string refusal;
+};
+FamilyChoice ChooseFamily(std::string_view backend, const KernelRequest& request);
+
+// What a case of `spec` asks of a kernel, all heads at once.
+KernelRequest RequestOf(const AttentionSpec& spec);
+
+// What a rank computes with.
+struct RankKernels {
+  RankKernels(cppool_runtime* runtime, const AttentionFamily& family);
+  ~RankKernels();
+  const AttentionFamily& family;
+  std::unique_ptr<AttentionKernel> attention;
+  std::unique_ptr<TensorOps> ops;
+};
+
+}  // namespace cppool::kernels

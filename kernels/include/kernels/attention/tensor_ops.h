@@ -1,0 +1,91 @@
+// What schedules do with tensors beside attention itself: heads moved for an all-to-all, sums, rounding, parts of a
+// softmax merged, the softmax offset. One implementation for each runtime, whatever the kernel family.
+//
+// Tensors, pointers, threads and errors as in attention_kernel.h. Every sum has one fixed order: the same bits on every
+// run. No call allocates or waits after Load.
+#pragma once
+
+#include <cppool/runtime.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/attention/layout.h"
+#include "kernels/attention/tensor.h"
+
+namespace cppool::kernels {
+
+// One member of an all-to-all over heads: which heads of the whole it computes. Key/value heads may go to several
+// members (GQA and MQA with fewer key/value heads than members): their gradients are then summed.
+struct HeadRange {
+  int begin = 0;
+  int count = 0;
+};
+
+// The rows of a buffer that hold a token, in device memory. Destroy it only after the work that uses it is done.
+class TokenRows {
+ public:
+  virtual ~TokenRows() = default;
+};
+
+// One block's out and lse, to be merged into what is there of the blocks before. All [rows, heads, ...].
+struct MergeArgs {
+  const TokenRows* rows = nullptr;  // other rows are neither read nor written
+  int heads = 1;
+  int dim = 0;                            // of out
+  TensorRef part;                         // the block's normalised output
+  const float* part_lse = nullptr;        // -inf: the part is not read
+  float* accumulator = nullptr;           // normalised output so far, fp32; may be NULL when first and last
+  float* lse = nullptr;                   // natural logarithm, over keys alone
+  TensorOut out;                          // written when last
+  const float* softmax_offset = nullptr;  // [heads], as in ForwardArgs; applied when last. NULL: none
+  bool first = true;                      // there is nothing yet: accumulator and lse are not read
+  bool last = true;                       // writes `out` instead of the accumulator
+};
+
+class TensorOps {
+ public:
+  virtual ~TensorOps() = default;
+
+  // Loads everything below, so that no call waits for the device.
+  virtual void Load() = 0;
+
+  // Host tables are copied before it returns; the rows can be used by work enqueued on `stream` afterwards.
+  virtual std::unique_ptr<TokenRows> Rows(const Layout& layout, cppool_stream stream) = 0;
+
+  // to[i][row][0 .. ranges[i].count][dim] = from[row][ranges[i].begin ..][dim]: member i's part, one after another in
+  // `to`, in from's dtype. `from` is [rows, heads, dim].
+  virtual void SplitHeads(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
+                          TensorRef from, void* to, cppool_stream) = 0;
+  // The reverse, to [rows, heads, dim]; a head that several parts hold is their sum in fp32, in the order of the parts,
+  // rounded once. Every head must be in a part.
+  virtual void MergeHeads(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
+                          TensorRef from, TensorOut to, cppool_stream) = 0;
+
+  virtual void Fill(float* to, float value, std::int64_t count, cppool_stream) = 0;
+  // to = from, or to += from, element by element.
+  virtual void Accumulate(TensorRef from, float* to, std::int64_t count, bool first, cppool_stream) = 0;
+  // to[column] = sum over rows of from[row][column].
+  virtual void SumRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
+                       cppool_stream) = 0;
+  virtual void Round(const float* from, TensorOut to, std::int64_t count, cppool_stream) = 0;
+
+  // (accumulator, lse) := (accumulator, lse) merged with (part, part_lse), in fp32, shifted by the larger lse.
+  virtual void Merge(const MergeArgs&, cppool_stream) = 0;
+
+  // delta[vector] = sum over dim of out * dout; `vectors` is rows * heads. Both have the same dtype.
+  virtual void Delta(std::int64_t vectors, int dim, TensorRef out, TensorRef dout, float* delta,
+                     cppool_stream) = 0;
+  // total[row, head] = log(exp(lse) + exp(offset[head])), of every row; offset [heads].
+  virtual void AddOffset(std::int64_t rows, int heads, const float* lse, const float* offset, float* total,
+                         cppool_stream) = 0;
+  // gradient[head] = -sum over `rows` of exp(offset - total) * delta.
+  virtual void OffsetGradient(const TokenRows& rows, int heads, const float* total, const float* delta,
+                              const float* offset, float* gradient, cppool_stream) = 0;
+};
+
+// Those of the runtime's backend: the host's, or those of the CUDA module. `runtime` outlives them.
+std::unique_ptr<TensorOps> MakeTensorOps(cppool_runtime* runtime);
+
+}  // namespace cppool::kernels

@@ -1,0 +1,101 @@
+// Families that lack capabilities under every schedule: parts of the softmax merged, gradients of one block added and
+// joint backward passes by what the schedules do in general.
+#include <cstdint>
+#include <functional>
+
+#include "tests/catch.h"
+#include "tests/kernels/attention/schedules/host_world.h"
+#include "tests/kernels/attention/schedules/limited_family.h"
+
+namespace {
+
+using namespace cppool::kernels;
+using namespace cppool::test;
+
+constexpr Capabilities kNone{};
+constexpr Capabilities kAlmost[] = {
+    {.continues_softmax = false, .gradients_apart = true, .accumulates_gradients = true},
+    {.continues_softmax = true, .gradients_apart = false, .accumulates_gradients = true},
+    {.continues_softmax = true, .gradients_apart = true, .accumulates_gradients = false},
+};
+
+void WithEverySchedule(HostWorld& world, const std::function<void(AttentionSpec&)>& vary) {
+  for (const CpCommType comm : kComms) {
+    if (!Possible(comm, world.size())) continue;
+    AttentionSpec spec = Small(world.size(), comm);
+    vary(spec);
+    world.RequireAllHold(spec);
+  }
+}
+
+// GQA, windows, both directions of attention, unequal lengths, both dtypes, packed and padded sequences, a softmax
+// offset, biases and max_logit.
+void RunFeatures(HostWorld& world) {
+  const int size = world.size();
+  WithEverySchedule(world, [](AttentionSpec&) {});
+  WithEverySchedule(world, [&](AttentionSpec& spec) {
+    spec.mask = AttnMaskType::kNoMask;
+    spec.kv_heads = 2;
+    spec.dtypes = TensorDtypes(Dtype::kFp16);
+    spec.dim_qk = 128;
+    spec.seqlen_q = 6 * size;
+    spec.seqlen_kv = 10 * size;
+  });
+  WithEverySchedule(world, [](AttentionSpec& spec) {
+    spec.window_left = 5;
+    spec.kv_heads = 1;
+    spec.format = QkvFormat::kSbhd;
+  });
+  WithEverySchedule(world, [](AttentionSpec& spec) {
+    spec.format = QkvFormat::kThd;
+    spec.pad_between_seqs = true;
+    spec.batch = 5;
+    spec.mask = AttnMaskType::kPaddingCausal;
+    spec.softmax = SoftmaxType::kLearnable;
+    spec.max_logit = true;
+    spec.kv_heads = 2;
+  });
+  WithEverySchedule(world, [&](AttentionSpec& spec) {
+    spec.mask = AttnMaskType::kCausalBottomRight;  // rows that see no key
+    spec.seqlen_q = 18 * size;
+    spec.seqlen_kv = 4 * size;
+    spec.softmax = SoftmaxType::kOffByOne;
+    spec.bias = BiasType::kAlibi;
+  });
+  WithEverySchedule(world, [](AttentionSpec& spec) {
+    spec.bias = BiasType::kPostScale;
+    spec.bias_shape = {false, true, true};
+    spec.deterministic = true;
+  });
+  WithEverySchedule(world, [](AttentionSpec& spec) {
+    spec.training = false;
+    spec.softmax = SoftmaxType::kLearnable;
+  });
+}
+
+}  // namespace
+
+TEST_CASE("a family with no capability at all runs every schedule") {
+  const LimitedFamily family(kNone);
+  HostWorld world(GENERATE(1, 2, 4, 8));
+  world.UseFamily(family);
+  RunFeatures(world);
+}
+
+TEST_CASE("a family that lacks one capability runs every schedule") {
+  const LimitedFamily family(kAlmost[GENERATE(0, 1, 2)]);
+  HostWorld world(GENERATE(2, 4));
+  world.UseFamily(family);
+  RunFeatures(world);
+}
+
+TEST_CASE("a family with no capability under random delays") {
+  const LimitedFamily family(kNone);
+  HostWorld world(4);
+  world.UseFamily(family);
+  world.Perturb(5);
+  WithEverySchedule(world, [](AttentionSpec& spec) {
+    spec.softmax = SoftmaxType::kLearnable;
+    spec.kv_heads = 2;
+  });
+}
