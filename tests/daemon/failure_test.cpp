@@ -169,9 +169,9 @@ TEST_CASE("a world that is not sound after an error is fatal, and the answer say
     std::string said;
   };
   const Wrong wrong = GENERATE(
-      Wrong{Unsound::kSum, "rank 2: a sum over the world is wrong: element 512 is"},
-      Wrong{Unsound::kMessage, ": a message from rank 2 over the world's communicator is wrong"},
-      Wrong{Unsound::kStaleMessage, ": a message from rank 2 over the world's communicator is wrong"},
+      Wrong{Unsound::kSum, "rank 2: a sum over the world communicator is wrong: element 512 is"},
+      Wrong{Unsound::kMessage, ": a message from rank 2 over the world communicator is wrong"},
+      Wrong{Unsound::kStaleMessage, ": a message from rank 2 over the world communicator is wrong"},
       Wrong{Unsound::kCommunicator, "rank 2: a communicator failed"},
       Wrong{Unsound::kHangs, "did not come back from small collectives within 100 ms"});
   Inside inside(4, {std::chrono::milliseconds(30), std::chrono::milliseconds(2000),
