@@ -5,6 +5,7 @@ set_property(CACHE CPPOOL_CUDA PROPERTY STRINGS AUTO ON OFF)
 option(CPPOOL_BUILD_TESTS "Build the tests" ON)
 option(CPPOOL_WERROR "Treat warnings as errors" ON)
 set(CPPOOL_SANITIZE "" CACHE STRING "Sanitizers for all host code, as for -fsanitize=: address,undefined or thread")
+option(CPPOOL_UNITY "Compile the sources of a library or a test program together, a few at a time: a full build takes half the time" OFF)
 option(CPPOOL_FUZZ "Build tests/fuzz/ as fuzzers, and everything with libFuzzer's instrumentation (clang only)" OFF)
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
@@ -32,6 +33,12 @@ endif()
 target_compile_options(cppool_flags INTERFACE
   $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra $<$<BOOL:${CPPOOL_WERROR}>:-Werror>>
   $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra $<$<BOOL:${CPPOOL_WERROR}>:-Werror=all-warnings>>)
+
+# Most of the time of a C++ file goes into what nlohmann/json.hpp and the like instantiate: cppool_unity(TARGET) lets the sources of a
+# target share it. Not for a library of which a test replaces an object.
+function(cppool_unity target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${CPPOOL_UNITY} UNITY_BUILD_BATCH_SIZE 8)
+endfunction()
 
 if(CPPOOL_SANITIZE)
   # With sanitizers GCC's warnings that follow values through a function are wrong at times (its manual says so).

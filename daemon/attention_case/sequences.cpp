@@ -17,7 +17,7 @@ struct Side {
 constexpr Side kQueries{"cu_seqlens_q", "cu_seqlens_q_padded", "max_seqlen_q"};
 constexpr Side kKeys{"cu_seqlens_kv", "cu_seqlens_kv_padded", "max_seqlen_kv"};
 
-[[noreturn]] void Invalid(const std::string& why) { throw Refused(false, why); }
+[[noreturn]] void InvalidLengths(const std::string& why) { throw Refused(false, why); }
 bool Given(const Json& params, const char* name) { return !params.at(name).is_null(); }
 bool IsThd(const Json& params) { return params.at("qkv_format") == "thd"; }
 std::string Text(std::int64_t value) { return std::to_string(value); }
@@ -49,15 +49,17 @@ void CheckCumulated(const Json& params, const char* name) {
   const Json& list = params.at(name);
   const auto entries = static_cast<std::size_t>(params.at("batch_size").get<std::int64_t>()) + 1;
   if (list.size() != entries) {
-    Invalid(std::string(name) + " has " + Text(static_cast<std::int64_t>(list.size())) +
-            " entries and must have batch_size + 1, which is " + Text(static_cast<std::int64_t>(entries)));
+    InvalidLengths(std::string(name) + " has " + Text(static_cast<std::int64_t>(list.size())) +
+                   " entries and must have batch_size + 1, which is " +
+                   Text(static_cast<std::int64_t>(entries)));
   }
-  if (list[0] != 0) Invalid(std::string(name) + " begins with " + list[0].dump() + " and must begin with 0");
+  if (list[0] != 0)
+    InvalidLengths(std::string(name) + " begins with " + list[0].dump() + " and must begin with 0");
   const std::vector<std::int64_t> differences = Differences(list);
   for (std::size_t i = 0; i < differences.size(); ++i) {
     if (differences[i] >= 0) continue;
-    Invalid(std::string(name) + " falls from " + list[i].dump() + " to " + list[i + 1].dump() +
-            " and must not decrease");
+    InvalidLengths(std::string(name) + " falls from " + list[i].dump() + " to " + list[i + 1].dump() +
+                   " and must not decrease");
   }
 }
 
@@ -72,26 +74,28 @@ void CheckSide(const Json& params, const Side& side, int world_size) {
     const std::string what =
         "sequence " + Text(static_cast<std::int64_t>(i)) + " has " + Text(length) + " tokens";
     if (length > most)
-      Invalid(std::string(side.lengths) + ": " + what + ", more than " + side.max_seqlen + ", " + Text(most));
+      InvalidLengths(std::string(side.lengths) + ": " + what + ", more than " + side.max_seqlen + ", " +
+                     Text(most));
     if (room % unit) {
-      Invalid(std::string(side.places) + ": sequence " + Text(static_cast<std::int64_t>(i)) + " has " +
-              Text(room) + " places, and must have a number divisible by 2 * world_size, which is " +
-              Text(unit));
+      InvalidLengths(std::string(side.places) + ": sequence " + Text(static_cast<std::int64_t>(i)) + " has " +
+                     Text(room) + " places, and must have a number divisible by 2 * world_size, which is " +
+                     Text(unit));
     }
     if (length > room) {
-      Invalid(std::string(side.lengths) + ": " + what + ", beyond the padded length of " + Text(room) +
-              " that " + side.places + " gives it");
+      InvalidLengths(std::string(side.lengths) + ": " + what + ", beyond the padded length of " + Text(room) +
+                     " that " + side.places + " gives it");
     }
     if (IsThd(params) && length != room && params.at("pad_between_seqs") == false) {
-      Invalid(
+      InvalidLengths(
           std::string(side.lengths) + ": " + what + " of " + Text(room) +
           " places (each sequence takes a multiple of 2 * world_size), which needs pad_between_seqs true");
     }
     places += room;
   }
   if (places > sequences.rows) {
-    Invalid(std::string(Given(params, side.places) ? side.places : side.lengths) + " takes " + Text(places) +
-            " places, and there are batch_size * " + side.max_seqlen + ", which is " + Text(sequences.rows));
+    InvalidLengths(std::string(Given(params, side.places) ? side.places : side.lengths) + " takes " +
+                   Text(places) + " places, and there are batch_size * " + side.max_seqlen + ", which is " +
+                   Text(sequences.rows));
   }
 }
 
@@ -100,31 +104,32 @@ void CheckSide(const Json& params, const Side& side, int world_size) {
 void CheckSequences(const Json& params, int world_size) {
   const bool padding = params.at("attn_mask_type").get<std::string>().starts_with("padding");
   if (params.at("pad_between_seqs") == true && !IsThd(params)) {
-    Invalid("pad_between_seqs is for qkv_format 'thd': in '" + params.at("qkv_format").get<std::string>() +
-            "' sequences do not follow each other");
+    InvalidLengths("pad_between_seqs is for qkv_format 'thd': in '" +
+                   params.at("qkv_format").get<std::string>() + "' sequences do not follow each other");
   }
   for (const Side& side : {kQueries, kKeys}) {
     if (Given(params, side.places) && !IsThd(params)) {
-      Invalid(std::string(side.places) + " is for qkv_format 'thd': in '" +
-              params.at("qkv_format").get<std::string>() + "' every sequence has " + side.max_seqlen +
-              " places");
+      InvalidLengths(std::string(side.places) + " is for qkv_format 'thd': in '" +
+                     params.at("qkv_format").get<std::string>() + "' every sequence has " + side.max_seqlen +
+                     " places");
     }
     if (Given(params, side.lengths) && !padding) {
-      Invalid(std::string(side.lengths) +
-              " gives sequences lengths of their own, which needs qkv_format 'thd' or " +
-              "a padding mask, and attn_mask_type is '" + params.at("attn_mask_type").get<std::string>() +
-              "'");
+      InvalidLengths(std::string(side.lengths) +
+                     " gives sequences lengths of their own, which needs qkv_format 'thd' or " +
+                     "a padding mask, and attn_mask_type is '" +
+                     params.at("attn_mask_type").get<std::string>() + "'");
     }
     if (Given(params, side.places) && !Given(params, side.lengths))
-      Invalid(std::string(side.places) + " is given without " + side.lengths);
+      InvalidLengths(std::string(side.places) + " is given without " + side.lengths);
   }
   const bool queries = Given(params, kQueries.lengths), keys = Given(params, kKeys.lengths);
-  if (keys && !queries) Invalid("cu_seqlens_kv is given without cu_seqlens_q");
+  if (keys && !queries) InvalidLengths("cu_seqlens_kv is given without cu_seqlens_q");
   if (queries) CheckSide(params, kQueries, world_size);
   if (keys) {
     CheckSide(params, kKeys, world_size);
   } else if (queries && params.at(kQueries.max_seqlen) != params.at(kKeys.max_seqlen)) {
-    Invalid("cu_seqlens_kv must be given beside cu_seqlens_q, since max_seqlen_kv is not max_seqlen_q");
+    InvalidLengths(
+        "cu_seqlens_kv must be given beside cu_seqlens_q, since max_seqlen_kv is not max_seqlen_q");
   }
 }
 

@@ -27,7 +27,7 @@ TEST_CASE("no cell of the matrix would be skipped") {
   }
 }
 
-TEST_CASE("every cell of the matrix passes on the host, none is skipped") {
+TEST_CASE("every cell of the matrix passes on the host, none is skipped", "[long]") {
   // Several tiles and uneven sequences, and a minute in all. A sanitizer takes ten times as long for each token.
 #if defined(CPPOOL_TEST_TSAN) || defined(CPPOOL_TEST_ASAN)
   const char* max_seqlen = "16";

@@ -1,0 +1,227 @@
+#!/usr/bin/env python3
+"""Checks which folder includes from which: every #include of a project header is a path from the repository root or
+from a public include/ folder, and every edge between two folders is in the table below.
+
+    tests/structure/includes.py [REPOSITORY]
+
+One line per violation, then a summary; exit code 0 when there is none, 1 otherwise.
+"""
+import pathlib
+import re
+import sys
+
+# Folder -> folders it may include from, beside itself. A file belongs to the longest entry that is a prefix of its path;
+# `*` stands for one path component. A folder that is not listed is an error, so that a new folder gets a line here.
+KERNELS_PUBLIC = ["kernels/include/cppool", "kernels/include/kernels", "kernels/include/kernels/attention"]
+RUNTIME_PUBLIC = ["kernels/include/cppool", "kernels/include/kernels"]
+ALLOWED = {
+    # protocol: nothing of the project.
+    "protocol/include": [],
+    "protocol": ["protocol/include"],
+    # kernels, public headers.
+    "kernels/include/cppool": [],
+    "kernels/include/kernels": ["kernels/include/cppool"],
+    "kernels/include/kernels/attention": RUNTIME_PUBLIC,
+    # kernels, from the lowest layer to the highest.
+    "kernels": RUNTIME_PUBLIC,  # planted_bug.cpp
+    "kernels/numerics": [],
+    "kernels/runtime/common": ["kernels/numerics", *RUNTIME_PUBLIC],
+    "kernels/runtime/host": ["kernels/runtime/common", "kernels/numerics", *RUNTIME_PUBLIC],
+    "kernels/runtime/cuda": ["kernels/runtime/common", "kernels/numerics", *RUNTIME_PUBLIC],
+    "kernels/attention/problem": ["kernels/numerics", *KERNELS_PUBLIC],
+    "kernels/attention/tensor_ops": ["kernels/attention/problem", "kernels/numerics", *KERNELS_PUBLIC],
+    "kernels/attention/tensor_ops/host": ["kernels/attention/tensor_ops", "kernels/attention/problem", "kernels/numerics", *KERNELS_PUBLIC],
+    "kernels/attention/tensor_ops/cuda": ["kernels/attention/tensor_ops", "kernels/attention/problem", "kernels/numerics",
+                                          "kernels/runtime/cuda", *KERNELS_PUBLIC],
+    "kernels/attention/families": ["kernels/attention/problem", "kernels/attention/tensor_ops", "kernels/numerics", *KERNELS_PUBLIC],
+    # A family: no other family, no schedule.
+    "kernels/attention/families/host": ["kernels/attention/families", "kernels/attention/problem", "kernels/attention/tensor_ops",
+                                        "kernels/attention/tensor_ops/host", "kernels/numerics", *KERNELS_PUBLIC],
+    "kernels/attention/families/*": ["kernels/attention/families", "kernels/attention/problem", "kernels/attention/tensor_ops",
+                                     "kernels/attention/tensor_ops/cuda", "kernels/runtime/cuda", "kernels/numerics", *KERNELS_PUBLIC],
+    # Schedules see kernel families through the public interface only.
+    "kernels/attention/schedules": ["kernels/attention/problem", "kernels/attention/tensor_ops", "kernels/numerics", *KERNELS_PUBLIC],
+    # Checks stand beside the schedules and know none of them, nor a kernel family.
+    "kernels/attention/checks": ["kernels/attention/problem", "kernels/numerics", *KERNELS_PUBLIC],
+    "kernels/attention/checks/host": ["kernels/attention/checks", "kernels/attention/problem", "kernels/numerics", *KERNELS_PUBLIC],
+    "kernels/attention/checks/cuda": ["kernels/attention/checks", "kernels/attention/problem", "kernels/runtime/cuda", "kernels/numerics",
+                                      *KERNELS_PUBLIC],
+    "kernels/attention/run": ["kernels/attention/checks", "kernels/attention/schedules", "kernels/attention/problem",
+                              "kernels/attention/tensor_ops", "kernels/numerics", *KERNELS_PUBLIC],
+    # The module names every implementation once.
+    "kernels/module": ["kernels/attention/checks/cuda", "kernels/attention/checks/host", "kernels/attention/families",
+                       "kernels/attention/families/host", "kernels/attention/families/*", "kernels/attention/tensor_ops/cuda", "kernels/attention/tensor_ops/host",
+                       "kernels/runtime/cuda", *KERNELS_PUBLIC],
+    # daemon: of the kernels only public headers; the attention case knows nothing of the process.
+    "daemon/include": ["kernels/include/cppool"],
+    "daemon": ["daemon/include", "protocol/include", *KERNELS_PUBLIC],
+    "daemon/main.cpp": ["daemon", "daemon/attention_case", "daemon/include", "protocol/include", *KERNELS_PUBLIC],
+    "daemon/attention_case": ["daemon/include", "protocol/include", *KERNELS_PUBLIC],
+    # client: neither kernels, nor daemon, nor CUDA. Its installed header uses an installed header of the protocol.
+    "client/include": ["protocol/include"],
+    "client/src": ["client/include", "protocol/include"],
+    "client/command": ["client/src", "client/include", "protocol/include"],
+    # tests may include everything.
+    "tests": None,
+}
+
+# Includes that break the table, each with the reason. An entry that is no longer needed is an error too.
+EXCEPTIONS = {
+    # The tensor operations still use launch parameters of a kernel family.
+    ("kernels/attention/tensor_ops/cuda/heads.cu", "kernels/attention/families/sm80/launch.h"),
+    ("kernels/attention/tensor_ops/cuda/sums.cu", "kernels/attention/families/sm80/launch.h"),
+    ("kernels/attention/tensor_ops/cuda/sums.h", "kernels/attention/families/sm80/parameters.h"),
+    # The dtypes stand in the attention problem, and numerics needs them and the error type.
+    ("kernels/numerics/half.h", "kernels/include/kernels/attention/spec.h"),
+    ("kernels/numerics/half.h", "kernels/include/kernels/error.h"),
+    ("kernels/numerics/rounding.h", "kernels/include/kernels/attention/spec.h"),
+    # The set of tensors of a run is needed by the run and by its verification; verify.cpp makes the host's check kernels itself.
+    ("kernels/attention/checks/verify.h", "kernels/attention/run/tensor_set.h"),
+    ("kernels/attention/checks/verify.cpp", "kernels/attention/checks/host/check_kernels.h"),
+}
+
+# Third-party headers -> the folders that may include them.
+LIBRARIES = {
+    r"nlohmann/": ["protocol", "daemon", "client", "tests"],
+    r"(spdlog|fmt)/": ["daemon", "tests"],
+    r"CLI/": ["daemon/options.cpp", "client/command", "tests"],
+    r"catch2/": ["tests"],
+    r"(cuda|nccl|cooperative_groups|cub|mma|cute|cutlass)": ["kernels/runtime/cuda", "kernels/attention/tensor_ops/cuda",
+                                                             "kernels/attention/checks/cuda", "kernels/attention/families",
+                                                             "kernels/module", "tests"],
+}
+
+TOP_FOLDERS = ["protocol", "kernels", "daemon", "client", "tests"]
+PUBLIC_ROOTS = ["protocol/include", "kernels/include", "daemon/include", "client/include"]
+SOURCES = {".h", ".cuh", ".inc", ".c", ".cpp", ".cu"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+
+def node_of(path, table=ALLOWED):
+    """The longest entry of the table that is a prefix of the path, component by component; None when there is none."""
+    parts = path.split("/")
+    best = None
+    for entry in table:
+        names = entry.split("/")
+        if len(names) <= len(parts) and all(name in ("*", part) for name, part in zip(names, parts)):
+            rank = (len(names), "*" not in entry)  # the exact name before the wildcard
+            if best is None or rank > best[0]:
+                best = (rank, entry)
+    return best[1] if best else None
+
+
+def folder_of(path, node):
+    """The folder that an entry with a wildcard stands for here."""
+    return "/".join(path.split("/")[: len(node.split("/"))])
+
+
+class Checker:
+    def __init__(self, root):
+        self.files = {
+            path.relative_to(root).as_posix(): path
+            for top in TOP_FOLDERS
+            for path in (root / top).rglob("*")
+            if path.suffix in SOURCES and path.is_file()
+        }
+        self.violations = []
+        self.used_exceptions = set()
+        self.edges = 0
+
+    def resolve(self, include):
+        """The project's files that an include may mean."""
+        return [name for name in (include, *(f"{root}/{include}" for root in PUBLIC_ROOTS)) if name in self.files]
+
+    def check(self):
+        for name in sorted(self.files):
+            node = node_of(name)
+            if node is None or (node in TOP_FOLDERS and ALLOWED[node] is not None and name.count("/") > 1):
+                self.violations.append(f"{name}: its folder is not in the table of tests/structure/includes.py")
+                continue
+            lines = self.files[name].read_text(encoding="utf-8").splitlines()
+            for number, line in enumerate(lines, 1):
+                match = INCLUDE.match(line)
+                if match:
+                    problem = self.problem(name, node, *match.groups())
+                    if problem:
+                        self.violations.append(f"{name}:{number}: {line.strip()}: {problem}")
+        for source, target in sorted(EXCEPTIONS - self.used_exceptions):
+            self.violations.append(f"{source} no longer includes {target}: remove the exception from tests/structure/includes.py")
+
+    def problem(self, name, node, quote, include):
+        """What is wrong with one include, or None."""
+        found = self.resolve(include)
+        if quote == "<":
+            if found and not include.startswith("cppool/"):
+                return "a project header is included with quotes"
+            if not found:
+                return self.library_problem(name, include)
+        else:
+            if ".." in include.split("/") or include.startswith(("/", "./")):
+                return "an include is a path from the repository root or from a public include/ folder"
+            if include.startswith("cppool/"):
+                return "an installed header is included as <cppool/...>"
+            if not found:
+                # tests/end_to_end/user_case is a project of its own, as users write it.
+                if name.startswith("tests/end_to_end/user_case/") and f"{name.rsplit('/', 1)[0]}/{include}" in self.files:
+                    return None
+                return "not a path from the repository root or from a public include/ folder"
+            if "include" in include.split("/"):
+                return "a public header is named without its include/ folder"
+        if len(found) > 1:
+            return f"ambiguous: {', '.join(found)}"
+        self.edges += 1
+        target = found[0]
+        other = node_of(target)
+        if ALLOWED[node] is None or other is None or folder_of(name, node) == folder_of(target, other):
+            return None
+        if other in ALLOWED[node]:
+            return None
+        if (name, target) in EXCEPTIONS:
+            self.used_exceptions.add((name, target))
+            return None
+        return f"{folder_of(name, node)} may not include from {folder_of(target, other)}"
+
+    def library_problem(self, name, include):
+        for pattern, folders in LIBRARIES.items():
+            if re.match(pattern, include) and not any(name == f or name.startswith(f + "/") for f in folders):
+                return f"only {', '.join(folders)} may include it"
+        return None
+
+
+def cycle():
+    """A circle in the table, which would make the order of the layers meaningless; None when there is none."""
+    done, path = set(), []
+
+    def visit(node):
+        if node in path:
+            return path[path.index(node) :] + [node]
+        if node in done:
+            return None
+        path.append(node)
+        for target in ALLOWED.get(node) or []:
+            found = target in ALLOWED and visit(target)
+            if found:
+                return found
+        path.pop()
+        done.add(node)
+        return None
+
+    return next((found for found in map(visit, ALLOWED) if found), None)
+
+
+def main():
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parents[2]).resolve()
+    checker = Checker(root)
+    checker.check()
+    circle = cycle()
+    if circle:
+        checker.violations.append(f"the table has a cycle: {' -> '.join(circle)}")
+    for violation in checker.violations:
+        print(violation)
+    print(f"{len(checker.files)} files, {checker.edges} includes of project headers, {len(checker.violations)} violations")
+    # A table that matches nothing must not pass.
+    return 1 if checker.violations or checker.edges < 500 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
