@@ -42,7 +42,10 @@ CaseContext::CaseContext(const PreparedRun& run, kernels::RankRuntime& runtime)
     Self(c).Guard([&] { Self(c).AddResult(name, json); });
   };
   c_.fail = [](cppool_case_context* c, const char* detail) {
-    Self(c).Guard([&] { Self(c).detail_ = detail ? detail : ""; });
+    Self(c).Guard([&] { Self(c).Fail(detail); });
+  };
+  c_.fail_by = [](cppool_case_context* c, const char* detail, int culprit) {
+    Self(c).Guard([&] { Self(c).FailBy(detail, culprit); });
   };
 }
 
@@ -51,42 +54,52 @@ void CaseContext::Guard(Function&& function) noexcept {
   try {
     function();
   } catch (const kernels::RuntimeError& error) {
-    callback_status_ = error.status();
-    callback_error_ = error.what();
+    callback_failure_ = {error.status(), error.what(), error.culprit()};
   } catch (const std::exception& error) {
     Misuse(error.what());
   }
 }
 
-cppool_status CaseContext::error_status() const {
-  return callback_status_ == CPPOOL_OK && !reader_.misuse().empty() ? CPPOOL_INTERNAL : callback_status_;
-}
-
-std::string CaseContext::error() const {
-  return callback_status_ == CPPOOL_OK ? reader_.misuse() : callback_error_;
+CaseFailure CaseContext::Outcome(cppool_status returned) {
+  if (callback_failure_.status != CPPOOL_OK) return callback_failure_;
+  if (!reader_.misuse().empty()) return {CPPOOL_INTERNAL, reader_.misuse()};
+  if (returned == CPPOOL_OK) {
+    const std::string why_not = fault_ ? fault_->WhyNot() : "";  // no answer may hide that the fault did not happen
+    return {why_not.empty() ? CPPOOL_OK : CPPOOL_INVALID_REQUEST, why_not};
+  }
+  if (!said_.text.empty()) {
+    const bool known = said_.status == CPPOOL_OK || said_.status == returned;
+    return {returned, said_.text, known ? said_.culprit : kernels::RuntimeError::kOwn};
+  }
+  const cppool_failure& last = *c_.runtime->last_failure(c_.runtime);
+  if (last.status != CPPOOL_OK && *last.text) return {returned, last.text, last.culprit};
+  return {returned, "the case returned status " + std::to_string(returned) + " without a reason"};
 }
 
 bool CaseContext::checks_hold() const {
   return std::all_of(checks.begin(), checks.end(), [](const auto& check) { return check.ok; });
 }
 
-void CaseContext::RequireFault() {
-  const std::string why_not = fault_ ? fault_->WhyNot() : "";
-  if (why_not.empty() || callback_status_ != CPPOOL_OK) return;
-  callback_status_ = CPPOOL_INVALID_REQUEST;
-  callback_error_ = why_not;
+void CaseContext::Fail(const char* detail) {
+  const cppool_failure& last = *c_.runtime->last_failure(c_.runtime);
+  // Without a failed call the culprit is the rank itself, whatever status follows.
+  said_ = {last.status, detail ? detail : "", last.culprit};
+}
+
+void CaseContext::FailBy(const char* detail, int culprit) {
+  if (culprit < kernels::RuntimeError::kElsewhere || culprit >= c_.runtime->world_size)
+    return Misuse("the case named " + std::to_string(culprit) + " as a culprit, which is no rank");
+  said_ = {CPPOOL_OK, detail ? detail : "", culprit == rank() ? kernels::RuntimeError::kOwn : culprit};
 }
 
 void CaseContext::Misuse(const std::string& what) {
-  if (callback_status_ != CPPOOL_OK) return;
-  callback_status_ = CPPOOL_INTERNAL;
-  callback_error_ = what;
+  if (callback_failure_.status == CPPOOL_OK) callback_failure_ = {CPPOOL_INTERNAL, what};
 }
 
 bool CaseContext::NextIteration() {
   if (!iterating_) return false;
   // A bug of the case ends it: no further iteration.
-  iterating_ = iteration_ < run_.repeat && error_status() == CPPOOL_OK;
+  iterating_ = iteration_ < run_.repeat && !HasFailed();
   if (fault_) fault_->InIterations(iterating_);
   if (iterating_) {
     runtime_.BeginIteration(static_cast<int>(iteration_++));

@@ -12,12 +12,20 @@
 #include "daemon/parameter_reader.h"
 #include "daemon/prepare.h"
 #include "kernels/backend.h"
+#include "kernels/error.h"
 #include "kernels/fault_injector.h"
 #include "protocol/response.h"
 
 namespace cppool::daemon {
 
-// On the rank's thread, as the rank's runtime is. None of the callbacks throws: what goes wrong in one is kept in `error`.
+// Why a rank's run of a case failed. `culprit` as RuntimeError has it.
+struct CaseFailure {
+  cppool_status status = CPPOOL_OK;  // CPPOOL_OK: it has not failed
+  std::string text;
+  int culprit = kernels::RuntimeError::kOwn;
+};
+
+// Used on the rank's thread, as the rank's runtime is. No callback throws: a callback's failure is kept for Outcome().
 class CaseContext {
  public:
   CaseContext(const PreparedRun& run, kernels::RankRuntime& runtime);
@@ -27,15 +35,11 @@ class CaseContext {
   cppool_case_context* get() { return &c_; }
   int rank() const { return c_.runtime->rank; }
 
-  // The runtime's failure in a callback, or how the case misused the interface; CPPOOL_OK: neither.
-  cppool_status error_status() const;
-  std::string error() const;
-  const std::string& detail() const { return detail_; }  // what the case said with `fail`; may be empty
+  // Once the case has returned `returned`: its failure. The first of these that there is: a callback's failure, or a misuse of the
+  // interface; a requested fault that did not happen; what the case said with `fail`; the runtime's last failure.
+  CaseFailure Outcome(cppool_status returned);
 
   bool checks_hold() const;
-
-  // Once the case has returned: a fault that did not happen is an error, so that no answer hides it.
-  void RequireFault();
 
   std::vector<protocol::Check> checks;
   std::vector<std::pair<std::string, double>> work;  // floating-point operations of one iteration, by stage
@@ -49,7 +53,10 @@ class CaseContext {
   void AddWork(const char* stage, double flops);
   void AddCheck(const cppool_check& check);
   void AddResult(const char* name, const char* json);
+  void Fail(const char* detail);
+  void FailBy(const char* detail, int culprit);
   void Misuse(const std::string& what);
+  bool HasFailed() const { return callback_failure_.status != CPPOOL_OK || !reader_.misuse().empty(); }
 
   cppool_case_context c_{};
   const PreparedRun& run_;
@@ -58,9 +65,9 @@ class CaseContext {
   ParameterReader reader_;
   std::int64_t iteration_;  // of the next one; negative: warm-up
   bool iterating_ = true;
-  cppool_status callback_status_ = CPPOOL_OK;
-  std::string callback_error_;
-  std::string detail_;
+  CaseFailure callback_failure_;
+  // What the case said with `fail` or `fail_by`: `status` is the one that the culprit is known for; CPPOOL_OK: for any.
+  CaseFailure said_;
 };
 
 }  // namespace cppool::daemon

@@ -46,10 +46,10 @@ void CaseRun::RunRank(int index) {
     if (prepared_->perturb) runtime.Perturb(*prepared_->perturb);
   } catch (const kernels::RuntimeError& error) {
     begin_failed_ = true;
-    Fail(index, error.status(), error.what(), error.culprit());
+    Fail(index, {error.status(), error.what(), error.culprit()});
   } catch (const std::exception& error) {
     begin_failed_ = true;
-    Fail(index, CPPOOL_INTERNAL, error.what());
+    Fail(index, {CPPOOL_INTERNAL, error.what()});
   }
   begun_
       .arrive_and_wait();  // nobody communicates before everybody has a clean state; the watchdog has the deadline
@@ -57,8 +57,8 @@ void CaseRun::RunRank(int index) {
     rank.phase = RankPhase::kRunning;
     RunCase(index);
   } else {
-    Fail(index, CPPOOL_INTERNAL, "not started, since another rank could not begin",
-         kernels::RuntimeError::kElsewhere);
+    Fail(index, {CPPOOL_INTERNAL, "not started, since another rank could not begin",
+                 kernels::RuntimeError::kElsewhere});
   }
   LookForOpenGroup(index);
   rank.phase = RankPhase::kEnding;
@@ -68,10 +68,10 @@ void CaseRun::RunRank(int index) {
     rank.times = runtime.EndCase();
   } catch (const kernels::RuntimeError& error) {
     end_failed_ = true;
-    Fail(index, error.status(), error.what(), error.culprit());
+    Fail(index, {error.status(), error.what(), error.culprit()});
   } catch (const std::exception& error) {
     end_failed_ = true;
-    Fail(index, CPPOOL_INTERNAL, error.what());
+    Fail(index, {CPPOOL_INTERNAL, error.what()});
   }
   if (InOrder(rank))
     world_.backend().Finished(index);  // of one that has failed, the others hear by the release
@@ -90,7 +90,7 @@ void CaseRun::LookForOpenGroup(int index) {
     const std::lock_guard lock(mutex_);
     if (ranks_[index]->standing != Standing::kNone) return;
   }
-  Fail(index, CPPOOL_INTERNAL, "the case left a group of calls open (group_start without group_end)");
+  Fail(index, {CPPOOL_INTERNAL, "the case left a group of calls open (group_start without group_end)"});
 }
 
 bool CaseRun::InOrder(const Rank& rank) const {
@@ -100,42 +100,21 @@ bool CaseRun::InOrder(const Rank& rank) const {
 
 void CaseRun::RunCase(int index) {
   CaseContext& context = ranks_[index]->context;
-  cppool_status status = CPPOOL_OK;
-  std::string error;
+  CaseFailure failure;
   try {
-    status = prepared_->registered.definition->run(context.get());
-    if (status == CPPOOL_OK) context.RequireFault();
-    if (context.error_status() != CPPOOL_OK) {
-      status = context.error_status();
-      error = context.error();
-    } else if (status != CPPOOL_OK) {
-      error = context.detail();
-      if (error.empty()) {
-        const char* last = context.get()->runtime->last_error(context.get()->runtime);
-        error = last ? last : "";
-      }
-      if (error.empty())
-        error = "the case returned status " + std::to_string(status) + " and did not say why";
-    }
+    failure = context.Outcome(prepared_->registered.definition->run(context.get()));
   } catch (const kernels::RuntimeError& thrown) {
-    status = thrown.status() == CPPOOL_OK ? CPPOOL_INTERNAL : thrown.status();
-    error = thrown.what();
+    failure = {thrown.status(), thrown.what(), thrown.culprit()};
+    if (failure.status == CPPOOL_OK) failure.status = CPPOOL_INTERNAL;
   } catch (const std::exception& thrown) {
-    status = CPPOOL_INTERNAL;
-    error = std::string("the case threw: ") + thrown.what();
+    failure = {CPPOOL_INTERNAL, std::string("the case threw: ") + thrown.what()};
   } catch (...) {
-    status = CPPOOL_INTERNAL;
-    error = "the case threw something that is no std::exception";
+    failure = {CPPOOL_INTERNAL, "the case threw something that is no std::exception"};
   }
-  if (status == CPPOOL_OK) return;
-  // The seam's statuses do not say whose doing a failure is. Its last one may have been another than this.
-  kernels::RankRuntime& runtime = world_.rank(index);
-  const char* last = runtime.seam()->last_error(runtime.seam());
-  const bool from_seam = last && *last && error.find(last) != std::string::npos;
-  Fail(index, status, error, from_seam ? runtime.LastErrorCulprit() : kernels::RuntimeError::kOwn);
+  if (failure.status != CPPOOL_OK) Fail(index, failure);
 }
 
-void CaseRun::Fail(int index, cppool_status status, const std::string& error, int culprit) {
+void CaseRun::Fail(int index, const CaseFailure& failure) {
   Rank& rank = *ranks_[index];
   const int order = ++failures_;  // before anything that takes time
   const kernels::RankRuntime& runtime = world_.rank(index);
@@ -143,23 +122,22 @@ void CaseRun::Fail(int index, cppool_status status, const std::string& error, in
   const std::string stage = marked ? *marked : StageOf(runtime.Progress());
   {
     const std::lock_guard lock(mutex_);
-    const Standing standing = status == CPPOOL_MISMATCH ? Standing::kMismatch
-                              : aborted_                ? Standing::kReleased
-                              : culprit != kernels::RuntimeError::kOwn || status == CPPOOL_NCCL
-                                  ? Standing::kIndirect
-                              : status == CPPOOL_UNSUPPORTED ? Standing::kUnsupported
-                                                             : Standing::kOwn;
+    const bool indirect =
+        failure.culprit != kernels::RuntimeError::kOwn || failure.status == CPPOOL_NCCL;
+    const Standing standing = failure.status == CPPOOL_MISMATCH      ? Standing::kMismatch
+                              : aborted_                             ? Standing::kReleased
+                              : indirect                             ? Standing::kIndirect
+                              : failure.status == CPPOOL_UNSUPPORTED ? Standing::kUnsupported
+                                                                     : Standing::kOwn;
     if (standing >= rank.standing) return;  // of equals the first counts
-    rank.status = status;
-    rank.error = error;
+    rank.failure = failure;
     rank.stage = stage;
-    rank.culprit = culprit;
     rank.standing = standing;
     rank.order = order;
-    if (status != CPPOOL_MISMATCH) ++errors_;
+    if (failure.status != CPPOOL_MISMATCH) ++errors_;
     changed_.notify_all();
   }
-  spdlog::warn("{}", error);
+  spdlog::warn("{}", failure.text);
 }
 
 void CaseRun::WaitForRanks() {
@@ -169,7 +147,7 @@ void CaseRun::WaitForRanks() {
   if (changed_.wait_for(lock, all_done() ? std::chrono::milliseconds(0) : limits_.grace, all_done)) return;
   const Rank* cause = Cause();
   const std::string reason =
-      "rank " + std::to_string(cause->context.rank()) + " failed first: " + cause->error;
+      "rank " + std::to_string(cause->context.rank()) + " failed first: " + cause->failure.text;
   aborted_ = true;
   lock.unlock();
   world_.backend().Abort(reason);
@@ -185,9 +163,9 @@ const CaseRun::Rank* CaseRun::Cause() const {
     if (rank->standing != Standing::kNone && (!cause || weight(*rank) < weight(*cause))) cause = rank.get();
   }
   // Who is pointed at, and has failed in any way, explains it better.
-  if (cause && cause->culprit >= 0 && cause->culprit < world_.size()) {
-    const Rank& culprit = *ranks_[cause->culprit];
-    if (culprit.standing <= Standing::kMismatch && culprit.culprit < 0) cause = &culprit;
+  if (cause && cause->failure.culprit >= 0 && cause->failure.culprit < world_.size()) {
+    const Rank& culprit = *ranks_[cause->failure.culprit];
+    if (culprit.standing <= Standing::kMismatch && culprit.failure.culprit < 0) cause = &culprit;
   }
   return cause;
 }
@@ -197,8 +175,8 @@ const CaseRun::Rank* CaseRun::Cause() const {
 bool CaseRun::NeedsLook() const {
   return aborted_ || group_left_open_ || end_failed_ ||
          std::any_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
-           return rank->status != CPPOOL_OK && rank->status != CPPOOL_MISMATCH &&
-                  rank->status != CPPOOL_UNSUPPORTED;
+           return rank->failure.status != CPPOOL_OK && rank->failure.status != CPPOOL_MISMATCH &&
+                  rank->failure.status != CPPOOL_UNSUPPORTED;
          });
 }
 
@@ -211,7 +189,7 @@ RunResult CaseRun::Gather() {
       const Rank& rank = *ranks_[i];
       protocol::Rank entry;
       entry.rank = static_cast<int>(i);
-      entry.error = rank.error;
+      entry.error = rank.failure.text;
       if (rank.phase == RankPhase::kDone) {  // else its thread still writes
         entry.gpu_ms = rank.times;
         entry.extra = rank.context.extra;
@@ -259,7 +237,7 @@ void CaseRun::Judge(RunResult& result) const {
   const int cause_rank = cause ? cause->context.rank() : -1;
   // A check that does not hold says more than what its rank returned; another rank's own error says more than a check.
   if (failed_check != result.checks.end() &&
-      (!cause || cause->status == CPPOOL_MISMATCH || !cause->context.checks_hold())) {
+      (!cause || cause->failure.status == CPPOOL_MISMATCH || !cause->context.checks_hold())) {
     char numbers[160];
     std::snprintf(numbers, sizeof(numbers), "max_abs_err %.4g, rel_err %.4g, tolerance %.4g",
                   failed_check->max_abs_err, failed_check->rel_err, failed_check->tolerance);
@@ -273,14 +251,14 @@ void CaseRun::Judge(RunResult& result) const {
                    " checks do not hold)";
     result.failure = protocol::Failure{FailureKind::kMismatch, failed_check->rank, "", result.error};
   } else if (cause) {
-    const FailureKind kind = ToFailureKind(cause->status);
+    const FailureKind kind = ToFailureKind(cause->failure.status);
     result.status = kind == FailureKind::kMismatch      ? Status::kFailed
                     : kind == FailureKind::kUnsupported ? Status::kSkipped
                                                         : Status::kError;
-    const bool names_another = cause->culprit >= 0;  // its text says so itself
-    result.error = names_another ? cause->error : "rank " + std::to_string(cause_rank) + ": " + cause->error;
+    const bool names_another = cause->failure.culprit >= 0;  // its text says so itself
+    result.error = names_another ? cause->failure.text : "rank " + std::to_string(cause_rank) + ": " + cause->failure.text;
     result.failure =
-        protocol::Failure{kind, names_another ? cause->culprit : cause_rank, cause->stage, cause->error};
+        protocol::Failure{kind, names_another ? cause->failure.culprit : cause_rank, cause->stage, cause->failure.text};
   } else {
     result.status = Status::kPassed;
   }
@@ -317,7 +295,7 @@ RankNow CaseRun::LookAt(int index) const {
   {
     const std::lock_guard lock(mutex_);
     now.phase = ranks_[index]->phase;
-    now.error = ranks_[index]->error;
+    now.error = ranks_[index]->failure.text;
   }
   now.streams = world_.rank(index).Progress();
   return now;

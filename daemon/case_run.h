@@ -61,10 +61,8 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
     CaseContext context;
     std::atomic<RankPhase> phase{RankPhase::kWaiting};
     // Its failure; the better explanation when there are two. Under `mutex_`.
-    cppool_status status = CPPOOL_OK;
-    std::string error;
+    CaseFailure failure;
     std::string stage;  // where it was when it failed
-    int culprit = kernels::RuntimeError::kOwn;
     Standing standing = Standing::kNone;
     int order = 0;  // in which the ranks failed
     kernels::StageTimes times;
@@ -74,8 +72,7 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
   void RunCase(int index);
   void LookForOpenGroup(int index);
   bool InOrder(const Rank& rank) const;  // it has not failed; a check may have
-  void Fail(int rank, cppool_status status, const std::string& error,
-            int culprit = kernels::RuntimeError::kOwn);
+  void Fail(int rank, const CaseFailure& failure);
   void WaitForRanks();
   protocol::RunResult Gather();
   bool NeedsLook() const;

@@ -33,6 +33,7 @@
 namespace {
 
 using namespace cppool::daemon;
+using cppool::posix::UniqueFd;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kNoReader = 1;

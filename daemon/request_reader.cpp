@@ -12,7 +12,7 @@
 
 namespace cppool::daemon {
 
-RequestReader::RequestReader(UniqueFd input, int stop_fd, std::optional<std::chrono::milliseconds> idle_limit)
+RequestReader::RequestReader(posix::UniqueFd input, int stop_fd, std::optional<std::chrono::milliseconds> idle_limit)
     : input_(std::move(input)),
       stop_fd_(stop_fd),
       idle_limit_(idle_limit),

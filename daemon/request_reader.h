@@ -4,7 +4,7 @@
 #include <chrono>
 #include <optional>
 
-#include "daemon/unique_fd.h"
+#include "posix/unique_fd.h"
 #include "protocol/framing.h"
 
 namespace cppool::daemon {
@@ -15,7 +15,7 @@ class RequestReader {
 
   // `stop_fd` becomes readable when no further request is wanted (SIGTERM); -1: never. Not owned. `idle_limit`: how long Next() waits
   // for the first byte of a line.
-  RequestReader(UniqueFd input, int stop_fd, std::optional<std::chrono::milliseconds> idle_limit = {});
+  RequestReader(posix::UniqueFd input, int stop_fd, std::optional<std::chrono::milliseconds> idle_limit = {});
 
   // Waits for the next line: without an idle limit for as long as it takes, since a daemon's life is waiting for requests. Nothing at
   // the end of input, when stopped or when idle for too long; of the lines that come later none has been read then.
@@ -26,7 +26,7 @@ class RequestReader {
   enum class Filled { kBytes, kEnd, kStopped, kIdle };
   Filled Fill(std::optional<Clock::time_point> idle_until);
 
-  UniqueFd input_;
+  posix::UniqueFd input_;
   int stop_fd_;
   std::optional<std::chrono::milliseconds> idle_limit_;
   protocol::LineReader lines_;

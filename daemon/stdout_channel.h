@@ -5,7 +5,7 @@
 #include <optional>
 #include <string_view>
 
-#include "daemon/unique_fd.h"
+#include "posix/unique_fd.h"
 
 namespace cppool::daemon {
 
@@ -17,7 +17,7 @@ class StdoutChannel {
   // Throws std::system_error when there is no stdout.
   static StdoutChannel TakeStdout();
 
-  explicit StdoutChannel(UniqueFd fd);
+  explicit StdoutChannel(posix::UniqueFd fd);
 
   // Writes all of `text`, or as much as the reader takes until `deadline`. False when that was not all. Without a deadline it waits for
   // a slow reader for as long as there is one (the watchdog ends the process when the parent dies).
@@ -25,10 +25,10 @@ class StdoutChannel {
   bool Write(std::string_view text, std::optional<Clock::time_point> deadline = std::nullopt);
 
  private:
-  UniqueFd fd_;
+  posix::UniqueFd fd_;
 };
 
 // Likewise for requests: fd 0 becomes /dev/null, so that nothing else reads them. Throws std::system_error.
-UniqueFd TakeStdin();
+posix::UniqueFd TakeStdin();
 
 }  // namespace cppool::daemon

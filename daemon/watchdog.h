@@ -9,7 +9,7 @@
 #include <functional>
 #include <thread>
 
-#include "daemon/unique_fd.h"
+#include "posix/unique_fd.h"
 
 namespace cppool::daemon {
 
@@ -43,9 +43,9 @@ class Watchdog {
   const pid_t parent_;
   const int terminate_fd_;
   const Events events_;
-  UniqueFd parent_fd_;  // empty where the kernel has no pidfd: then getppid() is asked now and then
-  UniqueFd timer_;
-  UniqueFd stop_;
+  posix::UniqueFd parent_fd_;  // empty where the kernel has no pidfd: then getppid() is asked now and then
+  posix::UniqueFd timer_;
+  posix::UniqueFd stop_;
   // Nanoseconds of the armed deadline, kIdle or kPassed. The only word on who answers.
   static constexpr std::int64_t kIdle = 0;
   static constexpr std::int64_t kPassed = -1;

@@ -27,21 +27,21 @@ void Check(int error, const char* what) {
 }
 
 // Never 0, 1 or 2, which a harness may have closed: the child's own go there. Of no descriptor, none.
-UniqueFd AboveStandard(int fd) {
-  if (fd < 0) return UniqueFd();
-  UniqueFd owned(fd);
+posix::UniqueFd AboveStandard(int fd) {
+  if (fd < 0) return posix::UniqueFd();
+  posix::UniqueFd owned(fd);
   if (fd > 2) return owned;
-  UniqueFd moved(fcntl(fd, F_DUPFD_CLOEXEC, 3));
+  posix::UniqueFd moved(fcntl(fd, F_DUPFD_CLOEXEC, 3));
   if (moved.get() < 0) Check(errno, "fcntl");
   return moved;
 }
 
 // Both directions exist, one is used: unlike a pipe, a socket can be written without SIGPIPE and shut down
 // whoever holds copies.
-void MakeSocket(UniqueFd* ours, UniqueFd* theirs) {
+void MakeSocket(posix::UniqueFd* ours, posix::UniqueFd* theirs) {
   int fds[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0) Check(errno, "socketpair");
-  UniqueFd first(fds[0]);
+  posix::UniqueFd first(fds[0]);
   *theirs = AboveStandard(fds[1]);
   *ours = AboveStandard(first.Release());
 }
@@ -89,10 +89,10 @@ int PollTimeout(Clock::time_point until) {
   return static_cast<int>(std::clamp<long long>(left, 0, INT_MAX));
 }
 
-void MakePipe(UniqueFd* read_end, UniqueFd* write_end) {
+void MakePipe(posix::UniqueFd* read_end, posix::UniqueFd* write_end) {
   int fds[2];
   if (pipe2(fds, O_CLOEXEC) != 0) Check(errno, "pipe2");
-  UniqueFd first(fds[0]);
+  posix::UniqueFd first(fds[0]);
   *write_end = AboveStandard(fds[1]);
   *read_end = AboveStandard(first.Release());
   if (fcntl(read_end->get(), F_SETFL, O_NONBLOCK) != 0) Check(errno, "fcntl");
@@ -100,7 +100,7 @@ void MakePipe(UniqueFd* read_end, UniqueFd* write_end) {
 
 std::unique_ptr<Process> Process::Spawn(const Command& command) {
   std::unique_ptr<Process> process(new Process);
-  UniqueFd child_input, child_output, child_errors;
+  posix::UniqueFd child_input, child_output, child_errors;
   MakeSocket(&process->input_, &child_input);
   MakePipe(&process->output_, &child_output);
   MakePipe(&process->errors_, &child_errors);
@@ -225,7 +225,7 @@ std::string Process::DescribeEnd() {
 
 void Process::Abandon() {
   reaped_ = true;  // not ours to kill
-  for (UniqueFd* fd : {&pidfd_, &input_, &output_, &errors_}) fd->ResetInherited();
+  for (posix::UniqueFd* fd : {&pidfd_, &input_, &output_, &errors_}) fd->ResetInherited();
 }
 
 }  // namespace cppool::client

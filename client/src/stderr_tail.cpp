@@ -17,7 +17,7 @@ constexpr std::size_t kKept = 2 * kTailCharacters;  // so that enough is left wi
 
 }  // namespace
 
-StderrTail::StderrTail(UniqueFd fd, std::function<void(std::string_view)> on_line)
+StderrTail::StderrTail(posix::UniqueFd fd, std::function<void(std::string_view)> on_line)
     : fd_(std::move(fd)), on_line_(std::move(on_line)) {
   MakePipe(&wake_read_, &wake_write_);
   // The harness's signals are for its own threads.
@@ -120,7 +120,7 @@ std::string StderrTail::Text() const {
 }
 
 void StderrTail::Abandon() {
-  for (UniqueFd* fd : {&fd_, &wake_read_, &wake_write_}) fd->ResetInherited();
+  for (posix::UniqueFd* fd : {&fd_, &wake_read_, &wake_write_}) fd->ResetInherited();
 }
 
 }  // namespace cppool::client

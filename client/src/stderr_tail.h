@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "client/src/process.h"
-#include "client/src/unique_fd.h"
+#include "posix/unique_fd.h"
 
 namespace cppool::client {
 
@@ -21,7 +21,7 @@ class StderrTail {
  public:
   // `fd` is non-blocking. `on_line` may be empty; it is called on the reading thread, outside any lock.
   // Throws std::system_error.
-  StderrTail(UniqueFd fd, std::function<void(std::string_view)> on_line);
+  StderrTail(posix::UniqueFd fd, std::function<void(std::string_view)> on_line);
   ~StderrTail();  // ends the thread; what has not been handed out by then is lost
   StderrTail(const StderrTail&) = delete;
   StderrTail& operator=(const StderrTail&) = delete;
@@ -41,7 +41,7 @@ class StderrTail {
   void HandOut(std::string_view line);
 
   std::atomic<bool> ending_{false};
-  UniqueFd fd_, wake_read_, wake_write_;  // a byte asks the thread to catch up, the end of file to end
+  posix::UniqueFd fd_, wake_read_, wake_write_;  // a byte asks the thread to catch up, the end of file to end
   std::function<void(std::string_view)> on_line_;
   mutable std::mutex mutex_;
   std::condition_variable caught_up_;

@@ -102,7 +102,7 @@ cppool_status Run(cppool_case_context* c) {
                           dump ? &*dump : nullptr);
     return CPPOOL_OK;
   } catch (const kernels::RuntimeError& error) {
-    c->fail(c, error.what());
+    c->fail_by(c, error.what(), error.culprit());
     return error.status();
   } catch (const std::exception& error) {
     c->fail(c, error.what());

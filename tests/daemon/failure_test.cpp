@@ -193,7 +193,7 @@ TEST_CASE("a world that is not sound after an error is fatal, and the answer say
 
 TEST_CASE("a rank's own error is the cause, not what a communicator or another rank says of it earlier") {
   Inside inside(4);
-  inside.fake->culprit = kernels::RuntimeError::kElsewhere;
+  inside.fake->failure.culprit = kernels::RuntimeError::kElsewhere;
   const Json device =
       inside.Run({{"action", "a communicator fails, then the rank itself while others say so"}, {"rank", 1}});
   INFO(device);
@@ -201,7 +201,7 @@ TEST_CASE("a rank's own error is the cause, not what a communicator or another r
   CHECK(device.at("failure").at("rank") == 1);
   CHECK(device.at("error") == "rank 1: an illegal address");
   CHECK(Has(device.at("ranks").at(0).at("error"), "the runtime's last error"));
-  inside.fake->culprit = 3;
+  inside.fake->failure.culprit = 3;
   const Json pointed = inside.Run({{"action", "pass while others point"}, {"rank", 3}});
   INFO(pointed);
   CHECK(pointed.at("status") == "error");
@@ -212,6 +212,28 @@ TEST_CASE("a rank's own error is the cause, not what a communicator or another r
   CHECK(mismatch.at("status") == "failed");  // why it left the others alone
   CHECK(mismatch.at("failure").at("rank") == 3);
   CHECK(Has(mismatch.at("error"), "7 is not 8"));
+}
+
+TEST_CASE("who caused a case's failure is told by fields, whatever its text says") {
+  Inside inside(4);
+  inside.fake->failure.culprit = 3;
+  const auto rank_of = [&](const std::string& action, const std::string& detail) {
+    const Json answer = inside.Run({{"action", action}, {"rank", 1}});
+    INFO(answer);
+    CHECK(Has(answer.at("failure").at("detail"), detail));
+    return answer.at("failure").at("rank").get<int>();
+  };
+  CHECK(rank_of("fail", "it broke") == 3);  // the status of the runtime's failure, in other words
+  CHECK(rank_of("last error", "the runtime's last error") == 3);
+  CHECK(rank_of("quote", "not this") == 1);  // its words, with another status
+  CHECK(rank_of("fail by 2", "rank 2 broke it") == 2);
+  CHECK(rank_of("fail by itself", "it broke") == 1);
+  CHECK(rank_of("fail by nobody", "named 9 as a culprit") == 1);
+  CHECK(rank_of("throw", "the case threw: thrown by a case") == 1);
+  inside.fake->failure.status = CPPOOL_NCCL;
+  CHECK(rank_of("fail", "it broke") == 1);
+  inside.fake->failure = {sizeof(cppool_failure), CPPOOL_OK, CPPOOL_CULPRIT_SELF, ""};
+  CHECK(rank_of("last error", "the case returned status 8 without a reason") == 1);
 }
 
 TEST_CASE("ranks that end in order are said to have finished, those that fail are not") {

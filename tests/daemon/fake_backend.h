@@ -37,7 +37,8 @@ struct FakeWorld {
   enum class Unsound { kNothing, kSum, kMessage, kStaleMessage, kCommunicator, kHangs };
   std::atomic<Unsound> unsound{Unsound::kNothing};
   int unsound_rank = -1;
-  int culprit = kernels::RuntimeError::kOwn;  // of the seam's last error
+  // The seam's last failure, on every rank.
+  cppool_failure failure{sizeof(cppool_failure), CPPOOL_INTERNAL, CPPOOL_CULPRIT_SELF, "the runtime's last error"};
   std::atomic<std::size_t> free_bytes{std::size_t{1} << 30};
   std::atomic<bool> device_lost{false};     // what asks the device itself throws from then on
   std::atomic<std::size_t> left_behind{0};  // allocations that a case leaves on each rank
@@ -88,11 +89,11 @@ class FakeRank : public kernels::RankRuntime {
     seam_.world_size = world_size;
     seam_.device = -1;
     seam_.self = world_.get();
-    seam_.last_error = [](cppool_runtime*) -> const char* { return "the runtime's last error"; };
+    seam_.last_error = [](cppool_runtime* rt) { return WorldOf(*rt).failure.text; };
+    seam_.last_failure = [](cppool_runtime* rt) -> const cppool_failure* { return &WorldOf(*rt).failure; };
     AddCommunication();
   }
   cppool_runtime* seam() override { return &seam_; }
-  int LastErrorCulprit() const override { return world_->culprit; }
   std::optional<std::string> FailedInStage() const override { return std::nullopt; }
   void BeginCase() override {
     Log("begin");

@@ -78,6 +78,10 @@ cppool_status Act(cppool_case_context* c, std::string_view action) {
   }
   if (action == "memory") return c->fail(c, "no room"), CPPOOL_OUT_OF_MEMORY;
   if (action == "fail") return c->fail(c, "it broke"), CPPOOL_INTERNAL;
+  if (action == "quote") return c->fail(c, "not this: the runtime's last error"), CPPOOL_CUDA;
+  if (action == "fail by 2") return c->fail_by(c, "rank 2 broke it", 2), CPPOOL_CUDA;
+  if (action == "fail by itself") return c->fail_by(c, "it broke", c->runtime->rank), CPPOOL_INTERNAL;
+  if (action == "fail by nobody") return c->fail_by(c, "it broke", 9), CPPOOL_INTERNAL;
   if (action == "cuda") return c->fail(c, "an illegal address"), CPPOOL_CUDA;
   if (action == "cannot") return c->fail(c, "no kernel"), CPPOOL_UNSUPPORTED;
   if (action == "throw") throw std::runtime_error("thrown by a case");

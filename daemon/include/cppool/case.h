@@ -91,7 +91,8 @@ struct cppool_case_context {
   /* An extra member of this rank's entry in `ranks`; json is its value's text. A text that is not JSON, or the name
    * of a member that every entry has (rank, ok, error, gpu_ms), is a bug of the case and ends it with `internal`. */
   void (*result)(cppool_case_context*, const char* name, const char* json);
-  /* What went wrong, for the status that `run` returns. Without it the runtime's last error is used. */
+  /* What went wrong, for the status that `run` returns. Without it the runtime's last failure is used. When a call of
+   * the runtime has failed with that same status before, its culprit is the culprit of this failure too. */
   void (*fail)(cppool_case_context*, const char* detail);
 
   /* Added later: a case that may meet an older daemon looks at struct_size first. */
@@ -99,6 +100,9 @@ struct cppool_case_context {
   const char* inputs; /* folder to take tensors from; NULL: none. Only with CPPOOL_CASE_TAKES_INPUTS */
   /* What `validate` has kept for this request; NULL: nothing. All ranks have the same object and only read it. */
   const void* prepared;
+  /* As `fail`, with the culprit as cppool_failure has it: for a case that has kept the failure of a runtime's call
+   * while it released what it holds, which may have failed too. */
+  void (*fail_by)(cppool_case_context*, const char* detail, int culprit);
 };
 
 /* Relations between parameters, before any rank runs; called on one thread, with no runtime. Texts are copied. */

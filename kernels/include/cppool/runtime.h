@@ -60,6 +60,18 @@ typedef struct cppool_stream_s* cppool_stream; /* cudaStream_t */
 typedef struct cppool_event_s* cppool_event;   /* cudaEvent_t */
 typedef struct cppool_comm_s* cppool_comm;     /* ncclComm_t where `transport` is "nccl" */
 
+/* Who caused a failure: a rank of the world (from 0), or one of these. */
+#define CPPOOL_CULPRIT_SELF (-1)      /* the rank that reports it */
+#define CPPOOL_CULPRIT_ELSEWHERE (-2) /* not that rank, and no single one is known: an abort, a communicator that failed */
+
+/* A failed call of a rank. Later versions append. */
+typedef struct cppool_failure {
+  uint32_t struct_size; /* sizeof(cppool_failure) */
+  cppool_status status; /* what the call returned; CPPOOL_OK: no call has failed since the case began */
+  int culprit;          /* who caused it */
+  const char* text;     /* as last_error */
+} cppool_failure;
+
 typedef struct cppool_runtime cppool_runtime;
 struct cppool_runtime {
   uint32_t abi;         /* CPPOOL_RUNTIME_ABI */
@@ -153,6 +165,10 @@ struct cppool_runtime {
    * group_end. CPPOOL_NCCL, CPPOOL_CUDA, CPPOOL_OUT_OF_MEMORY: the communicator could not be made. */
   cppool_status (*group_of)(cppool_runtime*, int size, int stride, cppool_comm* out, int* rank,
                             int* group_size);
+
+  /* This rank's last failure with its fields; never NULL. What it points to is valid until the next failing call.
+   * Added later: a case that may meet an older daemon checks struct_size first. */
+  const cppool_failure* (*last_failure)(cppool_runtime*);
 };
 
 #ifdef __cplusplus

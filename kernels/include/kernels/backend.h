@@ -64,8 +64,6 @@ class RankRuntime {
  public:
   virtual ~RankRuntime() = default;
   virtual cppool_runtime* seam() = 0;
-  // Who caused the seam's last_error: RuntimeError::culprit, which the C status cannot carry.
-  virtual int LastErrorCulprit() const = 0;
   // After a failure: the last stage that the rank has marked, however far its streams are. Nothing when the work of a
   // stream has failed: Progress() then says where.
   virtual std::optional<std::string> FailedInStage() const = 0;

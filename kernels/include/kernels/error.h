@@ -1,4 +1,4 @@
-// The one exception of the kernels: a kind of failure (the seam's status), what happened, and whose doing it is.
+// The one exception of the kernels: the kind of failure (the seam's status), what happened, and which rank caused it.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -10,9 +10,9 @@ namespace cppool::kernels {
 
 class RuntimeError : public std::runtime_error {
  public:
-  // The culprit: a rank by its number, or one of these.
-  static constexpr int kOwn = -1;        // the rank that reports it
-  static constexpr int kElsewhere = -2;  // not that rank: an abort, a communicator that failed
+  // The culprit, as cppool_failure has it: a rank by its number, or one of these.
+  static constexpr int kOwn = CPPOOL_CULPRIT_SELF;
+  static constexpr int kElsewhere = CPPOOL_CULPRIT_ELSEWHERE;
 
   RuntimeError(cppool_status status, const std::string& detail, int culprit = kOwn)
       : std::runtime_error(detail), status_(status), culprit_(culprit) {}

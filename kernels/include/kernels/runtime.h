@@ -16,8 +16,11 @@
 
 namespace cppool::kernels {
 
+// Throws what the failed call said: its status, its text and its culprit.
 inline void Check(cppool_runtime* rt, cppool_status status) {
-  if (status != CPPOOL_OK) throw RuntimeError(status, rt->last_error(rt));
+  if (status == CPPOOL_OK) return;
+  const cppool_failure* failure = rt->last_failure(rt);
+  throw RuntimeError(status, failure->text, failure->culprit);
 }
 
 // A stream of its own, destroyed with the owner.

@@ -1,4 +1,4 @@
-// The text of a rank's last failed call of the seam (cppool/runtime.h), and who caused it. For the rank's thread only.
+// The last failed call of a rank's seam (cppool/runtime.h). Used on the rank's thread only.
 #pragma once
 
 #include <exception>
@@ -11,7 +11,11 @@ namespace cppool::kernels {
 
 class LastError {
  public:
-  // Makes a call and turns what it throws into its status and the last error.
+  LastError() = default;
+  LastError(const LastError&) = delete;  // failure() points into it
+  LastError& operator=(const LastError&) = delete;
+
+  // Makes a call. An exception becomes the call's status, and the last failure.
   template <typename Call>
   cppool_status Guard(Call call) noexcept {
     try {
@@ -30,25 +34,25 @@ class LastError {
 
   void Clear() noexcept {
     text_.clear();
-    culprit_ = RuntimeError::kOwn;
+    failure_ = {sizeof(cppool_failure), CPPOOL_OK, RuntimeError::kOwn, text_.c_str()};
   }
 
-  const char* text() const { return text_.c_str(); }  // until the next call; "" after Clear
-  int culprit() const { return culprit_; }
+  // Valid until the next call that fails, or Clear; CPPOOL_OK and an empty text after Clear.
+  const cppool_failure& failure() const { return failure_; }
 
  private:
   cppool_status Keep(cppool_status status, const char* text, int culprit = RuntimeError::kOwn) noexcept {
     Clear();
-    culprit_ = culprit;
     try {
       text_ = text;
-    } catch (...) {  // no memory for the text: only the status
+    } catch (...) {  // no memory for the text: the other fields are kept
     }
+    failure_ = {sizeof(cppool_failure), status, culprit, text_.c_str()};
     return status;
   }
 
   std::string text_;
-  int culprit_ = RuntimeError::kOwn;
+  cppool_failure failure_{sizeof(cppool_failure), CPPOOL_OK, RuntimeError::kOwn, ""};
 };
 
 }  // namespace cppool::kernels

@@ -33,7 +33,6 @@ class CudaRank : public RankRuntime {
   CudaRank& operator=(const CudaRank&) = delete;
 
   cppool_runtime* seam() override { return &table_; }
-  int LastErrorCulprit() const override { return last_error_.culprit(); }
   std::optional<std::string> FailedInStage() const override;
   void BeginCase() override;
   void Perturb(std::uint64_t seed) override { delays_ = MarkDelays(seed, rank_); }

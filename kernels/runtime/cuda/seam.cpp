@@ -14,7 +14,8 @@ cppool_status Guard(cppool_runtime* rt, Body body) noexcept {
   return rank.last_error().Guard([&] { body(rank); });
 }
 
-const char* LastErrorText(cppool_runtime* rt) { return RankOf(rt).last_error().text(); }
+const char* LastErrorText(cppool_runtime* rt) { return RankOf(rt).last_error().failure().text; }
+const cppool_failure* LastFailure(cppool_runtime* rt) { return &RankOf(rt).last_error().failure(); }
 
 cppool_status Alloc(cppool_runtime* rt, size_t bytes, cppool_stream stream, void** out) {
   return Guard(rt, [&](CudaRank& rank) { *out = rank.Allocate(bytes, Cuda(stream)); });
@@ -170,6 +171,7 @@ void FillTable(CudaRank* rank, cppool_runtime* table) {
   table->stream = reinterpret_cast<cppool_stream>(rank->main_stream());
   table->self = rank;
   table->last_error = LastErrorText;
+  table->last_failure = LastFailure;
   table->alloc = Alloc;
   table->free = Free;
   table->alloc_host = AllocHost;

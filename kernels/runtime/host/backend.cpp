@@ -47,7 +47,6 @@ class ListedRank final : public RankRuntime {
     std::erase(open_->ranks, &rank_);
   }
   cppool_runtime* seam() override { return rank_.seam(); }
-  int LastErrorCulprit() const override { return rank_.LastErrorCulprit(); }
   std::optional<std::string> FailedInStage() const override { return rank_.FailedInStage(); }
   void BeginCase() override { rank_.BeginCase(); }
   void Perturb(std::uint64_t seed) override { rank_.Perturb(seed); }

@@ -32,7 +32,6 @@ class HostRank final : public RankRuntime {
 
   cppool_runtime* seam() override { return &seam_; }
   std::optional<std::string> FailedInStage() const override;
-  int LastErrorCulprit() const override { return last_error_.culprit(); }
   void BeginCase() override;
   void Perturb(std::uint64_t seed) override { delays_ = MarkDelays(seed, rank_); }
   void Break(DeviceFault fault, void* byte, cppool_stream stream) override;

@@ -44,7 +44,8 @@ void FillSeam(cppool_runtime* seam) {
   using S = cppool_stream;
   using E = cppool_event;
   using C = cppool_comm;
-  seam->last_error = [](Rt* rt) { return HostRank::Of(rt).last_error().text(); };
+  seam->last_error = [](Rt* rt) { return HostRank::Of(rt).last_error().failure().text; };
+  seam->last_failure = [](Rt* rt) { return &HostRank::Of(rt).last_error().failure(); };
 
   seam->alloc = [](Rt* rt, Bytes bytes, S stream, void** out) {
     return Guard(rt, [&](HostRank& rank) { *out = nullptr, *out = rank.Alloc(bytes, stream); });

@@ -143,7 +143,7 @@ TEST_CASE("No room on the device is the rank's own error, and leaves the world s
     void* data = nullptr;
     if (rt->rank == 0) {
       Expect(rt->alloc(rt, std::size_t{1} << 50, rt->stream, &data) == CPPOOL_OUT_OF_MEMORY, "no room");
-      Expect(rank.LastErrorCulprit() == RuntimeError::kOwn, "its own");
+      Expect(rt->last_failure(rt)->culprit == CPPOOL_CULPRIT_SELF, "its own");
     }
     rank.EndCase();
   });
@@ -208,7 +208,7 @@ TEST_CASE("Peer: a rank that has finished is named at once by those that wait fo
     Expect(rt->all_reduce(rt, data, data, 256, CPPOOL_FLOAT32, CPPOOL_SUM, GetGroup(rt, CPPOOL_WORLD).comm,
                           rt->stream) == CPPOOL_INTERNAL,
            "the call ends");
-    Expect(rank.LastErrorCulprit() == 1, "and points at rank 1");
+    Expect(rt->last_failure(rt)->culprit == 1, "and points at rank 1");
     const std::string said = rt->last_error(rt);
     Expect(said.find("rank 1 has finished the case") != std::string::npos, said);
     Expect(ErrorOfEnd(rank) == said, "a case cannot ignore it");

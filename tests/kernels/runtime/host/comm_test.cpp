@@ -617,7 +617,7 @@ TEST_CASE("who calls another collective than most is the culprit for them") {
     Check(rt, rt->all_reduce(rt, values, values, rt->rank == 2 ? 1 : 2, CPPOOL_INT32, CPPOOL_SUM, group.comm,
                              rt->stream));
     const cppool_status status = rt->stream_synchronize(rt, rt->stream);
-    const int culprit = world.rank(rt->rank).LastErrorCulprit();
+    const int culprit = rt->last_failure(rt)->culprit;
     if (culprit == (rt->rank == 2 ? RuntimeError::kOwn : 2)) ++blamed;
     Check(rt, status);
   });

@@ -1,4 +1,4 @@
-// A file descriptor with an owner.
+// A file descriptor with an owner. Header-only: both processes, the daemon and the client, include it, and neither links the other.
 #pragma once
 
 #include <sys/stat.h>
@@ -6,12 +6,13 @@
 
 #include <utility>
 
-namespace cppool::client {
+namespace cppool::posix {
 
+// Closes the descriptor when it is destroyed. Not thread-safe.
 class UniqueFd {
  public:
   UniqueFd() = default;
-  explicit UniqueFd(int fd) : fd_(fd), inode_(Inode(fd)) {}
+  explicit UniqueFd(int fd) : fd_(fd), inode_(Inode(fd)) {}  // -1: none
   UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)), inode_(other.inode_) {}
   UniqueFd& operator=(UniqueFd&& other) noexcept {
     if (this == &other) return *this;
@@ -23,12 +24,13 @@ class UniqueFd {
   ~UniqueFd() { Reset(); }
 
   int get() const { return fd_; }  // -1: none
+  explicit operator bool() const { return fd_ >= 0; }
   int Release() { return std::exchange(fd_, -1); }
   void Reset() {
-    if (fd_ >= 0) close(fd_);
-    fd_ = -1;
+    if (fd_ >= 0) close(std::exchange(fd_, -1));
   }
-  // In a forked child, where the number may have been closed and taken by something else since.
+  // For a forked child. Another owner in the child may have closed the number and opened another file under it:
+  // closes it only if it is still the same file.
   void ResetInherited() {
     if (fd_ >= 0 && Inode(fd_) == inode_) close(fd_);
     fd_ = -1;
@@ -44,4 +46,4 @@ class UniqueFd {
   ino_t inode_ = 0;
 };
 
-}  // namespace cppool::client
+}  // namespace cppool::posix
