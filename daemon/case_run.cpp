@@ -5,6 +5,7 @@
 #include <exception>
 #include <utility>
 
+#include "daemon/failure_kind.h"
 #include "daemon/log.h"
 #include "daemon/soundness.h"
 #include "kernels/error.h"

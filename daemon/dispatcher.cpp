@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "daemon/failure_kind.h"
 #include "daemon/log.h"
 #include "daemon/prepare.h"
 #include "daemon/process.h"

@@ -29,11 +29,13 @@
 #include "daemon/stdout_channel.h"
 #include "daemon/watchdog.h"
 #include "daemon/world.h"
+#include "protocol/start.h"
 
 namespace {
 
 using namespace cppool::daemon;
 using cppool::posix::UniqueFd;
+using cppool::protocol::StartFailure;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kNoReader = 1;
@@ -77,8 +79,28 @@ class ExitGuard {
 
 UniqueFd MakeEvent() {
   UniqueFd event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!event) throw StartError("eventfd: out of file descriptors?");
+  if (!event)
+    throw StartError("eventfd: out of file descriptors?", cppool::protocol::FailureKind::kInternal);
   return event;
+}
+
+// The last thing that a daemon does that cannot start: a text for people, then the line for programs. `failure` is what is known
+// beside the error. No destructors, whose output would follow: ranks may be stuck in the middle of their start.
+[[noreturn]] void EndUnstarted(StartFailure failure, const std::exception& error) {
+  failure.error = error.what();
+  failure.kind = ToString(cppool::protocol::FailureKind::kInternal);
+  if (const auto* start = dynamic_cast<const StartError*>(&error)) {
+    failure.kind = ToString(start->kind());
+    failure.detail = start->detail;
+    failure.rank = start->rank;
+    failure.devices = start->devices;
+  }
+  if (failure.detail.empty()) failure.detail = failure.error;
+  std::fprintf(stderr, "cppoold: %s\n", failure.error.c_str());
+  std::fflush(nullptr);  // also what libraries have buffered for stdout, which is stderr
+  const std::string line = cppool::protocol::SerializeStart(failure);
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+  _exit(kCannotStart);
 }
 
 double Milliseconds(Clock::duration duration) {
@@ -87,10 +109,22 @@ double Milliseconds(Clock::duration duration) {
 
 class Daemon {
  public:
-  Daemon(Options options, StdoutChannel answers, Clock::time_point started, double spawn_ms)
-      : options_(std::move(options)), answers_(std::move(answers)), started_(started), spawn_ms_(spawn_ms) {}
+  // `start` is kept up to date for EndUnstarted, and must outlive this.
+  Daemon(Options options, StdoutChannel answers, Clock::time_point started, double spawn_ms,
+         StartFailure& start)
+      : options_(std::move(options)),
+        answers_(std::move(answers)),
+        started_(started),
+        spawn_ms_(spawn_ms),
+        start_(start) {
+    start_.world_size = options_.world_size;
+    start_.backend = NameOf(options_.backend);
+    start_.transport = NameOf(options_.transport);
+  }
 
+  // Throws what kept it from starting.
   int Run() {
+    start_.stage = "process";
     UniqueFd requests = TakeStdin();  // first: with stdin closed, another descriptor would be 0
     terminate_ = MakeEvent();
     stop_ = MakeEvent();
@@ -109,18 +143,20 @@ class Daemon {
 
     if (parent != getppid()) _exit(kNoReader);  // it died before it was watched
 
+    start_.stage = "backend";
     World world(ChooseBackend(options_.backend, options_.transport, options_.world_size));
     const auto chosen = Clock::now();
+    start_.backend = world.backend().name();
+    start_.stage = "cases";
     CaseRegistry registry;
     registry.Add(cppool::AttentionCase(), "built in");
     for (const std::string& file : options_.case_files) registry.LoadFile(file);
     const auto loaded = Clock::now();
+    start_.stage = "ranks";
     try {
       world.Open(Clock::now() + kOpenLimit);
     } catch (const StartError& error) {
-      // Ranks may be stuck in the middle of it: no destructors.
-      std::fprintf(stderr, "cppoold: %s\n", error.what());
-      _exit(kCannotStart);
+      EndUnstarted(start_, error);  // here: the destructors would wait for ranks that are stuck
     }
     Dispatcher::Options options{options_.sentinel, started_, InitTimes(world, chosen, loaded), {}, {}};
     if (options_.allow_faults) {
@@ -205,6 +241,7 @@ class Daemon {
   StdoutChannel answers_;
   const Clock::time_point started_;
   const double spawn_ms_;
+  StartFailure& start_;
   UniqueFd terminate_;
   UniqueFd stop_;
   // Between requests SIGTERM ends it in order; else at once, and so does a second one. Starting and ending count as busy.
@@ -218,25 +255,24 @@ class Daemon {
 int main(int argc, char** argv) {
   const auto started = Clock::now();
   KeepHeapTight();
+  StartFailure start;
+  start.stage = "process";
   try {
     StdoutChannel answers = StdoutChannel::TakeStdout();  // before anything else can write there
     std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what a library prints shows up on stderr when it is printed
     const double spawn_ms = MillisecondsSinceSpawn();
     std::signal(SIGPIPE, SIG_IGN);
     std::signal(SIGXFSZ, SIG_IGN);  // a dump beyond the limit of a file's size is an error like others
+    start.stage = "arguments";
     ParsedOptions parsed = ParseOptions(argc, argv);
-    if (!parsed.options) {
-      if (parsed.exit_code == 0) {
-        answers.Write(parsed.text);
-      } else {
-        std::fputs(("cppoold: " + parsed.text).c_str(), stderr);
-      }
-      return parsed.exit_code;
+    if (!parsed.options && parsed.exit_code == 0) {
+      answers.Write(parsed.text);
+      return 0;
     }
+    if (!parsed.options) throw StartError(parsed.text);
     SetUpLog(parsed.options->log_level);
-    return Daemon(std::move(*parsed.options), std::move(answers), started, spawn_ms).Run();
+    return Daemon(std::move(*parsed.options), std::move(answers), started, spawn_ms, start).Run();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "cppoold: %s\n", error.what());
-    return kCannotStart;
+    EndUnstarted(start, error);
   }
 }

@@ -13,6 +13,43 @@
 
 namespace cppool::daemon {
 
+const char* NameOf(BackendChoice backend) {
+  switch (backend) {
+    case BackendChoice::kAuto:
+      break;
+    case BackendChoice::kCuda:
+      return "cuda";
+    case BackendChoice::kHost:
+      return "host";
+  }
+  return "auto";
+}
+
+const char* NameOf(kernels::Transport transport) {
+  switch (transport) {
+    case kernels::Transport::kAuto:
+      break;
+    case kernels::Transport::kNccl:
+      return "nccl";
+    case kernels::Transport::kPeer:
+      return "peer";
+  }
+  return "auto";
+}
+
+namespace {
+
+// "a; b" of "a\nb\n".
+std::string OneLine(const std::string& text) {
+  std::istringstream in(text);
+  std::string result;
+  for (std::string line; std::getline(in, line);)
+    if (!line.empty()) result += (result.empty() ? "" : "; ") + line;
+  return result;
+}
+
+}  // namespace
+
 ParsedOptions ParseOptions(int argc, const char* const* argv) {
   Options options;
   options.sentinel = protocol::kDefaultSentinel;
@@ -80,6 +117,7 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
     std::ostringstream out, err;
     parsed.exit_code = app.exit(error, out, err) == 0 ? 0 : 2;
     parsed.text = parsed.exit_code == 0 ? out.str() : err.str();
+    if (parsed.exit_code != 0) parsed.text = OneLine(parsed.text);
   }
   return parsed;
 }

@@ -28,6 +28,10 @@ struct ParsedOptions {
   int exit_code = 0;
 };
 
+// The words of the command line.
+const char* NameOf(BackendChoice backend);
+const char* NameOf(kernels::Transport transport);
+
 ParsedOptions ParseOptions(int argc, const char* const* argv);
 
 }  // namespace cppool::daemon

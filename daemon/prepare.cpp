@@ -5,6 +5,7 @@
 #include <exception>
 #include <utility>
 
+#include "daemon/failure_kind.h"
 #include "daemon/parameter_reader.h"
 #include "protocol/json_text.h"
 
@@ -157,29 +158,6 @@ std::string Gigabytes(double bytes) {
 }
 
 }  // namespace
-
-FailureKind ToFailureKind(cppool_status status) {
-  switch (status) {
-    case CPPOOL_INVALID_REQUEST:
-      return FailureKind::kInvalidRequest;
-    case CPPOOL_UNSUPPORTED:
-      return FailureKind::kUnsupported;
-    case CPPOOL_MISMATCH:
-      return FailureKind::kMismatch;
-    case CPPOOL_OUT_OF_MEMORY:
-      return FailureKind::kOutOfMemory;
-    case CPPOOL_CUDA:
-      return FailureKind::kCuda;
-    case CPPOOL_NCCL:
-      return FailureKind::kNccl;
-    case CPPOOL_TIMEOUT:
-      return FailureKind::kTimeout;
-    case CPPOOL_OK:
-    case CPPOOL_INTERNAL:
-      break;
-  }
-  return FailureKind::kInternal;
-}
 
 std::shared_ptr<const PreparedRun> Prepare(const CaseRegistry& registry, const protocol::RunRequest& request,
                                            const std::string& backend, int world_size,

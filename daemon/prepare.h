@@ -57,7 +57,4 @@ std::shared_ptr<const PreparedRun> Prepare(const CaseRegistry& registry, const p
 // Throws Refusal(kOutOfMemory) when a device does not have what its ranks need together. The ranks must be idle.
 void CheckMemory(const PreparedRun& run, World& world);
 
-// The word for a status that is not CPPOOL_OK; kInternal for what is no status at all.
-protocol::FailureKind ToFailureKind(cppool_status status);
-
 }  // namespace cppool::daemon

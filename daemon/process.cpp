@@ -26,7 +26,7 @@ pid_t ParentToWatch() {
     pid_t pid = 0;
     const auto [end, error] = std::from_chars(expected, expected + std::strlen(expected), pid);
     if (error != std::errc() || *end != '\0')
-      throw StartError("CPPOOL_PARENT_PID='" + std::string(expected) + "' is no process id");
+      throw StartError("CPPOOL_PARENT_PID='" + std::string(expected) + "' is not a process id");
     const bool lives = pid > 0 && (kill(pid, 0) == 0 || errno == EPERM);
     if (pid != parent && lives) {
       throw StartError("the parent is " + std::to_string(parent) + ", not " + std::string(expected) +
@@ -34,7 +34,8 @@ pid_t ParentToWatch() {
                        "CPPOOL_PARENT_PID there; or it has ended and is not reaped");
     }
     if (pid != parent)
-      throw StartError("the parent process " + std::string(expected) + " is gone (CPPOOL_PARENT_PID)");
+      throw StartError("the parent process " + std::string(expected) + " is gone (CPPOOL_PARENT_PID)",
+                       protocol::FailureKind::kInternal);
   }
   return parent;
 }

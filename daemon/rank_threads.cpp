@@ -67,8 +67,11 @@ RankThreads::RankThreads(int count) : state_(std::make_shared<State>()) {
         state->Loop(rank);
       });
     } catch (const std::system_error& error) {
-      throw StartError("no thread for rank " + std::to_string(rank) + ": " + error.what() +
-                       kernels::kThreadLimits);
+      StartError failed("no thread for rank " + std::to_string(rank) + ": " + error.what() +
+                            kernels::kThreadLimits,
+                        protocol::FailureKind::kInternal);
+      failed.rank = rank;
+      throw failed;
     }
   }
   named->wait();

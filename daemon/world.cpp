@@ -9,13 +9,16 @@
 #include <tuple>
 #include <utility>
 
+#include "daemon/failure_kind.h"
 #include "daemon/log.h"
 #include "daemon/start_error.h"
 #include "kernels/error.h"
-#include "protocol/start.h"
 #include "protocol/visible_devices.h"
 
 namespace cppool::daemon {
+
+using protocol::FailureKind;
+
 namespace {
 
 // After one rank has failed: how long the others may take to fail by themselves, and then to come back from an abort.
@@ -27,8 +30,15 @@ struct Opening {
   std::mutex mutex;
   std::condition_variable changed;
   int done = 0;
-  std::optional<std::pair<int, std::string>> first_error;  // of this rank
+  std::optional<StartError> first_error;
 };
+
+StartError CannotOpen(int rank, const char* why, FailureKind kind) {
+  StartError error("rank " + std::to_string(rank) + " could not open: " + why, kind);
+  error.detail = why;
+  error.rank = rank;
+  return error;
+}
 
 std::string Describe(int count) { return count == 1 ? "1 device" : std::to_string(count) + " devices"; }
 
@@ -71,21 +81,29 @@ std::unique_ptr<kernels::Backend> ChooseBackend(BackendChoice choice, kernels::T
     const int devices = kernels::CountCudaDevices();
     if (devices == 0 && choice == BackendChoice::kAuto) return host();
     if (devices == 0) {
-      throw StartError("--backend cuda: CUDA sees no device (" + before +
-                       "): check nvidia-smi and the driver, or start with --backend host");
+      StartError none("--backend cuda: CUDA sees no device (" + before +
+                          "): check nvidia-smi and the driver, or start with --backend host",
+                      FailureKind::kCuda);
+      none.detail = "CUDA sees no device (" + before + ")";
+      none.devices = 0;
+      throw none;
     }
     if (devices < world_size && transport == kernels::Transport::kNccl) {
-      throw StartError(
-          "--transport nccl: --world-size " + std::to_string(world_size) + " " +
-          std::string(protocol::kTooFewDevices) + " " + Describe(devices) + " (" + before +
-          "): ranks can share a GPU with --transport peer; or start with a smaller --world-size");
+      StartError too_few("--transport nccl: --world-size " + std::to_string(world_size) +
+                             " needs as many devices, and CUDA sees " + Describe(devices) + " (" + before +
+                             "): ranks can share a GPU with --transport peer; or start with a smaller "
+                             "--world-size",
+                         FailureKind::kUnsupported);
+      too_few.detail = "CUDA sees " + Describe(devices) + " (" + before + ")";
+      too_few.devices = devices;
+      throw too_few;
     }
     // Ranks that share a device have more streams there than CUDA has queues by default, and streams of one
     // queue wait for each other: work would be ordered that nobody ordered.
     if (devices < world_size) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     return kernels::CreateCudaBackend(world_size, transport);
   } catch (const kernels::RuntimeError& error) {
-    throw StartError(error.what());
+    throw StartError(error.what(), ToFailureKind(error.status()));
   }
 }
 
@@ -116,15 +134,17 @@ void World::Open(Clock::time_point deadline) {
   const auto opening = std::make_shared<Opening>();
   threads_.Start([this, opening](int rank) {
     const LogTags tags(rank, "");
-    std::optional<std::string> error;
+    std::optional<StartError> error;
     try {
       ranks_[rank] = backend_->OpenRank(rank);
+    } catch (const kernels::RuntimeError& e) {
+      error = CannotOpen(rank, e.what(), ToFailureKind(e.status()));
     } catch (const std::exception& e) {
-      error = e.what();
+      error = CannotOpen(rank, e.what(), FailureKind::kInternal);
     }
     const std::lock_guard lock(opening->mutex);
     ++opening->done;
-    if (error && !opening->first_error) opening->first_error.emplace(rank, *error);
+    if (error && !opening->first_error) opening->first_error = error;
     opening->changed.notify_all();
   });
 
@@ -133,19 +153,17 @@ void World::Open(Clock::time_point deadline) {
   const bool in_time =
       opening->changed.wait_until(lock, deadline, [&] { return all_done() || opening->first_error; });
   if (in_time && opening->first_error && !opening->changed.wait_for(lock, kGrace, all_done)) {
-    const std::string reason = "rank " + std::to_string(opening->first_error->first) + " could not open";
+    const std::string reason = "rank " + std::to_string(*opening->first_error->rank) + " could not open";
     lock.unlock();
     backend_->Abort(reason);
     lock.lock();
     opening->changed.wait_for(lock, kAbortLimit, all_done);
   }
-  if (opening->first_error) {
-    throw StartError("rank " + std::to_string(opening->first_error->first) +
-                     " could not open: " + opening->first_error->second);
-  }
+  if (opening->first_error) throw *opening->first_error;
   if (!in_time) {
     throw StartError("the world did not open in time: " + std::to_string(opening->done) + " of " +
-                     std::to_string(size()) + " ranks are ready; is another process holding the devices?");
+                         std::to_string(size()) + " ranks are ready; is another process holding the devices?",
+                     FailureKind::kTimeout);
   }
   lock.unlock();
   threads_.Wait();
