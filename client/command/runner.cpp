@@ -68,8 +68,10 @@ Outcome CellRunner::NotStarted(const Cell& cell, const PoolError& error) {
   const std::string size = std::to_string(cell.world_size);
   Outcome& rest = not_started_[cell.world_size];
   rest.asked = false;
-  if (rules_.skip_large_worlds && worlds_.count(cell.world_size) == 0 &&
-      std::string_view(error.what()).find(protocol::kTooFewDevices) != std::string_view::npos) {
+  const auto& why = error.start_failure();
+  const bool too_large =
+      why && why->kind == "unsupported" && why->devices && *why->devices < cell.world_size;
+  if (rules_.skip_large_worlds && worlds_.count(cell.world_size) == 0 && too_large) {
     rest.kind = Outcome::Kind::kSkipped;
     rest.error = "world size " + size + " needs as many GPUs, and there are fewer (see --transport peer)";
     return rest;

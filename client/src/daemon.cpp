@@ -103,6 +103,15 @@ void Daemon::Greet() {
   if (member("world_size") != options_.world_size)
     refuse(Name() +
            "was started with another world size than it says: " + protocol::JsonText(member("world_size")));
+  tail_->ForgetStart();
+}
+
+std::optional<StartFailure> Daemon::WhyNotStarted() const {
+  auto said = tail_->StartFailure();
+  if (!said) return std::nullopt;
+  return StartFailure{std::move(said->error), std::move(said->kind), std::move(said->detail),
+                      std::move(said->stage), said->rank,            said->world_size,
+                      said->devices,          std::move(said->backend), std::move(said->transport)};
 }
 
 Json Daemon::Ask(protocol::Operation operation, Clock::time_point until) {

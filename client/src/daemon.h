@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,7 @@ class Daemon {
   bool EndedInOrder() { return process_->EndedInOrder(); }
   std::string DescribeEnd() { return Name() + process_->DescribeEnd(); }
   std::string StderrText() const { return tail_->Text(); }
+  std::optional<StartFailure> WhyNotStarted() const;  // once it has ended
 
   bool Stop();     // closes its input, waits for `grace`, then as Kill
   bool Kill();     // false: the process could not be ended; may be tried again

@@ -19,12 +19,14 @@ using client::Daemon;
 using client::Lost;
 using std::chrono::milliseconds;
 
-PoolError::PoolError(Kind kind, const std::string& message, std::string stderr_tail, int attempts)
+PoolError::PoolError(Kind kind, const std::string& message, std::string stderr_tail, int attempts,
+                     std::optional<StartFailure> start_failure)
     : std::runtime_error(stderr_tail.empty() ? message
                                              : message + "\nthe end of its stderr:\n" + stderr_tail),
       kind_(kind),
       stderr_tail_(std::move(stderr_tail)),
-      attempts_(attempts) {}
+      attempts_(attempts),
+      start_failure_(std::move(start_failure)) {}
 
 std::string_view ToString(PoolError::Kind kind) {
   switch (kind) {
@@ -83,15 +85,17 @@ class Pool::State {
         bool again = lost.kind == PoolError::Kind::kDied || lost.kind == PoolError::Kind::kProtocol;
         if (!again || attempt > options_.retries) {
           if (attempt > 1) message += " (attempt " + std::to_string(attempt) + ")";
+          if (last_start_failure_) last_failure_ = message += ": " + last_start_failure_->error;
           if (lost.kind == PoolError::Kind::kStart) message = AfterCause(cause, message);
-          throw PoolError(lost.kind, message, last_tail_, attempt);
+          throw PoolError(lost.kind, message, last_tail_, attempt, last_start_failure_);
         }
         cause = message;
         cause_tail = last_tail_;
         Log(message + "; another is asked");
       } catch (const PoolError& error) {  // no attempt at a start
         if (cause.empty()) throw;
-        throw PoolError(error.kind(), AfterCause(cause, error.what()), cause_tail, attempt);
+        throw PoolError(error.kind(), AfterCause(cause, error.what()), cause_tail, attempt,
+                        error.start_failure());
       }
     }
   }
@@ -163,6 +167,7 @@ class Pool::State {
       throw;
     } catch (const PoolError& error) {
       last_tail_.clear();
+      last_start_failure_.reset();
       NoteFailedStart(error.what());
       throw;
     }
@@ -187,7 +192,7 @@ class Pool::State {
                           " times in a row and is not started for another " +
                           client::Seconds(std::chrono::ceil<milliseconds>(left)) +
                           ", or until Pool::Stop() is called. The last failure: " + last_failure_,
-                      last_tail_);
+                      last_tail_, 1, last_start_failure_);
     }
   }
 
@@ -197,6 +202,7 @@ class Pool::State {
     std::unique_ptr<Daemon> daemon = std::move(daemon_);
     bool ended = (daemon.get()->*end)();
     last_tail_ = daemon->StderrText();
+    last_start_failure_ = daemon->WhyNotStarted();
     if (!ended) unkillable_.push_back(std::move(daemon));
     return ended;
   }
@@ -218,7 +224,8 @@ class Pool::State {
   std::mutex mutex_;  // held for whole calls: they take turns
   std::unique_ptr<Daemon> daemon_;
   std::vector<std::unique_ptr<Daemon>> unkillable_;
-  std::string last_tail_;
+  std::string last_tail_;                           // of the daemon that ended last, and so for the next one
+  std::optional<StartFailure> last_start_failure_;  // absent when that daemon had started
   int failed_starts_ = 0;  // in a row; what follows is of the last of them
   std::string last_failure_;
   Clock::time_point next_start_;

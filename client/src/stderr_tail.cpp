@@ -15,6 +15,17 @@ namespace {
 constexpr std::size_t kLineLimit = 4096;            // of a line that is handed out
 constexpr std::size_t kKept = 2 * kTailCharacters;  // so that enough is left without the '\r' of "\r\n"
 
+std::string WithoutStart(std::string_view text) {
+  std::string rest;
+  while (!text.empty()) {
+    const std::size_t length = std::min(text.find('\n'), text.size() - 1) + 1;
+    const std::string_view line = text.substr(0, length);
+    if (!line.starts_with(protocol::kStartPrefix)) rest += line;
+    text.remove_prefix(length);
+  }
+  return rest;
+}
+
 }  // namespace
 
 StderrTail::StderrTail(posix::UniqueFd fd, std::function<void(std::string_view)> on_line)
@@ -59,8 +70,8 @@ void StderrTail::Read() {
       open = count > 0 || (count < 0 && (errno == EAGAIN || errno == EINTR));
       if (count > 0) {
         Keep({buffer, static_cast<std::size_t>(count)});
-        if (on_line_) lines.Append({buffer, static_cast<std::size_t>(count)});
-        while (auto line = ending_ ? std::nullopt : lines.Next()) HandOut(line->text);
+        if (on_line_ || starting_) lines.Append({buffer, static_cast<std::size_t>(count)});
+        while (auto line = ending_ ? std::nullopt : lines.Next()) TakeLine(line->text);
         behind -= std::min(behind, count);
       }
     }
@@ -70,13 +81,20 @@ void StderrTail::Read() {
     catching_up_ = false;
     caught_up_.notify_all();
   }
-  if (auto line = lines.Finish()) HandOut(line->text);
+  if (auto line = lines.Finish()) TakeLine(line->text);
   std::lock_guard lock(mutex_);
   ended_ = true;
   caught_up_.notify_all();
 }
 
-void StderrTail::HandOut(std::string_view line) {
+void StderrTail::TakeLine(std::string_view line) {
+  if (starting_) {
+    if (auto failure = protocol::ParseStart(line)) {
+      std::lock_guard lock(mutex_);
+      if (starting_) start_failure_ = std::move(failure);
+    }
+  }
+  if (!on_line_) return;
   try {
     on_line_(line);
   } catch (...) {  // there is nobody to tell
@@ -98,11 +116,22 @@ void StderrTail::CatchUp(Clock::time_point until) {
   caught_up_.wait_until(lock, until, [this] { return ended_ || !catching_up_; });
 }
 
+std::optional<protocol::StartFailure> StderrTail::StartFailure() const {
+  std::lock_guard lock(mutex_);
+  return start_failure_;
+}
+
+void StderrTail::ForgetStart() {
+  std::lock_guard lock(mutex_);
+  starting_ = false;
+  start_failure_.reset();
+}
+
 std::string StderrTail::Text() const {
   std::string text;
   {
     std::lock_guard lock(mutex_);
-    text = kept_;
+    text = start_failure_ ? WithoutStart(kept_) : kept_;
   }
   for (std::size_t end = text.find("\r\n"); end != std::string::npos; end = text.find("\r\n", end))
     text.erase(end, 1);

@@ -5,12 +5,14 @@
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
 
 #include "client/src/process.h"
 #include "posix/unique_fd.h"
+#include "protocol/start.h"
 
 namespace cppool::client {
 
@@ -29,7 +31,13 @@ class StderrTail {
   // Waits until what was written before this call has been read: once the daemon is dead, its last words, but
   // not what a process that left the group goes on writing. `until`: on_line may be slow. One thread at a time.
   void CatchUp(Clock::time_point until);
-  std::string Text() const;  // the last kTailLines lines, of which the last kTailCharacters characters
+  // The last kTailLines lines, of which the last kTailCharacters characters. Without the line that StartFailure() has read.
+  std::string Text() const;
+
+  // What the last line so far says that a daemon that cannot start ends with (protocol/start.h).
+  std::optional<protocol::StartFailure> StartFailure() const;
+  // The daemon has started: no line counts as such from now on.
+  void ForgetStart();
 
   // In a forked child, which has no copy of the thread: closes the descriptors. The object must then be
   // leaked.
@@ -38,7 +46,7 @@ class StderrTail {
  private:
   void Read();
   void Keep(std::string_view bytes);
-  void HandOut(std::string_view line);
+  void TakeLine(std::string_view line);
 
   std::atomic<bool> ending_{false};
   posix::UniqueFd fd_, wake_read_, wake_write_;  // a byte asks the thread to catch up, the end of file to end
@@ -48,6 +56,8 @@ class StderrTail {
   std::string kept_;  // under mutex_; the last bytes, at least kTailCharacters once there were so many
   bool catching_up_ = false;  // under mutex_
   bool ended_ = false;        // under mutex_
+  std::atomic<bool> starting_{true};
+  std::optional<protocol::StartFailure> start_failure_;  // under mutex_
   std::thread thread_;
 };
 

@@ -18,8 +18,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "protocol/start.h"
-
 namespace {
 
 using Json = nlohmann::json;
@@ -127,6 +125,37 @@ Json Surroundings(int argc, char** argv) {
   }
   json["arguments"] = std::vector<std::string>(argv + 1, argv + argc);
   return json;
+}
+
+// `--start start_...`: the line for programs of a daemon that cannot start, good or not. False: it starts all the same.
+bool CannotStart(const std::string& start) {
+  const std::string prefix = "cppoold: start ";
+  Json line = {{"error", "no room for 4 ranks: ask for fewer"},
+               {"kind", "out_of_memory"},
+               {"detail", "no room"},
+               {"stage", "ranks"},
+               {"rank", 3},
+               {"world_size", 4},
+               {"backend", "cuda"},
+               {"transport", "peer"},
+               {"devices", 2}};
+  if (start == "start_line" || start == "start_noise") {
+    Json other = line;
+    other["error"] = "not the last one";
+    Write(2, prefix + other.dump() + "\n");
+  }
+  if (start == "start_new") line.update({{"kind", "a new kind"}, {"member", {{"new", {1, 2}}}}});
+  if (start == "start_bare") line = {{"error", "why"}, {"kind", "internal"}};
+  if (start == "start_types") line["kind"] = 7;
+  if (start == "start_huge") line["error"] = std::string(1 << 20, 'x');
+  std::string text = prefix + line.dump() + "\n";
+  if (start == "start_not_utf8") text.replace(text.find("no room"), 1, "\xff");
+  if (start == "start_cut") text.resize(text.size() / 2);
+  if (start == "start_inside") text = "words before " + text;
+  Write(2, "the reason for people\n" + text);
+  if (start == "start_noise")
+    for (int i = 0; i < 5000; ++i) Write(2, "a library says goodbye " + std::to_string(i) + "\n");
+  return start != "start_all_the_same";
 }
 
 // True the first time that it is asked with this file.
@@ -427,9 +456,13 @@ int main(int argc, char** argv) {
     return 2;
   }
   if ((start == "two_devices" && world_size > 2) || (start == "once" && !First(file))) {
-    std::cerr << "cppoold: --world-size 4 " << cppool::protocol::kTooFewDevices << " 2" << std::endl;
+    std::cerr << "cppoold: start " << Json({{"error", "--world-size 4 needs as many devices, and CUDA sees 2"},
+                                            {"kind", "unsupported"},
+                                            {"devices", 2}})
+              << std::endl;
     return 2;
   }
+  if (start.rfind("start_", 0) == 0 && CannotStart(start)) return 2;
   if (start == "file" && !std::ifstream(file)) return 2;
   if (start == "die") raise(SIGKILL);
   if (start == "silent") Hang();

@@ -273,6 +273,73 @@ TEST_CASE("a daemon that cannot start is an error with its message, and is not t
   });
 }
 
+TEST_CASE("why a daemon could not start is read from its line for programs") {
+  const auto error_of = [](const std::string& start) {
+    INFO(start);
+    Pool pool(FakeOptions(start));
+    PoolError error = ErrorOf(pool, {});
+    CHECK(error.kind() == PoolError::Kind::kStart);
+    CHECK(Contains(error.what(), "exited with code 2 at its start"));
+    CHECK_FALSE(Contains(error.stderr_tail(), "not the last one"));
+    return error;
+  };
+  for (const char* start : {"start_line", "start_noise", "start_new"}) {
+    const PoolError error = error_of(start);
+    REQUIRE(error.start_failure());
+    const cppool::StartFailure& why = *error.start_failure();
+    CHECK(why.error == "no room for 4 ranks: ask for fewer");
+    CHECK(why.kind == (start == std::string("start_new") ? "a new kind" : "out_of_memory"));
+    CHECK(why.detail == "no room");
+    CHECK(why.stage == "ranks");
+    CHECK(why.rank == 3);
+    CHECK(why.world_size == 4);
+    CHECK(why.devices == 2);
+    CHECK(why.backend == "cuda");
+    CHECK(why.transport == "peer");
+    CHECK(Contains(error.what(), "at its start: no room for 4 ranks: ask for fewer\n"));
+    CHECK_FALSE(Contains(error.what(), "cppoold: start {"));
+    if (start != std::string("start_noise")) CHECK(Contains(error.stderr_tail(), "the reason for people"));
+  }
+  const PoolError bare = error_of("start_bare");
+  REQUIRE(bare.start_failure());
+  CHECK(bare.start_failure()->error == "why");
+  CHECK(bare.start_failure()->detail.empty());
+  CHECK_FALSE(bare.start_failure()->rank);
+}
+
+TEST_CASE("a line for programs that is cut or wrong, or is not there, leaves the tail of stderr") {
+  for (const char* start :
+       {"usage", "start_cut", "start_not_utf8", "start_types", "start_huge", "start_inside"}) {
+    INFO(start);
+    Pool pool(FakeOptions(start));
+    const PoolError error = ErrorOf(pool, {});
+    CHECK(error.kind() == PoolError::Kind::kStart);
+    CHECK_FALSE(error.start_failure());
+    CHECK(Contains(error.what(), "exited with code 2 at its start\n"));
+    CHECK_FALSE(error.stderr_tail().empty());
+  }
+}
+
+TEST_CASE("a daemon that has started has no reason why not, whatever its stderr says") {
+  Pool pool(FakeOptions("start_all_the_same"));
+  CHECK(pool.Run().ok());
+  CHECK(Contains(pool.StderrTail(), "cppoold: start {"));
+  const PoolError error = ErrorOf(pool, Do("die"));
+  CHECK(error.kind() == PoolError::Kind::kDied);
+  CHECK_FALSE(error.start_failure());
+}
+
+TEST_CASE("calls that are refused after failed starts tell of the last one") {
+  Pool pool(FakeOptions("start_line"));
+  for (int i = 0; i < 5; ++i) ErrorOf(pool, {});
+  const PoolError refused = ErrorOf(pool, {});
+  CHECK(Contains(refused.what(), "has failed to start 5 times in a row"));
+  CHECK(Contains(refused.what(), "The last failure: "));
+  CHECK(Contains(refused.what(), "no room for 4 ranks"));
+  REQUIRE(refused.start_failure());
+  CHECK(refused.start_failure()->kind == "out_of_memory");
+}
+
 TEST_CASE("a program that is not there is an error that names it") {
   LeavesNothing([] {
     cppool::PoolOptions options = FakeOptions();

@@ -89,24 +89,35 @@ struct Harness {
 
 }  // namespace
 
+// The last line of a daemon's stderr, which has to be the one for programs.
+Json StartLine(const std::string& text) {
+  const std::string prefix = "cppoold: start ";
+  REQUIRE(!text.empty());
+  REQUIRE(text.back() == '\n');
+  const auto before = text.rfind('\n', text.size() - 2);
+  const std::string line = text.substr(before == std::string::npos ? 0 : before + 1);
+  REQUIRE(line.rfind(prefix, 0) == 0);
+  return Json::parse(line.substr(prefix.size()));
+}
+
 TEST_CASE("what a daemon cannot start with is said, with exit code 2") {
   struct Wrong {
     std::vector<std::string> arguments;
-    std::string part;
+    std::string stage, part;
   };
   const std::vector<Wrong> wrongs = {
-      {{}, "--world-size is required"},
-      {{"--world-size", "65"}, "64"},
-      {Host(2, {"--wat"}), "--wat"},
-      {Host(2, {"--idle-exit", "0"}), "--idle-exit"},
-      {Host(2, {"--transport", "nccl"}), "--transport nccl needs the backend cuda"},
-      {Host(2, {"--transport", "peer"}), "--transport peer needs the backend cuda"},
-      {Host(2, {"--case", "/nonexistent.so"}), "/nonexistent.so: cannot be loaded"},
-      {Host(2, {"--case", CPPOOL_NO_CASES}), "exports no function cppool_cases"},
-      {Host(2, {"--case", CPPOOL_ODD_CASE_ABI}), "rebuild it"},
-      {Host(2, {"--case", CPPOOL_ODD_CASE_NAME}), "'attention' is taken (built in)"},
-      {Host(2, {"--case", CPPOOL_ODD_CASE_SCHEMA}), "parameter action: the default does not fit"},
-      {Host(2, {"--case", CPPOOL_ODD_CASE, "--case", CPPOOL_ODD_CASE}), "'odd' is taken"},
+      {{}, "arguments", "--world-size is required"},
+      {{"--world-size", "65"}, "arguments", "64"},
+      {Host(2, {"--wat"}), "arguments", "--wat"},
+      {Host(2, {"--idle-exit", "0"}), "arguments", "--idle-exit"},
+      {Host(2, {"--transport", "nccl"}), "backend", "--transport nccl needs the backend cuda"},
+      {Host(2, {"--transport", "peer"}), "backend", "--transport peer needs the backend cuda"},
+      {Host(2, {"--case", "/nonexistent.so"}), "cases", "/nonexistent.so: cannot be loaded"},
+      {Host(2, {"--case", CPPOOL_NO_CASES}), "cases", "exports no function cppool_cases"},
+      {Host(2, {"--case", CPPOOL_ODD_CASE_ABI}), "cases", "rebuild it"},
+      {Host(2, {"--case", CPPOOL_ODD_CASE_NAME}), "cases", "'attention' is taken (built in)"},
+      {Host(2, {"--case", CPPOOL_ODD_CASE_SCHEMA}), "cases", "parameter action: the default does not fit"},
+      {Host(2, {"--case", CPPOOL_ODD_CASE, "--case", CPPOOL_ODD_CASE}), "cases", "'odd' is taken"},
   };
   for (const Wrong& wrong : wrongs) {
     DaemonProcess daemon(wrong.arguments);
@@ -114,6 +125,14 @@ TEST_CASE("what a daemon cannot start with is said, with exit code 2") {
     INFO(daemon.Stderr());
     CHECK(Has(daemon.Stderr(), wrong.part));
     CHECK_FALSE(daemon.ReadLine());  // nothing unsolicited on stdout
+    const Json why = StartLine(daemon.Stderr());
+    CHECK(Has(why.at("error"), wrong.part));
+    CHECK(why.at("kind") == "invalid_request");
+    CHECK(why.at("detail").is_string());
+    CHECK(why.at("stage") == wrong.stage);
+    const bool understood = wrong.stage != "arguments";
+    CHECK(why.value("world_size", 0) == (understood ? 2 : 0));
+    CHECK(why.value("backend", "") == (understood ? "host" : ""));
   }
 }
 
@@ -161,6 +180,11 @@ TEST_CASE("no device is an error for cuda, and the host for auto") {
     INFO(daemon.Stderr());
     CHECK(Has(daemon.Stderr(), "CUDA sees no device (CUDA_VISIBLE_DEVICES=''; it is empty"));
     CHECK(Has(daemon.Stderr(), "--backend host"));
+    const Json why = StartLine(daemon.Stderr());
+    CHECK(why.at("kind") == "cuda");
+    CHECK(why.at("devices") == 0);
+    CHECK(why.at("world_size") == 2);
+    CHECK(why.at("detail") == "CUDA sees no device (CUDA_VISIBLE_DEVICES=''; it is empty, so that CUDA sees none)");
   }
   DaemonProcess daemon({"--world-size", "2"});
   CHECK(daemon.Ask({{"op", "hello"}}).at("backend") == "host");

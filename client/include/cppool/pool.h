@@ -112,6 +112,18 @@ struct Result {
   bool ok() const { return status == Status::kPassed; }
 };
 
+// Why a daemon could not start, as it says for programs. Texts are empty, numbers absent, where it does not say.
+struct StartFailure {
+  std::string error;   // for people
+  std::string kind;    // as Failure has it
+  std::string detail;  // what happened, without advice
+  std::string stage;   // "arguments", "process", "backend", "cases", "ranks"
+  std::optional<int> rank;
+  std::optional<int> world_size;
+  std::optional<int> devices;  // that CUDA sees; fewer than world_size with kind "unsupported": too many ranks
+  std::string backend, transport;
+};
+
 // The daemon gave no answer. what() ends with the tail of its stderr.
 class PoolError : public std::runtime_error {
  public:
@@ -121,16 +133,20 @@ class PoolError : public std::runtime_error {
     kTimeout,   // no answer within the deadline and the grace; it was killed
     kProtocol,  // it answered what is no answer, or closed a pipe and lives; it was killed
   };
-  PoolError(Kind kind, const std::string& message, std::string stderr_tail, int attempts = 1);
+  PoolError(Kind kind, const std::string& message, std::string stderr_tail, int attempts = 1,
+            std::optional<StartFailure> start_failure = std::nullopt);
 
   Kind kind() const { return kind_; }
   int attempts() const { return attempts_; }  // daemons that were asked; the last may not have started
   const std::string& stderr_tail() const { return stderr_tail_; }  // at most 4000 characters
+  // With kStart, when the daemon said why: an older one does not, nor one that was killed.
+  const std::optional<StartFailure>& start_failure() const { return start_failure_; }
 
  private:
   Kind kind_;
   std::string stderr_tail_;
   int attempts_;
+  std::optional<StartFailure> start_failure_;
 };
 std::string_view ToString(PoolError::Kind kind);  // "start", "died", "timeout", "protocol"
 

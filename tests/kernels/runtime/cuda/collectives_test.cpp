@@ -240,7 +240,7 @@ TEST_CASE("Ranks that wait for others in group_of are released, and the world st
     Expect(rt->group_of(rt, 1, 1, &comm, nullptr, nullptr) == CPPOOL_INTERNAL, "the wait ends");
     const std::string said = rt->last_error(rt);
     Expect(said.find("rank 1 has finished the case") == 0, said);
-    Expect(rank.LastErrorCulprit() == 1, "and rank 1 is named");
+    Expect(rt->last_failure(rt)->culprit == 1, "and rank 1 is named");
     rank.EndCase();
   });
   CHECK(seen);

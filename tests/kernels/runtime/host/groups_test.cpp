@@ -115,7 +115,7 @@ TEST_CASE("host groups: a world that could not make one recovers and makes it in
       cppool_comm comm = nullptr;
       const cppool_status status = rt->group_of(rt, 1, 1, &comm, nullptr, nullptr);
       const std::string error = rt->last_error(rt);
-      const int culprit = rank.LastErrorCulprit();
+      const int culprit = rt->last_failure(rt)->culprit;
       rank.EndCase();
       Require(status == CPPOOL_INTERNAL && !comm, "it fails");
       Require(culprit == (abort ? RuntimeError::kElsewhere : 1), "and not because of this rank");
