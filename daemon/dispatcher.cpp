@@ -12,6 +12,7 @@
 #include "daemon/prepare.h"
 #include "daemon/process.h"
 #include "kernels/error.h"
+#include "protocol/features.h"
 
 namespace cppool::daemon {
 namespace {
@@ -116,8 +117,14 @@ Json Dispatcher::Hello() const {
                        {"capability", device.capability},
                        {"total_bytes", device.total_bytes}});
   }
+  Json features = Json::array();
+  for (const auto& feature : protocol::kFeatures) {
+    if (feature.name != protocol::kFaultFeature || options_.allow_faults) features.push_back(feature.name);
+  }
   return {{"protocol", protocol::kProtocolVersion},
-          {"version", CPPOOL_VERSION},
+          {"protocol_minor", protocol::kProtocolMinor},
+          {"features", std::move(features)},
+          {"version", options_.version},
           {"pid", getpid()},
           {"world_size", world_.size()},
           {"backend", world_.backend().name()},

@@ -32,8 +32,9 @@ class Dispatcher {
 
   struct Options {
     std::string sentinel{protocol::kDefaultSentinel};
+    std::string version;  // for `hello`
     Clock::time_point started = Clock::now();
-    protocol::Json init_ms = protocol::Json::object();  // for `hello`
+    protocol::Json init_ms = protocol::Json::object();  // likewise
     FailureLimits limits;
     // Writes a text to where the answers go. Given: requests may ask for faults.
     std::function<void(std::string_view)> allow_faults;

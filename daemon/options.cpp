@@ -50,7 +50,7 @@ std::string OneLine(const std::string& text) {
 
 }  // namespace
 
-ParsedOptions ParseOptions(int argc, const char* const* argv) {
+ParsedOptions ParseOptions(int argc, const char* const* argv, const std::string& version) {
   Options options;
   options.sentinel = protocol::kDefaultSentinel;
   options.log_level = "info";
@@ -90,7 +90,7 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
         const double seconds = std::strtod(text.c_str(), nullptr);
         return seconds >= 0.001 && seconds <= 1e6 ? "" : "from 0.001 to 1e6 seconds, not " + text;
       });
-  app.set_version_flag("--version", std::string("cppoold ") + CPPOOL_VERSION);
+  app.set_version_flag("--version", "cppoold " + version);
 
   // CLI11 takes "--sentinel=" for an option without its value.
   std::vector<std::string> words;

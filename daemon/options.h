@@ -32,6 +32,6 @@ struct ParsedOptions {
 const char* NameOf(BackendChoice backend);
 const char* NameOf(kernels::Transport transport);
 
-ParsedOptions ParseOptions(int argc, const char* const* argv);
+ParsedOptions ParseOptions(int argc, const char* const* argv, const std::string& version);
 
 }  // namespace cppool::daemon

@@ -13,6 +13,7 @@
 #include "daemon/log.h"
 #include "daemon/start_error.h"
 #include "kernels/error.h"
+#include "kernels/module/build_id.h"
 #include "protocol/visible_devices.h"
 
 namespace cppool::daemon {
@@ -101,7 +102,7 @@ std::unique_ptr<kernels::Backend> ChooseBackend(BackendChoice choice, kernels::T
     // Ranks that share a device have more streams there than CUDA has queues by default, and streams of one
     // queue wait for each other: work would be ordered that nobody ordered.
     if (devices < world_size) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-    return kernels::CreateCudaBackend(world_size, transport);
+    return kernels::CreateCudaBackend(world_size, transport, kernels::Commit());
   } catch (const kernels::RuntimeError& error) {
     throw StartError(error.what(), ToFailureKind(error.status()));
   }

@@ -104,6 +104,11 @@ class Pool::State {
     return Ask(operation, kAtOnce, [](Json answer, int) { return answer; });
   }
 
+  std::vector<std::string> Features() {
+    return Ask(protocol::HelloRequest{}, kAtOnce,
+               [](const Json& answer, int) { return client::FeaturesFromJson(answer); });
+  }
+
   Result Run(protocol::RunRequest request) {
     const milliseconds limit = milliseconds(request.deadline_ms) + options_.grace;
     return AskResult(std::move(request), limit, client::ResultFromJson);
@@ -295,6 +300,8 @@ Result Pool::Validate(const Json& params, const RunOptions& options) {
 Json Pool::Hello() { return Mine().Ask(protocol::HelloRequest{}); }
 Json Pool::List() { return Mine().Ask(protocol::ListRequest{}); }
 Json Pool::Stats() { return Mine().Ask(protocol::StatsRequest{}); }
+
+std::vector<std::string> Pool::Features() { return Mine().Features(); }
 
 void Pool::Stop() { Mine().Stop(); }
 

@@ -38,4 +38,20 @@ Result ValidationFromJson(Json json) {
   return result;
 }
 
+std::vector<std::string> FeaturesFromJson(const Json& hello) {
+  const auto features = hello.find("features");
+  if (features == hello.end()) return {};
+  std::vector<std::string> names;
+  if (!features->is_array())
+    throw std::runtime_error("in the response, \"features\" is not a list: " +
+                             protocol::Quoted(features->dump()));
+  for (const Json& name : *features) {
+    if (!name.is_string())
+      throw std::runtime_error("in the response, a feature is not a string: " +
+                               protocol::Quoted(name.dump()));
+    names.push_back(name.get<std::string>());
+  }
+  return names;
+}
+
 }  // namespace cppool::client

@@ -9,4 +9,7 @@ namespace cppool::client {
 Result ResultFromJson(Json json);
 Result ValidationFromJson(Json json);  // {"ok": true, "runs": true}, or what `run` would answer
 
+// `features` of an answer to `hello`; empty when there is none. Throws likewise.
+std::vector<std::string> FeaturesFromJson(const Json& hello);
+
 }  // namespace cppool::client

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/error.h"
+#include "kernels/module/build_id.h"
 
 namespace cppool::kernels {
 namespace {
@@ -81,8 +82,14 @@ std::vector<std::string> Candidates() {
   return files;
 }
 
+// Never closed: the driver does not support being unloaded. Null: there is none.
+void* Driver() {
+  static void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  return driver;
+}
+
 RuntimeError OpenError(const std::string& file, const std::string& reason) {
-  if (reason.find("libcuda.so") != std::string::npos) {
+  if (!Driver()) {
     return RuntimeError(CPPOOL_CUDA,
                         "there is no NVIDIA driver (" + reason + "): install one, or use the host backend");
   }
@@ -90,30 +97,42 @@ RuntimeError OpenError(const std::string& file, const std::string& reason) {
 }
 
 void* OpenFile() {
-  std::string searched;
+  std::string searched, linker;  // what the dynamic linker says of a plain name
   for (const std::string& file : Candidates()) {
-    const bool named = file.find('/') == std::string::npos;
+    const bool plain = file.find('/') == std::string::npos;
     searched += (searched.empty() ? "" : ", ") + file;
-    if (!named && access(file.c_str(), F_OK) != 0) continue;
+    if (!plain && access(file.c_str(), F_OK) != 0) continue;
     if (void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) return handle;
     const char* error = dlerror();
     const std::string reason = error ? error : "no reason given";
-    // A plain name that the linker does not find says so about the module itself.
-    if (named && reason.rfind(file + ": cannot open", 0) == 0) continue;
-    throw OpenError(file, reason);
+    if (!plain) throw OpenError(file, reason);
+    linker = "; " + reason;
   }
   throw RuntimeError(
       CPPOOL_CUDA,
-      "the CUDA module was not found (looked at " + searched +
+      "the CUDA module was not found (searched: " + searched + linker +
           "). If this build has none, build again where nvcc and NCCL are (cmake -DCPPOOL_CUDA=ON says what "
           "is missing); else set CPPOOL_CUDA_MODULE to its path. The host backend needs no module");
+}
+
+// The file that a function of a module is in.
+std::string FileOf(void* function) {
+  Dl_info info{};
+  return function && dladdr(function, &info) && info.dli_fname ? info.dli_fname : "(unknown)";
+}
+
+RuntimeError AnotherBuild(const std::string& file, const std::string& module, const std::string& program) {
+  return RuntimeError(CPPOOL_CUDA,
+                      "the CUDA module " + file + " has the build id " + module + ", this program " + program +
+                          ": both must come from one build. Build both (cmake --build BUILD --target "
+                          "cppool_programs), or install both from one build; CPPOOL_CUDA_MODULE, where it is "
+                          "set, chooses the module");
 }
 
 }  // namespace
 
 int CountCudaDevices() {
-  // Never closed: the driver does not support being unloaded.
-  static void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  void* const driver = Driver();
   if (!driver) return 0;
   const auto init = reinterpret_cast<CuInit>(dlsym(driver, "cuInit"));
   const auto get_count = reinterpret_cast<CuDeviceGetCount>(dlsym(driver, "cuDeviceGetCount"));
@@ -140,27 +159,25 @@ const CudaModule& OpenCudaModule() {
   if (opened) return *opened;
   void* handle = OpenFile();
   const auto table = reinterpret_cast<const CudaModule* (*)()>(dlsym(handle, kCudaModuleSymbol));
-  Dl_info info{};
-  const std::string file =
-      table && dladdr(reinterpret_cast<void*>(table), &info) && info.dli_fname ? info.dli_fname : "the file";
+  const std::string file = FileOf(reinterpret_cast<void*>(table));
   // Not closed when it is refused: CUDA's and NCCL's libraries, which it may have brought, are not made for that.
   if (!table) {
     throw RuntimeError(CPPOOL_CUDA, std::string("not cppool's CUDA module: it has no ") + kCudaModuleSymbol +
                                         ". Does CPPOOL_CUDA_MODULE name the right file?");
   }
   const CudaModule* module = table();
-  if (!module || std::string_view(module->version) != CPPOOL_VERSION) {
-    const std::string version = module ? module->version : "none";
-    throw RuntimeError(CPPOOL_CUDA, "the CUDA module " + file + " is of version " + version +
-                                        ", this program of " + CPPOOL_VERSION +
-                                        ": install both from one build");
-  }
+  if (!module) throw RuntimeError(CPPOOL_CUDA, "the CUDA module " + file + " has no table");
+  if (std::string_view(module->seam_id) != SeamId()) throw AnotherBuild(file, module->seam_id, SeamId());
   opened = module;
   return *opened;
 }
 
-std::unique_ptr<Backend> CreateCudaBackend(int world_size, Transport transport) {
-  return OpenCudaModule().create_backend(world_size, transport);
+std::unique_ptr<Backend> CreateCudaBackend(int world_size, Transport transport, const std::string& commit) {
+  const CudaModule& module = OpenCudaModule();
+  const std::string other = module.commit;
+  if (!commit.empty() && !other.empty() && other != commit)
+    throw AnotherBuild(FileOf(reinterpret_cast<void*>(module.create_backend)), BuildIdText(module.seam_id, other), BuildIdText(SeamId(), commit));
+  return module.create_backend(world_size, transport);
 }
 
 }  // namespace cppool::kernels

@@ -1,5 +1,4 @@
-// The table that libcppool_cuda.so exports as `cppool_cuda_module`: CUDA and NCCL stay out of every other
-// binary.
+// The table that libcppool_cuda.so exports as `cppool_cuda_module`. No other binary has CUDA or NCCL.
 #pragma once
 
 #include <memory>
@@ -13,7 +12,8 @@
 namespace cppool::kernels {
 
 struct CudaModule {
-  const char* version;  // of the build; another version is refused
+  const char* seam_id;  // SeamId() of build_id.h; with another one nothing else here is read. Stays the first member
+  const char* commit;   // Commit(); empty: unknown
   std::unique_ptr<Backend> (*create_backend)(int world_size, Transport transport);
   std::vector<const AttentionFamily*> (*attention_families)();  // the preferred ones first
   std::unique_ptr<TensorOps> (*make_tensor_ops)(cppool_runtime*);

@@ -239,6 +239,15 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     passed["checks"][2].update({{"against", "no_cp"}, {"ratio", 77.0}});
     return Write(1, Line(passed));
   }
+  if (what == "more_members") {  // everywhere, as a newer daemon may have them
+    Json more = NotPassed(id, "failed", "mismatch");
+    more["new"] = {{"a", {1, 2}}};
+    more["failure"]["new"] = 1;
+    more["checks"][0]["new"] = nullptr;
+    more["ranks"] = passed["ranks"];
+    more["ranks"][0]["new"] = "b";
+    return Write(1, Line(more));
+  }
   if (what == "echo") {
     passed["request"] = request;
     passed["surroundings"] = surroundings;
@@ -496,6 +505,9 @@ int main(int argc, char** argv) {
                      {"transport", "host"},
                      {"devices", std::vector<std::string>(static_cast<std::size_t>(world_size), "cpu")},
                      {"init_ms", Json::object()}});
+      if (start == "newer")
+        answer.update({{"protocol_minor", 99}, {"features", {"validate", "a new one"}}, {"new", {{"a", {1}}}}});
+      if (start == "odd_features") answer["features"] = {"validate", 7};
       if (start == "garbage") Write(1, sentinel + "hello?\n");
       if (start == "refuse")
         answer = {{"ok", false}, {"id", request["id"]}, {"status", "error"}, {"error", "not today"}};

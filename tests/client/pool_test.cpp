@@ -106,6 +106,35 @@ TEST_CASE("a request carries what the options say, and the daemon stays warm") {
   CHECK(pool.List()["ok"] == true);
 }
 
+TEST_CASE("a newer daemon is understood: its minor, its features, and members that are not known") {
+  LeavesNothing([] {
+    Pool pool(FakeOptions("newer"));
+    CHECK(pool.Features() == std::vector<std::string>{"validate", "a new one"});
+    CHECK(pool.Hello()["protocol_minor"] == 99);
+    const Result result = pool.Run(Do("more_members"));
+    CHECK(result.status == Status::kFailed);
+    CHECK(result.attempts == 1);
+    CHECK(result.failure->kind == "mismatch");
+    CHECK(result.checks.size() == 2);
+    CHECK(result.ranks.size() == 1);
+    CHECK(result.json["new"]["a"] == Json({1, 2}));
+  });
+}
+
+TEST_CASE("an older daemon names no features; odd ones break the protocol") {
+  Pool old(FakeOptions());
+  CHECK(old.Features().empty());
+  Pool odd(FakeOptions("odd_features"));
+  CHECK(odd.Run().ok());
+  try {
+    odd.Features();
+    FAIL("features that are no strings were taken");
+  } catch (const PoolError& error) {
+    CHECK(error.kind() == PoolError::Kind::kProtocol);
+    CHECK(Contains(error.what(), "a feature is not a string"));
+  }
+}
+
 TEST_CASE("validate says whether a run would run, and why not") {
   LeavesNothing([] {
     Pool pool(FakeOptions());

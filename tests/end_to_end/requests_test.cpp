@@ -1,4 +1,5 @@
 // What comes in on stdin and what goes out on stdout: bad input, order, the end of input, noise.
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -148,11 +149,22 @@ TEST_CASE("the sentinel is the caller's, also none") {
   CHECK(own.ReadLine()->rfind("@@ {", 0) == 0);
 }
 
+TEST_CASE("faults are a feature of a daemon that was started for them") {
+  DaemonProcess daemon(Host(1, {"--allow-faults"}));
+  const Json features = daemon.Ask({{"op", "hello"}}).at("features");
+  CHECK(std::count(features.begin(), features.end(), "fault") == 1);
+}
+
 TEST_CASE("hello describes the world") {
   for (const int world_size : {1, 2, 4, 6, 8}) {
     DaemonProcess daemon(Host(world_size));
     const Json hello = daemon.Ask({{"op", "hello"}});
     CHECK(hello.at("protocol") == 1);
+    CHECK(hello.at("protocol_minor") == 1);
+    const Json features = hello.at("features");
+    const auto has = [&](const char* name) { return std::count(features.begin(), features.end(), name) == 1; };
+    for (const char* name : {"validate", "perturb", "dump", "inputs", "ratio", "idle_exit"}) CHECK(has(name));
+    CHECK_FALSE(has("fault"));
     CHECK(hello.at("pid") == daemon.pid());
     CHECK(hello.at("world_size") == world_size);
     CHECK(hello.at("backend") == "host");

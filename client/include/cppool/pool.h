@@ -178,6 +178,10 @@ class Pool {
   Json List();
   Json Stats();
 
+  // What the daemon can do beyond the first protocol 1: `features` of Hello(), such as "validate", which protocol/README.md lists.
+  // Empty: a daemon from before there were any.
+  std::vector<std::string> Features();
+
   // Ends the daemon: closes its input, waits for `grace`, kills its group. The next call spawns another.
   void Stop();
 

@@ -135,7 +135,9 @@ enum class Transport { kAuto, kNccl, kPeer };
 
 // Opens the module `libcppool_cuda.so`: the file that CPPOOL_CUDA_MODULE names, else the first one found beside the
 // program, in `../lib` from there, and on the dynamic linker's path. Throws RuntimeError that says what to do when it
-// is missing, of another version, or lacks NCCL or devices.
-std::unique_ptr<Backend> CreateCudaBackend(int world_size, Transport transport = Transport::kAuto);
+// is missing, of another build, or lacks NCCL or devices. `commit` is the one that the program was built from: a module of
+// another commit is refused; empty: any is taken.
+std::unique_ptr<Backend> CreateCudaBackend(int world_size, Transport transport = Transport::kAuto,
+                                           const std::string& commit = "");
 
 }  // namespace cppool::kernels

@@ -12,7 +12,9 @@
 
 namespace cppool::protocol {
 
+// Another version is refused. Additions, which old clients and daemons can ignore, raise the minor alone: 1 brought `features`.
 inline constexpr int kProtocolVersion = 1;
+inline constexpr int kProtocolMinor = 1;
 inline constexpr std::int64_t kDefaultDeadlineMs = 90000;
 
 struct HelloRequest {};

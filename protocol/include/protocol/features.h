@@ -1,0 +1,29 @@
+// `features` of the answer to `hello`: what a daemon can do beyond the first protocol 1. Clients and daemons of different versions
+// compare these names and not versions. A name is never taken away or given another meaning; clients accept names that they do not
+// know. A new feature gets its line here, and protocol_minor is raised (request.h).
+#pragma once
+
+#include <string_view>
+
+namespace cppool::protocol {
+
+struct Feature {
+  std::string_view name;
+  std::string_view meaning;
+};
+
+inline constexpr std::string_view kFaultFeature = "fault";  // only of a daemon that was started for it
+
+inline constexpr Feature kFeatures[] = {
+    {"validate", "op `validate`: whether a `run` would run"},
+    {"perturb", "key `perturb` of `run`: random delays at every mark"},
+    {"dump", "key `dump` of `run`: tensors are written to a folder, by cases that can"},
+    {"inputs", "key `inputs` of `run`: tensors are read from a folder, by cases that can"},
+    {kFaultFeature, "key `fault` of `run`: the daemon was started with --allow-faults"},
+    {"ratio", "member `ratio` of `checks`: our largest error over that of plain attention"},
+    {"stack", "member `stack` of `ranks` after a passed deadline: where the rank's threads are"},
+    {"idle_exit", "option --idle-exit: the daemon ends after a time without requests"},
+    {"start_line", "a daemon that cannot start says why to programs (start.h)"},
+};
+
+}  // namespace cppool::protocol
