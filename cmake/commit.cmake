@@ -1,5 +1,6 @@
 # cmake -DROOT=... -DOUTPUT=... -P commit.cmake: writes a C++ file with Commit() (kernels/module/build_id.h), the commit that is
 # checked out, empty where there is no git repository of the project itself. The file is rewritten only when it changes.
+cmake_minimum_required(VERSION 3.22)
 set(commit)
 find_program(git git)
 if(git AND EXISTS ${ROOT}/.git)

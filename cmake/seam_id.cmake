@@ -1,6 +1,7 @@
 # cmake -DROOT=... -DOUTPUT=... -P seam_id.cmake: writes a C++ file with SeamId() (kernels/module/build_id.h), a hash of the headers that
 # the programs and the CUDA module must share, and OUTPUT.d, which lists these headers for the build.
 # They are those of kernels/include, kernels/module/cuda_module.h, and the project's headers that these include.
+cmake_minimum_required(VERSION 3.22)
 file(GLOB_RECURSE pending ${ROOT}/kernels/include/*.h)
 list(APPEND pending ${ROOT}/kernels/module/cuda_module.h)
 set(headers)

@@ -158,7 +158,11 @@ class Daemon {
     } catch (const StartError& error) {
       EndUnstarted(start_, error);  // here: the destructors would wait for ranks that are stuck
     }
-    Dispatcher::Options options{options_.sentinel, started_, InitTimes(world, chosen, loaded), {}, {}};
+    Dispatcher::Options options;
+    options.sentinel = options_.sentinel;
+    options.version = Version();
+    options.started = started_;
+    options.init_ms = InitTimes(world, chosen, loaded);
     if (options_.allow_faults) {
       options.allow_faults = [this](std::string_view text) {
         answers_.Write(text, Clock::now() + kLastAnswerLimit);

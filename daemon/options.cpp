@@ -8,10 +8,16 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/module/build_id.h"
 #include "protocol/framing.h"
 #include "protocol/start.h"
 
 namespace cppool::daemon {
+
+std::string Version() {
+  const std::string commit = kernels::Commit();
+  return CPPOOL_VERSION + (commit.empty() ? "" : "+" + commit);
+}
 
 const char* NameOf(BackendChoice backend) {
   switch (backend) {
@@ -50,7 +56,7 @@ std::string OneLine(const std::string& text) {
 
 }  // namespace
 
-ParsedOptions ParseOptions(int argc, const char* const* argv, const std::string& version) {
+ParsedOptions ParseOptions(int argc, const char* const* argv) {
   Options options;
   options.sentinel = protocol::kDefaultSentinel;
   options.log_level = "info";
@@ -90,7 +96,7 @@ ParsedOptions ParseOptions(int argc, const char* const* argv, const std::string&
         const double seconds = std::strtod(text.c_str(), nullptr);
         return seconds >= 0.001 && seconds <= 1e6 ? "" : "from 0.001 to 1e6 seconds, not " + text;
       });
-  app.set_version_flag("--version", "cppoold " + version);
+  app.set_version_flag("--version", "cppoold " + Version());
 
   // CLI11 takes "--sentinel=" for an option without its value.
   std::vector<std::string> words;

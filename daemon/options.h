@@ -28,10 +28,13 @@ struct ParsedOptions {
   int exit_code = 0;
 };
 
+// The project's version and the commit, where it is known: "0.1.0+6985ccd0a1b2".
+std::string Version();
+
 // The words of the command line.
 const char* NameOf(BackendChoice backend);
 const char* NameOf(kernels::Transport transport);
 
-ParsedOptions ParseOptions(int argc, const char* const* argv, const std::string& version);
+ParsedOptions ParseOptions(int argc, const char* const* argv);
 
 }  // namespace cppool::daemon

@@ -89,11 +89,11 @@ void* Driver() {
 }
 
 RuntimeError OpenError(const std::string& file, const std::string& reason) {
-  if (!Driver()) {
-    return RuntimeError(CPPOOL_CUDA,
-                        "there is no NVIDIA driver (" + reason + "): install one, or use the host backend");
-  }
-  return RuntimeError(CPPOOL_CUDA, "the CUDA module " + file + " does not load: " + reason);
+  return RuntimeError(CPPOOL_CUDA,
+                      "the CUDA module " + file + " does not load: " + reason +
+                          (Driver() ? ""
+                                    : "; there is no NVIDIA driver (libcuda.so.1): install one, or "
+                                      "use the host backend"));
 }
 
 void* OpenFile() {
@@ -122,11 +122,11 @@ std::string FileOf(void* function) {
 }
 
 RuntimeError AnotherBuild(const std::string& file, const std::string& module, const std::string& program) {
-  return RuntimeError(CPPOOL_CUDA,
-                      "the CUDA module " + file + " has the build id " + module + ", this program " + program +
-                          ": both must come from one build. Build both (cmake --build BUILD --target "
-                          "cppool_programs), or install both from one build; CPPOOL_CUDA_MODULE, where it is "
-                          "set, chooses the module");
+  return RuntimeError(
+      CPPOOL_CUDA, "the CUDA module " + file + " has the build id " + module + ", this program " + program +
+                       ": both must come from one build. Build both (cmake --build BUILD --target "
+                       "cppool_programs), or install both from one build; CPPOOL_CUDA_MODULE, where it is "
+                       "set, chooses the module");
 }
 
 }  // namespace
@@ -176,7 +176,8 @@ std::unique_ptr<Backend> CreateCudaBackend(int world_size, Transport transport, 
   const CudaModule& module = OpenCudaModule();
   const std::string other = module.commit;
   if (!commit.empty() && !other.empty() && other != commit)
-    throw AnotherBuild(FileOf(reinterpret_cast<void*>(module.create_backend)), BuildIdText(module.seam_id, other), BuildIdText(SeamId(), commit));
+    throw AnotherBuild(FileOf(reinterpret_cast<void*>(module.create_backend)),
+                       BuildIdText(module.seam_id, other), BuildIdText(SeamId(), commit));
   return module.create_backend(world_size, transport);
 }
 

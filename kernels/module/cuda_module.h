@@ -12,8 +12,9 @@
 namespace cppool::kernels {
 
 struct CudaModule {
-  const char* seam_id;  // SeamId() of build_id.h; with another one nothing else here is read. Stays the first member
-  const char* commit;   // Commit(); empty: unknown
+  const char*
+      seam_id;  // SeamId() of build_id.h; with another one nothing else here is read. Stays the first member
+  const char* commit;  // Commit(); empty: unknown
   std::unique_ptr<Backend> (*create_backend)(int world_size, Transport transport);
   std::vector<const AttentionFamily*> (*attention_families)();  // the preferred ones first
   std::unique_ptr<TensorOps> (*make_tensor_ops)(cppool_runtime*);

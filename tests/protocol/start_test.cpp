@@ -69,7 +69,8 @@ TEST_CASE("a line of a failed start is short and valid, whatever its texts are")
 
 TEST_CASE("what is no such line, or not a whole one, is not read") {
   const std::string line = SerializeStart(Full());
-  for (std::size_t length = 0; length + 2 < line.size(); ++length) CHECK_FALSE(ParseStart(line.substr(0, length)));
+  for (std::size_t length = 0; length + 2 < line.size(); ++length)
+    CHECK_FALSE(ParseStart(line.substr(0, length)));
   for (const char* text :
        {"cppoold: start", "cppoold: start []", "cppoold: start {}", R"(cppoold: start {"error": "x"})",
         R"(cppoold: start {"error": "x", "kind": 1})", R"( cppoold: start {"error": "x", "kind": "cuda"})",

@@ -1,5 +1,6 @@
-// A libcppool_cuda.so for the loader's tests: FAKE_VERSION is the version it claims.
+// A libcppool_cuda.so for the loader's tests, of the commit "fake". FAKE_SEAM_ID is the id that it claims, where it is not its own.
 #include "kernels/error.h"
+#include "kernels/module/build_id.h"
 #include "kernels/module/cuda_module.h"
 
 namespace {
@@ -35,7 +36,13 @@ std::unique_ptr<CheckKernels> MakeCheck(cppool_runtime*) {
   throw RuntimeError(CPPOOL_UNSUPPORTED, "fake checks");
 }
 
-const CudaModule kModule{FAKE_VERSION, CreateBackend, Families, MakeOps, MakeCheck};
+#ifdef FAKE_SEAM_ID
+constexpr const char* kId = FAKE_SEAM_ID;
+#else
+const char* const kId = SeamId();
+#endif
+
+const CudaModule kModule{kId, "fake", CreateBackend, Families, MakeOps, MakeCheck};
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// What the loader says in a process of its own, whose libraries the environment chooses: loader_probe count|create
+// What the loader says in a process of its own, whose libraries the environment chooses: loader_probe count|create [COMMIT]
 #include <cstdio>
 #include <cstring>
 
@@ -20,13 +20,13 @@ void Say(Call call) {
 }
 
 int main(int argc, char** argv) {
-  if (argc != 2) return 2;
+  if (argc < 2) return 2;
   if (std::strcmp(argv[1], "count") == 0) {
     Say([] { std::printf("%d\n", CountCudaDevices()); });
     return 0;
   }
-  Say([] {
-    const auto backend = CreateCudaBackend(3, Transport::kPeer);
+  Say([&] {
+    const auto backend = CreateCudaBackend(3, Transport::kPeer, argc > 2 ? argv[2] : "");
     std::printf("%s of %d, %s\n", backend->name().c_str(), backend->world_size(),
                 backend->transport().c_str());
     Say([&] { backend->OpenRank(0); });

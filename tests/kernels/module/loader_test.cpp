@@ -1,12 +1,18 @@
 // The loader of the CUDA module: what it finds, and what it says when it does not.
 #include <cppool/runtime.h>
 
+#include <fstream>
+#include <iterator>
 #include <string>
+#include <utility>
 
+#include "kernels/module/build_id.h"
 #include "tests/catch.h"
 #include "tests/kernels/runtime/common/child.h"
 
 namespace {
+
+using cppool::kernels::SeamId;
 
 // The paths come from CMake; the probe prints "status N: text" for a RuntimeError.
 std::string Count(const std::string& environment) {
@@ -15,9 +21,32 @@ std::string Count(const std::string& environment) {
       .output;
 }
 
-std::string Create(const std::string& module) {
-  return cppool::test::RunChild("CPPOOL_CUDA_MODULE=" + module + " " CPPOOL_LOADER_PROBE " create").output;
+std::string Create(const std::string& module, const std::string& commit = "") {
+  return cppool::test::RunChild("CPPOOL_CUDA_MODULE=" + module + " " CPPOOL_LOADER_PROBE " create " + commit)
+      .output;
 }
+
+// What the function of the file returns that a script of cmake/ writes for the sources in `root`.
+std::string Returned(const std::string& root, const std::string& script) {
+  cppool::test::RunChild(CPPOOL_CMAKE " -DROOT=" + root + " -DOUTPUT=" + root +
+                         "/id.cpp -P " CPPOOL_SOURCE_DIR "/cmake/" + script + ".cmake");
+  std::ifstream file(root + "/id.cpp");
+  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  const auto begin = text.find("return \"") + 8;
+  return text.substr(begin, text.find('"', begin) - begin);
+}
+
+// The id of a copy of the seam's headers.
+std::string IdOf(const std::string& root) { return Returned(root, "seam_id"); }
+
+// A temporary folder.
+struct Folder {
+  Folder() : path(cppool::test::RunChild("mktemp -d").output) { path.resize(path.find('\n')); }
+  ~Folder() { cppool::test::RunChild("rm -rf '" + path + "'"); }
+  std::string path;
+};
+
+void AddLine(const std::string& file) { std::ofstream(file, std::ios::app) << "// another line\n"; }
 
 std::string Status(cppool_status status) { return "status " + std::to_string(status) + ": "; }
 
@@ -42,19 +71,76 @@ TEST_CASE("CUDA devices: a broken driver is an error, not no devices") {
              Catch::Matchers::ContainsSubstring("cuDeviceGetCount returned error 304"));
 }
 
-TEST_CASE("CUDA module: missing, the wrong file, another version") {
+TEST_CASE("CUDA module: missing, the wrong file, another build") {
   const std::string missing = Create("/nowhere/libcppool_cuda.so");
   CHECK_THAT(missing, Catch::Matchers::StartsWith(Status(CPPOOL_CUDA)));
   CHECK_THAT(missing,
-             Catch::Matchers::ContainsSubstring("was not found (looked at /nowhere/libcppool_cuda.so)"));
+             Catch::Matchers::ContainsSubstring("was not found (searched: /nowhere/libcppool_cuda.so)"));
   CHECK_THAT(missing, Catch::Matchers::ContainsSubstring("CPPOOL_CUDA=ON"));
   CHECK_THAT(Create(CPPOOL_FAKE_DRIVER_DIR "/libcuda.so.1"),
              Catch::Matchers::ContainsSubstring("not cppool's CUDA module"));
-  CHECK_THAT(Create("/proc/self/maps"), Catch::Matchers::ContainsSubstring("does not load"));
-  const std::string other = Create(CPPOOL_FAKE_MODULE_OTHER_VERSION);
-  CHECK_THAT(other, Catch::Matchers::ContainsSubstring(
-                        "is of version 0.0.1-other, this program of " CPPOOL_VERSION));
-  CHECK_THAT(other, Catch::Matchers::ContainsSubstring(CPPOOL_FAKE_MODULE_OTHER_VERSION));
+  const std::string broken = Create("/proc/self/maps");
+  CHECK_THAT(broken, Catch::Matchers::ContainsSubstring("/proc/self/maps does not load: "));
+  CHECK_THAT(broken, Catch::Matchers::ContainsSubstring("invalid ELF header"));
+  for (const auto& [file, id] : {std::pair(CPPOOL_FAKE_MODULE_OTHER, "0123456789abcdef"),
+                                 std::pair(CPPOOL_FAKE_MODULE_OLD, "0.1.0")}) {
+    const std::string other = Create(file);
+    CHECK_THAT(other, Catch::Matchers::StartsWith(Status(CPPOOL_CUDA)));
+    CHECK_THAT(other, Catch::Matchers::ContainsSubstring(std::string(file) + " has the build id " + id +
+                                                         ", this program " + SeamId() + ":"));
+    CHECK_THAT(other, Catch::Matchers::ContainsSubstring("--target cppool_programs"));
+  }
+}
+
+TEST_CASE("CUDA module: one of another commit is refused where both are known") {
+  const std::string seam = SeamId();
+  const std::string other = Create(CPPOOL_FAKE_MODULE, "6985ccd0a1b2");
+  CHECK_THAT(other, Catch::Matchers::StartsWith(Status(CPPOOL_CUDA)));
+  CHECK_THAT(other, Catch::Matchers::ContainsSubstring(" has the build id " + seam + "-fake, this program " +
+                                                       seam + "-6985ccd0a1b2:"));
+  CHECK_THAT(Create(CPPOOL_FAKE_MODULE, "fake"), Catch::Matchers::StartsWith("fake of 3, peer"));
+}
+
+TEST_CASE("the build id follows the headers of the seam and what they include, and nothing else") {
+  const Folder folder;
+  const std::string& root = folder.path;
+  cppool::test::RunChild("cp -r " CPPOOL_SOURCE_DIR "/kernels " + root + "/kernels");
+  std::string id = IdOf(root);
+  CHECK(id == SeamId());  // no part of it depends on the place
+  CHECK(id.size() == 16);
+  CHECK(IdOf(root) == id);
+  for (const char* other : {"/kernels/module/cuda_loader.h", "/kernels/module/cuda_module.cpp"}) {
+    AddLine(root + other);
+    CHECK(IdOf(root) == id);
+  }
+  for (const char* header : {"/kernels/module/cuda_module.h", "/kernels/include/kernels/backend.h",
+                             "/kernels/include/cppool/runtime.h"}) {
+    AddLine(root + header);
+    CHECK(IdOf(root) != id);
+    id = IdOf(root);
+  }
+  // A header elsewhere counts from when one of them includes it.
+  std::ofstream(root + "/kernels/include/kernels/backend.h", std::ios::app)
+      << "#include \"kernels/module/cuda_loader.h\"\n";
+  id = IdOf(root);
+  AddLine(root + "/kernels/module/cuda_loader.h");
+  CHECK(IdOf(root) != id);
+}
+
+TEST_CASE("the commit is that of the project's own repository, and empty without one") {
+  if (cppool::test::RunChild("git --version").exit_code != 0) return;
+  const Folder folder;
+  const std::string inner = folder.path + "/archive";
+  const std::string git = "git -C " + folder.path + " -c user.name=x -c user.email=x ";
+  cppool::test::RunChild("mkdir " + inner);
+  CHECK(Returned(folder.path, "commit").empty());
+  cppool::test::RunChild(git + "init");
+  CHECK(Returned(folder.path, "commit").empty());  // there is none yet
+  REQUIRE(cppool::test::RunChild(git + "commit --allow-empty -m x").exit_code == 0);
+  const std::string commit = Returned(folder.path, "commit");
+  CHECK(commit.size() == 12);
+  CHECK(cppool::test::RunChild(git + "rev-parse HEAD").output.rfind(commit, 0) == 0);
+  CHECK(Returned(inner, "commit").empty());  // sources in somebody else's repository
 }
 
 TEST_CASE("CUDA module: the right one is used for the backend and its kernels") {
