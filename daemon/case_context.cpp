@@ -41,9 +41,7 @@ CaseContext::CaseContext(const PreparedRun& run, kernels::RankRuntime& runtime)
   c_.result = [](cppool_case_context* c, const char* name, const char* json) {
     Self(c).Guard([&] { Self(c).AddResult(name, json); });
   };
-  c_.fail = [](cppool_case_context* c, const char* detail) {
-    Self(c).Guard([&] { Self(c).Fail(detail); });
-  };
+  c_.fail = [](cppool_case_context* c, const char* detail) { Self(c).Guard([&] { Self(c).Fail(detail); }); };
   c_.fail_by = [](cppool_case_context* c, const char* detail, int culprit) {
     Self(c).Guard([&] { Self(c).FailBy(detail, culprit); });
   };
@@ -64,7 +62,8 @@ CaseFailure CaseContext::Outcome(cppool_status returned) {
   if (callback_failure_.status != CPPOOL_OK) return callback_failure_;
   if (!reader_.misuse().empty()) return {CPPOOL_INTERNAL, reader_.misuse()};
   if (returned == CPPOOL_OK) {
-    const std::string why_not = fault_ ? fault_->WhyNot() : "";  // no answer may hide that the fault did not happen
+    const std::string why_not =
+        fault_ ? fault_->WhyNot() : "";  // no answer may hide that the fault did not happen
     return {why_not.empty() ? CPPOOL_OK : CPPOOL_INVALID_REQUEST, why_not};
   }
   if (!said_.text.empty()) {
@@ -98,7 +97,7 @@ void CaseContext::Misuse(const std::string& what) {
 
 bool CaseContext::NextIteration() {
   if (!iterating_) return false;
-  // A bug of the case ends it: no further iteration.
+  // After a failure there is no further iteration.
   iterating_ = iteration_ < run_.repeat && !HasFailed();
   if (fault_) fault_->InIterations(iterating_);
   if (iterating_) {
@@ -113,7 +112,7 @@ void CaseContext::AddWork(const char* stage, double flops) {
   const std::string name = stage ? stage : "";
   for (auto& [known, amount] : work) {
     if (known == name) {
-      amount = flops;  // said again in every iteration: the same work
+      amount = flops;  // reported in every iteration: the same work
       return;
     }
   }
@@ -138,7 +137,8 @@ void CaseContext::AddCheck(const cppool_check& check) {
 void CaseContext::AddResult(const char* name, const char* json) {
   const std::string key = name ? name : "";
   if (key.empty() || key == "rank" || key == "ok" || key == "error" || key == "gpu_ms") {
-    return Misuse("the case reported a result named '" + key + "', which it cannot have");
+    return Misuse("the case reported a result named '" + key +
+                  "': every entry has a member of that name, or the name is empty");
   }
   Json value = Json::parse(json ? json : "", nullptr, false);
   if (value.is_discarded()) return Misuse("the case reported a result '" + key + "' that is not JSON");

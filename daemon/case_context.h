@@ -1,4 +1,4 @@
-// What one rank's run of a case sees (cppool_case_context), and what it reported.
+// The cppool_case_context of one rank's run of a case, and what the case reported through it.
 #pragma once
 
 #include <cppool/case.h>
@@ -61,7 +61,7 @@ class CaseContext {
   cppool_case_context c_{};
   const PreparedRun& run_;
   kernels::RankRuntime& runtime_;
-  std::optional<kernels::FaultInjector> fault_;  // between the case and the runtime, on the rank it is for
+  std::optional<kernels::FaultInjector> fault_;  // on the fault's rank: between the case and the runtime
   ParameterReader reader_;
   std::int64_t iteration_;  // of the next one; negative: warm-up
   bool iterating_ = true;

@@ -21,7 +21,7 @@ using protocol::ParameterSpec;
 using protocol::ParameterType;
 
 constexpr const char* kEntry = "cppool_cases";
-constexpr std::size_t kOldestCase = offsetof(cppool_case, features);  // sizeof(cppool_case) of 0.1
+constexpr std::size_t kOldestCase = offsetof(cppool_case, features);  // sizeof(cppool_case) in cppool 0.1
 
 bool IsName(const char* name) {
   if (!name || !*name) return false;
@@ -31,7 +31,7 @@ bool IsName(const char* name) {
 }
 
 ParameterType TypeOf(const cppool_parameter& parameter) {
-  // Written by somebody else's compiler: only an integer may hold any value.
+  // The value comes from another compilation and may be no enumerator: read it as an integer.
   std::underlying_type_t<cppool_type> type;
   static_assert(sizeof(type) == sizeof(parameter.type));
   std::memcpy(&type, &parameter.type, sizeof(type));
@@ -47,7 +47,7 @@ ParameterType TypeOf(const cppool_parameter& parameter) {
     case CPPOOL_TYPE_INTEGER_LIST:
       return ParameterType::kIntegerList;
   }
-  throw StartError("its type is none of cppool_type");
+  throw StartError("its type is not a cppool_type");
 }
 
 Json ParseText(const char* text, const char* what) {
@@ -56,7 +56,7 @@ Json ParseText(const char* text, const char* what) {
   return json;
 }
 
-// What the schema would say to `value`: a default and an allowed value must themselves be valid.
+// Throws StartError unless the schema accepts `value`, which is a default or an allowed value.
 void CheckValue(const ParameterSpec& spec, const Json& value, const char* what) {
   try {
     protocol::ValidateParameters(Json{{spec.name, value}}, {spec});
@@ -94,7 +94,8 @@ ParameterSpec Convert(const cppool_parameter& parameter) {
 
 ParameterSpec ToParameterSpec(const cppool_parameter& parameter) {
   if (!IsName(parameter.name))
-    throw StartError("a parameter has no name, or one of other than letters, digits, '_', '-' and '.'");
+    throw StartError(
+        "a parameter's name is empty, or has characters other than letters, digits, '_', '-' and '.'");
   try {
     return Convert(parameter);
   } catch (const StartError& error) {
@@ -103,7 +104,7 @@ ParameterSpec ToParameterSpec(const cppool_parameter& parameter) {
 }
 
 void CaseRegistry::Add(const cppool_case* definition, const std::string& source) {
-  // The ABI comes first: with another one nothing else can be read.
+  // The ABI comes first: with another one no other field can be read.
   if (definition->abi != CPPOOL_CASE_ABI || definition->struct_size < kOldestCase) {
     throw StartError(source + ": a case was built for version " + std::to_string(definition->abi) +
                      " of the case interface (" + std::to_string(definition->struct_size) +
@@ -112,7 +113,8 @@ void CaseRegistry::Add(const cppool_case* definition, const std::string& source)
                      " bytes or more): rebuild it against this cppool's cppool/case.h");
   }
   if (!IsName(definition->name)) {
-    throw StartError(source + ": a case has no name, or one of other than letters, digits, '_', '-' and '.'");
+    throw StartError(
+        source + ": a case's name is empty, or has characters other than letters, digits, '_', '-' and '.'");
   }
   RegisteredCase added;
   added.definition = definition;
@@ -134,7 +136,7 @@ void CaseRegistry::Add(const cppool_case* definition, const std::string& source)
     try {
       added.schema.push_back(ToParameterSpec(definition->parameters[i]));
       if (!names.insert(added.schema.back().name).second) {
-        throw StartError("parameter " + added.schema.back().name + " is there twice");
+        throw StartError("parameter " + added.schema.back().name + " is given twice");
       }
     } catch (const StartError& error) {
       throw StartError(source + ": case '" + added.name + "': " + error.what());
@@ -144,7 +146,7 @@ void CaseRegistry::Add(const cppool_case* definition, const std::string& source)
 }
 
 void CaseRegistry::LoadFile(const std::string& path) {
-  // An absolute path: dlopen would look for a bare name among the system's libraries.
+  // An absolute path: dlopen searches the system's folders for a plain name.
   std::error_code ignored;
   const std::string file = std::filesystem::absolute(path, ignored).string();
   const std::string source = "--case " + path;
@@ -157,7 +159,7 @@ void CaseRegistry::LoadFile(const std::string& path) {
                      ": declare it extern \"C\" and with default visibility (see cppool/case.h)");
   }
   const cppool_case* const* cases = entry();
-  if (!cases || !*cases) throw StartError(source + ": " + kEntry + "() lists no case");
+  if (!cases || !*cases) throw StartError(source + ": " + kEntry + "() returns no cases");
   for (; *cases; ++cases) Add(*cases, source);
 }
 

@@ -17,20 +17,21 @@ struct RegisteredCase {
   std::string name;
   std::string doc;
   std::vector<protocol::ParameterSpec> schema;
-  std::string source;          // "built in", or the file
+  std::string source;          // "built in" or "--case FILE", for messages
   std::uint32_t features = 0;  // CPPOOL_CASE_DUMPS, ...
 };
 
 class CaseRegistry {
  public:
-  // Checks the ABI, the name, its being new, and the parameters (each default must be what the schema itself allows).
-  // `source` is for messages. Throws StartError. The definition must outlive the registry.
+  // Checks the ABI, the name, that it is not taken, and the parameters: the schema must allow each default. Throws StartError.
+  // The definition must outlive the registry.
   void Add(const cppool_case* definition, const std::string& source);
 
-  // Opens a shared library and adds what its `cppool_cases` lists. It stays open for good: its threads and handlers may. Throws StartError.
+  // Opens a shared library and adds the cases that its `cppool_cases` lists. The library is never closed, since it may have started
+  // threads or installed handlers. Throws StartError.
   void LoadFile(const std::string& path);
 
-  const RegisteredCase* Find(const std::string& name) const;  // null: there is none
+  const RegisteredCase* Find(const std::string& name) const;  // null: not found
   std::vector<std::string> Names() const;
   const std::map<std::string, RegisteredCase>& all() const { return cases_; }
 

@@ -32,7 +32,7 @@ CaseRun::CaseRun(World& world, std::shared_ptr<const PreparedRun> prepared, std:
 }
 
 RunResult CaseRun::Execute() {
-  // The job holds on to this run: a rank that never comes back must not find it gone.
+  // The job owns a reference: a rank that never returns must not outlive this object.
   world_.threads().Start([self = shared_from_this()](int rank) { self->RunRank(rank); });
   WaitForRanks();
   return Gather();
@@ -52,8 +52,7 @@ void CaseRun::RunRank(int index) {
     begin_failed_ = true;
     Fail(index, {CPPOOL_INTERNAL, error.what()});
   }
-  begun_
-      .arrive_and_wait();  // nobody communicates before everybody has a clean state; the watchdog has the deadline
+  begun_.arrive_and_wait();  // no rank communicates before all are clean; the watchdog enforces the deadline
   if (!begin_failed_) {
     rank.phase = RankPhase::kRunning;
     RunCase(index);
@@ -61,11 +60,12 @@ void CaseRun::RunRank(int index) {
     Fail(index, {CPPOOL_INTERNAL, "not started, since another rank could not begin",
                  kernels::RuntimeError::kElsewhere});
   }
-  LookForOpenGroup(index);
+  CheckOpenGroup(index);
   rank.phase = RankPhase::kEnding;
   try {
     const std::size_t left = runtime.LiveAllocations();
-    if (InOrder(rank)) leaked_ += left;  // what throws leaves what its streams may still use
+    if (InOrder(rank))
+      leaked_ += left;  // after a failure, memory is left to the streams that may still use it
     rank.times = runtime.EndCase();
   } catch (const kernels::RuntimeError& error) {
     end_failed_ = true;
@@ -75,16 +75,16 @@ void CaseRun::RunRank(int index) {
     Fail(index, {CPPOOL_INTERNAL, error.what()});
   }
   if (InOrder(rank))
-    world_.backend().Finished(index);  // of one that has failed, the others hear by the release
+    world_.backend().Finished(index);  // the ranks that wait for a failed one are released by Abort instead
   const std::lock_guard lock(mutex_);
   rank.phase = RankPhase::kDone;
   ++done_;
   changed_.notify_all();
 }
 
-// Calls of a group that does not end are not made, and would meet those of the next case. Whoever failed between
-// start and end has said why.
-void CaseRun::LookForOpenGroup(int index) {
+// The calls of an open group have not been made, and would meet those of the next case. A rank that failed between
+// group_start and group_end has already reported why.
+void CaseRun::CheckOpenGroup(int index) {
   if (!world_.rank(index).InGroup()) return;
   group_left_open_ = true;
   {
@@ -110,21 +110,20 @@ void CaseRun::RunCase(int index) {
   } catch (const std::exception& thrown) {
     failure = {CPPOOL_INTERNAL, std::string("the case threw: ") + thrown.what()};
   } catch (...) {
-    failure = {CPPOOL_INTERNAL, "the case threw something that is no std::exception"};
+    failure = {CPPOOL_INTERNAL, "the case threw something that is not a std::exception"};
   }
   if (failure.status != CPPOOL_OK) Fail(index, failure);
 }
 
 void CaseRun::Fail(int index, const CaseFailure& failure) {
   Rank& rank = *ranks_[index];
-  const int order = ++failures_;  // before anything that takes time
+  const int order = ++failures_;  // before the steps below, which take time
   const kernels::RankRuntime& runtime = world_.rank(index);
   const auto marked = runtime.FailedInStage();
   const std::string stage = marked ? *marked : StageOf(runtime.Progress());
   {
     const std::lock_guard lock(mutex_);
-    const bool indirect =
-        failure.culprit != kernels::RuntimeError::kOwn || failure.status == CPPOOL_NCCL;
+    const bool indirect = failure.culprit != kernels::RuntimeError::kOwn || failure.status == CPPOOL_NCCL;
     const Standing standing = failure.status == CPPOOL_MISMATCH      ? Standing::kMismatch
                               : aborted_                             ? Standing::kReleased
                               : indirect                             ? Standing::kIndirect
@@ -156,14 +155,14 @@ void CaseRun::WaitForRanks() {
   changed_.wait_for(lock, limits_.abort, all_done);
 }
 
-// Under `mutex_`, or with all ranks done: the failure that explains the others.
+// The failure that explains the others. Under `mutex_`, or with all ranks done.
 const CaseRun::Rank* CaseRun::Cause() const {
   const auto weight = [](const Rank& rank) { return std::pair(rank.standing, rank.order); };
   const Rank* cause = nullptr;
   for (const auto& rank : ranks_) {
     if (rank->standing != Standing::kNone && (!cause || weight(*rank) < weight(*cause))) cause = rank.get();
   }
-  // Who is pointed at, and has failed in any way, explains it better.
+  // A failure of the culprit that it names explains it better.
   if (cause && cause->failure.culprit >= 0 && cause->failure.culprit < world_.size()) {
     const Rank& culprit = *ranks_[cause->failure.culprit];
     if (culprit.standing <= Standing::kMismatch && culprit.failure.culprit < 0) cause = &culprit;
@@ -171,9 +170,9 @@ const CaseRun::Rank* CaseRun::Cause() const {
   return cause;
 }
 
-// Only a failed check, or a rank that cannot run the case, leaves the world as it was; with no group of calls open, and
-// an end that tells of nothing else.
-bool CaseRun::NeedsLook() const {
+// After a failed check or an unsupported case the world is as before, provided that no group was left open and EndCase
+// succeeded on every rank. After everything else it must be probed.
+bool CaseRun::NeedsProbe() const {
   return aborted_ || group_left_open_ || end_failed_ ||
          std::any_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
            return rank->failure.status != CPPOOL_OK && rank->failure.status != CPPOOL_MISMATCH &&
@@ -191,7 +190,7 @@ RunResult CaseRun::Gather() {
       protocol::Rank entry;
       entry.rank = static_cast<int>(i);
       entry.error = rank.failure.text;
-      if (rank.phase == RankPhase::kDone) {  // else its thread still writes
+      if (rank.phase == RankPhase::kDone) {  // otherwise its thread may still write these
         entry.gpu_ms = rank.times;
         entry.extra = rank.context.extra;
         const auto& checks = rank.context.checks;
@@ -203,10 +202,10 @@ RunResult CaseRun::Gather() {
         }
         entry.ok = entry.error.empty();
       } else if (entry.error.empty()) {
-        entry.error = "did not come back after another rank's failure: " +
+        entry.error = "did not return after another rank's failure: " +
                       DescribeProgress(world_.rank(entry.rank).Progress());
       } else {
-        entry.error += " (and did not come back)";
+        entry.error += " (and did not return)";
       }
       if (rank.phase != RankPhase::kDone) {
         unsound += (unsound.empty() ? "rank " : ", rank ") + std::to_string(i);
@@ -215,16 +214,16 @@ RunResult CaseRun::Gather() {
     }
     Judge(result);
   }
-  if (unsound.empty()) {      // else a rank may still be adding to its work
-    world_.threads().Wait();  // a moment: all have reported
+  if (unsound.empty()) {      // otherwise a rank may still be adding to its work
+    world_.threads().Wait();  // short: all ranks have reported
     AddTflops(result);
   }
   result.seed = prepared_->seed;
   result.kernels = prepared_->kernels;
   if (!unsound.empty()) {
-    unsound += " did not come back";
-  } else if (NeedsLook()) {
-    unsound = FindUnsound(world_, limits_.look);
+    unsound += " did not return";
+  } else if (NeedsProbe()) {
+    unsound = FindUnsound(world_, limits_.probe);
   }
   result.fatal = !unsound.empty();
   if (result.fatal) result.error += "; not sound afterwards: " + unsound;
@@ -236,7 +235,7 @@ void CaseRun::Judge(RunResult& result) const {
   const auto failed_check =
       std::find_if(result.checks.begin(), result.checks.end(), [](const auto& check) { return !check.ok; });
   const int cause_rank = cause ? cause->context.rank() : -1;
-  // A check that does not hold says more than what its rank returned; another rank's own error says more than a check.
+  // A failed check explains more than the status that its rank returned; another rank's own error more than a check.
   if (failed_check != result.checks.end() &&
       (!cause || cause->failure.status == CPPOOL_MISMATCH || !cause->context.checks_hold())) {
     char numbers[160];
@@ -247,7 +246,7 @@ void CaseRun::Judge(RunResult& result) const {
     result.status = Status::kFailed;
     result.error = "rank " + std::to_string(failed_check->rank) + ": " + failed_check->tensor + " against " +
                    failed_check->against + ": " + numbers +
-                   (failed_check->max_abs_err <= failed_check->tolerance ? " (kept: see rel_err)" : "") +
+                   (failed_check->max_abs_err <= failed_check->tolerance ? " (holds: see rel_err)" : "") +
                    " (" + std::to_string(failed) + " of " + std::to_string(result.checks.size()) +
                    " checks do not hold)";
     result.failure = protocol::Failure{FailureKind::kMismatch, failed_check->rank, "", result.error};
@@ -256,10 +255,11 @@ void CaseRun::Judge(RunResult& result) const {
     result.status = kind == FailureKind::kMismatch      ? Status::kFailed
                     : kind == FailureKind::kUnsupported ? Status::kSkipped
                                                         : Status::kError;
-    const bool names_another = cause->failure.culprit >= 0;  // its text says so itself
-    result.error = names_another ? cause->failure.text : "rank " + std::to_string(cause_rank) + ": " + cause->failure.text;
-    result.failure =
-        protocol::Failure{kind, names_another ? cause->failure.culprit : cause_rank, cause->stage, cause->failure.text};
+    const bool names_another = cause->failure.culprit >= 0;  // then its text names that rank
+    result.error = names_another ? cause->failure.text
+                                 : "rank " + std::to_string(cause_rank) + ": " + cause->failure.text;
+    result.failure = protocol::Failure{kind, names_another ? cause->failure.culprit : cause_rank,
+                                       cause->stage, cause->failure.text};
   } else {
     result.status = Status::kPassed;
   }
@@ -291,8 +291,8 @@ void CaseRun::AddTflops(RunResult& result) const {
   }
 }
 
-RankNow CaseRun::LookAt(int index) const {
-  RankNow now;
+RankSnapshot CaseRun::Snapshot(int index) const {
+  RankSnapshot now;
   {
     const std::lock_guard lock(mutex_);
     now.phase = ranks_[index]->phase;
@@ -304,7 +304,8 @@ RankNow CaseRun::LookAt(int index) const {
 
 RunResult CaseRun::TimedOut(std::chrono::milliseconds deadline) const {
   RunResult result = TimeoutReport(
-      world_.threads().ids(), [self = shared_from_this()](int rank) { return self->LookAt(rank); }, deadline);
+      world_.threads().ids(), [self = shared_from_this()](int rank) { return self->Snapshot(rank); },
+      deadline);
   result.seed = prepared_->seed;
   result.kernels = prepared_->kernels;
   return result;

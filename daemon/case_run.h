@@ -1,4 +1,4 @@
-// One run of a case on all ranks: starts it, watches it, releases ranks that wait for one that has failed, gathers what came of it.
+// One run of a case on all ranks: starts it, releases the ranks that wait for a failed one, and makes one answer of all reports.
 #pragma once
 
 #include <atomic>
@@ -20,66 +20,66 @@
 
 namespace cppool::daemon {
 
-// After one rank has failed: how long the others may take to finish by themselves, then to come back from an abort, and how long a
-// look at the world may take. Together the answer is there within a second, or hardly more when all of them run out.
+// Limits after a rank has failed: for the others to finish by themselves, then to return from an abort, then for the probe of the
+// world (soundness.h). The answer is there after at most their sum and a little.
 struct FailureLimits {
   std::chrono::milliseconds grace{200};
   std::chrono::milliseconds abort{600};
-  std::chrono::milliseconds look{500};
+  std::chrono::milliseconds probe{500};
 };
 
 class CaseRun : public std::enable_shared_from_this<CaseRun> {
  public:
-  // `world` must outlive every thread that runs the case; `tag` names the request in log lines. Made by make_shared.
+  // `world` must outlive every thread that runs the case. `tag` names the request in log lines. Use make_shared.
   CaseRun(World& world, std::shared_ptr<const PreparedRun> prepared, std::string tag,
           FailureLimits limits = {});
 
-  // On the thread that starts jobs; the ranks must be idle. Returns when every rank has come back, or, with `fatal`, when one did not.
-  // After an error, with `fatal` also when the world is not sound any more.
-  // Without a failing rank it waits for as long as the case takes: the watchdog has the deadline.
+  // On the thread that starts jobs; the ranks must be idle. Returns when every rank has returned, or when one has not returned within
+  // the limits: then the result is fatal. After an error the world is probed; the result is fatal if it is not sound.
+  // Without a failure it waits as long as the case takes: the watchdog enforces the deadline.
   protocol::RunResult Execute();
 
-  // How many allocations the case left behind, over all ranks. After Execute.
+  // After Execute: allocations that the case did not release, over all ranks.
   std::size_t leaked_allocations() const { return leaked_; }
 
-  // Any thread, while Execute is stuck: what a passed deadline answers, with where each rank is.
+  // Any thread, while Execute is stuck: the answer to a passed deadline, with the place where each rank is.
   protocol::RunResult TimedOut(std::chrono::milliseconds deadline) const;
 
  private:
-  // How well a failure explains those of the other ranks: the best first.
+  // How well a failure explains the failures of other ranks, best first.
   enum class Standing {
-    kOwn,          // an error of the rank's
-    kUnsupported,  // it does not go on, and has not failed
-    kIndirect,     // points at another rank, or is what a communicator says
-    kMismatch,     // stops nobody
-    kReleased,     // came after the release of the ranks, probably from it
-    kNone
+    kOwn,          // caused by the rank itself
+    kUnsupported,  // the rank stopped without an error
+    kIndirect,     // caused by another rank, or reported by a communicator
+    kMismatch,     // a check did not hold: no other rank is affected
+    kReleased,     // came after the abort, so probably caused by it
+    kNone          // no failure
   };
 
   struct Rank {
     explicit Rank(const PreparedRun& run, kernels::RankRuntime& runtime) : context(run, runtime) {}
     CaseContext context;
     std::atomic<RankPhase> phase{RankPhase::kWaiting};
-    // Its failure; the better explanation when there are two. Under `mutex_`.
+    // Under `mutex_`: its failure; of two the better explanation.
     CaseFailure failure;
-    std::string stage;  // where it was when it failed
+    std::string stage;  // in which it failed
     Standing standing = Standing::kNone;
-    int order = 0;  // in which the ranks failed
+    int order = 0;  // of the failure among all ranks' failures
     kernels::StageTimes times;
   };
 
   void RunRank(int rank);
   void RunCase(int index);
-  void LookForOpenGroup(int index);
-  bool InOrder(const Rank& rank) const;  // it has not failed; a check may have
+  void CheckOpenGroup(int index);
+  bool InOrder(const Rank& rank) const;  // no failure but a failed check
   void Fail(int rank, const CaseFailure& failure);
   void WaitForRanks();
   protocol::RunResult Gather();
-  bool NeedsLook() const;
+  bool NeedsProbe() const;
   void Judge(protocol::RunResult& result) const;
   const Rank* Cause() const;
   void AddTflops(protocol::RunResult& result) const;
-  RankNow LookAt(int rank) const;  // may get stuck with the rank
+  RankSnapshot Snapshot(int rank) const;  // may block while the rank is stuck
 
   World& world_;
   const std::shared_ptr<const PreparedRun> prepared_;
@@ -89,12 +89,12 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
   std::latch begun_;
   std::atomic<bool> begin_failed_{false};
   std::atomic<bool> group_left_open_{false};
-  std::atomic<bool> end_failed_{false};  // whatever the rank had said before
+  std::atomic<bool> end_failed_{false};  // EndCase of a rank failed, after whatever failure
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<int> failures_{0};
-  int errors_ = 0;  // failures that are no mismatch: others may wait for such a rank
+  int errors_ = 0;  // failures other than a mismatch: other ranks may wait for that rank
   int done_ = 0;
   bool aborted_ = false;
   std::atomic<std::size_t> leaked_{0};

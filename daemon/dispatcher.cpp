@@ -28,13 +28,13 @@ double Milliseconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double, std::milli>(duration).count();
 }
 
-// How log lines name a request: its id, or which one it was.
+// The name of a request in log lines: its id, or its number.
 std::string TagOf(const std::optional<Json>& id, std::uint64_t number) {
   if (!id) return fmt::format("#{}", number);
   return id->dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, kLongestTag);
 }
 
-// A run that did not get to the ranks.
+// The result of a run that did not reach the ranks.
 RunResult NotRun(FailureKind kind, const std::string& detail) {
   RunResult result;
   result.status = kind == FailureKind::kUnsupported ? Status::kSkipped : Status::kError;
@@ -43,10 +43,10 @@ RunResult NotRun(FailureKind kind, const std::string& detail) {
   return result;
 }
 
-// A device or communicator that fails outside of a case, where no look tells how it is: this process has no use for it any more.
+// A device or communicator that fails outside of a case is not probed: the process must end.
 bool IsLost(FailureKind kind) { return kind == FailureKind::kCuda || kind == FailureKind::kNccl; }
 
-// What `function` returns, or the answer to what it throws.
+// The result of `function`, or the one for its exception.
 template <typename Function>
 RunResult Answered(Function&& function) {
   try {
@@ -103,7 +103,7 @@ std::optional<Answer> Dispatcher::Handle(const protocol::LineReader::Line& line)
 
 void Dispatcher::AfterAnswer() {
   if (!std::exchange(trim_due_, false)) return;
-  world_.StartTrim();  // the next run waits for it, other requests do not
+  world_.StartTrim();  // only the next run waits for it
 }
 
 Json Dispatcher::Hello() const {
@@ -155,7 +155,7 @@ Answer Dispatcher::AnswerStats(const std::optional<Json>& id) {
 }
 
 Json Dispatcher::Stats() {
-  // What is held once trimming is done. It takes milliseconds; should a device be stuck, the answer tells what is known.
+  // Memory is counted after trimming, which takes milliseconds; if a device is stuck, as it is.
   world_.threads().WaitUntil(Clock::now() + std::chrono::seconds(5));
   Json memory = Json::array();
   for (int rank = 0; rank < world_.size(); ++rank) {
@@ -246,7 +246,7 @@ std::string Dispatcher::TimeoutAnswer() const {
   } else {
     result =
         NotRun(FailureKind::kTimeout, "not finished after " + std::to_string(under_way.deadline.count()) +
-                                          " ms: the ranks had not started, or had just come back");
+                                          " ms: the ranks had not started, or had just returned");
     result.fatal = true;
   }
   result.wall_ms = static_cast<double>(under_way.deadline.count());

@@ -1,4 +1,4 @@
-// Lines in, answers out: parse -> validate -> run -> answer, one at a time and in order. It writes nothing itself.
+// From a request line to its answer: parse, validate, run. One at a time and in order. It does no output itself.
 #pragma once
 
 #include <chrono>
@@ -36,26 +36,26 @@ class Dispatcher {
     Clock::time_point started = Clock::now();
     protocol::Json init_ms = protocol::Json::object();  // likewise
     FailureLimits limits;
-    // Writes a text to where the answers go. Given: requests may ask for faults.
+    // Writes a text to the channel of answers. When it is set, requests may ask for faults.
     std::function<void(std::string_view)> allow_faults;
   };
 
-  // All must outlive it. `world` is open. A null `watchdog`: deadlines are not kept.
+  // All must outlive it. `world` is open. Without a `watchdog` deadlines are not enforced.
   Dispatcher(World& world, const CaseRegistry& registry, Watchdog* watchdog, Options options);
 
-  // The answer to one line. Nothing: the deadline has passed, and the watchdog answers. Throws nothing that a line could cause.
+  // The answer to one line. Nothing when the deadline has passed: the watchdog answers. No line makes it throw.
   std::optional<Answer> Handle(const protocol::LineReader::Line& line);
-  // Once the answer is written: the ranks give pooled memory back.
+  // To be called once the answer is written: the ranks give pooled memory back.
   void AfterAnswer();
 
-  // The watchdog's thread, when the deadline of a run has passed: the answer to it, fatal.
+  // For the watchdog's thread, when the deadline of a run has passed: its answer, which is fatal.
   std::string TimeoutAnswer() const;
 
  private:
   struct Counts {
     std::uint64_t requests = 0, passed = 0, failed = 0, skipped = 0, errors = 0, leaked_allocations = 0;
   };
-  // What the watchdog may need to know while a run is under way.
+  // The run under way, for the watchdog.
   struct UnderWay {
     std::optional<protocol::Json> id;
     std::chrono::milliseconds deadline{0};
@@ -68,7 +68,7 @@ class Dispatcher {
   Answer AnswerStats(const std::optional<protocol::Json>& id);
   std::optional<Answer> Run(const protocol::Request& request, const protocol::RunRequest& run,
                             bool only_validate, Clock::time_point taken_up);
-  // Everything that can refuse a run before it starts: throws Refusal or InvalidRequest.
+  // All checks before a run starts. Throws Refusal or InvalidRequest.
   std::shared_ptr<const PreparedRun> PrepareRun(const protocol::RunRequest& request);
   std::optional<FaultMeans> MeansOfFaults() const;
   protocol::RunResult RunOnRanks(const protocol::RunRequest& request, const std::string& tag);

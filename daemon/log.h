@@ -1,4 +1,4 @@
-// stderr lines, tagged with the rank and the request that the calling thread works for: "[rank 1] [request 7] ...".
+// Log lines on stderr, tagged with the rank and the request that the calling thread works for: "[rank 1] [request 7] ...".
 #pragma once
 
 #include <spdlog/spdlog.h>
@@ -7,13 +7,13 @@
 
 namespace cppool::daemon {
 
-// Points spdlog's default logger at stderr. `level`: trace, debug, info, warn, error, critical, off. False for any other word.
+// Makes spdlog's default logger write to stderr. `level`: trace, debug, info, warn, error, critical, off; false for another word.
 bool SetUpLog(const std::string& level);
 
 // While it lives, the calling thread's lines carry these tags.
 class LogTags {
  public:
-  LogTags(int rank, const std::string& request);  // rank -1 and an empty request: no tag
+  LogTags(int rank, const std::string& request);  // rank -1, an empty request: no tag
   ~LogTags();
   LogTags(const LogTags&) = delete;
   LogTags& operator=(const LogTags&) = delete;

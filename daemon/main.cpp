@@ -1,6 +1,9 @@
-// cppoold: the process around the dispatcher. Exit codes: 0 in order, 1 nobody reads the answers, 2 could not start (with a message that
-// says what to do), 3 cannot go on (the last answer is `fatal`, or stderr says why), 128 + SIGTERM when terminated while it starts, in the
-// middle of a request or while it ends.
+// cppoold: the process around the dispatcher. Exit codes:
+//   0              orderly end: `shutdown`, end of stdin, idle, SIGTERM between requests
+//   1              nobody reads the answers, or the parent has died
+//   2              could not start; stderr says why and what to do, to people and to programs (protocol/start.h)
+//   3              cannot go on: the last answer is `fatal`, or stderr says why
+//   128 + SIGTERM  SIGTERM during the start, a request, or the end
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -43,7 +46,7 @@ constexpr int kCannotStart = 2;
 constexpr int kCannotGoOn = 3;
 constexpr int kTerminated = 128 + SIGTERM;
 constexpr std::chrono::seconds kOpenLimit{120};
-constexpr std::chrono::seconds kLastAnswerLimit{2};  // for a reader that does not read
+constexpr std::chrono::seconds kLastAnswerLimit{2};  // for a client that does not read
 
 int terminate_pipe_in = -1;  // for the signal handler
 
@@ -54,8 +57,8 @@ extern "C" void OnTerminate(int) {
   errno = error;
 }
 
-// A case, or a library in it, that calls exit() ends the process at once and says so: the handlers that libraries have
-// left for the end would wait for other ranks' work, or crash on it. While it lives, and on top of theirs.
+// While it lives, a call of exit() by a case or its libraries ends the process at once, with a message. The exit handlers
+// of libraries, which would wait for the work of other ranks or crash on it, do not run: this one runs before them.
 class ExitGuard {
  public:
   ExitGuard() {
@@ -79,13 +82,12 @@ class ExitGuard {
 
 UniqueFd MakeEvent() {
   UniqueFd event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!event)
-    throw StartError("eventfd: out of file descriptors?", cppool::protocol::FailureKind::kInternal);
+  if (!event) throw StartError("eventfd: out of file descriptors?", cppool::protocol::FailureKind::kInternal);
   return event;
 }
 
-// The last thing that a daemon does that cannot start: a text for people, then the line for programs. `failure` is what is known
-// beside the error. No destructors, whose output would follow: ranks may be stuck in the middle of their start.
+// Ends a daemon that cannot start: writes the error for people, then the line for programs. `failure` is what is known beside the
+// error. Without destructors and exit handlers, which could write after the line or wait for ranks that are stuck in their start.
 [[noreturn]] void EndUnstarted(StartFailure failure, const std::exception& error) {
   failure.error = error.what();
   failure.kind = ToString(cppool::protocol::FailureKind::kInternal);
@@ -109,7 +111,7 @@ double Milliseconds(Clock::duration duration) {
 
 class Daemon {
  public:
-  // `start` is kept up to date for EndUnstarted, and must outlive this.
+  // `start` is updated with the progress of the start, for EndUnstarted. It must outlive this.
   Daemon(Options options, StdoutChannel answers, Clock::time_point started, double spawn_ms,
          StartFailure& start)
       : options_(std::move(options)),
@@ -125,7 +127,7 @@ class Daemon {
   // Throws what kept it from starting.
   int Run() {
     start_.stage = "process";
-    UniqueFd requests = TakeStdin();  // first: with stdin closed, another descriptor would be 0
+    UniqueFd requests = TakeStdin();  // first: with stdin closed, the next descriptor opened would be 0
     terminate_ = MakeEvent();
     stop_ = MakeEvent();
     terminate_pipe_in = terminate_.get();
@@ -136,12 +138,12 @@ class Daemon {
     sigset_t terminate;
     sigemptyset(&terminate);
     sigaddset(&terminate, SIGTERM);
-    pthread_sigmask(SIG_UNBLOCK, &terminate, nullptr);  // whatever the spawner had blocked
+    pthread_sigmask(SIG_UNBLOCK, &terminate, nullptr);  // the parent may have blocked it
     const pid_t parent = ParentToWatch();
     Watchdog watchdog(parent, terminate_.get(),
                       {[this] { AnswerTimeout(); }, [] { _exit(kNoReader); }, [this] { Terminate(); }});
 
-    if (parent != getppid()) _exit(kNoReader);  // it died before it was watched
+    if (parent != getppid()) _exit(kNoReader);  // it died before the watchdog watched it
 
     start_.stage = "backend";
     World world(ChooseBackend(options_.backend, options_.transport, options_.world_size));
@@ -156,7 +158,7 @@ class Daemon {
     try {
       world.Open(Clock::now() + kOpenLimit);
     } catch (const StartError& error) {
-      EndUnstarted(start_, error);  // here: the destructors would wait for ranks that are stuck
+      EndUnstarted(start_, error);  // here, before destructors wait for ranks that are stuck
     }
     Dispatcher::Options options;
     options.sentinel = options_.sentinel;
@@ -197,12 +199,12 @@ class Daemon {
     while (auto line = requests.Next()) {
       Phase waiting = Phase::kWaiting;
       if (!phase_.compare_exchange_strong(waiting, Phase::kBusy))
-        break;  // terminated: what was read is not begun
+        break;  // SIGTERM came: the request that was read is not begun
       const auto answer = dispatcher.Handle(*line);
       if (!answer) {
         while (true) pause();  // the watchdog answers and ends the process
       }
-      // No destructors in the two ends below: ranks may be stuck, and nobody is left to wait for them.
+      // _exit, since destructors would wait for ranks that may be stuck.
       if (!answers_.Write(answer->text)) {
         spdlog::error("nobody reads stdout, an answer could not be written: this daemon ends");
         _exit(kNoReader);
@@ -214,10 +216,10 @@ class Daemon {
     }
     phase_ = Phase::kBusy;
     if (requests.idled()) spdlog::info("no request for {} s: this daemon ends", options_.idle_exit_s);
-    return 0;  // stdin is closed before the world: a request that comes now fails at once, unread
+    return 0;  // stdin is closed before the world is: a client that writes a request now gets an error at once
   }
 
-  // The watchdog's thread. Nothing here may wait for what is stuck.
+  // On the watchdog's thread. Must not wait for anything that may be stuck.
   void AnswerTimeout() {
     answers_.Write(dispatcher_.load()->TimeoutAnswer(), Clock::now() + kLastAnswerLimit);
     _exit(kCannotGoOn);
@@ -248,7 +250,7 @@ class Daemon {
   StartFailure& start_;
   UniqueFd terminate_;
   UniqueFd stop_;
-  // Between requests SIGTERM ends it in order; else at once, and so does a second one. Starting and ending count as busy.
+  // SIGTERM in kWaiting leads to an orderly end; in the other phases it ends the process at once. The start and the end are kBusy.
   enum class Phase { kBusy, kWaiting, kStopping };
   std::atomic<Phase> phase_{Phase::kBusy};
   std::atomic<Dispatcher*> dispatcher_{nullptr};
@@ -262,11 +264,11 @@ int main(int argc, char** argv) {
   StartFailure start;
   start.stage = "process";
   try {
-    StdoutChannel answers = StdoutChannel::TakeStdout();  // before anything else can write there
-    std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what a library prints shows up on stderr when it is printed
+    StdoutChannel answers = StdoutChannel::TakeStdout();  // before anything can write to stdout
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);             // libraries' output appears on stderr line by line
     const double spawn_ms = MillisecondsSinceSpawn();
     std::signal(SIGPIPE, SIG_IGN);
-    std::signal(SIGXFSZ, SIG_IGN);  // a dump beyond the limit of a file's size is an error like others
+    std::signal(SIGXFSZ, SIG_IGN);  // a dump that exceeds the file size limit is then an ordinary error
     start.stage = "arguments";
     ParsedOptions parsed = ParseOptions(argc, argv);
     if (!parsed.options && parsed.exit_code == 0) {

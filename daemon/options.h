@@ -17,10 +17,10 @@ struct Options {
   std::vector<std::string> case_files;
   std::string log_level;
   bool allow_faults = false;
-  double idle_exit_s = 0;  // so long without a request, and it ends; 0: never
+  double idle_exit_s = 0;  // the daemon ends after so many seconds without a request; 0: never
 };
 
-// What to do with the command line: run with options, or say something and end.
+// What the command line asks for: to run with these options, or to print a text and end.
 struct ParsedOptions {
   std::optional<Options> options;
   std::string

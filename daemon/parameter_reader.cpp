@@ -18,7 +18,7 @@ const Json* ParameterReader::Find(const char* name, ParameterType type) {
   };
   const auto spec =
       std::find_if(schema_.begin(), schema_.end(), [&](const auto& s) { return s.name == wanted; });
-  if (spec == schema_.end()) return misused("which its schema does not have");
+  if (spec == schema_.end()) return misused("which is not in its schema");
   const bool widened = type == ParameterType::kNumber && spec->type == ParameterType::kInteger;
   if (spec->type != type && !widened) return misused("which has another type in its schema");
   const auto value = params_.find(wanted);
@@ -27,7 +27,7 @@ const Json* ParameterReader::Find(const char* name, ParameterType type) {
                     : type == ParameterType::kNumber  ? value->is_number()
                     : type == ParameterType::kBoolean ? value->is_boolean()
                                                       : value->is_string();
-  return fits ? &*value : misused("whose value was replaced by one of another type");
+  return fits ? &*value : misused("which replace_params gave a value of another type");
 }
 
 std::int64_t ParameterReader::Integer(const char* name) {

@@ -1,4 +1,4 @@
-// Parameters by name and type, as cases read them through the C interface. A wrong name or type is a bug of the case: it is remembered.
+// Parameters by name and type, as cases read them through the C interface. A wrong name or type is a bug of the case, kept in misuse().
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace cppool::daemon {
 
 class ParameterReader {
  public:
-  // Both must outlive the reader; texts that it hands out live as long as `params`.
+  // Both must outlive the reader. The texts that it returns live as long as `params`.
   ParameterReader(const protocol::Json& params, const std::vector<protocol::ParameterSpec>& schema);
 
   std::int64_t Integer(const char* name);  // a number above 2^63 - 1 keeps its bits

@@ -15,7 +15,7 @@ namespace {
 using protocol::FailureKind;
 using protocol::Json;
 
-// What a case's `validate` sees, and what it said.
+// The cppool_validation of a case's `validate`, and what the case reported through it.
 class Validation {
  public:
   Validation(const PreparedRun& run, const Json& given, const char* backend, int world_size)
@@ -129,8 +129,8 @@ void AskCase(PreparedRun& run, const Json& given, const std::string& backend, in
     throw Refusal(FailureKind::kInternal,
                   "validate of case '" + run.registered.name + "' threw: " + error.what());
   } catch (...) {
-    throw Refusal(FailureKind::kInternal,
-                  "validate of case '" + run.registered.name + "' threw something that is no std::exception");
+    throw Refusal(FailureKind::kInternal, "validate of case '" + run.registered.name +
+                                              "' threw something that is not a std::exception");
   }
   if (!validation.misuse().empty()) throw Refusal(FailureKind::kInternal, validation.misuse());
   if (status != CPPOOL_OK) {
@@ -144,8 +144,9 @@ void AskCase(PreparedRun& run, const Json& given, const std::string& backend, in
   if (!validation.replaced()) return;
   Json replaced = Json::parse(*validation.replaced(), nullptr, false);
   if (!replaced.is_object()) {
-    throw Refusal(FailureKind::kInternal, "validate of case '" + run.registered.name +
-                                              "' replaced the parameters by what is no JSON object");
+    throw Refusal(FailureKind::kInternal,
+                  "validate of case '" + run.registered.name +
+                      "' replaced the parameters by a text that is not a JSON object");
   }
   run.params = std::move(replaced);
   run.params_json = *validation.replaced();

@@ -1,4 +1,4 @@
-// From a request to something that can run: case, parameters, relations, memory. The order is the contract's.
+// From a request to a run that can start: checks the case, the parameters, their relations and the memory, in the protocol's order.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@
 
 namespace cppool::daemon {
 
-// A run that every rank can start: immutable, and shared with the ranks' threads.
+// A run that every rank can start. Immutable and shared by the ranks' threads.
 struct PreparedRun {
-  RegisteredCase registered;  // a copy: small, and it outlives every thread that uses it
-  protocol::Json params;      // every one of the schema's, after the case's own changes
+  RegisteredCase registered;  // a copy, which lives as long as the threads that use it
+  protocol::Json params;      // all of the schema's parameters, after the case's replace_params
   std::string params_json;
   std::shared_ptr<const void> prepared;  // what the case keeps for its ranks
-  double bytes_per_rank = 0;  // what the case said that it needs; 0: it did not
+  double bytes_per_rank = 0;             // as the case declared with `needs`; 0: not declared
   std::optional<std::uint64_t> seed;
   protocol::Json kernels;  // what the case said that it runs; null: it did not
   std::int64_t warmup = 0;
@@ -32,13 +32,13 @@ struct PreparedRun {
   std::optional<kernels::Fault> fault;
 };
 
-// What a request's fault may do beside its rank's work: the beginning of the request's answer, and a way to write it.
+// For faults that disturb the answers: the beginning of the request's answer, and a function that writes to the channel of answers.
 struct FaultMeans {
   std::string half_answer;
   std::function<void(std::string_view)> write_answer;
 };
 
-// Why a request does not run: kind and text of its answer. kUnsupported is answered `skipped`.
+// A request that is not run, with the kind and the text of its answer. kUnsupported is answered with `skipped`.
 class Refusal : public std::runtime_error {
  public:
   Refusal(protocol::FailureKind kind, const std::string& detail) : std::runtime_error(detail), kind_(kind) {}
@@ -48,13 +48,13 @@ class Refusal : public std::runtime_error {
   protocol::FailureKind kind_;
 };
 
-// Case, names, types and ranges (InvalidRequest, Refusal), then what the case itself says to them. Nothing is allocated on a device.
+// Checks case, names, types and ranges, then calls the case's `validate`. Throws InvalidRequest or Refusal. Allocates nothing on a device.
 // Without `faults` a request with a fault is refused.
 std::shared_ptr<const PreparedRun> Prepare(const CaseRegistry& registry, const protocol::RunRequest& request,
                                            const std::string& backend, int world_size,
                                            const std::optional<FaultMeans>& faults = std::nullopt);
 
-// Throws Refusal(kOutOfMemory) when a device does not have what its ranks need together. The ranks must be idle.
+// Throws Refusal(kOutOfMemory) when a device has less free memory than its ranks need together. The ranks must be idle.
 void CheckMemory(const PreparedRun& run, World& world);
 
 }  // namespace cppool::daemon

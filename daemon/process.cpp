@@ -61,7 +61,7 @@ double MillisecondsSinceSpawn() {
 }
 
 void KeepHeapTight() {
-  constexpr int kThreshold = 128 << 10;  // where they start; once set they stay
+  constexpr int kThreshold = 128 << 10;  // malloc's initial value; setting it stops its growth
   mallopt(M_MMAP_THRESHOLD, kThreshold);
   mallopt(M_TRIM_THRESHOLD, kThreshold);
 }
@@ -77,7 +77,7 @@ Usage OwnUsage() {
     if (key == "VmRSS:") usage.resident_bytes = value * 1024;
     if (key == "Threads:") usage.threads = value;
   }
-  status.close();  // or it would be counted
+  status.close();  // not to be counted below
   std::error_code error;
   const std::filesystem::directory_iterator folder("/proc/self/fd", error);
   if (!error)

@@ -1,4 +1,4 @@
-// What this process can learn about itself and its parent.
+// Facts about this process and its parent.
 #pragma once
 
 #include <sys/types.h>
@@ -7,18 +7,18 @@
 
 namespace cppool::daemon {
 
-// The parent whose death ends the daemon; 0 when it cannot be seen from here (another PID namespace). When CPPOOL_PARENT_PID is set
-// and the parent is no longer that process, it has died before the daemon could look: throws StartError.
+// The parent, whose death ends the daemon; 0 when it is in another PID namespace. Throws StartError when CPPOOL_PARENT_PID is set
+// and names another process than the parent: then the parent has already died, or there is a wrapper between the two.
 pid_t ParentToWatch();
 
-// From the process's creation to now, in steps of 10 ms; negative when unknown.
+// Time since the process was created, with a resolution of 10 ms; negative: unknown.
 double MillisecondsSinceSpawn();
 
-// Makes the heap give back what is freed. By default its thresholds follow the largest block ever freed, and every
-// thread's arena keeps up to twice as much: idle, a daemon would hold what its largest case left.
+// Fixes malloc's thresholds, so that freed memory returns to the system. By default they grow with the largest block freed, and
+// every thread's arena may keep twice as much: an idle daemon would hold the memory of its largest case.
 void KeepHeapTight();
 
-// What the process holds of the machine: memory that is resident, threads, descriptors. 0: unknown.
+// Resident memory, threads and open descriptors of this process. 0: unknown.
 struct Usage {
   std::uint64_t resident_bytes = 0, threads = 0, fds = 0;
 };

@@ -41,12 +41,13 @@ struct RankThreads::State {
     std::uint64_t seen = 0;
     std::unique_lock lock(mutex);
     while (true) {
-      job_changed.wait(lock, [&] { return stop || generation != seen; });  // a warm daemon waits for requests
+      job_changed.wait(lock,
+                       [&] { return stop || generation != seen; });  // without a limit: between requests
       if (stop) break;
       seen = generation;
-      const std::shared_ptr<const Job> mine = job;
+      const std::shared_ptr<const Job> current = job;
       lock.unlock();
-      (*mine)(rank);
+      (*current)(rank);
       lock.lock();
       if (--busy == 0) job_done.notify_all();
     }
@@ -67,9 +68,9 @@ RankThreads::RankThreads(int count) : state_(std::make_shared<State>()) {
         state->Loop(rank);
       });
     } catch (const std::system_error& error) {
-      StartError failed("no thread for rank " + std::to_string(rank) + ": " + error.what() +
-                            kernels::kThreadLimits,
-                        protocol::FailureKind::kInternal);
+      StartError failed(
+          "no thread for rank " + std::to_string(rank) + ": " + error.what() + kernels::kThreadLimits,
+          protocol::FailureKind::kInternal);
       failed.rank = rank;
       throw failed;
     }

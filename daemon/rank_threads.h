@@ -1,4 +1,4 @@
-// One thread per rank for the life of the daemon: a job is a function that all of them run at once.
+// One thread per rank for the life of the daemon. A job is a function that all threads run at once.
 #pragma once
 
 #include <sys/types.h>
@@ -15,8 +15,8 @@ class RankThreads {
   using Clock = std::chrono::steady_clock;
   using Job = std::function<void(int rank)>;
 
-  explicit RankThreads(int count);  // throws StartError where there are no threads to be had
-  // Joins the threads, or leaves them behind when they are still stuck in a job after a short while: the process is about to end then.
+  explicit RankThreads(int count);  // throws StartError when a thread cannot be started
+  // Joins the threads. Detaches them when they are still in a job after 5 s: then the process is about to end.
   ~RankThreads();
   RankThreads(const RankThreads&) = delete;
   RankThreads& operator=(const RankThreads&) = delete;
@@ -24,11 +24,11 @@ class RankThreads {
   int count() const;
   std::vector<pid_t> ids() const;  // the kernel's, by rank
 
-  // Starts `job` on every thread and returns. The job before must be done (Wait). It must not throw.
+  // Starts `job` on every thread and returns. The previous job must have finished (Wait). `job` must not throw.
   void Start(Job job);
   // True when every thread has finished its job; false at `deadline`. From the thread that starts jobs.
   bool WaitUntil(Clock::time_point deadline);
-  // Without a deadline of its own: for waits that the watchdog's deadline covers.
+  // For waits that the watchdog's deadline covers.
   void Wait() { WaitUntil(Clock::time_point::max()); }
 
  private:

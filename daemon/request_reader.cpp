@@ -12,7 +12,8 @@
 
 namespace cppool::daemon {
 
-RequestReader::RequestReader(posix::UniqueFd input, int stop_fd, std::optional<std::chrono::milliseconds> idle_limit)
+RequestReader::RequestReader(posix::UniqueFd input, int stop_fd,
+                             std::optional<std::chrono::milliseconds> idle_limit)
     : input_(std::move(input)),
       stop_fd_(stop_fd),
       idle_limit_(idle_limit),
@@ -23,7 +24,7 @@ std::optional<protocol::LineReader::Line> RequestReader::Next() {
   if (idle_limit_) idle_until = Clock::now() + *idle_limit_;
   while (!ended_) {
     if (auto line = lines_.Next()) return line;
-    if (lines_.buffered() > 0) idle_until.reset();  // a line that has begun is a request to come
+    if (lines_.buffered() > 0) idle_until.reset();  // a line that has begun is not idleness
     switch (Fill(idle_until)) {
       case Filled::kBytes:
         break;
@@ -32,7 +33,7 @@ std::optional<protocol::LineReader::Line> RequestReader::Next() {
         return lines_.Finish();
       case Filled::kStopped:
         ended_ = true;
-        break;  // half a line is no request
+        break;  // a part of a line is not a request
       case Filled::kIdle:
         ended_ = idled_ = true;
         break;

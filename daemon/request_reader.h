@@ -1,4 +1,4 @@
-// Lines from stdin, as many bytes at a time as the pipe holds. What is not yet read waits in the pipe: that bounds memory.
+// Lines from stdin. It reads only when no whole line is buffered, so that the pipe bounds the memory of requests that wait.
 #pragma once
 
 #include <chrono>
@@ -13,12 +13,12 @@ class RequestReader {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `stop_fd` becomes readable when no further request is wanted (SIGTERM); -1: never. Not owned. `idle_limit`: how long Next() waits
-  // for the first byte of a line.
+  // `stop_fd` (not owned, -1: none) becomes readable when reading must stop (SIGTERM). `idle_limit`: how long Next() waits for the
+  // first byte of a line.
   RequestReader(posix::UniqueFd input, int stop_fd, std::optional<std::chrono::milliseconds> idle_limit = {});
 
-  // Waits for the next line: without an idle limit for as long as it takes, since a daemon's life is waiting for requests. Nothing at
-  // the end of input, when stopped or when idle for too long; of the lines that come later none has been read then.
+  // Waits for the next line; without an idle limit, without a limit. Nothing at the end of input, after a stop, or after the idle
+  // limit: then no byte of a later line has been read.
   std::optional<protocol::LineReader::Line> Next();
   bool idled() const { return idled_; }  // whether the idle limit was the reason
 

@@ -17,9 +17,9 @@ namespace {
 
 using Clock = World::Clock;
 
-// Shared with ranks that may not come back.
-struct Look {
-  explicit Look(int ranks) : begun(ranks), back(static_cast<std::size_t>(ranks)) {}
+// Shared with the ranks, of which some may never return.
+struct Probe {
+  explicit Probe(int ranks) : begun(ranks), back(static_cast<std::size_t>(ranks)) {}
 
   void Note(int rank, const std::string& what, bool own) {
     const std::lock_guard lock(mutex);
@@ -33,33 +33,33 @@ struct Look {
   std::mutex mutex;
   std::vector<bool> back;
   std::optional<std::string> unsound;
-  bool unsound_itself = false;  // and no consequence of another rank's
+  bool unsound_itself = false;  // `unsound` was caused by its rank
 };
 
 // True when nothing was thrown.
 template <typename Part>
-bool Attempt(Look& look, int rank, Part part) {
+bool Attempt(Probe& probe, int rank, Part part) {
   try {
     part();
     return true;
   } catch (const kernels::RuntimeError& error) {
-    look.Note(rank, error.what(), error.culprit() == kernels::RuntimeError::kOwn);
+    probe.Note(rank, error.what(), error.culprit() == kernels::RuntimeError::kOwn);
   } catch (const std::exception& error) {
-    look.Note(rank, error.what(), true);
+    probe.Note(rank, error.what(), true);
   }
   return false;
 }
 
-void LookAtRank(Look& look, kernels::RankRuntime& runtime, int rank, std::uint64_t round) {
+void ProbeRank(Probe& probe, kernels::RankRuntime& runtime, int rank, std::uint64_t round) {
   const LogTags tags(rank, "");
-  if (!Attempt(look, rank, [&] { runtime.BeginCase(); })) look.cannot_begin = true;
-  look.begun.arrive_and_wait();  // whoever looks has the limit
-  if (!look.cannot_begin) {
-    Attempt(look, rank, [&] { kernels::ProbeGroups(runtime, round); });
-    Attempt(look, rank, [&] { runtime.EndCase(); });
+  if (!Attempt(probe, rank, [&] { runtime.BeginCase(); })) probe.cannot_begin = true;
+  probe.begun.arrive_and_wait();  // FindUnsound has the limit
+  if (!probe.cannot_begin) {
+    Attempt(probe, rank, [&] { kernels::ProbeGroups(runtime, round); });
+    Attempt(probe, rank, [&] { runtime.EndCase(); });
   }
-  const std::lock_guard lock(look.mutex);
-  look.back[static_cast<std::size_t>(rank)] = true;
+  const std::lock_guard lock(probe.mutex);
+  probe.back[static_cast<std::size_t>(rank)] = true;
 }
 
 }  // namespace
@@ -71,24 +71,23 @@ std::string FindUnsound(World& world, std::chrono::milliseconds limit) {
   } catch (const std::exception& error) {
     return error.what();
   }
-  const auto look = std::make_shared<Look>(world.size());
-  const std::uint64_t round = world.CountLook();
+  const auto probe = std::make_shared<Probe>(world.size());
+  const std::uint64_t round = world.NextProbe();
   world.threads().Start(
-      [look, &world, round](int rank) { LookAtRank(*look, world.rank(rank), rank, round); });
+      [probe, &world, round](int rank) { ProbeRank(*probe, world.rank(rank), rank, round); });
   const bool all_back = world.threads().WaitUntil(start + limit);
-  const std::lock_guard lock(look->mutex);
-  if (look->unsound) return *look->unsound;
+  const std::lock_guard lock(probe->mutex);
+  if (probe->unsound) return *probe->unsound;
   if (all_back) {
-    spdlog::debug("the world is sound, as a look of {:.2f} ms says",
+    spdlog::debug("the world is sound; the probe took {:.2f} ms",
                   std::chrono::duration<double, std::milli>(Clock::now() - start).count());
     return "";
   }
   std::string missing;
-  for (std::size_t rank = 0; rank < look->back.size(); ++rank) {
-    if (!look->back[rank]) missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(rank);
+  for (std::size_t rank = 0; rank < probe->back.size(); ++rank) {
+    if (!probe->back[rank]) missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(rank);
   }
-  return missing + " did not come back from small collectives within " + std::to_string(limit.count()) +
-         " ms";
+  return missing + " did not return from small collectives within " + std::to_string(limit.count()) + " ms";
 }
 
 }  // namespace cppool::daemon

@@ -1,4 +1,4 @@
-// Warm or fresh? Whether a world can run another case after one has failed, decided by looking.
+// The probe: whether a world can run another case after one has failed.
 #pragma once
 
 #include <chrono>
@@ -8,10 +8,10 @@
 
 namespace cppool::daemon {
 
-// What is not sound any more ("rank 2: a sum over the world is wrong: ..."); empty when the next case may run. Starts communication
-// anew, then on every rank: a clean state, known sums and messages in every group, a synchronised device without error, healthy
-// communicators. The ranks must be idle. When something hangs this returns at `limit` all the same, with ranks that are stuck: end the
-// process then.
+// Probes the world. Returns what is wrong ("rank 2: a sum over the world is wrong: ..."), or nothing when the next case may run.
+// Restarts communication, then on every rank: makes the clean state, exchanges known sums and messages in every group, synchronises,
+// and checks the communicators. The ranks must be idle. If something hangs it returns at `limit`: then ranks are stuck, and the process
+// must end.
 std::string FindUnsound(World& world, std::chrono::milliseconds limit);
 
 }  // namespace cppool::daemon

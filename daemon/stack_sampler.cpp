@@ -22,18 +22,18 @@
 namespace cppool::daemon {
 namespace {
 
-constexpr std::size_t kThreads = 256;  // in one call; more are left out
+constexpr std::size_t kThreads = 256;  // per call; further ones get no stack
 constexpr int kDeepest = 64;
-constexpr int kHandlerFrames = 2;  // the handler, and what the kernel makes it return to
+constexpr int kHandlerFrames = 2;  // the handler, and the kernel's trampoline
 
 int SampleSignal() { return SIGRTMIN + 5; }
 
-// What a thread's handler writes. Static: a signal may be answered long after everybody has stopped waiting for it.
+// Written by a thread's handler. Static, since a handler may run long after the wait for it has ended.
 struct Slot {
   enum State : int { kAsked, kWalking, kDone, kFaulted };
   std::atomic<int> state{kDone};
   std::atomic<pid_t> thread{0};
-  std::atomic<int> round{0};  // of SampleStacks: a late answer to an earlier one is dropped
+  std::atomic<int> round{0};  // the call of SampleStacks: a late answer to an earlier call is dropped
   int count = 0;
   void* frames[kDeepest];
   sigjmp_buf way_out;
@@ -43,7 +43,7 @@ struct sigaction segv_before, bus_before;
 
 pid_t ThisThread() { return static_cast<pid_t>(syscall(SYS_gettid)); }
 
-// The value that comes with the signal: which slot, and in which round.
+// The signal's value: slot and round.
 int ToValue(std::size_t index, int round) { return static_cast<int>(index) | (round << 16); }
 
 extern "C" void OnSample(int, siginfo_t* info, void*) {
@@ -63,14 +63,14 @@ extern "C" void OnSample(int, siginfo_t* info, void*) {
   errno = error;
 }
 
-// A stack that was overwritten leads the unwinder anywhere.
+// A damaged stack can make the unwinder access any address.
 extern "C" void OnFault(int signal, siginfo_t*, void*) {
   const pid_t thread = ThisThread();
   for (Slot& slot : slots) {
     if (slot.thread.load() == thread && slot.state.load() == Slot::kWalking) siglongjmp(slot.way_out, 1);
   }
   sigaction(signal, signal == SIGSEGV ? &segv_before : &bus_before,
-            nullptr);  // the fault comes again, as it would have
+            nullptr);  // the instruction faults again, for the handler from before
 }
 
 void GuardTheWalk() {
@@ -119,7 +119,7 @@ std::string WhySilent(pid_t thread) {
   return "(no stack: the thread did not answer in time; its state is " + field("State") + ")";
 }
 
-// The daemon's own frames, from where it calls a case or runs a stream's work, and what std:: puts in between.
+// The frames of std:: between the daemon and the case's code, and the daemon's own functions, at which a stack is cut.
 bool IsMachinery(const std::string& name) {
   return name.rfind("std::_Function_handler<", 0) == 0 || name.rfind("std::function<", 0) == 0 ||
          name.rfind("std::__invoke", 0) == 0;
@@ -156,7 +156,7 @@ std::vector<std::vector<std::string>> SampleStacks(const std::vector<pid_t>& thr
   std::vector<bool> sent(count);
   for (std::size_t i = 0; i < count; ++i) {
     Slot& slot = slots[i];
-    if (slot.state.load() == Slot::kWalking) continue;  // since an earlier call: stuck in there
+    if (slot.state.load() == Slot::kWalking) continue;  // a handler of an earlier call is stuck in it
     slot.thread.store(threads[i]);
     slot.round.store(round);
     slot.state.store(Slot::kAsked);
@@ -181,7 +181,7 @@ std::vector<std::vector<std::string>> SampleStacks(const std::vector<pid_t>& thr
       continue;
     }
     for (int frame = kHandlerFrames; frame < slot.count; ++frame) {
-      // What follows is a return address, behind the call.
+      // All but the first are return addresses, which may already belong to the next function.
       const auto address =
           reinterpret_cast<std::uintptr_t>(slot.frames[frame]) - (frame > kHandlerFrames ? 1 : 0);
       const std::string name = symbols.Describe(address);

@@ -1,5 +1,5 @@
-// Where threads of this process are, while they may be stuck: each is sent a signal, whose handler notes the return addresses of what
-// it interrupted. Nothing waits for a thread that does not answer.
+// Stacks of this process's threads, which may be stuck. Each thread gets a signal, whose handler records the return addresses of the code
+// that it interrupted. A thread that does not answer delays nothing.
 #pragma once
 
 #include <sys/types.h>
@@ -10,12 +10,12 @@
 
 namespace cppool::daemon {
 
-// To be called early: installs the handler, and loads the unwinder, which a handler cannot. Once is enough.
+// Installs the handler and loads the unwinder, which a handler cannot do. Call it early; further calls do nothing.
 void PrepareStackSampling();
 
-// For each thread its frames as text, innermost first, without the machinery around the case's code; a thread that gave none has one
-// line in parentheses that says why. The signals are answered until `until`; names are looked up in the files of the program after
-// that, which takes as long as the disk does. One call at a time; the others wait.
+// For each thread the names of its frames, innermost first, without those of the daemon around the case's code. A thread without frames
+// has one line in parentheses that says why. Waits for the threads until `until`, then reads names from the program's files, which has
+// no limit. Calls of several threads take turns.
 std::vector<std::vector<std::string>> SampleStacks(const std::vector<pid_t>& threads,
                                                    std::chrono::steady_clock::time_point until);
 

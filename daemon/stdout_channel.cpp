@@ -17,11 +17,11 @@ namespace {
   throw std::system_error(errno, std::generic_category(), what);
 }
 
-// A suite's requests, and many answers: a script that writes all of its requests before it reads an answer
-// must not wait for itself.
+// Room for a suite's requests and many answers, so that a script that writes all requests before it reads an answer does
+// not block.
 constexpr int kPipeBytes = 1 << 20;
 
-// Not among 0, 1 and 2, and not inherited by children. A pipe is made larger, as far as the system lets it.
+// A copy above 2 that children do not inherit. A pipe gets a larger buffer, where the system allows it.
 posix::UniqueFd MoveAway(int fd, const char* what) {
   const int moved = fcntl(fd, F_DUPFD_CLOEXEC, 3);
   if (moved < 0) ThrowErrno(what);
@@ -32,7 +32,7 @@ posix::UniqueFd MoveAway(int fd, const char* what) {
 }  // namespace
 
 StdoutChannel StdoutChannel::TakeStdout() {
-  posix::UniqueFd original = MoveAway(STDOUT_FILENO, "stdout is closed: there is nowhere to answer to");
+  posix::UniqueFd original = MoveAway(STDOUT_FILENO, "stdout is closed: there is no channel for answers");
   if (fcntl(STDERR_FILENO, F_GETFD) < 0) {
     const int null = open("/dev/null", O_WRONLY);
     if (null < 0 || (null != STDERR_FILENO && dup2(null, STDERR_FILENO) < 0)) ThrowErrno("stderr is closed");
@@ -59,7 +59,7 @@ bool StdoutChannel::Write(std::string_view text, std::optional<Clock::time_point
       return false;
     }
     if (ready.revents & (POLLERR | POLLNVAL)) return false;
-    // A pipe that is ready takes PIPE_BUF bytes without blocking, whatever its flags say.
+    // A pipe that polls as ready takes PIPE_BUF bytes without blocking, even without O_NONBLOCK.
     const ssize_t written = write(fd_.get(), text.data(), std::min<std::size_t>(text.size(), PIPE_BUF));
     if (written < 0) {
       if (errno == EINTR || errno == EAGAIN) continue;

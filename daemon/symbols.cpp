@@ -52,14 +52,14 @@ SymbolLookup::File SymbolLookup::Read(const std::string& path, const void* loade
   File result;
   std::ifstream file(path, std::ios::binary);
   ElfW(Ehdr) header;
-  // A file that was replaced since has other functions at these addresses.
+  // A file that has been replaced since has other functions at these addresses.
   if (!file || !ReadAt(file, 0, &header, 1) || std::memcmp(&header, loaded_at, sizeof(header)) != 0)
     return result;
   std::vector<ElfW(Shdr)> sections(header.e_shnum);
   if (header.e_shentsize != sizeof(ElfW(Shdr)) ||
       !ReadAt(file, header.e_shoff, sections.data(), sections.size()))
     return result;
-  for (const ElfW(Word) type : {SHT_SYMTAB, SHT_DYNSYM}) {  // the second alone is left in a stripped file
+  for (const ElfW(Word) type : {SHT_SYMTAB, SHT_DYNSYM}) {  // a stripped file has only the second
     for (const auto& section : sections) {
       if (section.sh_type != type || section.sh_link >= sections.size()) continue;
       const auto& strings = sections[section.sh_link];

@@ -23,11 +23,11 @@ using protocol::FailureKind;
 using protocol::RunResult;
 using Clock = std::chrono::steady_clock;
 
-// From the deadline on. Asking a stuck rank where it is may get stuck itself, and so may reading the files that have the functions' names.
-constexpr std::chrono::milliseconds kLookLimit{150};
+// Counted from the deadline. Both the snapshot of a stuck rank and the reading of files with function names may get stuck.
+constexpr std::chrono::milliseconds kSnapshotLimit{150};
 constexpr std::chrono::milliseconds kSignalLimit{250};
 constexpr std::chrono::milliseconds kStackLimit{350};
-constexpr std::size_t kShortFrames = 4;  // of a stack, within a sentence
+constexpr std::size_t kShortFrames = 4;  // frames of a stack in the error's text
 
 std::string Seconds(double seconds) {
   char text[32];
@@ -35,8 +35,8 @@ std::string Seconds(double seconds) {
   return text;
 }
 
-// Calls function(0), ..., function(count - 1) on threads of their own, and returns what has come by `until`. The others are left behind
-// with a process that ends.
+// Calls function(0), ..., function(count - 1), each on a thread of its own, and returns the results that are there at `until`. Threads
+// that have not finished are left running: the process is about to end.
 template <typename Result>
 std::vector<std::optional<Result>> AskAll(std::size_t count, std::function<Result(std::size_t)> function,
                                           Clock::time_point until) {
@@ -55,14 +55,14 @@ std::vector<std::optional<Result>> AskAll(std::size_t count, std::function<Resul
         std::optional<Result> result;
         try {
           result = function(i);
-        } catch (const std::exception&) {  // no answer
+        } catch (const std::exception&) {  // no result
         }
         const std::lock_guard lock(answers->mutex);
         answers->all[i] = std::move(result);
         ++answers->back;
         answers->changed.notify_all();
       }).detach();
-    } catch (const std::exception&) {  // no thread: no answer
+    } catch (const std::exception&) {  // no thread, no result
       const std::lock_guard lock(answers->mutex);
       ++answers->back;
     }
@@ -78,7 +78,7 @@ const StreamProgress* Find(const std::vector<StreamProgress>& streams, const std
   return found == streams.end() ? nullptr : &*found;
 }
 
-// The streams that `first` waits for, one after another, and itself.
+// `first`, the stream that it waits for, the one that this waits for, and so on.
 std::vector<const StreamProgress*> Chain(const std::vector<StreamProgress>& streams,
                                          const StreamProgress& first) {
   std::vector<const StreamProgress*> chain{&first};
@@ -106,12 +106,13 @@ std::string Describe(const std::vector<const StreamProgress*>& chain) {
   return text;
 }
 
-// One rank as the report has it.
+// What the report knows of one rank.
 struct Entry {
-  std::optional<RankNow> now;
-  std::vector<std::string> stack;
+  std::optional<RankSnapshot> now;
+  std::vector<std::vector<std::string>>
+      stacks;  // of the rank's own thread, then of those that run its streams
   bool finished() const { return now && now->phase == RankPhase::kDone && now->error.empty(); }
-  std::set<int> Awaits() const {  // the ranks that it is known to wait for
+  std::set<int> Awaits() const {  // the ranks that it waits for, where known
     std::set<int> awaits;
     if (!now || now->phase == RankPhase::kDone) return awaits;
     for (const auto& stream : now->streams) awaits.insert(stream.awaits.begin(), stream.awaits.end());
@@ -119,7 +120,7 @@ struct Entry {
   }
 };
 
-// The threads that say more than the marks: the rank's own, and those whose work on a stream is the case's.
+// The threads whose stacks are worth showing: the rank's own, and those that run a case's function on a stream.
 std::vector<pid_t> ThreadsOf(const Entry& entry, pid_t own) {
   std::vector<pid_t> threads;
   if (entry.now && entry.now->phase == RankPhase::kDone) return threads;
@@ -146,23 +147,29 @@ void AddStacks(std::vector<Entry>& entries, const std::vector<pid_t>& threads, C
       1, [all, start](std::size_t) { return SampleStacks(all, start + kSignalLimit); }, start + kStackLimit);
   for (std::size_t i = 0; i < all.size(); ++i) {
     Entry& entry = entries[rank_of[i]];
-    if (!stacks[0]) {
-      entry.stack = {"(no stack: its functions' names were not found in time)"};
-      continue;
-    }
-    if (!entry.stack.empty()) entry.stack.emplace_back("(and on a stream:)");
-    entry.stack.insert(entry.stack.end(), (*stacks[0])[i].begin(), (*stacks[0])[i].end());
+    if (stacks[0])
+      entry.stacks.push_back((*stacks[0])[i]);
+    else if (entry.stacks.empty())
+      entry.stacks.push_back({"(no stack: the names of its functions were not found in time)"});
   }
 }
 
-// The innermost frames, or those of the work on a stream, which the rank's own thread waits for.
-std::string ShortStack(const std::vector<std::string>& stack) {
+// All stacks of a rank as the answer's list of lines.
+std::vector<std::string> Lines(const std::vector<std::vector<std::string>>& stacks) {
+  std::vector<std::string> lines;
+  for (const auto& stack : stacks) {
+    if (!lines.empty()) lines.emplace_back("(and on a stream:)");
+    lines.insert(lines.end(), stack.begin(), stack.end());
+  }
+  return lines;
+}
+
+// The innermost frames of the first stream's thread, for which the rank's own thread waits, or else of the rank's own.
+std::string ShortStack(const std::vector<std::vector<std::string>>& stacks) {
+  const std::vector<std::string>& stack = stacks.size() > 1 ? stacks[1] : stacks[0];
   std::string text;
-  std::size_t frames = 0;
-  auto frame = std::find(stack.begin(), stack.end(), "(and on a stream:)");
-  frame = frame == stack.end() ? stack.begin() : frame + 1;
-  for (; frame != stack.end() && frames < kShortFrames; ++frame, ++frames)
-    text += (text.empty() ? "" : " < ") + *frame;
+  for (std::size_t i = 0; i < stack.size() && i < kShortFrames; ++i)
+    text += (text.empty() ? "" : " < ") + stack[i];
   return text;
 }
 
@@ -175,11 +182,11 @@ std::string Where(const Entry& entry) {
                                                    : DescribeProgress(entry.now->streams);
     if (entry.now->phase == RankPhase::kEnding) text = "its function has returned; " + text;
   }
-  if (entry.Awaits().empty() && !entry.stack.empty()) text += ", in " + ShortStack(entry.stack);
+  if (entry.Awaits().empty() && !entry.stacks.empty()) text += ", in " + ShortStack(entry.stacks);
   return text;
 }
 
-// The rank that the others wait for, where it is known and but one.
+// The rank that the others wait for; nothing when it is not known, or not only one.
 std::optional<int> Culprit(const std::vector<Entry>& entries) {
   std::vector<int> failed, unfinished;
   std::set<int> awaited;
@@ -190,7 +197,7 @@ std::optional<int> Culprit(const std::vector<Entry>& entries) {
     awaited.merge(entries[i].Awaits());
   }
   if (!failed.empty()) return failed.front();
-  std::erase_if(awaited, [&](int rank) {  // what waits itself is no cause
+  std::erase_if(awaited, [&](int rank) {  // a rank that itself waits is not the cause
     return static_cast<std::size_t>(rank) >= entries.size() ||
            !entries[static_cast<std::size_t>(rank)].Awaits().empty();
   });
@@ -207,7 +214,7 @@ RunResult Compose(const std::vector<Entry>& entries, std::chrono::milliseconds d
   std::string text = "not finished after " + std::to_string(deadline.count()) + " ms";
   if (failure.rank) {
     const Entry& cause = entries[static_cast<std::size_t>(*failure.rank)];
-    if (cause.now && !cause.now->error.empty())  // it comes before what came of it
+    if (cause.now && !cause.now->error.empty())  // the cause comes before its consequence
       text = "rank " + std::to_string(*failure.rank) + ": " + cause.now->error + "; " + text;
     if (cause.now) failure.stage = StageOf(cause.now->streams);
     if (cause.finished())
@@ -221,7 +228,7 @@ RunResult Compose(const std::vector<Entry>& entries, std::chrono::milliseconds d
     rank.ok = entries[i].finished();
     const std::string where = Where(entries[i]);
     if (!rank.ok) rank.error = where;
-    if (!entries[i].stack.empty()) rank.extra["stack"] = entries[i].stack;
+    if (!entries[i].stacks.empty()) rank.extra["stack"] = Lines(entries[i].stacks);
     text += (i ? "; rank " : ": rank ") + std::to_string(i) + ": " + where;
     result.ranks.push_back(std::move(rank));
   }
@@ -242,7 +249,7 @@ std::string StageOf(const std::vector<StreamProgress>& streams) {
 }
 
 std::string DescribeProgress(const std::vector<StreamProgress>& streams) {
-  // A stream is told with another one that waits for it, and one that waits for the main stream with that.
+  // A stream that another one waits for is described with that one, a stream that waits for the main one with the main one.
   std::set<const StreamProgress*> told;
   std::vector<std::vector<const StreamProgress*>> chains;
   for (const auto& stream : streams) {
@@ -258,24 +265,25 @@ std::string DescribeProgress(const std::vector<StreamProgress>& streams) {
   for (const auto& chain : chains) {
     if (!told.count(chain.front())) text += (text.empty() ? "" : "; ") + Describe(chain);
   }
-  if (text.empty() && !chains.empty()) text = Describe(chains.front());  // they wait for each other
+  if (text.empty() && !chains.empty()) text = Describe(chains.front());  // all wait for each other
   if (!text.empty()) return text;
   const std::string last = streams.empty() ? "" : streams.front().stage;
   return "in the case's host code, no marked work is pending" +
          (last.empty() ? "" : " (last stage: " + last + ")");
 }
 
-RunResult TimeoutReport(const std::vector<pid_t>& threads, const std::function<RankNow(int rank)>& look,
+RunResult TimeoutReport(const std::vector<pid_t>& threads,
+                        const std::function<RankSnapshot(int rank)>& snapshot,
                         std::chrono::milliseconds deadline) noexcept {
   const auto start = Clock::now();
   std::vector<Entry> entries(threads.size());
   try {
-    auto looks = AskAll<RankNow>(
-        threads.size(), [look](std::size_t rank) { return look(static_cast<int>(rank)); },
-        start + kLookLimit);
-    for (std::size_t i = 0; i < entries.size(); ++i) entries[i].now = std::move(looks[i]);
+    auto snapshots = AskAll<RankSnapshot>(
+        threads.size(), [snapshot](std::size_t rank) { return snapshot(static_cast<int>(rank)); },
+        start + kSnapshotLimit);
+    for (std::size_t i = 0; i < entries.size(); ++i) entries[i].now = std::move(snapshots[i]);
     AddStacks(entries, threads, start);
-  } catch (const std::exception&) {  // what there is is told
+  } catch (const std::exception&) {  // the report has what there is
   }
   return Compose(entries, deadline);
 }

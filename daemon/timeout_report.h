@@ -1,4 +1,4 @@
-// The answer to a passed deadline: where each rank is, as its streams' marks and its threads' stacks tell.
+// The answer to a passed deadline: where each rank is, from its streams' marks and its threads' stacks.
 #pragma once
 
 #include <sys/types.h>
@@ -15,25 +15,24 @@ namespace cppool::daemon {
 
 enum class RankPhase { kWaiting, kRunning, kEnding, kDone };
 
-// What a run knows about a rank that may be stuck.
-struct RankNow {
+// The state of a rank that may be stuck, read from another thread.
+struct RankSnapshot {
   RankPhase phase = RankPhase::kWaiting;
-  std::string error;  // it has failed; empty: it has not
+  std::string error;  // of its failure; empty: it has not failed
   std::vector<kernels::StreamProgress> streams;
 };
 
-// One line on where a rank is, as its streams tell: "forward/p2p step 2 of 4, waiting for recv from rank 0, 4.98 s". A stream that
-// waits for another one of the rank is told with that one.
+// One line on where a rank is: "forward/p2p step 2 of 4, waiting for recv from rank 0, 4.98 s". A stream that waits for another stream
+// of the rank is described together with it.
 std::string DescribeProgress(const std::vector<kernels::StreamProgress>& streams);
 
-// The stage of the first stream that is in one and has work, the main one first; else of the first that has been in one.
+// The stage of the first stream, the main one first, that has work in a stage; else of the first that has been in one.
 std::string StageOf(const std::vector<kernels::StreamProgress>& streams);
 
-// Fatal, of the kind `timeout`; its rank is the one that the others wait for, where that is known. `threads` are the ranks', and `look`
-// is called for every rank, on threads of their own: what gets stuck is left behind, and the answer is here in 0.35 s all the same.
-// Does not throw.
+// A fatal result of kind `timeout`. Its rank is the one that the others wait for, where it is known. `threads` are the ranks' threads.
+// `snapshot` is called for every rank on a thread of its own: one that gets stuck is left behind, and the result is there within 0.35 s.
 protocol::RunResult TimeoutReport(const std::vector<pid_t>& threads,
-                                  const std::function<RankNow(int rank)>& look,
+                                  const std::function<RankSnapshot(int rank)>& snapshot,
                                   std::chrono::milliseconds deadline) noexcept;
 
 }  // namespace cppool::daemon

@@ -47,7 +47,7 @@ Watchdog::Watchdog(pid_t parent, int terminate_fd, Events events)
 Watchdog::~Watchdog() {
   const std::uint64_t one = 1;
   std::ignore = write(stop_.get(), &one, sizeof(one));
-  thread_.join();  // the loop never blocks but in poll, and the events of the daemon end the process
+  thread_.join();  // the loop blocks in poll only, and the daemon's events end the process
 }
 
 void Watchdog::Arm(Clock::time_point deadline) {
@@ -74,7 +74,7 @@ bool Watchdog::Disarm() {
 void Watchdog::TakeTimer() {
   std::uint64_t expirations = 0;
   if (read(timer_.get(), &expirations, sizeof(expirations)) != sizeof(expirations)) return;
-  // The timer may have been armed anew since: what counts is the deadline that is armed now.
+  // The timer may have been armed again since: the deadline that is armed now counts.
   std::int64_t armed = armed_.load();
   if (armed <= 0 || Clock::now() < Clock::time_point(std::chrono::nanoseconds(armed))) return;
   if (armed_.compare_exchange_strong(armed, kPassed) && events_.deadline_passed) events_.deadline_passed();
@@ -82,7 +82,7 @@ void Watchdog::TakeTimer() {
 
 void Watchdog::Loop() {
   pthread_setname_np(pthread_self(), "watchdog");
-  PrepareStackSampling();  // while nothing is stuck yet
+  PrepareStackSampling();  // before anything can be stuck
   bool parent_alive = parent_ > 0;
   while (true) {
     const bool ask = parent_alive && !parent_fd_;

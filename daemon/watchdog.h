@@ -1,4 +1,4 @@
-// A thread that waits for three things, whatever the others are stuck in: a passed deadline, the parent's death, SIGTERM.
+// A thread that waits for a passed deadline, the parent's death and SIGTERM, even when all other threads are stuck.
 #pragma once
 
 #include <sys/types.h>
@@ -17,23 +17,22 @@ class Watchdog {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Called on the watchdog's thread. A null one is not waited for.
+  // Called on the watchdog's thread. A null one is ignored.
   struct Events {
-    std::function<void()>
-        deadline_passed;  // the answer is this function's to write: Disarm() says false from now on
+    std::function<void()> deadline_passed;  // must answer the request: Disarm() returns false from now on
     std::function<void()> parent_died;
     std::function<void()> terminate;  // `terminate_fd` became readable; it has been read
   };
 
-  // `parent`: the process whose death counts, 0: none. Threads of it come and go unnoticed: only the death of the whole process
-  // counts, which is why this is a pidfd and not PR_SET_PDEATHSIG. `terminate_fd` is an eventfd, not owned; -1: none.
+  // `parent`: 0: none. A pidfd is used because PR_SET_PDEATHSIG reports the end of the parent's thread that spawned this process.
+  // `terminate_fd` is an eventfd, not owned; -1: none.
   Watchdog(pid_t parent, int terminate_fd, Events events);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
   void Arm(Clock::time_point deadline);
-  // True: the deadline no longer counts, and the answer is the caller's. False: it has passed, and `deadline_passed` answers.
+  // True: the deadline is cancelled, and the caller answers. False: it has passed, and `deadline_passed` answers.
   bool Disarm();
 
  private:
@@ -43,10 +42,10 @@ class Watchdog {
   const pid_t parent_;
   const int terminate_fd_;
   const Events events_;
-  posix::UniqueFd parent_fd_;  // empty where the kernel has no pidfd: then getppid() is asked now and then
+  posix::UniqueFd parent_fd_;  // empty without pidfds in the kernel: then getppid() is polled
   posix::UniqueFd timer_;
   posix::UniqueFd stop_;
-  // Nanoseconds of the armed deadline, kIdle or kPassed. The only word on who answers.
+  // The armed deadline in nanoseconds, kIdle or kPassed. It alone decides who answers.
   static constexpr std::int64_t kIdle = 0;
   static constexpr std::int64_t kPassed = -1;
   std::atomic<std::int64_t> armed_{kIdle};

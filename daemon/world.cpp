@@ -22,7 +22,7 @@ using protocol::FailureKind;
 
 namespace {
 
-// After one rank has failed: how long the others may take to fail by themselves, and then to come back from an abort.
+// After a rank has failed to open: limits for the others to finish by themselves, then to return from an abort.
 constexpr std::chrono::milliseconds kGrace{200};
 constexpr std::chrono::seconds kAbortLimit{2};
 constexpr std::chrono::seconds kCloseLimit{10};
@@ -99,8 +99,8 @@ std::unique_ptr<kernels::Backend> ChooseBackend(BackendChoice choice, kernels::T
       too_few.devices = devices;
       throw too_few;
     }
-    // Ranks that share a device have more streams there than CUDA has queues by default, and streams of one
-    // queue wait for each other: work would be ordered that nobody ordered.
+    // Ranks that share a device have more streams on it than CUDA has queues by default. Streams that share a queue
+    // wait for each other: work would run in an order that no event asks for.
     if (devices < world_size) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     return kernels::CreateCudaBackend(world_size, transport, kernels::Commit());
   } catch (const kernels::RuntimeError& error) {
@@ -116,7 +116,7 @@ World::World(std::unique_ptr<kernels::Backend> backend)
 
 World::~World() {
   if (Close()) return;
-  // A rank that is stuck still uses its runtime.
+  // A stuck rank still uses its runtime.
   for (auto& rank : ranks_) std::ignore = rank.release();
   std::ignore = backend_.release();
 }

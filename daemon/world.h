@@ -1,4 +1,4 @@
-// The world: a backend, its ranks, and their threads. Made once, used by every case.
+// The world: a backend, its ranks and their threads. Made once per process and used by every case.
 #pragma once
 
 #include <chrono>
@@ -16,14 +16,14 @@ namespace cppool::daemon {
 
 enum class BackendChoice { kAuto, kCuda, kHost };
 
-// Decides as the contract says (`auto` is cuda exactly when CUDA sees a device), narrows CUDA_VISIBLE_DEVICES to the first `world_size`
-// devices, since CUDA's start grows with what it sees, and makes the backend. Before anything else touches CUDA, on a process that
-// has no other threads reading the environment. Throws StartError.
+// Makes the backend. kAuto is cuda exactly when CUDA sees a device. Narrows CUDA_VISIBLE_DEVICES to the first `world_size` devices, since
+// CUDA's start takes longer with every device that it sees. Call it before anything uses CUDA, and while no other thread reads the
+// environment. Throws StartError.
 std::unique_ptr<kernels::Backend> ChooseBackend(BackendChoice choice, kernels::Transport transport,
                                                 int world_size);
 
-// The first `count` entries of a CUDA_VISIBLE_DEVICES list; null (unset) is 0, 1, ... CUDA makes of them what it makes of the whole list,
-// but for fewer devices: so an empty one stays empty, and one that names a device twice, with which CUDA sees none, stays whole.
+// The first `count` entries of a CUDA_VISIBLE_DEVICES list; null (unset): 0, 1, ... The narrowed list must mean the same to CUDA for
+// the devices that it keeps. So an empty list stays empty, and one that names a device twice, with which CUDA sees none, stays whole.
 std::string NarrowDevices(const char* visible, int count);
 
 class World {
@@ -31,14 +31,15 @@ class World {
   using Clock = std::chrono::steady_clock;
 
   explicit World(std::unique_ptr<kernels::Backend> backend);
-  ~World();  // what a stuck rank still uses is leaked
+  ~World();  // leaks what a stuck rank still uses
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
-  // Opens all ranks at once. Throws StartError with the first rank's reason, or at `deadline`; end the process then: ranks may be stuck.
+  // Opens all ranks at once. Throws StartError with the reason of the first rank that failed, or at `deadline`. Then ranks may be
+  // stuck, and the process must end.
   void Open(Clock::time_point deadline);
 
-  // Closes every rank on its own thread. False when one does not come back in time: end the process then, without destructors.
+  // Closes every rank on its own thread. False when one has not closed in time: then the process must end without destructors.
   bool Close();
 
   int size() const { return threads_.count(); }
@@ -46,16 +47,16 @@ class World {
   kernels::RankRuntime& rank(int rank) { return *ranks_[rank]; }
   RankThreads& threads() { return threads_; }
 
-  // Starts to give pooled memory back, on all ranks, which must be idle: that is the barrier. FinishTrim() waits for it, and throws
-  // once what a rank met in it.
+  // Starts to return pooled memory, on all ranks, which must be idle. FinishTrim() waits for it, and throws a CUDA or NCCL failure of a
+  // rank in it, once.
   void StartTrim();
   void FinishTrim();
 
-  // How many ranks have their memory where `rank` has its own (all of them on the host).
+  // How many ranks share the memory of `rank`, itself included: on the host all.
   int RanksSharingMemoryOf(int rank) const;
   const std::vector<kernels::DeviceInfo>& devices() const { return devices_; }
   double open_ms() const { return open_ms_; }
-  std::uint64_t CountLook() { return ++looks_; }  // looks at the world's soundness, this one included
+  std::uint64_t NextProbe() { return ++probes_; }  // the number of a new probe (soundness.h)
 
  private:
   std::unique_ptr<kernels::Backend> backend_;
@@ -63,7 +64,7 @@ class World {
   std::vector<std::exception_ptr> trim_errors_;  // of each rank; null: none
   std::vector<kernels::DeviceInfo> devices_;
   double open_ms_ = 0;
-  std::uint64_t looks_ = 0;
+  std::uint64_t probes_ = 0;
   bool closed_ = false;
   RankThreads threads_;
 };

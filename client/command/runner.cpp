@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "client/command/text.h"
-#include "protocol/start.h"
 
 namespace cppool::command {
 
@@ -69,8 +68,7 @@ Outcome CellRunner::NotStarted(const Cell& cell, const PoolError& error) {
   Outcome& rest = not_started_[cell.world_size];
   rest.asked = false;
   const auto& why = error.start_failure();
-  const bool too_large =
-      why && why->kind == "unsupported" && why->devices && *why->devices < cell.world_size;
+  const bool too_large = why && why->kind == "unsupported" && why->devices && *why->devices < cell.world_size;
   if (rules_.skip_large_worlds && worlds_.count(cell.world_size) == 0 && too_large) {
     rest.kind = Outcome::Kind::kSkipped;
     rest.error = "world size " + size + " needs as many GPUs, and there are fewer (see --transport peer)";

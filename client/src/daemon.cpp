@@ -9,7 +9,7 @@
 #include <sstream>
 #include <system_error>
 
-#include "client/src/process_look.h"
+#include "client/src/process_state.h"
 #include "protocol/json_text.h"
 
 namespace cppool::client {
@@ -18,9 +18,9 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::size_t kMaxResponseBytes = 16 << 20;
-// How long a daemon that closed a pipe has to end, and its last words to arrive, before it is called alive.
+// Limit for a daemon that has closed a pipe to end, and for its last stderr to arrive.
 constexpr milliseconds kLastWords{500};
-constexpr milliseconds kLookBefore{1000};
+constexpr milliseconds kFirstReading{1000};
 
 Process::Command DaemonCommand(const PoolOptions& options) {
   Process::Command command;
@@ -41,7 +41,7 @@ Process::Command DaemonCommand(const PoolOptions& options) {
   }
   command.arguments.insert(command.arguments.end(), options.arguments.begin(), options.arguments.end());
 
-  // So that the daemon notices a parent that died before it could look.
+  // With it the daemon notices that its parent died before it could watch the parent.
   command.environment.push_back("CPPOOL_PARENT_PID=" + std::to_string(getpid()));
   if (!options.devices.empty())
     command.environment.push_back("CUDA_VISIBLE_DEVICES=" + DeviceList(options.devices));
@@ -92,26 +92,31 @@ void Daemon::Greet() {
   } catch (const Lost& lost) {
     if (lost.kind == PoolError::Kind::kTimeout)
       refuse(Name() + "did not answer `hello` within " + Seconds(options_.start_limit) + " of its start" +
-             lost.look);
+             lost.state);
     refuse(lost.message + " at its start");
   }
   auto member = [&](const char* name) { return answer.value(name, Json()); };
   if (member("ok") != true) refuse(Name() + "answered `hello` with " + Excerpt(protocol::JsonText(answer)));
   if (member("protocol") != protocol::kProtocolVersion)
     refuse(Name() + "speaks protocol " + protocol::JsonText(member("protocol")) + ", this client " +
-           std::to_string(protocol::kProtocolVersion) + ": use programs of one version");
+           std::to_string(protocol::kProtocolVersion) + ": install both from one build");
   if (member("world_size") != options_.world_size)
-    refuse(Name() +
-           "was started with another world size than it says: " + protocol::JsonText(member("world_size")));
+    refuse(Name() + "says that its world size is another one: " + protocol::JsonText(member("world_size")));
   tail_->ForgetStart();
 }
 
 std::optional<StartFailure> Daemon::WhyNotStarted() const {
   auto said = tail_->StartFailure();
   if (!said) return std::nullopt;
-  return StartFailure{std::move(said->error), std::move(said->kind), std::move(said->detail),
-                      std::move(said->stage), said->rank,            said->world_size,
-                      said->devices,          std::move(said->backend), std::move(said->transport)};
+  return StartFailure{std::move(said->error),
+                      std::move(said->kind),
+                      std::move(said->detail),
+                      std::move(said->stage),
+                      said->rank,
+                      said->world_size,
+                      said->devices,
+                      std::move(said->backend),
+                      std::move(said->transport)};
 }
 
 Json Daemon::Ask(protocol::Operation operation, Clock::time_point until) {
@@ -120,32 +125,32 @@ Json Daemon::Ask(protocol::Operation operation, Clock::time_point until) {
   const std::string line = protocol::SerializeRequest({Json(id), std::move(operation)}) + "\n";
   std::string_view unsent = line;
   int input = process_->input();
-  // Near the end of the wait the daemon is looked at, and again when it is over: the difference tells who works.
+  // The daemon's state is read near the end of the wait and at its end: the difference shows which threads work.
   const auto start = Clock::now();
-  const auto look_at = until - std::min<Clock::duration>(kLookBefore, (until - start) / 2);
-  std::optional<ProcessLook> look;
+  const auto read_state_at = until - std::min<Clock::duration>(kFirstReading, (until - start) / 2);
+  std::optional<ProcessState> state;
   for (;;) {
     Json answer;
     if (NextAnswer(id, until, &answer)) return answer;
     const auto now = Clock::now();
     if (now >= until) {
       throw Lost{PoolError::Kind::kTimeout, Name() + "did not answer", false,
-                 Describe(look.value_or(ProcessLook{}), LookAtProcess(process_->pid()))};
+                 Describe(state.value_or(ProcessState{}), ReadProcessState(process_->pid()))};
     }
-    if (!look && now >= look_at) look = LookAtProcess(process_->pid());
+    if (!state && now >= read_state_at) state = ReadProcessState(process_->pid());
     pollfd fds[3] = {{input, static_cast<short>(unsent.empty() ? 0 : POLLOUT), 0},
                      {process_->output(), POLLIN, 0},
                      {process_->pidfd(), POLLIN, 0}};
-    int wait = PollTimeout(look ? until : look_at);
-    if (process_->pidfd() < 0)
-      wait = std::min(wait, 50);           // an old kernel: look from time to time whether it lives
-    if (poll(fds, 3, wait) < 0) continue;  // interrupted
+    int wait = PollTimeout(state ? until : read_state_at);
+    if (process_->pidfd() < 0) wait = std::min(wait, 50);  // without a pidfd: poll whether it has ended
+    if (poll(fds, 3, wait) < 0) continue;                  // interrupted
     if (fds[1].revents != 0) {
       if (!Receive()) ThrowClosed("closed its stdout", until, !unsent.empty());
-    } else if (process_->Ended()) {  // nothing left to read, even if a grandchild holds the pipe
+    } else if (process_->Ended()) {  // all has been read, even if a grandchild holds the pipe
       ThrowClosed("ended", until, !unsent.empty());
     }
-    // An error: closed with a part of the request unread. A mere hang-up: read, then closed; an answer may come.
+    // POLLERR: the daemon closed its stdin with a part of the request unread. POLLHUP alone: it read the request and then closed
+    // its stdin; an answer may still come.
     bool refused =
         (fds[0].revents & POLLERR) != 0 || (fds[0].revents != 0 && !unsent.empty() && !Send(&unsent));
     if (refused) ThrowClosed("closed its stdin", until, !unsent.empty());
@@ -155,12 +160,12 @@ Json Daemon::Ask(protocol::Operation operation, Clock::time_point until) {
 
 void Daemon::DropStale(Clock::time_point until) {
   pollfd fd = {process_->output(), POLLIN, 0};
-  // What a pipe holds, or a little more; what a flood still adds is read while the answer is waited for.
+  // As much as a pipe holds, or a little more. A flood goes on; the rest is read while waiting for the answer.
   for (int i = 0; i < 16 && poll(&fd, 1, 0) > 0 && (fd.revents & POLLIN) != 0 && Receive(); ++i) {
   }
   Json answer;
   while (NextAnswer(0, until, &answer) && Clock::now() < until)
-    Log("answer to no request, ignored: " + Excerpt(protocol::JsonText(answer)));
+    Log("an answer without a request, ignored: " + Excerpt(protocol::JsonText(answer)));
 }
 
 bool Daemon::Send(std::string_view* unsent) {
@@ -170,7 +175,7 @@ bool Daemon::Send(std::string_view* unsent) {
 }
 
 bool Daemon::LeftUnread() {
-  // Of a Unix socket this means that the other side closed it with bytes of ours in it.
+  // On a Unix socket: the other side closed it with unread bytes in it.
   int error = 0;
   socklen_t size = sizeof error;
   return getsockopt(process_->input(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == ECONNRESET;
@@ -189,7 +194,7 @@ bool Daemon::NextAnswer(std::int64_t id, Clock::time_point until, Json* answer) 
     bool bare_noise = options_.sentinel.empty() && line->text.rfind('{', 0) != 0;
     if (!text || bare_noise) {
       if (!options_.log) continue;
-      Log(line->text);  // which may take its time, a thousand times over
+      Log(line->text);  // may be slow, for any number of lines
       if (Clock::now() >= until) return false;
       continue;
     }
@@ -200,27 +205,28 @@ bool Daemon::NextAnswer(std::int64_t id, Clock::time_point until, Json* answer) 
       *answer = protocol::ParseJson(*text);
     } catch (const protocol::InvalidRequest& error) {
       throw Lost{PoolError::Kind::kProtocol,
-                 Name() + "answered with what is no JSON (" + error.what() + "): " + Excerpt(*text)};
+                 Name() + "answered with a line that is not JSON (" + error.what() + "): " + Excerpt(*text)};
     }
     if (!answer->is_object())
-      throw Lost{PoolError::Kind::kProtocol, Name() + "answered with what is no object: " + Excerpt(*text)};
+      throw Lost{PoolError::Kind::kProtocol,
+                 Name() + "answered with JSON that is not an object: " + Excerpt(*text)};
     auto answered = answer->find("id");
     if (answered != answer->end() && *answered == id) return true;
     if (answered == answer->end()) {
-      // The daemon could not read the line, and ours is the only one it has not answered.
+      // The daemon could not parse a line: it must be this request, the only one without an answer.
       if (answer->value("ok", Json()) == false) return true;
       throw Lost{PoolError::Kind::kProtocol, Name() + "answered without the id: " + Excerpt(*text)};
     }
-    Log("answer to another request, ignored: " + Excerpt(*text));
+    Log("an answer to another request, ignored: " + Excerpt(*text));
     if (options_.log && Clock::now() >= until) return false;
   }
   return false;
 }
 
 void Daemon::ThrowClosed(const std::string& what, Clock::time_point until, bool part_unsent) {
-  // A process that ends closes its descriptors first, and then takes its time to give the devices back.
+  // A process that ends closes its descriptors first and releases its devices afterwards, which takes time.
   const bool ended = process_->WaitEnd(std::min(until, Clock::now() + std::max(options_.grace, kLastWords)));
-  const bool unread = part_unsent || LeftUnread();  // a part is no request
+  const bool unread = part_unsent || LeftUnread();  // a part of a request counts as unread
   const bool may_go = options_.idle_exit > milliseconds(0);
   if (ended)
     throw Lost{PoolError::Kind::kDied, DescribeEnd(),
@@ -237,7 +243,7 @@ void Daemon::Log(std::string_view line) const {
   if (!options_.log) return;
   try {
     options_.log(line);
-  } catch (...) {  // promised to be dropped
+  } catch (...) {  // dropped, as pool.h says
   }
 }
 

@@ -1,5 +1,4 @@
-// One daemon's life: spawned by the constructor, greeted, asked one request at a time, ended. Not
-// thread-safe.
+// One daemon: spawned by the constructor, greeted, asked one request at a time, ended. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +9,20 @@
 
 #include <cppool/pool.h>
 #include "client/src/process.h"
+#include "client/src/stderr_tail.h"
 #include "protocol/framing.h"
 #include "protocol/request.h"
-#include "client/src/stderr_tail.h"
 
 namespace cppool::client {
 
-// No answer: what a PoolError is made of once the daemon is gone and its stderr complete.
+// Thrown when there is no answer. It becomes a PoolError once the daemon has ended and its stderr is complete.
 struct Lost {
   PoolError::Kind kind;
   std::string message;
-  bool untaken = false;   // the daemon was going, as it should, before it read the request: it is no attempt
-  std::string look = {};  // of a daemon that does not answer: what was seen of it, to be appended
+  bool untaken =
+      false;  // the daemon was ending in order and had not read the request: this does not count as an attempt
+  std::string state =
+      {};  // of a daemon that does not answer: what its threads do, to be appended to the message
 };
 
 std::string Seconds(std::chrono::milliseconds time);              // "2.5 s"
@@ -31,14 +32,13 @@ class Daemon {
  public:
   // Throws PoolError of kind kStart. `options` is referred to for as long as this lives.
   explicit Daemon(const PoolOptions& options);
-  ~Daemon() = default;  // kills without a grace what Stop or Kill did not end
+  ~Daemon() = default;  // kills the daemon at once if neither Stop nor Kill ended it
   Daemon(const Daemon&) = delete;
   Daemon& operator=(const Daemon&) = delete;
 
   // Sends `hello` and checks the answer, within options.start_limit. Throws Lost of kind kStart.
   void Greet();
-  // The answer to the request, whose id this sets. Throws Lost when there is none by `until`; the daemon is
-  // then to be killed.
+  // Sends the request with a new id and returns its answer. Throws Lost when there is none by `until`: then the daemon must be killed.
   Json Ask(protocol::Operation operation, Clock::time_point until);
 
   bool Ended() { return process_->Ended(); }
@@ -52,11 +52,11 @@ class Daemon {
   void Abandon();  // in a forked child; the object must then be leaked
 
  private:
-  void DropStale(Clock::time_point until);  // what came before a request does not answer it, whatever it says
-  bool Send(std::string_view* unsent);      // false: it does not read any more
-  bool LeftUnread();  // whether it closed its stdin before it had read what was sent; told once
+  void DropStale(Clock::time_point until);  // drops output from before a request: it cannot be its answer
+  bool Send(std::string_view* unsent);      // false: the daemon has closed its stdin
+  bool LeftUnread();  // whether the daemon closed its stdin before it had read everything; reported once
   bool Receive();     // false: end of file
-  // Of what has been received. False: there is none, or the time is up and PoolOptions::log takes it all.
+  // Looks for the answer in what has been received. False: it is not there, or `until` has passed while PoolOptions::log was called.
   bool NextAnswer(std::int64_t id, Clock::time_point until, Json* answer);
   // `part_unsent`: of the request.
   [[noreturn]] void ThrowClosed(const std::string& what, Clock::time_point until, bool part_unsent);

@@ -42,20 +42,20 @@ std::string_view ToString(PoolError::Kind kind) {
   return "unknown";
 }
 
-// What a Pool has in one process. A forked child finds its parent's: its lock may be held by a thread that
-// the child does not have, its daemon is the parent's. It is put aside, never destroyed.
+// The state of a Pool in one process. A forked child inherits the parent's state, whose lock may be held by a thread that the
+// child does not have, and whose daemon belongs to the parent: the child puts it aside and never destroys it.
 class Pool::State {
  public:
   explicit State(const PoolOptions& options) : options_(options) {}
   ~State() { Stop(); }
 
-  // Asks, waiting until `limit` after the sending, and returns convert(answer, attempts). What `convert`
-  // throws breaks the protocol.
+  // Sends the request, waits at most `limit` for the answer, and returns convert(answer, attempts). A std::runtime_error of
+  // `convert` counts as a broken protocol.
   template <typename Convert>
   auto Ask(const protocol::Operation& operation, milliseconds limit, Convert convert) {
     std::lock_guard lock(mutex_);
     bool forgiven = false;
-    std::string cause, cause_tail;  // why another is asked
+    std::string cause, cause_tail;  // why another daemon is asked
     for (int attempt = 1;; ++attempt) {
       try {
         EnsureDaemon();
@@ -64,20 +64,20 @@ class Pool::State {
         try {
           auto result = convert(std::move(answer), attempt);
           if (fatal && !Retire(&Daemon::Stop))
-            Log("not even SIGKILL ended a daemon that had said it would end");
+            Log("a daemon gave a fatal answer, and SIGKILL did not end it");
           return result;
         } catch (const std::runtime_error& error) {
           throw Lost{PoolError::Kind::kProtocol,
-                     std::string("cppoold answered with what is no result: ") + error.what()};
+                     std::string("cppoold gave an answer that is not a result: ") + error.what()};
         }
       } catch (const Lost& lost) {
         std::string message = lost.message;
         if (lost.kind == PoolError::Kind::kTimeout)
-          message += " within " + client::Seconds(limit) + " and was killed" + lost.look;
+          message += " within " + client::Seconds(limit) + " and was killed" + lost.state;
         const bool in_order = daemon_ && daemon_->EndedInOrder();
         const bool gone = Retire(&Daemon::Kill);
-        if (!gone) message += "; not even SIGKILL ended it: it is left behind";
-        if (lost.untaken && gone && !std::exchange(forgiven, true)) {  // it went at the moment of the call
+        if (!gone) message += "; SIGKILL did not end it: it is left behind";
+        if (lost.untaken && gone && !std::exchange(forgiven, true)) {  // it ended just as the call came
           if (!in_order) Log(message + "; another is asked");
           --attempt;
           continue;
@@ -92,7 +92,7 @@ class Pool::State {
         cause = message;
         cause_tail = last_tail_;
         Log(message + "; another is asked");
-      } catch (const PoolError& error) {  // no attempt at a start
+      } catch (const PoolError& error) {  // nothing was started
         if (cause.empty()) throw;
         throw PoolError(error.kind(), AfterCause(cause, error.what()), cause_tail, attempt,
                         error.start_failure());
@@ -132,8 +132,7 @@ class Pool::State {
   const pid_t process = getpid();
   State* next_abandoned = nullptr;
 
-  // In a forked child: gives the copies of the descriptors back, unless a lost thread was at work on them,
-  // and leaves the rest.
+  // In a forked child: closes the copies of the descriptors, unless a thread that the child does not have was using them.
   void Abandon() {
     if (!mutex_.try_lock()) return;
     if (daemon_) daemon_->Abandon();
@@ -155,8 +154,7 @@ class Pool::State {
 
   void EnsureDaemon() {
     std::erase_if(unkillable_, [](auto& daemon) { return daemon->Ended() && daemon->Kill(); });
-    if (daemon_ &&
-        daemon_->Ended()) {  // since the last call: nobody was waiting for it, so this is no attempt
+    if (daemon_ && daemon_->Ended()) {  // between two calls: not counted as an attempt
       if (options_.idle_exit <= milliseconds(0) || !daemon_->EndedInOrder())
         Log(daemon_->DescribeEnd() + " between two calls; another is started");
       Retire(&Daemon::Kill);
@@ -185,8 +183,8 @@ class Pool::State {
     next_start_ = Clock::now() + std::min(pause, kLongestPause);
   }
 
-  // A pause after every failed start, twice as long as the one before. The first ones are waited for; then
-  // calls within a pause are refused.
+  // Every failed start is followed by a pause, twice as long as the one before. The first pauses are waited for; later ones make calls
+  // fail at once.
   void BackOff() const {
     if (failed_starts_ == 0) return;
     if (failed_starts_ < kStartsInARow) {
@@ -201,7 +199,7 @@ class Pool::State {
     }
   }
 
-  // Ends the daemon. False: it cannot be ended, and is kept to be reaped later.
+  // Ends the daemon. False: it has not ended, and is kept to be reaped later.
   bool Retire(bool (Daemon::*end)()) {
     if (!daemon_) return true;
     std::unique_ptr<Daemon> daemon = std::move(daemon_);
@@ -212,7 +210,7 @@ class Pool::State {
     return ended;
   }
 
-  // The cause comes first: that the next one did not start may be but its consequence.
+  // The cause comes first: the failed start of the next daemon may be its consequence.
   static std::string AfterCause(const std::string& cause, const std::string& message) {
     return cause.empty() ? message : cause + "; then " + message;
   }
@@ -221,24 +219,24 @@ class Pool::State {
     if (!options_.log) return;
     try {
       options_.log(line);
-    } catch (...) {  // promised to be dropped
+    } catch (...) {  // dropped, as pool.h says
     }
   }
 
   const PoolOptions& options_;
-  std::mutex mutex_;  // held for whole calls: they take turns
+  std::mutex mutex_;  // held for the whole call: calls take turns
   std::unique_ptr<Daemon> daemon_;
   std::vector<std::unique_ptr<Daemon>> unkillable_;
   std::string last_tail_;                           // of the daemon that ended last, and so for the next one
   std::optional<StartFailure> last_start_failure_;  // absent when that daemon had started
-  int failed_starts_ = 0;  // in a row; what follows is of the last of them
+  int failed_starts_ = 0;                           // in a row; the next two are of the last one
   std::string last_failure_;
   Clock::time_point next_start_;
 };
 
 namespace {
 
-// Throws std::invalid_argument for what a daemon could not be told, and for limits beyond a day.
+// Throws std::invalid_argument for texts that a command line cannot hold, and for limits out of range.
 PoolOptions Checked(PoolOptions options) {
   auto refuse = [](const std::string& what) { throw std::invalid_argument("PoolOptions: " + what); };
   std::vector<std::pair<std::string, const std::string*>> texts = {{"daemon", &options.daemon},
@@ -251,7 +249,7 @@ PoolOptions Checked(PoolOptions options) {
   for (const std::string& text : options.arguments) texts.emplace_back("arguments", &text);
   for (const auto& [name, value] : options.environment) {
     if (name.empty() || name.find('=') != std::string::npos)
-      refuse("environment: '" + name + "' is no variable's name");
+      refuse("environment: '" + name + "' is not the name of a variable");
     texts.insert(texts.end(), {{"environment", &name}, {"environment", &value}});
   }
   for (const auto& [name, text] : texts)
@@ -270,16 +268,15 @@ PoolOptions Checked(PoolOptions options) {
 
 Pool::Pool(PoolOptions options) : options_(Checked(std::move(options))), state_(new State(options_)) {}
 
-Pool::~Pool() { delete &Mine(); }
+Pool::~Pool() { delete &OfThisProcess(); }
 
-Pool::State& Pool::Mine() const {
-  static std::atomic<State*> abandoned{
-      nullptr};  // reachable for ever, so that no leak checker calls them lost
+Pool::State& Pool::OfThisProcess() const {
+  static std::atomic<State*> abandoned{nullptr};  // keeps them reachable for leak checkers
   State* state = state_.load();
   while (state->process != getpid()) {
     auto fresh = std::make_unique<State>(options_);
     if (!state_.compare_exchange_strong(state, fresh.get()))
-      continue;  // another thread of this child was faster
+      continue;  // another thread of this child has replaced it
     state->Abandon();
     state->next_abandoned = abandoned.load();
     while (!abandoned.compare_exchange_weak(state->next_abandoned, state)) {
@@ -290,22 +287,22 @@ Pool::State& Pool::Mine() const {
 }
 
 Result Pool::Run(const Json& params, const RunOptions& options) {
-  return Mine().Run(client::ToRequest(params, options));
+  return OfThisProcess().Run(client::ToRequest(params, options));
 }
 
 Result Pool::Validate(const Json& params, const RunOptions& options) {
-  return Mine().Validate(client::ToRequest(params, options));
+  return OfThisProcess().Validate(client::ToRequest(params, options));
 }
 
-Json Pool::Hello() { return Mine().Ask(protocol::HelloRequest{}); }
-Json Pool::List() { return Mine().Ask(protocol::ListRequest{}); }
-Json Pool::Stats() { return Mine().Ask(protocol::StatsRequest{}); }
+Json Pool::Hello() { return OfThisProcess().Ask(protocol::HelloRequest{}); }
+Json Pool::List() { return OfThisProcess().Ask(protocol::ListRequest{}); }
+Json Pool::Stats() { return OfThisProcess().Ask(protocol::StatsRequest{}); }
 
-std::vector<std::string> Pool::Features() { return Mine().Features(); }
+std::vector<std::string> Pool::Features() { return OfThisProcess().Features(); }
 
-void Pool::Stop() { Mine().Stop(); }
+void Pool::Stop() { OfThisProcess().Stop(); }
 
-std::string Pool::StderrTail() const { return Mine().StderrTail(); }
+std::string Pool::StderrTail() const { return OfThisProcess().StderrTail(); }
 
 struct Pools::Node {
   Node(PoolOptions options, int world_size) : pool(WithWorldSize(std::move(options), world_size)) {}

@@ -26,7 +26,7 @@ void Check(int error, const char* what) {
   if (error != 0) throw std::system_error(error, std::generic_category(), what);
 }
 
-// Never 0, 1 or 2, which a harness may have closed: the child's own go there. Of no descriptor, none.
+// A descriptor above 2, since the child's own streams replace 0 to 2 (which a harness may have closed). None for -1.
 posix::UniqueFd AboveStandard(int fd) {
   if (fd < 0) return posix::UniqueFd();
   posix::UniqueFd owned(fd);
@@ -36,8 +36,8 @@ posix::UniqueFd AboveStandard(int fd) {
   return moved;
 }
 
-// Both directions exist, one is used: unlike a pipe, a socket can be written without SIGPIPE and shut down
-// whoever holds copies.
+// Used in one direction only. Unlike a pipe, a socket can be written without SIGPIPE, and can be shut down even when other
+// processes hold copies of the descriptor.
 void MakeSocket(posix::UniqueFd* ours, posix::UniqueFd* theirs) {
   int fds[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0) Check(errno, "socketpair");
@@ -134,7 +134,7 @@ std::unique_ptr<Process> Process::Spawn(const Command& command) {
         command.path.c_str());
   process->pid_ = pid;
   const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));  // close-on-exec by itself
-  // Otherwise the kernel has none, or a filter forbids it: done without. Or the process is gone already.
+  // For other errors it goes on without one: the kernel has none, a filter forbids it, or the process has ended.
   if (pidfd < 0 && (errno == EMFILE || errno == ENFILE)) Check(errno, "pidfd_open");
   process->pidfd_ = AboveStandard(pidfd);
   return process;
@@ -167,7 +167,7 @@ bool Process::WaitEnd(Clock::time_point until) {
     if (Clock::now() >= until) return false;
     if (pidfd_.get() >= 0) {
       pollfd fd = {pidfd_.get(), POLLIN, 0};
-      poll(&fd, 1, PollTimeout(until));  // interrupted or not: the loop looks again
+      poll(&fd, 1, PollTimeout(until));  // interrupted or not: the loop checks
     } else {
       std::this_thread::sleep_for(
           std::min<Clock::duration>(until - Clock::now(), std::chrono::milliseconds(5)));
@@ -176,11 +176,11 @@ bool Process::WaitEnd(Clock::time_point until) {
   return true;
 }
 
-// While the leader is not reaped its number is still its own. When somebody else reaped it, the number is given to
-// another process only when the group is empty: with no process of that number, the group is still ours, or none.
+// Until the leader is reaped, nobody else can have its number. When somebody else has reaped it, the kernel gives the number
+// to another process only after the group is empty: so if no process has the number, the group is ours or does not exist.
 bool Process::GroupIsOurs() const {
   if (end_ != End::kUnknown) return true;
-  // A leader that is just being reaped has its number for another moment.
+  // A leader that is being reaped right now keeps its number for a moment.
   for (const auto until = Clock::now() + kReaping;;
        std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
     if (kill(pid_, 0) != 0 && errno == ESRCH) return true;
@@ -194,11 +194,11 @@ bool Process::Terminate(std::chrono::milliseconds grace, std::chrono::millisecon
     kill(-pid_, SIGTERM);
     WaitEnd(Clock::now() + grace);
   }
-  // Also for what is left of the group when its leader has gone.
+  // Also when the leader has ended: others of the group may be left.
   if (GroupIsOurs()) kill(-pid_, SIGKILL);
   if (!WaitEnd(Clock::now() + kill_limit)) return false;
   if (end_ != End::kUnknown) {
-    while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {  // it has ended: this does not wait
+    while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {  // does not wait: the process has ended
     }
   }
   reaped_ = true;
@@ -219,12 +219,12 @@ std::string Process::DescribeEnd() {
       return "was killed by signal " + std::to_string(signal_) + (name ? " (" + std::string(name) + ")" : "");
     }
     default:
-      return "ended (how is not known: SIGCHLD is ignored, or somebody else waited for it)";
+      return "ended (how is unknown: SIGCHLD is ignored, or another part of this process waited for it)";
   }
 }
 
 void Process::Abandon() {
-  reaped_ = true;  // not ours to kill
+  reaped_ = true;  // the process belongs to the parent: never kill it here
   for (posix::UniqueFd* fd : {&pidfd_, &input_, &output_, &errors_}) fd->ResetInherited();
 }
 

@@ -1,5 +1,5 @@
-// A child process in a process group of its own, with its three standard streams on descriptors of ours.
-// Passive: no thread, no signal handler; every wait has a time at which it gives up. Not thread-safe.
+// A child process in a process group of its own, whose three standard streams are descriptors of this process.
+// No thread, no signal handler; every wait has a limit. Not thread-safe.
 #pragma once
 
 #include <sys/types.h>
@@ -33,7 +33,7 @@ class Process {
   // Throws std::system_error.
   static std::unique_ptr<Process> Spawn(const Command& command);
 
-  ~Process();  // kills the group, without a grace, if that has not been done
+  ~Process();  // kills the group at once, unless Terminate has ended it
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
 
@@ -41,29 +41,29 @@ class Process {
   int pidfd() const { return pidfd_.get(); }  // readable when the process has ended; -1 on kernels without it
   // A socket to its stdin: send(2) with MSG_NOSIGNAL raises no SIGPIPE.
   int input() const { return input_.get(); }
-  int output() const { return output_.get(); }          // its stdout, non-blocking
+  int output() const { return output_.get(); }                 // its stdout, non-blocking
   posix::UniqueFd TakeErrors() { return std::move(errors_); }  // its stderr, non-blocking
 
-  // End of file on its stdin, also when a fork of ours holds a copy of the descriptor.
+  // End of file on its stdin, also when a forked child of this process holds a copy of the descriptor.
   void CloseInput();
 
-  bool Ended();                           // a look; the process stays to be reaped
+  bool Ended();                           // does not wait, and does not reap
   bool WaitEnd(Clock::time_point until);  // false: it runs on
-  // SIGTERM to the group, `grace`, SIGKILL to the group, at most `kill_limit`, and reaped.
-  // False: even that did not end it; may be tried again.
+  // SIGTERM to the group, waits `grace`, SIGKILL to the group, waits at most `kill_limit`, reaps.
+  // False: it has not ended; may be called again.
   bool Terminate(std::chrono::milliseconds grace, std::chrono::milliseconds kill_limit);
   std::string DescribeEnd();  // "exited with code 3", "was killed by signal 11 (Segmentation fault)"
   bool EndedInOrder();        // with exit code 0
-  bool EndIsUnknown();        // ended, and somebody else has learnt how (SIGCHLD ignored, wait(-1))
+  bool EndIsUnknown();        // ended, and its exit status went to somebody else (SIGCHLD ignored, wait(-1))
 
-  // In a forked child of the spawner: closes the copies of the descriptors, touches nothing else.
+  // In a forked child of the process that spawned it: closes the copies of the descriptors and does nothing else.
   void Abandon();
 
  private:
   Process() = default;
   enum class End { kRunning, kExited, kSignalled, kUnknown };
 
-  bool GroupIsOurs() const;  // as of the last look; false: the number has gone to somebody else
+  bool GroupIsOurs() const;  // after Ended(); false: the group's number may belong to another process now
 
   pid_t pid_ = -1;
   posix::UniqueFd pidfd_, input_, output_, errors_;

@@ -11,7 +11,7 @@
 namespace cppool::client {
 namespace {
 
-// Why JSON cannot say it; empty: it can.
+// Why JSON cannot express the request; empty: it can.
 std::string Unsayable(const protocol::RunRequest& request) {
   try {
     protocol::SerializeRequest({std::nullopt, request});

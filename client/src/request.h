@@ -1,4 +1,4 @@
-// What a Pool is asked for, as the request that its daemon is sent.
+// The library's parameters and options as the protocol's request.
 #pragma once
 
 #include <cppool/pool.h>
@@ -6,8 +6,8 @@
 
 namespace cppool::client {
 
-// Throws std::invalid_argument for options out of range and for what JSON cannot say. Folders become absolute: the daemon's own is the one that
-// this process had when it spawned it.
+// Throws std::invalid_argument for options out of range and for values that JSON cannot express. Folders become absolute, since this
+// process may have changed its working folder after it spawned the daemon.
 protocol::RunRequest ToRequest(const Json& params, const RunOptions& options);
 
 }  // namespace cppool::client

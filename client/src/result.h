@@ -5,11 +5,11 @@
 
 namespace cppool::client {
 
-// Both throw std::runtime_error that names what is wrong.
+// All throw std::runtime_error that says which member is wrong.
 Result ResultFromJson(Json json);
 Result ValidationFromJson(Json json);  // {"ok": true, "runs": true}, or what `run` would answer
 
-// `features` of an answer to `hello`; empty when there is none. Throws likewise.
+// `features` of an answer to `hello`; empty when it has none.
 std::vector<std::string> FeaturesFromJson(const Json& hello);
 
 }  // namespace cppool::client

@@ -1,4 +1,4 @@
-// Where programs are looked for.
+// The folders in which programs are searched.
 #pragma once
 
 #include <string>

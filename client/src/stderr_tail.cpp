@@ -12,8 +12,9 @@
 namespace cppool::client {
 namespace {
 
-constexpr std::size_t kLineLimit = 4096;            // of a line that is handed out
-constexpr std::size_t kKept = 2 * kTailCharacters;  // so that enough is left without the '\r' of "\r\n"
+constexpr std::size_t kLineLimit = 4096;  // of a line given to on_line
+constexpr std::size_t kKept =
+    2 * kTailCharacters;  // enough is left without start lines and the '\r' of "\r\n"
 
 std::string WithoutStart(std::string_view text) {
   std::string rest;
@@ -31,7 +32,7 @@ std::string WithoutStart(std::string_view text) {
 StderrTail::StderrTail(posix::UniqueFd fd, std::function<void(std::string_view)> on_line)
     : fd_(std::move(fd)), on_line_(std::move(on_line)) {
   MakePipe(&wake_read_, &wake_write_);
-  // The harness's signals are for its own threads.
+  // Signals of the harness must be handled by its own threads.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -47,7 +48,7 @@ StderrTail::StderrTail(posix::UniqueFd fd, std::function<void(std::string_view)>
 StderrTail::~StderrTail() {
   ending_ = true;
   wake_write_.Reset();
-  thread_.join();  // it waits for nothing but the two descriptors, and for two calls of on_line
+  thread_.join();  // the thread waits only for the two descriptors and for at most two calls of on_line
 }
 
 void StderrTail::Read() {
@@ -57,7 +58,7 @@ void StderrTail::Read() {
   ssize_t behind = 0;  // bytes to read until it has
   for (bool open = true; open;) {
     pollfd fds[2] = {{fd_.get(), POLLIN, 0}, {wake_read_.get(), POLLIN, 0}};
-    // Without a limit for as long as the daemon lives: the other threads wake it.
+    // Without a limit: other threads wake it through the pipe.
     if (poll(fds, 2, -1) < 0) continue;
     if (fds[1].revents != 0) {
       if (read(wake_read_.get(), buffer, 1) == 0) break;
@@ -97,7 +98,7 @@ void StderrTail::TakeLine(std::string_view line) {
   if (!on_line_) return;
   try {
     on_line_(line);
-  } catch (...) {  // there is nobody to tell
+  } catch (...) {  // dropped, as pool.h says
   }
 }
 

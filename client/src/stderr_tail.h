@@ -1,4 +1,4 @@
-// Reads a daemon's stderr for as long as it lives, so that it never blocks on a full pipe, and keeps its end.
+// Reads a daemon's stderr as long as the daemon lives, so that it never blocks on a full pipe, and keeps the end of it.
 #pragma once
 
 #include <atomic>
@@ -24,23 +24,22 @@ class StderrTail {
   // `fd` is non-blocking. `on_line` may be empty; it is called on the reading thread, outside any lock.
   // Throws std::system_error.
   StderrTail(posix::UniqueFd fd, std::function<void(std::string_view)> on_line);
-  ~StderrTail();  // ends the thread; what has not been handed out by then is lost
+  ~StderrTail();  // ends the thread; lines that on_line has not been given are lost
   StderrTail(const StderrTail&) = delete;
   StderrTail& operator=(const StderrTail&) = delete;
 
-  // Waits until what was written before this call has been read: once the daemon is dead, its last words, but
-  // not what a process that left the group goes on writing. `until`: on_line may be slow. One thread at a time.
+  // Waits until everything written before this call has been read, at most until `until`, since on_line may be slow.
+  // Output of a process that has left the daemon's group may go on and is not waited for. One thread at a time.
   void CatchUp(Clock::time_point until);
   // The last kTailLines lines, of which the last kTailCharacters characters. Without the line that StartFailure() has read.
   std::string Text() const;
 
-  // What the last line so far says that a daemon that cannot start ends with (protocol/start.h).
+  // The last start line (protocol/start.h) read so far, if any.
   std::optional<protocol::StartFailure> StartFailure() const;
-  // The daemon has started: no line counts as such from now on.
+  // The daemon has started: from now on no line counts as a start line.
   void ForgetStart();
 
-  // In a forked child, which has no copy of the thread: closes the descriptors. The object must then be
-  // leaked.
+  // In a forked child, which does not have the thread: closes the descriptors. The object must then be leaked.
   void Abandon();
 
  private:
@@ -49,11 +48,13 @@ class StderrTail {
   void TakeLine(std::string_view line);
 
   std::atomic<bool> ending_{false};
-  posix::UniqueFd fd_, wake_read_, wake_write_;  // a byte asks the thread to catch up, the end of file to end
+  posix::UniqueFd fd_, wake_read_,
+      wake_write_;  // to wake_: a byte asks the thread to catch up, end of file asks it to end
   std::function<void(std::string_view)> on_line_;
   mutable std::mutex mutex_;
   std::condition_variable caught_up_;
-  std::string kept_;  // under mutex_; the last bytes, at least kTailCharacters once there were so many
+  std::string
+      kept_;  // under mutex_; the last bytes read, at least 2 * kTailCharacters once there are so many
   bool catching_up_ = false;  // under mutex_
   bool ended_ = false;        // under mutex_
   std::atomic<bool> starting_{true};

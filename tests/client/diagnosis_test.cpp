@@ -49,7 +49,7 @@ TEST_CASE("a stopped daemon is said to be stopped, thread by thread") {
   LeavesNothing([&] {
     Pool pool(options);
     pid = pool.Hello().at("pid").get<pid_t>();
-    cppool::RunOptions run = Within(3s);  // it is first looked at after 2.2 s, and must be stopped by then
+    cppool::RunOptions run = Within(3s);  // its state is first read after 2.2 s: it must be stopped by then
     run.case_name = "odd";
     try {
       pool.Run({{"action", "sleep"}, {"rank", 1}}, run);
@@ -82,7 +82,7 @@ TEST_CASE("a daemon that spins is told from one that waits") {
   CHECK_FALSE(Has(waits, "running"));
 }
 
-TEST_CASE("a daemon that does not answer its first question is looked at, too") {
+TEST_CASE("the state of a daemon that does not answer `hello` is told, too") {
   auto options = FakeOptions("silent");
   options.start_limit = 400ms;
   Pool pool(options);

@@ -465,9 +465,10 @@ int main(int argc, char** argv) {
     return 2;
   }
   if ((start == "two_devices" && world_size > 2) || (start == "once" && !First(file))) {
-    std::cerr << "cppoold: start " << Json({{"error", "--world-size 4 needs as many devices, and CUDA sees 2"},
-                                            {"kind", "unsupported"},
-                                            {"devices", 2}})
+    std::cerr << "cppoold: start "
+              << Json({{"error", "--world-size 4 needs as many devices, and CUDA sees 2"},
+                       {"kind", "unsupported"},
+                       {"devices", 2}})
               << std::endl;
     return 2;
   }
@@ -506,7 +507,8 @@ int main(int argc, char** argv) {
                      {"devices", std::vector<std::string>(static_cast<std::size_t>(world_size), "cpu")},
                      {"init_ms", Json::object()}});
       if (start == "newer")
-        answer.update({{"protocol_minor", 99}, {"features", {"validate", "a new one"}}, {"new", {{"a", {1}}}}});
+        answer.update(
+            {{"protocol_minor", 99}, {"features", {"validate", "a new one"}}, {"new", {{"a", {1}}}}});
       if (start == "odd_features") answer["features"] = {"validate", 7};
       if (start == "garbage") Write(1, sentinel + "hello?\n");
       if (start == "refuse")

@@ -284,7 +284,7 @@ TEST_CASE("a daemon that cannot start is an error with its message, and is not t
   auto [start, text] =
       GENERATE(Case{"usage", "4 ranks need 4 devices"}, Case{"usage", "exited with code 2 at its start"},
                Case{"die", "killed by signal 9"}, Case{"silent", "did not answer `hello` within 0.3 s"},
-               Case{"garbage", "no JSON"}, Case{"other_protocol", "speaks protocol 7, this client 1"},
+               Case{"garbage", "is not JSON"}, Case{"other_protocol", "speaks protocol 7, this client 1"},
                Case{"other_world", "world size"}, Case{"refuse", "not today"});
   INFO(start);
   LeavesNothing([&, start = start, text = text] {
@@ -423,7 +423,7 @@ TEST_CASE("an answer that is none breaks the protocol") {
     const char* what;
     const char* text;
   };
-  auto [what, text] = GENERATE(Case{"garbage", "no JSON"}, Case{"no_object", "no object"},
+  auto [what, text] = GENERATE(Case{"garbage", "is not JSON"}, Case{"no_object", "not an object"},
                                Case{"no_result", "has no \"status\""}, Case{"deep", "nested deeper than 64"},
                                Case{"endless_answer", "more than 16 MiB"},
                                Case{"close_stdout", "closed its stdout and runs on"});

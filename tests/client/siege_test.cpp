@@ -299,7 +299,7 @@ TEST_CASE("a second answer is not the next request's, even without an id") {
       CHECK(result.ok());
       CHECK(result.attempts == 1);
     }
-    CHECK(Contains(log, "answer to no request"));
+    CHECK(Contains(log, "an answer without a request"));
   });
 }
 

@@ -102,8 +102,8 @@ TEST_CASE("a world that does not recover is fatal, and the answer says why") {
   CHECK(answer.at("failure").at("detail") == "it broke");
 }
 
-// The daemon has looked, is forgotten to have, and takes the next case.
-void CheckLookedAndWarm(Inside& inside) {
+// The daemon has probed its world (which is then forgotten), and runs the next case.
+void CheckProbedAndWarm(Inside& inside) {
   CHECK(Called(*inside.fake, "recover"));
   {
     const std::lock_guard lock(inside.fake->mutex);
@@ -114,23 +114,23 @@ void CheckLookedAndWarm(Inside& inside) {
   CHECK(inside.Run().at("status") == "passed");
 }
 
-TEST_CASE("after any error the daemon looks, and stays warm while its world is sound") {
+TEST_CASE("after any error the daemon probes its world, and stays warm while that is sound") {
   Inside inside(4);
   for (const char* action : {"cuda", "memory", "throw", "fail", "fail while others wait"}) {
     const Json answer = inside.Run({{"action", action}, {"rank", 2}});
     INFO(answer);
     CHECK(answer.at("status") == "error");
     CHECK_FALSE(answer.contains("fatal"));
-    CheckLookedAndWarm(inside);
+    CheckProbedAndWarm(inside);
   }
-  // A failed check costs no look.
+  // A failed check costs no probe.
   for (const char* action : {"check fails", "mismatch", "cannot", "pass"})
     inside.Run({{"action", action}, {"rank", 2}});
   CHECK_FALSE(Called(*inside.fake, "recover"));
   CHECK(inside.fake->sums == 0);
 }
 
-TEST_CASE("a group of calls that a case leaves open is its error when it has no other, and is looked after") {
+TEST_CASE("a group of calls that a case leaves open is its error when it has no other, and is recovered from") {
   Inside inside(4);
   const std::vector<std::vector<std::string>> expected = {
       {"pass", "error", "rank 2: the case left a group of calls open"},
@@ -147,12 +147,12 @@ TEST_CASE("a group of calls that a case leaves open is its error when it has no 
     CHECK(answer.at("failure").at("rank") == 2);
     CHECK(Has(answer.at("error"), e[2]));
     CHECK_FALSE(answer.contains("fatal"));
-    CheckLookedAndWarm(inside);
+    CheckProbedAndWarm(inside);
   }
   CHECK_FALSE(Called(*inside.fake, "recover"));
 }
 
-TEST_CASE("a case that cannot run here, and whose end fails, is looked after") {
+TEST_CASE("a case that cannot run here, and whose end fails, is probed for") {
   Inside inside(4);
   inside.fake->unsound_rank = 2;
   inside.fake->unsound = FakeWorld::Unsound::kCommunicator;
@@ -173,12 +173,12 @@ TEST_CASE("a world that is not sound after an error is fatal, and the answer say
       Wrong{Unsound::kMessage, ": a message from rank 2 over the world communicator is wrong"},
       Wrong{Unsound::kStaleMessage, ": a message from rank 2 over the world communicator is wrong"},
       Wrong{Unsound::kCommunicator, "rank 2: a communicator failed"},
-      Wrong{Unsound::kHangs, "did not come back from small collectives within 100 ms"});
+      Wrong{Unsound::kHangs, "did not return from small collectives within 100 ms"});
   Inside inside(4, {std::chrono::milliseconds(30), std::chrono::milliseconds(2000),
                     std::chrono::milliseconds(wrong.what == Unsound::kHangs ? 100 : 20000)});
   inside.fake->unsound_rank = 2;
   CHECK_FALSE(
-      inside.Run({{"action", "fail"}, {"rank", 1}}).contains("fatal"));  // what is stale comes from this look
+      inside.Run({{"action", "fail"}, {"rank", 1}}).contains("fatal"));  // the stale message is of this probe
   inside.fake->unsound = wrong.what;
   const Json answer = inside.Run({{"action", "fail"}, {"rank", 1}});
   INFO(answer);
@@ -334,18 +334,18 @@ TEST_CASE("a device that is lost while memory is given back retires the daemon w
   CHECK(inside.last_fatal);
 }
 
-TEST_CASE("a rank that does not come back from an abort makes the answer fatal") {
+TEST_CASE("a rank that does not return from an abort makes the answer fatal") {
   Inside inside(2, {std::chrono::milliseconds(20), std::chrono::milliseconds(50)});
   const Json answer = inside.Run({{"action", "fail while others are stuck"}, {"rank", 1}});
   INFO(answer);
   CHECK(answer.at("fatal") == true);
   CHECK(answer.at("failure").at("rank") == 1);
   CHECK(Has(answer.at("failure").at("detail"), "it broke"));
-  CHECK(Has(answer.at("ranks").at(0).at("error"), "did not come back"));
+  CHECK(Has(answer.at("ranks").at(0).at("error"), "did not return"));
   inside.fake->Release();
 }
 
-// What the daemon reads of a rank that has not come back would be a race, and in the end a crash instead of the answer.
+// What the daemon reads of a rank that has not returned would be a race, and in the end a crash instead of the answer.
 TEST_CASE("nothing is counted of a rank that goes on reporting while the answer is made") {
   Inside inside(2, {std::chrono::milliseconds(20), std::chrono::milliseconds(50)});
   const Json answer =
@@ -353,7 +353,7 @@ TEST_CASE("nothing is counted of a rank that goes on reporting while the answer 
   INFO(answer);
   CHECK(answer.at("status") == "failed");
   CHECK(answer.at("fatal") == true);
-  CHECK(Has(answer.at("ranks").at(1).at("error"), "did not come back"));
+  CHECK(Has(answer.at("ranks").at(1).at("error"), "did not return"));
   CHECK(answer.at("tflops").empty());
   inside.fake->Release();
 }

@@ -1,4 +1,4 @@
-// A world whose failures are up to the test: its streams do all at once, and its communication does what a look at it takes.
+// A world whose failures the test chooses. Its streams run all work at once, and it has the communication that a probe needs.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@
 
 namespace cppool::test {
 
-// What the ranks of a fake world share, and what a test sets and looks at.
+// What the ranks of a fake world share, and what a test sets and reads.
 struct FakeWorld {
   std::mutex mutex;
   std::condition_variable changed;
@@ -33,12 +33,13 @@ struct FakeWorld {
   int rank_that_cannot_begin = -1;
   int rank_that_cannot_end = -1;
   bool recovers = true;
-  // Of a world that has had a failure: what a look at it meets, on `unsound_rank`.
+  // What a probe after a failure finds, on `unsound_rank`.
   enum class Unsound { kNothing, kSum, kMessage, kStaleMessage, kCommunicator, kHangs };
   std::atomic<Unsound> unsound{Unsound::kNothing};
   int unsound_rank = -1;
   // The seam's last failure, on every rank.
-  cppool_failure failure{sizeof(cppool_failure), CPPOOL_INTERNAL, CPPOOL_CULPRIT_SELF, "the runtime's last error"};
+  cppool_failure failure{sizeof(cppool_failure), CPPOOL_INTERNAL, CPPOOL_CULPRIT_SELF,
+                         "the runtime's last error"};
   std::atomic<std::size_t> free_bytes{std::size_t{1} << 30};
   std::atomic<bool> device_lost{false};     // what asks the device itself throws from then on
   std::atomic<std::size_t> left_behind{0};  // allocations that a case leaves on each rank

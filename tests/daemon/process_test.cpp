@@ -10,12 +10,12 @@
 #include <string>
 #include <thread>
 
-#include "tests/catch.h"
 #include "daemon/options.h"
 #include "daemon/rank_threads.h"
 #include "daemon/request_reader.h"
 #include "daemon/stdout_channel.h"
 #include "daemon/watchdog.h"
+#include "tests/catch.h"
 
 namespace cppool::test {
 namespace {

@@ -1,4 +1,4 @@
-// What a passed deadline says of ranks in all kinds of states, the ones that do not let themselves be looked at among them.
+// The answer to a passed deadline, for ranks in all kinds of states, also such that cannot be read.
 #include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -11,16 +11,16 @@
 #include <stdexcept>
 #include <thread>
 
-#include "tests/catch.h"
 #include "daemon/stack_sampler.h"
 #include "daemon/timeout_report.h"
+#include "tests/catch.h"
 
 namespace cppool::test {
 namespace {
 
 using daemon::DescribeProgress;
-using daemon::RankNow;
 using daemon::RankPhase;
+using daemon::RankSnapshot;
 using daemon::TimeoutReport;
 using kernels::StreamProgress;
 
@@ -32,7 +32,9 @@ StreamProgress In(const std::string& stream, const std::string& stage, double se
   return {stream, stage, seconds, false, doing, std::move(awaits), behind, 0};
 }
 
-RankNow Running(std::vector<StreamProgress> streams) { return {RankPhase::kRunning, "", std::move(streams)}; }
+RankSnapshot Running(std::vector<StreamProgress> streams) {
+  return {RankPhase::kRunning, "", std::move(streams)};
+}
 
 }  // namespace
 
@@ -56,8 +58,8 @@ TEST_CASE("a stream that waits for another one is told with that one's reason") 
 }
 
 TEST_CASE("the rank that others wait for is named, whatever it does itself") {
-  const RankNow waits = Running({In("main", "meet", 1, "waiting for recv from rank 1", {1})});
-  const auto report = [](const std::vector<RankNow>& ranks) {
+  const RankSnapshot waits = Running({In("main", "meet", 1, "waiting for recv from rank 1", {1})});
+  const auto report = [](const std::vector<RankSnapshot>& ranks) {
     return TimeoutReport(
         std::vector<pid_t>(ranks.size(), 0), [ranks](int rank) { return ranks[rank]; },
         std::chrono::milliseconds(700));
@@ -81,11 +83,11 @@ TEST_CASE("the rank that others wait for is named, whatever it does itself") {
   CHECK(Has(failed.error, "rank 2: failed: it broke"));
   CHECK_FALSE(failed.ranks[2].ok);
 
-  const RankNow waits_too = Running({In("main", "meet", 1, "waiting for recv from rank 0", {0})});
+  const RankSnapshot waits_too = Running({In("main", "meet", 1, "waiting for recv from rank 0", {0})});
   CHECK_FALSE(report({waits, waits_too}).failure->rank);  // for each other: nobody is to blame
 }
 
-TEST_CASE("looks that get stuck or throw cost no answer") {
+TEST_CASE("snapshots that get stuck or throw cost no answer") {
   struct Gate {
     std::mutex mutex;
     std::condition_variable changed;
@@ -95,12 +97,12 @@ TEST_CASE("looks that get stuck or throw cost no answer") {
   const auto start = std::chrono::steady_clock::now();
   const auto report = TimeoutReport(
       {0, 0, 0},
-      [gate](int rank) -> RankNow {
+      [gate](int rank) -> RankSnapshot {
         if (rank == 1) {
           std::unique_lock lock(gate->mutex);
           gate->changed.wait(lock, [&] { return gate->open; });
         }
-        if (rank == 2) throw std::runtime_error("no look");
+        if (rank == 2) throw std::runtime_error("no snapshot");
         return Running({In("main", "work", 1)});
       },
       std::chrono::milliseconds(5));

@@ -184,7 +184,8 @@ TEST_CASE("no device is an error for cuda, and the host for auto") {
     CHECK(why.at("kind") == "cuda");
     CHECK(why.at("devices") == 0);
     CHECK(why.at("world_size") == 2);
-    CHECK(why.at("detail") == "CUDA sees no device (CUDA_VISIBLE_DEVICES=''; it is empty, so that CUDA sees none)");
+    CHECK(why.at("detail") ==
+          "CUDA sees no device (CUDA_VISIBLE_DEVICES=''; it is empty, so that CUDA sees none)");
   }
   DaemonProcess daemon({"--world-size", "2"});
   CHECK(daemon.Ask({{"op", "hello"}}).at("backend") == "host");

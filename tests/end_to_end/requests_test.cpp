@@ -162,7 +162,9 @@ TEST_CASE("hello describes the world") {
     CHECK(hello.at("protocol") == 1);
     CHECK(hello.at("protocol_minor") == 1);
     const Json features = hello.at("features");
-    const auto has = [&](const char* name) { return std::count(features.begin(), features.end(), name) == 1; };
+    const auto has = [&](const char* name) {
+      return std::count(features.begin(), features.end(), name) == 1;
+    };
     for (const char* name : {"validate", "perturb", "dump", "inputs", "ratio", "idle_exit"}) CHECK(has(name));
     CHECK_FALSE(has("fault"));
     CHECK(hello.at("pid") == daemon.pid());

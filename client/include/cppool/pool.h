@@ -11,15 +11,33 @@
 //           if (!check.ok) std::cout << check.tensor << " is off by " << check.max_abs_err << "\n";
 //         std::cout << result.status << " in " << result.wall_ms << " ms " << result.error << "\n";
 //         return result.ok() ? 0 : 1;
-//       } catch (const cppool::PoolError& error) {  // it could not start, died, hung or talked nonsense
+//       } catch (const cppool::PoolError& error) {  // the daemon gave no answer
 //         std::cerr << error.what() << "\n";        // ends with the last lines of the daemon's stderr
 //         return 2;
 //       }
 //     }
 //
-// No CUDA is loaded or called in the caller's process: its forks and its own use of the GPUs are not touched.
-// A daemon leads a process group of its own and inherits no descriptor, signal mask or disposition. It ends
-// with its Pool, and with the process that spawned it, however that ends.
+// The library neither loads nor calls CUDA in the caller's process, which may fork and use GPUs itself. A daemon has a process group
+// of its own and inherits no descriptor, signal mask or disposition. It ends with its Pool, and with the process that spawned it.
+//
+// | what is limited                          | limit                               | what happens then                               |
+// | ---------------------------------------- | ----------------------------------- | ----------------------------------------------- |
+// | start: from the spawn to `hello`         | start_limit                         | killed; PoolError kStart, no retry              |
+// | a case, in the daemon                    | deadline                            | a fatal Result of kind "timeout"; next: respawn |
+// | the wait for the answer of Run           | deadline + grace                    | killed; PoolError kTimeout, no retry            |
+// | the wait for the answer of other calls   | 60 s                                | the same                                        |
+// | an orderly end: Stop, a fatal answer     | grace                               | SIGTERM to the group                            |
+// | the end after SIGTERM, then after SIGKILL | kill_grace each                    | SIGKILL to the group; left behind and reported  |
+// | on_stderr, after the daemon's end        | 0.5 s                               | lines that it has not been given are dropped    |
+// | attempts, if a daemon died or broke the protocol | 1 + retries                 | PoolError kDied or kProtocol                    |
+// | one attempt as a whole                   | start_limit + deadline + 2 grace + 2 kill_grace + 1 s |                               |
+// | pause after the n-th failed start in a row | 0.1 s * 2^(n-1), at most 60 s     | n < 5: the call waits; else it throws at once   |
+// | time without a call                      | idle_exit                           | the daemon ends; the next call spawns another   |
+// | an answer                                | 16 MiB                              | broken protocol                                 |
+// | the tail of stderr                       | 200 lines, 4000 characters          | the beginning is dropped                        |
+//
+// A start that succeeds, and Stop, end the row of failed starts. A daemon that ends because it is idle just as a call comes is
+// replaced once in that call, which counts as no attempt.
 #pragma once
 
 #include <atomic>
@@ -40,48 +58,47 @@ namespace cppool {
 
 struct PoolOptions {
   int world_size = 2;
-  // Path. Empty: $CPPOOL_DAEMON, else `cppoold` beside the program, in its prefix, in PATH, or in the prefix that the
-  // library was configured for; the first that is there.
+  // Path. Empty: $CPPOOL_DAEMON, else the first `cppoold` found beside the program, in its prefix, in PATH, or in the prefix
+  // that the library was configured for.
   std::string daemon;
   std::string backend = "auto";    // or "cuda", "host"
-  std::string transport = "auto";  // or "nccl", "peer", with which ranks can share a GPU
-  // Indices or UUIDs, the daemon's CUDA_VISIBLE_DEVICES. Empty: the caller's.
+  std::string transport = "auto";  // or "nccl", "peer"; with peer, ranks can share a GPU
+  // Indices or UUIDs: the daemon's CUDA_VISIBLE_DEVICES. Empty: the caller's value.
   std::vector<std::string> devices;
   std::vector<std::string> case_files;  // shared libraries with further cases (cppool/case.h)
   std::string sentinel = "[CP_POOL_RESP] ";
   std::string log_level;                                         // empty: the daemon's own default
   std::vector<std::string> arguments;                            // further arguments of the daemon
-  std::vector<std::pair<std::string, std::string>> environment;  // set for the daemon, beside the caller's
+  std::vector<std::pair<std::string, std::string>> environment;  // added to the caller's
 
-  // Each from 0 to 24 h.
-  std::chrono::milliseconds start_limit{60000};  // from the spawn to the answer to `hello`
-  std::chrono::milliseconds grace{2000};         // past a case's deadline, for its answer; for an orderly end
-  std::chrono::milliseconds kill_grace{5000};    // from SIGTERM to SIGKILL, and from there to giving up
-  // After so long without a call the daemon ends and gives its GPUs back; the next call spawns another, which
-  // is no attempt and no failure. 0: never.
-  std::chrono::milliseconds idle_exit{0};
-  int retries = 1;  // when the daemon died or broke the protocol
+  // The limits of the table above, each from 0 to 24 h.
+  std::chrono::milliseconds start_limit{60000};
+  std::chrono::milliseconds grace{2000};
+  std::chrono::milliseconds kill_grace{5000};
+  std::chrono::milliseconds idle_exit{0};  // 0: the daemon never ends because it is idle
+  int retries = 1;
 
-  // Called without the newline; must not call the Pool; what they throw is dropped. They must return: calls wait for
-  // them, and on_stderr, on its thread, must take no lock that a caller of the Pool holds. A slow one does not extend a
-  // call: it gets less, of stderr what it takes within half a second of the daemon's end.
-  std::function<void(std::string_view)> on_stderr;  // each line of stderr, at once, on the Pool's own thread
-  std::function<void(std::string_view)> log;  // other lines of stdout, stale answers, respawns; in the call
+  // Both get a line without its newline. They must return, since calls wait for them, and must not call the Pool. Their exceptions are
+  // dropped. on_stderr must not take a lock that a caller of the Pool holds. A slow one does not extend a call but misses lines.
+  std::function<void(std::string_view)>
+      on_stderr;  // every line of stderr, as it comes, on a thread of the Pool
+  std::function<void(std::string_view)>
+      log;  // other lines of stdout, stale answers, respawns; on the caller's thread
 };
 
-// What one rank is made to do wrong: only for a daemon started with `--allow-faults` (PoolOptions::arguments).
+// A fault of one rank, for tests. The daemon must have been started with `--allow-faults` (PoolOptions::arguments).
 struct Fault {
-  std::string kind;  // "throw", "stall", ...: the README lists them
+  std::string kind;  // "throw", "stall", ...: listed in daemon/README.md
   int rank = 0;
-  std::string stage{};     // the name of a mark or how it begins; empty: any mark of the case's iterations
-  std::int64_t count = 1;  // at which one of those marks
+  std::string stage{};     // a mark's name or its beginning; empty: any mark of the case's iterations
+  std::int64_t count = 1;  // at which of those marks, from 1
 };
 
 struct RunOptions {
   std::string case_name = "attention";
-  std::chrono::milliseconds deadline{90000};  // of the case; 1 ms to 24 h
-  std::int64_t warmup = 0;                    // iterations before those that are timed
-  std::int64_t repeat = 1;                    // timed iterations; times are their median
+  std::chrono::milliseconds deadline{90000};  // for the case; 1 ms to 24 h
+  std::int64_t warmup = 0;                    // untimed iterations at first
+  std::int64_t repeat = 1;                    // timed iterations; the result has medians
   bool checks = true;
   std::optional<std::uint64_t> perturb;  // seed of random delays at every mark; below 2^63
   std::string dump;                      // folder for the case's tensors as .npy; empty: none
@@ -90,7 +107,7 @@ struct RunOptions {
 };
 
 struct Failure {
-  std::string kind;  // "mismatch", "timeout", "out_of_memory", ...: the README lists them
+  std::string kind;  // "mismatch", "timeout", "out_of_memory", ...: listed in protocol/README.md
   std::optional<int> rank;
   std::string stage;
   std::string detail;
@@ -100,7 +117,7 @@ struct Result {
   Status status = Status::kError;
   std::string error;               // for people; empty when passed
   std::optional<Failure> failure;  // present when not passed
-  bool fatal = false;              // the daemon has gone with this answer; the next call spawns another
+  bool fatal = false;              // the daemon ended with this answer; the next call spawns another
   std::vector<Rank> ranks;
   std::vector<Check> checks;
   std::vector<std::pair<std::string, double>> tflops;  // per GPU, by stage
@@ -112,7 +129,7 @@ struct Result {
   bool ok() const { return status == Status::kPassed; }
 };
 
-// Why a daemon could not start, as it says for programs. Texts are empty, numbers absent, where it does not say.
+// Why a daemon could not start, from the line for programs at the end of its stderr. What it does not say is empty or absent.
 struct StartFailure {
   std::string error;   // for people
   std::string kind;    // as Failure has it
@@ -120,18 +137,19 @@ struct StartFailure {
   std::string stage;   // "arguments", "process", "backend", "cases", "ranks"
   std::optional<int> rank;
   std::optional<int> world_size;
-  std::optional<int> devices;  // that CUDA sees; fewer than world_size with kind "unsupported": too many ranks
+  std::optional<int>
+      devices;  // how many CUDA sees; with kind "unsupported" and less than world_size: too many ranks
   std::string backend, transport;
 };
 
-// The daemon gave no answer. what() ends with the tail of its stderr.
+// There is no answer. what() ends with the tail of the daemon's stderr.
 class PoolError : public std::runtime_error {
  public:
   enum class Kind {
-    kStart,     // it could not be spawned, or did not answer `hello` properly in time
-    kDied,      // it ended before it answered
-    kTimeout,   // no answer within the deadline and the grace; it was killed
-    kProtocol,  // it answered what is no answer, or closed a pipe and lives; it was killed
+    kStart,     // the daemon could not be spawned, or did not answer `hello` correctly in time
+    kDied,      // the daemon ended before it answered
+    kTimeout,   // the daemon did not answer within the limit; it was killed
+    kProtocol,  // the daemon's answer was not valid, or it closed a pipe and did not end; it was killed
   };
   PoolError(Kind kind, const std::string& message, std::string stderr_tail, int attempts = 1,
             std::optional<StartFailure> start_failure = std::nullopt);
@@ -139,7 +157,7 @@ class PoolError : public std::runtime_error {
   Kind kind() const { return kind_; }
   int attempts() const { return attempts_; }  // daemons that were asked; the last may not have started
   const std::string& stderr_tail() const { return stderr_tail_; }  // at most 4000 characters
-  // With kStart, when the daemon said why: an older one does not, nor one that was killed.
+  // Present with kStart when the daemon said why; an older daemon, or one that was killed, does not.
   const std::optional<StartFailure>& start_failure() const { return start_failure_; }
 
  private:
@@ -150,8 +168,8 @@ class PoolError : public std::runtime_error {
 };
 std::string_view ToString(PoolError::Kind kind);  // "start", "died", "timeout", "protocol"
 
-// One daemon, spawned by the first call and again by the first call after it has gone. Calls from several
-// threads take turns. In a forked child a Pool leaves its parent's daemon alone and spawns one of its own.
+// One daemon, spawned by the first call, and by the first call after it has ended. Calls of several threads take turns. In a forked
+// child a Pool does not touch the parent's daemon and spawns its own.
 class Pool {
  public:
   // Throws std::invalid_argument for limits out of range, and for texts with a zero byte, or a newline in the sentinel.
@@ -160,20 +178,15 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Runs one case. Returns whatever the daemon answered; throws PoolError when it gave no answer, and
-  // std::invalid_argument for options out of range and for what JSON cannot say: NaN, infinities, text that is not
-  // UTF-8. An attempt lasts at most start_limit, deadline, twice grace (the second after a fatal answer, for the
-  // daemon to go), twice kill_grace, and a second where on_stderr is slow to take last words; so does meeting a daemon
-  // that goes idle, once in a call, which is no attempt. A daemon that died or broke the protocol is replaced and asked
-  // again `retries` times; one that could not start, or did not answer in time, is not. After a failed start the next
-  // call pauses before it starts another: 0.1, 0.2, 0.4, 0.8 s. After five in a row calls throw at once, without a
-  // start, for 1.6 s, after six for 3.2 s, ..., at most for a minute. A start that succeeds, and Stop, reset this.
+  // Runs one case, within the limits of the table above. Returns the daemon's answer, whatever it is. Throws PoolError when there is
+  // none, and std::invalid_argument for options out of range and for values that JSON cannot express: NaN, infinities, text that is
+  // not UTF-8.
   Result Run(const Json& params = Json::object(), const RunOptions& options = {});
 
-  // Whether Run would run it: `passed`, else `skipped` or `error` with the reason. Throws as Run; a minute at most.
+  // Whether Run would run it: kPassed, else kSkipped or kError with the reason. Throws as Run does.
   Result Validate(const Json& params = Json::object(), const RunOptions& options = {});
 
-  // The answers to the other operations, under the same rules; a minute at most.
+  // The answers to the other operations. Throw as Run does.
   Json Hello();
   Json List();
   Json Stats();
@@ -182,26 +195,26 @@ class Pool {
   // Empty: a daemon from before there were any.
   std::vector<std::string> Features();
 
-  // Ends the daemon: closes its input, waits for `grace`, kills its group. The next call spawns another.
+  // Ends the daemon: closes its stdin, waits for `grace`, kills its group. The next call spawns another.
   void Stop();
 
-  // The tail of the stderr of the latest daemon: of its last 200 lines at most 4000 characters. Takes its turn.
+  // The tail of the stderr of the latest daemon. Takes its turn with calls.
   std::string StderrTail() const;
 
   const PoolOptions& options() const { return options_; }
 
  private:
   class State;
-  State& Mine() const;
+  State& OfThisProcess() const;
 
   PoolOptions options_;
-  mutable std::atomic<State*> state_;  // of the process that used it last: a forked child makes its own
+  mutable std::atomic<State*> state_;  // of the process that used it last; a forked child makes its own
 };
 
-// One Pool per world size, made when it is first asked for. Safe for several threads.
+// One Pool per world size, made by the first At. Thread-safe.
 class Pools {
  public:
-  explicit Pools(PoolOptions options = {});  // for all of them, but for the world size; throws as Pool
+  explicit Pools(PoolOptions options = {});  // for every Pool, except world_size; throws as Pool
   ~Pools();
   Pools(const Pools&) = delete;
   Pools& operator=(const Pools&) = delete;
@@ -212,10 +225,10 @@ class Pools {
  private:
   struct Node;
   PoolOptions options_;
-  std::atomic<Node*> head_{nullptr};  // a list that only grows: no lock that a fork could find held
+  std::atomic<Node*> head_{nullptr};  // a list that only grows, so that no lock can be held during a fork
 };
 
-// The program that a Pool with these options spawns; empty when none was found.
+// The program that a Pool with these options spawns; empty: not found.
 std::string FindDaemon(const PoolOptions& options);
 
 }  // namespace cppool

@@ -95,7 +95,7 @@ struct cppool_case_context {
    * the runtime has failed with that same status before, its culprit is the culprit of this failure too. */
   void (*fail)(cppool_case_context*, const char* detail);
 
-  /* Added later: a case that may meet an older daemon looks at struct_size first. */
+  /* Added later: a case that may meet an older daemon checks struct_size first. */
   const char* dump;   /* folder that the request wants tensors in; NULL: none. Only with CPPOOL_CASE_DUMPS */
   const char* inputs; /* folder to take tensors from; NULL: none. Only with CPPOOL_CASE_TAKES_INPUTS */
   /* What `validate` has kept for this request; NULL: nothing. All ranks have the same object and only read it. */

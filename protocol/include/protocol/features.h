@@ -23,7 +23,8 @@ inline constexpr Feature kFeatures[] = {
     {"ratio", "member `ratio` of `checks`: our largest error over that of plain attention"},
     {"stack", "member `stack` of `ranks` after a passed deadline: where the rank's threads are"},
     {"idle_exit", "option --idle-exit: the daemon ends after a time without requests"},
-    {"start_line", "a daemon that cannot start says why to programs (start.h)"},
+    {"a2a_size", "parameter `a2a_size` of the case `attention`"},
+    {"start_line", "a daemon that cannot start ends its stderr with a line for programs (start.h)"},
 };
 
 }  // namespace cppool::protocol

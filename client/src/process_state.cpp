@@ -1,4 +1,4 @@
-#include "client/src/process_look.h"
+#include "client/src/process_state.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -14,8 +14,8 @@
 namespace cppool::client {
 namespace {
 
-constexpr std::size_t kMostThreads = 256;      // read
-constexpr std::size_t kMostCharacters = 1500;  // told
+constexpr std::size_t kMostThreads = 256;      // that are read
+constexpr std::size_t kMostCharacters = 1500;  // of the description
 
 std::string ReadFile(const std::string& path) {
   const posix::UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -24,21 +24,21 @@ std::string ReadFile(const std::string& path) {
   return {buffer, static_cast<std::size_t>(std::max<ssize_t>(count, 0))};
 }
 
-// False: the thread has gone.
-bool LookAtThread(const std::string& folder, ThreadLook* look) {
+// False: the thread has ended.
+bool ReadThreadState(const std::string& folder, ThreadState* state) {
   const std::string stat = ReadFile(folder + "/stat");
-  const auto begin = stat.find('('), end = stat.rfind(')');  // the name may hold anything
+  const auto begin = stat.find('('), end = stat.rfind(')');  // the name may contain parentheses
   if (begin == std::string::npos || end == std::string::npos || end < begin) return false;
-  look->name = stat.substr(begin + 1, end - begin - 1);
+  state->name = stat.substr(begin + 1, end - begin - 1);
   std::istringstream fields(stat.substr(end + 1));
   std::string field;
-  fields >> look->state;
+  fields >> state->state;
   for (int i = 4; i < 14; ++i) fields >> field;  // proc(5): utime is the 14th, stime the 15th
   double user = 0, system = 0;
   fields >> user >> system;
-  look->cpu_seconds = (user + system) / static_cast<double>(sysconf(_SC_CLK_TCK));
-  look->waits_in = ReadFile(folder + "/wchan");
-  if (look->waits_in == "0") look->waits_in.clear();
+  state->cpu_seconds = (user + system) / static_cast<double>(sysconf(_SC_CLK_TCK));
+  state->waits_in = ReadFile(folder + "/wchan");
+  if (state->waits_in == "0") state->waits_in.clear();
   return true;
 }
 
@@ -48,7 +48,7 @@ std::string Number(double value) {
   return text;
 }
 
-std::string StateText(const ThreadLook& thread) {
+std::string StateText(const ThreadState& thread) {
   const std::string where = thread.waits_in.empty() ? "" : " in " + thread.waits_in;
   switch (thread.state) {
     case 'R':
@@ -69,39 +69,40 @@ std::string StateText(const ThreadLook& thread) {
   }
 }
 
-// Used since the look before; everything, for a thread that was not there.
-double CpuSince(const ProcessLook& before, const ThreadLook& thread) {
+// CPU time since `before`; all of it for a thread that was not there.
+double CpuSince(const ProcessState& before, const ThreadState& thread) {
   const auto known = std::find_if(before.threads.begin(), before.threads.end(),
-                                  [&](const ThreadLook& earlier) { return earlier.id == thread.id; });
+                                  [&](const ThreadState& earlier) { return earlier.id == thread.id; });
   return known == before.threads.end() ? thread.cpu_seconds : thread.cpu_seconds - known->cpu_seconds;
 }
 
 }  // namespace
 
-ProcessLook LookAtProcess(pid_t pid) {
-  ProcessLook look;
-  look.when = Clock::now();
+ProcessState ReadProcessState(pid_t pid) {
+  ProcessState state;
+  state.when = Clock::now();
   const std::string folder = "/proc/" + std::to_string(pid) + "/task";
   const std::unique_ptr<DIR, int (*)(DIR*)> threads(opendir(folder.c_str()), &closedir);
-  if (!threads) return look;
+  if (!threads) return state;
   while (const dirent* entry = readdir(threads.get())) {
-    ThreadLook thread;
+    ThreadState thread;
     thread.id = std::atoi(entry->d_name);
-    if (thread.id > 0 && LookAtThread(folder + "/" + entry->d_name, &thread)) look.threads.push_back(thread);
-    if (look.threads.size() == kMostThreads) break;
+    if (thread.id > 0 && ReadThreadState(folder + "/" + entry->d_name, &thread))
+      state.threads.push_back(thread);
+    if (state.threads.size() == kMostThreads) break;
   }
-  return look;
+  return state;
 }
 
-std::string Describe(const ProcessLook& before, const ProcessLook& now) {
+std::string Describe(const ProcessState& before, const ProcessState& now) {
   if (now.threads.empty()) return "";
   const bool compared = !before.threads.empty();
   const bool stopped = std::all_of(now.threads.begin(), now.threads.end(),
-                                   [](const ThreadLook& t) { return t.state == 'T' || t.state == 't'; });
+                                   [](const ThreadState& t) { return t.state == 'T' || t.state == 't'; });
   double used = 0;
-  // Threads of the same name that do the same are told once, those that use processors first.
+  // Threads with the same line are described once; those with the most CPU time come first.
   std::vector<std::pair<double, std::pair<std::string, int>>> lines;
-  for (const ThreadLook& thread : now.threads) {
+  for (const ThreadState& thread : now.threads) {
     const double cpu = compared ? CpuSince(before, thread) : 0;
     used += cpu;
     std::string line = thread.name + ": " + StateText(thread);
