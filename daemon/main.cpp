@@ -37,8 +37,8 @@
 namespace {
 
 using namespace cppool::daemon;
-using cppool::posix::UniqueFd;
 using cppool::protocol::StartFailure;
+using cppool::protocol::UniqueFd;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kNoReader = 1;

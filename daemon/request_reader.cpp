@@ -12,7 +12,7 @@
 
 namespace cppool::daemon {
 
-RequestReader::RequestReader(posix::UniqueFd input, int stop_fd,
+RequestReader::RequestReader(protocol::UniqueFd input, int stop_fd,
                              std::optional<std::chrono::milliseconds> idle_limit)
     : input_(std::move(input)),
       stop_fd_(stop_fd),

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string_view>
 
-#include "posix/unique_fd.h"
+#include "protocol/unique_fd.h"
 
 namespace cppool::daemon {
 
@@ -17,17 +17,17 @@ class StdoutChannel {
   // Throws std::system_error when there is no stdout.
   static StdoutChannel TakeStdout();
 
-  explicit StdoutChannel(posix::UniqueFd fd);
+  explicit StdoutChannel(protocol::UniqueFd fd);
 
   // Writes `text`; false when not all of it was written by `deadline`, or nobody reads any more. Without a deadline it waits for the
   // reader as long as there is one (the watchdog ends the process when the parent dies). Any thread, one at a time.
   bool Write(std::string_view text, std::optional<Clock::time_point> deadline = std::nullopt);
 
  private:
-  posix::UniqueFd fd_;
+  protocol::UniqueFd fd_;
 };
 
 // The same for requests: fd 0 becomes /dev/null, so that nothing else can read them. Throws std::system_error.
-posix::UniqueFd TakeStdin();
+protocol::UniqueFd TakeStdin();
 
 }  // namespace cppool::daemon

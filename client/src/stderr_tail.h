@@ -11,8 +11,8 @@
 #include <thread>
 
 #include "client/src/process.h"
-#include "posix/unique_fd.h"
 #include "protocol/start.h"
+#include "protocol/unique_fd.h"
 
 namespace cppool::client {
 
@@ -23,7 +23,7 @@ class StderrTail {
  public:
   // `fd` is non-blocking. `on_line` may be empty; it is called on the reading thread, outside any lock.
   // Throws std::system_error.
-  StderrTail(posix::UniqueFd fd, std::function<void(std::string_view)> on_line);
+  StderrTail(protocol::UniqueFd fd, std::function<void(std::string_view)> on_line);
   ~StderrTail();  // ends the thread; lines that on_line has not been given are lost
   StderrTail(const StderrTail&) = delete;
   StderrTail& operator=(const StderrTail&) = delete;
@@ -48,7 +48,7 @@ class StderrTail {
   void TakeLine(std::string_view line);
 
   std::atomic<bool> ending_{false};
-  posix::UniqueFd fd_, wake_read_,
+  protocol::UniqueFd fd_, wake_read_,
       wake_write_;  // to wake_: a byte asks the thread to catch up, end of file asks it to end
   std::function<void(std::string_view)> on_line_;
   mutable std::mutex mutex_;

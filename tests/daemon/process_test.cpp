@@ -21,7 +21,7 @@ namespace cppool::test {
 namespace {
 
 using namespace std::chrono_literals;
-using posix::UniqueFd;
+using protocol::UniqueFd;
 using Clock = std::chrono::steady_clock;
 
 struct Pipe {

@@ -1,4 +1,5 @@
-// A file descriptor with an owner. Header-only: both processes, the daemon and the client, include it, and neither links the other.
+// A file descriptor with an owner: the ends of the pipes that the lines travel through. Header-only. The daemon and the client use it,
+// and neither may link the other.
 #pragma once
 
 #include <sys/stat.h>
