@@ -10,8 +10,8 @@
 #include "kernels/attention/checks/host/check_kernels.h"
 #include "kernels/attention/checks/oracle_alibi.h"
 #include "kernels/attention/checks/oracle_workspace.h"
-#include "kernels/attention/memory_list.h"
 #include "kernels/error.h"
+#include "kernels/memory_list.h"
 
 namespace cppool::kernels {
 namespace {

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "kernels/attention/check_kernels.h"
-#include "kernels/attention/memory_list.h"
 #include "kernels/attention/run.h"
 #include "kernels/attention/schedule.h"
+#include "kernels/memory_list.h"
 #include "kernels/runtime.h"
 
 namespace cppool::kernels {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "kernels/attention/attention_family.h"
-#include "kernels/attention/memory_list.h"
 #include "kernels/attention/tensor_ops.h"
+#include "kernels/memory_list.h"
 #include "kernels/runtime.h"
 
 namespace cppool::kernels {

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "kernels/attention/attention_family.h"
-#include "kernels/attention/memory_list.h"
 #include "kernels/attention/schedules/block_attention.h"
 #include "kernels/attention/schedules/head_exchange.h"
 #include "kernels/attention/schedules/whole_tensors.h"
+#include "kernels/memory_list.h"
 
 namespace cppool::kernels {
 

@@ -2,9 +2,9 @@
 // max_logit, with their gradients. The same around the kernel calls of every schedule.
 #pragma once
 
-#include "kernels/attention/memory_list.h"
 #include "kernels/attention/schedule.h"
 #include "kernels/attention/schedules/block_attention.h"
+#include "kernels/memory_list.h"
 #include "kernels/runtime.h"
 
 namespace cppool::kernels {

@@ -3,9 +3,9 @@
 #include <string>
 #include <utility>
 
+#include "kernels/attention/families/common/shape_table.h"
 #include "kernels/attention/families/host/attention_tiles.h"
 #include "kernels/attention/families/host/tile_scratch.h"
-#include "kernels/attention/families/shape_table.h"
 #include "kernels/runtime.h"
 
 namespace cppool::kernels::host {

@@ -8,7 +8,7 @@
 
 #include <cstddef>
 
-#include "kernels/attention/families/shape_table.h"
+#include "kernels/attention/families/common/shape_table.h"
 
 namespace cppool::kernels::cuda {
 

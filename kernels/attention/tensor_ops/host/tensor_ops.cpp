@@ -7,7 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "kernels/attention/families/host/vector_math.h"
 #include "kernels/attention/tensor_ops/row_tiles.h"
 #include "kernels/numerics/half.h"
 #include "kernels/runtime.h"
@@ -146,6 +145,25 @@ void MergeParts(std::int64_t rows, int heads, int dim, const std::vector<HeadRan
   }
 }
 
+template <typename A, typename B>
+void DotVectors(std::int64_t vectors, int dim, const TensorRef& out, const TensorRef& dout, float* delta) {
+  constexpr int kLanes = 8;  // of sums, so that the loop over them vectorises
+  const auto* a = static_cast<const typename A::Bits*>(out.data);
+  const auto* b = static_cast<const typename B::Bits*>(dout.data);
+  for (std::int64_t i = 0; i < vectors; ++i, a += dim, b += dim) {
+    float sums[kLanes] = {};
+    int d = 0;
+    for (; d + kLanes <= dim; d += kLanes) {
+      for (int lane = 0; lane < kLanes; ++lane)
+        sums[lane] += A::ToFloat(a[d + lane]) * B::ToFloat(b[d + lane]);
+    }
+    for (; d < dim; ++d) sums[0] += A::ToFloat(a[d]) * B::ToFloat(b[d]);
+    float sum = 0;
+    for (const float lane : sums) sum += lane;
+    delta[i] = sum;
+  }
+}
+
 void CheckRanges(int heads, const std::vector<HeadRange>& ranges, bool all) {
   std::vector<bool> held(static_cast<std::size_t>(heads));
   for (const HeadRange& range : ranges) {
@@ -237,19 +255,11 @@ class HostTensorOps : public TensorOps {
 
   void Delta(std::int64_t vectors, int dim, TensorRef out, TensorRef dout, float* delta,
              cppool_stream stream) override {
-    if (out.dtype != dout.dtype) Misused("delta of out and dout of different dtypes");
-    const VectorMath& math = BestVectorMath();
-    const HalfMath& half = HalfMathOf(math, out.dtype);
-    Enqueue(runtime_, stream, [=, &math, &half] {
-      const auto size = static_cast<std::size_t>(dim);
-      std::vector<float> scratch(2 * size);
-      const auto* a = static_cast<const std::uint16_t*>(out.data);
-      const auto* b = static_cast<const std::uint16_t*>(dout.data);
-      for (std::int64_t i = 0; i < vectors; ++i, a += size, b += size) {
-        half.load(a, dim, scratch.data());
-        half.load(b, dim, scratch.data() + size);
-        delta[i] = math.dot(scratch.data(), scratch.data() + size, dim);
-      }
+    Enqueue(runtime_, stream, [=] {
+      DispatchDtype(out.dtype, [&](auto a) {
+        DispatchDtype(dout.dtype,
+                      [&](auto b) { DotVectors<decltype(a), decltype(b)>(vectors, dim, out, dout, delta); });
+      });
     });
   }
 

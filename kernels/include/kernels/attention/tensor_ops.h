@@ -74,7 +74,8 @@ class TensorOps {
   // (accumulator, lse) := (accumulator, lse) merged with (part, part_lse), in fp32, shifted by the larger lse.
   virtual void Merge(const MergeArgs&, cppool_stream) = 0;
 
-  // delta[vector] = sum over dim of out * dout; `vectors` is rows * heads. Both have the same dtype.
+  // delta[vector] = sum over dim of out * dout; `vectors` is rows * heads. On CUDA both have the
+  // same dtype.
   virtual void Delta(std::int64_t vectors, int dim, TensorRef out, TensorRef dout, float* delta,
                      cppool_stream) = 0;
   // total[row, head] = log(exp(lse) + exp(offset[head])), of every row; offset [heads].

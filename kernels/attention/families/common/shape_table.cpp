@@ -1,4 +1,4 @@
-#include "kernels/attention/families/shape_table.h"
+#include "kernels/attention/families/common/shape_table.h"
 
 #include <algorithm>
 
