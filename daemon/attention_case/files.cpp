@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
@@ -17,6 +16,7 @@
 
 #include "daemon/attention_case/resolve.h"
 #include "kernels/error.h"
+#include "kernels/half.h"
 #include "protocol/json_text.h"
 
 namespace cppool::attention_case {
@@ -252,9 +252,9 @@ void DumpFiles::WriteRow(const TensorInfo& tensor, bool reference, std::int64_t 
     if (file == files_.end()) file = files_.emplace(path, NpyWriter(path, TypeOf(tensor.dtype))).first;
     const std::int64_t first = row * tensor.columns;
     if (tensor.dtype != Dtype::kBf16) return file->second.Write(first, tensor.columns, elements);
-    std::vector<std::uint32_t> wide(static_cast<std::size_t>(tensor.columns));
+    std::vector<float> wide(static_cast<std::size_t>(tensor.columns));
     const auto* bits = static_cast<const std::uint16_t*>(elements);
-    for (std::size_t i = 0; i < wide.size(); ++i) wide[i] = std::uint32_t{bits[i]} << 16;
+    for (std::size_t i = 0; i < wide.size(); ++i) wide[i] = kernels::BF16ToFloat(bits[i]);
     file->second.Write(first, tensor.columns, wide.data());
   } catch (const NpyError& failed) {
     throw RuntimeError(CPPOOL_INTERNAL, std::string("dump: ") + failed.what());

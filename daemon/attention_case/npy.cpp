@@ -8,10 +8,11 @@
 #include <bit>
 #include <cerrno>
 #include <charconv>
-#include <cmath>
 #include <cstring>
 #include <optional>
 #include <utility>
+
+#include "kernels/half.h"
 
 namespace cppool::attention_case {
 namespace {
@@ -176,14 +177,6 @@ std::int64_t CountOf(const std::vector<std::int64_t>& shape) {
   return count;
 }
 
-double HalfToDouble(std::uint16_t bits) {
-  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-  double value = exponent == 31  ? (fraction ? std::nan("") : HUGE_VAL)
-                 : exponent == 0 ? std::ldexp(fraction, -24)
-                                 : std::ldexp(fraction + 1024, exponent - 25);
-  return bits & 0x8000 ? -value : value;
-}
-
 template <typename Element, typename Convert>
 void ConvertAll(const std::vector<char>& bytes, std::int64_t count, double* to, Convert&& convert) {
   for (std::int64_t i = 0; i < count; ++i) {
@@ -250,7 +243,7 @@ void NpyReader::Read(std::int64_t first, std::int64_t count, double* to) const {
     FailFor(path_, "was truncated meanwhile");
   switch (header_.type) {
     case NpyType::kFloat16:
-      return ConvertAll<std::uint16_t>(bytes, count, to, HalfToDouble);
+      return ConvertAll<std::uint16_t>(bytes, count, to, kernels::FP16ToFloat);
     case NpyType::kFloat32:
       return ConvertAll<float>(bytes, count, to, [](float value) -> double { return value; });
     case NpyType::kFloat64:

@@ -2,13 +2,12 @@
 #include "client/command/diagnose.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <random>
 #include <set>
 
-#include "tests/client/command_support.h"
 #include "client/command/runner.h"
+#include "tests/child.h"
+#include "tests/client/command_support.h"
 #include "tests/client/xml.h"
 
 using namespace cppool::test;
@@ -59,13 +58,10 @@ Verdict Diagnosed(const Cell& cell, const std::vector<Cell>& before, Diagnoser::
 
 // The answers to a command line.
 std::vector<Json> Answers(const std::string& command) {
-  FILE* pipe = popen((command + " 2>/dev/null").c_str(), "r");
-  std::string text;
-  std::array<char, 4096> buffer;
-  while (std::size_t count = fread(buffer.data(), 1, buffer.size(), pipe)) text.append(buffer.data(), count);
-  CHECK(pclose(pipe) == 0);
+  const Child child = RunChild("{ " + command + "; } 2>/dev/null");
+  CHECK(child.exit_code == 0);
   std::vector<Json> answers;
-  for (const std::string& line : Lines(text)) answers.push_back(Json::parse(line));
+  for (const std::string& line : Lines(child.output)) answers.push_back(Json::parse(line));
   return answers;
 }
 
