@@ -20,8 +20,8 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "elements are read and written as they lie");
 
 constexpr std::string_view kMagic = "\x93NUMPY";
-constexpr std::size_t kLongestHeader = 1 << 16;                // NumPy itself takes 10000
-constexpr std::int64_t kMostElements = std::int64_t{1} << 56;  // so that no size overflows
+constexpr std::size_t kLongestHeader = 1 << 16;                // NumPy's own limit is 10000
+constexpr std::int64_t kMostElements = std::int64_t{1} << 56;  // no size in bytes overflows
 
 [[noreturn]] void FailFor(const std::string& path, const std::string& what) {
   throw NpyError(path + ": " + what);
@@ -30,7 +30,7 @@ constexpr std::int64_t kMostElements = std::int64_t{1} << 56;  // so that no siz
   FailFor(path, std::string(what) + ": " + std::strerror(errno));
 }
 
-// How many bytes came: fewer than asked only at the end of the file.
+// Returns how many bytes were read: fewer than requested at the end of the file only.
 std::size_t ReadAt(const std::string& path, int fd, void* to, std::size_t bytes, std::size_t offset) {
   std::size_t done = 0;
   while (done < bytes) {
@@ -56,7 +56,7 @@ void WriteAt(const std::string& path, int fd, const void* from, std::size_t byte
 }
 
 struct Preamble {
-  std::size_t header = 0;  // where the dictionary begins, and its length
+  std::size_t header = 0;  // offset of the dictionary
   std::size_t length = 0;
 };
 
@@ -64,7 +64,7 @@ Preamble ReadPreamble(const std::string& path, int fd) {
   unsigned char bytes[12];
   const std::size_t got = ReadAt(path, fd, bytes, sizeof(bytes), 0);
   if (got < 10 || std::memcmp(bytes, kMagic.data(), kMagic.size()) != 0)
-    FailFor(path, "is no .npy file (it does not begin with \\x93NUMPY)");
+    FailFor(path, "is not a .npy file (it does not begin with \\x93NUMPY)");
   const int version = bytes[6];
   if (version < 1 || version > 3)
     FailFor(path, "is of version " + std::to_string(version) + " of the .npy format, which has 1 to 3");
@@ -74,7 +74,7 @@ Preamble ReadPreamble(const std::string& path, int fd) {
   return preamble;
 }
 
-// Reads the few forms of Python's literals that a header has.
+// Parses the Python literals that a header can have.
 class HeaderParser {
  public:
   explicit HeaderParser(std::string_view text) : text_(text) {}
@@ -211,10 +211,10 @@ OpenFile::~OpenFile() {
 OpenFile::OpenFile(OpenFile&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
 
 NpyReader::NpyReader(const std::string& path)
-    : path_(path), file_(path, O_RDONLY | O_NONBLOCK) {  // a FIFO would wait for its writer
+    : path_(path), file_(path, O_RDONLY | O_NONBLOCK) {  // opening a FIFO must not block
   struct stat status {};
   if (fstat(file_.get(), &status) != 0) FailErrno(path, "cannot be examined");
-  if (!S_ISREG(status.st_mode)) FailFor(path, "is no file");
+  if (!S_ISREG(status.st_mode)) FailFor(path, "is not a regular file");
   const Preamble preamble = ReadPreamble(path, file_.get());
   std::string text(preamble.length, '\0');
   if (ReadAt(path, file_.get(), text.data(), text.size(), preamble.header) < text.size())
@@ -240,7 +240,7 @@ void NpyReader::Read(std::int64_t first, std::int64_t count, double* to) const {
   std::vector<char> bytes(static_cast<std::size_t>(count) * size);
   const std::size_t offset = data_ + static_cast<std::size_t>(first) * size;
   if (ReadAt(path_, file_.get(), bytes.data(), bytes.size(), offset) < bytes.size())
-    FailFor(path_, "was truncated meanwhile");
+    FailFor(path_, "was truncated while it was read");
   switch (header_.type) {
     case NpyType::kFloat16:
       return ConvertAll<std::uint16_t>(bytes, count, to, kernels::FP16ToFloat);
@@ -269,7 +269,7 @@ void NpyWriter::Create(const std::string& path, const NpyHeader& header) {
   const std::size_t whole =
       bytes.size() + static_cast<std::size_t>(CountOf(header.shape)) * SizeOf(header.type);
   if (ftruncate(file.get(), static_cast<off_t>(whole)) != 0)
-    FailErrno(path, "cannot be made as large as it is");
+    FailErrno(path, "cannot be extended to its size");
 }
 
 NpyWriter::NpyWriter(const std::string& path, NpyType type) : path_(path), file_(path, O_RDWR), type_(type) {

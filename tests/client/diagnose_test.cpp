@@ -354,16 +354,16 @@ TEST_CASE("a suite, diagnosed by the command: in the failure's lines, the closin
   dies.insert(dies.end(), {"--param", "dies=true", "--junit", junit});
   ran = Cppool(dies, CPPOOL_FAKE_DAEMON);
   CHECK(ran.Last() == "19 passed, 1 failed, 0 skipped");
-  CHECK(ran.Prints("\nasked again, since its daemon was lost: " + victim + "\n"));
-  CHECK(
-      ReadFile(junit).find("<system-out>asked again, since its daemon was lost: attempt 2\n</system-out>") !=
-      std::string::npos);
+  CHECK(ran.Prints("\nretried, because its daemon died or broke the protocol: " + victim + "\n"));
+  CHECK(ReadFile(junit).find(
+            "<system-out>retried, because its daemon died or broke the protocol: attempt 2\n</system-out>") !=
+        std::string::npos);
   dies.push_back("--diagnose");
   ran = Cppool(dies, CPPOOL_FAKE_DAEMON);
   CHECK(ran.Last() == "18 passed, 2 failed, 0 skipped");
   CHECK(ran.Prints("ERROR " + victim + "\n"));
   CHECK(ran.Prints("\n  verdict: " + by + "\n"));
-  CHECK_FALSE(ran.Prints("asked again"));
+  CHECK_FALSE(ran.Prints("retried, "));
 
   const std::string progress = Cppool(diagnose, CPPOOL_FAKE_DAEMON, true).err;
   CHECK(progress.find(victim + ": fresh pool 4, after 7 cells") != std::string::npos);

@@ -225,7 +225,7 @@ TEST_CASE("filters: of one key any value, of different keys all") {
     Select(cells, {{"dtypo", "bf16"}});
     FAIL("a key that no cell has was taken");
   } catch (const UsageError& error) {
-    CHECK(std::string(error.what()).find("did you mean 'dtype'?") != std::string::npos);
+    CHECK(std::string(error.what()).find("did you mean \"dtype\"?") != std::string::npos);
   }
 }
 

@@ -138,9 +138,9 @@ TEST_CASE("files that are none say why") {
   const auto error = [&] { return ErrorOf([&] { NpyReader reader(path); }); };
   CheckHas(error(), "a.npy: cannot be opened: No such file");
   std::ofstream(path) << "hello, this is text";
-  CheckHas(error(), "is no .npy file");
+  CheckHas(error(), "is not a .npy file");
   std::ofstream(path) << "";
-  CheckHas(error(), "is no .npy file");
+  CheckHas(error(), "is not a .npy file");
   const std::string dictionary = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }\n";
   WriteFile(path, dictionary, std::string(24, '\0'));
   CHECK(error().empty());
@@ -160,7 +160,7 @@ TEST_CASE("files that are none say why") {
   CheckHas(error(), "version 7");
   fs::remove(path);
   fs::create_directory(path);
-  CheckHas(error(), "is no file");
+  CheckHas(error(), "is not a regular file");
   CheckHas(ErrorOf([&] { NpyWriter::Create(path, {NpyType::kFloat32, {1}}); }), "cannot be opened");
   CheckHas(ErrorOf([&] { NpyWriter::Create("/dev/full", {NpyType::kFloat32, {1}}); }), "No space left");
 

@@ -278,7 +278,7 @@ TEST_CASE("inputs that cannot be meant are refused before anything runs, naming 
   fs::resize_file(folder / "bad" / "dout.npy", 1000);
   CHECK(Has(refusal(fixed, (folder / "bad").string()), "dout.npy: is truncated"));
   std::ofstream(folder / "bad" / "dout.npy") << "text";
-  CHECK(Has(refusal(fixed, (folder / "bad").string()), "dout.npy: is no .npy file"));
+  CHECK(Has(refusal(fixed, (folder / "bad").string()), "dout.npy: is not a .npy file"));
   fs::copy(folder / "good", folder / "bad",
            fs::copy_options::recursive | fs::copy_options::overwrite_existing);
   for (const char* file : {"softmax_offset.npy", "bias.npy", "dout.npy", "q.npy"}) {
@@ -342,8 +342,8 @@ TEST_CASE(
       {(folder / "file").string(), "cannot be written to"},
       {(folder / "file" / "below").string(), "cannot be written to"},
       {"/proc/cppool/dump", "cannot be written to"},
-      {(folder / "fifo").string(), "q.npy is there and no file"},
-      {(folder / "taken").string(), "index.json is there and no file"},
+      {(folder / "fifo").string(), "q.npy exists and is not a file"},
+      {(folder / "taken").string(), "index.json exists and is not a file"},
       {(folder / "inputs").string(), "is the folder of inputs"},
       {(folder / "link" / ".." / "link").string(), "is the folder of inputs"},
   };
