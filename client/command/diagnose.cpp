@@ -260,16 +260,11 @@ std::string SequenceCommand(const std::vector<Cell>& cells, const PoolOptions& p
   command += " | ";
   if (!pool_options.devices.empty())
     command += "CUDA_VISIBLE_DEVICES=" + ShellQuote(client::DeviceList(pool_options.devices)) + " ";
-  command += ShellQuote(pool_options.daemon.empty() ? "cppoold" : pool_options.daemon) + " --world-size " +
-             std::to_string(cells.front().world_size);
-  auto add = [&](const char* option, const std::string& value) {
-    command += std::string(" ") + option + " " + ShellQuote(value);
-  };
-  if (pool_options.backend != "auto") add("--backend", pool_options.backend);
-  if (pool_options.transport != "auto") add("--transport", pool_options.transport);
-  for (const std::string& file : pool_options.case_files) add("--case", file);
-  for (const std::string& word : pool_options.arguments) command += " " + ShellQuote(word);
-  add("--sentinel", "");
+  command += ShellQuote(pool_options.daemon.empty() ? "cppoold" : pool_options.daemon);
+  PoolOptions options = pool_options;
+  options.world_size = cells.front().world_size;
+  options.sentinel.clear();
+  for (const std::string& word : client::DaemonArguments(options)) command += " " + ShellQuote(word);
   return command;
 }
 

@@ -30,6 +30,12 @@ constexpr std::int64_t kMostElements = std::int64_t{1} << 56;  // no size in byt
   FailFor(path, std::string(what) + ": " + std::strerror(errno));
 }
 
+posix::UniqueFd Open(const std::string& path, int flags) {
+  posix::UniqueFd fd(open(path.c_str(), flags | O_CLOEXEC, 0666));
+  if (!fd) FailErrno(path, "cannot be opened");
+  return fd;
+}
+
 // Returns how many bytes were read: fewer than requested at the end of the file only.
 std::size_t ReadAt(const std::string& path, int fd, void* to, std::size_t bytes, std::size_t offset) {
   std::size_t done = 0;
@@ -202,16 +208,8 @@ std::string ShapeText(const std::vector<std::int64_t>& shape) {
   return text + (shape.size() == 1 ? ",)" : ")");
 }
 
-OpenFile::OpenFile(const std::string& path, int flags) : fd_(open(path.c_str(), flags | O_CLOEXEC, 0666)) {
-  if (fd_ < 0) FailErrno(path, "cannot be opened");
-}
-OpenFile::~OpenFile() {
-  if (fd_ >= 0) close(fd_);
-}
-OpenFile::OpenFile(OpenFile&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-
 NpyReader::NpyReader(const std::string& path)
-    : path_(path), file_(path, O_RDONLY | O_NONBLOCK) {  // opening a FIFO must not block
+    : path_(path), file_(Open(path, O_RDONLY | O_NONBLOCK)) {  // opening a FIFO must not block
   struct stat status {};
   if (fstat(file_.get(), &status) != 0) FailErrno(path, "cannot be examined");
   if (!S_ISREG(status.st_mode)) FailFor(path, "is not a regular file");
@@ -264,7 +262,7 @@ void NpyWriter::Create(const std::string& path, const NpyHeader& header) {
   std::string bytes(kMagic);
   bytes += {1, 0, static_cast<char>(text.size() & 255), static_cast<char>(text.size() >> 8)};
   bytes += text;
-  const OpenFile file(path, O_WRONLY | O_CREAT | O_TRUNC);
+  const posix::UniqueFd file = Open(path, O_WRONLY | O_CREAT | O_TRUNC);
   WriteAt(path, file.get(), bytes.data(), bytes.size(), 0);
   const std::size_t whole =
       bytes.size() + static_cast<std::size_t>(CountOf(header.shape)) * SizeOf(header.type);
@@ -272,7 +270,8 @@ void NpyWriter::Create(const std::string& path, const NpyHeader& header) {
     FailErrno(path, "cannot be extended to its size");
 }
 
-NpyWriter::NpyWriter(const std::string& path, NpyType type) : path_(path), file_(path, O_RDWR), type_(type) {
+NpyWriter::NpyWriter(const std::string& path, NpyType type)
+    : path_(path), file_(Open(path, O_RDWR)), type_(type) {
   const Preamble preamble = ReadPreamble(path, file_.get());
   data_ = preamble.header + preamble.length;
 }

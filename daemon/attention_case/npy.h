@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "protocol/unique_fd.h"
+
 namespace cppool::attention_case {
 
 enum class NpyType { kFloat16, kFloat32, kFloat64 };
@@ -29,21 +31,6 @@ NpyHeader ParseNpyHeader(std::string_view text);
 // "(2, 3)", "(8,)".
 std::string ShapeText(const std::vector<std::int64_t>& shape);
 
-// A descriptor that is closed with the object.
-class OpenFile {
- public:
-  OpenFile(const std::string& path, int flags);
-  ~OpenFile();
-  OpenFile(OpenFile&& other) noexcept;
-  OpenFile(const OpenFile&) = delete;
-  OpenFile& operator=(const OpenFile&) = delete;
-  OpenFile& operator=(OpenFile&&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
 // May be used by several threads.
 class NpyReader {
  public:
@@ -56,7 +43,7 @@ class NpyReader {
 
  private:
   std::string path_;
-  OpenFile file_;
+  posix::UniqueFd file_;
   NpyHeader header_;
   std::int64_t count_ = 0;
   std::size_t data_ = 0;  // offset of the first element
@@ -73,7 +60,7 @@ class NpyWriter {
 
  private:
   std::string path_;
-  OpenFile file_;
+  posix::UniqueFd file_;
   NpyType type_;
   std::size_t data_ = 0;
 };
