@@ -83,11 +83,7 @@ Json ParseKernels(const std::string& text, const std::string& name) {
 
 const RegisteredCase& FindCase(const CaseRegistry& registry, const std::string& name) {
   if (const RegisteredCase* found = registry.Find(name)) return *found;
-  const auto nearest = protocol::Nearest(name, registry.Names());
-  throw Refusal(FailureKind::kInvalidRequest,
-                "there is no case " + protocol::Quoted(name) +
-                    (nearest ? "; did you mean '" + *nearest + "'?"
-                             : "; there are: " + protocol::Join(registry.Names())));
+  throw Refusal(FailureKind::kInvalidRequest, protocol::Unknown("case", name, registry.Names()));
 }
 
 void RequireFeature(const PreparedRun& run, std::uint32_t feature, const char* key,
@@ -102,11 +98,7 @@ kernels::Fault ToFault(const protocol::FaultRequest& request, int world_size,
   const auto refuse = [](const std::string& why) { throw Refusal(FailureKind::kInvalidRequest, why); };
   if (!means) refuse("this daemon takes no \"fault\": start it with --allow-faults");
   const auto kind = kernels::FaultKindOf(request.kind);
-  if (!kind) {
-    const auto& known = kernels::FaultKindNames();
-    refuse("there is no kind of fault " + protocol::Quoted(request.kind) +
-           protocol::DidYouMean(request.kind, known) + " (known: " + protocol::Join(known) + ")");
-  }
+  if (!kind) refuse(protocol::Unknown("kind of fault", request.kind, kernels::FaultKindNames()));
   if (request.rank >= world_size) {
     refuse("the \"rank\" of \"fault\" must be from 0 to " + std::to_string(world_size - 1) + ", not " +
            std::to_string(request.rank));

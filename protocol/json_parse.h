@@ -1,5 +1,4 @@
-// What ParseJson and ParseRequest share: a parse that goes on past problems which leave the rest of the text
-// readable.
+// The parse behind ParseJson and ParseRequest: it continues after problems that leave the rest of the text readable.
 #pragma once
 
 #include <optional>
@@ -12,13 +11,12 @@ namespace cppool::protocol {
 
 struct ParsedText {
   Json value;
-  std::optional<std::string> duplicate;  // the first key that its object has twice
-  std::string id_problem;  // why the top-level object's "id" is not what was meant; empty: it is
-  std::string
-      overflow;  // what is said of the first number beyond a double, which reads as 0; empty: there is none
+  std::optional<std::string> duplicate;  // the first key that an object has twice
+  std::string id_problem;  // why the "id" of the top-level object cannot be echoed; empty: it can
+  std::string overflow;    // the error for the first number beyond a double, which is read as 0; empty: none
 };
 
-// Throws InvalidRequest where nothing readable is left.
+// Throws InvalidRequest when the text cannot be parsed further.
 ParsedText ParseText(std::string_view text, int max_nesting);
 
 }  // namespace cppool::protocol

@@ -15,8 +15,8 @@
 namespace cppool::protocol {
 namespace {
 
-// Builds the value from the parser's events. The library's parser keeps its own stack instead of recursing,
-// so refusing a container here bounds everything that is done with the value later, its destruction included.
+// Builds the value from the parser's events. The library's parser does not recurse, but its values do when they are copied or
+// destroyed: refusing a container here bounds all of that.
 class Builder {
  public:
   explicit Builder(int max_nesting) : max_nesting_(static_cast<std::size_t>(max_nesting)) {}
@@ -26,7 +26,7 @@ class Builder {
   bool number_integer(std::int64_t value) { return Add(value); }
   bool number_unsigned(std::uint64_t value) { return Add(value); }
   bool number_float(double value, const std::string& literal) {
-    // An integer past 64 bits arrives as the nearest double. As an id it would be answered as another number.
+    // An integer beyond 64 bits arrives as the nearest double: as an id it would be echoed as another number.
     if (InId() && literal.find_first_of(".eE") == std::string::npos) {
       parsed_.id_problem = "the id " + Quoted(literal) + " does not fit in 64 bits: write it as a string";
     }
@@ -57,9 +57,8 @@ class Builder {
       overflow_ = Overflow{position - token.size(), token.size(), InId()};
       return false;
     }
-    // "[json.exception.parse_error.101] parse error at line 1, column 2: ...; last read: 'TOKEN'; expected
-    // ...": without the library's own words in front, and with the token, which may be a megabyte and say
-    // anything, shortened.
+    // The message is "[json.exception.parse_error.101] parse error at line 1, column 2: ...; last read: 'TOKEN'; expected ...".
+    // The prefix is removed; the token, which can be any text of a megabyte, is moved to the end and shortened.
     std::string message = error.what();
     if (const auto prefix = message.find("] "); prefix != std::string::npos) message.erase(0, prefix + 2);
     const std::string read = "; last read: '" + token + "'";
@@ -74,14 +73,13 @@ class Builder {
   };
 
   const std::string& error() const { return error_; }
-  const std::optional<Overflow>& overflow() const { return overflow_; }  // of the number that ended the parse
+  const std::optional<Overflow>& overflow() const { return overflow_; }  // set when a number ended the parse
   ParsedText Take() { return std::move(parsed_); }
 
  private:
   bool InId() const { return !open_.empty() && parsed_.value.is_object() && top_key_ == "id"; }
 
-  // Where the next value goes. Pointers into an array stay valid: while a container in it is open, nothing is
-  // appended to it.
+  // Adds the next value. Pointers into an array stay valid: nothing is appended to it while a container in it is open.
   Json& Place(Json value) {
     if (open_.empty()) return parsed_.value = std::move(value);
     Json& container = *open_.back();
@@ -111,7 +109,7 @@ class Builder {
   std::size_t max_nesting_;
   ParsedText parsed_;
   std::vector<Json*> open_;  // the containers around the next value, outermost first
-  Json* slot_ = nullptr;     // in an object: of the key just read
+  Json* slot_ = nullptr;     // in an object: the value of the key just read
   std::string top_key_;
   std::string error_;
   std::optional<Overflow> overflow_;
@@ -129,8 +127,8 @@ ParsedText ParseText(std::string_view text, int max_nesting) {
   if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
     throw InvalidRequest("not JSON: a NUL byte at byte " + std::to_string(nul));
   }
-  // The library ends at a number that no double holds, behind which there may be an id: such a number is read
-  // as 0, and the text again. A few times, for each is a whole parse.
+  // The library's parser stops at a number that no double holds, and an id may follow it: the number is replaced by 0 and the
+  // text is parsed again, at most kMaxOverflows times.
   constexpr int kMaxOverflows = 8;
   std::string readable, overflow, id_overflow;
   for (int overflows = 0;; ++overflows) {
@@ -141,7 +139,7 @@ ParsedText ParseText(std::string_view text, int max_nesting) {
       if (!id_overflow.empty()) parsed.id_problem = id_overflow;
       return parsed;
     }
-    if (overflow.empty()) overflow = builder.error();  // or whatever else it is that comes first
+    if (overflow.empty()) overflow = builder.error();  // the first error, of any kind
     if (!builder.overflow() || overflows == kMaxOverflows) throw InvalidRequest(overflow);
     if (builder.overflow()->in_id) id_overflow = builder.error();
     if (readable.empty()) readable = text;

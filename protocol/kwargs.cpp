@@ -19,7 +19,7 @@ bool IsFp8Flag(std::string_view name) {
   return std::find(kFp8Flags.begin(), kFp8Flags.end(), name) != kFp8Flags.end();
 }
 
-// What kwargs may hold that is no parameter of the case.
+// Names that kwargs may have and that are not parameters of the case.
 std::vector<std::string> OtherNames(const std::vector<ParameterSpec>& schema) {
   std::vector<std::string> names;
   if (FindSpec(schema, "pad_between_seqs")) names.emplace_back("fa_pad_between_seqs");
@@ -34,7 +34,7 @@ std::vector<std::string> OtherNames(const std::vector<ParameterSpec>& schema) {
   throw InvalidRequest("kwargs: " + Quoted(name) + " must read as " + wanted + ", not " + Quoted(text));
 }
 
-// All of `text` as a number. Locale does not matter to from_chars.
+// All of `text` as a number, whatever the locale is.
 template <typename Number>
 std::optional<Number> Read(std::string_view text) {
   Number number{};
@@ -112,8 +112,7 @@ Json ParametersFromKwargs(const Json& kwargs, const std::vector<ParameterSpec>& 
     const std::string& text = value.get_ref<const std::string&>();
     const std::string name = given_name == "fa_pad_between_seqs" ? "pad_between_seqs" : given_name;
     const ParameterSpec* spec = FindSpec(schema, name);
-    // The harness's own logging, and what it sends with every dtype. With fp8 itself a case that has no such
-    // flags refuses the dtype.
+    // The harness sends its log level, and the fp8 flags with every dtype. A case without fp8 flags refuses dtype fp8 itself.
     if (spec == nullptr && (name == "log_level" || IsFp8Flag(name))) continue;
     if (IsFp8Flag(name) && kwargs.value("dtype", "") != "fp8") continue;
     if (spec == nullptr) RefuseUnknownName(given_name, schema, OtherNames(schema));
@@ -123,7 +122,7 @@ Json ParametersFromKwargs(const Json& kwargs, const std::vector<ParameterSpec>& 
     }
     if (text != "None") given.emplace_back(spec, &text);
   }
-  // Values after all names, so that the first error is the most basic one.
+  // Values are read after all names, so that the first error is the most basic one.
   Json parameters = Json::object();
   for (const auto& [spec, text] : given) parameters[spec->name] = Typed(*spec, *text);
   return parameters;

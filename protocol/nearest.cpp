@@ -36,9 +36,9 @@ std::optional<std::string> Nearest(std::string_view word, const std::vector<std:
   const std::string* nearest = nullptr;
   std::size_t best = 0;
   for (const std::string& candidate : candidates) {
-    // One slip per three letters: "p2q" is "p2p", but "fp8" is not "fp16".
+    // One edit for three letters: "p2q" is near "p2p", but "fp8" is not near "fp16".
     const std::size_t limit = std::max<std::size_t>(1, candidate.size() / 3);
-    // The lengths alone can rule it out, which also bounds the work for a word of a megabyte.
+    // A difference in length beyond the limit rules it out, which also bounds the work for very long words.
     if (word.empty() || candidate.size() > word.size() + limit || word.size() > candidate.size() + limit)
       continue;
     const std::size_t distance = Distance(word, candidate);

@@ -26,9 +26,9 @@ std::string_view ToString(ParameterType type) {
   return "";
 }
 
-// Limits are doubles in the schema; those of integers are shown as the integers of 64 bits that they allow.
+// Limits are doubles in the schema; those of integers are shown as integers of 64 bits.
 Json Limit(const ParameterSpec& spec, double value) {
-  constexpr double kPast = 9223372036854775808.0;  // 2^63: the nearest double of the largest integer
+  constexpr double kPast = 9223372036854775808.0;  // 2^63, the double nearest to the largest integer
   if (spec.type == ParameterType::kNumber || value != std::floor(value)) return value;
   if (value >= kPast) return INT64_MAX;
   if (value < -kPast) return INT64_MIN;
@@ -64,7 +64,7 @@ std::string Expected(const ParameterSpec& spec) {
 
 bool IsNullable(const ParameterSpec& spec) { return spec.default_value && spec.default_value->is_null(); }
 
-// Signed 64 bits is what a case can read.
+// Cases read integers as signed 64 bits.
 bool FitsInt64(const Json& value) {
   return !value.is_number_unsigned() || value.get<std::uint64_t>() <= static_cast<std::uint64_t>(INT64_MAX);
 }
@@ -149,8 +149,7 @@ void RefuseUnknownName(const std::string& name, const std::vector<ParameterSpec>
   names.reserve(schema.size() + others.size());
   for (const ParameterSpec& spec : schema) names.push_back(spec.name);
   names.insert(names.end(), others.begin(), others.end());
-  throw InvalidRequest("unknown parameter " + Quoted(name) + DidYouMean(name, names) +
-                       (names.empty() ? " (there are none)" : " (known: " + Join(names) + ")"));
+  throw InvalidRequest(Unknown("parameter", name, names));
 }
 
 Json ToJson(const ParameterSpec& spec) {
@@ -184,9 +183,9 @@ Json ValidateParameters(const Json& given, const std::vector<ParameterSpec>& sch
       throw InvalidRequest("parameter " + Quoted(spec.name) + " is missing: it must be " + Expected(spec));
     }
   }
-  // Ranges after all types, so that the first error is the most basic one.
+  // Ranges are checked after all types, so that the first error is the most basic one.
   for (const ParameterSpec& spec : schema) {
-    if (!given.contains(spec.name)) continue;  // defaults are the case's own
+    if (!given.contains(spec.name)) continue;  // defaults need not be in range
     Json& value = parameters[spec.name];
     if (value.is_null()) continue;
     CheckValue(spec, value);

@@ -39,8 +39,7 @@ std::string ReadOperation(const Json& json) {
   for (const std::string& known : Operations()) {
     if (operation == known) return operation;
   }
-  throw InvalidRequest("unknown op " + Quoted(operation) + DidYouMean(operation, Operations()) +
-                       " (known: " + Join(Operations()) + ")");
+  throw InvalidRequest(Unknown("op", operation, Operations()));
 }
 
 void CheckKeys(const Json& json, const std::string& operation) {
@@ -50,13 +49,11 @@ void CheckKeys(const Json& json, const std::string& operation) {
   };
   for (const auto& [key, value] : json.items()) {
     if (is_in(known, key)) continue;
-    const std::string allowed = " (known: " + Join(known) + ")";
     if (is_in(KeysOf("run"), key)) {
       throw InvalidRequest("the key " + Quoted(key) + " is for op \"run\", not " + Quoted(operation) +
-                           allowed);
+                           " (known: " + Join(known) + ")");
     }
-    throw InvalidRequest("unknown key " + Quoted(key) + " for op " + Quoted(operation) +
-                         DidYouMean(key, known) + allowed);
+    throw InvalidRequest(Unknown("key", key, known, " for op " + Quoted(operation)));
   }
 }
 
@@ -94,8 +91,7 @@ FaultRequest ReadFault(const Json& json) {
   static const Names known = {"kind", "rank", "stage", "count"};
   for (const auto& [key, value] : json.items()) {
     if (std::find(known.begin(), known.end(), key) == known.end()) {
-      throw InvalidRequest("unknown key " + Quoted(key) + " in \"fault\"" + DidYouMean(key, known) +
-                           " (known: " + Join(known) + ")");
+      throw InvalidRequest(Unknown("key", key, known, " in \"fault\""));
     }
   }
   FaultRequest fault;

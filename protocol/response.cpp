@@ -21,8 +21,7 @@ constexpr std::array<std::pair<Status, std::string_view>, 4> kStatuses = {{
 
 using Times = std::vector<std::pair<std::string, double>>;
 
-// null for NaN and infinities already here, so that a value compares equal to what is read back from its
-// text.
+// NaN and infinities become null here and not only in the text, so that a value equals what is read back from its text.
 Json Number(double value) { return std::isfinite(value) ? Json(value) : Json(); }
 
 Json ToJson(const Times& times) {
@@ -52,7 +51,7 @@ Json ToJson(const Rank& rank) {
   return json;
 }
 
-// Reads the members of one object, and names where it is in the errors: "ranks[1].ok".
+// Reads the members of one object; errors name their path, "ranks[1].ok".
 class Reader {
  public:
   Reader(const Json& json, std::string path) : json_(json), path_(std::move(path)) {
@@ -208,7 +207,7 @@ RunResult RunResultFromJson(const Json& json) {
     result.failure = ReadFailure(Reader(reader.Get("failure"), "failure"));
   }
   if (reader.Find("fatal") != nullptr) result.fatal = reader.Boolean("fatal");
-  // A request that got no further than its parameters has none of these.
+  // The answer to a request that was refused has none of these.
   if (reader.Find("ranks") != nullptr) {
     reader.Each("ranks", [&](const Reader& rank) { result.ranks.push_back(ReadRank(rank)); });
   }

@@ -1,4 +1,4 @@
-// What validation and the string form share about a schema.
+// Look-ups in a schema, for validation and for the string form.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ namespace cppool::protocol {
 const ParameterSpec* FindSpec(const std::vector<ParameterSpec>& schema,
                               std::string_view name);  // nullptr: none
 
-// Throws InvalidRequest: the name, the nearest one, and all there are: the schema's, and `others`.
+// Throws InvalidRequest with the name, the nearest known one, and all known ones: those of the schema and `others`.
 [[noreturn]] void RefuseUnknownName(const std::string& name, const std::vector<ParameterSpec>& schema,
                                     const std::vector<std::string>& others = {});
 

@@ -7,8 +7,8 @@ namespace {
 
 constexpr std::size_t kMaxEcho = 80;
 
-// What a terminal acts on instead of showing it: a control character of ASCII or of the second set (U+009B begins a
-// command as ESC [ does), an end of line, or what turns the direction of the text around it (Unicode's UAX 9).
+// Characters that a terminal acts on instead of showing them: control characters of ASCII and of C1 (U+009B begins a
+// command as ESC [ does), line separators, and controls of the text's direction (Unicode UAX 9).
 bool Acts(unsigned code) {
   return code < 0x20 || (code >= 0x7F && code <= 0x9F) || code == 0x61C || code == 0x200E || code == 0x200F ||
          (code >= 0x2028 && code <= 0x202E) || (code >= 0x2066 && code <= 0x2069);
@@ -86,6 +86,12 @@ std::string Join(const std::vector<std::string>& words) {
     text += word;
   }
   return text;
+}
+
+std::string Unknown(const std::string& what, std::string_view name, const std::vector<std::string>& known,
+                    const std::string& where) {
+  return "unknown " + what + " " + Quoted(name) + where + DidYouMean(name, known) +
+         (known.empty() ? " (there are none)" : " (known: " + Join(known) + ")");
 }
 
 std::string DidYouMean(std::string_view word, const std::vector<std::string>& candidates) {

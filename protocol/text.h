@@ -1,4 +1,4 @@
-// How error texts show what they were given: short, printable and valid UTF-8 whatever it was.
+// How error texts quote what they were given: short, printable and valid UTF-8, whatever the bytes are.
 #pragma once
 
 #include <cstddef>
@@ -12,11 +12,11 @@
 
 namespace cppool::protocol {
 
-// At most 80 characters of `bytes`, then "..."; what a terminal would act on as \n, \x01 or, past ASCII, \u009b; bytes that
-// are not UTF-8 as \xff.
+// At most 80 characters of `bytes`, then "...". Characters that a terminal acts on are escaped, as \n, \x01 or \u009b, and
+// bytes that are not UTF-8 as \xff.
 std::string Echo(std::string_view bytes);
 
-std::string EchoValue(const Json& value);  // a value's JSON text, shortened the same way
+std::string EchoValue(const Json& value);  // the JSON text of a value, in the same form
 std::string TypeName(const Json& value);   // "an array", "null", ...
 
 }  // namespace cppool::protocol

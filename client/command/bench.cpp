@@ -1,5 +1,5 @@
-// `cppool bench`: every point of a sweep is verified once, then timed; against the same problem on one GPU. What it prints is in
-// bench_report.h.
+// `cppool bench`: every point of a sweep is verified once and then timed, and compared with the same problem on one GPU. Its
+// output is in bench_report.h.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -36,7 +36,7 @@ class Bench {
         axes_(SweepAxesOf(arguments.params)),
         points_(PointsOf(arguments.case_name, arguments.world_sizes, axes_)),
         progress_(streams_.err, streams_.terminal, points_.size()),
-        // All worlds stay warm: every point goes from its own to that of one GPU and back.
+        // Each point runs in its own world and in that of one GPU: both stay warm.
         runner_(ToPoolOptions(arguments.daemon), {.keep_worlds = true}) {
     results_.axes = axes_;
     results_.warmup = arguments.warmup;
@@ -99,9 +99,9 @@ class Bench {
     return RepeatCommand(streams_.program, cell, words);
   }
 
-  // On a thread of its own, while a point may run: prints the points that are done.
+  // Called on another thread, while a point may run: prints the points that are done.
   void Interrupted(int signal) {
-    mutex_.lock();  // for good: no further point is added
+    mutex_.lock();  // never unlocked: no further point is added
     results_.interrupted =
         DescribeInterruption(signal, static_cast<int>(results_.points.size()), points_.size(), "points");
     Print();
@@ -119,7 +119,7 @@ class Bench {
   Progress progress_;
   CellRunner runner_;
   std::map<std::string, Measurement> one_gpu_;  // by parameters
-  std::mutex mutex_;                            // of the results, which a signal may ask for
+  std::mutex mutex_;                            // guards the results
   BenchResults results_;
 };
 

@@ -141,16 +141,17 @@ void PrintBenchTable(std::ostream& out, const BenchResults& results) {
     if (!point.measured.error.empty())
       notes.insert("not measured: " + point.measured.error + "\n  repeat: " + point.repeat);
     else if (!point.one_gpu.error.empty())
-      notes.insert("no efficiency, because one GPU alone: " + point.one_gpu.error);
+      notes.insert("no efficiency, because the run on one GPU failed: " + point.one_gpu.error);
   }
   out << "\n";
   std::string fixed;
   for (const SweepAxis& axis : results.axes)
     if (axis.values.size() == 1) fixed += " " + axis.key + "=" + TextFromValue(axis.values[0]);
   if (any)
-    out << "Verified, then the median of " << results.repeat << " after " << results.warmup
-        << " to warm up, on the slowest rank; rates are per GPU; efficiency is the rate against that of the "
-           "same problem on one GPU."
+    out << "Verified once. Times are the median of " << results.repeat << " iterations after "
+        << results.warmup
+        << " for warm-up, on the slowest rank; rates are per GPU; efficiency is the rate divided by that of "
+           "the same problem on one GPU."
         << (fixed.empty() ? "" : " With" + fixed + ".") << "\n";
   for (const auto& [size, hello] : results.worlds)
     out << "world size " << size << ": " << DescribeWorld(hello) << "\n";

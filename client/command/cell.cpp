@@ -13,7 +13,7 @@
 namespace cppool::command {
 namespace {
 
-// What a filter's key means in a cell: the values that it may equal.
+// The values of a cell that a filter with this key is compared with.
 std::vector<Json> ValuesOf(const Cell& cell, const std::string& key) {
   if (key == "world_size") return {cell.world_size};
   if (key == "suite") return {cell.suite};
@@ -57,9 +57,7 @@ std::vector<Cell> Select(const std::vector<Cell>& cells, const std::vector<Filte
     std::set<std::string> known = {"world_size", "suite", "essential", "row", "model", "kernel_backend"};
     for (const Cell& cell : cells)
       for (const auto& item : cell.params.items()) known.insert(item.key());
-    auto nearest = protocol::Nearest(key, {known.begin(), known.end()});
-    throw UsageError("no cell of the suite has '" + key + "'" +
-                     (nearest ? ": did you mean '" + *nearest + "'?" : ""));
+    throw UsageError(protocol::Unknown("key", key, {known.begin(), known.end()}, " of --filter"));
   }
   auto holds = [&](const Cell& cell) {
     return std::all_of(by_key.begin(), by_key.end(), [&](const auto& entry) {
@@ -87,8 +85,9 @@ std::string DescribeUnknown(const std::vector<Cell>& cells, const std::vector<Fi
     }
     if (there) continue;
     const std::vector<std::string> list(values.begin(), values.end());
-    text += (text.empty() ? "" : "; ") + key + " is nowhere " + wanted +
-            (list.size() <= 12 ? ", but " + protocol::Join(list) : protocol::DidYouMean(wanted, list));
+    text +=
+        (text.empty() ? "" : "; ") + std::string("no cell has ") + key + "=" + wanted +
+        (list.size() <= 12 ? " (known: " + protocol::Join(list) + ")" : protocol::DidYouMean(wanted, list));
   }
   return text;
 }
@@ -106,8 +105,7 @@ void Shrink(Json* params, std::int64_t max_seqlen, int world_size) {
   };
   if (queries > 0) (*params)["max_seqlen_q"] = shrunk(queries);
   if (keys > 0) (*params)["max_seqlen_kv"] = shrunk(keys);
-  const std::int64_t span =
-      keys > 0 ? keys : queries;  // without a length of their own, keys have the queries'
+  const std::int64_t span = keys > 0 ? keys : queries;  // max_seqlen_kv defaults to max_seqlen_q
   const double proportion = static_cast<double>(shrunk(span)) / static_cast<double>(span);
   auto window = params->find("window_size");
   if (window == params->end() || !window->is_array()) return;

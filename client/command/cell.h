@@ -1,4 +1,4 @@
-// Cells of suites: what to run, on how many ranks, and how to run it again by hand.
+// A cell: a case with its parameters on a number of ranks. How cells are selected, changed, ordered and repeated by hand.
 #pragma once
 
 #include <optional>
@@ -11,39 +11,38 @@ namespace cppool::command {
 
 struct Cell {
   std::string name;               // unique in its suite: "flash:cp_1_0 bf16 bshd p2p W=2"
-  std::string suite;              // the file that it is from: "matrix", "own", "smoke"; empty: from none
-  std::vector<std::string> rows;  // of that file, that the cell stands for
+  std::string suite;              // its file: "matrix", "own", "smoke"; empty: a single case
+  std::vector<std::string> rows;  // the rows of that file that have these parameters
   bool essential = false;
   int world_size = 2;
-  bool moved = false;  // to another world size than its suite's, which may not fit it
+  bool moved = false;  // to a world size that is not its own and may be impossible for it
   std::string case_name = "attention";
   Json params = Json::object();
 };
 
-// Of a suite's cell: its row, what its row does not say, and its world size.
+// Of a suite's cell: its first row, the values that tell cells of one row apart, and the world size.
 std::string NameOf(const Cell& cell);
 
-// The cells for which, for each key, one of its filters holds. A key is a parameter, `world_size`, `suite`,
-// `row`, `model`, `kernel_backend` or `essential`; a value is text as ValueFromText reads it. A cell that says
-// nothing of a parameter is not found by it. Throws UsageError for a key that no cell has.
+// The cells that match, for each key among the filters, at least one filter with that key. A key is a parameter,
+// `world_size`, `suite`, `row`, `model`, `kernel_backend` or `essential`; a value is text as ValueFromText reads it. A cell
+// without the parameter does not match. Throws UsageError for a key that no cell has.
 struct Filter {
   std::string key;
   std::string value;
 };
 std::vector<Cell> Select(const std::vector<Cell>& cells, const std::vector<Filter>& filters);
-// "dtype is nowhere fp8, but bf16, fp16", of the filters whose value no cell has; else "".
+// "no cell has dtype=fp8 (known: bf16, fp16)" for the filters with a value that no cell has; else "".
 std::string DescribeUnknown(const std::vector<Cell>& cells, const std::vector<Filter>& filters);
 
-// When a length is above `max_seqlen`: both in one proportion, down to multiples of 2 * world_size and to no
-// less than that; windows in the proportion of the keys' length, to at least 1. -1 (open) and 0 stay.
+// Scales both lengths by one factor so that the longer one is at most `max_seqlen`, rounded down to multiples of
+// 2 * world_size and at least that. Windows are scaled as the keys' length is, to at least 1; -1 (open) and 0 stay.
 void Shrink(Json* params, std::int64_t max_seqlen, int world_size);
 
-// The order to run in: by world size, so that a pool is not left waiting and another woken at every cell;
-// else as listed.
+// The order to run in: by world size, so that each pool is started once; else as listed.
 std::vector<std::size_t> RunOrder(const std::vector<Cell>& cells);
 
-// "cppool run --world-size 2 ... --param key=value ...", as words for a shell; `program` is how this one was called,
-// `common` are the options that hold for all cells.
+// The shell command that runs a cell again: "cppool run --world-size 2 ... --param key=value ...". `program`: how this
+// program was called. `common`: the options of all cells.
 std::string RepeatCommand(const std::string& program, const Cell& cell,
                           const std::vector<std::string>& common);
 

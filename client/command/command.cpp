@@ -16,15 +16,14 @@ namespace cppool::command {
 
 namespace {
 
-// CLI11 would only say that one is missing.
+// CLI11's own message says only that a subcommand is required.
 void CheckSubcommand(const CLI::App& app, const std::vector<std::string>& words) {
   if (words.empty() || words[0].starts_with("-")) return;
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
     names.push_back(command->get_name());
   if (std::find(names.begin(), names.end(), words[0]) != names.end()) return;
-  throw UsageError("there is no command '" + words[0] + "', but " + protocol::Join(names) +
-                   protocol::DidYouMean(words[0], names));
+  throw UsageError(protocol::Unknown("command", words[0], names));
 }
 
 }  // namespace
@@ -39,7 +38,7 @@ int Main(const std::vector<std::string>& words, const Streams& streams) {
   AddDoctor(app, streams, &exit_code);
   try {
     CheckSubcommand(app, words);
-    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 takes them from the back
+    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 expects the last word first
     return exit_code;
   } catch (const CLI::ParseError& error) {  // --help and --version among them
     return app.exit(error, streams.out, streams.err) == 0 ? kSuccess : kUsage;
@@ -80,7 +79,7 @@ std::vector<std::string> ToWords(const DaemonArguments& arguments) {
   if (arguments.backend != "auto") add("--backend", arguments.backend);
   if (arguments.transport != "auto") add("--transport", arguments.transport);
   if (!arguments.devices.empty())
-    add("--devices", client::DeviceList(arguments.devices));  // '' is no device at all
+    add("--devices", client::DeviceList(arguments.devices));  // '' for no device
   if (!arguments.daemon.empty()) add("--daemon", arguments.daemon);
   for (const std::string& library : arguments.libraries) add("--load", library);
   return words;
@@ -94,7 +93,7 @@ CLI::Option* AddRepeatable(CLI::App& app, const std::string& name, std::vector<s
 void AddDeadline(CLI::App& app, double* seconds, const std::string& help) {
   app.add_option("--deadline", *seconds, help)
       ->check(CLI::Range(0.001, 86400.0))
-      ->check([](const std::string& text) {  // which CLI::Range takes for any range
+      ->check([](const std::string& text) {  // CLI::Range accepts NaN
         return std::isnan(std::strtod(text.c_str(), nullptr)) ? "not a number: " + text : "";
       })
       ->capture_default_str();

@@ -14,9 +14,9 @@ namespace cppool::command {
 
 struct Streams {
   std::ostream& out;               // results
-  std::ostream& err;               // progress and complaints
-  bool terminal;                   // whether `err` is one: no progress elsewhere
-  std::string program = "cppool";  // as it was called: how a repeating command begins
+  std::ostream& err;               // progress and errors
+  bool terminal;                   // whether `err` is one: progress is shown on terminals only
+  std::string program = "cppool";  // as it was called, for the commands that repeat a case
 };
 
 // The exit codes.
@@ -27,22 +27,22 @@ inline constexpr int kUsage = 2;
 // Everything behind main(): parses the words after the program's name, runs, returns the exit code.
 int Main(const std::vector<std::string>& words, const Streams& streams);
 
-// Each adds its subcommand, which sets *exit_code when it is chosen. It may throw UsageError.
+// Each adds a subcommand, which sets *exit_code when it runs and may throw UsageError.
 void AddRun(CLI::App& app, const Streams& streams, int* exit_code);
 void AddBench(CLI::App& app, const Streams& streams, int* exit_code);
 void AddDoctor(CLI::App& app, const Streams& streams, int* exit_code);
 
-// The options with which every subcommand chooses its daemon.
+// The options of every subcommand that choose its daemon.
 struct DaemonArguments {
   std::string daemon;
   std::string backend = "auto";
   std::string transport = "auto";
   std::vector<std::string> devices;
-  std::vector<std::string> libraries;  // of further cases
+  std::vector<std::string> libraries;  // with further cases
 };
 void AddDaemonOptions(CLI::App& app, DaemonArguments* arguments);
 PoolOptions ToPoolOptions(const DaemonArguments& arguments);
-// The same, as words of a command line, to repeat a case.
+// The same as words of a command line, for a command that repeats a case.
 std::vector<std::string> ToWords(const DaemonArguments& arguments);
 
 // An option that takes one value each time that it is given.
@@ -51,14 +51,14 @@ CLI::Option* AddRepeatable(CLI::App& app, const std::string& name, std::vector<s
 
 // Limits are given in seconds on the command line.
 void AddDeadline(CLI::App& app, double* seconds, const std::string& help);
-std::vector<std::string> DeadlineWords(double seconds);  // the same, to repeat a case
+std::vector<std::string> DeadlineWords(double seconds);  // for a command that repeats a case
 std::chrono::milliseconds ToMilliseconds(double seconds);
 
-// A check of CLI11 for what is sent as JSON: "", or what is wrong.
+// A validator for CLI11, for text that is sent as JSON: returns "" or what is wrong.
 std::string IsUtf8(const std::string& text);
 
-// "backend cuda, transport nccl, 2 x NVIDIA H200", from the answer to `hello`; where ranks share devices, "6 ranks on
-// 4 x NVIDIA H200".
+// "backend cuda, transport nccl, 2 x NVIDIA H200" from the answer to `hello`; "6 ranks on 4 x NVIDIA H200" where ranks
+// share devices.
 std::string DescribeWorld(const Json& hello);
 
 }  // namespace cppool::command

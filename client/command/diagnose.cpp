@@ -11,23 +11,23 @@
 namespace cppool::command {
 namespace {
 
-constexpr int kTimes = 3;  // alone, after everything, after the culprits
-// Where a failure does not come every time: it has to stay away so often until a set is taken for harmless. One that
-// comes every third time is then missed in 4 of 100 sets.
+constexpr int kTimes = 3;  // trials of the cell alone, after all earlier cells, and after the culprits
+// Trials without the failure before a set counts as harmless, for a failure that does not occur every time. One that
+// occurs every third time is then missed in 4 of 100 sets.
 constexpr int kTimesUnsteady = 8;
-constexpr std::size_t kNamed = 5;  // culprits
+constexpr std::size_t kNamed = 5;  // culprits in a text
 
 struct Count {
   int failed = 0, ran = 0;
 };
 
 PoolOptions WithoutRetries(PoolOptions options) {
-  options.retries = 0;  // the second daemon would be a fresh one: what the first one died of would not count
+  options.retries = 0;  // a retry would pass in a fresh daemon and hide that the first one died
   return options;
 }
 
 RunOptions WithoutDump(RunOptions options) {
-  options.dump.clear();  // the folder keeps what the failure left there
+  options.dump.clear();  // the folder keeps the tensors of the failure
   return options;
 }
 
@@ -54,7 +54,7 @@ class Diagnoser::Trials {
   Trials(Pool& pool, const Diagnoser& diagnoser, const Cell& cell)
       : pool_(pool), diagnoser_(diagnoser), cell_(cell) {}
 
-  // Whether the cell fails after these in a fresh pool. Throws Exhausted.
+  // Whether the cell fails in a fresh pool that has run the cells of `before`. Throws Exhausted.
   bool Fails(const std::vector<Cell>& before) {
     const Limits& limits = diagnoser_.limits_;
     if (pools_ >= limits.pools)
@@ -65,7 +65,7 @@ class Diagnoser::Trials {
     diagnoser_.progress_("fresh pool " + std::to_string(pools_) + ", after " + std::to_string(before.size()) +
                          (before.size() == 1 ? " cell" : " cells"));
     pool_.Stop();
-    for (const Cell& cell : before) Ask(cell);  // should one end the daemon, the rest are asked of another
+    for (const Cell& cell : before) Ask(cell);  // if one ends the daemon, the pool starts another
     const std::optional<Result> result = Ask(cell_);
     return !result || result->status == Status::kFailed || result->status == Status::kError;
   }
@@ -80,7 +80,7 @@ class Diagnoser::Trials {
   std::chrono::steady_clock::duration spent() const { return std::chrono::steady_clock::now() - start_; }
 
  private:
-  // Nothing: there was no answer.
+  // Nothing where there was no answer.
   std::optional<Result> Ask(const Cell& cell) {
     try {
       return pool_.Run(cell.params, OptionsOf(cell, diagnoser_.run_options_));
@@ -157,7 +157,7 @@ Verdict Diagnoser::Diagnose(const Cell& cell, const std::vector<Cell>& before) {
         polluted(Pick(before, smallest.set), {1, 1});
         verdict.minimal = smallest.minimal;
         if (exhausted) throw *exhausted;
-        // Chance may have had a hand in the trials: once more, what they led to against the cell alone.
+        // The trials may have misled by chance: compare the culprits with the cell alone once more.
         const Count again = trials.Repeat(times == 1 ? kTimes : times, verdict.culprits);
         add(&after, again);
         add(&alone, trials.Repeat(kTimes, {}));
@@ -211,17 +211,17 @@ std::string Describe(const Verdict& verdict) {
 }
 
 Minimised Minimise(std::size_t count,
-                   const std::function<std::optional<bool>(const std::vector<std::size_t>&)>& spoils) {
+                   const std::function<std::optional<bool>(const std::vector<std::size_t>&)>& causes) {
   using Set = std::vector<std::size_t>;
   Minimised result;
   Set& set = result.set;
   set.resize(count);
   std::iota(set.begin(), set.end(), std::size_t{0});
   std::set<Set> harmless;
-  // Takes the smaller set if it spoils.
+  // Continues with the smaller set if it causes the failure.
   auto take = [&](Set smaller) {
     if (harmless.count(smaller) != 0) return false;
-    const std::optional<bool> answer = spoils(smaller);
+    const std::optional<bool> answer = causes(smaller);
     if (!answer) {
       result.minimal = false;
       return false;
@@ -236,10 +236,10 @@ Minimised Minimise(std::size_t count,
   for (std::size_t parts = 2; set.size() > 1 && result.minimal;) {
     const std::size_t size = set.size();
     auto bound = [&](std::size_t part) { return static_cast<std::ptrdiff_t>(part * size / parts); };
-    std::size_t next = 0;  // parts; 0: none of the smaller sets was taken
+    std::size_t next = 0;  // the number of parts to go on with; 0: no smaller set causes the failure
     for (std::size_t part = 0; part < parts && next == 0 && result.minimal; ++part)
       if (take(Set(set.begin() + bound(part), set.begin() + bound(part + 1)))) next = 2;
-    // Of two parts each is the other's complement.
+    // With two parts the complements have been tried as parts.
     for (std::size_t part = 0; parts > 2 && part < parts && next == 0 && result.minimal; ++part) {
       Set rest(set.begin(), set.begin() + bound(part));
       rest.insert(rest.end(), set.begin() + bound(part + 1), set.end());
@@ -260,16 +260,11 @@ std::string SequenceCommand(const std::vector<Cell>& cells, const PoolOptions& p
   command += " | ";
   if (!pool_options.devices.empty())
     command += "CUDA_VISIBLE_DEVICES=" + ShellQuote(client::DeviceList(pool_options.devices)) + " ";
-  command += ShellQuote(pool_options.daemon.empty() ? "cppoold" : pool_options.daemon) + " --world-size " +
-             std::to_string(cells.front().world_size);
-  auto add = [&](const char* option, const std::string& value) {
-    command += std::string(" ") + option + " " + ShellQuote(value);
-  };
-  if (pool_options.backend != "auto") add("--backend", pool_options.backend);
-  if (pool_options.transport != "auto") add("--transport", pool_options.transport);
-  for (const std::string& file : pool_options.case_files) add("--case", file);
-  for (const std::string& word : pool_options.arguments) command += " " + ShellQuote(word);
-  add("--sentinel", "");
+  command += ShellQuote(pool_options.daemon.empty() ? "cppoold" : pool_options.daemon);
+  PoolOptions options = pool_options;
+  options.world_size = cells.front().world_size;
+  options.sentinel.clear();
+  for (const std::string& word : client::DaemonArguments(options)) command += " " + ShellQuote(word);
   return command;
 }
 

@@ -1,4 +1,4 @@
-// Why a case failed: is it the case, what ran before it in the pool, or chance? Asked of fresh pools.
+// Finds out in fresh pools why a case failed: a bug of its own, a pool that earlier cases polluted, or chance.
 #pragma once
 
 #include <chrono>
@@ -16,35 +16,35 @@ struct Verdict {
   enum class Kind {
     kBug,        // it fails in a fresh pool, every time
     kPolluted,   // it passes in a fresh pool, every time, and fails after the culprits
-    kFlaky,      // neither: it fails now and then
+    kFlaky,      // it fails in some trials only
     kUndecided,  // the limits were reached first, or no fresh pool could be started
   };
   Kind kind = Kind::kUndecided;
-  // Of `ran` times it failed `failed`. kPolluted: after the culprits, in pools with nothing else; else all
-  // times that count, the failure in question being one of them.
+  // It failed in `failed` of `ran` runs. kPolluted: runs after the culprits alone; else all runs, the original failure
+  // included.
   int failed = 1, ran = 1;
   std::vector<Cell> culprits;  // kPolluted: in the order in which they ran
-  bool minimal = true;  // no culprit can be left out; false: the limits were reached before that was sure
-  int pools = 0;        // fresh ones that were asked
-  std::string reason;   // kUndecided
+  bool minimal = true;  // no culprit can be left out; false: the limits were reached before this was known
+  int pools = 0;        // fresh ones that were used
+  std::string reason;   // of kUndecided
 };
 std::string_view ToString(Verdict::Kind kind);  // "bug", "polluted", "flaky", "undecided"
-// `bug`, `polluted by "a", "b"`, `flaky (2 of 7)`, `undecided: ...`. Long lists of culprits are cut.
+// `bug`, `polluted by "a", "b"`, `flaky (2 of 7)`, `undecided: ...`; at most five culprits are named.
 std::string Describe(const Verdict& verdict);
 
 class Diagnoser {
  public:
   struct Limits {
-    int pools = 200;  // fresh ones, for each failure
-    std::chrono::seconds time{
-        900};  // for all failures together; the trial under way is ended by its deadlines
+    int pools = 200;  // for each failure
+    // For all failures together, checked between trials.
+    std::chrono::seconds time{900};
   };
-  // `progress` is called with a few words before every trial.
+  // `progress` is called before every trial with what it tries.
   Diagnoser(PoolOptions pool_options, RunOptions run_options, Limits limits,
             std::function<void(const std::string&)> progress);
 
-  // `cell` has just failed in a pool that had run the cells of `before`, in that order, and that has been stopped:
-  // its devices are used. Each trial has a pool of its own, which is ended before this returns. Nothing is dumped.
+  // `cell` has failed in a pool that had run the cells of `before` in that order and has been stopped, so that its devices
+  // are free. Each trial has a fresh pool, which is stopped before this returns. Nothing is dumped.
   Verdict Diagnose(const Cell& cell, const std::vector<Cell>& before);
 
  private:
@@ -57,18 +57,19 @@ class Diagnoser {
   std::chrono::steady_clock::duration spent_{0};
 };
 
-// ddmin (Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", IEEE TSE 28(2), 2002): from
-// 0 .. count - 1, which spoils, to a set of which no member can be left out. `spoils` is asked about ascending
-// sets that are neither empty nor the whole, about none twice; without an answer the smallest set so far is taken.
+// ddmin (Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", IEEE TSE 28(2), 2002): reduces the
+// set 0 .. count - 1, which causes the failure, until no member can be left out. `causes` says whether a subset does; it is
+// called with ascending proper subsets, never twice with the same. When it returns nothing the search stops at the
+// smallest set so far.
 struct Minimised {
   std::vector<std::size_t> set;
   bool minimal = true;
 };
 Minimised Minimise(std::size_t count,
-                   const std::function<std::optional<bool>(const std::vector<std::size_t>&)>& spoils);
+                   const std::function<std::optional<bool>(const std::vector<std::size_t>&)>& causes);
 
-// What runs the cells, of one world size, one after another in one fresh pool: a command line that pipes their
-// requests into cppoold.
+// The shell command that runs cells of one world size one after another in one fresh daemon, by writing their requests to
+// its stdin.
 std::string SequenceCommand(const std::vector<Cell>& cells, const PoolOptions& pool_options,
                             const RunOptions& run_options);
 

@@ -1,4 +1,4 @@
-// `cppool doctor`: what this machine has, and what will run where. It asks daemons and nvidia-smi, so that it touches no GPU itself.
+// `cppool doctor`: what this machine has and which world sizes run. It asks daemons and nvidia-smi and uses no GPU itself.
 #include <poll.h>
 #include <unistd.h>
 
@@ -20,14 +20,14 @@ namespace {
 
 constexpr const char* kModuleFile = "libcppool_cuda.so";
 
-// The program in a folder of PATH; empty when there is none.
+// The path of a program in PATH; empty when it is not there.
 std::string InPath(const std::string& program) {
   for (const std::string& folder : client::SearchPath())
     if (client::IsProgram(folder + "/" + program)) return folder + "/" + program;
   return "";
 }
 
-// What a program writes, or why there is nothing.
+// The output of a program, or why there is none.
 std::string Capture(const std::string& path, const std::vector<std::string>& arguments,
                     std::chrono::milliseconds limit) {
   using client::Clock;
@@ -59,7 +59,7 @@ std::string ModulePath(const std::string& daemon) {
   return "";
 }
 
-// The last line of a failed start that says something.
+// The last line of the stderr of a failed start.
 std::string Reason(const PoolError& error) {
   std::istringstream text(error.stderr_tail());
   std::string last;
@@ -68,8 +68,8 @@ std::string Reason(const PoolError& error) {
   return last.empty() ? error.what() : last;
 }
 
-// What `nvidia-smi -L` lists, and which of it CUDA sees. The driver is asked by the programs that this one starts, never here: that would
-// end this process's, or a harness's, freedom to fork.
+// The GPUs that `nvidia-smi -L` lists, and which of them CUDA sees. This process must not initialise the driver: it could
+// not fork any more.
 void DescribeGpus(const char* visible, std::ostream& out) {
   out << "CUDA_VISIBLE_DEVICES: ";
   if (visible != nullptr) {
@@ -101,7 +101,7 @@ void DescribeGpus(const char* visible, std::ostream& out) {
   out << "of these CUDA sees " << (seen.empty() ? "none" : seen) << "\n";
 }
 
-// "world size 2: backend host, ..." for a daemon that starts, else why it does not.
+// Starts a daemon and describes its world, or says why it does not start.
 bool Try(PoolOptions options, int world_size, std::ostream& out) {
   options.world_size = world_size;
   out << "world size " << world_size << " (--backend " << options.backend << "): ";

@@ -17,7 +17,7 @@ constexpr std::chrono::seconds kLastWords{2};
 
 [[noreturn]] void End(int signal) {
   kill(getpid(), signal);
-  _exit(128 + signal);  // of a container's first process the signal is ignored
+  _exit(128 + signal);  // the first process of a container ignores the signal
 }
 
 }  // namespace
@@ -28,7 +28,7 @@ Interruption::Interruption(std::function<void(int)> last_words) {
     struct sigaction action;
     sigaction(signal, nullptr, &action);
     if (action.sa_handler != SIG_IGN)
-      sigaddset(&signals_, signal);  // a blocked one would arrive all the same
+      sigaddset(&signals_, signal);  // an ignored signal that is blocked would still arrive
   }
   arrived_ = signalfd(-1, &signals_, SFD_CLOEXEC | SFD_NONBLOCK);
   over_ = eventfd(0, EFD_CLOEXEC);
@@ -54,7 +54,7 @@ void Interruption::Wait(const std::function<void(int)>& last_words) const {
   } while (read(arrived_, &signal, sizeof signal) != sizeof signal);
   const int number = static_cast<int>(signal.ssi_signo);
   pthread_sigmask(SIG_UNBLOCK, &signals_, nullptr);  // a second one is delivered here
-  std::thread([number] {                             // nobody may take the words
+  std::thread([number] {                             // the words may block, on a pipe that nobody reads
     std::this_thread::sleep_for(kLastWords);
     End(number);
   })

@@ -1,4 +1,4 @@
-// SIGINT, SIGTERM and SIGHUP end the process, but not before it has said what it knows.
+// Lets a process print its results so far before SIGINT, SIGTERM or SIGHUP ends it.
 #pragma once
 
 #include <signal.h>
@@ -8,10 +8,10 @@
 
 namespace cppool::command {
 
-// While there is one, the first of these signals calls `last_words` with its number, on a thread of its own, and then,
-// after two seconds at the latest, ends the process as the signal would have. A second one ends it at once. A signal
-// that is ignored, as under nohup, stays ignored. The thread that makes it, and those that it makes meanwhile, have
-// these signals blocked. Throws std::system_error where there is no descriptor or thread to be had.
+// During its life the first of these signals calls `last_words` with its number on another thread and ends the process, as
+// the signal would have, when that returns or after two seconds. A second signal ends the process at once. An ignored
+// signal, as under nohup, stays ignored. The constructing thread and the threads that it starts have these signals blocked.
+// Throws std::system_error when there is no descriptor or thread left.
 class Interruption {
  public:
   explicit Interruption(std::function<void(int)> last_words);

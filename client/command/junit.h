@@ -1,4 +1,4 @@
-// JUnit's XML, as continuous integration reads it.
+// JUnit XML for continuous integration.
 #pragma once
 
 #include <ostream>
@@ -16,9 +16,9 @@ struct JunitCase {
   Outcome outcome = Outcome::kPassed;
   double seconds = 0;
   std::string message;  // one line: what failed, or why it was skipped
-  std::string details;  // any text: checks, the repeating command
+  std::string details;  // any text: checks, the command that repeats the case
   std::string stderr_tail;
-  std::string output = {};  // any text: what else is to be known of it, whatever the outcome
+  std::string output = {};  // any text, for every outcome
 };
 
 void WriteJunit(std::ostream& out, const std::string& suite, const std::vector<JunitCase>& cases);

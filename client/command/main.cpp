@@ -10,7 +10,7 @@
 
 namespace {
 
-// A standard descriptor that is closed would be the next file that is opened: a report, with what is printed in it.
+// Else the next file to be opened, a report for example, would get the number of a closed standard descriptor.
 void OpenStandardDescriptors() {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
     if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDWR);  // takes the lowest that is free
@@ -21,9 +21,8 @@ void OpenStandardDescriptors() {
 
 int main(int argc, char** argv) {
   OpenStandardDescriptors();
-  std::signal(
-      SIGPIPE,
-      SIG_IGN);  // a reader of stdout that has gone is told of, and the report is written all the same
+  // Writing to a closed pipe fails then, which is reported, and the JUnit file is still written.
+  std::signal(SIGPIPE, SIG_IGN);
   try {
     cppool::command::Streams streams{std::cout, std::cerr, isatty(STDERR_FILENO) == 1};
     if (argc > 0) streams.program = argv[0];

@@ -1,5 +1,5 @@
-// `cppool run`: one case, or a suite of them, each in the warm pool of its world size. Its options are in run_arguments.h,
-// what it says in run_report.h.
+// `cppool run`: one case or a suite, each cell in the warm pool of its world size. Its options are in run_arguments.h, its
+// output in run_report.h.
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -29,7 +29,7 @@ class Run {
         report_(arguments, streams, cells_.size()),
         outcomes_(cells_.size()) {}
 
-  // In the order in which they would run, each with what the daemon says would come of it.
+  // The cells in the order in which they would run, each with the outcome that the daemon expects.
   int List() {
     for (std::size_t index : RunOrder(cells_)) {
       const Cell& cell = cells_[index];
@@ -37,7 +37,7 @@ class Run {
       const Outcome outcome = runner_.Validate(cell, run_options_);
       report_.ClearProgress();
       report_.Count(cell, outcome);
-      report_.TellListed(cell, outcome);
+      report_.PrintListed(cell, outcome);
     }
     report_.CloseList();
     return ExitCode();
@@ -54,43 +54,43 @@ class Run {
         {
           const std::lock_guard lock(mutex_);
           outcomes_[index] = std::move(outcome);
-          untold_ = index;
+          uncounted_ = index;
         }
         std::optional<Verdict> verdict = Diagnose(cell, *outcomes_[index]);
         {
           const std::lock_guard lock(mutex_);
           outcomes_[index]->verdict = std::move(verdict);
           report_.Count(cell, *outcomes_[index]);
-          untold_.reset();
+          uncounted_.reset();
         }
         report_.ClearProgress();
-        report_.Tell(cell, *outcomes_[index]);
+        report_.PrintOutcome(cell, *outcomes_[index]);
       }
       const std::lock_guard lock(mutex_);
-      reported = report_.WriteJunit(cells_, outcomes_);  // before anything that may find nobody who reads it
+      reported = report_.WriteJunit(cells_, outcomes_);  // before stdout is written, which may fail
     }
     report_.Close(runner_.worlds());
     return reported ? ExitCode() : kFailure;
   }
 
  private:
-  // Of a list: what running it would come to, as far as the daemon can tell.
+  // After List(): of the expected outcomes.
   int ExitCode() const {
     return report_.counts().ran() > 0 && report_.counts().failed == 0 ? kSuccess : kFailure;
   }
 
-  // On a thread of its own, while a cell may run: what there is to say when the process is asked to end.
+  // Called on another thread, while a cell may run: reports what is done.
   void Interrupted(int signal) {
-    mutex_.lock();  // for good: nothing else is begun after this
-    if (untold_) report_.Count(cells_[*untold_], *outcomes_[*untold_]);
+    mutex_.lock();  // never unlocked: the main thread stops at its next outcome
+    if (uncounted_) report_.Count(cells_[*uncounted_], *outcomes_[*uncounted_]);
     const std::string missing = DescribeInterruption(signal, report_.counts().all(), cells_.size(), "cells");
     report_.WriteJunit(cells_, outcomes_, missing);
     report_.ClearProgress();
-    if (untold_) report_.Tell(cells_[*untold_], *outcomes_[*untold_]);
+    if (uncounted_) report_.PrintOutcome(cells_[*uncounted_], *outcomes_[*uncounted_]);
     report_.CloseInterrupted(missing);
   }
 
-  // A request that is refused runs nothing: there is nothing to be learnt from running it again.
+  // A refused request is not run again: it would be refused again.
   std::optional<Verdict> Diagnose(const Cell& cell, const Outcome& outcome) {
     const bool refused =
         outcome.result && outcome.result->failure && outcome.result->failure->kind == "invalid_request";
@@ -106,9 +106,9 @@ class Run {
   Diagnoser diagnoser_;
   std::string diagnosed_;  // the cell that is being diagnosed
   RunReport report_;
-  std::mutex mutex_;  // of what follows, and of the report's numbers and JUnit file, where a signal may come
-  std::vector<std::optional<Outcome>> outcomes_;  // as cells_; nothing yet: it has not run
-  std::optional<std::size_t> untold_;             // of an outcome that is not yet counted
+  std::mutex mutex_;  // guards the members below, and the counts and the JUnit file of the report
+  std::vector<std::optional<Outcome>> outcomes_;  // of cells_; empty: not run yet
+  std::optional<std::size_t> uncounted_;          // of an outcome that the report has not counted yet
 };
 
 int RunCommand(const RunArguments& arguments, const Streams& streams) {

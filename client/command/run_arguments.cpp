@@ -10,7 +10,7 @@
 namespace cppool::command {
 namespace {
 
-// "throw", "stall:1", "flip_bit:1:forward/p2p step 1 of 2: keys and values": a stage may have colons of its own.
+// "throw", "stall:1", "flip_bit:1:forward/p2p step 1 of 2: keys and values": a stage may contain colons.
 Fault ToFault(const std::string& text) {
   Fault fault;
   const auto first = text.find(':'), second = first == std::string::npos ? first : text.find(':', first + 1);
@@ -19,7 +19,7 @@ Fault ToFault(const std::string& text) {
   if (first == std::string::npos) return fault;
   const std::string rank = text.substr(first + 1, second == std::string::npos ? second : second - first - 1);
   if (rank.empty() || rank.size() > 6 || rank.find_first_not_of("0123456789") != std::string::npos)
-    throw UsageError("--fault: KIND[:RANK[:STAGE]], and '" + rank + "' is no rank");
+    throw UsageError("--fault takes KIND[:RANK[:STAGE]]: '" + rank + "' is not a rank");
   fault.rank = std::stoi(rank);
   return fault;
 }
@@ -29,15 +29,15 @@ Fault ToFault(const std::string& text) {
 void AddRunOptions(CLI::App& run, RunArguments* arguments) {
   CLI::Option* suite =
       run.add_option("--suite", arguments->suite, "smoke, essential or matrix; without it one case is run")
-          ->check(CLI::IsMember({"smoke", "essential", "matrix"}));
+          ->check(CLI::IsMember(SuiteNames()));
   run.add_option("--case", arguments->case_name, "The case to run")
       ->excludes(suite)
       ->check(IsUtf8)
       ->capture_default_str();
   run.add_option(
          "--world-size", arguments->world_size,
-         "Number of ranks (default: each cell's own; 2 for a single case). Cells of a suite that are not "
-         "possible with so many are skipped")
+         "Number of ranks (default: that of each cell; 2 for a single case). Cells of a suite that are "
+         "impossible with it are skipped")
       ->check(CLI::Range(1, protocol::kMaxWorldSize));
   AddRepeatable(run, "--param", &arguments->params,
                 "A parameter, key=value; the value as JSON or as text. Overrides a suite's")
@@ -45,7 +45,7 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
   AddRepeatable(
       run, "--filter", &arguments->filters,
       "Only cells of the suite with key=value: a parameter, world_size, suite (matrix, own), row, model, "
-      "kernel_backend or essential. Of one key any value, of different keys all")
+      "kernel_backend or essential. Values of one key are alternatives; different keys must all match")
       ->needs(suite);
   run.add_option(
          "--max-seqlen", arguments->max_seqlen,
@@ -62,8 +62,9 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
                  "Reads q, k, v, dout, bias and softmax_offset from this folder, as .npy")
       ->check(IsUtf8)
       ->excludes(suite);
-  run.add_option("--fault", arguments->fault,
-                 "KIND[:RANK[:STAGE]]: makes a rank do something wrong at a mark, to see what comes of it")
+  run.add_option(
+         "--fault", arguments->fault,
+         "KIND[:RANK[:STAGE]]: injects a fault into a rank at a mark, to test how failures are handled")
       ->check(IsUtf8)
       ->excludes(suite);
   AddDaemonOptions(run, &arguments->daemon);
@@ -72,12 +73,12 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
   run.add_flag("--json", arguments->json, "One JSON object per case, then a summary object");
   CLI::Option* list =
       run.add_flag("--list", arguments->list,
-                   "Prints the cells, the command for each, and what would be skipped and why; runs nothing")
+                   "Prints the cells, the command for each, and which would be skipped and why; runs nothing")
           ->excludes(junit);
   run.add_flag(
          "--diagnose", arguments->diagnose,
-         "Runs a failed case again in fresh pools, alone and after what ran before it: is it a bug, polluted "
-         "or flaky?")
+         "Runs a failed case again in fresh pools, alone and after the cases before it, to tell a bug from a "
+         "polluted pool and a flaky case")
       ->excludes(list);
 }
 
@@ -120,7 +121,8 @@ std::vector<Cell> CellsOf(const RunArguments& arguments, const Streams& streams)
 
 PoolOptions ToPoolOptions(const RunArguments& arguments) {
   PoolOptions options = ToPoolOptions(arguments.daemon);
-  if (arguments.diagnose) options.retries = 0;  // a fresh daemon would pass what the cells before have spoilt
+  if (arguments.diagnose)
+    options.retries = 0;  // a retry in a fresh daemon would hide what earlier cells have polluted
   if (!arguments.fault.empty()) options.arguments.emplace_back("--allow-faults");
   return options;
 }

@@ -1,4 +1,4 @@
-// The options of `cppool run`, and what they come to: cells, and how the pools are asked about them.
+// The options of `cppool run`, and the cells and options of pools and runs that follow from them.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@ struct RunArguments {
   std::string suite;  // empty: one case
   std::string case_name = "attention";
   std::string junit;   // a file; empty: none
-  int world_size = 0;  // 0: the cells' own, or 2
+  int world_size = 0;  // 0: that of each cell, 2 for a single case
   std::vector<std::string> filters, params;
   double deadline = 90;         // seconds
-  std::int64_t max_seqlen = 0;  // 0: as they are
+  std::int64_t max_seqlen = 0;  // 0: lengths are not changed
   std::optional<std::int64_t> perturb;
   std::string dump, inputs, fault;
   bool json = false, list = false, diagnose = false;
@@ -27,12 +27,13 @@ struct RunArguments {
 
 void AddRunOptions(CLI::App& run, RunArguments* arguments);
 
-// What the arguments come to. Each throws UsageError for text that cannot be read.
-std::vector<Cell> CellsOf(const RunArguments& arguments, const Streams& streams);  // says why there are none
+// Each throws UsageError for text that cannot be read.
+std::vector<Cell> CellsOf(const RunArguments& arguments,
+                          const Streams& streams);  // prints why there are none
 PoolOptions ToPoolOptions(const RunArguments& arguments);
 RunOptions ToRunOptions(const RunArguments& arguments);
 
-// The options that a repeating command needs beside the cell's own, as words.
+// The words of a command that repeats any of the cells, beside those of the cell.
 std::vector<std::string> CommonWords(const RunArguments& arguments);
 
 }  // namespace cppool::command

@@ -24,8 +24,8 @@ std::vector<std::string> LinesOf(const std::string& text) {
   return lines;
 }
 
-// The lines that explain a failure: its checks that did not hold, its error, and what that leaves out of the other
-// ranks' errors, which may be consequences.
+// The lines that explain a failure: its failed checks, its error, and the errors of ranks that it does not contain, which
+// may be consequences.
 std::vector<std::string> Explain(const Outcome& outcome) {
   std::vector<std::string> lines;
   if (outcome.result) {
@@ -41,7 +41,7 @@ std::vector<std::string> Explain(const Outcome& outcome) {
   return lines;
 }
 
-constexpr char kAskedAgain[] = "asked again, since its daemon was lost: attempt ";
+constexpr char kRetried[] = "retried, because its daemon died or broke the protocol: attempt ";
 
 Json OrNull(const std::string& text) { return text.empty() ? Json() : Json(text); }
 
@@ -60,7 +60,7 @@ RunReport::RunReport(const RunArguments& arguments, const Streams& streams, std:
 
 void RunReport::Count(const Cell& cell, const Outcome& outcome) { tally_.Add(cell, outcome); }
 
-void RunReport::Tell(const Cell& cell, const Outcome& outcome) {
+void RunReport::PrintOutcome(const Cell& cell, const Outcome& outcome) {
   if (arguments_.json) {
     Json json = DescribeCell(cell);
     json["status"] = ToString(outcome.kind);
@@ -77,13 +77,12 @@ void RunReport::Tell(const Cell& cell, const Outcome& outcome) {
     for (const std::string& line : Explain(outcome)) streams_.out << "  " << line << "\n";
     for (const std::string& line : Advice(cell, outcome)) streams_.out << "  " << line << "\n";
   } else if (outcome.result && outcome.kind == Outcome::Kind::kPassed && arguments_.suite.empty()) {
-    TellPassed(cell, *outcome.result);
+    PrintPassed(cell, *outcome.result);
   }
   streams_.out << std::flush;
 }
 
-// When it is the only one.
-void RunReport::TellPassed(const Cell& cell, const Result& result) {
+void RunReport::PrintPassed(const Cell& cell, const Result& result) {
   streams_.out << "passed " << cell.name << " in " << Fixed(result.wall_ms, 3) << " ms";
   if (result.attempts > 1) streams_.out << ", attempt " << result.attempts;
   streams_.out << "\n";
@@ -92,7 +91,7 @@ void RunReport::TellPassed(const Cell& cell, const Result& result) {
   for (const Check& check : result.checks) streams_.out << "  " << DescribeCheck(check) << "\n";
 }
 
-void RunReport::TellListed(const Cell& cell, const Outcome& outcome) {
+void RunReport::PrintListed(const Cell& cell, const Outcome& outcome) {
   const bool skipped = outcome.kind == Outcome::Kind::kSkipped;
   if (arguments_.json) {
     Json json = DescribeCell(cell);
@@ -112,7 +111,7 @@ void RunReport::TellListed(const Cell& cell, const Outcome& outcome) {
 
 bool RunReport::WriteJunit(const std::vector<Cell>& cells,
                            const std::vector<std::optional<Outcome>>& outcomes, const std::string& missing) {
-  if (!junit_.is_open()) return true;  // none is asked for, or it is written
+  if (!junit_.is_open()) return true;  // not requested, or written
   std::vector<JunitCase> cases;
   for (std::size_t i = 0; i < cells.size(); ++i)
     if (outcomes[i]) cases.push_back(ToJunit(cells[i], *outcomes[i]));
@@ -140,7 +139,7 @@ JunitCase RunReport::ToJunit(const Cell& cell, const Outcome& outcome) const {
   if (outcome.verdict) one.message += " (" + Describe(*outcome.verdict) + ")";
   for (const std::string& line : Explain(outcome)) one.details += line + "\n";
   for (const std::string& line : Advice(cell, outcome)) one.details += line + "\n";
-  if (outcome.attempts > 1) one.output = kAskedAgain + std::to_string(outcome.attempts) + "\n";
+  if (outcome.attempts > 1) one.output = kRetried + std::to_string(outcome.attempts) + "\n";
   one.stderr_tail = outcome.stderr_tail;
   return one;
 }
@@ -195,21 +194,21 @@ std::string RunReport::Repeat(const Cell& cell) const {
   return RepeatCommand(streams_.program, cell, common_);
 }
 
-// The cells that lead to the failure, in one pool.
+// Runs the culprits and then the cell in one pool.
 std::string RunReport::RepeatAll(const Cell& cell, const Verdict& verdict) const {
   std::vector<Cell> sequence = verdict.culprits;
   sequence.push_back(cell);
   return SequenceCommand(sequence, ToPoolOptions(arguments_), ToRunOptions(arguments_));
 }
 
-// What came of a diagnosis, and how to repeat the failure.
+// The verdict of a diagnosis, and how to repeat the failure.
 std::vector<std::string> RunReport::Advice(const Cell& cell, const Outcome& outcome) const {
   std::vector<std::string> lines;
   if (outcome.verdict) lines.push_back("verdict: " + Describe(*outcome.verdict));
   lines.push_back("repeat: " + Repeat(cell));
   if (outcome.verdict && outcome.verdict->kind == Verdict::Kind::kPolluted) {
-    lines.back() += "  # alone it passes";
-    lines.push_back("after what spoils it: " + RepeatAll(cell, *outcome.verdict));
+    lines.back() += "  # passes alone";
+    lines.push_back("repeat after the culprits: " + RepeatAll(cell, *outcome.verdict));
   }
   return lines;
 }
@@ -231,7 +230,7 @@ Json RunReport::DescribeVerdict(const Cell& cell, const Verdict& verdict) const 
   return json;
 }
 
-// With --json stdout is for programs.
+// With --json stdout holds JSON only.
 std::ostream& RunReport::Closing() const { return arguments_.json ? streams_.err : streams_.out; }
 
 void RunReport::PrintCounts() {

@@ -1,4 +1,4 @@
-// What `cppool run` says: a line of progress, what became of each cell, the JUnit file, and the closing lines.
+// The output of `cppool run`: a line of progress, the outcome of each cell, the JUnit file, and the closing lines.
 #pragma once
 
 #include <fstream>
@@ -16,23 +16,23 @@
 
 namespace cppool::command {
 
-// Not synchronised. With --json stdout has one object per cell and a summary, and stderr what is for people.
+// Not synchronised. With --json stdout has one object per cell and a summary, and the text goes to stderr.
 class RunReport {
  public:
-  // `cells`: how many there are to run. Throws UsageError where the JUnit file cannot be written.
+  // `cells`: how many will run. Throws UsageError when the JUnit file cannot be written.
   RunReport(const RunArguments& arguments, const Streams& streams, std::size_t cells);
 
   void Progress(const std::string& doing) { progress_.Show(counts().all(), counts().failed, doing); }
   void ClearProgress() { progress_.Clear(); }
 
-  void Count(const Cell& cell, const Outcome& outcome);  // for the closing numbers
+  void Count(const Cell& cell, const Outcome& outcome);  // adds it to the closing numbers
   const Counts& counts() const { return tally_.total(); }
 
-  void Tell(const Cell& cell, const Outcome& outcome);
-  void TellListed(const Cell& cell, const Outcome& outcome);  // what would become of it
+  void PrintOutcome(const Cell& cell, const Outcome& outcome);
+  void PrintListed(const Cell& cell, const Outcome& outcome);  // the expected outcome, nothing has run
 
-  // Of the cells that have an outcome; `missing` says why others have none. False: it could not be written. It is
-  // written once.
+  // Writes the cells that have an outcome; `missing` says why others have none. The first call writes; false: it could
+  // not.
   bool WriteJunit(const std::vector<Cell>& cells, const std::vector<std::optional<Outcome>>& outcomes,
                   const std::string& missing = "");
 
@@ -47,14 +47,14 @@ class RunReport {
   JunitCase ToJunit(const Cell& cell, const Outcome& outcome) const;
   Json DescribeCell(const Cell& cell) const;
   Json DescribeVerdict(const Cell& cell, const Verdict& verdict) const;
-  void TellPassed(const Cell& cell, const Result& result);
+  void PrintPassed(const Cell& cell, const Result& result);
   void PrintCounts();
   std::ostream& Closing() const;
 
   const RunArguments& arguments_;
   const Streams streams_;
-  const std::vector<std::string> common_;  // words of every repeating command
-  const std::string junit_name_;           // of the suite in JUnit, and of its cases' class
+  const std::vector<std::string> common_;  // see CommonWords
+  const std::string junit_name_;           // the suite, and the class of its cases
   std::ofstream junit_;
   Tally tally_;
   command::Progress progress_;

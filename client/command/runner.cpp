@@ -11,7 +11,7 @@ Outcome CellRunner::Run(const Cell& cell, const RunOptions& options) {
   Outcome outcome = Ask(cell, options, &Pool::Run);
   std::vector<Cell>& history = histories_[cell.world_size];
   before_ = history;
-  // The daemon that answered a retry had run nothing.
+  // A retry is answered by a daemon that has run nothing before.
   if (outcome.result && outcome.attempts > 1) before_.clear();
   history = before_;
   history.push_back(cell);
@@ -31,7 +31,7 @@ void CellRunner::Stop(int world_size) {
 
 Outcome CellRunner::Ask(const Cell& cell, RunOptions options, Question question) {
   if (auto known = not_started_.find(cell.world_size); known != not_started_.end()) return known->second;
-  // A daemon that is not used would keep its part of the GPUs' memory from the next one.
+  // An idle daemon would hold GPU memory that the next one needs.
   if (!rules_.keep_worlds && world_size_ != cell.world_size && world_size_ != 0) Stop(world_size_);
   world_size_ = cell.world_size;
   Pool& pool = pools_.At(cell.world_size);
@@ -55,7 +55,7 @@ Outcome CellRunner::Ask(const Cell& cell, RunOptions options, Question question)
     outcome.attempts = error.attempts();
     if (error.kind() == PoolError::Kind::kStart) {
       Outcome not_started = NotStarted(cell, error);
-      if (error.attempts() == 1) outcome = std::move(not_started);  // else it was asked, and lost its daemon
+      if (error.attempts() == 1) outcome = std::move(not_started);  // else the case ran, and its daemon died
     }
   }
   outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -71,7 +71,8 @@ Outcome CellRunner::NotStarted(const Cell& cell, const PoolError& error) {
   const bool too_large = why && why->kind == "unsupported" && why->devices && *why->devices < cell.world_size;
   if (rules_.skip_large_worlds && worlds_.count(cell.world_size) == 0 && too_large) {
     rest.kind = Outcome::Kind::kSkipped;
-    rest.error = "world size " + size + " needs as many GPUs, and there are fewer (see --transport peer)";
+    rest.error =
+        "world size " + size + " needs as many GPUs, and this machine has fewer (see --transport peer)";
     return rest;
   }
   rest.error = "not run: no daemon of world size " + size +

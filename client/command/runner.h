@@ -1,4 +1,4 @@
-// Asks the pools about cells: each cell in the pool of its world size. A daemon that could not start is not started again.
+// Runs cells, each in the pool of its world size. A daemon that could not start is not started again.
 #pragma once
 
 #include <map>
@@ -13,17 +13,17 @@
 
 namespace cppool::command {
 
-// What became of a cell: an answer, or why there is none.
+// An answer, or why there is none.
 struct Outcome {
   using Kind = Status;
   Kind kind = Kind::kError;
   std::optional<Result> result;
   std::string error;  // one line or more; empty when passed
-  // Of a daemon that answered with a failure. Where there is no answer `error` ends with it.
+  // After an answered failure. Without an answer, `error` ends with it.
   std::string stderr_tail;
   double seconds = 0;
-  bool asked = true;               // false: there was no daemon to ask
-  int attempts = 1;                // daemons that were asked; all but the last died or broke the protocol
+  bool asked = true;               // false: there was no daemon
+  int attempts = 1;                // daemons that were used; all but the last died or broke the protocol
   std::optional<Verdict> verdict;  // of a failure that was diagnosed
 
   bool failed() const { return kind == Kind::kFailed || kind == Kind::kError; }
@@ -62,7 +62,7 @@ class CellRunner {
   int world_size_ = 0;                          // of the latest cell; 0: none
   std::map<int, std::vector<Cell>> histories_;  // by world size: what its daemon has run
   std::vector<Cell> before_;                    // what a daemon had run before the latest cell
-  std::map<int, Outcome> not_started_;          // by world size: what becomes of its further cells
+  std::map<int, Outcome> not_started_;          // by world size: the outcome of its further cells
   std::map<int, Json> worlds_;
 };
 

@@ -7,6 +7,7 @@
 #include "client/command/suite_data.h"
 #include "client/command/text.h"
 #include "protocol/models.h"
+#include "protocol/parameters.h"
 
 namespace cppool::command {
 namespace {
@@ -94,12 +95,17 @@ std::vector<Cell> CellsOfFile(const std::string& name, const Json& file) {
   return all;
 }
 
+const std::vector<std::string>& SuiteNames() {
+  static const std::vector<std::string> names = {"smoke", "essential", "matrix"};
+  return names;
+}
+
 std::vector<Cell> LoadSuite(const std::string& name) {
   std::vector<std::string> files;
   if (name == "smoke") files = {"smoke"};
   if (name == "essential") files = {"matrix"};
   if (name == "matrix") files = {"matrix", "own"};
-  if (files.empty()) throw UsageError("there is no suite '" + name + "' (known: smoke, essential, matrix)");
+  if (files.empty()) throw UsageError(protocol::Unknown("suite", name, SuiteNames()));
   std::vector<Cell> cells;
   for (const std::string& file : files) {
     for (Cell& cell : CellsOfFile(file, Json::parse(SuiteText(file))))

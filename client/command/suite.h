@@ -19,8 +19,8 @@
 
 namespace cppool::command {
 
-// "smoke", "essential" or "matrix", in the order of its files: "matrix" is Transformer Engine's cells, then our
-// own. Throws UsageError for another name.
+const std::vector<std::string>& SuiteNames();  // "smoke", "essential", "matrix"
+// In the order of its files: "matrix" is Transformer Engine's cells, then our own. Throws UsageError for another name.
 std::vector<Cell> LoadSuite(const std::string& name);
 
 // The cells of a file, whose name becomes the name of their suite.

@@ -22,7 +22,7 @@ std::string WindowOf(const Json& window, const std::string& mask) {
   const bool causal = mask.find("causal") != std::string::npos;
   const bool left = window[0] != -1;
   const bool right =
-      !causal && window[1] != -1 && window != Json{-1, 0};  // which without a causal mask means open
+      !causal && window[1] != -1 && window != Json{-1, 0};  // (-1, 0) without a causal mask means open
   return left && right ? "left and right" : left ? "left" : right ? "right" : "open";
 }
 
@@ -64,7 +64,7 @@ Counts& Tally::At(std::vector<Row>& rows, const std::string& name, const std::st
   auto found = std::find_if(rows.begin(), rows.end(),
                             [&](const Row& row) { return row.name == name && row.value == value; });
   if (found != rows.end()) return found->counts;
-  // Behind the last of its name, so that an axis stays together.
+  // After the last row of its name, so that the rows of an axis stay together.
   auto last = std::find_if(rows.rbegin(), rows.rend(), [&](const Row& row) { return row.name == name; });
   return rows.insert(last == rows.rend() ? rows.end() : last.base(), {name, value, {}})->counts;
 }
@@ -136,7 +136,8 @@ void Tally::PrintReasons(std::ostream& out) const {
 }
 
 void Tally::PrintRetried(std::ostream& out) const {
-  for (const std::string& cell : retried_) out << "asked again, since its daemon was lost: " << cell << "\n";
+  for (const std::string& cell : retried_)
+    out << "retried, because its daemon died or broke the protocol: " << cell << "\n";
 }
 
 void Tally::PrintVerdicts(std::ostream& out) const {

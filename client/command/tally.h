@@ -1,4 +1,4 @@
-// What a run comes to: counts, by suite and by axis, and how far from the exact result it was.
+// Counts of outcomes by suite and by axis, and the largest errors against the oracle.
 #pragma once
 
 #include <map>
@@ -19,7 +19,7 @@ struct Counts {
   int all() const { return passed + failed + skipped; }
 };
 
-// A cell's place on each axis that its parameters say something of: {"schedule", "p2p"}, {"window", "left"}, ...
+// A cell's value on each axis that its parameters determine: {"schedule", "p2p"}, {"window", "left"}, ...
 std::vector<std::pair<std::string, std::string>> AxesOf(const Cell& cell);
 
 class Tally {
@@ -28,19 +28,20 @@ class Tally {
 
   const Counts& total() const { return total_; }
   // {"passed", "failed", "skipped", "suites": {name: the same}, "worst_ratio": {tensor: {"ratio", "cell"}},
-  // "verdicts": {"bug": 1, ...}, "retried": [cells that a second daemon answered, the first being lost]}
+  // "verdicts": {"bug": 1, ...}, "retried": [cells with more than one attempt]}
   Json ToJson() const;
-  // The tables; each is left out where it would be empty, PrintSuites where there is one suite.
+  // Tables. An empty one is not printed, nor that of the suites where there is only one.
   void PrintAxes(std::ostream& out) const;
   void PrintRatios(std::ostream& out) const;
-  void PrintReasons(std::ostream& out) const;  // of what was skipped
+  void PrintReasons(std::ostream& out) const;  // of skipped cells
   void PrintVerdicts(std::ostream& out) const;
   void PrintRetried(std::ostream& out) const;
   void PrintSuites(std::ostream& out) const;
 
  private:
   struct Worst {
-    double ratio = 0;  // our error over that of plain attention in the same type; infinity: not finite
+    double ratio =
+        0;  // our error over that of plain attention in the same dtype; infinity where it is not finite
     std::string cell;
   };
   struct Row {
@@ -50,7 +51,7 @@ class Tally {
   static Counts& At(std::vector<Row>& rows, const std::string& name, const std::string& value);
 
   Counts total_;
-  std::vector<Row> axes_;  // in the order in which they came
+  std::vector<Row> axes_;  // in order of first appearance
   std::vector<Row> suites_;
   std::map<std::string, int> reasons_;
   std::vector<std::string> retried_;                       // cells

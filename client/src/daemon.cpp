@@ -25,22 +25,7 @@ constexpr milliseconds kFirstReading{1000};
 Process::Command DaemonCommand(const PoolOptions& options) {
   Process::Command command;
   command.path = FindDaemon(options);
-  command.arguments = {"--world-size", std::to_string(options.world_size),
-                       "--backend",    options.backend,
-                       "--transport",  options.transport,
-                       "--sentinel",   options.sentinel};
-  for (const std::string& file : options.case_files)
-    command.arguments.insert(command.arguments.end(), {"--case", file});
-  if (!options.log_level.empty())
-    command.arguments.insert(command.arguments.end(), {"--log-level", options.log_level});
-  if (options.idle_exit > milliseconds(0)) {
-    const auto ms = options.idle_exit.count();  // by hand: a harness's locale may write a comma
-    command.arguments.insert(
-        command.arguments.end(),
-        {"--idle-exit", std::to_string(ms / 1000) + "." + std::to_string(1000 + ms % 1000).substr(1)});
-  }
-  command.arguments.insert(command.arguments.end(), options.arguments.begin(), options.arguments.end());
-
+  command.arguments = DaemonArguments(options);
   // With it the daemon notices that its parent died before it could watch the parent.
   command.environment.push_back("CPPOOL_PARENT_PID=" + std::to_string(getpid()));
   if (!options.devices.empty())
@@ -66,6 +51,24 @@ std::string DeviceList(const std::vector<std::string>& devices) {
   std::string list;
   for (const std::string& device : devices) list += (&device == &devices.front() ? "" : ",") + device;
   return list;
+}
+
+std::vector<std::string> DaemonArguments(const PoolOptions& options) {
+  std::vector<std::string> arguments = {"--world-size", std::to_string(options.world_size),
+                                        "--backend",    options.backend,
+                                        "--transport",  options.transport,
+                                        "--sentinel",   options.sentinel};
+  const auto add = [&](const char* option, const std::string& value) {
+    arguments.insert(arguments.end(), {option, value});
+  };
+  for (const std::string& file : options.case_files) add("--case", file);
+  if (!options.log_level.empty()) add("--log-level", options.log_level);
+  if (options.idle_exit > milliseconds(0)) {
+    const auto ms = options.idle_exit.count();  // by hand: a harness's locale may write a comma
+    add("--idle-exit", std::to_string(ms / 1000) + "." + std::to_string(1000 + ms % 1000).substr(1));
+  }
+  arguments.insert(arguments.end(), options.arguments.begin(), options.arguments.end());
+  return arguments;
 }
 
 Daemon::Daemon(const PoolOptions& options) : options_(options), reader_(kMaxResponseBytes) {

@@ -25,7 +25,9 @@ struct Lost {
       {};  // of a daemon that does not answer: what its threads do, to be appended to the message
 };
 
-std::string Seconds(std::chrono::milliseconds time);              // "2.5 s"
+std::string Seconds(std::chrono::milliseconds time);  // "2.5 s"
+std::vector<std::string> DaemonArguments(
+    const PoolOptions& options);                                  // of the command line, without the program
 std::string DeviceList(const std::vector<std::string>& devices);  // as CUDA_VISIBLE_DEVICES has it
 
 class Daemon {

@@ -21,7 +21,7 @@ namespace {
 using attention_case::Json;
 using attention_case::Refused;
 
-// Made once for a request, and read by all its ranks.
+// The parameters of a request, read once and shared by its ranks.
 struct Prepared {
   Json params;
   kernels::AttentionSpec spec;
@@ -63,7 +63,7 @@ class Report : public kernels::AttentionReport {
   void Work(const std::string& stage, double flops) override { c_->work(c_, stage.c_str(), flops); }
   void Check(kernels::CheckedTensor tensor, const std::string& against,
              const kernels::Verdict& verdict) override {
-    // The errors are those of finite values; where some are not, no number is the error.
+    // With values that are not finite there is no largest error.
     const double not_finite = std::numeric_limits<double>::quiet_NaN();
     const bool finite = verdict.mismatches == 0;
     const cppool_check check{kernels::NameOf(tensor),

@@ -1,4 +1,4 @@
-// The built-in case: context-parallel attention, registered through cppool/case.h like anybody's.
+// The built-in case: context-parallel attention, registered through cppool/case.h as any other.
 #pragma once
 
 #include <cppool/case.h>

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
@@ -17,6 +16,7 @@
 
 #include "daemon/attention_case/resolve.h"
 #include "kernels/error.h"
+#include "kernels/half.h"
 #include "protocol/json_text.h"
 
 namespace cppool::attention_case {
@@ -37,7 +37,7 @@ std::string FileOf(const TensorInfo& tensor, bool reference) {
   return tensor.name() + (reference ? "_no_cp" : "") + ".npy";
 }
 
-// bf16 is in no NumPy file: it is a float32 with a shorter fraction.
+// NumPy has no bf16: it is written as float32, which holds every value of it.
 NpyType TypeOf(Dtype dtype) {
   switch (dtype) {
     case Dtype::kFp16:
@@ -51,7 +51,7 @@ NpyType TypeOf(Dtype dtype) {
   throw RuntimeError(CPPOOL_INTERNAL, std::string("no file type for ") + NameOf(dtype));
 }
 
-// What rounds to an infinity: half a unit of the last place beyond the largest number.
+// The smallest magnitude that rounds to infinity: half a unit in the last place above the largest number.
 double Limit(Dtype dtype) {
   switch (dtype) {
     case Dtype::kFp16:
@@ -86,7 +86,7 @@ void CheckValues(const std::string& path, const NpyReader& file, Dtype dtype) {
   }
 }
 
-// The numbers of tokens and of places before each sequence, by the name of the parameter that gives them.
+// Cumulated numbers of tokens and of places, by the name of the parameter.
 std::map<std::string, std::vector<std::int64_t>> CuSeqlens(const kernels::AttentionSpec& spec) {
   const auto sums = [](const std::vector<std::int64_t>& lengths) {
     std::vector<std::int64_t> cumulated{0};
@@ -99,7 +99,7 @@ std::map<std::string, std::vector<std::int64_t>> CuSeqlens(const kernels::Attent
           {"cu_seqlens_kv_padded", sums(spec.keys.room)}};
 }
 
-// What a dump said of itself, or nothing.
+// The index of a dump; an empty object when there is none.
 Json ReadIndex(const fs::path& folder) {
   std::error_code ignored;
   if (!fs::is_regular_file(folder / kIndex, ignored)) return Json::object();
@@ -108,7 +108,7 @@ Json ReadIndex(const fs::path& folder) {
   return index.is_object() ? index : Json::object();
 }
 
-// The tensors of a dump are of its sequences: with other places, or longer ones, padding would be taken for tokens.
+// The tensors of a dump hold its sequences. Other places or longer sequences would read padding as tokens.
 void CheckSequencesOf(const fs::path& folder, const kernels::AttentionSpec& spec) {
   const Json index = ReadIndex(folder);
   for (const auto& [name, values] : CuSeqlens(spec)) {
@@ -118,7 +118,7 @@ void CheckSequencesOf(const fs::path& folder, const kernels::AttentionSpec& spec
     for (std::size_t i = 0; fits && i < values.size(); ++i) {
       if (name.ends_with("_padded")) {
         fits = written[i] == values[i];
-      } else if (i > 0) {  // no longer than the dump's
+      } else if (i > 0) {  // at most the dump's length
         fits =
             written[i].is_number_integer() && written[i - 1].is_number_integer() &&
             values[i] - values[i - 1] <= written[i].get<std::int64_t>() - written[i - 1].get<std::int64_t>();
@@ -133,13 +133,13 @@ void CheckSequencesOf(const fs::path& folder, const kernels::AttentionSpec& spec
   }
 }
 
-// The files of this dump can be written over.
+// What is in the place of a file of this dump must be a file.
 void CheckPlaces(const fs::path& folder, const kernels::AttentionSpec& spec) {
   const auto check = [&](const std::string& name) {
     std::error_code error;
     const fs::file_type type = fs::status(folder / name, error).type();
     if (type != fs::file_type::not_found && type != fs::file_type::regular && type != fs::file_type::none)
-      Refuse("dump", (folder / name).string() + " is there and no file");
+      Refuse("dump", (folder / name).string() + " exists and is not a file");
   };
   for (const TensorInfo& tensor : InputTensors(spec)) check(FileOf(tensor, false));
   for (const TensorInfo& tensor : OutputTensors(spec)) {
@@ -183,8 +183,8 @@ void CheckDump(const std::string& folder, const char* inputs, const kernels::Att
   if (inputs && (fs::equivalent(folder, inputs, ignored) ||
                  fs::weakly_canonical(folder, ignored) == fs::weakly_canonical(inputs, ignored)))
     Refuse("dump", "is the folder of inputs, which would be overwritten: name another");
-  // Nothing short of writing tells whether it can be written to, or into what it would be made in. It is not made for
-  // that: of two who ask at the same time, one would take away what the other has found.
+  // Only writing shows whether the folder, or the nearest existing parent that it would be made in, can be written to. The
+  // folder itself is not made here: a concurrent check could find and remove it.
   fs::path at = fs::absolute(folder, ignored).lexically_normal();
   std::error_code error;
   while (fs::symlink_status(at, error).type() == fs::file_type::not_found && at.has_relative_path())
@@ -223,7 +223,7 @@ void DumpFiles::Begin() {
   std::error_code error;
   fs::create_directories(folder_, error);
   if (error) DumpFailed(folder_ + ": cannot be made: " + error.message());
-  // The dump before: its index would speak of the new files, and a file that this one has not would be among them.
+  // Removes the earlier dump: its index would describe the new files, and files that only it has would stay among them.
   Json old = ReadIndex(folder_).value("files", Json());
   if (!old.is_object()) old = Json::object();
   fs::remove(fs::path(folder_) / kIndex, error);
@@ -252,9 +252,9 @@ void DumpFiles::WriteRow(const TensorInfo& tensor, bool reference, std::int64_t 
     if (file == files_.end()) file = files_.emplace(path, NpyWriter(path, TypeOf(tensor.dtype))).first;
     const std::int64_t first = row * tensor.columns;
     if (tensor.dtype != Dtype::kBf16) return file->second.Write(first, tensor.columns, elements);
-    std::vector<std::uint32_t> wide(static_cast<std::size_t>(tensor.columns));
+    std::vector<float> wide(static_cast<std::size_t>(tensor.columns));
     const auto* bits = static_cast<const std::uint16_t*>(elements);
-    for (std::size_t i = 0; i < wide.size(); ++i) wide[i] = std::uint32_t{bits[i]} << 16;
+    for (std::size_t i = 0; i < wide.size(); ++i) wide[i] = kernels::BF16ToFloat(bits[i]);
     file->second.Write(first, tensor.columns, wide.data());
   } catch (const NpyError& failed) {
     throw RuntimeError(CPPOOL_INTERNAL, std::string("dump: ") + failed.what());

@@ -6,18 +6,18 @@
 
 #include <nlohmann/json.hpp>
 
+#include "daemon/attention_case/npy.h"
 #include "kernels/attention/run.h"
 #include "kernels/attention/spec.h"
-#include "daemon/attention_case/npy.h"
 
 namespace cppool::attention_case {
 
-// Both throw Refused naming the key, and the file where it is one.
-// Every file that `spec` needs is there, of its shape and a type that can be read, and all values are numbers that its
-// dtype can hold; and where a dump's index.json is beside them, its sequences are those of `spec`. Reads all of them.
+// Both throw Refused with the key, and with the file where one is at fault.
+// Checks that every file that `spec` needs exists with the right shape and a known type, that its dtype can hold all values,
+// and that the sequences fit those of an index.json beside them. Reads all files.
 void CheckInputs(const std::string& folder, const kernels::AttentionSpec& spec);
-// The folder can be written to, or made, is not `inputs` (which may be NULL), and what `spec` puts there takes no place but
-// a file's. Leaves no trace.
+// Checks that the folder is not `inputs` (which may be NULL), that it can be made or written to, and that the dump of `spec`
+// would replace files only. Leaves no trace.
 void CheckDump(const std::string& folder, const char* inputs, const kernels::AttentionSpec& spec);
 
 // One per rank.
@@ -31,11 +31,11 @@ class InputFiles : public kernels::TensorSource {
   std::map<std::string, NpyReader> files_;
 };
 
-// One per rank; rank 0's makes the folder, the files and, when everything is written, index.json. A dump takes the place
-// of the one before.
+// One per rank. That of rank 0 makes the folder, the files and, when all is written, index.json. A dump replaces an earlier
+// one in the same folder.
 class DumpFiles : public kernels::TensorSink {
  public:
-  // `about`: what index.json says beside the files. `reference`: there is a run without CP.
+  // `about`: further members of index.json. `reference`: the outputs without CP are dumped too.
   DumpFiles(std::string folder, const kernels::AttentionSpec& spec, bool reference, nlohmann::json about)
       : folder_(std::move(folder)), spec_(spec), reference_(reference), about_(std::move(about)) {}
   void Begin() override;

@@ -8,10 +8,11 @@
 #include <bit>
 #include <cerrno>
 #include <charconv>
-#include <cmath>
 #include <cstring>
 #include <optional>
 #include <utility>
+
+#include "kernels/half.h"
 
 namespace cppool::attention_case {
 namespace {
@@ -19,8 +20,8 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "elements are read and written as they lie");
 
 constexpr std::string_view kMagic = "\x93NUMPY";
-constexpr std::size_t kLongestHeader = 1 << 16;                // NumPy itself takes 10000
-constexpr std::int64_t kMostElements = std::int64_t{1} << 56;  // so that no size overflows
+constexpr std::size_t kLongestHeader = 1 << 16;                // NumPy's own limit is 10000
+constexpr std::int64_t kMostElements = std::int64_t{1} << 56;  // no size in bytes overflows
 
 [[noreturn]] void FailFor(const std::string& path, const std::string& what) {
   throw NpyError(path + ": " + what);
@@ -29,7 +30,13 @@ constexpr std::int64_t kMostElements = std::int64_t{1} << 56;  // so that no siz
   FailFor(path, std::string(what) + ": " + std::strerror(errno));
 }
 
-// How many bytes came: fewer than asked only at the end of the file.
+posix::UniqueFd Open(const std::string& path, int flags) {
+  posix::UniqueFd fd(open(path.c_str(), flags | O_CLOEXEC, 0666));
+  if (!fd) FailErrno(path, "cannot be opened");
+  return fd;
+}
+
+// Returns how many bytes were read: fewer than requested at the end of the file only.
 std::size_t ReadAt(const std::string& path, int fd, void* to, std::size_t bytes, std::size_t offset) {
   std::size_t done = 0;
   while (done < bytes) {
@@ -55,7 +62,7 @@ void WriteAt(const std::string& path, int fd, const void* from, std::size_t byte
 }
 
 struct Preamble {
-  std::size_t header = 0;  // where the dictionary begins, and its length
+  std::size_t header = 0;  // offset of the dictionary
   std::size_t length = 0;
 };
 
@@ -63,7 +70,7 @@ Preamble ReadPreamble(const std::string& path, int fd) {
   unsigned char bytes[12];
   const std::size_t got = ReadAt(path, fd, bytes, sizeof(bytes), 0);
   if (got < 10 || std::memcmp(bytes, kMagic.data(), kMagic.size()) != 0)
-    FailFor(path, "is no .npy file (it does not begin with \\x93NUMPY)");
+    FailFor(path, "is not a .npy file (it does not begin with \\x93NUMPY)");
   const int version = bytes[6];
   if (version < 1 || version > 3)
     FailFor(path, "is of version " + std::to_string(version) + " of the .npy format, which has 1 to 3");
@@ -73,7 +80,7 @@ Preamble ReadPreamble(const std::string& path, int fd) {
   return preamble;
 }
 
-// Reads the few forms of Python's literals that a header has.
+// Parses the Python literals that a header can have.
 class HeaderParser {
  public:
   explicit HeaderParser(std::string_view text) : text_(text) {}
@@ -176,14 +183,6 @@ std::int64_t CountOf(const std::vector<std::int64_t>& shape) {
   return count;
 }
 
-double HalfToDouble(std::uint16_t bits) {
-  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-  double value = exponent == 31  ? (fraction ? std::nan("") : HUGE_VAL)
-                 : exponent == 0 ? std::ldexp(fraction, -24)
-                                 : std::ldexp(fraction + 1024, exponent - 25);
-  return bits & 0x8000 ? -value : value;
-}
-
 template <typename Element, typename Convert>
 void ConvertAll(const std::vector<char>& bytes, std::int64_t count, double* to, Convert&& convert) {
   for (std::int64_t i = 0; i < count; ++i) {
@@ -209,19 +208,11 @@ std::string ShapeText(const std::vector<std::int64_t>& shape) {
   return text + (shape.size() == 1 ? ",)" : ")");
 }
 
-OpenFile::OpenFile(const std::string& path, int flags) : fd_(open(path.c_str(), flags | O_CLOEXEC, 0666)) {
-  if (fd_ < 0) FailErrno(path, "cannot be opened");
-}
-OpenFile::~OpenFile() {
-  if (fd_ >= 0) close(fd_);
-}
-OpenFile::OpenFile(OpenFile&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-
 NpyReader::NpyReader(const std::string& path)
-    : path_(path), file_(path, O_RDONLY | O_NONBLOCK) {  // a FIFO would wait for its writer
+    : path_(path), file_(Open(path, O_RDONLY | O_NONBLOCK)) {  // opening a FIFO must not block
   struct stat status {};
   if (fstat(file_.get(), &status) != 0) FailErrno(path, "cannot be examined");
-  if (!S_ISREG(status.st_mode)) FailFor(path, "is no file");
+  if (!S_ISREG(status.st_mode)) FailFor(path, "is not a regular file");
   const Preamble preamble = ReadPreamble(path, file_.get());
   std::string text(preamble.length, '\0');
   if (ReadAt(path, file_.get(), text.data(), text.size(), preamble.header) < text.size())
@@ -247,10 +238,10 @@ void NpyReader::Read(std::int64_t first, std::int64_t count, double* to) const {
   std::vector<char> bytes(static_cast<std::size_t>(count) * size);
   const std::size_t offset = data_ + static_cast<std::size_t>(first) * size;
   if (ReadAt(path_, file_.get(), bytes.data(), bytes.size(), offset) < bytes.size())
-    FailFor(path_, "was truncated meanwhile");
+    FailFor(path_, "was truncated while it was read");
   switch (header_.type) {
     case NpyType::kFloat16:
-      return ConvertAll<std::uint16_t>(bytes, count, to, HalfToDouble);
+      return ConvertAll<std::uint16_t>(bytes, count, to, kernels::FP16ToFloat);
     case NpyType::kFloat32:
       return ConvertAll<float>(bytes, count, to, [](float value) -> double { return value; });
     case NpyType::kFloat64:
@@ -271,15 +262,16 @@ void NpyWriter::Create(const std::string& path, const NpyHeader& header) {
   std::string bytes(kMagic);
   bytes += {1, 0, static_cast<char>(text.size() & 255), static_cast<char>(text.size() >> 8)};
   bytes += text;
-  const OpenFile file(path, O_WRONLY | O_CREAT | O_TRUNC);
+  const posix::UniqueFd file = Open(path, O_WRONLY | O_CREAT | O_TRUNC);
   WriteAt(path, file.get(), bytes.data(), bytes.size(), 0);
   const std::size_t whole =
       bytes.size() + static_cast<std::size_t>(CountOf(header.shape)) * SizeOf(header.type);
   if (ftruncate(file.get(), static_cast<off_t>(whole)) != 0)
-    FailErrno(path, "cannot be made as large as it is");
+    FailErrno(path, "cannot be extended to its size");
 }
 
-NpyWriter::NpyWriter(const std::string& path, NpyType type) : path_(path), file_(path, O_RDWR), type_(type) {
+NpyWriter::NpyWriter(const std::string& path, NpyType type)
+    : path_(path), file_(Open(path, O_RDWR)), type_(type) {
   const Preamble preamble = ReadPreamble(path, file_.get());
   data_ = preamble.header + preamble.length;
 }

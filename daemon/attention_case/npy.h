@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "protocol/unique_fd.h"
+
 namespace cppool::attention_case {
 
 enum class NpyType { kFloat16, kFloat32, kFloat64 };
@@ -29,51 +31,36 @@ NpyHeader ParseNpyHeader(std::string_view text);
 // "(2, 3)", "(8,)".
 std::string ShapeText(const std::vector<std::int64_t>& shape);
 
-// A descriptor, closed with its owner.
-class OpenFile {
- public:
-  OpenFile(const std::string& path, int flags);
-  ~OpenFile();
-  OpenFile(OpenFile&& other) noexcept;
-  OpenFile(const OpenFile&) = delete;
-  OpenFile& operator=(const OpenFile&) = delete;
-  OpenFile& operator=(OpenFile&&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
-// Any number of threads.
+// May be used by several threads.
 class NpyReader {
  public:
-  // Reads the header and looks at the size: a file that is too short or too long is none.
+  // Reads the header. A file whose size does not fit it is an error.
   explicit NpyReader(const std::string& path);
   const NpyHeader& header() const { return header_; }
   std::int64_t count() const { return count_; }  // of elements
-  // Elements first .. first + count, exactly.
+  // Elements first to first + count - 1, exactly.
   void Read(std::int64_t first, std::int64_t count, double* to) const;
 
  private:
   std::string path_;
-  OpenFile file_;
+  posix::UniqueFd file_;
   NpyHeader header_;
   std::int64_t count_ = 0;
-  std::size_t data_ = 0;  // where they begin
+  std::size_t data_ = 0;  // offset of the first element
 };
 
 class NpyWriter {
  public:
-  // Makes the file anew, all of it zeros.
+  // Makes or truncates the file; all elements are zero.
   static void Create(const std::string& path, const NpyHeader& header);
-  // Opens one that Create has made.
+  // Opens a file that Create has made.
   NpyWriter(const std::string& path, NpyType type);
   // Elements in the file's type, from element `first` on. Several writers may write different parts.
   void Write(std::int64_t first, std::int64_t count, const void* elements);
 
  private:
   std::string path_;
-  OpenFile file_;
+  posix::UniqueFd file_;
   NpyType type_;
   std::size_t data_ = 0;
 };

@@ -9,7 +9,7 @@ namespace {
 constexpr double kMaxSequence = 1 << 24;
 constexpr double kMaxBatch = 65536;
 constexpr double kMaxRanks = 64;
-constexpr double kMaxSeed = 9223372036854775807.0;  // integers are of 64 bits with a sign
+constexpr double kMaxSeed = 9223372036854775807.0;  // the largest signed integer of 64 bits
 
 constexpr cppool_parameter Integer(const char* name, const char* default_json, double minimum, double maximum,
                                    const char* doc) {
@@ -35,7 +35,7 @@ extern const cppool_parameter kParameters[] = {
     Word("model", "null", nullptr,
          "a row of the model tables (cp_1_0, ...); parameters that are given override the row's"),
     Word("kernel_backend", "null", R"(["FlashAttention", "FusedAttention"])",
-         "whose model table; needed when both tables have the row and differ"),
+         "the table of the model; needed when both tables have the row with different parameters"),
     Integer("batch_size", "2", 1, kMaxBatch, "sequences"),
     Integer("max_seqlen_q", "384", 1, kMaxSequence,
             "queries per sequence, over all ranks; divisible by 2 * world_size"),
@@ -45,10 +45,11 @@ extern const cppool_parameter kParameters[] = {
         "cu_seqlens_q",
         "where each sequence's queries begin and the last one's end, [0, ...]; for thd and padding masks; "
         "null: drawn from the seed"),
-    Cumulated("cu_seqlens_kv", "the same of keys; null: as queries, when max_seqlen_kv is max_seqlen_q"),
+    Cumulated("cu_seqlens_kv",
+              "the same for keys; null: as cu_seqlens_q, where max_seqlen_kv is max_seqlen_q"),
     Cumulated("cu_seqlens_q_padded",
-              "thd: the same of places, divisible by 2 * world_size; null: lengths rounded up"),
-    Cumulated("cu_seqlens_kv_padded", "the same of keys"),
+              "thd: the same for places, divisible by 2 * world_size; null: lengths rounded up"),
+    Cumulated("cu_seqlens_kv_padded", "the same for keys"),
     Integer("num_heads", "8", 1, 1024, "query heads"),
     Integer("num_gqa_groups", "null", 1, 1024, "key/value heads: divides num_heads; null: num_heads"),
     Integer("head_dim_qk", "64", 1, 1024, "head dimension of queries and keys"),
@@ -71,13 +72,13 @@ extern const cppool_parameter kParameters[] = {
     Word("bias_shape", "\"1hss\"", R"(["1hss", "11ss", "b1ss", "bhss", "111s"])",
          "over batch, heads, queries and keys; 1: the same for all"),
     Word("softmax_type", "\"vanilla\"", R"(["vanilla", "off-by-one", "learnable"])",
-         "offset of the softmax's denominator: none, 0, or one per head that is drawn from the seed"),
+         "offset in the denominator of the softmax: none, 0, or one per head, drawn from the seed"),
     Boolean("return_max_logit", "false", "also the largest logit of each head"),
     Boolean("is_training", "true", "also the backward pass: dq, dk, dv, and of bias and offset"),
     Boolean("deterministic", "false",
-            "the same bits on every run: checked by a second one, and each rank reports a digest"),
+            "the same bits in every run: checked by a second run, and each rank reports a digest"),
     Boolean("pad_between_seqs", "false", "thd: sequences do not fill their places"),
-    // The kernels take it in single precision; with more, logits would not fit into fp16.
+    // Kernels use it in fp32; above the maximum logits would overflow fp16.
     {"softmax_scale", CPPOOL_TYPE_NUMBER, "null", nullptr, FLT_MIN, 1024, 0,
      "of the logits; null: 1 / sqrt(head_dim_qk)"},
     Integer("seed", "1234", 0, kMaxSeed, "of the inputs"),

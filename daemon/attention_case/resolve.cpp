@@ -51,9 +51,7 @@ ModelRow FindRow(const Json& params) {
             row.table->kernel_backend + ": give kernel_backend too");
   }
   if (!rows.empty()) return rows.front();
-  const std::vector<std::string> names(known.begin(), known.end());
-  Invalid("there is no model " + protocol::Quoted(name) + protocol::DidYouMean(name, names) +
-          " (known: " + protocol::Join(names) + ")");
+  Invalid(protocol::Unknown("model", name, {known.begin(), known.end()}));
 }
 
 void ApplyModel(Json& params, const std::function<bool(const std::string&)>& given) {
@@ -66,14 +64,14 @@ void ApplyModel(Json& params, const std::function<bool(const std::string&)>& giv
     set("pad_between_seqs", true);
 }
 
-// The value that a parameter's word stands for; the schema allows no other word.
+// The value of a word; the schema has checked that it is one of these.
 template <typename Value>
 Value Choose(const Json& params, const char* name,
              std::initializer_list<std::pair<const char*, Value>> words) {
   for (const auto& [word, value] : words) {
     if (params.at(name) == word) return value;
   }
-  throw Refused(false, std::string(name) + " is " + params.at(name).dump() + ", which means nothing");
+  throw Refused(false, std::string(name) + " is " + params.at(name).dump() + ", which is not a known value");
 }
 
 void CheckDivides(const char* name, std::int64_t value, std::int64_t divisor, const std::string& why) {
@@ -199,7 +197,7 @@ AttentionSpec ToSpec(const Json& params, int world_size) {
   spec.bias = Choose<BiasType>(
       params, "attn_bias_type",
       {{"no_bias", BiasType::kNone}, {"post_scale_bias", BiasType::kPostScale}, {"alibi", BiasType::kAlibi}});
-  const std::string shape = Text(params, "bias_shape");  // "1hss": a letter where it differs
+  const std::string shape = Text(params, "bias_shape");  // in "1hss" a 1 stands for an axis that is broadcast
   spec.bias_shape = {shape[0] == 'b', shape[1] == 'h', shape[2] == 's'};
   spec.softmax = Choose<SoftmaxType>(params, "softmax_type",
                                      {{"vanilla", SoftmaxType::kVanilla},

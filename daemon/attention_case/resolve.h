@@ -1,4 +1,4 @@
-// From the parameters of a request to what attention is asked for: model rows, derived values, relations, what is not there yet.
+// From the parameters of a request to the problem of attention: model rows, derived values, relations, what is unsupported.
 #pragma once
 
 #include <functional>
@@ -14,7 +14,7 @@ namespace cppool::attention_case {
 
 using Json = nlohmann::json;
 
-// A request that cannot be meant (`unsupported` false), or one that is not supported here.
+// A request that is invalid, or valid but not supported (`unsupported`).
 class Refused : public std::runtime_error {
  public:
   Refused(bool unsupported, const std::string& why) : std::runtime_error(why), unsupported_(unsupported) {}
@@ -24,8 +24,8 @@ class Refused : public std::runtime_error {
   bool unsupported_;
 };
 
-// `params` has every parameter of the schema, of the right type and in range; `given` tells which of them the request gave. The result
-// has the model's values, no nulls where a value can be derived, and mask and window in the form that they mean:
+// `params` has every parameter of the schema, of the right type and in range; `given` says which of them the request gave. The
+// result has the model's values, no null where a value can be derived, and mask and window in their effective form:
 //   thd: `causal` and `no_mask` are `padding_causal` and `padding`; a row of the fused table has pad_between_seqs;
 //   a causal mask closes the window's right side; without one, (-1, 0) means (-1, -1).
 // Throws Refused.
@@ -33,12 +33,12 @@ Json Resolve(Json params, const std::function<bool(const std::string&)>& given);
 
 // Relations between resolved parameters. Throws Refused naming the parameter and what is allowed.
 void CheckRelations(const Json& params, int world_size);
-// What is meaningful and not there yet, whatever the kernels. Throws Refused(unsupported).
+// What is valid but not implemented, whatever the kernels. Throws Refused(unsupported).
 void CheckSupported(const Json& params);
 // The kernels of the backend for this case. Throws Refused(unsupported) with their reason when none can do it.
 const kernels::AttentionFamily& FamilyFor(const std::string& backend, const kernels::AttentionSpec& spec);
 
-// Of resolved, checked parameters. Complete: sequences that are not given are drawn.
+// From resolved, checked parameters. Sequences that are not given are drawn from the seed.
 kernels::AttentionSpec ToSpec(const Json& params, int world_size);
 
 }  // namespace cppool::attention_case

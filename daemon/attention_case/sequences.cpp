@@ -31,7 +31,7 @@ std::vector<std::int64_t> Differences(const Json& cumulated) {
 
 std::int64_t RoundUp(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Of given parameters, not yet checked against each other.
+// From given parameters, which are not yet checked against each other.
 Sequences Read(const Json& params, const Side& side, int world_size) {
   const std::int64_t batch = params.at("batch_size"), most = params.at(side.max_seqlen);
   Sequences sequences = kernels::UniformSequences(batch, most);

@@ -1,14 +1,14 @@
-// The sequences of a request with lengths of their own: cu_seqlens_q, cu_seqlens_kv and their padded forms, the
-// cumulated numbers of tokens and of places that Transformer Engine and FlashAttention give.
+// The lengths of sequences that a request gives: cu_seqlens_q, cu_seqlens_kv and their padded forms, which are cumulated
+// numbers of tokens and of places, as in Transformer Engine and FlashAttention.
 #pragma once
 
-#include "kernels/attention/spec.h"
 #include "daemon/attention_case/resolve.h"
+#include "kernels/attention/spec.h"
 
 namespace cppool::attention_case {
 
-// That they fit together and to the other parameters, which are resolved and checked. Throws Refused naming the
-// parameter.
+// Checks them against each other and against the other parameters, which are resolved and checked. Throws Refused with the
+// name of the parameter.
 void CheckSequences(const Json& params, int world_size);
 
 // Fills spec.queries and spec.keys: as given, else drawn from the seed.

@@ -1,8 +1,6 @@
 // The command as a function: what it printed and how it would exit.
 #pragma once
 
-#include <fstream>
-#include <iterator>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -41,11 +39,6 @@ inline Ran Cppool(std::vector<std::string> words, const std::string& daemon = CP
   ran.err = err.str();
   ran.lines = Lines(ran.out);
   return ran;
-}
-
-inline std::string ReadFile(const std::string& name) {
-  std::ifstream file(name);
-  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 }  // namespace cppool::test

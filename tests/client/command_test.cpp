@@ -5,13 +5,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <sstream>
 
+#include "tests/child.h"
 #include "tests/client/command_support.h"
 #include "tests/client/xml.h"
 
@@ -36,8 +35,8 @@ TEST_CASE("a suite skips what the machine has too few GPUs for; a case asked for
   Ran ran = Cppool({"run", "--suite", "smoke"}, daemon);
   CHECK(ran.code == 0);
   CHECK(ran.Last() == "8 passed, 0 failed, 12 skipped");
-  CHECK(
-      ran.Prints("skipped 12: world size 4 needs as many GPUs, and there are fewer (see --transport peer)"));
+  CHECK(ran.Prints(
+      "skipped 12: world size 4 needs as many GPUs, and this machine has fewer (see --transport peer)"));
   ran = Cppool({"run", "--world-size", "4"}, daemon);
   CHECK(ran.code == 1);
   CHECK(ran.Last() == "0 passed, 1 failed, 0 skipped");
@@ -94,12 +93,9 @@ TEST_CASE("a failure prints the checks that did not hold and a command that repe
     if (line.rfind("  repeat: cppool ", 0) == 0) repeat = line.substr(17);
   REQUIRE_FALSE(repeat.empty());
 
-  FILE* pipe = popen((std::string(CPPOOL_COMMAND) + " " + repeat + " --json").c_str(), "r");
-  std::string text;
-  std::array<char, 4096> buffer;
-  while (std::size_t count = fread(buffer.data(), 1, buffer.size(), pipe)) text.append(buffer.data(), count);
-  CHECK(WEXITSTATUS(pclose(pipe)) == 1);
-  Json repeated = Json::parse(Lines(text).at(0));
+  const Child child = RunChild(std::string(CPPOOL_COMMAND) + " " + repeat + " --json 2>/dev/null");
+  CHECK(child.exit_code == 1);
+  Json repeated = Json::parse(Lines(child.output).at(0));
   CHECK(repeated["status"] == "failed");
   CHECK(repeated["params"] == Json({{"do", "fail"}, {"text", "it's $HOME"}, {"window_size", {-1, 0}}}));
   CHECK(repeated["repeat"].get<std::string>().find("--deadline 5") != std::string::npos);
@@ -150,7 +146,7 @@ TEST_CASE("a list names the cells and their commands, says what would come of th
   // What cannot start here is said too; the cells are listed all the same.
   ran = Cppool({"run", "--suite", "smoke", "--list"}, Wrapped(folder, "--start two_devices"));
   CHECK(ran.code == 0);
-  CHECK(ran.Prints("  would be skipped: world size 4 needs as many GPUs, and there are fewer"));
+  CHECK(ran.Prints("  would be skipped: world size 4 needs as many GPUs, and this machine has fewer"));
   CHECK(ran.Last() == "8 would run, 0 would fail, 12 would be skipped");
   ran = Cppool({"run", "--suite", "smoke", "--list"}, Wrapped(folder, "--start usage"));
   CHECK(ran.Prints("    cuda: 4 ranks need 4 devices, 1 is there\n"));
@@ -294,7 +290,7 @@ TEST_CASE("JSON: an object for each case, then the summary") {
   ran = Cppool({"run", "--param", "do=die_once", "--param", "marker=" + folder.File("died"), "--json"});
   CHECK(ran.code == 0);
   CHECK(Json::parse(ran.Last())["summary"]["retried"].size() == 1);
-  CHECK(ran.err.find("asked again, since its daemon was lost: ") != std::string::npos);
+  CHECK(ran.err.find("retried, because its daemon died or broke the protocol: ") != std::string::npos);
 
   ran = Cppool({"run", "--param", "do=die", "--json"});
   CHECK(ran.code == 1);
@@ -395,7 +391,7 @@ TEST_CASE("what cannot be meant is a usage error, exit code 2") {
 TEST_CASE("a command that there is not is named, with the nearest") {
   Ran ran = Cppool({"bensh", "--param", "a=1"}, "");
   CHECK(ran.code == 2);
-  CHECK(ran.err.find("'bensh'") != std::string::npos);
+  CHECK(ran.err.find("\"bensh\"") != std::string::npos);
   CHECK(ran.err.find("did you mean \"bench\"?") != std::string::npos);
 }
 
@@ -446,7 +442,7 @@ TEST_CASE("filters that match nothing run nothing, and that is no success") {
   CHECK(ran.code == 1);
   CHECK(ran.Last() == "0 passed, 0 failed, 0 skipped");
   CHECK(ran.err ==
-        "cppool: no cell of the suite matches the filters: dtype is nowhere fp8, but bf16, fp16\n");
+        "cppool: no cell of the suite matches the filters: no cell has dtype=fp8 (known: bf16, fp16)\n");
   CHECK(Cppool({"run", "--suite", "smoke", "--filter", "dtype=fp8", "--list"}).code == 1);
 }
 
@@ -571,13 +567,56 @@ TEST_CASE("output that cannot be written is a failure, and a closed stdout no ot
   CHECK(ParseXml(ReadFile(report)).children.at(0).children.size() == 20);
 }
 
+namespace {
+
+// A daemon that answers, but hangs at world size 4 and writes its process id to a file.
+struct HangingDaemon {
+  explicit HangingDaemon(const TemporaryFolder& folder)
+      : program(folder.File("daemon")), hung(folder.File("hung")) {
+    std::ofstream(program) << "#!/bin/sh\ncase \"$*\" in *'--world-size 4'*) echo $$ >'" << hung
+                           << "'; exec sleep 1000 ;; esac\nexec '" << CPPOOL_FAKE_DAEMON << "' \"$@\"\n";
+    chmod(program.c_str(), 0755);
+  }
+  ~HangingDaemon() {
+    if (const int pid = std::atoi(ReadFile(hung).c_str()); pid > 0) kill(pid, SIGKILL);
+  }
+  bool hangs() const { return ReadFile(hung).find('\n') != std::string::npos; }
+
+  std::string program, hung;
+};
+
+// The command as a process under nohup, with its stdout in `out`, and `signal` as by default.
+pid_t StartCommand(std::vector<std::string> words, int out, int signal) {
+  words.insert(words.begin(), "cppool");
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  const pid_t command = fork();
+  REQUIRE(command >= 0);
+  if (command == 0) {
+    ::signal(SIGHUP, SIG_IGN);
+    ::signal(signal, SIG_DFL);
+    if (dup2(out, STDOUT_FILENO) >= 0) execv(CPPOOL_COMMAND, argv.data());
+    _exit(99);
+  }
+  return command;
+}
+
+// Its end is by this signal, as if the command had not taken notice of it.
+void InterruptIt(pid_t command, int signal) {
+  if (signal != SIGHUP) kill(command, SIGHUP);
+  kill(command, signal);
+  int status = 0;
+  REQUIRE(waitpid(command, &status, 0) == command);
+  CHECK(WIFSIGNALED(status));
+  CHECK(WTERMSIG(status) == signal);
+}
+
+}  // namespace
+
 TEST_CASE("an interrupted suite says what it has, in its report as well") {
   TemporaryFolder folder;
-  // World size 2 answers; world size 4 does not, and says who it is.
-  const std::string daemon = folder.File("daemon"), hung = folder.File("hung");
-  std::ofstream(daemon) << "#!/bin/sh\ncase \"$*\" in *'--world-size 4'*) echo $$ >'" << hung
-                        << "'; exec sleep 1000 ;; esac\nexec '" << CPPOOL_FAKE_DAEMON << "' \"$@\"\n";
-  chmod(daemon.c_str(), 0755);
+  const HangingDaemon daemon(folder);
   const int signal = GENERATE(SIGINT, SIGTERM, SIGHUP);
   const bool stalled = GENERATE(false, true);  // stdout is a pipe that is full and that nobody reads
   int pipe_ends[2];
@@ -586,25 +625,15 @@ TEST_CASE("an interrupted suite says what it has, in its report as well") {
   }
   fcntl(pipe_ends[1], F_SETFL, 0);  // and now it blocks
   const std::string out = folder.File("out"), report = folder.File("report.xml");
-  const pid_t command = fork();
-  REQUIRE(command >= 0);
-  if (command == 0) {
-    ::signal(SIGHUP, SIG_IGN);  // as under nohup
-    ::signal(signal, SIG_DFL);
-    if (stalled ? dup2(pipe_ends[1], STDOUT_FILENO) >= 0 : std::freopen(out.c_str(), "w", stdout) != nullptr)
-      execl(CPPOOL_COMMAND, "cppool", "run", "--suite", "smoke", "--daemon", daemon.c_str(), "--junit",
-            report.c_str(), nullptr);
-    _exit(99);
-  }
-  REQUIRE(Eventually([&] { return ReadFile(hung).find('\n') != std::string::npos; }));
-  if (signal != SIGHUP) kill(command, SIGHUP);
-  kill(command, signal);
-  int status = 0;
-  REQUIRE(waitpid(command, &status, 0) == command);
-  CHECK(WIFSIGNALED(status));
-  CHECK(WTERMSIG(status) == signal);
+  const int file = open(out.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  const pid_t command =
+      StartCommand({"run", "--suite", "smoke", "--daemon", daemon.program, "--junit", report},
+                   stalled ? pipe_ends[1] : file, signal);
+  REQUIRE(Eventually([&] { return daemon.hangs(); }));
+  InterruptIt(command, signal);
   close(pipe_ends[0]);
   close(pipe_ends[1]);
+  close(file);
 
   const std::string missing = std::string("interrupted (") + strsignal(signal) + ") with 8 of 20 cells done";
   if (!stalled) {
@@ -617,5 +646,31 @@ TEST_CASE("an interrupted suite says what it has, in its report as well") {
   REQUIRE(suite.children.size() == 9);
   CHECK(suite.attributes.at("errors") == "1");
   CHECK(suite.children.back().children.at(0).attributes.at("message") == missing);
-  kill(std::stoi(ReadFile(hung)), SIGKILL);
+}
+
+TEST_CASE("an interrupted bench prints the points that are done") {
+  TemporaryFolder folder;
+  const HangingDaemon daemon(folder);
+  const bool json = GENERATE(false, true);
+  const std::string out = folder.File("out");
+  const int file = open(out.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  std::vector<std::string> words = {"bench", "--world-size", "2,4", "--daemon", daemon.program};
+  if (json) words.emplace_back("--json");
+  const pid_t command = StartCommand(words, file, SIGINT);
+  REQUIRE(Eventually([&] { return daemon.hangs(); }));
+  InterruptIt(command, SIGINT);
+  close(file);
+
+  const auto lines = Lines(ReadFile(out));
+  const std::string missing = "interrupted (Interrupt) with 1 of 2 points done";
+  REQUIRE(lines.size() >= 2);
+  if (json) {
+    CHECK(lines.size() == 2);
+    CHECK(Json::parse(lines[0])["measured"]["stages"]["forward"]["ms"] == 3.0);
+    CHECK(Json::parse(lines[1])["summary"]["interrupted"] == missing);
+  } else {
+    CHECK(lines.at(2).rfind("| 2 | 3.000 |", 0) == 0);
+    CHECK(lines.at(3).empty());  // no further row
+    CHECK(lines.back() == missing);
+  }
 }

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdio>
 
+#include "tests/child.h"
 #include "tests/client/command_support.h"
 #include "tests/client/elf.h"
 #include "tests/environment.h"
@@ -16,11 +17,6 @@ using cppool::test::Environment;
 
 namespace {
 
-struct Output {
-  int code = -1;
-  std::string text;
-};
-
 std::vector<std::string> CudaIn(const std::string& maps) {
   std::vector<std::string> found;
   for (const std::string& line : Lines(ReadFile(maps)))
@@ -30,20 +26,8 @@ std::vector<std::string> CudaIn(const std::string& maps) {
 }
 
 FILE* StartHarness(int rounds, const std::string& devices, const std::string& world_sizes) {
-  return popen((std::string("'") + CPPOOL_HARNESS + "' '" + CPPOOL_REAL_DAEMON + "' " +
-                std::to_string(rounds) + " " + devices + " " + world_sizes + " 2>&1")
-                   .c_str(),
-               "r");
-}
-
-Output Finish(FILE* harness) {
-  Output output;
-  char buffer[4096];
-  while (const std::size_t count = fread(buffer, 1, sizeof buffer, harness))
-    output.text.append(buffer, count);
-  const int status = pclose(harness);
-  output.code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-  return output;
+  return StartChild(std::string("'") + CPPOOL_HARNESS + "' '" + CPPOOL_REAL_DAEMON + "' " +
+                    std::to_string(rounds) + " " + devices + " " + world_sizes);
 }
 
 }  // namespace
@@ -146,10 +130,10 @@ TEST_CASE("two harnesses at once, each with its pools; the violent end of a thir
   FILE* const second = StartHarness(6, "0", "2 4");
   CHECK(kill(pid, SIGKILL) == 0);
   for (FILE* harness : {first, second}) {
-    const Output output = Finish(harness);
-    INFO(output.text);
-    CHECK(output.code == 0);
-    CHECK(output.text.find("world size 2: passed") != std::string::npos);
+    const Child output = FinishChild(harness);
+    INFO(output.output);
+    CHECK(output.exit_code == 0);
+    CHECK(output.output.find("world size 2: passed") != std::string::npos);
   }
-  CHECK(Finish(killed).code != 0);
+  CHECK(FinishChild(killed).exit_code != 0);
 }

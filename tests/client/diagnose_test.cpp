@@ -2,13 +2,12 @@
 #include "client/command/diagnose.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <random>
 #include <set>
 
-#include "tests/client/command_support.h"
 #include "client/command/runner.h"
+#include "tests/child.h"
+#include "tests/client/command_support.h"
 #include "tests/client/xml.h"
 
 using namespace cppool::test;
@@ -59,13 +58,10 @@ Verdict Diagnosed(const Cell& cell, const std::vector<Cell>& before, Diagnoser::
 
 // The answers to a command line.
 std::vector<Json> Answers(const std::string& command) {
-  FILE* pipe = popen((command + " 2>/dev/null").c_str(), "r");
-  std::string text;
-  std::array<char, 4096> buffer;
-  while (std::size_t count = fread(buffer.data(), 1, buffer.size(), pipe)) text.append(buffer.data(), count);
-  CHECK(pclose(pipe) == 0);
+  const Child child = RunChild("{ " + command + "; } 2>/dev/null");
+  CHECK(child.exit_code == 0);
   std::vector<Json> answers;
-  for (const std::string& line : Lines(text)) answers.push_back(Json::parse(line));
+  for (const std::string& line : Lines(child.output)) answers.push_back(Json::parse(line));
   return answers;
 }
 
@@ -358,16 +354,16 @@ TEST_CASE("a suite, diagnosed by the command: in the failure's lines, the closin
   dies.insert(dies.end(), {"--param", "dies=true", "--junit", junit});
   ran = Cppool(dies, CPPOOL_FAKE_DAEMON);
   CHECK(ran.Last() == "19 passed, 1 failed, 0 skipped");
-  CHECK(ran.Prints("\nasked again, since its daemon was lost: " + victim + "\n"));
-  CHECK(
-      ReadFile(junit).find("<system-out>asked again, since its daemon was lost: attempt 2\n</system-out>") !=
-      std::string::npos);
+  CHECK(ran.Prints("\nretried, because its daemon died or broke the protocol: " + victim + "\n"));
+  CHECK(ReadFile(junit).find(
+            "<system-out>retried, because its daemon died or broke the protocol: attempt 2\n</system-out>") !=
+        std::string::npos);
   dies.push_back("--diagnose");
   ran = Cppool(dies, CPPOOL_FAKE_DAEMON);
   CHECK(ran.Last() == "18 passed, 2 failed, 0 skipped");
   CHECK(ran.Prints("ERROR " + victim + "\n"));
   CHECK(ran.Prints("\n  verdict: " + by + "\n"));
-  CHECK_FALSE(ran.Prints("asked again"));
+  CHECK_FALSE(ran.Prints("retried, "));
 
   const std::string progress = Cppool(diagnose, CPPOOL_FAKE_DAEMON, true).err;
   CHECK(progress.find(victim + ": fresh pool 4, after 7 cells") != std::string::npos);

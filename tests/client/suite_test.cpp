@@ -1,8 +1,6 @@
 // The suites as data, and the small conversions of the command.
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdio>
 #include <map>
 #include <set>
 #include <sstream>
@@ -13,6 +11,7 @@
 #include "client/command/tally.h"
 #include "client/command/text.h"
 #include "tests/catch.h"
+#include "tests/child.h"
 #include "tests/client/xml.h"
 
 using namespace cppool::command;
@@ -30,15 +29,6 @@ std::vector<Cell> OwnCells() { return Select(LoadSuite("matrix"), {{"suite", "ow
 
 std::size_t Count(const std::vector<Cell>& cells, const std::vector<Filter>& filters) {
   return Select(cells, filters).size();
-}
-
-std::string Shell(const std::string& command) {
-  FILE* pipe = popen(command.c_str(), "r");
-  std::string text;
-  std::array<char, 4096> buffer;
-  while (std::size_t count = fread(buffer.data(), 1, buffer.size(), pipe)) text.append(buffer.data(), count);
-  pclose(pipe);
-  return text;
 }
 
 }  // namespace
@@ -235,7 +225,7 @@ TEST_CASE("filters: of one key any value, of different keys all") {
     Select(cells, {{"dtypo", "bf16"}});
     FAIL("a key that no cell has was taken");
   } catch (const UsageError& error) {
-    CHECK(std::string(error.what()).find("did you mean 'dtype'?") != std::string::npos);
+    CHECK(std::string(error.what()).find("did you mean \"dtype\"?") != std::string::npos);
   }
 }
 
@@ -389,7 +379,7 @@ TEST_CASE("a quoted word is one word of a shell") {
   for (const std::string& word : {std::string("plain"), std::string("with space"), std::string("it's"),
                                   std::string("$HOME `id` \\ \"x\" *"), std::string("window_size=[-1,0]"),
                                   std::string("a;b&c|d"), std::string("new\nline"), std::string("")})
-    CHECK(Shell("printf '%s.' " + ShellQuote(word)) == word + ".");
+    CHECK(cppool::test::RunChild("printf '%s.' " + ShellQuote(word)).output == word + ".");
   CHECK(ShellQuote("cp_comm_type=a2a+p2p") == "cp_comm_type=a2a+p2p");
 }
 

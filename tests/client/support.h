@@ -7,15 +7,16 @@
 
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <sstream>
 #include <string>
 #include <thread>
 
-#include "tests/catch.h"
 #include <cppool/pool.h>
+
+#include "tests/catch.h"
+#include "tests/files.h"
 
 // ThreadSanitizer does not support threads after a fork; UBSan needs descriptors to look at a virtual table.
 #if defined(__SANITIZE_THREAD__)
@@ -138,21 +139,5 @@ inline int InChild(const std::function<int()>& body) {
   }
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
-
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    char name[] = "/tmp/cppool_test_XXXXXX";
-    path_ = mkdtemp(name);
-  }
-  ~TemporaryFolder() {
-    if (std::system(("rm -rf " + path_).c_str()) != 0) {  // nothing to be done about it
-    }
-  }
-  std::string File(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 }  // namespace cppool::test

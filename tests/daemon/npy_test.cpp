@@ -1,8 +1,6 @@
 // .npy files: what NumPy writes is read, what is broken is refused with the reason.
 #include "daemon/attention_case/npy.h"
 
-#include <unistd.h>
-
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -13,29 +11,13 @@
 #include <vector>
 
 #include "tests/catch.h"
+#include "tests/files.h"
 
 namespace cppool::test {
 namespace {
 
 using namespace attention_case;
 namespace fs = std::filesystem;
-
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "cppool-npy-XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()));
-    path_ = name;
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
-
- private:
-  fs::path path_;
-};
 
 std::string ErrorOf(const std::function<void()>& action) {
   try {
@@ -121,8 +103,8 @@ TEST_CASE("damaged headers are read or refused") {
 }
 
 TEST_CASE("what is written is read back, from any part") {
-  const Folder folder;
-  const std::string path = folder / "a.npy";
+  const TemporaryFolder folder;
+  const std::string path = folder.File("a.npy");
   NpyWriter::Create(path, {NpyType::kFloat32, {3, 4}});
   NpyWriter writer(path, NpyType::kFloat32);
   const std::vector<float> row = {1.5F, -2, 0.1F, 3e38F};
@@ -151,14 +133,14 @@ TEST_CASE("what is written is read back, from any part") {
 }
 
 TEST_CASE("files that are none say why") {
-  const Folder folder;
-  const std::string path = folder / "a.npy";
+  const TemporaryFolder folder;
+  const std::string path = folder.File("a.npy");
   const auto error = [&] { return ErrorOf([&] { NpyReader reader(path); }); };
   CheckHas(error(), "a.npy: cannot be opened: No such file");
   std::ofstream(path) << "hello, this is text";
-  CheckHas(error(), "is no .npy file");
+  CheckHas(error(), "is not a .npy file");
   std::ofstream(path) << "";
-  CheckHas(error(), "is no .npy file");
+  CheckHas(error(), "is not a .npy file");
   const std::string dictionary = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }\n";
   WriteFile(path, dictionary, std::string(24, '\0'));
   CHECK(error().empty());
@@ -178,11 +160,11 @@ TEST_CASE("files that are none say why") {
   CheckHas(error(), "version 7");
   fs::remove(path);
   fs::create_directory(path);
-  CheckHas(error(), "is no file");
+  CheckHas(error(), "is not a regular file");
   CheckHas(ErrorOf([&] { NpyWriter::Create(path, {NpyType::kFloat32, {1}}); }), "cannot be opened");
   CheckHas(ErrorOf([&] { NpyWriter::Create("/dev/full", {NpyType::kFloat32, {1}}); }), "No space left");
 
-  const std::string other = folder / "b.npy";
+  const std::string other = folder.File("b.npy");
   NpyWriter::Create(other, {NpyType::kFloat64, {8}});
   const NpyReader reader(other);
   fs::resize_file(other, 160);

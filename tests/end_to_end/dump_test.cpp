@@ -1,12 +1,8 @@
 // Folders in and out: what a run dumps is right by NumPy, a dump runs again to the same bits, and a folder that cannot
 // be meant is refused before anything runs.
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
-#include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -15,52 +11,21 @@
 #include <vector>
 
 #include "tests/catch.h"
+#include "tests/child.h"
 #include "tests/end_to_end/daemon_process.h"
+#include "tests/files.h"
 
 namespace cppool::test {
 namespace {
 
 namespace fs = std::filesystem;
 
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "cppool-dump-XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()));
-    path_ = name;
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  fs::path operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  fs::path path_;
-};
-
-struct Output {
-  int code;
-  std::string text;
-};
-
-Output Shell(const std::string& command) {
-  FILE* pipe = popen((command + " 2>&1").c_str(), "r");
-  REQUIRE(pipe);
-  Output output{0, ""};
-  std::array<char, 4096> bytes;
-  while (const std::size_t count = fread(bytes.data(), 1, bytes.size(), pipe))
-    output.text.append(bytes.data(), count);
-  const int status = pclose(pipe);
-  output.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return output;
-}
-
 // A Python that has NumPy.
 const std::string& Python() {
   static const std::string python = [] {
     for (const char* candidate : {"python3", "/usr/bin/python3"}) {
-      if (Shell(std::string(candidate) + " -c 'import numpy'").code == 0) return std::string(candidate);
+      if (RunChild(std::string(candidate) + " -c 'import numpy'").exit_code == 0)
+        return std::string(candidate);
     }
     return std::string();
   }();
@@ -68,27 +33,20 @@ const std::string& Python() {
   return python;
 }
 
-Output CheckDump(const fs::path& folder) {
-  return Shell(Python() + " '" CPPOOL_CHECK_DUMP "' '" + folder.string() + "'");
+Child CheckDump(const fs::path& folder) {
+  return RunChild(Python() + " '" CPPOOL_CHECK_DUMP "' '" + folder.string() + "'");
 }
 
 // Runs Python on a folder, with `a` the array of one of its files, which is saved again.
 void Edit(const fs::path& folder, const std::string& file, const std::string& code) {
-  const Output output =
-      Shell(Python() + " -c 'import sys, numpy as np\nname = \"" + (folder / file).string() +
-            "\"\na = np.load(name)\n" + code + "\nnp.save(name, a)'");
-  INFO(output.text);
-  REQUIRE(output.code == 0);
+  const Child output =
+      RunChild(Python() + " -c 'import sys, numpy as np\nname = \"" + (folder / file).string() +
+               "\"\na = np.load(name)\n" + code + "\nnp.save(name, a)'");
+  INFO(output.output);
+  REQUIRE(output.exit_code == 0);
 }
 
-std::string Bytes(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream bytes;
-  bytes << file.rdbuf();
-  return bytes.str();
-}
-
-bool Same(const fs::path& a, const fs::path& b) { return Bytes(a) == Bytes(b); }
+bool Same(const fs::path& a, const fs::path& b) { return ReadFile(a) == ReadFile(b); }
 
 bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
@@ -146,7 +104,7 @@ TEST_CASE("what runs dump is right by NumPy, for every feature") {
       {2, {{"is_training", false}, {"softmax_type", "learnable"}, {"return_max_logit", true}}},
       {4, Merged(kRich, {{"cp_comm_type", "a2a+p2p"}, {"bias_shape", "1hss"}, {"max_seqlen_q", 24}})},
   };
-  const Folder folder;
+  const TemporaryFolder folder;
   std::vector<std::pair<fs::path, std::size_t>> dumps;
   for (const int world_size : {1, 2, 4}) {
     DaemonProcess daemon = Host(world_size);
@@ -164,18 +122,18 @@ TEST_CASE("what runs dump is right by NumPy, for every feature") {
   }
   REQUIRE(dumps.size() == cases.size());
   for (const auto& [dump, tensors] : dumps) {
-    const Output output = CheckDump(dump);
-    INFO(Bytes(dump / "index.json") << output.text);
-    CHECK(output.code == 0);
-    CHECK(Has(output.text, "\n" + std::to_string(tensors) + " passed, 0 failed\n"));
+    const Child output = CheckDump(dump);
+    INFO(ReadFile(dump / "index.json") << output.output);
+    CHECK(output.exit_code == 0);
+    CHECK(Has(output.output, "\n" + std::to_string(tensors) + " passed, 0 failed\n"));
   }
 }
 
 TEST_CASE("a falsified dump fails its check") {
-  const Folder folder;
+  const TemporaryFolder folder;
   DaemonProcess daemon = Host(2);
   Dump(daemon, kRich, folder / "good");
-  const Json index = Json::parse(Bytes(folder / "good" / "index.json"));
+  const Json index = Json::parse(ReadFile(folder / "good" / "index.json"));
   CHECK(index.at("world_size") == 2);
   CHECK(index.at("backend") == "host");
   CHECK(index.at("parameters").at("num_heads") == 4);
@@ -207,22 +165,22 @@ TEST_CASE("a falsified dump fails its check") {
     fs::remove_all(folder / "bad");
     fs::copy(folder / "good", folder / "bad");
     Edit(folder / "bad", file, lie);
-    const Output output = CheckDump(folder / "bad");
-    INFO(file << ": " << lie << "\n" << output.text);
-    CHECK(output.code == 1);
-    CHECK(Has(output.text, "15 passed, 1 failed"));
-    CHECK(Has(output.text, "FAILED " + file.substr(0, file.size() - 4)));
-    CHECK(Has(output.text, reason));
+    const Child output = CheckDump(folder / "bad");
+    INFO(file << ": " << lie << "\n" << output.output);
+    CHECK(output.exit_code == 1);
+    CHECK(Has(output.output, "15 passed, 1 failed"));
+    CHECK(Has(output.output, "FAILED " + file.substr(0, file.size() - 4)));
+    CHECK(Has(output.output, reason));
   }
   fs::remove_all(folder / "bad");
   fs::copy(folder / "good", folder / "bad");
   fs::remove(folder / "bad" / "dv.npy");
-  CHECK(CheckDump(folder / "bad").code == 2);
-  CHECK(CheckDump(folder / "nothing").code == 2);
+  CHECK(CheckDump(folder / "bad").exit_code == 2);
+  CHECK(CheckDump(folder / "nothing").exit_code == 2);
 }
 
 TEST_CASE("a dump is a folder of inputs, and gives the same bits again") {
-  const Folder folder;
+  const TemporaryFolder folder;
   for (const Json& params : {kRich, Json{{"max_seqlen_q", 16},
                                          {"qkv_format", "sbhd"},
                                          {"attn_mask_type", "padding"},
@@ -230,7 +188,7 @@ TEST_CASE("a dump is a folder of inputs, and gives the same bits again") {
     DaemonProcess daemon = Host(2);
     Dump(daemon, params, folder / "first");
     // Another seed: what is not read from the files would show. Lengths of sequences are drawn from it, too.
-    const Json index = Json::parse(Bytes(folder / "first" / "index.json"));
+    const Json index = Json::parse(ReadFile(folder / "first" / "index.json"));
     Json again = Merged(params, {{"seed", 99}, {"cu_seqlens_q", index.at("cu_seqlens_q")}});
     if (params.contains("pad_between_seqs")) again["cu_seqlens_q_padded"] = index.at("cu_seqlens_q_padded");
     Dump(daemon, again, folder / "second", {{"inputs", (folder / "first").string()}});
@@ -252,7 +210,7 @@ TEST_CASE("a dump is a folder of inputs, and gives the same bits again") {
 }
 
 TEST_CASE("inputs are used: other numbers, other results") {
-  const Folder folder;
+  const TemporaryFolder folder;
   DaemonProcess daemon = Host(2);
   const Json params = {{"max_seqlen_q", 16}, {"num_heads", 2}};
   Dump(daemon, params, folder / "first");
@@ -264,17 +222,17 @@ TEST_CASE("inputs are used: other numbers, other results") {
     INFO(file);
     CHECK(Same(folder / "inputs" / file, folder / "second" / file));
     CHECK_FALSE(Same(folder / "first" / "dq.npy", folder / "second" / "dq.npy"));
-    CHECK(CheckDump(folder / "second").code == 0);
+    CHECK(CheckDump(folder / "second").exit_code == 0);
   }
 }
 
 TEST_CASE("inputs that cannot be meant are refused before anything runs, naming the file") {
-  const Folder folder;
+  const TemporaryFolder folder;
   DaemonProcess daemon = Host(2);
   Dump(daemon, kRich, folder / "good");
   Json fixed = kRich;
   for (const char* key : {"cu_seqlens_q", "cu_seqlens_q_padded"})
-    fixed[key] = Json::parse(Bytes(folder / "good" / "index.json")).at(key);
+    fixed[key] = Json::parse(ReadFile(folder / "good" / "index.json")).at(key);
   const auto refusal = [&](const Json& params, const std::string& inputs) {
     std::string text;
     for (const char* op : {"validate", "run"}) {
@@ -320,7 +278,7 @@ TEST_CASE("inputs that cannot be meant are refused before anything runs, naming 
   fs::resize_file(folder / "bad" / "dout.npy", 1000);
   CHECK(Has(refusal(fixed, (folder / "bad").string()), "dout.npy: is truncated"));
   std::ofstream(folder / "bad" / "dout.npy") << "text";
-  CHECK(Has(refusal(fixed, (folder / "bad").string()), "dout.npy: is no .npy file"));
+  CHECK(Has(refusal(fixed, (folder / "bad").string()), "dout.npy: is not a .npy file"));
   fs::copy(folder / "good", folder / "bad",
            fs::copy_options::recursive | fs::copy_options::overwrite_existing);
   for (const char* file : {"softmax_offset.npy", "bias.npy", "dout.npy", "q.npy"}) {
@@ -338,7 +296,7 @@ TEST_CASE("inputs that cannot be meant are refused before anything runs, naming 
 }
 
 TEST_CASE("inputs of a dump with other sequences are refused; a dump leaves nothing of the one before") {
-  const Folder folder;
+  const TemporaryFolder folder;
   DaemonProcess daemon = Host(2);
   Json params = {{"max_seqlen_q", 32},       {"num_heads", 2}, {"qkv_format", "thd"},
                  {"pad_between_seqs", true}, {"seed", 5},      {"softmax_type", "learnable"}};
@@ -371,7 +329,7 @@ TEST_CASE("inputs of a dump with other sequences are refused; a dump leaves noth
 TEST_CASE(
     "a dump that has nowhere to go is refused before anything runs; one that is only asked about leaves no "
     "trace") {
-  const Folder folder;
+  const TemporaryFolder folder;
   DaemonProcess daemon = Host(2);
   const Json params = {{"max_seqlen_q", 16}, {"num_heads", 2}};
   std::ofstream(folder / "file") << "x";
@@ -384,8 +342,8 @@ TEST_CASE(
       {(folder / "file").string(), "cannot be written to"},
       {(folder / "file" / "below").string(), "cannot be written to"},
       {"/proc/cppool/dump", "cannot be written to"},
-      {(folder / "fifo").string(), "q.npy is there and no file"},
-      {(folder / "taken").string(), "index.json is there and no file"},
+      {(folder / "fifo").string(), "q.npy exists and is not a file"},
+      {(folder / "taken").string(), "index.json exists and is not a file"},
       {(folder / "inputs").string(), "is the folder of inputs"},
       {(folder / "link" / ".." / "link").string(), "is the folder of inputs"},
   };

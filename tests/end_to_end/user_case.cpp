@@ -4,35 +4,21 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 #include <stdexcept>
 #include <vector>
+
+#include "tests/child.h"
+#include "tests/files.h"
 
 namespace cppool::test {
 namespace {
 
 namespace fs = std::filesystem;
 
-struct Folder {
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "cppool-user-case-XXXXXX").string();
-    if (!mkdtemp(name.data())) throw std::runtime_error("mkdtemp");
-    path = name;
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
-  }
-  fs::path path;
-};
-
-void Shell(const std::string& command, const fs::path& log) {
-  if (std::system((command + " > '" + log.string() + "' 2>&1").c_str()) == 0) return;
-  std::ifstream file(log);
-  std::ostringstream text;
-  text << command << "\n" << file.rdbuf();
-  throw std::runtime_error(text.str());
+void Shell(const std::string& command) {
+  const Child child = RunChild(command);
+  if (child.exit_code != 0) throw std::runtime_error(command + "\n" + child.output);
 }
 
 // The CMake that built this, or another; empty when there is none.
@@ -49,13 +35,11 @@ std::string FindCmake() {
 
 UserCase Build(const fs::path& folder) {
   const std::string prefix = (folder / "prefix").string(), build = (folder / "build").string();
-  const fs::path log = folder / "log";
   const std::string cmake = FindCmake();
-  Shell("'" + cmake + "' --install '" CPPOOL_BUILD "' --prefix '" + prefix + "'", log);
+  Shell("'" + cmake + "' --install '" CPPOOL_BUILD "' --prefix '" + prefix + "'");
   Shell("'" + cmake + "' -S '" CPPOOL_USER_CASE "' -B '" + build +
-            "' -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH='" + prefix + "'",
-        log);
-  Shell("'" + cmake + "' --build '" + build + "'", log);
+        "' -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH='" + prefix + "'");
+  Shell("'" + cmake + "' --build '" + build + "'");
   return {prefix + "/bin/cppoold", build + "/liball_reduce_case.so"};
 }
 
@@ -69,8 +53,8 @@ std::string UserCaseNeeds() {
 }
 
 const UserCase& BuildUserCase() {
-  static const Folder folder;
-  static const UserCase built = Build(folder.path);
+  static const TemporaryFolder folder;
+  static const UserCase built = Build(folder.path());
   return built;
 }
 

@@ -1,5 +1,5 @@
 // The suites on the host runtime, with each known bug in turn.
-#include "tests/kernels/runtime/common/child.h"
+#include "tests/child.h"
 #include "tests/planted/catch_bugs.h"
 
 using cppool::kernels::PlantableBug;

@@ -10,7 +10,7 @@
 
 namespace cppool::protocol {
 
-// One JSON value and nothing behind it. Throws InvalidRequest (see parameters.h) that says what is wrong and
+// The text must be one JSON value. Throws InvalidRequest (see parameters.h) that says what is wrong and
 // where: bytes that are not UTF-8, a syntax error, a key given twice, a number beyond a double, or containers
 // nested deeper than `max_nesting`.
 Json ParseJson(std::string_view text, int max_nesting = kMaxNesting);

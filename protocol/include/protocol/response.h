@@ -35,15 +35,16 @@ struct RunResult {
 
 // {"ok": ..., "id": ..., "status": ...}. Without an id there is no such member; numbers that are not finite are null.
 Json ToJson(const RunResult& result, const std::optional<Json>& id);
-// Throws std::runtime_error naming the member that is missing or of the wrong type. Stages come back in the order of their names.
+// Throws std::runtime_error with the path of a member that is missing or of the wrong type. Stages are in the order of their
+// names.
 RunResult RunResultFromJson(const Json& json);
 
 // For the other operations: `members` with ok = true and the id.
 Json OkResponse(Json members, const std::optional<Json>& id);
-// A request that got no further: ok = false, status "error", error, failure.
+// A refused request: ok = false, status "error", error, failure.
 Json ErrorResponse(const Failure& failure, const std::optional<Json>& id, bool fatal = false);
 
-// Sentinel, JSON, newline. Invalid UTF-8 in strings is replaced, never thrown on.
+// Sentinel, JSON, newline. Bytes in strings that are not UTF-8 are replaced.
 std::string SerializeResponse(const Json& response, std::string_view sentinel);
 
 }  // namespace cppool::protocol

@@ -8,7 +8,7 @@
 
 #include "kernels/module/build_id.h"
 #include "tests/catch.h"
-#include "tests/kernels/runtime/common/child.h"
+#include "tests/child.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // The host runtime's promise: ThreadSanitizer reports a missing wait between two streams, and nothing when the wait is there.
 #include "tests/catch.h"
-#include "tests/kernels/runtime/common/child.h"
+#include "tests/child.h"
 
 using cppool::test::Child;
 using cppool::test::RunChild;
