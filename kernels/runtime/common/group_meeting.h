@@ -21,8 +21,8 @@ namespace cppool::kernels {
 
 class GroupMeeting {
  public:
-  // One bell per rank, rung by whoever changes what `aborted` or `finished(rank)` return. Both are called often and
-  // must not block; a rank is finished when it will make no more calls in this case.
+  // `bells`: one per rank; all of them must be rung after a change of what `aborted` or `finished(rank)` return. Both
+  // are called often and must not block. A rank is finished when it will make no more calls in this case.
   GroupMeeting(std::vector<Bell>& bells, std::function<bool()> aborted, std::function<bool(int)> finished);
 
   // On the rank's thread. Returns true once all ranks have asked for `shape`, false when the world was aborted first.
@@ -36,7 +36,7 @@ class GroupMeeting {
   // Any thread. None: the rank does not wait here.
   std::optional<Wait> WaitOf(int rank) const;
 
-  // Forgets who has come. No rank may be in Meet.
+  // Forgets which ranks have come. No rank may be in Meet.
   void Restart();
 
  private:

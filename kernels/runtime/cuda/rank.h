@@ -115,7 +115,7 @@ class CudaRank : public RankRuntime {
   std::vector<OwnedStream> streams_;        // the main stream first
   std::vector<cudaEvent_t> spare_events_;   // without pending work
   std::deque<cudaEvent_t> retired_events_;  // given back in this case
-  std::unordered_set<cudaEvent_t> events_;  // handed out in this case
+  std::unordered_set<cudaEvent_t> events_;  // created in this case
   std::unordered_map<void*, std::size_t> allocations_;
   std::unordered_map<void*, std::size_t> host_allocations_;
   std::atomic<std::size_t> live_allocations_{0};

@@ -50,7 +50,7 @@ class SendOp final : public CommOp {
   bool Withdraw() override {
     if (!posted_) return true;
     std::uint64_t expected = At(HostComm::kPosted);
-    // "Free" of this old position: nobody uses the slot until the world restarts.
+    // "Free" of this old position: no rank uses the slot until the world restarts.
     return slot_.state.compare_exchange_strong(expected, At(HostComm::kFree), std::memory_order_relaxed);
   }
 

@@ -1,4 +1,4 @@
-// Writes outside of allocations are found on the host runtime, whoever made them, and name what was allocated.
+// Writes outside of allocations are found on the host runtime; the error names the rank and the allocation.
 #include <cstring>
 
 #include "tests/catch.h"

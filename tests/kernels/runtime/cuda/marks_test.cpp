@@ -165,7 +165,7 @@ TEST_CASE("Progress tells what a stage exchanges, and which stream it waits for"
       const Stream side(rt);
       Event arrived(rt);
       Buffer data(rt, 64, side.get());
-      // Rank 1's part is behind what nobody lets go yet.
+      // Rank 1's part is behind work that is still held.
       if (rt->rank == 1) gate.Hold(rt, side.get());
       {
         const Stage stage(rt, side.get(), "fetch");

@@ -117,7 +117,7 @@ TEST_CASE("Host functions run in stream order, and their exceptions come back fr
     Expect(std::string(rt->last_error(rt)).find("spilt milk") != std::string::npos, rt->last_error(rt));
     Expect(rt->stream_synchronize(rt, rt->stream) == CPPOOL_OK, "once");
   });
-  // One that nobody synchronised for ends its own case, not the next.
+  // A failure that no call reported ends its own case, not the next.
   world.Run([](RankRuntime& rank) {
     cppool_runtime* rt = rank.seam();
     rank.BeginCase();

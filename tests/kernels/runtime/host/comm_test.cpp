@@ -1,4 +1,4 @@
-// Communication: every call at every world size against values worked out by hand, and what goes wrong.
+// Communication: every call at every world size against values worked out by hand, and its errors.
 #include <cmath>
 #include <cstring>
 
@@ -298,7 +298,7 @@ TEST_CASE("host world of 64 ranks") {
   CHECK_THROWS_AS(CreateHostBackend(0), RuntimeError);
 }
 
-// ---- what goes wrong
+// ---- errors
 
 namespace {
 
@@ -521,7 +521,7 @@ TEST_CASE("host calls: taken back until another rank has accepted them, not afte
     CHECK(a == 3);
     CHECK(b == 3);
   }
-  SECTION("a collective that somebody left never starts") {
+  SECTION("a collective that one rank has left never starts") {
     const auto mine = reduce(0, 0, &a), theirs = reduce(1, 0, &b);
     CHECK_FALSE(step(*mine));
     CHECK(mine->Withdraw());

@@ -1,4 +1,4 @@
-// group_of on the host runtime: groups of every shape, made when a case asks for them, and what goes wrong.
+// group_of on the host runtime: groups of every shape, made when a case asks for them, and its errors.
 #include <atomic>
 #include <chrono>
 #include <string>
