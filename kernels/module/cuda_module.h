@@ -12,8 +12,8 @@
 namespace cppool::kernels {
 
 struct CudaModule {
-  const char*
-      seam_id;  // SeamId() of build_id.h; with another one nothing else here is read. Stays the first member
+  // SeamId() of build_id.h. It stays the first member: with another id nothing else of the table is read.
+  const char* seam_id;
   const char* commit;  // Commit(); empty: unknown
   std::unique_ptr<Backend> (*create_backend)(int world_size, Transport transport);
   std::vector<const AttentionFamily*> (*attention_families)();  // the preferred ones first
