@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "protocol/request.h"
 #include "tests/fuzz/attention.h"
 #include "tests/fuzz/property.h"
-#include "protocol/request.h"
 
 namespace cppool::fuzz {
 namespace {

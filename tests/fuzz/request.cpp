@@ -5,10 +5,10 @@
 #include <tuple>
 #include <variant>
 
-#include "tests/fuzz/attention.h"
-#include "tests/fuzz/property.h"
 #include "protocol/request.h"
 #include "protocol/response.h"
+#include "tests/fuzz/attention.h"
+#include "tests/fuzz/property.h"
 
 namespace cppool::fuzz {
 namespace {

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include <cppool/pool.h>
-#include "tests/fuzz/property.h"
 #include "protocol/framing.h"
 #include "protocol/response.h"
+#include "tests/fuzz/property.h"
 #include "tests/fuzz/scripted_process.h"
 
 namespace cppool::fuzz {
@@ -67,9 +67,13 @@ Json Members(const std::vector<Element>& elements) {
   return json;
 }
 std::string Members(const protocol::RunResult& result) {
-  const auto& [status, error, failure, fatal, ranks, checks, tflops, wall_ms, seed] = result;
-  return Json{status, error,   Members(failure), fatal,           Members(ranks), Members(checks),
-              tflops, wall_ms, seed.has_value(), seed.value_or(0)}
+  const auto& [status, error, failure, fatal, ranks, checks, tflops, wall_ms, seed, kernels] = result;
+  return Json{status,           error,
+              Members(failure), fatal,
+              Members(ranks),   Members(checks),
+              tflops,           wall_ms,
+              seed.has_value(), seed.value_or(0),
+              kernels}
       .dump();
 }
 

@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "client/src/process.h"
-#include "tests/fuzz/property.h"
 #include "client/src/stderr_tail.h"
+#include "tests/fuzz/property.h"
 
 namespace cppool::fuzz {
 namespace {
@@ -20,9 +20,9 @@ namespace {
 std::string_view answers[2];
 std::thread responder;  // of the one process there is at a time
 
-client::UniqueFd Owned(int fd, const char* what) {
+protocol::UniqueFd Owned(int fd, const char* what) {
   if (fd < 0) throw std::system_error(errno, std::generic_category(), what);
-  return client::UniqueFd(fd);
+  return protocol::UniqueFd(fd);
 }
 
 }  // namespace
@@ -41,7 +41,7 @@ int PollTimeout(Clock::time_point) { return 1000; }  // an answer is there at on
 namespace {
 
 // A line in, an answer out: what a client finds before it has asked is not an answer to it. Ends with either side.
-void Respond(UniqueFd requests, UniqueFd output) {
+void Respond(protocol::UniqueFd requests, protocol::UniqueFd output) {
   for (std::string_view answer : fuzz::answers) {
     for (char last = 0; last != '\n';) {
       char buffer[4096];
@@ -57,11 +57,11 @@ void Respond(UniqueFd requests, UniqueFd output) {
   }
 }
 
-std::pair<UniqueFd, UniqueFd> Sockets() {
+std::pair<protocol::UniqueFd, protocol::UniqueFd> Sockets() {
   int fds[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0)
     throw std::system_error(errno, std::generic_category(), "socketpair");
-  return {UniqueFd(fds[0]), UniqueFd(fds[1])};
+  return {protocol::UniqueFd(fds[0]), protocol::UniqueFd(fds[1])};
 }
 
 }  // namespace
@@ -94,7 +94,7 @@ std::string Process::DescribeEnd() { return "ended"; }
 void Process::Abandon() {}
 
 // NOLINTNEXTLINE(performance-unnecessary-value-param): as the real one's
-StderrTail::StderrTail(UniqueFd fd, std::function<void(std::string_view)>) : fd_(std::move(fd)) {}
+StderrTail::StderrTail(protocol::UniqueFd fd, std::function<void(std::string_view)>) : fd_(std::move(fd)) {}
 StderrTail::~StderrTail() = default;
 void StderrTail::CatchUp(Clock::time_point) {}
 std::string StderrTail::Text() const { return ""; }

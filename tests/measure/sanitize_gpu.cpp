@@ -24,7 +24,7 @@
 #include <cppool/pool.h>
 
 #include "client/command/cell.h"
-#include "protocol/start.h"
+#include "client/command/suite.h"
 #include "client/command/text.h"
 
 namespace {
@@ -174,8 +174,8 @@ class Sanitize {
           const Result result = pool.Run(cell.params, run);
           if (!result.ok()) wrong = std::string(ToString(result.status)) + ": " + result.error;
         } catch (const PoolError& error) {
-          if (std::string_view(error.what()).find(cppool::protocol::kTooFewDevices) !=
-              std::string_view::npos) {
+          const auto& why = error.start_failure();
+          if (why && why->kind == "unsupported" && why->devices && *why->devices < world_size) {
             std::printf("%s: left out, it needs %d GPUs\n", name.c_str(), world_size);
             return;
           }
