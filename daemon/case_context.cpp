@@ -136,10 +136,9 @@ void CaseContext::AddCheck(const cppool_check& check) {
 
 void CaseContext::AddResult(const char* name, const char* json) {
   const std::string key = name ? name : "";
-  if (key.empty() || key == "rank" || key == "ok" || key == "error" || key == "gpu_ms") {
-    return Misuse("the case reported a result named '" + key +
-                  "': every entry has a member of that name, or the name is empty");
-  }
+  if (key.empty()) return Misuse("the case reported a result without a name");
+  if (key == "rank" || key == "ok" || key == "error" || key == "gpu_ms")
+    return Misuse("the case reported a result '" + key + "', which every rank's entry has already");
   Json value = Json::parse(json ? json : "", nullptr, false);
   if (value.is_discarded()) return Misuse("the case reported a result '" + key + "' that is not JSON");
   extra[key] = std::move(value);

@@ -352,7 +352,7 @@ TEST_CASE("a line for programs that is cut or wrong, or is not there, leaves the
 TEST_CASE("a daemon that has started has no reason why not, whatever its stderr says") {
   Pool pool(FakeOptions("start_all_the_same"));
   CHECK(pool.Run().ok());
-  CHECK(Contains(pool.StderrTail(), "cppoold: start {"));
+  CHECK(Eventually([&] { return Contains(pool.StderrTail(), "cppoold: start {"); }));
   const PoolError error = ErrorOf(pool, Do("die"));
   CHECK(error.kind() == PoolError::Kind::kDied);
   CHECK_FALSE(error.start_failure());

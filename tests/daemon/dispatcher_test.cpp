@@ -161,7 +161,7 @@ TEST_CASE("what a case says before it runs is its answer, and no rank runs") {
       {"invalid", "error", "invalid_request", "do not go together"},
       {"unsupported", "skipped", "unsupported", "Sundays"},
       {"validate throws", "error", "internal", "from validate"},
-      {"replace badly", "error", "internal", "no JSON object"},
+      {"replace badly", "error", "internal", "not a JSON object"},
       {"name badly", "error", "internal", "\"version\""},
       {"validate misuses", "error", "internal", "nonsense"},
   };

@@ -52,9 +52,9 @@ TEST_CASE("a rank's error is the answer: kind, rank, stage and text") {
   Inside inside(4);
   const std::vector<std::vector<std::string>> expected = {
       {"fail", "internal", "it broke"},          {"last error", "internal", "the runtime's last error"},
-      {"throw", "internal", "thrown by a case"}, {"throw 7", "internal", "no std::exception"},
+      {"throw", "internal", "thrown by a case"}, {"throw 7", "internal", "not a std::exception"},
       {"misuse", "internal", "another type"},    {"bad result", "internal", "not JSON"},
-      {"result ok", "internal", "cannot have"},
+      {"result ok", "internal", "has already"},
   };
   for (const auto& e : expected) {
     const Json answer = inside.Run({{"action", e[0]}, {"rank", 3}});
@@ -130,7 +130,8 @@ TEST_CASE("after any error the daemon probes its world, and stays warm while tha
   CHECK(inside.fake->sums == 0);
 }
 
-TEST_CASE("a group of calls that a case leaves open is its error when it has no other, and is recovered from") {
+TEST_CASE(
+    "a group of calls that a case leaves open is its error when it has no other, and is recovered from") {
   Inside inside(4);
   const std::vector<std::vector<std::string>> expected = {
       {"pass", "error", "rank 2: the case left a group of calls open"},
@@ -168,12 +169,12 @@ TEST_CASE("a world that is not sound after an error is fatal, and the answer say
     Unsound what;
     std::string said;
   };
-  const Wrong wrong = GENERATE(
-      Wrong{Unsound::kSum, "rank 2: a sum over the world communicator is wrong: element 512 is"},
-      Wrong{Unsound::kMessage, ": a message from rank 2 over the world communicator is wrong"},
-      Wrong{Unsound::kStaleMessage, ": a message from rank 2 over the world communicator is wrong"},
-      Wrong{Unsound::kCommunicator, "rank 2: a communicator failed"},
-      Wrong{Unsound::kHangs, "did not return from small collectives within 100 ms"});
+  const Wrong wrong =
+      GENERATE(Wrong{Unsound::kSum, "rank 2: a sum over the world communicator is wrong: element 512 is"},
+               Wrong{Unsound::kMessage, ": a message from rank 2 over the world communicator is wrong"},
+               Wrong{Unsound::kStaleMessage, ": a message from rank 2 over the world communicator is wrong"},
+               Wrong{Unsound::kCommunicator, "rank 2: a communicator failed"},
+               Wrong{Unsound::kHangs, "did not return from small collectives within 100 ms"});
   Inside inside(4, {std::chrono::milliseconds(30), std::chrono::milliseconds(2000),
                     std::chrono::milliseconds(wrong.what == Unsound::kHangs ? 100 : 20000)});
   inside.fake->unsound_rank = 2;

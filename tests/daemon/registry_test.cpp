@@ -64,7 +64,7 @@ TEST_CASE("a case that was built for something else, or badly, is refused with w
   for (const char* name : {"", "a b", "caf\xc3\xa9", static_cast<const char*>(nullptr)}) {
     definition = *FakeCase();
     definition.name = name;
-    CHECK(Has(RefusalOf(definition), "no name"));
+    CHECK(Has(RefusalOf(definition), "name is empty"));
   }
   definition = *FakeCase();
   definition.run = nullptr;
@@ -76,7 +76,7 @@ TEST_CASE("a case that was built for something else, or badly, is refused with w
   definition = *FakeCase();
   definition.parameters = twice;
   definition.parameter_count = 2;
-  CHECK(Has(RefusalOf(definition), "action is there twice"));
+  CHECK(Has(RefusalOf(definition), "action is given twice"));
 }
 
 TEST_CASE("a case that was built before there were features loads, without any") {
@@ -107,7 +107,7 @@ TEST_CASE("a schema that contradicts itself is refused, naming the parameter") {
   CHECK(Has(with([](auto& p) { p.allowed_json = "[]"; }), "not an array of values"));
   CHECK(Has(with([](auto& p) { p.minimum = 5; }), "minimum is above"));
   CHECK(Has(with([](auto& p) { p.type = static_cast<cppool_type>(77); }), "cppool_type"));
-  CHECK(Has(with([](auto& p) { p.name = "a b"; }), "has no name"));
+  CHECK(Has(with([](auto& p) { p.name = "a b"; }), "name is empty"));
   CHECK(with([](auto& p) { p.default_json = nullptr; }).empty());
   CHECK(with([](auto& p) { p.default_json = "null"; }).empty());
   CHECK(with([](auto& p) { p.doc = nullptr; }).empty());
