@@ -30,8 +30,8 @@ constexpr std::int64_t kMostElements = std::int64_t{1} << 56;  // no size in byt
   FailFor(path, std::string(what) + ": " + std::strerror(errno));
 }
 
-posix::UniqueFd Open(const std::string& path, int flags) {
-  posix::UniqueFd fd(open(path.c_str(), flags | O_CLOEXEC, 0666));
+protocol::UniqueFd Open(const std::string& path, int flags) {
+  protocol::UniqueFd fd(open(path.c_str(), flags | O_CLOEXEC, 0666));
   if (!fd) FailErrno(path, "cannot be opened");
   return fd;
 }
@@ -262,7 +262,7 @@ void NpyWriter::Create(const std::string& path, const NpyHeader& header) {
   std::string bytes(kMagic);
   bytes += {1, 0, static_cast<char>(text.size() & 255), static_cast<char>(text.size() >> 8)};
   bytes += text;
-  const posix::UniqueFd file = Open(path, O_WRONLY | O_CREAT | O_TRUNC);
+  const protocol::UniqueFd file = Open(path, O_WRONLY | O_CREAT | O_TRUNC);
   WriteAt(path, file.get(), bytes.data(), bytes.size(), 0);
   const std::size_t whole =
       bytes.size() + static_cast<std::size_t>(CountOf(header.shape)) * SizeOf(header.type);

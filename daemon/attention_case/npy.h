@@ -43,7 +43,7 @@ class NpyReader {
 
  private:
   std::string path_;
-  posix::UniqueFd file_;
+  protocol::UniqueFd file_;
   NpyHeader header_;
   std::int64_t count_ = 0;
   std::size_t data_ = 0;  // offset of the first element
@@ -60,7 +60,7 @@ class NpyWriter {
 
  private:
   std::string path_;
-  posix::UniqueFd file_;
+  protocol::UniqueFd file_;
   NpyType type_;
   std::size_t data_ = 0;
 };
