@@ -259,13 +259,13 @@ TEST_CASE("a diagnosis perturbs as the run did, and leaves the dump of the failu
 
 TEST_CASE("what ran before a cell is what its daemon ran") {
   TemporaryFolder folder;
-  CellRunner runner(FakeOptions(), {}, false);
+  CellRunner runner(FakeOptions(), {});
   auto run = [&](const std::string& name, const std::string& what, int world_size = 2) {
     Cell cell;
     cell.name = name;
     cell.world_size = world_size;
     cell.params = {{"do", what}, {"marker", folder.File(name)}};
-    return runner.Run(cell);
+    return runner.Run(cell, {});
   };
   auto before = [&] {  // and a daemon to follow
     std::string names;

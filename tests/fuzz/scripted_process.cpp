@@ -98,6 +98,8 @@ StderrTail::StderrTail(protocol::UniqueFd fd, std::function<void(std::string_vie
 StderrTail::~StderrTail() = default;
 void StderrTail::CatchUp(Clock::time_point) {}
 std::string StderrTail::Text() const { return ""; }
+std::optional<protocol::StartFailure> StderrTail::StartFailure() const { return std::nullopt; }
+void StderrTail::ForgetStart() {}
 void StderrTail::Abandon() {}
 
 }  // namespace cppool::client

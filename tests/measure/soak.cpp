@@ -22,6 +22,7 @@
 #include <cppool/pool.h>
 
 #include "client/command/cell.h"
+#include "client/command/suite.h"
 #include "daemon/process.h"
 #include "tests/end_to_end/fault_grid.h"
 
