@@ -16,7 +16,7 @@ struct Child {
 
 // Runs on while the test does something else.
 inline FILE* StartChild(const std::string& command_line) {
-  FILE* child = popen((command_line + " 2>&1").c_str(), "r");
+  FILE* child = popen(("{ " + command_line + "\n} 2>&1").c_str(), "r");
   if (!child) throw std::runtime_error("popen failed");
   return child;
 }

@@ -58,7 +58,7 @@ Verdict Diagnosed(const Cell& cell, const std::vector<Cell>& before, Diagnoser::
 
 // The answers to a command line.
 std::vector<Json> Answers(const std::string& command) {
-  const Child child = RunChild("{ " + command + "; } 2>/dev/null");
+  const Child child = RunChild("{ " + command + "\n} 2>/dev/null");
   CHECK(child.exit_code == 0);
   std::vector<Json> answers;
   for (const std::string& line : Lines(child.output)) answers.push_back(Json::parse(line));
