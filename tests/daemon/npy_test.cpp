@@ -169,7 +169,7 @@ TEST_CASE("files that are none say why") {
   const NpyReader reader(other);
   fs::resize_file(other, 160);
   double values[8];
-  CheckHas(ErrorOf([&] { reader.Read(0, 8, values); }), "truncated meanwhile");
+  CheckHas(ErrorOf([&] { reader.Read(0, 8, values); }), "truncated while it was read");
 }
 
 }  // namespace cppool::test
