@@ -11,7 +11,8 @@ set_target_properties(cppool_flags PROPERTIES EXPORT_NAME flags)
 # cppool_flags comes along because static libraries name what they link; its warnings do not reach their users.
 install(TARGETS cppoold cppool cppool_client cppool_protocol cppool_case cppool_flags EXPORT cppoolTargets
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(FILES ${PROJECT_SOURCE_DIR}/client/include/cppool/pool.h ${PROJECT_SOURCE_DIR}/protocol/include/cppool/result.h
+install(FILES ${PROJECT_SOURCE_DIR}/client/include/cppool/pool.h ${PROJECT_SOURCE_DIR}/client/include/cppool/pool_error.h
+  ${PROJECT_SOURCE_DIR}/protocol/include/cppool/result.h
   ${PROJECT_SOURCE_DIR}/daemon/include/cppool/case.h
   ${PROJECT_SOURCE_DIR}/kernels/include/cppool/runtime.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cppool)
 if(CPPOOL_WITH_CUDA)

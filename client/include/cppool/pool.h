@@ -36,8 +36,8 @@
 // | an answer                                | 16 MiB                              | broken protocol                                 |
 // | the tail of stderr                       | 200 lines, 4000 characters          | the beginning is dropped                        |
 //
-// A start that succeeds, and Stop, end the row of failed starts. A daemon that ends because it is idle just as a call comes is
-// replaced once in that call, which counts as no attempt.
+// A successful start and Stop reset the count of failed starts. When a daemon exits because it is idle just as a call begins, the call
+// spawns another one, once, without counting an attempt.
 #pragma once
 
 #include <atomic>
@@ -46,12 +46,12 @@
 #include <functional>
 #include <iosfwd>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include <cppool/pool_error.h>
 #include <cppool/result.h>
 
 namespace cppool {
@@ -80,10 +80,10 @@ struct PoolOptions {
 
   // Both get a line without its newline. They must return, since calls wait for them, and must not call the Pool. Their exceptions are
   // dropped. on_stderr must not take a lock that a caller of the Pool holds. A slow one does not extend a call but misses lines.
-  std::function<void(std::string_view)>
-      on_stderr;  // every line of stderr, as it comes, on a thread of the Pool
-  std::function<void(std::string_view)>
-      log;  // other lines of stdout, stale answers, respawns; on the caller's thread
+  // on_stderr: every line of stderr, as it comes, on a thread of the Pool.
+  std::function<void(std::string_view)> on_stderr;
+  // log: other lines of stdout, stale answers, respawns; on the caller's thread.
+  std::function<void(std::string_view)> log;
 };
 
 // A fault of one rank, for tests. The daemon must have been started with `--allow-faults` (PoolOptions::arguments).
@@ -123,50 +123,11 @@ struct Result {
   std::vector<std::pair<std::string, double>> tflops;  // per GPU, by stage
   double wall_ms = 0;
   std::optional<std::uint64_t> seed;
-  int attempts = 1;  // daemons that were asked, this one included
+  int attempts = 1;  // daemons that were sent the request, this one included
   Json json;         // the whole answer
 
   bool ok() const { return status == Status::kPassed; }
 };
-
-// Why a daemon could not start, from the line for programs at the end of its stderr. What it does not say is empty or absent.
-struct StartFailure {
-  std::string error;   // for people
-  std::string kind;    // as Failure has it
-  std::string detail;  // what happened, without advice
-  std::string stage;   // "arguments", "process", "backend", "cases", "ranks"
-  std::optional<int> rank;
-  std::optional<int> world_size;
-  std::optional<int>
-      devices;  // how many CUDA sees; with kind "unsupported" and less than world_size: too many ranks
-  std::string backend, transport;
-};
-
-// There is no answer. what() ends with the tail of the daemon's stderr.
-class PoolError : public std::runtime_error {
- public:
-  enum class Kind {
-    kStart,     // the daemon could not be spawned, or did not answer `hello` correctly in time
-    kDied,      // the daemon ended before it answered
-    kTimeout,   // the daemon did not answer within the limit; it was killed
-    kProtocol,  // the daemon's answer was not valid, or it closed a pipe and did not end; it was killed
-  };
-  PoolError(Kind kind, const std::string& message, std::string stderr_tail, int attempts = 1,
-            std::optional<StartFailure> start_failure = std::nullopt);
-
-  Kind kind() const { return kind_; }
-  int attempts() const { return attempts_; }  // daemons that were asked; the last may not have started
-  const std::string& stderr_tail() const { return stderr_tail_; }  // at most 4000 characters
-  // Present with kStart when the daemon said why; an older daemon, or one that was killed, does not.
-  const std::optional<StartFailure>& start_failure() const { return start_failure_; }
-
- private:
-  Kind kind_;
-  std::string stderr_tail_;
-  int attempts_;
-  std::optional<StartFailure> start_failure_;
-};
-std::string_view ToString(PoolError::Kind kind);  // "start", "died", "timeout", "protocol"
 
 // One daemon, spawned by the first call, and by the first call after it has ended. Calls of several threads take turns. In a forked
 // child a Pool does not touch the parent's daemon and spawns its own.
@@ -198,7 +159,7 @@ class Pool {
   // Ends the daemon: closes its stdin, waits for `grace`, kills its group. The next call spawns another.
   void Stop();
 
-  // The tail of the stderr of the latest daemon. Takes its turn with calls.
+  // The tail of the stderr of the latest daemon. Waits for a call in progress.
   std::string StderrTail() const;
 
   const PoolOptions& options() const { return options_; }

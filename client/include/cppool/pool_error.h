@@ -1,0 +1,51 @@
+// What a call of a Pool throws when the daemon gives no answer.
+#pragma once
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace cppool {
+
+// Why a daemon could not start, from the line for programs at the end of its stderr. What it does not say is empty or absent.
+struct StartFailure {
+  std::string error;   // for people
+  std::string kind;    // as Failure has it
+  std::string detail;  // what happened, without advice
+  std::string stage;   // "arguments", "process", "backend", "cases", "ranks"
+  std::optional<int> rank;
+  std::optional<int> world_size;
+  // How many CUDA sees; with kind "unsupported" and less than world_size: too many ranks.
+  std::optional<int> devices;
+  std::string backend, transport;
+};
+
+// A call got no answer. what() ends with the tail of the daemon's stderr.
+class PoolError : public std::runtime_error {
+ public:
+  enum class Kind {
+    kStart,     // the daemon could not be spawned, or did not answer `hello` correctly in time
+    kDied,      // the daemon ended before it answered
+    kTimeout,   // the daemon did not answer within the limit; it was killed
+    kProtocol,  // the daemon's answer was not valid, or it closed a pipe and did not end; it was killed
+  };
+  PoolError(Kind kind, const std::string& message, std::string stderr_tail, int attempts = 1,
+            std::optional<StartFailure> start_failure = std::nullopt);
+
+  Kind kind() const { return kind_; }
+  // Daemons that were sent the request; the last may not have started.
+  int attempts() const { return attempts_; }
+  const std::string& stderr_tail() const { return stderr_tail_; }  // at most 4000 characters
+  // Present with kStart when the daemon wrote why; an older daemon, or one that was killed, does not.
+  const std::optional<StartFailure>& start_failure() const { return start_failure_; }
+
+ private:
+  Kind kind_;
+  std::string stderr_tail_;
+  int attempts_;
+  std::optional<StartFailure> start_failure_;
+};
+std::string_view ToString(PoolError::Kind kind);  // "start", "died", "timeout", "protocol"
+
+}  // namespace cppool
