@@ -1,4 +1,4 @@
-// The command as a function: what it printed and how it would exit.
+// Calls the command as a function, and returns its output and exit code.
 #pragma once
 
 #include <sstream>
@@ -28,7 +28,7 @@ inline std::vector<std::string> Lines(const std::string& text) {
   return lines;
 }
 
-// With CPPOOL_TEST_DAEMON, which the target of the test defines.
+// `daemon`: the value of --daemon; empty: the option is not given. The test's target defines CPPOOL_TEST_DAEMON.
 inline Ran Cppool(std::vector<std::string> words, const std::string& daemon = CPPOOL_TEST_DAEMON,
                   bool terminal = false) {
   std::ostringstream out, err;

@@ -1,4 +1,4 @@
-// The command with a fake daemon: what it prints, what it writes, how it exits.
+// The command with a fake daemon: its output, files and exit codes.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -19,7 +19,7 @@ using cppool::Json;
 
 namespace {
 
-// A daemon that is the fake one with further arguments.
+// A script that starts the fake daemon with further arguments.
 std::string Wrapped(const TemporaryFolder& folder, const std::string& arguments) {
   std::string name = folder.File("wrapped");
   std::ofstream(name) << "#!/bin/sh\nexec '" << CPPOOL_FAKE_DAEMON << "' \"$@\" " << arguments << "\n";
@@ -29,7 +29,8 @@ std::string Wrapped(const TemporaryFolder& folder, const std::string& arguments)
 
 }  // namespace
 
-TEST_CASE("a suite skips what the machine has too few GPUs for; a case asked for alone does not pass") {
+TEST_CASE(
+    "a suite skips cells for which the machine has too few GPUs, and a single case of that kind fails") {
   TemporaryFolder folder;
   const std::string daemon = Wrapped(folder, "--start two_devices");
   Ran ran = Cppool({"run", "--suite", "smoke"}, daemon);
@@ -42,7 +43,7 @@ TEST_CASE("a suite skips what the machine has too few GPUs for; a case asked for
   CHECK(ran.Last() == "0 passed, 1 failed, 0 skipped");
 }
 
-TEST_CASE("the devices of a world are counted, not its ranks") {
+TEST_CASE("the description of a world counts its devices, not its ranks") {
   auto described = [](const std::vector<std::pair<std::string, std::string>>& devices) {
     Json hello = {{"backend", "cuda"}, {"transport", "peer"}, {"devices", Json::array()}};
     for (const auto& [name, uuid] : devices) hello["devices"].push_back({{"name", name}, {"uuid", uuid}});
@@ -54,7 +55,7 @@ TEST_CASE("the devices of a world are counted, not its ranks") {
   CHECK(described({{"cpu", ""}, {"cpu", ""}}) == "2 x cpu");
 }
 
-TEST_CASE("one case: its outcome, the backend, the counts, the exit code") {
+TEST_CASE("a run of one case prints its outcome, the backend and the counts, and sets the exit code") {
   Ran ran = Cppool({"run"});
   CHECK(ran.code == 0);
   CHECK(ran.Last() == "1 passed, 0 failed, 0 skipped");
@@ -80,7 +81,7 @@ TEST_CASE("one case: its outcome, the backend, the counts, the exit code") {
   CHECK(ran.Last(1) == "world size 2: backend host, transport host, 2 x cpu");
 }
 
-TEST_CASE("a failure prints the checks that did not hold and a command that repeats it") {
+TEST_CASE("a failure prints the failed checks and a command that repeats the case") {
   Ran ran = Cppool({"run", "--param", "do=fail", "--param", "text=it's $HOME", "--param",
                     "window_size=[-1,0]", "--deadline", "5"});
   CHECK(ran.code == 1);
@@ -102,7 +103,7 @@ TEST_CASE("a failure prints the checks that did not hold and a command that repe
   CHECK(repeated["repeat"].get<std::string>().starts_with(CPPOOL_COMMAND " run "));
 }
 
-TEST_CASE("a suite: every cell in the pool of its world size") {
+TEST_CASE("a suite runs every cell in the pool of its world size") {
   TemporaryFolder folder;
   std::string daemon = Wrapped(folder, "--count '" + folder.File("count") + "'");
   Ran ran = Cppool({"run", "--suite", "matrix", "--filter", "dtype=bf16"}, daemon);
@@ -113,7 +114,7 @@ TEST_CASE("a suite: every cell in the pool of its world size") {
   CHECK(ran.Last(3).rfind("world size 2: backend host, transport host, 2 x cpu; world size 4: backend host, "
                           "transport host, 4 x cpu; world size 6: ",
                           0) == 0);
-  CHECK(Lines(ReadFile(folder.File("count"))).size() == 4);  // spawned once each
+  CHECK(Lines(ReadFile(folder.File("count"))).size() == 4);  // one daemon per world size
 
   ran = Cppool({"run", "--suite", "smoke", "--param", "do=skip", "--world-size", "8"});
   CHECK(ran.code == 1);
@@ -121,7 +122,7 @@ TEST_CASE("a suite: every cell in the pool of its world size") {
   CHECK(ran.Prints("skipped 20: because of unsupported"));
 }
 
-TEST_CASE("a list names the cells and their commands, says what would come of them, and runs nothing") {
+TEST_CASE("run --list prints the cells, their commands and whether they would run, and runs nothing") {
   TemporaryFolder folder;
   Ran ran = Cppool({"run", "--suite", "essential", "--list", "--max-seqlen", "256", "--backend", "host",
                     "--devices", "1,3", "--transport", "nccl"});
@@ -131,7 +132,7 @@ TEST_CASE("a list names the cells and their commands, says what would come of th
   CHECK(ran.lines[0].find("flash:cp_2_0 bf16 sbhd p2p W=2: cppool run --world-size 2 --backend host "
                           "--transport nccl --devices 1,3 --daemon ") == 0);
   for (std::size_t i = 0; i < 120; ++i) CHECK(ran.lines[i].find("max_seqlen_q=256 ") != std::string::npos);
-  CHECK(ran.Prints("--param 'window_size=[8,0]'"));  // 128 of 4096
+  CHECK(ran.Prints("--param 'window_size=[8,0]'"));  // 128 at 4096 tokens
 
   const std::vector<std::string> by_schedule = {"run",    "--suite", "smoke",
                                                 "--list", "--param", "do=by_schedule"};
@@ -143,7 +144,7 @@ TEST_CASE("a list names the cells and their commands, says what would come of th
   CHECK(ran.code == 1);
   CHECK(ran.Prints("\n  would fail: because of invalid_request\n"));
 
-  // What cannot start here is said too; the cells are listed all the same.
+  // If a daemon cannot start, the list gives the cause; the cells are listed nevertheless.
   ran = Cppool({"run", "--suite", "smoke", "--list"}, Wrapped(folder, "--start two_devices"));
   CHECK(ran.code == 0);
   CHECK(ran.Prints("  would be skipped: world size 4 needs as many GPUs, and this machine has fewer"));
@@ -176,7 +177,7 @@ TEST_CASE("a list names the cells and their commands, says what would come of th
   CHECK(skipped == 8);
 }
 
-TEST_CASE("a cell that ended its daemon is an error, though there are too few devices for another") {
+TEST_CASE("a cell whose daemon died is an error, even if there are too few devices for a new daemon") {
   TemporaryFolder folder;
   const Ran ran =
       Cppool({"run", "--suite", "smoke", "--filter", "world_size=2", "--param", "do=die", "--json"},
@@ -192,14 +193,14 @@ TEST_CASE("a cell that ended its daemon is an error, though there are too few de
   CHECK(Json::parse(ran.Last())["summary"]["retried"] == Json({first["name"]}));
 }
 
-TEST_CASE("a suite closes with a table by axis and the worst errors") {
+TEST_CASE("a suite ends with a table of counts by axis and the worst errors") {
   Ran ran = Cppool({"run", "--suite", "matrix", "--param", "do=by_schedule", "--filter", "row=flash:cp_1_2",
                     "--filter", "row=alibi_causal"});
   CHECK(ran.code == 1);
   CHECK(ran.Last() == "18 passed, 9 failed, 9 skipped");
   CHECK(ran.Last(1) == "own: 2 of 4 passed, 1 failed, 1 skipped");
   CHECK(ran.Last(2) == "matrix: 16 of 32 passed, 8 failed, 8 skipped");
-  auto row = [&](const std::string& start) {  // the counts of the line that starts so
+  auto row = [&](const std::string& start) {  // the counts of the line that begins with `start`
     for (const std::string& line : ran.lines) {
       if (line.rfind(start, 0) != 0) continue;
       std::istringstream counts(line.substr(start.size()));
@@ -221,7 +222,7 @@ TEST_CASE("a suite closes with a table by axis and the worst errors") {
     INFO(axis);
     CHECK(ran.out.find("\n" + std::string(axis)) != std::string::npos);
   }
-  // 1.25 and null of a2a, 0.5 and null of a2a+p2p; what is against no_cp does not count.
+  // a2a has the ratios 1.25 and null, a2a+p2p 0.5 and null; ratios against no_cp are not included.
   CHECK(ran.Prints("worst error against fp64, as a multiple of plain attention's:\n"));
   CHECK(ran.Prints("  out                 1.25  flash:cp_1_2 bf16 bshd a2a W=2\n"));
   CHECK(ran.Prints("  dq                     -  flash:cp_1_2 bf16 bshd a2a W=2\n"));
@@ -234,10 +235,12 @@ TEST_CASE("a suite closes with a table by axis and the worst errors") {
   CHECK(summary["worst_ratio"]["out"] == Json({{"ratio", 1.25}, {"cell", "flash:cp_1_2 bf16 bshd a2a W=2"}}));
   CHECK(summary["worst_ratio"]["dq"]["ratio"] == nullptr);
 
-  CHECK_FALSE(Cppool({"run"}).Prints("schedule"));  // one case needs no table
+  CHECK_FALSE(Cppool({"run"}).Prints("schedule"));  // no table for a single case
 }
 
-TEST_CASE("a fault reaches a daemon that was started for it, and the command that repeats the case") {
+TEST_CASE(
+    "run --fault starts the daemon with --allow-faults, sends the fault, and is part of the command that "
+    "repeats the case") {
   const std::string fault = "flip_bit:1:forward/p2p step 2 of 2: keys and values";
   Ran ran = Cppool({"run", "--param", "do=echo", "--json", "--fault", fault});
   const Json line = Json::parse(ran.lines.at(0));
@@ -253,7 +256,9 @@ TEST_CASE("a fault reaches a daemon that was started for it, and the command tha
         Json({{"kind", "stall"}, {"rank", 0}, {"count", 1}}));
 }
 
-TEST_CASE("perturb, dump and inputs reach the daemon, and the command that repeats a case") {
+TEST_CASE(
+    "run --perturb, --dump and --inputs are sent to the daemon and are part of the command that repeats the "
+    "case") {
   Ran ran = Cppool({"run", "--param", "do=echo", "--json", "--perturb", "9223372036854775807", "--dump",
                     "a folder", "--inputs", "/in"});
   CHECK(ran.code == 0);
@@ -270,7 +275,7 @@ TEST_CASE("perturb, dump and inputs reach the daemon, and the command that repea
   CHECK_FALSE(Json::parse(ran.lines.at(19))["answer"]["request"].contains("dump"));
 }
 
-TEST_CASE("JSON: an object for each case, then the summary") {
+TEST_CASE("run --json prints an object for each case, then the summary") {
   Ran ran = Cppool({"run", "--suite", "smoke", "--json"});
   CHECK(ran.code == 0);
   REQUIRE(ran.lines.size() == 21);
@@ -281,7 +286,7 @@ TEST_CASE("JSON: an object for each case, then the summary") {
   CHECK(first["error"] == nullptr);
   Json summary = Json::parse(ran.Last())["summary"];
   CHECK(summary["passed"] == 20);
-  CHECK(ran.err.find("20 passed, 0 failed, 0 skipped\n") != std::string::npos);  // for people, on stderr
+  CHECK(ran.err.find("20 passed, 0 failed, 0 skipped\n") != std::string::npos);  // as text, on stderr
   CHECK(summary["failed"] == 0);
   CHECK(summary["skipped"] == 0);
   CHECK(summary["worlds"][0]["backend"] == "host");
@@ -301,8 +306,7 @@ TEST_CASE("JSON: an object for each case, then the summary") {
   CHECK(Json::parse(ran.Last())["summary"]["failed"] == 1);
 }
 
-TEST_CASE(
-    "a daemon that cannot start is tried once per world size, and every cell that needed it has failed") {
+TEST_CASE("a daemon that cannot start is started once per world size, and every cell that needs it fails") {
   TemporaryFolder folder;
   Ran ran = Cppool({"run", "--suite", "smoke"},
                    Wrapped(folder, "--start usage --count '" + folder.File("count") + "'"));
@@ -313,7 +317,7 @@ TEST_CASE(
   CHECK(Lines(ReadFile(folder.File("count"))).size() == 2);
 }
 
-TEST_CASE("JUnit: a test case per cell, in the suite's order") {
+TEST_CASE("a JUnit report has a test case per cell, in the suite's order") {
   TemporaryFolder folder;
   std::string file = folder.File("out.xml");
   Ran ran = Cppool({"run", "--suite", "smoke", "--junit", file});
@@ -329,7 +333,7 @@ TEST_CASE("JUnit: a test case per cell, in the suite's order") {
   Cppool({"run", "--param", "do=fail", "--junit", file});
   XmlNode failure = ParseXml(ReadFile(file)).children.at(0).children.at(0).children.at(0);
   CHECK(failure.name == "failure");
-  // Another thread reads the daemon's stderr: it may have to be asked twice.
+  // Another thread reads the daemon's stderr, and may read it after the answer: the run is repeated until it was earlier.
   CHECK(Eventually([&] {
     Cppool({"run", "--param", "do=fail", "--junit", file});
     const XmlNode one = ParseXml(ReadFile(file)).children.at(0).children.at(0);
@@ -350,7 +354,7 @@ TEST_CASE("JUnit: a test case per cell, in the suite's order") {
   CHECK(ReadFile(file) == kept);
 }
 
-TEST_CASE("what cannot be meant is a usage error, exit code 2") {
+TEST_CASE("invalid arguments are a usage error with exit code 2") {
   auto words = GENERATE(
       as<std::vector<std::string>>{}, std::vector<std::string>{}, std::vector<std::string>{"fly"},
       std::vector<std::string>{"run", "--suite", "everything"},
@@ -388,20 +392,21 @@ TEST_CASE("what cannot be meant is a usage error, exit code 2") {
   CHECK(ran.out.empty());
 }
 
-TEST_CASE("a command that there is not is named, with the nearest") {
+TEST_CASE("the error for an unknown command names it and the nearest known one") {
   Ran ran = Cppool({"bensh", "--param", "a=1"}, "");
   CHECK(ran.code == 2);
   CHECK(ran.err.find("\"bensh\"") != std::string::npos);
   CHECK(ran.err.find("did you mean \"bench\"?") != std::string::npos);
 }
 
-TEST_CASE("the failing rank comes before those that it took along") {
+TEST_CASE("the rank that failed is printed before the ranks that were released because of it") {
   Ran ran = Cppool({"run", "--param", "do=released"});
   CHECK(ran.Prints("\n  rank 1 threw\n  rank 0: released, since rank 1 failed\n"));
 }
 
 TEST_CASE(
-    "a cell that is not possible on another number of ranks is skipped, one that is refused on its own "
+    "a cell that is impossible with --world-size is skipped, one that is refused at the suite's own world "
+    "size "
     "fails") {
   TemporaryFolder folder;
   const std::string daemon = Wrapped(folder, "--start only_p2p");
@@ -410,7 +415,7 @@ TEST_CASE(
     if (list) words.emplace_back("--list");
     Ran ran = Cppool(words, daemon);
     INFO(ran.out);
-    CHECK(ran.code == 1);  // of the cells that the suite has at 2 ranks, those that are not p2p
+    CHECK(ran.code == 1);  // the suite's cells at world size 2 that are not p2p fail
     CHECK(ran.Prints("does not fit world size 2: because of invalid_request"));
     words = {"run", "--suite", "smoke", "--world-size", "3"};
     if (list) words.emplace_back("--list");
@@ -418,7 +423,7 @@ TEST_CASE(
     INFO(ran.out);
     CHECK(ran.code == 0);
     CHECK(ran.Prints("does not fit world size 3: because of invalid_request"));
-    words.insert(words.end(), {"--param", "seed=1"});  // which may be what is refused
+    words.insert(words.end(), {"--param", "seed=1"});  // the parameter may be the cause of the refusal
     CHECK(Cppool(words, daemon).code == 1);
   }
   const Ran ran = Cppool({"run", "--suite", "smoke", "--world-size", "3", "--json"}, daemon);
@@ -430,14 +435,14 @@ TEST_CASE(
   CHECK(summary["passed"] == 20 - skipped);
 }
 
-TEST_CASE("a cell that runs on another number of ranks is called so") {
+TEST_CASE("a cell's name has the world size of --world-size") {
   Ran ran = Cppool({"run", "--suite", "smoke", "--world-size", "3", "--list"});
   CHECK(ran.Prints(" W=3"));
   CHECK_FALSE(ran.Prints(" W=2"));
   CHECK_FALSE(ran.Prints(" W=4"));
 }
 
-TEST_CASE("filters that match nothing run nothing, and that is no success") {
+TEST_CASE("filters that match no cell are an error") {
   Ran ran = Cppool({"run", "--suite", "smoke", "--filter", "dtype=fp8"});
   CHECK(ran.code == 1);
   CHECK(ran.Last() == "0 passed, 0 failed, 0 skipped");
@@ -446,7 +451,7 @@ TEST_CASE("filters that match nothing run nothing, and that is no success") {
   CHECK(Cppool({"run", "--suite", "smoke", "--filter", "dtype=fp8", "--list"}).code == 1);
 }
 
-TEST_CASE("help and version are no errors; progress is for terminals") {
+TEST_CASE("help and version exit with code 0, and progress is printed only to a terminal") {
   CHECK(Cppool({"--help"}, "").code == 0);
   CHECK(Cppool({"run", "--help"}, "").Prints("--max-seqlen"));
   CHECK(Cppool({"--version"}, "").Prints("cppool "));
@@ -484,14 +489,14 @@ TEST_CASE("bench verifies each point once, times it, and compares with one GPU")
         "| cp_comm_type | max_seqlen_q | W | forward ms | forward TFLOP/s | backward ms | backward TFLOP/s | "
         "both TFLOP/s | forward "
         "efficiency | backward efficiency | both efficiency |");
-  // W=2: forward takes rank 1's 2 ms at 2 TFLOP/s, backward 2 ms at 1: 1.5 together. Alone: 1 ms at 4 and 2 ms at 2: 8/3.
+  // W=2: forward takes 2 ms (rank 1) at 2 TFLOP/s, backward 2 ms at 1, both together 1.5. W=1: 1 ms at 4, 2 ms at 2, together 8/3.
   CHECK(ran.lines.at(2) ==
         "| p2p | 128 | 2 | 2.000 | 2.0000 | 2.000 | 1.0000 | 1.5000 | 50.0 % | 50.0 % | 56.2 % |");
   CHECK(ran.lines.at(9).rfind("| a2a | 256 | 4 | 4.000 |", 0) == 0);
   CHECK(ran.Prints("world size 4: backend host"));
 
   std::vector<std::string> requests = Lines(ReadFile(log));
-  CHECK(requests.size() == 8 * 2 + 2);  // verified and timed; one GPU alone once per length
+  CHECK(requests.size() == 8 * 2 + 2);  // each point is verified and timed; one GPU is timed once per length
   Json verified = Json::parse(requests.at(0)), timed = Json::parse(requests.at(1)),
        alone = Json::parse(requests.at(2));
   CHECK((verified["checks"] == true && verified["repeat"] == 1 && verified["warmup"] == 0));
@@ -508,7 +513,7 @@ TEST_CASE("bench verifies each point once, times it, and compares with one GPU")
   CHECK(Json::parse(ran.Last())["summary"]["points"] == 8);
 }
 
-TEST_CASE("a point that fails its checks is not timed, and fails the bench") {
+TEST_CASE("a point that fails its checks is not timed, and bench fails") {
   TemporaryFolder folder;
   Ran ran = Cppool({"bench", "--param", "do=bench", "--param", "log=" + folder.File("log"), "--param",
                     "max_seqlen_q=128,666"});
@@ -518,14 +523,14 @@ TEST_CASE("a point that fails its checks is not timed, and fails the bench") {
   CHECK(Lines(ReadFile(folder.File("log"))).size() == 4);
 }
 
-TEST_CASE("a sweep over lists, and cases without attention's stages") {
+TEST_CASE("bench sweeps over values that are lists, and over cases without attention's stages") {
   Ran ran = Cppool({"bench", "--param", "window_size=[-1,0],[8,0]", "--world-size", "1"});
   CHECK(ran.code == 0);
   CHECK(ran.lines.at(2) == "| [-1,0] | 1 | 3.000 | 2.0000 | 100.0 % |");
   CHECK(ran.lines.at(3).rfind("| [8,0] | 1 |", 0) == 0);
 }
 
-TEST_CASE("doctor says what runs and what does not") {
+TEST_CASE("doctor reports which world sizes run, and why others do not") {
   Ran ran = Cppool({"doctor"});
   CHECK(ran.code == 0);
   for (const char* world : {"world size 1 (--backend auto): backend host",
@@ -538,7 +543,7 @@ TEST_CASE("doctor says what runs and what does not") {
   CHECK(ran.Prints("world size 2 (--backend cuda): does not run: cuda: 4 ranks need 4 devices, 1 is there"));
 }
 
-TEST_CASE("the command and its process hold no CUDA and no NCCL") {
+TEST_CASE("the command neither links nor loads CUDA or NCCL") {
   std::string binary = ReadFile(CPPOOL_COMMAND);
   REQUIRE(binary.size() > 10000);
   for (const char* library : {"libcuda.so", "libcudart", "libnccl"})
@@ -548,7 +553,7 @@ TEST_CASE("the command and its process hold no CUDA and no NCCL") {
   for (const char* library : {"libcuda", "libnccl"}) CHECK(maps.find(library) == std::string::npos);
 }
 
-TEST_CASE("output that cannot be written is a failure, and a closed stdout no other file's") {
+TEST_CASE("unwritable output is a failure, and a closed stdout's descriptor is not reused for another file") {
   TemporaryFolder folder;
   const std::string report = folder.File("out.xml");
   const std::string run = std::string("'") + CPPOOL_COMMAND + "' run --suite smoke --daemon '" +
@@ -557,7 +562,7 @@ TEST_CASE("output that cannot be written is a failure, and a closed stdout no ot
   CHECK(WIFEXITED(full));
   CHECK(WEXITSTATUS(full) == 1);
   CHECK(ReadFile(folder.File("err")).find("stdout could not be written") != std::string::npos);
-  // A reader that has gone.
+  // The reader of the pipe has exited.
   CHECK(std::system(("( sleep 0.3; " + run + "; echo $? >'" + folder.File("code") + "' ) | true").c_str()) ==
         0);
   CHECK(ReadFile(folder.File("code")) == "1\n");
@@ -569,7 +574,7 @@ TEST_CASE("output that cannot be written is a failure, and a closed stdout no ot
 
 namespace {
 
-// A daemon that answers, but hangs at world size 4 and writes its process id to a file.
+// The fake daemon; at world size 4 it writes its process id to a file and hangs instead.
 struct HangingDaemon {
   explicit HangingDaemon(const TemporaryFolder& folder)
       : program(folder.File("daemon")), hung(folder.File("hung")) {
@@ -585,7 +590,7 @@ struct HangingDaemon {
   std::string program, hung;
 };
 
-// The command as a process under nohup, with its stdout in `out`, and `signal` as by default.
+// Starts the command as nohup does, with stdout `out` and the default disposition of `signal`.
 pid_t StartCommand(std::vector<std::string> words, int out, int signal) {
   words.insert(words.begin(), "cppool");
   std::vector<char*> argv;
@@ -602,7 +607,7 @@ pid_t StartCommand(std::vector<std::string> words, int out, int signal) {
   return command;
 }
 
-// Its end is by this signal, as if the command had not taken notice of it.
+// Sends the signal, and checks that the command's status is death by it, as without a handler.
 void InterruptIt(pid_t command, int signal) {
   if (signal != SIGHUP) kill(command, SIGHUP);
   kill(command, signal);
@@ -614,16 +619,16 @@ void InterruptIt(pid_t command, int signal) {
 
 }  // namespace
 
-TEST_CASE("an interrupted suite says what it has, in its report as well") {
+TEST_CASE("an interrupted suite prints the finished cells and writes them to its report") {
   TemporaryFolder folder;
   const HangingDaemon daemon(folder);
   const int signal = GENERATE(SIGINT, SIGTERM, SIGHUP);
-  const bool stalled = GENERATE(false, true);  // stdout is a pipe that is full and that nobody reads
+  const bool stalled = GENERATE(false, true);  // stdout is a full pipe that is not read
   int pipe_ends[2];
   REQUIRE(pipe2(pipe_ends, O_CLOEXEC | O_NONBLOCK) == 0);
   while (write(pipe_ends[1], "x", 1) == 1) {
   }
-  fcntl(pipe_ends[1], F_SETFL, 0);  // and now it blocks
+  fcntl(pipe_ends[1], F_SETFL, 0);  // from now on writes block
   const std::string out = folder.File("out"), report = folder.File("report.xml");
   const int file = open(out.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
   const pid_t command =
@@ -648,7 +653,7 @@ TEST_CASE("an interrupted suite says what it has, in its report as well") {
   CHECK(suite.children.back().children.at(0).attributes.at("message") == missing);
 }
 
-TEST_CASE("an interrupted bench prints the points that are done") {
+TEST_CASE("an interrupted bench prints the finished points") {
   TemporaryFolder folder;
   const HangingDaemon daemon(folder);
   const bool json = GENERATE(false, true);

@@ -1,4 +1,4 @@
-// What the client knows of devices, and how: it loads no CUDA, asks others, and reads lists as CUDA does.
+// Devices: the client loads no CUDA, runs nvidia-smi, and reads lists of devices as CUDA does.
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -34,11 +34,11 @@ FILE* StartHarness(int rounds, const std::string& devices, const std::string& wo
 
 #if !defined(CPPOOL_TEST_ASAN) && !defined(CPPOOL_TEST_TSAN)  // a sanitizer's runtime needs libdl
 
-TEST_CASE("the command, and a harness with the library, need no CUDA and cannot open any") {
+TEST_CASE("the command and a harness with the library do not link CUDA and cannot load it") {
   for (const char* program : {CPPOOL_COMMAND, CPPOOL_HARNESS}) {
     INFO(program);
     const Imports imports = ReadImports(program);
-    CHECK(imports.symbols.count("posix_spawn") == 1);  // the list is the right one
+    CHECK(imports.symbols.count("posix_spawn") == 1);  // the imports were read
     for (const char* symbol : {"dlopen", "dlmopen", "dlsym", "dlvsym"})
       CHECK(imports.symbols.count(symbol) == 0);
     for (const std::string& library : imports.libraries) {
@@ -52,25 +52,25 @@ TEST_CASE("the command, and a harness with the library, need no CUDA and cannot 
     for (const char* library : {"libcuda", "libcudart", "libnccl", "libnvidia"})
       CHECK(bytes.find(library) == std::string::npos);
   }
-  CHECK(ReadImports(CPPOOL_REAL_DAEMON).symbols.count("dlopen") == 1);  // where there is one, it is seen
+  CHECK(ReadImports(CPPOOL_REAL_DAEMON).symbols.count("dlopen") == 1);  // a program that does import dlopen
 }
 
 #endif
 
-TEST_CASE("a daemon loads the CUDA driver, and its harness holds nothing of it") {
+TEST_CASE("a daemon loads the CUDA driver, its harness does not") {
   cppool::PoolOptions options;
   options.daemon = CPPOOL_REAL_DAEMON;
   options.world_size = 1;
   options.environment = {{"LD_LIBRARY_PATH", CPPOOL_FAKE_DRIVER_DIR}, {"FAKE_CU_COUNT", "0"}};
   Pool pool(options);
   const Json hello = pool.Hello();
-  CHECK(hello["backend"] == "host");  // the driver saw no device
+  CHECK(hello["backend"] == "host");  // the fake driver has no device
   CHECK(pool.Run({{"max_seqlen_q", 64}, {"max_seqlen_kv", 64}}).ok());
   CHECK_FALSE(CudaIn("/proc/" + hello["pid"].dump() + "/maps").empty());
   CHECK(CudaIn("/proc/self/maps").empty());
 }
 
-TEST_CASE("doctor asks nvidia-smi, and says what CUDA sees of its list") {
+TEST_CASE("doctor runs nvidia-smi, and prints which of its devices CUDA sees") {
   TemporaryFolder folder;
   const std::string smi = folder.File("nvidia-smi");
   std::ofstream(smi)
@@ -112,7 +112,7 @@ TEST_CASE("doctor asks nvidia-smi, and says what CUDA sees of its list") {
   CHECK(CudaIn("/proc/self/maps").empty());
 }
 
-TEST_CASE("a list of devices reaches the daemon as it was given") {
+TEST_CASE("a list of devices is passed to the daemon unchanged") {
   for (const char* list : {"1,0", "GPU-2,GPU-8932f", "-1", "", "nonsense"}) {
     INFO(list);
     Ran ran = Cppool({"run", "--devices", list, "--param", "do=echo", "--json"});
@@ -122,7 +122,7 @@ TEST_CASE("a list of devices reaches the daemon as it was given") {
   CHECK(Cppool({"run", "--devices", "", "--param", "do=fail"}).Prints("--devices ''"));
 }
 
-TEST_CASE("two harnesses at once, each with its pools; the violent end of a third is nothing to them") {
+TEST_CASE("two harnesses run at once with their own pools, and killing a third does not affect them") {
   FILE* const killed = StartHarness(1000000, "-", "1 2");
   int pid = 0;
   REQUIRE(fscanf(killed, "%d world size 1: passed", &pid) == 1);

@@ -1,4 +1,4 @@
-// Bug, polluted or flaky: with the real daemon and a case that leaves traces, and with the command.
+// Verdicts on failures (bug, polluted, flaky): with the real daemon and a case that leaves state, and through the command.
 #include "client/command/diagnose.h"
 
 #include <algorithm>
@@ -35,7 +35,7 @@ Cell Polluting(const std::string& name, Json params) {
   return cell;
 }
 
-// Cells named after the letter that each leaves.
+// One cell per letter, which adds the letter to the process's trail and is named after it.
 std::vector<Cell> Leaving(const std::string& letters) {
   std::vector<Cell> cells;
   for (char letter : letters)
@@ -50,13 +50,13 @@ Verdict Diagnosed(const Cell& cell, const std::vector<Cell>& before, Diagnoser::
   LeavesNothing([&] {
     Diagnoser diagnoser(std::move(options), {}, limits, [&](const std::string&) { ++announced; });
     verdict = diagnoser.Diagnose(cell, before);
-    CHECK(NoChildren());  // the devices are free for what comes next
+    CHECK(NoChildren());  // the devices are free for the next daemon
   });
   CHECK(announced == verdict.pools);
   return verdict;
 }
 
-// The answers to a command line.
+// The answers that a shell command line prints.
 std::vector<Json> Answers(const std::string& command) {
   const Child child = RunChild("{ " + command + "\n} 2>/dev/null");
   CHECK(child.exit_code == 0);
@@ -67,11 +67,11 @@ std::vector<Json> Answers(const std::string& command) {
 
 }  // namespace
 
-TEST_CASE("ddmin leaves nothing that could be left out, and asks about no set twice") {
+TEST_CASE("ddmin finds a minimal set and tests no set twice") {
   std::mt19937 random(5);
   for (int round = 0; round < 300; ++round) {
     const std::size_t count = 1 + random() % 40;
-    std::vector<Set> culprits(1 + random() % 2);  // any of these spoils
+    std::vector<Set> culprits(1 + random() % 2);  // each of these sets causes the failure
     for (Set& one : culprits) {
       for (std::size_t i = 0; i < count; ++i)
         if (random() % 8 == 0) one.push_back(i);
@@ -98,7 +98,7 @@ TEST_CASE("ddmin leaves nothing that could be left out, and asks about no set tw
   }
 }
 
-TEST_CASE("ddmin is quick where one alone spoils, and says when it was not allowed to finish") {
+TEST_CASE("ddmin is fast if a single element is the cause, and reports when it could not finish") {
   int asked = 0;
   auto spoils = [&](const Set& set) -> std::optional<bool> {
     ++asked;
@@ -116,7 +116,7 @@ TEST_CASE("ddmin is quick where one alone spoils, and says when it was not allow
   CHECK(std::count(some.set.begin(), some.set.end(), 777u) == 1);
 }
 
-TEST_CASE("what fails alone every time is a bug, whatever ran before it") {
+TEST_CASE("a cell that fails every time in a fresh pool is a bug, whatever ran before it") {
   const Verdict verdict = Diagnosed(Polluting("victim", {{"dread", ""}}), Leaving("abc"));
   CHECK(Describe(verdict) == "bug");
   CHECK(verdict.pools == 3);
@@ -124,7 +124,7 @@ TEST_CASE("what fails alone every time is a bug, whatever ran before it") {
   CHECK(Describe(Diagnosed(Polluting("victim", {{"dread", ""}, {"by", "abort"}}), {})) == "bug");
 }
 
-TEST_CASE("what fails only after another case is polluted by it") {
+TEST_CASE("a cell that fails only after another case is polluted by that case") {
   const Cell victim = Polluting("it's the victim", {{"dread", "h"}});
   const Verdict verdict = Diagnosed(victim, Leaving("abcdefghijklm"));
   CHECK(Describe(verdict) == "polluted by \"h\"");
@@ -143,41 +143,42 @@ TEST_CASE("what fails only after another case is polluted by it") {
   CHECK(answers[1]["id"] == "it's the victim");
 }
 
-TEST_CASE("what two cases together spoil is polluted by both, in their order") {
-  // The second b and the e; the first b comes before the c.
+TEST_CASE("a cell that fails only after several cases is polluted by all of them, in their order") {
+  // The trail must have c, b, e in this order: the first b does not count, because it comes before the c.
   std::vector<Cell> before = Leaving("abcabde");
   before[4].name = "second b";
   const Cell victim = Polluting("victim", {{"dread", "cbe"}, {"by", "refusal"}});
   CHECK(Describe(Diagnosed(victim, before)) == "polluted by \"c\", \"second b\", \"e\"");
-  // A case that failed before is as suspect as one that passed.
+  // A case that failed can be the cause as well.
   before = Leaving("abc");
   before[1].params["dread"] = "";
   CHECK(Describe(Diagnosed(Polluting("victim", {{"dread", "b"}}), before)) == "polluted by \"b\"");
 }
 
-TEST_CASE("a daemon that dies of what ran before is polluted too; one that dies on the way proves nothing") {
+TEST_CASE(
+    "a death that earlier cases cause is polluted, and a death before the cell runs gives no evidence") {
   const Cell victim = Polluting("victim", {{"dread", "b"}, {"by", "abort"}});
   CHECK(Describe(Diagnosed(victim, Leaving("abc"))) == "polluted by \"b\"");
-  // The victim would be asked of another daemon, which "a" has not been in.
+  // The victim would run in a new daemon, in which "a" has not run.
   std::vector<Cell> before = Leaving("ab");
   before[1].params.update({{"dread", "a"}, {"by", "abort"}});
   CHECK(Describe(Diagnosed(Polluting("victim", {{"dread", "a"}}), before)) == "flaky (1 of 7)");
 }
 
-TEST_CASE("what passes wherever it is run again is flaky, and so is what fails alone now and then") {
+TEST_CASE("a cell that passes when it is repeated, or sometimes fails in a fresh pool, is flaky") {
   CHECK(Describe(Diagnosed(Polluting("victim", {}), Leaving("abc"))) == "flaky (1 of 7)");
   CHECK(Describe(Diagnosed(Polluting("victim", {}), {})) == "flaky (1 of 4)");
   TemporaryFolder folder;
   Json now_and_then = {{"dread", ""}, {"only", ".x."}, {"log", folder.File("one")}};
   CHECK(Describe(Diagnosed(Polluting("victim", now_and_then), Leaving("a"))) == "flaky (2 of 4)");
-  // Not when it is alone three times, then as the rest of a long history is there, then alone.
+  // Passes three times alone, fails once after the earlier cells, passes eight times, fails once alone.
   now_and_then.update({{"only", "...x........x."}, {"log", folder.File("two")}});
   CHECK(Describe(Diagnosed(Polluting("victim", now_and_then), Leaving("ab"))) == "flaky (3 of 15)");
 }
 
-TEST_CASE("pollution that does not show every time is traced with more trials") {
+TEST_CASE("the cause of a failure that happens only sometimes is found with more trials") {
   TemporaryFolder folder;
-  // Failures at every second chance.
+  // Fails every second time.
   std::string only;
   for (int i = 0; i < 200; ++i) only += i % 2 == 0 ? "x" : ".";
   const Cell victim = Polluting("victim", {{"dread", "c"}, {"only", only}, {"log", folder.File("log")}});
@@ -187,11 +188,11 @@ TEST_CASE("pollution that does not show every time is traced with more trials") 
   CHECK(verdict.failed == 4);
 }
 
-TEST_CASE("a diagnosis ends at its limits and says what it knows") {
+TEST_CASE("a diagnosis ends at its limits and reports its findings so far") {
   const Cell victim = Polluting("victim", {{"dread", "b"}});
   const std::vector<Cell> before = Leaving("abcdefghij");
   Diagnoser::Limits limits;
-  limits.pools = 7;  // alone and after everything: 6
+  limits.pools = 7;  // 6 of them run the cell alone and after all earlier cells
   Verdict verdict = Diagnosed(victim, before, limits);
   CHECK(verdict.pools == 7);
   CHECK_FALSE(verdict.minimal);
@@ -214,7 +215,7 @@ TEST_CASE("a diagnosis ends at its limits and says what it knows") {
             .rfind("undecided: no fresh pool could be started: cannot start /nowhere", 0) == 0);
 }
 
-TEST_CASE("a single case, diagnosed by the command") {
+TEST_CASE("the command diagnoses a single case") {
   TemporaryFolder folder;
   auto run = [&](std::vector<std::string> more) {
     std::vector<std::string> words = {"run",    "--diagnose",          "--backend", "host",
@@ -231,7 +232,7 @@ TEST_CASE("a single case, diagnosed by the command") {
 
   ran =
       run({"--param", "dread=\"\"", "--param", "only=x.", "--param", "log=" + folder.File("log"), "--json"});
-  CHECK(ran.code == 1);  // a failure stays one
+  CHECK(ran.code == 1);  // a flaky failure is still a failure
   CHECK(Json::parse(ran.lines.at(0))["verdict"] ==
         Json({{"kind", "flaky"}, {"text", "flaky (1 of 4)"}, {"pools", 3}, {"failed", 1}, {"ran", 4}}));
   CHECK(Json::parse(ran.Last())["summary"]["verdicts"] == Json({{"flaky", 1}}));
@@ -242,11 +243,11 @@ TEST_CASE("a single case, diagnosed by the command") {
   ran = run({"--param", "dread=3"});  // refused: nothing ran
   CHECK(ran.code == 1);
   CHECK_FALSE(ran.Prints("verdict"));
-  CHECK_FALSE(Cppool({"run", "--diagnose"}, "/nowhere").Prints("verdict"));  // nor here
+  CHECK_FALSE(Cppool({"run", "--diagnose"}, "/nowhere").Prints("verdict"));  // no daemon started: nothing ran
   CHECK(run({"--list"}).code == 2);
 }
 
-TEST_CASE("a diagnosis perturbs as the run did, and leaves the dump of the failure alone") {
+TEST_CASE("a diagnosis repeats a run with its perturb and inputs, but without its dump") {
   const std::vector<std::string> words = {"run", "--diagnose", "--param", "do=fail_with"};
   auto with = [&](std::vector<std::string> more) {
     more.insert(more.begin(), words.begin(), words.end());
@@ -257,7 +258,7 @@ TEST_CASE("a diagnosis perturbs as the run did, and leaves the dump of the failu
   CHECK(with({"--param", "key=dump", "--dump", "/tmp/dump"}).Prints("verdict: flaky (1 of 4)\n"));
 }
 
-TEST_CASE("what ran before a cell is what its daemon ran") {
+TEST_CASE("the cells before a cell are those that ran in the same daemon") {
   TemporaryFolder folder;
   CellRunner runner(FakeOptions(), {});
   auto run = [&](const std::string& name, const std::string& what, int world_size = 2) {
@@ -267,7 +268,7 @@ TEST_CASE("what ran before a cell is what its daemon ran") {
     cell.params = {{"do", what}, {"marker", folder.File(name)}};
     return runner.Run(cell, {});
   };
-  auto before = [&] {  // and a daemon to follow
+  auto before = [&] {  // also stops the daemon: the next cell gets a new one
     std::string names;
     for (const Cell& cell : runner.Retire()) names += cell.name;
     return names;
@@ -281,7 +282,7 @@ TEST_CASE("what ran before a cell is what its daemon ran") {
   run("g", "pass");
   CHECK(before().empty());
   run("h", "pass");
-  CHECK(run("i", "die_once").result->attempts == 2);  // another daemon, of its own
+  CHECK(run("i", "die_once").result->attempts == 2);  // the second attempt had a new daemon
   CHECK(before().empty());
   run("j", "pass");
   run("k", "die_once");
@@ -294,7 +295,7 @@ TEST_CASE("what ran before a cell is what its daemon ran") {
   CHECK(before() == "o");
   run("q", "pass");
   run("r", "die");
-  CHECK(before() == "q");  // it may have died of that, though its successor died too
+  CHECK(before() == "q");  // q may be the cause, although the next daemon died too
   run("s", "pass");
   run("t", "die");
   run("u", "pass");
@@ -305,7 +306,9 @@ TEST_CASE("what ran before a cell is what its daemon ran") {
   CHECK(before() == "w");
 }
 
-TEST_CASE("a suite, diagnosed by the command: in the failure's lines, the closing table, JSON and JUnit") {
+TEST_CASE(
+    "the command diagnoses a suite: verdicts are with the failures, in the closing table, in JSON and in "
+    "JUnit") {
   TemporaryFolder folder;
   const std::string junit = folder.File("junit.xml");
   const std::vector<std::string> words = {"run", "--suite", "smoke", "--param", "do=polluted"};
@@ -349,7 +352,7 @@ TEST_CASE("a suite, diagnosed by the command: in the failure's lines, the closin
     CHECK(answers[1]["status"] == "passed");
     CHECK(answers[2]["status"] == "failed");
   }
-  // Of what ran before a daemon may die as well: another that passes the cell is not asked instead.
+  // Earlier cells may also cause a daemon's death. With --diagnose the cell is then not retried in a new daemon, where it would pass.
   std::vector<std::string> dies = words;
   dies.insert(dies.end(), {"--param", "dies=true", "--junit", junit});
   ran = Cppool(dies, CPPOOL_FAKE_DAEMON);

@@ -1,4 +1,4 @@
-// What a PoolError says of a daemon that does not answer any more: stopped, spinning, or waiting for ever.
+// The text of a PoolError for a daemon that no longer answers because it is stopped, spins, or waits.
 #include <signal.h>
 
 #include <atomic>
@@ -17,7 +17,7 @@ namespace {
 
 bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// The error of a call that has to time out.
+// The error text of a call that must time out.
 std::string TimedOut(Pool& pool, const cppool::Json& params, const cppool::RunOptions& options) {
   std::string text;
   LeavesNothing([&] {
@@ -35,7 +35,7 @@ std::string TimedOut(Pool& pool, const cppool::Json& params, const cppool::RunOp
 
 }  // namespace
 
-TEST_CASE("a stopped daemon is said to be stopped, thread by thread") {
+TEST_CASE("the error reports a stopped daemon and the state of each of its threads") {
   auto options = FakeOptions();
   options.daemon = CPPOOL_TEST_DAEMON;
   options.world_size = 2;
@@ -66,7 +66,7 @@ TEST_CASE("a stopped daemon is said to be stopped, thread by thread") {
   CHECK(Has(text, "it used 0.00 s of CPU"));
 }
 
-TEST_CASE("a daemon that spins is told from one that waits") {
+TEST_CASE("the error distinguishes a daemon that spins from one that waits") {
   Pool pool(FakeOptions());
   const std::string spins = TimedOut(pool, Do("spin"), Within(800ms));
   {
@@ -82,7 +82,7 @@ TEST_CASE("a daemon that spins is told from one that waits") {
   CHECK_FALSE(Has(waits, "running"));
 }
 
-TEST_CASE("the state of a daemon that does not answer `hello` is told, too") {
+TEST_CASE("the error for a daemon that does not answer `hello` reports its state too") {
   auto options = FakeOptions("silent");
   options.start_limit = 400ms;
   Pool pool(options);

@@ -1,4 +1,4 @@
-// What a program or library asks the dynamic linker for: the libraries that it needs and the symbols that it imports.
+// The libraries that a program or library needs from the dynamic linker, and the symbols that it imports.
 #pragma once
 
 #include <elf.h>
@@ -15,7 +15,7 @@ struct Imports {
   std::set<std::string> libraries, symbols;
 };
 
-// Of a 64-bit ELF file of this machine, by its section headers; empty for what is none.
+// Reads the section headers of a 64-bit ELF file for this machine; empty for any other file.
 inline Imports ReadImports(const std::string& name) {
   std::ifstream file(name, std::ios::binary);
   const std::string bytes((std::istreambuf_iterator<char>(file)), {});

@@ -1,5 +1,5 @@
-// A daemon for the client's tests that behaves as it is told: `--start WORD` at its start, the parameter `do` of a request in that request.
-// It speaks the protocol by hand: the tests of the client must not trust the code that they test.
+// A daemon for the client's tests: `--start WORD` selects its behaviour at the start, the parameter `do` its behaviour in a request.
+// It does not use protocol/, so that the client's tests do not rely on the code under test.
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -77,14 +77,15 @@ Json NotPassed(const Json& id, const std::string& status, const std::string& kin
              {"ok", true}}}}};
 }
 
-// `--start leave_...`: goes as an idle daemon does, just as a request comes. `marker` counts the daemons that have gone.
+// `--start leave_...`: exits as an idle daemon does, at the moment when a request arrives. The first `going` daemons do so; the file
+// `marker` counts them.
 void Leave(const std::string& start, const std::string& marker, int going) {
   int gone = 0;
   std::ifstream(marker) >> gone;
   if (gone >= going) return;
   std::ofstream(marker) << gone + 1;
   const bool all = start == "leave_all_closed", closed = all || start == "leave_closed";
-  if (closed) close(0);  // before anything is sent
+  if (closed) close(0);  // before a request is sent
   if (all)
     for (const int fd : {1, 2}) close(fd);
   pollfd request = {0, POLLIN, 0};
@@ -101,7 +102,7 @@ void Leave(const std::string& start, const std::string& marker, int going) {
   _exit(start == "leave_in_disorder" ? 1 : 0);
 }
 
-// What the process was given: descriptors, signals, environment.
+// What the process inherited: descriptors, signals, environment; and its arguments.
 Json Surroundings(int argc, char** argv) {
   Json json;
   json["pid"] = getpid();
@@ -127,7 +128,7 @@ Json Surroundings(int argc, char** argv) {
   return json;
 }
 
-// `--start start_...`: the line for programs of a daemon that cannot start, good or not. False: it starts all the same.
+// `--start start_...`: writes the start line of a daemon that cannot start, valid or not. False: the daemon starts nevertheless.
 bool CannotStart(const std::string& start) {
   const std::string prefix = "cppoold: start ";
   Json line = {{"error", "no room for 4 ranks: ask for fewer"},
@@ -158,7 +159,7 @@ bool CannotStart(const std::string& start) {
   return start != "start_all_the_same";
 }
 
-// True the first time that it is asked with this file.
+// True for the first call with this file, which it creates.
 bool First(const std::string& marker) {
   int fd = open(marker.c_str(), O_CREAT | O_EXCL | O_WRONLY, 0600);
   if (fd >= 0) close(fd);
@@ -173,25 +174,25 @@ void ForkSleeper() {
   }
 }
 
-// A grandchild that left the group, with copies of the pipes: nobody can end it, and it stays for five seconds.
+// Forks a child that leaves the process group and has copies of the pipes. Killing the group does not end it; it runs for five seconds.
 void ForkRunaway(bool flooding) {
   const pid_t child = fork();
   if (child != 0) {
-    while (getsid(child) != child) Pause(1);  // out of the group before anybody kills it
+    while (getsid(child) != child) Pause(1);  // until it has left the group
     return;
   }
   setsid();
   alarm(5);
-  while (flooding) Write(2, "a line of a runaway\n");  // NOLINT(bugprone-infinite-loop): what it is for
+  while (flooding) Write(2, "a line of a runaway\n");  // NOLINT(bugprone-infinite-loop): intended
   Hang();
 }
 
-// `--start only_p2p`: no other schedule is possible.
+// `--start only_p2p`: every other schedule is refused.
 bool Refused(const Json& request, const std::string& start) {
   return start == "only_p2p" && request["params"].value("cp_comm_type", "p2p") != "p2p";
 }
 
-// The answer to `validate`: what `run` would answer, or that it would run.
+// The answer to `validate`: the answer with which `run` would be refused, or that it would run.
 Json Validated(const Json& request, const std::string& what) {
   const Json& id = request["id"];
   if (what == "skip" || (what == "by_schedule" && request["params"]["cp_comm_type"] == "all_gather"))
@@ -201,7 +202,7 @@ Json Validated(const Json& request, const std::string& what) {
   return {{"ok", true}, {"id", id}, {"runs", true}, {"request", request}};
 }
 
-// Writes what `what` says for the request; the answer, or not.
+// Does what `what` names. It need not write an answer.
 void Run(const Json& request, const std::string& what, const Json& surroundings) {
   const Json& id = request["id"];
   const Json& params = request["params"];
@@ -221,7 +222,7 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
                                    {"gpu_ms", Json::object()}});
     return Write(1, Line(released));
   }
-  if (what == "by_schedule") {  // so that a suite has some of each
+  if (what == "by_schedule") {  // a suite then has passed, failed and skipped cells
     const std::string schedule = params["cp_comm_type"];
     if (schedule == "p2p") return Write(1, Line(NotPassed(id, "failed", "mismatch")));
     if (schedule == "all_gather") return Write(1, Line(NotPassed(id, "skipped", "unsupported")));
@@ -239,7 +240,7 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     passed["checks"][2].update({{"against", "no_cp"}, {"ratio", 77.0}});
     return Write(1, Line(passed));
   }
-  if (what == "more_members") {  // everywhere, as a newer daemon may have them
+  if (what == "more_members") {  // unknown ones in every object, as a newer daemon may have
     Json more = NotPassed(id, "failed", "mismatch");
     more["new"] = {{"a", {1, 2}}};
     more["failure"]["new"] = 1;
@@ -253,7 +254,7 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     passed["surroundings"] = surroundings;
     return Write(1, Line(passed));
   }
-  if (what == "bench") {  // notes every request; alone twice the rate
+  if (what == "bench") {  // logs every request; one rank has twice the rate
     std::ofstream(params["log"].get<std::string>(), std::ios::app) << request.dump() << "\n";
     const double rate = world_size == 1 ? 4.0 : 2.0;
     passed["tflops"] = {{"forward", rate}, {"backward", rate / 2}};
@@ -275,7 +276,7 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     Hang();
   }
   if (what ==
-      "polluted") {  // two cells of the smoke suite leave something, the second only after the first; and one is wrong
+      "polluted") {  // one cell of the smoke suite fails after two others in their order, another always fails
     static int left = 0;
     const Json about = {params["num_gqa_groups"], params["dtype"], params["qkv_format"],
                         params["cp_comm_type"]};
@@ -286,7 +287,7 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     if (spoilt && params.contains("dies")) raise(SIGKILL);
     if (spoilt || wrong) return Write(1, Line(NotPassed(id, "failed", "mismatch")));
   }
-  if (what == "fail_with")  // a key of the request
+  if (what == "fail_with")  // fails if the request has this key
     return Write(1, Line(request.contains(params["key"]) ? NotPassed(id, "failed", "mismatch") : passed));
   if (what == "hang") Hang();
   if (what == "spin") {
@@ -326,7 +327,7 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     return Write(1, sentinel + "{\"ok\": tru\n");
   if (what == "no_object") return Write(1, sentinel + "[1, 2]\n");
   if (what == "no_result") return Write(1, sentinel + Json({{"id", id}, {"ok", true}}).dump() + "\n");
-  if (what == "deep") {  // else a good answer
+  if (what == "deep") {  // otherwise a valid answer
     std::string line = Line(passed);
     line.erase(line.size() - 2);
     return Write(1, line + ",\"more\":" + std::string(1000, '[') + std::string(1000, ']') + "}\n");
@@ -361,7 +362,7 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     for (;;) Write(1, "noise\n");
   if (what == "noise_with_sentinels_for_ever")
     for (;;) Write(1, "noise, then " + Line(passed));
-  if (what == "binary_noise") {  // all bytes, also no UTF-8, and the sentinel anywhere but where it counts
+  if (what == "binary_noise") {  // all byte values, and the sentinel, but never at the start of a line
     std::string block;
     for (int i = 0; i < 65536; ++i) block += static_cast<char>(i * 31 + i / 256);
     for (int i = 0; i < 256; ++i) Write(1, "x" + block + sentinel + "{\"ok\": true}" + block);
@@ -446,7 +447,7 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
 }  // namespace
 
 int main(int argc, char** argv) {
-  alarm(60);  // whatever the test does, this process does not stay
+  alarm(60);  // ends this process if the test fails to
   const Json surroundings = Surroundings(argc, argv);
   std::string start, file;
   int going = 0;

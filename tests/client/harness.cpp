@@ -1,5 +1,5 @@
-// A test suite in small, as a process of its own: `cppool_harness DAEMON ROUNDS DEVICES WORLD_SIZE...` runs each world size ROUNDS times
-// on the devices of a list ("-": the caller's), and says its process id and what came of it. Exit code 0: all passed, each at the first attempt.
+// A small test suite as a separate process: `cppool_harness DAEMON ROUNDS DEVICES WORLD_SIZE...` runs a case ROUNDS times at each world
+// size on a list of devices ("-": the caller's). It prints its process id and the outcomes. Exit code 0: all passed at the first attempt.
 #include <unistd.h>
 
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// A Pool in harnesses that make it hard: closed and many descriptors, strange signals, forks, a violent end.
+// A Pool in unusual harnesses: closed or many descriptors, signals, forks, SIGKILL.
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -37,7 +37,7 @@ Json Surroundings(Pool& pool) { return pool.Run(Do("echo")).json["surroundings"]
 
 std::atomic<int> ticks{0};
 
-// From here on pidfd_open fails as on a kernel that has none. False: no filter may be installed here.
+// Makes pidfd_open fail as on a kernel without it. False: the system does not allow system call filters.
 [[maybe_unused]] bool TakePidfdOpenAway() {
   sock_filter code[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
                         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
@@ -49,7 +49,7 @@ std::atomic<int> ticks{0};
          syscall(SYS_pidfd_open, getpid(), 0) < 0 && errno == ENOSYS;
 }
 
-// A process with this number, in a group of its own, that waits to be killed; -1 where numbers cannot be chosen.
+// Forks a process with this id, in its own group, that waits to be killed; -1 where process ids cannot be chosen.
 [[maybe_unused]] pid_t ForkWithNumber(pid_t number) {
   for (int i = 0; i < 100; ++i) {
     if (!(std::ofstream("/proc/sys/kernel/ns_last_pid") << number - 1 << std::flush)) return -1;
@@ -66,7 +66,9 @@ std::atomic<int> ticks{0};
 
 }  // namespace
 
-TEST_CASE("the daemon inherits no descriptor, no signal mask, no disposition, and leads its own group") {
+TEST_CASE(
+    "the daemon inherits no descriptors, signal mask or signal dispositions, and leads its own process "
+    "group") {
   std::vector<int> mine;
   for (int i = 0; i < 20; ++i) mine.push_back(open("/dev/null", O_RDONLY));  // inheritable
   sigset_t blocked, before;
@@ -92,7 +94,7 @@ TEST_CASE("the daemon inherits no descriptor, no signal mask, no disposition, an
 
 #ifndef CPPOOL_TEST_TSAN
 
-TEST_CASE("a harness whose standard descriptors are closed") {
+TEST_CASE("a Pool works in a harness whose standard descriptors are closed") {
   for (int closed = 1; closed < 8; ++closed) {
     INFO("closed: " << closed);
     CHECK(InChild([&] {
@@ -102,7 +104,7 @@ TEST_CASE("a harness whose standard descriptors are closed") {
               Pool pool(FakeOptions());
               Json seen = Surroundings(pool);
               if (seen["open"] != Json({0, 1, 2})) return 1;
-              for (int fd = 0; fd < 3; ++fd)  // still free for the harness
+              for (int fd = 0; fd < 3; ++fd)  // not used by the Pool
                 if (((closed >> fd) & 1) && fcntl(fd, F_GETFD) >= 0) return 2;
             }
             return NoChildren() ? 0 : 3;
@@ -110,7 +112,7 @@ TEST_CASE("a harness whose standard descriptors are closed") {
   }
 }
 
-TEST_CASE("a harness with more than 1024 open descriptors") {
+TEST_CASE("a Pool works in a harness with more than 1024 open descriptors") {
   CHECK(InChild([] {
           rlimit limit;
           getrlimit(RLIMIT_NOFILE, &limit);
@@ -126,7 +128,7 @@ TEST_CASE("a harness with more than 1024 open descriptors") {
 
 #ifndef CPPOOL_TEST_ASAN
 
-TEST_CASE("no descriptors left: an error, nothing leaked, and a later call works") {
+TEST_CASE("without free descriptors a call is an error and leaks nothing, and a later call works") {
   CHECK(InChild([] {
           Pool pool(FakeOptions());
           rlimit limit, few;
@@ -168,7 +170,7 @@ TEST_CASE("SIGPIPE with its default disposition does not end the harness") {
         }) == 0);
 }
 
-TEST_CASE("SIGCHLD ignored, or its children taken by somebody else") {
+TEST_CASE("a Pool works if SIGCHLD is ignored, or if another thread reaps all children") {
   CHECK(InChild([] {
           signal(SIGCHLD, SIG_IGN);
           Pool pool(FakeOptions());
@@ -217,7 +219,7 @@ TEST_CASE("SIGCHLD ignored, or its children taken by somebody else") {
 }
 
 TEST_CASE(
-    "the group of a daemon that the kernel reaps is killed to the last, and no later group of its number") {
+    "the whole group of a daemon that the kernel reaps is killed, but no later group with the same id") {
   const int code = InChild([] {
     signal(SIGCHLD, SIG_IGN);
     {
@@ -231,7 +233,7 @@ TEST_CASE(
       }
     }
     std::unique_ptr<cppool::client::Process> process;
-    for (int i = 0; i < 200; ++i) {  // until one is not seen to end
+    for (int i = 0; i < 200; ++i) {  // until Terminate returns before it has seen the end
       process = cppool::client::Process::Spawn({CPPOOL_FAKE_DAEMON, {"--start", "silent"}, {}});
       if (!process->Terminate(0ms, 0ms)) break;
       process.reset();
@@ -247,11 +249,11 @@ TEST_CASE(
     kill(other, SIGKILL);
     return lives ? 0 : 6;
   });
-  if (code == 77) WARN("left out: the numbers of processes cannot be chosen here");
+  if (code == 77) WARN("skipped: process ids cannot be chosen here");
   if (code != 77) CHECK(code == 0);
 }
 
-TEST_CASE("a kernel without pidfd_open") {
+TEST_CASE("a Pool works on a kernel without pidfd_open") {
   const int code = InChild([] {
     if (!TakePidfdOpenAway()) return 77;
     Pool pool(FakeOptions());
@@ -264,7 +266,7 @@ TEST_CASE("a kernel without pidfd_open") {
       if (error.kind() != cppool::PoolError::Kind::kTimeout || !GroupGone(group)) return 3;
     }
     try {
-      pool.Run(Do("grandchild"));  // it keeps the pipes open
+      pool.Run(Do("grandchild"));  // the grandchild keeps the pipes open
       return 4;
     } catch (const cppool::PoolError& error) {
       if (error.kind() != cppool::PoolError::Kind::kDied) return 5;
@@ -273,11 +275,11 @@ TEST_CASE("a kernel without pidfd_open") {
     pool.Stop();
     return NoChildren() ? 0 : 7;
   });
-  if (code == 77) WARN("left out: system calls cannot be filtered here");
+  if (code == 77) WARN("skipped: system calls cannot be filtered here");
   if (code != 77) CHECK(code == 0);
 }
 
-TEST_CASE("signals that arrive all the time neither break a call nor prolong it") {
+TEST_CASE("frequent signals neither break nor prolong a call") {
   CHECK(InChild([] {
           struct sigaction action = {};
           action.sa_handler = [](int) { ++ticks; };  // no SA_RESTART: calls are interrupted
@@ -304,7 +306,7 @@ TEST_CASE("signals that arrive all the time neither break a call nor prolong it"
         }) == 0);
 }
 
-TEST_CASE("a forked child has its own daemon and leaves its parent's alone") {
+TEST_CASE("a forked child has its own daemon and does not affect its parent's") {
   LeavesNothing([] {
     Pool pool(FakeOptions());
     Pools pools(FakeOptions());
@@ -322,21 +324,21 @@ TEST_CASE("a forked child has its own daemon and leaves its parent's alone") {
           }) == 0);
     CHECK(pool.Hello()["pid"] == pid);
     CHECK(pools.At(2).Hello()["pid"] == second);
-    // A child that ends Pools it never used, and one that stops them.
+    // A child that destroys one Pool and stops another, without having used them.
     auto owned = std::make_unique<Pool>(FakeOptions());
     int third = owned->Hello()["pid"];
     CHECK(InChild([&] {
             int before = CountFds();
             owned.reset();
             pool.Stop();
-            return CountFds() < before ? 0 : 1;  // the copies of the descriptors are given back
+            return CountFds() < before ? 0 : 1;  // the copies of the descriptors are closed
           }) == 0);
     CHECK(owned->Hello()["pid"] == third);
     CHECK(pool.Hello()["pid"] == pid);
   });
 }
 
-TEST_CASE("a fork in the middle of a call of another thread") {
+TEST_CASE("a process can fork while another of its threads is in a call") {
   LeavesNothing([] {
     cppool::PoolOptions options = FakeOptions();
     options.grace = 20s;
@@ -354,7 +356,7 @@ TEST_CASE("a fork in the middle of a call of another thread") {
   });
 }
 
-TEST_CASE("a descriptor that the child took over is not closed by mistake") {
+TEST_CASE("a Pool in a forked child does not close descriptors that the child has reused") {
   Pool pool(FakeOptions());
   pool.Hello();
   CHECK(InChild([&] {
@@ -370,9 +372,8 @@ TEST_CASE("a descriptor that the child took over is not closed by mistake") {
   CHECK(pool.Run().ok());
 }
 
-TEST_CASE(
-    "a forked sibling that holds copies of the descriptors does not keep the daemon from its orderly end") {
-  cppool::PoolOptions options = FakeOptions("ignore_term");  // ends at the end of its input, or by SIGKILL
+TEST_CASE("a forked sibling with copies of the descriptors does not prevent the daemon's orderly exit") {
+  cppool::PoolOptions options = FakeOptions("ignore_term");  // exits at the end of its input, or by SIGKILL
   options.grace = 20s;
   auto pool = std::make_unique<Pool>(options);
   int pid = pool->Hello()["pid"];
@@ -384,13 +385,13 @@ TEST_CASE(
   }
   auto start = std::chrono::steady_clock::now();
   pool.reset();
-  CHECK(std::chrono::steady_clock::now() - start < 19s);  // it did not wait for the grace
+  CHECK(std::chrono::steady_clock::now() - start < 19s);  // it did not wait for the whole grace period
   CHECK_FALSE(Alive(pid));
   kill(sibling, SIGKILL);
   waitpid(sibling, nullptr, 0);
 }
 
-TEST_CASE("a harness that is killed leaves no daemon") {
+TEST_CASE("a harness that is killed leaves no daemon behind") {
   int pipe_fds[2];
   REQUIRE(pipe(pipe_fds) == 0);
   CHECK(InChild([&] {
@@ -409,7 +410,7 @@ TEST_CASE("a harness that is killed leaves no daemon") {
 
 #endif
 
-TEST_CASE("the thread that spawned the daemon may end") {
+TEST_CASE("the daemon outlives the thread that spawned it") {
   LeavesNothing([] {
     Pool pool(FakeOptions());
     int pid = 0;
@@ -419,7 +420,7 @@ TEST_CASE("the thread that spawned the daemon may end") {
   });
 }
 
-TEST_CASE("a hundred lives leave nothing behind") {
+TEST_CASE("a hundred successive daemons leave no process and no descriptor behind") {
   LeavesNothing([] {
     Pool pool(FakeOptions());
     int before = CountFds();
@@ -432,7 +433,7 @@ TEST_CASE("a hundred lives leave nothing behind") {
 }
 
 TEST_CASE(
-    "the daemon is looked for in the options, then in the environment, then beside the program and in PATH") {
+    "the daemon is searched in the options, then in the environment, then beside the program and in PATH") {
   cppool::PoolOptions options;
   options.daemon = "/a/cppoold";
   setenv("CPPOOL_DAEMON", "/b/cppoold", 1);
@@ -448,7 +449,7 @@ TEST_CASE(
   const auto program = std::filesystem::read_symlink("/proc/self/exe").parent_path();
   const bool beside = std::filesystem::exists(program / "cppoold");
   setenv("PATH", ("/nowhere::" + in_path.substr(0, in_path.rfind('/'))).c_str(), 1);
-  // Beside this program, where a build of everything puts it, or installed, or nowhere.
+  // The daemon beside this program (a full build puts it there), an installed one, or none.
   std::string elsewhere = cppool::FindDaemon(options);
   CHECK(elsewhere != in_path);
   std::ofstream(in_path) << "#!/bin/sh\n";

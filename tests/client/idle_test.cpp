@@ -1,4 +1,4 @@
-// PoolOptions::idle_exit: a daemon that goes when nobody needs it, and a call that meets it going.
+// PoolOptions::idle_exit: a daemon that exits when it is idle, and calls while it exits.
 #include <signal.h>
 
 #include <atomic>
@@ -18,7 +18,7 @@ using cppool::PoolError;
 
 namespace {
 
-// A pool of fake daemons of which the first `going` do as `start` says, and what it logged.
+// A Pool of fake daemons, of which the first `going` exit as `start` names, and the Pool's log.
 struct GoingPool {
   GoingPool(const std::string& start, int going, std::chrono::milliseconds grace = 20s) {
     cppool::PoolOptions options = FakeOptions(start);
@@ -64,14 +64,14 @@ class ChildSignal {
   sighandler_t before_;
 };
 
-bool Gone(int pid) {  // to be reaped, or reaped
+bool Gone(int pid) {  // a zombie, or reaped
   const char state = StateOf(std::to_string(pid)).state;
   return state == ' ' || state == 'Z';
 }
 
 }  // namespace
 
-TEST_CASE("the idle time is handed to the daemon in seconds, whatever the locale") {
+TEST_CASE("the idle time is passed to the daemon in seconds with a decimal point") {
   cppool::PoolOptions options = FakeOptions();
   options.idle_exit = 61050ms;
   Pool pool(options);
@@ -83,10 +83,12 @@ TEST_CASE("the idle time is handed to the daemon in seconds, whatever the locale
   CHECK(never.Run(Do("echo")).json["surroundings"]["arguments"].dump().find("idle") == std::string::npos);
 }
 
-TEST_CASE("a request that a daemon left unread as it went is asked of another, and that is no attempt") {
-  // The request is in the pipe and is not read; a part of it is read; stdin, or everything, is closed before it is written; the end
-  // takes its time.
-  for (const bool unknown : {false, true}) {  // how children end
+TEST_CASE(
+    "a request that an exiting daemon has not read is sent to a new one, which does not count as an "
+    "attempt") {
+  // leave_unread: the request stays in the pipe. leave_part: its first byte is read. leave_closed: stdin is closed before the request is
+  // written; leave_all_closed: stdout and stderr too. leave_slowly: the exit takes 1.5 s.
+  for (const bool unknown : {false, true}) {  // the exit status, if SIGCHLD is ignored
     const ChildSignal how(unknown ? SIG_IGN : SIG_DFL);
     for (const char* start :
          {"leave_unread", "leave_part", "leave_closed", "leave_all_closed", "leave_slowly"}) {
@@ -103,7 +105,8 @@ TEST_CASE("a request that a daemon left unread as it went is asked of another, a
   }
 }
 
-TEST_CASE("a daemon that takes longer to go than the grace is ended, and that is no attempt either") {
+TEST_CASE(
+    "a daemon that exits more slowly than the grace period is killed, which does not count as an attempt") {
   GoingPool going("leave_slowly", 1, 100ms);
   const cppool::Result result = going.pool->Run();
   CHECK(result.ok());
@@ -111,7 +114,7 @@ TEST_CASE("a daemon that takes longer to go than the grace is ended, and that is
   CHECK(going.Starts() == 2);
 }
 
-TEST_CASE("a daemon that nobody expects to go has died, though nobody knows how") {
+TEST_CASE("a daemon without an idle time that exits has died, even if its exit status is unknown") {
   const ChildSignal ignored(SIG_IGN);
   TemporaryFolder folder;
   cppool::PoolOptions options = FakeOptions("leave_unread");
@@ -122,7 +125,7 @@ TEST_CASE("a daemon that nobody expects to go has died, though nobody knows how"
   CHECK(pool.Run().ok());
 }
 
-TEST_CASE("it is asked of another once; then daemons that go count as dead") {
+TEST_CASE("an unread request is sent to a new daemon once, then a daemon that exits has died") {
   GoingPool going("leave_unread", 100);
   try {
     going.pool->Run();
@@ -134,7 +137,7 @@ TEST_CASE("it is asked of another once; then daemons that go count as dead") {
   CHECK(going.Starts() == 3);
 }
 
-TEST_CASE("a daemon that read the request, or ended in disorder, has died") {
+TEST_CASE("a daemon that has read the request, or exits with an error, has died") {
   for (const char* start : {"leave_having_read", "leave_in_disorder"}) {
     INFO(start);
     GoingPool going(start, 1);
@@ -146,7 +149,7 @@ TEST_CASE("a daemon that read the request, or ended in disorder, has died") {
   }
 }
 
-TEST_CASE("an idle daemon ends in order, and the next call starts another without a word") {
+TEST_CASE("an idle daemon exits in order, and the next call starts a new one without a log line") {
   LeavesNothing([] {
     cppool::PoolOptions options = RealOptions(300ms);
     std::string log;
@@ -168,7 +171,7 @@ TEST_CASE("an idle daemon ends in order, and the next call starts another withou
   });
 }
 
-TEST_CASE("a daemon that is busy or asked in time stays") {
+TEST_CASE("a daemon that gets requests within its idle time does not exit") {
   Pool pool(RealOptions(1500ms));
   const int pid = pool.Hello()["pid"];
   for (int i = 0; i < 20; ++i) {  // twice the idle time in all
@@ -177,8 +180,8 @@ TEST_CASE("a daemon that is busy or asked in time stays") {
   }
 }
 
-TEST_CASE("calls at the very moment at which an idle daemon goes are all answered") {
-  // Two pools at once, so that the moment moves about; on each some calls find the daemon still there, others not.
+TEST_CASE("calls at the moment when an idle daemon exits are all answered") {
+  // Two pools at once, which varies the timing: some calls find the daemon still running, some do not.
   std::atomic<int> failed{0}, stayed{0}, replaced{0};
   auto drive = [&](unsigned seed) {
     std::mt19937 random(seed);
@@ -195,7 +198,7 @@ TEST_CASE("calls at the very moment at which an idle daemon goes are all answere
         std::fprintf(stderr, "%s\n", error.what());
         ++failed;
       }
-      // From the answer on: the idle time, and a little more or less.
+      // The idle time since the answer, within 1.5 ms.
       std::this_thread::sleep_for(std::chrono::microseconds(98500 + random() % 3000));
     }
   };

@@ -1,4 +1,4 @@
-// The command with the real daemon on the host runtime: the whole matrix, what it says of itself, and what it leaves behind.
+// The command with the real daemon on the host runtime: the whole matrix, lists, and dumps.
 #include <algorithm>
 
 #include "tests/client/command_support.h"
@@ -28,7 +28,7 @@ TEST_CASE("no cell of the matrix would be skipped") {
 }
 
 TEST_CASE("every cell of the matrix passes on the host, none is skipped", "[long]") {
-  // Several tiles and uneven sequences, and a minute in all. A sanitizer takes ten times as long for each token.
+  // 64 tokens have several tiles and uneven sequences, and take a minute in all. A sanitizer takes ten times as long per token.
 #if defined(CPPOOL_TEST_TSAN) || defined(CPPOOL_TEST_ASAN)
   const char* max_seqlen = "16";
 #else
@@ -42,7 +42,7 @@ TEST_CASE("every cell of the matrix passes on the host, none is skipped", "[long
   CHECK(ran.Last() == "1152 passed, 0 failed, 0 skipped");
 }
 
-TEST_CASE("a list says what is impossible and what is not supported, before anything runs") {
+TEST_CASE("run --list reports invalid and unsupported parameters without running a case") {
   Ran ran = Cppool(WithHost({"run", "--list", "--param", "max_seqlen_q=63"}));
   CHECK(ran.Prints("\n  would fail: max_seqlen_q"));
   ran = Cppool(WithHost({"run", "--list", "--param", "dtype=fp8"}));
@@ -50,7 +50,7 @@ TEST_CASE("a list says what is impossible and what is not supported, before anyt
   CHECK(ran.Last() == "0 would run, 0 would fail, 1 would be skipped");
 }
 
-TEST_CASE("own cells pass on the host, perturbed too") {
+TEST_CASE("own cells pass on the host with random delays") {
   Ran ran = Cppool(WithHost({"run", "--suite", "matrix", "--max-seqlen", "32", "--perturb", "11", "--filter",
                              "row=bias_111s_gqa_192_128", "--filter", "row=alibi_window_unequal", "--filter",
                              "row=padding_causal_unequal", "--filter", "row=learnable_masked_rows",
@@ -60,7 +60,7 @@ TEST_CASE("own cells pass on the host, perturbed too") {
   CHECK(ran.Last() == "24 passed, 0 failed, 0 skipped");
 }
 
-TEST_CASE("what a case wrote is what it runs on again") {
+TEST_CASE("a run whose inputs are a dump has the dump's outputs") {
   TemporaryFolder folder;
   const std::vector<std::string> one = {"run",     "--json",     "--param",   "max_seqlen_q=32",
                                         "--param", "dtype=fp16", "--backend", "host"};
@@ -72,7 +72,7 @@ TEST_CASE("what a case wrote is what it runs on again") {
   REQUIRE(wrote.code == 0);
   const Json index = Json::parse(ReadFile(folder.File("a") + "/index.json"));
   CHECK(index["files"].contains("q.npy"));
-  // On another seed's inputs the outputs differ, on these they do not.
+  // Another seed gives other outputs, unless the inputs are those of the dump.
   Ran again = with({"--inputs", folder.File("a"), "--dump", folder.File("b"), "--param", "seed=99"});
   CHECK(again.code == 0);
   CHECK(with({"--dump", folder.File("c"), "--param", "seed=99"}).code == 0);

@@ -1,4 +1,4 @@
-// A harness with a busy pool of OpenMP threads, and many threads of its own, while it spawns daemons, forks and goes on computing.
+// A harness with a busy pool of OpenMP threads, and many other threads, spawns daemons, forks, and continues to compute.
 #include <omp.h>
 
 #include <atomic>
@@ -28,7 +28,7 @@ int Threads() {
 
 }  // namespace
 
-TEST_CASE("a busy OpenMP pool and many threads, while daemons are spawned and the process forks") {
+TEST_CASE("a process with a busy OpenMP pool and many threads can spawn daemons and fork") {
   LeavesNothing([] {
     const double expected = Sum(10000);
     std::atomic<bool> stop{false};
@@ -40,8 +40,8 @@ TEST_CASE("a busy OpenMP pool and many threads, while daemons are spawned and th
         ++rounds;
       }
     });
-#ifndef CPPOOL_TEST_ASAN  // whose allocator, unlike the C library's, does not care for a fork while others use it
-    for (int i = 0; i < 32; ++i) {  // at the allocator's locks all the time
+#ifndef CPPOOL_TEST_ASAN  // unlike the C library's, its allocator does not support a fork while other threads allocate
+    for (int i = 0; i < 32; ++i) {  // each takes the allocator's locks again and again
       threads.emplace_back([&] {
         while (!stop) {
           std::vector<std::string> some(64, std::string(100, 'x'));
@@ -66,7 +66,7 @@ TEST_CASE("a busy OpenMP pool and many threads, while daemons are spawned and th
     stop = true;
     for (std::thread& thread : threads) thread.join();
     CHECK(wrong == 0);
-    CHECK(Threads() == 4);  // none was lost
+    CHECK(Threads() == 4);  // the pool has all its threads
     CHECK(std::abs(Sum(10000) - expected) < 1e-9);
   });
 }

@@ -1,4 +1,4 @@
-// A case that leaves traces in its process, and one that stumbles over them: what `cppool run --diagnose` is for.
+// A case that leaves state in its process, and fails if earlier cases left certain state: for tests of `cppool run --diagnose`.
 #include <cppool/case.h>
 
 #include <algorithm>
@@ -11,16 +11,17 @@
 namespace {
 
 const cppool_parameter kParameters[] = {
-    {"leave", CPPOOL_TYPE_STRING, "\"\"", nullptr, 0, 0, 0, "put at the end of the process's trail"},
+    {"leave", CPPOOL_TYPE_STRING, "\"\"", nullptr, 0, 0, 0, "letters that are added to the process's trail"},
     {"dread", CPPOOL_TYPE_STRING, "\"!\"", nullptr, 0, 0, 0,
-     "fails when the trail has these letters in this order, with others between them or none"},
+     "fails if the trail has these letters in this order, possibly with others between them"},
     {"only", CPPOOL_TYPE_STRING, "\"\"", nullptr, 0, 0, 0,
-     "of all the times that it would fail, in all processes: x where it does, . where not; then as the last"},
+     "for each time that it could fail, in any process: x to fail, . to pass; the last letter holds for all "
+     "later times"},
     {"log", CPPOOL_TYPE_STRING, "\"\"", nullptr, 0, 0, 0, "the file that counts these times"},
     {"by", CPPOOL_TYPE_STRING, "\"check\"", "[\"check\", \"abort\", \"refusal\"]", 0, 0, 0, "how it fails"},
 };
 
-std::string trail;  // rank 0's: the state that a case should have put back
+std::string trail;  // of rank 0: state that cases should have restored
 
 bool Holds(const char* letters) {
   for (char letter : trail)
@@ -44,7 +45,7 @@ cppool_status Run(cppool_case_context* c) {
   const char* by = c->string(c, "by");
   if (fails && std::strcmp(by, "abort") == 0) std::abort();
   if (fails && std::strcmp(by, "refusal") == 0) {
-    c->fail(c, "it has been here before");
+    c->fail(c, "the trail has the letters of `dread`");
     return CPPOOL_INTERNAL;
   }
   const cppool_check check{"trail", "nothing", fails ? 1.0 : 0.0, 0, 0, !fails, 0};

@@ -1,4 +1,4 @@
-// A Pool against a daemon that answers, and against daemons that do not.
+// A Pool with daemons that answer and daemons that do not.
 #include <signal.h>
 #include <sys/resource.h>
 
@@ -41,7 +41,7 @@ long ResidentKb() {
 
 }  // namespace
 
-TEST_CASE("an answer becomes a result") {
+TEST_CASE("Run converts an answer to a Result") {
   LeavesNothing([] {
     Pool pool(FakeOptions());
     Result passed = pool.Run();
@@ -74,7 +74,7 @@ TEST_CASE("an answer becomes a result") {
   });
 }
 
-TEST_CASE("a request carries what the options say, and the daemon stays warm") {
+TEST_CASE("a request has the run options, and the next call uses the same daemon") {
   Pool pool(FakeOptions());
   cppool::RunOptions options;
   options.case_name = "mine";
@@ -106,7 +106,7 @@ TEST_CASE("a request carries what the options say, and the daemon stays warm") {
   CHECK(pool.List()["ok"] == true);
 }
 
-TEST_CASE("a newer daemon is understood: its minor, its features, and members that are not known") {
+TEST_CASE("a newer daemon's minor version, features and unknown members are accepted") {
   LeavesNothing([] {
     Pool pool(FakeOptions("newer"));
     CHECK(pool.Features() == std::vector<std::string>{"validate", "a new one"});
@@ -121,21 +121,21 @@ TEST_CASE("a newer daemon is understood: its minor, its features, and members th
   });
 }
 
-TEST_CASE("an older daemon names no features; odd ones break the protocol") {
+TEST_CASE("an older daemon has no features, and a feature that is not a string breaks the protocol") {
   Pool old(FakeOptions());
   CHECK(old.Features().empty());
   Pool odd(FakeOptions("odd_features"));
   CHECK(odd.Run().ok());
   try {
     odd.Features();
-    FAIL("features that are no strings were taken");
+    FAIL("a feature that is not a string was accepted");
   } catch (const PoolError& error) {
     CHECK(error.kind() == PoolError::Kind::kProtocol);
     CHECK(Contains(error.what(), "a feature is not a string"));
   }
 }
 
-TEST_CASE("validate says whether a run would run, and why not") {
+TEST_CASE("Validate returns whether a run would start, and if not, why") {
   LeavesNothing([] {
     Pool pool(FakeOptions());
     cppool::RunOptions options = Within(1234ms);
@@ -153,14 +153,14 @@ TEST_CASE("validate says whether a run would run, and why not") {
     CHECK(pool.Validate(Do("error")).status == Status::kError);
     try {
       pool.Validate(Do("contradict"));
-      FAIL("an answer that contradicts itself was taken");
+      FAIL("an answer that contradicts itself was accepted");
     } catch (const PoolError& error) {
       CHECK(error.kind() == PoolError::Kind::kProtocol);
     }
   });
 }
 
-TEST_CASE("a check's ratio is there when the daemon gives it") {
+TEST_CASE("a check has a ratio if the daemon's answer has one") {
   Pool pool(FakeOptions());
   Result result = pool.Run({{"do", "by_schedule"}, {"cp_comm_type", "a2a"}});
   REQUIRE(result.checks.size() == 3);
@@ -170,7 +170,7 @@ TEST_CASE("a check's ratio is there when the daemon gives it") {
   CHECK_FALSE(pool.Run(Do("fail")).checks.at(0).ratio.has_value());
 }
 
-TEST_CASE("options out of range are refused before anything is spawned") {
+TEST_CASE("run options out of range are refused before a daemon is spawned") {
   TemporaryFolder folder;
   cppool::PoolOptions options = FakeOptions();
   options.arguments = {"--count", folder.File("count")};
@@ -215,7 +215,9 @@ TEST_CASE("options out of range are refused before anything is spawned") {
   CHECK(CountLines(folder.File("count")) == 1);
 }
 
-TEST_CASE("what a daemon cannot be told, and limits that are none, are refused at once") {
+TEST_CASE(
+    "options that a command line or environment cannot hold, and limits out of range, are refused by the "
+    "constructor") {
   auto change = GENERATE(values<void (*)(cppool::PoolOptions&)>({
       [](cppool::PoolOptions& options) { options.sentinel = std::string("a\0b", 3); },
       [](cppool::PoolOptions& options) { options.sentinel = "a\nb"; },
@@ -266,7 +268,7 @@ TEST_CASE("the daemon gets the command line and the environment of the options")
   CHECK(seen["environment"]["CPPOOL_PARENT_PID"] == std::to_string(getpid()));
 }
 
-TEST_CASE("bare lines, without a sentinel") {
+TEST_CASE("with an empty sentinel answers are bare lines") {
   cppool::PoolOptions options = FakeOptions("noise");
   options.sentinel = "";
   std::vector<std::string> log;
@@ -276,7 +278,8 @@ TEST_CASE("bare lines, without a sentinel") {
   CHECK(log == std::vector<std::string>{"a library greets", "and greets"});
 }
 
-TEST_CASE("a daemon that cannot start is an error with its message, and is not tried again by itself") {
+TEST_CASE(
+    "a daemon that cannot start is an error with its message, and is not started again in the same call") {
   struct Case {
     const char* start;
     const char* text;
@@ -302,7 +305,7 @@ TEST_CASE("a daemon that cannot start is an error with its message, and is not t
   });
 }
 
-TEST_CASE("why a daemon could not start is read from its line for programs") {
+TEST_CASE("the cause of a failed start is read from the daemon's start line") {
   const auto error_of = [](const std::string& start) {
     INFO(start);
     Pool pool(FakeOptions(start));
@@ -336,7 +339,7 @@ TEST_CASE("why a daemon could not start is read from its line for programs") {
   CHECK_FALSE(bare.start_failure()->rank);
 }
 
-TEST_CASE("a line for programs that is cut or wrong, or is not there, leaves the tail of stderr") {
+TEST_CASE("without a valid start line the error has the tail of stderr and no start failure") {
   for (const char* start :
        {"usage", "start_cut", "start_not_utf8", "start_types", "start_huge", "start_inside"}) {
     INFO(start);
@@ -349,7 +352,8 @@ TEST_CASE("a line for programs that is cut or wrong, or is not there, leaves the
   }
 }
 
-TEST_CASE("a daemon that has started has no reason why not, whatever its stderr says") {
+TEST_CASE(
+    "the error of a daemon that has started has no start failure, even if its stderr has a start line") {
   Pool pool(FakeOptions("start_all_the_same"));
   CHECK(pool.Run().ok());
   CHECK(Eventually([&] { return Contains(pool.StderrTail(), "cppoold: start {"); }));
@@ -358,7 +362,7 @@ TEST_CASE("a daemon that has started has no reason why not, whatever its stderr 
   CHECK_FALSE(error.start_failure());
 }
 
-TEST_CASE("calls that are refused after failed starts tell of the last one") {
+TEST_CASE("calls that are refused after failed starts report the last failure") {
   Pool pool(FakeOptions("start_line"));
   for (int i = 0; i < 5; ++i) ErrorOf(pool, {});
   const PoolError refused = ErrorOf(pool, {});
@@ -369,7 +373,7 @@ TEST_CASE("calls that are refused after failed starts tell of the last one") {
   CHECK(refused.start_failure()->kind == "out_of_memory");
 }
 
-TEST_CASE("a program that is not there is an error that names it") {
+TEST_CASE("the error for a daemon that does not exist names its path") {
   LeavesNothing([] {
     cppool::PoolOptions options = FakeOptions();
     options.daemon = "/nowhere/cppoold";
@@ -381,7 +385,7 @@ TEST_CASE("a program that is not there is an error that names it") {
   });
 }
 
-TEST_CASE("a daemon that dies is replaced once, then it is an error") {
+TEST_CASE("a daemon that dies is replaced once, a second death is an error") {
   LeavesNothing([] {
     TemporaryFolder folder;
     Pool pool(FakeOptions());
@@ -405,7 +409,7 @@ TEST_CASE("a daemon that dies is replaced once, then it is an error") {
   });
 }
 
-TEST_CASE("the number of retries is the caller's") {
+TEST_CASE("the options set the number of retries") {
   TemporaryFolder folder;
   cppool::PoolOptions options = FakeOptions();
   options.retries = 0;
@@ -418,7 +422,7 @@ TEST_CASE("the number of retries is the caller's") {
   CHECK(CountLines(folder.File("count")) == 4);
 }
 
-TEST_CASE("an answer that is none breaks the protocol") {
+TEST_CASE("an invalid answer breaks the protocol") {
   struct Case {
     const char* what;
     const char* text;
@@ -440,7 +444,7 @@ TEST_CASE("an answer that is none breaks the protocol") {
   });
 }
 
-TEST_CASE("a daemon that does not answer in time is killed, and nobody asks again") {
+TEST_CASE("a daemon that does not answer in time is killed, and the request is not retried") {
   auto what = GENERATE(as<std::string>{}, "hang", "hang_ignoring_term", "stopped", "noise_for_ever",
                        "endless_line", "dribble_for_ever");
   INFO(what);
@@ -452,7 +456,7 @@ TEST_CASE("a daemon that does not answer in time is killed, and nobody asks agai
     int group = GroupOf(pool);
     [[maybe_unused]] long before = ResidentKb();
     PoolError error = ErrorOf(pool, Do(what), Within(100ms));
-#ifndef CPPOOL_TEST_ASAN  // which keeps freed memory
+#ifndef CPPOOL_TEST_ASAN  // AddressSanitizer keeps freed memory
     CHECK(ResidentKb() < before + (96 << 10));
 #endif
     CHECK(error.kind() == PoolError::Kind::kTimeout);
@@ -465,7 +469,7 @@ TEST_CASE("a daemon that does not answer in time is killed, and nobody asks agai
   });
 }
 
-TEST_CASE("callbacks that take their time do not extend the wait") {
+TEST_CASE("slow callbacks do not extend the wait") {
   for (const std::string what : {"flood_stderr_for_ever", "noise_for_ever"}) {
     INFO(what);
     cppool::PoolOptions options = FakeOptions();
@@ -479,13 +483,13 @@ TEST_CASE("callbacks that take their time do not extend the wait") {
     Pool pool(options);
     const auto begin = std::chrono::steady_clock::now();
     CHECK(ErrorOf(pool, Do(what), Within(100ms)).kind() == PoolError::Kind::kTimeout);
-    // Some thousand lines are there to be handed out: more than ten seconds.
+    // To pass all of the several thousand lines on would take more than ten seconds.
     CHECK(std::chrono::steady_clock::now() - begin < 5s);
     CHECK(lines > 0);
   }
 }
 
-TEST_CASE("why a daemon was lost is said, too, when no other can be started") {
+TEST_CASE("the error says why a daemon died even if no new one can be started") {
   TemporaryFolder folder;
   cppool::PoolOptions options = FakeOptions("once");
   options.arguments.insert(options.arguments.end(), {"--file", folder.File("started")});
@@ -499,14 +503,14 @@ TEST_CASE("why a daemon was lost is said, too, when no other can be started") {
   CHECK(Contains(text, "exited with code 2 at its start (attempt 2)"));
 }
 
-TEST_CASE("an answer within the grace is an answer") {
+TEST_CASE("an answer within the grace period is accepted") {
   cppool::PoolOptions options = FakeOptions();
   options.grace = 20s;
   Pool pool(options);
   CHECK(pool.Run({{"do", "late"}, {"ms", 300}}, Within(1ms)).ok());
 }
 
-TEST_CASE("a daemon that does not read cannot hold up the caller") {
+TEST_CASE("a daemon that does not read its stdin does not block the caller") {
   LeavesNothing([] {
     Pool pool(FakeOptions("deaf"));
     PoolError error = ErrorOf(pool, {{"much", std::string(1000000, 'x')}}, Within(100ms));
@@ -518,13 +522,13 @@ TEST_CASE("a daemon that does not read cannot hold up the caller") {
   });
 }
 
-TEST_CASE("noise, stale answers and second answers do no harm") {
+TEST_CASE("noise, stale answers and second answers are logged and ignored") {
   LeavesNothing([] {
     cppool::PoolOptions options = FakeOptions("noise");
     std::vector<std::string> log;
     options.log = [&](std::string_view line) {
       log.emplace_back(line);
-      throw 1;  // dropped
+      throw 1;  // exceptions of callbacks are dropped
     };
     Pool pool(options);
     CHECK(pool.Run(Do("noise")).ok());
@@ -541,7 +545,7 @@ TEST_CASE("noise, stale answers and second answers do no harm") {
   });
 }
 
-TEST_CASE("stderr is drained during a call and between calls, handed out, and its tail kept") {
+TEST_CASE("stderr is read during and between calls, passed to the callback, and its tail kept") {
   LeavesNothing([] {
     cppool::PoolOptions options = FakeOptions();
     std::atomic<int> lines{0};
@@ -562,7 +566,7 @@ TEST_CASE("stderr is drained during a call and between calls, handed out, and it
   });
 }
 
-TEST_CASE("a fatal answer is a result, and the next call has a fresh daemon") {
+TEST_CASE("a fatal answer is a result, and the next call starts a new daemon") {
   auto what = GENERATE(as<std::string>{}, "fatal", "fatal_lingering");
   LeavesNothing([&] {
     Pool pool(FakeOptions());
@@ -578,7 +582,7 @@ TEST_CASE("a fatal answer is a result, and the next call has a fresh daemon") {
   });
 }
 
-TEST_CASE("a fatal answer to another question than a run is no attempt of the next call either") {
+TEST_CASE("a fatal answer to stats does not count as an attempt of the next call") {
   LeavesNothing([&] {
     Pool pool(FakeOptions("fatal_stats"));
     int group = GroupOf(pool);
@@ -600,11 +604,11 @@ TEST_CASE("a daemon that died between two calls is replaced without counting as 
   });
 }
 
-TEST_CASE("nothing of the daemon's process group survives") {
+TEST_CASE("no process of the daemon's group survives") {
   LeavesNothing([] {
     Pool pool(FakeOptions());
     int group = GroupOf(pool);
-    PoolError error = ErrorOf(pool, Do("grandchild"));  // it keeps the pipes open
+    PoolError error = ErrorOf(pool, Do("grandchild"));  // the grandchild keeps the pipes open
     CHECK(error.kind() == PoolError::Kind::kDied);
     CHECK(Contains(error.what(), "exited with code 6"));
     CHECK(Eventually([&] { return GroupGone(group); }));
@@ -616,7 +620,7 @@ TEST_CASE("nothing of the daemon's process group survives") {
   });
 }
 
-TEST_CASE("the end of a Pool is orderly, and forced where it must be") {
+TEST_CASE("a Pool ends its daemon in order, and kills it if necessary") {
   LeavesNothing([] {
     int group = 0;
     {
@@ -659,7 +663,7 @@ TEST_CASE("calls from many threads take turns on one daemon") {
 TEST_CASE("Pools has one Pool per world size") {
   LeavesNothing([] {
     cppool::PoolOptions options = FakeOptions();
-    options.world_size = 99;  // replaced
+    options.world_size = 99;  // At() replaces it
     Pools pools(options);
     CHECK(&pools.At(2) == &pools.At(2));
     CHECK(&pools.At(2) != &pools.At(4));

@@ -1,5 +1,5 @@
-// A Pool under siege: whatever a daemon does, a call ends in time, with an answer or an error that says what
-// happened, and leaves nothing behind, in quiet harnesses and in hard ones.
+// Misbehaving daemons: a call ends in time, with an answer or an error that says what happened, and leaves no process and
+// no descriptor behind, also in unusual harnesses.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -24,12 +24,12 @@ using Kind = PoolError::Kind;
 
 namespace {
 
-// How late the machine wakes a thread that only sleeps: what no client can be blamed for.
+// Measures how late the machine wakes a thread that only sleeps. This delay is allowed on top of a limit.
 class Lateness {
  public:
   Lateness() : thread_([this] { Watch(); }) {}
   ~Lateness() { Worst(); }
-  milliseconds Worst() {  // ends the watch
+  milliseconds Worst() {  // ends the measurement
     stop_ = true;
     if (thread_.joinable()) thread_.join();
     return std::chrono::ceil<milliseconds>(worst_);
@@ -50,9 +50,9 @@ class Lateness {
 
 struct Siege {
   const char* what;
-  std::optional<Kind> kind;  // of the error; none: an answer, `passed`
+  std::optional<Kind> kind;  // of the error; none: the answer `passed`
   milliseconds limit = 200ms;
-  int next_attempts = 1;  // of the call after it
+  int next_attempts = 1;  // of the next call
 };
 
 constexpr milliseconds kGrace = 50ms, kKillGrace = 200ms, kSlack = 50ms;
@@ -63,7 +63,7 @@ std::string Ms(Clock::duration time) {
 
 std::string Name(std::optional<Kind> kind) { return kind ? std::string(ToString(*kind)) : "an answer"; }
 
-// What goes wrong in one call to such a daemon; empty: nothing. `late`: only that it took too long.
+// Makes one call to such a daemon. Returns what was wrong; empty: nothing. `late`: the call took too long, nothing else was wrong.
 std::string EndureOnce(const Siege& siege, bool* late) {
   PoolOptions options = FakeOptions();
   options.grace = kGrace;
@@ -71,7 +71,7 @@ std::string EndureOnce(const Siege& siege, bool* late) {
   options.retries = 0;
   Pool pool(options);
   int group = 0;
-  std::thread([&] { group = GroupOf(pool); }).join();  // the spawning thread is gone
+  std::thread([&] { group = GroupOf(pool); }).join();  // the thread that spawned the daemon has ended
 
   Lateness lateness;
   std::optional<PoolError> error;
@@ -91,18 +91,18 @@ std::string EndureOnce(const Siege& siege, bool* late) {
   *late = took > allowed;
   if (*late) return "took " + Ms(took) + ", allowed are " + Ms(allowed);
   if (error && error->stderr_tail().empty()) return "the error has no stderr";
-  if (error && !Eventually([&] { return GroupGone(group); })) return "its group lives on";
+  if (error && !Eventually([&] { return GroupGone(group); })) return "its process group is still alive";
   const Result next = pool.Run();
   if (!next.ok()) return "the next answer is " + next.json.dump();
   pool.Stop();
-  if (!Eventually([&] { return GroupGone(group); })) return "its group outlives the Pool";
+  if (!Eventually([&] { return GroupGone(group); })) return "its process group outlives the Pool";
   return "";
 }
 
 std::string Endure(const Siege& siege) {
   std::string wrong;
   bool late = true;
-  for (int i = 0; i < 3 && late; ++i) {  // a busy machine may be late; a client that is wrong is always late
+  for (int i = 0; i < 3 && late; ++i) {  // a busy machine may be late once; a wrong client is late every time
     late = false;
     const int before = CountFds();
     wrong = EndureOnce(siege, &late);
@@ -142,7 +142,7 @@ const Siege kSieges[] = {
 
 #ifndef CPPOOL_TEST_TSAN
 
-// What `body` says in a forked child, which has seen nothing of this process's peak of memory or threads.
+// Runs `body` in a forked child, which has neither this process's threads nor its peak of memory, and returns its text.
 std::string InChildSays(const std::function<std::string()>& body) {
   int fds[2];
   if (pipe(fds) != 0) return "no pipe";
@@ -167,7 +167,7 @@ long StatusKb(const std::string& name) {
 
 std::atomic<int> ticks{0};
 
-// Everything at once that a harness may do to a library that spawns processes.
+// All at once: 1500 descriptors, default SIGPIPE, ignored SIGCHLD, frequent signals. Returns what failed.
 std::string BeAHardHarness() {
   rlimit limit;
   getrlimit(RLIMIT_NOFILE, &limit);
@@ -175,7 +175,7 @@ std::string BeAHardHarness() {
   setrlimit(RLIMIT_NOFILE, &limit);
   int last = 0;
   while (last >= 0 && last < 1500) last = open("/dev/null", O_RDONLY);
-  if (last < 0) return "no 1500 descriptors to be had";
+  if (last < 0) return "1500 descriptors cannot be opened";
   signal(SIGPIPE, SIG_DFL);
   signal(SIGCHLD, SIG_IGN);
   struct sigaction action = {};
@@ -195,19 +195,19 @@ std::string BeAHardHarness() {
 
 }  // namespace
 
-TEST_CASE("whatever a daemon does, a call ends in time and leaves nothing behind") {
+TEST_CASE("a call to a misbehaving daemon ends in time and leaves nothing behind") {
   for (const Siege& siege : kSieges) CHECK(Endure(siege) == "");
 }
 
 #ifndef CPPOOL_TEST_TSAN
 
-TEST_CASE("the same in a harness with many descriptors, SIGCHLD ignored and signals all the time") {
+TEST_CASE("the same holds in a harness with many descriptors, SIGCHLD ignored and frequent signals") {
   for (const Siege& siege : kSieges) {
     if (siege.limit > 1s) continue;
     CHECK(InChildSays([&] {
             std::string wrong = BeAHardHarness();
             if (wrong.empty()) wrong = Endure(siege);
-            // Some sieges are over sooner than ten signals come.
+            // Some calls end before ten signals have arrived.
             if (wrong.empty() && !Eventually([] { return ticks >= 10; })) wrong = "no signals came";
             return wrong;
           }) == "");
@@ -215,8 +215,8 @@ TEST_CASE("the same in a harness with many descriptors, SIGCHLD ignored and sign
 }
 
 TEST_CASE(
-    "cppoold in a hard harness: cases pass, and none is left when the harness is killed in the middle of "
-    "one") {
+    "cppoold runs cases in a harness with many descriptors, SIGCHLD ignored and frequent signals, and ends "
+    "when it is killed") {
   int fds[2];
   REQUIRE(pipe(fds) == 0);
   const int code = InChild([&] {
@@ -230,15 +230,15 @@ TEST_CASE(
     cppool::RunOptions odd = Within(40s);
     odd.case_name = "odd";
     int pid = 0;
-    std::thread([&] { pid = pool.Hello()["pid"]; }).join();  // the spawning thread is gone
+    std::thread([&] { pid = pool.Hello()["pid"]; }).join();  // the thread that spawned the daemon has ended
     for (int i = 0; i < 3; ++i)
       if (!pool.Run({{"action", "pass"}}, odd).ok()) return 1;
     if (pool.Hello()["pid"] != pid || write(out, &pid, sizeof pid) != sizeof pid) return 2;
     std::thread killer([] {
-      std::this_thread::sleep_for(300ms);  // the case is under way
+      std::this_thread::sleep_for(300ms);  // the case is running
       kill(getpid(), SIGKILL);
     });
-    pool.Run({{"action", "sleep"}}, odd);  // for ten minutes
+    pool.Run({{"action", "sleep"}}, odd);  // sleeps for ten minutes
     return 3;
   });
   CHECK(code == -SIGKILL);
@@ -249,7 +249,7 @@ TEST_CASE(
   CHECK(Eventually([&] { return GroupGone(pid); }));
 }
 
-TEST_CASE("a gigabyte without a newline, and megabytes of noise, take no memory") {
+TEST_CASE("a gigabyte without a newline, and megabytes of noise, do not increase the client's memory") {
   struct Flood {
     const char* what;
     std::optional<Kind> kind;
@@ -274,8 +274,8 @@ TEST_CASE("a gigabyte without a newline, and megabytes of noise, take no memory"
             }
             if (kind != flood.kind) return Name(kind);
             if (flood.what != std::string("flood_stderr") && !kind && logged < (1u << 20))
-              return "only " + std::to_string(logged) + " bytes of noise came";
-#ifndef CPPOOL_TEST_ASAN  // which keeps freed memory
+              return "only " + std::to_string(logged) + " bytes of noise were logged";
+#ifndef CPPOOL_TEST_ASAN  // AddressSanitizer keeps freed memory
             const long grown = StatusKb("VmHWM") - before;
             if (before < 0 || grown > (64 << 10)) return "grew by " + std::to_string(grown) + " KiB";
 #endif
@@ -286,7 +286,7 @@ TEST_CASE("a gigabyte without a newline, and megabytes of noise, take no memory"
 
 #endif
 
-TEST_CASE("a second answer is not the next request's, even without an id") {
+TEST_CASE("a second answer is not taken for the next request's, even without an id") {
   LeavesNothing([] {
     PoolOptions options = FakeOptions();
     std::string log;
@@ -314,7 +314,7 @@ TEST_CASE("a daemon that closes a pipe after its answer is replaced by the next 
   });
 }
 
-TEST_CASE("a daemon killed at any moment costs an attempt, and no answer") {
+TEST_CASE("if a daemon is killed at any moment, the request is retried and answered") {
   LeavesNothing([] {
     Pool pool(FakeOptions());
     int replaced = 0;
@@ -322,7 +322,7 @@ TEST_CASE("a daemon killed at any moment costs an attempt, and no answer") {
       const int pid = pool.Hello()["pid"];
       std::thread killer([&] {
         std::this_thread::sleep_for(std::chrono::microseconds(i * 40));
-        kill(pid, SIGKILL);  // its number is its own until the Pool has seen its end
+        kill(pid, SIGKILL);  // the id is not reused before the Pool has reaped the daemon
       });
       Result result;
       std::string error;
@@ -361,11 +361,11 @@ TEST_CASE("a suite of 800 cases with a daemon that cannot start does not start 8
       CHECK(Contains(error(), "exited with code 2 at its start"));
       CHECK(CountLines(folder.File("count")) == static_cast<std::size_t>(i) + 1);
     }
-    CHECK(Clock::now() - begin >= 1500ms);  // 0.1 + 0.2 + 0.4 + 0.8 s between them
+    CHECK(Clock::now() - begin >= 1500ms);  // pauses of 0.1, 0.2, 0.4 and 0.8 s between the starts
     std::string refused;
     for (int i = 5; i < 800; ++i) refused = error();
     CHECK(CountLines(folder.File("count")) <=
-          8);  // 5, unless the machine is so slow that pauses pass meanwhile
+          8);  // 5, or more if the machine is so slow that pauses end meanwhile
     CHECK(Contains(refused, "has failed to start "));
     CHECK(Contains(refused, " times in a row"));
     CHECK(Contains(refused, "Pool::Stop()"));
@@ -378,7 +378,7 @@ TEST_CASE("a suite of 800 cases with a daemon that cannot start does not start 8
   });
 }
 
-TEST_CASE("a daemon that can start again is started: after a pause, and then as at first") {
+TEST_CASE("a daemon that can start again is started after a pause, and failed starts are counted anew") {
   LeavesNothing([] {
     TemporaryFolder folder;
     PoolOptions options = FakeOptions("file");
@@ -392,7 +392,7 @@ TEST_CASE("a daemon that can start again is started: after a pause, and then as 
     std::this_thread::sleep_for(1700ms);
     CHECK(pool.Run().ok());
     CHECK_THROWS_AS(pool.Run(Do("die")), PoolError);
-    CHECK(pool.Run().ok());  // a death in a case is no failed start
+    CHECK(pool.Run().ok());  // a death in a case does not count as a failed start
     CHECK(std::remove(folder.File("there").c_str()) == 0);
     CHECK_THROWS_AS(pool.Run(Do("die")), PoolError);
     const std::size_t before = CountLines(folder.File("count"));
@@ -404,7 +404,7 @@ TEST_CASE("a daemon that can start again is started: after a pause, and then as 
 }
 
 TEST_CASE(
-    "a tail of stderr is whole lines at most 200, at most 4000 characters, the last of them unfinished too") {
+    "the tail of stderr has at most 200 whole lines and 4000 bytes, and includes an unfinished last line") {
   LeavesNothing([] {
     Pool pool(FakeOptions());
     pool.Run({{"do", "say"}, {"text", "first\r\n\nnot ended"}});
@@ -415,7 +415,7 @@ TEST_CASE(
     pool.Run({{"do", "say"}, {"text", many + "\n"}});
     CHECK(Eventually([&] { return Contains(pool.StderrTail(), "299\n"); }));
     CHECK(pool.StderrTail().rfind("100\n101\n", 0) == 0);
-    std::string umlauts;  // two bytes each, after one that shifts them
+    std::string umlauts;  // two bytes each; "!" and "!?" move the cut by a byte
     for (int i = 0; i < 3000; ++i) umlauts += "\xC3\xA4";
     pool.Run({{"do", "say"}, {"text", umlauts + "!\n"}});
     CHECK(Eventually([&] { return Contains(pool.StderrTail(), "!\n"); }));

@@ -1,4 +1,4 @@
-// The suites as data, and the small conversions of the command.
+// The cells of the suites, and the command's conversions of values and texts.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -24,7 +24,7 @@ Json Shrunk(Json params, std::int64_t length, int world_size = 2) {
   return params;
 }
 
-std::vector<Cell> TheirCells() { return Select(LoadSuite("matrix"), {{"suite", "matrix"}}); }
+std::vector<Cell> MatrixCells() { return Select(LoadSuite("matrix"), {{"suite", "matrix"}}); }
 std::vector<Cell> OwnCells() { return Select(LoadSuite("matrix"), {{"suite", "own"}}); }
 
 std::size_t Count(const std::vector<Cell>& cells, const std::vector<Filter>& filters) {
@@ -34,7 +34,7 @@ std::size_t Count(const std::vector<Cell>& cells, const std::vector<Filter>& fil
 }  // namespace
 
 TEST_CASE("the matrix has 864 distinct cells, of which 120 are essential") {
-  std::vector<Cell> matrix = TheirCells();
+  std::vector<Cell> matrix = MatrixCells();
   REQUIRE(matrix.size() == 864);
   CHECK(LoadSuite("essential").size() == 120);
   std::set<std::string> names, params, rows;
@@ -67,9 +67,11 @@ TEST_CASE("the matrix has 864 distinct cells, of which 120 are essential") {
   CHECK_THROWS_AS(LoadSuite("everything"), UsageError);
 }
 
-TEST_CASE("the cells of the matrix are those that were once written out one by one, in their order") {
-  std::uint64_t digest = 0xcbf29ce484222325;  // FNV-1a
-  for (const Cell& cell : TheirCells()) {
+TEST_CASE(
+    "the cells of the matrix are the same, in the same order, as in the list that its rows and axes "
+    "replaced") {
+  std::uint64_t digest = 0xcbf29ce484222325;  // FNV-1a over that list
+  for (const Cell& cell : MatrixCells()) {
     std::string rows;
     for (const std::string& row : cell.rows) rows += (rows.empty() ? "" : ",") + row;
     const std::string text = cell.name + "|" + rows + "|" + std::to_string(cell.world_size) + "|" +
@@ -79,7 +81,7 @@ TEST_CASE("the cells of the matrix are those that were once written out one by o
   CHECK(digest == 0x3fde2ceff7dd89c5ull);
 }
 
-TEST_CASE("a suite's cells are its rows over the combinations of its axes") {
+TEST_CASE("a suite's cells are the combinations of its rows with the values of its axes") {
   const Json axes = {
       {"dtype", {{{"set", {{"dtype", "bf16"}}}}, {{"set", {{"dtype", "fp16"}}}, {"world_size", 4}}}},
       {"format", {{{"set", {{"qkv_format", "bshd"}}}}}},
@@ -102,7 +104,7 @@ TEST_CASE("a suite's cells are its rows over the combinations of its axes") {
                     (cell.params.contains("seed") ? " seeded" : "") +
                     (cell.rows.size() > 1 ? " and " + cell.rows[1] : ""));
   }
-  // `two` is `one` by another name. The fp16 cells of `three` have two alternatives on the last axis.
+  // `two` equals `one`, so they share cells. The fp16 cells of `three` have two alternatives on the last axis.
   CHECK(cells ==
         std::vector<std::string>{"one bf16 bshd p2p W=2 and two", "one bf16 bshd a2a W=2 and two",
                                  "one fp16 bshd p2p W=4 essential and two",
@@ -113,16 +115,16 @@ TEST_CASE("a suite's cells are its rows over the combinations of its axes") {
   CHECK_THROWS(CellsOfFile("mine", {{"cells", {{{"rows", {"none"}}}}}}));
 }
 
-TEST_CASE("cells are found by the model tables that their rows come from") {
+TEST_CASE("filters select cells by the model tables of their rows") {
   const std::vector<Cell> cells = LoadSuite("matrix");
   CHECK(Count(cells, {{"model", "cp_2_0"}, {"suite", "own"}}) == 0);
-  CHECK(Count(cells, {{"model", "cp_2_0"}}) == 32);  // a row of both tables, and the same in both
+  CHECK(Count(cells, {{"model", "cp_2_0"}}) == 32);  // a row that is in both tables with the same values
   CHECK(Count(cells, {{"kernel_backend", "FlashAttention"}}) == 384);
   CHECK(Count(cells, {{"kernel_backend", "FusedAttention"}}) == 576);
   CHECK(Count(cells, {{"model", "cp_9_9"}}) == 0);
 }
 
-TEST_CASE("a cell is its row with what is set over it") {
+TEST_CASE("a cell has the parameters of its row, and over them those of its axes") {
   std::vector<Cell> cells =
       Select(LoadSuite("matrix"),
              {{"row", "fused:cp_2_4"}, {"qkv_format", "thd"}, {"dtype", "bf16"}, {"cp_comm_type", "a2a"}});
@@ -149,7 +151,7 @@ TEST_CASE("a cell is its row with what is set over it") {
                                  {"pad_between_seqs", true}}));
 }
 
-TEST_CASE("in the smoke suite every two values of its axes meet") {
+TEST_CASE("the smoke suite has a cell for every pair of values of two axes") {
   std::vector<Cell> cells = LoadSuite("smoke");
   auto values = [](const Cell& cell) {
     const Json& p = cell.params;
@@ -180,7 +182,7 @@ TEST_CASE("in the smoke suite every two values of its axes meet") {
     CHECK(cell.params["max_seqlen_q"].get<int>() % (2 * cell.world_size) == 0);
     CHECK(cell.params["max_seqlen_kv"].get<int>() % (2 * cell.world_size) == 0);
     CHECK((cell.world_size == 4 || cell.params["cp_comm_type"] != "a2a+p2p"));
-    CHECK(cell.params["num_heads"] == 8);  // --world-size 8 runs all of them
+    CHECK(cell.params["num_heads"] == 8);  // so that every cell is possible with --world-size 8
     for (const char* length : {"max_seqlen_q", "max_seqlen_kv"})
       CHECK(cell.params[length].get<int>() % 16 == 0);
   }
@@ -203,8 +205,8 @@ TEST_CASE("in the smoke suite every two values of its axes meet") {
         }
 }
 
-TEST_CASE("filters: of one key any value, of different keys all") {
-  std::vector<Cell> cells = TheirCells();
+TEST_CASE("filters of one key select any of their values, and filters of different keys must all match") {
+  std::vector<Cell> cells = MatrixCells();
   CHECK(Count(cells, {}) == 864);
   CHECK(Count(LoadSuite("matrix"), {{"suite", "matrix"}, {"suite", "own"}}) == LoadSuite("matrix").size());
   CHECK(Count(LoadSuite("matrix"), {{"suite", "own"}, {"row", "flash:cp_2_0"}}) == 0);
@@ -223,13 +225,13 @@ TEST_CASE("filters: of one key any value, of different keys all") {
   CHECK(Count(cells, {{"dtype", "fp8"}}) == 0);
   try {
     Select(cells, {{"dtypo", "bf16"}});
-    FAIL("a key that no cell has was taken");
+    FAIL("a key that no cell has was accepted");
   } catch (const UsageError& error) {
     CHECK(std::string(error.what()).find("did you mean \"dtype\"?") != std::string::npos);
   }
 }
 
-TEST_CASE("shrinking takes lengths down in one proportion, and windows with them") {
+TEST_CASE("shrinking reduces lengths and windows in the same proportion") {
   Json params = {
       {"max_seqlen_q", 4096}, {"max_seqlen_kv", 2048}, {"window_size", {512, 0}}, {"num_heads", 8}};
   CHECK(Shrunk(params, 256) ==
@@ -243,11 +245,11 @@ TEST_CASE("shrinking takes lengths down in one proportion, and windows with them
   params["window_size"] = {-1, 3};
   CHECK(Shrunk(params, 64)["window_size"] == Json({-1, 1}));
   CHECK(Shrunk({{"max_seqlen_q", 4096}, {"window_size", {512, 256}}}, 64) ==
-        Json({{"max_seqlen_q", 64}, {"window_size", {8, 4}}}));  // the keys are as many
+        Json({{"max_seqlen_q", 64}, {"window_size", {8, 4}}}));  // as many keys as queries
   CHECK(Shrunk(Json::object(), 64) == Json::object());
 }
 
-TEST_CASE("our own cells: every row with every schedule, each distinct, all of them possible") {
+TEST_CASE("the own cells have every row with every schedule, and are distinct and valid") {
   std::vector<Cell> cells = OwnCells();
   std::set<std::string> names, params;
   std::map<std::string, std::set<std::string>> schedules;  // by row and format
@@ -287,7 +289,7 @@ TEST_CASE("our own cells: every row with every schedule, each distinct, all of t
   CHECK(names.size() == all.size());
 }
 
-TEST_CASE("our own cells have what the matrix has not") {
+TEST_CASE("the own cells have features that the matrix does not have") {
   std::vector<Cell> cells = OwnCells();
   auto count = [&](auto holds) {
     return std::count_if(cells.begin(), cells.end(), [&](const Cell& cell) { return holds(cell.params); });
@@ -321,7 +323,7 @@ TEST_CASE("our own cells have what the matrix has not") {
   }
 }
 
-TEST_CASE("every cell of the matrix is still possible when it is shrunk, and is the same kind of problem") {
+TEST_CASE("every shrunk cell of the matrix is valid, and its lengths and windows keep their relations") {
   for (int longest : {96, 256}) {
     for (const Cell& cell : LoadSuite("matrix")) {
       INFO(cell.name << " to " << longest);
@@ -342,7 +344,7 @@ TEST_CASE("every cell of the matrix is still possible when it is shrunk, and is 
   }
 }
 
-TEST_CASE("cells run by world size, else in their order") {
+TEST_CASE("cells run by ascending world size, and within one in the suite's order") {
   std::vector<Cell> cells = LoadSuite("matrix");
   std::vector<std::size_t> order = RunOrder(cells);
   REQUIRE(order.size() == cells.size());
@@ -353,7 +355,7 @@ TEST_CASE("cells run by world size, else in their order") {
   }
 }
 
-TEST_CASE("values from text and back") {
+TEST_CASE("values are read from text and written as text") {
   CHECK(ValueFromText("4096") == 4096);
   CHECK(ValueFromText("[-1, 0]") == Json({-1, 0}));
   CHECK(ValueFromText("true") == true);
@@ -375,7 +377,7 @@ TEST_CASE("values from text and back") {
   CHECK(Fixed(std::nan(""), 1) == "-");
 }
 
-TEST_CASE("a quoted word is one word of a shell") {
+TEST_CASE("a quoted word is one word for a shell") {
   for (const std::string& word : {std::string("plain"), std::string("with space"), std::string("it's"),
                                   std::string("$HOME `id` \\ \"x\" *"), std::string("window_size=[-1,0]"),
                                   std::string("a;b&c|d"), std::string("new\nline"), std::string("")})
@@ -383,7 +385,7 @@ TEST_CASE("a quoted word is one word of a shell") {
   CHECK(ShellQuote("cp_comm_type=a2a+p2p") == "cp_comm_type=a2a+p2p");
 }
 
-TEST_CASE("JUnit's XML is well-formed whatever the texts hold") {
+TEST_CASE("JUnit's XML is well-formed for any texts") {
   using Outcome = JunitCase::Outcome;
   std::string nasty =
       "<&>\"' ]]> \x01\x1b[31m \xff\xfe \xc3\x28 \xed\xa0\x80 \xef\xbf\xbf fine: \xc3\xa9 \xf0\x9f\x98\x80";
@@ -416,7 +418,7 @@ TEST_CASE("JUnit's XML is well-formed whatever the texts hold") {
   CHECK(suite.children[3].children.at(0).attributes.at("message") == "reason");
 }
 
-TEST_CASE("a cell's place on the axes") {
+TEST_CASE("AxesOf returns a cell's value on each axis") {
   using Axes = std::vector<std::pair<std::string, std::string>>;
   Cell cell;
   cell.world_size = 4;
@@ -449,6 +451,6 @@ TEST_CASE("a cell's place on the axes") {
   CHECK(AxesOf(cell)[1].second == "left and right");
   cell.params["window_size"] = {-1, 5};
   CHECK(AxesOf(cell)[1].second == "right");
-  cell.params = {{"window_size", "wide"}, {"dtype", 16}};  // whatever --param set
+  cell.params = {{"window_size", "wide"}, {"dtype", 16}};  // --param can set any value
   CHECK(AxesOf(cell) == Axes{{"window", "wide"}, {"dtype", "16"}, {"world size", "4"}});
 }

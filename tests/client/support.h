@@ -1,4 +1,4 @@
-// What the client's tests share: a Pool of the fake daemon with small limits, and a census of what a Pool may leave behind: nothing.
+// Shared by the client's tests: options for the fake daemon with short limits, and checks that a Pool leaves nothing behind.
 #pragma once
 
 #include <dirent.h>
@@ -18,7 +18,7 @@
 #include "tests/catch.h"
 #include "tests/files.h"
 
-// ThreadSanitizer does not support threads after a fork; UBSan needs descriptors to look at a virtual table.
+// ThreadSanitizer does not support threads after a fork; UBSan needs free descriptors to check a virtual table.
 #if defined(__SANITIZE_THREAD__)
 #define CPPOOL_TEST_TSAN 1
 #elif defined(__SANITIZE_ADDRESS__)
@@ -68,7 +68,7 @@ inline std::size_t CountLines(const std::string& file) {
 }
 
 inline int CountFds() {
-  int count = -1;  // the folder's own
+  int count = -1;  // without the one that reads the folder
   DIR* folder = opendir("/proc/self/fd");
   while (dirent* entry = readdir(folder))
     if (entry->d_name[0] != '.') ++count;
@@ -76,7 +76,8 @@ inline int CountFds() {
   return count;
 }
 
-inline bool Eventually(const std::function<bool()>& holds) {  // a backstop, not a measurement
+inline bool Eventually(
+    const std::function<bool()>& holds) {  // waits for at most 10 s, a backstop against hanging
   for (int i = 0; i < 2000; ++i, std::this_thread::sleep_for(5ms))
     if (holds()) return true;
   return false;
@@ -98,7 +99,7 @@ inline ProcessState StateOf(const std::string& pid) {
   return result;
 }
 
-inline bool GroupGone(int group) {  // zombies of grandchildren are for init to reap
+inline bool GroupGone(int group) {  // zombies count as gone: init reaps those of grandchildren
   bool gone = true;
   DIR* folder = opendir("/proc");
   while (dirent* entry = readdir(folder)) {
@@ -112,7 +113,7 @@ inline bool GroupGone(int group) {  // zombies of grandchildren are for init to 
 
 inline bool NoChildren() { return waitpid(-1, nullptr, WNOHANG) == -1 && errno == ECHILD; }
 
-// Runs `body` with a census before and after: no child, no zombie, no descriptor more than there was.
+// Runs `body`, and checks that it leaves no child, no zombie and no further descriptor.
 inline void LeavesNothing(const std::function<void()>& body) {
   int before = CountFds();
   body();

@@ -1,4 +1,4 @@
-// A strict reader of the XML that JUnit files use: throws at whatever is not well-formed.
+// A strict reader of the XML that JUnit files use; throws std::runtime_error if the text is not well-formed.
 #pragma once
 
 #include <map>
@@ -44,8 +44,7 @@ class XmlReader {
   std::string Name() {
     std::string name;
     auto in_name = [](unsigned char c) { return isalnum(c) || c == '_' || c == '-'; };
-    while (at_ < text_.size() && in_name(static_cast<unsigned char>(text_[at_])))
-      name += text_[at_++];
+    while (at_ < text_.size() && in_name(static_cast<unsigned char>(text_[at_]))) name += text_[at_++];
     if (name.empty()) Refuse("expected a name");
     return name;
   }
