@@ -1,4 +1,4 @@
-// The attention case's words: models, derived values, relations and what is not supported. No attention is computed.
+// The attention case's parameters: models, derived values, relations, unsupported values. No attention is computed.
 #include <unistd.h>
 
 #include <atomic>
@@ -71,7 +71,7 @@ void CheckUnsupported(const Json& params, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("the defaults are a case that every schedule and usual world size runs") {
+TEST_CASE("the defaults are valid with every schedule and usual world size") {
   for (const int world_size : {1, 2, 4, 6, 8}) {
     CHECK(Resolved(Json::object(), world_size).at("max_seqlen_kv") == 384);
     CHECK(Resolved({{"cp_comm_type", "all_gather"}}, world_size).at("num_gqa_groups") == 8);
@@ -87,7 +87,7 @@ TEST_CASE("the defaults are a case that every schedule and usual world size runs
   CHECK(Prepared(Json::object())->bytes_per_rank > 1e5);
 }
 
-TEST_CASE("model rows and what overrides them") {
+TEST_CASE("a model's row sets parameters, and given parameters override it") {
   Json params = Resolved({{"model", "cp_2_0"}});  // the same in both tables
   CHECK(params.at("num_heads") == 32);
   CHECK(params.at("num_gqa_groups") == 4);
@@ -114,7 +114,7 @@ TEST_CASE("model rows and what overrides them") {
   CHECK(Resolved({{"model", "cp_2_4"}}).at("return_max_logit") == true);
 }
 
-TEST_CASE("packed sequences mean padding masks, and padding between them for the fused table") {
+TEST_CASE("thd implies a padding mask, and for models of the fused table padding between sequences") {
   using attention_case::Resolve;
   Json params = Resolved(Json::object());
   params["qkv_format"] = "thd";
@@ -134,9 +134,9 @@ TEST_CASE("packed sequences mean padding masks, and padding between them for the
   CHECK(Resolve(params, given_nothing).at("pad_between_seqs") == false);
 }
 
-TEST_CASE("windows mean what the mask makes of them") {
-  const auto window = [](const char* mask, const Json& asked) {
-    return Resolved({{"attn_mask_type", mask}, {"window_size", asked}}).at("window_size");
+TEST_CASE("the window is adjusted to the mask") {
+  const auto window = [](const char* mask, const Json& given) {
+    return Resolved({{"attn_mask_type", mask}, {"window_size", given}}).at("window_size");
   };
   CHECK(window("causal", {-1, -1}) == Json{-1, 0});
   CHECK(window("causal", {16, 5}) == Json{16, 0});
@@ -146,7 +146,7 @@ TEST_CASE("windows mean what the mask makes of them") {
   CHECK(window("no_mask", {0, 0}) == Json{0, 0});
 }
 
-TEST_CASE("a spec says everything that the parameters say") {
+TEST_CASE("an AttentionSpec has every value of the parameters") {
   using namespace kernels;
   AttentionSpec spec = SpecOf({{"window_size", {16, 5}},
                                {"attn_mask_type", "no_mask"},
@@ -197,7 +197,7 @@ TEST_CASE("a spec says everything that the parameters say") {
   CHECK(SpecOf({{"attn_mask_type", "causal_bottom_right"}}).mask == AttnMaskType::kCausalBottomRight);
 }
 
-TEST_CASE("lengths of sequences as they are given") {
+TEST_CASE("cu_seqlens parameters set the lengths and padded lengths of sequences") {
   using List = std::vector<std::int64_t>;
   const Json thd = {
       {"qkv_format", "thd"}, {"batch_size", 3}, {"max_seqlen_q", 16}, {"pad_between_seqs", true}};
@@ -258,7 +258,7 @@ TEST_CASE("lengths of sequences as they are given") {
   CHECK(Resolved({{"pad_between_seqs", false}, {"qkv_format", "sbhd"}}).at("qkv_format") == "sbhd");
 }
 
-TEST_CASE("names, types and ranges") {
+TEST_CASE("unknown names, wrong types and values out of range are refused") {
   CheckInvalid({{"num_head", 4}}, "num_heads");
   CheckInvalid({{"dtype", "bf61"}}, "bf16");
   CheckInvalid({{"batch_size", "2"}}, "batch_size");
@@ -276,14 +276,14 @@ TEST_CASE("names, types and ranges") {
   CheckInvalid({{"softmax_scale", -0.5}}, "softmax_scale");
   CheckInvalid({{"softmax_scale", 1e300}}, "softmax_scale");
   CheckInvalid({{"softmax_scale", 1e-40}}, "\"softmax_scale\" must be a number from 1.17549435");
-  // Before relations.
+  // Ranges are checked before relations.
   CheckInvalid({{"softmax_scale", -1}, {"num_heads", 7}, {"num_gqa_groups", 2}}, "softmax_scale");
   CHECK(Resolved({{"softmax_scale", 1.2e-38}}).at("softmax_scale") == 1.2e-38);
   CHECK(Resolved({{"softmax_scale", 1024}}).at("softmax_scale") == 1024);
   CheckInvalid({{"softmax_scale", 1025}}, "softmax_scale");
 }
 
-TEST_CASE("relations between parameters name what is allowed") {
+TEST_CASE("the error for a violated relation between parameters names what is allowed") {
   CheckInvalid({{"num_heads", 8}, {"num_gqa_groups", 3}}, "num_gqa_groups");
   CheckInvalid({{"max_seqlen_q", 100}}, "divisible by 8", 4);
   CheckInvalid({{"max_seqlen_q", 64}, {"max_seqlen_kv", 62}},
@@ -296,7 +296,7 @@ TEST_CASE("relations between parameters name what is allowed") {
                      std::to_string(world_size),
                  world_size);
   CHECK(Resolved({{"cp_comm_type", "a2a+p2p"}}, 6).at("cp_comm_type") == "a2a+p2p");
-  // A relation comes before what is not supported.
+  // Relations are checked before support.
   CheckInvalid({{"qkv_format", "thd"}, {"max_seqlen_q", 62}}, "max_seqlen_q");
 }
 
@@ -317,7 +317,7 @@ TEST_CASE("a2a_size is a divisor of the world size, other than 1 and itself, and
   // Fewer key/value heads than ranks of an exchange are replicated.
   CHECK(Resolved({{"cp_comm_type", "a2a+p2p"}, {"a2a_size", 4}, {"num_gqa_groups", 1}}, 8).at("num_heads") ==
         8);
-  // The range comes before relations; the other schedules do not use it.
+  // The range is checked before relations; other schedules ignore a2a_size.
   CheckInvalid(params(0), "a2a_size");
   CheckInvalid(params(65), "64");
   CheckInvalid({{"a2a_size", "4"}}, "a2a_size");
@@ -331,7 +331,8 @@ TEST_CASE("a case names the kernels that it runs") {
   CHECK_FALSE(kernels.at("version").get<std::string>().empty());
 }
 
-TEST_CASE("what is not supported says why; everything else of the matrix is") {
+TEST_CASE(
+    "unsupported values are refused with the reason, and all combinations of the matrix are supported") {
   CheckUnsupported({{"dtype", "fp8"}}, "fp8");
   CheckUnsupported({{"head_dim_qk", 96}}, "head_dim_qk 96 with head_dim_v 96");
   CheckUnsupported({{"head_dim_qk", 64}, {"head_dim_v", 128}}, "128 with head_dim_v 64");
@@ -355,18 +356,18 @@ TEST_CASE("what is not supported says why; everything else of the matrix is") {
   }
 }
 
-TEST_CASE("memory counts biases, their gradients and offsets") {
+TEST_CASE("the memory estimate includes biases and their gradients") {
   const auto bytes = [](const Json& params) { return Prepared(params)->bytes_per_rank; };
   const double plain = bytes(Json::object());
   const double matrix = 384.0 * 384 * 2;
   const double one = bytes({{"attn_bias_type", "post_scale_bias"}, {"bias_shape", "11ss"}}) - plain;
-  CHECK(one > 4 * matrix);  // bias and dbias, here and in the reference
+  CHECK(one > 4 * matrix);  // bias and dbias, in the run and in the reference
   CHECK(bytes({{"attn_bias_type", "post_scale_bias"}, {"bias_shape", "1hss"}}) - plain > 4 * 8 * matrix);
   CHECK(bytes({{"attn_bias_type", "post_scale_bias"}, {"bias_shape", "11ss"}, {"is_training", false}}) <
         bytes({{"attn_bias_type", "post_scale_bias"}, {"bias_shape", "11ss"}}));
 }
 
-TEST_CASE("the string form of another suite's worker") {
+TEST_CASE("parameters in the string form of Transformer Engine's worker are accepted") {
   const auto run = Prepared({{"dtype", "bf16"},
                              {"model", "cp_1_0"},
                              {"qkv_format", "bshd"},
@@ -384,14 +385,14 @@ TEST_CASE("the string form of another suite's worker") {
   CHECK(run->params.at("pad_between_seqs") == false);
 }
 
-TEST_CASE("dumps into one folder that is not there yet can be asked about at the same time") {
+TEST_CASE("dumps into the same folder, which does not exist yet, can be validated concurrently") {
   namespace fs = std::filesystem;
   const fs::path folder = fs::temp_directory_path() / ("cppool_dumps_" + std::to_string(getpid()));
   const kernels::AttentionSpec spec = SpecOf(Json::object());
   std::atomic<int> refused{0};
-  std::vector<std::thread> askers;
+  std::vector<std::thread> validators;
   for (const char* name : {"a", "b", "c"}) {
-    askers.emplace_back([&refused, &spec, dump = (folder / "of" / name).string()] {
+    validators.emplace_back([&refused, &spec, dump = (folder / "of" / name).string()] {
       for (int i = 0; i < 300; ++i) {
         try {
           attention_case::CheckDump(dump, nullptr, spec);
@@ -401,7 +402,7 @@ TEST_CASE("dumps into one folder that is not there yet can be asked about at the
       }
     });
   }
-  for (std::thread& asker : askers) asker.join();
+  for (std::thread& validator : validators) validator.join();
   CHECK(refused == 0);
   CHECK_FALSE(fs::exists(folder));
 }

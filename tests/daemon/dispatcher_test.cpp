@@ -25,7 +25,7 @@ std::vector<std::string> CallsOf(FakeWorld& world, const std::string& rank) {
 
 }  // namespace
 
-TEST_CASE("hello, list and stats say what the contract says") {
+TEST_CASE("hello, list and stats answer with the protocol's members") {
   Inside inside;
   const Json hello = inside.Ask(R"({"op": "hello", "id": [1, "x"]})");
   CHECK(hello.at("ok") == true);
@@ -70,7 +70,7 @@ TEST_CASE("hello, list and stats say what the contract says") {
   CHECK(more.at("threads") == stats.at("threads").get<int>() + 1);
   CHECK(more.at("fds") == stats.at("fds").get<int>() + 1);
   CHECK(more.at("resident_bytes").get<double>() > stats.at("resident_bytes").get<double>() + (48 << 20));
-  // Bytes, not pages or KiB; ThreadSanitizer keeps five times as much.
+  // The unit is bytes. The upper limit is wide, because ThreadSanitizer uses five times as much memory.
   CHECK(more.at("resident_bytes").get<double>() < stats.at("resident_bytes").get<double>() + (512 << 20));
   CHECK(touched.back() == 1);
   end.set_value();
@@ -81,7 +81,7 @@ TEST_CASE("hello, list and stats say what the contract says") {
   CHECK(inside.last_shutdown);
 }
 
-TEST_CASE("what a line gets wrong is answered, and the next line is served") {
+TEST_CASE("an invalid line is answered with its error, and the next line is served") {
   Inside inside;
   const std::string deep(200000, '[');
   const std::vector<std::pair<std::string, std::string>> lines = {
@@ -118,7 +118,7 @@ TEST_CASE("what a line gets wrong is answered, and the next line is served") {
   CHECK(inside.Run().at("status") == "passed");
 }
 
-TEST_CASE("a run that passes: checks, times and results of every rank") {
+TEST_CASE("the answer to a passed run has the checks, times and results of every rank") {
   Inside inside;
   Json answer = inside.Send(
       Json{{"op", "run"}, {"case", "fake"}, {"id", 7}, {"params", {{"action", "work"}, {"seed", 99}}}});
@@ -143,7 +143,7 @@ TEST_CASE("a run that passes: checks, times and results of every rank") {
   CHECK(answer.at("checks").at(0).at("ok") == true);
 }
 
-TEST_CASE("parameters reach the case as given, default or replaced") {
+TEST_CASE("a case reads given parameters, defaults, and parameters that its validate replaced") {
   Inside inside;
   const Json answer =
       inside.Send(Json{{"op", "run"},
@@ -155,7 +155,7 @@ TEST_CASE("parameters reach the case as given, default or replaced") {
   CHECK(inside.Run({{"action", "given"}, {"number", 1}, {"maybe", nullptr}}).at("status") == "passed");
 }
 
-TEST_CASE("what a case says before it runs is its answer, and no rank runs") {
+TEST_CASE("an error in a case's validate is the answer, and no rank runs") {
   Inside inside;
   const std::vector<std::vector<std::string>> expected = {
       {"invalid", "error", "invalid_request", "do not go together"},
@@ -176,7 +176,7 @@ TEST_CASE("what a case says before it runs is its answer, and no rank runs") {
   CHECK(CallsOf(*inside.fake, "0").empty());
 }
 
-TEST_CASE("validate answers what would come of a run, and no rank runs") {
+TEST_CASE("op validate answers that a run would start or with the run's refusal, and no rank runs") {
   Inside inside;
   const auto validate = [&](const Json& params) {
     return inside.Send(Json{{"op", "validate"}, {"case", "fake"}, {"id", 4}, {"params", params}});
@@ -197,12 +197,12 @@ TEST_CASE("validate answers what would come of a run, and no rank runs") {
   }
   CHECK(CallsOf(*inside.fake, "0").empty());
   const Json stats = inside.Ask(R"({"op": "stats"})");
-  CHECK(stats.at("errors") == 5);  // of the runs
+  CHECK(stats.at("errors") == 5);  // of the runs only
   CHECK(stats.at("skipped") == 1);
   CHECK(stats.at("passed") == 0);
 }
 
-TEST_CASE("random delays are asked of every rank before its case runs, and only on request") {
+TEST_CASE("random delays are set on every rank before its case runs, and only if the request has perturb") {
   Inside inside;
   CHECK(inside.Send(Json{{"op", "run"}, {"case", "fake"}, {"perturb", 77}}).at("status") == "passed");
   inside.world.threads().Wait();
@@ -213,7 +213,7 @@ TEST_CASE("random delays are asked of every rank before its case runs, and only 
   CHECK(CallsOf(*inside.fake, "0").size() == 7);
 }
 
-TEST_CASE("folders reach a case that knows them, and no other") {
+TEST_CASE("dump and inputs are passed to a case that has the feature, and refused for others") {
   Inside inside;
   const auto run = [&](const char* action, Json keys) {
     keys["op"] = "run";
@@ -228,7 +228,7 @@ TEST_CASE("folders reach a case that knows them, and no other") {
   CHECK(Has(answer.at("error"), "case 'fake' has no \"inputs\""));
 }
 
-TEST_CASE("memory is counted for all ranks that share it, before anything runs") {
+TEST_CASE("the memory needed by all ranks that share a device is checked before anything runs") {
   Inside inside;  // 2 ranks share 1 GiB
   CHECK(inside.Run({{"needs", 512.0 * 1024 * 1024}}).at("status") == "passed");
   const auto calls = CallsOf(*inside.fake, "0").size();
@@ -237,11 +237,11 @@ TEST_CASE("memory is counted for all ranks that share it, before anything runs")
   CHECK(answer.at("failure").at("kind") == "out_of_memory");
   CHECK(Has(answer.at("error"), "0.501 GiB"));
   inside.world.threads().Wait();
-  CHECK(CallsOf(*inside.fake, "0").size() <= calls + 1);  // a trim may still have been under way
+  CHECK(CallsOf(*inside.fake, "0").size() <= calls + 1);  // a trim may still have been running
   CHECK(inside.Run().at("status") == "passed");
 }
 
-TEST_CASE("iterations, the clean state before and the trim after a case") {
+TEST_CASE("a case has a clean state before its iterations and a trim after them") {
   Inside inside(1);
   inside.fake->left_behind = 3;
   const Json answer = inside.Send(Json{

@@ -1,4 +1,4 @@
-// What becomes of failures on ranks: the cause comes first, nobody is left waiting, and the world goes on where it can.
+// Failures on ranks: the answer has the cause first, waiting ranks are released, and the world is kept if it is sound.
 #include <algorithm>
 #include <chrono>
 #include <future>
@@ -22,7 +22,7 @@ bool Called(FakeWorld& world, const std::string& call) {
 
 }  // namespace
 
-TEST_CASE("a failed check is failed, whatever the rank returns, and costs nothing") {
+TEST_CASE("a failed check gives the status failed, whatever the rank returns, and aborts nothing") {
   Inside inside(4);
   for (const char* action : {"check fails", "check fails and returns an error"}) {
     const Json answer = inside.Run({{"action", action}, {"rank", 2}});
@@ -34,7 +34,7 @@ TEST_CASE("a failed check is failed, whatever the rank returns, and costs nothin
     CHECK(Has(answer.at("failure").at("detail"), "dq"));
     CHECK(answer.at("ranks").at(2).at("ok") == false);
     CHECK(answer.at("ranks").at(0).at("ok") == true);
-    for (const Json& check : answer.at("checks"))  // only where it was compared with a plain computation
+    for (const Json& check : answer.at("checks"))  // only for checks against the oracle
       CHECK(check.value("ratio", 0.0) == (check.at("against") == "oracle" ? 0.5 : 0.0));
     CHECK_FALSE(inside.last_fatal);
   }
@@ -42,13 +42,13 @@ TEST_CASE("a failed check is failed, whatever the rank returns, and costs nothin
   const Json mismatch = inside.Run({{"action", "mismatch"}});
   CHECK(mismatch.at("status") == "failed");
   CHECK(Has(mismatch.at("error"), "7 is not 8"));
-  // Ranks that are still at work are not aborted for it, however long they take.
+  // A mismatch does not abort ranks that are still running, however long they take.
   CHECK(inside.Run({{"action", "mismatch while others are busy"}}).at("ranks").at(1).at("ok") == true);
   CHECK_FALSE(Called(*inside.fake, "abort"));
   CHECK(inside.Run().at("status") == "passed");
 }
 
-TEST_CASE("a rank's error is the answer: kind, rank, stage and text") {
+TEST_CASE("the answer has the kind, rank, stage and text of a rank's error") {
   Inside inside(4);
   const std::vector<std::vector<std::string>> expected = {
       {"fail", "internal", "it broke"},          {"last error", "internal", "the runtime's last error"},
@@ -75,7 +75,7 @@ TEST_CASE("a rank's error is the answer: kind, rank, stage and text") {
   CHECK(inside.Run().at("status") == "passed");
 }
 
-TEST_CASE("ranks that wait for a failed one are released, and its error comes first") {
+TEST_CASE("ranks that wait for a failed rank are released, and the failed rank's error comes first") {
   for (const int world_size : {2, 4, 8}) {
     Inside inside(world_size);
     for (const char* action : {"fail while others wait", "throw while others wait"}) {
@@ -91,7 +91,7 @@ TEST_CASE("ranks that wait for a failed one are released, and its error comes fi
   }
 }
 
-TEST_CASE("a world that does not recover is fatal, and the answer says why") {
+TEST_CASE("if a world does not recover, the answer is fatal and says why") {
   Inside inside;
   inside.fake->recovers = false;
   const Json answer = inside.Run({{"action", "fail while others wait"}, {"rank", 1}});
@@ -102,7 +102,7 @@ TEST_CASE("a world that does not recover is fatal, and the answer says why") {
   CHECK(answer.at("failure").at("detail") == "it broke");
 }
 
-// The daemon has probed its world (which is then forgotten), and runs the next case.
+// Checks that the daemon has probed its world, clears the record of it, and checks that the next case passes.
 void CheckProbedAndWarm(Inside& inside) {
   CHECK(Called(*inside.fake, "recover"));
   {
@@ -114,7 +114,7 @@ void CheckProbedAndWarm(Inside& inside) {
   CHECK(inside.Run().at("status") == "passed");
 }
 
-TEST_CASE("after any error the daemon probes its world, and stays warm while that is sound") {
+TEST_CASE("after any error the daemon probes its world, and keeps it if it is sound") {
   Inside inside(4);
   for (const char* action : {"cuda", "memory", "throw", "fail", "fail while others wait"}) {
     const Json answer = inside.Run({{"action", action}, {"rank", 2}});
@@ -123,7 +123,7 @@ TEST_CASE("after any error the daemon probes its world, and stays warm while tha
     CHECK_FALSE(answer.contains("fatal"));
     CheckProbedAndWarm(inside);
   }
-  // A failed check costs no probe.
+  // A failed check causes no probe.
   for (const char* action : {"check fails", "mismatch", "cannot", "pass"})
     inside.Run({{"action", action}, {"rank", 2}});
   CHECK_FALSE(Called(*inside.fake, "recover"));
@@ -131,7 +131,7 @@ TEST_CASE("after any error the daemon probes its world, and stays warm while tha
 }
 
 TEST_CASE(
-    "a group of calls that a case leaves open is its error when it has no other, and is recovered from") {
+    "a group of calls that a case leaves open is its error if it has no other, and the world recovers") {
   Inside inside(4);
   const std::vector<std::vector<std::string>> expected = {
       {"pass", "error", "rank 2: the case left a group of calls open"},
@@ -153,7 +153,7 @@ TEST_CASE(
   CHECK_FALSE(Called(*inside.fake, "recover"));
 }
 
-TEST_CASE("a case that cannot run here, and whose end fails, is probed for") {
+TEST_CASE("the world is probed after an unsupported case whose end fails") {
   Inside inside(4);
   inside.fake->unsound_rank = 2;
   inside.fake->unsound = FakeWorld::Unsound::kCommunicator;
@@ -163,7 +163,7 @@ TEST_CASE("a case that cannot run here, and whose end fails, is probed for") {
   CHECK(Has(answer.at("error"), "not sound afterwards: rank 2: a communicator failed"));
 }
 
-TEST_CASE("a world that is not sound after an error is fatal, and the answer says what is wrong") {
+TEST_CASE("if a probe after an error fails, the answer is fatal and says what is wrong") {
   using Unsound = FakeWorld::Unsound;
   struct Wrong {
     Unsound what;
@@ -178,8 +178,8 @@ TEST_CASE("a world that is not sound after an error is fatal, and the answer say
   Inside inside(4, {std::chrono::milliseconds(30), std::chrono::milliseconds(2000),
                     std::chrono::milliseconds(wrong.what == Unsound::kHangs ? 100 : 20000)});
   inside.fake->unsound_rank = 2;
-  CHECK_FALSE(
-      inside.Run({{"action", "fail"}, {"rank", 1}}).contains("fatal"));  // the stale message is of this probe
+  CHECK_FALSE(inside.Run({{"action", "fail"}, {"rank", 1}})
+                  .contains("fatal"));  // its probe sends the message that kStaleMessage repeats
   inside.fake->unsound = wrong.what;
   const Json answer = inside.Run({{"action", "fail"}, {"rank", 1}});
   INFO(answer);
@@ -192,7 +192,7 @@ TEST_CASE("a world that is not sound after an error is fatal, and the answer say
   inside.fake->Release();
 }
 
-TEST_CASE("a rank's own error is the cause, not what a communicator or another rank says of it earlier") {
+TEST_CASE("a rank's own error is the cause, not an earlier error of a communicator or another rank") {
   Inside inside(4);
   inside.fake->failure.culprit = kernels::RuntimeError::kElsewhere;
   const Json device =
@@ -206,16 +206,16 @@ TEST_CASE("a rank's own error is the cause, not what a communicator or another r
   const Json pointed = inside.Run({{"action", "pass while others point"}, {"rank", 3}});
   INFO(pointed);
   CHECK(pointed.at("status") == "error");
-  CHECK(pointed.at("failure").at("rank") == 3);  // it has said nothing itself
+  CHECK(pointed.at("failure").at("rank") == 3);  // rank 3 reports nothing itself
   CHECK(pointed.at("error") == "the runtime's last error");
   const Json mismatch = inside.Run({{"action", "nothing, then a mismatch while others point"}, {"rank", 3}});
   INFO(mismatch);
-  CHECK(mismatch.at("status") == "failed");  // why it left the others alone
+  CHECK(mismatch.at("status") == "failed");  // the reason why rank 3 did not join the other ranks
   CHECK(mismatch.at("failure").at("rank") == 3);
   CHECK(Has(mismatch.at("error"), "7 is not 8"));
 }
 
-TEST_CASE("who caused a case's failure is told by fields, whatever its text says") {
+TEST_CASE("fields, not texts, name the rank that caused a failure") {
   Inside inside(4);
   inside.fake->failure.culprit = 3;
   const auto rank_of = [&](const std::string& action, const std::string& detail) {
@@ -224,9 +224,9 @@ TEST_CASE("who caused a case's failure is told by fields, whatever its text says
     CHECK(Has(answer.at("failure").at("detail"), detail));
     return answer.at("failure").at("rank").get<int>();
   };
-  CHECK(rank_of("fail", "it broke") == 3);  // the status of the runtime's failure, in other words
+  CHECK(rank_of("fail", "it broke") == 3);  // the status of the runtime's failure, with another text
   CHECK(rank_of("last error", "the runtime's last error") == 3);
-  CHECK(rank_of("quote", "not this") == 1);  // its words, with another status
+  CHECK(rank_of("quote", "not this") == 1);  // the text of the runtime's failure, with another status
   CHECK(rank_of("fail by 2", "rank 2 broke it") == 2);
   CHECK(rank_of("fail by itself", "it broke") == 1);
   CHECK(rank_of("fail by nobody", "named 9 as a culprit") == 1);
@@ -237,7 +237,7 @@ TEST_CASE("who caused a case's failure is told by fields, whatever its text says
   CHECK(rank_of("last error", "the case returned status 8 without a reason") == 1);
 }
 
-TEST_CASE("ranks that end in order are said to have finished, those that fail are not") {
+TEST_CASE("the backend is notified of ranks that finish, but not of ranks that fail") {
   Inside inside(4);
   const auto finished = [&] {
     std::vector<int> ranks = std::exchange(inside.fake->finished, {});
@@ -252,7 +252,7 @@ TEST_CASE("ranks that end in order are said to have finished, those that fail ar
   CHECK(finished() == std::vector<int>{0, 1, 2, 3});
 }
 
-TEST_CASE("no rank runs a case when one has no clean state") {
+TEST_CASE("no rank runs a case if one rank has no clean state") {
   auto fake = std::make_shared<FakeWorld>();
   fake->rank_that_cannot_begin = 1;
   Inside inside(4, {std::chrono::milliseconds(2000), std::chrono::milliseconds(2000)}, fake);
@@ -265,7 +265,7 @@ TEST_CASE("no rank runs a case when one has no clean state") {
   CHECK(answer.at("checks").empty());
 }
 
-TEST_CASE("work that fails after the function has returned is the rank's error") {
+TEST_CASE("work on a stream that fails after the case has returned is the rank's error") {
   auto fake = std::make_shared<FakeWorld>();
   fake->rank_that_cannot_end = 0;
   Inside inside(2, {}, fake);
@@ -274,7 +274,7 @@ TEST_CASE("work that fails after the function has returned is the rank's error")
   CHECK(Has(answer.at("error"), "the work failed"));
 }
 
-TEST_CASE("a passed deadline is answered by the watchdog with where each rank is") {
+TEST_CASE("the watchdog's answer to a passed deadline has the stage of each rank") {
   Inside inside;
   std::promise<std::string> answered;
   daemon::Watchdog watchdog(
@@ -282,7 +282,7 @@ TEST_CASE("a passed deadline is answered by the watchdog with where each rank is
   daemon::Dispatcher::Options options;
   options.sentinel = "";
   inside.dispatcher = std::make_unique<daemon::Dispatcher>(inside.world, inside.registry, &watchdog, options);
-  // Rank 1 hangs, rank 0 is done. In a daemon the process ends now; here the rank is released.
+  // Rank 1 hangs, rank 0 has finished. A daemon would exit after the answer; this test releases the rank.
   auto handled = std::async(std::launch::async, [&] {
     return inside.dispatcher->Handle(
         {R"({"op": "run", "id": "t", "case": "fake", "deadline_ms": 50, "params": {"action": "hang", "rank": 1}})",
@@ -302,16 +302,16 @@ TEST_CASE("a passed deadline is answered by the watchdog with where each rank is
   CHECK(Has(answer.at("error"), "rank 1: p2p step 2 of 4, 1.50 s, in "));
   inside.fake->changed.notify_all();
   FakeBackend(inside.fake, 2).Abort("the test is over");
-  CHECK_FALSE(handled.get());  // the dispatcher knows that the answer is not its own
+  CHECK_FALSE(handled.get());  // the watchdog has answered, not the dispatcher
 }
 
-TEST_CASE("a device that is lost between two runs retires the daemon with the next answer") {
+TEST_CASE("if a device is lost between two runs, the next answer is fatal") {
   const std::string line = GENERATE(R"({"op": "stats", "id": 5})",
                                     R"({"op": "run", "id": 5, "case": "fake", "params": {"needs": 1}})",
                                     R"({"op": "validate", "id": 5, "case": "fake", "params": {"needs": 1}})");
   Inside inside;
   CHECK(inside.Run().at("status") == "passed");
-  inside.world.threads().Wait();  // for the trim
+  inside.world.threads().Wait();  // until the trim has ended
   inside.fake->device_lost = true;
   const Json answer = inside.Ask(line);
   INFO(answer);
@@ -323,10 +323,10 @@ TEST_CASE("a device that is lost between two runs retires the daemon with the ne
   CHECK(inside.last_fatal);
 }
 
-TEST_CASE("a device that is lost while memory is given back retires the daemon with the next run") {
+TEST_CASE("if a device is lost while memory is trimmed, the next run's answer is fatal") {
   Inside inside;
   inside.fake->device_lost = true;
-  CHECK(inside.Run().at("status") == "passed");  // it asks the device for nothing
+  CHECK(inside.Run().at("status") == "passed");  // this run does not use the device
   const Json answer = inside.Run();
   INFO(answer);
   CHECK(answer.at("status") == "error");
@@ -346,8 +346,8 @@ TEST_CASE("a rank that does not return from an abort makes the answer fatal") {
   inside.fake->Release();
 }
 
-// What the daemon reads of a rank that has not returned would be a race, and in the end a crash instead of the answer.
-TEST_CASE("nothing is counted of a rank that goes on reporting while the answer is made") {
+// To read the results of a rank that has not returned would be a data race, and could crash the daemon instead of an answer.
+TEST_CASE("the answer has no results of a rank that has not returned") {
   Inside inside(2, {std::chrono::milliseconds(20), std::chrono::milliseconds(50)});
   const Json answer =
       inside.Run({{"action", "work, a failed check and an error while others add work"}, {"rank", 0}});
@@ -359,20 +359,20 @@ TEST_CASE("nothing is counted of a rank that goes on reporting while the answer 
   inside.fake->Release();
 }
 
-TEST_CASE("a world that one rank cannot join does not open, and says which and why") {
+TEST_CASE("a world that one rank cannot join does not open, and the error names the rank and the cause") {
   auto fake = std::make_shared<FakeWorld>();
   fake->rank_that_cannot_open = 2;
   daemon::World world(std::make_unique<FakeBackend>(fake, 4));
   try {
     world.Open(std::chrono::steady_clock::now() + std::chrono::seconds(30));
-    FAIL("it opened");
+    FAIL("the world opened");
   } catch (const std::runtime_error& error) {
     CHECK(std::string(error.what()).find("rank 2 could not open: the device is gone") != std::string::npos);
   }
   CHECK(Called(*fake, "abort"));
 }
 
-TEST_CASE("the devices that a world of some size sees") {
+TEST_CASE("NarrowDevices keeps as many visible devices as the world has ranks") {
   CHECK(daemon::NarrowDevices(nullptr, 3) == "0,1,2");
   CHECK(daemon::NarrowDevices("3,GPU-a,MIG-b,1", 2) == "3,GPU-a");
   CHECK(daemon::NarrowDevices("5", 4) == "5");
@@ -380,7 +380,8 @@ TEST_CASE("the devices that a world of some size sees") {
   CHECK(daemon::NarrowDevices("1,,2", 2) == "1,");
   CHECK(daemon::NarrowDevices("0,-1,1", 3) == "0,-1,1");
   CHECK(daemon::NarrowDevices("2,1,0,", 3) == "2,1,0");
-  CHECK(daemon::NarrowDevices("0,1,0", 1) == "0,1,0");  // CUDA sees none, and must not be made to see one
+  CHECK(daemon::NarrowDevices("0,1,0", 1) ==
+        "0,1,0");  // CUDA sees no device in this list, and must not see one in the result
   CHECK(daemon::NarrowDevices("GPU-a,GPU-b,GPU-b1", 2) == "GPU-a,GPU-b,GPU-b1");
 }
 

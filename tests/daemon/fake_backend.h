@@ -1,4 +1,4 @@
-// A world whose failures the test chooses. Its streams run all work at once, and it has the communication that a probe needs.
+// A backend whose failures the test chooses. Its streams run work immediately, and it has the communication that a probe needs.
 #pragma once
 
 #include <atomic>
@@ -23,48 +23,48 @@ namespace cppool::test {
 struct FakeWorld {
   std::mutex mutex;
   std::condition_variable changed;
-  std::string aborted;  // the reason, when it is
+  std::string aborted;  // the reason; empty: not aborted
   std::vector<std::string> calls;
   std::vector<int> finished;  // ranks that ended a case in order
   bool released = false;
 
-  // Before the world is used.
+  // Set before the world is used.
   int rank_that_cannot_open = -1;
   int rank_that_cannot_begin = -1;
   int rank_that_cannot_end = -1;
   bool recovers = true;
-  // What a probe after a failure finds, on `unsound_rank`.
+  // What is wrong with `unsound_rank` in a probe after a failure.
   enum class Unsound { kNothing, kSum, kMessage, kStaleMessage, kCommunicator, kHangs };
   std::atomic<Unsound> unsound{Unsound::kNothing};
   int unsound_rank = -1;
-  // The seam's last failure, on every rank.
+  // The runtime's last failure, on every rank.
   cppool_failure failure{sizeof(cppool_failure), CPPOOL_INTERNAL, CPPOOL_CULPRIT_SELF,
                          "the runtime's last error"};
   std::atomic<std::size_t> free_bytes{std::size_t{1} << 30};
-  std::atomic<bool> device_lost{false};     // what asks the device itself throws from then on
+  std::atomic<bool> device_lost{false};     // calls that use the device throw from then on
   std::atomic<std::size_t> left_behind{0};  // allocations that a case leaves on each rank
 
   std::map<int, int> groups_open;  // by rank
 
-  // Communication: who has come, and what they brought.
-  std::vector<const std::int32_t*> brought;
+  // Communication: the inputs of the ranks that have joined an all-reduce, and messages.
+  std::vector<const std::int32_t*> joined;
   std::size_t reduced = 0;
   std::size_t sums = 0;
   std::map<std::pair<int, int>, std::deque<std::vector<std::int32_t>>> messages;
-  std::vector<std::int32_t> last_message;       // of `unsound_rank`, while all was well
-  std::vector<std::unique_ptr<char[]>> memory;  // all that was allocated
+  std::vector<std::int32_t> last_message;       // of `unsound_rank`, while nothing was wrong
+  std::vector<std::unique_ptr<char[]>> memory;  // all allocations
 
   void Log(std::string call) {
     const std::lock_guard lock(mutex);
     calls.push_back(std::move(call));
   }
-  // As a collective that nobody else joins: waits until the world is aborted.
+  // Like a collective that no other rank joins: waits until the world is aborted, then throws.
   void WaitForAbort() {
     std::unique_lock lock(mutex);
     changed.wait(lock, [&] { return !aborted.empty(); });
     throw kernels::RuntimeError(CPPOOL_NCCL, "released: " + aborted);
   }
-  // What no abort ends.
+  // Waits for Release; an abort does not end it.
   void WaitForRelease() {
     std::unique_lock lock(mutex);
     changed.wait(lock, [&] { return released; });
@@ -161,7 +161,7 @@ class FakeRank : public kernels::RankRuntime {
     WorldOf(rt).groups_open[rt.rank] += depth;
   }
 
-  // int32 sums and messages on the one communicator there is, done when the call returns.
+  // int32 sums and messages on the world communicator, complete when the call returns.
   void AddCommunication() {
     seam_.alloc = [](Rt* rt, std::size_t bytes, S, void** out) { return rt->alloc_host(rt, bytes, out); };
     seam_.free = [](Rt*, void*, S) { return CPPOOL_OK; };
@@ -215,19 +215,19 @@ class FakeRank : public kernels::RankRuntime {
       FakeWorld& world = WorldOf(*rt);
       if (Meets(*rt, FakeWorld::Unsound::kHangs)) return world.WaitForRelease(), CPPOOL_INTERNAL;
       std::unique_lock lock(world.mutex);
-      world.brought.push_back(static_cast<const std::int32_t*>(in));
+      world.joined.push_back(static_cast<const std::int32_t*>(in));
       world.changed.notify_all();
       const auto size = static_cast<std::size_t>(rt->world_size);
-      world.changed.wait(lock, [&] { return world.brought.size() == size || world.released; });
+      world.changed.wait(lock, [&] { return world.joined.size() == size || world.released; });
       if (world.released) return CPPOOL_INTERNAL;
       for (std::size_t i = 0; i < count; ++i) {
         std::int32_t sum = 0;
-        for (const std::int32_t* one : world.brought) sum += one[i];
+        for (const std::int32_t* one : world.joined) sum += one[i];
         static_cast<std::int32_t*>(out)[i] = sum;
       }
       if (Meets(*rt, FakeWorld::Unsound::kSum)) ++static_cast<std::int32_t*>(out)[count / 2];
-      // Nobody leaves with inputs that others still read, nor comes again before all have left.
-      if (++world.reduced == size) world.brought.clear(), world.reduced = 0, ++world.sums;
+      // A rank returns only when all have read the inputs, so that no input is freed early and no rank joins the next sum early.
+      if (++world.reduced == size) world.joined.clear(), world.reduced = 0, ++world.sums;
       const auto sums = world.sums;
       world.changed.notify_all();
       if (world.reduced) world.changed.wait(lock, [&] { return world.sums != sums || world.released; });

@@ -12,7 +12,7 @@ namespace {
 
 const cppool_parameter kParameters[] = {
     {"action", CPPOOL_TYPE_STRING, "\"pass\"", nullptr, 0, 0, 0, "what to do"},
-    {"rank", CPPOOL_TYPE_INTEGER, "0", nullptr, 0, 63, 0, "who does it; the others pass"},
+    {"rank", CPPOOL_TYPE_INTEGER, "0", nullptr, 0, 63, 0, "the rank that does it; the other ranks pass"},
     {"number", CPPOOL_TYPE_NUMBER, "0.5", nullptr, 0, 1, 0, "read back"},
     {"flag", CPPOOL_TYPE_BOOLEAN, "false", nullptr, 0, 0, 0, "read back"},
     {"maybe", CPPOOL_TYPE_STRING, "null", R"(["yes", "no"])", 0, 0, 0, "may be null"},
@@ -68,7 +68,7 @@ cppool_status Act(cppool_case_context* c, std::string_view action) {
   if (action == "mismatch") return c->fail(c, "7 is not 8"), CPPOOL_MISMATCH;
   if (action == "last error") return CPPOOL_INTERNAL;
   if (action == "a communicator fails, then the rank itself") {
-    // The others hear of it from the communicator before the rank's own error is there.
+    // The other ranks get the communicator's error before this rank reports its own.
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     return c->fail(c, "an illegal address"), CPPOOL_CUDA;
   }
@@ -111,11 +111,11 @@ cppool_status Run(cppool_case_context* c) {
     return Act(c, action.substr(0, action.find(" while others")));
   }
   if (action.ends_with(" while others wait")) WaitForAbort(c);          // as in a collective
-  if (action.ends_with(" while others say so")) return CPPOOL_NCCL;     // with the seam's last error
+  if (action.ends_with(" while others say so")) return CPPOOL_NCCL;     // with the runtime's last failure
   if (action.ends_with(" while others point")) return CPPOOL_INTERNAL;  // the same
   if (action.ends_with(" while others are stuck"))
     static_cast<FakeWorld*>(c->runtime->self)->WaitForRelease();
-  if (action.ends_with(" while others add work")) {  // as one that is stuck in its loop
+  if (action.ends_with(" while others add work")) {  // as a rank that is stuck in a loop
     auto* world = static_cast<FakeWorld*>(c->runtime->self);
     for (int i = 0; !world->Released(); ++i)
       c->work(c, ("some kernel or other " + std::to_string(i)).c_str(), 1);
@@ -128,7 +128,7 @@ cppool_status Run(cppool_case_context* c) {
 
 const cppool_case* FakeCase() {
   static const cppool_case definition{
-      CPPOOL_CASE_ABI,        sizeof(cppool_case), "fake", "does what it is told", kParameters,
+      CPPOOL_CASE_ABI,        sizeof(cppool_case), "fake", "does what `action` names", kParameters,
       std::size(kParameters), &Validate,           &Run,   CPPOOL_CASE_DUMPS};
   return &definition;
 }

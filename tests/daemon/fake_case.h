@@ -1,4 +1,4 @@
-// A case that does what its `action` says, and a daemon's inside around it: a fake world and a dispatcher.
+// A case that does what its parameter `action` names, and the inner parts of a daemon to run it: a fake world and a dispatcher.
 #pragma once
 
 #include <cppool/case.h>
@@ -7,9 +7,9 @@
 #include <optional>
 #include <string>
 
-#include "tests/catch.h"
 #include "daemon/case_registry.h"
 #include "daemon/dispatcher.h"
+#include "tests/catch.h"
 #include "tests/daemon/fake_backend.h"
 
 namespace cppool::test {
@@ -24,7 +24,7 @@ struct Inside {
                                                   std::chrono::milliseconds(2000)},
                   std::shared_ptr<FakeWorld> fake_world = std::make_shared<FakeWorld>());
 
-  // The answer to a request line, checked to be one bare JSON line.
+  // The answer to a request line; requires that it is one line of JSON without a sentinel.
   Json Ask(const std::string& line);
   Json Send(const Json& request) { return Ask(request.dump()); }
   Json Run(const Json& params = Json::object()) {

@@ -1,4 +1,4 @@
-// .npy files: what NumPy writes is read, what is broken is refused with the reason.
+// .npy files: files that NumPy writes are read, broken files are refused with the reason.
 #include "daemon/attention_case/npy.h"
 
 #include <cmath>
@@ -42,7 +42,7 @@ void WriteFile(const std::string& path, const std::string& dictionary, const std
 
 }  // namespace
 
-TEST_CASE("headers in the forms that NumPy has written over the years") {
+TEST_CASE("headers in the forms of different versions of NumPy are read") {
   const NpyHeader header =
       ParseNpyHeader("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }          \n");
   CHECK(header.type == NpyType::kFloat32);
@@ -56,7 +56,7 @@ TEST_CASE("headers in the forms that NumPy has written over the years") {
         std::vector<std::int64_t>{0, 4});
 }
 
-TEST_CASE("headers that cannot be read say why") {
+TEST_CASE("headers that cannot be read are refused with the reason") {
   const auto error = [](const std::string& text) { return ErrorOf([&] { ParseNpyHeader(text); }); };
   CheckHas(error("{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3), }"), "Fortran order");
   for (const char* type : {"<i4", ">f4", "|u1", "<c8", "<f16", "float32", ""})
@@ -102,7 +102,7 @@ TEST_CASE("damaged headers are read or refused") {
   CHECK(refused > 1000);
 }
 
-TEST_CASE("what is written is read back, from any part") {
+TEST_CASE("written elements are read back, from any position") {
   const TemporaryFolder folder;
   const std::string path = folder.File("a.npy");
   NpyWriter::Create(path, {NpyType::kFloat32, {3, 4}});
@@ -118,7 +118,7 @@ TEST_CASE("what is written is read back, from any part") {
   double one = 0;
   reader.Read(9, 1, &one);
   CHECK(one == -2);
-  NpyWriter::Create(path, {NpyType::kFloat16, {6}});  // an older file leaves nothing
+  NpyWriter::Create(path, {NpyType::kFloat16, {6}});  // replaces the older file
   NpyWriter half(path, NpyType::kFloat16);
   const std::vector<std::uint16_t> bits = {0x3C00, 0xBC00, 0x0001, 0x7BFF, 0x7C00, 0x7E00};
   half.Write(0, 6, bits.data());
@@ -132,7 +132,7 @@ TEST_CASE("what is written is read back, from any part") {
   CHECK(std::isnan(values[5]));
 }
 
-TEST_CASE("files that are none say why") {
+TEST_CASE("files that are not valid .npy files are refused with the reason") {
   const TemporaryFolder folder;
   const std::string path = folder.File("a.npy");
   const auto error = [&] { return ErrorOf([&] { NpyReader reader(path); }); };

@@ -1,4 +1,4 @@
-// What a case's `validate` keeps for its ranks: one object, released once.
+// The object that a case's `validate` prepares for the ranks: one for all ranks, released once.
 #include <atomic>
 #include <iterator>
 #include <mutex>
@@ -18,7 +18,7 @@ struct Kept {
 };
 std::atomic<int> made, released;
 std::mutex mutex;
-std::set<const void*> seen;  // by the ranks
+std::set<const void*> seen;  // the ranks' values of `prepared`
 
 void Keep(cppool_validation* v) {
   ++made;
@@ -42,14 +42,16 @@ cppool_status Run(cppool_case_context* c) {
   seen.insert(c->prepared);
   if (action == "never") return c->prepared ? CPPOOL_INTERNAL : CPPOOL_OK;
   if (action == "for good") return c->prepared == &made ? CPPOOL_OK : CPPOOL_INTERNAL;
-  // Nothing that is still needed has been released.
+  // Only the object that the ranks use has not been released.
   const bool whole = made == released + 1 && static_cast<const Kept*>(c->prepared)->number == 42;
   return whole ? CPPOOL_OK : CPPOOL_INTERNAL;
 }
 
 }  // namespace
 
-TEST_CASE("what validate keeps is the same object for every rank, and is released once, with its request") {
+TEST_CASE(
+    "the object that validate prepares is the same for every rank, and is released once, at the end of its "
+    "request") {
   static const cppool_case definition{CPPOOL_CASE_ABI,
                                       sizeof(cppool_case),
                                       "keeps",

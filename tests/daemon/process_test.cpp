@@ -1,4 +1,4 @@
-// The process's own parts: the answers' channel, the requests' reader, the watchdog, the command line.
+// Parts of the daemon's process: the channel for answers, the reader of requests, the watchdog, the ranks' threads, the command line.
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/wait.h>
@@ -45,7 +45,7 @@ daemon::ParsedOptions Parse(std::vector<const char*> arguments) {
 
 }  // namespace
 
-TEST_CASE("an answer longer than a pipe is written whole while somebody reads") {
+TEST_CASE("an answer larger than a pipe is written completely while it is read") {
   Pipe pipe;
   const std::string text(1'000'003, 'x');
   auto read_all = std::async(std::launch::async, [fd = std::move(pipe.read_end)] {
@@ -64,7 +64,9 @@ TEST_CASE("an answer longer than a pipe is written whole while somebody reads") 
   CHECK(read_all.get() == text);
 }
 
-TEST_CASE("an answer that nobody reads ends at its deadline, and one without a reader at once") {
+TEST_CASE(
+    "writing an answer fails at its deadline if it is not read, and at once if the reader has closed the "
+    "pipe") {
   std::signal(SIGPIPE, SIG_IGN);
   Pipe pipe;
   daemon::StdoutChannel channel(std::move(pipe.write_end));
@@ -73,7 +75,7 @@ TEST_CASE("an answer that nobody reads ends at its deadline, and one without a r
   CHECK_FALSE(channel.Write("x"));
 }
 
-TEST_CASE("lines are read as they come, to the end of input") {
+TEST_CASE("lines are read as they arrive, to the end of input") {
   Pipe pipe;
   daemon::RequestReader reader(std::move(pipe.read_end), -1);
   Put(pipe.write_end, "one\ntw");
@@ -87,7 +89,7 @@ TEST_CASE("lines are read as they come, to the end of input") {
   CHECK_FALSE(reader.Next());
 }
 
-TEST_CASE("a stop hands out what has been read, and no half line") {
+TEST_CASE("after a stop the reader returns the lines that it has read, but no partial line") {
   Pipe pipe;
   const UniqueFd stop(eventfd(0, EFD_CLOEXEC));
   daemon::RequestReader reader(std::move(pipe.read_end), stop.get());
@@ -99,7 +101,7 @@ TEST_CASE("a stop hands out what has been read, and no half line") {
   CHECK_FALSE(reader.Next());
 }
 
-TEST_CASE("a deadline passes once, and only when it is armed") {
+TEST_CASE("a deadline passes once, and only if it is armed") {
   std::promise<void> passed;
   std::atomic<int> times{0};
   daemon::Watchdog watchdog(0, -1,
@@ -112,7 +114,7 @@ TEST_CASE("a deadline passes once, and only when it is armed") {
     watchdog.Arm(Clock::now() + 10min);
     CHECK(watchdog.Disarm());
   }
-  // A deadline that is replaced in time does not count.
+  // A deadline that is replaced before it passes has no effect.
   watchdog.Arm(Clock::now() + 1ms);
   watchdog.Arm(Clock::now() + 10min);
   std::this_thread::sleep_for(20ms);
@@ -139,7 +141,7 @@ TEST_CASE("exactly one of the watchdog and the dispatcher answers") {
   }
 }
 
-TEST_CASE("the death of the process that counts is noticed") {
+TEST_CASE("the watchdog notices the death of the process that it watches") {
   Pipe pipe;
   const pid_t child = fork();
   if (child == 0) {
@@ -156,12 +158,13 @@ TEST_CASE("the death of the process that counts is noticed") {
   waitpid(child, nullptr, 0);
 }
 
-TEST_CASE("each termination is passed on, once") {
+TEST_CASE("the watchdog reports each termination request once") {
   const UniqueFd terminate(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  std::promise<void> told[2];
+  std::promise<void> reported[2];
   std::atomic<int> times{0};
-  daemon::Watchdog watchdog(0, terminate.get(), {nullptr, nullptr, [&] { told[times++ % 2].set_value(); }});
-  for (auto& once : told) {
+  daemon::Watchdog watchdog(0, terminate.get(),
+                            {nullptr, nullptr, [&] { reported[times++ % 2].set_value(); }});
+  for (auto& once : reported) {
     REQUIRE(eventfd_write(terminate.get(), 1) == 0);
     CHECK(once.get_future().wait_for(30s) == std::future_status::ready);
   }
@@ -179,7 +182,7 @@ TEST_CASE("every rank's thread runs every job") {
   }
 }
 
-TEST_CASE("threads that are stuck are not waited for") {
+TEST_CASE("the destructor of RankThreads does not wait for threads that are stuck") {
   auto release = std::make_shared<std::promise<void>>();
   auto future = release->get_future().share();
   auto finished = std::make_shared<std::promise<void>>();
@@ -192,12 +195,12 @@ TEST_CASE("threads that are stuck are not waited for") {
       }
     });
     CHECK_FALSE(threads.WaitUntil(Clock::now() + 10ms));
-  }  // returns, and leaves rank 1 behind
+  }  // returns while rank 1's thread still runs
   release->set_value();
   CHECK(finished->get_future().wait_for(30s) == std::future_status::ready);
 }
 
-TEST_CASE("the command line of the contract") {
+TEST_CASE("every option of the daemon's command line is read") {
   auto parsed = Parse({"--world-size", "4"});
   REQUIRE(parsed.options);
   CHECK(parsed.options->world_size == 4);
@@ -221,7 +224,7 @@ TEST_CASE("the command line of the contract") {
   CHECK(Parse({"--world-size", "2", "--case", "a.so", "b.so"}).options->case_files.size() == 2);
 }
 
-TEST_CASE("a command line that is wrong is refused with exit code 2") {
+TEST_CASE("an invalid command line is refused with exit code 2") {
   const std::vector<std::pair<std::vector<const char*>, std::string>> wrong = {
       {{}, "--world-size is required"},
       {{"--world-size", "0"}, "1"},

@@ -51,7 +51,7 @@ TEST_CASE("a case is found by its name, with its schema") {
   CHECK(Has(Refusal([&] { registry.Add(FakeCase(), "FILE.so"); }), "'fake' is taken (a test)"));
 }
 
-TEST_CASE("a case that was built for something else, or badly, is refused with what to do") {
+TEST_CASE("a case with another ABI, or with an invalid definition, is refused with the reason") {
   cppool_case definition = *FakeCase();
   CHECK(RefusalOf(definition).empty());
   definition.abi = 7;
@@ -79,9 +79,9 @@ TEST_CASE("a case that was built for something else, or badly, is refused with w
   CHECK(Has(RefusalOf(definition), "action is given twice"));
 }
 
-TEST_CASE("a case that was built before there were features loads, without any") {
+TEST_CASE("a case that was built before cppool_case had `features` is loaded without features") {
   cppool_case definition = *FakeCase();
-  definition.features = ~0U;  // what lies behind an older definition is none of its
+  definition.features = ~0U;  // beyond struct_size, so it must not be read
   definition.struct_size = offsetof(cppool_case, features);
   daemon::CaseRegistry registry;
   registry.Add(&definition, "old");
@@ -92,7 +92,7 @@ TEST_CASE("a case that was built before there were features loads, without any")
   CHECK(registry.Find("newer")->features == ~0U);
 }
 
-TEST_CASE("a schema that contradicts itself is refused, naming the parameter") {
+TEST_CASE("a schema that contradicts itself is refused, and the error names the parameter") {
   const cppool_parameter good{"p", CPPOOL_TYPE_INTEGER, "2", "[1, 2]", 0, 3, 0, "doc"};
   CHECK(RefusalOf(good).empty());
   const auto with = [&](auto change) {
@@ -113,7 +113,7 @@ TEST_CASE("a schema that contradicts itself is refused, naming the parameter") {
   CHECK(with([](auto& p) { p.doc = nullptr; }).empty());
 }
 
-TEST_CASE("a file that is no library of cases is refused") {
+TEST_CASE("a file that is not a library of cases is refused") {
   daemon::CaseRegistry registry;
   CHECK(Has(Refusal([&] { registry.LoadFile("/nonexistent/case.so"); }),
             "--case /nonexistent/case.so: cannot be loaded"));

@@ -1,4 +1,4 @@
-// The answer to a passed deadline, for ranks in all kinds of states, also such that cannot be read.
+// The answer to a passed deadline, for ranks in different states, including states that cannot be read.
 #include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -38,7 +38,7 @@ RankSnapshot Running(std::vector<StreamProgress> streams) {
 
 }  // namespace
 
-TEST_CASE("a stream that waits for another one is told with that one's reason") {
+TEST_CASE("a stream that waits for another stream is reported with the other stream's reason") {
   CHECK(DescribeProgress({In("main", "forward/p2p step 2 of 4", 4.98, "", {}, "stream 1"),
                           In("stream 1", "forward/p2p step 2 of 4: keys and values", 5.1,
                              "waiting for recv from rank 0", {0})}) ==
@@ -49,7 +49,7 @@ TEST_CASE("a stream that waits for another one is told with that one's reason") 
         "a, 1.00 s; stream 1: b, waiting for send to rank 3, 2.00 s");
   CHECK(DescribeProgress({In("main", "a", 1), In("stream 1", "b", 2, "", {}, "main")}) == "a, 1.00 s");
   CHECK(DescribeProgress({In("main", "", 0)}) == "before its first stage");
-  // Two that wait for each other must not make it wait, too.
+  // Two streams that wait for each other must not cause an endless loop.
   CHECK_FALSE(
       DescribeProgress({In("main", "a", 1, "", {}, "stream 1"), In("stream 1", "b", 2, "", {}, "main")})
           .empty());
@@ -57,7 +57,7 @@ TEST_CASE("a stream that waits for another one is told with that one's reason") 
         "in the case's host code, no marked work is pending (last stage: last)");
 }
 
-TEST_CASE("the rank that others wait for is named, whatever it does itself") {
+TEST_CASE("the rank that other ranks wait for is named, whatever it does itself") {
   const RankSnapshot waits = Running({In("main", "meet", 1, "waiting for recv from rank 1", {1})});
   const auto report = [](const std::vector<RankSnapshot>& ranks) {
     return TimeoutReport(
@@ -84,10 +84,10 @@ TEST_CASE("the rank that others wait for is named, whatever it does itself") {
   CHECK_FALSE(failed.ranks[2].ok);
 
   const RankSnapshot waits_too = Running({In("main", "meet", 1, "waiting for recv from rank 0", {0})});
-  CHECK_FALSE(report({waits, waits_too}).failure->rank);  // for each other: nobody is to blame
+  CHECK_FALSE(report({waits, waits_too}).failure->rank);  // they wait for each other: no rank is the cause
 }
 
-TEST_CASE("snapshots that get stuck or throw cost no answer") {
+TEST_CASE("snapshots that block or throw do not prevent the answer") {
   struct Gate {
     std::mutex mutex;
     std::condition_variable changed;
@@ -115,7 +115,7 @@ TEST_CASE("snapshots that get stuck or throw cost no answer") {
   gate->changed.notify_all();
 }
 
-TEST_CASE("threads that give no stack say why, and the others give theirs") {
+TEST_CASE("threads without a stack are reported with the reason, and other threads with their stacks") {
   std::mutex mutex;
   std::condition_variable changed;
   bool end = false;
@@ -139,8 +139,8 @@ TEST_CASE("threads that give no stack say why, and the others give theirs") {
     std::unique_lock lock(mutex);
     changed.wait(lock, [&] { return ready == 2; });
   }
-  const pid_t gone = 0x3ffffff;              // above every id
-  for (int round = 0; round < 2; ++round) {  // the second finds the first one's question unanswered
+  const pid_t gone = 0x3ffffff;              // larger than any thread's id
+  for (int round = 0; round < 2; ++round) {  // in the second, the first one's signal is still pending
     const auto stacks = daemon::SampleStacks(
         {deaf_id, waiting_id, gone}, std::chrono::steady_clock::now() + std::chrono::milliseconds(500));
     REQUIRE(stacks.size() == 3);

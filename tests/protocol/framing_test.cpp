@@ -19,7 +19,7 @@ std::vector<LineReader::Line> ReadAll(LineReader& reader, std::string_view bytes
   return lines;
 }
 
-TEST_CASE("lines are cut the same way whatever the chunks") {
+TEST_CASE("lines do not depend on the size of the chunks") {
   const std::string bytes =
       "one\ntwo\r\n\n\r\nlonger than it may be\r\n12345678\r\n123456789\r\n12\r34\nlast";
   const std::vector<std::pair<std::string, std::size_t>> wanted = {
@@ -40,7 +40,7 @@ TEST_CASE("lines are cut the same way whatever the chunks") {
   }
 }
 
-TEST_CASE("random bytes in random chunks give the lines a plain split gives") {
+TEST_CASE("random bytes in random chunks give the same lines as a plain split") {
   std::mt19937 random(7);
   for (int round = 0; round < 300; ++round) {
     std::string bytes;
@@ -64,7 +64,7 @@ TEST_CASE("random bytes in random chunks give the lines a plain split gives") {
   }
 }
 
-TEST_CASE("an over-long line costs no more memory than the limit and the line behind it is not lost") {
+TEST_CASE("an over-long line takes no more memory than the limit, and the next line is not lost") {
   LineReader reader(kMaxRequestBytes);
   const std::string block(1 << 16, 'x');
   for (int i = 0; i < 160; ++i) {  // 10 MiB
@@ -84,7 +84,7 @@ TEST_CASE("an over-long line costs no more memory than the limit and the line be
   CHECK_FALSE(next->overlong);
 }
 
-TEST_CASE("byte by byte takes linear time") {
+TEST_CASE("reading byte by byte takes linear time") {
   // Quadratic time would take hours here and run into the test's time-out.
   LineReader reader(1 << 30);
   const int bytes = 4 << 20;
@@ -99,19 +99,19 @@ TEST_CASE("byte by byte takes linear time") {
   CHECK(empty == (1 << 20) - 1);
 }
 
-TEST_CASE("the end of input gives up the last line once") {
+TEST_CASE("Finish returns lines that were not taken, then the last line, once each") {
   LineReader reader(100);
   CHECK_FALSE(reader.Finish());
   reader.Append("first\nsecond");
   CHECK(reader.buffered() == 11);
-  CHECK(reader.Finish()->text == "first");  // not taken before: not lost, and in order
+  CHECK(reader.Finish()->text == "first");  // was not taken before the end of input
   CHECK(reader.Finish()->text == "second");
   CHECK_FALSE(reader.Finish());
   reader.Append("\n");
   CHECK(reader.Next()->text.empty());
 }
 
-TEST_CASE("the sentinel is in front or the line is no response") {
+TEST_CASE("a line is a response only if it starts with the sentinel") {
   CHECK(StripSentinel("[CP_POOL_RESP] {\"ok\":true}", kDefaultSentinel) == "{\"ok\":true}");
   CHECK(StripSentinel("[CP_POOL_RESP] ", kDefaultSentinel) == "");
   CHECK_FALSE(StripSentinel(" [CP_POOL_RESP] {}", kDefaultSentinel));

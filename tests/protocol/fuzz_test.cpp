@@ -1,5 +1,5 @@
-// Random damage with a fixed seed: whatever arrives, the answer is a value or the one kind of error, with a
-// text fit for a response.
+// Random damage with a fixed seed: damaged input gives a value or the one expected type of exception, with a text that fits into a
+// response.
 #include <random>
 
 #include "protocol/framing.h"

@@ -13,7 +13,7 @@ std::string ErrorOf(const std::string& text) {
   return Thrown<InvalidRequest>([&] { ParseJson(text); });
 }
 
-TEST_CASE("any JSON text becomes the value it says") {
+TEST_CASE("ParseJson returns the value of any JSON text") {
   for (const char* text : {R"({"a":[1,-2,0.5,true,false,null,"x",{}],"b":{"c":[[]],"a":1}})", "[]", "12",
                            R"("\u00e9\ud83d\ude00")", "null", "18446744073709551615", "-9223372036854775808",
                            R"({"":{"":{"":0}}})", R"([{"a":1},{"a":2},[{"a":3}]])"}) {
@@ -23,7 +23,7 @@ TEST_CASE("any JSON text becomes the value it says") {
   CHECK(ParseJson(" \t{\"a\" : 1}\r\n") == Json{{"a", 1}});
 }
 
-TEST_CASE("what is no JSON text is refused with its place") {
+TEST_CASE("invalid JSON text is refused with the position of the error") {
   struct Row {
     std::string text;
     std::vector<std::string> parts;
@@ -54,8 +54,8 @@ TEST_CASE("what is no JSON text is refused with its place") {
       {"\xff", {"not UTF-8 from byte 0"}},
       {"[]\xc3", {"not UTF-8 from byte 2"}},
       {"[\"\xc0\x80\"]", {"not UTF-8"}},          // overlong NUL
-      {"[\"\xe0\x80\x80\"]", {"not UTF-8"}},      // the same in three bytes
-      {"[\"\xf0\x80\x80\x80\"]", {"not UTF-8"}},  // and in four
+      {"[\"\xe0\x80\x80\"]", {"not UTF-8"}},      // overlong NUL, three bytes
+      {"[\"\xf0\x80\x80\x80\"]", {"not UTF-8"}},  // overlong NUL, four bytes
       {"[\"\xed\xa0\x80\"]", {"not UTF-8"}},      // a surrogate
       {"[\"\xf4\x90\x80\x80\"]", {"not UTF-8"}},  // past U+10FFFF
       {"[\"\xe2\x82\"]", {"not UTF-8"}},          // cut off
@@ -76,7 +76,7 @@ TEST_CASE("what is no JSON text is refused with its place") {
   }
 }
 
-TEST_CASE("a quoted text holds nothing that a terminal acts on") {
+TEST_CASE("a quoted text contains no character that controls a terminal") {
   struct Row {
     const char *given, *shown;
   };
@@ -85,18 +85,18 @@ TEST_CASE("a quoted text holds nothing that a terminal acts on") {
       {"\n\r\t\x7f", "\"\\n\\r\\t\\x7f\""},
       {"\xc2\x80\xc2\x9b"
        "2J\xc2\x9f",
-       "\"\\u0080\\u009b2J\\u009f\""},               // the second set of control characters
-      {"\xc2\xa0\xc3\xa9", "\"\xc2\xa0\xc3\xa9\""},  // which ends there
-      {"\xd8\x9c\xe2\x80\x8e\xe2\x80\x8f", "\"\\u061c\\u200e\\u200f\""},  // marks of a direction
-      {"\xe2\x80\xa8\xe2\x80\xa9", "\"\\u2028\\u2029\""},                 // ends of a line and a paragraph
+       "\"\\u0080\\u009b2J\\u009f\""},                                    // C1 control characters
+      {"\xc2\xa0\xc3\xa9", "\"\xc2\xa0\xc3\xa9\""},                       // the first characters after them
+      {"\xd8\x9c\xe2\x80\x8e\xe2\x80\x8f", "\"\\u061c\\u200e\\u200f\""},  // direction marks
+      {"\xe2\x80\xa8\xe2\x80\xa9", "\"\\u2028\\u2029\""},                 // line and paragraph separators
       {"\xe2\x80\xaa"
        "a\xe2\x80\xae",
-       "\"\\u202aa\\u202e\""},  // embeddings and overrides
+       "\"\\u202aa\\u202e\""},  // bidirectional embeddings and overrides
       {"\xe2\x81\xa6"
        "a\xe2\x81\xa9",
-       "\"\\u2066a\\u2069\""},  // isolates
+       "\"\\u2066a\\u2069\""},  // bidirectional isolates
       {"\xe2\x80\x8d\xe2\x80\xaf\xe2\x81\xa5\xe2\x81\xaa",
-       "\"\xe2\x80\x8d\xe2\x80\xaf\xe2\x81\xa5\xe2\x81\xaa\""},  // their neighbours
+       "\"\xe2\x80\x8d\xe2\x80\xaf\xe2\x81\xa5\xe2\x81\xaa\""},  // neighbouring characters, not escaped
       {"\xf0\x9f\x98\x80\xe6\xbc\xa2", "\"\xf0\x9f\x98\x80\xe6\xbc\xa2\""},
       {"\x9b", "\"\\x9b\""},  // not UTF-8
   };
@@ -104,13 +104,13 @@ TEST_CASE("a quoted text holds nothing that a terminal acts on") {
     CAPTURE(row.given);
     CHECK(Quoted(row.given) == row.shown);
   }
-  // As a value's JSON text too, here in the name of an unknown key.
+  // The same holds for JSON text in an error, here the name of an unknown key.
   const std::string error =
       Thrown<InvalidRequest>([] { ParseRequest(R"({"op":"run","\u009b31m\u202e":1})"); });
   CheckText(error, {"\\u009b31m\\u202e"});
 }
 
-TEST_CASE("nesting is bounded without recursion") {
+TEST_CASE("nesting is limited without recursion") {
   CHECK(ErrorOf(Repeat("[", 64) + Repeat("]", 64)).empty());
   CheckText(ErrorOf(Repeat("[", 65) + Repeat("]", 65)), {"nested deeper than 64"});
   CHECK(ErrorOf(Repeat("{\"a\":", 63) + "{}" + Repeat("}", 63)).empty());

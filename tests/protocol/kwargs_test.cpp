@@ -29,7 +29,7 @@ std::vector<ParameterSpec> Schema() {
           Spec("softmax_scale", ParameterType::kNumber, Json())};
 }
 
-TEST_CASE("what Transformer Engine's harness sends is understood") {
+TEST_CASE("the parameters that Transformer Engine's harness sends are read") {
   const Json fused = Json::parse(
       R"({"dtype":"bf16","model":"cp_2_0","qkv_format":"thd","kernel_backend":"FusedAttention","cp_comm_type":"a2a+p2p",
           "fp8_bwd":"False","fp8_dpa":"False","fp8_mha":"False","scaling_mode":"None","f16_O":"True",
@@ -45,7 +45,7 @@ TEST_CASE("what Transformer Engine's harness sends is understood") {
                         "cp_comm_type":"p2p","pad_between_seqs":true})"));
 }
 
-TEST_CASE("strings become what the schema says") {
+TEST_CASE("strings are converted to the types of the schema") {
   struct Row {
     const char *name, *text;
     Json value;
@@ -73,7 +73,7 @@ TEST_CASE("strings become what the schema says") {
   }
 }
 
-TEST_CASE("a string that does not read as its type is an error") {
+TEST_CASE("a string that cannot be converted to its type is an error") {
   struct Row {
     const char* name;
     std::string text;
@@ -132,10 +132,11 @@ TEST_CASE("a string that does not read as its type is an error") {
         }).find("did you mean") == std::string::npos);
   CheckText(error({{"pad_between_seqs", "True"}, {"fa_pad_between_seqs", "True"}}),
             {"are the same parameter"});
-  CheckText(error({{"is_training", "yes"}, {"zzz", "1"}}), {"unknown parameter \"zzz\""});  // names first
+  CheckText(error({{"is_training", "yes"}, {"zzz", "1"}}),
+            {"unknown parameter \"zzz\""});  // names are checked first
 }
 
-TEST_CASE("fp8 flags count only with fp8") {
+TEST_CASE("fp8 flags are ignored unless dtype is fp8") {
   std::vector<ParameterSpec> schema = Schema();
   schema.push_back(Spec("fp8_dpa", ParameterType::kBoolean, false));
   const auto typed = [&](const char* dtype) {

@@ -1,4 +1,4 @@
-// The model tables as the file has them.
+// The model tables.
 #include "protocol/models.h"
 
 #include <map>
@@ -19,7 +19,7 @@ TEST_CASE("the model tables: 12 rows of FlashAttention, 24 of FusedAttention, ea
   }
   CHECK(sizes ==
         std::map<std::string, std::size_t>{{"flash FlashAttention", 12}, {"fused FusedAttention", 24}});
-  // A row of its own, and one that puts something over what the rows have in common.
+  // A value of one row, a value that all rows have in common, and a row that overrides such a value.
   CHECK(ModelTables().at(0).rows.at("cp_2_1").at("num_gqa_groups") == 2);
   CHECK(ModelTables().at(0).rows.at("cp_2_1").at("max_seqlen_q") == 4096);
   CHECK(ModelTables().at(1).rows.at("cp_5_1").at("max_seqlen_q") == 1024);

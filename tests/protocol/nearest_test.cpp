@@ -4,7 +4,7 @@
 namespace cppool::protocol {
 namespace {
 
-TEST_CASE("the nearest word is one that a slip of the finger explains") {
+TEST_CASE("the nearest word is one that a typing error explains") {
   const std::vector<std::string> words = {"hello",        "list",          "run", "stats", "shutdown",
                                           "max_seqlen_q", "max_seqlen_kv", "p2p", "bf16",  "fp16"};
   struct Row {
@@ -36,7 +36,7 @@ TEST_CASE("the nearest word is one that a slip of the finger explains") {
     CHECK(Nearest(row.word, words) == row.nearest);
   }
   CHECK_FALSE(Nearest("run", {}));
-  CHECK_FALSE(Nearest("x", {"a", ""}));  // a word of one letter is near nothing else
+  CHECK_FALSE(Nearest("x", {"a", ""}));  // a word of one letter is near no other word
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ std::vector<ParameterSpec> Schema() {
   return schema;
 }
 
-TEST_CASE("every parameter is there after validation") {
+TEST_CASE("validated parameters have every parameter of the schema") {
   CHECK(ValidateParameters({{"size", 5}}, Schema()) ==
         Json::parse(
             R"({"num_heads":12,"softmax_scale":null,"is_training":true,"dtype":"bf16","window_size":[-1,-1],
@@ -59,7 +59,7 @@ TEST_CASE("every parameter is there after validation") {
   CHECK(ValidateParameters(Json::object(), {}) == Json::object());
 }
 
-TEST_CASE("a wrong parameter is named with what it may be") {
+TEST_CASE("the error for an invalid parameter names it and its allowed values") {
   struct Row {
     std::string given;  // beside "size": 1
     std::vector<std::string> parts;
@@ -139,7 +139,7 @@ TEST_CASE("a wrong parameter is named with what it may be") {
   }
 }
 
-TEST_CASE("a schema is listed with its ranges") {
+TEST_CASE("ToJson writes a parameter's schema with its range") {
   const auto schema = Schema();
   CHECK(
       ToJson(schema[0]) ==

@@ -14,7 +14,7 @@ using test::IsUtf8;
 using test::Repeat;
 using test::Thrown;
 
-// Of `run` and `validate`.
+// The RunRequest of `run` or `validate`; null for other operations.
 const RunRequest* RunOf(const Request& request) {
   if (const auto* validate = std::get_if<ValidateRequest>(&request.operation)) return &validate->run;
   return std::get_if<RunRequest>(&request.operation);
@@ -68,10 +68,10 @@ TEST_CASE("each operation is read") {
 
   const Request validate = ParseRequest(R"({"op":"validate","params":{"n":1},"repeat":3,"dump":"d","id":5})");
   CHECK(validate.id == 5);
-  const RunRequest& asked = std::get<ValidateRequest>(validate.operation).run;
-  CHECK(asked.params == Json{{"n", 1}});
-  CHECK(asked.repeat == 3);
-  CHECK(asked.dump == "d");
+  const RunRequest& validated = std::get<ValidateRequest>(validate.operation).run;
+  CHECK(validated.params == Json{{"n", 1}});
+  CHECK(validated.repeat == 3);
+  CHECK(validated.dump == "d");
 
   const Request strings = ParseRequest(R"({"op":"run","kwargs":{"dtype":"bf16","is_training":"True"}})");
   const auto& kwargs = std::get<RunRequest>(strings.operation);
@@ -82,7 +82,7 @@ TEST_CASE("each operation is read") {
             .from_kwargs);
 }
 
-TEST_CASE("an id is any JSON value") {
+TEST_CASE("an id may be any JSON value") {
   for (const char* id : {"null", "0", "-1", "1.5", "\"x\"", "true", "[]", "{\"op\":\"run\"}",
                          "18446744073709551615", "-9223372036854775808", "\"\\u0000\\n\"", "1e300"}) {
     CAPTURE(id);
@@ -93,7 +93,7 @@ TEST_CASE("an id is any JSON value") {
   CHECK(ParseRequest("{\"op\":\"hello\",\"id\":" + Repeat("[", 63) + Repeat("]", 63) + "}").id);
 }
 
-TEST_CASE("a wrong request is answered with what is wrong and what is allowed") {
+TEST_CASE("the error for an invalid request says what is wrong and what is allowed") {
   struct Row {
     std::string line;
     std::optional<Json> id;
@@ -126,13 +126,13 @@ TEST_CASE("a wrong request is answered with what is wrong and what is allowed") 
        std::nullopt,
        {"bytes", "1048576"}},
       {std::string(kMaxRequestBytes + 1, ' '), std::nullopt, {"1048577 bytes"}},
-      // JSON, but no object
+      // JSON, but not an object
       {"[]", std::nullopt, {"JSON object", "an array"}},
       {"null", std::nullopt, {"JSON object", "null"}},
       {"12", std::nullopt, {"JSON object", "a number", "12"}},
       {"\"" + long_name + "\"", std::nullopt, {"JSON object", "a string", "zzz...\""}},
       {"true", std::nullopt, {"JSON object", "a boolean"}},
-      // numbers that no double holds, in what can be read otherwise
+      // numbers that are too large for a double, in otherwise valid requests
       {R"({"id":1,"op":"run","params":{"softmax_scale":1e400}})", 1, {"\"1e400\"", "too large"}},
       {R"({"op":"run","params":{"softmax_scale":-1e400,"a":[1e999]},"id":[1e5]})",
        Json::array({1e5}),
@@ -235,7 +235,7 @@ TEST_CASE("a wrong request is answered with what is wrong and what is allowed") 
   }
 }
 
-TEST_CASE("numbers of a run are integers in their range") {
+TEST_CASE("deadline_ms, warmup and repeat are integers in their range") {
   struct Row {
     const char *key, *lowest, *highest;
   };
@@ -266,7 +266,7 @@ TEST_CASE("numbers of a run are integers in their range") {
   }
 }
 
-TEST_CASE("a request survives the line") {
+TEST_CASE("a request that is written as a line is read back unchanged") {
   std::vector<Request> requests;
   requests.push_back({std::nullopt, HelloRequest{}});
   requests.push_back({Json(), ListRequest{}});
@@ -315,7 +315,7 @@ TEST_CASE("a request survives the line") {
   }
 }
 
-TEST_CASE("what JSON cannot say is not sent as something else") {
+TEST_CASE("values that JSON cannot represent are refused") {
   RunRequest run;
   const auto error = [&] { return Thrown<InvalidRequest>([&] { SerializeRequest({std::nullopt, run}); }); };
   run.params = {{"softmax_scale", std::numeric_limits<double>::quiet_NaN()}};

@@ -39,7 +39,7 @@ RunResult Sample() {
   return result;
 }
 
-TEST_CASE("words and values of status and kind agree") {
+TEST_CASE("statuses and kinds of failure are converted to words and back") {
   for (const Status status : {Status::kPassed, Status::kFailed, Status::kSkipped, Status::kError}) {
     CHECK(ParseStatus(ToString(status)) == status);
   }
@@ -56,7 +56,7 @@ TEST_CASE("words and values of status and kind agree") {
         Json::parse(R"({"kind":"cuda","rank":null,"stage":null,"detail":"x"})"));
 }
 
-TEST_CASE("a result says what the contract says") {
+TEST_CASE("a result is written with the protocol's members") {
   CHECK(ToJson(Sample(), Json("id")) == Json::parse(R"({
     "ok": false, "id": "id", "status": "failed", "error": "dq of rank 1 is off",
     "failure": {"kind": "mismatch", "rank": 1, "stage": "backward/attend 1", "detail": "dq"},
@@ -79,11 +79,12 @@ TEST_CASE("a result says what the contract says") {
   CHECK(ToJson(fatal, Json())["id"].is_null());
   RunResult clash = Sample();
   clash.ranks[0].extra = {{"rank", 7}, {"ok", false}};
-  CHECK(ToJson(clash, std::nullopt)["ranks"][0]["rank"] == 0);  // a case cannot speak for the daemon
+  CHECK(ToJson(clash, std::nullopt)["ranks"][0]["rank"] ==
+        0);  // a case cannot overwrite members of the daemon
   CHECK(ToJson(clash, std::nullopt)["ranks"][0]["ok"] == true);
 }
 
-TEST_CASE("a result survives the line") {
+TEST_CASE("a result that is written as a line is read back unchanged") {
   std::vector<RunResult> results(2, Sample());
   results[1].status = Status::kPassed;
   results[1].error.clear();
@@ -108,7 +109,7 @@ TEST_CASE("a result survives the line") {
   }
 }
 
-TEST_CASE("the short answers") {
+TEST_CASE("OkResponse and ErrorResponse have the protocol's members") {
   CHECK(OkResponse({{"pid", 7}}, Json(2)) == Json::parse(R"({"ok":true,"id":2,"pid":7})"));
   CHECK(OkResponse(Json::object(), std::nullopt) == Json::parse(R"({"ok":true})"));
   const Failure failure{FailureKind::kInvalidRequest, std::nullopt, "", "no such op"};
@@ -124,7 +125,7 @@ TEST_CASE("the short answers") {
   CHECK(read.ranks.empty());
 }
 
-TEST_CASE("a response that is not one is refused with the member's name") {
+TEST_CASE("an invalid response is refused with the member's name") {
   struct Row {
     const char* patch;  // JSON merge patch of the sample: null removes
     std::vector<std::string> parts;

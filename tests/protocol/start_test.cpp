@@ -1,4 +1,4 @@
-// The line for programs of a daemon that cannot start.
+// The start line, `cppoold: start {json}`, of a daemon that cannot start.
 #include "protocol/start.h"
 
 #include <string>
@@ -26,7 +26,7 @@ std::optional<StartFailure> Read(std::string line) {
 
 }  // namespace
 
-TEST_CASE("a failed start comes back from its line as it was") {
+TEST_CASE("a StartFailure that is written as a line is read back unchanged") {
   const auto read = Read(SerializeStart(Full()));
   REQUIRE(read);
   CHECK(read->error == "what to do");
@@ -44,7 +44,7 @@ TEST_CASE("a failed start comes back from its line as it was") {
   CHECK_FALSE(bare->world_size);
 }
 
-TEST_CASE("a line of a failed start is short and valid, whatever its texts are") {
+TEST_CASE("a start line is short and valid for any texts") {
   for (const std::string& text :
        {std::string(1 << 20, 'x'), std::string(100000, '\1'), std::string(5000, '\xff'),
         std::string("a\nb\0c", 5), std::string(1999, 'x') + std::string(100, '\xc3') + "\xbc"}) {
@@ -57,7 +57,7 @@ TEST_CASE("a line of a failed start is short and valid, whatever its texts are")
     CHECK(read->devices == 0);
     CHECK(read->error.substr(0, 1) == (text[0] == '\xff' ? "\xef" : text.substr(0, 1)));
   }
-  // Not cut in the middle of a character.
+  // A text is not cut in the middle of a character.
   std::string umlauts;
   while (umlauts.size() < 10000) umlauts += "\xc3\xbc";
   for (const char* odd : {"", "x"}) {
@@ -67,7 +67,7 @@ TEST_CASE("a line of a failed start is short and valid, whatever its texts are")
   }
 }
 
-TEST_CASE("what is no such line, or not a whole one, is not read") {
+TEST_CASE("a line that is incomplete or not a start line is ignored") {
   const std::string line = SerializeStart(Full());
   for (std::size_t length = 0; length + 2 < line.size(); ++length)
     CHECK_FALSE(ParseStart(line.substr(0, length)));

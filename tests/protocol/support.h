@@ -1,13 +1,13 @@
-// What the protocol's tests share.
+// Shared by the protocol's tests.
 #pragma once
 
 #include <optional>
 #include <string>
 #include <string_view>
 
-#include "tests/catch.h"
 #include "protocol/json_text.h"
 #include "protocol/request.h"
+#include "tests/catch.h"
 
 namespace cppool::protocol::test {
 
@@ -18,7 +18,7 @@ inline std::string Repeat(std::string_view text, std::size_t times) {
   return all;
 }
 
-// Independent of the code under test: a JSON string of `text` in strict mode is only written for valid UTF-8.
+// Independent of the code under test: nlohmann's dump() throws for text that is not valid UTF-8.
 inline bool IsUtf8(const std::string& text) {
   try {
     (void)Json(text).dump();
@@ -28,7 +28,7 @@ inline bool IsUtf8(const std::string& text) {
   }
 }
 
-// What `action` throws as `Error`; empty when it throws nothing.
+// The text of the `Error` that `action` throws; empty if it throws nothing.
 template <typename Error, typename Action>
 std::string Thrown(const Action& action) {
   try {
@@ -46,7 +46,7 @@ inline bool Contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// The error text holds every one of the parts.
+// Checks that the error text contains every part.
 inline void CheckText(const std::string& text, const std::vector<std::string>& parts) {
   CHECK_FALSE(text.empty());
   for (const std::string& part : parts) {

@@ -20,7 +20,7 @@ using Indices = std::vector<int>;
 
 }  // namespace
 
-TEST_CASE("visible devices by index, up to the first that is none") {
+TEST_CASE("visible devices by index, up to the first invalid entry") {
   CHECK(Find("0,1,2,3") == Indices{0, 1, 2, 3});
   CHECK(Find("2,1") == Indices{2, 1});
   CHECK(Find("3") == Indices{3});
@@ -40,19 +40,19 @@ TEST_CASE("visible devices by index, up to the first that is none") {
   CHECK(Find("1gpu,2x") == Indices{1, 2});
 }
 
-TEST_CASE("visible devices by the beginning of a UUID that only one has") {
+TEST_CASE("visible devices by a prefix of their UUID that is unambiguous") {
   CHECK(Find(kUuids[2] + "," + kUuids[0]) == Indices{2, 0});
   CHECK(Find("GPU-8932f937") == Indices{0});
   CHECK(Find("GPU-8932f,GPU-1,GPU-8932a") == Indices{0, 2, 1});
-  CHECK(Find("GPU-8932") == Indices{});  // two begin so
+  CHECK(Find("GPU-8932") == Indices{});  // a prefix of two UUIDs
   CHECK(Find("GPU-") == Indices{});
-  CHECK(ReadVisibleDevices("GPU-").stopped_at == "GPU-");  // also where one device has that beginning
+  CHECK(ReadVisibleDevices("GPU-").stopped_at == "GPU-");  // even if only one device has this prefix
   CHECK(Find("GPU-11111111-d72c-4106-c12f-20bd9faed9f60") == Indices{2});
   CHECK(Find("GPU-2,GPU-8932,GPU-1") == Indices{3});
   CHECK(Find("GPU-33,GPU-1") == Indices{});
 }
 
-TEST_CASE("visible devices of both kinds: the first says which counts") {
+TEST_CASE("the first entry decides whether a list has indices or UUIDs") {
   CHECK(Find("1,GPU-2") == Indices{1});
   CHECK(Find("GPU-2,1") == Indices{3});
   CHECK(Find("GPU-2,MIG-1") == Indices{3});
@@ -61,18 +61,18 @@ TEST_CASE("visible devices of both kinds: the first says which counts") {
   CHECK(Find("") == Indices{});
 }
 
-TEST_CASE("a device that is named twice hides all") {
+TEST_CASE("a device that is listed twice hides all devices") {
   for (const char* list :
        {"0,0", "0,1,0", "1,01", "1,2,1,-1", "GPU-2,GPU-2", "GPU-2,GPU-22", "GPU-22,GPU-1,GPU-2"}) {
     INFO(list);
     CHECK(Find(list) == Indices{});
     CHECK(ReadVisibleDevices(list).repeated);
   }
-  CHECK(Find("0,1,-1,0") == Indices{0, 1});  // not read so far
+  CHECK(Find("0,1,-1,0") == Indices{0, 1});  // the list is read up to -1
   CHECK_FALSE(ReadVisibleDevices("0,1,-1,0").repeated);
 }
 
-TEST_CASE("MIG devices are named by what begins with MIG-") {
+TEST_CASE("MIG devices are entries that begin with MIG-") {
   const VisibleDevices devices =
       ReadVisibleDevices("MIG-GPU-8932f937-d72c-4106-c12f-20bd9faed9f6/1/2,MIG-3,0");
   CHECK(devices.names ==
@@ -83,7 +83,7 @@ TEST_CASE("MIG devices are named by what begins with MIG-") {
   CHECK_FALSE(ReadVisibleDevices("").of_mig());
 }
 
-TEST_CASE("what is odd about a list is said") {
+TEST_CASE("ExplainVisibleDevices says what is unusual about a list") {
   CHECK(ExplainVisibleDevices("0,2") == "");
   CHECK(ExplainVisibleDevices("GPU-8932f937") == "");
   CHECK(ExplainVisibleDevices("") == "it is empty, so that CUDA sees none");
