@@ -23,7 +23,7 @@ Prepared Prepare(const protocol::RunRequest& request, int world_size) {
   } catch (const daemon::Refusal& refusal) {
     Require(refusal.kind() == protocol::FailureKind::kInvalidRequest ||
                 refusal.kind() == protocol::FailureKind::kUnsupported,
-            "what is refused is refused for what it asks", refusal.what());
+            "a refusal is for an invalid or unsupported request", refusal.what());
     prepared.refusal = refusal.what();
   } catch (const protocol::InvalidRequest& error) {
     prepared.refusal = error.what();
@@ -34,11 +34,11 @@ Prepared Prepare(const protocol::RunRequest& request, int world_size) {
   }
   const daemon::PreparedRun& run = *prepared.run;
   for (const protocol::ParameterSpec& spec : run.registered.schema)
-    Require(run.params.contains(spec.name), "what runs has every parameter", spec.name);
-  Require(protocol::ParseJson(run.params_json) == run.params, "the case gets the parameters as text");
+    Require(run.params.contains(spec.name), "an accepted run has every parameter", spec.name);
+  Require(protocol::ParseJson(run.params_json) == run.params, "params_json is the text of the parameters");
   Require(std::isfinite(run.bytes_per_rank) && run.bytes_per_rank > 0,
-          "what runs needs memory, and not endless", std::to_string(run.bytes_per_rank));
-  Require(run.seed.has_value(), "what runs has a seed");
+          "an accepted run needs a positive, finite amount of memory", std::to_string(run.bytes_per_rank));
+  Require(run.seed.has_value(), "an accepted run has a seed");
   return prepared;
 }
 

@@ -1,4 +1,4 @@
-// Requests as far as the daemon takes them without a world: what it would run, or why it does not.
+// Prepares requests as the daemon does, without a world: gives the run, or why it is refused.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ struct Prepared {
   std::string refusal;
 };
 
-// Requires of a refusal that it is the request's fault and has a proper text, and of what would run that it has all
+// Requires that a refusal is for an invalid or unsupported request and has a valid text, and that an accepted run has all
 // parameters.
 Prepared Prepare(const protocol::RunRequest& request, int world_size);
 

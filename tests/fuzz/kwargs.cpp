@@ -12,7 +12,7 @@ namespace {
 using protocol::Json;
 using protocol::RunRequest;
 
-// str(value) of Python.
+// Python's str(value).
 std::string PythonText(const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_boolean()) return value.get<bool>() ? "True" : "False";
@@ -34,11 +34,12 @@ Json ReadLines(std::string_view text) {
   return kwargs;
 }
 
-// The two forms of a request are answered alike.
+// Requires that both forms of a request are accepted or refused in the same way.
 void RequireSameRun(const RunRequest& strings, const RunRequest& typed, int world_size) {
   const Prepared one = Prepare(strings, world_size), other = Prepare(typed, world_size);
-  Require(one.refusal == other.refusal, "both forms are refused alike", one.refusal + " / " + other.refusal);
-  if (one.run) Require(one.run->params_json == other.run->params_json, "both forms run the same");
+  Require(one.refusal == other.refusal, "both forms have the same refusal",
+          one.refusal + " / " + other.refusal);
+  if (one.run) Require(one.run->params_json == other.run->params_json, "both forms have the same parameters");
 }
 
 }  // namespace
@@ -48,7 +49,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace cppool::fuzz;
   using namespace cppool::protocol;
   const std::string text(reinterpret_cast<const char*>(data), size);
-  if (!IsUtf8(text)) return 0;  // a request's line is refused then, before anybody looks for strings in it
+  if (!IsUtf8(text)) return 0;  // such a line is refused before its strings are read
   const Json kwargs = ReadLines(text);
   const std::vector<ParameterSpec>& schema = Registry().Find("attention")->schema;
   Json typed;

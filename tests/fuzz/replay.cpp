@@ -1,4 +1,4 @@
-// Where there is no fuzzer: runs a target once for each file of the folders that it is given.
+// The driver in builds without libFuzzer: runs a target once for each file in the given folders.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -17,7 +17,7 @@ int main(int argc, char** argv) {
   }
   std::sort(files.begin(), files.end());
   for (const std::filesystem::path& file : files) {
-    std::fprintf(stderr, "%s\n", file.c_str());  // the last one, when the target aborts
+    std::fprintf(stderr, "%s\n", file.c_str());  // if the target aborts, the last line names the input
     std::ifstream stream(file, std::ios::binary);
     const std::string input{std::istreambuf_iterator<char>(stream), {}};
     if (!stream) return 1;

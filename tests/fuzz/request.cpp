@@ -1,4 +1,4 @@
-// A line on the daemon's stdin, up to where ranks would start.
+// A line on the daemon's stdin, handled as far as possible without ranks.
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -16,24 +16,24 @@ namespace {
 using protocol::Json;
 using protocol::Request;
 
-// The id of a line that is wrong in nothing but what it asks for.
+// The id of a line that is valid JSON.
 std::optional<Json> IdOf(std::string_view line) {
   try {
     const Json json = protocol::ParseJson(line);
     if (json.is_object() && json.contains("id")) return json["id"];
-  } catch (const protocol::InvalidRequest&) {  // nobody can say whose it is
+  } catch (const protocol::InvalidRequest&) {  // not JSON: it has no id
   }
   return std::nullopt;
 }
 
-// What a client is told of a line that is no request.
+// Checks the answer to a line that is not a valid request.
 void RequireAnswer(std::string_view line, const protocol::RequestError& error) {
   RequireErrorText(error.what());
   const protocol::Failure failure{protocol::FailureKind::kInvalidRequest, std::nullopt, "", error.what()};
   const Json answer =
       protocol::ParseJson(protocol::SerializeResponse(protocol::ErrorResponse(failure, error.id), ""));
   Require(protocol::RunResultFromJson(answer).error == error.what(),
-          "a refusal's text arrives as it was said");
+          "a refusal's text is unchanged in the answer");
   if (const std::optional<Json> id = IdOf(line); id && line.size() <= protocol::kMaxRequestBytes) {
     const bool about_id = std::string_view(error.what()).starts_with("the id ");
     Require(about_id || error.id == id, "a refusal has the id of the line", error.what());
@@ -48,7 +48,7 @@ const protocol::RunRequest* RunOf(const Request& request) {
   return std::get_if<protocol::RunRequest>(&request.operation);
 }
 
-// All members, by name: one that is added to RunRequest does not compile here until it is compared too.
+// All members, by structured binding: a member that is added to RunRequest is a compile error here until it is compared too.
 auto MembersOf(const protocol::RunRequest& run) {
   const auto& [case_name, params, from_kwargs, deadline_ms, warmup, repeat, checks, perturb, dump, inputs,
                fault] = run;
@@ -58,13 +58,15 @@ auto MembersOf(const protocol::RunRequest& run) {
 
 void RequireSameOnTheLine(const Request& request) {
   const std::string line = protocol::SerializeRequest(request);
-  // "1e22" is written as "1e+22": a line just within the limit may come out longer.
+  // "1e22" is written as "1e+22": a line within the limit may exceed it when it is written again.
   if (line.size() > protocol::kMaxRequestBytes) return;
   const Request again = protocol::ParseRequest(line);
   Require(again.id == request.id, "a request that is written and read has the same id", line);
-  Require(again.operation.index() == request.operation.index(), "and the same operation", line);
+  Require(again.operation.index() == request.operation.index(),
+          "a request that is written and read has the same operation", line);
   if (const protocol::RunRequest* run = RunOf(request))
-    Require(MembersOf(*RunOf(again)) == MembersOf(*run), "and the same members", line);
+    Require(MembersOf(*RunOf(again)) == MembersOf(*run),
+            "a request that is written and read has the same members", line);
 }
 
 void RequireSettled(const protocol::RunRequest& run) {
@@ -75,10 +77,13 @@ void RequireSettled(const protocol::RunRequest& run) {
     resolved.params = prepared.run->params;
     resolved.from_kwargs = false;
     const Prepared again = Prepare(resolved, world_size);
-    Require(again.run != nullptr, "what runs runs with its parameters spelt out", again.refusal);
-    Require(again.run->params_json == prepared.run->params_json, "and is the same then",
+    Require(again.run != nullptr, "an accepted request is accepted with its resolved parameters",
+            again.refusal);
+    Require(again.run->params_json == prepared.run->params_json,
+            "resolved parameters are resolved to the same",
             prepared.run->params_json + " " + again.run->params_json);
-    Require(again.run->bytes_per_rank == prepared.run->bytes_per_rank, "and needs the same memory");
+    Require(again.run->bytes_per_rank == prepared.run->bytes_per_rank,
+            "a request with resolved parameters needs the same memory");
   }
 }
 

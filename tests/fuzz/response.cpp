@@ -1,5 +1,5 @@
-// What a daemon writes to its stdout, as a Pool reads it: the input follows the answer to `hello`. The first byte picks
-// the sentinel and what is asked.
+// A daemon's stdout as a Pool reads it: the input follows the answer to `hello`. Its first byte chooses the sentinel and the
+// request.
 #include <algorithm>
 #include <cstdint>
 #include <optional>
@@ -20,33 +20,36 @@ const char* const kHello = R"({"ok":true,"id":1,"protocol":1,"world_size":2})";
 
 PoolOptions Options(bool sentinel) {
   PoolOptions options;
-  options.daemon = "/proc/self/exe";  // found, and not run
+  options.daemon = "/proc/self/exe";  // any existing program: it is not started
   if (!sentinel) options.sentinel.clear();
   options.retries = 0;
   return options;
 }
 
-// However the bytes come in, the lines are the same, and no line is longer than the limit.
+// Requires that lines do not depend on how the bytes are split, and that no line is longer than the limit.
 void RequireSameLines(std::string_view bytes, std::size_t limit, std::size_t piece) {
   protocol::LineReader whole(limit), pieces(limit);
   whole.Append(bytes);
   for (std::string_view rest = bytes; !rest.empty(); rest.remove_prefix(std::min(piece, rest.size())))
     pieces.Append(rest.substr(0, piece));
-  Require(whole.buffered() == pieces.buffered(), "a reader holds the same however bytes come in");
+  Require(whole.buffered() == pieces.buffered(),
+          "the bytes in the buffer do not depend on how bytes are split");
   for (;;) {
     const auto one = whole.Finish(), other = pieces.Finish();
-    Require(one.has_value() == other.has_value(), "there are as many lines however bytes come in");
+    Require(one.has_value() == other.has_value(),
+            "the number of lines does not depend on how bytes are split");
     if (!one) break;
     Require(one->text == other->text && one->dropped == other->dropped,
-            "lines are the same however bytes come in");
+            "lines do not depend on how bytes are split");
     Require(one->text.size() <= limit, "a line is within its limit");
-    Require(one->overlong == (one->dropped > 0), "an overlong line says so");
+    Require(one->overlong == (one->dropped > 0),
+            "a line from which bytes were dropped is marked as overlong");
   }
-  Require(whole.buffered() == 0, "a reader holds nothing in the end");
+  Require(whole.buffered() == 0, "the buffer is empty at the end");
 }
 
-// Every member, as text, in which NaN is equal to itself. By name: one that is added does not compile here until it
-// is compared too.
+// All members as JSON text, in which NaN equals itself. By structured binding: a member that is added is a compile error here
+// until it is compared too.
 Json Members(const protocol::Check& check) {
   const auto& [tensor, against, rank, max_abs_err, rel_err, tolerance, ok, ratio] = check;
   return {tensor, against, rank, max_abs_err, rel_err, tolerance, ok, ratio.value_or(0), ratio.has_value()};
@@ -77,11 +80,12 @@ std::string Members(const protocol::RunResult& result) {
       .dump();
 }
 
-// An answer to `run` says the same when it is written and read again.
+// Requires that an answer to `run` is unchanged when it is written and read again.
 void RequireResult(const Result& result) {
-  Require(result.ok() == !result.failure.has_value(), "what did not pass has a failure", result.json.dump());
-  Require(!result.ok() || result.error.empty(), "what passed has no error", result.error);
-  Require(!result.json.contains("id") || result.json["id"] == 2, "the answer is to the request",
+  Require(result.ok() == !result.failure.has_value(), "a result that is not passed has a failure",
+          result.json.dump());
+  Require(!result.ok() || result.error.empty(), "a passed result has no error", result.error);
+  Require(!result.json.contains("id") || result.json["id"] == 2, "the answer has the request's id",
           result.json.dump());
   if (result.json.contains("runs")) return;  // to `validate`
   const protocol::RunResult read = protocol::RunResultFromJson(result.json);
@@ -110,7 +114,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     RequireResult((choice & 2) == 0 ? pool.Run() : pool.Validate());
   } catch (const PoolError& error) {
     Require(error.kind() == PoolError::Kind::kDied || error.kind() == PoolError::Kind::kProtocol,
-            "bytes are an answer, the end or nonsense", error.what());
+            "an error is of kind kDied or kProtocol", error.what());
     Require(*error.what() != 0, "an error has a text");
     Require(std::string_view(error.what()).size() < 3000, "an error's text is short");
   }

@@ -18,7 +18,7 @@ namespace cppool::fuzz {
 namespace {
 
 std::string_view answers[2];
-std::thread responder;  // of the one process there is at a time
+std::thread responder;  // there is at most one process at a time
 
 protocol::UniqueFd Owned(int fd, const char* what) {
   if (fd < 0) throw std::system_error(errno, std::generic_category(), what);
@@ -36,18 +36,20 @@ void SetAnswers(std::string_view first, std::string_view second) {
 
 namespace cppool::client {
 
-int PollTimeout(Clock::time_point) { return 1000; }  // an answer is there at once, and so is its end
+int PollTimeout(Clock::time_point) {
+  return 1000;
+}  // milliseconds; answers and their end are available immediately
 
 namespace {
 
-// A line in, an answer out: what a client finds before it has asked is not an answer to it. Ends with either side.
+// Writes one answer after each request, since a client ignores an answer that arrives before its request. Returns when either side closes.
 void Respond(protocol::UniqueFd requests, protocol::UniqueFd output) {
   for (std::string_view answer : fuzz::answers) {
     for (char last = 0; last != '\n';) {
       char buffer[4096];
       const ssize_t count = read(requests.get(), buffer, sizeof(buffer));
       if (count <= 0) return;
-      last = buffer[count - 1];  // one request is under way at a time
+      last = buffer[count - 1];  // there is at most one request at a time
     }
     while (!answer.empty()) {
       const ssize_t count = send(output.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
@@ -85,7 +87,7 @@ Process::~Process() {
   if (fuzz::responder.joinable()) fuzz::responder.join();
 }
 void Process::CloseInput() { input_.Reset(); }
-bool Process::Ended() { return false; }  // nobody looks but at its output
+bool Process::Ended() { return false; }  // the end of the process is seen only as the end of its output
 bool Process::WaitEnd(Clock::time_point) { return true; }
 bool Process::Terminate(std::chrono::milliseconds, std::chrono::milliseconds) { return true; }
 bool Process::EndedInOrder() { return false; }
@@ -93,7 +95,7 @@ bool Process::EndIsUnknown() { return false; }
 std::string Process::DescribeEnd() { return "ended"; }
 void Process::Abandon() {}
 
-// NOLINTNEXTLINE(performance-unnecessary-value-param): as the real one's
+// NOLINTNEXTLINE(performance-unnecessary-value-param): the real signature
 StderrTail::StderrTail(protocol::UniqueFd fd, std::function<void(std::string_view)>) : fd_(std::move(fd)) {}
 StderrTail::~StderrTail() = default;
 void StderrTail::CatchUp(Clock::time_point) {}

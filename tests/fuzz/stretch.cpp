@@ -1,5 +1,5 @@
-// A mutator that now and then repeats a piece of the input up to a megabyte, the longest line there is: memory and time
-// of every target are bounded there too, by the fuzzer's own limits (-rss_limit_mb, -malloc_limit_mb, -timeout).
+// A mutator that sometimes repeats a piece of the input up to a megabyte, the length of the longest line. libFuzzer's limits
+// (-rss_limit_mb, -malloc_limit_mb, -timeout) bound memory and time of every target for such inputs too.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -10,7 +10,7 @@ extern "C" std::size_t LLVMFuzzerMutate(std::uint8_t* data, std::size_t size, st
 extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size, std::size_t max_size,
                                                unsigned int seed) {
   constexpr unsigned kOneIn = 4096;
-  constexpr std::size_t kUsual = 4096;  // bytes: the fuzzer is fast below, and most bugs are there
+  constexpr std::size_t kUsual = 4096;  // bytes: smaller inputs are faster, and find most bugs
   if (size == 0 || seed % kOneIn != 0)
     return LLVMFuzzerMutate(data, size, std::min(max_size, std::max(size, kUsual)));
   std::minstd_rand random(seed);
