@@ -1,4 +1,4 @@
-// Catch2, whichever of its versions 2 and 3 the system has, by the names of 3.
+// Includes the installed Catch2, version 2 or 3; version 2 gets the names of version 3.
 #pragma once
 
 #if __has_include(<catch2/catch_all.hpp>)

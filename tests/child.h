@@ -1,4 +1,4 @@
-// Command lines of a shell, with their exit code and what they printed.
+// Runs shell command lines and returns their exit code and output.
 #pragma once
 
 #include <sys/wait.h>
@@ -14,7 +14,7 @@ struct Child {
   std::string output;  // stdout and stderr
 };
 
-// Runs on while the test does something else.
+// Starts a command line that runs while the test goes on, until FinishChild.
 inline FILE* StartChild(const std::string& command_line) {
   FILE* child = popen(("{ " + command_line + "\n} 2>&1").c_str(), "r");
   if (!child) throw std::runtime_error("popen failed");

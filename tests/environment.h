@@ -1,4 +1,4 @@
-// A variable of the environment for as long as this lives; then what it was before. For tests: the environment belongs to all threads.
+// Sets an environment variable, and restores its former state at destruction. Not thread-safe: all threads share the environment.
 #pragma once
 
 #include <cstdlib>

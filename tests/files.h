@@ -1,4 +1,4 @@
-// Files of a test.
+// Temporary folders and reading of files, for tests.
 #pragma once
 
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 
 namespace cppool::test {
 
-// Its own folder, which ends with it.
+// A new, empty folder, which is removed at destruction.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -35,7 +35,7 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
-// Empty when it cannot be read.
+// The bytes of a file; empty if it cannot be read.
 inline std::string ReadFile(const std::string& name) {
   std::ifstream file(name, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};

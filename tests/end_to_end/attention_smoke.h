@@ -1,4 +1,4 @@
-// The attention requests that both runtimes are asked end to end.
+// Attention requests for end-to-end tests of both runtimes.
 #pragma once
 
 #include "tests/catch.h"
@@ -6,7 +6,7 @@
 
 namespace cppool::test {
 
-// Every schedule with the kinds of attention there are, on one daemon; sizes are small. Checks every answer.
+// Runs every schedule with each kind of attention, in small sizes, on one daemon, and checks every answer.
 inline void RunAttentionSmoke(DaemonProcess& daemon, int world_size) {
   const std::vector<Json> kinds = {
       Json::object(),
@@ -27,7 +27,7 @@ inline void RunAttentionSmoke(DaemonProcess& daemon, int world_size) {
     int number = 0;
     for (Json params : kinds) {
       params["cp_comm_type"] = schedule;
-      // The kinds by turns with exchanges of two ranks, and of half of them.
+      // The kinds alternate between exchanges of two ranks (the default) and of half the ranks.
       if (std::string(schedule) == "a2a+p2p" && number++ % 2) params["a2a_size"] = world_size / 2;
       params["max_seqlen_q"] = 48;
       if (!params.contains("max_seqlen_kv")) params["max_seqlen_kv"] = 48;

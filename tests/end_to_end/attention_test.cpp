@@ -14,12 +14,12 @@ void RunOnHost(int world_size) {
 TEST_CASE("attention on the host, every schedule, 1 rank") { RunOnHost(1); }
 TEST_CASE("attention on the host, every schedule, 2 ranks") { RunOnHost(2); }
 TEST_CASE("attention on the host, every schedule, 4 ranks") { RunOnHost(4); }
-#ifndef CPPOOL_TEST_SANITIZED  // ten times slower: the schedules' own tests run there at every world size
+#ifndef CPPOOL_TEST_SANITIZED  // ten times slower; the schedules' own tests run at every world size there too
 TEST_CASE("attention on the host, every schedule, 6 ranks") { RunOnHost(6); }
 TEST_CASE("attention on the host, every schedule, 8 ranks") { RunOnHost(8); }
 #endif
 
-TEST_CASE("a run without checks has none, and the same seed gives the same answer") {
+TEST_CASE("a run without checks has no checks in its answer, and the same seed gives the same checks") {
   DaemonProcess daemon({"--world-size", "2", "--backend", "host"});
   const auto run = [&](bool checks) {
     Json answer =
@@ -34,7 +34,9 @@ TEST_CASE("a run without checks has none, and the same seed gives the same answe
   CHECK(run(true) == first);
 }
 
-TEST_CASE("another suite's worker form, bare and in strings") {
+TEST_CASE(
+    "a request with parameters as strings, as Transformer Engine's worker gets them, passes without a "
+    "sentinel") {
   DaemonProcess daemon({"--world-size", "2", "--backend", "host", "--sentinel", ""});
   const Json kwargs = {{"num_heads", "4"},        {"max_seqlen_q", "32"},  {"dtype", "fp16"},
                        {"qkv_format", "sbhd"},    {"is_training", "True"}, {"window_size", "(-1, 0)"},

@@ -136,7 +136,7 @@ std::string DaemonProcess::Stderr() const {
 bool EndsInTime(pid_t pid) {
   const auto deadline = Clock::now() + kPatience;
   while (kill(pid, 0) == 0) {
-    // Nobody may reap it here (its parent has been killed): a zombie has ended too.
+    // A zombie has ended too: its parent has been killed, so this process cannot reap it.
     std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
     std::string line;
     std::getline(stat, line);

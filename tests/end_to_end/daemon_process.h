@@ -1,4 +1,4 @@
-// A real cppoold over real pipes, spoken to by hand: the tests trust neither the client library nor the protocol's own code.
+// A real cppoold over real pipes. It uses neither the client library nor protocol/, so that tests do not rely on the code under test.
 #pragma once
 
 #include <sys/types.h>
@@ -14,7 +14,7 @@ namespace cppool::test {
 
 using Json = nlohmann::json;
 
-inline constexpr std::chrono::seconds kPatience{60};  // a backstop: what takes this long hangs
+inline constexpr std::chrono::seconds kPatience{60};  // a backstop against hanging
 
 class DaemonProcess {
  public:
@@ -25,13 +25,13 @@ class DaemonProcess {
   DaemonProcess& operator=(const DaemonProcess&) = delete;
 
   pid_t pid() const { return pid_; }
-  void Send(const std::string& line);  // with a newline; a daemon that reads no more is no error
+  void Send(const std::string& line);  // adds a newline; no error if the daemon no longer reads
   void SendBytes(const std::string& text);
   void CloseInput();
   void CloseOutput();
-  // The next line of its stdout, without the newline; nothing at the end, or when it takes too long.
+  // The next line of its stdout, without the newline; nullopt at the end of stdout, or after the limit.
   std::optional<std::string> ReadLine(std::chrono::milliseconds limit = kPatience);
-  // The next line, which must be an answer behind the default sentinel.
+  // The answer on the next line, which must begin with the default sentinel.
   Json ReadAnswer();
   Json Ask(const Json& request);
   // Its exit code, or 1000 + the signal that ended it; -1 when it does not end. The input is closed first.
@@ -47,7 +47,7 @@ class DaemonProcess {
   std::optional<int> status_;
 };
 
-// Of a process that need not be a child: gone within the limit.
+// Whether a process, which need not be a child, ends within kPatience.
 bool EndsInTime(pid_t pid);
 
 }  // namespace cppool::test

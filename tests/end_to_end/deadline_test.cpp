@@ -1,4 +1,4 @@
-// What a passed deadline answers: which rank hangs, where, and on what.
+// The answer to a passed deadline: which rank hangs, where, and what it waits for.
 #include <algorithm>
 #include <chrono>
 #include <string>
@@ -16,7 +16,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kDeadlineMs = 400;
 
-// The answer of a world of 4 to a case of which rank 2 does `action`; the daemon then ends.
+// The answer to a case on 4 ranks in which rank 2 does `action`. Checks that it is a timeout, and that the daemon then exits.
 Json TimedOut(const std::string& action, Clock::duration* took = nullptr) {
   DaemonProcess daemon({"--world-size", "4", "--backend", "host", "--case", CPPOOL_ODD_CASE});
   daemon.Ask({{"op", "hello"}});
@@ -47,9 +47,9 @@ Json TimedOut(const std::string& action, Clock::duration* took = nullptr) {
 
 }  // namespace
 
-TEST_CASE("a deadline passes: the answer is there within a second") {
+TEST_CASE("a deadline passes: the answer comes within a second") {
   for (const std::string action : {"alone", "recv", "deaf"}) {
-    auto best = Clock::duration::max();  // of a few: the machine may be busy
+    auto best = Clock::duration::max();  // of three: the machine may be busy
     for (int i = 0; i < 3; ++i) {
       Clock::duration took{};
       TimedOut(action, &took);
@@ -60,7 +60,7 @@ TEST_CASE("a deadline passes: the answer is there within a second") {
   }
 }
 
-TEST_CASE("a deadline passes: ranks that have finished say so") {
+TEST_CASE("a deadline passes: ranks that have finished are reported as finished") {
   const Json answer = TimedOut("alone");
   INFO(answer.dump(1));
   const std::string error = answer.at("error");
@@ -74,17 +74,17 @@ TEST_CASE("a deadline passes: ranks that have finished say so") {
   }
 }
 
-TEST_CASE("a deadline passes: a rank that receives what nobody sends") {
+TEST_CASE("a deadline passes: a rank that receives a message that is never sent is reported with its wait") {
   const Json answer = TimedOut("recv");
   INFO(answer.dump(1));
   const std::string error = answer.at("error");
   CHECK(Has(error, "rank 2: use, waiting for recv from rank 3, 0."));
   CHECK(Has(error, "rank 3: meet, in all_reduce of 4 bytes with 4 ranks, waiting for rank 2"));
-  // Each waits for another one: nobody is to blame.
+  // Each rank waits for another one: no rank is the cause.
   CHECK(answer.at("failure").at("rank").is_null());
 }
 
-TEST_CASE("a deadline passes: a rank in its own code is told with its stack") {
+TEST_CASE("a deadline passes: a rank in the case's code is reported with its stack") {
   struct Stuck {
     std::string action, function;
   };
@@ -105,7 +105,7 @@ TEST_CASE("a deadline passes: a rank in its own code is told with its stack") {
   }
 }
 
-TEST_CASE("a deadline passes: the case's work on a stream is told with its stack") {
+TEST_CASE("a deadline passes: the case's work on a stream is reported with its stack") {
   const Json answer = TimedOut("stream");
   INFO(answer.dump(1));
   CHECK(answer.at("failure").at("rank") == 2);
@@ -118,7 +118,7 @@ TEST_CASE("a deadline passes: the case's work on a stream is told with its stack
 #endif
 }
 
-TEST_CASE("a deadline passes: a thread that hears no signal costs no answer") {
+TEST_CASE("a deadline passes: a thread that blocks all signals does not prevent the answer") {
   const Json answer = TimedOut("deaf");
   INFO(answer.dump(1));
   CHECK(Has(answer.at("error"), "rank 2: in the case's host code"));

@@ -1,5 +1,5 @@
-// Folders in and out: what a run dumps is right by NumPy, a dump runs again to the same bits, and a folder that cannot
-// be meant is refused before anything runs.
+// Dumps and inputs: NumPy confirms dumps, a run on a dump's inputs gives the same bits, and invalid folders are refused before
+// anything runs.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -37,7 +37,7 @@ Child CheckDump(const fs::path& folder) {
   return RunChild(Python() + " '" CPPOOL_CHECK_DUMP "' '" + folder.string() + "'");
 }
 
-// Runs Python on a folder, with `a` the array of one of its files, which is saved again.
+// Runs Python code that changes `a`, the array of one file of the folder, and saves it.
 void Edit(const fs::path& folder, const std::string& file, const std::string& code) {
   const Child output =
       RunChild(Python() + " -c 'import sys, numpy as np\nname = \"" + (folder / file).string() +
@@ -54,7 +54,7 @@ DaemonProcess Host(int world_size) {
   return DaemonProcess({"--world-size", std::to_string(world_size), "--backend", "host"});
 }
 
-// Small, and with everything that has a file.
+// Small, with every tensor that has a file.
 const Json kRich = {{"max_seqlen_q", 16},
                     {"batch_size", 5},
                     {"num_heads", 4},
@@ -79,7 +79,7 @@ void Dump(DaemonProcess& daemon, const Json& params, const fs::path& to, const J
 
 }  // namespace
 
-TEST_CASE("what runs dump is right by NumPy, for every feature") {
+TEST_CASE("NumPy confirms the dumps of runs with every feature") {
   const Json small = {{"max_seqlen_q", 24}, {"num_heads", 4}, {"num_gqa_groups", 2}, {"batch_size", 5}};
   const std::vector<std::pair<int, Json>> cases = {
       {1, {{"dtype", "fp16"}}},
@@ -115,7 +115,7 @@ TEST_CASE("what runs dump is right by NumPy, for every feature") {
           {{"op", "run"}, {"params", Merged(small, params)}, {"dump", dumps.back().first.string()}});
       INFO(answer);
       REQUIRE(answer.at("status") == "passed");
-      // What was checked on rank 0 against no_cp is in the dump, of both runs.
+      // The dump has every tensor that rank 0 checked against no_cp, of both runs.
       for (const Json& check : answer.at("checks"))
         dumps.back().second += check.at("rank") == 0 && check.at("against") == "no_cp" ? 2 : 0;
     }
@@ -143,7 +143,7 @@ TEST_CASE("a falsified dump fails its check") {
   const auto places = index.at("cu_seqlens_q_padded").get<std::vector<int>>();
   const auto tokens = index.at("cu_seqlens_q").get<std::vector<int>>();
   REQUIRE(places.back() > tokens.back());
-  // A place without a token, to which something is written.
+  // A place without a token: some edits below write to it.
   std::size_t padded = 0;
   while (tokens[padded + 1] - tokens[padded] == places[padded + 1] - places[padded]) ++padded;
   const std::string padding = "a[" + std::to_string(places[padded + 1] - 1) + "].flat[0]";
@@ -179,7 +179,7 @@ TEST_CASE("a falsified dump fails its check") {
   CHECK(CheckDump(folder / "nothing").exit_code == 2);
 }
 
-TEST_CASE("a dump is a folder of inputs, and gives the same bits again") {
+TEST_CASE("a dump can be a run's inputs, and the run gives the same bits") {
   const TemporaryFolder folder;
   for (const Json& params : {kRich, Json{{"max_seqlen_q", 16},
                                          {"qkv_format", "sbhd"},
@@ -187,12 +187,12 @@ TEST_CASE("a dump is a folder of inputs, and gives the same bits again") {
                                          {"dtype", "fp16"}}}) {
     DaemonProcess daemon = Host(2);
     Dump(daemon, params, folder / "first");
-    // Another seed: what is not read from the files would show. Lengths of sequences are drawn from it, too.
+    // With another seed, tensors that are not read from the files would differ. The lengths depend on the seed too, so they are given.
     const Json index = Json::parse(ReadFile(folder / "first" / "index.json"));
     Json again = Merged(params, {{"seed", 99}, {"cu_seqlens_q", index.at("cu_seqlens_q")}});
     if (params.contains("pad_between_seqs")) again["cu_seqlens_q_padded"] = index.at("cu_seqlens_q_padded");
     Dump(daemon, again, folder / "second", {{"inputs", (folder / "first").string()}});
-    // Wider types hold the same numbers.
+    // A wider type has the same values.
     Edit(folder / "second", "q.npy", "a = a.astype(np.float64)");
     Dump(daemon, again, folder / "third", {{"inputs", (folder / "second").string()}, {"checks", false}});
     for (const auto& [file, about] : index.at("files").items()) {
@@ -209,7 +209,7 @@ TEST_CASE("a dump is a folder of inputs, and gives the same bits again") {
   }
 }
 
-TEST_CASE("inputs are used: other numbers, other results") {
+TEST_CASE("changed inputs change the results") {
   const TemporaryFolder folder;
   DaemonProcess daemon = Host(2);
   const Json params = {{"max_seqlen_q", 16}, {"num_heads", 2}};
@@ -226,7 +226,7 @@ TEST_CASE("inputs are used: other numbers, other results") {
   }
 }
 
-TEST_CASE("inputs that cannot be meant are refused before anything runs, naming the file") {
+TEST_CASE("invalid inputs are refused before anything runs, and the error names the file") {
   const TemporaryFolder folder;
   DaemonProcess daemon = Host(2);
   Dump(daemon, kRich, folder / "good");
@@ -287,7 +287,7 @@ TEST_CASE("inputs that cannot be meant are refused before anything runs, naming 
   }
   CHECK(Has(refusal(fixed, (folder / "nowhere").string()), "there is no folder"));
   CHECK(Has(refusal(fixed, (folder / "good" / "q.npy").string()), "there is no folder"));
-  // fp16 holds less than bf16.
+  // fp16 has a smaller range than bf16.
   fs::copy(folder / "good", folder / "large");
   Edit(folder / "large", "q.npy", "a[0, 0, 0] = 70000");
   CHECK(Has(refusal(Merged(fixed, {{"dtype", "fp16"}}), (folder / "large").string()), "too large for fp16"));
@@ -295,7 +295,8 @@ TEST_CASE("inputs that cannot be meant are refused before anything runs, naming 
         true);
 }
 
-TEST_CASE("inputs of a dump with other sequences are refused; a dump leaves nothing of the one before") {
+TEST_CASE(
+    "inputs from a dump with other sequences are refused, and a dump removes the files of an earlier one") {
   const TemporaryFolder folder;
   DaemonProcess daemon = Host(2);
   Json params = {{"max_seqlen_q", 32},       {"num_heads", 2}, {"qkv_format", "thd"},
@@ -311,7 +312,7 @@ TEST_CASE("inputs of a dump with other sequences are refused; a dump leaves noth
     CHECK(answer.at("failure").at("kind") == "invalid_request");
     CHECK(Has(answer.at("error"), "index.json: the tensors were dumped with cu_seqlens_"));
   }
-  // The dump's own are meant.
+  // The dump's own sequences are accepted.
   const Json index = Json::parse(std::ifstream(folder / "one" / "index.json"));
   for (const char* name : {"cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded"})
     request["params"][name] = index.at(name);
@@ -326,9 +327,7 @@ TEST_CASE("inputs of a dump with other sequences are refused; a dump leaves noth
   CHECK(fs::exists(folder / "one" / "mine.npy"));
 }
 
-TEST_CASE(
-    "a dump that has nowhere to go is refused before anything runs; one that is only asked about leaves no "
-    "trace") {
+TEST_CASE("a dump to an unusable folder is refused before anything runs, and validate leaves no folder") {
   const TemporaryFolder folder;
   DaemonProcess daemon = Host(2);
   const Json params = {{"max_seqlen_q", 16}, {"num_heads", 2}};
@@ -364,7 +363,7 @@ TEST_CASE(
   CHECK(fs::exists(folder / "a" / "b" / "c" / "index.json"));
 }
 
-TEST_CASE("random delays change nothing, whatever their seed") {
+TEST_CASE("random delays do not change results, whatever their seed") {
   DaemonProcess daemon = Host(4);
   Json digest;
   for (const Json& keys : std::vector<Json>{

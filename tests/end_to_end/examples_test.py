@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Does what the READMEs show, as they show it: README.md's C++ program against an installed prefix and its requests over pipes, and
+"""Runs the examples of the READMEs as they are printed: README.md's C++ program with an installed prefix, its requests over pipes, and
 daemon/README.md's case.
 
     examples_test.py ROOT BUILD CMAKE

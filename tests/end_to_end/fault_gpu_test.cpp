@@ -1,19 +1,19 @@
-// The same faults on GPUs, with both transports, for as many GPUs as there are.
+// The faults of fault_test.cpp on GPUs, with both transports, in worlds for which there are enough GPUs.
+#include "kernels/backend.h"
 #include "tests/catch.h"
 #include "tests/end_to_end/fault_grid.h"
-#include "kernels/backend.h"
 
 namespace cppool::test {
 namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kSlack = 10s;  // of a process with devices to end, and of a busy machine
+constexpr auto kSlack = 10s;  // for the exit of a process with devices, and for a busy machine
 
 void CheckGrid(int world_size, const std::string& transport) {
   const int devices = kernels::CountCudaDevices();
   if (devices < world_size) {
-    WARN("faults in a world of " << world_size << " are left out: there are " << devices << " devices");
+    WARN("faults in a world of " << world_size << " are skipped: there are " << devices << " devices");
     return;
   }
   Pools pools(FaultPoolOptions("cuda", transport));

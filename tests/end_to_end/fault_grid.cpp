@@ -11,10 +11,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kShort{1000};  // where the deadline is the end
-constexpr milliseconds kLong{20000};  // where it must not be
+constexpr milliseconds kShort{1000};  // deadline of faults that end by it
+constexpr milliseconds kLong{20000};  // deadline of faults that end before it
 
-// What came of a call.
+// The outcome of a call.
 struct End {
   std::optional<Result> result;
   std::optional<PoolError::Kind> lost;
@@ -35,23 +35,23 @@ struct End {
 
 struct Where {
   bool cuda, nccl;
-  std::string rank;  // "rank 1", which has the fault
+  std::string rank;  // of the rank that has the fault: "rank 1"
   int index;
 };
 
-// Which daemon takes the next case: the same one, or a new one.
+// Which daemon runs the next case: the same one, or a new one.
 enum class Next { kSame, kNew, kEither };
 
 struct Kind {
   const char* name;
-  bool ends_by_deadline;  // or may, with some transport
+  bool ends_by_deadline;  // with at least one transport
   Next on_host, on_peer, on_nccl;
-  // Whether this is the right end: the cause by its name.
+  // Whether the outcome is right and names the cause.
   std::function<bool(const End&, const Where&)> right;
 };
 
 #ifdef CPPOOL_TEST_SANITIZED
-constexpr bool kSanitized = true;  // its handlers end the process in their own way
+constexpr bool kSanitized = true;  // a sanitizer's signal handlers end the process in another way
 #else
 constexpr bool kSanitized = false;
 #endif
@@ -66,7 +66,7 @@ bool OfRank(const End& end, const Where& where) {
   return end.result->failure->rank == where.index && end.Says(where.rank);
 }
 
-// Who talks to the rank notices: by sizes that do not fit, by a rank that has left, or by waiting for it.
+// A rank that communicates with the faulty one fails: the sizes differ, that rank has finished the case, or the deadline passes.
 bool CommunicationBroke(const End& end, const Where& where) {
   if (where.nccl && end.Answered(Status::kFailed, "mismatch")) return true;
   return TimedOut(end) || (end.result && end.result->status == Status::kError && end.Says("rank "));
@@ -104,7 +104,7 @@ const std::vector<Kind>& Kinds() {
        }},
       {"out_of_memory", false, Next::kSame, Next::kSame, Next::kEither,
        [](const End& end, const Where& where) {
-         // Where ranks share the memory, another may be the first that finds it exhausted.
+         // If ranks share a memory, the allocation of another rank may fail first.
          return end.Answered(Status::kError, "out_of_memory") && (!where.nccl || OfRank(end, where)) &&
                 end.Says("free");
        }},
@@ -128,7 +128,7 @@ const Kind& KindOf(const std::string& name) {
   const auto& kinds = Kinds();
   const auto found =
       std::find_if(kinds.begin(), kinds.end(), [&](const Kind& kind) { return kind.name == name; });
-  if (found == kinds.end()) throw std::invalid_argument("no kind of fault: " + name);
+  if (found == kinds.end()) throw std::invalid_argument("unknown kind of fault: " + name);
   return *found;
 }
 
@@ -190,7 +190,7 @@ PoolOptions FaultPoolOptions(const std::string& backend, const std::string& tran
 
 FaultOutcome Inject(Pool& pool, const FaultCell& cell) {
   const Kind& kind = KindOf(cell.kind);
-  const Json hello = pool.Hello();  // the fault's time holds no start
+  const Json hello = pool.Hello();  // so that the measured time does not include the start
   const bool cuda = hello.at("backend") == "cuda";
   const int rank = cell.world_size / 2;
   const Where where{cuda, hello.at("transport") == "nccl", "rank " + std::to_string(rank), rank};
@@ -214,7 +214,7 @@ FaultOutcome Inject(Pool& pool, const FaultCell& cell) {
   outcome.next = next.Name() + (next.text.empty() ? "" : ": " + next.text);
   outcome.stayed = !next.lost && pool.Hello().at("pid") == hello.at("pid");
   const Next wanted = !cuda ? kind.on_host : where.nccl ? kind.on_nccl : kind.on_peer;
-  const bool announced = end.result && !end.result->fatal;  // that it stays
+  const bool announced = end.result && !end.result->fatal;  // the answer says that the daemon stays
   if (outcome.wrong.empty() && (outcome.stayed != announced ||
                                 (wanted != Next::kEither && outcome.stayed != (wanted == Next::kSame)))) {
     outcome.wrong = std::string("the daemon ") + (outcome.stayed ? "stayed" : "did not stay") + " after " +

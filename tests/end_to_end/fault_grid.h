@@ -1,5 +1,5 @@
-// Every kind of fault, on every schedule and world size, through the client library: what the test demands of
-// each, and what tests/measure/fault_table prints.
+// Runs every kind of fault, on every schedule and world size, through the client library. Tests check the outcomes, and
+// tests/measure/fault_table prints them.
 #pragma once
 
 #include <chrono>
@@ -17,27 +17,27 @@ struct FaultCell {
 };
 
 struct FaultOutcome {
-  std::string ended;                      // "passed", "failed", "error internal", "PoolError died", ...
-  std::string text;                       // of the answer's error, or the PoolError
-  std::string wrong;                      // why that, or who takes the next case, is not right; empty: it is
-  bool hung = false;                      // the daemon did not answer: the client had to
-  bool stayed = false;                    // the same daemon took the next case
-  std::string next;                       // of the next case, what it ended in: "passed"
+  std::string ended;    // "passed", "failed", "error internal", "PoolError died", ...
+  std::string text;     // of the answer's error, or the PoolError
+  std::string wrong;    // what is wrong with the outcome, or with the daemon of the next case; empty: nothing
+  bool hung = false;    // the daemon did not answer, and the client killed it
+  bool stayed = false;  // the same daemon ran the next case
+  std::string next;     // the outcome of the next case, "passed" if it is right
   std::chrono::duration<double> time{};   // to the answer
-  std::chrono::duration<double> limit{};  // that it had to be there within: deadline and grace
+  std::chrono::duration<double> limit{};  // for `time`: the deadline and the grace period
 };
 
-// In the order of the README's table. Unknown to the caller's process, which knows no kernels: a kind that the
-// daemon does not have is an error there.
+// In the order of the README's table. The list is separate from the daemon's, since tests do not link it; a kind that the daemon
+// does not have is refused by it.
 const std::vector<std::string>& FaultKinds();
 
-// Every schedule that the world size has.
+// Each kind with every schedule that is possible at each world size.
 std::vector<FaultCell> FaultGrid(const std::vector<std::string>& kinds, const std::vector<int>& world_sizes);
 
-// One daemon per world size, which takes faults; a death is not retried.
+// Options for daemons that accept faults; a death is not retried.
 PoolOptions FaultPoolOptions(const std::string& backend, const std::string& transport = "auto");
 
-// A small case with the fault on one of the ranks, then the same case without.
+// Runs a small case with the fault on one rank, then the same case without the fault.
 FaultOutcome Inject(Pool& pool, const FaultCell& cell);
 
 }  // namespace cppool::test

@@ -7,7 +7,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kSlack = 10s;  // of a busy machine; a fault that hangs takes a minute
+constexpr auto kSlack = 10s;  // for a busy machine; a fault that hangs takes a minute
 
 void CheckGrid(const std::vector<std::string>& kinds) {
   Pools pools(FaultPoolOptions("host"));
@@ -54,9 +54,9 @@ TEST_CASE("faults of data and communication: out_of_bounds, flip_bit, wrong_size
 
 TEST_CASE("faults that never end: stall, stall_host") { CheckGrid({"stall", "stall_host"}); }
 
-TEST_CASE("a rank's error is answered within a second, though others wait for it") {
+TEST_CASE("a rank's error is answered within a second, although other ranks wait for it") {
   for (const int world_size : {2, 4}) {
-    auto best = std::chrono::duration<double>::max();  // of a few: the machine may be busy
+    auto best = std::chrono::duration<double>::max();  // of five: the machine may be busy
     for (int i = 0; i < 5; ++i) {
       const auto begin = std::chrono::steady_clock::now();
       const Result result = RunWith(world_size, {"throw", 1, "forward/"});
@@ -68,7 +68,7 @@ TEST_CASE("a rank's error is answered within a second, though others wait for it
   }
 }
 
-TEST_CASE("the grid has every kind that the daemon knows") {
+TEST_CASE("FaultKinds has every kind of fault that the daemon has") {
   const Result result = RunWith(2, {"trhow", 0});
   CHECK(result.failure->kind == "invalid_request");
   CHECK(Says(result, "did you mean \"throw\"?"));
@@ -78,19 +78,19 @@ TEST_CASE("the grid has every kind that the daemon knows") {
   for (const std::string& kind : FaultKinds()) CHECK(Says(result, kind));
 }
 
-TEST_CASE("a fault happens at the mark and the time that it names, on its rank") {
+TEST_CASE("a fault happens on its rank, at the mark and the occurrence of the mark that it names") {
   const Result second = RunWith(2, {"throw", 0, "backward/", 3}, 2);
   CHECK(second.failure->rank == 0);
   CHECK(Says(second, "at the mark 'backward/"));
   CHECK(RunWith(2, {"throw", 1, "checks"}).failure->rank == 1);
   CHECK(RunWith(2, {"throw", 1, "backward/p2p delta"}).failure->stage == "backward/p2p delta");
-  // Before the iterations, where the case has marks, but not for a fault that names none.
+  // Marks before the iterations count for a fault that names such a mark, but not for a fault without a mark.
   CHECK(Says(RunWith(1, {"throw", 0, "inputs"}), "at the mark 'inputs'"));
   CHECK(Says(RunWith(1, {"throw", 0}), "at the mark 'forward/"));
   CHECK(RunWith(1, {"out_of_memory", 0, "inputs"}).failure->kind == "out_of_memory");
 }
 
-TEST_CASE("a rank may throw at any mark: what is under way on its streams then outlives what it drops") {
+TEST_CASE("a rank may throw at any mark, while work on its streams still uses its buffers") {
   for (const char* schedule : {"p2p", "all_gather", "a2a"}) {
     int count = 0;
     for (bool happened = true; happened;) {
@@ -111,7 +111,7 @@ TEST_CASE("a rank may throw at any mark: what is under way on its streams then o
   }
 }
 
-TEST_CASE("a fault that does not happen is an error with the marks that the rank did come to") {
+TEST_CASE("a fault that does not happen is an error with the marks that the rank reached") {
   const auto refused = [](const Result& result, const std::vector<std::string>& parts) {
     INFO(result.error);
     CHECK(result.status == Status::kError);
@@ -129,7 +129,7 @@ TEST_CASE("a fault that does not happen is an error with the marks that the rank
   refused(RunWith(2, {"throw", 2}), {"\"rank\" of \"fault\" must be from 0 to 1, not 2"});
 }
 
-TEST_CASE("a daemon that was not started for faults takes none") {
+TEST_CASE("a daemon without --allow-faults refuses faults") {
   PoolOptions options = FaultPoolOptions("host");
   options.arguments.clear();
   Pool pool(options);

@@ -1,11 +1,12 @@
-// A harness that uses the GPUs itself, as a process of its own: `cppool_gpu_harness MODE ...`. It says what went wrong and ends with exit
-// code 1; 0: nothing did. It links CUDA's runtime, which loads the driver at the first CUDA call; the client library never makes one.
+// A harness that uses the GPUs itself, as a separate process: `cppool_gpu_harness MODE ...`. If something is wrong it prints it and exits
+// with code 1, else with 0. It links CUDA's runtime, which loads the driver at the first CUDA call; the client library never makes one.
 //
-//     fork          before any CUDA of its own: asks for devices, runs cases, forks; the child has its own CUDA and its own Pool
-//     context       with a context of its own before, while and after a daemon lives
+//     fork          before it uses CUDA: lists devices, runs cases, forks; the child uses CUDA and a Pool of its own
+//     context       uses its own CUDA context before, during and after the life of a daemon
 //     run DEVICES WORLD_SIZE ROUNDS
-//     memory        leaves too little of the device for a case, then gives it back
-//     idle          looks at the device's free memory before, while and after a daemon with an idle time lives; nobody else may take any
+//     memory        leaves too little device memory for a case, then frees what it holds
+//     idle          reads the device's free memory before, during and after the life of a daemon with an idle time; no other process may
+//                   allocate memory meanwhile
 //     devices       prints the UUIDs that CUDA sees
 #include <cuda_runtime.h>
 #include <sys/wait.h>
@@ -54,7 +55,7 @@ void OwnWork() {
   std::vector<int> host(kCount);
   Cuda(cudaMemcpy(host.data(), device, kCount * sizeof(int), cudaMemcpyDeviceToHost));
   Cuda(cudaFree(device));
-  for (int i = 0; i < kCount; ++i) Expect(host[i] == i * i, "the kernel's squares");
+  for (int i = 0; i < kCount; ++i) Expect(host[i] == i * i, "the kernel computes squares");
 }
 
 bool HoldsCuda() {
@@ -94,7 +95,7 @@ int InChild(const std::function<void()>& work) {
     _exit(code);
   }
   int status = 0;
-  Expect(waitpid(pid, &status, 0) == pid, "the child is there");
+  Expect(waitpid(pid, &status, 0) == pid, "waitpid returns the child");
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
 }
 
@@ -103,12 +104,12 @@ void Fork() {
   Json hello = pool.Hello();
   Expect(hello["devices"].size() == 2, "a device for each rank");
   RunCase(pool);
-  Expect(!HoldsCuda(), "the harness holds no CUDA after device questions and cases");
+  Expect(!HoldsCuda(), "the harness has not loaded CUDA after listing devices and running cases");
   const int code = InChild([&] {
     OwnWork();
     Pool own(Options(1));
     RunCase(own);
-    RunCase(pool);  // of the child: with another daemon than its parent's
+    RunCase(pool);  // in the child: with another daemon than the parent's
     Expect(pool.Hello()["pid"] != hello["pid"], "the child has a daemon of its own");
     OwnWork();
     own.Stop();
@@ -117,7 +118,7 @@ void Fork() {
   Expect(code == 0, "the child's own CUDA and Pools work");
   RunCase(pool);
   Expect(pool.Hello()["pid"] == hello["pid"], "the parent's daemon is the same");
-  Expect(!HoldsCuda(), "the parent holds no CUDA");
+  Expect(!HoldsCuda(), "the parent has not loaded CUDA");
   OwnWork();
   RunCase(pool);
 }
@@ -132,7 +133,7 @@ void Context() {
     RunCase(pool);
     OwnWork();
     RunCase(pool);
-    // CUDA is not for a child of a process that has a context; a Pool is.
+    // A child of a process with a CUDA context cannot use CUDA, but it can use a Pool.
     Expect(InChild([&] {
              RunCase(pool);
              pool.Stop();
@@ -141,7 +142,7 @@ void Context() {
   }
   std::vector<unsigned char> bytes(1 << 20);
   Cuda(cudaMemcpy(bytes.data(), kept, bytes.size(), cudaMemcpyDeviceToHost));
-  for (unsigned char byte : bytes) Expect(byte == 0x5A, "the harness's memory is untouched");
+  for (unsigned char byte : bytes) Expect(byte == 0x5A, "the harness's memory is unchanged");
   Cuda(cudaFree(kept));
 }
 
@@ -176,10 +177,11 @@ void Idle() {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     back = FreeMemory() + held / 20 > before;
   }
-  Expect(back, "an idle daemon gives back what it holds: " + std::to_string(before) + " bytes were free, " +
-                   std::to_string(meanwhile) + " beside it, " + std::to_string(FreeMemory()) + " after");
+  Expect(back, "an idle daemon frees its memory: " + std::to_string(before) + " bytes were free, " +
+                   std::to_string(meanwhile) + " while it ran, " + std::to_string(FreeMemory()) +
+                   " after it");
   RunCase(pool);
-  Expect(pool.Hello()["pid"] != first, "the next case has another daemon");
+  Expect(pool.Hello()["pid"] != first, "the next case runs in a new daemon");
 }
 
 void Memory() {
@@ -189,7 +191,7 @@ void Memory() {
       {"max_seqlen_q", 16384}, {"max_seqlen_kv", 16384}, {"num_heads", 32}, {"num_gqa_groups", 32}};
   cppool::RunOptions unchecked;
   unchecked.checks = false;
-  Cuda(cudaFree(nullptr));  // the context, before memory is counted
+  Cuda(cudaFree(nullptr));  // creates the context before memory is measured
   std::vector<void*> held;
   for (;;) {  // all but one GiB
     const std::size_t free = FreeMemory();
@@ -202,12 +204,12 @@ void Memory() {
   Expect(!refused.ok() && refused.failure && refused.failure->kind == "out_of_memory",
          "a case that does not fit beside the harness's memory is answered out_of_memory, not: " +
              refused.error);
-  Expect(!refused.fatal, "the daemon goes on");
+  Expect(!refused.fatal, "the answer is not fatal");
   RunCase(pool);
   for (void* block : held) Cuda(cudaFree(block));
   const Result runs = pool.Run(large, unchecked);
-  Expect(runs.ok(), "it runs once the memory is there: " + runs.error);
-  Expect(pool.Hello()["pid"] == hello["pid"], "with the same daemon");
+  Expect(runs.ok(), "the case runs when the memory is free: " + runs.error);
+  Expect(pool.Hello()["pid"] == hello["pid"], "the daemon is the same");
 }
 
 void Devices() {

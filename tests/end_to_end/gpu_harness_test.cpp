@@ -1,13 +1,13 @@
-// Harnesses that use the GPUs themselves beside their pools: forks, contexts, shared and exhausted devices; and which devices CUDA sees.
+// Harnesses that use the GPUs themselves beside their pools: forks, contexts, shared and full devices. And which devices CUDA sees.
 #include <sys/wait.h>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <vector>
 
+#include "protocol/visible_devices.h"
 #include "tests/catch.h"
 #include "tests/environment.h"
-#include "protocol/visible_devices.h"
 
 namespace cppool::test {
 namespace {
@@ -34,7 +34,7 @@ Output Finish(FILE* harness) {
   return output;
 }
 
-// What CUDA sees, in a process of its own: this one stays free of it.
+// The UUIDs of the devices that CUDA sees, from a separate process, so that this one does not load CUDA.
 std::vector<std::string> Seen() { return Finish(Start("devices")).lines; }
 
 std::vector<std::string> SeenWith(const std::string& list) {
@@ -42,10 +42,10 @@ std::vector<std::string> SeenWith(const std::string& list) {
   return Seen();
 }
 
-// What the machine has, as names for a list that means the same whatever the caller's list was.
+// Whether there are fewer devices than a test needs; warns that it is skipped.
 bool Lacks(std::size_t devices) {
   const std::size_t there = Seen().size();
-  if (there < devices) WARN("left out: it needs " << devices << " devices, and there are " << there);
+  if (there < devices) WARN("skipped: it needs " << devices << " devices, and there are " << there);
   return there < devices;
 }
 
@@ -57,38 +57,40 @@ std::string Join(const std::vector<std::string>& names) {
 
 }  // namespace
 
-TEST_CASE("a harness asks for devices, runs cases and forks: the child has its own CUDA and its own Pool") {
+TEST_CASE("a harness lists devices, runs cases and forks, and its child uses CUDA and its own Pool") {
   if (Lacks(2)) return;
   const Output output = Finish(Start("fork"));
   INFO(output.text);
   CHECK(output.code == 0);
 }
 
-TEST_CASE("a harness with a CUDA context of its own") {
+TEST_CASE("a Pool works in a harness with its own CUDA context") {
   if (Lacks(2)) return;
   const Output output = Finish(Start("context"));
   INFO(output.text);
   CHECK(output.code == 0);
 }
 
-TEST_CASE("a case that does not fit beside what the harness holds is out of memory, and the daemon goes on") {
+TEST_CASE(
+    "a case that does not fit beside the harness's memory is answered out_of_memory, and the daemon goes "
+    "on") {
   if (Lacks(1)) return;
   const Output output = Finish(Start("memory"));
   INFO(output.text);
   CHECK(output.code == 0);
 }
 
-TEST_CASE("a daemon that goes when it is idle gives the device's memory back") {
+TEST_CASE("a daemon that exits when it is idle frees the device's memory") {
   if (Lacks(1)) return;
   const Output output = Finish(Start("idle"));
   INFO(output.text);
   CHECK(output.code == 0);
 }
 
-TEST_CASE("two harnesses at once, on devices of their own and on the same") {
+TEST_CASE("two harnesses run at once, on different devices and on the same device") {
   const std::vector<std::string> devices = Seen();
   if (devices.empty()) {
-    WARN("left out: there are no devices");
+    WARN("skipped: there are no devices");
     return;
   }
   auto both = [](const std::string& one, const std::string& other, int world_size) {
@@ -106,7 +108,7 @@ TEST_CASE("two harnesses at once, on devices of their own and on the same") {
   both(devices[0], devices[0], 1);
   both(devices[0], devices[0], 2);  // four ranks of two worlds on one device
   if (devices.size() < 2) {
-    WARN("devices of their own are left out: there is one");
+    WARN("the part on different devices is skipped: there is one device");
     return;
   }
   both(devices[0], devices[1], 1);
@@ -115,12 +117,12 @@ TEST_CASE("two harnesses at once, on devices of their own and on the same") {
 }
 
 TEST_CASE("CUDA_VISIBLE_DEVICES is read as CUDA reads it") {
-  // All devices of the machine in the order of the indices that CUDA takes; a caller's list must not narrow them.
+  // All devices of the machine in the order of CUDA's indices, whatever CUDA_VISIBLE_DEVICES the caller has set.
   std::string all_indices;
   for (int i = 0; i < 64; ++i) all_indices += (i ? "," : "") + std::to_string(i);
   const std::vector<std::string> uuids = SeenWith(all_indices);
   if (uuids.empty()) {
-    WARN("left out: there are no devices");
+    WARN("skipped: there are no devices");
     return;
   }
   const std::string first = uuids.front(), last = uuids.back();

@@ -1,11 +1,11 @@
-// The same requests on GPUs, for as many as there are.
+// The end-to-end requests on GPUs, in worlds for which there are enough GPUs.
 #include <cstdio>
 #include <cstdlib>
 
-#include "tests/end_to_end/attention_smoke.h"
-#include "tests/environment.h"
 #include "kernels/backend.h"
+#include "tests/end_to_end/attention_smoke.h"
 #include "tests/end_to_end/user_case_smoke.h"
+#include "tests/environment.h"
 
 namespace cppool::test {
 namespace {
@@ -15,7 +15,7 @@ void ForEachWorld(Function&& function) {
   const int devices = kernels::CountCudaDevices();
   for (const int world_size : {1, 2, 4}) {
     if (world_size > devices) {
-      WARN("world size " << world_size << " is left out: there are " << devices << " devices");
+      WARN("world size " << world_size << " is skipped: there are " << devices << " devices");
     } else {
       function(world_size);
     }
@@ -44,7 +44,7 @@ TEST_CASE("a user's case, built against the installed prefix, on GPUs") {
 
 TEST_CASE("attention on one GPU that the ranks share, every schedule") {
   if (kernels::CountCudaDevices() == 0) {
-    WARN("there are no devices");
+    WARN("skipped: there are no devices");
     return;
   }
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
@@ -61,10 +61,10 @@ TEST_CASE("attention on one GPU that the ranks share, every schedule") {
   }
 }
 
-TEST_CASE("more ranks than devices: they share them, but not with NCCL") {
+TEST_CASE("more ranks than devices share the devices, but not with NCCL") {
   const int devices = kernels::CountCudaDevices();
   if (devices == 0) {
-    WARN("there are no devices");
+    WARN("skipped: there are no devices");
     return;
   }
   const std::string more = std::to_string(devices + 1);

@@ -1,4 +1,4 @@
-// How a daemon starts and ends: what it refuses to start with, deadlines, signals, a dying parent, a reader that goes.
+// How a daemon starts and exits: refused options, stdin and stdout, idle time, signals, the death of its parent.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/wait.h>
@@ -34,11 +34,11 @@ std::string Odd(const std::string& action, int rank = 0, int deadline_ms = 60000
       .dump();
 }
 
-// A parent of its own for a daemon: a process that spawns it from a thread that ends at once.
+// A separate parent process for a daemon, which spawns it from a thread that ends at once.
 struct Harness {
   pid_t parent = -1;
   pid_t daemon = -1;
-  int requests = -1;  // also held open here: it is not the end of input that ends the daemon
+  int requests = -1;  // kept open here, so that the end of input does not end the daemon
   int answers = -1;
 
   Harness() {
@@ -89,7 +89,7 @@ struct Harness {
 
 }  // namespace
 
-// The last line of a daemon's stderr, which has to be the one for programs.
+// The last line of a daemon's stderr, which must be the start line.
 Json StartLine(const std::string& text) {
   const std::string prefix = "cppoold: start ";
   REQUIRE(!text.empty());
@@ -100,7 +100,7 @@ Json StartLine(const std::string& text) {
   return Json::parse(line.substr(prefix.size()));
 }
 
-TEST_CASE("what a daemon cannot start with is said, with exit code 2") {
+TEST_CASE("a daemon that cannot start says why and exits with code 2") {
   struct Wrong {
     std::vector<std::string> arguments;
     std::string stage, part;
@@ -136,7 +136,7 @@ TEST_CASE("what a daemon cannot start with is said, with exit code 2") {
   }
 }
 
-TEST_CASE("a daemon whose stdin is closed says so, with exit code 2") {
+TEST_CASE("a daemon whose stdin is closed says so and exits with code 2") {
   FILE* const daemon = popen("'" CPPOOL_DAEMON "' --world-size 1 --backend host 2>&1 <&-", "r");
   REQUIRE(daemon);
   char text[400] = "";
@@ -148,7 +148,7 @@ TEST_CASE("a daemon whose stdin is closed says so, with exit code 2") {
   CHECK(WEXITSTATUS(status) == 2);
 }
 
-TEST_CASE("a stdin that cannot be read, and a stdout that takes no answer, are told before the daemon ends") {
+TEST_CASE("an unreadable stdin and an unwritable stdout are reported before the daemon exits") {
   struct Wrong {
     const char *before, *after, *says;
     int exit_code;
@@ -172,7 +172,7 @@ TEST_CASE("a stdin that cannot be read, and a stdout that takes no answer, are t
   }
 }
 
-TEST_CASE("no device is an error for cuda, and the host for auto") {
+TEST_CASE("without a device, --backend cuda is an error and auto runs on the host") {
   const Environment none("CUDA_VISIBLE_DEVICES", "");
   {
     DaemonProcess daemon({"--world-size", "2", "--backend", "cuda"});
@@ -191,10 +191,10 @@ TEST_CASE("no device is an error for cuda, and the host for auto") {
   CHECK(daemon.Ask({{"op", "hello"}}).at("backend") == "host");
 }
 
-TEST_CASE("an idle daemon ends in order; half a line, and a case, are no idleness") {
+TEST_CASE("an idle daemon exits in order, but not during a partial line or a case") {
   DaemonProcess idle(Host(2, {"--idle-exit", "0.3"}));
   CHECK(idle.Ask({{"op", "hello"}}).at("ok") == true);
-  CHECK_FALSE(idle.ReadLine());  // it ends with its input open
+  CHECK_FALSE(idle.ReadLine());  // it exits although its input is open
   CHECK(idle.Wait() == 0);
   CHECK(Has(idle.Stderr(), "no request for 0.3 s"));
 
@@ -219,7 +219,7 @@ TEST_CASE("help and version go to stdout") {
   CHECK(help.Wait() == 0);
 }
 
-TEST_CASE("a rank that throws releases the others, and the next case passes") {
+TEST_CASE("the other ranks are released when a rank throws, and the next case passes") {
   for (const int world_size : {2, 4, 8}) {
     DaemonProcess daemon(Host(world_size, {"--case", CPPOOL_ODD_CASE}));
     for (int i = 0; i < 3; ++i) {
@@ -240,7 +240,7 @@ TEST_CASE("a rank that throws releases the others, and the next case passes") {
   }
 }
 
-TEST_CASE("a rank that leaves a collective out is named at once, and the next case passes") {
+TEST_CASE("a rank that skips a collective is named at once, and the next case passes") {
   for (const int world_size : {2, 4, 8}) {
     DaemonProcess daemon(Host(world_size, {"--case", CPPOOL_ODD_CASE}));
     for (int i = 0; i < 3; ++i) {
@@ -268,7 +268,7 @@ TEST_CASE("a rank that leaves a collective out is named at once, and the next ca
 TEST_CASE("SIGTERM ends an idle daemon in order, and a busy one at once") {
   DaemonProcess idle(Host(2));
   CHECK(idle.Ask({{"op", "hello"}}).at("ok") == true);
-  // It may be just about to wait for the next request: then the end is as good, but not in order.
+  // Waits until the daemon waits for a request: before that, SIGTERM ends it at once, with another exit code.
   while (!Has(idle.Stderr(), "are open")) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   kill(idle.pid(), SIGTERM);
@@ -283,8 +283,9 @@ TEST_CASE("SIGTERM ends an idle daemon in order, and a busy one at once") {
   CHECK(busy.Wait() == 128 + SIGTERM);
 }
 
-// Whenever it comes, also between two that were read at once: the last one, begun after all, would last to its deadline.
-TEST_CASE("SIGTERM ends a daemon that has read more requests than it has begun") {
+// The signal comes at varying times, also between two requests that were read together. The last request, if it were still started,
+// would run to its deadline.
+TEST_CASE("SIGTERM ends a daemon that has read more requests than it has started") {
   for (int i = 0; i < 40; ++i) {
     DaemonProcess daemon(Host(1, {"--case", CPPOOL_ODD_CASE, "--log-level", "off"}));
     CHECK(daemon.Ask({{"op", "hello"}}).at("ok") == true);
@@ -303,7 +304,7 @@ TEST_CASE("SIGTERM ends a daemon that has read more requests than it has begun")
   }
 }
 
-TEST_CASE("a daemon whose answers nobody reads ends") {
+TEST_CASE("a daemon whose stdout the reader has closed exits") {
   DaemonProcess daemon(Host(2));
   CHECK(daemon.Ask({{"op", "hello"}}).at("ok") == true);
   daemon.CloseOutput();
@@ -312,7 +313,7 @@ TEST_CASE("a daemon whose answers nobody reads ends") {
   CHECK(daemon.Wait() == 1);
 }
 
-TEST_CASE("a daemon outlives the thread that spawned it, and not the process") {
+TEST_CASE("a daemon outlives the thread that spawned it, but not the process") {
   SECTION("idle") {
     Harness harness;
     harness.Send(R"({"op": "hello"})");
@@ -321,7 +322,7 @@ TEST_CASE("a daemon outlives the thread that spawned it, and not the process") {
     harness.KillParent();
     CHECK(EndsInTime(harness.daemon));
   }
-  SECTION("in the middle of a case") {
+  SECTION("during a case") {
     Harness harness;
     harness.Send(R"({"op": "hello"})");
     REQUIRE(harness.HasAnswer(60000));
@@ -333,20 +334,20 @@ TEST_CASE("a daemon outlives the thread that spawned it, and not the process") {
   }
 }
 
-TEST_CASE("a daemon whose parent is not the one that it was told does not stay, and says why") {
+TEST_CASE("a daemon whose parent is not the process in CPPOOL_PARENT_PID exits and says why") {
   const pid_t gone = fork();
   if (gone == 0) _exit(0);
   REQUIRE(waitpid(gone, nullptr, 0) == gone);
   {
-    const Environment told("CPPOOL_PARENT_PID", std::to_string(gone).c_str());
+    const Environment parent("CPPOOL_PARENT_PID", std::to_string(gone).c_str());
     DaemonProcess daemon(Host(2));
     CHECK(daemon.Wait() == 2);
     INFO(daemon.Stderr());
     CHECK(
         Has(daemon.Stderr(), "the parent process " + std::to_string(gone) + " is gone (CPPOOL_PARENT_PID)"));
   }
-  // A wrapper that stays in between, as nsys does.
-  const Environment told("CPPOOL_PARENT_PID", std::to_string(getpid()).c_str());
+  // A wrapper process stays between harness and daemon, as with nsys.
+  const Environment parent("CPPOOL_PARENT_PID", std::to_string(getpid()).c_str());
   DaemonProcess wrapper({"-c", "'" CPPOOL_DAEMON "' --world-size 2 --backend host; exit $?"}, "/bin/sh");
   CHECK(wrapper.Wait() == 2);
   INFO(wrapper.Stderr());

@@ -1,4 +1,4 @@
-// Cases for the end-to-end tests that do what a daemon must live with. Built several times: once well, and with one thing wrong each.
+// A misbehaving case for the end-to-end tests. It is built several times: with a valid definition, and with one error each.
 #include <cppool/case.h>
 #include <pthread.h>
 #include <signal.h>
@@ -30,7 +30,8 @@ const cppool_parameter kParameters[] = {
      "[\"pass\", \"noise\", \"sleep\", \"throw\", \"steal\", \"wait\", \"leak\", "
      "\"spin\", \"deaf\", \"recv\", \"stream\", \"alone\", \"open_group\"]",
      0, 0, 0, "what to do"},
-    {"rank", CPPOOL_TYPE_INTEGER, "0", nullptr, 0, 63, 0, "who does it; the others wait for it"},
+    {"rank", CPPOOL_TYPE_INTEGER, "0", nullptr, 0, 63, 0,
+     "the rank that does it; the other ranks wait for it"},
 };
 
 cppool_status AllReduce(cppool_runtime* rt) {
@@ -48,7 +49,7 @@ cppool_status AllReduce(cppool_runtime* rt) {
   return status;
 }
 
-// Each of these never ends; static functions, whose names a diagnosis has to find all the same.
+// These functions never return. They have internal linkage, and a stack in an answer must name them nevertheless.
 __attribute__((noinline)) void SpinForEver() {
   std::atomic<int> turns{0};
   for (;;) turns.fetch_add(1, std::memory_order_relaxed);
@@ -58,7 +59,7 @@ __attribute__((noinline)) void SleepForEver() {
   for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
 }
 
-// Deaf to every signal that can be blocked.
+// Blocks every signal that can be blocked.
 __attribute__((noinline)) void SleepDeaf() {
   sigset_t all;
   sigfillset(&all);
@@ -68,7 +69,7 @@ __attribute__((noinline)) void SleepDeaf() {
 
 void StallStream(void*) { SleepForEver(); }
 
-// What nobody sends, on a stream of its own that the main one waits for.
+// Receives a message that is never sent, on a second stream, for which the main stream waits.
 cppool_status ReceiveNothing(cppool_runtime* rt) {
   void* value = nullptr;
   cppool_comm world = nullptr;
@@ -88,7 +89,7 @@ cppool_status ReceiveNothing(cppool_runtime* rt) {
   return status;
 }
 
-// A message to the next rank that waits for the end of its group, which does not come.
+// Sends to the next rank in a group of calls that is never ended.
 cppool_status SendInOpenGroup(cppool_runtime* rt) {
   void* value = nullptr;
   cppool_comm world = nullptr;
@@ -104,7 +105,7 @@ cppool_status SendInOpenGroup(cppool_runtime* rt) {
 cppool_status Run(cppool_case_context* c) {
   const char* action = c->string(c, "action");
   cppool_runtime* rt = c->runtime;
-  if (std::strcmp(action, "alone") == 0) {  // nobody waits for the one that hangs
+  if (std::strcmp(action, "alone") == 0) {  // the other ranks do not wait for the one that hangs
     if (rt->rank == c->integer(c, "rank")) SleepForEver();
     return CPPOOL_OK;
   }
@@ -141,7 +142,7 @@ cppool_status Run(cppool_case_context* c) {
       if (rt->alloc(rt, 1000, rt->stream, &leaked) != CPPOOL_OK) return CPPOOL_INTERNAL;
     }
     if (std::strcmp(action, "wait") == 0)
-      return CPPOOL_OK;  // does not come to the meeting: the others wait in vain
+      return CPPOOL_OK;  // does not join the all-reduce, in which the other ranks wait
   }
   return AllReduce(rt);
 }

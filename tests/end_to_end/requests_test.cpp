@@ -1,4 +1,4 @@
-// What comes in on stdin and what goes out on stdout: bad input, order, the end of input, noise.
+// Requests on stdin and answers on stdout: invalid input, order, the end of input, noise.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -30,7 +30,7 @@ bool Has(const Json& text, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("each bad input gets a clear answer, and the next request is served") {
+TEST_CASE("each invalid input gets a clear error, and the next request is served") {
   DaemonProcess daemon(Host(2));
   const std::string deep(200000, '[');
   const auto run = [](const std::string& params) {
@@ -93,9 +93,9 @@ TEST_CASE("each bad input gets a clear answer, and the next request is served") 
   CHECK(daemon.Wait() == 0);
 }
 
-TEST_CASE("requests are answered in order, and those in the pipe also after the end of input") {
+TEST_CASE("requests are answered in order, also those still in the pipe at the end of input") {
   DaemonProcess daemon(Host(2));
-  // All of it is sent before anything is read: it also has to fit in the pipes.
+  // All requests are sent before an answer is read, so all must fit into the pipes.
   std::string lines;
   for (int i = 0; i < 60; ++i) {
     Json request = i % 3 == 0 ? RunOf(Tiny()) : i % 3 == 1 ? Json{{"op", "hello"}} : Json{{"op", "nonsense"}};
@@ -115,8 +115,8 @@ TEST_CASE("requests are answered in order, and those in the pipe also after the 
 
 TEST_CASE("a script may write all requests of a large suite before it reads an answer") {
   DaemonProcess daemon(Host(2));
-  daemon.Ask({{"op", "hello"}});   // it has its pipes by now
-  constexpr int kRequests = 2000;  // 600 KB; their answers fill any pipe
+  daemon.Ask({{"op", "hello"}});   // it has set the size of its pipes by now
+  constexpr int kRequests = 2000;  // 600 KB; their answers are more than a pipe holds
   const std::string padding(200, 'x');
   for (int i = 0; i < kRequests; ++i) daemon.Send(Json({{"op", "list"}, {"id", {i, padding}}}).dump());
   daemon.CloseInput();
@@ -124,7 +124,7 @@ TEST_CASE("a script may write all requests of a large suite before it reads an a
   CHECK(daemon.Wait() == 0);
 }
 
-TEST_CASE("a last line without a newline is a request too") {
+TEST_CASE("a last line without a newline is a request") {
   DaemonProcess shell({"-c", std::string("printf '{\"op\": \"hello\", \"id\": \"last\"}' | '") +
                                  CPPOOL_DAEMON + "' --world-size 1 --backend host"},
                       "/bin/sh");
@@ -132,7 +132,7 @@ TEST_CASE("a last line without a newline is a request too") {
   CHECK(shell.Wait() == 0);
 }
 
-TEST_CASE("shutdown is answered, and nothing after it") {
+TEST_CASE("shutdown is answered, later requests are not") {
   DaemonProcess daemon(Host(2));
   daemon.Send("{\"op\": \"shutdown\", \"id\": 9}\n{\"op\": \"hello\"}");
   CHECK(daemon.ReadAnswer() == Json{{"ok", true}, {"id", 9}});
@@ -140,7 +140,7 @@ TEST_CASE("shutdown is answered, and nothing after it") {
   CHECK(daemon.Wait() == 0);
 }
 
-TEST_CASE("the sentinel is the caller's, also none") {
+TEST_CASE("the sentinel is an option and may be empty") {
   DaemonProcess bare(Host(1, {"--sentinel", ""}));
   bare.Send(R"({"op": "hello"})");
   CHECK(Json::parse(*bare.ReadLine()).at("ok") == true);
@@ -149,7 +149,7 @@ TEST_CASE("the sentinel is the caller's, also none") {
   CHECK(own.ReadLine()->rfind("@@ {", 0) == 0);
 }
 
-TEST_CASE("faults are a feature of a daemon that was started for them") {
+TEST_CASE("a daemon with --allow-faults lists the feature fault") {
   DaemonProcess daemon(Host(1, {"--allow-faults"}));
   const Json features = daemon.Ask({{"op", "hello"}}).at("features");
   CHECK(std::count(features.begin(), features.end(), "fault") == 1);
@@ -177,7 +177,7 @@ TEST_CASE("hello describes the world") {
   }
 }
 
-TEST_CASE("what a case writes to fd 1 goes to stderr, and it cannot read requests") {
+TEST_CASE("the output of a case to descriptor 1 goes to stderr, and a case cannot read requests") {
   DaemonProcess daemon(Host(2, {"--case", CPPOOL_ODD_CASE}));
   const auto run = [&](const char* action) {
     return daemon.Ask({{"op", "run"}, {"case", "odd"}, {"params", {{"action", action}}}});
@@ -192,7 +192,7 @@ TEST_CASE("what a case writes to fd 1 goes to stderr, and it cannot read request
     CHECK(Has(daemon.Stderr(), noise));
 }
 
-TEST_CASE("a case that leaves a group of calls open is an error, and the next one meets nothing of it") {
+TEST_CASE("a case that leaves a group of calls open is an error and does not affect the next case") {
   DaemonProcess daemon(Host(2, {"--case", CPPOOL_ODD_CASE}));
   const Json answer =
       daemon.Ask({{"op", "run"}, {"case", "odd"}, {"params", {{"action", "open_group"}, {"rank", 1}}}});
@@ -209,7 +209,7 @@ TEST_CASE("a case that leaves a group of calls open is an error, and the next on
   CHECK(daemon.Ask({{"op", "run"}, {"case", "odd"}}).at("status") == "passed");
 }
 
-TEST_CASE("a case's allocations that are left behind are released and counted") {
+TEST_CASE("allocations that a case does not free are freed and counted") {
   DaemonProcess daemon(Host(2, {"--case", CPPOOL_ODD_CASE}));
   CHECK(daemon.Ask({{"op", "run"}, {"case", "odd"}, {"params", {{"action", "pass"}}}}).at("ok") == true);
   CHECK(daemon.Ask({{"op", "stats"}}).at("leaked_allocations") == 0);

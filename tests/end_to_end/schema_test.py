@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Holds real traffic against protocol/schema/: what cppoold takes and answers, and what cppool sends.
+"""Checks real traffic against protocol/schema/: requests that cppoold accepts, its answers, and requests that cppool sends.
 
     schema_test.py ROOT CPPOOLD CPPOOL
 
-Needs Python's jsonschema (`scripts/setup --tests`). As a daemon of cppool (one option, `--world-size`, is enough to tell) it passes
-lines on to CPPOOLD and copies both directions to the file that CPPOOL_TRAFFIC names.
+Needs Python's jsonschema (`scripts/setup --tests`). With the option `--world-size` this program acts as cppool's daemon: it forwards lines
+to and from the program $CPPOOL_REAL_DAEMON and logs both directions in the file $CPPOOL_TRAFFIC.
 """
 import json
 import os
@@ -19,7 +19,7 @@ try:
     import jsonschema
 except ImportError:
     if os.path.realpath(sys.executable) != os.path.realpath("/usr/bin/python3") and os.access("/usr/bin/python3", os.X_OK):
-        os.execv("/usr/bin/python3", ["/usr/bin/python3", *sys.argv])  # the one that Debian's packages are for
+        os.execv("/usr/bin/python3", ["/usr/bin/python3", *sys.argv])  # the Python that Debian's packages are installed for
     sys.exit("schema_test.py needs Python's jsonschema: `scripts/setup --tests` installs it")
 
 SENTINEL = "[CP_POOL_RESP] "
@@ -27,10 +27,10 @@ TINY = {"max_seqlen_q": 16, "num_heads": 4}
 
 
 def pass_on():
-    """Between cppool and a daemon."""
+    """Forwards lines between cppool and a daemon and logs them."""
     log = open(os.environ["CPPOOL_TRAFFIC"], "a", encoding="utf-8")
     lock = threading.Lock()
-    environment = {k: v for k, v in os.environ.items() if k != "CPPOOL_PARENT_PID"}  # it is this process now
+    environment = {k: v for k, v in os.environ.items() if k != "CPPOOL_PARENT_PID"}  # the parent is this process
     daemon = subprocess.Popen([os.environ["CPPOOL_REAL_DAEMON"], *sys.argv[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                               env=environment)
 
@@ -51,7 +51,7 @@ def pass_on():
 
 
 def strict(schema):
-    """The schema with every object closed, but for those whose members are stages: what it does not list is an error."""
+    """The schema in which a member that it does not list is an error, except in objects whose members are stages."""
     if isinstance(schema, dict):
         closed = {key: strict(value) for key, value in schema.items()}
         if isinstance(schema.get("properties"), dict):
@@ -61,7 +61,7 @@ def strict(schema):
 
 
 def validator(schema):
-    """An integer is written without a fraction, which JSON Schema does not say."""
+    """A validator that takes only numbers without a fraction as integers; JSON Schema also takes 2.0."""
     types = jsonschema.Draft7Validator.TYPE_CHECKER.redefine(
         "integer", lambda _, value: isinstance(value, int) and not isinstance(value, bool))
     return jsonschema.validators.extend(jsonschema.Draft7Validator, type_checker=types)(schema)
@@ -114,13 +114,13 @@ class Traffic(unittest.TestCase):
         self.assertIsNone(error, f"{error}\nin {json.dumps(value)[:2000]}")
 
     def assertAnswers(self, request, answer):
-        """The answer is one to this op, with no member that the schema does not have."""
+        """Checks that the answer fits the op of the request, and has no member that the schema does not have."""
         self.assertFits(self.response, answer)
         self.assertFits(self.answers[request["op"]], answer)
         self.assertEqual(answer.get("id", "none"), request.get("id", "none"))
 
     def ask(self, daemon, request):
-        """The answer to a request that has the form of one."""
+        """The checked answer to a request, which must fit the schema."""
         self.assertFits(self.request, request)
         answer = daemon.ask(request)
         self.assertAnswers(request, answer)
@@ -183,7 +183,7 @@ class Traffic(unittest.TestCase):
             self.assertEqual(known, kinds)
 
     def test_form(self):
-        """Schema and daemon agree on which requests have the form of one: every key with many values, in every op."""
+        """Schema and daemon agree on the form of requests: every key with many values, in every op."""
         keys = list(load("request.schema.json")["definitions"]["run"]["properties"]) + ["parms"]
         fault_keys = ["kind", "rank", "stage", "count", "ranks"]
         values = [None, True, False, 0, 1, -1, 2, 1000, 1001, 10000, 10001, 1000000, 1000001, 86400000, 86400001, 2**63 - 1, 2**63,
@@ -220,7 +220,7 @@ class Traffic(unittest.TestCase):
                 self.assertNotIn("id", answer)
 
     def test_failed_start(self):
-        """The last line of stderr, of daemons that say that they write it."""
+        """The start line, the last line of stderr, of daemons with the feature start_line."""
         with Daemon(1) as daemon:
             if "start_line" not in daemon.ask({"op": "hello"}).get("features", []):
                 self.skipTest("this daemon has no start_line")
@@ -239,7 +239,7 @@ class Traffic(unittest.TestCase):
                 self.assertEqual(said["stage"], stage)
 
     def test_cppool(self):
-        """What the command sends, and what it is answered."""
+        """The requests that the command sends, and their answers."""
         with tempfile.TemporaryDirectory() as folder:
             traffic = os.path.join(folder, "traffic")
             environment = {**os.environ, "CPPOOL_TRAFFIC": traffic, "CPPOOL_REAL_DAEMON": CPPOOLD}
@@ -253,7 +253,7 @@ class Traffic(unittest.TestCase):
             with open(traffic, encoding="utf-8") as file:
                 lines = [json.loads(line) for line in file]
         waiting, ops = [], []
-        for name, line in lines:  # a daemon answers in order, and cppool asks one daemon at a time
+        for name, line in lines:  # a daemon answers in order, and cppool uses one daemon at a time
             if name == "request":
                 waiting.append(json.loads(line))
                 ops.append(waiting[-1]["op"])
@@ -265,7 +265,7 @@ class Traffic(unittest.TestCase):
             self.assertIn(op, ops)
 
     def test_documents(self):
-        """protocol/README.md has every member that the schemas have, and daemon/README.md every parameter of attention."""
+        """protocol/README.md describes every member of the schemas, and daemon/README.md every parameter of attention."""
 
         def text(folder):
             with open(os.path.join(ROOT, folder, "README.md"), encoding="utf-8") as file:
@@ -282,10 +282,10 @@ class Traffic(unittest.TestCase):
         protocol = text("protocol")
         for file in ("request.schema.json", "response.schema.json", "start.schema.json"):
             for member in members(load(file)):
-                self.assertIn(f"`{member}`", protocol, f"protocol/README.md says nothing of {member}, which {file} has")
+                self.assertIn(f"`{member}`", protocol, f"protocol/README.md does not describe {member} of {file}")
         with Daemon(1, "--allow-faults") as daemon:
             for feature in daemon.ask({"op": "hello"}).get("features", []):
-                self.assertIn(f"`{feature}`", protocol, "protocol/README.md says nothing of this feature")
+                self.assertIn(f"`{feature}`", protocol, "protocol/README.md does not describe this feature")
             cases = {case["name"]: case for case in daemon.ask({"op": "list"})["cases"]}
         table = text("daemon")
         for parameter in cases["attention"]["parameters"]:

@@ -21,7 +21,7 @@ void Shell(const std::string& command) {
   if (child.exit_code != 0) throw std::runtime_error(command + "\n" + child.output);
 }
 
-// The CMake that built this, or another; empty when there is none.
+// The CMake that built this program, or the first in PATH; empty if there is none.
 std::string FindCmake() {
   const char* search = getenv("PATH");
   std::string folders = search == nullptr ? "" : search;
@@ -46,9 +46,9 @@ UserCase Build(const fs::path& folder) {
 }  // namespace
 
 std::string UserCaseNeeds() {
-  if (FindCmake().empty()) return "left out: there is no cmake in PATH nor at " CPPOOL_CMAKE;
+  if (FindCmake().empty()) return "skipped: there is no cmake in PATH nor at " CPPOOL_CMAKE;
   for (const char* folder : {CPPOOL_BUILD, CPPOOL_USER_CASE})
-    if (!fs::exists(folder)) return std::string("left out: there is no ") + folder;
+    if (!fs::exists(folder)) return std::string("skipped: there is no ") + folder;
   return "";
 }
 

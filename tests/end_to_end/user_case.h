@@ -1,4 +1,4 @@
-// The user's case, built outside of the project: installs the build into a fresh prefix, configures, builds. Once per process.
+// Builds a user's case outside of the project: installs this build into a new prefix, configures and builds the case. Once per process.
 #pragma once
 
 #include <string>
@@ -10,10 +10,10 @@ struct UserCase {
   std::string library;  // the case
 };
 
-// Why it cannot be built on this machine, to which the build folder may have been moved; empty when it can.
+// Why the case cannot be built on this machine, to which the build folder may have been moved; empty if it can.
 std::string UserCaseNeeds();
 
-// Throws std::runtime_error with the log of what went wrong.
+// Throws std::runtime_error with the output of the command that failed.
 const UserCase& BuildUserCase();
 
 }  // namespace cppool::test

@@ -1,4 +1,4 @@
-// What a user's case answers, on either runtime.
+// Runs a user's case on either runtime and checks its answers.
 #pragma once
 
 #include <string>

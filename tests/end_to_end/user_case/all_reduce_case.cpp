@@ -1,4 +1,4 @@
-// A user's case: an all-reduce of one's own (gather everything, then sum it with a kernel) against the runtime's.
+// A user's case: an all-reduce of its own (an all-gather, then a kernel that sums), checked against the runtime's all-reduce.
 #include <cppool/case.h>
 
 #include <cmath>
@@ -15,9 +15,10 @@ const cppool_parameter kParameters[] = {
     {"count", CPPOOL_TYPE_INTEGER, "1024", nullptr, 1, 1 << 24, 0, "elements of each rank"},
     {"seed", CPPOOL_TYPE_INTEGER, "1", nullptr, 0, 1e9, 0, "of the inputs"},
     {"wrong_rank", CPPOOL_TYPE_INTEGER, "-1", nullptr, -1, 63, 0,
-     "this rank's result is spoilt: its check must not hold"},
-    {"fail_rank", CPPOOL_TYPE_INTEGER, "-1", nullptr, -1, 63, 0, "this rank fails before it communicates"},
-    {"odd_only", CPPOOL_TYPE_BOOLEAN, "false", nullptr, 0, 0, 0, "an odd count, or the request is invalid"},
+     "the rank whose result is changed, so that its check fails"},
+    {"fail_rank", CPPOOL_TYPE_INTEGER, "-1", nullptr, -1, 63, 0,
+     "the rank that fails before it communicates"},
+    {"odd_only", CPPOOL_TYPE_BOOLEAN, "false", nullptr, 0, 0, 0, "an even count is an invalid request"},
 };
 
 cppool_status Validate(cppool_validation* v) {
@@ -36,7 +37,7 @@ cppool_status Validate(cppool_validation* v) {
   return CPPOOL_OK;
 }
 
-// Exact in float32 also when summed over 64 ranks.
+// Integers, so that a sum over 64 ranks is exact in float32.
 float Input(uint64_t seed, int rank, size_t i) {
   return static_cast<float>((seed + 31 * static_cast<uint64_t>(rank) + 7 * i) % 1009) - 504;
 }
@@ -57,10 +58,10 @@ struct HostSum {
   }
 };
 
-#define TRY(call)                                                                                           \
-  do {                                                                                                      \
-    const cppool_status status = (call);                                                                    \
-    if (status != CPPOOL_OK) return status; /* the runtime knows the text; it also releases what is left */ \
+#define TRY(call)                                                                              \
+  do {                                                                                         \
+    const cppool_status status = (call);                                                       \
+    if (status != CPPOOL_OK) return status; /* the runtime has the text, and frees the rest */ \
   } while (0)
 
 cppool_status Sum(cppool_case_context* c, HostSum* arguments) {
@@ -123,7 +124,7 @@ cppool_status Run(cppool_case_context* c) {
       norm += static_cast<double>(values[count + i]) * values[count + i];
     }
     const cppool_check check{"sum", "all_reduce", worst, norm > 0 ? std::sqrt(error / norm) : 0,
-                             0,     worst == 0, 0};
+                             0,     worst == 0,   0};
     c->check(c, &check);
   }
   char gathered[32];
