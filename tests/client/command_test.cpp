@@ -333,7 +333,7 @@ TEST_CASE("a JUnit report has a test case per cell, in the suite's order") {
   Cppool({"run", "--param", "do=fail", "--junit", file});
   XmlNode failure = ParseXml(ReadFile(file)).children.at(0).children.at(0).children.at(0);
   CHECK(failure.name == "failure");
-  // Another thread reads the daemon's stderr, and may read it after the answer: the run is repeated until it was earlier.
+  // Another thread reads the daemon's stderr, possibly after the answer: the run is repeated until the report has it.
   CHECK(Eventually([&] {
     Cppool({"run", "--param", "do=fail", "--junit", file});
     const XmlNode one = ParseXml(ReadFile(file)).children.at(0).children.at(0);
@@ -405,9 +405,7 @@ TEST_CASE("the rank that failed is printed before the ranks that were released b
 }
 
 TEST_CASE(
-    "a cell that is impossible with --world-size is skipped, one that is refused at the suite's own world "
-    "size "
-    "fails") {
+    "a cell that is impossible at another world size is skipped, one that is refused at its own fails") {
   TemporaryFolder folder;
   const std::string daemon = Wrapped(folder, "--start only_p2p");
   for (const bool list : {false, true}) {

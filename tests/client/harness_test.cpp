@@ -433,7 +433,7 @@ TEST_CASE("a hundred successive daemons leave no process and no descriptor behin
 }
 
 TEST_CASE(
-    "the daemon is searched in the options, then in the environment, then beside the program and in PATH") {
+    "the daemon's path comes from the options, else the environment, else beside the program, else PATH") {
   cppool::PoolOptions options;
   options.daemon = "/a/cppoold";
   setenv("CPPOOL_DAEMON", "/b/cppoold", 1);

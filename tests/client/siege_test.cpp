@@ -201,7 +201,7 @@ TEST_CASE("a call to a misbehaving daemon ends in time and leaves nothing behind
 
 #ifndef CPPOOL_TEST_TSAN
 
-TEST_CASE("the same holds in a harness with many descriptors, SIGCHLD ignored and frequent signals") {
+TEST_CASE("a call ends in time also with many descriptors, SIGCHLD ignored and frequent signals") {
   for (const Siege& siege : kSieges) {
     if (siege.limit > 1s) continue;
     CHECK(InChildSays([&] {

@@ -304,7 +304,7 @@ TEST_CASE("SIGTERM ends a daemon that has read more requests than it has started
   }
 }
 
-TEST_CASE("a daemon whose stdout the reader has closed exits") {
+TEST_CASE("a daemon exits if the reader of its stdout has closed the pipe") {
   DaemonProcess daemon(Host(2));
   CHECK(daemon.Ask({{"op", "hello"}}).at("ok") == true);
   daemon.CloseOutput();
