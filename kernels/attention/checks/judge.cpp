@@ -149,8 +149,7 @@ Dtype JudgedDtype(CheckedTensor tensor, const TensorDtypes& dtypes) {
   switch (tensor) {
     case CheckedTensor::kOut:
     case CheckedTensor::kLse:
-    case CheckedTensor::
-        kDsoftmaxOffset:  // its error is that of delta, which is computed from the rounded out
+    case CheckedTensor::kDsoftmaxOffset:  // its error comes from delta, and thus from the rounded out
     case CheckedTensor::kMaxLogit:
       return dtypes.out;
     case CheckedTensor::kDq:
@@ -209,8 +208,8 @@ Verdict JudgeOracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours,
                     const CompareStats& plain_here, const GradientTerms& terms) {
   double floor = 0;
   double factor = IsGradient(tensor) ? kGradientFactor : kOutFactor;
-  double rms_floor =
-      std::numeric_limits<double>::infinity();  // no limit on the RMS of tensors with one value per head
+  // Infinite, which means no limit on the RMS, for tensors with one value per head.
+  double rms_floor = std::numeric_limits<double>::infinity();
   if (tensor == CheckedTensor::kLse) {
     floor = rms_floor = kLseFloor * std::max(1.0, ours.max_abs_ref);
     factor = kLseFactor;

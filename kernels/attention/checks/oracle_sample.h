@@ -25,10 +25,10 @@ struct BiasUnit {
 
 struct OracleSample {
   std::vector<OraclePair> pairs;
-  std::vector<BiasUnit>
-      bias_units;  // with all their pairs in the sample; empty: dbias is not checked against the oracle
-  std::vector<int>
-      whole_heads;  // key/value heads with all sequences in the sample, for d_softmax_offset and max_logit
+  // Units with all their pairs in the sample. Empty: dbias is not checked against the oracle.
+  std::vector<BiasUnit> bias_units;
+  // Key/value heads with all sequences in the sample, for d_softmax_offset and max_logit.
+  std::vector<int> whole_heads;
 };
 
 // Returns the same sample on every rank. `host`: the oracle runs on the CPU, and the sample is smaller.

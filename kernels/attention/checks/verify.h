@@ -112,8 +112,7 @@ class Verifier {
   std::deque<Buffer> uploaded_;
   const float* slopes_ = nullptr;  // of ALiBi, by head; device
   std::map<std::pair<const RankRows*, int>, Rows> rows_;
-  std::map<CheckedTensor, CompareStats>
-      plain_;  // plain attention against the exact result, over all rows of the sample
+  std::map<CheckedTensor, CompareStats> plain_;  // plain attention's error on all rows of the sample
 };
 
 // The maximum number of bytes of the oracle's results and workspace, on the host or on a GPU.

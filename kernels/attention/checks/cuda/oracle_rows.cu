@@ -60,8 +60,7 @@ __global__ void __launch_bounds__(kRowThreads) SoftmaxKernel(Chunk chunk) {
                                    : nullptr;
     const double slope = args.alibi_slopes ? args.alibi_slopes[head] : 0;
     for (std::int64_t j = keys.begin + threadIdx.x; j < keys.end; j += kRowThreads) {
-      const double biased =
-          p[j] + (bias ? ToDouble(bias[j]) : 0);  // needs no barrier: the same thread reads p[j] below
+      const double biased = p[j] + (bias ? ToDouble(bias[j]) : 0);  // the same thread reads p[j] below
       p[j] = chunk.Store(biased - slope * chunk.mask.Distance(query, j));
     }
   }

@@ -97,8 +97,7 @@ TEST_CASE("a2a_size: adjacent ranks form an all-to-all group, and a ring has one
   HostWorld world(division.world);
   static std::mutex mutex;
   static cppool_runtime original;
-  static std::map<int, std::set<std::pair<int, int>>>
-      asked;  // by rank: size and stride of the requested groups
+  static std::map<int, std::set<std::pair<int, int>>> asked;  // size and stride of the groups, by rank
   static std::map<int, std::set<std::string>> stages;
   asked.clear();
   stages.clear();

@@ -143,10 +143,8 @@ TEST_CASE("host collectives: every type is summed in the order of the ranks") {
     // 0.1f is not exact, so the result depends on the order of the sum.
     float f = 0.1f;
     double d = 0.1;
-    float
-        half = 2049,
-        brain =
-            257;  // 2048 + 1 and 256 + 1, which are not representable in fp16 and bf16; the fp32 sum is exact
+    // 2048 + 1 in fp16 and 256 + 1 in bf16 are not representable; the sum in fp32 is exact.
+    float half = 2049, brain = 257;
     for (int i = 1; i < size; ++i)
       f += 0.1f * static_cast<float>(i + 1), d += 0.1 * (i + 1), half += 1, brain += 1;
     Require(run(CPPOOL_FLOAT32, CPPOOL_SUM, 0.1f * static_cast<float>(r + 1)) == f, "float32");
@@ -224,8 +222,7 @@ TEST_CASE("host groups of calls: an all-to-all of many messages ends for any ord
   World world(size);
   world.Case([&](cppool_runtime* rt) {
     const Group group = GetGroup(rt, CPPOOL_WORLD);
-    constexpr int kMessages =
-        20;  // more than a channel holds, and each rank calls send for all of them first
+    constexpr int kMessages = 20;  // more than a channel holds; each rank calls send for all of them first
     std::vector<std::int32_t> out, in(static_cast<std::size_t>(size * kMessages), -1);
     for (int peer = 0; peer < size; ++peer) {
       for (int m = 0; m < kMessages; ++m) out.push_back(rt->rank * 10000 + peer * 100 + m);

@@ -60,8 +60,8 @@ TEST_CASE(
 
 TEST_CASE("host perturb: the seed changes the order of work without a wait, but not with a wait") {
   World world(1);
-  int early = 0,
-      late = 0;  // the second stream ran first, with seeds that delay the first stream, or the second
+  // How often the second stream ran first: with seeds that delay the first stream, and with seeds that delay the second.
+  int early = 0, late = 0;
   constexpr int kTries = 40;
   int tried_early = 0, tried_late = 0;
   for (std::uint64_t seed = 0; tried_early < kTries || tried_late < kTries; ++seed) {

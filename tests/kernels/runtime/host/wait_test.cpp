@@ -55,8 +55,7 @@ TEST_CASE(
     seen.Open();
   });
   world.Case([&](cppool_runtime* rt) {
-    const Group strides =
-        GetGroup(rt, CPPOOL_STRIDE);  // progress reports ranks of the world; peers are ranks of the group
+    const Group strides = GetGroup(rt, CPPOOL_STRIDE);  // progress names ranks of the world, not of the group
     Buffer data(rt, 64, rt->stream);
     const int peer = 1 - strides.rank;
     if (rt->rank == 3) {

@@ -148,8 +148,7 @@ void CheckAgrees(const char* name, const OracleCase& c, const std::vector<double
   double largest = 0;
   for (const double x : expected) largest = std::max(largest, std::isfinite(x) ? std::abs(x) : 0.0);
   const double unit = c.dtype == Dtype::kBf16 ? 0x1p-8 : 0x1p-11;
-  const double exact =
-      1e-13 * largest + 1e-15;  // allowed also for rounded results, whose sums have another order too
+  const double exact = 1e-13 * largest + 1e-15;  // for a different order of sums
   const double tolerance = c.rounded ? unit * largest : exact;
   std::size_t different = 0;
   for (std::size_t i = 0; i < got.size(); ++i) {
