@@ -36,7 +36,9 @@ int main(int argc, char** argv) {
   app.add_option("--world-size", options.world_size, "Ranks")->capture_default_str();
   app.add_option("--backend", options.backend, "auto, cuda or host")->capture_default_str();
   app.add_option("--daemon", options.daemon, "Path of cppoold");
-  app.add_option("--spawns", spawns, "Number of daemons to start")->capture_default_str()->check(CLI::PositiveNumber);
+  app.add_option("--spawns", spawns, "Number of daemons to start")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
   app.add_option("--round-trips", round_trips, "Number of hello requests")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);

@@ -105,7 +105,9 @@ int main(int argc, char** argv) {
   app.add_option("--backend", options.backend, "auto, cuda or host")->capture_default_str();
   app.add_option("--transport", options.transport, "auto, nccl or peer")->capture_default_str();
   app.add_option("--daemon", options.daemon, "Path of cppoold");
-  app.add_option("--rounds", rounds, "Measurements of each kind")->capture_default_str()->check(CLI::PositiveNumber);
+  app.add_option("--rounds", rounds, "Measurements of each kind")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
   options.retries = 0;
 

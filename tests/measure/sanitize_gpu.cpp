@@ -257,8 +257,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--sanitizer", options.sanitizer, "The program compute-sanitizer")->capture_default_str();
   app.add_option("--daemon", options.daemon, "Path of cppoold");
-  app.add_option("--logs", options.folder,
-                 "Empty folder for the tools' logs (default: a new one in /tmp)");
+  app.add_option("--logs", options.folder, "Empty folder for the tools' logs (default: a new one in /tmp)");
   CLI11_PARSE(app, argc, argv);
 
   try {

@@ -83,9 +83,8 @@ bool Grew(double before, double after, double slack) { return after > before * (
 struct Quantity {
   const char* name;
   double (*of)(const Reading&);
-  double unit;  // divisor for printing
-  double
-      slack;  // allowed growth besides 1 %; 0 for threads and descriptors, of which 1 % is less than one
+  double unit;   // divisor for printing
+  double slack;  // allowed growth besides 1 %
 };
 const std::vector<Quantity> kQuantities = {
     {"resident MiB", [](const Reading& r) { return static_cast<double>(r.usage.resident_bytes); }, 1 << 20,
@@ -409,8 +408,7 @@ bool RunInOrder(const Options& options) {
 
 int main(int argc, char** argv) {
   Options options;
-  CLI::App app(
-      "Runs mixed cases, some with faults, and checks answers, memory, threads and descriptors");
+  CLI::App app("Runs mixed cases, some with faults, and checks answers, memory, threads and descriptors");
   app.add_option("--cases", options.cases, "Ends after this number of cases")->check(CLI::PositiveNumber);
   app.add_option("--minutes", options.minutes, "Ends after this time")->check(CLI::PositiveNumber);
   app.add_option("--backend", options.pool.backend, "auto, cuda or host")->capture_default_str();
@@ -422,7 +420,8 @@ int main(int argc, char** argv) {
   app.add_option("--fault-share", options.fault_share, "Share of the cases that have a fault")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  app.add_option("--seed", options.seed, "Seed of the order, the inputs and the faults")->capture_default_str();
+  app.add_option("--seed", options.seed, "Seed of the order, the inputs and the faults")
+      ->capture_default_str();
   app.add_option("--max-seqlen", options.max_seqlen, "Shrinks lengths to at most this; 0: no limit")
       ->capture_default_str();
   app.add_option("--cells", options.cells,

@@ -34,7 +34,7 @@ inline void CatchesBug(const cppool::kernels::PlantableBug& bug, std::vector<std
   }
   CAPTURE(bug.name);
   REQUIRE(caught.failed != std::vector<std::string>{});
-  CHECK(caught.other == std::vector<std::string>{});  // the bug fails checks; it does not crash or hang the daemon
+  CHECK(caught.other == std::vector<std::string>{});  // no crash and no hang
   std::printf("%s: caught by run %d, in %zu of %d cells, such as %s\n", bug.name, runs, caught.failed.size(),
               caught.cells, caught.failed.front().c_str());
 }

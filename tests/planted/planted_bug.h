@@ -47,7 +47,7 @@ struct PlantableBug {
 
 // May be called by any thread. Throws RuntimeError with the names of all bugs when the variable names no bug.
 bool Planted(Bug bug);
-bool PlantedByChance(Bug bug);  // when the bug is planted, true at random in half of the calls; otherwise false
+bool PlantedByChance(Bug bug);  // true at random in half of the calls if the bug is planted
 const char* PlantedBugName();   // NULL: none
 const std::vector<PlantableBug>& PlantableBugs();
 

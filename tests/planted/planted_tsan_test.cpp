@@ -69,7 +69,7 @@ TEST_CASE("ThreadSanitizer reports each missing wait as a data race") {
     if (!std::string_view(bug.name).ends_with("_wait")) continue;
     ++waits;
     CAPTURE(bug.name);
-    const Reports reports("symbolize=0");  // the test needs no function names, and resolving them takes longer than the cells
+    const Reports reports("symbolize=0");  // resolving names takes longer than the cells
     for (const std::vector<std::string>& cells :
          {std::vector<std::string>{"row=unequal_window"}, kInferenceCells}) {
       if (reports.Text().empty()) RunCells(bug.name, {cells}, kOnHost, CPPOOL_TSAN_PLANTED_DAEMON);

@@ -11,7 +11,8 @@ import re
 import sys
 
 # Folder -> folders and files it may include from, besides itself. A file belongs to the longest entry that is a prefix of its path; `*`
-# stands for one folder. If other entries are inside a folder, its entry covers only the files directly in it, so a new folder needs an entry.
+# matches one folder. If other entries are inside a folder, its entry covers only the files directly in it, so that a new folder there
+# needs an entry.
 KERNELS_PUBLIC = ["kernels/include/cppool", "kernels/include/kernels", "kernels/include/kernels/attention"]
 RUNTIME_PUBLIC = ["kernels/include/cppool", "kernels/include/kernels"]
 ALLOWED = {
