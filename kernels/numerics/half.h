@@ -44,7 +44,7 @@ struct FP64 {
   static Bits FromDouble(double value) { return value; }
 };
 
-// Calls function(BF16{}), function(FP16{}) or function(FP32{}). fp64, which does not fit into fp32, is refused.
+// Calls function(BF16{}), function(FP16{}) or function(FP32{}). Throws for fp64, whose values do not fit into fp32.
 template <typename Function>
 decltype(auto) DispatchDtype(Dtype dtype, Function&& function) {
   switch (dtype) {
@@ -61,14 +61,14 @@ decltype(auto) DispatchDtype(Dtype dtype, Function&& function) {
                                           " is not fp16, bf16 or fp32");
 }
 
-// The same with function(FP64{}), whose ToFloat gives a double.
+// Like DispatchDtype, but also calls function(FP64{}), whose ToFloat returns a double.
 template <typename Function>
 decltype(auto) DispatchAnyDtype(Dtype dtype, Function&& function) {
   if (dtype == Dtype::kFp64) return std::forward<Function>(function)(FP64{});
   return DispatchDtype(dtype, std::forward<Function>(function));
 }
 
-// One element of a tensor of any type, exactly.
+// Reads one element of a tensor of any dtype, without rounding.
 inline double LoadElement(Dtype dtype, const void* data, std::int64_t index) {
   return DispatchAnyDtype(dtype, [&](auto type) -> double {
     return decltype(type)::ToFloat(static_cast<const typename decltype(type)::Bits*>(data)[index]);

@@ -1,4 +1,4 @@
-// Functions that are the same on the host and in CUDA kernels.
+// Marks functions that are compiled for the host and for CUDA kernels.
 #pragma once
 
 #ifdef __CUDACC__

@@ -1,6 +1,5 @@
-// The inputs' random numbers, the same bits on the host and in CUDA kernels: Philox4x32-10 of Salmon, Moraes,
-// Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), and a map to values that needs
-// integers and one rounding only.
+// Random numbers for inputs, with the same bits on the host and in CUDA kernels: Philox4x32-10 of Salmon, Moraes, Dror and Shaw,
+// "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), and a conversion to values with integer operations and one rounding.
 #pragma once
 
 #include <cstdint>
@@ -31,29 +30,29 @@ CPPOOL_HOST_DEVICE inline PhiloxBlock Philox4x32(PhiloxBlock counter, std::uint6
   return counter;
 }
 
-// The four words behind dims 4 * quad .. 4 * quad + 3 of one token's head. quad < 2^16, head < 2^16.
+// The four random words for dims 4 * quad .. 4 * quad + 3 of one head of a token. quad < 2^16, head < 2^16.
 CPPOOL_HOST_DEVICE inline PhiloxBlock InputWords(std::uint64_t seed, std::uint32_t tensor,
                                                  std::uint32_t sequence, std::uint32_t position,
                                                  std::uint32_t head, std::uint32_t quad) {
   return Philox4x32({{position, sequence, (head << 16) | quad, tensor}}, seed);
 }
 
-// The four words behind keys 4 * quad .. 4 * quad + 3 of one query's row of a bias. quad < 2^22, head < 2^10.
+// The four random words for keys 4 * quad .. 4 * quad + 3 of one query's row of a bias. quad < 2^22, head < 2^10.
 CPPOOL_HOST_DEVICE inline PhiloxBlock BiasWords(std::uint64_t seed, std::uint32_t tensor,
                                                 std::uint32_t sequence, std::uint32_t query,
                                                 std::uint32_t head, std::uint32_t quad) {
   return Philox4x32({{query, sequence, (head << 22) | quad, tensor}}, seed);
 }
 
-// The sum of a word's four bytes, centred, in units of 2^-8: Irwin-Hall, close to a normal, within +-510/256,
-// of variance 4 * (256^2 - 1) / 12 / 256^2, that is a standard deviation of 0.577. Exact.
+// The sum of a word's four bytes, centred, in units of 2^-8. Its distribution (Irwin-Hall) is close to a normal one, bounded by
+// +-510/256, with variance 4 * (256^2 - 1) / 12 / 256^2, a standard deviation of 0.577. Exact in fp32.
 CPPOOL_HOST_DEVICE inline float InputValue(std::uint32_t word) {
   const int sum = static_cast<int>((word & 0xFF) + (word >> 8 & 0xFF) + (word >> 16 & 0xFF) + (word >> 24));
   return static_cast<float>(sum - 510) * 0.00390625f;
 }
 
-// An InputValue's bits in bfloat16 (8 significant bits: rounded to nearest, ties to even) and in binary16
-// (11: exact, and never a subnormal).
+// The bits of an InputValue in bfloat16 (8 significant bits: rounded to nearest, ties to even) and in binary16 (11 significant bits:
+// exact, and never subnormal).
 CPPOOL_HOST_DEVICE inline std::uint16_t InputBf16(float value) {
   std::uint32_t bits;
   memcpy(&bits, &value, sizeof bits);

@@ -1,6 +1,5 @@
-// Rounding of fp64 to a narrower format, to nearest with ties to even, with that format's subnormals and
-// overflow: what storing an intermediate of plain attention does. The same bits on the host and in CUDA
-// kernels.
+// Rounds fp64 to a narrower format, to nearest with ties to even, with that format's subnormals and overflow, as plain attention does
+// when it stores an intermediate result. The result has the same bits on the host and in CUDA kernels.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +38,7 @@ CPPOOL_HOST_DEVICE inline double RoundTo(Dtype dtype, double value) {
     return result;
   };
   if (exponent > largest) return infinity();
-  // Adding 1.5 * 2^52 units of the last place kept leaves no bits below it.
+  // Adding 1.5 * 2^52 units of the last kept place rounds away all bits below it.
   const int unit = exponent - (digits - 1) > smallest ? exponent - (digits - 1) : smallest;
   const std::uint64_t shift_bits =
       (static_cast<std::uint64_t>(1023 + 52 + unit) << 52) | (std::uint64_t{1} << 51);

@@ -1,4 +1,4 @@
-// Library chatter: lines of 64 bytes, the sentinel inside one of a thousand, written as a library does.
+// Writes output such as a library prints: lines of 64 bytes, with the sentinel inside one of a thousand lines.
 #pragma once
 
 #include <unistd.h>
@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <string>
 
-// One line per write, or with `blocks` a thousand, as when a full buffer is written. False: not all could be written.
+// Writes one line per write(), or with `blocks` a thousand lines, as a full stdio buffer does. False: a write failed.
 inline bool WriteChatter(int fd, long long bytes, bool blocks) {
   constexpr std::size_t kLine = 64;
   std::string text;

@@ -1,4 +1,4 @@
-// Injects every kind of fault on every schedule and prints what came of it, as a Markdown table:
+// Injects every kind of fault on every schedule and prints the outcomes as a Markdown table:
 //
 //     fault_table --backend host --world-size 2,4
 //     fault_table --backend cuda --transport peer --world-size 2,4 --kind trap,out_of_bounds
@@ -79,7 +79,7 @@ int main(int argc, char** argv) {
       row.Print(kind);
     }
     all.Print("all");
-    for (const std::string& wrong : all.wrong) std::fprintf(stderr, "not right: %s\n", wrong.c_str());
+    for (const std::string& wrong : all.wrong) std::fprintf(stderr, "wrong: %s\n", wrong.c_str());
     return all.wrong.empty() ? 0 : 1;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "fault_table: %s\n", error.what());

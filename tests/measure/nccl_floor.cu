@@ -1,8 +1,8 @@
-// The floor of a single-process pool's start: CUDA contexts, NCCL communicators and the first collective for
-// W GPUs, a thread per rank, and nothing else. Run it beside pool_latency, with only W devices visible:
+// The lower bound of a single-process pool's start: creates CUDA contexts and NCCL communicators and runs the first collective for
+// W GPUs, with one thread per rank, and nothing else. Run it alternately with pool_latency, with only W devices visible:
 //
 //     CUDA_VISIBLE_DEVICES=0,1 nccl_floor 2
-//     CUDA_VISIBLE_DEVICES=0,1 nccl_floor 2 --killed    # such a process is killed, and another one started: beside respawn
+//     CUDA_VISIBLE_DEVICES=0,1 nccl_floor 2 --killed    # kills such a process and starts another; for comparison with respawn
 #include <cuda_runtime.h>
 #include <nccl.h>
 #include <signal.h>
@@ -49,7 +49,7 @@ void OnEveryRank(int world_size, const std::function<void(int)>& work) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// Starts everything, saying how long each step takes.
+// Starts everything and prints the time of each step.
 void Start(int world_size) {
   const double start = Seconds();
   double last = start;
@@ -90,11 +90,11 @@ void Start(int world_size) {
   std::fflush(stdout);
 }
 
-// A process that has started and waits for its end. The caller kills and reaps it.
+// Forks a process and returns when it has started everything and sleeps. The caller kills and reaps it.
 pid_t StartAnother(int world_size) {
   int ready[2];
   if (pipe(ready) != 0) throw std::runtime_error("no pipe");
-  const pid_t child = fork();  // the parent has no CUDA context
+  const pid_t child = fork();  // safe, because the parent has no CUDA context
   if (child < 0) throw std::runtime_error("no process");
   if (child == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -115,7 +115,7 @@ pid_t StartAnother(int world_size) {
   return child;
 }
 
-// What a killed process costs the one after it, though it has nothing but CUDA and NCCL.
+// Measures how much a killed process delays the start of the next one, when both hold only CUDA and NCCL.
 void Killed(int world_size) {
   constexpr int kRounds = 7;
   std::vector<double> fresh, end, next;
@@ -156,5 +156,5 @@ int main(int argc, char** argv) {
     return 1;
   }
   std::fflush(stdout);
-  std::_Exit(0);  // tearing down is not what is measured
+  std::_Exit(0);  // skips the teardown, which is not measured
 }

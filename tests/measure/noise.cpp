@@ -1,10 +1,10 @@
-// What chatter costs: so many bytes on stdout or stderr while a case runs, against merely reading the same bytes, written by the
-// same function, from a pipe in the same run.
+// Measures the time that output on stdout or stderr adds to a case, compared with reading the same bytes from a pipe into which the
+// same function writes.
 //
 //     noise --bytes 100000000
 //
-// `cppoold` is the daemon with a case whose library talks; it points stdout at stderr. `unruly` is this program as a daemon that
-// talks on the very pipe that its answers go through.
+// `cppoold` runs a case whose library writes the output; cppoold redirects stdout to stderr. `unruly` is this program as a daemon that
+// writes the output to the pipe of its answers.
 #include <sys/wait.h>
 
 #include <CLI/CLI.hpp>
@@ -36,7 +36,7 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// A daemon that writes what `noisy` writes, and by hand the answers.
+// A daemon that writes the output of the case `noisy` itself, and answers without a protocol library.
 int BeUnruly() {
   for (std::string line; std::getline(std::cin, line);) {
     const Json request = Json::parse(line);
@@ -52,7 +52,7 @@ int BeUnruly() {
   return 0;
 }
 
-// A child writes, we read and forget.
+// A child writes the output; this process reads and discards it.
 void ReadChatter(long long bytes, bool blocks) {
   int fds[2];
   if (pipe(fds) != 0) throw std::runtime_error("no pipe");
@@ -91,16 +91,16 @@ int main(int argc, char** argv) {
   int repeat = 5;
   bool unruly = false;
   std::string case_file = self.parent_path() / CPPOOL_NOISY_CASE;
-  CLI::App app("Measures what chatter during a case costs");
-  app.allow_extras();  // what a Pool gives its daemon
-  app.add_option("--bytes", bytes, "On one stream during one case")->capture_default_str();
-  app.add_option("--repeat", repeat, "Of each, for the median")
+  CLI::App app("Measures the time that output during a case adds");
+  app.allow_extras();  // the arguments that a Pool passes to its daemon
+  app.add_option("--bytes", bytes, "Bytes on one stream during one case")->capture_default_str();
+  app.add_option("--repeat", repeat, "Measurements for each median")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   app.add_option("--backend", options.backend, "auto, cuda or host")->capture_default_str();
   app.add_option("--daemon", options.daemon, "Path of cppoold");
   app.add_option("--case", case_file, "Path of the noisy case")->capture_default_str();
-  app.add_flag("--be-unruly", unruly, "Is the unruly daemon");
+  app.add_flag("--be-unruly", unruly, "Run as the unruly daemon");
   CLI11_PARSE(app, argc, argv);
   if (unruly) return BeUnruly();
 

@@ -1,4 +1,4 @@
-// A case whose library talks: rank 0 writes so many bytes to the process's stdout or stderr.
+// A case in which rank 0 writes `bytes` bytes to stdout or stderr of the process, as a chatty library does.
 #include <cppool/case.h>
 
 #include <cstring>
@@ -9,9 +9,9 @@
 namespace {
 
 const cppool_parameter kParameters[] = {
-    {"stream", CPPOOL_TYPE_STRING, "\"stdout\"", "[\"stdout\", \"stderr\"]", 0, 0, 0, "where to"},
-    {"bytes", CPPOOL_TYPE_INTEGER, "0", nullptr, 0, 1e12, 0, "how much, in lines of 64 bytes"},
-    {"blocks", CPPOOL_TYPE_BOOLEAN, "false", nullptr, 0, 0, 0, "a thousand lines per write, not one"},
+    {"stream", CPPOOL_TYPE_STRING, "\"stdout\"", "[\"stdout\", \"stderr\"]", 0, 0, 0, "where to write"},
+    {"bytes", CPPOOL_TYPE_INTEGER, "0", nullptr, 0, 1e12, 0, "number of bytes, in lines of 64 bytes"},
+    {"blocks", CPPOOL_TYPE_BOOLEAN, "false", nullptr, 0, 0, 0, "a thousand lines per write instead of one"},
 };
 
 cppool_status Run(cppool_case_context* c) {

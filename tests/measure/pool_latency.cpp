@@ -1,5 +1,5 @@
-// What a pool costs: from the spawn to the answer to `hello`, an empty round trip, and the smallest checked
-// case.
+// Measures the fixed times of a pool: from the spawn to the answer to `hello`, a round trip of `hello` on a warm daemon, and the
+// smallest case without and with checks.
 //
 //     pool_latency --world-size 2 --backend cuda
 #include <CLI/CLI.hpp>
@@ -32,15 +32,17 @@ void Print(const char* what, std::vector<double> ms) {
 int main(int argc, char** argv) {
   cppool::PoolOptions options;
   int spawns = 5, round_trips = 1000, runs = 300;
-  CLI::App app("Measures the fixed costs of a pool: spawn, round trip, smallest case");
+  CLI::App app("Measures the fixed times of a pool: spawn, round trip, smallest case");
   app.add_option("--world-size", options.world_size, "Ranks")->capture_default_str();
   app.add_option("--backend", options.backend, "auto, cuda or host")->capture_default_str();
   app.add_option("--daemon", options.daemon, "Path of cppoold");
-  app.add_option("--spawns", spawns, "Daemons started")->capture_default_str()->check(CLI::PositiveNumber);
-  app.add_option("--round-trips", round_trips, "hello requests")
+  app.add_option("--spawns", spawns, "Number of daemons to start")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  app.add_option("--runs", runs, "run requests")->capture_default_str()->check(CLI::PositiveNumber);
+  app.add_option("--round-trips", round_trips, "Number of hello requests")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  app.add_option("--runs", runs, "Number of run requests")->capture_default_str()->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
 
   try {

@@ -1,10 +1,12 @@
-// What a killed daemon costs: the time from SIGKILL, and from its end, to the next passed case, against the same for a fresh daemon,
-// taken in turns.
+// Measures the time from SIGKILL, and from the exit of the daemon, to the next passed case, alternately with the same time for a
+// fresh daemon.
 //
 //     respawn --world-size 2 --backend cuda
 //
-// A fresh spawn: from a call of a Pool that has no daemon to the passed case. Killed between cases: from SIGKILL to the next passed
-// case. Killed in mid-case: the case that it was running is an error, and then as before.
+// | row                  | from                                                | to                   |
+// | fresh spawn          | the call of a Pool without a daemon                 | its passed case      |
+// | killed between cases | SIGKILL                                             | the next passed case |
+// | killed in mid-case   | SIGKILL, which makes the running case an error      | the next passed case |
 #include <signal.h>
 #include <sys/wait.h>
 
@@ -28,7 +30,7 @@ double Since(Clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
 }
 
-// Kills it and sees to its end: what the kernel and the driver take to clear away a process is nobody's to save.
+// Kills the process and measures the time until it has exited, which the kernel and the driver determine and cppool cannot shorten.
 class Killer {
  public:
   explicit Killer(pid_t pid, std::chrono::milliseconds delay = {})
@@ -37,7 +39,7 @@ class Killer {
           killed_ = Clock::now();
           kill(pid, SIGKILL);
           siginfo_t end;
-          // SIGKILL has been sent: it ends. The Pool may reap it meanwhile, which is an end, too.
+          // If the Pool reaps the process first, waitid fails with ECHILD, which also means that it has exited.
           while (waitid(P_PID, static_cast<id_t>(pid), &end, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
           }
           took_ = Since(killed_);
@@ -47,7 +49,7 @@ class Killer {
     if (thread_.joinable()) thread_.join();
   }
   Clock::time_point killed() const { return killed_; }  // after Wait
-  double took() const { return took_; }                 // ms to its end, after Wait
+  double took() const { return took_; }                 // ms until it has exited, after Wait
 
  private:
   Clock::time_point killed_;
@@ -83,7 +85,7 @@ void RunSmallest(cppool::Pool& pool) {
   if (!result.ok() || result.attempts != 1) throw std::runtime_error("not passed: " + result.json.dump());
 }
 
-// Runs for much longer than it takes to kill it.
+// Starts a case that runs much longer than the delay until the kill.
 void RunLong(cppool::Pool& pool) {
   cppool::RunOptions run;
   run.repeat = 10000;
@@ -98,12 +100,14 @@ void RunLong(cppool::Pool& pool) {
 int main(int argc, char** argv) {
   cppool::PoolOptions options;
   int rounds = 7;
-  CLI::App app("Measures the time from a killed daemon to the next passed case");
+  CLI::App app("Measures the time from the kill of a daemon to the next passed case");
   app.add_option("--world-size", options.world_size, "Ranks")->capture_default_str();
   app.add_option("--backend", options.backend, "auto, cuda or host")->capture_default_str();
   app.add_option("--transport", options.transport, "auto, nccl or peer")->capture_default_str();
   app.add_option("--daemon", options.daemon, "Path of cppoold");
-  app.add_option("--rounds", rounds, "Of each")->capture_default_str()->check(CLI::PositiveNumber);
+  app.add_option("--rounds", rounds, "Measurements of each kind")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
   options.retries = 0;
 
@@ -143,11 +147,11 @@ int main(int argc, char** argv) {
     std::printf("| --- | --- | --- | --- | --- | --- |\n");
     Print("fresh spawn", fresh, Median(fresh));
     Print("killed between cases", between, Median(fresh));
-    Print("of it, to the end of the process", end, Median(fresh));
-    Print("of it, from there", Differences(between, end), Median(fresh));
+    Print("of it, to the exit of the process", end, Median(fresh));
+    Print("of it, from the exit", Differences(between, end), Median(fresh));
     Print("killed in mid-case", during, Median(fresh));
-    Print("of it, to the end of the process", busy_end, Median(fresh));
-    Print("of it, from there", Differences(during, busy_end), Median(fresh));
+    Print("of it, to the exit of the process", busy_end, Median(fresh));
+    Print("of it, from the exit", Differences(during, busy_end), Median(fresh));
     Print("of it, to the error of the killed case", answer, Median(fresh));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "respawn: %s\n", error.what());

@@ -1,11 +1,11 @@
-// Small cells of every feature with every schedule on GPUs, with daemons that run under compute-sanitizer: what its
-// tools find fails the cell in which they find it. scripts/sanitize_gpu builds and runs it.
+// Runs small cells of every feature with every schedule on GPUs, with daemons under compute-sanitizer. A cell fails if a tool
+// reports something while it runs. scripts/sanitize_gpu builds and runs this program.
 //
 //     sanitize_gpu                                          # memcheck, racecheck, initcheck; one GPU, and two when there are
 //     sanitize_gpu --tool racecheck --transport peer --filter cp_comm_type=a2a
 //
-// Peer: world sizes 2 and 4 on one GPU. NCCL: world size 2 on two. The last line is `N passed, N failed`; exit code 0
-// when something ran and nothing failed.
+// `peer`: world sizes 2 and 4 on one GPU. `nccl`: world size 2 on two GPUs. The last line is `N passed, N failed`; the exit code is
+// 0 when at least one cell ran and none failed.
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -37,7 +37,7 @@ using cppool::command::Cell;
 using cppool::command::ShellQuote;
 
 constexpr std::chrono::minutes kLong{
-    10};  // an instrumented kernel takes a hundred times as long, a start a minute
+    10};  // an instrumented kernel takes a hundred times as long, and the start of a daemon a minute
 
 struct Options {
   std::vector<std::string> tools = {"memcheck", "racecheck", "initcheck"};
@@ -47,17 +47,17 @@ struct Options {
   std::int64_t max_seqlen = 128;  // two tiles of most kernels
 };
 
-// What each tool is asked for. Only the project's kernels are looked at: NCCL's spin on memory that other devices write.
+// Options of each tool. The tools check only the project's kernels, because NCCL's poll memory that other devices write.
 const std::map<std::string, std::string> kToolOptions = {
     {"memcheck", "--report-api-errors no"},  // the daemon checks every call's error itself
-    // These two want launches in order: memory that a stream has given back counts as new at once, while its last kernel
-    // may still work on it, and of many launches at a time they lose some.
+    // racecheck and initcheck need blocking launches: they treat memory freed on a stream as new at once, while the last kernel may
+    // still use it, and they miss some of many concurrent launches.
     {"racecheck", "--force-blocking-launches"},
-    // Copies move whole buffers, padding of rows included.
+    // Copies read whole buffers, including padding that no kernel wrote.
     {"initcheck", "--force-blocking-launches --check-api-memory-access no"},
 };
 
-// A program to be started as cppoold: cppoold under the tool, which writes what it finds to a file of the process's own.
+// Writes a script that runs cppoold under the tool, with one log file per process, and returns its path.
 std::string WriteWrapper(const Options& options, const std::string& tool, const std::string& folder) {
   std::filesystem::create_directories(folder);
   std::string path = folder + "/cppoold";
@@ -72,7 +72,8 @@ std::string WriteWrapper(const Options& options, const std::string& tool, const 
   return path;
 }
 
-// What the tool has written that is no bookkeeping, of all processes, beyond the lines in `seen` of each one's file.
+// The new lines in the tool's log files of all processes, without banners and empty summaries. `seen` holds the number of lines
+// read so far of each file.
 std::vector<std::string> NewFindings(const std::string& folder, std::map<std::string, std::size_t>* seen) {
   std::vector<std::string> findings;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -81,7 +82,7 @@ std::vector<std::string> NewFindings(const std::string& folder, std::map<std::st
     std::size_t& read = (*seen)[entry.path()];
     std::size_t number = 0;
     for (std::string line; std::getline(log, line);) {
-      // Without its newline it is still being written.
+      // A line without a newline is not complete yet.
       if (log.eof() || ++number <= read) continue;
       read = number;
       const bool bookkeeping = line.find("COMPUTE-SANITIZER") != std::string::npos ||
@@ -93,8 +94,8 @@ std::vector<std::string> NewFindings(const std::string& folder, std::map<std::st
   return findings;
 }
 
-// Fewer heads, in proportion: they all take the same way through the kernels, and the fp64 oracle under a tool takes its
-// time for each. Several KV heads stay several, and the ranks can share the heads as before.
+// Reduces query and KV heads by a common factor, because every head runs the same code and the fp64 oracle is slow under a tool.
+// At least two KV heads remain where there were several, and the number of query heads stays divisible by the world size.
 void ThinOut(Json* params, int world_size) {
   const auto heads = params->at("num_heads").get<std::int64_t>();
   const auto groups = params->at("num_gqa_groups").get<std::int64_t>();
@@ -106,7 +107,7 @@ void ThinOut(Json* params, int world_size) {
   }
 }
 
-// Every feature with every schedule (our own cells) and the kernels without features (the smoke suite).
+// Every feature with every schedule (cppool's own cells of the matrix) and the kernels without features (the smoke suite).
 std::vector<Cell> CellsFor(const Options& options, int world_size) {
   std::vector<cppool::command::Filter> filters;
   for (const std::string& text : options.filters) {
@@ -141,7 +142,7 @@ class Sanitize {
   }
 
  private:
-  // All cells of one world size in one daemon, and its orderly end.
+  // Runs all cells of one world size in one daemon, then stops the daemon.
   void RunWorld(const std::string& tool, const std::string& transport, int world_size) {
     const std::vector<Cell> cells = CellsFor(options_, world_size);
     if (cells.empty()) return;
@@ -155,7 +156,7 @@ class Sanitize {
     pool_options.transport = transport;
     if (transport == "peer") pool_options.devices = {FirstDevice()};
     pool_options.start_limit = kLong;
-    pool_options.grace = kLong;  // at its end the tool goes through what it has seen
+    pool_options.grace = kLong;  // the tool writes its report when the daemon exits
     pool_options.retries = 0;
     cppool::RunOptions run;
     run.deadline = kLong;
@@ -168,7 +169,7 @@ class Sanitize {
       for (const Cell& cell : cells) {
         if (isatty(2) != 0) std::fprintf(stderr, "\r\033[K%s: %s", name.c_str(), cell.name.c_str());
         std::string wrong;
-        // Racecheck is about shared memory, and takes most of its time in the oracle: that runs for the smoke suite.
+        // racecheck spends most of its time in the oracle, so the checks run only for the smoke suite.
         run.checks = tool != "racecheck" || cell.suite == "smoke";
         try {
           const Result result = pool.Run(cell.params, run);
@@ -176,7 +177,7 @@ class Sanitize {
         } catch (const PoolError& error) {
           const auto& why = error.start_failure();
           if (why && why->kind == "unsupported" && why->devices && *why->devices < world_size) {
-            std::printf("%s: left out, it needs %d GPUs\n", name.c_str(), world_size);
+            std::printf("%s: not run, it needs %d GPUs\n", name.c_str(), world_size);
             return;
           }
           wrong = error.what();
@@ -204,7 +205,7 @@ class Sanitize {
     return list.substr(0, list.find(','));
   }
 
-  // Daemons of which the tool has said the last word: without one it has not looked.
+  // Counts the daemons whose log has the tool's summary. Without a summary the tool did not check the daemon.
   static int Summaries(const std::string& folder) {
     int count = 0;
     for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -227,7 +228,7 @@ class Sanitize {
     const std::size_t shown = std::min<std::size_t>(findings.size(), 40);
     for (std::size_t i = 0; i < shown; ++i) std::printf("  %s\n", findings[i].c_str());
     if (shown < findings.size())
-      std::printf("  and %zu lines more in %s\n", findings.size() - shown, options_.folder.c_str());
+      std::printf("  and %zu more lines in %s\n", findings.size() - shown, options_.folder.c_str());
     std::fflush(stdout);
   }
 
@@ -241,23 +242,22 @@ int main(int argc, char** argv) {
   Options options;
   std::vector<std::string> tools = options.tools, transports = options.transports;
   CLI::App app("Runs small cells on GPUs under compute-sanitizer");
-  app.add_option("--tool", options.tools, "Of compute-sanitizer")
+  app.add_option("--tool", options.tools, "Tools of compute-sanitizer")
       ->delimiter(',')
       ->check(CLI::IsMember(tools))
       ->capture_default_str();
-  app.add_option("--transport", options.transports, "peer, on one GPU; nccl, on two")
+  app.add_option("--transport", options.transports, "peer (on one GPU), nccl (on two GPUs)")
       ->delimiter(',')
       ->check(CLI::IsMember(transports))
       ->capture_default_str();
-  app.add_option("--filter", options.filters, "Only cells with key=value, as `cppool run` has it")
+  app.add_option("--filter", options.filters, "Only cells with key=value, as in `cppool run`")
       ->allow_extra_args(false);
   app.add_option("--max-seqlen", options.max_seqlen, "Shrinks lengths to at most this")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--sanitizer", options.sanitizer, "The program compute-sanitizer")->capture_default_str();
   app.add_option("--daemon", options.daemon, "Path of cppoold");
-  app.add_option("--logs", options.folder,
-                 "Empty folder for what the tools write (default: a new one in /tmp)");
+  app.add_option("--logs", options.folder, "Empty folder for the tools' logs (default: a new one in /tmp)");
   CLI11_PARSE(app, argc, argv);
 
   try {
@@ -272,7 +272,7 @@ int main(int argc, char** argv) {
     options.folder = std::filesystem::absolute(options.folder);
     if (std::filesystem::exists(options.folder) && !std::filesystem::is_empty(options.folder))
       throw std::runtime_error("--logs: " + options.folder +
-                               " is not empty: old findings would be taken for new");
+                               " is not empty: findings of an earlier run would be counted");
     std::printf("logs in %s\n", options.folder.c_str());
     return Sanitize(options).Run();
   } catch (const std::exception& error) {

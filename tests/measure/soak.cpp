@@ -1,12 +1,12 @@
-// Whether a pool lies or leaks in the long run: thousands of mixed cases, a share of them faulty, every answer checked for being
-// right, and what daemons and client hold of the machine read all the while.
+// Tests a pool for wrong answers and leaks over a long time: runs thousands of mixed cases, a share of them with faults, checks
+// every answer, and reads memory, threads and descriptors of daemons and client at intervals.
 //
 //     soak --backend host --cases 20000                  # or --minutes 10; --fault-share 0.05 --seed 7 --max-seqlen 32
-//     soak --backend cuda --in-order --max-seqlen 0      # instead: the whole matrix once, each world's memory after 10 cells and after all
+//     soak --backend cuda --in-order --max-seqlen 0      # instead: the matrix once; each world's memory after 10 and after all cells
 //
-// Each world size has two pools. The steady one runs healthy cases and requests that are refused, in one process
-// from the first to the last: what it holds must not grow. The tried one is given the faults, of every kind and
-// on every schedule, each followed by healthy cases. Exit code 0 when every answer was right and nothing grew.
+// Each world size has two pools. `steady` runs healthy cases and invalid requests in one daemon process, whose memory, threads and
+// descriptors must not grow. `tried` runs the faults, of every kind and on every schedule, each followed by healthy cases. The exit
+// code is 0 when every answer was right and nothing grew.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -42,7 +42,7 @@ struct Options {
   double minutes = 0;
   double fault_share = 0.05;
   std::uint64_t seed = 1;
-  std::int64_t max_seqlen = 32;  // 0: as the suite has them
+  std::int64_t max_seqlen = 32;  // 0: the lengths of the suite
   std::size_t cells = 0;         // 0: all
   std::string readings;          // file; empty: none
   bool in_order = false;
@@ -52,13 +52,14 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// ---- what is held
+// ---- memory, threads and descriptors
 
-// One look at a process: its own, or a daemon through `stats`, once it has given back what the case before held.
+// The resources of one process at one time: of the client, or of a daemon from `stats`, after it has freed the memory of the
+// previous case.
 struct Reading {
   Usage usage;
   double device_bytes = 0;       // held by the daemon's ranks
-  double device_free_bytes = 0;  // of the fullest device; others use it too
+  double device_free_bytes = 0;  // of the device with the least; other processes may use the device too
 };
 
 Reading Read(Pool& pool) {
@@ -74,8 +75,7 @@ Reading Read(Pool& pool) {
   return reading;
 }
 
-// What a process may grow by between two readings: a hundredth and a constant, below which a leak of one page for every
-// hundred cases of a long run already is not.
+// Allowed growth between two readings: 1 % plus a constant. In a long run a leak of one page per hundred cases exceeds it.
 constexpr double kShare = 0.01, kSlackBytes = 2 << 20;
 
 bool Grew(double before, double after, double slack) { return after > before * (1 + kShare) + slack; }
@@ -83,9 +83,8 @@ bool Grew(double before, double after, double slack) { return after > before * (
 struct Quantity {
   const char* name;
   double (*of)(const Reading&);
-  double unit;  // that it is printed in
-  double
-      slack;  // beside a hundredth; of threads and descriptors nothing: a hundredth of them is less than one
+  double unit;   // divisor for printing
+  double slack;  // allowed growth besides 1 %
 };
 const std::vector<Quantity> kQuantities = {
     {"resident MiB", [](const Reading& r) { return static_cast<double>(r.usage.resident_bytes); }, 1 << 20,
@@ -101,7 +100,7 @@ double Median(std::vector<double> values) {
   return *middle;
 }
 
-// A row for each quantity, the first tenth of the readings against the last; whether one that is judged has grown.
+// Prints one row per quantity: median of the first tenth of the readings and of the last. True: `judged`, and a quantity grew.
 bool PrintGrowth(const std::string& who, const std::vector<Reading>& readings, bool judged = true) {
   if (readings.empty()) return false;
   const std::size_t tenth = std::max<std::size_t>(1, readings.size() / 10);
@@ -136,7 +135,7 @@ std::vector<Cell> CellsFor(const Options& options) {
   return cells;
 }
 
-// The cells in an order of their own, each once before any comes again.
+// Draws the cells in random order, each once before any is repeated.
 class Deck {
  public:
   Deck(std::vector<Cell> cells, std::uint64_t seed, std::size_t keep)
@@ -159,7 +158,7 @@ class Deck {
   std::size_t next_ = 0;
 };
 
-// What came of a case: an answer, or why there is none.
+// The outcome of a request: the answer, or the error when there is no answer.
 struct Outcome {
   std::optional<Result> result;
   std::optional<cppool::PoolError> error;
@@ -185,7 +184,7 @@ Outcome Ask(Pool& pool, const Json& params, const cppool::RunOptions& run) {
   }
 }
 
-// Passed, at the first attempt, as this request's answer, with every tensor of every rank compared.
+// Whether the case passed at the first attempt, and the answer belongs to this request and has checks of every rank.
 bool IsRightFor(const Cell& cell, std::uint64_t seed, const Outcome& outcome) {
   if (!outcome.result) return false;
   const Result& result = *outcome.result;
@@ -201,7 +200,7 @@ class Soak {
         deck_(CellsFor(options), options.seed, options.cells),
         end_(Clock::now() + Limit(options)) {
     cppool::PoolOptions pool = options.pool;
-    pool.retries = 0;  // an answer is judged as it came
+    pool.retries = 0;  // the first answer is checked
     cppool::PoolOptions tried = pool;
     tried.arguments = {"--allow-faults"};
     tried.log_level = "error";
@@ -244,7 +243,7 @@ class Soak {
 
   struct World {
     std::unique_ptr<Pool> steady, tried;
-    std::optional<int> steady_pid;  // of its one daemon
+    std::optional<int> steady_pid;  // of the one daemon of `steady`
     std::vector<Reading> steady_readings, tried_readings;
   };
 
@@ -267,7 +266,7 @@ class Soak {
 
   void Healthy(Pool& pool, const Cell& cell, const char* what) {
     Json params = cell.params;
-    const std::uint64_t seed = deck_.random()() >> 1;  // other inputs and lengths each time
+    const std::uint64_t seed = deck_.random()() >> 1;  // new inputs and lengths each time
     params["seed"] = seed;
     const Outcome outcome = Ask(pool, params, {});
     Count(what, outcome.Kind(), IsRightFor(cell, seed, outcome), Describe(cell, params), outcome.Text());
@@ -282,7 +281,8 @@ class Soak {
     Count("refused", outcome.Kind(), right, Describe(cell, params), outcome.Text());
   }
 
-  // On the one small case that every fault's right end is known for; then that case without, and one of the suite.
+  // Injects a fault into the small case for which the right outcome of every fault is known. Then runs that case without the fault,
+  // and a cell of the suite.
   void Fault(World& world, const Cell& cell) {
     const auto& grid = faults_.at(cell.world_size);
     const cppool::test::FaultCell& fault = grid[deck_.random()() % grid.size()];
@@ -305,7 +305,7 @@ class Soak {
       const int pid = world.steady->Hello().at("pid");
       if (world.steady_pid && *world.steady_pid != pid) {
         ++wrong_;
-        std::printf("WRONG the steady daemon of world size %d is another: process %d, then %d\n", size,
+        std::printf("WRONG the steady daemon of world size %d was replaced: process %d, then %d\n", size,
                     *world.steady_pid, pid);
       }
       world.steady_pid = pid;
@@ -345,7 +345,7 @@ class Soak {
     for (const auto& [size, world] : worlds_) {
       const std::string name = "W=" + std::to_string(size);
       grew = PrintGrowth(name + " steady daemon", world.steady_readings) || grew;
-      // Of many processes, younger and older.
+      // Not judged, because the readings are of several processes of different ages.
       PrintGrowth(name + " tried daemons", world.tried_readings, false);
     }
     grew = PrintGrowth("client", client_readings_) || grew;
@@ -366,7 +366,8 @@ class Soak {
   Clock::time_point last_progress_ = start_;
 };
 
-// The whole matrix once, world after world as `cppool run` does it: what each daemon holds after ten cells and after all.
+// Runs the whole matrix once, one world size after another as `cppool run` does, and compares the resources of each daemon after
+// ten cells and after all.
 bool RunInOrder(const Options& options) {
   bool right = true;
   std::vector<Cell> cells = CellsFor(options);
@@ -407,26 +408,26 @@ bool RunInOrder(const Options& options) {
 
 int main(int argc, char** argv) {
   Options options;
-  CLI::App app(
-      "Runs mixed cases, faulty ones among them, and watches answers, memory, threads and descriptors");
-  app.add_option("--cases", options.cases, "Ends after so many")->check(CLI::PositiveNumber);
-  app.add_option("--minutes", options.minutes, "Ends after so long")->check(CLI::PositiveNumber);
+  CLI::App app("Runs mixed cases, some with faults, and checks answers, memory, threads and descriptors");
+  app.add_option("--cases", options.cases, "Ends after this number of cases")->check(CLI::PositiveNumber);
+  app.add_option("--minutes", options.minutes, "Ends after this time")->check(CLI::PositiveNumber);
   app.add_option("--backend", options.pool.backend, "auto, cuda or host")->capture_default_str();
   app.add_option("--transport", options.pool.transport, "auto, nccl or peer")->capture_default_str();
   app.add_option("--daemon", options.pool.daemon, "Path of cppoold");
-  app.add_option("--world-sizes", options.world_sizes, "2, 4, 6 and 8: those of the suite")
+  app.add_option("--world-sizes", options.world_sizes, "Some of 2, 4, 6 and 8, the world sizes of the suite")
       ->delimiter(',')
       ->capture_default_str();
-  app.add_option("--fault-share", options.fault_share, "Of the cases")
+  app.add_option("--fault-share", options.fault_share, "Share of the cases that have a fault")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  app.add_option("--seed", options.seed, "Of the order, the inputs and the faults")->capture_default_str();
-  app.add_option("--max-seqlen", options.max_seqlen, "Shrinks lengths to at most this; 0: not")
+  app.add_option("--seed", options.seed, "Seed of the order, the inputs and the faults")
+      ->capture_default_str();
+  app.add_option("--max-seqlen", options.max_seqlen, "Shrinks lengths to at most this; 0: no limit")
       ->capture_default_str();
   app.add_option("--cells", options.cells,
-                 "Draws from so many cells only, to meet each often in a short run");
+                 "Uses only this number of cells, so that a short run repeats each often");
   app.add_option("--readings", options.readings, "Writes every reading to this file, as CSV");
-  app.add_flag("--in-order", options.in_order, "The whole matrix once, without faults");
+  app.add_flag("--in-order", options.in_order, "Runs the whole matrix once, without faults");
   CLI11_PARSE(app, argc, argv);
   if (options.cases == 0 && options.minutes == 0) options.cases = 1000;
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Applies tests/planted/bugs.patch to copies of the sources, and renews it after the sources have changed.
+"""Applies tests/planted/bugs.patch to copies of the sources, and rewrites it after the sources have changed.
 
-    tests/planted/bugs.py check             # does every hunk apply, and has every bug a hunk?
+    tests/planted/bugs.py check             # fails unless every hunk applies and every bug has a hunk
     tests/planted/bugs.py apply FOLDER      # writes patched copies of the sources to FOLDER
-    tests/planted/bugs.py refresh FOLDER    # the same as far as possible in a new folder; renews the patch if every hunk has a place
-    tests/planted/bugs.py save FOLDER       # renews the patch from the copies in FOLDER
+    tests/planted/bugs.py refresh FOLDER    # applies what it can in a new folder; rewrites the patch if every hunk has a place
+    tests/planted/bugs.py save FOLDER       # rewrites the patch from the copies in FOLDER
 
 check and apply are strict: the old lines of a hunk, context included, must occur exactly once in the file that the hunk
-names. Line numbers are not used. Exit code 0, or 1 with the hunks at fault on stderr.
+names. Line numbers are not used. Exit code 0, or 1 with the hunks that do not apply on stderr.
 """
 import difflib
 import pathlib
@@ -20,7 +20,7 @@ SUFFIXES = {".cpp", ".h"}
 
 
 class PatchError(Exception):
-    """One problem a line."""
+    """Its text has one line per problem."""
 
 
 @dataclass
@@ -115,7 +115,7 @@ def apply(hunks, sources):
 
 
 def with_less_context(hunk):
-    """(old, new, cut) without `cut` lines of context before: without context, or with that of one side."""
+    """Yields (old, new, cut) with less context (none, or one side only); `cut`: removed lines at the start."""
     before = after = 0
     while hunk.text[before].startswith(" "):
         before += 1
@@ -128,10 +128,10 @@ def with_less_context(hunk):
 
 
 def find_place(hunk, sources):
-    """(file, (start, old, new), remark) of the only place that fits, or None."""
+    """(file, (start, old, new), remark) of the place where the hunk fits, or None unless there is exactly one."""
     for candidates, remark in [([(hunk.old, hunk.new, 0)], ""), (list(with_less_context(hunk)), "with less context")]:
         for files, moved in [([hunk.file], ""), (sources.files_beside(hunk.file), "moved to ")]:
-            places = {}  # by where the whole hunk would start: the candidates must agree
+            places = {}  # key: where the whole hunk would start; all candidates must give the same key
             for old, new, cut in candidates:
                 found = [(file, i) for file in files for i in occurrences(old, sources.lines(file) or [])]
                 if len(found) == 1:
@@ -144,7 +144,7 @@ def find_place(hunk, sources):
 
 
 def pieces(hunk):
-    """The hunk as one hunk for each of its changes, with the context on both sides."""
+    """Splits the hunk: one hunk for each of its changes, with the context on both sides."""
     spans, i = [], 0
     while i < len(hunk.text):
         begin = i
@@ -178,7 +178,7 @@ def write_copies(copies, folder):
     for file, lines in copies.items():
         path, text = folder / file, "\n".join(lines)
         if path.is_file() and path.read_text() == text:
-            continue  # keeps its time, so that it is not compiled again
+            continue  # keeps its modification time, so that it is not compiled again
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
@@ -187,12 +187,12 @@ def read_copies(folder, sources):
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in SUFFIXES)
     unknown = [file for file in files if sources.lines(file) is None]
     if unknown:
-        raise PatchError("\n".join(f"{file} is in {folder} and not among the sources" for file in unknown))
+        raise PatchError("\n".join(f"{file} is in {folder} but not among the sources" for file in unknown))
     return {file: (folder / file).read_text().split("\n") for file in files}
 
 
 def hunk_ranges(old, new):
-    """[old_begin, old_end, new_begin, new_end] of each hunk: a line of context, more where it is not unique."""
+    """[old_begin, old_end, new_begin, new_end] of each hunk, with as many lines of context as make it unique, at least one."""
     ranges = []
     for tag, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         if tag != "equal":
@@ -230,7 +230,7 @@ def diff(file, old, new):
 
 
 def patch_of(copies, sources):
-    """The patch that makes `copies` of the sources, which is shown to do so."""
+    """The patch that turns the sources into `copies`; asserts that it does."""
     text = [line for file in sorted(copies) for line in diff(file, sources.lines(file), copies[file])]
     patch = "".join(line + "\n" for line in text)
     made = apply(parse(patch), sources)
@@ -239,7 +239,7 @@ def patch_of(copies, sources):
 
 
 def check_bugs(hunks, switch):
-    """Every bug of the switch is in a hunk, and the other way round."""
+    """Every bug of planted_bug.cpp is in a hunk, and every hunk's bug is in planted_bug.cpp."""
     known = bugs_in(re.findall(r"^ *\{Bug::k\w+", switch, re.MULTILINE))
     planted = bugs_in(line for hunk in hunks for line in hunk.text if line.startswith("+"))
     problems = [f"{bug} is in planted_bug.cpp and in no hunk" for bug in known if bug not in planted]
@@ -264,7 +264,7 @@ def main(command, folder, root, patch_file, switch):
     elif command == "apply":
         write_copies(apply(hunks, sources), folder)
     elif command == "refresh":
-        if folder.exists() and any(folder.iterdir()):  # `save` would take what is there for an edited copy
+        if folder.exists() and any(folder.iterdir()):  # `save` would treat files in it as edited copies
             raise PatchError(f"{folder} is not empty")
         copies, remarks, lost = apply_what_fits(hunks, sources)
         write_copies(copies, folder)

@@ -160,7 +160,7 @@ class BugsTest(unittest.TestCase):
         self.run_command("apply")
         self.assertEqual(self.copy(), edited)
 
-    def test_copies_that_did_not_change_keep_their_time(self):
+    def test_copies_that_did_not_change_keep_their_modification_time(self):
         self.run_command("apply")
         before = (self.copies / "kernels/a.cpp").stat().st_mtime_ns
         self.run_command("apply")

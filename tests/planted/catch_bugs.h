@@ -1,4 +1,4 @@
-// For the host and for GPUs: the suite passes without a bug and fails with each bug.
+// Checks shared by the tests on the host and on GPUs: the suite passes without a bug and fails with each bug.
 #pragma once
 
 #include <cstdio>
@@ -7,14 +7,14 @@
 
 namespace cppool::test {
 
-// One fixed part of the suite for all bugs: every schedule, format, kind of mask and gradient, on 2 and 4 ranks.
+// The cells that every bug is tested with: every schedule, format, kind of mask and gradient, on 2 and 4 ranks.
 inline const CellFilters kSmallSuite = {
     {"row=padding_causal", "row=learnable_window", "row=six_sequences_bottom_right",
      "row=deterministic_learnable", "row=gqa_two_kv_heads", "row=bias_111s_gqa_192_128", "row=mqa_causal",
      "row=unequal_window"},
     kInferenceCells};
 
-// A bug that leaves out a wait may need more than one seed of random delays to show.
+// A missing wait causes a wrong result only with some random delays, so up to this many seeds are tried.
 inline constexpr int kMaxRuns = 5;
 
 inline void PassesWithoutBug(const std::vector<std::string>& common) {
@@ -34,7 +34,7 @@ inline void CatchesBug(const cppool::kernels::PlantableBug& bug, std::vector<std
   }
   CAPTURE(bug.name);
   REQUIRE(caught.failed != std::vector<std::string>{});
-  CHECK(caught.other == std::vector<std::string>{});  // checks fail, and nothing crashes or hangs
+  CHECK(caught.other == std::vector<std::string>{});  // no crash and no hang
   std::printf("%s: caught by run %d, in %zu of %d cells, such as %s\n", bug.name, runs, caught.failed.size(),
               caught.cells, caught.failed.front().c_str());
 }

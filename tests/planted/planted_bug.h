@@ -1,20 +1,20 @@
-// The switch of the planted bugs: known bugs of context-parallel attention, of which the environment variable
-// CPPOOL_PLANTED_BUG names the one that is present. bugs.patch adds the code of the bugs to copies of the sources, which are
-// compiled with this header in front; the product has neither.
+// Selects the planted bug: the environment variable CPPOOL_PLANTED_BUG names one known bug of context-parallel attention, or
+// none. bugs.patch adds the code of the bugs to copies of the sources, which are compiled with `-include planted_bug.h`. The
+// product contains neither.
 #pragma once
 
 #include <vector>
 
-// The namespace of most of the code that bugs are planted in, so that the lines there are short.
+// Most planted code is in this namespace and can use the names below without a qualifier.
 namespace cppool::kernels {
 
 enum class Bug {
-  // In the schedules and in what says who holds and sees what, which all runtimes share. First waits between two
-  // streams that are left out: random delays bring these to light.
+  // In the schedules, layouts and masks, which all runtimes share. The first five remove a wait between two streams; random
+  // delays (`perturb`) make their effect visible.
   kMaxLogitWait,       // max_logit is read before it is the maximum over all ranks
   kGatherWait,         // all_gather computes on keys that have not arrived
   kRingBlockWait,      // a ring step computes on a block that has not arrived
-  kReducedWait,        // all_gather waits for the sum of the gradients of keys after it has rounded them
+  kReducedWait,        // all_gather rounds dk and dv before it waits for their sum
   kExchangeWait,       // a2a sends heads before they are packed
   kRingStepBlock,      // a ring step computes with the block of the previous step
   kRingStepPositions,  // a ring step uses the positions of another member's block
@@ -22,18 +22,18 @@ enum class Bug {
   kWindowBoundary,     // a window reaches one token too far to the left
   kBottomRightOfRoom,  // bottom-right alignment uses a sequence's padded length
   kSequenceCrossed,    // queries see keys of the next sequence
-  kGradientTwice,      // a part of dk from another member of the ring is added twice
-  kLastGradientLost,   // the part of the ring's last step is not added
+  kGradientTwice,      // a partial dk from another member of the ring is added twice
+  kLastGradientLost,   // the partial dk and dv of the ring's last step are not added
   kDqLeftZero,         // dq is zeroed at the end
   kDbiasOfOneRank,     // dbias is not summed over the ranks
   kOffsetOfOneRank,    // the gradient of the softmax offset is not summed over the ranks
-  kPaddingNotZeroed,   // the padding of out and lse keeps what was there
+  kPaddingNotZeroed,   // the padding rows of out and lse are not written
   // In the host's kernels.
-  kOffsetPerBlock,     // the softmax offset enters the denominator with every block
-  kLseNotMerged,       // out is merged with that of an earlier block, lse is not
-  kOldOutNotScaled,    // an earlier block's out keeps its weight when it is merged
-  kKvHeadMapping,      // a group of query heads reads the keys and values of another
-  kKvCopiesNotSummed,  // the gradient of a replicated head is that of one copy
+  kOffsetPerBlock,     // the softmax offset is added to the denominator with every block
+  kLseNotMerged,       // out is merged with the out of an earlier block, but lse is not
+  kOldOutNotScaled,    // the out of an earlier block is not rescaled when it is merged
+  kKvHeadMapping,      // a group of query heads reads the keys and values of another group
+  kKvCopiesNotSummed,  // the gradient of a replicated head is the gradient of one copy
   kDkNotScaled,        // dk is not multiplied by softmax_scale
   kOrderVaries,        // blocks are summed in an order that changes from call to call
   kInputsByRow,        // inputs are drawn by the row of the buffer, not by position
@@ -42,12 +42,12 @@ enum class Bug {
 struct PlantableBug {
   Bug bug;
   const char* name;  // for CPPOOL_PLANTED_BUG
-  bool on_gpus;      // in code of the daemon itself, and so there with the CUDA module as well
+  bool on_gpus;      // the bug is in code of the daemon, so it also has an effect with the CUDA module
 };
 
-// Any thread. Throws RuntimeError with the names of all bugs when the variable has another.
+// May be called by any thread. Throws RuntimeError with the names of all bugs when the variable names no bug.
 bool Planted(Bug bug);
-bool PlantedByChance(Bug bug);  // Planted(bug), and a coin toss
+bool PlantedByChance(Bug bug);  // true at random in half of the calls if the bug is planted
 const char* PlantedBugName();   // NULL: none
 const std::vector<PlantableBug>& PlantableBugs();
 

@@ -12,9 +12,9 @@
 
 namespace cppool::test {
 
-using CellFilters = std::vector<std::vector<std::string>>;  // several selections, one after another
+using CellFilters = std::vector<std::vector<std::string>>;  // filters of several runs, one after another
 
-// Cells of max_logit without a backward pass, whose waits would hide that max_logit is read early.
+// Cells of max_logit without a backward pass: its waits would hide a missing wait for max_logit.
 inline const std::vector<std::string> kInferenceCells = {"row=fused:cp_2_4", "qkv_format=bshd"};
 
 struct Caught {
@@ -23,7 +23,7 @@ struct Caught {
   std::vector<std::string> other;   // cells that neither passed nor failed, with their error
 };
 
-// `bug` NULL: none. `common`: further words for `cppool run`.
+// `bug` NULL: none. `common`: further arguments of `cppool run`.
 inline Caught RunCells(const char* bug, const CellFilters& cells, const std::vector<std::string>& common,
                        const std::string& daemon = CPPOOL_TEST_DAEMON) {
   setenv("CPPOOL_PLANTED_BUG", bug ? bug : "", 1);

@@ -1,4 +1,4 @@
-// The bugs of the schedules, with the CUDA kernels: on one GPU that the ranks share.
+// The planted bugs of the schedules with the CUDA kernels, on one GPU that all ranks share.
 #include "kernels/backend.h"
 #include "tests/planted/catch_bugs.h"
 

@@ -1,4 +1,4 @@
-// The suites on the host runtime, with each known bug in turn.
+// Runs cells of the suite on the host runtime with each planted bug.
 #include "tests/child.h"
 #include "tests/planted/catch_bugs.h"
 
@@ -14,7 +14,7 @@ const std::vector<std::string> kOnHost = {"--backend", "host", "--max-seqlen", "
 
 }  // namespace
 
-TEST_CASE("every cell passes with the switch and no bug") { PassesWithoutBug(kOnHost); }
+TEST_CASE("every cell passes in the patched daemon when no bug is selected") { PassesWithoutBug(kOnHost); }
 
 TEST_CASE("the suite catches each planted bug") {
   REQUIRE(PlantableBugs().size() >= 25);
@@ -37,7 +37,7 @@ TEST_CASE("the error of an output that is not finite is reported as nan") {
     CHECK(check.at("max_abs_err").is_null() == !check.at("ok").get<bool>());
 }
 
-TEST_CASE("an unknown bug is refused with the names of all bugs") {
+TEST_CASE("an unknown bug name is an error that lists all bugs") {
   const Child child =
       RunChild("CPPOOL_PLANTED_BUG=dq " CPPOOL_TEST_DAEMON " --world-size 1 --backend host </dev/null");
   INFO(child.output);
@@ -54,7 +54,7 @@ TEST_CASE("the daemon logs the planted bug at its start") {
   CHECK(RunChild("CPPOOL_PLANTED_BUG= " + daemon).output.find("planted") == std::string::npos);
 }
 
-TEST_CASE("the product has nothing of the bugs") {
+TEST_CASE("the product's daemon contains no code of the planted bugs") {
   const std::string plain = ReadFile(CPPOOL_PLAIN_DAEMON), planted = ReadFile(CPPOOL_TEST_DAEMON);
   std::vector<std::string> traces = {"CPPOOL_PLANTED_BUG", "a bug is planted"};
   for (const PlantableBug& bug : PlantableBugs()) traces.emplace_back(bug.name);

@@ -1,5 +1,5 @@
-// The host runtime under ThreadSanitizer, through the real daemon: a sample of the suite has no data race, and a wait that is
-// left out is reported as one.
+// The daemon with the host runtime under ThreadSanitizer: a sample of the suite has no data race, and a missing wait is reported
+// as a data race.
 #include <dirent.h>
 
 #include <string_view>
@@ -14,7 +14,7 @@ using cppool::kernels::PlantableBugs;
 namespace {
 
 const std::vector<std::string> kOnHost = {"--backend", "host", "--max-seqlen", "32", "--perturb", "1"};
-// Every feature with every schedule: each row has all four, on 2 and 4 ranks, or 8.
+// Every feature with every schedule: each row has cells of all four schedules, on 2 and 4 ranks, or on 8.
 const CellFilters kSample = {
     {"row=padding_causal", "row=learnable_window", "row=six_sequences_bottom_right",
      "row=deterministic_learnable", "row=gqa_two_kv_heads", "row=bias_111s_gqa_192_128", "row=mqa_causal",
@@ -22,7 +22,7 @@ const CellFilters kSample = {
      "row=inference_bias", "row=eight_ranks_steps_apart"},
     kInferenceCells};
 
-// Sets TSAN_OPTIONS for the daemons that are started while it lives, and collects their reports.
+// Sets TSAN_OPTIONS for the daemons that are started during its lifetime, and collects their reports.
 class Reports {
  public:
   explicit Reports(const std::string& options) {
@@ -52,7 +52,7 @@ bool Exists(const char* daemon) {
 
 }  // namespace
 
-TEST_CASE("under ThreadSanitizer every feature with every schedule is clean") {
+TEST_CASE("ThreadSanitizer reports nothing for every feature with every schedule") {
   if (!Exists(CPPOOL_TSAN_DAEMON)) return;
   const Reports reports("symbolize=1");
   const Caught none = RunCells(nullptr, kSample, kOnHost, CPPOOL_TSAN_DAEMON);
@@ -62,14 +62,14 @@ TEST_CASE("under ThreadSanitizer every feature with every schedule is clean") {
   CHECK(reports.Text() == "");
 }
 
-TEST_CASE("ThreadSanitizer reports each wait that is left out") {
+TEST_CASE("ThreadSanitizer reports each missing wait as a data race") {
   if (!Exists(CPPOOL_TSAN_PLANTED_DAEMON)) return;
   int waits = 0;
   for (const PlantableBug& bug : PlantableBugs()) {
     if (!std::string_view(bug.name).ends_with("_wait")) continue;
     ++waits;
     CAPTURE(bug.name);
-    const Reports reports("symbolize=0");  // nobody reads them, and names take longer than the cells
+    const Reports reports("symbolize=0");  // resolving names takes longer than the cells
     for (const std::vector<std::string>& cells :
          {std::vector<std::string>{"row=unequal_window"}, kInferenceCells}) {
       if (reports.Text().empty()) RunCells(bug.name, {cells}, kOnHost, CPPOOL_TSAN_PLANTED_DAEMON);

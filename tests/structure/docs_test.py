@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the project's Markdown files: README.md is short, links lead somewhere, names of files are those of files, drawings have the
-form of Mermaid.
+"""Checks the project's Markdown files: README.md is short, targets of links and named files exist, drawings have the form of
+Mermaid.
 
     docs_test.py [ROOT]
 """
@@ -41,7 +41,7 @@ def prose(text):
 
 
 def anchors(text):
-    """As GitHub makes them of headings."""
+    """The anchors that GitHub makes from the headings."""
     made = set()
     for heading in re.findall(r"^#+ +(.*?) *$", prose(text), re.M):
         heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
@@ -61,12 +61,12 @@ class Docs(unittest.TestCase):
         for folder in TOP_FOLDERS:
             self.assertTrue(os.path.exists(os.path.join(ROOT, folder, "README.md")), folder)
 
-    def test_links_lead_somewhere(self):
+    def test_targets_of_links_exist(self):
         links = 0
         for file in markdown_files():
             for target in re.findall(r"\]\(([^)\s]+)\)", prose(read(file))):
                 if re.match(r"[a-z]+:", target):
-                    continue  # another site's
+                    continue  # a link to another site
                 links += 1
                 path, _, anchor = target.partition("#")
                 linked = os.path.normpath(os.path.join(os.path.dirname(file), path)) if path else file
@@ -76,7 +76,7 @@ class Docs(unittest.TestCase):
         self.assertGreater(links, 20)
 
     def test_named_files_exist(self):
-        """`kernels/attention/schedules/`, `tests/fuzz/run` in text: what begins with a folder of the project is in it."""
+        """A name in backquotes that begins with a top folder, such as `tests/fuzz/run`, is an existing file or folder."""
         named = 0
         for file in markdown_files():
             for name in re.findall(r"`((?:%s)/[\w./+-]*)`" % "|".join(TOP_FOLDERS), prose(read(file))):
@@ -96,7 +96,7 @@ class Docs(unittest.TestCase):
                     continue
                 drawings += 1
                 self.assertTrue(body.startswith(kinds), f"{file}: a drawing begins with {body.splitlines()[0]}")
-                if body.startswith("sequenceDiagram"):  # where a semicolon ends a statement
+                if body.startswith("sequenceDiagram"):  # a semicolon would end a statement there
                     self.assertNotIn(";", body, file)
                     opened = len(re.findall(r"^\s*(?:alt|opt|loop|par|rect|critical)\b", body, re.M))
                     self.assertEqual(opened, len(re.findall(r"^\s*end$", body, re.M)), f"{file}: blocks and ends differ")

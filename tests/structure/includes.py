@@ -10,12 +10,13 @@ import pathlib
 import re
 import sys
 
-# Folder -> folders and files it may include, besides its own. A file belongs to the longest entry that is a prefix of its path; `*` stands
-# for one folder. An entry with entries below it means the files directly in that folder, so that a new folder there gets a line here.
+# Folder -> folders and files it may include from, besides itself. A file belongs to the longest entry that is a prefix of its path; `*`
+# matches one folder. If other entries are inside a folder, its entry covers only the files directly in it, so that a new folder there
+# needs an entry.
 KERNELS_PUBLIC = ["kernels/include/cppool", "kernels/include/kernels", "kernels/include/kernels/attention"]
 RUNTIME_PUBLIC = ["kernels/include/cppool", "kernels/include/kernels"]
 ALLOWED = {
-    # protocol: nothing of the project.
+    # protocol includes nothing else of the project.
     "protocol/include": [],
     "protocol": ["protocol/include"],
     # kernels, public headers.
@@ -35,30 +36,30 @@ ALLOWED = {
                                           "kernels/runtime/cuda", *KERNELS_PUBLIC],
     "kernels/attention/families/common": ["kernels/attention/problem", "kernels/numerics", *KERNELS_PUBLIC],
     "kernels/attention/families": ["kernels/attention/problem", "kernels/attention/tensor_ops", "kernels/numerics", *KERNELS_PUBLIC],
-    # A family: no other family, no schedule.
+    # A family includes no other family and no schedule.
     "kernels/attention/families/host": ["kernels/attention/families/common", "kernels/attention/problem", "kernels/attention/tensor_ops",
                                         "kernels/attention/tensor_ops/host", "kernels/numerics", *KERNELS_PUBLIC],
     "kernels/attention/families/*": ["kernels/attention/families/common", "kernels/attention/problem", "kernels/attention/tensor_ops",
                                      "kernels/attention/tensor_ops/cuda", "kernels/runtime/cuda", "kernels/numerics", *KERNELS_PUBLIC],
-    # Schedules see kernel families through the public interface only.
+    # Schedules use kernel families through the public interface only.
     "kernels/attention/schedules": ["kernels/attention/problem", "kernels/attention/tensor_ops", "kernels/numerics", *KERNELS_PUBLIC],
-    # Checks stand beside the schedules and know none of them, nor a kernel family.
+    # Checks depend neither on schedules nor on a kernel family.
     "kernels/attention/checks": ["kernels/attention/problem", "kernels/numerics", *KERNELS_PUBLIC],
     "kernels/attention/checks/host": ["kernels/attention/checks", "kernels/attention/problem", "kernels/numerics", *KERNELS_PUBLIC],
     "kernels/attention/checks/cuda": ["kernels/attention/checks", "kernels/attention/problem", "kernels/runtime/cuda", "kernels/numerics",
                                       *KERNELS_PUBLIC],
     "kernels/attention/run": ["kernels/attention/checks", "kernels/attention/schedules", "kernels/attention/problem",
                               "kernels/attention/tensor_ops", "kernels/numerics", *KERNELS_PUBLIC],
-    # The module names every implementation once.
+    # The module creates every implementation.
     "kernels/module": ["kernels/attention/checks/cuda", "kernels/attention/checks/host", "kernels/attention/families",
                        "kernels/attention/families/host", "kernels/attention/families/*", "kernels/attention/tensor_ops/cuda", "kernels/attention/tensor_ops/host",
                        "kernels/runtime/cuda", *KERNELS_PUBLIC],
-    # daemon: of the kernels only public headers; the attention case knows nothing of the process.
+    # The daemon includes only public headers of the kernels. The attention case does not depend on the rest of the daemon.
     "daemon/include": ["kernels/include/cppool"],
     "daemon": ["daemon/include", "protocol/include", *KERNELS_PUBLIC],
     "daemon/main.cpp": ["daemon", "daemon/attention_case", "daemon/include", "protocol/include", *KERNELS_PUBLIC],
     "daemon/attention_case": ["daemon/include", "protocol/include", *KERNELS_PUBLIC],
-    # client: neither kernels, nor daemon, nor CUDA. Its installed header uses an installed header of the protocol.
+    # The client includes neither kernels, nor daemon, nor CUDA. Its installed header uses an installed header of the protocol.
     "client/include": ["protocol/include"],
     "client/src": ["client/include", "protocol/include"],
     "client/command": ["client/src", "client/include", "protocol/include"],
@@ -66,12 +67,12 @@ ALLOWED = {
     "tests": None,
 }
 
-# Includes that break the table, each with the reason. An entry that is no longer needed is an error too.
+# Includes that the table does not allow, each with the reason. An entry that is no longer needed is also an error.
 EXCEPTIONS = {
     # The build id has no public header.
     ("daemon/options.cpp", "kernels/module/build_id.h"),
     ("daemon/world.cpp", "kernels/module/build_id.h"),
-    # The set of tensors of a run is needed by the run and by its verification; verify.cpp makes the host's check kernels itself.
+    # The run and its verification share the set of tensors; verify.cpp creates the host's check kernels itself.
     ("kernels/attention/checks/verify.h", "kernels/attention/run/tensor_set.h"),
     ("kernels/attention/checks/verify.cpp", "kernels/attention/checks/host/check_kernels.h"),
 }
@@ -110,7 +111,7 @@ def node_of(path, table=ALLOWED):
 
 
 def has_entries_below(node):
-    """Whether another folder of the table lies in this one. Entries of single files do not count."""
+    """Whether the table has an entry for a folder inside this one. Entries of single files do not count."""
     return any(entry.startswith(node + "/") and not pathlib.PurePosixPath(entry).suffix for entry in ALLOWED)
 
 
@@ -132,7 +133,7 @@ class Checker:
         self.edges = 0
 
     def resolve(self, include):
-        """The project's files that an include may mean."""
+        """The project's files that an include may refer to."""
         return [name for name in (include, *(f"{root}/{include}" for root in PUBLIC_ROOTS)) if name in self.files]
 
     def check(self):
@@ -193,7 +194,7 @@ class Checker:
 
 
 def cycle():
-    """A circle in the table, which would make the order of the layers meaningless; None when there is none."""
+    """A cycle in the table, or None. With a cycle the folders would have no order of layers."""
     done, path = set(), []
 
     def visit(node):

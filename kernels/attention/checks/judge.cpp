@@ -14,44 +14,44 @@ namespace {
 constexpr double kBf16 = 2.5e-2;
 constexpr double kBf16Gqa = 3.5e-2;
 constexpr double kFp16 = 5e-3;
-// The two runs round P and dS to the dtype at different running maxima and add blocks in another order: each
-// a relative difference of a fraction of the unit roundoff (2^-8 and 2^-11), independent from element to
-// element. These are 2.5 and 4 unit roundoffs.
+// Limits on the relative RMS error between the runs with and without CP. The two runs round P and dS to the dtype at different
+// running maxima and add blocks in a different order. Each causes a relative difference of a fraction of the unit roundoff (2^-8 and
+// 2^-11), independent between elements. The limits are 2.5 and 4 unit roundoffs.
 constexpr double kBf16Rms = 1e-2;
 constexpr double kFp16Rms = 2e-3;
-// fp32 logarithms of sums that are added in another order.
+// lse is the fp32 logarithm of a sum, and the order of the sum differs between runs.
 constexpr double kLseAbsolute = 1e-4;
 constexpr double kLseRelative = 1e-5;
 
-// max_logit is exact but for the fp32 sums of one dot product, whose terms add up to less than 10 in absolute
-// value at the usual scale, and of the bias: the products are exact, and a tensor core may cut off what a sum of
-// 16 of them leaves below its last place. The same, in relation to the logit, at other scales. Keys that are
-// left out, or seen in excess, change it by far more.
+// The error of max_logit comes only from the fp32 sum of one dot product, whose terms add up to less than 10 in absolute value at
+// the usual scale, and from the addition of the bias. The products are exact; a tensor core may truncate the bits of a sum of 16
+// products below its last place. At other scales the same holds relative to the logit. A missing key or an extra key changes
+// max_logit by far more.
 constexpr double kMaxLogitAbsolute = 1e-5;
 constexpr double kMaxLogitRelative = 1e-5;
 
-// FlashAttention's tests: twice the error of plain attention for the output, three times for gradients.
+// From FlashAttention's tests: twice the error of plain attention is allowed for the output, three times for gradients.
 constexpr double kOutFactor = 2;
 constexpr double kGradientFactor = 3;
-// Each of two right runs may have plain attention's error.
+// Each of the two compared runs may have plain attention's error.
 constexpr double kTwoRuns = 2;
-// Plain attention's logits are rounded to the dtype, ours are not: over all cells of the suite our lse has at most 2 % of
-// its error. A window that is one key too wide changes lse by less than that error from some 2000 keys on.
+// Plain attention rounds its logits to the dtype, our kernels do not: over all cells of the suite our lse has at most 2 % of plain
+// attention's error. A limit of the full error would not detect a window that is one key too wide, beyond about 2000 keys.
 constexpr double kLseFactor = 0.25;
-// lse is fp32: a few roundings of the largest logit, when plain attention happens to have no error at all.
+// A lower bound of the limit on lse, for the case that plain attention has no error: a few fp32 roundings of the largest logit.
 constexpr double kLseFloor = 1e-5;
 
-// Where the exact gradient is 0 because a query sees one key, dP - delta is a difference of two equal sums of
-// fp32 products: a few units of 2^-24 of |dP| <~ 16, times the usual scale and |k| <= 2. Far below the RMS of any
-// other gradient, down to 1M keys.
+// Absolute error allowed for every gradient. If a query sees one key, the exact gradient is 0, and dP - delta is a difference of two
+// equal sums of fp32 products: a few units of 2^-24 of |dP| <~ 16, times the usual scale and |k| <= 2. This is far below the RMS
+// of all other gradients, up to 1M keys.
 constexpr double kNoise = 1e-5;
-// The error that the rounding of `out` makes in a row's delta, in units of the roundoff: a sum over the head dimension.
+// The error of a row's delta, a sum over the head dimension, due to the rounding of `out`, in unit roundoffs.
 constexpr double kDeltaError = 4;
 
-// d_softmax_offset is one sum over all queries for each head. The terms' errors come from the rounding of `out`,
-// as large as those of other gradients in relation to a term; but a head's sum may happen to cancel, and where
-// there are few heads, all of theirs: the chance that n of them are all below a fraction x of their standard
-// deviation is x^n. So few heads get a wider limit: a third for one head in bf16, 3 % for 16.
+// d_softmax_offset is one sum over all queries for each head. The errors of its terms come from the rounding of `out` and are, relative
+// to a term, as large as for other gradients. But the terms of a head may cancel by chance. The probability that the sums of all n
+// heads are below a fraction x of their standard deviation is x^n, so the limit is wider for few heads: a third for one head in
+// bf16, 3 % for 16.
 double CancellationFactor(std::uint64_t heads) {
   return 1 + 32 / static_cast<double>(std::max<std::uint64_t>(heads, 1));
 }
@@ -70,24 +70,25 @@ double UnitRoundoff(Dtype dtype) {
   throw RuntimeError(CPPOOL_INTERNAL, "judge: unknown dtype");
 }
 
-// Plain attention's error measures ours only as far as both are large samples. The elements of a row share the error of
-// its delta (ours of the rounded `out`, plain's of the rounded P), so that those of two tokens are one sample, and of
-// two single samples one is often many times the other.
+// Widens limits that are multiples of plain attention's error if there are few elements. The elements of a row share the error of
+// the row's delta (from the rounded `out` in our kernels, from the rounded P in plain attention), so a few tokens are only a few
+// independent samples, and the ratio of two such errors is often large by chance.
 double FewSamplesFactor(std::uint64_t elements) {
   return 1 + 256 / static_cast<double>(std::max<std::uint64_t>(elements, 1));
 }
 
-// dq and dk: delta is of the rounded `out`, and its error is shared by all of a row. Where the terms dP - delta cancel
-// it is all that is left, while plain attention may by chance have none: where there are few samples, or where a large
-// scale leaves each query one key.
+// The absolute error allowed for a gradient.
 //
-// dbias is a gradient like the others: single terms P * (dP - delta) of about 4 / keys, whose errors (fp32, and
-// delta's from the rounding of `out`) are a fraction of the unit roundoff, so that the limit on the RMS shows a
-// rank's part that is missing or there twice. The noise of a sum grows as that of independent terms.
+// dq and dk: delta is computed from the rounded `out`, and all elements of a row share its error. If the terms dP - delta cancel,
+// only this error remains, while plain attention may have none by chance. This happens with few samples, and with a large scale,
+// where each query attends to only one key.
+//
+// dbias: its terms P * (dP - delta) are about 4 / keys, with errors (of fp32, and of delta from the rounding of `out`) of a fraction
+// of the unit roundoff, so the limit on the RMS detects a rank's partial sum that is missing or added twice. The noise of a sum grows
+// with the square root of the number of terms.
 double NoiseOf(CheckedTensor tensor, Dtype dtype, const GradientTerms& terms, std::uint64_t elements) {
   if (tensor == CheckedTensor::kDbias) return kNoise * std::sqrt(terms.summed);
-  if (tensor ==
-      CheckedTensor::kDsoftmaxOffset) {  // each delta's error, times the offset's share of the query
+  if (tensor == CheckedTensor::kDsoftmaxOffset) {  // the error of each delta, times the offset's probability
     return kDeltaError * UnitRoundoff(dtype) * std::sqrt(terms.summed) /
            static_cast<double>(std::max<std::uint64_t>(elements, 1));
   }
@@ -105,8 +106,7 @@ double Rms(double sum_sq, std::uint64_t count) {
   return count ? std::sqrt(sum_sq / static_cast<double>(count)) : 0;
 }
 
-// With a reference that is zero throughout, the error is put in relation to the noise, so that it stays
-// finite.
+// If the reference is all zeros, the error is divided by the noise, so that the result stays finite.
 double RelativeError(const CompareStats& stats) {
   const double error = Rms(stats.sum_sq_err, stats.count);
   const double reference = Rms(stats.sum_sq_ref, stats.count);
@@ -149,7 +149,7 @@ Dtype JudgedDtype(CheckedTensor tensor, const TensorDtypes& dtypes) {
   switch (tensor) {
     case CheckedTensor::kOut:
     case CheckedTensor::kLse:
-    case CheckedTensor::kDsoftmaxOffset:  // its noise is that of delta, which is of the rounded out
+    case CheckedTensor::kDsoftmaxOffset:  // its error comes from delta, and thus from the rounded out
     case CheckedTensor::kMaxLogit:
       return dtypes.out;
     case CheckedTensor::kDq:
@@ -186,7 +186,7 @@ Verdict JudgeNoCp(CheckedTensor tensor, Dtype dtype, bool gqa, const CompareStat
   const NoCpTolerance tolerance = ToleranceNoCp(tensor, dtype, gqa);
   double rms = tolerance.rms;
   const double noise = NoiseOf(tensor, dtype, terms, stats.count);
-  // lse and max_logit are fp32, and plain attention's are not.
+  // lse and max_logit are fp32 here, but not in plain attention.
   const bool fp32 = std::isinf(rms);
   double factor = fp32 ? 0 : kTwoRuns * FewSamplesFactor(stats.count);
   if (tensor == CheckedTensor::kDsoftmaxOffset) {
@@ -197,7 +197,7 @@ Verdict JudgeNoCp(CheckedTensor tensor, Dtype dtype, bool gqa, const CompareStat
                plain_rms = factor * Rms(plain.sum_sq_err, plain.count);
   Verdict verdict = Describe(stats, std::max(tolerance.absolute, plain_largest));
   const bool holds = stats.max_excess <= tolerance.absolute || stats.max_abs_err <= plain_largest + noise;
-  // An infinite limit would be NaN times a reference of 0.
+  // An infinite limit times a reference of 0 would be NaN.
   const bool rms_holds = fp32 || Rms(stats.sum_sq_err, stats.count) <=
                                      std::max(rms * Rms(stats.sum_sq_ref, stats.count), plain_rms) + noise;
   verdict.ok = stats.count > 0 && stats.mismatches == 0 && holds && rms_holds;
@@ -208,7 +208,8 @@ Verdict JudgeOracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours,
                     const CompareStats& plain_here, const GradientTerms& terms) {
   double floor = 0;
   double factor = IsGradient(tensor) ? kGradientFactor : kOutFactor;
-  double rms_floor = std::numeric_limits<double>::infinity();  // of what has one value for each head: none
+  // Infinite, which means no limit on the RMS, for tensors with one value per head.
+  double rms_floor = std::numeric_limits<double>::infinity();
   if (tensor == CheckedTensor::kLse) {
     floor = rms_floor = kLseFloor * std::max(1.0, ours.max_abs_ref);
     factor = kLseFactor;
@@ -216,10 +217,9 @@ Verdict JudgeOracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours,
     floor = kMaxLogitAbsolute + kMaxLogitRelative * ours.max_abs_ref;
     factor = 0;  // plain attention rounds it to the dtype
   } else {
-    // One rounding of the largest element: the error that even a perfect kernel makes when it stores its
-    // result.
+    // One rounding of the largest element: the error of an exact kernel that stores its result in the dtype.
     floor = UnitRoundoff(dtype) * ours.max_abs_ref;
-    // Plain attention's few sums may happen to have no error.
+    // If plain attention has only few sums, it may have no error by chance.
     const double noise = IsGradient(tensor) ? NoiseOf(tensor, dtype, terms, ours.count) : 0;
     if (tensor == CheckedTensor::kDsoftmaxOffset) {
       floor = floor * CancellationFactor(ours.count) + noise;
@@ -236,7 +236,8 @@ Verdict JudgeOracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours,
       Rms(ours.sum_sq_err, ours.count) <=
       factor * std::max(Rms(plain_here.sum_sq_err, plain_here.count), Rms(plain.sum_sq_err, plain.count)) +
           rms_floor;
-  // Plain attention's own logits may overflow, of inputs that are given; what is left of it is the measure.
+  // plain.mismatches is not checked: with inputs from a file, the rounded logits of plain attention may overflow. Its finite elements
+  // give the limit.
   verdict.ok = ours.count > 0 && ours.mismatches == 0 && plain.count > 0 &&
                ours.max_abs_err <= verdict.tolerance && rms_holds;
   return verdict;
@@ -251,7 +252,7 @@ Verdict JudgePadding(const CompareStats& against_zeros) {
 Verdict JudgeRerun(std::uint64_t first, std::uint64_t second) {
   Verdict verdict;
   verdict.ok = first == second;
-  if (!verdict.ok) {  // by how much is not known
+  if (!verdict.ok) {  // a digest does not tell the size of the error
     verdict.max_abs_err = verdict.rel_err = std::numeric_limits<double>::quiet_NaN();
     verdict.mismatches = 1;
   }

@@ -1,14 +1,13 @@
-// ALiBi's slopes as the oracle has them: written from the paper's words and apart from AlibiSlopes, as oracle_mask.h is
-// from BandOf.
+// ALiBi's slopes for the oracle, written from the paper and independent of AlibiSlopes, as oracle_mask.h is independent of BandOf.
 #pragma once
 
 #include <vector>
 
 namespace cppool::kernels {
 
-// By head (Press, Smith, Lewis, "Train Short, Test Long", ICLR 2022, section 3): for n heads the geometric sequence
-// that starts at 2^(-8/n) and has that as its ratio. Where n is no power of two, as the authors do it: the sequence of
-// the power below, then every other member, the first of them first, of the sequence of the power above.
+// One slope per head (Press, Smith, Lewis, "Train Short, Test Long", ICLR 2022, section 3): for n heads the geometric sequence with
+// first element and ratio 2^(-8/n). If n is not a power of two, as in the authors' code: the sequence for the next lower power of
+// two, then elements 1, 3, 5, ... (counted from 1) of the sequence for the next higher power.
 std::vector<float> OracleAlibiSlopes(int heads);
 
 }  // namespace cppool::kernels

@@ -1,17 +1,17 @@
-// The mask as the oracle reads it: for each query the range of keys it sees, and how far a key is for ALiBi.
-// Written from what the words of the mask mean and apart from BandOf, so that a mistake in either shows.
+// The mask of the oracle: for each query the range of keys that it sees, and the distance to a key for ALiBi. Written from the
+// definitions of the masks and independent of BandOf, so that a mistake in either one fails a check.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/numerics/host_device.h"
 #include "kernels/attention/spec.h"
+#include "kernels/numerics/host_device.h"
 
 namespace cppool::kernels {
 
 struct KeyRange {
   std::int64_t begin;
-  std::int64_t end;  // begin == end: the query sees nothing
+  std::int64_t end;  // begin == end: the query sees no key
 };
 
 struct OracleMask {
@@ -21,8 +21,8 @@ struct OracleMask {
   std::int64_t seqlen_q;  // the sequence's tokens, without padding
   std::int64_t seqlen_kv;
 
-  // The key that the query stands on: its own position where both sides are aligned at their beginnings, else
-  // counted from the ends of both. It need not exist.
+  // The key on the query's diagonal: the key at the query's position (top-left alignment) or at the same distance from the end of
+  // the sequence (bottom-right alignment). May be outside the sequence.
   CPPOOL_HOST_DEVICE std::int64_t Own(std::int64_t query) const {
     switch (mask) {
       case AttnMaskType::kCausal:
@@ -51,7 +51,7 @@ struct OracleMask {
     if (causal) {
       end = own + 1;
       if (window_left >= 0) begin = own - window_left;
-    } else if (!(window_left < 0 && window_right == 0)) {  // (-1, 0) without a causal mask asks for no window
+    } else if (!(window_left < 0 && window_right == 0)) {  // (-1, 0) without a causal mask means no window
       if (window_left >= 0) begin = own - window_left;
       if (window_right >= 0) end = own + window_right + 1;
     }

@@ -6,12 +6,12 @@
 namespace cppool::kernels {
 namespace {
 
-// How much of dbias, in bytes of exact and plain sums together, the oracle may hold.
+// Limit on the bytes of dbias (exact and plain sums together); if it is exceeded, dbias is not checked against the oracle.
 constexpr double kMostBiasBytes = 16.0 * (1 << 30);
-// Calls that a whole sum may take.
+// Limit on the number of pairs that Require adds for a complete sum.
 constexpr std::size_t kMostPairs = 4096;
 
-// What dbias is summed over decides which pairs belong together.
+// The pairs that add to the same elements of dbias: one pair, all sequences of a head, all heads of a sequence, or all pairs.
 enum class Unit { kPair, kHead, kSequence, kAll };
 
 class Sampler {
@@ -59,7 +59,7 @@ class Sampler {
 
  private:
   std::int64_t group() const { return spec_.heads / spec_.kv_heads; }
-  // Of a pair of this sequence, masked or not: the oracle's products are dense.
+  // Operations of the oracle for one pair of this sequence. The mask is ignored.
   double Flops(std::int64_t sequence) const {
     return 12.0 * static_cast<double>(spec_.queries.length[sequence]) *
            static_cast<double>(spec_.keys.length[sequence]) * (spec_.dim_qk + spec_.dim_v) *
@@ -71,7 +71,7 @@ class Sampler {
     return heads;
   }
 
-  // All pairs of these where that is cheap, else a sample that the seed picks.
+  // Adds all pairs of these sequences if that is cheap, otherwise a sample selected by the seed.
   void Pick(const std::vector<int>& sequences) {
     if (sequences.empty()) return;
     const double budget = host_ ? 4e8 : 1e11;
@@ -87,7 +87,7 @@ class Sampler {
     }
   }
 
-  // Adds all pairs of these, unless they are too much work.
+  // Adds all pairs of these sequences and heads, unless that is too much work.
   void Require(const std::vector<int>& sequences, const std::vector<int>& kv_heads) {
     if (sequences.size() * kv_heads.size() > kMostPairs) return;
     std::vector<OraclePair> missing;
@@ -132,9 +132,8 @@ class Sampler {
 
   const AttentionSpec& spec_;
   const bool host_;
-  std::vector<int> sequences_;  // whose queries meet keys
-  std::vector<int>
-      one_sided_;  // those of only queries, or only keys: what they give is zero, or minus infinity
+  std::vector<int> sequences_;  // with queries and keys
+  std::vector<int> one_sided_;  // with only queries or only keys: their results are zero or minus infinity
   Unit unit_ = Unit::kPair;
   bool bias_ = false;
   std::vector<OraclePair> pairs_;

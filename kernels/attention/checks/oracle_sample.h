@@ -1,5 +1,5 @@
-// Which parts of a case the oracle works out: everything where that is cheap, else a sample, and with it what the
-// tensors that sum over sequences or heads need to be whole somewhere.
+// Selects the parts of a case that the oracle computes: everything if that is cheap, otherwise a sample. For tensors that sum over
+// sequences or heads, the sample contains all terms of at least one sum, if that is not too much work.
 #pragma once
 
 #include <cstdint>
@@ -16,20 +16,22 @@ struct OraclePair {
   bool operator==(const OraclePair&) const = default;
 };
 
-// A part of dbias that no other part's pairs add to; consecutive in OracleSample::pairs.
+// A part of dbias, and the pairs that add to it, which are consecutive in OracleSample::pairs. Other pairs do not add to it.
 struct BiasUnit {
-  std::size_t begin, end;       // of the pairs
-  std::int64_t batch, head;     // where the part begins in dbias
-  std::int64_t heads, queries;  // its size; keys are all there are
+  std::size_t begin, end;       // indices of the pairs
+  std::int64_t batch, head;     // first index of the part in dbias
+  std::int64_t heads, queries;  // size of the part; it contains all keys
 };
 
 struct OracleSample {
   std::vector<OraclePair> pairs;
-  std::vector<BiasUnit> bias_units;  // those that are whole; none: dbias is not checked here
-  std::vector<int> whole_heads;      // key/value heads with all their sequences: d_softmax_offset, max_logit
+  // Units with all their pairs in the sample. Empty: dbias is not checked against the oracle.
+  std::vector<BiasUnit> bias_units;
+  // Key/value heads with all sequences in the sample, for d_softmax_offset and max_logit.
+  std::vector<int> whole_heads;
 };
 
-// The same on every rank. `host`: a processor does it, not a GPU.
+// Returns the same sample on every rank. `host`: the oracle runs on the CPU, and the sample is smaller.
 OracleSample SampleOracle(const AttentionSpec& spec, bool host);
 
 }  // namespace cppool::kernels

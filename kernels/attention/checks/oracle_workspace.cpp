@@ -9,10 +9,10 @@ constexpr std::size_t kMatrixBytes = std::size_t{1} << 30;     // for P and dP, 
 constexpr std::size_t kPartialBytes = std::size_t{256} << 20;  // for parts of sums
 constexpr std::int64_t kMaxRows = std::int64_t{1} << 20;  // per chunk: keeps the grids within their limits
 
-// With fewer blocks than this, sums over keys or queries are cut into parts that are added up afterwards.
+// If a launch has fewer blocks than this, sums over keys or queries are divided into parts, which are added afterwards.
 constexpr std::int64_t kWantedBlocks = 512;
 constexpr std::int64_t kMaxParts = 8;
-constexpr std::int64_t kPartLength = 256;  // of a part, at least
+constexpr std::int64_t kPartLength = 256;  // minimum length of a part
 
 std::int64_t CountTiles(std::int64_t count) { return (count + kOracleTile - 1) / kOracleTile; }
 

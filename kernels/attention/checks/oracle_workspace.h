@@ -1,5 +1,5 @@
-// How the oracle on a GPU cuts up a call, and with it the memory that the call takes for itself. Apart from its kernels,
-// because a case's memory is estimated where there is no CUDA: the estimate and the kernels have this from one place.
+// How the oracle on a GPU divides a call into chunks, and the workspace that follows from it. Separate from the CUDA kernels, because
+// the estimate of a case's memory uses it in processes without CUDA.
 #pragma once
 
 #include <cstddef>
@@ -9,9 +9,9 @@
 
 namespace cppool::kernels {
 
-inline constexpr int kOracleTile = 64;  // of the products, in both directions
+inline constexpr int kOracleTile = 64;  // rows and columns of a tile of the products
 
-// What of a call decides its memory.
+// The properties of a call that determine its workspace.
 struct OracleShape {
   std::int64_t seqlen_q, seqlen_kv;
   int group;
@@ -22,15 +22,15 @@ struct OracleShape {
 OracleShape ShapeOf(const OracleArgs& args);
 
 struct OracleChunking {
-  int heads;           // of the group, at a time
-  std::int64_t rows;   // of queries, at a time
-  std::int64_t pitch;  // doubles from row to row of P
-  int query_parts;     // of the sums over keys, in out and dq
-  int key_parts;       // of the sums over queries of each head, in dk and dv; 0: all added to where they are
-  // The workspace's pieces, in doubles and in this order.
-  std::size_t matrix;   // P, and dP with a backward pass: each
-  std::size_t parts;    // of sums
-  std::size_t offsets;  // of the gradient of the softmax offset
+  int heads;           // heads of the group per chunk
+  std::int64_t rows;   // query rows per chunk
+  std::int64_t pitch;  // doubles between rows of P
+  int query_parts;     // parts of the sums over keys, for out and dq
+  int key_parts;  // parts of the sums over queries of each head, for dk and dv; 0: added to the result directly
+  // The pieces of the workspace in this order, in doubles.
+  std::size_t matrix;   // P; with a backward pass another one for dP
+  std::size_t parts;    // partial sums
+  std::size_t offsets;  // gradient of the softmax offset
 };
 OracleChunking ChunkingOf(const OracleShape& shape);
 

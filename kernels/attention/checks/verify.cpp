@@ -16,14 +16,14 @@
 namespace cppool::kernels {
 namespace {
 
-// A comparison that never ran must not hold.
+// The initial value of a result, with which a comparison that did not run fails.
 CompareStats NotCompared() {
   CompareStats stats;
   stats.mismatches = 1;
   return stats;
 }
 
-// Errors of several comparisons as one.
+// Adds the errors of one comparison to the sum of several.
 void Add(CompareStats& sum, const CompareStats& part) {
   sum.max_abs_err = std::max(sum.max_abs_err, part.max_abs_err);
   sum.max_abs_ref = std::max(sum.max_abs_ref, part.max_abs_ref);
@@ -49,10 +49,10 @@ GradientTerms TermsOf(const AttentionSpec& spec, CheckedTensor kind) {
 
 }  // namespace
 
-// What the oracle works out: of one pair, and of the sums it adds to.
+// The oracle's results, in fp64.
 struct Verifier::OracleOutputs {
-  Buffer out, lse, dq, dk, dv;         // of one pair
-  Buffer dbias;                        // of one unit
+  Buffer out, lse, dq, dk, dv;         // of one OraclePair
+  Buffer dbias;                        // of one BiasUnit
   Buffer d_softmax_offset, max_logit;  // [heads]
 
   OracleOutputs() = default;
@@ -121,7 +121,7 @@ Verifier::Verifier(cppool_runtime* runtime, const AttentionSpec& spec, CheckKern
 
 void Verifier::AgainstNoCp() {
   struct Comparison {
-    CompareStats *values, *padding;  // either may be NULL: there is nothing to compare
+    CompareStats *values, *padding;  // NULL: the rank has no such rows
   };
   std::vector<Comparison> comparisons;
   Results<CompareStats> results(rt_, 2 * local_.outputs().size(), NotCompared());
@@ -189,7 +189,7 @@ void Verifier::AgainstNoCp() {
 
 void Verifier::AgainstOracle() {
   const OracleSample sample = SampleOracle(spec_, std::strcmp(rt_->backend, "host") == 0);
-  if (sample.pairs.empty()) return;  // there is no token
+  if (sample.pairs.empty()) return;  // the case has no tokens
   const OracleOutputs exact(rt_, spec_, sample), plain(rt_, spec_, sample);
   const auto for_both = [&](CheckedTensor kind, double value) {
     for (const OracleOutputs* outputs : {&exact, &plain}) {
@@ -227,7 +227,7 @@ void Verifier::AgainstOracle() {
       Add(plain_[kind], *part.plain);
       Add(plain_here, *part.plain_here);
     }
-    // None where the rank holds no token of the sample, or a sum would have been too much work.
+    // The count is 0 if the rank holds no token of the sample, or if the sum was too much work.
     if (ours.count > 0)
       report_.Check(kind, "oracle",
                     JudgeOracle(kind, DtypeOf(kind), ours, plain_[kind], plain_here, TermsOf(spec_, kind)));
@@ -235,7 +235,7 @@ void Verifier::AgainstOracle() {
 }
 
 void Verifier::RunOracle(const OraclePair& pair, bool rounded, const OracleOutputs& to, bool dbias) {
-  // Where the sequence's rows are in the whole buffers: by what the format means, not by a layout.
+  // The sequence's first row in the buffers without CP, from the definition of the format and independent of Layout.
   const auto first_row = [&](const Sequences& sequences) {
     if (spec_.format == QkvFormat::kSbhd) return std::int64_t{pair.sequence};
     std::int64_t row = 0;
@@ -327,7 +327,7 @@ void Verifier::ComparePair(const OraclePair& pair, const OracleOutputs& exact, c
   }
 }
 
-// Of a tensor that every rank has whole: plain attention's error over all of it is that over what the rank has.
+// For a tensor that every rank holds completely, plain attention's error on this rank's rows is its error on all rows.
 Verifier::Stats Verifier::StatsOfWhole(Results<CompareStats>& results) {
   CompareStats* const ours = results.Next();
   CompareStats* const plain = results.Next();
@@ -424,7 +424,7 @@ double OracleBytes(const AttentionSpec& spec, bool host) {
                        spec.training && spec.softmax == SoftmaxType::kLearnable};
   };
   std::size_t workspace = host ? HostOracleWorkspace(shape(spec.seqlen_q, spec.seqlen_kv)) : 0;
-  if (!host) {  // a shorter sequence may take more: its sums are cut into more parts
+  if (!host) {  // a shorter sequence may need more workspace, because its sums are divided into more parts
     for (const auto& [sequence, kv_head] : sample.pairs) {
       const OracleShape call = shape(spec.queries.length[sequence], spec.keys.length[sequence]);
       workspace = std::max(workspace, OracleWorkspace(call));

@@ -1,4 +1,4 @@
-// The comparison of a rank's outputs with the run without CP and with the oracle.
+// Compares a rank's outputs with the run without CP and with the oracle.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -19,8 +19,8 @@
 
 namespace cppool::kernels {
 
-// Host memory that a stream's work reads or writes. As a Buffer it is left to the end of the case while an exception
-// is on its way: that work may be still to come.
+// Host memory that work on a stream reads or writes. Like a Buffer it is not freed during the unwinding of an exception, because that
+// work may still be pending; the runtime frees it at the end of the case.
 template <typename T>
 class HostArray {
  public:
@@ -57,24 +57,24 @@ class Results {
   std::size_t used_ = 0;
 };
 
-// On the rank's thread. Every method enqueues on the main stream and waits for it.
+// Used on the rank's thread. Every method enqueues on the main stream and waits for it.
 class Verifier {
  public:
-  // All must outlive it. `local`: what the rank has computed; `global`: inputs of the whole.
+  // All arguments must outlive the Verifier. `local`: the rank's outputs; `global`: the complete inputs, and the outputs without CP.
   Verifier(cppool_runtime* runtime, const AttentionSpec& spec, CheckKernels& kernels,
            const RankTokens& tokens, const TensorSet& local, const TensorSet& global,
            AttentionReport& report);
 
-  // Of what the oracle works out, exact and plain.
+  // Bytes of the oracle's results, exact and plain.
   static double OutputBytes(const AttentionSpec& spec, const OracleSample& sample);
 
   void AgainstOracle();
-  // With the outputs in `global`; and padding is zero. After the oracle, whose plain attention tells how far apart right
-  // results may be.
+  // Compares with the outputs in `global`, and checks that padding is zero. Call it after AgainstOracle, which measures the error of
+  // plain attention that the limits use.
   void AgainstNoCp();
 
  private:
-  struct Rows {  // device arrays of `count`
+  struct Rows {  // device arrays of `count` elements
     const std::int64_t* rows;
     const std::int64_t* positions;
     std::int64_t count;
@@ -94,7 +94,7 @@ class Verifier {
   void CompareHeads(const std::vector<int>& kv_heads, const OracleOutputs& exact, const OracleOutputs& plain,
                     Results<CompareStats>& results, StatsOf& stats);
   Rows RowsOf(const RankRows& rows, int sequence);
-  // To device memory that lives as long as this.
+  // Copies to device memory that lives as long as the Verifier.
   template <typename T>
   const T* Upload(const std::vector<T>& values);
   std::int64_t group() const { return spec_.heads / spec_.kv_heads; }
@@ -112,10 +112,10 @@ class Verifier {
   std::deque<Buffer> uploaded_;
   const float* slopes_ = nullptr;  // of ALiBi, by head; device
   std::map<std::pair<const RankRows*, int>, Rows> rows_;
-  std::map<CheckedTensor, CompareStats> plain_;  // against the exact result, of all rows of the sample
+  std::map<CheckedTensor, CompareStats> plain_;  // plain attention's error on all rows of the sample
 };
 
-// Most bytes that the oracle's results and workspace take, on the host or on a GPU.
+// The maximum number of bytes of the oracle's results and workspace, on the host or on a GPU.
 double OracleBytes(const AttentionSpec& spec, bool host);
 
 }  // namespace cppool::kernels

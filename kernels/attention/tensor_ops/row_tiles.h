@@ -1,4 +1,4 @@
-// The rows of a buffer that hold a token, as a table of short stretches: what TokenRows is made of on every runtime.
+// The rows of a buffer that hold tokens, as a table of short runs of rows. Every backend implements TokenRows with it.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace cppool::kernels {
 
-// Rows row, row + step, ...: `length` of them, at most kRowTile. The step is the layout's.
+// The `length` rows row, row + step, ...; at most kRowTile. The step is Layout::row_step.
 struct RowTile {
   std::int64_t row;
   std::int64_t length;
@@ -27,7 +27,7 @@ inline std::vector<RowTile> RowTilesOf(const Layout& layout) {
   return tiles;
 }
 
-// Of the table.
+// The size of the table in bytes.
 inline std::size_t RowTilesBytes(const Layout& layout) {
   std::size_t tiles = 0;
   for (const Segment& segment : layout.segments)

@@ -1,4 +1,4 @@
-// A libcuda.so.1 that answers as the environment says.
+// A fake libcuda.so.1 whose results are set by environment variables.
 #include <cstdlib>
 
 namespace {

@@ -1,4 +1,4 @@
-// A libcppool_cuda.so for the loader's tests, of the commit "fake". FAKE_SEAM_ID is the id that it claims, where it is not its own.
+// A fake libcppool_cuda.so for the tests of the loader, with the commit "fake". FAKE_SEAM_ID replaces its build id.
 #include "kernels/error.h"
 #include "kernels/module/build_id.h"
 #include "kernels/module/cuda_module.h"

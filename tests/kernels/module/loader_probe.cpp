@@ -1,4 +1,5 @@
-// What the loader says in a process of its own, whose libraries the environment chooses: loader_probe count|create [COMMIT]
+// Prints the results of the loader in a separate process, whose libraries are set by environment variables:
+// loader_probe count|create [COMMIT]
 #include <cstdio>
 #include <cstring>
 

@@ -1,4 +1,4 @@
-// The loader of the CUDA module: what it finds, and what it says when it does not.
+// Tests of the loader of the CUDA module: which module it accepts, and its errors.
 #include <cppool/runtime.h>
 
 #include <fstream>
@@ -26,7 +26,7 @@ std::string Create(const std::string& module, const std::string& commit = "") {
       .output;
 }
 
-// What the function of the file returns that a script of cmake/ writes for the sources in `root`.
+// Runs a script of cmake/ for the sources in `root` and returns the string that the generated function returns.
 std::string Returned(const std::string& root, const std::string& script) {
   cppool::test::RunChild(CPPOOL_CMAKE " -DROOT=" + root + " -DOUTPUT=" + root +
                          "/id.cpp -P " CPPOOL_SOURCE_DIR "/cmake/" + script + ".cmake");
@@ -36,10 +36,10 @@ std::string Returned(const std::string& root, const std::string& script) {
   return text.substr(begin, text.find('"', begin) - begin);
 }
 
-// The id of a copy of the seam's headers.
+// The build id of a copy of the sources.
 std::string IdOf(const std::string& root) { return Returned(root, "seam_id"); }
 
-// A temporary folder.
+// A temporary folder, removed at the end.
 struct Folder {
   Folder() : path(cppool::test::RunChild("mktemp -d").output) { path.resize(path.find('\n')); }
   ~Folder() { cppool::test::RunChild("rm -rf '" + path + "'"); }
@@ -52,15 +52,15 @@ std::string Status(cppool_status status) { return "status " + std::to_string(sta
 
 }  // namespace
 
-TEST_CASE("CUDA devices: counted by the driver; none without a device") {
+TEST_CASE("CUDA devices: the driver's count is returned, and 0 without a device") {
   CHECK(Count("FAKE_CU_COUNT=3") == "3\n");
   CHECK(Count("FAKE_CU_COUNT=0") == "0\n");
   CHECK(Count("FAKE_CU_INIT=100 FAKE_CU_COUNT=3") == "0\n");  // CUDA_ERROR_NO_DEVICE
-  CHECK(Count("FAKE_CU_INIT=34 FAKE_CU_COUNT=3") == "0\n");   // the stub for linking
+  CHECK(Count("FAKE_CU_INIT=34 FAKE_CU_COUNT=3") == "0\n");   // CUDA_ERROR_STUB_LIBRARY
   CHECK(Count("FAKE_CU_COUNT_RESULT=100 FAKE_CU_COUNT=3") == "0\n");
 }
 
-TEST_CASE("CUDA devices: a broken driver is an error, not no devices") {
+TEST_CASE("CUDA devices: a broken driver is an error, not a count of 0") {
   const std::string not_ready = Count("FAKE_CU_INIT=802");
   CHECK_THAT(not_ready, Catch::Matchers::StartsWith(Status(CPPOOL_CUDA)));
   CHECK_THAT(not_ready,
@@ -71,7 +71,7 @@ TEST_CASE("CUDA devices: a broken driver is an error, not no devices") {
              Catch::Matchers::ContainsSubstring("cuDeviceGetCount returned error 304"));
 }
 
-TEST_CASE("CUDA module: missing, the wrong file, another build") {
+TEST_CASE("CUDA module: a missing module, another library and a module of another build are errors") {
   const std::string missing = Create("/nowhere/libcppool_cuda.so");
   CHECK_THAT(missing, Catch::Matchers::StartsWith(Status(CPPOOL_CUDA)));
   CHECK_THAT(missing,
@@ -92,7 +92,7 @@ TEST_CASE("CUDA module: missing, the wrong file, another build") {
   }
 }
 
-TEST_CASE("CUDA module: one of another commit is refused where both are known") {
+TEST_CASE("CUDA module: a module of another commit is refused if both commits are known") {
   const std::string seam = SeamId();
   const std::string other = Create(CPPOOL_FAKE_MODULE, "6985ccd0a1b2");
   CHECK_THAT(other, Catch::Matchers::StartsWith(Status(CPPOOL_CUDA)));
@@ -101,12 +101,13 @@ TEST_CASE("CUDA module: one of another commit is refused where both are known") 
   CHECK_THAT(Create(CPPOOL_FAKE_MODULE, "fake"), Catch::Matchers::StartsWith("fake of 3, peer"));
 }
 
-TEST_CASE("the build id follows the headers of the seam and what they include, and nothing else") {
+TEST_CASE(
+    "the build id depends only on the headers of the module interface and the headers that they include") {
   const Folder folder;
   const std::string& root = folder.path;
   cppool::test::RunChild("cp -r " CPPOOL_SOURCE_DIR "/kernels " + root + "/kernels");
   std::string id = IdOf(root);
-  CHECK(id == SeamId());  // no part of it depends on the place
+  CHECK(id == SeamId());  // it does not depend on the path of the sources
   CHECK(id.size() == 16);
   CHECK(IdOf(root) == id);
   for (const char* other : {"/kernels/module/cuda_loader.h", "/kernels/module/cuda_module.cpp"}) {
@@ -119,7 +120,7 @@ TEST_CASE("the build id follows the headers of the seam and what they include, a
     CHECK(IdOf(root) != id);
     id = IdOf(root);
   }
-  // A header elsewhere counts from when one of them includes it.
+  // Another header is part of the id as soon as one of these headers includes it.
   std::ofstream(root + "/kernels/include/kernels/backend.h", std::ios::app)
       << "#include \"kernels/module/cuda_loader.h\"\n";
   id = IdOf(root);
@@ -135,15 +136,15 @@ TEST_CASE("the commit is that of the project's own repository, and empty without
   cppool::test::RunChild("mkdir " + inner);
   CHECK(Returned(folder.path, "commit").empty());
   cppool::test::RunChild(git + "init");
-  CHECK(Returned(folder.path, "commit").empty());  // there is none yet
+  CHECK(Returned(folder.path, "commit").empty());  // the repository has no commit yet
   REQUIRE(cppool::test::RunChild(git + "commit --allow-empty -m x").exit_code == 0);
   const std::string commit = Returned(folder.path, "commit");
   CHECK(commit.size() == 12);
   CHECK(cppool::test::RunChild(git + "rev-parse HEAD").output.rfind(commit, 0) == 0);
-  CHECK(Returned(inner, "commit").empty());  // sources in somebody else's repository
+  CHECK(Returned(inner, "commit").empty());  // the sources are inside another project's repository
 }
 
-TEST_CASE("CUDA module: the right one is used for the backend and its kernels") {
+TEST_CASE("CUDA module: a module of the same build provides the backend and its kernels") {
   CHECK(Create(CPPOOL_FAKE_MODULE) ==
         "fake of 3, peer\n" + Status(CPPOOL_UNSUPPORTED) + "fake rank\n" + Status(CPPOOL_UNSUPPORTED) +
             "fake families\n" + Status(CPPOOL_UNSUPPORTED) + "fake tensor operations\n" +

@@ -1,4 +1,4 @@
-// fp16 and bf16 conversions: every pattern, and rounding against the definition.
+// Tests of the fp16 and bf16 conversions: every bit pattern, and rounding compared with the definition.
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -7,31 +7,31 @@
 #include <random>
 #include <vector>
 
-#include "tests/catch.h"
 #include "kernels/numerics/half.h"
+#include "tests/catch.h"
 
 namespace {
 
 using namespace cppool::kernels;
 
-// A 16-bit format by its parameters, computed with ldexp alone.
+// A 16-bit floating-point format defined by its parameters; values are computed with ldexp only.
 struct Format {
   int exponent_bits, fraction_bits;
   int bias() const { return (1 << (exponent_bits - 1)) - 1; }
   std::uint16_t infinity() const {
     return static_cast<std::uint16_t>(((1 << exponent_bits) - 1) << fraction_bits);
   }
-  double Value(std::uint16_t bits) const {  // of a finite magnitude
+  double Value(std::uint16_t bits) const {  // `bits` is finite and not negative
     const int exponent = bits >> fraction_bits, fraction = bits & ((1 << fraction_bits) - 1);
     if (exponent == 0) return std::ldexp(fraction, 1 - bias() - fraction_bits);
     return std::ldexp(fraction + (1 << fraction_bits), exponent - bias() - fraction_bits);
   }
-  // Nearest, ties to the even pattern; the infinite pattern stands for the next power of two.
+  // Rounds to nearest, ties to the even pattern. The pattern of infinity counts as the power of two above the largest finite value.
   std::uint16_t Round(double value) const {
     const auto sign = static_cast<std::uint16_t>(std::signbit(value) ? 0x8000 : 0);
     value = std::abs(value);
     const double overflow = std::ldexp(1, bias() + 1);
-    int low = 0, high = infinity();  // patterns grow with their values
+    int low = 0, high = infinity();  // binary search: patterns increase with their values
     while (high - low > 1) {
       const int middle = (low + high) / 2;
       (Value(static_cast<std::uint16_t>(middle)) <= value ? low : high) = middle;
@@ -71,12 +71,12 @@ void CheckEveryPattern(const Format& format) {
   CHECK(wrong == 0);
 }
 
-TEST_CASE("Every pattern of fp16 and bf16 is converted exactly and back") {
+TEST_CASE("Every bit pattern of fp16 and bf16 is converted exactly in both directions") {
   CheckEveryPattern<FP16>(kFp16);
   CheckEveryPattern<BF16>(kBf16);
 }
 
-// Around every representable value and every midpoint, which is where rounding goes wrong.
+// Checks values next to every representable value and every midpoint, where rounding errors occur.
 template <typename T>
 void CheckRounding(const Format& format) {
   long wrong = 0;
@@ -104,12 +104,12 @@ void CheckRounding(const Format& format) {
   CHECK(wrong == 0);
 }
 
-TEST_CASE("Rounding is to nearest even, once") {
+TEST_CASE("Conversions round once, to nearest, ties to even") {
   CheckRounding<FP16>(kFp16);
   CheckRounding<BF16>(kBf16);
 }
 
-TEST_CASE("Random floats and doubles are rounded as the format says") {
+TEST_CASE("Random floats and doubles are rounded by the definition of the format") {
   std::mt19937_64 random(3);
   long wrong = 0;
   for (int i = 0; i < 300000; ++i) {
@@ -118,7 +118,7 @@ TEST_CASE("Random floats and doubles are rounded as the format says") {
       if (FloatToFP16(narrow) != kFp16.Round(narrow)) ++wrong;
       if (FloatToBF16(narrow) != kBf16.Round(narrow)) ++wrong;
     }
-    // Exponents around what the formats hold.
+    // Exponents in and around the ranges of the formats.
     const double wide =
         std::ldexp(static_cast<double>(random() >> 11), static_cast<int>(random() % 300) - 53 - 160);
     if (DoubleToFP16(wide) != kFp16.Round(wide)) ++wrong;
@@ -127,7 +127,7 @@ TEST_CASE("Random floats and doubles are rounded as the format says") {
   CHECK(wrong == 0);
 }
 
-TEST_CASE("Infinities, NaN and what is too large") {
+TEST_CASE("Infinities, NaN, overflow and underflow are converted") {
   const double infinity = std::numeric_limits<double>::infinity();
   CHECK(DoubleToFP16(infinity) == 0x7c00);
   CHECK(DoubleToFP16(-infinity) == 0xfc00);
@@ -144,15 +144,15 @@ TEST_CASE("Infinities, NaN and what is too large") {
     CHECK(std::isnan(FP16ToFloat(DoubleToFP16(nan))));
     CHECK(std::isnan(BF16ToFloat(DoubleToBF16(nan))));
   }
-  // A NaN whose payload lies in bits that are cut off must not become infinity.
+  // A NaN whose payload is only in the removed bits must not become infinity.
   CHECK(std::isnan(FP16ToFloat(FloatToFP16(std::bit_cast<float>(0x7f800001u)))));
   CHECK(std::isnan(BF16ToFloat(FloatToBF16(std::bit_cast<float>(0x7f800001u)))));
   CHECK(std::isnan(BF16ToFloat(FloatToBF16(std::bit_cast<float>(0xffffffffu)))));
 }
 
-TEST_CASE("A double is not rounded by way of the nearest float") {
+TEST_CASE("A double is not rounded to float first") {
   const double above_half =
-      1 + 0x1p-11 + 0x1p-40;  // as a float it is the midpoint of two fp16, which would go down
+      1 + 0x1p-11 + 0x1p-40;  // as a float it is the midpoint of two fp16 values, which rounds down
   CHECK(DoubleToFP16(above_half) == 0x3c01);
   CHECK(FloatToFP16(static_cast<float>(above_half)) == 0x3c00);
   const double bf16_above_half = 1 + 0x1p-8 + 0x1p-40;
@@ -160,7 +160,7 @@ TEST_CASE("A double is not rounded by way of the nearest float") {
   CHECK(FloatToBF16(static_cast<float>(bf16_above_half)) == 0x3f80);
 }
 
-TEST_CASE("Elements by dtype") {
+TEST_CASE("StoreElement and LoadElement access one element of every dtype") {
   std::vector<double> storage(4);
   for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16, Dtype::kFp32, Dtype::kFp64}) {
     std::memset(storage.data(), 0xff, storage.size() * sizeof(double));

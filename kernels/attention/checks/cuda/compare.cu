@@ -1,6 +1,5 @@
-// One pass over both tensors: each block reduces its share to a CompareStats, and a second launch of one
-// block reduces those. The shares and the order of the additions do not depend on the device, so neither do
-// the bits of the result.
+// One pass over both tensors: each block reduces its share of the elements to a CompareStats, and a second launch of one block
+// reduces these. The shares and the order of the additions are the same on every device, so the result has the same bits.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -33,8 +32,8 @@ CPPOOL_HOST_DEVICE void ReadPack(const void* data, std::int64_t at, double (&to)
   for (int e = 0; e < n; ++e) to[e] = ToDouble(pack.value[e]);
 }
 
-// Elements at, at + 1, ... of a tensor of any dtype; all threads take the same branch. For the host too, whose compiler
-// sees to it that no dtype is left out.
+// Reads elements at, at + 1, ... of a tensor of any dtype; all threads take the same branch. Also a host function, because the
+// host compiler warns if a dtype is missing in the switch.
 template <int n>
 CPPOOL_HOST_DEVICE void Read(const void* data, Dtype dtype, std::int64_t at, double (&to)[n]) {
   switch (dtype) {
@@ -73,11 +72,11 @@ __device__ void Merge(const CompareStats& from, CompareStats& to) {
   to.mismatches += from.mismatches;
 }
 
-// The block's sum, in thread 0. A fixed tree.
+// Returns the block's sum in thread 0. The tree of additions is fixed.
 __device__ CompareStats ReduceBlock(CompareStats stats) {
   __shared__ alignas(CompareStats) unsigned char shared[kWarps * sizeof(CompareStats)];
-  CompareStats* warps =
-      reinterpret_cast<CompareStats*>(shared);  // the type has initialisers, which shared memory cannot
+  CompareStats* warps = reinterpret_cast<CompareStats*>(
+      shared);  // shared variables may not have initializers, and CompareStats has
   for (int distance = 16; distance > 0; distance /= 2) {
     CompareStats other;
     other.max_abs_err = __shfl_down_sync(~0u, stats.max_abs_err, distance);
@@ -96,8 +95,7 @@ __device__ CompareStats ReduceBlock(CompareStats stats) {
   return stats;
 }
 
-// n elements at a time: `columns`, strides and offsets are multiples of n, and the tensors are aligned for
-// it.
+// Reads n elements at a time: `columns`, strides and offsets must be multiples of n, and the tensors aligned to n elements.
 template <int n>
 __global__ void __launch_bounds__(kThreads) CompareKernel(CompareArgs args, CompareStats* partials) {
   const std::int64_t packs = args.columns / n;  // per row
@@ -138,7 +136,8 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) *result = stats;
 }
 
-// Reads of four elements need everything to be a multiple of four; fp64 is read one by one.
+// Whether four elements can be read at a time: stride and offset are multiples of four and the data is aligned. fp64 needs no
+// alignment, because it is read element by element.
 bool Packs(const TensorRef& tensor, std::int64_t stride, std::int64_t offset) {
   return stride % 4 == 0 && offset % 4 == 0 &&
          (tensor.dtype == Dtype::kFp64 ||

@@ -1,5 +1,5 @@
-// Inputs from the counter-based generator: one thread per counter, that is per four consecutive dims of one
-// token's head, or four consecutive keys of a bias.
+// Generates inputs with the counter-based generator. Each thread computes one counter: four consecutive dims of one head of a
+// token, or four consecutive keys of a bias.
 #include <algorithm>
 #include <cstdint>
 
@@ -11,9 +11,9 @@ namespace cppool::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMaxBlocks = 4096;  // per segment; a block goes on to further tokens
+constexpr int kMaxBlocks = 4096;  // per segment; a block loops over further tokens
 constexpr int kSegments =
-    128;  // per launch: they travel as a kernel argument, which needs neither memory nor a copy
+    128;  // per launch; passed as a kernel argument, which needs neither device memory nor a copy
 
 struct Segments {
   Segment segment[kSegments];
@@ -39,8 +39,8 @@ __device__ auto InputBits(float value) {
   }
 }
 
-// Block (x, s): tokens x * blockDim.y + threadIdx.y, ... of segment s; threadIdx.x walks over the token's
-// heads and dims.
+// Block (x, s) generates tokens x * blockDim.y + threadIdx.y, ... of segment s; threadIdx.x loops over the heads and dims of a
+// token.
 template <Dtype dtype>
 __global__ void GenerateKernel(std::uint32_t tensor, std::uint64_t seed, Segments segments, int row_step,
                                int heads, int dim, void* to) {
@@ -69,8 +69,8 @@ __global__ void GenerateKernel(std::uint32_t tensor, std::uint64_t seed, Segment
   }
 }
 
-// Block (x, y, z): keys 4 * blockDim.x * x, ... of queries y, ... of the heads z, ... of all sequences, several
-// queries (threadIdx.y) side by side.
+// Block (x, y, z) generates keys 4 * blockDim.x * x, ... of queries y, ... of the matrices z, ... (one for each sequence and head);
+// threadIdx.y selects one of several queries.
 template <Dtype dtype>
 __global__ void __launch_bounds__(kThreads)
     GenerateBiasKernel(std::uint64_t seed, std::int64_t matrices, int heads, std::int64_t seqlen_q,

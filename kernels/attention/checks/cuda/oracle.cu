@@ -1,10 +1,9 @@
-// Attention in fp64 as three matrices in memory: S = Q K^T (then P, row by row), dP = dO V^T (then dS), for a
-// chunk of query rows and some of the group's heads at a time, so that the workspace stays bounded. The
-// products are oracle_product.cuh's, what goes row by row is in oracle_rows.cu.
+// Attention in fp64 with two matrices in memory: S = Q K^T, overwritten by P, and dP = dO V^T, overwritten by dS. A call processes
+// a chunk of query rows and some heads of the group at a time, so that the workspace stays bounded. The products are in
+// oracle_product.cuh, the row-wise steps in oracle_rows.cu.
 //
-// Nothing outside the mask is computed, in tiles of 64 x 64: a tile of rows has one range of keys, rounded
-// outwards to whole tiles, and P and dS are written (as 0 where masked) and read within it only. No atomics:
-// sums have one order.
+// Tiles of 64 x 64 outside the mask are skipped: a tile of rows has one range of keys, rounded outwards to whole tiles; P and dS are
+// written (as 0 where masked) and read in this range only. There are no atomics, so every sum has a fixed order.
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
@@ -20,7 +19,7 @@ namespace {
 
 constexpr int kSumThreads = 256;
 
-// Tile (x, y) of S = scale Q K^T, or of dP = dO V^T, of head z.
+// Computes tile (x, y) of S = scale Q K^T, or of dP = dO V^T, of head z.
 template <typename T, bool kGradient>
 __global__ void __launch_bounds__(kOracleThreads, 3) PairsKernel(Chunk chunk) {
   using Product = OracleProduct<T, true, T, true>;
@@ -43,15 +42,15 @@ __global__ void __launch_bounds__(kOracleThreads, 3) PairsKernel(Chunk chunk) {
   });
 }
 
-// Part `part` of `parts` of begin .. end, in whole steps of the product.
+// Divides begin .. end into `parts` parts of whole product steps and returns part number `part`.
 __device__ KeyRange PartOf(std::int64_t begin, std::int64_t end, int part, int parts) {
   const std::int64_t steps = (end - begin + kOracleStep - 1) / kOracleStep;
   const std::int64_t length = (steps + parts - 1) / parts * kOracleStep;
   return {min(begin + part * length, end), min(begin + (part + 1) * length, end)};
 }
 
-// Tile (x, y) of out = P V, or of dQ = scale dS K, of a head and a part of its keys (z). Without `sums` it is
-// the result; else a part of sums [parts, rows, heads, dim].
+// Computes tile (x, y) of out = P V, or of dQ = scale dS K, for a head and a part of its keys (z). Writes the result, or with `sums`
+// the partial sums [parts, rows, heads, dim].
 template <typename T, bool kGradient>
 __global__ void __launch_bounds__(kOracleThreads, 3) QueryKernel(Chunk chunk, double* sums) {
   using Product = OracleProduct<double, true, T, false>;
@@ -80,9 +79,9 @@ __global__ void __launch_bounds__(kOracleThreads, 3) QueryKernel(Chunk chunk, do
   });
 }
 
-// Tile (x, y) of dK = scale dS^T Q, or of dV = P^T dO, over the chunk's rows. With `parts`, of a head and a
-// part of its rows (z), to sums [parts, heads, seqlen_kv, dim]; with 0, of all heads, and added to what is
-// there unless `first`.
+// Computes tile (x, y) of dK = scale dS^T Q, or of dV = P^T dO, over the rows of the chunk. parts > 0: for one head and one part of
+// the rows (z), written to partial sums [parts, heads, seqlen_kv, dim]. parts == 0: for all heads, added to `to`, or written
+// there if `first`.
 template <typename T, bool kValue>
 __global__ void __launch_bounds__(kOracleThreads, 3)
     KeyKernel(Chunk chunk, int parts, double* to, bool first) {
@@ -91,8 +90,7 @@ __global__ void __launch_bounds__(kOracleThreads, 3)
   const int dim = kValue ? chunk.args.dim_v : chunk.args.dim_qk;
   const std::int64_t key = std::int64_t{blockIdx.x} * kOracleTile;
   const std::int64_t column = std::int64_t{blockIdx.y} * kOracleTile;
-  // Both ends of the rows' ranges only grow from row to row, so the tiles of rows that touch these keys lie
-  // together.
+  // Both ends of the range of keys increase monotonically with the row, so the tiles of rows that use these keys are consecutive.
   const auto touches = [&](std::int64_t row) {
     const KeyRange keys = chunk.Keys(row);
     return key >= keys.begin && key < keys.end;
@@ -121,8 +119,8 @@ __global__ void __launch_bounds__(kOracleThreads, 3)
   });
 }
 
-// to[row * pitch + 0 .. width) = the sum of the parts [count, rows, width], in their order, added to what is
-// there when `add`. With count 0 it only rounds.
+// to[row * pitch + 0 .. width) = the sum of parts [count, rows, width] in order, plus the old value of `to` if `add`. With count 0
+// it only rounds.
 struct Sum {
   const double* parts;
   int count;
@@ -155,7 +153,7 @@ void LaunchSum(const Sum& sum, cudaStream_t stream) {
 
 unsigned Tiles(std::int64_t count) { return static_cast<unsigned>((count + kOracleTile - 1) / kOracleTile); }
 
-// out or dQ of one chunk.
+// Computes out or dQ of one chunk.
 template <typename T, bool kGradient>
 void RunQueries(const Chunk& chunk, const OracleChunking& chunking, double* parts, cudaStream_t stream) {
   const OracleArgs& args = chunk.args;
@@ -177,7 +175,7 @@ void RunQueries(const Chunk& chunk, const OracleChunking& chunking, double* part
             stream);
 }
 
-// dK or dV of one chunk, added to `to`.
+// Computes dK or dV of one chunk and adds it to `to`.
 template <typename T, bool kValue>
 void RunKeys(const Chunk& chunk, const OracleChunking& chunking, double* parts, bool first, bool last,
              double* to, cudaStream_t stream) {
@@ -244,7 +242,7 @@ void LoadOracle() {
 }
 
 void LaunchOracle(const OracleArgs& args, std::byte* workspace, cudaStream_t stream) {
-  if (args.seqlen_q == 0) {  // nobody looks at the keys
+  if (args.seqlen_q == 0) {  // without queries, dk and dv are 0
     const auto clear = [&](double* to, int dim) {
       if (to)
         CheckCuda(cudaMemsetAsync(to, 0, args.seqlen_kv * dim * sizeof(double), stream),

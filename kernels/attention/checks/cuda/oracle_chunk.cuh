@@ -1,5 +1,5 @@
-// What the oracle's kernels share: the chunk of query rows and heads that they work on, and the launches of those
-// that go row by row (oracle_rows.cu).
+// Shared by the oracle's kernels: the chunk of query rows and heads that a launch processes, and the launch functions of the
+// row-wise kernels (oracle_rows.cu).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,7 +14,7 @@
 
 namespace cppool::kernels::cuda {
 
-// What the kernels of one chunk share.
+// The arguments of the kernels for one chunk.
 struct Chunk {
   OracleArgs args;
   OracleMask mask;
@@ -25,9 +25,9 @@ struct Chunk {
   std::int64_t pitch;
   double* p;          // [heads, rows, pitch]: S, then P
   double* ds;         // likewise: dP, then dS; NULL in the forward pass
-  double* ds_offset;  // [heads, rows]: the offset's probability, then its dS; NULL when nobody wants it
+  double* ds_offset;  // [heads, rows]: the offset's probability, then its dS; NULL when it is not requested
 
-  // The keys that the tile of rows around `row` (within the chunk) works on.
+  // The range of keys, in whole tiles, for the tile of rows that contains row `row_in_chunk` of the chunk.
   __device__ KeyRange Keys(std::int64_t row_in_chunk) const {
     const std::int64_t first = row + row_in_chunk / kOracleTile * kOracleTile;
     const std::int64_t last = min(first + kOracleTile, row + rows) - 1;
@@ -39,7 +39,7 @@ struct Chunk {
   }
   __device__ double Store(double value) const { return args.rounded ? RoundTo(args.stored, value) : value; }
 
-  // [rows of the chunk, dim] of one head, and [seqlen_kv, dim].
+  // OfQueries: [rows of the chunk, dim] of one head. OfKeys: [seqlen_kv, dim]. OfPairs: [rows of the chunk, pitch] of one head.
   template <typename T>
   __device__ Matrix<T> OfQueries(const void* data, int head_in_chunk, int dim) const {
     const std::int64_t first =
@@ -56,7 +56,7 @@ struct Chunk {
   }
 };
 
-// Calls visit with a value of the inputs' type, which they all have.
+// Calls `visit` with a value of the type of the inputs. Throws unless all inputs are fp16 or all are bf16.
 template <typename Visit>
 void WithInputType(const OracleArgs& args, Visit visit) {
   const Dtype dtype = args.q.dtype;
@@ -77,9 +77,9 @@ void WithInputType(const OracleArgs& args, Visit visit) {
   throw RuntimeError(CPPOOL_INTERNAL, "the oracle's inputs are all fp16 or all bf16");
 }
 
-// S becomes P, 0 where masked. Writes lse, raises max_logit.
+// Overwrites S by P, which is 0 where masked. Writes lse, and raises max_logit to the largest logit.
 void LaunchSoftmax(const Chunk& chunk, cudaStream_t stream);
-// dP becomes dS. Adds to dbias and d_softmax_offset.
+// Overwrites dP by dS. Adds to dbias and d_softmax_offset.
 void LaunchSoftmaxGradient(const Chunk& chunk, cudaStream_t stream);
 void LoadOracleRows();
 

@@ -1,10 +1,9 @@
 // The oracle's matrix product on fp64 tensor cores: a block of 4 warps computes a 64 x 64 tile of C = A B in
 // steps of 16 along k.
 //
-// Each warp has 32 x 32 of the tile as 2 x 4 products of 16 x 8 x 16. Operands are read from global memory
-// into registers one step ahead, converted to fp64 and put into shared memory, which holds two steps: 2 * (10
-// + 10) KiB. Rows there are 20 (or 68) doubles apart, so that the 16 lanes of a half-warp, which want 4 rows
-// by 4 columns, hit different banks.
+// Each warp computes 32 x 32 of the tile as 2 x 4 products of 16 x 8 x 16. Operands are read from global memory into registers one
+// step ahead, converted to fp64 and stored in shared memory, which holds two steps: 2 * (10 + 10) KiB. The pitch of its rows is 20
+// (or 68) doubles, so that the 16 lanes of a half-warp, which read 4 rows by 4 columns, access different banks.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -35,16 +34,15 @@ __device__ inline double ToDouble(double value) { return value; }
 __device__ inline double ToDouble(__half value) { return __half2float(value); }
 __device__ inline double ToDouble(__nv_bfloat16 value) { return __bfloat162float(value); }
 
-// Where one operand's 64 x 16 tile lies. `kAlongRows`: k runs along the matrix' rows (A[m, k] or B[n, k] in
-// memory), and the tile is 64 rows of 16; otherwise down its columns (A[k, m] or B[k, n]), and the tile is 16
-// rows of 64.
+// Loads the 64 x 16 tile of one operand. `kAlongRows`: k is the column index of the matrix in memory (A[m, k] or B[n, k]), and the
+// tile has 64 rows of 16 elements; otherwise k is the row index (A[k, m] or B[k, n]), and the tile has 16 rows of 64.
 template <typename T, bool kAlongRows>
 class OracleOperand {
  public:
   static constexpr int kPitch = kAlongRows ? 20 : 68;
   static constexpr int kDoubles = kAlongRows ? 64 * 20 : 16 * 68;
 
-  // Rows/columns `outer` .. outer_end of the product's m or n, steps k .. k_end; what lies beyond reads as 0.
+  // Reads indices from `outer` (of m or n) and from `k`; elements at or beyond outer_end or k_end read as 0.
   __device__ void Fetch(const Matrix<T>& matrix, bool fours, std::int64_t outer, std::int64_t outer_end,
                         std::int64_t k, std::int64_t k_end) {
 #pragma unroll
@@ -75,8 +73,7 @@ class OracleOperand {
       double2* to = reinterpret_cast<double2*>(shared + Row(i) * kPitch + Column(i));
       const double2 low = make_double2(ToDouble(values_[i][0]), ToDouble(values_[i][1]));
       const double2 high = make_double2(ToDouble(values_[i][2]), ToDouble(values_[i][3]));
-      // Every other group of four threads writes its halves in the other order: eight threads then cover all
-      // banks.
+      // Every second group of four threads writes its two halves in reverse order, so that eight threads cover all banks.
       const bool swap = threadIdx.x & 4;
       to[swap] = swap ? high : low;
       to[!swap] = swap ? low : high;
@@ -122,7 +119,7 @@ __device__ inline void MultiplyAdd(const double (&a)[8], const double (&b)[4], d
 #endif
 }
 
-// A tile of C, spread over the block's registers.
+// A tile of C, distributed over the registers of the block's threads.
 template <typename TA, bool kAAlongRows, typename TB, bool kBAlongRows>
 class OracleProduct {
   using A = OracleOperand<TA, kAAlongRows>;
@@ -134,8 +131,8 @@ class OracleProduct {
     alignas(16) double b[2][B::kDoubles];
   };
 
-  // Adds the product over k .. k_end of the tile at (m, n); C ends at m_end and n_end. Called by the whole
-  // block.
+  // Adds the product over k .. k_end to the tile at (m, n) of C, which has m_end rows and n_end columns. All threads of the block
+  // must call it.
   __device__ void Accumulate(Shared& shared, const Matrix<TA>& a, const Matrix<TB>& b, std::int64_t m,
                              std::int64_t m_end, std::int64_t n, std::int64_t n_end, std::int64_t k,
                              std::int64_t k_end) {
@@ -146,7 +143,7 @@ class OracleProduct {
     const bool b_fours = b.Fours();
     next_a.Fetch(a, a_fours, m, m_end, k, k_end);
     next_b.Fetch(b, b_fours, n, n_end, k, k_end);
-    __syncthreads();  // of an earlier call, warps may still be reading
+    __syncthreads();  // other warps may still read the shared memory of an earlier call
     next_a.Store(shared.a[0]);
     next_b.Store(shared.b[0]);
     __syncthreads();

@@ -1,5 +1,5 @@
-// The oracle's softmax and what follows from it, one block for each row: bias, offset and max_logit, and their
-// gradients. Sums have one order; only max_logit, which is the same in any, is an atomic.
+// The row-wise steps of the oracle, one block for each row: softmax with bias, offset and max_logit, and the gradients of bias and
+// offset. Every sum has a fixed order; only max_logit uses an atomic, because the order does not change a maximum.
 #include <cstdint>
 
 #include "kernels/attention/checks/cuda/oracle_chunk.cuh"
@@ -9,8 +9,8 @@ namespace cppool::kernels::cuda {
 namespace {
 
 constexpr int kRowThreads = 256;
-constexpr int kColumns = 32;                    // of a block that sums over rows
-constexpr int kLanes = kRowThreads / kColumns;  // which take turns at them
+constexpr int kColumns = 32;                    // columns per block of BiasGradientSumKernel
+constexpr int kLanes = kRowThreads / kColumns;  // threads per column, which divide the rows
 
 struct Add {
   __device__ double operator()(double a, double b) const { return a + b; }
@@ -19,13 +19,13 @@ struct Max {
   __device__ double operator()(double a, double b) const { return fmax(a, b); }
 };
 
-// Over the block, the same value in every thread. A fixed tree.
+// Reduces over the block and returns the same value in every thread. The tree is fixed.
 template <typename Operation>
 __device__ double ReduceRow(double value, const Operation& operation) {
   __shared__ double warps[kRowThreads / 32];
   for (int distance = 16; distance > 0; distance /= 2)
     value = operation(value, __shfl_xor_sync(~0u, value, distance));
-  __syncthreads();  // an earlier call's result may still be being read
+  __syncthreads();  // other warps may still read the result of an earlier call
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
   __syncthreads();
   value = warps[0];
@@ -33,8 +33,8 @@ __device__ double ReduceRow(double value, const Operation& operation) {
   return value;
 }
 
-// Doubles are ordered as their bits are: upwards for positive ones, downwards for negative ones. -inf is the
-// smallest; 0 is positive.
+// *to = max(*to, value). The bits of doubles, read as integers, increase with positive values and decrease with negative ones.
+// Adding 0.0 turns -0.0 into 0.0.
 __device__ void RaiseTo(double* to, double value) {
   const long long bits = __double_as_longlong(value + 0.0);
   if (bits >= 0) {
@@ -44,7 +44,7 @@ __device__ void RaiseTo(double* to, double value) {
   }
 }
 
-// Row x of head y: S becomes P, 0 where masked.
+// Overwrites row x of head y of S by P, which is 0 where masked.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads) SoftmaxKernel(Chunk chunk) {
   const OracleArgs& args = chunk.args;
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kRowThreads) SoftmaxKernel(Chunk chunk) {
                                    : nullptr;
     const double slope = args.alibi_slopes ? args.alibi_slopes[head] : 0;
     for (std::int64_t j = keys.begin + threadIdx.x; j < keys.end; j += kRowThreads) {
-      const double biased = p[j] + (bias ? ToDouble(bias[j]) : 0);  // the same thread reads it again below
+      const double biased = p[j] + (bias ? ToDouble(bias[j]) : 0);  // the same thread reads p[j] below
       p[j] = chunk.Store(biased - slope * chunk.mask.Distance(query, j));
     }
   }
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kRowThreads) SoftmaxKernel(Chunk chunk) {
   for (std::int64_t j = keys.begin + threadIdx.x; j < keys.end; j += kRowThreads)
     largest = fmax(largest, p[j]);
   largest = ReduceRow(largest, Max{});
-  // A bias of -inf hides a key; where all are hidden the row sees nothing.
+  // A bias of -inf masks a key; if all keys are masked, `largest` is -inf and the sum is 0.
   const double shift = largest == -INFINITY ? 0 : largest;
   double sum = 0;
   for (std::int64_t j = keys.begin + threadIdx.x; j < keys.end; j += kRowThreads) {
@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(kRowThreads) SoftmaxKernel(Chunk chunk) {
     sum += p[j];
   }
   sum = ReduceRow(sum, Add{});
-  const double lse = largest + log(sum);  // -inf where it sees nothing
-  // With an offset the keys share what it leaves: exp(lse) of exp(lse) + exp(offset).
+  const double lse = largest + log(sum);  // -inf if the row sees no key
+  // With a softmax offset the probabilities of the keys sum to exp(lse) / (exp(lse) + exp(offset)).
   const double keys_share = args.softmax_offset ? 1 / (1 + exp(args.softmax_offset[head] - lse)) : 1;
   for (std::int64_t j = keys.begin + threadIdx.x; j < keys.end; j += kRowThreads)
     p[j] = sum > 0 ? chunk.Store(p[j] / sum * keys_share) : 0;
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kRowThreads) SoftmaxKernel(Chunk chunk) {
   }
 }
 
-// Row x of head y: dP becomes dS = P (dP - sum(P dP)); the offset is a key more whose value, and dP, is 0.
+// Overwrites row x of head y of dP by dS = P (dP - sum(P dP)). The offset acts like one more key whose value is 0, so its dP is 0.
 __global__ void __launch_bounds__(kRowThreads) SoftmaxGradientKernel(Chunk chunk) {
   const std::int64_t row = blockIdx.x;
   const KeyRange tiles = chunk.Keys(row);
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kRowThreads) SoftmaxGradientKernel(Chunk chunk
   }
 }
 
-// Head x.
+// Adds d_softmax_offset of head x.
 __global__ void __launch_bounds__(kRowThreads) OffsetGradientKernel(Chunk chunk) {
   double sum = 0;
   for (std::int64_t row = threadIdx.x; row < chunk.rows; row += kRowThreads)
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kRowThreads) OffsetGradientKernel(Chunk chunk)
   if (threadIdx.x == 0) chunk.args.d_softmax_offset[chunk.head + blockIdx.x] += sum;
 }
 
-// dbias that differs by query: row x of head y, or of all heads where it is the same for them.
+// Adds row x of dbias if the bias differs by query: of head y, or the sum over all heads if they share the bias.
 __global__ void __launch_bounds__(kRowThreads) BiasGradientKernel(Chunk chunk) {
   const std::int64_t row = blockIdx.x;
   const std::int64_t query = chunk.row + row;
@@ -135,8 +135,8 @@ __global__ void __launch_bounds__(kRowThreads) BiasGradientKernel(Chunk chunk) {
   }
 }
 
-// dbias that is the same for all queries: kColumns keys x of head y, or of all heads. Each lane sums every
-// kLanes-th row, then the lanes are added in order.
+// Adds dbias if all queries share the bias: kColumns keys from x * kColumns on, of head y or of all heads. Each lane sums every
+// kLanes-th row, then the sums of the lanes are added in order.
 __global__ void __launch_bounds__(kRowThreads) BiasGradientSumKernel(Chunk chunk) {
   __shared__ double lanes[kLanes][kColumns];
   const int lane = threadIdx.x / kColumns;

@@ -1,4 +1,4 @@
-// Digests, and fp64 values rounded and filled.
+// Kernels for digests, and for rounding and filling fp64 values.
 #include <algorithm>
 #include <cstdint>
 
@@ -17,7 +17,7 @@ int Blocks(std::int64_t count) {
   return static_cast<int>(std::clamp<std::int64_t>((count + kThreads - 1) / kThreads, 1, kMaxBlocks));
 }
 
-// The block's sum, in thread 0.
+// Returns the block's sum in thread 0.
 __device__ unsigned long long SumBlock(unsigned long long sum) {
   __shared__ unsigned long long warps[kThreads / 32];
   for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_down_sync(~0u, sum, distance);
@@ -29,7 +29,7 @@ __device__ unsigned long long SumBlock(unsigned long long sum) {
   return sum;
 }
 
-// Word `index`, from pieces of two bytes where it is not whole or not aligned.
+// Word number `index`, read in pieces of two bytes if the data is not aligned or the word is incomplete (missing bytes are 0).
 __device__ std::uint64_t WordAt(const void* data, std::uint64_t bytes, std::uint64_t index, bool aligned) {
   const std::uint64_t begin = index * sizeof(std::uint64_t);
   if (aligned && begin + sizeof(std::uint64_t) <= bytes)

@@ -14,7 +14,7 @@
 namespace cppool::kernels {
 namespace {
 
-// One input value in type T; the 16-bit types with the generator's own rounding, which CUDA has too.
+// Converts an input value to type T. The 16-bit types use the generator's own rounding, the same as in CUDA.
 template <typename T>
 typename T::Bits InputBits(float value) {
   if constexpr (T::kDtype == Dtype::kBf16) {

@@ -13,9 +13,9 @@ namespace cppool::kernels {
 // Holds no memory between calls. `runtime` must outlive it and its enqueued work.
 std::unique_ptr<CheckKernels> MakeHostCheckKernels(cppool_runtime* runtime);
 
-// The oracle as one blocking call (oracle.cpp): row by row, so it holds a few vectors of seqlen_kv and copies
-// of k and v in fp64.
+// The oracle as one blocking call (oracle.cpp). It works row by row and allocates a few vectors of length seqlen_kv and copies of k
+// and v in fp64.
 void HostOracle(const OracleArgs& args);
-std::size_t HostOracleWorkspace(const OracleShape& shape);  // bytes of those
+std::size_t HostOracleWorkspace(const OracleShape& shape);  // bytes that HostOracle allocates
 
 }  // namespace cppool::kernels

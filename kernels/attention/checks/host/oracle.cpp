@@ -1,5 +1,5 @@
-// Attention and its gradients in fp64 from the textbook, one row of queries at a time. Loops run along
-// contiguous memory so that they vectorise: k and v are held both ways round.
+// Attention and its gradients in fp64 by the textbook formulas, one query row at a time. k and v are kept in both row and column
+// order, so that all loops access contiguous memory and are vectorized.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -88,7 +88,7 @@ class RowOracle {
     if (args_.rounded) RoundAll(p, count);
   }
 
-  // Leaves the row's probabilities in p_[keys_.begin, keys_.end), and that of the offset in p_offset_.
+  // Computes the row's probabilities into p_[keys_.begin, keys_.end), and the probability of the offset into p_offset_.
   void Forward(std::int64_t i, int h) {
     const std::int64_t row = args_.q_row + i * args_.q_step;
     LoadRow(args_.q, row, args_.heads, args_.head_begin + h, args_.dim_qk, q_.data());
@@ -107,14 +107,14 @@ class RowOracle {
     double largest = -kInfinity;
     for (std::int64_t j = 0; j < count; ++j) largest = std::max(largest, p[j]);
     if (args_.max_logit) args_.max_logit[h] = std::max(args_.max_logit[h], largest);
-    // A bias of -inf hides a key; where all are hidden the row sees nothing.
+    // A bias of -inf masks a key; if all keys are masked, `largest` is -inf and the sum is 0.
     const double shift = largest == -kInfinity ? 0 : largest;
     for (std::int64_t j = 0; j < count; ++j) {
       p[j] = std::exp(p[j] - shift);
       sum += p[j];
     }
-    const double lse = largest + std::log(sum);  // -inf where it sees nothing
-    // With an offset the keys share what it leaves: exp(lse) of exp(lse) + exp(offset).
+    const double lse = largest + std::log(sum);  // -inf if the row sees no key
+    // With a softmax offset the probabilities of the keys sum to exp(lse) / (exp(lse) + exp(offset)).
     double keys_share = 1;
     p_offset_ = 0;
     if (args_.softmax_offset) {
@@ -135,7 +135,7 @@ class RowOracle {
     std::copy(out_.begin(), out_.end(), args_.out + (i * args_.group + h) * args_.dim_v);
   }
 
-  // The softmax's gradient is dS = P * (dP - sum(P * dP)); the offset is a key more whose value, and dP, is 0.
+  // The gradient of the softmax is dS = P * (dP - sum(P * dP)). The offset acts like one more key whose value is 0, so its dP is 0.
   void Backward(std::int64_t i, int h) {
     const std::int64_t row = args_.q_row + i * args_.q_step;
     LoadRow(args_.dout, row, args_.heads, args_.head_begin + h, args_.dim_v, dout_.data());
@@ -182,8 +182,8 @@ class RowOracle {
   const std::int64_t n_;
   std::vector<double> k_, v_;                  // [seqlen_kv, dim]
   std::vector<double> k_columns_, v_columns_;  // [dim, seqlen_kv]
-  std::vector<double> q_, dout_, out_, dq_;    // one row
-  std::vector<double> p_, bias_, ds_;          // one row of the matrix
+  std::vector<double> q_, dout_, out_, dq_;    // one row: [dim]
+  std::vector<double> p_, bias_, ds_;          // one row: [seqlen_kv]
   double p_offset_ = 0;
   KeyRange keys_{0, 0};
 };

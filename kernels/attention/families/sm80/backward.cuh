@@ -1,8 +1,8 @@
-// What the two backward kernels share.
+// Shared by the two backward kernels.
 //
-// With p = exp(scale q k^T - lse) and delta = rowsum(out dout): dv = p^T dout, ds = p (dout v^T - delta), dq
-// = scale ds k and dk = scale ds^T q (FlashAttention-2, Dao 2023). One kernel makes dq, another dk and dv,
-// each recomputing p: 7 products instead of 5, but every sum in one fixed order, without atomics.
+// With p = exp(scale q k^T - lse) and delta = rowsum(out dout): dv = p^T dout, ds = p (dout v^T - delta), dq = scale ds k and
+// dk = scale ds^T q (FlashAttention-2, Dao 2023). One kernel computes dq, another dk and dv, and both recompute p. That needs 7
+// products instead of 5, but every sum has a fixed order, without atomics.
 #pragma once
 
 #include <cmath>
@@ -14,11 +14,11 @@
 
 namespace cppool::kernels::cuda {
 
-// lse in powers of two. A row that has seen no key (-inf) gets +inf, which makes each of its probabilities 0.
+// lse in base 2. For a row that sees no key (-inf) returns +inf, which makes all its probabilities 0.
 __device__ __forceinline__ float LseLog2(float lse) { return lse == -INFINITY ? INFINITY : lse * kLog2e; }
 
-// Zeroes the probabilities, keys by queries, of pairs that are not visible. Rows and queries beyond what
-// there is need no mask: the rows are not written, and the queries' q and dout are zero.
+// Zeroes the probabilities (keys by queries) of pairs that are not visible. Rows and queries beyond the end of the tile need no mask:
+// such rows are not written, and q and dout of such queries are zero.
 template <int kM, int kN>
 __device__ __forceinline__ void MaskByKey(Accumulator<kM, kN>& probability, const Band& band, int key,
                                           int query) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ void MaskByKey(Accumulator<kM, kN>& probability, cons
   for (int m = 0; m < kM; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      // Visible columns of the row, less this thread's first one.
+      // The visible columns of the row, relative to the first column of this thread.
       const int shift = key + m * 16 + half * 8 + lane / 4 - query - (lane % 4) * 2;
       const int low = shift - band.high, high = shift - band.low;
 #pragma unroll
@@ -40,8 +40,8 @@ __device__ __forceinline__ void MaskByKey(Accumulator<kM, kN>& probability, cons
     }
 }
 
-// Writes a warp's rows of a gradient, times `scale`, over what the accumulator holds unless `first`, to
-// `result` when `last`. `rows` counts from the warp's first row; token i lies at element `from + i * pitch`.
+// Multiplies a warp's rows of a gradient by `scale`, adds the fp32 accumulator unless `first`, and writes to `result` if `last`, else
+// to the accumulator. `rows` is counted from the warp's first row; token i begins at element `from + i * pitch`.
 template <typename T, int kM, int kN>
 __device__ __forceinline__ void WriteGradient(const Accumulator<kM, kN>& sum, float scale, int rows,
                                               std::int64_t from, std::int64_t pitch, float* accumulator,

@@ -1,11 +1,11 @@
-// The gradient of a bias: ds = p (dout v^T - delta), see backward.cuh, added to an fp32 tensor that is broadcast
-// over sequences, heads or queries. For one tile of keys per block of threads, and one query head, or all of them
-// one after another where heads are summed. Which elements a block adds to is its own business alone, so that
-// there is one order without atomics: where sequences are summed they are launched one after another.
+// The gradient of a bias: ds = p (dout v^T - delta), see backward.cuh, added to an fp32 tensor that is broadcast over sequences, heads
+// or queries. A block of threads processes one tile of keys and one query head, or all heads one after another if they share the
+// bias. No two concurrent blocks add to the same element, so every sum has a fixed order without atomics; if sequences share the
+// bias, they are launched one after another.
 //
-// Tiling: 4 warps of 16 keys (32 for head dim 64), 32 or 64 queries at a time, logits keys by queries as for dk
-// and dv. Shared memory: k and v, and one block of q, dout, lse and delta, 97 KB at most. gridDim.y blocks of
-// threads share a tile's blocks of queries in turn.
+// Tiling: 4 warps of 16 keys (32 for head dim 64), 32 or 64 queries at a time, logits keys by queries as for dk and dv. Shared
+// memory: k and v, and one block of q, dout, lse and delta, 97 KB at most. The gridDim.y blocks of threads of a tile divide its blocks
+// of queries round-robin.
 #include "kernels/attention/families/sm80/backward.cuh"
 #include "kernels/attention/families/sm80/bias.cuh"
 #include "kernels/attention/families/sm80/kernel.h"
@@ -13,13 +13,13 @@
 namespace cppool::kernels::cuda {
 namespace {
 
-// Adds ds, keys by queries, to the gradient's elements of one sequence and head.
+// Adds ds (keys by queries) to the gradient's elements of one sequence and head.
 template <int kM, int kN>
 __device__ __forceinline__ void AddGradient(Accumulator<kM, kN>& ds, float* gradient,
                                             std::int64_t query_stride, Stretch keys, Stretch queries) {
   const int lane = threadIdx.x % kWarpSize, row = lane / 4, column = lane % 4 * 2;
   float* const first = gradient + (queries.position + column) * query_stride + keys.position + row;
-  // visit(sum, element) for each element that there is.
+  // Calls visit(sum, element) for each element inside the tile.
   const auto for_each = [&](auto visit) {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
@@ -32,7 +32,7 @@ __device__ __forceinline__ void AddGradient(Accumulator<kM, kN>& ds, float* grad
             visit(ds.at[m][n][i], first + query * query_stride + key);
         }
   };
-  // All loads before the first store: one after another they would take their time in full.
+  // All loads are issued before the first store, so that their latencies overlap.
   for_each([](float& sum, const float* element) { sum += *element; });
   for_each([](float sum, float* element) { *element = sum; });
 }
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
   const std::uint32_t v_tile = k_tile + Config::kTileRows * kRowBytes<kDimQk>;
   const std::uint32_t q_tile = k_tile + kQueriesAt;
   const std::uint32_t dout_tile = q_tile + kBlock * kRowBytes<kDimQk>;
-  float2* const row_states = reinterpret_cast<float2*>(shared + kRowStatesAt);  // lse in powers of two, delta
+  float2* const row_states = reinterpret_cast<float2*>(shared + kRowStatesAt);  // lse in base 2, delta
 
   const bool sum_heads = gradient.head_stride == 0, sum_queries = gradient.query_stride == 0;
   const Tile& tile = SharedTile(p.work, sum_heads ? blockIdx.x : blockIdx.x / p.map.heads);
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
       if (turn % gridDim.y != blockIdx.y) continue;
       const Stretch queries{cursor.position(), cursor.length()};
       const std::int64_t first = cursor.row() * pitch + head, step = p.work.other_step * pitch;
-      __syncthreads();  // all have done with the queries before
+      __syncthreads();  // all warps have finished with the previous queries
       CopyTile<kDimQk, kBlock, kThreads>(q_tile, static_cast<const T*>(p.q) + first * kDimQk,
                                          step * kRowBytes<kDimQk>, queries.length);
       CopyTile<kDimV, kBlock, kThreads>(dout_tile, static_cast<const T*>(p.dout) + first * kDimV,
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
         }
     }
     ptx::WaitForCopies();
-    __syncthreads();  // all have done with this head
+    __syncthreads();  // all warps have finished with this head
   }
 }
 

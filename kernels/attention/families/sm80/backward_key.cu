@@ -1,4 +1,4 @@
-// The plain instances of the kernel for dk and dv. Files of their own compile side by side.
+// The plain instances of the kernel for dk and dv, in a separate file so that files compile in parallel.
 #include "kernels/attention/families/sm80/backward_key.cuh"
 
 namespace cppool::kernels::cuda {

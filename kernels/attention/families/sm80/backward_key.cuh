@@ -1,9 +1,8 @@
-// dk = scale ds^T q and dv = p^T dout, for one tile of keys and one key/value head per block of threads,
-// summed over the query heads that read it, one after another; the formulas are in backward.cuh.
+// dk = scale ds^T q and dv = p^T dout, for one tile of keys and one key/value head per block of threads, summed over the query heads
+// of its group, one after another. The formulas are in backward.cuh.
 //
-// Tiling: 4 warps of 16 keys (32 for head dim 64), 32 or 64 queries at a time. Shared memory: k and v, and
-// one or two stages of q, dout, lse and delta, 98 KB at most (config.h). Logits are made transposed, keys by
-// queries, so that p^T and ds^T stay in registers.
+// Tiling: 4 warps of 16 keys (32 for head dim 64), 32 or 64 queries at a time. Shared memory: k and v, and one or two stages of q, dout,
+// lse and delta, 98 KB at most (config.h). Logits are computed transposed (keys by queries), so that p^T and ds^T stay in registers.
 #pragma once
 
 #include "kernels/attention/families/sm80/backward.cuh"
@@ -12,7 +11,7 @@
 
 namespace cppool::kernels::cuda {
 
-// kExtended: with bias and ALiBi, each if asked for.
+// kExtended: supports bias and ALiBi.
 template <typename T, int kDimQk, int kDimV, bool kWithDk, bool kWithDv, bool kExtended>
 __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
                                   BackwardKeyTiling<kDimQk, kDimV>::kBlocksPerMultiprocessor)
@@ -76,7 +75,7 @@ __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
   std::uint32_t stage = 0;  // in bytes
   while (cursor.valid()) {
     ptx::WaitForCopies();
-    __syncthreads();  // q and dout are there, and all have done with the stage before
+    __syncthreads();  // q and dout have arrived, and all warps have finished with the previous stage
     const int query = cursor.position(), queries = cursor.length();
     const int key = tile.position + warp_row, keys = min(Config::kRowsPerWarp, tile.length - warp_row);
     const Visibility visibility = Classify(tile.band, query, queries, key, keys);
@@ -126,7 +125,7 @@ __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
     if (Config::kStages > 1) {
       stage = kStageBytes - stage;
     } else if (cursor.valid()) {
-      __syncthreads();  // all have done with q and dout
+      __syncthreads();  // all warps have finished with q and dout
       copy_queries(0);
     }
   }

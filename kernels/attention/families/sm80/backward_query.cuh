@@ -1,9 +1,7 @@
-// dq = scale ds k, for one tile of queries and one head per block of threads; the formulas are in
-// backward.cuh.
+// dq = scale ds k, for one tile of queries and one head per block of threads. The formulas are in backward.cuh.
 //
-// Tiling: 4 warps of 32 query rows (16 for the large head dims), 32 keys at a time. Shared memory: q and
-// dout, and one or two stages of k and v, lse and delta, 97 KB at most (config.h). The logits, ds and dq stay
-// in registers.
+// Tiling: 4 warps of 32 query rows (16 for the large head dims), 32 keys at a time. Shared memory: lse, delta, q and dout, and one or
+// two stages of k and v, 97 KB at most (config.h). The logits, ds and dq stay in registers.
 #pragma once
 
 #include "kernels/attention/families/sm80/backward.cuh"
@@ -21,7 +19,7 @@ __device__ __forceinline__ void MaskByQuery(Accumulator<kM, kN>& probability, co
   for (int m = 0; m < kM; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      // Visible columns of the row, less this thread's first one.
+      // The visible columns of the row, relative to the first column of this thread.
       const int shift = query + m * 16 + half * 8 + lane / 4 - key, column = (lane % 4) * 2;
       const int low = max(band.low + shift, 0) - column, high = min(band.high + shift, keys - 1) - column;
 #pragma unroll
@@ -34,7 +32,7 @@ __device__ __forceinline__ void MaskByQuery(Accumulator<kM, kN>& probability, co
     }
 }
 
-// kExtended: with bias and ALiBi, each if asked for.
+// kExtended: supports bias and ALiBi.
 template <typename T, int kDimQk, int kDimV, bool kExtended>
 __global__ void __launch_bounds__(BackwardQueryTiling<kDimQk, kDimV>::kThreads,
                                   BackwardQueryTiling<kDimQk, kDimV>::kBlocksPerMultiprocessor)
@@ -44,7 +42,7 @@ __global__ void __launch_bounds__(BackwardQueryTiling<kDimQk, kDimV>::kThreads,
                 kN = kBlock / 8;
   constexpr int kStageBytes = kBlock * (kRowBytes<kDimQk> + kRowBytes<kDimV>);
   extern __shared__ __align__(128) unsigned char shared[];
-  float2* const row_states = reinterpret_cast<float2*>(shared);  // lse in powers of two, delta
+  float2* const row_states = reinterpret_cast<float2*>(shared);  // lse in base 2, delta
   const std::uint32_t q_tile = ptx::SharedAddress(shared) + Config::kTileRows * 8;
   const std::uint32_t dout_tile = q_tile + Config::kTileRows * kRowBytes<kDimQk>;
   const std::uint32_t k_tile = dout_tile + Config::kTileRows * kRowBytes<kDimV>;
@@ -93,7 +91,7 @@ __global__ void __launch_bounds__(BackwardQueryTiling<kDimQk, kDimV>::kThreads,
   std::uint32_t stage = 0;  // in bytes
   while (cursor.valid()) {
     ptx::WaitForCopies();
-    __syncthreads();  // k and v are there, and all have done with the stage before
+    __syncthreads();  // k and v have arrived, and all warps have finished with the previous stage
     const int key = cursor.position(), keys = cursor.length();
     const int query = tile.position + warp_row, queries = min(Config::kRowsPerWarp, tile.length - warp_row);
     const Visibility visibility = Classify(tile.band, query, queries, key, keys);
@@ -135,7 +133,7 @@ __global__ void __launch_bounds__(BackwardQueryTiling<kDimQk, kDimV>::kThreads,
     if (Config::kStages > 1) {
       stage = kStageBytes - stage;
     } else if (cursor.valid()) {
-      __syncthreads();  // all have done with k and v
+      __syncthreads();  // all warps have finished with k and v
       copy_keys(cursor.row(), cursor.length(), 0);
     }
   }

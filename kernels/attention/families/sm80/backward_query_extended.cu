@@ -1,4 +1,4 @@
-// The extended instances of the kernel for dq. Files of their own compile side by side.
+// The extended instances of the kernel for dq, in a separate file so that files compile in parallel.
 #include "kernels/attention/families/sm80/backward_query.cuh"
 
 namespace cppool::kernels::cuda {

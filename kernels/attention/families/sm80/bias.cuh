@@ -1,4 +1,4 @@
-// What is added to the logits: a bias tensor or ALiBi. Only the extended instances of the kernels know of it.
+// Adds a bias tensor or ALiBi to the logits. Used only by the extended instances of the kernels.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,14 +12,14 @@ namespace cppool::kernels::cuda {
 __device__ __forceinline__ float ToFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float ToFloat(__half x) { return __half2float(x); }
 
-// The tokens that a warp's accumulator stands for: from a position on, as many as there are.
+// The tokens of a warp's accumulator along one dimension: first position and number.
 struct Stretch {
   int position;
   int length;
 };
 
-// Adds the bias to a warp's unscaled logits, rows by columns, of which kRows are queries or keys: divided by the
-// scale, so that what follows need not know. Nothing is read for tokens that there are not.
+// Adds the bias to a warp's unscaled logits (rows by columns; kRows tells whether rows are queries or keys). The bias is divided by
+// the scale, because the logits are scaled later. Nothing is read for tokens beyond the lengths.
 template <typename T, Side kRows, int kM, int kN>
 __device__ __forceinline__ void AddBias(Accumulator<kM, kN>& logits, const Bias& bias, const Tile& tile,
                                         int head, Stretch rows, Stretch columns) {
@@ -50,7 +50,7 @@ __device__ __forceinline__ void AddBias(Accumulator<kM, kN>& logits, const Bias&
   }
   if (bias.alibi_slopes) {
     const float slope = bias.alibi_slopes[head] * bias.inverse_scale;
-    // Column less row, less the anchored diagonal; its sign does not matter.
+    // Column minus row minus the diagonal of the alignment; only its absolute value is used.
     const int diagonal = kRows == Side::kQuery ? tile.band.diagonal : -tile.band.diagonal;
     const int apart = columns.position + first_column - (rows.position + first_row) - diagonal;
 #pragma unroll
@@ -68,7 +68,7 @@ __device__ __forceinline__ void AddBias(Accumulator<kM, kN>& logits, const Bias&
   }
 }
 
-// Raises a warp's largest logit so far to that of its first `rows` rows.
+// Raises `largest` to the largest logit of the warp's first `rows` rows.
 template <int kM, int kN>
 __device__ __forceinline__ void RaiseLargest(float& largest, const Accumulator<kM, kN>& logits, int rows) {
   const int lane = threadIdx.x % kWarpSize;
@@ -83,10 +83,10 @@ __device__ __forceinline__ void RaiseLargest(float& largest, const Accumulator<k
     }
 }
 
-// *to = max(*to, value) for floats: the bits of non-negative ones are ordered as integers, those of negative ones
-// the other way round. The order in which threads come makes no difference.
+// *to = max(*to, value) for floats. The bits of floats, read as integers, increase with non-negative values and decrease with negative
+// ones. The order of the threads does not change the result.
 __device__ __forceinline__ void AtomicMax(float* to, float value) {
-  value += 0.0f;  // -0 becomes 0: one greatest value has one bit pattern
+  value += 0.0f;  // -0 becomes 0, so that zero has one bit pattern
   if (value >= 0) {
     atomicMax(reinterpret_cast<int*>(to), __float_as_int(value));
   } else if (value < 0) {
@@ -94,7 +94,7 @@ __device__ __forceinline__ void AtomicMax(float* to, float value) {
   }
 }
 
-// Raises max_logit[head] to the largest of the threads' unscaled logits. All threads of a warp take part.
+// Raises max_logit[head] to `scale` times the largest unscaled logit of the threads. All threads of a warp must call it.
 __device__ __forceinline__ void RaiseMaxLogit(float* max_logit, int head, float largest, float scale) {
 #pragma unroll
   for (int apart = kWarpSize / 2; apart > 0; apart /= 2)

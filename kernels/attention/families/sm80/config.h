@@ -1,9 +1,9 @@
 // Tile sizes and shared-memory budgets of the three matrix kernels, by head dims (query/key and value).
 //
-// What decides them: an accumulator row of d values costs a warp of 16 rows d / 2 registers a thread, of 32
-// rows twice that, and there are 255; a warp of 32 rows reads half as much shared memory per product, which
-// binds mma.sync. Two blocks of four warps per multiprocessor let one's softmax run under the other's
-// products. No kernel needs more than 99 KB per block (sm_86, sm_89).
+// How they were chosen: an accumulator with rows of d values needs d / 2 of the 255 registers of a thread in a warp of 16 rows, and d
+// in a warp of 32 rows. A warp of 32 rows reads half as much shared memory per product, which limits the rate of mma.sync. With two
+// blocks of four warps per multiprocessor, the softmax of one overlaps with the products of the other. No kernel needs more than
+// 99 KB of shared memory per block, the limit of sm_86 and sm_89.
 #pragma once
 
 #include <cstddef>
@@ -14,15 +14,15 @@ namespace cppool::kernels::cuda {
 
 inline constexpr int kMaxSharedBytes = 99 * 1024;
 
-// A block of threads makes rows_per_warp * warps rows of the output, over blocks of `block` tokens of the other side.
+// A block of threads computes rows_per_warp * warps rows of the output and loops over blocks of `block` tokens of the other side.
 struct TileShape {
   int rows_per_warp, warps, block;
   int stages;                     // buffers for the other side's blocks
   int blocks_per_multiprocessor;  // of threads
 };
 
-// What there are kernels for: this table alone decides which instances are compiled, and what the family says that it
-// supports.
+// The head dims with kernels. This table alone determines which instances are compiled and which head dims the family reports as
+// supported.
 struct HeadDimTiles {
   HeadDims dims;
   TileShape forward, backward_query, backward_key;
@@ -34,7 +34,7 @@ inline constexpr HeadDimTiles kHeadDimTiles[] = {
     {{192, 128}, {32, 4, 64, 1, 2}, {16, 4, 32, 2, 2}, {16, 4, 32, 2, 2}},
     {{128, 64}, {32, 4, 64, 1, 2}, {32, 4, 32, 2, 2}, {16, 4, 64, 2, 2}},
 };
-// For all tensors alike.
+// All tensors of a call have the same dtype.
 inline constexpr Dtype kDtypes[] = {Dtype::kBf16, Dtype::kFp16};
 
 template <TileShape kShape>
@@ -64,12 +64,11 @@ using BackwardQueryTiling = Tiling<TilesOf<kDimQk, kDimV>().backward_query>;
 template <int kDimQk, int kDimV>
 using BackwardKeyTiling = Tiling<TilesOf<kDimQk, kDimV>().backward_key>;
 
-// Accumulators of dk and dv together do not fit into registers beyond this: two kernels make them one after
-// the other.
+// Above this limit the accumulators of dk and dv do not both fit into registers, and two kernels compute them one after the other.
 template <int kDimQk, int kDimV>
 inline constexpr bool kKeyAndValueApart = kDimQk + kDimV > 384;
 
-// Shared memory in bytes: the own tiles, and the stages of the other side's.
+// Shared memory in bytes: the tiles of the block's own side, and the stages of the other side's blocks.
 template <int kDimQk, int kDimV>
 constexpr int ForwardSharedBytes() {  // q; k, v. The most: 64 x 256 + 64 x 256 x 2, 96 KB
   using T = ForwardTiling<kDimQk, kDimV>;

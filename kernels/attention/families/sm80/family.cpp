@@ -16,7 +16,7 @@
 namespace cppool::kernels::cuda {
 namespace {
 
-// As many blocks of threads keep any GPU of today busy.
+// Number of blocks of threads that occupies all multiprocessors of current GPUs.
 constexpr std::int64_t kBusyBlocks = 512;
 
 cudaStream_t AsCuda(cppool_stream stream) { return reinterpret_cast<cudaStream_t>(stream); }
@@ -44,8 +44,8 @@ struct Kernels {
     if (request.bias == BiasType::kPostScale) bias = BackwardBiasKernelOf(shape);
   }
 
-  bool extended;          // for a bias
-  bool forward_extended;  // for a bias and max_logit
+  bool extended;          // the kernels support a bias
+  bool forward_extended;  // the forward kernel supports a bias and max_logit
   Kernel<ForwardParameters> forward;
   Kernel<BackwardParameters> query;
   std::array<Kernel<BackwardParameters>, 2> key;
@@ -58,15 +58,15 @@ struct DeviceList {
   std::size_t tiles_at = 0;  // offsets in the plan's memory
   std::size_t ranges_at = 0;
   int tiles = 0;
-  int busy_tiles = 0;  // these come first; the others have no ranges
+  int busy_tiles = 0;  // tiles with ranges; these come first
 
-  // A first or a last call writes every row, others only continue what they have work for.
+  // The tiles to launch: a first or last call writes every row, any other call only rows that have work.
   int count(bool first, bool last) const { return first || last ? tiles : busy_tiles; }
 };
 
 class Plan : public BlockPlan {
  public:
-  // `query` may serve as `dq` too; `dq` and `key` are for training.
+  // `dq` and `key`: NULL unless for training. `dq` is also NULL if the tiles of `query` serve for dq.
   Plan(cppool_runtime* rt, const Kernels& kernels, const WorkList& query, const WorkList* dq,
        const WorkList* key, cppool_stream stream)
       : kernels_(kernels), pairs_(query.pairs), training_(key != nullptr) {
@@ -90,7 +90,7 @@ class Plan : public BlockPlan {
   const DeviceList& query() const { return query_; }
   const DeviceList& dq() const { return dq_; }
   const DeviceList& key() const { return key_; }
-  // The busy tiles of key(), sequence after sequence, and where the tiles of each sequence that has any end.
+  // The busy tiles of key(), sorted by sequence. sequence_ends(): for each sequence with busy tiles, the index behind its last one.
   const DeviceList& key_by_sequence() const { return key_by_sequence_; }
   const std::vector<int>& sequence_ends() const { return sequence_ends_; }
 
@@ -152,7 +152,7 @@ Bias BiasOf(const KernelShape& shape, const BiasArgs& args) {
           args.query_stride, args.alibi_slopes, 1 / shape.scale};
 }
 
-// Whether a call needs the extended kernels.
+// Whether a call needs the extended kernels for its bias.
 bool HasBias(const BiasArgs& args) { return args.tensor.data || args.alibi_slopes; }
 
 [[noreturn]] void Misused(const std::string& detail) {
@@ -203,7 +203,8 @@ class Sm80Kernel : public AttentionKernel {
 
   void Forward(const KernelShape& shape, const ForwardArgs& args, cppool_stream stream) override {
     const cuda::Plan& plan = PlanOf(args.plan, args.bias);
-    if (args.max_logit && !plan.kernels().forward_extended) Misused("max_logit with a plan for none");
+    if (args.max_logit && !plan.kernels().forward_extended)
+      Misused("max_logit requested with a plan without max_logit");
     const DeviceList& list = plan.query();
     const ForwardParameters parameters{list.view,           MapOf(shape),   args.q.data,
                                        args.k.data,         args.v.data,    args.accumulator,
@@ -235,12 +236,12 @@ class Sm80Kernel : public AttentionKernel {
     const cuda::Plan& plan = TrainingPlanOf(args.plan, args.bias);
     const bool sum_heads = gradient.head_stride == 0, sum_queries = gradient.query_stride == 0;
     if (sum_queries && (sum_heads || gradient.batch_stride == 0))
-      Misused("a bias gradient summed over queries and more");
-    if (!plan.kernels().bias.function) Misused("a bias gradient from a plan without one");
+      Misused("a bias gradient summed over queries and also over heads or sequences");
+    if (!plan.kernels().bias.function) Misused("a bias gradient requested with a plan without one");
     const auto launch = [&](WorkView view, int first, int tiles) {
       view.tiles += first;
       const std::int64_t blocks = std::int64_t{tiles} * (sum_heads ? 1 : shape.heads);
-      // Few tiles are shared by several blocks of threads, but the sum over queries stays in one.
+      // If there are few tiles, several blocks of threads share each, except for a sum over queries, which one block computes.
       const unsigned slices =
           sum_queries ? 1
                       : static_cast<unsigned>(std::clamp<std::int64_t>(kBusyBlocks / (blocks + 1), 1, 16));
@@ -252,7 +253,7 @@ class Sm80Kernel : public AttentionKernel {
       launch(plan.key().view, 0, plan.key().busy_tiles);
       return;
     }
-    int first = 0;  // sequences meet in the same elements: one after another
+    int first = 0;  // the sequences add to the same elements, so they are launched one after another
     for (const int end : plan.sequence_ends()) {
       launch(plan.key_by_sequence().view, first, end - first);
       first = end;
@@ -262,7 +263,7 @@ class Sm80Kernel : public AttentionKernel {
  private:
   static const cuda::Plan& PlanOf(const BlockPlan* plan, const BiasArgs& bias) {
     const auto& planned = static_cast<const cuda::Plan&>(*plan);
-    if (HasBias(bias) && !planned.kernels().extended) Misused("a bias with a plan for none");
+    if (HasBias(bias) && !planned.kernels().extended) Misused("a bias with a plan without bias");
     return planned;
   }
 
@@ -305,7 +306,7 @@ class Sm80Kernel : public AttentionKernel {
                                                  " bytes of shared memory per block; this device has " +
                                                  std::to_string(max_shared_bytes_));
     }
-    // Setting an attribute loads the function as well.
+    // Setting an attribute also loads the function.
     CheckCuda(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    kernel.shared_bytes),
               "cudaFuncSetAttribute");
@@ -333,11 +334,11 @@ class Family : public AttentionFamily {
     const Kernels kernels(request);
     std::size_t bytes = WorkListBytes(Side::kQuery, query, key, kernels.forward.tile_rows);
     if (!request.training) return bytes;
-    // dk's tiles are there once more, by sequence.
+    // The plan holds the tiles of keys twice, the second time sorted by sequence.
     bytes += 2 * WorkListBytes(Side::kKey, query, key, kernels.key[0].tile_rows);
     if (kernels.query.tile_rows != kernels.forward.tile_rows)
       bytes += WorkListBytes(Side::kQuery, query, key, kernels.query.tile_rows);
-    return bytes + 64;  // alignment
+    return bytes + 64;  // for alignment
   }
   std::unique_ptr<AttentionKernel> Open(cppool_runtime* runtime) const override {
     return std::make_unique<Sm80Kernel>(runtime);

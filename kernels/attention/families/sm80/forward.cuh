@@ -1,13 +1,12 @@
 // Forward attention: out = softmax(scale q k^T, masked) v and lse, for one tile of queries and one head per
 // block of threads.
 //
-// Tiling: 4 warps of 32 query rows (16 for head dim 256); 64 keys at a time, k and v each single-buffered: v
-// travels under q k^T, the next k under the softmax and p v. Shared memory: q, k, v, 96 KB at most
-// (config.h). q k^T, p and the output stay in registers.
+// Tiling: 4 warps of 32 query rows (16 for head dim 256); 64 keys at a time. k and v are single-buffered: v is copied during q k^T, the
+// next k during the softmax and p v. Shared memory: q, k, v, 96 KB at most (config.h). q k^T, p and the output stay in registers.
 //
-// Online softmax (Milakov and Gimelshein 2018) in tiles (FlashAttention-2, Dao 2023), in powers of 2. The
-// running maximum follows only when a row has outgrown it by kSlack: exponentials stay below 2^kSlack, and
-// most blocks need not rescale the output.
+// Online softmax (Milakov and Gimelshein 2018) in tiles (FlashAttention-2, Dao 2023), with exponentials in base 2. The running maximum
+// is updated only when a row exceeds it by kSlack (in log2): exponentials stay below 2^kSlack, and most blocks need not rescale the
+// output.
 #pragma once
 
 #include <cmath>
@@ -23,12 +22,12 @@ namespace cppool::kernels::cuda {
 
 inline constexpr float kSlack = 8;
 
-// The rows of a warp's accumulator that a thread holds: for each 16-row tile m, rows 16 m + lane / 4 and that
-// + 8.
+// The softmax state of the rows of a warp's accumulator that a thread holds: rows 16 m + lane / 4 and 16 m + lane / 4 + 8 for each
+// 16-row tile m.
 template <int kM>
 struct SoftmaxState {
   float most[kM][2];  // running maximum of the unscaled logits; -inf before the first visible key
-  float sum[kM][2];   // of this thread's columns' exponentials
+  float sum[kM][2];   // sum of the exponentials in this thread's columns
 };
 
 template <int kM, int kN>
@@ -39,7 +38,7 @@ __device__ __forceinline__ void MaskLogits(Accumulator<kM, kN>& logits, const Ba
   for (int m = 0; m < kM; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      // Visible columns of the row, less this thread's first one.
+      // The visible columns of the row, relative to the first column of this thread.
       const int shift = query + m * 16 + half * 8 + lane / 4 - key, column = (lane % 4) * 2;
       const int low = max(band.low + shift, 0) - column, high = min(band.high + shift, keys - 1) - column;
 #pragma unroll
@@ -52,8 +51,7 @@ __device__ __forceinline__ void MaskLogits(Accumulator<kM, kN>& logits, const Ba
     }
 }
 
-// Turns logits into exponentials relative to the running maximum, and rescales the state and the output when
-// that has to move.
+// Replaces logits by exponentials relative to the running maximum, and rescales the state and the output when the maximum is updated.
 template <int kM, int kN, int kOut>
 __device__ __forceinline__ void Softmax(Accumulator<kM, kN>& logits, SoftmaxState<kM>& state,
                                         Accumulator<kM, kOut>& out, float scale_log2) {
@@ -70,8 +68,7 @@ __device__ __forceinline__ void Softmax(Accumulator<kM, kN>& logits, SoftmaxStat
       row = fmaxf(row, __shfl_xor_sync(~0u, row, 1));
       row = fmaxf(row, __shfl_xor_sync(~0u, row, 2));
       most[m][half] = row;
-      // -inf - -inf is NaN and compares false: a row that has seen nothing yet and sees nothing now does not
-      // count.
+      // For a row without a visible key so far, -inf - -inf is NaN, and the comparison is false.
       outgrown |= (row - state.most[m][half]) * scale_log2 > kSlack;
     }
   if (__any_sync(~0u, outgrown)) {
@@ -107,7 +104,7 @@ __device__ __forceinline__ void Softmax(Accumulator<kM, kN>& logits, SoftmaxStat
     }
 }
 
-// Continues from the output and lse so far.
+// Initializes the state from the output and lse of the previous call.
 template <int kDimV, int kM>
 __device__ __forceinline__ void ReadState(const ForwardParameters& p, const Tile& tile, int warp_row,
                                           int head, SoftmaxState<kM>& state,
@@ -151,7 +148,7 @@ __device__ __forceinline__ void WriteOutput(const ForwardParameters& p, const Ti
       if (i >= tile.length) continue;
       const std::int64_t at =
           (tile.row + static_cast<std::int64_t>(i) * p.work.self_step) * p.map.heads + head;
-      const bool unseen = sum == 0;  // NaN is not: it must reach the output
+      const bool unseen = sum == 0;  // false for NaN, which must be written to the output
       const float lse = unseen ? -INFINITY : state.most[m][half] * p.scale + logf(sum);
       if (lane % 4 == 0) p.lse[at] = lse;
       float factor = unseen ? 0.0f : 1.0f / sum;
@@ -169,8 +166,7 @@ __device__ __forceinline__ void WriteOutput(const ForwardParameters& p, const Ti
     }
 }
 
-// kExtended: with bias, ALiBi and max_logit, each if asked for. An instance of its own, since the registers they
-// need would slow down the rest.
+// kExtended: supports bias, ALiBi and max_logit. A separate instance, because the registers they need would slow down the plain one.
 template <typename T, int kDimQk, int kDimV, bool kExtended>
 __global__ void __launch_bounds__(ForwardTiling<kDimQk, kDimV>::kThreads,
                                   ForwardTiling<kDimQk, kDimV>::kBlocksPerMultiprocessor)
@@ -182,7 +178,7 @@ __global__ void __launch_bounds__(ForwardTiling<kDimQk, kDimV>::kThreads,
   const std::uint32_t k_tile = q_tile + Config::kTileRows * kRowBytes<kDimQk>;
   const std::uint32_t v_tile = k_tile + kBlock * kRowBytes<kDimQk>;
 
-  __shared__ int head, kv_head;  // rather than in registers
+  __shared__ int head, kv_head;  // in shared memory to save registers
   if (threadIdx.x == 0) {
     head = blockIdx.x % p.map.heads;
     kv_head = (p.map.head0 + head) / p.map.group - p.map.kv_head0;
@@ -222,7 +218,7 @@ __global__ void __launch_bounds__(ForwardTiling<kDimQk, kDimV>::kThreads,
     state.sum[m][0] = state.sum[m][1] = 0;
   }
   if (!p.first) ReadState<kDimV>(p, tile, warp_row, head, state, out);
-  [[maybe_unused]] float largest = -INFINITY;  // visible unscaled logit
+  [[maybe_unused]] float largest = -INFINITY;  // the largest visible unscaled logit
 
   const auto q_rows = Fragments<kDimQk>::Rows(q_tile + warp_row * kRowBytes<kDimQk>);
   const auto k_columns = Fragments<kDimQk>::Columns(k_tile);
@@ -233,7 +229,7 @@ __global__ void __launch_bounds__(ForwardTiling<kDimQk, kDimV>::kThreads,
   };
   while (cursor.valid()) {
     ptx::WaitForCopies();
-    __syncthreads();  // k is there, and all have done with v
+    __syncthreads();  // k has arrived, and all warps have finished with v
     copy_values(cursor.row(), cursor.length());
 
     Accumulator<kM, kBlock / 8> logits;
@@ -255,7 +251,7 @@ __global__ void __launch_bounds__(ForwardTiling<kDimQk, kDimV>::kThreads,
     }
 
     ptx::WaitForCopies();
-    __syncthreads();  // v is there, and all have done with k
+    __syncthreads();  // v has arrived, and all warps have finished with k
     cursor.Advance();
     if (cursor.valid()) copy_keys(cursor.row(), cursor.length());
     if (visible == Visibility::kNone) continue;

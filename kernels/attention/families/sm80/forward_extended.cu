@@ -1,4 +1,4 @@
-// The extended instances of the forward kernel. Files of their own compile side by side.
+// The extended instances of the forward kernel, in a separate file so that files compile in parallel.
 #include "kernels/attention/families/sm80/forward.cuh"
 
 namespace cppool::kernels::cuda {

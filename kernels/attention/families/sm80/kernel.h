@@ -1,4 +1,4 @@
-// The compiled matrix kernels, as what is needed to launch them. Each takes its parameters (parameters.h) by value;
+// The compiled matrix kernels and what is needed to launch them. Each takes its parameters (parameters.h) by value;
 // blockIdx.x counts tiles times heads (key/value heads for dk and dv).
 #pragma once
 
@@ -17,20 +17,20 @@
 
 namespace cppool::kernels::cuda {
 
-// A kernel with parameters of one type. It brings its own launch function and tile size: clusters, tensor maps or a
-// persistent grid are nobody else's business.
+// A kernel with parameters of one type. It has its own launch function and tile size, so that a kernel with clusters, tensor maps or a
+// persistent grid needs no change in the code that launches it.
 template <typename Parameters>
 struct Kernel {
   const void* function = nullptr;  // NULL: there is none
   int threads = 0;
   int shared_bytes = 0;  // dynamic
-  int tile_rows = 0;     // tokens of a tile, at most
-  // Enqueues it with `blocks` blocks of threads, in `slices` that share each one's work.
+  int tile_rows = 0;     // maximum number of tokens in a tile
+  // Enqueues the kernel with `blocks` units of work, each shared by `slices` blocks of threads.
   cudaError_t (*launch)(const Kernel&, const Parameters&, unsigned blocks, unsigned slices,
                         cudaStream_t) = nullptr;
 };
 
-// A grid of blocks by slices.
+// Launches a grid of `blocks` by `slices`.
 template <typename Parameters>
 cudaError_t LaunchGrid(const Kernel<Parameters>& kernel, const Parameters& parameters, unsigned blocks,
                        unsigned slices, cudaStream_t stream) {
@@ -39,16 +39,16 @@ cudaError_t LaunchGrid(const Kernel<Parameters>& kernel, const Parameters& param
                           arguments, static_cast<std::size_t>(kernel.shared_bytes), stream);
 }
 
-// Without a function for head dims or a dtype that there is no kernel for. kExtended: with what few cases need,
-// bias, ALiBi and max_logit.
+// The kernels for the head dims and dtype of `shape`; without a function if there is no such kernel. kExtended: supports bias, ALiBi
+// and max_logit.
 template <bool kExtended>
 Kernel<ForwardParameters> ForwardKernelOf(const KernelShape& shape);
 template <bool kExtended>
 Kernel<BackwardParameters> BackwardQueryKernelOf(const KernelShape& shape);
-// To launch one after another; the second may be none. Both have the same tiles.
+// One or two kernels, to be launched one after the other; if there is one, the second has no function. Both use the same tiles.
 template <bool kExtended>
 std::array<Kernel<BackwardParameters>, 2> BackwardKeyKernelsOf(const KernelShape& shape);
-// Its tiles are those of dk and dv.
+// It uses the tiles of the kernels for dk and dv.
 Kernel<BiasGradientParameters> BackwardBiasKernelOf(const KernelShape& shape);
 
 template <Dtype>
@@ -62,8 +62,8 @@ struct ElementOf<Dtype::kFp16> {
   using Type = __half;
 };
 
-// Calls make.operator()<T, kDimQk, kDimV>() for the dtype and the head dims of `shape`, which are among kDtypes and
-// kHeadDimTiles; else returns an empty Result.
+// Returns make.operator()<T, kDimQk, kDimV>() for the dtype and head dims of `shape`, or an empty Result if they are not in kDtypes
+// and kHeadDimTiles.
 template <typename Result, typename Make>
 Result ForInstance(const KernelShape& shape, Make make) {
   Result result{};

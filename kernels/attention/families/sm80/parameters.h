@@ -1,4 +1,4 @@
-// What the kernels are launched with. Shapes as in kernels/attention/attention_kernel.h; all pointers are device memory.
+// The parameters of the kernels. Shapes as in kernels/attention/attention_kernel.h; all pointers are device memory.
 #pragma once
 
 #include <cstdint>
@@ -11,21 +11,21 @@ namespace cppool::kernels::cuda {
 inline constexpr float kLog2e = 1.4426950408889634f;
 
 struct WorkView {
-  const Tile* tiles;    // one per blockIdx.x / heads: the most work first, over all heads
-  const Range* ranges;  // of the other side
+  const Tile* tiles;    // indexed by blockIdx.x / heads; those with the most work come first
+  const Range* ranges;  // of the other side (keys for tiles of queries, queries for tiles of keys)
   int self_step;
   int other_step;
 };
 
 struct HeadMap {
-  int heads;     // query heads here
-  int kv_heads;  // key/value heads here
-  int head0;     // the first of each, in the whole problem
-  int kv_head0;
-  int group;  // query heads per key/value head
+  int heads;     // query heads of this call
+  int kv_heads;  // key/value heads of this call
+  int head0;     // index of the first query head in the whole problem
+  int kv_head0;  // likewise of the first key/value head
+  int group;     // query heads per key/value head
 };
 
-// What is added to the scaled logits, see BiasArgs.
+// The bias that is added to the scaled logits, see BiasArgs.
 struct Bias {
   const void* tensor;  // element (sequence, head, query position, key position), or NULL
   std::int64_t batch_stride;

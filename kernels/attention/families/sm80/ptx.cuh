@@ -1,5 +1,5 @@
-// The instructions that CUDA C++ has no name for: asynchronous copies to shared memory, matrix loads, tensor
-// core products. All of them exist from sm_80 on. Shared memory is named by its 32-bit address.
+// PTX instructions without an equivalent in CUDA C++: asynchronous copies to shared memory, matrix loads, tensor core products. All
+// are available from sm_80 on. Shared memory is addressed by 32-bit addresses.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -13,7 +13,7 @@ __device__ __forceinline__ std::uint32_t SharedAddress(const void* shared) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-// 16 bytes, of which the first `bytes` (0 or 16) are read and the rest are zero.
+// Copies 16 bytes, of which the first `bytes` (0 or 16) are read and the rest are set to zero.
 __device__ __forceinline__ void CopyAsync16(std::uint32_t shared, const void* global, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes)
                : "memory");
@@ -26,10 +26,10 @@ __device__ __forceinline__ void CopyAsync4(std::uint32_t shared, const void* glo
 
 __device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits for the calling thread's copies, all of them.
+// Waits for all asynchronous copies of the calling thread.
 __device__ __forceinline__ void WaitForCopies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
-// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+// Loads four 8x8 matrices of 16-bit elements; lane l passes the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void LoadMatrix(std::uint32_t (&to)[4], std::uint32_t shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -42,8 +42,7 @@ __device__ __forceinline__ void LoadMatrixTransposed(std::uint32_t (&to)[4], std
                : "r"(shared));
 }
 
-// c += a b for a 16x16 tile a and a 16x8 tile b. Lane l holds of c: rows l / 4 and l / 4 + 8, columns 2 (l %
-// 4) and the next one.
+// c += a b for a 16x16 tile a and a 16x8 tile b. Lane l holds rows l / 4 and l / 4 + 8 of c, columns 2 (l % 4) and 2 (l % 4) + 1.
 template <typename T>
 __device__ __forceinline__ void Multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                          std::uint32_t b1);

@@ -1,8 +1,7 @@
-// Tiles of 16-bit elements in shared memory, and the products of tiles that a warp makes.
+// Tiles of 16-bit elements in shared memory, and the products of tiles that a warp computes.
 //
-// A tile is [rows, kDim] with rows of kDim * 2 bytes, a multiple of 128. Within each 128 bytes, the 16-byte
-// chunk c of row r lies at chunk c ^ (r % 8): the eight rows that one 8x8 matrix load touches then lie in
-// different banks.
+// A tile is [rows, kDim] with rows of kDim * 2 bytes, a multiple of 128. Within each 128 bytes, the 16-byte chunk c of row r is stored
+// at chunk c ^ (r % 8), so that the eight rows of an 8x8 matrix load are in different banks.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +15,8 @@ inline constexpr int kWarpSize = 32;
 template <int kDim>
 inline constexpr int kRowBytes = kDim * 2;
 
-// Starts the copy of `length` <= kRows token rows into a tile; the tile's other rows become zero. `from` is
-// the first token's row for one head, `stride` the bytes from one token to the next. All threads of the block
-// take part.
+// Starts the copy of `length` <= kRows token rows into a tile; the tile's other rows are set to zero. `from` is the first token's row
+// of one head, `stride` the distance between tokens in bytes. All threads of the block must call it.
 template <int kDim, int kRows, int kThreads>
 __device__ __forceinline__ void CopyTile(std::uint32_t tile, const void* from, std::int64_t stride,
                                          int length) {
@@ -89,7 +87,7 @@ struct LeftOperand {
   std::uint32_t at[kM][kK][4];
 };
 
-// An accumulator rounded to T is laid out as a left operand already.
+// Rounds an accumulator to T. Its elements already have the layout of a left operand.
 template <typename T, int kM, int kN>
 __device__ __forceinline__ LeftOperand<kM, kN / 2> ToLeftOperand(const Accumulator<kM, kN>& from) {
   LeftOperand<kM, kN / 2> to;

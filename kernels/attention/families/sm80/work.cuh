@@ -1,5 +1,4 @@
-// How a block of threads walks through its work: the ranges of the other side, cut into blocks, and what of
-// them is visible.
+// The loop of a block of threads over its work: the ranges of the other side, divided into blocks, and the visibility of a block.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +7,18 @@
 
 namespace cppool::kernels::cuda {
 
-// A tile in shared memory rather than in registers. All threads of the block take part, once.
+// Reads a tile into shared memory, to save registers. All threads of the block must call it, once per kernel.
 __device__ __forceinline__ const Tile& SharedTile(const WorkView& work, int index) {
-  alignas(Tile) __shared__ unsigned char bytes[sizeof(Tile)];  // a Tile would be initialised
+  alignas(Tile) __shared__ unsigned char
+      bytes[sizeof(Tile)];  // not a Tile, which has initializers; shared variables may not
   Tile& tile = *reinterpret_cast<Tile*>(bytes);
   if (threadIdx.x == 0) tile = work.tiles[index];
   __syncthreads();
   return tile;
 }
 
-// Walks over blocks of at most kBlock tokens of a tile's ranges, `passes` times over. `tile` is in shared
-// memory and `work` a parameter: what is seldom needed takes no registers.
+// Iterates `passes` times over the blocks of at most kBlock tokens of a tile's ranges. `tile` is in shared memory and `work` in
+// constant memory, so that rarely used values take no registers.
 template <int kBlock>
 class BlockCursor {
  public:
@@ -31,9 +31,9 @@ class BlockCursor {
   }
 
   __device__ __forceinline__ bool valid() const { return passes_left_ > 0; }
-  __device__ __forceinline__ int passes_left() const { return passes_left_; }  // this one included
-  __device__ __forceinline__ std::int64_t row() const { return row_; }         // of the block's first token
-  __device__ __forceinline__ int position() const { return position_; }        // of that token
+  __device__ __forceinline__ int passes_left() const { return passes_left_; }  // including the current one
+  __device__ __forceinline__ std::int64_t row() const { return row_; }   // row of the block's first token
+  __device__ __forceinline__ int position() const { return position_; }  // position of that token
   __device__ __forceinline__ int length() const { return min(left_, kBlock); }
 
   __device__ __forceinline__ void Advance() {
@@ -70,7 +70,7 @@ class BlockCursor {
 
 enum class Visibility { kNone, kSome, kAll };
 
-// What of `keys` keys from position `key` and `queries` queries from position `query` a band lets through.
+// Which of the pairs of `keys` keys from position `key` on and `queries` queries from position `query` on are visible in a band.
 __device__ __forceinline__ Visibility Classify(const Band& band, int query, int queries, int key, int keys) {
   const int least = key - (query + queries - 1), most = key + keys - 1 - query;
   if (queries <= 0 || keys <= 0 || most < band.low || least > band.high) return Visibility::kNone;

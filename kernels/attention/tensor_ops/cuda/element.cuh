@@ -1,4 +1,4 @@
-// Elements of the types that TensorOps reads and writes, and the choice of a type.
+// Conversions of the element types that TensorOps reads and writes, and the dispatch on a dtype.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -28,7 +28,7 @@ __device__ __forceinline__ T Rounded(float x) {
   }
 }
 
-// Calls visit with a value of the type that `dtype` names.
+// Calls `visit` with a value of the type of `dtype`. Throws for fp64.
 template <typename Visit>
 void WithType(Dtype dtype, Visit visit) {
   switch (dtype) {

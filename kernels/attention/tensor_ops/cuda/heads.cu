@@ -14,13 +14,13 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// kCount elements that move as one access (as two for eight floats).
+// kCount elements that are read or written in one access (two accesses for eight floats).
 template <typename T, int kCount>
 struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Vector {
   T at[kCount];
 };
 
-// Eight lanes per vector.
+// Computes delta with eight lanes per vector.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     DeltaKernel(std::int64_t vectors, int dim, const T* out, const T* dout, float* delta) {
@@ -43,10 +43,10 @@ struct Parts {
   int count;
   int begin[kMaxParts];  // first head
   int heads[kMaxParts];
-  int before[kMaxParts];  // heads of the parts before
+  int before[kMaxParts];  // number of heads in the preceding parts
 };
 
-// One part per blockIdx.y; a head is `units` units.
+// Copies part blockIdx.y; a head has `units` units.
 template <typename Unit, typename Index>
 __global__ void __launch_bounds__(kThreads)
     SplitKernel(Index rows, int heads, int units, const __grid_constant__ Parts parts, const Unit* from,
@@ -111,7 +111,7 @@ Parts MakeParts(const std::vector<HeadRange>& ranges, int heads) {
   for (int i = 0; i < parts.count; ++i) {
     const HeadRange& range = ranges[static_cast<std::size_t>(i)];
     if (range.begin < 0 || range.count < 0 || range.begin + range.count > heads) {
-      throw RuntimeError(CPPOOL_INTERNAL, "a part has heads that there are not");
+      throw RuntimeError(CPPOOL_INTERNAL, "a part has heads out of range");
     }
     parts.begin[i] = range.begin;
     parts.heads[i] = range.count;
@@ -131,7 +131,7 @@ void Split(std::int64_t rows, int heads, int units, const Parts& parts, const vo
   auto* target = static_cast<Unit*>(to);
   const std::int64_t all =
       rows * units * std::max(heads, parts.before[parts.count - 1] + parts.heads[parts.count - 1]);
-  if (all < 0x7fffffff) {  // short indices divide several times faster
+  if (all < 0x7fffffff) {  // 32-bit division is several times faster than 64-bit division
     SplitKernel<Unit, std::uint32_t><<<grid, kThreads, 0, stream>>>(static_cast<std::uint32_t>(rows), heads,
                                                                     units, parts, source, target);
   } else {
@@ -157,7 +157,7 @@ void Merge(std::int64_t rows, int heads, int units, const Parts& parts, const vo
   }
 }
 
-// Finding a function's attributes loads it.
+// Loads a function by reading its attributes.
 template <typename Function>
 void LoadFunction(Function* function) {
   cudaFuncAttributes attributes;
@@ -205,7 +205,7 @@ void LaunchSplitHeads(Dtype dtype, std::int64_t rows, int heads, int dim,
   } else if (fits(2)) {
     Split<std::uint16_t>(rows, heads, bytes / 2, parts, from, to, stream);
   } else {
-    throw RuntimeError(CPPOOL_UNSUPPORTED, "heads of an odd number of bytes are not moved");
+    throw RuntimeError(CPPOOL_UNSUPPORTED, "a head with an odd number of bytes cannot be split");
   }
   CheckCuda(cudaGetLastError(), "launching the split of heads");
 }

@@ -1,5 +1,5 @@
-// One thread per element, but for two: the offset's gradient has a block of threads per head, which walks over the
-// rows and adds up its threads' sums in a fixed tree; the merge of a softmax's parts has a warp per vector.
+// One thread per element, with two exceptions: the gradient of the softmax offset has a block of threads per head, which loops over the
+// rows and adds the sums of its threads in a fixed tree; the merge of partial outputs has a warp per vector.
 #include "kernels/attention/tensor_ops/cuda/sums.h"
 
 #include <algorithm>
@@ -64,22 +64,22 @@ __global__ void __launch_bounds__(kThreads)
   to[i] = first ? value : to[i] + value;
 }
 
-// What merges one vector [dim] of the output: the share of the softmax that each side has.
+// The weights for merging one vector [dim] of a partial output into the accumulator.
 struct MergeWeights {
-  float lse;   // of both
-  float old;   // of the accumulator; 0: it is not read
-  float part;  // of the part; 0: it is not read
+  float lse;   // merged lse
+  float old;   // weight of the accumulator; 0: it is not read
+  float part;  // weight of the part; 0: it is not read
 };
 
 __device__ __forceinline__ MergeWeights WeightsOf(float old_lse, float part_lse) {
-  const float most = fmaxf(old_lse, part_lse);  // leaves NaN out
+  const float most = fmaxf(old_lse, part_lse);  // fmaxf ignores NaN
   const float lse = most == -INFINITY ? (isnan(part_lse) ? part_lse : old_lse)
                                       : most + logf(expf(old_lse - most) + expf(part_lse - most));
   return {lse, old_lse == -INFINITY ? 0 : expf(old_lse - lse),
           part_lse == -INFINITY ? 0 : expf(part_lse - lse)};
 }
 
-// One warp for each vector at a time; blockIdx.x is a tile of rows, whose vectors gridDim.y blocks share.
+// Each warp merges one vector at a time; blockIdx.x is a tile of rows, whose vectors are divided among gridDim.y blocks.
 template <typename Part, typename Out>
 __global__ void __launch_bounds__(kThreads) MergeKernel(const RowView rows, const MergeArgs args) {
   const RowTile tile = rows.tiles[blockIdx.x];
@@ -146,7 +146,7 @@ void LaunchMerge(const RowView& rows, const MergeArgs& args, cudaStream_t stream
     WithType(args.out.dtype,
              [&]<typename Out>(Out) { MergeKernel<Part, Out><<<grid, kThreads, 0, stream>>>(rows, args); });
   });
-  CheckCuda(cudaGetLastError(), "launching the merge of a softmax's parts");
+  CheckCuda(cudaGetLastError(), "launching the merge of partial outputs");
 }
 
 void LaunchFill(float* to, float value, std::int64_t count, cudaStream_t stream) {
@@ -174,7 +174,7 @@ void LaunchSumRows(const float* from, std::int64_t rows, std::int64_t columns, f
 
 void LoadSums() {
   const auto load = [](const void* function) {
-    cudaFuncAttributes attributes;  // finding them loads the function
+    cudaFuncAttributes attributes;  // reading them loads the function
     CheckCuda(cudaFuncGetAttributes(&attributes, function), "cudaFuncGetAttributes");
   };
   load(reinterpret_cast<const void*>(&AddOffsetKernel));

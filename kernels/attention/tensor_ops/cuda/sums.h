@@ -1,5 +1,5 @@
-// Fills, sums, parts of a softmax merged and what a softmax offset needs: fp32, in one fixed order. Arguments as in
-// TensorOps.
+// Launch functions for fills, sums, the merge of partial outputs, and the softmax offset, in fp32 with a fixed order of additions.
+// Arguments as in TensorOps.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,7 +15,7 @@ namespace cppool::kernels::cuda {
 struct RowView {
   const RowTile* tiles;
   int count;
-  int step;  // from row to row within a tile
+  int step;  // distance between consecutive rows of a tile
 };
 
 // lse and total [rows, heads].
@@ -30,7 +30,7 @@ void LaunchAccumulate(Dtype dtype, const void* from, float* to, std::int64_t cou
 void LaunchSumRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
                    cudaStream_t stream);
 
-// Loads all of the above onto the current device.
+// Loads all these kernels on the current device.
 void LoadSums();
 
 }  // namespace cppool::kernels::cuda

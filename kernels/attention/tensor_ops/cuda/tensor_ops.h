@@ -9,7 +9,8 @@
 
 namespace cppool::kernels::cuda {
 
-// For one rank, on its thread, with its device current. `runtime` is that rank's of the CUDA backend and outlives the result.
+// Call it and its methods on the rank's thread, with the rank's device current. `runtime` is the rank's runtime of the CUDA backend and
+// must outlive the result.
 std::unique_ptr<TensorOps> MakeTensorOps(cppool_runtime* runtime);
 
 }  // namespace cppool::kernels::cuda

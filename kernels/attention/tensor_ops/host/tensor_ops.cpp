@@ -20,7 +20,7 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
   throw RuntimeError(CPPOOL_INTERNAL, "tensor operations: " + detail);
 }
 
-// Freed in stream order: a case that fails drops its tables with work under way that reads them.
+// The table is freed in stream order, because a failed case destroys it while enqueued work still reads it.
 class HostTokenRows : public TokenRows {
  public:
   struct Table {
@@ -34,7 +34,7 @@ class HostTokenRows : public TokenRows {
   ~HostTokenRows() override {
     try {
       Enqueue(runtime_, stream_, [table = std::move(table_)] {});
-    } catch (...) {  // the stream is gone, and its work with it
+    } catch (...) {  // the stream and its work no longer exist
     }
   }
   const Table& table() const { return *table_; }
@@ -47,7 +47,7 @@ class HostTokenRows : public TokenRows {
 
 const HostTokenRows::Table& TableOf(const TokenRows& rows) {
   const auto* host = dynamic_cast<const HostTokenRows*>(&rows);
-  if (!host) Misused("rows of another backend");
+  if (!host) Misused("the TokenRows belong to another backend");
   return host->table();
 }
 
@@ -58,7 +58,7 @@ void ForEachRow(const HostTokenRows::Table& table, Function&& function) {
   }
 }
 
-// log(exp(a) + exp(b)); NaN when either is.
+// log(exp(a) + exp(b)); NaN if a or b is NaN.
 float AddedLogarithms(float a, float b) {
   const float top = std::isnan(b) ? b : std::max(a, b);
   if (top == kMinusInfinity) return top;
@@ -67,7 +67,7 @@ float AddedLogarithms(float a, float b) {
 
 void SumOffsetGradient(const HostTokenRows::Table& table, int heads, const float* total, const float* delta,
                        const float* offset, float* gradient) {
-  // In fp64: the sum is of every query, and its terms cancel.
+  // In fp64, because the sum has a term for each query, and the terms cancel.
   std::vector<double> sums(static_cast<std::size_t>(heads));
   ForEachRow(table, [&](std::int64_t row) {
     for (int h = 0; h < heads; ++h) {
@@ -92,7 +92,7 @@ void MergeVector(const MergeArgs& args, std::int64_t vector, int head) {
     old_weight *= share;
     part_weight *= share;
   }
-  // What has weight 0 is not read: it may be anything.
+  // A side with weight 0 is not read, because it may be uninitialized.
   for (int d = 0; d < args.dim; ++d) {
     const float value = (old_weight != 0 ? old_weight * accumulator[d] : 0.0f) +
                         (part_weight != 0 ? part_weight * Part::ToFloat(part[d]) : 0.0f);
@@ -147,7 +147,7 @@ void MergeParts(std::int64_t rows, int heads, int dim, const std::vector<HeadRan
 
 template <typename A, typename B>
 void DotVectors(std::int64_t vectors, int dim, const TensorRef& out, const TensorRef& dout, float* delta) {
-  constexpr int kLanes = 8;  // of sums, so that the loop over them vectorises
+  constexpr int kLanes = 8;  // partial sums, so that the loop over them is vectorized
   const auto* a = static_cast<const typename A::Bits*>(out.data);
   const auto* b = static_cast<const typename B::Bits*>(dout.data);
   for (std::int64_t i = 0; i < vectors; ++i, a += dim, b += dim) {

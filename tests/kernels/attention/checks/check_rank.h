@@ -1,4 +1,4 @@
-// One rank of either runtime with its CheckKernels, and tensors in its memory.
+// One rank of the host or CUDA runtime with its CheckKernels, and copies to and from its memory.
 #pragma once
 
 #include <cmath>
@@ -49,7 +49,7 @@ class CheckRank {
     Synchronize();
     return values;
   }
-  // Every byte 0xFF: NaN in all floating-point types.
+  // A buffer of bytes 0xFF, which are NaN in all floating-point types.
   Buffer Poisoned(std::size_t bytes) const {
     Buffer buffer(rt(), bytes, stream());
     if (bytes) Check(rt(), rt()->fill(rt(), buffer.get(), 0xFF, bytes, stream()));
@@ -69,7 +69,7 @@ class CheckRank {
   CompareStats* stats_ = nullptr;
 };
 
-// Values of a buffer that holds `dtype`, as doubles.
+// Converts the elements of a buffer of `dtype` to doubles.
 inline std::vector<double> Doubles(Dtype dtype, const std::vector<std::uint8_t>& bytes) {
   std::vector<double> values(bytes.size() / SizeOf(dtype));
   for (std::size_t i = 0; i < values.size(); ++i)

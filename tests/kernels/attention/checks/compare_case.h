@@ -1,4 +1,4 @@
-// Comparisons with every kind of argument, and what a naive loop says to them.
+// Comparisons with every kind of argument, checked against a naive loop.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@ struct CompareCase {
   Dtype b = Dtype::kBf16;
   std::int64_t rows = 0;
   std::int64_t columns = 0;
-  std::int64_t offset = 0;  // of b's columns, in rows of columns + 2 * offset elements
-  bool maps = false;        // rows in another order, through a table for a and one for b
+  std::int64_t offset = 0;  // first column of b; its rows have columns + 2 * offset elements
+  bool maps = false;        // the rows of a and b are permuted, each by its own table
 };
 
 inline std::vector<CompareCase> CompareCases() {
@@ -39,7 +39,7 @@ inline std::vector<CompareCase> CompareCases() {
   return cases;
 }
 
-// Runs the comparison on `rank` and naively, with and without NaN and infinities in it.
+// Runs the comparison on `rank` and naively; `special`: with NaN and infinities in the data.
 inline void CheckCompare(const CheckRank& rank, const CompareCase& c, bool special) {
   CAPTURE(static_cast<int>(c.a), static_cast<int>(c.b), c.rows, c.columns, c.offset, c.maps, special);
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -58,7 +58,7 @@ inline void CheckCompare(const CheckRank& rank, const CompareCase& c, bool speci
     a_rows[i] = c.maps ? c.rows - 1 - i : i;
     b_rows[i] = c.maps ? (i + c.rows / 2) % c.rows : i;
   }
-  for (double& x : b) x = kNan;  // what lies between the compared columns must not be read as theirs
+  for (double& x : b) x = kNan;  // elements outside the compared columns must not be read
   for (std::int64_t i = 0; i < c.rows; ++i) {
     for (std::int64_t j = 0; j < c.columns; ++j) {
       double& x = a[a_rows[i] * c.columns + j];

@@ -5,11 +5,11 @@
 #include <tuple>
 #include <vector>
 
-#include "tests/catch.h"
-#include "tests/kernels/attention/checks/check_rank.h"
+#include "kernels/attention/checks/host/check_kernels.h"
 #include "kernels/numerics/philox.h"
 #include "kernels/numerics/rounding.h"
-#include "kernels/attention/checks/host/check_kernels.h"
+#include "tests/catch.h"
+#include "tests/kernels/attention/checks/check_rank.h"
 
 namespace cppool::kernels::test {
 namespace {
@@ -27,7 +27,7 @@ TEST_CASE("Philox gives the published known answers") {
         {{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}});
 }
 
-TEST_CASE("an input value's 16-bit forms are the value rounded once") {
+TEST_CASE("an input value is rounded once to bf16 and is exact in fp16") {
   for (std::uint32_t sum = 0; sum <= 1020; ++sum) {
     std::uint32_t word = 0;
     for (std::uint32_t left = sum, shift = 0; left > 0; left -= std::min(left, 255u), shift += 8)
@@ -79,7 +79,7 @@ TEST_CASE("a token has the same values in every layout, on every rank and in eve
   }
 }
 
-TEST_CASE("rows of no segment are left alone") {
+TEST_CASE("rows that belong to no segment are not written") {
   const CheckRank rank = HostRank();
   Layout layout;
   layout.segments = {{.sequence = 0, .position = 4, .length = 2, .row = 1}};
@@ -91,7 +91,7 @@ TEST_CASE("rows of no segment are left alone") {
   for (int i = 0; i < 40; ++i) CHECK(std::isnan(values[i]) == (i / 8 != 1 && i / 8 != 3));
 }
 
-TEST_CASE("values are centred, of standard deviation 0.577, bounded and uncorrelated") {
+TEST_CASE("input values have mean 0 and standard deviation 0.577, and are bounded and uncorrelated") {
   const CheckRank rank = HostRank();
   const Layout layout = GlobalLayout(QkvFormat::kBshd, UniformSequences(4, 256));
   const int heads = 8;
@@ -167,7 +167,7 @@ TEST_CASE("a bias' element depends on its sequence, head, query and key alone") 
   }
 }
 
-TEST_CASE("a bias is an input like the others: spread, and uncorrelated along every axis") {
+TEST_CASE("a bias has the variance of other inputs and is uncorrelated along every axis") {
   const CheckRank rank = HostRank();
   const std::vector<double> values = Bias(rank, 2, 4, 64, 128);
   const double n = static_cast<double>(values.size());
@@ -183,7 +183,7 @@ TEST_CASE("a bias is an input like the others: spread, and uncorrelated along ev
     CHECK(std::abs(mean_product(values, shift)) < 7 * variance / std::sqrt(n));
   }
   CHECK(std::abs(mean_product(Bias(rank, 2, 4, 64, 128, Dtype::kFp64, 8), 0)) < 5 * variance / std::sqrt(n));
-  // Of another kind than q, k, v and dout, whose counters could be the same for one head.
+  // The bias differs from q, k, v and dout of one head, which have the same counters except for the tensor.
   const Layout layout = GlobalLayout(QkvFormat::kBshd, UniformSequences(2, 64));
   const std::vector<double> bias = Bias(rank, 2, 1, 64, 128);
   for (const InputTensor tensor : {InputTensor::kQ, InputTensor::kK, InputTensor::kV, InputTensor::kDout}) {
@@ -193,7 +193,7 @@ TEST_CASE("a bias is an input like the others: spread, and uncorrelated along ev
   }
 }
 
-TEST_CASE("softmax offsets are one token of dim 1") {
+TEST_CASE("softmax offsets are generated as one token of dim 1") {
   const CheckRank rank = HostRank();
   const Layout one{{{0, 0, 1, 0}}, 1, 1};
   const Buffer buffer = rank.Poisoned(17 * sizeof(float));

@@ -38,13 +38,13 @@ Verdict NoCp(CheckedTensor tensor, Dtype dtype, bool gqa, const std::vector<doub
   return JudgeNoCp(tensor, dtype, gqa, Stats(a, b, ToleranceNoCp(tensor, dtype, gqa).relative), {}, {summed});
 }
 
-// All elements in one sample.
+// JudgeOracle when the rank holds the whole sample: plain attention's error on the rank is its error everywhere.
 Verdict Oracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours, const CompareStats& plain,
                double summed = 1) {
   return JudgeOracle(tensor, dtype, ours, plain, plain, {summed});
 }
 
-// So many that they are no small sample.
+// So many elements that FewSamplesFactor is nearly 1.
 constexpr int kMany = 100000;
 
 std::vector<double> Wave(double amplitude, int count = kMany) {
@@ -54,7 +54,7 @@ std::vector<double> Wave(double amplitude, int count = kMany) {
   return values;
 }
 
-TEST_CASE("equal tensors pass, against either reference") {
+TEST_CASE("equal tensors pass the checks no_cp and oracle") {
   for (const CheckedTensor tensor : kAll) {
     for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16}) {
       for (const double amplitude : {0.0, 1e-3, 1.0}) {
@@ -85,13 +85,13 @@ TEST_CASE("an all-zero dq fails, although its elements are below Transformer Eng
       CHECK_FALSE(Oracle(tensor, dtype, Stats(zero, reference), Stats(reference, reference)).ok);
     }
   }
-  // Down to gradients of a million keys.
+  // Also with gradients as small as those of a million keys.
   CHECK_FALSE(NoCp(CheckedTensor::kDq, Dtype::kBf16, false, zero, Wave(2e-4)).ok);
 }
 
-TEST_CASE("no_cp: Transformer Engine's tolerances hold for each element") {
+TEST_CASE("no_cp: each element is limited by Transformer Engine's tolerances") {
   const auto one_off = [](CheckedTensor tensor, Dtype dtype, bool gqa, double at, double error) {
-    std::vector<double> b(100000, 1.0);  // so many that one element does not count in the RMS
+    std::vector<double> b(100000, 1.0);  // so many that one element hardly changes the RMS
     b[7] = at;
     std::vector<double> a = b;
     a[7] += error;
@@ -116,7 +116,7 @@ TEST_CASE("no_cp: Transformer Engine's tolerances hold for each element") {
   }
 }
 
-TEST_CASE("no_cp: the RMS of the error is limited to a part of the reference's") {
+TEST_CASE("no_cp: the RMS of the error is limited to a fraction of the reference's RMS") {
   for (const auto& [dtype, limit] : {std::pair{Dtype::kBf16, 0.01}, std::pair{Dtype::kFp16, 0.002}}) {
     for (const CheckedTensor tensor : {CheckedTensor::kOut, CheckedTensor::kDq}) {
       CHECK(NoCp(tensor, dtype, false, Wave(1 + 0.98 * limit), Wave(1)).ok);
@@ -127,8 +127,7 @@ TEST_CASE("no_cp: the RMS of the error is limited to a part of the reference's")
   }
 }
 
-TEST_CASE(
-    "noise where the gradient is 0 passes; a finite error against a zero reference is reported as finite") {
+TEST_CASE("noise passes if the gradient is 0; the relative error against a zero reference is finite") {
   const std::vector<double> zero(kMany, 0.0);
   CHECK(NoCp(CheckedTensor::kDq, Dtype::kBf16, false, Wave(1e-6), zero).ok);
   CHECK(NoCp(CheckedTensor::kDq, Dtype::kBf16, false, Wave(1e-6), Wave(-1e-6)).ok);
@@ -140,7 +139,7 @@ TEST_CASE(
   CHECK_FALSE(Oracle(CheckedTensor::kDq, Dtype::kBf16, Stats(Wave(1e-3), zero), Stats(zero, zero)).ok);
 }
 
-TEST_CASE("lse: -inf on both sides is equal, and its tolerance is fp32's") {
+TEST_CASE("lse: -inf on both sides is equal, and the tolerance is that of fp32") {
   const std::vector<double> b{8.5, -kInfinity, 7.25, 0.5};
   CHECK(NoCp(CheckedTensor::kLse, Dtype::kBf16, false, b, b).ok);
   CHECK(NoCp(CheckedTensor::kLse, Dtype::kBf16, false, {8.50009, -kInfinity, 7.25, 0.50009}, b).ok);
@@ -155,7 +154,7 @@ TEST_CASE("lse: -inf on both sides is equal, and its tolerance is fp32's") {
   CHECK_FALSE(Oracle(CheckedTensor::kLse, Dtype::kBf16, Stats({8.5001, -kInfinity, 7.25, 0.5}, b), exact).ok);
 }
 
-TEST_CASE("oracle: twice plain attention's error for the output, three times for gradients") {
+TEST_CASE("oracle: the limit is twice plain attention's error for the output, three times for gradients") {
   const std::vector<double> exact = Wave(1);
   for (const CheckedTensor tensor :
        {CheckedTensor::kOut, CheckedTensor::kDq, CheckedTensor::kDk, CheckedTensor::kDv}) {
@@ -163,7 +162,7 @@ TEST_CASE("oracle: twice plain attention's error for the output, three times for
     const CompareStats plain = Stats(Wave(1.1), exact);
     CHECK(Oracle(tensor, Dtype::kFp16, Stats(Wave(1 + 0.1 * factor), exact), plain).ok);
     CHECK_FALSE(Oracle(tensor, Dtype::kFp16, Stats(Wave(1 + 0.1 * factor + 0.002), exact), plain).ok);
-    // The floor: one rounding of the largest element.
+    // The lower bound of the limit: one rounding of the largest element.
     const CompareStats lucky = Stats(exact, exact);
     CHECK(Oracle(tensor, Dtype::kFp16, Stats(Wave(1 + 0.9 * 0x1p-11), exact), lucky).ok);
     CHECK_FALSE(Oracle(tensor, Dtype::kFp16, Stats(Wave(1 + 1.1 * 0x1p-11), exact), lucky).ok);
@@ -172,7 +171,9 @@ TEST_CASE("oracle: twice plain attention's error for the output, three times for
   }
 }
 
-TEST_CASE("oracle: the RMS of the error is limited too, so that no large one hides many") {
+TEST_CASE(
+    "oracle: the RMS of the error is limited, so that one large error of plain attention does not hide many "
+    "errors") {
   const std::vector<double> exact = Wave(1);
   std::vector<double> one_large = exact;
   one_large[0] += 0.1;
@@ -183,7 +184,7 @@ TEST_CASE("oracle: the RMS of the error is limited too, so that no large one hid
     const Verdict wrong = Oracle(tensor, Dtype::kBf16, Stats(Wave(1.05), exact), plain);
     CHECK(wrong.max_abs_err < wrong.tolerance);
     CHECK_FALSE(wrong.ok);
-    // Plain attention's error may be where ours is, or everywhere.
+    // The larger RMS of plain attention's error counts: that on this rank's rows or that on all rows.
     const CompareStats everywhere = Stats(Wave(1.05), exact);
     CHECK(JudgeOracle(tensor, Dtype::kBf16, everywhere, everywhere, plain).ok);
     CHECK(JudgeOracle(tensor, Dtype::kBf16, everywhere, plain, everywhere).ok);
@@ -191,14 +192,15 @@ TEST_CASE("oracle: the RMS of the error is limited too, so that no large one hid
 }
 
 TEST_CASE(
-    "oracle: our lse is much better than plain attention's, or a window that is too wide would not show") {
+    "oracle: the limit for lse is a quarter of plain attention's error, to detect a window that is too "
+    "wide") {
   const std::vector<double> exact = Wave(8);
   const CompareStats plain = Stats(Wave(8.02), exact);
   CHECK(Oracle(CheckedTensor::kLse, Dtype::kBf16, Stats(Wave(8.0049), exact), plain).ok);
   CHECK_FALSE(Oracle(CheckedTensor::kLse, Dtype::kBf16, Stats(Wave(8.0052), exact), plain).ok);
 }
 
-TEST_CASE("what differs by no more than plain attention does from the exact result is right") {
+TEST_CASE("no_cp: an error below twice plain attention's error passes") {
   const std::vector<double> exact = Wave(1e-3);
   const CompareStats plain = Stats(Wave(1.1e-3), exact);
   const auto ok = [&](CheckedTensor tensor, const std::vector<double>& got, const CompareStats& allowed) {
@@ -211,7 +213,7 @@ TEST_CASE("what differs by no more than plain attention does from the exact resu
     CHECK(ok(tensor, Wave(1.19e-3), plain));
     CHECK_FALSE(ok(tensor, Wave(1.25e-3), plain));
   }
-  // Above Transformer Engine's tolerance, as with a large scale.
+  // Errors above Transformer Engine's tolerance, which occur with a large scale.
   std::vector<double> large = exact;
   large[3] += 0.2;
   CHECK_FALSE(ok(CheckedTensor::kDq, large, {}));
@@ -219,7 +221,7 @@ TEST_CASE("what differs by no more than plain attention does from the exact resu
   CHECK_FALSE(ok(CheckedTensor::kLse, large, Stats(large, exact)));
 }
 
-TEST_CASE("two tokens are too small a sample to measure an error by") {
+TEST_CASE("limits on gradients are wider for a sample of two tokens") {
   for (const auto& [count, ok] : {std::pair{128, true}, std::pair{kMany, false}}) {
     const std::vector<double> exact = Wave(4e-4, count);
     const CompareStats lucky = Stats(exact, exact), ours = Stats(Wave(4.6e-4, count), exact);
@@ -229,14 +231,14 @@ TEST_CASE("two tokens are too small a sample to measure an error by") {
   }
 }
 
-TEST_CASE("one NaN fails, and so does a comparison of nothing") {
+TEST_CASE("one NaN fails, and so does a comparison of no elements") {
   const std::vector<double> exact = Wave(1);
   std::vector<double> poisoned = exact;
   poisoned[500] = std::numeric_limits<double>::quiet_NaN();
   for (const CheckedTensor tensor : kAll) {
     CHECK_FALSE(NoCp(tensor, Dtype::kBf16, false, poisoned, exact).ok);
     CHECK_FALSE(Oracle(tensor, Dtype::kBf16, Stats(poisoned, exact), Stats(exact, exact)).ok);
-    // Plain attention's logits may overflow where ours do not: what is finite of it is the measure.
+    // Plain attention's logits may overflow where ours do not; its finite elements give the limit.
     CHECK(Oracle(tensor, Dtype::kBf16, Stats(exact, exact), Stats(poisoned, exact)).ok);
     CHECK_FALSE(Oracle(tensor, Dtype::kBf16, Stats(exact, exact), {}).ok);
     CHECK_FALSE(JudgeNoCp(tensor, Dtype::kBf16, false, {}, {}).ok);
@@ -244,8 +246,8 @@ TEST_CASE("one NaN fails, and so does a comparison of nothing") {
   }
 }
 
-// A sum over ranks of independent parts, as dbias and the offset's gradient are: `weights` says how often each
-// rank's part is in it.
+// A sum of independent partial sums of ranks, like dbias and d_softmax_offset; each rank's partial sum is multiplied by its element of
+// `weights`.
 std::vector<double> Parts(const std::vector<int>& weights, std::size_t count, double amplitude) {
   std::uint64_t state = 1;
   std::vector<double> sum(count, 0);
@@ -258,9 +260,9 @@ std::vector<double> Parts(const std::vector<int>& weights, std::size_t count, do
   return sum;
 }
 
-TEST_CASE("dbias: one rank's part that is missing, or there twice, fails against either reference") {
+TEST_CASE("dbias: a rank's partial sum that is missing or added twice fails no_cp and oracle") {
   const int world_size = GENERATE(2, 4, 8);
-  const double amplitude = GENERATE(3e-4, 1e-1);  // about that of one query over 8192 keys, and over few
+  const double amplitude = GENERATE(3e-4, 1e-1);  // about that of one query over 8192 keys, and over few keys
   const std::vector<double> reference = Parts(std::vector<int>(world_size, 1), 4096, amplitude);
   for (const int weight : {0, 2}) {
     std::vector<int> weights(world_size, 1);
@@ -276,7 +278,7 @@ TEST_CASE("dbias: one rank's part that is missing, or there twice, fails against
   }
 }
 
-TEST_CASE("dbias: the noise of a gradient that is 0 grows with what an element sums") {
+TEST_CASE("dbias: the noise allowed for a zero gradient grows with the number of terms in an element") {
   const std::vector<double> zero(kMany, 0.0);
   const auto ok = [&](double noise, double summed) {
     const CompareStats exact = Stats(zero, zero);
@@ -291,9 +293,10 @@ TEST_CASE("dbias: the noise of a gradient that is 0 grows with what an element s
   CHECK_FALSE(ok(3e-4, 100));
 }
 
-constexpr double kNoNoise = 1e-20;  // queries that see so many keys that the offset has no weight
+constexpr double kNoNoise = 1e-20;  // each query sees so many keys that the offset has almost no weight
 
-TEST_CASE("d_softmax_offset: a missing or a doubled part fails, the rounding of `out` does not") {
+TEST_CASE(
+    "d_softmax_offset: a partial sum that is missing or added twice fails, the rounding of `out` passes") {
   for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16}) {
     const double unit = dtype == Dtype::kFp16 ? 0x1p-11 : 0x1p-8;
     for (const std::size_t heads : {4, 16, 64}) {
@@ -309,20 +312,20 @@ TEST_CASE("d_softmax_offset: a missing or a doubled part fails, the rounding of 
         CHECK((verdicts(Parts({weight, 1, 1, 1, 1, 1, 1, 1}, heads, 1e-4)) == std::pair{false, false}));
       }
       CHECK((verdicts(std::vector<double>(heads, 0.0)) == std::pair{false, false}));
-      // An error of the size of a rounding, whatever a head's own sum came to.
+      // An error of one rounding of a term passes, independent of the sum of the head.
       std::vector<double> rounded = reference;
       for (std::size_t h = 0; h < heads; ++h) rounded[h] += (h % 2 ? 1 : -1) * unit / 2 * 1e-4;
       CHECK((verdicts(rounded) == std::pair{true, true}));
     }
   }
   CHECK_FALSE(NoCp(CheckedTensor::kDsoftmaxOffset, Dtype::kBf16, false, {0}, {1e-9}, kNoNoise).ok);
-  // One head's sum may cancel, 64 heads' do not.
+  // The sum of one head may cancel by chance, those of 64 heads do not all cancel.
   CHECK(NoCp(CheckedTensor::kDsoftmaxOffset, Dtype::kBf16, false, {0.0312}, {0.03}, kNoNoise).ok);
   const std::vector<double> many = Parts({1}, 64, 0.03);
   std::vector<double> off = many;
   for (double& x : off) x *= 1.04;
   CHECK_FALSE(NoCp(CheckedTensor::kDsoftmaxOffset, Dtype::kBf16, false, off, many, kNoNoise).ok);
-  // What all heads' sums cancel to is no measure; plain attention's error is one.
+  // If the sums of all heads cancel, the limit is plain attention's error.
   const std::vector<double> nothing = {1e-6};
   const CompareStats apart = Stats({1e-6 + 0.0047}, nothing), plain = Stats({1e-6 + 0.0028}, nothing),
                      lucky = Stats({1e-6 + 0.0017}, nothing);
@@ -333,12 +336,12 @@ TEST_CASE("d_softmax_offset: a missing or a doubled part fails, the rounding of 
   CHECK_FALSE(no_cp(lucky));
   CHECK_FALSE(no_cp({}));
   CHECK(Oracle(CheckedTensor::kDsoftmaxOffset, Dtype::kBf16, apart, lucky, kNoNoise).ok);
-  // Not even that, where all is luck: the error of so many queries' deltas.
+  // If plain attention has no error by chance, the limit is the error of the deltas of all queries.
   CHECK(JudgeNoCp(CheckedTensor::kDsoftmaxOffset, Dtype::kBf16, false, apart, {}, {0.1}).ok);
   CHECK_FALSE(JudgeNoCp(CheckedTensor::kDsoftmaxOffset, Dtype::kBf16, false, apart, {}, {0.05}).ok);
 }
 
-TEST_CASE("max_logit: fp32's rounding and nothing else, whatever plain attention does") {
+TEST_CASE("max_logit: only fp32 rounding errors pass, independent of plain attention's error") {
   const std::vector<double> exact{3.5, -kInfinity, -0.25, 60};
   const CompareStats plain = Stats({3.52, -kInfinity, -0.251, 60.25}, exact);
   const auto ok = [&](const std::vector<double>& got) {
@@ -353,7 +356,7 @@ TEST_CASE("max_logit: fp32's rounding and nothing else, whatever plain attention
   CHECK_FALSE(ok({3.5, -kInfinity, -kInfinity, 60}));
 }
 
-TEST_CASE("padding is exactly 0") {
+TEST_CASE("padding passes only if it is exactly 0") {
   const std::vector<double> zero(10, 0.0);
   CHECK(JudgePadding(Stats(zero, zero)).ok);
   CHECK(JudgePadding(Stats(std::vector<double>(10, -0.0), zero)).ok);
@@ -365,14 +368,14 @@ TEST_CASE("padding is exactly 0") {
   CHECK_FALSE(JudgePadding({}).ok);
 }
 
-TEST_CASE("a second run has the first one's digest") {
+TEST_CASE("a second run passes only if it has the digest of the first") {
   CHECK(JudgeRerun(7, 7).ok);
   CHECK_FALSE(JudgeRerun(7, 8).ok);
   CHECK(JudgeRerun(7, 8).mismatches == 1);
   CHECK(std::isnan(JudgeRerun(7, 8).max_abs_err));
 }
 
-TEST_CASE("the ratio is our error over plain attention's and the floor") {
+TEST_CASE("the ratio is our error divided by the larger of plain attention's error and the floor") {
   const std::vector<double> exact(100, 1.0);
   const auto off = [&](double error) { return Stats(std::vector<double>(100, 1 + error), exact); };
   const double floor = 0x1p-11;

@@ -1,4 +1,4 @@
-// Cases for the oracle: inputs from the generator, and its outputs as vectors.
+// Cases for the oracle: inputs from the generator, outputs as vectors.
 #pragma once
 
 #include <algorithm>
@@ -23,12 +23,11 @@ struct OracleCase {
   std::int64_t window_right = -1;
   Dtype dtype = Dtype::kBf16;
   bool rounded = false;
-  bool bias = false;  // a tensor, larger than the sequence
+  bool bias = false;  // a bias tensor that is larger than the sequence
   bool bias_heads = true, bias_queries = true;
   bool alibi = false;
   bool offset = false;
-  // The sequence within larger tensors: `step` sequences interleaved (sbhd), this one the last; one more key/value head than this one
-  // on either side.
+  // The sequence is the last of `step` interleaved sequences (sbhd), and its key/value head is the second of three.
   std::int64_t step = 1;
 };
 
@@ -42,10 +41,10 @@ inline std::ostream& operator<<(std::ostream& out, const OracleCase& c) {
 
 struct OracleResult {
   std::vector<double> out, lse, dq, dk, dv;
-  std::vector<double> dbias;  // as the bias, of the group's heads
+  std::vector<double> dbias;  // shape of the bias, for the group's heads
   std::vector<double> d_offset, max_logit;
 };
-inline constexpr double kSumStart = 0.25;  // what is there before dbias and d_offset are added
+inline constexpr double kSumStart = 0.25;  // initial value of dbias and d_offset, to which the oracle adds
 
 inline constexpr int kKvHeads = 3;
 inline constexpr int kKvHead = 1;
@@ -205,7 +204,7 @@ inline std::vector<OracleCase> MaskCases(const OracleCase& base, std::int64_t sh
   return cases;
 }
 
-// Every kind of bias and an offset, apart and together, under every mask with and without a window.
+// Every kind of bias and an offset, alone and together, with every mask, with and without a window.
 inline std::vector<OracleCase> FeatureCases(const OracleCase& base, std::int64_t shorter,
                                             std::int64_t longer) {
   struct Feature {

@@ -3,9 +3,9 @@
 #include <limits>
 #include <vector>
 
-#include "tests/catch.h"
-#include "kernels/numerics/rounding.h"
 #include "kernels/attention/checks/host/check_kernels.h"
+#include "kernels/numerics/rounding.h"
+#include "tests/catch.h"
 #include "tests/kernels/attention/checks/oracle_case.h"
 
 namespace cppool::kernels::test {
@@ -14,14 +14,14 @@ namespace {
 using Real = long double;
 using Reals = std::vector<Real>;
 
-// A second oracle, as naive as can be: pair by pair, in long double, from values [row, dim] of one head.
+// A naive second oracle: computes pair by pair, in long double, from values [row, dim] of one head.
 bool Sees(const OracleCase& c, std::int64_t i, std::int64_t j) {
   switch (c.mask) {
     case AttnMaskType::kNoMask:
     case AttnMaskType::kPadding: {
       const bool window = c.window_left != -1 || c.window_right > 0;
       const std::int64_t ahead =
-          (j - c.seqlen_kv) - (i - c.seqlen_q);  // how far the key is after the query, from their ends
+          (j - c.seqlen_kv) - (i - c.seqlen_q);  // distance from query to key, both counted from the ends
       return !window || ((c.window_left == -1 || ahead >= -c.window_left) &&
                          (c.window_right == -1 || ahead <= c.window_right));
     }
@@ -37,7 +37,7 @@ bool Sees(const OracleCase& c, std::int64_t i, std::int64_t j) {
   return false;
 }
 
-// ALiBi's distance: from the diagonal on which a causal mask of this anchor ends.
+// ALiBi's distance: from the last key that a causal mask with this alignment leaves visible.
 Real Distance(const OracleCase& c, std::int64_t i, std::int64_t j) {
   const bool top_left = c.mask == AttnMaskType::kCausal || c.mask == AttnMaskType::kPaddingCausal;
   const std::int64_t ahead = top_left ? j - i : (j - c.seqlen_kv) - (i - c.seqlen_q);
@@ -51,7 +51,7 @@ struct Naive {
   Reals k, v;
   Reals bias, slopes, offset;  // of the group; empty: none
 
-  // With `rounded`, through half.h rather than rounding.h.
+  // With `rounded`, rounds with half.h, which is independent of the oracle's rounding.h.
   Real Round(Real x) const {
     if (!c.rounded) return x;
     double stored[1];
@@ -59,7 +59,7 @@ struct Naive {
     return LoadElement(c.dtype, stored, 0);
   }
 
-  // With an offset it is one key more, at the end.
+  // An offset is appended as one more key.
   Reals Probabilities(int h, std::int64_t i, Real* lse, Real* max_logit) const {
     constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
     Reals p(c.seqlen_kv, 0);
@@ -167,7 +167,7 @@ Naive MakeNaive(const CheckRank& rank, const OracleCase& c, const OracleInputs& 
   }
   naive.k = head(inputs.k, c.seqlen_kv, kKvHeads, kKvHead, c.dim_qk);
   naive.v = head(inputs.v, c.seqlen_kv, kKvHeads, kKvHead, c.dim_v);
-  naive.scale = 0.7;  // the double
+  naive.scale = 0.7;  // the same double as the oracle's
   const auto of_group = [&](const Buffer& buffer, Dtype dtype, std::int64_t begin, std::int64_t count) {
     const std::vector<double> all = Doubles(dtype, rank.Download<std::uint8_t>(buffer));
     return Reals(all.begin() + begin, all.begin() + begin + count);
@@ -242,7 +242,7 @@ TEST_CASE("the oracle agrees with a naive one in long double: dims, groups, dtyp
   CheckCase(rank, {.seqlen_q = 1, .seqlen_kv = 1, .mask = AttnMaskType::kCausal}, 1e-13);
 }
 
-TEST_CASE("plain attention rounds what a framework stores") {
+TEST_CASE("plain attention rounds every tensor that a framework stores") {
   const CheckRank rank = HostRank();
   const auto [dtype, unit] =
       GENERATE(table<Dtype, double>({{Dtype::kFp16, 0x1p-11}, {Dtype::kBf16, 0x1p-8}}));
@@ -255,9 +255,9 @@ TEST_CASE("plain attention rounds what a framework stores") {
                .dtype = dtype};
   c.bias = c.offset = GENERATE(false, true);
   c.alibi = GENERATE(false, true);
-  if (c.bias && c.alibi) return;  // nobody asks for both
+  if (c.bias && c.alibi) return;  // not supported together
   c.rounded = true;
-  // Sums in another precision may tip a rounding over; they do not here, but a platform's exp may.
+  // A sum in another precision, or another implementation of exp, may change a rounding.
   CheckCase(rank, c, unit);
   const OracleInputs inputs = MakeInputs(rank, c);
   const OracleResult rounded = RunOracle(rank, c, inputs);
@@ -281,7 +281,7 @@ TEST_CASE("plain attention rounds what a framework stores") {
   }
 }
 
-TEST_CASE("plain attention rounds each query's part of the offset's gradient") {
+TEST_CASE("plain attention rounds each query's term of d_softmax_offset") {
   const CheckRank rank = HostRank();
   const OracleCase c{
       .seqlen_q = 1, .seqlen_kv = 20, .group = 64, .dtype = Dtype::kFp16, .rounded = true, .offset = true};
@@ -290,10 +290,10 @@ TEST_CASE("plain attention rounds each query's part of the offset's gradient") {
   const std::vector<double> expected = MakeNaive(rank, c, inputs).Run().d_offset;
   int different = 0;
   for (int h = 0; h < c.group; ++h) different += got[h] != expected[h];
-  CHECK(different <= 1);  // a rounding may tip over
+  CHECK(different <= 1);  // one value may be rounded differently
 }
 
-TEST_CASE("the oracle's gradients are the loss's finite differences") {
+TEST_CASE("the oracle's gradients agree with finite differences of the loss") {
   const CheckRank rank = HostRank();
   const auto [mask, left] = GENERATE(table<AttnMaskType, int>({{AttnMaskType::kNoMask, -1},
                                                                {AttnMaskType::kCausal, -1},
@@ -340,7 +340,7 @@ TEST_CASE("the oracle's gradients are the loss's finite differences") {
     REQUIRE(Near(got.d_offset[i] - kSumStart, derivative(naive.offset[i]), 0, 1e-8));
 }
 
-TEST_CASE("a query that sees nothing has output 0, lse -inf and no gradients") {
+TEST_CASE("a query that sees no key has output 0, lse -inf and gradients 0") {
   const CheckRank rank = HostRank();
   const OracleCase c{.seqlen_q = 9,
                      .seqlen_kv = 4,
@@ -362,7 +362,7 @@ TEST_CASE("a query that sees nothing has output 0, lse -inf and no gradients") {
   for (const double x : got.d_offset) CHECK((std::isfinite(x) && x != kSumStart));
 }
 
-TEST_CASE("a side without tokens leaves zeros, and sums as they are") {
+TEST_CASE("without queries or without keys, results are 0 and nothing is added to sums") {
   const CheckRank rank = HostRank();
   const auto [q, kv] = GENERATE(table<int, int>({{0, 7}, {5, 0}, {0, 0}}));
   const OracleCase c{.seqlen_q = q,
@@ -383,7 +383,7 @@ TEST_CASE("a side without tokens leaves zeros, and sums as they are") {
   }
 }
 
-TEST_CASE("calls add to dbias and the offset's gradient, and raise max_logit") {
+TEST_CASE("repeated calls add to dbias and d_softmax_offset, and raise max_logit") {
   const CheckRank rank = HostRank();
   const OracleCase c{.seqlen_q = 6, .seqlen_kv = 8, .group = 2, .bias = true, .offset = true};
   const OracleInputs inputs = MakeInputs(rank, c);
@@ -403,9 +403,9 @@ TEST_CASE("calls add to dbias and the offset's gradient, and raise max_logit") {
   CHECK((rank.Download<double>(raised) == std::vector<double>{1e3, once.max_logit[1]}));
 }
 
-TEST_CASE("a bias of -inf hides its keys") {
+TEST_CASE("a bias of -inf masks its keys") {
   const CheckRank rank = HostRank();
-  // As a causal mask would, and all keys of the last query.
+  // Masks the keys that a causal mask would mask, and all keys of the last query.
   OracleCase c{.seqlen_q = 5, .seqlen_kv = 5, .bias = true, .bias_heads = false, .offset = true};
   OracleInputs inputs = MakeInputs(rank, c);
   std::vector<double> bias(BiasRows(c) * BiasPitch(c), 0);
@@ -429,14 +429,14 @@ TEST_CASE("a bias of -inf hides its keys") {
   for (const double x : got.dk) CHECK(std::isfinite(x));
 }
 
-TEST_CASE("rounding to a dtype agrees with the conversions, subnormals and overflow included") {
+TEST_CASE("RoundTo agrees with the conversions of half.h, including subnormals and overflow") {
   for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16, Dtype::kFp32}) {
     std::uint64_t state = 1;
     for (int i = 0; i < 200000; ++i) {
       state = state * 6364136223846793005u + 1442695040888963407u;
       const double magnitude =
           std::ldexp(1.0 + static_cast<double>(state >> 11) * 0x1p-53, static_cast<int>(state % 300) - 155);
-      // Every other one a tie or nearly so.
+      // Every second value is a tie or close to one.
       const double x = (state >> 5 & 1 ? -1 : 1) *
                        (i % 2 ? magnitude : RoundTo(dtype, magnitude) * (1 + (i % 4 ? 0x1p-8 : 0x1p-11)));
       double stored[1];

@@ -8,7 +8,7 @@
 
 namespace cppool::kernels::test {
 
-// Of the values from `offset` on.
+// The digest of the values from `offset` on.
 inline std::uint64_t DigestOf(const CheckRank& rank, const std::vector<std::uint16_t>& values,
                               std::size_t offset = 0) {
   const Buffer buffer = rank.Upload(values);

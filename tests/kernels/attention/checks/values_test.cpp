@@ -2,15 +2,15 @@
 #include <limits>
 #include <set>
 
-#include "tests/catch.h"
-#include "kernels/numerics/rounding.h"
 #include "kernels/attention/checks/host/check_kernels.h"
+#include "kernels/numerics/rounding.h"
+#include "tests/catch.h"
 #include "tests/kernels/attention/checks/values_case.h"
 
 namespace cppool::kernels::test {
 namespace {
 
-TEST_CASE("a digest tells every bit, every exchange of places and every length apart") {
+TEST_CASE("a digest changes with every bit, every exchange of elements and every length") {
   const CheckRank rank(CreateHostBackend(1), &MakeHostCheckKernels);
   const std::vector<std::uint16_t> values = SomeValues(41);  // not a whole number of words
   std::set<std::uint64_t> seen{DigestOf(rank, values)};
@@ -41,7 +41,7 @@ TEST_CASE("a digest tells every bit, every exchange of places and every length a
   CHECK(seen.size() == count);
 }
 
-TEST_CASE("a digest is of the bits, wherever they lie") {
+TEST_CASE("a digest depends on the bits of the values, not on their address") {
   const CheckRank rank(CreateHostBackend(1), &MakeHostCheckKernels);
   const std::vector<std::uint16_t> values = SomeValues(1000);
   for (const std::size_t offset : {1, 2, 3, 4}) {

@@ -1,5 +1,5 @@
-// What surrounds the oracle: the memory that it is said to take, what its uploads leave behind when memory runs out,
-// and ALiBi's slopes.
+// Tests of the Verifier: the estimate of the oracle's memory, the lifetime of the sources of copies when memory runs out, and ALiBi's
+// slopes.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -11,13 +11,13 @@
 #include <thread>
 #include <vector>
 
-#include "tests/catch.h"
-#include "tests/kernels/attention/checks/check_rank.h"
+#include "kernels/attention/checks/host/check_kernels.h"
 #include "kernels/attention/checks/oracle_alibi.h"
 #include "kernels/attention/checks/oracle_workspace.h"
-#include "kernels/attention/run/tensor_set.h"
 #include "kernels/attention/checks/verify.h"
-#include "kernels/attention/checks/host/check_kernels.h"
+#include "kernels/attention/run/tensor_set.h"
+#include "tests/catch.h"
+#include "tests/kernels/attention/checks/check_rank.h"
 
 namespace cppool::kernels::test {
 namespace {
@@ -29,7 +29,7 @@ class NoReport : public AttentionReport {
   void Check(CheckedTensor, const std::string&, const Verdict&) override {}
 };
 
-// Takes the memory that the CUDA kernels take, and computes nothing.
+// Allocates the memory that the CUDA kernels allocate, and computes nothing.
 class MemoryOfCuda : public CheckKernels {
  public:
   explicit MemoryOfCuda(cppool_runtime* runtime) : runtime_(runtime) {}
@@ -49,7 +49,7 @@ class MemoryOfCuda : public CheckKernels {
   cppool_runtime* runtime_;
 };
 
-// A rank's seam that keeps book of its memory, and in which one allocation may be refused.
+// A rank's runtime interface that records allocations and copies, and can fail one allocation.
 class WatchedSeam {
  public:
   explicit WatchedSeam(const CheckRank& rank) : inner_(rank.rt()) {
@@ -84,15 +84,15 @@ class WatchedSeam {
   }
 
   cppool_runtime* rt() { return &table_.seam; }
-  // Whether every copy so far reads memory that the runtime has still.
+  // Whether the source of every copy so far is still allocated.
   bool AllSourcesLive() const {
     return std::all_of(sources_.begin(), sources_.end(),
                        [&](const std::byte* from) { return Within(host_, from) || Within(device_, from); });
   }
 
-  int allocations_left = 1 << 30;  // that are not refused
+  int allocations_left = 1 << 30;  // allocations before the one that fails
   int copies = 0;
-  std::atomic<bool> go{false};  // once somebody waits for a stream
+  std::atomic<bool> go{false};  // set by the first stream_synchronize
   double held = 0, most = 0;
 
  private:
@@ -137,7 +137,7 @@ AttentionSpec Spec(int heads, int kv_heads, std::int64_t q, std::int64_t kv) {
 
 }  // namespace
 
-TEST_CASE("the oracle on a GPU takes no more memory than is said before") {
+TEST_CASE("the oracle on a GPU allocates no more memory than OracleBytes") {
   std::vector<AttentionSpec> specs = {Spec(16, 1, 192, 256), Spec(8, 2, 300, 64), Spec(4, 4, 64, 1000),
                                       Spec(16, 16, 128, 128)};
   specs.push_back(specs[0]);
@@ -157,7 +157,7 @@ TEST_CASE("the oracle on a GPU takes no more memory than is said before") {
   for (const AttentionSpec& spec : specs) {
     const CheckRank rank(CreateHostBackend(1), &MakeHostCheckKernels);
     WatchedSeam seam(rank);
-    seam.rt()->backend = "cuda";  // for the sample that a GPU takes
+    seam.rt()->backend = "cuda";  // selects the sample for a GPU
     MemoryOfCuda kernels(seam.rt());
     const TensorSet local(seam.rt(), spec, 1), global(seam.rt(), spec, 1);
     const RankTokens tokens(spec, 1, 0);
@@ -167,23 +167,24 @@ TEST_CASE("the oracle on a GPU takes no more memory than is said before") {
     const double said = OracleBytes(spec, false);
     const double tables = 16.0 * static_cast<double>(spec.queries.rows + spec.keys.rows);
     INFO("heads " << spec.heads << "/" << spec.kv_heads << ", q " << spec.seqlen_q << ", kv "
-                  << spec.seqlen_kv << ": held " << seam.most - before << ", tables " << tables << ", said "
-                  << said);
+                  << spec.seqlen_kv << ": held " << seam.most - before << ", tables " << tables
+                  << ", estimated " << said);
     CHECK(seam.most - before <= said + tables);
     if (spec.training) CHECK(said < 1.1 * (seam.most - before));
   }
 }
 
-TEST_CASE("the estimate counts every query head that a GPU's oracle takes at once") {
+TEST_CASE("the estimate counts every query head that the oracle on a GPU processes at a time") {
   AttentionSpec spec = Spec(64, 1, 1024, 1024);
   const double pairs = 64.0 * 1024 * 1024;
   CHECK(OracleBytes(spec, false) > 16 * pairs);  // P and dP
-  CHECK(OracleBytes(spec, true) < 8 * pairs);    // a processor goes row by row
+  CHECK(OracleBytes(spec, true) < 8 * pairs);    // the host's oracle works row by row
   spec = Spec(64, 1, 1 << 17, 1 << 17);
-  CHECK(OracleBytes(spec, false) < 8.0 * 2 * (64 * 129 + 128) * (1 << 17) + 1.5e9);  // some rows at a time
+  CHECK(OracleBytes(spec, false) <
+        8.0 * 2 * (64 * 129 + 128) * (1 << 17) + 1.5e9);  // a chunk of rows at a time
 }
 
-TEST_CASE("copies of a check that runs out of memory read what is still there") {
+TEST_CASE("when a check runs out of memory, the sources of pending copies stay allocated") {
   AttentionSpec spec = Spec(2, 2, 16, 16);
   spec.bias = BiasType::kAlibi;
   int refused = 0, copies = 0;
@@ -194,7 +195,7 @@ TEST_CASE("copies of a check that runs out of memory read what is still there") 
     const RankTokens tokens(spec, 1, 0);
     NoReport report;
     for (const TensorSet* set : {&local, &global}) set->PoisonOutputs();
-    // The main stream is held up until the checks wait for it, or are over.
+    // Blocks the main stream until the checks wait for it or have ended.
     Enqueue(rank.rt(), rank.stream(), [&] {
       while (!seam.go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     });
@@ -219,7 +220,7 @@ TEST_CASE("copies of a check that runs out of memory read what is still there") 
   CHECK(copies > 0);
 }
 
-TEST_CASE("the oracle's slopes for ALiBi") {
+TEST_CASE("the oracle's ALiBi slopes have the published values") {
   CHECK(OracleAlibiSlopes(1) == std::vector<float>{0x1p-8f});
   CHECK(OracleAlibiSlopes(2) == std::vector<float>{0x1p-4f, 0x1p-8f});
   CHECK(OracleAlibiSlopes(3) == std::vector<float>{0x1p-4f, 0x1p-8f, 0x1p-2f});
@@ -233,7 +234,7 @@ TEST_CASE("the oracle's slopes for ALiBi") {
   CHECK(ten[9] == 0.35355339f);
 }
 
-TEST_CASE("ALiBi's slopes of the kernels and of the oracle agree") {
+TEST_CASE("the ALiBi slopes of the kernels and of the oracle agree") {
   for (int heads = 1; heads <= 64; ++heads) {
     INFO(heads << " heads");
     CHECK(AlibiSlopes(heads) == OracleAlibiSlopes(heads));

@@ -1,8 +1,8 @@
-// What masks and windows mean, written out.
+// The bands of all masks and windows, as a table.
 #include <cstdint>
 
-#include "tests/catch.h"
 #include "kernels/attention/spec.h"
+#include "tests/catch.h"
 
 namespace {
 
@@ -23,14 +23,14 @@ constexpr AttnMaskType kPaddingCausal = AttnMaskType::kPaddingCausal;
 constexpr AttnMaskType kPaddingBottomRight = AttnMaskType::kPaddingCausalBottomRight;
 constexpr std::int64_t kFar = std::int64_t{1} << 40;
 
-TEST_CASE("Bands of masks and windows") {
+TEST_CASE("Masks and windows give the bands of the table") {
   const Row rows[] = {
       // No mask: open, and (-1, 0) is open too.
       {kAll, -1, -1, 8, 8, {-kOpen, kOpen}},
       {kAll, -1, 0, 8, 8, {-kOpen, kOpen}},
       {kAll, -1, -1, 8, 20, {-kOpen, kOpen}},
       {kAll, -1, 0, 20, 8, {-kOpen, kOpen}},
-      // Windows without a causal mask count from the bottom right.
+      // Windows without a causal mask are aligned bottom-right.
       {kAll, 3, 2, 8, 8, {-3, 2}},
       {kAll, 3, 2, 8, 20, {9, 14}},
       {kAll, 3, 2, 20, 8, {-15, -10}},
@@ -39,7 +39,7 @@ TEST_CASE("Bands of masks and windows") {
       {kAll, 4, -1, 8, 10, {-2, kOpen}},
       {kAll, -1, 4, 8, 10, {-kOpen, 6}},
       {kAll, 4, 0, 8, 10, {-2, 2}},
-      // Causal: from the top left, whatever the right side and the lengths are.
+      // Causal: aligned top-left; the right side of the window is ignored.
       {kCausal, -1, -1, 8, 8, {-kOpen, 0}},
       {kCausal, -1, 0, 8, 8, {-kOpen, 0}},
       {kCausal, -1, 5, 8, 20, {-kOpen, 0}},
@@ -52,7 +52,7 @@ TEST_CASE("Bands of masks and windows") {
       {kBottomRight, -1, 7, 20, 8, {-kOpen, -12}},
       {kBottomRight, 3, 7, 8, 20, {9, 12}},
       {kBottomRight, 3, 0, 20, 8, {-15, -12}},
-      // A mask of padding means what the mask without means, for a sequence's own lengths.
+      // A padding mask gives the band of the mask without padding, with the lengths of the sequence.
       {kPadding, -1, -1, 5, 7, {-kOpen, kOpen}},
       {kPadding, -1, 0, 5, 7, {-kOpen, kOpen}},
       {kPadding, 3, 2, 5, 7, {-1, 4}},
@@ -88,7 +88,7 @@ TEST_CASE("Each sequence has the band of its own lengths") {
   CHECK(BandsOf(spec) == std::vector<Band>{{-kOpen, -4, -4}, {-kOpen, 3, 3}, {-kOpen, 0, 0}});
 }
 
-TEST_CASE("An open side is farther than any two positions") {
+TEST_CASE("kOpen is larger than any distance between two positions") {
   constexpr std::int64_t longest = std::int64_t{1} << 24;
   CHECK(kOpen > 2 * longest);
 }

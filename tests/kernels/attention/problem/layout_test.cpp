@@ -1,4 +1,4 @@
-// Who holds which tokens: every token once over the ranks, where DualChunkSwap and the formats put it.
+// Layouts: every token is on exactly one rank, in the row that DualChunkSwap and the format define.
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "tests/catch.h"
 #include "kernels/attention/layout.h"
 #include "kernels/error.h"
+#include "tests/catch.h"
 #include "tests/kernels/attention/families/host/naive_attention.h"
 
 namespace {
@@ -17,12 +17,12 @@ using namespace cppool::kernels;
 using cppool::test::Token;
 using cppool::test::TokensOf;
 
-// Sequences of these tokens, in rooms of these places, in a buffer with a tail when `rows` is more than all rooms.
+// Sequences of `length` tokens, padded to `room`, in a buffer of `rows` rows, which may be more than the sum of `room`.
 Sequences Packed(std::vector<std::int64_t> length, std::vector<std::int64_t> room, std::int64_t rows) {
   return {std::move(length), std::move(room), rows};
 }
 
-// Segments sorted, inside the buffer, no row held twice.
+// Checks that segments are sorted and inside the buffer, and that no row is in two segments.
 void CheckSound(const Layout& layout) {
   std::set<std::int64_t> rows;
   const Segment* last = nullptr;
@@ -66,7 +66,7 @@ TEST_CASE("Rank r of W holds chunks r and 2W-1-r") {
   CHECK(sbhd.row_step == 3);
 }
 
-// Which ranks' layouts hold what: each token once, by the rank of its chunk, on the row where the format has it.
+// Checks that each token is held once, by the rank of its chunk, in the row that the format defines.
 void CheckRanks(QkvFormat format, const Sequences& sequences, int world) {
   const auto batch = static_cast<std::int64_t>(sequences.length.size());
   std::map<std::pair<int, int>, int> holders;
@@ -87,7 +87,7 @@ void CheckRanks(QkvFormat format, const Sequences& sequences, int world) {
       const std::int64_t size = sequences.room[sequence] / (2 * world), chunk = token.position / size;
       REQUIRE(std::min<std::int64_t>(chunk, 2 * world - 1 - chunk) == rank);
       const std::int64_t place = token.position % size + (chunk == rank ? 0 : size);
-      std::int64_t begin = 0;  // of the sequence's part
+      std::int64_t begin = 0;  // first row of the sequence on this rank
       for (std::size_t i = 0; i < sequence; ++i) begin += sequences.room[i] / world;
       REQUIRE(row == (format == QkvFormat::kSbhd ? place * batch + token.sequence : begin + place));
     }
@@ -110,7 +110,7 @@ TEST_CASE("Every token is held once, by the rank of its chunk") {
     }
   }
   if (format == QkvFormat::kThd) {
-    // Chunks of several sizes, an empty sequence, padding behind tokens and a tail; and nothing but the tail.
+    // First chunks of several sizes, an empty sequence, padding after tokens and unused rows at the end; then only unused rows.
     CheckRanks(
         format,
         Packed({3 * unit, 0, 1, unit + 1, 2 * unit - 1}, {3 * unit, 0, unit, 2 * unit, 3 * unit}, 20 * unit),
@@ -123,7 +123,7 @@ TEST_CASE("Every token is held once, by the rank of its chunk") {
   }
 }
 
-TEST_CASE("Packed sequences lie one after another, each with its own chunks") {
+TEST_CASE("Packed sequences follow each other, each with its own chunks") {
   const Sequences sequences = Packed({8, 0, 3, 5}, {8, 0, 4, 8}, 32);
   const Layout global = GlobalLayout(QkvFormat::kThd, sequences);
   CHECK(global.segments == std::vector<Segment>{{0, 0, 8, 0}, {2, 0, 3, 8}, {3, 0, 5, 12}});
@@ -142,7 +142,7 @@ TEST_CASE("Packed sequences lie one after another, each with its own chunks") {
   CHECK(PaddingRows(first) == std::vector<std::int64_t>{5, 8, 9, 10, 11, 12, 13, 14, 15});
 }
 
-TEST_CASE("Padding of a batch in bshd and sbhd") {
+TEST_CASE("Padded sequences in bshd and sbhd have segments for tokens and padding rows") {
   const Sequences sequences = Packed({3, 8}, {8, 8}, 16);
   const Layout bshd = RankLayout(QkvFormat::kBshd, sequences, 2, 0);
   CHECK(bshd.segments == std::vector<Segment>{{0, 0, 2, 0}, {1, 0, 2, 4}, {1, 6, 2, 6}});
@@ -152,7 +152,7 @@ TEST_CASE("Padding of a batch in bshd and sbhd") {
   CHECK(PaddingRows(sbhd) == std::vector<std::int64_t>{2, 4, 6});
 }
 
-TEST_CASE("A world of one rank is the global layout") {
+TEST_CASE("The layout of the only rank is the global layout") {
   for (const QkvFormat format : {QkvFormat::kBshd, QkvFormat::kSbhd}) {
     const Layout rank = RankLayout(format, UniformSequences(3, 7), 1, 0),
                  global = GlobalLayout(format, UniformSequences(3, 7));
@@ -173,7 +173,7 @@ TEST_CASE("An empty sequence has no segments") {
   CHECK(RankLayout(QkvFormat::kSbhd, UniformSequences(4, 0), 2, 1).segments.empty());
 }
 
-TEST_CASE("Parts end to end") {
+TEST_CASE("Concatenate appends layouts") {
   const auto format = GENERATE(QkvFormat::kBshd, QkvFormat::kSbhd);
   const int world = 4;
   std::vector<Layout> parts;
@@ -225,9 +225,9 @@ TEST_CASE("RowMap finds each token's row") {
       }
     };
     for (const Layout& layout : parts) check(layout, global);
-    check(global, parts.back());  // from whole sequences into parts, where segments are cut
+    check(global, parts.back());  // whole sequences to parts, which divide segments
     CHECK_THROWS_AS(RowMap(global, parts[0]), RuntimeError);
-    CHECK(RowMap(Layout{{}, 2, 1}, global) == std::vector<std::int64_t>{-1, -1});  // rows of no token
+    CHECK(RowMap(Layout{{}, 2, 1}, global) == std::vector<std::int64_t>{-1, -1});  // rows without a token
   }
 }
 

@@ -1,12 +1,12 @@
-// The lengths that a seed gives, and ALiBi's slopes.
+// The lengths that are drawn from a seed, and ALiBi's slopes.
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
 #include <set>
 #include <vector>
 
-#include "tests/catch.h"
 #include "kernels/attention/spec.h"
+#include "tests/catch.h"
 
 namespace {
 
@@ -27,7 +27,7 @@ AttentionSpec Problem(QkvFormat format, AttnMaskType mask, std::int64_t batch, s
   return spec;
 }
 
-TEST_CASE("Without padding and thd every sequence fills its place") {
+TEST_CASE("In bshd and sbhd without a padding mask every sequence has the full length") {
   for (const QkvFormat format : {QkvFormat::kBshd, QkvFormat::kSbhd}) {
     AttentionSpec spec = Problem(format, AttnMaskType::kCausal, 3, 16, 48);
     DrawSequences(spec, 4);
@@ -37,7 +37,7 @@ TEST_CASE("Without padding and thd every sequence fills its place") {
   }
 }
 
-TEST_CASE("Drawn lengths") {
+TEST_CASE("Drawn lengths fit the buffers, vary with the seed and are reproducible") {
   const int world = GENERATE(1, 2, 3, 4, 6, 8);
   const auto format = GENERATE(QkvFormat::kBshd, QkvFormat::kSbhd, QkvFormat::kThd);
   const bool pads = GENERATE(false, true);
@@ -84,7 +84,7 @@ TEST_CASE("Drawn lengths") {
   if (!(format == QkvFormat::kThd && !pads) && world > 1) CHECK(any_between);
 }
 
-TEST_CASE("Sides of unequal lengths are drawn apart") {
+TEST_CASE("Queries and keys of unequal lengths are drawn independently") {
   AttentionSpec spec = Problem(QkvFormat::kThd, AttnMaskType::kPaddingCausalBottomRight, 6, 64, 96);
   spec.pad_between_seqs = true;
   DrawSequences(spec, 2);
@@ -94,18 +94,18 @@ TEST_CASE("Sides of unequal lengths are drawn apart") {
   CHECK(*std::max_element(spec.queries.length.begin(), spec.queries.length.end()) <= 64);
 }
 
-TEST_CASE("A seed's lengths do not change") {
+TEST_CASE("The lengths of a seed are those of earlier versions") {
   AttentionSpec spec = Problem(QkvFormat::kThd, AttnMaskType::kPadding, 5, 4096, 4096);
   spec.pad_between_seqs = true;
   DrawSequences(spec, 4);
   CHECK(spec.queries.length == std::vector<std::int64_t>{0, 3346, 2410, 2328, 1});
 }
 
-TEST_CASE("ALiBi's slopes") {
+TEST_CASE("ALiBi's slopes have the published values") {
   CHECK(AlibiSlopes(1) == std::vector<float>{0x1p-8f});
   CHECK(AlibiSlopes(8) ==
         std::vector<float>{0x1p-1f, 0x1p-2f, 0x1p-3f, 0x1p-4f, 0x1p-5f, 0x1p-6f, 0x1p-7f, 0x1p-8f});
-  // The authors' own code for 12 heads: those of 8, then the first, third, ... of 16.
+  // As in the authors' code for 12 heads: the slopes of 8 heads, then the first, third, ... of 16.
   const std::vector<float> twelve = AlibiSlopes(12);
   REQUIRE(twelve.size() == 12);
   CHECK(std::vector<float>(twelve.begin(), twelve.begin() + 8) == AlibiSlopes(8));

@@ -1,4 +1,4 @@
-// Work lists against brute force over random layouts and bands.
+// Compares work lists with brute force for random layouts and bands.
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -6,9 +6,9 @@
 #include <set>
 #include <vector>
 
-#include "tests/catch.h"
 #include "kernels/attention/layout.h"
 #include "kernels/error.h"
+#include "tests/catch.h"
 #include "tests/kernels/attention/families/host/naive_attention.h"
 
 namespace {
@@ -24,7 +24,7 @@ int Between(Random& random, int low, int high) {
   return std::uniform_int_distribution<int>(low, high)(random);
 }
 
-// Sequences cut into pieces of random length, some of which are left out, laid into rows in random order with holes.
+// Divides sequences into pieces of random length, omits some, and places the others in random order, with gaps between rows.
 Layout RandomLayout(Random& random, int sequences, int longest) {
   Layout layout;
   std::vector<Segment> pieces;
@@ -60,7 +60,7 @@ Band RandomBand(Random& random, int longest) {
     case 2:
       return {Between(random, -longest, longest), kOpen};
     case 3:
-      return {-longest - 5, -longest - 1};  // sees nothing
+      return {-longest - 5, -longest - 1};  // no visible pair
     default: {
       const int low = Between(random, -longest, longest);
       return {low, low + Between(random, 0, longest)};
@@ -87,7 +87,7 @@ void CheckWorkList(Side side, const Layout& query, const Layout& key, const std:
     REQUIRE(tile.length >= 1);
     REQUIRE(tile.length <= tile_rows);
     REQUIRE(tile.band == bands[static_cast<std::size_t>(tile.sequence)]);
-    // Within one segment, of which it is cut from the front in whole tiles.
+    // A tile is inside one segment, which is divided into whole tiles from its beginning.
     const auto segment = std::find_if(self.segments.begin(), self.segments.end(), [&](const Segment& s) {
       return s.sequence == tile.sequence && s.position <= tile.position &&
              tile.position < s.position + s.length;
@@ -120,7 +120,7 @@ void CheckWorkList(Side side, const Layout& query, const Layout& key, const std:
           seen = true;
           ++visited[{self_row, other_row}];
         }
-        REQUIRE(seen);  // nothing outside of the band
+        REQUIRE(seen);  // every token of a range is visible to the tile
       }
     }
     for (std::int32_t i = 0; i < tile.length; ++i) {
@@ -177,7 +177,7 @@ TEST_CASE("Work lists of random layouts and bands visit every visible pair once"
   }
 }
 
-TEST_CASE("Work lists of the layouts of ranks") {
+TEST_CASE("Work lists of the layouts of ranks visit every visible pair once") {
   const auto format = GENERATE(QkvFormat::kBshd, QkvFormat::kSbhd);
   const auto mask = GENERATE(AttnMaskType::kNoMask, AttnMaskType::kCausal, AttnMaskType::kCausalBottomRight);
   const auto left = GENERATE(-1, 0, 7);
@@ -199,8 +199,8 @@ TEST_CASE("Work lists of the layouts of ranks") {
   }
 }
 
-TEST_CASE("Neighbours in rows and positions are one range") {
-  // The two chunks of the middle rank continue each other; in the whole of two ranks' parts nothing else does.
+TEST_CASE("Segments with consecutive rows and positions are joined to one range") {
+  // The two chunks of rank 1 have consecutive positions and rows. In the layout of both ranks no other chunks have.
   const Layout query = GlobalLayout(QkvFormat::kBshd, UniformSequences(1, 4));
   const std::vector<Band> open{{-kOpen, kOpen}};
   const WorkList middle = BuildWorkList(
@@ -212,7 +212,7 @@ TEST_CASE("Neighbours in rows and positions are one range") {
   CHECK(whole.ranges == std::vector<Range>{{0, 0, 4}, {8, 4, 8}, {4, 12, 4}});
 }
 
-TEST_CASE("The most work comes first, and equal work in order") {
+TEST_CASE("Tiles are sorted by work, largest first, and tiles of equal work keep their order") {
   const Layout layout = GlobalLayout(QkvFormat::kBshd, UniformSequences(2, 12));
   const WorkList list = BuildWorkList(Side::kQuery, layout, layout, {{-kOpen, 0}, {-kOpen, 0}}, 4, true);
   std::vector<std::pair<int, int>> order;
@@ -221,7 +221,7 @@ TEST_CASE("The most work comes first, and equal work in order") {
   CHECK(list.pairs == 2 * 78);
 }
 
-TEST_CASE("Pairs of long sequences are counted, not overflown") {
+TEST_CASE("The count of pairs of long sequences does not overflow") {
   constexpr std::int64_t length = std::int64_t{1} << 24;
   const Layout layout = GlobalLayout(QkvFormat::kBshd, UniformSequences(1, length));
   CHECK(BuildWorkList(Side::kQuery, layout, layout, {{-kOpen, 0}}, 1 << 20, false).pairs ==

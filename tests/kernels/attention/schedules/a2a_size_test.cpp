@@ -1,4 +1,4 @@
-// a2a+p2p with exchanges of other sizes than two: the same results, and the groups that were asked for.
+// a2a+p2p with all-to-all groups of several sizes: the results are right, and the groups are those of the parameter.
 #include <map>
 #include <mutex>
 #include <set>
@@ -17,7 +17,7 @@ using namespace cppool::test;
 struct Division {
   int world, a2a_size;
 };
-// 2 x 2; 3 x 2 and 2 x 3; 4 x 2 and 2 x 4: members of the ring by ranks of an exchange.
+// Ring size x a2a_size: 2 x 2; 3 x 2 and 2 x 3; 4 x 2 and 2 x 4.
 const std::vector<Division> kDivisions = {{4, 2}, {6, 2}, {6, 3}, {8, 2}, {8, 4}};
 
 AttentionSpec Case(const Division& division) {
@@ -30,7 +30,7 @@ AttentionSpec Case(const Division& division) {
 
 }  // namespace
 
-TEST_CASE("a2a_size: heads that line up with the ranks, and key/value heads that are fewer than they") {
+TEST_CASE("a2a_size: key/value heads are divided evenly, unevenly or replicated") {
   const Division division = GENERATE(from_range(kDivisions));
   HostWorld world(division.world);
   for (const auto& [heads, kv_heads] : {std::pair{12, 12}, {12, 6}, {12, 4}, {12, 3}, {12, 2}, {12, 1}}) {
@@ -45,12 +45,12 @@ TEST_CASE("a2a_size: heads that line up with the ranks, and key/value heads that
   }
 }
 
-TEST_CASE("a2a_size: masks, packed sequences, biases and offsets") {
+TEST_CASE("a2a_size: results are right with masks, packed sequences, biases and offsets") {
   const Division division = GENERATE(from_range(kDivisions));
   HostWorld world(division.world);
   const auto check = [&](auto vary) {
     AttentionSpec spec = Case(division);
-    spec.kv_heads = 3;  // replicated, and in parts of different sizes
+    spec.kv_heads = 3;  // some are replicated, and ranks have different numbers of them
     vary(spec);
     INFO("a2a_size " << division.a2a_size);
     world.RequireAllHold(spec);
@@ -92,12 +92,12 @@ TEST_CASE("a2a_size: masks, packed sequences, biases and offsets") {
   });
 }
 
-TEST_CASE("a2a_size: adjacent ranks exchange heads, and a ring is across their groups") {
+TEST_CASE("a2a_size: adjacent ranks form an all-to-all group, and a ring has one rank of each group") {
   const Division division = GENERATE(from_range(kDivisions));
   HostWorld world(division.world);
   static std::mutex mutex;
   static cppool_runtime original;
-  static std::map<int, std::set<std::pair<int, int>>> asked;  // by rank: size and stride
+  static std::map<int, std::set<std::pair<int, int>>> asked;  // size and stride of the groups, by rank
   static std::map<int, std::set<std::string>> stages;
   asked.clear();
   stages.clear();
@@ -133,7 +133,7 @@ TEST_CASE("a2a_size: adjacent ranks exchange heads, and a ring is across their g
   }
 }
 
-TEST_CASE("a2a_size: cases of several sizes on one world, one after another") {
+TEST_CASE("a2a_size: one world runs cases of several sizes one after another") {
   HostWorld world(8);
   for (int round = 0; round < 2; ++round) {
     for (const int a2a_size : {4, 2}) {

@@ -34,13 +34,13 @@ AttentionSpec Case(int world, CpCommType comm, const Packing& packing = kPacking
   spec.format = packing.format;
   spec.pad_between_seqs = packing.pads;
   if (spec.format == QkvFormat::kThd) {
-    spec.batch = 5;  // an empty one and one of a single token among them
+    spec.batch = 5;  // the drawn lengths include 0 and 1
     spec.mask = AttnMaskType::kPaddingCausal;
   }
   return spec;
 }
 
-// Runs what `vary` makes of each schedule's case.
+// Runs the case of each schedule after `vary` has changed it.
 void WithEverySchedule(HostWorld& world, const Packing& packing,
                        const std::function<void(AttentionSpec&)>& vary) {
   for (const CpCommType comm : kComms) {
@@ -78,7 +78,7 @@ TEST_CASE("packed sequences, masks of padding and windows with every schedule") 
         spec.seed = 7;
       });
     }
-    // Sides drawn apart: empty sequences meet others, and whole rows are masked.
+    // Lengths of queries and keys are drawn independently: some sequences are empty on one side, and some queries see no key.
     for (const AttnMaskType mask :
          {AttnMaskType::kPadding, AttnMaskType::kPaddingCausal, AttnMaskType::kPaddingCausalBottomRight}) {
       WithEverySchedule(world, packing, [&](AttentionSpec& spec) {
@@ -97,7 +97,7 @@ TEST_CASE("every shape of bias and its gradient with every schedule") {
       WithEverySchedule(world, packing, [&](AttentionSpec& spec) { Bias(spec, shape); });
     }
   }
-  for (const BiasShape& shape : kBiasShapes) {  // and without a mask, between unequal lengths
+  for (const BiasShape& shape : kBiasShapes) {  // without a mask, with unequal lengths
     WithEverySchedule(world, kPackings[0], [&](AttentionSpec& spec) {
       Bias(spec, shape);
       spec.mask = AttnMaskType::kNoMask;
@@ -133,7 +133,7 @@ TEST_CASE("softmax offsets and max_logit with every schedule") {
   }
 }
 
-TEST_CASE("everything at once with every schedule") {
+TEST_CASE("all features together with every schedule") {
   HostWorld world(GENERATE(2, 4, 6, 8));
   for (const Packing& packing : kPackings) {
     WithEverySchedule(world, packing, [&](AttentionSpec& spec) {
@@ -151,13 +151,13 @@ TEST_CASE("everything at once with every schedule") {
       spec.mask = AttnMaskType::kPaddingCausalBottomRight;
       spec.softmax = SoftmaxType::kOffByOne;
       spec.max_logit = true;
-      spec.kv_heads = 1;  // and replicated where heads are exchanged
+      spec.kv_heads = 1;  // replicated in schedules that exchange heads
       Unequal(spec, world.size(), 3, 5);
     });
   }
 }
 
-TEST_CASE("random delays change nothing") {
+TEST_CASE("random delays do not change results") {
   HostWorld world(4);
   for (std::uint64_t seed = 1; seed <= 3; ++seed) {
     world.Perturb(seed);
@@ -171,7 +171,7 @@ TEST_CASE("random delays change nothing") {
   }
 }
 
-TEST_CASE("forward only, with everything that a forward pass has") {
+TEST_CASE("forward only, with all features of the forward pass") {
   HostWorld world(4);
   WithEverySchedule(world, kPackings[3], [&](AttentionSpec& spec) {
     Bias(spec, {false, true, true});
@@ -181,9 +181,9 @@ TEST_CASE("forward only, with everything that a forward pass has") {
   });
 }
 
-TEST_CASE("rows that see nothing, and ranks without a token") {
+TEST_CASE("queries that see no key, and ranks without a token") {
   HostWorld world(4);
-  // Bottom right with more queries than keys: the first rows see no key.
+  // Bottom-right: with more queries than keys, the first queries see no key.
   for (const Packing& packing : kPackings) {
     WithEverySchedule(world, packing, [&](AttentionSpec& spec) {
       spec.mask = packing.format == QkvFormat::kThd ? AttnMaskType::kPaddingCausalBottomRight
@@ -194,7 +194,7 @@ TEST_CASE("rows that see nothing, and ranks without a token") {
       Unequal(spec, world.size(), 9, 2);
     });
   }
-  // One token in all: three of the ranks hold padding only. And queries without any key.
+  // First one token in total, so that three ranks hold only padding; then a sequence with queries but no keys.
   WithEverySchedule(world, {QkvFormat::kThd, true}, [&](AttentionSpec& spec) {
     spec.batch = 2;
     spec.queries = spec.keys = {{0, 1}, {0, 8}, 2 * spec.seqlen_q};

@@ -26,19 +26,19 @@ class HostWorld {
 
   explicit HostWorld(int size);
 
-  // Alters the seam that a rank's case is given; for faults, and to count.
+  // Changes the runtime interface of a rank's case, to inject faults or to count calls.
   using Alter = std::function<void(cppool_runtime&)>;
-  // Runs the case on every rank, checked, and throws what the first one threw. Sequences that `spec` lacks are drawn.
+  // Runs the case on every rank with all checks. Throws the first exception of a rank. Draws the sequences if `spec` has none.
   std::vector<Finding> Run(const kernels::AttentionSpec& spec, const Alter& alter = {});
-  // Every output of every rank is compared with the run without CP, and wherever the rank holds tokens that the
-  // oracle takes, with the oracle; and all of that holds.
+  // Requires that every output of every rank was compared with the run without CP and, if the rank holds tokens of the oracle's
+  // sample, with the oracle, and that all comparisons passed.
   void RequireAllHold(const kernels::AttentionSpec& spec);
 
-  // Cases from here on hold their streams up at every mark, for times that the seed picks. They have one iteration:
-  // a second one finds the first one's blocks where it looks for its own, and so hides a missing wait.
+  // Later cases delay their streams at every mark, for times drawn from the seed. They have one iteration, because in a second one the
+  // buffers already contain the same blocks, which hides a missing wait.
   void Perturb(std::uint64_t seed) { delays_ = seed; }
 
-  // Cases from here on run on this family's kernels, which outlive the world. Else on the host's.
+  // Later cases use the kernels of this family, which must outlive the world. Default: the host's family.
   void UseFamily(const kernels::AttentionFamily& family) { family_ = &family; }
 
   int size() const { return backend_->world_size(); }
@@ -55,7 +55,7 @@ class HostWorld {
 inline constexpr kernels::CpCommType kComms[] = {kernels::CpCommType::kP2p, kernels::CpCommType::kAllGather,
                                                  kernels::CpCommType::kA2a, kernels::CpCommType::kA2aP2p};
 bool Possible(kernels::CpCommType comm, int world);
-// 8 tokens a rank, 2 sequences of 8 heads of 64.
+// 2 sequences of 8 tokens per rank, 8 heads of dim 64.
 kernels::AttentionSpec Small(int world, kernels::CpCommType comm);
 std::string Describe(const kernels::AttentionSpec& spec);
 

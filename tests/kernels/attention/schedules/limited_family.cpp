@@ -45,7 +45,7 @@ class LimitedKernel : public AttentionKernel {
 
   void Forward(const KernelShape& shape, const ForwardArgs& args, cppool_stream stream) override {
     if (!can_.continues_softmax && (!Whole(args.first, args.last) || args.softmax_offset))
-      Beyond("a softmax continued");
+      Beyond("continues a softmax");
     ForwardArgs call = args;
     call.plan = Use(args.plan, args.workspace, stream);
     if (!can_.continues_softmax) call.accumulator = nullptr;
@@ -53,10 +53,11 @@ class LimitedKernel : public AttentionKernel {
   }
 
   void Backward(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
-    if (!can_.gradients_apart && !(args.query.wanted && args.key.wanted)) Beyond("gradients apart");
+    if (!can_.gradients_apart && !(args.query.wanted && args.key.wanted))
+      Beyond("requests dq without dk and dv, or the reverse");
     if (!can_.accumulates_gradients &&
         !(Whole(args.query.first, args.query.last) && Whole(args.key.first, args.key.last)))
-      Beyond("gradients added up");
+      Beyond("adds to gradients");
     BackwardArgs call = args;
     call.plan = Use(args.plan, args.workspace, stream);
     host_->Backward(shape, call, stream);
@@ -70,7 +71,7 @@ class LimitedKernel : public AttentionKernel {
   }
 
  private:
-  // The host's plan; fills the workspace, all of it.
+  // Returns the host's plan, and fills the whole workspace with NaN.
   const BlockPlan* Use(const BlockPlan* plan, void* workspace, cppool_stream stream) {
     const auto& limited = dynamic_cast<const LimitedPlan&>(*plan);
     if (!workspace) Beyond("no workspace");

@@ -1,4 +1,4 @@
-// The host's kernels without what makes them more than a kernel of one block: what schedules do for such families.
+// The host's kernels with restricted capabilities, to test the fallbacks of the schedules.
 #pragma once
 
 #include <memory>
@@ -7,8 +7,8 @@
 
 namespace cppool::test {
 
-// A family with `capabilities` and the host's kernels. A call that goes beyond them throws, and so does one without the
-// workspace that the family asks for, which every call writes to.
+// A family with the host's kernels that reports `capabilities`. A call that needs other capabilities throws, and so does a call without
+// the workspace of WorkspaceBytes, which every call overwrites.
 class LimitedFamily : public kernels::AttentionFamily {
  public:
   explicit LimitedFamily(kernels::Capabilities capabilities) : capabilities_(capabilities) {}

@@ -1,5 +1,5 @@
-// Families that lack capabilities under every schedule: parts of the softmax merged, gradients of one block added and
-// joint backward passes by what the schedules do in general.
+// Every schedule with families that lack capabilities: the schedules then merge partial outputs, add the gradients of blocks, and
+// compute dq, dk and dv in one call.
 #include <cstdint>
 #include <functional>
 
@@ -28,8 +28,8 @@ void WithEverySchedule(HostWorld& world, const std::function<void(AttentionSpec&
   }
 }
 
-// GQA, windows, both directions of attention, unequal lengths, both dtypes, packed and padded sequences, a softmax
-// offset, biases and max_logit.
+// Runs cases with GQA, windows, causal and no mask, unequal lengths, both dtypes, packed and padded sequences, a softmax offset, biases
+// and max_logit.
 void RunFeatures(HostWorld& world) {
   const int size = world.size();
   WithEverySchedule(world, [](AttentionSpec&) {});
@@ -75,7 +75,7 @@ void RunFeatures(HostWorld& world) {
 
 }  // namespace
 
-TEST_CASE("a family with no capability at all runs every schedule") {
+TEST_CASE("a family without any capability runs every schedule") {
   const LimitedFamily family(kNone);
   HostWorld world(GENERATE(1, 2, 4, 8));
   world.UseFamily(family);
@@ -89,7 +89,7 @@ TEST_CASE("a family that lacks one capability runs every schedule") {
   RunFeatures(world);
 }
 
-TEST_CASE("a family with no capability under random delays") {
+TEST_CASE("a family without any capability gives right results under random delays") {
   const LimitedFamily family(kNone);
   HostWorld world(4);
   world.UseFamily(family);

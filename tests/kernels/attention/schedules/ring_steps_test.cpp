@@ -1,4 +1,4 @@
-// What moves in the ring: a step without visible pairs between two ranks sends, receives and computes nothing.
+// The traffic of the ring: a step without visible pairs between two ranks sends, receives and computes nothing.
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace {
 using namespace cppool::kernels;
 using namespace cppool::test;
 
-// What a case's ranks call; one case at a time.
+// Records the calls of a case's ranks; one case at a time.
 struct Calls {
   std::mutex mutex;
   std::map<int, std::set<std::string>> stages;  // on main streams
@@ -50,7 +50,7 @@ HostWorld::Alter Counting() {
   };
 }
 
-// The ring members, by distance, whose blocks `rank` attends to.
+// The distances in the ring of the members whose blocks `rank` attends to.
 std::set<int> Attended(int rank, const std::string& pass, int world) {
   std::set<int> distances;
   for (int d = 0; d < world; ++d) {
@@ -60,10 +60,10 @@ std::set<int> Attended(int rank, const std::string& pass, int world) {
   return distances;
 }
 
-// `blocks`: others' blocks that a rank takes, and those that others take of its own.
+// `takes`: number of blocks of other ranks that the rank receives; `serves`: number of ranks that receive its block.
 void CheckTraffic(int rank, std::size_t takes, std::size_t serves) {
   INFO("rank " << rank);
-  // k and v, forward and backward, one way; dk and dv the other.
+  // k and v, forward and backward, in one direction; dk and dv in the other.
   CHECK(calls.recvs[rank] == HostWorld::kIterations * (4 * takes + 2 * serves));
   CHECK(calls.sends[rank] == HostWorld::kIterations * (4 * serves + 2 * takes));
 }
@@ -88,7 +88,7 @@ TEST_CASE("a ring with a window moves blocks between neighbours only") {
   spec.window_left = 3;  // chunks are of 4 tokens
   for (const Finding& f : world.Run(spec, Counting())) CHECK(f.verdict.ok);
   for (int rank = 0; rank < size; ++rank) {
-    // Chunk r looks back into chunk r - 1, and chunk 2W-1-r into the one before, which rank r + 1 has.
+    // Queries of chunk r see keys of chunk r - 1, and queries of chunk 2W-1-r see keys of chunk 2W-2-r, which rank r + 1 holds.
     std::set<int> distances{0};
     if (rank > 0) distances.insert(1);
     if (rank < size - 1) distances.insert(size - 1);
@@ -98,7 +98,7 @@ TEST_CASE("a ring with a window moves blocks between neighbours only") {
   }
 }
 
-TEST_CASE("where no query sees another rank's key nothing moves at all") {
+TEST_CASE("a ring in which no query sees another rank's key sends nothing") {
   const int size = 4;
   HostWorld world(size);
   AttentionSpec spec = Small(size, CpCommType::kP2p);
@@ -110,9 +110,8 @@ TEST_CASE("where no query sees another rank's key nothing moves at all") {
   }
 }
 
-TEST_CASE("who attends and who serves differs: one serves many") {
-  // Packed: each first chunk holds all of a sequence's tokens, so that rank 0 alone has any, and keys of the
-  // other sequence lie with all ranks.
+TEST_CASE("a rank can serve several ranks without attending to their blocks") {
+  // The four keys are all in the first chunk, on rank 0, and all ranks hold queries.
   const int size = 4;
   HostWorld world(size);
   AttentionSpec spec = Small(size, CpCommType::kP2p);

@@ -1,4 +1,4 @@
-// What a run does around the schedules: where rows are, what the oracle takes, memory, and that what is wrong is said.
+// Tests of the run outside the schedules: rows of ranks, the oracle's sample, the estimate of memory, and detection of errors.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -19,7 +19,7 @@ namespace {
 
 using namespace kernels;
 
-// A spec with lengths of their own, zero and one among them.
+// A spec with sequences of different lengths, including 0 and 1.
 AttentionSpec Ragged(int world, QkvFormat format) {
   AttentionSpec spec = Small(world, CpCommType::kP2p);
   spec.batch = 5;
@@ -30,7 +30,7 @@ AttentionSpec Ragged(int world, QkvFormat format) {
   return spec;
 }
 
-// Bytes that a rank's case holds, by counting what goes through its seam.
+// The bytes that a rank's case holds, counted in its runtime interface.
 struct Held {
   std::mutex mutex;
   std::map<std::pair<int, void*>, std::size_t> live;
@@ -38,7 +38,7 @@ struct Held {
   decltype(cppool_runtime::alloc) alloc = nullptr;
   decltype(cppool_runtime::free) free = nullptr;
 };
-Held held;  // the seam's functions have no other place to look
+Held held;  // global, because the functions of the interface take no user data
 
 void CountMemory(cppool_runtime& seam) {
   {
@@ -68,7 +68,7 @@ void CountMemory(cppool_runtime& seam) {
   };
 }
 
-// Whether this rank's thread is enqueueing a forward pass.
+// Whether the thread of this rank enqueues a forward pass.
 thread_local bool in_forward = false;
 decltype(cppool_runtime::mark) real_mark = nullptr;
 decltype(cppool_runtime::fill) real_fill = nullptr;
@@ -91,7 +91,7 @@ void LeavePadding(cppool_runtime& seam) {
 std::atomic<int> gathers{0};
 decltype(cppool_runtime::all_gather) real_gather = nullptr;
 
-// The keys of the last iteration's successor arrive with a bit turned on rank 1.
+// Flips a bit of the gathered keys on rank 1 in the rerun after the last iteration.
 void DisturbRerun(cppool_runtime& seam) {
   static std::once_flag once;
   std::call_once(once, [&] { real_gather = seam.all_gather; });
@@ -119,7 +119,7 @@ bool Holds(const std::vector<Finding>& findings, CheckedTensor tensor, const std
 
 }  // namespace
 
-TEST_CASE("Every row of the whole is on one rank, padding included") {
+TEST_CASE("Every global row, including padding, is on exactly one rank") {
   for (const QkvFormat format : {QkvFormat::kBshd, QkvFormat::kSbhd, QkvFormat::kThd}) {
     for (const int world : {1, 2, 3, 8}) {
       const AttentionSpec spec = Ragged(world, format);
@@ -141,7 +141,7 @@ TEST_CASE("Every row of the whole is on one rank, padding included") {
   }
 }
 
-TEST_CASE("Small cases are worked out whole by the oracle") {
+TEST_CASE("The oracle computes small cases completely") {
   AttentionSpec spec = Ragged(2, QkvFormat::kThd);
   spec.kv_heads = 4;
   spec.bias = BiasType::kPostScale;
@@ -170,7 +170,7 @@ TEST_CASE("Small cases are worked out whole by the oracle") {
       CHECK(covered == sample.pairs.size());
     }
   }
-  // Of sequences with one side the other's rows are worked out, and add to no sum.
+  // Sequences with only queries or only keys are in the sample, but add to no sum.
   const auto queries = spec.queries.length, keys = spec.keys.length;
   spec.bias_shape = {false, false, true};
   for (auto* lengths : {&spec.queries.length, &spec.keys.length}) {
@@ -202,7 +202,7 @@ AttentionSpec Large(std::int64_t batch, int heads) {
   return spec;
 }
 
-TEST_CASE("A large case's sample is of sequences with work, and of the others besides") {
+TEST_CASE("The sample of a large case has sequences with visible pairs and sequences without keys") {
   AttentionSpec spec = Large(9, 2);
   for (int i = 1; i < 9; ++i) spec.keys.length[i] = 0;
   const OracleSample sample = SampleOracle(spec, true);
@@ -213,7 +213,7 @@ TEST_CASE("A large case's sample is of sequences with work, and of the others be
   CHECK(sample.pairs.size() == static_cast<std::size_t>(working) + 16);
 }
 
-TEST_CASE("Of large cases the oracle takes what each sum needs, and no more than it can") {
+TEST_CASE("The sample of a large case completes each sum unless that is too much work") {
   AttentionSpec spec = Large(2, 12);
   CHECK(SampleOracle(spec, false).pairs.size() == 1);
   CHECK(SampleOracle(spec, false).whole_heads.empty());
@@ -240,7 +240,7 @@ TEST_CASE("Of large cases the oracle takes what each sum needs, and no more than
   CHECK(pairs({true, false, true}) == 12);
   CHECK(pairs({false, false, true}) == 24);
   CHECK(pairs({false, false, false}) == 24);
-  for (const std::uint64_t seed : {1ULL, 7ULL, 1234567ULL}) {  // any seed takes a pair that there is
+  for (const std::uint64_t seed : {1ULL, 7ULL, 1234567ULL}) {  // every seed selects existing pairs
     spec.seed = seed;
     CHECK(pairs({false, true, true}) == 2);
     for (const OraclePair& pair : sample.pairs) {
@@ -248,13 +248,13 @@ TEST_CASE("Of large cases the oracle takes what each sum needs, and no more than
       CHECK(pair.kv_head < 12);
     }
   }
-  // A processor would take hours: one pair, and no sum.
+  // On a CPU a sum would take hours: the sample is one pair, without a complete sum.
   sample = SampleOracle(spec, true);
   CHECK(sample.pairs.size() == 1);
   CHECK(sample.bias_units.empty());
 }
 
-TEST_CASE("A case holds no more memory than it says that it needs") {
+TEST_CASE("A case holds no more memory than AttentionBytes") {
   for (const int size : {1, 2, 4}) {
     HostWorld world(size);
     for (const CpCommType comm : kComms) {
@@ -281,10 +281,10 @@ TEST_CASE("A case holds no more memory than it says that it needs") {
         const double said = AttentionBytes(*AttentionFamilies("host").front(), each, size, true);
         if (&each == &specs[0]) plain_said = said, plain_held = held.most[0];
         for (int rank = 0; rank < size; ++rank) {
-          INFO(Describe(each) << ": held " << held.most[rank] << ", said " << said << "; plain held "
-                              << plain_held << ", said " << plain_said);
+          INFO(Describe(each) << ": held " << held.most[rank] << ", estimated " << said
+                              << "; plain case held " << plain_held << ", estimated " << plain_said);
           CHECK(held.most[rank] <= said);
-          // What a feature adds is counted, but for a few small tables, and not only covered by what others leave.
+          // The memory of a feature is itself in the estimate (except a few small tables), not covered by slack of other parts.
           CHECK(held.most[rank] - plain_held <= said - plain_said + 16384);
           CHECK(held.now[rank] == 0);
         }
@@ -293,7 +293,7 @@ TEST_CASE("A case holds no more memory than it says that it needs") {
   }
 }
 
-TEST_CASE("Padding that is not zero fails the check of a tensor whose tokens are right") {
+TEST_CASE("Padding that is not zero fails the check of a tensor even if its tokens are right") {
   HostWorld world(2);
   const AttentionSpec spec = Ragged(2, QkvFormat::kThd);
   const std::vector<Finding> findings = world.Run(spec, LeavePadding);
@@ -305,7 +305,7 @@ TEST_CASE("Padding that is not zero fails the check of a tensor whose tokens are
   }
 }
 
-TEST_CASE("A second run with other bits is noticed") {
+TEST_CASE("A second run with different bits fails the check rerun") {
   HostWorld world(2);
   AttentionSpec spec = Small(2, CpCommType::kAllGather);
   spec.deterministic = true;

@@ -1,4 +1,4 @@
-// What a schedule says that it will hold against what it allocates.
+// Compares the declared memory of a schedule with its allocations.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -19,7 +19,7 @@ using namespace cppool::test;
 std::array<std::size_t, 8> allocated;  // by rank
 std::atomic<decltype(cppool_runtime::alloc)> original_alloc;
 
-// The most that a rank allocates for the schedule.
+// The bytes that a rank allocates for the schedule; the maximum over ranks.
 std::size_t Allocated(World& world, const AttentionFamily& family, const AttentionSpec& spec) {
   allocated = {};
   world.Case([&](cppool_runtime* rt) {
@@ -36,17 +36,17 @@ std::size_t Allocated(World& world, const AttentionFamily& family, const Attenti
   return *std::max_element(allocated.begin(), allocated.end());
 }
 
-// The host's tables are not in device memory: what is allocated is what is declared, to the byte.
+// The host's tables are not in device memory, so the allocated bytes must equal the declared buffers.
 void RequireExact(World& world, const AttentionFamily& family, const AttentionSpec& spec, int size) {
   const auto actual = static_cast<double>(Allocated(world, family, spec));
   const MemoryUse said = ScheduleMemory(family, spec, size);
   INFO(Describe(spec) << " on " << size << " ranks, family " << family.name() << ": " << actual
-                      << " allocated, " << said.buffers << " said");
+                      << " allocated, " << said.buffers << " declared");
   CHECK(actual == said.buffers);
   CHECK(said.tables > 0);
 }
 
-TEST_CASE("a schedule's memory is known before it is allocated") {
+TEST_CASE("a schedule allocates exactly the memory that it declares") {
   const int size = GENERATE(1, 2, 4, 8);
   const int a2a_size = GENERATE(2, 4);
   if (a2a_size > 2 && size != 8) return;
@@ -74,7 +74,7 @@ TEST_CASE("a schedule's memory is known before it is allocated") {
         }
       }
     }
-    // Masks that leave steps of the ring without work, and ALiBi's slopes.
+    // Masks with which some steps of the ring have no work, and ALiBi's slopes.
     AttentionSpec spec = Small(size, comm);
     spec.bias = BiasType::kAlibi;
     spec.seqlen_q = spec.seqlen_kv = 32 * size;

@@ -1,5 +1,5 @@
-// Every schedule on the host runtime, each output on every rank checked against the same kernels without CP and
-// the fp64 oracle: shapes, heads and types. What a mask or a softmax may ask for besides is in test_features.cpp.
+// Every schedule on the host runtime with all shapes, heads and dtypes; each output of every rank is checked against the same kernels
+// without CP and against the fp64 oracle. Other masks, biases and softmax types are in features_test.cpp.
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -25,7 +25,7 @@ struct Dims {
 constexpr Dims kDims[] = {{64, 64}, {128, 128}, {192, 128}, {128, 64}, {256, 256}};
 constexpr Dtype kDtypes[] = {Dtype::kBf16, Dtype::kFp16};
 constexpr Heads kHeads[] = {{8, 8}, {8, 2}, {8, 1}};  // MHA, GQA, MQA
-// Every schedule, format, mask and head sharing with every head dim and dtype, or with these by turns.
+// Runs every schedule, format, mask and GQA ratio with every head dim and dtype, or, `by_turns`, with one of these each, in rotation.
 void RunEveryCombination(int size, bool by_turns = false) {
   HostWorld world(size);
   std::size_t turn = 0;
@@ -82,7 +82,7 @@ TEST_CASE("unequal lengths, windows and bottom-right masks with every schedule")
       {4 * unit, 9 * unit, AttnMaskType::kCausal, -1, 0},
       {9 * unit, 4 * unit, AttnMaskType::kCausal, -1, 0},
       {4 * unit, 9 * unit, AttnMaskType::kCausalBottomRight, -1, 0},
-      {9 * unit, 4 * unit, AttnMaskType::kCausalBottomRight, -1, 0},  // the first rows see no key at all
+      {9 * unit, 4 * unit, AttnMaskType::kCausalBottomRight, -1, 0},  // the first queries see no key
       {16 * unit, 16 * unit, AttnMaskType::kCausal, 5, 0},
       {8 * unit, 8 * unit, AttnMaskType::kNoMask, 3, 7},
       {4 * unit, 9 * unit, AttnMaskType::kNoMask, 6, 2},
@@ -106,8 +106,7 @@ TEST_CASE("unequal lengths, windows and bottom-right masks with every schedule")
   }
 }
 
-TEST_CASE(
-    "heads that do not line up with the ranks: key/value heads are replicated and their gradients summed") {
+TEST_CASE("if ranks do not divide the key/value heads, heads are replicated and their gradients summed") {
   HostWorld world(4);
   for (CpCommType comm : {CpCommType::kA2a, CpCommType::kA2aP2p}) {
     for (const Heads& heads :
@@ -133,7 +132,7 @@ TEST_CASE("forward only") {
   }
 }
 
-TEST_CASE("a case run again gives the same bits, so the same errors") {
+TEST_CASE("a repeated case gives the same errors") {
   HostWorld world(2);
   const AttentionSpec spec = Small(2, CpCommType::kP2p);
   const auto first = world.Run(spec);
@@ -144,14 +143,14 @@ TEST_CASE("a case run again gives the same bits, so the same errors") {
   CHECK(a == b);
 }
 
-TEST_CASE("data lost on the way is caught on every schedule") {
+TEST_CASE("wrong data from one rank fails the checks on every schedule") {
   const int size = 4;
   HostWorld world(size);
   static std::vector<std::byte> garbage(1 << 22, std::byte{0x3c});
   for (CpCommType comm : kComms) {
     const auto findings = world.Run(Small(size, comm), [](cppool_runtime& seam) {
       if (seam.rank != 2) return;
-      // Rank 2 sends, or contributes to a gather, what it does not have.
+      // Rank 2 sends garbage in messages and gathers.
       static auto send = seam.send;
       static auto all_gather = seam.all_gather;
       seam.send = [](cppool_runtime* rt, const void*, std::size_t bytes, int peer, cppool_comm comm,

@@ -1,4 +1,4 @@
-// How ranks meet before they make communicators, and every way in which that wait ends.
+// Tests of GroupMeeting, in which ranks wait for each other before they make communicators, and of every way in which the wait ends.
 #include "kernels/runtime/common/group_meeting.h"
 
 #include <atomic>
@@ -32,7 +32,7 @@ struct Ranks {
     for (Bell& bell : bells) bell.Ring();
   }
 
-  // What each rank's thread met: "met", "aborted", or the error with its culprit.
+  // The result of each rank's thread: "met", "aborted", or the error with its culprit.
   std::vector<std::string> OnAll(const std::function<std::string(int)>& body) {
     std::vector<std::string> results(kRanks);
     std::vector<std::thread> threads;
@@ -48,7 +48,7 @@ struct Ranks {
       return std::string(error.what()) + " (culprit " + std::to_string(error.culprit()) + ")";
     }
   }
-  // Returns once `rank` waits for exactly this many others.
+  // Returns when `rank` waits for exactly this number of other ranks.
   GroupMeeting::Wait OnceWaiting(int rank, std::size_t others) {
     for (int i = 0; i < 10000; ++i) {
       const auto wait = meeting.WaitOf(rank);
@@ -63,7 +63,7 @@ const std::vector<std::string> kAllMet(kRanks, "met");
 
 }  // namespace
 
-TEST_CASE("group meeting: all ranks meet, however fast some are") {
+TEST_CASE("group meeting: all ranks meet in each of many rounds at different speeds") {
   Ranks ranks;
   const auto results = ranks.OnAll([&](int rank) -> std::string {
     for (int round = 0; round < 2000; ++round) {
@@ -76,7 +76,7 @@ TEST_CASE("group meeting: all ranks meet, however fast some are") {
   for (int rank = 0; rank < kRanks; ++rank) CHECK_FALSE(ranks.meeting.WaitOf(rank));
 }
 
-TEST_CASE("group meeting: a rank that waits names who is missing") {
+TEST_CASE("group meeting: the wait of a rank names the missing ranks") {
   Ranks ranks;
   GroupMeeting::Wait two, one;
   const auto results = ranks.OnAll([&](int rank) {
@@ -91,7 +91,8 @@ TEST_CASE("group meeting: a rank that waits names who is missing") {
   CHECK(one.awaits == std::vector<int>{1});
 }
 
-TEST_CASE("group meeting: ranks that ask for different shapes all fail, and the odd one is the culprit") {
+TEST_CASE(
+    "group meeting: if ranks request different shapes, all fail and a single deviating rank is the culprit") {
   Ranks ranks;
   const std::string text =
       "the ranks ask for different groups: rank 0 called group_of(4, 1), rank 2 group_of(2, 2)";
@@ -101,7 +102,7 @@ TEST_CASE("group meeting: ranks that ask for different shapes all fail, and the 
   for (int rank = 0; rank < kRanks; ++rank) {
     CHECK(results[static_cast<std::size_t>(rank)] == text + (rank == 2 ? " (culprit -1)" : " (culprit 2)"));
   }
-  // Two against two: none of them is to blame more than the others.
+  // With two ranks against two, there is no culprit.
   results = ranks.OnAll([&](int rank) {
     return ranks.Meet(rank, rank >= 2 ? GroupShape{2, 2} : GroupShape{4, 1});
   });
@@ -109,7 +110,7 @@ TEST_CASE("group meeting: ranks that ask for different shapes all fail, and the 
   CHECK(ranks.OnAll([&](int rank) { return ranks.Meet(rank, {2, 1}); }) == kAllMet);
 }
 
-TEST_CASE("group meeting: a rank that has finished, and an abort, end the wait; a restart forgets both") {
+TEST_CASE("group meeting: a finished rank or an abort ends the wait, and Restart resets both") {
   Ranks ranks;
   auto results = ranks.OnAll([&](int rank) -> std::string {
     if (rank != 1) return ranks.Meet(rank, {2, 1});
@@ -124,7 +125,7 @@ TEST_CASE("group meeting: a rank that has finished, and an abort, end the wait; 
   }
   ranks.finished[1] = false;
   ranks.meeting.Restart();
-  // A rank that finished after the meeting is no reason to fail.
+  // A rank that finishes after the meeting causes no failure.
   results = ranks.OnAll([&](int rank) {
     const std::string met = ranks.Meet(rank, {2, 1});
     if (rank == 0) ranks.Finish(0);

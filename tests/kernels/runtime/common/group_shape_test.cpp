@@ -1,4 +1,4 @@
-// Which ranks are in a group, for every shape of every world.
+// Tests of the members of groups, for every shape and world size.
 #include "kernels/group_shape.h"
 
 #include <algorithm>
@@ -35,7 +35,7 @@ TEST_CASE("group shapes: every rank is in one group, in the order of the ranks")
         const GroupShape shape = CheckedShape(size, stride, world);
         REQUIRE(shape.size == size);
         REQUIRE(shape.stride == (size == 1 ? 1 : stride));
-        // As cppool/runtime.h says it: blocks of size * stride ranks, and in each one group for every remainder.
+        // The definition in cppool/runtime.h: blocks of size * stride ranks, and in each block one group for every remainder.
         std::vector<std::vector<int>> groups;
         for (int block = 0; block < world; block += size * stride) {
           for (int first = block; first < block + stride; ++first) {
@@ -57,7 +57,7 @@ TEST_CASE("group shapes: every rank is in one group, in the order of the ranks")
   }
 }
 
-TEST_CASE("group shapes: numbers that do not divide the world are refused with the numbers") {
+TEST_CASE("group shapes: an error names a size and stride that do not divide the world size") {
   for (const auto& [size, stride] :
        {std::pair{0, 1}, {1, 0}, {-2, 1}, {2, -1}, {3, 1}, {4, 4}, {16, 1}, {1 << 30, 4}, {2, 1 << 30}}) {
     CAPTURE(size, stride);
@@ -69,7 +69,7 @@ TEST_CASE("group shapes: numbers that do not divide the world are refused with t
       "size 8");
 }
 
-TEST_CASE("group shapes: the groups of the C interface") {
+TEST_CASE("group shapes: the groups of the C interface have the documented shapes") {
   for (int world = 1; world <= 64; ++world) {
     CAPTURE(world);
     CHECK(ShapeOf(CPPOOL_WORLD, world) == GroupShape{world, 1});
@@ -83,7 +83,7 @@ TEST_CASE("group shapes: the groups of the C interface") {
   CHECK_THROWS_WITH(ShapeOf(static_cast<cppool_group>(3), 4), "no such group: 3");
 }
 
-TEST_CASE("group shapes: how messages name ranks and communicators") {
+TEST_CASE("group shapes: messages name ranks and communicators") {
   CHECK(RankList({3}) == "rank 3");
   CHECK(RankList({0, 1}) == "ranks 0 and 1");
   CHECK(RankList({0, 2, 4}) == "ranks 0, 2 and 4");

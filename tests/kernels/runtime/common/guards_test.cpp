@@ -1,4 +1,4 @@
-// Writes outside of allocations are found on the host runtime; the error names the rank and the allocation.
+// The host runtime detects writes outside of allocations; the error names the rank and the allocation.
 #include <cstring>
 
 #include "tests/catch.h"
@@ -9,7 +9,7 @@ using cppool::test::World;
 
 namespace {
 
-// What rank 1 ends its case with after a write of `count` bytes at `offset` of an allocation of 100.
+// The error at the end of rank 1's case after a write of `count` bytes at `offset` of an allocation of 100 bytes.
 std::string AfterWrite(World& world, bool host_memory, bool freed, std::ptrdiff_t offset, std::size_t count) {
   return world.CaseErrors([&](cppool_runtime* rt) {
     if (rt->rank != 1) return;
@@ -22,7 +22,7 @@ std::string AfterWrite(World& world, bool host_memory, bool freed, std::ptrdiff_
 
 }  // namespace
 
-TEST_CASE("host memory: writes outside of an allocation are found, freed or not, and no others") {
+TEST_CASE("host memory: only writes outside of an allocation are reported, whether it was freed or not") {
   World world(2);
   for (const bool host_memory : {false, true}) {
     for (const bool freed : {false, true}) {
@@ -36,7 +36,7 @@ TEST_CASE("host memory: writes outside of an allocation are found, freed or not,
       CHECK(after(150, 2) == "rank 1 wrote out of bounds: bytes 150 to 151 of an allocation of 100 bytes");
       CHECK(after(-1, 2) == "rank 1 wrote out of bounds: bytes -1 to -1 of an allocation of 100 bytes");
       CHECK(after(-256, 3) == "rank 1 wrote out of bounds: bytes -256 to -254 of an allocation of 100 bytes");
-      CHECK(after(0, 100) == "");  // nothing is left of it
+      CHECK(after(0, 100) == "");  // earlier errors are not reported again
     }
   }
 }

@@ -1,5 +1,5 @@
-// Communication, on every transport, at every world size that the machine has devices for: peer needs one.
-// Inputs are small integers, so that every result is exact.
+// Tests of communication with every transport, at every world size for which the machine has enough devices (`peer` needs one). Inputs
+// are small integers, so every result is exact.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -74,8 +74,8 @@ void TestReductions(cppool_runtime* rt, const Group& group, const std::vector<in
 
 void TestGroup(cppool_runtime* rt, const Group& group, const std::vector<int>& members) {
   const std::size_t size = members.size();
-  Expect(group.comm != nullptr && group.size == static_cast<int>(size), "the group is there");
-  Expect(members[static_cast<std::size_t>(group.rank)] == rt->rank, "this rank's place");
+  Expect(group.comm != nullptr && group.size == static_cast<int>(size), "the group has the right size");
+  Expect(members[static_cast<std::size_t>(group.rank)] == rt->rank, "the rank in the group is right");
 
   for (const std::size_t count : {std::size_t{1}, std::size_t{1000}, std::size_t{1} << 20}) {
     for (const cppool_reduce reduce : {CPPOOL_SUM, CPPOOL_MAX}) {
@@ -95,7 +95,7 @@ void TestGroup(cppool_runtime* rt, const Group& group, const std::vector<int>& m
     ExpectAll(
         all, [&](std::size_t i) { return Value(members[i / count], i % count); }, "all_gather");
 
-    // A ring, then everybody with everybody, itself included; odd sizes and offsets.
+    // A ring, then an all-to-all that includes messages of a rank to itself.
     const int next = (group.rank + 1) % group.size;
     const int previous = (group.rank + group.size - 1) % group.size;
     const Buffer received(rt, count * size * sizeof(float), rt->stream);
@@ -151,7 +151,7 @@ void TestWorld(int size, Transport transport) {
       for (const cppool_group which : {CPPOOL_PAIR, CPPOOL_STRIDE}) {
         if (!groups) {
           const Group none = GetGroup(rt, which);
-          Expect(!none.comm && none.rank == 0 && none.size == 0, "no such group in this world");
+          Expect(!none.comm && none.rank == 0 && none.size == 0, "a world of this size has no such group");
         }
       }
       if (!groups) return;
@@ -161,7 +161,7 @@ void TestWorld(int size, Transport transport) {
   }
 }
 
-// Groups that are not made with the world, in the middle of a case: between other communication, and kept.
+// Groups of all shapes are made during a case, between other communication, and are kept.
 void TestShapes(int size, Transport transport) {
   if (!HaveDevices(transport == Transport::kNccl ? size : 1)) return;
   CudaWorld world(size, transport);
@@ -192,7 +192,7 @@ void TestShapes(int size, Transport transport) {
       }
       cppool_comm none = nullptr;
       Expect(rt->group_of(rt, size + 1, 1, &none, nullptr, nullptr) == CPPOOL_INVALID_REQUEST && !none,
-             "numbers that do not divide the world");
+             "a size that does not divide the world size is refused");
     });
   }
   CHECK(world.rank(0).Groups().size() == shapes.size());
@@ -216,8 +216,9 @@ TEST_CASE("Groups of any shape of 8 ranks, nccl", "[gpu]") { TestShapes(8, Trans
 TEST_CASE("Groups of any shape of 6 ranks, peer", "[gpu]") { TestShapes(6, Transport::kPeer); }
 TEST_CASE("Groups of any shape of 8 ranks, peer", "[gpu]") { TestShapes(8, Transport::kPeer); }
 
-// What the ranks wait for is in host memory, so that it can be told and ended on every transport.
-TEST_CASE("Ranks that wait for others in group_of are released, and the world stays sound", "[gpu]") {
+// Ranks wait for each other in host memory, so that the wait can be reported and ended with every transport.
+TEST_CASE("Ranks that wait in group_of for a finished rank get an error, and the world stays usable",
+          "[gpu]") {
   const Transport transport = GENERATE(Transport::kNccl, Transport::kPeer);
   if (!HaveDevices(transport == Transport::kNccl ? 4 : 1)) return;
   CudaWorld world(4, transport);
@@ -240,7 +241,7 @@ TEST_CASE("Ranks that wait for others in group_of are released, and the world st
     Expect(rt->group_of(rt, 1, 1, &comm, nullptr, nullptr) == CPPOOL_INTERNAL, "the wait ends");
     const std::string said = rt->last_error(rt);
     Expect(said.find("rank 1 has finished the case") == 0, said);
-    Expect(rt->last_failure(rt)->culprit == 1, "and rank 1 is named");
+    Expect(rt->last_failure(rt)->culprit == 1, "rank 1 is the culprit");
     rank.EndCase();
   });
   CHECK(seen);
@@ -258,11 +259,11 @@ TEST_CASE("Wrong arguments of a collective are errors", "[gpu]") {
     const Group group = GetGroup(rt, CPPOOL_WORLD);
     Expect(rt->all_reduce(rt, buffer.get(), buffer.get(), 1, static_cast<cppool_dtype>(99), CPPOOL_SUM,
                           group.comm, rt->stream) == CPPOOL_INTERNAL,
-           "no such dtype");
+           "an unknown dtype is an error");
     Expect(rt->send(rt, buffer.get(), 4, 5, group.comm, rt->stream) ==
                (transport == Transport::kNccl ? CPPOOL_NCCL : CPPOOL_INTERNAL),
-           "no such peer");
-    Expect(std::strlen(rt->last_error(rt)) > 0, "and why");
+           "an unknown peer is an error");
+    Expect(std::strlen(rt->last_error(rt)) > 0, "the error has a text");
   });
 }
 

@@ -1,10 +1,10 @@
-// The throwing checks: the kind of failure, and what was being done. NCCL, opened at run time.
+// Tests of the checks that throw: the status and the text of the error; and of loading NCCL at run time.
 #include "kernels/runtime/cuda/check.h"
 
 #include <string>
 
-#include "tests/catch.h"
 #include "kernels/runtime/cuda/nccl_api.h"
+#include "tests/catch.h"
 
 namespace cppool::kernels::cuda {
 namespace {
@@ -25,7 +25,7 @@ bool Contains(const RuntimeError& error, const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("CheckCuda tells memory that ran out from other failures, and says what was being done") {
+TEST_CASE("CheckCuda distinguishes out of memory from other errors, and names the operation") {
   CHECK_NOTHROW(CheckCuda(cudaSuccess, "nothing"));
   const RuntimeError memory = Thrown([] { CheckCuda(cudaErrorMemoryAllocation, "taking 5 bytes"); });
   CHECK(memory.status() == CPPOOL_OUT_OF_MEMORY);
@@ -36,7 +36,7 @@ TEST_CASE("CheckCuda tells memory that ran out from other failures, and says wha
   CHECK(Contains(other, "cudaErrorIllegalAddress"));
 }
 
-TEST_CASE("CheckNccl says what was being done and what NCCL calls it") {
+TEST_CASE("CheckNccl names the operation and NCCL's error") {
   CHECK_NOTHROW(CheckNccl(ncclSuccess, "nothing"));
   const RuntimeError error = Thrown([] { CheckNccl(ncclRemoteError, "sending"); });
   CHECK(error.status() == CPPOOL_NCCL);
@@ -44,7 +44,7 @@ TEST_CASE("CheckNccl says what was being done and what NCCL calls it") {
   CHECK(Contains(error, Nccl().GetErrorString(ncclRemoteError)));
 }
 
-TEST_CASE("NCCL missing, or without a function that is needed: an error that says what to do") {
+TEST_CASE("A missing NCCL library or function is an error with advice") {
   const RuntimeError missing = Thrown([] { NcclApi("libnccl.so.2-of-a-test"); });
   CHECK(missing.status() == CPPOOL_NCCL);
   CHECK(Contains(missing, "libnccl.so.2-of-a-test: cannot open"));

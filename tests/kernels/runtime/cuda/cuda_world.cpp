@@ -22,7 +22,7 @@ std::string ErrorOfEnd(RankRuntime& rank) {
 bool HaveDevices(int count) {
   const int devices = CountCudaDevices();
   if (devices >= count) return true;
-  WARN("passed over: " << count << " CUDA devices are needed, " << devices << " are there");
+  WARN("skipped: the test needs " << count << " CUDA devices, and there are " << devices);
   return false;
 }
 
@@ -74,7 +74,8 @@ void CudaWorld::Loop(int rank) {
       task_(rank);
     } catch (...) {
       failure = std::current_exception();
-      if (threads_.size() > 1) backend_->Abort("a rank of the test failed");  // the others may wait for it
+      if (threads_.size() > 1)
+        backend_->Abort("a rank of the test failed");  // other ranks may wait for this one
     }
     lock.lock();
     if (failure && !failure_) failure_ = failure;
@@ -89,7 +90,7 @@ void CudaWorld::OnAllThreads(const std::function<void(int)>& task) {
   running_ = static_cast<int>(threads_.size());
   ++round_;
   changed_.notify_all();
-  changed_.wait(lock, [&] { return running_ == 0; });  // a test that hangs is ended by ctest
+  changed_.wait(lock, [&] { return running_ == 0; });  // ctest's timeout ends a test that hangs
   if (failure_) std::rethrow_exception(failure_);
 }
 

@@ -1,4 +1,4 @@
-// A world of CUDA ranks for tests, opened through the module as the daemon does it.
+// A world of CUDA ranks for tests, created through the module like in the daemon.
 #pragma once
 
 #include <atomic>
@@ -15,18 +15,19 @@
 
 namespace cppool::kernels::test {
 
-// Throws std::runtime_error: for ranks' threads, where Catch's assertions may not be used.
+// Throws std::runtime_error unless `holds`. For the threads of ranks, where Catch2's assertions may not be used. `what` describes the
+// expectation.
 void Expect(bool holds, const std::string& what);
 
 class CudaWorld {
  public:
-  // Opens all ranks, each on a thread of its own. Throws what the first one threw.
+  // Opens all ranks, each on its own thread. Throws the first exception of a rank.
   explicit CudaWorld(int size, Transport transport = Transport::kAuto);
   ~CudaWorld();
 
-  // Runs `body` on every rank's thread at once, and throws what the first one threw.
+  // Runs `body` on the threads of all ranks at the same time. Throws the first exception of a rank.
   void Run(const std::function<void(RankRuntime&)>& body);
-  // The same between BeginCase and EndCase; the stages' times of rank 0. A rank that throws aborts the world.
+  // Like Run, between BeginCase and EndCase. Returns the stage times of rank 0. A rank that throws aborts the world.
   StageTimes RunCase(const std::function<void(cppool_runtime*)>& body);
 
   Backend& backend() { return *backend_; }
@@ -38,7 +39,7 @@ class CudaWorld {
   void Loop(int rank);
 
   std::unique_ptr<Backend> backend_;
-  std::vector<std::unique_ptr<RankRuntime>> ranks_;  // each is made and destroyed on its thread
+  std::vector<std::unique_ptr<RankRuntime>> ranks_;  // each is created and destroyed on its own thread
   std::mutex mutex_;
   std::condition_variable changed_;
   std::function<void(int)> task_;
@@ -49,13 +50,13 @@ class CudaWorld {
   std::vector<std::thread> threads_;
 };
 
-// What EndCase throws; "" when nothing.
+// The text of the error that EndCase throws; "" if it throws none.
 std::string ErrorOfEnd(RankRuntime& rank);
 
-// True where there are `count` devices; else says that the test is passed over.
+// Whether there are `count` devices. If not, prints a warning that the test is skipped.
 bool HaveDevices(int count);
 
-// Holds a stream up until it is opened, at the latest by its end.
+// Blocks a stream until Open, at the latest until the destructor.
 class Gate {
  public:
   ~Gate() { Open(); }
@@ -66,7 +67,7 @@ class Gate {
   std::shared_ptr<std::atomic<bool>> open_ = std::make_shared<std::atomic<bool>>(false);
 };
 
-// Device memory with `values`, and what is in device memory: each waits for the main stream.
+// Copies to and from device memory; both wait for the main stream.
 template <typename T>
 Buffer ToDevice(cppool_runtime* rt, const std::vector<T>& values) {
   Buffer buffer(rt, values.size() * sizeof(T), rt->stream);
@@ -83,10 +84,10 @@ std::vector<T> ToHost(cppool_runtime* rt, const Buffer& buffer) {
   return values;
 }
 
-// device.cu: loads the kernel below on this thread's device: CUDA would do so at its first launch, and wait for
-// the device meanwhile, which a test may hold up.
+// device.cu: loads the kernel of EnqueueDelay on this thread's device. Otherwise CUDA loads it at its first launch and waits for the
+// device, which a test may have blocked.
 void LoadDelay();
-// device.cu: occupies the stream for this long, by the device's clock.
+// device.cu: occupies the stream for this time, measured by the device's clock.
 void EnqueueDelay(cppool_stream stream, double milliseconds);
 // device.cu: whether the stream's work is done.
 bool IsIdle(cppool_stream stream);

@@ -1,4 +1,4 @@
-// A world that cannot start, and one that is aborted.
+// Tests of worlds that cannot start, and of worlds that are aborted.
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -11,8 +11,7 @@ namespace cppool::kernels::test {
 
 using namespace std::chrono_literals;
 
-TEST_CASE("More ranks than devices: an error of NCCL's that says so, and the reason for the transport peer",
-          "[gpu]") {
+TEST_CASE("With more ranks than devices NCCL is an error, and the automatic transport is peer", "[gpu]") {
   if (!HaveDevices(1)) return;
   const int devices = CountCudaDevices();
   try {
@@ -31,7 +30,7 @@ TEST_CASE("More ranks than devices: an error of NCCL's that says so, and the rea
   CHECK_THROWS_AS(CreateCudaBackend(0), RuntimeError);
 }
 
-TEST_CASE("An abort ends a collective that waits for a rank which does not come, nccl", "[gpu]") {
+TEST_CASE("An abort ends a collective that waits for a missing rank, nccl", "[gpu]") {
   if (!HaveDevices(2)) return;
   CudaWorld world(2, Transport::kNccl);
   std::atomic<bool> waiting{false};
@@ -53,21 +52,20 @@ TEST_CASE("An abort ends a collective that waits for a rank which does not come,
     Expect(rt->stream_synchronize(rt, rt->stream) == CPPOOL_NCCL, "the wait ends");
     Expect(std::string(rt->last_error(rt)).find("rank 1 stayed away") != std::string::npos,
            rt->last_error(rt));
-    Expect(rt->group_start(rt) == CPPOOL_NCCL, "and nothing begins afterwards");
+    Expect(rt->group_start(rt) == CPPOOL_NCCL, "calls after the abort fail");
     bool idle = false;
     for (int i = 0; i < 1000 && !idle; ++i) {
       std::this_thread::sleep_for(10ms);
       idle = IsIdle(rt->stream);
     }
-    Expect(idle, "the device's part ends, too");
+    Expect(idle, "the work on the device ends");
   });
   watchdog.join();
   CHECK_THROWS_AS(world.backend().Recover(1s), RuntimeError);
   CHECK_THROWS_AS(world.Run([](RankRuntime& rank) { rank.BeginCase(); }), RuntimeError);
 }
 
-TEST_CASE("An abort ends every call that waits for a rank which does not come, and the world goes on, peer",
-          "[gpu]") {
+TEST_CASE("An abort ends every call that waits for a missing rank, and the world recovers, peer", "[gpu]") {
   if (!HaveDevices(1)) return;
   CudaWorld world(2, Transport::kPeer);
   const int call = GENERATE(0, 1, 2);
@@ -93,7 +91,7 @@ TEST_CASE("An abort ends every call that waits for a rank which does not come, a
     Expect(status == CPPOOL_INTERNAL, "the call ends");
     Expect(std::string(rt->last_error(rt)).find("rank 1 stayed away") != std::string::npos,
            rt->last_error(rt));
-    Expect(rt->group_start(rt) == CPPOOL_INTERNAL, "and nothing begins afterwards");
+    Expect(rt->group_start(rt) == CPPOOL_INTERNAL, "calls after the abort fail");
   });
   watchdog.join();
   CHECK_THROWS_AS(world.Run([](RankRuntime& rank) { rank.BeginCase(); }), RuntimeError);
@@ -102,11 +100,11 @@ TEST_CASE("An abort ends every call that waits for a rank which does not come, a
     const Buffer sum = ToDevice(rt, std::vector<int>{rt->rank + 1});
     Check(rt, rt->all_reduce(rt, sum.get(), sum.get(), 1, CPPOOL_INT32, CPPOOL_SUM,
                              GetGroup(rt, CPPOOL_WORLD).comm, rt->stream));
-    Expect(ToHost<int>(rt, sum) == std::vector<int>{3}, "the next case is sound");
+    Expect(ToHost<int>(rt, sum) == std::vector<int>{3}, "the next case works");
   });
 }
 
-TEST_CASE("After an abort the world does not go on while work on the device does not end, peer", "[gpu]") {
+TEST_CASE("Recover fails after an abort while work on the device does not end, peer", "[gpu]") {
   if (!HaveDevices(1)) return;
   CudaWorld world(2, Transport::kPeer);
   Gate gate;
@@ -121,7 +119,7 @@ TEST_CASE("After an abort the world does not go on while work on the device does
   world.RunCase([](cppool_runtime*) {});
 }
 
-TEST_CASE("The probe of a sound world passes, with NCCL and with peer", "[gpu]") {
+TEST_CASE("The probe passes after Recover, with NCCL and with peer", "[gpu]") {
   const Transport transport = GENERATE(Transport::kNccl, Transport::kPeer);
   for (const int size : {2, 4}) {
     if (!HaveDevices(transport == Transport::kNccl ? size : 1)) return;
@@ -133,7 +131,7 @@ TEST_CASE("The probe of a sound world passes, with NCCL and with peer", "[gpu]")
   }
 }
 
-TEST_CASE("No room on the device is the rank's own error, and leaves the world sound", "[gpu]") {
+TEST_CASE("Out of device memory is an error of the rank itself, and the world stays usable", "[gpu]") {
   const Transport transport = GENERATE(Transport::kNccl, Transport::kPeer);
   if (!HaveDevices(transport == Transport::kNccl ? 2 : 1)) return;
   CudaWorld world(2, transport);
@@ -142,8 +140,8 @@ TEST_CASE("No room on the device is the rank's own error, and leaves the world s
     rank.BeginCase();
     void* data = nullptr;
     if (rt->rank == 0) {
-      Expect(rt->alloc(rt, std::size_t{1} << 50, rt->stream, &data) == CPPOOL_OUT_OF_MEMORY, "no room");
-      Expect(rt->last_failure(rt)->culprit == CPPOOL_CULPRIT_SELF, "its own");
+      Expect(rt->alloc(rt, std::size_t{1} << 50, rt->stream, &data) == CPPOOL_OUT_OF_MEMORY, "out of memory");
+      Expect(rt->last_failure(rt)->culprit == CPPOOL_CULPRIT_SELF, "the culprit is the rank itself");
     }
     rank.EndCase();
   });
@@ -151,26 +149,27 @@ TEST_CASE("No room on the device is the rank's own error, and leaves the world s
   world.RunCase([&](cppool_runtime* rt) { ProbeGroups(world.rank(rt->rank), 1); });
 }
 
-TEST_CASE("A group of calls left open: peer forgets it, NCCL cannot and says so", "[gpu]") {
+TEST_CASE("A group of calls that is left open is discarded by peer, and is an error of Recover with NCCL",
+          "[gpu]") {
   const Transport transport = GENERATE(Transport::kNccl, Transport::kPeer);
   if (!HaveDevices(transport == Transport::kNccl ? 2 : 1)) return;
   CudaWorld world(2, transport);
   world.Run([](RankRuntime& rank) {
     cppool_runtime* rt = rank.seam();
     rank.BeginCase();
-    Expect(!rank.InGroup(), "in none");
+    Expect(!rank.InGroup(), "the rank is in no group of calls at first");
     {
       GroupedCalls ended(rt);
-      Expect(rank.InGroup(), "in one");
+      Expect(rank.InGroup(), "the rank is in a group of calls");
       ended.End();
     }
-    Expect(!rank.InGroup(), "out of it");
+    Expect(!rank.InGroup(), "the group of calls has ended");
     if (rt->rank == 0) {
       void* data = nullptr;
       Check(rt, rt->alloc(rt, 1024, rt->stream, &data));
       Check(rt, rt->group_start(rt));
       Check(rt, rt->send(rt, data, 1024, 1, GetGroup(rt, CPPOOL_WORLD).comm, rt->stream));
-      Expect(rank.InGroup(), "and in one that does not end");
+      Expect(rank.InGroup(), "the rank is in a group of calls that does not end");
     }
     rank.EndCase();
   });
@@ -192,7 +191,7 @@ TEST_CASE("A group of calls left open: peer forgets it, NCCL cannot and says so"
   world.RunCase([&](cppool_runtime* rt) { ProbeGroups(world.rank(rt->rank), 1); });
 }
 
-TEST_CASE("Peer: a rank that has finished is named at once by those that wait for it", "[gpu]") {
+TEST_CASE("Peer: ranks that wait for a finished rank get an error at once that names it", "[gpu]") {
   if (!HaveDevices(1)) return;
   CudaWorld world(4, Transport::kPeer);
   world.Run([&](RankRuntime& rank) {
@@ -208,10 +207,10 @@ TEST_CASE("Peer: a rank that has finished is named at once by those that wait fo
     Expect(rt->all_reduce(rt, data, data, 256, CPPOOL_FLOAT32, CPPOOL_SUM, GetGroup(rt, CPPOOL_WORLD).comm,
                           rt->stream) == CPPOOL_INTERNAL,
            "the call ends");
-    Expect(rt->last_failure(rt)->culprit == 1, "and points at rank 1");
+    Expect(rt->last_failure(rt)->culprit == 1, "rank 1 is the culprit");
     const std::string said = rt->last_error(rt);
     Expect(said.find("rank 1 has finished the case") != std::string::npos, said);
-    Expect(ErrorOfEnd(rank) == said, "a case cannot ignore it");
+    Expect(ErrorOfEnd(rank) == said, "EndCase reports the same error");
   });
   world.backend().Recover(30s);
   world.RunCase([&](cppool_runtime* rt) { ProbeGroups(world.rank(rt->rank), 1); });

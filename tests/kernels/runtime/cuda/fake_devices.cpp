@@ -1,4 +1,4 @@
-// The few functions of CUDA that the transport peer calls, done at once and on plain memory.
+// Fake versions of the CUDA functions that the transport `peer` calls. They work synchronously on host memory.
 #include "tests/kernels/runtime/cuda/fake_devices.h"
 
 #include <cuda_runtime.h>
@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "kernels/error.h"
-#include "kernels/runtime/host/reduce.h"
 #include "kernels/runtime/cuda/reduce.h"
+#include "kernels/runtime/host/reduce.h"
 
 namespace cppool::kernels {
 namespace {

@@ -1,15 +1,15 @@
-// Devices made up of plain memory, for what can be tested without a GPU.
+// Fake devices in host memory, for tests without a GPU.
 #pragma once
 
 #include <cstddef>
 
 namespace cppool::kernels::test {
 
-// Says that this memory is on a device. Before any thread uses it.
+// Declares that this memory is on `device`. Call it before any thread uses the memory.
 void Place(const void* memory, std::size_t bytes, int device);
-// Forgets what was placed.
+// Removes all declarations of Place.
 void Forget();
-// The calling thread's: a reduction that reads memory placed on another one throws.
+// Sets the device of the calling thread. A reduction on this thread that reads memory of another device throws.
 void UseDevice(int device);
 
 }  // namespace cppool::kernels::test

@@ -1,4 +1,4 @@
-// mark: stage times, and where the streams are while they are stuck.
+// Tests of mark: stage times, and the progress of streams that are stuck.
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -21,7 +21,7 @@ std::vector<std::string> Names(const StageTimes& times) {
 
 }  // namespace
 
-TEST_CASE("Stage times: the device's time, parents, iterations, and nothing of the warm-up", "[gpu]") {
+TEST_CASE("Stage times are device times of stages and their parents, without the warm-up", "[gpu]") {
   if (!HaveDevices(1)) return;
   CudaWorld world(1);
   StageTimes times;
@@ -52,12 +52,12 @@ TEST_CASE("Stage times: the device's time, parents, iterations, and nothing of t
     EnqueueDelay(rt->stream, 5);  // ends with the case
     times = rank.EndCase();
     rank.BeginCase();
-    Expect(rank.EndCase().empty(), "the next case begins without times");
+    Expect(rank.EndCase().empty(), "the next case has no times of this one");
   });
   CHECK(Names(times) == std::vector<std::string>{"inputs", "forward", "forward/attend 0", "forward/attend 1",
                                                  "transfer/kv", "open"});
   std::map<std::string, double> ms(times.begin(), times.end());
-  // Delays are lower bounds, to a tick of the device's clock; the upper ones exclude the warm-up and the unmarked time.
+  // Lower bounds: the delays, less a tick of the device's clock. The upper bounds exclude the warm-up and the unmarked time.
   CHECK(ms["inputs"] >= 3.9);
   CHECK(ms["inputs"] < 300);
   CHECK(ms["forward/attend 0"] >= 18.9);
@@ -68,7 +68,8 @@ TEST_CASE("Stage times: the device's time, parents, iterations, and nothing of t
   CHECK(ms["open"] >= 3.9);
 }
 
-TEST_CASE("Perturbed: every mark holds its stream up as its seed says, and the next case's do not", "[gpu]") {
+TEST_CASE("Perturb: every mark delays its stream by a time drawn from the seed, and not in the next case",
+          "[gpu]") {
   if (!HaveDevices(1)) return;
   constexpr int kMarks = 2000;  // 0.1 s of delays
   CudaWorld world(1);
@@ -85,12 +86,12 @@ TEST_CASE("Perturbed: every mark holds its stream up as its seed says, and the n
       times = rank.EndCase();
     });
     CAPTURE(sum_ms, times.at(0).second);
-    // A tick of the device's clock may be missing from each; marks alone take a tenth of the sum.
+    // Each delay may be short by a tick of the device's clock. Marks without delays take a tenth of the sum.
     CHECK((times.at(0).second > 0.95 * sum_ms) == perturbed);
   }
 }
 
-TEST_CASE("Progress tells the stage of each stream while the device is stuck, without waiting", "[gpu]") {
+TEST_CASE("Progress reports the stage of each stream while the device is stuck, without waiting", "[gpu]") {
   if (!HaveDevices(1)) return;
   CudaWorld world(1);
   Gate gate;
@@ -99,7 +100,7 @@ TEST_CASE("Progress tells the stage of each stream while the device is stuck, wi
   std::vector<StreamProgress> later;
   std::jthread watchdog([&](const std::stop_token& ended) {
     while (!enqueued && !ended.stop_requested()) std::this_thread::yield();
-    // The marks before the host function arrive without the rank's thread: wait for them, then read twice.
+    // The device reaches the marks before the host function asynchronously: wait for that, then read the progress twice.
     for (int i = 0; i < 1000; ++i) {
       stuck = world.rank(0).Progress();
       if (stuck.size() == 2 && stuck[0].stage == "forward/wait" && stuck[1].stage == "transfer") break;
@@ -126,7 +127,7 @@ TEST_CASE("Progress tells the stage of each stream while the device is stuck, wi
     Expect(done.at(0).idle && done.at(0).stage == "forward/after", "the main stream is done");
     rank.EndCase();
     Expect(rank.Progress().size() == 1 && rank.Progress()[0].stage.empty(),
-           "nothing is left for the next case");
+           "the progress is empty after the case");
   });
   watchdog.join();
   REQUIRE(stuck.size() == 2);
@@ -143,7 +144,7 @@ TEST_CASE("Progress tells the stage of each stream while the device is stuck, wi
   CHECK(later[0].seconds >= stuck[0].seconds + 0.05);
 }
 
-TEST_CASE("Progress tells what a stage exchanges, and which stream it waits for", "[gpu]") {
+TEST_CASE("Progress reports the messages of a stage and the stream it waits for", "[gpu]") {
   const auto transport = GENERATE(Transport::kNccl, Transport::kPeer);
   if (!HaveDevices(2)) return;
   CudaWorld world(2, transport);
@@ -165,7 +166,7 @@ TEST_CASE("Progress tells what a stage exchanges, and which stream it waits for"
       const Stream side(rt);
       Event arrived(rt);
       Buffer data(rt, 64, side.get());
-      // Rank 1's part is behind work that is still held.
+      // Rank 1's part waits for blocked work on its stream.
       if (rt->rank == 1) gate.Hold(rt, side.get());
       {
         const Stage stage(rt, side.get(), "fetch");
@@ -180,7 +181,7 @@ TEST_CASE("Progress tells what a stage exchanges, and which stream it waits for"
       Check(rt, rt->mark(rt, rt->stream, nullptr));
       Check(rt, rt->stream_synchronize(rt, rt->stream));
       const std::vector<StreamProgress> done = rank.Progress();
-      Expect(done.at(0).idle && done.at(0).behind.empty(), "the main stream waits for nothing any more");
+      Expect(done.at(0).idle && done.at(0).behind.empty(), "the main stream no longer waits");
     }
     rank.EndCase();
   });
@@ -192,7 +193,7 @@ TEST_CASE("Progress tells what a stage exchanges, and which stream it waits for"
   CHECK_FALSE(stuck[1].idle);
 }
 
-TEST_CASE("Thousands of marks, and cases after cases", "[gpu]") {
+TEST_CASE("Stage times are right with thousands of marks in several cases", "[gpu]") {
   if (!HaveDevices(1)) return;
   CudaWorld world(1);
   for (int round = 0; round < 3; ++round) {
@@ -201,7 +202,7 @@ TEST_CASE("Thousands of marks, and cases after cases", "[gpu]") {
         Check(rt, rt->mark(rt, rt->stream, i % 2 ? "odd" : "even"));
         if (i % 100 != 0) continue;
         Check(rt, rt->stream_synchronize(rt, rt->stream));
-        EnqueueDelay(rt->stream, 2);  // in a stage that began before the wait
+        EnqueueDelay(rt->stream, 2);  // in a stage that began before the synchronization
       }
       EnqueueDelay(rt->stream, 10);  // in the last stage
     });

@@ -1,4 +1,4 @@
-// The transport peer: ranks that share a device. What orders them, how they add, and the memory that they share.
+// Tests of the transport `peer` with ranks that share a device: the order of their work, reductions, and the shared memory.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -38,8 +38,8 @@ std::vector<T> AllReduced(cppool_runtime* rt, const std::vector<T>& in, cppool_d
   return ToHost<T>(rt, buffer);
 }
 
-// Rank `late` holds its stream up before its data is there, and rank `slow` before it reads; everybody writes
-// into its buffers again as soon as its stream lets it.
+// Rank `late` delays its stream before it writes its data, and rank `slow` before it reads. Every rank overwrites its buffers as soon as
+// its stream allows.
 template <typename Exchange>
 void TestOrder(int late, int slow, Exchange exchange) {
   CudaWorld world(4, Transport::kPeer);
@@ -58,7 +58,8 @@ void TestOrder(int late, int slow, Exchange exchange) {
 
 }  // namespace
 
-TEST_CASE("Peer: a receiver waits for the sender's work, and the sender for the receiver's", "[gpu]") {
+TEST_CASE("Peer: recv waits for the sender's earlier work, and work after send waits for the receiver",
+          "[gpu]") {
   if (!HaveDevices(1)) return;
   for (int rank = 0; rank < 4; ++rank) {
     TestOrder(rank, (rank + 2) % 4, [](cppool_runtime* rt, const Buffer& out, const Buffer& in) {
@@ -79,13 +80,14 @@ TEST_CASE("Peer: a receiver waits for the sender's work, and the sender for the 
       done.Record(side.get());
       done.Wait(rt->stream);
       Check(rt, rt->fill(rt, out.get(), 0xDD, kBytes * 2, rt->stream));
-      ExpectBytes(rt, in, 0, kBytes * 2, previous + 1, "from the left");
-      ExpectBytes(rt, in, kBytes * 2, kBytes * 4, 0xEE, "what is not sent");
+      ExpectBytes(rt, in, 0, kBytes * 2, previous + 1, "bytes from the previous rank");
+      ExpectBytes(rt, in, kBytes * 2, kBytes * 4, 0xEE, "bytes that were not sent");
     });
   }
 }
 
-TEST_CASE("Peer: a collective waits for everybody's work, and everybody for those who read", "[gpu]") {
+TEST_CASE("Peer: a collective waits for the earlier work of all ranks, and later work waits for all readers",
+          "[gpu]") {
   if (!HaveDevices(1)) return;
   for (int rank = 0; rank < 4; ++rank) {
     TestOrder(rank, (rank + 1) % 4, [](cppool_runtime* rt, const Buffer& out, const Buffer& in) {
@@ -126,13 +128,13 @@ TEST_CASE("Peer: calls return before the work is done", "[gpu]") {
     gate.Hold(rt, rt->stream);
     Check(rt, rt->all_reduce(rt, buffer.get(), buffer.get(), kBytes / 4, CPPOOL_INT32, CPPOOL_SUM,
                              GetGroup(rt, CPPOOL_WORLD).comm, rt->stream));
-    Expect(!IsIdle(rt->stream), "the stream is held up");
+    Expect(!IsIdle(rt->stream), "the stream is still blocked");
     if (++returned == 2) gate.Open();
   });
   CHECK(returned == 2);
 }
 
-TEST_CASE("Peer: groups of calls that are cut in other places meet all the same", "[gpu]") {
+TEST_CASE("Peer: calls match even if ranks divide them into different groups of calls", "[gpu]") {
   if (!HaveDevices(1)) return;
   CudaWorld world(2, Transport::kPeer);
   world.RunCase([&](cppool_runtime* rt) {
@@ -153,19 +155,20 @@ TEST_CASE("Peer: groups of calls that are cut in other places meet all the same"
     }
     Expect(ToHost<int>(rt, a) == std::vector<int>{3} && ToHost<int>(rt, b) == std::vector<int>{10}, "sums");
   });
-  // A group that a case leaves open is not the next case's.
+  // A group of calls that a case leaves open does not affect the next case.
   world.RunCase([](cppool_runtime* rt) {
     const Buffer buffer(rt, 4, rt->stream);
     Check(rt, rt->group_start(rt));
     Check(rt, rt->send(rt, buffer.get(), 4, 1 - rt->rank, GetGroup(rt, CPPOOL_WORLD).comm, rt->stream));
   });
   world.RunCase([](cppool_runtime* rt) {
-    Expect(rt->group_end(rt) == CPPOOL_INTERNAL, "nothing is open");
-    Expect(AllReduced<int>(rt, {1}, CPPOOL_INT32, CPPOOL_SUM) == std::vector<int>{2}, "and all is well");
+    Expect(rt->group_end(rt) == CPPOOL_INTERNAL, "no group of calls is open");
+    Expect(AllReduced<int>(rt, {1}, CPPOOL_INT32, CPPOOL_SUM) == std::vector<int>{2}, "all_reduce works");
   });
 }
 
-TEST_CASE("Peer: what the ranks disagree about is an error that names it, on all of them", "[gpu]") {
+TEST_CASE("Peer: calls with different arguments are an error on all ranks that names the arguments",
+          "[gpu]") {
   if (!HaveDevices(1)) return;
   CudaWorld world(2, Transport::kPeer);
   world.Run([](RankRuntime& rank) {
@@ -175,34 +178,35 @@ TEST_CASE("Peer: what the ranks disagree about is an error that names it, on all
     const Buffer buffer(rt, 1024, rt->stream);
     Expect(rt->all_reduce(rt, buffer.get(), buffer.get(), rt->rank ? 8 : 16, CPPOOL_INT32, CPPOOL_SUM,
                           group.comm, rt->stream) == CPPOOL_INTERNAL,
-           "two counts");
+           "different counts are an error");
     const std::string said = rt->last_error(rt);
     Expect(said.find("rank 0 called all_reduce (sum) of 16 int32, rank 1 all_reduce (sum) of 8 int32") !=
                std::string::npos,
            said);
     const cppool_status status = rt->rank ? rt->send(rt, buffer.get(), 24, 0, group.comm, rt->stream)
                                           : rt->recv(rt, buffer.get(), 32, 1, group.comm, rt->stream);
-    Expect(status == CPPOOL_INTERNAL, "two sizes");
+    Expect(status == CPPOOL_INTERNAL, "different message sizes are an error");
     const std::string sizes = rt->last_error(rt);
     Expect(sizes.find("24") != std::string::npos && sizes.find("32") != std::string::npos, sizes);
-    Expect(AllReduced<int>(rt, {1}, CPPOOL_INT32, CPPOOL_SUM) == std::vector<int>{2}, "the next call meets");
+    Expect(AllReduced<int>(rt, {1}, CPPOOL_INT32, CPPOOL_SUM) == std::vector<int>{2}, "the next call works");
     EnqueueDelay(rt->stream, 30);
     Expect(rt->stream_synchronize(rt, rt->stream) == CPPOOL_OK,
-           "and the next wait, however long, is for its work");
-    Expect(ErrorOfEnd(rank) == said, "a case does not pass over it");
+           "the next stream_synchronize waits for the work");
+    Expect(ErrorOfEnd(rank) == said, "EndCase reports the first error");
   });
 }
 
-TEST_CASE("Peer: 16-bit types are added in fp32 and rounded once, integers wrap, NaN wins a maximum",
-          "[gpu]") {
+TEST_CASE(
+    "Peer: 16-bit types are added in fp32 and rounded once, integers wrap, and a maximum with NaN is NaN",
+    "[gpu]") {
   if (!HaveDevices(1)) return;
   CudaWorld world(4, Transport::kPeer);
   world.RunCase([](cppool_runtime* rt) {
-    // 256 + 1 + 1 + 1: rounded after each step bfloat16 stays at 256.
+    // 256 + 1 + 1 + 1: if bfloat16 were rounded after each step, the sum would stay 256.
     Expect(AllReduced<std::uint16_t>(rt, {ToBf16(rt->rank == 0 ? 256.f : 1.f)}, CPPOOL_BFLOAT16,
                                      CPPOOL_SUM) == std::vector<std::uint16_t>{ToBf16(260)},
            "bfloat16");
-    // 2048 + 1 + 1 + 1 in binary16, whose numbers from 2048 on are even: 2052 (a tie, to an even mantissa).
+    // 2048 + 1 + 1 + 1 = 2051 in binary16, whose values from 2048 on are even: 2052 (a tie, rounded to an even mantissa).
     Expect(AllReduced<std::uint16_t>(rt, {static_cast<std::uint16_t>(rt->rank == 0 ? 0x6800 : 0x3C00)},
                                      CPPOOL_FLOAT16, CPPOOL_SUM) == std::vector<std::uint16_t>{0x6802},
            "float16");
@@ -249,9 +253,8 @@ TEST_CASE("Peer: buffers of any alignment and length are reduced", "[gpu]") {
   });
 }
 
-TEST_CASE(
-    "Ranks that share a device share its memory: counted once, and there for the others when given back",
-    "[gpu]") {
+TEST_CASE("Ranks that share a device share its memory pool, which is counted once and reused across ranks",
+          "[gpu]") {
   if (!HaveDevices(1)) return;
   const int size = 2 * CountCudaDevices();
   CudaWorld world(size, Transport::kPeer);
@@ -263,25 +266,25 @@ TEST_CASE(
   const std::size_t large = free_before / 5 * 3;
   world.Run([&](RankRuntime& rank) {
     cppool_runtime* rt = rank.seam();
-    Expect(rt->device == rt->rank / 2, "this rank's device");
+    Expect(rt->device == rt->rank / 2, "two ranks share each device");
     rank.BeginCase();
     const auto together = [&] {
       Expect(AllReduced<int>(rt, {1}, CPPOOL_INT32, CPPOOL_SUM) == std::vector<int>{rt->world_size},
-             "a barrier");
+             "all_reduce as a barrier");
     };
     {
       const Buffer mine(rt, 256 * kMiB, rt->stream);
       together();
       const MemoryInfo memory = rank.Memory();
       Expect(memory.held_bytes >= 512 * kMiB && memory.held_bytes < held_before + 640 * kMiB,
-             "both are held");
-      Expect(memory.free_bytes + 512 * kMiB <= free_before + kMiB, "neither is free");
-      Expect(memory.live_allocations == 1, "one is this rank's");
-      Expect(!rank.HasRoom(static_cast<double>(free_before)), "not as much room as before");
+             "the pool holds both buffers");
+      Expect(memory.free_bytes + 512 * kMiB <= free_before + kMiB, "neither buffer is free");
+      Expect(memory.live_allocations == 1, "only this rank's allocation is counted");
+      Expect(!rank.HasRoom(static_cast<double>(free_before)), "there is less room than before");
       together();
     }
     together();
-    // One after the other, without trimming: what the first gave back must be there for the second.
+    // One rank after the other, without Trim: the second rank must get the memory that the first has freed.
     for (int turn = 0; turn < 2; ++turn) {
       if (rt->rank % 2 == turn) {
         Expect(rank.HasRoom(static_cast<double>(large)), "there is room for most of the device");

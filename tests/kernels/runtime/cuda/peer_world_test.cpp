@@ -1,5 +1,5 @@
-// The transport peer on devices made up: who meets whom, and which part of a reduction comes from where, for
-// every way to deal ranks to devices. What streams and events do is tested on GPUs.
+// Tests of the transport `peer` on fake devices: matching of calls, and the parts of reductions, for every assignment of ranks to
+// devices. Streams and events are tested on GPUs.
 #include "kernels/runtime/cuda/peer_world.h"
 
 #include <algorithm>
@@ -37,7 +37,7 @@ std::vector<GroupShape> AllShapes(int world) {
   return shapes;
 }
 
-// What each rank's thread threw; "" when nothing. A rank that throws aborts the world.
+// The error of each rank's thread; "" if there is none. A rank that throws aborts the world.
 std::vector<std::string> OnAllRanks(PeerWorld& world, const std::function<void(int)>& body) {
   std::vector<std::string> errors(static_cast<std::size_t>(world.size()));
   std::vector<std::thread> threads;
@@ -60,7 +60,7 @@ struct Buffers {
   Numbers in, out;
 };
 
-// Every call on one group, for one rank.
+// Makes every call on one group, for one rank, and checks the results.
 void UseGroup(PeerWorld& world, int rank, GroupShape shape, std::size_t count, Buffers& buffers) {
   CommGroup group = world.group(rank, shape);
   if (!group.comm) group = world.MakeGroup(rank, shape);
@@ -88,7 +88,7 @@ void UseGroup(PeerWorld& world, int rank, GroupShape shape, std::size_t count, B
   world.ReduceScatter(rank, in.data(), out.data(), count, CPPOOL_INT32, CPPOOL_SUM, group.comm, nullptr);
   check(
       out, count, [&](std::size_t i) { return sum(mine * count + i); }, "reduce_scatter");
-  Expect(out[count] == -1, "nothing behind it");
+  Expect(out[count] == -1, "nothing is written after the result");
   world.AllReduce(rank, in.data(), out.data(), count, CPPOOL_INT32, CPPOOL_SUM, group.comm, nullptr);
   check(out, count, sum, "all_reduce");
   world.AllReduce(rank, in.data(), in.data(), count * size, CPPOOL_INT32, CPPOOL_SUM, group.comm, nullptr);
@@ -112,11 +112,11 @@ void UseGroup(PeerWorld& world, int rank, GroupShape shape, std::size_t count, B
 
 }  // namespace
 
-TEST_CASE("peer: every call, for ranks dealt to devices in every way, before and after an abort") {
+TEST_CASE("peer: every call works for every assignment of ranks to devices, before and after an abort") {
   for (const int size : {1, 2, 3, 4, 6, 8}) {
     for (int devices = 1; devices <= size; ++devices) {
       CAPTURE(size, devices);
-      // The last one's parts are fetched in several pieces.
+      // The parts of the last count are copied in several pieces.
       const bool long_parts = devices == 2 && size < 4;
       const std::vector<std::size_t> counts = {0, 1, 33, 5000, std::size_t{long_parts ? 2'100'003u : 64u}};
       PeerWorld world(size, devices);
@@ -157,7 +157,7 @@ TEST_CASE("peer: every call, for ranks dealt to devices in every way, before and
   }
 }
 
-TEST_CASE("peer: a call that failed is not passed over, and the next case gets nothing of it") {
+TEST_CASE("peer: a failed call fails its case at the end, and does not affect the next case") {
   PeerWorld world(2, 1);
   Numbers first(4, 111), second(4, 222), received(4, -1);
   for (Numbers* numbers : {&first, &second, &received})
@@ -178,7 +178,7 @@ TEST_CASE("peer: a call that failed is not passed over, and the next case gets n
     };
     const std::string failure = said(send);
     Expect(failure.find("rank 1 has finished the case") == 0, failure);
-    Expect(said([&] { world.CheckCase(0); }) == failure, "what was passed over comes back at the end");
+    Expect(said([&] { world.CheckCase(0); }) == failure, "CheckCase reports the ignored failure");
   });
   CHECK(errors == std::vector<std::string>(2));
   world.Restart();
@@ -194,7 +194,7 @@ TEST_CASE("peer: a call that failed is not passed over, and the next case gets n
   test::Forget();
 }
 
-TEST_CASE("peer: a rank's thread that waits says for whose call, to anybody who asks") {
+TEST_CASE("peer: Waiting reports the call and the ranks that a thread waits for") {
   const int size = 4;
   PeerWorld world(size, 2);
   std::vector<WaitingCall> of_collective, of_recv;
@@ -216,13 +216,13 @@ TEST_CASE("peer: a rank's thread that waits says for whose call, to anybody who 
     world.JoinWorld(rank);
     const CommGroup all = world.group(rank, GroupShape{4, 1}), stride = world.group(rank, GroupShape{2, 2});
     std::int32_t* mine = numbers[static_cast<std::size_t>(rank)].data();
-    if (rank == 2) of_collective = waiting(1, 1);  // all but this one have come
+    if (rank == 2) of_collective = waiting(1, 1);  // all ranks but this one have called
     world.AllReduce(rank, mine, mine, 4, CPPOOL_INT32, CPPOOL_SUM, all.comm, nullptr);
-    // Peers are of the group, what is said is of the world.
+    // Peers are numbered in the group, but reported as ranks of the world.
     if (rank == 3) of_recv = waiting(1, 1);
     if (rank == 1) world.Recv(rank, mine, 8, 1, stride.comm, nullptr);
     if (rank == 3) world.Send(rank, mine, 8, 0, stride.comm, nullptr);
-    Expect(world.Waiting(rank).empty(), "nothing is waited for any more");
+    Expect(world.Waiting(rank).empty(), "no call waits any more");
   });
   CHECK(errors == std::vector<std::string>(static_cast<std::size_t>(size)));
   REQUIRE(of_collective.size() == 1);
@@ -247,7 +247,7 @@ TEST_CASE("peer: ranks wait for each other before they make communicators of a n
   GroupMeeting::Wait wait;
   auto errors = OnAllRanks(world, [&](int rank) {
     world.JoinWorld(rank);
-    Expect(!world.group(rank, shape).comm, "it is not made with the world");
+    Expect(!world.group(rank, shape).comm, "the group is not made with the world");
     if (rank == 6) {
       for (int i = 0; i < 10000 && wait.awaits != std::vector<int>{6}; ++i) {
         wait = world.WaitingForGroup(2).value_or(GroupMeeting::Wait{});
@@ -255,13 +255,15 @@ TEST_CASE("peer: ranks wait for each other before they make communicators of a n
       }
     }
     const CommGroup made = world.MakeGroup(rank, shape);
-    Expect(world.group(rank, shape).comm == made.comm && world.group(rank, made.comm).shape == shape, "kept");
-    Expect(world.shapes(rank).size() == 4 && world.shapes(rank)[0] == GroupShape{size, 1}, "the world first");
+    Expect(world.group(rank, shape).comm == made.comm && world.group(rank, made.comm).shape == shape,
+           "the group is kept");
+    Expect(world.shapes(rank).size() == 4 && world.shapes(rank)[0] == GroupShape{size, 1},
+           "the world is the first shape");
     std::int32_t* mine = numbers[static_cast<std::size_t>(rank)].data();
-    // One rank calls something else: the error names the ranks of the world.
+    // One rank calls with another count: the error names the ranks of the world.
     try {
       world.AllReduce(rank, mine, mine, rank == 5 ? 2 : 1, CPPOOL_INT32, CPPOOL_SUM, made.comm, nullptr);
-      Expect(rank < 4, "it fails where the ranks disagree");
+      Expect(rank < 4, "the call fails in the group with different counts");
     } catch (const RuntimeError& error) {
       Expect(std::string(error.what()) ==
                  "the ranks disagree in call 0 on the communicator of ranks 4, 5, 6 and 7: rank 4 called "
@@ -273,7 +275,7 @@ TEST_CASE("peer: ranks wait for each other before they make communicators of a n
   CHECK(wait.doing == "waiting for rank 6 in group_of(4, 1)");
   world.Restart();
 
-  // One that stays away, or has finished, is named; the next case makes the communicators.
+  // The error names a rank that has finished or is missing. The next case makes the communicators.
   const GroupShape next{2, 4};
   errors = OnAllRanks(world, [&](int rank) {
     world.BeginCase(rank);
@@ -284,7 +286,7 @@ TEST_CASE("peer: ranks wait for each other before they make communicators of a n
       Expect(error.culprit() == 3, error.what());
       return;
     }
-    Expect(false, "rank 3 has not come");
+    Expect(false, "MakeGroup fails without rank 3");
   });
   CHECK(errors == std::vector<std::string>(size));
   world.Restart();
@@ -304,7 +306,7 @@ TEST_CASE("peer: ranks wait for each other before they make communicators of a n
     std::int32_t* mine = numbers[static_cast<std::size_t>(rank)].data();
     *mine = rank;
     world.AllReduce(rank, mine, mine, 1, CPPOOL_INT32, CPPOOL_SUM, group.comm, nullptr);
-    Expect(*mine == rank % 4 + rank % 4 + 4, "the sum over this rank and the one 4 away");
+    Expect(*mine == rank % 4 + rank % 4 + 4, "the sum over both members");
   });
   CHECK(errors == std::vector<std::string>(size));
   for (int rank = 0; rank < size; ++rank) world.Leave(rank);

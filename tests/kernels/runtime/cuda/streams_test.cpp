@@ -1,4 +1,4 @@
-// Streams, events and host functions: only events order two streams, and host functions run in stream order.
+// Tests of streams, events and host functions: only events order two streams, and host functions run in stream order.
 #include <chrono>
 #include <memory>
 #include <stdexcept>
@@ -35,11 +35,11 @@ TEST_CASE("An event orders two streams", "[gpu]") {
 }
 
 TEST_CASE(
-    "Streams without an event do not wait for each other, and an event that was never recorded is no wait",
+    "Streams without an event do not wait for each other, and waiting for an unrecorded event has no effect",
     "[gpu]") {
   if (!HaveDevices(1)) return;
   CudaWorld world(1);
-  // The second time with events and streams that were used before.
+  // The second case reuses events and streams of the first.
   for (int repeat = 0; repeat < 2; ++repeat) {
     world.RunCase([](cppool_runtime* rt) {
       Gate gate;
@@ -49,7 +49,7 @@ TEST_CASE(
         gate.Hold(rt, side.get());
         pending.Record(side.get());
       }
-      // More than are kept, so that the pending one would be among them.
+      // More events than the runtime keeps for reuse, so that a wrongly reused pending event would be among them.
       std::vector<std::unique_ptr<Event>> fresh;
       for (int i = 0; i < 100; ++i) {
         fresh.push_back(std::make_unique<Event>(rt));
@@ -61,13 +61,13 @@ TEST_CASE(
         std::this_thread::sleep_for(10ms);
         done = IsIdle(rt->stream);
       }
-      Expect(done, "the main stream is not held up");
+      Expect(done, "the main stream is not blocked");
       gate.Open();
     });
   }
 }
 
-TEST_CASE("A stream that was given back with work pending is not handed out again", "[gpu]") {
+TEST_CASE("A destroyed stream with pending work is not reused", "[gpu]") {
   if (!HaveDevices(1)) return;
   CudaWorld world(1);
   world.RunCase([](cppool_runtime* rt) {
@@ -81,7 +81,7 @@ TEST_CASE("A stream that was given back with work pending is not handed out agai
     const Stream next(rt);
     const bool other = next.get() != busy;
     gate.Open();
-    Expect(other, "another stream while the first has work");
+    Expect(other, "a busy stream is not reused");
   });
   world.RunCase([](cppool_runtime* rt) {
     cppool_stream first = nullptr;
@@ -90,11 +90,11 @@ TEST_CASE("A stream that was given back with work pending is not handed out agai
       first = side.get();
     }
     const Stream next(rt);
-    Expect(next.get() == first, "an idle stream is used again");
+    Expect(next.get() == first, "an idle stream is reused");
   });
 }
 
-TEST_CASE("Host functions run in stream order, and their exceptions come back from the stream", "[gpu]") {
+TEST_CASE("Host functions run in stream order, and stream_synchronize reports their exceptions", "[gpu]") {
   if (!HaveDevices(1)) return;
   CudaWorld world(1);
   world.RunCase([](cppool_runtime* rt) {
@@ -109,15 +109,15 @@ TEST_CASE("Host functions run in stream order, and their exceptions come back fr
     }
     Expect(order.empty(), "enqueue returned before the work was done");
     Check(rt, rt->stream_synchronize(rt, rt->stream));
-    Expect(order == std::vector<int>{0, 1, 2, 3}, "in order");
+    Expect(order == std::vector<int>{0, 1, 2, 3}, "the functions ran in order");
 
     Check(rt, rt->enqueue(
-                  rt, rt->stream, [](void*) { throw std::runtime_error("spilt milk"); }, nullptr));
+                  rt, rt->stream, [](void*) { throw std::runtime_error("a test's error"); }, nullptr));
     Expect(rt->stream_synchronize(rt, rt->stream) == CPPOOL_INTERNAL, "the failure is reported");
-    Expect(std::string(rt->last_error(rt)).find("spilt milk") != std::string::npos, rt->last_error(rt));
-    Expect(rt->stream_synchronize(rt, rt->stream) == CPPOOL_OK, "once");
+    Expect(std::string(rt->last_error(rt)).find("a test's error") != std::string::npos, rt->last_error(rt));
+    Expect(rt->stream_synchronize(rt, rt->stream) == CPPOOL_OK, "the failure is reported once");
   });
-  // A failure that no call reported ends its own case, not the next.
+  // A failure that no call has reported fails its own case, not the next.
   world.Run([](RankRuntime& rank) {
     cppool_runtime* rt = rank.seam();
     rank.BeginCase();
@@ -132,24 +132,24 @@ TEST_CASE("Host functions run in stream order, and their exceptions come back fr
     Expect(thrown, "EndCase reports it");
     rank.BeginCase();
     rank.EndCase();
-    // Nor does one of a case without an end, which the next one waits for.
+    // A failure of a case without EndCase does not fail the next case, which waits for the work.
     rank.BeginCase();
     EnqueueDelay(rt->stream, 20);
     Check(rt, rt->enqueue(
                   rt, rt->stream, [](void*) { throw 1; }, nullptr));
     rank.BeginCase();
-    Expect(ErrorOfEnd(rank) == "", "the case before had a host function that failed");
+    Expect(ErrorOfEnd(rank) == "", "the next case does not fail");
   });
 }
 
-TEST_CASE("What the case interface does not own is refused", "[gpu]") {
+TEST_CASE("Pointers and streams that the case did not create are refused", "[gpu]") {
   if (!HaveDevices(1)) return;
   CudaWorld world(1);
   world.RunCase([](cppool_runtime* rt) {
     int local = 0;
-    Expect(rt->free(rt, &local, rt->stream) == CPPOOL_INTERNAL, "free");
-    Expect(rt->free_host(rt, &local) == CPPOOL_INTERNAL, "free_host");
-    Expect(rt->stream_destroy(rt, rt->stream) == CPPOOL_INTERNAL, "the main stream is the runtime's");
+    Expect(rt->free(rt, &local, rt->stream) == CPPOOL_INTERNAL, "free refuses it");
+    Expect(rt->free_host(rt, &local) == CPPOOL_INTERNAL, "free_host refuses it");
+    Expect(rt->stream_destroy(rt, rt->stream) == CPPOOL_INTERNAL, "the main stream cannot be destroyed");
     Expect(rt->free(rt, nullptr, rt->stream) == CPPOOL_OK && rt->free_host(rt, nullptr) == CPPOOL_OK,
            "NULL is allowed");
   });

@@ -1,4 +1,4 @@
-// Communication: every call at every world size against values worked out by hand, and its errors.
+// Tests of communication: the results of every call at every world size, and its errors.
 #include <cmath>
 #include <cstring>
 
@@ -15,7 +15,7 @@ using cppool::test::World;
 
 namespace {
 
-// Element i of rank r's input: distinct, and exact in every type for what the tests need.
+// Element i of the input of `rank`: different for every rank, and exact in every type used.
 std::int32_t ValueOf(int rank, std::size_t i) {
   return static_cast<std::int32_t>(rank * 100000 + static_cast<int>(i % 5003));
 }
@@ -26,7 +26,7 @@ std::vector<std::int32_t> InputOf(int rank, std::size_t count) {
   return values;
 }
 
-// Tests run on several threads, where Catch's macros may not be used.
+// Throws unless `holds`. For the threads of ranks, where Catch2's macros may not be used.
 void Require(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error(what);
 }
@@ -51,7 +51,7 @@ Groups ExpectedGroup(cppool_group which, int rank, int world) {
 
 }  // namespace
 
-TEST_CASE("host groups: members, ranks and sizes") {
+TEST_CASE("host groups: members, ranks and sizes are right") {
   const int size = GENERATE(1, 2, 3, 4, 6, 8);
   World world(size);
   world.Case([&](cppool_runtime* rt) {
@@ -73,7 +73,7 @@ TEST_CASE("host groups: members, ranks and sizes") {
   });
 }
 
-TEST_CASE("host collectives: expected values at every world size, in place and not") {
+TEST_CASE("host collectives: results are right at every world size, in place and not") {
   const int size = GENERATE(1, 2, 3, 4, 6, 8);
   const std::size_t count = GENERATE(std::size_t{0}, std::size_t{1}, std::size_t{5}, std::size_t{70001});
   World world(size);
@@ -118,12 +118,12 @@ TEST_CASE("host collectives: expected values at every world size, in place and n
                 "reduce_scatter max, in place");
       }
       Require(in_place == gathered, "all_gather, in place");
-      Require(input == InputOf(rt->rank, count), "the input is left alone");
+      Require(input == InputOf(rt->rank, count), "the input was changed");
     });
   }
 }
 
-TEST_CASE("host collectives: every type, summed in the order of the ranks") {
+TEST_CASE("host collectives: every type is summed in the order of the ranks") {
   const int size = GENERATE(1, 2, 4, 8);
   World world(size);
   world.Case([&](cppool_runtime* rt) {
@@ -136,15 +136,15 @@ TEST_CASE("host collectives: every type, summed in the order of the ranks") {
       for (const T& value : data)
         Require(
             std::memcmp(&value, &data[0], sizeof(T)) == 0,  // NOLINT(bugprone-suspicious-memory-comparison)
-            "all elements alike");
+            "elements differ");
       return data[0];
     };
     const int r = rt->rank;
-    // 0.1f rounds, so that the order of the sum shows.
+    // 0.1f is not exact, so the result depends on the order of the sum.
     float f = 0.1f;
     double d = 0.1;
-    float half = 2049,
-          brain = 257;  // 2048 + 1 and 256 + 1: neither fits its type, fp32 keeps the sum until it is rounded
+    // 2048 + 1 in fp16 and 256 + 1 in bf16 are not representable; the sum in fp32 is exact.
+    float half = 2049, brain = 257;
     for (int i = 1; i < size; ++i)
       f += 0.1f * static_cast<float>(i + 1), d += 0.1 * (i + 1), half += 1, brain += 1;
     Require(run(CPPOOL_FLOAT32, CPPOOL_SUM, 0.1f * static_cast<float>(r + 1)) == f, "float32");
@@ -172,7 +172,7 @@ TEST_CASE("host collectives: every type, summed in the order of the ranks") {
   });
 }
 
-TEST_CASE("host send and recv: a ring, many steps, each buffer free again when its send is done") {
+TEST_CASE("host send and recv: a ring of many steps, with buffers that are reused after each step") {
   const int size = GENERATE(1, 2, 3, 4, 6, 8);
   World world(size);
   world.Case([&](cppool_runtime* rt) {
@@ -182,7 +182,7 @@ TEST_CASE("host send and recv: a ring, many steps, each buffer free again when i
     std::vector<std::int32_t> block = InputOf(rt->rank, kCount), incoming(kCount, -1);
     for (int step = 0; step < 3 * size; ++step) {
       GroupedCalls grouped(rt);
-      // Half of the ranks call in the other order.
+      // Half of the ranks call recv first.
       if (rt->rank % 2)
         Check(rt, rt->recv(rt, incoming.data(), 4 * kCount, previous, group.comm, rt->stream));
       Check(rt, rt->send(rt, block.data(), 4 * kCount, next, group.comm, rt->stream));
@@ -200,7 +200,7 @@ TEST_CASE("host send and recv: a ring, many steps, each buffer free again when i
   });
 }
 
-TEST_CASE("host send and recv: in order per pair of ranks, without a group, zero bytes included") {
+TEST_CASE("host send and recv: messages of a pair of ranks keep their order, including one of zero bytes") {
   World world(2);
   world.Case([&](cppool_runtime* rt) {
     const Group group = GetGroup(rt, CPPOOL_WORLD);
@@ -217,12 +217,12 @@ TEST_CASE("host send and recv: in order per pair of ranks, without a group, zero
   });
 }
 
-TEST_CASE("host groups of calls: an all-to-all of many messages ends whatever the order") {
+TEST_CASE("host groups of calls: an all-to-all of many messages ends for any order of the calls") {
   const int size = GENERATE(1, 2, 4, 8);
   World world(size);
   world.Case([&](cppool_runtime* rt) {
     const Group group = GetGroup(rt, CPPOOL_WORLD);
-    constexpr int kMessages = 20;  // more than a channel holds: all sends of a rank come first
+    constexpr int kMessages = 20;  // more than a channel holds; each rank calls send for all of them first
     std::vector<std::int32_t> out, in(static_cast<std::size_t>(size * kMessages), -1);
     for (int peer = 0; peer < size; ++peer) {
       for (int m = 0; m < kMessages; ++m) out.push_back(rt->rank * 10000 + peer * 100 + m);
@@ -234,7 +234,7 @@ TEST_CASE("host groups of calls: an all-to-all of many messages ends whatever th
     }
     Check(rt, rt->group_end(rt));
     for (int i = size * kMessages - 1; i >= 0; --i) {
-      // Peers from the last to the first; the messages of each in order.
+      // Receives from the last peer to the first; the messages of each peer in order.
       const int peer = i / kMessages, m = kMessages - 1 - i % kMessages;
       Check(rt, rt->recv(rt, &in[static_cast<std::size_t>(peer * kMessages + m)], 4, peer, group.comm,
                          rt->stream));
@@ -248,7 +248,7 @@ TEST_CASE("host groups of calls: an all-to-all of many messages ends whatever th
   });
 }
 
-TEST_CASE("host communicators: several at once, on several streams, for many rounds") {
+TEST_CASE("host communicators: several are used at the same time on several streams") {
   const int size = GENERATE(4, 6, 8);
   World world(size);
   world.Case([&](cppool_runtime* rt) {
@@ -259,7 +259,7 @@ TEST_CASE("host communicators: several at once, on several streams, for many rou
     std::vector<std::int32_t> sums(3 * kRounds, rt->rank + 1), swapped(kRounds, -1);
     const std::int32_t mine = rt->rank;
     for (std::size_t i = 0; i < kRounds; ++i) {
-      // The same communicator on two streams in turn: matched by the order of the calls.
+      // One communicator on two streams alternately: calls are matched in the order of the calls.
       const cppool_stream world_stream = i % 2 ? rt->stream : a.get();
       Check(rt, rt->all_reduce(rt, &sums[i], &sums[i], 1, CPPOOL_INT32, CPPOOL_SUM, all.comm, world_stream));
       Check(rt, rt->all_reduce(rt, &sums[kRounds + i], &sums[kRounds + i], 1, CPPOOL_INT32, CPPOOL_SUM,
@@ -283,7 +283,7 @@ TEST_CASE("host communicators: several at once, on several streams, for many rou
   });
 }
 
-TEST_CASE("host world of 64 ranks") {
+TEST_CASE("host world: 64 ranks work, 65 are refused") {
   World world(64);
   world.Case([&](cppool_runtime* rt) {
     const Group stride = GetGroup(rt, CPPOOL_STRIDE);
@@ -321,7 +321,7 @@ void CheckNextCase(World& world) {
 
 }  // namespace
 
-TEST_CASE("host send and recv: different sizes are an error on both sides that names both") {
+TEST_CASE("host send and recv: different sizes are an error on both ranks that names both sizes") {
   const bool grouped = GENERATE(false, true);
   World world(2);
   for (int round = 0; round < 3; ++round) {
@@ -340,7 +340,7 @@ TEST_CASE("host send and recv: different sizes are an error on both sides that n
   }
 }
 
-TEST_CASE("host collectives: ranks that call different things are told what") {
+TEST_CASE("host collectives: different calls are an error on all ranks that names the calls") {
   World world(4);
   const std::string call = GENERATE("count", "operation", "dtype", "reduction");
   std::vector<std::int32_t> data(4 * 32, 1);
@@ -374,7 +374,7 @@ TEST_CASE("host collectives: ranks that call different things are told what") {
   CheckNextCase(world);
 }
 
-TEST_CASE("host peers: a rank outside of the group is an error at the call") {
+TEST_CASE("host send and recv: a peer outside of the group is an error of the call") {
   World world(2);
   world.Case([&](cppool_runtime* rt) {
     const Group group = GetGroup(rt, CPPOOL_WORLD);
@@ -386,8 +386,7 @@ TEST_CASE("host peers: a rank outside of the group is an error at the call") {
 }
 
 TEST_CASE(
-    "host abort: ranks that wait for one that has gone are released with its reason, and the world "
-    "recovers") {
+    "host abort: ranks that wait for a failed rank get an error with its reason, and the world recovers") {
   const int size = GENERATE(2, 4, 8);
   const int kind = GENERATE(0, 1, 2, 3, 4);
   World world(size);
@@ -442,10 +441,11 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("host abort: at any moment, no buffer is touched after its rank has released it") {
+TEST_CASE(
+    "host abort: no buffer is read or written after its rank has released it, whenever the abort happens") {
   World world(4);
-  // Small calls end between two checks, large ones are under way when the world is aborted. The sanitizers report a
-  // read of a freed buffer.
+  // Small calls end between two checks for an abort; large ones are running when the world is aborted. Sanitizers report a read of a
+  // freed buffer.
   const std::size_t count = GENERATE(std::size_t{1024}, std::size_t{1} << 19);
   const bool large = count > 1024;
   for (int round = 0; round < (large ? 25 : 60); ++round) {
@@ -490,7 +490,7 @@ TEST_CASE("host abort: at any moment, no buffer is touched after its rank has re
   CheckNextCase(world);
 }
 
-TEST_CASE("host calls: taken back until another rank has accepted them, not after") {
+TEST_CASE("host calls: a call can be withdrawn until another rank has accepted it") {
   host::HostWorld world(2);
   host::HostComm& comm = world.Comm({2, 1}, 0);
   std::int32_t a = 1, b = 2;
@@ -502,17 +502,17 @@ TEST_CASE("host calls: taken back until another rank has accepted them, not afte
     CollectiveCall call{Collective::kAllReduce, CPPOOL_INT32, CPPOOL_SUM, 1, data, data};
     return host::MakeCollective(comm, rank, position, call);
   };
-  SECTION("a collective that all have joined is finished") {
+  SECTION("a collective that all ranks have joined is completed") {
     const auto mine = reduce(0, 0, &a), theirs = reduce(1, 0, &b);
-    CHECK(mine->Withdraw());  // nothing said yet
+    CHECK(mine->Withdraw());  // not joined yet
     CHECK_FALSE(step(*mine));
     CHECK_FALSE(mine->Ready());
     CHECK_FALSE(step(*theirs));
     CHECK_FALSE(mine->Withdraw());
-    CHECK_FALSE(step(*mine));  // has reduced its share, which the other reads now
+    CHECK_FALSE(step(*mine));  // has reduced its share, which the other rank reads now
     CHECK_FALSE(mine->Withdraw());
     CHECK_FALSE(step(*theirs));
-    CHECK_FALSE(step(*mine));  // has gathered; the other has not
+    CHECK_FALSE(step(*mine));  // has gathered; the other rank has not
     CHECK_FALSE(mine->Withdraw());
     CHECK_FALSE(mine->Ready());
     CHECK_FALSE(step(*theirs));
@@ -521,7 +521,7 @@ TEST_CASE("host calls: taken back until another rank has accepted them, not afte
     CHECK(a == 3);
     CHECK(b == 3);
   }
-  SECTION("a collective that one rank has left never starts") {
+  SECTION("a collective that one rank has withdrawn from never starts") {
     const auto mine = reduce(0, 0, &a), theirs = reduce(1, 0, &b);
     CHECK_FALSE(step(*mine));
     CHECK(mine->Withdraw());
@@ -529,7 +529,7 @@ TEST_CASE("host calls: taken back until another rank has accepted them, not afte
     CHECK_FALSE(theirs->Ready());
     CHECK(theirs->Withdraw());
   }
-  SECTION("a message") {
+  SECTION("a message that has been received cannot be withdrawn") {
     const auto sent = host::MakeSend(comm, 0, 1, 0, &a, 4), received = host::MakeRecv(comm, 1, 0, 0, &b, 4);
     CHECK(sent->Withdraw());
     CHECK_FALSE(step(*sent));
@@ -545,7 +545,7 @@ TEST_CASE("host calls: taken back until another rank has accepted them, not afte
   }
 }
 
-TEST_CASE("host abort: later calls fail at once, and only the first reason is told") {
+TEST_CASE("host abort: later calls fail at once with the reason of the first abort") {
   World world(2);
   world.backend().Abort("first");
   world.backend().Abort("second");
@@ -560,7 +560,7 @@ TEST_CASE("host abort: later calls fail at once, and only the first reason is to
   CheckNextCase(world);
 }
 
-TEST_CASE("a rank that has finished is named by those that wait for it, at once") {
+TEST_CASE("ranks that wait for a finished rank get an error at once that names it") {
   const int size = GENERATE(2, 4, 8);
   const std::string call = GENERATE("all_reduce", "send to", "recv from");
   CAPTURE(size, call);
@@ -570,11 +570,11 @@ TEST_CASE("a rank that has finished is named by those that wait for it, at once"
     rank.BeginCase();
     const Group group = GetGroup(rt, CPPOOL_WORLD);
     std::int32_t value = 1;
-    // What a rank has called before it leaves is no reason to fail, however late the others come.
+    // A call that a rank made before it finished does not fail, even if other ranks call later.
     if (rt->rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     Check(rt, rt->all_reduce(rt, &value, &value, 1, CPPOOL_INT32, CPPOOL_SUM, group.comm, rt->stream));
     Sync(rt);
-    if (value != size) throw std::runtime_error("a wrong sum");
+    if (value != size) throw std::runtime_error("the sum is wrong");
     if (rt->rank == 1) {
       rank.EndCase();
       world.backend().Finished(1);
@@ -590,7 +590,7 @@ TEST_CASE("a rank that has finished is named by those that wait for it, at once"
     try {
       rank.EndCase();
     } catch (const RuntimeError& error) {
-      if (error.culprit() != 1) throw std::runtime_error("not rank 1's doing");
+      if (error.culprit() != 1) throw std::runtime_error("the culprit is not rank 1");
       throw;
     }
   });
@@ -608,9 +608,9 @@ TEST_CASE("a rank that has finished is named by those that wait for it, at once"
   CheckNextCase(world);
 }
 
-TEST_CASE("who calls another collective than most is the culprit for them") {
+TEST_CASE("a single rank that calls a different collective is the culprit") {
   World world(4);
-  std::atomic<int> blamed{0};
+  std::atomic<int> correct{0};
   const auto errors = world.CaseErrors([&](cppool_runtime* rt) {
     const Group group = GetGroup(rt, CPPOOL_WORLD);
     std::int32_t values[2] = {};
@@ -618,10 +618,10 @@ TEST_CASE("who calls another collective than most is the culprit for them") {
                              rt->stream));
     const cppool_status status = rt->stream_synchronize(rt, rt->stream);
     const int culprit = rt->last_failure(rt)->culprit;
-    if (culprit == (rt->rank == 2 ? RuntimeError::kOwn : 2)) ++blamed;
+    if (culprit == (rt->rank == 2 ? RuntimeError::kOwn : 2)) ++correct;
     Check(rt, status);
   });
-  CHECK(blamed == 4);
+  CHECK(correct == 4);
   for (const std::string& error : errors) {
     CHECK_THAT(error, Catch::Matchers::ContainsSubstring("rank 0 called all_reduce (sum) of 2 int32, rank 2 "
                                                          "all_reduce (sum) of 1 int32"));
@@ -629,8 +629,7 @@ TEST_CASE("who calls another collective than most is the culprit for them") {
   CheckNextCase(world);
 }
 
-TEST_CASE(
-    "the probe of a sound world passes, before and after an abort; that of a world out of step does not") {
+TEST_CASE("the probe passes before and after an abort, and fails if a rank left a message unreceived") {
   for (const int size : {1, 2, 3, 4, 8}) {
     CAPTURE(size);
     World world(size);
@@ -646,7 +645,7 @@ TEST_CASE(
     CHECK(probe() == sound);
     CHECK(probe() == sound);
     if (size < 2) continue;
-    // A message that no rank has received is taken for the probe's.
+    // The probe receives the message that no rank has received.
     const auto errors = world.CaseErrors([&](cppool_runtime* rt) {
       const Group group = GetGroup(rt, CPPOOL_WORLD);
       std::vector<std::int32_t> old(1024, 7);
@@ -661,7 +660,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("host abort: a rank that cannot start releases the others") {
+TEST_CASE("host abort: an abort releases ranks that wait in OpenRank") {
   auto backend = CreateHostBackend(2);
   std::string error;
   std::thread waiting([&] {
@@ -671,7 +670,7 @@ TEST_CASE("host abort: a rank that cannot start releases the others") {
       error = e.what();
     }
   });
-  CHECK_THROWS_AS(backend->OpenRank(2), RuntimeError);  // not one of the world's: changes nothing
+  CHECK_THROWS_AS(backend->OpenRank(2), RuntimeError);  // a rank outside the world; has no effect
   backend->Abort("rank 1 has gone");
   waiting.join();
   CHECK_THAT(error, Catch::Matchers::ContainsSubstring("rank 1 has gone"));

@@ -1,4 +1,4 @@
-// group_of on the host runtime: groups of every shape, made when a case asks for them, and its errors.
+// Tests of group_of on the host runtime: groups of every shape, made when a case first requests them, and errors.
 #include <atomic>
 #include <chrono>
 #include <string>
@@ -15,7 +15,7 @@ using cppool::test::World;
 
 namespace {
 
-// On several threads, where Catch's macros may not be used.
+// Throws unless `holds`. For the threads of ranks, where Catch2's macros may not be used.
 void Require(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error(what);
 }
@@ -30,7 +30,7 @@ std::vector<GroupShape> AllShapes(int world) {
   return shapes;
 }
 
-// Every rank's number, gathered over the group, and messages around it.
+// Gathers the rank numbers over the group, sends a message around it, and checks both.
 void UseGroup(cppool_runtime* rt, GroupShape shape) {
   const Group group = GetGroup(rt, shape);
   const std::vector<int> expected = shape.Ranks(rt->rank);
@@ -53,7 +53,7 @@ void UseGroup(cppool_runtime* rt, GroupShape shape) {
 
 }  // namespace
 
-TEST_CASE("host groups: every shape, in several cases, with the handles of the first") {
+TEST_CASE("host groups: every shape works in several cases, with the handles of the first") {
   const int size = GENERATE(1, 2, 3, 4, 6, 8, 12);
   World world(size);
   const std::vector<GroupShape> shapes = AllShapes(size);
@@ -65,18 +65,20 @@ TEST_CASE("host groups: every shape, in several cases, with the handles of the f
       for (std::size_t i = 0; i < shapes.size(); ++i) {
         UseGroup(rt, shapes[i]);
         if (round == 0) mine.push_back(GetGroup(rt, shapes[i]).comm);
-        Require(GetGroup(rt, shapes[i]).comm == mine[i], "the communicator is kept");
+        Require(GetGroup(rt, shapes[i]).comm == mine[i], "the communicator was not kept");
       }
       for (const cppool_group which : {CPPOOL_WORLD, CPPOOL_PAIR, CPPOOL_STRIDE}) {
         const auto shape = ShapeOf(which, size);
-        if (shape) Require(GetGroup(rt, which).comm == GetGroup(rt, *shape).comm, "a special case of it");
+        if (shape)
+          Require(GetGroup(rt, which).comm == GetGroup(rt, *shape).comm,
+                  "group and group_of return different communicators");
       }
     });
   }
   CHECK(world.rank(0).Groups() == shapes);
 }
 
-TEST_CASE("host groups: wrong numbers are refused on the spot") {
+TEST_CASE("host groups: an invalid size or stride is an error of the call") {
   World world(8);
   world.Case([&](cppool_runtime* rt) {
     cppool_comm comm = rt->rank ? nullptr : reinterpret_cast<cppool_comm>(rt);
@@ -90,20 +92,21 @@ TEST_CASE("host groups: wrong numbers are refused on the spot") {
     }
     Check(rt, rt->group_of(rt, 4, 1, &comm, nullptr, nullptr));
     Require(comm == GetGroup(rt, GroupShape{4, 1}).comm, "without rank and size");
-    // A rank alone is one group, however far the others are.
+    // Groups of one rank are the same for every stride.
     Require(GetGroup(rt, GroupShape{1, 4}).comm == GetGroup(rt, GroupShape{1, 1}).comm, "alone");
     Check(rt, rt->group_start(rt));
     Require(rt->group_of(rt, 2, 4, &comm, nullptr, nullptr) == CPPOOL_INTERNAL, "in a group of calls");
-    Require(std::string(rt->last_error(rt)) == "group_of between group_start and group_end", "and why");
+    Require(std::string(rt->last_error(rt)) == "group_of between group_start and group_end",
+            "the text of the error");
     Check(rt, rt->group_end(rt));
   });
 }
 
-TEST_CASE("host groups: a world that could not make one recovers and makes it in the next case") {
+TEST_CASE("host groups: after a failed group_of the world recovers, and the next case can make the group") {
   const bool abort = GENERATE(false, true);
   CAPTURE(abort);
   World world(4);
-  const GroupShape shape{1, 1};  // the only one that four ranks do not have from the start
+  const GroupShape shape{1, 1};  // the only shape that a world of four ranks does not make at its start
   for (int round = 0; round < 2; ++round) {
     const auto errors = world.Errors([&](cppool_runtime* rt) {
       RankRuntime& rank = world.rank(rt->rank);
@@ -117,8 +120,8 @@ TEST_CASE("host groups: a world that could not make one recovers and makes it in
       const std::string error = rt->last_error(rt);
       const int culprit = rt->last_failure(rt)->culprit;
       rank.EndCase();
-      Require(status == CPPOOL_INTERNAL && !comm, "it fails");
-      Require(culprit == (abort ? RuntimeError::kElsewhere : 1), "and not because of this rank");
+      Require(status == CPPOOL_INTERNAL && !comm, "group_of did not fail");
+      Require(culprit == (abort ? RuntimeError::kElsewhere : 1), "the culprit is wrong");
       throw std::runtime_error(error);
     });
     for (const int rank : {0, 2, 3}) {
@@ -133,7 +136,7 @@ TEST_CASE("host groups: a world that could not make one recovers and makes it in
   world.Case([&](cppool_runtime* rt) { UseGroup(rt, shape); });
 }
 
-TEST_CASE("host groups: ranks that ask for different shapes are told so") {
+TEST_CASE("host groups: requests for different shapes are an error on all ranks that names the shapes") {
   World world(8);
   const auto errors = world.CaseErrors([&](cppool_runtime* rt) {
     cppool_comm comm = nullptr;
@@ -147,7 +150,7 @@ TEST_CASE("host groups: ranks that ask for different shapes are told so") {
   });
 }
 
-TEST_CASE("host groups: the soundness probe covers those that cases have made, also after an abort") {
+TEST_CASE("host groups: the probe tests groups that cases have made, also after an abort") {
   World world(8);
   world.Case([&](cppool_runtime* rt) { UseGroup(rt, {4, 1}); });
   world.backend().Abort("a test");
@@ -157,7 +160,7 @@ TEST_CASE("host groups: the soundness probe covers those that cases have made, a
     return world.CaseErrors([&](cppool_runtime* rt) { ProbeGroups(world.rank(rt->rank), round); });
   };
   CHECK(probe(1) == sound);
-  // A message that no rank has received is taken for the probe's: only on this group.
+  // The probe receives the message that no rank has received; it is wrong only on this group.
   const auto errors = world.CaseErrors([&](cppool_runtime* rt) {
     const Group group = GetGroup(rt, GroupShape{4, 1});
     std::vector<std::int32_t> old(1024, 7);
@@ -175,7 +178,7 @@ TEST_CASE("host groups: the soundness probe covers those that cases have made, a
   CHECK(probe(3) == sound);
 }
 
-TEST_CASE("host progress: ranks in groups of any shape are named by their number in the world") {
+TEST_CASE("host progress: ranks in groups of any shape are named by their rank in the world") {
   World world(8);
   cppool::test::Latch seen;
   const auto eventually = [&](int rank, const std::string& doing) {

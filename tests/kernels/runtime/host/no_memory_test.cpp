@@ -1,4 +1,4 @@
-// What the host runtime's functions do when the process has no memory left: exceptions do not cross a C table.
+// Tests that the host runtime's functions return a status when the process is out of memory: exceptions must not cross the C interface.
 #include <cstdlib>
 #include <new>
 
@@ -24,7 +24,7 @@ void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 TEST_CASE(
-    "host seam: without memory for its text, a failure still is a status, and no older text stands for it") {
+    "host runtime: a failure without memory for its text returns a status and does not keep the older text") {
   cppool::test::World world(1);
   world.rank(0).BeginCase();
   cppool_runtime* const rt = world.rank(0).seam();

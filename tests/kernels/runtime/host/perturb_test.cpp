@@ -1,9 +1,9 @@
-// Perturbed cases: the marks hold their streams up, each seed in another way, and a missing wait shows.
+// Tests of perturbed cases: marks delay their streams by times that depend on the seed, so that a missing wait changes the order of work.
 #include <algorithm>
 #include <set>
 
-#include "tests/catch.h"
 #include "kernels/runtime/common/mark_delays.h"
+#include "tests/catch.h"
 #include "tests/kernels/runtime/host/world.h"
 
 using namespace cppool::kernels;
@@ -19,7 +19,7 @@ std::vector<std::chrono::nanoseconds> Delays(MarkDelays delays, int count) {
   return all;
 }
 
-// Whether work on a second stream ran before the work on the first that was enqueued earlier.
+// Whether work on a second stream ran before work on a first stream that was enqueued earlier.
 bool SecondWasFirst(RankRuntime& rank, std::uint64_t seed, bool wait) {
   rank.BeginCase();
   rank.Perturb(seed);
@@ -42,7 +42,8 @@ bool SecondWasFirst(RankRuntime& rank, std::uint64_t seed, bool wait) {
 
 }  // namespace
 
-TEST_CASE("mark delays: none unless asked for, the same for a seed and rank, others for others") {
+TEST_CASE(
+    "mark delays: zero by default, reproducible for a seed and rank, different for other seeds and ranks") {
   CHECK(Delays(MarkDelays(), 100) == std::vector<std::chrono::nanoseconds>(100));
   const auto delays = Delays(MarkDelays(7, 3), 1000);
   CHECK(delays == Delays(MarkDelays(7, 3), 1000));
@@ -54,12 +55,13 @@ TEST_CASE("mark delays: none unless asked for, the same for a seed and rank, oth
   const auto longest = *std::max_element(delays.begin(), delays.end());
   CHECK(longest <= 200us);
   CHECK(longest > 190us);
-  CHECK(std::set(delays.begin(), delays.end()).size() > 380);  // all lengths, not a few
+  CHECK(std::set(delays.begin(), delays.end()).size() > 380);  // nearly all delays differ
 }
 
-TEST_CASE("host perturb: the seed decides how work without a wait runs, and with a wait it decides nothing") {
+TEST_CASE("host perturb: the seed changes the order of work without a wait, but not with a wait") {
   World world(1);
-  int early = 0, late = 0;  // where the seed holds the first stream up, and where the second
+  // How often the second stream ran first: with seeds that delay the first stream, and with seeds that delay the second.
+  int early = 0, late = 0;
   constexpr int kTries = 40;
   int tried_early = 0, tried_late = 0;
   for (std::uint64_t seed = 0; tried_early < kTries || tried_late < kTries; ++seed) {
@@ -72,10 +74,12 @@ TEST_CASE("host perturb: the seed decides how work without a wait runs, and with
   }
   CAPTURE(early, late);
   CHECK(early > kTries / 4);
-  CHECK(early > late + kTries / 8);  // also by chance a stream is late, on a busy machine
+  CHECK(early > late + kTries / 8);  // on a busy machine a stream may also be late by chance
 }
 
-TEST_CASE("host perturb: every mark of the case waits as its seed and rank say, and the next case has none") {
+TEST_CASE(
+    "host perturb: every mark of the case waits for the delay of its seed and rank, and not in the next "
+    "case") {
   constexpr int kMarks = 8000;  // 0.4 s of delays
   World world(2);
   for (const int rank : {0, 1}) {

@@ -1,8 +1,8 @@
-// Built with ThreadSanitizer always, and run by race_test.cpp: race_probe SCENARIO wait|no-wait
+// Always built with ThreadSanitizer, and run by race_test.cpp: race_probe SCENARIO wait|no-wait
 //
-// Each scenario has two streams that use the same memory. Without the wait there is no order between them, however the threads happen to
-// run: ThreadSanitizer has to say so. `Happened` makes the accesses truly one after the other without ordering them, which is the hardest
-// case: a lock that both sides pass would be taken for order, and hide the missing wait.
+// In each scenario two streams use the same memory. Without the wait there is no happens-before relation between them, and ThreadSanitizer
+// must report a race for every schedule of the threads. `Happened` makes one access follow the other in time without a happens-before
+// relation. This is the hardest case, because a lock that both threads take would add such a relation and hide the missing wait.
 #include <atomic>
 #include <cstdio>
 #include <cstring>
@@ -19,7 +19,7 @@ using namespace cppool::kernels;
 
 namespace {
 
-// Says that something has happened, to a thread that wants to know, with no order in it.
+// Signals another thread without a happens-before relation (relaxed atomics).
 class Happened {
  public:
   void Say() { happened_.store(true, std::memory_order_relaxed); }
@@ -37,8 +37,8 @@ struct Scene {
   Stream first, second;
   Event event;
   Happened happened;
-  // Apart from `happened`: ThreadSanitizer remembers four accesses to eight bytes, and those to it would drive the one
-  // that matters out.
+  // On another cache line than `happened`: ThreadSanitizer remembers four accesses for each eight bytes, and accesses to `happened` would
+  // evict the one that matters.
   alignas(64) int value = 0;
 
   Scene(cppool_runtime* runtime, bool with_wait)
@@ -48,7 +48,7 @@ struct Scene {
     event.Record(first.get());
     event.Wait(second.get());
   }
-  // The rank's thread feeds both streams, again and again.
+  // The rank's thread enqueues work on both streams many times.
   void Feed() {
     for (int i = 0; i < 100; ++i) {
       Enqueue(rt, first.get(), [] {});
@@ -61,7 +61,7 @@ struct Scene {
   }
 };
 
-// What one stream wrote, the other reads, after the rank's thread has gone on feeding both.
+// One stream writes and the other reads, after the rank's thread has enqueued more work on both.
 void Write(Scene& s) {
   Enqueue(s.rt, s.first.get(), [&] { s.value = 1, s.happened.Say(); });
   s.happened.Await();
@@ -70,7 +70,7 @@ void Write(Scene& s) {
   Enqueue(s.rt, s.second.get(), [&] { s.value += 1; });
 }
 
-// A wait for another event than the one that matters.
+// Without the wait, the second stream waits only for an event that was recorded too early.
 void OtherEvent(Scene& s) {
   Event early(s.rt);
   early.Record(s.first.get());
@@ -81,7 +81,7 @@ void OtherEvent(Scene& s) {
   Enqueue(s.rt, s.second.get(), [&] { s.value += 1; });
 }
 
-// Memory is allocated in the order of the first stream.
+// Memory is allocated in the order of the first stream and used on the second.
 void Allocated(Scene& s) {
   Buffer buffer(s.rt, 1024, s.first.get());
   Enqueue(s.rt, s.first.get(), [&] { s.happened.Say(); });
@@ -91,7 +91,7 @@ void Allocated(Scene& s) {
   s.End();
 }
 
-// Memory is released in the order of the second stream, used by the first.
+// Memory is released in the order of the second stream and used on the first.
 void Released(Scene& s) {
   Buffer buffer(s.rt, 1024, s.second.get());
   Check(s.rt, s.rt->stream_synchronize(s.rt, s.second.get()));
@@ -102,7 +102,7 @@ void Released(Scene& s) {
   buffer.Reset();
 }
 
-// Both streams allocate and release other memory all the time.
+// Both streams also allocate and release other memory.
 void Allocator(Scene& s) {
   const auto churn = [&] {
     for (int i = 0; i < 20; ++i) Buffer(s.rt, 5000, s.first.get()), Buffer(s.rt, 5000, s.second.get());
@@ -115,7 +115,7 @@ void Allocator(Scene& s) {
   Enqueue(s.rt, s.second.get(), [&] { s.value += 1; });
 }
 
-// A stream that is destroyed is not waited for.
+// Destroying a stream does not wait for its work.
 void Destroyed(Scene& s) {
   cppool_stream stream = nullptr;
   Check(s.rt, s.rt->stream_create(s.rt, &stream));
@@ -129,7 +129,7 @@ void Destroyed(Scene& s) {
   Enqueue(s.rt, s.second.get(), [&] { s.value += 1; });
 }
 
-// A stream made after another one was destroyed has nothing to do with that one, even when its work is done.
+// A stream that is created after another one was destroyed is not ordered after the work of that one.
 void Recreated(Scene& s) {
   {
     const Stream stream(s.rt);
@@ -143,7 +143,7 @@ void Recreated(Scene& s) {
   Check(s.rt, s.rt->stream_synchronize(s.rt, stream.get()));
 }
 
-// Each stream communicates with its own kind on a communicator of its own; that does not order the two.
+// Each of the two streams uses its own communicator, which does not order one after the other.
 void Communicators(Scene& s) {
   const Group pair = GetGroup(s.rt, CPPOOL_PAIR), stride = GetGroup(s.rt, CPPOOL_STRIDE);
   std::int32_t a = 1, b = 1;
@@ -157,7 +157,7 @@ void Communicators(Scene& s) {
   s.End();
 }
 
-// The ranks' threads meet to make a communicator; that does not order the streams.
+// The threads of the ranks meet to make a communicator, which does not order the streams.
 void NewCommunicator(Scene& s) {
   Enqueue(s.rt, s.first.get(), [&] { s.value = 1, s.happened.Say(); });
   s.happened.Await();
@@ -167,7 +167,7 @@ void NewCommunicator(Scene& s) {
   s.End();
 }
 
-// What a collective reads was written on another stream.
+// A collective reads memory that another stream has written.
 void Collective(Scene& s) {
   const Group group = GetGroup(s.rt, CPPOOL_WORLD);
   Enqueue(s.rt, s.first.get(), [&] { s.value = 1, s.happened.Say(); });

@@ -1,4 +1,4 @@
-// The host runtime's promise: ThreadSanitizer reports a missing wait between two streams, and nothing when the wait is there.
+// Tests that ThreadSanitizer reports a missing wait between two streams of the host runtime, and nothing if the wait is present.
 #include "tests/catch.h"
 #include "tests/child.h"
 
@@ -16,7 +16,7 @@ Child Probe(const std::string& scenario, const std::string& wait) {
 
 }  // namespace
 
-TEST_CASE("host runtime under ThreadSanitizer: a missing wait is reported, and only that") {
+TEST_CASE("host runtime under ThreadSanitizer: a missing wait is reported, and nothing else") {
   const std::string scenario =
       GENERATE("write", "other-event", "allocated", "released", "allocator", "destroyed", "recreated",
                "communicators", "new-communicator", "collective");

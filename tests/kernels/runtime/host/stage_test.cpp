@@ -1,9 +1,9 @@
-// Marks: what is timed, and what can be seen of a rank that is stuck.
+// Tests of marks: stage times, and the progress of a rank that is stuck.
 #include <algorithm>
 #include <map>
 
-#include "tests/catch.h"
 #include "kernels/runtime/common/stage_tally.h"
+#include "tests/catch.h"
 #include "tests/kernels/runtime/host/world.h"
 
 using namespace cppool::kernels;
@@ -32,7 +32,7 @@ std::vector<std::string> Names(const StageTimes& times) {
 
 }  // namespace
 
-TEST_CASE("stage tally: medians, sums, parents") {
+TEST_CASE("stage tally: times are sums in an iteration and medians over iterations, with parents") {
   StageTally tally;
   tally.Add(StageTally::kOnce, "inputs", true, 3);
   tally.Add(StageTally::kOnce, "inputs", true, 4);
@@ -48,7 +48,7 @@ TEST_CASE("stage tally: medians, sums, parents") {
   CHECK(tally.Times() == expected);
 }
 
-TEST_CASE("host marks: stages in call order, iterations apart, warm-up not counted") {
+TEST_CASE("host marks: stages are in call order, and the warm-up is not counted") {
   World world(1);
   RankRuntime& rank = world.rank(0);
   cppool_runtime* rt = rank.seam();
@@ -57,7 +57,7 @@ TEST_CASE("host marks: stages in call order, iterations apart, warm-up not count
   Check(rt, rt->mark(rt, rt->stream, "inputs"));
   Sleep(rt, rt->stream, 5);
   Check(rt, rt->mark(rt, rt->stream, nullptr));
-  // One iteration in each: what is counted must be the 2nd and 4th only.
+  // Four loops of one iteration; only the 2nd and 4th are counted.
   const int indices[] = {-2, 0, -1, 1};
   for (int i = 0; i < 4; ++i) {
     rank.BeginIteration(indices[i]);
@@ -70,7 +70,7 @@ TEST_CASE("host marks: stages in call order, iterations apart, warm-up not count
     Check(rt, rt->mark(rt, side.get(), nullptr));
     rank.EndIterations();
   }
-  Check(rt, rt->mark(rt, rt->stream, "open"));  // never ended: until the case is
+  Check(rt, rt->mark(rt, rt->stream, "open"));  // ends with the case
   Sleep(rt, rt->stream, 5);
   Sync(rt);
   const StageTimes times = rank.EndCase();
@@ -79,7 +79,7 @@ TEST_CASE("host marks: stages in call order, iterations apart, warm-up not count
   CHECK(TimeOf(times, "inputs") >= 5);
   CHECK(TimeOf(times, "forward/attend 0") >= 10);
   CHECK(TimeOf(times, "forward/attend 1") >= 2);
-  CHECK(TimeOf(times, "forward/attend 1") < 200);  // the warm-up's
+  CHECK(TimeOf(times, "forward/attend 1") < 200);  // the warm-up takes 200 ms
   CHECK(TimeOf(times, "forward") ==
         Catch::Approx(TimeOf(times, "forward/attend 0") + TimeOf(times, "forward/attend 1")));
   CHECK(TimeOf(times, "open") >= 5);
@@ -87,7 +87,7 @@ TEST_CASE("host marks: stages in call order, iterations apart, warm-up not count
   CHECK(rank.EndCase().empty());
 }
 
-TEST_CASE("host progress: readable while the rank is stuck") {
+TEST_CASE("host progress: another thread can read it while the rank is stuck") {
   World world(1);
   RankRuntime& rank = world.rank(0);
   cppool_runtime* rt = rank.seam();
@@ -108,7 +108,9 @@ TEST_CASE("host progress: readable while the rank is stuck") {
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
 
   std::vector<StreamProgress> progress;
-  std::thread([&] { progress = rank.Progress(); }).join();  // any thread, while the stream does not move
+  std::thread([&] {
+    progress = rank.Progress();
+  }).join();  // from another thread, while the stream is blocked
   REQUIRE(progress.size() == 2);
   CHECK(progress[0].stream == "main");
   CHECK(progress[0].stage == "forward/attend 1");
@@ -124,7 +126,7 @@ TEST_CASE("host progress: readable while the rank is stuck") {
   CHECK(progress[0].idle);
 }
 
-TEST_CASE("host progress: read all the time while cases come and go") {
+TEST_CASE("host progress: another thread reads it continuously while cases run") {
   World world(2);
   std::atomic<bool> stop{false};
   std::thread watchdog([&] {

@@ -1,4 +1,4 @@
-// Streams, events, memory and failures of one rank.
+// Tests of streams, events, memory and failures of one rank.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -7,8 +7,8 @@
 #include <iterator>
 #include <numeric>
 
-#include "tests/catch.h"
 #include "kernels/runtime/host/memory.h"
+#include "tests/catch.h"
 #include "tests/kernels/runtime/host/world.h"
 
 using namespace cppool::kernels;
@@ -25,7 +25,7 @@ struct OneRank {
   OneRank() { rank.BeginCase(); }
 };
 
-// Of this process.
+// The number of threads of this process.
 std::ptrdiff_t Threads() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/task"),
                        std::filesystem::directory_iterator());
@@ -33,14 +33,14 @@ std::ptrdiff_t Threads() {
 
 }  // namespace
 
-TEST_CASE("host stream: work runs in order, and not on the thread that enqueues it") {
+TEST_CASE("host stream: work runs in order, on another thread than the one that enqueues it") {
   OneRank one;
   Latch latch;
   std::vector<int> seen;
   std::thread::id where;
   Enqueue(one.rt, one.rt->stream, [&] { latch.Wait(), where = std::this_thread::get_id(); });
   for (int i = 0; i < 1000; ++i) Enqueue(one.rt, one.rt->stream, [&seen, i] { seen.push_back(i); });
-  latch.Open();  // only now: the calls above have returned before any of the work
+  latch.Open();  // the calls above have returned before any of the work runs
   Sync(one.rt);
   std::vector<int> expected(1000);
   std::iota(expected.begin(), expected.end(), 0);
@@ -57,7 +57,7 @@ TEST_CASE("host stream: the C function gets its argument") {
   CHECK(value == 42);
 }
 
-TEST_CASE("host stream: copy and fill keep their place among the work") {
+TEST_CASE("host stream: copy and fill run in stream order") {
   OneRank one;
   Buffer a(one.rt, 1000, one.rt->stream), b(one.rt, 1000, one.rt->stream);
   std::vector<unsigned char> host(1000);
@@ -69,12 +69,12 @@ TEST_CASE("host stream: copy and fill keep their place among the work") {
   CHECK(host == std::vector<unsigned char>(1000, 0x5a));
 }
 
-TEST_CASE("host stream: a new one does not stand behind what a destroyed one still has to do") {
+TEST_CASE("host stream: a new stream does not wait for pending work of a destroyed one") {
   OneRank one;
   std::atomic<bool> open{false}, in_time{false};
   {
     const Stream first(one.rt);
-    Enqueue(one.rt, first.get(), [&] {  // for ever, if what opens came behind it
+    Enqueue(one.rt, first.get(), [&] {  // would reach the limit if the work of `second` ran after this
       const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
       while (!open && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
       in_time = open.load();
@@ -87,7 +87,8 @@ TEST_CASE("host stream: a new one does not stand behind what a destroyed one sti
 }
 
 TEST_CASE(
-    "host stream: a case that makes and destroys many has few threads, and its new streams have no past") {
+    "host stream: a case that makes and destroys many streams has few threads, and new streams are idle "
+    "without a stage") {
   OneRank one;
   const auto before = Threads();
   std::ptrdiff_t most = 0;
@@ -107,7 +108,7 @@ TEST_CASE(
   CHECK(Threads() - before < 20);
 }
 
-TEST_CASE("host event: a wait is for the latest record at the time of the call") {
+TEST_CASE("host event: a wait refers to the latest record at the time of the call") {
   OneRank one;
   Stream side(one.rt), other(one.rt);
   Event event(one.rt);
@@ -120,7 +121,7 @@ TEST_CASE("host event: a wait is for the latest record at the time of the call")
   };
   Enqueue(one.rt, side.get(), [&] { first.Wait(), note(1); });
   event.Record(side.get());
-  event.Wait(one.rt->stream);  // for note(1), whatever is recorded later
+  event.Wait(one.rt->stream);  // waits for note(1), even if the event is recorded again
   Enqueue(one.rt, one.rt->stream, [&] { note(2), second.Open(); });
   Enqueue(one.rt, side.get(), [&] { second.Wait(), note(3); });
   event.Record(side.get());
@@ -128,12 +129,11 @@ TEST_CASE("host event: a wait is for the latest record at the time of the call")
   Enqueue(one.rt, other.get(), [&] { note(4); });
   first.Open();
   for (cppool_stream stream : {side.get(), other.get(), one.rt->stream}) Sync(one.rt, stream);
-  CHECK(order ==
-        std::vector<int>{
-            1, 2, 3, 4});  // a wait for the later record would never end: second opens in the work behind it
+  // If the main stream waited for the later record, there would be a deadlock, because its work opens `second`.
+  CHECK(order == std::vector<int>{1, 2, 3, 4});
 }
 
-TEST_CASE("host event: records on two streams of one event are apart") {
+TEST_CASE("host event: records of one event on two streams are independent") {
   OneRank one;
   Stream a(one.rt), b(one.rt);
   Event event(one.rt);
@@ -151,7 +151,9 @@ TEST_CASE("host event: records on two streams of one event are apart") {
   CHECK(seen);
 }
 
-TEST_CASE("host event: one that was never recorded is no wait, and a destroyed one still is one") {
+TEST_CASE(
+    "host event: waiting for an unrecorded event has no effect, and a wait for a destroyed event still "
+    "holds") {
   OneRank one;
   Stream side(one.rt);
   Latch latch;
@@ -171,7 +173,7 @@ TEST_CASE("host event: one that was never recorded is no wait, and a destroyed o
   CHECK(seen);
 }
 
-TEST_CASE("host memory: aligned, poisoned, counted, released in stream order") {
+TEST_CASE("host memory: allocations are aligned, filled with NaN, counted, and released in stream order") {
   OneRank one;
   const std::size_t before = one.rank.Memory().held_bytes;
   Latch latch;
@@ -188,7 +190,7 @@ TEST_CASE("host memory: aligned, poisoned, counted, released in stream order") {
   float* raw = buffer.get<float>();
   float kept = 0;
   Enqueue(one.rt, one.rt->stream, [&latch, &kept, raw] { latch.Wait(), raw[0] = 7, kept = raw[0]; });
-  buffer.Reset();  // behind the work that uses it
+  buffer.Reset();  // enqueued after the work that uses it
   CHECK(one.rank.Memory().live_allocations == 0);
   CHECK(one.rank.Memory().held_bytes == before + 4 * 333);
   latch.Open();
@@ -197,7 +199,7 @@ TEST_CASE("host memory: aligned, poisoned, counted, released in stream order") {
   CHECK(one.rank.Memory().held_bytes == before);
 }
 
-TEST_CASE("host memory: nothing for nothing, and no double free") {
+TEST_CASE("host memory: an allocation of 0 bytes is NULL, and a double free is an error") {
   OneRank one;
   void* ptr = &one;
   Check(one.rt, one.rt->alloc(one.rt, 0, one.rt->stream, &ptr));
@@ -213,7 +215,7 @@ TEST_CASE("host memory: nothing for nothing, and no double free") {
   CHECK(one.rt->free_host(one.rt, host) == CPPOOL_INTERNAL);
 }
 
-TEST_CASE("host memory: what does not fit is refused before it is tried") {
+TEST_CASE("host memory: an allocation larger than the free memory is refused without trying it") {
   OneRank one;
   const std::size_t total = one.world.backend().Devices()[0].total_bytes;
   CHECK(one.rank.Memory().free_bytes > 0);
@@ -226,13 +228,13 @@ TEST_CASE("host memory: what does not fit is refused before it is tried") {
     CHECK(one.rt->alloc_host(one.rt, bytes, &ptr) == CPPOOL_OUT_OF_MEMORY);
   }
   CHECK(one.rank.Memory().held_bytes == 0);
-  Buffer buffer(one.rt, 1 << 20, one.rt->stream);  // and the next one that fits is given
+  Buffer buffer(one.rt, 1 << 20, one.rt->stream);  // a smaller allocation works afterwards
   CHECK(buffer.get() != nullptr);
 }
 
-TEST_CASE("host memory: reservations that nobody has touched yet count") {
+TEST_CASE("host memory: reservations that are not touched yet reduce the free memory") {
   host::MemoryGate gate;
-  const std::size_t step = gate.Free() / 3;  // memory is only reserved here, never taken
+  const std::size_t step = gate.Free() / 3;  // the test only reserves memory, without allocating it
   int given = 0;
   while (given < 10 && gate.Reserve(step)) ++given;
   CHECK(given >= 2);
@@ -243,7 +245,7 @@ TEST_CASE("host memory: reservations that nobody has touched yet count") {
   CHECK(gate.Reserve(step));
 }
 
-TEST_CASE("host memory: what is refused to one rank is not missing to another") {
+TEST_CASE("host memory: a refused reservation of one rank does not reduce the memory for another") {
   host::MemoryGate gate;
   std::atomic<bool> end{false};
   int given = 0;
@@ -251,7 +253,7 @@ TEST_CASE("host memory: what is refused to one rank is not missing to another") 
     while (!end) given += gate.Reserve(std::size_t{1} << 47);
   });
   int refused = 0;
-  for (int i = 0; i < 300; ++i) {  // each asks the system: more than goes by without
+  for (int i = 0; i < 300; ++i) {  // large enough that each reservation reads the system's free memory
     const std::size_t bytes = gate.Free() / 32;
     gate.Reserve(bytes) ? gate.Touched(bytes) : static_cast<void>(++refused);
   }
@@ -269,7 +271,7 @@ TEST_CASE("host stream: a failure skips later work on every stream of the rank, 
   Enqueue(one.rt, side.get(), [] { throw RuntimeError(CPPOOL_OUT_OF_MEMORY, "no room at all"); });
   Enqueue(one.rt, side.get(), [&] { later = true; });
   event.Record(side.get());
-  event.Wait(one.rt->stream);  // opens all the same
+  event.Wait(one.rt->stream);  // does not block, although the work was skipped
   Enqueue(one.rt, one.rt->stream, [&] { on_main = true; });
   CHECK(one.rt->stream_synchronize(one.rt, one.rt->stream) == CPPOOL_OUT_OF_MEMORY);
   CHECK_THAT(one.rt->last_error(one.rt), Catch::Matchers::Equals("no room at all"));
@@ -284,7 +286,9 @@ TEST_CASE("host stream: a failure skips later work on every stream of the rank, 
   CHECK_NOTHROW(one.rank.EndCase());
 }
 
-TEST_CASE("host stream: a failure that is seen at the end of the case is where the stream stopped") {
+TEST_CASE(
+    "host stream: after a failure that EndCase reports, the progress has the stage where the stream "
+    "stopped") {
   OneRank one;
   Check(one.rt, one.rt->mark(one.rt, one.rt->stream, "stopped here"));
   Enqueue(one.rt, one.rt->stream, [] { throw RuntimeError(CPPOOL_INTERNAL, "late"); });
@@ -297,7 +301,7 @@ TEST_CASE("host stream: a failure that is seen at the end of the case is where t
   CHECK(one.rank.Progress().at(0).stage.empty());
 }
 
-TEST_CASE("host stream: anything that is thrown is a failure with a text") {
+TEST_CASE("host stream: an exception of any type is a failure with a text") {
   OneRank one;
   Enqueue(one.rt, one.rt->stream, [] { throw std::logic_error("thought wrong"); });
   CHECK(one.rt->stream_synchronize(one.rt, one.rt->stream) == CPPOOL_INTERNAL);
@@ -308,7 +312,7 @@ TEST_CASE("host stream: anything that is thrown is a failure with a text") {
   CHECK_THAT(one.rt->last_error(one.rt), Catch::Matchers::ContainsSubstring("not a std::exception"));
 }
 
-TEST_CASE("host case: what a case leaves behind is released, its work done") {
+TEST_CASE("host case: EndCase completes the work of a case and releases its memory, streams and events") {
   OneRank one;
   std::atomic<int> ran{0};
   for (int round = 0; round < 20; ++round) {
@@ -331,13 +335,13 @@ TEST_CASE("host case: what a case leaves behind is released, its work done") {
     CHECK(one.rank.Memory().held_bytes == 0);
     CHECK(one.rank.Progress().size() == 1);
     one.rank.BeginCase();
-    CHECK(one.rt->stream_synchronize(one.rt, stream) == CPPOOL_INTERNAL);  // the handles are gone
+    CHECK(one.rt->stream_synchronize(one.rt, stream) == CPPOOL_INTERNAL);  // the handles are invalid now
     CHECK(one.rt->event_record(one.rt, event, one.rt->stream) == CPPOOL_INTERNAL);
     CHECK(one.rt->group_end(one.rt) == CPPOOL_INTERNAL);
   }
 }
 
-TEST_CASE("host seam: wrong handles are errors that say so") {
+TEST_CASE("host runtime: an invalid handle is an error that names its kind") {
   OneRank one;
   CHECK(one.rt->fill(one.rt, &one, 0, 0, nullptr) == CPPOOL_INTERNAL);
   CHECK_THAT(one.rt->last_error(one.rt), Catch::Matchers::ContainsSubstring("not a stream"));

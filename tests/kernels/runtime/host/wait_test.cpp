@@ -1,4 +1,4 @@
-// What the host runtime says that a stuck stream waits for.
+// Tests of the progress of a stuck stream on the host runtime: the call and the ranks that it waits for.
 #include <fstream>
 #include <string>
 #include <thread>
@@ -13,7 +13,7 @@ using cppool::test::World;
 
 namespace {
 
-// The progress of a rank's stream once `holds` does: streams take their time to get stuck.
+// Polls the progress of a rank's stream until `holds` returns true.
 template <typename Holds>
 StreamProgress Eventually(World& world, int rank, std::size_t stream, Holds holds) {
   StreamProgress progress;
@@ -32,7 +32,8 @@ StreamProgress OnceWaiting(World& world, int rank, std::size_t stream) {
 
 }  // namespace
 
-TEST_CASE("host progress: a stream says whose message it waits for, and who waits for it") {
+TEST_CASE(
+    "host progress: a stream reports the rank whose message it waits for, and the stream that it waits for") {
   World world(4);
   Latch seen;
   std::thread reader([&] {
@@ -50,11 +51,11 @@ TEST_CASE("host progress: a stream says whose message it waits for, and who wait
     const StreamProgress sender = OnceWaiting(world, 0, 0);
     CHECK(sender.doing == "waiting for send to rank 2");
     CHECK(sender.awaits == std::vector<int>{2});
-    CHECK_FALSE(sender.idle);  // though nothing is marked
+    CHECK_FALSE(sender.idle);  // although it has no stage
     seen.Open();
   });
   world.Case([&](cppool_runtime* rt) {
-    const Group strides = GetGroup(rt, CPPOOL_STRIDE);  // ranks are of the world, peers of the group
+    const Group strides = GetGroup(rt, CPPOOL_STRIDE);  // progress names ranks of the world, not of the group
     Buffer data(rt, 64, rt->stream);
     const int peer = 1 - strides.rank;
     if (rt->rank == 3) {
@@ -64,7 +65,7 @@ TEST_CASE("host progress: a stream says whose message it waits for, and who wait
       allocated.Wait(side.get());
       {
         const Stage stage(rt, side.get(), "step 2 of 4");
-        GroupedCalls calls(rt);  // twice the same is said once
+        GroupedCalls calls(rt);  // two equal waits are reported once
         for (int i = 0; i < 2; ++i) Check(rt, rt->recv(rt, data.get(), 32, peer, strides.comm, side.get()));
         calls.End();
       }
@@ -81,14 +82,14 @@ TEST_CASE("host progress: a stream says whose message it waits for, and who wait
     }
     Sync(rt);
     const StreamProgress main = world.rank(rt->rank).Progress()[0];
-    // On the ranks' threads, where Catch's macros may not be used.
+    // Throws, because Catch2's macros may not be used on the threads of ranks.
     if (!main.doing.empty() || !main.behind.empty() || !main.idle)
       throw std::runtime_error("the main stream is not idle: '" + main.doing + "' '" + main.behind + "'");
   });
   reader.join();
 }
 
-TEST_CASE("host progress: a collective says who has not come") {
+TEST_CASE("host progress: a collective reports the missing ranks") {
   World world(4);
   Latch seen;
   std::thread reader([&] {
@@ -110,7 +111,7 @@ TEST_CASE("host progress: a collective says who has not come") {
   reader.join();
 }
 
-TEST_CASE("host progress: a stage without work left says so") {
+TEST_CASE("host progress: a stage without work left is reported as such") {
   World world(1);
   world.Case([&](cppool_runtime* rt) {
     const Stage stage(rt, rt->stream, "step 1 of 1");

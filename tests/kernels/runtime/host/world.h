@@ -1,4 +1,4 @@
-// A host world for tests: a thread per rank, as the daemon has.
+// A host world for tests with one thread per rank, as in the daemon.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,7 @@ class World {
   kernels::Backend& backend() { return *backend_; }
   kernels::RankRuntime& rank(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
 
-  // Runs `body` on every rank's thread and returns what each threw ("" when nothing).
+  // Runs `body` on every rank's thread and returns the error of each ("" if there is none).
   std::vector<std::string> Errors(const std::function<void(cppool_runtime*)>& body) {
     std::vector<std::string> errors(ranks_.size());
     std::vector<std::thread> threads;
@@ -43,7 +43,7 @@ class World {
     return errors;
   }
 
-  // One case, ended as a daemon ends it: the first rank that fails aborts the world. Returns what each rank threw.
+  // Runs one case like the daemon: the first rank that fails aborts the world. Returns the error of each rank.
   std::vector<std::string> CaseErrors(const std::function<void(cppool_runtime*)>& body) {
     std::atomic<bool> failed{false};
     auto errors = Errors([&](cppool_runtime* rt) {
@@ -66,7 +66,7 @@ class World {
     return errors;
   }
 
-  // A case that has to work.
+  // Runs one case and throws the first error of a rank.
   void Case(const std::function<void(cppool_runtime*)>& body) {
     for (const std::string& error : CaseErrors(body)) {
       if (!error.empty()) throw std::runtime_error(error);
@@ -96,7 +96,7 @@ class World {
   std::vector<std::unique_ptr<kernels::RankRuntime>> ranks_;
 };
 
-// Holds work back until it is opened: what a test enqueues behind it has certainly not run before.
+// Blocks work until Open, so that work enqueued after it cannot run before.
 class Latch {
  public:
   void Open() { open_.store(true, std::memory_order_release); }

@@ -1,4 +1,4 @@
-// The CUDA kernels against the host's, which tests/kernels/check holds against naive ones.
+// Compares the CUDA check kernels with the host's, which the tests of the parent folder compare with naive ones.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -29,7 +29,7 @@ CheckRank& Host() {
   return rank;
 }
 
-TEST_CASE("inputs have the host's bits") {
+TEST_CASE("generated inputs have the same bits as on the host") {
   if (!HaveDevice()) return;
   const auto generate = [](const CheckRank& rank, const Layout& layout, Dtype dtype, int heads, int dim) {
     const Buffer buffer = rank.Poisoned(static_cast<std::size_t>(layout.rows) * heads * dim * SizeOf(dtype));
@@ -41,7 +41,7 @@ TEST_CASE("inputs have the host's bits") {
     CAPTURE(layout.rows, static_cast<int>(dtype), heads, dim);
     const bool same =
         generate(Cuda(), layout, dtype, heads, dim) == generate(Host(), layout, dtype, heads, dim);
-    CHECK(same);  // rather than the comparison, which would print megabytes
+    CHECK(same);  // CHECK of the comparison itself would print megabytes
   };
   for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16, Dtype::kFp32, Dtype::kFp64}) {
     check(GlobalLayout(QkvFormat::kBshd, UniformSequences(2, 40)), dtype, 3, 64);
@@ -49,16 +49,16 @@ TEST_CASE("inputs have the host's bits") {
     check(GlobalLayout(QkvFormat::kBshd, UniformSequences(1, 7)), dtype, 1, 10);
   }
   check(GlobalLayout(QkvFormat::kBshd, UniformSequences(300, 2)), Dtype::kBf16, 1,
-        8);  // more segments than one launch takes
+        8);  // more segments than fit into one launch
   check(GlobalLayout(QkvFormat::kBshd, UniformSequences(1, 40000)), Dtype::kBf16, 1, 8);
   Layout gaps;
   gaps.segments = {{.sequence = 3, .position = 4, .length = 2, .row = 1}};
   gaps.rows = 5;
   gaps.row_step = 2;
-  check(gaps, Dtype::kBf16, 2, 64);  // rows of no segment stay poisoned on both
+  check(gaps, Dtype::kBf16, 2, 64);  // rows that belong to no segment stay NaN on both
 }
 
-TEST_CASE("a bias has the host's bits") {
+TEST_CASE("a generated bias has the same bits as on the host") {
   if (!HaveDevice()) return;
   const auto generate = [](const CheckRank& rank, std::int64_t batch, int heads, std::int64_t q,
                            std::int64_t kv, Dtype dtype) {
@@ -77,12 +77,12 @@ TEST_CASE("a bias has the host's bits") {
     check(1, 1, 5, 7, dtype);
     check(1, 1, 1, 3001, dtype);
   }
-  check(1, 1, 5000, 4, Dtype::kBf16);  // more rows than a launch has blocks for
+  check(1, 1, 5000, 4, Dtype::kBf16);  // more rows than a launch has blocks
   check(5000, 1, 1, 12, Dtype::kBf16);
   check(1, 2, 3, 5000, Dtype::kFp16);
 }
 
-TEST_CASE("a digest is the host's") {
+TEST_CASE("a digest is the same as on the host") {
   if (!HaveDevice()) return;
   for (const std::size_t count : {0, 1, 3, 4, 5, 1000, 1001, 3000003}) {
     const std::vector<std::uint16_t> values = SomeValues(count + 3);
@@ -93,7 +93,7 @@ TEST_CASE("a digest is the host's") {
   }
 }
 
-TEST_CASE("values are rounded as on the host, and filled") {
+TEST_CASE("RoundValues agrees with the host, and FillValues fills only its range") {
   if (!HaveDevice()) return;
   for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16, Dtype::kFp32, Dtype::kFp64}) {
     std::vector<double> values;
@@ -114,7 +114,7 @@ TEST_CASE("values are rounded as on the host, and filled") {
   CHECK((Cuda().Download<double>(buffer) == expected));
 }
 
-TEST_CASE("softmax offsets have the host's bits") {
+TEST_CASE("generated softmax offsets have the same bits as on the host") {
   if (!HaveDevice()) return;
   const Layout one{{{0, 0, 1, 0}}, 1, 1};
   const auto generate = [&](const CheckRank& rank) {
@@ -126,14 +126,14 @@ TEST_CASE("softmax offsets have the host's bits") {
   CHECK((generate(Cuda()) == generate(Host())));
 }
 
-TEST_CASE("a comparison finds what a naive one finds") {
+TEST_CASE("a comparison agrees with a naive loop") {
   if (!HaveDevice()) return;
   for (const CompareCase& c : CompareCases()) {
     for (const bool special : {false, true}) CheckCompare(Cuda(), c, special);
   }
 }
 
-TEST_CASE("a comparison of nothing counts nothing") {
+TEST_CASE("a comparison of no elements has count 0 and no errors") {
   if (!HaveDevice()) return;
   const CompareStats stats = Cuda().Compare({});
   CHECK(stats.count == 0);
@@ -141,14 +141,14 @@ TEST_CASE("a comparison of nothing counts nothing") {
   CHECK(stats.max_abs_err == 0);
 }
 
-// Exact results differ by the order of sums and the two exps. Where results are rounded, a last place may tip over, rarely.
+// Exact results differ by the order of sums and by the implementations of exp. Rounded results may rarely differ by one rounding.
 void CheckAgrees(const char* name, const OracleCase& c, const std::vector<double>& got,
                  const std::vector<double>& expected) {
   REQUIRE(got.size() == expected.size());
   double largest = 0;
   for (const double x : expected) largest = std::max(largest, std::isfinite(x) ? std::abs(x) : 0.0);
   const double unit = c.dtype == Dtype::kBf16 ? 0x1p-8 : 0x1p-11;
-  const double exact = 1e-13 * largest + 1e-15;  // sums of rounded values have an order too
+  const double exact = 1e-13 * largest + 1e-15;  // for a different order of sums
   const double tolerance = c.rounded ? unit * largest : exact;
   std::size_t different = 0;
   for (std::size_t i = 0; i < got.size(); ++i) {
@@ -185,9 +185,9 @@ void CheckCase(OracleCase c) {
   }
 }
 
-TEST_CASE("the oracle agrees with the host's: masks, windows, unequal lengths") {
+TEST_CASE("the oracle agrees with the host's oracle: masks, windows, unequal lengths") {
   if (!HaveDevice()) return;
-  // Lengths of several tiles of 64, not multiples of it; then windows of more than a tile.
+  // First lengths of several tiles of 64 that are not multiples of 64, then windows larger than a tile.
   for (const OracleCase& c : MaskCases({.group = 2, .dim_qk = 16, .dim_v = 8, .step = 2}, 70, 201))
     CheckCase(c);
   for (OracleCase c : MaskCases({.group = 1, .dim_qk = 8, .dim_v = 16, .dtype = Dtype::kFp16}, 128, 320)) {
@@ -197,7 +197,7 @@ TEST_CASE("the oracle agrees with the host's: masks, windows, unequal lengths") 
   }
 }
 
-TEST_CASE("the oracle agrees with the host's: bias, ALiBi, softmax offset, max_logit") {
+TEST_CASE("the oracle agrees with the host's oracle: bias, ALiBi, softmax offset, max_logit") {
   if (!HaveDevice()) return;
   for (const OracleCase& c : FeatureCases({.group = 3, .dim_qk = 16, .dim_v = 8, .step = 2}, 70, 201))
     CheckCase(c);
@@ -206,7 +206,7 @@ TEST_CASE("the oracle agrees with the host's: bias, ALiBi, softmax offset, max_l
     CheckCase(c);
 }
 
-TEST_CASE("calls add to dbias and the offset's gradient, and raise max_logit") {
+TEST_CASE("repeated calls add to dbias and d_softmax_offset, and raise max_logit") {
   if (!HaveDevice()) return;
   OracleCase c{.seqlen_q = 70, .seqlen_kv = 90, .group = 2, .bias = true, .offset = true};
   c.bias_queries = GENERATE(false, true);
@@ -227,8 +227,8 @@ TEST_CASE("calls add to dbias and the offset's gradient, and raise max_logit") {
   }
 }
 
-// Negative logits are ordered the other way round as bits.
-TEST_CASE("max_logit of negative logits alone") {
+// The bits of negative floats, read as integers, have the reverse order.
+TEST_CASE("max_logit is right if all logits are negative") {
   if (!HaveDevice()) return;
   const OracleCase c{.seqlen_q = 70,
                      .seqlen_kv = 20,
@@ -248,7 +248,7 @@ TEST_CASE("max_logit of negative logits alone") {
   }
 }
 
-TEST_CASE("a bias of -inf hides its keys") {
+TEST_CASE("a bias of -inf masks its keys") {
   if (!HaveDevice()) return;
   OracleCase c{
       .seqlen_q = 70, .seqlen_kv = 70, .group = 2, .bias = true, .bias_heads = false, .offset = true};
@@ -270,7 +270,7 @@ TEST_CASE("a bias of -inf hides its keys") {
   CheckAgrees("d_offset", c, got.d_offset, expected.d_offset);
 }
 
-TEST_CASE("the oracle agrees with the host's: dims, groups, dtypes") {
+TEST_CASE("the oracle agrees with the host's oracle: dims, groups, dtypes") {
   if (!HaveDevice()) return;
   for (const auto& [dim_qk, dim_v] : {std::pair{64, 64}, std::pair{128, 128}, std::pair{192, 128},
                                       std::pair{128, 64}, std::pair{256, 256}, std::pair{5, 3}}) {
@@ -286,7 +286,7 @@ TEST_CASE("the oracle agrees with the host's: dims, groups, dtypes") {
       }
     }
   }
-  // Few tiles and long sums, which are added up in parts.
+  // Few tiles and long sums, which are divided into parts.
   for (const int group : {1, 2}) {
     CheckCase({.seqlen_q = 700,
                .seqlen_kv = 1100,
@@ -361,11 +361,11 @@ void CheckParts(const OracleCase& c) {
   check_sum(got.d_offset, Cuda().Download<double>(d_offset));
 }
 
-// Checked through what each head gives when asked for alone: the group's dk and dv are the sums of theirs.
-TEST_CASE("a group that does not fit the workspace at once is worked on in parts") {
+// Compares with one call for each head, whose dk and dv add up to those of the group.
+TEST_CASE("a group that does not fit into the workspace is processed in several chunks") {
   if (!HaveDevice()) return;
   const OracleCase c = GENERATE(
-      // Chunks of rows, of all heads at a time; of rows and of single heads; heads whose dk and dv are too large to be kept apart.
+      // Three cases: chunks of rows with all heads; chunks of rows with single heads; dk and dv too large for partial sums of each head.
       OracleCase{.seqlen_q = 2000,
                  .seqlen_kv = 8192,
                  .group = 6,
@@ -397,7 +397,7 @@ TEST_CASE("a group that does not fit the workspace at once is worked on in parts
   CheckParts(c);
 }
 
-TEST_CASE("the forward pass alone, and lengths of 0") {
+TEST_CASE("the oracle handles a forward pass alone and lengths of 0") {
   if (!HaveDevice()) return;
   OracleCase c{.seqlen_q = 80, .seqlen_kv = 90, .group = 2, .bias = true, .offset = true};
   OracleInputs inputs = MakeInputs(Cuda(), c);

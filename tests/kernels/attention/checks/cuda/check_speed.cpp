@@ -1,4 +1,4 @@
-// Prints what checking costs on this GPU: inputs, comparisons and the oracle at 4096 x 4096. Not a test: nothing depends on the times.
+// Prints the time of generating inputs, comparing, and the oracle at 4096 x 4096 on this GPU. Not a test: the times are not checked.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -11,7 +11,8 @@
 namespace cppool::kernels::test {
 namespace {
 
-// The median of several runs, each from an idle stream to an idle stream; the first, which may allocate, is not counted.
+// The median of five runs, each measured from an idle stream until the stream is idle again. A first run, which may allocate, is not
+// counted.
 template <typename Work>
 double Milliseconds(const CheckRank& rank, const Work& work) {
   std::vector<double> times;
@@ -48,7 +49,7 @@ void TimeOracle(const CheckRank& rank, const char* name, const OracleCase& c) {
     args.rounded = rounded;
     milliseconds[rounded] = Milliseconds(rank, [&] { rank.kernels().Oracle(args, rank.stream()); });
   }
-  // S, dP: dim_qk, dim_v; out, dv: dim_v; dq, dk: dim_qk.
+  // Products over dim_qk: S, dq, dk; over dim_v: dP, out, dv.
   const double pairs = static_cast<double>(c.seqlen_q) * static_cast<double>(c.seqlen_kv) *
                        (c.mask == AttnMaskType::kNoMask ? 1 : 0.5);
   const double flops = 2.0 * c.group * pairs * 3 * (c.dim_qk + c.dim_v);

@@ -22,7 +22,7 @@ using namespace kernels;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr std::uint16_t kNanBits = 0x7fff;  // in both types
-constexpr float kBefore = 0.25f;            // what dbias holds before it is added to
+constexpr float kBefore = 0.25f;            // initial value of dbias, to which the kernel adds
 
 Dtype DtypeOf(const KernelShape& shape) { return shape.dtypes.q; }  // of all tensors
 
@@ -38,7 +38,7 @@ struct Half {
   Dtype dtype;
   std::vector<std::uint16_t> bits;
 
-  // From an element on.
+  // The tensor from an element on.
   TensorOut At(std::size_t element) { return {bits.data() + element, dtype}; }
 
   std::vector<double> Numbers() const {
@@ -66,7 +66,7 @@ Half Poisoned(Dtype dtype, std::size_t count) { return {dtype, std::vector<std::
 // Half a unit in the last place of 1.
 double UnitOf(Dtype dtype) { return dtype == Dtype::kBf16 ? 0x1p-8 : 0x1p-11; }
 
-// NaN first, then the RMS error relative to the reference's RMS, then single elements.
+// Checks that there is no NaN, then the RMS error relative to the reference's RMS, then the largest error.
 void CheckClose(const std::string& name, Dtype dtype, const std::vector<double>& got,
                 const std::vector<double>& want) {
   INFO(name);
@@ -83,23 +83,23 @@ void CheckClose(const std::string& name, Dtype dtype, const std::vector<double>&
   }
   REQUIRE(nans == 0);
   const double unit = UnitOf(dtype);
-  // Where a softmax sees one key, its gradients are differences of equal numbers, and the reference is zero.
+  // If a query sees one key, its gradients are differences of equal numbers, and the reference is zero.
   const double floor = 0.05 * unit;
   CHECK(std::sqrt(error) <=
         1.5 * unit * std::sqrt(size) + floor * std::sqrt(static_cast<double>(want.size())));
   CHECK(largest_error <= 4 * unit * largest + 4 * floor);
 }
 
-// A part's place in tensors that hold the parts end to end.
+// The first row of a part in tensors that hold the parts one after another.
 std::size_t RowsBefore(const std::vector<Layout>& parts, std::size_t part) {
   std::int64_t rows = 0;
   for (std::size_t i = 0; i < part; ++i) rows += parts[i].rows;
   return static_cast<std::size_t>(rows);
 }
 
-// Elements (sequence, head, query, key) of a bias in memory.
+// The strides of a bias tensor, and the index of an element (sequence, head, query, key).
 struct BiasPlaces {
-  // `gap` unused elements after each row and more of them after each head and sequence.
+  // `gap` unused elements follow each row, and more follow each head and sequence.
   BiasPlaces(const Problem& problem, BiasShape shape, std::int64_t gap) {
     const std::int64_t rows =
         shape.queries ? *std::max_element(problem.length_q.begin(), problem.length_q.end()) : 1;
@@ -131,7 +131,7 @@ class Run {
     }
     if (problem_.offset) {
       offset_.resize(heads_);
-      // About as large as a row's lse, so that it takes a good part of the denominator.
+      // About as large as a row's lse, so that it is a large part of the denominator.
       for (float& offset : offset_) offset = uniform(random_) + 4;
     }
     const KernelRequest request = RequestFor(problem_);
@@ -234,7 +234,7 @@ class Run {
     }
   }
 
-  // NaN in rows without a token.
+  // Random values; NaN in rows without a token.
   Half Input(const Layout& layout, std::size_t row_size) {
     const std::vector<Token> tokens = TokensOf(layout);
     Half half = RandomHalf(DtypeOf(shape_), tokens.size() * row_size, random_);
@@ -244,7 +244,7 @@ class Run {
     return half;
   }
 
-  // NaN where there is no pair of tokens.
+  // Random values; NaN for pairs that do not exist.
   void MakeBias() {
     bias_ = Poisoned(DtypeOf(shape_), bias_places_.size);
     const Half numbers = RandomHalf(DtypeOf(shape_), bias_places_.size, random_);
@@ -322,7 +322,7 @@ class Run {
       }
       wrong += SameLogit(lse_[i], want.lse[i]) ? 0 : 1;
       if (!std::isinf(want.lse[i])) continue;
-      // A row that sees nothing is exactly zero, and so are the gradients of its query.
+      // For a query that sees no key, out and dq are exactly zero.
       ++masked;
       not_zero += std::all_of(&out_.bits[i * dim_v_], &out_.bits[i * dim_v_] + dim_v_, zero) ? 0 : 1;
       not_zero += std::all_of(&dq_.bits[i * dim_], &dq_.bits[i * dim_] + dim_, zero) ? 0 : 1;
@@ -340,7 +340,7 @@ class Run {
   void CheckOffsetGradient(const NaiveResult& want) {
     for (std::size_t h = 0; h < heads_; ++h) {
       INFO("gradient of offset " << h << ": " << d_offset_[h] << ", not " << want.d_offset[h]);
-      // out, which delta is made of, is rounded.
+      // The error comes from the rounding of out, from which delta is computed.
       CHECK(std::abs(d_offset_[h] - want.d_offset[h]) <= UnitOf(DtypeOf(shape_)) * want.d_offset_size[h]);
     }
   }
@@ -374,7 +374,7 @@ class Run {
   Half q_ = Input(query_, heads_*dim_), dout_ = Input(query_, heads_*dim_v_);
   Half k_ = Input(key_, kv_heads_*dim_), v_ = Input(key_, kv_heads_*dim_v_);
   const BiasPlaces bias_places_{problem_, problem_.bias_shape, 3};
-  // A bias that is the same for all queries is summed over them for each sequence and head.
+  // If all queries share the bias, its gradient is summed over the queries of each sequence and head.
   const BiasPlaces d_bias_places_ =
       problem_.bias_shape.queries ? bias_places_
                                   : BiasPlaces(problem_, {.batch = true, .heads = true, .queries = false}, 0);

@@ -1,4 +1,4 @@
-// A problem, cut into parts, run through the host's attention kernels and compared with attention in fp64.
+// Runs a problem, divided into parts, with the host's attention kernels and compares the results with attention in fp64.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace cppool::test {
 
 struct Problem {
   kernels::KernelShape shape;
-  // Parts of queries and of keys, each a buffer of its own; calls are made for every pair of them.
+  // Parts of queries and of keys, each in its own buffer; the kernels are called for every pair of parts.
   std::vector<kernels::Layout> query_parts;
   std::vector<kernels::Layout> key_parts;
   std::vector<kernels::Band> bands;
@@ -28,13 +28,12 @@ kernels::AttentionSpec Spec(std::int64_t batch, std::int64_t seqlen_q, std::int6
                             kernels::AttnMaskType mask, std::int64_t left = -1, std::int64_t right = -1,
                             kernels::QkvFormat format = kernels::QkvFormat::kBshd);
 
-// Every part of a world's layouts, as queries and as keys, of the spec's sequences.
+// The problem of a spec, with the queries divided like those of `query_parts` ranks and the keys like those of `key_parts` ranks.
 Problem MakeProblem(kernels::KernelShape shape, const kernels::AttentionSpec& spec, int query_parts,
                     int key_parts);
 
-// Runs forward and backward with random tensors and checks out, lse, max_logit, dq, dk and dv, and dbias and the
-// offset's gradient where there are any. Inputs are NaN where there is no token, and outputs must stay there what
-// they were.
+// Runs forward and backward with random tensors and checks out, lse, max_logit, dq, dk, dv, and if present dbias and d_softmax_offset.
+// Rows without a token are NaN in the inputs, and must not be written in the outputs.
 void RunAndCheck(const Problem& problem, unsigned seed);
 
 }  // namespace cppool::test

@@ -1,4 +1,4 @@
-// The host's attention kernels against attention in fp64, forward and backward, in one call and in several.
+// Compares the host's attention kernels with attention in fp64, forward and backward, in one call and in several.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -38,7 +38,7 @@ constexpr AttnMaskType kAll = AttnMaskType::kNoMask;
 constexpr AttnMaskType kCausal = AttnMaskType::kCausal;
 constexpr AttnMaskType kBottomRight = AttnMaskType::kCausalBottomRight;
 
-TEST_CASE("Every head dimension in both types") {
+TEST_CASE("Every head dimension agrees with fp64 in both dtypes") {
   struct Dims {
     int qk, v;
   };
@@ -50,7 +50,7 @@ TEST_CASE("Every head dimension in both types") {
   RunAndCheck(MakeProblem(Shape(dtype, dims.qk, dims.v, 2, 1), Spec(1, 150, 150, mask), 1, 1), 1);
 }
 
-TEST_CASE("Lengths around the tile and block sizes") {
+TEST_CASE("Lengths around the tile and block sizes agree with fp64") {
   const auto seqlen_q = GENERATE(1, 2, 15, 16, 17, 63, 64, 65, 129);
   const auto seqlen_kv = GENERATE(1, 16, 63, 64, 65, 130);
   const auto mask = GENERATE(kAll, kCausal, kBottomRight);
@@ -58,7 +58,7 @@ TEST_CASE("Lengths around the tile and block sizes") {
   RunAndCheck(MakeProblem(Shape(Dtype::kFp16, 64, 64, 3, 1), Spec(2, seqlen_q, seqlen_kv, mask), 1, 1), 2);
 }
 
-TEST_CASE("Windows, with rows that see nothing") {
+TEST_CASE("Windows agree with fp64, also for queries that see no key") {
   const auto mask = GENERATE(kAll, kCausal, kBottomRight);
   const auto left = GENERATE(-1, 0, 3, 70);
   const auto right = GENERATE(-1, 0, 5, 66);
@@ -69,7 +69,7 @@ TEST_CASE("Windows, with rows that see nothing") {
               3);
 }
 
-TEST_CASE("Heads: MHA, GQA, MQA, more heads than fit in a tile") {
+TEST_CASE("MHA, GQA, MQA and more heads than fit in a tile agree with fp64") {
   struct Heads {
     int query, kv;
   };
@@ -81,7 +81,7 @@ TEST_CASE("Heads: MHA, GQA, MQA, more heads than fit in a tile") {
       4);
 }
 
-TEST_CASE("A part of the heads whose groups are cut") {
+TEST_CASE("A range of heads that begins or ends inside a group agrees with fp64") {
   const int parts = 4;
   const auto part = GENERATE(0, 1, 2, 3);
   const auto kv_heads = GENERATE(1, 2, 6, 12);  // of 12 query heads: three in each part
@@ -94,7 +94,7 @@ TEST_CASE("A part of the heads whose groups are cut") {
   RunAndCheck(MakeProblem(shape, Spec(1, 70, 50, kAll), 1, 1), 5);
 }
 
-TEST_CASE("A key/value head that no query head here reads has gradient zero") {
+TEST_CASE("A key/value head that no query head of the call reads has gradient zero") {
   KernelShape shape = Shape(Dtype::kFp16, 64, 64, 2, 1);
   shape.kv_heads = 3;
   shape.kv_head0 = 4;
@@ -102,7 +102,7 @@ TEST_CASE("A key/value head that no query head here reads has gradient zero") {
   RunAndCheck(MakeProblem(shape, Spec(1, 40, 40, kCausal), 1, 1), 6);
 }
 
-TEST_CASE("Several calls give what one call gives") {
+TEST_CASE("Several calls on parts give the results of one call") {
   const auto query_parts = GENERATE(1, 2, 4);
   const auto key_parts = GENERATE(1, 2, 4);
   const auto format = GENERATE(QkvFormat::kBshd, QkvFormat::kSbhd);
@@ -116,7 +116,7 @@ TEST_CASE("Several calls give what one call gives") {
               7);
 }
 
-TEST_CASE("Logits of a hundred and more do not overflow") {
+TEST_CASE("Logits of 2048 do not overflow") {
   Problem problem = MakeProblem(Shape(Dtype::kFp16, 64, 64, 2, 1), Spec(1, 100, 120, kAll), 1, 2);
   problem.shape.scale = 8;
   const HostRank rank;
@@ -152,7 +152,7 @@ TEST_CASE("Logits of a hundred and more do not overflow") {
                     [](float x) { return std::abs(x - (2048 + std::log(60.0f))) < 1e-3f; }));
 }
 
-TEST_CASE("NaN in a value reaches the rows that see it") {
+TEST_CASE("NaN in a key or value is written to the rows that see it") {
   const Problem problem = MakeProblem(Shape(Dtype::kBf16, 64, 64, 1, 1), Spec(1, 40, 40, kCausal), 1, 1);
   const HostRank rank;
   const auto kernels = host::HostFamily().Open(rank.seam());
@@ -175,7 +175,7 @@ TEST_CASE("NaN in a value reaches the rows that see it") {
   CHECK(std::isnan(lse[39]) == (where == 0));
 }
 
-TEST_CASE("Shapes that there are no kernels for are refused with what there is") {
+TEST_CASE("Unsupported shapes are refused with an error that lists the supported ones") {
   const HostRank rank;
   const auto kernels = host::HostFamily().Open(rank.seam());
   const auto refused = [&](const KernelShape& shape) -> std::string {
@@ -186,7 +186,7 @@ TEST_CASE("Shapes that there are no kernels for are refused with what there is")
       kernels->Load(request);
     } catch (const RuntimeError& error) {
       CHECK(error.status() == CPPOOL_UNSUPPORTED);
-      CHECK(refusal == error.what());  // what the family says beforehand
+      CHECK(refusal == error.what());  // Load throws the text that Refusal returns
       return error.what();
     }
     CHECK_FALSE(refusal);

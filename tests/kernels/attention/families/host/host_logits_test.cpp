@@ -1,5 +1,4 @@
-// What is added to logits and to the softmax's denominator, the largest logit, and sequences with lengths of
-// their own: the host's kernels against attention in fp64.
+// Compares the host's kernels with attention in fp64: bias, ALiBi, softmax offset, max_logit, and sequences of different lengths.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -55,7 +54,7 @@ Problem WithOffset(Problem problem) {
   return problem;
 }
 
-// `length` tokens each, in rooms of at least as many places.
+// Sequences of `length` tokens each, padded to `room`.
 Sequences Padded(const std::vector<std::int64_t>& length, const std::vector<std::int64_t>& room,
                  std::int64_t rows) {
   Sequences sequences;
@@ -65,7 +64,7 @@ Sequences Padded(const std::vector<std::int64_t>& length, const std::vector<std:
   return sequences;
 }
 
-TEST_CASE("A bias of every shape, in one call and in several") {
+TEST_CASE("A bias of every shape agrees with fp64, in one call and in several") {
   const auto shape = GENERATE(k1hss, k11ss, kb1ss, kbhss, k111s);
   const auto query_parts = GENERATE(1, 2);
   const auto key_parts = GENERATE(1, 4);
@@ -79,7 +78,7 @@ TEST_CASE("A bias of every shape, in one call and in several") {
       11);
 }
 
-TEST_CASE("A bias and an offset with every head dimension") {
+TEST_CASE("A bias and a softmax offset agree with fp64 for every head dimension") {
   struct Dims {
     int qk, v;
   };
@@ -93,7 +92,7 @@ TEST_CASE("A bias and an offset with every head dimension") {
       12);
 }
 
-TEST_CASE("A bias within a window, in the formats") {
+TEST_CASE("A bias with a window agrees with fp64 in every format") {
   const auto format = GENERATE(QkvFormat::kBshd, QkvFormat::kSbhd, QkvFormat::kThd);
   const auto left = GENERATE(-1, 3, 70);
   const auto shape = GENERATE(k11ss, k111s);
@@ -104,7 +103,7 @@ TEST_CASE("A bias within a window, in the formats") {
               13);
 }
 
-TEST_CASE("A bias of heads that share a tile") {
+TEST_CASE("A bias of heads that share a tile agrees with fp64") {
   struct Heads {
     int query, kv;
   };
@@ -118,7 +117,7 @@ TEST_CASE("A bias of heads that share a tile") {
               14);
 }
 
-TEST_CASE("A part of the heads, whose groups are cut, has bias, slopes and offsets of its own") {
+TEST_CASE("A range of heads that begins or ends inside a group uses its own bias, slopes and offsets") {
   const auto part = GENERATE(0, 1, 3);
   const auto kv_heads = GENERATE(1, 2, 12);  // of 12 query heads: three in each part
   const auto bias = GENERATE(BiasType::kPostScale, BiasType::kAlibi);
@@ -146,7 +145,7 @@ TEST_CASE("ALiBi is counted from the diagonal of the sequence's band") {
   RunAndCheck(problem, 16);
 }
 
-TEST_CASE("An offset enters the denominator once, after all keys") {
+TEST_CASE("A softmax offset is added to the denominator once, after all keys") {
   const auto mask = GENERATE(kAll, kCausal, kBottomRight);
   const auto seqlen_q = GENERATE(64, 160);  // with more queries than keys, some see none
   const auto query_parts = GENERATE(1, 2);
@@ -159,7 +158,7 @@ TEST_CASE("An offset enters the denominator once, after all keys") {
               17);
 }
 
-TEST_CASE("Sequences with lengths and bands of their own, and rows without a token") {
+TEST_CASE("Sequences of different lengths, with padding rows, agree with fp64") {
   const auto format = GENERATE(QkvFormat::kBshd, QkvFormat::kSbhd, QkvFormat::kThd);
   const auto mask =
       GENERATE(AttnMaskType::kPadding, AttnMaskType::kPaddingCausal, AttnMaskType::kPaddingCausalBottomRight);
@@ -211,7 +210,7 @@ struct OnePair {
   float lse = 7, max_logit = -kInfinity;
 };
 
-TEST_CASE("Offsets far from the logits neither overflow nor count, and change neither lse nor max_logit") {
+TEST_CASE("Large softmax offsets do not overflow and do not change lse or max_logit") {
   OnePair pair;
   CHECK(pair.Out(0) == 0.5f);
   CHECK(pair.lse == 0);
@@ -232,7 +231,7 @@ TEST_CASE("max_logit is raised, never lowered") {
   CHECK(pair.max_logit == 0);
 }
 
-TEST_CASE("A bias gradient that is asked for wrongly is refused") {
+TEST_CASE("A bias gradient without a training plan or with unsupported strides is refused") {
   const Problem problem = MakeProblem(Shape(Dtype::kBf16, 64, 64, 1, 1), Spec(1, 8, 8, kCausal), 1, 1);
   const HostRank rank;
   const auto kernels = host::HostFamily().Open(rank.seam());

@@ -13,7 +13,7 @@ class HostRank {
   HostRank() : backend_(kernels::CreateHostBackend(1)), rank_(backend_->OpenRank(0)) { rank_->BeginCase(); }
   cppool_runtime* seam() const { return rank_->seam(); }
   cppool_stream stream() const { return seam()->stream; }
-  // Throws what the work has thrown.
+  // Throws the error of the enqueued work, if any.
   void Synchronize() const { kernels::Check(seam(), seam()->stream_synchronize(seam(), stream())); }
 
  private:

@@ -1,4 +1,4 @@
-// Attention written down as its definition, in fp64, token by token: what the kernels are compared with.
+// Attention by its definition, in fp64, token by token. The kernels are compared with it.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ struct Token {
   std::int32_t position;
 };
 
-// The token of each row; sequence -1 for a row that no segment has.
+// The token of each row; sequence -1 for a row that belongs to no segment.
 inline std::vector<Token> TokensOf(const kernels::Layout& layout) {
   std::vector<Token> tokens(static_cast<std::size_t>(layout.rows), Token{-1, -1});
   for (const kernels::Segment& s : layout.segments) {
@@ -37,7 +37,7 @@ inline bool Sees(const Token& query, const Token& key, const std::vector<kernels
   return band.low <= distance && distance <= band.high;
 }
 
-// Everything as numbers, [rows, heads, dim]. Rows without a token are not read.
+// Tensors as doubles, [rows, heads, dim]. Rows without a token are not read.
 struct NaiveProblem {
   kernels::KernelShape shape;
   kernels::Layout query, key;
@@ -56,7 +56,7 @@ struct NaiveResult {
   std::vector<double> max_logit;      // [heads]
   std::vector<double> d_logit;        // [heads, rows_q, rows_kv]: of the scaled and biased logits
   std::vector<double> d_offset;       // [heads]
-  std::vector<double> d_offset_size;  // [heads]: its terms' absolute values summed
+  std::vector<double> d_offset_size;  // [heads]: sum of the absolute values of its terms
 };
 
 inline NaiveResult NaiveAttention(const NaiveProblem& problem) {
@@ -121,7 +121,7 @@ inline NaiveResult NaiveAttention(const NaiveProblem& problem) {
         }
         for (std::size_t d = 0; d < dim_v; ++d) result.dv[row * dim_v + d] += p * di[d];
       }
-      if (!problem.offset.empty()) {  // its value is zero, so that its dP is zero
+      if (!problem.offset.empty()) {  // acts like a key whose value is zero, so its dP is zero
         const double term = std::exp(problem.offset[h] - denominator) * (0 - delta);
         result.d_offset[h] += term;
         result.d_offset_size[h] += std::abs(term);

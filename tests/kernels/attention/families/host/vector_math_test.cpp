@@ -1,4 +1,4 @@
-// The inner loops, each of the processor's versions, against scalar code in fp64.
+// Compares the inner loops, in every version that this CPU supports, with scalar code in fp64.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -6,9 +6,9 @@
 #include <random>
 #include <vector>
 
-#include "tests/catch.h"
-#include "kernels/numerics/half.h"
 #include "kernels/attention/families/host/vector_math.h"
+#include "kernels/numerics/half.h"
+#include "tests/catch.h"
 
 namespace {
 
@@ -30,12 +30,12 @@ std::vector<float> RandomFloats(std::size_t count, float size, std::mt19937& ran
   return values;
 }
 
-TEST_CASE("The best version is the last of those there are") {
+TEST_CASE("The best version is the last available one") {
   CHECK(AllVersions().back() == &BestVectorMath());
   CHECK(std::string(AllVersions().front()->name) == "baseline");
 }
 
-TEST_CASE("Products of every height, of rows and of columns") {
+TEST_CASE("multiply agrees with fp64 for every height, with and without transposition") {
   std::mt19937 random(1);
   for (const VectorMath* math : AllVersions()) {
     for (int rows = 1; rows <= 20; ++rows) {
@@ -78,7 +78,7 @@ TEST_CASE("Products of every height, of rows and of columns") {
   }
 }
 
-TEST_CASE("Conversions and sums of any length") {
+TEST_CASE("Conversions, scale, blend and dot agree with scalar code for any length") {
   std::mt19937 random(2);
   for (const VectorMath* math : AllVersions()) {
     for (std::size_t count = 0; count < 70; ++count) {
@@ -130,7 +130,7 @@ float RoundAs(Dtype dtype, double value) {
   return dtype == Dtype::kBf16 ? BF16ToFloat(FloatToBF16(x)) : FP16ToFloat(FloatToFP16(x));
 }
 
-TEST_CASE("The online softmax goes on from block to block") {
+TEST_CASE("The online softmax continues over several blocks") {
   const bool with_added = GENERATE(false, true);
   std::mt19937 random(3);
   const int rows = 13, lanes = 32;
@@ -144,7 +144,7 @@ TEST_CASE("The online softmax goes on from block to block") {
         std::vector<double> want_maximum(lanes, -kInfinity), want_sum(lanes, 0);
         for (int step = 0; step < 3; ++step) {
           Logits logits(rows, lanes, 40, random);
-          // In steps that leave sums exact: so that the largest is the same in fp32 and fp64.
+          // Multiples of 2^-10, whose sums are exact, so that the maximum is the same in fp32 and fp64.
           for (float& x : logits.values) x = std::round(x * 1024) / 1024;
           const auto before = logits.values;
           auto added = RandomFloats(before.size(), with_added ? 9 : 0, random);
@@ -172,7 +172,7 @@ TEST_CASE("The online softmax goes on from block to block") {
               want_sum[lane] += p;
               const float got = logits.values[row * kLogitStride + lane];
               REQUIRE(std::abs(got - p) <= unit * p + (dtype == Dtype::kFp16 ? 0x1p-25 : 1e-37));
-              REQUIRE(got == RoundAs(dtype, got));  // is of the dtype
+              REQUIRE(got == RoundAs(dtype, got));  // was rounded to the dtype
             }
             REQUIRE(std::abs(sum[lane] - want_sum[lane]) <= 1e-5 * want_sum[lane]);
           }
@@ -182,7 +182,7 @@ TEST_CASE("The online softmax goes on from block to block") {
   }
 }
 
-TEST_CASE("P and dS from lse and delta, by lane and by row, and without rounding") {
+TEST_CASE("P and dS agree with fp64, with lse and delta by lane, by row, and without rounding") {
   enum class Kind { kByLane, kByRow, kExactByRow };
   const auto kind = GENERATE(Kind::kByLane, Kind::kByRow, Kind::kExactByRow);
   const bool by_lane = kind == Kind::kByLane, exact = kind == Kind::kExactByRow;
@@ -225,8 +225,8 @@ TEST_CASE("P and dS from lse and delta, by lane and by row, and without rounding
   }
 }
 
-// The vectors' own rounding and exponential, seen through a gradient with lse 0: P = exp(x).
-TEST_CASE("exp is right over its whole range, and rounding is half.h's") {
+// Tests the vectorized exp and rounding through a gradient with lse 0, where P = exp(x).
+TEST_CASE("exp is right over its whole range, and rounding agrees with half.h") {
   for (const VectorMath* math : AllVersions()) {
     for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16}) {
       const HalfMath& half = dtype == Dtype::kBf16 ? math->bf16 : math->fp16;
@@ -236,7 +236,7 @@ TEST_CASE("exp is right over its whole range, and rounding is half.h's") {
       for (int round = 0; round < 200; ++round) {
         Logits logits(16, 16, 87.4f, random);
         const auto before = logits.values;
-        // dS = P * (dP - delta) with P = 1 rounds dP itself: random patterns of every exponent.
+        // dS = P * (dP - delta) with P = 1 and delta = 0 rounds dP; dP has random bits, with every exponent.
         std::vector<float> dp(before.size()), patterns(before.size());
         for (float& x : patterns) {
           x = std::bit_cast<float>(static_cast<std::uint32_t>(random()));
@@ -253,7 +253,7 @@ TEST_CASE("exp is right over its whole range, and rounding is half.h's") {
             const std::size_t at = row * kLogitStride + lane;
             wrong += ones[at] == 1.0f ? 0 : 1;
             wrong += dp[at] == RoundAs(dtype, patterns[at]) ? 0 : 1;
-            // Within one neighbour of the rounded exact value: where the exact one is close to a midpoint, a last place decides.
+            // If the exact value is close to a midpoint, both roundings are right.
             const double exact = before[at] < -87 ? 0 : std::exp(double{before[at]});
             const float low = RoundAs(dtype, exact * (1 - 3e-7)), high = RoundAs(dtype, exact * (1 + 3e-7));
             worse += logits.values[at] == low || logits.values[at] == high ? 0 : 1;

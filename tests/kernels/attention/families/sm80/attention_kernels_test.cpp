@@ -1,5 +1,5 @@
-// The attention kernels on a GPU against fp64 on the host: every head dim and dtype, bands, ragged lengths, head maps, layouts, and
-// several calls in place of one.
+// Compares the attention kernels on a GPU with fp64 on the host: every head dim and dtype, bands, lengths that are not multiples of a
+// tile, head maps, layouts, and several calls on parts.
 #include <cmath>
 
 #include "tests/catch.h"
@@ -30,7 +30,7 @@ TEST_CASE("attention on a GPU agrees with fp64 for every head dim and dtype") {
   }
 }
 
-TEST_CASE("attention on a GPU handles ragged lengths") {
+TEST_CASE("attention on a GPU agrees with fp64 for lengths that are not multiples of a tile") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;
@@ -42,7 +42,7 @@ TEST_CASE("attention on a GPU handles ragged lengths") {
         CAPTURE(dims.qk, seqlen_q, seqlen_kv);
         RunAndExpect(device,
                      Global(Shape(dims, Dtype::kBf16, 2, 1), QkvFormat::kBshd, 1, seqlen_q, seqlen_kv, kAll));
-        // Bottom-right: with more queries than keys, the first see nothing.
+        // Bottom-right: with more queries than keys, the first queries see no key.
         const Band band{-kOpen, seqlen_kv - seqlen_q};
         RunAndExpect(device,
                      Global(Shape(dims, Dtype::kFp16, 2, 1), QkvFormat::kSbhd, 2, seqlen_q, seqlen_kv, band));
@@ -51,7 +51,7 @@ TEST_CASE("attention on a GPU handles ragged lengths") {
   }
 }
 
-TEST_CASE("attention on a GPU sees exactly the band") {
+TEST_CASE("attention on a GPU uses exactly the pairs inside the band") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;
@@ -85,7 +85,7 @@ TEST_CASE("attention on a GPU maps query heads to key/value heads") {
   RunAndExpect(device, Global(shape, QkvFormat::kSbhd, 2, 130, 130, kCausal));
 }
 
-TEST_CASE("attention on a GPU works on the chunks that a rank holds") {
+TEST_CASE("attention on a GPU agrees with fp64 on the chunks that a rank holds") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;
@@ -107,7 +107,7 @@ TEST_CASE("attention on a GPU works on the chunks that a rank holds") {
   }
 }
 
-TEST_CASE("attention on a GPU leaves rows of no segment alone and tells sequences apart") {
+TEST_CASE("attention on a GPU does not write rows outside segments and does not mix sequences") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;
@@ -119,7 +119,7 @@ TEST_CASE("attention on a GPU leaves rows of no segment alone and tells sequence
   RunAndExpect(device, problem);
 }
 
-TEST_CASE("attention on a GPU gives the same bits twice") {
+TEST_CASE("attention on a GPU gives the same bits when repeated") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;
@@ -132,7 +132,7 @@ TEST_CASE("attention on a GPU gives the same bits twice") {
   CHECK(first == Run(device, problem, inputs, {problem.key}, {problem.query}));
 }
 
-TEST_CASE("attention on a GPU does not overflow on large logits, nor hide NaN") {
+TEST_CASE("attention on a GPU does not overflow on large logits and propagates NaN") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;

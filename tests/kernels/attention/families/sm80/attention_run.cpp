@@ -7,7 +7,7 @@
 namespace cppool::kernels::test {
 namespace {
 
-// `layout` in parts of which each has every `count`th stretch of 48 tokens.
+// Divides `layout` into `count` parts: pieces of 48 tokens are assigned to the parts round-robin.
 std::vector<Layout> Parts(const Layout& layout, std::size_t count) {
   std::vector<Layout> parts(count, {{}, layout.rows, layout.row_step});
   std::size_t next = 0;
@@ -25,7 +25,7 @@ Buffer OptionalToDevice(const Device& device, const Values& values, Dtype dtype)
   return values.empty() ? Buffer() : ToDevice(device, values, dtype);
 }
 
-// dbias as a schedule gathers it: where it is summed over queries, first apart by sequence and head.
+// Sums dbias like a schedule: if all queries share the bias, first separately for each sequence and head.
 class BiasSum {
  public:
   BiasSum(const Device& device, const Problem& problem) : dims_(problem) {
@@ -56,7 +56,7 @@ class BiasSum {
 
  private:
   BiasDims dims_;
-  std::int64_t rows_ = 0, columns_ = 0;  // of the sum; the rows are to be summed
+  std::int64_t rows_ = 0, columns_ = 0;  // shape of sum_, whose rows are added at the end
   Buffer sum_;
 };
 
@@ -68,7 +68,7 @@ void Expect(const Outputs& got, const Outputs& want, Dtype dtype) {
   CHECK(Difference(got.dk, want.dk, 2 * unit) == "");
   CHECK(Difference(got.dv, want.dv, 2 * unit) == "");
   CHECK(Difference(got.max_logit, want.max_logit, 1e-5) == "");
-  // Where a query sees few keys, dbias shows the rounding of `out` in delta in full.
+  // If a query sees few keys, the error of dbias contains the full error of delta from the rounding of `out`.
   CHECK(Difference(got.dbias, want.dbias, 2 * unit, 64) == "");
   CHECK(Difference(got.doffset, want.doffset, 8 * unit) == "");
 }
@@ -125,7 +125,7 @@ Outputs Run(const Device& device, const Problem& problem, const Inputs& inputs,
   const Buffer max_logit = Poisoned(device, heads, Dtype::kFp32);
   ops.Fill(max_logit.get<float>(), -INFINITY, shape.heads, device.stream());
 
-  std::vector<std::unique_ptr<BlockPlan>> plans;  // until the work is done
+  std::vector<std::unique_ptr<BlockPlan>> plans;  // kept until the work is done
   for (std::size_t i = 0; i < key_parts.size(); ++i) {
     KernelRequest forward_only = request;
     forward_only.training = false;
@@ -150,7 +150,7 @@ Outputs Run(const Device& device, const Problem& problem, const Inputs& inputs,
                   device.stream());
     ops.OffsetGradient(*rows, shape.heads, total.get<float>(), delta.get<float>(), offset.get<float>(),
                        doffset.get<float>(), device.stream());
-    device.Wait();  // before the rows go
+    device.Wait();  // before `rows` is destroyed
   }
   BiasSum dbias(device, problem);
   BackwardArgs args;

@@ -1,4 +1,4 @@
-// Runs a problem through the attention kernels of a GPU, in one call or in several, and compares all that comes out with fp64.
+// Runs a problem with the attention kernels of a GPU, in one call or in several, and compares all outputs with fp64.
 #pragma once
 
 #include <cstddef>
@@ -20,11 +20,11 @@ KernelShape Shape(Dims dims, Dtype dtype, int heads, int kv_heads);
 Problem Global(const KernelShape& shape, QkvFormat format, std::int64_t batch, std::int64_t seqlen_q,
                std::int64_t seqlen_kv, Band band);
 
-// Forward and backward. The keys are worked off in the given parts for out, dq and dbias, the queries for dk and dv.
+// Runs forward and backward, with one call per part of the keys for out, dq and dbias, and one per part of the queries for dk and dv.
 Outputs Run(const Device& device, const Problem& problem, const Inputs& inputs,
             const std::vector<Layout>& key_parts, const std::vector<Layout>& query_parts);
 
-// With random inputs, queries and keys in `parts` parts each.
+// Runs random inputs, with queries and keys in `parts` parts each, and checks all outputs.
 void RunAndExpect(const Device& device, const Problem& problem, std::size_t parts = 1);
 
 }  // namespace cppool::kernels::test

@@ -1,8 +1,8 @@
 // attention_speed [NAME]: times the attention kernels of the first GPU for a list of shapes (those whose name contains NAME), after
 // checking sampled rows against fp64. Prints milliseconds and TFLOP/s, forward and backward, the median of 20 runs after a warm-up.
 //
-// Counted operations, as usual: 2 (dim_qk + dim_v) per visible pair and head forward, 2.5 times that backward. The backward kernels do
-// 3.5 times that: they recompute the logits and dout v^T instead of adding up dq with atomics.
+// Operations are counted as in FlashAttention: 2 (dim_qk + dim_v) per visible pair and head forward, 2.5 times that backward. The
+// backward kernels execute 3.5 times that, because they recompute the logits and dout v^T instead of adding dq with atomics.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ struct SpeedShape {
   int heads, kv_heads, dim_qk, dim_v;
   bool causal;
   Dtype dtype = Dtype::kBf16;
-  BiasType bias = BiasType::kNone;  // a tensor: 11ss, whose gradient is summed the most
+  BiasType bias = BiasType::kNone;  // a tensor has shape 11ss, whose gradient sums over sequences and heads
 };
 
 constexpr SpeedShape kShapes[] = {
@@ -55,7 +55,7 @@ class Timer {
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
 
-  // The median and the spread (greatest less least) in milliseconds.
+  // The median and the spread (maximum minus minimum) in milliseconds.
   std::pair<float, float> Median(cudaStream_t stream, const std::function<void()>& work) {
     std::vector<float> times;
     for (int i = 0; i < 25; ++i) {
@@ -96,14 +96,14 @@ double Dot(const float* a, const float* b, int dim) {
   return sum;
 }
 
-// What is added to the logit of a query and a key at these positions.
+// The bias of the logit of a query and a key at these positions.
 double BiasAt(const Inputs& in, std::int64_t seqlen, int head, std::int64_t query, std::int64_t key) {
   if (!in.alibi_slopes.empty())
     return -in.alibi_slopes[static_cast<std::size_t>(head)] * static_cast<double>(std::abs(key - query));
   return in.bias.empty() ? 0 : in.bias[static_cast<std::size_t>(query * seqlen + key)];
 }
 
-// The worst relative error over tensors, of a few rows (queries for out and dq, keys for dk and dv); dk and dv trust lse and delta.
+// The largest relative error of out, dq, dk and dv, each on a few rows. The reference for dk and dv uses lse and delta of the kernels.
 double SampledError(const Problem& problem, bool causal, std::int64_t seqlen, const Inputs& in,
                     const Outputs& got, const Values& delta) {
   const KernelShape& s = problem.shape;
@@ -138,7 +138,7 @@ double SampledError(const Problem& problem, bool causal, std::int64_t seqlen, co
     for (std::size_t d = 0; d < vd; ++d) out.got.push_back(got.out[q_at * vd + d]);
     for (std::size_t d = 0; d < qk; ++d) dq.got.push_back(got.dq[q_at * qk + d]);
 
-    const std::size_t j = static_cast<std::size_t>(i), at = kv_at(j);  // the key at the same place
+    const std::size_t j = static_cast<std::size_t>(i), at = kv_at(j);  // the key at the query's position
     std::vector<double> gk(qk), gv(vd);
     for (int h = kv_head * s.group; h < (kv_head + 1) * s.group; ++h) {
       for (std::int64_t t = causal ? i : 0; t < seqlen; ++t) {
@@ -231,7 +231,7 @@ bool Measure(const Device& device, const SpeedShape& speed) {
                     ToHost(device, dv, in.v.size(), dtype)};
   const double error = SampledError(problem, speed.causal, speed.seqlen, in, got,
                                     ToHost(device, delta, count(speed.heads, 1), Dtype::kFp32));
-  const bool good = error < (dtype == Dtype::kBf16 ? 1e-2 : 2e-3);  // NaN is not
+  const bool good = error < (dtype == Dtype::kBf16 ? 1e-2 : 2e-3);  // false for NaN
 
   Timer timer;
   const cudaStream_t stream = reinterpret_cast<cudaStream_t>(device.stream());

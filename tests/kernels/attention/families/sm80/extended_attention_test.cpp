@@ -1,5 +1,4 @@
-// What few cases ask of the attention kernels, on a GPU against fp64 on the host: bias and its gradient, ALiBi, softmax offsets,
-// max_logit.
+// Compares the extended attention kernels on a GPU with fp64 on the host: bias and its gradient, ALiBi, softmax offsets, max_logit.
 #include <cmath>
 #include <limits>
 
@@ -36,7 +35,7 @@ Problem WithOffset(Problem problem) {
   return problem;
 }
 
-// Packed sequences of which one is empty and one a single token, on one side or on both.
+// Packed sequences, some of them empty or of a single token, on one side or on both.
 Problem Ragged(const KernelShape& shape) {
   Problem problem{shape, {}, {}, {kCausal, kAll, {-40, 20}, kAll, kAll}};
   problem.query = {{{0, 0, 131, 0}, {1, 0, 1, 140}, {2, 0, 64, 150}, {4, 0, 77, 250}}, 330, 1};
@@ -56,7 +55,7 @@ TEST_CASE("a bias and its gradient agree with fp64 for every head dim, dtype and
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16}) {
       for (const BiasShape bias : kBiasShapes) {
         CAPTURE(dims.qk, dims.v, static_cast<int>(dtype), bias.batch, bias.heads, bias.queries);
-        // 201 keys: no two rows of the bias are aligned alike.
+        // With 201 keys, consecutive rows of the bias have different alignments.
         RunAndExpect(
             device, WithBias(Global(Shape(dims, dtype, 4, 2), QkvFormat::kBshd, 2, 130, 201, kCausal), bias));
         RunAndExpect(
@@ -68,7 +67,7 @@ TEST_CASE("a bias and its gradient agree with fp64 for every head dim, dtype and
   }
 }
 
-TEST_CASE("a bias follows positions: ragged and empty sequences, windows, chunks of a rank") {
+TEST_CASE("a bias is indexed by position: packed and empty sequences, windows, chunks of a rank") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;
@@ -91,7 +90,7 @@ TEST_CASE("a bias follows positions: ragged and empty sequences, windows, chunks
   }
 }
 
-TEST_CASE("a bias goes with the heads that are here") {
+TEST_CASE("a bias is indexed by the heads of the call") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;
@@ -110,7 +109,7 @@ TEST_CASE("a bias goes with the heads that are here") {
   RunAndExpect(device, WithOffset(WithAlibi(problem)));
 }
 
-TEST_CASE("ALiBi counts from the anchored diagonal") {
+TEST_CASE("ALiBi's distance is relative to the diagonal of the band") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;
@@ -131,7 +130,7 @@ TEST_CASE("ALiBi counts from the anchored diagonal") {
   RunAndExpect(device, WithAlibi(Ragged(Shape({128, 128}, Dtype::kBf16, 2, 1))));
 }
 
-TEST_CASE("a softmax offset enters the denominator once") {
+TEST_CASE("a softmax offset is added to the denominator once") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;
@@ -147,7 +146,7 @@ TEST_CASE("a softmax offset enters the denominator once") {
     }
   }
   RunAndExpect(device, WithOffset(Ragged(Shape({128, 128}, Dtype::kBf16, 2, 1))));
-  // With more queries than keys, anchored bottom-right, the first see nothing.
+  // Bottom-right: with more queries than keys, the first queries see no key.
   RunAndExpect(device, WithOffset(Global(Shape({128, 128}, Dtype::kBf16, 2, 1), QkvFormat::kBshd, 1, 150, 20,
                                          {-kOpen, -130})));
 }
@@ -171,7 +170,7 @@ TEST_CASE("softmax offsets far above and below the logits do not overflow") {
   CHECK(std::abs(got.doffset[1]) == 0);
 }
 
-TEST_CASE("max_logit is exact whatever the order of the calls") {
+TEST_CASE("max_logit has the same bits for every order of the calls") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;
@@ -192,13 +191,13 @@ TEST_CASE("max_logit is exact whatever the order of the calls") {
   }
 }
 
-TEST_CASE("max_logit counts visible logits of tokens only") {
+TEST_CASE("max_logit is the maximum over visible logits of tokens only") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;
   }
   const Device device;
-  // A bias that makes every logit negative: rows and columns beyond the tokens would be greater.
+  // A bias makes every logit negative, so that rows and columns beyond the tokens would have larger logits.
   Problem problem =
       WithBias(Global(Shape({128, 128}, Dtype::kBf16, 2, 1), QkvFormat::kBshd, 1, 67, 67, kCausal),
                {false, false, true});
@@ -208,13 +207,13 @@ TEST_CASE("max_logit counts visible logits of tokens only") {
   const Outputs want = Reference(problem, inputs);
   CHECK(want.max_logit[0] < -32);
   CHECK(Difference(got.max_logit, want.max_logit, 1e-5) == "");
-  // A head that sees nothing.
+  // No query sees a key.
   problem = Global(Shape({128, 128}, Dtype::kBf16, 2, 1), QkvFormat::kBshd, 1, 67, 67, {100, 90});
   problem.max_logit = true;
   RunAndExpect(device, problem);
 }
 
-TEST_CASE("everything at once gives the same bits twice") {
+TEST_CASE("bias, softmax offset and max_logit together give the same bits when repeated") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;
@@ -230,7 +229,7 @@ TEST_CASE("everything at once gives the same bits twice") {
   }
 }
 
-TEST_CASE("a bias gradient summed over queries and more is refused") {
+TEST_CASE("a bias gradient summed over queries and also over heads or sequences is refused") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;

@@ -67,7 +67,7 @@ bool Visible(const Problem& problem, const Token& query, const Token& key) {
   return key.sequence == query.sequence && apart >= band.low && apart <= band.high;
 }
 
-// Where a pair's bias lies.
+// The index of a pair's bias.
 std::size_t BiasIndex(const BiasDims& dims, const Token& query, const Token& key, int head) {
   return Size(query.sequence * dims.batch_stride + head * dims.head_stride +
               query.position * dims.query_stride + key.position);
@@ -87,7 +87,7 @@ bool SameBits(const Values& a, const Values& b) {
 
 Values ToFloats(const std::vector<double>& values) { return Values(values.begin(), values.end()); }
 
-// In the rows of `layout`; NaN elsewhere.
+// Converts the rows of `layout` to floats; the other rows are NaN.
 Values InRows(const std::vector<double>& values, const Layout& layout, std::size_t row_size) {
   Values to(values.size(), kNan);
   for (const Token& token : Tokens(layout)) {
@@ -123,7 +123,7 @@ Device::~Device() {
 bool HaveDevice() { return CountCudaDevices() > 0; }
 
 Values Random(std::mt19937& random, std::size_t count, Dtype dtype) {
-  // Drawn from a table: tensors for timing have millions of elements.
+  // Drawn from a table to save time, because tensors of attention_speed have millions of elements.
   std::normal_distribution<float> normal;
   Values table(std::size_t{1} << 16), values(count);
   for (float& value : table) value = Rounded(normal(random), dtype);
@@ -262,7 +262,7 @@ Outputs Reference(const Problem& problem, const Inputs& inputs) {
         AddScaled(out, q_at * dim_v, weight[j], &inputs.v[kv_at * dim_v], shape.dim_v);
         AddScaled(dv, kv_at * dim_v, weight[j], &inputs.dout[q_at * dim_v], shape.dim_v);
       }
-      // As the kernels have it: of what was written of `out`. Else single elements of dbias could not be compared.
+      // delta of the rounded `out`, like the kernels'; otherwise single elements of dbias would differ too much.
       for (std::size_t i = q_at * dim_v; i < (q_at + 1) * dim_v; ++i)
         delta += Rounded(static_cast<float>(out[i]), DtypeOf(shape)) * static_cast<double>(inputs.dout[i]);
       if (problem.softmax_offset) doffset[Size(head)] -= of_offset / sum * delta;
@@ -288,7 +288,7 @@ Outputs Reference(const Problem& problem, const Inputs& inputs) {
 }
 
 std::string Difference(const Values& got, const Values& want, double relative, double outlier) {
-  if (got.size() != want.size()) return "another size";
+  if (got.size() != want.size()) return "the sizes differ";
   double sum_sq_err = 0, sum_sq = 0, most = 0;
   std::size_t count = 0, most_at = 0;
   for (std::size_t i = 0; i < want.size(); ++i) {
@@ -304,7 +304,7 @@ std::string Difference(const Values& got, const Values& want, double relative, d
     if (error > most) most = error, most_at = i;
     ++count;
   }
-  // Where a row sees one key, its dq and dk are 0 by cancellation.
+  // The lower bound is for rows that see one key, whose dq and dk are 0 by cancellation.
   const double scale = std::max(count ? std::sqrt(sum_sq / static_cast<double>(count)) : 0, 0.01);
   const double rms = count ? std::sqrt(sum_sq_err / static_cast<double>(count)) : 0;
   if (rms <= relative * scale && most <= outlier * relative * scale) return {};

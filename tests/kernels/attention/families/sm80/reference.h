@@ -1,4 +1,4 @@
-// Attention in fp64 on the host, token by token, and what the tests need around it: random tensors, device copies, comparisons.
+// Attention in fp64 on the host, token by token, with random tensors, device copies and comparisons for the tests.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace cppool::kernels::test {
 
-// One rank on the first GPU, for the length of a test.
+// One rank on the first GPU, for the duration of a test.
 class Device {
  public:
   Device();
@@ -31,7 +31,7 @@ class Device {
   std::unique_ptr<RankKernels> kernels_;
 };
 
-// Whether there is a GPU; a test without one says so and ends.
+// Whether there is a GPU. Without one, a test prints a warning and ends.
 bool HaveDevice();
 
 // Values of a tensor [rows, heads, dim], in order; for 16-bit dtypes already rounded to them.
@@ -56,7 +56,7 @@ struct Problem {
   bool max_logit = false;
 };
 
-// A bias of the problem's shape, [batch|1, heads here|1, queries|1, keys]: as many positions as there are tokens.
+// A bias of the problem's shape: [batch or 1, heads of the call or 1, queries or 1, keys].
 struct BiasDims {
   explicit BiasDims(const Problem& problem);
   std::size_t count() const { return static_cast<std::size_t>(batch * heads * queries * keys); }
@@ -64,31 +64,31 @@ struct BiasDims {
   std::int64_t batch_stride, head_stride, query_stride;  // in elements, 0 where broadcast
 };
 
-// Of all tensors: the kernels have one.
+// The dtype of all tensors; the kernels support only one for all.
 inline Dtype DtypeOf(const KernelShape& shape) { return shape.dtypes.q; }
 
 struct Inputs {
-  Values q, k, v, dout;     // NaN in rows of no segment
-  Values bias{};            // NaN where no pair of tokens that see each other reads it; or empty
+  Values q, k, v, dout;     // NaN in rows outside segments
+  Values bias{};            // NaN for pairs that are not visible; or empty
   Values alibi_slopes{};    // [heads], or empty
   Values softmax_offset{};  // [heads], or empty
 };
 Inputs MakeInputs(const Problem& problem, unsigned seed);
 
 struct Outputs {
-  Values out, lse, dq, dk, dv;  // NaN in rows of no segment
+  Values out, lse, dq, dk, dv;  // NaN in rows outside segments
   Values max_logit{};           // [heads], or empty
   Values dbias{}, doffset{};    // of a bias tensor and a softmax offset, or empty
 
   bool operator==(const Outputs&) const;  // bit by bit
 };
-// For training, with the bias and max_logit of the problem.
+// A request for training, with the bias and max_logit of the problem.
 KernelRequest RequestOf(const Problem& problem);
 
 Outputs Reference(const Problem& problem, const Inputs& inputs);
 
-// What is wrong with `got` against `want`, or nothing: NaN and infinities must be in the same places, the RMS of the error at most
-// `relative` times the RMS of `want` (or 0.01, if that is more), each error at most `outlier` times that.
+// Describes the difference of `got` from `want`, or returns "" if they agree: NaN and infinities must be at the same indices, the RMS of
+// the error at most `relative` times the RMS of `want` (or 0.01, if that is more), each error at most `outlier` times that.
 std::string Difference(const Values& got, const Values& want, double relative, double outlier = 16);
 
 }  // namespace cppool::kernels::test

@@ -1,4 +1,4 @@
-// SplitHeads, MergeHeads and Round on a GPU: exact.
+// Tests that SplitHeads, MergeHeads and Round are exact on a GPU.
 #include <cmath>
 
 #include "tests/catch.h"
@@ -17,7 +17,7 @@ Values RoundOnHost(const Device& device, const Values& values, Dtype dtype) {
 
 }  // namespace
 
-TEST_CASE("heads are split into the members' parts") {
+TEST_CASE("SplitHeads copies the heads of every part") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;
@@ -46,7 +46,7 @@ TEST_CASE("heads are split into the members' parts") {
   }
 }
 
-TEST_CASE("parts of heads are merged, and summed in fp32 where they overlap") {
+TEST_CASE("MergeHeads merges parts, and sums overlapping heads in fp32") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;
@@ -79,7 +79,7 @@ TEST_CASE("parts of heads are merged, and summed in fp32 where they overlap") {
   }
 }
 
-TEST_CASE("fp32 is rounded to nearest, whatever the count and the alignment") {
+TEST_CASE("Round rounds fp32 to nearest for every count and alignment") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;

@@ -1,4 +1,4 @@
-// Fill, Add, SumRows, AddOffset and OffsetGradient on a GPU.
+// Tests of Fill, Accumulate, SumRows, AddOffset, OffsetGradient and Merge on a GPU.
 #include <cmath>
 #include <limits>
 
@@ -12,7 +12,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 }  // namespace
 
-TEST_CASE("fp32 is filled and added up to the last element, and not beyond") {
+TEST_CASE("Fill and Accumulate write all elements and none beyond the last") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;
@@ -33,7 +33,7 @@ TEST_CASE("fp32 is filled and added up to the last element, and not beyond") {
   }
 }
 
-TEST_CASE("rows are summed in order") {
+TEST_CASE("SumRows sums rows in order") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;
@@ -51,7 +51,7 @@ TEST_CASE("rows are summed in order") {
   CHECK(ToHost(device, to, kColumns, Dtype::kFp32) == Values(kColumns));
 }
 
-TEST_CASE("an offset is added to the logarithm of a sum without overflow") {
+TEST_CASE("AddOffset adds an offset to lse without overflow") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;
@@ -71,7 +71,7 @@ TEST_CASE("an offset is added to the logarithm of a sum without overflow") {
   CHECK(Difference(ToHost(device, to, lse.size(), Dtype::kFp32), want, 1e-6) == "");
 }
 
-TEST_CASE("an offset's gradient is summed over rows with a token") {
+TEST_CASE("OffsetGradient sums over rows with a token") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;
@@ -109,7 +109,7 @@ TEST_CASE("an offset's gradient is summed over rows with a token") {
   CHECK(ToHost(device, gradient, 3, Dtype::kFp32) == Values(3));
 }
 
-TEST_CASE("a block's gradient in its dtype is added to a sum, or begins it") {
+TEST_CASE("Accumulate adds a gradient of any dtype to a sum, or starts the sum") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;
@@ -128,8 +128,8 @@ TEST_CASE("a block's gradient in its dtype is added to a sum, or begins it") {
   }
 }
 
-// Parts with lse of some hundreds, rows that see nothing in one part or in all, and rows of no token.
-TEST_CASE("parts of a softmax are merged") {
+// The parts have lse around 300, rows that see no key in one part or in all, and rows without a token.
+TEST_CASE("Merge merges partial outputs by their lse") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;
@@ -168,7 +168,7 @@ TEST_CASE("parts of a softmax are merged") {
               for (std::size_t d = v * static_cast<std::size_t>(dim);
                    d < (v + 1) * static_cast<std::size_t>(dim); ++d) {
                 want_out[d] += weight * part[d];
-                if (blind) part[d] = std::nanf("");  // not to be read
+                if (blind) part[d] = std::nanf("");  // must not be read
               }
             }
             const Buffer source = ToDevice(device, part, dtype),

@@ -1,4 +1,4 @@
-// Splitting heads for an all-to-all, merging them again, and what else goes element by element.
+// Tests of the host's TensorOps: splitting and merging heads for an all-to-all, and the element-wise operations.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -37,7 +37,7 @@ std::size_t Elements(std::int64_t rows, int dim, const std::vector<HeadRange>& r
   return count;
 }
 
-TEST_CASE("Each member gets its heads, one part after another") {
+TEST_CASE("SplitHeads writes the parts of the ranks one after another") {
   const auto ranges = GENERATE(std::vector<HeadRange>{{0, 2}, {2, 2}, {4, 2}}, std::vector<HeadRange>{{0, 6}},
                                std::vector<HeadRange>{{0, 3}, {2, 2}, {2, 4}, {5, 1}},
                                std::vector<HeadRange>{{3, 0}, {1, 1}});
@@ -58,7 +58,7 @@ TEST_CASE("Each member gets its heads, one part after another") {
   rank.Synchronize();
   CHECK(to == want);
 
-  // fp32, as lse and delta travel.
+  // Also in fp32, the type of lse and delta.
   std::vector<float> wide(from.size()), wide_to(to.size()), wide_want(to.size());
   for (std::size_t i = 0; i < from.size(); ++i) wide[i] = FP16ToFloat(from[i]);
   for (std::size_t i = 0; i < want.size(); ++i) wide_want[i] = FP16ToFloat(want[i]);
@@ -67,7 +67,7 @@ TEST_CASE("Each member gets its heads, one part after another") {
   CHECK(wide_to == wide_want);
 }
 
-TEST_CASE("Merging undoes splitting") {
+TEST_CASE("MergeHeads is the inverse of SplitHeads") {
   const auto ranges =
       GENERATE(std::vector<HeadRange>{{0, 2}, {2, 2}, {4, 2}}, std::vector<HeadRange>{{3, 3}, {0, 3}},
                std::vector<HeadRange>{{0, 1}, {1, 5}});
@@ -91,7 +91,7 @@ TEST_CASE("Merging undoes splitting") {
   CHECK(wrong == 0);
 }
 
-TEST_CASE("Replicated heads are summed in fp32, in the parts' order, and rounded once") {
+TEST_CASE("MergeHeads sums replicated heads in fp32, in the order of the parts, and rounds once") {
   // Head 0 in one part, head 1 in three, head 2 in two.
   const std::vector<HeadRange> ranges{{0, 2}, {1, 1}, {1, 2}, {2, 1}};
   const std::int64_t rows = 40;
@@ -126,14 +126,14 @@ TEST_CASE("Replicated heads are summed in fp32, in the parts' order, and rounded
   CHECK(wrong == 0);
 }
 
-TEST_CASE("Parts that do not fit are refused") {
+TEST_CASE("Parts with heads out of range or without every head are refused") {
   const HostRank rank;
   const auto ops = host::MakeTensorOps(rank.seam());
   std::vector<std::uint16_t> from(64), to(64);
   const auto merge = [&](const std::vector<HeadRange>& ranges) {
     ops->MergeHeads(1, 4, 4, ranges, {from.data(), Dtype::kFp16}, {to.data(), Dtype::kFp16}, rank.stream());
   };
-  CHECK_THROWS_AS(merge({{0, 2}, {3, 1}}), RuntimeError);  // nobody has head 2
+  CHECK_THROWS_AS(merge({{0, 2}, {3, 1}}), RuntimeError);  // head 2 is in no part
   CHECK_THROWS_AS(merge({{0, 4}, {3, 2}}), RuntimeError);
   CHECK_THROWS_AS(ops->SplitHeads(1, 4, 4, {{-1, 2}}, {from.data(), Dtype::kFp16}, to.data(), rank.stream()),
                   RuntimeError);
@@ -141,7 +141,7 @@ TEST_CASE("Parts that do not fit are refused") {
   rank.Synchronize();
 }
 
-TEST_CASE("Rounding of fp32") {
+TEST_CASE("Round agrees with half.h") {
   std::vector<float> from;
   for (int i = 0; i < 1000; ++i)
     from.push_back(std::ldexp(1.0f + static_cast<float>(i) * 0.0007f, i % 40 - 30));
@@ -185,9 +185,9 @@ TEST_CASE("Delta is the dot product of out and dout, per row and head") {
   }
 }
 
-TEST_CASE("An offset is added to lse as a logarithm") {
+TEST_CASE("AddOffset returns log(exp(lse) + exp(offset))") {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  // Rows of two heads; the last is padding, which may hold anything.
+  // Rows of two heads; the last row is padding, which may contain any value.
   const std::vector<float> lse{1, 2, -kInfinity, 500, -500, 0, std::numeric_limits<float>::quiet_NaN(), 0};
   const std::vector<float> offset{0.5f, -1};
   std::vector<float> total(lse.size(), -7);
@@ -208,7 +208,7 @@ TEST_CASE("An offset is added to lse as a logarithm") {
   CHECK(total[1] == -kInfinity);
 }
 
-TEST_CASE("Filling and adding stop at the count") {
+TEST_CASE("Fill and Accumulate write only `count` elements") {
   std::vector<float> from{1, 2, 3, 4}, to{10, 20, 30, 40};
   const HostRank rank;
   const auto ops = host::MakeTensorOps(rank.seam());
@@ -219,7 +219,7 @@ TEST_CASE("Filling and adding stop at the count") {
   CHECK(from == std::vector<float>{-1, -1, 3, 4});
 }
 
-TEST_CASE("A block's gradient in its dtype is added to a sum, or begins it") {
+TEST_CASE("Accumulate adds a gradient of any dtype to a sum, or starts the sum") {
   const auto dtype = GENERATE(Dtype::kFp16, Dtype::kBf16, Dtype::kFp32);
   std::vector<float> stored(4);
   for (std::int64_t i = 0; i < 4; ++i)
@@ -235,8 +235,8 @@ TEST_CASE("A block's gradient in its dtype is added to a sum, or begins it") {
   CHECK(to == std::vector<float>{-1, -0.5f, 0, 4});
 }
 
-// Parts of one softmax, each over `keys` keys of its own, merged one after another.
-TEST_CASE("Parts of a softmax are merged") {
+// Partial outputs of one softmax, each over other keys, are merged one after another.
+TEST_CASE("Merge merges partial outputs by their lse") {
   const auto part_dtype = GENERATE(Dtype::kFp32, Dtype::kFp16);
   const auto parts = GENERATE(1, 2, 5);
   const bool offset = GENERATE(false, true);
@@ -244,8 +244,8 @@ TEST_CASE("Parts of a softmax are merged") {
   constexpr int kHeads = 2, kDim = 3, kKeys = 4;
   constexpr float kInfinity = std::numeric_limits<float>::infinity(),
                   kNan = std::numeric_limits<float>::quiet_NaN();
-  // Rows 1 .. 4 hold tokens, in two segments; a vector of row 2 sees no key in the first part, one of row 3 none in
-  // any. Logits of some hundreds overflow unless they are shifted.
+  // Rows 1 .. 4 hold tokens, in two segments. A vector of row 2 sees no key in the first part, one of row 3 no key in any part.
+  // exp(lse) would overflow, because lse is around 300.
   const Layout layout{{{0, 0, 3, 1}, {1, 0, 1, 4}}, kRows, 1};
   const auto blind = [&](std::int64_t vector, int part) {
     return vector == 2 * kHeads ? part == 0 : vector == 3 * kHeads;
@@ -295,7 +295,7 @@ TEST_CASE("Parts of a softmax are merged") {
   for (std::int64_t vector = 0; vector < kRows * kHeads; ++vector) {
     const auto at = static_cast<std::size_t>(vector);
     INFO("vector " << vector << " of " << parts << " parts");
-    if (vector < kHeads || vector >= 5 * kHeads) {  // no token: left alone
+    if (vector < kHeads || vector >= 5 * kHeads) {  // no token: not written
       CHECK(std::isnan(lse[at]));
       CHECK(std::isnan(out[at * kDim]));
       continue;
@@ -312,7 +312,7 @@ TEST_CASE("Parts of a softmax are merged") {
   }
 }
 
-TEST_CASE("NaN in a part's lse reaches the row") {
+TEST_CASE("Merge propagates NaN in a part's lse") {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> part{1, 1}, part_lse{nan, 0};
   std::vector<float> accumulator{2, 2}, lse{0, nan}, out{0, 0};
@@ -333,7 +333,7 @@ TEST_CASE("NaN in a part's lse reaches the row") {
   for (const float x : {out[0], out[1], lse[0], lse[1]}) CHECK(std::isnan(x));
 }
 
-TEST_CASE("The offset's gradient is summed over rows with a token") {
+TEST_CASE("OffsetGradient sums over rows with a token") {
   const Layout layout{{{0, 0, 70, 2}, {1, 0, 1, 90}}, 100, 1};
   std::vector<float> total(200, std::numeric_limits<float>::quiet_NaN()), delta = total;
   const std::vector<float> offset{0.5f, -1};
@@ -359,8 +359,8 @@ TEST_CASE("The offset's gradient is summed over rows with a token") {
   for (std::size_t h = 0; h < 2; ++h) CHECK(std::abs(gradient[h] - want[h]) < 1e-4);
 }
 
-TEST_CASE("Rows are summed in order") {
-  // In fp32 1e8 + 1 is 1e8: any other order gives another sum.
+TEST_CASE("SumRows sums rows in order") {
+  // In fp32 1e8 + 1 is 1e8, so any other order gives another sum.
   const std::vector<float> from{1, 1e8f, 0, 2, 1e8f, -1e8f, 1, 3, -1e8f, 1, 1, 4};
   std::vector<float> to(5, std::numeric_limits<float>::quiet_NaN());
   const HostRank rank;
