@@ -78,7 +78,7 @@ class Pool::State {
         const bool gone = Retire(&Daemon::Kill);
         if (!gone) message += "; SIGKILL did not end it: it is left behind";
         if (lost.untaken && gone && !std::exchange(forgiven, true)) {  // it ended just as the call came
-          if (!in_order) Log(message + "; another is asked");
+          if (!in_order) Log(message + "; the request is sent to a new daemon");
           --attempt;
           continue;
         }
@@ -91,7 +91,7 @@ class Pool::State {
         }
         cause = message;
         cause_tail = last_tail_;
-        Log(message + "; another is asked");
+        Log(message + "; the request is sent to a new daemon");
       } catch (const PoolError& error) {  // nothing was started
         if (cause.empty()) throw;
         throw PoolError(error.kind(), AfterCause(cause, error.what()), cause_tail, attempt,

@@ -144,7 +144,7 @@ TEST_CASE("a daemon that has read the request, or exits with an error, has died"
     cppool::Result result = going.pool->Run();
     CHECK(result.ok());
     CHECK(result.attempts == 2);
-    CHECK(going.log.find("another is asked") != std::string::npos);
+    CHECK(going.log.find("is sent to a new daemon") != std::string::npos);
     CHECK(going.Starts() == 2);
   }
 }
