@@ -138,9 +138,10 @@ std::string DescribeWorld(const Json& hello) {
       kinds.emplace_back(name, 1);
   }
   std::string world = "backend " + text("backend") + ", transport " + text("transport");
-  std::string before = shared ? ", " + std::to_string(devices.size()) + " ranks on " : ", ";
+  const bool threads = seen.empty();  // ranks of the host backend share the processor, which has no uuid
+  std::string before = shared || threads ? ", " + std::to_string(devices.size()) + " ranks on " : ", ";
   for (const auto& [name, count] : kinds) {
-    world += before + std::to_string(count) + " x " + name;
+    world += before + (threads ? name : std::to_string(count) + " x " + name);
     before = ", ";
   }
   return world;
