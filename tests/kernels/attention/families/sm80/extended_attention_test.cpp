@@ -51,7 +51,7 @@ TEST_CASE("a bias and its gradient agree with fp64 for every head dim, dtype and
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   for (const Dims dims : kDims) {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16}) {
       for (const BiasShape bias : kBiasShapes) {
@@ -73,7 +73,7 @@ TEST_CASE("a bias follows positions: ragged and empty sequences, windows, chunks
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   for (const Dims dims : {Dims{64, 64}, Dims{128, 128}, Dims{256, 256}}) {
     for (const BiasShape bias : kBiasShapes) {
       CAPTURE(dims.qk, bias.batch, bias.heads, bias.queries);
@@ -96,7 +96,7 @@ TEST_CASE("a bias goes with the heads that are here") {
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   // The middle of 12 query heads in groups of 4: heads 6 to 9 read key/value heads 1 and 2.
   KernelShape shape = Shape({128, 128}, Dtype::kBf16, 4, 2);
   shape.group = 4;
@@ -115,7 +115,7 @@ TEST_CASE("ALiBi counts from the anchored diagonal") {
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   for (const Dims dims : kDims) {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16}) {
       for (const Band band :
@@ -136,7 +136,7 @@ TEST_CASE("a softmax offset enters the denominator once") {
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   for (const Dims dims : kDims) {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16}) {
       CAPTURE(dims.qk, dims.v, static_cast<int>(dtype));
@@ -157,7 +157,7 @@ TEST_CASE("softmax offsets far above and below the logits do not overflow") {
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   const Problem problem =
       WithOffset(Global(Shape({64, 64}, Dtype::kBf16, 3, 1), QkvFormat::kBshd, 1, 40, 40, kAll));
   Inputs inputs = MakeInputs(problem, 5);
@@ -176,7 +176,7 @@ TEST_CASE("max_logit is exact whatever the order of the calls") {
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   for (const Dims dims : kDims) {
     CAPTURE(dims.qk, dims.v);
     Problem problem = Global(Shape(dims, Dtype::kBf16, 4, 2), QkvFormat::kBshd, 2, 150, 300, kCausal);
@@ -197,7 +197,7 @@ TEST_CASE("max_logit counts visible logits of tokens only") {
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   // A bias that makes every logit negative: rows and columns beyond the tokens would be greater.
   Problem problem =
       WithBias(Global(Shape({128, 128}, Dtype::kBf16, 2, 1), QkvFormat::kBshd, 1, 67, 67, kCausal),
@@ -219,7 +219,7 @@ TEST_CASE("everything at once gives the same bits twice") {
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   for (const BiasShape bias : kBiasShapes) {
     CAPTURE(bias.batch, bias.heads, bias.queries);
     const Problem problem = WithOffset(WithBias(
@@ -235,7 +235,7 @@ TEST_CASE("a bias gradient summed over queries and more is refused") {
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   const Problem problem = Global(Shape({64, 64}, Dtype::kBf16, 1, 1), QkvFormat::kBshd, 1, 8, 8, kAll);
   const auto plan =
       device.kernel().Plan(RequestOf(problem), problem.query, problem.key, problem.bands, device.stream());

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <limits>
 
+#include "tests/catch.h"
+
 namespace cppool::kernels::test {
 namespace {
 
@@ -99,10 +101,10 @@ Values InRows(const std::vector<double>& values, const Layout& layout, std::size
 
 }  // namespace
 
-Device::Device()
+Device::Device(const AttentionFamily& family)
     : backend_(CreateCudaBackend(1)),
       rank_(backend_->OpenRank(0)),
-      kernels_(std::make_unique<RankKernels>(rank_->seam(), *AttentionFamilies("cuda").front())) {
+      kernels_(std::make_unique<RankKernels>(rank_->seam(), family)) {
   kernels_->ops->Load();
   rank_->BeginCase();
 }
@@ -118,6 +120,14 @@ KernelRequest RequestOf(const Problem& problem) {
 Device::~Device() {
   kernels_.reset();
   rank_.reset();
+}
+
+const AttentionFamily& EachFamily() {
+  const std::vector<const AttentionFamily*> families = AttentionFamilies("cuda");
+  const AttentionFamily* const family =
+      families[static_cast<std::size_t>(GENERATE_COPY(range(0, static_cast<int>(families.size()))))];
+  UNSCOPED_INFO("family " << family->name());
+  return *family;
 }
 
 bool HaveDevice() { return CountCudaDevices() > 0; }

@@ -14,10 +14,10 @@
 
 namespace cppool::kernels::test {
 
-// One rank on the first GPU, for the length of a test.
+// One rank on the first GPU with a family's kernels, the preferred one's by default; for the length of a test.
 class Device {
  public:
-  Device();
+  explicit Device(const AttentionFamily& family = *AttentionFamilies("cuda").front());
   ~Device();
   cppool_runtime* rt() const { return rank_->seam(); }
   cppool_stream stream() const { return rt()->stream; }
@@ -30,6 +30,9 @@ class Device {
   std::unique_ptr<RankRuntime> rank_;
   std::unique_ptr<RankKernels> kernels_;
 };
+
+// Runs the test case that calls it with each family that this machine's GPUs have.
+const AttentionFamily& EachFamily();
 
 // Whether there is a GPU; a test without one says so and ends.
 bool HaveDevice();
