@@ -1,8 +1,12 @@
 // A consumer warpgroup of the forward kernel: 64 query rows of each tile.
 //
-// The softmax of one block of keys runs under the product of the previous block's exponentials with its values, and with
-// kEarlyStart the first product of a tile under the output of the tile before. With kTakeTurns the warpgroups issue their
-// products in turn, the same number each, so that one's softmax falls under another's products.
+// The maximum of one block's logits is found under the product of the previous block's exponentials with its values.
+// (The assembler puts the exponentials after that product; a branch that kept them before it gained nothing.) With
+// kEarlyStart a tile's first product runs under the output of the tile before. With kTakeTurns the warpgroups issue
+// their products in turn, the same number each, so that one's softmax falls under another's products.
+//
+// Watch the assembled loop: a ring's stage that the compiler cannot see to be the same in all threads costs moves to
+// uniform registers between the products, and a tenth of the rate.
 #pragma once
 
 #include "kernels/attention/families/sm90/epilogue.cuh"
