@@ -194,10 +194,17 @@ class Consumer {
     }
   }
 
+  // Of the block at keys_. Read by the thread that releases it, so that the producer's next write comes after.
+  __device__ __forceinline__ BlockInfo Block() const {
+    BlockInfo block{0, 0};
+    if (threadIdx.x % 32 == 0) block = shared_.control->blocks[keys_.stage];
+    return {__shfl_sync(~0u, block.position, 0), __shfl_sync(~0u, block.length, 0)};
+  }
+
   // Whether no pair of the block under way is hidden.
   __device__ __forceinline__ bool NextVisible() const {
     const TileInfo& now = tile();
-    const BlockInfo& block = shared_.control->blocks[keys_.stage];
+    const BlockInfo block = Block();
     return AllVisible<kBlock>(now.low, now.high, now.position + group_ * 64, block.position, block.length);
   }
 
@@ -207,16 +214,15 @@ class Consumer {
     int keys = kBlock;
     if (!visible) {
       const TileInfo& now = tile();
-      const BlockInfo block = shared_.control->blocks[keys_.stage];
+      const BlockInfo block = Block();
       keys = block.length;
       Mask<kBlock>(logits, now.low, now.high,
                    now.position + group_ * 64 + warp_row_ + static_cast<int>(threadIdx.x) % 32 / 4,
                    block.position, keys);
     }
-    __syncwarp();
     Release(shared_.EmptyK(keys_.stage));
     keys_.Advance();
-    if (kQueryStages == 1 && last) Release(shared_.EmptyQ(0));
+    if (kQueryStages == 1 && last) ptx::Arrive(shared_.EmptyQ(0));
     return keys;
   }
 
@@ -236,11 +242,10 @@ class Consumer {
     ptx::SyncNamed(kGroupBarrier + group_, kWarpgroup);
   }
 
-  // The previous tile's output has left the queries' buffer.
+  // The previous tile's output has left the queries' buffer. All threads say so, since all have read its TileInfo.
   __device__ __forceinline__ void ReleaseLastTile() {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0 && tiles_done_) {
-      ptx::WaitForStoresToRead();
+    if (tiles_done_) {
+      if (threadIdx.x % 32 == 0) ptx::WaitForStoresToRead();
       ptx::Arrive(shared_.EmptyQ(query_.stage ^ 1));
     }
     tiles_done_ = true;

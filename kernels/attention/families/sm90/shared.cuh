@@ -26,7 +26,7 @@ struct BlockInfo {
 };
 
 // What lies behind the tiles in shared memory. A buffer is full when its copy has ended, empty when every consumer warp
-// has released it.
+// has released it; of queries, every consumer thread.
 template <int kStages>
 struct Control {
   std::uint64_t full_q[2], empty_q[2];
@@ -69,7 +69,7 @@ struct Shared {
     constexpr int kConsumerWarps = Config::kConsumers * 4;
     for (int i = 0; i < 2; ++i) {
       ptx::InitBarrier(FullQ(i), 1);
-      ptx::InitBarrier(EmptyQ(i), kConsumerWarps);
+      ptx::InitBarrier(EmptyQ(i), Config::kConsumers * kWarpgroup);
     }
     for (int i = 0; i < Config::kStages; ++i) {
       ptx::InitBarrier(FullK(i), 1);
