@@ -40,6 +40,7 @@ class Consumer {
     StartTile(logits);
     while (true) {
       state.Clear();
+      state.Ignore(Rows().valid);
 #pragma unroll
       for (int i = 0; i < kDimV / 2; ++i) out[i] = 0;
       if (!p_.first) ReadState<kDimV>(p_, Rows(), state, out);

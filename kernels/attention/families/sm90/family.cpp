@@ -28,9 +28,16 @@ bool NeedsGeneral(const KernelRequest& request) { return request.training || !Ha
 // The forward work list in device memory, with the launch's counters, and the general family's plan where it takes part.
 class Plan : public BlockPlan {
  public:
-  Plan(cppool_runtime* rt, const WorkList& list, std::int64_t rows_q, std::int64_t rows_kv,
+  // `own`: NULL when the general family does the forward pass.
+  Plan(cppool_runtime* rt, const WorkList* own, std::int64_t rows_q, std::int64_t rows_kv,
        std::unique_ptr<BlockPlan> general, cppool_stream stream)
-      : general_(std::move(general)), pairs_(list.pairs), rows_q_(rows_q), rows_kv_(rows_kv) {
+      : general_(std::move(general)),
+        pairs_(own ? own->pairs : general_->pairs()),
+        rows_q_(rows_q),
+        rows_kv_(rows_kv),
+        own_forward_(own != nullptr) {
+    if (!own) return;
+    const WorkList& list = *own;
     view_.tiles_count = view_.busy_tiles = static_cast<int>(list.tiles.size());
     while (view_.busy_tiles > 0) {
       const Tile& last = list.tiles[static_cast<std::size_t>(view_.busy_tiles - 1)];
@@ -53,7 +60,8 @@ class Plan : public BlockPlan {
     view_.ranges = reinterpret_cast<const Range*>(device_.at(kScheduleBytes + tile_bytes));
   }
 
-  std::int64_t pairs() const override { return general_ ? general_->pairs() : pairs_; }
+  std::int64_t pairs() const override { return pairs_; }
+  bool own_forward() const { return own_forward_; }
   const BlockPlan* general() const { return general_.get(); }
   const sm90::WorkView& view() const { return view_; }
   std::int64_t rows_q() const { return rows_q_; }
@@ -67,6 +75,7 @@ class Plan : public BlockPlan {
   std::int64_t pairs_;
   std::int64_t rows_q_;
   std::int64_t rows_kv_;
+  bool own_forward_;
   std::vector<std::byte> staging_;  // the copy may still read it when the constructor returns
   Buffer device_;
   sm90::WorkView view_{};
@@ -91,20 +100,25 @@ class Sm90Kernel : public AttentionKernel {
                                   const std::vector<Band>& bands, cppool_stream stream) override {
     std::unique_ptr<BlockPlan> general;
     if (NeedsGeneral(request)) general = general_->Plan(request, query, key, bands, stream);
-    WorkList list;
-    if (HasForward(request))
-      list = BuildWorkList(Side::kQuery, query, key, bands, EntryOf(request.shape).tile_rows, true);
-    return std::make_unique<cuda::Plan>(rt_, list, query.rows, key.rows, std::move(general), stream);
+    const auto make = [&](const WorkList* own) {
+      return std::make_unique<cuda::Plan>(rt_, own, query.rows, key.rows, std::move(general), stream);
+    };
+    if (!HasForward(request)) return make(nullptr);
+    const WorkList list =
+        BuildWorkList(Side::kQuery, query, key, bands, EntryOf(request.shape).tile_rows, true);
+    return make(&list);
   }
 
   void Forward(const KernelShape& shape, const ForwardArgs& args, cppool_stream stream) override {
     const auto& plan = static_cast<const cuda::Plan&>(*args.plan);
-    if (args.bias.tensor.data || args.bias.alibi_slopes || !EntryOf(shape).launch) {
+    if (!plan.own_forward()) {
       ForwardArgs general = args;
       general.plan = General(plan);
       general_->Forward(shape, general, stream);
       return;
     }
+    if (args.bias.tensor.data || args.bias.alibi_slopes)
+      throw RuntimeError(CPPOOL_INTERNAL, "attention kernel 'sm90': a bias with a plan for none");
     sm90::ForwardCall call;
     call.scale = shape.scale;
     call.work = plan.view();

@@ -6,6 +6,7 @@
 #include "kernels/attention/families/sm90/forward.cuh"
 #include "kernels/attention/families/sm90/forward.h"
 #include "kernels/attention/families/sm90/tensor_map.h"
+#include "kernels/error.h"
 #include "kernels/runtime/cuda/check.h"
 
 namespace cppool::kernels::cuda::sm90 {
@@ -24,6 +25,8 @@ void LaunchForward(const ForwardCall& call, cudaStream_t stream) {
   const std::int64_t items =
       std::int64_t{call.first || call.last ? call.work.tiles_count : call.work.busy_tiles} * map.heads;
   if (items == 0) return;
+  if (items > 0x7fffffff)
+    throw RuntimeError(CPPOOL_UNSUPPORTED, "launching forward attention: more tiles than one kernel takes");
   ForwardParameters p{};
   p.q = EncodeRows({call.q, call.rows_q, call.work.query_step, map.heads, Config::kDimQk}, 64);
   if (call.work.busy_tiles > 0) {

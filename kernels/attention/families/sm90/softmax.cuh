@@ -24,6 +24,14 @@ struct SoftmaxState {
       sum[half] = 0;
     }
   }
+
+  // Rows from `valid` on are no tokens and may hold anything: they never make the warp rescale, so that the bits of
+  // the others do not depend on them. Their own results are not used.
+  __device__ __forceinline__ void Ignore(int valid) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      if (half * 8 + static_cast<int>(threadIdx.x) % 32 / 4 >= valid) most[half] = INFINITY;
+  }
 };
 
 // What the output so far is to be multiplied by.

@@ -134,6 +134,29 @@ TEST_CASE("attention on a GPU leaves rows of no segment alone and tells sequence
   RunAndExpect(device, problem);
 }
 
+TEST_CASE("attention on a GPU does not depend on what rows of no segment hold") {
+  if (!HaveDevice()) {
+    WARN("skipped: no GPU");
+    return;
+  }
+  const Device device(EachFamily());
+  for (const Dims dims : kDims) {
+    CAPTURE(dims.qk, dims.v);
+    Problem problem{Shape(dims, Dtype::kBf16, 2, 1), {}, {}, {kAll}};
+    problem.query = {{{0, 0, 70, 0}}, 90, 1};
+    problem.key = {{{0, 0, 700, 0}}, 730, 1};
+    Inputs inputs = MakeInputs(problem, 4);
+    const Outputs first = Run(device, problem, inputs, {problem.key}, {problem.query});
+    std::mt19937 random(5);
+    for (Values* values : {&inputs.q, &inputs.k, &inputs.v, &inputs.dout}) {
+      const Values other = Random(random, values->size(), Dtype::kBf16);
+      for (std::size_t i = 0; i < values->size(); ++i)
+        if (std::isnan((*values)[i])) (*values)[i] = 100 * other[i];
+    }
+    CHECK(first == Run(device, problem, inputs, {problem.key}, {problem.query}));
+  }
+}
+
 TEST_CASE("attention on a GPU gives the same bits twice") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");

@@ -8,8 +8,6 @@
 #include <cstring>
 #include <limits>
 
-#include "tests/catch.h"
-
 namespace cppool::kernels::test {
 namespace {
 
@@ -120,14 +118,6 @@ KernelRequest RequestOf(const Problem& problem) {
 Device::~Device() {
   kernels_.reset();
   rank_.reset();
-}
-
-const AttentionFamily& EachFamily() {
-  const std::vector<const AttentionFamily*> families = AttentionFamilies("cuda");
-  const AttentionFamily* const family =
-      families[static_cast<std::size_t>(GENERATE_COPY(range(0, static_cast<int>(families.size()))))];
-  UNSCOPED_INFO("family " << family->name());
-  return *family;
 }
 
 bool HaveDevice() { return CountCudaDevices() > 0; }

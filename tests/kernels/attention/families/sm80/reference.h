@@ -31,9 +31,6 @@ class Device {
   std::unique_ptr<RankKernels> kernels_;
 };
 
-// Runs the test case that calls it with each family that this machine's GPUs have.
-const AttentionFamily& EachFamily();
-
 // Whether there is a GPU; a test without one says so and ends.
 bool HaveDevice();
 
