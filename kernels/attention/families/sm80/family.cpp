@@ -352,6 +352,4 @@ const AttentionFamily& Sm80Family() {
   return family;
 }
 
-std::vector<const AttentionFamily*> AttentionFamilies() { return {&Sm80Family()}; }
-
 }  // namespace cppool::kernels::cuda

@@ -1,15 +1,10 @@
 // The family "sm80": tensor core kernels for sm_80 and newer, one code path (mma.sync), bf16 and fp16.
 #pragma once
 
-#include <vector>
-
 #include "kernels/attention/attention_family.h"
 
 namespace cppool::kernels::cuda {
 
 const AttentionFamily& Sm80Family();
-
-// All families of this module, the preferred ones first.
-std::vector<const AttentionFamily*> AttentionFamilies();
 
 }  // namespace cppool::kernels::cuda

@@ -18,7 +18,7 @@ TEST_CASE("attention on a GPU agrees with fp64 for every head dim and dtype") {
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   for (const Dims dims : kDims) {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16}) {
       for (const Band band : {kAll, kCausal}) {
@@ -35,7 +35,7 @@ TEST_CASE("attention on a GPU agrees with fp64 for lengths that are not multiple
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   for (const Dims dims : {Dims{64, 64}, Dims{128, 128}, Dims{256, 256}}) {
     for (const int seqlen_q : {1, 7, 63, 64, 129, 257}) {
       for (const int seqlen_kv : {1, 15, 64, 65, 191}) {
@@ -56,7 +56,7 @@ TEST_CASE("attention on a GPU uses exactly the pairs inside the band") {
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   for (const Band band : {Band{-1, 0}, Band{0, 0}, Band{-70, 3}, Band{-kOpen, -100}, Band{40, kOpen},
                           Band{100, 90}, Band{500, 600}}) {
     for (const Dims dims : {Dims{128, 128}, Dims{64, 64}}) {
@@ -67,12 +67,27 @@ TEST_CASE("attention on a GPU uses exactly the pairs inside the band") {
   }
 }
 
+TEST_CASE("attention on a GPU makes more tiles than run at a time") {
+  if (!HaveDevice()) {
+    WARN("skipped: no GPU");
+    return;
+  }
+  const Device device(EachFamily());
+  for (const Dims dims : kDims) {
+    CAPTURE(dims.qk, dims.v);
+    // At least one tile for each of four heads of each sequence.
+    const KernelShape shape = Shape(dims, Dtype::kBf16, 4, 2);
+    RunAndExpect(device, Global(shape, QkvFormat::kBshd, 40, 70, 70, kCausal));
+    RunAndExpect(device, Global(shape, QkvFormat::kSbhd, 40, 70, 90, kCausal), 2);
+  }
+}
+
 TEST_CASE("attention on a GPU maps query heads to key/value heads") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   KernelShape shape = Shape({128, 128}, Dtype::kBf16, 6, 1);  // MQA
   RunAndExpect(device, Global(shape, QkvFormat::kBshd, 1, 130, 130, kCausal));
   shape = Shape({128, 128}, Dtype::kBf16, 8, 8);  // MHA
@@ -90,7 +105,7 @@ TEST_CASE("attention on a GPU agrees with fp64 on the chunks that a rank holds")
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   for (const QkvFormat format : {QkvFormat::kBshd, QkvFormat::kSbhd}) {
     for (int rank = 0; rank < 2; ++rank) {
       CAPTURE(static_cast<int>(format), rank);
@@ -112,11 +127,34 @@ TEST_CASE("attention on a GPU does not write rows outside segments and does not 
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   Problem problem{Shape({128, 128}, Dtype::kBf16, 2, 1), {}, {}, {kCausal, kAll, Band{-20, 0}}};
   problem.query = {{{0, 0, 70, 5}, {1, 30, 1, 80}, {2, 0, 140, 90}}, 240, 1};
   problem.key = {{{0, 0, 50, 3}, {0, 50, 20, 60}, {2, 10, 150, 90}}, 250, 1};  // sequence 1 has no keys
   RunAndExpect(device, problem);
+}
+
+TEST_CASE("attention on a GPU does not depend on what rows of no segment hold") {
+  if (!HaveDevice()) {
+    WARN("skipped: no GPU");
+    return;
+  }
+  const Device device(EachFamily());
+  for (const Dims dims : kDims) {
+    CAPTURE(dims.qk, dims.v);
+    Problem problem{Shape(dims, Dtype::kBf16, 2, 1), {}, {}, {kAll}};
+    problem.query = {{{0, 0, 70, 0}}, 90, 1};
+    problem.key = {{{0, 0, 700, 0}}, 730, 1};
+    Inputs inputs = MakeInputs(problem, 4);
+    const Outputs first = Run(device, problem, inputs, {problem.key}, {problem.query});
+    std::mt19937 random(5);
+    for (Values* values : {&inputs.q, &inputs.k, &inputs.v, &inputs.dout}) {
+      const Values other = Random(random, values->size(), Dtype::kBf16);
+      for (std::size_t i = 0; i < values->size(); ++i)
+        if (std::isnan((*values)[i])) (*values)[i] = 100 * other[i];
+    }
+    CHECK(first == Run(device, problem, inputs, {problem.key}, {problem.query}));
+  }
 }
 
 TEST_CASE("attention on a GPU gives the same bits when repeated") {
@@ -124,7 +162,7 @@ TEST_CASE("attention on a GPU gives the same bits when repeated") {
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   const Problem problem =
       Global(Shape({128, 128}, Dtype::kBf16, 8, 2), QkvFormat::kBshd, 2, 300, 300, kCausal);
   const Inputs inputs = MakeInputs(problem, 3);
@@ -137,7 +175,7 @@ TEST_CASE("attention on a GPU does not overflow on large logits and propagates N
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   Problem problem = Global(Shape({64, 64}, Dtype::kBf16, 1, 1), QkvFormat::kBshd, 1, 100, 300, kAll);
   problem.shape.scale = 20;
   Inputs inputs = MakeInputs(problem, 11);
@@ -155,7 +193,7 @@ TEST_CASE("head dims without a CUDA kernel are unsupported") {
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   try {
     KernelRequest request;
     request.shape = Shape({96, 96}, Dtype::kBf16, 2, 2);

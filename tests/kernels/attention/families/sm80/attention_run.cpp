@@ -75,6 +75,14 @@ void Expect(const Outputs& got, const Outputs& want, Dtype dtype) {
 
 }  // namespace
 
+const AttentionFamily& EachFamily() {
+  const std::vector<const AttentionFamily*> families = AttentionFamilies("cuda");
+  const AttentionFamily* const family =
+      families[static_cast<std::size_t>(GENERATE_COPY(range(0, static_cast<int>(families.size()))))];
+  UNSCOPED_INFO("family " << family->name());
+  return *family;
+}
+
 KernelShape Shape(Dims dims, Dtype dtype, int heads, int kv_heads) {
   KernelShape shape;
   shape.dtypes = TensorDtypes(dtype);

@@ -20,6 +20,9 @@ KernelShape Shape(Dims dims, Dtype dtype, int heads, int kv_heads);
 Problem Global(const KernelShape& shape, QkvFormat format, std::int64_t batch, std::int64_t seqlen_q,
                std::int64_t seqlen_kv, Band band);
 
+// Runs the test case that calls it with each family that this machine's GPUs have.
+const AttentionFamily& EachFamily();
+
 // Runs forward and backward, with one call per part of the keys for out, dq and dbias, and one per part of the queries for dk and dv.
 Outputs Run(const Device& device, const Problem& problem, const Inputs& inputs,
             const std::vector<Layout>& key_parts, const std::vector<Layout>& query_parts);

@@ -1,5 +1,6 @@
-// attention_speed [NAME]: times the attention kernels of the first GPU for a list of shapes (those whose name contains NAME), after
-// checking sampled rows against fp64. Prints milliseconds and TFLOP/s, forward and backward, the median of 20 runs after a warm-up.
+// attention_speed [NAME [FAMILY]]: times each family's attention kernels on the first GPU for a list of shapes (those whose name
+// contains NAME), after checking sampled rows against fp64. Prints milliseconds and TFLOP/s, forward and backward, the median of 20
+// runs after a warm-up.
 //
 // Operations are counted as in FlashAttention: 2 (dim_qk + dim_v) per visible pair and head forward, 2.5 times that backward. The
 // backward kernels execute 3.5 times that, because they recompute the logits and dout v^T instead of adding dq with atomics.
@@ -163,7 +164,7 @@ double SampledError(const Problem& problem, bool causal, std::int64_t seqlen, co
 }
 
 // Returns whether the samples agree.
-bool Measure(const Device& device, const SpeedShape& speed) {
+bool Measure(const Device& device, const char* family, const SpeedShape& speed) {
   KernelShape shape;
   shape.dtypes = TensorDtypes(speed.dtype);
   shape.dim_qk = speed.dim_qk, shape.dim_v = speed.dim_v;
@@ -243,14 +244,16 @@ bool Measure(const Device& device, const SpeedShape& speed) {
   const auto [key_ms, key_spread] = timer.Median(stream, run_key);
   const float backward_ms = delta_ms + query_ms + key_ms;
   std::printf(
-      "%-20s forward %7.3f ms (+-%.3f) %4.0f TFLOP/s | backward %7.3f ms = delta %.3f + dq %.3f (+-%.3f) + "
+      "%-5s %-20s forward %7.3f ms (+-%.3f) %4.0f TFLOP/s | backward %7.3f ms = delta %.3f + dq %.3f "
+      "(+-%.3f) + "
       "dkv %.3f (+-%.3f) %4.0f TFLOP/s "
       "| error %.1e %s\n",
-      speed.name, forward_ms, forward_spread, operations / forward_ms * 1e-9, backward_ms, delta_ms, query_ms,
-      query_spread, key_ms, key_spread, 2.5 * operations / backward_ms * 1e-9, error, good ? "ok" : "WRONG");
+      family, speed.name, forward_ms, forward_spread, operations / forward_ms * 1e-9, backward_ms, delta_ms,
+      query_ms, query_spread, key_ms, key_spread, 2.5 * operations / backward_ms * 1e-9, error,
+      good ? "ok" : "WRONG");
   if (dbias) {
     const auto [bias_ms, bias_spread] = timer.Median(stream, run_bias);
-    std::printf("%-20s dbias %.3f ms (+-%.3f)\n", speed.name, bias_ms, bias_spread);
+    std::printf("%-5s %-20s dbias %.3f ms (+-%.3f)\n", family, speed.name, bias_ms, bias_spread);
   }
   std::fflush(stdout);
   return good;
@@ -262,10 +265,14 @@ bool Measure(const Device& device, const SpeedShape& speed) {
 int main(int argc, char** argv) {
   using namespace cppool::kernels;
   try {
-    const test::Device device;
     bool good = true;
-    for (const auto& shape : test::kShapes) {
-      if (argc < 2 || std::strstr(shape.name, argv[1])) good = test::Measure(device, shape) && good;
+    for (const AttentionFamily* family : AttentionFamilies("cuda")) {
+      if (argc > 2 && std::strcmp(family->name(), argv[2]) != 0) continue;
+      const test::Device device(*family);
+      for (const auto& shape : test::kShapes) {
+        if (argc < 2 || std::strstr(shape.name, argv[1]))
+          good = test::Measure(device, family->name(), shape) && good;
+      }
     }
     return good ? 0 : 1;
   } catch (const cppool::kernels::RuntimeError& error) {

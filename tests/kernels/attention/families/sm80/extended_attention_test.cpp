@@ -50,7 +50,7 @@ TEST_CASE("a bias and its gradient agree with fp64 for every head dim, dtype and
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   for (const Dims dims : kDims) {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16}) {
       for (const BiasShape bias : kBiasShapes) {
@@ -72,7 +72,7 @@ TEST_CASE("a bias is indexed by position: packed and empty sequences, windows, c
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   for (const Dims dims : {Dims{64, 64}, Dims{128, 128}, Dims{256, 256}}) {
     for (const BiasShape bias : kBiasShapes) {
       CAPTURE(dims.qk, bias.batch, bias.heads, bias.queries);
@@ -95,7 +95,7 @@ TEST_CASE("a bias is indexed by the heads of the call") {
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   // The middle of 12 query heads in groups of 4: heads 6 to 9 read key/value heads 1 and 2.
   KernelShape shape = Shape({128, 128}, Dtype::kBf16, 4, 2);
   shape.group = 4;
@@ -114,7 +114,7 @@ TEST_CASE("ALiBi's distance is relative to the diagonal of the band") {
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   for (const Dims dims : kDims) {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16}) {
       for (const Band band :
@@ -135,7 +135,7 @@ TEST_CASE("a softmax offset is added to the denominator once") {
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   for (const Dims dims : kDims) {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16}) {
       CAPTURE(dims.qk, dims.v, static_cast<int>(dtype));
@@ -156,7 +156,7 @@ TEST_CASE("softmax offsets far above and below the logits do not overflow") {
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   const Problem problem =
       WithOffset(Global(Shape({64, 64}, Dtype::kBf16, 3, 1), QkvFormat::kBshd, 1, 40, 40, kAll));
   Inputs inputs = MakeInputs(problem, 5);
@@ -175,7 +175,7 @@ TEST_CASE("max_logit has the same bits for every order of the calls") {
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   for (const Dims dims : kDims) {
     CAPTURE(dims.qk, dims.v);
     Problem problem = Global(Shape(dims, Dtype::kBf16, 4, 2), QkvFormat::kBshd, 2, 150, 300, kCausal);
@@ -196,7 +196,7 @@ TEST_CASE("max_logit is the maximum over visible logits of tokens only") {
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   // A bias makes every logit negative, so that rows and columns beyond the tokens would have larger logits.
   Problem problem =
       WithBias(Global(Shape({128, 128}, Dtype::kBf16, 2, 1), QkvFormat::kBshd, 1, 67, 67, kCausal),
@@ -218,7 +218,7 @@ TEST_CASE("bias, softmax offset and max_logit together give the same bits when r
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   for (const BiasShape bias : kBiasShapes) {
     CAPTURE(bias.batch, bias.heads, bias.queries);
     const Problem problem = WithOffset(WithBias(
@@ -234,7 +234,7 @@ TEST_CASE("a bias gradient summed over queries and also over heads or sequences 
     WARN("skipped: no GPU");
     return;
   }
-  const Device device;
+  const Device device(EachFamily());
   const Problem problem = Global(Shape({64, 64}, Dtype::kBf16, 1, 1), QkvFormat::kBshd, 1, 8, 8, kAll);
   const auto plan =
       device.kernel().Plan(RequestOf(problem), problem.query, problem.key, problem.bands, device.stream());

@@ -99,10 +99,10 @@ Values InRows(const std::vector<double>& values, const Layout& layout, std::size
 
 }  // namespace
 
-Device::Device()
+Device::Device(const AttentionFamily& family)
     : backend_(CreateCudaBackend(1)),
       rank_(backend_->OpenRank(0)),
-      kernels_(std::make_unique<RankKernels>(rank_->seam(), *AttentionFamilies("cuda").front())) {
+      kernels_(std::make_unique<RankKernels>(rank_->seam(), family)) {
   kernels_->ops->Load();
   rank_->BeginCase();
 }

@@ -14,10 +14,10 @@
 
 namespace cppool::kernels::test {
 
-// One rank on the first GPU, for the duration of a test.
+// One rank on the first GPU with a family's kernels, the preferred one's by default; for the length of a test.
 class Device {
  public:
-  Device();
+  explicit Device(const AttentionFamily& family = *AttentionFamilies("cuda").front());
   ~Device();
   cppool_runtime* rt() const { return rank_->seam(); }
   cppool_stream stream() const { return rt()->stream; }

@@ -1,0 +1,58 @@
+// Tile sizes, stages and shared-memory budgets of the forward kernel, by head dims (query/key and value).
+//
+// What decides them: each consumer warpgroup holds 64 query rows: dim_v / 2 registers a thread for the output, kBlock
+// / 2 for logits and kBlock / 4 for their exponentials, of 232 (two consumers) or 160 (three). A wgmma with n < 128
+// binds on shared memory. Two stages of queries let the next tile's queries arrive under the present one; where
+// they do not fit, the queries' buffer is refilled after the last product that reads it.
+#pragma once
+
+namespace cppool::kernels::cuda::sm90 {
+
+inline constexpr int kMaxSharedBytes = 227 * 1024;
+inline constexpr int kWarpgroup = 128;
+
+template <int kDimQkValue, int kDimVValue, int kConsumersValue, int kBlockValue, int kStagesValue,
+          int kQueryStagesValue, bool kTakeTurnsValue>
+struct Tiling {
+  static constexpr int kDimQk = kDimQkValue, kDimV = kDimVValue;
+  static constexpr int kConsumers = kConsumersValue;  // warpgroups of 64 query rows
+  static constexpr int kTileRows = kConsumers * 64;
+  static constexpr int kBlock = kBlockValue;              // keys at a time
+  static constexpr int kStages = kStagesValue;            // buffers for blocks of keys and of values
+  static constexpr int kQueryStages = kQueryStagesValue;  // buffers for tiles of queries
+  static constexpr bool kTakeTurns = kTakeTurnsValue;     // consumers issue their products in turn
+  // A tile's first product starts under the end of the tile before, else after it.
+  static constexpr bool kEarlyStart = kQueryStages == 2;
+  static constexpr bool kStageOutput = kQueryStages == 2;  // the output leaves through the queries' buffer
+
+  static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+
+  static constexpr int kQueryBytes = kTileRows * kDimQk * 2;
+  static constexpr int kKeyBytes = kBlock * kDimQk * 2;
+  static constexpr int kValueBytes = kBlock * kDimV * 2;
+  // Queries, keys, values; barriers and the descriptions of tiles and blocks; alignment.
+  static constexpr int kSharedBytes =
+      kQueryStages * kQueryBytes + kStages * (kKeyBytes + kValueBytes) + 512 + 1024;
+
+  static_assert(kDimQk % 64 == 0 && kDimV % 64 == 0 && kDimV <= kDimQk && kBlock % 16 == 0 && kBlock <= 256);
+  static_assert(kSharedBytes <= kMaxSharedBytes);
+};
+
+// Chosen by measurement on H200s: fewer and larger blocks of keys cost less energy, which binds there, until the part of
+// a causal mask's diagonal blocks that is computed for nothing outweighs it.
+template <int kDimQk, int kDimV>
+struct ForwardTiling;
+template <>
+struct ForwardTiling<64, 64> : Tiling<64, 64, 3, 128, 4, 2, true> {};
+template <>
+struct ForwardTiling<128, 128> : Tiling<128, 128, 2, 128, 2, 2, true> {};
+template <>
+struct ForwardTiling<128, 64> : Tiling<128, 64, 3, 128, 2, 2, true> {};
+template <>
+struct ForwardTiling<192, 128> : Tiling<192, 128, 2, 128, 2, 1, true> {};
+template <>
+struct ForwardTiling<256, 256> : Tiling<256, 256, 2, 80, 2, 1, true> {};
+
+}  // namespace cppool::kernels::cuda::sm90

@@ -1,0 +1,265 @@
+// A consumer warpgroup of the forward kernel: 64 query rows of each tile.
+//
+// The maximum of one block's logits is found under the product of the previous block's exponentials with its values.
+// (The assembler puts the exponentials after that product; a branch that kept them before it gained nothing.) With
+// kEarlyStart a tile's first product runs under the output of the tile before. With kTakeTurns the warpgroups issue
+// their products in turn, the same number each, so that one's softmax falls under another's products.
+//
+// Watch the assembled loop: a ring's stage that the compiler cannot see to be the same in all threads costs moves to
+// uniform registers between the products, and a tenth of the rate.
+#pragma once
+
+#include "kernels/attention/families/sm90/epilogue.cuh"
+#include "kernels/attention/families/sm90/mask.cuh"
+#include "kernels/attention/families/sm90/shared.cuh"
+#include "kernels/attention/families/sm90/softmax.cuh"
+#include "kernels/attention/families/sm90/wgmma.cuh"
+
+namespace cppool::kernels::cuda::sm90 {
+
+// Named barriers: one per consumer for its turn, then one per consumer among its own warps.
+inline constexpr int kTurnBarrier = 1, kGroupBarrier = 4;
+
+template <typename T, typename Config>
+class Consumer {
+ public:
+  __device__ __forceinline__ Consumer(const ForwardParameters& p, const Shared<Config>& shared)
+      : p_(p),
+        shared_(shared),
+        group_(__shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup - 1, 0)),
+        warp_row_(static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16) {}
+
+  __device__ __forceinline__ void Run() {
+    ptx::Wait(shared_.FullQ(0), 0);
+    if (tile().head < 0) return;
+    if (Config::kTakeTurns && group_ == Config::kConsumers - 1) PassTurn();
+    float logits[kBlock / 2];
+    float out[kDimV / 2];
+    std::uint32_t exponentials[kBlock / 4];
+    SoftmaxState state;
+    StartTile(logits);
+    while (true) {
+      state.Clear();
+      state.Ignore(Rows().valid);
+#pragma unroll
+      for (int i = 0; i < kDimV / 2; ++i) out[i] = 0;
+      if (!p_.first) ReadState<kDimV>(p_, Rows(), state, out);
+      const int blocks = tile().blocks;
+
+      bool visible = NextVisible();
+      WaitForProducts<0>();
+      Settle(logits);
+      int keys = TakeBlock(logits, visible, blocks == 1);
+      Exponentials(logits, state, p_.scale_log2).Apply(out);
+      PackOperand<T>(logits, exponentials);
+      if constexpr (Config::kStageOutput) ReleaseLastTile();
+      for (int block = 1; block < blocks; ++block) {
+        WaitForValues(keys);  // before the next keys: they come in this order
+        ptx::Wait(shared_.FullK(keys_.stage), keys_.parity);
+        TakeTurn();
+        BeginProducts();
+        StartLogits(logits, query_.stage);
+        StartOutput(out, exponentials);
+        PassTurn();
+        visible = NextVisible();
+        WaitForProducts<1>();
+        Settle(logits);
+        keys = TakeBlock(logits, visible, block + 1 == blocks);
+        const Rescale rescale = Exponentials(logits, state, p_.scale_log2);
+        WaitForProducts<0>();
+        Settle(out);
+        Settle(exponentials);
+        Release(shared_.EmptyV(keys_.Previous().Previous().stage));
+        rescale.Apply(out);
+        PackOperand<T>(logits, exponentials);
+      }
+
+      bool more = false;
+      WaitForValues(keys);
+      if constexpr (Config::kEarlyStart) {
+        Ring<kQueryStages> next = query_;
+        next.Advance();
+        ptx::Wait(shared_.FullQ(next.stage), next.parity);
+        more = shared_.control->tiles[index_ ^ 1].head >= 0;
+        if (more) ptx::Wait(shared_.FullK(keys_.stage), keys_.parity);
+        TakeTurn();
+        BeginProducts();
+        StartOutput(out, exponentials);
+        // After the last tile for nothing: a branch would serialise the products.
+        StartLogits(logits, next.stage);
+        PassTurn();
+        WaitForProducts<1>();
+      } else {
+        TakeTurn();
+        BeginProducts();
+        StartOutput(out, exponentials);
+        PassTurn();
+        WaitForProducts<0>();
+      }
+      Settle(out);
+      Settle(exponentials);
+      Release(shared_.EmptyV(keys_.Previous().stage));
+      WriteTile(state, out);
+
+      query_.Advance();
+      index_ ^= 1;
+      if constexpr (!Config::kEarlyStart) {
+        ptx::Wait(shared_.FullQ(query_.stage), query_.parity);
+        more = tile().head >= 0;
+        if (more) StartTile(logits);
+      }
+      if (!more) break;
+    }
+    WaitForProducts<0>();
+    if (threadIdx.x % 32 == 0) ptx::WaitForStoresToRead();
+    if (Config::kTakeTurns && group_ == 0) TakeTurn();  // that nobody else takes
+  }
+
+  // Tiles that see no keys.
+  __device__ __forceinline__ void RunEmptyTiles() {
+    if (!p_.first && !p_.last) return;
+    const int end = p_.work.tiles_count * p_.map.heads;
+    for (int item = p_.work.busy_tiles * p_.map.heads + blockIdx.x; item < end; item += gridDim.x) {
+      const Tile& tile = p_.work.tiles[item / p_.map.heads];
+      const int first = group_ * 64 + warp_row_;
+      const WarpRows rows{static_cast<int>(tile.row) / p_.work.query_step + first,
+                          static_cast<int>(tile.row) % p_.work.query_step,
+                          min(max(tile.length - first, 0), 16), item % p_.map.heads};
+      SoftmaxState state;
+      state.Clear();
+      float out[kDimV / 2];
+#pragma unroll
+      for (int i = 0; i < kDimV / 2; ++i) out[i] = 0;
+      if (!p_.first) ReadState<kDimV>(p_, rows, state, out);
+      Normalise<kDimV>(p_, rows, state, out);
+      WriteRows<T, kDimV>(p_, rows, out);
+    }
+  }
+
+ private:
+  static constexpr int kDimQk = Config::kDimQk, kDimV = Config::kDimV, kBlock = Config::kBlock;
+  static constexpr int kQueryStages = Config::kQueryStages;
+
+  __device__ __forceinline__ const TileInfo& tile() const { return shared_.control->tiles[index_]; }
+
+  __device__ __forceinline__ void TakeTurn() const {
+    if constexpr (Config::kTakeTurns) ptx::SyncNamed(kTurnBarrier + group_, 2 * kWarpgroup);
+  }
+  __device__ __forceinline__ void PassTurn() const {
+    if constexpr (Config::kTakeTurns) {
+      const int next = group_ + 1 == Config::kConsumers ? 0 : group_ + 1;
+      ptx::ArriveNamed(kTurnBarrier + next, 2 * kWarpgroup);
+    }
+  }
+  static __device__ __forceinline__ void Release(std::uint32_t empty) {
+    if (threadIdx.x % 32 == 0) ptx::Arrive(empty);
+  }
+
+  __device__ __forceinline__ void StartLogits(float (&logits)[kBlock / 2], int query_stage) const {
+    StartTransposed<T, kDimQk, kBlock>(
+        logits, Operand::OverDim(shared_.Queries(query_stage) + group_ * (64 * kDimQk * 2)),
+        Operand::OverDim(shared_.Keys(keys_.stage)));
+    CommitProducts();
+  }
+
+  __device__ __forceinline__ void StartOutput(float (&out)[kDimV / 2],
+                                              const std::uint32_t (&exponentials)[kBlock / 4]) const {
+    StartProduct<T, kBlock, kDimV>(out, exponentials,
+                                   Operand::OverRows(shared_.Values(keys_.Previous().stage), kBlock));
+    CommitProducts();
+  }
+
+  __device__ __forceinline__ WarpRows Rows() const { return RowsOf(tile(), group_ * 64 + warp_row_); }
+
+  // Starts a tile's first product.
+  __device__ __forceinline__ void StartTile(float (&logits)[kBlock / 2]) {
+    ptx::Wait(shared_.FullK(keys_.stage), keys_.parity);
+    TakeTurn();
+    BeginProducts();
+    StartLogits(logits, query_.stage);
+    PassTurn();
+  }
+
+  __device__ __forceinline__ void WriteTile(const SoftmaxState& state, float (&out)[kDimV / 2]) {
+    const WarpRows rows = Rows();
+    Normalise<kDimV>(p_, rows, state, out);
+    if (p_.max_logit) RaiseMaxLogit(p_, rows, state);
+    if (Config::kStageOutput && p_.last) {
+      // All warps have done with the queries.
+      ptx::SyncNamed(kGroupBarrier + group_, kWarpgroup);
+      WriteRowsStaged<T, kDimV>(
+          p_, rows, out,
+          shared_.Queries(query_.stage) + group_ * (64 * kDimQk * 2) + warp_row_ * (kDimV * 2));
+    } else {
+      WriteRows<T, kDimV>(p_, rows, out);
+    }
+  }
+
+  // Of the block at keys_. Read by the thread that releases it, so that the producer's next write comes after.
+  __device__ __forceinline__ BlockInfo Block() const {
+    BlockInfo block{0, 0};
+    if (threadIdx.x % 32 == 0) block = shared_.control->blocks[keys_.stage];
+    return {__shfl_sync(~0u, block.position, 0), __shfl_sync(~0u, block.length, 0)};
+  }
+
+  // Whether no pair of the block under way is hidden.
+  __device__ __forceinline__ bool NextVisible() const {
+    const TileInfo& now = tile();
+    const BlockInfo block = Block();
+    return AllVisible<kBlock>(now.low, now.high, now.position + group_ * 64, block.position, block.length);
+  }
+
+  // After the product: masks its logits and releases its keys, after a tile's last block the queries too if they have
+  // one buffer. Returns the number of keys.
+  __device__ __forceinline__ int TakeBlock(float (&logits)[kBlock / 2], bool visible, bool last) {
+    int keys = kBlock;
+    if (!visible) {
+      const TileInfo& now = tile();
+      const BlockInfo block = Block();
+      keys = block.length;
+      Mask<kBlock>(logits, now.low, now.high,
+                   now.position + group_ * 64 + warp_row_ + static_cast<int>(threadIdx.x) % 32 / 4,
+                   block.position, keys);
+    }
+    Release(shared_.EmptyK(keys_.stage));
+    keys_.Advance();
+    if (kQueryStages == 1 && last) ptx::Arrive(shared_.EmptyQ(0));
+    return keys;
+  }
+
+  // Waits for a block's values. Rows from `keys` on are not its own and may hold NaN, which a weight of 0 does not
+  // hide: they become 0. Each warpgroup does so for itself.
+  __device__ __forceinline__ void WaitForValues(int keys) const {
+    const Ring<Config::kStages> values = keys_.Previous();
+    ptx::Wait(shared_.FullV(values.stage), values.parity);
+    if (keys == kBlock) return;
+    const std::uint32_t tile = shared_.Values(values.stage);
+    for (int i = threadIdx.x % kWarpgroup; i < (kBlock - keys) * 8; i += kWarpgroup) {
+#pragma unroll
+      for (int d = 0; d < kDimV / 64; ++d)
+        ptx::StoreShared16(tile + (d * kBlock + keys) * kRowBytes + i * 16, make_uint4(0, 0, 0, 0));
+    }
+    ptx::FenceShared();
+    ptx::SyncNamed(kGroupBarrier + group_, kWarpgroup);
+  }
+
+  // The previous tile's output has left the queries' buffer. All threads say so, since all have read its TileInfo.
+  __device__ __forceinline__ void ReleaseLastTile() {
+    if (tiles_done_) {
+      if (threadIdx.x % 32 == 0) ptx::WaitForStoresToRead();
+      ptx::Arrive(shared_.EmptyQ(query_.stage ^ 1));
+    }
+    tiles_done_ = true;
+  }
+
+  const ForwardParameters& p_;
+  const Shared<Config>& shared_;
+  const int group_;
+  const int warp_row_;  // the warp's first row of the warpgroup's 64
+  int index_ = 0;       // of the tile's info
+  bool tiles_done_ = false;
+  Ring<kQueryStages> query_;
+  Ring<Config::kStages> keys_;  // of the block whose product with the queries is next
+};
+
+}  // namespace cppool::kernels::cuda::sm90

@@ -1,0 +1,47 @@
+// The compiled forward kernels, as what is needed to launch them: what forward.cuh computes.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/attention/families/sm90/parameters.h"
+#include "kernels/dtype.h"
+
+namespace cppool::kernels::cuda::sm90 {
+
+// One call, see ForwardArgs in kernels/attention/attention_kernel.h. Pointers are device memory.
+struct ForwardCall {
+  float scale = 1;
+  WorkView work{};  // tiles of ForwardKernelOf's tile_rows
+  HeadMap map{};
+  std::int64_t rows_q = 0;  // of the whole buffers
+  std::int64_t rows_kv = 0;
+  const void* q = nullptr;
+  const void* k = nullptr;
+  const void* v = nullptr;
+  float* accumulator = nullptr;  // may be NULL when first and last
+  void* out = nullptr;           // written when last
+  float* lse = nullptr;
+  const float* softmax_offset = nullptr;
+  float* max_logit = nullptr;
+  int* schedule = nullptr;  // two ints, 0 before and after; no other launch under way may use them
+  int multiprocessors = 0;
+  bool first = true;
+  bool last = true;
+};
+
+struct ForwardKernelEntry {
+  int tile_rows = 0;         // 0: there is no such kernel
+  void (*load)() = nullptr;  // before the first launch
+  void (*launch)(const ForwardCall&, cudaStream_t) = nullptr;
+};
+
+// For head dims and a dtype.
+ForwardKernelEntry ForwardKernelOf(Dtype dtype, int dim_qk, int dim_v);
+
+// For one dtype: an instance per head dims, in a file of its own.
+template <typename T>
+ForwardKernelEntry ForwardKernelOf(int dim_qk, int dim_v);
+
+}  // namespace cppool::kernels::cuda::sm90

@@ -1,0 +1,74 @@
+// Launches one instance of the forward kernel.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/attention/families/sm90/forward.cuh"
+#include "kernels/attention/families/sm90/forward.h"
+#include "kernels/attention/families/sm90/tensor_map.h"
+#include "kernels/error.h"
+#include "kernels/runtime/cuda/check.h"
+
+namespace cppool::kernels::cuda::sm90 {
+
+// Sets the kernel's shared memory, which loads it too.
+template <typename T, typename Config>
+void LoadForward() {
+  CheckCuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(&ForwardKernel<T, Config>),
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSharedBytes),
+            "cudaFuncSetAttribute");
+}
+
+template <typename T, typename Config>
+void LaunchForward(const ForwardCall& call, cudaStream_t stream) {
+  const HeadMap& map = call.map;
+  const std::int64_t items =
+      std::int64_t{call.first || call.last ? call.work.tiles_count : call.work.busy_tiles} * map.heads;
+  if (items == 0) return;
+  if (items > 0x7fffffff)
+    throw RuntimeError(CPPOOL_UNSUPPORTED, "launching forward attention: more tiles than one kernel takes");
+  ForwardParameters p{};
+  p.q = EncodeRows({call.q, call.rows_q, call.work.query_step, map.heads, Config::kDimQk}, 64);
+  if (call.work.busy_tiles > 0) {
+    p.k =
+        EncodeRows({call.k, call.rows_kv, call.work.key_step, map.kv_heads, Config::kDimQk}, Config::kBlock);
+    p.v = EncodeRows({call.v, call.rows_kv, call.work.key_step, map.kv_heads, Config::kDimV}, Config::kBlock);
+  }
+  if (call.last)
+    p.out = EncodeRows({call.out, call.rows_q, call.work.query_step, map.heads, Config::kDimV}, 16);
+  p.work = call.work;
+  p.map = map;
+  p.accumulator = call.accumulator;
+  p.out_rows = call.out;
+  p.lse = call.lse;
+  p.softmax_offset = call.softmax_offset;
+  p.max_logit = call.max_logit;
+  p.schedule = call.schedule;
+  p.scale = call.scale;
+  p.scale_log2 = call.scale * kLog2e;
+  p.first = call.first;
+  p.last = call.last;
+  const unsigned blocks = static_cast<unsigned>(std::min<std::int64_t>(items, call.multiprocessors));
+  void* arguments[] = {&p};
+  CheckCuda(cudaLaunchKernel(reinterpret_cast<const void*>(&ForwardKernel<T, Config>), dim3(blocks),
+                             dim3(Config::kThreads), arguments, Config::kSharedBytes, stream),
+            "launching forward attention");
+}
+
+template <typename T>
+ForwardKernelEntry ForwardKernelOf(int dim_qk, int dim_v) {
+  ForwardKernelEntry entry;
+  const auto offer = [&]<int kDimQk, int kDimV>() {
+    using Config = ForwardTiling<kDimQk, kDimV>;
+    if (dim_qk == kDimQk && dim_v == kDimV)
+      entry = {Config::kTileRows, &LoadForward<T, Config>, &LaunchForward<T, Config>};
+  };
+  offer.template operator()<64, 64>();
+  offer.template operator()<128, 128>();
+  offer.template operator()<128, 64>();
+  offer.template operator()<192, 128>();
+  offer.template operator()<256, 256>();
+  return entry;
+}
+
+}  // namespace cppool::kernels::cuda::sm90

@@ -1,0 +1,51 @@
+// What the forward kernel is launched with. Shapes as in kernels/attention/attention_kernel.h; all pointers are
+// device memory.
+#pragma once
+
+#include <cuda.h>  // CUtensorMap
+
+#include <cstdint>
+
+#include "kernels/attention/layout.h"
+
+namespace cppool::kernels::cuda::sm90 {
+
+inline constexpr float kLog2e = 1.4426950408889634f;
+
+struct WorkView {
+  const Tile* tiles;    // of queries: the most work first
+  const Range* ranges;  // of keys
+  int tiles_count;
+  int busy_tiles;  // these come first; the others have no ranges
+  int query_step;
+  int key_step;
+};
+
+struct HeadMap {
+  int heads;     // query heads here
+  int kv_heads;  // key/value heads here
+  int head0;     // the first of each, in the whole problem
+  int kv_head0;
+  int group;  // query heads per key/value head
+};
+
+struct ForwardParameters {
+  CUtensorMap q;    // boxes of 64 rows
+  CUtensorMap k;    // boxes of kBlock rows
+  CUtensorMap v;    // boxes of kBlock rows
+  CUtensorMap out;  // boxes of 16 rows
+  WorkView work;
+  HeadMap map;
+  float* accumulator;           // [rows_q, heads, dim_v]
+  void* out_rows;               // [rows_q, heads, dim_v]
+  float* lse;                   // [rows_q, heads]
+  const float* softmax_offset;  // [heads], or NULL
+  float* max_logit;             // [heads], or NULL
+  int* schedule;                // two counters, 0; the kernel leaves them 0
+  float scale;
+  float scale_log2;  // scale in powers of two: scale * log2(e)
+  bool first;
+  bool last;
+};
+
+}  // namespace cppool::kernels::cuda::sm90

@@ -1,0 +1,76 @@
+// The producer of the forward kernel: one thread that takes tiles from the work list and starts the copies of their
+// queries, keys and values, as buffers become free.
+//
+// Items are tiles times heads, heads within a tile; the work list has the most work first, and blocks of threads take
+// the next item from a counter. Blocks of keys go from the last to the first: under a causal mask the first one then
+// holds the keys nearest to the queries.
+#pragma once
+
+#include "kernels/attention/families/sm90/shared.cuh"
+
+namespace cppool::kernels::cuda::sm90 {
+
+template <typename Config>
+__device__ __forceinline__ void Produce(const ForwardParameters& p, const Shared<Config>& shared) {
+  constexpr int kBlock = Config::kBlock;
+  const int items = p.work.busy_tiles * p.map.heads;
+  Ring<Config::kStages> ring;
+  Ring<Config::kQueryStages> query_ring;
+  int item = blockIdx.x;
+  for (int index = 0;; index ^= 1) {
+    ptx::Wait(shared.EmptyQ(query_ring.stage), query_ring.parity ^ 1);
+    TileInfo& info = shared.control->tiles[index];
+    if (item >= items) {
+      info.head = -1;
+      ptx::Arrive(shared.FullQ(query_ring.stage));
+      break;
+    }
+    const Tile& tile = p.work.tiles[item / p.map.heads];
+    const int head = item % p.map.heads;
+    const int token = static_cast<int>(tile.row) / p.work.query_step;  // rows fit, see tensor_map.h
+    const int member = static_cast<int>(tile.row) % p.work.query_step;
+    const int range_begin = tile.range_begin, range_end = tile.range_end;
+    int blocks = 0;
+#pragma unroll 1
+    for (int i = range_begin; i < range_end; ++i) blocks += (p.work.ranges[i].length + kBlock - 1) / kBlock;
+    info = {head, blocks, token, member, tile.position, tile.length, tile.band.low, tile.band.high};
+    const std::uint32_t full = shared.FullQ(query_ring.stage);
+    ptx::ArriveExpecting(full, Config::kQueryBytes);
+#pragma unroll 1
+    for (int group = 0; group < Config::kConsumers; ++group) {
+      ptx::LoadBox(shared.Queries(query_ring.stage) + group * (64 * Config::kDimQk * 2), &p.q,
+                   {token + group * 64, member, head}, full);
+    }
+    query_ring.Advance();
+
+    const int kv_head = (p.map.head0 + head) / p.map.group - p.map.kv_head0;
+#pragma unroll 1
+    for (int i = range_end - 1; i >= range_begin; --i) {
+      const Range range = p.work.ranges[i];
+      const int key_token = static_cast<int>(range.row) / p.work.key_step;
+      const int key_member = static_cast<int>(range.row) % p.work.key_step;
+#pragma unroll 1
+      for (int at = (range.length - 1) / kBlock * kBlock; at >= 0; at -= kBlock) {
+        const ptx::RowCoordinates from{key_token + at, key_member, kv_head};
+        ptx::Wait(shared.EmptyK(ring.stage), ring.parity ^ 1);
+        shared.control->blocks[ring.stage] = {range.position + at, min(range.length - at, kBlock)};
+        ptx::ArriveExpecting(shared.FullK(ring.stage), Config::kKeyBytes);
+        ptx::LoadBox(shared.Keys(ring.stage), &p.k, from, shared.FullK(ring.stage));
+        ptx::Wait(shared.EmptyV(ring.stage), ring.parity ^ 1);
+        ptx::ArriveExpecting(shared.FullV(ring.stage), Config::kValueBytes);
+        ptx::LoadBox(shared.Values(ring.stage), &p.v, from, shared.FullV(ring.stage));
+        ring.Advance();
+      }
+    }
+    // Not earlier: the answer takes as long as the buffers that are full by now last.
+    item = static_cast<int>(gridDim.x) + atomicAdd(p.schedule, 1);
+  }
+  // The last block of threads to come here leaves the counters as it found them.
+  __threadfence();
+  if (atomicAdd(p.schedule + 1, 1) == static_cast<int>(gridDim.x) - 1) {
+    __threadfence();
+    p.schedule[0] = p.schedule[1] = 0;
+  }
+}
+
+}  // namespace cppool::kernels::cuda::sm90

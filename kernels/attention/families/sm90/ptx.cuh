@@ -1,0 +1,167 @@
+// The instructions of sm_90a, and older ones, that CUDA C++ has no name for: barriers in shared memory, tensor
+// copies, registers handed between warpgroups. The matrix products are in wgmma.cuh. Shared memory is named by its
+// 32-bit address.
+#pragma once
+
+#include <cuda.h>  // CUtensorMap; nothing of libcuda is linked
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <cstdio>
+
+namespace cppool::kernels::cuda::sm90::ptx {
+
+__device__ __forceinline__ std::uint32_t SharedAddress(const void* shared) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+}
+
+// mbarrier: a phase ends when `count` threads have arrived and every byte announced has been copied.
+__device__ __forceinline__ void InitBarrier(std::uint32_t barrier, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+__device__ __forceinline__ void FenceBarrierInit() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void Arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void ArriveExpecting(std::uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ bool TryWait(std::uint32_t barrier, std::uint32_t parity) {
+  std::uint32_t done;
+  asm volatile(
+      "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+// Waits for the end of the phase with this parity. Compiled with CPPOOL_BOUNDED_WAITS a wait of seconds says where
+// it is and stops the kernel.
+__device__ __forceinline__ void Wait(std::uint32_t barrier, std::uint32_t parity) {
+#ifdef CPPOOL_BOUNDED_WAITS
+  for (int i = 0; !TryWait(barrier, parity); ++i) {
+    if (i < 1 << 20) continue;
+    printf("block %d thread %d: barrier %u, parity %u: not reached\n", static_cast<int>(blockIdx.x),
+           static_cast<int>(threadIdx.x), barrier, parity);
+    __trap();
+  }
+#else
+  while (!TryWait(barrier, parity)) {
+  }
+#endif
+}
+
+// Barriers between `threads` threads by number; 0 is __syncthreads'.
+__device__ __forceinline__ void SyncNamed(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void ArriveNamed(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// Writes to shared memory before it are seen by tensor copies and wgmma that follow a barrier.
+__device__ __forceinline__ void FenceShared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// Coordinates of a box in a map of token rows, see tensor_map.h.
+struct RowCoordinates {
+  int token;   // row / row step
+  int member;  // row % row step
+  int head;
+};
+
+// Starts the copy of a box to shared memory; its bytes count at `barrier`.
+__device__ __forceinline__ void LoadBox(std::uint32_t to, const CUtensorMap* map, RowCoordinates at,
+                                        std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
+      "%3, "
+      "%5, %6}], [%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(0), "r"(at.token), "r"(at.head), "r"(at.member)
+      : "memory");
+}
+
+__device__ __forceinline__ void StoreBox(const CUtensorMap* map, RowCoordinates at, std::uint32_t from) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %2, %4, %5}], [%1];" ::"l"(
+          map),
+      "r"(from), "r"(0), "r"(at.token), "r"(at.head), "r"(at.member)
+      : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Until the calling thread's stores have read shared memory.
+__device__ __forceinline__ void WaitForStoresToRead() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void TakeRegisters() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void GiveRegisters() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void StoreMatrix(std::uint32_t to, std::uint32_t a, std::uint32_t b,
+                                            std::uint32_t c, std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
+}
+
+__device__ __forceinline__ void StoreShared16(std::uint32_t to, uint4 value) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y), "r"(value.z),
+               "r"(value.w)
+               : "memory");
+}
+
+__device__ __forceinline__ uint4 LoadShared16(std::uint32_t from) {
+  uint4 value;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(from)
+               : "memory");
+  return value;
+}
+
+// 2^x, within 2 ulp; 0 for -inf.
+__device__ __forceinline__ float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Two floats rounded to T, the first in the low half.
+template <typename T>
+__device__ __forceinline__ std::uint32_t Pack(float low, float high);
+
+template <>
+__device__ __forceinline__ std::uint32_t Pack<__nv_bfloat16>(float low, float high) {
+  std::uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+template <>
+__device__ __forceinline__ std::uint32_t Pack<__half>(float low, float high) {
+  std::uint32_t packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+}  // namespace cppool::kernels::cuda::sm90::ptx

@@ -1,0 +1,110 @@
+// The forward kernel's shared memory, and the rings through which the producer hands buffers to the consumers.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/attention/families/sm90/config.h"
+#include "kernels/attention/families/sm90/parameters.h"
+#include "kernels/attention/families/sm90/ptx.cuh"
+
+namespace cppool::kernels::cuda::sm90 {
+
+// A tile of queries of one head.
+struct TileInfo {
+  int head;    // -1: there are no more tiles
+  int blocks;  // of keys
+  int token;   // row = token * step + member
+  int member;
+  int position;  // of the first row
+  int length;
+  int low, high;  // the band
+};
+
+struct BlockInfo {
+  int position;  // of the first key
+  int length;
+};
+
+// What lies behind the tiles in shared memory. A buffer is full when its copy has ended, empty when every consumer warp
+// has released it; of queries, every consumer thread.
+template <int kStages>
+struct Control {
+  std::uint64_t full_q[2], empty_q[2];
+  std::uint64_t full_k[kStages], empty_k[kStages];
+  std::uint64_t full_v[kStages], empty_v[kStages];
+  TileInfo tiles[2];
+  BlockInfo blocks[kStages];  // that full_k announces
+};
+
+template <typename Config>
+struct Shared {
+  using Barriers = Control<Config::kStages>;
+
+  __device__ __forceinline__ explicit Shared(unsigned char* shared)
+      : q((ptx::SharedAddress(shared) + 1023) & ~1023u),
+        control(reinterpret_cast<Barriers*>(shared + (q - ptx::SharedAddress(shared)) + kTileBytes)) {
+    static_assert(sizeof(Barriers) <= 512);
+  }
+
+  __device__ __forceinline__ std::uint32_t Queries(int stage) const {
+    return q + stage * Config::kQueryBytes;
+  }
+  __device__ __forceinline__ std::uint32_t Keys(int stage) const {
+    return q + Config::kQueryStages * Config::kQueryBytes + stage * Config::kKeyBytes;
+  }
+  __device__ __forceinline__ std::uint32_t Values(int stage) const {
+    return q + Config::kQueryStages * Config::kQueryBytes + Config::kStages * Config::kKeyBytes +
+           stage * Config::kValueBytes;
+  }
+
+  __device__ __forceinline__ std::uint32_t FullQ(int i) const { return At(control->full_q + i); }
+  __device__ __forceinline__ std::uint32_t EmptyQ(int i) const { return At(control->empty_q + i); }
+  __device__ __forceinline__ std::uint32_t FullK(int i) const { return At(control->full_k + i); }
+  __device__ __forceinline__ std::uint32_t EmptyK(int i) const { return At(control->empty_k + i); }
+  __device__ __forceinline__ std::uint32_t FullV(int i) const { return At(control->full_v + i); }
+  __device__ __forceinline__ std::uint32_t EmptyV(int i) const { return At(control->empty_v + i); }
+
+  // By one thread; a barrier of the whole block follows.
+  __device__ __forceinline__ void InitBarriers() const {
+    constexpr int kConsumerWarps = Config::kConsumers * 4;
+    for (int i = 0; i < 2; ++i) {
+      ptx::InitBarrier(FullQ(i), 1);
+      ptx::InitBarrier(EmptyQ(i), Config::kConsumers * kWarpgroup);
+    }
+    for (int i = 0; i < Config::kStages; ++i) {
+      ptx::InitBarrier(FullK(i), 1);
+      ptx::InitBarrier(FullV(i), 1);
+      ptx::InitBarrier(EmptyK(i), kConsumerWarps);
+      ptx::InitBarrier(EmptyV(i), kConsumerWarps);
+    }
+    ptx::FenceBarrierInit();
+  }
+
+  static constexpr int kTileBytes = Config::kQueryStages * Config::kQueryBytes +
+                                    Config::kStages * (Config::kKeyBytes + Config::kValueBytes);
+  std::uint32_t q;
+  Barriers* control;
+
+ private:
+  static __device__ __forceinline__ std::uint32_t At(const std::uint64_t* barrier) {
+    return ptx::SharedAddress(barrier);
+  }
+};
+
+// A place in a ring of kStages buffers, and the parity of the phase that its full barrier ends next.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  std::uint32_t parity = 0;
+  __device__ __forceinline__ void Advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+  __device__ __forceinline__ Ring Previous() const {
+    return stage == 0 ? Ring{kStages - 1, parity ^ 1} : Ring{stage - 1, parity};
+  }
+};
+
+}  // namespace cppool::kernels::cuda::sm90

@@ -1,0 +1,108 @@
+// Online softmax (Milakov and Gimelshein 2018) in tiles (FlashAttention-2, Dao 2023), in powers of 2, on the two rows
+// of a warpgroup's accumulator that a thread shares with the three others of its quad. The running maximum follows
+// only when a row of the warp has outgrown it by kSlack: exponentials stay below 2^kSlack, and most blocks need not
+// rescale the output.
+#pragma once
+
+#include <cmath>
+
+#include "kernels/attention/families/sm90/ptx.cuh"
+
+namespace cppool::kernels::cuda::sm90 {
+
+inline constexpr float kSlack = 8;
+
+struct SoftmaxState {
+  float most[2];     // running maximum of the unscaled logits; -inf before the first visible key
+  float sum[2];      // of this thread's columns' exponentials
+  float largest[2];  // visible unscaled logit of this thread's columns
+
+  __device__ __forceinline__ void Clear() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      most[half] = largest[half] = -INFINITY;
+      sum[half] = 0;
+    }
+  }
+
+  // Rows from `valid` on are no tokens and may hold anything: they never make the warp rescale, so that the bits of
+  // the others do not depend on them. Their own results are not used.
+  __device__ __forceinline__ void Ignore(int valid) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      if (half * 8 + static_cast<int>(threadIdx.x) % 32 / 4 >= valid) most[half] = INFINITY;
+  }
+};
+
+// What the output so far is to be multiplied by.
+struct Rescale {
+  bool needed;  // the same in the whole warp
+  float factor[2];
+
+  template <int kCount>
+  __device__ __forceinline__ void Apply(float (&out)[kCount]) const {
+    if (!needed) return;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) out[i] *= factor[i / 2 % 2];
+  }
+};
+
+// Turns logits into exponentials relative to the running maximum.
+template <int kCount>
+__device__ __forceinline__ Rescale Exponentials(float (&logits)[kCount], SoftmaxState& state,
+                                                float scale_log2) {
+  float most[2];  // of this thread's columns
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    // Two chains: the latency of one would show.
+    float a = fmaxf(logits[half * 2], logits[half * 2 + 1]);
+    float b = fmaxf(logits[4 + half * 2], logits[4 + half * 2 + 1]);
+#pragma unroll
+    for (int n = 8; n < kCount; n += 8) {
+      a = fmaxf(a, fmaxf(logits[n + half * 2], logits[n + half * 2 + 1]));
+      b = fmaxf(b, fmaxf(logits[n + 4 + half * 2], logits[n + 4 + half * 2 + 1]));
+    }
+    most[half] = fmaxf(a, b);
+    state.largest[half] = fmaxf(state.largest[half], most[half]);
+  }
+  Rescale rescale{false, {1, 1}};
+  // -inf - -inf is NaN and compares false: a row that has seen nothing yet and sees nothing now does not count.
+  const bool outgrown =
+      (most[0] - state.most[0]) * scale_log2 > kSlack || (most[1] - state.most[1]) * scale_log2 > kSlack;
+  if (__any_sync(~0u, outgrown)) {
+    rescale.needed = true;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float now = fmaxf(state.most[half], most[half]);
+      now = fmaxf(now, __shfl_xor_sync(~0u, now, 1));
+      now = fmaxf(now, __shfl_xor_sync(~0u, now, 2));
+      rescale.factor[half] = now == -INFINITY ? 1.0f : ptx::Exp2((state.most[half] - now) * scale_log2);
+      state.most[half] = now;
+      state.sum[half] *= rescale.factor[half];
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float offset = state.most[half] == -INFINITY ? 0.0f : state.most[half] * scale_log2;
+    float sums[2] = {0, 0};
+#pragma unroll
+    for (int n = 0; n < kCount; n += 4)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& logit = logits[n + half * 2 + i];
+        logit = ptx::Exp2(fmaf(logit, scale_log2, -offset));
+        sums[i] += logit;
+      }
+    state.sum[half] += sums[0] + sums[1];
+  }
+  return rescale;
+}
+
+// Exponentials as the left operand of the product with the values.
+template <typename T, int kCount>
+__device__ __forceinline__ void PackOperand(const float (&from)[kCount], std::uint32_t (&to)[kCount / 2]) {
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) to[i] = ptx::Pack<T>(from[i * 2], from[i * 2 + 1]);
+}
+
+}  // namespace cppool::kernels::cuda::sm90

@@ -1,0 +1,24 @@
+// Descriptions of tensors for the copy engine.
+#pragma once
+
+#include <cuda.h>  // CUtensorMap; nothing of libcuda is linked
+
+#include <cstdint>
+
+namespace cppool::kernels::cuda::sm90 {
+
+// A tensor [rows, heads, dim] of 16-bit elements whose rows of one sequence are `step` apart.
+struct RowTensor {
+  const void* data;
+  std::int64_t rows;  // a multiple of step
+  int step;
+  int heads;
+  int dim;  // a multiple of 64
+};
+
+// In boxes of `box_rows` rows of one head, which arrive as [dim / 64][box_rows][64], swizzled by 128 bytes. Coordinates
+// are {0, row / step, 0, head, row % step}; rows past the end read as 0 and are not written. Throws RuntimeError: rows
+// that 32-bit coordinates cannot count are CPPOOL_UNSUPPORTED.
+CUtensorMap EncodeRows(const RowTensor& tensor, int box_rows);
+
+}  // namespace cppool::kernels::cuda::sm90
