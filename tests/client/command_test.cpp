@@ -59,14 +59,14 @@ TEST_CASE("a run of one case prints its outcome, the backend and the counts, and
   Ran ran = Cppool({"run"});
   CHECK(ran.code == 0);
   CHECK(ran.Last() == "1 passed, 0 failed, 0 skipped");
-  CHECK(ran.Last(1) == "world size 2: backend host, transport host, 2 x cpu");
+  CHECK(ran.Last(1) == "world size 2: backend host, transport host, 2 ranks on cpu");
   CHECK(ran.Prints("passed attention W=2 in 1.500 ms"));
   CHECK(ran.err.empty());
 
   ran = Cppool({"run", "--world-size", "4", "--param", "do=skip"});
   CHECK(ran.code == 1);  // nothing ran
   CHECK(ran.Last() == "0 passed, 0 failed, 1 skipped");
-  CHECK(ran.Last(1) == "world size 4: backend host, transport host, 4 x cpu");
+  CHECK(ran.Last(1) == "world size 4: backend host, transport host, 4 ranks on cpu");
   CHECK(ran.Prints("skipped 1: because of unsupported"));
 
   ran = Cppool({"run", "--param", "do=error"});
@@ -78,7 +78,7 @@ TEST_CASE("a run of one case prints its outcome, the backend and the counts, and
   CHECK(ran.Prints("the last words"));
   ran = Cppool({"run", "--param", "do=fatal"});
   CHECK(ran.code == 1);
-  CHECK(ran.Last(1) == "world size 2: backend host, transport host, 2 x cpu");
+  CHECK(ran.Last(1) == "world size 2: backend host, transport host, 2 ranks on cpu");
 }
 
 TEST_CASE("a failure prints the failed checks and a command that repeats the case") {
@@ -111,8 +111,8 @@ TEST_CASE("a suite runs every cell in the pool of its world size") {
   CHECK(ran.Last() == "576 passed, 0 failed, 0 skipped");
   CHECK(ran.Last(1) == "own: 144 of 144 passed, 0 failed, 0 skipped");
   CHECK(ran.Last(2) == "matrix: 432 of 432 passed, 0 failed, 0 skipped");
-  CHECK(ran.Last(3).rfind("world size 2: backend host, transport host, 2 x cpu; world size 4: backend host, "
-                          "transport host, 4 x cpu; world size 6: ",
+  CHECK(ran.Last(3).rfind("world size 2: backend host, transport host, 2 ranks on cpu; world size 4: backend host, "
+                          "transport host, 4 ranks on cpu; world size 6: ",
                           0) == 0);
   CHECK(Lines(ReadFile(folder.File("count"))).size() == 4);  // one daemon per world size
 
@@ -532,7 +532,7 @@ TEST_CASE("doctor reports which world sizes run, and why others do not") {
   Ran ran = Cppool({"doctor"});
   CHECK(ran.code == 0);
   for (const char* world : {"world size 1 (--backend auto): backend host",
-                            "world size 8 (--backend auto): backend host, transport host, 8 x cpu"})
+                            "world size 8 (--backend auto): backend host, transport host, 8 ranks on cpu"})
     CHECK(ran.Prints(world));
   CHECK(ran.Prints("CPU cores: "));
   TemporaryFolder folder;
