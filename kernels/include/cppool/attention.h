@@ -98,13 +98,13 @@ typedef enum cppool_attention_anchor {
   CPPOOL_BOTTOM_RIGHT /* key i + seqlen_kv - seqlen_q for query i: the last key for the last query */
 } cppool_attention_anchor;
 
-/* One distinct shape of call. Query i sees the keys from diagonal(i) - window_left to diagonal(i) + window_right;
+/* One distinct shape of call, of one of the two passes. Query i sees the keys from diagonal(i) - window_left to diagonal(i) + window_right;
  * -1: without a limit on that side. So (-1, -1) is no mask, (-1, 0) is causal, and (128, 0) a sliding window.
  * Every query sees a key and every key is seen. With (-1, -1), and where seqlen_q == seqlen_kv, both anchors are
  * the same and `anchor` is CPPOOL_TOP_LEFT. */
 typedef struct cppool_attention_call {
   uint32_t struct_size; /* sizeof(cppool_attention_call) */
-  int32_t backward;     /* 1: forward and backward will be called for this shape; 0: forward alone */
+  int32_t backward;     /* which function the call is for: 0 forward, 1 backward */
   /* 1: the same bits are wanted on every run. Only asked of a kernel with CPPOOL_ATTENTION_DETERMINISTIC. */
   int32_t deterministic;
   cppool_attention_anchor anchor;
@@ -143,7 +143,7 @@ typedef struct cppool_attention_kernel {
    * can cut a block in other ways (another anchor, squares instead of a rectangle), it asks for those too. */
   cppool_status (*supports)(const cppool_attention_call* call, char* why, size_t why_size);
 
-  /* Makes what forward and backward of this shape need; *plan may stay NULL. `workspace_bytes`: device memory that
+  /* Makes what the pass needs for calls of this shape; *plan may stay NULL. `workspace_bytes`: device memory that
    * each call gets, 256-byte aligned, shared with the calls of other plans between two calls. CPPOOL_UNSUPPORTED
    * is still possible, for what depends on the device. The call and what it points to are gone afterwards. */
   cppool_status (*prepare)(const cppool_attention_call* call, void** plan, size_t* workspace_bytes, char* why,
