@@ -23,13 +23,6 @@ void SetDtype(Dtype dtype, cppool_tensor& to) {
 
 }  // namespace
 
-std::int64_t TensorForm::extent() const {
-  std::int64_t last = 0;
-  for (int i = 0; i < ndim; ++i)
-    last += (shape[static_cast<std::size_t>(i)] - 1) * strides[static_cast<std::size_t>(i)];
-  return last + 1;
-}
-
 CallView::CallView(const CallForm& form, int device, const CallData& data) : form_(form) {
   const cppool_tensor** const members[kCallTensors] = {
       &tensors_.q,    &tensors_.k,     &tensors_.v,  &tensors_.out, &tensors_.lse,
@@ -83,6 +76,22 @@ std::vector<HeadGroup> HeadGroupsOf(const KernelShape& shape) {
     head = end;
   }
   return groups;
+}
+
+CallForm Strided(const CallForm& form) {
+  constexpr std::int64_t kGap = 64;  // bytes
+  CallForm strided = form;
+  for (TensorForm& tensor : strided.tensors) {
+    const std::int64_t gap = kGap / static_cast<std::int64_t>(SizeOf(tensor.dtype));
+    if (tensor.ndim == 4) {
+      const std::int64_t row = tensor.shape[2] * tensor.shape[3] + gap;
+      tensor.strides = {tensor.shape[1] * row + 3 * gap, row, tensor.shape[3], 1};
+    } else if (tensor.ndim == 3 && tensor.strides[1] == 1) {  // else packed, as the kernel wants it
+      const std::int64_t row = tensor.shape[1] + gap;
+      tensor.strides = {tensor.shape[2] * row + 3 * gap, 1, row, 0};
+    }
+  }
+  return strided;
 }
 
 CallForm FormOf(bool backward, const KernelRequest& request, const Rectangle& where, const HeadGroup& group,

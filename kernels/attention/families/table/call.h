@@ -20,9 +20,6 @@ struct TensorForm {
   std::array<std::int64_t, 4> shape{}, strides{};  // in elements
   Dtype dtype = Dtype::kFp32;
   bool operator==(const TensorForm&) const = default;
-
-  // Elements from the first to the last one, both included.
-  std::int64_t extent() const;
 };
 
 // As cppool_attention_call.
@@ -70,6 +67,9 @@ struct ResultForm {
   bool fp32 = false;        // out and gradients; else as the shape has them
   bool packed_lse = false;  // [batch, heads, queries]; else as rows of the block
 };
+
+// The same call on tensors of its own: rows with gaps between them, batches with larger ones.
+CallForm Strided(const CallForm& form);
 
 // The call of one pass for one group of heads of a rectangle: the strides are those of the block's buffers. `anchor` says from which
 // diagonal the rectangle's band is counted.
