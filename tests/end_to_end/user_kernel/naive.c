@@ -19,7 +19,8 @@ static void Store(const cppool_tensor* t, int64_t b, int64_t i, int64_t h, int64
   uint32_t bits;
   memcpy(&bits, &value, sizeof(bits));
   bits += 0x7fff + ((bits >> 16) & 1); /* to nearest even */
-  ((uint16_t*)t->data)[b * t->strides[0] + i * t->strides[1] + h * t->strides[2] + d] = (uint16_t)(bits >> 16);
+  ((uint16_t*)t->data)[b * t->strides[0] + i * t->strides[1] + h * t->strides[2] + d] =
+      (uint16_t)(bits >> 16);
 }
 
 /* Of lse and delta, [batch, heads, queries] in fp32. */
@@ -31,12 +32,13 @@ static float* Row(const cppool_tensor* t, int64_t b, int64_t h, int64_t i) {
 static void Seen(const cppool_attention_call* c, int64_t i, int64_t* first, int64_t* end) {
   const int64_t diagonal = i + (c->anchor == CPPOOL_BOTTOM_RIGHT ? c->seqlen_kv - c->seqlen_q : 0);
   *first = c->window_left >= 0 && diagonal > c->window_left ? diagonal - c->window_left : 0;
-  *end = c->window_right >= 0 && diagonal + c->window_right + 1 < c->seqlen_kv ? diagonal + c->window_right + 1
-                                                                              : c->seqlen_kv;
+  *end = c->window_right >= 0 && diagonal + c->window_right + 1 < c->seqlen_kv
+             ? diagonal + c->window_right + 1
+             : c->seqlen_kv;
 }
 
-static float Logit(const cppool_attention_call* c, const cppool_attention_tensors* t, int64_t b, int64_t h, int64_t i,
-                   int64_t j) {
+static float Logit(const cppool_attention_call* c, const cppool_attention_tensors* t, int64_t b, int64_t h,
+                   int64_t i, int64_t j) {
   float sum = 0;
   for (int64_t d = 0; d < c->dim_qk; ++d)
     sum += Load(t->q, b, i, h, d) * Load(t->k, b, j, h / (c->heads / c->kv_heads), d);
@@ -51,7 +53,8 @@ static cppool_status Supports(const cppool_attention_call* c, char* why, size_t 
 }
 
 /* The plan is a copy of the call; a row of sums is the workspace. */
-static cppool_status Prepare(const cppool_attention_call* c, void** plan, size_t* workspace_bytes, char* why, size_t size) {
+static cppool_status Prepare(const cppool_attention_call* c, void** plan, size_t* workspace_bytes, char* why,
+                             size_t size) {
   cppool_attention_call* copy = malloc(sizeof(*copy));
   if (!copy) {
     snprintf(why, size, "no memory");
@@ -60,12 +63,13 @@ static cppool_status Prepare(const cppool_attention_call* c, void** plan, size_t
   *copy = *c;
   copy->tensors = NULL;
   *plan = copy;
-  *workspace_bytes = sizeof(float) * (size_t)(c->backward ? c->seqlen_kv * (c->dim_qk + c->dim_v) : c->seqlen_kv);
+  *workspace_bytes =
+      sizeof(float) * (size_t)(c->backward ? c->seqlen_kv * (c->dim_qk + c->dim_v) : c->seqlen_kv);
   return CPPOOL_OK;
 }
 
-static cppool_status Forward(void* plan, const cppool_attention_tensors* t, void* workspace, cppool_stream stream,
-                             char* why, size_t size) {
+static cppool_status Forward(void* plan, const cppool_attention_tensors* t, void* workspace,
+                             cppool_stream stream, char* why, size_t size) {
   const cppool_attention_call* c = plan;
   float* p = workspace; /* [keys] */
   int64_t first, end;
@@ -80,15 +84,16 @@ static cppool_status Forward(void* plan, const cppool_attention_tensors* t, void
         *Row(t->lse, b, h, i) = most + logf(sum);
         for (int64_t d = 0; d < c->dim_v; ++d) {
           float out = 0;
-          for (int64_t j = first; j < end; ++j) out += p[j] * Load(t->v, b, j, h / (c->heads / c->kv_heads), d);
+          for (int64_t j = first; j < end; ++j)
+            out += p[j] * Load(t->v, b, j, h / (c->heads / c->kv_heads), d);
           Store(t->out, b, i, h, d, out / sum);
         }
       }
   return CPPOOL_OK;
 }
 
-static cppool_status Backward(void* plan, const cppool_attention_tensors* t, void* workspace, cppool_stream stream,
-                              char* why, size_t size) {
+static cppool_status Backward(void* plan, const cppool_attention_tensors* t, void* workspace,
+                              cppool_stream stream, char* why, size_t size) {
   const cppool_attention_call* c = plan;
   const int64_t group = c->heads / c->kv_heads;
   float *dk = workspace, *dv = dk + c->seqlen_kv * c->dim_qk; /* of one key/value head */
@@ -126,8 +131,17 @@ static cppool_status Backward(void* plan, const cppool_attention_tensors* t, voi
 }
 
 __attribute__((visibility("default"))) const cppool_attention_kernel* const* cppool_attention(void) {
-  static const cppool_attention_kernel naive = {CPPOOL_ATTENTION_ABI, sizeof(naive), "naive", "1.0", "host",
-                                                CPPOOL_ATTENTION_DETERMINISTIC, Supports, Prepare, Forward, Backward, free};
+  static const cppool_attention_kernel naive = {CPPOOL_ATTENTION_ABI,
+                                                sizeof(naive),
+                                                "naive",
+                                                "1.0",
+                                                "host",
+                                                CPPOOL_ATTENTION_DETERMINISTIC,
+                                                Supports,
+                                                Prepare,
+                                                Forward,
+                                                Backward,
+                                                free};
   static const cppool_attention_kernel* const all[] = {&naive, NULL};
   return all;
 }
