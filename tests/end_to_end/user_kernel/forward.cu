@@ -43,8 +43,8 @@ static cppool_status Prepare(const cppool_attention_call* c, void** plan, size_t
   cudaFuncAttributes loaded;  // now: loaded later it could wait for another rank's collective
   return Said(cudaFuncGetAttributes(&loaded, Attend), why, size);
 }
-static cppool_status Forward(void* plan, const cppool_attention_tensors* t, void*, cppool_stream stream,
-                             char* why, size_t size) {
+static cppool_status Forward(void* plan, const cppool_attention_tensors* t, void*, cppool_stream stream, char* why,
+                             size_t size) {
   const auto& c = *(cppool_attention_call*)plan;
   Attend<<<dim3(c.seqlen_q, c.heads, c.batch), 32, 0, (cudaStream_t)stream>>>(
       c, c.anchor == CPPOOL_BOTTOM_RIGHT ? c.seqlen_kv - c.seqlen_q : 0, t->q, t->k, t->v, t->out,
@@ -54,7 +54,6 @@ static cppool_status Forward(void* plan, const cppool_attention_tensors* t, void
 static void Destroy(void* plan) { delete (cppool_attention_call*)plan; }
 extern "C" __attribute__((visibility("default"))) const cppool_attention_kernel* const* cppool_attention() {
   static const cppool_attention_kernel warp{CPPOOL_ATTENTION_ABI, sizeof(warp), "warp", "1.0", "cuda",
-      CPPOOL_ATTENTION_DETERMINISTIC, Supports, Prepare, Forward, nullptr, Destroy};
-  static const cppool_attention_kernel* const all[] = {&warp, nullptr};
+      CPPOOL_ATTENTION_DETERMINISTIC, Supports, Prepare, Forward, nullptr, Destroy}, *const all[] = {&warp, nullptr};
   return all;
 }
