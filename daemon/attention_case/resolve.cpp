@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "daemon/attention_case/sequences.h"
+#include "kernels/attention/kernel_library.h"
 #include "kernels/attention/schedule.h"
-#include "kernels/module/kernel_library.h"
 #include "protocol/json_text.h"
 #include "protocol/models.h"
 #include "protocol/parameters.h"

@@ -1,4 +1,4 @@
-#include "kernels/module/kernel_library.h"
+#include "kernels/attention/kernel_library.h"
 
 #include <cppool/attention.h>
 

@@ -12,7 +12,7 @@ namespace cppool::kernels::table {
 
 class TableFamily : public AttentionFamily {
  public:
-  // `kernel` has been checked (kernel_library.h) and outlives the family.
+  // `kernel` has been checked (kernel_library.h of the public headers) and outlives the family.
   explicit TableFamily(const cppool_attention_kernel& kernel) : kernel_(kernel) {}
 
   const cppool_attention_kernel& kernel() const { return kernel_; }

@@ -1,7 +1,7 @@
 #include "kernels/attention/families/table/rectangles.h"
 
 #include <algorithm>
-#include <limits>
+#include <cstdlib>
 #include <map>
 #include <optional>
 #include <tuple>
@@ -103,9 +103,24 @@ class SequenceCutter {
       : band_(band), q_step_(q_step), k_step_(k_step) {}
 
   // The segments of both sides are in the order of their rows.
-  std::vector<Rectangle> Cut(Segments queries, Segments keys) const {
+  std::vector<Rectangle> Cut(Segments queries, Segments keys) {
     DropIdle(queries, keys, band_);
     if (queries.empty()) return {};
+    const Sides sides{RowsOf(queries), RowsOf(keys)};
+    if (const auto known = known_.find(sides); known != known_.end()) return known->second;
+    return known_[sides] = CutSeeing(queries, keys);
+  }
+
+ private:
+  using Sides = std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>;
+
+  static std::vector<std::int64_t> RowsOf(const Segments& segments) {
+    std::vector<std::int64_t> rows;
+    for (const Segment& segment : segments) rows.push_back(segment.row);
+    return rows;
+  }
+
+  std::vector<Rectangle> CutSeeing(const Segments& queries, const Segments& keys) {
     if (Continue(queries, q_step_) && Continue(keys, k_step_)) {
       if (const auto joined = JoinedBand(queries, keys, band_)) {
         Rectangle one;
@@ -116,39 +131,45 @@ class SequenceCutter {
         return {Trim(one, joined->low, joined->high, q_step_, k_step_)};
       }
     }
+    // One side in two, whichever gives fewer. Of the queries where that is the same: their parts need no merging.
     std::vector<Rectangle> by_query, by_key;
     if (queries.size() > 1) {
-      for (const Segment& query : queries) Append(by_query, Cut({query}, keys));
+      const auto middle = MiddleOf(queries, q_step_);
+      by_query = Joined(Cut({queries.begin(), middle}, keys), Cut({middle, queries.end()}, keys));
     }
     if (keys.size() > 1) {
-      // By runs of rows; a single run by segments.
-      std::vector<Segments> parts = Runs(keys);
-      if (parts.size() == 1) {
-        parts.clear();
-        for (const Segment& key : keys) parts.push_back({key});
-      }
-      for (const Segments& part : parts) Append(by_key, Cut(queries, part));
+      const auto middle = MiddleOf(keys, k_step_);
+      by_key = Joined(Cut(queries, {keys.begin(), middle}), Cut(queries, {middle, keys.end()}));
     }
     if (by_query.empty()) return by_key;
     if (by_key.empty()) return by_query;
-    return by_query.size() < by_key.size() ? by_query : by_key;
+    return by_query.size() <= by_key.size() ? by_query : by_key;
   }
 
- private:
-  static void Append(std::vector<Rectangle>& to, const std::vector<Rectangle>& more) {
-    to.insert(to.end(), more.begin(), more.end());
+  static std::vector<Rectangle> Joined(std::vector<Rectangle> first, const std::vector<Rectangle>& second) {
+    first.insert(first.end(), second.begin(), second.end());
+    return first;
   }
-  std::vector<Segments> Runs(const Segments& keys) const {
-    std::vector<Segments> runs;
-    for (const Segment& key : keys) {
-      if (runs.empty() || !Continue({runs.back().back(), key}, k_step_)) runs.emplace_back();
-      runs.back().push_back(key);
+
+  // Where to cut the segments in two: where their rows do not continue each other, as near to the middle as possible;
+  // else between two ranks' parts, which are of two segments each.
+  static Segments::const_iterator MiddleOf(const Segments& segments, std::int32_t step) {
+    const auto half = static_cast<std::ptrdiff_t>(segments.size() / 2);
+    std::ptrdiff_t best = half > 1 ? half / 2 * 2 : half;
+    std::ptrdiff_t distance = -1;
+    for (std::size_t i = 1; i < segments.size(); ++i) {
+      if (Continue({segments[i - 1], segments[i]}, step)) continue;
+      const std::ptrdiff_t off = std::abs(static_cast<std::ptrdiff_t>(i) - half);
+      if (distance >= 0 && off >= distance) continue;
+      best = static_cast<std::ptrdiff_t>(i);
+      distance = off;
     }
-    return runs;
+    return segments.begin() + best;
   }
 
   const Band band_;
   const std::int32_t q_step_, k_step_;
+  std::map<Sides, std::vector<Rectangle>> known_;
 };
 
 // Joins equal rectangles of different sequences whose rows are at equal distances.
@@ -209,7 +230,7 @@ std::vector<Rectangle> CutIntoRectangles(const Layout& query, const Layout& key,
   std::size_t query_at = 0, key_at = 0;
   while (query_at < query.segments.size()) {
     const std::int32_t sequence = query.segments[query_at].sequence;
-    const SequenceCutter cutter(bands.at(static_cast<std::size_t>(sequence)), query.row_step, key.row_step);
+    SequenceCutter cutter(bands.at(static_cast<std::size_t>(sequence)), query.row_step, key.row_step);
     Segments queries = Take(query, query_at, sequence);
     batcher.Add(cutter.Cut(std::move(queries), Take(key, key_at, sequence)));
   }

@@ -197,6 +197,17 @@ TEST_CASE("a block of a ring is one rectangle under a causal mask and under none
   }
 }
 
+TEST_CASE("an exchange of heads and gathered keys need few rectangles under a causal mask") {
+  const int world = GENERATE(2, 4, 8);
+  const Sequences sequences = UniformSequences(2, 8 * world);
+  const std::vector<Layout> ranks = KeysOfAllRanks(QkvFormat::kBshd, sequences, world);
+  const std::vector<Band> causal(2, Band{-kOpen, 0});
+  for (const Layout& query : ranks)
+    CHECK(CutIntoRectangles(query, Concatenate(ranks), causal).size() <= static_cast<std::size_t>(world));
+  const Layout all = Concatenate(ranks);
+  CHECK(CutIntoRectangles(all, all, causal).size() == static_cast<std::size_t>(world * world));
+}
+
 TEST_CASE("a block that sees nothing has no rectangles") {
   const Layout layout = GlobalLayout(QkvFormat::kBshd, UniformSequences(2, 4));
   CHECK(CutIntoRectangles(layout, layout, std::vector<Band>(2, Band{3, 2})).empty());
