@@ -123,7 +123,9 @@ const KernelLibrary& OpenKernelLibrary(const std::string& path) {
   // An absolute path: dlopen searches the system's folders for a plain name.
   std::error_code ignored;
   const std::string file = std::filesystem::absolute(path, ignored).lexically_normal().string();
-  if (std::filesystem::is_directory(file, ignored)) Refuse(file, "it is a folder, not a library");
+  const std::filesystem::file_status status = std::filesystem::status(file, ignored);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+    Refuse(file, "it is a folder or a device, not a library");
   const std::string digest = DigestOf(file);
   for (const auto& library : opened) {
     if (library->file() != file) continue;

@@ -32,7 +32,8 @@ TEST_CASE("kernels that cannot be had are an error that names the file and what 
   };
   CHECK_THAT(error("/nonexistent.so"),
              ContainsSubstring("kernels of /nonexistent.so: cannot be read: No such file"));
-  CHECK_THAT(error("/"), ContainsSubstring("kernels of /: it is a folder"));
+  for (const char* odd : {"/", "/dev/zero"})
+    CHECK_THAT(error(odd), ContainsSubstring("it is a folder or a device, not a library"));
   CHECK_THAT(error(Odd("none")),
              ContainsSubstring("it exports no function cppool_attention: declare it extern"));
   CHECK_THAT(error(Odd("abi")), ContainsSubstring("version 77 of cppool/attention.h"));
