@@ -14,7 +14,8 @@ install(TARGETS cppoold cppool cppool_client cppool_protocol cppool_case cppool_
 install(FILES ${PROJECT_SOURCE_DIR}/client/include/cppool/pool.h ${PROJECT_SOURCE_DIR}/client/include/cppool/pool_error.h
   ${PROJECT_SOURCE_DIR}/protocol/include/cppool/result.h
   ${PROJECT_SOURCE_DIR}/daemon/include/cppool/case.h
-  ${PROJECT_SOURCE_DIR}/kernels/include/cppool/runtime.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cppool)
+  ${PROJECT_SOURCE_DIR}/kernels/include/cppool/attention.h ${PROJECT_SOURCE_DIR}/kernels/include/cppool/runtime.h
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cppool)
 if(CPPOOL_WITH_CUDA)
   add_dependencies(cppool_programs cppool_cuda)
   # Found by the daemon at ../lib whatever the system calls its folder of libraries.

@@ -208,7 +208,7 @@ std::optional<Answer> Dispatcher::Run(const protocol::Request& request, const pr
 }
 
 std::shared_ptr<const PreparedRun> Dispatcher::PrepareRun(const protocol::RunRequest& request) {
-  auto prepared = Prepare(registry_, request, world_.backend().name(), world_.size(), MeansOfFaults());
+  auto prepared = Prepare(registry_, request, world_.backend().name(), world_.size(), MeansOfFaults(), options_.kernels);
   world_.FinishTrim();
   CheckMemory(*prepared, world_);
   return prepared;

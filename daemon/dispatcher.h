@@ -36,6 +36,7 @@ class Dispatcher {
     Clock::time_point started = Clock::now();
     protocol::Json init_ms = protocol::Json::object();  // likewise
     FailureLimits limits;
+    std::string kernels;  // what a request without "kernels" gets; empty: the case's own
     // Writes a text to the channel of answers. When it is set, requests may ask for faults.
     std::function<void(std::string_view)> allow_faults;
   };

@@ -165,6 +165,7 @@ class Daemon {
     options.version = Version();
     options.started = started_;
     options.init_ms = InitTimes(world, chosen, loaded);
+    options.kernels = options_.kernels;
     if (options_.allow_faults) {
       options.allow_faults = [this](std::string_view text) {
         answers_.Write(text, Clock::now() + kLastAnswerLimit);

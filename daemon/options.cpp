@@ -85,6 +85,9 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
       })
       ->capture_default_str();
   app.add_option("--case", options.case_files, "A shared library with cases of your own (see cppool/case.h)");
+  app.add_option("--kernels", options.kernels,
+                 "Whose attention kernels a request without \"kernels\" runs on: cppool, cudnn, a library "
+                 "(cppool/attention.h), or FILE.so,NAME");
   app.add_option("--log-level", options.log_level, "What goes to stderr")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "critical", "off"}))
       ->capture_default_str();

@@ -27,6 +27,7 @@ class Validation {
     c_.params_json = run.params_json.c_str();
     c_.dump = run.dump.empty() ? nullptr : run.dump.c_str();
     c_.inputs = run.inputs.empty() ? nullptr : run.inputs.c_str();
+    c_.wanted_kernels = run.wanted_kernels.empty() ? nullptr : run.wanted_kernels.c_str();
     c_.self = this;
     c_.integer = [](cppool_validation* c, const char* name) { return Self(c).reader_.Integer(name); };
     c_.number = [](cppool_validation* c, const char* name) { return Self(c).reader_.Number(name); };
@@ -87,8 +88,8 @@ const RegisteredCase& FindCase(const CaseRegistry& registry, const std::string& 
 }
 
 void RequireFeature(const PreparedRun& run, std::uint32_t feature, const char* key,
-                    const std::string& folder) {
-  if (folder.empty() || (run.registered.features & feature)) return;
+                    const std::string& value) {
+  if (value.empty() || (run.registered.features & feature)) return;
   throw Refusal(FailureKind::kInvalidRequest,
                 "case '" + run.registered.name + "' has no \"" + key + "\": leave the key out");
 }
@@ -154,7 +155,8 @@ std::string Gigabytes(double bytes) {
 
 std::shared_ptr<const PreparedRun> Prepare(const CaseRegistry& registry, const protocol::RunRequest& request,
                                            const std::string& backend, int world_size,
-                                           const std::optional<FaultMeans>& faults) {
+                                           const std::optional<FaultMeans>& faults,
+                                           const std::string& default_kernels) {
   auto run = std::make_shared<PreparedRun>();
   run->registered = FindCase(registry, request.case_name);
   run->warmup = request.warmup;
@@ -165,6 +167,10 @@ std::shared_ptr<const PreparedRun> Prepare(const CaseRegistry& registry, const p
   run->inputs = request.inputs;
   RequireFeature(*run, CPPOOL_CASE_DUMPS, "dump", run->dump);
   RequireFeature(*run, CPPOOL_CASE_TAKES_INPUTS, "inputs", run->inputs);
+  run->wanted_kernels = request.kernels;
+  RequireFeature(*run, CPPOOL_CASE_CHOOSES_KERNELS, "kernels", run->wanted_kernels);
+  if (run->wanted_kernels.empty() && (run->registered.features & CPPOOL_CASE_CHOOSES_KERNELS))
+    run->wanted_kernels = default_kernels;
   if (request.fault) run->fault = ToFault(*request.fault, world_size, faults);
   const Json given = request.from_kwargs
                          ? protocol::ParametersFromKwargs(request.params, run->registered.schema)

@@ -28,7 +28,8 @@ struct PreparedRun {
   std::int64_t repeat = 1;
   bool checks = true;
   std::optional<std::uint64_t> perturb;
-  std::string dump, inputs;  // folders; empty: none
+  std::string dump, inputs;    // folders; empty: none
+  std::string wanted_kernels;  // the request's, else the daemon's default; empty: the case's own
   std::optional<kernels::Fault> fault;
 };
 
@@ -49,10 +50,11 @@ class Refusal : public std::runtime_error {
 };
 
 // Checks case, names, types and ranges, then calls the case's `validate`. Throws InvalidRequest or Refusal. Allocates nothing on a device.
-// Without `faults` a request with a fault is refused.
+// Without `faults` a request with a fault is refused. `default_kernels`: for a request that names none, of a case that chooses kernels.
 std::shared_ptr<const PreparedRun> Prepare(const CaseRegistry& registry, const protocol::RunRequest& request,
                                            const std::string& backend, int world_size,
-                                           const std::optional<FaultMeans>& faults = std::nullopt);
+                                           const std::optional<FaultMeans>& faults = std::nullopt,
+                                           const std::string& default_kernels = "");
 
 // Throws Refusal(kOutOfMemory) when a device has less free memory than its ranks need together. The ranks must be idle.
 void CheckMemory(const PreparedRun& run, World& world);

@@ -22,7 +22,7 @@ const Names& Operations() {
 
 const Names& KeysOf(const std::string& operation) {
   static const Names run = {"op",     "id",     "case",    "params", "kwargs", "deadline_ms", "warmup",
-                            "repeat", "checks", "perturb", "dump",   "inputs", "fault"};
+                            "repeat", "checks", "perturb", "dump",   "inputs", "kernels",     "fault"};
   static const Names other = {"op", "id"};
   return operation == "run" || operation == "validate" ? run : other;
 }
@@ -84,6 +84,20 @@ void ReadFolder(const Json& json, const char* key, std::string& out) {
   if (out.find('\0') != std::string::npos)  // a path would end there
     throw InvalidRequest(Quoted(key) +
                          " must be a folder's path, without a NUL character: " + EchoValue(*found));
+}
+
+void ReadKernels(const Json& json, std::string& out) {
+  const auto found = json.find("kernels");
+  if (found == json.end()) return;
+  const auto refuse = [&](const char* what) {
+    throw InvalidRequest(
+        std::string("\"kernels\" must be \"cppool\", \"cudnn\", a library's path, or its path and a kernel's "
+                    "name with a comma between, ") +
+        what + EchoValue(*found));
+  };
+  if (!found->is_string() || found->get_ref<const std::string&>().empty()) refuse("not ");
+  out = found->get<std::string>();
+  if (out.find('\0') != std::string::npos) refuse("without a NUL character: ");
 }
 
 FaultRequest ReadFault(const Json& json) {
@@ -152,6 +166,7 @@ RunRequest ReadRun(const Json& json) {
   }
   ReadFolder(json, "dump", run.dump);
   ReadFolder(json, "inputs", run.inputs);
+  ReadKernels(json, run.kernels);
   if (const auto fault = json.find("fault"); fault != json.end()) run.fault = ReadFault(*fault);
   return run;
 }
@@ -216,6 +231,7 @@ class Serializer {
     if (run.perturb) json_["perturb"] = *run.perturb;
     if (!run.dump.empty()) json_["dump"] = run.dump;
     if (!run.inputs.empty()) json_["inputs"] = run.inputs;
+    if (!run.kernels.empty()) json_["kernels"] = run.kernels;
     if (run.fault) AddFault(*run.fault);
   }
 

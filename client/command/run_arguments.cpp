@@ -62,6 +62,10 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
                  "Reads q, k, v, dout, bias and softmax_offset from this folder, as .npy")
       ->check(IsUtf8)
       ->excludes(suite);
+  run.add_option("--kernels", arguments->kernels,
+                 "Whose attention kernels: cppool (default), cudnn, a library with kernels of "
+                 "cppool/attention.h, or FILE.so,NAME for one of several")
+      ->check(IsUtf8);
   run.add_option(
          "--fault", arguments->fault,
          "KIND[:RANK[:STAGE]]: injects a fault into a rank at a mark, to test how failures are handled")
@@ -133,6 +137,7 @@ RunOptions ToRunOptions(const RunArguments& arguments) {
   if (arguments.perturb) options.perturb = static_cast<std::uint64_t>(*arguments.perturb);
   options.dump = arguments.dump;
   options.inputs = arguments.inputs;
+  options.kernels = arguments.kernels;
   if (!arguments.fault.empty()) options.fault = ToFault(arguments.fault);
   return options;
 }
@@ -146,6 +151,7 @@ std::vector<std::string> CommonWords(const RunArguments& arguments) {
   if (arguments.perturb) add("--perturb", std::to_string(*arguments.perturb));
   if (!arguments.dump.empty()) add("--dump", arguments.dump);
   if (!arguments.inputs.empty()) add("--inputs", arguments.inputs);
+  if (!arguments.kernels.empty()) add("--kernels", arguments.kernels);
   if (!arguments.fault.empty()) add("--fault", arguments.fault);
   return words;
 }

@@ -21,7 +21,7 @@ struct RunArguments {
   double deadline = 90;         // seconds
   std::int64_t max_seqlen = 0;  // 0: lengths are not changed
   std::optional<std::int64_t> perturb;
-  std::string dump, inputs, fault;
+  std::string dump, inputs, kernels, fault;
   bool json = false, list = false, diagnose = false;
 };
 

@@ -11,6 +11,12 @@
 namespace cppool::client {
 namespace {
 
+// With the path of a library made absolute: the daemon has a folder of its own.
+std::string WholeKernels(const std::string& kernels) {
+  if (kernels.empty() || kernels == "cppool" || kernels == "cudnn") return kernels;
+  return std::filesystem::absolute(kernels).string();
+}
+
 // Why JSON cannot express the request; empty: it can.
 std::string Unsayable(const protocol::RunRequest& request) {
   try {
@@ -60,6 +66,9 @@ protocol::RunRequest ToRequest(const Json& params, const RunOptions& options) {
   };
   request.dump = whole(options.dump);
   request.inputs = whole(options.inputs);
+  if (options.kernels.find('\0') != std::string::npos)
+    throw std::invalid_argument("kernels cannot hold a zero byte");
+  request.kernels = WholeKernels(options.kernels);
   if (options.fault)
     request.fault = {options.fault->kind, options.fault->rank, options.fault->stage, options.fault->count};
   CheckSayable(request);

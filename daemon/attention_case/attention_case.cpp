@@ -37,13 +37,14 @@ cppool_status Validate(cppool_validation* v) {
     attention_case::CheckRelations(params, v->world_size);
     attention_case::CheckSupported(params);
     const kernels::AttentionSpec& spec = prepared->spec = attention_case::ToSpec(params, v->world_size);
-    const kernels::AttentionFamily& family = attention_case::FamilyFor(v->backend, spec);
+    const attention_case::ChosenKernels chosen =
+        attention_case::ChooseKernels(v->wanted_kernels, v->backend, spec, v->world_size);
+    const kernels::AttentionFamily& family = *chosen.family;
     prepared->family = &family;
     if (v->dump) attention_case::CheckDump(v->dump, v->inputs, spec);
     if (v->inputs) attention_case::CheckInputs(v->inputs, spec);
     v->needs(v, kernels::AttentionBytes(family, spec, v->world_size, std::string_view(v->backend) == "host"));
-    const Json kernels{{"name", family.kernels()}, {"version", family.version()}, {"family", family.name()}};
-    v->kernels(v, kernels.dump().c_str());
+    v->kernels(v, chosen.Describe().dump().c_str());
     v->replace_params(v, params.dump().c_str());
     v->prepare(v, prepared.release(), [](void* object) { delete static_cast<Prepared*>(object); });
     return CPPOOL_OK;
@@ -113,16 +114,17 @@ cppool_status Run(cppool_case_context* c) {
 }  // namespace
 
 const cppool_case* AttentionCase() {
-  static const cppool_case definition{CPPOOL_CASE_ABI,
-                                      sizeof(cppool_case),
-                                      "attention",
-                                      "context-parallel attention, forward and backward, checked against the "
-                                      "same kernels without CP and an fp64 oracle",
-                                      attention_case::kParameters,
-                                      attention_case::kParameterCount,
-                                      &Validate,
-                                      &Run,
-                                      CPPOOL_CASE_DUMPS | CPPOOL_CASE_TAKES_INPUTS};
+  static const cppool_case definition{
+      CPPOOL_CASE_ABI,
+      sizeof(cppool_case),
+      "attention",
+      "context-parallel attention, forward and backward, checked against the "
+      "same kernels without CP and an fp64 oracle",
+      attention_case::kParameters,
+      attention_case::kParameterCount,
+      &Validate,
+      &Run,
+      CPPOOL_CASE_DUMPS | CPPOOL_CASE_TAKES_INPUTS | CPPOOL_CASE_CHOOSES_KERNELS};
   return &definition;
 }
 

@@ -4,10 +4,13 @@
 #include <cstdint>
 #include <initializer_list>
 #include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "daemon/attention_case/sequences.h"
+#include "kernels/attention/kernel_library.h"
+#include "kernels/attention/schedule.h"
 #include "protocol/json_text.h"
 #include "protocol/models.h"
 #include "protocol/parameters.h"
@@ -159,10 +162,35 @@ void CheckSupported(const Json& params) {
   if (params.at("dtype") == "fp8") throw Refused(true, "dtype 'fp8' is not supported yet");
 }
 
-const kernels::AttentionFamily& FamilyFor(const std::string& backend, const AttentionSpec& spec) {
-  const kernels::FamilyChoice choice = kernels::ChooseFamily(backend, kernels::RequestOf(spec));
-  if (!choice.family) throw Refused(true, choice.refusal);
-  return *choice.family;
+Json ChosenKernels::Describe() const {
+  Json text{{"name", family->kernels()}, {"version", family->version()}, {"family", family->name()}};
+  if (!file.empty()) {
+    text["file"] = file;
+    text["digest"] = digest;
+  }
+  return text;
+}
+
+ChosenKernels ChooseKernels(const char* wanted, const std::string& backend, const AttentionSpec& spec,
+                            int world_size) {
+  const kernels::KernelRequest request = kernels::RequestOf(spec);
+  ChosenKernels chosen;
+  if (!wanted || std::string_view(wanted) == "cppool") {
+    const kernels::FamilyChoice choice = kernels::ChooseFamily(backend, request);
+    if (!choice.family) throw Refused(true, choice.refusal);
+    chosen.family = choice.family;
+    return chosen;
+  }
+  try {
+    const kernels::NamedKernels found = kernels::FindKernels(wanted, backend);
+    chosen = {found.family, found.library->file(), found.library->digest()};
+  } catch (const kernels::LibraryError& error) {
+    Invalid(error.what());
+  }
+  if (const auto refusal = chosen.family->Refusal(request)) throw Refused(true, *refusal);
+  if (const auto refusal = kernels::ScheduleRefusal(*chosen.family, spec, world_size))
+    throw Refused(true, *refusal);
+  return chosen;
 }
 
 AttentionSpec ToSpec(const Json& params, int world_size) {

@@ -35,8 +35,17 @@ Json Resolve(Json params, const std::function<bool(const std::string&)>& given);
 void CheckRelations(const Json& params, int world_size);
 // What is valid but not implemented, whatever the kernels. Throws Refused(unsupported).
 void CheckSupported(const Json& params);
-// The kernels of the backend for this case. Throws Refused(unsupported) with their reason when none can do it.
-const kernels::AttentionFamily& FamilyFor(const std::string& backend, const kernels::AttentionSpec& spec);
+// The kernels of a case, and where they come from.
+struct ChosenKernels {
+  const kernels::AttentionFamily* family = nullptr;
+  std::string file, digest;  // of a library; empty: cppool's own
+
+  Json Describe() const;  // the member "kernels" of an answer
+};
+// Those that the request wants ("cppool", "cudnn", a library; NULL: cppool's). Throws Refused: invalid for a library that
+// cannot be used, unsupported with their reason when they cannot do this case.
+ChosenKernels ChooseKernels(const char* wanted, const std::string& backend,
+                            const kernels::AttentionSpec& spec, int world_size);
 
 // From resolved, checked parameters. Sequences that are not given are drawn from the seed.
 kernels::AttentionSpec ToSpec(const Json& params, int world_size);

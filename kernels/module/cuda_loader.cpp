@@ -4,14 +4,13 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "kernels/error.h"
 #include "kernels/module/build_id.h"
+#include "kernels/module/module_files.h"
 
 namespace cppool::kernels {
 namespace {
@@ -60,28 +59,6 @@ RuntimeError DriverError(void* driver, const char* call, int code) {
                                        ". Use the host backend to go on without GPUs");
 }
 
-// The folder of the running program; empty when it cannot be told.
-std::string ProgramFolder() {
-  std::vector<char> path(4096);
-  const ssize_t length = readlink("/proc/self/exe", path.data(), path.size());
-  if (length <= 0) return "";
-  const std::string program(path.data(), static_cast<std::size_t>(length));
-  return program.substr(0, program.rfind('/'));
-}
-
-std::vector<std::string> Candidates() {
-  const char* wanted = std::getenv("CPPOOL_CUDA_MODULE");
-  if (wanted && *wanted) return {wanted};
-  std::vector<std::string> files;
-  const std::string folder = ProgramFolder();
-  if (!folder.empty()) {
-    files.push_back(folder + "/" + kModuleFile);
-    files.push_back(folder + "/../lib/" + kModuleFile);
-  }
-  files.emplace_back(kModuleFile);  // where the dynamic linker looks
-  return files;
-}
-
 // Never closed: the driver does not support being unloaded. Null: there is none.
 void* Driver() {
   static void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -98,7 +75,7 @@ RuntimeError OpenError(const std::string& file, const std::string& reason) {
 
 void* OpenFile() {
   std::string searched, linker;  // what the dynamic linker says of a plain name
-  for (const std::string& file : Candidates()) {
+  for (const std::string& file : ModuleFiles(kModuleFile, "CPPOOL_CUDA_MODULE")) {
     const bool plain = file.find('/') == std::string::npos;
     searched += (searched.empty() ? "" : ", ") + file;
     if (!plain && access(file.c_str(), F_OK) != 0) continue;

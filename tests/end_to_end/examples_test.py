@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Runs the examples of the READMEs as they are printed: README.md's C++ program with an installed prefix, its requests over pipes, and
-daemon/README.md's case.
+daemon/README.md's case. kernels/README.md's kernel is a file that user_case_test builds.
 
     examples_test.py ROOT BUILD CMAKE
 """
@@ -72,6 +72,14 @@ class Examples(unittest.TestCase):
         for world_size in (1, 4):
             out = self.run_in(folder, "cppool", "run", "--load", "build/libmy_case.so", "--case", "sum", "--world-size", str(world_size))
             self.assertIn("1 passed, 0 failed, 0 skipped", out)
+
+
+class KernelOfOnesOwn(unittest.TestCase):
+    def test_readme_has_the_example(self):
+        with open(os.path.join(ROOT, "tests/end_to_end/user_kernel/forward.cu"), encoding="utf-8") as file:
+            code = file.read()
+        self.assertEqual(block("kernels/README.md", "cuda", "cppool_attention"), code, "user_case_test builds and runs the file")
+        self.assertLess(len(code.splitlines()), 60)
 
 
 if __name__ == "__main__":

@@ -81,4 +81,30 @@ TEST_CASE("more ranks than devices share the devices, but not with NCCL") {
   CHECK(shared.Wait() == 0);
 }
 
+TEST_CASE("a user's kernels in CUDA, built against the installed prefix, under every schedule") {
+  if (const std::string missing = UserCaseNeeds(); !missing.empty()) {
+    WARN(missing);
+    return;
+  }
+  const UserKernels& built = BuildUserKernels();
+  ForEachWorld([&](int world_size) {
+    DaemonProcess daemon({"--world-size", std::to_string(world_size), "--backend", "cuda"}, built.daemon);
+    for (const char* comm : {"p2p", "all_gather", "a2a"}) {
+      for (const bool training : {false, true}) {
+        const Json params = {{"cp_comm_type", comm},  {"num_gqa_groups", 2},
+                             {"head_dim_qk", 128},    {"softmax_type", "learnable"},
+                             {"deterministic", true}, {"is_training", training}};
+        const Json answer = daemon.Ask(
+            {{"op", "run"}, {"kernels", training ? built.with_backward : built.forward}, {"params", params}});
+        INFO(answer.dump());
+        CHECK(answer.at("status") == "passed");
+        CHECK(answer.at("kernels").at("name") == "warp");
+      }
+    }
+    const Json refused = daemon.Ask({{"op", "validate"}, {"kernels", built.forward}});
+    CHECK(refused.at("error") == "warp: it has no backward pass, and is_training is true");
+    CHECK(daemon.Wait() == 0);
+  });
+}
+
 }  // namespace cppool::test

@@ -33,28 +33,45 @@ std::string FindCmake() {
   return "";
 }
 
-UserCase Build(const fs::path& folder) {
+// Builds the project in `source` against a fresh prefix, both within `folder`.
+struct Built {
+  std::string prefix, build;
+};
+Built Build(const fs::path& folder, const std::string& source) {
   const std::string prefix = (folder / "prefix").string(), build = (folder / "build").string();
   const std::string cmake = FindCmake();
   Shell("'" + cmake + "' --install '" CPPOOL_BUILD "' --prefix '" + prefix + "'");
-  Shell("'" + cmake + "' -S '" CPPOOL_USER_CASE "' -B '" + build +
+  Shell("'" + cmake + "' -S '" + source + "' -B '" + build +
         "' -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH='" + prefix + "'");
   Shell("'" + cmake + "' --build '" + build + "'");
-  return {prefix + "/bin/cppoold", build + "/liball_reduce_case.so"};
+  return {prefix, build};
 }
 
 }  // namespace
 
 std::string UserCaseNeeds() {
   if (FindCmake().empty()) return "skipped: there is no cmake in PATH nor at " CPPOOL_CMAKE;
-  for (const char* folder : {CPPOOL_BUILD, CPPOOL_USER_CASE})
+  for (const char* folder : {CPPOOL_BUILD, CPPOOL_USER_CASE, CPPOOL_USER_KERNEL})
     if (!fs::exists(folder)) return std::string("skipped: there is no ") + folder;
   return "";
 }
 
 const UserCase& BuildUserCase() {
   static const TemporaryFolder folder;
-  static const UserCase built = Build(folder.path());
+  static const UserCase built = [] {
+    const auto [prefix, build] = Build(folder.path(), CPPOOL_USER_CASE);
+    return UserCase{prefix + "/bin/cppoold", build + "/liball_reduce_case.so"};
+  }();
+  return built;
+}
+
+const UserKernels& BuildUserKernels() {
+  static const TemporaryFolder folder;
+  static const UserKernels built = [] {
+    const auto [prefix, build] = Build(folder.path(), CPPOOL_USER_KERNEL);
+    return UserKernels{prefix + "/bin/cppoold", prefix + "/bin/cppool", build + "/libnaive.so",
+                       build + "/libforward.so", build + "/libwith_backward.so"};
+  }();
   return built;
 }
 

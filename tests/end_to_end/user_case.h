@@ -10,10 +10,19 @@ struct UserCase {
   std::string library;  // the case
 };
 
+// Kernels of a user's own, built in the same way.
+struct UserKernels {
+  std::string daemon;                  // cppoold of the prefix
+  std::string command;                 // cppool of the prefix
+  std::string naive;                   // plain C, on the host
+  std::string forward, with_backward;  // CUDA; there are no such files where there is no nvcc
+};
+
 // Why the case cannot be built on this machine, to which the build folder may have been moved; empty if it can.
 std::string UserCaseNeeds();
 
 // Throws std::runtime_error with the output of the command that failed.
 const UserCase& BuildUserCase();
+const UserKernels& BuildUserKernels();
 
 }  // namespace cppool::test

@@ -58,6 +58,9 @@ TEST_CASE("each operation is read") {
   CHECK(files.perturb == 0U);
   CHECK(files.dump == "/tmp/d");
   CHECK(files.inputs == "in \xc3\xa9");
+  CHECK(files.kernels.empty());
+  CHECK(std::get<RunRequest>(ParseRequest(R"({"op":"run","kernels":"/my.so,fast"})").operation).kernels ==
+        "/my.so,fast");
 
   const auto fault_of = [](const std::string& text) {
     return std::get<RunRequest>(ParseRequest("{\"op\":\"run\",\"fault\":" + text + "}").operation).fault;
@@ -197,6 +200,12 @@ TEST_CASE("the error for an invalid request says what is wrong and what is allow
       {R"({"id":1,"op":"run","dump":null})", 1, {"\"dump\" must be a folder's path, not null"}},
       {R"({"id":1,"op":"validate","inputs":["x"]})", 1, {"\"inputs\" must be a folder's path, not [\"x\"]"}},
       {R"({"id":1,"op":"run","inputs":"a\u0000b"})", 1, {"\"inputs\"", "NUL"}},
+      {R"({"id":1,"op":"run","kernels":["x"]})",
+       1,
+       {"\"kernels\" must be \"cppool\", \"cudnn\"", "not [\"x\"]"}},
+      {R"({"id":1,"op":"run","kernels":""})", 1, {"\"kernels\" must be", "not \"\""}},
+      {R"({"id":1,"op":"run","kernels":"a\u0000b"})", 1, {"\"kernels\"", "NUL"}},
+      {R"({"id":1,"op":"stats","kernels":"x"})", 1, {"\"kernels\" is for op \"run\""}},
       {R"({"id":1,"op":"run","fault":"throw"})", 1, {"\"fault\" must be an object, not \"throw\""}},
       {R"({"id":1,"op":"run","fault":{}})", 1, {"\"fault\" has no \"kind\""}},
       {R"({"id":1,"op":"run","fault":{"kind":3}})", 1, {"\"kind\" of \"fault\" must be a string, not 3"}},
@@ -282,6 +291,7 @@ TEST_CASE("a request that is written as a line is read back unchanged") {
   run.perturb = 9223372036854775807U;
   run.dump = "d \xc3\xa9\\";
   run.inputs = "/in";
+  run.kernels = "/k\xc3\xa9.so,n";
   run.fault = FaultRequest{"flip_bit", 3, "back\xc3\xa9", 7};
   requests.push_back({Json::array({1, "a"}), run});
   requests.push_back({Json(2), ValidateRequest{run}});
@@ -310,6 +320,7 @@ TEST_CASE("a request that is written as a line is read back unchanged") {
       CHECK(read.perturb == sent->perturb);
       CHECK(read.dump == sent->dump);
       CHECK(read.inputs == sent->inputs);
+      CHECK(read.kernels == sent->kernels);
       CHECK(read.fault == sent->fault);
     }
   }

@@ -51,7 +51,7 @@ ALLOWED = {
     "kernels/attention/run": ["kernels/attention/checks", "kernels/attention/schedules", "kernels/attention/problem",
                               "kernels/attention/tensor_ops", "kernels/numerics", *KERNELS_PUBLIC],
     # The module creates every implementation.
-    "kernels/module": ["kernels/attention/checks/cuda", "kernels/attention/checks/host", "kernels/attention/families",
+    "kernels/module": ["kernels/attention/checks/digest.h", "kernels/attention/checks/cuda", "kernels/attention/checks/host", "kernels/attention/families",
                        "kernels/attention/families/host", "kernels/attention/families/*", "kernels/attention/tensor_ops/cuda", "kernels/attention/tensor_ops/host",
                        "kernels/runtime/cuda", *KERNELS_PUBLIC],
     # The daemon includes only public headers of the kernels. The attention case does not depend on the rest of the daemon.

@@ -103,6 +103,9 @@ struct RunOptions {
   std::optional<std::uint64_t> perturb;  // seed of random delays at every mark; below 2^63
   std::string dump;                      // folder for the case's tensors as .npy; empty: none
   std::string inputs;                    // folder with q.npy, k.npy, ... to run on; empty: generated
+  // Whose attention kernels: "cppool", "cudnn", or a library with kernels of cppool/attention.h: its path, or "path,name".
+  // Empty: the daemon's default, which is "cppool" unless it was started with --kernels.
+  std::string kernels;
   std::optional<Fault> fault;
 };
 

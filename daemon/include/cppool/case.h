@@ -138,11 +138,15 @@ struct cppool_validation {
   /* Names the kernels that `run` will use: the answer's member "kernels". json is an object with at least the texts
    * "name" (whose kernels), "version" and "family"; anything else is a bug of the case and answered `internal`. */
   void (*kernels)(cppool_validation*, const char* json);
+  /* Whose kernels are wanted: "kernels" of the request, else the daemon's `--kernels`; NULL: neither is there. Only
+   * with CPPOOL_CASE_CHOOSES_KERNELS. */
+  const char* wanted_kernels;
 };
 
 /* Keys of a request that a case knows what to do with; a request with another is refused before `validate`. */
-#define CPPOOL_CASE_DUMPS 1u        /* "dump" */
-#define CPPOOL_CASE_TAKES_INPUTS 2u /* "inputs" */
+#define CPPOOL_CASE_DUMPS 1u           /* "dump" */
+#define CPPOOL_CASE_TAKES_INPUTS 2u    /* "inputs" */
+#define CPPOOL_CASE_CHOOSES_KERNELS 4u /* "kernels" */
 
 typedef struct cppool_case {
   uint32_t abi;         /* CPPOOL_CASE_ABI: others are refused at start */
@@ -155,7 +159,7 @@ typedef struct cppool_case {
   cppool_status (*validate)(cppool_validation*);
   /* Called by every rank at once, each on its own thread. C++ exceptions must not leave it. */
   cppool_status (*run)(cppool_case_context*);
-  /* CPPOOL_CASE_DUMPS and CPPOOL_CASE_TAKES_INPUTS, or 0. Added later: read when struct_size covers it. */
+  /* CPPOOL_CASE_DUMPS, CPPOOL_CASE_TAKES_INPUTS and CPPOOL_CASE_CHOOSES_KERNELS, or 0. Added later: read when struct_size covers it. */
   uint32_t features;
 } cppool_case;
 

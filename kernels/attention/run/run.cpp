@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/attention/checks/kernel_trial.h"
 #include "kernels/attention/checks/verify.h"
 #include "kernels/attention/run/tensor_set.h"
 #include "kernels/attention/schedule.h"
@@ -29,6 +30,8 @@ class AttentionRun {
 
   void Run(bool checks, TensorSource* source, TensorSink* sink) {
     if (checks || spec_.deterministic) check_->Load();
+    const bool trials = checks && attention_.attention->takes_trials();
+    if (trials) attention_.attention->AllowTrials();
     auto schedule = MakeSchedule(rt_, attention_, spec_);
     // Everything that a check needs is loaded before the first collective too: see Load().
     std::unique_ptr<Schedule> reference;
@@ -46,6 +49,8 @@ class AttentionRun {
     std::vector<std::uint64_t> digests;
     if (checks || spec_.deterministic) digests = Digests(local);
     if (spec_.deterministic) RunAgain(*schedule, local, digests, checks);
+    std::string finding;
+    if (trials) finding = RunTrials(*schedule, local);
     Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
     schedule.reset();
     if (checks) {
@@ -58,6 +63,7 @@ class AttentionRun {
       Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
       if (rt_->rank == 0) sink->End();
     }
+    if (!finding.empty()) throw RuntimeError(CPPOOL_MISMATCH, finding);
   }
 
  private:
@@ -97,6 +103,56 @@ class AttentionRun {
       report_.Check(std::get<CheckedTensor>(local.outputs()[i].info.kind), "rerun",
                     JudgeRerun(first[i], second[i]));
     }
+  }
+
+  // Under each trial the results are what they were, as near as two right ones are. Returns what a trial has found beside
+  // that. The results of the iterations are there again afterwards.
+  std::string RunTrials(Schedule& schedule, const TensorSet& local) {
+    const auto& outputs = local.outputs();
+    std::vector<Buffer> kept;
+    for (const TensorSet::Tensor& tensor : outputs) {
+      kept.emplace_back(rt_, tensor.data.bytes(), rt_->stream);
+      Check(rt_, rt_->copy(rt_, kept.back().get(), tensor.data.get(), tensor.data.bytes(), rt_->stream));
+    }
+    KernelTrial trial(rt_, *check_);
+    for (const KernelTrial::Kind kind : KernelTrial::kAll) {
+      const Stage stage(rt_, rt_->stream, std::string("trial/") + KernelTrial::NameOf(kind));
+      trial.Begin(kind);
+      attention_.attention->SetTrial(&trial);
+      RunOnce(schedule, local);
+      attention_.attention->SetTrial(nullptr);
+      Results<CompareStats> results(rt_, outputs.size(), {});
+      std::vector<const CompareStats*> stats;
+      for (std::size_t i = 0; i < outputs.size(); ++i) stats.push_back(Compare(outputs[i], kept[i], results));
+      Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
+      for (std::size_t i = 0; i < outputs.size(); ++i) {
+        const CheckedTensor tensor = KindOf(outputs[i]);
+        report_.Check(tensor, KernelTrial::NameOf(kind),
+                      JudgeNoCp(tensor, JudgedDtype(tensor, spec_.dtypes), gqa(), *stats[i], {}));
+      }
+    }
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      Check(rt_, rt_->copy(rt_, outputs[i].data.get(), kept[i].get(), kept[i].bytes(), rt_->stream));
+    }
+    return trial.finding();
+  }
+
+  static CheckedTensor KindOf(const TensorSet::Tensor& tensor) {
+    return std::get<CheckedTensor>(tensor.info.kind);
+  }
+  bool gqa() const { return spec_.heads != spec_.kv_heads; }
+
+  const CompareStats* Compare(const TensorSet::Tensor& tensor, const Buffer& kept,
+                              Results<CompareStats>& results) {
+    CompareArgs args;
+    args.a = {tensor.data.get(), tensor.info.dtype};
+    args.b = {kept.get(), tensor.info.dtype};
+    args.rows = tensor.rows;
+    args.columns = args.a_stride = args.b_stride = tensor.info.columns;
+    args.relative = ToleranceNoCp(KindOf(tensor), JudgedDtype(KindOf(tensor), spec_.dtypes), gqa()).relative;
+    CompareStats* const result = results.Next();
+    check_->Compare(args, result, rt_->stream);
+    return result;
   }
 
   // What the main stream saw right after the run is still there: nothing was under way on another stream, which the
@@ -162,11 +218,16 @@ void RunAttention(cppool_runtime* runtime, const AttentionFamily& family, const 
 double AttentionBytes(const AttentionFamily& family, const AttentionSpec& spec, int world_size, bool host) {
   // The rows that comparisons read, by number, and single values.
   const double tables = 64.0 * static_cast<double>(spec.batch) * (spec.seqlen_q + spec.seqlen_kv) + 1e6;
+  // Trials keep the results, and hold what a call reads and writes once more.
+  const double trials = family.AskBlocks()
+                            ? 2 * TensorSet::Bytes(spec, world_size) +
+                                  (spec.comm == CpCommType::kAllGather ? TensorSet::Bytes(spec, 1) : 0)
+                            : 0;
   // The reference's schedule is made with the other one, its tensors when that one is gone.
   return TensorSet::Bytes(spec, world_size) + NoCpMemory(family, spec).total() +
          std::max(ScheduleMemory(family, spec, world_size).total(),
                   TensorSet::Bytes(spec, 1) + OracleBytes(spec, host)) +
-         tables;
+         tables + trials;
 }
 
 }  // namespace cppool::kernels

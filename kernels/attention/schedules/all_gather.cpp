@@ -161,6 +161,7 @@ void AllGatherSchedule::Backward(const AttentionTensors& t) {
   BackwardArgs args;
   args.q = t.q;
   args.dout = t.dout;
+  args.out = t.out;
   args.lse = t.lse;
   args.delta = buffers_.delta.get<float>();
   whole_.BeginBackward(t, args);

@@ -213,6 +213,7 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
   Mark("backward", "delta");
   kernels_.ops->Delta(use_.block_q * shape().heads, spec_.dim_v, out, args.dout, buffers_.delta.get<float>(),
                       rt_->stream);
+  args.out = out;
   args.delta = buffers_.delta.get<float>();
   whole_.BeginBackward(t, args);
   if (spec_.queries.padded()) Zero(args.dq.data, use_.QueryElements(spec_.dim_qk) * SizeOf(args.dq.dtype));

@@ -35,6 +35,35 @@ MemoryUse HeadRingMemory(const AttentionFamily& family, const AttentionSpec& spe
   return UseOf(list);
 }
 
+std::optional<std::string> HeadRingRefusal(BlockAsker& asker, const AttentionFamily& family,
+                                           const AttentionSpec& spec, const RingSteps& ring) {
+  for (int member = 0; member < ring.members; ++member) {
+    for (int part = 0; part < ring.parts; ++part) {
+      const HeadRingUse use(spec, family, ring, part, member);
+      for (const RingSteps::Step& step : ring.steps) {
+        if (!step.attends[static_cast<std::size_t>(member)]) continue;
+        const Layout& keys = ring.keys[static_cast<std::size_t>(ring.Before(member, step.distance))];
+        if (auto refusal = asker.Refusal(use.block.request, use.block.queries, keys, ring.bands))
+          return refusal;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> AllGatherRefusal(BlockAsker& asker, const AttentionFamily& family,
+                                            const AttentionSpec& spec, int world_size) {
+  for (int rank = 0; rank < world_size; ++rank) {
+    const AllGatherUse use(spec, family, world_size, rank);
+    for (const Layout* keys : {&use.own, &use.others, &use.all}) {
+      if (keys == &use.all && !spec.training) continue;
+      if (auto refusal = asker.Refusal(use.block.request, use.block.queries, *keys, use.bands))
+        return refusal;
+    }
+  }
+  return std::nullopt;
+}
+
 // How many ranks exchange heads.
 int PartsOf(const AttentionSpec& spec, int world_size) {
   switch (spec.comm) {
@@ -76,6 +105,18 @@ std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, RankKernels& ker
 std::unique_ptr<Schedule> MakeNoCpSchedule(cppool_runtime* runtime, RankKernels& kernels,
                                            const AttentionSpec& spec) {
   return std::make_unique<HeadRingSchedule>(runtime, kernels, spec, HeadRingGroups{}, "reference/");
+}
+
+std::optional<std::string> ScheduleRefusal(const AttentionFamily& family, const AttentionSpec& spec,
+                                           int world_size) {
+  const std::unique_ptr<BlockAsker> asker = family.AskBlocks();
+  if (!asker) return std::nullopt;
+  const int parts = PartsOf(spec, world_size);
+  std::optional<std::string> refusal =
+      spec.comm == CpCommType::kAllGather
+          ? AllGatherRefusal(*asker, family, spec, world_size)
+          : HeadRingRefusal(*asker, family, spec, RingSteps(spec, parts, world_size / parts));
+  return refusal ? refusal : HeadRingRefusal(*asker, family, spec, RingSteps(spec, 1, 1));
 }
 
 MemoryUse ScheduleMemory(const AttentionFamily& family, const AttentionSpec& spec, int world_size) {

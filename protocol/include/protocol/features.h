@@ -24,6 +24,7 @@ inline constexpr Feature kFeatures[] = {
     {"stack", "member `stack` of `ranks` after a passed deadline: where the rank's threads are"},
     {"idle_exit", "option --idle-exit: the daemon ends after a time without requests"},
     {"a2a_size", "parameter `a2a_size` of the case `attention`"},
+    {"kernels", "key `kernels` of `run`: whose attention kernels, of a library too (cppool/attention.h)"},
     {"start_line", "a daemon that cannot start ends its stderr with a line for programs (start.h)"},
 };
 

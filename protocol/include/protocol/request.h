@@ -14,7 +14,7 @@ namespace cppool::protocol {
 
 // Another version is refused. Additions, which old clients and daemons can ignore, raise the minor alone: 1 brought `features`.
 inline constexpr int kProtocolVersion = 1;
-inline constexpr int kProtocolMinor = 1;
+inline constexpr int kProtocolMinor = 2;
 inline constexpr std::int64_t kDefaultDeadlineMs = 90000;
 
 struct HelloRequest {};
@@ -43,6 +43,8 @@ struct RunRequest {
   std::optional<std::uint64_t> perturb;  // the seed of random delays at every mark; absent: none
   std::string dump;                      // folder that tensors are written to; empty: none
   std::string inputs;                    // folder that input tensors are read from; empty: generated
+  // Whose attention kernels: "cppool", "cudnn", a library's path, or "path,name". Empty: the daemon's default.
+  std::string kernels;
   std::optional<FaultRequest> fault;
 };
 // What would come of the run, without running it: ok, or the answer (`skipped`, `error`) that the run would get.

@@ -35,6 +35,11 @@ class CudaCheckKernels : public CheckKernels {
     LaunchDigest(data, bytes, partials.get<std::uint64_t>(), result, Cuda(stream));
   }
 
+  void CopyRows(const std::vector<RowsCopy>& copies, std::chrono::nanoseconds delay,
+                cppool_stream stream) override {
+    LaunchCopyRows(copies, delay, Cuda(stream));
+  }
+
   void RoundValues(Dtype dtype, double* values, std::int64_t count, cppool_stream stream) override {
     LaunchRoundValues(dtype, values, count, Cuda(stream));
   }

@@ -3,8 +3,10 @@
 
 #include <cuda_runtime.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "kernels/attention/check_kernels.h"
 
@@ -21,6 +23,7 @@ void LoadValues();
 int DigestBlocks(std::size_t bytes);
 void LaunchDigest(const void* data, std::size_t bytes, std::uint64_t* partials, std::uint64_t* result,
                   cudaStream_t stream);
+void LaunchCopyRows(const std::vector<RowsCopy>& copies, std::chrono::nanoseconds delay, cudaStream_t stream);
 void LaunchRoundValues(Dtype dtype, double* values, std::int64_t count, cudaStream_t stream);
 void LaunchFillValues(double* values, double value, std::int64_t count, cudaStream_t stream);
 

@@ -1,9 +1,10 @@
-// Kernels for digests, and for rounding and filling fp64 values.
+// Kernels for digests, for copying rows, and for rounding and filling fp64 values.
 #include <algorithm>
 #include <cstdint>
 
 #include "kernels/attention/checks/cuda/launch.h"
 #include "kernels/attention/checks/digest.h"
+#include "kernels/error.h"
 #include "kernels/numerics/rounding.h"
 #include "kernels/runtime/cuda/check.h"
 
@@ -61,6 +62,36 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) *result = sum + DigestStart(bytes);
 }
 
+struct RowsCopies {
+  RowsCopy each[CheckKernels::kMostCopies];
+  int count;
+};
+
+__global__ void __launch_bounds__(kThreads) CopyRowsKernel(const RowsCopies copies, std::uint64_t delay_ns) {
+  if (delay_ns > 0) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+    std::uint64_t begin, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+    do {
+      __nanosleep(1000);
+      asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while (now - begin < delay_ns);
+  }
+  for (int c = 0; c < copies.count; ++c) {
+    const RowsCopy& copy = copies.each[c];
+    const std::int64_t pieces = copy.bytes / 2, count = copy.batch * copy.rows * pieces;
+    for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
+         i += std::int64_t{gridDim.x} * kThreads) {
+      const std::int64_t piece = i % pieces, row = i / pieces % copy.rows, b = i / pieces / copy.rows;
+      const auto* from = static_cast<const char*>(copy.from) + b * copy.from_batch + row * copy.from_row;
+      auto* to = static_cast<char*>(copy.to) + b * copy.to_batch + row * copy.to_row;
+      reinterpret_cast<std::uint16_t*>(to)[piece] = reinterpret_cast<const std::uint16_t*>(from)[piece];
+    }
+  }
+}
+
 __global__ void __launch_bounds__(kThreads) RoundKernel(Dtype dtype, double* values, std::int64_t count) {
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
        i += std::int64_t{gridDim.x} * kThreads) {
@@ -81,7 +112,8 @@ void LoadValues() {
   cudaFuncAttributes attributes;
   for (const void* kernel :
        {reinterpret_cast<const void*>(DigestKernel), reinterpret_cast<const void*>(DigestFinishKernel),
-        reinterpret_cast<const void*>(RoundKernel), reinterpret_cast<const void*>(FillKernel)}) {
+        reinterpret_cast<const void*>(CopyRowsKernel), reinterpret_cast<const void*>(RoundKernel),
+        reinterpret_cast<const void*>(FillKernel)}) {
     CheckCuda(cudaFuncGetAttributes(&attributes, kernel), "loading digests and rounding");
   }
 }
@@ -96,6 +128,21 @@ void LaunchDigest(const void* data, std::size_t bytes, std::uint64_t* partials, 
   CheckCuda(cudaGetLastError(), "launching the digest");
   DigestFinishKernel<<<1, kThreads, 0, stream>>>(partials, blocks, bytes, result);
   CheckCuda(cudaGetLastError(), "launching the digest's end");
+}
+
+void LaunchCopyRows(const std::vector<RowsCopy>& copies, std::chrono::nanoseconds delay,
+                    cudaStream_t stream) {
+  if (copies.size() > CheckKernels::kMostCopies)
+    throw RuntimeError(CPPOOL_INTERNAL, "check kernels: too many copies at once");
+  RowsCopies all{};
+  std::int64_t most = 0;
+  for (const RowsCopy& copy : copies) {
+    all.each[all.count++] = copy;
+    most = std::max(most, copy.batch * copy.rows * copy.bytes / 2);
+  }
+  if (most == 0) return;
+  CopyRowsKernel<<<Blocks(most), kThreads, 0, stream>>>(all, static_cast<std::uint64_t>(delay.count()));
+  CheckCuda(cudaGetLastError(), "launching the copy of rows");
 }
 
 void LaunchRoundValues(Dtype dtype, double* values, std::int64_t count, cudaStream_t stream) {

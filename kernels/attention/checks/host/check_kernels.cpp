@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <thread>
 
 #include "kernels/attention/checks/digest.h"
 #include "kernels/error.h"
@@ -132,6 +133,22 @@ class HostCheckKernels : public CheckKernels {
 
   void Digest(const void* data, std::size_t bytes, std::uint64_t* result, cppool_stream stream) override {
     Enqueue(runtime_, stream, [=] { *result = DigestOf(data, bytes); });
+  }
+
+  void CopyRows(const std::vector<RowsCopy>& copies, std::chrono::nanoseconds delay,
+                cppool_stream stream) override {
+    Enqueue(runtime_, stream, [copies, delay] {
+      if (delay.count() > 0) std::this_thread::sleep_for(delay);
+      for (const RowsCopy& copy : copies) {
+        for (std::int64_t b = 0; b < copy.batch; ++b) {
+          for (std::int64_t row = 0; row < copy.rows; ++row) {
+            std::memcpy(static_cast<std::byte*>(copy.to) + b * copy.to_batch + row * copy.to_row,
+                        static_cast<const std::byte*>(copy.from) + b * copy.from_batch + row * copy.from_row,
+                        static_cast<std::size_t>(copy.bytes));
+          }
+        }
+      }
+    });
   }
 
   void RoundValues(Dtype dtype, double* values, std::int64_t count, cppool_stream stream) override {

@@ -55,6 +55,16 @@ __global__ void __launch_bounds__(kThreads) FillKernel(float* to, float value, s
   if (i < count) to[i] = value;
 }
 
+// The last axis is the fastest.
+__global__ void __launch_bounds__(kThreads) CopyStridedKernel(const StridedCopy copy, std::int64_t count) {
+  const std::int64_t i = Element();
+  if (i >= count) return;
+  const std::int64_t c = i % copy.extent[2], ab = i / copy.extent[2];
+  const std::int64_t b = ab % copy.extent[1], a = ab / copy.extent[1];
+  copy.to[a * copy.to_strides[0] + b * copy.to_strides[1] + c * copy.to_strides[2]] =
+      copy.factor * copy.from[a * copy.from_strides[0] + b * copy.from_strides[1] + c * copy.from_strides[2]];
+}
+
 template <typename From>
 __global__ void __launch_bounds__(kThreads)
     AccumulateKernel(const From* from, float* to, std::int64_t count, bool first) {
@@ -165,6 +175,13 @@ void LaunchAccumulate(Dtype dtype, const void* from, float* to, std::int64_t cou
   CheckCuda(cudaGetLastError(), "launching an addition");
 }
 
+void LaunchCopyStrided(const StridedCopy& copy, cudaStream_t stream) {
+  const std::int64_t count = copy.extent[0] * copy.extent[1] * copy.extent[2];
+  if (count == 0) return;
+  CopyStridedKernel<<<BlocksFor(count, kThreads), kThreads, 0, stream>>>(copy, count);
+  CheckCuda(cudaGetLastError(), "launching a strided copy");
+}
+
 void LaunchSumRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
                    cudaStream_t stream) {
   if (columns == 0) return;
@@ -181,6 +198,7 @@ void LoadSums() {
   load(reinterpret_cast<const void*>(&OffsetGradientKernel));
   load(reinterpret_cast<const void*>(&FillKernel));
   load(reinterpret_cast<const void*>(&SumRowsKernel));
+  load(reinterpret_cast<const void*>(&CopyStridedKernel));
   for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16, Dtype::kFp32}) {
     WithType(dtype, [&]<typename From>(From) {
       load(reinterpret_cast<const void*>(&AccumulateKernel<From>));

@@ -67,6 +67,10 @@ class CudaTensorOps : public TensorOps {
     LaunchSumRows(from, rows, columns, to, AsCuda(stream));
   }
 
+  void CopyStrided(const StridedCopy& copy, cppool_stream stream) override {
+    LaunchCopyStrided(copy, AsCuda(stream));
+  }
+
   void Round(const float* from, TensorOut to, std::int64_t count, cppool_stream stream) override {
     LaunchRound(from, to.dtype, to.data, count, AsCuda(stream));
   }

@@ -231,6 +231,20 @@ class HostTensorOps : public TensorOps {
     });
   }
 
+  void CopyStrided(const StridedCopy& copy, cppool_stream stream) override {
+    Enqueue(runtime_, stream, [copy] {
+      const auto& [extent, from, from_strides, to, to_strides, factor] = copy;
+      for (std::int64_t a = 0; a < extent[0]; ++a) {
+        for (std::int64_t b = 0; b < extent[1]; ++b) {
+          for (std::int64_t c = 0; c < extent[2]; ++c) {
+            to[a * to_strides[0] + b * to_strides[1] + c * to_strides[2]] =
+                factor * from[a * from_strides[0] + b * from_strides[1] + c * from_strides[2]];
+          }
+        }
+      }
+    });
+  }
+
   void Round(const float* from, TensorOut to, std::int64_t count, cppool_stream stream) override {
     Enqueue(runtime_, stream, [=] {
       DispatchDtype(to.dtype, [&](auto type) {

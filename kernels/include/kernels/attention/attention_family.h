@@ -24,8 +24,8 @@ class TensorOps;
 // What a family's kernels do beyond one block by itself. Schedules read these and use a general way without them, so a
 // kernel that has none runs under every schedule.
 //
-// Every family takes work lists of any positions: layouts whose segments lie anywhere in their sequences. A kernel that
-// only knows rectangular calls is one behind an adapter that cuts a block into such calls, which is then the family.
+// Every family takes layouts whose segments lie anywhere in their sequences. A kernel that only knows rectangular calls
+// is behind an adapter that cuts a block into such calls: the family "table".
 // (To come here with the first family that has it: several key blocks that arrive while the kernel runs.)
 struct Capabilities {
   // Forward continues from (accumulator, lse) in fp32 and adds the softmax offset at the end. Without it each block's
@@ -35,6 +35,15 @@ struct Capabilities {
   bool gradients_apart = false;
   // Backward adds to fp32 accumulators. Without it a block's gradients come in their dtype and TensorOps adds them.
   bool accumulates_gradients = false;
+};
+
+// Asks a family about blocks of queries and keys, without a device. Remembers what it can use again.
+class BlockAsker {
+ public:
+  virtual ~BlockAsker() = default;
+  // Why the family cannot do the block, which belongs to a request that it does not refuse; nothing when it can.
+  virtual std::optional<std::string> Refusal(const KernelRequest& request, const Layout& query,
+                                             const Layout& key, const std::vector<Band>& bands) = 0;
 };
 
 class AttentionFamily {
@@ -48,6 +57,9 @@ class AttentionFamily {
 
   // Why the family cannot do this, in words that name the parameter and what there is; nothing when it can.
   virtual std::optional<std::string> Refusal(const KernelRequest& request) const = 0;
+
+  // NULL: what is not refused above is done for all blocks.
+  virtual std::unique_ptr<BlockAsker> AskBlocks() const { return nullptr; }
 
   // Device memory for a call's `workspace`, of blocks of at most so many rows.
   virtual std::size_t WorkspaceBytes(const KernelRequest& request, std::int64_t rows_q,

@@ -12,6 +12,7 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/attention/call_trial.h"
 #include "kernels/attention/layout.h"
 #include "kernels/attention/spec.h"
 #include "kernels/attention/tensor.h"
@@ -101,6 +102,7 @@ struct BackwardArgs {
   const BlockPlan* plan = nullptr;
   TensorRef q, k, v;  // as in ForwardArgs
   TensorRef dout;     // [rows_q, heads, dim_v]
+  TensorRef out;      // [rows_q, heads, dim_v]: the final output, for kernels that compute delta themselves
   const float* lse =
       nullptr;  // [rows_q, heads]; with a softmax offset the logarithm of the whole denominator
   const float* delta = nullptr;  // [rows_q, heads]: TensorOps::Delta
@@ -137,6 +139,12 @@ class AttentionKernel {
 
   virtual void Forward(const KernelShape&, const ForwardArgs&, cppool_stream) = 0;
   virtual void Backward(const KernelShape&, const BackwardArgs&, cppool_stream) = 0;
+  // Of a kernel that is not cppool's own, whose calls can be put under trials. AllowTrials comes before Load and Plan, and
+  // makes ready what trials need. From SetTrial on every call goes through the trial, which outlives its use; NULL: none.
+  virtual bool takes_trials() const { return false; }
+  virtual void AllowTrials() {}
+  virtual void SetTrial(CallTrial*) {}
+
   // Adds the gradient of the logits to dbias: sums over sequences and heads where their strides are 0; where
   // query_stride is 0 both of them must be there, and it sums over queries.
   virtual void BackwardBias(const KernelShape&, const BackwardArgs&, const BiasGradient&, cppool_stream) = 0;

@@ -7,6 +7,8 @@
 
 #include <cppool/runtime.h>
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -88,6 +90,14 @@ struct OracleArgs {
   double* max_logit = nullptr;         // [group]: raised to the largest visible scaled and biased logit
 };
 
+// `batch` times `rows` stretches of `bytes` bytes, copied between places with strides of their own, in bytes. All are even.
+struct RowsCopy {
+  const void* from = nullptr;
+  void* to = nullptr;
+  std::int64_t batch = 1, rows = 0, bytes = 0;
+  std::int64_t from_batch = 0, from_row = 0, to_batch = 0, to_row = 0;
+};
+
 class CheckKernels {
  public:
   virtual ~CheckKernels() = default;
@@ -110,6 +120,12 @@ class CheckKernels {
   // A hash of the bits of `bytes` bytes and their places, the same on either runtime; `data` is aligned to 2, and
   // `bytes` a multiple of it. *result as Compare's.
   virtual void Digest(const void* data, std::size_t bytes, std::uint64_t* result, cppool_stream) = 0;
+
+  // All in one kernel, at most kMostCopies. With a `delay` each element is copied so much later, and on GPUs that can
+  // start a kernel before the one in front of it has ended (programmatic dependent launch) the next one may start at once.
+  static constexpr std::size_t kMostCopies = 10;
+  virtual void CopyRows(const std::vector<RowsCopy>& copies, std::chrono::nanoseconds delay,
+                        cppool_stream) = 0;
 
   // Rounds fp64 values to what `dtype` holds, in place.
   virtual void RoundValues(Dtype dtype, double* values, std::int64_t count, cppool_stream) = 0;

@@ -18,6 +18,8 @@
 #include <cppool/runtime.h>
 
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "kernels/attention/attention_family.h"
 #include "kernels/attention/spec.h"
@@ -59,6 +61,11 @@ std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, RankKernels& ker
 // The same kernels without CP: every token on this rank, no communication. Its stages are marked "reference/...".
 std::unique_ptr<Schedule> MakeNoCpSchedule(cppool_runtime* runtime, RankKernels& kernels,
                                            const AttentionSpec& spec);
+
+// Why the family cannot do a block that some rank of the schedule has, or the run without CP; nothing when it can do all.
+// For a request that the family does not refuse.
+std::optional<std::string> ScheduleRefusal(const AttentionFamily& family, const AttentionSpec& spec,
+                                           int world_size);
 
 // Device bytes on a rank.
 struct MemoryUse {

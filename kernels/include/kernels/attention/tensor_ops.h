@@ -44,6 +44,16 @@ struct MergeArgs {
   bool last = true;                       // writes `out` instead of the accumulator
 };
 
+// fp32 elements copied between two places of different strides, which are in elements.
+struct StridedCopy {
+  std::int64_t extent[3] = {};
+  const float* from = nullptr;
+  std::int64_t from_strides[3] = {};
+  float* to = nullptr;
+  std::int64_t to_strides[3] = {};
+  float factor = 1;  // to = factor * from
+};
+
 class TensorOps {
  public:
   virtual ~TensorOps() = default;
@@ -69,6 +79,7 @@ class TensorOps {
   // to[column] = sum over rows of from[row][column].
   virtual void SumRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
                        cppool_stream) = 0;
+  virtual void CopyStrided(const StridedCopy&, cppool_stream) = 0;
   virtual void Round(const float* from, TensorOut to, std::int64_t count, cppool_stream) = 0;
 
   // (accumulator, lse) := (accumulator, lse) merged with (part, part_lse), in fp32, shifted by the larger lse.

@@ -1,0 +1,185 @@
+#include "kernels/attention/families/table/block_calls.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <exception>
+#include <utility>
+
+namespace cppool::kernels::table {
+namespace {
+
+bool Has(const cppool_attention_kernel& kernel, std::uint32_t feature) {
+  return (kernel.features & feature) != 0;
+}
+
+// One rectangle as the kernel takes it.
+struct Taken {
+  Rectangle where;
+  cppool_attention_anchor anchor;
+};
+
+class PassCutter {
+ public:
+  PassCutter(CallAsker& asker, const KernelRequest& request, bool backward, std::int32_t q_step,
+             std::int32_t k_step)
+      : asker_(asker),
+        request_(request),
+        backward_(backward),
+        q_step_(q_step),
+        k_step_(k_step),
+        groups_(HeadGroupsOf(request.shape)) {}
+
+  // Appends what the rectangle becomes to taken(); else the reason.
+  std::optional<std::string> Take(const Rectangle& rectangle) {
+    std::optional<std::string> refusal = RefusalOf({rectangle, CPPOOL_TOP_LEFT});
+    if (!refusal) {
+      taken_.push_back({rectangle, CPPOOL_TOP_LEFT});
+      return std::nullopt;
+    }
+    const bool one_diagonal = rectangle.full() || rectangle.queries == rectangle.keys;
+    if (!one_diagonal && !RefusalOf({rectangle, CPPOOL_BOTTOM_RIGHT})) {
+      taken_.push_back({rectangle, CPPOOL_BOTTOM_RIGHT});
+      return std::nullopt;
+    }
+    for (const auto& split : {&SplitTall, &SplitSquare}) {
+      const std::vector<Rectangle> parts = split(rectangle, q_step_, k_step_);
+      if (parts.empty()) continue;
+      const std::size_t before = taken_.size();
+      if (std::none_of(parts.begin(), parts.end(),
+                       [&](const Rectangle& part) { return Take(part).has_value(); }))
+        return std::nullopt;
+      taken_.resize(before);
+    }
+    return refusal;
+  }
+
+  PassCalls Layered(const Layout& query, const Layout& key);
+
+ private:
+  CallForm Form(const Taken& taken, const HeadGroup& group, bool fp32) const {
+    return FormOf(backward_, request_, taken.where, group, q_step_, k_step_, taken.anchor,
+                  {fp32, Has(asker_.kernel(), CPPOOL_ATTENTION_LSE_HEADS_FIRST)});
+  }
+  std::optional<std::string> RefusalOf(const Taken& taken) {
+    for (const HeadGroup& group : groups_) {
+      if (auto refusal = asker_.Refusal(Form(taken, group, false))) return refusal;
+    }
+    return std::nullopt;
+  }
+  std::size_t IndexOf(const CallForm& form, std::vector<CallForm>& forms) const {
+    const auto found = std::find(forms.begin(), forms.end(), form);
+    if (found != forms.end()) return static_cast<std::size_t>(found - forms.begin());
+    forms.push_back(form);
+    return forms.size() - 1;
+  }
+
+  CallAsker& asker_;
+  const KernelRequest& request_;
+  const bool backward_;
+  const std::int32_t q_step_, k_step_;
+  const std::vector<HeadGroup> groups_;
+  std::vector<Taken> taken_;
+};
+
+// The rows of one side that layers have written so far: how many layers each row is in.
+class RowCounts {
+ public:
+  RowCounts(const Layout& layout) : step_(layout.row_step), counts_(static_cast<std::size_t>(layout.rows)) {}
+
+  template <typename Function>
+  void ForEach(std::int64_t row, std::int64_t length, std::int64_t batch, std::int64_t stride,
+               Function&& function) {
+    for (std::int64_t b = 0; b < batch; ++b) {
+      for (std::int64_t i = 0; i < length; ++i)
+        function(counts_[static_cast<std::size_t>(row + b * stride + i * step_)]);
+    }
+  }
+
+ private:
+  std::int64_t step_;
+  std::vector<std::uint32_t> counts_;
+};
+
+std::int64_t TokensOf(const Layout& layout) {
+  std::int64_t tokens = 0;
+  for (const Segment& segment : layout.segments) tokens += segment.length;
+  return tokens;
+}
+
+PassCalls PassCutter::Layered(const Layout& query, const Layout& key) {
+  PassCalls pass;
+  pass.fp32 = Has(asker_.kernel(), CPPOOL_ATTENTION_FP32_RESULTS);
+  for (const Taken& taken : taken_) {
+    for (const HeadGroup& group : groups_) pass.fp32 = pass.fp32 && !asker_.Refusal(Form(taken, group, true));
+  }
+  RowCounts of_queries(query), of_keys(key);
+  std::vector<std::array<std::int64_t, 2>> written;  // rows of both sides, by layer
+  for (const Taken& taken : taken_) {
+    const Rectangle& r = taken.where;
+    std::uint32_t layer = 0;
+    const auto raise = [&](std::uint32_t count) { layer = std::max(layer, count); };
+    const auto take = [&](std::uint32_t& count) { count = layer + 1; };
+    of_queries.ForEach(r.q_row, r.queries, r.batch, r.q_stride, raise);
+    if (backward_) of_keys.ForEach(r.k_row, r.keys, r.batch, r.k_stride, raise);
+    of_queries.ForEach(r.q_row, r.queries, r.batch, r.q_stride, take);
+    if (backward_) of_keys.ForEach(r.k_row, r.keys, r.batch, r.k_stride, take);
+    if (pass.layers.size() <= layer) {
+      pass.layers.emplace_back();
+      written.push_back({0, 0});
+    }
+    for (const HeadGroup& group : groups_) {
+      BlockCall call{r, group, IndexOf(Form(taken, group, false), pass.forms), 0};
+      if (pass.fp32) call.fp32_form = IndexOf(Form(taken, group, true), pass.forms);
+      pass.layers[layer].calls.push_back(call);
+    }
+    written[layer][0] += r.batch * r.queries;
+    written[layer][1] += r.batch * r.keys;
+  }
+  for (std::size_t i = 0; i < pass.layers.size(); ++i) {
+    pass.layers[i].every_query = written[i][0] == TokensOf(query);
+    pass.layers[i].every_q_row = written[i][0] == query.rows;
+    pass.layers[i].every_k_row = written[i][1] == key.rows;
+  }
+  return pass;
+}
+
+}  // namespace
+
+std::optional<std::string> CallAsker::Refusal(const CallForm& form) {
+  for (const auto& [known, answer] : answers_) {
+    if (known == form) return answer;
+  }
+  std::array<char, 512> why{};
+  std::optional<std::string> answer;
+  const CallView view(form, std::string_view(kernel_.backend) == "cuda" ? 0 : -1);
+  try {
+    const cppool_status status = kernel_.supports(view.call(), why.data(), why.size());
+    why.back() = '\0';
+    if (status != CPPOOL_OK)
+      answer = std::string(kernel_.name) + ": " +
+               (why[0] ? why.data() : "does not support this call and does not say why");
+  } catch (...) {
+    answer = std::string(kernel_.name) + ": supports threw an exception";
+  }
+  answers_.emplace_back(form, answer);
+  return answer;
+}
+
+BlockCut CutBlock(CallAsker& asker, const KernelRequest& request, const Layout& query, const Layout& key,
+                  const std::vector<Band>& bands) {
+  BlockCut cut;
+  const std::vector<Rectangle> rectangles = CutIntoRectangles(query, key, bands);
+  for (const bool backward : {false, true}) {
+    if (backward && !request.training) break;
+    PassCutter cutter(asker, request, backward, query.row_step, key.row_step);
+    for (const Rectangle& rectangle : rectangles) {
+      cut.refusal = cutter.Take(rectangle);
+      if (cut.refusal) return cut;
+    }
+    (backward ? cut.calls.backward : cut.calls.forward) = cutter.Layered(query, key);
+  }
+  return cut;
+}
+
+}  // namespace cppool::kernels::table

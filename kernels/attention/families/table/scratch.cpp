@@ -1,0 +1,33 @@
+#include "kernels/attention/families/table/scratch.h"
+
+#include <algorithm>
+
+namespace cppool::kernels::table {
+
+Scratch::Scratch(const KernelRequest& request, std::int64_t rows_q, std::int64_t rows_kv, void* base) {
+  const KernelShape& shape = request.shape;
+  const std::int64_t vectors_q = rows_q * shape.heads, vectors_kv = rows_kv * shape.kv_heads;
+  std::size_t at = 0;
+  const auto take = [&](auto*& to, std::int64_t floats) {
+    if (base) to = reinterpret_cast<float*>(static_cast<std::byte*>(base) + at);
+    at += (static_cast<std::size_t>(floats) * sizeof(float) + 255) / 256 * 256;
+  };
+  take(packed_lse, vectors_q);
+  const std::size_t shared = at;  // the passes use what follows at different times
+  take(lse, vectors_q);
+  take(out, vectors_q * shape.dim_v);
+  take(out_sum, vectors_q * shape.dim_v);
+  bytes_ = at;
+  if (!request.training) return;
+  at = shared;
+  take(packed_delta, vectors_q);
+  take(dq, vectors_q * shape.dim_qk);
+  take(dq_sum, vectors_q * shape.dim_qk);
+  take(dk, vectors_kv * shape.dim_qk);
+  take(dk_sum, vectors_kv * shape.dim_qk);
+  take(dv, vectors_kv * shape.dim_v);
+  take(dv_sum, vectors_kv * shape.dim_v);
+  bytes_ = std::max(bytes_, at);
+}
+
+}  // namespace cppool::kernels::table

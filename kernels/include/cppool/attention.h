@@ -1,0 +1,170 @@
+/* An attention kernel for one GPU (or one CPU) as a table of C functions. cppool runs such a kernel under its
+ * context-parallel schedules: it partitions the tokens, cuts each block of queries and keys into rectangular
+ * calls, merges what they return, and checks the whole against fp64. The kernel knows nothing of ranks.
+ *
+ * A shared library that exports
+ *     const cppool_attention_kernel* const* cppool_attention(void);
+ * (NULL-terminated; everything it points to lives as long as the library) is used with
+ * `cppool run --kernels FILE.so`, or `FILE.so,NAME` for one of several kernels. kernels/README.md has an
+ * example.
+ *
+ * One call: batch sequences of seqlen_q queries and seqlen_kv keys each, without padding.
+ *     logit[i][j] = scale * dot(q[i], k[j])                     for every key j that query i sees
+ *     lse[i]      = log(sum over j of exp(logit[i][j]))         natural logarithm
+ *     out[i]      = sum over j of exp(logit[i][j] - lse[i]) * v[j]
+ * Query head h reads key/value head h / (heads / kv_heads). With the `backward` of a call:
+ *     P[i][j] = exp(logit[i][j] - lse[i])       delta[i] = dot(out[i], dout[i])
+ *     dS[i][j] = P[i][j] * (dot(dout[i], v[j]) - delta[i])
+ *     dq[i] = scale * sum over j of dS[i][j] * k[j]             dk and dv are summed over the queries, and over
+ *     dk[j] = scale * sum over i of dS[i][j] * q[i]             the query heads of their key/value head
+ *     dv[j] = sum over i of P[i][j] * dout[i]
+ * There lse, out and delta are those of the whole row over all keys of the problem, of which this call may hold
+ * a part: the gradients are then exact parts of the whole. A kernel that recomputes lse from its keys is wrong.
+ *
+ * Rules
+ * - A function writes its results and does not add to what is there. It writes nothing else, in particular not
+ *   what lies between the rows of a tensor whose strides leave gaps.
+ * - Everything that takes time or memory (loading code, allocating, choosing an algorithm) is done in `prepare`.
+ *   forward and backward neither allocate nor synchronise: other ranks may be inside a collective.
+ * - On CUDA `stream` is a cudaStream_t, the rank's device is current, and all calls for a plan are made on its
+ *   rank's thread. On the host the work is done when the function returns; it is called in the order of the
+ *   stream, on any thread. Several ranks call at once, each with its own plans: no global state without a lock.
+ * - Errors: each function returns CPPOOL_OK or the kind of failure, and writes why, in one line for people, to
+ *   why[why_size] (snprintf fits). C++ exceptions must not leave it.
+ * - Versions: structs only grow at their end. Compare struct_size before reading a member that was added later. */
+#ifndef CPPOOL_ATTENTION_H
+#define CPPOOL_ATTENTION_H
+
+#include <cppool/runtime.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CPPOOL_ATTENTION_ABI 1
+
+/* Element types, as DLPack has them: `code` and `bits` of cppool_tensor. */
+#define CPPOOL_DL_FLOAT 2        /* 16: fp16; 32: fp32 */
+#define CPPOOL_DL_BFLOAT 4       /* 16: bf16 */
+#define CPPOOL_DL_FLOAT8_E4M3 10 /* 8; e4m3fn: without infinities */
+#define CPPOOL_DL_FLOAT8_E5M2 12 /* 8 */
+#define CPPOOL_DL_FLOAT8_E8M0 14 /* 8; scales of mxfp8 */
+/* Devices, as DLPack has them. */
+#define CPPOOL_DL_CPU 1
+#define CPPOOL_DL_CUDA 2
+
+/* A tensor. The members up to byte_offset are DLTensor of DLPack, so that a pointer to one can be cast to
+ * DLTensor*. Shape and strides are in elements; the stride of the last dimension of q, k, v, out and their
+ * gradients is 1. */
+typedef struct cppool_tensor cppool_tensor;
+struct cppool_tensor {
+  void* data; /* of device memory; at least 16-byte aligned. NULL in cppool_attention_call */
+  int32_t device_type;
+  int32_t device_id;
+  int32_t ndim;
+  uint8_t code;
+  uint8_t bits;
+  uint16_t lanes; /* 1 */
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset; /* 0 */
+  /* For fp8, else NULL. A stored element times the scale is the value: one fp32 (shape [1]), or e8m0 by blocks
+   * of 32 elements. What is written is divided by it. */
+  const cppool_tensor* scale;
+  /* Of a tensor that is written: raised to its largest absolute value before scaling. In device memory. */
+  float* amax;
+};
+
+/* The tensors of a call; NULL: there is none. Each of q, k, v, dout, out and the gradients has its own dtype;
+ * lse and delta are fp32. */
+typedef struct cppool_attention_tensors {
+  uint32_t struct_size;     /* sizeof(cppool_attention_tensors) */
+  const cppool_tensor* q;   /* [batch, seqlen_q, heads, dim_qk] */
+  const cppool_tensor* k;   /* [batch, seqlen_kv, kv_heads, dim_qk] */
+  const cppool_tensor* v;   /* [batch, seqlen_kv, kv_heads, dim_v] */
+  const cppool_tensor* out; /* [batch, seqlen_q, heads, dim_v]; forward writes it, backward reads it */
+  const cppool_tensor* lse; /* [batch, heads, seqlen_q]; forward writes it, backward reads it */
+  /* Of backward alone. */
+  const cppool_tensor* dout;  /* [batch, seqlen_q, heads, dim_v] */
+  const cppool_tensor* delta; /* [batch, heads, seqlen_q]: for a kernel that does not compute it itself */
+  const cppool_tensor* dq;    /* [batch, seqlen_q, heads, dim_qk] */
+  const cppool_tensor* dk;    /* [batch, seqlen_kv, kv_heads, dim_qk] */
+  const cppool_tensor* dv;    /* [batch, seqlen_kv, kv_heads, dim_v] */
+} cppool_attention_tensors;
+
+/* Where the diagonal of a mask is, from which windows are counted. */
+typedef enum cppool_attention_anchor {
+  CPPOOL_TOP_LEFT,    /* key i for query i */
+  CPPOOL_BOTTOM_RIGHT /* key i + seqlen_kv - seqlen_q for query i: the last key for the last query */
+} cppool_attention_anchor;
+
+/* One distinct shape of call, of one of the two passes. Query i sees the keys from diagonal(i) - window_left to diagonal(i) + window_right;
+ * -1: without a limit on that side. So (-1, -1) is no mask, (-1, 0) is causal, and (128, 0) a sliding window.
+ * Every query sees a key and every key is seen. With (-1, -1), and where seqlen_q == seqlen_kv, both anchors are
+ * the same and `anchor` is CPPOOL_TOP_LEFT. */
+typedef struct cppool_attention_call {
+  uint32_t struct_size; /* sizeof(cppool_attention_call) */
+  int32_t backward;     /* which function the call is for: 0 forward, 1 backward */
+  /* 1: the same bits are wanted on every run. Only asked of a kernel with CPPOOL_ATTENTION_DETERMINISTIC. */
+  int32_t deterministic;
+  cppool_attention_anchor anchor;
+  int64_t window_left, window_right;
+  int64_t batch;
+  int64_t seqlen_q, seqlen_kv;
+  int64_t heads, kv_heads; /* kv_heads divides heads */
+  int64_t dim_qk, dim_v;
+  double scale;
+  /* As later calls will give them, strides included, but with data NULL. Pointers that depend on the data (scales,
+   * amaxes) say only whether there will be any. */
+  const cppool_attention_tensors* tensors;
+} cppool_attention_call;
+
+/* What a kernel does beyond the calls above, or in another way. */
+enum {
+  CPPOOL_ATTENTION_DETERMINISTIC = 1, /* with call.deterministic the same inputs give the same bits */
+  /* Takes fp32 for out, dq, dk and dv. Where parts are merged they then lose no precision; without it they are
+   * in 16 bits. */
+  CPPOOL_ATTENTION_FP32_RESULTS = 2,
+  CPPOOL_ATTENTION_LSE_BASE2 = 4, /* its lse is a logarithm to base 2, in both passes */
+  CPPOOL_ATTENTION_LSE_HEADS_FIRST =
+      8 /* lse and delta must be packed: strides heads * seqlen_q, seqlen_q, 1 */
+};
+
+typedef struct cppool_attention_kernel {
+  uint32_t abi;         /* CPPOOL_ATTENTION_ABI */
+  uint32_t struct_size; /* sizeof(cppool_attention_kernel) */
+  const char* name;     /* of one line; unique in its library, without a comma */
+  const char* version;  /* of one line */
+  const char* backend;  /* "cuda" or "host": where its memory is and what `stream` means */
+  uint32_t features;    /* CPPOOL_ATTENTION_..., or 0 */
+
+  /* CPPOOL_OK, or CPPOOL_UNSUPPORTED with the reason, which becomes the reason that a case is skipped. Asked on
+   * any thread, before there is a device, and often: it must not use one and takes microseconds. Where cppool
+   * can cut a block in other ways (another anchor, squares instead of a rectangle), it asks for those too. */
+  cppool_status (*supports)(const cppool_attention_call* call, char* why, size_t why_size);
+
+  /* Makes what the pass needs for calls of this shape; *plan may stay NULL. `workspace_bytes`: device memory that
+   * each call gets, 256-byte aligned, shared with the calls of other plans between two calls. CPPOOL_UNSUPPORTED
+   * is still possible, for what depends on the device. The call and what it points to are gone afterwards. */
+  cppool_status (*prepare)(const cppool_attention_call* call, void** plan, size_t* workspace_bytes, char* why,
+                           size_t why_size);
+
+  /* Enqueue the work. `workspace` is undefined on entry, and NULL where none was asked for. */
+  cppool_status (*forward)(void* plan, const cppool_attention_tensors* tensors, void* workspace,
+                           cppool_stream stream, char* why, size_t why_size);
+  /* NULL: forward only. */
+  cppool_status (*backward)(void* plan, const cppool_attention_tensors* tensors, void* workspace,
+                            cppool_stream stream, char* why, size_t why_size);
+
+  /* After the plan's work is done, on its rank's thread or in stream order. Not called when a case has failed with
+   * work under way on CUDA: nothing may be waited for then. NULL: plans hold nothing. */
+  void (*destroy)(void* plan);
+} cppool_attention_kernel;
+
+/* What the library exports, with default visibility. */
+typedef const cppool_attention_kernel* const* (*cppool_attention_entry)(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* CPPOOL_ATTENTION_H */

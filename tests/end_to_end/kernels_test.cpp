@@ -1,0 +1,86 @@
+// Requests for kernels that cannot be had: each is answered with what is wrong, and the daemon goes on.
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "tests/catch.h"
+#include "tests/end_to_end/daemon_process.h"
+#include "tests/files.h"
+
+namespace cppool::test {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+
+std::string Odd(const std::string& name) {
+  return CPPOOL_ODD_KERNELS "/libcppool_test_kernel_" + name + ".so";
+}
+
+}  // namespace
+
+TEST_CASE("kernels that cannot be had are an error that names the file and what to do") {
+  namespace fs = std::filesystem;
+  DaemonProcess daemon({"--world-size", "1", "--backend", "host"});
+  const auto error = [&](const std::string& kernels, const char* kind = "invalid_request") {
+    const Json answer = daemon.Ask({{"op", "run"}, {"kernels", kernels}});
+    INFO(answer);
+    CHECK(answer.at("failure").at("kind") == kind);
+    CHECK_FALSE(answer.contains("fatal"));
+    return answer.at("error").get<std::string>();
+  };
+  CHECK_THAT(error("/nonexistent.so"),
+             ContainsSubstring("kernels of /nonexistent.so: cannot be read: No such file"));
+  for (const char* odd : {"/", "/dev/zero"})
+    CHECK_THAT(error(odd), ContainsSubstring("it is a folder or a device, not a library"));
+  CHECK_THAT(error(Odd("none")),
+             ContainsSubstring("it exports no function cppool_attention: declare it extern"));
+  CHECK_THAT(error(Odd("abi")), ContainsSubstring("version 77 of cppool/attention.h"));
+  CHECK_THAT(error(Odd("missing")), ContainsSubstring("kernel odd has no function forward"));
+  CHECK_THAT(error(Odd("backend")), ContainsSubstring("must be \"cuda\" or \"host\", not \"tpu\""));
+  CHECK_THAT(error(Odd("features")), ContainsSubstring("features that this cppool does not know"));
+  CHECK_THAT(error(Odd("two")),
+             ContainsSubstring("it has several kernels, odd, second: say which one, FILE,NAME"));
+  CHECK_THAT(error(Odd("two") + ",third"),
+             ContainsSubstring("no kernel 'third' for the backend host: there is odd (host), second (host)"));
+  CHECK_THAT(error(Odd("two") + ",second", "unsupported"),
+             ContainsSubstring("second: it has no backward pass"));
+
+  const TemporaryFolder folder;
+  const std::string text = (folder.path() / "text.so").string();
+  std::ofstream(text) << "not a library";
+  CHECK_THAT(error(text), ContainsSubstring("kernels of " + text + ": it does not load: "));
+  if (geteuid() != 0) {
+    fs::permissions(text, fs::perms::none);
+    CHECK_THAT(error(text), ContainsSubstring("cannot be read: Permission denied"));
+  }
+  const std::string changed = (folder.path() / "changed.so").string();
+  fs::copy_file(Odd("two"), changed);
+  CHECK_THAT(error(changed + ",odd", "unsupported"), ContainsSubstring("odd: "));
+  fs::remove(changed);
+  fs::copy_file(Odd("abi"), changed);
+  CHECK_THAT(error(changed), ContainsSubstring("it has changed since it was opened"));
+
+  for (const Json& kernels : {Json(""), Json(3)})
+    CHECK(daemon.Ask({{"op", "run"}, {"kernels", kernels}}).at("failure").at("kind") == "invalid_request");
+  const Json own = daemon.Ask({{"op", "run"}, {"kernels", "cppool"}});
+  CHECK(own.at("status") == "passed");
+  CHECK(own.at("kernels").at("name") == "cppool");
+  CHECK_FALSE(own.at("kernels").contains("file"));
+  CHECK(daemon.Wait() == 0);
+}
+
+TEST_CASE("what a kernel does not take is skipped with its reason, by validate too") {
+  DaemonProcess daemon({"--world-size", "2", "--backend", "host", "--kernels", Odd("two") + ",odd"});
+  for (const char* op : {"validate", "run"}) {
+    const Json answer = daemon.Ask({{"op", op}, {"params", {{"is_training", false}}}});
+    INFO(answer);
+    CHECK(answer.at("status") == "skipped");
+    CHECK(answer.at("error") == "odd: nothing at all");
+  }
+  CHECK(daemon.Ask({{"op", "run"}, {"kernels", "cppool"}}).at("status") == "passed");
+  CHECK(daemon.Wait() == 0);
+}
+
+}  // namespace cppool::test

@@ -1,0 +1,48 @@
+// The examples of kernels of one's own, built outside of the project against the installed prefix.
+#include <string>
+
+#include "tests/catch.h"
+#include "tests/child.h"
+#include "tests/end_to_end/daemon_process.h"
+#include "tests/end_to_end/user_case.h"
+
+namespace cppool::test {
+
+TEST_CASE("a user's kernel in plain C, built against the installed prefix, under every schedule") {
+  if (const std::string missing = UserCaseNeeds(); !missing.empty()) {
+    WARN(missing);
+    return;
+  }
+  const UserKernels& built = BuildUserKernels();
+  for (const int world_size : {1, 2, 4}) {
+    DaemonProcess daemon({"--world-size", std::to_string(world_size), "--backend", "host"}, built.daemon);
+    for (const char* comm : {"p2p", "all_gather", "a2a", "a2a+p2p"}) {
+      if (std::string(comm) == "a2a+p2p" && world_size < 4) continue;
+      Json params = {{"cp_comm_type", comm}, {"max_seqlen_q", 48},          {"num_heads", 4},
+                     {"num_gqa_groups", 2},  {"softmax_type", "learnable"}, {"deterministic", true}};
+      const Json answer = daemon.Ask({{"op", "run"}, {"kernels", built.naive}, {"params", params}});
+      INFO(answer.dump());
+      CHECK(answer.at("status") == "passed");
+      CHECK(answer.at("kernels").at("name") == "naive");
+      CHECK(answer.at("kernels").at("version") == "1.0");
+      CHECK(answer.at("kernels").at("family") == "table");
+      CHECK(answer.at("kernels").at("file") == built.naive);
+      CHECK(answer.at("kernels").at("digest").get<std::string>().size() == 16);
+      params["dtype"] = "fp16";
+      const Json refused =
+          daemon.Ask({{"op", "validate"}, {"kernels", built.naive + ",naive"}, {"params", params}});
+      CHECK(refused.at("status") == "skipped");
+      CHECK(refused.at("error") == "naive: dtype bf16 alone");
+    }
+    CHECK(daemon.Wait() == 0);
+  }
+  const std::string run = "'" + built.command + "' run --backend host --kernels '" + built.naive + "' ";
+  const Child passed = RunChild(run + "--param max_seqlen_q=48");
+  CHECK(passed.exit_code == 0);
+  CHECK(passed.output.find("1 passed, 0 failed, 0 skipped") != std::string::npos);
+  const Child listed = RunChild(run + "--suite smoke --list --filter dtype=fp16");
+  CHECK(listed.output.find("naive: dtype bf16 alone") != std::string::npos);
+  CHECK(listed.output.find("--kernels") != std::string::npos);
+}
+
+}  // namespace cppool::test

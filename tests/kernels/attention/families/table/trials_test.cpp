@@ -1,0 +1,101 @@
+// Planted bad kernels, each of which passes every other check: what a trial finds out about them.
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/attention/families/table/family.h"
+#include "kernels/error.h"
+#include "tests/catch.h"
+#include "tests/kernels/attention/families/table/test_kernel.h"
+#include "tests/kernels/attention/schedules/host_world.h"
+
+namespace {
+
+using namespace cppool::kernels;
+using namespace cppool::test;
+using cppool::kernels::table::TableFamily;
+using Fault = Behaviour::Fault;
+
+struct Outcome {
+  std::set<std::string> failed;  // `against` of the checks that do not hold
+  std::string error;
+};
+
+Outcome RunPlanted(int ranks, const AttentionSpec& spec, Fault fault, std::uint32_t features = 0) {
+  const TableFamily family(TestKernel(features, {.workspace_bytes = 1000, .fault = fault}));
+  HostWorld world(ranks);
+  world.UseFamily(family);
+  Outcome outcome;
+  try {
+    for (const Finding& finding : world.Run(spec)) {
+      if (!finding.verdict.ok) outcome.failed.insert(finding.against);
+    }
+  } catch (const RuntimeError& error) {
+    CHECK(error.status() == CPPOOL_MISMATCH);
+    outcome.error = error.what();
+  }
+  return outcome;
+}
+
+AttentionSpec Simple(int ranks) {
+  AttentionSpec spec = Small(ranks, CpCommType::kP2p);
+  spec.mask = AttnMaskType::kNoMask;
+  return spec;
+}
+
+AttentionSpec ForwardOnly() {
+  AttentionSpec spec = Simple(1);
+  spec.training = false;
+  return spec;
+}
+
+}  // namespace
+
+TEST_CASE("a right kernel passes all trials, which are reported") {
+  const TableFamily family(TestKernel(0, {.workspace_bytes = 1000}));
+  HostWorld world(2);
+  world.UseFamily(family);
+  std::set<std::string> against;
+  for (const Finding& finding : world.Run(Simple(2))) {
+    CHECK(finding.verdict.ok);
+    against.insert(finding.against);
+  }
+  CHECK(against == std::set<std::string>{"late_inputs", "no_cp", "oracle", "strides", "workspace"});
+}
+
+TEST_CASE("a write beyond a tensor is found, and where it was") {
+  const auto [fault, text] = GENERATE(
+      std::pair<Fault, std::string>{Fault::kWritesBehind, "kernel planted wrote behind the end of out"},
+      std::pair<Fault, std::string>{Fault::kWritesBefore, "kernel planted wrote in front of dq"},
+      std::pair<Fault, std::string>{
+          Fault::kWritesGap, "kernel planted wrote between the rows of out, where its strides leave a gap"},
+      std::pair<Fault, std::string>{Fault::kWritesInput, "kernel planted wrote to its input k"},
+      std::pair<Fault, std::string>{Fault::kWritesWorkspace,
+                                    "kernel planted wrote behind the end of its workspace"});
+  CHECK(RunPlanted(1, Simple(1), fault).error == text);
+}
+
+TEST_CASE("a kernel that takes its workspace for zeros is found") {
+  CHECK(RunPlanted(1, ForwardOnly(), Fault::kUsesWorkspace).failed == std::set<std::string>{"workspace"});
+}
+
+TEST_CASE("a kernel that takes its rows for packed is found") {
+  const Outcome outcome = RunPlanted(1, ForwardOnly(), Fault::kPacked);
+  CHECK(outcome.failed == std::set<std::string>{"strides"});
+}
+
+TEST_CASE("a kernel that keeps inputs of an earlier call is found") {
+  CHECK(RunPlanted(2, Simple(2), Fault::kKeepsInputs).failed.count("late_inputs") == 1);
+}
+
+TEST_CASE("a kernel that says it is deterministic and is not is found") {
+  AttentionSpec spec = Simple(1);
+  spec.deterministic = true;
+  CHECK(RunPlanted(1, spec, Fault::kDrifts, CPPOOL_ATTENTION_DETERMINISTIC).failed.count("rerun") == 1);
+  CHECK(RunPlanted(1, spec, Fault::kNone, CPPOOL_ATTENTION_DETERMINISTIC).failed.empty());
+}
+
+TEST_CASE("a kernel that computes gradients from its own keys alone is found") {
+  CHECK(RunPlanted(2, Simple(2), Fault::kOwnLse).failed.count("oracle") == 1);
+}
