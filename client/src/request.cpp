@@ -50,6 +50,7 @@ protocol::RunRequest ToRequest(const Json& params, const RunOptions& options) {
   protocol::RunRequest request;
   request.case_name = options.case_name;
   request.params = params.is_null() ? Json::object() : params;  // Run({}) means none
+  request.from_kwargs = options.string_form;
   request.deadline_ms = options.deadline.count();
   request.warmup = options.warmup;
   request.repeat = options.repeat;

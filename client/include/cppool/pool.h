@@ -58,8 +58,8 @@ namespace cppool {
 
 struct PoolOptions {
   int world_size = 2;
-  // Path. Empty: $CPPOOL_DAEMON, else the first `cppoold` found beside the program, in its prefix, in PATH, or in the prefix
-  // that the library was configured for.
+  // Path. Empty: $CPPOOL_DAEMON, else the first `cppoold` found in the prefix of the shared library that this code is in, if it is
+  // in one, beside the program, in its prefix, in PATH, or in the prefix that the library was configured for.
   std::string daemon;
   std::string backend = "auto";    // or "cuda", "host"
   std::string transport = "auto";  // or "nccl", "peer"; with peer, ranks can share a GPU
@@ -84,6 +84,10 @@ struct PoolOptions {
   std::function<void(std::string_view)> on_stderr;
   // log: other lines of stdout, stale answers, respawns; on the caller's thread.
   std::function<void(std::string_view)> log;
+
+  // Asked about ten times a second, and when a signal handler has run, while a call waits for an answer or for its turn; on the caller's
+  // thread. True ends the call: PoolError kInterrupted, and a daemon that was asked is killed. It must not call the Pool.
+  std::function<bool()> interrupted;
 };
 
 // A fault of one rank, for tests. The daemon must have been started with `--allow-faults` (PoolOptions::arguments).
@@ -100,6 +104,7 @@ struct RunOptions {
   std::int64_t warmup = 0;                    // untimed iterations at first
   std::int64_t repeat = 1;                    // timed iterations; the result has medians
   bool checks = true;
+  bool string_form = false;  // the parameters are strings as Transformer Engine's test worker takes them
   std::optional<std::uint64_t> perturb;  // seed of random delays at every mark; below 2^63
   std::string dump;                      // folder for the case's tensors as .npy; empty: none
   std::string inputs;                    // folder with q.npy, k.npy, ... to run on; empty: generated
