@@ -179,22 +179,6 @@ protocol::Operation ToOperation(const char* text) {
   return std::move(request.operation);
 }
 
-RunOptions ToRunOptions(const protocol::RunRequest& request) {
-  RunOptions options;
-  options.case_name = request.case_name;
-  options.string_form = request.from_kwargs;
-  options.deadline = milliseconds(request.deadline_ms);
-  options.warmup = request.warmup;
-  options.repeat = request.repeat;
-  options.checks = request.checks;
-  options.perturb = request.perturb;
-  options.dump = request.dump;
-  options.inputs = request.inputs;
-  if (const auto& fault = request.fault)
-    options.fault = Fault{fault->kind, static_cast<int>(fault->rank), fault->stage, fault->count};
-  return options;
-}
-
 std::vector<command::Cell> ToCells(const char* text) {
   std::string name;
   Words filters;

@@ -12,7 +12,6 @@ namespace cppool::client {
 
 PoolOptions ToPoolOptions(const char* text);  // null: the defaults
 protocol::Operation ToOperation(const char* text);
-RunOptions ToRunOptions(const protocol::RunRequest& request);
 
 // The cells of {"suite": ..., "filters": [...], "max_seqlen": ...}, in the order in which they run.
 std::vector<command::Cell> ToCells(const char* text);

@@ -15,6 +15,7 @@
 #include <cppool/pool.h>
 #include "client/c_api/arguments.h"
 #include "client/command/text.h"
+#include "client/src/request.h"
 #include "protocol/json_text.h"
 #include "protocol/parameters.h"
 
@@ -139,11 +140,9 @@ struct Asker {
   Json operator()(const protocol::HelloRequest&) const { return Answered(pool.Hello()); }
   Json operator()(const protocol::ListRequest&) const { return Answered(pool.List()); }
   Json operator()(const protocol::StatsRequest&) const { return Answered(pool.Stats()); }
-  Json operator()(const protocol::RunRequest& run) const {
-    return Answered(pool.Run(run.params, ToRunOptions(run)));
-  }
+  Json operator()(const protocol::RunRequest& run) const { return Answered(PoolAccess::Run(pool, run)); }
   Json operator()(const protocol::ValidateRequest& validate) const {
-    return Answered(pool.Validate(validate.run.params, ToRunOptions(validate.run)));
+    return Answered(PoolAccess::Validate(pool, validate.run));
   }
   Json operator()(const protocol::ShutdownRequest&) const {
     throw std::invalid_argument("a pool is not asked to shut down: cppool_pool_stop ends its daemon");

@@ -314,6 +314,14 @@ Result Pool::Validate(const Json& params, const RunOptions& options) {
   return OfThisProcess().Validate(client::ToRequest(params, options));
 }
 
+Result client::PoolAccess::Run(Pool& pool, protocol::RunRequest request) {
+  return pool.OfThisProcess().Run(Complete(std::move(request)));
+}
+
+Result client::PoolAccess::Validate(Pool& pool, protocol::RunRequest request) {
+  return pool.OfThisProcess().Validate(Complete(std::move(request)));
+}
+
 Json Pool::Hello() { return OfThisProcess().Ask(protocol::HelloRequest{}); }
 Json Pool::List() { return OfThisProcess().Ask(protocol::ListRequest{}); }
 Json Pool::Stats() { return OfThisProcess().Ask(protocol::StatsRequest{}); }

@@ -4,6 +4,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "protocol/json_text.h"
 #include "protocol/parameters.h"
@@ -50,19 +51,24 @@ protocol::RunRequest ToRequest(const Json& params, const RunOptions& options) {
   protocol::RunRequest request;
   request.case_name = options.case_name;
   request.params = params.is_null() ? Json::object() : params;  // Run({}) means none
-  request.from_kwargs = options.string_form;
   request.deadline_ms = options.deadline.count();
   request.warmup = options.warmup;
   request.repeat = options.repeat;
   request.checks = options.checks;
   request.perturb = options.perturb;
+  request.dump = options.dump;
+  request.inputs = options.inputs;
+  if (options.fault)
+    request.fault = {options.fault->kind, options.fault->rank, options.fault->stage, options.fault->count};
+  return Complete(std::move(request));
+}
+
+protocol::RunRequest Complete(protocol::RunRequest request) {
   auto whole = [](const std::string& folder) {
     return folder.empty() ? folder : std::filesystem::absolute(folder).string();
   };
-  request.dump = whole(options.dump);
-  request.inputs = whole(options.inputs);
-  if (options.fault)
-    request.fault = {options.fault->kind, options.fault->rank, options.fault->stage, options.fault->count};
+  request.dump = whole(request.dump);
+  request.inputs = whole(request.inputs);
   CheckSayable(request);
   return request;
 }

@@ -56,6 +56,10 @@
 
 namespace cppool {
 
+namespace client {
+struct PoolAccess;
+}
+
 struct PoolOptions {
   int world_size = 2;
   // Path. Empty: $CPPOOL_DAEMON, else the first `cppoold` found in the prefix of the shared library that this code is in, if it is
@@ -104,7 +108,6 @@ struct RunOptions {
   std::int64_t warmup = 0;                    // untimed iterations at first
   std::int64_t repeat = 1;                    // timed iterations; the result has medians
   bool checks = true;
-  bool string_form = false;  // the parameters are strings as Transformer Engine's test worker takes them
   std::optional<std::uint64_t> perturb;  // seed of random delays at every mark; below 2^63
   std::string dump;                      // folder for the case's tensors as .npy; empty: none
   std::string inputs;                    // folder with q.npy, k.npy, ... to run on; empty: generated
@@ -170,6 +173,7 @@ class Pool {
   const PoolOptions& options() const { return options_; }
 
  private:
+  friend struct client::PoolAccess;
   class State;
   State& OfThisProcess() const;
 

@@ -73,23 +73,27 @@ class Pool:
     def run(self, params: Union[Mapping[str, Any], Cell, None] = None, *, case: Optional[str] = None,
             kwargs: Optional[Mapping[str, str]] = None, deadline: float = 90.0, warmup: int = 0, repeat: int = 1, checks: bool = True,
             perturb: Optional[int] = None, dump: Optional[_Path] = None, inputs: Optional[_Path] = None,
-            fault: Optional[Mapping[str, Any]] = None) -> Result:
+            fault: Optional[Mapping[str, Any]] = None, **more: Any) -> Result:
         """Runs one case and returns the daemon's answer, whatever it is.
 
         params: the case's parameters, or a Cell. kwargs: in place of them, strings as Transformer Engine's test worker takes them.
         case: its name; default "attention". deadline: for the case, in seconds. warmup, repeat: untimed and timed iterations.
         perturb: seed of random delays. dump: folder for the tensors (`load_dump` reads it); inputs: folder to read them from.
         fault: {"kind", "rank", "stage", "count"}, for tests of a daemon with `arguments=["--allow-faults"]`.
+        more: other members of the protocol's `run`, as protocol/README.md has them.
 
         Throws PoolError when there is no answer, ValueError or TypeError for arguments out of range and for values that JSON cannot
         express.
         """
-        return self._result(self._request("run", params, case, kwargs, deadline, warmup, repeat, checks, perturb, dump, inputs, fault))
+        return self._result(self._request("run", params, case, kwargs, deadline, dump, inputs, {
+            "warmup": (warmup, 0), "repeat": (repeat, 1), "checks": (checks, True), "perturb": (perturb, None), "fault": (fault, None),
+            **{key: (value, None) for key, value in more.items()}}))
 
     def validate(self, params: Union[Mapping[str, Any], Cell, None] = None, *, case: Optional[str] = None,
-                 kwargs: Optional[Mapping[str, str]] = None) -> Result:
+                 kwargs: Optional[Mapping[str, str]] = None, **more: Any) -> Result:
         """Whether `run` would run it: passed, else skipped or error with the reason. Throws as `run` does."""
-        return self._result(self._request("validate", params, case, kwargs, 90.0, 0, 1, True, None, None, None, None))
+        return self._result(self._request("validate", params, case, kwargs, 90.0, None, None,
+                                          {key: (value, None) for key, value in more.items()}))
 
     def hello(self) -> dict[str, Any]:
         """Who answers: backend, transport, devices, ... (protocol/README.md)."""
@@ -124,9 +128,9 @@ class Pool:
     def __repr__(self) -> str:
         return f"<cppool.Pool of {self.world_size} ranks>"
 
-    def _request(self, op: str, params: Any, case: Optional[str], kwargs: Optional[Mapping[str, str]], deadline: float, warmup: int,
-                 repeat: int, checks: bool, perturb: Optional[int], dump: Optional[_Path], inputs: Optional[_Path],
-                 fault: Optional[Mapping[str, Any]]) -> bytes:
+    def _request(self, op: str, params: Any, case: Optional[str], kwargs: Optional[Mapping[str, str]], deadline: float,
+                 dump: Optional[_Path], inputs: Optional[_Path], members: Mapping[str, tuple[Any, Any]]) -> bytes:
+        """As the protocol has it. `members`: each with its default, which is not sent."""
         request: dict[str, Any] = {"op": op}
         if isinstance(params, Cell):
             if params.world_size != self.world_size:
@@ -140,15 +144,16 @@ class Pool:
             if not isinstance(params, Mapping):
                 raise TypeError(f"params is a dict of parameters or a Cell, not {type(params).__name__}")
             request["params"] = params if type(params) is dict else dict(params)
-        for key, value, default in (("case", case, None), ("warmup", warmup, 0), ("repeat", repeat, 1), ("checks", checks, True),
-                                    ("perturb", perturb, None), ("fault", fault, None)):
+        if case is not None:
+            request["case"] = case
+        if deadline != 90.0:
+            request["deadline_ms"] = max(1, _milliseconds(deadline, "deadline"))
+        for key, (value, default) in members.items():
             if value is not default and value != default:
                 request[key] = value
         for key, folder in (("dump", dump), ("inputs", inputs)):
             if folder is not None:
                 request[key] = os.fspath(folder)
-        if deadline != 90.0:
-            request["deadline_ms"] = max(1, _milliseconds(deadline, "deadline"))
         return text_of(request, "the request")
 
     def _result(self, request: bytes) -> Result:

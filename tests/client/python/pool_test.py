@@ -114,6 +114,8 @@ def test_nesting_has_a_limit():
 
 def test_run_options_out_of_range():
     with fake_pool() as pool:
+        with pytest.raises(ValueError, match='unknown key "warm" .* did you mean "warmup"'):
+            pool.run(do("pass"), warm=3)
         for options in ({"deadline": 86401}, {"repeat": 0}, {"warmup": -1}, {"checks": 3}, {"perturb": -1}, {"case": ""},
                         {"fault": {"kind": "throw", "rang": 1}}):
             with pytest.raises(ValueError):
