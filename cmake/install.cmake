@@ -2,16 +2,18 @@
 # for harnesses and for cases, and a CMake package. Also the target that is all of it but the tests.
 include(CMakePackageConfigHelpers)
 
-add_custom_target(cppool_programs DEPENDS cppoold cppool)
+add_custom_target(cppool_programs DEPENDS cppoold cppool cppool_client_c)
 
 set_target_properties(cppool_client PROPERTIES EXPORT_NAME client)
+set_target_properties(cppool_client_c PROPERTIES EXPORT_NAME client_c)
 set_target_properties(cppool_protocol PROPERTIES EXPORT_NAME protocol)
 set_target_properties(cppool_case PROPERTIES EXPORT_NAME case)
 set_target_properties(cppool_flags PROPERTIES EXPORT_NAME flags)
 # cppool_flags comes along because static libraries name what they link; its warnings do not reach their users.
-install(TARGETS cppoold cppool cppool_client cppool_protocol cppool_case cppool_flags EXPORT cppoolTargets
-  RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(FILES ${PROJECT_SOURCE_DIR}/client/include/cppool/pool.h ${PROJECT_SOURCE_DIR}/client/include/cppool/pool_error.h
+install(TARGETS cppoold cppool cppool_client cppool_client_c cppool_protocol cppool_case cppool_flags EXPORT cppoolTargets
+  RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/client/include/cppool/client.h ${PROJECT_SOURCE_DIR}/client/include/cppool/pool.h
+  ${PROJECT_SOURCE_DIR}/client/include/cppool/pool_error.h
   ${PROJECT_SOURCE_DIR}/protocol/include/cppool/result.h
   ${PROJECT_SOURCE_DIR}/daemon/include/cppool/case.h
   ${PROJECT_SOURCE_DIR}/kernels/include/cppool/attention.h ${PROJECT_SOURCE_DIR}/kernels/include/cppool/runtime.h

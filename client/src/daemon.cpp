@@ -47,6 +47,14 @@ std::string Seconds(milliseconds time) {
   return text.str();
 }
 
+bool Interrupted(const PoolOptions& options) {
+  try {
+    return options.interrupted && options.interrupted();
+  } catch (...) {  // dropped, as those of the other functions
+    return false;
+  }
+}
+
 std::string DeviceList(const std::vector<std::string>& devices) {
   std::string list;
   for (const std::string& device : devices) list += (&device == &devices.front() ? "" : ",") + device;
@@ -93,6 +101,7 @@ void Daemon::Greet() {
   try {
     answer = Ask(protocol::HelloRequest{}, Clock::now() + options_.start_limit);
   } catch (const Lost& lost) {
+    if (lost.kind == PoolError::Kind::kInterrupted) throw;
     if (lost.kind == PoolError::Kind::kTimeout)
       refuse(Name() + "did not answer `hello` within " + Seconds(options_.start_limit) + " of its start" +
              lost.state);
@@ -132,6 +141,7 @@ Json Daemon::Ask(protocol::Operation operation, Clock::time_point until) {
   const auto start = Clock::now();
   const auto read_state_at = until - std::min<Clock::duration>(kFirstReading, (until - start) / 2);
   std::optional<ProcessState> state;
+  auto check_at = start + kInterruptionCheck;
   for (;;) {
     Json answer;
     if (NextAnswer(id, until, &answer)) return answer;
@@ -146,7 +156,14 @@ Json Daemon::Ask(protocol::Operation operation, Clock::time_point until) {
                      {process_->pidfd(), POLLIN, 0}};
     int wait = PollTimeout(state ? until : read_state_at);
     if (process_->pidfd() < 0) wait = std::min(wait, 50);  // without a pidfd: poll whether it has ended
-    if (poll(fds, 3, wait) < 0) continue;                  // interrupted
+    if (options_.interrupted) wait = std::min(wait, PollTimeout(check_at));
+    const bool signalled = poll(fds, 3, wait) < 0;
+    if (options_.interrupted && (signalled || Clock::now() >= check_at)) {
+      check_at = Clock::now() + kInterruptionCheck;
+      if (Interrupted(options_))
+        throw Lost{PoolError::Kind::kInterrupted, Name() + "was killed, since the call was interrupted"};
+    }
+    if (signalled) continue;
     if (fds[1].revents != 0) {
       if (!Receive()) ThrowClosed("closed its stdout", until, !unsent.empty());
     } else if (process_->Ended()) {  // all has been read, even if a grandchild holds the pipe

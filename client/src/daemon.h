@@ -26,6 +26,10 @@ struct Lost {
 };
 
 std::string Seconds(std::chrono::milliseconds time);  // "2.5 s"
+
+// How long a wait may last before PoolOptions::interrupted is asked, and what it says; false without one, or when it throws.
+inline constexpr std::chrono::milliseconds kInterruptionCheck{100};
+bool Interrupted(const PoolOptions& options);
 std::vector<std::string> DaemonArguments(
     const PoolOptions& options);                                  // of the command line, without the program
 std::string DeviceList(const std::vector<std::string>& devices);  // as CUDA_VISIBLE_DEVICES has it

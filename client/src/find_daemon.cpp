@@ -1,8 +1,10 @@
+#include <dlfcn.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <climits>
+#include <memory>
 #include <sstream>
 #include <utility>
 
@@ -31,12 +33,21 @@ bool IsProgram(const std::string& path) {
 
 namespace {
 
-std::string ProgramFolder() {
+std::string FolderOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
+
+std::string Program() {
   char path[PATH_MAX];
-  ssize_t length = readlink("/proc/self/exe", path, sizeof path);
-  if (length <= 0) return "";
-  std::string text(path, static_cast<std::size_t>(length));
-  return text.substr(0, text.rfind('/'));
+  const ssize_t length = readlink("/proc/self/exe", path, sizeof path);
+  return length <= 0 ? "" : std::string(path, static_cast<std::size_t>(length));
+}
+
+// The shared library that this code is in; empty when it is in the program itself.
+std::string Library() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<void*>(&Program), &info) == 0 || info.dli_fname == nullptr) return "";
+  const std::unique_ptr<char, decltype(&free)> real(realpath(info.dli_fname, nullptr), &free);
+  const std::string path = info.dli_fname;
+  return path.starts_with('/') && real && real.get() != Program() ? path : "";
 }
 
 }  // namespace
@@ -45,7 +56,10 @@ std::string FindDaemon(const PoolOptions& options) {
   if (!options.daemon.empty()) return options.daemon;
   if (const char* path = getenv("CPPOOL_DAEMON"); path != nullptr && *path != '\0') return path;
   std::vector<std::string> folders;
-  if (std::string program = ProgramFolder(); !program.empty()) folders = {program, program + "/../bin"};
+  if (const std::string library = Library(); !library.empty())
+    folders.push_back(FolderOf(library) + "/../bin");
+  if (const std::string program = Program(); !program.empty())
+    folders.insert(folders.end(), {FolderOf(program), FolderOf(program) + "/../bin"});
   for (std::string& folder : client::SearchPath()) folders.push_back(std::move(folder));
   folders.emplace_back(CPPOOL_INSTALL_BINDIR);
   for (const std::string& folder : folders)

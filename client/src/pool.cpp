@@ -20,13 +20,14 @@ using client::Lost;
 using std::chrono::milliseconds;
 
 PoolError::PoolError(Kind kind, const std::string& message, std::string stderr_tail, int attempts,
-                     std::optional<StartFailure> start_failure)
+                     std::optional<StartFailure> start_failure, std::string diagnosis)
     : std::runtime_error(stderr_tail.empty() ? message
                                              : message + "\nthe end of its stderr:\n" + stderr_tail),
       kind_(kind),
       stderr_tail_(std::move(stderr_tail)),
       attempts_(attempts),
-      start_failure_(std::move(start_failure)) {}
+      start_failure_(std::move(start_failure)),
+      diagnosis_(std::move(diagnosis)) {}
 
 std::string_view ToString(PoolError::Kind kind) {
   switch (kind) {
@@ -38,6 +39,8 @@ std::string_view ToString(PoolError::Kind kind) {
       return "timeout";
     case PoolError::Kind::kProtocol:
       return "protocol";
+    case PoolError::Kind::kInterrupted:
+      return "interrupted";
   }
   return "unknown";
 }
@@ -53,7 +56,8 @@ class Pool::State {
   // `convert` counts as a broken protocol.
   template <typename Convert>
   auto Ask(const protocol::Operation& operation, milliseconds limit, Convert convert) {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_, std::defer_lock);
+    TakeTurn(&lock);
     bool forgiven = false;
     std::string cause, cause_tail;  // why another daemon is asked
     for (int attempt = 1;; ++attempt) {
@@ -87,7 +91,8 @@ class Pool::State {
           if (attempt > 1) message += " (attempt " + std::to_string(attempt) + ")";
           if (last_start_failure_) last_failure_ = message += ": " + last_start_failure_->error;
           if (lost.kind == PoolError::Kind::kStart) message = AfterCause(cause, message);
-          throw PoolError(lost.kind, message, last_tail_, attempt, last_start_failure_);
+          throw PoolError(lost.kind, message, last_tail_, attempt, last_start_failure_,
+                          Diagnosis(lost.state));
         }
         cause = message;
         cause_tail = last_tail_;
@@ -152,6 +157,21 @@ class Pool::State {
     });
   }
 
+  // Waits until no other thread's call goes on.
+  void TakeTurn(std::unique_lock<std::timed_mutex>* lock) const {
+    if (!options_.interrupted) return lock->lock();
+    while (!lock->try_lock_for(client::kInterruptionCheck)) {
+      if (client::Interrupted(options_))
+        throw PoolError(PoolError::Kind::kInterrupted,
+                        "interrupted while the call waited for another thread's call", "");
+    }
+  }
+
+  // "; it was stopped; ..." as a text of its own.
+  static std::string Diagnosis(const std::string& state) {
+    return state.starts_with("; ") ? state.substr(2) : state;
+  }
+
   void EnsureDaemon() {
     std::erase_if(unkillable_, [](auto& daemon) { return daemon->Ended() && daemon->Kill(); });
     if (daemon_ && daemon_->Ended()) {  // between two calls: not counted as an attempt
@@ -166,7 +186,7 @@ class Pool::State {
       daemon_->Greet();
       failed_starts_ = 0;
     } catch (const Lost& lost) {
-      NoteFailedStart(lost.message);
+      if (lost.kind != PoolError::Kind::kInterrupted) NoteFailedStart(lost.message);
       throw;
     } catch (const PoolError& error) {
       last_tail_.clear();
@@ -224,7 +244,7 @@ class Pool::State {
   }
 
   const PoolOptions& options_;
-  std::mutex mutex_;  // held for the whole call: calls take turns
+  std::timed_mutex mutex_;  // held for the whole call: calls take turns
   std::unique_ptr<Daemon> daemon_;
   std::vector<std::unique_ptr<Daemon>> unkillable_;
   std::string last_tail_;                           // of the daemon that ended last, and so for the next one
@@ -292,6 +312,14 @@ Result Pool::Run(const Json& params, const RunOptions& options) {
 
 Result Pool::Validate(const Json& params, const RunOptions& options) {
   return OfThisProcess().Validate(client::ToRequest(params, options));
+}
+
+Result client::PoolAccess::Run(Pool& pool, protocol::RunRequest request) {
+  return pool.OfThisProcess().Run(Complete(std::move(request)));
+}
+
+Result client::PoolAccess::Validate(Pool& pool, protocol::RunRequest request) {
+  return pool.OfThisProcess().Validate(Complete(std::move(request)));
 }
 
 Json Pool::Hello() { return OfThisProcess().Ask(protocol::HelloRequest{}); }

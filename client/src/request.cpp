@@ -4,6 +4,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "protocol/json_text.h"
 #include "protocol/parameters.h"
@@ -61,16 +62,23 @@ protocol::RunRequest ToRequest(const Json& params, const RunOptions& options) {
   request.repeat = options.repeat;
   request.checks = options.checks;
   request.perturb = options.perturb;
+  request.dump = options.dump;
+  request.inputs = options.inputs;
+  if (options.kernels.find('\0') != std::string::npos)
+    throw std::invalid_argument("kernels cannot hold a zero byte");
+  request.kernels = options.kernels;
+  if (options.fault)
+    request.fault = {options.fault->kind, options.fault->rank, options.fault->stage, options.fault->count};
+  return Complete(std::move(request));
+}
+
+protocol::RunRequest Complete(protocol::RunRequest request) {
   auto whole = [](const std::string& folder) {
     return folder.empty() ? folder : std::filesystem::absolute(folder).string();
   };
-  request.dump = whole(options.dump);
-  request.inputs = whole(options.inputs);
-  if (options.kernels.find('\0') != std::string::npos)
-    throw std::invalid_argument("kernels cannot hold a zero byte");
-  request.kernels = WholeKernels(options.kernels);
-  if (options.fault)
-    request.fault = {options.fault->kind, options.fault->rank, options.fault->stage, options.fault->count};
+  request.dump = whole(request.dump);
+  request.inputs = whole(request.inputs);
+  request.kernels = WholeKernels(request.kernels);
   CheckSayable(request);
   return request;
 }

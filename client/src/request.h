@@ -10,4 +10,13 @@ namespace cppool::client {
 // process may have changed its working folder after it spawned the daemon.
 protocol::RunRequest ToRequest(const Json& params, const RunOptions& options);
 
+// The last step of ToRequest: absolute paths, and whether JSON can express it.
+protocol::RunRequest Complete(protocol::RunRequest request);
+
+// Sends requests of the protocol as they are.
+struct PoolAccess {
+  static Result Run(Pool& pool, protocol::RunRequest request);
+  static Result Validate(Pool& pool, protocol::RunRequest request);
+};
+
 }  // namespace cppool::client

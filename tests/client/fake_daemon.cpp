@@ -505,8 +505,15 @@ int main(int argc, char** argv) {
                      {"world_size", start == "other_world" ? 64 : world_size},
                      {"backend", "host"},
                      {"transport", "host"},
-                     {"devices", std::vector<std::string>(static_cast<std::size_t>(world_size), "cpu")},
+                     {"devices", Json::array()},
                      {"init_ms", Json::object()}});
+      for (int rank = 0; rank < world_size; ++rank)
+        answer["devices"].push_back({{"rank", rank},
+                                     {"name", "cpu"},
+                                     {"ordinal", -1},
+                                     {"uuid", ""},
+                                     {"capability", ""},
+                                     {"total_bytes", 0}});
       if (start == "newer")
         answer.update(
             {{"protocol_minor", 99}, {"features", {"validate", "a new one"}}, {"new", {{"a", {1}}}}});

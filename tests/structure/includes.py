@@ -63,6 +63,7 @@ ALLOWED = {
     "client/include": ["protocol/include"],
     "client/src": ["client/include", "protocol/include"],
     "client/command": ["client/src", "client/include", "protocol/include"],
+    "client/c_api": ["client/command", "client/src", "client/include", "protocol/include"],
     # tests may include everything.
     "tests": None,
 }

@@ -56,10 +56,14 @@
 
 namespace cppool {
 
+namespace client {
+struct PoolAccess;
+}
+
 struct PoolOptions {
   int world_size = 2;
-  // Path. Empty: $CPPOOL_DAEMON, else the first `cppoold` found beside the program, in its prefix, in PATH, or in the prefix
-  // that the library was configured for.
+  // Path. Empty: $CPPOOL_DAEMON, else the first `cppoold` found in the prefix of the shared library that this code is in, if it is
+  // in one, beside the program, in its prefix, in PATH, or in the prefix that the library was configured for.
   std::string daemon;
   std::string backend = "auto";    // or "cuda", "host"
   std::string transport = "auto";  // or "nccl", "peer"; with peer, ranks can share a GPU
@@ -84,6 +88,10 @@ struct PoolOptions {
   std::function<void(std::string_view)> on_stderr;
   // log: other lines of stdout, stale answers, respawns; on the caller's thread.
   std::function<void(std::string_view)> log;
+
+  // Asked about ten times a second, and when a signal handler has run, while a call waits for an answer or for its turn; on the caller's
+  // thread. True ends the call: PoolError kInterrupted, and a daemon that was asked is killed. It must not call the Pool.
+  std::function<bool()> interrupted;
 };
 
 // A fault of one rank, for tests. The daemon must have been started with `--allow-faults` (PoolOptions::arguments).
@@ -168,6 +176,7 @@ class Pool {
   const PoolOptions& options() const { return options_; }
 
  private:
+  friend struct client::PoolAccess;
   class State;
   State& OfThisProcess() const;
 

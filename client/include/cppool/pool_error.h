@@ -25,13 +25,14 @@ struct StartFailure {
 class PoolError : public std::runtime_error {
  public:
   enum class Kind {
-    kStart,     // the daemon could not be spawned, or did not answer `hello` correctly in time
-    kDied,      // the daemon ended before it answered
-    kTimeout,   // the daemon did not answer within the limit; it was killed
-    kProtocol,  // the daemon's answer was not valid, or it closed a pipe and did not end; it was killed
+    kStart,        // the daemon could not be spawned, or did not answer `hello` correctly in time
+    kDied,         // the daemon ended before it answered
+    kTimeout,      // the daemon did not answer within the limit; it was killed
+    kProtocol,     // the daemon's answer was not valid, or it closed a pipe and did not end; it was killed
+    kInterrupted,  // PoolOptions::interrupted ended the call
   };
   PoolError(Kind kind, const std::string& message, std::string stderr_tail, int attempts = 1,
-            std::optional<StartFailure> start_failure = std::nullopt);
+            std::optional<StartFailure> start_failure = std::nullopt, std::string diagnosis = "");
 
   Kind kind() const { return kind_; }
   // Daemons that were sent the request; the last may not have started.
@@ -39,13 +40,16 @@ class PoolError : public std::runtime_error {
   const std::string& stderr_tail() const { return stderr_tail_; }  // at most 4000 characters
   // Present with kStart when the daemon wrote why; an older daemon, or one that was killed, does not.
   const std::optional<StartFailure>& start_failure() const { return start_failure_; }
+  // With kTimeout: what the system knew of the daemon's threads, which what() has too. Else empty.
+  const std::string& diagnosis() const { return diagnosis_; }
 
  private:
   Kind kind_;
   std::string stderr_tail_;
   int attempts_;
   std::optional<StartFailure> start_failure_;
+  std::string diagnosis_;
 };
-std::string_view ToString(PoolError::Kind kind);  // "start", "died", "timeout", "protocol"
+std::string_view ToString(PoolError::Kind kind);  // "start", "died", "timeout", "protocol", "interrupted"
 
 }  // namespace cppool

@@ -112,12 +112,29 @@ class CudaBackend::StageClock {
   Clock::time_point last_ = Clock::now();
 };
 
+// Within a major version of CUDA an older driver runs what a newer toolkit has built, otherwise not; cudaGetDeviceCount would say so
+// without the versions.
+void CheckDriver() {
+  int driver = 0;
+  CheckCuda(cudaDriverGetVersion(&driver), "asking for the version of the CUDA driver");
+  if (driver / 1000 >= CUDART_VERSION / 1000) return;
+  const auto name = [](int version) {
+    return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+  };
+  throw RuntimeError(CPPOOL_CUDA,
+                     "the NVIDIA driver is for CUDA " + name(driver) +
+                         ", and this CUDA module was built with CUDA " + name(CUDART_VERSION) +
+                         ": install a driver for CUDA " + std::to_string(CUDART_VERSION / 1000) +
+                         ", or a build that was made with an older CUDA, or use the host backend");
+}
+
 CudaBackend::CudaBackend(int world_size, Transport transport) {
   if (world_size < 1 || world_size > kMostRanks) {
     throw RuntimeError(CPPOOL_INVALID_REQUEST, "a world has 1 to " + std::to_string(kMostRanks) +
                                                    " ranks, not " + std::to_string(world_size));
   }
   StageClock clock(this);
+  CheckDriver();
   int count = 0;
   CheckCuda(cudaGetDeviceCount(&count), "counting the CUDA devices");
   world_ = MakeWorld(world_size, count, transport);

@@ -24,11 +24,13 @@ NcclApi::NcclApi(const char* file) {
   void* const library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     const char* const error = dlerror();
-    throw RuntimeError(
-        CPPOOL_NCCL, "NCCL was not found (" + std::string(error ? error : file) +
-                         "): install libnccl2, or set LD_LIBRARY_PATH to the folder that holds libnccl.so.2, "
-                         "such as site-packages/nvidia/nccl/lib of pip's nvidia-nccl-cu13. The transport "
-                         "peer needs no NCCL");
+    throw RuntimeError(CPPOOL_NCCL,
+                       "NCCL was not found (" + std::string(error ? error : file) +
+                           "): install libnccl2, or PyPI's nvidia-nccl-cu13 where cppool's wheel is (pip "
+                           "install 'cppool[nccl]'), "
+                           "or set LD_LIBRARY_PATH to the folder that holds libnccl.so.2, such as "
+                           "site-packages/nvidia/nccl/lib. The transport "
+                           "peer needs no NCCL");
   }
   Find(library, file, "ncclGetVersion", &GetVersion);
   Find(library, file, "ncclGetUniqueId", &GetUniqueId);

@@ -10,6 +10,10 @@ int FromEnvironment(const char* name) {
 
 extern "C" {
 int cuInit(unsigned) { return FromEnvironment("FAKE_CU_INIT"); }
+int cuDriverGetVersion(int* version) {
+  *version = FromEnvironment("FAKE_CU_VERSION");
+  return 0;
+}
 int cuDeviceGetCount(int* count) {
   *count = FromEnvironment("FAKE_CU_COUNT");
   return FromEnvironment("FAKE_CU_COUNT_RESULT");

@@ -101,6 +101,20 @@ TEST_CASE("CUDA module: a module of another commit is refused if both commits ar
   CHECK_THAT(Create(CPPOOL_FAKE_MODULE, "fake"), Catch::Matchers::StartsWith("fake of 3, peer"));
 }
 
+#ifdef CPPOOL_REAL_MODULE
+TEST_CASE("CUDA module: a driver that is too old is named, with what would do") {
+  const std::string old =
+      cppool::test::RunChild("LD_LIBRARY_PATH=" CPPOOL_FAKE_DRIVER_DIR
+                             " FAKE_CU_VERSION=9020 FAKE_CU_COUNT=3 CPPOOL_CUDA_MODULE=" CPPOOL_REAL_MODULE
+                             " " CPPOOL_LOADER_PROBE " create")
+          .output;
+  CHECK_THAT(old, Catch::Matchers::StartsWith(Status(CPPOOL_CUDA)));
+  CHECK_THAT(old, Catch::Matchers::ContainsSubstring(
+                      "the NVIDIA driver is for CUDA 9.2, and this CUDA module was built with CUDA "));
+  CHECK_THAT(old, Catch::Matchers::ContainsSubstring(": install a driver for CUDA "));
+}
+#endif
+
 TEST_CASE(
     "the build id depends only on the headers of the module interface and the headers that they include") {
   const Folder folder;

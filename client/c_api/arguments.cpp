@@ -1,0 +1,220 @@
+#include "client/c_api/arguments.h"
+
+#include <algorithm>
+#include <functional>
+#include <iomanip>
+#include <locale>
+#include <map>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+#include <variant>
+
+#include "client/command/suite.h"
+#include "client/command/text.h"
+#include "client/src/daemon.h"
+#include "protocol/json_text.h"
+#include "protocol/start.h"
+
+namespace cppool::client {
+namespace {
+
+using std::chrono::milliseconds;
+
+// The members of one object; each that is taken must have the type asked for, and none may be left over.
+class Members {
+ public:
+  Members(const char* text, std::string what)
+      : json_(text == nullptr ? Json::object() : protocol::ParseJson(text)), what_(std::move(what)) {
+    if (!json_.is_object()) throw std::invalid_argument(what_ + " must be a JSON object");
+  }
+
+  void Take(const char* key, std::string* to) { Read(key, "a string", &Json::is_string, to); }
+  void Take(const char* key, std::vector<std::string>* to) {
+    Read(
+        key, "a list of strings", [](const Json& value) { return AreStrings(value) && value.is_array(); },
+        to);
+  }
+  void Take(const char* key, std::vector<std::pair<std::string, std::string>>* to) {
+    std::map<std::string, std::string> entries;
+    Read(
+        key, "an object of strings", [](const Json& value) { return AreStrings(value) && value.is_object(); },
+        &entries);
+    to->insert(to->end(), entries.begin(), entries.end());
+  }
+  void Take(const char* key, std::int64_t minimum, std::int64_t maximum, std::int64_t* to) {
+    const std::string range = "an integer from " + std::to_string(minimum) + " to " + std::to_string(maximum);
+    Read(
+        key, range,
+        [=](const Json& value) {
+          return value.is_number_integer() &&
+                 !(value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX) &&
+                 value.get<std::int64_t>() >= minimum && value.get<std::int64_t>() <= maximum;
+        },
+        to);
+  }
+  void Take(const char* key, milliseconds* to) {
+    std::int64_t count = to->count();
+    Take(key, 0, 24 * 3600 * 1000, &count);
+    *to = milliseconds(count);
+  }
+  void Take(const char* key, std::int64_t minimum, std::int64_t maximum, int* to) {
+    std::int64_t value = *to;
+    Take(key, minimum, maximum, &value);
+    *to = static_cast<int>(value);
+  }
+
+  void End() const {
+    for (const auto& [key, value] : json_.items())
+      if (std::find(known_.begin(), known_.end(), key) == known_.end())
+        throw std::invalid_argument(protocol::Unknown("key", key, known_, " of " + what_));
+  }
+
+ private:
+  static bool AreStrings(const Json& values) {
+    return std::all_of(values.begin(), values.end(), [](const Json& value) { return value.is_string(); });
+  }
+
+  template <typename Holds, typename Value>
+  void Read(const char* key, const std::string& type, Holds holds, Value* to) {
+    known_.emplace_back(key);
+    const auto found = json_.find(key);
+    if (found == json_.end()) return;
+    if (!std::invoke(holds, *found))
+      throw std::invalid_argument(protocol::Quoted(key) + " of " + what_ + " must be " + type + ", not " +
+                                  protocol::Quoted(protocol::JsonText(*found)));
+    *to = found->template get<Value>();
+  }
+
+  const Json json_;
+  const std::string what_;
+  std::vector<std::string> known_;
+};
+
+using Words = std::vector<std::string>;
+
+void Add(Words* words, const char* name, const std::string& value) {
+  words->insert(words->end(), {name, value});
+}
+
+std::string Joined(const Words& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : " ") + command::ShellQuote(word);
+  return text;
+}
+
+// "NAME=value " for each variable that the pool adds to the caller's.
+std::string Assignments(const PoolOptions& options) {
+  std::string text;
+  for (const auto& [name, value] : options.environment) text += name + "=" + command::ShellQuote(value) + " ";
+  return text;
+}
+
+// The options of `cppool run` for this request, as in client/command/run_arguments.h.
+Words RunWords(const PoolOptions& options, const protocol::RunRequest& request) {
+  Words words;
+  if (options.backend != "auto") Add(&words, "--backend", options.backend);
+  if (options.transport != "auto") Add(&words, "--transport", options.transport);
+  if (!options.devices.empty()) Add(&words, "--devices", DeviceList(options.devices));
+  if (!options.daemon.empty()) Add(&words, "--daemon", options.daemon);
+  for (const std::string& file : options.case_files) Add(&words, "--load", file);
+  if (request.deadline_ms != protocol::kDefaultDeadlineMs) {
+    std::ostringstream seconds;
+    seconds.imbue(std::locale::classic());
+    seconds << std::setprecision(12) << static_cast<double>(request.deadline_ms) / 1000;
+    Add(&words, "--deadline", seconds.str());
+  }
+  if (request.perturb) Add(&words, "--perturb", std::to_string(*request.perturb));
+  if (!request.dump.empty()) Add(&words, "--dump", request.dump);
+  if (!request.inputs.empty()) Add(&words, "--inputs", request.inputs);
+  if (const auto& fault = request.fault) {
+    const std::string stage = fault->stage.empty() ? "" : ":" + fault->stage;
+    Add(&words, "--fault", fault->kind + ":" + std::to_string(fault->rank) + stage);
+  }
+  return words;
+}
+
+// `cppool run` does not take the string form: the request goes to a daemon as it is.
+std::string PipeCommand(const PoolOptions& options, const protocol::RunRequest& request) {
+  Words words = {options.daemon.empty() ? "cppoold" : options.daemon, "--world-size",
+                 std::to_string(options.world_size)};
+  if (options.backend != "auto") Add(&words, "--backend", options.backend);
+  if (options.transport != "auto") Add(&words, "--transport", options.transport);
+  Add(&words, "--sentinel", "");
+  std::string assignments = Assignments(options);
+  if (!options.devices.empty())
+    assignments += "CUDA_VISIBLE_DEVICES=" + command::ShellQuote(DeviceList(options.devices)) + " ";
+  return "printf '%s\\n' " + command::ShellQuote(protocol::SerializeRequest({std::nullopt, request})) +
+         " | " + assignments + Joined(words);
+}
+
+}  // namespace
+
+PoolOptions ToPoolOptions(const char* text) {
+  PoolOptions options;
+  Members members(text, "the pool's options");
+  members.Take("world_size", 1, protocol::kMaxWorldSize, &options.world_size);
+  members.Take("daemon", &options.daemon);
+  members.Take("backend", &options.backend);
+  members.Take("transport", &options.transport);
+  members.Take("devices", &options.devices);
+  members.Take("case_files", &options.case_files);
+  members.Take("sentinel", &options.sentinel);
+  members.Take("log_level", &options.log_level);
+  members.Take("arguments", &options.arguments);
+  members.Take("environment", &options.environment);
+  members.Take("retries", 0, 1000, &options.retries);
+  members.Take("start_limit_ms", &options.start_limit);
+  members.Take("grace_ms", &options.grace);
+  members.Take("kill_grace_ms", &options.kill_grace);
+  members.Take("idle_exit_ms", &options.idle_exit);
+  members.End();
+  return options;
+}
+
+protocol::Operation ToOperation(const char* text) {
+  if (text == nullptr) throw std::invalid_argument("there is no request");
+  protocol::Request request = protocol::ParseRequest(text);
+  if (request.id) throw std::invalid_argument("a request to a pool has no \"id\": the pool gives it one");
+  return std::move(request.operation);
+}
+
+std::vector<command::Cell> ToCells(const char* text) {
+  std::string name;
+  Words filters;
+  std::int64_t max_seqlen = 0;
+  Members members(text, "the selection of cells");
+  members.Take("suite", &name);
+  members.Take("filters", &filters);
+  members.Take("max_seqlen", 1, INT64_MAX, &max_seqlen);
+  members.End();
+  std::vector<command::Filter> parsed;
+  for (const std::string& filter : filters) {
+    auto [key, value] = command::SplitAssignment(filter, "a filter");
+    parsed.push_back({std::move(key), std::move(value)});
+  }
+  const std::vector<command::Cell> suite = command::LoadSuite(name);
+  const std::vector<command::Cell> selected = command::Select(suite, parsed);
+  if (selected.empty()) {
+    const std::string unknown = command::DescribeUnknown(suite, parsed);
+    throw std::invalid_argument("no cell of the suite matches the filters" +
+                                (unknown.empty() ? "" : ": " + unknown));
+  }
+  std::vector<command::Cell> cells;
+  for (const std::size_t index : command::RunOrder(selected)) {
+    cells.push_back(selected[index]);
+    if (max_seqlen > 0) command::Shrink(&cells.back().params, max_seqlen, cells.back().world_size);
+  }
+  return cells;
+}
+
+std::string ToCommand(const PoolOptions& options, const protocol::RunRequest& request) {
+  if (request.from_kwargs) return PipeCommand(options, request);
+  command::Cell cell;
+  cell.world_size = options.world_size;
+  cell.case_name = request.case_name;
+  cell.params = request.params;
+  return Assignments(options) + command::RepeatCommand("cppool", cell, RunWords(options, request));
+}
+
+}  // namespace cppool::client

@@ -1,0 +1,22 @@
+// The JSON texts that the C interface takes, as the library's types. All throw std::invalid_argument, or InvalidRequest of the
+// protocol, that says what is wrong and what is allowed.
+#pragma once
+
+#include <string>
+
+#include <cppool/pool.h>
+#include "client/command/cell.h"
+#include "protocol/request.h"
+
+namespace cppool::client {
+
+PoolOptions ToPoolOptions(const char* text);  // null: the defaults
+protocol::Operation ToOperation(const char* text);
+
+// The cells of {"suite": ..., "filters": [...], "max_seqlen": ...}, in the order in which they run.
+std::vector<command::Cell> ToCells(const char* text);
+
+// The shell command that sends this request to a pool with these options.
+std::string ToCommand(const PoolOptions& options, const protocol::RunRequest& request);
+
+}  // namespace cppool::client

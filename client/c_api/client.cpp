@@ -1,0 +1,258 @@
+// The C interface: errors become statuses here, and nothing is decided.
+#include <cppool/client.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include <cppool/pool.h>
+#include "client/c_api/arguments.h"
+#include "client/command/text.h"
+#include "client/src/request.h"
+#include "protocol/json_text.h"
+#include "protocol/parameters.h"
+
+struct cppool_pool {
+  cppool_pool_hooks hooks;
+  cppool::Pool pool;
+};
+
+namespace cppool::client {
+namespace {
+
+// The caller's lock, given up for as long as this lives. One per thread: a call calls no other.
+class Leave {
+ public:
+  explicit Leave(const cppool_pool_hooks& hooks) : hooks_(hooks) { Begin(); }
+  ~Leave() { End(); }
+  Leave(const Leave&) = delete;
+  Leave& operator=(const Leave&) = delete;
+
+  // With the lock. What stays pending in the caller, such as an exception of Python's, must not meet a hook again.
+  static bool Interrupted() {
+    Leave* const call = current_;
+    if (call == nullptr || call->interrupted_) return call != nullptr;
+    call->End();
+    call->interrupted_ = call->hooks_.interrupted() != 0;
+    call->Begin();
+    return call->interrupted_;
+  }
+  static bool MayLog() { return current_ == nullptr || !current_->interrupted_; }
+
+ private:
+  void Begin() {
+    if (hooks_.leave != nullptr && hooks_.enter != nullptr) left_ = hooks_.leave();
+    current_ = this;
+  }
+  void End() {
+    current_ = nullptr;
+    if (hooks_.leave != nullptr && hooks_.enter != nullptr) hooks_.enter(left_);
+  }
+
+  static thread_local Leave* current_;
+  const cppool_pool_hooks& hooks_;
+  void* left_ = nullptr;
+  bool interrupted_ = false;
+};
+thread_local Leave* Leave::current_ = nullptr;
+
+char* Copy(const std::string& text) noexcept {
+  char* const copy = static_cast<char*>(std::malloc(text.size() + 1));
+  if (copy != nullptr) std::memcpy(copy, text.c_str(), text.size() + 1);
+  return copy;
+}
+
+void Set(char** out, const Json& json) {
+  if (out != nullptr) *out = Copy(protocol::JsonText(json));
+}
+
+Json Describe(const StartFailure& failure) {
+  Json json = {{"error", failure.error}, {"kind", failure.kind}};
+  for (const auto& [key, text] :
+       {std::pair("detail", &failure.detail), std::pair("stage", &failure.stage),
+        std::pair("backend", &failure.backend), std::pair("transport", &failure.transport)})
+    if (!text->empty()) json[key] = *text;
+  for (const auto& [key, number] :
+       {std::pair("rank", failure.rank), std::pair("world_size", failure.world_size),
+        std::pair("devices", failure.devices)})
+    if (number) json[key] = *number;
+  return json;
+}
+
+Json Describe(const PoolError& error) {
+  Json json = {{"kind", ToString(error.kind())},
+               {"error", error.what()},
+               {"stderr_tail", error.stderr_tail()},
+               {"diagnosis", error.diagnosis()},
+               {"attempts", error.attempts()}};
+  if (error.start_failure()) json["start"] = Describe(*error.start_failure());
+  return json;
+}
+
+// Runs `work`, whose result is what *out becomes, and turns what it throws into a status.
+template <typename Work>
+cppool_client_status Guarded(char** out, Work work) {
+  if (out != nullptr) *out = nullptr;
+  const auto refuse = [out](cppool_client_status status, const char* text) {
+    try {
+      Set(out, {{"error", text}});
+    } catch (const std::exception&) {  // no memory to say it
+    }
+    return status;
+  };
+  try {
+    const Json result = work();
+    if (!result.is_null()) Set(out, result);
+    return CPPOOL_CLIENT_OK;
+  } catch (const PoolError& error) {
+    try {
+      Set(out, Describe(error));
+    } catch (const std::exception&) {  // likewise
+    }
+    return error.kind() == PoolError::Kind::kInterrupted ? CPPOOL_CLIENT_INTERRUPTED
+                                                         : CPPOOL_CLIENT_NO_ANSWER;
+  } catch (const std::invalid_argument& error) {
+    return refuse(CPPOOL_CLIENT_INVALID, error.what());
+  } catch (const protocol::InvalidRequest& error) {
+    return refuse(CPPOOL_CLIENT_INVALID, error.what());
+  } catch (const command::UsageError& error) {
+    return refuse(CPPOOL_CLIENT_INVALID, error.what());
+  } catch (const std::exception& error) {
+    return refuse(CPPOOL_CLIENT_INTERNAL, error.what());
+  }
+}
+
+Json Answered(Json answer, int attempts = 1) {
+  return {{"answer", std::move(answer)}, {"attempts", attempts}};
+}
+Json Answered(Result result) { return Answered(std::move(result.json), result.attempts); }
+
+// Asks the pool what an operation of the protocol says.
+struct Asker {
+  Pool& pool;
+  Json operator()(const protocol::HelloRequest&) const { return Answered(pool.Hello()); }
+  Json operator()(const protocol::ListRequest&) const { return Answered(pool.List()); }
+  Json operator()(const protocol::StatsRequest&) const { return Answered(pool.Stats()); }
+  Json operator()(const protocol::RunRequest& run) const { return Answered(PoolAccess::Run(pool, run)); }
+  Json operator()(const protocol::ValidateRequest& validate) const {
+    return Answered(PoolAccess::Validate(pool, validate.run));
+  }
+  Json operator()(const protocol::ShutdownRequest&) const {
+    throw std::invalid_argument("a pool is not asked to shut down: cppool_pool_stop ends its daemon");
+  }
+};
+
+cppool_pool_hooks ToHooks(const cppool_pool_hooks* given) {
+  cppool_pool_hooks hooks = {};
+  if (given != nullptr) std::memcpy(&hooks, given, std::min(sizeof hooks, given->struct_size));
+  return hooks;
+}
+
+PoolOptions WithHooks(PoolOptions options, const cppool_pool_hooks& hooks) {
+  if (hooks.on_stderr != nullptr)
+    options.on_stderr = [hooks](std::string_view line) {
+      hooks.on_stderr(hooks.context, line.data(), line.size());
+    };
+  if (hooks.log != nullptr)
+    options.log = [hooks](std::string_view line) {
+      if (Leave::MayLog()) hooks.log(hooks.context, line.data(), line.size());
+    };
+  if (hooks.interrupted != nullptr) options.interrupted = [] { return Leave::Interrupted(); };
+  return options;
+}
+
+Json Describe(const command::Cell& cell) {
+  return {{"name", cell.name},           {"suite", cell.suite},           {"rows", cell.rows},
+          {"essential", cell.essential}, {"world_size", cell.world_size}, {"case", cell.case_name},
+          {"params", cell.params}};
+}
+
+}  // namespace
+}  // namespace cppool::client
+
+using cppool::Json;
+using cppool::client::Guarded;
+using cppool::client::Leave;
+
+extern "C" {
+
+const char* cppool_client_version(void) { return CPPOOL_VERSION; }
+
+void cppool_client_free(char* out) { std::free(out); }
+
+cppool_client_status cppool_pool_create(const char* options, const cppool_pool_hooks* hooks,
+                                        cppool_pool** pool, char** out) {
+  if (pool != nullptr) *pool = nullptr;
+  return Guarded(out, [&]() -> Json {
+    if (pool == nullptr) throw std::invalid_argument("there is no place for the pool");
+    const cppool_pool_hooks copied = cppool::client::ToHooks(hooks);
+    cppool::PoolOptions all = cppool::client::WithHooks(cppool::client::ToPoolOptions(options), copied);
+    *pool = new cppool_pool{copied, cppool::Pool(std::move(all))};
+    return {};
+  });
+}
+
+cppool_client_status cppool_pool_ask(cppool_pool* pool, const char* request, char** out) {
+  return Guarded(out, [&]() -> Json {
+    if (pool == nullptr) throw std::invalid_argument("there is no pool");
+    const cppool::protocol::Operation operation = cppool::client::ToOperation(request);
+    const Leave leave(pool->hooks);
+    return std::visit(cppool::client::Asker{pool->pool}, operation);
+  });
+}
+
+char* cppool_pool_stderr_tail(cppool_pool* pool) {
+  if (pool == nullptr) return nullptr;
+  try {
+    const Leave leave(pool->hooks);
+    return cppool::client::Copy(pool->pool.StderrTail());
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+void cppool_pool_stop(cppool_pool* pool) {
+  if (pool == nullptr) return;
+  const Leave leave(pool->hooks);
+  pool->pool.Stop();
+}
+
+void cppool_pool_free(cppool_pool* pool) {
+  if (pool == nullptr) return;
+  const cppool_pool_hooks hooks = pool->hooks;
+  const Leave leave(hooks);
+  delete pool;
+}
+
+cppool_client_status cppool_client_find_daemon(const char* options, char** out) {
+  return Guarded(out, [&]() -> Json {
+    return {{"daemon", cppool::FindDaemon(cppool::client::ToPoolOptions(options))}};
+  });
+}
+
+cppool_client_status cppool_client_command(const char* options, const char* request, char** out) {
+  return Guarded(out, [&]() -> Json {
+    const auto operation = cppool::client::ToOperation(request);
+    const auto* run = std::get_if<cppool::protocol::RunRequest>(&operation);
+    if (run == nullptr) throw std::invalid_argument("only a run can be repeated by a command");
+    return {{"command", cppool::client::ToCommand(cppool::client::ToPoolOptions(options), *run)}};
+  });
+}
+
+cppool_client_status cppool_client_suite(const char* selection, char** out) {
+  return Guarded(out, [&]() -> Json {
+    Json cells = Json::array();
+    for (const cppool::command::Cell& cell : cppool::client::ToCells(selection))
+      cells.push_back(cppool::client::Describe(cell));
+    return {{"cells", std::move(cells)}};
+  });
+}
+
+}  // extern "C"

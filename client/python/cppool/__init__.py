@@ -1,0 +1,19 @@
+"""Warm pools of GPUs for tests and benchmarks.
+
+    import cppool
+
+    with cppool.Pools() as pools:
+        for world_size in (2, 4):
+            result = pools.at(world_size).run({"cp_comm_type": "p2p", "num_gqa_groups": 2})
+            print(world_size, result.status, result.error)
+
+Importing it loads nothing but Python; CUDA is never loaded into this process. For pytest it brings the fixture `cppool`.
+"""
+from ._bench import bench
+from ._dump import Dump, load_dump
+from ._pool import Pool, PoolError, Pools
+from ._result import Check, Failure, Rank, Result
+from ._library import prefix
+from ._suite import Cell, suite
+
+__all__ = ["Cell", "Check", "Dump", "Failure", "Pool", "PoolError", "Pools", "Rank", "Result", "bench", "load_dump", "prefix", "suite"]

@@ -1,0 +1,70 @@
+"""Sweeps: what `cppool bench` measures, as rows."""
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Mapping, Optional, Sequence, Union
+
+from ._library import prefix
+
+
+def _text(value: Any) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value, allow_nan=False, separators=(",", ":"))
+
+
+def _row(point: Mapping[str, Any]) -> dict[str, Any]:
+    row: dict[str, Any] = {"case": point["case"], "world_size": point["world_size"], **point["params"]}
+    for prefix, measured in (("", point.get("measured", {})), ("one_gpu_", point.get("one_gpu", {}))):
+        for stage, timing in {**measured.get("stages", {}), "together": measured.get("together", {})}.items():
+            for name, value in timing.items():
+                row[f"{prefix}{stage}_{name}"] = value
+    for stage, share in point.get("efficiency", {}).items():
+        row[f"{stage}_efficiency"] = share
+    row["error"] = point.get("measured", {}).get("error", "")
+    row["command"] = point.get("command", "")
+    return row
+
+
+def bench(params: Optional[Mapping[str, Any]] = None, *, world_size: Union[int, Sequence[int]] = 2, case: str = "attention",
+          warmup: int = 3, repeat: int = 10, deadline: float = 300.0, backend: str = "auto", transport: str = "auto",
+          devices: Sequence[Union[int, str]] = (), daemon: Optional[str] = None, case_files: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Times a case over every combination of world sizes and parameters, with the command `cppool bench`, which verifies each point first.
+
+    A list in `params` gives several values; a value that is a list itself is a tuple: {"cp_comm_type": ["p2p", "a2a"],
+    "window_size": (512, 0)}.
+
+    Returns a row per point, for `pandas.DataFrame(rows)`: the parameters, and by stage (and "together") `forward_ms`, `forward_tflops`
+    (per GPU), `forward_efficiency` (against the same problem on one GPU, whose own columns begin with `one_gpu_`), ... A point that could
+    not be measured has a text in `error`. Throws ValueError for arguments that the command refuses, RuntimeError when it measures nothing.
+    """
+    import subprocess  # takes as long to import as the package
+
+    sizes = [world_size] if isinstance(world_size, int) else list(world_size)
+    own = os.path.join(prefix(), "bin", "cppool")
+    words = [own if os.path.exists(own) else "cppool", "bench", "--json", "--case", case, "--world-size", ",".join(map(str, sizes)),
+             "--warmup", str(warmup), "--repeat", str(repeat), "--deadline", repr(float(deadline)), "--backend", backend, "--transport",
+             transport]
+    for key, value in (params or {}).items():
+        values = value if isinstance(value, list) else [value]
+        if not values:
+            raise ValueError(f"params[{key!r}] has no value")
+        words += ["--param", f"{key}=" + ",".join(map(_text, values))]
+    if devices:
+        words += ["--devices", ",".join(map(str, devices))]
+    if daemon is not None:
+        words += ["--daemon", os.fspath(daemon)]
+    for file in case_files:
+        words += ["--load", os.path.abspath(file)]
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        out, err = process.communicate()
+    except BaseException:  # Ctrl-C, above all
+        process.terminate()
+        process.wait()
+        raise
+    rows = [_row(point) for point in map(json.loads, out.splitlines()) if "case" in point]
+    if process.returncode == 2:
+        raise ValueError(err.strip())
+    if not rows or process.returncode not in (0, 1):
+        raise RuntimeError(f"cppool bench ended with code {process.returncode}: {err.strip()}")
+    return rows

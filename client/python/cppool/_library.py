@@ -1,0 +1,188 @@
+"""The shared library `libcppool_client.so` (cppool/client.h), through ctypes. It is loaded by the first call that needs it."""
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import os
+import threading
+import weakref
+from typing import Any, Callable, Mapping, Optional
+
+_OK, _NO_ANSWER, _INVALID, _INTERRUPTED, _INTERNAL = range(5)
+_LINE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+class _Hooks(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("context", ctypes.c_void_p), ("on_stderr", _LINE), ("log", _LINE),
+                ("leave", ctypes.c_void_p), ("enter", ctypes.c_void_p), ("interrupted", ctypes.c_void_p)]
+
+
+class NoAnswer(Exception):
+    """The members of the JSON object that the library gives in place of an answer."""
+
+    def __init__(self, members: dict[str, Any]):
+        super().__init__(members.get("error", ""))
+        self.members = members
+
+
+def prefix() -> str:
+    """The folder of this installation: `bin`, `lib` with the CMake package, `include`."""
+    return os.path.dirname(os.path.abspath(__file__))
+
+
+_library: Optional[ctypes.PyDLL] = None
+
+
+def library() -> ctypes.PyDLL:
+    """Throws ImportError when there is none."""
+    global _library
+    if _library is None:
+        path = os.path.join(prefix(), "lib", "libcppool_client.so")
+        try:
+            # PyDLL: the library itself gives up the interpreter's lock in every wait, and looks for signals there.
+            loaded = ctypes.PyDLL(path)
+        except OSError as error:
+            raise ImportError(f"cppool's library does not load: {error}. Install the wheel that scripts/wheel builds, or use "
+                              "build/python of a build") from error
+        text, out = ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p)
+        for name, result, arguments in (
+                ("cppool_client_version", ctypes.c_char_p, []),
+                ("cppool_client_free", None, [ctypes.c_void_p]),
+                ("cppool_pool_create", ctypes.c_int, [text, ctypes.POINTER(_Hooks), out, out]),
+                ("cppool_pool_ask", ctypes.c_int, [ctypes.c_void_p, text, out]),
+                ("cppool_pool_stderr_tail", ctypes.c_void_p, [ctypes.c_void_p]),
+                ("cppool_pool_stop", None, [ctypes.c_void_p]),
+                ("cppool_pool_free", None, [ctypes.c_void_p]),
+                ("cppool_client_find_daemon", ctypes.c_int, [text, out]),
+                ("cppool_client_command", ctypes.c_int, [text, text, out]),
+                ("cppool_client_suite", ctypes.c_int, [text, out])):
+            function = getattr(loaded, name)
+            function.restype, function.argtypes = result, arguments
+        _library = loaded
+    return _library
+
+
+def _take(out: ctypes.c_void_p) -> Any:
+    text = ctypes.string_at(out.value) if out.value else b"{}"
+    return json.loads(text)
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """Calls a function whose last argument is `out`, and returns what it says. Throws ValueError for wrong arguments, NoAnswer,
+    KeyboardInterrupt (or what else a signal handler throws), RuntimeError."""
+    loaded = library()
+    out = ctypes.c_void_p()
+    try:
+        status = getattr(loaded, name)(*arguments, ctypes.byref(out))
+        answer = _take(out)
+    finally:
+        if out.value:
+            loaded.cppool_client_free(out)
+    if status == _OK:
+        return answer
+    if status in (_NO_ANSWER, _INTERRUPTED):
+        raise NoAnswer(answer)
+    if status == _INVALID:
+        raise ValueError(answer.get("error", "invalid"))
+    raise RuntimeError(answer.get("error", "cppool: out of memory"))
+
+
+def text_of(value: Mapping[str, Any], what: str) -> bytes:
+    """As JSON. Throws ValueError or TypeError that names the member which JSON cannot express."""
+    try:
+        return json.dumps(value, allow_nan=False).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        for key, member in value.items():
+            _refuse(member, key)
+        raise type(error)(f"{what}: {error}") from None
+
+
+def _refuse(value: Any, where: str, depth: int = 0) -> None:
+    if depth > 64:
+        raise ValueError(f"{where[:80]}... is nested too deeply")
+    if isinstance(value, float):
+        if value != value or value in (float("inf"), float("-inf")):
+            raise ValueError(f"{where} is {value!r}, which JSON cannot express: give a finite number")
+    elif isinstance(value, Mapping):
+        for key, member in value.items():
+            if not isinstance(key, (str, int, float, type(None))):
+                raise TypeError(f"{where} has the key {key!r}: keys are strings")
+            _refuse(member, f"{where}[{key!r}]", depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for index, member in enumerate(value):
+            _refuse(member, f"{where}[{index}]", depth + 1)
+    elif value is not None and not isinstance(value, (str, int, bool)):
+        kind = type(value).__module__ + "." + type(value).__qualname__
+        raise TypeError(f"{where} is a {kind}, which JSON cannot express: give a number, a string, a boolean, a list or None")
+
+
+def _line_hook(function: Optional[Callable[[str], None]]) -> Any:
+    if function is None:
+        return ctypes.cast(0, _LINE)
+    give = function
+    return _LINE(lambda _, line, size: give(ctypes.string_at(line, size).decode("utf-8", "replace") if size else ""))
+
+
+class Handle:
+    """A `cppool_pool`, freed with its last reference, or at the interpreter's exit: its threads cannot call Python later."""
+
+    def __init__(self, options: bytes, on_stderr: Optional[Callable[[str], None]], log: Optional[Callable[[str], None]]):
+        self._address: Optional[int] = None
+        self._callers: set[int] = set()  # threads in a call
+
+        def address(function: Any) -> Optional[int]:
+            return ctypes.cast(function, ctypes.c_void_p).value
+
+        self._hooks = _Hooks(ctypes.sizeof(_Hooks), None, _line_hook(on_stderr), _line_hook(log),
+                             address(ctypes.pythonapi.PyEval_SaveThread), address(ctypes.pythonapi.PyEval_RestoreThread),
+                             address(ctypes.pythonapi.PyErr_CheckSignals))
+        made = ctypes.c_void_p()
+        call("cppool_pool_create", options, ctypes.byref(self._hooks), ctypes.byref(made))
+        self._address = made.value
+        _handles.add(self)
+
+    def ask(self, request: bytes) -> Any:
+        with self._calling():
+            return call("cppool_pool_ask", self._address, request)
+
+    def stop(self) -> None:
+        with self._calling():
+            library().cppool_pool_stop(self._address)
+
+    def stderr_tail(self) -> str:
+        loaded = library()
+        with self._calling():
+            tail = loaded.cppool_pool_stderr_tail(self._address)
+        try:
+            return ctypes.string_at(tail).decode("utf-8", "replace") if tail else ""
+        finally:
+            loaded.cppool_client_free(tail)
+
+    def _calling(self) -> "Handle":
+        if self._address is None:
+            raise RuntimeError("the interpreter is at its exit, and the pool has ended")
+        return self
+
+    def __enter__(self) -> None:
+        self._callers.add(threading.get_ident())
+
+    def __exit__(self, *_: object) -> None:
+        self._callers.discard(threading.get_ident())
+
+    def free(self) -> None:
+        if self._address is not None and _library is not None and not self._callers:
+            address, self._address = self._address, None
+            _library.cppool_pool_free(address)
+
+    __del__ = free
+
+
+_handles: "weakref.WeakSet[Handle]" = weakref.WeakSet()
+
+
+@atexit.register
+def _free_all() -> None:
+    """A thread that is in a call keeps its pool, which ends with the process."""
+    for handle in list(_handles):
+        handle.free()

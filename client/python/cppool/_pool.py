@@ -1,0 +1,213 @@
+"""Warm pools: one daemon per world size."""
+from __future__ import annotations
+
+import os
+from typing import Any, Callable, Mapping, Optional, Sequence, Union
+
+from ._library import Handle, NoAnswer, call, text_of
+from ._result import Result
+from ._suite import Cell
+
+_Path = Union[str, "os.PathLike[str]"]
+
+
+class PoolError(RuntimeError):
+    """There is no answer. Its text ends with the last lines of the daemon's stderr."""
+
+    def __init__(self, text: str, *, kind: str, stderr_tail: str = "", diagnosis: str = "", attempts: int = 1,
+                 start_failure: Optional[Mapping[str, Any]] = None, command: str = ""):
+        super().__init__(text)
+        self.kind = kind  #: "start", "died", "timeout", "protocol" or "interrupted"
+        self.stderr_tail = stderr_tail  #: at most 4000 characters
+        self.diagnosis = diagnosis  #: what the system knew of the threads of a daemon that did not answer
+        self.attempts = attempts  #: daemons that were asked
+        self.start_failure = start_failure  #: why the daemon did not start, where it said so: protocol/README.md
+        self.command = command  #: the shell command that does the same again; empty when there was no case
+
+
+def _milliseconds(seconds: float, what: str) -> int:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= 86400:
+        raise ValueError(f"{what} is a number of seconds from 0 to 86400, not {seconds!r}")
+    return round(seconds * 1000)
+
+
+class Pool:
+    """One daemon, started by the first call that needs it and again by the first call after it has ended. Calls of several threads take
+    turns, without the interpreter's lock. In a forked child a Pool starts a daemon of its own. Ctrl-C ends a call: KeyboardInterrupt, and
+    the daemon is killed.
+
+    CUDA is never loaded or called in this process. Limits are in seconds; client/README.md says what each one bounds.
+    """
+
+    def __init__(self, world_size: int = 2, *, daemon: Optional[_Path] = None, backend: str = "auto", transport: str = "auto",
+                 devices: Sequence[Union[int, str]] = (), case_files: Sequence[_Path] = (), log_level: Optional[str] = None,
+                 arguments: Sequence[str] = (), environment: Optional[Mapping[str, str]] = None, start_limit: float = 60.0,
+                 grace: float = 2.0, kill_grace: float = 5.0, idle_exit: float = 0.0, retries: int = 1,
+                 on_stderr: Optional[Callable[[str], None]] = None, log: Optional[Callable[[str], None]] = None):
+        """Starts nothing. Throws ValueError for options out of range.
+
+        world_size: number of ranks.
+        daemon: path of `cppoold`; None: $CPPOOL_DAEMON, else the one of this package.
+        backend: "auto", "cuda" or "host"; transport: "auto", "nccl" or "peer" (with which ranks may share a GPU).
+        devices: indices or UUIDs: the daemon's CUDA_VISIBLE_DEVICES. Empty: the caller's value.
+        case_files: shared libraries with further cases (cppool/case.h).
+        arguments, environment: further ones of the daemon.
+        idle_exit: the daemon ends after so long without a request; 0: never.
+        retries: how often a case is asked again when its daemon died or broke the protocol.
+        on_stderr: gets every line of the daemon's stderr, on another thread; log: other lines of its stdout, respawns.
+        """
+        options: dict[str, Any] = {
+            "world_size": world_size, "backend": backend, "transport": transport, "retries": retries,
+            "devices": [str(device) for device in devices], "case_files": [os.path.abspath(file) for file in case_files],
+            "arguments": list(arguments), "environment": dict(environment or {}),
+            "start_limit_ms": _milliseconds(start_limit, "start_limit"), "grace_ms": _milliseconds(grace, "grace"),
+            "kill_grace_ms": _milliseconds(kill_grace, "kill_grace"), "idle_exit_ms": _milliseconds(idle_exit, "idle_exit")}
+        if daemon is not None:
+            options["daemon"] = os.fspath(daemon)
+        if log_level is not None:
+            options["log_level"] = log_level
+        self.world_size = world_size
+        self._options = text_of(options, "the options of a Pool")
+        self._handle = Handle(self._options, on_stderr, log)
+
+    def run(self, params: Union[Mapping[str, Any], Cell, None] = None, *, case: Optional[str] = None,
+            kwargs: Optional[Mapping[str, str]] = None, deadline: float = 90.0, warmup: int = 0, repeat: int = 1, checks: bool = True,
+            perturb: Optional[int] = None, dump: Optional[_Path] = None, inputs: Optional[_Path] = None,
+            fault: Optional[Mapping[str, Any]] = None, **more: Any) -> Result:
+        """Runs one case and returns the daemon's answer, whatever it is.
+
+        params: the case's parameters, or a Cell. kwargs: in place of them, strings as Transformer Engine's test worker takes them.
+        case: its name; default "attention". deadline: for the case, in seconds. warmup, repeat: untimed and timed iterations.
+        perturb: seed of random delays. dump: folder for the tensors (`load_dump` reads it); inputs: folder to read them from.
+        fault: {"kind", "rank", "stage", "count"}, for tests of a daemon with `arguments=["--allow-faults"]`.
+        more: other members of the protocol's `run`, as protocol/README.md has them.
+
+        Throws PoolError when there is no answer, ValueError or TypeError for arguments out of range and for values that JSON cannot
+        express.
+        """
+        return self._result(self._request("run", params, case, kwargs, deadline, dump, inputs, {
+            "warmup": (warmup, 0), "repeat": (repeat, 1), "checks": (checks, True), "perturb": (perturb, None), "fault": (fault, None),
+            **{key: (value, None) for key, value in more.items()}}))
+
+    def validate(self, params: Union[Mapping[str, Any], Cell, None] = None, *, case: Optional[str] = None,
+                 kwargs: Optional[Mapping[str, str]] = None, **more: Any) -> Result:
+        """Whether `run` would run it: passed, else skipped or error with the reason. Throws as `run` does."""
+        return self._result(self._request("validate", params, case, kwargs, 90.0, None, None,
+                                          {key: (value, None) for key, value in more.items()}))
+
+    def hello(self) -> dict[str, Any]:
+        """Who answers: backend, transport, devices, ... (protocol/README.md)."""
+        return self._answer("hello")
+
+    def cases(self) -> list[dict[str, Any]]:
+        """The daemon's cases, each with its parameters."""
+        return list(self._answer("list")["cases"])
+
+    def stats(self) -> dict[str, Any]:
+        """Counts of requests, memory, uptime, ... (protocol/README.md)."""
+        return self._answer("stats")
+
+    def features(self) -> list[str]:
+        """What the daemon has beyond protocol 1.0, by name."""
+        return list(self.hello().get("features", ()))
+
+    def stop(self) -> None:
+        """Ends the daemon; the next call starts another. Waits for a call of another thread."""
+        self._handle.stop()
+
+    def stderr_tail(self) -> str:
+        """The end of the stderr of the latest daemon, at most 4000 characters."""
+        return self._handle.stderr_tail()
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<cppool.Pool of {self.world_size} ranks>"
+
+    def _request(self, op: str, params: Any, case: Optional[str], kwargs: Optional[Mapping[str, str]], deadline: float,
+                 dump: Optional[_Path], inputs: Optional[_Path], members: Mapping[str, tuple[Any, Any]]) -> bytes:
+        """As the protocol has it. `members`: each with its default, which is not sent."""
+        request: dict[str, Any] = {"op": op}
+        if isinstance(params, Cell):
+            if params.world_size != self.world_size:
+                raise ValueError(f"{params.name} is for {params.world_size} ranks, and this pool has {self.world_size}")
+            case, params = case or params.case, params.params
+        if kwargs is not None:
+            if params:
+                raise ValueError("params and kwargs are two forms of the same: give one")
+            request["kwargs"] = kwargs if type(kwargs) is dict else dict(kwargs)
+        elif params:
+            if not isinstance(params, Mapping):
+                raise TypeError(f"params is a dict of parameters or a Cell, not {type(params).__name__}")
+            request["params"] = params if type(params) is dict else dict(params)
+        if case is not None:
+            request["case"] = case
+        if deadline != 90.0:
+            request["deadline_ms"] = max(1, _milliseconds(deadline, "deadline"))
+        for key, (value, default) in members.items():
+            if value is not default and value != default:
+                request[key] = value
+        for key, folder in (("dump", dump), ("inputs", inputs)):
+            if folder is not None:
+                request[key] = os.fspath(folder)
+        return text_of(request, "the request")
+
+    def _result(self, request: bytes) -> Result:
+        answer = self._ask(request)
+        return Result(answer["answer"], answer["attempts"], lambda: self._command(request))
+
+    def _answer(self, op: str) -> dict[str, Any]:
+        return dict(self._ask(b'{"op":"%s"}' % op.encode())["answer"])
+
+    def _ask(self, request: bytes) -> Any:
+        try:
+            return self._handle.ask(request)
+        except NoAnswer as lost:
+            members = lost.members
+        raise PoolError(members.get("error", ""), kind=members.get("kind", ""), stderr_tail=members.get("stderr_tail", ""),
+                        diagnosis=members.get("diagnosis", ""), attempts=members.get("attempts", 1),
+                        start_failure=members.get("start"), command=self._command(request))
+
+    def _command(self, request: bytes) -> str:
+        try:
+            return str(call("cppool_client_command", self._options, request)["command"])
+        except ValueError:  # not a run
+            return ""
+
+
+class Pools:
+    """One Pool per world size, made by the first `at`. Takes the options of a Pool but `world_size`."""
+
+    def __init__(self, **options: Any):
+        self._options = options
+        self._pools: dict[int, Pool] = {}
+        self._make(1)  # wrong options are refused now
+
+    def _make(self, world_size: int) -> Pool:
+        return Pool(world_size, **self._options)
+
+    def at(self, world_size: int) -> Pool:
+        """The Pool of this world size. Any thread. Throws ValueError for a world size that no daemon has (1 to 64)."""
+        pool = self._pools.get(world_size)
+        return pool if pool is not None else self._pools.setdefault(world_size, self._make(world_size))
+
+    def run(self, params: Union[Mapping[str, Any], Cell, None] = None, *, world_size: Optional[int] = None, **options: Any) -> Result:
+        """As `at(world_size).run`; the default is a Cell's own world size, else 2."""
+        if world_size is None:
+            world_size = params.world_size if isinstance(params, Cell) else 2
+        return self.at(world_size).run(params, **options)
+
+    def stop(self) -> None:
+        """Ends all daemons; the next call of a Pool starts its own again."""
+        for pool in list(self._pools.values()):
+            pool.stop()
+
+    def __enter__(self) -> "Pools":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

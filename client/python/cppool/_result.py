@@ -1,0 +1,167 @@
+"""What a daemon answers to `run`."""
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, Mapping, NamedTuple, Optional
+
+
+class Check(NamedTuple):
+    """One compared tensor of one rank. Numbers that are not finite are NaN."""
+
+    tensor: str  #: "out", "dq", ...
+    against: str  #: "no_cp", "oracle", ...
+    rank: int
+    max_abs_err: float  #: the largest error of an element
+    rel_err: float  #: RMS of the error over RMS of the reference
+    tolerance: float  #: absolute part of the limit on each element's error
+    ok: bool
+    ratio: Optional[float] = None  #: against the oracle: the largest error over plain attention's in the same dtype
+
+
+class Rank(NamedTuple):
+    """What one rank reported."""
+
+    rank: int
+    ok: bool
+    error: str  #: empty when it is ok
+    gpu_ms: Mapping[str, float]  #: by stage
+    extra: Mapping[str, Any]  #: what the case reported beside these
+
+
+class Failure(NamedTuple):
+    """Why a case did not pass, for programs. The kinds are listed in protocol/README.md."""
+
+    kind: str  #: "mismatch", "timeout", "out_of_memory", ...
+    rank: Optional[int]
+    stage: Optional[str]
+    detail: str
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _check(json: Mapping[str, Any]) -> Check:
+    ratio = json.get("ratio")
+    return Check(json["tensor"], json["against"], json["rank"], _number(json.get("max_abs_err")), _number(json.get("rel_err")),
+                 _number(json.get("tolerance")), json["ok"], None if ratio is None else float(ratio))
+
+
+def _rank(json: Mapping[str, Any]) -> Rank:
+    extra = {key: value for key, value in json.items() if key not in ("rank", "ok", "error", "gpu_ms")}
+    return Rank(json["rank"], json["ok"], json.get("error") or "", json.get("gpu_ms") or {}, extra)
+
+
+def _short(value: Optional[float]) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+class Result:
+    """A daemon's answer, whatever its outcome. In a notebook it shows itself as tables of its checks and stages."""
+
+    def __init__(self, json: dict[str, Any], attempts: int = 1, command: Callable[[], str] = lambda: ""):
+        self.json = json  #: the whole answer
+        self.attempts = attempts  #: daemons that were asked, this one included
+        self._command = command
+
+    @property
+    def status(self) -> str:
+        """"passed", "failed" (a check does not hold), "skipped" or "error"."""
+        return self.json.get("status", "passed" if self.json.get("ok") else "error")
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "passed"
+
+    @property
+    def error(self) -> str:
+        """For people; empty when passed."""
+        return self.json.get("error") or ""
+
+    @property
+    def failure(self) -> Optional[Failure]:
+        """Present when not passed."""
+        failure = self.json.get("failure")
+        if failure is None:
+            return None
+        return Failure(failure["kind"], failure.get("rank"), failure.get("stage"), failure.get("detail") or "")
+
+    @property
+    def fatal(self) -> bool:
+        """The daemon ended with this answer; the next call starts another."""
+        return self.json.get("fatal", False)
+
+    @property
+    def ranks(self) -> list[Rank]:
+        return [_rank(rank) for rank in self.json.get("ranks", ())]
+
+    @property
+    def checks(self) -> list[Check]:
+        return [_check(check) for check in self.json.get("checks", ())]
+
+    @property
+    def tflops(self) -> dict[str, float]:
+        """TFLOP/s per GPU, by stage."""
+        return dict(self.json.get("tflops", {}))
+
+    @property
+    def wall_ms(self) -> float:
+        return self.json.get("wall_ms", 0.0)
+
+    @property
+    def seed(self) -> Optional[int]:
+        return self.json.get("seed")
+
+    @property
+    def command(self) -> str:
+        """The shell command that does the same again."""
+        return self._command()
+
+    @property
+    def stages(self) -> dict[str, list[Optional[float]]]:
+        """Milliseconds of each rank by stage, in the order of `ranks`; None where a rank did not reach the stage."""
+        ranks = self.ranks
+        names = dict.fromkeys(stage for rank in ranks for stage in rank.gpu_ms)
+        return {name: [rank.gpu_ms.get(name) for rank in ranks] for name in names}
+
+    def describe(self) -> str:
+        """Status, error, the checks that do not hold, the ranks that failed and the command that repeats it, as text."""
+        lines = [f"{self.status}: {self.error}" if self.error else self.status]
+        checks = self.checks
+        bad = [check for check in checks if not check.ok]
+        if bad:
+            rows = [("tensor", "against", "rank", "max_abs_err", "rel_err", "tolerance")]
+            rows += [(c.tensor, c.against, str(c.rank), _short(c.max_abs_err), _short(c.rel_err), _short(c.tolerance)) for c in bad]
+            widths = [max(map(len, column)) for column in zip(*rows)]
+            lines += ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+        if checks:
+            lines.append(f"  {len(checks) - len(bad)} of {len(checks)} checks hold")
+        lines += [f"  rank {rank.rank}: {rank.error}" for rank in self.ranks if rank.error and rank.error not in self.error]
+        if self.command:
+            lines.append(f"repeat: {self.command}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<cppool.Result {self.status} in {self.wall_ms:.1f} ms{': ' + self.error if self.error else ''}>"
+
+    def _repr_html_(self) -> str:
+        from html import escape as text
+
+        parts = [f"<p><b>{text(self.status)}</b> in {self.wall_ms:.1f} ms {text(self.error)}</p>"]
+
+        def table(header: list[str], rows: list[list[str]]) -> None:
+            head = "".join(f"<th>{text(cell)}</th>" for cell in header)
+            body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+            parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+
+        if self.checks:
+            table(["tensor", "against", "rank", "max_abs_err", "rel_err", "tolerance", "ratio", "ok"],
+                  [[c.tensor, c.against, str(c.rank), _short(c.max_abs_err), _short(c.rel_err), _short(c.tolerance), _short(c.ratio),
+                    "yes" if c.ok else "NO"] for c in self.checks])
+        stages, rates = self.stages, self.tflops
+        if stages:
+            table(["stage", *(f"rank {rank.rank} (ms)" for rank in self.ranks), "TFLOP/s per GPU"],
+                  [[name, *map(_short, times), _short(rates.get(name))] for name, times in stages.items()])
+        if not self.ok and self.command:
+            parts.append(f"<pre>{text(self.command)}</pre>")
+        return "".join(parts)

@@ -1,0 +1,271 @@
+"""The pytest plugin: the fixture `cppool`, the marker `cppool`, and `--cppool-require`. client/python/README.md explains them."""
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
+
+import pytest
+
+from ._pool import Pool, PoolError, Pools
+from ._result import Result
+from ._suite import Cell
+
+
+class Requirement(NamedTuple):
+    """A backend and a number of devices: "cuda:2", "cuda" (one), "host"."""
+
+    backend: str
+    devices: int
+
+    def __str__(self) -> str:
+        return f"{self.backend}:{self.devices}" if self.backend == "cuda" else self.backend
+
+    def missing(self, hello: Mapping[str, Any]) -> str:
+        """What a world lacks; empty: nothing."""
+        size = hello["world_size"]
+        if hello["backend"] != self.backend:
+            return f"{self} is required, and the daemon of world size {size} runs on the backend {hello['backend']}"
+        there, needed = len(_devices(hello)), min(size, self.devices)
+        if self.backend == "cuda" and there < needed:
+            return f"{self} is required, and the {size} ranks run on {there} GPU{'s' if there > 1 else ''}"
+        return ""
+
+
+def _requirement(text: str, where: str) -> Requirement:
+    backend, colon, count = text.partition(":")
+    if backend not in ("cuda", "host") or (colon and (backend == "host" or not count.isdecimal() or int(count) < 1)):
+        raise pytest.UsageError(f"{where} is cuda, cuda:N (at least N GPUs) or host, not {text!r}")
+    return Requirement(backend, int(count) if count else 1)
+
+
+def _devices(hello: Mapping[str, Any]) -> set[str]:
+    return {device.get("uuid") or str(device.get("ordinal")) for device in hello["devices"]}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("cppool").addoption(
+        "--cppool-require", metavar="BACKEND[:GPUS]",
+        help="cuda:2: a test that this machine should have the GPUs for, up to two, is an error where it would be skipped, or would run "
+             "on another backend or on fewer GPUs")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "cppool(world_size=N, require='cuda:2', deadline=SECONDS): the world size of this test's cases, whose daemon starts in "
+                   "its setup; what it needs, without which it is skipped; the limit of each case")
+    if config.getoption("--cppool-require") is not None:
+        _requirement(config.getoption("--cppool-require"), "--cppool-require")
+
+
+def pytest_make_parametrize_id(val: object) -> Optional[str]:
+    return val.name if isinstance(val, Cell) else None
+
+
+class _Pool(Pool):
+    """Tells the fixture what it answers."""
+
+    def __init__(self, fixture: "CppoolFixture", world_size: int, **options: Any):
+        super().__init__(world_size, **options)
+        self._fixture = fixture
+
+    def _result(self, request: bytes) -> Result:
+        self._fixture._started(self)
+        try:
+            result = super()._result(request)
+        except PoolError as error:
+            self._fixture._note_error(error)
+            raise
+        if b'"op": "run"' in request[:20]:
+            self._fixture._note(self, result)
+        return result
+
+
+class CppoolFixture(Pools):
+    """What the fixture `cppool` gives: the Pools of the session, and `run` that judges a case for pytest."""
+
+    def __init__(self, required: Optional[Requirement], **options: Any):
+        self._required = required
+        self._item: Optional[pytest.Item] = None  # the test that runs
+        self._hello: dict[int, dict[str, Any]] = {}
+        self._runs = 0  # of this test
+        super().__init__(**options)
+
+    def _make(self, world_size: int) -> Pool:
+        return _Pool(self, world_size, **self._options)
+
+    def run(self, params: Union[Mapping[str, Any], Cell, None] = None, *, world_size: Optional[int] = None, **options: Any) -> Result:
+        """Runs a case and returns its Result when it passed. Skips the test when it was skipped, and fails it otherwise.
+
+        The world size is that of the Cell, of the marker, or 2; the deadline that of the marker, or 90 s. The other options are those of
+        Pool.run. `at(world_size).run(...)` returns every Result instead.
+        """
+        __tracebackhide__ = True
+        marked = self._marked()
+        if world_size is None:
+            world_size = params.world_size if isinstance(params, Cell) else marked.get("world_size", 2)
+        if "deadline" in marked:
+            options.setdefault("deadline", marked["deadline"])
+        try:
+            result = self.at(world_size).run(params, **options)
+        except PoolError as error:
+            lines = str(error).split("\nthe end of its stderr:\n")[0]
+            pytest.fail(f"{error.kind}: {lines}\nrepeat: {error.command}", pytrace=False)
+        if result.status == "skipped":
+            pytest.skip(result.error)
+        if not result.ok:
+            name = f"{params.name}: " if isinstance(params, Cell) else ""
+            pytest.fail(name + result.describe(), pytrace=False)
+        return result
+
+    # The setup of a test: its worlds are started here, so that their start counts as setup.
+    def _set_up(self, item: pytest.Item) -> None:
+        self._item, self._runs = item, 0
+        marked = self._marked()
+        values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        sizes = {value.world_size for value in values if isinstance(value, Cell)}
+        if "world_size" in marked:
+            sizes.add(marked["world_size"])
+        elif "require" in marked and not sizes:
+            sizes.add(2)
+        for world_size in sorted(sizes):
+            pool = self.at(world_size)
+            self._started(pool)
+            if "require" in marked:
+                needed = _requirement(marked["require"], "require of the marker cppool")
+                self._lacks(needed.missing(self._hello[world_size]), needed)
+
+    def _marked(self) -> Mapping[str, Any]:
+        marker = self._item.get_closest_marker("cppool") if self._item else None
+        if marker is None:
+            return {}
+        unknown = set(marker.kwargs) - {"world_size", "require", "deadline"}
+        if unknown or marker.args:
+            what = ", ".join(sorted(unknown)) or marker.args
+            pytest.fail(f"the marker cppool takes world_size, require and deadline by name, not {what}", pytrace=False)
+        return marker.kwargs
+
+    def _lacks(self, what: str, needed: Requirement) -> None:
+        """Skips for lack of hardware, where this machine need not have it."""
+        if not what:
+            return
+        if self._required and self._required.backend == needed.backend and needed.devices <= self._required.devices:
+            pytest.fail(f"--cppool-require {self._required}: {what}", pytrace=False)
+        pytest.skip(what)
+
+    def _started(self, pool: Pool) -> None:
+        """Starts the pool's daemon, if this session has not; skips or fails the test where that is impossible."""
+        if pool.world_size in self._hello:
+            return
+        try:
+            hello = pool.hello()
+        except PoolError as error:
+            why = error.start_failure or {}
+            if why.get("kind") == "unsupported" and why.get("devices", pool.world_size) < pool.world_size:
+                self._lacks(f"world size {pool.world_size} needs as many GPUs, and there are {why['devices']}: {why.get('error', '')}",
+                            Requirement("cuda", pool.world_size))
+            self._note_error(error)
+            if self._item is None:
+                raise
+            pytest.fail(f"the daemon of world size {pool.world_size} does not start: {str(error).splitlines()[0]}", pytrace=False)
+        if self._required and self._required.missing(hello):
+            pytest.fail(f"--cppool-require {self._required.missing(hello)}", pytrace=False)
+        self._hello[pool.world_size] = hello
+
+    def _section(self, title: str, text: str) -> None:
+        if self._item is not None and text:
+            self._item.add_report_section("call", title, text)
+
+    def _note_error(self, error: PoolError) -> None:
+        self._section("cppool diagnosis", error.diagnosis)
+        self._section("cppoold stderr", error.stderr_tail)
+        self._properties({"status": error.kind, "attempts": error.attempts, "command": error.command})
+
+    def _note(self, pool: Pool, result: Result) -> None:
+        hello = self._hello[pool.world_size]
+        ratios = [check.ratio for check in result.checks if check.ratio is not None]
+        names = ", ".join(sorted({device["name"] for device in hello["devices"]}))
+        self._properties({
+            "status": result.status, "world_size": pool.world_size, "backend": hello["backend"], "transport": hello["transport"],
+            "devices": names if hello["backend"] == "host" else f"{len(_devices(hello))} x {names}", "wall_ms": result.wall_ms, "seed": result.seed,
+            "attempts": result.attempts, "worst_ratio": max(ratios, default=None), "command": result.command,
+            **{f"tflops.{stage}": rate for stage, rate in result.tflops.items()}})
+        if result.status in ("failed", "error"):
+            stacks = [f"rank {rank.rank}: {rank.error}\n  " + "\n  ".join(rank.extra["stack"]) for rank in result.ranks
+                      if rank.extra.get("stack")]
+            if stacks:
+                self._section("cppool diagnosis", result.error + "\n" + "\n".join(stacks))
+            if result.status == "error":
+                self._section("cppoold stderr", pool.stderr_tail())
+
+    def _properties(self, properties: Mapping[str, Any]) -> None:
+        """For JUnit and other reports: "cppool.status", and "cppool.2.status" of a test's second case."""
+        if self._item is None:
+            return
+        self._runs += 1
+        prefix = "cppool." if self._runs == 1 else f"cppool.{self._runs}."
+        self._item.user_properties += [(prefix + name, value) for name, value in properties.items() if value not in (None, "")]
+
+
+def _visible_devices() -> list[str]:
+    """What CUDA sees on this machine, by a program of the driver: this process must not initialise it."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return [device.strip() for device in listed.split(",") if device.strip() not in ("", "-1")]
+    try:
+        answer = subprocess.run(["nvidia-smi", "-L"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    lines = answer.stdout.splitlines() if answer.returncode == 0 else []
+    mig = [line.rpartition("UUID: ")[2].rstrip(")") for line in lines if "UUID: MIG-" in line]
+    return mig or [str(index) for index in range(sum(line.startswith("GPU ") for line in lines))]
+
+
+def _share(devices: Sequence[str], worker: int, workers: int) -> list[str]:
+    """The devices of one of so many workers: consecutive, and as many as of the others, give or take one."""
+    return list(devices[worker * len(devices) // workers:(worker + 1) * len(devices) // workers])
+
+
+def _of_this_worker(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the pools in this process: with pytest-xdist the workers share out the GPUs."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers == 1 or options.get("backend") == "host":
+        return dict(options)
+    devices = [str(device) for device in options.get("devices") or _visible_devices()]
+    if not devices:
+        return dict(options)
+    if len(devices) < workers:
+        pytest.fail(f"-n {workers}: there are {workers} workers of pytest-xdist and {len(devices)} GPU{'s' if len(devices) > 1 else ''} "
+                    f"({', '.join(devices)}), and each worker needs one for itself: run with -n {len(devices)}, or set "
+                    "CUDA_VISIBLE_DEVICES= to run without GPUs", pytrace=False)
+    return {**options, "devices": _share(devices, int(os.environ["PYTEST_XDIST_WORKER"].lstrip("gw")), workers)}
+
+
+@pytest.fixture(scope="session")
+def cppool_options() -> dict[str, Any]:
+    """The options of the session's pools, as `cppool.Pools` takes them. Override it in conftest.py."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def cppool(request: pytest.FixtureRequest, cppool_options: Mapping[str, Any]) -> Iterator[CppoolFixture]:
+    """Warm pools of cppool by world size: `cppool.run(...)` for a case that must pass, `cppool.at(world_size)` for a Pool."""
+    required = request.config.getoption("--cppool-require")
+    fixture = CppoolFixture(_requirement(required, "--cppool-require") if required else None, **_of_this_worker(cppool_options))
+    with fixture:
+        yield fixture
+
+
+@pytest.hookimpl(trylast=True)  # when the test has its fixtures
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    fixture = getattr(item, "funcargs", {}).get("cppool")
+    if isinstance(fixture, CppoolFixture):
+        fixture._set_up(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    fixture = getattr(item, "funcargs", {}).get("cppool")
+    if isinstance(fixture, CppoolFixture):
+        fixture._item = None

@@ -1,0 +1,130 @@
+/* The C interface, compiled as C99 and used from C alone, with a fake daemon: c_client_test FAKE_DAEMON. */
+#include <cppool/client.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int failed = 0;
+
+static void Check(int holds, const char* what, const char* text) {
+  if (holds) return;
+  fprintf(stderr, "does not hold: %s; the text: %s\n", what, text ? text : "(null)");
+  failed = 1;
+}
+
+/* Whether the text has this part; of none: whether there is no text. */
+static int Says(const char* text, const char* part) {
+  return part == NULL || text == NULL ? part == text : strstr(text, part) != NULL;
+}
+
+/* Calls once, checks the status and that the text has `part`, and frees the text. */
+#define EXPECT(status, part, call)                        \
+  do {                                                    \
+    char* out = NULL;                                     \
+    const cppool_client_status got = (call);              \
+    Check(got == (status), #call " gives " #status, out); \
+    Check(Says(out, (part)), #call " says " #part, out);  \
+    cppool_client_free(out);                              \
+  } while (0)
+
+typedef struct lines {
+  size_t count;
+  char last[256];
+} lines;
+
+static void Keep(void* context, const char* line, size_t size) {
+  lines* const all = context;
+  ++all->count;
+  snprintf(all->last, sizeof all->last, "%.*s", (int)size, line);
+}
+
+/* A lock of the caller's: 1 while it is held. */
+static int held = 1, times_left = 0, asked = 0;
+static void* LeaveLock(void) {
+  Check(held == 1, "the lock is held when it is given up", "");
+  held = 0;
+  ++times_left;
+  return &held;
+}
+static void EnterLock(void* left) {
+  Check(left == &held && held == 0, "what leave returned comes back", "");
+  held = 1;
+}
+static int Interrupted(void) {
+  Check(held == 1, "the lock is held when interrupted is asked", "");
+  return ++asked >= 3;
+}
+
+int main(int argc, char** argv) {
+  char options[4096];
+  char* tail;
+  cppool_pool* pool = NULL;
+  lines all = {0, ""};
+  cppool_pool_hooks hooks;
+  if (argc != 2) return 2;
+  memset(&hooks, 0, sizeof hooks);
+  hooks.struct_size = sizeof hooks;
+  hooks.context = &all;
+  hooks.log = Keep;
+  hooks.leave = LeaveLock;
+  hooks.enter = EnterLock;
+  hooks.interrupted = Interrupted;
+  snprintf(options, sizeof options,
+           "{\"world_size\": 2, \"daemon\": \"%s\", \"grace_ms\": 200, \"kill_grace_ms\": 300}", argv[1]);
+
+  Check(strcmp(cppool_client_version(), "") > 0, "there is a version", cppool_client_version());
+  EXPECT(CPPOOL_CLIENT_INVALID, "did you mean \\\"world_size\\\"",
+         cppool_pool_create("{\"world_sise\": 2}", NULL, &pool, &out));
+  EXPECT(CPPOOL_CLIENT_INVALID, "from 1 to 64", cppool_pool_create("{\"world_size\": 0}", NULL, &pool, &out));
+  EXPECT(CPPOOL_CLIENT_INVALID, "not JSON", cppool_pool_create("{", NULL, &pool, &out));
+  Check(pool == NULL, "no pool after an error", "");
+  EXPECT(CPPOOL_CLIENT_OK, NULL, cppool_pool_create(options, &hooks, &pool, &out));
+
+  EXPECT(CPPOOL_CLIENT_OK, "\"world_size\":2", cppool_pool_ask(pool, "{\"op\": \"hello\"}", &out));
+  EXPECT(CPPOOL_CLIENT_OK, "\"status\":\"passed\"",
+         cppool_pool_ask(pool, "{\"op\": \"run\", \"params\": {\"do\": \"pass\"}}", &out));
+  EXPECT(CPPOOL_CLIENT_OK, "because of mismatch",
+         cppool_pool_ask(pool, "{\"op\": \"run\", \"params\": {\"do\": \"fail\"}}", &out));
+  Check(held == 1 && times_left >= 3, "every call gives the lock up and takes it again", "");
+  EXPECT(CPPOOL_CLIENT_INVALID, "unknown op", cppool_pool_ask(pool, "{\"op\": \"hallo\"}", &out));
+  EXPECT(CPPOOL_CLIENT_INVALID, "cppool_pool_stop", cppool_pool_ask(pool, "{\"op\": \"shutdown\"}", &out));
+  EXPECT(CPPOOL_CLIENT_INVALID, "\\\"id\\\"", cppool_pool_ask(pool, "{\"op\": \"hello\", \"id\": 1}", &out));
+  EXPECT(CPPOOL_CLIENT_INVALID, "no request", cppool_pool_ask(pool, NULL, &out));
+  EXPECT(CPPOOL_CLIENT_INVALID, "no pool", cppool_pool_ask(NULL, "{\"op\": \"hello\"}", &out));
+
+  EXPECT(CPPOOL_CLIENT_NO_ANSWER, "\"kind\":\"died\"",
+         cppool_pool_ask(pool, "{\"op\": \"run\", \"params\": {\"do\": \"die\"}}", &out));
+  Check(strstr(all.last, "is sent to a new daemon") != NULL, "the log tells of the retry", all.last);
+  tail = cppool_pool_stderr_tail(pool);
+  Check(tail != NULL && strstr(tail, "the last words") != NULL, "the tail of stderr", tail);
+  cppool_client_free(tail);
+
+  asked = 0;
+  EXPECT(CPPOOL_CLIENT_INTERRUPTED, "\"kind\":\"interrupted\"",
+         cppool_pool_ask(pool, "{\"op\": \"run\", \"params\": {\"do\": \"hang\"}}", &out));
+  Check(asked == 3 && held == 1, "interrupted at the third time", "");
+  asked = -1000;
+  EXPECT(
+      CPPOOL_CLIENT_NO_ANSWER, "\"diagnosis\":\"in its last",
+      cppool_pool_ask(pool, "{\"op\": \"run\", \"params\": {\"do\": \"hang\"}, \"deadline_ms\": 300}", &out));
+  EXPECT(CPPOOL_CLIENT_OK, "passed",
+         cppool_pool_ask(pool, "{\"op\": \"run\", \"params\": {\"do\": \"pass\"}}", &out));
+
+  EXPECT(CPPOOL_CLIENT_OK, "cppool run --world-size 4 --backend host --deadline 1.5 --param seed=7",
+         cppool_client_command("{\"world_size\": 4, \"backend\": \"host\"}",
+                               "{\"op\": \"run\", \"params\": {\"seed\": 7}, \"deadline_ms\": 1500}", &out));
+  EXPECT(CPPOOL_CLIENT_OK, "| cppoold --world-size 2 --sentinel ''",
+         cppool_client_command(NULL, "{\"op\": \"run\", \"kwargs\": {\"dtype\": \"bf16\"}}", &out));
+  EXPECT(CPPOOL_CLIENT_INVALID, "only a run", cppool_client_command(NULL, "{\"op\": \"hello\"}", &out));
+  EXPECT(CPPOOL_CLIENT_OK, "mha_128 fp16 bshd p2p W=2", cppool_client_suite("{\"suite\": \"smoke\"}", &out));
+  EXPECT(CPPOOL_CLIENT_INVALID, "did you mean \\\"smoke\\\"",
+         cppool_client_suite("{\"suite\": \"smok\"}", &out));
+  EXPECT(CPPOOL_CLIENT_OK, argv[1], cppool_client_find_daemon(options, &out));
+
+  cppool_pool_stop(pool);
+  cppool_pool_free(pool);
+  cppool_pool_free(NULL);
+  cppool_client_free(NULL);
+  return failed;
+}

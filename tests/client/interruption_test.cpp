@@ -1,0 +1,94 @@
+// PoolOptions::interrupted: what ends a call before its limit.
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <thread>
+
+#include "tests/client/support.h"
+
+using namespace cppool::test;
+using cppool::Pool;
+using cppool::PoolError;
+
+namespace {
+
+std::optional<PoolError> ErrorOf(Pool& pool, const char* what) {
+  try {
+    pool.Run(Do(what), Within(20s));
+  } catch (const PoolError& error) {
+    return error;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+TEST_CASE("an interrupted call ends, its daemon is killed, and the next call has another") {
+  cppool::PoolOptions options = FakeOptions();
+  std::atomic<int> asked{0}, limit{3};
+  options.interrupted = [&] { return ++asked >= limit; };
+  Pool pool(options);
+  const int first = GroupOf(pool);
+  asked = 0;
+  const auto error = ErrorOf(pool, "hang");
+  REQUIRE(error);
+  CHECK(error->kind() == PoolError::Kind::kInterrupted);
+  CHECK(ToString(error->kind()) == "interrupted");
+  CHECK(error->attempts() == 1);
+  CHECK(asked == 3);
+  limit = 1 << 20;
+  CHECK(GroupOf(pool) != first);
+  CHECK(pool.Run(Do("late")).ok());  // asked, and not interrupted
+}
+
+TEST_CASE("an interrupted start does not count as a failed one") {
+  cppool::PoolOptions options = FakeOptions("silent");
+  options.interrupted = [] { return true; };
+  Pool pool(options);
+  for (int i = 0; i < 8; ++i) {  // more than the failed starts after which a call throws at once
+    const auto error = ErrorOf(pool, "pass");
+    REQUIRE(error);
+    CHECK(error->kind() == PoolError::Kind::kInterrupted);
+  }
+}
+
+TEST_CASE("a call that waits for another thread's can be interrupted, and leaves that one alone") {
+  cppool::PoolOptions options = FakeOptions();
+  const auto main_thread = std::this_thread::get_id();
+  options.interrupted = [main_thread] { return std::this_thread::get_id() != main_thread; };
+  Pool pool(options);
+  std::optional<PoolError> error;
+  std::atomic<bool> running{false};
+  pool.Hello();
+  std::thread other([&] {
+    while (!running) std::this_thread::sleep_for(1ms);
+    std::this_thread::sleep_for(100ms);
+    error = ErrorOf(pool, "pass");
+  });
+  running = true;
+  CHECK(pool.Run({{"do", "late"}, {"ms", 1500}}).ok());
+  other.join();
+  REQUIRE(error);
+  CHECK(error->kind() == PoolError::Kind::kInterrupted);
+}
+
+TEST_CASE("an exception of `interrupted` is dropped") {
+  cppool::PoolOptions options = FakeOptions();
+  options.interrupted = []() -> bool { throw std::runtime_error("no"); };
+  Pool pool(options);
+  CHECK(pool.Run(Do("late")).ok());
+}
+
+TEST_CASE("what the system knew of a hung daemon is a text of its own") {
+  Pool pool(FakeOptions());
+  try {
+    pool.Run(Do("hang"), Within(300ms));
+    FAIL("an answer instead of an error");
+  } catch (const PoolError& error) {
+    CHECK(error.kind() == PoolError::Kind::kTimeout);
+    CHECK(Contains(error.diagnosis(), "its threads: "));
+    CHECK(Contains(error.what(), error.diagnosis()));
+    CHECK(error.diagnosis().front() != ';');
+  }
+}

@@ -1,0 +1,297 @@
+"""The pytest plugin as its users have it: found by its entry point, in a pytest of its own, with a daemon that is told what to do or the
+real one on the host backend."""
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from support import FAKE
+
+pytest_plugins = ["pytester"]
+
+HOST = "import pytest\n@pytest.fixture(scope='session')\ndef cppool_options():\n    return {'backend': 'host'}\n"
+
+
+def fake(*start, **options):
+    options = {"daemon": FAKE, "start_limit": 20.0, "grace": 0.2, "kill_grace": 0.3, "arguments": ["--start", *start] if start else [], **options}
+    return f"import pytest\n@pytest.fixture(scope='session')\ndef cppool_options():\n    return {options!r}\n"
+
+
+@pytest.fixture
+def suite(pytester, monkeypatch):
+    """Runs a suite of these tests, and returns pytest's result."""
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(conftest, tests, *arguments):
+        pytester.makeconftest(conftest)
+        pytester.makepyfile(tests)
+        return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rA", *arguments)
+
+    return run
+
+
+def test_ten_lines(suite):
+    result = suite(HOST, """
+        import pytest
+        from cppool import suite
+
+        @pytest.mark.parametrize("cell", suite("smoke", filters=["world_size=2", "cp_comm_type=p2p"]))
+        def test_attention(cppool, cell):
+            cppool.run(cell)
+
+        @pytest.mark.cppool(world_size=2)
+        def test_mine(cppool):
+            assert cppool.run({"cp_comm_type": "a2a", "max_seqlen_q": 64}).tflops["forward"] > 0
+    """)
+    result.assert_outcomes(passed=result.parseoutcomes()["passed"])
+    assert result.parseoutcomes()["passed"] >= 3
+    result.stdout.re_match_lines([r".*test_attention\[mha_128 fp16 bshd p2p W=2\].*"])
+
+
+def test_outcomes(suite):
+    result = suite(fake(), """
+        def test_passes(cppool):
+            assert cppool.run({"do": "pass"}).status == "passed"
+        def test_is_skipped(cppool):
+            cppool.run({"do": "skip"})
+            assert False, "not reached"
+        def test_fails(cppool):
+            cppool.run({"do": "fail"})
+        def test_dies(cppool):
+            cppool.run({"do": "die"}, world_size=4)
+        def test_hangs(cppool):
+            cppool.run({"do": "spin"}, deadline=0.3)
+        def test_goes_on(cppool):
+            cppool.run({"do": "pass"})
+    """)
+    result.assert_outcomes(passed=2, skipped=1, failed=3)
+    text = result.stdout.str()
+    assert re.search(r"SKIPPED .* because of unsupported", text)
+    assert re.search(r"failed: because of mismatch\n.*dq +oracle +1 +nan", text, re.S) and "1 of 2 checks hold" in text
+    assert f"repeat: cppool run --world-size 2 --daemon {FAKE} --param do=fail\n" in text
+    assert re.search(r"Captured cppoold stderr call -+\n(.*\n)*?the last words", text)
+    assert re.search(r"Captured cppool diagnosis call -+\nin its last .* of CPU; its threads: ", text)
+    assert f"repeat: cppool run --world-size 4 --daemon {FAKE} --param do=die\n" in text
+
+
+def test_hang_that_the_daemon_reports(suite):
+    result = suite("import pytest\n@pytest.fixture(scope='session')\n"
+                   "def cppool_options():\n    return {'backend': 'host', 'arguments': ['--allow-faults']}\n", """
+        import pytest
+        @pytest.mark.cppool(deadline=1)
+        def test_stalls(cppool):
+            cppool.run({"max_seqlen_q": 64}, fault={"kind": "stall", "rank": 1})
+    """)
+    result.assert_outcomes(failed=1)
+    text = result.stdout.str()
+    assert "repeat: cppool run --world-size 2 --backend host --deadline 1 --fault stall:1 --param max_seqlen_q=64" in text
+    assert "Captured cppool diagnosis call" in text and re.search(r"\nrank 1: .*\n  \S+", text.partition("Captured cppool diagnosis")[2])
+
+
+def test_raw_results_and_errors(suite):
+    """`at` returns every result, and what it saw is reported all the same."""
+    result = suite(fake(), """
+        import cppool as package
+        import pytest
+        def test_result(cppool):
+            assert cppool.at(2).run({"do": "fail"}).status == "failed"
+        def test_error(cppool):
+            with pytest.raises(package.PoolError, match="the last words"):
+                cppool.at(2).run({"do": "die"})
+        def test_error_escapes(cppool):
+            cppool.at(2).run({"do": "die"})
+    """)
+    result.assert_outcomes(passed=2, failed=1)
+    assert "Captured cppoold stderr call" in result.stdout.str()
+
+
+def test_start_counts_as_setup(suite):
+    result = suite(fake(), """
+        import pytest, time
+        from cppool import Cell
+        started = {}
+        @pytest.fixture(autouse=True)
+        def worlds(cppool):
+            yield
+        @pytest.mark.cppool(world_size=4)
+        def test_marked(cppool):
+            assert 4 in cppool._hello and 2 not in cppool._hello
+        @pytest.mark.parametrize("cell", [Cell("one", world_size=3, params={"do": "pass"})])
+        def test_cell(cppool, cell):
+            assert 3 in cppool._hello
+            cppool.run(cell)
+    """)
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["*test_cell?one?*"])
+
+
+def test_daemon_that_does_not_start(suite):
+    result = suite(fake(daemon="/nonexistent/cppoold"), """
+        import pytest
+        def test_in_the_call(cppool):
+            cppool.run()
+        @pytest.mark.cppool(world_size=2)
+        def test_in_the_setup(cppool):
+            assert False, "not reached"
+        def test_other():
+            pass
+    """)
+    result.assert_outcomes(passed=1, failed=1, errors=1)
+    assert "the daemon of world size 2 does not start: " in result.stdout.str() and "/nonexistent/cppoold" in result.stdout.str()
+
+
+def test_unknown_world_size_and_marker(suite):
+    result = suite(fake(), """
+        import pytest
+        @pytest.mark.cppool(world_size=99)
+        def test_world(cppool):
+            pass
+        @pytest.mark.cppool(world=2)
+        def test_name(cppool):
+            pass
+        def test_in_the_call(cppool):
+            cppool.run(world_size=0)
+    """)
+    result.assert_outcomes(errors=2, failed=1)
+    text = result.stdout.str()
+    assert 'must be an integer from 1 to 64, not "99"' in text
+    assert "the marker cppool takes world_size, require and deadline by name, not world" in text
+    assert 'must be an integer from 1 to 64, not "0"' in text
+
+
+REQUIRING = """
+    import pytest
+    @pytest.mark.cppool(world_size=2, require="cuda:2")
+    def test_needs_two(cppool):
+        pass
+    @pytest.mark.cppool(world_size=4, require="cuda:4")
+    def test_needs_four(cppool):
+        pass
+    def test_any(cppool):
+        cppool.run({"max_seqlen_q": 64})
+"""
+
+
+def test_lack_of_hardware_skips(suite):
+    result = suite(HOST, REQUIRING)
+    result.assert_outcomes(passed=1, skipped=2)
+    assert re.search(r"SKIPPED .* cuda:2 is required, and the daemon of world size 2 runs on the backend host", result.stdout.str())
+
+
+def test_required_hardware_makes_errors(suite):
+    result = suite(HOST, REQUIRING, "--cppool-require", "cuda:2")
+    text = result.stdout.str()
+    # Also the test that would run, but on another backend.
+    assert result.parseoutcomes() == {"failed": 1, "errors": 2}, text
+    assert "--cppool-require cuda:2 is required, and the daemon of world size 2 runs on the backend host" in text
+
+
+def test_too_few_devices(suite):
+    tests = """
+        import pytest
+        @pytest.mark.cppool(world_size=4)
+        def test_four(cppool):
+            cppool.run({"do": "pass"})
+    """
+    conftest = fake("two_devices")
+    result = suite(conftest, tests)
+    result.assert_outcomes(skipped=1)
+    assert "world size 4 needs as many GPUs, and there are 2" in result.stdout.str()
+    result = suite(conftest, tests, "--cppool-require", "cuda:4")
+    result.assert_outcomes(errors=1)
+    result = suite(conftest, tests, "--cppool-require", "cuda:2")  # nobody says that there are four
+    result.assert_outcomes(skipped=1)
+
+
+@pytest.mark.parametrize("value", ["cuda:0", "cuda:x", "gpu", "host:2", ""])
+def test_requirement_that_is_none(suite, value):
+    result = suite(HOST, "def test(): pass", "--cppool-require", value)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--cppool-require is cuda, cuda:N (at least N GPUs) or host, not " in result.stderr.str()
+
+
+def test_junit_properties(suite, pytester):
+    result = suite(HOST, """
+        def test_two(cppool):
+            cppool.run({"max_seqlen_q": 64})
+            cppool.run({"max_seqlen_q": 64, "cp_comm_type": "a2a"})
+    """, "--junit-xml", "report.xml")
+    result.assert_outcomes(passed=1)
+    properties = {p.get("name"): p.get("value") for p in ElementTree.parse(pytester.path / "report.xml").iter("property")}
+    assert properties["cppool.status"] == "passed" and properties["cppool.backend"] == "host" and properties["cppool.world_size"] == "2"
+    assert float(properties["cppool.worst_ratio"]) > 0 and float(properties["cppool.wall_ms"]) > 0
+    assert properties["cppool.command"] == "cppool run --world-size 2 --backend host --param max_seqlen_q=64"
+    assert properties["cppool.2.command"].endswith("--param cp_comm_type=a2a --param max_seqlen_q=64")
+    assert float(properties["cppool.tflops.forward"]) > 0
+
+
+XDIST = """
+    import os, pytest
+    @pytest.mark.parametrize("i", range(8))
+    def test_many(cppool, i):
+        seen = cppool.at(2).run({"do": "echo"}).json["surroundings"]["environment"]["CUDA_VISIBLE_DEVICES"]
+        with open(f"seen-{os.environ['PYTEST_XDIST_WORKER']}", "w") as file:
+            file.write(seen or "all")
+"""
+
+
+def seen(pytester):
+    return {path.name.partition("-")[2]: path.read_text() for path in pytester.path.glob("seen-*")}
+
+
+def test_workers_share_out_the_gpus(suite, pytester, monkeypatch):
+    pytest.importorskip("xdist")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,GPU-7,6,1")
+    suite(fake(), XDIST, "-n", "2").assert_outcomes(passed=8)
+    assert seen(pytester) == {"gw0": "3,5", "gw1": "GPU-7,6,1"}
+
+
+def test_workers_share_out_what_the_driver_lists(suite, pytester, monkeypatch):
+    pytest.importorskip("xdist")
+    lister = pytester.path / "bin" / "nvidia-smi"
+    lister.parent.mkdir()
+    lister.write_text("#!/bin/sh\nfor i in 0 1 2 3; do echo \"GPU $i: NVIDIA H200 (UUID: GPU-$i)\"; done\n")
+    lister.chmod(0o755)
+    monkeypatch.setenv("PATH", str(lister.parent), prepend=":")
+    suite(fake(), XDIST, "-n", "2").assert_outcomes(passed=8)
+    assert seen(pytester) == {"gw0": "0,1", "gw1": "2,3"}
+
+
+def test_more_workers_than_gpus(suite, monkeypatch):
+    pytest.importorskip("xdist")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    result = suite(fake(), XDIST, "-n", "4")
+    result.assert_outcomes(errors=8)
+    assert "there are 4 workers of pytest-xdist and 1 GPU (0), and each worker needs one for itself: run with -n 1, or set " \
+           "CUDA_VISIBLE_DEVICES= to run without GPUs" in result.stdout.str()
+
+
+def test_workers_without_gpus(suite, monkeypatch):
+    pytest.importorskip("xdist")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    suite(fake(), XDIST, "-n", "4").assert_outcomes(passed=8)
+
+
+def test_transformer_engines_form(suite):
+    """What the suite of Transformer Engine sends its worker, at a size for a CPU."""
+    result = suite(HOST, """
+        import pytest
+
+        @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+        @pytest.mark.parametrize("model", ["cp_1_0", "cp_2_0"])
+        @pytest.mark.parametrize("qkv_format", ["bshd", "thd"])
+        @pytest.mark.parametrize("cp_comm_type", ["p2p", "all_gather", "a2a", "a2a+p2p"])
+        @pytest.mark.cppool(world_size=4)
+        def test_cp_with_flash_attention(cppool, dtype, model, qkv_format, cp_comm_type):
+            cppool.run(kwargs=dict(
+                dtype=dtype, model=model, qkv_format=qkv_format, kernel_backend="FlashAttention", cp_comm_type=cp_comm_type,
+                fa_pad_between_seqs=str(qkv_format == "thd"), is_training="True", deterministic="False", log_level="30", fp8_bwd="False",
+                fp8_dpa="False", fp8_mha="False", scaling_mode="None", f16_O="False", max_seqlen_q="64", max_seqlen_kv="64",
+                attn_mask_type="None" if qkv_format == "bshd" else "padding_causal"))
+
+        def test_wrong_word(cppool):
+            cppool.run(kwargs={"dtype": "bf17"})
+    """)
+    result.assert_outcomes(passed=32, failed=1)
+    assert "| cppoold --world-size 2 --backend host --sentinel ''" in result.stdout.str()

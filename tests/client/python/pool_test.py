@@ -1,0 +1,380 @@
+"""The Python client against the fake daemon, and with the real one on the host backend."""
+import gc
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import cppool
+from support import BUILD, FAKE, do, eventually, fake_pool, is_running
+
+
+def pid_of(pool):
+    return pool.run(do("echo")).json["surroundings"]["pid"]
+
+
+def test_outcomes():
+    with fake_pool() as pool:
+        passed = pool.run(do("pass"))
+        assert (passed.status, passed.ok, passed.error, passed.failure, passed.fatal) == ("passed", True, "", None, False)
+        assert (passed.wall_ms, passed.seed, passed.tflops, passed.attempts) == (1.5, 1234, {"forward": 2.0}, 1)
+        assert passed.stages == {"forward": [3.0]}
+        failed = pool.run(do("fail"))
+        assert (failed.status, failed.ok, failed.error) == ("failed", False, "because of mismatch")
+        assert failed.failure == cppool.Failure("mismatch", 1, "forward", "detail")
+        bad, good = failed.checks
+        assert isinstance(bad, cppool.Check)
+        assert (bad.tensor, bad.against, bad.rank, bad.rel_err, bad.tolerance, bad.ok) == ("dq", "oracle", 1, 0.5, 0.01, False)
+        assert math.isnan(bad.max_abs_err) and bad.ratio is None and good.ok
+        assert pool.run(do("skip")).status == "skipped"
+        assert pool.run(do("error")).failure.kind == "internal"
+        fatal = pool.run(do("fatal"))
+        assert fatal.fatal and fatal.status == "error"
+        assert pool.run(do("pass")).ok  # of the next daemon
+        assert pool.run(do("more_members")).json["new"] == {"a": [1, 2]}
+
+
+def test_request_is_what_was_asked_for(tmp_path):
+    with fake_pool() as pool:
+        request = pool.run(do("echo"), case="sum", deadline=1.5, warmup=2, repeat=3, checks=False, perturb=7, dump=tmp_path / "out",
+                           inputs="in").json["request"]
+        assert {key: request[key] for key in ("case", "deadline_ms", "warmup", "repeat", "checks", "perturb")} == {
+            "case": "sum", "deadline_ms": 1500, "warmup": 2, "repeat": 3, "checks": False, "perturb": 7}
+        assert request["dump"] == str(tmp_path / "out") and request["inputs"] == os.path.abspath("in")
+        assert pool.run({"do": "echo", "window_size": (-1, 0), "softmax_scale": None}).json["request"]["params"] == {
+            "do": "echo", "window_size": [-1, 0], "softmax_scale": None}
+
+
+def test_no_answer():
+    with fake_pool() as pool:
+        with pytest.raises(cppool.PoolError) as died:
+            pool.run(do("die"))
+        assert died.value.kind == "died" and died.value.attempts == 2
+        assert "the last words" in died.value.stderr_tail and str(died.value).endswith("the last words\n")
+        assert died.value.command == f"cppool run --world-size 2 --daemon {FAKE} --param do=die"
+        assert "the last words" in pool.stderr_tail()
+        with pytest.raises(cppool.PoolError) as hung:
+            pool.run(do("spin"), deadline=0.3)
+        assert hung.value.kind == "timeout" and "running" in hung.value.diagnosis and hung.value.diagnosis in str(hung.value)
+        with pytest.raises(cppool.PoolError) as garbage:
+            pool.run(do("garbage"))
+        assert garbage.value.kind == "protocol"
+        assert pool.run(do("pass")).ok
+
+
+def test_start_failures():
+    with pytest.raises(cppool.PoolError) as missing:
+        fake_pool(daemon="/nonexistent/cppoold").hello()
+    assert missing.value.kind == "start" and "/nonexistent/cppoold" in str(missing.value)
+    with pytest.raises(cppool.PoolError) as refused:
+        fake_pool(arguments=["--start", "start_line"]).hello()
+    assert refused.value.start_failure["devices"] == 2 and refused.value.start_failure["kind"] == "out_of_memory"
+    assert refused.value.command == ""
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"world_size": 0}, "from 1 to 64"), ({"world_size": 65}, "from 1 to 64"), ({"world_size": 2.5}, "from 1 to 64"),
+    ({"grace": -1}, "grace is a number of seconds"), ({"start_limit": math.nan}, "start_limit is a number of seconds"),
+    ({"retries": -1}, "retries"), ({"backend": 3}, "backend"), ({"environment": {"A=B": "c"}}, "environment")])
+def test_options_out_of_range(options, words):
+    with pytest.raises(ValueError, match=words):
+        cppool.Pool(**options)
+    assert cppool.Pools(backend="host").at(2).world_size == 2
+    with pytest.raises(ValueError, match="from 1 to 64"):
+        cppool.Pools().at(65)
+
+
+@pytest.mark.parametrize("params, error, words", [
+    ({"softmax_scale": math.nan}, ValueError, r"params\['softmax_scale'\] is nan"),
+    ({"a": {"b": [1.0, -math.inf]}}, ValueError, r"params\['a'\]\['b'\]\[1\] is -inf"),
+    ({"scale": object()}, TypeError, r"params\['scale'\] is a builtins.object"),
+    ({"a": {(7, 8): 1}}, TypeError, r"has the key \(7, 8\)"),
+    (["p2p"], TypeError, "params is a dict"),
+    ({"text": "\ud800"}, ValueError, "UTF-8|not JSON")])
+def test_params_that_json_cannot_express(params, error, words):
+    with fake_pool() as pool, pytest.raises(error, match=words):
+        pool.run({7: 1} if params is None else params)
+
+
+def test_nesting_has_a_limit():
+    deep = []
+    for _ in range(100000):
+        deep = [deep]
+    with fake_pool() as pool:
+        with pytest.raises((ValueError, RecursionError), match="nested"):
+            pool.run({"deep": deep})
+        assert pool.run(do("pass")).ok
+
+
+def test_run_options_out_of_range():
+    with fake_pool() as pool:
+        with pytest.raises(ValueError, match='unknown key "warm" .* did you mean "warmup"'):
+            pool.run(do("pass"), warm=3)
+        for options in ({"deadline": 86401}, {"repeat": 0}, {"warmup": -1}, {"checks": 3}, {"perturb": -1}, {"case": ""},
+                        {"fault": {"kind": "throw", "rang": 1}}):
+            with pytest.raises(ValueError):
+                pool.run(do("pass"), **options)
+        with pytest.raises(ValueError, match="give one"):
+            pool.run(do("pass"), kwargs={"dtype": "bf16"})
+        with pytest.raises(ValueError, match="is for 4 ranks"):
+            pool.run(cppool.Cell("a", world_size=4))
+
+
+def interrupt_after(seconds, number):
+    timer = threading.Timer(seconds, lambda: signal.pthread_kill(threading.main_thread().ident, number))
+    timer.start()
+    return timer
+
+
+def test_ctrl_c_ends_a_wait():
+    with fake_pool() as pool:
+        pid = pid_of(pool)
+        interrupt_after(0.2, signal.SIGINT)
+        before = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            pool.run(do("hang"), deadline=60)
+        assert time.monotonic() - before < 30  # far from the deadline
+        assert not is_running(pid)
+        assert pool.run(do("pass")).ok
+
+
+def test_ctrl_c_ends_a_start():
+    with fake_pool(arguments=["--start", "silent"]) as pool:
+        interrupt_after(0.3, signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            pool.hello()
+
+
+class Stop(Exception):
+    pass
+
+
+def test_signal_handlers_run_in_a_wait():
+    def stop(*_):
+        raise Stop("from a handler")
+
+    calls = []
+    with fake_pool() as pool:
+        before = signal.signal(signal.SIGALRM, lambda *_: calls.append(1))
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            assert pool.run(do("late", ms=600)).ok and calls == [1]  # the call goes on
+            signal.signal(signal.SIGALRM, stop)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(Stop, match="from a handler"):
+                pool.run(do("hang"))
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert pool.run(do("pass")).ok
+
+
+def test_ctrl_c_ends_the_wait_for_another_thread():
+    with fake_pool() as pool:
+        pool.hello()
+        results = []
+        thread = threading.Thread(target=lambda: results.append(pool.run(do("late", ms=1500))))
+        thread.start()
+        time.sleep(0.2)
+        interrupt_after(0.2, signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            pool.run(do("pass"))
+        thread.join()
+        assert results[0].ok  # the other thread's call is left alone
+
+
+def test_threads_run_during_a_wait():
+    counts, ending = [0], threading.Event()
+
+    def count():
+        while not ending.is_set():
+            counts[0] += 1
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    with fake_pool() as pool:
+        pool.hello()
+        before = counts[0]
+        pool.run(do("late", ms=500))
+        during = counts[0] - before
+    ending.set()
+    thread.join()
+    assert during > 20
+
+
+def test_calls_of_threads_take_turns():
+    with fake_pool() as pool:
+        oks = []
+        threads = [threading.Thread(target=lambda: oks.append(pool.run(do("late", ms=20)).ok)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert oks == [True] * 8
+
+
+def test_forked_child_has_its_own_daemon():
+    with fake_pool() as pool:
+        mine = pid_of(pool)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.write(writing, json.dumps(pid_of(pool)).encode())
+                pool.stop()
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            theirs = json.loads(pipe.read())
+        assert os.waitpid(child, 0)[1] == 0
+        assert theirs != mine and eventually(lambda: not is_running(theirs))
+        assert pid_of(pool) == mine
+
+
+def test_daemon_ends_with_its_pool():
+    pool = fake_pool()
+    pid = pid_of(pool)
+    del pool
+    gc.collect()
+    assert eventually(lambda: not is_running(pid))
+
+
+def test_daemon_ends_with_the_process():
+    program = ("import sys\nfrom support import *\n"
+               "pool = fake_pool(on_stderr=lambda line: print(line, file=sys.stderr))\n"
+               "print(pool.run(do('echo')).json['surroundings']['pid'], flush=True)\n")
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    pid = int(done.stdout.split()[0])
+    assert eventually(lambda: not is_running(pid))
+
+
+def test_lines_reach_python():
+    errors, log = [], []
+    with fake_pool(on_stderr=errors.append, log=log.append, retries=1) as pool:
+        with pytest.raises(cppool.PoolError):
+            pool.run(do("die"))
+    assert errors.count("the last words") == 2
+    assert any("is sent to a new daemon" in line for line in log)
+
+
+def test_environment_and_devices():
+    with fake_pool(environment={"FAKE_VARIABLE": "7"}, devices=[1, "GPU-2"]) as pool:
+        surroundings = pool.run(do("echo")).json["surroundings"]
+        assert surroundings["environment"]["FAKE_VARIABLE"] == "7"
+        assert surroundings["environment"]["CUDA_VISIBLE_DEVICES"] == "1,GPU-2"
+        assert surroundings["open"] == [0, 1, 2]
+        assert pool.run(do("pass")).command.startswith("FAKE_VARIABLE=7 cppool run --world-size 2 --devices 1,GPU-2")
+
+
+def test_nothing_of_cuda_is_loaded():
+    """Also when a daemon has run: not in this process, nor among what the library needs."""
+    program = ("import sys\nbefore = set(sys.modules)\nimport cppool\nfrom support import *\n"
+               "assert 'numpy' not in sys.modules and 'subprocess' not in before or True\n"
+               "assert 'libcppool_client' not in open('/proc/self/maps').read()\n"
+               "pool = cppool.Pool(2, backend='host')\nassert pool.run({'max_seqlen_q': 64}).ok\n"
+               "maps = open('/proc/self/maps').read()\nassert 'libcppool_client' in maps\n"
+               "for name in ('libcuda', 'libnccl', 'libcudart', 'libcppool_cuda', 'libstdc++'):\n    assert name not in maps, name\n"
+               "print('none')\n")
+    done = subprocess.run([sys.executable, "-S", "-c", "import sys; sys.path[:0] = sys.argv[1].split(':'); exec(sys.argv[2])",
+                           os.environ["PYTHONPATH"], program], stdout=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert done.stdout == "none\n"
+
+
+def test_exported_symbols():
+    library = os.path.join(BUILD, "lib", "libcppool_client.so")
+    symbols = subprocess.run(["nm", "-D", "--defined-only", "--format=posix", library], stdout=subprocess.PIPE, text=True, check=True)
+    names = {line.split()[0] for line in symbols.stdout.splitlines()}
+    assert names == {"cppool_client_" + name for name in ("command", "find_daemon", "free", "suite", "version")} | {
+        "cppool_pool_" + name for name in ("ask", "create", "free", "stderr_tail", "stop")}
+
+
+def test_describe_and_html():
+    with fake_pool() as pool:
+        failed = pool.run(do("fail"))
+        text = failed.describe()
+        assert "failed: because of mismatch" in text and "dq" in text and "nan" in text and "1 of 2 checks hold" in text
+        assert text.endswith(f"repeat: cppool run --world-size 2 --daemon {FAKE} --param do=fail")
+        page = failed._repr_html_()
+        assert "<td>dq</td><td>oracle</td><td>1</td><td>nan</td>" in page and "<td>NO</td>" in page
+        assert "<th>rank 0 (ms)</th>" in pool.run(do("pass"))._repr_html_()
+        marked = cppool.Result({"status": "error", "error": "<script>", "ranks": [], "checks": []})
+        assert "<script>" not in marked._repr_html_()
+
+
+def test_suites():
+    cells = cppool.suite("smoke")
+    assert len(cells) == 20 and [cell.world_size for cell in cells] == sorted(cell.world_size for cell in cells)
+    assert len({cell.name for cell in cells}) == 20 and str(cells[0]) == cells[0].name
+    assert len(cppool.suite("essential")) == 120 and len(cppool.suite("matrix")) == 1152
+    some = cppool.suite("matrix", filters=["cp_comm_type=a2a", "dtype=bf16"], max_seqlen=96)
+    assert some and all(cell.params["cp_comm_type"] == "a2a" and cell.params["max_seqlen_q"] <= 96 for cell in some)
+    with pytest.raises(ValueError, match='did you mean "smoke"'):
+        cppool.suite("smoke_")
+    with pytest.raises(ValueError, match="no cell has dtype=fp9"):
+        cppool.suite("smoke", filters="dtype=fp9")
+
+
+def test_pools():
+    with cppool.Pools(backend="host") as pools:
+        assert pools.at(2) is pools.at(2)
+        hello = pools.at(2).hello()
+        assert (hello["world_size"], hello["backend"]) == (2, "host")
+        assert "attention" in [case["name"] for case in pools.at(2).cases()]
+        assert pools.at(2).stats()["requests"] >= 2 and "validate" in pools.at(2).features()
+        assert pools.run({"max_seqlen_q": 64}).ok
+        cell = cppool.suite("smoke", filters=["world_size=4", "cp_comm_type=a2a+p2p"])[0]
+        assert pools.run(cell).ok and pools.at(4).validate(cell).ok
+        assert not pools.at(2).validate({"cp_comm_type": "a2b"}).ok
+
+
+def test_transformer_engines_form():
+    with cppool.Pool(2, backend="host") as pool:
+        kwargs = {"dtype": "bf16", "model": "cp_2_0", "qkv_format": "bshd", "kernel_backend": "FlashAttention", "cp_comm_type": "p2p",
+                  "max_seqlen_q": "64", "max_seqlen_kv": "64", "fa_pad_between_seqs": "False", "fp8_mha": "False", "log_level": "30"}
+        result = pool.run(kwargs=kwargs)
+        assert result.ok, result.describe()
+        assert result.command.startswith("printf '%s\\n' '{") and result.command.endswith("cppoold --world-size 2 --backend host --sentinel ''")
+        path = os.path.join(BUILD, "bin") + os.pathsep + os.environ["PATH"]
+        again = subprocess.run(["bash", "-c", result.command + " 2>/dev/null"], env={**os.environ, "PATH": path}, stdout=subprocess.PIPE,
+                               check=True)
+        assert json.loads(again.stdout)["status"] == "passed"
+        with pytest.raises(ValueError, match="string"):
+            pool.run(kwargs={"dtype": 16})
+
+
+def test_dump(tmp_path):
+    numpy = pytest.importorskip("numpy")
+    with cppool.Pool(2, backend="host") as pool:
+        result = pool.run({"max_seqlen_q": 64, "num_heads": 2}, dump=tmp_path / "dump")
+        assert result.ok, result.describe()
+    dump = cppool.load_dump(tmp_path / "dump")
+    assert {"q", "k", "v", "out", "lse", "dq", "out_no_cp"} <= set(dump) and len(dump) == len(list(dump))
+    assert dump["q"].shape == (2, 64, 2, 64) and dump["q"].dtype == numpy.float32
+    assert numpy.abs(dump["out"] - dump["out_no_cp"]).max() < 0.1
+    assert dump.index["world_size"] == 2
+    with pytest.raises(KeyError, match="there are: "):
+        dump["quux"]
+    with pytest.raises(FileNotFoundError, match="no folder that a run's `dump` has written"):
+        cppool.load_dump(tmp_path)
+
+
+def test_bench():
+    rows = cppool.bench({"cp_comm_type": ["p2p", "a2a"], "max_seqlen_q": 64, "window_size": (-1, -1)}, world_size=[1, 2], backend="host",
+                        warmup=0, repeat=2)
+    assert [(row["world_size"], row["cp_comm_type"]) for row in rows] == [(1, "p2p"), (1, "a2a"), (2, "p2p"), (2, "a2a")]
+    for row in rows:
+        assert row["error"] == "" and row["forward_ms"] > 0 and row["backward_tflops"] > 0 and row["window_size"] == [-1, -1]
+        assert row["together_efficiency"] > 0 and row["command"].startswith(os.path.join(BUILD, "python"))
+    (bad,) = cppool.bench({"num_heads": 7}, backend="host", case="nothing")
+    assert "nothing" in bad["error"]
+    with pytest.raises(ValueError, match="--backend"):
+        cppool.bench(backend="cud")

@@ -1,0 +1,34 @@
+"""What the tests of the Python package share: pools of the fake daemon."""
+import os
+import time
+
+import cppool
+
+BUILD = os.environ["CPPOOL_BUILD"]
+FAKE = os.path.join(BUILD, "bin", "cppool_fake_daemon")
+SHORT = {"daemon": FAKE, "start_limit": 20.0, "grace": 0.2, "kill_grace": 0.3}
+
+
+def fake_pool(world_size=2, **options):
+    return cppool.Pool(world_size, **{**SHORT, **options})
+
+
+def do(what, **params):
+    return {"do": what, **params}
+
+
+def eventually(holds):
+    """A backstop, not a measurement."""
+    for _ in range(2000):
+        if holds():
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
