@@ -38,6 +38,7 @@ class MemoryOfCuda : public CheckKernels {
   void GenerateBias(std::uint64_t, std::int64_t, int, std::int64_t, std::int64_t, Dtype, void*,
                     cppool_stream) override {}
   void Digest(const void*, std::size_t, std::uint64_t*, cppool_stream) override {}
+  void CopyRows(const std::vector<RowsCopy>&, std::chrono::nanoseconds, cppool_stream) override {}
   void RoundValues(Dtype, double*, std::int64_t, cppool_stream) override {}
   void FillValues(double*, double, std::int64_t, cppool_stream) override {}
   void Compare(const CompareArgs&, CompareStats*, cppool_stream) override {}
