@@ -70,6 +70,7 @@ Pairs PairsOf(const std::vector<Rectangle>& rectangles, const Layout& query, con
   for (const Rectangle& r : rectangles) {
     REQUIRE(r.queries > 0);
     REQUIRE(r.keys > 0);
+    REQUIRE((r.batch == 1 || (r.q_stride > 0 && r.k_stride > 0)));
     std::vector<bool> seen(static_cast<std::size_t>(r.keys));
     for (std::int64_t b = 0; b < r.batch; ++b) {
       for (std::int64_t i = 0; i < r.queries; ++i) {

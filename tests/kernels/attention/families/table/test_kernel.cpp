@@ -148,12 +148,8 @@ void Misbehave(const Plan& plan, const cppool_attention_tensors* t, void* worksp
 }
 
 // What the results are multiplied with: 1, unless the kernel is to be wrong.
-double Factor(void* workspace) {
+double Factor() {
   if (Is(Fault::kDrifts)) return 1 + 4e-3 * (calls % 7);
-  if (Is(Fault::kUsesWorkspace) && workspace) {
-    const float sum = *static_cast<float*>(workspace);  // taken for the 0 that fresh memory holds
-    return 1 + (std::isnan(sum) ? static_cast<double>(sum) : 0);
-  }
   return 1;
 }
 
@@ -170,7 +166,7 @@ cppool_status Forward(void* opaque, const cppool_attention_tensors* t, void* wor
   const View q(t->q), v(t->v), out(t->out), lse(t->lse);
   const std::vector<double> k = KeysOf(plan, View(t->k));
   std::vector<double> logits(static_cast<std::size_t>(c.seqlen_kv));
-  const double factor = Factor(workspace);
+  const double factor = Factor();
   for (std::int64_t b = 0; b < c.batch; ++b) {
     for (std::int64_t h = 0; h < c.heads; ++h) {
       const std::int64_t kv = h / (c.heads / c.kv_heads);
@@ -188,6 +184,7 @@ cppool_status Forward(void* opaque, const cppool_attention_tensors* t, void* wor
       }
     }
   }
+  if (Is(Fault::kKeepsWorkspace)) *static_cast<float*>(workspace) = 1;
   Misbehave(plan, t, workspace);
   return CPPOOL_OK;
 }
@@ -205,6 +202,7 @@ cppool_status Backward(void* opaque, const cppool_attention_tensors* t, void* wo
       dv(t->dv);
   const std::vector<double> k = KeysOf(plan, View(t->k));
   const std::int64_t group = c.heads / c.kv_heads;
+  const double factor = Is(Fault::kKeepsWorkspace) ? *static_cast<float*>(workspace) : 1.0f;
   std::vector<double> logits(static_cast<std::size_t>(c.seqlen_kv));
   for (std::int64_t b = 0; b < c.batch; ++b) {
     for (std::int64_t kv = 0; kv < c.kv_heads; ++kv) {
@@ -241,7 +239,7 @@ cppool_status Backward(void* opaque, const cppool_attention_tensors* t, void* wo
             }
           }
           for (std::int64_t d = 0; d < c.dim_qk; ++d)
-            dq.Write(dq.At(b, i, h, d), dq_sum[static_cast<std::size_t>(d)]);
+            dq.Write(dq.At(b, i, h, d), dq_sum[static_cast<std::size_t>(d)] * factor);
         }
       }
       for (std::int64_t j = 0; j < c.seqlen_kv; ++j) {

@@ -29,7 +29,7 @@ struct Behaviour {
     kWritesGap,        // between two rows of out
     kWritesInput,      // to k
     kWritesWorkspace,  // behind the workspace
-    kUsesWorkspace,    // what the workspace held
+    kKeepsWorkspace,   // backward uses what forward has left in the workspace
     kKeepsInputs,      // k of the first call at an address is used for the later ones
     kDrifts,           // each call's results differ from the last one's in a bit
   };
