@@ -2,11 +2,14 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "kernels/attention/families/sm90/backward.h"
+#include "kernels/attention/families/sm90/backward_list.h"
 #include "kernels/attention/families/sm90/forward.h"
 #include "kernels/runtime.h"
 #include "kernels/runtime/cuda/check.h"
@@ -14,72 +17,123 @@
 namespace cppool::kernels::cuda {
 namespace {
 
-sm90::ForwardKernelEntry EntryOf(const KernelShape& shape) {
+sm90::ForwardKernelEntry ForwardOf(const KernelShape& shape) {
   return sm90::ForwardKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v);
+}
+sm90::BackwardKernelEntry BackwardOf(const KernelShape& shape) {
+  return sm90::BackwardKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v);
 }
 
 bool HasForward(const KernelRequest& request) {
-  return request.bias == BiasType::kNone && EntryOf(request.shape).tile_rows > 0;
+  return request.bias == BiasType::kNone && ForwardOf(request.shape).tile_rows > 0;
+}
+bool HasBackward(const KernelRequest& request) {
+  return request.training && request.bias == BiasType::kNone && BackwardOf(request.shape).tile_keys > 0;
 }
 
 // Whether the general family takes part in a case of this request.
-bool NeedsGeneral(const KernelRequest& request) { return request.training || !HasForward(request); }
+bool NeedsGeneral(const KernelRequest& request) {
+  return !HasForward(request) || (request.training && !HasBackward(request));
+}
 
-// The forward work list in device memory, with the launch's counters, and the general family's plan where it takes part.
+// Memory that starts every launch as 0: an item counter, padded, and a fixed order's turns.
+constexpr std::size_t kScheduleBytes = 64;
+std::size_t TurnBytes(const KernelRequest& request, std::int64_t blocks) {
+  return request.deterministic ? static_cast<std::size_t>(blocks * request.shape.heads) * 2 * sizeof(int) : 0;
+}
+
+// The work lists in device memory, with the launches' counters, and the general family's plan where it takes part.
 class Plan : public BlockPlan {
  public:
-  // `own`: NULL when the general family does the forward pass.
-  Plan(cppool_runtime* rt, const WorkList* own, std::int64_t rows_q, std::int64_t rows_kv,
-       std::unique_ptr<BlockPlan> general, cppool_stream stream)
+  // `forward`, `backward`: NULL when the general family does that pass.
+  Plan(cppool_runtime* rt, const KernelRequest& request, const Layout& query, const Layout& key,
+       const WorkList* forward, const sm90::BackwardList* backward, std::unique_ptr<BlockPlan> general,
+       cppool_stream stream)
       : general_(std::move(general)),
-        pairs_(own ? own->pairs : general_->pairs()),
-        rows_q_(rows_q),
-        rows_kv_(rows_kv),
-        own_forward_(own != nullptr) {
-    if (!own) return;
-    const WorkList& list = *own;
-    view_.tiles_count = view_.busy_tiles = static_cast<int>(list.tiles.size());
-    while (view_.busy_tiles > 0) {
-      const Tile& last = list.tiles[static_cast<std::size_t>(view_.busy_tiles - 1)];
-      if (last.range_begin < last.range_end) break;
-      --view_.busy_tiles;
+        pairs_(forward ? forward->pairs : general_->pairs()),
+        rows_q_(query.rows),
+        rows_kv_(key.rows),
+        forward_(forward != nullptr),
+        backward_(backward != nullptr) {
+    std::size_t state_at = 0, tiles_at = 0, ranges_at = 0, key_tiles_at = 0, blocks_at = 0;
+    if (forward) {
+      Reserve(kScheduleBytes);  // zeros
+      tiles_at = Stage(forward->tiles);
+      ranges_at = Stage(forward->ranges);
+      work_.tiles_count = work_.busy_tiles = static_cast<int>(forward->tiles.size());
+      while (work_.busy_tiles > 0) {
+        const Tile& last = forward->tiles[static_cast<std::size_t>(work_.busy_tiles - 1)];
+        if (last.range_begin < last.range_end) break;
+        --work_.busy_tiles;
+      }
+      work_.query_step = query.row_step;
+      work_.key_step = key.row_step;
     }
-    view_.query_step = list.self_step;
-    view_.key_step = list.other_step;
-    if (list.tiles.empty()) return;
-    const std::size_t tile_bytes = list.tiles.size() * sizeof(Tile);
-    const std::size_t range_bytes = list.ranges.size() * sizeof(Range);
-    static_assert(sizeof(Tile) % alignof(Range) == 0 && kScheduleBytes % alignof(Tile) == 0);
-    staging_.resize(kScheduleBytes + tile_bytes + range_bytes);  // zeros, for the counters
-    std::memcpy(staging_.data() + kScheduleBytes, list.tiles.data(), tile_bytes);
-    if (range_bytes > 0)
-      std::memcpy(staging_.data() + kScheduleBytes + tile_bytes, list.ranges.data(), range_bytes);
+    if (backward) {
+      turn_bytes_ = TurnBytes(request, static_cast<std::int64_t>(backward->blocks.size()));
+      state_at = Reserve(kScheduleBytes + turn_bytes_);
+      key_tiles_at = Stage(backward->tiles);
+      blocks_at = Stage(backward->blocks);
+      backward_work_.tiles_count = static_cast<int>(backward->tiles.size());
+      backward_work_.busy_tiles = backward->busy_tiles;
+      backward_work_.blocks_count = static_cast<int>(backward->blocks.size());
+      backward_work_.query_step = query.row_step;
+      backward_work_.key_step = key.row_step;
+    }
+    if (staging_.empty()) return;
     device_ = Buffer(rt, staging_.size(), stream);
     Check(rt, rt->copy(rt, device_.get(), staging_.data(), staging_.size(), stream));
-    view_.tiles = reinterpret_cast<const Tile*>(device_.at(kScheduleBytes));
-    view_.ranges = reinterpret_cast<const Range*>(device_.at(kScheduleBytes + tile_bytes));
+    work_.tiles = reinterpret_cast<const Tile*>(device_.at(tiles_at));
+    work_.ranges = reinterpret_cast<const Range*>(device_.at(ranges_at));
+    backward_work_.tiles = reinterpret_cast<const sm90::KeyTile*>(device_.at(key_tiles_at));
+    backward_work_.blocks = reinterpret_cast<const sm90::QueryBlock*>(device_.at(blocks_at));
+    backward_schedule_ = reinterpret_cast<int*>(device_.at(state_at));
   }
 
   std::int64_t pairs() const override { return pairs_; }
-  bool own_forward() const { return own_forward_; }
+  bool forward() const { return forward_; }
+  bool backward() const { return backward_; }
   const BlockPlan* general() const { return general_.get(); }
-  const sm90::WorkView& view() const { return view_; }
   std::int64_t rows_q() const { return rows_q_; }
   std::int64_t rows_kv() const { return rows_kv_; }
+  const sm90::WorkView& work() const { return work_; }
   int* schedule() const { return device_.get<int>(); }
+  const sm90::BackwardWork& backward_work() const { return backward_work_; }
+  int* backward_schedule() const { return backward_schedule_; }
+  std::size_t turn_bytes() const { return turn_bytes_; }
 
-  static constexpr std::size_t kScheduleBytes = 64;
+  static constexpr std::size_t kAlignment = 16;
 
  private:
+  std::size_t Reserve(std::size_t bytes) {
+    const std::size_t at = (staging_.size() + kAlignment - 1) / kAlignment * kAlignment;
+    staging_.resize(at + bytes);
+    return at;
+  }
+  template <typename Item>
+  std::size_t Stage(const std::vector<Item>& items) {
+    const std::size_t at = Reserve(items.size() * sizeof(Item));
+    if (!items.empty()) std::memcpy(staging_.data() + at, items.data(), items.size() * sizeof(Item));
+    return at;
+  }
+
   std::unique_ptr<BlockPlan> general_;
   std::int64_t pairs_;
   std::int64_t rows_q_;
   std::int64_t rows_kv_;
-  bool own_forward_;
+  bool forward_;
+  bool backward_;
   std::vector<std::byte> staging_;  // the copy may still read it when the constructor returns
   Buffer device_;
-  sm90::WorkView view_{};
+  sm90::WorkView work_{};
+  sm90::BackwardWork backward_work_{};
+  int* backward_schedule_ = nullptr;  // then the turns
+  std::size_t turn_bytes_ = 0;
 };
+
+sm90::HeadMap MapOf(const KernelShape& shape) {
+  return {shape.heads, shape.kv_heads, shape.head0, shape.kv_head0, shape.group};
+}
 
 class Sm90Kernel : public AttentionKernel {
  public:
@@ -93,36 +147,39 @@ class Sm90Kernel : public AttentionKernel {
     if (const auto refusal = general_family_.Refusal(request))
       throw RuntimeError(CPPOOL_UNSUPPORTED, *refusal);
     if (NeedsGeneral(request)) general_->Load(request);
-    if (HasForward(request)) EntryOf(request.shape).load();
+    if (HasForward(request)) ForwardOf(request.shape).load();
+    if (HasBackward(request)) BackwardOf(request.shape).load();
   }
 
   std::unique_ptr<BlockPlan> Plan(const KernelRequest& request, const Layout& query, const Layout& key,
                                   const std::vector<Band>& bands, cppool_stream stream) override {
     std::unique_ptr<BlockPlan> general;
     if (NeedsGeneral(request)) general = general_->Plan(request, query, key, bands, stream);
-    const auto make = [&](const WorkList* own) {
-      return std::make_unique<cuda::Plan>(rt_, own, query.rows, key.rows, std::move(general), stream);
-    };
-    if (!HasForward(request)) return make(nullptr);
-    const WorkList list =
-        BuildWorkList(Side::kQuery, query, key, bands, EntryOf(request.shape).tile_rows, true);
-    return make(&list);
+    std::optional<WorkList> forward;
+    if (HasForward(request))
+      forward = BuildWorkList(Side::kQuery, query, key, bands, ForwardOf(request.shape).tile_rows, true);
+    std::optional<sm90::BackwardList> backward;
+    if (HasBackward(request)) {
+      const sm90::BackwardKernelEntry entry = BackwardOf(request.shape);
+      backward = sm90::BuildBackwardList(query, key, bands, entry.tile_keys, entry.block_rows);
+    }
+    return std::make_unique<cuda::Plan>(rt_, request, query, key, forward ? &*forward : nullptr,
+                                        backward ? &*backward : nullptr, std::move(general), stream);
   }
 
   void Forward(const KernelShape& shape, const ForwardArgs& args, cppool_stream stream) override {
     const auto& plan = static_cast<const cuda::Plan&>(*args.plan);
-    if (!plan.own_forward()) {
+    if (!plan.forward()) {
       ForwardArgs general = args;
       general.plan = General(plan);
       general_->Forward(shape, general, stream);
       return;
     }
-    if (args.bias.tensor.data || args.bias.alibi_slopes)
-      throw RuntimeError(CPPOOL_INTERNAL, "attention kernel 'sm90': a bias with a plan for none");
+    RefuseBias(args.bias);
     sm90::ForwardCall call;
     call.scale = shape.scale;
-    call.work = plan.view();
-    call.map = {shape.heads, shape.kv_heads, shape.head0, shape.kv_head0, shape.group};
+    call.work = plan.work();
+    call.map = MapOf(shape);
     call.rows_q = plan.rows_q();
     call.rows_kv = plan.rows_kv();
     call.q = args.q.data, call.k = args.k.data, call.v = args.v.data;
@@ -135,13 +192,38 @@ class Sm90Kernel : public AttentionKernel {
     call.multiprocessors = multiprocessors_;
     call.first = args.first;
     call.last = args.last;
-    EntryOf(shape).launch(call, reinterpret_cast<cudaStream_t>(stream));
+    ForwardOf(shape).launch(call, reinterpret_cast<cudaStream_t>(stream));
   }
 
   void Backward(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
-    BackwardArgs general = args;
-    general.plan = General(static_cast<const cuda::Plan&>(*args.plan));
-    general_->Backward(shape, general, stream);
+    const auto& plan = static_cast<const cuda::Plan&>(*args.plan);
+    if (!plan.backward()) {
+      BackwardArgs general = args;
+      general.plan = General(plan);
+      general_->Backward(shape, general, stream);
+      return;
+    }
+    RefuseBias(args.bias);
+    if (!args.query.wanted || !args.key.wanted) Misused("gradients of one side alone");
+    sm90::BackwardCall call;
+    call.scale = shape.scale;
+    call.work = plan.backward_work();
+    call.map = MapOf(shape);
+    call.rows_q = plan.rows_q();
+    call.rows_kv = plan.rows_kv();
+    call.q = args.q.data, call.k = args.k.data, call.v = args.v.data, call.dout = args.dout.data;
+    call.lse = args.lse, call.delta = args.delta;
+    const bool whole = args.query.first && args.query.last;
+    call.dq_sum = whole ? static_cast<float*>(args.workspace) : args.dq_accumulator;
+    call.dk_sum = args.dk_accumulator, call.dv_sum = args.dv_accumulator;
+    call.dq = args.dq.data, call.dk = args.dk.data, call.dv = args.dv.data;
+    call.schedule = plan.backward_schedule();
+    if (plan.turn_bytes() > 0) call.turns = call.schedule + kScheduleBytes / sizeof(int);
+    call.state_bytes = kScheduleBytes + plan.turn_bytes();
+    call.multiprocessors = multiprocessors_;
+    call.query_first = args.query.first, call.query_last = args.query.last;
+    call.key_first = args.key.first, call.key_last = args.key.last;
+    BackwardOf(shape).launch(call, reinterpret_cast<cudaStream_t>(stream));
   }
 
   void BackwardBias(const KernelShape& shape, const BackwardArgs& args, const BiasGradient& gradient,
@@ -152,9 +234,14 @@ class Sm90Kernel : public AttentionKernel {
   }
 
  private:
+  [[noreturn]] static void Misused(const std::string& detail) {
+    throw RuntimeError(CPPOOL_INTERNAL, "attention kernel 'sm90': " + detail);
+  }
+  static void RefuseBias(const BiasArgs& bias) {
+    if (bias.tensor.data || bias.alibi_slopes) Misused("a bias with a plan for none");
+  }
   static const BlockPlan* General(const cuda::Plan& plan) {
-    if (!plan.general())
-      throw RuntimeError(CPPOOL_INTERNAL, "attention kernel 'sm90': a plan that is for less than this call");
+    if (!plan.general()) Misused("a plan that is for less than this call");
     return plan.general();
   }
 
@@ -171,19 +258,34 @@ class Family : public AttentionFamily {
   const char* kernels() const override { return "cppool"; }
   const char* version() const override { return CPPOOL_VERSION; }
   const char* name() const override { return "sm90"; }
-  Capabilities capabilities() const override { return general_.capabilities(); }
+  // One kernel makes all gradients of a block.
+  Capabilities capabilities() const override {
+    return {.continues_softmax = true, .gradients_apart = false, .accumulates_gradients = true};
+  }
   std::optional<std::string> Refusal(const KernelRequest& request) const override {
     return general_.Refusal(request);
   }
+  // dq in fp32.
   std::size_t WorkspaceBytes(const KernelRequest& request, std::int64_t rows_q,
                              std::int64_t rows_kv) const override {
-    return general_.WorkspaceBytes(request, rows_q, rows_kv);
+    const KernelShape& shape = request.shape;
+    const std::size_t own =
+        HasBackward(request) ? static_cast<std::size_t>(rows_q * shape.heads * shape.dim_qk) * sizeof(float)
+                             : 0;
+    return NeedsGeneral(request) ? std::max(own, general_.WorkspaceBytes(request, rows_q, rows_kv)) : own;
   }
   std::size_t PlanBytes(const KernelRequest& request, const Layout& query, const Layout& key) const override {
-    std::size_t bytes = Plan::kScheduleBytes;
+    std::size_t bytes = 0;
     if (NeedsGeneral(request)) bytes += general_.PlanBytes(request, query, key);
-    if (HasForward(request))
-      bytes += WorkListBytes(Side::kQuery, query, key, EntryOf(request.shape).tile_rows);
+    if (HasForward(request)) {
+      const int tile_rows = ForwardOf(request.shape).tile_rows;
+      bytes += kScheduleBytes + WorkListBytes(Side::kQuery, query, key, tile_rows) + 2 * Plan::kAlignment;
+    }
+    if (HasBackward(request)) {
+      const sm90::BackwardKernelEntry entry = BackwardOf(request.shape);
+      bytes += kScheduleBytes + TurnBytes(request, sm90::CountBlocks(query, entry.block_rows)) +
+               sm90::BackwardListBytes(query, key, entry.tile_keys, entry.block_rows) + 3 * Plan::kAlignment;
+    }
     return bytes;
   }
   std::unique_ptr<AttentionKernel> Open(cppool_runtime* runtime) const override {

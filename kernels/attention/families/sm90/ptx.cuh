@@ -102,6 +102,20 @@ __device__ __forceinline__ void StoreBox(const CUtensorMap* map, RowCoordinates 
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
+// Adds a box of floats, from the `part`th 32 columns on, to global memory, each element atomically.
+__device__ __forceinline__ void AddBox(const CUtensorMap* map, RowCoordinates at, int part,
+                                       std::uint32_t from) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.5d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], "
+      "[%1];" ::"l"(map),
+      "r"(from), "r"(0), "r"(at.token), "r"(part), "r"(at.head), "r"(at.member)
+      : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Until the calling thread's stores and additions are done.
+__device__ __forceinline__ void WaitForStores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 // Until the calling thread's stores have read shared memory.
 __device__ __forceinline__ void WaitForStoresToRead() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
@@ -122,6 +136,29 @@ __device__ __forceinline__ void StoreMatrix(std::uint32_t to, std::uint32_t a, s
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b),
                "r"(c), "r"(d)
                : "memory");
+}
+
+// The same, each matrix transposed: register i of lane l holds row l / 4 and columns 2 (l % 4) and the next, and the
+// address is of a column.
+__device__ __forceinline__ void StoreMatrixTransposed(std::uint32_t to, std::uint32_t a, std::uint32_t b,
+                                                      std::uint32_t c, std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a),
+               "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+__device__ __forceinline__ int LoadAcquire(const int* from) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void StoreRelease(int* to, int value) {
+  asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void StoreShared8(std::uint32_t to, float a, float b) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(a), "f"(b) : "memory");
 }
 
 __device__ __forceinline__ void StoreShared16(std::uint32_t to, uint4 value) {

@@ -7,7 +7,7 @@
 
 namespace cppool::kernels::cuda::sm90 {
 
-// A tensor [rows, heads, dim] of 16-bit elements whose rows of one sequence are `step` apart.
+// A tensor [rows, heads, dim], of 16-bit elements where nothing else is said, whose rows of one sequence are `step` apart.
 struct RowTensor {
   const void* data;
   std::int64_t rows;  // a multiple of step
@@ -20,5 +20,9 @@ struct RowTensor {
 // are {0, row / step, 0, head, row % step}; rows past the end read as 0 and are not written. Throws RuntimeError: rows
 // that 32-bit coordinates cannot count are CPPOOL_UNSUPPORTED.
 CUtensorMap EncodeRows(const RowTensor& tensor, int box_rows);
+
+// The same for floats: boxes of `box_rows` rows and `box_dims` dims, a multiple of 32, as [box_dims / 32][box_rows][32].
+// Coordinates are {0, row / step, first dim / 32, head, row % step}.
+CUtensorMap EncodeFloatRows(const RowTensor& tensor, int box_rows, int box_dims);
 
 }  // namespace cppool::kernels::cuda::sm90

@@ -64,7 +64,8 @@ __device__ __forceinline__ void Settle(std::uint32_t (&registers)[kCount]) {
 }
 
 // One wgmma, 64 x kN x 16. Fresh: c = a b^T with both in shared memory. Add: c += a b with a in registers and b
-// contracted over its rows, or c += a b^T.
+// contracted over its rows, or c += a b^T. FreshOverRows and AddOverRows: a b with a in shared memory and b contracted
+// over its rows.
 template <typename T, int kN>
 struct Wgmma;
 
@@ -110,6 +111,18 @@ struct Wgmma;
           " {" WG_TEXT_##eighths "}, %" #p0 ", %" #p1 ", p, 1, 1, 0, 0;\n}"                                       \
           : WG_REGISTERS_##eighths("+f") : "l"(a), "l"(b));                                                       \
     }                                                                                                             \
+    static __device__ __forceinline__ void FreshOverRows(float (&c)[kN / 2], std::uint64_t a, std::uint64_t b) {  \
+      asm volatile(                                                                                               \
+          "{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #kN "k16.f32." type         \
+          " {" WG_TEXT_##eighths "}, %" #p0 ", %" #p1 ", p, 1, 1, 0, 1;\n}"                                       \
+          : WG_REGISTERS_##eighths("=f") : "l"(a), "l"(b));                                                       \
+    }                                                                                                             \
+    static __device__ __forceinline__ void AddOverRows(float (&c)[kN / 2], std::uint64_t a, std::uint64_t b) {    \
+      asm volatile(                                                                                               \
+          "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #kN "k16.f32." type         \
+          " {" WG_TEXT_##eighths "}, %" #p0 ", %" #p1 ", p, 1, 1, 0, 1;\n}"                                       \
+          : WG_REGISTERS_##eighths("+f") : "l"(a), "l"(b));                                                       \
+    }                                                                                                             \
     static __device__ __forceinline__ void Add(float (&c)[kN / 2], const std::uint32_t* a, std::uint64_t b) {     \
       asm volatile(                                                                                               \
           "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #kN "k16.f32." type         \
@@ -134,17 +147,31 @@ WG_INSTANCES(256, 16, 128, 129, 130, 131, 132)
 #undef WG_INSTANCE
 // clang-format on
 
-// c = a b^T with a [64, kDim] and b [kN, kDim] in shared memory. Starts it only.
-template <typename T, int kDim, int kN>
+// c = a b^T with a [64, kDim], rows of a tile of kTileRows, and b [kN, kDim] in shared memory. Starts it only.
+template <typename T, int kDim, int kN, int kTileRows = 64>
 __device__ __forceinline__ void StartTransposed(float (&c)[kN / 2], const Operand& a, const Operand& b) {
 #pragma unroll
   for (int k = 0; k < kDim / 16; ++k) {
-    const std::uint64_t left = a.At(k / 4 * 64 * kRowBytes + k % 4 * 32);
+    const std::uint64_t left = a.At(k / 4 * kTileRows * kRowBytes + k % 4 * 32);
     const std::uint64_t right = b.At(k / 4 * kN * kRowBytes + k % 4 * 32);
     if (k == 0) {
       Wgmma<T, kN>::Fresh(c, left, right);
     } else {
       Wgmma<T, kN>::Add(c, left, right);
+    }
+  }
+}
+
+// c = a b with a [64, kRows] and b [kRows, kN] in shared memory. Starts it only.
+template <typename T, int kRows, int kN>
+__device__ __forceinline__ void StartProductOverRows(float (&c)[kN / 2], const Operand& a, const Operand& b) {
+#pragma unroll
+  for (int k = 0; k < kRows / 16; ++k) {
+    const std::uint64_t left = a.At(k / 4 * 64 * kRowBytes + k % 4 * 32), right = b.At(k * 16 * kRowBytes);
+    if (k == 0) {
+      Wgmma<T, kN>::FreshOverRows(c, left, right);
+    } else {
+      Wgmma<T, kN>::AddOverRows(c, left, right);
     }
   }
 }

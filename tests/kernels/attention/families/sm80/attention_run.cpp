@@ -170,18 +170,29 @@ Outputs Run(const Device& device, const Problem& problem, const Inputs& inputs,
   args.dq_accumulator = dq_sum.get<float>(), args.dk_accumulator = dk_sum.get<float>(),
   args.dv_accumulator = dv_sum.get<float>();
   args.dq = {dq.get(), dtype}, args.dk = {dk.get(), dtype}, args.dv = {dv.get(), dtype};
+  // A family whose kernels make all gradients of a block at once is asked for both sides: first of the blocks of keys,
+  // whose dk and dv the blocks of queries then make again.
+  const bool apart = device.family().capabilities().gradients_apart;
+  const std::size_t workspace_bytes =
+      device.family().WorkspaceBytes(request, problem.query.rows, problem.key.rows);
+  const Buffer workspace = Poisoned(device, workspace_bytes / sizeof(float) + 1, Dtype::kFp32);
+  args.workspace = workspace.get();
+  const BackwardArgs whole = args;  // both sides, first and last
   for (std::size_t i = 0; i < key_parts.size(); ++i) {
     plans.push_back(kernel.Plan(request, problem.query, key_parts[i], problem.bands, device.stream()));
     args.plan = plans.back().get();
     args.query = {true, i == 0, i + 1 == key_parts.size()};
-    args.key.wanted = false;
+    args.key.wanted = !apart;
     kernel.Backward(shape, args, device.stream());
     dbias.Add(device, problem, args);
   }
+  args = whole;
+  const Buffer other_dq = Poisoned(device, inputs.q.size(), dtype);
+  args.dq = {other_dq.get(), dtype};
   for (std::size_t i = 0; i < query_parts.size(); ++i) {
     plans.push_back(kernel.Plan(request, query_parts[i], problem.key, problem.bands, device.stream()));
     args.plan = plans.back().get();
-    args.query.wanted = false;
+    args.query.wanted = !apart;
     args.key = {true, i == 0, i + 1 == query_parts.size()};
     kernel.Backward(shape, args, device.stream());
   }

@@ -199,6 +199,12 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
   const Buffer dbias = in.bias.empty() ? Buffer() : Poisoned(device, positions, Dtype::kFp32);
   const BiasArgs bias_args{{bias.get(), dtype}, 0, 0, speed.seqlen, slopes.get<float>()};
   const auto plan = kernel.Plan(RequestOf(problem), layout, layout, problem.bands, device.stream());
+  Problem fixed_order = problem;
+  fixed_order.deterministic = true;
+  const auto fixed_plan = kernel.Plan(RequestOf(fixed_order), layout, layout, problem.bands, device.stream());
+  const Buffer workspace(device.rt(),
+                         device.family().WorkspaceBytes(RequestOf(problem), layout.rows, layout.rows) + 1,
+                         device.stream());
   ForwardArgs forward;
   forward.plan = plan.get();
   forward.q = {q.get(), dtype}, forward.k = {k.get(), dtype}, forward.v = {v.get(), dtype},
@@ -211,7 +217,9 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
   backward.dout = {dout.get(), dtype};
   backward.lse = lse.get<float>(), backward.delta = delta.get<float>();
   backward.dq = {dq.get(), dtype}, backward.dk = {dk.get(), dtype}, backward.dv = {dv.get(), dtype};
-  BackwardArgs only_query = backward, only_key = backward;
+  backward.workspace = workspace.get();
+  BackwardArgs only_query = backward, only_key = backward, fixed = backward;
+  fixed.plan = fixed_plan.get();
   only_query.key.wanted = only_key.query.wanted = false;
 
   const auto run_forward = [&] { kernel.Forward(shape, forward, device.stream()); };
@@ -224,7 +232,10 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
   const auto run_bias = [&] {
     kernel.BackwardBias(shape, backward, {dbias.get<float>(), 0, 0, speed.seqlen}, device.stream());
   };
-  run_forward(), run_delta(), run_query(), run_key();
+  const auto run_backward = [&] { kernel.Backward(shape, backward, device.stream()); };
+  const auto run_fixed = [&] { kernel.Backward(shape, fixed, device.stream()); };
+  const bool apart = device.family().capabilities().gradients_apart;
+  run_forward(), run_delta(), run_backward();
   device.Wait();
   const Outputs got{ToHost(device, out, in.dout.size(), dtype),
                     ToHost(device, lse, count(speed.heads, 1), Dtype::kFp32),
@@ -240,17 +251,20 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
       2.0 * (speed.dim_qk + speed.dim_v) * static_cast<double>(plan->pairs()) * speed.heads;
   const auto [forward_ms, forward_spread] = timer.Median(stream, run_forward);
   const auto [delta_ms, delta_spread] = timer.Median(stream, run_delta);
-  const auto [query_ms, query_spread] = timer.Median(stream, run_query);
-  const auto [key_ms, key_spread] = timer.Median(stream, run_key);
-  const float backward_ms = delta_ms + query_ms + key_ms;
+  const auto [all_ms, all_spread] = timer.Median(stream, run_backward);
+  const auto rate = [&](float ms) { return 2.5 * operations / ms * 1e-9; };
   std::printf(
-      "%-5s %-20s forward %7.3f ms (+-%.3f) %4.0f TFLOP/s | backward %7.3f ms = delta %.3f + dq %.3f "
-      "(+-%.3f) + "
-      "dkv %.3f (+-%.3f) %4.0f TFLOP/s "
-      "| error %.1e %s\n",
-      family, speed.name, forward_ms, forward_spread, operations / forward_ms * 1e-9, backward_ms, delta_ms,
-      query_ms, query_spread, key_ms, key_spread, 2.5 * operations / backward_ms * 1e-9, error,
-      good ? "ok" : "WRONG");
+      "%-5s %-20s forward %7.3f ms (+-%.3f) %4.0f TFLOP/s | backward %7.3f ms = delta %.3f + %.3f (+-%.3f) "
+      "%4.0f TFLOP/s | error %.1e %s",
+      family, speed.name, forward_ms, forward_spread, operations / forward_ms * 1e-9, delta_ms + all_ms,
+      delta_ms, all_ms, all_spread, rate(delta_ms + all_ms), error, good ? "ok" : "WRONG");
+  if (apart) {
+    std::printf(" | dq alone %.3f ms, dk and dv alone %.3f ms\n", timer.Median(stream, run_query).first,
+                timer.Median(stream, run_key).first);
+  } else {
+    const float fixed_ms = delta_ms + timer.Median(stream, run_fixed).first;
+    std::printf(" | deterministic %.3f ms %.0f TFLOP/s\n", fixed_ms, rate(fixed_ms));
+  }
   if (dbias) {
     const auto [bias_ms, bias_spread] = timer.Median(stream, run_bias);
     std::printf("%-5s %-20s dbias %.3f ms (+-%.3f)\n", family, speed.name, bias_ms, bias_spread);

@@ -112,6 +112,7 @@ KernelRequest RequestOf(const Problem& problem) {
   request.shape = problem.shape;
   request.bias = problem.bias;
   request.max_logit = problem.max_logit;
+  request.deterministic = problem.deterministic;
   return request;
 }
 

@@ -23,6 +23,7 @@ class Device {
   cppool_stream stream() const { return rt()->stream; }
   AttentionKernel& kernel() const { return *kernels_->attention; }
   TensorOps& ops() const { return *kernels_->ops; }
+  const AttentionFamily& family() const { return kernels_->family; }
   void Wait() const { Check(rt(), rt()->stream_synchronize(rt(), stream())); }
 
  private:
@@ -54,6 +55,7 @@ struct Problem {
   BiasShape bias_shape{};
   bool softmax_offset = false;
   bool max_logit = false;
+  bool deterministic = false;  // the same bits on every run
 };
 
 // A bias of the problem's shape: [batch or 1, heads of the call or 1, queries or 1, keys].

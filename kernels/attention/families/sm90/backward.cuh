@@ -1,0 +1,48 @@
+// Backward attention on Hopper: dk and dv of tiles of keys of one key/value head, and what they add to dq: five products
+// for each pair of a tile and a block of queries (backward_consumer.cuh).
+//
+// Tiling (backward_config.h): a block of threads per multiprocessor stays and takes tile after tile; one warp copies
+// (backward_producer.cuh), two warpgroups compute 64 keys each with wgmma, and two threads add to dq (backward_dq.cuh). dk, dv, logits and ds stay in registers.
+// Shared memory: stages of keys and values, queries and output gradients, ds, dq, and barriers (backward_shared.cuh), 227
+// KB at most.
+#pragma once
+
+#include "kernels/attention/families/sm90/backward_consumer.cuh"
+#include "kernels/attention/families/sm90/backward_dq.cuh"
+#include "kernels/attention/families/sm90/backward_producer.cuh"
+
+namespace cppool::kernels::cuda::sm90 {
+
+template <typename T, typename Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    BackwardKernel(const __grid_constant__ BackwardParameters p) {
+  extern __shared__ unsigned char bytes[];
+  const BackwardShared<Config> shared(bytes);
+  if (threadIdx.x == 0) {
+    shared.InitBarriers();
+    if (p.work.busy_tiles > 0) {
+      ptx::PrefetchMap(&p.q);
+      ptx::PrefetchMap(&p.dout);
+      ptx::PrefetchMap(&p.k);
+      ptx::PrefetchMap(&p.v);
+      ptx::PrefetchMap(&p.dq);
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x < kWarpgroup) {
+    ptx::GiveRegisters<Config::kProducerRegisters>();
+    const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+    if (warp == 0) {
+      ProduceBackward<Config>(p, shared);
+    } else if (warp < 3 && threadIdx.x % 32 == 0) {
+      AddDq<Config>(p, shared, warp - 1);
+    }
+  } else {
+    ptx::TakeRegisters<Config::kConsumerRegisters>();
+    BackwardConsumer<T, Config> consumer(p, shared);
+    consumer.Run();
+    consumer.RunEmptyTiles();
+  }
+}
+
+}  // namespace cppool::kernels::cuda::sm90

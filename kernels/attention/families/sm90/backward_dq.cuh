@@ -1,0 +1,35 @@
+// Adds what the consumers of the backward kernel make of dq to fp32 in global memory: a thread for each consumer, so that
+// waiting for memory, or for its turn, stops no product.
+//
+// Rows that are no tokens of a block are 0 in it: adding them changes nothing, whoever they belong to. In turns, tiles
+// add to a block in the order of their keys, so that sums have the same bits on every run.
+#pragma once
+
+#include "kernels/attention/families/sm90/backward_shared.cuh"
+
+namespace cppool::kernels::cuda::sm90 {
+
+template <typename Config>
+__device__ __forceinline__ void AddDq(const BackwardParameters& p, const BackwardShared<Config>& shared,
+                                      int group) {
+  for (std::uint32_t parity = 0;; parity ^= 1) {
+    ptx::Wait(shared.FullDq(group), parity);
+    const DqInfo info = shared.control->dq[group];
+    if (info.head < 0) return;
+    int* const turn = p.turns + info.turn;
+    if (p.turns) {
+      while (ptx::LoadAcquire(turn) != info.order) {
+      }
+    }
+    ptx::AddBox(&p.dq, {info.token, info.member, info.head}, group * (Config::kDimQk / 64), shared.Dq(group));
+    ptx::WaitForStoresToRead();
+    ptx::Arrive(shared.EmptyDq(group));
+    if (p.turns) {
+      ptx::WaitForStores();
+      __threadfence();
+      ptx::StoreRelease(turn, info.order + 1);
+    }
+  }
+}
+
+}  // namespace cppool::kernels::cuda::sm90

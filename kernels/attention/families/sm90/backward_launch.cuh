@@ -1,0 +1,118 @@
+// Launches one instance of the backward kernel, and what comes before and after it.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/attention/families/sm90/backward.cuh"
+#include "kernels/attention/families/sm90/backward.h"
+#include "kernels/attention/families/sm90/dq.cuh"
+#include "kernels/attention/families/sm90/tensor_map.h"
+#include "kernels/error.h"
+#include "kernels/runtime/cuda/check.h"
+
+namespace cppool::kernels::cuda::sm90 {
+
+// Sets the kernel's shared memory; all three are loaded by it.
+template <typename T, typename Config>
+void LoadBackward() {
+  CheckCuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(&BackwardKernel<T, Config>),
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSharedBytes),
+            "cudaFuncSetAttribute");
+  cudaFuncAttributes attributes;
+  CheckCuda(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&ZeroDqKernel)),
+            "cudaFuncGetAttributes");
+  CheckCuda(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&RoundDqKernel<T>)),
+            "cudaFuncGetAttributes");
+}
+
+// Few items are best balanced all together.
+template <typename Config>
+int SectionHeads(const BackwardCall& call) {
+  constexpr std::int64_t kCachedBytes = 24 << 20, kItemsPerMultiprocessor = 8;
+  const HeadMap& map = call.map;
+  if (std::int64_t{call.work.busy_tiles} * map.kv_heads < kItemsPerMultiprocessor * call.multiprocessors)
+    return map.kv_heads;
+  const std::int64_t head_bytes =
+      call.rows_q * map.heads / map.kv_heads * (2 * Config::kDimQk + 2 * Config::kDimV + 4 * Config::kDimQk);
+  return static_cast<int>(
+      std::clamp<std::int64_t>(kCachedBytes / std::max<std::int64_t>(head_bytes, 1), 1, map.kv_heads));
+}
+
+template <typename T, typename Config>
+void LaunchBackward(const BackwardCall& call, cudaStream_t stream) {
+  const BackwardWork& work = call.work;
+  const HeadMap& map = call.map;
+  const auto launch = [&](const void* kernel, dim3 grid, int threads, void** arguments, int shared,
+                          const char* what) {
+    CheckCuda(cudaLaunchKernel(kernel, grid, dim3(static_cast<unsigned>(threads)), arguments,
+                               static_cast<std::size_t>(shared), stream),
+              what);
+  };
+  const QueryBlock* blocks = work.blocks;
+  int step = work.query_step, row_size = map.heads * Config::kDimQk;
+  float* sum = call.dq_sum;
+  T* dq = static_cast<T*>(call.dq);
+  const dim3 dq_grid(static_cast<unsigned>(work.blocks_count), Config::kRows / kDqRowsPerBlock);
+  if (call.query_first && work.blocks_count > 0) {
+    void* arguments[] = {&blocks, &step, &row_size, &sum};
+    launch(reinterpret_cast<const void*>(&ZeroDqKernel), dq_grid, kDqThreads, arguments, 0, "zeroing dq");
+  }
+
+  const std::int64_t items =
+      std::int64_t{call.key_first || call.key_last ? work.tiles_count : work.busy_tiles} * map.kv_heads;
+  if (items > 0x7fffffff || std::int64_t{work.blocks_count} * map.heads > 0x3fffffff)
+    throw RuntimeError(CPPOOL_UNSUPPORTED, "launching backward attention: more tiles than one kernel takes");
+  if (items > 0) {
+    BackwardParameters p{};
+    if (work.busy_tiles > 0) {
+      p.q = EncodeRows({call.q, call.rows_q, step, map.heads, Config::kDimQk}, Config::kRows);
+      p.dout = EncodeRows({call.dout, call.rows_q, step, map.heads, Config::kDimV}, Config::kRows);
+      p.k =
+          EncodeRows({call.k, call.rows_kv, work.key_step, map.kv_heads, Config::kDimQk}, Config::kTileKeys);
+      p.v = EncodeRows({call.v, call.rows_kv, work.key_step, map.kv_heads, Config::kDimV}, Config::kTileKeys);
+    }
+    p.work = work;
+    p.map = map;
+    if (work.busy_tiles > 0)
+      p.dq = EncodeFloatRows({call.dq_sum, call.rows_q, step, map.heads, Config::kDimQk}, Config::kRows,
+                             Config::kDimQk / 2);
+    p.lse = call.lse;
+    p.delta = call.delta;
+    p.dk_sum = call.dk_sum;
+    p.dv_sum = call.dv_sum;
+    p.dk = call.dk;
+    p.dv = call.dv;
+    p.section_heads = SectionHeads<Config>(call);
+    p.schedule = call.schedule;
+    p.turns = call.turns;
+    p.scale = call.scale;
+    p.scale_log2 = call.scale * kLog2e;
+    p.first = call.key_first;
+    p.last = call.key_last;
+    CheckCuda(cudaMemsetAsync(call.schedule, 0, call.state_bytes, stream), "cudaMemsetAsync");
+    const unsigned grid = static_cast<unsigned>(std::min<std::int64_t>(items, call.multiprocessors));
+    void* arguments[] = {&p};
+    launch(reinterpret_cast<const void*>(&BackwardKernel<T, Config>), dim3(grid), Config::kThreads, arguments,
+           Config::kSharedBytes, "launching backward attention");
+  }
+
+  if (call.query_last && work.blocks_count > 0) {
+    void* arguments[] = {&blocks, &step, &row_size, &sum, &dq};
+    launch(reinterpret_cast<const void*>(&RoundDqKernel<T>), dq_grid, kDqThreads, arguments, 0,
+           "rounding dq");
+  }
+}
+
+template <typename T>
+BackwardKernelEntry BackwardKernelOf(int dim_qk, int dim_v) {
+  BackwardKernelEntry entry;
+  const auto offer = [&]<typename Config>(const Config&) {
+    if (dim_qk == Config::kDimQk && dim_v == Config::kDimV)
+      entry = {Config::kTileKeys, Config::kRows, &LoadBackward<T, Config>, &LaunchBackward<T, Config>};
+  };
+  offer(BackwardTiling<128, 128, 1>{});
+  offer(BackwardTiling<128, 64, 2>{});
+  return entry;
+}
+
+}  // namespace cppool::kernels::cuda::sm90

@@ -1,0 +1,62 @@
+// What the backward kernel is launched with. Shapes as in kernels/attention/attention_kernel.h; all pointers are
+// device memory.
+#pragma once
+
+#include <cuda.h>  // CUtensorMap
+
+#include <cstdint>
+
+#include "kernels/attention/families/sm90/parameters.h"
+
+namespace cppool::kernels::cuda::sm90 {
+
+// Rows of a buffer are token * step + member.
+struct QueryBlock {
+  std::int32_t token, member;  // of the first row
+  std::int32_t position;
+  std::int32_t length;      // at most kRows
+  std::int32_t first_tile;  // ordinal of the first tile that sees it
+};
+
+struct KeyTile {
+  std::int32_t token, member;
+  std::int32_t position;
+  std::int32_t length;
+  std::int32_t low, high;               // the band: key position minus query position
+  std::int32_t block_begin, block_end;  // the blocks that see it: neighbours in the list
+  std::int32_t ordinal;  // counts a sequence's tiles by position; those that see a block are neighbours
+};
+
+struct BackwardWork {
+  const KeyTile* tiles;  // within a sequence by ordinal; otherwise the most work first
+  const QueryBlock* blocks;
+  int tiles_count;
+  int busy_tiles;  // these come first; the others have no blocks
+  int blocks_count;
+  int query_step;
+  int key_step;
+};
+
+struct BackwardParameters {
+  CUtensorMap q, dout;  // boxes of kRows rows
+  CUtensorMap k, v;     // boxes of kTileKeys rows
+  CUtensorMap dq;       // [rows_q, heads, dim_qk] in fp32, added to; boxes of kRows rows and half the dims
+  BackwardWork work;
+  HeadMap map;
+  const float* lse;    // [rows_q, heads]
+  const float* delta;  // [rows_q, heads]
+  float* dk_sum;       // [rows_kv, kv_heads, dim_qk]
+  float* dv_sum;       // [rows_kv, kv_heads, dim_v]
+  void* dk;            // as dk_sum
+  void* dv;            // as dv_sum
+  int* schedule;       // the next item, from 0; 0 before the launch
+  int*
+      turns;  // [blocks_count, heads, 2], 0 before the launch: tiles that have added to dq; NULL: in any order
+  int section_heads;  // key/value heads that are worked off before the next ones
+  float scale;
+  float scale_log2;
+  bool first;  // of dk and dv, see GradientPass
+  bool last;
+};
+
+}  // namespace cppool::kernels::cuda::sm90

@@ -1,0 +1,107 @@
+// The producer of the backward kernel: one warp that takes tiles of keys from the work list and brings their keys and
+// values, and for each query head and block that sees them queries, output gradients, lse and delta, as buffers become
+// free.
+//
+// Items are tiles times key/value heads, in sections of heads whose queries and dq stay in the L2 cache. All come from a counter, so that whatever an item waits for in its turn to
+// add to dq is held by a block of threads that runs. Blocks go from the last to the first: tiles of a sequence then
+// begin with the same block, and one waits for another's single step and not for its way to the diagonal.
+#pragma once
+
+#include "kernels/attention/families/sm90/backward_shared.cuh"
+
+namespace cppool::kernels::cuda::sm90 {
+
+template <typename Config>
+__device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
+                                                const BackwardShared<Config>& shared) {
+  static_assert(Config::kRows == 64);
+  const int lane = threadIdx.x % 32;
+  const int items = p.work.busy_tiles * p.map.kv_heads;
+  Ring<Config::kTileStages> tiles;
+  Ring<Config::kStages> ring;
+  while (true) {
+    int item = 0;
+    if (lane == 0) item = atomicAdd(p.schedule, 1);
+    item = __shfl_sync(~0u, item, 0);
+    ptx::Wait(shared.EmptyTile(tiles.stage), tiles.parity ^ 1);
+    KeyTileInfo& info = shared.control->tiles[tiles.stage];
+    const std::uint32_t full_tile = shared.FullTile(tiles.stage);
+    if (item >= items) {
+      if (lane == 0) {
+        info.kv_head = -1;
+        ptx::Arrive(full_tile);
+      }
+      return;
+    }
+    const int section = item / (p.work.busy_tiles * p.section_heads);
+    const int place = item - section * (p.work.busy_tiles * p.section_heads);
+    const int heads = min(p.section_heads, p.map.kv_heads - section * p.section_heads);
+    const KeyTile& tile = p.work.tiles[place / heads];
+    const int kv_head = section * p.section_heads + place % heads;
+    const int block_begin = tile.block_begin, block_end = tile.block_end, ordinal = tile.ordinal;
+    // The heads here that read it.
+    const int first_head = max((p.map.kv_head0 + kv_head) * p.map.group - p.map.head0, 0);
+    const int end_head = min((p.map.kv_head0 + kv_head + 1) * p.map.group - p.map.head0, p.map.heads);
+    if (lane == 0) {
+      info = {kv_head,       (end_head - first_head) * (block_end - block_begin),
+              tile.token,    tile.member,
+              tile.position, tile.length,
+              tile.low,      tile.high};
+      ptx::ArriveExpecting(full_tile, Config::kKeyBytes + Config::kValueBytes);
+      const ptx::RowCoordinates from{tile.token, tile.member, kv_head};
+      ptx::LoadBox(shared.Keys(tiles.stage), &p.k, from, full_tile);
+      ptx::LoadBox(shared.Values(tiles.stage), &p.v, from, full_tile);
+    }
+    __syncwarp();
+    tiles.Advance();
+#pragma unroll 1
+    for (int head = first_head; head < end_head; ++head) {
+#pragma unroll 1
+      for (int at = block_end - 1; at >= block_begin; --at) {
+        const QueryBlock block = p.work.blocks[at];
+        float lse[2], delta[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int row = lane + i * 32;
+          lse[i] = INFINITY, delta[i] = 0;
+          if (row >= block.length) continue;
+          const std::int64_t state =
+              (static_cast<std::int64_t>(block.token + row) * p.work.query_step + block.member) *
+                  p.map.heads +
+              head;
+          lse[i] = p.lse[state];
+          delta[i] = p.delta[state];
+        }
+        const ptx::RowCoordinates from{block.token, block.member, head};
+        ptx::Wait(shared.EmptyQ(ring.stage), ring.parity ^ 1);
+        if (lane == 0) {
+          ptx::ArriveExpecting(shared.FullQ(ring.stage), Config::kQueryBytes);
+          ptx::LoadBox(shared.Queries(ring.stage), &p.q, from, shared.FullQ(ring.stage));
+        }
+        __syncwarp();
+        ptx::Wait(shared.EmptyDout(ring.stage), ring.parity ^ 1);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          shared.control->lse[ring.stage][lane + i * 32] = lse[i] == -INFINITY ? INFINITY : lse[i] * kLog2e;
+          shared.control->delta[ring.stage][lane + i * 32] = delta[i];
+        }
+        __syncwarp();
+        if (lane == 0) {
+          shared.control->steps[ring.stage] = {block.token,
+                                               block.member,
+                                               block.position,
+                                               block.length,
+                                               head,
+                                               (at * p.map.heads + head) * 2,
+                                               ordinal - block.first_tile};
+          ptx::ArriveExpecting(shared.FullDout(ring.stage), Config::kDoutBytes);
+          ptx::LoadBox(shared.Dout(ring.stage), &p.dout, from, shared.FullDout(ring.stage));
+        }
+        __syncwarp();
+        ring.Advance();
+      }
+    }
+  }
+}
+
+}  // namespace cppool::kernels::cuda::sm90
