@@ -44,9 +44,10 @@ def test_outcomes():
 def test_request_is_what_was_asked_for(tmp_path):
     with fake_pool() as pool:
         request = pool.run(do("echo"), case="sum", deadline=1.5, warmup=2, repeat=3, checks=False, perturb=7, dump=tmp_path / "out",
-                           inputs="in").json["request"]
+                           inputs="in", kernels="cudnn").json["request"]
         assert {key: request[key] for key in ("case", "deadline_ms", "warmup", "repeat", "checks", "perturb")} == {
             "case": "sum", "deadline_ms": 1500, "warmup": 2, "repeat": 3, "checks": False, "perturb": 7}
+        assert request["kernels"] == "cudnn"
         assert request["dump"] == str(tmp_path / "out") and request["inputs"] == os.path.abspath("in")
         assert pool.run({"do": "echo", "window_size": (-1, 0), "softmax_scale": None}).json["request"]["params"] == {
             "do": "echo", "window_size": [-1, 0], "softmax_scale": None}
@@ -69,6 +70,7 @@ def test_no_answer():
             pool.run(do("garbage"))
         assert garbage.value.kind == "protocol"
         assert pool.run(do("pass")).ok
+        assert pool.run(do("pass"), kernels="cppool").command.endswith(" --kernels cppool --param do=pass")
 
 
 def test_start_failures():
