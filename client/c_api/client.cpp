@@ -220,8 +220,11 @@ char* cppool_pool_stderr_tail(cppool_pool* pool) {
 
 void cppool_pool_stop(cppool_pool* pool) {
   if (pool == nullptr) return;
-  const Leave leave(pool->hooks);
-  pool->pool.Stop();
+  Guarded(nullptr, [&]() -> Json {
+    const Leave leave(pool->hooks);
+    pool->pool.Stop();
+    return {};
+  });
 }
 
 void cppool_pool_free(cppool_pool* pool) {

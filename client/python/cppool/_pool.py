@@ -14,7 +14,7 @@ _Path = Union[str, "os.PathLike[str]"]
 class PoolError(RuntimeError):
     """There is no answer. Its text ends with the last lines of the daemon's stderr."""
 
-    def __init__(self, text: str, *, kind: str, stderr_tail: str = "", diagnosis: str = "", attempts: int = 1,
+    def __init__(self, text: str, *, kind: str = "", stderr_tail: str = "", diagnosis: str = "", attempts: int = 1,
                  start_failure: Optional[Mapping[str, Any]] = None, command: str = ""):
         super().__init__(text)
         self.kind = kind  #: "start", "died", "timeout", "protocol" or "interrupted"

@@ -76,7 +76,7 @@ class _Pool(Pool):
         except PoolError as error:
             self._fixture._note_error(error)
             raise
-        if b'"op": "run"' in request[:20]:
+        if request.startswith(b'{"op": "run"'):
             self._fixture._note(self, result)
         return result
 
