@@ -12,12 +12,22 @@ set_target_properties(cppool_flags PROPERTIES EXPORT_NAME flags)
 # cppool_flags comes along because static libraries name what they link; its warnings do not reach their users.
 install(TARGETS cppoold cppool cppool_client cppool_client_c cppool_protocol cppool_case cppool_flags EXPORT cppoolTargets
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(FILES ${PROJECT_SOURCE_DIR}/client/include/cppool/client.h ${PROJECT_SOURCE_DIR}/client/include/cppool/pool.h
+set(headers
+  ${PROJECT_SOURCE_DIR}/client/include/cppool/client.h
+  ${PROJECT_SOURCE_DIR}/client/include/cppool/compile.h
+  ${PROJECT_SOURCE_DIR}/client/include/cppool/pool.h
   ${PROJECT_SOURCE_DIR}/client/include/cppool/pool_error.h
   ${PROJECT_SOURCE_DIR}/protocol/include/cppool/result.h
   ${PROJECT_SOURCE_DIR}/daemon/include/cppool/case.h
-  ${PROJECT_SOURCE_DIR}/kernels/include/cppool/attention.h ${PROJECT_SOURCE_DIR}/kernels/include/cppool/runtime.h
-  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cppool)
+  ${PROJECT_SOURCE_DIR}/kernels/include/cppool/attention.h
+  ${PROJECT_SOURCE_DIR}/kernels/include/cppool/runtime.h)
+install(FILES ${headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cppool)
+# In the build folder, too, they are in ../include of the programs, where sources that the client compiles find them.
+file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/include/cppool)
+foreach(header ${headers})
+  get_filename_component(name ${header} NAME)
+  file(CREATE_LINK ${header} ${PROJECT_BINARY_DIR}/include/cppool/${name} SYMBOLIC)
+endforeach()
 if(CPPOOL_WITH_CUDA)
   add_dependencies(cppool_programs cppool_cuda)
   # Found by the daemon at ../lib whatever the system calls its folder of libraries.

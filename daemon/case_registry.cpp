@@ -1,16 +1,13 @@
 #include "daemon/case_registry.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cctype>
 #include <cstddef>
 #include <cstring>
-#include <filesystem>
 #include <set>
-#include <system_error>
 #include <type_traits>
 
+#include "daemon/library.h"
 #include "daemon/start_error.h"
 
 namespace cppool::daemon {
@@ -103,7 +100,7 @@ ParameterSpec ToParameterSpec(const cppool_parameter& parameter) {
   }
 }
 
-void CaseRegistry::Add(const cppool_case* definition, const std::string& source) {
+void CaseRegistry::Add(const cppool_case* definition, const std::string& source, const std::string& library) {
   // The ABI comes first: with another one no other field can be read.
   if (definition->abi != CPPOOL_CASE_ABI || definition->struct_size < kOldestCase) {
     throw StartError(source + ": a case was built for version " + std::to_string(definition->abi) +
@@ -121,6 +118,7 @@ void CaseRegistry::Add(const cppool_case* definition, const std::string& source)
   added.name = definition->name;
   added.doc = definition->doc ? definition->doc : "";
   added.source = source;
+  added.library = library;
   if (definition->struct_size >= offsetof(cppool_case, features) + sizeof(definition->features))
     added.features = definition->features;
   if (const RegisteredCase* other = Find(added.name)) {
@@ -145,22 +143,32 @@ void CaseRegistry::Add(const cppool_case* definition, const std::string& source)
   cases_.emplace(added.name, std::move(added));
 }
 
-void CaseRegistry::LoadFile(const std::string& path) {
-  // An absolute path: dlopen searches the system's folders for a plain name.
-  std::error_code ignored;
-  const std::string file = std::filesystem::absolute(path, ignored).string();
-  const std::string source = "--case " + path;
-  void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!library) throw StartError(source + ": cannot be loaded: " + dlerror());
+void CaseRegistry::AddLibrary(void* library, const std::string& path, const std::string& source) {
   using Entry = const cppool_case* const* (*)();
-  const auto entry = reinterpret_cast<Entry>(dlsym(library, kEntry));
-  if (!entry) {
-    throw StartError(source + ": exports no function " + kEntry +
-                     ": declare it extern \"C\" and with default visibility (see cppool/case.h)");
-  }
+  const auto entry = reinterpret_cast<Entry>(FindEntry(library, path, kEntry, "cppool/case.h"));
   const cppool_case* const* cases = entry();
   if (!cases || !*cases) throw StartError(source + ": " + kEntry + "() returns no cases");
-  for (; *cases; ++cases) Add(*cases, source);
+  for (; *cases; ++cases) Add(*cases, source, path);
+}
+
+void CaseRegistry::LoadFile(const std::string& path) {
+  try {
+    AddLibrary(OpenLibrary(path, path), path, "--case " + path);
+  } catch (const LibraryError& error) {
+    throw StartError(std::string("--case ") + error.what());
+  }
+}
+
+CaseRegistry CaseRegistry::With(const CaseRegistry& others) const {
+  CaseRegistry joined = others;
+  for (const auto& [name, registered] : cases_) {
+    const RegisteredCase* same = joined.Find(name);
+    if (same && same->library.empty())
+      throw StartError(registered.source + ": the name of case '" + name + "' is taken (" + same->source +
+                       "): give it another name");
+    joined.cases_[name] = registered;
+  }
+  return joined;
 }
 
 const RegisteredCase* CaseRegistry::Find(const std::string& name) const {

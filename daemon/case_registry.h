@@ -1,4 +1,4 @@
-// The cases of a daemon: the built-in ones and those of `--case` files.
+// The cases of a daemon: the built-in ones, those of `--case` files, and those of the libraries that a request names.
 #pragma once
 
 #include <cppool/case.h>
@@ -17,7 +17,8 @@ struct RegisteredCase {
   std::string name;
   std::string doc;
   std::vector<protocol::ParameterSpec> schema;
-  std::string source;          // "built in" or "--case FILE", for messages
+  std::string source;          // "built in", "--case FILE" or a file, for messages
+  std::string library;         // the file that it is from; empty: built in
   std::uint32_t features = 0;  // CPPOOL_CASE_DUMPS, ...
 };
 
@@ -25,11 +26,17 @@ class CaseRegistry {
  public:
   // Checks the ABI, the name, that it is not taken, and the parameters: the schema must allow each default. Throws StartError.
   // The definition must outlive the registry.
-  void Add(const cppool_case* definition, const std::string& source);
+  void Add(const cppool_case* definition, const std::string& source, const std::string& library = "");
 
-  // Opens a shared library and adds the cases that its `cppool_cases` lists. The library is never closed, since it may have started
-  // threads or installed handlers. Throws StartError.
+  // Adds the cases that `cppool_cases` of a library lists, which was opened from `path` or from a copy of it. Throws LibraryError when
+  // there is no such function, and StartError for what Add refuses.
+  void AddLibrary(void* library, const std::string& path, const std::string& source);
+
+  // Opens a shared library and adds its cases. Throws StartError.
   void LoadFile(const std::string& path);
+
+  // These cases and those of `others`. Of a name that both have it is these; a built-in case cannot be replaced: throws StartError.
+  CaseRegistry With(const CaseRegistry& others) const;
 
   const RegisteredCase* Find(const std::string& name) const;  // null: not found
   std::vector<std::string> Names() const;

@@ -40,6 +40,7 @@ RunResult CaseRun::Execute() {
 
 void CaseRun::RunRank(int index) {
   const LogTags tags(index, tag_);
+  UseHandlerStack();
   Rank& rank = *ranks_[index];
   kernels::RankRuntime& runtime = world_.rank(index);
   try {
@@ -300,6 +301,29 @@ RankSnapshot CaseRun::Snapshot(int index) const {
   }
   now.streams = world_.rank(index).Progress();
   return now;
+}
+
+CrashPlace CaseRun::PlaceOf(pid_t thread) const {
+  CrashPlace place;
+  place.library = prepared_->registered.library;
+  const std::vector<pid_t> ids = world_.threads().ids();
+  const auto own = std::find(ids.begin(), ids.end(), thread);
+  if (own != ids.end()) {
+    place.rank = static_cast<int>(own - ids.begin());
+    const auto& runtime = world_.rank(*place.rank);
+    const auto marked = runtime.FailedInStage();  // the thread is ahead of its streams
+    place.stage = marked && !marked->empty() ? *marked : StageOf(runtime.Progress());
+    return place;
+  }
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    for (const auto& stream : world_.rank(rank).Progress()) {
+      if (stream.thread != thread) continue;
+      place.rank = rank;
+      place.stage = stream.stage;
+      return place;
+    }
+  }
+  return place;
 }
 
 RunResult CaseRun::TimedOut(std::chrono::milliseconds deadline) const {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "daemon/case_context.h"
+#include "daemon/crash_reporter.h"
 #include "daemon/prepare.h"
 #include "daemon/timeout_report.h"
 #include "daemon/world.h"
@@ -41,6 +42,9 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
 
   // After Execute: allocations that the case did not release, over all ranks.
   std::size_t leaked_allocations() const { return leaked_; }
+
+  // Any thread, when the process has crashed on `thread`. May get stuck.
+  CrashPlace PlaceOf(pid_t thread) const;
 
   // Any thread, while Execute is stuck: the answer to a passed deadline, with the place where each rank is.
   protocol::RunResult TimedOut(std::chrono::milliseconds deadline) const;

@@ -2,16 +2,20 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "daemon/failure_kind.h"
+#include "daemon/library.h"
 #include "daemon/log.h"
 #include "daemon/prepare.h"
 #include "daemon/process.h"
+#include "daemon/start_error.h"
 #include "kernels/error.h"
+#include "kernels/attention/kernel_library.h"
 #include "protocol/features.h"
 
 namespace cppool::daemon {
@@ -23,6 +27,9 @@ using protocol::RunResult;
 using protocol::Status;
 
 constexpr std::size_t kLongestTag = 40;
+constexpr std::chrono::seconds kListLimit{30};  // for the libraries of `list`, which has no deadline
+constexpr std::chrono::milliseconds kAnswerTime{
+    100};  // before the deadline: to answer that a library did not open
 
 double Milliseconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double, std::milli>(duration).count();
@@ -67,7 +74,11 @@ RunResult Answered(Function&& function) {
 }  // namespace
 
 Dispatcher::Dispatcher(World& world, const CaseRegistry& registry, Watchdog* watchdog, Options options)
-    : world_(world), registry_(registry), watchdog_(watchdog), options_(std::move(options)) {}
+    : world_(world),
+      registry_(registry),
+      watchdog_(watchdog),
+      options_(std::move(options)),
+      libraries_(options_.libraries) {}
 
 std::optional<Answer> Dispatcher::Handle(const protocol::LineReader::Line& line) {
   const auto taken_up = Clock::now();
@@ -93,8 +104,8 @@ std::optional<Answer> Dispatcher::Handle(const protocol::LineReader::Line& line)
     return Run(request, validate->run, true, taken_up);
   if (std::holds_alternative<protocol::HelloRequest>(request.operation))
     return Finish(protocol::OkResponse(Hello(), request.id));
-  if (std::holds_alternative<protocol::ListRequest>(request.operation))
-    return Finish(protocol::OkResponse(List(), request.id));
+  if (const auto* list = std::get_if<protocol::ListRequest>(&request.operation))
+    return List(*list, request.id, taken_up);
   if (std::holds_alternative<protocol::StatsRequest>(request.operation)) return AnswerStats(request.id);
   Answer answer = Finish(protocol::OkResponse(Json::object(), request.id));
   answer.shutdown = true;
@@ -133,14 +144,85 @@ Json Dispatcher::Hello() const {
           {"init_ms", options_.init_ms}};
 }
 
-Json Dispatcher::List() const {
+Answer Dispatcher::List(const protocol::ListRequest& request, const std::optional<Json>& id,
+                        Clock::time_point taken_up) {
   Json cases = Json::array();
-  for (const auto& [name, registered] : registry_.all()) {
-    Json parameters = Json::array();
-    for (const auto& spec : registered.schema) parameters.push_back(protocol::ToJson(spec));
-    cases.push_back({{"name", name}, {"doc", registered.doc}, {"parameters", std::move(parameters)}});
+  try {
+    for (const auto& [name, registered] :
+         CasesWith(LoadAll(request.load, LibraryKind::kCases, taken_up + kListLimit)).all()) {
+      Json parameters = Json::array();
+      for (const auto& spec : registered.schema) parameters.push_back(protocol::ToJson(spec));
+      cases.push_back({{"name", name}, {"doc", registered.doc}, {"parameters", std::move(parameters)}});
+    }
+  } catch (const Refusal& refusal) {
+    ++counts_.errors;
+    return Finish(protocol::ErrorResponse({refusal.kind(), std::nullopt, "", refusal.what()}, id));
   }
-  return {{"cases", std::move(cases)}};
+  return Finish(protocol::OkResponse({{"cases", std::move(cases)}}, id));
+}
+
+std::vector<const LoadedLibrary*> Dispatcher::LoadAll(const std::vector<std::string>& files, LibraryKind kind,
+                                                      Clock::time_point until) {
+  if (files.empty()) return {};
+  world_.FinishTrim();  // no rank works while code is loaded
+  if (beside_pools_.empty()) beside_pools_ = MemoryBesidePools();
+  std::vector<const LoadedLibrary*> libraries;
+  try {
+    for (const std::string& file : files)
+      libraries.push_back(&libraries_.Load(file, kind, until - kAnswerTime));
+  } catch (const LibraryError& error) {
+    throw Refusal(FailureKind::kInvalidRequest, error.what());
+  }
+  return libraries;
+}
+
+const CaseRegistry& Dispatcher::CasesWith(const std::vector<const LoadedLibrary*>& libraries) {
+  if (libraries.empty()) return registry_;
+  if (joined_ && joined_with_ == libraries) return *joined_;
+  try {
+    CaseRegistry named;
+    for (auto at = libraries.begin(); at != libraries.end(); ++at) {
+      if (std::find(libraries.begin(), at, *at) == at)  // a library that is named twice counts once
+        named.AddLibrary((*at)->handle, (*at)->path, (*at)->path);
+    }
+    joined_ = named.With(registry_);
+    joined_with_ = libraries;
+    return *joined_;
+  } catch (const StartError& error) {
+    throw Refusal(FailureKind::kInvalidRequest, error.what());
+  }
+}
+
+std::vector<std::size_t> Dispatcher::MemoryBesidePools() const {
+  std::vector<std::size_t> bytes;
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    if (world_.devices().at(rank).ordinal < 0) return {};
+    const auto info = world_.rank(rank).Memory();
+    std::size_t pools = 0;  // of all ranks on this device
+    for (int other = 0; other < world_.size(); ++other) {
+      if (world_.devices().at(other).ordinal == world_.devices().at(rank).ordinal)
+        pools += world_.rank(other).Memory().held_bytes;
+    }
+    const std::size_t known = info.free_bytes + pools, total = world_.devices().at(rank).total_bytes;
+    bytes.push_back(total > known ? total - known : 0);
+  }
+  return bytes;
+}
+
+std::string Dispatcher::WhyRespawn() const {
+  if (libraries_.full())
+    return fmt::format("{} libraries are loaded, as many as may be; a loaded library cannot be unloaded",
+                       libraries_.size());
+  if (beside_pools_.empty()) return "";
+  const std::vector<std::size_t> now = MemoryBesidePools();
+  for (std::size_t rank = 0; rank < now.size(); ++rank) {
+    if (now[rank] > beside_pools_[rank] + options_.most_library_bytes)
+      return fmt::format(
+          "since the first library was loaded, {} MiB of the memory of rank {}'s device were taken "
+          "beside the cases' allocations; a loaded library cannot be unloaded",
+          (now[rank] - beside_pools_[rank]) >> 20, rank);
+  }
+  return "";
 }
 
 Answer Dispatcher::AnswerStats(const std::optional<Json>& id) {
@@ -185,17 +267,22 @@ std::optional<Answer> Dispatcher::Run(const protocol::Request& request, const pr
   const LogTags tags(-1, tag);
   {
     const std::lock_guard lock(under_way_mutex_);
-    under_way_ = {request.id, std::chrono::milliseconds(run.deadline_ms), nullptr};
+    under_way_ = {request.id, std::chrono::milliseconds(run.deadline_ms), run.case_name, nullptr};
   }
-  if (watchdog_) watchdog_->Arm(taken_up + std::chrono::milliseconds(run.deadline_ms));
+  const auto deadline = taken_up + std::chrono::milliseconds(run.deadline_ms);
+  if (watchdog_) watchdog_->Arm(deadline);
   RunResult result = Answered([&] {
-    if (!only_validate) return RunOnRanks(run, tag);
-    PrepareRun(run);
+    if (!only_validate) return RunOnRanks(run, tag, deadline);
+    PrepareRun(run, deadline);
     RunResult would_run;
     would_run.status = Status::kPassed;
     return would_run;
   });
   if (watchdog_ && !watchdog_->Disarm()) return std::nullopt;
+  {
+    const std::lock_guard lock(under_way_mutex_);
+    under_way_.case_name.clear();
+  }
   result.wall_ms = Milliseconds(Clock::now() - taken_up);
   if (only_validate && result.status == Status::kPassed)
     return Finish(protocol::OkResponse({{"runs", true}}, request.id));
@@ -207,8 +294,27 @@ std::optional<Answer> Dispatcher::Run(const protocol::Request& request, const pr
   return answer;
 }
 
-std::shared_ptr<const PreparedRun> Dispatcher::PrepareRun(const protocol::RunRequest& request) {
-  auto prepared = Prepare(registry_, request, world_.backend().name(), world_.size(), MeansOfFaults(), options_.kernels);
+std::shared_ptr<const PreparedRun> Dispatcher::PrepareRun(const protocol::RunRequest& request,
+                                                          Clock::time_point until) {
+  const std::vector<const LoadedLibrary*> libraries = LoadAll(request.load, LibraryKind::kCases, until);
+  const CaseRegistry& cases = CasesWith(libraries);
+  WantedKernels kernels;
+  const LoadedLibrary* of_kernels = nullptr;
+  const RegisteredCase* found = cases.Find(request.case_name);
+  if (found && (found->features & CPPOOL_CASE_CHOOSES_KERNELS)) {
+    kernels.words = request.kernels.empty() ? options_.kernels : request.kernels;
+    if (const std::string path = kernels::LibraryPathOf(kernels.words); !path.empty()) {
+      of_kernels = LoadAll({path}, LibraryKind::kKernels, until).front();
+      kernels.copy = of_kernels->copy;
+    }
+  }
+  auto prepared = Prepare(cases, request, world_.backend().name(), world_.size(), MeansOfFaults(), kernels);
+  for (std::size_t i = 0; i < libraries.size(); ++i)
+    prepared->libraries.push_back({request.load[i], libraries[i]->digest});
+  if (of_kernels && prepared->kernels.contains("file")) {
+    prepared->kernels["file"] = kernels::LibraryPathOf(kernels.words);
+    prepared->kernels["digest"] = of_kernels->digest;
+  }
   world_.FinishTrim();
   CheckMemory(*prepared, world_);
   return prepared;
@@ -219,8 +325,9 @@ std::optional<FaultMeans> Dispatcher::MeansOfFaults() const {
   return FaultMeans{options_.sentinel + "{\"ok\": true, \"status\": \"pas", options_.allow_faults};
 }
 
-RunResult Dispatcher::RunOnRanks(const protocol::RunRequest& request, const std::string& tag) {
-  const auto prepared = PrepareRun(request);
+RunResult Dispatcher::RunOnRanks(const protocol::RunRequest& request, const std::string& tag,
+                                 Clock::time_point until) {
+  const auto prepared = PrepareRun(request, until);
   const auto run = std::make_shared<CaseRun>(world_, prepared, tag, options_.limits);
   {
     const std::lock_guard lock(under_way_mutex_);
@@ -229,9 +336,24 @@ RunResult Dispatcher::RunOnRanks(const protocol::RunRequest& request, const std:
   RunResult result = run->Execute();
   counts_.leaked_allocations += run->leaked_allocations();
   trim_due_ = !result.fatal;
+  result.libraries = prepared->libraries;
+  if (!result.fatal && (!request.load.empty() || !prepared->kernels_copy.empty()))
+    result.respawn = WhyRespawn();
   const std::lock_guard lock(under_way_mutex_);
   under_way_.run.reset();
   return result;
+}
+
+CrashPlace Dispatcher::PlaceOf(pid_t thread) const {
+  UnderWay under_way;
+  {
+    const std::lock_guard lock(under_way_mutex_);
+    under_way = under_way_;
+  }
+  CrashPlace place = under_way.run ? under_way.run->PlaceOf(thread) : CrashPlace{};
+  place.case_name = under_way.case_name;
+  if (std::string opened = libraries_.BeingOpened(); !opened.empty()) place.library = std::move(opened);
+  return place;
 }
 
 std::string Dispatcher::TimeoutAnswer() const {
@@ -244,9 +366,11 @@ std::string Dispatcher::TimeoutAnswer() const {
   if (under_way.run) {
     result = under_way.run->TimedOut(under_way.deadline);
   } else {
-    result =
-        NotRun(FailureKind::kTimeout, "not finished after " + std::to_string(under_way.deadline.count()) +
-                                          " ms: the ranks had not started, or had just returned");
+    const std::string opened = libraries_.BeingOpened();
+    result = NotRun(FailureKind::kTimeout,
+                    "not finished after " + std::to_string(under_way.deadline.count()) + " ms: " +
+                        (opened.empty() ? "the ranks had not started, or had just returned"
+                                        : "the ranks had not started, and " + opened + " was being loaded"));
     result.fatal = true;
   }
   result.wall_ms = static_cast<double>(under_way.deadline.count());

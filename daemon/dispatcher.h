@@ -9,9 +9,12 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "daemon/case_registry.h"
 #include "daemon/case_run.h"
+#include "daemon/crash_reporter.h"
+#include "daemon/library_store.h"
 #include "daemon/watchdog.h"
 #include "daemon/world.h"
 #include "protocol/framing.h"
@@ -37,6 +40,9 @@ class Dispatcher {
     protocol::Json init_ms = protocol::Json::object();  // likewise
     FailureLimits limits;
     std::string kernels;  // what a request without "kernels" gets; empty: the case's own
+    LibraryStore::Options libraries;
+    // Device memory that libraries may take beside their cases' allocations before another daemon should be used.
+    std::size_t most_library_bytes = std::size_t{1} << 30;
     // Writes a text to the channel of answers. When it is set, requests may ask for faults.
     std::function<void(std::string_view)> allow_faults;
   };
@@ -49,6 +55,11 @@ class Dispatcher {
   // To be called once the answer is written: the ranks give pooled memory back.
   void AfterAnswer();
 
+  // Any thread, when the process has crashed on `thread`. May get stuck.
+  CrashPlace PlaceOf(pid_t thread) const;
+  // Any thread: the file that a request named and of which `copy` was loaded; empty: none.
+  std::string NamedLibrary(const std::string& copy) const { return libraries_.Named(copy); }
+
   // For the watchdog's thread, when the deadline of a run has passed: its answer, which is fatal.
   std::string TimeoutAnswer() const;
 
@@ -60,19 +71,29 @@ class Dispatcher {
   struct UnderWay {
     std::optional<protocol::Json> id;
     std::chrono::milliseconds deadline{0};
+    std::string case_name;               // as the request has it
     std::shared_ptr<const CaseRun> run;  // null: not yet on the ranks
   };
 
   protocol::Json Hello() const;
-  protocol::Json List() const;
+  // The daemon's cases and those of `libraries`. Throws LibraryError or StartError.
+  const CaseRegistry& CasesWith(const std::vector<const LoadedLibrary*>& libraries);
+  std::vector<const LoadedLibrary*> LoadAll(const std::vector<std::string>& files, LibraryKind kind,
+                                            Clock::time_point until);
+  Answer List(const protocol::ListRequest& request, const std::optional<protocol::Json>& id,
+              Clock::time_point taken_up);
   protocol::Json Stats();
   Answer AnswerStats(const std::optional<protocol::Json>& id);
   std::optional<Answer> Run(const protocol::Request& request, const protocol::RunRequest& run,
                             bool only_validate, Clock::time_point taken_up);
   // All checks before a run starts. Throws Refusal or InvalidRequest.
-  std::shared_ptr<const PreparedRun> PrepareRun(const protocol::RunRequest& request);
+  std::shared_ptr<const PreparedRun> PrepareRun(const protocol::RunRequest& request, Clock::time_point until);
+  // Device memory of this process and of others that is not in the ranks' pools, by rank; empty: not known.
+  std::vector<std::size_t> MemoryBesidePools() const;
+  std::string WhyRespawn() const;  // empty: this daemon can go on
   std::optional<FaultMeans> MeansOfFaults() const;
-  protocol::RunResult RunOnRanks(const protocol::RunRequest& request, const std::string& tag);
+  protocol::RunResult RunOnRanks(const protocol::RunRequest& request, const std::string& tag,
+                                 Clock::time_point until);
   void Count(protocol::Status status);
   Answer Finish(const protocol::Json& response) const;
 
@@ -80,6 +101,10 @@ class Dispatcher {
   const CaseRegistry& registry_;
   Watchdog* watchdog_;
   const Options options_;
+  LibraryStore libraries_;
+  std::vector<const LoadedLibrary*> joined_with_;  // the libraries of `joined_`
+  std::optional<CaseRegistry> joined_;             // of the latest request with libraries
+  std::vector<std::size_t> beside_pools_;  // MemoryBesidePools() before the first library; empty: none yet
   Counts counts_;
   bool trim_due_ = false;
   mutable std::mutex under_way_mutex_;

@@ -23,7 +23,9 @@
 
 #include "daemon/attention_case/attention_case.h"
 #include "daemon/case_registry.h"
+#include "daemon/crash_reporter.h"
 #include "daemon/dispatcher.h"
+#include "daemon/library_probe.h"
 #include "daemon/log.h"
 #include "daemon/options.h"
 #include "daemon/process.h"
@@ -67,6 +69,7 @@ class ExitGuard {
           if (!armed) return;
           const std::string text = "cppoold: a case called exit(" + std::to_string(code) + ")\n";
           [[maybe_unused]] const auto written = write(STDERR_FILENO, text.data(), text.size());
+          CrashReporter::ReportExit(code);
           _exit(code);
         },
         nullptr);
@@ -177,6 +180,12 @@ class Daemon {
                  Milliseconds(Clock::now() - started_));
     int exit_code = 0;
     try {
+      const CrashReporter reporter(
+          [](std::string_view line) {
+            [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+          },
+          {[&](pid_t thread) { return dispatcher.PlaceOf(thread); },
+           [&](const std::string& file) { return dispatcher.NamedLibrary(file); }});
       const ExitGuard guard;
       exit_code = Serve(dispatcher, std::move(requests));
     } catch (const std::exception& error) {
@@ -261,6 +270,7 @@ class Daemon {
 
 int main(int argc, char** argv) {
   const auto started = Clock::now();
+  if (argc == 5 && std::string_view(argv[1]) == kProbeOption) return RunProbe(argv[2], argv[3], argv[4]);
   KeepHeapTight();
   StartFailure start;
   start.stage = "process";

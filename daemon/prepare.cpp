@@ -27,6 +27,7 @@ class Validation {
     c_.params_json = run.params_json.c_str();
     c_.dump = run.dump.empty() ? nullptr : run.dump.c_str();
     c_.inputs = run.inputs.empty() ? nullptr : run.inputs.c_str();
+    c_.kernels_copy = run.kernels_copy.empty() ? nullptr : run.kernels_copy.c_str();
     c_.wanted_kernels = run.wanted_kernels.empty() ? nullptr : run.wanted_kernels.c_str();
     c_.self = this;
     c_.integer = [](cppool_validation* c, const char* name) { return Self(c).reader_.Integer(name); };
@@ -153,10 +154,9 @@ std::string Gigabytes(double bytes) {
 
 }  // namespace
 
-std::shared_ptr<const PreparedRun> Prepare(const CaseRegistry& registry, const protocol::RunRequest& request,
-                                           const std::string& backend, int world_size,
-                                           const std::optional<FaultMeans>& faults,
-                                           const std::string& default_kernels) {
+std::shared_ptr<PreparedRun> Prepare(const CaseRegistry& registry, const protocol::RunRequest& request,
+                                     const std::string& backend, int world_size,
+                                     const std::optional<FaultMeans>& faults, const WantedKernels& kernels) {
   auto run = std::make_shared<PreparedRun>();
   run->registered = FindCase(registry, request.case_name);
   run->warmup = request.warmup;
@@ -167,10 +167,9 @@ std::shared_ptr<const PreparedRun> Prepare(const CaseRegistry& registry, const p
   run->inputs = request.inputs;
   RequireFeature(*run, CPPOOL_CASE_DUMPS, "dump", run->dump);
   RequireFeature(*run, CPPOOL_CASE_TAKES_INPUTS, "inputs", run->inputs);
-  run->wanted_kernels = request.kernels;
-  RequireFeature(*run, CPPOOL_CASE_CHOOSES_KERNELS, "kernels", run->wanted_kernels);
-  if (run->wanted_kernels.empty() && (run->registered.features & CPPOOL_CASE_CHOOSES_KERNELS))
-    run->wanted_kernels = default_kernels;
+  RequireFeature(*run, CPPOOL_CASE_CHOOSES_KERNELS, "kernels", request.kernels);
+  run->wanted_kernels = kernels.words;
+  run->kernels_copy = kernels.copy;
   if (request.fault) run->fault = ToFault(*request.fault, world_size, faults);
   const Json given = request.from_kwargs
                          ? protocol::ParametersFromKwargs(request.params, run->registered.schema)

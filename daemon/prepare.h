@@ -7,11 +7,13 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "daemon/case_registry.h"
 #include "daemon/world.h"
 #include "kernels/fault_injector.h"
 #include "protocol/request.h"
+#include "protocol/response.h"
 
 namespace cppool::daemon {
 
@@ -23,13 +25,15 @@ struct PreparedRun {
   std::shared_ptr<const void> prepared;  // what the case keeps for its ranks
   double bytes_per_rank = 0;             // as the case declared with `needs`; 0: not declared
   std::optional<std::uint64_t> seed;
-  protocol::Json kernels;  // what the case said that it runs; null: it did not
+  std::vector<protocol::Library> libraries;  // that the request named
+  protocol::Json kernels;                    // what the case said that it runs; null: it did not
   std::int64_t warmup = 0;
   std::int64_t repeat = 1;
   bool checks = true;
   std::optional<std::uint64_t> perturb;
   std::string dump, inputs;    // folders; empty: none
   std::string wanted_kernels;  // the request's, else the daemon's default; empty: the case's own
+  std::string kernels_copy;    // of the library that they name; empty: they name none
   std::optional<kernels::Fault> fault;
 };
 
@@ -49,12 +53,18 @@ class Refusal : public std::runtime_error {
   protocol::FailureKind kind_;
 };
 
+// The kernels that a case which chooses kernels is to run on.
+struct WantedKernels {
+  std::string words;  // as the request or the daemon's option has them; empty: neither
+  std::string copy;   // of the library that they name; empty: they name none
+};
+
 // Checks case, names, types and ranges, then calls the case's `validate`. Throws InvalidRequest or Refusal. Allocates nothing on a device.
-// Without `faults` a request with a fault is refused. `default_kernels`: for a request that names none, of a case that chooses kernels.
-std::shared_ptr<const PreparedRun> Prepare(const CaseRegistry& registry, const protocol::RunRequest& request,
-                                           const std::string& backend, int world_size,
-                                           const std::optional<FaultMeans>& faults = std::nullopt,
-                                           const std::string& default_kernels = "");
+// Without `faults` a request with a fault is refused.
+std::shared_ptr<PreparedRun> Prepare(const CaseRegistry& registry, const protocol::RunRequest& request,
+                                     const std::string& backend, int world_size,
+                                     const std::optional<FaultMeans>& faults = std::nullopt,
+                                     const WantedKernels& kernels = {});
 
 // Throws Refusal(kOutOfMemory) when a device has less free memory than its ranks need together. The ranks must be idle.
 void CheckMemory(const PreparedRun& run, World& world);

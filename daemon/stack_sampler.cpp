@@ -130,7 +130,24 @@ bool IsCaller(const std::string& name) {
          name.rfind("cppool::kernels::host::HostStream::RunItem", 0) == 0;
 }
 
+// As NameFrames.
+std::vector<std::string> NamesOf(SymbolLookup& symbols, void* const* frames, int count) {
+  std::vector<std::string> names;
+  for (int i = 0; i < count; ++i) {
+    // All but the first are return addresses, which may already belong to the next function.
+    const std::string name = symbols.Describe(reinterpret_cast<std::uintptr_t>(frames[i]) - (i > 0 ? 1 : 0));
+    if (IsCaller(name)) break;
+    if (!IsMachinery(name)) names.push_back(name);
+  }
+  return names;
+}
+
 }  // namespace
+
+std::vector<std::string> NameFrames(void* const* frames, int count) {
+  SymbolLookup symbols;
+  return NamesOf(symbols, frames, count);
+}
 
 void PrepareStackSampling() {
   static std::once_flag once;
@@ -180,14 +197,7 @@ std::vector<std::vector<std::string>> SampleStacks(const std::vector<pid_t>& thr
       stacks[i] = {"(no stack: it is damaged)"};
       continue;
     }
-    for (int frame = kHandlerFrames; frame < slot.count; ++frame) {
-      // All but the first are return addresses, which may already belong to the next function.
-      const auto address =
-          reinterpret_cast<std::uintptr_t>(slot.frames[frame]) - (frame > kHandlerFrames ? 1 : 0);
-      const std::string name = symbols.Describe(address);
-      if (IsCaller(name)) break;
-      if (!IsMachinery(name)) stacks[i].push_back(name);
-    }
+    stacks[i] = NamesOf(symbols, slot.frames + kHandlerFrames, slot.count - kHandlerFrames);
     if (stacks[i].empty()) stacks[i] = {"(no stack: it is in the daemon's own code)"};
   }
   return stacks;

@@ -13,6 +13,10 @@ namespace cppool::daemon {
 // Installs the handler and loads the unwinder, which a handler cannot do. Call it early; further calls do nothing.
 void PrepareStackSampling();
 
+// The names of a stack's frames, innermost first: `frames` as backtrace() writes them, from the first that is of interest on. Without
+// those of the daemon around the case's code. Reads files.
+std::vector<std::string> NameFrames(void* const* frames, int count);
+
 // For each thread the names of its frames, innermost first, without those of the daemon around the case's code. A thread without frames
 // has one line in parentheses that says why. Waits for the threads until `until`, then reads names from the program's files, which has
 // no limit. Calls of several threads take turns.

@@ -22,9 +22,11 @@ const Names& Operations() {
 
 const Names& KeysOf(const std::string& operation) {
   static const Names run = {"op",     "id",     "case",    "params", "kwargs", "deadline_ms", "warmup",
-                            "repeat", "checks", "perturb", "dump",   "inputs", "kernels",     "fault"};
+                            "repeat", "checks", "perturb", "dump",   "inputs", "kernels",     "fault",
+                            "load"};
+  static const Names list = {"op", "id", "load"};
   static const Names other = {"op", "id"};
-  return operation == "run" || operation == "validate" ? run : other;
+  return operation == "run" || operation == "validate" ? run : operation == "list" ? list : other;
 }
 
 std::string ReadOperation(const Json& json) {
@@ -100,6 +102,25 @@ void ReadKernels(const Json& json, std::string& out) {
   if (out.find('\0') != std::string::npos) refuse("without a NUL character: ");
 }
 
+// A path, or a list of paths.
+std::vector<std::string> ReadFiles(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  if (found == json.end()) return {};
+  std::vector<std::string> files;
+  for (const Json& file : found->is_array() ? *found : Json::array({*found})) {
+    if (!file.is_string() || file.get_ref<const std::string&>().empty() ||
+        file.get_ref<const std::string&>().find('\0') != std::string::npos)
+      throw InvalidRequest(Quoted(key) +
+                           " must be the path of a shared library, or a list of such paths, not " +
+                           EchoValue(*found));
+    files.push_back(file.get<std::string>());
+  }
+  if (files.size() > kMaxLibraries)
+    throw InvalidRequest(Quoted(key) + " names " + std::to_string(files.size()) + " libraries, more than " +
+                         std::to_string(kMaxLibraries));
+  return files;
+}
+
 FaultRequest ReadFault(const Json& json) {
   if (!json.is_object()) throw InvalidRequest("\"fault\" must be an object, not " + EchoValue(json));
   static const Names known = {"kind", "rank", "stage", "count"};
@@ -168,6 +189,7 @@ RunRequest ReadRun(const Json& json) {
   ReadFolder(json, "inputs", run.inputs);
   ReadKernels(json, run.kernels);
   if (const auto fault = json.find("fault"); fault != json.end()) run.fault = ReadFault(*fault);
+  run.load = ReadFiles(json, "load");
   return run;
 }
 
@@ -175,7 +197,7 @@ Operation ReadOperands(const Json& json) {
   const std::string operation = ReadOperation(json);
   CheckKeys(json, operation);
   if (operation == "hello") return HelloRequest{};
-  if (operation == "list") return ListRequest{};
+  if (operation == "list") return ListRequest{ReadFiles(json, "load")};
   if (operation == "stats") return StatsRequest{};
   if (operation == "shutdown") return ShutdownRequest{};
   if (operation == "validate") return ValidateRequest{ReadRun(json)};
@@ -208,7 +230,10 @@ class Serializer {
  public:
   explicit Serializer(Json& to) : json_(to) {}
   void operator()(const HelloRequest&) const { json_["op"] = "hello"; }
-  void operator()(const ListRequest&) const { json_["op"] = "list"; }
+  void operator()(const ListRequest& list) const {
+    json_["op"] = "list";
+    if (!list.load.empty()) json_["load"] = list.load;
+  }
   void operator()(const StatsRequest&) const { json_["op"] = "stats"; }
   void operator()(const ShutdownRequest&) const { json_["op"] = "shutdown"; }
   void operator()(const RunRequest& run) const {
@@ -233,6 +258,7 @@ class Serializer {
     if (!run.inputs.empty()) json_["inputs"] = run.inputs;
     if (!run.kernels.empty()) json_["kernels"] = run.kernels;
     if (run.fault) AddFault(*run.fault);
+    if (!run.load.empty()) json_["load"] = run.load;
   }
 
   void AddFault(const FaultRequest& fault) const {

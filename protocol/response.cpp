@@ -187,6 +187,9 @@ Json ToJson(const RunResult& result, const std::optional<Json>& id) {
   json["wall_ms"] = Number(result.wall_ms);
   if (result.seed) json["seed"] = *result.seed;
   if (!result.kernels.is_null()) json["kernels"] = result.kernels;
+  for (const Library& library : result.libraries)
+    json["libraries"].push_back({{"file", library.file}, {"digest", library.digest}});
+  if (!result.respawn.empty()) json["respawn"] = result.respawn;
   return json;
 }
 

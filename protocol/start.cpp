@@ -1,20 +1,11 @@
 #include "protocol/start.h"
 
-#include <algorithm>
-#include <limits>
-
+#include "protocol/json_lines.h"
 #include "protocol/json_text.h"
 #include "protocol/parameters.h"
 
 namespace cppool::protocol {
 namespace {
-
-// The first `length` bytes of `text`, or less: not in the middle of a UTF-8 character.
-std::string Cut(const std::string& text, std::size_t length) {
-  if (text.size() <= length) return text;
-  while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xC0) == 0x80) --length;
-  return text.substr(0, length) + "...";
-}
 
 std::string Line(const StartFailure& failure, std::size_t longest_text) {
   Json json = {{"error", Cut(failure.error, longest_text)}, {"kind", Cut(failure.kind, longest_text)}};
@@ -32,25 +23,6 @@ std::string Line(const StartFailure& failure, std::size_t longest_text) {
   add_number("world_size", failure.world_size);
   add_number("devices", failure.devices);
   return std::string(kStartPrefix) + json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
-}
-
-// False: the member is there and has another type.
-bool ReadText(const Json& json, const char* name, std::string& out) {
-  const auto found = json.find(name);
-  if (found == json.end()) return true;
-  if (!found->is_string()) return false;
-  out = found->get<std::string>();
-  return true;
-}
-
-bool ReadNumber(const Json& json, const char* name, std::optional<int>& out) {
-  const auto found = json.find(name);
-  if (found == json.end()) return true;
-  if (!found->is_number_integer()) return false;
-  const double value = found->get<double>();
-  if (value < 0 || value > std::numeric_limits<int>::max()) return false;
-  out = found->get<int>();
-  return true;
 }
 
 }  // namespace

@@ -60,7 +60,9 @@ void AddDaemonOptions(CLI::App& app, DaemonArguments* arguments) {
       ->delimiter(',');
   app.add_option("--daemon", arguments->daemon,
                  "The cppoold to spawn (default: $CPPOOL_DAEMON, else the one beside cppool)");
-  AddRepeatable(app, "--load", &arguments->libraries, "A shared library with cases of your own");
+  AddRepeatable(app, "--load", &arguments->libraries,
+                "A shared library with cases of your own; `run` also takes its source (.cu, .cpp, .cc, .cxx, "
+                "or .c) and compiles it");
 }
 
 PoolOptions ToPoolOptions(const DaemonArguments& arguments) {

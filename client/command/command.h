@@ -38,7 +38,7 @@ struct DaemonArguments {
   std::string backend = "auto";
   std::string transport = "auto";
   std::vector<std::string> devices;
-  std::vector<std::string> libraries;  // with further cases
+  std::vector<std::string> libraries;  // with further cases; for `run` also their sources
 };
 void AddDaemonOptions(CLI::App& app, DaemonArguments* arguments);
 PoolOptions ToPoolOptions(const DaemonArguments& arguments);

@@ -9,21 +9,27 @@
 #include "client/command/command.h"
 #include "client/command/diagnose.h"
 #include "client/command/interruption.h"
+#include "client/command/libraries.h"
 #include "client/command/progress.h"
 #include "client/command/run_arguments.h"
 #include "client/command/run_report.h"
 #include "client/command/runner.h"
+#include "client/command/text.h"
+#include "client/command/watch.h"
+#include "protocol/parameters.h"
 
 namespace cppool::command {
 namespace {
 
 class Run {
  public:
-  Run(const RunArguments& arguments, std::vector<Cell> cells, const Streams& streams)
+  // `runner` has the pools, and outlives it.
+  Run(const RunArguments& arguments, RunOptions run_options, std::vector<Cell> cells, CellRunner& runner,
+      const Streams& streams)
       : diagnose_(arguments.diagnose),
         cells_(std::move(cells)),
-        run_options_(ToRunOptions(arguments)),
-        runner_(ToPoolOptions(arguments), {.skip_large_worlds = !arguments.suite.empty()}),
+        run_options_(std::move(run_options)),
+        runner_(runner),
         diagnoser_(ToPoolOptions(arguments), run_options_, {},
                    [this](const std::string& doing) { report_.Progress(diagnosed_ + ": " + doing); }),
         report_(arguments, streams, cells_.size()),
@@ -102,7 +108,7 @@ class Run {
   const bool diagnose_;
   const std::vector<Cell> cells_;
   const RunOptions run_options_;
-  CellRunner runner_;
+  CellRunner& runner_;
   Diagnoser diagnoser_;
   std::string diagnosed_;  // the cell that is being diagnosed
   RunReport report_;
@@ -111,9 +117,72 @@ class Run {
   std::optional<std::size_t> uncounted_;          // of an outcome that the report has not counted yet
 };
 
+// The command as often as it is run: once, or with --watch at each save.
+class Rounds {
+ public:
+  Rounds(const RunArguments& arguments, const Streams& streams)
+      : arguments_(arguments),
+        streams_(streams),
+        cells_(CellsOf(arguments, streams)),
+        runner_(ToPoolOptions(arguments), {.skip_large_worlds = !arguments.suite.empty()}) {}
+
+  int RunOnce(FileWatch* watch) {
+    RunOptions options = ToRunOptions(arguments_);
+    try {
+      Libraries libraries = MakeLibraries(
+          arguments_.daemon.libraries, arguments_.kernels, [this] { return runner_.Hello(FirstWorld()); },
+          streams_.err);
+      if (watch) watch->Add(libraries.watched);
+      options.load = std::move(libraries.load);
+      options.kernels = std::move(libraries.kernels);
+    } catch (const CompileError& error) {
+      streams_.err << "cppool: " << error.what() << "\n";
+      return kFailure;
+    } catch (const PoolError& error) {
+      streams_.err << "cppool: no daemon says for which GPUs to compile: " << error.what() << "\n";
+      return kFailure;
+    }
+    Run run(arguments_, std::move(options), cells_, runner_, streams_);
+    return arguments_.list ? run.List() : run.RunAll();
+  }
+
+  // Until it is interrupted.
+  [[noreturn]] void Watch() {
+    if (Named().empty())
+      throw UsageError("--watch needs a file to watch: a library or a source, as --load or --kernels");
+    FileWatch watch;
+    watch.Add(Named());
+    for (;;) {
+      RunOnce(&watch);
+      streams_.out << std::flush;
+      streams_.err << "cppool: waiting for a save of " << protocol::Join(Named())
+                   << " or of a file that is included; Ctrl-C ends this" << std::endl;
+      streams_.err << "cppool: " << watch.Wait() << " was saved" << std::endl;
+      runner_.ForgetFailedStarts();
+    }
+  }
+
+ private:
+  // The files that the options name.
+  std::vector<std::string> Named() const {
+    std::vector<std::string> files = arguments_.daemon.libraries;
+    const std::string& kernels = arguments_.kernels;
+    if (!kernels.empty() && kernels != "cppool" && kernels != "cudnn")
+      files.push_back(kernels.substr(0, kernels.rfind(',')));
+    return files;
+  }
+  int FirstWorld() const { return cells_.empty() ? 1 : cells_[RunOrder(cells_).front()].world_size; }
+
+  const RunArguments& arguments_;
+  const Streams& streams_;
+  const std::vector<Cell> cells_;
+  CellRunner runner_;
+};
+
 int RunCommand(const RunArguments& arguments, const Streams& streams) {
-  Run run(arguments, CellsOf(arguments, streams), streams);
-  return arguments.list ? run.List() : run.RunAll();
+  Rounds rounds(arguments, streams);
+  if (arguments.watch) rounds.Watch();
+  return rounds.RunOnce(nullptr);
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
       ->check(IsUtf8)
       ->excludes(suite);
   run.add_option("--kernels", arguments->kernels,
-                 "Whose attention kernels: cppool (default), cudnn, a library with kernels of "
+                 "Whose attention kernels: cppool (default), cudnn, a library or source with kernels of "
                  "cppool/attention.h, or FILE.so,NAME for one of several")
       ->check(IsUtf8);
   run.add_option(
@@ -83,6 +83,10 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
          "--diagnose", arguments->diagnose,
          "Runs a failed case again in fresh pools, alone and after the cases before it, to tell a bug from a "
          "polluted pool and a flaky case")
+      ->excludes(list);
+  run.add_flag(
+         "--watch", arguments->watch,
+         "Runs the same again each time that a file of --load or --kernels is saved, until it is interrupted")
       ->excludes(list);
 }
 
@@ -125,6 +129,7 @@ std::vector<Cell> CellsOf(const RunArguments& arguments, const Streams& streams)
 
 PoolOptions ToPoolOptions(const RunArguments& arguments) {
   PoolOptions options = ToPoolOptions(arguments.daemon);
+  options.case_files.clear();  // the requests name them, so that a warm daemon loads what was rebuilt
   if (arguments.diagnose)
     options.retries = 0;  // a retry in a fresh daemon would hide what earlier cells have polluted
   if (!arguments.fault.empty()) options.arguments.emplace_back("--allow-faults");

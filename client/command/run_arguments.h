@@ -22,7 +22,7 @@ struct RunArguments {
   std::int64_t max_seqlen = 0;  // 0: lengths are not changed
   std::optional<std::int64_t> perturb;
   std::string dump, inputs, kernels, fault;
-  bool json = false, list = false, diagnose = false;
+  bool json = false, list = false, diagnose = false, watch = false;
 };
 
 void AddRunOptions(CLI::App& run, RunArguments* arguments);
@@ -31,7 +31,7 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments);
 std::vector<Cell> CellsOf(const RunArguments& arguments,
                           const Streams& streams);  // prints why there are none
 PoolOptions ToPoolOptions(const RunArguments& arguments);
-RunOptions ToRunOptions(const RunArguments& arguments);
+RunOptions ToRunOptions(const RunArguments& arguments);  // without its libraries, which are made first
 
 // The words of a command that repeats any of the cells, beside those of the cell.
 std::vector<std::string> CommonWords(const RunArguments& arguments);

@@ -29,17 +29,27 @@ void CellRunner::Stop(int world_size) {
   histories_.erase(world_size);
 }
 
+Pool& CellRunner::PoolOf(int world_size) {
+  // An idle daemon would hold GPU memory that the next one needs.
+  if (!rules_.keep_worlds && world_size_ != world_size && world_size_ != 0) Stop(world_size_);
+  world_size_ = world_size;
+  return pools_.At(world_size);
+}
+
+const Json& CellRunner::Hello(int world_size) {
+  Pool& pool = PoolOf(world_size);
+  if (worlds_.count(world_size) == 0) worlds_[world_size] = pool.Hello();
+  return worlds_[world_size];
+}
+
 Outcome CellRunner::Ask(const Cell& cell, RunOptions options, Question question) {
   if (auto known = not_started_.find(cell.world_size); known != not_started_.end()) return known->second;
-  // An idle daemon would hold GPU memory that the next one needs.
-  if (!rules_.keep_worlds && world_size_ != cell.world_size && world_size_ != 0) Stop(world_size_);
-  world_size_ = cell.world_size;
-  Pool& pool = pools_.At(cell.world_size);
+  Pool& pool = PoolOf(cell.world_size);
   options.case_name = cell.case_name;
   Outcome outcome;
   const auto start = std::chrono::steady_clock::now();
   try {
-    if (worlds_.count(cell.world_size) == 0) worlds_[cell.world_size] = pool.Hello();
+    Hello(cell.world_size);
     outcome.result = (pool.*question)(cell.params, options);
     outcome.kind = outcome.result->status;
     outcome.error = outcome.result->error;

@@ -40,6 +40,11 @@ class CellRunner {
 
   // The case's name is the cell's. A moved cell that the daemon refuses is skipped.
   Outcome Run(const Cell& cell, const RunOptions& options);
+  // The answer to `hello` of a daemon of this world size, which is started if there is none. Throws PoolError.
+  const Json& Hello(int world_size);
+  // Daemons that could not start are started again when they are needed.
+  void ForgetFailedStarts() { not_started_.clear(); }
+
   // kPassed: it would run.
   Outcome Validate(const Cell& cell, const RunOptions& options) {
     return Ask(cell, options, &Pool::Validate);
@@ -54,6 +59,7 @@ class CellRunner {
  private:
   using Question = Result (Pool::*)(const Json&, const RunOptions&);
   Outcome Ask(const Cell& cell, RunOptions options, Question question);
+  Pool& PoolOf(int world_size);  // ends the daemons of others, unless they are kept
   Outcome NotStarted(const Cell& cell, const PoolError& error);
   void Stop(int world_size);
 

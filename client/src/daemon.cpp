@@ -131,6 +131,13 @@ std::optional<StartFailure> Daemon::WhyNotStarted() const {
                       std::move(said->transport)};
 }
 
+std::optional<Crash> Daemon::WhyCrashed() const {
+  auto said = tail_->Crash();
+  if (!said) return std::nullopt;
+  return Crash{std::move(said->error),     std::move(said->rank),    std::move(said->stage),
+               std::move(said->case_name), std::move(said->library), std::move(said->stack)};
+}
+
 Json Daemon::Ask(protocol::Operation operation, Clock::time_point until) {
   DropStale(until);
   const std::int64_t id = ++last_id_;

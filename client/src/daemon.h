@@ -52,6 +52,7 @@ class Daemon {
   std::string DescribeEnd() { return Name() + process_->DescribeEnd(); }
   std::string StderrText() const { return tail_->Text(); }
   std::optional<StartFailure> WhyNotStarted() const;  // once it has ended
+  std::optional<Crash> WhyCrashed() const;            // likewise
 
   bool Stop();     // closes its input, waits for `grace`, then as Kill
   bool Kill();     // false: the process could not be ended; may be tried again

@@ -20,14 +20,16 @@ using client::Lost;
 using std::chrono::milliseconds;
 
 PoolError::PoolError(Kind kind, const std::string& message, std::string stderr_tail, int attempts,
-                     std::optional<StartFailure> start_failure, std::string diagnosis)
+                     std::optional<StartFailure> start_failure, std::string diagnosis,
+                     std::optional<Crash> crash)
     : std::runtime_error(stderr_tail.empty() ? message
                                              : message + "\nthe end of its stderr:\n" + stderr_tail),
       kind_(kind),
       stderr_tail_(std::move(stderr_tail)),
       attempts_(attempts),
       start_failure_(std::move(start_failure)),
-      diagnosis_(std::move(diagnosis)) {}
+      diagnosis_(std::move(diagnosis)),
+      crash_(std::move(crash)) {}
 
 std::string_view ToString(PoolError::Kind kind) {
   switch (kind) {
@@ -65,10 +67,15 @@ class Pool::State {
         EnsureDaemon();
         Json answer = daemon_->Ask(operation, Clock::now() + limit);
         const bool fatal = answer.value("fatal", Json()) == true;
+        const Json respawn = answer.value("respawn", Json());
         try {
           auto result = convert(std::move(answer), attempt);
           if (fatal && !Retire(&Daemon::Stop))
             Log("a daemon gave a fatal answer, and SIGKILL did not end it");
+          if (!fatal && respawn.is_string()) {
+            Log("the daemon is replaced: " + respawn.get<std::string>());
+            Retire(&Daemon::Stop);
+          }
           return result;
         } catch (const std::runtime_error& error) {
           throw Lost{PoolError::Kind::kProtocol,
@@ -90,10 +97,12 @@ class Pool::State {
         if (!again || attempt > options_.retries) {
           if (attempt > 1) message += " (attempt " + std::to_string(attempt) + ")";
           if (last_start_failure_) last_failure_ = message += ": " + last_start_failure_->error;
+          if (last_crash_) message += ": " + last_crash_->error;
           if (lost.kind == PoolError::Kind::kStart) message = AfterCause(cause, message);
-          throw PoolError(lost.kind, message, last_tail_, attempt, last_start_failure_,
-                          Diagnosis(lost.state));
+          throw PoolError(lost.kind, message, last_tail_, attempt, last_start_failure_, Diagnosis(lost.state),
+                          last_crash_);
         }
+        if (last_crash_) message += ": " + last_crash_->error;
         cause = message;
         cause_tail = last_tail_;
         Log(message + "; the request is sent to a new daemon");
@@ -191,6 +200,7 @@ class Pool::State {
     } catch (const PoolError& error) {
       last_tail_.clear();
       last_start_failure_.reset();
+      last_crash_.reset();
       NoteFailedStart(error.what());
       throw;
     }
@@ -226,6 +236,7 @@ class Pool::State {
     bool ended = (daemon.get()->*end)();
     last_tail_ = daemon->StderrText();
     last_start_failure_ = daemon->WhyNotStarted();
+    last_crash_ = daemon->WhyCrashed();
     if (!ended) unkillable_.push_back(std::move(daemon));
     return ended;
   }
@@ -249,6 +260,7 @@ class Pool::State {
   std::vector<std::unique_ptr<Daemon>> unkillable_;
   std::string last_tail_;                           // of the daemon that ended last, and so for the next one
   std::optional<StartFailure> last_start_failure_;  // absent when that daemon had started
+  std::optional<Crash> last_crash_;                 // likewise
   int failed_starts_ = 0;                           // in a row; the next two are of the last one
   std::string last_failure_;
   Clock::time_point next_start_;
@@ -323,7 +335,9 @@ Result client::PoolAccess::Validate(Pool& pool, protocol::RunRequest request) {
 }
 
 Json Pool::Hello() { return OfThisProcess().Ask(protocol::HelloRequest{}); }
-Json Pool::List() { return OfThisProcess().Ask(protocol::ListRequest{}); }
+Json Pool::List(const std::vector<std::string>& load) {
+  return OfThisProcess().Ask(protocol::ListRequest{client::AbsolutePaths(load)});
+}
 Json Pool::Stats() { return OfThisProcess().Ask(protocol::StatsRequest{}); }
 
 std::vector<std::string> Pool::Features() { return OfThisProcess().Features(); }

@@ -67,6 +67,7 @@ protocol::RunRequest ToRequest(const Json& params, const RunOptions& options) {
   if (options.kernels.find('\0') != std::string::npos)
     throw std::invalid_argument("kernels cannot hold a zero byte");
   request.kernels = options.kernels;
+  request.load = options.load;
   if (options.fault)
     request.fault = {options.fault->kind, options.fault->rank, options.fault->stage, options.fault->count};
   return Complete(std::move(request));
@@ -79,8 +80,19 @@ protocol::RunRequest Complete(protocol::RunRequest request) {
   request.dump = whole(request.dump);
   request.inputs = whole(request.inputs);
   request.kernels = WholeKernels(request.kernels);
+  request.load = AbsolutePaths(request.load);
   CheckSayable(request);
   return request;
+}
+
+std::vector<std::string> AbsolutePaths(const std::vector<std::string>& files) {
+  std::vector<std::string> paths;
+  for (const std::string& file : files) {
+    if (file.empty() || file.find('\0') != std::string::npos)
+      throw std::invalid_argument("load: a library's path is not empty and has no zero byte");
+    paths.push_back(std::filesystem::absolute(file).string());
+  }
+  return paths;
 }
 
 }  // namespace cppool::client

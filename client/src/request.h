@@ -1,6 +1,9 @@
 // The library's parameters and options as the protocol's request.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include <cppool/pool.h>
 #include "protocol/request.h"
 
@@ -18,5 +21,8 @@ struct PoolAccess {
   static Result Run(Pool& pool, protocol::RunRequest request);
   static Result Validate(Pool& pool, protocol::RunRequest request);
 };
+
+// The libraries of `load`. Throws std::invalid_argument for what cannot be a path.
+std::vector<std::string> AbsolutePaths(const std::vector<std::string>& files);
 
 }  // namespace cppool::client

@@ -16,12 +16,12 @@ constexpr std::size_t kLineLimit = 4096;  // of a line given to on_line
 constexpr std::size_t kKept =
     2 * kTailCharacters;  // enough is left without start lines and the '\r' of "\r\n"
 
-std::string WithoutStart(std::string_view text) {
+std::string Without(std::string_view prefix, std::string_view text) {
   std::string rest;
   while (!text.empty()) {
     const std::size_t length = std::min(text.find('\n'), text.size() - 1) + 1;
     const std::string_view line = text.substr(0, length);
-    if (!line.starts_with(protocol::kStartPrefix)) rest += line;
+    if (!line.starts_with(prefix)) rest += line;
     text.remove_prefix(length);
   }
   return rest;
@@ -71,7 +71,7 @@ void StderrTail::Read() {
       open = count > 0 || (count < 0 && (errno == EAGAIN || errno == EINTR));
       if (count > 0) {
         Keep({buffer, static_cast<std::size_t>(count)});
-        if (on_line_ || starting_) lines.Append({buffer, static_cast<std::size_t>(count)});
+        lines.Append({buffer, static_cast<std::size_t>(count)});
         while (auto line = ending_ ? std::nullopt : lines.Next()) TakeLine(line->text);
         behind -= std::min(behind, count);
       }
@@ -94,6 +94,10 @@ void StderrTail::TakeLine(std::string_view line) {
       std::lock_guard lock(mutex_);
       if (starting_) start_failure_ = std::move(failure);
     }
+  }
+  if (auto crash = protocol::ParseCrash(line)) {
+    std::lock_guard lock(mutex_);
+    crash_ = std::move(crash);
   }
   if (!on_line_) return;
   try {
@@ -128,11 +132,17 @@ void StderrTail::ForgetStart() {
   start_failure_.reset();
 }
 
+std::optional<protocol::Crash> StderrTail::Crash() const {
+  std::lock_guard lock(mutex_);
+  return crash_;
+}
+
 std::string StderrTail::Text() const {
   std::string text;
   {
     std::lock_guard lock(mutex_);
-    text = start_failure_ ? WithoutStart(kept_) : kept_;
+    text = start_failure_ ? Without(protocol::kStartPrefix, kept_) : kept_;
+    if (crash_) text = Without(protocol::kCrashPrefix, text);
   }
   for (std::size_t end = text.find("\r\n"); end != std::string::npos; end = text.find("\r\n", end))
     text.erase(end, 1);

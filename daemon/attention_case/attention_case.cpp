@@ -38,7 +38,7 @@ cppool_status Validate(cppool_validation* v) {
     attention_case::CheckSupported(params);
     const kernels::AttentionSpec& spec = prepared->spec = attention_case::ToSpec(params, v->world_size);
     const attention_case::ChosenKernels chosen =
-        attention_case::ChooseKernels(v->wanted_kernels, v->backend, spec, v->world_size);
+        attention_case::ChooseKernels(v->wanted_kernels, v->kernels_copy, v->backend, spec, v->world_size);
     const kernels::AttentionFamily& family = *chosen.family;
     prepared->family = &family;
     if (v->dump) attention_case::CheckDump(v->dump, v->inputs, spec);

@@ -171,8 +171,8 @@ Json ChosenKernels::Describe() const {
   return text;
 }
 
-ChosenKernels ChooseKernels(const char* wanted, const std::string& backend, const AttentionSpec& spec,
-                            int world_size) {
+ChosenKernels ChooseKernels(const char* wanted, const char* copy, const std::string& backend,
+                            const AttentionSpec& spec, int world_size) {
   const kernels::KernelRequest request = kernels::RequestOf(spec);
   ChosenKernels chosen;
   if (!wanted || std::string_view(wanted) == "cppool") {
@@ -182,7 +182,7 @@ ChosenKernels ChooseKernels(const char* wanted, const std::string& backend, cons
     return chosen;
   }
   try {
-    const kernels::NamedKernels found = kernels::FindKernels(wanted, backend);
+    const kernels::NamedKernels found = kernels::FindKernels(wanted, backend, copy ? copy : "");
     chosen = {found.family, found.library->file(), found.library->digest()};
   } catch (const kernels::LibraryError& error) {
     Invalid(error.what());

@@ -42,9 +42,9 @@ struct ChosenKernels {
 
   Json Describe() const;  // the member "kernels" of an answer
 };
-// Those that the request wants ("cppool", "cudnn", a library; NULL: cppool's). Throws Refused: invalid for a library that
+// Those that the request wants ("cppool", "cudnn", a library; NULL: cppool's). `copy`: of this library; NULL: none. Throws Refused: invalid for a library that
 // cannot be used, unsupported with their reason when they cannot do this case.
-ChosenKernels ChooseKernels(const char* wanted, const std::string& backend,
+ChosenKernels ChooseKernels(const char* wanted, const char* copy, const std::string& backend,
                             const kernels::AttentionSpec& spec, int world_size);
 
 // From resolved, checked parameters. Sequences that are not given are drawn from the seed.

@@ -116,23 +116,26 @@ const AttentionFamily& KernelLibrary::Family(const std::string& name, std::strin
                     std::string(backend) + ": there is " + there);
 }
 
-const KernelLibrary& OpenKernelLibrary(const std::string& path) {
+const KernelLibrary& OpenKernelLibrary(const std::string& path, const std::string& copy) {
   static std::mutex mutex;
   static std::vector<std::unique_ptr<KernelLibrary>> opened;
   const std::lock_guard lock(mutex);
   // An absolute path: dlopen searches the system's folders for a plain name.
   std::error_code ignored;
-  const std::string file = std::filesystem::absolute(path, ignored).lexically_normal().string();
-  const std::filesystem::file_status status = std::filesystem::status(file, ignored);
+  const auto whole = [&](const std::string& name) {
+    return std::filesystem::absolute(name, ignored).lexically_normal().string();
+  };
+  const std::string file = whole(path), opened_file = copy.empty() ? file : whole(copy);
+  const std::filesystem::file_status status = std::filesystem::status(opened_file, ignored);
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
     Refuse(file, "it is a folder or a device, not a library");
-  const std::string digest = DigestOf(file);
+  const std::string digest = DigestOf(opened_file);
   for (const auto& library : opened) {
-    if (library->file() != file) continue;
+    if (library->opened_ != opened_file) continue;
     if (library->digest() == digest) return *library;
     Refuse(file, "it has changed since it was opened: start the daemon again, or give it another name");
   }
-  void* const handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* const handle = dlopen(opened_file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) {
     const char* error = dlerror();
     Refuse(file, std::string("it does not load: ") + (error ? error : "no reason given"));
@@ -144,6 +147,7 @@ const KernelLibrary& OpenKernelLibrary(const std::string& path) {
   }
   std::unique_ptr<KernelLibrary> library(new KernelLibrary);
   library->file_ = file;
+  library->opened_ = opened_file;
   library->digest_ = digest;
   const cppool_attention_kernel* const* kernels = entry();
   if (!kernels || !*kernels) Refuse(file, std::string(kEntry) + "() returns no kernels");
@@ -152,12 +156,15 @@ const KernelLibrary& OpenKernelLibrary(const std::string& path) {
   return *opened.back();
 }
 
-NamedKernels FindKernels(const std::string& words, std::string_view backend) {
+std::string LibraryPathOf(const std::string& words) {
+  return words == "cppool" || words == "cudnn" ? "" : words.substr(0, words.rfind(','));
+}
+
+NamedKernels FindKernels(const std::string& words, std::string_view backend, const std::string& copy) {
   NamedKernels found;
-  std::string path = words, name;
+  std::string path = LibraryPathOf(words), name;
   if (words == "cudnn") {
     std::string searched;
-    path.clear();
     for (const std::string& file : ModuleFiles(kCudnn, "CPPOOL_CUDNN_MODULE")) {
       searched += (searched.empty() ? "" : ", ") + file;
       const bool plain = file.find('/') == std::string::npos;
@@ -168,10 +175,9 @@ NamedKernels FindKernels(const std::string& words, std::string_view backend) {
                          "): build it where cuDNN is, or set CPPOOL_CUDNN_MODULE to its path");
     }
   } else if (const auto comma = words.rfind(','); comma != std::string::npos) {
-    path = words.substr(0, comma);
     name = words.substr(comma + 1);
   }
-  found.library = &OpenKernelLibrary(path);
+  found.library = &OpenKernelLibrary(path, copy);
   found.family = &found.library->Family(name, backend);
   return found;
 }

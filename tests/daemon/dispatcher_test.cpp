@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "tests/daemon/fake_case.h"
+#include "tests/environment.h"
+#include "tests/files.h"
 
 namespace cppool::test {
 namespace {
@@ -251,6 +253,32 @@ TEST_CASE("a case has a clean state before its iterations and a trim after them"
   CHECK(CallsOf(*inside.fake, "0") == std::vector<std::string>{"begin", "iteration -2", "iteration -1",
                                                                "iteration 0", "iteration 1", "end iterations",
                                                                "end", "trim"});
+}
+
+TEST_CASE("libraries that take a device's memory have the daemon replaced: an answer says so") {
+  const TemporaryFolder folder;
+  const Environment cache("CPPOOL_CACHE", folder.path().string());
+  const auto fake = std::make_shared<FakeWorld>();
+  fake->ordinal = 0;
+  Inside inside(2, {}, fake);
+  daemon::Dispatcher::Options options;
+  options.sentinel = "";
+  options.libraries.program = CPPOOL_TEST_DAEMON;
+  options.most_library_bytes = 64 << 20;
+  inside.dispatcher = std::make_unique<daemon::Dispatcher>(inside.world, inside.registry, nullptr, options);
+  const auto run = [&](const char* library) {
+    const Json answer = inside.Send({{"op", "run"}, {"case", "fake"}, {"load", library}});
+    CHECK(answer.at("status") == "passed");
+    CHECK_FALSE(inside.last_fatal);
+    return answer.value("respawn", "");
+  };
+  CHECK(run(CPPOOL_ODD_CASE).empty());
+  fake->free_bytes = fake->free_bytes - (64 << 20);
+  CHECK(run(CPPOOL_ODD_CASE).empty());
+  fake->free_bytes = fake->free_bytes - (36 << 20);
+  const std::string respawn = run(CPPOOL_ODD_REBUILT);
+  CHECK(respawn.find("100 MiB of the memory of rank 0's device") != std::string::npos);
+  CHECK_FALSE(inside.Run().contains("respawn"));  // it names no library
 }
 
 }  // namespace cppool::test

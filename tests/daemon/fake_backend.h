@@ -29,6 +29,7 @@ struct FakeWorld {
   bool released = false;
 
   // Set before the world is used.
+  int ordinal = -1;  // of the device that all ranks share; -1: they have none
   int rank_that_cannot_open = -1;
   int rank_that_cannot_begin = -1;
   int rank_that_cannot_end = -1;
@@ -252,7 +253,8 @@ class FakeBackend : public kernels::Backend {
     return std::make_unique<FakeRank>(world_, rank, world_size_);
   }
   std::vector<kernels::DeviceInfo> Devices() const override {
-    return std::vector<kernels::DeviceInfo>(world_size_, {"a fake", "", -1, "", std::size_t{1} << 30});
+    return std::vector<kernels::DeviceInfo>(world_size_,
+                                            {"a fake", "", world_->ordinal, "", std::size_t{1} << 30});
   }
   std::vector<std::pair<std::string, double>> InitTimes() const override { return {{"start", 1.0}}; }
   void Abort(const std::string& reason) override {

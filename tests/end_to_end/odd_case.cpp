@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <iostream>
 #include <iterator>
@@ -19,16 +20,22 @@
 #ifndef ODD_NAME
 #define ODD_NAME "odd"
 #endif
+#ifndef ODD_DOC
+#define ODD_DOC "odd"
+#endif
 #ifndef ODD_DEFAULT
 #define ODD_DEFAULT "\"pass\""
 #endif
+
+extern "C" void function_of_no_library();
 
 namespace {
 
 const cppool_parameter kParameters[] = {
     {"action", CPPOOL_TYPE_STRING, ODD_DEFAULT,
      "[\"pass\", \"noise\", \"sleep\", \"throw\", \"steal\", \"wait\", \"leak\", "
-     "\"spin\", \"deaf\", \"recv\", \"stream\", \"alone\", \"open_group\"]",
+     "\"spin\", \"deaf\", \"recv\", \"stream\", \"alone\", \"open_group\", "
+     "\"crash\", \"crash on stream\", \"overflow\", \"abort\", \"exit\"]",
      0, 0, 0, "what to do"},
     {"rank", CPPOOL_TYPE_INTEGER, "0", nullptr, 0, 63, 0,
      "the rank that does it; the other ranks wait for it"},
@@ -68,6 +75,30 @@ __attribute__((noinline)) void SleepDeaf() {
 }
 
 void StallStream(void*) { SleepForEver(); }
+
+int* volatile nowhere = nullptr;
+__attribute__((noinline)) void WriteNowhere() { *nowhere = 1; }
+void CrashStream(void*) { WriteNowhere(); }
+
+// Its stack, when `left` is large.
+__attribute__((noinline)) int Overflow(volatile int* outer, long left) {
+  volatile int room[1024];
+  room[0] = *outer;
+  return left == 0 ? 0 : Overflow(room, left - 1) + room[0];
+}
+
+// Each of these ends the process.
+__attribute__((noinline)) cppool_status Crash(cppool_runtime* rt, const char* action) {
+  cppool_status status = rt->mark(rt, rt->stream, "the end");
+  if (std::strcmp(action, "crash") == 0) WriteNowhere();
+  if (std::strcmp(action, "abort") == 0) std::abort();
+  if (std::strcmp(action, "exit") == 0) std::exit(42);
+  volatile int zero = 0;
+  if (std::strcmp(action, "overflow") == 0) return static_cast<cppool_status>(Overflow(&zero, 1L << 40));
+  if (status == CPPOOL_OK) status = rt->enqueue(rt, rt->stream, CrashStream, nullptr);
+  if (status == CPPOOL_OK) status = rt->stream_synchronize(rt, rt->stream);
+  return status;
+}
 
 // Receives a message that is never sent, on a second stream, for which the main stream waits.
 cppool_status ReceiveNothing(cppool_runtime* rt) {
@@ -129,6 +160,8 @@ cppool_status Run(cppool_case_context* c) {
       if (status == CPPOOL_OK) status = rt->enqueue(rt, rt->stream, StallStream, nullptr);
       if (status != CPPOOL_OK) return status;
     }
+    for (const char* end : {"crash", "crash on stream", "overflow", "abort", "exit"})
+      if (std::strcmp(action, end) == 0) return Crash(rt, action);
     if (std::strcmp(action, "throw") == 0) throw std::runtime_error("thrown on purpose");
     if (std::strcmp(action, "steal") == 0) {
       char byte;
@@ -148,7 +181,11 @@ cppool_status Run(cppool_case_context* c) {
 }
 
 const cppool_case kOdd{
-    ODD_ABI, sizeof(cppool_case), ODD_NAME, "odd", kParameters, std::size(kParameters), nullptr, &Run, 0};
+    ODD_ABI, sizeof(cppool_case), ODD_NAME, ODD_DOC, kParameters, std::size(kParameters), nullptr, &Run, 0};
+
+#ifdef ODD_OPENING
+__attribute__((constructor)) void Open() { ODD_OPENING; }
+#endif
 
 }  // namespace
 

@@ -238,6 +238,27 @@ class Traffic(unittest.TestCase):
             if stage:
                 self.assertEqual(said["stage"], stage)
 
+    def test_libraries(self):
+        """Requests that name libraries which cannot be loaded, and a good one where a compiler is there."""
+        with Daemon(1) as daemon:
+            for op in ("run", "validate", "list"):
+                answer = self.ask(daemon, {"op": op, "load": ["/nonexistent.so"]})
+                self.assertEqual(answer["failure"]["kind"], "invalid_request")
+                self.assertIn("/nonexistent.so", answer["error"])
+
+    def test_crash(self):
+        """The line of a daemon that crashes."""
+        schema = validator(strict(load("crash.schema.json")))
+        request = {"op": "run", "params": TINY, "fault": {"kind": "segfault", "rank": 1, "stage": "forward/"}}
+        done = subprocess.run([CPPOOLD, "--world-size", "2", "--backend", "host", "--allow-faults"], input=json.dumps(request) + "\n",
+                              capture_output=True, text=True)
+        lines = [line for line in done.stderr.splitlines() if line.startswith("cppoold: crash {")]
+        self.assertEqual((len(lines), done.stdout), (1, ""), done.stderr)
+        said = json.loads(lines[0][len("cppoold: crash "):])
+        self.assertFits(schema, said)
+        self.assertEqual((said["rank"], said["case"]), (1, "attention"))
+        self.assertTrue(said["stage"].startswith("forward/"), said)
+
     def test_cppool(self):
         """The requests that the command sends, and their answers."""
         with tempfile.TemporaryDirectory() as folder:
@@ -280,7 +301,7 @@ class Traffic(unittest.TestCase):
             return own.union(*(members(value) for value in schema.values()))
 
         protocol = text("protocol")
-        for file in ("request.schema.json", "response.schema.json", "start.schema.json"):
+        for file in ("request.schema.json", "response.schema.json", "start.schema.json", "crash.schema.json"):
             for member in members(load(file)):
                 self.assertIn(f"`{member}`", protocol, f"protocol/README.md does not describe {member} of {file}")
         with Daemon(1, "--allow-faults") as daemon:

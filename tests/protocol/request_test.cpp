@@ -41,6 +41,7 @@ TEST_CASE("each operation is read") {
   CHECK(defaults.dump.empty());
   CHECK(defaults.inputs.empty());
   CHECK_FALSE(defaults.fault);
+  CHECK(defaults.load.empty());
 
   const Request full = ParseRequest(
       R"({"id":{"a":[1]},"op":"run","case":"all_reduce","params":{"n":[1,2]},"deadline_ms":86400000,"warmup":1000,"repeat":10000,"checks":false})");
@@ -61,6 +62,19 @@ TEST_CASE("each operation is read") {
   CHECK(files.kernels.empty());
   CHECK(std::get<RunRequest>(ParseRequest(R"({"op":"run","kernels":"/my.so,fast"})").operation).kernels ==
         "/my.so,fast");
+  const auto loads = [](const std::string& line) {
+    const Request request = ParseRequest(line);
+    if (const auto* list = std::get_if<ListRequest>(&request.operation)) return list->load;
+    return RunOf(request)->load;
+  };
+  using Files = std::vector<std::string>;
+  CHECK(loads(R"({"op":"run","load":"a.so"})") == Files{"a.so"});
+  CHECK(loads(R"({"op":"validate","load":["a.so","/b.so"]})") == Files{"a.so", "/b.so"});
+  CHECK(loads(R"({"op":"list","load":[]})").empty());
+  CHECK(loads(SerializeRequest({std::nullopt, ListRequest{{"a.so"}}})) == Files{"a.so"});
+  RunRequest loading;
+  loading.load = {"a.so", "b.so"};
+  CHECK(loads(SerializeRequest({std::nullopt, loading})) == loading.load);
 
   const auto fault_of = [](const std::string& text) {
     return std::get<RunRequest>(ParseRequest("{\"op\":\"run\",\"fault\":" + text + "}").operation).fault;
@@ -206,6 +220,16 @@ TEST_CASE("the error for an invalid request says what is wrong and what is allow
       {R"({"id":1,"op":"run","kernels":""})", 1, {"\"kernels\" must be", "not \"\""}},
       {R"({"id":1,"op":"run","kernels":"a\u0000b"})", 1, {"\"kernels\"", "NUL"}},
       {R"({"id":1,"op":"stats","kernels":"x"})", 1, {"\"kernels\" is for op \"run\""}},
+      {R"({"id":1,"op":"run","load":""})",
+       1,
+       {"\"load\" must be the path of a shared library, or a list of such paths, not \"\""}},
+      {R"({"id":1,"op":"run","load":["a.so",3]})", 1, {"\"load\" must be", "not [\"a.so\",3]"}},
+      {R"({"id":1,"op":"validate","load":"a\u0000b"})", 1, {"\"load\" must be"}},
+      {R"({"id":1,"op":"list","load":{}})", 1, {"\"load\" must be", "not {}"}},
+      {R"({"id":1,"op":"run","load":["1","2","3","4","5","6","7","8","9","10","11","12","13","14","15","16","17"]})",
+       1,
+       {"\"load\" names 17 libraries, more than 16"}},
+      {R"({"id":1,"op":"stats","load":"a.so"})", 1, {"\"load\" is for op \"run\""}},
       {R"({"id":1,"op":"run","fault":"throw"})", 1, {"\"fault\" must be an object, not \"throw\""}},
       {R"({"id":1,"op":"run","fault":{}})", 1, {"\"fault\" has no \"kind\""}},
       {R"({"id":1,"op":"run","fault":{"kind":3}})", 1, {"\"kind\" of \"fault\" must be a string, not 3"}},
@@ -292,6 +316,7 @@ TEST_CASE("a request that is written as a line is read back unchanged") {
   run.dump = "d \xc3\xa9\\";
   run.inputs = "/in";
   run.kernels = "/k\xc3\xa9.so,n";
+  run.load = {"/x/mine.so", "b"};
   run.fault = FaultRequest{"flip_bit", 3, "back\xc3\xa9", 7};
   requests.push_back({Json::array({1, "a"}), run});
   requests.push_back({Json(2), ValidateRequest{run}});
@@ -322,6 +347,7 @@ TEST_CASE("a request that is written as a line is read back unchanged") {
       CHECK(read.inputs == sent->inputs);
       CHECK(read.kernels == sent->kernels);
       CHECK(read.fault == sent->fault);
+      CHECK(read.load == sent->load);
     }
   }
 }

@@ -69,7 +69,7 @@ struct PoolOptions {
   std::string transport = "auto";  // or "nccl", "peer"; with peer, ranks can share a GPU
   // Indices or UUIDs: the daemon's CUDA_VISIBLE_DEVICES. Empty: the caller's value.
   std::vector<std::string> devices;
-  std::vector<std::string> case_files;  // shared libraries with further cases (cppool/case.h)
+  std::vector<std::string> case_files;  // shared libraries with further cases, loaded at the daemon's start
   std::string sentinel = "[CP_POOL_RESP] ";
   std::string log_level;                                         // empty: the daemon's own default
   std::vector<std::string> arguments;                            // further arguments of the daemon
@@ -115,6 +115,7 @@ struct RunOptions {
   // Empty: the daemon's default, which is "cppool" unless it was started with --kernels.
   std::string kernels;
   std::optional<Fault> fault;
+  std::vector<std::string> load;  // libraries with cases for this call; of sources: cppool/compile.h
 };
 
 struct Failure {
@@ -160,7 +161,7 @@ class Pool {
 
   // The answers to the other operations. Throw as Run does.
   Json Hello();
-  Json List();
+  Json List(const std::vector<std::string>& load = {});  // with the cases of these libraries
   Json Stats();
 
   // What the daemon can do beyond the first protocol 1: `features` of Hello(), such as "validate", which protocol/README.md lists.

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace cppool {
 
@@ -21,6 +22,16 @@ struct StartFailure {
   std::string backend, transport;
 };
 
+// Where a daemon was when a case or a library ended it, from a line for programs on its stderr. What is not known is empty or absent.
+struct Crash {
+  std::string error;  // for people
+  std::optional<int> rank;
+  std::string stage;  // the last mark that the rank had come to
+  std::string case_name;
+  std::string library;             // the file whose code it was, or that the case is from; empty: built in
+  std::vector<std::string> stack;  // the thread's functions, innermost first
+};
+
 // A call got no answer. what() ends with the tail of the daemon's stderr.
 class PoolError : public std::runtime_error {
  public:
@@ -32,7 +43,8 @@ class PoolError : public std::runtime_error {
     kInterrupted,  // PoolOptions::interrupted ended the call
   };
   PoolError(Kind kind, const std::string& message, std::string stderr_tail, int attempts = 1,
-            std::optional<StartFailure> start_failure = std::nullopt, std::string diagnosis = "");
+            std::optional<StartFailure> start_failure = std::nullopt, std::string diagnosis = "",
+            std::optional<Crash> crash = std::nullopt);
 
   Kind kind() const { return kind_; }
   // Daemons that were sent the request; the last may not have started.
@@ -42,6 +54,8 @@ class PoolError : public std::runtime_error {
   const std::optional<StartFailure>& start_failure() const { return start_failure_; }
   // With kTimeout: what the system knew of the daemon's threads, which what() has too. Else empty.
   const std::string& diagnosis() const { return diagnosis_; }
+  // Present with kDied when the daemon crashed, or a case called exit(), and it could write where. what() has its `error`.
+  const std::optional<Crash>& crash() const { return crash_; }
 
  private:
   Kind kind_;
@@ -49,6 +63,7 @@ class PoolError : public std::runtime_error {
   int attempts_;
   std::optional<StartFailure> start_failure_;
   std::string diagnosis_;
+  std::optional<Crash> crash_;
 };
 std::string_view ToString(PoolError::Kind kind);  // "start", "died", "timeout", "protocol", "interrupted"
 

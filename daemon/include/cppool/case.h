@@ -141,6 +141,9 @@ struct cppool_validation {
   /* Whose kernels are wanted: "kernels" of the request, else the daemon's `--kernels`; NULL: neither is there. Only
    * with CPPOOL_CASE_CHOOSES_KERNELS. */
   const char* wanted_kernels;
+  /* A copy of the library that wanted_kernels names, to be opened in its place: each content that the library has had
+   * has a copy of its own, and the daemon has opened it. NULL: wanted_kernels names no library. */
+  const char* kernels_copy;
 };
 
 /* Keys of a request that a case knows what to do with; a request with another is refused before `validate`. */

@@ -25,6 +25,8 @@ inline constexpr Feature kFeatures[] = {
     {"idle_exit", "option --idle-exit: the daemon ends after a time without requests"},
     {"a2a_size", "parameter `a2a_size` of the case `attention`"},
     {"kernels", "key `kernels` of `run`: whose attention kernels, of a library too (cppool/attention.h)"},
+    {"load", "key `load` of `run`, `validate` and `list`: libraries with cases, for this request"},
+    {"crash_line", "a daemon that a crash ends writes a line for programs to its stderr (crash.h)"},
     {"start_line", "a daemon that cannot start ends its stderr with a line for programs (start.h)"},
 };
 

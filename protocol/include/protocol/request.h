@@ -1,24 +1,30 @@
 // Requests as types. ParseRequest takes one line of any bytes; SerializeRequest makes one.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "protocol/failure.h"
 #include "protocol/parameters.h"
 
 namespace cppool::protocol {
 
-// Another version is refused. Additions, which old clients and daemons can ignore, raise the minor alone: 1 brought `features`.
+// Another version is refused. Additions, which old clients and daemons can ignore, raise the minor alone: 1 brought `features`, 2
+// libraries named in requests.
 inline constexpr int kProtocolVersion = 1;
 inline constexpr int kProtocolMinor = 2;
 inline constexpr std::int64_t kDefaultDeadlineMs = 90000;
+inline constexpr std::size_t kMaxLibraries = 16;  // that one request names
 
 struct HelloRequest {};
-struct ListRequest {};
+struct ListRequest {
+  std::vector<std::string> load;  // as RunRequest has it: the cases of these libraries are listed, too
+};
 struct StatsRequest {};
 struct ShutdownRequest {};
 
@@ -46,6 +52,7 @@ struct RunRequest {
   // Whose attention kernels: "cppool", "cudnn", a library's path, or "path,name". Empty: the daemon's default.
   std::string kernels;
   std::optional<FaultRequest> fault;
+  std::vector<std::string> load;  // paths of shared libraries whose cases this request can name
 };
 // What would come of the run, without running it: ok, or the answer (`skipped`, `error`) that the run would get.
 struct ValidateRequest {

@@ -20,6 +20,12 @@ using cppool::Status;
 using cppool::ToString;
 std::optional<Status> ParseStatus(std::string_view word);
 
+// A library that the daemon has loaded for a request.
+struct Library {
+  std::string file;    // as the request named it
+  std::string digest;  // of its content (digest.h)
+};
+
 struct RunResult {
   Status status = Status::kError;
   std::string error;               // for people; empty when passed
@@ -30,6 +36,8 @@ struct RunResult {
   std::vector<std::pair<std::string, double>> tflops;  // per GPU, by stage
   double wall_ms = 0;
   std::optional<std::uint64_t> seed;
+  std::vector<Library> libraries;  // that the request named with `load`, in its order
+  std::string respawn;  // why the daemon should be replaced after this answer; empty: it should not
   Json kernels;  // an object: the kernels that ran, "name", "version", "family"; null: the case has not said
 };
 

@@ -20,32 +20,35 @@ class LibraryError : public std::runtime_error {
 // An opened library, whose tables have been checked.
 class KernelLibrary {
  public:
-  const std::string& file() const { return file_; }      // absolute
+  const std::string& file() const { return file_; }      // as texts and answers name it; absolute
   const std::string& digest() const { return digest_; }  // of its bytes: 16 hexadecimal digits
   // The kernel with this name; with an empty name the only one of the backend. Throws LibraryError.
   const AttentionFamily& Family(const std::string& name, std::string_view backend) const;
 
  private:
-  friend const KernelLibrary& OpenKernelLibrary(const std::string& path);
+  friend const KernelLibrary& OpenKernelLibrary(const std::string& path, const std::string& copy);
   KernelLibrary() = default;
   void Add(const void* kernel);
 
-  std::string file_, digest_;
+  std::string file_, opened_, digest_;  // `opened_`: the file that was opened, `file_` or a copy of it
   std::vector<std::unique_ptr<const AttentionFamily>> families_;
   std::vector<std::string> backends_;  // of each
 };
 
-// Opens the library, or returns it when a file with these bytes was opened from there before. Any thread. Never closed:
-// its CUDA code could not be. Throws LibraryError. (dlopen of a path that is open returns what was there before: a file
-// that has changed is refused.)
-const KernelLibrary& OpenKernelLibrary(const std::string& path);
+// Opens the library, or returns it when it was opened before. Any thread. Never closed: its CUDA code could not be. Throws
+// LibraryError. `copy`: a copy of the library, which is opened in its place; another content of the library needs another copy, since
+// dlopen returns what a path had when it was opened first. Without one, a file that has changed since is refused.
+const KernelLibrary& OpenKernelLibrary(const std::string& path, const std::string& copy = "");
 
 // Kernels by the words of a request: "cudnn" (the module libcppool_cudnn.so), a path, or a path and a kernel's name with a
-// comma between.
+// comma between. `copy`: of the library at this path, as for OpenKernelLibrary.
 struct NamedKernels {
   const AttentionFamily* family = nullptr;
   const KernelLibrary* library = nullptr;
 };
-NamedKernels FindKernels(const std::string& words, std::string_view backend);
+NamedKernels FindKernels(const std::string& words, std::string_view backend, const std::string& copy = "");
+
+// The path in such words; empty: they name no library ("cppool", "cudnn").
+std::string LibraryPathOf(const std::string& words);
 
 }  // namespace cppool::kernels

@@ -1,0 +1,56 @@
+#include "client/command/libraries.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace cppool::command {
+namespace {
+
+class Maker {
+ public:
+  Maker(const std::function<Json()>& hello, std::ostream& messages) : hello_(hello), messages_(messages) {}
+
+  // The library that a file is, or that a source becomes.
+  std::string Make(const std::string& file) {
+    watched.push_back(file);
+    if (!IsSource(file)) return file;
+    CompileOptions options;
+    options.on_command = [this](std::string_view command) {
+      messages_ << "cppool: " << command << std::endl;
+    };
+    if (file.ends_with(".cu")) {
+      if (!capabilities_) capabilities_ = CapabilitiesOf(hello_());
+      options.capabilities = *capabilities_;
+    }
+    const Compiled compiled = Compile(file, options);
+    messages_ << compiled.output << std::flush;
+    watched.insert(watched.end(), compiled.included.begin(), compiled.included.end());
+    return compiled.library;
+  }
+
+  std::vector<std::string> watched;
+
+ private:
+  const std::function<Json()>& hello_;
+  std::ostream& messages_;
+  std::optional<std::vector<std::string>> capabilities_;
+};
+
+}  // namespace
+
+Libraries MakeLibraries(const std::vector<std::string>& load, const std::string& kernels,
+                        const std::function<Json()>& hello, std::ostream& messages) {
+  Maker maker(hello, messages);
+  Libraries libraries;
+  for (const std::string& file : load) libraries.load.push_back(maker.Make(file));
+  libraries.kernels = kernels;
+  if (!kernels.empty() && kernels != "cppool" && kernels != "cudnn") {
+    const auto comma = std::min(kernels.rfind(','), kernels.size());  // the kernel's name follows it
+    libraries.kernels = maker.Make(kernels.substr(0, comma)) + kernels.substr(comma);
+  }
+  libraries.watched = std::move(maker.watched);
+  return libraries;
+}
+
+}  // namespace cppool::command

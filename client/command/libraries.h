@@ -1,0 +1,26 @@
+// The files of --load and --kernels as libraries: sources among them are compiled (cppool/compile.h).
+#pragma once
+
+#include <functional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include <cppool/compile.h>
+
+namespace cppool::command {
+
+struct Libraries {
+  std::vector<std::string> load;  // RunOptions::load: in the order in which they were named
+  std::string kernels;            // RunOptions::kernels
+  // The files that they are made of: those that were named, and those that sources include.
+  std::vector<std::string> watched;
+};
+
+// `load` and `kernels` are the values of the options. `hello` gets the answer of the daemon that will load them; called only for a
+// .cu, which is compiled for the daemon's GPUs. `messages` gets each compiler's command before it is run, and its warnings. Throws
+// CompileError, and what `hello` throws.
+Libraries MakeLibraries(const std::vector<std::string>& load, const std::string& kernels,
+                        const std::function<Json()>& hello, std::ostream& messages);
+
+}  // namespace cppool::command

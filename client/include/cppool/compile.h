@@ -1,0 +1,64 @@
+// Makes a library for RunOptions::load of a source: with nvcc for .cu, with the host's compiler for .cpp, .cc, .cxx and .c.
+//
+//     cppool::RunOptions options;
+//     options.load = {cppool::Compile("mine.cu", {.capabilities = cppool::CapabilitiesOf(pool.Hello())}).library};
+//     cppool::Result result = pool.Run({{"my_parameter", 3}}, {.case_name = "mine", ...});
+//
+// | source          | compiler: the first that there is                                                                      |
+// | --------------- | ------------------------------------------------------------------------------------------------------ |
+// | .cu             | $CUDACXX; nvcc in $CUDA_HOME/bin, in $CUDA_PATH/bin, in PATH; /usr/local/cuda/bin/nvcc                     |
+// | .cpp, .cc, .cxx | $CXX; c++, g++, clang++ in PATH                                                                         |
+// | .c              | $CC; cc, gcc, clang in PATH                                                                             |
+//
+// A variable may hold arguments too ("ccache g++"). $CUDAFLAGS, $CXXFLAGS and $CFLAGS are added to the flags, and $LDFLAGS to all (for
+// nvcc: flags that it knows). C++ is C++20, and the headers of cppool are found.
+//
+// The library is kept in the folder `compiled` of the cache ($CPPOOL_CACHE, else $XDG_CACHE_HOME/cppool or ~/.cache/cppool): at most
+// 256 files and 1 GiB, and what was not used for longest goes first. It is used again when the source, the files that it includes
+// (without those of the system), the command and the compiler's version are the same.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <cppool/result.h>
+
+namespace cppool {
+
+struct CompileOptions {
+  // Of the GPUs that it is for, as `capability` of a device has it: "9.0". Empty: nvcc chooses. Only for .cu.
+  std::vector<std::string> capabilities;
+  std::vector<std::string> include_folders;  // searched first
+  std::chrono::milliseconds limit{600'000};  // for one run of a compiler
+  std::function<void(std::string_view)>
+      on_command;  // gets the command before it is run, as a shell would take it
+};
+
+struct Compiled {
+  std::string library;                // its path
+  std::string command;                // as on_command gets it
+  std::string output;                 // of the compiler: warnings; empty when it was not run
+  std::vector<std::string> included;  // the files that the source includes, without those of the system
+  bool cached = false;                // no compiler was run
+};
+
+// what() has the compiler's messages, or says what is wrong and what to do.
+class CompileError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Whether a path ends as a source does; a library's does not.
+bool IsSource(std::string_view path);
+
+// Throws CompileError. No thread of its own; calls of several threads and processes do not disturb each other.
+Compiled Compile(const std::string& source, const CompileOptions& options = {});
+
+// The capabilities of the devices in an answer to `hello`, each once; none on the host.
+std::vector<std::string> CapabilitiesOf(const Json& hello);
+
+}  // namespace cppool

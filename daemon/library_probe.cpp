@@ -1,0 +1,201 @@
+#include "daemon/library_probe.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <iterator>
+#include <optional>
+#include <thread>
+
+#include "daemon/case_registry.h"
+#include "daemon/crash_reporter.h"
+#include "daemon/library.h"
+#include "daemon/start_error.h"
+#include "daemon/stdout_channel.h"
+#include "kernels/attention/kernel_library.h"
+#include "protocol/crash.h"
+#include "protocol/unique_fd.h"
+
+namespace cppool::daemon {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using protocol::UniqueFd;
+
+// What the process says on its stdout: one of these lines, or that of a crash (protocol/crash.h).
+constexpr const char* kGood = "good\n";
+constexpr const char* kBad = "bad ";  // and the error's text
+
+constexpr std::chrono::seconds kKillLimit{1};
+constexpr std::size_t kMostOutput = 64 << 10;
+
+const char* NameOf(LibraryKind kind) {
+  switch (kind) {
+    case LibraryKind::kCases:
+      break;
+    case LibraryKind::kKernels:
+      return "kernels";
+  }
+  return "cases";
+}
+
+// A process that is killed with its object, unless it has been waited for.
+class Child {
+ public:
+  // Throws LibraryError.
+  Child(const std::string& program, const std::vector<std::string>& arguments, const std::string& path) {
+    int fds[2];
+    if (pipe2(fds, O_CLOEXEC) != 0) Fail(path, errno);
+    output_ = UniqueFd(fds[0]);
+    const UniqueFd theirs(fds[1]);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_adddup2(&actions, theirs.get(), STDOUT_FILENO);
+    posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
+    posix_spawnattr_t attributes;
+    posix_spawnattr_init(&attributes);
+    sigset_t none, all;
+    sigemptyset(&none);
+    sigfillset(&all);
+    posix_spawnattr_setsigmask(&attributes, &none);
+    posix_spawnattr_setsigdefault(&attributes, &all);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+    std::vector<char*> words;
+    for (const std::string& word : arguments) words.push_back(const_cast<char*>(word.c_str()));
+    words.push_back(nullptr);
+    const int error = posix_spawn(&pid_, program.c_str(), &actions, &attributes, words.data(), environ);
+    posix_spawn_file_actions_destroy(&actions);
+    posix_spawnattr_destroy(&attributes);
+    if (error != 0) Fail(path, error);
+  }
+  ~Child() {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGKILL);
+    Wait(Clock::now() + kKillLimit);  // one that cannot be killed is left behind
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  // All that it writes to its stdout until it closes it, or kGood; nothing when there is more to come at `until`.
+  std::optional<std::string> ReadAll(Clock::time_point until) {
+    std::string text;
+    for (;;) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+      pollfd fd{output_.get(), POLLIN, 0};
+      const int ready = poll(&fd, 1, static_cast<int>(std::clamp<long long>(left, 0, INT_MAX)));
+      if (ready == 0) return std::nullopt;
+      char buffer[4096];
+      const ssize_t count = ready < 0 ? -1 : read(output_.get(), buffer, sizeof(buffer));
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) return text;
+      if (text.size() < kMostOutput) text.append(buffer, static_cast<std::size_t>(count));
+      if (text == kGood) return text;  // a child of its own may hold the pipe
+    }
+  }
+
+  // Its wait status; nothing when it has not ended by `until`.
+  std::optional<int> Wait(Clock::time_point until) {
+    for (;;) {
+      int status = 0;
+      const pid_t ended = waitpid(pid_, &status, WNOHANG);
+      if (ended < 0 && errno == EINTR) continue;
+      if (ended != 0) {
+        pid_ = -1;
+        return ended < 0 ? 0 : status;
+      }
+      if (Clock::now() >= until) return std::nullopt;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+ private:
+  [[noreturn]] static void Fail(const std::string& path, int error) {
+    throw LibraryError(path + ": the process that tries libraries could not be started: " + strerror(error));
+  }
+
+  pid_t pid_ = -1;
+  UniqueFd output_;
+};
+
+std::string DescribeStatus(int status) {
+  if (WIFEXITED(status)) return "ended its process with exit code " + std::to_string(WEXITSTATUS(status));
+  if (!WIFSIGNALED(status)) return "ended its process";
+  const char* name = sigdescr_np(WTERMSIG(status));
+  return "was ended by signal " + std::to_string(WTERMSIG(status)) +
+         (name ? " (" + std::string(name) + ")" : "");
+}
+
+std::string Seconds(Clock::duration time) {
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
+  return std::to_string(ms / 1000) + "." + std::to_string(ms % 1000 / 100) + " s";
+}
+
+}  // namespace
+
+void CheckTable(LibraryKind kind, void* library, const std::string& file, const std::string& path) {
+  try {
+    switch (kind) {
+      case LibraryKind::kCases:
+        CaseRegistry().AddLibrary(library, path, path);
+        break;
+      case LibraryKind::kKernels:
+        kernels::OpenKernelLibrary(path, file);
+        break;
+    }
+  } catch (const kernels::LibraryError& error) {
+    throw LibraryError(error.what());
+  } catch (const StartError& error) {
+    throw LibraryError(error.what());
+  }
+}
+
+void ProbeLibrary(const std::string& program, LibraryKind kind, const std::string& file,
+                  const std::string& path, Clock::time_point until) {
+  const std::string when = path + ": when it was opened to try it, before the daemon loads it, it ";
+  const auto start = Clock::now();
+  Child child(program, {"cppoold", kProbeOption, NameOf(kind), file, path}, path);
+  const auto said = child.ReadAll(until);
+  if (!said)
+    throw LibraryError(when + "did not return within " + Seconds(Clock::now() - start) +
+                       " (10 s, or less when the request's deadline is near): look at what its constructors "
+                       "and its table's function wait for");
+  if (*said == kGood) return;
+  if (said->starts_with(kBad)) throw LibraryError(said->substr(strlen(kBad)));
+  if (const auto crash = protocol::ParseCrash(std::string_view(*said).substr(0, said->find('\n'))))
+    throw LibraryError(when + crash->error);
+  const auto status = child.Wait(std::max(until, Clock::now() + kKillLimit));
+  throw LibraryError(when + (status ? DescribeStatus(*status) : "closed the stdout of its process"));
+}
+
+int RunProbe(const std::string& kind, const std::string& file, const std::string& path) {
+  prctl(PR_SET_PDEATHSIG,
+        SIGKILL);  // the daemon's main thread, which waits for this, lives as long as the daemon
+  StdoutChannel verdict = StdoutChannel::TakeStdout();
+  const CrashReporter reporter([&](std::string_view line) { verdict.Write(line); }, {});
+  std::string text = kGood;
+  try {
+    const LibraryKind kinds[] = {LibraryKind::kCases, LibraryKind::kKernels};
+    const auto known = std::find_if(std::begin(kinds), std::end(kinds),
+                                    [&](LibraryKind one) { return kind == NameOf(one); });
+    if (known == std::end(kinds)) throw LibraryError("unknown kind of library " + kind);
+    CheckTable(*known, OpenLibrary(file, path), file, path);
+  } catch (const std::exception& error) {
+    text = kBad + std::string(error.what());
+  } catch (...) {
+    text = kBad + path + ": its constructors or its table's function threw something";
+  }
+  verdict.Write(text);
+  _exit(0);  // without destructors of the library
+}
+
+}  // namespace cppool::daemon

@@ -1,0 +1,98 @@
+#include "daemon/library_store.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "daemon/library.h"
+#include "protocol/digest.h"
+
+namespace cppool::daemon {
+namespace {
+
+constexpr protocol::FileCache::Limits kCopies{256, std::uint64_t{2} << 30};
+
+// "mine-0123456789abcdef0123456789abcdef.so" of "/x/libmine.so": stacks show it.
+std::string CopyName(const std::string& path, const std::string& digest) {
+  constexpr std::size_t kLongest = 100;
+  return std::filesystem::path(path).stem().string().substr(0, kLongest) + "-" + digest + ".so";
+}
+
+}  // namespace
+
+const std::string* LibraryStore::KnownDigest(const std::string& path) const {
+  const auto known = known_.find(path);
+  if (known == known_.end() || !(known->second.identity == protocol::IdentityOf(path))) return nullptr;
+  return &known->second.digest;
+}
+
+std::string LibraryStore::MakeCopy(const std::string& path, const std::string& digest,
+                                   const std::string& bytes) {
+  const std::string name = CopyName(path, digest);
+  try {
+    if (!cache_) cache_.emplace("libraries", kCopies);
+    // A copy that is there may have been damaged since.
+    if (cache_->Use(name) && protocol::ReadWhole(cache_->Path(name)).bytes == bytes)
+      return cache_->Path(name);
+    cache_->Write(name, bytes);
+    cache_->Prune();
+    return cache_->Path(name);
+  } catch (const protocol::FileError& error) {
+    throw LibraryError(path + ": no copy of it could be made: " + error.what());
+  }
+}
+
+LibraryStore::Opening::Opening(LibraryStore& store, const LoadedLibrary& library) : store_(store) {
+  const std::lock_guard lock(store_.mutex_);
+  store_.named_[library.copy] = library.path;
+  store_.opening_ = library.path;
+}
+
+LibraryStore::Opening::~Opening() {
+  const std::lock_guard lock(store_.mutex_);
+  store_.opening_.clear();
+}
+
+std::string LibraryStore::BeingOpened() const {
+  const std::lock_guard lock(mutex_);
+  return opening_;
+}
+
+std::string LibraryStore::Named(const std::string& copy) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = named_.find(copy);
+  return found == named_.end() ? "" : found->second;
+}
+
+const LoadedLibrary& LibraryStore::Load(const std::string& path, LibraryKind kind, Clock::time_point until) {
+  const auto is_ready = [&](const std::string& digest) {
+    return loaded_.count(digest) != 0 && tried_.count({digest, kind}) != 0;
+  };
+  protocol::WholeFile file;
+  try {
+    if (const std::string* digest = KnownDigest(path); digest && is_ready(*digest))
+      return loaded_.at(*digest);
+    file = protocol::ReadWhole(path);
+  } catch (const protocol::FileError& error) {
+    throw LibraryError(error.what());
+  }
+  CheckElf(path, file.bytes);
+  const std::string digest = protocol::Digest(file.bytes);
+  known_.erase(path);
+  if (file.settled) known_[path] = {file.identity, digest};
+  if (is_ready(digest)) return loaded_.at(digest);
+  const auto there = loaded_.find(digest);
+  if (there == loaded_.end() && full())
+    throw LibraryError(path + ": this daemon has loaded " + std::to_string(size()) +
+                       " libraries, which it cannot unload, and loads no more: use another daemon");
+  LoadedLibrary library{path, digest, MakeCopy(path, digest, file.bytes), nullptr};
+  ProbeLibrary(options_.program, kind, library.copy, path,
+               std::min(until, Clock::now() + options_.try_limit));
+  const Opening opening(*this, library);
+  library.handle = there == loaded_.end() ? OpenLibrary(library.copy, path) : there->second.handle;
+  CheckTable(kind, library.handle, library.copy, path);
+  tried_.insert({digest, kind});
+  return loaded_.emplace(digest, std::move(library)).first->second;
+}
+
+}  // namespace cppool::daemon

@@ -1,0 +1,79 @@
+// The libraries that requests name. Each content that a file has had is copied into a cache under a name with its digest, tried in a
+// process of its own (library_probe.h), loaded, and never closed. A file that was rebuilt is a new library.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "daemon/library_probe.h"
+#include "protocol/file_cache.h"
+
+namespace cppool::daemon {
+
+struct LoadedLibrary {
+  std::string path;    // as the request that loaded it named it
+  std::string digest;  // protocol/digest.h
+  std::string copy;    // the file that was loaded
+  void* handle = nullptr;
+};
+
+// For one thread, where nothing else is said.
+class LibraryStore {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  struct Options {
+    std::size_t most = 64;                       // libraries that are loaded
+    std::chrono::milliseconds try_limit{10000};  // for the process that tries a library
+    std::string program = "/proc/self/exe";      // a cppoold
+  };
+  explicit LibraryStore(Options options) : options_(std::move(options)) {}
+
+  // The library with the content that the file has now; loads it when no request before has named this content. The ranks must be idle.
+  // Throws LibraryError, also when the library was not tried successfully by `until`. The reference is valid as long as the store.
+  const LoadedLibrary& Load(const std::string& path, LibraryKind kind, Clock::time_point until);
+
+  std::size_t size() const { return loaded_.size(); }
+  bool full() const { return size() >= options_.most; }
+  std::size_t most() const { return options_.most; }
+
+  // Any thread. The path of the library of which `copy` is the copy; of the one that is being opened. Empty: none.
+  std::string Named(const std::string& copy) const;
+  std::string BeingOpened() const;
+
+ private:
+  struct Known {
+    protocol::FileIdentity identity;
+    std::string digest;
+  };
+  // While it lives, BeingOpened() is this library.
+  class Opening {
+   public:
+    Opening(LibraryStore& store, const LoadedLibrary& library);
+    ~Opening();
+    Opening(const Opening&) = delete;
+    Opening& operator=(const Opening&) = delete;
+
+   private:
+    LibraryStore& store_;
+  };
+  const std::string* KnownDigest(const std::string& path) const;  // null: the file must be read
+  std::string MakeCopy(const std::string& path, const std::string& digest, const std::string& bytes);
+
+  const Options options_;
+  std::optional<protocol::FileCache> cache_;             // made with the first copy
+  std::map<std::string, Known> known_;                   // by path: what it had when it was read last
+  std::map<std::string, LoadedLibrary> loaded_;          // by digest
+  std::set<std::pair<std::string, LibraryKind>> tried_;  // digest and kind: its table is good
+  mutable std::mutex mutex_;
+  std::map<std::string, std::string> named_;  // under mutex_: paths by copy
+  std::string opening_;                       // under mutex_
+};
+
+}  // namespace cppool::daemon

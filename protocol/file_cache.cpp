@@ -1,0 +1,211 @@
+#include "protocol/file_cache.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
+#include "protocol/unique_fd.h"
+
+namespace cppool::protocol {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kLargest = std::uint64_t{2} << 30;
+constexpr std::int64_t kSettledNs = 2'000'000'000;  // more than the clock of any file system counts in
+constexpr std::chrono::minutes kKeptLongEnough{10};
+constexpr const char* kOtherFolder = "set CPPOOL_CACHE to a folder that can be written";
+
+std::int64_t Nanoseconds(const timespec& time) {
+  return static_cast<std::int64_t>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
+}
+
+FileIdentity ToIdentity(const struct stat& status) {
+  return {status.st_dev, status.st_ino, static_cast<std::uint64_t>(status.st_size),
+          Nanoseconds(status.st_mtim), Nanoseconds(status.st_ctim)};
+}
+
+[[noreturn]] void Refuse(const std::string& path, int error) {
+  switch (error) {
+    case ENOENT:
+    case ENOTDIR:
+      throw FileError(path + ": there is no such file: check the path");
+    case EACCES:
+    case EPERM:
+      throw FileError(path + ": may not be read: check the permissions of the file and its folders");
+    default:
+      throw FileError(path + ": cannot be read: " + std::strerror(error));
+  }
+}
+
+void CheckKind(const std::string& path, const struct stat& status) {
+  if (S_ISDIR(status.st_mode)) throw FileError(path + ": is a folder: name a file");
+  if (!S_ISREG(status.st_mode)) throw FileError(path + ": is no regular file");
+  if (static_cast<std::uint64_t>(status.st_size) > kLargest)
+    throw FileError(path + ": has " + std::to_string(status.st_size) + " bytes, more than 2 GiB");
+}
+
+// Makes the folder and those above it. What keeps it from being used; empty: nothing.
+std::string WhyUnusable(const std::string& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) return folder + " cannot be made: " + error.message();
+  struct stat status {};
+  if (stat(folder.c_str(), &status) != 0) return folder + ": " + std::strerror(errno);
+  if ((status.st_uid != geteuid() && status.st_uid != 0) || (status.st_mode & S_IWOTH) != 0)
+    return folder + " can be changed by other users, and files from it are run";
+  if (access(folder.c_str(), W_OK | X_OK) != 0) return folder + " cannot be written: " + std::strerror(errno);
+  return "";
+}
+
+const char* Variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value && *value ? value : nullptr;
+}
+
+struct Entry {
+  fs::path path;
+  fs::file_time_type used;
+  std::uint64_t bytes;
+};
+
+std::vector<Entry> Entries(const std::string& folder) {
+  std::vector<Entry> entries;
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    std::error_code gone;
+    const auto used = at->last_write_time(gone);
+    const auto bytes = gone ? 0 : at->file_size(gone);
+    if (!gone) entries.push_back({at->path(), used, bytes});
+  }
+  return entries;
+}
+
+}  // namespace
+
+FileIdentity IdentityOf(const std::string& path) {
+  struct stat status {};
+  if (stat(path.c_str(), &status) != 0) Refuse(path, errno);
+  return ToIdentity(status);
+}
+
+WholeFile ReadWhole(const std::string& path) {
+  const UniqueFd fd(
+      open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a FIFO would wait for its writer
+  if (!fd) Refuse(path, errno);
+  struct stat before {
+  }, after{};
+  if (fstat(fd.get(), &before) != 0) Refuse(path, errno);
+  CheckKind(path, before);
+  WholeFile file;
+  file.bytes.resize(static_cast<std::size_t>(before.st_size));
+  std::size_t have = 0;
+  while (have < file.bytes.size()) {
+    const ssize_t count = read(fd.get(), file.bytes.data() + have, file.bytes.size() - have);
+    if (count < 0 && errno != EINTR) Refuse(path, errno);
+    if (count == 0) break;
+    have += count > 0 ? static_cast<std::size_t>(count) : 0;
+  }
+  if (fstat(fd.get(), &after) != 0) Refuse(path, errno);
+  file.identity = ToIdentity(after);
+  if (have < file.bytes.size() || !(ToIdentity(before) == file.identity))
+    throw FileError(path + ": changed while it was read: wait until it has been built, and try again");
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  file.settled = Nanoseconds(now) - file.identity.changed_ns > kSettledNs;
+  return file;
+}
+
+std::string CacheFolder() {
+  if (const char* folder = Variable("CPPOOL_CACHE")) {
+    const std::string chosen = fs::absolute(folder).string();
+    if (const std::string why = WhyUnusable(chosen); !why.empty())
+      throw FileError("CPPOOL_CACHE: " + why + ": " + kOtherFolder);
+    return chosen;
+  }
+  std::vector<std::string> folders;
+  if (const char* caches = Variable("XDG_CACHE_HOME"); caches && *caches == '/')
+    folders.push_back(std::string(caches) + "/cppool");
+  if (const char* home = Variable("HOME"); home && *home == '/')
+    folders.push_back(std::string(home) + "/.cache/cppool");
+  std::error_code ignored;
+  folders.push_back((fs::temp_directory_path(ignored) / ("cppool-" + std::to_string(geteuid()))).string());
+  std::string reasons;
+  for (const std::string& folder : folders) {
+    const std::string why = WhyUnusable(folder);
+    if (why.empty()) return folder;
+    reasons += (reasons.empty() ? "" : "; ") + why;
+  }
+  throw FileError("there is no folder for cached files (" + reasons + "): " + kOtherFolder);
+}
+
+FileCache::FileCache(const std::string& name, Limits limits)
+    : folder_(CacheFolder() + "/" + name), limits_(limits) {
+  if (const std::string why = WhyUnusable(folder_); !why.empty())
+    throw FileError("the cache " + why + ": " + kOtherFolder);
+}
+
+bool FileCache::Use(const std::string& file) const {
+  return utimensat(AT_FDCWD, Path(file).c_str(), nullptr, 0) == 0;
+}
+
+std::string FileCache::Temporary() const {
+  static std::atomic<unsigned> number{0};
+  return Path("unfinished-" + std::to_string(getpid()) + "-" + std::to_string(++number));
+}
+
+void FileCache::Keep(const std::string& temporary, const std::string& file) const {
+  if (rename(temporary.c_str(), Path(file).c_str()) == 0) return;
+  const int error = errno;
+  unlink(temporary.c_str());
+  throw FileError("the cached file " + Path(file) + " cannot be made: " + std::strerror(error) + ": " +
+                  kOtherFolder);
+}
+
+void FileCache::Write(const std::string& file, std::string_view bytes) const {
+  const std::string temporary = Temporary();
+  const auto fail = [&](int error) {
+    unlink(temporary.c_str());
+    throw FileError("the cached file " + Path(file) + " cannot be written: " + std::strerror(error) +
+                    ": free space on its disk, or set CPPOOL_CACHE to another folder");
+  };
+  UniqueFd fd(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0700));
+  if (!fd) fail(errno);
+  while (!bytes.empty()) {
+    const ssize_t count = write(fd.get(), bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) fail(count < 0 ? errno : ENOSPC);
+    bytes.remove_prefix(static_cast<std::size_t>(count));
+  }
+  if (close(fd.Release()) != 0) fail(errno);  // where a network file system reports that there is no space
+  Keep(temporary, file);
+}
+
+void FileCache::Prune() const {
+  std::vector<Entry> entries = Entries(folder_);
+  std::size_t files = entries.size();
+  std::uint64_t bytes = 0;
+  for (const Entry& entry : entries) bytes += entry.bytes;
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.used < b.used; });
+  const auto recent = fs::file_time_type::clock::now() - kKeptLongEnough;
+  for (const Entry& entry : entries) {
+    if ((files <= limits_.files && bytes <= limits_.bytes) || entry.used > recent) return;
+    std::error_code error;
+    if (!fs::remove(entry.path, error) || error) continue;
+    --files;
+    bytes -= entry.bytes;
+  }
+}
+
+}  // namespace cppool::protocol

@@ -1,0 +1,13 @@
+// The digest of a file's bytes: what answers name a library by, and what caches name files by.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace cppool::protocol {
+
+// 16 hexadecimal digits: FNV-1a with 64 bits (Fowler, Noll and Vo; draft-eastlake-fnv). It tells versions of a file apart, and is no
+// protection against somebody who makes two files with the same digest.
+std::string Digest(std::string_view bytes);
+
+}  // namespace cppool::protocol

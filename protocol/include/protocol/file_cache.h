@@ -1,0 +1,69 @@
+// Files named by their content that several processes share: the daemon's copies of libraries, and the libraries that the client has
+// compiled. The daemon and the client use it, and neither may link the other.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace cppool::protocol {
+
+// Its text names the file, says what is wrong with it and what to do.
+class FileError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Which content a path leads to, as far as the file system says it.
+struct FileIdentity {
+  std::uint64_t device = 0, inode = 0, bytes = 0;
+  std::int64_t modified_ns = 0, changed_ns = 0;
+  bool operator==(const FileIdentity&) const = default;
+};
+FileIdentity IdentityOf(const std::string& path);  // throws FileError
+
+struct WholeFile {
+  std::string bytes;
+  FileIdentity identity;
+  // False: it was changed so shortly before that a further change could leave the identity as it is.
+  bool settled = false;
+};
+// Throws FileError for what is no regular file, cannot be read, has more than 2 GiB, or changes while it is read.
+WholeFile ReadWhole(const std::string& path);
+
+// $CPPOOL_CACHE when it is set; else the first of $XDG_CACHE_HOME/cppool, ~/.cache/cppool and cppool-UID in the system's folder for
+// temporary files that can be written. It is made where it is missing. Throws FileError, also when another user could change it.
+std::string CacheFolder();
+
+class FileCache {
+ public:
+  struct Limits {
+    std::size_t files;
+    std::uint64_t bytes;
+  };
+  // `name`: a folder below CacheFolder(), which is made. Throws FileError.
+  FileCache(const std::string& name, Limits limits);
+
+  const std::string& folder() const { return folder_; }
+  std::string Path(const std::string& file) const { return folder_ + "/" + file; }
+
+  // Marks the file as used. False: it is not there.
+  bool Use(const std::string& file) const;
+  // A path that no other process uses, for a file that Keep() takes.
+  std::string Temporary() const;
+  // Gives a file at a path from Temporary() its name. Another process may have done so before with the same content. Throws FileError.
+  void Keep(const std::string& temporary, const std::string& file) const;
+  // Writes the file, so that other processes see all of it or nothing. Throws FileError.
+  void Write(const std::string& file, std::string_view bytes) const;
+  // Removes files until the limits hold, those that have not been used for longest first, and none that was used in the last ten
+  // minutes. What cannot be removed stays.
+  void Prune() const;
+
+ private:
+  std::string folder_;
+  Limits limits_;
+};
+
+}  // namespace cppool::protocol

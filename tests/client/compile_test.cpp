@@ -1,0 +1,326 @@
+// Sources as libraries: how the compiler is found and called, what is kept, what is said when it does not work, and --watch.
+#include <cppool/compile.h>
+#include <cppool/pool.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "client/command/watch.h"
+#include "client/src/process.h"
+#include "tests/catch.h"
+#include "tests/environment.h"
+#include "tests/files.h"
+
+namespace cppool::test {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+
+// A case that passes, with the doc line "version N".
+constexpr const char* kCase =
+    "#include <cppool/case.h>\n#include \"version.h\"\n"
+    R"(static cppool_status Run(cppool_case_context* c) {
+  cppool_check check = {"sum", "closed form", 0, 0, 0, 1, 0};
+  c->check(c, &check);
+  return CPPOOL_OK;
+}
+static const cppool_case kMine = {CPPOOL_CASE_ABI, sizeof(cppool_case), "mine", VERSION, NULL, 0, NULL, Run, 0};
+extern
+#ifdef __cplusplus
+"C"
+#endif
+const cppool_case* const* cppool_cases(void) {
+  static const cppool_case* const cases[] = {&kMine, NULL};
+  return cases;
+}
+)";
+
+bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+void Write(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+
+void WriteProgram(const fs::path& path, const std::string& text) {
+  Write(path, "#!/bin/sh\n" + text);
+  fs::permissions(path, fs::perms::owner_all);
+}
+
+std::string Refusal(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const CompileError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// A folder with a case, a header of it, and a cache; the environment names no compiler and no flags.
+struct Sources {
+  TemporaryFolder folder;
+  Environment cache{"CPPOOL_CACHE", folder.File("cache")};
+  Environment daemon{"CPPOOL_DAEMON", CPPOOL_TEST_DAEMON};
+  Environment cxx{"CXX", ""}, cc{"CC", ""}, cudacxx{"CUDACXX", ""};
+  Environment flags{"CXXFLAGS", ""}, c_flags{"CFLAGS", ""}, cuda_flags{"CUDAFLAGS", ""},
+      link_flags{"LDFLAGS", ""};
+
+  explicit Sources(const std::string& name = "mine.cpp") {
+    Write(folder / name, kCase);
+    SetVersion("version 1");
+  }
+  void SetVersion(const std::string& text) const {
+    Write(folder / "version.h", "#define VERSION \"" + text + "\"\n");
+  }
+};
+
+PoolOptions HostPool() {
+  PoolOptions options;
+  options.world_size = 2;
+  options.backend = "host";
+  return options;
+}
+
+std::string DocOfMine(Pool& pool, const std::string& library) {
+  const Json list = pool.List({library});
+  for (const Json& entry : list.at("cases"))
+    if (entry.at("name") == "mine") return entry.at("doc");
+  return "";
+}
+
+// An nvcc that is not: keeps its arguments in a file and makes an empty library.
+constexpr const char* kFakeNvcc = R"(if [ "$1" = --version ]; then echo fake; exit 0; fi
+echo "$@" > "$(dirname "$0")/arguments"
+while [ $# -gt 0 ]; do
+  case "$1" in -o) : > "$2";; -MF) echo "x: y" | sed 's/ y//' > "$2";; esac
+  shift
+done
+)";
+
+}  // namespace
+
+TEST_CASE("a source in C++ and one in C become libraries that a daemon runs") {
+  for (const char* name : {"mine.cpp", "mine.c"}) {
+    const Sources sources(name);
+    const Compiled compiled = Compile(sources.folder.File(name));
+    INFO(compiled.command << "\n" << compiled.output);
+    CHECK_FALSE(compiled.cached);
+    CHECK(Has(compiled.library, sources.folder.File("cache/compiled/mine-")));
+    CHECK(Has(compiled.command, sources.folder.File(name)));
+    Pool pool(HostPool());
+    RunOptions run;
+    run.case_name = "mine";
+    run.load = {compiled.library};
+    CHECK(pool.Run({}, run).status == Status::kPassed);
+    CHECK(DocOfMine(pool, compiled.library) == "version 1");
+  }
+}
+
+TEST_CASE(
+    "a library is compiled again when the source, an included file or the command has changed, and only "
+    "then") {
+  const Sources sources;
+  const std::string source = sources.folder.File("mine.cpp");
+  std::string command;
+  CompileOptions options;
+  options.on_command = [&](std::string_view text) { command = text; };
+  const Compiled first = Compile(source, options);
+  CHECK(Has(command, " -o "));
+  CHECK(std::find(first.included.begin(), first.included.end(), sources.folder.File("version.h")) !=
+        first.included.end());
+  command.clear();
+  const Compiled again = Compile(source, options);
+  CHECK(again.cached);
+  CHECK(again.library == first.library);
+  CHECK(again.included == first.included);
+  CHECK(command.empty());
+  sources.SetVersion("version 2");
+  const Compiled changed = Compile(source, options);
+  CHECK_FALSE(changed.cached);
+  CHECK(changed.library != first.library);
+  sources.SetVersion("version 1");
+  CHECK(Compile(source, options).cached);
+  CHECK(Compile(source, options).library == first.library);
+  {
+    const Environment flags("CXXFLAGS", "-DOTHER -Wall");
+    const Compiled other = Compile(source, options);
+    CHECK_FALSE(other.cached);
+    CHECK(Has(command, " -DOTHER -Wall "));
+  }
+  Write(source, std::string(kCase) + "\n#warning look here\n");
+  CHECK(Has(Compile(source, options).output, "look here"));
+  fs::remove(sources.folder / "version.h");
+  CHECK(Has(Refusal([&] { Compile(source, options); }), "version.h"));
+}
+
+TEST_CASE("two versions of a library have static variables of their own") {
+  const Sources sources;
+  const std::string source = sources.folder.File("mine.cpp");
+  std::string text = kCase;
+  text.replace(text.find("VERSION, NULL"), 7, "Version()");
+  Write(source,
+        "#include \"version.h\"\ninline const char* Version() {\n  static const char* version = VERSION;\n"
+        "  return version;\n}\n" +
+            text);
+  Pool pool(HostPool());
+  CHECK(DocOfMine(pool, Compile(source).library) == "version 1");
+  sources.SetVersion("version 2");
+  CHECK(DocOfMine(pool, Compile(source).library) == "version 2");
+}
+
+TEST_CASE(
+    "what does not compile is told in the compiler's words, and what cannot be started with what to do") {
+  const Sources sources;
+  const std::string source = sources.folder.File("mine.cpp");
+  CHECK(Has(Refusal([&] { Compile(sources.folder.File("none.cpp")); }), "none.cpp: there is no such file"));
+  CHECK(Has(Refusal([&] { Compile(sources.folder.File("mine.py")); }),
+            "mine.py: is no source: its name ends with .cu"));
+  Write(source, "int main( {\n");
+  const std::string refusal = Refusal([&] { Compile(source); });
+  CHECK(Has(refusal, source + ": does not compile: "));
+  CHECK(Has(refusal, "mine.cpp:1:"));
+  CHECK(fs::is_empty(sources.folder / "cache/compiled"));
+  {
+    const Environment none("CXX", "/nowhere/c++");
+    CHECK(Refusal([&] { Compile(source); }) == "CXX: there is no program /nowhere/c++");
+  }
+  {
+    const Environment path("PATH", sources.folder.path().string());
+    CHECK(Refusal([&] { Compile(source); }) ==
+          "there is no compiler (c++, g++, clang++): install one, or set CXX to its path");
+  }
+  WriteProgram(sources.folder / "slow", "[ \"$1\" = --version ] && exit 0\nexec sleep 1000\n");
+  const Environment slow("CXX", sources.folder.File("slow"));
+  CompileOptions options;
+  options.limit = 300ms;
+  CHECK(Has(Refusal([&] { Compile(source, options); }), "slow did not end within "));
+  const Environment full("CPPOOL_CACHE", source);
+  CHECK(Has(Refusal([&] { Compile(source); }), "CPPOOL_CACHE: " + source));
+}
+
+TEST_CASE("nvcc is found where its variables say, and compiles for the daemon's GPUs") {
+  const Sources sources;
+  const TemporaryFolder& folder = sources.folder;
+  const std::string source = folder.File("mine.cu");
+  Write(source, "");
+  CompileOptions options;
+  options.capabilities = CapabilitiesOf(
+      {{"devices",
+        {{{"capability", "9.0"}}, {{"capability", "8.0"}}, {{"capability", "9.0"}}, {{"capability", ""}}}}});
+  CHECK(options.capabilities == std::vector<std::string>{"9.0", "8.0"});
+  const auto install = [&](const std::string& place) {
+    fs::create_directories(folder / place);
+    WriteProgram(folder / (place + "/nvcc"), kFakeNvcc);
+  };
+  const auto called = [&](const std::string& place) {
+    Write(source, place);  // else it is cached
+    Compile(source, options);
+    return ReadFile(folder.File(place + "/arguments"));
+  };
+  for (const char* place : {"variable", "home/bin", "path/bin", "search"}) install(place);
+  const Environment search("PATH", folder.File("search") + ":" + std::getenv("PATH"));
+  const Environment no_home("CUDA_HOME", ""), no_path("CUDA_PATH", "");
+  const std::string arguments = called("search");
+  CHECK(Has(arguments, "-gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=sm_80"));
+  CHECK(Has(arguments, "-shared "));
+  CHECK(Has(arguments, " " + source + " "));
+  const Environment path("CUDA_PATH", folder.File("path"));
+  CHECK_FALSE(called("path/bin").empty());
+  const Environment home("CUDA_HOME", folder.File("home"));
+  CHECK_FALSE(called("home/bin").empty());
+  const Environment variable("CUDACXX", folder.File("variable/nvcc") + " -one --two");
+  const Environment flags("CUDAFLAGS", "-three");
+  CHECK(Has(called("variable"), "-one --two "));
+  CHECK(Has(ReadFile(folder.File("variable/arguments")), " -three "));
+}
+
+TEST_CASE("a save is noticed, however it is made, and nothing else is") {
+  const TemporaryFolder folder;
+  const std::string file = folder.File("mine.cu"), included = folder.File("mine.h");
+  Write(file, "1");
+  command::FileWatch watch;
+  watch.Add({file, included, folder.File("none/none.h")});
+  watch.Add({file});
+  const auto saved = [&](const std::function<void()>& save) {
+    std::thread saver([&] {
+      Write(folder / "other.cu", "not watched");
+      std::this_thread::sleep_for(20ms);
+      save();
+    });
+    std::string name = watch.Wait();
+    saver.join();
+    return name;
+  };
+  CHECK(saved([&] { Write(file, "2"); }) == file);
+  CHECK(saved([&] { Write(included, "made later"); }) == included);
+  CHECK(saved([&] {
+          Write(folder / "mine.cu~", "3");
+          fs::rename(folder / "mine.cu~", file);
+        }) == file);
+  Write(file, "4");  // before the wait
+  CHECK(watch.Wait() == file);
+}
+
+namespace {
+
+// What the command writes to both streams, until it has `part`; all of it when it does not come.
+class Reader {
+ public:
+  explicit Reader(client::Process& process) : process_(process), errors_(process.TakeErrors()) {}
+  bool ReadUntil(const std::string& part) {
+    const auto until = client::Clock::now() + 60s;
+    while (!Has(text_, part) && client::Clock::now() < until) {
+      pollfd fds[2] = {{process_.output(), POLLIN, 0}, {errors_.get(), POLLIN, 0}};
+      poll(fds, 2, 100);
+      for (const pollfd& fd : fds) {
+        char buffer[4096];
+        const ssize_t count = fd.revents != 0 ? read(fd.fd, buffer, sizeof buffer) : 0;
+        if (count > 0) text_.append(buffer, static_cast<std::size_t>(count));
+      }
+    }
+    const auto at = text_.find(part);
+    seen_ += at == std::string::npos ? text_ : text_.substr(0, at + part.size());
+    text_.erase(0, at == std::string::npos ? at : at + part.size());
+    return at != std::string::npos;
+  }
+  const std::string& seen() const { return seen_; }
+
+ private:
+  client::Process& process_;
+  protocol::UniqueFd errors_;
+  std::string text_, seen_;
+};
+
+}  // namespace
+
+TEST_CASE(
+    "run --watch runs the same again at each save, in the same warm pool, and survives what does not "
+    "compile") {
+  const Sources sources;
+  const std::string source = sources.folder.File("mine.cpp");
+  const auto process = client::Process::Spawn(
+      {CPPOOL_COMMAND, {"run", "--watch", "--load", source, "--case", "mine", "--backend", "host"}, {}});
+  Reader reader(*process);
+  const bool first = reader.ReadUntil("1 passed, 0 failed, 0 skipped") &&
+                     reader.ReadUntil("waiting for a save of " + source);
+  INFO(reader.seen());
+  REQUIRE(first);
+  CHECK(Has(reader.seen(), " -shared "));  // the command of the compiler
+  Write(source, "int main( {\n");
+  CHECK(reader.ReadUntil(source + ": does not compile"));
+  CHECK(reader.ReadUntil("waiting for a save"));
+  Write(source, kCase);
+  CHECK(reader.ReadUntil("1 passed, 0 failed, 0 skipped"));
+  CHECK(reader.ReadUntil("waiting for a save"));
+  sources.SetVersion("version 2");  // an included file
+  CHECK(reader.ReadUntil("version.h was saved"));
+  CHECK(reader.ReadUntil("1 passed, 0 failed, 0 skipped"));
+  INFO(reader.seen());
+  CHECK(process->Terminate(5s, 5s));
+}
+
+}  // namespace cppool::test

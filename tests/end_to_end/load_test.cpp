@@ -1,0 +1,443 @@
+// Libraries named in requests: loaded by a warm daemon, replaced when they are rebuilt, refused with what to do, and what is said of
+// those that crash.
+#include <elf.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <cppool/pool.h>
+
+#include "tests/catch.h"
+#include "tests/end_to_end/daemon_process.h"
+#include "tests/environment.h"
+#include "tests/files.h"
+
+namespace cppool::test {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+
+bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// A cache of the test's own, for the daemons that it starts.
+struct Cache {
+  TemporaryFolder folder;
+  Environment variable{"CPPOOL_CACHE", folder.File("cache")};
+};
+
+Json Odd(const Json& load, const std::string& op = "run") {
+  return {{"op", op}, {"case", "odd"}, {"load", load}, {"deadline_ms", 60000}};
+}
+
+const std::vector<std::string> kHost{"--world-size", "2", "--backend", "host"};
+
+std::string DocOfOdd(const Json& list) {
+  for (const Json& entry : list.at("cases"))
+    if (entry.at("name") == "odd") return entry.at("doc");
+  return "";
+}
+
+void Write(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+std::string Replaced(std::string text, const std::string& part, const std::string& by) {
+  const auto at = text.find(part);
+  REQUIRE(at != std::string::npos);
+  return text.replace(at, part.size(), by);
+}
+
+// The end that a run of the case odd has by itself, and the next one's.
+struct Ends {
+  std::string text;
+  std::optional<Crash> crash;
+  Status next = Status::kError;
+};
+
+Ends EndOf(Pool& pool, const std::string& action, int rank) {
+  RunOptions options;
+  options.case_name = "odd";
+  options.load = {CPPOOL_ODD_CASE};
+  Ends ends;
+  try {
+    ends.text = "answered: " + pool.Run({{"action", action}, {"rank", rank}}, options).error;
+  } catch (const PoolError& error) {
+    ends.text = error.what();
+    ends.crash = error.crash();
+  }
+  ends.next = pool.Run({}, options).status;
+  return ends;
+}
+
+PoolOptions HostPool() {
+  PoolOptions options;
+  options.world_size = 2;
+  options.backend = "host";
+  options.retries = 0;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("a warm daemon loads the library that a request names, for that request") {
+  const Cache cache;
+  DaemonProcess daemon(kHost);
+  const Json hello = daemon.Ask({{"op", "hello"}});
+  const std::vector<std::string> features = hello.at("features");
+  CHECK(std::set<std::string>(features.begin(), features.end()).count("load") == 1);
+  const Json unknown = daemon.Ask({{"op", "run"}, {"case", "odd"}});
+  CHECK(Has(unknown.at("error"), "unknown case \"odd\" (known: attention)"));
+  const Json run = daemon.Ask(Odd(CPPOOL_ODD_CASE));
+  CHECK(run.at("status") == "passed");
+  REQUIRE(run.at("libraries").size() == 1);
+  CHECK(run.at("libraries")[0].at("file") == CPPOOL_ODD_CASE);
+  CHECK(run.at("libraries")[0].at("digest").get<std::string>().size() == 16);
+  CHECK(daemon.Ask(Odd({CPPOOL_ODD_CASE, CPPOOL_ODD_CASE})).at("status") == "passed");
+  CHECK(daemon.Ask(Odd(CPPOOL_ODD_CASE, "validate")).at("runs") == true);
+  CHECK(DocOfOdd(daemon.Ask({{"op", "list"}, {"load", CPPOOL_ODD_CASE}})) == "odd");
+  CHECK(DocOfOdd(daemon.Ask({{"op", "list"}})).empty());
+  CHECK(Has(daemon.Ask({{"op", "run"}, {"case", "odd"}}).at("error"), "unknown case"));
+  const Json attention =
+      daemon.Ask({{"op", "run"}, {"load", CPPOOL_ODD_CASE}, {"params", {{"max_seqlen_q", 32}}}});
+  CHECK(attention.at("status") == "passed");
+  CHECK(daemon.Ask({{"op", "hello"}}).at("pid") == hello.at("pid"));
+  CHECK(fs::exists(cache.folder.File("cache/libraries")));
+  CHECK(daemon.Wait() == 0);
+}
+
+TEST_CASE(
+    "a library that was rebuilt is loaded without a new daemon, and one that was loaded before is known") {
+  const Cache cache;
+  const std::string file = cache.folder.File("mine.so");
+  const std::string first = ReadFile(CPPOOL_ODD_CASE), second = ReadFile(CPPOOL_ODD_REBUILT);
+  DaemonProcess daemon(kHost);
+  const auto doc_of = [&](const std::string& bytes) {
+    Write(file, bytes);  // in place: the code that is loaded is a copy
+    CHECK(daemon.Ask(Odd(file)).at("status") == "passed");
+    return DocOfOdd(daemon.Ask({{"op", "list"}, {"load", file}}));
+  };
+  CHECK(doc_of(first) == "odd");
+  CHECK(doc_of(second) == "rebuilt");
+  CHECK(doc_of(first) == "odd");
+  const Json digest = daemon.Ask(Odd(file)).at("libraries")[0].at("digest");
+  fs::last_write_time(file, fs::file_time_type::clock::now() - 1h);
+  CHECK(daemon.Ask(Odd(file)).at("libraries")[0].at("digest") == digest);
+  fs::rename(file, file + ".away");
+  CHECK(Has(daemon.Ask(Odd(file)).at("error"), file + ": there is no such file"));
+  CHECK(daemon.Wait() == 0);
+}
+
+TEST_CASE(
+    "the library of a request comes before one of --case with a case of the same name, and never before "
+    "attention") {
+  const Cache cache;
+  DaemonProcess daemon({"--world-size", "2", "--backend", "host", "--case", CPPOOL_ODD_CASE});
+  CHECK(DocOfOdd(daemon.Ask({{"op", "list"}})) == "odd");
+  CHECK(DocOfOdd(daemon.Ask({{"op", "list"}, {"load", CPPOOL_ODD_REBUILT}})) == "rebuilt");
+  CHECK(DocOfOdd(daemon.Ask({{"op", "list"}})) == "odd");
+  const std::string both = daemon.Ask(Odd({CPPOOL_ODD_CASE, CPPOOL_ODD_REBUILT})).at("error");
+  CHECK(Has(both, CPPOOL_ODD_REBUILT ": the name of case 'odd' is taken (" CPPOOL_ODD_CASE ")"));
+  CHECK(Has(daemon.Ask(Odd(CPPOOL_ODD_CASE_NAME)).at("error"), "'attention' is taken (built in)"));
+  CHECK(daemon.Wait() == 0);
+}
+
+TEST_CASE("a library that cannot be used is refused with its name and what to do, and the daemon goes on") {
+  const Cache cache;
+  const TemporaryFolder& folder = cache.folder;
+  const std::string good = ReadFile(CPPOOL_ODD_CASE);
+  Write(folder.File("cut.so"), good.substr(0, good.size() / 2));
+  Write(folder.File("header.so"), good.substr(0, 40));
+  Write(folder.File("empty.so"), "");
+  Write(folder.File("text.so"), "not a library");
+  Write(folder.File("mine.cu"), "__global__ void F() {}");
+  Write(folder.File("static.so"), "!<arch>\nsomething");
+  std::string other = good;
+  other[offsetof(Elf64_Ehdr, e_machine)] = static_cast<char>(EM_RISCV);
+  Write(folder.File("other.so"), other);
+  std::string object = good;
+  object[offsetof(Elf64_Ehdr, e_type)] = ET_REL;
+  Write(folder.File("object.so"), object);
+  Write(folder.File("needs.so"), Replaced(good, "libstdc++.so.6", "libnowhere.so."));
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {folder.File("none.so"), "there is no such file: check the path"},
+      {folder.path().string(), "is a folder: name a file"},
+      {"/dev/null", "is no regular file"},
+      {folder.File("cut.so"), "is cut off: wait until it has been built, and try again"},
+      {folder.File("header.so"), "is cut off"},
+      {folder.File("empty.so"), "is empty: wait until it has been built"},
+      {folder.File("text.so"), "is no shared library: link one with -shared"},
+      {folder.File("mine.cu"),
+       "is a source, and a daemon takes libraries only: `cppool run --load` compiles sources"},
+      {folder.File("static.so"), "is a static library: link its objects with -shared"},
+      {folder.File("object.so"), "is an object file: link it with -shared"},
+      {folder.File("other.so"), "is for RISC-V, and this machine is "},
+      {folder.File("needs.so"), "cannot be loaded: libnowhere.so.: cannot open shared object file"},
+      {folder.File("needs.so"), "install it, or link with an absolute -Wl,-rpath"},
+      {CPPOOL_ODD_LACKS, "cannot be loaded: undefined symbol: "},
+      {CPPOOL_ODD_LACKS, "link the library that has it"},
+      {CPPOOL_NO_CASES, "exports no function cppool_cases: declare it extern \"C\""},
+      {CPPOOL_ODD_CASE_ABI, "was built for version 77 of the case interface"},
+      {CPPOOL_ODD_CASE_ABI, "rebuild it against this cppool's cppool/case.h"},
+      {CPPOOL_ODD_CASE_SCHEMA, "parameter action: the default does not fit"},
+  };
+  DaemonProcess daemon(kHost);
+  for (const auto& [file, part] : cases) {
+    INFO(file);
+    for (const char* op : {"run", "validate"}) {
+      const Json answer = daemon.Ask(Odd(file, op));
+      INFO(answer.dump());
+      CHECK(answer.at("status") == "error");
+      CHECK(answer.at("failure").at("kind") == "invalid_request");
+      CHECK(Has(answer.at("error"), file));
+      CHECK(Has(answer.at("error"), part));
+      CHECK_FALSE(answer.contains("fatal"));
+    }
+    CHECK(daemon.Ask({{"op", "list"}, {"load", file}}).at("ok") == false);
+  }
+  CHECK(daemon.Ask(Odd(CPPOOL_ODD_CASE)).at("status") == "passed");
+  CHECK(daemon.Wait() == 0);
+}
+
+TEST_CASE(
+    "a library whose constructor crashes, exits, throws or hangs ends a process that tries it, and not the "
+    "daemon") {
+  const Cache cache;
+  DaemonProcess daemon(kHost);
+  const auto ask = [&](const char* file, int deadline_ms) {
+    Json request = Odd(file);
+    request["deadline_ms"] = deadline_ms;
+    const Json answer = daemon.Ask(request);
+    INFO(answer.dump());
+    CHECK(answer.at("failure").at("kind") == "invalid_request");
+    CHECK(Has(answer.at("error"), file));
+    CHECK_FALSE(answer.contains("fatal"));
+    CHECK(daemon.Ask(Odd(CPPOOL_ODD_CASE)).at("status") == "passed");
+    return answer.at("error").get<std::string>();
+  };
+  const std::string crashed = ask(CPPOOL_ODD_CRASHES, 60000);
+  CHECK(Has(crashed, "crashed by signal 6 (Aborted)"));
+  CHECK(Has(ask(CPPOOL_ODD_EXITS, 60000), "ended its process with exit code 5"));
+  CHECK(Has(ask(CPPOOL_ODD_THROWS, 60000), "crashed by signal 6"));
+  // The deadline is that of the request: the daemon answers shortly before.
+  CHECK(Has(ask(CPPOOL_ODD_HANGS, 1500), "did not return within 1.4 s"));
+  CHECK(daemon.Wait() == 0);
+}
+
+// On a file system that the test mounts in a namespace of its own; not every system allows it.
+std::optional<Json> AnswerOnFileSystem(const std::string& options, const TemporaryFolder& folder) {
+  fs::create_directory(folder / "mounted");
+  const Environment chosen("CPPOOL_CACHE", folder.File("mounted/cache"));
+  const std::string mount = "mount -t tmpfs -o " + options + " tmpfs " + folder.File("mounted");
+  DaemonProcess daemon({"--user", "--map-root-user", "--mount", "sh", "-c",
+                        mount + " && exec " CPPOOL_DAEMON " --world-size 2 --backend host"},
+                       "/usr/bin/unshare");
+  daemon.Send(Odd(CPPOOL_ODD_CASE).dump());
+  const auto line = daemon.ReadLine();
+  if (!line) {
+    WARN("not tested here: " << daemon.Stderr());
+    return std::nullopt;
+  }
+  CHECK(daemon.Ask({{"op", "run"}, {"params", {{"max_seqlen_q", 32}}}}).at("status") == "passed");
+  CHECK(daemon.Wait() == 0);
+  return Json::parse(line->substr(line->find('{')));
+}
+
+TEST_CASE("a cache that is full, or whose files cannot be run, is named with what to do") {
+  const TemporaryFolder folder;
+  if (const auto answer = AnswerOnFileSystem("size=8k", folder)) {
+    const std::string error = answer->at("error");
+    INFO(error);
+    CHECK(Has(error, CPPOOL_ODD_CASE ": no copy of it could be made"));
+    CHECK(Has(error, "No space left on device: free space on its disk, or set CPPOOL_CACHE"));
+  }
+  fs::remove(folder / "mounted");
+  if (const auto answer = AnswerOnFileSystem("noexec", folder)) {
+    const std::string error = answer->at("error");
+    INFO(error);
+    CHECK(Has(error, CPPOOL_ODD_CASE ": cannot be loaded from " + folder.File("mounted/cache")));
+    CHECK(Has(error, "noexec: set CPPOOL_CACHE to a folder on another one"));
+  }
+}
+
+TEST_CASE(
+    "a case that ends the process: the error names its library, rank, stage and stack, and the next call "
+    "runs") {
+  const Cache cache;
+  Pool pool(HostPool());
+  for (const auto& [action, what, function] :
+       {std::tuple("crash", "crashed by signal 11", "WriteNowhere"),
+        std::tuple("crash on stream", "crashed by signal 11", "WriteNowhere"),
+        std::tuple("overflow", "crashed by signal 11", "Overflow"),
+        std::tuple("abort", "crashed by signal 6", "Crash"),
+        std::tuple("exit", "called exit(42)", "Crash")}) {
+    const Ends ends = EndOf(pool, action, 1);
+    INFO(action << ": " << ends.text);
+    CHECK(ends.next == Status::kPassed);
+    REQUIRE(ends.crash);
+    CHECK(ends.crash->rank == 1);
+    CHECK(ends.crash->stage == "the end");
+    CHECK(ends.crash->case_name == "odd");
+    CHECK(ends.crash->library == CPPOOL_ODD_CASE);
+    std::string stack;
+    for (const std::string& frame : ends.crash->stack) stack += frame + " < ";
+    CHECK(Has(stack, std::string(function) + " ["));
+    for (const std::string& part :
+         {std::string("rank 1 ") + what, std::string("in stage 'the end' in case 'odd'"),
+          std::string("library " CPPOOL_ODD_CASE), std::string(function)})
+      CHECK(Has(ends.text, part));
+    CHECK_FALSE(Has(ends.text, "cppoold: crash {"));  // the line for programs is not shown again
+  }
+}
+
+TEST_CASE("a crash of a built-in case is told the same way") {
+  PoolOptions options = HostPool();
+  options.arguments = {"--allow-faults"};
+  Pool pool(options);
+  RunOptions run;
+  run.fault = Fault{"segfault", 1, "backward/"};
+  try {
+    pool.Run({{"max_seqlen_q", 32}}, run);
+    FAIL("it did not end");
+  } catch (const PoolError& error) {
+    REQUIRE(error.crash());
+    CHECK(error.crash()->rank == 1);
+    CHECK(error.crash()->stage.starts_with("backward/"));
+    CHECK(error.crash()->case_name == "attention");
+    CHECK(error.crash()->library.empty());
+    CHECK_FALSE(error.crash()->stack.empty());
+  }
+}
+
+TEST_CASE("a daemon that has loaded as many libraries as it may is replaced, and no call fails") {
+  const Cache cache;
+  std::string log;
+  PoolOptions options = HostPool();
+  options.log = [&](std::string_view line) { log += std::string(line) + "\n"; };
+  Pool pool(options);
+  const std::string bytes = ReadFile(CPPOOL_ODD_CASE), file = cache.folder.File("mine.so");
+  const Json first = pool.Hello().at("pid");
+  RunOptions run;
+  run.case_name = "odd";
+  run.load = {file};
+  std::size_t announced = 0;
+  for (std::size_t i = 1; announced == 0 && i <= 100; ++i) {
+    Write(file, bytes + std::to_string(i));  // what lies behind the end of a library is not read
+    const Result result = pool.Run({}, run);
+    CHECK(result.status == Status::kPassed);
+    CHECK(result.attempts == 1);
+    if (result.json.contains("respawn")) announced = i;
+  }
+  CHECK(announced == 64);
+  CHECK(Has(log, "the daemon is replaced: 64 libraries are loaded, as many as may be"));
+  CHECK(pool.Run({}, run).status == Status::kPassed);
+  CHECK(pool.Hello().at("pid") != first);
+}
+
+TEST_CASE("a daemon that is not replaced answers on, and loads no further library") {
+  const Cache cache;
+  DaemonProcess daemon(kHost);
+  const std::string bytes = ReadFile(CPPOOL_ODD_CASE), file = cache.folder.File("mine.so");
+  for (int i = 1; i <= 64; ++i) {
+    Write(file, bytes + std::to_string(i));
+    CHECK(daemon.Ask(Odd(file)).contains("respawn") == (i == 64));
+  }
+  CHECK(daemon.Ask(Odd(file)).at("status") == "passed");  // one that is loaded
+  const std::string error = daemon.Ask(Odd(CPPOOL_ODD_REBUILT)).at("error");
+  CHECK(Has(error, CPPOOL_ODD_REBUILT ": this daemon has loaded 64 libraries"));
+  CHECK(daemon.Wait() == 0);
+}
+
+namespace {
+
+Json Attention(const std::string& kernels) {
+  return {{"op", "run"},
+          {"kernels", kernels},
+          {"params", {{"max_seqlen_q", 32}, {"num_heads", 4}, {"is_training", false}}}};
+}
+
+}  // namespace
+
+TEST_CASE("a library of kernels is loaded by the warm daemon, and again when it was rebuilt") {
+  const Cache cache;
+  const std::string file = cache.folder.File("mine.so"), bytes = ReadFile(CPPOOL_KERNEL_NAIVE);
+  DaemonProcess daemon(kHost);
+  const auto run = [&](const std::string& kernels) {
+    const Json answer = daemon.Ask(Attention(kernels));
+    INFO(answer.dump());
+    CHECK(answer.at("status") == "passed");
+    CHECK(answer.at("kernels").at("name") == "naive");
+    CHECK(answer.at("kernels").at("file") == file);
+    return answer.at("kernels").at("digest").get<std::string>();
+  };
+  Write(file, bytes);
+  const std::string first = run(file);
+  CHECK(run(file + ",naive") == first);
+  Write(file, bytes + "rebuilt");
+  CHECK(run(file) != first);
+  Write(file, bytes);
+  CHECK(run(file) == first);
+  CHECK(daemon.Ask(Attention("cppool")).at("kernels").at("name") == "cppool");
+  CHECK(daemon.Wait() == 0);
+  DaemonProcess by_default({"--world-size", "2", "--backend", "host", "--kernels", file});
+  Json request = Attention(file);
+  request.erase("kernels");
+  CHECK(by_default.Ask(request).at("kernels").at("file") == file);
+}
+
+TEST_CASE(
+    "a library of kernels that cannot be used is refused with its name and what to do, and the daemon goes "
+    "on") {
+  const Cache cache;
+  DaemonProcess daemon(kHost);
+  for (const auto& [file, part] : {std::pair(CPPOOL_KERNEL_ABI, "was built for version 77"),
+                                   std::pair(CPPOOL_KERNEL_MISSING, "has no function forward"),
+                                   std::pair(CPPOOL_KERNEL_ABORTS, "crashed by signal 6 (Aborted)"),
+                                   std::pair(CPPOOL_ODD_CASE, "exports no function cppool_attention"),
+                                   std::pair(CPPOOL_ODD_HANGS, "did not return within"),
+                                   std::pair("/nowhere/mine.so", "there is no such file: check the path")}) {
+    Json request = Attention(file);
+    request["deadline_ms"] = file == std::string(CPPOOL_ODD_HANGS) ? 1500 : 60000;
+    const Json answer = daemon.Ask(request);
+    INFO(answer.dump());
+    CHECK(answer.at("failure").at("kind") == "invalid_request");
+    CHECK(Has(answer.at("error"), file));
+    CHECK(Has(answer.at("error"), part));
+    CHECK_FALSE(Has(answer.at("error"), cache.folder.path().string()));  // the copy is nothing to people
+    CHECK_FALSE(answer.contains("fatal"));
+  }
+  CHECK(daemon.Ask(Attention(CPPOOL_KERNEL_NAIVE)).at("status") == "passed");
+  CHECK(daemon.Wait() == 0);
+}
+
+TEST_CASE(
+    "a kernel that crashes: the error names its library, rank, stage and stack, and the next call runs") {
+  const Cache cache;
+  Pool pool(HostPool());
+  RunOptions run;
+  run.kernels = CPPOOL_KERNEL_CRASHING;
+  const Json params = Attention("").at("params");
+  try {
+    pool.Run(params, run);
+    FAIL("it did not end");
+  } catch (const PoolError& error) {
+    INFO(error.what());
+    REQUIRE(error.crash());
+    CHECK(error.crash()->rank);
+    CHECK(error.crash()->stage.starts_with("forward"));
+    CHECK(error.crash()->case_name == "attention");
+    CHECK(error.crash()->library == CPPOOL_KERNEL_CRASHING);
+    REQUIRE_FALSE(error.crash()->stack.empty());
+    CHECK(error.crash()->stack.front().starts_with("CrashForward ["));
+  }
+  run.kernels = CPPOOL_KERNEL_NAIVE;
+  CHECK(pool.Run(params, run).status == Status::kPassed);
+}
+
+}  // namespace cppool::test

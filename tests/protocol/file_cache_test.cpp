@@ -1,0 +1,169 @@
+#include "protocol/file_cache.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "tests/catch.h"
+#include "tests/environment.h"
+#include "tests/files.h"
+
+namespace cppool::test {
+namespace {
+
+namespace fs = std::filesystem;
+using protocol::FileCache;
+
+void Write(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+std::string Refusal(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const protocol::FileError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// Unused for an hour.
+void Age(const fs::path& path, int hours = 1) {
+  fs::last_write_time(path, fs::file_time_type::clock::now() - std::chrono::hours(hours));
+}
+
+std::size_t CountFiles(const std::string& folder) {
+  return static_cast<std::size_t>(std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
+}
+
+// As another user, for whom permissions hold.
+class Nobody {
+ public:
+  Nobody() : before_(geteuid()) { changed_ = before_ == 0 && seteuid(65534) == 0; }
+  ~Nobody() {
+    if (changed_ && seteuid(before_) != 0) std::abort();
+  }
+
+ private:
+  uid_t before_;
+  bool changed_ = false;
+};
+
+}  // namespace
+
+TEST_CASE("a file is read whole, and what cannot be read is named with what to do") {
+  const TemporaryFolder folder;
+  const std::string file = folder.File("file");
+  const std::string text(100000, 'x');
+  Write(file, text);
+  const auto whole = protocol::ReadWhole(file);
+  CHECK(whole.bytes == text);
+  CHECK(whole.identity == protocol::IdentityOf(file));
+  CHECK_FALSE(whole.settled);  // written just now
+  CHECK(Refusal([&] { protocol::ReadWhole(folder.File("none")); }) ==
+        folder.File("none") + ": there is no such file: check the path");
+  CHECK(Has(Refusal([&] { protocol::ReadWhole(folder.path().string()); }), "is a folder"));
+  CHECK(Has(Refusal([&] { protocol::ReadWhole(file + "/below"); }), "no such file"));
+  REQUIRE(mkfifo(folder.File("pipe").c_str(), 0600) == 0);
+  CHECK(Has(Refusal([&] { protocol::ReadWhole(folder.File("pipe")); }), "no regular file"));
+  fs::permissions(folder.path(), fs::perms::all);
+  fs::permissions(file, fs::perms::none);
+  {
+    const Nobody nobody;
+    CHECK(
+        Has(Refusal([&] { protocol::ReadWhole(file); }), file + ": may not be read: check the permissions"));
+  }
+  Write(folder.File("changed"), "a");
+  const auto before = protocol::IdentityOf(folder.File("changed"));
+  Write(folder.File("changed"), "ab");
+  CHECK_FALSE(protocol::IdentityOf(folder.File("changed")) == before);
+}
+
+TEST_CASE("a file that changes while it is read is refused") {
+  const TemporaryFolder folder;
+  const std::string file = folder.File("file");
+  Write(file, std::string(32 << 20, 'x'));
+  std::atomic<bool> done{false};
+  std::thread writer([&] {
+    std::fstream stream(file, std::ios::binary | std::ios::in | std::ios::out);
+    while (!done) stream.seekp(0).write("y", 1).flush();
+  });
+  std::string refusal;
+  for (int i = 0; i < 100 && refusal.empty(); ++i) refusal = Refusal([&] { protocol::ReadWhole(file); });
+  done = true;
+  writer.join();
+  CHECK(refusal == file + ": changed while it was read: wait until it has been built, and try again");
+}
+
+TEST_CASE("the cache's folder is where the environment says, and belongs to its user") {
+  const TemporaryFolder folder;
+  const Environment home("HOME", folder.File("home"));
+  const Environment system("XDG_CACHE_HOME", "");
+  {
+    const Environment chosen("CPPOOL_CACHE", folder.File("a/b"));
+    CHECK(protocol::CacheFolder() == folder.File("a/b"));
+    CHECK(fs::is_directory(folder.File("a/b")));
+    fs::permissions(folder.File("a/b"), fs::perms::all);
+    CHECK(Has(Refusal([] { protocol::CacheFolder(); }), "can be changed by other users"));
+  }
+  Write(folder.File("file"), "");
+  {
+    const Environment chosen("CPPOOL_CACHE", folder.File("file/below"));
+    const std::string refusal = Refusal([] { protocol::CacheFolder(); });
+    CHECK(Has(refusal, "CPPOOL_CACHE: " + folder.File("file/below") + " cannot be made"));
+    CHECK(Has(refusal, "set CPPOOL_CACHE to a folder that can be written"));
+  }
+  const Environment none("CPPOOL_CACHE", "");
+  CHECK(protocol::CacheFolder() == folder.File("home/.cache/cppool"));
+  {
+    const Environment caches("XDG_CACHE_HOME", folder.File("caches"));
+    CHECK(protocol::CacheFolder() == folder.File("caches/cppool"));
+  }
+  const Environment no_home("HOME", folder.File("file"));
+  const Environment temporary("TMPDIR", folder.path().string());
+  CHECK(protocol::CacheFolder() == folder.File("cppool-" + std::to_string(geteuid())));
+}
+
+TEST_CASE("a cache keeps what is used, up to its limits") {
+  const TemporaryFolder folder;
+  const Environment chosen("CPPOOL_CACHE", folder.path().string());
+  const FileCache cache("things", {3, 1000});
+  CHECK(cache.folder() == folder.File("things"));
+  CHECK_FALSE(cache.Use("a"));
+  for (const char* name : {"a", "b", "c", "d"}) cache.Write(name, std::string("content of ") + name);
+  CHECK(ReadFile(cache.Path("a")) == "content of a");
+  CHECK(CountFiles(cache.folder()) == 4);  // no unfinished one is left
+  CHECK(access(cache.Path("a").c_str(), X_OK) == 0);
+  cache.Prune();
+  CHECK(CountFiles(cache.folder()) == 4);  // all were used just now
+  for (const char* name : {"a", "b", "c", "d"}) Age(cache.Path(name));
+  Age(cache.Path("b"), 2);
+  CHECK(cache.Use("a"));
+  cache.Prune();
+  CHECK_FALSE(fs::exists(cache.Path("b")));  // for longest
+  CHECK(CountFiles(cache.folder()) == 3);
+  cache.Write("large", std::string(990, 'x'));
+  Age(cache.Path("large"), 3);
+  cache.Prune();
+  CHECK_FALSE(fs::exists(cache.Path("large")));
+  CHECK(fs::exists(cache.Path("a")));
+  cache.Write("a", "again");
+  CHECK(ReadFile(cache.Path("a")) == "again");
+  const std::string temporary = cache.Temporary();
+  CHECK(temporary != cache.Temporary());
+  Write(temporary, "made elsewhere");
+  cache.Keep(temporary, "kept");
+  CHECK(ReadFile(cache.Path("kept")) == "made elsewhere");
+  CHECK(Has(Refusal([&] { cache.Keep(temporary, "again"); }), "cannot be made"));
+}
+
+}  // namespace cppool::test
