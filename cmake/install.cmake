@@ -13,7 +13,7 @@ set_target_properties(cppool_flags PROPERTIES EXPORT_NAME flags)
 install(TARGETS cppoold cppool cppool_client cppool_client_c cppool_protocol cppool_case cppool_flags EXPORT cppoolTargets
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES ${PROJECT_SOURCE_DIR}/client/include/cppool/client.h ${PROJECT_SOURCE_DIR}/client/include/cppool/pool.h
-  ${PROJECT_SOURCE_DIR}/client/include/cppool/pool_error.h
+  ${PROJECT_SOURCE_DIR}/client/include/cppool/pool_error.h ${PROJECT_SOURCE_DIR}/client/include/cppool/sampling.h
   ${PROJECT_SOURCE_DIR}/protocol/include/cppool/result.h
   ${PROJECT_SOURCE_DIR}/daemon/include/cppool/case.h
   ${PROJECT_SOURCE_DIR}/kernels/include/cppool/attention.h ${PROJECT_SOURCE_DIR}/kernels/include/cppool/runtime.h

@@ -101,7 +101,7 @@ std::optional<Answer> Dispatcher::Handle(const protocol::LineReader::Line& line)
   return answer;
 }
 
-void Dispatcher::AfterAnswer() {
+void Dispatcher::WhileIdle() {
   if (!std::exchange(trim_due_, false)) return;
   world_.StartTrim();  // only the next run waits for it
 }
@@ -156,6 +156,7 @@ Answer Dispatcher::AnswerStats(const std::optional<Json>& id) {
 
 Json Dispatcher::Stats() {
   // Memory is counted after trimming, which takes milliseconds; if a device is stuck, as it is.
+  WhileIdle();
   world_.threads().WaitUntil(Clock::now() + std::chrono::seconds(5));
   Json memory = Json::array();
   for (int rank = 0; rank < world_.size(); ++rank) {
@@ -208,8 +209,13 @@ std::optional<Answer> Dispatcher::Run(const protocol::Request& request, const pr
 }
 
 std::shared_ptr<const PreparedRun> Dispatcher::PrepareRun(const protocol::RunRequest& request) {
-  auto prepared = Prepare(registry_, request, world_.backend().name(), world_.size(), MeansOfFaults(), options_.kernels);
+  auto prepared =
+      Prepare(registry_, request, world_.backend().name(), world_.size(), MeansOfFaults(), options_.kernels);
   world_.FinishTrim();
+  if (trim_due_ && !FitsInPieces(*prepared, world_)) {
+    WhileIdle();
+    world_.FinishTrim();
+  }
   CheckMemory(*prepared, world_);
   return prepared;
 }

@@ -25,6 +25,10 @@ inline constexpr Feature kFeatures[] = {
     {"idle_exit", "option --idle-exit: the daemon ends after a time without requests"},
     {"a2a_size", "parameter `a2a_size` of the case `attention`"},
     {"kernels", "key `kernels` of `run`: whose attention kernels, of a library too (cppool/attention.h)"},
+    {"samples", "member `samples` of `ranks`, with `repeat`: the time of every timed iteration"},
+    {"sampling", "key `sampling` of `run`: iterations until the medians are precise enough"},
+    {"waits", "key `waits` of `run`: stages for what the main stream waits for"},
+    {"profile", "key `profile` of `run`: the timed iterations are the range of a profiler"},
     {"start_line", "a daemon that cannot start ends its stderr with a line for programs (start.h)"},
 };
 

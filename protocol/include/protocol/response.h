@@ -30,6 +30,8 @@ struct RunResult {
   std::vector<std::pair<std::string, double>> tflops;  // per GPU, by stage
   double wall_ms = 0;
   std::optional<std::uint64_t> seed;
+  std::string
+      stopped;  // with `sampling`, which of its limits ended it: "precision", "max_ms" or "repeat"; empty: without
   Json kernels;  // an object: the kernels that ran, "name", "version", "family"; null: the case has not said
 };
 
