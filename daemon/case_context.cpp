@@ -5,18 +5,25 @@
 #include <cstddef>
 #include <exception>
 
+#include <utility>
+
 #include "kernels/error.h"
 
 namespace cppool::daemon {
 
 using protocol::Json;
 
-CaseContext::CaseContext(const PreparedRun& run, kernels::RankRuntime& runtime)
-    : run_(run), runtime_(runtime), reader_(run.params, run.registered.schema), iteration_(-run.warmup) {
+CaseContext::CaseContext(const PreparedRun& run, kernels::RankRuntime& runtime, Sampling* sampling)
+    : run_(run),
+      runtime_(runtime),
+      reader_(run.params, run.registered.schema),
+      sampling_(sampling),
+      iteration_(-run.warmup) {
   c_.abi = CPPOOL_CASE_ABI;
   c_.struct_size = sizeof(c_);
   if (run.fault && run.fault->rank == runtime.seam()->rank) fault_.emplace(*run.fault, runtime);
-  c_.runtime = fault_ ? fault_->seam() : runtime.seam();
+  if (run.waits) waits_.emplace(runtime.seam());  // a request has one of the two
+  c_.runtime = fault_ ? fault_->seam() : waits_ ? waits_->seam() : runtime.seam();
   c_.params_json = run.params_json.c_str();
   c_.checks = run.checks;
   c_.dump = run.dump.empty() ? nullptr : run.dump.c_str();
@@ -98,14 +105,27 @@ void CaseContext::Misuse(const std::string& what) {
 bool CaseContext::NextIteration() {
   if (!iterating_) return false;
   // After a failure there is no further iteration.
-  iterating_ = iteration_ < run_.repeat && !HasFailed();
+  iterating_ = !HasFailed() && WantsMore();
   if (fault_) fault_->InIterations(iterating_);
-  if (iterating_) {
-    runtime_.BeginIteration(static_cast<int>(iteration_++));
-  } else {
+  if (!iterating_) {
+    if (!HasFailed() && (sampling_ || run_.repeat > 1)) samples = runtime_.Samples();
     runtime_.EndIterations();
+    if (on_timed_iterations && iteration_ > 0) on_timed_iterations(false);
+  } else if (std::exchange(run_dry_, false)) {
+    runtime_.BeginIteration(-1);  // not timed: the calls are to get ahead of the device again
+  } else {
+    if (on_timed_iterations && iteration_ == 0) on_timed_iterations(true);
+    runtime_.BeginIteration(static_cast<int>(iteration_++));
   }
   return iterating_;
+}
+
+bool CaseContext::WantsMore() {
+  if (!sampling_ || iteration_ < 0) return iteration_ < run_.repeat;
+  if (decision_ < 0) decision_ = sampling_->Start();
+  if (iteration_ < decision_) return true;
+  run_dry_ = true;
+  return iteration_ < (decision_ = sampling_->Decide(runtime_.Samples()));
 }
 
 void CaseContext::AddWork(const char* stage, double flops) {
@@ -137,7 +157,7 @@ void CaseContext::AddCheck(const cppool_check& check) {
 void CaseContext::AddResult(const char* name, const char* json) {
   const std::string key = name ? name : "";
   if (key.empty()) return Misuse("the case reported a result without a name");
-  if (key == "rank" || key == "ok" || key == "error" || key == "gpu_ms")
+  if (key == "rank" || key == "ok" || key == "error" || key == "gpu_ms" || key == "samples")
     return Misuse("the case reported a result '" + key + "', which every rank's entry has already");
   Json value = Json::parse(json ? json : "", nullptr, false);
   if (value.is_discarded()) return Misuse("the case reported a result '" + key + "' that is not JSON");

@@ -3,6 +3,8 @@
 
 #include <cppool/case.h>
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,9 +13,11 @@
 
 #include "daemon/parameter_reader.h"
 #include "daemon/prepare.h"
+#include "daemon/sampling.h"
 #include "kernels/backend.h"
 #include "kernels/error.h"
 #include "kernels/fault_injector.h"
+#include "kernels/wait_stages.h"
 #include "protocol/response.h"
 
 namespace cppool::daemon {
@@ -28,7 +32,8 @@ struct CaseFailure {
 // Used on the rank's thread, as the rank's runtime is. No callback throws: a callback's failure is kept for Outcome().
 class CaseContext {
  public:
-  CaseContext(const PreparedRun& run, kernels::RankRuntime& runtime);
+  // `sampling`: of all ranks, which outlives the context; NULL: exactly `run.repeat` iterations.
+  CaseContext(const PreparedRun& run, kernels::RankRuntime& runtime, Sampling* sampling);
   CaseContext(const CaseContext&) = delete;
   CaseContext& operator=(const CaseContext&) = delete;
 
@@ -44,12 +49,16 @@ class CaseContext {
   std::vector<protocol::Check> checks;
   std::vector<std::pair<std::string, double>> work;  // floating-point operations of one iteration, by stage
   protocol::Json extra = protocol::Json::object();
+  kernels::StageSamples samples;  // with `sampling`, or with more than one iteration
+  // Called before the first timed iteration, and when the work of the last one is over.
+  std::function<void(bool begin)> on_timed_iterations;
 
  private:
   static CaseContext& Self(cppool_case_context* c) { return *static_cast<CaseContext*>(c->self); }
   template <typename Function>
   void Guard(Function&& function) noexcept;
   bool NextIteration();
+  bool WantsMore();
   void AddWork(const char* stage, double flops);
   void AddCheck(const cppool_check& check);
   void AddResult(const char* name, const char* json);
@@ -63,7 +72,11 @@ class CaseContext {
   kernels::RankRuntime& runtime_;
   std::optional<kernels::FaultInjector> fault_;  // on the fault's rank: between the case and the runtime
   ParameterReader reader_;
-  std::int64_t iteration_;  // of the next one; negative: warm-up
+  std::optional<kernels::WaitStages> waits_;  // between the case and the runtime, where they are asked for
+  Sampling* const sampling_;
+  std::int64_t iteration_;      // of the next one; negative: warm-up
+  std::int64_t decision_ = -1;  // the number of iterations at which all ranks decide next; -1: none yet
+  bool run_dry_ = false;        // the last iteration was followed by a decision
   bool iterating_ = true;
   CaseFailure callback_failure_;
   // What the case said with `fail` or `fail_by`: `status` is the one that the culprit is known for; CPPOOL_OK: for any.

@@ -26,8 +26,24 @@ CaseRun::CaseRun(World& world, std::shared_ptr<const PreparedRun> prepared, std:
       tag_(std::move(tag)),
       limits_(limits),
       begun_(world.size()) {
+  if (const auto& wanted = prepared_->sampling) {
+    sampling_.emplace(
+        SamplingRule{wanted->precision, std::chrono::milliseconds(wanted->max_ms), prepared_->repeat},
+        world.size());
+  }
   for (int rank = 0; rank < world.size(); ++rank) {
-    ranks_.push_back(std::make_unique<Rank>(*prepared_, world.rank(rank)));
+    ranks_.push_back(std::make_unique<Rank>(*prepared_, world.rank(rank), sampling_ ? &*sampling_ : nullptr));
+    if (prepared_->profile)
+      ranks_.back()->context.on_timed_iterations = [this](bool begin) { Profile(begin); };
+  }
+}
+
+// The range is from the first rank's first timed iteration to the last rank's last one.
+void CaseRun::Profile(bool begin) {
+  if (begin) {
+    if (++profiled_begun_ == 1) world_.backend().Profile(true);
+  } else if (++profiled_ended_ == world_.size()) {
+    world_.backend().Profile(false);
   }
 }
 
@@ -114,6 +130,7 @@ void CaseRun::RunCase(int index) {
     failure = {CPPOOL_INTERNAL, "the case threw something that is not a std::exception"};
   }
   if (failure.status != CPPOOL_OK) Fail(index, failure);
+  if (sampling_) sampling_->Leave();
 }
 
 void CaseRun::Fail(int index, const CaseFailure& failure) {
@@ -193,6 +210,7 @@ RunResult CaseRun::Gather() {
       entry.error = rank.failure.text;
       if (rank.phase == RankPhase::kDone) {  // otherwise its thread may still write these
         entry.gpu_ms = rank.times;
+        entry.samples = rank.context.samples;
         entry.extra = rank.context.extra;
         const auto& checks = rank.context.checks;
         result.checks.insert(result.checks.end(), checks.begin(), checks.end());
@@ -215,12 +233,15 @@ RunResult CaseRun::Gather() {
     }
     Judge(result);
   }
-  if (unsound.empty()) {      // otherwise a rank may still be adding to its work
-    world_.threads().Wait();  // short: all ranks have reported
+  if (profiled_begun_ > 0 && profiled_ended_ < world_.size())
+    world_.backend().Profile(false);  // after a failure
+  if (unsound.empty()) {              // otherwise a rank may still be adding to its work
+    world_.threads().Wait();          // short: all ranks have reported
     AddTflops(result);
   }
   result.seed = prepared_->seed;
   result.kernels = prepared_->kernels;
+  if (sampling_) result.stopped = sampling_->stopped();
   if (!unsound.empty()) {
     unsound += " did not return";
   } else if (NeedsProbe()) {

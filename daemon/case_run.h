@@ -14,6 +14,7 @@
 #include "daemon/case_context.h"
 #include "daemon/crash_reporter.h"
 #include "daemon/prepare.h"
+#include "daemon/sampling.h"
 #include "daemon/timeout_report.h"
 #include "daemon/world.h"
 #include "kernels/error.h"
@@ -61,7 +62,8 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
   };
 
   struct Rank {
-    explicit Rank(const PreparedRun& run, kernels::RankRuntime& runtime) : context(run, runtime) {}
+    Rank(const PreparedRun& run, kernels::RankRuntime& runtime, Sampling* sampling)
+        : context(run, runtime, sampling) {}
     CaseContext context;
     std::atomic<RankPhase> phase{RankPhase::kWaiting};
     // Under `mutex_`: its failure; of two the better explanation.
@@ -72,6 +74,7 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
     kernels::StageTimes times;
   };
 
+  void Profile(bool begin);
   void RunRank(int rank);
   void RunCase(int index);
   void CheckOpenGroup(int index);
@@ -89,11 +92,14 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
   const std::shared_ptr<const PreparedRun> prepared_;
   const std::string tag_;
   const FailureLimits limits_;
+  std::optional<Sampling> sampling_;  // where the request asks for it
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::latch begun_;
   std::atomic<bool> begin_failed_{false};
   std::atomic<bool> group_left_open_{false};
   std::atomic<bool> end_failed_{false};  // EndCase of a rank failed, after whatever failure
+
+  std::atomic<int> profiled_begun_{0}, profiled_ended_{0};  // ranks
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -14,8 +14,8 @@
 #include "daemon/prepare.h"
 #include "daemon/process.h"
 #include "daemon/start_error.h"
-#include "kernels/error.h"
 #include "kernels/attention/kernel_library.h"
+#include "kernels/error.h"
 #include "protocol/features.h"
 
 namespace cppool::daemon {
@@ -112,7 +112,7 @@ std::optional<Answer> Dispatcher::Handle(const protocol::LineReader::Line& line)
   return answer;
 }
 
-void Dispatcher::AfterAnswer() {
+void Dispatcher::WhileIdle() {
   if (!std::exchange(trim_due_, false)) return;
   world_.StartTrim();  // only the next run waits for it
 }
@@ -238,6 +238,7 @@ Answer Dispatcher::AnswerStats(const std::optional<Json>& id) {
 
 Json Dispatcher::Stats() {
   // Memory is counted after trimming, which takes milliseconds; if a device is stuck, as it is.
+  WhileIdle();
   world_.threads().WaitUntil(Clock::now() + std::chrono::seconds(5));
   Json memory = Json::array();
   for (int rank = 0; rank < world_.size(); ++rank) {
@@ -316,6 +317,10 @@ std::shared_ptr<const PreparedRun> Dispatcher::PrepareRun(const protocol::RunReq
     prepared->kernels["digest"] = of_kernels->digest;
   }
   world_.FinishTrim();
+  if (trim_due_ && !FitsInPieces(*prepared, world_)) {
+    WhileIdle();
+    world_.FinishTrim();
+  }
   CheckMemory(*prepared, world_);
   return prepared;
 }

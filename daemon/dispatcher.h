@@ -52,8 +52,9 @@ class Dispatcher {
 
   // The answer to one line. Nothing when the deadline has passed: the watchdog answers. No line makes it throw.
   std::optional<Answer> Handle(const protocol::LineReader::Line& line);
-  // To be called once the answer is written: the ranks give pooled memory back.
-  void AfterAnswer();
+  // To be called when no request has followed the last answer for a moment: the ranks give pooled memory back. Between requests that
+  // follow one another they keep it: to return it and take it again would cost each of them some milliseconds.
+  void WhileIdle();
 
   // Any thread, when the process has crashed on `thread`. May get stuck.
   CrashPlace PlaceOf(pid_t thread) const;
@@ -106,7 +107,7 @@ class Dispatcher {
   std::optional<CaseRegistry> joined_;             // of the latest request with libraries
   std::vector<std::size_t> beside_pools_;  // MemoryBesidePools() before the first library; empty: none yet
   Counts counts_;
-  bool trim_due_ = false;
+  bool trim_due_ = false;  // a case has run since the last trim
   mutable std::mutex under_way_mutex_;
   UnderWay under_way_;
 };

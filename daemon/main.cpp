@@ -48,6 +48,7 @@ constexpr int kCannotStart = 2;
 constexpr int kCannotGoOn = 3;
 constexpr int kTerminated = 128 + SIGTERM;
 constexpr std::chrono::seconds kOpenLimit{120};
+constexpr std::chrono::milliseconds kIdleAfter{5};   // without a request, memory goes back to the devices
 constexpr std::chrono::seconds kLastAnswerLimit{2};  // for a client that does not read
 
 int terminate_pipe_in = -1;  // for the signal handler
@@ -220,9 +221,9 @@ class Daemon {
         _exit(kNoReader);
       }
       if (answer->fatal) _exit(kCannotGoOn);
-      dispatcher.AfterAnswer();
       if (answer->shutdown) break;
       phase_ = Phase::kWaiting;
+      if (!requests.Arrives(kIdleAfter)) dispatcher.WhileIdle();
     }
     phase_ = Phase::kBusy;
     if (requests.idled()) spdlog::info("no request for {} s: this daemon ends", options_.idle_exit_s);

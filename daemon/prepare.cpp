@@ -161,7 +161,10 @@ std::shared_ptr<PreparedRun> Prepare(const CaseRegistry& registry, const protoco
   run->registered = FindCase(registry, request.case_name);
   run->warmup = request.warmup;
   run->repeat = request.repeat;
+  run->sampling = request.sampling;
   run->checks = request.checks;
+  run->waits = request.waits;
+  run->profile = request.profile;
   run->perturb = request.perturb;
   run->dump = request.dump;
   run->inputs = request.inputs;
@@ -170,6 +173,8 @@ std::shared_ptr<PreparedRun> Prepare(const CaseRegistry& registry, const protoco
   RequireFeature(*run, CPPOOL_CASE_CHOOSES_KERNELS, "kernels", request.kernels);
   run->wanted_kernels = kernels.words;
   run->kernels_copy = kernels.copy;
+  if (request.fault && request.waits)
+    throw Refusal(FailureKind::kInvalidRequest, "a request has either \"waits\" or \"fault\": leave one out");
   if (request.fault) run->fault = ToFault(*request.fault, world_size, faults);
   const Json given = request.from_kwargs
                          ? protocol::ParametersFromKwargs(request.params, run->registered.schema)
@@ -181,6 +186,17 @@ std::shared_ptr<PreparedRun> Prepare(const CaseRegistry& registry, const protoco
     run->seed = seed->get<std::uint64_t>();
   }
   return run;
+}
+
+bool FitsInPieces(const PreparedRun& run, World& world) {
+  if (run.bytes_per_rank <= 0) return true;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    const double bytes = run.bytes_per_rank * world.RanksSharingMemoryOf(rank);
+    const kernels::MemoryInfo memory = world.rank(rank).Memory();
+    const auto held = static_cast<double>(memory.held_bytes);
+    if (bytes > held / 2 && bytes > static_cast<double>(memory.free_bytes) - held) return false;
+  }
+  return true;
 }
 
 void CheckMemory(const PreparedRun& run, World& world) {

@@ -29,12 +29,14 @@ struct PreparedRun {
   protocol::Json kernels;                    // what the case said that it runs; null: it did not
   std::int64_t warmup = 0;
   std::int64_t repeat = 1;
+  std::optional<protocol::SamplingRequest> sampling;
   bool checks = true;
   std::optional<std::uint64_t> perturb;
   std::string dump, inputs;    // folders; empty: none
   std::string wanted_kernels;  // the request's, else the daemon's default; empty: the case's own
   std::string kernels_copy;    // of the library that they name; empty: they name none
   std::optional<kernels::Fault> fault;
+  bool waits = false, profile = false;
 };
 
 // For faults that disturb the answers: the beginning of the request's answer, and a function that writes to the channel of answers.
@@ -66,6 +68,8 @@ std::shared_ptr<PreparedRun> Prepare(const CaseRegistry& registry, const protoco
                                      const std::optional<FaultMeans>& faults = std::nullopt,
                                      const WantedKernels& kernels = {});
 
+// Whether every device has enough memory for its ranks, even if what the pool holds lies in pieces. The ranks must be idle.
+bool FitsInPieces(const PreparedRun& run, World& world);
 // Throws Refusal(kOutOfMemory) when a device has less free memory than its ranks need together. The ranks must be idle.
 void CheckMemory(const PreparedRun& run, World& world);
 

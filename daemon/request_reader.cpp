@@ -42,6 +42,12 @@ std::optional<protocol::LineReader::Line> RequestReader::Next() {
   return std::nullopt;
 }
 
+bool RequestReader::Arrives(std::chrono::milliseconds within) {
+  if (ended_ || lines_.buffered() > 0) return true;
+  pollfd fds[2] = {{input_.get(), POLLIN, 0}, {stop_fd_, POLLIN, 0}};
+  return poll(fds, 2, static_cast<int>(within.count())) != 0;
+}
+
 RequestReader::Filled RequestReader::Fill(std::optional<Clock::time_point> idle_until) {
   char bytes[64 * 1024];
   while (true) {

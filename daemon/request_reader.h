@@ -21,6 +21,8 @@ class RequestReader {
   // Waits for the next line; without an idle limit, without a limit. Nothing at the end of input, after a stop, or after the idle
   // limit: then no byte of a later line has been read.
   std::optional<protocol::LineReader::Line> Next();
+  // Waits for at most `within`. False: no byte of a later line has come, nor the end of input or a stop.
+  bool Arrives(std::chrono::milliseconds within);
   bool idled() const { return idled_; }  // whether the idle limit was the reason
 
  private:

@@ -15,15 +15,18 @@ namespace {
 
 using Names = std::vector<std::string>;
 
+constexpr std::int64_t kLongestMs = 86'400'000;
+constexpr double kFinestPrecision = 0.0001;
+
 const Names& Operations() {
   static const Names names = {"hello", "list", "run", "validate", "stats", "shutdown"};
   return names;
 }
 
 const Names& KeysOf(const std::string& operation) {
-  static const Names run = {"op",     "id",     "case",    "params", "kwargs", "deadline_ms", "warmup",
-                            "repeat", "checks", "perturb", "dump",   "inputs", "kernels",     "fault",
-                            "load"};
+  static const Names run = {"op",      "id",     "case",     "params",  "kwargs",  "deadline_ms",
+                            "warmup",  "repeat", "checks",   "perturb", "dump",    "inputs",
+                            "kernels", "fault",  "sampling", "waits",   "profile", "load"};
   static const Names list = {"op", "id", "load"};
   static const Names other = {"op", "id"};
   return operation == "run" || operation == "validate" ? run : operation == "list" ? list : other;
@@ -147,6 +150,32 @@ FaultRequest ReadFault(const Json& json) {
   return fault;
 }
 
+void ReadBoolean(const Json& json, const char* key, bool& out) {
+  const auto found = json.find(key);
+  if (found == json.end()) return;
+  if (!found->is_boolean())
+    throw InvalidRequest(Quoted(key) + " must be true or false, not " + EchoValue(*found));
+  out = found->get<bool>();
+}
+
+SamplingRequest ReadSampling(const Json& json) {
+  if (!json.is_object()) throw InvalidRequest("\"sampling\" must be an object, not " + EchoValue(json));
+  static const Names known = {"precision", "max_ms"};
+  for (const auto& [key, value] : json.items()) {
+    if (std::find(known.begin(), known.end(), key) == known.end())
+      throw InvalidRequest(Unknown("key", key, known, " in \"sampling\""));
+  }
+  SamplingRequest sampling;
+  if (const auto precision = json.find("precision"); precision != json.end()) {
+    sampling.precision = precision->is_number() ? precision->get<double>() : 0;
+    if (!(sampling.precision >= kFinestPrecision && sampling.precision <= 1))
+      throw InvalidRequest("the \"precision\" of \"sampling\" must be a number from 0.0001 to 1, not " +
+                           EchoValue(*precision));
+  }
+  ReadInteger(json, "max_ms", 1, kLongestMs, sampling.max_ms);
+  return sampling;
+}
+
 RunRequest ReadRun(const Json& json) {
   RunRequest run;
   const auto params = json.find("params"), kwargs = json.find("kwargs"), name = json.find("case");
@@ -172,14 +201,16 @@ RunRequest ReadRun(const Json& json) {
     run.params = *kwargs;
     run.from_kwargs = true;
   }
-  ReadInteger(json, "deadline_ms", 1, 86'400'000, run.deadline_ms);
+  ReadInteger(json, "deadline_ms", 1, kLongestMs, run.deadline_ms);
   ReadInteger(json, "warmup", 0, 1000, run.warmup);
-  ReadInteger(json, "repeat", 1, 10000, run.repeat);
-  if (const auto checks = json.find("checks"); checks != json.end()) {
-    if (!checks->is_boolean())
-      throw InvalidRequest("\"checks\" must be true or false, not " + EchoValue(*checks));
-    run.checks = checks->get<bool>();
+  if (const auto sampling = json.find("sampling"); sampling != json.end()) {
+    run.sampling = ReadSampling(*sampling);
+    run.repeat = kMaxRepeat;
   }
+  ReadInteger(json, "repeat", 1, kMaxRepeat, run.repeat);
+  ReadBoolean(json, "checks", run.checks);
+  ReadBoolean(json, "waits", run.waits);
+  ReadBoolean(json, "profile", run.profile);
   if (json.contains("perturb")) {
     std::int64_t seed = 0;
     ReadInteger(json, "perturb", 0, INT64_MAX, seed);
@@ -259,6 +290,10 @@ class Serializer {
     if (!run.kernels.empty()) json_["kernels"] = run.kernels;
     if (run.fault) AddFault(*run.fault);
     if (!run.load.empty()) json_["load"] = run.load;
+    if (run.sampling)
+      json_["sampling"] = {{"precision", run.sampling->precision}, {"max_ms", run.sampling->max_ms}};
+    if (run.waits) json_["waits"] = true;
+    if (run.profile) json_["profile"] = true;
   }
 
   void AddFault(const FaultRequest& fault) const {

@@ -24,6 +24,17 @@ using Times = std::vector<std::pair<std::string, double>>;
 // NaN and infinities become null here and not only in the text, so that a value equals what is read back from its text.
 Json Number(double value) { return std::isfinite(value) ? Json(value) : Json(); }
 
+using Samples = decltype(Rank::samples);
+
+Json ToJson(const Samples& samples) {
+  Json json = Json::object();
+  for (const auto& [stage, values] : samples) {
+    Json& list = json[stage] = Json::array();
+    for (const double value : values) list.push_back(Number(value));
+  }
+  return json;
+}
+
 Json ToJson(const Times& times) {
   Json json = Json::object();
   for (const auto& [stage, value] : times) json[stage] = Number(value);
@@ -48,6 +59,7 @@ Json ToJson(const Rank& rank) {
   json["ok"] = rank.ok;
   json["error"] = rank.error.empty() ? Json() : Json(rank.error);
   json["gpu_ms"] = ToJson(rank.gpu_ms);
+  if (!rank.samples.empty()) json["samples"] = ToJson(rank.samples);
   return json;
 }
 
@@ -97,6 +109,20 @@ class Reader {
       times.emplace_back(stage, Double(Path(name) + "." + stage, number));
     return times;
   }
+  // Nothing when there is no such member.
+  Samples StageSamples(const char* name) const {
+    Samples samples;
+    const Json* value = Find(name);
+    if (value == nullptr) return samples;
+    if (!value->is_object()) Refuse(Path(name), "an object", *value);
+    for (const auto& [stage, list] : value->items()) {
+      const std::string path = Path(name) + "." + stage;
+      if (!list.is_array()) Refuse(path, "a list", list);
+      auto& values = samples.emplace_back(stage, std::vector<double>()).second;
+      for (const Json& number : list) values.push_back(Double(path, number));
+    }
+    return samples;
+  }
   // Calls `read` with a Reader of each object of a list.
   template <typename Read>
   void Each(const char* name, const Read& read) const {
@@ -141,8 +167,9 @@ Rank ReadRank(const Reader& reader) {
   rank.ok = reader.Boolean("ok");
   rank.error = reader.StringOrNull("error");
   rank.gpu_ms = reader.Stages("gpu_ms");
+  rank.samples = reader.StageSamples("samples");
   rank.extra = reader.json();
-  for (const char* known : {"rank", "ok", "error", "gpu_ms"}) rank.extra.erase(known);
+  for (const char* known : {"rank", "ok", "error", "gpu_ms", "samples"}) rank.extra.erase(known);
   return rank;
 }
 
@@ -186,6 +213,7 @@ Json ToJson(const RunResult& result, const std::optional<Json>& id) {
   json["tflops"] = ToJson(result.tflops);
   json["wall_ms"] = Number(result.wall_ms);
   if (result.seed) json["seed"] = *result.seed;
+  if (!result.stopped.empty()) json["stopped"] = result.stopped;
   if (!result.kernels.is_null()) json["kernels"] = result.kernels;
   for (const Library& library : result.libraries)
     json["libraries"].push_back({{"file", library.file}, {"digest", library.digest}});
@@ -230,6 +258,7 @@ RunResult RunResultFromJson(const Json& json) {
     }
     result.seed = seed->get<std::uint64_t>();
   }
+  if (reader.Find("stopped") != nullptr) result.stopped = reader.String("stopped");
   if (const Json* kernels = reader.Find("kernels")) {
     if (!kernels->is_object()) Reader::Refuse("kernels", "an object", *kernels);
     result.kernels = *kernels;

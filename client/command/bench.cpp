@@ -1,11 +1,16 @@
-// `cppool bench`: every point of a sweep is verified once and then timed, and compared with the same problem on one GPU. Its
-// output is in bench_report.h.
+// `cppool bench`: every point of a sweep, with every list entry of --kernels, is validated, verified and then timed, and compared with the
+// other kernels, with the same problem on one GPU, and with an earlier bench. What it measures is in bench_measure.h, what it
+// prints in bench_report.h and bench_records.h.
 #include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <utility>
 
+#include "client/command/bench_measure.h"
+#include "client/command/bench_records.h"
 #include "client/command/bench_report.h"
 #include "client/command/command.h"
 #include "client/command/interruption.h"
@@ -18,134 +23,321 @@
 namespace cppool::command {
 namespace {
 
+constexpr std::int64_t kProfiledRepeat = 10;
+
 struct Arguments {
   DaemonArguments daemon;
   std::string case_name = "attention";
   std::vector<int> world_sizes = {2};
   std::vector<std::string> params;
-  std::int64_t warmup = 3, repeat = 10;
-  double deadline = 300;
-  bool json = false;
+  std::string kernels, save, baseline;
+  std::int64_t warmup = 3, repeat = 0;  // repeat 0: until the median is precise
+  double precision = 0.5;               // percent
+  double seconds = 3, deadline = 300;
+  bool json = false, csv = false, profile = false;
 };
+
+// "cppool,./mine.so,fast,cudnn" names "cppool", "./mine.so,fast" and "cudnn": a word that is neither a path nor a name of the daemon's
+// belongs to the path before it.
+std::vector<std::string> KernelsOf(const std::string& text) {
+  if (text.empty()) return {""};
+  const auto is_path = [](const std::string& word) {
+    return word.find('/') != std::string::npos || word.ends_with(".so");
+  };
+  std::vector<std::string> kernels;
+  bool open = false;  // the last one is a path without a name
+  for (const std::string& word : SplitList(text)) {
+    if (word.empty()) throw UsageError("--kernels has an empty entry: " + text);
+    const bool name = word != "cppool" && word != "cudnn" && !is_path(word);
+    if (open && name)
+      kernels.back() += "," + word;
+    else
+      kernels.push_back(word);
+    open = is_path(word);
+  }
+  for (std::size_t i = 0; i < kernels.size(); ++i)
+    if (std::count(kernels.begin(), kernels.end(), kernels[i]) > 1)
+      throw UsageError("--kernels names " + kernels[i] + " twice");
+  return kernels;
+}
+
+BenchPlan PlanOf(const Arguments& arguments) {
+  BenchPlan plan;
+  plan.warmup = arguments.warmup;
+  plan.precision = arguments.precision / 100;
+  plan.seconds = arguments.seconds;
+  plan.profile = arguments.profile;
+  plan.deadline = ToMilliseconds(arguments.deadline);
+  if (arguments.repeat > 0) plan.repeat = arguments.repeat;
+  if (arguments.profile && !plan.repeat) plan.repeat = kProfiledRepeat;
+  if (plan.repeat) plan.rounds = static_cast<int>(std::min<std::int64_t>(plan.rounds, *plan.repeat));
+  if (arguments.profile) plan.rounds = 1;  // one range for each kernel
+  return plan;
+}
 
 class Bench {
  public:
   Bench(const Arguments& arguments, const Streams& streams)
       : arguments_(arguments),
         streams_(streams),
+        kernels_(KernelsOf(arguments.kernels)),
         axes_(SweepAxesOf(arguments.params)),
         points_(PointsOf(arguments.case_name, arguments.world_sizes, axes_)),
         progress_(streams_.err, streams_.terminal, points_.size()),
         // Each point runs in its own world and in that of one GPU: both stay warm.
-        runner_(ToPoolOptions(arguments.daemon), {.keep_worlds = true}) {
+        runner_(ToPoolOptions(arguments.daemon), {.keep_worlds = true}),
+        measurer_(runner_, PlanOf(arguments), [this](double share) { ShowProgress(share); }) {
+    if (!arguments.baseline.empty()) baseline_.emplace(arguments.baseline);
+    if (!arguments.save.empty()) CheckCanSave(arguments.save);
+    results_.case_name = arguments.case_name;
+    results_.plan = PlanOf(arguments);
     results_.axes = axes_;
-    results_.warmup = arguments.warmup;
-    results_.repeat = arguments.repeat;
+    results_.kernels = kernels_;
+    results_.baseline = arguments.baseline;
   }
 
   int Run() {
-    int failed = 0;
+    if (!Validate()) return kUsage;
+    if (arguments_.csv) streams_.out << BenchCsvHeader(axes_) << std::flush;
     {
       const Interruption interruption([this](int signal) { Interrupted(signal); });
       for (const SweepPoint& point : points_) {
-        progress_.Show(static_cast<int>(results_.points.size()), failed, point.cell.name);
-        BenchPoint measured = Measure(point);
-        failed += !measured.measured.error.empty();
+        doing_ = point.cell.name;
+        std::vector<BenchRow> rows = Measure(point);
         const std::lock_guard lock(mutex_);
-        results_.points.push_back(std::move(measured));
+        ++points_done_;
         results_.worlds = runner_.worlds();
+        for (BenchRow& row : rows) Add(std::move(row));
       }
     }
-    Print();
-    return failed == 0 ? kSuccess : kFailure;
+    return Close() ? ExitCode() : kFailure;
   }
 
  private:
-  BenchPoint Measure(const SweepPoint& point) {
-    BenchPoint measured{point, {}, {}, Repeat(point.cell)};
-    measured.measured = Ask(point.cell, /*verify=*/true);
-    if (!measured.measured.error.empty()) return measured;
-    measured.measured = Ask(point.cell, /*verify=*/false);
-    if (!measured.measured.error.empty()) return measured;
-    measured.one_gpu = point.cell.world_size == 1 ? measured.measured : OneGpu(point.cell);
-    return measured;
+  // Asks for every row whether it would run. False when one cannot be meant: then nothing is timed, and it is said why. What is not
+  // supported, or has no room, is left for its row to say.
+  bool Validate() {
+    std::set<std::string> refused;
+    for (const SweepPoint& point : points_)
+      for (const std::string& kernels : kernels_) {
+        progress_.Show(0, 0, "validating " + point.cell.name);
+        RunOptions options;
+        options.kernels = kernels;
+        const Outcome outcome = runner_.Validate(point.cell, options);
+        if (outcome.result && outcome.result->failure && outcome.result->failure->kind == "invalid_request")
+          refused.insert(point.cell.name + (kernels.empty() ? "" : " with " + kernels) + ": " +
+                         outcome.error);
+        if (outcome.asked) RequireSampling(point.cell.world_size);
+      }
+    progress_.Clear();
+    for (const std::string& why : refused) streams_.err << "cppool: " << why << "\n";
+    if (!refused.empty()) streams_.err << "cppool: nothing was timed\n";
+    return refused.empty();
   }
 
-  const Measurement& OneGpu(const Cell& cell) {
+  void RequireSampling(int world_size) const {
+    const auto hello = runner_.worlds().find(world_size);
+    if (hello == runner_.worlds().end()) return;
+    const Json features = hello->second.value("features", Json::array());
+    for (const char* feature : {"samples", "sampling", "waits", "profile"})
+      if (std::find(features.begin(), features.end(), feature) == features.end())
+        throw UsageError(std::string("this cppoold has no \"") + feature +
+                         "\": install it and cppool from one build");
+  }
+
+  std::vector<BenchRow> Measure(const SweepPoint& point) {
+    std::vector<Measurement> measured = measurer_.Measure(point.cell, kernels_);
+    const bool any =
+        std::any_of(measured.begin(), measured.end(), [](const auto& m) { return m.error.empty(); });
+    const std::vector<Measurement> alone = point.cell.world_size == 1 ? measured
+                                           : any                      ? Alone(point.cell)
+                                                 : std::vector<Measurement>(measured.size());
+    std::vector<BenchRow> rows(measured.size());
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      BenchRow& row = rows[i];
+      row.point = point;
+      row.kernels = kernels_[i];
+      row.one_gpu = alone[i];
+      row.run = Repeat(point.cell, kernels_[i], "run");
+      row.bench = Repeat(point.cell, kernels_[i], "bench");
+      for (const auto& [name, stage] : measured[i].stages) {
+        const auto first = measured[0].stages.find(name);
+        if (i == 0 || first == measured[0].stages.end()) continue;
+        if (const auto ratio = protocol::PairedRatio(stage.rounds, first->second.rounds))
+          row.ratios[name] = *ratio;
+      }
+      row.measured = measured[i];
+      if (baseline_ && row.measured.error.empty()) row.baseline = baseline_->Compare(row);
+    }
+    return rows;
+  }
+
+  const std::vector<Measurement>& Alone(const Cell& cell) {
     Cell alone = cell;
     alone.world_size = 1;
     if (alone.params.contains("cp_comm_type"))
       alone.params["cp_comm_type"] = "p2p";  // with one rank all schedules are the same
     const auto [known, fresh] = one_gpu_.try_emplace(alone.params.dump());
-    if (fresh) known->second = Ask(alone, /*verify=*/false);
+    if (fresh) {
+      doing_ = "on one GPU: " + cell.name;
+      known->second = measurer_.MeasureAlone(alone, kernels_);
+    }
     return known->second;
   }
 
-  Measurement Ask(const Cell& cell, bool verify) {
-    RunOptions options;
-    options.deadline = ToMilliseconds(arguments_.deadline);
-    options.checks = verify;
-    options.warmup = verify ? 0 : arguments_.warmup;
-    options.repeat = verify ? 1 : arguments_.repeat;
-    const Outcome outcome = runner_.Run(cell, options);
-    if (outcome.kind == Status::kPassed) return MeasurementOf(*outcome.result);
-    const std::string status = outcome.result ? std::string(ToString(outcome.kind)) + ": " : "";
-    return {status + outcome.error, {}};
-  }
-
-  std::string Repeat(const Cell& cell) const {
+  std::string Repeat(const Cell& cell, const std::string& kernels, const std::string& subcommand) const {
     std::vector<std::string> words = ToWords(arguments_.daemon);
+    const auto add = [&](const char* option, const std::string& value) {
+      words.insert(words.end(), {option, value});
+    };
     for (std::string& word : DeadlineWords(arguments_.deadline)) words.push_back(std::move(word));
-    return RepeatCommand(streams_.program, cell, words);
+    if (!kernels.empty()) add("--kernels", kernels);
+    if (subcommand == "bench") {
+      add("--warmup", std::to_string(arguments_.warmup));
+      if (arguments_.repeat > 0) {
+        add("--repeat", std::to_string(arguments_.repeat));
+      } else {
+        add("--precision", TextFromValue(arguments_.precision));
+        add("--time", TextFromValue(arguments_.seconds));
+      }
+    }
+    return RepeatCommand(streams_.program, cell, words, subcommand);
   }
 
-  // Called on another thread, while a point may run: prints the points that are done.
-  void Interrupted(int signal) {
-    mutex_.lock();  // never unlocked: no further point is added
-    results_.interrupted =
-        DescribeInterruption(signal, static_cast<int>(results_.points.size()), points_.size(), "points");
-    Print();
+  void ShowProgress(double share) {
+    const std::lock_guard lock(mutex_);
+    progress_.Show(points_done_, failed_, doing_, share);
   }
 
-  void Print() {
+  // Under the lock: prints it, where rows are printed as they are done.
+  void Add(BenchRow row) {
     progress_.Clear();
-    (arguments_.json ? PrintBenchJson : PrintBenchTable)(streams_.out, results_);
+    failed_ += !row.measured.error.empty() && !row.measured.skipped;
+    measured_ += row.measured.error.empty();
+    slower_ += row.baseline && row.baseline->verdict == BenchVerdict::kSlower;
+    if (arguments_.json) PrintJson(streams_.out, BenchRowJson(row, results_.plan));
+    if (arguments_.csv) streams_.out << BenchCsvLines(row, axes_) << std::flush;
+    results_.rows.push_back(std::move(row));
+  }
+
+  // Called on another thread, while a point may run: keeps the rows that are done.
+  void Interrupted(int signal) {
+    mutex_.lock();  // never unlocked: no further row is added
+    results_.interrupted = DescribeInterruption(signal, points_done_, points_.size(), "points");
+    Close();
+  }
+
+  // False: the file of --save could not be written.
+  bool Close() {
+    progress_.Clear();
+    if (baseline_) {
+      const std::string other = baseline_->Differences(results_.worlds);
+      if (!other.empty()) results_.notes.push_back(other);
+      const auto compared = std::count_if(results_.rows.begin(), results_.rows.end(),
+                                          [](const BenchRow& row) { return row.baseline.has_value(); });
+      results_.notes.push_back("against " + arguments_.baseline + ": " + std::to_string(slower_) +
+                               " slower, " + std::to_string(compared - slower_) + " not, " +
+                               std::to_string(results_.rows.size() - static_cast<std::size_t>(compared)) +
+                               " not in it");
+    }
+    bool saved = true;
+    try {
+      if (!arguments_.save.empty()) SaveBench(arguments_.save, results_);
+    } catch (const std::runtime_error& error) {
+      streams_.err << "cppool: " << error.what() << "\n";
+      saved = false;
+    }
+    if (arguments_.json) {
+      PrintJson(streams_.out, BenchSummaryJson(results_));
+    } else if (!arguments_.csv) {
+      PrintBenchTable(streams_.out, results_);
+    } else {
+      for (const std::string& note : results_.notes) streams_.err << note << "\n";
+      if (!results_.interrupted.empty()) streams_.err << results_.interrupted << "\n";
+    }
+    return saved;
+  }
+
+  int ExitCode() const {
+    if (failed_ > 0 || measured_ == 0) return kFailure;
+    return slower_ > 0 ? kSlower : kSuccess;
   }
 
   const Arguments& arguments_;
   const Streams streams_;
+  const std::vector<std::string> kernels_;
   const std::vector<SweepAxis> axes_;
   const std::vector<SweepPoint> points_;
   Progress progress_;
   CellRunner runner_;
-  std::map<std::string, Measurement> one_gpu_;  // by parameters
-  std::mutex mutex_;                            // guards the results
+  PointMeasurer measurer_;
+  std::optional<Baseline> baseline_;
+  std::map<std::string, std::vector<Measurement>> one_gpu_;  // by parameters
+  std::string doing_;                                        // the point under way
+  std::mutex mutex_;                                         // guards the members below, and the output
+  int points_done_ = 0, failed_ = 0, measured_ = 0, slower_ = 0;
   BenchResults results_;
 };
+
+void AddMeasuringOptions(CLI::App& bench, Arguments* arguments) {
+  bench.add_option("--warmup", arguments->warmup, "Iterations before those that are timed, in each round")
+      ->check(CLI::Range(0, 1000))
+      ->capture_default_str();
+  CLI::Option* repeat =
+      bench
+          .add_option("--repeat", arguments->repeat,
+                      "Exactly so many timed iterations, in place of --precision and --time")
+          ->check(CLI::Range(1, 10000));
+  bench
+      .add_option("--precision", arguments->precision,
+                  "Percent: times a row until half the 95 % confidence interval of its medians is so small")
+      ->check(CLI::Range(0.01, 100.0))
+      ->excludes(repeat)
+      ->capture_default_str();
+  bench.add_option("--time", arguments->seconds, "Seconds of timed iterations, the most for a row")
+      ->check(CLI::Range(0.001, 86400.0))
+      ->excludes(repeat)
+      ->capture_default_str();
+  bench.add_flag(
+      "--profile", arguments->profile,
+      "Puts the timed iterations between cudaProfilerStart and cudaProfilerStop, one range for each row");
+}
 
 }  // namespace
 
 void AddBench(CLI::App& app, const Streams& streams, int* exit_code) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* bench = app.add_subcommand("bench", "Times a case over a sweep of its parameters");
-  AddRepeatable(*bench, "--param", &arguments->params,
-                "A parameter and its values, key=A,B,...; all combinations are timed. max_seqlen_kv follows "
-                "max_seqlen_q if not given")
+  AddRepeatable(
+      *bench, "--param", &arguments->params,
+      "A parameter and its values, key=A,B,...; all combinations are timed. max_seqlen_kv follows "
+      "max_seqlen_q if not given")
       ->check(IsUtf8);
   bench->add_option("--world-size", arguments->world_sizes, "Numbers of ranks, N,M,...")
       ->delimiter(',')
       ->check(CLI::Range(1, protocol::kMaxWorldSize))
       ->capture_default_str();
   bench->add_option("--case", arguments->case_name, "The case to time")->check(IsUtf8)->capture_default_str();
-  bench->add_option("--warmup", arguments->warmup, "Iterations before those that are timed")
-      ->check(CLI::Range(0, 1000))
-      ->capture_default_str();
-  bench->add_option("--repeat", arguments->repeat, "Timed iterations: the median is shown")
-      ->check(CLI::Range(1, 10000))
-      ->capture_default_str();
-  AddDeadline(*bench, &arguments->deadline, "Seconds for each point");
+  bench
+      ->add_option("--kernels", arguments->kernels,
+                   "Whose kernels, A,B,...: cppool, cudnn, libraries (FILE.so or FILE.so,NAME). They are "
+                   "timed in turn "
+                   "and compared with the first")
+      ->check(IsUtf8);
+  AddMeasuringOptions(*bench, arguments.get());
+  AddDeadline(*bench, &arguments->deadline, "Seconds for each request");
   AddDaemonOptions(*bench, &arguments->daemon);
-  bench->add_flag("--json", arguments->json, "One JSON object per point, then a summary object");
+  CLI::Option* json = bench->add_flag("--json", arguments->json,
+                                      "One JSON object per row as it is done, then a summary object");
+  bench->add_flag("--csv", arguments->csv, "CSV, a line for each stage of a row as it is done")
+      ->excludes(json);
+  bench->add_option("--save", arguments->save, "Writes the rows to this file, for --baseline")->check(IsUtf8);
+  bench
+      ->add_option(
+          "--baseline", arguments->baseline,
+          "Compares each row with this file of --save: faster, slower, or the same within noise; exit "
+          "code 3 when one is slower")
+      ->check(IsUtf8);
   bench->callback([arguments, streams, exit_code] { *exit_code = Bench(*arguments, streams).Run(); });
 }
 

@@ -1,49 +1,28 @@
-// What `cppool bench` prints: its measurements as a Markdown table, or as JSON.
+// The table that `cppool bench` prints.
 #pragma once
 
-#include <cstdint>
-#include <limits>
 #include <map>
 #include <ostream>
 #include <string>
 #include <vector>
 
-#include "client/command/sweep.h"
+#include "client/command/bench_row.h"
 
 namespace cppool::command {
 
-// A stage's time on the slowest rank, and its rate per GPU; NaN: not known.
-struct Timing {
-  double ms = std::numeric_limits<double>::quiet_NaN();
-  double tflops = std::numeric_limits<double>::quiet_NaN();
-};
-
-struct Measurement {
-  std::string error;  // empty: the stages are there
-  std::map<std::string, Timing> stages;
-
-  // Of several stages as one; nothing is known of it where one of them is missing.
-  Timing Together(const std::vector<std::string>& names) const;
-};
-// The stages of a passed run. A stage "forward/attend" is part of "forward" and is not listed.
-Measurement MeasurementOf(const Result& result);
-
-struct BenchPoint {
-  SweepPoint point;
-  Measurement measured, one_gpu;
-  std::string repeat;  // the command that runs the point alone
-};
-
 struct BenchResults {
+  std::string case_name;
+  BenchPlan plan;
   std::vector<SweepAxis> axes;
-  std::vector<BenchPoint> points;  // those that are done
-  std::map<int, Json> worlds;      // the answers to `hello`, by world size
-  std::int64_t warmup = 0, repeat = 0;
-  std::string interrupted;  // what is said where points are missing; else empty
+  std::vector<std::string> kernels;  // as --kernels has them
+  std::string baseline;              // the file; empty: none
+  std::vector<BenchRow> rows;        // those that are done
+  std::map<int, Json> worlds;        // the answers to `hello`, by world size
+  std::vector<std::string> notes;    // what else is to be said
+  std::string interrupted;           // what is said where rows are missing; else empty
 };
 
+// Markdown, with what the columns mean below.
 void PrintBenchTable(std::ostream& out, const BenchResults& results);
-// One object for each point, then a summary.
-void PrintBenchJson(std::ostream& out, const BenchResults& results);
 
 }  // namespace cppool::command

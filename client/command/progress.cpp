@@ -1,5 +1,6 @@
 #include "client/command/progress.h"
 
+#include <cmath>
 #include <cstring>
 #include <iomanip>
 #include <sstream>
@@ -12,15 +13,23 @@ constexpr char kClearLine[] = "\r\033[K";
 constexpr char kNoWrap[] = "\033[?7l";
 constexpr char kWrap[] = "\033[?7h";
 
+std::string Clock(double seconds) {
+  const auto whole = std::llround(seconds);
+  std::ostringstream text;
+  text << whole / 60 << ":" << std::setfill('0') << std::setw(2) << whole % 60;
+  return text.str();
+}
+
 }  // namespace
 
-void Progress::Show(int done, int failed, const std::string& doing) {
+void Progress::Show(int done, int failed, const std::string& doing, double share) {
   if (!terminal_) return;
-  const auto seconds =
-      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - start_).count();
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  const double steps = done + share;
   std::ostringstream line;
-  line << "[" << done + 1 << "/" << total_ << "] " << seconds / 60 << ":" << std::setfill('0') << std::setw(2)
-       << seconds % 60 << ", " << failed << " failed, " << doing;
+  line << "[" << done + 1 << "/" << total_ << "] " << Clock(std::floor(seconds)) << ", ";
+  if (steps > 0) line << Clock(seconds * (static_cast<double>(total_) - steps) / steps) << " left, ";
+  line << failed << " failed, " << doing;
   err_ << kClearLine << kNoWrap << line.str() << kWrap << std::flush;
 }
 

@@ -15,7 +15,9 @@ class Progress {
   Progress(std::ostream& err, bool terminal, std::size_t total)
       : err_(err), terminal_(terminal), total_(total) {}
 
-  void Show(int done, int failed, const std::string& doing);  // "[3/20] 0:07, 1 failed, DOING"
+  // "[3/20] 0:07, 0:41 left, 1 failed, DOING". `share`: of the step under way that is done, from 0 to 1. The time left is an estimate
+  // from the steps so far, shown once there is one.
+  void Show(int done, int failed, const std::string& doing, double share = 0);
   void Clear();
 
  private:

@@ -1,5 +1,6 @@
 // `cppool run`: one case or a suite, each cell in the warm pool of its world size. Its options are in run_arguments.h, its
 // output in run_report.h.
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -53,6 +54,7 @@ class Run {
     bool reported = false;
     {
       const Interruption interruption([this](int signal) { Interrupted(signal); });
+      ExpectCells();
       for (std::size_t index : RunOrder(cells_)) {
         const Cell& cell = cells_[index];
         report_.Progress(cell.name);
@@ -80,6 +82,14 @@ class Run {
   }
 
  private:
+  // A diagnosis needs the devices for itself.
+  void ExpectCells() {
+    if (diagnose_) return;
+    std::deque<int> world_sizes;
+    for (std::size_t index : RunOrder(cells_)) world_sizes.push_back(cells_[index].world_size);
+    runner_.Expect(std::move(world_sizes));
+  }
+
   // After List(): of the expected outcomes.
   int ExitCode() const {
     return report_.counts().ran() > 0 && report_.counts().failed == 0 ? kSuccess : kFailure;

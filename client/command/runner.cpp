@@ -1,5 +1,6 @@
 #include "client/command/runner.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -24,6 +25,11 @@ std::vector<Cell> CellRunner::Retire() {
   return std::move(before_);
 }
 
+CellRunner::~CellRunner() {
+  if (started_.valid()) started_.wait();
+  if (ended_.valid()) ended_.wait();
+}
+
 void CellRunner::Stop(int world_size) {
   pools_.At(world_size).Stop();
   histories_.erase(world_size);
@@ -31,26 +37,32 @@ void CellRunner::Stop(int world_size) {
 
 Pool& CellRunner::PoolOf(int world_size) {
   // An idle daemon would hold GPU memory that the next one needs.
-  if (!rules_.keep_worlds && world_size_ != world_size && world_size_ != 0) Stop(world_size_);
-  world_size_ = world_size;
+  if (world_size_ != world_size) {
+    if (!rules_.keep_worlds && world_size_ != 0) {
+      if (ended_.valid()) ended_.wait();
+      histories_.erase(world_size_);
+      ended_ = std::async(std::launch::async, [&last = pools_.At(world_size_)] { last.Stop(); });
+      // One that starts only now may need the devices.
+      if (next_ != world_size) ended_.wait();
+    }
+    world_size_ = world_size;
+    seconds_ = cells_ = 0;
+  }
   return pools_.At(world_size);
 }
 
-const Json& CellRunner::Hello(int world_size) {
-  Pool& pool = PoolOf(world_size);
-  if (worlds_.count(world_size) == 0) worlds_[world_size] = pool.Hello();
-  return worlds_[world_size];
-}
+const Json& CellRunner::Hello(int world_size) { return Greet(PoolOf(world_size)); }
 
 Outcome CellRunner::Ask(const Cell& cell, RunOptions options, Question question) {
+  if (!upcoming_.empty()) upcoming_.pop_front();
   if (auto known = not_started_.find(cell.world_size); known != not_started_.end()) return known->second;
   Pool& pool = PoolOf(cell.world_size);
   options.case_name = cell.case_name;
   Outcome outcome;
   const auto start = std::chrono::steady_clock::now();
   try {
-    Hello(cell.world_size);
-    outcome.result = (pool.*question)(cell.params, options);
+    Greet(pool);
+    outcome.result = AskPool(pool, cell, options, question);
     outcome.kind = outcome.result->status;
     outcome.error = outcome.result->error;
     outcome.attempts = outcome.result->attempts;
@@ -69,7 +81,62 @@ Outcome CellRunner::Ask(const Cell& cell, RunOptions options, Question question)
     }
   }
   outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  StartNext(outcome.seconds);
   return outcome;
+}
+
+const Json& CellRunner::Greet(Pool& pool) {
+  const int world_size = pool.options().world_size;
+  const auto known = worlds_.find(world_size);
+  if (known != worlds_.end()) return known->second;
+  if (next_ == world_size) {
+    next_ = 0;
+    try {
+      return worlds_[world_size] = started_.get();
+    } catch (const PoolError& error) {
+      worlds_.erase(world_size);
+      const auto& why = error.start_failure();
+      if (!beside_ || (why && why->kind == "unsupported")) throw;  // it would not start alone either
+      if (ended_.valid())
+        ended_.wait();  // beside the last one there was no room, or a GPU takes one process at a time
+    }
+  }
+  Json hello = pool.Hello();
+  return worlds_[world_size] = std::move(hello);
+}
+
+// Memory that is short may be that of the pools beside this one.
+Result CellRunner::AskPool(Pool& pool, const Cell& cell, const RunOptions& options, Question question) {
+  Result result = (pool.*question)(cell.params, options);
+  const bool short_of_memory = result.failure && result.failure->kind == "out_of_memory";
+  if (!short_of_memory || (next_ == 0 && !ended_.valid())) return result;
+  StopOthers();
+  return (pool.*question)(cell.params, options);
+}
+
+// Starts the pool of the next world size when the cells before it will take no longer than that.
+void CellRunner::StartNext(double seconds) {
+  constexpr double kStartTakes = 4;  // seconds, about: what it takes depends on the machine
+  seconds_ += seconds;
+  ++cells_;
+  if (next_ != 0 || rules_.keep_worlds) return;
+  const auto next =
+      std::find_if(upcoming_.begin(), upcoming_.end(), [&](int size) { return size != world_size_; });
+  if (next == upcoming_.end() || not_started_.count(*next) != 0) return;
+  const auto left = static_cast<double>(next - upcoming_.begin());
+  if (left * seconds_ / cells_ > kStartTakes) return;
+  next_ = *next;
+  beside_ = not_started_.count(world_size_) == 0;
+  started_ = std::async(std::launch::async, [&pool = pools_.At(next_)] { return pool.Hello(); });
+}
+
+// The cell's own pool alone is left.
+void CellRunner::StopOthers() {
+  if (ended_.valid()) ended_.get();
+  if (next_ == 0) return;
+  started_.wait();
+  pools_.At(std::exchange(next_, 0)).Stop();
+  upcoming_.clear();  // none is started ahead any more
 }
 
 // Also decides the outcome of all further cells of this world size.

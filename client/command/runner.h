@@ -1,6 +1,9 @@
-// Runs cells, each in the pool of its world size. A daemon that could not start is not started again.
+// Runs cells, each in the pool of its world size. A daemon that could not start is not started again. The next pool starts while the
+// last one works on its last cells, and the last one ends while the next one works.
 #pragma once
 
+#include <deque>
+#include <future>
 #include <map>
 #include <optional>
 #include <string>
@@ -37,6 +40,10 @@ class CellRunner {
     bool keep_worlds = false;  // daemons of several world sizes are up at a time; else one
   };
   CellRunner(const PoolOptions& pool_options, Rules rules) : pools_(pool_options), rules_(rules) {}
+  ~CellRunner();
+
+  // The world sizes of the cells to come, in their order. Without it no pool starts before its first cell.
+  void Expect(std::deque<int> world_sizes) { upcoming_ = std::move(world_sizes); }
 
   // The case's name is the cell's. A moved cell that the daemon refuses is skipped.
   Outcome Run(const Cell& cell, const RunOptions& options);
@@ -62,6 +69,10 @@ class CellRunner {
   Pool& PoolOf(int world_size);  // ends the daemons of others, unless they are kept
   Outcome NotStarted(const Cell& cell, const PoolError& error);
   void Stop(int world_size);
+  Result AskPool(Pool& pool, const Cell& cell, const RunOptions& options, Question question);
+  const Json& Greet(Pool& pool);  // the answer to `hello`; starts the pool, if that is not under way
+  void StartNext(double seconds);
+  void StopOthers();
 
   Pools pools_;
   const Rules rules_;
@@ -70,6 +81,14 @@ class CellRunner {
   std::vector<Cell> before_;                    // what a daemon had run before the latest cell
   std::map<int, Outcome> not_started_;          // by world size: the outcome of its further cells
   std::map<int, Json> worlds_;
+
+  std::deque<int> upcoming_;   // the world sizes of the cells to come
+  double seconds_ = 0;         // of the cells of this world size so far
+  int cells_ = 0;              // their number
+  int next_ = 0;               // the world size whose pool is started ahead; 0: none
+  bool beside_ = false;        // another pool is up meanwhile
+  std::future<Json> started_;  // its answer to `hello`
+  std::future<void> ended_;    // of the pool before this one
 };
 
 }  // namespace cppool::command

@@ -48,6 +48,13 @@ protocol::RunRequest ToRequest(const Json& params, const RunOptions& options) {
     throw std::invalid_argument("deadline must be from 1 ms to 24 h");
   if (options.warmup < 0) throw std::invalid_argument("warmup must not be negative");
   if (options.repeat < 1) throw std::invalid_argument("repeat must be at least 1");
+  if (const auto& sampling = options.sampling) {
+    if (!(sampling->precision >= 0.0001 && sampling->precision <= 1))
+      throw std::invalid_argument("sampling: precision must be from 0.0001 to 1");
+    if (sampling->limit < std::chrono::milliseconds(1) || sampling->limit > std::chrono::hours(24))
+      throw std::invalid_argument("sampling: limit must be from 1 ms to 24 h");
+    if (sampling->most < 1) throw std::invalid_argument("sampling: most must be at least 1");
+  }
   if (options.perturb > std::uint64_t{INT64_MAX}) throw std::invalid_argument("perturb must be below 2^63");
   if (options.fault && (options.fault->rank < 0 || options.fault->count < 1))
     throw std::invalid_argument("a fault's rank must not be negative, its count at least 1");
@@ -60,7 +67,13 @@ protocol::RunRequest ToRequest(const Json& params, const RunOptions& options) {
   request.deadline_ms = options.deadline.count();
   request.warmup = options.warmup;
   request.repeat = options.repeat;
+  if (options.sampling) {
+    request.sampling = {options.sampling->precision, options.sampling->limit.count()};
+    request.repeat = options.sampling->most;
+  }
   request.checks = options.checks;
+  request.waits = options.waits;
+  request.profile = options.profile;
   request.perturb = options.perturb;
   request.dump = options.dump;
   request.inputs = options.inputs;

@@ -22,6 +22,7 @@ Result ResultFromJson(Json json) {
   result.tflops = std::move(read.tflops);
   result.wall_ms = read.wall_ms;
   result.seed = read.seed;
+  result.stopped = std::move(read.stopped);
   result.json = std::move(json);
   return result;
 }

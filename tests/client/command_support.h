@@ -1,6 +1,9 @@
 // Calls the command as a function, and returns its output and exit code.
 #pragma once
 
+#include <sys/stat.h>
+
+#include <fstream>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -39,6 +42,14 @@ inline Ran Cppool(std::vector<std::string> words, const std::string& daemon = CP
   ran.err = err.str();
   ran.lines = Lines(ran.out);
   return ran;
+}
+
+// A daemon that is the fake one with further arguments.
+inline std::string Wrapped(const TemporaryFolder& folder, const std::string& arguments) {
+  std::string name = folder.File("wrapped");
+  std::ofstream(name) << "#!/bin/sh\nexec '" << CPPOOL_FAKE_DAEMON << "' \"$@\" " << arguments << "\n";
+  chmod(name.c_str(), 0755);
+  return name;
 }
 
 }  // namespace cppool::test

@@ -17,18 +17,6 @@
 using namespace cppool::test;
 using cppool::Json;
 
-namespace {
-
-// A script that starts the fake daemon with further arguments.
-std::string Wrapped(const TemporaryFolder& folder, const std::string& arguments) {
-  std::string name = folder.File("wrapped");
-  std::ofstream(name) << "#!/bin/sh\nexec '" << CPPOOL_FAKE_DAEMON << "' \"$@\" " << arguments << "\n";
-  chmod(name.c_str(), 0755);
-  return name;
-}
-
-}  // namespace
-
 TEST_CASE(
     "a suite skips cells for which the machine has too few GPUs, and a single case of that kind fails") {
   TemporaryFolder folder;
@@ -463,71 +451,6 @@ TEST_CASE("help and version exit with code 0, and progress is printed only to a 
   CHECK(line.find(" W=4") != std::string::npos);
 }
 
-TEST_CASE("bench verifies each point once, times it, and compares with one GPU") {
-  TemporaryFolder folder;
-  std::string log = folder.File("log");
-  std::vector<std::string> words = {"bench",
-                                    "--param",
-                                    "do=bench",
-                                    "--param",
-                                    "log=" + log,
-                                    "--param",
-                                    "cp_comm_type=p2p,a2a",
-                                    "--param",
-                                    "max_seqlen_q=128,256",
-                                    "--world-size",
-                                    "2,4",
-                                    "--warmup",
-                                    "2",
-                                    "--repeat",
-                                    "5"};
-  Ran ran = Cppool(words);
-  CHECK(ran.code == 0);
-  CHECK(ran.lines.at(0) ==
-        "| cp_comm_type | max_seqlen_q | W | forward ms | forward TFLOP/s | backward ms | backward TFLOP/s | "
-        "both TFLOP/s | forward "
-        "efficiency | backward efficiency | both efficiency |");
-  // W=2: forward takes 2 ms (rank 1) at 2 TFLOP/s, backward 2 ms at 1, both together 1.5. W=1: 1 ms at 4, 2 ms at 2, together 8/3.
-  CHECK(ran.lines.at(2) ==
-        "| p2p | 128 | 2 | 2.000 | 2.0000 | 2.000 | 1.0000 | 1.5000 | 50.0 % | 50.0 % | 56.2 % |");
-  CHECK(ran.lines.at(9).rfind("| a2a | 256 | 4 | 4.000 |", 0) == 0);
-  CHECK(ran.Prints("world size 4: backend host"));
-
-  std::vector<std::string> requests = Lines(ReadFile(log));
-  CHECK(requests.size() == 8 * 2 + 2);  // each point is verified and timed; one GPU is timed once per length
-  Json verified = Json::parse(requests.at(0)), timed = Json::parse(requests.at(1)),
-       alone = Json::parse(requests.at(2));
-  CHECK((verified["checks"] == true && verified["repeat"] == 1 && verified["warmup"] == 0));
-  CHECK((timed["checks"] == false && timed["repeat"] == 5 && timed["warmup"] == 2));
-  CHECK((alone["checks"] == false && alone["repeat"] == 5 && alone["params"]["cp_comm_type"] == "p2p"));
-  CHECK(timed["params"]["max_seqlen_kv"] == 128);
-
-  words.push_back("--json");
-  ran = Cppool(words);
-  REQUIRE(ran.lines.size() == 9);
-  Json point = Json::parse(ran.lines[0]);
-  CHECK(point["measured"]["stages"]["forward"] == Json({{"ms", 2.0}, {"tflops", 2.0}}));
-  CHECK(point["efficiency"]["forward"] == 0.5);
-  CHECK(Json::parse(ran.Last())["summary"]["points"] == 8);
-}
-
-TEST_CASE("a point that fails its checks is not timed, and bench fails") {
-  TemporaryFolder folder;
-  Ran ran = Cppool({"bench", "--param", "do=bench", "--param", "log=" + folder.File("log"), "--param",
-                    "max_seqlen_q=128,666"});
-  CHECK(ran.code == 1);
-  CHECK(ran.Prints("| 666 | 2 | - | - | - | - | - | - | - | - |\n"));
-  CHECK(ran.Prints("not measured: failed: because of mismatch"));
-  CHECK(Lines(ReadFile(folder.File("log"))).size() == 4);
-}
-
-TEST_CASE("bench sweeps over values that are lists, and over cases without attention's stages") {
-  Ran ran = Cppool({"bench", "--param", "window_size=[-1,0],[8,0]", "--world-size", "1"});
-  CHECK(ran.code == 0);
-  CHECK(ran.lines.at(2) == "| [-1,0] | 1 | 3.000 | 2.0000 | 100.0 % |");
-  CHECK(ran.lines.at(3).rfind("| [8,0] | 1 |", 0) == 0);
-}
-
 TEST_CASE("doctor reports which world sizes run, and why others do not") {
   Ran ran = Cppool({"doctor"});
   CHECK(ran.code == 0);
@@ -572,14 +495,10 @@ TEST_CASE("unwritable output is a failure, and a closed stdout's descriptor is n
 
 namespace {
 
-// The fake daemon; at world size 4 it writes its process id to a file and hangs instead.
+// A daemon that answers, but hangs in its first case of 4 ranks, of which it writes its process id to a file.
 struct HangingDaemon {
   explicit HangingDaemon(const TemporaryFolder& folder)
-      : program(folder.File("daemon")), hung(folder.File("hung")) {
-    std::ofstream(program) << "#!/bin/sh\ncase \"$*\" in *'--world-size 4'*) echo $$ >'" << hung
-                           << "'; exec sleep 1000 ;; esac\nexec '" << CPPOOL_FAKE_DAEMON << "' \"$@\"\n";
-    chmod(program.c_str(), 0755);
-  }
+      : program(CPPOOL_FAKE_DAEMON), hung(folder.File("hung")) {}
   ~HangingDaemon() {
     if (const int pid = std::atoi(ReadFile(hung).c_str()); pid > 0) kill(pid, SIGKILL);
   }
@@ -629,9 +548,9 @@ TEST_CASE("an interrupted suite prints the finished cells and writes them to its
   fcntl(pipe_ends[1], F_SETFL, 0);  // from now on writes block
   const std::string out = folder.File("out"), report = folder.File("report.xml");
   const int file = open(out.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-  const pid_t command =
-      StartCommand({"run", "--suite", "smoke", "--daemon", daemon.program, "--junit", report},
-                   stalled ? pipe_ends[1] : file, signal);
+  const pid_t command = StartCommand({"run", "--suite", "smoke", "--param", "do=hang_at_4", "--param",
+                                      "hung=" + daemon.hung, "--daemon", daemon.program, "--junit", report},
+                                     stalled ? pipe_ends[1] : file, signal);
   REQUIRE(Eventually([&] { return daemon.hangs(); }));
   InterruptIt(command, signal);
   close(pipe_ends[0]);
@@ -651,16 +570,29 @@ TEST_CASE("an interrupted suite prints the finished cells and writes them to its
   CHECK(suite.children.back().children.at(0).attributes.at("message") == missing);
 }
 
-TEST_CASE("an interrupted bench prints the finished points") {
+TEST_CASE("an interrupted bench prints and saves the points that are done") {
   TemporaryFolder folder;
-  const HangingDaemon daemon(folder);
   const bool json = GENERATE(false, true);
   const std::string out = folder.File("out");
   const int file = open(out.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-  std::vector<std::string> words = {"bench", "--world-size", "2,4", "--daemon", daemon.program};
+  const std::string log = folder.File("log"), saved = folder.File("saved");
+  std::vector<std::string> words = {"bench",
+                                    "--world-size",
+                                    "2,4",
+                                    "--repeat",
+                                    "6",
+                                    "--daemon",
+                                    Wrapped(folder, "--start sampling"),
+                                    "--param",
+                                    "do=bench_to_4",
+                                    "--param",
+                                    "log=" + log,
+                                    "--save",
+                                    saved};
   if (json) words.emplace_back("--json");
   const pid_t command = StartCommand(words, file, SIGINT);
-  REQUIRE(Eventually([&] { return daemon.hangs(); }));
+  // 8 requests to the world of 2 ranks, 6 to that of one, and the one that is not answered.
+  REQUIRE(Eventually([&] { return Lines(ReadFile(log)).size() == 15; }));
   InterruptIt(command, SIGINT);
   close(file);
 
@@ -669,11 +601,14 @@ TEST_CASE("an interrupted bench prints the finished points") {
   REQUIRE(lines.size() >= 2);
   if (json) {
     CHECK(lines.size() == 2);
-    CHECK(Json::parse(lines[0])["measured"]["stages"]["forward"]["ms"] == 3.0);
+    CHECK(Json::parse(lines[0])["measured"]["stages"]["forward"]["ms"] == 2.0);
     CHECK(Json::parse(lines[1])["summary"]["interrupted"] == missing);
   } else {
-    CHECK(lines.at(2).rfind("| 2 | 3.000 |", 0) == 0);
+    CHECK(lines.at(2).rfind("| 2 | 6 | 2.000 ± 0.0 % |", 0) == 0);
     CHECK(lines.at(3).empty());  // no further row
     CHECK(lines.back() == missing);
   }
+  const Json kept = Json::parse(ReadFile(saved));
+  CHECK(kept["rows"].size() == 1);
+  CHECK(kept["summary"]["interrupted"] == missing);
 }

@@ -6,10 +6,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <string>
@@ -51,6 +53,16 @@ Json Passed(const Json& id) {
           {"tflops", {{"forward", 2.0}}},
           {"checks", Json::array()},
           {"ranks", {{{"rank", 0}, {"ok", true}, {"error", nullptr}, {"gpu_ms", {{"forward", 3.0}}}}}}};
+}
+
+// Every timed iteration takes as long as the median.
+void AddSamples(const Json& request, Json* passed) {
+  const std::size_t most = request.value("repeat", 1);
+  if (most == 1 && !request.contains("sampling")) return;
+  const std::size_t count = request.contains("sampling") ? std::min<std::size_t>(most, 6) : most;
+  for (Json& rank : (*passed)["ranks"])
+    for (const auto& [stage, ms] : rank["gpu_ms"].items())
+      if (stage == "forward" || stage == "backward") rank["samples"][stage] = std::vector<Json>(count, ms);
 }
 
 Json NotPassed(const Json& id, const std::string& status, const std::string& kind) {
@@ -207,6 +219,7 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
   const Json& id = request["id"];
   const Json& params = request["params"];
   Json passed = Passed(id);
+  AddSamples(request, &passed);
   if (what == "pass") return Write(1, Line(passed));
   if (what == "fail") return Write(1, Line(NotPassed(id, "failed", "mismatch")));
   if (what == "skip") return Write(1, Line(NotPassed(id, "skipped", "unsupported")));
@@ -254,19 +267,57 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     passed["surroundings"] = surroundings;
     return Write(1, Line(passed));
   }
-  if (what == "bench") {  // logs every request; one rank has twice the rate
-    std::ofstream(params["log"].get<std::string>(), std::ios::app) << request.dump() << "\n";
-    const double rate = world_size == 1 ? 4.0 : 2.0;
+  if (what == "bench" ||
+      what == "bench_to_4") {  // alone twice the rate; "cudnn" in half the time; at 4 ranks the latter hangs
+    if (params.contains("log"))  // every request
+      std::ofstream(params["log"].get<std::string>(), std::ios::app) << request.dump() << "\n";
+    if (what == "bench_to_4" && world_size == 4) Hang();
+    if (request.value("kernels", "").ends_with("none"))
+      return Write(1, Line(NotPassed(id, "skipped", "unsupported")));
+    const char* scale =
+        std::getenv("FAKE_SCALE");  // of the times; the thousandths differ from request to request
+    const double time = (request.value("kernels", "") == "cudnn" ? 0.5 : 1.0) *
+                        (scale ? std::atof(scale) : 1.0) * (scale ? 1 + 0.001 * (id.get<int>() % 7) : 1.0);
+    const double rate = (world_size == 1 ? 4.0 : 2.0) / time;
     passed["tflops"] = {{"forward", rate}, {"backward", rate / 2}};
     passed["ranks"] = Json::array();
     for (int rank = 0; rank < world_size; ++rank)
-      passed["ranks"].push_back(
-          {{"rank", rank},
-           {"ok", true},
-           {"error", nullptr},
-           {"gpu_ms", {{"forward", 1.0 + rank}, {"forward/step", 0.5}, {"backward", 2.0}, {"inputs", 9.0}}}});
+      passed["ranks"].push_back({{"rank", rank},
+                                 {"ok", true},
+                                 {"error", nullptr},
+                                 {"gpu_ms",
+                                  {{"forward", (1.0 + rank) * time},
+                                   {"forward/step", 0.5},
+                                   {"backward", 2.0 * time},
+                                   {"inputs", 9.0}}}});
+    if (request.value("waits", false))
+      for (Json& rank : passed["ranks"])
+        rank["gpu_ms"]["forward/step/waiting"] = rank["gpu_ms"]["forward"].get<double>() / 4;
+    if (request["checks"] == true)
+      for (const double ratio : {0.5, 1.25})
+        passed["checks"].push_back({{"tensor", "out"},
+                                    {"against", "oracle"},
+                                    {"rank", 0},
+                                    {"max_abs_err", 0.0},
+                                    {"rel_err", 0.0},
+                                    {"tolerance", 0.01},
+                                    {"ratio", ratio},
+                                    {"ok", true}});
+    if (request.contains("kernels"))
+      passed["kernels"] = {{"name", request["kernels"]}, {"version", "1"}, {"family", "fake"}};
     if (params.value("max_seqlen_q", 0) == 666) return Write(1, Line(NotPassed(id, "failed", "mismatch")));
+    AddSamples(request, &passed);
     return Write(1, Line(passed));
+  }
+  if (what == "hang_at_4" && world_size == 4) {
+    std::ofstream(params["hung"].get<std::string>()) << getpid() << "\n";
+    Hang();
+  }
+  if (what == "alone") {  // needs the devices for itself: `folder` has a file for each daemon
+    Pause(params.value("ms", 0));
+    const std::filesystem::directory_iterator files(params["folder"].get<std::string>());
+    const bool alone = std::distance(begin(files), end(files)) == 1;
+    return Write(1, Line(alone ? passed : NotPassed(id, "error", "out_of_memory")));
   }
   if (what == "fatal" || what == "fatal_lingering") {
     Json fatal = NotPassed(id, "error", "cuda");
@@ -514,6 +565,7 @@ int main(int argc, char** argv) {
                                      {"uuid", ""},
                                      {"capability", ""},
                                      {"total_bytes", 0}});
+      if (start == "sampling") answer["features"] = {"samples", "sampling", "waits", "profile"};
       if (start == "newer")
         answer.update(
             {{"protocol_minor", 99}, {"features", {"validate", "a new one"}}, {"new", {{"a", {1}}}}});

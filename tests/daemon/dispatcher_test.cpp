@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <algorithm>
 #include <future>
 #include <string>
 #include <thread>
@@ -243,6 +244,35 @@ TEST_CASE("the memory needed by all ranks that share a device is checked before 
   CHECK(inside.Run().at("status") == "passed");
 }
 
+TEST_CASE(
+    "memory is kept between requests that follow one another, and given back when one needs it or none "
+    "comes") {
+  Inside inside(1);
+  const auto run = [&](double needs) {  // and the next line follows at once
+    const Json request = {{"op", "run"}, {"case", "fake"}, {"params", {{"needs", needs}}}};
+    return Json::parse(inside.dispatcher->Handle({request.dump(), false, 0})->text);
+  };
+  const auto trims = [&] {
+    inside.world.threads().Wait();
+    const auto calls = CallsOf(*inside.fake, "0");
+    return std::count(calls.begin(), calls.end(), "trim");
+  };
+  inside.fake->free_bytes = 1000;
+  inside.fake->pooled_bytes = 500;
+  CHECK(run(1000).at("status") == "passed");
+  CHECK(run(1000).at("status") == "passed");
+  CHECK(trims() == 0);
+  CHECK(run(1500).at("status") == "passed");
+  CHECK(trims() == 1);
+  CHECK(run(1501).at("failure").at("kind") == "out_of_memory");
+  CHECK(trims() == 2);
+  CHECK(run(10).at("status") == "passed");
+  inside.Ask(R"({"op": "stats"})");
+  CHECK(trims() == 3);
+  inside.dispatcher->WhileIdle();
+  CHECK(trims() == 3);  // nothing has run since
+}
+
 TEST_CASE("a case has a clean state before its iterations and a trim after them") {
   Inside inside(1);
   inside.fake->left_behind = 3;
@@ -251,8 +281,8 @@ TEST_CASE("a case has a clean state before its iterations and a trim after them"
   CHECK(answer.at("status") == "passed");
   CHECK(inside.Ask(R"({"op": "stats"})").at("leaked_allocations") == 3);
   CHECK(CallsOf(*inside.fake, "0") == std::vector<std::string>{"begin", "iteration -2", "iteration -1",
-                                                               "iteration 0", "iteration 1", "end iterations",
-                                                               "end", "trim"});
+                                                               "iteration 0", "iteration 1", "samples",
+                                                               "end iterations", "end", "trim"});
 }
 
 TEST_CASE("libraries that take a device's memory have the daemon replaced: an answer says so") {

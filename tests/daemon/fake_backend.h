@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -42,10 +43,12 @@ struct FakeWorld {
   cppool_failure failure{sizeof(cppool_failure), CPPOOL_INTERNAL, CPPOOL_CULPRIT_SELF,
                          "the runtime's last error"};
   std::atomic<std::size_t> free_bytes{std::size_t{1} << 30};
-  std::atomic<bool> device_lost{false};     // calls that use the device throw from then on
-  std::atomic<std::size_t> left_behind{0};  // allocations that a case leaves on each rank
+  std::atomic<std::size_t> pooled_bytes{0};  // are free once a rank has trimmed
+  std::atomic<bool> device_lost{false};      // calls that use the device throw from then on
+  std::atomic<std::size_t> left_behind{0};   // allocations that a case leaves on each rank
 
-  std::map<int, int> groups_open;  // by rank
+  std::map<int, int> groups_open;                          // by rank
+  std::function<kernels::StageSamples(int rank)> samples;  // the times of the iterations so far; empty: none
 
   // Communication: the inputs of the ranks that have joined an all-reduce, and messages.
   std::vector<const std::int32_t*> joined;
@@ -106,6 +109,10 @@ class FakeRank : public kernels::RankRuntime {
   void Break(kernels::DeviceFault, void*, cppool_stream) override { Log("break"); }
   void BeginIteration(int index) override { Log("iteration " + std::to_string(index)); }
   void EndIterations() override { Log("end iterations"); }
+  kernels::StageSamples Samples() override {
+    Log("samples");
+    return world_->samples ? world_->samples(seam_.rank) : kernels::StageSamples{};
+  }
   bool InGroup() const override {
     const std::lock_guard lock(world_->mutex);
     return world_->groups_open[seam_.rank] > 0;
@@ -122,16 +129,17 @@ class FakeRank : public kernels::RankRuntime {
   }
   void Trim() override {
     Log("trim");
+    world_->free_bytes += world_->pooled_bytes.exchange(0);
     AskDevice();
   }
   kernels::MemoryInfo Memory() const override {
     AskDevice();
-    return {0, world_->free_bytes, world_->left_behind};
+    return {world_->pooled_bytes, world_->free_bytes + world_->pooled_bytes, world_->left_behind};
   }
   std::size_t LiveAllocations() const override { return world_->left_behind; }
   bool HasRoom(double bytes) const override {
     AskDevice();
-    return bytes <= static_cast<double>(world_->free_bytes);
+    return bytes <= static_cast<double>(world_->free_bytes + world_->pooled_bytes);
   }
   std::vector<kernels::StreamProgress> Progress() const override {
     std::vector<kernels::StreamProgress> streams(2);
@@ -257,6 +265,10 @@ class FakeBackend : public kernels::Backend {
                                             {"a fake", "", world_->ordinal, "", std::size_t{1} << 30});
   }
   std::vector<std::pair<std::string, double>> InitTimes() const override { return {{"start", 1.0}}; }
+  void Profile(bool begin) override {
+    const std::lock_guard lock(world_->mutex);
+    world_->calls.emplace_back(begin ? "profile" : "end of profile");
+  }
   void Abort(const std::string& reason) override {
     const std::lock_guard lock(world_->mutex);
     world_->aborted = reason;

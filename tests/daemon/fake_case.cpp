@@ -107,6 +107,7 @@ cppool_status Run(cppool_case_context* c) {
   if (action == "dump" || action == "no dump" || action == "work" || action == "replaced" ||
       action == "read back")
     return Act(c, action);
+  if (action == "iterate together") return Act(c, "iterate");
   if (c->runtime->rank == c->integer(c, "rank")) {
     return Act(c, action.substr(0, action.find(" while others")));
   }
@@ -149,7 +150,7 @@ Json Inside::Ask(const std::string& line) {
   REQUIRE(answer->text.find('\n') == answer->text.size() - 1);
   last_fatal = answer->fatal;
   last_shutdown = answer->shutdown;
-  dispatcher->AfterAnswer();
+  dispatcher->WhileIdle();
   return Json::parse(answer->text);
 }
 

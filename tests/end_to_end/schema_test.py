@@ -138,6 +138,8 @@ class Traffic(unittest.TestCase):
                             "return_max_logit": True, "cp_comm_type": "a2a", "pad_between_seqs": True}},
                 {"params": TINY, "deadline_ms": 86400000, "perturb": 2**63 - 1, "dump": folder + "/out"},
                 {"params": TINY, "inputs": folder + "/out"},
+                {"params": TINY, "checks": False, "warmup": 1, "sampling": {"precision": 0.5, "max_ms": 50}},
+                {"params": TINY, "checks": False, "repeat": 2, "waits": True, "profile": True},
                 {"kwargs": {"max_seqlen_q": "16", "num_heads": "4", "is_training": "False", "window_size": "(-1, 0)",
                             "softmax_scale": "None", "log_level": "10", "fp8_bwd": "True"}},
             ]
@@ -193,6 +195,7 @@ class Traffic(unittest.TestCase):
         requests += [{"op": op, key: value} for op in ("hello", "list", "stats", "validate") for key in keys if key != "op"
                      for value in values]
         requests += [{"op": "validate", "fault": {"kind": "throw", key: value}} for key in fault_keys for value in values]
+        requests += [{"op": "validate", "sampling": {key: value}} for key in ("precision", "max_ms", "min_ms") for value in values]
         requests += [{"op": "validate", "fault": {"rank": 0}}]
         requests += [{"op": "validate", "params": {}, "kwargs": {}}, {"op": "validate", "case": "other", "kwargs": {}},
                      {"op": "validate", "case": "attention", "kwargs": {}}, {"op": "validate", "case": "other", "params": {}}]

@@ -55,8 +55,8 @@ Json Members(const protocol::Check& check) {
   return {tensor, against, rank, max_abs_err, rel_err, tolerance, ok, ratio.value_or(0), ratio.has_value()};
 }
 Json Members(const protocol::Rank& result) {
-  const auto& [rank, ok, error, gpu_ms, extra] = result;
-  return {rank, ok, error, gpu_ms, extra};
+  const auto& [rank, ok, error, gpu_ms, samples, extra] = result;
+  return {rank, ok, error, gpu_ms, samples, extra};
 }
 Json Members(const std::optional<protocol::Failure>& failure) {
   if (!failure) return {};
@@ -70,13 +70,14 @@ Json Members(const std::vector<Element>& elements) {
   return json;
 }
 std::string Members(const protocol::RunResult& result) {
-  const auto& [status, error, failure, fatal, ranks, checks, tflops, wall_ms, seed, kernels] = result;
+  const auto& [status, error, failure, fatal, ranks, checks, tflops, wall_ms, seed, stopped, kernels] =
+      result;
   return Json{status,           error,
               Members(failure), fatal,
               Members(ranks),   Members(checks),
               tflops,           wall_ms,
               seed.has_value(), seed.value_or(0),
-              kernels}
+              stopped,          kernels}
       .dump();
 }
 

@@ -42,6 +42,17 @@ TEST_CASE("each operation is read") {
   CHECK(defaults.inputs.empty());
   CHECK_FALSE(defaults.fault);
   CHECK(defaults.load.empty());
+  CHECK_FALSE(defaults.sampling);
+  CHECK_FALSE((defaults.waits || defaults.profile));
+  const auto sampled = [](const std::string& members) {
+    return std::get<RunRequest>(ParseRequest("{\"op\":\"run\"," + members + "}").operation);
+  };
+  CHECK(sampled(R"("sampling":{})").sampling == SamplingRequest{0.01, 10000});
+  CHECK(sampled(R"("sampling":{})").repeat == 10000);  // the most
+  CHECK(sampled(R"("sampling":{"precision":1,"max_ms":86400000},"repeat":7)").repeat == 7);
+  CHECK(sampled(R"("sampling":{"precision":0.0001})").sampling->precision == 0.0001);
+  CHECK(sampled(R"("waits":true)").waits);
+  CHECK(sampled(R"("profile":true)").profile);
 
   const Request full = ParseRequest(
       R"({"id":{"a":[1]},"op":"run","case":"all_reduce","params":{"n":[1,2]},"deadline_ms":86400000,"warmup":1000,"repeat":10000,"checks":false})");
@@ -251,6 +262,17 @@ TEST_CASE("the error for an invalid request says what is wrong and what is allow
       {R"({"id":1,"op":"run","perturb":9223372036854775808})", 1, {"\"perturb\"", "not 9223372036854775808"}},
       {R"({"id":1,"op":"run","perturb":1.5})", 1, {"\"perturb\" must be an integer", "not 1.5"}},
       {R"({"id":1,"op":"run","perturb":true})", 1, {"\"perturb\" must be an integer", "not true"}},
+      {R"({"id":1,"op":"run","sampling":true})", 1, {"\"sampling\" must be an object, not true"}},
+      {R"({"id":1,"op":"run","sampling":{"precison":1}})",
+       1,
+       {"unknown key \"precison\"", "in \"sampling\"", "did you mean \"precision\"?"}},
+      {R"({"id":1,"op":"run","sampling":{"precision":0}})",
+       1,
+       {"\"precision\" of \"sampling\" must be a number from 0.0001 to 1, not 0"}},
+      {R"({"id":1,"op":"run","sampling":{"precision":"1"}})", 1, {"from 0.0001 to 1, not \"1\""}},
+      {R"({"id":1,"op":"run","sampling":{"max_ms":0}})", 1, {"\"max_ms\" must be an integer from 1 to"}},
+      {R"({"id":1,"op":"run","waits":1})", 1, {"\"waits\" must be true or false, not 1"}},
+      {R"({"id":1,"op":"run","profile":null})", 1, {"\"profile\" must be true or false, not null"}},
       {R"({"id":1,"op":"run","checks":1})", 1, {"\"checks\" must be true or false, not 1"}},
       {R"({"id":1,"op":"run","checks":"true"})", 1, {"\"checks\" must be true or false, not \"true\""}},
   };
@@ -317,6 +339,8 @@ TEST_CASE("a request that is written as a line is read back unchanged") {
   run.inputs = "/in";
   run.kernels = "/k\xc3\xa9.so,n";
   run.load = {"/x/mine.so", "b"};
+  run.sampling = SamplingRequest{0.015625, 77};
+  run.waits = run.profile = true;
   run.fault = FaultRequest{"flip_bit", 3, "back\xc3\xa9", 7};
   requests.push_back({Json::array({1, "a"}), run});
   requests.push_back({Json(2), ValidateRequest{run}});
@@ -348,6 +372,8 @@ TEST_CASE("a request that is written as a line is read back unchanged") {
       CHECK(read.kernels == sent->kernels);
       CHECK(read.fault == sent->fault);
       CHECK(read.load == sent->load);
+      CHECK(read.sampling == sent->sampling);
+      CHECK((read.waits == sent->waits && read.profile == sent->profile));
     }
   }
 }

@@ -24,6 +24,7 @@ RunResult Sample() {
   Rank rank;
   rank.ok = true;
   rank.gpu_ms = {{"backward", 2.5}, {"forward", 1.25}};
+  rank.samples = {{"forward", {1.5, 1.25, kNan}}};
   rank.extra = {{"bandwidth", 12.5}};
   result.ranks.push_back(rank);
   rank = {};
@@ -35,6 +36,7 @@ RunResult Sample() {
   result.tflops = {{"forward", 350.5}};
   result.wall_ms = 12.5;
   result.seed = std::numeric_limits<std::uint64_t>::max();
+  result.stopped = "precision";
   result.kernels = {{"name", "cppool"}, {"version", "1.2"}, {"family", "host"}};
   return result;
 }
@@ -60,12 +62,13 @@ TEST_CASE("a result is written with the protocol's members") {
   CHECK(ToJson(Sample(), Json("id")) == Json::parse(R"({
     "ok": false, "id": "id", "status": "failed", "error": "dq of rank 1 is off",
     "failure": {"kind": "mismatch", "rank": 1, "stage": "backward/attend 1", "detail": "dq"},
-    "ranks": [{"rank": 0, "ok": true, "error": null, "gpu_ms": {"backward": 2.5, "forward": 1.25}, "bandwidth": 12.5},
+    "ranks": [{"rank": 0, "ok": true, "error": null, "gpu_ms": {"backward": 2.5, "forward": 1.25}, "bandwidth": 12.5,
+               "samples": {"forward": [1.5, 1.25, null]}},
               {"rank": 1, "ok": false, "error": "broken", "gpu_ms": {}}],
     "checks": [{"tensor": "out", "against": "no_cp", "rank": 0, "max_abs_err": 1e-3, "rel_err": 2e-4, "tolerance": 2.5e-2, "ok": true},
                {"tensor": "dq", "against": "oracle", "rank": 1, "max_abs_err": null, "rel_err": null, "tolerance": 0.5, "ok": false,
                 "ratio": 2.5}],
-    "tflops": {"forward": 350.5}, "wall_ms": 12.5, "seed": 18446744073709551615,
+    "tflops": {"forward": 350.5}, "wall_ms": 12.5, "seed": 18446744073709551615, "stopped": "precision",
     "kernels": {"name": "cppool", "version": "1.2", "family": "host"}})"));
   RunResult passed;
   passed.status = Status::kPassed;
@@ -102,6 +105,10 @@ TEST_CASE("a result that is written as a line is read back unchanged") {
     CHECK(ToJson(back, Json(1)) == sent);
     CHECK(back.ranks.at(0).extra == Json{{"bandwidth", 12.5}});
     CHECK(back.ranks.at(0).gpu_ms == result.ranks.at(0).gpu_ms);
+    REQUIRE(back.ranks.at(0).samples.size() == 1);
+    CHECK(back.ranks.at(0).samples[0].second.at(1) == 1.25);
+    CHECK(std::isnan(back.ranks.at(0).samples[0].second.at(2)));
+    CHECK(back.stopped == result.stopped);
     CHECK(std::isnan(back.checks.at(1).max_abs_err));
     CHECK(back.failure.has_value() == result.failure.has_value());
     CHECK(back.seed == result.seed);
@@ -154,6 +161,9 @@ TEST_CASE("an invalid response is refused with the member's name") {
       {R"({"ranks":[{"rank":0}]})", {"no \"ranks[0].ok\""}},
       {R"({"ranks":[{"rank":0,"ok":true,"error":null,"gpu_ms":{"forward":"1"}}]})",
        {"\"ranks[0].gpu_ms.forward\" must be a number"}},
+      {R"({"ranks":[{"rank":0,"ok":true,"error":null,"gpu_ms":{},"samples":{"forward":1}}]})",
+       {"\"ranks[0].samples.forward\" must be a list"}},
+      {R"({"stopped":1})", {"\"stopped\" must be a string"}},
       {R"({"checks":[{"tensor":"dq"}]})", {"no \"checks[0].against\""}},
       {R"({"tflops":[]})", {"\"tflops\" must be an object"}},
       {R"({"wall_ms":"1"})", {"\"wall_ms\" must be a number"}},

@@ -53,6 +53,7 @@
 
 #include <cppool/pool_error.h>
 #include <cppool/result.h>
+#include <cppool/sampling.h>
 
 namespace cppool {
 
@@ -107,6 +108,7 @@ struct RunOptions {
   std::chrono::milliseconds deadline{90000};  // for the case; 1 ms to 24 h
   std::int64_t warmup = 0;                    // untimed iterations at first
   std::int64_t repeat = 1;                    // timed iterations; the result has medians
+  std::optional<Sampling> sampling;  // in place of `repeat`; for a daemon with the feature "sampling"
   bool checks = true;
   std::optional<std::uint64_t> perturb;  // seed of random delays at every mark; below 2^63
   std::string dump;                      // folder for the case's tensors as .npy; empty: none
@@ -116,6 +118,8 @@ struct RunOptions {
   std::string kernels;
   std::optional<Fault> fault;
   std::vector<std::string> load;  // libraries with cases for this call; of sources: cppool/compile.h
+  bool waits = false;    // stages for what the main stream waits for; for a daemon with the feature "waits"
+  bool profile = false;  // the timed iterations are the range of a profiler; for one with "profile"
 };
 
 struct Failure {
@@ -135,8 +139,9 @@ struct Result {
   std::vector<std::pair<std::string, double>> tflops;  // per GPU, by stage
   double wall_ms = 0;
   std::optional<std::uint64_t> seed;
-  int attempts = 1;  // daemons that were sent the request, this one included
-  Json json;         // the whole answer
+  std::string stopped;  // with `sampling`, what ended it: "precision", "max_ms" or "repeat" (`most`)
+  int attempts = 1;     // daemons that were sent the request, this one included
+  Json json;            // the whole answer
 
   bool ok() const { return status == Status::kPassed; }
 };

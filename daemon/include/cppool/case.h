@@ -81,15 +81,17 @@ struct cppool_case_context {
   int (*boolean)(cppool_case_context*, const char* name);
   const char* (*string)(cppool_case_context*, const char* name);
 
-  /* True for each of the request's `warmup` + `repeat` iterations, then false. What `mark` records in an
-   * iteration is timed; the median over the repeats is reported. Stages outside the loop are timed once. */
+  /* True for each of the request's iterations, then false: `warmup` + `repeat`, or with `sampling` as many as the
+   * daemon finds necessary, on every rank the same. What `mark` records in an iteration is timed; the median is
+   * reported. Stages outside the loop are timed once. The main stream's stage may be ended, and its work waited for,
+   * at any call. */
   int (*next_iteration)(cppool_case_context*);
   /* The floating-point operations this rank does in `stage` in one iteration: the answer has "tflops" for it. */
   void (*work)(cppool_case_context*, const char* stage, double flops);
   /* A check that does not hold makes the case `failed`, whatever `run` returns. Non-finite errors never hold. */
   void (*check)(cppool_case_context*, const cppool_check* check);
   /* An extra member of this rank's entry in `ranks`; json is its value's text. A text that is not JSON, or the name
-   * of a member that every entry has (rank, ok, error, gpu_ms), is a bug of the case and ends it with `internal`. */
+   * of a member that every entry has (rank, ok, error, gpu_ms, samples), is a bug of the case and ends it with `internal`. */
   void (*result)(cppool_case_context*, const char* name, const char* json);
   /* What went wrong, for the status that `run` returns. Without it the runtime's last failure is used. When a call of
    * the runtime has failed with that same status before, its culprit is the culprit of this failure too. */

@@ -52,6 +52,10 @@ struct StreamProgress {
 // them. A parent ("forward" of "forward/attend 1") is listed too, with the sum over its stages on the main stream.
 using StageTimes = std::vector<std::pair<std::string, double>>;
 
+// Milliseconds of every counted iteration so far, in their order, for the stages of the main stream that are no part of another
+// one ("forward", and not "forward/attend 1"). An iteration without the stage is left out.
+using StageSamples = std::vector<std::pair<std::string, std::vector<double>>>;
+
 // Faults of a rank's device, on request (fault_injector.h).
 enum class DeviceFault {
   kStall,        // work that does not end
@@ -78,6 +82,9 @@ class RankRuntime {
   // Marks from here on belong to iteration `index` (negative: warm-up, not counted).
   virtual void BeginIteration(int index) = 0;
   virtual void EndIterations() = 0;
+  // Between two iterations, or after them: ends the main stream's stage, waits for that stream's work, and returns the times.
+  // Throws RuntimeError when the work has failed.
+  virtual StageSamples Samples() = 0;
   // Between group_start and group_end. A case must not end so: Backend::Recover is then needed before the next one,
   // because the ranks are out of step or NCCL still holds the calls.
   virtual bool InGroup() const = 0;
@@ -108,6 +115,8 @@ class Backend {
   virtual std::vector<DeviceInfo> Devices() const = 0;  // one per rank, after OpenRank
   // Milliseconds of the start-up by stage, in order, after OpenRank: the slowest rank's.
   virtual std::vector<std::pair<std::string, double>> InitTimes() const = 0;
+  // Any thread: begins and ends the range of a profiler that is attached to this process. Nothing without one.
+  virtual void Profile(bool begin) = 0;
   // Any thread: makes pending and later communication of all ranks fail with `reason`, so that no rank waits for one
   // that is gone.
   virtual void Abort(const std::string& reason) = 0;

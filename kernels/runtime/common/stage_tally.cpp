@@ -12,6 +12,7 @@ StageTally::Entry& StageTally::At(const std::string& stage) {
 
 void StageTally::Add(int iteration, const std::string& stage, bool main_stream, double milliseconds) {
   const auto add = [&](Entry& entry) {
+    entry.main_stream = entry.main_stream || main_stream;
     if (iteration == kOnce) {
       entry.once += milliseconds;
     } else {
@@ -41,6 +42,17 @@ StageTimes StageTally::Times() const {
     times.emplace_back(stage, values.size() % 2 ? values[middle] : (values[middle - 1] + values[middle]) / 2);
   }
   return times;
+}
+
+StageSamples StageTally::Samples() const {
+  StageSamples samples;
+  for (const std::string& stage : order_) {
+    const Entry& entry = entries_.at(stage);
+    if (!entry.main_stream || entry.by_iteration.empty() || stage.find('/') != std::string::npos) continue;
+    auto& values = samples.emplace_back(stage, std::vector<double>()).second;
+    for (const auto& [iteration, ms] : entry.by_iteration) values.push_back(ms);
+  }
+  return samples;
 }
 
 }  // namespace cppool::kernels

@@ -19,9 +19,12 @@ class StageTally {
 
   // In the order in which the stages were first added, a parent before its first child.
   StageTimes Times() const;
+  // In the same order.
+  StageSamples Samples() const;
 
  private:
   struct Entry {
+    bool main_stream = false;  // the stage was on it
     double once = 0;
     std::map<int, double> by_iteration;
   };

@@ -1,5 +1,7 @@
 #include "kernels/runtime/cuda/backend.h"
 
+#include <cuda_profiler_api.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -75,6 +77,10 @@ class CudaBackend final : public Backend {
   std::vector<std::pair<std::string, double>> InitTimes() const override;
   void Abort(const std::string& reason) override { world_->Abort(reason); }
   void Finished(int rank) override { world_->Finished(rank); }
+  void Profile(bool begin) override {
+    // An error is one of the device, which the next call reports too.
+    begin ? cudaProfilerStart() : cudaProfilerStop();
+  }
   void Recover(std::chrono::milliseconds limit) override;
 
  private:

@@ -49,6 +49,7 @@ CudaRank::CudaRank(std::shared_ptr<CommWorld> world, int rank)
       pool_(world_->OpenPool(rank)),
       host_heap_(kHostSlabBytes),
       marks_(&host_heap_),
+      ranges_(rank),
       iteration_(StageTally::kOnce),
       host_failure_(std::make_shared<HostFailure>()) {
   for (int i = 0; i < kStreamsAtStart; ++i) AddStream();
@@ -59,6 +60,7 @@ CudaRank::CudaRank(std::shared_ptr<CommWorld> world, int rank)
     spare_events_.push_back(event);
   }
   marks_.Announce(main_stream(), "main", true);
+  ranges_.Name(main_stream(), "main");
   FillTable(this, &table_);
 }
 
@@ -122,11 +124,20 @@ void CudaRank::BeginIteration(int index) { iteration_ = index < 0 ? StageMarks::
 
 void CudaRank::EndIterations() { iteration_ = StageTally::kOnce; }
 
+StageSamples CudaRank::Samples() {
+  marks_.Close(main_stream(), iteration_);
+  ranges_.Enter(main_stream(), nullptr);
+  WaitFor(main_stream());
+  ThrowHostFailure();
+  return marks_.Samples(main_stream());
+}
+
 StageTimes CudaRank::EndCase() {
   CheckCuda(cudaSetDevice(device_), "choosing the rank's device");
   for (const OwnedStream& owned : streams_) {
     if (owned.handed_out) marks_.Close(owned.stream, StageTally::kOnce);
   }
+  ranges_.LeaveAll();
   for (const OwnedStream& owned : streams_) {
     if (owned.used) WaitFor(owned.stream);
   }
@@ -157,6 +168,7 @@ void CudaRank::ReleaseLeftovers() {
   iteration_ = StageTally::kOnce;
   delays_ = {};
   marks_.Reset();
+  ranges_.LeaveAll();
   marked_.clear();
   recorded_.clear();
   marks_.Announce(main_stream(), "main", true);
@@ -249,6 +261,7 @@ cudaStream_t CudaRank::CreateStream() {
   if (i == streams_.size()) AddStream();
   streams_[i].handed_out = streams_[i].used = true;
   marks_.Announce(streams_[i].stream, "stream " + std::to_string(i), false);
+  ranges_.Name(streams_[i].stream, "stream " + std::to_string(i));
   return streams_[i].stream;
 }
 
@@ -259,6 +272,7 @@ void CudaRank::DestroyStream(cudaStream_t stream) {
   if (owned == streams_.end())
     throw RuntimeError(CPPOOL_INTERNAL, "stream_destroy of a stream that stream_create did not return");
   marks_.Close(stream, iteration_);
+  ranges_.Enter(stream, nullptr);
   owned->handed_out = false;
 }
 
@@ -345,6 +359,7 @@ void CudaRank::Synchronize(cudaStream_t stream) {
 
 void CudaRank::Mark(cudaStream_t stream, const char* stage) {
   marks_.Mark(stream, stage, iteration_);
+  ranges_.Enter(stream, stage);
   if (stage) marked_ = stage;
   const auto delay = delays_.Next();
   if (delay.count() > 0) HoldStream(stream, delay);

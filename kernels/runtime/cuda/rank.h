@@ -18,6 +18,7 @@
 #include "kernels/runtime/cuda/comm_world.h"
 #include "kernels/runtime/cuda/page_locked_heap.h"
 #include "kernels/runtime/cuda/stage_marks.h"
+#include "kernels/runtime/cuda/stage_ranges.h"
 
 namespace cppool::kernels::cuda {
 
@@ -41,6 +42,7 @@ class CudaRank : public RankRuntime {
   void EndIterations() override;
   bool InGroup() const override { return world_->InGroup(rank_); }
   std::vector<GroupShape> Groups() const override { return world_->shapes(rank_); }
+  StageSamples Samples() override;
   StageTimes EndCase() override;
   void Trim() override;
   MemoryInfo Memory() const override;  // any thread
@@ -108,6 +110,7 @@ class CudaRank : public RankRuntime {
   const std::shared_ptr<DevicePool> pool_;
   PageLockedHeap host_heap_;
   StageMarks marks_;
+  StageRanges ranges_;
   std::string marked_;  // the last stage
   std::unordered_map<cudaEvent_t, StagePoint> recorded_;
   int iteration_;

@@ -175,6 +175,15 @@ void StageMarks::Settle(cudaStream_t stream) {
   }
 }
 
+StageSamples StageMarks::Samples(cudaStream_t main_stream) {
+  Fold(TrackOf(main_stream), false);
+  StageTally tally;
+  for (const Interval& i : intervals_) {
+    if (i.main_stream) tally.Add(i.iteration, names_[i.stage], true, i.milliseconds);
+  }
+  return tally.Samples();
+}
+
 StageTimes StageMarks::Collect() {
   for (std::size_t i = 0; i < used_tracks_; ++i) Fold(tracks_[i], true);
   std::sort(intervals_.begin(), intervals_.end(),

@@ -57,6 +57,8 @@ class StageMarks {
   // The stream's work is done: when there are many events, keeps their times and releases them, so that a long case
   // needs little memory.
   void Settle(cudaStream_t stream);
+  // The main stream's work is done and its last stage closed: the times of its counted iterations so far.
+  StageSamples Samples(cudaStream_t main_stream);
   // All work is done: the stages' times.
   StageTimes Collect();
   // Forgets streams and marks. No marked work may be pending.

@@ -55,6 +55,7 @@ class ListedRank final : public RankRuntime {
   }
   void BeginIteration(int index) override { rank_.BeginIteration(index); }
   void EndIterations() override { rank_.EndIterations(); }
+  StageSamples Samples() override { return rank_.Samples(); }
   bool InGroup() const override { return rank_.InGroup(); }
   std::vector<GroupShape> Groups() const override { return rank_.Groups(); }
   StageTimes EndCase() override { return rank_.EndCase(); }
@@ -85,6 +86,7 @@ class HostBackend final : public Backend {
 
   std::string name() const override { return "host"; }
   std::string transport() const override { return "host"; }
+  void Profile(bool) override {}
   int world_size() const override { return world_->size(); }
 
   std::unique_ptr<RankRuntime> OpenRank(int rank) override {

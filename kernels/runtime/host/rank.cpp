@@ -11,7 +11,6 @@
 
 #include "kernels/error.h"
 #include "kernels/runtime.h"
-#include "kernels/runtime/common/stage_tally.h"
 
 namespace cppool::kernels::host {
 namespace {
@@ -66,6 +65,14 @@ void HostRank::BeginIteration(int index) { iteration_ = index < 0 ? kWarmUp : in
 
 void HostRank::EndIterations() { iteration_ = kOutside; }
 
+StageSamples HostRank::Samples() {
+  const auto last =
+      std::find_if(marks_.rbegin(), marks_.rend(), [](const Mark& mark) { return mark.stream == 0; });
+  if (last != marks_.rend() && last->stage) MarkStage(seam_.stream, nullptr);
+  Synchronize(seam_.stream);
+  return TallyMarks().Samples();
+}
+
 StageTimes HostRank::EndCase() {
   SynchronizeAll();
   for (const auto* left : {&buffers_, &host_buffers_, &freed_host_buffers_}) {
@@ -77,7 +84,7 @@ StageTimes HostRank::EndCase() {
     ReleaseMemory();  // the rest stays: Progress must still say where the streams stopped
     throw;
   }
-  StageTimes times = TakeTimes();
+  StageTimes times = TallyMarks().Times();
   ReleaseAll();
   return times;
 }
@@ -390,7 +397,7 @@ void HostRank::MarkStage(cppool_stream stream, const char* stage) {
     at.Push(HostStream::Run::kUnlessFailed, [delay] { std::this_thread::sleep_for(delay); });
 }
 
-StageTimes HostRank::TakeTimes() const {
+StageTally HostRank::TallyMarks() const {
   const std::int64_t now = NowNs();  // the end of stages without one
   // Backwards, so that each mark knows the next one of its stream: a stage lasts from one mark to the next.
   std::vector<std::int64_t> end(marks_.size());
@@ -408,7 +415,7 @@ StageTimes HostRank::TakeTimes() const {
     tally.Add(mark.iteration == kOutside ? StageTally::kOnce : mark.iteration, *mark.stage, mark.stream == 0,
               ms);
   }
-  return tally.Times();
+  return tally;
 }
 
 // With the progress lock held. A destroyed stream may have work that others wait for.

@@ -18,6 +18,7 @@
 #include "kernels/backend.h"
 #include "kernels/runtime/common/last_error.h"
 #include "kernels/runtime/common/mark_delays.h"
+#include "kernels/runtime/common/stage_tally.h"
 #include "kernels/runtime/host/comm.h"
 #include "kernels/runtime/host/memory.h"
 #include "kernels/runtime/host/stream.h"
@@ -39,6 +40,7 @@ class HostRank final : public RankRuntime {
   void EndIterations() override;
   bool InGroup() const override { return group_depth_ > 0; }
   std::vector<GroupShape> Groups() const override { return world_->Shapes(); }
+  StageSamples Samples() override;
   StageTimes EndCase() override;
   void Trim() override;
   MemoryInfo Memory() const override;
@@ -108,7 +110,8 @@ class HostRank final : public RankRuntime {
   void CountReleased(std::size_t bytes);
   void CheckGuards(const void* ptr, std::size_t bytes) noexcept;
   void SynchronizeAll();
-  StageTimes TakeTimes() const;
+  StageTally TallyMarks()
+      const;  // no work that was marked is pending, except on other streams than the main one
   std::string NameOfStream(int index) const;
   void ReleaseAll();
   void ReleaseMemory();

@@ -11,7 +11,16 @@ namespace cppool::protocol {
 
 using Json = nlohmann::json;
 
-enum class FailureKind { kInvalidRequest, kUnsupported, kMismatch, kOutOfMemory, kCuda, kNccl, kTimeout, kInternal };
+enum class FailureKind {
+  kInvalidRequest,
+  kUnsupported,
+  kMismatch,
+  kOutOfMemory,
+  kCuda,
+  kNccl,
+  kTimeout,
+  kInternal
+};
 
 std::string_view ToString(FailureKind kind);  // "invalid_request", ...
 std::optional<FailureKind> ParseFailureKind(std::string_view word);

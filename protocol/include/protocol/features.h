@@ -27,6 +27,10 @@ inline constexpr Feature kFeatures[] = {
     {"kernels", "key `kernels` of `run`: whose attention kernels, of a library too (cppool/attention.h)"},
     {"load", "key `load` of `run`, `validate` and `list`: libraries with cases, for this request"},
     {"crash_line", "a daemon that a crash ends writes a line for programs to its stderr (crash.h)"},
+    {"samples", "member `samples` of `ranks`, with `repeat`: the time of every timed iteration"},
+    {"sampling", "key `sampling` of `run`: iterations until the medians are precise enough"},
+    {"waits", "key `waits` of `run`: stages for what the main stream waits for"},
+    {"profile", "key `profile` of `run`: the timed iterations are the range of a profiler"},
     {"start_line", "a daemon that cannot start ends its stderr with a line for programs (start.h)"},
 };
 

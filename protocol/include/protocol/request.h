@@ -38,13 +38,23 @@ struct FaultRequest {
   bool operator==(const FaultRequest&) const = default;
 };
 
+// When to stop timing, in place of a fixed number of iterations. `repeat` is then the most iterations.
+struct SamplingRequest {
+  double precision = 0.01;      // 0.0001 .. 1: see MedianPrecision (statistics.h); of every stage
+  std::int64_t max_ms = 10000;  // 1 .. 86,400,000: of all timed iterations
+
+  bool operator==(const SamplingRequest&) const = default;
+};
+inline constexpr std::int64_t kMaxRepeat = 10000;
+
 struct RunRequest {
   std::string case_name = "attention";
   Json params = Json::object();  // as given; or the string form when `from_kwargs`
   bool from_kwargs = false;  // {"op": "run", "kwargs": {...}}: ParametersFromKwargs comes before validation
   std::int64_t deadline_ms = kDefaultDeadlineMs;  // 1 .. 86,400,000
   std::int64_t warmup = 0;                        // 0 .. 1000
-  std::int64_t repeat = 1;                        // 1 .. 10000
+  std::int64_t repeat = 1;                        // 1 .. kMaxRepeat
+  std::optional<SamplingRequest> sampling;        // absent: exactly `repeat` iterations
   bool checks = true;
   std::optional<std::uint64_t> perturb;  // the seed of random delays at every mark; absent: none
   std::string dump;                      // folder that tensors are written to; empty: none
@@ -53,6 +63,8 @@ struct RunRequest {
   std::string kernels;
   std::optional<FaultRequest> fault;
   std::vector<std::string> load;  // paths of shared libraries whose cases this request can name
+  bool waits = false;             // the main stream's waits for other streams are stages of their own
+  bool profile = false;           // the timed iterations are the range of a profiler
 };
 // What would come of the run, without running it: ok, or the answer (`skipped`, `error`) that the run would get.
 struct ValidateRequest {

@@ -18,6 +18,7 @@ class FakeBackend final : public Backend {
   std::vector<std::pair<std::string, double>> InitTimes() const override { return {}; }
   void Abort(const std::string&) override {}
   void Finished(int) override {}
+  void Profile(bool) override {}
   void Recover(std::chrono::milliseconds) override {}
 
  private:

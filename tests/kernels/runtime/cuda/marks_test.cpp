@@ -68,6 +68,31 @@ TEST_CASE("Stage times are device times of stages and their parents, without the
   CHECK(ms["open"] >= 3.9);
 }
 
+TEST_CASE("Samples: the times of the iterations so far, between iterations", "[gpu]") {
+  if (!HaveDevices(1)) return;
+  CudaWorld world(1);
+  world.Run([](RankRuntime& rank) {
+    cppool_runtime* rt = rank.seam();
+    rank.BeginCase();
+    const int delays[] = {100, 5, 10};  // the first is the warm-up's
+    for (int i = 0; i < 3; ++i) {
+      rank.BeginIteration(i - 1);
+      Check(rt, rt->mark(rt, rt->stream, "forward/a"));
+      EnqueueDelay(rt->stream, delays[i]);
+      Check(rt, rt->mark(rt, rt->stream, "forward/b"));  // open at the end of the iteration
+      EnqueueDelay(rt->stream, 5);
+      const StageSamples samples = rank.Samples();
+      Expect(samples.size() == (i == 0 ? 0 : 1), "one stage, once there was a counted iteration");
+      if (i == 0) continue;
+      const auto& [stage, times] = samples.front();
+      Expect(stage == "forward" && times.size() == static_cast<std::size_t>(i), "a time for each iteration");
+      Expect(times.back() >= delays[i] + 3.8 && times.back() < 90, "both parts, without the warm-up");
+    }
+    rank.EndIterations();
+    rank.EndCase();
+  });
+}
+
 TEST_CASE("Perturb: every mark delays its stream by a time drawn from the seed, and not in the next case",
           "[gpu]") {
   if (!HaveDevices(1)) return;

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "kernels/runtime/common/stage_tally.h"
+#include "kernels/wait_stages.h"
 #include "tests/catch.h"
 #include "tests/kernels/runtime/host/world.h"
 
@@ -46,6 +47,8 @@ TEST_CASE("stage tally: times are sums in an iteration and medians over iteratio
   const StageTimes expected{{"inputs", 7},        {"forward", 7},   {"forward/attend 1", 6},
                             {"forward/merge", 1}, {"side/copy", 6}, {"even", 1.5}};
   CHECK(tally.Times() == expected);
+  // Whole stages of the main stream, in iterations.
+  CHECK(tally.Samples() == StageSamples{{"forward", {11, 3, 7}}, {"even", {1, 2}}});
 }
 
 TEST_CASE("host marks: stages are in call order, and the warm-up is not counted") {
@@ -85,6 +88,64 @@ TEST_CASE("host marks: stages are in call order, and the warm-up is not counted"
   CHECK(TimeOf(times, "open") >= 5);
   rank.BeginCase();
   CHECK(rank.EndCase().empty());
+}
+
+TEST_CASE("host marks: the times of the iterations so far, between iterations") {
+  World world(1);
+  RankRuntime& rank = world.rank(0);
+  cppool_runtime* rt = rank.seam();
+  rank.BeginCase();
+  Check(rt, rt->mark(rt, rt->stream, "inputs"));
+  CHECK(rank.Samples().empty());
+  for (int i = -1; i < 2; ++i) {
+    rank.BeginIteration(i);
+    Check(rt, rt->mark(rt, rt->stream, "forward/a"));
+    Sleep(rt, rt->stream, i < 0 ? 100 : 5);
+    Check(rt, rt->mark(rt, rt->stream, "forward/b"));  // open at the end of the iteration
+    Sleep(rt, rt->stream, 2);
+    const StageSamples samples = rank.Samples();
+    REQUIRE(samples.size() == (i < 0 ? 0 : 1));
+    if (i < 0) continue;
+    CHECK(samples[0].first == "forward");
+    REQUIRE(samples[0].second.size() == static_cast<std::size_t>(i + 1));
+    CHECK(samples[0].second.back() >= 7);
+    CHECK(samples[0].second.back() < 100);
+  }
+  rank.EndIterations();
+  CHECK(Names(rank.EndCase()) == std::vector<std::string>{"inputs", "forward", "forward/a", "forward/b"});
+}
+
+TEST_CASE("wait stages: what the main stream waits for is a stage of its own") {
+  World world(1);
+  RankRuntime& rank = world.rank(0);
+  rank.BeginCase();
+  WaitStages waits(rank.seam());
+  cppool_runtime* rt = waits.seam();
+  {
+    Stream side(rt);
+    Event arrived(rt), used(rt);
+    rank.BeginIteration(0);
+    Sleep(rt, side.get(), 60);
+    arrived.Record(side.get());
+    arrived.Wait(rt->stream);  // outside of a stage
+    Check(rt, rt->mark(rt, rt->stream, "forward/step"));
+    Sleep(rt, rt->stream, 10);
+    used.Record(rt->stream);
+    used.Wait(side.get());  // another stream's wait
+    Sleep(rt, side.get(), 40);
+    arrived.Record(side.get());
+    arrived.Wait(rt->stream);
+    Sleep(rt, rt->stream, 10);
+    Check(rt, rt->mark(rt, rt->stream, nullptr));
+    Sync(rt);
+    rank.EndIterations();
+  }
+  const StageTimes times = rank.EndCase();
+  CHECK(Names(times) == std::vector<std::string>{"forward", "forward/step", "forward/step/waiting"});
+  CHECK(TimeOf(times, "forward/step/waiting") >= 39);
+  CHECK(TimeOf(times, "forward/step/waiting") < TimeOf(times, "forward") - 19);
+  CHECK(TimeOf(times, "forward") >= 59);
+  CHECK(TimeOf(times, "forward") == Catch::Approx(TimeOf(times, "forward/step")));
 }
 
 TEST_CASE("host progress: another thread can read it while the rank is stuck") {

@@ -1,0 +1,250 @@
+#include "client/command/bench_records.h"
+
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <stdexcept>
+
+#include "client/command/command.h"
+#include "client/command/text.h"
+#include "protocol/json_text.h"
+
+namespace cppool::command {
+namespace {
+
+constexpr char kFormat[] = "cppool bench";
+constexpr int kFormatVersion = 1;
+
+Json Number(double value) { return std::isfinite(value) ? Json(value) : Json(); }
+
+Json ToJson(const protocol::Ratio& ratio) {
+  return {{"value", Number(ratio.value)},
+          {"low", Number(ratio.interval.low)},
+          {"high", Number(ratio.interval.high)}};
+}
+
+Json ToJson(const std::map<std::string, protocol::Ratio>& ratios) {
+  Json json = Json::object();
+  for (const auto& [stage, ratio] : ratios) json[stage] = ToJson(ratio);
+  return json;
+}
+
+Json ToJson(const Stage& stage) {
+  return {
+      {"ms", Number(stage.ms())},
+      {"tflops", Number(stage.rate())},
+      {"precision", Number(protocol::MedianPrecision(stage.samples).value_or(kUnknown))},
+      {"quartiles",
+       {Number(protocol::Quantile(stage.samples, 0.25)), Number(protocol::Quantile(stage.samples, 0.75))}},
+      {"samples", stage.samples.size()},
+      {"rounds", stage.rounds},
+      {"exposed_ms", Number(stage.exposed * stage.ms())}};
+}
+
+Json ToJson(const Measurement& measured, const std::vector<std::string>& shown) {
+  Json json = Json::object();
+  if (!measured.error.empty()) {
+    json["error"] = measured.error;
+    json["skipped"] = measured.skipped;
+    return json;
+  }
+  for (const auto& [name, stage] : measured.stages) json["stages"][name] = ToJson(stage);
+  json["together"] = {{"ms", Number(measured.Milliseconds(shown))}, {"tflops", Number(measured.Rate(shown))}};
+  json["precise"] = measured.precise;
+  return json;
+}
+
+std::string PartOf(const std::string& file) { return file + ".part"; }
+
+std::string CsvField(const std::string& text) {
+  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return quoted + "\"";
+}
+
+std::string CsvLine(const std::vector<std::string>& fields) {
+  std::string line;
+  for (const std::string& field : fields) line += (&field == &fields.front() ? "" : ",") + CsvField(field);
+  return line + "\r\n";
+}
+
+std::string CsvNumber(double value) {
+  if (!std::isfinite(value)) return "";
+  std::ostringstream text;
+  text.precision(9);
+  text << value;
+  return text.str();
+}
+
+const protocol::Ratio* Find(const std::map<std::string, protocol::Ratio>& ratios, const std::string& stage) {
+  const auto found = ratios.find(stage);
+  return found == ratios.end() ? nullptr : &found->second;
+}
+
+// The rounds of a stage in a row of a file; empty when there are none.
+std::vector<double> RoundsOf(const Json& row, const std::string& stage) {
+  std::vector<double> rounds;
+  const auto path = Json::json_pointer("/measured/stages");
+  if (!row.contains(path) || !row[path].contains(stage)) return rounds;
+  for (const Json& round : row[path][stage].value("rounds", Json::array()))
+    rounds.push_back(round.is_number() ? round.get<double>() : kUnknown);
+  return rounds;
+}
+
+}  // namespace
+
+Json BenchRowJson(const BenchRow& row, const BenchPlan& plan) {
+  const std::vector<std::string> shown = ShownStages({row});
+  const Cell& cell = row.point.cell;
+  Json json = {{"case", cell.case_name},
+               {"world_size", cell.world_size},
+               {"params", cell.params},
+               {"kernels", row.kernels.empty() ? Json() : Json(row.kernels)},
+               {"ran", row.measured.kernels},
+               {"warmup", plan.warmup},
+               {"repeat", plan.repeat ? Json(*plan.repeat) : Json()},
+               {"measured", ToJson(row.measured, shown)},
+               {"one_gpu", ToJson(row.one_gpu, shown)},
+               {"efficiency", Json::object()},
+               {"errors", Json::object()},
+               {"ratio", ToJson(row.ratios)},
+               {"command", row.bench}};
+  for (const std::string& stage : shown) json["efficiency"][stage] = Number(Efficiency(row, {stage}));
+  json["efficiency"]["together"] = Number(Efficiency(row, shown));
+  for (const auto& [tensor, error] : row.measured.errors) json["errors"][tensor] = Number(error);
+  if (row.baseline)
+    json["baseline"] = {{"verdict", ToString(row.baseline->verdict)},
+                        {"ratio", ToJson(row.baseline->ratios)}};
+  return json;
+}
+
+Json BenchSummaryJson(const BenchResults& results) {
+  Json summary = {{"points", results.rows.size()}, {"worlds", Json::array()}, {"notes", results.notes}};
+  for (const auto& [size, hello] : results.worlds) summary["worlds"].push_back(hello);
+  if (!results.interrupted.empty()) summary["interrupted"] = results.interrupted;
+  return {{"summary", summary}};
+}
+
+std::string BenchCsvHeader(const std::vector<SweepAxis>& axes) {
+  std::vector<std::string> names = {"case", "world_size", "kernels"};
+  for (const SweepAxis& axis : axes) names.push_back(axis.key);
+  names.insert(names.end(),
+               {"stage", "ms", "precision", "quartile_1", "quartile_3", "samples", "tflops", "efficiency",
+                "exposed_ms", "error", "ratio", "ratio_low", "ratio_high", "verdict", "not_measured"});
+  return CsvLine(names);
+}
+
+std::string BenchCsvLines(const BenchRow& row, const std::vector<SweepAxis>& axes) {
+  const Cell& cell = row.point.cell;
+  std::vector<std::string> begin = {cell.case_name, std::to_string(cell.world_size), row.kernels};
+  for (const SweepAxis& axis : axes)
+    begin.push_back(cell.params.contains(axis.key) ? TextFromValue(cell.params[axis.key]) : "");
+  if (!row.measured.error.empty()) {
+    begin.resize(begin.size() + 14);
+    begin.push_back(row.measured.error);
+    return CsvLine(begin);
+  }
+  std::string lines;
+  for (const auto& [name, stage] : row.measured.stages) {
+    std::vector<std::string> fields = begin;
+    const auto* ratio = Find(row.ratios, name);
+    fields.insert(
+        fields.end(),
+        {name, CsvNumber(stage.ms()), CsvNumber(protocol::MedianPrecision(stage.samples).value_or(kUnknown)),
+         CsvNumber(protocol::Quantile(stage.samples, 0.25)),
+         CsvNumber(protocol::Quantile(stage.samples, 0.75)), std::to_string(stage.samples.size()),
+         CsvNumber(stage.rate()), CsvNumber(Efficiency(row, {name})), CsvNumber(stage.exposed * stage.ms()),
+         CsvNumber(WorstError(row.measured)), ratio ? CsvNumber(ratio->value) : "",
+         ratio ? CsvNumber(ratio->interval.low) : "", ratio ? CsvNumber(ratio->interval.high) : "",
+         row.baseline ? std::string(ToString(row.baseline->verdict)) : "", ""});
+    lines += CsvLine(fields);
+  }
+  return lines;
+}
+
+void CheckCanSave(const std::string& file) {
+  errno = 0;
+  if (!std::ofstream(PartOf(file), std::ios::trunc))
+    throw UsageError("--save: cannot write " + file + ": " + std::strerror(errno));
+  std::remove(PartOf(file).c_str());
+}
+
+void SaveBench(const std::string& file, const BenchResults& results) {
+  Json content = {{"format", kFormat}, {"version", kFormatVersion}, {"rows", Json::array()}};
+  content.update(BenchSummaryJson(results));
+  for (const BenchRow& row : results.rows) content["rows"].push_back(BenchRowJson(row, results.plan));
+  const std::string part = PartOf(file);
+  errno = 0;
+  std::ofstream out(part, std::ios::trunc);
+  out << protocol::JsonText(content) << "\n";
+  out.close();
+  if (!out || std::rename(part.c_str(), file.c_str()) != 0) {
+    const std::string why = std::strerror(errno);
+    std::remove(part.c_str());
+    throw std::runtime_error("cannot write " + file + ": " + why);
+  }
+}
+
+Baseline::Baseline(const std::string& file) {
+  errno = 0;
+  std::ifstream in(file);
+  if (!in) throw UsageError("--baseline: cannot read " + file + ": " + std::strerror(errno));
+  std::ostringstream text;
+  text << in.rdbuf();
+  content_ = Json::parse(text.str(), nullptr, /*allow_exceptions=*/false);
+  const auto is = [&](const char* key, const Json& value) {
+    return content_.is_object() && content_.contains(key) && content_[key] == value;
+  };
+  if (!is("format", kFormat) || !content_.contains("rows") || !content_["rows"].is_array())
+    throw UsageError("--baseline: " + file + " is not a file that `cppool bench --save` has written");
+  if (!is("version", kFormatVersion))
+    throw UsageError("--baseline: " + file + " is of another version of cppool: save it again");
+}
+
+Json Baseline::KeyOf(const Json& row) {
+  Json key = Json::array();
+  for (const char* member : {"case", "world_size", "params", "kernels"})
+    key.push_back(row.is_object() ? row.value(member, Json()) : Json());
+  return key;
+}
+
+std::optional<Comparison> Baseline::Compare(const BenchRow& row) const {
+  const Json key = KeyOf(BenchRowJson(row, {}));
+  for (const Json& then : content_["rows"]) {
+    if (KeyOf(then) != key) continue;
+    Comparison comparison;
+    bool faster = false, slower = false;
+    for (const std::string& stage : ShownStages({row})) {
+      const auto measured = row.measured.stages.find(stage);
+      if (measured == row.measured.stages.end()) continue;
+      const auto ratio = protocol::UnpairedRatio(measured->second.rounds, RoundsOf(then, stage));
+      if (!ratio) continue;
+      comparison.ratios[stage] = *ratio;
+      slower = slower || ratio->interval.low > 1 + kSameWithin;
+      faster = faster || ratio->interval.high < 1 - kSameWithin;
+    }
+    if (comparison.ratios.empty()) return std::nullopt;
+    comparison.verdict = slower   ? BenchVerdict::kSlower
+                         : faster ? BenchVerdict::kFaster
+                                  : BenchVerdict::kSame;
+    return comparison;
+  }
+  return std::nullopt;
+}
+
+std::string Baseline::Differences(const std::map<int, Json>& worlds) const {
+  const Json then = content_.value("summary", Json::object()).value("worlds", Json::array());
+  for (const auto& [size, now] : worlds)
+    for (const Json& world : then)
+      if (world.is_object() && world.value("world_size", Json()) == size &&
+          DescribeWorld(world) != DescribeWorld(now))
+        return "the baseline's world size " + std::to_string(size) +
+               " was another one: " + DescribeWorld(world);
+  return "";
+}
+
+}  // namespace cppool::command

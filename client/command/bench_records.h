@@ -1,0 +1,44 @@
+// The rows of `cppool bench` for programs: JSON, CSV, and the file of --save and --baseline.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "client/command/bench_report.h"
+
+namespace cppool::command {
+
+// One object. client/README.md lists its members.
+Json BenchRowJson(const BenchRow& row, const BenchPlan& plan);
+Json BenchSummaryJson(const BenchResults& results);
+
+// RFC 4180, a line for each stage of a row.
+std::string BenchCsvHeader(const std::vector<SweepAxis>& axes);
+std::string BenchCsvLines(const BenchRow& row, const std::vector<SweepAxis>& axes);
+
+// Whether SaveBench could write the file, which is left as it is. Throws UsageError with the reason.
+void CheckCanSave(const std::string& file);
+// Replaces the file at once: it is never there in part. Throws std::runtime_error with the reason.
+void SaveBench(const std::string& file, const BenchResults& results);
+
+// An earlier bench.
+class Baseline {
+ public:
+  // Throws UsageError when the file cannot be read or is not of SaveBench.
+  explicit Baseline(const std::string& file);
+
+  // Nothing when it has no such row: the same case, world size, parameters and kernels. A stage is faster or slower when the whole 95 %
+  // confidence interval of the ratio of its times is further than kSameWithin from 1; the row is slower when a stage is.
+  std::optional<Comparison> Compare(const BenchRow& row) const;
+  // In which the machine of then differs from that of now; empty: in nothing that is known.
+  std::string Differences(const std::map<int, Json>& worlds) const;
+
+  static constexpr double kSameWithin = 0.02;
+
+ private:
+  static Json KeyOf(const Json& row);
+
+  Json content_;
+};
+
+}  // namespace cppool::command

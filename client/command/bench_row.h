@@ -1,0 +1,78 @@
+// What `cppool bench` measures: a row is one point of the sweep with one list entry of --kernels.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "client/command/sweep.h"
+#include "protocol/statistics.h"
+
+namespace cppool::command {
+
+inline constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+
+// How rows are measured. Each is measured in rounds, and all kernels of a point in each round, one after the other.
+struct BenchPlan {
+  std::int64_t warmup = 3;             // iterations before those that are timed, in each round
+  std::optional<std::int64_t> repeat;  // timed iterations of a row; none: until the median is precise
+  double precision = 0.005;            // of the median of all samples, see protocol::MedianPrecision
+  double seconds = 3;                  // the most time for a row's timed iterations
+  int rounds = 10;
+  bool profile = false;
+  std::chrono::milliseconds deadline{300000};  // of each request
+};
+
+struct Stage {
+  std::vector<double> samples;  // milliseconds of each timed iteration, on the slowest rank
+  std::vector<double> rounds;   // their median in each round
+  double work = kUnknown;       // TFLOP per GPU and iteration
+  double exposed = kUnknown;    // the share of the time that is communication which no work hides
+
+  double ms() const { return protocol::Median(samples); }
+  double rate() const { return work / ms() * 1000; }  // TFLOP/s per GPU
+};
+
+struct Measurement {
+  std::string error;     // why it was not measured; empty: the stages are there
+  bool skipped = false;  // the error is that it is not supported here
+  std::map<std::string, Stage> stages;
+  bool precise = false;                  // the median of every stage is as precise as asked for
+  std::map<std::string, double> errors;  // by tensor: the largest error against fp64 over plain attention's
+  Json kernels;                          // the kernels that ran, as the daemon says; null: it does not
+
+  // Several stages as one; NaN where one of them is missing.
+  double Milliseconds(const std::vector<std::string>& names) const;
+  double Rate(const std::vector<std::string>& names) const;
+  std::vector<double> Rounds(const std::vector<std::string>& names) const;
+};
+
+enum class BenchVerdict { kFaster, kSlower, kSame };
+std::string_view ToString(BenchVerdict verdict);  // "faster", ...
+
+// A row against the same row of an earlier bench.
+struct Comparison {
+  BenchVerdict verdict = BenchVerdict::kSame;
+  std::map<std::string, protocol::Ratio> ratios;  // by stage: time now over time then
+};
+
+struct BenchRow {
+  SweepPoint point;
+  std::string kernels;  // as --kernels has it; empty: the daemon's own choice
+  Measurement measured, one_gpu;
+  std::map<std::string, protocol::Ratio> ratios;  // by stage: time over that of the first of --kernels
+  std::optional<Comparison> baseline;
+  std::string run, bench;  // the commands that run and that measure it alone
+};
+
+// The stages that are shown: those of attention where they are, else all that have a rate, else all.
+std::vector<std::string> ShownStages(const std::vector<BenchRow>& rows);
+// The rate of each GPU over that of one GPU with the whole problem.
+double Efficiency(const BenchRow& row, const std::vector<std::string>& stages);
+double WorstError(const Measurement& measured);  // NaN without one
+
+}  // namespace cppool::command

@@ -1,0 +1,304 @@
+// `cppool bench` with a daemon whose times are known.
+#include <pty.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+
+#include "client/command/bench_measure.h"
+#include "client/command/bench_records.h"
+#include "tests/catch.h"
+#include "tests/child.h"
+#include "tests/client/command_support.h"
+
+namespace cppool::command::test {
+namespace {
+
+using cppool::test::Cppool;
+using cppool::test::Lines;
+using cppool::test::Ran;
+using cppool::test::ReadFile;
+using cppool::test::RunChild;
+using cppool::test::TemporaryFolder;
+using cppool::test::Wrapped;
+
+// The fake daemon's answers to a bench, and a log of its requests.
+struct BenchFolder : TemporaryFolder {
+  std::string daemon = Wrapped(*this, "--start sampling");
+  std::string log = File("log");
+
+  Ran Bench(std::vector<std::string> words) const {
+    std::remove(log.c_str());
+    words.insert(words.begin(), {"bench", "--param", "do=bench", "--param", "log=" + log});
+    return Cppool(words, daemon);
+  }
+  std::vector<Json> Requests() const {
+    std::vector<Json> requests;
+    for (const std::string& line : Lines(ReadFile(log))) requests.push_back(Json::parse(line));
+    return requests;
+  }
+};
+
+// The times of the fake daemon while this lives.
+struct Scale {
+  explicit Scale(const char* scale) { setenv("FAKE_SCALE", scale, 1); }
+  ~Scale() { unsetenv("FAKE_SCALE"); }
+};
+
+}  // namespace
+
+TEST_CASE("bench verifies each point once, times it in rounds, and compares with one GPU") {
+  const BenchFolder folder;
+  const std::vector<std::string> words = {"--param",      "cp_comm_type=p2p,a2a",
+                                          "--param",      "max_seqlen_q=128,256",
+                                          "--world-size", "2,4",
+                                          "--warmup",     "2",
+                                          "--repeat",     "12"};
+  Ran ran = folder.Bench(words);
+  CHECK(ran.code == 0);
+  CHECK(ran.lines.at(0) ==
+        "| cp_comm_type | max_seqlen_q | W | samples | forward ms | forward TFLOP/s | backward ms | "
+        "backward TFLOP/s | both TFLOP/s | forward efficiency | backward efficiency | both efficiency | "
+        "forward exposed | backward exposed | error |");
+  // W=2: forward takes rank 1's 2 ms at 2 TFLOP/s, backward 2 ms at 1: 1.5 together. Alone: 1 ms at 4 and 2 ms at 2: 8/3. Of
+  // forward a quarter is waiting.
+  CHECK(ran.lines.at(2) ==
+        "| p2p | 128 | 2 | 12 | 2.000 ± 0.0 % | 2.0000 | 2.000 ± 0.0 % | 1.0000 | 1.5000 | 50.0 % | 50.0 % | "
+        "56.2 % | 25.0 % | 0.0 % | 1.25 |");
+  CHECK(ran.lines.at(9).rfind("| a2a | 256 | 4 | 12 | 4.000 ", 0) == 0);
+  CHECK(ran.Prints("world size 4: backend host"));
+
+  // Verified, once with waits, ten rounds; one GPU alone once per length.
+  const std::vector<Json> requests = folder.Requests();
+  REQUIRE(requests.size() == 8 * 12 + 2 * 10);
+  CHECK((requests[0]["checks"] == true && requests[0]["repeat"] == 1 && requests[0]["warmup"] == 0));
+  CHECK((requests[1]["checks"] == false && requests[1]["waits"] == true));
+  int iterations = 0;
+  for (std::size_t i = 2; i < 12; ++i) {
+    CHECK((requests[i]["checks"] == false && requests[i]["warmup"] == 2));
+    CHECK_FALSE(requests[i].contains("waits"));
+    iterations += requests[i]["repeat"].get<int>();
+  }
+  CHECK(iterations == 12);
+  CHECK((requests[12]["params"]["cp_comm_type"] == "p2p" && requests[12]["warmup"] == 2));
+  CHECK(requests[2]["params"]["max_seqlen_kv"] == 128);
+}
+
+TEST_CASE("bench asks for samples until they are precise, and says when they are not") {
+  const BenchFolder folder;
+  Ran ran = folder.Bench({"--world-size", "1", "--precision", "0.2", "--time", "5"});
+  CHECK(ran.code == 0);
+  CHECK(ran.lines.at(2).rfind("| 1 | 60 | 1.000 ± 0.0 % |", 0) == 0);  // six in each round
+  CHECK(ran.Prints("known to 0.2 % or for 5.0 s"));
+  const Json sampling = folder.Requests().back()["sampling"];
+  CHECK(sampling["precision"].get<double>() == Catch::Approx(0.002 * std::sqrt(10)));
+  CHECK(sampling["max_ms"] == 500);
+
+  const Scale scale("1");  // from request to request a thousandth more
+  ran = folder.Bench({"--world-size", "1", "--precision", "0.01"});
+  CHECK(ran.code == 0);
+  CHECK(ran.lines.at(2).rfind("| 1 | 60 ! | 1.00", 0) == 0);
+  CHECK(folder.Bench({"--repeat", "5", "--time", "1"}).code == 2);
+  CHECK(folder.Bench({"--precision", "0"}).code == 2);
+}
+
+TEST_CASE("bench times several kernels in turn, on the same inputs, and compares them with the first") {
+  const BenchFolder folder;
+  Ran ran = folder.Bench({"--kernels", "cppool,cudnn,none", "--world-size", "1", "--repeat", "20"});
+  CHECK(ran.code == 0);  // what is not supported is no failure
+  CHECK(ran.lines.at(0).rfind("| kernels | W |", 0) == 0);
+  CHECK(ran.lines.at(2).rfind("| cppool | 1 | 20 | 1.000 ", 0) == 0);
+  CHECK(ran.lines.at(2).ends_with("| 1.25 | - | - |"));
+  CHECK(ran.lines.at(3).rfind("| cudnn | 1 | 20 | 0.500 ", 0) == 0);
+  CHECK(ran.lines.at(3).ends_with("| 0.500 (0.500 to 0.500) | 0.500 (0.500 to 0.500) |"));
+  CHECK(ran.lines.at(4).rfind("| none | 1 | 0 | - |", 0) == 0);
+  CHECK(ran.Prints("not measured: skipped: because of unsupported"));
+  CHECK(ran.Prints("kernels: family fake name cudnn version"));
+
+  std::vector<Json> timed = folder.Requests();
+  std::erase_if(timed, [](const Json& request) { return request["checks"] == true; });
+  REQUIRE(timed.size() == 20);
+  int second_first = 0;
+  for (std::size_t i = 0; i < 20; i += 2) {  // in turn, and not always in the same order
+    CHECK(timed[i]["kernels"] != timed[i + 1]["kernels"]);
+    CHECK(timed[i]["params"] == timed[i + 1]["params"]);
+    second_first += timed[i]["kernels"] == "cudnn";
+  }
+  CHECK(second_first == 3);
+
+  ran = folder.Bench({"--kernels", "cppool,./mine.so,fast,./other.so,cudnn", "--world-size", "1", "--repeat",
+                      "1", "--json"});
+  REQUIRE(ran.lines.size() == 5);
+  CHECK(Json::parse(ran.lines[1])["kernels"] == "./mine.so,fast");
+  CHECK(Json::parse(ran.lines[2])["kernels"] == "./other.so");
+  CHECK(folder.Bench({"--kernels", "cppool,cppool"}).code == 2);
+  CHECK(folder.Bench({"--kernels", "cppool,,cudnn"}).code == 2);
+}
+
+TEST_CASE("bench's JSON has a row as it is done, and the command that measures it again") {
+  const BenchFolder folder;
+  const Ran ran = folder.Bench({"--world-size", "2,4", "--warmup", "2", "--repeat", "12", "--json"});
+  REQUIRE(ran.lines.size() == 3);
+  const Json row = Json::parse(ran.lines[0]);
+  const Json& forward = row["measured"]["stages"]["forward"];
+  CHECK((forward["ms"] == 2.0 && forward["tflops"] == 2.0 && forward["precision"] == 0.0));
+  CHECK((forward["samples"] == 12 && forward["rounds"].size() == 10 && forward["exposed_ms"] == 0.5));
+  CHECK(forward["quartiles"] == Json({2.0, 2.0}));
+  CHECK(row["efficiency"]["forward"] == 0.5);
+  CHECK(row["errors"] == Json({{"out", 1.25}}));
+  CHECK(row["measured"]["precise"] == true);
+  CHECK(Json::parse(ran.Last())["summary"]["points"] == 2);
+
+  const std::string command = row["command"];
+  CHECK(command.find(" bench --world-size 2 ") != std::string::npos);
+  REQUIRE(command.starts_with("cppool "));
+  const auto child = RunChild(std::string(CPPOOL_COMMAND) + command.substr(6) + " --json 2>/dev/null");
+  CHECK(child.exit_code == 0);
+  const Json again = Json::parse(Lines(child.output).at(0));
+  for (const char* same : {"case", "world_size", "params", "warmup", "repeat", "measured", "one_gpu"})
+    CHECK(again[same] == row[same]);
+}
+
+TEST_CASE("bench's CSV has a line for each stage, and quotes") {
+  const BenchFolder folder;
+  const Ran ran =
+      folder.Bench({"--world-size", "2", "--repeat", "6", "--param", "window_size=[-1,0],[8,0]", "--csv"});
+  CHECK(ran.code == 0);
+  REQUIRE(ran.lines.size() == 5);
+  CHECK(ran.lines[0] ==
+        "case,world_size,kernels,do,log,window_size,stage,ms,precision,quartile_1,quartile_3,samples,tflops,"
+        "efficiency,exposed_ms,error,ratio,ratio_low,ratio_high,verdict,not_measured\r");
+  CHECK(ran.lines[2] ==
+        "attention,2,,bench," + folder.log + ",\"[-1,0]\",forward,2,0,2,2,6,2,0.5,0.5,1.25,,,,,\r");
+  CHECK(folder.Bench({"--csv", "--json"}).code == 2);
+}
+
+TEST_CASE("bench validates every point before it times one") {
+  const BenchFolder folder;
+  Ran ran = Cppool({"bench", "--param", "do=bench,error", "--param", "log=" + folder.log, "--repeat", "1"},
+                   folder.daemon);
+  CHECK(ran.code == 2);
+  CHECK(ran.err.find("\"do\":\"error\"") != std::string::npos);
+  CHECK(ran.err.ends_with("because of invalid_request\ncppool: nothing was timed\n"));
+  CHECK(folder.Requests().empty());
+  // An older daemon cannot be asked for samples.
+  ran = Cppool({"bench", "--repeat", "1"});
+  CHECK(ran.code == 2);
+  CHECK(ran.err.find("no \"samples\"") != std::string::npos);
+}
+
+TEST_CASE("a point that fails its checks is not timed, and fails the bench") {
+  const BenchFolder folder;
+  const Ran ran = folder.Bench({"--param", "max_seqlen_q=128,666", "--repeat", "1"});
+  CHECK(ran.code == 1);
+  CHECK(ran.Prints("| 666 | 2 | 0 | - | - | - | - | - | - | - | - | - | - | - |\n"));
+  CHECK(ran.Prints("not measured: failed: because of mismatch"));
+  CHECK(folder.Requests().size() == 3 + 1 + 1);
+}
+
+TEST_CASE("a sweep over lists, and cases without attention's stages") {
+  const BenchFolder folder;
+  const Ran ran = Cppool(
+      {"bench", "--param", "window_size=[-1,0],[8,0]", "--world-size", "1", "--repeat", "6"}, folder.daemon);
+  CHECK(ran.code == 0);
+  CHECK(ran.lines.at(2) == "| [-1,0] | 1 | 6 | 3.000 ± 0.0 % | 2.0000 | 100.0 % |");
+  CHECK(ran.lines.at(3).rfind("| [8,0] | 1 |", 0) == 0);
+}
+
+TEST_CASE("a bench is saved, and a later one is faster, slower or the same") {
+  const BenchFolder folder;
+  const std::string file = folder.File("saved");
+  const auto bench = [&](const char* scale, std::vector<std::string> words) {
+    const Scale now(scale);
+    words.insert(words.end(), {"--world-size", "1", "--repeat", "20"});
+    return folder.Bench(words);
+  };
+  CHECK(bench("1", {"--save", file}).code == 0);
+  CHECK(Json::parse(ReadFile(file))["rows"].size() == 1);
+
+  Ran ran = bench("1.01", {"--baseline", file});
+  CHECK(ran.code == 0);
+  CHECK(ran.lines.at(0).ends_with("| forward now/then | backward now/then | verdict |"));
+  CHECK(ran.lines.at(2).ends_with("| same |"));
+  CHECK(ran.Prints("against " + file + ": 0 slower, 1 not, 0 not in it"));
+  CHECK(bench("0.9", {"--baseline", file}).lines.at(2).ends_with("| faster |"));
+  ran = bench("1.05", {"--baseline", file, "--json"});
+  CHECK(ran.code == 3);
+  const Json row = Json::parse(ran.lines.at(0));
+  CHECK(row["baseline"]["verdict"] == "slower");
+  CHECK(row["baseline"]["ratio"]["forward"]["value"].get<double>() == Catch::Approx(1.05).epsilon(0.005));
+  ran = bench("2", {"--baseline", file, "--param", "seed=7"});  // another point
+  CHECK(ran.code == 0);
+  CHECK(ran.Prints(": 0 slower, 0 not, 1 not in it"));
+
+  CHECK(bench("1", {"--save", file, "--baseline", file}).code == 0);
+  for (const char* content :
+       {"", "[]", "{\"rows\": []}", "{\"format\": \"cppool bench\", \"version\": 2, \"rows\": []}"}) {
+    std::ofstream(file) << content;
+    ran = bench("1", {"--baseline", file});
+    CHECK(ran.code == 2);
+    CHECK(ran.err.rfind("cppool: --baseline: " + file + " is ", 0) == 0);
+  }
+  ran = bench("1", {"--baseline", folder.File("none")});
+  CHECK(ran.code == 2);
+  CHECK(ran.err.find("No such file") != std::string::npos);
+  ran = bench("1", {"--save", folder.File("none") + "/saved"});
+  CHECK(ran.code == 2);
+  CHECK(ran.err.find("cannot write") != std::string::npos);
+  CHECK(folder.Requests().empty());
+}
+
+TEST_CASE("bench: a profiler's range is one for each kernel and point") {
+  const BenchFolder folder;
+  CHECK(folder.Bench({"--world-size", "1", "--profile"}).code == 0);
+  const std::vector<Json> requests = folder.Requests();
+  REQUIRE(requests.size() == 2);
+  CHECK_FALSE(requests[0].contains("profile"));
+  CHECK((requests[1]["profile"] == true && requests[1]["repeat"] == 10));
+}
+
+TEST_CASE("bench shows on a terminal how far it is, and the time left") {
+  const BenchFolder folder;
+  int terminal = -1;
+  const pid_t child = forkpty(&terminal, nullptr, nullptr, nullptr);
+  if (child == 0) {
+    execl(CPPOOL_COMMAND, "cppool", "bench", "--param", "do=bench", "--world-size", "1", "--param",
+          "max_seqlen_q=128,256", "--repeat", "6", "--daemon", folder.daemon.c_str(), nullptr);
+    _exit(127);
+  }
+  REQUIRE(child > 0);
+  std::string text;
+  char buffer[4096];
+  for (ssize_t n; (n = read(terminal, buffer, sizeof buffer)) > 0;)
+    text.append(buffer, static_cast<std::size_t>(n));
+  int status = 0;
+  waitpid(child, &status, 0);
+  close(terminal);
+  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(text.find("[1/2] 0:00, 0 failed, validating W=1 ") != std::string::npos);
+  const std::size_t second = text.find("[2/2] 0:");
+  REQUIRE(second != std::string::npos);
+  CHECK(text.find(" left, 0 failed, W=1 ", second) != std::string::npos);
+  CHECK(text.find("| 256 | 1 | 6 | 1.000 ") != std::string::npos);
+}
+
+TEST_CASE("the slowest rank of each iteration, and communication that no work hides") {
+  Result result;
+  result.ranks.resize(2);
+  result.ranks[0].samples = {{"forward", {1, 5, 3}}};
+  result.ranks[1].samples = {{"forward", {2, 4}}};
+  CHECK(SlowestSamples(result) ==
+        std::vector<std::pair<std::string, std::vector<double>>>{{"forward", {2, 5}}});
+  // Rank 1 works longest, 7 of the 10 ms that rank 0 takes.
+  result.ranks[0].gpu_ms = {{"forward", 10},
+                            {"forward/a", 6},
+                            {"forward/a/waiting", 3},
+                            {"forward/b/waiting", 2},
+                            {"forward2/c/waiting", 100},
+                            {"inputs", 4}};
+  result.ranks[1].gpu_ms = {{"forward", 9}, {"forward/a/waiting", 2}, {"inputs", 4}};
+  CHECK(ExposedCommunication(result) == std::map<std::string, double>{{"forward", 0.3}, {"inputs", 0}});
+}
+
+}  // namespace cppool::command::test

@@ -1,0 +1,75 @@
+// Pools of a suite beside one another: the next one starts while the last one works, and the last one ends while the next one works.
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "tests/catch.h"
+#include "tests/client/command_support.h"
+
+namespace cppool::command::test {
+namespace {
+
+using cppool::test::Cppool;
+using cppool::test::Lines;
+using cppool::test::Ran;
+using cppool::test::ReadFile;
+using cppool::test::TemporaryFolder;
+
+// A daemon that is the fake one between two commands of the shell.
+std::string Around(const TemporaryFolder& folder, const std::string& before, const std::string& after) {
+  std::string name = folder.File("around");
+  std::ofstream(name) << "#!/bin/sh\n"
+                      << before << "\n'" << CPPOOL_FAKE_DAEMON << "' \"$@\"\n"
+                      << after << "\n";
+  chmod(name.c_str(), 0755);
+  return name;
+}
+
+}  // namespace
+
+TEST_CASE("the pool of the next world size starts while the last one works") {
+  const TemporaryFolder folder;
+  const std::string log = folder.File("log");
+  const std::string daemon =
+      Around(folder, "echo \"start $2\" >>'" + log + "'", "echo \"end $2\" >>'" + log + "'");
+  const Ran ran = Cppool({"run", "--suite", "smoke", "--param", "do=late", "--param", "ms=50"}, daemon);
+  CHECK(ran.Last() == "20 passed, 0 failed, 0 skipped");
+  // The smoke suite has 8 cells of 2 ranks and then 12 of 4.
+  CHECK(Lines(ReadFile(log)) == std::vector<std::string>{"start 2", "start 4", "end 2", "end 4"});
+}
+
+TEST_CASE("a pool that cannot start beside the last one starts after it") {
+  const TemporaryFolder folder;
+  const std::string lock = folder.File("lock"), refused = folder.File("refused");
+  // As where a GPU takes one process at a time.
+  const std::string daemon = Around(
+      folder, "mkdir '" + lock + "' || { echo \"$2\" >>'" + refused + "'; exit 2; }", "rmdir '" + lock + "'");
+  const Ran ran = Cppool({"run", "--suite", "smoke", "--param", "do=late", "--param", "ms=50"}, daemon);
+  CHECK(ran.Last() == "20 passed, 0 failed, 0 skipped");
+  CHECK(ReadFile(refused) == "4\n");
+}
+
+TEST_CASE("a case that is short of memory runs again when its pool is alone") {
+  const TemporaryFolder folder;
+  const std::string running = folder.File("running"), starts = folder.File("starts");
+  mkdir(running.c_str(), 0755);
+  const std::string daemon =
+      Around(folder, "touch '" + running + "'/$$; echo \"$2\" >>'" + starts + "'", "rm '" + running + "'/$$");
+  const Ran ran = Cppool(
+      {"run", "--suite", "smoke", "--param", "do=alone", "--param", "ms=50", "--param", "folder=" + running},
+      daemon);
+  CHECK(ran.Last() == "20 passed, 0 failed, 0 skipped");
+  CHECK(Lines(ReadFile(starts)) == std::vector<std::string>{"2", "4", "4"});
+}
+
+TEST_CASE("a pool that cannot start at all fails or skips its cells, once it is their turn") {
+  const TemporaryFolder folder;
+  const std::string daemon = Around(folder, "case $2 in 4) echo 'no such world' >&2; exit 2;; esac", "");
+  const Ran ran = Cppool({"run", "--suite", "smoke"}, daemon);
+  CHECK(ran.code == 1);
+  CHECK(ran.Last() == "8 passed, 12 failed, 0 skipped");
+  CHECK(ran.Prints("no such world"));
+}
+
+}  // namespace cppool::command::test
