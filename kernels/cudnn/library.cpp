@@ -44,7 +44,7 @@ OpenedLibrary Open(const std::string& name, const std::vector<std::string>& pack
 
 std::vector<std::string> PythonFolders() {
   FILE* python =
-      popen("python3 -c 'import sys; print(\"\\n\".join(filter(None, sys.path[1:])))' 2>/dev/null", "r");
+      popen("python3 -c 'import sys; print(\"\\n\".join(filter(None, sys.path)))' 2>/dev/null", "r");
   if (!python) return {};
   std::string text;
   std::array<char, 4096> part;

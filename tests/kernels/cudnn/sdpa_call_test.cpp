@@ -1,6 +1,7 @@
 // A call of cppool/attention.h in cuDNN's terms. Host only, without cuDNN.
 #include "kernels/cudnn/sdpa_call.h"
 
+#include <algorithm>
 #include <optional>
 #include <string>
 
@@ -128,6 +129,11 @@ TEST_CASE("calls that are not for cuDNN's 16-bit attention are refused in words"
 
 TEST_CASE("libraries are found in the folders that python3 names") {
   cppool::test::TemporaryFolder folder;
+  {
+    const cppool::test::Environment mine("PYTHONPATH", folder.path().string());
+    const std::vector<std::string> folders = PythonFolders();  // of the real python3
+    CHECK(std::count(folders.begin(), folders.end(), folder.path().string()) == 1);
+  }
   const auto packages = folder / "packages";
   std::filesystem::create_directories(folder / "bin");
   const std::string script = folder.File("bin/python3");
