@@ -62,7 +62,7 @@ class Bench {
 
  private:
   BenchPoint Measure(const SweepPoint& point) {
-    BenchPoint measured{point, {}, {}, Repeat(point.cell)};
+    BenchPoint measured{point, {}, {}, Repeat(point.cell, "run"), Repeat(point.cell, "bench")};
     measured.measured = Ask(point.cell, /*verify=*/true);
     if (!measured.measured.error.empty()) return measured;
     measured.measured = Ask(point.cell, /*verify=*/false);
@@ -93,10 +93,14 @@ class Bench {
     return {status + outcome.error, {}};
   }
 
-  std::string Repeat(const Cell& cell) const {
+  std::string Repeat(const Cell& cell, const std::string& subcommand) const {
     std::vector<std::string> words = ToWords(arguments_.daemon);
     for (std::string& word : DeadlineWords(arguments_.deadline)) words.push_back(std::move(word));
-    return RepeatCommand(streams_.program, cell, words);
+    if (subcommand == "bench") {
+      words.insert(words.end(), {"--warmup", std::to_string(arguments_.warmup), "--repeat",
+                                 std::to_string(arguments_.repeat)});
+    }
+    return RepeatCommand(streams_.program, cell, words, subcommand);
   }
 
   // Called on another thread, while a point may run: prints the points that are done.
@@ -128,9 +132,10 @@ class Bench {
 void AddBench(CLI::App& app, const Streams& streams, int* exit_code) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* bench = app.add_subcommand("bench", "Times a case over a sweep of its parameters");
-  AddRepeatable(*bench, "--param", &arguments->params,
-                "A parameter and its values, key=A,B,...; all combinations are timed. max_seqlen_kv follows "
-                "max_seqlen_q if not given")
+  AddRepeatable(
+      *bench, "--param", &arguments->params,
+      "A parameter and its values, key=A,B,... (8k is 8192; a list as a value goes in brackets); all "
+      "combinations are timed. max_seqlen_kv follows max_seqlen_q if not given")
       ->check(IsUtf8);
   bench->add_option("--world-size", arguments->world_sizes, "Numbers of ranks, N,M,...")
       ->delimiter(',')

@@ -117,7 +117,7 @@ void PrintBenchJson(std::ostream& out, const BenchResults& results) {
                  {"repeat", results.repeat},
                  {"measured", ToJson(point.measured, stages)},
                  {"one_gpu", ToJson(point.one_gpu, stages)},
-                 {"command", point.repeat}};
+                 {"command", point.bench}};
     for (const std::string& stage : stages) json["efficiency"][stage] = Number(Efficiency(point, {stage}));
     json["efficiency"]["together"] = Number(Efficiency(point, stages));
     PrintJson(out, json);
@@ -139,7 +139,7 @@ void PrintBenchTable(std::ostream& out, const BenchResults& results) {
     PrintRow(out, RowOf(point, stages));
     any = any || point.measured.error.empty();
     if (!point.measured.error.empty())
-      notes.insert("not measured: " + point.measured.error + "\n  repeat: " + point.repeat);
+      notes.insert("not measured: " + point.measured.error + "\n  repeat: " + point.run);
     else if (!point.one_gpu.error.empty())
       notes.insert("no efficiency, because the run on one GPU failed: " + point.one_gpu.error);
   }

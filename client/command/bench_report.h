@@ -31,7 +31,7 @@ Measurement MeasurementOf(const Result& result);
 struct BenchPoint {
   SweepPoint point;
   Measurement measured, one_gpu;
-  std::string repeat;  // the command that runs the point alone
+  std::string run, bench;  // the commands that run and that measure the point alone
 };
 
 struct BenchResults {

@@ -125,8 +125,9 @@ std::vector<std::size_t> RunOrder(const std::vector<Cell>& cells) {
 }
 
 std::string RepeatCommand(const std::string& program, const Cell& cell,
-                          const std::vector<std::string>& common) {
-  std::string command = ShellQuote(program) + " run --world-size " + std::to_string(cell.world_size);
+                          const std::vector<std::string>& common, const std::string& subcommand) {
+  std::string command =
+      ShellQuote(program) + " " + subcommand + " --world-size " + std::to_string(cell.world_size);
   if (cell.case_name != "attention") command += " --case " + ShellQuote(cell.case_name);
   for (const std::string& word : common) command += " " + ShellQuote(word);
   for (const auto& [key, value] : cell.params.items())

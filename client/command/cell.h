@@ -42,8 +42,8 @@ void Shrink(Json* params, std::int64_t max_seqlen, int world_size);
 std::vector<std::size_t> RunOrder(const std::vector<Cell>& cells);
 
 // The shell command that runs a cell again: "cppool run --world-size 2 ... --param key=value ...". `program`: how this
-// program was called. `common`: the options of all cells.
+// program was called. `common`: the options of all cells. `subcommand`: "run", or "bench" to time it.
 std::string RepeatCommand(const std::string& program, const Cell& cell,
-                          const std::vector<std::string>& common);
+                          const std::vector<std::string>& common, const std::string& subcommand = "run");
 
 }  // namespace cppool::command

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "client/command/suite.h"
+#include "client/command/sweep.h"
 #include "client/command/text.h"
 #include "protocol/start.h"
 
@@ -24,6 +25,15 @@ Fault ToFault(const std::string& text) {
   return fault;
 }
 
+// " dtype=bf16 num_heads=8": the values that tell the cells of a product apart.
+std::string SweptText(const std::vector<SweepAxis>& axes, const SweepPoint& point) {
+  std::string text;
+  auto value = point.swept.begin();
+  for (const SweepAxis& axis : axes)
+    if (axis.values.size() > 1) text += " " + axis.key + "=" + TextFromValue(*value++);
+  return text;
+}
+
 }  // namespace
 
 void AddRunOptions(CLI::App& run, RunArguments* arguments) {
@@ -39,8 +49,10 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
          "Number of ranks (default: that of each cell; 2 for a single case). Cells of a suite that are "
          "impossible with it are skipped")
       ->check(CLI::Range(1, protocol::kMaxWorldSize));
-  AddRepeatable(run, "--param", &arguments->params,
-                "A parameter, key=value; the value as JSON or as text. Overrides a suite's")
+  AddRepeatable(
+      run, "--param", &arguments->params,
+      "A parameter, key=value; the value as JSON, as text, or as digits and k (8k is 8192). Overrides a "
+      "suite's. With key=A,B each value makes a case of its own; a list as a value goes in brackets")
       ->check(IsUtf8);
   AddRepeatable(
       run, "--filter", &arguments->filters,
@@ -108,6 +120,8 @@ std::vector<Cell> CellsOf(const RunArguments& arguments, const Streams& streams)
                   << (unknown.empty() ? "" : ": " + unknown) << "\n";
     }
   }
+  const std::vector<SweepAxis> axes = SweepAxesOf(arguments.params);
+  std::vector<Cell> product;
   for (Cell& cell : cells) {
     if (arguments.world_size > 0 && !cell.rows.empty()) {
       cell.moved = cell.world_size != arguments.world_size && arguments.params.empty();
@@ -115,12 +129,15 @@ std::vector<Cell> CellsOf(const RunArguments& arguments, const Streams& streams)
       cell.name = NameOf(cell);
     }
     if (arguments.max_seqlen > 0) Shrink(&cell.params, arguments.max_seqlen, cell.world_size);
-    for (const std::string& text : arguments.params) {
-      auto [key, value] = SplitAssignment(text, "--param");
-      cell.params[key] = ValueFromText(value);
+    for (SweepPoint& point : Over(cell, axes)) {
+      point.cell.name += SweptText(axes, point);
+      product.push_back(std::move(point.cell));
     }
   }
-  return cells;
+  if (!arguments.dump.empty() && product.size() > 1)
+    throw UsageError("--dump writes the tensors of one case, and the lists of --param make " +
+                     std::to_string(product.size()));
+  return product;
 }
 
 PoolOptions ToPoolOptions(const RunArguments& arguments) {

@@ -256,6 +256,31 @@ TEST_CASE(
         Json({{"kind", "stall"}, {"rank", 0}, {"count", 1}}));
 }
 
+TEST_CASE("values of one parameter make a case each, in run as in bench") {
+  Ran ran = Cppool({"run", "--list", "--json", "--param", "max_seqlen_q=8k,16k", "--param",
+                    "window_size=[-1,0],[8,0]", "--param", "do=pass"});
+  CHECK(ran.code == 0);
+  REQUIRE(ran.lines.size() == 5);
+  std::vector<Json> params;
+  for (int i = 0; i < 4; ++i) params.push_back(Json::parse(ran.lines[static_cast<std::size_t>(i)])["params"]);
+  CHECK(params[0] == Json({{"do", "pass"}, {"max_seqlen_q", 8192}, {"window_size", {-1, 0}}}));
+  CHECK(params[1]["window_size"] == Json({8, 0}));
+  CHECK(params[3] == Json({{"do", "pass"}, {"max_seqlen_q", 16384}, {"window_size", {8, 0}}}));
+  CHECK(Json::parse(ran.lines[3])["name"] == "attention W=2 max_seqlen_q=16384 window_size=[8,0]");
+
+  ran = Cppool({"run", "--param", "do=pass,fail"});
+  CHECK(ran.code == 1);
+  CHECK(ran.Last() == "1 passed, 1 failed, 0 skipped");
+  CHECK(ran.Prints("FAILED attention W=2 do=fail\n"));
+
+  ran = Cppool({"run", "--suite", "smoke", "--param", "seed=1,2", "--list"});
+  CHECK(ran.Last() == "40 would run, 0 would fail, 0 would be skipped");
+
+  ran = Cppool({"run", "--param", "seed=1,2", "--dump", "folder"});
+  CHECK(ran.code == 2);
+  CHECK(ran.err.find("--dump writes the tensors of one case") != std::string::npos);
+}
+
 TEST_CASE(
     "run --perturb, --dump and --inputs are sent to the daemon and are part of the command that repeats the "
     "case") {
@@ -384,6 +409,9 @@ TEST_CASE("invalid arguments are a usage error with exit code 2") {
       std::vector<std::string>{"run", "--deadline", "0"}, std::vector<std::string>{"run", "--backend", "tpu"},
       std::vector<std::string>{"run", "--unknown"},
       std::vector<std::string>{"bench", "--param", "a=1", "--param", "a=2"},
+      std::vector<std::string>{"run", "--param", "a=1", "--param", "a=2"},
+      std::vector<std::string>{"run", "--param", "a=1,"},
+      std::vector<std::string>{"bench", "--param", "a=,1"},
       std::vector<std::string>{"bench", "--repeat", "0"});
   bool subcommand = !words.empty() && words[0] != "fly";
   Ran ran = Cppool(words, subcommand ? CPPOOL_FAKE_DAEMON : "");
@@ -509,6 +537,15 @@ TEST_CASE("bench verifies each point once, times it, and compares with one GPU")
   CHECK(point["measured"]["stages"]["forward"] == Json({{"ms", 2.0}, {"tflops", 2.0}}));
   CHECK(point["efficiency"]["forward"] == 0.5);
   CHECK(Json::parse(ran.Last())["summary"]["points"] == 8);
+
+  const std::string command = point["command"];
+  CHECK(command.find(" bench --world-size 2 ") != std::string::npos);
+  REQUIRE(command.starts_with("cppool "));
+  const Child child = RunChild(std::string(CPPOOL_COMMAND) + command.substr(6) + " --json 2>/dev/null");
+  CHECK(child.exit_code == 0);
+  const Json again = Json::parse(Lines(child.output).at(0));
+  for (const char* same : {"case", "world_size", "params", "warmup", "repeat", "measured", "one_gpu"})
+    CHECK(again[same] == point[same]);
 }
 
 TEST_CASE("a point that fails its checks is not timed, and bench fails") {
