@@ -25,6 +25,8 @@ inline constexpr Feature kFeatures[] = {
     {"idle_exit", "option --idle-exit: the daemon ends after a time without requests"},
     {"a2a_size", "parameter `a2a_size` of the case `attention`"},
     {"kernels", "key `kernels` of `run`: whose attention kernels, of a library too (cppool/attention.h)"},
+    {"inapplicable", "`failure.kind` `inapplicable`, with `skipped`: impossible in a world of this size"},
+    {"warnings", "member `warnings` of the answer to `run`"},
     {"start_line", "a daemon that cannot start ends its stderr with a line for programs (start.h)"},
 };
 

@@ -31,6 +31,7 @@ struct RunResult {
   double wall_ms = 0;
   std::optional<std::uint64_t> seed;
   Json kernels;  // an object: the kernels that ran, "name", "version", "family"; null: the case has not said
+  std::vector<std::string> warnings;  // for people: what makes the result less than it seems
 };
 
 // {"ok": ..., "id": ..., "status": ...}. Without an id there is no such member; numbers that are not finite are null.
