@@ -45,19 +45,22 @@ class Bench {
 
   int Run() {
     int failed = 0;
+    bool measured_any = false;
     {
       const Interruption interruption([this](int signal) { Interrupted(signal); });
       for (const SweepPoint& point : points_) {
         progress_.Show(static_cast<int>(results_.points.size()), failed, point.cell.name);
         BenchPoint measured = Measure(point);
-        failed += !measured.measured.error.empty();
+        const Measurement& measurement = measured.measured;
+        failed += !measurement.error.empty() && !measurement.skipped;
+        measured_any = measured_any || measurement.error.empty();
         const std::lock_guard lock(mutex_);
         results_.points.push_back(std::move(measured));
         results_.worlds = runner_.worlds();
       }
     }
     Print();
-    return failed == 0 ? kSuccess : kFailure;
+    return failed == 0 && measured_any ? kSuccess : kFailure;
   }
 
  private:
@@ -90,7 +93,7 @@ class Bench {
     const Outcome outcome = runner_.Run(cell, options);
     if (outcome.kind == Status::kPassed) return MeasurementOf(*outcome.result);
     const std::string status = outcome.result ? std::string(ToString(outcome.kind)) + ": " : "";
-    return {status + outcome.error, {}};
+    return {status + outcome.error, {}, outcome.kind == Status::kSkipped};
   }
 
   std::string Repeat(const Cell& cell, const std::string& subcommand) const {

@@ -21,6 +21,7 @@ struct Timing {
 struct Measurement {
   std::string error;  // empty: the stages are there
   std::map<std::string, Timing> stages;
+  bool skipped = false;  // the daemon cannot run it: no failure
 
   // Of several stages as one; nothing is known of it where one of them is missing.
   Timing Together(const std::vector<std::string>& names) const;

@@ -24,6 +24,11 @@ std::vector<Cell> CellRunner::Retire() {
   return std::move(before_);
 }
 
+PoolOptions CellRunner::WithOutput(PoolOptions options, CaseOutput* output) {
+  if (output) options.on_stderr = [output](std::string_view line) { output->Add(line); };
+  return options;
+}
+
 void CellRunner::Stop(int world_size) {
   pools_.At(world_size).Stop();
   histories_.erase(world_size);
@@ -39,17 +44,22 @@ Outcome CellRunner::Ask(const Cell& cell, RunOptions options, Question question)
   Outcome outcome;
   const auto start = std::chrono::steady_clock::now();
   try {
+    if (output_) output_->Begin("");
     if (worlds_.count(cell.world_size) == 0) worlds_[cell.world_size] = pool.Hello();
+    if (output_) {
+      pool.StderrTail();  // what its start wrote is not the cell's
+      output_->Begin(cell.name);
+    }
     outcome.result = (pool.*question)(cell.params, options);
     outcome.kind = outcome.result->status;
     outcome.error = outcome.result->error;
     outcome.attempts = outcome.result->attempts;
-    const std::optional<Failure>& failure = outcome.result->failure;
-    if (cell.moved && outcome.failed() && failure && failure->kind == "invalid_request") {
-      outcome.kind = Outcome::Kind::kSkipped;
-      outcome.error = "does not fit world size " + std::to_string(cell.world_size) + ": " + outcome.error;
+    const bool wanted = outcome.failed() || rules_.all_output;
+    if (wanted || output_) {  // reads all that was written, so that it counts for this cell
+      std::string tail = pool.StderrTail();
+      if (wanted) outcome.stderr_tail = std::move(tail);
     }
-    if (outcome.failed()) outcome.stderr_tail = pool.StderrTail();
+    if (wanted && output_) outcome.output = output_->Take();
   } catch (const PoolError& error) {
     outcome.error = error.what();
     outcome.attempts = error.attempts();

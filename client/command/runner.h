@@ -4,10 +4,12 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <cppool/pool.h>
 
+#include "client/command/case_output.h"
 #include "client/command/cell.h"
 #include "client/command/diagnose.h"
 
@@ -21,6 +23,8 @@ struct Outcome {
   std::string error;  // one line or more; empty when passed
   // After an answered failure. Without an answer, `error` ends with it.
   std::string stderr_tail;
+  std::vector<std::string>
+      output;  // of a failure, and with `all_output` of every cell: lines that came meanwhile
   double seconds = 0;
   bool asked = true;               // false: there was no daemon
   int attempts = 1;                // daemons that were used; all but the last died or broke the protocol
@@ -35,10 +39,13 @@ class CellRunner {
     bool skip_large_worlds =
         false;                 // a cell with more ranks than the machine can run is skipped; else an error
     bool keep_worlds = false;  // daemons of several world sizes are up at a time; else one
+    bool all_output = false;   // not that of failures alone
   };
-  CellRunner(const PoolOptions& pool_options, Rules rules) : pools_(pool_options), rules_(rules) {}
+  // `output` may be null, else it outlives this.
+  CellRunner(PoolOptions pool_options, Rules rules, CaseOutput* output = nullptr)
+      : pools_(WithOutput(std::move(pool_options), output)), rules_(rules), output_(output) {}
 
-  // The case's name is the cell's. A moved cell that the daemon refuses is skipped.
+  // The case's name is the cell's.
   Outcome Run(const Cell& cell, const RunOptions& options);
   // kPassed: it would run.
   Outcome Validate(const Cell& cell, const RunOptions& options) {
@@ -54,11 +61,13 @@ class CellRunner {
  private:
   using Question = Result (Pool::*)(const Json&, const RunOptions&);
   Outcome Ask(const Cell& cell, RunOptions options, Question question);
+  static PoolOptions WithOutput(PoolOptions options, CaseOutput* output);
   Outcome NotStarted(const Cell& cell, const PoolError& error);
   void Stop(int world_size);
 
   Pools pools_;
   const Rules rules_;
+  CaseOutput* const output_;
   int world_size_ = 0;                          // of the latest cell; 0: none
   std::map<int, std::vector<Cell>> histories_;  // by world size: what its daemon has run
   std::vector<Cell> before_;                    // what a daemon had run before the latest cell
