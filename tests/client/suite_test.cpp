@@ -363,9 +363,20 @@ TEST_CASE("values are read from text and written as text") {
   CHECK(ValueFromText("a2a+p2p") == "a2a+p2p");
   CHECK(ValueFromText("") == "");
   CHECK(ValueFromText("\"4\"") == "4");
-  for (const Json& value : {Json(4096), Json("bf16"), Json("4096"), Json("true"), Json({-1, 0}), Json(),
-                            Json(0.5), Json(""), Json("it's \"x\""), Json("two\nlines")}) {
-    CHECK(ValueFromText(TextFromValue(value)) == value);
+  CHECK(ValueFromText("8k") == 8192);
+  CHECK(ValueFromText("-1k") == -1024);
+  CHECK(ValueFromText("\"8k\"") == "8k");
+  for (const char* text : {"k", "8K", "8kk", "1.5k", "8 k", "9223372036854775807k"})
+    CHECK(ValueFromText(text) == text);
+  CHECK(ValuesFromText("8k,[1,2],a", "--param") == std::vector<Json>{8192, {1, 2}, "a"});
+  CHECK(ValuesFromText("", "--param") == std::vector<Json>{""});
+  CHECK(ValuesFromText("\"\",a", "--param") == std::vector<Json>{"", "a"});
+  for (const char* text : {",", "a,", ",a", "a,,b"})
+    CHECK_THROWS_AS(ValuesFromText(text, "--param"), UsageError);
+  for (const Json& value :
+       {Json(4096), Json("bf16"), Json("4096"), Json("true"), Json({-1, 0}), Json(), Json(0.5), Json(""),
+        Json("it's \"x\""), Json("two\nlines"), Json("8k"), Json("a,b"), Json("say \"a\", then b")}) {
+    CHECK(ValuesFromText(TextFromValue(value), "--param") == std::vector<Json>{value});
     CHECK(TextFromValue(value).find('\n') == std::string::npos);
   }
   CHECK(SplitList("1,[2,3],{\"a\":4,\"b\":5},\"x,y\",") ==

@@ -60,8 +60,8 @@ Json Members(const protocol::Rank& result) {
 }
 Json Members(const std::optional<protocol::Failure>& failure) {
   if (!failure) return {};
-  const auto& [kind, rank, stage, detail] = *failure;
-  return {kind, rank.value_or(-1), rank.has_value(), stage, detail};
+  const auto& [kind, rank, stage, detail, unknown_kind] = *failure;
+  return {kind, rank.value_or(-1), rank.has_value(), stage, detail, unknown_kind};
 }
 template <typename Element>
 Json Members(const std::vector<Element>& elements) {
@@ -70,14 +70,15 @@ Json Members(const std::vector<Element>& elements) {
   return json;
 }
 std::string Members(const protocol::RunResult& result) {
-  const auto& [status, error, failure, fatal, ranks, checks, tflops, wall_ms, seed, stopped, kernels] =
-      result;
+  const auto& [status, error, failure, fatal, ranks, checks, tflops, wall_ms, seed, stopped, kernels,
+               warnings] = result;
   return Json{status,           error,
               Members(failure), fatal,
               Members(ranks),   Members(checks),
               tflops,           wall_ms,
               seed.has_value(), seed.value_or(0),
-              stopped,          kernels}
+              stopped,          kernels,
+              warnings}
       .dump();
 }
 
