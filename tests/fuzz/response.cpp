@@ -58,6 +58,10 @@ Json Members(const protocol::Rank& result) {
   const auto& [rank, ok, error, gpu_ms, samples, extra] = result;
   return {rank, ok, error, gpu_ms, samples, extra};
 }
+Json Members(const protocol::Library& library) {
+  const auto& [file, digest] = library;
+  return {file, digest};
+}
 Json Members(const std::optional<protocol::Failure>& failure) {
   if (!failure) return {};
   const auto& [kind, rank, stage, detail, unknown_kind] = *failure;
@@ -70,14 +74,22 @@ Json Members(const std::vector<Element>& elements) {
   return json;
 }
 std::string Members(const protocol::RunResult& result) {
-  const auto& [status, error, failure, fatal, ranks, checks, tflops, wall_ms, seed, stopped, kernels,
-               warnings] = result;
-  return Json{status,           error,
-              Members(failure), fatal,
-              Members(ranks),   Members(checks),
-              tflops,           wall_ms,
-              seed.has_value(), seed.value_or(0),
-              stopped,          kernels,
+  const auto& [status, error, failure, fatal, ranks, checks, tflops, wall_ms, seed, libraries, respawn,
+               stopped, kernels, warnings] = result;
+  return Json{status,
+              error,
+              Members(failure),
+              fatal,
+              Members(ranks),
+              Members(checks),
+              tflops,
+              wall_ms,
+              seed.has_value(),
+              seed.value_or(0),
+              Members(libraries),
+              respawn,
+              stopped,
+              kernels,
               warnings}
       .dump();
 }

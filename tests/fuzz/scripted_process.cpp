@@ -102,6 +102,7 @@ void StderrTail::CatchUp(Clock::time_point) {}
 std::string StderrTail::Text() const { return ""; }
 std::optional<protocol::StartFailure> StderrTail::StartFailure() const { return std::nullopt; }
 void StderrTail::ForgetStart() {}
+std::optional<protocol::Crash> StderrTail::Crash() const { return std::nullopt; }
 void StderrTail::Abandon() {}
 
 }  // namespace cppool::client

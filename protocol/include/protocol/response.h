@@ -38,8 +38,8 @@ struct RunResult {
   std::optional<std::uint64_t> seed;
   std::vector<Library> libraries;  // that the request named with `load`, in its order
   std::string respawn;  // why the daemon should be replaced after this answer; empty: it should not
-  std::string
-      stopped;  // with `sampling`, which of its limits ended it: "precision", "max_ms" or "repeat"; empty: without
+  // With `sampling`, which of its limits ended it: "precision", "max_ms" or "repeat"; empty: without.
+  std::string stopped;
   Json kernels;  // an object: the kernels that ran, "name", "version", "family"; null: the case has not said
   std::vector<std::string> warnings;  // for people: what makes the result less than it seems
 };
