@@ -22,7 +22,7 @@ class CaseOutput {
   void Add(int world_size, std::string_view line);
   // Lines from here on are this cell's; empty: no cell's.
   void Begin(int world_size, const std::string& cell);
-  void Note(const std::string& text);   // a line of the log, about the cell
+  void Note(const std::string& text);  // a line of the log, about the cell
   // The last 200 lines since Begin, the first of them saying how many came before.
   std::vector<std::string> Take();
   // Why the log is not complete: "cannot write run.log: No space left on device"; empty: it is, or there is none.

@@ -127,9 +127,9 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
       run.add_option("--junit", arguments->junit, "Writes the outcomes to this file as JUnit XML")
           ->check(IsPath);
   run.add_flag("--json", arguments->json, "One JSON object per case, then a summary object");
-  CLI::Option* verbose =
-      run.add_flag("--verbose", arguments->verbose,
-                   "Also prints each case that passes, what it wrote to stdout and stderr, and compilers' commands");
+  CLI::Option* verbose = run.add_flag(
+      "--verbose", arguments->verbose,
+      "Also prints each case that passes, what it wrote to stdout and stderr, and compilers' commands");
   run.add_flag("--quiet", arguments->quiet, "Prints failures and the counts only")->excludes(verbose);
   run.add_option("--log", arguments->log,
                  "Writes what the daemons write on stderr, cases' output among it, to this file as it comes")

@@ -86,7 +86,7 @@ class CellRunner {
   const PoolOptions options_;  // of every pool, except its world size and what its stderr becomes
   const Rules rules_;
   CaseOutput* const output_;
-  std::map<int, Pool> pools_;  // by world size
+  std::map<int, Pool> pools_;                   // by world size
   int world_size_ = 0;                          // of the latest cell; 0: none
   std::map<int, std::vector<Cell>> histories_;  // by world size: what its daemon has run
   std::vector<Cell> before_;                    // what a daemon had run before the latest cell

@@ -100,9 +100,10 @@ TEST_CASE("a suite runs every cell in the pool of its world size") {
   CHECK(ran.Last() == "576 passed, 0 failed, 0 skipped");
   CHECK(ran.Last(1) == "own: 144 of 144 passed, 0 failed, 0 skipped");
   CHECK(ran.Last(2) == "matrix: 432 of 432 passed, 0 failed, 0 skipped");
-  CHECK(ran.Last(3).rfind("world size 2: backend host, transport host, 2 ranks on cpu; world size 4: backend host, "
-                          "transport host, 4 ranks on cpu; world size 6: ",
-                          0) == 0);
+  CHECK(ran.Last(3).rfind(
+            "world size 2: backend host, transport host, 2 ranks on cpu; world size 4: backend host, "
+            "transport host, 4 ranks on cpu; world size 6: ",
+            0) == 0);
   CHECK(Lines(ReadFile(folder.File("count"))).size() == 4);  // one daemon per world size
 
   ran = Cppool({"run", "--suite", "smoke", "--param", "do=skip", "--world-size", "8"});

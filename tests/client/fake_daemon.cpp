@@ -362,6 +362,12 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     std::cerr << "the last words" << std::endl;
     _exit(3);
   }
+  if (what == "crash") {
+    Write(2,
+          "cppoold: crash {\"error\": \"rank 1 crashed\", \"rank\": 1, \"stage\": \"forward/attend\", "
+          "\"stack\": [\"Attend\", \"Run\"]}\n");
+    _exit(3);
+  }
   if (what == "die_by_signal") {
     signal(SIGTERM, SIG_DFL);
     raise(SIGKILL);

@@ -211,6 +211,17 @@ TEST_CASE("a log has everything that the daemons write, by time and cell") {
   CHECK(full.Last() == "1 passed, 0 failed, 0 skipped");
 }
 
+TEST_CASE("with --json a crash is told as an object") {
+  const Json crash = Json::parse(Cppool({"run", "--param", "do=crash", "--json"}).lines.at(0))["crash"];
+  CHECK(crash == Json({{"error", "rank 1 crashed"},
+                       {"rank", 1},
+                       {"stage", "forward/attend"},
+                       {"case", nullptr},
+                       {"library", nullptr},
+                       {"stack", {"Attend", "Run"}}}));
+  CHECK_FALSE(Json::parse(Cppool({"run", "--param", "do=die", "--json"}).lines.at(0)).contains("crash"));
+}
+
 TEST_CASE("without a terminal a line now and then says that the run goes on") {
   using cppool::command::Progress;
   std::ostringstream err;
