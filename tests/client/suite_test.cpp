@@ -104,14 +104,14 @@ TEST_CASE("a suite's cells are the combinations of its rows with the values of i
                     (cell.params.contains("seed") ? " seeded" : "") +
                     (cell.rows.size() > 1 ? " and " + cell.rows[1] : ""));
   }
-  // `two` equals `one`, so they share cells. The fp16 cells of `three` have two alternatives on the last axis.
+  // `two` equals `one`, so they share cells. The fp16 cells of `three` have two alternatives on the last axis, which get a number.
   CHECK(cells ==
         std::vector<std::string>{"one bf16 bshd p2p W=2 and two", "one bf16 bshd a2a W=2 and two",
                                  "one fp16 bshd p2p W=4 essential and two",
                                  "one fp16 bshd a2a W=4 essential and two", "three bf16 bshd p2p W=2",
                                  "three bf16 bshd a2a W=2", "three fp16 bshd p2p W=4 essential",
-                                 "three fp16 bshd p2p W=4 seeded", "three fp16 bshd a2a W=4 essential",
-                                 "three fp16 bshd a2a W=4 seeded", "one bf16 thd p2p W=8"});
+                                 "three fp16 bshd p2p W=4 #2 seeded", "three fp16 bshd a2a W=4 essential",
+                                 "three fp16 bshd a2a W=4 #2 seeded", "one bf16 thd p2p W=8"});
   CHECK_THROWS(CellsOfFile("mine", {{"cells", {{{"rows", {"none"}}}}}}));
 }
 
