@@ -21,7 +21,8 @@ RequestReader::RequestReader(protocol::UniqueFd input, int stop_fd,
 
 std::optional<protocol::LineReader::Line> RequestReader::Next() {
   std::optional<Clock::time_point> idle_until;
-  if (idle_limit_) idle_until = Clock::now() + *idle_limit_;
+  if (idle_limit_) idle_until = waiting_since_.value_or(Clock::now()) + *idle_limit_;
+  waiting_since_.reset();
   while (!ended_) {
     if (auto line = lines_.Next()) return line;
     if (lines_.buffered() > 0) idle_until.reset();  // a line that has begun is not idleness
@@ -44,6 +45,7 @@ std::optional<protocol::LineReader::Line> RequestReader::Next() {
 
 bool RequestReader::Arrives(std::chrono::milliseconds within) {
   if (ended_ || lines_.buffered() > 0) return true;
+  if (!waiting_since_) waiting_since_ = Clock::now();
   pollfd fds[2] = {{input_.get(), POLLIN, 0}, {stop_fd_, POLLIN, 0}};
   return poll(fds, 2, static_cast<int>(within.count())) != 0;
 }

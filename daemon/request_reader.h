@@ -21,7 +21,8 @@ class RequestReader {
   // Waits for the next line; without an idle limit, without a limit. Nothing at the end of input, after a stop, or after the idle
   // limit: then no byte of a later line has been read.
   std::optional<protocol::LineReader::Line> Next();
-  // Waits for at most `within`. False: no byte of a later line has come, nor the end of input or a stop.
+  // Waits for at most `within`, which counts towards the idle limit of Next. False: no byte of a later line has come, nor the end of
+  // input or a stop.
   bool Arrives(std::chrono::milliseconds within);
   bool idled() const { return idled_; }  // whether the idle limit was the reason
 
@@ -32,6 +33,7 @@ class RequestReader {
   protocol::UniqueFd input_;
   int stop_fd_;
   std::optional<std::chrono::milliseconds> idle_limit_;
+  std::optional<Clock::time_point> waiting_since_;  // the first Arrives before Next
   protocol::LineReader lines_;
   bool ended_ = false;
   bool idled_ = false;
