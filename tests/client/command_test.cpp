@@ -444,10 +444,10 @@ TEST_CASE("a cell that is impossible with so many ranks is skipped with the daem
   // Asked for alone it has not run, which is no success; a sweep measures the points that are possible.
   CHECK(Cppool({"run", "--param", "cp_comm_type=a2a"}, daemon).code == 1);
   CHECK(Cppool({"run", "--param", "cp_comm_type=a2a,p2p"}, daemon).code == 0);
-  const Ran bench = Cppool({"bench", "--param", "cp_comm_type=a2a,p2p"}, daemon);
+  const Ran bench = Cppool({"bench", "--param", "do=bench", "--param", "cp_comm_type=a2a,p2p"}, daemon);
   CHECK(bench.code == 0);
   CHECK(bench.Prints("not measured: skipped: because of inapplicable"));
-  CHECK(Cppool({"bench", "--param", "cp_comm_type=a2a"}, daemon).code == 1);
+  CHECK(Cppool({"bench", "--param", "do=bench", "--param", "cp_comm_type=a2a"}, daemon).code == 1);
 }
 
 TEST_CASE("a cell's name has the world size of --world-size") {

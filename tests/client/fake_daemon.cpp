@@ -572,7 +572,8 @@ int main(int argc, char** argv) {
                                      {"uuid", ""},
                                      {"capability", ""},
                                      {"total_bytes", 0}});
-      if (start == "sampling") answer["features"] = {"samples", "sampling", "waits", "profile"};
+      if (start == "sampling" || start == "only_p2p")
+        answer["features"] = {"samples", "sampling", "waits", "profile"};
       if (start == "newer")
         answer.update(
             {{"protocol_minor", 99}, {"features", {"validate", "a new one"}}, {"new", {{"a", {1}}}}});
