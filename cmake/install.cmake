@@ -10,8 +10,11 @@ set_target_properties(cppool_protocol PROPERTIES EXPORT_NAME protocol)
 set_target_properties(cppool_case PROPERTIES EXPORT_NAME case)
 set_target_properties(cppool_flags PROPERTIES EXPORT_NAME flags)
 # cppool_flags comes along because static libraries name what they link; its warnings do not reach their users.
-install(TARGETS cppoold cppool cppool_client cppool_client_c cppool_protocol cppool_case cppool_flags EXPORT cppoolTargets
-  RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS cppool_client cppool_protocol cppool_flags EXPORT cppoolClientTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS cppool_client_c EXPORT cppoolClientCTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS cppool_case EXPORT cppoolCaseTargets)
+install(TARGETS cppoold cppool EXPORT cppoolProgramsTargets RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 set(headers
   ${PROJECT_SOURCE_DIR}/client/include/cppool/client.h
   ${PROJECT_SOURCE_DIR}/client/include/cppool/compile.h
@@ -20,6 +23,8 @@ set(headers
   ${PROJECT_SOURCE_DIR}/client/include/cppool/sampling.h
   ${PROJECT_SOURCE_DIR}/protocol/include/cppool/result.h
   ${PROJECT_SOURCE_DIR}/daemon/include/cppool/case.h
+  ${PROJECT_SOURCE_DIR}/daemon/include/cppool/case_helpers.h
+  ${PROJECT_SOURCE_DIR}/daemon/include/cppool/case_numbers.h
   ${PROJECT_SOURCE_DIR}/kernels/include/cppool/attention.h
   ${PROJECT_SOURCE_DIR}/kernels/include/cppool/runtime.h)
 install(FILES ${headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cppool)
@@ -41,7 +46,9 @@ if(CPPOOL_WITH_CUDNN)
 endif()
 
 set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/cppool)
-install(EXPORT cppoolTargets NAMESPACE cppool:: DESTINATION ${package_folder})
+foreach(part Client ClientC Case Programs)
+  install(EXPORT cppool${part}Targets NAMESPACE cppool:: DESTINATION ${package_folder})
+endforeach()
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/cppoolConfig.cmake.in ${PROJECT_BINARY_DIR}/cppoolConfig.cmake
   INSTALL_DESTINATION ${package_folder})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/cppoolConfigVersion.cmake COMPATIBILITY SameMinorVersion)

@@ -54,6 +54,13 @@ function(cppool_unity target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${CPPOOL_UNITY} UNITY_BUILD_BATCH_SIZE 8)
 endfunction()
 
+# cppool_inner_loops(TARGET SOURCE ...): sources whose loops run over tensors. Vectorised whatever the build type is, except where somebody
+# wants to step through them, and not instrumented for the fuzzers, which do not run them.
+function(cppool_inner_loops target)
+  set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target} PROPERTIES COMPILE_OPTIONS
+    "$<$<NOT:$<CONFIG:Debug>>:-O3>;$<$<BOOL:${CPPOOL_FUZZ}>:-fno-sanitize=fuzzer-no-link>")
+endfunction()
+
 if(CPPOOL_SANITIZE)
   # With sanitizers GCC's warnings that follow values through a function are wrong at times (its manual says so).
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")

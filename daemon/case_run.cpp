@@ -142,11 +142,11 @@ void CaseRun::Fail(int index, const CaseFailure& failure) {
   {
     const std::lock_guard lock(mutex_);
     const bool indirect = failure.culprit != kernels::RuntimeError::kOwn || failure.status == CPPOOL_NCCL;
-    const Standing standing = failure.status == CPPOOL_MISMATCH      ? Standing::kMismatch
-                              : aborted_                             ? Standing::kReleased
-                              : indirect                             ? Standing::kIndirect
-                              : failure.status == CPPOOL_UNSUPPORTED ? Standing::kUnsupported
-                                                                     : Standing::kOwn;
+    const Standing standing = failure.status == CPPOOL_MISMATCH       ? Standing::kMismatch
+                              : aborted_                              ? Standing::kReleased
+                              : indirect                              ? Standing::kIndirect
+                              : IsSkip(ToFailureKind(failure.status)) ? Standing::kSkipped
+                                                                      : Standing::kOwn;
     if (standing >= rank.standing) return;  // of equals the first counts
     rank.failure = failure;
     rank.stage = stage;
@@ -188,13 +188,13 @@ const CaseRun::Rank* CaseRun::Cause() const {
   return cause;
 }
 
-// After a failed check or an unsupported case the world is as before, provided that no group was left open and EndCase
+// After a failed check or a skipped case the world is as before, provided that no group was left open and EndCase
 // succeeded on every rank. After everything else it must be probed.
 bool CaseRun::NeedsProbe() const {
   return aborted_ || group_left_open_ || end_failed_ ||
          std::any_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
            return rank->failure.status != CPPOOL_OK && rank->failure.status != CPPOOL_MISMATCH &&
-                  rank->failure.status != CPPOOL_UNSUPPORTED;
+                  !IsSkip(ToFailureKind(rank->failure.status));
          });
 }
 
@@ -242,6 +242,10 @@ RunResult CaseRun::Gather() {
   result.seed = prepared_->seed;
   result.kernels = prepared_->kernels;
   if (sampling_) result.stopped = sampling_->stopped();
+  if (result.status == Status::kPassed && prepared_->checks && result.checks.empty()) {
+    result.warnings.push_back("no check was reported, so nothing was compared (\"checks\" is true)");
+    spdlog::warn("case '{}': {}", prepared_->registered.name, result.warnings.back());
+  }
   if (!unsound.empty()) {
     unsound += " did not return";
   } else if (NeedsProbe()) {
@@ -274,9 +278,9 @@ void CaseRun::Judge(RunResult& result) const {
     result.failure = protocol::Failure{FailureKind::kMismatch, failed_check->rank, "", result.error};
   } else if (cause) {
     const FailureKind kind = ToFailureKind(cause->failure.status);
-    result.status = kind == FailureKind::kMismatch      ? Status::kFailed
-                    : kind == FailureKind::kUnsupported ? Status::kSkipped
-                                                        : Status::kError;
+    result.status = kind == FailureKind::kMismatch ? Status::kFailed
+                    : IsSkip(kind)                 ? Status::kSkipped
+                                                   : Status::kError;
     const bool names_another = cause->failure.culprit >= 0;  // then its text names that rank
     result.error = names_another ? cause->failure.text
                                  : "rank " + std::to_string(cause_rank) + ": " + cause->failure.text;

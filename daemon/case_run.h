@@ -53,12 +53,12 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
  private:
   // How well a failure explains the failures of other ranks, best first.
   enum class Standing {
-    kOwn,          // caused by the rank itself
-    kUnsupported,  // the rank stopped without an error
-    kIndirect,     // caused by another rank, or reported by a communicator
-    kMismatch,     // a check did not hold: no other rank is affected
-    kReleased,     // came after the abort, so probably caused by it
-    kNone          // no failure
+    kOwn,       // caused by the rank itself
+    kSkipped,   // inapplicable or unsupported: the rank stopped without an error
+    kIndirect,  // caused by another rank, or reported by a communicator
+    kMismatch,  // a check did not hold: no other rank is affected
+    kReleased,  // came after the abort, so probably caused by it
+    kNone       // no failure
   };
 
   struct Rank {

@@ -44,7 +44,7 @@ std::string TagOf(const std::optional<Json>& id, std::uint64_t number) {
 // The result of a run that did not reach the ranks.
 RunResult NotRun(FailureKind kind, const std::string& detail) {
   RunResult result;
-  result.status = kind == FailureKind::kUnsupported ? Status::kSkipped : Status::kError;
+  result.status = IsSkip(kind) ? Status::kSkipped : Status::kError;
   result.error = detail;
   result.failure = protocol::Failure{kind, std::nullopt, "", detail};
   return result;

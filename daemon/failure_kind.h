@@ -13,6 +13,8 @@ inline protocol::FailureKind ToFailureKind(cppool_status status) {
   switch (status) {
     case CPPOOL_INVALID_REQUEST:
       return FailureKind::kInvalidRequest;
+    case CPPOOL_INAPPLICABLE:
+      return FailureKind::kInapplicable;
     case CPPOOL_UNSUPPORTED:
       return FailureKind::kUnsupported;
     case CPPOOL_MISMATCH:

@@ -5,6 +5,7 @@
 //   3              cannot go on: the last answer is `fatal`, or stderr says why
 //   128 + SIGTERM  SIGTERM during the start, a request, or the end
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -109,6 +110,19 @@ UniqueFd MakeEvent() {
   _exit(kCannotStart);
 }
 
+// The parent has died. Says so in the log, where that does not wait for a reader: whoever reads stderr may have gone, or be
+// stuck.
+[[noreturn]] void EndOrphaned(pid_t parent) {
+  const std::string text =
+      "cppoold: the parent process " + std::to_string(parent) + " has gone: this daemon ends\n";
+  pollfd fd = {STDERR_FILENO, POLLOUT, 0};
+  if (spdlog::should_log(spdlog::level::info) && poll(&fd, 1, 0) > 0 && (fd.revents & POLLOUT) != 0) {
+    [[maybe_unused]] const auto written =
+        write(STDERR_FILENO, text.data(), text.size());  // a pipe has room for a line
+  }
+  _exit(kNoReader);
+}
+
 double Milliseconds(Clock::duration duration) {
   return std::chrono::duration<double, std::milli>(duration).count();
 }
@@ -144,10 +158,11 @@ class Daemon {
     sigaddset(&terminate, SIGTERM);
     pthread_sigmask(SIG_UNBLOCK, &terminate, nullptr);  // the parent may have blocked it
     const pid_t parent = ParentToWatch();
-    Watchdog watchdog(parent, terminate_.get(),
-                      {[this] { AnswerTimeout(); }, [] { _exit(kNoReader); }, [this] { Terminate(); }});
+    Watchdog watchdog(
+        parent, terminate_.get(),
+        {[this] { AnswerTimeout(); }, [parent] { EndOrphaned(parent); }, [this] { Terminate(); }});
 
-    if (parent != getppid()) _exit(kNoReader);  // it died before the watchdog watched it
+    if (parent != getppid()) EndOrphaned(parent);  // it died before the watchdog watched it
 
     start_.stage = "backend";
     World world(ChooseBackend(options_.backend, options_.transport, options_.world_size));

@@ -45,7 +45,7 @@ struct FaultMeans {
   std::function<void(std::string_view)> write_answer;
 };
 
-// A request that is not run, with the kind and the text of its answer. kUnsupported is answered with `skipped`.
+// A request that is not run, with the kind and the text of its answer.
 class Refusal : public std::runtime_error {
  public:
   Refusal(protocol::FailureKind kind, const std::string& detail) : std::runtime_error(detail), kind_(kind) {}

@@ -6,8 +6,9 @@
 namespace cppool::protocol {
 namespace {
 
-constexpr std::array<std::pair<FailureKind, std::string_view>, 8> kKinds = {{
+constexpr std::array<std::pair<FailureKind, std::string_view>, 9> kKinds = {{
     {FailureKind::kInvalidRequest, "invalid_request"},
+    {FailureKind::kInapplicable, "inapplicable"},
     {FailureKind::kUnsupported, "unsupported"},
     {FailureKind::kMismatch, "mismatch"},
     {FailureKind::kOutOfMemory, "out_of_memory"},
@@ -33,8 +34,12 @@ std::optional<FailureKind> ParseFailureKind(std::string_view word) {
   return std::nullopt;
 }
 
+std::string_view KindOf(const Failure& failure) {
+  return failure.unknown_kind.empty() ? ToString(failure.kind) : std::string_view(failure.unknown_kind);
+}
+
 Json ToJson(const Failure& failure) {
-  return {{"kind", ToString(failure.kind)},
+  return {{"kind", KindOf(failure)},
           {"rank", failure.rank ? Json(*failure.rank) : Json()},
           {"stage", failure.stage.empty() ? Json() : Json(failure.stage)},
           {"detail", failure.detail}};

@@ -152,9 +152,13 @@ class Reader {
 Failure ReadFailure(const Reader& reader) {
   Failure failure;
   const std::string kind = reader.String("kind");
+  if (kind.empty()) Reader::Refuse(reader.Path("kind"), "a kind of failure", kind);
   const std::optional<FailureKind> known = ParseFailureKind(kind);
-  if (!known) Reader::Refuse(reader.Path("kind"), "a kind of failure", kind);
-  failure.kind = *known;
+  if (known) {
+    failure.kind = *known;
+  } else {
+    failure.unknown_kind = kind;
+  }
   if (!reader.Get("rank").is_null()) failure.rank = reader.Integer("rank");
   failure.stage = reader.StringOrNull("stage");
   failure.detail = reader.String("detail");
@@ -183,6 +187,9 @@ Check ReadCheck(const Reader& reader) {
   check.tolerance = reader.Double("tolerance");
   check.ok = reader.Boolean("ok");
   if (reader.Find("ratio")) check.ratio = reader.Double("ratio");
+  if (check.ok && !(std::isfinite(check.max_abs_err) && std::isfinite(check.rel_err)))
+    throw std::runtime_error("in the response, " + Quoted(reader.Path("ok")) +
+                             " is true, and the error is not finite");
   return check;
 }
 
@@ -218,6 +225,7 @@ Json ToJson(const RunResult& result, const std::optional<Json>& id) {
   for (const Library& library : result.libraries)
     json["libraries"].push_back({{"file", library.file}, {"digest", library.digest}});
   if (!result.respawn.empty()) json["respawn"] = result.respawn;
+  if (!result.warnings.empty()) json["warnings"] = result.warnings;
   return json;
 }
 
@@ -262,6 +270,13 @@ RunResult RunResultFromJson(const Json& json) {
   if (const Json* kernels = reader.Find("kernels")) {
     if (!kernels->is_object()) Reader::Refuse("kernels", "an object", *kernels);
     result.kernels = *kernels;
+  }
+  if (const Json* warnings = reader.Find("warnings")) {
+    if (!warnings->is_array()) Reader::Refuse("warnings", "a list", *warnings);
+    for (const Json& warning : *warnings) {
+      if (!warning.is_string()) Reader::Refuse("warnings", "a list of strings", *warnings);
+      result.warnings.push_back(warning.get<std::string>());
+    }
   }
   return result;
 }

@@ -190,17 +190,12 @@ std::vector<command::Cell> ToCells(const char* text) {
   members.Take("max_seqlen", 1, INT64_MAX, &max_seqlen);
   members.End();
   std::vector<command::Filter> parsed;
-  for (const std::string& filter : filters) {
-    auto [key, value] = command::SplitAssignment(filter, "a filter");
-    parsed.push_back({std::move(key), std::move(value)});
-  }
+  for (const std::string& filter : filters) parsed.push_back(command::FilterFromText(filter, "a filter"));
   const std::vector<command::Cell> suite = command::LoadSuite(name);
   const std::vector<command::Cell> selected = command::Select(suite, parsed);
-  if (selected.empty()) {
-    const std::string unknown = command::DescribeUnknown(suite, parsed);
-    throw std::invalid_argument("no cell of the suite matches the filters" +
-                                (unknown.empty() ? "" : ": " + unknown));
-  }
+  if (selected.empty())
+    throw std::invalid_argument("no cell of the suite matches the filters: " +
+                                command::DescribeNoMatch(suite, parsed));
   std::vector<command::Cell> cells;
   for (const std::size_t index : command::RunOrder(selected)) {
     cells.push_back(selected[index]);

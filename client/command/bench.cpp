@@ -310,8 +310,8 @@ void AddBench(CLI::App& app, const Streams& streams, int* exit_code) {
   CLI::App* bench = app.add_subcommand("bench", "Times a case over a sweep of its parameters");
   AddRepeatable(
       *bench, "--param", &arguments->params,
-      "A parameter and its values, key=A,B,...; all combinations are timed. max_seqlen_kv follows "
-      "max_seqlen_q if not given")
+      "A parameter and its values, key=A,B,... (8k is 8192; a list as a value goes in brackets); all "
+      "combinations are timed. max_seqlen_kv follows max_seqlen_q if not given")
       ->check(IsUtf8);
   bench->add_option("--world-size", arguments->world_sizes, "Numbers of ranks, N,M,...")
       ->delimiter(',')

@@ -1,5 +1,7 @@
 #include "client/command/cell.h"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -18,6 +20,7 @@ std::vector<Json> ValuesOf(const Cell& cell, const std::string& key) {
   if (key == "world_size") return {cell.world_size};
   if (key == "suite") return {cell.suite};
   if (key == "essential") return {cell.essential};
+  if (key == "name") return {cell.name};
   if (key == "row") return {cell.rows.begin(), cell.rows.end()};
   if (key == "model" || key == "kernel_backend") {
     std::vector<Json> values;
@@ -32,62 +35,124 @@ std::vector<Json> ValuesOf(const Cell& cell, const std::string& key) {
   return {*found};
 }
 
+// As fnmatch(3) reads it, with `*` and `?` alone special.
+std::string GlobOf(const std::string& text) {
+  std::string glob;
+  for (const char c : text) glob += (c == '[' || c == '\\' ? "\\" : "") + std::string(1, c);
+  return glob;
+}
+
 bool Is(const Json& value, const std::string& text) {
-  return value == ValueFromText(text) || value == Json(text);
+  if (value == ValueFromText(text) || value == Json(text)) return true;
+  return text.find_first_of("*?") != std::string::npos &&
+         fnmatch(GlobOf(text).c_str(), TextFromValue(value).c_str(), 0) == 0;
+}
+
+bool HasValue(const Cell& cell, const Filter& filter) {
+  const std::vector<Json> values = ValuesOf(cell, filter.key);
+  return std::any_of(values.begin(), values.end(),
+                     [&](const Json& value) { return Is(value, filter.value); });
+}
+
+using FiltersByKey = std::map<std::string, std::vector<Filter>>;
+
+FiltersByKey ByKey(const std::vector<Filter>& filters) {
+  FiltersByKey by_key;
+  for (const Filter& filter : filters) by_key[filter.key].push_back(filter);
+  return by_key;
+}
+
+bool Matches(const Cell& cell, const std::vector<Filter>& of_one_key) {
+  bool wanted = false, has = false;
+  for (const Filter& filter : of_one_key) {
+    const bool here = HasValue(cell, filter);
+    if (filter.negated && here) return false;
+    wanted = wanted || !filter.negated;
+    has = has || (!filter.negated && here);
+  }
+  return has || !wanted;
+}
+
+bool Matches(const Cell& cell, const FiltersByKey& by_key, const std::string& but_for = "") {
+  return std::all_of(by_key.begin(), by_key.end(), [&](const auto& entry) {
+    return entry.first == but_for || Matches(cell, entry.second);
+  });
 }
 
 }  // namespace
 
 std::string NameOf(const Cell& cell) {
-  std::string name = cell.rows.front();
-  for (const char* key : {"dtype", "qkv_format", "cp_comm_type"})
-    name += " " + cell.params.at(key).get<std::string>();
-  if (cell.params.contains("pad_between_seqs"))
-    name += cell.params["pad_between_seqs"] ? " padded" : " packed";
+  std::string name = cell.rows.empty() ? cell.case_name : cell.rows.front();
+  const auto has = [&](const char* key) { return cell.params.contains(key); };
+  std::set<std::string> shown = {"pad_between_seqs"};
+  for (const char* key : {"dtype", "qkv_format", "cp_comm_type"}) {
+    if (has(key)) name += " " + TextFromValue(cell.params[key]);
+    shown.insert(key);
+  }
+  if (has("pad_between_seqs")) name += cell.params["pad_between_seqs"] == true ? " padded" : " packed";
+  for (const std::string& key : cell.varied)
+    if (shown.insert(key).second) name += " " + key + "=" + TextFromValue(cell.params.value(key, Json()));
   return name + " W=" + std::to_string(cell.world_size);
 }
 
+void MakeNamesUnique(std::vector<Cell>* cells) {
+  std::map<std::string, int> times;
+  for (Cell& cell : *cells)
+    if (const int time = ++times[cell.name]; time > 1) cell.name += " #" + std::to_string(time);
+}
+
+Filter FilterFromText(const std::string& text, const std::string& option) {
+  auto [key, value] = SplitAssignment(text, option);
+  const bool negated = key.ends_with('!');
+  if (negated) key.pop_back();
+  if (key.empty()) throw UsageError(option + " takes key=value or key!=value, not '" + text + "'");
+  return {key, value, negated};
+}
+
 std::vector<Cell> Select(const std::vector<Cell>& cells, const std::vector<Filter>& filters) {
-  std::map<std::string, std::vector<std::string>> by_key;
-  for (const Filter& filter : filters) by_key[filter.key].push_back(filter.value);
-  for (const auto& [key, values] : by_key) {
+  const FiltersByKey by_key = ByKey(filters);
+  for (const auto& [key, of_key] : by_key) {
     if (std::any_of(cells.begin(), cells.end(),
                     [&, &key = key](const Cell& cell) { return !ValuesOf(cell, key).empty(); }))
       continue;
-    std::set<std::string> known = {"world_size", "suite", "essential", "row", "model", "kernel_backend"};
+    std::set<std::string> known = {"world_size", "suite",          "essential", "row",
+                                   "model",      "kernel_backend", "name"};
     for (const Cell& cell : cells)
       for (const auto& item : cell.params.items()) known.insert(item.key());
     throw UsageError(protocol::Unknown("key", key, {known.begin(), known.end()}, " of --filter"));
   }
-  auto holds = [&](const Cell& cell) {
-    return std::all_of(by_key.begin(), by_key.end(), [&](const auto& entry) {
-      std::vector<Json> have = ValuesOf(cell, entry.first);
-      return std::any_of(entry.second.begin(), entry.second.end(), [&](const std::string& wanted) {
-        return std::any_of(have.begin(), have.end(), [&](const Json& value) { return Is(value, wanted); });
-      });
-    });
-  };
   std::vector<Cell> selected;
-  std::copy_if(cells.begin(), cells.end(), std::back_inserter(selected), holds);
+  std::copy_if(cells.begin(), cells.end(), std::back_inserter(selected),
+               [&](const Cell& cell) { return Matches(cell, by_key); });
   return selected;
 }
 
-std::string DescribeUnknown(const std::vector<Cell>& cells, const std::vector<Filter>& filters) {
+std::string DescribeNoMatch(const std::vector<Cell>& cells, const std::vector<Filter>& filters) {
+  constexpr std::size_t kShown = 12;
   std::string text;
-  for (const auto& [key, wanted] : filters) {
-    bool there = false;
+  for (const Filter& filter : filters) {
+    if (filter.negated ||
+        std::any_of(cells.begin(), cells.end(), [&](const Cell& cell) { return HasValue(cell, filter); }))
+      continue;
     std::set<std::string> values;
-    for (const Cell& cell : cells) {
-      for (const Json& value : ValuesOf(cell, key)) {
-        there = there || Is(value, wanted);
-        values.insert(TextFromValue(value));
-      }
+    for (const Cell& cell : cells)
+      for (const Json& value : ValuesOf(cell, filter.key)) values.insert(TextFromValue(value));
+    std::vector<std::string> known(values.begin(), values.end());
+    const std::string nearest = protocol::DidYouMean(filter.value, known);
+    if (known.size() > kShown) {
+      known.resize(kShown);
+      known.push_back("... (" + std::to_string(values.size()) + " in all)");
     }
-    if (there) continue;
-    const std::vector<std::string> list(values.begin(), values.end());
-    text +=
-        (text.empty() ? "" : "; ") + std::string("no cell has ") + key + "=" + wanted +
-        (list.size() <= 12 ? " (known: " + protocol::Join(list) + ")" : protocol::DidYouMean(wanted, list));
+    text += (text.empty() ? "" : "; ") + std::string("no cell has ") + filter.key + "=" + filter.value +
+            nearest + " (known: " + protocol::Join(known) + ")";
+  }
+  if (!text.empty()) return text;
+  const FiltersByKey by_key = ByKey(filters);
+  text = "no cell matches all of them";
+  for (const auto& [key, of_key] : by_key) {
+    const auto without = std::count_if(
+        cells.begin(), cells.end(), [&, &key = key](const Cell& cell) { return Matches(cell, by_key, key); });
+    if (without > 0) text += "; without " + key + " " + std::to_string(without) + " would";
   }
   return text;
 }

@@ -15,24 +15,32 @@ struct Cell {
   std::vector<std::string> rows;  // the rows of that file that have these parameters
   bool essential = false;
   int world_size = 2;
-  bool moved = false;  // to a world size that is not its own and may be impossible for it
   std::string case_name = "attention";
   Json params = Json::object();
+  std::vector<std::string> varied =
+      {};  // parameters that a product of its suite varies: they are in its name
 };
 
-// Of a suite's cell: its first row, the values that tell cells of one row apart, and the world size.
+// Of a suite's cell: its first row or its case, the values that tell cells of one row apart, and the world size.
 std::string NameOf(const Cell& cell);
+// Numbers the cells that have the name of an earlier one: "small W=2 #2".
+void MakeNamesUnique(std::vector<Cell>* cells);
 
-// The cells that match, for each key among the filters, at least one filter with that key. A key is a parameter,
-// `world_size`, `suite`, `row`, `model`, `kernel_backend` or `essential`; a value is text as ValueFromText reads it. A cell
-// without the parameter does not match. Throws UsageError for a key that no cell has.
+// key=value, or key!=value. A key is a parameter, `world_size`, `suite`, `row`, `model`, `kernel_backend`, `essential` or
+// `name`. A value is text as ValueFromText reads it; in it `*` stands for any text and `?` for one character.
 struct Filter {
   std::string key;
   std::string value;
+  bool negated = false;
 };
+// Throws UsageError that names `option`.
+Filter FilterFromText(const std::string& text, const std::string& option = "--filter");
+// The cells that match, for each key among the filters, at least one of its key=value and none of its key!=value. A cell
+// without the parameter has no value. Throws UsageError for a key that no cell has.
 std::vector<Cell> Select(const std::vector<Cell>& cells, const std::vector<Filter>& filters);
-// "no cell has dtype=fp8 (known: bf16, fp16)" for the filters with a value that no cell has; else "".
-std::string DescribeUnknown(const std::vector<Cell>& cells, const std::vector<Filter>& filters);
+// Why filters match nothing: "no cell has dtype=fp8 (known: bf16, fp16)" for those with a value that no cell has; else what
+// each key leaves out, "no cell has all of them; without dtype 12 cells match".
+std::string DescribeNoMatch(const std::vector<Cell>& cells, const std::vector<Filter>& filters);
 
 // Scales both lengths by one factor so that the longer one is at most `max_seqlen`, rounded down to multiples of
 // 2 * world_size and at least that. Windows are scaled as the keys' length is, to at least 1; -1 (open) and 0 stay.

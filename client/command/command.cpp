@@ -1,8 +1,10 @@
 #include "client/command/command.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <set>
 #include <sstream>
 
@@ -35,6 +37,7 @@ int Main(const std::vector<std::string>& words, const Streams& streams) {
   int exit_code = kUsage;
   AddRun(app, streams, &exit_code);
   AddBench(app, streams, &exit_code);
+  AddList(app, streams, &exit_code);
   AddDoctor(app, streams, &exit_code);
   try {
     CheckSubcommand(app, words);
@@ -56,13 +59,15 @@ void AddDaemonOptions(CLI::App& app, DaemonArguments* arguments) {
                  "auto takes nccl where each rank has a GPU, else peer, with which they share them")
       ->check(CLI::IsMember({"auto", "nccl", "peer"}))
       ->capture_default_str();
-  app.add_option("--devices", arguments->devices, "GPUs to use: indices or UUIDs, as in CUDA_VISIBLE_DEVICES")
+  app.add_option("--devices", arguments->devices,
+                 "GPUs to use, N,M,...: indices or UUIDs, as in CUDA_VISIBLE_DEVICES; auto is then cuda")
       ->delimiter(',');
   app.add_option("--daemon", arguments->daemon,
                  "The cppoold to spawn (default: $CPPOOL_DAEMON, else the one beside cppool)");
   AddRepeatable(app, "--load", &arguments->libraries,
                 "A shared library with cases of your own; `run` also takes its source (.cu, .cpp, .cc, .cxx, "
-                "or .c) and compiles it");
+                "or .c) and compiles it")
+      ->type_name("FILE");
 }
 
 PoolOptions ToPoolOptions(const DaemonArguments& arguments) {
@@ -89,16 +94,22 @@ std::vector<std::string> ToWords(const DaemonArguments& arguments) {
 
 CLI::Option* AddRepeatable(CLI::App& app, const std::string& name, std::vector<std::string>* values,
                            const std::string& help) {
-  return app.add_option(name, *values, help)->allow_extra_args(false)->take_all();
+  return app.add_option(name, *values, help + ". May be repeated")
+      ->expected(1)
+      ->allow_extra_args(false)
+      ->take_all();
 }
 
-void AddDeadline(CLI::App& app, double* seconds, const std::string& help) {
-  app.add_option("--deadline", *seconds, help)
+CLI::Option* AddSeconds(CLI::App& app, const std::string& name, double* seconds, const std::string& help) {
+  return app.add_option(name, *seconds, help)
       ->check(CLI::Range(0.001, 86400.0))
       ->check([](const std::string& text) {  // CLI::Range accepts NaN
         return std::isnan(std::strtod(text.c_str(), nullptr)) ? "not a number: " + text : "";
-      })
-      ->capture_default_str();
+      });
+}
+
+void AddDeadline(CLI::App& app, double* seconds, const std::string& help) {
+  AddSeconds(app, "--deadline", seconds, help)->capture_default_str();
 }
 
 std::chrono::milliseconds ToMilliseconds(double seconds) {
@@ -114,6 +125,13 @@ std::vector<std::string> DeadlineWords(double seconds) {
 std::string IsUtf8(const std::string& text) {
   const bool valid = protocol::ValidUtf8Prefix(text) == text.size();
   return valid ? "" : "not UTF-8: " + protocol::Quoted(text);
+}
+
+std::string IsPath(const std::string& text) { return text.empty() ? "a path cannot be empty" : ""; }
+
+std::string CannotWrite(const std::string& path) {
+  const int error = errno;
+  return "cannot write " + path + (error == 0 ? "" : std::string(": ") + std::strerror(error));
 }
 
 std::string DescribeWorld(const Json& hello) {

@@ -31,6 +31,7 @@ int Main(const std::vector<std::string>& words, const Streams& streams);
 // Each adds a subcommand, which sets *exit_code when it runs and may throw UsageError.
 void AddRun(CLI::App& app, const Streams& streams, int* exit_code);
 void AddBench(CLI::App& app, const Streams& streams, int* exit_code);
+void AddList(CLI::App& app, const Streams& streams, int* exit_code);
 void AddDoctor(CLI::App& app, const Streams& streams, int* exit_code);
 
 // The options of every subcommand that choose its daemon.
@@ -50,13 +51,20 @@ std::vector<std::string> ToWords(const DaemonArguments& arguments);
 CLI::Option* AddRepeatable(CLI::App& app, const std::string& name, std::vector<std::string>* values,
                            const std::string& help);
 
-// Limits are given in seconds on the command line.
+// Limits are given in seconds on the command line, from 0.001 to a day.
+CLI::Option* AddSeconds(CLI::App& app, const std::string& name, double* seconds, const std::string& help);
 void AddDeadline(CLI::App& app, double* seconds, const std::string& help);
 std::vector<std::string> DeadlineWords(double seconds);  // for a command that repeats a case
 std::chrono::milliseconds ToMilliseconds(double seconds);
 
 // A validator for CLI11, for text that is sent as JSON: returns "" or what is wrong.
 std::string IsUtf8(const std::string& text);
+
+// Another: a path must not be empty.
+std::string IsPath(const std::string& text);
+
+// "cannot write out.xml: No such file or directory", from errno right after the failed call.
+std::string CannotWrite(const std::string& path);
 
 // "backend cuda, transport nccl, 2 x NVIDIA H200" from the answer to `hello`; "6 ranks on 4 x NVIDIA H200" where ranks
 // share devices.

@@ -9,15 +9,16 @@ namespace {
 
 class Maker {
  public:
-  Maker(const std::function<Json()>& hello, std::ostream& messages) : hello_(hello), messages_(messages) {}
+  Maker(const std::function<Json()>& hello, std::ostream& messages, bool verbose)
+      : hello_(hello), messages_(messages), verbose_(verbose) {}
 
   // The library that a file is, or that a source becomes.
   std::string Make(const std::string& file) {
     watched.push_back(file);
     if (!IsSource(file)) return file;
     CompileOptions options;
-    options.on_command = [this](std::string_view command) {
-      messages_ << "cppool: " << command << std::endl;
+    options.on_command = [&](std::string_view command) {
+      messages_ << "cppool: " << (verbose_ ? std::string(command) : "compiling " + file) << std::endl;
     };
     if (file.ends_with(".cu")) {
       if (!capabilities_) capabilities_ = CapabilitiesOf(hello_());
@@ -34,14 +35,15 @@ class Maker {
  private:
   const std::function<Json()>& hello_;
   std::ostream& messages_;
+  const bool verbose_;
   std::optional<std::vector<std::string>> capabilities_;
 };
 
 }  // namespace
 
 Libraries MakeLibraries(const std::vector<std::string>& load, const std::string& kernels,
-                        const std::function<Json()>& hello, std::ostream& messages) {
-  Maker maker(hello, messages);
+                        const std::function<Json()>& hello, std::ostream& messages, bool verbose) {
+  Maker maker(hello, messages, verbose);
   Libraries libraries;
   for (const std::string& file : load) libraries.load.push_back(maker.Make(file));
   libraries.kernels = kernels;

@@ -18,9 +18,9 @@ struct Libraries {
 };
 
 // `load` and `kernels` are the values of the options. `hello` gets the answer of the daemon that will load them; called only for a
-// .cu, which is compiled for the daemon's GPUs. `messages` gets each compiler's command before it is run, and its warnings. Throws
-// CompileError, and what `hello` throws.
+// .cu, which is compiled for the daemon's GPUs. `messages` gets a line before each source is compiled, which with `verbose` is the
+// compiler's command, and the compiler's warnings. Throws CompileError, and what `hello` throws.
 Libraries MakeLibraries(const std::vector<std::string>& load, const std::string& kernels,
-                        const std::function<Json()>& hello, std::ostream& messages);
+                        const std::function<Json()>& hello, std::ostream& messages, bool verbose);
 
 }  // namespace cppool::command

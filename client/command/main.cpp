@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
   OpenStandardDescriptors();
   // Writing to a closed pipe fails then, which is reported, and the JUnit file is still written.
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // the same for a file that grows beyond the limit of `ulimit -f`
   try {
     cppool::command::Streams streams{std::cout, std::cerr, isatty(STDERR_FILENO) == 1};
     if (argc > 0) streams.program = argv[0];

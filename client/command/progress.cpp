@@ -1,40 +1,100 @@
 #include "client/command/progress.h"
 
-#include <cmath>
+#include <signal.h>
+
 #include <cstring>
 #include <iomanip>
 #include <sstream>
+#include <system_error>
 
 namespace cppool::command {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 constexpr char kClearLine[] = "\r\033[K";
 // A long line is cut at the edge of the terminal: a wrapped one could not be cleared.
 constexpr char kNoWrap[] = "\033[?7l";
 constexpr char kWrap[] = "\033[?7h";
 
-std::string Clock(double seconds) {
-  const auto whole = std::llround(seconds);
+std::string Minutes(Clock::duration time) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(time).count();
   std::ostringstream text;
-  text << whole / 60 << ":" << std::setfill('0') << std::setw(2) << whole % 60;
+  text << seconds / 60 << ":" << std::setfill('0') << std::setw(2) << seconds % 60;
   return text.str();
 }
 
 }  // namespace
 
+Progress::Progress(std::ostream& err, bool terminal, std::size_t total, std::chrono::milliseconds heartbeat)
+    : err_(err),
+      terminal_(terminal),
+      total_(total),
+      interval_(terminal ? std::chrono::milliseconds(1000) : heartbeat),
+      next_(start_ + interval_) {
+  if (interval_ <= std::chrono::milliseconds(0)) return;
+  // Signals are for the other threads: see Interruption.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    thread_ = std::thread([this] { Beat(); });
+  } catch (const std::system_error&) {  // without a thread it shows less
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Progress::~Progress() {
+  {
+    const std::lock_guard lock(mutex_);
+    over_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
 void Progress::Show(int done, int failed, const std::string& doing, double share) {
-  if (!terminal_) return;
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  const double steps = done + share;
-  std::ostringstream line;
-  line << "[" << done + 1 << "/" << total_ << "] " << Clock(std::floor(seconds)) << ", ";
-  if (steps > 0) line << Clock(seconds * (static_cast<double>(total_) - steps) / steps) << " left, ";
-  line << failed << " failed, " << doing;
-  err_ << kClearLine << kNoWrap << line.str() << kWrap << std::flush;
+  const std::lock_guard lock(mutex_);
+  shown_ = true;
+  done_ = done;
+  failed_ = failed;
+  share_ = share;
+  doing_ = doing;
+  if (terminal_) Write();
 }
 
 void Progress::Clear() {
-  if (terminal_) err_ << kClearLine << std::flush;
+  const std::lock_guard lock(mutex_);
+  if (terminal_ && shown_) err_ << kClearLine << std::flush;
+  shown_ = false;
+}
+
+std::string Progress::Line() const {
+  const Clock::duration spent = Clock::now() - start_;
+  const double steps = done_ + share_;
+  std::ostringstream line;
+  line << "[" << done_ + 1 << "/" << total_ << "] " << Minutes(spent) << ", ";
+  if (steps > 0) {
+    const double left = (static_cast<double>(total_) - steps) / steps;
+    line << Minutes(std::chrono::duration_cast<Clock::duration>(spent * left)) << " left, ";
+  }
+  line << failed_ << " failed, " << doing_;
+  return line.str();
+}
+
+void Progress::Write() {
+  if (terminal_)
+    err_ << kClearLine << kNoWrap << Line() << kWrap << std::flush;
+  else
+    err_ << "cppool: " << Line() << "\n" << std::flush;
+}
+
+void Progress::Beat() {
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_until(lock, next_, [this] { return over_; })) {
+    if (shown_) Write();
+    next_ = Clock::now() + interval_;
+  }
 }
 
 std::string DescribeInterruption(int signal, int done, std::size_t total, const std::string& steps) {

@@ -1,11 +1,14 @@
 // `cppool run`: one case or a suite, each cell in the warm pool of its world size. Its options are in run_arguments.h, its
 // output in run_report.h.
+#include <algorithm>
+#include <chrono>
 #include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
 
+#include "client/command/case_output.h"
 #include "client/command/cell.h"
 #include "client/command/command.h"
 #include "client/command/diagnose.h"
@@ -24,12 +27,13 @@ namespace {
 
 class Run {
  public:
-  // `runner` has the pools, and outlives it.
+  // `runner` has the pools, and `output` what they write; both outlive it.
   Run(const RunArguments& arguments, RunOptions run_options, std::vector<Cell> cells, CellRunner& runner,
-      const Streams& streams)
-      : diagnose_(arguments.diagnose),
+      CaseOutput& output, const Streams& streams)
+      : arguments_(arguments),
         cells_(std::move(cells)),
         run_options_(std::move(run_options)),
+        output_(output),
         runner_(runner),
         diagnoser_(ToPoolOptions(arguments), run_options_, {},
                    [this](const std::string& doing) { report_.Progress(diagnosed_ + ": " + doing); }),
@@ -57,8 +61,11 @@ class Run {
       ExpectCells();
       for (std::size_t index : RunOrder(cells_)) {
         const Cell& cell = cells_[index];
+        if (Stops()) break;
         report_.Progress(cell.name);
-        Outcome outcome = runner_.Run(cell, run_options_);
+        Outcome outcome = runner_.Run(cell, WithinLimit());
+        output_.Note(std::string(ToString(outcome.kind)) + (outcome.error.empty() ? "" : ": ") +
+                     outcome.error);
         {
           const std::lock_guard lock(mutex_);
           outcomes_[index] = std::move(outcome);
@@ -75,19 +82,49 @@ class Run {
         report_.PrintOutcome(cell, *outcomes_[index]);
       }
       const std::lock_guard lock(mutex_);
-      reported = report_.WriteJunit(cells_, outcomes_);  // before stdout is written, which may fail
+      // Before stdout is written, which may fail. After a first failure that is enough the rest has not failed.
+      reported = report_.WriteJunit(cells_, outcomes_, stopped_,
+                                    arguments_.fail_fast ? Status::kSkipped : Status::kError);
     }
-    report_.Close(runner_.worlds());
-    return reported ? ExitCode() : kFailure;
+    report_.Close(runner_.worlds(), stopped_);
+    if (const std::string problem = output_.Problem(); !problem.empty()) {
+      report_.Complain(problem);
+      reported = false;
+    }
+    return reported && stopped_.empty() ? ExitCode() : kFailure;
   }
 
  private:
   // A diagnosis needs the devices for itself.
   void ExpectCells() {
-    if (diagnose_) return;
+    if (arguments_.diagnose) return;
     std::deque<int> world_sizes;
     for (std::size_t index : RunOrder(cells_)) world_sizes.push_back(cells_[index].world_size);
     runner_.Expect(std::move(world_sizes));
+  }
+
+  // Whether no further cell is to run; then stopped_ says why.
+  bool Stops() {
+    const std::string done = " with " + std::to_string(report_.counts().all()) + " of " +
+                             std::to_string(cells_.size()) + " cells done";
+    if (arguments_.fail_fast && report_.counts().failed > 0)
+      stopped_ = "stopped after the first failure (--fail-fast)" + done;
+    if (arguments_.limit > 0 && Left() <= std::chrono::milliseconds(0))
+      stopped_ = "stopped at the limit of the run (--limit)" + done;
+    return !stopped_.empty();
+  }
+
+  std::chrono::milliseconds Left() const {
+    return std::chrono::ceil<std::chrono::milliseconds>(start_ + ToMilliseconds(arguments_.limit) -
+                                                        std::chrono::steady_clock::now());
+  }
+
+  // A case's deadline ends with the run's limit.
+  RunOptions WithinLimit() const {
+    RunOptions options = run_options_;
+    if (arguments_.limit > 0)
+      options.deadline = std::min(options.deadline, std::max(Left(), std::chrono::milliseconds(1)));
+    return options;
   }
 
   // After List(): of the expected outcomes.
@@ -110,20 +147,23 @@ class Run {
   std::optional<Verdict> Diagnose(const Cell& cell, const Outcome& outcome) {
     const bool refused =
         outcome.result && outcome.result->failure && outcome.result->failure->kind == "invalid_request";
-    if (!diagnose_ || !outcome.failed() || !outcome.asked || refused) return std::nullopt;
+    if (!arguments_.diagnose || !outcome.failed() || !outcome.asked || refused) return std::nullopt;
     diagnosed_ = cell.name;
     return diagnoser_.Diagnose(cell, runner_.Retire());
   }
 
-  const bool diagnose_;
+  const RunArguments& arguments_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   const std::vector<Cell> cells_;
   const RunOptions run_options_;
+  CaseOutput& output_;
   CellRunner& runner_;
   Diagnoser diagnoser_;
   std::string diagnosed_;  // the cell that is being diagnosed
   RunReport report_;
   std::mutex mutex_;  // guards the members below, and the counts and the JUnit file of the report
   std::vector<std::optional<Outcome>> outcomes_;  // of cells_; empty: not run yet
+  std::string stopped_;                           // why cells have not run; empty: nothing stopped the run
   std::optional<std::size_t> uncounted_;          // of an outcome that the report has not counted yet
 };
 
@@ -134,14 +174,16 @@ class Rounds {
       : arguments_(arguments),
         streams_(streams),
         cells_(CellsOf(arguments, streams)),
-        runner_(ToPoolOptions(arguments), {.skip_large_worlds = !arguments.suite.empty()}) {}
+        output_(arguments.log),
+        runner_(ToPoolOptions(arguments),
+                {.skip_large_worlds = !arguments.suite.empty(), .all_output = arguments.verbose}, &output_) {}
 
   int RunOnce(FileWatch* watch) {
     RunOptions options = ToRunOptions(arguments_);
     try {
       Libraries libraries = MakeLibraries(
           arguments_.daemon.libraries, arguments_.kernels, [this] { return runner_.Hello(FirstWorld()); },
-          streams_.err);
+          streams_.err, arguments_.verbose);
       if (watch) watch->Add(libraries.watched);
       options.load = std::move(libraries.load);
       options.kernels = std::move(libraries.kernels);
@@ -152,7 +194,7 @@ class Rounds {
       streams_.err << "cppool: no daemon says for which GPUs to compile: " << error.what() << "\n";
       return kFailure;
     }
-    Run run(arguments_, std::move(options), cells_, runner_, streams_);
+    Run run(arguments_, std::move(options), cells_, runner_, output_, streams_);
     return arguments_.list ? run.List() : run.RunAll();
   }
 
@@ -186,6 +228,7 @@ class Rounds {
   const RunArguments& arguments_;
   const Streams& streams_;
   const std::vector<Cell> cells_;
+  CaseOutput output_;
   CellRunner runner_;
 };
 

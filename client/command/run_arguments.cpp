@@ -1,9 +1,14 @@
 #include "client/command/run_arguments.h"
 
+#include <algorithm>
+#include <charconv>
 #include <limits>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "client/command/suite.h"
+#include "client/command/sweep.h"
 #include "client/command/text.h"
 #include "protocol/start.h"
 
@@ -24,12 +29,52 @@ Fault ToFault(const std::string& text) {
   return fault;
 }
 
+struct Shard {
+  std::size_t index = 1, count = 1;  // from 1
+};
+
+// Throws UsageError unless it is "i/n" with 1 <= i <= n.
+Shard ToShard(const std::string& text) {
+  const auto number = [](std::string_view digits) -> std::size_t {
+    std::size_t value = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    return error == std::errc() && end == digits.data() + digits.size() ? value : 0;
+  };
+  const std::size_t slash = std::min(text.find('/'), text.size());
+  const std::string_view view = text;
+  const Shard shard{number(view.substr(0, slash)), number(view.substr(std::min(slash + 1, view.size())))};
+  if (shard.index < 1 || shard.index > shard.count)
+    throw UsageError("--shard takes I/N, with I from 1 to N, not '" + text + "'");
+  return shard;
+}
+
+// Every `count`th cell in the order in which they run, so that the shards share the work of each world size. The cells keep
+// their order.
+std::vector<Cell> CellsOfShard(const std::vector<Cell>& cells, const Shard& shard) {
+  std::vector<std::size_t> chosen;
+  const std::vector<std::size_t> order = RunOrder(cells);
+  for (std::size_t i = shard.index - 1; i < order.size(); i += shard.count) chosen.push_back(order[i]);
+  std::sort(chosen.begin(), chosen.end());
+  std::vector<Cell> result;
+  for (const std::size_t index : chosen) result.push_back(cells[index]);
+  return result;
+}
+
+// " dtype=bf16 num_heads=8": the values that tell the cells of a product apart.
+std::string SweptText(const std::vector<SweepAxis>& axes, const SweepPoint& point) {
+  std::string text;
+  auto value = point.swept.begin();
+  for (const SweepAxis& axis : axes)
+    if (axis.values.size() > 1) text += " " + axis.key + "=" + TextFromValue(*value++);
+  return text;
+}
+
 }  // namespace
 
 void AddRunOptions(CLI::App& run, RunArguments* arguments) {
-  CLI::Option* suite =
-      run.add_option("--suite", arguments->suite, "smoke, essential or matrix; without it one case is run")
-          ->check(CLI::IsMember(SuiteNames()));
+  CLI::Option* suite = run.add_option("--suite", arguments->suite,
+                                      "smoke, essential, matrix, or a file; without it one case is run")
+                           ->check(IsPath);
   run.add_option("--case", arguments->case_name, "The case to run")
       ->excludes(suite)
       ->check(IsUtf8)
@@ -39,13 +84,17 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
          "Number of ranks (default: that of each cell; 2 for a single case). Cells of a suite that are "
          "impossible with it are skipped")
       ->check(CLI::Range(1, protocol::kMaxWorldSize));
-  AddRepeatable(run, "--param", &arguments->params,
-                "A parameter, key=value; the value as JSON or as text. Overrides a suite's")
+  AddRepeatable(
+      run, "--param", &arguments->params,
+      "A parameter, key=value; the value as JSON, as text, or as digits and k (8k is 8192). Overrides a "
+      "suite's. With key=A,B each value makes a case of its own; a list as a value goes in brackets")
       ->check(IsUtf8);
   AddRepeatable(
       run, "--filter", &arguments->filters,
-      "Only cells of the suite with key=value: a parameter, world_size, suite (matrix, own), row, model, "
-      "kernel_backend or essential. Values of one key are alternatives; different keys must all match")
+      "Only cells of the suite with key=value, or without with key!=value; * and ? in a value stand for any "
+      "text and any character. Keys: a parameter, world_size, suite (matrix, own), row, model, "
+      "kernel_backend, "
+      "essential or name. Values of one key are alternatives; different keys must all match")
       ->needs(suite);
   run.add_option(
          "--max-seqlen", arguments->max_seqlen,
@@ -56,10 +105,12 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
   run.add_option("--perturb", arguments->perturb, "A seed of random delays at every mark")
       ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
   run.add_option("--dump", arguments->dump, "Writes the case's tensors to this folder, as .npy")
+      ->check(IsPath)
       ->check(IsUtf8)
       ->excludes(suite);
   run.add_option("--inputs", arguments->inputs,
                  "Reads q, k, v, dout, bias and softmax_offset from this folder, as .npy")
+      ->check(IsPath)
       ->check(IsUtf8)
       ->excludes(suite);
   run.add_option("--kernels", arguments->kernels,
@@ -73,8 +124,29 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
       ->excludes(suite);
   AddDaemonOptions(run, &arguments->daemon);
   CLI::Option* junit =
-      run.add_option("--junit", arguments->junit, "Writes the outcomes to this file as JUnit XML");
+      run.add_option("--junit", arguments->junit, "Writes the outcomes to this file as JUnit XML")
+          ->check(IsPath);
   run.add_flag("--json", arguments->json, "One JSON object per case, then a summary object");
+  CLI::Option* verbose = run.add_flag(
+      "--verbose", arguments->verbose,
+      "Also prints each case that passes, what it wrote to stdout and stderr, and compilers' commands");
+  run.add_flag("--quiet", arguments->quiet, "Prints failures and the counts only")->excludes(verbose);
+  run.add_option("--log", arguments->log,
+                 "Writes what the daemons write on stderr, cases' output among it, to this file as it comes")
+      ->check(IsPath);
+  run.add_flag("--fail-fast", arguments->fail_fast, "Stops after the first failure");
+  AddSeconds(
+      run, "--limit", &arguments->limit,
+      "Seconds for the whole run: no case begins after them, and one that runs then ends with an error");
+  run.add_option("--shard", arguments->shard, "I/N: runs the Ith of N parts of the cells, I from 1 to N")
+      ->check([](const std::string& text) {
+        try {
+          ToShard(text);
+          return std::string();
+        } catch (const UsageError& error) {
+          return std::string(error.what());
+        }
+      });
   CLI::Option* list =
       run.add_flag("--list", arguments->list,
                    "Prints the cells, the command for each, and which would be skipped and why; runs nothing")
@@ -100,31 +172,37 @@ std::vector<Cell> CellsOf(const RunArguments& arguments, const Streams& streams)
     cells.push_back(cell);
   } else {
     std::vector<Filter> filters;
-    for (const std::string& text : arguments.filters) {
-      auto [key, value] = SplitAssignment(text, "--filter");
-      filters.push_back({key, value});
-    }
+    for (const std::string& text : arguments.filters) filters.push_back(FilterFromText(text));
     const std::vector<Cell> suite = LoadSuite(arguments.suite);
     cells = Select(suite, filters);
     if (cells.empty()) {
-      const std::string unknown = DescribeUnknown(suite, filters);
-      streams.err << "cppool: no cell of the suite matches the filters"
-                  << (unknown.empty() ? "" : ": " + unknown) << "\n";
+      streams.err << "cppool: no cell of the suite matches the filters: " << DescribeNoMatch(suite, filters)
+                  << "\n";
     }
   }
+  const std::vector<SweepAxis> axes = SweepAxesOf(arguments.params);
+  std::vector<Cell> product;
   for (Cell& cell : cells) {
-    if (arguments.world_size > 0 && !cell.rows.empty()) {
-      cell.moved = cell.world_size != arguments.world_size && arguments.params.empty();
+    if (arguments.world_size > 0 && !cell.suite.empty()) {
       cell.world_size = arguments.world_size;
       cell.name = NameOf(cell);
     }
     if (arguments.max_seqlen > 0) Shrink(&cell.params, arguments.max_seqlen, cell.world_size);
-    for (const std::string& text : arguments.params) {
-      auto [key, value] = SplitAssignment(text, "--param");
-      cell.params[key] = ValueFromText(value);
+    for (SweepPoint& point : Over(cell, axes)) {
+      point.cell.name += SweptText(axes, point);
+      product.push_back(std::move(point.cell));
     }
   }
-  return cells;
+  if (!arguments.dump.empty() && product.size() > 1)
+    throw UsageError("--dump writes the tensors of one case, and the lists of --param make " +
+                     std::to_string(product.size()));
+  MakeNamesUnique(&product);
+  if (arguments.shard.empty() || product.empty()) return product;
+  const std::size_t all = product.size();
+  product = CellsOfShard(product, ToShard(arguments.shard));
+  if (product.empty())
+    streams.err << "cppool: shard " << arguments.shard << " has none of the " << all << " cells\n";
+  return product;
 }
 
 PoolOptions ToPoolOptions(const RunArguments& arguments) {

@@ -13,7 +13,7 @@ namespace cppool::command {
 
 struct RunArguments {
   DaemonArguments daemon;
-  std::string suite;  // empty: one case
+  std::string suite;  // a built-in one or a file; empty: one case
   std::string case_name = "attention";
   std::string junit;   // a file; empty: none
   int world_size = 0;  // 0: that of each cell, 2 for a single case
@@ -22,7 +22,11 @@ struct RunArguments {
   std::int64_t max_seqlen = 0;  // 0: lengths are not changed
   std::optional<std::int64_t> perturb;
   std::string dump, inputs, kernels, fault;
+  std::string shard;  // "i/n"; empty: all cells
+  std::string log;    // a file; empty: none
+  double limit = 0;   // seconds for the whole run; 0: none
   bool json = false, list = false, diagnose = false, watch = false;
+  bool fail_fast = false, verbose = false, quiet = false;
 };
 
 void AddRunOptions(CLI::App& run, RunArguments* arguments);

@@ -1,5 +1,7 @@
 #include "client/command/run_report.h"
 
+#include <cerrno>
+#include <filesystem>
 #include <sstream>
 #include <utility>
 
@@ -45,17 +47,29 @@ constexpr char kRetried[] = "retried, because its daemon died or broke the proto
 
 Json OrNull(const std::string& text) { return text.empty() ? Json() : Json(text); }
 
+Json ToJson(const Crash& crash) {
+  return {{"error", crash.error},
+          {"rank", crash.rank ? Json(*crash.rank) : Json()},
+          {"stage", OrNull(crash.stage)},
+          {"case", OrNull(crash.case_name)},
+          {"library", OrNull(crash.library)},
+          {"stack", crash.stack}};
+}
+
 }  // namespace
 
 RunReport::RunReport(const RunArguments& arguments, const Streams& streams, std::size_t cells)
     : arguments_(arguments),
       streams_(streams),
       common_(CommonWords(arguments)),
-      junit_name_("cppool." + (arguments.suite.empty() ? std::string("run") : arguments.suite)),
+      junit_name_("cppool." + (arguments.suite.empty()
+                                   ? std::string("run")
+                                   : std::filesystem::path(arguments.suite).stem().string())),
       progress_(streams.err, streams.terminal, cells) {
   if (arguments.junit.empty()) return;
+  errno = 0;
   junit_.open(arguments.junit);
-  if (!junit_) throw UsageError("cannot write " + arguments.junit);
+  if (!junit_) throw UsageError(CannotWrite(arguments.junit));
 }
 
 void RunReport::Count(const Cell& cell, const Outcome& outcome) { tally_.Add(cell, outcome); }
@@ -68,6 +82,8 @@ void RunReport::PrintOutcome(const Cell& cell, const Outcome& outcome) {
     json["error"] = OrNull(outcome.error);
     json["attempts"] = outcome.asked ? Json(outcome.attempts) : Json();
     json["answer"] = outcome.result ? outcome.result->json : Json();
+    if (!outcome.output.empty()) json["output"] = outcome.output;
+    if (outcome.crash) json["crash"] = ToJson(*outcome.crash);
     if (outcome.verdict) json["verdict"] = DescribeVerdict(cell, *outcome.verdict);
     PrintJson(streams_.out, json);
     return;
@@ -75,11 +91,23 @@ void RunReport::PrintOutcome(const Cell& cell, const Outcome& outcome) {
   if (outcome.failed()) {
     streams_.out << (outcome.kind == Outcome::Kind::kFailed ? "FAILED " : "ERROR ") << cell.name << "\n";
     for (const std::string& line : Explain(outcome)) streams_.out << "  " << line << "\n";
+    PrintOutput(outcome);
     for (const std::string& line : Advice(cell, outcome)) streams_.out << "  " << line << "\n";
-  } else if (outcome.result && outcome.kind == Outcome::Kind::kPassed && arguments_.suite.empty()) {
+  } else if (outcome.result && outcome.kind == Outcome::Kind::kPassed && !arguments_.quiet &&
+             (arguments_.suite.empty() || arguments_.verbose)) {
     PrintPassed(cell, *outcome.result);
+    PrintOutput(outcome);
+  } else if (outcome.kind == Outcome::Kind::kSkipped && arguments_.verbose) {
+    streams_.out << "skipped " << cell.name << ": " << outcome.error << "\n";
+    PrintOutput(outcome);
   }
   streams_.out << std::flush;
+}
+
+void RunReport::PrintOutput(const Outcome& outcome) {
+  if (outcome.output.empty()) return;
+  streams_.out << "  its output and the daemon's:\n";
+  for (const std::string& line : outcome.output) streams_.out << "  | " << line << "\n";
 }
 
 void RunReport::PrintPassed(const Cell& cell, const Result& result) {
@@ -88,6 +116,8 @@ void RunReport::PrintPassed(const Cell& cell, const Result& result) {
   streams_.out << "\n";
   for (const auto& [stage, tflops] : result.tflops)
     streams_.out << "  " << stage << ": " << Fixed(tflops, 3) << " TFLOP/s per rank\n";
+  for (const std::string& warning : result.warnings) streams_.out << "  warning: " << warning << "\n";
+  if (!arguments_.suite.empty()) return;
   for (const Check& check : result.checks) streams_.out << "  " << DescribeCheck(check) << "\n";
 }
 
@@ -110,22 +140,24 @@ void RunReport::PrintListed(const Cell& cell, const Outcome& outcome) {
 }
 
 bool RunReport::WriteJunit(const std::vector<Cell>& cells,
-                           const std::vector<std::optional<Outcome>>& outcomes, const std::string& missing) {
+                           const std::vector<std::optional<Outcome>>& outcomes, const std::string& missing,
+                           Outcome::Kind rest) {
   if (!junit_.is_open()) return true;  // not requested, or written
   std::vector<JunitCase> cases;
-  for (std::size_t i = 0; i < cells.size(); ++i)
-    if (outcomes[i]) cases.push_back(ToJunit(cells[i], *outcomes[i]));
-  if (!missing.empty()) {
-    JunitCase rest;
-    rest.group = junit_name_;
-    rest.name = "the rest";
-    rest.outcome = JunitCase::Outcome::kError;
-    rest.message = missing;
-    cases.push_back(std::move(rest));
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    if (outcomes[i]) {
+      cases.push_back(ToJunit(cells[i], *outcomes[i]));
+      continue;
+    }
+    Outcome not_run;
+    not_run.kind = rest;
+    not_run.error = "not run: " + missing;
+    cases.push_back(ToJunit(cells[i], not_run));
   }
+  errno = 0;
   command::WriteJunit(junit_, junit_name_, cases);
   junit_.close();
-  if (!junit_) streams_.err << "cppool: " << arguments_.junit << " could not be written\n";
+  if (!junit_) streams_.err << "cppool: " << CannotWrite(arguments_.junit) << "\n";
   return static_cast<bool>(junit_);
 }
 
@@ -144,7 +176,7 @@ JunitCase RunReport::ToJunit(const Cell& cell, const Outcome& outcome) const {
   return one;
 }
 
-void RunReport::Close(const std::map<int, Json>& worlds) {
+void RunReport::Close(const std::map<int, Json>& worlds, const std::string& stopped) {
   std::ostream& closing = Closing();
   if (arguments_.json) {
     Json summary = tally_.ToJson();
@@ -154,10 +186,15 @@ void RunReport::Close(const std::map<int, Json>& worlds) {
                                    {"backend", hello.value("backend", Json())},
                                    {"transport", hello.value("transport", Json())},
                                    {"devices", hello.value("devices", Json())}});
+    if (!stopped.empty()) summary["stopped"] = stopped;
     PrintJson(streams_.out, {{"summary", summary}});
-  } else if (!arguments_.suite.empty()) {
+  } else if (!arguments_.suite.empty() && !arguments_.quiet) {
     tally_.PrintAxes(closing);
     tally_.PrintRatios(closing);
+  }
+  if (arguments_.quiet) {
+    if (!stopped.empty()) closing << stopped << "\n";
+    return PrintCounts();
   }
   tally_.PrintReasons(closing);
   tally_.PrintVerdicts(closing);
@@ -167,6 +204,7 @@ void RunReport::Close(const std::map<int, Json>& worlds) {
     line += (line.empty() ? "" : "; ") + ("world size " + std::to_string(size)) + ": " + DescribeWorld(hello);
   closing << (line.empty() ? "backend none: no daemon answered" : line) << "\n";
   tally_.PrintSuites(closing);
+  if (!stopped.empty()) closing << stopped << "\n";
   PrintCounts();
 }
 

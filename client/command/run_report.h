@@ -28,15 +28,17 @@ class RunReport {
   void Count(const Cell& cell, const Outcome& outcome);  // adds it to the closing numbers
   const Counts& counts() const { return tally_.total(); }
 
+  void Complain(const std::string& problem) { streams_.err << "cppool: " << problem << "\n"; }
   void PrintOutcome(const Cell& cell, const Outcome& outcome);
   void PrintListed(const Cell& cell, const Outcome& outcome);  // the expected outcome, nothing has run
 
-  // Writes the cells that have an outcome; `missing` says why others have none. The first call writes; false: it could
-  // not.
+  // Writes all cells; those without an outcome have `rest`, and `missing` says why. The first call writes; false: it
+  // could not.
   bool WriteJunit(const std::vector<Cell>& cells, const std::vector<std::optional<Outcome>>& outcomes,
-                  const std::string& missing = "");
+                  const std::string& missing = "", Outcome::Kind rest = Outcome::Kind::kError);
 
-  void Close(const std::map<int, Json>& worlds);  // the answers to `hello`, by world size
+  // `worlds`: the answers to `hello`, by world size. `stopped`: why cells have not run; empty: all have.
+  void Close(const std::map<int, Json>& worlds, const std::string& stopped);
   void CloseList();
   void CloseInterrupted(const std::string& why);
 
@@ -48,6 +50,7 @@ class RunReport {
   Json DescribeCell(const Cell& cell) const;
   Json DescribeVerdict(const Cell& cell, const Verdict& verdict) const;
   void PrintPassed(const Cell& cell, const Result& result);
+  void PrintOutput(const Outcome& outcome);
   void PrintCounts();
   std::ostream& Closing() const;
 

@@ -30,8 +30,20 @@ CellRunner::~CellRunner() {
   if (ended_.valid()) ended_.wait();
 }
 
+Pool& CellRunner::At(int world_size) {
+  const auto known = pools_.find(world_size);
+  if (known != pools_.end()) return known->second;
+  PoolOptions options = options_;
+  options.world_size = world_size;
+  if (output_)
+    options.on_stderr = [output = output_, world_size](std::string_view line) {
+      output->Add(world_size, line);
+    };
+  return pools_.try_emplace(world_size, std::move(options)).first->second;
+}
+
 void CellRunner::Stop(int world_size) {
-  pools_.At(world_size).Stop();
+  At(world_size).Stop();
   histories_.erase(world_size);
 }
 
@@ -41,14 +53,14 @@ Pool& CellRunner::PoolOf(int world_size) {
     if (!rules_.keep_worlds && world_size_ != 0) {
       if (ended_.valid()) ended_.wait();
       histories_.erase(world_size_);
-      ended_ = std::async(std::launch::async, [&last = pools_.At(world_size_)] { last.Stop(); });
+      ended_ = std::async(std::launch::async, [&last = At(world_size_)] { last.Stop(); });
       // One that starts only now may need the devices.
       if (next_ != world_size) ended_.wait();
     }
     world_size_ = world_size;
     seconds_ = cells_ = 0;
   }
-  return pools_.At(world_size);
+  return At(world_size);
 }
 
 const Json& CellRunner::Hello(int world_size) { return Greet(PoolOf(world_size)); }
@@ -61,20 +73,26 @@ Outcome CellRunner::Ask(const Cell& cell, RunOptions options, Question question)
   Outcome outcome;
   const auto start = std::chrono::steady_clock::now();
   try {
+    if (output_) output_->Begin(cell.world_size, "");
     Greet(pool);
+    if (output_) {
+      pool.StderrTail();  // what its start wrote is not the cell's
+      output_->Begin(cell.world_size, cell.name);
+    }
     outcome.result = AskPool(pool, cell, options, question);
     outcome.kind = outcome.result->status;
     outcome.error = outcome.result->error;
     outcome.attempts = outcome.result->attempts;
-    const std::optional<Failure>& failure = outcome.result->failure;
-    if (cell.moved && outcome.failed() && failure && failure->kind == "invalid_request") {
-      outcome.kind = Outcome::Kind::kSkipped;
-      outcome.error = "does not fit world size " + std::to_string(cell.world_size) + ": " + outcome.error;
+    const bool wanted = outcome.failed() || rules_.all_output;
+    if (wanted || output_) {  // reads all that was written, so that it counts for this cell
+      std::string tail = pool.StderrTail();
+      if (wanted) outcome.stderr_tail = std::move(tail);
     }
-    if (outcome.failed()) outcome.stderr_tail = pool.StderrTail();
+    if (wanted && output_) outcome.output = output_->Take();
   } catch (const PoolError& error) {
     outcome.error = error.what();
     outcome.attempts = error.attempts();
+    outcome.crash = error.crash();
     if (error.kind() == PoolError::Kind::kStart) {
       Outcome not_started = NotStarted(cell, error);
       if (error.attempts() == 1) outcome = std::move(not_started);  // else the case ran, and its daemon died
@@ -127,7 +145,7 @@ void CellRunner::StartNext(double seconds) {
   if (left * seconds_ / cells_ > kStartTakes) return;
   next_ = *next;
   beside_ = not_started_.count(world_size_) == 0;
-  started_ = std::async(std::launch::async, [&pool = pools_.At(next_)] { return pool.Hello(); });
+  started_ = std::async(std::launch::async, [&pool = At(next_)] { return pool.Hello(); });
 }
 
 // The cell's own pool alone is left.
@@ -135,7 +153,7 @@ void CellRunner::StopOthers() {
   if (ended_.valid()) ended_.get();
   if (next_ == 0) return;
   started_.wait();
-  pools_.At(std::exchange(next_, 0)).Stop();
+  At(std::exchange(next_, 0)).Stop();
   upcoming_.clear();  // none is started ahead any more
 }
 

@@ -7,10 +7,12 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <cppool/pool.h>
 
+#include "client/command/case_output.h"
 #include "client/command/cell.h"
 #include "client/command/diagnose.h"
 
@@ -24,6 +26,9 @@ struct Outcome {
   std::string error;  // one line or more; empty when passed
   // After an answered failure. Without an answer, `error` ends with it.
   std::string stderr_tail;
+  std::optional<Crash> crash;  // where the daemon was when the case ended it, if it could say
+  // Of a failure, and with `all_output` of every cell: the lines that its daemon wrote on stderr meanwhile.
+  std::vector<std::string> output;
   double seconds = 0;
   bool asked = true;               // false: there was no daemon
   int attempts = 1;                // daemons that were used; all but the last died or broke the protocol
@@ -38,14 +43,17 @@ class CellRunner {
     bool skip_large_worlds =
         false;                 // a cell with more ranks than the machine can run is skipped; else an error
     bool keep_worlds = false;  // daemons of several world sizes are up at a time; else one
+    bool all_output = false;   // not that of failures alone
   };
-  CellRunner(const PoolOptions& pool_options, Rules rules) : pools_(pool_options), rules_(rules) {}
+  // `output` may be null, else it outlives this.
+  CellRunner(PoolOptions pool_options, Rules rules, CaseOutput* output = nullptr)
+      : options_(std::move(pool_options)), rules_(rules), output_(output) {}
   ~CellRunner();
 
   // The world sizes of the cells to come, in their order. Without it no pool starts before its first cell.
   void Expect(std::deque<int> world_sizes) { upcoming_ = std::move(world_sizes); }
 
-  // The case's name is the cell's. A moved cell that the daemon refuses is skipped.
+  // The case's name is the cell's.
   Outcome Run(const Cell& cell, const RunOptions& options);
   // The answer to `hello` of a daemon of this world size, which is started if there is none. Throws PoolError.
   const Json& Hello(int world_size);
@@ -66,6 +74,7 @@ class CellRunner {
  private:
   using Question = Result (Pool::*)(const Json&, const RunOptions&);
   Outcome Ask(const Cell& cell, RunOptions options, Question question);
+  Pool& At(int world_size);
   Pool& PoolOf(int world_size);  // ends the daemons of others, unless they are kept
   Outcome NotStarted(const Cell& cell, const PoolError& error);
   void Stop(int world_size);
@@ -74,8 +83,10 @@ class CellRunner {
   void StartNext(double seconds);
   void StopOthers();
 
-  Pools pools_;
+  const PoolOptions options_;  // of every pool, except its world size and what its stderr becomes
   const Rules rules_;
+  CaseOutput* const output_;
+  std::map<int, Pool> pools_;                   // by world size
   int world_size_ = 0;                          // of the latest cell; 0: none
   std::map<int, std::vector<Cell>> histories_;  // by world size: what its daemon has run
   std::vector<Cell> before_;                    // what a daemon had run before the latest cell

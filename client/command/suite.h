@@ -1,15 +1,19 @@
-// Suites: files that name rows of parameters and say which cells are made of them.
+// Suites: files that name rows of parameters and say which cells are made of them. client/README.md explains the format to users.
 //
-//     {"rows": {"small": {"num_heads": 8}, ...},          beside those of the model tables, "flash:cp_1_0", ...
+//     {"about": "any text, or a list of texts",
+//      "case": "attention",                              the default
+//      "rows": {"small": {"num_heads": 8}, ...},          beside those of the model tables, "flash:cp_1_0", ...
 //      "axes": {"dtype": [{"set": {"dtype": "bf16"}},     an axis: its alternatives, each what it sets
 //                         {"set": {"dtype": "fp16"}, "world_size": 4, "essential": true,
 //                          "when": {"num_heads": [8, 16], "row": ["small"]}}]},
 //      "cells": [{"rows": ["small", "flash:*"],           each of these rows; '*' at the end of a name stands for any rest
-//                 "world_size": 2, "set": {"seed": 7}, "essential": false,
-//                 "over": ["dtype"]}]}                    with each combination of these axes, the first varying slowest
+//                 "case": "attention", "world_size": [2, 4], "set": {"seed": 7}, "essential": false,
+//                 "product": {"num_heads": [8, 16]},      with each combination of these values
+//                 "over": ["dtype"]}]}                    and of these axes; what is named first varies slowest
 //
-// `when` holds where each of its keys, a parameter or `row`, has one of the values listed, as the axes before have left it. An axis of
-// which no alternative holds is left out. Cells with the same parameters and world size are one cell, which has all their rows.
+// Only `cells` is required. `when` holds where each of its keys, a parameter or `row`, has one of the values listed, as the axes before
+// have left it. An axis of which no alternative holds is left out. Without `rows` a cell has only what is set. Cells with the same case,
+// parameters and world size are one cell, which has all their rows.
 #pragma once
 
 #include <string>
@@ -20,10 +24,11 @@
 namespace cppool::command {
 
 const std::vector<std::string>& SuiteNames();  // "smoke", "essential", "matrix"
-// In the order of its files: "matrix" is Transformer Engine's cells, then our own. Throws UsageError for another name.
-std::vector<Cell> LoadSuite(const std::string& name);
+// A built-in suite in the order of its files ("matrix" is Transformer Engine's cells, then our own), else the file with this path.
+// Throws UsageError when there is neither, and for a file that is not a suite.
+std::vector<Cell> LoadSuite(const std::string& name_or_path);
 
-// The cells of a file, whose name becomes the name of their suite.
+// The cells of a file, whose name becomes the name of their suite. Throws UsageError that says where the file is wrong.
 std::vector<Cell> CellsOfFile(const std::string& name, const Json& file);
 
 }  // namespace cppool::command

@@ -12,8 +12,7 @@ std::vector<SweepAxis> SweepAxesOf(const std::vector<std::string>& params) {
   std::vector<SweepAxis> axes;
   for (const std::string& text : params) {
     const auto [key, values] = SplitAssignment(text, "--param");
-    SweepAxis axis{key, {}};
-    for (const std::string& value : SplitList(values)) axis.values.push_back(ValueFromText(value));
+    SweepAxis axis{key, ValuesFromText(values, "--param " + key)};
     if (std::any_of(axes.begin(), axes.end(), [&](const SweepAxis& other) { return other.key == axis.key; }))
       throw UsageError("--param " + key + " is given twice: give its values in one list, " + key + "=A,B");
     axes.push_back(std::move(axis));
@@ -21,24 +20,29 @@ std::vector<SweepAxis> SweepAxesOf(const std::vector<std::string>& params) {
   return axes;
 }
 
+std::vector<SweepPoint> Over(const Cell& cell, const std::vector<SweepAxis>& axes) {
+  std::vector<SweepPoint> product = {{cell, {}}};
+  for (const SweepAxis& axis : axes) {
+    std::vector<SweepPoint> longer;
+    for (const SweepPoint& point : product)
+      for (const Json& value : axis.values) {
+        longer.push_back(point);
+        longer.back().cell.params[axis.key] = value;
+        if (axis.values.size() > 1) longer.back().swept.push_back(value);
+      }
+    product = std::move(longer);
+  }
+  return product;
+}
+
 std::vector<SweepPoint> PointsOf(const std::string& case_name, const std::vector<int>& world_sizes,
                                  const std::vector<SweepAxis>& axes) {
   std::vector<SweepPoint> points;
   for (const int world_size : world_sizes) {
-    SweepPoint first;
-    first.cell.world_size = world_size;
-    first.cell.case_name = case_name;
-    std::vector<SweepPoint> product = {first};
-    for (const SweepAxis& axis : axes) {
-      std::vector<SweepPoint> longer;
-      for (const SweepPoint& point : product)
-        for (const Json& value : axis.values) {
-          longer.push_back(point);
-          longer.back().cell.params[axis.key] = value;
-          if (axis.values.size() > 1) longer.back().swept.push_back(value);
-        }
-      product = std::move(longer);
-    }
+    Cell cell;
+    cell.world_size = world_size;
+    cell.case_name = case_name;
+    const std::vector<SweepPoint> product = Over(cell, axes);
     points.insert(points.end(), product.begin(), product.end());
   }
   for (SweepPoint& point : points) {

@@ -18,8 +18,11 @@ struct SweepPoint {
   std::vector<Json> swept;  // its values on the axes that have more than one
 };
 
-// From "key=A,B" texts. Throws UsageError for a key that is given twice.
+// From "key=A,B" texts, as `--param` has them. Throws UsageError for a key that is given twice.
 std::vector<SweepAxis> SweepAxesOf(const std::vector<std::string>& params);
+
+// Every combination of the axes' values put over `cell`, the first axis varying slowest.
+std::vector<SweepPoint> Over(const Cell& cell, const std::vector<SweepAxis>& axes);
 
 // World sizes vary slowest, then the axes in their order. max_seqlen_kv follows max_seqlen_q where it is not given.
 std::vector<SweepPoint> PointsOf(const std::string& case_name, const std::vector<int>& world_sizes,

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <iomanip>
 #include <limits>
+#include <set>
 #include <sstream>
 
 #include "client/command/text.h"
@@ -56,6 +57,12 @@ std::vector<std::pair<std::string, std::string>> AxesOf(const Cell& cell) {
   const std::string qk = text("head_dim_qk"), v = text("head_dim_v");
   add("head dim", qk == v || v.empty() ? qk : qk + "/" + v);
   add("dtype", text("dtype"));
+  static const std::set<std::string> kShown = {
+      "cp_comm_type", "qkv_format",  "pad_between_seqs", "attn_mask_type", "attn_bias_type", "bias_shape",
+      "softmax_type", "window_size", "num_heads",        "num_gqa_groups", "head_dim_qk",    "head_dim_v",
+      "dtype"};
+  for (const std::string& key : cell.varied)
+    if (kShown.count(key) == 0) add(key.c_str(), text(key.c_str()));
   add("world size", std::to_string(cell.world_size));
   return axes;
 }

@@ -62,8 +62,12 @@ std::string DeviceList(const std::vector<std::string>& devices) {
 }
 
 std::vector<std::string> DaemonArguments(const PoolOptions& options) {
+  // Who names GPUs wants them: without a GPU that is an error and no run on the host.
+  const bool gpus = std::any_of(options.devices.begin(), options.devices.end(),
+                                [](const std::string& device) { return !device.empty(); });
+  const std::string backend = options.backend == "auto" && gpus ? "cuda" : options.backend;
   std::vector<std::string> arguments = {"--world-size", std::to_string(options.world_size),
-                                        "--backend",    options.backend,
+                                        "--backend",    backend,
                                         "--transport",  options.transport,
                                         "--sentinel",   options.sentinel};
   const auto add = [&](const char* option, const std::string& value) {
@@ -282,9 +286,11 @@ bool Daemon::Stop() {
 
 bool Daemon::Kill() {
   bool ended = process_->Terminate(options_.kill_grace, options_.kill_grace);
-  tail_->CatchUp(Clock::now() + kLastWords);
+  CatchUpStderr();
   return ended;
 }
+
+void Daemon::CatchUpStderr() { tail_->CatchUp(Clock::now() + kLastWords); }
 
 void Daemon::Abandon() {
   process_->Abandon();

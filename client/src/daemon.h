@@ -51,6 +51,7 @@ class Daemon {
   bool EndedInOrder() { return process_->EndedInOrder(); }
   std::string DescribeEnd() { return Name() + process_->DescribeEnd(); }
   std::string StderrText() const { return tail_->Text(); }
+  void CatchUpStderr();  // waits until all that it has written is read, at most half a second
   std::optional<StartFailure> WhyNotStarted() const;  // once it has ended
   std::optional<Crash> WhyCrashed() const;            // likewise
 

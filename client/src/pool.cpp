@@ -140,7 +140,9 @@ class Pool::State {
 
   std::string StderrTail() {
     std::lock_guard lock(mutex_);
-    return daemon_ ? daemon_->StderrText() : last_tail_;
+    if (!daemon_) return last_tail_;
+    daemon_->CatchUpStderr();
+    return daemon_->StderrText();
   }
 
   const pid_t process = getpid();

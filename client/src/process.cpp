@@ -192,6 +192,7 @@ bool Process::Terminate(std::chrono::milliseconds grace, std::chrono::millisecon
   if (reaped_) return true;
   if (!Ended()) {
     kill(-pid_, SIGTERM);
+    kill(-pid_, SIGCONT);  // a stopped process takes no signal but SIGKILL before it is continued
     WaitEnd(Clock::now() + grace);
   }
   // Also when the leader has ended: others of the group may be left.

@@ -14,8 +14,8 @@ Result ResultFromJson(Json json) {
   result.status = read.status;
   result.error = std::move(read.error);
   if (read.failure)
-    result.failure = {std::string(protocol::ToString(read.failure->kind)), read.failure->rank,
-                      read.failure->stage, read.failure->detail};
+    result.failure = {std::string(protocol::KindOf(*read.failure)), read.failure->rank, read.failure->stage,
+                      read.failure->detail};
   result.fatal = read.fatal;
   result.ranks = std::move(read.ranks);
   result.checks = std::move(read.checks);
@@ -23,6 +23,7 @@ Result ResultFromJson(Json json) {
   result.wall_ms = read.wall_ms;
   result.seed = read.seed;
   result.stopped = std::move(read.stopped);
+  result.warnings = std::move(read.warnings);
   result.json = std::move(json);
   return result;
 }

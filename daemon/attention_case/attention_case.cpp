@@ -50,7 +50,7 @@ cppool_status Validate(cppool_validation* v) {
     return CPPOOL_OK;
   } catch (const Refused& refused) {
     v->fail(v, refused.what());
-    return refused.unsupported() ? CPPOOL_UNSUPPORTED : CPPOOL_INVALID_REQUEST;
+    return refused.status();
   } catch (const std::exception& error) {
     v->fail(v, error.what());
     return CPPOOL_INTERNAL;

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -30,7 +31,7 @@ using kernels::TensorInfo;
 constexpr const char* kIndex = "index.json";
 
 [[noreturn]] void Refuse(const char* key, const std::string& why) {
-  throw Refused(false, std::string(key) + ": " + why);
+  throw Refused(CPPOOL_INVALID_REQUEST, std::string(key) + ": " + why);
 }
 
 std::string FileOf(const TensorInfo& tensor, bool reference) {
@@ -280,10 +281,15 @@ void DumpFiles::End() {
   index["files"] = std::move(files);
   for (const auto& [name, values] : CuSeqlens(spec_)) index[name] = values;
   const fs::path path = fs::path(folder_) / kIndex;
+  errno = 0;
   std::ofstream out(path);
   out << index.dump(2) << "\n";
   out.close();
-  if (!out) throw RuntimeError(CPPOOL_INTERNAL, "dump: " + path.string() + ": cannot be written");
+  if (!out) {
+    const int error = errno;
+    throw RuntimeError(CPPOOL_INTERNAL, "dump: " + path.string() + ": cannot be written" +
+                                            (error != 0 ? std::string(": ") + std::strerror(error) : ""));
+  }
 }
 
 }  // namespace cppool::attention_case

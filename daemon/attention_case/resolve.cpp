@@ -27,7 +27,7 @@ using kernels::QkvFormat;
 using kernels::SoftmaxType;
 using protocol::ModelTable;
 
-[[noreturn]] void Invalid(const std::string& why) { throw Refused(false, why); }
+[[noreturn]] void Invalid(const std::string& why) { throw Refused(CPPOOL_INVALID_REQUEST, why); }
 
 std::string Text(const Json& params, const char* name) { return params.at(name).get<std::string>(); }
 std::int64_t Int(const Json& params, const char* name) { return params.at(name).get<std::int64_t>(); }
@@ -74,18 +74,39 @@ Value Choose(const Json& params, const char* name,
   for (const auto& [word, value] : words) {
     if (params.at(name) == word) return value;
   }
-  throw Refused(false, std::string(name) + " is " + params.at(name).dump() + ", which is not a known value");
+  Invalid(std::string(name) + " is " + params.at(name).dump() + ", which is not a known value");
 }
 
-void CheckDivides(const char* name, std::int64_t value, std::int64_t divisor, const std::string& why) {
-  if (value % divisor == 0) return;
-  Invalid(std::string(name) + " is " + std::to_string(value) + " and must be divisible by " +
-          std::to_string(divisor) + ": " + why);
+std::string NotDivisible(const char* name, std::int64_t value, std::int64_t divisor, const std::string& why) {
+  return std::string(name) + " is " + std::to_string(value) + " and must be divisible by " +
+         std::to_string(divisor) + ": " + why;
 }
+
+// Whether the ranks can share the problem. The first reason against it counts, once all of the request has been read: what
+// is wrong in any world is said first.
+class Division {
+ public:
+  void Impossible(const std::string& why) {
+    if (why_.empty()) why_ = why;
+  }
+  void Divides(const char* name, std::int64_t value, std::int64_t divisor, const std::string& why) {
+    if (value % divisor != 0) Impossible(NotDivisible(name, value, divisor, why));
+  }
+  // An odd length is divided by no world.
+  void Length(const char* name, std::int64_t value, int world_size) {
+    const std::string why = "that is 2 * world_size, since each rank holds two chunks of every sequence";
+    if (value % 2 != 0) Invalid(NotDivisible(name, value, 2 * world_size, why));
+    Divides(name, value, 2 * world_size, why);
+  }
+  const std::string& why() const { return why_; }
+
+ private:
+  std::string why_;
+};
 
 // One rank exchanges with none, and all of them have no ring: those are other schedules, and running them under this
 // name would hide it.
-void CheckA2aSize(std::int64_t a2a_size, int world_size) {
+void CheckA2aSize(std::int64_t a2a_size, int world_size, Division& division) {
   std::string allowed;
   bool found = false;
   for (int size = 2; size < world_size; ++size) {
@@ -94,17 +115,16 @@ void CheckA2aSize(std::int64_t a2a_size, int world_size) {
     found = found || size == a2a_size;
   }
   if (found) return;
+  const std::string is = "a2a_size is " + std::to_string(a2a_size) + " and must be ";
+  if (a2a_size == 1) Invalid(is + "from 2 to world_size / 2; for 1 use cp_comm_type 'p2p'");
   if (allowed.empty()) {
-    Invalid(
+    return division.Impossible(
         "cp_comm_type 'a2a+p2p' needs a world_size with a divisor between 1 and itself (4, 6, 8, 9, ...), "
         "and this is " +
         std::to_string(world_size));
   }
-  Invalid("a2a_size is " + std::to_string(a2a_size) + " and must be one of " + allowed +
-          ": it divides world_size " + std::to_string(world_size) +
-          (a2a_size == 1            ? "; for 1 use cp_comm_type 'p2p'"
-           : a2a_size == world_size ? "; for world_size use cp_comm_type 'a2a'"
-                                    : ""));
+  division.Impossible(is + "one of " + allowed + ": it divides world_size " + std::to_string(world_size) +
+                      (a2a_size == world_size ? "; for world_size use cp_comm_type 'a2a'" : ""));
 }
 
 }  // namespace
@@ -138,28 +158,31 @@ Json Resolve(Json params, const std::function<bool(const std::string&)>& given) 
 }
 
 void CheckRelations(const Json& params, int world_size) {
-  const std::int64_t heads = Int(params, "num_heads");
-  CheckDivides("num_heads", heads, Int(params, "num_gqa_groups"),
-               "that is num_gqa_groups, and each group has as many query heads");
-  const std::string chunks = "that is 2 * world_size, since each rank holds two chunks of every sequence";
-  CheckDivides("max_seqlen_q", Int(params, "max_seqlen_q"), 2 * world_size, chunks);
-  CheckDivides("max_seqlen_kv", Int(params, "max_seqlen_kv"), 2 * world_size, chunks);
+  const std::int64_t heads = Int(params, "num_heads"), groups = Int(params, "num_gqa_groups");
+  if (heads % groups != 0) {
+    Invalid(NotDivisible("num_heads", heads, groups,
+                         "that is num_gqa_groups, and each group has as many query heads"));
+  }
+  Division division;
+  division.Length("max_seqlen_q", Int(params, "max_seqlen_q"), world_size);
+  division.Length("max_seqlen_kv", Int(params, "max_seqlen_kv"), world_size);
   const std::string comm = Text(params, "cp_comm_type");
   if (comm == "a2a") {
-    CheckDivides("num_heads", heads, world_size,
-                 "that is world_size, since cp_comm_type 'a2a' gives each rank as many heads");
+    division.Divides("num_heads", heads, world_size,
+                     "that is world_size, since cp_comm_type 'a2a' gives each rank as many heads");
   } else if (comm == "a2a+p2p") {
     const std::int64_t a2a_size = Int(params, "a2a_size");
-    CheckA2aSize(a2a_size, world_size);
-    CheckDivides(
+    CheckA2aSize(a2a_size, world_size, division);
+    division.Divides(
         "num_heads", heads, a2a_size,
         "that is a2a_size, since cp_comm_type 'a2a+p2p' gives each rank of an exchange as many heads");
   }
-  CheckSequences(params, world_size);
+  division.Impossible(CheckSequences(params, world_size));
+  if (!division.why().empty()) throw Refused(CPPOOL_INAPPLICABLE, division.why());
 }
 
 void CheckSupported(const Json& params) {
-  if (params.at("dtype") == "fp8") throw Refused(true, "dtype 'fp8' is not supported yet");
+  if (params.at("dtype") == "fp8") throw Refused(CPPOOL_UNSUPPORTED, "dtype 'fp8' is not supported yet");
 }
 
 Json ChosenKernels::Describe() const {
@@ -177,7 +200,7 @@ ChosenKernels ChooseKernels(const char* wanted, const char* copy, const std::str
   ChosenKernels chosen;
   if (!wanted || std::string_view(wanted) == "cppool") {
     const kernels::FamilyChoice choice = kernels::ChooseFamily(backend, request);
-    if (!choice.family) throw Refused(true, choice.refusal);
+    if (!choice.family) throw Refused(CPPOOL_UNSUPPORTED, choice.refusal);
     chosen.family = choice.family;
     return chosen;
   }
@@ -187,9 +210,9 @@ ChosenKernels ChooseKernels(const char* wanted, const char* copy, const std::str
   } catch (const kernels::LibraryError& error) {
     Invalid(error.what());
   }
-  if (const auto refusal = chosen.family->Refusal(request)) throw Refused(true, *refusal);
+  if (const auto refusal = chosen.family->Refusal(request)) throw Refused(CPPOOL_UNSUPPORTED, *refusal);
   if (const auto refusal = kernels::ScheduleRefusal(*chosen.family, spec, world_size))
-    throw Refused(true, *refusal);
+    throw Refused(CPPOOL_UNSUPPORTED, *refusal);
   return chosen;
 }
 

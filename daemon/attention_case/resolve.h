@@ -1,6 +1,8 @@
 // From the parameters of a request to the problem of attention: model rows, derived values, relations, what is unsupported.
 #pragma once
 
+#include <cppool/runtime.h>
+
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -14,14 +16,17 @@ namespace cppool::attention_case {
 
 using Json = nlohmann::json;
 
-// A request that is invalid, or valid but not supported (`unsupported`).
+// A request that is not run. Its status is what `validate` returns:
+//   CPPOOL_INVALID_REQUEST  it contradicts itself, or has a value that no world size takes;
+//   CPPOOL_INAPPLICABLE     its lengths, heads or schedule cannot be divided over this many ranks;
+//   CPPOOL_UNSUPPORTED      there are no kernels for it.
 class Refused : public std::runtime_error {
  public:
-  Refused(bool unsupported, const std::string& why) : std::runtime_error(why), unsupported_(unsupported) {}
-  bool unsupported() const { return unsupported_; }
+  Refused(cppool_status status, const std::string& why) : std::runtime_error(why), status_(status) {}
+  cppool_status status() const { return status_; }
 
  private:
-  bool unsupported_;
+  cppool_status status_;
 };
 
 // `params` has every parameter of the schema, of the right type and in range; `given` says which of them the request gave. The
@@ -31,9 +36,10 @@ class Refused : public std::runtime_error {
 // Throws Refused.
 Json Resolve(Json params, const std::function<bool(const std::string&)>& given);
 
-// Relations between resolved parameters. Throws Refused naming the parameter and what is allowed.
+// Relations between resolved parameters, and between them and the world. Throws Refused naming the parameter and what is
+// allowed: CPPOOL_INVALID_REQUEST before CPPOOL_INAPPLICABLE.
 void CheckRelations(const Json& params, int world_size);
-// What is valid but not implemented, whatever the kernels. Throws Refused(unsupported).
+// What is valid but not implemented, whatever the kernels. Throws Refused, CPPOOL_UNSUPPORTED.
 void CheckSupported(const Json& params);
 // The kernels of a case, and where they come from.
 struct ChosenKernels {
@@ -42,8 +48,8 @@ struct ChosenKernels {
 
   Json Describe() const;  // the member "kernels" of an answer
 };
-// Those that the request wants ("cppool", "cudnn", a library; NULL: cppool's). `copy`: of this library; NULL: none. Throws Refused: invalid for a library that
-// cannot be used, unsupported with their reason when they cannot do this case.
+// Those that the request wants ("cppool", "cudnn", a library; NULL: cppool's). `copy`: of this library; NULL: none. Throws Refused:
+// CPPOOL_INVALID_REQUEST for a library that cannot be used, CPPOOL_UNSUPPORTED with their reason when they cannot do this case.
 ChosenKernels ChooseKernels(const char* wanted, const char* copy, const std::string& backend,
                             const kernels::AttentionSpec& spec, int world_size);
 

@@ -17,7 +17,7 @@ struct Side {
 constexpr Side kQueries{"cu_seqlens_q", "cu_seqlens_q_padded", "max_seqlen_q"};
 constexpr Side kKeys{"cu_seqlens_kv", "cu_seqlens_kv_padded", "max_seqlen_kv"};
 
-[[noreturn]] void InvalidLengths(const std::string& why) { throw Refused(false, why); }
+[[noreturn]] void InvalidLengths(const std::string& why) { throw Refused(CPPOOL_INVALID_REQUEST, why); }
 bool Given(const Json& params, const char* name) { return !params.at(name).is_null(); }
 bool IsThd(const Json& params) { return params.at("qkv_format") == "thd"; }
 std::string Text(std::int64_t value) { return std::to_string(value); }
@@ -63,12 +63,20 @@ void CheckCumulated(const Json& params, const char* name) {
   }
 }
 
-void CheckSide(const Json& params, const Side& side, int world_size) {
+// As CheckSequences, for one side.
+std::string CheckSide(const Json& params, const Side& side, int world_size) {
   CheckCumulated(params, side.lengths);
-  if (Given(params, side.places)) CheckCumulated(params, side.places);
-  const Sequences sequences = Read(params, side, world_size);
+  const bool placed = Given(params, side.places);  // else places follow from the world size
+  if (placed) CheckCumulated(params, side.places);
+  const Sequences sequences = Read(params, side, world_size), in_one = Read(params, side, 1);
   const std::int64_t most = params.at(side.max_seqlen), unit = 2 * world_size;
-  std::int64_t places = 0;
+  std::int64_t places = 0, places_in_one = 0;
+  std::string impossible;
+  // What fails with one rank fails with any number of them.
+  const auto refuse = [&](bool in_any_world, const std::string& why) {
+    if (in_any_world) InvalidLengths(why);
+    if (impossible.empty()) impossible = why;
+  };
   for (std::size_t i = 0; i < sequences.length.size(); ++i) {
     const std::int64_t length = sequences.length[i], room = sequences.room[i];
     const std::string what =
@@ -76,32 +84,35 @@ void CheckSide(const Json& params, const Side& side, int world_size) {
     if (length > most)
       InvalidLengths(std::string(side.lengths) + ": " + what + ", more than " + side.max_seqlen + ", " +
                      Text(most));
-    if (room % unit) {
-      InvalidLengths(std::string(side.places) + ": sequence " + Text(static_cast<std::int64_t>(i)) + " has " +
-                     Text(room) + " places, and must have a number divisible by 2 * world_size, which is " +
-                     Text(unit));
+    if (placed && room % unit != 0) {
+      refuse(room % 2 != 0, std::string(side.places) + ": sequence " + Text(static_cast<std::int64_t>(i)) +
+                                " has " + Text(room) +
+                                " places, and must have a number divisible by 2 * world_size, which is " +
+                                Text(unit));
     }
     if (length > room) {
       InvalidLengths(std::string(side.lengths) + ": " + what + ", beyond the padded length of " + Text(room) +
                      " that " + side.places + " gives it");
     }
     if (IsThd(params) && length != room && params.at("pad_between_seqs") == false) {
-      InvalidLengths(
-          std::string(side.lengths) + ": " + what + " of " + Text(room) +
-          " places (each sequence takes a multiple of 2 * world_size), which needs pad_between_seqs true");
+      refuse(length != in_one.room[i], std::string(side.lengths) + ": " + what + " of " + Text(room) +
+                                           " places (each sequence takes a multiple of 2 * world_size), "
+                                           "which needs pad_between_seqs true");
     }
     places += room;
+    places_in_one += in_one.room[i];
   }
   if (places > sequences.rows) {
-    InvalidLengths(std::string(Given(params, side.places) ? side.places : side.lengths) + " takes " +
-                   Text(places) + " places, and there are batch_size * " + side.max_seqlen + ", which is " +
-                   Text(sequences.rows));
+    refuse(places_in_one > sequences.rows, std::string(placed ? side.places : side.lengths) + " takes " +
+                                               Text(places) + " places, and there are batch_size * " +
+                                               side.max_seqlen + ", which is " + Text(sequences.rows));
   }
+  return impossible;
 }
 
 }  // namespace
 
-void CheckSequences(const Json& params, int world_size) {
+std::string CheckSequences(const Json& params, int world_size) {
   const bool padding = params.at("attn_mask_type").get<std::string>().starts_with("padding");
   if (params.at("pad_between_seqs") == true && !IsThd(params)) {
     InvalidLengths("pad_between_seqs is for qkv_format 'thd': in '" +
@@ -124,13 +135,15 @@ void CheckSequences(const Json& params, int world_size) {
   }
   const bool queries = Given(params, kQueries.lengths), keys = Given(params, kKeys.lengths);
   if (keys && !queries) InvalidLengths("cu_seqlens_kv is given without cu_seqlens_q");
-  if (queries) CheckSide(params, kQueries, world_size);
+  std::string impossible = queries ? CheckSide(params, kQueries, world_size) : "";
   if (keys) {
-    CheckSide(params, kKeys, world_size);
+    const std::string for_keys = CheckSide(params, kKeys, world_size);
+    if (impossible.empty()) impossible = for_keys;
   } else if (queries && params.at(kQueries.max_seqlen) != params.at(kKeys.max_seqlen)) {
     InvalidLengths(
         "cu_seqlens_kv must be given beside cu_seqlens_q, since max_seqlen_kv is not max_seqlen_q");
   }
+  return impossible;
 }
 
 void SetSequences(const Json& params, int world_size, kernels::AttentionSpec& spec) {

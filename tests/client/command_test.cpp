@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <set>
 #include <sstream>
 
 #include "tests/child.h"
@@ -99,9 +100,10 @@ TEST_CASE("a suite runs every cell in the pool of its world size") {
   CHECK(ran.Last() == "576 passed, 0 failed, 0 skipped");
   CHECK(ran.Last(1) == "own: 144 of 144 passed, 0 failed, 0 skipped");
   CHECK(ran.Last(2) == "matrix: 432 of 432 passed, 0 failed, 0 skipped");
-  CHECK(ran.Last(3).rfind("world size 2: backend host, transport host, 2 ranks on cpu; world size 4: backend host, "
-                          "transport host, 4 ranks on cpu; world size 6: ",
-                          0) == 0);
+  CHECK(ran.Last(3).rfind(
+            "world size 2: backend host, transport host, 2 ranks on cpu; world size 4: backend host, "
+            "transport host, 4 ranks on cpu; world size 6: ",
+            0) == 0);
   CHECK(Lines(ReadFile(folder.File("count"))).size() == 4);  // one daemon per world size
 
   ran = Cppool({"run", "--suite", "smoke", "--param", "do=skip", "--world-size", "8"});
@@ -244,6 +246,31 @@ TEST_CASE(
         Json({{"kind", "stall"}, {"rank", 0}, {"count", 1}}));
 }
 
+TEST_CASE("values of one parameter make a case each, in run as in bench") {
+  Ran ran = Cppool({"run", "--list", "--json", "--param", "max_seqlen_q=8k,16k", "--param",
+                    "window_size=[-1,0],[8,0]", "--param", "do=pass"});
+  CHECK(ran.code == 0);
+  REQUIRE(ran.lines.size() == 5);
+  std::vector<Json> params;
+  for (int i = 0; i < 4; ++i) params.push_back(Json::parse(ran.lines[static_cast<std::size_t>(i)])["params"]);
+  CHECK(params[0] == Json({{"do", "pass"}, {"max_seqlen_q", 8192}, {"window_size", {-1, 0}}}));
+  CHECK(params[1]["window_size"] == Json({8, 0}));
+  CHECK(params[3] == Json({{"do", "pass"}, {"max_seqlen_q", 16384}, {"window_size", {8, 0}}}));
+  CHECK(Json::parse(ran.lines[3])["name"] == "attention W=2 max_seqlen_q=16384 window_size=[8,0]");
+
+  ran = Cppool({"run", "--param", "do=pass,fail"});
+  CHECK(ran.code == 1);
+  CHECK(ran.Last() == "1 passed, 1 failed, 0 skipped");
+  CHECK(ran.Prints("FAILED attention W=2 do=fail\n"));
+
+  ran = Cppool({"run", "--suite", "smoke", "--param", "seed=1,2", "--list"});
+  CHECK(ran.Last() == "40 would run, 0 would fail, 0 would be skipped");
+
+  ran = Cppool({"run", "--param", "seed=1,2", "--dump", "folder"});
+  CHECK(ran.code == 2);
+  CHECK(ran.err.find("--dump writes the tensors of one case") != std::string::npos);
+}
+
 TEST_CASE(
     "run --perturb, --dump and --inputs are sent to the daemon and are part of the command that repeats the "
     "case") {
@@ -336,7 +363,9 @@ TEST_CASE("a JUnit report has a test case per cell, in the suite's order") {
   Cppool({"run", "--param", "do=skip", "--junit", file});
   CHECK(ParseXml(ReadFile(file)).children.at(0).children.at(0).children.at(0).name == "skipped");
 
-  CHECK(Cppool({"run", "--junit", "/nowhere/out.xml"}).code == 2);
+  const Ran unwritable = Cppool({"run", "--junit", "/nowhere/out.xml"});
+  CHECK(unwritable.code == 2);
+  CHECK(unwritable.err == "cppool: cannot write /nowhere/out.xml: No such file or directory\n");
   const std::string kept = ReadFile(file);
   CHECK(Cppool({"run", "--list", "--junit", file}).code == 2);
   CHECK(ReadFile(file) == kept);
@@ -346,6 +375,8 @@ TEST_CASE("invalid arguments are a usage error with exit code 2") {
   auto words = GENERATE(
       as<std::vector<std::string>>{}, std::vector<std::string>{}, std::vector<std::string>{"fly"},
       std::vector<std::string>{"run", "--suite", "everything"},
+      std::vector<std::string>{"run", "--junit", ""}, std::vector<std::string>{"run", "--dump", ""},
+      std::vector<std::string>{"run", "--suite", "smoke", "--filter", "!=bf16"},
       std::vector<std::string>{"run", "--param", "no_value"},
       std::vector<std::string>{"run", "--param", "=3"}, std::vector<std::string>{"run", "--world-size", "0"},
       std::vector<std::string>{"run", "--world-size", "two"},
@@ -372,6 +403,9 @@ TEST_CASE("invalid arguments are a usage error with exit code 2") {
       std::vector<std::string>{"run", "--deadline", "0"}, std::vector<std::string>{"run", "--backend", "tpu"},
       std::vector<std::string>{"run", "--unknown"},
       std::vector<std::string>{"bench", "--param", "a=1", "--param", "a=2"},
+      std::vector<std::string>{"run", "--param", "a=1", "--param", "a=2"},
+      std::vector<std::string>{"run", "--param", "a=1,"},
+      std::vector<std::string>{"bench", "--param", "a=,1"},
       std::vector<std::string>{"bench", "--repeat", "0"});
   bool subcommand = !words.empty() && words[0] != "fly";
   Ran ran = Cppool(words, subcommand ? CPPOOL_FAKE_DAEMON : "");
@@ -392,33 +426,28 @@ TEST_CASE("the rank that failed is printed before the ranks that were released b
   CHECK(ran.Prints("\n  rank 1 threw\n  rank 0: released, since rank 1 failed\n"));
 }
 
-TEST_CASE(
-    "a cell that is impossible at another world size is skipped, one that is refused at its own fails") {
+TEST_CASE("a cell that is impossible with so many ranks is skipped with the daemon's reason") {
   TemporaryFolder folder;
   const std::string daemon = Wrapped(folder, "--start only_p2p");
-  for (const bool list : {false, true}) {
-    std::vector<std::string> words = {"run", "--suite", "smoke", "--world-size", "2"};
-    if (list) words.emplace_back("--list");
-    Ran ran = Cppool(words, daemon);
-    INFO(ran.out);
-    CHECK(ran.code == 1);  // the suite's cells at world size 2 that are not p2p fail
-    CHECK(ran.Prints("does not fit world size 2: because of invalid_request"));
-    words = {"run", "--suite", "smoke", "--world-size", "3"};
-    if (list) words.emplace_back("--list");
-    ran = Cppool(words, daemon);
+  for (const std::vector<std::string>& more : std::vector<std::vector<std::string>>{
+           {}, {"--list"}, {"--world-size", "3"}, {"--world-size", "3", "--param", "seed=1"}}) {
+    std::vector<std::string> words = {"run", "--suite", "smoke"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Ran ran = Cppool(words, daemon);
     INFO(ran.out);
     CHECK(ran.code == 0);
-    CHECK(ran.Prints("does not fit world size 3: because of invalid_request"));
-    words.insert(words.end(), {"--param", "seed=1"});  // the parameter may be the cause of the refusal
-    CHECK(Cppool(words, daemon).code == 1);
+    CHECK(ran.Prints("because of inapplicable"));
+    CHECK(ran.Last() == (more == std::vector<std::string>{"--list"}
+                             ? "5 would run, 0 would fail, 15 would be skipped"
+                             : "5 passed, 0 failed, 15 skipped"));
   }
-  const Ran ran = Cppool({"run", "--suite", "smoke", "--world-size", "3", "--json"}, daemon);
-  const Json summary = Json::parse(ran.Last())["summary"];
-  int skipped = 0;
-  for (std::size_t i = 0; i < 20; ++i) skipped += Json::parse(ran.lines.at(i))["status"] == "skipped";
-  CHECK(skipped > 0);
-  CHECK(summary["skipped"] == skipped);
-  CHECK(summary["passed"] == 20 - skipped);
+  // Asked for alone it has not run, which is no success; a sweep measures the points that are possible.
+  CHECK(Cppool({"run", "--param", "cp_comm_type=a2a"}, daemon).code == 1);
+  CHECK(Cppool({"run", "--param", "cp_comm_type=a2a,p2p"}, daemon).code == 0);
+  const Ran bench = Cppool({"bench", "--param", "do=bench", "--param", "cp_comm_type=a2a,p2p"}, daemon);
+  CHECK(bench.code == 0);
+  CHECK(bench.Prints("not measured: skipped: because of inapplicable"));
+  CHECK(Cppool({"bench", "--param", "do=bench", "--param", "cp_comm_type=a2a"}, daemon).code == 1);
 }
 
 TEST_CASE("a cell's name has the world size of --world-size") {
@@ -435,11 +464,63 @@ TEST_CASE("filters that match no cell are an error") {
   CHECK(ran.err ==
         "cppool: no cell of the suite matches the filters: no cell has dtype=fp8 (known: bf16, fp16)\n");
   CHECK(Cppool({"run", "--suite", "smoke", "--filter", "dtype=fp8", "--list"}).code == 1);
+
+  // Each has a cell, and no cell has all.
+  ran = Cppool({"run", "--suite", "smoke", "--filter", "cp_comm_type=a2a+p2p", "--filter", "dtype=bf16",
+                "--filter", "world_size=2"});
+  CHECK(ran.code == 1);
+  CHECK(
+      ran.err ==
+      "cppool: no cell of the suite matches the filters: no cell matches all of them; without cp_comm_type 2 "
+      "would; without world_size 2 would\n");
+  ran = Cppool({"run", "--suite", "matrix", "--filter", "row=flash:cp_1_99"});
+  CHECK(ran.err.find("no cell has row=flash:cp_1_99; did you mean \"") != std::string::npos);
+  CHECK(ran.err.find("in all)") != std::string::npos);
+}
+
+TEST_CASE("a filter's value may be a glob, and a filter may be negated") {
+  const auto matched = [](std::vector<std::string> words) {
+    words.insert(words.begin(), {"run", "--suite", "smoke", "--list"});
+    return static_cast<int>(Cppool(words).lines.size()) - 1;
+  };
+  CHECK(matched({"--filter", "row=mha_*"}) == 7);
+  CHECK(matched({"--filter", "row=m?a_64"}) == 2);
+  CHECK(matched({"--filter", "row!=mha_*"}) == 13);
+  CHECK(matched({"--filter", "cp_comm_type=a2a*", "--filter", "cp_comm_type!=a2a+p2p"}) == 5);
+  CHECK(matched({"--filter", "cp_comm_type!=a2a+p2p", "--filter", "cp_comm_type!=p2p"}) == 10);
+  CHECK(matched({"--filter", "name=*p2p W=4"}) == 6);
+  CHECK(matched({"--filter", "seed!=7"}) == -1);  // no cell has the parameter: a usage error
+}
+
+TEST_CASE("GPUs that are named are an explicit wish for CUDA") {
+  const auto backend = [](std::vector<std::string> words) {
+    words.insert(words.begin(), {"run", "--param", "do=echo", "--json"});
+    const Json arguments = Json::parse(Cppool(words).lines.at(0))["answer"]["surroundings"]["arguments"];
+    const auto found = std::find(arguments.begin(), arguments.end(), "--backend");
+    return (found + 1)->get<std::string>();
+  };
+  CHECK(backend({"--devices", "0,1"}) == "cuda");
+  CHECK(backend({"--devices", "0,1", "--backend", "host"}) == "host");
+  CHECK(backend({"--devices", ""}) == "auto");  // no GPU
+  CHECK(backend({}) == "auto");
+}
+
+TEST_CASE("a limit on the size of files fails the report, and says so") {
+  TemporaryFolder folder;
+  const Child child =
+      RunChild("ulimit -f 1; '" + std::string(CPPOOL_COMMAND) + "' run --suite smoke --daemon '" +
+               CPPOOL_FAKE_DAEMON + "' --junit '" + folder.File("out.xml") + "'");
+  CHECK(child.exit_code == 1);
+  CHECK(child.output.find("cppool: cannot write " + folder.File("out.xml") + ": File too large\n") !=
+        std::string::npos);
 }
 
 TEST_CASE("help and version exit with code 0, and progress is printed only to a terminal") {
   CHECK(Cppool({"--help"}, "").code == 0);
   CHECK(Cppool({"run", "--help"}, "").Prints("--max-seqlen"));
+  // One value each time, as it is parsed.
+  CHECK_FALSE(Cppool({"run", "--help"}, "").Prints("--load FILE ..."));
+  CHECK(Cppool({"run", "--help"}, "").Prints("or .c) and compiles it. May be repeated"));
   CHECK(Cppool({"--version"}, "").Prints("cppool "));
   CHECK(Cppool({"run", "--suite", "smoke"}).err.empty());
   const std::string progress =
@@ -565,9 +646,14 @@ TEST_CASE("an interrupted suite prints the finished cells and writes them to its
     CHECK(lines[lines.size() - 2] == missing);
   }
   const XmlNode suite = ParseXml(ReadFile(report)).children.at(0);
-  REQUIRE(suite.children.size() == 9);
-  CHECK(suite.attributes.at("errors") == "1");
-  CHECK(suite.children.back().children.at(0).attributes.at("message") == missing);
+  REQUIRE(suite.children.size() == 20);
+  CHECK(suite.attributes.at("errors") == "12");
+  std::set<std::string> names;
+  for (const XmlNode& one : suite.children) {
+    names.insert(one.attributes.at("name"));
+    if (!one.children.empty()) CHECK(one.children.at(0).attributes.at("message") == "not run: " + missing);
+  }
+  CHECK(names.size() == 20);
 }
 
 TEST_CASE("an interrupted bench prints and saves the points that are done") {

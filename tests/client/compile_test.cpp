@@ -14,6 +14,7 @@
 #include "client/command/watch.h"
 #include "client/src/process.h"
 #include "tests/catch.h"
+#include "tests/child.h"
 #include "tests/environment.h"
 #include "tests/files.h"
 
@@ -303,7 +304,9 @@ TEST_CASE(
   const Sources sources;
   const std::string source = sources.folder.File("mine.cpp");
   const auto process = client::Process::Spawn(
-      {CPPOOL_COMMAND, {"run", "--watch", "--load", source, "--case", "mine", "--backend", "host"}, {}});
+      {CPPOOL_COMMAND,
+       {"run", "--watch", "--verbose", "--load", source, "--case", "mine", "--backend", "host"},
+       {}});
   Reader reader(*process);
   const bool first = reader.ReadUntil("1 passed, 0 failed, 0 skipped") &&
                      reader.ReadUntil("waiting for a save of " + source);
@@ -321,6 +324,23 @@ TEST_CASE(
   CHECK(reader.ReadUntil("1 passed, 0 failed, 0 skipped"));
   INFO(reader.seen());
   CHECK(process->Terminate(5s, 5s));
+}
+
+TEST_CASE("run says that it compiles a source, with --verbose how, and nothing when it need not") {
+  const Sources sources;
+  const std::string source = sources.folder.File("mine.cpp");
+  const auto run = [&](const std::string& option) {
+    const Child child = RunChild("'" CPPOOL_COMMAND "' run --backend host --case mine --load '" + source +
+                                 "' " + option + " 2>&1 >/dev/null");
+    CHECK(child.exit_code == 0);
+    return child.output;
+  };
+  CHECK(run("") == "cppool: compiling " + source + "\n");
+  CHECK(run("--verbose").empty());  // it is in the cache
+  sources.SetVersion("version 2");
+  const std::string said = run("--verbose");
+  CHECK(Has(said, " -shared "));
+  CHECK_FALSE(Has(said, "compiling"));
 }
 
 }  // namespace cppool::test

@@ -126,8 +126,8 @@ TEST_CASE("two harnesses run at once with their own pools, and killing a third d
   FILE* const killed = StartHarness(1000000, "-", "1 2");
   int pid = 0;
   REQUIRE(fscanf(killed, "%d world size 1: passed", &pid) == 1);
-  FILE* const first = StartHarness(6, "0", "1 2");
-  FILE* const second = StartHarness(6, "0", "2 4");
+  FILE* const first = StartHarness(6, "-", "1 2");
+  FILE* const second = StartHarness(6, "-", "2 4");
   CHECK(kill(pid, SIGKILL) == 0);
   for (FILE* harness : {first, second}) {
     const Child output = FinishChild(harness);

@@ -199,8 +199,8 @@ void ForkRunaway(bool flooding) {
   Hang();
 }
 
-// `--start only_p2p`: every other schedule is refused.
-bool Refused(const Json& request, const std::string& start) {
+// `--start only_p2p`: no other schedule is possible in this world.
+bool Inapplicable(const Json& request, const std::string& start) {
   return start == "only_p2p" && request["params"].value("cp_comm_type", "p2p") != "p2p";
 }
 
@@ -257,6 +257,7 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     Json more = NotPassed(id, "failed", "mismatch");
     more["new"] = {{"a", {1, 2}}};
     more["failure"]["new"] = 1;
+    more["failure"]["kind"] = "a new kind";
     more["checks"][0]["new"] = nullptr;
     more["ranks"] = passed["ranks"];
     more["ranks"][0]["new"] = "b";
@@ -361,6 +362,12 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     std::cerr << "the last words" << std::endl;
     _exit(3);
   }
+  if (what == "crash") {
+    Write(2,
+          "cppoold: crash {\"error\": \"rank 1 crashed\", \"rank\": 1, \"stage\": \"forward/attend\", "
+          "\"stack\": [\"Attend\", \"Run\"]}\n");
+    _exit(3);
+  }
   if (what == "die_by_signal") {
     signal(SIGTERM, SIG_DFL);
     raise(SIGKILL);
@@ -436,9 +443,9 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     for (int i = 0; i < 40; ++i) Write(1, chunk);
     return Write(1, "\n");
   }
-  if (what == "say") {
+  if (what == "say" || what == "say_and_fail") {
     Write(2, params["text"].get<std::string>());
-    return Write(1, Line(passed));
+    return Write(1, Line(what == "say" ? passed : NotPassed(id, "failed", "mismatch")));
   }
   if (what == "flood_stderr") {
     for (int i = 0; i < 50000; ++i) Write(2, "a line of the flood, number " + std::to_string(i) + "\n");
@@ -536,8 +543,8 @@ int main(int argc, char** argv) {
   while (std::getline(std::cin, line)) {
     Json request = Json::parse(line);
     const std::string op = request["op"];
-    if ((op == "run" || op == "validate") && Refused(request, start)) {
-      Write(1, Line(NotPassed(request["id"], "error", "invalid_request")));
+    if ((op == "run" || op == "validate") && Inapplicable(request, start)) {
+      Write(1, Line(NotPassed(request["id"], "skipped", "inapplicable")));
       continue;
     }
     if (op == "run") {
@@ -565,7 +572,8 @@ int main(int argc, char** argv) {
                                      {"uuid", ""},
                                      {"capability", ""},
                                      {"total_bytes", 0}});
-      if (start == "sampling") answer["features"] = {"samples", "sampling", "waits", "profile"};
+      if (start == "sampling" || start == "only_p2p")
+        answer["features"] = {"samples", "sampling", "waits", "profile"};
       if (start == "newer")
         answer.update(
             {{"protocol_minor", 99}, {"features", {"validate", "a new one"}}, {"new", {{"a", {1}}}}});

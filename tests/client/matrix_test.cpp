@@ -47,7 +47,25 @@ TEST_CASE("run --list reports invalid and unsupported parameters without running
   CHECK(ran.Prints("\n  would fail: max_seqlen_q"));
   ran = Cppool(WithHost({"run", "--list", "--param", "dtype=fp8"}));
   CHECK(ran.Prints("\n  would be skipped: dtype 'fp8'"));
+  ran = Cppool(WithHost({"run", "--list", "--param", "cp_comm_type=a2a+p2p"}));
+  CHECK(ran.Prints("\n  would be skipped: cp_comm_type 'a2a+p2p' needs a world_size with a divisor"));
   CHECK(ran.Last() == "0 would run, 0 would fail, 1 would be skipped");
+}
+
+TEST_CASE("the cases and their parameters are listed for people") {
+  Ran ran = Cppool({"list"});
+  CHECK(ran.code == 0);
+  CHECK(ran.lines.at(0).rfind("attention: context-parallel attention", 0) == 0);
+  ran = Cppool({"list", "attention"});
+  CHECK(ran.code == 0);
+  CHECK(ran.Prints("\n  batch_size  = 2\n    an integer from 1 to 65536\n    sequences\n"));
+  CHECK(ran.Prints("\n  dtype  = bf16\n    bf16, fp16 or fp8\n"));
+  CHECK(ran.Prints("\n  window_size  = [-1,-1]\n    a list of 2 integers from -1 to 16777216\n"));
+  CHECK(ran.Prints("\n  is_training  = true\n    true or false\n"));
+  CHECK(Json::parse(Cppool({"list", "attention", "--json"}).out)["parameters"].size() > 20);
+  ran = Cppool({"list", "atention"});
+  CHECK(ran.code == 2);
+  CHECK(ran.err.find("did you mean \"attention\"?") != std::string::npos);
 }
 
 TEST_CASE("own cells pass on the host with random delays") {

@@ -114,7 +114,7 @@ TEST_CASE("a newer daemon's minor version, features and unknown members are acce
     const Result result = pool.Run(Do("more_members"));
     CHECK(result.status == Status::kFailed);
     CHECK(result.attempts == 1);
-    CHECK(result.failure->kind == "mismatch");
+    CHECK(result.failure->kind == "a new kind");
     CHECK(result.checks.size() == 2);
     CHECK(result.ranks.size() == 1);
     CHECK(result.json["new"]["a"] == Json({1, 2}));
@@ -467,6 +467,16 @@ TEST_CASE("a daemon that does not answer in time is killed, and the request is n
     CHECK(pool.Run().attempts == 1);
     CHECK(CountLines(folder.File("count")) == 2);
   });
+}
+
+TEST_CASE("a stopped daemon is continued so that it can end, and no grace after SIGTERM is waited for") {
+  cppool::PoolOptions options = FakeOptions();
+  options.kill_grace = 60s;
+  Pool pool(options);
+  GroupOf(pool);
+  const auto start = std::chrono::steady_clock::now();
+  CHECK(ErrorOf(pool, Do("stopped"), Within(100ms)).kind() == PoolError::Kind::kTimeout);
+  CHECK(std::chrono::steady_clock::now() - start < 30s);
 }
 
 TEST_CASE("slow callbacks do not extend the wait") {

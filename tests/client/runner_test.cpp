@@ -39,6 +39,31 @@ TEST_CASE("the pool of the next world size starts while the last one works") {
   CHECK(Lines(ReadFile(log)) == std::vector<std::string>{"start 2", "start 4", "end 2", "end 4"});
 }
 
+TEST_CASE("what other pools write while a cell runs is in the log and is not the cell's output") {
+  const TemporaryFolder folder;
+  const std::string log = folder.File("run.log");
+  const std::string daemon =
+      Around(folder, "echo \"start of $2\" >&2", "[ $2 = 4 ] || sleep 0.3; echo \"end of $2\" >&2");
+  const Ran ran = Cppool({"run", "--suite", "smoke", "--param", "do=say", "--param", "text=\"its own\\n\"",
+                          "--verbose", "--log", log},
+                         daemon);
+  CHECK(ran.Last() == "20 passed, 0 failed, 0 skipped");
+  int own = 0;
+  for (const std::string& line : ran.lines) own += line == "  | its own";
+  CHECK(own == 20);
+  for (const char* other : {"start of 2", "start of 4", "end of 2"}) {
+    INFO(other);
+    CHECK_FALSE(ran.Prints(other));
+    int logged = 0;
+    for (const std::string& line : Lines(ReadFile(log)))
+      if (line.ends_with(other)) {
+        ++logged;
+        CHECK(line.find(" W=") == std::string::npos);  // no cell
+      }
+    CHECK(logged == 1);
+  }
+}
+
 TEST_CASE("a pool that cannot start beside the last one starts after it") {
   const TemporaryFolder folder;
   const std::string lock = folder.File("lock"), refused = folder.File("refused");

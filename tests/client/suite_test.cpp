@@ -104,14 +104,14 @@ TEST_CASE("a suite's cells are the combinations of its rows with the values of i
                     (cell.params.contains("seed") ? " seeded" : "") +
                     (cell.rows.size() > 1 ? " and " + cell.rows[1] : ""));
   }
-  // `two` equals `one`, so they share cells. The fp16 cells of `three` have two alternatives on the last axis.
+  // `two` equals `one`, so they share cells. The fp16 cells of `three` have two alternatives on the last axis, which get a number.
   CHECK(cells ==
         std::vector<std::string>{"one bf16 bshd p2p W=2 and two", "one bf16 bshd a2a W=2 and two",
                                  "one fp16 bshd p2p W=4 essential and two",
                                  "one fp16 bshd a2a W=4 essential and two", "three bf16 bshd p2p W=2",
                                  "three bf16 bshd a2a W=2", "three fp16 bshd p2p W=4 essential",
-                                 "three fp16 bshd p2p W=4 seeded", "three fp16 bshd a2a W=4 essential",
-                                 "three fp16 bshd a2a W=4 seeded", "one bf16 thd p2p W=8"});
+                                 "three fp16 bshd p2p W=4 #2 seeded", "three fp16 bshd a2a W=4 essential",
+                                 "three fp16 bshd a2a W=4 #2 seeded", "one bf16 thd p2p W=8"});
   CHECK_THROWS(CellsOfFile("mine", {{"cells", {{{"rows", {"none"}}}}}}));
 }
 
@@ -363,9 +363,20 @@ TEST_CASE("values are read from text and written as text") {
   CHECK(ValueFromText("a2a+p2p") == "a2a+p2p");
   CHECK(ValueFromText("") == "");
   CHECK(ValueFromText("\"4\"") == "4");
-  for (const Json& value : {Json(4096), Json("bf16"), Json("4096"), Json("true"), Json({-1, 0}), Json(),
-                            Json(0.5), Json(""), Json("it's \"x\""), Json("two\nlines")}) {
-    CHECK(ValueFromText(TextFromValue(value)) == value);
+  CHECK(ValueFromText("8k") == 8192);
+  CHECK(ValueFromText("-1k") == -1024);
+  CHECK(ValueFromText("\"8k\"") == "8k");
+  for (const char* text : {"k", "8K", "8kk", "1.5k", "8 k", "9223372036854775807k"})
+    CHECK(ValueFromText(text) == text);
+  CHECK(ValuesFromText("8k,[1,2],a", "--param") == std::vector<Json>{8192, {1, 2}, "a"});
+  CHECK(ValuesFromText("", "--param") == std::vector<Json>{""});
+  CHECK(ValuesFromText("\"\",a", "--param") == std::vector<Json>{"", "a"});
+  for (const char* text : {",", "a,", ",a", "a,,b"})
+    CHECK_THROWS_AS(ValuesFromText(text, "--param"), UsageError);
+  for (const Json& value :
+       {Json(4096), Json("bf16"), Json("4096"), Json("true"), Json({-1, 0}), Json(), Json(0.5), Json(""),
+        Json("it's \"x\""), Json("two\nlines"), Json("8k"), Json("a,b"), Json("say \"a\", then b")}) {
+    CHECK(ValuesFromText(TextFromValue(value), "--param") == std::vector<Json>{value});
     CHECK(TextFromValue(value).find('\n') == std::string::npos);
   }
   CHECK(SplitList("1,[2,3],{\"a\":4,\"b\":5},\"x,y\",") ==

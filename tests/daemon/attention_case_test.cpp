@@ -38,7 +38,7 @@ kernels::AttentionSpec SpecOf(const Json& params, int world_size = 2) {
 }
 
 struct Refused {
-  bool invalid = false;  // else unsupported
+  FailureKind kind;
   std::string text;
 };
 
@@ -46,27 +46,31 @@ Refused RefusalOf(const Json& params, int world_size = 2) {
   try {
     Prepared(params, world_size);
   } catch (const daemon::Refusal& refusal) {
-    CHECK((refusal.kind() == FailureKind::kInvalidRequest || refusal.kind() == FailureKind::kUnsupported));
-    return {refusal.kind() == FailureKind::kInvalidRequest, refusal.what()};
+    return {refusal.kind(), refusal.what()};
   } catch (const protocol::InvalidRequest& error) {
-    return {true, error.what()};
+    return {FailureKind::kInvalidRequest, error.what()};
   }
   FAIL("not refused: " << params);
-  return {};
+  return {FailureKind::kInternal, ""};
+}
+
+void CheckRefused(FailureKind kind, const Json& params, const std::string& part, int world_size) {
+  const Refused refused = RefusalOf(params, world_size);
+  INFO(params << " -> " << refused.text << " (wanted: " << part << ")");
+  CHECK(ToString(refused.kind) == ToString(kind));
+  CHECK(refused.text.find(part) != std::string::npos);
 }
 
 void CheckInvalid(const Json& params, const std::string& part, int world_size = 2) {
-  const Refused refused = RefusalOf(params, world_size);
-  INFO(params << " -> " << refused.text << " (wanted: " << part << ")");
-  CHECK(refused.invalid);
-  CHECK(refused.text.find(part) != std::string::npos);
+  CheckRefused(FailureKind::kInvalidRequest, params, part, world_size);
+}
+
+void CheckInapplicable(const Json& params, const std::string& part, int world_size = 2) {
+  CheckRefused(FailureKind::kInapplicable, params, part, world_size);
 }
 
 void CheckUnsupported(const Json& params, const std::string& part) {
-  const Refused refused = RefusalOf(params);
-  INFO(params << " -> " << refused.text);
-  CHECK_FALSE(refused.invalid);
-  CHECK(refused.text.find(part) != std::string::npos);
+  CheckRefused(FailureKind::kUnsupported, params, part, 2);
 }
 
 }  // namespace
@@ -237,8 +241,15 @@ TEST_CASE("cu_seqlens parameters set the lengths and padded lengths of sequences
   CheckInvalid(
       with(thd, {{"cu_seqlens_q", {0, 5, 5, 16}}, {"cu_seqlens_q_padded", {0, 4, 8, 20}}}),
       "cu_seqlens_q: sequence 0 has 5 tokens, beyond the padded length of 4 that cu_seqlens_q_padded");
-  CheckInvalid(with(thd, {{"cu_seqlens_q", {0, 5, 5, 16}}, {"cu_seqlens_q_padded", {0, 6, 8, 20}}}),
-               "cu_seqlens_q_padded: sequence 0 has 6 places");
+  CheckInvalid(with(thd, {{"cu_seqlens_q", {0, 5, 5, 16}}, {"cu_seqlens_q_padded", {0, 7, 8, 20}}}),
+               "cu_seqlens_q_padded: sequence 0 has 7 places");
+  // Two places for each rank: what one rank could hold, two cannot divide.
+  CheckInapplicable(with(thd, {{"cu_seqlens_q", {0, 5, 5, 16}}, {"cu_seqlens_q_padded", {0, 6, 8, 20}}}),
+                    "cu_seqlens_q_padded: sequence 0 has 6 places");
+  CheckInapplicable(with(thd, {{"cu_seqlens_q", {0, 6, 6, 12}}, {"pad_between_seqs", false}}),
+                    "cu_seqlens_q: sequence 0 has 6 tokens of 8 places");
+  CheckInvalid(with(thd, {{"cu_seqlens_q", {0, 6, 6, 11}}, {"pad_between_seqs", false}}),
+               "cu_seqlens_q: sequence 2 has 5 tokens of 8 places");
   CheckInvalid(with(thd, {{"cu_seqlens_q", {0, 5, 5, 16}}, {"cu_seqlens_q_padded", {0, 8, 8, 52}}}),
                "cu_seqlens_q_padded takes 52 places, and there are batch_size * max_seqlen_q, which is 48");
   CheckInvalid(with(thd, {{"cu_seqlens_q", {0, 5, 5, 16}}, {"pad_between_seqs", false}}),
@@ -285,19 +296,30 @@ TEST_CASE("unknown names, wrong types and values out of range are refused") {
 
 TEST_CASE("the error for a violated relation between parameters names what is allowed") {
   CheckInvalid({{"num_heads", 8}, {"num_gqa_groups", 3}}, "num_gqa_groups");
-  CheckInvalid({{"max_seqlen_q", 100}}, "divisible by 8", 4);
-  CheckInvalid({{"max_seqlen_q", 64}, {"max_seqlen_kv", 62}},
-               "max_seqlen_kv is 62 and must be divisible by 4");
-  CheckInvalid({{"cp_comm_type", "a2a"}, {"num_heads", 6}}, "divisible by 4", 4);
-  CheckInvalid({{"cp_comm_type", "a2a+p2p"}, {"num_heads", 3}}, "divisible by 2", 4);
+  CheckInvalid({{"max_seqlen_q", 101}}, "max_seqlen_q is 101 and must be divisible by 8", 4);
+  CheckInvalid({{"max_seqlen_kv", 7}}, "max_seqlen_kv is 7 and must be divisible by 2", 1);
+  // Relations come before what this world cannot do, and both before what is not supported.
+  CheckInvalid({{"max_seqlen_q", 100}, {"num_gqa_groups", 3}}, "num_gqa_groups", 4);
+  CheckInvalid({{"max_seqlen_q", 100}, {"max_seqlen_kv", 7}}, "max_seqlen_kv", 4);
+  CheckInvalid({{"max_seqlen_q", 62}, {"dtype", "fp8"}, {"num_heads", 3}, {"num_gqa_groups", 2}},
+               "num_heads");
+  CheckInapplicable({{"max_seqlen_q", 62}, {"dtype", "fp8"}}, "max_seqlen_q");
+  CheckInapplicable({{"qkv_format", "thd"}, {"max_seqlen_q", 62}}, "max_seqlen_q");
+}
+
+TEST_CASE("what another number of ranks could run is inapplicable, and names what this one needs") {
+  CheckInapplicable({{"max_seqlen_q", 100}}, "divisible by 8", 4);
+  CheckInapplicable({{"max_seqlen_q", 64}, {"max_seqlen_kv", 62}},
+                    "max_seqlen_kv is 62 and must be divisible by 4");
+  CheckInapplicable({{"cp_comm_type", "a2a"}, {"num_heads", 6}}, "divisible by 4", 4);
+  CheckInapplicable({{"cp_comm_type", "a2a+p2p"}, {"num_heads", 3}}, "divisible by 2", 4);
   for (const int world_size : {1, 2, 3, 5})
-    CheckInvalid({{"cp_comm_type", "a2a+p2p"}, {"max_seqlen_q", 60}},
-                 "needs a world_size with a divisor between 1 and itself (4, 6, 8, 9, ...), and this is " +
-                     std::to_string(world_size),
-                 world_size);
+    CheckInapplicable(
+        {{"cp_comm_type", "a2a+p2p"}, {"max_seqlen_q", 60}},
+        "needs a world_size with a divisor between 1 and itself (4, 6, 8, 9, ...), and this is " +
+            std::to_string(world_size),
+        world_size);
   CHECK(Resolved({{"cp_comm_type", "a2a+p2p"}}, 6).at("cp_comm_type") == "a2a+p2p");
-  // Relations are checked before support.
-  CheckInvalid({{"qkv_format", "thd"}, {"max_seqlen_q", 62}}, "max_seqlen_q");
 }
 
 TEST_CASE("a2a_size is a divisor of the world size, other than 1 and itself, and divides the heads") {
@@ -308,12 +330,14 @@ TEST_CASE("a2a_size is a divisor of the world size, other than 1 and itself, and
   CHECK(SpecOf({{"cp_comm_type", "a2a+p2p"}}, 4).a2a_size == 2);
   for (const auto& [world_size, a2a_size] : {std::pair{4, 2}, {6, 2}, {6, 3}, {8, 2}, {8, 4}, {12, 6}})
     CHECK(SpecOf(params(a2a_size), world_size).a2a_size == a2a_size);
-  CheckInvalid(params(3), "a2a_size is 3 and must be one of 2, 4: it divides world_size 8", 8);
-  CheckInvalid(params(5), "one of 2, 3: it divides world_size 6", 6);
-  CheckInvalid(params(1), "one of 2, 4: it divides world_size 8; for 1 use cp_comm_type 'p2p'", 8);
-  CheckInvalid(params(8), "one of 2, 4: it divides world_size 8; for world_size use cp_comm_type 'a2a'", 8);
-  CheckInvalid({{"cp_comm_type", "a2a+p2p"}, {"max_seqlen_q", 36}}, "must be one of 3: it divides", 9);
-  CheckInvalid(params(4, 6), "num_heads is 6 and must be divisible by 4: that is a2a_size", 8);
+  CheckInapplicable(params(3), "a2a_size is 3 and must be one of 2, 4: it divides world_size 8", 8);
+  CheckInapplicable(params(5), "one of 2, 3: it divides world_size 6", 6);
+  for (const int world_size : {1, 2, 8})
+    CheckInvalid(params(1), "from 2 to world_size / 2; for 1 use cp_comm_type 'p2p'", world_size);
+  CheckInapplicable(params(8), "one of 2, 4: it divides world_size 8; for world_size use cp_comm_type 'a2a'",
+                    8);
+  CheckInapplicable({{"cp_comm_type", "a2a+p2p"}, {"max_seqlen_q", 36}}, "must be one of 3: it divides", 9);
+  CheckInapplicable(params(4, 6), "num_heads is 6 and must be divisible by 4: that is a2a_size", 8);
   // Fewer key/value heads than ranks of an exchange are replicated.
   CHECK(Resolved({{"cp_comm_type", "a2a+p2p"}, {"a2a_size", 4}, {"num_gqa_groups", 1}}, 8).at("num_heads") ==
         8);

@@ -158,11 +158,24 @@ TEST_CASE("a case reads given parameters, defaults, and parameters that its vali
   CHECK(inside.Run({{"action", "given"}, {"number", 1}, {"maybe", nullptr}}).at("status") == "passed");
 }
 
+TEST_CASE("a case that compares nothing though it should passes with a warning") {
+  Inside inside;
+  const Json silent = inside.Run({{"action", "work"}});
+  CHECK(silent.at("status") == "passed");
+  REQUIRE(silent.at("warnings").size() == 1);
+  CHECK(Has(silent.at("warnings").at(0), "nothing was compared"));
+  CHECK_FALSE(inside.Run({{"action", "pass"}}).contains("warnings"));
+  const Json unasked =
+      inside.Send(Json{{"op", "run"}, {"case", "fake"}, {"checks", false}, {"params", {{"action", "work"}}}});
+  CHECK_FALSE(unasked.contains("warnings"));
+}
+
 TEST_CASE("an error in a case's validate is the answer, and no rank runs") {
   Inside inside;
   const std::vector<std::vector<std::string>> expected = {
       {"invalid", "error", "invalid_request", "do not go together"},
       {"unsupported", "skipped", "unsupported", "Sundays"},
+      {"inapplicable", "skipped", "inapplicable", "three ranks"},
       {"validate throws", "error", "internal", "from validate"},
       {"replace badly", "error", "internal", "not a JSON object"},
       {"name badly", "error", "internal", "\"version\""},

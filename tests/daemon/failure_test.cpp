@@ -68,9 +68,11 @@ TEST_CASE("the answer has the kind, rank, stage and text of a rank's error") {
     CHECK(answer.at("ranks").at(2).at("ok") == true);
     CHECK_FALSE(answer.contains("fatal"));
   }
-  const Json skipped = inside.Run({{"action", "cannot"}});
-  CHECK(skipped.at("status") == "skipped");
-  CHECK(skipped.at("failure").at("kind") == "unsupported");
+  for (const auto& [action, kind] : {std::pair("cannot", "unsupported"), {"does not fit", "inapplicable"}}) {
+    const Json skipped = inside.Run({{"action", action}});
+    CHECK(skipped.at("status") == "skipped");
+    CHECK(skipped.at("failure").at("kind") == kind);
+  }
   CHECK_FALSE(Called(*inside.fake, "abort"));
   CHECK(inside.Run().at("status") == "passed");
 }
@@ -124,7 +126,7 @@ TEST_CASE("after any error the daemon probes its world, and keeps it if it is so
     CheckProbedAndWarm(inside);
   }
   // A failed check causes no probe.
-  for (const char* action : {"check fails", "mismatch", "cannot", "pass"})
+  for (const char* action : {"check fails", "mismatch", "cannot", "does not fit", "pass"})
     inside.Run({{"action", action}, {"rank", 2}});
   CHECK_FALSE(Called(*inside.fake, "recover"));
   CHECK(inside.fake->sums == 0);

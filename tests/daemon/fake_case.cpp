@@ -25,6 +25,7 @@ cppool_status Validate(cppool_validation* v) {
   if (action == "validate throws") throw std::runtime_error("from validate");
   if (action == "invalid") return v->fail(v, "flag and number do not go together"), CPPOOL_INVALID_REQUEST;
   if (action == "unsupported") return v->fail(v, "not on Sundays"), CPPOOL_UNSUPPORTED;
+  if (action == "inapplicable") return v->fail(v, "needs three ranks"), CPPOOL_INAPPLICABLE;
   if (action == "replace") v->replace_params(v, R"({"action": "replaced", "rank": 0, "number": 0.25})");
   if (action == "work") v->kernels(v, R"({"name": "fake", "version": "7", "family": "none", "more": 1})");
   if (action == "name badly") v->kernels(v, R"({"name": "fake"})");
@@ -84,6 +85,7 @@ cppool_status Act(cppool_case_context* c, std::string_view action) {
   if (action == "fail by nobody") return c->fail_by(c, "it broke", 9), CPPOOL_INTERNAL;
   if (action == "cuda") return c->fail(c, "an illegal address"), CPPOOL_CUDA;
   if (action == "cannot") return c->fail(c, "no kernel"), CPPOOL_UNSUPPORTED;
+  if (action == "does not fit") return c->fail(c, "needs three ranks"), CPPOOL_INAPPLICABLE;
   if (action == "throw") throw std::runtime_error("thrown by a case");
   if (action == "throw 7") throw 7;
   if (action == "misuse") c->number(c, "action");

@@ -39,13 +39,13 @@ class Examples(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout)
         return done.stdout
 
-    def build(self, name, files):
+    def build(self, name, files, *options):
         folder = os.path.join(self.folder.name, name)
         os.makedirs(folder)
         for file, text in files.items():
             with open(os.path.join(folder, file), "w", encoding="utf-8") as written:
                 written.write(text)
-        self.run_in(folder, CMAKE, "-S", ".", "-B", "build", "-DCMAKE_PREFIX_PATH=" + self.prefix, "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror")
+        self.run_in(folder, CMAKE, "-S", ".", "-B", "build", "-DCMAKE_PREFIX_PATH=" + self.prefix, "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror", *options)
         self.run_in(folder, CMAKE, "--build", "build")
         return folder
 
@@ -66,9 +66,29 @@ class Examples(unittest.TestCase):
         with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
             self.assertIn("`" + answers[2]["error"] + "`", " ".join(file.read().split()), "README.md quotes the error")
 
+    def test_components(self):
+        """What find_package says of a component that there is not, and of a missing dependency."""
+        for name, package, option, said in (("component", "cppool REQUIRED COMPONENTS cases", [], "no component \"cases\""),
+                                            ("dependency", "cppool REQUIRED", ["-DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON"],
+                                             "nlohmann_json")):
+            folder = os.path.join(self.folder.name, name)
+            os.makedirs(folder)
+            with open(os.path.join(folder, "CMakeLists.txt"), "w", encoding="utf-8") as file:
+                file.write(f"cmake_minimum_required(VERSION 3.22)\nproject(x LANGUAGES CXX)\nfind_package({package})\n")
+            done = subprocess.run([CMAKE, "-S", folder, "-B", folder + "/build", "-DCMAKE_PREFIX_PATH=" + self.prefix, *option],
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(said, " ".join(done.stdout.split()))
+
+    def test_licence(self):
+        with open(os.path.join(ROOT, "LICENSE"), encoding="utf-8") as here, \
+                open(os.path.join(self.prefix, "share/doc/cppool/LICENSE"), encoding="utf-8") as installed:
+            self.assertEqual(installed.read(), here.read())
+
     def test_case(self):
         folder = self.build("case", {"CMakeLists.txt": block("daemon/README.md", "cmake", "my_case"),
-                                     "my_case.cpp": block("daemon/README.md", "cpp", "cppool_cases")})
+                                     "my_case.cpp": block("daemon/README.md", "cpp", "cppool_cases")},
+                            "-DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON")  # a case needs no JSON library
         for world_size in (1, 4):
             out = self.run_in(folder, "cppool", "run", "--load", "build/libmy_case.so", "--case", "sum", "--world-size", str(world_size))
             self.assertIn("1 passed, 0 failed, 0 skipped", out)

@@ -40,9 +40,11 @@ struct Harness {
   pid_t daemon = -1;
   int requests = -1;  // kept open here, so that the end of input does not end the daemon
   int answers = -1;
+  int errors = -1;  // the daemon's stderr
 
-  Harness() {
-    int to[2], from[2], pids[2];
+  explicit Harness(const char* log_level = "off") {
+    int to[2], from[2], pids[2], said[2];
+    REQUIRE(pipe2(said, O_CLOEXEC) == 0);
     REQUIRE(pipe2(to, O_CLOEXEC) == 0);
     REQUIRE(pipe2(from, O_CLOEXEC) == 0);
     REQUIRE(pipe2(pids, O_CLOEXEC) == 0);
@@ -53,9 +55,10 @@ struct Harness {
         if (child == 0) {
           dup2(to[0], 0);
           dup2(from[1], 1);
+          dup2(said[1], 2);
           setenv("CPPOOL_PARENT_PID", std::to_string(getppid()).c_str(), 1);
           execl(CPPOOL_DAEMON, "cppoold", "--world-size", "2", "--backend", "host", "--case", CPPOOL_ODD_CASE,
-                "--log-level", "off", nullptr);
+                "--log-level", log_level, nullptr);
           _exit(127);
         }
         if (write(pids[1], &child, sizeof(child)) != sizeof(child)) _exit(1);
@@ -65,13 +68,22 @@ struct Harness {
     REQUIRE(read(pids[0], &daemon, sizeof(daemon)) == sizeof(daemon));
     requests = to[1];
     answers = from[0];
-    for (const int fd : {to[0], from[1], pids[0], pids[1]}) close(fd);
+    errors = said[0];
+    for (const int fd : {to[0], from[1], pids[0], pids[1], said[1]}) close(fd);
   }
   ~Harness() {
     kill(parent, SIGKILL);
     waitpid(parent, nullptr, 0);
     close(requests);
     close(answers);
+    close(errors);
+  }
+  std::string Stderr() const {  // all of it: waits for the daemon's end
+    std::string text;
+    char buffer[4096];
+    for (ssize_t count; (count = read(errors, buffer, sizeof buffer)) > 0;)
+      text.append(buffer, static_cast<std::size_t>(count));
+    return text;
   }
   void Send(const std::string& line) const {
     const std::string text = line + "\n";
@@ -321,6 +333,14 @@ TEST_CASE("a daemon outlives the thread that spawned it, but not the process") {
     CHECK(kill(harness.daemon, 0) == 0);
     harness.KillParent();
     CHECK(EndsInTime(harness.daemon));
+    CHECK(harness.Stderr().empty());  // --log-level off
+  }
+  SECTION("and says so in its log") {
+    Harness harness("info");
+    harness.Send(R"({"op": "hello"})");
+    REQUIRE(harness.HasAnswer(60000));
+    harness.KillParent();
+    CHECK(Has(harness.Stderr(), "the parent process " + std::to_string(harness.parent) + " has gone"));
   }
   SECTION("during a case") {
     Harness harness;

@@ -59,8 +59,10 @@ TEST_CASE("each invalid input gets a clear error, and the next request is served
       {run(R"("batch_size": 1.5)"), "invalid_request", "batch_size"},
       {run(R"("batch_size": 99999999999999999999999)"), "invalid_request", ""},
       {run(R"("softmax_scale": 1e999)"), "invalid_request", ""},
-      {run(R"("max_seqlen_q": 30)"), "invalid_request", "divisible by 4"},
-      {run(R"("cp_comm_type": "a2a", "num_heads": 3)"), "invalid_request", "divisible by 2"},
+      {run(R"("max_seqlen_q": 31)"), "invalid_request", "divisible by 4"},
+      {run(R"("max_seqlen_q": 30)"), "inapplicable", "divisible by 4"},
+      {run(R"("cp_comm_type": "a2a", "num_heads": 3)"), "inapplicable", "divisible by 2"},
+      {run(R"("cp_comm_type": "a2a+p2p")"), "inapplicable", "needs a world_size with a divisor"},
       {run(R"("batch_size": 65536, "max_seqlen_q": 16777216, "num_heads": 1024)"), "out_of_memory",
        "nothing was allocated"},
       {run(R"("dtype": "fp8")"), "unsupported", "fp8"},
@@ -83,7 +85,8 @@ TEST_CASE("each invalid input gets a clear error, and the next request is served
     const Json answer = daemon.ReadAnswer();
     INFO(answer);
     CHECK(answer.at("ok") == false);
-    CHECK(answer.at("status") == (bad.kind == "unsupported" ? "skipped" : "error"));
+    CHECK(answer.at("status") ==
+          (bad.kind == "unsupported" || bad.kind == "inapplicable" ? "skipped" : "error"));
     CHECK(answer.at("failure").at("kind") == bad.kind);
     CHECK(Has(answer.at("error"), bad.part));
     CHECK_FALSE(answer.contains("fatal"));

@@ -158,7 +158,9 @@ class Traffic(unittest.TestCase):
                     ({"dtype": "fp8"}, "skipped", "unsupported"),
                     ({"head_dim_qk": 72}, "skipped", "unsupported"),
                     ({"num_head": 4}, "error", "invalid_request"),
-                    ({"max_seqlen_q": 30}, "error", "invalid_request"),
+                    ({"max_seqlen_q": 31}, "error", "invalid_request"),
+                    ({"max_seqlen_q": 30}, "skipped", "inapplicable"),
+                    ({"cp_comm_type": "a2a+p2p"}, "skipped", "inapplicable"),
                     ({"batch_size": 65536, "max_seqlen_q": 2**24, "num_heads": 1024}, "error", "out_of_memory")]:
                 for op in ("run", "validate"):
                     answer = self.ask(daemon, {"op": op, "id": 1, "params": params})

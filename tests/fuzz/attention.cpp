@@ -21,9 +21,8 @@ Prepared Prepare(const protocol::RunRequest& request, int world_size) {
   try {
     prepared.run = daemon::Prepare(Registry(), request, "host", world_size, daemon::FaultMeans{});
   } catch (const daemon::Refusal& refusal) {
-    Require(refusal.kind() == protocol::FailureKind::kInvalidRequest ||
-                refusal.kind() == protocol::FailureKind::kUnsupported,
-            "a refusal is for an invalid or unsupported request", refusal.what());
+    Require(refusal.kind() == protocol::FailureKind::kInvalidRequest || IsSkip(refusal.kind()),
+            "a refusal is for an invalid, inapplicable or unsupported request", refusal.what());
     prepared.refusal = refusal.what();
   } catch (const protocol::InvalidRequest& error) {
     prepared.refusal = error.what();

@@ -64,8 +64,8 @@ Json Members(const protocol::Library& library) {
 }
 Json Members(const std::optional<protocol::Failure>& failure) {
   if (!failure) return {};
-  const auto& [kind, rank, stage, detail] = *failure;
-  return {kind, rank.value_or(-1), rank.has_value(), stage, detail};
+  const auto& [kind, rank, stage, detail, unknown_kind] = *failure;
+  return {kind, rank.value_or(-1), rank.has_value(), stage, detail, unknown_kind};
 }
 template <typename Element>
 Json Members(const std::vector<Element>& elements) {
@@ -75,7 +75,7 @@ Json Members(const std::vector<Element>& elements) {
 }
 std::string Members(const protocol::RunResult& result) {
   const auto& [status, error, failure, fatal, ranks, checks, tflops, wall_ms, seed, libraries, respawn,
-               stopped, kernels] = result;
+               stopped, kernels, warnings] = result;
   return Json{status,
               error,
               Members(failure),
@@ -89,7 +89,8 @@ std::string Members(const protocol::RunResult& result) {
               Members(libraries),
               respawn,
               stopped,
-              kernels}
+              kernels,
+              warnings}
       .dump();
 }
 

@@ -47,8 +47,8 @@ TEST_CASE("statuses and kinds of failure are converted to words and back") {
   }
   CHECK(ToString(Status::kSkipped) == "skipped");
   CHECK_FALSE(ParseStatus("Passed"));
-  for (const char* word : {"invalid_request", "unsupported", "mismatch", "out_of_memory", "cuda", "nccl",
-                           "timeout", "internal"}) {
+  for (const char* word : {"invalid_request", "inapplicable", "unsupported", "mismatch", "out_of_memory",
+                           "cuda", "nccl", "timeout", "internal"}) {
     const auto kind = ParseFailureKind(word);
     REQUIRE(kind);
     CHECK(ToString(*kind) == word);
@@ -94,7 +94,7 @@ TEST_CASE("a result that is written as a line is read back unchanged") {
   results[1].failure.reset();
   results[1].seed.reset();
   results[1].ranks.at(1).ok = true;
-  results[1].checks.at(1).ok = true;
+  results[1].checks.at(1) = {"dq", "oracle", 1, 0.25, 0.125, kInfinity, true, kNan};
   for (const RunResult& result : results) {
     const Json sent = ToJson(result, Json(1));
     const std::string line = SerializeResponse(sent, kDefaultSentinel);
@@ -109,7 +109,7 @@ TEST_CASE("a result that is written as a line is read back unchanged") {
     CHECK(back.ranks.at(0).samples[0].second.at(1) == 1.25);
     CHECK(std::isnan(back.ranks.at(0).samples[0].second.at(2)));
     CHECK(back.stopped == result.stopped);
-    CHECK(std::isnan(back.checks.at(1).max_abs_err));
+    CHECK(std::isnan(back.checks.at(1).max_abs_err) == !back.checks.at(1).ok);
     CHECK(back.failure.has_value() == result.failure.has_value());
     CHECK(back.seed == result.seed);
     CHECK(back.kernels == result.kernels);
@@ -151,7 +151,8 @@ TEST_CASE("an invalid response is refused with the member's name") {
       {R"({"failure":null})", {"no \"failure\""}},
       {R"({"failure":"x"})", {"\"failure\" must be an object"}},
       {R"({"failure":{"kind":null}})", {"no \"failure.kind\""}},
-      {R"({"failure":{"kind":"bad"}})", {"\"failure.kind\"", "\"bad\""}},
+      {R"({"failure":{"kind":7}})", {"\"failure.kind\" must be a string, not 7"}},
+      {R"({"failure":{"kind":""}})", {"\"failure.kind\" must be a kind of failure"}},
       {R"({"failure":{"detail":null}})", {"no \"failure.detail\""}},
       {R"({"failure":{"rank":1.5}})", {"\"failure.rank\" must be an integer, not 1.5"}},
       {R"({"failure":{"rank":99999999999}})", {"\"failure.rank\" must be an integer"}},
@@ -165,10 +166,14 @@ TEST_CASE("an invalid response is refused with the member's name") {
        {"\"ranks[0].samples.forward\" must be a list"}},
       {R"({"stopped":1})", {"\"stopped\" must be a string"}},
       {R"({"checks":[{"tensor":"dq"}]})", {"no \"checks[0].against\""}},
+      {R"({"checks":[{"tensor":"out","against":"no_cp","rank":0,"max_abs_err":null,"rel_err":0,"tolerance":1,"ok":true}]})",
+       {"\"checks[0].ok\" is true, and the error is not finite"}},
       {R"({"tflops":[]})", {"\"tflops\" must be an object"}},
       {R"({"wall_ms":"1"})", {"\"wall_ms\" must be a number"}},
       {R"({"seed":-1})", {"\"seed\" must be an integer from 0, not -1"}},
       {R"({"seed":1.5})", {"\"seed\" must be an integer"}},
+      {R"({"warnings":"a"})", {"\"warnings\" must be a list"}},
+      {R"({"warnings":[1]})", {"\"warnings\" must be a list of strings"}},
       {R"({"kernels":"cppool"})", {"\"kernels\" must be an object"}},
   };
   for (const Row& row : rows) {
@@ -182,6 +187,25 @@ TEST_CASE("an invalid response is refused with the member's name") {
     CheckText(Thrown<std::runtime_error>([&] { RunResultFromJson(Json::parse(text)); }),
               {"must be an object"});
   }
+}
+
+TEST_CASE("a kind of failure that only a newer daemon has is kept as its word") {
+  Json json = ToJson(Sample(), std::nullopt);
+  json["failure"]["kind"] = "cancelled";
+  const RunResult result = RunResultFromJson(json);
+  REQUIRE(result.failure);
+  CHECK(KindOf(*result.failure) == "cancelled");
+  CHECK(result.failure->detail == "dq");
+  CHECK(ToJson(result, std::nullopt) == json);
+}
+
+TEST_CASE("warnings are read and written") {
+  Json json = ToJson(Sample(), std::nullopt);
+  CHECK_FALSE(json.contains("warnings"));
+  json["warnings"] = {"one", "two"};
+  const RunResult result = RunResultFromJson(json);
+  CHECK(result.warnings == std::vector<std::string>{"one", "two"});
+  CHECK(ToJson(result, std::nullopt) == json);
 }
 
 TEST_CASE("an answer is always one line of JSON") {

@@ -94,9 +94,9 @@ cppool_client_status cppool_client_find_daemon(const char* options, char** out);
 /* The shell command that does the same again: {"command": text}. `options` as for cppool_pool_create, `request` a `run`. */
 cppool_client_status cppool_client_command(const char* options, const char* request, char** out);
 
-/* The cells of a suite, in the order in which the command runs them. `selection` is {"suite": name, "filters": list of "key=value",
- * "max_seqlen": integer}, the last two as the options of `cppool run`; they may be absent. *out is {"cells": [{"name", "suite", "rows",
- * "essential", "world_size", "case", "params"}, ...]}. */
+/* The cells of a suite, in the order in which the command runs them. `selection` is {"suite": name or path, "filters": list of
+ * "key=value", "max_seqlen": integer}, the last two as the options of `cppool run`; they may be absent. *out is {"cells": [{"name",
+ * "suite", "rows", "essential", "world_size", "case", "params"}, ...]}. */
 cppool_client_status cppool_client_suite(const char* selection, char** out);
 
 #ifdef __cplusplus

@@ -68,7 +68,7 @@ struct PoolOptions {
   std::string daemon;
   std::string backend = "auto";    // or "cuda", "host"
   std::string transport = "auto";  // or "nccl", "peer"; with peer, ranks can share a GPU
-  // Indices or UUIDs: the daemon's CUDA_VISIBLE_DEVICES. Empty: the caller's value.
+  // Indices or UUIDs: the daemon's CUDA_VISIBLE_DEVICES, and backend "auto" is then "cuda". Empty: the caller's value. {""}: no GPU.
   std::vector<std::string> devices;
   std::vector<std::string> case_files;  // shared libraries with further cases, loaded at the daemon's start
   std::string sentinel = "[CP_POOL_RESP] ";
@@ -140,8 +140,9 @@ struct Result {
   double wall_ms = 0;
   std::optional<std::uint64_t> seed;
   std::string stopped;  // with `sampling`, what ended it: "precision", "max_ms" or "repeat" (`most`)
-  int attempts = 1;     // daemons that were sent the request, this one included
-  Json json;            // the whole answer
+  std::vector<std::string> warnings;  // for people: that nothing was compared, for example
+  int attempts = 1;                   // daemons that were sent the request, this one included
+  Json json;                          // the whole answer
 
   bool ok() const { return status == Status::kPassed; }
 };
@@ -176,7 +177,8 @@ class Pool {
   // Ends the daemon: closes its stdin, waits for `grace`, kills its group. The next call spawns another.
   void Stop();
 
-  // The tail of the stderr of the latest daemon. Waits for a call in progress.
+  // The tail of the stderr of the latest daemon, with all that it wrote before this call, whose lines on_stderr has then been given;
+  // waits at most 0.5 s for them, and for a call in progress.
   std::string StderrTail() const;
 
   const PoolOptions& options() const { return options_; }

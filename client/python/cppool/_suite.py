@@ -29,10 +29,11 @@ class Cell:
 
 
 def suite(name: str, *, filters: Iterable[str] = (), max_seqlen: Optional[int] = None) -> list[Cell]:
-    """The cells of a suite ("smoke", "essential", "matrix"), by world size. No daemon is started.
+    """The cells of a suite, by world size: "smoke", "essential", "matrix", or a file (client/README.md has its format). No daemon is
+    started.
 
-    `filters` ("key=value") and `max_seqlen` are those of `cppool run`. Throws ValueError for an unknown name or key, and when no cell
-    matches.
+    `filters` ("key=value", "key!=value") and `max_seqlen` are those of `cppool run`. Throws ValueError for an unknown name or key, a
+    file that is not a suite, and when no cell matches.
     """
     selection: dict[str, Any] = {"suite": name, "filters": [filters] if isinstance(filters, str) else list(filters)}
     if max_seqlen is not None:

@@ -160,7 +160,9 @@ typedef struct cppool_case {
   const char* doc;      /* one line */
   const cppool_parameter* parameters;
   size_t parameter_count;
-  /* May be NULL. CPPOOL_OK, CPPOOL_INVALID_REQUEST or CPPOOL_UNSUPPORTED (the request is `skipped`). */
+  /* May be NULL. CPPOOL_OK, CPPOOL_INVALID_REQUEST (it can mean nothing in any world), or, for a request that is
+   * `skipped`, CPPOOL_INAPPLICABLE (this world is too small or does not divide it) or CPPOOL_UNSUPPORTED. A daemon
+   * without the feature `inapplicable` answers CPPOOL_INAPPLICABLE with `internal`. */
   cppool_status (*validate)(cppool_validation*);
   /* Called by every rank at once, each on its own thread. C++ exceptions must not leave it. */
   cppool_status (*run)(cppool_case_context*);

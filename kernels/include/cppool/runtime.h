@@ -36,7 +36,8 @@ typedef enum cppool_status {
   CPPOOL_CUDA,
   CPPOOL_NCCL,
   CPPOOL_TIMEOUT,
-  CPPOOL_INTERNAL
+  CPPOOL_INTERNAL,
+  CPPOOL_INAPPLICABLE /* meaningful, but impossible with so many ranks: the answer is `skipped`. Added later */
 } cppool_status;
 
 typedef enum cppool_dtype {
@@ -61,8 +62,9 @@ typedef struct cppool_event_s* cppool_event;   /* cudaEvent_t */
 typedef struct cppool_comm_s* cppool_comm;     /* ncclComm_t where `transport` is "nccl" */
 
 /* Who caused a failure: a rank of the world (from 0), or one of these. */
-#define CPPOOL_CULPRIT_SELF (-1)      /* the rank that reports it */
-#define CPPOOL_CULPRIT_ELSEWHERE (-2) /* not that rank, and no single one is known: an abort, a communicator that failed */
+#define CPPOOL_CULPRIT_SELF (-1) /* the rank that reports it */
+#define CPPOOL_CULPRIT_ELSEWHERE \
+  (-2) /* not that rank, and no single one is known: an abort, a communicator that failed */
 
 /* A failed call of a rank. Later versions append. */
 typedef struct cppool_failure {

@@ -239,12 +239,16 @@ void HostRank::FreeHost(void* ptr) {
 void HostRank::Copy(void* to, const void* from, std::size_t bytes, cppool_stream stream) {
   HostStream& at = At(stream);
   if (bytes == 0) return;
+  if (!to || !from)
+    throw RuntimeError(CPPOOL_INTERNAL, std::string("copy of ") + std::to_string(bytes) + " bytes " +
+                                            (to ? "from" : "to") + " NULL");
   at.Push(HostStream::Run::kUnlessFailed, [=] { std::memcpy(to, from, bytes); });
 }
 
 void HostRank::Fill(void* to, int byte, std::size_t bytes, cppool_stream stream) {
   HostStream& at = At(stream);
   if (bytes == 0) return;
+  if (!to) throw RuntimeError(CPPOOL_INTERNAL, "fill of " + std::to_string(bytes) + " bytes at NULL");
   at.Push(HostStream::Run::kUnlessFailed, [=] { std::memset(to, byte, bytes); });
 }
 

@@ -13,6 +13,7 @@ using Json = nlohmann::json;
 
 enum class FailureKind {
   kInvalidRequest,
+  kInapplicable,
   kUnsupported,
   kMismatch,
   kOutOfMemory,
@@ -25,13 +26,21 @@ enum class FailureKind {
 std::string_view ToString(FailureKind kind);  // "invalid_request", ...
 std::optional<FailureKind> ParseFailureKind(std::string_view word);
 
+// Whether the request was meaningful and did nothing wrong: it is answered with `skipped`.
+constexpr bool IsSkip(FailureKind kind) {
+  return kind == FailureKind::kInapplicable || kind == FailureKind::kUnsupported;
+}
+
 struct Failure {
   FailureKind kind = FailureKind::kInternal;
   std::optional<int> rank;  // absent (null in JSON) when no single rank failed
   std::string stage;        // empty (null in JSON) when unknown
   std::string detail;
+  std::string unknown_kind =
+      {};  // from a newer daemon: a word that FailureKind does not have, in place of `kind`
 };
 
+std::string_view KindOf(const Failure& failure);  // the word of its kind
 Json ToJson(const Failure& failure);
 
 }  // namespace cppool::protocol

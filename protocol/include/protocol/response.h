@@ -41,6 +41,7 @@ struct RunResult {
   // With `sampling`, which of its limits ended it: "precision", "max_ms" or "repeat"; empty: without.
   std::string stopped;
   Json kernels;  // an object: the kernels that ran, "name", "version", "family"; null: the case has not said
+  std::vector<std::string> warnings;  // for people: what makes the result less than it seems
 };
 
 // {"ok": ..., "id": ..., "status": ...}. Without an id there is no such member; numbers that are not finite are null.

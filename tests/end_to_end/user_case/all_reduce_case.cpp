@@ -1,15 +1,11 @@
 // A user's case: an all-reduce of its own (an all-gather, then a kernel that sums), checked against the runtime's all-reduce.
-#include <cppool/case.h>
-
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstring>
-#include <initializer_list>
+#include <cppool/case_helpers.h>
 
 #include "sum.h"
 
 namespace {
+
+namespace cases = cppool::cases;
 
 const cppool_parameter kParameters[] = {
     {"count", CPPOOL_TYPE_INTEGER, "1024", nullptr, 1, 1 << 24, 0, "elements of each rank"},
@@ -22,26 +18,18 @@ const cppool_parameter kParameters[] = {
 };
 
 cppool_status Validate(cppool_validation* v) {
-  const int64_t count = v->integer(v, "count");
-  if (v->boolean(v, "odd_only") && count % 2 == 0) {
-    v->fail(v, "count must be odd when odd_only is set");
-    return CPPOOL_INVALID_REQUEST;
-  }
+  return cases::Guard(v, [&] {
+    const int64_t count = v->integer(v, "count");
+    if (v->boolean(v, "odd_only") && count % 2 == 0)
+      throw cases::Error(CPPOOL_INVALID_REQUEST, "count must be odd when odd_only is set");
 #ifndef WITH_CUDA
-  if (std::strcmp(v->backend, "cuda") == 0) {
-    v->fail(v, "this case was built without nvcc");
-    return CPPOOL_UNSUPPORTED;
-  }
+    if (cases::OnCuda(v)) throw cases::Error(CPPOOL_UNSUPPORTED, "this case was built without nvcc");
 #endif
-  v->needs(v, static_cast<double>(count) * sizeof(float) * (v->world_size + 3));
-  return CPPOOL_OK;
+    v->needs(v, static_cast<double>(count) * sizeof(float) * (v->world_size + 3));
+  });
 }
 
-// Integers, so that a sum over 64 ranks is exact in float32.
-float Input(uint64_t seed, int rank, size_t i) {
-  return static_cast<float>((seed + 31 * static_cast<uint64_t>(rank) + 7 * i) % 1009) - 504;
-}
-
+// The sum on the host, as the argument of work on a stream.
 struct HostSum {
   const float* in;
   float* out;
@@ -51,99 +39,59 @@ struct HostSum {
   static void Run(void* self) {
     const auto* s = static_cast<const HostSum*>(self);
     for (size_t i = 0; i < s->count; ++i) {
-      float sum = 0;
-      for (int rank = 0; rank < s->ranks; ++rank) sum += s->in[rank * s->count + i];
-      s->out[i] = sum;
+      s->out[i] = 0;
+      for (int rank = 0; rank < s->ranks; ++rank) s->out[i] += s->in[rank * s->count + i];
     }
   }
 };
 
-#define TRY(call)                                                                              \
-  do {                                                                                         \
-    const cppool_status status = (call);                                                       \
-    if (status != CPPOOL_OK) return status; /* the runtime has the text, and frees the rest */ \
-  } while (0)
-
-cppool_status Sum(cppool_case_context* c, HostSum* arguments) {
-  cppool_runtime* rt = c->runtime;
-  if (std::strcmp(rt->backend, "host") == 0) return rt->enqueue(rt, rt->stream, &HostSum::Run, arguments);
+void Sum(cppool_runtime* rt, HostSum* arguments) {
+  if (!cases::OnCuda(rt)) cases::Check(rt, rt->enqueue(rt, rt->stream, &HostSum::Run, arguments));
 #ifdef WITH_CUDA
-  if (const char* error =
-          LaunchSum(arguments->in, arguments->out, arguments->count, arguments->ranks, rt->stream)) {
-    c->fail(c, error);
-    return CPPOOL_CUDA;
-  }
+  const auto& [in, out, count, ranks] = *arguments;
+  if (cases::OnCuda(rt))
+    if (const char* error = LaunchSum(in, out, count, ranks, rt->stream))
+      throw cases::Error(CPPOOL_CUDA, error);
 #endif
-  return CPPOOL_OK;
 }
 
 cppool_status Run(cppool_case_context* c) {
-  cppool_runtime* rt = c->runtime;
-  const auto count = static_cast<size_t>(c->integer(c, "count"));
-  const auto seed = static_cast<uint64_t>(c->integer(c, "seed"));
-  const size_t bytes = count * sizeof(float);
-  if (c->integer(c, "fail_rank") == rt->rank) {
-    c->fail(c, "asked to fail");
-    return CPPOOL_INTERNAL;
-  }
-  cppool_comm world = nullptr;
-  int rank_in_world = 0, ranks = 0;
-  TRY(rt->group(rt, CPPOOL_WORLD, &world, &rank_in_world, &ranks));
-  void *host = nullptr, *in = nullptr, *all = nullptr, *ours = nullptr, *reference = nullptr;
-  TRY(rt->alloc_host(rt, sizeof(HostSum) + 2 * bytes, &host));
-  TRY(rt->alloc(rt, bytes, rt->stream, &in));
-  TRY(rt->alloc(rt, bytes * rt->world_size, rt->stream, &all));
-  TRY(rt->alloc(rt, bytes, rt->stream, &ours));
-  TRY(rt->alloc(rt, bytes, rt->stream, &reference));
-  // Not on this function's stack: it may return early, while the stream still uses them.
-  auto* sum = static_cast<HostSum*>(host);
-  auto* values = reinterpret_cast<float*>(sum + 1);
-  for (size_t i = 0; i < count; ++i) values[i] = Input(seed, rt->rank, i);
-  TRY(rt->copy(rt, in, values, bytes, rt->stream));
+  return cases::Guard(c, [&] {
+    cppool_runtime* rt = c->runtime;
+    const auto count = static_cast<size_t>(c->integer(c, "count"));
+    if (c->integer(c, "fail_rank") == rt->rank) throw cases::Error(CPPOOL_INTERNAL, "asked to fail");
+    const cases::Group world = cases::WorldOf(rt);
+    cases::DeviceBuffer<float> in(rt, count), all(rt, count * world.size), ours(rt, count),
+        reference(rt, count);
+    cases::HostBuffer<float> values(rt, count), wanted(rt, count);
+    for (size_t i = 0; i < count; ++i) values[i] = cases::SmallInteger(c->integer(c, "seed"), rt->rank, i);
+    in.CopyFrom(values.data());
 
-  *sum = {static_cast<const float*>(all), static_cast<float*>(ours), count, ranks};
-  while (c->next_iteration(c)) {
-    TRY(rt->mark(rt, rt->stream, "gather"));
-    TRY(rt->all_gather(rt, in, all, bytes, world, rt->stream));
-    TRY(rt->mark(rt, rt->stream, "sum"));
-    TRY(Sum(c, sum));
-    TRY(rt->mark(rt, rt->stream, nullptr));
-  }
-  c->work(c, "sum", static_cast<double>(count) * rt->world_size);
-  if (c->checks) {
-    TRY(rt->all_reduce(rt, in, reference, count, CPPOOL_FLOAT32, CPPOOL_SUM, world, rt->stream));
-    TRY(rt->copy(rt, values, ours, bytes, rt->stream));
-    TRY(rt->copy(rt, values + count, reference, bytes, rt->stream));
-    TRY(rt->stream_synchronize(rt, rt->stream));
-    if (c->integer(c, "wrong_rank") == rt->rank) values[count / 2] += 1;
-    double worst = 0, error = 0, norm = 0;
-    for (size_t i = 0; i < count; ++i) {
-      const double difference = static_cast<double>(values[i]) - values[count + i];
-      worst = std::fmax(worst, std::fabs(difference));
-      error += difference * difference;
-      norm += static_cast<double>(values[count + i]) * values[count + i];
+    cases::HostBuffer<HostSum> sum(rt, 1);  // not on the stack: the stream may use it after an error, too
+    sum[0] = {all.data(), ours.data(), count, world.size};
+    while (c->next_iteration(c)) {
+      {
+        const cases::Stage stage(rt, "gather");
+        cases::Check(rt, rt->all_gather(rt, in.data(), all.data(), in.bytes(), world.comm, rt->stream));
+      }
+      const cases::Stage stage(rt, "sum");
+      Sum(rt, sum.data());
     }
-    const cppool_check check{"sum", "all_reduce", worst, norm > 0 ? std::sqrt(error / norm) : 0,
-                             0,     worst == 0,   0};
-    c->check(c, &check);
-  }
-  char gathered[32];
-  std::snprintf(gathered, sizeof(gathered), "%zu", bytes * rt->world_size);
-  c->result(c, "gathered_bytes", gathered);
-  TRY(rt->stream_synchronize(rt, rt->stream));  // the host memory is in use until then
-  for (void* memory : {in, all, ours, reference}) TRY(rt->free(rt, memory, rt->stream));
-  return rt->free_host(rt, host);
+    c->work(c, "sum", static_cast<double>(count) * world.size);
+    c->result(c, "gathered_bytes", std::to_string(all.bytes()).c_str());
+    if (!c->checks) return;
+    cases::Check(rt, rt->all_reduce(rt, in.data(), reference.data(), count, CPPOOL_FLOAT32, CPPOOL_SUM,
+                                    world.comm, rt->stream));
+    ours.CopyTo(values.data());
+    reference.CopyTo(wanted.data());
+    cases::Synchronize(rt);
+    if (c->integer(c, "wrong_rank") == rt->rank) values[count / 2] = NAN;
+    cases::Report(c, "sum", "all_reduce", cases::Compare(values, wanted, count, 0));
+  });
 }
 
-const cppool_case kAllReduce{CPPOOL_CASE_ABI,
-                             sizeof(cppool_case),
-                             "all_reduce",
-                             "gather and sum, against the runtime's all-reduce",
-                             kParameters,
-                             sizeof(kParameters) / sizeof(kParameters[0]),
-                             &Validate,
-                             &Run,
-                             0};
+const cppool_case kAllReduce = cases::MakeCase(
+    "all_reduce", "gather and sum, against the runtime's all-reduce", kParameters, &Validate, &Run);
 
 }  // namespace
 

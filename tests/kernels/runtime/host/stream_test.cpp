@@ -69,6 +69,21 @@ TEST_CASE("host stream: copy and fill run in stream order") {
   CHECK(host == std::vector<unsigned char>(1000, 0x5a));
 }
 
+TEST_CASE("host stream: a copy or fill of bytes at NULL is an error of the call, and nothing of zero bytes") {
+  OneRank one;
+  cppool_runtime* rt = one.rt;
+  Buffer a(rt, 8, rt->stream);
+  CHECK(rt->copy(rt, nullptr, nullptr, 8, rt->stream) == CPPOOL_INTERNAL);
+  CHECK(std::string(rt->last_error(rt)) == "copy of 8 bytes to NULL");
+  CHECK(rt->copy(rt, a.get(), nullptr, 8, rt->stream) == CPPOOL_INTERNAL);
+  CHECK(std::string(rt->last_error(rt)) == "copy of 8 bytes from NULL");
+  CHECK(rt->copy(rt, nullptr, a.get(), 8, rt->stream) == CPPOOL_INTERNAL);
+  CHECK(rt->fill(rt, nullptr, 0, 8, rt->stream) == CPPOOL_INTERNAL);
+  CHECK(rt->copy(rt, nullptr, nullptr, 0, rt->stream) == CPPOOL_OK);
+  CHECK(rt->fill(rt, nullptr, 0, 0, rt->stream) == CPPOOL_OK);
+  Sync(rt);
+}
+
 TEST_CASE("host stream: a new stream does not wait for pending work of a destroyed one") {
   OneRank one;
   std::atomic<bool> open{false}, in_time{false};

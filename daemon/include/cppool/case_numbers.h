@@ -1,0 +1,125 @@
+// The numbers of cppool/case_helpers.h, which includes it: seeded inputs, 16-bit floating point, comparison with NaN seen.
+#pragma once
+
+#include <cppool/case.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+namespace cppool::cases {
+
+// A number for each (seed, tensor, index), the same on every machine: the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast
+// Splittable Pseudorandom Number Generators", OOPSLA 2014), applied once for each part of the key.
+inline std::uint64_t Random(std::uint64_t seed, std::uint64_t tensor, std::uint64_t index) {
+  const auto mix = [](std::uint64_t z) {
+    z += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  };
+  return mix(mix(mix(seed) ^ tensor) ^ index);
+}
+
+// In [-1, 1), a multiple of 2^-23.
+inline float Uniform(std::uint64_t seed, std::uint64_t tensor, std::uint64_t index) {
+  return static_cast<float>(static_cast<std::int32_t>(Random(seed, tensor, index) >> 40) - (1 << 23)) /
+         (1 << 23);
+}
+
+// A whole number in [-512, 511]. Sums of up to 2^15 of them are exact in float32, in any order.
+inline float SmallInteger(std::uint64_t seed, std::uint64_t tensor, std::uint64_t index) {
+  return static_cast<float>(static_cast<std::int32_t>(Random(seed, tensor, index) >> 54) - 512);
+}
+
+// bfloat16 and float16 as bits. To 16 bits: round to nearest, ties to even; NaN stays NaN; what is too large becomes an infinity.
+inline float FloatOfBf16(std::uint16_t bits) {
+  const std::uint32_t wide = std::uint32_t{bits} << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
+}
+
+inline std::uint16_t Bf16OfFloat(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  if (std::isnan(value)) return static_cast<std::uint16_t>(bits >> 16 | 0x40);
+  return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+inline float FloatOfHalf(std::uint16_t bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  float value;
+  if (exponent == 31) {
+    value = fraction ? std::numeric_limits<float>::quiet_NaN() : std::numeric_limits<float>::infinity();
+  } else {
+    value = exponent ? std::ldexp(static_cast<float>(1024 + fraction), exponent - 25)
+                     : std::ldexp(static_cast<float>(fraction), -24);
+  }
+  return std::copysign(value, bits & 0x8000 ? -1.0f : 1.0f);
+}
+
+inline std::uint16_t HalfOfFloat(float value) {
+  const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  if (std::isnan(value)) return static_cast<std::uint16_t>(sign | 0x7e00);
+  const double magnitude = std::fabs(static_cast<double>(value));
+  if (magnitude >= 65520)
+    return static_cast<std::uint16_t>(sign | 0x7c00);          // halfway to the number after the largest
+  int exponent = -24;                                          // of 0, too
+  if (magnitude > 0) std::frexp(magnitude, &exponent);         // magnitude < 2^exponent
+  const int unit = exponent - 11 > -24 ? exponent - 11 : -24;  // of the last bit
+  const double scaled = std::ldexp(magnitude, -unit);          // up to 2^11, exact
+  double rounded = std::floor(scaled);
+  const double rest = scaled - rounded;
+  if (rest > 0.5 || (rest == 0.5 && std::fmod(rounded, 2) != 0)) ++rounded;
+  // Of the bits of a number of the next binade the exponent is one more, which the addition carries over.
+  const int biased = unit + 24;
+  return static_cast<std::uint16_t>(
+      sign | (biased == 0 ? static_cast<int>(rounded) : (biased << 10) + static_cast<int>(rounded)));
+}
+
+// Of a result against a reference.
+struct Comparison {
+  double max_abs_err = 0;  // NaN when a value is NaN or infinite where the other one is not the same
+  double rel_err = 0;      // RMS of the difference over RMS of the reference; 0 when there is no difference
+  double tolerance = 0;
+  bool ok = false;
+  std::size_t first = 0;  // the first element beyond the tolerance; `count` when there is none
+};
+
+// Elements are `got[i]` and `wanted[i]`, 0 <= i < count, anything that converts to double. It holds when no difference is larger
+// than `tolerance`; NaN differs from everything but NaN, an infinity from everything but itself.
+template <typename Got, typename Wanted>
+Comparison Compare(const Got& got, const Wanted& wanted, std::size_t count, double tolerance) {
+  Comparison result;
+  result.tolerance = tolerance;
+  result.first = count;
+  double error = 0, norm = 0;
+  bool finite = true;
+  for (std::size_t i = 0; i < count; ++i) {
+    const double a = static_cast<double>(got[i]), b = static_cast<double>(wanted[i]);
+    const bool same = a == b || (std::isnan(a) && std::isnan(b));
+    const double difference = same ? 0 : std::fabs(a - b);
+    if (!(difference <= tolerance) && result.first == count) result.first = i;
+    finite = finite && std::isfinite(difference);
+    if (difference > result.max_abs_err) result.max_abs_err = difference;
+    error += difference * difference;
+    if (std::isfinite(b)) norm += b * b;
+  }
+  if (!finite) result.max_abs_err = std::numeric_limits<double>::quiet_NaN();
+  result.rel_err = error == 0 ? 0 : norm > 0 ? std::sqrt(error / norm) : std::sqrt(error);
+  result.ok = result.first == count;
+  return result;
+}
+
+// Reports it as a check of this rank.
+inline void Report(cppool_case_context* c, const char* tensor, const char* against,
+                   const Comparison& result) {
+  const cppool_check check{tensor,    against, result.max_abs_err, result.rel_err, result.tolerance,
+                           result.ok, 0};
+  c->check(c, &check);
+}
+
+}  // namespace cppool::cases
