@@ -25,10 +25,9 @@ struct BlockUse {
   bool offset_gradient = false;                      // of the softmax offset: needs rows()
   bool padded_queries = false, padded_keys = false;  // some rows hold no token
 
+  Capabilities capabilities() const { return family->capabilities(request); }
   // Whether parts of the softmax are merged here.
-  bool merges() const {
-    return !family->capabilities().continues_softmax && (several_forward || softmax_offset);
-  }
+  bool merges() const { return !capabilities().continues_softmax && (several_forward || softmax_offset); }
   bool needs_rows() const { return merges() || offset_gradient; }
 };
 

@@ -254,9 +254,12 @@ class Family : public AttentionFamily {
   const char* kernels() const override { return "cppool"; }
   const char* version() const override { return CPPOOL_VERSION; }
   const char* name() const override { return "sm90"; }
-  // One kernel makes all gradients of a block.
-  Capabilities capabilities() const override {
-    return {.continues_softmax = true, .gradients_apart = false, .accumulates_gradients = true};
+  // The backward kernel here makes all gradients of a block; the general family's make them apart.
+  Capabilities capabilities(const KernelRequest& request) const override {
+    Capabilities can = general_.capabilities(request);
+    can.continues_softmax = can.accumulates_gradients = true;
+    if (HasBackward(request)) can.gradients_apart = false;
+    return can;
   }
   std::optional<std::string> Refusal(const KernelRequest& request) const override {
     return general_.Refusal(request);

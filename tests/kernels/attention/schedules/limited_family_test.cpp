@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "kernels/attention/schedules/all_gather.h"
 #include "tests/catch.h"
 #include "tests/kernels/attention/schedules/host_world.h"
 #include "tests/kernels/attention/schedules/limited_family.h"
@@ -86,6 +87,22 @@ TEST_CASE("a family that lacks one capability runs every schedule") {
   const LimitedFamily family(kAlmost[GENERATE(0, 1, 2)]);
   HostWorld world(GENERATE(2, 4));
   world.UseFamily(family);
+  RunFeatures(world);
+}
+
+// As the family "sm90", which hands a bias to kernels of another family.
+TEST_CASE("a family whose capabilities depend on the request runs every schedule by the request's") {
+  constexpr Capabilities kJoint = kAlmost[1], kApart{true, true, true};
+  const LimitedFamily family(
+      [=](const KernelRequest& request) { return request.bias == BiasType::kNone ? kJoint : kApart; });
+  HostWorld world(2);
+  world.UseFamily(family);
+  for (const BiasType bias : {BiasType::kNone, BiasType::kAlibi}) {
+    CAPTURE(static_cast<int>(bias));
+    AttentionSpec spec = Small(2, CpCommType::kAllGather);
+    spec.bias = bias;
+    CHECK(AllGatherUse(spec, family, 2, 0).joint() == (bias == BiasType::kNone));
+  }
   RunFeatures(world);
 }
 
