@@ -26,7 +26,9 @@ namespace {
 constexpr const char* kEntry = "cppool_attention";
 constexpr const char* kCudnn = "libcppool_cudnn.so";
 constexpr std::uint32_t kFeatures = CPPOOL_ATTENTION_DETERMINISTIC | CPPOOL_ATTENTION_FP32_RESULTS |
-                                    CPPOOL_ATTENTION_LSE_BASE2 | CPPOOL_ATTENTION_LSE_HEADS_FIRST;
+                                    CPPOOL_ATTENTION_LSE_BASE2 | CPPOOL_ATTENTION_LSE_HEADS_FIRST |
+                                    CPPOOL_ATTENTION_BIAS | CPPOOL_ATTENTION_ALIBI |
+                                    CPPOOL_ATTENTION_MAX_LOGIT | CPPOOL_ATTENTION_VARLEN;
 
 [[noreturn]] void Refuse(const std::string& file, const std::string& why) {
   throw LibraryError("kernels of " + file + ": " + why);
@@ -171,8 +173,9 @@ NamedKernels FindKernels(const std::string& words, std::string_view backend, con
       if (path.empty() && !plain && access(file.c_str(), F_OK) == 0) path = file;
     }
     if (path.empty()) {
-      throw LibraryError("the kernels \"cudnn\" are in a module that was not found (searched: " + searched +
-                         "): run scripts/setup --cudnn and build again, or set CPPOOL_CUDNN_MODULE to its path");
+      throw LibraryError(
+          "the kernels \"cudnn\" are in a module that was not found (searched: " + searched +
+          "): run scripts/setup --cudnn and build again, or set CPPOOL_CUDNN_MODULE to its path");
     }
   } else if (const auto comma = words.rfind(','); comma != std::string::npos) {
     name = words.substr(comma + 1);

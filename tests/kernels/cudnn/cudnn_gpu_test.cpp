@@ -82,7 +82,7 @@ struct Case {
     request.shape = problem().shape;
     request.deterministic = deterministic;
     const auto step = static_cast<std::int32_t>(format == QkvFormat::kSbhd ? batch : 1);
-    return table::FormOf(backward, request, where, {0, heads, 0, kv_heads}, step, step, anchor,
+    return table::FormOf(backward, request, {where, anchor}, {0, heads, 0, kv_heads}, step, step,
                          {false, true});
   }
 };
