@@ -122,6 +122,22 @@ void RunBias(HostWorld& world) {
   }
 }
 
+// The first and the third sequence are in one call, and so are their biases.
+void RunBiasOfEveryOtherSequence(HostWorld& world) {
+  WithEverySchedule(world, [&](AttentionSpec& spec) {
+    Shrink(world, spec);
+    spec.batch = 3;
+    spec.format = QkvFormat::kThd;
+    spec.pad_between_seqs = true;
+    spec.mask = AttnMaskType::kPaddingCausal;
+    spec.bias = BiasType::kPostScale;
+    spec.bias_shape = {true, true, true};
+    spec.queries = UniformSequences(spec.batch, spec.seqlen_q);
+    spec.queries.length[1] -= 3;
+    spec.keys = spec.queries;
+  });
+}
+
 void RunAlibi(HostWorld& world) {
   WithEverySchedule(world, [&](AttentionSpec& spec) {
     Shrink(world, spec);
@@ -190,6 +206,7 @@ TEST_CASE("a kernel with a bias, ALiBi, max_logit and packed sequences runs ever
   HostWorld world(GENERATE(1, 4));
   world.UseFamily(family);
   RunBias(world);
+  RunBiasOfEveryOtherSequence(world);
   RunAlibi(world);
   RunPacked(world);
 }
