@@ -1,7 +1,6 @@
 // A kernel that knows rectangular calls alone, under every schedule: masks, windows, packed and padded sequences, GQA,
 // softmax offsets; however its lse, its results and what it takes are limited.
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <utility>
 
@@ -11,6 +10,7 @@
 #include "tests/catch.h"
 #include "tests/kernels/attention/families/table/test_kernel.h"
 #include "tests/kernels/attention/schedules/host_world.h"
+#include "tests/kernels/attention/schedules/variations.h"
 
 namespace {
 
@@ -33,40 +33,12 @@ std::string BottomRightOfWide(const cppool_attention_call& call) {
   return square || call.anchor == CPPOOL_BOTTOM_RIGHT ? "" : "the anchor is the bottom right";
 }
 
-void WithEverySchedule(HostWorld& world, const std::function<void(AttentionSpec&)>& vary) {
-  for (const CpCommType comm : kComms) {
-    if (!Possible(comm, world.size())) continue;
-    AttentionSpec spec = Small(world.size(), comm);
-    vary(spec);
-    world.RequireAllHold(spec);
-  }
-}
-
 void RunCausal(HostWorld& world) {
   const int size = world.size();
   WithEverySchedule(world, [](AttentionSpec&) {});
-  WithEverySchedule(world, [&](AttentionSpec& spec) {
-    spec.mask = AttnMaskType::kNoMask;
-    spec.kv_heads = 2;
-    spec.dtypes = TensorDtypes(Dtype::kFp16);
-    spec.dim_qk = 128;
-    spec.seqlen_q = 6 * size;
-    spec.seqlen_kv = 10 * size;
-  });
-  WithEverySchedule(world, [](AttentionSpec& spec) {
-    spec.format = QkvFormat::kThd;
-    spec.pad_between_seqs = true;
-    spec.batch = 5;
-    spec.mask = AttnMaskType::kPaddingCausal;
-    spec.softmax = SoftmaxType::kLearnable;
-    spec.kv_heads = 2;
-  });
-  WithEverySchedule(world, [&](AttentionSpec& spec) {
-    spec.mask = AttnMaskType::kCausalBottomRight;  // rows that see no key
-    spec.seqlen_q = 18 * size;
-    spec.seqlen_kv = 4 * size;
-    spec.softmax = SoftmaxType::kOffByOne;
-  });
+  WithEverySchedule(world, [&](AttentionSpec& spec) { UnequalGqa(spec, size); });
+  WithEverySchedule(world, PackedAndPadded);
+  WithEverySchedule(world, [&](AttentionSpec& spec) { BlindQueries(spec, size); });
   WithEverySchedule(world, [&](AttentionSpec& spec) {
     spec.mask = AttnMaskType::kCausalBottomRight;
     spec.seqlen_q = 4 * size;
@@ -77,11 +49,7 @@ void RunCausal(HostWorld& world) {
 }
 
 void RunWindows(HostWorld& world) {
-  WithEverySchedule(world, [](AttentionSpec& spec) {
-    spec.window_left = 5;
-    spec.kv_heads = 1;
-    spec.format = QkvFormat::kSbhd;
-  });
+  WithEverySchedule(world, NarrowWindow);
   WithEverySchedule(world, [&](AttentionSpec& spec) {
     spec.mask = AttnMaskType::kPadding;
     spec.window_left = 7;
