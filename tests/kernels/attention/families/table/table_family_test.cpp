@@ -71,6 +71,12 @@ void Shrink(const HostWorld& world, AttentionSpec& spec) {
   spec.seqlen_q = spec.seqlen_kv = 4 * world.size();
 }
 
+// An exchange of heads over 4 ranks then gives one of them heads of two key/value heads, unequally many of each.
+void CutThroughGroups(AttentionSpec& spec) {
+  spec.heads = 12;
+  spec.kv_heads = 3;
+}
+
 void RunBias(HostWorld& world) {
   const std::pair<BiasShape, QkvFormat> kinds[] = {{{false, true, true}, QkvFormat::kBshd},
                                                    {{true, true, true}, QkvFormat::kThd},
@@ -94,6 +100,7 @@ void RunBias(HostWorld& world) {
 void RunBiasOfEveryOtherSequence(HostWorld& world) {
   WithEverySchedule(world, [&](AttentionSpec& spec) {
     Shrink(world, spec);
+    CutThroughGroups(spec);
     spec.batch = 3;
     spec.format = QkvFormat::kThd;
     spec.pad_between_seqs = true;
@@ -113,6 +120,7 @@ void RunAlibi(HostWorld& world) {
   });
   WithEverySchedule(world, [&](AttentionSpec& spec) {
     Shrink(world, spec);
+    CutThroughGroups(spec);
     spec.bias = BiasType::kAlibi;
     spec.mask = AttnMaskType::kPadding;  // distances to both sides, from the bottom right
     spec.window_left = 6;
