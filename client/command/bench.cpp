@@ -18,6 +18,7 @@
 #include "client/command/runner.h"
 #include "client/command/sweep.h"
 #include "client/command/text.h"
+#include "protocol/kernel_words.h"
 #include "protocol/start.h"
 
 namespace cppool::command {
@@ -37,7 +38,7 @@ struct Arguments {
   bool json = false, csv = false, profile = false;
 };
 
-// "cppool,./mine.so,fast,cudnn" names "cppool", "./mine.so,fast" and "cudnn": a word that is neither a path nor a name of the daemon's
+// "cppool,./mine.so,fast,cudnn" names "cppool", "./mine.so,fast" and "cudnn": a word that is neither a path nor kernels that cppool finds
 // belongs to the path before it.
 std::vector<std::string> KernelsOf(const std::string& text) {
   if (text.empty()) return {""};
@@ -48,7 +49,7 @@ std::vector<std::string> KernelsOf(const std::string& text) {
   bool open = false;  // the last one is a path without a name
   for (const std::string& word : SplitList(text)) {
     if (word.empty()) throw UsageError("--kernels has an empty entry: " + text);
-    const bool name = word != "cppool" && word != "cudnn" && !is_path(word);
+    const bool name = !protocol::ParseKernels(word).path.empty() && !is_path(word);
     if (open && name)
       kernels.back() += "," + word;
     else

@@ -1,8 +1,9 @@
 #include "client/command/libraries.h"
 
-#include <algorithm>
 #include <optional>
 #include <utility>
+
+#include "protocol/kernel_words.h"
 
 namespace cppool::command {
 namespace {
@@ -47,10 +48,9 @@ Libraries MakeLibraries(const std::vector<std::string>& load, const std::string&
   Libraries libraries;
   for (const std::string& file : load) libraries.load.push_back(maker.Make(file));
   libraries.kernels = kernels;
-  if (!kernels.empty() && kernels != "cppool" && kernels != "cudnn") {
-    const auto comma = std::min(kernels.rfind(','), kernels.size());  // the kernel's name follows it
-    libraries.kernels = maker.Make(kernels.substr(0, comma)) + kernels.substr(comma);
-  }
+  const protocol::KernelWords words = protocol::ParseKernels(kernels);
+  if (!words.path.empty())
+    libraries.kernels = maker.Make(words.path) + (words.name.empty() ? "" : "," + words.name);
   libraries.watched = std::move(maker.watched);
   return libraries;
 }

@@ -20,6 +20,7 @@
 #include "client/command/runner.h"
 #include "client/command/text.h"
 #include "client/command/watch.h"
+#include "protocol/kernel_words.h"
 #include "protocol/parameters.h"
 
 namespace cppool::command {
@@ -218,9 +219,8 @@ class Rounds {
   // The files that the options name.
   std::vector<std::string> Named() const {
     std::vector<std::string> files = arguments_.daemon.libraries;
-    const std::string& kernels = arguments_.kernels;
-    if (!kernels.empty() && kernels != "cppool" && kernels != "cudnn")
-      files.push_back(kernels.substr(0, kernels.rfind(',')));
+    const protocol::KernelWords kernels = protocol::ParseKernels(arguments_.kernels);
+    if (!kernels.path.empty()) files.push_back(kernels.path);
     return files;
   }
   int FirstWorld() const { return cells_.empty() ? 1 : cells_[RunOrder(cells_).front()].world_size; }

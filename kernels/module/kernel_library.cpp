@@ -158,14 +158,10 @@ const KernelLibrary& OpenKernelLibrary(const std::string& path, const std::strin
   return *opened.back();
 }
 
-std::string LibraryPathOf(const std::string& words) {
-  return words == "cppool" || words == "cudnn" ? "" : words.substr(0, words.rfind(','));
-}
-
-NamedKernels FindKernels(const std::string& words, std::string_view backend, const std::string& copy) {
+NamedKernels FindKernels(std::string path, const std::string& name, std::string_view backend,
+                         const std::string& copy) {
   NamedKernels found;
-  std::string path = LibraryPathOf(words), name;
-  if (words == "cudnn") {
+  if (path.empty()) {
     std::string searched;
     for (const std::string& file : ModuleFiles(kCudnn, "CPPOOL_CUDNN_MODULE")) {
       searched += (searched.empty() ? "" : ", ") + file;
@@ -177,8 +173,6 @@ NamedKernels FindKernels(const std::string& words, std::string_view backend, con
           "the kernels \"cudnn\" are in a module that was not found (searched: " + searched +
           "): run scripts/setup --cudnn and build again, or set CPPOOL_CUDNN_MODULE to its path");
     }
-  } else if (const auto comma = words.rfind(','); comma != std::string::npos) {
-    name = words.substr(comma + 1);
   }
   found.library = &OpenKernelLibrary(path, copy);
   found.family = &found.library->Family(name, backend);

@@ -24,7 +24,7 @@ using table::PreparedCall;
 using table::Rectangle;
 
 const cppool_attention_kernel& Cudnn() {
-  return dynamic_cast<const table::TableFamily&>(*FindKernels("cudnn", "cuda").family).kernel();
+  return dynamic_cast<const table::TableFamily&>(*FindKernels("", "cudnn", "cuda").family).kernel();
 }
 
 std::string RefusalOf(const CallForm& form) {
