@@ -42,8 +42,9 @@ class Maker {
 
 }  // namespace
 
-Libraries MakeLibraries(const std::vector<std::string>& load, const std::string& kernels,
-                        const std::function<Json()>& hello, std::ostream& messages, bool verbose) {
+std::optional<Libraries> MakeLibraries(const std::vector<std::string>& load, const std::string& kernels,
+                                       const std::function<Json()>& hello, std::ostream& messages,
+                                       bool verbose) try {
   Maker maker(hello, messages, verbose);
   Libraries libraries;
   for (const std::string& file : load) libraries.load.push_back(maker.Make(file));
@@ -53,6 +54,12 @@ Libraries MakeLibraries(const std::vector<std::string>& load, const std::string&
     libraries.kernels = maker.Make(words.path) + (words.name.empty() ? "" : "," + words.name);
   libraries.watched = std::move(maker.watched);
   return libraries;
+} catch (const CompileError& error) {
+  messages << "cppool: " << error.what() << "\n";
+  return std::nullopt;
+} catch (const PoolError& error) {
+  messages << "cppool: no daemon says for which GPUs to compile: " << error.what() << "\n";
+  return std::nullopt;
 }
 
 }  // namespace cppool::command

@@ -181,20 +181,13 @@ class Rounds {
 
   int RunOnce(FileWatch* watch) {
     RunOptions options = ToRunOptions(arguments_);
-    try {
-      Libraries libraries = MakeLibraries(
-          arguments_.daemon.libraries, arguments_.kernels, [this] { return runner_.Hello(FirstWorld()); },
-          streams_.err, arguments_.verbose);
-      if (watch) watch->Add(libraries.watched);
-      options.load = std::move(libraries.load);
-      options.kernels = std::move(libraries.kernels);
-    } catch (const CompileError& error) {
-      streams_.err << "cppool: " << error.what() << "\n";
-      return kFailure;
-    } catch (const PoolError& error) {
-      streams_.err << "cppool: no daemon says for which GPUs to compile: " << error.what() << "\n";
-      return kFailure;
-    }
+    std::optional<Libraries> libraries = MakeLibraries(
+        arguments_.daemon.libraries, arguments_.kernels, [this] { return runner_.Hello(FirstWorld()); },
+        streams_.err, arguments_.verbose);
+    if (!libraries) return kFailure;
+    if (watch) watch->Add(libraries->watched);
+    options.load = std::move(libraries->load);
+    options.kernels = std::move(libraries->kernels);
     Run run(arguments_, std::move(options), cells_, runner_, output_, streams_);
     return arguments_.list ? run.List() : run.RunAll();
   }
