@@ -35,6 +35,8 @@ struct Capabilities {
   bool gradients_apart = false;
   // Backward adds to fp32 accumulators. Without it a block's gradients come in their dtype and TensorOps adds them.
   bool accumulates_gradients = false;
+  // Backward adds dbias too. Without it BackwardBias does, in a call of its own.
+  bool bias_with_gradients = false;
 };
 
 // Asks a family about blocks of queries and keys, without a device. Remembers what it can use again.
@@ -86,6 +88,9 @@ FamilyChoice ChooseFamily(std::string_view backend, const KernelRequest& request
 
 // What a case of `spec` asks of a kernel, all heads at once.
 KernelRequest RequestOf(const AttentionSpec& spec);
+
+// Of the bias tensor of `spec`.
+BiasExtent ExtentOfBias(const AttentionSpec& spec);
 
 // What a rank computes with.
 struct RankKernels {
