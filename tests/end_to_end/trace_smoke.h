@@ -13,26 +13,30 @@
 
 namespace cppool::test {
 
-// Stages last as long as gpu_ms says. It is the sum over the stage's slices on all streams; on the main stream those of its
-// parts count for it, too, and are in the slice. Each slice is off by at most `slice_ms`.
-inline void CheckStageTimes(const CheckedTrace& trace, const Json& rank, double slice_ms) {
+// Stages last as long as gpu_ms says: the sum over the stage's slices on all streams. On the main stream those of its parts
+// count for it, too, and are in the slice. `resolution_ms`: of a time of a stream.
+inline void CheckStageTimes(const CheckedTrace& trace, const Json& rank, double resolution_ms) {
   const std::string process = "rank " + std::to_string(rank.at("rank").get<int>());
   for (const auto& [stage, ms] : rank.at("gpu_ms").items()) {
     double sum = 0;
-    int slices = 0;
+    int intervals = 0;  // that gpu_ms adds up
     for (const TracedTrack& track : trace.tracks) {
       if (track.process != process) continue;
       for (const TracedSlice& slice : track.slices) {
         if (slice.category != "stage" || slice.args.at("stage") != stage) continue;
         if (track.name != "main" && !slice.leaf) continue;
         sum += static_cast<double>(slice.end_ns - slice.begin_ns) * 1e-6;
-        ++slices;
+        intervals += static_cast<int>(
+            std::count_if(track.slices.begin(), track.slices.end(), [&](const TracedSlice& part) {
+              return part.category == "stage" && part.leaf && part.begin_ns >= slice.begin_ns &&
+                     part.end_ns <= slice.end_ns;
+            }));
       }
     }
-    INFO(process << " " << stage << ": " << slices << " slices of " << sum << " ms, gpu_ms " << ms);
-    CHECK(slices > 0);
-    // The rate of the device's clock is measured, to 1e-4. A slice of a parent has the errors of its parts.
-    CHECK(std::abs(sum - ms.get<double>()) <= 2e-4 * ms.get<double>() + 64 * slice_ms * slices);
+    INFO(process << " " << stage << ": " << intervals << " intervals of " << sum << " ms, gpu_ms " << ms);
+    CHECK(intervals > 0);
+    // The trace has the device's times at the rate of the host's clock, which differs by less than 1e-4.
+    CHECK(std::abs(sum - ms.get<double>()) <= 2e-4 * ms.get<double>() + 4 * resolution_ms * intervals);
   }
 }
 
@@ -49,7 +53,7 @@ inline std::size_t CheckMessages(const CheckedTrace& trace, int world_size, doub
     for (const TracedSlice& slice : trace.Slices("rank " + std::to_string(rank), "transfer")) {
       INFO(slice.name << " " << slice.args);
       CHECK(slice.args.at("bytes") > 0);
-      CHECK(slice.args.at("ranks") > 1);
+      CHECK(slice.args.at("ranks") >= 1);
       if (!slice.args.contains("peer")) continue;
       const int peer = slice.args.at("peer");
       CHECK((peer >= 0 && peer < world_size && peer != rank));
@@ -75,8 +79,8 @@ inline std::size_t CheckMessages(const CheckedTrace& trace, int world_size, doub
   return count;
 }
 
-// Runs a case with `trace` and checks the file. `slice_ms`: the resolution of a slice's duration.
-inline CheckedTrace RunTraced(DaemonProcess& daemon, int world_size, Json request, double slice_ms) {
+// Runs a case with `trace` and checks the file.
+inline CheckedTrace RunTraced(DaemonProcess& daemon, int world_size, Json request, double resolution_ms) {
   const TemporaryFolder folder;
   request["op"] = "run";
   request["trace"] = folder.File("trace.json");
@@ -96,7 +100,7 @@ inline CheckedTrace RunTraced(DaemonProcess& daemon, int world_size, Json reques
   double clock_ns = 0;  // of two ranks
   for (const Json& error : trace.about.at("clock_error_us"))
     clock_ns = std::max(clock_ns, 2e3 * error.get<double>());
-  clock_ns += 2e6 * slice_ms;
+  clock_ns += 2e6 * resolution_ms;
   const TracedTrack* requests = trace.Track("cppoold", "requests");
   REQUIRE(requests);
   const auto run = std::find_if(requests->slices.begin(), requests->slices.end(),
@@ -111,19 +115,19 @@ inline CheckedTrace RunTraced(DaemonProcess& daemon, int world_size, Json reques
     }
   }
   if (request.value("repeat", 1) == 1 && request.value("warmup", 0) == 0)
-    for (const Json& rank : answer.at("ranks")) CheckStageTimes(trace, rank, slice_ms);
+    for (const Json& rank : answer.at("ranks")) CheckStageTimes(trace, rank, resolution_ms);
   CheckMessages(trace, world_size, clock_ns);
   return trace;
 }
 
 // Every schedule.
-inline void RunTraceSmoke(DaemonProcess& daemon, int world_size, double slice_ms) {
+inline void RunTraceSmoke(DaemonProcess& daemon, int world_size, double resolution_ms) {
   for (const char* schedule : {"p2p", "all_gather", "a2a", "a2a+p2p"}) {
     if (std::string(schedule) == "a2a+p2p" && (world_size < 4 || world_size % 2)) continue;
     INFO(schedule);
     const Json params = {
         {"cp_comm_type", schedule}, {"max_seqlen_q", 64}, {"num_heads", 8}, {"batch_size", 1}};
-    const CheckedTrace trace = RunTraced(daemon, world_size, {{"params", params}}, slice_ms);
+    const CheckedTrace trace = RunTraced(daemon, world_size, {{"params", params}}, resolution_ms);
     const std::vector<TracedSlice> transfers = trace.Slices("rank 0", "transfer");
     const auto messages = std::count_if(transfers.begin(), transfers.end(),
                                         [](const TracedSlice& slice) { return slice.args.contains("peer"); });
@@ -133,7 +137,7 @@ inline void RunTraceSmoke(DaemonProcess& daemon, int world_size, double slice_ms
   const CheckedTrace trace = RunTraced(
       daemon, world_size,
       {{"params", {{"max_seqlen_q", 64}}}, {"warmup", 1}, {"repeat", 2}, {"checks", false}, {"waits", true}},
-      slice_ms);
+      resolution_ms);
   std::map<std::string, int> forward, waiting;
   const TracedTrack* main = trace.Track("rank 0", "main");
   REQUIRE(main);
@@ -143,7 +147,7 @@ inline void RunTraceSmoke(DaemonProcess& daemon, int world_size, double slice_ms
     waiting[slice.args.at("iteration").dump()] += slice.name == "waiting" && slice.depth == 2;
   }
   CHECK(forward == std::map<std::string, int>{{"\"warmup\"", 1}, {"0", 1}, {"1", 1}});
-  for (const auto& [iteration, waits] : waiting) CHECK((waits > 0) == (world_size > 1));
+  for (const auto& [iteration, waits] : waiting) CHECK(waits > 0);
 }
 
 }  // namespace cppool::test

@@ -49,6 +49,13 @@ TraceRecorder::Change TraceRecorder::MarkStage(int track, const char* stage, int
   return change;
 }
 
+void TraceRecorder::EndStages(std::int64_t now) {
+  for (TraceSlice*& slice : open_) {
+    if (slice) slice->end_ns = now;
+    slice = nullptr;
+  }
+}
+
 TraceSlice* TraceRecorder::BeginCall(std::string_view what, int iteration) {
   TraceSlice* const slice = Add(TraceSlice::Kind::kCall, 0, what, iteration);
   if (slice) slice->begin_ns = TraceClockNs();

@@ -38,6 +38,8 @@ class TraceRecorder {
     TraceSlice* ended = nullptr;
   };
   Change MarkStage(int track, const char* stage, int iteration);
+  // All marked work has ended: so do the stages that have begun and not ended, at `now`.
+  void EndStages(std::int64_t now);
   // For `mark` as well: the rank's thread enqueues work of the stage from here on. With NULL it goes on with the stage
   // of another stream that it began last and has not ended.
   void MarkCalls(cppool_stream stream, const char* stage, int iteration);

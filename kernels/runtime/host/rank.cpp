@@ -72,7 +72,7 @@ StageSamples HostRank::Samples() {
       std::find_if(marks_.rbegin(), marks_.rend(), [](const Mark& mark) { return mark.stream == 0; });
   if (last != marks_.rend() && last->stage) MarkStage(seam_.stream, nullptr);
   Synchronize(seam_.stream);
-  return TallyMarks().Samples();
+  return TallyMarks(TraceClockNs()).Samples();
 }
 
 StageTimes HostRank::EndCase() {
@@ -86,7 +86,9 @@ StageTimes HostRank::EndCase() {
     ReleaseMemory();  // the rest stays: Progress must still say where the streams stopped
     throw;
   }
-  StageTimes times = TallyMarks().Times();
+  const std::int64_t now = TraceClockNs();
+  if (trace_) trace_->EndStages(now);
+  StageTimes times = TallyMarks(now).Times();
   ReleaseAll();
   return times;
 }
@@ -415,8 +417,7 @@ void HostRank::MarkStage(cppool_stream stream, const char* stage) {
     at.Push(HostStream::Run::kUnlessFailed, [delay] { std::this_thread::sleep_for(delay); });
 }
 
-StageTally HostRank::TallyMarks() const {
-  const std::int64_t now = TraceClockNs();  // the end of stages without one
+StageTally HostRank::TallyMarks(std::int64_t now) const {
   // Backwards, so that each mark knows the next one of its stream: a stage lasts from one mark to the next.
   std::vector<std::int64_t> end(marks_.size());
   std::unordered_map<int, std::int64_t> next;

@@ -117,8 +117,8 @@ class HostRank final : public RankRuntime {
   void CountReleased(std::size_t bytes);
   void CheckGuards(const void* ptr, std::size_t bytes) noexcept;
   void SynchronizeAll();
-  StageTally TallyMarks()
-      const;  // no work that was marked is pending, except on other streams than the main one
+  // No work that was marked is pending, except on other streams than the main one. `now`: the end of stages without one.
+  StageTally TallyMarks(std::int64_t now) const;
   std::string NameOfStream(int index) const;
   void ReleaseAll();
   void ReleaseMemory();
