@@ -47,6 +47,7 @@ struct FakeWorld {
   std::atomic<bool> device_lost{false};      // calls that use the device throw from then on
   std::atomic<std::size_t> left_behind{0};   // allocations that a case leaves on each rank
 
+  std::function<void()> on_end;                            // called when rank 0 ends a case
   kernels::RankTrace trace;                                // of every rank
   std::map<int, int> groups_open;                          // by rank
   std::function<kernels::StageSamples(int rank)> samples;  // the times of the iterations so far; empty: none
@@ -130,6 +131,7 @@ class FakeRank : public kernels::RankRuntime {
   std::vector<kernels::GroupShape> Groups() const override { return {{seam_.world_size, 1}}; }
   kernels::StageTimes EndCase() override {
     Log("end");
+    if (world_->on_end && seam_.rank == 0) world_->on_end();
     if (seam_.rank == world_->rank_that_cannot_end)
       throw kernels::RuntimeError(CPPOOL_CUDA, "the work failed");
     if (Meets(seam_, FakeWorld::Unsound::kCommunicator))
