@@ -79,9 +79,9 @@ void CaseRun::RunRank(int index) {
     Fail(index, {CPPOOL_INTERNAL, error.what()});
   }
   {
+    // No rank communicates before all are clean; the watchdog enforces the deadline.
     const HostScope scope(host, "wait for all ranks");
-    begun_
-        .arrive_and_wait();  // no rank communicates before all are clean; the watchdog enforces the deadline
+    begun_.arrive_and_wait();
   }
   if (!begin_failed_) {
     const HostScope scope(host, kRunCase);
@@ -118,6 +118,7 @@ void CaseRun::RunRank(int index) {
 void CaseRun::TakeTrace(int index) {
   Rank& rank = *ranks_[index];
   try {
+    const HostScope scope(&rank.host, "take trace");
     rank.trace = world_.rank(index).TakeTrace();
   } catch (const kernels::RuntimeError& error) {
     Fail(index, {error.status(), error.what(), error.culprit()});

@@ -10,9 +10,9 @@
 #include "client/command/suite.h"
 #include "client/command/sweep.h"
 #include "client/command/text.h"
+#include "protocol/json_text.h"
 #include "protocol/new_file.h"
 #include "protocol/start.h"
-#include "protocol/text.h"
 
 namespace cppool::command {
 namespace {
