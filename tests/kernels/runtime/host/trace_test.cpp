@@ -93,7 +93,14 @@ TEST_CASE(
     CHECK(slice.end_ns >= slice.begin_ns);
     CHECK(slice.end_ns <= TraceClockNs());
   }
-  world.rank(0).BeginCase();
+  // A trace that is not taken ends with its case.
+  cppool_runtime* rt = world.rank(0).seam();
+  for (const bool traced : {true, false}) {
+    world.rank(0).BeginCase();
+    if (traced) world.rank(0).BeginTrace(10);
+    Check(rt, rt->mark(rt, rt->stream, "stage"));
+    world.rank(0).EndCase();
+  }
   CHECK(world.rank(0).TakeTrace().slices.empty());  // none was asked for
 }
 
