@@ -122,16 +122,15 @@ void DeviceTrace::BeginWaiting() {
 
 void DeviceTrace::EndBegun() {
   for (; begun_ < made_.size(); ++begun_) {
-    Transfer& transfer = made_[begun_];
+    const Transfer& transfer = made_[begun_];
     CheckCuda(cudaEventRecord(transfer.end, transfer.stream), "recording the end of a transfer");
-    transfer.ended = true;
   }
 }
 
 void DeviceTrace::TimeTransfers() {
   for (const Transfer& transfer : made_) {
     const std::int64_t begin_ns = TimeOf(transfer.begin);
-    const std::int64_t end_ns = begin_ns && transfer.ended ? TimeOf(transfer.end) : 0;
+    const std::int64_t end_ns = begin_ns ? TimeOf(transfer.end) : 0;
     for (TraceSlice* slice : transfer.slices) {
       slice->begin_ns = begin_ns;
       slice->end_ns = end_ns;

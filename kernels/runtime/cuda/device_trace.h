@@ -61,7 +61,6 @@ class DeviceTrace {
     cudaStream_t stream = nullptr;
     std::vector<TraceSlice*> slices;
     cudaEvent_t begin = nullptr, end = nullptr;
-    bool ended = false;
   };
 
   cudaEvent_t NewEvent();
