@@ -12,7 +12,7 @@
 
 namespace cppool::daemon {
 
-// Slices of a rank's trace: about 4 MB of memory, and 9 MB of the file.
+// Slices of a rank's trace: about 4 MB of memory, and 13 MB of the file.
 inline constexpr std::size_t kMostTraceSlices = 65536;
 
 // Work of the daemon on one thread.
