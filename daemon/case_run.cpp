@@ -17,6 +17,8 @@ using protocol::FailureKind;
 using protocol::RunResult;
 using protocol::Status;
 
+constexpr const char* kRunCase = "run case";  // on a rank's thread, in a trace
+
 }  // namespace
 
 CaseRun::CaseRun(World& world, std::shared_ptr<const PreparedRun> prepared, std::string tag,
@@ -47,10 +49,14 @@ void CaseRun::Profile(bool begin) {
   }
 }
 
-RunResult CaseRun::Execute() {
-  // The job owns a reference: a rank that never returns must not outlive this object.
-  world_.threads().Start([self = shared_from_this()](int rank) { self->RunRank(rank); });
-  WaitForRanks();
+RunResult CaseRun::Execute(std::vector<HostSlice>* host) {
+  {
+    const HostScope scope(host, "run on all ranks");
+    // The job owns a reference: a rank that never returns must not outlive this object.
+    world_.threads().Start([self = shared_from_this()](int rank) { self->RunRank(rank); });
+    WaitForRanks();
+  }
+  const HostScope scope(host, "gather the answer");
   return Gather();
 }
 
@@ -59,8 +65,11 @@ void CaseRun::RunRank(int index) {
   UseHandlerStack();
   Rank& rank = *ranks_[index];
   kernels::RankRuntime& runtime = world_.rank(index);
+  std::vector<HostSlice>* const host = prepared_->trace.empty() ? nullptr : &rank.host;
   try {
+    const HostScope scope(host, "begin case");
     runtime.BeginCase();
+    if (host) runtime.BeginTrace(kMostTraceSlices);
     if (prepared_->perturb) runtime.Perturb(*prepared_->perturb);
   } catch (const kernels::RuntimeError& error) {
     begin_failed_ = true;
@@ -69,8 +78,13 @@ void CaseRun::RunRank(int index) {
     begin_failed_ = true;
     Fail(index, {CPPOOL_INTERNAL, error.what()});
   }
-  begun_.arrive_and_wait();  // no rank communicates before all are clean; the watchdog enforces the deadline
+  {
+    // No rank communicates before all are clean; the watchdog enforces the deadline.
+    const HostScope scope(host, "wait for all ranks");
+    begun_.arrive_and_wait();
+  }
   if (!begin_failed_) {
+    const HostScope scope(host, kRunCase);
     rank.phase = RankPhase::kRunning;
     RunCase(index);
   } else {
@@ -80,6 +94,7 @@ void CaseRun::RunRank(int index) {
   CheckOpenGroup(index);
   rank.phase = RankPhase::kEnding;
   try {
+    const HostScope scope(host, "end case");
     const std::size_t left = runtime.LiveAllocations();
     if (InOrder(rank))
       leaked_ += left;  // after a failure, memory is left to the streams that may still use it
@@ -91,12 +106,45 @@ void CaseRun::RunRank(int index) {
     end_failed_ = true;
     Fail(index, {CPPOOL_INTERNAL, error.what()});
   }
+  if (host) TakeTrace(index);
   if (InOrder(rank))
     world_.backend().Finished(index);  // the ranks that wait for a failed one are released by Abort instead
   const std::lock_guard lock(mutex_);
   rank.phase = RankPhase::kDone;
   ++done_;
   changed_.notify_all();
+}
+
+void CaseRun::TakeTrace(int index) {
+  Rank& rank = *ranks_[index];
+  try {
+    const HostScope scope(&rank.host, "take trace");
+    rank.trace = world_.rank(index).TakeTrace();
+  } catch (const kernels::RuntimeError& error) {
+    Fail(index, {error.status(), error.what(), error.culprit()});
+  } catch (const std::exception& error) {
+    Fail(index, {CPPOOL_INTERNAL, error.what()});
+  }
+  // The rank's thread has enqueued nothing of the case after it returned.
+  for (const HostSlice& run : rank.host) {
+    if (run.name != kRunCase) continue;
+    for (kernels::TraceSlice& slice : rank.trace.slices) {
+      if (slice.kind == kernels::TraceSlice::Kind::kCall && slice.begin_ns <= run.end_ns)
+        slice.end_ns = std::min(slice.end_ns, run.end_ns);
+    }
+  }
+}
+
+bool CaseRun::MoveTrace(RunTrace& trace) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (done_ != world_.size()) return false;
+  }
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    trace.ranks.push_back(
+        {world_.devices().at(i).name, std::move(ranks_[i]->host), std::move(ranks_[i]->trace)});
+  }
+  return true;
 }
 
 // The calls of an open group have not been made, and would meet those of the next case. A rank that failed between

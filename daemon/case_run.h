@@ -16,6 +16,7 @@
 #include "daemon/prepare.h"
 #include "daemon/sampling.h"
 #include "daemon/timeout_report.h"
+#include "daemon/trace_file.h"
 #include "daemon/world.h"
 #include "kernels/error.h"
 #include "protocol/response.h"
@@ -38,11 +39,15 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
 
   // On the thread that starts jobs; the ranks must be idle. Returns when every rank has returned, or when one has not returned within
   // the limits: then the result is fatal. After an error the world is probed; the result is fatal if it is not sound.
-  // Without a failure it waits as long as the case takes: the watchdog enforces the deadline.
-  protocol::RunResult Execute();
+  // Without a failure it waits as long as the case takes: the watchdog enforces the deadline. `host`: receives the parts of
+  // this call, for a trace; NULL: none was asked for.
+  protocol::RunResult Execute(std::vector<HostSlice>* host = nullptr);
 
   // After Execute: allocations that the case did not release, over all ranks.
   std::size_t leaked_allocations() const { return leaked_; }
+
+  // After Execute, of a run with `trace`: moves what the ranks have recorded to `trace`. False: a rank has not returned.
+  bool MoveTrace(RunTrace& trace);
 
   // Any thread, when the process has crashed on `thread`. May get stuck.
   CrashPlace PlaceOf(pid_t thread) const;
@@ -72,11 +77,14 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
     Standing standing = Standing::kNone;
     int order = 0;  // of the failure among all ranks' failures
     kernels::StageTimes times;
+    std::vector<HostSlice> host;  // with `trace`, as the next one
+    kernels::RankTrace trace;
   };
 
   void Profile(bool begin);
   void RunRank(int rank);
   void RunCase(int index);
+  void TakeTrace(int index);
   void CheckOpenGroup(int index);
   bool InOrder(const Rank& rank) const;  // no failure but a failed check
   void Fail(int rank, const CaseFailure& failure);

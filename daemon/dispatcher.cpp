@@ -16,6 +16,7 @@
 #include "daemon/start_error.h"
 #include "kernels/error.h"
 #include "protocol/features.h"
+#include "protocol/file_cache.h"
 #include "protocol/kernel_words.h"
 
 namespace cppool::daemon {
@@ -30,6 +31,10 @@ constexpr std::size_t kLongestTag = 40;
 constexpr std::chrono::seconds kListLimit{30};  // for the libraries of `list`, which has no deadline
 constexpr std::chrono::milliseconds kAnswerTime{
     100};  // before the deadline: to answer that a library did not open
+
+std::int64_t TraceTime(std::chrono::steady_clock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+}
 
 double Milliseconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double, std::milli>(duration).count();
@@ -272,8 +277,19 @@ std::optional<Answer> Dispatcher::Run(const protocol::Request& request, const pr
   }
   const auto deadline = taken_up + std::chrono::milliseconds(run.deadline_ms);
   if (watchdog_) watchdog_->Arm(deadline);
+  std::optional<RunTrace> trace;
+  if (!run.trace.empty()) {
+    trace.emplace();
+    trace->version = options_.version;
+    trace->request = tag;
+    trace->case_name = run.case_name;
+    trace->backend = world_.backend().name();
+    trace->transport = world_.backend().transport();
+    trace->begin_ns = TraceTime(taken_up);
+    trace->host.push_back({"parse", trace->begin_ns, kernels::TraceClockNs()});
+  }
   RunResult result = Answered([&] {
-    if (!only_validate) return RunOnRanks(run, tag, deadline);
+    if (!only_validate) return RunOnRanks(run, tag, deadline, trace ? &*trace : nullptr);
     PrepareRun(run, deadline);
     RunResult would_run;
     would_run.status = Status::kPassed;
@@ -296,26 +312,38 @@ std::optional<Answer> Dispatcher::Run(const protocol::Request& request, const pr
 }
 
 std::shared_ptr<const PreparedRun> Dispatcher::PrepareRun(const protocol::RunRequest& request,
-                                                          Clock::time_point until) {
-  const std::vector<const LoadedLibrary*> libraries = LoadAll(request.load, LibraryKind::kCases, until);
-  const CaseRegistry& cases = CasesWith(libraries);
+                                                          Clock::time_point until,
+                                                          std::vector<HostSlice>* host) {
+  const HostScope scope(host, "prepare");
+  std::vector<const LoadedLibrary*> libraries;
   WantedKernels kernels;
   const LoadedLibrary* of_kernels = nullptr;
-  const RegisteredCase* found = cases.Find(request.case_name);
-  if (found && (found->features & CPPOOL_CASE_CHOOSES_KERNELS)) {
-    kernels.words = request.kernels.empty() ? options_.kernels : request.kernels;
-    if (const std::string path = protocol::ParseKernels(kernels.words).path; !path.empty()) {
-      of_kernels = LoadAll({path}, LibraryKind::kKernels, until).front();
-      kernels.copy = of_kernels->copy;
+  const CaseRegistry* cases = nullptr;
+  {
+    const HostScope libraries_scope(host, "open libraries");
+    libraries = LoadAll(request.load, LibraryKind::kCases, until);
+    cases = &CasesWith(libraries);
+    const RegisteredCase* found = cases->Find(request.case_name);
+    if (found && (found->features & CPPOOL_CASE_CHOOSES_KERNELS)) {
+      kernels.words = request.kernels.empty() ? options_.kernels : request.kernels;
+      if (const std::string path = protocol::ParseKernels(kernels.words).path; !path.empty()) {
+        of_kernels = LoadAll({path}, LibraryKind::kKernels, until).front();
+        kernels.copy = of_kernels->copy;
+      }
     }
   }
-  auto prepared = Prepare(cases, request, world_.backend().name(), world_.size(), MeansOfFaults(), kernels);
+  std::shared_ptr<PreparedRun> prepared;
+  {
+    const HostScope check_scope(host, "check parameters");
+    prepared = Prepare(*cases, request, world_.backend().name(), world_.size(), MeansOfFaults(), kernels);
+  }
   for (std::size_t i = 0; i < libraries.size(); ++i)
     prepared->libraries.push_back({request.load[i], libraries[i]->digest});
   if (of_kernels && prepared->kernels.contains("file")) {
     prepared->kernels["file"] = protocol::ParseKernels(kernels.words).path;
     prepared->kernels["digest"] = of_kernels->digest;
   }
+  const HostScope memory_scope(host, "check memory");
   world_.FinishTrim();
   if (trim_due_ && !FitsInPieces(*prepared, world_)) {
     WhileIdle();
@@ -331,14 +359,15 @@ std::optional<FaultMeans> Dispatcher::MeansOfFaults() const {
 }
 
 RunResult Dispatcher::RunOnRanks(const protocol::RunRequest& request, const std::string& tag,
-                                 Clock::time_point until) {
-  const auto prepared = PrepareRun(request, until);
+                                 Clock::time_point until, RunTrace* trace) {
+  const auto prepared = PrepareRun(request, until, trace ? &trace->host : nullptr);
   const auto run = std::make_shared<CaseRun>(world_, prepared, tag, options_.limits);
   {
     const std::lock_guard lock(under_way_mutex_);
     under_way_.run = run;
   }
-  RunResult result = run->Execute();
+  RunResult result = run->Execute(trace ? &trace->host : nullptr);
+  if (trace) SaveTrace(prepared->trace, *run, *trace, result);
   counts_.leaked_allocations += run->leaked_allocations();
   trim_due_ = !result.fatal;
   result.libraries = prepared->libraries;
@@ -347,6 +376,24 @@ RunResult Dispatcher::RunOnRanks(const protocol::RunRequest& request, const std:
   const std::lock_guard lock(under_way_mutex_);
   under_way_.run.reset();
   return result;
+}
+
+void Dispatcher::SaveTrace(const std::string& file, CaseRun& run, RunTrace& trace, RunResult& result) const {
+  if (!run.MoveTrace(trace)) return;  // a rank still writes to its part; the answer is fatal
+  std::string why;
+  try {
+    WriteTrace(file, trace);
+    if (std::string lacks = DescribeDropped(trace); !lacks.empty())
+      result.warnings.push_back(std::move(lacks));
+    return;
+  } catch (const protocol::FileError& error) {
+    why = std::string("trace: ") + error.what();
+  }
+  spdlog::warn("{}", why);
+  if (result.status != Status::kPassed) return result.warnings.push_back(std::move(why));
+  result.status = Status::kError;
+  result.error = why;
+  result.failure = protocol::Failure{FailureKind::kInternal, std::nullopt, "", why};
 }
 
 CrashPlace Dispatcher::PlaceOf(pid_t thread) const {

@@ -88,13 +88,18 @@ class Dispatcher {
   std::optional<Answer> Run(const protocol::Request& request, const protocol::RunRequest& run,
                             bool only_validate, Clock::time_point taken_up);
   // All checks before a run starts. Throws Refusal or InvalidRequest.
-  std::shared_ptr<const PreparedRun> PrepareRun(const protocol::RunRequest& request, Clock::time_point until);
+  // `host`: receives its parts, for a trace; NULL: none was asked for.
+  std::shared_ptr<const PreparedRun> PrepareRun(const protocol::RunRequest& request, Clock::time_point until,
+                                                std::vector<HostSlice>* host = nullptr);
   // Device memory of this process and of others that is not in the ranks' pools, by rank; empty: not known.
   std::vector<std::size_t> MemoryBesidePools() const;
   std::string WhyRespawn() const;  // empty: this daemon can go on
   std::optional<FaultMeans> MeansOfFaults() const;
+  // `trace`: what the answer's trace has so far; NULL: none was asked for.
   protocol::RunResult RunOnRanks(const protocol::RunRequest& request, const std::string& tag,
-                                 Clock::time_point until);
+                                 Clock::time_point until, RunTrace* trace);
+  // Writes the file. A run that passed, and cannot have its trace, is an error; others get a warning.
+  void SaveTrace(const std::string& file, CaseRun& run, RunTrace& trace, protocol::RunResult& result) const;
   void Count(protocol::Status status);
   Answer Finish(const protocol::Json& response) const;
 

@@ -8,6 +8,7 @@
 #include "daemon/failure_kind.h"
 #include "daemon/parameter_reader.h"
 #include "protocol/json_text.h"
+#include "protocol/new_file.h"
 
 namespace cppool::daemon {
 namespace {
@@ -168,9 +169,15 @@ std::shared_ptr<PreparedRun> Prepare(const CaseRegistry& registry, const protoco
   run->perturb = request.perturb;
   run->dump = request.dump;
   run->inputs = request.inputs;
+  run->trace = request.trace;
   RequireFeature(*run, CPPOOL_CASE_DUMPS, "dump", run->dump);
   RequireFeature(*run, CPPOOL_CASE_TAKES_INPUTS, "inputs", run->inputs);
   RequireFeature(*run, CPPOOL_CASE_CHOOSES_KERNELS, "kernels", request.kernels);
+  if (!run->trace.empty()) {
+    if (const std::string why = protocol::WhyNotWritable(run->trace); !why.empty())
+      throw Refusal(FailureKind::kInvalidRequest,
+                    "\"trace\": " + protocol::Quoted(run->trace) + " cannot be written: " + why);
+  }
   run->wanted_kernels = kernels.words;
   run->kernels_copy = kernels.copy;
   if (request.fault && request.waits)

@@ -24,9 +24,9 @@ const Names& Operations() {
 }
 
 const Names& KeysOf(const std::string& operation) {
-  static const Names run = {"op",      "id",     "case",     "params",  "kwargs",  "deadline_ms",
-                            "warmup",  "repeat", "checks",   "perturb", "dump",    "inputs",
-                            "kernels", "fault",  "sampling", "waits",   "profile", "load"};
+  static const Names run = {"op",       "id",     "case",    "params", "kwargs", "deadline_ms", "warmup",
+                            "repeat",   "checks", "perturb", "dump",   "inputs", "kernels",     "fault",
+                            "sampling", "waits",  "profile", "load",   "trace"};
   static const Names list = {"op", "id", "load"};
   static const Names other = {"op", "id"};
   return operation == "run" || operation == "validate" ? run : operation == "list" ? list : other;
@@ -80,15 +80,16 @@ void ReadInteger(const Json& json, const char* key, std::int64_t minimum, std::i
   out = value;
 }
 
-void ReadFolder(const Json& json, const char* key, std::string& out) {
+// `what`: "folder" or "file".
+void ReadPath(const Json& json, const char* key, const std::string& what, std::string& out) {
   const auto found = json.find(key);
   if (found == json.end()) return;
   if (!found->is_string() || found->get_ref<const std::string&>().empty())
-    throw InvalidRequest(Quoted(key) + " must be a folder's path, not " + EchoValue(*found));
+    throw InvalidRequest(Quoted(key) + " must be a " + what + "'s path, not " + EchoValue(*found));
   out = found->get<std::string>();
   if (out.find('\0') != std::string::npos)  // a path would end there
-    throw InvalidRequest(Quoted(key) +
-                         " must be a folder's path, without a NUL character: " + EchoValue(*found));
+    throw InvalidRequest(Quoted(key) + " must be a " + what +
+                         "'s path, without a NUL character: " + EchoValue(*found));
 }
 
 void ReadKernels(const Json& json, std::string& out) {
@@ -216,8 +217,9 @@ RunRequest ReadRun(const Json& json) {
     ReadInteger(json, "perturb", 0, INT64_MAX, seed);
     run.perturb = static_cast<std::uint64_t>(seed);
   }
-  ReadFolder(json, "dump", run.dump);
-  ReadFolder(json, "inputs", run.inputs);
+  ReadPath(json, "dump", "folder", run.dump);
+  ReadPath(json, "inputs", "folder", run.inputs);
+  ReadPath(json, "trace", "file", run.trace);
   ReadKernels(json, run.kernels);
   if (const auto fault = json.find("fault"); fault != json.end()) run.fault = ReadFault(*fault);
   run.load = ReadFiles(json, "load");
@@ -294,6 +296,7 @@ class Serializer {
       json_["sampling"] = {{"precision", run.sampling->precision}, {"max_ms", run.sampling->max_ms}};
     if (run.waits) json_["waits"] = true;
     if (run.profile) json_["profile"] = true;
+    if (!run.trace.empty()) json_["trace"] = run.trace;
   }
 
   void AddFault(const FaultRequest& fault) const {

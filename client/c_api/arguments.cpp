@@ -128,6 +128,7 @@ Words RunWords(const PoolOptions& options, const protocol::RunRequest& request) 
   if (request.perturb) Add(&words, "--perturb", std::to_string(*request.perturb));
   if (!request.dump.empty()) Add(&words, "--dump", request.dump);
   if (!request.inputs.empty()) Add(&words, "--inputs", request.inputs);
+  if (!request.trace.empty()) Add(&words, "--trace", request.trace);
   if (!request.kernels.empty()) Add(&words, "--kernels", request.kernels);
   if (const auto& fault = request.fault) {
     const std::string stage = fault->stage.empty() ? "" : ":" + fault->stage;

@@ -26,8 +26,10 @@ PoolOptions WithoutRetries(PoolOptions options) {
   return options;
 }
 
-RunOptions WithoutDump(RunOptions options) {
-  options.dump.clear();  // the folder keeps the tensors of the failure
+// The files of the failure stay.
+RunOptions WithoutFiles(RunOptions options) {
+  options.dump.clear();
+  options.trace.clear();
   return options;
 }
 
@@ -101,7 +103,7 @@ class Diagnoser::Trials {
 Diagnoser::Diagnoser(PoolOptions pool_options, RunOptions run_options, Limits limits,
                      std::function<void(const std::string&)> progress)
     : pools_(WithoutRetries(std::move(pool_options))),
-      run_options_(WithoutDump(std::move(run_options))),
+      run_options_(WithoutFiles(std::move(run_options))),
       limits_(limits),
       progress_(std::move(progress)) {}
 

@@ -10,6 +10,8 @@
 #include "client/command/suite.h"
 #include "client/command/sweep.h"
 #include "client/command/text.h"
+#include "protocol/json_text.h"
+#include "protocol/new_file.h"
 #include "protocol/start.h"
 
 namespace cppool::command {
@@ -113,6 +115,15 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
       ->check(IsPath)
       ->check(IsUtf8)
       ->excludes(suite);
+  run.add_option("--trace", arguments->trace,
+                 "Writes a timeline of the case to this file, as Chrome's JSON: open it in ui.perfetto.dev")
+      ->check(IsPath)
+      ->check(IsUtf8)
+      ->check([](const std::string& file) {
+        const std::string why = protocol::WhyNotWritable(file);
+        return why.empty() ? "" : "cannot write " + protocol::Quoted(file) + ": " + why;
+      })
+      ->excludes(suite);
   run.add_option("--kernels", arguments->kernels,
                  "Whose attention kernels: cppool (default), cudnn, a library or source with kernels of "
                  "cppool/attention.h, or FILE.so,NAME for one of several")
@@ -193,9 +204,11 @@ std::vector<Cell> CellsOf(const RunArguments& arguments, const Streams& streams)
       product.push_back(std::move(point.cell));
     }
   }
-  if (!arguments.dump.empty() && product.size() > 1)
-    throw UsageError("--dump writes the tensors of one case, and the lists of --param make " +
-                     std::to_string(product.size()));
+  if (product.size() > 1) {
+    const std::string many = " of one case, and the lists of --param make " + std::to_string(product.size());
+    if (!arguments.dump.empty()) throw UsageError("--dump writes the tensors" + many);
+    if (!arguments.trace.empty()) throw UsageError("--trace writes the timeline" + many);
+  }
   MakeNamesUnique(&product);
   if (arguments.shard.empty() || product.empty()) return product;
   const std::size_t all = product.size();
@@ -220,6 +233,7 @@ RunOptions ToRunOptions(const RunArguments& arguments) {
   if (arguments.perturb) options.perturb = static_cast<std::uint64_t>(*arguments.perturb);
   options.dump = arguments.dump;
   options.inputs = arguments.inputs;
+  options.trace = arguments.trace;
   options.kernels = arguments.kernels;
   if (!arguments.fault.empty()) options.fault = ToFault(arguments.fault);
   return options;
@@ -234,6 +248,7 @@ std::vector<std::string> CommonWords(const RunArguments& arguments) {
   if (arguments.perturb) add("--perturb", std::to_string(*arguments.perturb));
   if (!arguments.dump.empty()) add("--dump", arguments.dump);
   if (!arguments.inputs.empty()) add("--inputs", arguments.inputs);
+  if (!arguments.trace.empty()) add("--trace", arguments.trace);
   if (!arguments.kernels.empty()) add("--kernels", arguments.kernels);
   if (!arguments.fault.empty()) add("--fault", arguments.fault);
   return words;

@@ -21,7 +21,7 @@ struct RunArguments {
   double deadline = 90;         // seconds
   std::int64_t max_seqlen = 0;  // 0: lengths are not changed
   std::optional<std::int64_t> perturb;
-  std::string dump, inputs, kernels, fault;
+  std::string dump, inputs, trace, kernels, fault;
   std::string shard;  // "i/n"; empty: all cells
   std::string log;    // a file; empty: none
   double limit = 0;   // seconds for the whole run; 0: none

@@ -59,9 +59,9 @@ protocol::RunRequest ToRequest(const Json& params, const RunOptions& options) {
   if (options.perturb > std::uint64_t{INT64_MAX}) throw std::invalid_argument("perturb must be below 2^63");
   if (options.fault && (options.fault->rank < 0 || options.fault->count < 1))
     throw std::invalid_argument("a fault's rank must not be negative, its count at least 1");
-  for (const std::string* folder : {&options.dump, &options.inputs})
-    if (folder->find('\0') != std::string::npos)
-      throw std::invalid_argument("a folder's name cannot hold a zero byte");
+  for (const std::string* path : {&options.dump, &options.inputs, &options.trace})
+    if (path->find('\0') != std::string::npos)
+      throw std::invalid_argument("the name of a folder or file cannot hold a zero byte");
   protocol::RunRequest request;
   request.case_name = options.case_name;
   request.params = params.is_null() ? Json::object() : params;  // Run({}) means none
@@ -78,6 +78,7 @@ protocol::RunRequest ToRequest(const Json& params, const RunOptions& options) {
   request.perturb = options.perturb;
   request.dump = options.dump;
   request.inputs = options.inputs;
+  request.trace = options.trace;
   if (options.kernels.find('\0') != std::string::npos)
     throw std::invalid_argument("kernels cannot hold a zero byte");
   request.kernels = options.kernels;
@@ -88,11 +89,12 @@ protocol::RunRequest ToRequest(const Json& params, const RunOptions& options) {
 }
 
 protocol::RunRequest Complete(protocol::RunRequest request) {
-  auto whole = [](const std::string& folder) {
-    return folder.empty() ? folder : std::filesystem::absolute(folder).string();
+  auto whole = [](const std::string& path) {
+    return path.empty() ? path : std::filesystem::absolute(path).string();
   };
   request.dump = whole(request.dump);
   request.inputs = whole(request.inputs);
+  request.trace = whole(request.trace);
   request.kernels = WholeKernels(request.kernels);
   request.load = AbsolutePaths(request.load);
   CheckSayable(request);

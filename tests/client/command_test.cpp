@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <set>
 #include <sstream>
 
@@ -269,25 +270,45 @@ TEST_CASE("values of one parameter make a case each, in run as in bench") {
   ran = Cppool({"run", "--param", "seed=1,2", "--dump", "folder"});
   CHECK(ran.code == 2);
   CHECK(ran.err.find("--dump writes the tensors of one case") != std::string::npos);
+  ran = Cppool({"run", "--param", "seed=1,2", "--trace", "t.json"});
+  CHECK(ran.code == 2);
+  CHECK(ran.err.find("--trace writes the timeline of one case, and the lists of --param make 2") !=
+        std::string::npos);
 }
 
 TEST_CASE(
-    "run --perturb, --dump and --inputs are sent to the daemon and are part of the command that repeats the "
-    "case") {
+    "run --perturb, --dump, --inputs and --trace are sent to the daemon and are part of the command that "
+    "repeats the case") {
   Ran ran = Cppool({"run", "--param", "do=echo", "--json", "--perturb", "9223372036854775807", "--dump",
-                    "a folder", "--inputs", "/in"});
+                    "a folder", "--inputs", "/in", "--trace", "t.json"});
   CHECK(ran.code == 0);
   const Json one = Json::parse(ran.lines.at(0));
   const Json request = one["answer"]["request"];
   CHECK(request["perturb"] == 9223372036854775807u);
   CHECK(request["dump"] == (std::filesystem::current_path() / "a folder").string());
   CHECK(request["inputs"] == "/in");
+  CHECK(request["trace"] == (std::filesystem::current_path() / "t.json").string());
   CHECK(one["repeat"].get<std::string>().find(
-            " --perturb 9223372036854775807 --dump 'a folder' --inputs /in ") != std::string::npos);
+            " --perturb 9223372036854775807 --dump 'a folder' --inputs /in --trace t.json ") !=
+        std::string::npos);
 
   ran = Cppool({"run", "--suite", "smoke", "--perturb", "7", "--param", "do=echo", "--json"});
   CHECK(Json::parse(ran.lines.at(19))["answer"]["request"]["perturb"] == 7);
   CHECK_FALSE(Json::parse(ran.lines.at(19))["answer"]["request"].contains("dump"));
+}
+
+TEST_CASE("run --trace says before it starts a daemon that the file cannot be written, and what to do") {
+  for (const auto& [file, why] : std::map<std::string, std::string>{
+           {"/nowhere/t.json",
+            "cannot write \"/nowhere/t.json\": there is no folder /nowhere: make it, or name a file "
+            "elsewhere"},
+           {"/tmp", "cannot write \"/tmp\": it is a folder: name a file in it"},
+           {"/dev/null", "it exists and is no regular file: name another one"}}) {
+    const Ran ran = Cppool({"run", "--trace", file}, "/no/daemon");
+    INFO(ran.err);
+    CHECK(ran.code == 2);
+    CHECK(ran.err.find(why) != std::string::npos);
+  }
 }
 
 TEST_CASE("run --json prints an object for each case, then the summary") {
@@ -376,6 +397,8 @@ TEST_CASE("invalid arguments are a usage error with exit code 2") {
       as<std::vector<std::string>>{}, std::vector<std::string>{}, std::vector<std::string>{"fly"},
       std::vector<std::string>{"run", "--suite", "everything"},
       std::vector<std::string>{"run", "--junit", ""}, std::vector<std::string>{"run", "--dump", ""},
+      std::vector<std::string>{"run", "--trace", ""},
+      std::vector<std::string>{"run", "--suite", "smoke", "--trace", "t.json"},
       std::vector<std::string>{"run", "--suite", "smoke", "--filter", "!=bf16"},
       std::vector<std::string>{"run", "--param", "no_value"},
       std::vector<std::string>{"run", "--param", "=3"}, std::vector<std::string>{"run", "--world-size", "0"},

@@ -247,7 +247,7 @@ TEST_CASE("the command diagnoses a single case") {
   CHECK(run({"--list"}).code == 2);
 }
 
-TEST_CASE("a diagnosis repeats a run with its perturb and inputs, but without its dump") {
+TEST_CASE("a diagnosis repeats a run with its perturb and inputs, but without its dump and trace") {
   const std::vector<std::string> words = {"run", "--diagnose", "--param", "do=fail_with"};
   auto with = [&](std::vector<std::string> more) {
     more.insert(more.begin(), words.begin(), words.end());
@@ -256,6 +256,7 @@ TEST_CASE("a diagnosis repeats a run with its perturb and inputs, but without it
   CHECK(with({"--param", "key=perturb", "--perturb", "7"}).Prints("verdict: bug\n"));
   CHECK(with({"--param", "key=inputs", "--inputs", "/in"}).Prints("verdict: bug\n"));
   CHECK(with({"--param", "key=dump", "--dump", "/tmp/dump"}).Prints("verdict: flaky (1 of 4)\n"));
+  CHECK(with({"--param", "key=trace", "--trace", "/tmp/t.json"}).Prints("verdict: flaky (1 of 4)\n"));
 }
 
 TEST_CASE("the cells before a cell are those that ran in the same daemon") {

@@ -85,6 +85,7 @@ TEST_CASE("a request has the run options, and the next call uses the same daemon
   options.perturb = 17;
   options.dump = "a/b";
   options.inputs = "/c";
+  options.trace = "t.json";
   options.fault = cppool::Fault{"throw", 1, "forward", 2};
   Json first = pool.Run({{"do", "echo"}, {"max_seqlen_q", 256}}, options).json;
   CHECK(first["request"]["case"] == "mine");
@@ -95,11 +96,13 @@ TEST_CASE("a request has the run options, and the next call uses the same daemon
   CHECK(first["request"]["perturb"] == 17);
   CHECK(first["request"]["dump"] == std::filesystem::current_path().string() + "/a/b");
   CHECK(first["request"]["inputs"] == "/c");
+  CHECK(first["request"]["trace"] == std::filesystem::current_path().string() + "/t.json");
   CHECK(first["request"]["fault"] ==
         Json({{"kind", "throw"}, {"rank", 1}, {"stage", "forward"}, {"count", 2}}));
   CHECK(first["request"]["params"] == Json({{"do", "echo"}, {"max_seqlen_q", 256}}));
   Json plain = pool.Run(Do("echo")).json;
-  for (const char* key : {"perturb", "dump", "inputs", "fault"}) CHECK_FALSE(plain["request"].contains(key));
+  for (const char* key : {"perturb", "dump", "inputs", "trace", "fault"})
+    CHECK_FALSE(plain["request"].contains(key));
   CHECK(plain["surroundings"]["pid"] == first["surroundings"]["pid"]);
   CHECK(pool.Hello()["pid"] == first["surroundings"]["pid"]);
   CHECK(pool.Stats()["ok"] == true);

@@ -47,6 +47,8 @@ struct FakeWorld {
   std::atomic<bool> device_lost{false};      // calls that use the device throw from then on
   std::atomic<std::size_t> left_behind{0};   // allocations that a case leaves on each rank
 
+  std::function<void()> on_end;                            // called when rank 0 ends a case
+  kernels::RankTrace trace;                                // of every rank
   std::map<int, int> groups_open;                          // by rank
   std::function<kernels::StageSamples(int rank)> samples;  // the times of the iterations so far; empty: none
 
@@ -110,6 +112,11 @@ class FakeRank : public kernels::RankRuntime {
       throw kernels::RuntimeError(CPPOOL_CUDA, "no clean state");
   }
   void Perturb(std::uint64_t seed) override { Log("perturb " + std::to_string(seed)); }
+  void BeginTrace(std::size_t limit) override { Log("trace " + std::to_string(limit)); }
+  kernels::RankTrace TakeTrace() override {
+    Log("take trace");
+    return world_->trace;
+  }
   void Break(kernels::DeviceFault, void*, cppool_stream) override { Log("break"); }
   void BeginIteration(int index) override { Log("iteration " + std::to_string(index)); }
   void EndIterations() override { Log("end iterations"); }
@@ -124,6 +131,7 @@ class FakeRank : public kernels::RankRuntime {
   std::vector<kernels::GroupShape> Groups() const override { return {{seam_.world_size, 1}}; }
   kernels::StageTimes EndCase() override {
     Log("end");
+    if (world_->on_end && seam_.rank == 0) world_->on_end();
     if (seam_.rank == world_->rank_that_cannot_end)
       throw kernels::RuntimeError(CPPOOL_CUDA, "the work failed");
     if (Meets(seam_, FakeWorld::Unsound::kCommunicator))

@@ -4,6 +4,7 @@
 
 #include "kernels/backend.h"
 #include "tests/end_to_end/attention_smoke.h"
+#include "tests/end_to_end/trace_smoke.h"
 #include "tests/end_to_end/user_case_smoke.h"
 #include "tests/environment.h"
 
@@ -32,6 +33,25 @@ TEST_CASE("attention on GPUs, every schedule") {
     CHECK(hello.at("transport") == "nccl");
     RunAttentionSmoke(daemon, world_size);
   });
+}
+
+// The resolution of a CUDA event.
+constexpr double kEventMs = 5e-4;
+
+TEST_CASE("traces on GPUs, every schedule: valid, inside the request, and in agreement with its times") {
+  ForEachWorld([](int world_size) {
+    DaemonProcess daemon({"--world-size", std::to_string(world_size), "--backend", "cuda"});
+    RunTraceSmoke(daemon, world_size, kEventMs);
+  });
+}
+
+TEST_CASE("traces on one GPU that the ranks share, every schedule") {
+  if (kernels::CountCudaDevices() == 0) {
+    WARN("skipped: there are no devices");
+    return;
+  }
+  DaemonProcess daemon({"--world-size", "4", "--backend", "cuda", "--transport", "peer"});
+  RunTraceSmoke(daemon, 4, kEventMs);
 }
 
 TEST_CASE("a user's case, built against the installed prefix, on GPUs") {

@@ -139,7 +139,7 @@ class Traffic(unittest.TestCase):
                 {"params": TINY, "deadline_ms": 86400000, "perturb": 2**63 - 1, "dump": folder + "/out"},
                 {"params": TINY, "inputs": folder + "/out"},
                 {"params": TINY, "checks": False, "warmup": 1, "sampling": {"precision": 0.5, "max_ms": 50}},
-                {"params": TINY, "checks": False, "repeat": 2, "waits": True, "profile": True},
+                {"params": TINY, "checks": False, "repeat": 2, "waits": True, "profile": True, "trace": folder + "/trace.json"},
                 {"kwargs": {"max_seqlen_q": "16", "num_heads": "4", "is_training": "False", "window_size": "(-1, 0)",
                             "softmax_scale": "None", "log_level": "10", "fp8_bwd": "True"}},
             ]

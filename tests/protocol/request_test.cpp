@@ -44,6 +44,7 @@ TEST_CASE("each operation is read") {
   CHECK(defaults.load.empty());
   CHECK_FALSE(defaults.sampling);
   CHECK_FALSE((defaults.waits || defaults.profile));
+  CHECK(defaults.trace.empty());
   const auto sampled = [](const std::string& members) {
     return std::get<RunRequest>(ParseRequest("{\"op\":\"run\"," + members + "}").operation);
   };
@@ -53,6 +54,7 @@ TEST_CASE("each operation is read") {
   CHECK(sampled(R"("sampling":{"precision":0.0001})").sampling->precision == 0.0001);
   CHECK(sampled(R"("waits":true)").waits);
   CHECK(sampled(R"("profile":true)").profile);
+  CHECK(sampled(R"("trace":"t.json")").trace == "t.json");
 
   const Request full = ParseRequest(
       R"({"id":{"a":[1]},"op":"run","case":"all_reduce","params":{"n":[1,2]},"deadline_ms":86400000,"warmup":1000,"repeat":10000,"checks":false})");
@@ -273,6 +275,9 @@ TEST_CASE("the error for an invalid request says what is wrong and what is allow
       {R"({"id":1,"op":"run","sampling":{"max_ms":0}})", 1, {"\"max_ms\" must be an integer from 1 to"}},
       {R"({"id":1,"op":"run","waits":1})", 1, {"\"waits\" must be true or false, not 1"}},
       {R"({"id":1,"op":"run","profile":null})", 1, {"\"profile\" must be true or false, not null"}},
+      {R"({"id":1,"op":"run","trace":""})", 1, {"\"trace\" must be a file's path, not \"\""}},
+      {R"({"id":1,"op":"validate","trace":true})", 1, {"\"trace\" must be a file's path, not true"}},
+      {R"({"id":1,"op":"list","trace":"t"})", 1, {"the key \"trace\" is for op \"run\", not \"list\""}},
       {R"({"id":1,"op":"run","checks":1})", 1, {"\"checks\" must be true or false, not 1"}},
       {R"({"id":1,"op":"run","checks":"true"})", 1, {"\"checks\" must be true or false, not \"true\""}},
   };
@@ -341,6 +346,7 @@ TEST_CASE("a request that is written as a line is read back unchanged") {
   run.load = {"/x/mine.so", "b"};
   run.sampling = SamplingRequest{0.015625, 77};
   run.waits = run.profile = true;
+  run.trace = "/t\xc3\xa9.json";
   run.fault = FaultRequest{"flip_bit", 3, "back\xc3\xa9", 7};
   requests.push_back({Json::array({1, "a"}), run});
   requests.push_back({Json(2), ValidateRequest{run}});
@@ -374,6 +380,7 @@ TEST_CASE("a request that is written as a line is read back unchanged") {
       CHECK(read.load == sent->load);
       CHECK(read.sampling == sent->sampling);
       CHECK((read.waits == sent->waits && read.profile == sent->profile));
+      CHECK(read.trace == sent->trace);
     }
   }
 }

@@ -120,6 +120,9 @@ struct RunOptions {
   std::vector<std::string> load;  // libraries with cases for this call; of sources: cppool/compile.h
   bool waits = false;    // stages for what the main stream waits for; for a daemon with the feature "waits"
   bool profile = false;  // the timed iterations are the range of a profiler; for one with "profile"
+  // File for a timeline of the run, as Chrome's JSON, which ui.perfetto.dev opens; empty: none. For a daemon with the feature "trace",
+  // which writes it: whole or not at all, and not when the ranks did not start, or one has not returned.
+  std::string trace{};
 };
 
 struct Failure {

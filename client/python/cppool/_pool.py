@@ -83,12 +83,14 @@ class Pool:
     def run(self, params: Union[Mapping[str, Any], Cell, None] = None, *, case: Optional[str] = None,
             kwargs: Optional[Mapping[str, str]] = None, deadline: float = 90.0, warmup: int = 0, repeat: int = 1, checks: bool = True,
             perturb: Optional[int] = None, dump: Optional[_Path] = None, inputs: Optional[_Path] = None,
-            kernels: Optional[_Path] = None, load: Sequence[_Path] = (), fault: Optional[Mapping[str, Any]] = None, **more: Any) -> Result:
+            trace: Optional[_Path] = None, kernels: Optional[_Path] = None, load: Sequence[_Path] = (),
+            fault: Optional[Mapping[str, Any]] = None, **more: Any) -> Result:
         """Runs one case and returns the daemon's answer, whatever it is.
 
         params: the case's parameters, or a Cell. kwargs: in place of them, strings as Transformer Engine's test worker takes them.
         case: its name; default "attention". deadline: for the case, in seconds. warmup, repeat: untimed and timed iterations.
         perturb: seed of random delays. dump: folder for the tensors (`load_dump` reads it); inputs: folder to read them from.
+        trace: file for a timeline of the run, which ui.perfetto.dev opens.
         kernels: whose attention kernels: "cppool", "cudnn", or a library with kernels of cppool/attention.h: its path, or "path,name".
         load: libraries with cases for this call. `compile` makes both kinds of libraries of sources.
         fault: {"kind", "rank", "stage", "count"}, for tests of a daemon with `arguments=["--allow-faults"]`.
@@ -97,7 +99,7 @@ class Pool:
         Throws PoolError when there is no answer, ValueError or TypeError for arguments out of range and for values that JSON cannot
         express.
         """
-        return self._result(self._request("run", params, case, kwargs, deadline, dump, inputs, {
+        return self._result(self._request("run", params, case, kwargs, deadline, dump, inputs, trace, {
             **_libraries(kernels, load), "warmup": (warmup, 0), "repeat": (repeat, 1), "checks": (checks, True), "perturb": (perturb, None), "fault": (fault, None),
             **{key: (value, None) for key, value in more.items()}}))
 
@@ -105,7 +107,7 @@ class Pool:
                  kwargs: Optional[Mapping[str, str]] = None, kernels: Optional[_Path] = None, load: Sequence[_Path] = (),
                  **more: Any) -> Result:
         """Whether `run` would run it: passed, else skipped or error with the reason. Throws as `run` does."""
-        return self._result(self._request("validate", params, case, kwargs, 90.0, None, None, {
+        return self._result(self._request("validate", params, case, kwargs, 90.0, None, None, None, {
             **_libraries(kernels, load), **{key: (value, None) for key, value in more.items()}}))
 
     def compile(self, source: _Path, include_folders: Sequence[_Path] = ()) -> str:
@@ -154,7 +156,8 @@ class Pool:
         return f"<cppool.Pool of {self.world_size} ranks>"
 
     def _request(self, op: str, params: Any, case: Optional[str], kwargs: Optional[Mapping[str, str]], deadline: float,
-                 dump: Optional[_Path], inputs: Optional[_Path], members: Mapping[str, tuple[Any, Any]]) -> bytes:
+                 dump: Optional[_Path], inputs: Optional[_Path], trace: Optional[_Path],
+                 members: Mapping[str, tuple[Any, Any]]) -> bytes:
         """As the protocol has it. `members`: each with its default, which is not sent."""
         request: dict[str, Any] = {"op": op}
         if isinstance(params, Cell):
@@ -176,9 +179,9 @@ class Pool:
         for key, (value, default) in members.items():
             if value is not default and value != default:
                 request[key] = value
-        for key, folder in (("dump", dump), ("inputs", inputs)):
-            if folder is not None:
-                request[key] = os.fspath(folder)
+        for key, path in (("dump", dump), ("inputs", inputs), ("trace", trace)):
+            if path is not None:
+                request[key] = os.fspath(path)
         return text_of(request, "the request")
 
     def _result(self, request: bytes) -> Result:

@@ -141,8 +141,8 @@ struct cppool_runtime {
                               cppool_reduce reduce, cppool_comm comm, cppool_stream stream);
 
   /* Work enqueued on `stream` from here on belongs to `stage`; NULL ends the last stage. Recorded in stream
-   * order and visible to the host at any time: `gpu_ms`, and the diagnosis of a case that does not end, come
-   * from it. A stage is a path such as "forward/attend 1". The text is copied. On the main stream the time of
+   * order and visible to the host at any time: `gpu_ms`, traces, and the diagnosis of a case that does not end
+   * come from it. A stage is a path such as "forward/attend 1". The text is copied. On the main stream the time of
    * a stage counts for its parent ("forward") too. */
   cppool_status (*mark)(cppool_runtime*, cppool_stream stream, const char* stage);
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "kernels/group_shape.h"
+#include "kernels/trace.h"
 
 namespace cppool::kernels {
 
@@ -77,6 +78,8 @@ class RankRuntime {
   // For the case that has begun: every mark delays its stream by a random time of up to about 200 us, chosen by `seed`
   // and the rank. Work that lacks a wait then runs before or after its data is there.
   virtual void Perturb(std::uint64_t seed) = 0;
+  // For the case that has begun: records at most `limit` slices, in memory that is taken now. Throws RuntimeError.
+  virtual void BeginTrace(std::size_t limit) = 0;
   // Does the fault in stream order. `byte`: device memory, for kFlipBit. Throws RuntimeError.
   virtual void Break(DeviceFault fault, void* byte, cppool_stream stream) = 0;
   // Marks from here on belong to iteration `index` (negative: warm-up, not counted).
@@ -93,6 +96,9 @@ class RankRuntime {
   // Waits for the rank's work, releases what the case left behind, and returns the stages' times. Throws
   // RuntimeError; FailedInStage() and Progress() then say where the work stopped, until the next BeginCase.
   virtual StageTimes EndCase() = 0;
+  // After EndCase, also one that has thrown: what was recorded since BeginTrace, as far as it is known. Empty without one,
+  // and the second time.
+  virtual RankTrace TakeTrace() = 0;
   // Gives pooled memory back to the device. After a barrier of all ranks: it may wait for the device.
   virtual void Trim() = 0;
 

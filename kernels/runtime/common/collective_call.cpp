@@ -6,14 +6,20 @@
 
 namespace cppool::kernels {
 
+const char* NameOf(Collective what) {
+  return what == Collective::kAllGather       ? "all_gather"
+         : what == Collective::kReduceScatter ? "reduce_scatter"
+                                              : "all_reduce";
+}
+
 bool CollectiveCall::SameAs(const CollectiveCall& other) const {
   return what == other.what && dtype == other.dtype && reduce == other.reduce && count == other.count;
 }
 
 std::string CollectiveCall::ToString() const {
   if (what == Collective::kAllGather) return "all_gather of " + std::to_string(count) + " bytes";
-  return std::string(what == Collective::kAllReduce ? "all_reduce" : "reduce_scatter") + " (" +
-         NameOf(reduce) + ") of " + std::to_string(count) + " " + NameOf(dtype);
+  return std::string(NameOf(what)) + " (" + NameOf(reduce) + ") of " + std::to_string(count) + " " +
+         NameOf(dtype);
 }
 
 RuntimeError Disagreement(const std::vector<CollectiveCall>& calls, int member, const std::vector<int>& ranks,

@@ -115,9 +115,23 @@ void CudaRank::BeginCase() {
     if (owned.used) WaitFor(owned.stream);
   }
   ReleaseLeftovers();
+  marks_.TraceTo(nullptr);
+  trace_.reset();
   world_->BeginCase(rank_);
   host_failure_ = std::make_shared<HostFailure>();
   last_error_.Clear();
+}
+
+void CudaRank::BeginTrace(std::size_t limit) {
+  trace_ = std::make_unique<DeviceTrace>(limit, main_stream());
+  marks_.TraceTo(trace_.get());
+}
+
+RankTrace CudaRank::TakeTrace() {
+  if (!trace_) return {};
+  marks_.TraceEnded();
+  marks_.TraceTo(nullptr);
+  return std::exchange(trace_, nullptr)->Finish(main_stream());
 }
 
 void CudaRank::BeginIteration(int index) { iteration_ = index < 0 ? StageMarks::kWarmUp : index; }
@@ -149,6 +163,7 @@ StageTimes CudaRank::EndCase() {
   world_->CheckCase(rank_);
   ThrowHostFailure();
   ReleaseLeftovers();
+  if (trace_) trace_->SetComplete();
   return times;
 }
 
@@ -203,6 +218,7 @@ bool CudaRank::HasRoom(double bytes) const {
 }
 
 void* CudaRank::Allocate(std::size_t bytes, cudaStream_t stream) {
+  const TraceRecorder::Call call(Recorder(), "allocate");
   if (bytes == 0) return nullptr;
   void* pointer = nullptr;
   const cudaError_t result = pool_->Allocate(&pointer, bytes, stream);
@@ -228,6 +244,7 @@ void CudaRank::Free(void* pointer, cudaStream_t stream) {
 }
 
 void* CudaRank::AllocateHost(std::size_t bytes) {
+  const TraceRecorder::Call call(Recorder(), "allocate");
   if (bytes == 0) return nullptr;
   void* const pointer = host_heap_.Allocate(bytes);
   host_allocations_[pointer] = bytes;
@@ -352,12 +369,14 @@ void CudaRank::WaitFor(cudaStream_t stream) {
 }
 
 void CudaRank::Synchronize(cudaStream_t stream) {
+  const TraceRecorder::Call call(Recorder(), "synchronize");
   WaitFor(stream);
   marks_.Settle(stream);
   ThrowHostFailure();
 }
 
 void CudaRank::Mark(cudaStream_t stream, const char* stage) {
+  if (trace_) trace_->recorder().MarkCalls(reinterpret_cast<cppool_stream>(stream), stage, iteration_);
   marks_.Mark(stream, stage, iteration_);
   ranges_.Enter(stream, stage);
   if (stage) marked_ = stage;
@@ -406,6 +425,7 @@ CommGroup CudaRank::GroupOf(GroupShape shape) {
   const CommGroup known = world_->group(rank_, shape);
   if (known.comm) return known;
   if (InGroup()) throw RuntimeError(CPPOOL_INTERNAL, "group_of between group_start and group_end");
+  const TraceRecorder::Call call(Recorder(), "open communicator");
   // NCCL splits a communicator only while it is idle.
   for (const OwnedStream& owned : streams_) {
     if (owned.used) WaitFor(owned.stream);
@@ -417,14 +437,47 @@ CommGroup CudaRank::GroupOf(GroupShape shape) {
 }
 
 // A case may pass a communicator of its own: it is noted as if it were the world's.
-void CudaRank::NoteTransfer(cudaStream_t stream, const char* what, int peer, cppool_comm comm) {
+void CudaRank::BeginTransfer(cudaStream_t stream, const char* what, std::size_t bytes, int peer,
+                             cppool_comm comm) {
   const CommGroup group = world_->group(rank_, comm);
-  marks_.Note(stream, {what, group.comm ? group.shape.WorldRank(rank_, peer) : peer, ""});
+  const int world_rank = group.comm ? group.shape.WorldRank(rank_, peer) : peer;
+  marks_.Note(stream, {what, world_rank, ""});
+  if (trace_) TraceCall(stream, what, bytes, group.comm ? group.size : world_->size(), world_rank);
 }
 
-void CudaRank::NoteCollective(cudaStream_t stream, const char* what, cppool_comm comm) {
+void CudaRank::BeginCollective(cudaStream_t stream, const char* what, std::size_t bytes, cppool_comm comm) {
   const CommGroup group = world_->group(rank_, comm);
-  marks_.Note(stream, {what, group.comm ? group.size : world_->size(), " ranks"});
+  const int ranks = group.comm ? group.size : world_->size();
+  marks_.Note(stream, {what, ranks, " ranks"});
+  if (trace_) TraceCall(stream, what, bytes, ranks, TraceSlice::kNoPeer);
+}
+
+void CudaRank::TraceCall(cudaStream_t stream, std::string_view what, std::size_t bytes, int ranks, int peer) {
+  const std::string_view name = what.substr(0, what.find(' '));  // "send" of "send to rank "
+  const int track = static_cast<int>(marks_.Here(stream).track);
+  trace_->recorder().NameStream(track, marks_.NameOf(stream));
+  TraceSlice* const slice = trace_->recorder().Add(TraceSlice::Kind::kTransfer, track, name, iteration_);
+  if (slice) {
+    slice->bytes = bytes;
+    slice->ranks = ranks;
+    slice->peer = peer;
+  }
+  trace_->BeginCall(stream, slice);
+}
+
+void CudaRank::EndCall() {
+  if (trace_) trace_->EndCall();
+}
+
+void CudaRank::GroupStart() {
+  world_->GroupStart(rank_);
+  if (trace_) trace_->GroupStart();
+}
+
+void CudaRank::GroupEnd() {
+  if (trace_) trace_->BeginGroupEnd();
+  world_->GroupEnd(rank_);
+  if (trace_) trace_->EndGroupEnd();
 }
 
 void CudaRank::NoteWait(cudaStream_t stream, cudaEvent_t event) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "kernels/runtime/common/mark_delays.h"
 #include "kernels/runtime/cuda/check.h"
 #include "kernels/runtime/cuda/comm_world.h"
+#include "kernels/runtime/cuda/device_trace.h"
 #include "kernels/runtime/cuda/page_locked_heap.h"
 #include "kernels/runtime/cuda/stage_marks.h"
 #include "kernels/runtime/cuda/stage_ranges.h"
@@ -37,6 +39,8 @@ class CudaRank : public RankRuntime {
   std::optional<std::string> FailedInStage() const override;
   void BeginCase() override;
   void Perturb(std::uint64_t seed) override { delays_ = MarkDelays(seed, rank_); }
+  void BeginTrace(std::size_t limit) override;
+  RankTrace TakeTrace() override;
   void Break(DeviceFault fault, void* byte, cppool_stream stream) override;
   void BeginIteration(int index) override;
   void EndIterations() override;
@@ -76,9 +80,13 @@ class CudaRank : public RankRuntime {
   void Mark(cudaStream_t stream, const char* stage);
   // The rank's communicator of a shape. A new one is made together with all other ranks, and used once.
   CommGroup GroupOf(GroupShape shape);
-  // What Progress says about a stage: its calls on communicators, and its waits for other streams.
-  void NoteTransfer(cudaStream_t stream, const char* what, int peer, cppool_comm comm);
-  void NoteCollective(cudaStream_t stream, const char* what, cppool_comm comm);
+  // Before and after a call on a communicator: for Progress, and for a trace. `what`: "send to rank ", "all_gather with ".
+  void BeginTransfer(cudaStream_t stream, const char* what, std::size_t bytes, int peer, cppool_comm comm);
+  void BeginCollective(cudaStream_t stream, const char* what, std::size_t bytes, cppool_comm comm);
+  void EndCall();
+  void GroupStart();
+  void GroupEnd();
+  // For Progress: the waits for other streams.
   void NoteRecord(cudaEvent_t event, cudaStream_t stream) { recorded_[event] = marks_.Here(stream); }
   void NoteWait(cudaStream_t stream, cudaEvent_t event);
 
@@ -96,6 +104,8 @@ class CudaRank : public RankRuntime {
   };
   struct HostCall;
   static void RunHostCall(void* call) noexcept;
+  TraceRecorder* Recorder() { return trace_ ? &trace_->recorder() : nullptr; }
+  void TraceCall(cudaStream_t stream, std::string_view what, std::size_t bytes, int ranks, int peer);
   void ThrowHostFailure();
   void WaitFor(cudaStream_t stream);
   void AddStream();
@@ -115,6 +125,7 @@ class CudaRank : public RankRuntime {
   std::unordered_map<cudaEvent_t, StagePoint> recorded_;
   int iteration_;
   MarkDelays delays_;
+  std::unique_ptr<DeviceTrace> trace_;      // NULL: none was asked for
   std::vector<OwnedStream> streams_;        // the main stream first
   std::vector<cudaEvent_t> spare_events_;   // without pending work
   std::deque<cudaEvent_t> retired_events_;  // given back in this case

@@ -1,6 +1,8 @@
 // The functions of the seam's table for a CudaRank. No exception leaves them.
 #include "kernels/runtime/cuda/rank.h"
 
+#include "kernels/runtime/common/dtype.h"
+
 namespace cppool::kernels::cuda {
 namespace {
 
@@ -106,50 +108,55 @@ cppool_status GetGroupOf(cppool_runtime* rt, int size, int stride, cppool_comm* 
 }
 
 cppool_status GroupStart(cppool_runtime* rt) {
-  return Guard(rt, [](CudaRank& rank) { rank.world().GroupStart(rank.rank()); });
+  return Guard(rt, [](CudaRank& rank) { rank.GroupStart(); });
 }
 
 cppool_status GroupEnd(cppool_runtime* rt) {
-  return Guard(rt, [](CudaRank& rank) { rank.world().GroupEnd(rank.rank()); });
+  return Guard(rt, [](CudaRank& rank) { rank.GroupEnd(); });
 }
 
 cppool_status Send(cppool_runtime* rt, const void* buffer, size_t bytes, int peer, cppool_comm comm,
                    cppool_stream stream) {
   return Guard(rt, [&](CudaRank& rank) {
-    rank.NoteTransfer(Cuda(stream), "send to rank ", peer, comm);
+    rank.BeginTransfer(Cuda(stream), "send to rank ", bytes, peer, comm);
     rank.world().Send(rank.rank(), buffer, bytes, peer, comm, Cuda(stream));
+    rank.EndCall();
   });
 }
 
 cppool_status Recv(cppool_runtime* rt, void* buffer, size_t bytes, int peer, cppool_comm comm,
                    cppool_stream stream) {
   return Guard(rt, [&](CudaRank& rank) {
-    rank.NoteTransfer(Cuda(stream), "recv from rank ", peer, comm);
+    rank.BeginTransfer(Cuda(stream), "recv from rank ", bytes, peer, comm);
     rank.world().Recv(rank.rank(), buffer, bytes, peer, comm, Cuda(stream));
+    rank.EndCall();
   });
 }
 
 cppool_status AllGather(cppool_runtime* rt, const void* in, void* out, size_t bytes, cppool_comm comm,
                         cppool_stream stream) {
   return Guard(rt, [&](CudaRank& rank) {
-    rank.NoteCollective(Cuda(stream), "all_gather with ", comm);
+    rank.BeginCollective(Cuda(stream), "all_gather with ", bytes, comm);
     rank.world().AllGather(rank.rank(), in, out, bytes, comm, Cuda(stream));
+    rank.EndCall();
   });
 }
 
 cppool_status ReduceScatter(cppool_runtime* rt, const void* in, void* out, size_t count, cppool_dtype dtype,
                             cppool_reduce reduce, cppool_comm comm, cppool_stream stream) {
   return Guard(rt, [&](CudaRank& rank) {
-    rank.NoteCollective(Cuda(stream), "reduce_scatter with ", comm);
+    rank.BeginCollective(Cuda(stream), "reduce_scatter with ", count * WidthOf(dtype), comm);
     rank.world().ReduceScatter(rank.rank(), in, out, count, dtype, reduce, comm, Cuda(stream));
+    rank.EndCall();
   });
 }
 
 cppool_status AllReduce(cppool_runtime* rt, const void* in, void* out, size_t count, cppool_dtype dtype,
                         cppool_reduce reduce, cppool_comm comm, cppool_stream stream) {
   return Guard(rt, [&](CudaRank& rank) {
-    rank.NoteCollective(Cuda(stream), "all_reduce with ", comm);
+    rank.BeginCollective(Cuda(stream), "all_reduce with ", count * WidthOf(dtype), comm);
     rank.world().AllReduce(rank.rank(), in, out, count, dtype, reduce, comm, Cuda(stream));
+    rank.EndCall();
   });
 }
 

@@ -155,7 +155,9 @@ void StageMarks::Fold(Track& track, bool whole) {
   const std::size_t count = track.entries.size();
   for (std::size_t i = 0; i + 1 < count; ++i) {
     const Entry& entry = track.entries[i];
-    if (entry.stage < 0 || entry.iteration == kWarmUp) continue;
+    if (entry.stage < 0) continue;
+    if (trace_) TraceStage(track, i);
+    if (entry.iteration == kWarmUp) continue;
     float milliseconds = 0;
     CheckCuda(cudaEventElapsedTime(&milliseconds, entry.event, track.entries[i + 1].event),
               "reading a stage's time");
@@ -167,6 +169,22 @@ void StageMarks::Fold(Track& track, bool whole) {
   const std::lock_guard lock(mutex_);
   ReadTrack(track, Clock::now());  // Progress still shows the last stage
   track.entries.erase(track.entries.begin(), track.entries.begin() + static_cast<std::ptrdiff_t>(gone));
+}
+
+bool StageMarks::TraceStage(const Track& track, std::size_t entry) {
+  const Entry& begin = track.entries[entry];
+  const int index = static_cast<int>(HereOn(track).track);
+  trace_->recorder().NameStream(index, track.name);
+  return trace_->AddStage(index, names_[begin.stage], begin.iteration, begin.event,
+                          track.entries[entry + 1].event);
+}
+
+void StageMarks::TraceEnded() {
+  for (std::size_t t = 0; t < used_tracks_; ++t) {
+    for (std::size_t i = 0; i + 1 < tracks_[t].entries.size(); ++i) {
+      if (tracks_[t].entries[i].stage >= 0 && !TraceStage(tracks_[t], i)) break;
+    }
+  }
 }
 
 void StageMarks::Settle(cudaStream_t stream) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "kernels/runtime/cuda/device_trace.h"
 #include "kernels/runtime/cuda/page_locked_heap.h"
 
 namespace cppool::kernels::cuda {
@@ -52,6 +53,7 @@ class StageMarks {
   // stream has left the stage of the record.
   StagePoint Here(cudaStream_t stream) { return HereOn(TrackOf(stream)); }
   void NoteWait(cudaStream_t stream, const StagePoint& point);
+  const std::string& NameOf(cudaStream_t stream) { return TrackOf(stream).name; }
   // Ends the stream's stage, if it has one.
   void Close(cudaStream_t stream, int iteration);
   // The stream's work is done: when there are many events, keeps their times and releases them, so that a long case
@@ -61,6 +63,10 @@ class StageMarks {
   StageSamples Samples(cudaStream_t main_stream);
   // All work is done: the stages' times.
   StageTimes Collect();
+  // Stages are added to this trace, too, from here on; NULL: to none.
+  void TraceTo(DeviceTrace* trace) { trace_ = trace; }
+  // After a failure: adds the stages that have ended.
+  void TraceEnded();
   // Forgets streams and marks. No marked work may be pending.
   void Reset();
 
@@ -121,6 +127,7 @@ class StageMarks {
   int NameIndex(const char* stage);
   cudaEvent_t TakeEvent();
   void Fold(Track& track, bool whole);
+  bool TraceStage(const Track& track, std::size_t entry);           // false: it has not ended
   void ReadTrack(const Track& track, Clock::time_point now) const;  // mutex_ held
   std::size_t Reached(const Track& track) const;                    // how many entries the stream has passed
   std::uint32_t ReachedSequence(const Track& track) const;          // of the last mark that it has passed
@@ -128,6 +135,7 @@ class StageMarks {
   const StagePoint* AwaitedIn(const Track& track, std::uint32_t sequence) const;
   bool IsIdle(const Track& track) const;
 
+  DeviceTrace* trace_ = nullptr;
   PageLockedHeap* heap_;
   std::byte* words_;
   std::vector<cudaEvent_t> spare_events_;

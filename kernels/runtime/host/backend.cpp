@@ -50,6 +50,8 @@ class ListedRank final : public RankRuntime {
   std::optional<std::string> FailedInStage() const override { return rank_.FailedInStage(); }
   void BeginCase() override { rank_.BeginCase(); }
   void Perturb(std::uint64_t seed) override { rank_.Perturb(seed); }
+  void BeginTrace(std::size_t limit) override { rank_.BeginTrace(limit); }
+  RankTrace TakeTrace() override { return rank_.TakeTrace(); }
   void Break(DeviceFault fault, void* byte, cppool_stream stream) override {
     rank_.Break(fault, byte, stream);
   }

@@ -20,6 +20,7 @@
 #include "kernels/runtime/common/bell.h"
 #include "kernels/runtime/common/collective_call.h"
 #include "kernels/runtime/host/wait.h"
+#include "kernels/trace.h"
 
 namespace cppool::kernels::host {
 
@@ -98,6 +99,7 @@ class CommOp {
   // Whether it waits for a call that `rank` (of the world) has not made.
   virtual bool Misses(int rank) const = 0;
   virtual CallNote Note() const = 0;
+  TraceSlice* slice = nullptr;  // in a trace
 };
 
 std::unique_ptr<CommOp> MakeSend(HostComm& comm, int rank, int peer, std::uint64_t position, const void* data,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <cstring>
 #include <iterator>
 #include <thread>
@@ -13,16 +14,6 @@
 #include "kernels/runtime.h"
 
 namespace cppool::kernels::host {
-namespace {
-
-std::int64_t NowNs() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-}  // namespace
-
 HostRank::HostRank(std::shared_ptr<HostWorld> world, int rank) : world_(std::move(world)), rank_(rank) {
   seam_.abi = CPPOOL_RUNTIME_ABI;
   seam_.struct_size = sizeof(seam_);
@@ -58,7 +49,18 @@ void HostRank::SynchronizeAll() {
 void HostRank::BeginCase() {
   SynchronizeAll();
   ReleaseAll();
+  trace_.reset();
   world_->Unfinished(rank_);
+}
+
+void HostRank::BeginTrace(std::size_t limit) {
+  trace_ = std::make_unique<TraceRecorder>(limit);
+  trace_->NameStream(0, streams_[0]->name);
+}
+
+RankTrace HostRank::TakeTrace() {
+  const auto trace = std::move(trace_);
+  return trace ? trace->Finish(failure_.set()) : RankTrace{};
 }
 
 void HostRank::BeginIteration(int index) { iteration_ = index < 0 ? kWarmUp : index; }
@@ -70,7 +72,7 @@ StageSamples HostRank::Samples() {
       std::find_if(marks_.rbegin(), marks_.rend(), [](const Mark& mark) { return mark.stream == 0; });
   if (last != marks_.rend() && last->stage) MarkStage(seam_.stream, nullptr);
   Synchronize(seam_.stream);
-  return TallyMarks().Samples();
+  return TallyMarks(TraceClockNs()).Samples();
 }
 
 StageTimes HostRank::EndCase() {
@@ -84,7 +86,9 @@ StageTimes HostRank::EndCase() {
     ReleaseMemory();  // the rest stays: Progress must still say where the streams stopped
     throw;
   }
-  StageTimes times = TallyMarks().Times();
+  const std::int64_t now = TraceClockNs();
+  if (trace_) trace_->EndStages(now);
+  StageTimes times = TallyMarks(now).Times();
   ReleaseAll();
   return times;
 }
@@ -175,6 +179,7 @@ void* HostRank::Take(std::size_t bytes) {
 }
 
 void* HostRank::Alloc(std::size_t bytes, cppool_stream stream) {
+  const TraceRecorder::Call call(trace_.get(), "allocate");
   HostStream& at = At(stream);
   if (bytes == 0) return nullptr;
   void* ptr = Take(bytes);
@@ -217,6 +222,7 @@ void HostRank::CheckGuards(const void* ptr, std::size_t bytes) noexcept {
 void HostRank::CountReleased(std::size_t bytes) { held_bytes_.fetch_sub(bytes, std::memory_order_relaxed); }
 
 void* HostRank::AllocHost(std::size_t bytes) {
+  const TraceRecorder::Call call(trace_.get(), "allocate");
   if (bytes == 0) return nullptr;
   void* ptr = Take(bytes);
   std::memset(ptr, kPoison, bytes);
@@ -294,6 +300,7 @@ cppool_stream HostRank::CreateStream() {
   std::lock_guard lock(progress_mutex_);
   stream->index = next_stream_++;
   stream->name = "stream " + std::to_string(stream->index);
+  if (trace_) trace_->NameStream(stream->index, stream->name);
   streams_.push_back(std::move(stream));
   return reinterpret_cast<cppool_stream>(streams_.back().get());
 }
@@ -311,6 +318,7 @@ void HostRank::DestroyStream(cppool_stream stream) {
 }
 
 void HostRank::Synchronize(cppool_stream stream) {
+  const TraceRecorder::Call call(trace_.get(), "synchronize");
   At(stream).Synchronize();
   failure_.Throw();
 }
@@ -382,16 +390,24 @@ void HostRank::MarkStage(cppool_stream stream, const char* stage) {
     text = known == stages_.end() ? nullptr : &*known;
   }
   if (stage) marked_ = stage;
+  TraceRecorder::Change traced;
+  if (trace_) {
+    trace_->MarkCalls(stream, stage, iteration_);
+    traced = trace_->MarkStage(at.index, stage, iteration_);
+  }
   Mark* mark = nullptr;
   {
     std::lock_guard lock(progress_mutex_);
     if (stage && !text) text = &*stages_.emplace(stage).first;
-    mark = &marks_.emplace_back(text, at.index, iteration_);
+    mark = &marks_.emplace_back(text, at.index, iteration_, traced);
   }
   at.marks_pushed.store(at.marks_pushed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   // After a failure the marks stay at the point where the work stopped.
   at.Push(HostStream::Run::kUnlessFailed, [&at, mark] {
-    mark->reached_ns.store(NowNs(), std::memory_order_relaxed);
+    const std::int64_t now = TraceClockNs();
+    mark->reached_ns.store(now, std::memory_order_relaxed);
+    if (mark->traced.ended) mark->traced.ended->end_ns = now;
+    if (mark->traced.begun) mark->traced.begun->begin_ns = now;
     if (mark->stage) at.last_stage.store(mark, std::memory_order_relaxed);
     at.in_stage.store(mark->stage != nullptr, std::memory_order_relaxed);
     at.marks_reached.store(at.marks_reached.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
@@ -401,8 +417,7 @@ void HostRank::MarkStage(cppool_stream stream, const char* stage) {
     at.Push(HostStream::Run::kUnlessFailed, [delay] { std::this_thread::sleep_for(delay); });
 }
 
-StageTally HostRank::TallyMarks() const {
-  const std::int64_t now = NowNs();  // the end of stages without one
+StageTally HostRank::TallyMarks(std::int64_t now) const {
   // Backwards, so that each mark knows the next one of its stream: a stage lasts from one mark to the next.
   std::vector<std::int64_t> end(marks_.size());
   std::unordered_map<int, std::int64_t> next;
@@ -447,7 +462,7 @@ std::vector<StreamProgress> HostRank::Progress() const {
     if (mark) {
       progress.stage = *mark->stage;
       const std::int64_t since = mark->reached_ns.load(std::memory_order_relaxed);
-      if (since) progress.seconds = static_cast<double>(NowNs() - since) * 1e-9;
+      if (since) progress.seconds = static_cast<double>(TraceClockNs() - since) * 1e-9;
     }
     progress.thread = stream->thread();
     stream->waits.Describe(progress);

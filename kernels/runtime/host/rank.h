@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -19,6 +20,7 @@
 #include "kernels/runtime/common/last_error.h"
 #include "kernels/runtime/common/mark_delays.h"
 #include "kernels/runtime/common/stage_tally.h"
+#include "kernels/runtime/common/trace_recorder.h"
 #include "kernels/runtime/host/comm.h"
 #include "kernels/runtime/host/memory.h"
 #include "kernels/runtime/host/stream.h"
@@ -35,6 +37,8 @@ class HostRank final : public RankRuntime {
   std::optional<std::string> FailedInStage() const override;
   void BeginCase() override;
   void Perturb(std::uint64_t seed) override { delays_ = MarkDelays(seed, rank_); }
+  void BeginTrace(std::size_t limit) override;
+  RankTrace TakeTrace() override;
   void Break(DeviceFault fault, void* byte, cppool_stream stream) override;
   void BeginIteration(int index) override;
   void EndIterations() override;
@@ -103,6 +107,9 @@ class HostRank final : public RankRuntime {
   void ResetSides();
   void CheckPeer(const Side& side, int peer, const char* call) const;
   void Submit(HostStream& stream, std::unique_ptr<CommOp> op);
+  // A slice of the trace for a call; NULL: the trace has no room. `peer`: in the communicator.
+  TraceSlice* TraceTransfer(const HostStream& stream, const Side& side, const char* what, std::size_t bytes,
+                            std::optional<int> peer);
   void RunOps(HostStream& stream, std::vector<std::unique_ptr<CommOp>> ops);
   std::unique_ptr<HostStream> NewStream(int number);
   std::unique_ptr<HostStream> SpareStream();  // NULL: there is none
@@ -110,8 +117,8 @@ class HostRank final : public RankRuntime {
   void CountReleased(std::size_t bytes);
   void CheckGuards(const void* ptr, std::size_t bytes) noexcept;
   void SynchronizeAll();
-  StageTally TallyMarks()
-      const;  // no work that was marked is pending, except on other streams than the main one
+  // No work that was marked is pending, except on other streams than the main one. `now`: the end of stages without one.
+  StageTally TallyMarks(std::int64_t now) const;
   std::string NameOfStream(int index) const;
   void ReleaseAll();
   void ReleaseMemory();
@@ -137,8 +144,9 @@ class HostRank final : public RankRuntime {
 
   int iteration_ = kOutside;
   MarkDelays delays_;
-  int streams_made_ = 0;  // threads, for their names
-  int next_stream_ = 1;   // in this case
+  std::unique_ptr<TraceRecorder> trace_;  // NULL: none was asked for
+  int streams_made_ = 0;                  // threads, for their names
+  int next_stream_ = 1;                   // in this case
 
   // Progress() holds this while it reads. The rank's thread holds it while it changes what is read, and never while it
   // waits. The streams' threads never take it.

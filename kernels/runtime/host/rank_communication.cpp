@@ -1,5 +1,6 @@
 // The communication of a HostRank: its places in communicators, and the calls on them.
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -37,6 +38,7 @@ cppool_comm HostRank::Group(GroupShape shape, int* rank, int* size) {
   auto known = sides_.find(shape);
   if (known == sides_.end()) {
     if (group_depth_ > 0) throw RuntimeError(CPPOOL_INTERNAL, "group_of between group_start and group_end");
+    const TraceRecorder::Call call(trace_.get(), "open communicator");
     const std::vector<std::uint64_t> none(static_cast<std::size_t>(shape.size));
     const Side side{&world_->Comm(shape, rank_), shape.Member(rank_), 0, none, none};
     known = sides_.emplace(shape, side).first;
@@ -58,16 +60,18 @@ void HostRank::Send(const void* data, std::size_t bytes, int peer, cppool_comm c
   HostStream& at = At(stream);
   Side& side = At(comm);
   CheckPeer(side, peer, "send");
-  Submit(at,
-         MakeSend(*side.comm, side.rank, peer, side.sends[static_cast<std::size_t>(peer)]++, data, bytes));
+  auto op = MakeSend(*side.comm, side.rank, peer, side.sends[static_cast<std::size_t>(peer)]++, data, bytes);
+  if (trace_) op->slice = TraceTransfer(at, side, "send", bytes, peer);
+  Submit(at, std::move(op));
 }
 
 void HostRank::Recv(void* data, std::size_t bytes, int peer, cppool_comm comm, cppool_stream stream) {
   HostStream& at = At(stream);
   Side& side = At(comm);
   CheckPeer(side, peer, "recv");
-  Submit(at,
-         MakeRecv(*side.comm, side.rank, peer, side.recvs[static_cast<std::size_t>(peer)]++, data, bytes));
+  auto op = MakeRecv(*side.comm, side.rank, peer, side.recvs[static_cast<std::size_t>(peer)]++, data, bytes);
+  if (trace_) op->slice = TraceTransfer(at, side, "recv", bytes, peer);
+  Submit(at, std::move(op));
 }
 
 void HostRank::Collect(const CollectiveCall& call, cppool_comm comm, cppool_stream stream) {
@@ -75,7 +79,19 @@ void HostRank::Collect(const CollectiveCall& call, cppool_comm comm, cppool_stre
   Side& side = At(comm);
   CheckDtype(call.dtype);
   CheckReduction(call.reduce);
-  Submit(at, MakeCollective(*side.comm, side.rank, side.collectives++, call));
+  auto op = MakeCollective(*side.comm, side.rank, side.collectives++, call);
+  if (trace_) op->slice = TraceTransfer(at, side, NameOf(call.what), call.count * WidthOf(call.dtype), {});
+  Submit(at, std::move(op));
+}
+
+TraceSlice* HostRank::TraceTransfer(const HostStream& stream, const Side& side, const char* what,
+                                    std::size_t bytes, std::optional<int> peer) {
+  TraceSlice* const slice = trace_->Add(TraceSlice::Kind::kTransfer, stream.index, what, iteration_);
+  if (!slice) return nullptr;
+  slice->bytes = bytes;
+  slice->ranks = side.comm->size();
+  if (peer) slice->peer = side.comm->WorldRank(*peer);
+  return slice;
 }
 
 void HostRank::Submit(HostStream& stream, std::unique_ptr<CommOp> op) {

@@ -18,6 +18,7 @@
 
 #include "kernels/error.h"
 #include "kernels/runtime/common/bell.h"
+#include "kernels/runtime/common/trace_recorder.h"
 #include "kernels/runtime/host/wait.h"
 
 namespace cppool::kernels::host {
@@ -39,12 +40,13 @@ class Failure {
 
 // One call of `mark`. Lives as long as the case.
 struct Mark {
-  Mark(const std::string* stage_text, int stream_index, int iteration_tag)
-      : stage(stage_text), stream(stream_index), iteration(iteration_tag) {}
+  Mark(const std::string* stage_text, int stream_index, int iteration_tag, TraceRecorder::Change slices)
+      : stage(stage_text), stream(stream_index), iteration(iteration_tag), traced(slices) {}
 
   const std::string* const stage;           // NULL: ends the last one
   const int stream;                         // index of the stream in this case; 0 is the main one
   const int iteration;                      // see HostRank
+  const TraceRecorder::Change traced;       // its slices in a trace
   std::atomic<std::int64_t> reached_ns{0};  // monotonic clock; 0: not reached yet
 };
 

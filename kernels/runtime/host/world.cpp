@@ -94,6 +94,17 @@ void HostWorld::Restart() {
 
 void HostWorld::Run(int rank, const Failure& failure, WaitNote& note,
                     std::vector<std::unique_ptr<CommOp>>& ops) {
+  const auto ended = [](const CommOp& op) {
+    if (op.slice) op.slice->end_ns = TraceClockNs();
+    return true;
+  };
+  // Calls that run together have one beginning, so that their slices lie in each other.
+  if (ops.front()->slice) {
+    const std::int64_t now = TraceClockNs();
+    for (const auto& op : ops) {
+      if (op->slice) op->slice->begin_ns = now;  // the last ones may have found no room in the trace
+    }
+  }
   std::exception_ptr error;
   bool stopping = false;
   for (;;) {
@@ -107,7 +118,7 @@ void HostWorld::Run(int rank, const Failure& failure, WaitNote& note,
       if (!op->Ready()) return false;
       moved = true;
       try {
-        return op->Step();
+        return op->Step() && ended(*op);
       } catch (...) {
         if (!error) error = std::current_exception();
         return true;

@@ -31,6 +31,7 @@ inline constexpr Feature kFeatures[] = {
     {"sampling", "key `sampling` of `run`: iterations until the medians are precise enough"},
     {"waits", "key `waits` of `run`: stages for what the main stream waits for"},
     {"profile", "key `profile` of `run`: the timed iterations are the range of a profiler"},
+    {"trace", "key `trace` of `run`: a timeline of the run is written to a file"},
     {"inapplicable", "`failure.kind` `inapplicable`, with `skipped`: impossible in a world of this size"},
     {"warnings", "member `warnings` of the answer to `run`"},
     {"start_line", "a daemon that cannot start ends its stderr with a line for programs (start.h)"},

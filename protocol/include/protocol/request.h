@@ -15,9 +15,9 @@
 namespace cppool::protocol {
 
 // Another version is refused. Additions, which old clients and daemons can ignore, raise the minor alone: 1 brought `features`, 2
-// libraries named in requests.
+// libraries named in requests, 3 traces.
 inline constexpr int kProtocolVersion = 1;
-inline constexpr int kProtocolMinor = 2;
+inline constexpr int kProtocolMinor = 3;
 inline constexpr std::int64_t kDefaultDeadlineMs = 90000;
 inline constexpr std::size_t kMaxLibraries = 16;  // that one request names
 
@@ -65,6 +65,7 @@ struct RunRequest {
   std::vector<std::string> load;  // paths of shared libraries whose cases this request can name
   bool waits = false;             // the main stream's waits for other streams are stages of their own
   bool profile = false;           // the timed iterations are the range of a profiler
+  std::string trace;              // file that a trace of the run is written to; empty: none
 };
 // What would come of the run, without running it: ok, or the answer (`skipped`, `error`) that the run would get.
 struct ValidateRequest {

@@ -45,11 +45,12 @@ def test_outcomes():
 def test_request_is_what_was_asked_for(tmp_path):
     with fake_pool() as pool:
         request = pool.run(do("echo"), case="sum", deadline=1.5, warmup=2, repeat=3, checks=False, perturb=7, dump=tmp_path / "out",
-                           inputs="in", kernels="cudnn").json["request"]
+                           inputs="in", trace="t.json", kernels="cudnn").json["request"]
         assert {key: request[key] for key in ("case", "deadline_ms", "warmup", "repeat", "checks", "perturb")} == {
             "case": "sum", "deadline_ms": 1500, "warmup": 2, "repeat": 3, "checks": False, "perturb": 7}
         assert request["kernels"] == "cudnn"
         assert request["dump"] == str(tmp_path / "out") and request["inputs"] == os.path.abspath("in")
+        assert request["trace"] == os.path.abspath("t.json")
         assert pool.run({"do": "echo", "window_size": (-1, 0), "softmax_scale": None}).json["request"]["params"] == {
             "do": "echo", "window_size": [-1, 0], "softmax_scale": None}
 
@@ -417,6 +418,16 @@ def test_dump(tmp_path):
         dump["quux"]
     with pytest.raises(FileNotFoundError, match="no folder that a run's `dump` has written"):
         cppool.load_dump(tmp_path)
+
+
+def test_trace(tmp_path):
+    with cppool.Pool(2, backend="host") as pool:
+        result = pool.run({"max_seqlen_q": 64, "num_heads": 2}, trace=tmp_path / "trace.json")
+        assert result.ok, result.describe()
+        refused = pool.run({"max_seqlen_q": 64}, trace=tmp_path / "none" / "trace.json")
+    assert {event["args"]["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+            if event["name"] == "process_name"} == {"cppoold", "rank 0", "rank 1"}
+    assert refused.failure.kind == "invalid_request" and "make it, or name a file elsewhere" in refused.error
 
 
 def test_bench():

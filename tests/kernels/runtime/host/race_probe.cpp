@@ -197,12 +197,14 @@ int main(int argc, char** argv) {
     threads.emplace_back([&, r] {
       auto rank = backend->OpenRank(r);
       rank->BeginCase();
+      rank->BeginTrace(1000);  // recording orders nothing, and is ordered by what orders the streams' work
       {
         Scene scene(rank->seam(), std::strcmp(argv[2], "wait") == 0);
         scenario->second(scene);
         scene.End();
       }
       rank->EndCase();
+      rank->TakeTrace();
     });
   }
   for (std::thread& thread : threads) thread.join();

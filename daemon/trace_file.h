@@ -1,0 +1,60 @@
+// The trace of a run as a file: Chrome's Trace Event Format, "JSON Object Format", which ui.perfetto.dev and chrome://tracing
+// open. What it holds is described in daemon/README.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/trace.h"
+
+namespace cppool::daemon {
+
+// Slices of a rank's trace: about 4 MB of memory, and 13 MB of the file.
+inline constexpr std::size_t kMostTraceSlices = 65536;
+
+// Work of the daemon on one thread.
+struct HostSlice {
+  std::string name;
+  std::int64_t begin_ns = 0, end_ns = 0;  // TraceClockNs
+};
+
+// Adds a slice that lasts as long as it lives. Without a list (NULL) nothing.
+class HostScope {
+ public:
+  HostScope(std::vector<HostSlice>* to, const char* name)
+      : to_(to), name_(name), begin_ns_(to ? kernels::TraceClockNs() : 0) {}
+  ~HostScope() {
+    if (to_) to_->push_back({name_, begin_ns_, kernels::TraceClockNs()});
+  }
+  HostScope(const HostScope&) = delete;
+  HostScope& operator=(const HostScope&) = delete;
+
+ private:
+  std::vector<HostSlice>* const to_;
+  const char* const name_;
+  const std::int64_t begin_ns_;
+};
+
+struct RunTrace {
+  struct Rank {
+    std::string device;
+    std::vector<HostSlice> host;  // of the rank's thread
+    kernels::RankTrace work;
+  };
+  std::string version, request, case_name, backend, transport;
+  std::size_t limit = kMostTraceSlices;  // of each rank
+  std::int64_t begin_ns = 0;             // when the request was taken up: 0 in the file
+  std::vector<HostSlice> host;           // of the daemon's main thread
+  std::vector<Rank> ranks;
+};
+
+// Writes the file whole, or throws protocol::FileError and leaves none.
+void WriteTrace(const std::string& path, const RunTrace& trace);
+
+// What the trace lacks, for people; empty: nothing.
+std::string DescribeDropped(const RunTrace& trace);
+
+}  // namespace cppool::daemon

@@ -1,0 +1,80 @@
+#include "protocol/new_file.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "protocol/file_cache.h"
+
+namespace cppool::protocol {
+namespace {
+
+std::string WhatToDo(int error, const std::string& folder) {
+  switch (error) {
+    case ENOENT:
+      return "there is no folder " + folder + ": make it, or name a file elsewhere";
+    case ENOTDIR:
+      return folder + " is not a folder: name a file elsewhere";
+    case ENOSPC:
+    case EDQUOT:
+      return std::string(std::strerror(error)) + ": make room, or name a file elsewhere";
+    case ENAMETOOLONG:
+      return "the name is too long: name a shorter one";
+    default:
+      return std::string(std::strerror(error)) + ": change the permissions of " + folder +
+             ", or name a file elsewhere";
+  }
+}
+
+std::string FolderOf(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
+}
+
+}  // namespace
+
+std::string WhyNotWritable(const std::string& path) {
+  struct stat status {};
+  if (path.ends_with('/') || (stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode)))
+    return "it is a folder: name a file in it";
+  if (status.st_mode != 0 && !S_ISREG(status.st_mode))
+    return "it exists and is no regular file: name another one";
+  const std::string folder = FolderOf(path);
+  if (stat(folder.c_str(), &status) != 0) return WhatToDo(errno, folder);
+  if (!S_ISDIR(status.st_mode)) return WhatToDo(ENOTDIR, folder);
+  return access(folder.c_str(), W_OK | X_OK) == 0 ? "" : WhatToDo(errno, folder);
+}
+
+NewFile::NewFile(const std::string& path)
+    : path_(path), part_(path + "." + std::to_string(getpid()) + ".part") {
+  errno = 0;
+  out_.open(part_, std::ios::trunc | std::ios::binary);
+  if (!out_) Fail(errno);
+}
+
+NewFile::~NewFile() {
+  if (!committed_) std::remove(part_.c_str());
+}
+
+void NewFile::Write(std::string_view text) {
+  errno = 0;
+  out_.write(text.data(), static_cast<std::streamsize>(text.size()));
+  if (!out_) Fail(errno);
+}
+
+void NewFile::Commit() {
+  errno = 0;
+  out_.close();
+  if (!out_ || std::rename(part_.c_str(), path_.c_str()) != 0) Fail(errno);
+  committed_ = true;
+}
+
+void NewFile::Fail(int error) const {
+  throw FileError(path_ + ": cannot be written: " + WhatToDo(error, FolderOf(path_)));
+}
+
+}  // namespace cppool::protocol
