@@ -66,6 +66,10 @@ double UnitRoundoff(Dtype dtype) {
       return 0x1p-24;
     case Dtype::kFp64:
       return 0x1p-53;
+    case Dtype::kE4M3:
+      return 0x1p-4;
+    case Dtype::kE5M2:
+      return 0x1p-3;
   }
   throw RuntimeError(CPPOOL_INTERNAL, "judge: unknown dtype");
 }
@@ -176,6 +180,8 @@ NoCpTolerance ToleranceNoCp(CheckedTensor tensor, Dtype dtype, bool gqa) {
       return {kFp16, kFp16, kFp16Rms};
     case Dtype::kFp32:
     case Dtype::kFp64:
+    case Dtype::kE4M3:
+    case Dtype::kE5M2:
       break;
   }
   throw RuntimeError(CPPOOL_INTERNAL, "judge: no tolerance for this dtype");

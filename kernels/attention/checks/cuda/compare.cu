@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/attention/checks/cuda/launch.h"
+#include "kernels/fp8.h"
 #include "kernels/numerics/host_device.h"
 #include "kernels/runtime/cuda/check.h"
 
@@ -46,6 +47,12 @@ CPPOOL_HOST_DEVICE void Read(const void* data, Dtype dtype, std::int64_t at, dou
       return ReadPack<__half>(data, at, to);
     case Dtype::kBf16:
       return ReadPack<__nv_bfloat16>(data, at, to);
+    case Dtype::kE4M3:
+      for (int e = 0; e < n; ++e) to[e] = E4M3ToFloat(static_cast<const std::uint8_t*>(data)[at + e]);
+      return;
+    case Dtype::kE5M2:
+      for (int e = 0; e < n; ++e) to[e] = E5M2ToFloat(static_cast<const std::uint8_t*>(data)[at + e]);
+      return;
   }
 }
 

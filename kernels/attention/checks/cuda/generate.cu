@@ -114,6 +114,9 @@ BiasKernel BiasKernelFor(Dtype dtype) {
       return GenerateBiasKernel<Dtype::kFp32>;
     case Dtype::kFp64:
       return GenerateBiasKernel<Dtype::kFp64>;
+    case Dtype::kE4M3:
+    case Dtype::kE5M2:
+      break;  // inputs are quantised, not drawn
   }
   throw RuntimeError(CPPOOL_INTERNAL, "generate: unknown dtype");
 }
@@ -128,6 +131,9 @@ Kernel KernelFor(Dtype dtype) {
       return GenerateKernel<Dtype::kFp32>;
     case Dtype::kFp64:
       return GenerateKernel<Dtype::kFp64>;
+    case Dtype::kE4M3:
+    case Dtype::kE5M2:
+      break;
   }
   throw RuntimeError(CPPOOL_INTERNAL, "generate: unknown dtype");
 }

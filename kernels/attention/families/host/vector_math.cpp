@@ -46,6 +46,8 @@ const HalfMath& HalfMathOf(const VectorMath& math, Dtype dtype) {
       return math.bf16;
     case Dtype::kFp32:
     case Dtype::kFp64:
+    case Dtype::kE4M3:
+    case Dtype::kE5M2:
       break;
   }
   throw RuntimeError(CPPOOL_UNSUPPORTED,
