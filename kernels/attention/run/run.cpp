@@ -14,12 +14,17 @@
 namespace cppool::kernels {
 namespace {
 
+AttentionSpec WithWorld(AttentionSpec spec, int world_size) {
+  spec.mx_world_size = world_size;
+  return spec;
+}
+
 class AttentionRun {
  public:
   AttentionRun(cppool_runtime* rt, const AttentionFamily& family, const AttentionSpec& spec,
                AttentionReport& report)
       : rt_(rt),
-        spec_(spec),
+        spec_(WithWorld(spec, rt->world_size)),
         report_(report),
         attention_(rt, family),
         check_(MakeCheckKernels(rt)),
@@ -44,6 +49,7 @@ class AttentionRun {
       const Stage stage(rt_, rt_->stream, "inputs");
       local.Fill(*check_, spec_, tokens, source);
     }
+    schedule->Prepare(local.pointers());
     SayWork();
     while (report_.NextIteration()) RunOnce(*schedule, local);
     std::vector<std::uint64_t> digests;
@@ -187,6 +193,7 @@ class AttentionRun {
       global.Fill(*check_, spec_, RankTokens(spec_, 1, 0), source);
       global.PoisonOutputs();
     }
+    reference.Prepare(global.pointers());
     reference.Forward(global.pointers());
     if (spec_.training) reference.Backward(global.pointers());
     {
@@ -199,7 +206,7 @@ class AttentionRun {
   }
 
   cppool_runtime* rt_;
-  const AttentionSpec& spec_;
+  const AttentionSpec spec_;
   AttentionReport& report_;
   RankKernels attention_;
   std::unique_ptr<CheckKernels> check_;
@@ -215,7 +222,8 @@ void RunAttention(cppool_runtime* runtime, const AttentionFamily& family, const 
   run.Run(checks, source, sink);
 }
 
-double AttentionBytes(const AttentionFamily& family, const AttentionSpec& spec, int world_size, bool host) {
+double AttentionBytes(const AttentionFamily& family, const AttentionSpec& asked, int world_size, bool host) {
+  const AttentionSpec spec = WithWorld(asked, world_size);
   // The rows that comparisons read, by number, and single values.
   const double tables = 64.0 * static_cast<double>(spec.batch) * (spec.seqlen_q + spec.seqlen_kv) + 1e6;
   // Trials keep the results, and hold what a call reads and writes once more.

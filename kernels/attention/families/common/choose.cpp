@@ -28,6 +28,7 @@ KernelRequest RequestOf(const AttentionSpec& spec) {
   request.bias = spec.bias;
   request.max_logit = spec.max_logit;
   request.deterministic = spec.deterministic;
+  request.fp8 = spec.fp8;
   return request;
 }
 

@@ -17,11 +17,15 @@
 
 #include <cppool/runtime.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "kernels/attention/attention_family.h"
+#include "kernels/attention/check_kernels.h"
+#include "kernels/attention/fp8_ops.h"
 #include "kernels/attention/spec.h"
 #include "kernels/attention/tensor.h"
 
@@ -42,6 +46,31 @@ struct AttentionTensors {
   TensorOut dbias;                        // as bias; NULL: not wanted
   float* d_softmax_offset = nullptr;      // [heads]
   float* max_logit = nullptr;             // [heads]
+  // [rows_q, heads]: rowsum(dO * O), of the O and dO that the recipe says. NULL: the schedule makes it from out and dout.
+  const float* delta = nullptr;
+  // As in Fp8Casts.
+  const float* ds_scale = nullptr;
+  float* amax_ds = nullptr;
+};
+
+// A tensor as a rank's kernel calls read it in fp8.
+struct QuantisedOperand {
+  int operand = 0;  // which one: of two with the same tensor the products differ
+  InputTensor tensor = InputTensor::kQ;
+  std::optional<MxAxis> axis;               // quantised in blocks along it; else by one scale
+  TensorRef payload;                        // [layout.rows, heads, dim]
+  const std::uint8_t* exponents = nullptr;  // of blocks: as in MxTensor
+  Layout layout;
+  int head0 = 0, heads = 0, dim = 0;
+};
+
+// What the last step in fp8 has used, for checks. Device memory, valid while the schedule lives; NULL: there is none.
+struct Fp8Step {
+  std::vector<QuantisedOperand> operands;  // of the last calls of kernels
+  const float* delta = nullptr;            // [rows_q, heads], made from these two
+  TensorRef out_of_delta, dout_of_delta;
+  const Fp8Scale *qkv = nullptr, *dout = nullptr, *ds = nullptr;
+  const Fp8Scale *out = nullptr, *gradients = nullptr;  // of results that leave as payloads
 };
 
 class Schedule {
@@ -52,6 +81,10 @@ class Schedule {
   virtual void Forward(const AttentionTensors&) = 0;
   // After Forward with the same tensors: uses its out and lse, and what it kept.
   virtual void Backward(const AttentionTensors&) = 0;
+
+  // Before the first pass with these inputs: what a recipe does outside of a step. Enqueued on the main stream.
+  virtual void Prepare(const AttentionTensors&) {}
+  virtual Fp8Step Fp8() const { return {}; }
 };
 
 // The schedule of spec.comm on the runtime's world. All of its memory is allocated here, and its kernels are loaded.
