@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "kernels/attention/checks/fp8_verify.h"
 #include "kernels/attention/checks/kernel_trial.h"
 #include "kernels/attention/checks/verify.h"
 #include "kernels/attention/run/tensor_set.h"
@@ -58,9 +60,9 @@ class AttentionRun {
     std::string finding;
     if (trials) finding = RunTrials(*schedule, local);
     Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
-    schedule.reset();
+    if (!spec_.fp8) schedule.reset();  // in fp8 what it quantised is checked
     if (checks) {
-      Judge(*reference, local, tokens, source, sink);
+      Judge(*reference, schedule.get(), local, tokens, source, sink);
       CheckSettled(local, digests);
     }
     if (sink) {
@@ -185,8 +187,9 @@ class AttentionRun {
     return digests;
   }
 
-  void Judge(Schedule& reference, const TensorSet& local, const RankTokens& tokens, TensorSource* source,
-             TensorSink* sink) {
+  // `schedule`: NULL but in fp8.
+  void Judge(Schedule& reference, const Schedule* schedule, const TensorSet& local, const RankTokens& tokens,
+             TensorSource* source, TensorSink* sink) {
     TensorSet global(rt_, spec_, 1);
     {
       const Stage stage(rt_, rt_->stream, "reference/inputs");
@@ -199,6 +202,15 @@ class AttentionRun {
     {
       const Stage stage(rt_, rt_->stream, "checks");
       Verifier verifier(rt_, spec_, *check_, tokens, local, global, report_);
+      Fp8Step step, reference_step;
+      std::optional<Fp8Verifier> fp8;
+      if (schedule) {
+        step = schedule->Fp8();
+        reference_step = reference.Fp8();
+        fp8.emplace(rt_, spec_, local, global, step, reference_step, report_);
+        fp8->CheckBits();
+        verifier.UseQuantised(fp8->problem());
+      }
       verifier.AgainstOracle();
       verifier.AgainstNoCp();
     }
@@ -231,11 +243,12 @@ double AttentionBytes(const AttentionFamily& family, const AttentionSpec& asked,
                             ? 2 * TensorSet::Bytes(spec, world_size) +
                                   (spec.comm == CpCommType::kAllGather ? TensorSet::Bytes(spec, 1) : 0)
                             : 0;
-  // The reference's schedule is made with the other one, its tensors when that one is gone.
-  return TensorSet::Bytes(spec, world_size) + NoCpMemory(family, spec).total() +
-         std::max(ScheduleMemory(family, spec, world_size).total(),
-                  TensorSet::Bytes(spec, 1) + OracleBytes(spec, host)) +
-         tables + trials;
+  const double schedule = ScheduleMemory(family, spec, world_size).total();
+  const double judging = TensorSet::Bytes(spec, 1) + OracleBytes(spec, host);
+  // The reference's schedule is made with the other one, its tensors when that one is gone: in fp8 it stays.
+  const double both =
+      spec.fp8 ? schedule + judging + Fp8Verifier::Bytes(spec, world_size) : std::max(schedule, judging);
+  return TensorSet::Bytes(spec, world_size) + NoCpMemory(family, spec).total() + both + tables + trials;
 }
 
 }  // namespace cppool::kernels

@@ -24,6 +24,7 @@ bool Fp8OperandUse::has(Operand operand) const {
       return true;
     case Operand::kDout:
       return backward;
+    case Operand::kVOfDp:
     case Operand::kQOfDk:
     case Operand::kKOfDq:
     case Operand::kDoutOfDv:
@@ -33,20 +34,22 @@ bool Fp8OperandUse::has(Operand operand) const {
 }
 
 bool Fp8OperandUse::of_queries(Operand operand) const {
-  return operand != Operand::kK && operand != Operand::kV && operand != Operand::kKOfDq;
+  return operand != Operand::kK && operand != Operand::kV && operand != Operand::kVOfDp &&
+         operand != Operand::kKOfDq;
 }
 int Fp8OperandUse::heads(Operand operand) const {
   return of_queries(operand) ? request.shape.heads : request.shape.kv_heads;
 }
 int Fp8OperandUse::dim(Operand operand) const {
-  const bool of_v = operand == Operand::kV || operand == Operand::kDout || operand == Operand::kDoutOfDv;
+  const bool of_v = operand == Operand::kV || operand == Operand::kVOfDp || operand == Operand::kDout ||
+                    operand == Operand::kDoutOfDv;
   return of_v ? request.shape.dim_v : request.shape.dim_qk;
 }
 
 void Fp8OperandBuffers::List(const Fp8OperandUse& use, MemoryList& list) {
   static constexpr const char* kNames[kOperands] = {"q for kernels",    "k for kernels", "v for kernels",
-                                                    "dout for kernels", "q for dk",      "k for dq",
-                                                    "dout for dv"};
+                                                    "dout for kernels", "v for dP",      "q for dk",
+                                                    "k for dq",         "dout for dv"};
   for (int i = 0; i < kOperands; ++i) {
     const auto operand = static_cast<Operand>(i);
     if (!use.has(operand)) continue;
@@ -101,8 +104,16 @@ void Fp8Operands::Widen(Operand operand, InputTensor tensor, const TensorRef& fr
                         {from.data, from.dtype, dequantise ? from.scale : nullptr},
                         {of(operand).values.get(), Dtype::kBf16}, rt_->stream);
   const KernelShape& shape = use_.request.shape;
-  Record({static_cast<int>(operand), tensor, std::nullopt, from, nullptr, tokens.layout,
-          use_.of_queries(operand) ? shape.head0 : shape.kv_head0, heads, dim});
+  Record({operand,
+          tensor,
+          std::nullopt,
+          from,
+          nullptr,
+          {of(operand).values.get(), Dtype::kBf16},
+          tokens.layout,
+          use_.of_queries(operand) ? shape.head0 : shape.kv_head0,
+          heads,
+          dim});
 }
 
 void Fp8Operands::CastInBlocks(Operand operand, InputTensor tensor, const TensorRef& from,
@@ -114,11 +125,12 @@ void Fp8Operands::CastInBlocks(Operand operand, InputTensor tensor, const Tensor
   ops_.fp8().WidenBlocks(*tokens.blocks, axis, heads, dim, quantised, {to.values.get(), Dtype::kBf16},
                          rt_->stream);
   const KernelShape& shape = use_.request.shape;
-  Record({static_cast<int>(operand),
+  Record({operand,
           tensor,
           axis,
           {quantised.payload, Dtype::kE4M3},
           quantised.exponents,
+          {to.values.get(), Dtype::kBf16},
           tokens.layout,
           use_.of_queries(operand) ? shape.head0 : shape.kv_head0,
           heads,
@@ -163,7 +175,7 @@ void Fp8Operands::Prepare(BackwardArgs& args) {
     }
     CastInBlocks(Operand::kK, InputTensor::kK, args.k, keys, MxAxis::kDim);
     CastInBlocks(Operand::kKOfDq, InputTensor::kK, args.k, keys, MxAxis::kTokens);
-    CastInBlocks(Operand::kV, InputTensor::kV, args.v, keys, MxAxis::kDim);
+    CastInBlocks(Operand::kVOfDp, InputTensor::kV, args.v, keys, MxAxis::kDim);
   }
   Use(args);
 }
@@ -176,7 +188,7 @@ void Fp8Operands::Use(BackwardArgs& args) const {
   const bool with_scales = !in_blocks() && backward_in_fp8();
   point(Operand::kQ, args.q, with_scales);
   point(Operand::kK, args.k, with_scales);
-  point(Operand::kV, args.v, with_scales);
+  point(in_blocks() ? Operand::kVOfDp : Operand::kV, args.v, with_scales);
   if (!backward_in_fp8()) return;
   point(Operand::kDout, args.dout, with_scales);
   args.casts.p_scale = PScale(*use_.request.fp8);

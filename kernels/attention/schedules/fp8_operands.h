@@ -27,10 +27,6 @@ constexpr bool InBlocks(const Fp8Recipe& recipe) { return recipe.scaling_mode ==
 // The dtypes in which a schedule of the case moves q, k, v and dout; of all others spec.dtypes.
 TensorDtypes MovedDtypes(const AttentionSpec& spec);
 
-// A tensor that a product of the kernel reads. The last three exist with casts in blocks alone.
-enum class Operand { kQ, kK, kV, kDout, kQOfDk, kKOfDq, kDoutOfDv };
-inline constexpr int kOperands = 7;
-
 // How a rank's calls use them.
 struct Fp8OperandUse {
   KernelRequest request;

@@ -54,6 +54,7 @@ class CudaCheckKernels : public CheckKernels {
   }
 
   void Oracle(const OracleArgs& args, cppool_stream stream) override {
+    if (args.fp8) throw RuntimeError(CPPOOL_UNSUPPORTED, "the oracle on GPUs has no fp8");
     const Buffer workspace(runtime_, OracleWorkspace(ShapeOf(args)), stream);
     LaunchOracle(args, workspace.get<std::byte>(), Cuda(stream));
   }

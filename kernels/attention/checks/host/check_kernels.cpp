@@ -95,6 +95,13 @@ CompareStats CompareRows(const CompareArgs& args) {
         continue;
       }
       const double error = std::abs(x - y);
+      stats.sum_err_ref += (x - y) * y;
+      if (args.bound) {
+        const double bound =
+            args.bound[(args.b_rows ? args.b_rows[i] : i) * args.b_stride + args.b_offset + j];
+        stats.max_of_bound = std::max(stats.max_of_bound, error / bound);
+        stats.largest_bound = std::max(stats.largest_bound, bound);
+      }
       stats.max_abs_err = std::max(stats.max_abs_err, error);
       stats.max_abs_ref = std::max(stats.max_abs_ref, std::abs(y));
       stats.max_excess = std::max(stats.max_excess, error - args.relative * std::abs(y));

@@ -53,13 +53,19 @@ struct AttentionTensors {
   float* amax_ds = nullptr;
 };
 
-// A tensor as a rank's kernel calls read it in fp8.
+// A tensor that a product of the kernel reads. The last four exist with casts in blocks alone: a block lies along the axis
+// that a product sums over.
+enum class Operand { kQ, kK, kV, kDout, kVOfDp, kQOfDk, kKOfDq, kDoutOfDv };
+inline constexpr int kOperands = 8;
+
+// An operand as a rank's kernel calls read it.
 struct QuantisedOperand {
-  int operand = 0;  // which one: of two with the same tensor the products differ
+  Operand operand = Operand::kQ;
   InputTensor tensor = InputTensor::kQ;
   std::optional<MxAxis> axis;               // quantised in blocks along it; else by one scale
   TensorRef payload;                        // [layout.rows, heads, dim]
   const std::uint8_t* exponents = nullptr;  // of blocks: as in MxTensor
+  TensorRef values;  // what the kernel got: in bf16, in blocks or without fp8_bwd with the scale in them
   Layout layout;
   int head0 = 0, heads = 0, dim = 0;
 };

@@ -17,14 +17,15 @@ TEST_CASE("probe") {
     for (const CpCommType comm : {CpCommType::kP2p, CpCommType::kAllGather, CpCommType::kA2a}) {
       for (const bool bwd : {false, true}) {
       AttentionSpec spec = Small(2, comm);
-      spec.seqlen_q = spec.seqlen_kv = 512;
-      spec.heads = spec.kv_heads = 4;
+      spec.seqlen_q = spec.seqlen_kv = 1024;
+      spec.heads = spec.kv_heads = 2;
+      spec.batch = 2;
       spec.fp8 = Fp8Recipe{mode, true, false, bwd, mode == ScalingMode::kMxfp8};
       std::printf("mode %d comm %d bwd %d\n", (int)mode, (int)comm, bwd);
       for (const Finding& f : world.Run(spec)) {
-        if (f.rank == 0)
-          std::printf("  %s %s max %g rms %g ok %d mism %d\n", NameOf(f.tensor), f.against.c_str(), f.verdict.max_abs_err,
-                      f.verdict.rel_err, f.verdict.ok, (int)f.verdict.mismatches);
+        if (f.rank == 0 )
+          std::printf("  %s %s max %g rms %g ratio %g tol %g %s mism %d\n", NameOf(f.tensor), f.against.c_str(), f.verdict.max_abs_err,
+                      f.verdict.rel_err, f.verdict.ratio, f.verdict.tolerance, f.verdict.ok ? "ok" : "FAIL", (int)f.verdict.mismatches);
       }
       }
     }
