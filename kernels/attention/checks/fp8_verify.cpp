@@ -99,16 +99,10 @@ Fp8Verifier::Fp8Verifier(cppool_runtime* runtime, const AttentionSpec& spec, con
   problem_.ds_scale = scale_of(step_.ds);
   problem_.ds_blocks = in_blocks && problem_.backward;
   problem_.dout = input(InputTensor::kDout, spec.dtypes.dout);
-  if (!problem_.backward && in_blocks) {  // the originals
-    problem_.q_of_p = input(InputTensor::kQ, spec.dtypes.q);
-    problem_.k_of_p = input(InputTensor::kK, spec.dtypes.k);
-    problem_.v_of_dp = input(InputTensor::kV, spec.dtypes.v);
-    return;
-  }
   const bool values = in_blocks || !problem_.backward;
   problem_.q_of_p = operand(Operand::kQ, values);
   problem_.k_of_p = operand(Operand::kK, values);
-  problem_.v_of_dp = operand(in_blocks ? Operand::kVOfDp : Operand::kV, values);
+  problem_.v_of_dp = operand(in_blocks && problem_.backward ? Operand::kVOfDp : Operand::kV, values);
   if (!problem_.backward) return;
   problem_.dout = operand(Operand::kDout, values);
   problem_.q_of_dk = operand(Operand::kQOfDk, values);

@@ -166,16 +166,20 @@ void Fp8Operands::Prepare(BackwardArgs& args) {
     if (first && backward_in_fp8()) Widen(Operand::kDout, InputTensor::kDout, args.dout, queries_, false);
     Widen(Operand::kK, InputTensor::kK, args.k, keys, dequantise);
     Widen(Operand::kV, InputTensor::kV, args.v, keys, dequantise);
-  } else if (backward_in_fp8()) {
-    if (first) {
-      CastInBlocks(Operand::kQ, InputTensor::kQ, args.q, queries_, MxAxis::kDim);
-      CastInBlocks(Operand::kQOfDk, InputTensor::kQ, args.q, queries_, MxAxis::kTokens);
-      CastInBlocks(Operand::kDout, InputTensor::kDout, args.dout, queries_, MxAxis::kDim);
-      CastInBlocks(Operand::kDoutOfDv, InputTensor::kDout, args.dout, queries_, MxAxis::kTokens);
-    }
+  } else {
+    if (first) CastInBlocks(Operand::kQ, InputTensor::kQ, args.q, queries_, MxAxis::kDim);
     CastInBlocks(Operand::kK, InputTensor::kK, args.k, keys, MxAxis::kDim);
-    CastInBlocks(Operand::kKOfDq, InputTensor::kK, args.k, keys, MxAxis::kTokens);
-    CastInBlocks(Operand::kVOfDp, InputTensor::kV, args.v, keys, MxAxis::kDim);
+    if (!backward_in_fp8()) {
+      CastInBlocks(Operand::kV, InputTensor::kV, args.v, keys, MxAxis::kTokens);
+    } else {
+      CastInBlocks(Operand::kVOfDp, InputTensor::kV, args.v, keys, MxAxis::kDim);
+      CastInBlocks(Operand::kKOfDq, InputTensor::kK, args.k, keys, MxAxis::kTokens);
+      if (first) {
+        CastInBlocks(Operand::kDout, InputTensor::kDout, args.dout, queries_, MxAxis::kDim);
+        CastInBlocks(Operand::kQOfDk, InputTensor::kQ, args.q, queries_, MxAxis::kTokens);
+        CastInBlocks(Operand::kDoutOfDv, InputTensor::kDout, args.dout, queries_, MxAxis::kTokens);
+      }
+    }
   }
   Use(args);
 }
@@ -184,11 +188,10 @@ void Fp8Operands::Use(BackwardArgs& args) const {
   const auto point = [&](Operand operand, TensorRef& at, bool with_scale) {
     at = {of(operand).values.get(), Dtype::kBf16, with_scale ? at.scale : nullptr};
   };
-  if (in_blocks() && !backward_in_fp8()) return;  // the originals
   const bool with_scales = !in_blocks() && backward_in_fp8();
   point(Operand::kQ, args.q, with_scales);
   point(Operand::kK, args.k, with_scales);
-  point(in_blocks() ? Operand::kVOfDp : Operand::kV, args.v, with_scales);
+  point(in_blocks() && backward_in_fp8() ? Operand::kVOfDp : Operand::kV, args.v, with_scales);
   if (!backward_in_fp8()) return;
   point(Operand::kDout, args.dout, with_scales);
   args.casts.p_scale = PScale(*use_.request.fp8);

@@ -418,6 +418,7 @@ std::optional<std::string> TableFamily::Refusal(const KernelRequest& request) co
   // What the table has no place for yet.
   if (request.bias != BiasType::kNone) return name + ": cppool/attention.h has no bias yet";
   if (request.max_logit) return name + ": cppool/attention.h has no max_logit yet";
+  if (request.fp8) return name + ": cppool/attention.h has no fp8 yet";
   return std::nullopt;
 }
 

@@ -129,9 +129,9 @@ class CheckKernels {
   // to[row, head, dim] for every row of the layout: Philox4x32-10 (Salmon et al. 2011) keyed by (seed;
   // tensor, sequence, position, head, dim) and mapped by integer arithmetic and one rounding to `dtype`, so
   // that a token's values are the same bits on every runtime, world size and layout. About a normal of
-  // standard deviation 0.58 within [-2, 2]. Rows of no segment are left alone.
+  // standard deviation 0.58 within [-2, 2]. Rows of no segment are left alone. `uneven`: times UnevenFactor of philox.h.
   virtual void Generate(InputTensor tensor, std::uint64_t seed, const Layout& layout, int heads, int dim,
-                        Dtype dtype, void* to, cppool_stream) = 0;
+                        Dtype dtype, void* to, cppool_stream, bool uneven = false) = 0;
 
   // to[batch, heads, seqlen_q, seqlen_kv], dense, keyed by (seed; kBias, sequence, query, head, key) and mapped
   // likewise. At most 1024 heads.
