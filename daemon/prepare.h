@@ -37,6 +37,7 @@ struct PreparedRun {
   std::string kernels_copy;    // of the library that they name; empty: they name none
   std::optional<kernels::Fault> fault;
   bool waits = false, profile = false;
+  std::vector<std::string> warnings;  // about the request, for the answer
 };
 
 // For faults that disturb the answers: the beginning of the request's answer, and a function that writes to the channel of answers.

@@ -46,7 +46,9 @@ TEST_CASE("run --list reports invalid and unsupported parameters without running
   Ran ran = Cppool(WithHost({"run", "--list", "--param", "max_seqlen_q=63"}));
   CHECK(ran.Prints("\n  would fail: max_seqlen_q"));
   ran = Cppool(WithHost({"run", "--list", "--param", "dtype=fp8"}));
-  CHECK(ran.Prints("\n  would be skipped: dtype 'fp8'"));
+  CHECK(ran.Prints("\n  would fail: dtype is 'fp8', and fp8_dpa and fp8_mha are both false"));
+  ran = Cppool(WithHost({"run", "--list", "--param", "dtype=fp8", "--param", "fp8_dpa=true"}));
+  CHECK(ran.Last() == "1 would run, 0 would fail, 0 would be skipped");
   ran = Cppool(WithHost({"run", "--list", "--param", "cp_comm_type=a2a+p2p"}));
   CHECK(ran.Prints("\n  would be skipped: cp_comm_type 'a2a+p2p' needs a world_size with a divisor"));
   CHECK(ran.Last() == "0 would run, 0 would fail, 1 would be skipped");
@@ -60,6 +62,8 @@ TEST_CASE("the cases and their parameters are listed for people") {
   CHECK(ran.code == 0);
   CHECK(ran.Prints("\n  batch_size  = 2\n    an integer from 1 to 65536\n    sequences\n"));
   CHECK(ran.Prints("\n  dtype  = bf16\n    bf16, fp16 or fp8\n"));
+  CHECK(ran.Prints("\n  scaling_mode  = null\n    delayed, current or mxfp8\n"));
+  CHECK(ran.Prints("\n  fp8_dpa  = false\n    true or false\n"));
   CHECK(ran.Prints("\n  window_size  = [-1,-1]\n    a list of 2 integers from -1 to 16777216\n"));
   CHECK(ran.Prints("\n  is_training  = true\n    true or false\n"));
   CHECK(Json::parse(Cppool({"list", "attention", "--json"}).out)["parameters"].size() > 20);

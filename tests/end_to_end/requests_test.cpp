@@ -65,7 +65,9 @@ TEST_CASE("each invalid input gets a clear error, and the next request is served
       {run(R"("cp_comm_type": "a2a+p2p")"), "inapplicable", "needs a world_size with a divisor"},
       {run(R"("batch_size": 65536, "max_seqlen_q": 16777216, "num_heads": 1024)"), "out_of_memory",
        "nothing was allocated"},
-      {run(R"("dtype": "fp8")"), "unsupported", "fp8"},
+      {run(R"("head_dim_qk": 96)"), "unsupported", "head_dim_qk 96"},
+      {run(R"("dtype": "fp8")"), "invalid_request", "fp8_dpa and fp8_mha are both false"},
+      {run(R"("fp8_dpa": true)"), "invalid_request", "fp8_dpa is for dtype 'fp8' alone"},
       {run(R"("window_size": [-2, 0])"), "invalid_request", "window_size"},
       {run(R"("window_size": [4])"), "invalid_request", "window_size"},
       {run(R"("bias_shape": "1h1s")"), "invalid_request", "bias_shape"},
@@ -163,7 +165,7 @@ TEST_CASE("hello describes the world") {
     DaemonProcess daemon(Host(world_size));
     const Json hello = daemon.Ask({{"op", "hello"}});
     CHECK(hello.at("protocol") == 1);
-    CHECK(hello.at("protocol_minor") == 2);
+    CHECK(hello.at("protocol_minor") == 3);
     const Json features = hello.at("features");
     const auto has = [&](const char* name) {
       return std::count(features.begin(), features.end(), name) == 1;

@@ -70,8 +70,8 @@ struct AttentionSpec {
   int dim_v = 128;
   TensorDtypes dtypes;
   std::optional<Fp8Recipe> fp8;  // `dtypes` are then bf16; what is quantised follows from the recipe
-  int mx_world_size =
-      1;  // mxfp8: blocks along tokens keep to the chunks of so many ranks, with CP and without
+  // mxfp8: blocks along tokens keep to the chunks of so many ranks, with CP and without.
+  int mx_world_size = 1;
   QkvFormat format = QkvFormat::kBshd;
   CpCommType comm = CpCommType::kP2p;
   int a2a_size =
