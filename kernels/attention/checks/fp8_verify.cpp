@@ -28,7 +28,8 @@ double PayloadValue(Dtype dtype, std::uint8_t bits) {
 // The definition: the smallest e with amax <= 448 * 2^(e - 127).
 int ExpectedExponent(double amax) {
   if (std::isinf(amax)) return 0xfe;
-  int e = 0;
+  if (amax == 0) return 0;
+  int e = std::max(0, std::ilogb(amax) + 127 - 12);  // certainly too small
   while (std::ldexp(448.0, e - 127) < amax) ++e;
   return e;
 }
@@ -207,13 +208,24 @@ Fp8Verifier::Tally Fp8Verifier::CheckBlocks(const QuantisedOperand& operand) {
       operand.exponents, MxExponents(*operand.axis, operand.layout.rows,
                                      static_cast<std::int64_t>(blocks.size()), operand.heads, dim));
   Tally tally;
-  const auto check = [&](std::uint8_t exponent, double most, std::int64_t row, std::int64_t whole_row, int h,
-                         int d) {
+  // Elements (t, d), ... of the block, whose exponent is there.
+  const auto check = [&](const Segment& block, int h, std::int32_t t, std::int32_t t_end, int d, int d_end,
+                         std::size_t exponent) {
+    const auto row_of = [&](std::int32_t i) { return block.row + std::int64_t{i} * operand.layout.row_step; };
+    double most = 0;
+    for (std::int32_t i = t; i < t_end; ++i) {
+      for (int e = d; e < d_end; ++e) most = std::max(most, std::abs(value(whole[row_of(i)], h, e)));
+    }
     const int expected = ExpectedExponent(most);
-    tally.Compare(expected, exponent);
-    const double scaled = value(whole_row, h, d) * std::ldexp(1.0, 127 - expected);
-    tally.Compare(RoundTo(Dtype::kE4M3, static_cast<float>(scaled)),
-                  E4M3ToFloat(payload[static_cast<std::size_t>((row * operand.heads + h) * dim + d)]));
+    tally.Compare(expected, exponents[exponent]);
+    const double factor = std::ldexp(1.0, 127 - expected);
+    for (std::int32_t i = t; i < t_end; ++i) {
+      for (int e = d; e < d_end; ++e) {
+        const std::size_t at = static_cast<std::size_t>((row_of(i) * operand.heads + h) * dim + e);
+        tally.Compare(RoundTo(Dtype::kE4M3, static_cast<float>(value(whole[row_of(i)], h, e) * factor)),
+                      E4M3ToFloat(payload[at]));
+      }
+    }
   };
   std::uint64_t tokens = 0;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
@@ -228,26 +240,16 @@ Fp8Verifier::Tally Fp8Verifier::CheckBlocks(const QuantisedOperand& operand) {
     tally.Compare(static_cast<double>(expected_end - block.position), block.length);
     tokens += static_cast<std::uint64_t>(block.length);
     for (int h = 0; h < operand.heads; ++h) {
-      for (int d = 0; d < dim; ++d) {
-        const auto row_of = [&](std::int32_t t) {
-          return block.row + std::int64_t{t} * operand.layout.row_step;
-        };
-        double most = 0;
-        if (operand.axis == MxAxis::kTokens) {
-          for (std::int32_t t = 0; t < block.length; ++t)
-            most = std::max(most, std::abs(value(whole[row_of(t)], h, d)));
-        }
-        for (std::int32_t t = 0; t < block.length; ++t) {
-          const std::int64_t row = row_of(t);
-          std::size_t at = (b * operand.heads + h) * dim + d;
-          if (operand.axis == MxAxis::kDim) {
-            most = 0;
-            for (int e = d / 32 * 32; e < d / 32 * 32 + 32; ++e)
-              most = std::max(most, std::abs(value(whole[row], h, e)));
-            at = static_cast<std::size_t>((row * operand.heads + h) * (dim / 32) + d / 32);
-          }
-          check(exponents[at], most, row, whole[row], h, d);
-        }
+      if (operand.axis == MxAxis::kTokens) {
+        for (int d = 0; d < dim; ++d)
+          check(block, h, 0, block.length, d, d + 1, (b * operand.heads + h) * dim + d);
+        continue;
+      }
+      for (std::int32_t t = 0; t < block.length; ++t) {
+        const std::int64_t row = block.row + std::int64_t{t} * operand.layout.row_step;
+        for (int d = 0; d < dim; d += 32)
+          check(block, h, t, t + 1, d, d + 32,
+                static_cast<std::size_t>((row * operand.heads + h) * (dim / 32) + d / 32));
       }
     }
   }
