@@ -34,6 +34,23 @@ int ExpectedExponent(double amax) {
   return e;
 }
 
+// The axis that the operand's product sums over.
+MxAxis ExpectedAxis(Operand operand) {
+  switch (operand) {
+    case Operand::kQ:
+    case Operand::kK:
+    case Operand::kDout:
+    case Operand::kVOfDp:
+      return MxAxis::kDim;
+    case Operand::kV:
+    case Operand::kQOfDk:
+    case Operand::kKOfDq:
+    case Operand::kDoutOfDv:
+      return MxAxis::kTokens;
+  }
+  throw RuntimeError(CPPOOL_INTERNAL, "checks: no such operand");
+}
+
 CheckedTensor CheckedOf(InputTensor tensor) {
   switch (tensor) {
     case InputTensor::kQ:
@@ -171,6 +188,8 @@ Fp8Verifier::Tally Fp8Verifier::CheckOperand(const QuantisedOperand& operand, fl
   const int all_heads = keys ? spec_.kv_heads : spec_.heads;
   const auto payload =
       ToHost<std::uint8_t>(operand.payload.data, operand.layout.rows * operand.heads * operand.dim);
+  const auto values =
+      ToHost<std::uint16_t>(operand.values.data, operand.layout.rows * operand.heads * operand.dim);
   const std::vector<std::int64_t> whole =
       RowMap(operand.layout, keys ? all_.keys.layout : all_.queries.layout);
   for (const Segment& segment : operand.layout.segments) {
@@ -182,6 +201,11 @@ Fp8Verifier::Tally Fp8Verifier::CheckOperand(const QuantisedOperand& operand, fl
         const std::size_t at = static_cast<std::size_t>((row * operand.heads + h) * operand.dim);
         for (int d = 0; d < operand.dim; ++d) {
           const float scaled = BF16ToFloat(input[from + d]) * scale;
+          const double stored = PayloadValue(operand.payload.dtype, payload[at + d]);
+          // Without a backward pass in fp8 the last values are those for 16 bits.
+          const float inverse = spec_.training && !spec_.fp8->bwd ? static_cast<float>(1.0 / scale) : 1.0f;
+          tally.Compare(BF16ToFloat(FloatToBF16(static_cast<float>(stored) * inverse)),
+                        BF16ToFloat(values[at + d]));
           tally.Compare(RoundTo(operand.payload.dtype, scaled),
                         PayloadValue(operand.payload.dtype, payload[at + d]));
         }
@@ -207,7 +231,9 @@ Fp8Verifier::Tally Fp8Verifier::CheckBlocks(const QuantisedOperand& operand) {
   const auto exponents = ToHost<std::uint8_t>(
       operand.exponents, MxExponents(*operand.axis, operand.layout.rows,
                                      static_cast<std::int64_t>(blocks.size()), operand.heads, dim));
+  const auto values = ToHost<std::uint16_t>(operand.values.data, operand.layout.rows * operand.heads * dim);
   Tally tally;
+  tally.Compare(static_cast<double>(ExpectedAxis(operand.operand)), static_cast<double>(*operand.axis));
   // Elements (t, d), ... of the block, whose exponent is there.
   const auto check = [&](const Segment& block, int h, std::int32_t t, std::int32_t t_end, int d, int d_end,
                          std::size_t exponent) {
@@ -222,6 +248,8 @@ Fp8Verifier::Tally Fp8Verifier::CheckBlocks(const QuantisedOperand& operand) {
     for (std::int32_t i = t; i < t_end; ++i) {
       for (int e = d; e < d_end; ++e) {
         const std::size_t at = static_cast<std::size_t>((row_of(i) * operand.heads + h) * dim + e);
+        tally.Compare(BF16ToFloat(FloatToBF16(static_cast<float>(E4M3ToFloat(payload[at]) / factor))),
+                      BF16ToFloat(values[at]));
         tally.Compare(RoundTo(Dtype::kE4M3, static_cast<float>(value(whole[row_of(i)], h, e) * factor)),
                       E4M3ToFloat(payload[at]));
       }

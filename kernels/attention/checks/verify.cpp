@@ -501,7 +501,8 @@ double OracleBytes(const AttentionSpec& spec, bool host) {
                        spec.dim_qk,
                        spec.dim_v,
                        spec.training,
-                       spec.training && spec.softmax == SoftmaxType::kLearnable};
+                       spec.training && spec.softmax == SoftmaxType::kLearnable,
+                       spec.fp8.has_value()};
   };
   std::size_t workspace = host ? HostOracleWorkspace(shape(spec.seqlen_q, spec.seqlen_kv)) : 0;
   if (!host) {  // a shorter sequence may need more workspace, because its sums are divided into more parts
