@@ -21,7 +21,7 @@ inline const std::vector<std::string> kInferenceCells = {"row=fused:cp_2_4", "qk
 using CaseParameters = std::vector<std::vector<std::string>>;
 inline const CaseParameters kFp8Cases = [] {
   const auto parameters = [](const char* mode, const char* comm, const char* mha, const char* seqlen,
-                             const char* heads) {
+                             const char* heads, const char* batch) {
     return std::vector<std::string>{"dtype=fp8",
                                     std::string("scaling_mode=") + mode,
                                     std::string("cp_comm_type=") + comm,
@@ -29,13 +29,14 @@ inline const CaseParameters kFp8Cases = [] {
                                     std::string("fp8_mha=") + mha,
                                     std::string("max_seqlen_q=") + seqlen,
                                     std::string("num_heads=") + heads,
-                                    "batch_size=1",
+                                    std::string("batch_size=") + batch,
                                     "attn_mask_type=no_mask"};
   };
-  return CaseParameters{
-      parameters("delayed", "p2p", "true", "128", "4"), parameters("current", "a2a", "false", "128", "4"),
-      parameters("mxfp8", "all_gather", "false", "128", "4"),
-      parameters("current", "p2p", "false", "1024", "2"), parameters("mxfp8", "p2p", "false", "1024", "2")};
+  return CaseParameters{parameters("delayed", "p2p", "true", "128", "4", "1"),
+                        parameters("current", "a2a", "false", "128", "4", "1"),
+                        parameters("mxfp8", "all_gather", "false", "128", "4", "1"),
+                        parameters("current", "p2p", "false", "128", "16", "4"),
+                        parameters("mxfp8", "p2p", "false", "128", "16", "4")};
 }();
 
 struct Caught {
