@@ -15,9 +15,9 @@ namespace {
 
 using namespace cppool::kernels;
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kFp32Infinity = std::numeric_limits<float>::infinity();
 
-struct Format {
+struct Fp8Format {
   Dtype dtype;
   int exponent_bits, fraction_bits, largest;  // `largest`: pattern of the largest finite value
   std::uint8_t (*encode)(float);
@@ -41,13 +41,13 @@ struct Format {
   }
 };
 
-const Format kFormats[] = {{Dtype::kE4M3, 4, 3, 0x7e, FloatToE4M3, E4M3ToFloat},
-                           {Dtype::kE5M2, 5, 2, 0x7b, FloatToE5M2, E5M2ToFloat}};
+const Fp8Format kFp8Formats[] = {{Dtype::kE4M3, 4, 3, 0x7e, FloatToE4M3, E4M3ToFloat},
+                                 {Dtype::kE5M2, 5, 2, 0x7b, FloatToE5M2, E5M2ToFloat}};
 
 }  // namespace
 
 TEST_CASE("every payload decodes to its value and encodes to itself") {
-  for (const Format& format : kFormats) {
+  for (const Fp8Format& format : kFp8Formats) {
     CAPTURE(NameOf(format.dtype));
     for (int pattern = 0; pattern < 256; ++pattern) {
       CAPTURE(pattern);
@@ -70,7 +70,7 @@ TEST_CASE("every payload decodes to its value and encodes to itself") {
 }
 
 TEST_CASE("every bf16 input is cast to the nearest value, ties to even, and saturates") {
-  for (const Format& format : kFormats) {
+  for (const Fp8Format& format : kFp8Formats) {
     CAPTURE(NameOf(format.dtype));
     for (int bits = 0; bits < 65536; ++bits) {
       const float value = BF16ToFloat(static_cast<std::uint16_t>(bits));
@@ -80,7 +80,7 @@ TEST_CASE("every bf16 input is cast to the nearest value, ties to even, and satu
 }
 
 TEST_CASE("every tie in fp32 goes to the even payload, and its neighbours to the nearer one") {
-  for (const Format& format : kFormats) {
+  for (const Fp8Format& format : kFp8Formats) {
     CAPTURE(NameOf(format.dtype));
     for (int pattern = 0; pattern < format.largest; ++pattern) {
       const auto tie = static_cast<float>((format.Value(pattern) + format.Value(pattern + 1)) / 2);
@@ -89,7 +89,7 @@ TEST_CASE("every tie in fp32 goes to the even payload, and its neighbours to the
         CAPTURE(pattern, sign);
         REQUIRE(format.encode(sign * tie) == (signed_bit | (pattern % 2 == 0 ? pattern : pattern + 1)));
         REQUIRE(format.encode(sign * std::nextafter(tie, 0.0f)) == (signed_bit | pattern));
-        REQUIRE(format.encode(sign * std::nextafter(tie, kInfinity)) == (signed_bit | (pattern + 1)));
+        REQUIRE(format.encode(sign * std::nextafter(tie, kFp32Infinity)) == (signed_bit | (pattern + 1)));
       }
     }
     std::mt19937 random(5);
@@ -100,7 +100,7 @@ TEST_CASE("every tie in fp32 goes to the even payload, and its neighbours to the
       if (RoundTo(format.dtype, value) != format.decode(static_cast<std::uint8_t>(format.Round(value))))
         FAIL("RoundTo of " << value);
     }
-    CHECK(RoundTo(format.dtype, kInfinity) == format.Value(format.largest));
+    CHECK(RoundTo(format.dtype, kFp32Infinity) == format.Value(format.largest));
     CHECK(RoundTo(format.dtype, -1e300) == -format.Value(format.largest));
     CHECK(std::isnan(RoundTo(format.dtype, std::numeric_limits<double>::quiet_NaN())));
   }
@@ -110,7 +110,7 @@ TEST_CASE("scales are fp8_max / amax, with their special cases") {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const float fp8_max : {kE4M3Max, kE5M2Max}) {
     CHECK(CurrentScale(fp8_max, 3.0f) == fp8_max / 3.0f);
-    for (const float amax : {0.0f, kInfinity, nan}) {
+    for (const float amax : {0.0f, kFp32Infinity, nan}) {
       CHECK(CurrentScale(fp8_max, amax) == 1);
       CHECK(DelayedScale(fp8_max, amax, 7) == 7);
     }
@@ -123,7 +123,7 @@ TEST_CASE("scales are fp8_max / amax, with their special cases") {
 
 TEST_CASE("E8M0 is the smallest power of two with which a block fits into E4M3") {
   CHECK(E8M0Of(0.0f) == 0x00);
-  CHECK(E8M0Of(kInfinity) == 0xfe);
+  CHECK(E8M0Of(kFp32Infinity) == 0xfe);
   CHECK(E8M0Of(std::numeric_limits<float>::quiet_NaN()) == 0xff);
   CHECK(std::isnan(E8M0ToFloat(0xff)));
   for (int e = 0; e < 0xff; ++e) {
