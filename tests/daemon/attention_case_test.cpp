@@ -457,7 +457,6 @@ TEST_CASE("a case names the kernels that it runs") {
 
 TEST_CASE(
     "unsupported values are refused with the reason, and all combinations of the matrix are supported") {
-  CheckUnsupported({{"dtype", "fp8"}, {"fp8_dpa", true}}, "fp8");
   CheckUnsupported({{"head_dim_qk", 96}}, "head_dim_qk 96 with head_dim_v 96");
   CheckUnsupported({{"head_dim_qk", 64}, {"head_dim_v", 128}}, "128 with head_dim_v 64");
   for (const auto& [qk, v] : {std::pair{64, 64}, {128, 128}, {192, 128}, {128, 64}, {256, 256}}) {
