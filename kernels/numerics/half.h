@@ -8,8 +8,8 @@
 
 #include "kernels/dtype.h"
 #include "kernels/error.h"
-#include "kernels/fp8.h"
 #include "kernels/half.h"
+#include "kernels/numerics/fp8.h"
 
 namespace cppool::kernels {
 

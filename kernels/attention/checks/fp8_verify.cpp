@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/attention/schedules/fp8_operands.h"
 #include "kernels/error.h"
 #include "kernels/half.h"
 #include "kernels/numerics/half.h"

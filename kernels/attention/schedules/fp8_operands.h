@@ -18,12 +18,6 @@
 
 namespace cppool::kernels {
 
-// The largest cast of P. 448 puts P <= 1 into all of E4M3; in blocks it is a power of two (FlashAttention 3's).
-constexpr float PScale(const Fp8Recipe& recipe) {
-  return recipe.scaling_mode == ScalingMode::kMxfp8 ? 256 : 448;
-}
-constexpr bool InBlocks(const Fp8Recipe& recipe) { return recipe.scaling_mode == ScalingMode::kMxfp8; }
-
 // The dtypes in which a schedule of the case moves q, k, v and dout; of all others spec.dtypes.
 TensorDtypes MovedDtypes(const AttentionSpec& spec);
 

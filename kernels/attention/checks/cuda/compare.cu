@@ -8,7 +8,7 @@
 
 #include "kernels/attention/checks/cuda/launch.h"
 #include "kernels/error.h"
-#include "kernels/fp8.h"
+#include "kernels/numerics/fp8.h"
 #include "kernels/numerics/host_device.h"
 #include "kernels/runtime/cuda/check.h"
 

@@ -7,7 +7,7 @@
 
 #include "kernels/attention/checks/host/check_kernels.h"
 #include "kernels/attention/checks/oracle_mask.h"
-#include "kernels/fp8.h"
+#include "kernels/numerics/fp8.h"
 #include "kernels/numerics/half.h"
 #include "kernels/numerics/rounding.h"
 

@@ -3,7 +3,7 @@
 
 #include "kernels/attention/families/host/attention_tiles.h"
 #include "kernels/attention/families/host/tile_scratch.h"
-#include "kernels/fp8.h"
+#include "kernels/numerics/fp8.h"
 
 namespace cppool::kernels::host {
 namespace {

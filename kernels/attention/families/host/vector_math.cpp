@@ -2,7 +2,7 @@
 
 #include <type_traits>
 
-#include "kernels/fp8.h"
+#include "kernels/numerics/fp8.h"
 #include "kernels/numerics/half.h"
 
 namespace cppool::kernels::host {

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "kernels/attention/tensor_ops/host/token_rows.h"
-#include "kernels/fp8.h"
+#include "kernels/numerics/fp8.h"
 #include "kernels/numerics/half.h"
 
 namespace cppool::kernels::host {

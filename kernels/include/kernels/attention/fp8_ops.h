@@ -1,4 +1,4 @@
-// Quantisation of tensors: what schedules do with 8-bit payloads and their scales (kernels/fp8.h has the formats).
+// Quantisation of tensors: what schedules do with 8-bit payloads and their scales (kernels/numerics/fp8.h has the formats).
 //
 // Pointers, threads and errors as in attention_kernel.h. A tensor is [rows, columns]; rows without a token are neither read
 // nor written. Every result has the same bits on every runtime. No call allocates or waits.

@@ -20,4 +20,11 @@ struct Fp8Recipe {
   bool operator==(const Fp8Recipe&) const = default;
 };
 
+// Whether scales are of blocks rather than of tensors.
+constexpr bool InBlocks(const Fp8Recipe& recipe) { return recipe.scaling_mode == ScalingMode::kMxfp8; }
+
+// What P is multiplied with before its cast. 448 puts P <= 1 into all of E4M3; in blocks it is a power of two, as in
+// FlashAttention 3.
+constexpr float PScale(const Fp8Recipe& recipe) { return InBlocks(recipe) ? 256 : 448; }
+
 }  // namespace cppool::kernels

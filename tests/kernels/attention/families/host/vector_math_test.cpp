@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/attention/families/host/vector_math.h"
-#include "kernels/fp8.h"
+#include "kernels/numerics/fp8.h"
 #include "kernels/numerics/half.h"
 #include "tests/catch.h"
 

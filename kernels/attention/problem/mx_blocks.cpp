@@ -1,9 +1,7 @@
 #include <algorithm>
 
 #include "kernels/attention/fp8_ops.h"
-#include "kernels/attention/tensor_ops.h"
-#include "kernels/error.h"
-#include "kernels/fp8.h"
+#include "kernels/numerics/fp8.h"
 
 namespace cppool::kernels {
 
@@ -32,10 +30,6 @@ std::vector<Segment> MxBlocks(const Layout& layout, const std::vector<std::int64
 
 std::int64_t MxExponents(MxAxis axis, std::int64_t rows, std::int64_t blocks, int heads, int dim) {
   return axis == MxAxis::kDim ? rows * heads * (dim / kMxBlock) : blocks * heads * dim;
-}
-
-Fp8Ops& TensorOps::fp8() {
-  throw RuntimeError(CPPOOL_UNSUPPORTED, "this runtime has no operations on fp8 tensors");
 }
 
 }  // namespace cppool::kernels
