@@ -129,6 +129,15 @@ TEST_CASE("NumPy confirms the dumps of runs with every feature") {
   }
 }
 
+TEST_CASE("check_dump confirms fp8 dumps that NumPy made, and sees each planted error in them") {
+  const TemporaryFolder folder;
+  const Child output = RunChild(Python() + " '" CPPOOL_FP8_DUMP_TEST "' '" CPPOOL_CHECK_DUMP "' '" +
+                                folder.path().string() + "'");
+  INFO(output.output);
+  CHECK(output.exit_code == 0);
+  CHECK(output.output == "0 of 18 wrong\n");
+}
+
 TEST_CASE("a falsified dump fails its check") {
   const TemporaryFolder folder;
   DaemonProcess daemon = Host(2);
