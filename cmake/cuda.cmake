@@ -1,14 +1,6 @@
 # Sets CPPOOL_WITH_CUDA: whether the CUDA runtime and its kernels are built. Without it the build has the host runtime only.
 
-string(TOUPPER "${CPPOOL_CUDA}" cppool_cuda)
-if(cppool_cuda MATCHES "^(ON|TRUE|YES|Y|1)$")
-  set(cppool_cuda ON)
-elseif(cppool_cuda MATCHES "^(OFF|FALSE|NO|N|0)$")
-  set(cppool_cuda OFF)
-elseif(NOT cppool_cuda STREQUAL "AUTO")
-  message(FATAL_ERROR "CPPOOL_CUDA is AUTO, ON or OFF, not '${CPPOOL_CUDA}'")
-endif()
-
+cppool_auto_on_off(CPPOOL_CUDA cppool_cuda)
 set(CPPOOL_WITH_CUDA OFF)
 if(NOT cppool_cuda STREQUAL "OFF")
   include(CheckLanguage)

@@ -1,12 +1,26 @@
 # What a build can be told, and the flags every target of the project is compiled with.
 
 set(CPPOOL_CUDA "AUTO" CACHE STRING "Build the CUDA runtime: AUTO (when nvcc and NCCL are found), ON or OFF")
-set_property(CACHE CPPOOL_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(CPPOOL_CUDNN "AUTO" CACHE STRING "Build the kernels \"cudnn\": AUTO (when the headers of cuDNN and its frontend are found), ON or OFF")
+set_property(CACHE CPPOOL_CUDA CPPOOL_CUDNN PROPERTY STRINGS AUTO ON OFF)
 option(CPPOOL_BUILD_TESTS "Build the tests" ON)
 option(CPPOOL_WERROR "Treat warnings as errors" ON)
 set(CPPOOL_SANITIZE "" CACHE STRING "Sanitizers for all host code, as for -fsanitize=: address,undefined or thread")
 option(CPPOOL_UNITY "Compile the sources of a library or a test program together, a few at a time: a full build takes half the time" OFF)
 option(CPPOOL_FUZZ "Build tests/fuzz/ as fuzzers, and everything with libFuzzer's instrumentation (clang only)" OFF)
+
+# cppool_auto_on_off(OPTION RESULT): the option as AUTO, ON or OFF, however it was written.
+function(cppool_auto_on_off option result)
+  string(TOUPPER "${${option}}" value)
+  if(value MATCHES "^(ON|TRUE|YES|Y|1)$")
+    set(value ON)
+  elseif(value MATCHES "^(OFF|FALSE|NO|N|0)$")
+    set(value OFF)
+  elseif(NOT value STREQUAL "AUTO")
+    message(FATAL_ERROR "${option} is AUTO, ON or OFF, not '${${option}}'")
+  endif()
+  set(${result} ${value} PARENT_SCOPE)
+endfunction()
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
@@ -38,6 +52,13 @@ target_compile_options(cppool_flags INTERFACE
 # target share it. Not for a library of which a test replaces an object.
 function(cppool_unity target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${CPPOOL_UNITY} UNITY_BUILD_BATCH_SIZE 8)
+endfunction()
+
+# cppool_inner_loops(TARGET SOURCE ...): sources whose loops run over tensors. Vectorised whatever the build type is, except where somebody
+# wants to step through them, and not instrumented for the fuzzers, which do not run them.
+function(cppool_inner_loops target)
+  set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target} PROPERTIES COMPILE_OPTIONS
+    "$<$<NOT:$<CONFIG:Debug>>:-O3>;$<$<BOOL:${CPPOOL_FUZZ}>:-fno-sanitize=fuzzer-no-link>")
 endfunction()
 
 if(CPPOOL_SANITIZE)

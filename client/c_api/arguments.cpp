@@ -117,7 +117,8 @@ Words RunWords(const PoolOptions& options, const protocol::RunRequest& request) 
   if (options.transport != "auto") Add(&words, "--transport", options.transport);
   if (!options.devices.empty()) Add(&words, "--devices", DeviceList(options.devices));
   if (!options.daemon.empty()) Add(&words, "--daemon", options.daemon);
-  for (const std::string& file : options.case_files) Add(&words, "--load", file);
+  for (const auto* files : {&options.case_files, &request.load})
+    for (const std::string& file : *files) Add(&words, "--load", file);
   if (request.deadline_ms != protocol::kDefaultDeadlineMs) {
     std::ostringstream seconds;
     seconds.imbue(std::locale::classic());
@@ -178,6 +179,17 @@ protocol::Operation ToOperation(const char* text) {
   protocol::Request request = protocol::ParseRequest(text);
   if (request.id) throw std::invalid_argument("a request to a pool has no \"id\": the pool gives it one");
   return std::move(request.operation);
+}
+
+std::pair<std::string, CompileOptions> ToCompileOptions(const char* text) {
+  std::pair<std::string, CompileOptions> result;
+  Members members(text, "what is to be compiled");
+  members.Take("source", &result.first);
+  members.Take("include_folders", &result.second.include_folders);
+  members.End();
+  if (result.first.empty())
+    throw std::invalid_argument("\"source\" is missing: the path of a .cu, .cpp or .c file");
+  return result;
 }
 
 std::vector<command::Cell> ToCells(const char* text) {

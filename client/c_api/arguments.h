@@ -3,7 +3,10 @@
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
+#include <cppool/compile.h>
 #include <cppool/pool.h>
 #include "client/command/cell.h"
 #include "protocol/request.h"
@@ -15,6 +18,9 @@ protocol::Operation ToOperation(const char* text);
 
 // The cells of {"suite": ..., "filters": [...], "max_seqlen": ...}, in the order in which they run.
 std::vector<command::Cell> ToCells(const char* text);
+
+// The source and the options of {"source": ..., "include_folders": [...]}.
+std::pair<std::string, CompileOptions> ToCompileOptions(const char* text);
 
 // The shell command that sends this request to a pool with these options.
 std::string ToCommand(const PoolOptions& options, const protocol::RunRequest& request);

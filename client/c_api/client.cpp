@@ -12,9 +12,11 @@
 #include <utility>
 #include <variant>
 
+#include <cppool/compile.h>
 #include <cppool/pool.h>
 #include "client/c_api/arguments.h"
 #include "client/command/text.h"
+#include "client/src/describe.h"
 #include "client/src/request.h"
 #include "protocol/json_text.h"
 #include "protocol/parameters.h"
@@ -73,29 +75,6 @@ void Set(char** out, const Json& json) {
   if (out != nullptr) *out = Copy(protocol::JsonText(json));
 }
 
-Json Describe(const StartFailure& failure) {
-  Json json = {{"error", failure.error}, {"kind", failure.kind}};
-  for (const auto& [key, text] :
-       {std::pair("detail", &failure.detail), std::pair("stage", &failure.stage),
-        std::pair("backend", &failure.backend), std::pair("transport", &failure.transport)})
-    if (!text->empty()) json[key] = *text;
-  for (const auto& [key, number] :
-       {std::pair("rank", failure.rank), std::pair("world_size", failure.world_size),
-        std::pair("devices", failure.devices)})
-    if (number) json[key] = *number;
-  return json;
-}
-
-Json Describe(const PoolError& error) {
-  Json json = {{"kind", ToString(error.kind())},
-               {"error", error.what()},
-               {"stderr_tail", error.stderr_tail()},
-               {"diagnosis", error.diagnosis()},
-               {"attempts", error.attempts()}};
-  if (error.start_failure()) json["start"] = Describe(*error.start_failure());
-  return json;
-}
-
 // Runs `work`, whose result is what *out becomes, and turns what it throws into a status.
 template <typename Work>
 cppool_client_status Guarded(char** out, Work work) {
@@ -118,6 +97,8 @@ cppool_client_status Guarded(char** out, Work work) {
     }
     return error.kind() == PoolError::Kind::kInterrupted ? CPPOOL_CLIENT_INTERRUPTED
                                                          : CPPOOL_CLIENT_NO_ANSWER;
+  } catch (const CompileError& error) {
+    return refuse(CPPOOL_CLIENT_INVALID, error.what());
   } catch (const std::invalid_argument& error) {
     return refuse(CPPOOL_CLIENT_INVALID, error.what());
   } catch (const protocol::InvalidRequest& error) {
@@ -168,7 +149,7 @@ PoolOptions WithHooks(PoolOptions options, const cppool_pool_hooks& hooks) {
   return options;
 }
 
-Json Describe(const command::Cell& cell) {
+Json CellJson(const command::Cell& cell) {
   return {{"name", cell.name},           {"suite", cell.suite},           {"rows", cell.rows},
           {"essential", cell.essential}, {"world_size", cell.world_size}, {"case", cell.case_name},
           {"params", cell.params}};
@@ -205,6 +186,30 @@ cppool_client_status cppool_pool_ask(cppool_pool* pool, const char* request, cha
     const cppool::protocol::Operation operation = cppool::client::ToOperation(request);
     const Leave leave(pool->hooks);
     return std::visit(cppool::client::Asker{pool->pool}, operation);
+  });
+}
+
+cppool_client_status cppool_pool_compile(cppool_pool* pool, const char* request, char** out) {
+  return Guarded(out, [&]() -> Json {
+    if (pool == nullptr) throw std::invalid_argument("there is no pool");
+    auto [source, options] = cppool::client::ToCompileOptions(request);
+    bool interrupted = false;
+    if (pool->hooks.interrupted != nullptr)
+      options.interrupted = [&] { return interrupted = Leave::Interrupted(); };
+    const Leave leave(pool->hooks);
+    if (source.ends_with(".cu")) options.capabilities = cppool::CapabilitiesOf(pool->pool.Hello());
+    cppool::Compiled compiled;
+    try {
+      compiled = cppool::Compile(source, options);
+    } catch (const cppool::CompileError& error) {
+      if (!interrupted) throw;
+      throw cppool::PoolError(cppool::PoolError::Kind::kInterrupted, error.what(), "");
+    }
+    return {{"library", compiled.library},
+            {"command", compiled.command},
+            {"output", compiled.output},
+            {"included", compiled.included},
+            {"cached", compiled.cached}};
   });
 }
 
@@ -253,7 +258,7 @@ cppool_client_status cppool_client_suite(const char* selection, char** out) {
   return Guarded(out, [&]() -> Json {
     Json cells = Json::array();
     for (const cppool::command::Cell& cell : cppool::client::ToCells(selection))
-      cells.push_back(cppool::client::Describe(cell));
+      cells.push_back(cppool::client::CellJson(cell));
     return {{"cells", std::move(cells)}};
   });
 }

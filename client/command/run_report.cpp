@@ -7,6 +7,7 @@
 
 #include "client/command/diagnose.h"
 #include "client/command/text.h"
+#include "client/src/describe.h"
 
 namespace cppool::command {
 namespace {
@@ -47,15 +48,6 @@ constexpr char kRetried[] = "retried, because its daemon died or broke the proto
 
 Json OrNull(const std::string& text) { return text.empty() ? Json() : Json(text); }
 
-Json ToJson(const Crash& crash) {
-  return {{"error", crash.error},
-          {"rank", crash.rank ? Json(*crash.rank) : Json()},
-          {"stage", OrNull(crash.stage)},
-          {"case", OrNull(crash.case_name)},
-          {"library", OrNull(crash.library)},
-          {"stack", crash.stack}};
-}
-
 }  // namespace
 
 RunReport::RunReport(const RunArguments& arguments, const Streams& streams, std::size_t cells)
@@ -83,7 +75,7 @@ void RunReport::PrintOutcome(const Cell& cell, const Outcome& outcome) {
     json["attempts"] = outcome.asked ? Json(outcome.attempts) : Json();
     json["answer"] = outcome.result ? outcome.result->json : Json();
     if (!outcome.output.empty()) json["output"] = outcome.output;
-    if (outcome.crash) json["crash"] = ToJson(*outcome.crash);
+    if (outcome.crash) json["crash"] = client::Describe(*outcome.crash);
     if (outcome.verdict) json["verdict"] = DescribeVerdict(cell, *outcome.verdict);
     PrintJson(streams_.out, json);
     return;

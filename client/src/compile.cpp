@@ -30,6 +30,7 @@ using Words = std::vector<std::string>;
 constexpr protocol::FileCache::Limits kLibraries{256, std::uint64_t{1} << 30};
 constexpr std::size_t kMostOutput = 1 << 20;
 constexpr std::chrono::seconds kVersionLimit{30};
+constexpr std::chrono::milliseconds kAskAgain{100};  // whether the call is interrupted
 
 enum class Language { kCuda, kCpp, kC };
 
@@ -165,7 +166,7 @@ struct Ended {
 };
 
 // Runs a program and waits for it. Throws CompileError.
-Ended RunProgram(const Words& words, std::chrono::milliseconds limit) {
+Ended RunProgram(const Words& words, const CompileOptions& options, std::chrono::milliseconds limit) {
   std::unique_ptr<Process> process;
   try {
     process = Process::Spawn({words[0], Words(words.begin() + 1, words.end()), {}});
@@ -181,7 +182,10 @@ Ended RunProgram(const Words& words, std::chrono::milliseconds limit) {
     if (Clock::now() >= until)
       throw CompileError(words[0] + " did not end within " + std::to_string(limit.count() / 1000) +
                          " s and was killed");
-    if (poll(fds, 2, client::PollTimeout(until)) < 0) continue;
+    if (options.interrupted && options.interrupted())
+      throw CompileError(words[0] + " was killed, since the call was interrupted");
+    const auto next = options.interrupted ? std::min(until, Clock::now() + kAskAgain) : until;
+    if (poll(fds, 2, client::PollTimeout(next)) <= 0) continue;
     for (pollfd& fd : fds) {
       if (fd.fd < 0 || fd.revents == 0) continue;
       char buffer[4096];
@@ -197,10 +201,11 @@ Ended RunProgram(const Words& words, std::chrono::milliseconds limit) {
   return ended;
 }
 
-std::string VersionOf(const Words& compiler, std::chrono::milliseconds limit) {
+std::string VersionOf(const Words& compiler, const CompileOptions& options) {
   Words words = compiler;
   words.push_back("--version");
-  const Ended ended = RunProgram(words, std::min<std::chrono::milliseconds>(limit, kVersionLimit));
+  const Ended ended =
+      RunProgram(words, options, std::min<std::chrono::milliseconds>(options.limit, kVersionLimit));
   if (!ended.well)
     throw CompileError(Joined(words) + " " + ended.how + ": is this a compiler?\n" + ended.output);
   return ended.output;
@@ -262,7 +267,7 @@ struct Unfinished {
 Compiled CompileInto(const protocol::FileCache& cache, const std::string& source, Language language,
                      const CompileOptions& options) {
   const Words compiler = CompilerFor(language);
-  const std::string version = VersionOf(compiler, options.limit);
+  const std::string version = VersionOf(compiler, options);
   Words command = compiler;
   Append(&command, OwnStatics(language, compiler, version));
   Append(&command, Flags(language, options));
@@ -287,7 +292,7 @@ Compiled CompileInto(const protocol::FileCache& cache, const std::string& source
   Append(&command, {"-o", made.library, "-MMD", "-MF", made.dependencies});
   if (options.on_command) options.on_command(Joined(command));
   const auto before = protocol::IdentityOf(source);
-  const Ended ended = RunProgram(command, options.limit);
+  const Ended ended = RunProgram(command, options, options.limit);
   compiled.output = ended.output;
   if (!ended.well)
     throw CompileError(source + ": does not compile: " + compiler[0] + " " + ended.how + "\n" + ended.output);

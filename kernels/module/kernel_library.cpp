@@ -172,7 +172,7 @@ NamedKernels FindKernels(const std::string& words, std::string_view backend, con
     }
     if (path.empty()) {
       throw LibraryError("the kernels \"cudnn\" are in a module that was not found (searched: " + searched +
-                         "): build it where cuDNN is, or set CPPOOL_CUDNN_MODULE to its path");
+                         "): run scripts/setup --cudnn and build again, or set CPPOOL_CUDNN_MODULE to its path");
     }
   } else if (const auto comma = words.rfind(','); comma != std::string::npos) {
     name = words.substr(comma + 1);

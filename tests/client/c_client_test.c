@@ -93,6 +93,10 @@ int main(int argc, char** argv) {
   EXPECT(CPPOOL_CLIENT_INVALID, "no request", cppool_pool_ask(pool, NULL, &out));
   EXPECT(CPPOOL_CLIENT_INVALID, "no pool", cppool_pool_ask(NULL, "{\"op\": \"hello\"}", &out));
 
+  EXPECT(CPPOOL_CLIENT_INVALID, "is no source",
+         cppool_pool_compile(pool, "{\"source\": \"mine.txt\"}", &out));
+  EXPECT(CPPOOL_CLIENT_INVALID, "\\\"source\\\" is missing", cppool_pool_compile(pool, NULL, &out));
+
   EXPECT(CPPOOL_CLIENT_NO_ANSWER, "\"kind\":\"died\"",
          cppool_pool_ask(pool, "{\"op\": \"run\", \"params\": {\"do\": \"die\"}}", &out));
   Check(strstr(all.last, "is sent to a new daemon") != NULL, "the log tells of the retry", all.last);

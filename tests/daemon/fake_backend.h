@@ -25,7 +25,7 @@ struct FakeWorld {
   std::mutex mutex;
   std::condition_variable changed;
   std::string aborted;  // the reason; empty: not aborted
-  std::vector<std::string> calls;
+  std::vector<std::string> calls;  // guarded by `mutex`: a trim may run after a request is answered
   std::vector<int> finished;  // ranks that ended a case in order
   bool released = false;
 
@@ -61,6 +61,10 @@ struct FakeWorld {
   void Log(std::string call) {
     const std::lock_guard lock(mutex);
     calls.push_back(std::move(call));
+  }
+  void ForgetCalls() {
+    const std::lock_guard lock(mutex);
+    calls.clear();
   }
   // Like a collective that no other rank joins: waits until the world is aborted, then throws.
   void WaitForAbort() {

@@ -117,7 +117,7 @@ TEST_CASE("sampling: a run iterates until its answer is precise, on all ranks al
   CHECK(answer.at("stopped") == "precision");
   CHECK(answer.at("ranks").at(1).at("samples").at("forward") == Json{1.0, 1.0, 1.0, 1.0, 1.0, 1.0});
 
-  inside.fake->calls.clear();
+  inside.fake->ForgetCalls();
   slow = 3;  // the interval leaves out three of twelve values at each end, four of sixteen
   answer = inside.Send(request);
   CHECK(answer.at("stopped") == "precision");
@@ -126,20 +126,20 @@ TEST_CASE("sampling: a run iterates until its answer is precise, on all ranks al
   CHECK(answer.at("ranks").at(1).at("samples").at("forward").size() == count);
 
   slow = 100000;
-  inside.fake->calls.clear();
+  inside.fake->ForgetCalls();
   request["repeat"] = 1;
   answer = inside.Send(request);
   CHECK(answer.at("stopped") == "repeat");
   CHECK(answer.at("ranks").at(0).at("samples").at("forward").size() == 1);
 
   // Without sampling: as many as asked for, and their times.
-  inside.fake->calls.clear();
+  inside.fake->ForgetCalls();
   request.erase("sampling");
   request["repeat"] = 4;
   answer = inside.Send(request);
   CHECK_FALSE(answer.contains("stopped"));
   CHECK(answer.at("ranks").at(0).at("samples").at("forward").size() == 4);
-  inside.fake->calls.clear();
+  inside.fake->ForgetCalls();
   request["repeat"] = 1;
   CHECK_FALSE(inside.Send(request).at("ranks").at(0).contains("samples"));
 }

@@ -54,6 +54,8 @@ ALLOWED = {
     "kernels/module": ["kernels/attention/checks/digest.h", "kernels/attention/checks/cuda", "kernels/attention/checks/host", "kernels/attention/families",
                        "kernels/attention/families/host", "kernels/attention/families/*", "kernels/attention/tensor_ops/cuda", "kernels/attention/tensor_ops/host",
                        "kernels/runtime/cuda", *KERNELS_PUBLIC],
+    # A module that nothing else needs. It sees the C header alone.
+    "kernels/cudnn": ["kernels/include/cppool"],
     # The daemon includes only public headers of the kernels. The attention case does not depend on the rest of the daemon.
     "daemon/include": ["kernels/include/cppool"],
     "daemon": ["daemon/include", "protocol/include", *KERNELS_PUBLIC],
@@ -84,6 +86,7 @@ LIBRARIES = {
     r"(spdlog|fmt)/": ["daemon", "tests"],
     r"CLI/": ["daemon/options.cpp", "client/command", "tests"],
     r"catch2/": ["tests"],
+    r"cudnn": ["kernels/cudnn"],
     r"(cuda|nccl|cooperative_groups|cub|mma|cute|cutlass)": ["kernels/runtime/cuda", "kernels/attention/tensor_ops/cuda",
                                                              "kernels/attention/checks/cuda", "kernels/attention/families",
                                                              "kernels/module", "tests"],

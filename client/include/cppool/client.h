@@ -36,7 +36,8 @@ typedef enum cppool_client_status {
   /* There is no answer: the daemon could not start, died, hung or broke the protocol; *out is
    *   {"kind": "start" | "died" | "timeout" | "protocol", "error": text for people, which ends with the tail of stderr,
    *    "stderr_tail": its last 200 lines, at most 4000 characters, "diagnosis": what the system knew of a daemon that did not answer, or "",
-   *    "attempts": daemons that were asked, "start": why it did not start (protocol/schema/start.schema.json); absent: unknown} */
+   *    "attempts": daemons that were asked, "start": why it did not start (protocol/schema/start.schema.json), "crash": where a case or a
+   *    library ended it, {"error", "rank", "stage", "case", "library", "stack": functions, innermost first}; absent: unknown} */
   CPPOOL_CLIENT_NO_ANSWER,
   CPPOOL_CLIENT_INVALID, /* an argument is wrong, and nothing was done; *out is {"error": text} */
   CPPOOL_CLIENT_INTERRUPTED, /* `interrupted` ended the call; *out as for CPPOOL_CLIENT_NO_ANSWER, of the kind "interrupted" */
@@ -78,6 +79,12 @@ cppool_client_status cppool_pool_create(const char* options, const cppool_pool_h
 /* Sends a request of protocol/README.md: hello, list, run, validate or stats, without an id. On success *out is
  *   {"answer": what the daemon answered, whatever it is, "attempts": daemons that were asked}. */
 cppool_client_status cppool_pool_ask(cppool_pool* pool, const char* request, char** out);
+
+/* Makes a library for `load` or `kernels` of a request of a source, .cu for the GPUs of the pool's daemon or .cpp, .cc, .cxx, .c for the
+ * host, as cppool/compile.h says. `request` is {"source": path, "include_folders": list of paths searched first; may be absent}. On success
+ * *out is {"library": path, "command": text, "output": the compiler's warnings, "included": list of paths, "cached": no compiler was run}; a
+ * source that does not compile is CPPOOL_CLIENT_INVALID, with the compiler's messages. */
+cppool_client_status cppool_pool_compile(cppool_pool* pool, const char* request, char** out);
 
 /* The end of the stderr of the latest daemon, at most 4000 characters; NULL without memory. To be freed with cppool_client_free. */
 char* cppool_pool_stderr_tail(cppool_pool* pool);

@@ -36,6 +36,8 @@ struct CompileOptions {
   std::chrono::milliseconds limit{600'000};  // for one run of a compiler
   std::function<void(std::string_view)>
       on_command;  // gets the command before it is run, as a shell would take it
+  // Asked about ten times a second and when a signal handler has run. True: the compiler is killed, and CompileError.
+  std::function<bool()> interrupted;
 };
 
 struct Compiled {

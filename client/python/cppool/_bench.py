@@ -13,13 +13,16 @@ def _text(value: Any) -> str:
 
 
 def _row(point: Mapping[str, Any]) -> dict[str, Any]:
-    row: dict[str, Any] = {"case": point["case"], "world_size": point["world_size"], **point["params"]}
+    row: dict[str, Any] = {"case": point["case"], "world_size": point["world_size"], **point["params"],
+                           **({"kernels": point["kernels"]} if point.get("kernels") else {})}
     for prefix, measured in (("", point.get("measured", {})), ("one_gpu_", point.get("one_gpu", {}))):
         for stage, timing in {**measured.get("stages", {}), "together": measured.get("together", {})}.items():
             for name, value in timing.items():
                 row[f"{prefix}{stage}_{name}"] = value
     for stage, share in point.get("efficiency", {}).items():
         row[f"{stage}_efficiency"] = share
+    for stage, ratio in (point.get("ratio") or {}).items():
+        row[f"{stage}_ratio"], row[f"{stage}_ratio_low"], row[f"{stage}_ratio_high"] = ratio["value"], ratio["low"], ratio["high"]
     row["error"] = point.get("measured", {}).get("error", "")
     row["command"] = point.get("command", "")
     return row
@@ -27,14 +30,16 @@ def _row(point: Mapping[str, Any]) -> dict[str, Any]:
 
 def bench(params: Optional[Mapping[str, Any]] = None, *, world_size: Union[int, Sequence[int]] = 2, case: str = "attention",
           warmup: int = 3, repeat: int = 10, deadline: float = 300.0, backend: str = "auto", transport: str = "auto",
-          devices: Sequence[Union[int, str]] = (), daemon: Optional[str] = None, case_files: Sequence[str] = ()) -> list[dict[str, Any]]:
+          devices: Sequence[Union[int, str]] = (), daemon: Optional[str] = None, case_files: Sequence[str] = (),
+          kernels: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Times a case over every combination of world sizes and parameters, with the command `cppool bench`, which verifies each point first.
 
     A list in `params` gives several values; a value that is a list itself is a tuple: {"cp_comm_type": ["p2p", "a2a"],
-    "window_size": (512, 0)}.
+    "window_size": (512, 0)}. kernels: what `Pool.run` takes, each; they are timed in turn, and compared with the first.
 
     Returns a row per point, for `pandas.DataFrame(rows)`: the parameters, and by stage (and "together") `forward_ms`, `forward_tflops`
-    (per GPU), `forward_efficiency` (against the same problem on one GPU, whose own columns begin with `one_gpu_`), ... A point that could
+    (per GPU), `forward_efficiency` (against the same problem on one GPU, whose own columns begin with `one_gpu_`), `forward_ratio` (the time over that of the first kernels,
+    with its 95 % interval from `forward_ratio_low` to `forward_ratio_high`), ... A point that could
     not be measured has a text in `error`. Throws ValueError for arguments that the command refuses, RuntimeError when it measures nothing.
     """
     import subprocess  # takes as long to import as the package
@@ -53,6 +58,8 @@ def bench(params: Optional[Mapping[str, Any]] = None, *, world_size: Union[int, 
         words += ["--devices", ",".join(map(str, devices))]
     if daemon is not None:
         words += ["--daemon", os.fspath(daemon)]
+    if kernels:
+        words += ["--kernels", ",".join([kernels] if isinstance(kernels, str) else map(os.fspath, kernels))]
     for file in case_files:
         words += ["--load", os.path.abspath(file)]
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -51,6 +51,7 @@ def library() -> ctypes.PyDLL:
                 ("cppool_client_free", None, [ctypes.c_void_p]),
                 ("cppool_pool_create", ctypes.c_int, [text, ctypes.POINTER(_Hooks), out, out]),
                 ("cppool_pool_ask", ctypes.c_int, [ctypes.c_void_p, text, out]),
+                ("cppool_pool_compile", ctypes.c_int, [ctypes.c_void_p, text, out]),
                 ("cppool_pool_stderr_tail", ctypes.c_void_p, [ctypes.c_void_p]),
                 ("cppool_pool_stop", None, [ctypes.c_void_p]),
                 ("cppool_pool_free", None, [ctypes.c_void_p]),
@@ -145,6 +146,10 @@ class Handle:
     def ask(self, request: bytes) -> Any:
         with self._calling():
             return call("cppool_pool_ask", self._address, request)
+
+    def compile(self, request: bytes) -> Any:
+        with self._calling():
+            return call("cppool_pool_compile", self._address, request)
 
     def stop(self) -> None:
         with self._calling():

@@ -15,14 +15,24 @@ class PoolError(RuntimeError):
     """There is no answer. Its text ends with the last lines of the daemon's stderr."""
 
     def __init__(self, text: str, *, kind: str = "", stderr_tail: str = "", diagnosis: str = "", attempts: int = 1,
-                 start_failure: Optional[Mapping[str, Any]] = None, command: str = ""):
+                 start_failure: Optional[Mapping[str, Any]] = None, crash: Optional[Mapping[str, Any]] = None, command: str = ""):
         super().__init__(text)
         self.kind = kind  #: "start", "died", "timeout", "protocol" or "interrupted"
         self.stderr_tail = stderr_tail  #: at most 4000 characters
         self.diagnosis = diagnosis  #: what the system knew of the threads of a daemon that did not answer
         self.attempts = attempts  #: daemons that were asked
         self.start_failure = start_failure  #: why the daemon did not start, where it said so: protocol/README.md
+        self.crash = crash  #: where a case or a library ended the daemon: "library", "rank", "stage", "stack", ..., or None
         self.command = command  #: the shell command that does the same again; empty when there was no case
+
+
+class CompileError(ValueError):
+    """A source does not compile, or there is no compiler. Its text has the compiler's messages."""
+
+
+def _libraries(kernels: Optional[_Path], load: Sequence[_Path]) -> dict[str, tuple[Any, Any]]:
+    """Both as members of a request, each with its default."""
+    return {"kernels": (kernels if kernels is None else os.fspath(kernels), None), "load": ([os.fspath(file) for file in load], [])}
 
 
 def _milliseconds(seconds: float, what: str) -> int:
@@ -73,12 +83,14 @@ class Pool:
     def run(self, params: Union[Mapping[str, Any], Cell, None] = None, *, case: Optional[str] = None,
             kwargs: Optional[Mapping[str, str]] = None, deadline: float = 90.0, warmup: int = 0, repeat: int = 1, checks: bool = True,
             perturb: Optional[int] = None, dump: Optional[_Path] = None, inputs: Optional[_Path] = None,
-            fault: Optional[Mapping[str, Any]] = None, **more: Any) -> Result:
+            kernels: Optional[_Path] = None, load: Sequence[_Path] = (), fault: Optional[Mapping[str, Any]] = None, **more: Any) -> Result:
         """Runs one case and returns the daemon's answer, whatever it is.
 
         params: the case's parameters, or a Cell. kwargs: in place of them, strings as Transformer Engine's test worker takes them.
         case: its name; default "attention". deadline: for the case, in seconds. warmup, repeat: untimed and timed iterations.
         perturb: seed of random delays. dump: folder for the tensors (`load_dump` reads it); inputs: folder to read them from.
+        kernels: whose attention kernels: "cppool", "cudnn", or a library with kernels of cppool/attention.h: its path, or "path,name".
+        load: libraries with cases for this call. `compile` makes both kinds of libraries of sources.
         fault: {"kind", "rank", "stage", "count"}, for tests of a daemon with `arguments=["--allow-faults"]`.
         more: other members of the protocol's `run`, as protocol/README.md has them.
 
@@ -86,14 +98,27 @@ class Pool:
         express.
         """
         return self._result(self._request("run", params, case, kwargs, deadline, dump, inputs, {
-            "warmup": (warmup, 0), "repeat": (repeat, 1), "checks": (checks, True), "perturb": (perturb, None), "fault": (fault, None),
+            **_libraries(kernels, load), "warmup": (warmup, 0), "repeat": (repeat, 1), "checks": (checks, True), "perturb": (perturb, None), "fault": (fault, None),
             **{key: (value, None) for key, value in more.items()}}))
 
     def validate(self, params: Union[Mapping[str, Any], Cell, None] = None, *, case: Optional[str] = None,
-                 kwargs: Optional[Mapping[str, str]] = None, **more: Any) -> Result:
+                 kwargs: Optional[Mapping[str, str]] = None, kernels: Optional[_Path] = None, load: Sequence[_Path] = (),
+                 **more: Any) -> Result:
         """Whether `run` would run it: passed, else skipped or error with the reason. Throws as `run` does."""
-        return self._result(self._request("validate", params, case, kwargs, 90.0, None, None,
-                                          {key: (value, None) for key, value in more.items()}))
+        return self._result(self._request("validate", params, case, kwargs, 90.0, None, None, {
+            **_libraries(kernels, load), **{key: (value, None) for key, value in more.items()}}))
+
+    def compile(self, source: _Path, include_folders: Sequence[_Path] = ()) -> str:
+        """Makes a library for `kernels` or `load` of a source and returns its path: .cu with nvcc for the GPUs of this pool's daemon, .cpp
+        or .c with the host's compiler. It is kept in a cache, and made again when the source or a file that it includes has changed.
+
+        include_folders: searched first. Throws CompileError with the compiler's messages.
+        """
+        request = text_of({"source": os.fspath(source), "include_folders": [os.fspath(folder) for folder in include_folders]}, "the source")
+        try:
+            return str(self._told(self._handle.compile, request)["library"])
+        except ValueError as error:
+            raise CompileError(str(error)) from None
 
     def hello(self) -> dict[str, Any]:
         """Who answers: backend, transport, devices, ... (protocol/README.md)."""
@@ -164,13 +189,16 @@ class Pool:
         return dict(self._ask(b'{"op":"%s"}' % op.encode())["answer"])
 
     def _ask(self, request: bytes) -> Any:
+        return self._told(self._handle.ask, request)
+
+    def _told(self, ask: Callable[[bytes], Any], request: bytes) -> Any:
         try:
-            return self._handle.ask(request)
+            return ask(request)
         except NoAnswer as lost:
             members = lost.members
         raise PoolError(members.get("error", ""), kind=members.get("kind", ""), stderr_tail=members.get("stderr_tail", ""),
                         diagnosis=members.get("diagnosis", ""), attempts=members.get("attempts", 1),
-                        start_failure=members.get("start"), command=self._command(request))
+                        start_failure=members.get("start"), crash=members.get("crash"), command=self._command(request))
 
     def _command(self, request: bytes) -> str:
         try:

@@ -178,6 +178,9 @@ class CppoolFixture(Pools):
 
     def _note_error(self, error: PoolError) -> None:
         self._section("cppool diagnosis", error.diagnosis)
+        if error.crash is not None:
+            where = [f"{key}: {error.crash[key]}" for key in ("rank", "stage", "case", "library") if error.crash.get(key) is not None]
+            self._section("cppool crash", "\n".join([error.crash["error"], *where, *(f"  {frame}" for frame in error.crash["stack"])]))
         self._section("cppoold stderr", error.stderr_tail)
         self._properties({"status": error.kind, "attempts": error.attempts, "command": error.command})
 

@@ -3,6 +3,7 @@ import gc
 import json
 import math
 import os
+import pathlib
 import pickle
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import time
 import pytest
 
 import cppool
-from support import BUILD, FAKE, do, eventually, fake_pool, is_running
+from support import BUILD, FAKE, NAIVE, do, eventually, fake_pool, is_running
 
 
 def pid_of(pool):
@@ -66,11 +67,18 @@ def test_no_answer():
         with pytest.raises(cppool.PoolError) as hung:
             pool.run(do("spin"), deadline=0.3)
         assert hung.value.kind == "timeout" and "running" in hung.value.diagnosis and hung.value.diagnosis in str(hung.value)
+        assert died.value.crash is None
+        with pytest.raises(cppool.PoolError) as crashed:
+            pool.run(do("crash"))
+        assert crashed.value.crash == {"error": "rank 1 crashed", "rank": 1, "stage": "forward/attend", "case": None, "library": None,
+                                       "stack": ["Attend", "Run"]}
         with pytest.raises(cppool.PoolError) as garbage:
             pool.run(do("garbage"))
         assert garbage.value.kind == "protocol"
         assert pool.run(do("pass")).ok
         assert pool.run(do("pass"), kernels="cppool").command.endswith(" --kernels cppool --param do=pass")
+        command = pool.run(do("pass"), load=[pathlib.Path("/a/case.so")]).command
+        assert command.endswith(" --load /a/case.so --param do=pass")
 
 
 def test_start_failures():
@@ -298,7 +306,43 @@ def test_exported_symbols():
     symbols = subprocess.run(["nm", "-D", "--defined-only", "--format=posix", library], stdout=subprocess.PIPE, text=True, check=True)
     names = {line.split()[0] for line in symbols.stdout.splitlines()}
     assert names == {"cppool_client_" + name for name in ("command", "find_daemon", "free", "suite", "version")} | {
-        "cppool_pool_" + name for name in ("ask", "create", "free", "stderr_tail", "stop")}
+        "cppool_pool_" + name for name in ("ask", "compile", "create", "free", "stderr_tail", "stop")}
+
+
+def test_sources(tmp_path, monkeypatch):
+    """A kernel is compiled, runs, is found in the cache, and is compiled again when a file that it includes has changed."""
+    monkeypatch.setenv("CPPOOL_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "headers"
+    folder.mkdir()
+    header, source = folder / "scale.h", tmp_path / "mine.c"
+    header.write_text("int cppool_scale(void) { return 1; }\n")
+    source.write_text('#include "scale.h"\n' + NAIVE.read_text(encoding="utf-8"))
+    with cppool.Pool(1, backend="host") as pool:
+        library = pool.compile(source, [folder])
+        result = pool.run({"max_seqlen_q": 32, "num_heads": 2}, kernels=library)
+        assert result.ok and result.json["kernels"]["file"] == library
+        assert pool.compile(str(source), [str(folder)]) == library
+        header.write_text("int cppool_scale(void) { return 2; }\n")
+        assert pool.compile(source, [folder]) != library
+        source.write_text("int broken(\n")
+        with pytest.raises(cppool.CompileError, match="does not compile") as error:
+            pool.compile(source)
+        assert str(source) in str(error.value) and "broken" in str(error.value)
+        with pytest.raises(cppool.CompileError, match="no source"):
+            pool.compile(tmp_path / "mine.so")
+
+
+def test_ctrl_c_ends_a_compiler(tmp_path, monkeypatch):
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\nexec sleep 100\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    (tmp_path / "mine.c").write_text("")
+    with fake_pool() as pool:
+        interrupt_after(0.3, signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            pool.compile(tmp_path / "mine.c")
+        assert pool.run(do("pass")).ok
 
 
 def test_describe_and_html():

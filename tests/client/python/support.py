@@ -1,11 +1,13 @@
 """What the tests of the Python package share: pools of the fake daemon."""
 import os
+import pathlib
 import time
 
 import cppool
 
 BUILD = os.environ["CPPOOL_BUILD"]
 FAKE = os.path.join(BUILD, "bin", "cppool_fake_daemon")
+NAIVE = pathlib.Path(__file__).parents[2] / "end_to_end/user_kernel/naive.c"  # a kernel of cppool/attention.h
 SHORT = {"daemon": FAKE, "start_limit": 20.0, "grace": 0.2, "kill_grace": 0.3}
 
 

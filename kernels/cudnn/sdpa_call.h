@@ -1,0 +1,37 @@
+// One call of cppool/attention.h in the terms of cuDNN's scaled dot-product attention (SDPA). Without cuDNN.
+#pragma once
+
+#include <cppool/attention.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace cppool::kernels::cudnn {
+
+enum class ElementType { kFp16, kBf16 };
+
+// [batch, heads, tokens, dim], in elements. All zero: there is no such tensor.
+struct TensorForm {
+  std::array<std::int64_t, 4> dims{}, strides{};
+  bool operator==(const TensorForm&) const = default;
+};
+
+struct SdpaCall {
+  bool backward = false, deterministic = false;
+  ElementType type = ElementType::kBf16;  // of all tensors but `stats`, which is fp32
+  double scale = 1;
+  // A query sees the keys from diagonal - left_bound + 1 to diagonal + right_bound; the diagonal is that of
+  // cppool_attention_anchor. Nothing: no limit on that side.
+  bool bottom_right = false;
+  std::optional<std::int64_t> left_bound, right_bound;
+  TensorForm q, k, v, out, stats;  // stats: cuDNN's word for lse, [batch, heads, tokens, 1]
+  TensorForm dout, dq, dk, dv;     // of the backward pass alone
+  bool operator==(const SdpaCall&) const = default;
+};
+
+// Fills `to`; or the reason why cuDNN is not given this call.
+std::optional<std::string> ReadCall(const cppool_attention_call& call, SdpaCall& to);
+
+}  // namespace cppool::kernels::cudnn

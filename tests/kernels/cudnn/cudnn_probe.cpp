@@ -1,0 +1,70 @@
+// What libcppool_cudnn.so answers in a process of its own, in which libraries made up for it can be found.
+//
+//     cudnn_probe MODULE                         its version
+//     cudnn_probe MODULE supports|prepare PASS DIM_QK DIM_V QUERIES KEYS ANCHOR LEFT RIGHT
+//                                                "ok", or "status N: why"; ANCHOR: tl or br
+#include <cppool/attention.h>
+
+#include <dlfcn.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "kernels/attention/families/table/call.h"
+
+using cppool::kernels::table::CallForm;
+
+namespace {
+
+CallForm FormOf(char** words) {
+  cppool::kernels::KernelRequest request;
+  request.shape.dim_qk = std::atoi(words[1]);
+  request.shape.dim_v = std::atoi(words[2]);
+  request.shape.heads = 4;
+  request.shape.kv_heads = 2;
+  request.shape.group = 2;
+  cppool::kernels::table::Rectangle where;
+  where.queries = std::atoi(words[3]);
+  where.keys = std::atoi(words[4]);
+  CallForm form = cppool::kernels::table::FormOf(
+      std::string(words[0]) == "backward", request, where, {0, 4, 0, 2}, 1, 1,
+      std::string(words[5]) == "br" ? CPPOOL_BOTTOM_RIGHT : CPPOOL_TOP_LEFT, {false, true});
+  form.window_left = std::atoi(words[6]);
+  form.window_right = std::atoi(words[7]);
+  return form;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2 && argc != 11) return 2;
+  void* module = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
+  const auto entry =
+      module ? reinterpret_cast<cppool_attention_entry>(dlsym(module, "cppool_attention")) : nullptr;
+  if (!entry) {
+    std::printf("%s\n", dlerror());
+    return 1;
+  }
+  const cppool_attention_kernel& kernel = **entry();
+  if (argc == 2) {
+    std::printf("%s\n", kernel.version);
+    return 0;
+  }
+  const CallForm form = FormOf(argv + 3);
+  const cppool::kernels::table::CallView view(form, 0);
+  std::array<char, 512> why{};
+  void* plan = nullptr;
+  std::size_t workspace_bytes = 0;
+  const cppool_status status =
+      std::string(argv[2]) == "prepare"
+          ? kernel.prepare(view.call(), &plan, &workspace_bytes, why.data(), why.size())
+          : kernel.supports(view.call(), why.data(), why.size());
+  if (status == CPPOOL_OK) {
+    std::printf("ok\n");
+  } else {
+    std::printf("status %d: %s\n", static_cast<int>(status), why.data());
+  }
+  return 0;
+}
