@@ -44,8 +44,10 @@ TEST_CASE("every 16-bit cell of the matrix passes on the host, none is skipped",
 }
 
 TEST_CASE("every recipe of fp8 passes on the host with every schedule") {
-  Ran ran = Cppool(WithHost({"run", "--suite", "matrix", "--max-seqlen", "32", "--filter", "dtype=fp8",
-                             "--filter", "row=fused:cp_2_6", "--filter", "qkv_format=sbhd"}));
+  Ran ran =
+      Cppool(WithHost({"run", "--suite", "matrix", "--max-seqlen", "32", "--filter", "dtype=fp8", "--filter",
+                       "row=fused:cp_2_6", "--filter", "qkv_format=sbhd", "--param", "num_heads=4", "--param",
+                       "num_gqa_groups=2", "--param", "head_dim_qk=64", "--param", "head_dim_v=64"}));
   INFO(ran.out);
   CHECK(ran.code == 0);
   CHECK(ran.Last() == "48 passed, 0 failed, 0 skipped");
