@@ -60,6 +60,8 @@ double CancellationFactor(std::uint64_t heads) {
 // that two right results have the same error within a few per cent, and none of them is too large or too small by 1 %.
 constexpr double kFp8Most = 1.25, kFp8Least = 0.7, kFp8Floor = 2e-3, kFp8Gain = 2e-2;
 constexpr double kFp8OutNoCp = 1.5, kFp8GradientNoCp = 0.6;
+// The outs of two runs differ by a few casts that fell otherwise: measured, 2 % in gradients that come from them.
+constexpr double kFp8Delta = 0.06;
 
 double UnitRoundoff(Dtype dtype) {
   switch (dtype) {
@@ -281,15 +283,28 @@ Verdict JudgeFp8(CheckedTensor tensor, const CompareStats& ours, const CompareSt
   if (ours.count < kFp8Samples) return verdict;
   const double largest = (IsGradient(tensor) ? kGradientFactor : kOutFactor) * plain_here.max_abs_err;
   const double reference = Rms(ours.sum_sq_ref, ours.count);
-  const double gain = ours.sum_sq_ref > 0 ? ours.sum_err_ref / ours.sum_sq_ref : 0;
-  verdict.ok = verdict.ok && ours.max_abs_err <= largest && std::abs(gain) <= kFp8Gain &&
+  const auto gain = [](const CompareStats& stats) {
+    return stats.sum_sq_ref > 0 ? std::abs(stats.sum_err_ref / stats.sum_sq_ref) : 0;
+  };
+  verdict.ok = verdict.ok && ours.max_abs_err <= largest && gain(ours) <= gain(plain_here) + kFp8Gain &&
                error <= kFp8Most * plain + kFp8Floor * reference && error >= kFp8Least * plain;
   return verdict;
 }
 
-Verdict JudgeFp8NoCp(CheckedTensor tensor, const CompareStats& stats, const CompareStats& plain,
-                     double largest_bound) {
-  Verdict verdict = Describe(stats, 2 * largest_bound);
+Verdict JudgeFp8DeltaNoCp(CheckedTensor tensor, const CompareStats& stats) {
+  Verdict verdict = Describe(stats, kFp8Delta * stats.max_abs_ref + kNoise);
+  const bool few = tensor == CheckedTensor::kDsoftmaxOffset;  // a sum for each head, whose terms cancel
+  const double rms =
+      kFp8Delta * (few ? CancellationFactor(stats.count) : 1) * Rms(stats.sum_sq_ref, stats.count);
+  if (few) verdict.tolerance *= CancellationFactor(stats.count);
+  verdict.ok = stats.count > 0 && stats.mismatches == 0 && stats.max_abs_err <= verdict.tolerance &&
+               Rms(stats.sum_sq_err, stats.count) <= rms + kNoise;
+  return verdict;
+}
+
+Verdict JudgeFp8NoCp(CheckedTensor tensor, const CompareStats& stats, const CompareStats& plain, double bound,
+                     bool all) {
+  Verdict verdict = Describe(stats, std::max(2 * bound, all ? 0 : stats.max_abs_ref / 2));
   verdict.ok = stats.count > 0 && stats.mismatches == 0 && stats.max_abs_err <= verdict.tolerance;
   if (stats.count < kFp8Samples || plain.count < kFp8Samples) return verdict;
   const double factor = IsGradient(tensor) ? kFp8GradientNoCp : kFp8OutNoCp;

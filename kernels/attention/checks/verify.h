@@ -121,7 +121,8 @@ class Verifier {
   const float* slopes_ = nullptr;  // of ALiBi, by head; device
   std::map<std::pair<const RankRows*, int>, Rows> rows_;
   std::map<CheckedTensor, CompareStats> plain_;  // plain attention's error on all rows of the sample
-  std::map<CheckedTensor, double> bound_;        // the largest of the elements that were compared; in fp8
+  // fp8: the largest bound of the elements that were compared with the oracle, and how many they were.
+  std::map<CheckedTensor, std::pair<double, std::uint64_t>> bound_;
   const Fp8Problem* fp8_ = nullptr;
 };
 

@@ -83,13 +83,16 @@ Verdict JudgeOracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours,
 // (CompareStats::max_of_bound). From kFp8Samples elements on the errors are statistics, too, and like those of plain fp8
 // attention (OracleFp8): their RMS at most 1.25 times as large, and at least 0.7 times (less means that a cast was left
 // out); the largest at most 2 times (gradients: 3); and the result neither too large nor too small altogether, by 2 %
-// (truncation for rounding, or a scale that is a little off).
+// more than plain's (truncation for rounding, or a scale that is a little off).
 inline constexpr std::uint64_t kFp8Samples = 65536;
 Verdict JudgeFp8(CheckedTensor tensor, const CompareStats& ours, const CompareStats& plain_here);
 // Against the same kernels without CP: twice the largest bound, and from kFp8Samples elements on 1.5 times (gradients: 0.6
-// times, since P and dS meet the same casts) the RMS of plain fp8 attention's errors.
-Verdict JudgeFp8NoCp(CheckedTensor tensor, const CompareStats& stats, const CompareStats& plain,
-                     double largest_bound);
+// times, since P and dS meet the same casts) the RMS of plain fp8 attention's errors. `bound`: of elements that are not
+// `all` of them; then at least half of the largest element.
+Verdict JudgeFp8NoCp(CheckedTensor tensor, const CompareStats& stats, const CompareStats& plain, double bound,
+                     bool all);
+// What is not cast itself, but comes from delta: each run's is of its own out, which was.
+Verdict JudgeFp8DeltaNoCp(CheckedTensor tensor, const CompareStats& stats);
 // Quantised values: `wrong` of `count` differ from those that the inputs give, or their scale does.
 Verdict JudgeBits(std::uint64_t wrong, std::uint64_t count, double largest_error);
 

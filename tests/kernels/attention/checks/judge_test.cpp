@@ -387,13 +387,19 @@ TEST_CASE("fp8: the bound holds always, and statistics from kFp8Samples elements
   CHECK_FALSE(JudgeFp8(CheckedTensor::kOut, {}, plain).ok);
 
   const auto no_cp = [&](CheckedTensor tensor, double error, double bound) {
-    return JudgeFp8NoCp(tensor, off(error, 1, kMany), plain, bound).ok;
+    return JudgeFp8NoCp(tensor, off(error, 1, kMany), plain, bound, true).ok;
   };
   CHECK(no_cp(CheckedTensor::kOut, 0.036, 0.1));
   CHECK_FALSE(no_cp(CheckedTensor::kOut, 0.041, 0.1));
   CHECK(no_cp(CheckedTensor::kDq, 0.015, 0.1));
   CHECK_FALSE(no_cp(CheckedTensor::kDq, 0.018, 0.1));
   CHECK_FALSE(no_cp(CheckedTensor::kOut, 0.02, 0.009));  // beyond twice the bound
+
+  CHECK(JudgeFp8NoCp(CheckedTensor::kOut, off(0.02, 1, kMany), plain, 0.009, false).ok);
+  CHECK_FALSE(JudgeFp8NoCp(CheckedTensor::kOut, off(0.6, 1, kFew), plain, 0.009, false).ok);
+  CHECK(JudgeFp8DeltaNoCp(CheckedTensor::kDq, off(0.03, 1, kFew)).ok);
+  CHECK_FALSE(JudgeFp8DeltaNoCp(CheckedTensor::kDq, off(0.05, 1, kFew)).ok);
+  CHECK_FALSE(JudgeFp8DeltaNoCp(CheckedTensor::kDq, off(0.07, 1, kFew)).ok);
 
   CHECK(JudgeBits(0, 10, 0).ok);
   CHECK_FALSE(JudgeBits(1, 10, 0).ok);
