@@ -14,9 +14,9 @@
 #include "daemon/prepare.h"
 #include "daemon/process.h"
 #include "daemon/start_error.h"
-#include "kernels/attention/kernel_library.h"
 #include "kernels/error.h"
 #include "protocol/features.h"
+#include "protocol/kernel_words.h"
 
 namespace cppool::daemon {
 namespace {
@@ -304,7 +304,7 @@ std::shared_ptr<const PreparedRun> Dispatcher::PrepareRun(const protocol::RunReq
   const RegisteredCase* found = cases.Find(request.case_name);
   if (found && (found->features & CPPOOL_CASE_CHOOSES_KERNELS)) {
     kernels.words = request.kernels.empty() ? options_.kernels : request.kernels;
-    if (const std::string path = kernels::LibraryPathOf(kernels.words); !path.empty()) {
+    if (const std::string path = protocol::ParseKernels(kernels.words).path; !path.empty()) {
       of_kernels = LoadAll({path}, LibraryKind::kKernels, until).front();
       kernels.copy = of_kernels->copy;
     }
@@ -313,7 +313,7 @@ std::shared_ptr<const PreparedRun> Dispatcher::PrepareRun(const protocol::RunReq
   for (std::size_t i = 0; i < libraries.size(); ++i)
     prepared->libraries.push_back({request.load[i], libraries[i]->digest});
   if (of_kernels && prepared->kernels.contains("file")) {
-    prepared->kernels["file"] = kernels::LibraryPathOf(kernels.words);
+    prepared->kernels["file"] = protocol::ParseKernels(kernels.words).path;
     prepared->kernels["digest"] = of_kernels->digest;
   }
   world_.FinishTrim();

@@ -14,10 +14,12 @@
 #include "client/command/bench_report.h"
 #include "client/command/command.h"
 #include "client/command/interruption.h"
+#include "client/command/libraries.h"
 #include "client/command/progress.h"
 #include "client/command/runner.h"
 #include "client/command/sweep.h"
 #include "client/command/text.h"
+#include "protocol/kernel_words.h"
 #include "protocol/start.h"
 
 namespace cppool::command {
@@ -37,18 +39,18 @@ struct Arguments {
   bool json = false, csv = false, profile = false;
 };
 
-// "cppool,./mine.so,fast,cudnn" names "cppool", "./mine.so,fast" and "cudnn": a word that is neither a path nor a name of the daemon's
+// "cppool,./mine.so,fast,cudnn" names "cppool", "./mine.so,fast" and "cudnn": a word that is neither a path nor kernels that cppool finds
 // belongs to the path before it.
 std::vector<std::string> KernelsOf(const std::string& text) {
   if (text.empty()) return {""};
   const auto is_path = [](const std::string& word) {
-    return word.find('/') != std::string::npos || word.ends_with(".so");
+    return word.find('/') != std::string::npos || word.ends_with(".so") || IsSource(word);
   };
   std::vector<std::string> kernels;
   bool open = false;  // the last one is a path without a name
   for (const std::string& word : SplitList(text)) {
     if (word.empty()) throw UsageError("--kernels has an empty entry: " + text);
-    const bool name = word != "cppool" && word != "cudnn" && !is_path(word);
+    const bool name = !protocol::ParseKernels(word).path.empty() && !is_path(word);
     if (open && name)
       kernels.back() += "," + word;
     else
@@ -97,6 +99,7 @@ class Bench {
   }
 
   int Run() {
+    if (!Compile()) return kFailure;
     if (!Validate()) return kUsage;
     if (arguments_.csv) streams_.out << BenchCsvHeader(axes_) << std::flush;
     {
@@ -114,18 +117,30 @@ class Bench {
   }
 
  private:
+  // The libraries that the sources among the kernels become. False when one does not.
+  bool Compile() {
+    const int world_size = points_.front().cell.world_size;
+    for (const std::string& kernels : kernels_) {
+      auto made = MakeLibraries(
+          {}, kernels, [&] { return runner_.Hello(world_size); }, streams_.err, false);
+      if (!made) return false;
+      compiled_.push_back(std::move(made->kernels));
+    }
+    return true;
+  }
+
   // Asks for every row whether it would run. False when one cannot be meant: then nothing is timed, and it is said why. What is not
   // supported, or has no room, is left for its row to say.
   bool Validate() {
     std::set<std::string> refused;
     for (const SweepPoint& point : points_)
-      for (const std::string& kernels : kernels_) {
+      for (std::size_t i = 0; i < kernels_.size(); ++i) {
         progress_.Show(0, 0, "validating " + point.cell.name);
         RunOptions options;
-        options.kernels = kernels;
+        options.kernels = compiled_[i];
         const Outcome outcome = runner_.Validate(point.cell, options);
         if (outcome.result && outcome.result->failure && outcome.result->failure->kind == "invalid_request")
-          refused.insert(point.cell.name + (kernels.empty() ? "" : " with " + kernels) + ": " +
+          refused.insert(point.cell.name + (kernels_[i].empty() ? "" : " with " + kernels_[i]) + ": " +
                          outcome.error);
         if (outcome.asked) RequireSampling(point.cell.world_size);
       }
@@ -146,7 +161,7 @@ class Bench {
   }
 
   std::vector<BenchRow> Measure(const SweepPoint& point) {
-    std::vector<Measurement> measured = measurer_.Measure(point.cell, kernels_);
+    std::vector<Measurement> measured = measurer_.Measure(point.cell, compiled_);
     const bool any =
         std::any_of(measured.begin(), measured.end(), [](const auto& m) { return m.error.empty(); });
     const std::vector<Measurement> alone = point.cell.world_size == 1 ? measured
@@ -180,7 +195,7 @@ class Bench {
     const auto [known, fresh] = one_gpu_.try_emplace(alone.params.dump());
     if (fresh) {
       doing_ = "on one GPU: " + cell.name;
-      known->second = measurer_.MeasureAlone(alone, kernels_);
+      known->second = measurer_.MeasureAlone(alone, compiled_);
     }
     return known->second;
   }
@@ -265,7 +280,8 @@ class Bench {
 
   const Arguments& arguments_;
   const Streams streams_;
-  const std::vector<std::string> kernels_;
+  const std::vector<std::string> kernels_;  // as --kernels has them
+  std::vector<std::string> compiled_;       // the same, libraries in place of sources
   const std::vector<SweepAxis> axes_;
   const std::vector<SweepPoint> points_;
   Progress progress_;
@@ -319,10 +335,10 @@ void AddBench(CLI::App& app, const Streams& streams, int* exit_code) {
       ->capture_default_str();
   bench->add_option("--case", arguments->case_name, "The case to time")->check(IsUtf8)->capture_default_str();
   bench
-      ->add_option("--kernels", arguments->kernels,
-                   "Whose kernels, A,B,...: cppool, cudnn, libraries (FILE.so or FILE.so,NAME). They are "
-                   "timed in turn "
-                   "and compared with the first")
+      ->add_option(
+          "--kernels", arguments->kernels,
+          "Whose kernels, A,B,...: cppool, cudnn, libraries or their sources (FILE or FILE,NAME). They "
+          "are timed in turn and compared with the first")
       ->check(IsUtf8);
   AddMeasuringOptions(*bench, arguments.get());
   AddDeadline(*bench, &arguments->deadline, "Seconds for each request");

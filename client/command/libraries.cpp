@@ -1,8 +1,9 @@
 #include "client/command/libraries.h"
 
-#include <algorithm>
 #include <optional>
 #include <utility>
+
+#include "protocol/kernel_words.h"
 
 namespace cppool::command {
 namespace {
@@ -41,18 +42,24 @@ class Maker {
 
 }  // namespace
 
-Libraries MakeLibraries(const std::vector<std::string>& load, const std::string& kernels,
-                        const std::function<Json()>& hello, std::ostream& messages, bool verbose) {
+std::optional<Libraries> MakeLibraries(const std::vector<std::string>& load, const std::string& kernels,
+                                       const std::function<Json()>& hello, std::ostream& messages,
+                                       bool verbose) try {
   Maker maker(hello, messages, verbose);
   Libraries libraries;
   for (const std::string& file : load) libraries.load.push_back(maker.Make(file));
   libraries.kernels = kernels;
-  if (!kernels.empty() && kernels != "cppool" && kernels != "cudnn") {
-    const auto comma = std::min(kernels.rfind(','), kernels.size());  // the kernel's name follows it
-    libraries.kernels = maker.Make(kernels.substr(0, comma)) + kernels.substr(comma);
-  }
+  const protocol::KernelWords words = protocol::ParseKernels(kernels);
+  if (!words.path.empty())
+    libraries.kernels = maker.Make(words.path) + (words.name.empty() ? "" : "," + words.name);
   libraries.watched = std::move(maker.watched);
   return libraries;
+} catch (const CompileError& error) {
+  messages << "cppool: " << error.what() << "\n";
+  return std::nullopt;
+} catch (const PoolError& error) {
+  messages << "cppool: no daemon says for which GPUs to compile: " << error.what() << "\n";
+  return std::nullopt;
 }
 
 }  // namespace cppool::command

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -19,8 +20,10 @@ struct Libraries {
 
 // `load` and `kernels` are the values of the options. `hello` gets the answer of the daemon that will load them; called only for a
 // .cu, which is compiled for the daemon's GPUs. `messages` gets a line before each source is compiled, which with `verbose` is the
-// compiler's command, and the compiler's warnings. Throws CompileError, and what `hello` throws.
-Libraries MakeLibraries(const std::vector<std::string>& load, const std::string& kernels,
-                        const std::function<Json()>& hello, std::ostream& messages, bool verbose);
+// compiler's command, and the compiler's warnings. Nothing when a source does not compile, or no daemon says for which GPUs to
+// compile it; `messages` has said why.
+std::optional<Libraries> MakeLibraries(const std::vector<std::string>& load, const std::string& kernels,
+                                       const std::function<Json()>& hello, std::ostream& messages,
+                                       bool verbose);
 
 }  // namespace cppool::command

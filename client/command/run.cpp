@@ -20,6 +20,7 @@
 #include "client/command/runner.h"
 #include "client/command/text.h"
 #include "client/command/watch.h"
+#include "protocol/kernel_words.h"
 #include "protocol/parameters.h"
 
 namespace cppool::command {
@@ -180,20 +181,13 @@ class Rounds {
 
   int RunOnce(FileWatch* watch) {
     RunOptions options = ToRunOptions(arguments_);
-    try {
-      Libraries libraries = MakeLibraries(
-          arguments_.daemon.libraries, arguments_.kernels, [this] { return runner_.Hello(FirstWorld()); },
-          streams_.err, arguments_.verbose);
-      if (watch) watch->Add(libraries.watched);
-      options.load = std::move(libraries.load);
-      options.kernels = std::move(libraries.kernels);
-    } catch (const CompileError& error) {
-      streams_.err << "cppool: " << error.what() << "\n";
-      return kFailure;
-    } catch (const PoolError& error) {
-      streams_.err << "cppool: no daemon says for which GPUs to compile: " << error.what() << "\n";
-      return kFailure;
-    }
+    std::optional<Libraries> libraries = MakeLibraries(
+        arguments_.daemon.libraries, arguments_.kernels, [this] { return runner_.Hello(FirstWorld()); },
+        streams_.err, arguments_.verbose);
+    if (!libraries) return kFailure;
+    if (watch) watch->Add(libraries->watched);
+    options.load = std::move(libraries->load);
+    options.kernels = std::move(libraries->kernels);
     Run run(arguments_, std::move(options), cells_, runner_, output_, streams_);
     return arguments_.list ? run.List() : run.RunAll();
   }
@@ -218,9 +212,8 @@ class Rounds {
   // The files that the options name.
   std::vector<std::string> Named() const {
     std::vector<std::string> files = arguments_.daemon.libraries;
-    const std::string& kernels = arguments_.kernels;
-    if (!kernels.empty() && kernels != "cppool" && kernels != "cudnn")
-      files.push_back(kernels.substr(0, kernels.rfind(',')));
+    const protocol::KernelWords kernels = protocol::ParseKernels(arguments_.kernels);
+    if (!kernels.path.empty()) files.push_back(kernels.path);
     return files;
   }
   int FirstWorld() const { return cells_.empty() ? 1 : cells_[RunOrder(cells_).front()].world_size; }

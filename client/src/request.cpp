@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "protocol/json_text.h"
+#include "protocol/kernel_words.h"
 #include "protocol/parameters.h"
 
 namespace cppool::client {
@@ -14,7 +15,7 @@ namespace {
 
 // With the path of a library made absolute: the daemon has a folder of its own.
 std::string WholeKernels(const std::string& kernels) {
-  if (kernels.empty() || kernels == "cppool" || kernels == "cudnn") return kernels;
+  if (protocol::ParseKernels(kernels).path.empty()) return kernels;
   return std::filesystem::absolute(kernels).string();
 }
 

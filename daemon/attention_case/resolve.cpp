@@ -13,6 +13,7 @@
 #include "kernels/attention/kernel_library.h"
 #include "kernels/attention/schedule.h"
 #include "protocol/json_text.h"
+#include "protocol/kernel_words.h"
 #include "protocol/models.h"
 #include "protocol/parameters.h"
 
@@ -197,14 +198,16 @@ ChosenKernels ChooseKernels(const char* wanted, const char* copy, const std::str
                             const AttentionSpec& spec, int world_size) {
   const kernels::KernelRequest request = kernels::RequestOf(spec);
   ChosenKernels chosen;
-  if (!wanted || std::string_view(wanted) == "cppool") {
+  const protocol::KernelWords words = protocol::ParseKernels(wanted ? wanted : "cppool");
+  if (words.path.empty() && words.name == "cppool") {
     const kernels::FamilyChoice choice = kernels::ChooseFamily(backend, request);
     if (!choice.family) throw Refused(CPPOOL_UNSUPPORTED, choice.refusal);
     chosen.family = choice.family;
     return chosen;
   }
   try {
-    const kernels::NamedKernels found = kernels::FindKernels(wanted, backend, copy ? copy : "");
+    const kernels::NamedKernels found =
+        kernels::FindKernels(words.path, words.name, backend, copy ? copy : "");
     chosen = {found.family, found.library->file(), found.library->digest()};
   } catch (const kernels::LibraryError& error) {
     Invalid(error.what());

@@ -26,7 +26,9 @@ namespace {
 constexpr const char* kEntry = "cppool_attention";
 constexpr const char* kCudnn = "libcppool_cudnn.so";
 constexpr std::uint32_t kFeatures = CPPOOL_ATTENTION_DETERMINISTIC | CPPOOL_ATTENTION_FP32_RESULTS |
-                                    CPPOOL_ATTENTION_LSE_BASE2 | CPPOOL_ATTENTION_LSE_HEADS_FIRST;
+                                    CPPOOL_ATTENTION_LSE_BASE2 | CPPOOL_ATTENTION_LSE_HEADS_FIRST |
+                                    CPPOOL_ATTENTION_BIAS | CPPOOL_ATTENTION_ALIBI |
+                                    CPPOOL_ATTENTION_MAX_LOGIT | CPPOOL_ATTENTION_VARLEN;
 
 [[noreturn]] void Refuse(const std::string& file, const std::string& why) {
   throw LibraryError("kernels of " + file + ": " + why);
@@ -156,14 +158,10 @@ const KernelLibrary& OpenKernelLibrary(const std::string& path, const std::strin
   return *opened.back();
 }
 
-std::string LibraryPathOf(const std::string& words) {
-  return words == "cppool" || words == "cudnn" ? "" : words.substr(0, words.rfind(','));
-}
-
-NamedKernels FindKernels(const std::string& words, std::string_view backend, const std::string& copy) {
+NamedKernels FindKernels(std::string path, const std::string& name, std::string_view backend,
+                         const std::string& copy) {
   NamedKernels found;
-  std::string path = LibraryPathOf(words), name;
-  if (words == "cudnn") {
+  if (path.empty()) {
     std::string searched;
     for (const std::string& file : ModuleFiles(kCudnn, "CPPOOL_CUDNN_MODULE")) {
       searched += (searched.empty() ? "" : ", ") + file;
@@ -171,11 +169,10 @@ NamedKernels FindKernels(const std::string& words, std::string_view backend, con
       if (path.empty() && !plain && access(file.c_str(), F_OK) == 0) path = file;
     }
     if (path.empty()) {
-      throw LibraryError("the kernels \"cudnn\" are in a module that was not found (searched: " + searched +
-                         "): run scripts/setup --cudnn and build again, or set CPPOOL_CUDNN_MODULE to its path");
+      throw LibraryError(
+          "the kernels \"cudnn\" are in a module that was not found (searched: " + searched +
+          "): run scripts/setup --cudnn and build again, or set CPPOOL_CUDNN_MODULE to its path");
     }
-  } else if (const auto comma = words.rfind(','); comma != std::string::npos) {
-    name = words.substr(comma + 1);
   }
   found.library = &OpenKernelLibrary(path, copy);
   found.family = &found.library->Family(name, backend);

@@ -326,6 +326,25 @@ TEST_CASE(
   CHECK(process->Terminate(5s, 5s));
 }
 
+TEST_CASE("bench compiles the sources among its kernels, and times nothing when one does not compile") {
+  const Sources sources;
+  const std::string source = sources.folder.File("naive.c");
+  std::filesystem::copy_file(CPPOOL_NAIVE_KERNEL, source);
+  const std::string bench = std::string("'") + CPPOOL_COMMAND +
+                            "' bench --json --backend host --world-size 1 --warmup 0 --repeat 1 --param "
+                            "max_seqlen_q=16 --param num_heads=2 --param num_gqa_groups=2 --kernels ";
+  const Child timed = RunChild(bench + "cppool,'" + source + "',naive 2>&1");
+  INFO(timed.output);
+  CHECK(timed.exit_code == 0);
+  CHECK(Has(timed.output, "cppool: compiling " + source));
+  CHECK(Has(timed.output, "\"kernels\":\"" + source + ",naive\""));        // as --kernels has it
+  CHECK(Has(timed.output, sources.folder.File("cache/compiled/naive-")));  // what ran
+  Write(source, "int main( {\n");
+  const Child refused = RunChild(bench + "'" + source + "' 2>&1");
+  CHECK(refused.exit_code == 1);
+  CHECK(Has(refused.output, source + ": does not compile"));
+}
+
 TEST_CASE("run says that it compiles a source, with --verbose how, and nothing when it need not") {
   const Sources sources;
   const std::string source = sources.folder.File("mine.cpp");

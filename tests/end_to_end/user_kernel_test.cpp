@@ -28,6 +28,16 @@ TEST_CASE("a user's kernel in plain C, built against the installed prefix, under
       CHECK(answer.at("kernels").at("family") == "table");
       CHECK(answer.at("kernels").at("file") == built.naive);
       CHECK(answer.at("kernels").at("digest").get<std::string>().size() == 16);
+      const Json more[] = {{{"attn_bias_type", "post_scale_bias"}, {"return_max_logit", true}},
+                           {{"attn_bias_type", "alibi"}},
+                           {{"qkv_format", "thd"}, {"batch_size", 5}, {"pad_between_seqs", true}}};
+      for (const Json& each : more) {
+        Json with = params;
+        with.update(each);
+        const Json passed = daemon.Ask({{"op", "run"}, {"kernels", built.naive}, {"params", with}});
+        INFO(passed.dump());
+        CHECK(passed.at("status") == "passed");
+      }
       params["dtype"] = "fp16";
       const Json refused =
           daemon.Ask({{"op", "validate"}, {"kernels", built.naive + ",naive"}, {"params", params}});

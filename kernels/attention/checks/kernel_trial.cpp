@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <cstddef>
 
 #include "kernels/attention/checks/verify.h"
 
@@ -15,9 +15,32 @@ constexpr std::chrono::microseconds kDelay{300};
 
 std::size_t RoundUp(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-RowsCopy Copy(const TrialTensor& from, const TrialTensor& to) {
-  return {from.data,         to.data,         from.batch,      from.rows,    from.row_bytes,
-          from.batch_stride, from.row_stride, to.batch_stride, to.row_stride};
+// Appends the copies of all parts of a tensor to one with as many parts.
+void Copy(const TrialTensor& from, const TrialTensor& to, std::vector<RowsCopy>& copies) {
+  for (std::size_t i = 0; i < from.parts.size(); ++i) {
+    const TrialRows &source = from.parts[i], &target = to.parts[i];
+    copies.push_back({static_cast<const std::byte*>(from.data) + source.offset,
+                      static_cast<std::byte*>(to.data) + target.offset, source.batch, source.rows,
+                      source.row_bytes, source.batch_stride, source.row_stride, target.batch_stride,
+                      target.row_stride});
+  }
+}
+
+std::int64_t WidestRow(const std::vector<TrialTensor>& tensors) {
+  std::int64_t widest = 0;
+  for (const TrialTensor& tensor : tensors) {
+    for (const TrialRows& part : tensor.parts) widest = std::max(widest, part.row_bytes);
+  }
+  return widest;
+}
+
+// Calls function(first byte) for every row of the part.
+template <typename Function>
+void ForEachRow(const TrialRows& part, Function&& function) {
+  for (std::int64_t b = 0; b < part.batch; ++b) {
+    for (std::int64_t row = 0; row < part.rows; ++row)
+      function(part.offset + b * part.batch_stride + row * part.row_stride);
+  }
 }
 
 }  // namespace
@@ -50,8 +73,7 @@ KernelTrial::Arrangement KernelTrial::Arrange(const std::vector<TrialTensor>& te
 void KernelTrial::Run(const TrialCall& call, cppool_stream stream) {
   const bool strided = kind_ == Kind::kStrides && call.run_strided;
   Arrangement arranged = Arrange(strided ? call.strided_tensors : call.tensors, call.workspace_bytes);
-  std::int64_t widest = 0;
-  for (const TrialTensor& tensor : call.tensors) widest = std::max(widest, tensor.row_bytes);
+  const std::int64_t widest = WidestRow(call.tensors);
   if (arena_.bytes() < arranged.bytes) arena_ = Buffer(rt_, arranged.bytes, stream);
   if (blank_.bytes() < static_cast<std::size_t>(widest))
     blank_ = Buffer(rt_, static_cast<std::size_t>(widest), stream);
@@ -67,24 +89,24 @@ void KernelTrial::Run(const TrialCall& call, cppool_stream stream) {
     copy.data = arena_.at(arranged.places[i].offset);
     data.push_back(copy.data);
     if (copy.written) {
-      outputs.push_back(Copy(copy, call.tensors[i]));
+      Copy(copy, call.tensors[i], outputs);
       TrialTensor blank = copy;
       blank.data = blank_.get();
-      blank.batch_stride = blank.row_stride = 0;
-      blanks.push_back(Copy(blank, copy));
+      for (TrialRows& part : blank.parts) part.offset = part.batch_stride = part.row_stride = 0;
+      Copy(blank, copy, blanks);
     } else {
-      inputs.push_back(Copy(call.tensors[i], copy));
+      Copy(call.tensors[i], copy, inputs);
     }
   }
   void* const workspace = call.workspace_bytes > 0 ? arena_.at(arranged.workspace) : nullptr;
   const auto run = [&] { (strided ? call.run_strided : call.run)(data, workspace); };
   if (kind_ == Kind::kLateInputs) {  // nothing comes between the inputs and the call
-    kernels_.CopyRows(inputs, kDelay, stream);
+    CopyAll(inputs, kDelay, stream);
     run();
-    kernels_.CopyRows(outputs, {}, stream);
+    CopyAll(outputs, {}, stream);
     return;
   }
-  kernels_.CopyRows(inputs, {}, stream);
+  CopyAll(inputs, {}, stream);
   const int content = kind_ == Kind::kWorkspace ? kBlank : 0;
   fill(workspace, content, call.workspace_bytes);
   Results<std::uint64_t> digests(rt_, 2, 0);
@@ -92,12 +114,24 @@ void KernelTrial::Run(const TrialCall& call, cppool_stream stream) {
   std::uint64_t* const after = digests.Next();
   kernels_.Digest(arena_.get(), arranged.bytes, before, stream);
   run();
-  kernels_.CopyRows(outputs, {}, stream);
-  kernels_.CopyRows(blanks, {}, stream);
+  CopyAll(outputs, {}, stream);
+  CopyAll(blanks, {}, stream);
   fill(workspace, content, call.workspace_bytes);
   kernels_.Digest(arena_.get(), arranged.bytes, after, stream);
   Check(rt_, rt_->stream_synchronize(rt_, stream));
   if (*before != *after && finding_.empty()) finding_ = Locate(call, arranged, call.tensors, stream);
+}
+
+void KernelTrial::CopyAll(const std::vector<RowsCopy>& copies, std::chrono::nanoseconds delay,
+                          cppool_stream stream) {
+  // The first tensors come last, next to the call: q, k and v.
+  for (std::size_t end = copies.size(); end > 0;) {
+    const std::size_t begin = end - std::min(end, CheckKernels::kMostCopies);
+    kernels_.CopyRows({copies.begin() + static_cast<std::ptrdiff_t>(begin),
+                       copies.begin() + static_cast<std::ptrdiff_t>(end)},
+                      delay, stream);
+    end = begin;
+  }
 }
 
 // Where the arena differs from what it was, as far as that is known: guards and gaps are blank, inputs are those of the
@@ -119,11 +153,8 @@ std::string KernelTrial::Locate(const TrialCall& call, const Arrangement& arrang
     if (dirty(offset - kGuard, offset)) return who + "in front of " + name;
     if (dirty(end, end + kGuard)) return who + "behind the end of " + name;
     std::vector<bool> of_rows(end - offset, false);
-    for (std::int64_t b = 0; b < tensor.batch; ++b) {
-      for (std::int64_t row = 0; row < tensor.rows; ++row) {
-        const auto at = static_cast<std::size_t>(b * tensor.batch_stride + row * tensor.row_stride);
-        std::fill_n(of_rows.begin() + static_cast<std::ptrdiff_t>(at), tensor.row_bytes, true);
-      }
+    for (const TrialRows& part : tensor.parts) {
+      ForEachRow(part, [&](std::int64_t at) { std::fill_n(of_rows.begin() + at, part.row_bytes, true); });
     }
     for (std::size_t at = offset; at < end; ++at) {
       if (!of_rows[at - offset] && found.begin()[at] != kBlank)
@@ -134,16 +165,22 @@ std::string KernelTrial::Locate(const TrialCall& call, const Arrangement& arrang
     Check(rt_, rt_->copy(rt_, original.begin(), originals[i].data,
                          static_cast<std::size_t>(originals[i].extent()), stream));
     Check(rt_, rt_->stream_synchronize(rt_, stream));
-    for (std::int64_t b = 0; b < tensor.batch; ++b) {
-      for (std::int64_t row = 0; row < tensor.rows; ++row) {
-        const auto here =
-            static_cast<std::ptrdiff_t>(offset) + b * tensor.batch_stride + row * tensor.row_stride;
-        const auto there = b * originals[i].batch_stride + row * originals[i].row_stride;
-        if (std::memcmp(found.begin() + here, original.begin() + there,
-                        static_cast<std::size_t>(tensor.row_bytes)) != 0)
-          return who + "to its input " + name;
-      }
+    std::vector<unsigned char> expected;  // row by row
+    for (const TrialRows& part : originals[i].parts) {
+      ForEachRow(part, [&](std::int64_t at) {
+        expected.insert(expected.end(), original.begin() + at, original.begin() + at + part.row_bytes);
+      });
     }
+    auto row = expected.begin();
+    bool same = true;
+    for (const TrialRows& part : tensor.parts) {
+      ForEachRow(part, [&](std::int64_t at) {
+        same = same && std::equal(row, row + part.row_bytes,
+                                  found.begin() + static_cast<std::ptrdiff_t>(offset) + at);
+        row += part.row_bytes;
+      });
+    }
+    if (!same) return who + "to its input " + name;
   }
   const std::size_t end = arranged.workspace + call.workspace_bytes;
   if (dirty(end, arranged.bytes)) return who + "behind the end of its workspace";

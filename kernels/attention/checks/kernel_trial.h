@@ -4,6 +4,7 @@
 
 #include <cppool/runtime.h>
 
+#include <chrono>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -43,6 +44,8 @@ class KernelTrial : public CallTrial {
     std::size_t workspace = 0, bytes = 0;
   };
   static Arrangement Arrange(const std::vector<TrialTensor>& tensors, std::size_t workspace_bytes);
+  // As CheckKernels::CopyRows, any number of copies; with a delay each kernel's elements are so much later.
+  void CopyAll(const std::vector<RowsCopy>& copies, std::chrono::nanoseconds delay, cppool_stream stream);
   std::string Locate(const TrialCall& call, const Arrangement& arranged,
                      const std::vector<TrialTensor>& originals, cppool_stream stream);
 

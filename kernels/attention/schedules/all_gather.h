@@ -22,7 +22,7 @@ struct AllGatherUse {
   // This rank's keys, the others' as gathered, and all gathered ones.
   Layout own, others, all;
   BlockUse block;
-  bool joint() const { return !block.family->capabilities().gradients_apart; }
+  bool joint() const { return !block.capabilities().gradients_apart; }
 };
 
 struct AllGatherBuffers {

@@ -8,7 +8,7 @@ namespace cppool::kernels {
 
 void BlockBuffers::List(const BlockUse& use, MemoryList& list) {
   const KernelShape& shape = use.request.shape;
-  const Capabilities can = use.family->capabilities();
+  const Capabilities can = use.capabilities();
   const auto rows = static_cast<std::size_t>(use.queries.rows) * shape.heads;
   const auto keys = static_cast<std::size_t>(use.rows_kv) * shape.kv_heads;
   if (use.several_forward) list.Add("output so far", rows * shape.dim_v * sizeof(float), accumulator);
@@ -31,7 +31,7 @@ void BlockBuffers::List(const BlockUse& use, MemoryList& list) {
 }
 
 BlockAttention::BlockAttention(cppool_runtime* runtime, RankKernels& kernels, BlockUse use)
-    : rt_(runtime), kernels_(kernels), use_(std::move(use)), capabilities_(use_.family->capabilities()) {
+    : rt_(runtime), kernels_(kernels), use_(std::move(use)), capabilities_(use_.capabilities()) {
   kernels_.attention->Load(use_.request);
   kernels_.ops->Load();
   if (use_.needs_rows()) rows_ = kernels_.ops->Rows(use_.queries, rt_->stream);

@@ -28,10 +28,9 @@ struct BlockUse {
   bool padded_queries = false, padded_keys = false;    // some rows hold no token
   std::vector<std::int64_t> query_chunks, key_chunks;  // of sequences, where fp8 casts in blocks
 
+  Capabilities capabilities() const { return family->capabilities(request); }
   // Whether parts of the softmax are merged here.
-  bool merges() const {
-    return !family->capabilities().continues_softmax && (several_forward || softmax_offset);
-  }
+  bool merges() const { return !capabilities().continues_softmax && (several_forward || softmax_offset); }
   bool needs_rows() const { return merges() || offset_gradient; }
   Fp8OperandUse operands() const { return {request, queries, rows_kv, query_chunks, key_chunks}; }
 };

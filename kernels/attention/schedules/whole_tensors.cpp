@@ -5,14 +5,6 @@
 
 namespace cppool::kernels {
 
-BiasExtent ExtentOfBias(const AttentionSpec& spec) {
-  const BiasShape& shape = spec.bias_shape;
-  const std::int64_t of_head = (shape.queries ? spec.seqlen_q : 1) * spec.seqlen_kv;
-  const std::int64_t of_sequence = (shape.heads ? spec.heads : 1) * of_head;
-  return {shape.batch ? of_sequence : 0, shape.heads ? of_head : 0, shape.queries ? spec.seqlen_kv : 0,
-          (shape.batch ? spec.batch : 1) * of_sequence};
-}
-
 void WholeBuffers::List(const AttentionSpec& spec, const KernelShape& shape, std::int64_t rows_q,
                         MemoryList& list) {
   const auto floats = [&](const char* name, std::int64_t count, Buffer& to) {
@@ -103,6 +95,7 @@ void WholeTensors::BeginBackward(const AttentionTensors& t, BackwardArgs& args) 
   if (t.dbias.data) {
     const Buffer& sum = buffers_.dbias_parts ? buffers_.dbias_parts : buffers_.dbias;
     Check(rt_, rt_->fill(rt_, sum.get(), 0, sum.bytes(), rt_->stream));
+    if (attention_.capabilities().bias_with_gradients) args.dbias = GradientOfBias();
   }
   if (!has_offset()) return;
   ops_.AddOffset(rows_q_, shape_.heads, args.lse, offset(t), buffers_.total.get<float>(), rt_->stream);
@@ -113,20 +106,15 @@ void WholeTensors::BeginBackward(const AttentionTensors& t, BackwardArgs& args) 
                       t.d_softmax_offset + shape_.head0, rt_->stream);
 }
 
+BiasGradient WholeTensors::GradientOfBias() const {
+  if (buffers_.dbias_parts)
+    return {buffers_.dbias_parts.get<float>(), shape_.heads * spec_.seqlen_kv, spec_.seqlen_kv, 0};
+  return {buffers_.dbias.get<float>() + shape_.head0 * bias_.head_stride, bias_.batch_stride,
+          bias_.head_stride, bias_.query_stride};
+}
+
 void WholeTensors::AddBlock(const AttentionTensors& t, const BackwardArgs& args) {
-  if (!t.dbias.data) return;
-  BiasGradient gradient;
-  if (buffers_.dbias_parts) {
-    gradient.sum = buffers_.dbias_parts.get<float>();
-    gradient.head_stride = spec_.seqlen_kv;
-    gradient.batch_stride = shape_.heads * spec_.seqlen_kv;
-  } else {
-    gradient.sum = buffers_.dbias.get<float>() + shape_.head0 * bias_.head_stride;
-    gradient.head_stride = bias_.head_stride;
-    gradient.batch_stride = bias_.batch_stride;
-    gradient.query_stride = bias_.query_stride;
-  }
-  attention_.BackwardBias(args, gradient);
+  if (t.dbias.data && !args.dbias.sum) attention_.BackwardBias(args, GradientOfBias());
 }
 
 void WholeTensors::StartSums(const AttentionTensors& t) {

@@ -9,13 +9,6 @@
 
 namespace cppool::kernels {
 
-// Elements of the bias tensor, and where one of them is.
-struct BiasExtent {
-  std::int64_t batch_stride = 0, head_stride = 0, query_stride = 0;  // 0 where it is broadcast
-  std::int64_t elements = 0;
-};
-BiasExtent ExtentOfBias(const AttentionSpec& spec);
-
 struct WholeBuffers {
   Buffer slopes;  // [heads here]
   Buffer total;   // [rows_q, heads here]: the logarithm of the whole denominator
@@ -43,7 +36,7 @@ class WholeTensors {
 
   // After Delta, with args.lse and args.delta of all of this rank's queries.
   void BeginBackward(const AttentionTensors&, BackwardArgs&);
-  // After the block's other gradients, with their arguments. Adds the block's part of dbias.
+  // After the block's other gradients, with their arguments. Adds the block's part of dbias, unless Backward has.
   void AddBlock(const AttentionTensors&, const BackwardArgs&);
   // After the last block: starts the sums over all ranks, which the main stream sees after EndBackward.
   void StartSums(const AttentionTensors&);
@@ -52,6 +45,7 @@ class WholeTensors {
  private:
   bool has_offset() const { return spec_.softmax != SoftmaxType::kVanilla; }
   BiasArgs Bias(const AttentionTensors&) const;
+  BiasGradient GradientOfBias() const;
   const float* offset(const AttentionTensors&) const;  // [heads here]; NULL: the softmax has none
   // Orders the communication stream after the main stream's work so far.
   void CommAfterMain();

@@ -5,11 +5,11 @@
  * A shared library that exports
  *     const cppool_attention_kernel* const* cppool_attention(void);
  * (NULL-terminated; everything it points to lives as long as the library) is used with
- * `cppool run --kernels FILE.so`, or `FILE.so,NAME` for one of several kernels. kernels/README.md has an
- * example.
+ * `cppool run --kernels FILE.so`, or `FILE.so,NAME` for one of several. kernels/README.md has an example.
  *
  * One call: batch sequences of seqlen_q queries and seqlen_kv keys each, without padding.
- *     logit[i][j] = scale * dot(q[i], k[j])                     for every key j that query i sees
+ *     logit[i][j] = scale * dot(q[i], k[j]) + added[i][j]       for every key j that query i sees
+ *     added[i][j] = bias[i][j], or ALiBi's -slope * abs(j - i - alibi_diagonal), or 0
  *     lse[i]      = log(sum over j of exp(logit[i][j]))         natural logarithm
  *     out[i]      = sum over j of exp(logit[i][j] - lse[i]) * v[j]
  * Query head h reads key/value head h / (heads / kv_heads). With the `backward` of a call:
@@ -17,13 +17,14 @@
  *     dS[i][j] = P[i][j] * (dot(dout[i], v[j]) - delta[i])
  *     dq[i] = scale * sum over j of dS[i][j] * k[j]             dk and dv are summed over the queries, and over
  *     dk[j] = scale * sum over i of dS[i][j] * q[i]             the query heads of their key/value head
- *     dv[j] = sum over i of P[i][j] * dout[i]
+ *     dv[j] = sum over i of P[i][j] * dout[i]                   dbias is the sum of dS over what bias is
+ *     dbias[i][j] = dS[i][j]                                    broadcast to, and 0 where nothing is seen
  * There lse, out and delta are those of the whole row over all keys of the problem, of which this call may hold
  * a part: the gradients are then exact parts of the whole. A kernel that recomputes lse from its keys is wrong.
  *
  * Rules
  * - A function writes its results and does not add to what is there. It writes nothing else, in particular not
- *   what lies between the rows of a tensor whose strides leave gaps.
+ *   what lies between the rows of a tensor whose strides leave gaps, or rows of no sequence.
  * - Everything that takes time or memory (loading code, allocating, choosing an algorithm) is done in `prepare`.
  *   forward and backward neither allocate nor synchronise: other ranks may be inside a collective.
  * - On CUDA `stream` is a cudaStream_t, the rank's device is current, and all calls for a plan are made on its
@@ -44,6 +45,7 @@ extern "C" {
 #define CPPOOL_ATTENTION_ABI 1
 
 /* Element types, as DLPack has them: `code` and `bits` of cppool_tensor. */
+#define CPPOOL_DL_INT 0          /* 32 */
 #define CPPOOL_DL_FLOAT 2        /* 16: fp16; 32: fp32 */
 #define CPPOOL_DL_BFLOAT 4       /* 16: bf16 */
 #define CPPOOL_DL_FLOAT8_E4M3 10 /* 8; e4m3fn: without infinities */
@@ -54,11 +56,11 @@ extern "C" {
 #define CPPOOL_DL_CUDA 2
 
 /* A tensor. The members up to byte_offset are DLTensor of DLPack, so that a pointer to one can be cast to
- * DLTensor*. Shape and strides are in elements; the stride of the last dimension of q, k, v, out and their
- * gradients is 1. */
+ * DLTensor*. Shape and strides are in elements; the stride of the last dimension of q, k, v, out, bias and
+ * their gradients is 1. q, k, v, out and their gradients are 16-byte aligned, others as their elements. */
 typedef struct cppool_tensor cppool_tensor;
 struct cppool_tensor {
-  void* data; /* of device memory; at least 16-byte aligned. NULL in cppool_attention_call */
+  void* data; /* of device memory. NULL in cppool_attention_call */
   int32_t device_type;
   int32_t device_id;
   int32_t ndim;
@@ -75,8 +77,8 @@ struct cppool_tensor {
   float* amax;
 };
 
-/* The tensors of a call; NULL: there is none. Each of q, k, v, dout, out and the gradients has its own dtype;
- * lse and delta are fp32. */
+/* The tensors of a call; NULL: there is none. Each of q, k, v, dout, out, bias and the gradients has its own
+ * dtype; lse, delta, slopes and maxima are fp32, lengths int32. */
 typedef struct cppool_attention_tensors {
   uint32_t struct_size;     /* sizeof(cppool_attention_tensors) */
   const cppool_tensor* q;   /* [batch, seqlen_q, heads, dim_qk] */
@@ -90,6 +92,22 @@ typedef struct cppool_attention_tensors {
   const cppool_tensor* dq;    /* [batch, seqlen_q, heads, dim_qk] */
   const cppool_tensor* dk;    /* [batch, seqlen_kv, kv_heads, dim_qk] */
   const cppool_tensor* dv;    /* [batch, seqlen_kv, kv_heads, dim_v] */
+
+  /* With CPPOOL_ATTENTION_BIAS: [batch or 1, heads or 1, seqlen_q or 1, seqlen_kv], often a part of a larger
+   * tensor. A dimension that is 1 is broadcast, and its stride is 0. dbias has the same shape. */
+  const cppool_tensor* bias;
+  const cppool_tensor* dbias; /* of backward; always there with a bias */
+  /* With CPPOOL_ATTENTION_ALIBI: [heads]. Never with a bias. */
+  const cppool_tensor* alibi_slopes;
+  /* With CPPOOL_ATTENTION_MAX_LOGIT: forward writes the largest logit of each row; shape and strides of lse. */
+  const cppool_tensor* max_logit;
+  /* With CPPOOL_ATTENTION_VARLEN: packed sequences of different lengths, which are rows of one buffer. Of every
+   * tensor above batch is then 1 and seqlen_q, seqlen_kv are the rows of the buffers. Sequence b has the queries
+   * cu_seqlens_q[b] to cu_seqlens_q[b] + seqlens_q[b], and the keys likewise. Never with a bias or ALiBi. */
+  const cppool_tensor* cu_seqlens_q;  /* [batch + 1], ascending from 0; the last is the number of rows */
+  const cppool_tensor* cu_seqlens_kv; /* likewise, of the keys */
+  const cppool_tensor* seqlens_q;     /* [batch]; NULL: each sequence ends where the next one begins */
+  const cppool_tensor* seqlens_kv;
 } cppool_attention_tensors;
 
 /* Where the diagonal of a mask is, from which windows are counted. */
@@ -98,10 +116,11 @@ typedef enum cppool_attention_anchor {
   CPPOOL_BOTTOM_RIGHT /* key i + seqlen_kv - seqlen_q for query i: the last key for the last query */
 } cppool_attention_anchor;
 
-/* One distinct shape of call, of one of the two passes. Query i sees the keys from diagonal(i) - window_left to diagonal(i) + window_right;
- * -1: without a limit on that side. So (-1, -1) is no mask, (-1, 0) is causal, and (128, 0) a sliding window.
- * Every query sees a key and every key is seen. With (-1, -1), and where seqlen_q == seqlen_kv, both anchors are
- * the same and `anchor` is CPPOOL_TOP_LEFT. */
+/* One distinct shape of call, of one of the two passes. Query i sees the keys from diagonal(i) - window_left to
+ * diagonal(i) + window_right; -1: without a limit on that side. So (-1, -1) is no mask, (-1, 0) is causal, and
+ * (128, 0) a sliding window. Every query sees a key and every key is seen. With (-1, -1), and where seqlen_q ==
+ * seqlen_kv in every sequence, both anchors are the same and `anchor` is CPPOOL_TOP_LEFT. With cu_seqlens the mask
+ * is counted in each sequence, from its own lengths. */
 typedef struct cppool_attention_call {
   uint32_t struct_size; /* sizeof(cppool_attention_call) */
   int32_t backward;     /* which function the call is for: 0 forward, 1 backward */
@@ -109,9 +128,12 @@ typedef struct cppool_attention_call {
   int32_t deterministic;
   cppool_attention_anchor anchor;
   int64_t window_left, window_right;
-  int64_t batch;
-  int64_t seqlen_q, seqlen_kv;
-  int64_t heads, kv_heads; /* kv_heads divides heads */
+  /* ALiBi's distance is counted from key i + alibi_diagonal for query i. It is not the mask's diagonal: the call
+   * may be a part of a sequence, far from its beginning. */
+  int64_t alibi_diagonal;
+  int64_t batch;               /* sequences */
+  int64_t seqlen_q, seqlen_kv; /* with cu_seqlens those of the longest sequence */
+  int64_t heads, kv_heads;     /* kv_heads divides heads */
   int64_t dim_qk, dim_v;
   double scale;
   /* As later calls will give them, strides included, but with data NULL. Pointers that depend on the data (scales,
@@ -119,15 +141,21 @@ typedef struct cppool_attention_call {
   const cppool_attention_tensors* tensors;
 } cppool_attention_call;
 
-/* What a kernel does beyond the calls above, or in another way. */
+/* What a kernel does beyond out, lse and their gradients, or in another way. `supports` may refuse single calls. */
 enum {
   CPPOOL_ATTENTION_DETERMINISTIC = 1, /* with call.deterministic the same inputs give the same bits */
-  /* Takes fp32 for out, dq, dk and dv. Where parts are merged they then lose no precision; without it they are
-   * in 16 bits. */
+  /* Takes fp32 for out, dq, dk, dv and dbias. Where parts are merged they then lose no precision; without it they
+   * are in 16 bits. */
   CPPOOL_ATTENTION_FP32_RESULTS = 2,
   CPPOOL_ATTENTION_LSE_BASE2 = 4, /* its lse is a logarithm to base 2, in both passes */
-  CPPOOL_ATTENTION_LSE_HEADS_FIRST =
-      8 /* lse and delta must be packed: strides heads * seqlen_q, seqlen_q, 1 */
+  /* lse, delta and max_logit must be packed: strides heads * seqlen_q, seqlen_q, 1. */
+  CPPOOL_ATTENTION_LSE_HEADS_FIRST = 8,
+  /* These say which tensors it knows. Without one no call has them: cases with a bias, ALiBi or max_logit are
+   * skipped, and packed sequences of different lengths get a call each. */
+  CPPOOL_ATTENTION_BIAS = 16, /* and dbias in the backward pass */
+  CPPOOL_ATTENTION_ALIBI = 32,
+  CPPOOL_ATTENTION_MAX_LOGIT = 64,
+  CPPOOL_ATTENTION_VARLEN = 128
 };
 
 typedef struct cppool_attention_kernel {

@@ -1,5 +1,5 @@
 /* Attention on the host, from the definition, in C99: the smallest kernel with everything that cppool/attention.h asks
- * for. It takes every mask and every stride; of dtypes bf16 alone. */
+ * for. It takes every mask, every stride, a bias, ALiBi, max_logit and packed sequences; of dtypes bf16 alone. */
 #include <cppool/attention.h>
 
 #include <math.h>
@@ -7,42 +7,66 @@
 #include <stdlib.h>
 #include <string.h>
 
-static float Load(const cppool_tensor* t, int64_t b, int64_t i, int64_t h, int64_t d) {
-  const int64_t at = b * t->strides[0] + i * t->strides[1] + h * t->strides[2] + d;
+static float Load(const cppool_tensor* t, int64_t at) {
   const uint32_t bits = (uint32_t)((const uint16_t*)t->data)[at] << 16;
   float value;
   memcpy(&value, &bits, sizeof(value));
   return value;
 }
 
-static void Store(const cppool_tensor* t, int64_t b, int64_t i, int64_t h, int64_t d, float value) {
+static void Store(const cppool_tensor* t, int64_t at, float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof(bits));
   bits += 0x7fff + ((bits >> 16) & 1); /* to nearest even */
-  ((uint16_t*)t->data)[b * t->strides[0] + i * t->strides[1] + h * t->strides[2] + d] =
-      (uint16_t)(bits >> 16);
+  ((uint16_t*)t->data)[at] = (uint16_t)(bits >> 16);
 }
 
-/* Of lse and delta, [batch, heads, queries] in fp32. */
-static float* Row(const cppool_tensor* t, int64_t b, int64_t h, int64_t i) {
-  return (float*)t->data + b * t->strides[0] + h * t->strides[1] + i * t->strides[2];
+/* Where element (i, j, k, 0) is, and of a tensor of three dimensions element (i, j, k). */
+static int64_t At(const cppool_tensor* t, int64_t i, int64_t j, int64_t k) {
+  return i * t->strides[0] + j * t->strides[1] + k * t->strides[2];
+}
+
+/* One sequence of a call: which entry of the tensors' first dimension, its first rows there, and its lengths. */
+typedef struct Sequence {
+  int64_t entry, q, k, queries, keys;
+} Sequence;
+
+static Sequence SequenceAt(const cppool_attention_call* c, const cppool_attention_tensors* t, int64_t b) {
+  Sequence s = {b, 0, 0, c->seqlen_q, c->seqlen_kv};
+  if (t->cu_seqlens_q) { /* packed: all are rows of one entry */
+    const int32_t *q = (const int32_t*)t->cu_seqlens_q->data + b, *k = (const int32_t*)t->cu_seqlens_kv->data + b;
+    s.entry = 0;
+    s.q = q[0];
+    s.k = k[0];
+    s.queries = t->seqlens_q ? ((const int32_t*)t->seqlens_q->data)[b] : q[1] - q[0];
+    s.keys = t->seqlens_kv ? ((const int32_t*)t->seqlens_kv->data)[b] : k[1] - k[0];
+  }
+  return s;
 }
 
 /* The keys that query i sees: first .. end. */
-static void Seen(const cppool_attention_call* c, int64_t i, int64_t* first, int64_t* end) {
-  const int64_t diagonal = i + (c->anchor == CPPOOL_BOTTOM_RIGHT ? c->seqlen_kv - c->seqlen_q : 0);
+static void Seen(const cppool_attention_call* c, const Sequence* s, int64_t i, int64_t* first, int64_t* end) {
+  const int64_t diagonal = i + (c->anchor == CPPOOL_BOTTOM_RIGHT ? s->keys - s->queries : 0);
   *first = c->window_left >= 0 && diagonal > c->window_left ? diagonal - c->window_left : 0;
-  *end = c->window_right >= 0 && diagonal + c->window_right + 1 < c->seqlen_kv
-             ? diagonal + c->window_right + 1
-             : c->seqlen_kv;
+  *end = c->window_right >= 0 && diagonal + c->window_right + 1 < s->keys ? diagonal + c->window_right + 1
+                                                                           : s->keys;
 }
 
-static float Logit(const cppool_attention_call* c, const cppool_attention_tensors* t, int64_t b, int64_t h,
-                   int64_t i, int64_t j) {
+static float Logit(const cppool_attention_call* c, const cppool_attention_tensors* t, const Sequence* s,
+                   int64_t h, int64_t i, int64_t j) {
+  const int64_t q = At(t->q, s->entry, s->q + i, h),
+                k = At(t->k, s->entry, s->k + j, h / (c->heads / c->kv_heads));
   float sum = 0;
-  for (int64_t d = 0; d < c->dim_qk; ++d)
-    sum += Load(t->q, b, i, h, d) * Load(t->k, b, j, h / (c->heads / c->kv_heads), d);
-  return (float)c->scale * sum;
+  for (int64_t d = 0; d < c->dim_qk; ++d) sum += Load(t->q, q + d) * Load(t->k, k + d);
+  sum *= (float)c->scale;
+  if (t->bias) sum += Load(t->bias, At(t->bias, s->entry, h, i) + j); /* strides of 0 broadcast */
+  if (t->alibi_slopes) sum -= ((const float*)t->alibi_slopes->data)[h] * fabsf((float)(j - i - c->alibi_diagonal));
+  return sum;
+}
+
+/* Where dS of a logit is added up: dbias is packed here, and has dimensions of 1 where bias is broadcast. */
+static int64_t BiasAt(const int64_t* shape, int64_t b, int64_t h, int64_t i, int64_t j) {
+  return ((b % shape[0] * shape[1] + h % shape[1]) * shape[2] + i % shape[2]) * shape[3] + j;
 }
 
 static cppool_status Supports(const cppool_attention_call* c, char* why, size_t size) {
@@ -52,9 +76,11 @@ static cppool_status Supports(const cppool_attention_call* c, char* why, size_t 
   return CPPOOL_UNSUPPORTED;
 }
 
-/* The plan is a copy of the call; a row of sums is the workspace. */
+/* The plan is a copy of the call; sums in fp32 are the workspace. */
 static cppool_status Prepare(const cppool_attention_call* c, void** plan, size_t* workspace_bytes, char* why,
                              size_t size) {
+  const cppool_tensor* dbias = c->tensors->dbias;
+  int64_t sums = c->backward ? c->seqlen_kv * (c->dim_qk + c->dim_v) : c->seqlen_kv;
   cppool_attention_call* copy = malloc(sizeof(*copy));
   if (!copy) {
     snprintf(why, size, "no memory");
@@ -63,8 +89,8 @@ static cppool_status Prepare(const cppool_attention_call* c, void** plan, size_t
   *copy = *c;
   copy->tensors = NULL;
   *plan = copy;
-  *workspace_bytes =
-      sizeof(float) * (size_t)(c->backward ? c->seqlen_kv * (c->dim_qk + c->dim_v) : c->seqlen_kv);
+  if (dbias) sums += dbias->shape[0] * dbias->shape[1] * dbias->shape[2] * dbias->shape[3];
+  *workspace_bytes = sizeof(float) * (size_t)sums;
   return CPPOOL_OK;
 }
 
@@ -74,21 +100,24 @@ static cppool_status Forward(void* plan, const cppool_attention_tensors* t, void
   float* p = workspace; /* [keys] */
   int64_t first, end;
   (void)stream, (void)why, (void)size;
-  for (int64_t b = 0; b < c->batch; ++b)
+  for (int64_t b = 0; b < c->batch; ++b) {
+    const Sequence s = SequenceAt(c, t, b);
     for (int64_t h = 0; h < c->heads; ++h)
-      for (int64_t i = 0; i < c->seqlen_q; ++i) {
+      for (int64_t i = 0; i < s.queries; ++i) {
         float most = -INFINITY, sum = 0;
-        Seen(c, i, &first, &end);
-        for (int64_t j = first; j < end; ++j) most = fmaxf(most, p[j] = Logit(c, t, b, h, i, j));
+        Seen(c, &s, i, &first, &end);
+        for (int64_t j = first; j < end; ++j) most = fmaxf(most, p[j] = Logit(c, t, &s, h, i, j));
         for (int64_t j = first; j < end; ++j) sum += p[j] = expf(p[j] - most);
-        *Row(t->lse, b, h, i) = most + logf(sum);
+        ((float*)t->lse->data)[At(t->lse, s.entry, h, s.q + i)] = most + logf(sum);
+        if (t->max_logit) ((float*)t->max_logit->data)[At(t->max_logit, s.entry, h, s.q + i)] = most;
         for (int64_t d = 0; d < c->dim_v; ++d) {
           float out = 0;
           for (int64_t j = first; j < end; ++j)
-            out += p[j] * Load(t->v, b, j, h / (c->heads / c->kv_heads), d);
-          Store(t->out, b, i, h, d, out / sum);
+            out += p[j] * Load(t->v, At(t->v, s.entry, s.k + j, h / (c->heads / c->kv_heads)) + d);
+          Store(t->out, At(t->out, s.entry, s.q + i, h) + d, out / sum);
         }
       }
+  }
   return CPPOOL_OK;
 }
 
@@ -97,36 +126,54 @@ static cppool_status Backward(void* plan, const cppool_attention_tensors* t, voi
   const cppool_attention_call* c = plan;
   const int64_t group = c->heads / c->kv_heads;
   float *dk = workspace, *dv = dk + c->seqlen_kv * c->dim_qk; /* of one key/value head */
+  float* dbias = dv + c->seqlen_kv * c->dim_v;
+  const int64_t* bias = t->dbias ? t->dbias->shape : NULL;
   float dq[1024];
   int64_t first, end;
   (void)stream, (void)why, (void)size;
-  for (int64_t b = 0; b < c->batch; ++b)
+  if (bias) memset(dbias, 0, sizeof(float) * (size_t)(bias[0] * bias[1] * bias[2] * bias[3]));
+  for (int64_t b = 0; b < c->batch; ++b) {
+    const Sequence s = SequenceAt(c, t, b);
     for (int64_t kv = 0; kv < c->kv_heads; ++kv) {
       memset(dk, 0, sizeof(float) * (size_t)(c->seqlen_kv * (c->dim_qk + c->dim_v)));
       for (int64_t h = kv * group; h < (kv + 1) * group; ++h)
-        for (int64_t i = 0; i < c->seqlen_q; ++i) {
+        for (int64_t i = 0; i < s.queries; ++i) {
+          const int64_t q = At(t->q, s.entry, s.q + i, h), dout = At(t->dout, s.entry, s.q + i, h);
+          const float lse = ((float*)t->lse->data)[At(t->lse, s.entry, h, s.q + i)]; /* of the whole row */
+          const float delta = ((float*)t->delta->data)[At(t->delta, s.entry, h, s.q + i)];
           memset(dq, 0, sizeof(dq));
-          Seen(c, i, &first, &end);
+          Seen(c, &s, i, &first, &end);
           for (int64_t j = first; j < end; ++j) {
-            const float p = expf(Logit(c, t, b, h, i, j) - *Row(t->lse, b, h, i)); /* lse of the whole row */
+            const int64_t k = At(t->k, s.entry, s.k + j, kv), v = At(t->v, s.entry, s.k + j, kv);
+            const float p = expf(Logit(c, t, &s, h, i, j) - lse);
             float dp = 0;
             for (int64_t d = 0; d < c->dim_v; ++d) {
-              dp += Load(t->dout, b, i, h, d) * Load(t->v, b, j, kv, d);
-              dv[j * c->dim_v + d] += p * Load(t->dout, b, i, h, d);
+              dp += Load(t->dout, dout + d) * Load(t->v, v + d);
+              dv[j * c->dim_v + d] += p * Load(t->dout, dout + d);
             }
-            const float ds = (float)c->scale * p * (dp - *Row(t->delta, b, h, i));
+            const float ds = p * (dp - delta);
+            if (bias) dbias[BiasAt(bias, b, h, i, j)] += ds;
             for (int64_t d = 0; d < c->dim_qk; ++d) {
-              dq[d] += ds * Load(t->k, b, j, kv, d);
-              dk[j * c->dim_qk + d] += ds * Load(t->q, b, i, h, d);
+              dq[d] += (float)c->scale * ds * Load(t->k, k + d);
+              dk[j * c->dim_qk + d] += (float)c->scale * ds * Load(t->q, q + d);
             }
           }
-          for (int64_t d = 0; d < c->dim_qk; ++d) Store(t->dq, b, i, h, d, dq[d]);
+          for (int64_t d = 0; d < c->dim_qk; ++d) Store(t->dq, At(t->dq, s.entry, s.q + i, h) + d, dq[d]);
         }
-      for (int64_t j = 0; j < c->seqlen_kv; ++j) {
-        for (int64_t d = 0; d < c->dim_qk; ++d) Store(t->dk, b, j, kv, d, dk[j * c->dim_qk + d]);
-        for (int64_t d = 0; d < c->dim_v; ++d) Store(t->dv, b, j, kv, d, dv[j * c->dim_v + d]);
+      for (int64_t j = 0; j < s.keys; ++j) {
+        for (int64_t d = 0; d < c->dim_qk; ++d)
+          Store(t->dk, At(t->dk, s.entry, s.k + j, kv) + d, dk[j * c->dim_qk + d]);
+        for (int64_t d = 0; d < c->dim_v; ++d)
+          Store(t->dv, At(t->dv, s.entry, s.k + j, kv) + d, dv[j * c->dim_v + d]);
       }
     }
+  }
+  if (bias)
+    for (int64_t b = 0; b < bias[0]; ++b)
+      for (int64_t h = 0; h < bias[1]; ++h)
+        for (int64_t i = 0; i < bias[2]; ++i)
+          for (int64_t j = 0; j < bias[3]; ++j)
+            Store(t->dbias, At(t->dbias, b, h, i) + j, dbias[BiasAt(bias, b, h, i, j)]);
   return CPPOOL_OK;
 }
 
@@ -136,7 +183,9 @@ __attribute__((visibility("default"))) const cppool_attention_kernel* const* cpp
                                                 "naive",
                                                 "1.0",
                                                 "host",
-                                                CPPOOL_ATTENTION_DETERMINISTIC,
+                                                CPPOOL_ATTENTION_DETERMINISTIC | CPPOOL_ATTENTION_BIAS |
+                                                    CPPOOL_ATTENTION_ALIBI | CPPOOL_ATTENTION_MAX_LOGIT |
+                                                    CPPOOL_ATTENTION_VARLEN,
                                                 Supports,
                                                 Prepare,
                                                 Forward,

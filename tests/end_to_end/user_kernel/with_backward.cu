@@ -1,5 +1,5 @@
-// Attention in bf16 with its gradients: a warp for each vector of the output, of dq, and of dk and dv, so that every sum
-// has one order and no atomics.
+// Attention in bf16 with its gradients, with a bias, ALiBi and max_logit: a warp for each vector of the output, of dq, and of
+// dk and dv, and for each element of dbias, so that every sum has one order and no atomics.
 #include <cppool/attention.h>
 #include <cuda_bf16.h>
 #include <cstdio>
@@ -8,13 +8,17 @@ namespace {
 
 constexpr int kMost = 8;  // elements of a vector that a lane holds: dims up to 256
 
-struct Rows {  // a tensor [batch, tokens, heads, dim]
+struct Rows {  // a tensor [batch, tokens, heads, dim], or a bias [batch, heads, queries, keys]
   __nv_bfloat16* data = nullptr;
   int64_t batch = 0, token = 0, head = 0;
   Rows() = default;
   explicit Rows(const cppool_tensor* t)
       : data((__nv_bfloat16*)t->data), batch(t->strides[0]), token(t->strides[1]), head(t->strides[2]) {}
   __device__ __nv_bfloat16* At(int b, int i, int h) const { return data + b * batch + i * token + h * head; }
+};
+
+struct Shape {  // of a bias; 1 where it is broadcast
+  int batch, heads, queries;
 };
 
 struct Values {  // fp32 [batch, heads, tokens]
@@ -28,13 +32,14 @@ struct Values {  // fp32 [batch, heads, tokens]
 
 // Query i sees the keys i + low .. i + high.
 struct Problem {
-  int queries, keys, heads, group, dim_qk, dim_v, batch, low, high;
+  int queries, keys, heads, group, dim_qk, dim_v, batch, low, high, alibi_diagonal;
   float scale;
 };
 
 struct Tensors {
-  Rows q, k, v, out, dout, dq, dk, dv;
-  Values lse, delta;
+  Rows q, k, v, out, dout, dq, dk, dv, bias, dbias;
+  Values lse, delta, max_logit;
+  const float* slopes = nullptr;
 };
 
 __device__ float Dot(const __nv_bfloat16* a, const __nv_bfloat16* b, int dim) {
@@ -53,11 +58,18 @@ __device__ void Store(__nv_bfloat16* row, const float* sum, float factor, int di
   for (int d = threadIdx.x, n = 0; d < dim; d += 32, ++n) row[d] = __float2bfloat16(factor * sum[n]);
 }
 
+__device__ float Logit(const Problem& p, const Tensors& t, int b, int h, int i, int j) {
+  float logit = p.scale * Dot(t.q.At(b, i, h), t.k.At(b, j, h / p.group), p.dim_qk);
+  if (t.bias.data) logit += float(t.bias.At(b, h, i)[j]);  // strides of 0 broadcast
+  if (t.slopes) logit -= t.slopes[h] * abs(j - i - p.alibi_diagonal);
+  return logit;
+}
+
 __global__ void Forward(Problem p, Tensors t) {
   const int i = blockIdx.x, h = blockIdx.y, b = blockIdx.z, kv = h / p.group;
   float most = -INFINITY, sum = 0, out[kMost] = {};
   for (int j = max(0, i + p.low); j <= min(p.keys - 1, i + p.high); ++j) {
-    const float logit = p.scale * Dot(t.q.At(b, i, h), t.k.At(b, j, kv), p.dim_qk);
+    const float logit = Logit(p, t, b, h, i, j);
     const float top = fmaxf(most, logit), keep = expf(most - top), weight = expf(logit - top);
     most = top;
     sum = sum * keep + weight;
@@ -65,6 +77,7 @@ __global__ void Forward(Problem p, Tensors t) {
   }
   Store(t.out.At(b, i, h), out, 1 / sum, p.dim_v);
   if (threadIdx.x == 0) t.lse.At(b, h, i) = most + logf(sum);
+  if (threadIdx.x == 0 && t.max_logit.data) t.max_logit.At(b, h, i) = most;
 }
 
 struct Gradient {
@@ -73,8 +86,7 @@ struct Gradient {
 // From lse and delta of the whole row, which other calls share.
 __device__ Gradient Of(const Problem& p, const Tensors& t, int b, int h, int i, int j) {
   const int kv = h / p.group;
-  const float logit = p.scale * Dot(t.q.At(b, i, h), t.k.At(b, j, kv), p.dim_qk);
-  const float weight = expf(logit - t.lse.At(b, h, i));
+  const float weight = expf(Logit(p, t, b, h, i, j) - t.lse.At(b, h, i));
   return {weight, weight * (Dot(t.dout.At(b, i, h), t.v.At(b, j, kv), p.dim_v) - t.delta.At(b, h, i))};
 }
 
@@ -100,6 +112,20 @@ __global__ void BackwardKey(Problem p, Tensors t) {
   Store(t.dv.At(b, j, kv), dv, 1, p.dim_v);
 }
 
+// Sums dS over what the bias is broadcast to; 0 where nothing is seen.
+__global__ void BackwardBias(Problem p, Tensors t, Shape shape) {
+  const int j = blockIdx.x, first_i = blockIdx.y, first_h = blockIdx.z % shape.heads, first_b = blockIdx.z / shape.heads;
+  float sum = 0;
+  for (int b = first_b; b < p.batch; b += shape.batch) {
+    for (int h = first_h; h < p.heads; h += shape.heads) {
+      for (int i = first_i; i < p.queries; i += shape.queries) {
+        if (j >= i + p.low && j <= i + p.high) sum += Of(p, t, b, h, i, j).ds;
+      }
+    }
+  }
+  if (threadIdx.x == 0) t.dbias.At(first_b, first_h, first_i)[j] = __float2bfloat16(sum);
+}
+
 cppool_status Said(cudaError_t error, char* why, size_t size) {
   if (error == cudaSuccess) return CPPOOL_OK;
   snprintf(why, size, "%s", cudaGetErrorString(error));
@@ -114,7 +140,8 @@ cppool_status Supports(const cppool_attention_call* c, char* why, size_t size) {
 
 cppool_status Prepare(const cppool_attention_call* c, void** plan, size_t*, char* why, size_t size) {
   cudaFuncAttributes loaded;  // now: loaded later a kernel could wait for another rank's collective
-  for (const auto kernel : {Forward, BackwardQuery, BackwardKey}) {
+  for (const void* kernel : {(const void*)Forward, (const void*)BackwardQuery, (const void*)BackwardKey,
+                             (const void*)BackwardBias}) {
     const cudaError_t error = cudaFuncGetAttributes(&loaded, kernel);
     if (error != cudaSuccess) return Said(error, why, size);
   }
@@ -128,8 +155,15 @@ cppool_status Prepare(const cppool_attention_call* c, void** plan, size_t*, char
                       int(c->batch),
                       int(c->window_left < 0 ? -c->seqlen_q : diagonal - c->window_left),
                       int(c->window_right < 0 ? c->seqlen_kv : diagonal + c->window_right),
+                      int(c->alibi_diagonal),
                       float(c->scale)};
   return CPPOOL_OK;
+}
+
+// What is added to the logits.
+void SetAdded(const cppool_attention_tensors* from, Tensors& t) {
+  if (from->bias) t.bias = Rows(from->bias);
+  if (from->alibi_slopes) t.slopes = (const float*)from->alibi_slopes->data;
 }
 
 cppool_status RunForward(void* plan, const cppool_attention_tensors* from, void*, cppool_stream stream, char* why,
@@ -137,6 +171,8 @@ cppool_status RunForward(void* plan, const cppool_attention_tensors* from, void*
   const Problem& p = *static_cast<Problem*>(plan);
   Tensors t;
   t.q = Rows(from->q), t.k = Rows(from->k), t.v = Rows(from->v), t.out = Rows(from->out), t.lse = Values(from->lse);
+  if (from->max_logit) t.max_logit = Values(from->max_logit);
+  SetAdded(from, t);
   Forward<<<dim3(p.queries, p.heads, p.batch), 32, 0, (cudaStream_t)stream>>>(p, t);
   return Said(cudaGetLastError(), why, size);
 }
@@ -148,8 +184,15 @@ cppool_status RunBackward(void* plan, const cppool_attention_tensors* from, void
   t.q = Rows(from->q), t.k = Rows(from->k), t.v = Rows(from->v), t.dout = Rows(from->dout);
   t.dq = Rows(from->dq), t.dk = Rows(from->dk), t.dv = Rows(from->dv);
   t.lse = Values(from->lse), t.delta = Values(from->delta);
+  SetAdded(from, t);
   BackwardQuery<<<dim3(p.queries, p.heads, p.batch), 32, 0, (cudaStream_t)stream>>>(p, t);
   BackwardKey<<<dim3(p.keys, p.heads / p.group, p.batch), 32, 0, (cudaStream_t)stream>>>(p, t);
+  if (from->dbias) {
+    t.dbias = Rows(from->dbias);
+    const int64_t* const n = from->dbias->shape;
+    BackwardBias<<<dim3(n[3], n[2], n[0] * n[1]), 32, 0, (cudaStream_t)stream>>>(p, t,
+                                                                                 {int(n[0]), int(n[1]), int(n[2])});
+  }
   return Said(cudaGetLastError(), why, size);
 }
 
@@ -161,7 +204,8 @@ extern "C" __attribute__((visibility("default"))) const cppool_attention_kernel*
                                             "warp",
                                             "1.0",
                                             "cuda",
-                                            CPPOOL_ATTENTION_DETERMINISTIC,
+                                            CPPOOL_ATTENTION_DETERMINISTIC | CPPOOL_ATTENTION_BIAS |
+                                                CPPOOL_ATTENTION_ALIBI | CPPOOL_ATTENTION_MAX_LOGIT,
                                             Supports,
                                             Prepare,
                                             RunForward,

@@ -24,7 +24,7 @@ using table::PreparedCall;
 using table::Rectangle;
 
 const cppool_attention_kernel& Cudnn() {
-  return dynamic_cast<const table::TableFamily&>(*FindKernels("cudnn", "cuda").family).kernel();
+  return dynamic_cast<const table::TableFamily&>(*FindKernels("", "cudnn", "cuda").family).kernel();
 }
 
 std::string RefusalOf(const CallForm& form) {
@@ -82,7 +82,7 @@ struct Case {
     request.shape = problem().shape;
     request.deterministic = deterministic;
     const auto step = static_cast<std::int32_t>(format == QkvFormat::kSbhd ? batch : 1);
-    return table::FormOf(backward, request, where, {0, heads, 0, kv_heads}, step, step, anchor,
+    return table::FormOf(backward, request, {where, anchor}, {0, heads, 0, kv_heads}, step, step,
                          {false, true});
   }
 };

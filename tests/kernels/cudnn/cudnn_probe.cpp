@@ -29,8 +29,9 @@ CallForm FormOf(char** words) {
   where.queries = std::atoi(words[3]);
   where.keys = std::atoi(words[4]);
   CallForm form = cppool::kernels::table::FormOf(
-      std::string(words[0]) == "backward", request, where, {0, 4, 0, 2}, 1, 1,
-      std::string(words[5]) == "br" ? CPPOOL_BOTTOM_RIGHT : CPPOOL_TOP_LEFT, {false, true});
+      std::string(words[0]) == "backward", request,
+      {where, std::string(words[5]) == "br" ? CPPOOL_BOTTOM_RIGHT : CPPOOL_TOP_LEFT}, {0, 4, 0, 2}, 1, 1,
+      {false, true});
   form.window_left = std::atoi(words[6]);
   form.window_right = std::atoi(words[7]);
   return form;

@@ -32,7 +32,7 @@ table::CallForm Call(bool backward, Dtype dtype = Dtype::kBf16) {
   where.keys = 7;
   where.batch = 2;
   where.q_stride = where.k_stride = 1;
-  return table::FormOf(backward, request, where, {0, 6, 0, 3}, 2, 2, CPPOOL_TOP_LEFT, {false, true});
+  return table::FormOf(backward, request, {where, CPPOOL_TOP_LEFT}, {0, 6, 0, 3}, 2, 2, {false, true});
 }
 
 std::optional<std::string> Read(const table::CallForm& form, SdpaCall& to) {

@@ -14,6 +14,19 @@ FamilyChoice ChooseFamily(std::string_view backend, const KernelRequest& request
   return choice;
 }
 
+BiasExtent ExtentOfBias(const AttentionSpec& spec) {
+  const BiasShape& shape = spec.bias_shape;
+  const std::int64_t queries = shape.queries ? spec.seqlen_q : 1;
+  const std::int64_t of_head = queries * spec.seqlen_kv;
+  const std::int64_t of_sequence = (shape.heads ? spec.heads : 1) * of_head;
+  return {.batch_stride = shape.batch ? of_sequence : 0,
+          .head_stride = shape.heads ? of_head : 0,
+          .query_stride = shape.queries ? spec.seqlen_kv : 0,
+          .queries = queries,
+          .keys = spec.seqlen_kv,
+          .elements = (shape.batch ? spec.batch : 1) * of_sequence};
+}
+
 KernelRequest RequestOf(const AttentionSpec& spec) {
   KernelRequest request;
   request.shape = {spec.dtypes,
@@ -27,6 +40,7 @@ KernelRequest RequestOf(const AttentionSpec& spec) {
                    static_cast<float>(spec.scale)};
   request.training = spec.training;
   request.bias = spec.bias;
+  if (spec.bias == BiasType::kPostScale) request.bias_extent = ExtentOfBias(spec);
   request.max_logit = spec.max_logit;
   request.deterministic = spec.deterministic;
   request.fp8 = spec.fp8;

@@ -134,7 +134,7 @@ class Family : public AttentionFamily {
   const char* kernels() const override { return "cppool"; }
   const char* version() const override { return CPPOOL_VERSION; }
   const char* name() const override { return "host"; }
-  Capabilities capabilities() const override {
+  Capabilities capabilities(const KernelRequest&) const override {
     return {.continues_softmax = true, .gradients_apart = true, .accumulates_gradients = true};
   }
   std::optional<std::string> Refusal(const KernelRequest& request) const override {

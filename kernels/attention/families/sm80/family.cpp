@@ -142,10 +142,6 @@ class Plan : public BlockPlan {
   std::vector<int> sequence_ends_;
 };
 
-HeadMap MapOf(const KernelShape& shape) {
-  return {shape.heads, shape.kv_heads, shape.head0, shape.kv_head0, shape.group};
-}
-
 float ScaleLog2(const KernelShape& shape) { return shape.scale * kLog2e; }
 
 Bias BiasOf(const KernelShape& shape, const BiasArgs& args) {
@@ -207,11 +203,11 @@ class Sm80Kernel : public AttentionKernel {
     if (args.max_logit && !plan.kernels().forward_extended)
       Misused("max_logit requested with a plan without max_logit");
     const DeviceList& list = plan.query();
-    const ForwardParameters parameters{list.view,           MapOf(shape),   args.q.data,
-                                       args.k.data,         args.v.data,    args.accumulator,
-                                       args.out.data,       args.lse,       BiasOf(shape, args.bias),
-                                       args.softmax_offset, args.max_logit, shape.scale,
-                                       ScaleLog2(shape),    args.first,     args.last};
+    const ForwardParameters parameters{list.view,           HeadMapOf(shape), args.q.data,
+                                       args.k.data,         args.v.data,      args.accumulator,
+                                       args.out.data,       args.lse,         BiasOf(shape, args.bias),
+                                       args.softmax_offset, args.max_logit,   shape.scale,
+                                       ScaleLog2(shape),    args.first,       args.last};
     Launch(plan.kernels().forward, std::int64_t{list.count(args.first, args.last)} * shape.heads, parameters,
            stream, "launching forward attention");
   }
@@ -277,7 +273,7 @@ class Sm80Kernel : public AttentionKernel {
   static BackwardParameters ParametersOf(const KernelShape& shape, const BackwardArgs& args,
                                          const GradientPass& pass, const WorkView& work) {
     return {work,
-            MapOf(shape),
+            HeadMapOf(shape),
             args.q.data,
             args.k.data,
             args.v.data,
@@ -324,7 +320,7 @@ class Family : public AttentionFamily {
   const char* kernels() const override { return "cppool"; }
   const char* version() const override { return CPPOOL_VERSION; }
   const char* name() const override { return "sm80"; }
-  Capabilities capabilities() const override {
+  Capabilities capabilities(const KernelRequest&) const override {
     return {.continues_softmax = true, .gradients_apart = true, .accumulates_gradients = true};
   }
   std::optional<std::string> Refusal(const KernelRequest& request) const override {

@@ -4,25 +4,16 @@
 #include <cstdint>
 
 #include "kernels/attention/attention_kernel.h"
+#include "kernels/attention/families/common/kernel_parameters.h"
 #include "kernels/attention/layout.h"
 
 namespace cppool::kernels::cuda {
-
-inline constexpr float kLog2e = 1.4426950408889634f;
 
 struct WorkView {
   const Tile* tiles;    // indexed by blockIdx.x / heads; those with the most work come first
   const Range* ranges;  // of the other side (keys for tiles of queries, queries for tiles of keys)
   int self_step;
   int other_step;
-};
-
-struct HeadMap {
-  int heads;     // query heads of this call
-  int kv_heads;  // key/value heads of this call
-  int head0;     // index of the first query head in the whole problem
-  int kv_head0;  // likewise of the first key/value head
-  int group;     // query heads per key/value head
 };
 
 // The bias that is added to the scaled logits, see BiasArgs.

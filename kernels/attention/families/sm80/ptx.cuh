@@ -7,11 +7,9 @@
 
 #include <cstdint>
 
-namespace cppool::kernels::cuda::ptx {
+#include "kernels/attention/families/common/ptx.cuh"
 
-__device__ __forceinline__ std::uint32_t SharedAddress(const void* shared) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
-}
+namespace cppool::kernels::cuda::ptx {
 
 // Copies 16 bytes, of which the first `bytes` (0 or 16) are read and the rest are set to zero.
 __device__ __forceinline__ void CopyAsync16(std::uint32_t shared, const void* global, int bytes) {
@@ -65,31 +63,6 @@ __device__ __forceinline__ void Multiply<__half>(float (&c)[4], const std::uint3
       "%1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// 2^x, within 2 ulp; 0 for -inf.
-__device__ __forceinline__ float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// Two floats rounded to T, the first in the low half.
-template <typename T>
-__device__ __forceinline__ std::uint32_t Pack(float low, float high);
-
-template <>
-__device__ __forceinline__ std::uint32_t Pack<__nv_bfloat16>(float low, float high) {
-  std::uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
-template <>
-__device__ __forceinline__ std::uint32_t Pack<__half>(float low, float high) {
-  std::uint32_t packed;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
 }
 
 }  // namespace cppool::kernels::cuda::ptx

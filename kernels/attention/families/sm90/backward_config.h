@@ -28,9 +28,9 @@ struct BackwardTiling {
   static constexpr int kDqBytes = kRows * kDimQk * 4;  // on its way to memory
   static constexpr int kTileBytes =
       kTileStages * (kKeyBytes + kValueBytes) + kStages * (kQueryBytes + kDoutBytes + kDsBytes) + kDqBytes;
-  // Tiles; barriers, the descriptions of tiles and blocks, lse and delta; alignment.
+  // Barriers, the descriptions of tiles and blocks, lse and delta.
   static constexpr int kControlBytes = 512 + kStages * kRows * 8;
-  static constexpr int kSharedBytes = kTileBytes + kControlBytes + 1024;
+  static constexpr int kSharedBytes = kTileBytes + kControlBytes + kSharedAlignment;
 
   // Each warpgroup makes one half of dq's dims, and its operand in shared memory begins at a tile of 64.
   static_assert(kDimQk % 128 == 0 && kDimV % 64 == 0);

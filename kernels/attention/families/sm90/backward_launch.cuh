@@ -6,23 +6,18 @@
 #include "kernels/attention/families/sm90/backward.cuh"
 #include "kernels/attention/families/sm90/backward.h"
 #include "kernels/attention/families/sm90/dq.cuh"
+#include "kernels/attention/families/sm90/launch.h"
 #include "kernels/attention/families/sm90/tensor_map.h"
 #include "kernels/error.h"
 #include "kernels/runtime/cuda/check.h"
 
 namespace cppool::kernels::cuda::sm90 {
 
-// Sets the kernel's shared memory; all three are loaded by it.
 template <typename T, typename Config>
 void LoadBackward() {
-  CheckCuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(&BackwardKernel<T, Config>),
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSharedBytes),
-            "cudaFuncSetAttribute");
-  cudaFuncAttributes attributes;
-  CheckCuda(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&ZeroDqKernel)),
-            "cudaFuncGetAttributes");
-  CheckCuda(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&RoundDqKernel<T>)),
-            "cudaFuncGetAttributes");
+  LoadKernel(&BackwardKernel<T, Config>, Config::kSharedBytes);
+  LoadKernel(&ZeroDqKernel, 0);
+  LoadKernel(&RoundDqKernel<T>, 0);
 }
 
 // Few items are best balanced all together.
@@ -42,20 +37,11 @@ template <typename T, typename Config>
 void LaunchBackward(const BackwardCall& call, cudaStream_t stream) {
   const BackwardWork& work = call.work;
   const HeadMap& map = call.map;
-  const auto launch = [&](const void* kernel, dim3 grid, int threads, void** arguments, int shared,
-                          const char* what) {
-    CheckCuda(cudaLaunchKernel(kernel, grid, dim3(static_cast<unsigned>(threads)), arguments,
-                               static_cast<std::size_t>(shared), stream),
-              what);
-  };
-  const QueryBlock* blocks = work.blocks;
-  int step = work.query_step, row_size = map.heads * Config::kDimQk;
-  float* sum = call.dq_sum;
-  T* dq = static_cast<T*>(call.dq);
+  const int step = work.query_step, row_size = map.heads * Config::kDimQk;
   const dim3 dq_grid(static_cast<unsigned>(work.blocks_count), Config::kRows / kDqRowsPerBlock);
   if (call.query_first && work.blocks_count > 0) {
-    void* arguments[] = {&blocks, &step, &row_size, &sum};
-    launch(reinterpret_cast<const void*>(&ZeroDqKernel), dq_grid, kDqThreads, arguments, 0, "zeroing dq");
+    LaunchKernel(&ZeroDqKernel, dq_grid, kDqThreads, 0, stream, "zeroing dq", work.blocks, step, row_size,
+                 call.dq_sum);
   }
 
   const std::int64_t items =
@@ -91,15 +77,13 @@ void LaunchBackward(const BackwardCall& call, cudaStream_t stream) {
     p.last = call.key_last;
     CheckCuda(cudaMemsetAsync(call.schedule, 0, call.state_bytes, stream), "cudaMemsetAsync");
     const unsigned grid = static_cast<unsigned>(std::min<std::int64_t>(items, call.multiprocessors));
-    void* arguments[] = {&p};
-    launch(reinterpret_cast<const void*>(&BackwardKernel<T, Config>), dim3(grid), Config::kThreads, arguments,
-           Config::kSharedBytes, "launching backward attention");
+    LaunchKernel(&BackwardKernel<T, Config>, dim3(grid), Config::kThreads, Config::kSharedBytes, stream,
+                 "launching backward attention", p);
   }
 
   if (call.query_last && work.blocks_count > 0) {
-    void* arguments[] = {&blocks, &step, &row_size, &sum, &dq};
-    launch(reinterpret_cast<const void*>(&RoundDqKernel<T>), dq_grid, kDqThreads, arguments, 0,
-           "rounding dq");
+    LaunchKernel(&RoundDqKernel<T>, dq_grid, kDqThreads, 0, stream, "rounding dq", work.blocks, step,
+                 row_size, call.dq_sum, static_cast<T*>(call.dq));
   }
 }
 

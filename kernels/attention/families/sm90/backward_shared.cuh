@@ -5,7 +5,7 @@
 
 #include "kernels/attention/families/sm90/backward_config.h"
 #include "kernels/attention/families/sm90/backward_parameters.h"
-#include "kernels/attention/families/sm90/shared.cuh"
+#include "kernels/attention/families/sm90/shared_memory.cuh"
 
 namespace cppool::kernels::cuda::sm90 {
 
@@ -47,15 +47,13 @@ struct BackwardControl {
 };
 
 template <typename Config>
-struct BackwardShared {
-  using Control = BackwardControl<Config::kTileStages, Config::kStages, Config::kRows>;
+using BackwardControlOf = BackwardControl<Config::kTileStages, Config::kStages, Config::kRows>;
 
-  __device__ __forceinline__ explicit BackwardShared(unsigned char* shared)
-      : base((ptx::SharedAddress(shared) + 1023) & ~1023u),
-        control(
-            reinterpret_cast<Control*>(shared + (base - ptx::SharedAddress(shared)) + Config::kTileBytes)) {
-    static_assert(sizeof(Control) <= Config::kControlBytes);
-  }
+template <typename Config>
+struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileBytes> {
+  using Memory = SharedMemory<BackwardControlOf<Config>, Config::kTileBytes>;
+  using Memory::At, Memory::base, Memory::control, Memory::Memory;
+  static_assert(sizeof(BackwardControlOf<Config>) <= Config::kControlBytes);
 
   __device__ __forceinline__ std::uint32_t Keys(int stage) const {
     return base + stage * (Config::kKeyBytes + Config::kValueBytes);
@@ -104,14 +102,6 @@ struct BackwardShared {
       ptx::InitBarrier(EmptyDq(i), 1);
     }
     ptx::FenceBarrierInit();
-  }
-
-  std::uint32_t base;
-  Control* control;
-
- private:
-  static __device__ __forceinline__ std::uint32_t At(const std::uint64_t* barrier) {
-    return ptx::SharedAddress(barrier);
   }
 };
 

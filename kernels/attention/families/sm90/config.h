@@ -9,6 +9,7 @@
 namespace cppool::kernels::cuda::sm90 {
 
 inline constexpr int kMaxSharedBytes = 227 * 1024;
+inline constexpr int kSharedAlignment = 1024;  // of tiles, as the copy engine's swizzle asks
 inline constexpr int kWarpgroup = 128;
 
 template <int kDimQkValue, int kDimVValue, int kConsumersValue, int kBlockValue, int kStagesValue,
@@ -32,9 +33,9 @@ struct Tiling {
   static constexpr int kQueryBytes = kTileRows * kDimQk * 2;
   static constexpr int kKeyBytes = kBlock * kDimQk * 2;
   static constexpr int kValueBytes = kBlock * kDimV * 2;
-  // Queries, keys, values; barriers and the descriptions of tiles and blocks; alignment.
-  static constexpr int kSharedBytes =
-      kQueryStages * kQueryBytes + kStages * (kKeyBytes + kValueBytes) + 512 + 1024;
+  static constexpr int kTileBytes = kQueryStages * kQueryBytes + kStages * (kKeyBytes + kValueBytes);
+  static constexpr int kControlBytes = 512;  // barriers, the descriptions of tiles and blocks
+  static constexpr int kSharedBytes = kTileBytes + kControlBytes + kSharedAlignment;
 
   static_assert(kDimQk % 64 == 0 && kDimV % 64 == 0 && kDimV <= kDimQk && kBlock % 16 == 0 && kBlock <= 256);
   static_assert(kSharedBytes <= kMaxSharedBytes);

@@ -131,10 +131,6 @@ class Plan : public BlockPlan {
   std::size_t turn_bytes_ = 0;
 };
 
-sm90::HeadMap MapOf(const KernelShape& shape) {
-  return {shape.heads, shape.kv_heads, shape.head0, shape.kv_head0, shape.group};
-}
-
 class Sm90Kernel : public AttentionKernel {
  public:
   Sm90Kernel(cppool_runtime* rt, const AttentionFamily& general)
@@ -179,7 +175,7 @@ class Sm90Kernel : public AttentionKernel {
     sm90::ForwardCall call;
     call.scale = shape.scale;
     call.work = plan.work();
-    call.map = MapOf(shape);
+    call.map = HeadMapOf(shape);
     call.rows_q = plan.rows_q();
     call.rows_kv = plan.rows_kv();
     call.q = args.q.data, call.k = args.k.data, call.v = args.v.data;
@@ -208,7 +204,7 @@ class Sm90Kernel : public AttentionKernel {
     sm90::BackwardCall call;
     call.scale = shape.scale;
     call.work = plan.backward_work();
-    call.map = MapOf(shape);
+    call.map = HeadMapOf(shape);
     call.rows_q = plan.rows_q();
     call.rows_kv = plan.rows_kv();
     call.q = args.q.data, call.k = args.k.data, call.v = args.v.data, call.dout = args.dout.data;
@@ -258,9 +254,12 @@ class Family : public AttentionFamily {
   const char* kernels() const override { return "cppool"; }
   const char* version() const override { return CPPOOL_VERSION; }
   const char* name() const override { return "sm90"; }
-  // One kernel makes all gradients of a block.
-  Capabilities capabilities() const override {
-    return {.continues_softmax = true, .gradients_apart = false, .accumulates_gradients = true};
+  // The backward kernel here makes all gradients of a block; the general family's make them apart.
+  Capabilities capabilities(const KernelRequest& request) const override {
+    Capabilities can = general_.capabilities(request);
+    can.continues_softmax = can.accumulates_gradients = true;
+    if (HasBackward(request)) can.gradients_apart = false;
+    return can;
   }
   std::optional<std::string> Refusal(const KernelRequest& request) const override {
     return general_.Refusal(request);

@@ -1,5 +1,5 @@
 // The bf16 instances of the forward kernel.
-#include "kernels/attention/families/sm90/launch.cuh"
+#include "kernels/attention/families/sm90/forward_launch.cuh"
 
 namespace cppool::kernels::cuda::sm90 {
 

@@ -6,11 +6,10 @@
 
 #include <cstdint>
 
+#include "kernels/attention/families/common/kernel_parameters.h"
 #include "kernels/attention/layout.h"
 
 namespace cppool::kernels::cuda::sm90 {
-
-inline constexpr float kLog2e = 1.4426950408889634f;
 
 struct WorkView {
   const Tile* tiles;    // of queries: the most work first
@@ -19,14 +18,6 @@ struct WorkView {
   int busy_tiles;  // these come first; the others have no ranges
   int query_step;
   int key_step;
-};
-
-struct HeadMap {
-  int heads;     // query heads here
-  int kv_heads;  // key/value heads here
-  int head0;     // the first of each, in the whole problem
-  int kv_head0;
-  int group;  // query heads per key/value head
 };
 
 struct ForwardParameters {

@@ -4,17 +4,13 @@
 #pragma once
 
 #include <cuda.h>  // CUtensorMap; nothing of libcuda is linked
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 #include <cstdint>
 #include <cstdio>
 
-namespace cppool::kernels::cuda::sm90::ptx {
+#include "kernels/attention/families/common/ptx.cuh"
 
-__device__ __forceinline__ std::uint32_t SharedAddress(const void* shared) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
-}
+namespace cppool::kernels::cuda::ptx {
 
 // mbarrier: a phase ends when `count` threads have arrived and every byte announced has been copied.
 __device__ __forceinline__ void InitBarrier(std::uint32_t barrier, int count) {
@@ -176,29 +172,4 @@ __device__ __forceinline__ uint4 LoadShared16(std::uint32_t from) {
   return value;
 }
 
-// 2^x, within 2 ulp; 0 for -inf.
-__device__ __forceinline__ float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// Two floats rounded to T, the first in the low half.
-template <typename T>
-__device__ __forceinline__ std::uint32_t Pack(float low, float high);
-
-template <>
-__device__ __forceinline__ std::uint32_t Pack<__nv_bfloat16>(float low, float high) {
-  std::uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
-template <>
-__device__ __forceinline__ std::uint32_t Pack<__half>(float low, float high) {
-  std::uint32_t packed;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
-}  // namespace cppool::kernels::cuda::sm90::ptx
+}  // namespace cppool::kernels::cuda::ptx

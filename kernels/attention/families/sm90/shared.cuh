@@ -5,7 +5,7 @@
 
 #include "kernels/attention/families/sm90/config.h"
 #include "kernels/attention/families/sm90/parameters.h"
-#include "kernels/attention/families/sm90/ptx.cuh"
+#include "kernels/attention/families/sm90/shared_memory.cuh"
 
 namespace cppool::kernels::cuda::sm90 {
 
@@ -37,23 +37,19 @@ struct Control {
 };
 
 template <typename Config>
-struct Shared {
-  using Barriers = Control<Config::kStages>;
-
-  __device__ __forceinline__ explicit Shared(unsigned char* shared)
-      : q((ptx::SharedAddress(shared) + 1023) & ~1023u),
-        control(reinterpret_cast<Barriers*>(shared + (q - ptx::SharedAddress(shared)) + kTileBytes)) {
-    static_assert(sizeof(Barriers) <= 512);
-  }
+struct Shared : SharedMemory<Control<Config::kStages>, Config::kTileBytes> {
+  using Memory = SharedMemory<Control<Config::kStages>, Config::kTileBytes>;
+  using Memory::At, Memory::base, Memory::control, Memory::Memory;
+  static_assert(sizeof(Control<Config::kStages>) <= Config::kControlBytes);
 
   __device__ __forceinline__ std::uint32_t Queries(int stage) const {
-    return q + stage * Config::kQueryBytes;
+    return base + stage * Config::kQueryBytes;
   }
   __device__ __forceinline__ std::uint32_t Keys(int stage) const {
-    return q + Config::kQueryStages * Config::kQueryBytes + stage * Config::kKeyBytes;
+    return base + Config::kQueryStages * Config::kQueryBytes + stage * Config::kKeyBytes;
   }
   __device__ __forceinline__ std::uint32_t Values(int stage) const {
-    return q + Config::kQueryStages * Config::kQueryBytes + Config::kStages * Config::kKeyBytes +
+    return base + Config::kQueryStages * Config::kQueryBytes + Config::kStages * Config::kKeyBytes +
            stage * Config::kValueBytes;
   }
 
@@ -78,32 +74,6 @@ struct Shared {
       ptx::InitBarrier(EmptyV(i), kConsumerWarps);
     }
     ptx::FenceBarrierInit();
-  }
-
-  static constexpr int kTileBytes = Config::kQueryStages * Config::kQueryBytes +
-                                    Config::kStages * (Config::kKeyBytes + Config::kValueBytes);
-  std::uint32_t q;
-  Barriers* control;
-
- private:
-  static __device__ __forceinline__ std::uint32_t At(const std::uint64_t* barrier) {
-    return ptx::SharedAddress(barrier);
-  }
-};
-
-// A place in a ring of kStages buffers, and the parity of the phase that its full barrier ends next.
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  std::uint32_t parity = 0;
-  __device__ __forceinline__ void Advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-  __device__ __forceinline__ Ring Previous() const {
-    return stage == 0 ? Ring{kStages - 1, parity ^ 1} : Ring{stage - 1, parity};
   }
 };
 

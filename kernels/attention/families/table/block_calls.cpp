@@ -13,12 +13,6 @@ bool Has(const cppool_attention_kernel& kernel, std::uint32_t feature) {
   return (kernel.features & feature) != 0;
 }
 
-// One rectangle as the kernel takes it.
-struct Taken {
-  Rectangle where;
-  cppool_attention_anchor anchor;
-};
-
 class PassCutter {
  public:
   PassCutter(CallAsker& asker, const KernelRequest& request, bool backward, std::int32_t q_step,
@@ -30,42 +24,68 @@ class PassCutter {
         k_step_(k_step),
         groups_(HeadGroupsOf(request.shape)) {}
 
-  // Appends what the rectangle becomes to taken(); else the reason.
-  std::optional<std::string> Take(const Rectangle& rectangle) {
-    std::optional<std::string> refusal = RefusalOf({rectangle, CPPOOL_TOP_LEFT});
-    if (!refusal) {
-      taken_.push_back({rectangle, CPPOOL_TOP_LEFT});
-      return std::nullopt;
+  // Decides on the calls for all of these; else the reason why not.
+  std::optional<std::string> TakeAll(const std::vector<Rectangle>& rectangles) {
+    const bool packs = Has(asker_.kernel(), CPPOOL_ATTENTION_VARLEN) && request_.bias == BiasType::kNone &&
+                       q_step_ == 1 && k_step_ == 1 && rectangles.size() > 1;
+    if (!packs) return TakeEach(rectangles);
+    // From which corner the sequences have the same windows depends on the mask.
+    std::vector<PackedSequences> packed = Pack(rectangles, CPPOOL_TOP_LEFT);
+    std::vector<PackedSequences> other = Pack(rectangles, CPPOOL_BOTTOM_RIGHT);
+    if (other.size() < packed.size()) std::swap(packed, other);
+    for (PackedSequences& sequences : packed) {
+      if (auto refusal = TakePacked(std::move(sequences))) return refusal;
     }
-    const bool one_diagonal = rectangle.full() || rectangle.queries == rectangle.keys;
-    if (!one_diagonal && !RefusalOf({rectangle, CPPOOL_BOTTOM_RIGHT})) {
-      taken_.push_back({rectangle, CPPOOL_BOTTOM_RIGHT});
-      return std::nullopt;
-    }
-    for (const auto& split : {&SplitTall, &SplitSquare}) {
-      const std::vector<Rectangle> parts = split(rectangle, q_step_, k_step_);
-      if (parts.empty()) continue;
-      const std::size_t before = taken_.size();
-      if (std::none_of(parts.begin(), parts.end(),
-                       [&](const Rectangle& part) { return Take(part).has_value(); }))
-        return std::nullopt;
-      taken_.resize(before);
-    }
-    return refusal;
+    return std::nullopt;
   }
 
   PassCalls Layered(const Layout& query, const Layout& key);
 
  private:
-  CallForm Form(const Taken& taken, const HeadGroup& group, bool fp32) const {
-    return FormOf(backward_, request_, taken.where, group, q_step_, k_step_, taken.anchor,
-                  {fp32, Has(asker_.kernel(), CPPOOL_ATTENTION_LSE_HEADS_FIRST)});
+  // Appends what the rectangle becomes to taken_; else the reason.
+  std::optional<std::string> Take(const Rectangle& rectangle) {
+    std::optional<std::string> refusal = TakeArea({rectangle, CPPOOL_TOP_LEFT});
+    if (!refusal) return std::nullopt;
+    const bool one_diagonal = rectangle.full() || rectangle.queries == rectangle.keys;
+    if (!one_diagonal && !TakeArea({rectangle, CPPOOL_BOTTOM_RIGHT})) return std::nullopt;
+    for (const auto& split : {&SplitTall, &SplitSquare}) {
+      const std::vector<Rectangle> parts = split(rectangle, q_step_, k_step_);
+      if (parts.empty()) continue;
+      const std::size_t before = taken_.size();
+      if (!TakeEach(parts)) return std::nullopt;
+      taken_.erase(taken_.begin() + static_cast<std::ptrdiff_t>(before), taken_.end());
+    }
+    return refusal;
   }
-  std::optional<std::string> RefusalOf(const Taken& taken) {
-    for (const HeadGroup& group : groups_) {
-      if (auto refusal = asker_.Refusal(Form(taken, group, false))) return refusal;
+  std::optional<std::string> TakeEach(const std::vector<Rectangle>& rectangles) {
+    for (const Rectangle& rectangle : rectangles) {
+      if (auto refusal = Take(rectangle)) return refusal;
     }
     return std::nullopt;
+  }
+  // In one call, or in several where the kernel does not take it.
+  std::optional<std::string> TakePacked(PackedSequences sequences) {
+    const std::vector<Rectangle> batched = Batched(sequences.each);
+    if (batched.size() == 1) return Take(batched.front());
+    const auto other = sequences.anchor == CPPOOL_TOP_LEFT ? CPPOOL_BOTTOM_RIGHT : CPPOOL_TOP_LEFT;
+    const bool one_diagonal = std::all_of(sequences.each.begin(), sequences.each.end(),
+                                          [](const Rectangle& r) { return r.full() || r.queries == r.keys; });
+    std::vector<PackedSequences> turned;
+    if (!one_diagonal) turned = Pack(sequences.each, other);
+    if (!TakeArea(std::move(sequences))) return std::nullopt;
+    if (turned.size() == 1 && !TakeArea(std::move(turned.front()))) return std::nullopt;
+    return TakeEach(batched);
+  }
+  std::optional<std::string> TakeArea(CallArea area) {
+    for (const HeadGroup& group : groups_) {
+      if (auto refusal = asker_.Refusal(Form(area, group, false))) return refusal;
+    }
+    taken_.push_back(std::move(area));
+    return std::nullopt;
+  }
+  CallForm Form(const CallArea& area, const HeadGroup& group, bool fp32) const {
+    return FormOf(backward_, request_, area, group, q_step_, k_step_,
+                  {fp32, Has(asker_.kernel(), CPPOOL_ATTENTION_LSE_HEADS_FIRST)});
   }
   std::size_t IndexOf(const CallForm& form, std::vector<CallForm>& forms) const {
     const auto found = std::find(forms.begin(), forms.end(), form);
@@ -79,7 +99,7 @@ class PassCutter {
   const bool backward_;
   const std::int32_t q_step_, k_step_;
   const std::vector<HeadGroup> groups_;
-  std::vector<Taken> taken_;
+  std::vector<CallArea> taken_;
 };
 
 // The rows of one side that layers have written so far: how many layers each row is in.
@@ -101,6 +121,12 @@ class RowCounts {
   std::vector<std::uint32_t> counts_;
 };
 
+void Append(const PackedTables& tables, std::vector<std::int32_t>& to) {
+  for (const auto* table :
+       {&tables.cu_seqlens_q, &tables.cu_seqlens_kv, &tables.seqlens_q, &tables.seqlens_kv})
+    to.insert(to.end(), table->begin(), table->end());
+}
+
 std::int64_t TokensOf(const Layout& layout) {
   std::int64_t tokens = 0;
   for (const Segment& segment : layout.segments) tokens += segment.length;
@@ -110,31 +136,38 @@ std::int64_t TokensOf(const Layout& layout) {
 PassCalls PassCutter::Layered(const Layout& query, const Layout& key) {
   PassCalls pass;
   pass.fp32 = Has(asker_.kernel(), CPPOOL_ATTENTION_FP32_RESULTS);
-  for (const Taken& taken : taken_) {
-    for (const HeadGroup& group : groups_) pass.fp32 = pass.fp32 && !asker_.Refusal(Form(taken, group, true));
+  for (const CallArea& area : taken_) {
+    for (const HeadGroup& group : groups_) pass.fp32 = pass.fp32 && !asker_.Refusal(Form(area, group, true));
   }
   RowCounts of_queries(query), of_keys(key);
   std::vector<std::array<std::int64_t, 2>> written;  // rows of both sides, by layer
-  for (const Taken& taken : taken_) {
-    const Rectangle& r = taken.where;
+  for (const CallArea& area : taken_) {
+    const std::vector<Rectangle> all =
+        area.sequences.empty() ? std::vector<Rectangle>{area.where} : area.sequences;
     std::uint32_t layer = 0;
     const auto raise = [&](std::uint32_t count) { layer = std::max(layer, count); };
     const auto take = [&](std::uint32_t& count) { count = layer + 1; };
-    of_queries.ForEach(r.q_row, r.queries, r.batch, r.q_stride, raise);
-    if (backward_) of_keys.ForEach(r.k_row, r.keys, r.batch, r.k_stride, raise);
-    of_queries.ForEach(r.q_row, r.queries, r.batch, r.q_stride, take);
-    if (backward_) of_keys.ForEach(r.k_row, r.keys, r.batch, r.k_stride, take);
+    for (const Rectangle& r : all) {
+      of_queries.ForEach(r.q_row, r.queries, r.batch, r.q_stride, raise);
+      if (backward_) of_keys.ForEach(r.k_row, r.keys, r.batch, r.k_stride, raise);
+    }
     if (pass.layers.size() <= layer) {
       pass.layers.emplace_back();
       written.push_back({0, 0});
     }
+    for (const Rectangle& r : all) {
+      of_queries.ForEach(r.q_row, r.queries, r.batch, r.q_stride, take);
+      if (backward_) of_keys.ForEach(r.k_row, r.keys, r.batch, r.k_stride, take);
+      written[layer][0] += r.batch * r.queries;
+      written[layer][1] += r.batch * r.keys;
+    }
+    const std::size_t tables = pass.tables.size();
+    if (!area.sequences.empty()) Append(TablesOf(area.sequences), pass.tables);
     for (const HeadGroup& group : groups_) {
-      BlockCall call{r, group, IndexOf(Form(taken, group, false), pass.forms), 0};
-      if (pass.fp32) call.fp32_form = IndexOf(Form(taken, group, true), pass.forms);
+      BlockCall call{area, group, IndexOf(Form(area, group, false), pass.forms), 0, tables};
+      if (pass.fp32) call.fp32_form = IndexOf(Form(area, group, true), pass.forms);
       pass.layers[layer].calls.push_back(call);
     }
-    written[layer][0] += r.batch * r.queries;
-    written[layer][1] += r.batch * r.keys;
   }
   for (std::size_t i = 0; i < pass.layers.size(); ++i) {
     pass.layers[i].every_query = written[i][0] == TokensOf(query);
@@ -169,14 +202,13 @@ std::optional<std::string> CallAsker::Refusal(const CallForm& form) {
 BlockCut CutBlock(CallAsker& asker, const KernelRequest& request, const Layout& query, const Layout& key,
                   const std::vector<Band>& bands) {
   BlockCut cut;
-  const std::vector<Rectangle> rectangles = CutIntoRectangles(query, key, bands);
+  const std::vector<Rectangle> rectangles =
+      CutIntoRectangles(query, key, bands, request.bias != BiasType::kNone);
   for (const bool backward : {false, true}) {
     if (backward && !request.training) break;
     PassCutter cutter(asker, request, backward, query.row_step, key.row_step);
-    for (const Rectangle& rectangle : rectangles) {
-      cut.refusal = cutter.Take(rectangle);
-      if (cut.refusal) return cut;
-    }
+    cut.refusal = cutter.TakeAll(rectangles);
+    if (cut.refusal) return cut;
     (backward ? cut.calls.backward : cut.calls.forward) = cutter.Layered(query, key);
   }
   return cut;

@@ -5,8 +5,10 @@
 #include <cppool/attention.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/attention/attention_kernel.h"
@@ -15,10 +17,11 @@
 namespace cppool::kernels::table {
 
 struct BlockCall {
-  Rectangle where;
+  CallArea area;
   HeadGroup group;
   std::size_t form = 0;       // into PassCalls::forms: results in the dtypes of the shape
   std::size_t fp32_form = 0;  // and in fp32, where PassCalls::fp32 says so
+  std::size_t tables = 0;     // of packed sequences: where PassCalls::tables has theirs
 };
 
 // Calls no two of which write the same row.
@@ -33,6 +36,8 @@ struct PassCalls {
   std::vector<CallForm> forms;  // distinct
   std::vector<Layer> layers;    // empty: nothing is seen
   bool fp32 = false;            // the kernel writes fp32 for all of these
+  // TablesOf the packed sequences of each call, one after another.
+  std::vector<std::int32_t> tables;
 };
 
 struct BlockCalls {

@@ -1,14 +1,21 @@
 #include "kernels/attention/families/table/call.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "kernels/error.h"
 
 namespace cppool::kernels::table {
 namespace {
 
-void SetDtype(Dtype dtype, cppool_tensor& to) {
+void SetDtype(const TensorForm& form, cppool_tensor& to) {
   to.lanes = 1;
-  to.bits = static_cast<std::uint8_t>(8 * SizeOf(dtype));
-  switch (dtype) {
+  to.bits = static_cast<std::uint8_t>(8 * form.element_bytes());
+  if (form.integers) {
+    to.code = CPPOOL_DL_INT;
+    return;
+  }
+  switch (form.dtype) {
     case Dtype::kBf16:
       to.code = CPPOOL_DL_BFLOAT;
       return;
@@ -24,12 +31,61 @@ void SetDtype(Dtype dtype, cppool_tensor& to) {
   throw RuntimeError(CPPOOL_INTERNAL, "no such dtype");
 }
 
+// Where the tensors of CallTensor are in the C struct.
+struct Member {
+  const char* name;
+  const cppool_tensor* cppool_attention_tensors::*in;
+};
+constexpr Member kMembers[kCallTensors] = {{"q", &cppool_attention_tensors::q},
+                                           {"k", &cppool_attention_tensors::k},
+                                           {"v", &cppool_attention_tensors::v},
+                                           {"out", &cppool_attention_tensors::out},
+                                           {"lse", &cppool_attention_tensors::lse},
+                                           {"dout", &cppool_attention_tensors::dout},
+                                           {"delta", &cppool_attention_tensors::delta},
+                                           {"dq", &cppool_attention_tensors::dq},
+                                           {"dk", &cppool_attention_tensors::dk},
+                                           {"dv", &cppool_attention_tensors::dv},
+                                           {"bias", &cppool_attention_tensors::bias},
+                                           {"dbias", &cppool_attention_tensors::dbias},
+                                           {"alibi_slopes", &cppool_attention_tensors::alibi_slopes},
+                                           {"max_logit", &cppool_attention_tensors::max_logit},
+                                           {"cu_seqlens_q", &cppool_attention_tensors::cu_seqlens_q},
+                                           {"cu_seqlens_kv", &cppool_attention_tensors::cu_seqlens_kv},
+                                           {"seqlens_q", &cppool_attention_tensors::seqlens_q},
+                                           {"seqlens_kv", &cppool_attention_tensors::seqlens_kv}};
+
+// Of the rows of packed sequences, of which none is shared: one stretch that holds them all.
+Rectangle Whole(const std::vector<Rectangle>& sequences) {
+  Rectangle whole;
+  whole.q_row = sequences.front().q_row;
+  whole.k_row = sequences.front().k_row;
+  whole.queries = sequences.back().q_row + sequences.back().queries - whole.q_row;
+  whole.keys = sequences.back().k_row + sequences.back().keys - whole.k_row;
+  return whole;
+}
+
 }  // namespace
 
+const char* NameOf(CallTensor tensor) { return kMembers[tensor].name; }
+
+bool Writes(bool backward, CallTensor tensor) {
+  switch (tensor) {
+    case kOut:
+    case kLse:
+    case kMaxLogit:
+      return !backward;
+    case kDq:
+    case kDk:
+    case kDv:
+    case kDbias:
+      return backward;
+    default:
+      return false;
+  }
+}
+
 CallView::CallView(const CallForm& form, int device, const CallData& data) : form_(form) {
-  const cppool_tensor** const members[kCallTensors] = {
-      &tensors_.q,    &tensors_.k,     &tensors_.v,  &tensors_.out, &tensors_.lse,
-      &tensors_.dout, &tensors_.delta, &tensors_.dq, &tensors_.dk,  &tensors_.dv};
   for (std::size_t i = 0; i < kCallTensors; ++i) {
     TensorForm& from = form_.tensors[i];
     if (from.ndim == 0) continue;
@@ -38,10 +94,10 @@ CallView::CallView(const CallForm& form, int device, const CallData& data) : for
     to.device_type = device >= 0 ? CPPOOL_DL_CUDA : CPPOOL_DL_CPU;
     to.device_id = device >= 0 ? device : 0;
     to.ndim = from.ndim;
-    SetDtype(from.dtype, to);
+    SetDtype(from, to);
     to.shape = from.shape.data();
     to.strides = from.strides.data();
-    *members[i] = &to;
+    tensors_.*kMembers[i].in = &to;
   }
   tensors_.struct_size = sizeof(tensors_);
   call_.struct_size = sizeof(call_);
@@ -50,6 +106,7 @@ CallView::CallView(const CallForm& form, int device, const CallData& data) : for
   call_.anchor = form.anchor;
   call_.window_left = form.window_left;
   call_.window_right = form.window_right;
+  call_.alibi_diagonal = form.alibi_diagonal;
   call_.batch = form.batch;
   call_.seqlen_q = form.queries;
   call_.seqlen_kv = form.keys;
@@ -84,9 +141,17 @@ std::vector<HeadGroup> HeadGroupsOf(const KernelShape& shape) {
 CallForm Strided(const CallForm& form) {
   constexpr std::int64_t kGap = 64;  // bytes
   CallForm strided = form;
-  for (TensorForm& tensor : strided.tensors) {
-    const std::int64_t gap = kGap / static_cast<std::int64_t>(SizeOf(tensor.dtype));
-    if (tensor.ndim == 4) {
+  for (std::size_t i = 0; i < kCallTensors; ++i) {
+    TensorForm& tensor = strided.tensors[i];
+    const std::int64_t gap = kGap / tensor.element_bytes();
+    if (i == kBias || i == kDbias) {  // rows of keys
+      std::int64_t size = tensor.shape[3];
+      for (const std::size_t axis : {2, 1, 0}) {
+        if (tensor.shape[axis] == 1) continue;  // the stride is 0
+        tensor.strides[axis] = size + gap;
+        size = tensor.shape[axis] * tensor.strides[axis];
+      }
+    } else if (tensor.ndim == 4) {
       const std::int64_t row = tensor.shape[2] * tensor.shape[3] + gap;
       tensor.strides = {tensor.shape[1] * row + 3 * gap, row, tensor.shape[3], 1};
     } else if (tensor.ndim == 3 && tensor.strides[1] == 1) {  // else packed, as the kernel wants it
@@ -97,17 +162,128 @@ CallForm Strided(const CallForm& form) {
   return strided;
 }
 
-CallForm FormOf(bool backward, const KernelRequest& request, const Rectangle& where, const HeadGroup& group,
-                std::int32_t q_step, std::int32_t k_step, cppool_attention_anchor anchor,
-                const ResultForm& results) {
+CallArea::CallArea(const Rectangle& rectangle, cppool_attention_anchor from)
+    : where(rectangle),
+      anchor(from),
+      window_left(WindowsOf(rectangle, from).left),
+      window_right(WindowsOf(rectangle, from).right) {}
+
+CallArea::CallArea(PackedSequences packed)
+    : where(Whole(packed.each)),
+      anchor(packed.anchor),
+      window_left(packed.window_left),
+      window_right(packed.window_right),
+      sequences(std::move(packed.each)) {}
+
+namespace {
+
+// Fills in the forms of one call's tensors.
+class FormFiller {
+ public:
+  FormFiller(const KernelRequest& request, const CallArea& area, const HeadGroup& group, std::int32_t q_step,
+             std::int32_t k_step, const ResultForm& results, CallForm& form)
+      : request_(request), area_(area), group_(group), results_(results), form_(form) {
+    const Rectangle& where = area.where;
+    // Of a batch of one the stride is the one that the next entry would have.
+    queries_ = {where.queries, q_step, where.batch > 1 ? where.q_stride : where.queries * q_step,
+                request.shape.heads, group.heads};
+    keys_ = {where.keys, k_step, where.batch > 1 ? where.k_stride : where.keys * k_step,
+             request.shape.kv_heads, group.kv_heads};
+  }
+
+  Dtype Result(Dtype dtype) const { return results_.fp32 ? Dtype::kFp32 : dtype; }
+  void OfQueries(CallTensor which, std::int64_t dim, Dtype dtype) { Vectors(which, queries_, dim, dtype); }
+  void OfKeys(CallTensor which, std::int64_t dim, Dtype dtype) { Vectors(which, keys_, dim, dtype); }
+
+  // [batch, heads, queries]
+  void PerQuery(CallTensor which) {
+    TensorForm& to = form_.tensors[which];
+    to = {3, {area_.where.batch, queries_.heads, queries_.rows, 0}, {}, Dtype::kFp32};
+    if (results_.packed_lse) {
+      to.strides = {queries_.heads * queries_.rows, queries_.rows, 1, 0};
+    } else {
+      to.strides = {queries_.batch_stride * queries_.all_heads, 1, queries_.step * queries_.all_heads, 0};
+    }
+  }
+
+  void Bias(bool backward) {
+    const BiasExtent& bias = request_.bias_extent;
+    const Rectangle& where = area_.where;
+    TensorForm& to = form_.tensors[kBias];
+    to.ndim = 4;
+    to.dtype = request_.shape.dtypes.bias;
+    const auto axis = [&](std::size_t which, std::int64_t length, std::int64_t stride) {
+      to.shape[which] = stride == 0 ? 1 : length;
+      to.strides[which] = to.shape[which] == 1 ? 0 : stride;
+    };
+    axis(0, where.batch, where.sequence_stride * bias.batch_stride);
+    axis(1, group_.heads, bias.head_stride);
+    axis(2, where.queries, bias.query_stride);
+    axis(3, where.keys, 1);
+    to.strides[3] = 1;
+    if (!backward) return;
+    TensorForm& gradient = form_.tensors[kDbias];  // of this call alone, packed
+    gradient = to;
+    gradient.dtype = Result(request_.shape.dtypes.dbias);
+    std::int64_t size = to.shape[3];
+    for (const std::size_t each : {2, 1, 0}) {
+      gradient.strides[each] = to.shape[each] == 1 ? 0 : size;
+      size *= to.shape[each];
+    }
+  }
+
+  void Packed() {
+    const PackedTables tables = TablesOf(area_.sequences);
+    const auto table = [&](CallTensor which, std::size_t size) {
+      if (size == 0) return;
+      form_.tensors[which] = {1, {static_cast<std::int64_t>(size)}, {1}, Dtype::kFp32, true};
+    };
+    table(kCuSeqlensQ, tables.cu_seqlens_q.size());
+    table(kCuSeqlensKv, tables.cu_seqlens_kv.size());
+    table(kSeqlensQ, tables.seqlens_q.size());
+    table(kSeqlensKv, tables.seqlens_kv.size());
+    form_.batch = static_cast<std::int64_t>(area_.sequences.size());
+    form_.queries = form_.keys = 0;
+    for (const Rectangle& sequence : area_.sequences) {
+      form_.queries = std::max(form_.queries, sequence.queries);
+      form_.keys = std::max(form_.keys, sequence.keys);
+    }
+  }
+
+ private:
+  struct Side {
+    std::int64_t rows, step, batch_stride, all_heads, heads;  // strides in rows
+  };
+
+  // [batch, rows, heads, dim]
+  void Vectors(CallTensor which, const Side& side, std::int64_t dim, Dtype dtype) {
+    const std::int64_t row = side.all_heads * dim;
+    form_.tensors[which] = {4,
+                            {area_.where.batch, side.rows, side.heads, dim},
+                            {side.batch_stride * row, side.step * row, dim, 1},
+                            dtype};
+  }
+
+  const KernelRequest& request_;
+  const CallArea& area_;
+  const HeadGroup& group_;
+  const ResultForm& results_;
+  CallForm& form_;
+  Side queries_, keys_;
+};
+
+}  // namespace
+
+CallForm FormOf(bool backward, const KernelRequest& request, const CallArea& area, const HeadGroup& group,
+                std::int32_t q_step, std::int32_t k_step, const ResultForm& results) {
   const KernelShape& shape = request.shape;
+  const Rectangle& where = area.where;
   CallForm form;
   form.backward = backward;
   form.deterministic = request.deterministic;
-  form.anchor = anchor;
-  const std::int64_t diagonal = anchor == CPPOOL_TOP_LEFT ? 0 : where.keys - where.queries;
-  form.window_left = where.low == -kOpen ? -1 : diagonal - where.low;
-  form.window_right = where.high == kOpen ? -1 : where.high - diagonal;
+  form.anchor = area.anchor;
+  form.window_left = area.window_left;
+  form.window_right = area.window_right;
   form.batch = where.batch;
   form.queries = where.queries;
   form.keys = where.keys;
@@ -117,39 +293,28 @@ CallForm FormOf(bool backward, const KernelRequest& request, const Rectangle& wh
   form.dim_v = shape.dim_v;
   form.scale = shape.scale;
 
-  // Of a batch of one the stride is the one that the next entry would have.
-  const std::int64_t q_rows = where.batch > 1 ? where.q_stride : where.queries * q_step;
-  const std::int64_t k_rows = where.batch > 1 ? where.k_stride : where.keys * k_step;
-  const auto tensor = [&](CallTensor which, bool of_queries, std::int64_t dim, Dtype dtype) {
-    const std::int64_t row = (of_queries ? shape.heads : shape.kv_heads) * dim;
-    form.tensors[which] = {
-        4,
-        {where.batch, of_queries ? where.queries : where.keys, of_queries ? group.heads : group.kv_heads,
-         dim},
-        {(of_queries ? q_rows : k_rows) * row, (of_queries ? q_step : k_step) * row, dim, 1},
-        dtype};
-  };
-  const auto per_query = [&](CallTensor which) {
-    form.tensors[which] = {3, {where.batch, group.heads, where.queries, 0}, {}, Dtype::kFp32};
-    if (results.packed_lse) {
-      form.tensors[which].strides = {group.heads * where.queries, where.queries, 1, 0};
-    } else {
-      form.tensors[which].strides = {q_rows * shape.heads, 1, std::int64_t{q_step} * shape.heads, 0};
-    }
-  };
   const TensorDtypes& dtypes = shape.dtypes;
-  const auto result = [&](Dtype dtype) { return results.fp32 ? Dtype::kFp32 : dtype; };
-  tensor(kQ, true, shape.dim_qk, dtypes.q);
-  tensor(kK, false, shape.dim_qk, dtypes.k);
-  tensor(kV, false, shape.dim_v, dtypes.v);
-  tensor(kOut, true, shape.dim_v, backward ? dtypes.out : result(dtypes.out));
-  per_query(kLse);
-  if (!backward) return form;
-  tensor(kDout, true, shape.dim_v, dtypes.dout);
-  per_query(kDelta);
-  tensor(kDq, true, shape.dim_qk, result(dtypes.dq));
-  tensor(kDk, false, shape.dim_qk, result(dtypes.dk));
-  tensor(kDv, false, shape.dim_v, result(dtypes.dv));
+  FormFiller fill(request, area, group, q_step, k_step, results, form);
+  fill.OfQueries(kQ, shape.dim_qk, dtypes.q);
+  fill.OfKeys(kK, shape.dim_qk, dtypes.k);
+  fill.OfKeys(kV, shape.dim_v, dtypes.v);
+  fill.OfQueries(kOut, shape.dim_v, backward ? dtypes.out : fill.Result(dtypes.out));
+  fill.PerQuery(kLse);
+  if (request.bias == BiasType::kPostScale) fill.Bias(backward);
+  if (request.bias == BiasType::kAlibi) {
+    form.tensors[kAlibiSlopes] = {1, {group.heads}, {1}, Dtype::kFp32};
+    form.alibi_diagonal = where.diagonal + where.q_position - where.k_position;
+  }
+  if (!area.sequences.empty()) fill.Packed();
+  if (!backward) {
+    if (request.max_logit) fill.PerQuery(kMaxLogit);
+    return form;
+  }
+  fill.OfQueries(kDout, shape.dim_v, dtypes.dout);
+  fill.PerQuery(kDelta);
+  fill.OfQueries(kDq, shape.dim_qk, fill.Result(dtypes.dq));
+  fill.OfKeys(kDk, shape.dim_qk, fill.Result(dtypes.dk));
+  fill.OfKeys(kDv, shape.dim_v, fill.Result(dtypes.dv));
   return form;
 }
 

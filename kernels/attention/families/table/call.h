@@ -9,16 +9,44 @@
 #include <vector>
 
 #include "kernels/attention/attention_kernel.h"
+#include "kernels/attention/families/table/packed_sequences.h"
 #include "kernels/attention/families/table/rectangles.h"
 
 namespace cppool::kernels::table {
 
-enum CallTensor { kQ, kK, kV, kOut, kLse, kDout, kDelta, kDq, kDk, kDv, kCallTensors };
+enum CallTensor {
+  kQ,
+  kK,
+  kV,
+  kOut,
+  kLse,
+  kDout,
+  kDelta,
+  kDq,
+  kDk,
+  kDv,
+  kBias,
+  kDbias,
+  kAlibiSlopes,
+  kMaxLogit,
+  kCuSeqlensQ,  // these four: of packed sequences
+  kCuSeqlensKv,
+  kSeqlensQ,
+  kSeqlensKv,
+  kCallTensors
+};
+// As cppool/attention.h names it.
+const char* NameOf(CallTensor tensor);
+// Whether the pass writes it.
+bool Writes(bool backward, CallTensor tensor);
 
 struct TensorForm {
   int ndim = 0;                                    // 0: the call has no such tensor
   std::array<std::int64_t, 4> shape{}, strides{};  // in elements
   Dtype dtype = Dtype::kFp32;
+  bool integers = false;  // int32 in place of the dtype
+
+  std::int64_t element_bytes() const { return integers ? 4 : static_cast<std::int64_t>(SizeOf(dtype)); }
   bool operator==(const TensorForm&) const = default;
 };
 
@@ -27,6 +55,7 @@ struct CallForm {
   bool backward = false, deterministic = false;
   cppool_attention_anchor anchor = CPPOOL_TOP_LEFT;
   std::int64_t window_left = -1, window_right = -1;
+  std::int64_t alibi_diagonal = 0;
   std::int64_t batch = 1, queries = 0, keys = 0;
   std::int64_t heads = 1, kv_heads = 1, dim_qk = 0, dim_v = 0;
   double scale = 1;
@@ -62,7 +91,7 @@ struct HeadGroup {
 // The whole shape as few groups: one, but where an exchange of heads has cut through the query heads of a key/value head.
 std::vector<HeadGroup> HeadGroupsOf(const KernelShape& shape);
 
-// How a kernel wants its lse and delta, and what it writes its results in.
+// How a kernel wants its lse, delta and maxima, and what it writes its results in.
 struct ResultForm {
   bool fp32 = false;        // out and gradients; else as the shape has them
   bool packed_lse = false;  // [batch, heads, queries]; else as rows of the block
@@ -71,10 +100,20 @@ struct ResultForm {
 // The same call on tensors of its own: rows with gaps between them, batches with larger ones.
 CallForm Strided(const CallForm& form);
 
-// The call of one pass for one group of heads of a rectangle: the strides are those of the block's buffers. `anchor` says from which
-// diagonal the rectangle's band is counted.
-CallForm FormOf(bool backward, const KernelRequest& request, const Rectangle& where, const HeadGroup& group,
-                std::int32_t q_step, std::int32_t k_step, cppool_attention_anchor anchor,
-                const ResultForm& results);
+// What one call computes: a rectangle, or several sequences of different lengths.
+struct CallArea {
+  CallArea(const Rectangle& rectangle, cppool_attention_anchor anchor);
+  CallArea(PackedSequences packed);
+  // The whole call: of packed sequences the rows of all, with a batch of 1.
+  Rectangle where;
+  cppool_attention_anchor anchor;
+  std::int64_t window_left, window_right;
+  // Packed: each of them, in the order of their rows on both sides, with a batch of 1. Else empty.
+  std::vector<Rectangle> sequences;
+};
+
+// The call of one pass for one group of heads: the strides are those of the block's buffers.
+CallForm FormOf(bool backward, const KernelRequest& request, const CallArea& area, const HeadGroup& group,
+                std::int32_t q_step, std::int32_t k_step, const ResultForm& results);
 
 }  // namespace cppool::kernels::table

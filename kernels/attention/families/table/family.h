@@ -19,8 +19,11 @@ class TableFamily : public AttentionFamily {
   const char* kernels() const override { return kernel_.name; }
   const char* version() const override { return kernel_.version; }
   const char* name() const override { return "table"; }
-  Capabilities capabilities() const override {
-    return {.continues_softmax = true, .gradients_apart = false, .accumulates_gradients = true};
+  Capabilities capabilities(const KernelRequest&) const override {
+    return {.continues_softmax = true,
+            .gradients_apart = false,
+            .accumulates_gradients = true,
+            .bias_with_gradients = true};
   }
   std::optional<std::string> Refusal(const KernelRequest& request) const override;
   std::unique_ptr<BlockAsker> AskBlocks() const override;

@@ -14,12 +14,14 @@ using Segments = std::vector<Segment>;
 
 constexpr std::int64_t kFar = std::int64_t{1} << 60;
 
-// Whether the rows of the segments, which are in the order of their rows, continue each other.
-bool Continue(const Segments& segments, std::int32_t step) {
-  for (std::size_t i = 1; i < segments.size(); ++i) {
-    if (segments[i].row != segments[i - 1].row + std::int64_t{segments[i - 1].length} * step) return false;
-  }
-  return true;
+// Leaves out the first ones.
+void SkipQueries(Rectangle& from, std::int64_t count, std::int32_t step) {
+  from.q_row += count * step;
+  from.q_position += count;
+}
+void SkipKeys(Rectangle& from, std::int64_t count, std::int32_t step) {
+  from.k_row += count * step;
+  from.k_position += count;
 }
 
 std::int64_t LengthOf(const Segments& segments) {
@@ -86,8 +88,8 @@ Rectangle Trim(Rectangle from, std::int64_t low, std::int64_t high, std::int32_t
   const std::int64_t skip_k = std::max<std::int64_t>(0, low);
   const std::int64_t end_q = std::min(from.queries, from.keys - low);
   const std::int64_t end_k = std::min(from.keys, from.queries + high);
-  from.q_row += skip_q * q_step;
-  from.k_row += skip_k * k_step;
+  SkipQueries(from, skip_q, q_step);
+  SkipKeys(from, skip_k, k_step);
   from.queries = end_q - skip_q;
   from.keys = end_k - skip_k;
   low += skip_q - skip_k;
@@ -99,8 +101,8 @@ Rectangle Trim(Rectangle from, std::int64_t low, std::int64_t high, std::int32_t
 
 class SequenceCutter {
  public:
-  SequenceCutter(const Band& band, std::int32_t q_step, std::int32_t k_step)
-      : band_(band), q_step_(q_step), k_step_(k_step) {}
+  SequenceCutter(const Band& band, std::int32_t q_step, std::int32_t k_step, bool by_position)
+      : band_(band), q_step_(q_step), k_step_(k_step), by_position_(by_position) {}
 
   // The segments of both sides are in the order of their rows.
   std::vector<Rectangle> Cut(Segments queries, Segments keys) {
@@ -128,6 +130,10 @@ class SequenceCutter {
         one.keys = LengthOf(keys);
         one.q_row = queries.front().row;
         one.k_row = keys.front().row;
+        one.sequence = queries.front().sequence;
+        one.q_position = queries.front().position;
+        one.k_position = keys.front().position;
+        one.diagonal = band_.diagonal;
         return {Trim(one, joined->low, joined->high, q_step_, k_step_)};
       }
     }
@@ -151,9 +157,20 @@ class SequenceCutter {
     return first;
   }
 
-  // Where to cut the segments in two: where their rows do not continue each other, as near to the middle as possible;
-  // else between two ranks' parts, which are of two segments each.
-  static Segments::const_iterator MiddleOf(const Segments& segments, std::int32_t step) {
+  // Whether the rows of the segments, which are in the order of their rows, continue each other; the positions too where
+  // they count.
+  bool Continue(const Segments& segments, std::int32_t step) const {
+    for (std::size_t i = 1; i < segments.size(); ++i) {
+      const Segment &last = segments[i - 1], &next = segments[i];
+      if (next.row != last.row + std::int64_t{last.length} * step) return false;
+      if (by_position_ && next.position != last.position + last.length) return false;
+    }
+    return true;
+  }
+
+  // Where to cut the segments in two: where they do not continue each other, as near to the middle as possible; else
+  // between two ranks' parts, which are of two segments each.
+  Segments::const_iterator MiddleOf(const Segments& segments, std::int32_t step) const {
     const auto half = static_cast<std::ptrdiff_t>(segments.size() / 2);
     std::ptrdiff_t best = half > 1 ? half / 2 * 2 : half;
     std::ptrdiff_t distance = -1;
@@ -169,24 +186,34 @@ class SequenceCutter {
 
   const Band band_;
   const std::int32_t q_step_, k_step_;
+  const bool by_position_;
   std::map<Sides, std::vector<Rectangle>> known_;
 };
 
 // Joins equal rectangles of different sequences whose rows are at equal distances.
 class Batcher {
  public:
+  explicit Batcher(bool by_position) : by_position_(by_position) {}
+
   // Rectangles of one sequence, in a fixed order.
   void Add(const std::vector<Rectangle>& rectangles) {
     std::map<Shape, int> seen;
     for (const Rectangle& rectangle : rectangles) {
-      const Shape shape(rectangle.queries, rectangle.keys, rectangle.low, rectangle.high);
+      const Shape shape = ShapeOf(rectangle);
       Add(rectangle, {shape, seen[shape]++});
     }
   }
   std::vector<Rectangle> Take() { return std::move(batches_); }
 
  private:
-  using Shape = std::tuple<std::int64_t, std::int64_t, std::int32_t, std::int32_t>;
+  // What all entries of a batch share.
+  using Shape = std::tuple<std::int64_t, std::int64_t, std::int32_t, std::int32_t, std::int64_t, std::int64_t,
+                           std::int32_t>;
+
+  Shape ShapeOf(const Rectangle& r) const {
+    if (!by_position_) return {r.queries, r.keys, r.low, r.high, 0, 0, 0};
+    return {r.queries, r.keys, r.low, r.high, r.q_position, r.k_position, r.diagonal};
+  }
 
   void Add(const Rectangle& next, const std::pair<Shape, int>& key) {
     const auto found = open_.find(key);
@@ -194,12 +221,16 @@ class Batcher {
       Rectangle& batch = batches_[found->second];
       const std::int64_t q_stride = (next.q_row - batch.q_row) / batch.batch,
                          k_stride = (next.k_row - batch.k_row) / batch.batch;
-      const bool fits = batch.q_row + q_stride * batch.batch == next.q_row &&
-                        batch.k_row + k_stride * batch.batch == next.k_row && q_stride > 0 && k_stride > 0 &&
-                        (batch.batch == 1 || (q_stride == batch.q_stride && k_stride == batch.k_stride));
-      if (fits) {
+      const auto sequences = static_cast<std::int32_t>((next.sequence - batch.sequence) / batch.batch);
+      const bool even = batch.q_row + q_stride * batch.batch == next.q_row &&
+                        batch.k_row + k_stride * batch.batch == next.k_row &&
+                        (!by_position_ || batch.sequence + sequences * batch.batch == next.sequence);
+      const bool as_before = batch.batch == 1 || (q_stride == batch.q_stride && k_stride == batch.k_stride &&
+                                                  (!by_position_ || sequences == batch.sequence_stride));
+      if (even && as_before && q_stride > 0 && k_stride > 0) {
         batch.q_stride = q_stride;
         batch.k_stride = k_stride;
+        batch.sequence_stride = sequences;
         ++batch.batch;
         return;
       }
@@ -208,6 +239,7 @@ class Batcher {
     batches_.push_back(next);
   }
 
+  const bool by_position_;
   std::vector<Rectangle> batches_;
   std::map<std::pair<Shape, int>, std::size_t> open_;  // the last batch of each shape
 };
@@ -225,16 +257,38 @@ Segments Take(const Layout& layout, std::size_t& at, std::int32_t sequence) {
 }  // namespace
 
 std::vector<Rectangle> CutIntoRectangles(const Layout& query, const Layout& key,
-                                         const std::vector<Band>& bands) {
-  Batcher batcher;
+                                         const std::vector<Band>& bands, bool by_position) {
+  Batcher batcher(by_position);
   std::size_t query_at = 0, key_at = 0;
   while (query_at < query.segments.size()) {
     const std::int32_t sequence = query.segments[query_at].sequence;
-    SequenceCutter cutter(bands.at(static_cast<std::size_t>(sequence)), query.row_step, key.row_step);
+    SequenceCutter cutter(bands.at(static_cast<std::size_t>(sequence)), query.row_step, key.row_step,
+                          by_position);
     Segments queries = Take(query, query_at, sequence);
     batcher.Add(cutter.Cut(std::move(queries), Take(key, key_at, sequence)));
   }
   return batcher.Take();
+}
+
+std::vector<Rectangle> Batched(const std::vector<Rectangle>& rectangles) {
+  Batcher batcher(false);
+  for (const Rectangle& rectangle : rectangles) batcher.Add({rectangle});
+  return batcher.Take();
+}
+
+std::vector<Rectangle> Unbatched(const std::vector<Rectangle>& rectangles) {
+  std::vector<Rectangle> entries;
+  for (const Rectangle& rectangle : rectangles) {
+    Rectangle entry = rectangle;
+    entry.batch = 1;
+    entry.q_stride = entry.k_stride = 0;
+    for (std::int64_t b = 0; b < rectangle.batch; ++b) {
+      entries.push_back(entry);
+      entry.q_row += rectangle.q_stride;
+      entry.k_row += rectangle.k_stride;
+    }
+  }
+  return entries;
 }
 
 std::vector<Rectangle> SplitTall(const Rectangle& from, std::int32_t q_step, std::int32_t k_step) {
@@ -245,7 +299,7 @@ std::vector<Rectangle> SplitTall(const Rectangle& from, std::int32_t q_step, std
     first.queries = rest.keys;
     parts.push_back(Trim(first, rest.low, rest.high, q_step, k_step));
     const std::int64_t cut = rest.keys;
-    rest.q_row += cut * q_step;
+    SkipQueries(rest, cut, q_step);
     rest.queries -= cut;
     rest = Trim(rest, rest.low == -kOpen ? -kFar : rest.low + cut,
                 rest.high == kOpen ? kFar : rest.high + cut, q_step, k_step);
@@ -261,7 +315,7 @@ std::vector<Rectangle> SplitSquare(const Rectangle& from, std::int32_t q_step, s
   const auto full = [&](std::int64_t row, std::int64_t queries, std::int64_t keys) {
     if (queries <= 0 || keys <= 0) return;
     Rectangle part = from;
-    part.q_row += row * q_step;
+    SkipQueries(part, row, q_step);
     part.queries = queries;
     part.keys = keys;
     part.high = kOpen;
@@ -270,7 +324,7 @@ std::vector<Rectangle> SplitSquare(const Rectangle& from, std::int32_t q_step, s
   full(side, from.queries - side, from.keys);
   full(0, side, seen_by_all);
   Rectangle square = from;
-  square.k_row += seen_by_all * k_step;
+  SkipKeys(square, seen_by_all, k_step);
   square.queries = square.keys = side;
   parts.push_back(Trim(square, -kFar, 0, q_step, k_step));
   return parts;

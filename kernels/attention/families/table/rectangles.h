@@ -19,17 +19,30 @@ struct Rectangle {
   std::int64_t q_row = 0, k_row = 0;
   std::int64_t batch = 1;
   std::int64_t q_stride = 0, k_stride = 0;  // 0 with a batch of 1
+  // Of rectangles that are cut by position: entry b is of sequence `sequence` + b * `sequence_stride`; query i is at
+  // position q_position + i, key j at k_position + j; `diagonal` is that of the sequences' bands. Of others these mean
+  // nothing.
+  std::int32_t sequence = 0, sequence_stride = 0;
+  std::int64_t q_position = 0, k_position = 0;
+  std::int32_t diagonal = 0;
 
   bool full() const { return low == -kOpen && high == kOpen; }
-  bool operator==(const Rectangle&) const = default;
 };
 
 // Rectangles that hold every visible pair once and no other pair; few of them. Segments whose rows continue each other
 // share one where a single band says what is visible, wherever their positions are: under a causal mask all of a
 // rank's own block of DualChunkSwap is one, and so is each other block of a ring. Equal rectangles of different
 // sequences at equal distances are one with a batch.
+//
+// `by_position`: for what is added to the logits, by position. The positions of a rectangle's rows then continue each
+// other too, which takes more rectangles.
 std::vector<Rectangle> CutIntoRectangles(const Layout& query, const Layout& key,
-                                         const std::vector<Band>& bands);
+                                         const std::vector<Band>& bands, bool by_position = false);
+
+// Equal rectangles at equal distances, in the order of their rows, joined as CutIntoRectangles does.
+std::vector<Rectangle> Batched(const std::vector<Rectangle>& rectangles);
+// The reverse: rectangles with a batch of 1.
+std::vector<Rectangle> Unbatched(const std::vector<Rectangle>& rectangles);
 
 // The same pairs as more rectangles, for kernels that do not take the one; empty where that changes nothing. The steps
 // are those of the layouts.

@@ -3,6 +3,18 @@
 #include <algorithm>
 
 namespace cppool::kernels::table {
+namespace {
+
+// The most elements of a bias that one rectangle covers. Its entries share no rows.
+std::int64_t MostBias(const KernelRequest& request, std::int64_t rows_q, std::int64_t rows_kv) {
+  const BiasExtent& bias = request.bias_extent;
+  const std::int64_t heads = bias.head_stride == 0 ? 1 : request.shape.heads;
+  const std::int64_t keys = std::min(bias.keys, rows_kv);
+  if (bias.query_stride == 0) return heads * (bias.batch_stride == 0 ? keys : rows_kv);
+  return heads * keys * (bias.batch_stride == 0 ? std::min(bias.queries, rows_q) : rows_q);
+}
+
+}  // namespace
 
 Scratch::Scratch(const KernelRequest& request, std::int64_t rows_q, std::int64_t rows_kv, void* base) {
   const KernelShape& shape = request.shape;
@@ -17,6 +29,10 @@ Scratch::Scratch(const KernelRequest& request, std::int64_t rows_q, std::int64_t
   take(lse, vectors_q);
   take(out, vectors_q * shape.dim_v);
   take(out_sum, vectors_q * shape.dim_v);
+  if (request.max_logit) {
+    take(row_max, vectors_q);
+    take(packed_max, vectors_q);
+  }
   bytes_ = at;
   if (!request.training) return;
   at = shared;
@@ -27,6 +43,7 @@ Scratch::Scratch(const KernelRequest& request, std::int64_t rows_q, std::int64_t
   take(dk_sum, vectors_kv * shape.dim_qk);
   take(dv, vectors_kv * shape.dim_v);
   take(dv_sum, vectors_kv * shape.dim_v);
+  if (request.bias == BiasType::kPostScale) take(dbias, MostBias(request, rows_q, rows_kv));
   bytes_ = std::max(bytes_, at);
 }
 

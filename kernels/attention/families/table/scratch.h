@@ -19,6 +19,8 @@ struct Scratch {
   float* out_sum = nullptr;     // the same, fp32
   float* lse = nullptr;         // [rows_q, heads]
   float* packed_lse = nullptr;  // as many
+  float* row_max = nullptr;     // likewise, with max_logit
+  float* packed_max = nullptr;
   // Backward.
   float* packed_delta = nullptr;  // [rows_q, heads]
   void* dq = nullptr;             // [rows_q, heads, dim_qk]
@@ -27,6 +29,7 @@ struct Scratch {
   float* dq_sum = nullptr;        // the same, fp32
   float* dk_sum = nullptr;
   float* dv_sum = nullptr;
+  void* dbias = nullptr;  // of one call, with a bias
 
  private:
   std::size_t bytes_ = 0;

@@ -1,5 +1,6 @@
-// One thread per element, with two exceptions: the gradient of the softmax offset has a block of threads per head, which loops over the
-// rows and adds the sums of its threads in a fixed tree; the merge of partial outputs has a warp per vector.
+// One thread per element, with these exceptions: the gradient of the softmax offset has a block of threads per head, which loops over the
+// rows and adds the sums of its threads in a fixed tree; the maxima of columns have a block per column; the merge of partial outputs has
+// a warp per vector.
 #include "kernels/attention/tensor_ops/cuda/sums.h"
 
 #include <algorithm>
@@ -131,6 +132,36 @@ __global__ void __launch_bounds__(kThreads)
   to[column] = sum;
 }
 
+__device__ __forceinline__ float MaxOrNan(float a, float b) { return b > a || isnan(b) ? b : a; }
+
+__global__ void __launch_bounds__(kGradientThreads)
+    MaxRowsKernel(const float* from, std::int64_t rows, std::int64_t columns, float* to) {
+  const std::int64_t column = blockIdx.x;
+  float most = -INFINITY;
+  for (std::int64_t row = threadIdx.x; row < rows; row += kGradientThreads)
+    most = MaxOrNan(most, from[row * columns + column]);
+  __shared__ float maxima[kGradientThreads];
+  maxima[threadIdx.x] = most;
+  for (int half = kGradientThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) maxima[threadIdx.x] = MaxOrNan(maxima[threadIdx.x], maxima[threadIdx.x + half]);
+  }
+  if (threadIdx.x == 0) to[column] = MaxOrNan(to[column], maxima[0]);
+}
+
+template <typename From>
+__global__ void __launch_bounds__(kThreads) AddStridedKernel(const StridedSum sum, std::int64_t count) {
+  std::int64_t i = Element(), from = 0, to = 0;
+  if (i >= count) return;
+  for (int axis = 3; axis >= 0; --axis) {  // the last one is the fastest
+    const std::int64_t at = i % sum.extent[axis];
+    i /= sum.extent[axis];
+    from += at * sum.from_strides[axis];
+    to += at * sum.to_strides[axis];
+  }
+  sum.to[to] += ElementToFloat(static_cast<const From*>(sum.from.data)[from]);
+}
+
 }  // namespace
 
 void LaunchAddOffset(std::int64_t rows, int heads, const float* lse, const float* offset, float* total,
@@ -182,6 +213,22 @@ void LaunchCopyStrided(const StridedCopy& copy, cudaStream_t stream) {
   CheckCuda(cudaGetLastError(), "launching a strided copy");
 }
 
+void LaunchMaxRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
+                   cudaStream_t stream) {
+  if (columns == 0) return;
+  MaxRowsKernel<<<static_cast<unsigned>(columns), kGradientThreads, 0, stream>>>(from, rows, columns, to);
+  CheckCuda(cudaGetLastError(), "launching the maxima of columns");
+}
+
+void LaunchAddStrided(const StridedSum& sum, cudaStream_t stream) {
+  const std::int64_t count = sum.extent[0] * sum.extent[1] * sum.extent[2] * sum.extent[3];
+  if (count == 0) return;
+  WithType(sum.from.dtype, [&]<typename From>(From) {
+    AddStridedKernel<From><<<BlocksFor(count, kThreads), kThreads, 0, stream>>>(sum, count);
+  });
+  CheckCuda(cudaGetLastError(), "launching a strided addition");
+}
+
 void LaunchSumRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
                    cudaStream_t stream) {
   if (columns == 0) return;
@@ -199,9 +246,11 @@ void LoadSums() {
   load(reinterpret_cast<const void*>(&FillKernel));
   load(reinterpret_cast<const void*>(&SumRowsKernel));
   load(reinterpret_cast<const void*>(&CopyStridedKernel));
+  load(reinterpret_cast<const void*>(&MaxRowsKernel));
   for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16, Dtype::kFp32}) {
     WithType(dtype, [&]<typename From>(From) {
       load(reinterpret_cast<const void*>(&AccumulateKernel<From>));
+      load(reinterpret_cast<const void*>(&AddStridedKernel<From>));
       for (const Dtype out_dtype : {Dtype::kFp16, Dtype::kBf16, Dtype::kFp32})
         WithType(out_dtype,
                  [&]<typename Out>(Out) { load(reinterpret_cast<const void*>(&MergeKernel<From, Out>)); });

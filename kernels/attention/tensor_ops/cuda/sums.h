@@ -28,6 +28,9 @@ void LaunchFill(float* to, float value, std::int64_t count, cudaStream_t stream)
 void LaunchAccumulate(Dtype dtype, const void* from, float* to, std::int64_t count, bool first,
                       cudaStream_t stream);
 void LaunchCopyStrided(const StridedCopy& copy, cudaStream_t stream);
+void LaunchAddStrided(const StridedSum& sum, cudaStream_t stream);
+void LaunchMaxRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
+                   cudaStream_t stream);
 void LaunchSumRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
                    cudaStream_t stream);
 

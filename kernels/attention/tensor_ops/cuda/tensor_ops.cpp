@@ -67,8 +67,17 @@ class CudaTensorOps : public TensorOps {
     LaunchSumRows(from, rows, columns, to, AsCuda(stream));
   }
 
+  void MaxRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
+               cppool_stream stream) override {
+    LaunchMaxRows(from, rows, columns, to, AsCuda(stream));
+  }
+
   void CopyStrided(const StridedCopy& copy, cppool_stream stream) override {
     LaunchCopyStrided(copy, AsCuda(stream));
+  }
+
+  void AddStrided(const StridedSum& sum, cppool_stream stream) override {
+    LaunchAddStrided(sum, AsCuda(stream));
   }
 
   void Round(const float* from, TensorOut to, std::int64_t count, cppool_stream stream) override {

@@ -191,6 +191,39 @@ class HostTensorOps : public TensorOps {
     });
   }
 
+  void MaxRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
+               cppool_stream stream) override {
+    Enqueue(runtime_, stream, [=] {
+      for (std::int64_t row = 0; row < rows; ++row) {
+        for (std::int64_t i = 0; i < columns; ++i) {
+          const float value = from[row * columns + i];
+          if (value > to[i] || std::isnan(value)) to[i] = value;
+        }
+      }
+    });
+  }
+
+  void AddStrided(const StridedSum& sum, cppool_stream stream) override {
+    Enqueue(runtime_, stream, [sum] {
+      const auto& [extent, from, from_strides, to, to_strides] = sum;
+      DispatchDtype(from.dtype, [&](auto type) {
+        const auto* in = static_cast<const typename decltype(type)::Bits*>(from.data);
+        const auto at = [](const std::int64_t* strides, std::int64_t a, std::int64_t b, std::int64_t c) {
+          return a * strides[0] + b * strides[1] + c * strides[2];
+        };
+        for (std::int64_t a = 0; a < extent[0]; ++a) {
+          for (std::int64_t b = 0; b < extent[1]; ++b) {
+            for (std::int64_t c = 0; c < extent[2]; ++c) {
+              const std::int64_t source = at(from_strides, a, b, c), target = at(to_strides, a, b, c);
+              for (std::int64_t d = 0; d < extent[3]; ++d)
+                to[target + d * to_strides[3]] += decltype(type)::ToFloat(in[source + d * from_strides[3]]);
+            }
+          }
+        }
+      });
+    });
+  }
+
   void CopyStrided(const StridedCopy& copy, cppool_stream stream) override {
     Enqueue(runtime_, stream, [copy] {
       const auto& [extent, from, from_strides, to, to_strides, factor] = copy;

@@ -21,7 +21,7 @@ namespace cppool::kernels {
 
 class TensorOps;
 
-// What a family's kernels do beyond one block by itself. Schedules read these and use a general way without them, so a
+// What the kernels of a request do beyond one block by itself. Schedules read these and use a general way without them, so a
 // kernel that has none runs under every schedule.
 //
 // Every family takes layouts whose segments lie anywhere in their sequences. A kernel that only knows rectangular calls
@@ -35,6 +35,8 @@ struct Capabilities {
   bool gradients_apart = false;
   // Backward adds to fp32 accumulators. Without it a block's gradients come in their dtype and TensorOps adds them.
   bool accumulates_gradients = false;
+  // Backward adds dbias too. Without it BackwardBias does, in a call of its own.
+  bool bias_with_gradients = false;
 };
 
 // Asks a family about blocks of queries and keys, without a device. Remembers what it can use again.
@@ -53,7 +55,8 @@ class AttentionFamily {
   virtual const char* kernels() const = 0;  // whose kernels these are: "cppool"
   virtual const char* version() const = 0;
   virtual const char* name() const = 0;  // of the family: "host", "sm80"
-  virtual Capabilities capabilities() const = 0;
+  // For a request that it does not refuse: its kernels may differ in what they can do.
+  virtual Capabilities capabilities(const KernelRequest& request) const = 0;
 
   // Why the family cannot do this, in words that name the parameter and what there is; nothing when it can.
   virtual std::optional<std::string> Refusal(const KernelRequest& request) const = 0;
@@ -85,6 +88,9 @@ FamilyChoice ChooseFamily(std::string_view backend, const KernelRequest& request
 
 // What a case of `spec` asks of a kernel, all heads at once.
 KernelRequest RequestOf(const AttentionSpec& spec);
+
+// Of the bias tensor of `spec`.
+BiasExtent ExtentOfBias(const AttentionSpec& spec);
 
 // What a rank computes with.
 struct RankKernels {

@@ -34,11 +34,20 @@ struct KernelShape {
   float scale = 1;
 };
 
+// Where the elements of a bias tensor are, which is whole on every rank: element (sequence, head of all, query position,
+// key position).
+struct BiasExtent {
+  std::int64_t batch_stride = 0, head_stride = 0, query_stride = 0;  // in elements; 0 where it is broadcast
+  std::int64_t queries = 0, keys = 0;                                // lengths of the last two axes
+  std::int64_t elements = 0;
+};
+
 // Everything that decides whether a kernel can do a case, and how much memory it takes.
 struct KernelRequest {
   KernelShape shape;
   bool training = true;  // Backward is called too
   BiasType bias = BiasType::kNone;
+  BiasExtent bias_extent;  // of kPostScale
   bool max_logit = false;
   bool deterministic = false;    // the same bits on every run
   std::optional<Fp8Recipe> fp8;  // calls cast P and dS as their arguments say
@@ -108,6 +117,14 @@ struct GradientPass {
   bool last = true;
 };
 
+// dbias in fp32, which a block's part is added to: element (sequence, head here, query position, key position), strides
+// as in BiasArgs, the pointer to the first head here. Where query_stride is 0 the part is summed over the queries, and
+// the other two strides are not 0.
+struct BiasGradient {
+  float* sum = nullptr;
+  std::int64_t batch_stride = 0, head_stride = 0, query_stride = 0;
+};
+
 // Gradients of one block, exact parts of the whole sum: from the final lse and delta of the whole row. dq has its own
 // pass, and dk and dv have one, since their blocks come in different orders.
 //
@@ -130,14 +147,8 @@ struct BackwardArgs {
   float* dk_accumulator = nullptr;  // [rows_kv, kv_heads, dim_qk]
   float* dv_accumulator = nullptr;  // [rows_kv, kv_heads, dim_v]
   TensorOut dq, dk, dv;
+  BiasGradient dbias;         // only with Capabilities::bias_with_gradients; NULL: there is none
   void* workspace = nullptr;  // as in ForwardArgs
-};
-
-// dbias in fp32, where BackwardBias adds: element (sequence, head here, query position, key position), strides as in
-// BiasArgs, the pointer to the first head here.
-struct BiasGradient {
-  float* sum = nullptr;
-  std::int64_t batch_stride = 0, head_stride = 0, query_stride = 0;
 };
 
 class AttentionKernel {
@@ -163,8 +174,8 @@ class AttentionKernel {
   virtual void AllowTrials() {}
   virtual void SetTrial(CallTrial*) {}
 
-  // Adds the gradient of the logits to dbias: sums over sequences and heads where their strides are 0; where
-  // query_stride is 0 both of them must be there, and it sums over queries.
+  // Adds the gradient of the logits to dbias: sums over sequences and heads where their strides are 0. Not called with
+  // Capabilities::bias_with_gradients.
   virtual void BackwardBias(const KernelShape&, const BackwardArgs&, const BiasGradient&, cppool_stream) = 0;
 };
 

@@ -4,6 +4,7 @@
 
 #include <cppool/runtime.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -12,16 +13,29 @@
 
 namespace cppool::kernels {
 
-// `batch` times `rows` stretches of `row_bytes` bytes; strides in bytes.
+// `batch` times `rows` stretches of `row_bytes` bytes, from `offset` on; offset and strides in bytes.
+struct TrialRows {
+  std::int64_t offset = 0;
+  std::int64_t batch = 1, rows = 0, row_bytes = 0;
+  std::int64_t batch_stride = 0, row_stride = 0;
+};
+
+// A tensor is one or more such stretches of rows; what lies between them is not its own.
 struct TrialTensor {
   const char* name = "";
   bool written = false;  // else read
   void* data = nullptr;
-  std::int64_t batch = 1, rows = 0, row_bytes = 0;
-  std::int64_t batch_stride = 0, row_stride = 0;
+  std::vector<TrialRows> parts;
 
   // Bytes from the first to the last one, both included.
-  std::int64_t extent() const { return (batch - 1) * batch_stride + (rows - 1) * row_stride + row_bytes; }
+  std::int64_t extent() const {
+    std::int64_t bytes = 0;
+    for (const TrialRows& p : parts) {
+      bytes = std::max(bytes,
+                       p.offset + (p.batch - 1) * p.batch_stride + (p.rows - 1) * p.row_stride + p.row_bytes);
+    }
+    return bytes;
+  }
 };
 
 struct TrialCall {
@@ -31,7 +45,7 @@ struct TrialCall {
   // Enqueues the call with each tensor, in their order, at `data`, and this workspace.
   using Run = std::function<void(const std::vector<void*>& data, void* workspace)>;
   Run run;
-  // The same call with the strides of these tensors. Empty: the kernel does not take it.
+  // The same call with the strides of these tensors, which have as many parts of the same sizes. Empty: the kernel does not take it.
   std::vector<TrialTensor> strided_tensors;
   Run run_strided;
 };

@@ -144,7 +144,7 @@ class CheckKernels {
 
   // All in one kernel, at most kMostCopies. With a `delay` each element is copied so much later, and on GPUs that can
   // start a kernel before the one in front of it has ended (programmatic dependent launch) the next one may start at once.
-  static constexpr std::size_t kMostCopies = 10;
+  static constexpr std::size_t kMostCopies = 40;
   virtual void CopyRows(const std::vector<RowsCopy>& copies, std::chrono::nanoseconds delay,
                         cppool_stream) = 0;
 

@@ -40,15 +40,12 @@ class KernelLibrary {
 // dlopen returns what a path had when it was opened first. Without one, a file that has changed since is refused.
 const KernelLibrary& OpenKernelLibrary(const std::string& path, const std::string& copy = "");
 
-// Kernels by the words of a request: "cudnn" (the module libcppool_cudnn.so), a path, or a path and a kernel's name with a
-// comma between. `copy`: of the library at this path, as for OpenKernelLibrary.
+// The kernel `name` of the library at `path`; with an empty path "cudnn", of its module libcppool_cudnn.so. Throws LibraryError. `copy`: of the library at this path, as for OpenKernelLibrary.
 struct NamedKernels {
   const AttentionFamily* family = nullptr;
   const KernelLibrary* library = nullptr;
 };
-NamedKernels FindKernels(const std::string& words, std::string_view backend, const std::string& copy = "");
-
-// The path in such words; empty: they name no library ("cppool", "cudnn").
-std::string LibraryPathOf(const std::string& words);
+NamedKernels FindKernels(std::string path, const std::string& name, std::string_view backend,
+                         const std::string& copy = "");
 
 }  // namespace cppool::kernels

@@ -55,6 +55,15 @@ struct StridedCopy {
   float factor = 1;  // to = factor * from
 };
 
+// Elements added to fp32 ones at a place of different strides, which are in elements.
+struct StridedSum {
+  std::int64_t extent[4] = {};
+  TensorRef from;
+  std::int64_t from_strides[4] = {};
+  float* to = nullptr;  // no two elements go to the same one
+  std::int64_t to_strides[4] = {};
+};
+
 class TensorOps {
  public:
   virtual ~TensorOps() = default;
@@ -83,7 +92,11 @@ class TensorOps {
   // to[column] = sum over rows of from[row][column].
   virtual void SumRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
                        cppool_stream) = 0;
+  // to[column] = the largest of it and all from[row][column]; NaN if any is.
+  virtual void MaxRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
+                       cppool_stream) = 0;
   virtual void CopyStrided(const StridedCopy&, cppool_stream) = 0;
+  virtual void AddStrided(const StridedSum&, cppool_stream) = 0;
   virtual void Round(const float* from, TensorOut to, std::int64_t count, cppool_stream) = 0;
 
   // (accumulator, lse) := (accumulator, lse) merged with (part, part_lse), in fp32, shifted by the larger lse.

@@ -19,43 +19,48 @@ bool Whole(bool first, bool last) { return first && last; }
 
 class LimitedPlan : public BlockPlan {
  public:
-  LimitedPlan(std::unique_ptr<BlockPlan> host, std::size_t workspace)
-      : host_(std::move(host)), workspace_(workspace) {}
+  LimitedPlan(std::unique_ptr<BlockPlan> host, std::size_t workspace, Capabilities can)
+      : host_(std::move(host)), workspace_(workspace), can_(can) {}
   std::int64_t pairs() const override { return host_->pairs(); }
   const BlockPlan* host() const { return host_.get(); }
   std::size_t workspace() const { return workspace_; }
+  const Capabilities& can() const { return can_; }
 
  private:
   std::unique_ptr<BlockPlan> host_;
   std::size_t workspace_;
+  Capabilities can_;
 };
 
 class LimitedKernel : public AttentionKernel {
  public:
   LimitedKernel(const AttentionFamily& family, cppool_runtime* runtime)
-      : family_(family), can_(family.capabilities()), rt_(runtime), host_(host::HostFamily().Open(runtime)) {}
+      : family_(family), rt_(runtime), host_(host::HostFamily().Open(runtime)) {}
 
   void Load(const KernelRequest& request) override { host_->Load(request); }
 
   std::unique_ptr<BlockPlan> Plan(const KernelRequest& request, const Layout& query, const Layout& key,
                                   const std::vector<Band>& bands, cppool_stream stream) override {
     return std::make_unique<LimitedPlan>(host_->Plan(request, query, key, bands, stream),
-                                         family_.WorkspaceBytes(request, query.rows, key.rows));
+                                         family_.WorkspaceBytes(request, query.rows, key.rows),
+                                         family_.capabilities(request));
   }
 
   void Forward(const KernelShape& shape, const ForwardArgs& args, cppool_stream stream) override {
-    if (!can_.continues_softmax && (!Whole(args.first, args.last) || args.softmax_offset))
+    const Capabilities can = CanOf(args.plan);
+    if (!can.continues_softmax && (!Whole(args.first, args.last) || args.softmax_offset))
       Beyond("continues a softmax");
     ForwardArgs call = args;
     call.plan = Use(args.plan, args.workspace, stream);
-    if (!can_.continues_softmax) call.accumulator = nullptr;
+    if (!can.continues_softmax) call.accumulator = nullptr;
     host_->Forward(shape, call, stream);
   }
 
   void Backward(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
-    if (!can_.gradients_apart && !(args.query.wanted && args.key.wanted))
+    const Capabilities can = CanOf(args.plan);
+    if (!can.gradients_apart && !(args.query.wanted && args.key.wanted))
       Beyond("requests dq without dk and dv, or the reverse");
-    if (!can_.accumulates_gradients &&
+    if (!can.accumulates_gradients &&
         !(Whole(args.query.first, args.query.last) && Whole(args.key.first, args.key.last)))
       Beyond("adds to gradients");
     BackwardArgs call = args;
@@ -71,6 +76,7 @@ class LimitedKernel : public AttentionKernel {
   }
 
  private:
+  static Capabilities CanOf(const BlockPlan* plan) { return dynamic_cast<const LimitedPlan&>(*plan).can(); }
   // Returns the host's plan, and fills the whole workspace with NaN.
   const BlockPlan* Use(const BlockPlan* plan, void* workspace, cppool_stream stream) {
     const auto& limited = dynamic_cast<const LimitedPlan&>(*plan);
@@ -80,7 +86,6 @@ class LimitedKernel : public AttentionKernel {
   }
 
   const AttentionFamily& family_;
-  Capabilities can_;
   cppool_runtime* rt_;
   std::unique_ptr<AttentionKernel> host_;
 };

@@ -1,22 +1,29 @@
 // The host's kernels with restricted capabilities, to test the fallbacks of the schedules.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <utility>
 
 #include "kernels/attention/attention_family.h"
 
 namespace cppool::test {
 
-// A family with the host's kernels that reports `capabilities`. A call that needs other capabilities throws, and so does a call without
-// the workspace of WorkspaceBytes, which every call overwrites.
+// A family with the host's kernels that reports `capabilities`, or what `of` says of a request. A call that needs other
+// capabilities throws, and so does a call without the workspace of WorkspaceBytes, which every call overwrites.
 class LimitedFamily : public kernels::AttentionFamily {
  public:
-  explicit LimitedFamily(kernels::Capabilities capabilities) : capabilities_(capabilities) {}
+  using CapabilitiesOf = std::function<kernels::Capabilities(const kernels::KernelRequest&)>;
+  explicit LimitedFamily(kernels::Capabilities capabilities)
+      : of_([capabilities](const kernels::KernelRequest&) { return capabilities; }) {}
+  explicit LimitedFamily(CapabilitiesOf of) : of_(std::move(of)) {}
 
   const char* kernels() const override { return "test"; }
   const char* version() const override { return "1"; }
   const char* name() const override { return "limited"; }
-  kernels::Capabilities capabilities() const override { return capabilities_; }
+  kernels::Capabilities capabilities(const kernels::KernelRequest& request) const override {
+    return of_(request);
+  }
   std::optional<std::string> Refusal(const kernels::KernelRequest& request) const override;
   std::size_t WorkspaceBytes(const kernels::KernelRequest& request, std::int64_t rows_q,
                              std::int64_t rows_kv) const override;
@@ -25,7 +32,7 @@ class LimitedFamily : public kernels::AttentionFamily {
   std::unique_ptr<kernels::AttentionKernel> Open(cppool_runtime* runtime) const override;
 
  private:
-  kernels::Capabilities capabilities_;
+  CapabilitiesOf of_;
 };
 
 }  // namespace cppool::test

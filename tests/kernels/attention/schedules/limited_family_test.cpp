@@ -1,11 +1,14 @@
 // Every schedule with families that lack capabilities: the schedules then merge partial outputs, add the gradients of blocks, and
 // compute dq, dk and dv in one call.
+#include "tests/kernels/attention/schedules/limited_family.h"
+
 #include <cstdint>
 #include <functional>
 
+#include "kernels/attention/schedules/all_gather.h"
 #include "tests/catch.h"
 #include "tests/kernels/attention/schedules/host_world.h"
-#include "tests/kernels/attention/schedules/limited_family.h"
+#include "tests/kernels/attention/schedules/variations.h"
 
 namespace {
 
@@ -19,47 +22,19 @@ constexpr Capabilities kAlmost[] = {
     {.continues_softmax = true, .gradients_apart = true, .accumulates_gradients = false},
 };
 
-void WithEverySchedule(HostWorld& world, const std::function<void(AttentionSpec&)>& vary) {
-  for (const CpCommType comm : kComms) {
-    if (!Possible(comm, world.size())) continue;
-    AttentionSpec spec = Small(world.size(), comm);
-    vary(spec);
-    world.RequireAllHold(spec);
-  }
-}
-
 // Runs cases with GQA, windows, causal and no mask, unequal lengths, both dtypes, packed and padded sequences, a softmax offset, biases
 // and max_logit.
 void RunFeatures(HostWorld& world) {
   const int size = world.size();
   WithEverySchedule(world, [](AttentionSpec&) {});
-  WithEverySchedule(world, [&](AttentionSpec& spec) {
-    spec.mask = AttnMaskType::kNoMask;
-    spec.kv_heads = 2;
-    spec.dtypes = TensorDtypes(Dtype::kFp16);
-    spec.dim_qk = 128;
-    spec.seqlen_q = 6 * size;
-    spec.seqlen_kv = 10 * size;
-  });
+  WithEverySchedule(world, [&](AttentionSpec& spec) { UnequalGqa(spec, size); });
+  WithEverySchedule(world, NarrowWindow);
   WithEverySchedule(world, [](AttentionSpec& spec) {
-    spec.window_left = 5;
-    spec.kv_heads = 1;
-    spec.format = QkvFormat::kSbhd;
-  });
-  WithEverySchedule(world, [](AttentionSpec& spec) {
-    spec.format = QkvFormat::kThd;
-    spec.pad_between_seqs = true;
-    spec.batch = 5;
-    spec.mask = AttnMaskType::kPaddingCausal;
-    spec.softmax = SoftmaxType::kLearnable;
+    PackedAndPadded(spec);
     spec.max_logit = true;
-    spec.kv_heads = 2;
   });
   WithEverySchedule(world, [&](AttentionSpec& spec) {
-    spec.mask = AttnMaskType::kCausalBottomRight;  // rows that see no key
-    spec.seqlen_q = 18 * size;
-    spec.seqlen_kv = 4 * size;
-    spec.softmax = SoftmaxType::kOffByOne;
+    BlindQueries(spec, size);
     spec.bias = BiasType::kAlibi;
   });
   WithEverySchedule(world, [](AttentionSpec& spec) {
@@ -86,6 +61,22 @@ TEST_CASE("a family that lacks one capability runs every schedule") {
   const LimitedFamily family(kAlmost[GENERATE(0, 1, 2)]);
   HostWorld world(GENERATE(2, 4));
   world.UseFamily(family);
+  RunFeatures(world);
+}
+
+// As the family "sm90", which hands a bias to kernels of another family.
+TEST_CASE("a family whose capabilities depend on the request runs every schedule by the request's") {
+  constexpr Capabilities kJoint = kAlmost[1], kApart{true, true, true};
+  const LimitedFamily family(
+      [=](const KernelRequest& request) { return request.bias == BiasType::kNone ? kJoint : kApart; });
+  HostWorld world(2);
+  world.UseFamily(family);
+  for (const BiasType bias : {BiasType::kNone, BiasType::kAlibi}) {
+    CAPTURE(static_cast<int>(bias));
+    AttentionSpec spec = Small(2, CpCommType::kAllGather);
+    spec.bias = bias;
+    CHECK(AllGatherUse(spec, family, 2, 0).joint() == (bias == BiasType::kNone));
+  }
   RunFeatures(world);
 }
 

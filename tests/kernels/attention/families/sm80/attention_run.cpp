@@ -172,7 +172,7 @@ Outputs Run(const Device& device, const Problem& problem, const Inputs& inputs,
   args.dq = {dq.get(), dtype}, args.dk = {dk.get(), dtype}, args.dv = {dv.get(), dtype};
   // A family whose kernels make all gradients of a block at once is asked for both sides: first of the blocks of keys,
   // whose dk and dv the blocks of queries then make again.
-  const bool apart = device.family().capabilities().gradients_apart;
+  const bool apart = device.family().capabilities(request).gradients_apart;
   const std::size_t workspace_bytes =
       device.family().WorkspaceBytes(request, problem.query.rows, problem.key.rows);
   const Buffer workspace = Poisoned(device, workspace_bytes / sizeof(float) + 1, Dtype::kFp32);

@@ -234,7 +234,7 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
   };
   const auto run_backward = [&] { kernel.Backward(shape, backward, device.stream()); };
   const auto run_fixed = [&] { kernel.Backward(shape, fixed, device.stream()); };
-  const bool apart = device.family().capabilities().gradients_apart;
+  const bool apart = device.family().capabilities(RequestOf(problem)).gradients_apart;
   run_forward(), run_delta(), run_backward();
   device.Wait();
   const Outputs got{ToHost(device, out, in.dout.size(), dtype),

@@ -1,5 +1,6 @@
 // Rectangles against brute force, over random layouts and bands and over those of the schedules.
 #include "kernels/attention/families/table/rectangles.h"
+#include "kernels/attention/families/table/packed_sequences.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -119,6 +120,51 @@ std::vector<Rectangle> SplitAll(const std::vector<Rectangle>& rectangles, Split&
   return parts;
 }
 
+// Rectangles that are cut by position say for every pair which tokens it is of.
+void CheckPositions(const std::vector<Rectangle>& rectangles, const Layout& query, const Layout& key,
+                    const std::vector<Band>& bands) {
+  const std::vector<Token> queries = TokensOf(query), keys = TokensOf(key);
+  bool right = true;
+  for (const Rectangle& r : rectangles) {
+    for (std::int64_t b = 0; b < r.batch; ++b) {
+      const std::int64_t sequence = r.sequence + b * r.sequence_stride;
+      right = right && r.diagonal == bands[static_cast<std::size_t>(sequence)].diagonal;
+      const auto is = [&](const std::vector<Token>& tokens, std::int64_t row, std::int64_t position) {
+        const Token& token = tokens[static_cast<std::size_t>(row)];
+        right = right && token.sequence == sequence && token.position == position;
+      };
+      for (std::int64_t i = 0; i < r.queries; ++i)
+        is(queries, r.q_row + b * r.q_stride + i * query.row_step, r.q_position + i);
+      for (std::int64_t j = 0; j < r.keys; ++j)
+        is(keys, r.k_row + b * r.k_stride + j * key.row_step, r.k_position + j);
+    }
+  }
+  REQUIRE(right);
+}
+
+// Packed sequences under one pair of windows see what their rectangles say, and share no rows.
+void CheckPacked(const std::vector<Rectangle>& rectangles, const Layout& query, const Layout& key,
+                 const Pairs& wanted) {
+  for (const cppool_attention_anchor anchor : {CPPOOL_TOP_LEFT, CPPOOL_BOTTOM_RIGHT}) {
+    std::vector<Rectangle> all;
+    bool right = true;
+    for (const PackedSequences& packed : Pack(rectangles, anchor)) {
+      std::int64_t q_end = 0, k_end = 0;
+      for (Rectangle r : packed.each) {
+        right = right && r.batch == 1 && r.q_row >= q_end && r.k_row >= k_end;
+        q_end = r.q_row + r.queries;
+        k_end = r.k_row + r.keys;
+        const auto diagonal = static_cast<std::int32_t>(anchor == CPPOOL_TOP_LEFT ? 0 : r.keys - r.queries);
+        r.low = packed.window_left < 0 ? -kOpen : diagonal - static_cast<std::int32_t>(packed.window_left);
+        r.high = packed.window_right < 0 ? kOpen : diagonal + static_cast<std::int32_t>(packed.window_right);
+        all.push_back(r);
+      }
+    }
+    REQUIRE(right);
+    REQUIRE(PairsOf(all, query, key) == wanted);
+  }
+}
+
 void Check(const Layout& query, const Layout& key, const std::vector<Band>& bands) {
   const Pairs wanted = Wanted(query, key, bands);
   const std::vector<Rectangle> rectangles = CutIntoRectangles(query, key, bands);
@@ -132,6 +178,16 @@ void Check(const Layout& query, const Layout& key, const std::vector<Band>& band
   REQUIRE(PairsOf(square, query, key) == wanted);
   for (const Rectangle& r : square)
     REQUIRE((r.low != -kOpen || r.high == kOpen || (r.high == 0 && r.queries == r.keys)));
+  const std::vector<Rectangle> placed = CutIntoRectangles(query, key, bands, true);
+  REQUIRE(PairsOf(placed, query, key) == wanted);
+  CheckPositions(placed, query, key, bands);
+  CheckPositions(
+      SplitAll(placed, [&](const Rectangle& r) { return SplitTall(r, query.row_step, key.row_step); }), query,
+      key, bands);
+  CheckPositions(
+      SplitAll(placed, [&](const Rectangle& r) { return SplitSquare(r, query.row_step, key.row_step); }),
+      query, key, bands);
+  if (query.row_step == 1 && key.row_step == 1) CheckPacked(rectangles, query, key, wanted);
 }
 
 std::vector<Layout> KeysOfAllRanks(QkvFormat format, const Sequences& sequences, int world) {
@@ -149,7 +205,10 @@ TEST_CASE("rectangles hold exactly the visible pairs of random layouts") {
     const Layout query = RandomLayout(random, sequences, longest),
                  key = RandomLayout(random, sequences, longest);
     std::vector<Band> bands;
-    for (int s = 0; s < sequences; ++s) bands.push_back(RandomBand(random, longest));
+    for (int s = 0; s < sequences; ++s) {
+      bands.push_back(RandomBand(random, longest));
+      bands.back().diagonal = Between(random, 0, 1);
+    }
     INFO("layout " << i);
     Check(query, key, bands);
   }
@@ -207,6 +266,34 @@ TEST_CASE("an exchange of heads and gathered keys need few rectangles under a ca
     CHECK(CutIntoRectangles(query, Concatenate(ranks), causal).size() <= static_cast<std::size_t>(world));
   const Layout all = Concatenate(ranks);
   CHECK(CutIntoRectangles(all, all, causal).size() == static_cast<std::size_t>(world * world));
+}
+
+TEST_CASE("equal rectangles of different sequences have a batch where their positions are the same") {
+  const Sequences sequences = UniformSequences(3, 16);
+  const Layout layout = RankLayout(QkvFormat::kThd, sequences, 2, 0);
+  const std::vector<Band> causal(3, Band{-kOpen, 0});
+  const auto placed = CutIntoRectangles(layout, layout, causal, true);
+  REQUIRE(placed.size() == 3);  // two halves, and one that is full
+  for (const Rectangle& r : placed) {
+    CHECK(r.batch == 3);
+    CHECK(r.sequence_stride == 1);
+  }
+  std::vector<Band> turned = causal;
+  turned[1].diagonal = 5;
+  CHECK(CutIntoRectangles(layout, layout, turned, true).size() > 3);
+}
+
+TEST_CASE("packed sequences of different lengths are few calls") {
+  Sequences sequences = UniformSequences(5, 16);
+  sequences.length = {16, 9, 1, 12, 16};
+  const std::vector<Band> causal(5, Band{-kOpen, 0});
+  for (const int rank : {0, 1}) {
+    const Layout query = RankLayout(QkvFormat::kThd, sequences, 2, rank);
+    for (const int other : {0, 1}) {
+      const Layout key = RankLayout(QkvFormat::kThd, sequences, 2, other);
+      CHECK(Pack(CutIntoRectangles(query, key, causal), CPPOOL_TOP_LEFT).size() == 1);
+    }
+  }
 }
 
 TEST_CASE("a block that sees nothing has no rectangles") {

@@ -1,8 +1,8 @@
 // A kernel that knows rectangular calls alone, under every schedule: masks, windows, packed and padded sequences, GQA,
 // softmax offsets; however its lse, its results and what it takes are limited.
 #include <cstdint>
-#include <functional>
 #include <string>
+#include <utility>
 
 #include "kernels/attention/families/table/family.h"
 #include "kernels/attention/schedule.h"
@@ -10,6 +10,7 @@
 #include "tests/catch.h"
 #include "tests/kernels/attention/families/table/test_kernel.h"
 #include "tests/kernels/attention/schedules/host_world.h"
+#include "tests/kernels/attention/schedules/variations.h"
 
 namespace {
 
@@ -32,40 +33,12 @@ std::string BottomRightOfWide(const cppool_attention_call& call) {
   return square || call.anchor == CPPOOL_BOTTOM_RIGHT ? "" : "the anchor is the bottom right";
 }
 
-void WithEverySchedule(HostWorld& world, const std::function<void(AttentionSpec&)>& vary) {
-  for (const CpCommType comm : kComms) {
-    if (!Possible(comm, world.size())) continue;
-    AttentionSpec spec = Small(world.size(), comm);
-    vary(spec);
-    world.RequireAllHold(spec);
-  }
-}
-
 void RunCausal(HostWorld& world) {
   const int size = world.size();
   WithEverySchedule(world, [](AttentionSpec&) {});
-  WithEverySchedule(world, [&](AttentionSpec& spec) {
-    spec.mask = AttnMaskType::kNoMask;
-    spec.kv_heads = 2;
-    spec.dtypes = TensorDtypes(Dtype::kFp16);
-    spec.dim_qk = 128;
-    spec.seqlen_q = 6 * size;
-    spec.seqlen_kv = 10 * size;
-  });
-  WithEverySchedule(world, [](AttentionSpec& spec) {
-    spec.format = QkvFormat::kThd;
-    spec.pad_between_seqs = true;
-    spec.batch = 5;
-    spec.mask = AttnMaskType::kPaddingCausal;
-    spec.softmax = SoftmaxType::kLearnable;
-    spec.kv_heads = 2;
-  });
-  WithEverySchedule(world, [&](AttentionSpec& spec) {
-    spec.mask = AttnMaskType::kCausalBottomRight;  // rows that see no key
-    spec.seqlen_q = 18 * size;
-    spec.seqlen_kv = 4 * size;
-    spec.softmax = SoftmaxType::kOffByOne;
-  });
+  WithEverySchedule(world, [&](AttentionSpec& spec) { UnequalGqa(spec, size); });
+  WithEverySchedule(world, PackedAndPadded);
+  WithEverySchedule(world, [&](AttentionSpec& spec) { BlindQueries(spec, size); });
   WithEverySchedule(world, [&](AttentionSpec& spec) {
     spec.mask = AttnMaskType::kCausalBottomRight;
     spec.seqlen_q = 4 * size;
@@ -76,11 +49,7 @@ void RunCausal(HostWorld& world) {
 }
 
 void RunWindows(HostWorld& world) {
-  WithEverySchedule(world, [](AttentionSpec& spec) {
-    spec.window_left = 5;
-    spec.kv_heads = 1;
-    spec.format = QkvFormat::kSbhd;
-  });
+  WithEverySchedule(world, NarrowWindow);
   WithEverySchedule(world, [&](AttentionSpec& spec) {
     spec.mask = AttnMaskType::kPadding;
     spec.window_left = 7;
@@ -89,6 +58,92 @@ void RunWindows(HostWorld& world) {
     spec.seqlen_kv = 6 * world.size();
     spec.batch = 3;
   });
+}
+
+// Every tensor of cppool/attention.h, in the shapes that the cases have.
+constexpr std::uint32_t kEverything =
+    CPPOOL_ATTENTION_BIAS | CPPOOL_ATTENTION_ALIBI | CPPOOL_ATTENTION_MAX_LOGIT | CPPOOL_ATTENTION_VARLEN;
+
+// Smaller ones, for kernels in fp64.
+void Shrink(const HostWorld& world, AttentionSpec& spec) {
+  spec.heads = 4;
+  spec.kv_heads = 2;
+  spec.seqlen_q = spec.seqlen_kv = 4 * world.size();
+}
+
+// An exchange of heads over 4 ranks then gives one of them heads of two key/value heads, unequally many of each.
+void CutThroughGroups(AttentionSpec& spec) {
+  spec.heads = 12;
+  spec.kv_heads = 3;
+}
+
+void RunBias(HostWorld& world) {
+  const std::pair<BiasShape, QkvFormat> kinds[] = {{{false, true, true}, QkvFormat::kBshd},
+                                                   {{true, true, true}, QkvFormat::kThd},
+                                                   {{true, false, true}, QkvFormat::kSbhd},
+                                                   {{false, false, true}, QkvFormat::kThd},
+                                                   {{false, false, false}, QkvFormat::kBshd}};
+  for (const auto& [shape, format] : kinds) {
+    WithEverySchedule(world, [&](AttentionSpec& spec) {
+      Shrink(world, spec);
+      spec.bias = BiasType::kPostScale;
+      spec.bias_shape = shape;
+      spec.format = format;
+      spec.mask = AttnMaskType::kPaddingCausal;
+      spec.softmax = SoftmaxType::kLearnable;
+      spec.max_logit = true;
+    });
+  }
+}
+
+// The first and the third sequence are in one call, and so are their biases.
+void RunBiasOfEveryOtherSequence(HostWorld& world) {
+  WithEverySchedule(world, [&](AttentionSpec& spec) {
+    Shrink(world, spec);
+    CutThroughGroups(spec);
+    spec.batch = 3;
+    spec.format = QkvFormat::kThd;
+    spec.pad_between_seqs = true;
+    spec.mask = AttnMaskType::kPaddingCausal;
+    spec.bias = BiasType::kPostScale;
+    spec.bias_shape = {true, true, true};
+    spec.queries = UniformSequences(spec.batch, spec.seqlen_q);
+    spec.queries.length[1] -= 3;
+    spec.keys = spec.queries;
+  });
+}
+
+void RunAlibi(HostWorld& world) {
+  WithEverySchedule(world, [&](AttentionSpec& spec) {
+    Shrink(world, spec);
+    spec.bias = BiasType::kAlibi;
+  });
+  WithEverySchedule(world, [&](AttentionSpec& spec) {
+    Shrink(world, spec);
+    CutThroughGroups(spec);
+    spec.bias = BiasType::kAlibi;
+    spec.mask = AttnMaskType::kPadding;  // distances to both sides, from the bottom right
+    spec.window_left = 6;
+    spec.window_right = 4;
+    spec.format = QkvFormat::kThd;
+    spec.seqlen_kv = 6 * world.size();
+  });
+}
+
+// Packed sequences of different lengths, with rows of padding and without.
+void RunPacked(HostWorld& world) {
+  for (const bool padded : {false, true}) {
+    WithEverySchedule(world, [&](AttentionSpec& spec) {
+      Shrink(world, spec);
+      spec.format = QkvFormat::kThd;
+      spec.pad_between_seqs = padded;
+      spec.batch = 5;
+      spec.mask = padded ? AttnMaskType::kPaddingCausalBottomRight : AttnMaskType::kPaddingCausal;
+      spec.window_left = padded ? 3 : -1;
+      if (padded) spec.seqlen_kv = 6 * world.size();
+      spec.max_logit = true;
+    });
+  }
 }
 
 std::string ErrorOf(HostWorld& world, const AttentionSpec& spec, cppool_status status) {
@@ -120,6 +175,55 @@ TEST_CASE("a kernel with an lse of its own, and one that writes fp32, run every 
   world.UseFamily(family);
   RunCausal(world);
   RunWindows(world);
+}
+
+TEST_CASE("a kernel with a bias, ALiBi, max_logit and packed sequences runs every schedule") {
+  const TableFamily family(TestKernel(kEverything, {.workspace_bytes = 300}));
+  HostWorld world(GENERATE(1, 4));
+  world.UseFamily(family);
+  RunBias(world);
+  RunBiasOfEveryOtherSequence(world);
+  RunAlibi(world);
+  RunPacked(world);
+}
+
+TEST_CASE("a bias, ALiBi, max_logit and packed sequences of a kernel with results of its own") {
+  constexpr std::uint32_t kFeatures[] = {CPPOOL_ATTENTION_LSE_BASE2 | CPPOOL_ATTENTION_LSE_HEADS_FIRST,
+                                         CPPOOL_ATTENTION_FP32_RESULTS};
+  const TableFamily family(TestKernel(kEverything | kFeatures[GENERATE(0, 1)], {}));
+  HostWorld world(2);
+  world.UseFamily(family);
+  RunBias(world);
+  RunAlibi(world);
+  RunPacked(world);
+}
+
+TEST_CASE("a kernel that knows ALiBi's distance from one corner alone is skipped where that is not enough") {
+  const auto own_corner = [](const cppool_attention_call& call) {
+    return std::string(call.alibi_diagonal == call.seqlen_kv - call.seqlen_q ? "" : "not from there");
+  };
+  const TableFamily family(TestKernel(CPPOOL_ATTENTION_ALIBI, {.refuse = own_corner}));
+  AttentionSpec spec = Small(1, CpCommType::kP2p);
+  spec.bias = BiasType::kAlibi;
+  DrawSequences(spec, 1);
+  CHECK_FALSE(ScheduleRefusal(family, spec, 1));
+  spec.queries = spec.keys = {};
+  DrawSequences(spec, 2);
+  CHECK(ScheduleRefusal(family, spec, 2) == "planted: not from there");
+}
+
+TEST_CASE("packed sequences of different lengths are one call for each step of a ring") {
+  const TableFamily family(TestKernel(CPPOOL_ATTENTION_VARLEN, {}));
+  HostWorld world(2);
+  world.UseFamily(family);
+  AttentionSpec spec = Small(2, CpCommType::kP2p);
+  spec.format = QkvFormat::kThd;
+  spec.mask = AttnMaskType::kPaddingCausal;
+  spec.batch = 6;
+  spec.training = false;
+  world.Run(spec);
+  // Two iterations and three trials of 2 ranks with 2 steps, and the run without CP on each rank.
+  CHECK(TestKernelCalls() == 5 * 2 * 2 + 2);
 }
 
 TEST_CASE("a kernel with few masks gets calls that it takes") {
@@ -166,7 +270,14 @@ TEST_CASE("what a kernel does not take is known before it runs, with its reason"
   const TableFamily deterministic(TestKernel(CPPOOL_ATTENTION_DETERMINISTIC, {}));
   CHECK_FALSE(deterministic.Refusal(request));
   request.bias = BiasType::kAlibi;
-  CHECK_THAT(deterministic.Refusal(request).value_or(""), ContainsSubstring("bias"));
+  CHECK_THAT(deterministic.Refusal(request).value_or(""), ContainsSubstring("CPPOOL_ATTENTION_ALIBI"));
+  request.bias = BiasType::kPostScale;
+  CHECK_THAT(deterministic.Refusal(request).value_or(""), ContainsSubstring("CPPOOL_ATTENTION_BIAS"));
+  request.bias = BiasType::kNone;
+  request.max_logit = true;
+  CHECK_THAT(deterministic.Refusal(request).value_or(""), ContainsSubstring("CPPOOL_ATTENTION_MAX_LOGIT"));
+  const TableFamily everything(TestKernel(kEverything | CPPOOL_ATTENTION_DETERMINISTIC, {}));
+  CHECK_FALSE(everything.Refusal(request));
 }
 
 TEST_CASE("a call counts few kernels: one for each step of a causal ring") {

@@ -19,19 +19,26 @@ struct Behaviour {
 
   enum class Fault {
     kNone,
-    kFails,            // forward returns an error
-    kThrows,           // forward throws
-    kFailsBackward,    // backward returns an error
-    kOwnLse,           // backward uses the softmax of its own keys in place of the whole row's
-    kPacked,           // takes the rows of k and v as packed
-    kWritesBehind,     // behind the last element of out
-    kWritesBefore,     // before the first element of dq
-    kWritesGap,        // between two rows of out
-    kWritesInput,      // to k
-    kWritesWorkspace,  // behind the workspace
-    kKeepsWorkspace,   // backward uses what forward has left in the workspace
-    kKeepsInputs,      // k of the first call at an address is used for the later ones
-    kDrifts,           // each call's results differ from the last one's in a bit
+    kFails,             // forward returns an error
+    kThrows,            // forward throws
+    kFailsBackward,     // backward returns an error
+    kOwnLse,            // backward uses the softmax of its own keys in place of the whole row's
+    kPacked,            // takes the rows of k and v as packed
+    kWritesBehind,      // behind the last element of out
+    kWritesBefore,      // before the first element of dq
+    kWritesGap,         // between two rows of out
+    kWritesBehindBias,  // behind the last element of dbias
+    kWritesBiasGap,     // between two rows of dbias
+    kWritesOtherRows,   // to a row of no sequence of packed ones
+    kPackedBias,        // takes the rows of bias as packed
+    kAlibiOfCall,       // counts ALiBi's distance from the beginning of the call
+    kAlibiOfMask,       // counts ALiBi's distance from the mask's diagonal
+    kWritesInput,       // to k
+    kWritesWorkspace,   // behind the workspace
+    kKeepsWorkspace,    // backward uses what forward has left in the workspace
+    kKeepsInputs,       // k of the first call at an address is used for the later ones
+    kKeepsMaximum,      // max_logit holds the largest logit of all rows so far, as one accumulator would
+    kDrifts,            // each call's results differ from the last one's in a bit
   };
   Fault fault = Fault::kNone;
 };

@@ -76,6 +76,43 @@ TEST_CASE("a write beyond a tensor is found, and where it was") {
   CHECK(RunPlanted(1, Simple(1), fault).error == text);
 }
 
+TEST_CASE("what a kernel does wrong with a bias, ALiBi, max_logit and packed sequences is found") {
+  constexpr std::uint32_t kEverything =
+      CPPOOL_ATTENTION_BIAS | CPPOOL_ATTENTION_ALIBI | CPPOOL_ATTENTION_MAX_LOGIT | CPPOOL_ATTENTION_VARLEN;
+  AttentionSpec spec = Simple(1);
+  SECTION("writes beyond the gradient of the bias") {
+    spec.bias = BiasType::kPostScale;
+    CHECK(RunPlanted(1, spec, Fault::kWritesBehindBias, kEverything).error ==
+          "kernel planted wrote behind the end of dbias");
+    CHECK(RunPlanted(1, spec, Fault::kWritesBiasGap, kEverything).error ==
+          "kernel planted wrote between the rows of dbias, where its strides leave a gap");
+  }
+  SECTION("takes a bias for packed") {
+    spec.bias = BiasType::kPostScale;
+    spec.training = false;
+    CHECK(RunPlanted(1, spec, Fault::kPackedBias, kEverything).failed == std::set<std::string>{"strides"});
+  }
+  SECTION("counts ALiBi from a diagonal of its own") {
+    spec = Simple(2);
+    spec.bias = BiasType::kAlibi;
+    for (const Fault fault : {Fault::kAlibiOfCall, Fault::kAlibiOfMask})
+      CHECK(RunPlanted(2, spec, fault, kEverything).failed.count("oracle") == 1);
+    CHECK(RunPlanted(2, spec, Fault::kNone, kEverything).failed.empty());
+  }
+  SECTION("gives a maximum of more than its row") {
+    spec.max_logit = true;
+    CHECK(RunPlanted(1, spec, Fault::kKeepsMaximum, kEverything).failed.count("oracle") == 1);
+  }
+  SECTION("writes between packed sequences") {
+    spec.format = QkvFormat::kThd;
+    spec.mask = AttnMaskType::kPaddingCausal;
+    spec.pad_between_seqs = true;
+    spec.batch = 5;
+    CHECK(RunPlanted(1, spec, Fault::kWritesOtherRows, kEverything).error ==
+          "kernel planted wrote between the rows of out, where its strides leave a gap");
+  }
+}
+
 TEST_CASE("a kernel that expects its workspace as it left it is found") {
   const Outcome outcome = RunPlanted(1, Simple(1), Fault::kKeepsWorkspace);
   CHECK(outcome.failed.count("workspace") == 1);

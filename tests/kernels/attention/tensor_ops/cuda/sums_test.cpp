@@ -1,4 +1,5 @@
-// Tests of Fill, Accumulate, SumRows, AddOffset, OffsetGradient and Merge on a GPU.
+// Tests of Fill, Accumulate, SumRows, MaxRows, AddStrided, AddOffset, OffsetGradient and Merge on a GPU.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -49,6 +50,49 @@ TEST_CASE("SumRows sums rows in order") {
   CHECK(ToHost(device, to, kColumns, Dtype::kFp32) == want);
   device.ops().SumRows(source.get<float>(), 0, kColumns, to.get<float>(), device.stream());
   CHECK(ToHost(device, to, kColumns, Dtype::kFp32) == Values(kColumns));
+}
+
+TEST_CASE("MaxRows raises each column to its largest value") {
+  if (!HaveDevice()) {
+    WARN("skipped: no GPU");
+    return;
+  }
+  const Device device;
+  constexpr std::size_t kRows = 1500, kColumns = 7;
+  std::mt19937 random(6);
+  const Values from = Random(random, kRows * kColumns, Dtype::kFp32);
+  Values want(kColumns, 0);
+  want[2] = 1e6f;
+  const Buffer source = ToDevice(device, from, Dtype::kFp32), to = ToDevice(device, want, Dtype::kFp32);
+  for (std::size_t i = 0; i < from.size(); ++i) want[i % kColumns] = std::max(want[i % kColumns], from[i]);
+  device.ops().MaxRows(source.get<float>(), kRows, kColumns, to.get<float>(), device.stream());
+  CHECK(ToHost(device, to, kColumns, Dtype::kFp32) == want);
+}
+
+TEST_CASE("AddStrided adds where its strides say, and nowhere else") {
+  if (!HaveDevice()) {
+    WARN("skipped: no GPU");
+    return;
+  }
+  const Device device;
+  const Dtype dtype = GENERATE(Dtype::kFp32, Dtype::kBf16);
+  constexpr std::size_t kExtent[4] = {2, 3, 5, 41}, kStrides[4] = {4000, 1100, 130, 3};
+  std::mt19937 random(8);
+  const Values from = Random(random, 2 * 3 * 5 * 41, dtype);
+  Values want(8000, 1);
+  const Buffer source = ToDevice(device, from, dtype), to = ToDevice(device, want, Dtype::kFp32);
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    std::size_t rest = i, at = 0;
+    for (int axis = 3; axis >= 0; --axis) {
+      at += rest % kExtent[axis] * kStrides[axis];
+      rest /= kExtent[axis];
+    }
+    want[at] += from[i];
+  }
+  device.ops().AddStrided(
+      {{2, 3, 5, 41}, {source.get(), dtype}, {615, 205, 41, 1}, to.get<float>(), {4000, 1100, 130, 3}},
+      device.stream());
+  CHECK(ToHost(device, to, 8000, Dtype::kFp32) == want);
 }
 
 TEST_CASE("AddOffset adds an offset to lse without overflow") {

@@ -375,3 +375,36 @@ TEST_CASE("SumRows sums rows in order") {
 }
 
 }  // namespace
+
+TEST_CASE("MaxRows raises each column to its largest value") {
+  const float none = -std::numeric_limits<float>::infinity();
+  const std::vector<float> from{1, none, -3, 0, 5, none, -1, 0, 2, none, -2, 7};
+  std::vector<float> to{none, none, 4, 6, 9};
+  const HostRank rank;
+  const auto ops = host::MakeTensorOps(rank.seam());
+  ops->MaxRows(from.data(), 3, 4, to.data(), rank.stream());
+  rank.Synchronize();
+  CHECK(to == std::vector<float>{5, none, 4, 7, 9});
+  const std::vector<float> unknown{1, std::numeric_limits<float>::quiet_NaN(), 2};
+  ops->MaxRows(unknown.data(), 3, 1, to.data(), rank.stream());
+  rank.Synchronize();
+  CHECK(std::isnan(to[0]));
+}
+
+TEST_CASE("AddStrided adds where its strides say, and nowhere else") {
+  const HostRank rank;
+  const auto ops = host::MakeTensorOps(rank.seam());
+  std::vector<float> from(2 * 3 * 2 * 2), to(100, 1);
+  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<float>(i);
+  StridedSum sum{{2, 3, 2, 2}, {from.data(), Dtype::kFp32}, {12, 4, 2, 1}, to.data(), {50, 13, 5, 2}};
+  ops->AddStrided(sum, rank.stream());
+  rank.Synchronize();
+  std::vector<float> want(100, 1);
+  for (int a = 0; a < 2; ++a)
+    for (int b = 0; b < 3; ++b)
+      for (int c = 0; c < 2; ++c)
+        for (int d = 0; d < 2; ++d)
+          want[static_cast<std::size_t>(a * 50 + b * 13 + c * 5 + d * 2)] +=
+              static_cast<float>(a * 12 + b * 4 + c * 2 + d);
+  CHECK(to == want);
+}

@@ -5,18 +5,15 @@
 
 #include "kernels/attention/families/sm90/forward.cuh"
 #include "kernels/attention/families/sm90/forward.h"
+#include "kernels/attention/families/sm90/launch.h"
 #include "kernels/attention/families/sm90/tensor_map.h"
 #include "kernels/error.h"
-#include "kernels/runtime/cuda/check.h"
 
 namespace cppool::kernels::cuda::sm90 {
 
-// Sets the kernel's shared memory, which loads it too.
 template <typename T, typename Config>
 void LoadForward() {
-  CheckCuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(&ForwardKernel<T, Config>),
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSharedBytes),
-            "cudaFuncSetAttribute");
+  LoadKernel(&ForwardKernel<T, Config>, Config::kSharedBytes);
 }
 
 template <typename T, typename Config>
@@ -49,10 +46,8 @@ void LaunchForward(const ForwardCall& call, cudaStream_t stream) {
   p.first = call.first;
   p.last = call.last;
   const unsigned blocks = static_cast<unsigned>(std::min<std::int64_t>(items, call.multiprocessors));
-  void* arguments[] = {&p};
-  CheckCuda(cudaLaunchKernel(reinterpret_cast<const void*>(&ForwardKernel<T, Config>), dim3(blocks),
-                             dim3(Config::kThreads), arguments, Config::kSharedBytes, stream),
-            "launching forward attention");
+  LaunchKernel(&ForwardKernel<T, Config>, dim3(blocks), Config::kThreads, Config::kSharedBytes, stream,
+               "launching forward attention", p);
 }
 
 template <typename T>

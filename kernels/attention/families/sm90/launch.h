@@ -1,0 +1,33 @@
+// Loads and launches a kernel.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <type_traits>
+
+#include "kernels/runtime/cuda/check.h"
+
+namespace cppool::kernels::cuda::sm90 {
+
+// Before the first launch. `shared_bytes` of dynamic shared memory, which may be more than a kernel gets unasked.
+template <typename... Parameters>
+void LoadKernel(void (*kernel)(Parameters...), int shared_bytes) {
+  CheckCuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+            "cudaFuncSetAttribute");
+}
+
+// `what`: for the error's text.
+template <typename... Parameters>
+void LaunchKernel(void (*kernel)(Parameters...), dim3 grid, int threads, int shared_bytes,
+                  cudaStream_t stream, const char* what,
+                  const std::type_identity_t<Parameters>&... parameters) {
+  void* arguments[] = {const_cast<std::remove_const_t<Parameters>*>(&parameters)...};
+  CheckCuda(
+      cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(static_cast<unsigned>(threads)),
+                       arguments, static_cast<std::size_t>(shared_bytes), stream),
+      what);
+}
+
+}  // namespace cppool::kernels::cuda::sm90

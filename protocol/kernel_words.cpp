@@ -1,0 +1,12 @@
+#include "protocol/kernel_words.h"
+
+namespace cppool::protocol {
+
+KernelWords ParseKernels(const std::string& words) {
+  if (words == "cppool" || words == "cudnn") return {"", words};
+  const auto comma = words.rfind(',');
+  if (comma == std::string::npos) return {words, ""};
+  return {words.substr(0, comma), words.substr(comma + 1)};
+}
+
+}  // namespace cppool::protocol
