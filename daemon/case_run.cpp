@@ -289,6 +289,7 @@ RunResult CaseRun::Gather() {
   }
   result.seed = prepared_->seed;
   result.kernels = prepared_->kernels;
+  result.warnings = prepared_->warnings;
   if (sampling_) result.stopped = sampling_->stopped();
   if (result.status == Status::kPassed && prepared_->checks && result.checks.empty()) {
     result.warnings.push_back("no check was reported, so nothing was compared (\"checks\" is true)");

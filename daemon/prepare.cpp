@@ -183,9 +183,9 @@ std::shared_ptr<PreparedRun> Prepare(const CaseRegistry& registry, const protoco
   if (request.fault && request.waits)
     throw Refusal(FailureKind::kInvalidRequest, "a request has either \"waits\" or \"fault\": leave one out");
   if (request.fault) run->fault = ToFault(*request.fault, world_size, faults);
-  const Json given = request.from_kwargs
-                         ? protocol::ParametersFromKwargs(request.params, run->registered.schema)
-                         : request.params;
+  const Json given = request.from_kwargs ? protocol::ParametersFromKwargs(
+                                               request.params, run->registered.schema, &run->warnings)
+                                         : request.params;
   run->params = protocol::ValidateParameters(given, run->registered.schema);
   run->params_json = run->params.dump();
   if (run->registered.definition->validate) AskCase(*run, given, backend, world_size);

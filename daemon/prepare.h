@@ -38,6 +38,7 @@ struct PreparedRun {
   std::optional<kernels::Fault> fault;
   bool waits = false, profile = false;
   std::string trace;  // file; empty: none
+  std::vector<std::string> warnings;  // about the request, for the answer
 };
 
 // For faults that disturb the answers: the beginning of the request's answer, and a function that writes to the channel of answers.

@@ -92,6 +92,22 @@ Json Typed(const ParameterSpec& spec, const std::string& text) {
   return {};
 }
 
+// What Transformer Engine's worker makes of the flags of dtype fp8: it drops those that a recipe does not have, and where
+// nothing is left to be fp8, its 16-bit dtype runs.
+void ReadFp8AsWorker(Json& parameters, std::vector<std::string>* warnings) {
+  const std::string mode = parameters.value("scaling_mode", "delayed");
+  if (mode == "mxfp8") parameters.erase("fp8_mha");
+  if (mode == "mxfp8" || mode == "delayed") parameters.erase("f16_O");
+  if (parameters.value("fp8_dpa", false) || parameters.value("fp8_mha", false)) return;
+  parameters["dtype"] = "bf16";
+  for (const std::string_view flag : kFp8Flags) parameters.erase(std::string(flag));
+  if (warnings)
+    warnings->push_back(
+        "dtype 'fp8' ran as bf16, as in Transformer Engine: fp8_dpa is False, and fp8_mha is False or is "
+        "ignored with "
+        "scaling_mode 'mxfp8'");
+}
+
 }  // namespace
 
 void RequireStrings(const Json& kwargs) {
@@ -105,7 +121,8 @@ void RequireStrings(const Json& kwargs) {
   }
 }
 
-Json ParametersFromKwargs(const Json& kwargs, const std::vector<ParameterSpec>& schema) {
+Json ParametersFromKwargs(const Json& kwargs, const std::vector<ParameterSpec>& schema,
+                          std::vector<std::string>* warnings) {
   RequireStrings(kwargs);
   std::vector<std::pair<const ParameterSpec*, const std::string*>> given;
   for (const auto& [given_name, value] : kwargs.items()) {
@@ -125,6 +142,8 @@ Json ParametersFromKwargs(const Json& kwargs, const std::vector<ParameterSpec>& 
   // Values are read after all names, so that the first error is the most basic one.
   Json parameters = Json::object();
   for (const auto& [spec, text] : given) parameters[spec->name] = Typed(*spec, *text);
+  if (parameters.value("dtype", "") == "fp8" && FindSpec(schema, "fp8_dpa"))
+    ReadFp8AsWorker(parameters, warnings);
   return parameters;
 }
 

@@ -81,6 +81,18 @@ bool Matches(const Cell& cell, const FiltersByKey& by_key, const std::string& bu
 
 }  // namespace
 
+std::string RecipeOf(const Cell& cell) {
+  if (cell.params.value("dtype", Json()) != "fp8") return "";
+  const auto is = [&](const char* flag) { return cell.params.value(flag, Json()) == true; };
+  const Json mode = cell.params.value("scaling_mode", Json());
+  std::string text = mode.is_null() ? "delayed" : TextFromValue(mode);
+  if (is("fp8_mha")) text += " mha";
+  if (is("fp8_dpa") && !is("fp8_mha")) text += " dpa";
+  if (is("fp8_bwd")) text += " bwd";
+  if (is("f16_O")) text += " f16_O";
+  return text;
+}
+
 std::string NameOf(const Cell& cell) {
   std::string name = cell.rows.empty() ? cell.case_name : cell.rows.front();
   const auto has = [&](const char* key) { return cell.params.contains(key); };
@@ -90,6 +102,10 @@ std::string NameOf(const Cell& cell) {
     shown.insert(key);
   }
   if (has("pad_between_seqs")) name += cell.params["pad_between_seqs"] == true ? " padded" : " packed";
+  if (const std::string recipe = RecipeOf(cell); !recipe.empty()) {
+    name += " " + recipe;
+    shown.insert({"scaling_mode", "fp8_dpa", "fp8_mha", "fp8_bwd", "f16_O"});
+  }
   for (const std::string& key : cell.varied)
     if (shown.insert(key).second) name += " " + key + "=" + TextFromValue(cell.params.value(key, Json()));
   return name + " W=" + std::to_string(cell.world_size);
@@ -163,7 +179,9 @@ void Shrink(Json* params, std::int64_t max_seqlen, int world_size) {
     return found != params->end() && found->is_number_integer() ? found->get<std::int64_t>() : 0;
   };
   const std::int64_t queries = length("max_seqlen_q"), keys = length("max_seqlen_kv");
-  const std::int64_t longest = std::max(queries, keys), step = 2 * std::int64_t{world_size};
+  // Chunks of mxfp8 have whole blocks of 32 tokens.
+  const std::int64_t block = params->value("scaling_mode", Json()) == "mxfp8" ? 32 : 1;
+  const std::int64_t longest = std::max(queries, keys), step = 2 * block * std::int64_t{world_size};
   if (longest <= max_seqlen) return;
   auto shrunk = [&](std::int64_t before) {
     return std::max(step, before * max_seqlen / longest / step * step);

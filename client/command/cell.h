@@ -11,7 +11,7 @@ namespace cppool::command {
 
 struct Cell {
   std::string name;               // unique in its suite: "flash:cp_1_0 bf16 bshd p2p W=2"
-  std::string suite;              // its file: "matrix", "own", "smoke"; empty: a single case
+  std::string suite;              // its file: "matrix", "fp8", "own", "smoke"; empty: a single case
   std::vector<std::string> rows;  // the rows of that file that have these parameters
   bool essential = false;
   int world_size = 2;
@@ -21,8 +21,12 @@ struct Cell {
       {};  // parameters that a product of its suite varies: they are in its name
 };
 
-// Of a suite's cell: its first row or its case, the values that tell cells of one row apart, and the world size.
+// Of a suite's cell: its first row or its case, the values that tell cells of one row apart, and the world size:
+// "fused:cp_1_0 fp8 bshd p2p current dpa bwd f16_O W=2".
 std::string NameOf(const Cell& cell);
+// The recipe of a cell with dtype fp8, "current dpa bwd f16_O": its scaling mode and the flags that are true, fp8_dpa where
+// fp8_mha is not. Empty for another dtype.
+std::string RecipeOf(const Cell& cell);
 // Numbers the cells that have the name of an earlier one: "small W=2 #2".
 void MakeNamesUnique(std::vector<Cell>* cells);
 
@@ -43,7 +47,8 @@ std::vector<Cell> Select(const std::vector<Cell>& cells, const std::vector<Filte
 std::string DescribeNoMatch(const std::vector<Cell>& cells, const std::vector<Filter>& filters);
 
 // Scales both lengths by one factor so that the longer one is at most `max_seqlen`, rounded down to multiples of
-// 2 * world_size and at least that. Windows are scaled as the keys' length is, to at least 1; -1 (open) and 0 stay.
+// 2 * world_size (with mxfp8 64 * world_size, for its blocks of tokens) and at least that. Windows are scaled as the keys' length
+// is, to at least 1; -1 (open) and 0 stay.
 void Shrink(Json* params, std::int64_t max_seqlen, int world_size);
 
 // The order to run in: by world size, so that each pool is started once; else as listed.

@@ -277,7 +277,7 @@ std::vector<Cell> LoadSuite(const std::string& name_or_path) {
   std::vector<std::string> files;
   if (name_or_path == "smoke") files = {"smoke"};
   if (name_or_path == "essential") files = {"matrix"};
-  if (name_or_path == "matrix") files = {"matrix", "own"};
+  if (name_or_path == "matrix") files = {"matrix", "fp8", "own"};
   if (files.empty())
     return CellsOfFile(std::filesystem::path(name_or_path).stem().string(), ReadSuite(name_or_path));
   std::vector<Cell> cells;

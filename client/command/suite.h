@@ -24,7 +24,8 @@
 namespace cppool::command {
 
 const std::vector<std::string>& SuiteNames();  // "smoke", "essential", "matrix"
-// A built-in suite in the order of its files ("matrix" is Transformer Engine's cells, then our own), else the file with this path.
+// A built-in suite in the order of its files ("matrix" is Transformer Engine's 16-bit cells, its fp8 cells, then our own; "essential"
+// is those 16-bit cells that are marked so), else the file with this path.
 // Throws UsageError when there is neither, and for a file that is not a suite.
 std::vector<Cell> LoadSuite(const std::string& name_or_path);
 

@@ -5,6 +5,6 @@
 
 namespace cppool::command {
 
-std::string SuiteText(const std::string& name);  // "matrix", "own" or "smoke"; empty for another
+std::string SuiteText(const std::string& name);  // "fp8", "matrix", "own" or "smoke"; empty for another
 
 }  // namespace cppool::command

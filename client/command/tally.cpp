@@ -57,10 +57,11 @@ std::vector<std::pair<std::string, std::string>> AxesOf(const Cell& cell) {
   const std::string qk = text("head_dim_qk"), v = text("head_dim_v");
   add("head dim", qk == v || v.empty() ? qk : qk + "/" + v);
   add("dtype", text("dtype"));
+  add("recipe", RecipeOf(cell));
   static const std::set<std::string> kShown = {
-      "cp_comm_type", "qkv_format",  "pad_between_seqs", "attn_mask_type", "attn_bias_type", "bias_shape",
-      "softmax_type", "window_size", "num_heads",        "num_gqa_groups", "head_dim_qk",    "head_dim_v",
-      "dtype"};
+      "cp_comm_type", "qkv_format",   "pad_between_seqs", "attn_mask_type", "attn_bias_type", "bias_shape",
+      "softmax_type", "window_size",  "num_heads",        "num_gqa_groups", "head_dim_qk",    "head_dim_v",
+      "dtype",        "scaling_mode", "fp8_dpa",          "fp8_mha",        "fp8_bwd",        "f16_O"};
   for (const std::string& key : cell.varied)
     if (kShown.count(key) == 0) add(key.c_str(), text(key.c_str()));
   add("world size", std::to_string(cell.world_size));

@@ -35,7 +35,6 @@ cppool_status Validate(cppool_validation* v) {
         Json::parse(v->params_json), [v](const std::string& name) { return v->given(v, name.c_str()) != 0; });
     const Json& params = prepared->params;
     attention_case::CheckRelations(params, v->world_size);
-    attention_case::CheckSupported(params);
     const kernels::AttentionSpec& spec = prepared->spec = attention_case::ToSpec(params, v->world_size);
     const attention_case::ChosenKernels chosen =
         attention_case::ChooseKernels(v->wanted_kernels, v->kernels_copy, v->backend, spec, v->world_size);

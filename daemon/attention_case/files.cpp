@@ -47,6 +47,8 @@ NpyType TypeOf(Dtype dtype) {
     case Dtype::kFp32:
       return NpyType::kFloat32;
     case Dtype::kFp64:
+    case Dtype::kE4M3:
+    case Dtype::kE5M2:
       break;  // no tensor of a case
   }
   throw RuntimeError(CPPOOL_INTERNAL, std::string("no file type for ") + NameOf(dtype));
@@ -62,6 +64,8 @@ double Limit(Dtype dtype) {
     case Dtype::kFp32:
       return 0x1.FFFFFFp127;
     case Dtype::kFp64:
+    case Dtype::kE4M3:
+    case Dtype::kE5M2:
       break;
   }
   throw RuntimeError(CPPOOL_INTERNAL, std::string("no limit for ") + NameOf(dtype));

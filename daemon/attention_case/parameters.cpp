@@ -54,7 +54,21 @@ extern const cppool_parameter kParameters[] = {
     Integer("num_gqa_groups", "null", 1, 1024, "key/value heads: divides num_heads; null: num_heads"),
     Integer("head_dim_qk", "64", 1, 1024, "head dimension of queries and keys"),
     Integer("head_dim_v", "null", 1, 1024, "head dimension of values; null: head_dim_qk"),
-    Word("dtype", "\"bf16\"", R"(["bf16", "fp16", "fp8"])", "of q, k, v, out and the gradients"),
+    Word("dtype", "\"bf16\"", R"(["bf16", "fp16", "fp8"])",
+         "of q, k, v, out and the gradients; fp8: as the next five parameters say, and bf16 elsewhere"),
+    Word("scaling_mode", "null", R"(["delayed", "current", "mxfp8"])",
+         "fp8: scales of whole tensors, from the amax of a step before or of the tensor itself, or of blocks "
+         "of 32 "
+         "elements; null: delayed"),
+    Boolean("fp8_dpa", "false", "fp8: 16-bit tensors in and out, casts inside; this or fp8_mha must be true"),
+    Boolean("fp8_mha", "false",
+            "fp8: q, k, v arrive in fp8 and out leaves so, with fp8_bwd dout, dq, dk and dv, too; not with "
+            "mxfp8"),
+    Boolean("fp8_bwd", "null", "fp8: the backward pass, too; null: true"),
+    Boolean("f16_O", "null",
+            "fp8: the output that the backward pass gets is 16-bit; false with delayed, true with mxfp8, "
+            "either with "
+            "current; null: false where it can be"),
     Word("qkv_format", "\"bshd\"", R"(["bshd", "sbhd", "thd"])",
          "order of batch, sequence, head and dimension; thd: packed sequences"),
     Word("cp_comm_type", "\"p2p\"", R"(["p2p", "all_gather", "a2a", "a2a+p2p"])", "the schedule"),

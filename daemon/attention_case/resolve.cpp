@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/attention_case/fp8.h"
 #include "daemon/attention_case/sequences.h"
 #include "kernels/attention/kernel_library.h"
 #include "kernels/attention/schedule.h"
@@ -155,6 +156,7 @@ Json Resolve(Json params, const std::function<bool(const std::string&)>& given) 
   } else if (window == Json{-1, 0}) {
     window[1] = -1;
   }
+  ResolveFp8(params);
   return params;
 }
 
@@ -179,11 +181,8 @@ void CheckRelations(const Json& params, int world_size) {
         "that is a2a_size, since cp_comm_type 'a2a+p2p' gives each rank of an exchange as many heads");
   }
   division.Impossible(CheckSequences(params, world_size));
+  division.Impossible(CheckFp8(params, world_size));
   if (!division.why().empty()) throw Refused(CPPOOL_INAPPLICABLE, division.why());
-}
-
-void CheckSupported(const Json& params) {
-  if (params.at("dtype") == "fp8") throw Refused(CPPOOL_UNSUPPORTED, "dtype 'fp8' is not supported yet");
 }
 
 Json ChosenKernels::Describe() const {
@@ -228,8 +227,9 @@ AttentionSpec ToSpec(const Json& params, int world_size) {
   spec.kv_heads = params.at("num_gqa_groups").get<int>();
   spec.dim_qk = params.at("head_dim_qk").get<int>();
   spec.dim_v = params.at("head_dim_v").get<int>();
-  spec.dtypes =
-      kernels::TensorDtypes(Choose<Dtype>(params, "dtype", {{"fp16", Dtype::kFp16}, {"bf16", Dtype::kBf16}}));
+  spec.dtypes = kernels::TensorDtypes(Choose<Dtype>(
+      params, "dtype", {{"fp16", Dtype::kFp16}, {"bf16", Dtype::kBf16}, {"fp8", Dtype::kBf16}}));
+  spec.fp8 = RecipeOf(params);
   spec.format =
       Choose<QkvFormat>(params, "qkv_format",
                         {{"bshd", QkvFormat::kBshd}, {"sbhd", QkvFormat::kSbhd}, {"thd", QkvFormat::kThd}});

@@ -39,8 +39,6 @@ Json Resolve(Json params, const std::function<bool(const std::string&)>& given);
 // Relations between resolved parameters, and between them and the world. Throws Refused naming the parameter and what is
 // allowed: CPPOOL_INVALID_REQUEST before CPPOOL_INAPPLICABLE.
 void CheckRelations(const Json& params, int world_size);
-// What is valid but not implemented, whatever the kernels. Throws Refused, CPPOOL_UNSUPPORTED.
-void CheckSupported(const Json& params);
 // The kernels of a case, and where they come from.
 struct ChosenKernels {
   const kernels::AttentionFamily* family = nullptr;

@@ -1,4 +1,4 @@
-// fp16, bf16 and fp32 as types for templates, and elements of tensors by their dtype.
+// fp16, bf16, fp32 and the 8-bit formats as types for templates, and elements of tensors by their dtype.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +9,7 @@
 #include "kernels/dtype.h"
 #include "kernels/error.h"
 #include "kernels/half.h"
+#include "kernels/numerics/fp8.h"
 
 namespace cppool::kernels {
 
@@ -37,6 +38,23 @@ struct FP32 {
   static Bits FromDouble(double value) { return static_cast<float>(value); }
 };
 
+// Payloads: values as they are stored, without a scale.
+struct E4M3 {
+  using Bits = std::uint8_t;
+  static constexpr Dtype kDtype = Dtype::kE4M3;
+  static float ToFloat(Bits bits) { return E4M3ToFloat(bits); }
+  static Bits FromFloat(float value) { return FloatToE4M3(value); }
+  static Bits FromDouble(double value) { return FloatToE4M3(RoundToOdd(value)); }
+};
+
+struct E5M2 {
+  using Bits = std::uint8_t;
+  static constexpr Dtype kDtype = Dtype::kE5M2;
+  static float ToFloat(Bits bits) { return E5M2ToFloat(bits); }
+  static Bits FromFloat(float value) { return FloatToE5M2(value); }
+  static Bits FromDouble(double value) { return FloatToE5M2(RoundToOdd(value)); }
+};
+
 struct FP64 {
   using Bits = double;
   static constexpr Dtype kDtype = Dtype::kFp64;
@@ -44,7 +62,7 @@ struct FP64 {
   static Bits FromDouble(double value) { return value; }
 };
 
-// Calls function(BF16{}), function(FP16{}) or function(FP32{}). Throws for fp64, whose values do not fit into fp32.
+// Calls function(BF16{}), function(FP16{}) or function(FP32{}). Throws for fp64, whose values do not fit into fp32, and for payloads.
 template <typename Function>
 decltype(auto) DispatchDtype(Dtype dtype, Function&& function) {
   switch (dtype) {
@@ -55,10 +73,20 @@ decltype(auto) DispatchDtype(Dtype dtype, Function&& function) {
     case Dtype::kFp32:
       return std::forward<Function>(function)(FP32{});
     case Dtype::kFp64:
+    case Dtype::kE4M3:
+    case Dtype::kE5M2:
       break;
   }
   throw RuntimeError(CPPOOL_INTERNAL, "host kernels: dtype " + std::to_string(static_cast<int>(dtype)) +
                                           " is not fp16, bf16 or fp32");
+}
+
+// Calls function(E4M3{}) or function(E5M2{}). Throws for every other type.
+template <typename Function>
+decltype(auto) DispatchFp8(Dtype dtype, Function&& function) {
+  if (dtype == Dtype::kE4M3) return std::forward<Function>(function)(E4M3{});
+  if (dtype == Dtype::kE5M2) return std::forward<Function>(function)(E5M2{});
+  throw RuntimeError(CPPOOL_INTERNAL, std::string("host kernels: dtype ") + NameOf(dtype) + " is no fp8");
 }
 
 // Like DispatchDtype, but also calls function(FP64{}), whose ToFloat returns a double.

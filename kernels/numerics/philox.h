@@ -51,6 +51,18 @@ CPPOOL_HOST_DEVICE inline float InputValue(std::uint32_t word) {
   return static_cast<float>(sum - 510) * 0.00390625f;
 }
 
+// By what the inputs of a case in fp8 are multiplied, so that no scale can stand for another one: tensors, heads and blocks of
+// 32 dims and tokens have amaxes of their own, and one element of each tensor, at the first token, is larger than all others.
+// Powers of two: the product is exact.
+CPPOOL_HOST_DEVICE inline float UnevenFactor(bool is_k, bool is_v, std::uint32_t sequence,
+                                             std::uint32_t position, std::uint32_t head, std::uint32_t dim) {
+  if (sequence == 0 && position == 0 && head == 0 && dim == 0) return is_k ? 16.0f : 8.0f;
+  const float of_tensor = is_k ? 4.0f : is_v ? 0.25f : 1.0f;
+  const float of_head = head % 2 == 0 ? 1.0f : 0.5f;
+  const float of_block = (position / 32 + dim / 32) % 3 == 0 ? 1.0f : 0.5f;
+  return of_tensor * of_head * of_block;
+}
+
 // The bits of an InputValue in bfloat16 (8 significant bits: rounded to nearest, ties to even) and in binary16 (11 significant bits:
 // exact, and never subnormal).
 CPPOOL_HOST_DEVICE inline std::uint16_t InputBf16(float value) {

@@ -25,7 +25,24 @@ Json Shrunk(Json params, std::int64_t length, int world_size = 2) {
 }
 
 std::vector<Cell> MatrixCells() { return Select(LoadSuite("matrix"), {{"suite", "matrix"}}); }
+std::vector<Cell> Fp8Cells() { return Select(LoadSuite("matrix"), {{"suite", "fp8"}}); }
 std::vector<Cell> OwnCells() { return Select(LoadSuite("matrix"), {{"suite", "own"}}); }
+
+// What a cell is, but for its name.
+std::string LineOf(const Cell& cell) {
+  std::string rows;
+  for (const std::string& row : cell.rows) rows += (rows.empty() ? "" : ",") + row;
+  return rows + "|" + std::to_string(cell.world_size) + "|" + (cell.essential ? "1" : "0") + "|" +
+         cell.params.dump() + "\n";
+}
+
+// FNV-1a over the texts, in their order.
+std::uint64_t DigestOf(const std::vector<std::string>& texts) {
+  std::uint64_t digest = 0xcbf29ce484222325;
+  for (const std::string& text : texts)
+    for (const unsigned char byte : text) digest = (digest ^ byte) * 0x100000001b3;
+  return digest;
+}
 
 std::size_t Count(const std::vector<Cell>& cells, const std::vector<Filter>& filters) {
   return Select(cells, filters).size();
@@ -70,15 +87,48 @@ TEST_CASE("the matrix has 864 distinct cells, of which 120 are essential") {
 TEST_CASE(
     "the cells of the matrix are the same, in the same order, as in the list that its rows and axes "
     "replaced") {
-  std::uint64_t digest = 0xcbf29ce484222325;  // FNV-1a over that list
-  for (const Cell& cell : MatrixCells()) {
-    std::string rows;
-    for (const std::string& row : cell.rows) rows += (rows.empty() ? "" : ",") + row;
-    const std::string text = cell.name + "|" + rows + "|" + std::to_string(cell.world_size) + "|" +
-                             (cell.essential ? "1" : "0") + "|" + cell.params.dump() + "\n";
-    for (const unsigned char byte : text) digest = (digest ^ byte) * 0x100000001b3;
+  std::vector<std::string> lines;
+  for (const Cell& cell : MatrixCells()) lines.push_back(cell.name + "|" + LineOf(cell));
+  CHECK(DigestOf(lines) == 0x3fde2ceff7dd89c5ull);
+}
+
+TEST_CASE("the fp8 cells are the 3456 distinct ones of Transformer Engine's matrix") {
+  const std::vector<Cell> cells = Fp8Cells();
+  REQUIRE(cells.size() == 3456);
+  std::set<std::string> names;
+  std::map<std::string, int> rows, recipes;
+  std::vector<std::string> lines;
+  for (const Cell& cell : cells) {
+    names.insert(cell.name);
+    ++rows[cell.rows.at(0)];
+    ++recipes[RecipeOf(cell)];
+    lines.push_back(LineOf(cell));
+    CHECK(cell.rows.size() == 1);
+    CHECK(cell.case_name == "attention");
   }
-  CHECK(digest == 0x3fde2ceff7dd89c5ull);
+  CHECK(names.size() == cells.size());
+  CHECK(rows.size() == 24);
+  for (const auto& [row, count] : rows) {
+    INFO(row);
+    CHECK(count == 3 * 4 * 12);  // formats, schedules, recipes
+  }
+  CHECK(recipes.size() == 12);
+  for (const auto& [recipe, count] : recipes) {
+    INFO(recipe);
+    CHECK(count == 24 * 3 * 4);
+  }
+  for (const char* schedule : {"p2p", "all_gather", "a2a", "a2a+p2p"})
+    CHECK(Count(cells, {{"cp_comm_type", schedule}}) == 864);
+  CHECK(Count(cells, {{"qkv_format", "thd"}, {"pad_between_seqs", "true"}}) == 1152);
+  CHECK(Count(cells, {{"world_size", "4"}}) == 864);
+  CHECK(Count(cells, {{"is_training", "false"}}) == 144);
+  CHECK(Count(cells, {{"essential", "true"}}) == 1152);
+  // Of the sorted lines that LineOf would make of a list of these cells. The list was derived, apart from this project, from
+  // that suite's table, parameters and rules at its commit d0067d0.
+  std::sort(lines.begin(), lines.end());
+  CHECK(DigestOf(lines) == 0x1af51c739e7240a9ull);
+  CHECK(cells.front().name == "fused:cp_1_0 fp8 bshd p2p delayed dpa bwd W=2");
+  CHECK(cells.back().name == "fused:cp_5_1 fp8 thd a2a+p2p padded mxfp8 dpa f16_O W=4");
 }
 
 TEST_CASE("a suite's cells are the combinations of its rows with the values of its axes") {
@@ -118,9 +168,12 @@ TEST_CASE("a suite's cells are the combinations of its rows with the values of i
 TEST_CASE("filters select cells by the model tables of their rows") {
   const std::vector<Cell> cells = LoadSuite("matrix");
   CHECK(Count(cells, {{"model", "cp_2_0"}, {"suite", "own"}}) == 0);
-  CHECK(Count(cells, {{"model", "cp_2_0"}}) == 32);  // a row that is in both tables with the same values
+  // A row that is in both tables with the same values.
+  CHECK(Count(cells, {{"model", "cp_2_0"}, {"suite", "matrix"}}) == 32);
+  CHECK(Count(cells, {{"model", "cp_2_0"}, {"suite", "fp8"}}) == 144);
   CHECK(Count(cells, {{"kernel_backend", "FlashAttention"}}) == 384);
-  CHECK(Count(cells, {{"kernel_backend", "FusedAttention"}}) == 576);
+  CHECK(Count(cells, {{"kernel_backend", "FusedAttention"}, {"suite", "matrix"}}) == 576);
+  CHECK(Count(cells, {{"kernel_backend", "FusedAttention"}, {"suite", "fp8"}}) == 3456);
   CHECK(Count(cells, {{"model", "cp_9_9"}}) == 0);
 }
 
@@ -208,7 +261,9 @@ TEST_CASE("the smoke suite has a cell for every pair of values of two axes") {
 TEST_CASE("filters of one key select any of their values, and filters of different keys must all match") {
   std::vector<Cell> cells = MatrixCells();
   CHECK(Count(cells, {}) == 864);
-  CHECK(Count(LoadSuite("matrix"), {{"suite", "matrix"}, {"suite", "own"}}) == LoadSuite("matrix").size());
+  CHECK(Count(LoadSuite("matrix"), {{"suite", "matrix"}, {"suite", "own"}, {"suite", "fp8"}}) ==
+        LoadSuite("matrix").size());
+  CHECK(Count(LoadSuite("matrix"), {{"dtype", "fp8"}}) == 3456);
   CHECK(Count(LoadSuite("matrix"), {{"suite", "own"}, {"row", "flash:cp_2_0"}}) == 0);
   CHECK(Count(cells, {{"cp_comm_type", "p2p"}}) == 216);
   CHECK(Count(cells, {{"cp_comm_type", "p2p"}, {"cp_comm_type", "a2a"}}) == 432);
@@ -247,6 +302,11 @@ TEST_CASE("shrinking reduces lengths and windows in the same proportion") {
   CHECK(Shrunk({{"max_seqlen_q", 4096}, {"window_size", {512, 256}}}, 64) ==
         Json({{"max_seqlen_q", 64}, {"window_size", {8, 4}}}));  // as many keys as queries
   CHECK(Shrunk(Json::object(), 64) == Json::object());
+  // Chunks of mxfp8 have whole blocks of 32 tokens.
+  const Json blocks{{"scaling_mode", "mxfp8"}, {"max_seqlen_q", 4096}, {"max_seqlen_kv", 4096}};
+  CHECK(Shrunk(blocks, 200)["max_seqlen_q"] == 128);
+  CHECK(Shrunk(blocks, 96)["max_seqlen_kv"] == 128);
+  CHECK(Shrunk(blocks, 600, 4)["max_seqlen_q"] == 512);
 }
 
 TEST_CASE("the own cells have every row with every schedule, and are distinct and valid") {
@@ -330,10 +390,11 @@ TEST_CASE("every shrunk cell of the matrix is valid, and its lengths and windows
       const Json small = Shrunk(cell.params, longest, cell.world_size);
       const int q = small["max_seqlen_q"], kv = small["max_seqlen_kv"];
       const int was_q = cell.params["max_seqlen_q"], was_kv = cell.params["max_seqlen_kv"];
-      CHECK(std::max(q, kv) == longest / (2 * cell.world_size) * 2 * cell.world_size);
+      const int step = 2 * cell.world_size * (small.value("scaling_mode", "") == "mxfp8" ? 32 : 1);
+      CHECK(std::max(q, kv) == std::max(longest / step * step, step));
       CHECK(std::min(q, kv) > 0);
-      CHECK(q % (2 * cell.world_size) == 0);
-      CHECK(kv % (2 * cell.world_size) == 0);
+      CHECK(q % step == 0);
+      CHECK(kv % step == 0);
       CHECK((q < kv) == (was_q < was_kv));
       CHECK((q > kv) == (was_q > was_kv));
       for (std::size_t side : {0, 1}) {
@@ -456,6 +517,10 @@ TEST_CASE("AxesOf returns a cell's value on each axis") {
                              {"head dim", "192/128"},
                              {"dtype", "fp16"},
                              {"world size", "4"}});
+  cell.params = {{"dtype", "fp8"}, {"scaling_mode", "current"}, {"fp8_mha", true}, {"fp8_bwd", true}};
+  CHECK(AxesOf(cell) == Axes{{"dtype", "fp8"}, {"recipe", "current mha bwd"}, {"world size", "4"}});
+  cell.params = {{"dtype", "fp8"}, {"fp8_dpa", true}, {"f16_O", true}};
+  CHECK(RecipeOf(cell) == "delayed dpa f16_O");
   cell.params = {{"attn_mask_type", "no_mask"}, {"window_size", {-1, 0}}, {"num_heads", 8}};
   CHECK(AxesOf(cell) == Axes{{"mask", "no_mask"}, {"window", "open"}, {"world size", "4"}});
   cell.params["window_size"] = {3, 0};

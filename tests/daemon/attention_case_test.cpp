@@ -37,6 +37,17 @@ kernels::AttentionSpec SpecOf(const Json& params, int world_size = 2) {
   return attention_case::ToSpec(Resolved(params, world_size), world_size);
 }
 
+// The same where no kernels do it yet: parameters, relations and the spec.
+kernels::AttentionSpec RelatedSpecOf(const Json& params, int world_size = 2) {
+  daemon::CaseRegistry registry;
+  registry.Add(AttentionCase(), "built in");
+  const Json resolved =
+      attention_case::Resolve(protocol::ValidateParameters(params, registry.Find("attention")->schema),
+                              [&](const std::string& name) { return params.contains(name); });
+  attention_case::CheckRelations(resolved, world_size);
+  return attention_case::ToSpec(resolved, world_size);
+}
+
 struct Refused {
   FailureKind kind;
   std::string text;
@@ -303,7 +314,8 @@ TEST_CASE("the error for a violated relation between parameters names what is al
   CheckInvalid({{"max_seqlen_q", 100}, {"max_seqlen_kv", 7}}, "max_seqlen_kv", 4);
   CheckInvalid({{"max_seqlen_q", 62}, {"dtype", "fp8"}, {"num_heads", 3}, {"num_gqa_groups", 2}},
                "num_heads");
-  CheckInapplicable({{"max_seqlen_q", 62}, {"dtype", "fp8"}}, "max_seqlen_q");
+  CheckInvalid({{"max_seqlen_q", 62}, {"dtype", "fp8"}}, "fp8_dpa");
+  CheckInapplicable({{"max_seqlen_q", 62}, {"dtype", "fp8"}, {"fp8_dpa", true}}, "max_seqlen_q");
   CheckInapplicable({{"qkv_format", "thd"}, {"max_seqlen_q", 62}}, "max_seqlen_q");
 }
 
@@ -348,6 +360,94 @@ TEST_CASE("a2a_size is a divisor of the world size, other than 1 and itself, and
   CHECK(Resolved({{"cp_comm_type", "p2p"}, {"a2a_size", 3}}, 4).at("a2a_size") == 3);
 }
 
+TEST_CASE("a recipe of fp8 is resolved by what its scaling mode has") {
+  using kernels::ScalingMode;
+  struct Row {
+    Json params;
+    kernels::Fp8Recipe recipe;  // scaling_mode, dpa, mha, bwd, f16_o
+  };
+  for (const Row& row : std::vector<Row>{
+           {{{"fp8_dpa", true}}, {ScalingMode::kDelayed, true, false, true, false}},
+           {{{"fp8_mha", true}}, {ScalingMode::kDelayed, true, true, true, false}},
+           {{{"fp8_mha", true}, {"fp8_dpa", false}, {"f16_O", false}},
+            {ScalingMode::kDelayed, true, true, true, false}},
+           {{{"fp8_dpa", true}, {"fp8_bwd", false}}, {ScalingMode::kDelayed, true, false, false, false}},
+           {{{"scaling_mode", "current"}, {"fp8_dpa", true}},
+            {ScalingMode::kCurrent, true, false, true, false}},
+           {{{"scaling_mode", "current"}, {"fp8_mha", true}, {"f16_O", true}},
+            {ScalingMode::kCurrent, true, true, true, true}},
+           {{{"scaling_mode", "current"}, {"fp8_dpa", true}, {"fp8_bwd", false}, {"f16_O", true}},
+            {ScalingMode::kCurrent, true, false, false, true}},
+           {{{"scaling_mode", "mxfp8"}, {"fp8_dpa", true}}, {ScalingMode::kMxfp8, true, false, true, true}},
+           {{{"scaling_mode", "mxfp8"}, {"fp8_dpa", true}, {"f16_O", true}, {"fp8_bwd", false}},
+            {ScalingMode::kMxfp8, true, false, false, true}}}) {
+    INFO(row.params);
+    Json params = row.params;
+    params["dtype"] = "fp8";
+    const kernels::AttentionSpec spec = RelatedSpecOf(params);
+    REQUIRE(spec.fp8.has_value());
+    CHECK(*spec.fp8 == row.recipe);
+    CHECK(spec.dtypes == kernels::TensorDtypes(kernels::Dtype::kBf16));
+  }
+  for (const char* dtype : {"bf16", "fp16"}) {
+    // What says that nothing is fp8 is taken with every dtype, and the resolved parameters may be sent again.
+    const Json none{{"dtype", dtype},   {"scaling_mode", nullptr}, {"fp8_dpa", false},
+                    {"fp8_mha", false}, {"fp8_bwd", false},        {"f16_O", false}};
+    CHECK_FALSE(SpecOf(none).fp8.has_value());
+    CHECK_FALSE(SpecOf(Resolved({{"dtype", dtype}})).fp8.has_value());
+  }
+}
+
+TEST_CASE("what makes no recipe of fp8 is refused with the parameter and what is allowed") {
+  const auto fp8 = [](Json params) {
+    params["dtype"] = "fp8";
+    return params;
+  };
+  CheckInvalid(fp8(Json::object()), "fp8_dpa and fp8_mha are both false: one must be true");
+  CheckInvalid(fp8({{"scaling_mode", "current"}, {"fp8_bwd", true}}), "fp8_dpa and fp8_mha are both false");
+  for (const bool dpa : {false, true})
+    CheckInvalid(fp8({{"scaling_mode", "mxfp8"}, {"fp8_mha", true}, {"fp8_dpa", dpa}}),
+                 "fp8_mha is true and must be false with scaling_mode 'mxfp8'");
+  CheckInvalid(fp8({{"fp8_dpa", true}, {"f16_O", true}}),
+               "f16_O is true and must be false or null with scaling_mode 'delayed'");
+  CheckInvalid(fp8({{"fp8_dpa", true}, {"f16_O", false}, {"scaling_mode", "mxfp8"}}),
+               "f16_O is false and must be true or null with scaling_mode 'mxfp8'");
+  CheckInvalid(fp8({{"fp8_dpa", true}, {"scaling_mode", "block"}}),
+               R"("scaling_mode" must be one of "delayed", "current", "mxfp8", not "block")");
+  CheckInvalid(fp8({{"fp8_dpa", "True"}}), "\"fp8_dpa\" must be true or false");
+  for (const char* dtype : {"bf16", "fp16"}) {
+    for (const auto& [name, value] : {std::pair<const char*, Json>{"scaling_mode", "current"},
+                                      {"fp8_dpa", true},
+                                      {"fp8_mha", true},
+                                      {"fp8_bwd", true},
+                                      {"f16_O", true}})
+      CheckInvalid({{"dtype", dtype}, {name, value}},
+                   std::string(", and dtype is '") + dtype + "': " + name + " is for dtype 'fp8' alone");
+  }
+}
+
+TEST_CASE("blocks of 32 divide the head dimensions and chunks of mxfp8") {
+  const auto mxfp8 = [](Json params) {
+    params.update({{"dtype", "fp8"}, {"fp8_dpa", true}, {"scaling_mode", "mxfp8"}});
+    return params;
+  };
+  CHECK(RelatedSpecOf(mxfp8({{"max_seqlen_q", 128}}), 2).fp8.has_value());
+  CHECK(RelatedSpecOf(mxfp8({{"max_seqlen_q", 256}, {"max_seqlen_kv", 512}}), 4).fp8.has_value());
+  CheckInvalid(mxfp8({{"head_dim_qk", 80}}), "head_dim_qk is 80 and must be divisible by 32");
+  CheckInvalid(mxfp8({{"head_dim_qk", 64}, {"head_dim_v", 72}}),
+               "head_dim_v is 72 and must be divisible by 32");
+  CheckInvalid(mxfp8({{"max_seqlen_q", 96}}), "max_seqlen_q is 96 and must be divisible by 128");
+  CheckInvalid(mxfp8({{"max_seqlen_q", 128}, {"max_seqlen_kv", 136}}), "max_seqlen_kv is 136 and must be");
+  CheckInapplicable(mxfp8({{"max_seqlen_q", 64}}),
+                    "max_seqlen_q is 64 and must be divisible by 128: that is 64 *");
+  CheckInapplicable(mxfp8({{"max_seqlen_q", 256}, {"max_seqlen_kv", 128}}),
+                    "max_seqlen_kv is 128 and must be divisible by 256", 4);
+  // Packed sequences have lengths of their own, and scales of whole tensors have no blocks.
+  CHECK(RelatedSpecOf(mxfp8({{"max_seqlen_q", 96}, {"qkv_format", "thd"}})).fp8.has_value());
+  CHECK(RelatedSpecOf({{"dtype", "fp8"}, {"fp8_dpa", true}, {"max_seqlen_q", 12}, {"head_dim_qk", 72}})
+            .fp8.has_value());
+}
+
 TEST_CASE("a case names the kernels that it runs") {
   const Json kernels = Prepared(Json::object())->kernels;
   CHECK(kernels.at("name") == "cppool");
@@ -357,7 +457,6 @@ TEST_CASE("a case names the kernels that it runs") {
 
 TEST_CASE(
     "unsupported values are refused with the reason, and all combinations of the matrix are supported") {
-  CheckUnsupported({{"dtype", "fp8"}}, "fp8");
   CheckUnsupported({{"head_dim_qk", 96}}, "head_dim_qk 96 with head_dim_v 96");
   CheckUnsupported({{"head_dim_qk", 64}, {"head_dim_v", 128}}, "128 with head_dim_v 64");
   for (const auto& [qk, v] : {std::pair{64, 64}, {128, 128}, {192, 128}, {128, 64}, {256, 256}}) {
@@ -407,6 +506,15 @@ TEST_CASE("parameters in the string form of Transformer Engine's worker are acce
   CHECK(run->params.at("num_heads") == 12);
   CHECK(run->params.at("is_training") == true);
   CHECK(run->params.at("pad_between_seqs") == false);
+  CHECK(run->warnings.empty());
+}
+
+TEST_CASE("fp8 without a recipe runs as bf16 in the string form, as that worker runs it, with a warning") {
+  const auto run = Prepared(
+      {{"dtype", "fp8"}, {"scaling_mode", "mxfp8"}, {"fp8_mha", "True"}, {"f16_O", "False"}}, 2, true);
+  CHECK(run->params.at("dtype") == "bf16");
+  REQUIRE(run->warnings.size() == 1);
+  CHECK(run->warnings.at(0).find("ran as bf16") != std::string::npos);
 }
 
 TEST_CASE("dumps into the same folder, which does not exist yet, can be validated concurrently") {

@@ -66,6 +66,8 @@ const Json kRich = {{"max_seqlen_q", 16},
                     {"softmax_type", "learnable"},
                     {"return_max_logit", true}};
 
+const Json kFp8Large = {{"dtype", "fp8"}, {"batch_size", 2}, {"max_seqlen_q", 128}};
+
 Json Merged(Json params, const Json& more) {
   params.update(more);
   return params;
@@ -103,6 +105,17 @@ TEST_CASE("NumPy confirms the dumps of runs with every feature") {
       {2, {{"attn_bias_type", "post_scale_bias"}, {"bias_shape", "111s"}, {"cp_comm_type", "a2a"}}},
       {2, {{"is_training", false}, {"softmax_type", "learnable"}, {"return_max_logit", true}}},
       {4, Merged(kRich, {{"cp_comm_type", "a2a+p2p"}, {"bias_shape", "1hss"}, {"max_seqlen_q", 24}})},
+      {2, {{"dtype", "fp8"}, {"fp8_mha", true}, {"attn_bias_type", "alibi"}, {"return_max_logit", true}}},
+      {2,
+       {{"dtype", "fp8"},
+        {"fp8_dpa", true},
+        {"scaling_mode", "current"},
+        {"fp8_bwd", false},
+        {"cp_comm_type", "a2a"}}},
+      {2, Merged(kRich, {{"dtype", "fp8"}, {"fp8_dpa", true}, {"scaling_mode", "mxfp8"}})},
+      // From 65536 elements on, statistics are checked, too.
+      {2, Merged(kFp8Large, {{"scaling_mode", "current"}, {"fp8_mha", true}, {"f16_O", true}})},
+      {2, Merged(kFp8Large, {{"scaling_mode", "mxfp8"}, {"fp8_dpa", true}, {"cp_comm_type", "all_gather"}})},
   };
   const TemporaryFolder folder;
   std::vector<std::pair<fs::path, std::size_t>> dumps;
@@ -127,6 +140,15 @@ TEST_CASE("NumPy confirms the dumps of runs with every feature") {
     CHECK(output.exit_code == 0);
     CHECK(Has(output.output, "\n" + std::to_string(tensors) + " passed, 0 failed\n"));
   }
+}
+
+TEST_CASE("check_dump confirms fp8 dumps that NumPy made, and sees each planted error in them") {
+  const TemporaryFolder folder;
+  const Child output = RunChild(Python() + " '" CPPOOL_FP8_DUMP_TEST "' '" CPPOOL_CHECK_DUMP "' '" +
+                                folder.path().string() + "'");
+  INFO(output.output);
+  CHECK(output.exit_code == 0);
+  CHECK(output.output == "0 of 18 wrong\n");
 }
 
 TEST_CASE("a falsified dump fails its check") {

@@ -142,6 +142,8 @@ class Traffic(unittest.TestCase):
                 {"params": TINY, "checks": False, "repeat": 2, "waits": True, "profile": True, "trace": folder + "/trace.json"},
                 {"kwargs": {"max_seqlen_q": "16", "num_heads": "4", "is_training": "False", "window_size": "(-1, 0)",
                             "softmax_scale": "None", "log_level": "10", "fp8_bwd": "True"}},
+                {"params": {"max_seqlen_q": 64, "num_heads": 4, "dtype": "fp8", "fp8_dpa": True}},
+                {"kwargs": {"max_seqlen_q": "16", "num_heads": "4", "dtype": "fp8", "fp8_dpa": "False"}},  # runs as bf16, with a warning
             ]
             for run in runs:
                 self.assertEqual(self.ask(daemon, {"op": "run", **run})["status"], "passed", run)
@@ -155,7 +157,7 @@ class Traffic(unittest.TestCase):
     def test_requests_that_are_not_run(self):
         with Daemon() as daemon:
             for params, status, kind in [
-                    ({"dtype": "fp8"}, "skipped", "unsupported"),
+                    ({"dtype": "fp8"}, "error", "invalid_request"),
                     ({"head_dim_qk": 72}, "skipped", "unsupported"),
                     ({"num_head": 4}, "error", "invalid_request"),
                     ({"max_seqlen_q": 31}, "error", "invalid_request"),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdio>
+#include <string_view>
 
 #include "tests/planted/planted_cells.h"
 
@@ -16,6 +17,11 @@ inline const CellFilters kSmallSuite = {
 
 // A missing wait causes a wrong result only with some random delays, so up to this many seeds are tried.
 inline constexpr int kMaxRuns = 5;
+
+// Those are caught by cases of fp8.
+inline bool IsOfFp8(const cppool::kernels::PlantableBug& bug) {
+  return std::string_view(bug.name).starts_with("fp8_");
+}
 
 inline void PassesWithoutBug(const std::vector<std::string>& common) {
   const Caught none = RunCells(nullptr, kSmallSuite, common);

@@ -68,6 +68,21 @@ const std::vector<PlantableBug>& PlantableBugs() {
       {Bug::kDkNotScaled, "dk_not_scaled", false},
       {Bug::kOrderVaries, "order_varies", false},
       {Bug::kInputsByRow, "inputs_by_row", false},
+      {Bug::kFp8GradientsNotSent, "fp8_gradients_not_sent", false},
+      {Bug::kFp8OwnScale, "fp8_own_scale", false},
+      {Bug::kFp8AmaxOfOneRank, "fp8_amax_of_one_rank", false},
+      {Bug::kFp8StaleScale, "fp8_stale_scale", false},
+      {Bug::kFp8OutSaturates, "fp8_out_saturates", false},
+      {Bug::kFp8BlocksOfOtherAxis, "fp8_blocks_of_other_axis", false},
+      {Bug::kFp8Most240, "fp8_most_240", false},
+      {Bug::kFp8Truncation, "fp8_truncation", false},
+      {Bug::kFp8FormatsSwapped, "fp8_formats_swapped", false},
+      {Bug::kFp8ExponentFloor, "fp8_exponent_floor", false},
+      {Bug::kFp8ExponentOfNeighbour, "fp8_exponent_of_neighbour", false},
+      {Bug::kFp8PNotCast, "fp8_p_not_cast", false},
+      {Bug::kFp8DsNotCast, "fp8_ds_not_cast", false},
+      {Bug::kFp8PScaleLeftOut, "fp8_p_scale_left_out", false},
+      {Bug::kFp8PScaleTwice, "fp8_p_scale_twice", false},
   };
   return bugs;
 }

@@ -37,6 +37,23 @@ enum class Bug {
   kDkNotScaled,        // dk is not multiplied by softmax_scale
   kOrderVaries,        // blocks are summed in an order that changes from call to call
   kInputsByRow,        // inputs are drawn by the row of the buffer, not by position
+  // Of fp8. In the schedules and what they quantise.
+  kFp8GradientsNotSent,  // a ring sums its own parts of others' dk and dv instead of those for its keys
+  kFp8OwnScale,  // amaxes are a rank's own, and so is the scale that a block from another rank is read with
+  kFp8AmaxOfOneRank,      // amaxes are not reduced over the ranks
+  kFp8StaleScale,         // q, k and v are cast with the scale of an amax of 1
+  kFp8OutSaturates,       // the delayed scale of out is that of smaller outputs
+  kFp8BlocksOfOtherAxis,  // v is quantised in blocks along the dims for the product with P
+  // In the host's casts and kernels.
+  kFp8Most240,              // the largest E4M3 value is taken for 240
+  kFp8Truncation,           // casts round down
+  kFp8FormatsSwapped,       // E4M3 is cast where E5M2 is read, and the reverse
+  kFp8ExponentFloor,        // exponents of blocks are too small by one: the largest values saturate
+  kFp8ExponentOfNeighbour,  // a block is read with its neighbour's exponent
+  kFp8PNotCast,             // P is rounded to bf16 in the forward pass
+  kFp8DsNotCast,            // dS is not cast
+  kFp8PScaleLeftOut,        // dv is not divided by the scale of P
+  kFp8PScaleTwice,          // dv is divided by it twice
 };
 
 struct PlantableBug {

@@ -17,11 +17,42 @@ using CellFilters = std::vector<std::vector<std::string>>;  // filters of severa
 // Cells of max_logit without a backward pass: its waits would hide a missing wait for max_logit.
 inline const std::vector<std::string> kInferenceCells = {"row=fused:cp_2_4", "qkv_format=bshd"};
 
+// Cases of fp8, by their parameters, on two ranks. The last two have enough elements for statistics.
+using CaseParameters = std::vector<std::vector<std::string>>;
+inline const CaseParameters kFp8Cases = [] {
+  const auto parameters = [](const char* mode, const char* comm, const char* mha, const char* seqlen,
+                             const char* heads, const char* batch) {
+    return std::vector<std::string>{"dtype=fp8",
+                                    std::string("scaling_mode=") + mode,
+                                    std::string("cp_comm_type=") + comm,
+                                    "fp8_dpa=true",
+                                    std::string("fp8_mha=") + mha,
+                                    std::string("max_seqlen_q=") + seqlen,
+                                    std::string("num_heads=") + heads,
+                                    std::string("batch_size=") + batch,
+                                    "attn_mask_type=no_mask"};
+  };
+  return CaseParameters{parameters("delayed", "p2p", "true", "128", "4", "1"),
+                        parameters("current", "a2a", "false", "128", "4", "1"),
+                        parameters("mxfp8", "all_gather", "false", "128", "4", "1"),
+                        parameters("current", "p2p", "false", "128", "16", "4"),
+                        parameters("mxfp8", "p2p", "false", "128", "16", "4")};
+}();
+
 struct Caught {
   int cells = 0;
   std::vector<std::string> failed;  // cells with a failed check, with their error
   std::vector<std::string> other;   // cells that neither passed nor failed, with their error
 };
+
+inline void Count(const std::string& line, Caught& result) {
+  const cppool::Json cell = cppool::Json::parse(line);
+  if (!cell.contains("status")) return;
+  ++result.cells;
+  const std::string name = cell.at("name"), status = cell.at("status");
+  if (status == "failed") result.failed.push_back(name + ": " + cell.at("error").get<std::string>());
+  if (status != "failed" && status != "passed") result.other.push_back(name + ": " + cell.at("error").dump());
+}
 
 // `bug` NULL: none. `common`: further arguments of `cppool run`.
 inline Caught RunCells(const char* bug, const CellFilters& cells, const std::vector<std::string>& common,
@@ -32,15 +63,22 @@ inline Caught RunCells(const char* bug, const CellFilters& cells, const std::vec
     std::vector<std::string> words = {"run", "--suite", "matrix", "--json"};
     for (const std::string& filter : filters) words.insert(words.end(), {"--filter", filter});
     words.insert(words.end(), common.begin(), common.end());
-    for (const std::string& line : Cppool(words, daemon).lines) {
-      const cppool::Json cell = cppool::Json::parse(line);
-      if (!cell.contains("status")) continue;
-      ++result.cells;
-      const std::string name = cell.at("name"), status = cell.at("status");
-      if (status == "failed") result.failed.push_back(name + ": " + cell.at("error").get<std::string>());
-      if (status != "failed" && status != "passed")
-        result.other.push_back(name + ": " + cell.at("error").dump());
-    }
+    for (const std::string& line : Cppool(words, daemon).lines) Count(line, result);
+  }
+  unsetenv("CPPOOL_PLANTED_BUG");
+  return result;
+}
+
+// The cases of fp8, until one fails.
+inline Caught RunFp8(const char* bug, const std::vector<std::string>& common) {
+  setenv("CPPOOL_PLANTED_BUG", bug ? bug : "", 1);
+  Caught result;
+  for (const auto& parameters : kFp8Cases) {
+    if (!result.failed.empty()) break;
+    std::vector<std::string> words = {"run", "--json"};
+    for (const std::string& parameter : parameters) words.insert(words.end(), {"--param", parameter});
+    words.insert(words.end(), common.begin(), common.end());
+    for (const std::string& line : Cppool(words, CPPOOL_TEST_DAEMON).lines) Count(line, result);
   }
   unsetenv("CPPOOL_PLANTED_BUG");
   return result;

@@ -18,7 +18,28 @@ TEST_CASE("every cell passes in the patched daemon when no bug is selected") { P
 
 TEST_CASE("the suite catches each planted bug") {
   REQUIRE(PlantableBugs().size() >= 25);
-  for (const PlantableBug& bug : PlantableBugs()) CatchesBug(bug, kOnHost);
+  for (const PlantableBug& bug : PlantableBugs()) {
+    if (!IsOfFp8(bug)) CatchesBug(bug, kOnHost);
+  }
+}
+
+TEST_CASE("the checks of fp8 catch each planted bug of fp8") {
+  const Caught none = RunFp8(nullptr, {"--backend", "host"});
+  CHECK(none.cells == static_cast<int>(kFp8Cases.size()));
+  CHECK(none.failed == std::vector<std::string>{});
+  CHECK(none.other == std::vector<std::string>{});
+  int bugs = 0;
+  for (const PlantableBug& bug : PlantableBugs()) {
+    if (!IsOfFp8(bug)) continue;
+    ++bugs;
+    CAPTURE(bug.name);
+    const Caught caught = RunFp8(bug.name, {"--backend", "host"});
+    CHECK(caught.failed != std::vector<std::string>{});
+    CHECK(caught.other == std::vector<std::string>{});
+    std::printf("%s: caught by case %d: %s\n", bug.name, caught.cells,
+                caught.failed.empty() ? "" : caught.failed.front().c_str());
+  }
+  CHECK(bugs >= 15);
 }
 
 TEST_CASE("the error of an output that is not finite is reported as nan") {

@@ -149,5 +149,60 @@ TEST_CASE("fp8 flags are ignored unless dtype is fp8") {
   CHECK(ParametersFromKwargs({{"dtype", "fp8"}, {"fp8_mha", "True"}}, Schema()) == Json{{"dtype", "fp8"}});
 }
 
+TEST_CASE("of dtype fp8, what Transformer Engine's worker ignores is dropped") {
+  std::vector<ParameterSpec> schema = Schema();
+  schema.push_back(Spec("scaling_mode", ParameterType::kString, Json()));
+  for (const char* flag : {"fp8_dpa", "fp8_mha", "fp8_bwd", "f16_O"})
+    schema.push_back(Spec(flag, ParameterType::kBoolean, false));
+  struct Row {
+    const char *mode, *dpa, *mha, *bwd, *f16;
+    Json parameters;
+  };
+  for (const Row& row :
+       std::vector<Row>{{"delayed",
+                         "True",
+                         "False",
+                         "True",
+                         "True",
+                         {{"dtype", "fp8"},
+                          {"scaling_mode", "delayed"},
+                          {"fp8_dpa", true},
+                          {"fp8_mha", false},
+                          {"fp8_bwd", true}}},
+                        {"None",
+                         "True",
+                         "True",
+                         "False",
+                         "True",
+                         {{"dtype", "fp8"}, {"fp8_dpa", true}, {"fp8_mha", true}, {"fp8_bwd", false}}},
+                        {"current",
+                         "False",
+                         "True",
+                         "True",
+                         "True",
+                         {{"dtype", "fp8"},
+                          {"scaling_mode", "current"},
+                          {"fp8_dpa", false},
+                          {"fp8_mha", true},
+                          {"fp8_bwd", true},
+                          {"f16_O", true}}},
+                        {"mxfp8",
+                         "True",
+                         "True",
+                         "True",
+                         "False",
+                         {{"dtype", "fp8"}, {"scaling_mode", "mxfp8"}, {"fp8_dpa", true}, {"fp8_bwd", true}}},
+                        {"current", "False", "False", "True", "True", {{"dtype", "bf16"}}},
+                        {"mxfp8", "False", "True", "True", "True", {{"dtype", "bf16"}}}}) {
+    CAPTURE(row.mode, row.dpa, row.mha);
+    std::vector<std::string> warnings;
+    const Json kwargs{{"dtype", "fp8"},     {"scaling_mode", row.mode}, {"fp8_dpa", row.dpa},
+                      {"fp8_mha", row.mha}, {"fp8_bwd", row.bwd},       {"f16_O", row.f16}};
+    CHECK(ParametersFromKwargs(kwargs, schema, &warnings) == row.parameters);
+    CHECK(warnings.size() == (row.parameters.at("dtype") == "bf16" ? 1 : 0));
+  }
+  CHECK(ParametersFromKwargs({{"dtype", "fp8"}}, schema) == Json{{"dtype", "bf16"}});
+}
+
 }  // namespace
 }  // namespace cppool::protocol

@@ -77,6 +77,7 @@ EXCEPTIONS = {
     ("daemon/world.cpp", "kernels/module/build_id.h"),
     # The run and its verification share the set of tensors; verify.cpp creates the host's check kernels itself.
     ("kernels/attention/checks/verify.h", "kernels/attention/run/tensor_set.h"),
+    ("kernels/attention/checks/fp8_verify.h", "kernels/attention/run/tensor_set.h"),
     ("kernels/attention/checks/verify.cpp", "kernels/attention/checks/host/check_kernels.h"),
 }
 

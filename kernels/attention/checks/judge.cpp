@@ -56,6 +56,13 @@ double CancellationFactor(std::uint64_t heads) {
   return 1 + 32 / static_cast<double>(std::max<std::uint64_t>(heads, 1));
 }
 
+// fp8: see JudgeFp8. The RMS error of a cast is 2.65 % (E4M3) and 5.3 % (E5M2), and sums of randomly signed terms keep it, so
+// that two right results have the same error within a few per cent, and none of them is too large or too small by 1 %.
+constexpr double kFp8Most = 1.25, kFp8Least = 0.7, kFp8Floor = 2e-3, kFp8Gain = 2e-2;
+constexpr double kFp8OutNoCp = 1.5, kFp8GradientNoCp = 0.6;
+// The outs of two runs differ by a few casts that fell otherwise: measured, 2 % in gradients that come from them.
+constexpr double kFp8Delta = 0.06;
+
 double UnitRoundoff(Dtype dtype) {
   switch (dtype) {
     case Dtype::kFp16:
@@ -66,6 +73,10 @@ double UnitRoundoff(Dtype dtype) {
       return 0x1p-24;
     case Dtype::kFp64:
       return 0x1p-53;
+    case Dtype::kE4M3:
+      return 0x1p-4;
+    case Dtype::kE5M2:
+      return 0x1p-3;
   }
   throw RuntimeError(CPPOOL_INTERNAL, "judge: unknown dtype");
 }
@@ -141,6 +152,16 @@ const char* NameOf(CheckedTensor tensor) {
       return "d_softmax_offset";
     case CheckedTensor::kMaxLogit:
       return "max_logit";
+    case CheckedTensor::kQ:
+      return "q";
+    case CheckedTensor::kK:
+      return "k";
+    case CheckedTensor::kV:
+      return "v";
+    case CheckedTensor::kDout:
+      return "dout";
+    case CheckedTensor::kDelta:
+      return "delta";
   }
   return "?";
 }
@@ -160,6 +181,15 @@ Dtype JudgedDtype(CheckedTensor tensor, const TensorDtypes& dtypes) {
       return dtypes.dv;
     case CheckedTensor::kDbias:
       return dtypes.dbias;
+    case CheckedTensor::kQ:
+      return dtypes.q;
+    case CheckedTensor::kK:
+      return dtypes.k;
+    case CheckedTensor::kV:
+      return dtypes.v;
+    case CheckedTensor::kDout:
+    case CheckedTensor::kDelta:
+      return dtypes.dout;
   }
   throw RuntimeError(CPPOOL_INTERNAL, "judge: no such tensor");
 }
@@ -176,6 +206,8 @@ NoCpTolerance ToleranceNoCp(CheckedTensor tensor, Dtype dtype, bool gqa) {
       return {kFp16, kFp16, kFp16Rms};
     case Dtype::kFp32:
     case Dtype::kFp64:
+    case Dtype::kE4M3:
+    case Dtype::kE5M2:
       break;
   }
   throw RuntimeError(CPPOOL_INTERNAL, "judge: no tolerance for this dtype");
@@ -240,6 +272,53 @@ Verdict JudgeOracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours,
   // give the limit.
   verdict.ok = ours.count > 0 && ours.mismatches == 0 && plain.count > 0 &&
                ours.max_abs_err <= verdict.tolerance && rms_holds;
+  return verdict;
+}
+
+Verdict JudgeFp8(CheckedTensor tensor, const CompareStats& ours, const CompareStats& plain_here) {
+  Verdict verdict = Describe(ours, ours.largest_bound);
+  const double error = Rms(ours.sum_sq_err, ours.count), plain = Rms(plain_here.sum_sq_err, plain_here.count);
+  verdict.ratio = plain > 0 ? error / plain : 0;
+  verdict.ok = ours.count > 0 && ours.mismatches == 0 && ours.max_of_bound <= 1;
+  if (ours.count < kFp8Samples) return verdict;
+  const double largest = (IsGradient(tensor) ? kGradientFactor : kOutFactor) * plain_here.max_abs_err;
+  const double reference = Rms(ours.sum_sq_ref, ours.count);
+  const auto gain = [](const CompareStats& stats) {
+    return stats.sum_sq_ref > 0 ? std::abs(stats.sum_err_ref / stats.sum_sq_ref) : 0;
+  };
+  verdict.ok = verdict.ok && ours.max_abs_err <= largest && gain(ours) <= gain(plain_here) + kFp8Gain &&
+               error <= kFp8Most * plain + kFp8Floor * reference && error >= kFp8Least * plain;
+  return verdict;
+}
+
+Verdict JudgeFp8DeltaNoCp(CheckedTensor tensor, const CompareStats& stats) {
+  Verdict verdict = Describe(stats, kFp8Delta * stats.max_abs_ref + kNoise);
+  const bool few = tensor == CheckedTensor::kDsoftmaxOffset;  // a sum for each head, whose terms cancel
+  const double rms =
+      kFp8Delta * (few ? CancellationFactor(stats.count) : 1) * Rms(stats.sum_sq_ref, stats.count);
+  if (few) verdict.tolerance *= CancellationFactor(stats.count);
+  verdict.ok = stats.count > 0 && stats.mismatches == 0 && stats.max_abs_err <= verdict.tolerance &&
+               Rms(stats.sum_sq_err, stats.count) <= rms + kNoise;
+  return verdict;
+}
+
+Verdict JudgeFp8NoCp(CheckedTensor tensor, const CompareStats& stats, const CompareStats& plain, double bound,
+                     bool all) {
+  Verdict verdict = Describe(stats, std::max(2 * bound, all ? 0 : stats.max_abs_ref / 2));
+  verdict.ok = stats.count > 0 && stats.mismatches == 0 && stats.max_abs_err <= verdict.tolerance;
+  if (stats.count < kFp8Samples || plain.count < kFp8Samples) return verdict;
+  const double factor = IsGradient(tensor) ? kFp8GradientNoCp : kFp8OutNoCp;
+  verdict.ok =
+      verdict.ok && Rms(stats.sum_sq_err, stats.count) <= factor * Rms(plain.sum_sq_err, plain.count) +
+                                                              kFp8Floor * Rms(stats.sum_sq_ref, stats.count);
+  return verdict;
+}
+
+Verdict JudgeBits(std::uint64_t wrong, std::uint64_t count, double largest_error) {
+  Verdict verdict;
+  verdict.max_abs_err = largest_error;
+  verdict.rel_err = count ? static_cast<double>(wrong) / static_cast<double>(count) : 0;
+  verdict.ok = wrong == 0;
   return verdict;
 }
 

@@ -74,7 +74,8 @@ class Sampler {
   // Adds all pairs of these sequences if that is cheap, otherwise a sample selected by the seed.
   void Pick(const std::vector<int>& sequences) {
     if (sequences.empty()) return;
-    const double budget = host_ ? 4e8 : 1e11;
+    // The judgement of fp8 wants kFp8Samples elements of a rank, if the case has them.
+    const double budget = host_ ? (spec_.fp8 ? 1e9 : 4e8) : 1e11;
     const std::int64_t most = host_ ? 256 : 16;
     double mean = 0;
     for (const int sequence : sequences) mean += Flops(sequence) / static_cast<double>(sequences.size());

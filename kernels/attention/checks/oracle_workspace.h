@@ -18,6 +18,7 @@ struct OracleShape {
   int dim_qk, dim_v;
   bool backward;
   bool offset_gradient;  // with `backward`
+  bool fp8 = false;      // OracleArgs::fp8: on the host alone
 };
 OracleShape ShapeOf(const OracleArgs& args);
 

@@ -30,11 +30,17 @@ void Add(CompareStats& sum, const CompareStats& part) {
   sum.max_excess = std::max(sum.max_excess, part.max_excess);
   sum.sum_sq_err += part.sum_sq_err;
   sum.sum_sq_ref += part.sum_sq_ref;
+  sum.sum_err_ref += part.sum_err_ref;
+  sum.max_of_bound = std::max(sum.max_of_bound, part.max_of_bound);
+  sum.largest_bound = std::max(sum.largest_bound, part.largest_bound);
   sum.mismatches += part.mismatches;
   sum.count += part.count;
 }
 
 CheckedTensor KindOf(const TensorSet::Tensor& tensor) { return std::get<CheckedTensor>(tensor.info.kind); }
+bool IsGradient(CheckedTensor kind) {
+  return kind != CheckedTensor::kOut && kind != CheckedTensor::kLse && kind != CheckedTensor::kMaxLogit;
+}
 bool IsWhole(const TensorSet::Tensor& tensor) { return tensor.info.rows_of == TensorRows::kWhole; }
 
 GradientTerms TermsOf(const AttentionSpec& spec, CheckedTensor kind) {
@@ -101,6 +107,12 @@ struct Verifier::OracleOutputs {
         return d_softmax_offset;
       case CheckedTensor::kMaxLogit:
         return max_logit;
+      case CheckedTensor::kQ:
+      case CheckedTensor::kK:
+      case CheckedTensor::kV:
+      case CheckedTensor::kDout:
+      case CheckedTensor::kDelta:
+        break;  // no result
     }
     throw RuntimeError(CPPOOL_INTERNAL, "no such tensor");
   }
@@ -171,7 +183,12 @@ void Verifier::AgainstNoCp() {
     const CheckedTensor kind = KindOf(local_.outputs()[i]);
     const auto [values, padding] = comparisons[i];
     Verdict verdict;
-    if (values) {
+    if (values && IsCast(kind)) {
+      const auto [bound, count] = bound_[kind];
+      verdict = JudgeFp8NoCp(kind, *values, plain_[kind], bound, count == values->count);
+    } else if (values && fp8_ && IsGradient(kind)) {
+      verdict = JudgeFp8DeltaNoCp(kind, *values);
+    } else if (values) {
       verdict = JudgeNoCp(kind, DtypeOf(kind), gqa(), *values, plain_[kind], TermsOf(spec_, kind));
     } else {  // the rank holds no token
       verdict.tolerance = ToleranceNoCp(kind, DtypeOf(kind), gqa()).absolute;
@@ -191,6 +208,7 @@ void Verifier::AgainstOracle() {
   const OracleSample sample = SampleOracle(spec_, std::strcmp(rt_->backend, "host") == 0);
   if (sample.pairs.empty()) return;  // the case has no tokens
   const OracleOutputs exact(rt_, spec_, sample), plain(rt_, spec_, sample);
+  const OracleOutputs bounds = fp8_ ? OracleOutputs(rt_, spec_, sample) : OracleOutputs();
   const auto for_both = [&](CheckedTensor kind, double value) {
     for (const OracleOutputs* outputs : {&exact, &plain}) {
       const Buffer& values = outputs->of(kind);
@@ -211,9 +229,9 @@ void Verifier::AgainstOracle() {
   for (std::size_t i = 0; i < sample.pairs.size(); ++i) {
     const bool in_unit = unit != sample.bias_units.end() && i >= unit->begin;
     if (in_unit && i == unit->begin) for_both(CheckedTensor::kDbias, 0);
-    RunOracle(sample.pairs[i], false, exact, in_unit);
-    RunOracle(sample.pairs[i], true, plain, in_unit);
-    ComparePair(sample.pairs[i], exact, plain, results, stats);
+    RunOracle(sample.pairs[i], false, exact, bounds, in_unit);
+    RunOracle(sample.pairs[i], true, plain, {}, in_unit);
+    ComparePair(sample.pairs[i], exact, plain, bounds, results, stats);
     if (in_unit && i + 1 == unit->end) CompareBias(*unit++, exact, plain, results, stats);
   }
   CompareHeads(sample.whole_heads, exact, plain, results, stats);
@@ -227,14 +245,40 @@ void Verifier::AgainstOracle() {
       Add(plain_[kind], *part.plain);
       Add(plain_here, *part.plain_here);
     }
+    if (ours.count > 0 && IsCast(kind)) bound_[kind] = {ours.largest_bound, ours.count};
     // The count is 0 if the rank holds no token of the sample, or if the sum was too much work.
     if (ours.count > 0)
       report_.Check(kind, "oracle",
-                    JudgeOracle(kind, DtypeOf(kind), ours, plain_[kind], plain_here, TermsOf(spec_, kind)));
+                    IsCast(kind) ? JudgeCasts(kind, stats[kind])
+                                 : JudgeOracle(kind, DtypeOf(kind), ours, plain_[kind], plain_here,
+                                               TermsOf(spec_, kind)));
   }
 }
 
-void Verifier::RunOracle(const OraclePair& pair, bool rounded, const OracleOutputs& to, bool dbias) {
+bool Verifier::IsCast(CheckedTensor kind) const {
+  if (!fp8_) return false;
+  const bool gradient =
+      kind == CheckedTensor::kDq || kind == CheckedTensor::kDk || kind == CheckedTensor::kDv;
+  return kind == CheckedTensor::kOut || (fp8_->backward && gradient);
+}
+
+// Of all parts together, and of each that is large enough to be judged for itself.
+Verdict Verifier::JudgeCasts(CheckedTensor kind, const std::vector<Stats>& parts) const {
+  CompareStats ours, plain_here;
+  for (const Stats& part : parts) {
+    Add(ours, *part.ours);
+    Add(plain_here, *part.plain_here);
+  }
+  Verdict verdict = JudgeFp8(kind, ours, plain_here);
+  for (const Stats& part : parts) {
+    if (part.ours->count >= kFp8Samples)
+      verdict.ok = verdict.ok && JudgeFp8(kind, *part.ours, *part.plain_here).ok;
+  }
+  return verdict;
+}
+
+void Verifier::RunOracle(const OraclePair& pair, bool rounded, const OracleOutputs& to,
+                         const OracleOutputs& bounds, bool dbias) {
   // The sequence's first row in the buffers without CP, from the definition of the format and independent of Layout.
   const auto first_row = [&](const Sequences& sequences) {
     if (spec_.format == QkvFormat::kSbhd) return std::int64_t{pair.sequence};
@@ -291,11 +335,47 @@ void Verifier::RunOracle(const OraclePair& pair, bool rounded, const OracleOutpu
   args.dv = to.dv.get<double>();
   if (to.d_softmax_offset) args.d_softmax_offset = to.d_softmax_offset.get<double>() + args.head_begin;
   if (to.max_logit) args.max_logit = to.max_logit.get<double>() + args.head_begin;
+  if (!fp8_) {
+    kernels_.Oracle(args, rt_->stream);
+    return;
+  }
+  // Each pass of the quantised problem for itself: their operands differ.
+  OracleArgs forward = args;
+  forward.q = fp8_->q;
+  forward.k = fp8_->k;
+  forward.v = fp8_->v;
+  forward.dout = {};
+  forward.dq = forward.dk = forward.dv = forward.dbias = forward.d_softmax_offset = nullptr;
+  OracleFp8& of_out = forward.fp8.emplace();
+  of_out.p_scale = fp8_->p_scale;
+  of_out.out_scale = fp8_->out_scale;
+  of_out.out_bound = bounds.out.get<double>();
+  kernels_.Oracle(forward, rt_->stream);
+  if (!spec_.training) return;
+  args.q = fp8_->q_of_p;
+  args.k = fp8_->k_of_p;
+  args.v = fp8_->v_of_dp;
+  args.dout = fp8_->dout;
+  args.out = args.lse = args.max_logit = nullptr;
+  OracleFp8& of_gradients = args.fp8.emplace();
+  of_gradients.delta = fp8_->delta;
+  if (fp8_->backward) {
+    of_gradients.q_of_dk = fp8_->q_of_dk;
+    of_gradients.k_of_dq = fp8_->k_of_dq;
+    of_gradients.dout_of_dv = fp8_->dout_of_dv;
+    of_gradients.p_scale = fp8_->p_scale;
+    of_gradients.ds_scale = fp8_->ds_scale;
+    of_gradients.ds_blocks = fp8_->ds_blocks;
+    of_gradients.gradient_scale = fp8_->gradient_scale;
+    of_gradients.dq_bound = bounds.dq.get<double>();
+    of_gradients.dk_bound = bounds.dk.get<double>();
+    of_gradients.dv_bound = bounds.dv.get<double>();
+  }
   kernels_.Oracle(args, rt_->stream);
 }
 
 void Verifier::ComparePair(const OraclePair& pair, const OracleOutputs& exact, const OracleOutputs& plain,
-                           Results<CompareStats>& results, StatsOf& stats) {
+                           const OracleOutputs& bounds, Results<CompareStats>& results, StatsOf& stats) {
   for (const TensorSet::Tensor& tensor : local_.outputs()) {
     if (IsWhole(tensor)) continue;
     const CheckedTensor kind = KindOf(tensor);
@@ -314,7 +394,9 @@ void Verifier::ComparePair(const OraclePair& pair, const OracleOutputs& exact, c
     args.b_stride = args.columns = heads_here * dim;
     args.rows = rows.count;
     const Stats result{results.Next(), results.Next(), results.Next()};
+    if (IsCast(kind)) args.bound = bounds.of(kind).get<double>();
     kernels_.Compare(args, result.ours, rt_->stream);
+    args.bound = nullptr;
     args.a = {plain.of(kind).get(), Dtype::kFp64};
     args.a_rows = rows.positions;
     args.a_offset = 0;
@@ -404,8 +486,9 @@ const T* Verifier::Upload(const std::vector<T>& values) {
 }
 
 double Verifier::OutputBytes(const AttentionSpec& spec, const OracleSample& sample) {
-  OracleOutputs exact, plain;
+  OracleOutputs exact, plain, bounds;
   MemoryList list;
+  if (spec.fp8) bounds.List(spec, sample, list);
   exact.List(spec, sample, list);
   plain.List(spec, sample, list);
   return list.buffer_bytes();
@@ -421,7 +504,8 @@ double OracleBytes(const AttentionSpec& spec, bool host) {
                        spec.dim_qk,
                        spec.dim_v,
                        spec.training,
-                       spec.training && spec.softmax == SoftmaxType::kLearnable};
+                       spec.training && spec.softmax == SoftmaxType::kLearnable,
+                       spec.fp8.has_value()};
   };
   std::size_t workspace = host ? HostOracleWorkspace(shape(spec.seqlen_q, spec.seqlen_kv)) : 0;
   if (!host) {  // a shorter sequence may need more workspace, because its sums are divided into more parts

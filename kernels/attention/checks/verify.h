@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/attention/check_kernels.h"
+#include "kernels/attention/checks/fp8_verify.h"
 #include "kernels/attention/checks/oracle_sample.h"
 #include "kernels/attention/run.h"
 #include "kernels/attention/run/tensor_set.h"
@@ -68,6 +69,9 @@ class Verifier {
   // Bytes of the oracle's results, exact and plain.
   static double OutputBytes(const AttentionSpec& spec, const OracleSample& sample);
 
+  // Of a case in fp8, before the calls below; outlives them.
+  void UseQuantised(const Fp8Problem& problem) { fp8_ = &problem; }
+
   void AgainstOracle();
   // Compares with the outputs in `global`, and checks that padding is zero. Call it after AgainstOracle, which measures the error of
   // plain attention that the limits use.
@@ -86,9 +90,13 @@ class Verifier {
   using StatsOf = std::map<CheckedTensor, std::vector<Stats>>;
   static Stats StatsOfWhole(Results<CompareStats>& results);
 
-  void RunOracle(const OraclePair& pair, bool rounded, const OracleOutputs& to, bool dbias);
+  void RunOracle(const OraclePair& pair, bool rounded, const OracleOutputs& to, const OracleOutputs& bounds,
+                 bool dbias);
   void ComparePair(const OraclePair& pair, const OracleOutputs& exact, const OracleOutputs& plain,
-                   Results<CompareStats>& results, StatsOf& stats);
+                   const OracleOutputs& bounds, Results<CompareStats>& results, StatsOf& stats);
+  // Whether the errors of the tensor are those of casts to fp8.
+  bool IsCast(CheckedTensor kind) const;
+  Verdict JudgeCasts(CheckedTensor kind, const std::vector<Stats>& parts) const;
   void CompareBias(const BiasUnit& unit, const OracleOutputs& exact, const OracleOutputs& plain,
                    Results<CompareStats>& results, StatsOf& stats);
   void CompareHeads(const std::vector<int>& kv_heads, const OracleOutputs& exact, const OracleOutputs& plain,
@@ -113,6 +121,9 @@ class Verifier {
   const float* slopes_ = nullptr;  // of ALiBi, by head; device
   std::map<std::pair<const RankRows*, int>, Rows> rows_;
   std::map<CheckedTensor, CompareStats> plain_;  // plain attention's error on all rows of the sample
+  // fp8: the largest bound of the elements that were compared with the oracle, and how many they were.
+  std::map<CheckedTensor, std::pair<double, std::uint64_t>> bound_;
+  const Fp8Problem* fp8_ = nullptr;
 };
 
 // The maximum number of bytes of the oracle's results and workspace, on the host or on a GPU.

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "kernels/attention/checks/fp8_verify.h"
 #include "kernels/attention/checks/kernel_trial.h"
 #include "kernels/attention/checks/verify.h"
 #include "kernels/attention/run/tensor_set.h"
@@ -14,12 +16,17 @@
 namespace cppool::kernels {
 namespace {
 
+AttentionSpec WithWorld(AttentionSpec spec, int world_size) {
+  spec.mx_world_size = world_size;
+  return spec;
+}
+
 class AttentionRun {
  public:
   AttentionRun(cppool_runtime* rt, const AttentionFamily& family, const AttentionSpec& spec,
                AttentionReport& report)
       : rt_(rt),
-        spec_(spec),
+        spec_(WithWorld(spec, rt->world_size)),
         report_(report),
         attention_(rt, family),
         check_(MakeCheckKernels(rt)),
@@ -44,6 +51,7 @@ class AttentionRun {
       const Stage stage(rt_, rt_->stream, "inputs");
       local.Fill(*check_, spec_, tokens, source);
     }
+    schedule->Prepare(local.pointers());
     SayWork();
     while (report_.NextIteration()) RunOnce(*schedule, local);
     std::vector<std::uint64_t> digests;
@@ -52,9 +60,9 @@ class AttentionRun {
     std::string finding;
     if (trials) finding = RunTrials(*schedule, local);
     Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
-    schedule.reset();
+    if (!spec_.fp8) schedule.reset();  // in fp8 what it quantised is checked
     if (checks) {
-      Judge(*reference, local, tokens, source, sink);
+      Judge(*reference, schedule.get(), local, tokens, source, sink);
       CheckSettled(local, digests);
     }
     if (sink) {
@@ -179,19 +187,30 @@ class AttentionRun {
     return digests;
   }
 
-  void Judge(Schedule& reference, const TensorSet& local, const RankTokens& tokens, TensorSource* source,
-             TensorSink* sink) {
+  // `schedule`: NULL but in fp8.
+  void Judge(Schedule& reference, const Schedule* schedule, const TensorSet& local, const RankTokens& tokens,
+             TensorSource* source, TensorSink* sink) {
     TensorSet global(rt_, spec_, 1);
     {
       const Stage stage(rt_, rt_->stream, "reference/inputs");
       global.Fill(*check_, spec_, RankTokens(spec_, 1, 0), source);
       global.PoisonOutputs();
     }
+    reference.Prepare(global.pointers());
     reference.Forward(global.pointers());
     if (spec_.training) reference.Backward(global.pointers());
     {
       const Stage stage(rt_, rt_->stream, "checks");
       Verifier verifier(rt_, spec_, *check_, tokens, local, global, report_);
+      Fp8Step step, reference_step;
+      std::optional<Fp8Verifier> fp8;
+      if (schedule) {
+        step = schedule->Fp8();
+        reference_step = reference.Fp8();
+        fp8.emplace(rt_, spec_, local, global, step, reference_step, report_);
+        fp8->CheckBits();
+        verifier.UseQuantised(fp8->problem());
+      }
       verifier.AgainstOracle();
       verifier.AgainstNoCp();
     }
@@ -199,7 +218,7 @@ class AttentionRun {
   }
 
   cppool_runtime* rt_;
-  const AttentionSpec& spec_;
+  const AttentionSpec spec_;
   AttentionReport& report_;
   RankKernels attention_;
   std::unique_ptr<CheckKernels> check_;
@@ -215,7 +234,8 @@ void RunAttention(cppool_runtime* runtime, const AttentionFamily& family, const 
   run.Run(checks, source, sink);
 }
 
-double AttentionBytes(const AttentionFamily& family, const AttentionSpec& spec, int world_size, bool host) {
+double AttentionBytes(const AttentionFamily& family, const AttentionSpec& asked, int world_size, bool host) {
+  const AttentionSpec spec = WithWorld(asked, world_size);
   // The rows that comparisons read, by number, and single values.
   const double tables = 64.0 * static_cast<double>(spec.batch) * (spec.seqlen_q + spec.seqlen_kv) + 1e6;
   // Trials keep the results, and hold what a call reads and writes once more.
@@ -223,11 +243,12 @@ double AttentionBytes(const AttentionFamily& family, const AttentionSpec& spec, 
                             ? 2 * TensorSet::Bytes(spec, world_size) +
                                   (spec.comm == CpCommType::kAllGather ? TensorSet::Bytes(spec, 1) : 0)
                             : 0;
-  // The reference's schedule is made with the other one, its tensors when that one is gone.
-  return TensorSet::Bytes(spec, world_size) + NoCpMemory(family, spec).total() +
-         std::max(ScheduleMemory(family, spec, world_size).total(),
-                  TensorSet::Bytes(spec, 1) + OracleBytes(spec, host)) +
-         tables + trials;
+  const double schedule = ScheduleMemory(family, spec, world_size).total();
+  const double judging = TensorSet::Bytes(spec, 1) + OracleBytes(spec, host);
+  // The reference's schedule is made with the other one, its tensors when that one is gone: in fp8 it stays.
+  const double both =
+      spec.fp8 ? schedule + judging + Fp8Verifier::Bytes(spec, world_size) : std::max(schedule, judging);
+  return TensorSet::Bytes(spec, world_size) + NoCpMemory(family, spec).total() + both + tables + trials;
 }
 
 }  // namespace cppool::kernels

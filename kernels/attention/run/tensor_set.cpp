@@ -257,7 +257,7 @@ void TensorSet::Fill(CheckKernels& kernels, const AttentionSpec& spec, const Ran
         Check(rt_, rt_->fill(rt_, to, kPoisonByte, tensor.data.bytes(), rt_->stream));
       const int heads = tensor.info.rows_of == TensorRows::kKeys ? spec.kv_heads : spec.heads;
       kernels.Generate(kind, spec.seed, rows.layout, heads, static_cast<int>(tensor.info.columns / heads),
-                       tensor.info.dtype, to, rt_->stream);
+                       tensor.info.dtype, to, rt_->stream, spec.fp8.has_value());
     }
   }
 }

@@ -5,7 +5,8 @@
 namespace cppool::kernels {
 
 AllGatherUse::AllGatherUse(const AttentionSpec& spec, const AttentionFamily& family, int ranks, int rank)
-    : world_size(ranks),
+    : moved(MovedDtypes(spec)),
+      world_size(ranks),
       rows_q(spec.queries.rows / ranks),
       rows_kv(spec.keys.rows / ranks),
       bands(BandsOf(spec)) {
@@ -27,14 +28,16 @@ AllGatherUse::AllGatherUse(const AttentionSpec& spec, const AttentionFamily& fam
   block.offset_gradient = spec.training && spec.softmax == SoftmaxType::kLearnable;
   block.padded_queries = spec.queries.padded();
   block.padded_keys = spec.keys.padded();
+  block.query_chunks = MxChunks(spec.queries, spec.mx_world_size);
+  block.key_chunks = MxChunks(spec.keys, spec.mx_world_size);
 }
 
 void AllGatherBuffers::List(const AllGatherUse& use, MemoryList& list) {
   const KernelShape& shape = use.block.request.shape;
   const std::size_t k_elements = static_cast<std::size_t>(use.rows_kv) * shape.kv_heads * shape.dim_qk;
   const std::size_t v_elements = static_cast<std::size_t>(use.rows_kv) * shape.kv_heads * shape.dim_v;
-  list.Add("k of all ranks", k_elements * use.world_size * SizeOf(shape.dtypes.k), k);
-  list.Add("v of all ranks", v_elements * use.world_size * SizeOf(shape.dtypes.v), v);
+  list.Add("k of all ranks", k_elements * use.world_size * SizeOf(use.moved.k), k);
+  list.Add("v of all ranks", v_elements * use.world_size * SizeOf(use.moved.v), v);
   if (!use.block.request.training) return;
   list.Add("delta", sizeof(float) * static_cast<std::size_t>(use.rows_q) * shape.heads, delta);
   list.Add("dk of all ranks", sizeof(float) * k_elements * use.world_size, dk);
@@ -116,8 +119,8 @@ void AllGatherSchedule::Forward(const AttentionTensors& t) {
   Check(rt_, rt_->mark(rt_, rt_->stream, "forward/all_gather others' keys"));
   gathered_.Wait(rt_->stream);
   args.plan = others_.get();
-  args.k = {buffers_.k.get(), shape().dtypes.k};
-  args.v = {buffers_.v.get(), shape().dtypes.v};
+  args.k = {buffers_.k.get(), use_.moved.k, t.k.scale};  // the scales of all ranks are the same
+  args.v = {buffers_.v.get(), use_.moved.v, t.v.scale};
   args.first = false;
   args.last = true;
   attention_.Forward(args);
@@ -131,10 +134,10 @@ void AllGatherSchedule::UseOwn(const AttentionTensors& t, BackwardArgs& args) co
   args.v = t.v;
 }
 
-void AllGatherSchedule::UseGathered(BackwardArgs& args) const {
+void AllGatherSchedule::UseGathered(const AttentionTensors& t, BackwardArgs& args) const {
   args.plan = all_.get();
-  args.k = {buffers_.k.get(), shape().dtypes.k};
-  args.v = {buffers_.v.get(), shape().dtypes.v};
+  args.k = {buffers_.k.get(), use_.moved.k, t.k.scale};  // the scales of all ranks are the same
+  args.v = {buffers_.v.get(), use_.moved.v, t.v.scale};
 }
 
 void AllGatherSchedule::StartSums(const AttentionTensors& t) {
@@ -156,14 +159,18 @@ void AllGatherSchedule::Backward(const AttentionTensors& t) {
   // Gathered again rather than kept, as a model with many layers would have to.
   Check(rt_, rt_->mark(rt_, rt_->stream, "backward/all_gather own keys"));
   StartGather("backward/all_gather: keys and values", t);
-  kernels_.ops->Delta(use_.rows_q * spec_.heads, spec_.dim_v, t.out, t.dout, buffers_.delta.get<float>(),
-                      rt_->stream);
+  if (!t.delta) {
+    kernels_.ops->Delta(use_.rows_q * spec_.heads, spec_.dim_v, t.out, t.dout, buffers_.delta.get<float>(),
+                        rt_->stream);
+  }
   BackwardArgs args;
   args.q = t.q;
   args.dout = t.dout;
   args.out = t.out;
   args.lse = t.lse;
-  args.delta = buffers_.delta.get<float>();
+  args.delta = t.delta ? t.delta : buffers_.delta.get<float>();
+  args.casts.ds_scale = t.ds_scale;
+  args.casts.amax_ds = t.amax_ds;
   whole_.BeginBackward(t, args);
   if (spec_.queries.padded()) Zero(t.dq.data, QueryElements(spec_.dim_qk) * SizeOf(t.dq.dtype));
   if (spec_.keys.padded()) {
@@ -185,7 +192,7 @@ void AllGatherSchedule::Backward(const AttentionTensors& t) {
 
   Check(rt_, rt_->mark(rt_, rt_->stream, "backward/all_gather all keys"));
   gathered_.Wait(rt_->stream);
-  UseGathered(args);
+  UseGathered(t, args);
   args.query = {joint, true, true};
   args.key = {true, true, false};
   attention_.Backward(args);

@@ -15,6 +15,7 @@ namespace cppool::kernels {
 struct AllGatherUse {
   AllGatherUse(const AttentionSpec& spec, const AttentionFamily& family, int world_size, int rank);
 
+  TensorDtypes moved;  // in which tensors are gathered
   int world_size;
   std::int64_t rows_q, rows_kv;  // of this rank's tokens
   std::vector<Band> bands;
@@ -43,6 +44,11 @@ class AllGatherSchedule : public Schedule {
   AllGatherSchedule(cppool_runtime* runtime, RankKernels& kernels, const AttentionSpec& spec, Group world);
   void Forward(const AttentionTensors&) override;
   void Backward(const AttentionTensors&) override;
+  Fp8Step Fp8() const override {
+    Fp8Step step;
+    step.operands = attention_.quantised();
+    return step;
+  }
 
  private:
   const KernelShape& shape() const { return use_.block.request.shape; }
@@ -54,7 +60,7 @@ class AllGatherSchedule : public Schedule {
   void StartGather(const char* stage, const AttentionTensors&);
   // The keys and values that a call reads: this rank's own, or the gathered ones.
   void UseOwn(const AttentionTensors&, BackwardArgs&) const;
-  void UseGathered(BackwardArgs&) const;
+  void UseGathered(const AttentionTensors&, BackwardArgs&) const;
   // Starts the sums of the keys' gradients over the ranks, and then of dbias, on the communication stream.
   void StartSums(const AttentionTensors&);
 

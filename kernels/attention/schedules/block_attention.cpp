@@ -19,6 +19,7 @@ void BlockBuffers::List(const BlockUse& use, MemoryList& list) {
   list.Add("workspace of the kernel", use.family->WorkspaceBytes(use.request, use.queries.rows, use.rows_kv),
            workspace);
   if (use.needs_rows()) list.AddTables("rows of the queries", RowTilesBytes(use.queries));
+  if (use.request.fp8) operands.List(use.operands(), list);
   if (!use.request.training) return;
   if (use.several_backward) list.Add("dq so far", rows * shape.dim_qk * sizeof(float), dq_accumulator);
   if (can.accumulates_gradients) return;
@@ -34,16 +35,20 @@ BlockAttention::BlockAttention(cppool_runtime* runtime, RankKernels& kernels, Bl
   kernels_.attention->Load(use_.request);
   kernels_.ops->Load();
   if (use_.needs_rows()) rows_ = kernels_.ops->Rows(use_.queries, rt_->stream);
+  if (use_.request.fp8) operands_.emplace(runtime, *kernels.ops, use_.operands(), buffers_.operands);
 }
 
 std::unique_ptr<BlockPlan> BlockAttention::Plan(const Layout& keys, const std::vector<Band>& bands) {
-  return kernels_.attention->Plan(use_.request, use_.queries, keys, bands, rt_->stream);
+  auto plan = kernels_.attention->Plan(use_.request, use_.queries, keys, bands, rt_->stream);
+  if (operands_) operands_->AddKeys(plan.get(), keys);
+  return plan;
 }
 
 void BlockAttention::Forward(ForwardArgs args) {
   args.accumulator = buffers_.accumulator.get<float>();
   args.workspace = buffers_.workspace.get();
   if (!args.last) args.softmax_offset = nullptr;
+  if (operands_) operands_->Prepare(args);
   if (!use_.merges()) {
     kernels_.attention->Forward(shape(), args, rt_->stream);
     return;
@@ -92,6 +97,7 @@ void BlockAttention::Backward(BackwardArgs args) {
   args.workspace = buffers_.workspace.get();
   if (!capabilities_.gradients_apart && !(args.query.wanted && args.key.wanted))
     throw RuntimeError(CPPOOL_INTERNAL, "a joint backward pass was asked for one side alone");
+  if (operands_) operands_->Prepare(args);
   if (capabilities_.accumulates_gradients) {
     kernels_.attention->Backward(shape(), args, rt_->stream);
     return;
@@ -120,8 +126,13 @@ void BlockAttention::Backward(BackwardArgs args) {
   }
 }
 
+std::vector<QuantisedOperand> BlockAttention::quantised() const {
+  return operands_ ? operands_->quantised() : std::vector<QuantisedOperand>{};
+}
+
 void BlockAttention::BackwardBias(BackwardArgs args, const BiasGradient& gradient) {
   args.workspace = buffers_.workspace.get();
+  if (operands_) operands_->Use(args);
   kernels_.attention->BackwardBias(shape(), args, gradient, rt_->stream);
 }
 

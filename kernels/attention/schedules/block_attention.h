@@ -3,9 +3,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "kernels/attention/attention_family.h"
+#include "kernels/attention/schedules/fp8_operands.h"
 #include "kernels/attention/tensor_ops.h"
 #include "kernels/memory_list.h"
 #include "kernels/runtime.h"
@@ -22,13 +24,15 @@ struct BlockUse {
   bool several_backward = false;  // calls that add to dq; else one
   bool keys_in_fp32 = false;      // of some block dk and dv go to an accumulator
   bool softmax_offset = false;
-  bool offset_gradient = false;                      // of the softmax offset: needs rows()
-  bool padded_queries = false, padded_keys = false;  // some rows hold no token
+  bool offset_gradient = false;                        // of the softmax offset: needs rows()
+  bool padded_queries = false, padded_keys = false;    // some rows hold no token
+  std::vector<std::int64_t> query_chunks, key_chunks;  // of sequences, where fp8 casts in blocks
 
   Capabilities capabilities() const { return family->capabilities(request); }
   // Whether parts of the softmax are merged here.
   bool merges() const { return !capabilities().continues_softmax && (several_forward || softmax_offset); }
   bool needs_rows() const { return merges() || offset_gradient; }
+  Fp8OperandUse operands() const { return {request, queries, rows_kv, query_chunks, key_chunks}; }
 };
 
 struct BlockBuffers {
@@ -38,6 +42,7 @@ struct BlockBuffers {
   Buffer dq_part, dk_part,
       dv_part;  // one block's gradients in their dtypes, where the family adds to nothing
   Buffer workspace;
+  Fp8OperandBuffers operands;
   // Declares what `use` needs, but for plans.
   void List(const BlockUse& use, MemoryList& list);
 };
@@ -62,7 +67,10 @@ class BlockAttention {
   // object's. One side alone only with Capabilities::gradients_apart. Keys whose gradients are wanted have
   // use.rows_kv rows.
   void Backward(BackwardArgs args);
+  // After Backward of the same block.
   void BackwardBias(BackwardArgs args, const BiasGradient& gradient);
+
+  std::vector<QuantisedOperand> quantised() const;
 
  private:
   // Adds a block's gradient to the accumulator, or rounds the sum to the result in the last call.
@@ -75,6 +83,7 @@ class BlockAttention {
   BlockUse use_;
   Capabilities capabilities_;
   std::unique_ptr<TokenRows> rows_;
+  std::optional<Fp8Operands> operands_;
   BlockBuffers buffers_;
 };
 

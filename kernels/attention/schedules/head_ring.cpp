@@ -65,7 +65,12 @@ void HeadRingSchedule::MainAfterComm() {
 HeadRingSchedule::Block HeadRingSchedule::BlockOf(std::size_t index, Block own) const {
   if (index == 0) return own;
   const std::size_t slot = (index - 1) % 2;
-  return {{buffers_.k_slot[slot].get(), shape().dtypes.k}, {buffers_.v_slot[slot].get(), shape().dtypes.v}};
+  return {{buffers_.k_slot[slot].get(), own.k.dtype, SlotScale(slot, 0)},
+          {buffers_.v_slot[slot].get(), own.v.dtype, SlotScale(slot, 1)}};
+}
+
+float* HeadRingSchedule::SlotScale(std::size_t slot, std::size_t of_v) const {
+  return buffers_.slot_scales ? buffers_.slot_scales.get<float>() + 2 * slot + of_v : nullptr;
 }
 
 void HeadRingSchedule::FetchNext(const char* pass, std::size_t index, Block own) {
@@ -83,10 +88,17 @@ void HeadRingSchedule::FetchNext(const char* pass, std::size_t index, Block own)
   if (step.serves) {
     Check(rt_, rt_->send(rt_, own.k.data, k_bytes, to, groups_.ring.comm, comm_.get()));
     Check(rt_, rt_->send(rt_, own.v.data, v_bytes, to, groups_.ring.comm, comm_.get()));
+    for (const float* scale : {own.k.scale, own.v.scale}) {
+      if (scale) Check(rt_, rt_->send(rt_, scale, sizeof(float), to, groups_.ring.comm, comm_.get()));
+    }
   }
   if (step.attends()) {
     Check(rt_, rt_->recv(rt_, buffers_.k_slot[slot].get(), k_bytes, from, groups_.ring.comm, comm_.get()));
     Check(rt_, rt_->recv(rt_, buffers_.v_slot[slot].get(), v_bytes, from, groups_.ring.comm, comm_.get()));
+    for (const std::size_t of_v : {0, 1}) {
+      if (float* scale = SlotScale(slot, of_v))
+        Check(rt_, rt_->recv(rt_, scale, sizeof(float), from, groups_.ring.comm, comm_.get()));
+    }
   }
   calls.End();
   step.arrived.Record(comm_.get());
@@ -134,7 +146,7 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
   args.q = t.q;
   args.out = t.out;
   args.lse = t.lse;
-  const TensorDtypes& dtypes = shape().dtypes;
+  const TensorDtypes& dtypes = use_.moved;
   if (exchanges()) {
     Mark("forward", "tokens to heads");
     void* const scratch = buffers_.scratch.get();
@@ -144,8 +156,8 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
                       buffers_.k.get());
     exchange_.ToHeads(use_.rows_kv, spec_.kv_heads, spec_.dim_v, use_.heads.key, t.v, scratch,
                       buffers_.v.get());
-    own = {{buffers_.k.get(), dtypes.k}, {buffers_.v.get(), dtypes.v}};
-    args.q = {buffers_.q.get(), dtypes.q};
+    own = {{buffers_.k.get(), dtypes.k, t.k.scale}, {buffers_.v.get(), dtypes.v, t.v.scale}};
+    args.q = {buffers_.q.get(), dtypes.q, t.q.scale};
     args.out = {buffers_.out.get(), dtypes.out};
     args.lse = buffers_.lse.get<float>();
   }
@@ -195,26 +207,36 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
   args.dq = t.dq;
   args.dk = t.dk;
   args.dv = t.dv;
-  const TensorDtypes& dtypes = shape().dtypes;
+  const TensorDtypes& dtypes = use_.moved;
   if (exchanges()) {  // q, k, v, out and lse are kept from the forward pass
     Mark("backward", "tokens to heads");
     exchange_.ToHeads(use_.rows_q, spec_.heads, spec_.dim_v, use_.heads.query, t.dout, buffers_.scratch.get(),
                       buffers_.dout.get());
-    own = {{buffers_.k.get(), dtypes.k}, {buffers_.v.get(), dtypes.v}};
+    own = {{buffers_.k.get(), dtypes.k, t.k.scale}, {buffers_.v.get(), dtypes.v, t.v.scale}};
     out = {buffers_.out.get(), dtypes.out};
-    args.q = {buffers_.q.get(), dtypes.q};
-    args.dout = {buffers_.dout.get(), dtypes.dout};
+    args.q = {buffers_.q.get(), dtypes.q, t.q.scale};
+    args.dout = {buffers_.dout.get(), dtypes.dout, t.dout.scale};
     args.lse = buffers_.lse.get<float>();
     args.dq = {buffers_.dq.get(), dtypes.dq};
     args.dk = {buffers_.dk.get(), dtypes.dk};
     args.dv = {buffers_.dv.get(), dtypes.dv};
   }
-  CommAfterMain();
-  Mark("backward", "delta");
-  kernels_.ops->Delta(use_.block_q * shape().heads, spec_.dim_v, out, args.dout, buffers_.delta.get<float>(),
-                      rt_->stream);
   args.out = out;
-  args.delta = buffers_.delta.get<float>();
+  args.delta = t.delta;
+  args.casts.ds_scale = t.ds_scale;
+  args.casts.amax_ds = t.amax_ds;
+  if (t.delta && exchanges()) {
+    exchange_.ToHeads(use_.rows_q, spec_.heads, 1, use_.heads.query, {t.delta, Dtype::kFp32},
+                      buffers_.scratch.get(), buffers_.delta.get());
+    args.delta = buffers_.delta.get<float>();
+  }
+  CommAfterMain();
+  if (!t.delta) {
+    Mark("backward", "delta");
+    kernels_.ops->Delta(use_.block_q * shape().heads, spec_.dim_v, out, args.dout,
+                        buffers_.delta.get<float>(), rt_->stream);
+    args.delta = buffers_.delta.get<float>();
+  }
   whole_.BeginBackward(t, args);
   if (spec_.queries.padded()) Zero(args.dq.data, use_.QueryElements(spec_.dim_qk) * SizeOf(args.dq.dtype));
 

@@ -28,6 +28,11 @@ class HeadRingSchedule : public Schedule {
                    HeadRingGroups groups, std::string stage_prefix = "");
   void Forward(const AttentionTensors&) override;
   void Backward(const AttentionTensors&) override;
+  Fp8Step Fp8() const override {
+    Fp8Step step;
+    step.operands = attention_.quantised();
+    return step;
+  }
 
  private:
   struct Block {  // keys and values of one ring member's tokens, for the heads of this rank
@@ -64,6 +69,7 @@ class HeadRingSchedule : public Schedule {
   void CommAfterMain();
   void MainAfterComm();
   Block BlockOf(std::size_t index, Block own) const;
+  float* SlotScale(std::size_t slot, std::size_t of_v) const;  // NULL: blocks have no scales
   // Starts the transfer of the next step's block, under the work of this step.
   void FetchNext(const char* pass, std::size_t index, Block own);
   // Starts the way home of the gradients of the step's block.

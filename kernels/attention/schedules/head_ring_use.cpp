@@ -34,7 +34,8 @@ RingSteps::RingSteps(const AttentionSpec& spec, int ring_parts, int ring_members
 
 HeadRingUse::HeadRingUse(const AttentionSpec& spec, const AttentionFamily& family, const RingSteps& ring,
                          int part, int member)
-    : heads(DealHeads(spec.heads, spec.kv_heads, ring.parts)),
+    : moved(MovedDtypes(spec)),
+      heads(DealHeads(spec.heads, spec.kv_heads, ring.parts)),
       rows_q(spec.queries.rows / (ring.parts * ring.members)),
       rows_kv(spec.keys.rows / (ring.parts * ring.members)),
       block_q(rows_q * ring.parts),
@@ -64,11 +65,13 @@ HeadRingUse::HeadRingUse(const AttentionSpec& spec, const AttentionFamily& famil
   block.offset_gradient = spec.training && spec.softmax == SoftmaxType::kLearnable;
   block.padded_queries = spec.queries.padded();
   block.padded_keys = spec.keys.padded();
+  block.query_chunks = MxChunks(spec.queries, spec.mx_world_size);
+  block.key_chunks = MxChunks(spec.keys, spec.mx_world_size);
 }
 
 void HeadRingBuffers::List(const HeadRingUse& use, MemoryList& list) {
   const KernelShape& shape = use.block.request.shape;
-  const TensorDtypes& dtypes = shape.dtypes;
+  const TensorDtypes& dtypes = use.moved;
   const bool training = use.block.request.training;
   const auto of_queries = [&](const char* name, int dim, std::size_t element, Buffer& to) {
     list.Add(name, use.QueryElements(dim) * element, to);
@@ -116,6 +119,7 @@ void HeadRingBuffers::List(const HeadRingUse& use, MemoryList& list) {
     of_keys("k of another member", shape.dim_qk, SizeOf(dtypes.k), k_slot[i]);
     of_keys("v of another member", shape.dim_v, SizeOf(dtypes.v), v_slot[i]);
   }
+  if (IsFp8(dtypes.k) && use.slots > 0) list.Add("scales of other members", 4 * sizeof(float), slot_scales);
   if (!training) return;
   of_queries("delta", 1, sizeof(float), delta);
   if (use.sums_gradients) {

@@ -44,6 +44,7 @@ struct HeadRingUse {
   HeadRingUse(const AttentionSpec& spec, const AttentionFamily& family, const RingSteps& ring, int part,
               int member);
 
+  TensorDtypes moved;  // in which tensors are exchanged and travel around the ring
   HeadPlan heads;
   BlockUse block;                          // calls on the blocks after the exchange
   std::int64_t rows_q = 0, rows_kv = 0;    // of this rank's tokens
@@ -66,6 +67,7 @@ struct HeadRingBuffers {
   // After the exchange; unused without one.
   Buffer scratch, q, k, v, out, lse, dout, dq, dk, dv;
   Buffer k_slot[2], v_slot[2];    // others' blocks, by turns
+  Buffer slot_scales;             // fp8: the scales of k and v of both slots, fp32 [2][2]
   Buffer delta;                   // [block_q, heads], fp32
   Buffer dk_sum, dv_sum;          // of this member's block: [block_kv, kv_heads, dim], fp32
   Buffer dk_part[2], dv_part[2];  // this member's part in others' gradients, by turns

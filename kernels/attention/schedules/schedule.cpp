@@ -1,8 +1,10 @@
 #include "kernels/attention/schedule.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/attention/schedules/all_gather.h"
+#include "kernels/attention/schedules/fp8_schedule.h"
 #include "kernels/attention/schedules/head_ring.h"
 #include "kernels/runtime.h"
 
@@ -20,6 +22,8 @@ MemoryUse AllGatherMemory(const AttentionFamily& family, const AttentionSpec& sp
   MemoryList list;
   ListAllGather(spec, use, gather, block, whole, list);
   ListAllGatherPlans(use, list);
+  Fp8Buffers fp8;
+  if (spec.fp8) fp8.List(spec, Fp8Use(spec, world_size, rank), list);
   return UseOf(list);
 }
 
@@ -32,6 +36,8 @@ MemoryUse HeadRingMemory(const AttentionFamily& family, const AttentionSpec& spe
   MemoryList list;
   ListHeadRing(spec, use, buffers, block, whole, list);
   ListHeadRingPlans(use, ring, member, list);
+  Fp8Buffers fp8;
+  if (spec.fp8) fp8.List(spec, Fp8Use(spec, ring.parts * ring.members, member * ring.parts + part), list);
   return UseOf(list);
 }
 
@@ -78,10 +84,9 @@ int PartsOf(const AttentionSpec& spec, int world_size) {
   throw RuntimeError(CPPOOL_INTERNAL, "no such schedule");
 }
 
-}  // namespace
-
-std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, RankKernels& kernels,
-                                       const AttentionSpec& spec) {
+// What moves and attends.
+std::unique_ptr<Schedule> MakeCpSchedule(cppool_runtime* runtime, RankKernels& kernels,
+                                         const AttentionSpec& spec) {
   const Group world = GetGroup(runtime, CPPOOL_WORLD);
   HeadRingGroups groups;
   groups.world = world;
@@ -102,9 +107,22 @@ std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, RankKernels& ker
   return std::make_unique<HeadRingSchedule>(runtime, kernels, spec, groups);
 }
 
+}  // namespace
+
+std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, RankKernels& kernels,
+                                       const AttentionSpec& spec) {
+  std::unique_ptr<Schedule> schedule = MakeCpSchedule(runtime, kernels, spec);
+  if (!spec.fp8) return schedule;
+  return std::make_unique<Fp8Schedule>(runtime, kernels, spec, GetGroup(runtime, CPPOOL_WORLD),
+                                       std::move(schedule), "");
+}
+
 std::unique_ptr<Schedule> MakeNoCpSchedule(cppool_runtime* runtime, RankKernels& kernels,
                                            const AttentionSpec& spec) {
-  return std::make_unique<HeadRingSchedule>(runtime, kernels, spec, HeadRingGroups{}, "reference/");
+  std::unique_ptr<Schedule> schedule =
+      std::make_unique<HeadRingSchedule>(runtime, kernels, spec, HeadRingGroups{}, "reference/");
+  if (!spec.fp8) return schedule;
+  return std::make_unique<Fp8Schedule>(runtime, kernels, spec, Group{}, std::move(schedule), "reference/");
 }
 
 std::optional<std::string> ScheduleRefusal(const AttentionFamily& family, const AttentionSpec& spec,

@@ -7,7 +7,7 @@
 
 namespace cppool::kernels {
 
-enum class Dtype { kFp16, kBf16, kFp32, kFp64 };
+enum class Dtype { kFp16, kBf16, kFp32, kFp64, kE4M3, kE5M2 };  // the last two: payloads, see fp8.h
 
 // Bytes of one element.
 constexpr std::size_t SizeOf(Dtype dtype) {
@@ -19,11 +19,14 @@ constexpr std::size_t SizeOf(Dtype dtype) {
       return 4;
     case Dtype::kFp64:
       return 8;
+    case Dtype::kE4M3:
+    case Dtype::kE5M2:
+      return 1;
   }
   throw std::invalid_argument("SizeOf: no such dtype");
 }
 
-// "fp16", "bf16", "fp32", "fp64".
+// "fp16", "bf16", "fp32", "fp64", "e4m3", "e5m2".
 constexpr const char* NameOf(Dtype dtype) {
   switch (dtype) {
     case Dtype::kFp16:
@@ -34,8 +37,14 @@ constexpr const char* NameOf(Dtype dtype) {
       return "fp32";
     case Dtype::kFp64:
       return "fp64";
+    case Dtype::kE4M3:
+      return "e4m3";
+    case Dtype::kE5M2:
+      return "e5m2";
   }
   throw std::invalid_argument("NameOf: no such dtype");
 }
+
+constexpr bool IsFp8(Dtype dtype) { return dtype == Dtype::kE4M3 || dtype == Dtype::kE5M2; }
 
 }  // namespace cppool::kernels

@@ -37,8 +37,11 @@ Json ValidateParameters(const Json& given, const std::vector<ParameterSpec>& sch
 
 // {"num_heads": "12", "is_training": "True", "window_size": "(-1, 0)", "softmax_scale": "None"} as typed JSON for ValidateParameters.
 // Strings are converted to the type in the schema; "None" is left out. `fa_pad_between_seqs` is `pad_between_seqs`; `log_level`
-// is dropped, and so are the fp8 flags when dtype is not fp8. Throws InvalidRequest for a string that cannot be converted.
-Json ParametersFromKwargs(const Json& kwargs, const std::vector<ParameterSpec>& schema);
+// is dropped, and so are the fp8 flags when dtype is not fp8. With dtype fp8, flags that the worker ignores are dropped, too:
+// fp8_mha with mxfp8, f16_O with delayed and mxfp8. With neither fp8_dpa nor fp8_mha the dtype becomes bf16, as the worker runs
+// it, and `warnings` says so. Throws InvalidRequest for a string that cannot be converted.
+Json ParametersFromKwargs(const Json& kwargs, const std::vector<ParameterSpec>& schema,
+                          std::vector<std::string>* warnings = nullptr);
 
 // The nearest of `candidates` by edit distance, or nothing when none is near.
 std::optional<std::string> Nearest(std::string_view word, const std::vector<std::string>& candidates);

@@ -15,7 +15,7 @@
 namespace cppool::protocol {
 
 // Another version is refused. Additions, which old clients and daemons can ignore, raise the minor alone: 1 brought `features`, 2
-// libraries named in requests, 3 traces.
+// libraries named in requests, 3 traces and the recipes of fp8.
 inline constexpr int kProtocolVersion = 1;
 inline constexpr int kProtocolMinor = 3;
 inline constexpr std::int64_t kDefaultDeadlineMs = 90000;

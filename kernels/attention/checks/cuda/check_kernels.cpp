@@ -21,8 +21,8 @@ class CudaCheckKernels : public CheckKernels {
   }
 
   void Generate(InputTensor tensor, std::uint64_t seed, const Layout& layout, int heads, int dim, Dtype dtype,
-                void* to, cppool_stream stream) override {
-    LaunchGenerate(tensor, seed, layout, heads, dim, dtype, to, Cuda(stream));
+                void* to, cppool_stream stream, bool uneven) override {
+    LaunchGenerate(tensor, seed, layout, heads, dim, dtype, uneven, to, Cuda(stream));
   }
 
   void GenerateBias(std::uint64_t seed, std::int64_t batch, int heads, std::int64_t seqlen_q,
@@ -54,6 +54,7 @@ class CudaCheckKernels : public CheckKernels {
   }
 
   void Oracle(const OracleArgs& args, cppool_stream stream) override {
+    if (args.fp8) throw RuntimeError(CPPOOL_UNSUPPORTED, "the oracle on GPUs has no fp8");
     const Buffer workspace(runtime_, OracleWorkspace(ShapeOf(args)), stream);
     LaunchOracle(args, workspace.get<std::byte>(), Cuda(stream));
   }

@@ -7,6 +7,8 @@
 #include <cstdint>
 
 #include "kernels/attention/checks/cuda/launch.h"
+#include "kernels/error.h"
+#include "kernels/numerics/fp8.h"
 #include "kernels/numerics/host_device.h"
 #include "kernels/runtime/cuda/check.h"
 
@@ -46,6 +48,12 @@ CPPOOL_HOST_DEVICE void Read(const void* data, Dtype dtype, std::int64_t at, dou
       return ReadPack<__half>(data, at, to);
     case Dtype::kBf16:
       return ReadPack<__nv_bfloat16>(data, at, to);
+    case Dtype::kE4M3:
+      for (int e = 0; e < n; ++e) to[e] = E4M3ToFloat(static_cast<const std::uint8_t*>(data)[at + e]);
+      return;
+    case Dtype::kE5M2:
+      for (int e = 0; e < n; ++e) to[e] = E5M2ToFloat(static_cast<const std::uint8_t*>(data)[at + e]);
+      return;
   }
 }
 
@@ -61,6 +69,7 @@ __device__ void Add(double a, double b, double relative, CompareStats& stats) {
   stats.max_excess = fmax(stats.max_excess, error - relative * reference);
   stats.sum_sq_err += error * error;
   stats.sum_sq_ref += reference * reference;
+  stats.sum_err_ref += (a - b) * b;
 }
 
 __device__ void Merge(const CompareStats& from, CompareStats& to) {
@@ -69,6 +78,7 @@ __device__ void Merge(const CompareStats& from, CompareStats& to) {
   to.max_excess = fmax(to.max_excess, from.max_excess);
   to.sum_sq_err += from.sum_sq_err;
   to.sum_sq_ref += from.sum_sq_ref;
+  to.sum_err_ref += from.sum_err_ref;
   to.mismatches += from.mismatches;
 }
 
@@ -84,6 +94,7 @@ __device__ CompareStats ReduceBlock(CompareStats stats) {
     other.max_excess = __shfl_down_sync(~0u, stats.max_excess, distance);
     other.sum_sq_err = __shfl_down_sync(~0u, stats.sum_sq_err, distance);
     other.sum_sq_ref = __shfl_down_sync(~0u, stats.sum_sq_ref, distance);
+    other.sum_err_ref = __shfl_down_sync(~0u, stats.sum_err_ref, distance);
     other.mismatches = __shfl_down_sync(~0u, stats.mismatches, distance);
     Merge(other, stats);
   }
@@ -167,6 +178,7 @@ int CompareBlocks(const CompareArgs& args) {
 
 void LaunchCompare(const CompareArgs& args, CompareStats* partials, CompareStats* result,
                    cudaStream_t stream) {
+  if (args.bound) throw RuntimeError(CPPOOL_UNSUPPORTED, "the comparison on GPUs has no bounds per element");
   const std::uint64_t elements =
       static_cast<std::uint64_t>(args.rows) * static_cast<std::uint64_t>(args.columns);
   const int blocks = elements ? CompareBlocks(args) : 0;

@@ -43,7 +43,9 @@ __device__ auto InputBits(float value) {
 // token.
 template <Dtype dtype>
 __global__ void GenerateKernel(std::uint32_t tensor, std::uint64_t seed, Segments segments, int row_step,
-                               int heads, int dim, void* to) {
+                               int heads, int dim, bool uneven, void* to) {
+  const bool is_k = tensor == static_cast<std::uint32_t>(InputTensor::kK),
+             is_v = tensor == static_cast<std::uint32_t>(InputTensor::kV);
   using T = decltype(InputBits<dtype>(0.0f));
   const Segment segment = segments.segment[blockIdx.y];
   const int quads = (dim + 3) / 4;
@@ -59,7 +61,14 @@ __global__ void GenerateKernel(std::uint32_t tensor, std::uint64_t seed, Segment
       T* at = row + std::int64_t{head} * dim + quad * 4;
       Four<T> four;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) four.value[e] = InputBits<dtype>(InputValue(words.word[e]));
+      for (int e = 0; e < 4; ++e) {
+        float value = InputValue(words.word[e]);
+        if (uneven) {
+          value *= UnevenFactor(is_k, is_v, segment.sequence, segment.position + static_cast<int>(token),
+                                head, quad * 4 + e);
+        }
+        four.value[e] = InputBits<dtype>(value);
+      }
       if (whole) {
         *reinterpret_cast<Four<T>*>(at) = four;
       } else {
@@ -101,7 +110,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-using Kernel = void (*)(std::uint32_t, std::uint64_t, Segments, int, int, int, void*);
+using Kernel = void (*)(std::uint32_t, std::uint64_t, Segments, int, int, int, bool, void*);
 using BiasKernel = void (*)(std::uint64_t, std::int64_t, int, std::int64_t, std::int64_t, void*);
 
 BiasKernel BiasKernelFor(Dtype dtype) {
@@ -114,6 +123,9 @@ BiasKernel BiasKernelFor(Dtype dtype) {
       return GenerateBiasKernel<Dtype::kFp32>;
     case Dtype::kFp64:
       return GenerateBiasKernel<Dtype::kFp64>;
+    case Dtype::kE4M3:
+    case Dtype::kE5M2:
+      break;  // inputs are quantised, not drawn
   }
   throw RuntimeError(CPPOOL_INTERNAL, "generate: unknown dtype");
 }
@@ -128,6 +140,9 @@ Kernel KernelFor(Dtype dtype) {
       return GenerateKernel<Dtype::kFp32>;
     case Dtype::kFp64:
       return GenerateKernel<Dtype::kFp64>;
+    case Dtype::kE4M3:
+    case Dtype::kE5M2:
+      break;
   }
   throw RuntimeError(CPPOOL_INTERNAL, "generate: unknown dtype");
 }
@@ -145,7 +160,7 @@ void LoadGenerate() {
 }
 
 void LaunchGenerate(InputTensor tensor, std::uint64_t seed, const Layout& layout, int heads, int dim,
-                    Dtype dtype, void* to, cudaStream_t stream) {
+                    Dtype dtype, bool uneven, void* to, cudaStream_t stream) {
   const int units = heads * ((dim + 3) / 4);
   int width = 32;
   while (width < units && width < kThreads) width *= 2;
@@ -159,7 +174,7 @@ void LaunchGenerate(InputTensor tensor, std::uint64_t seed, const Layout& layout
     if (longest == 0) continue;
     const unsigned blocks = std::min<unsigned>(kMaxBlocks, (longest + block.y - 1) / block.y);
     KernelFor(dtype)<<<dim3(blocks, static_cast<unsigned>(count)), block, 0, stream>>>(
-        static_cast<std::uint32_t>(tensor), seed, segments, layout.row_step, heads, dim, to);
+        static_cast<std::uint32_t>(tensor), seed, segments, layout.row_step, heads, dim, uneven, to);
     CheckCuda(cudaGetLastError(), "launching the input generator");
   }
 }

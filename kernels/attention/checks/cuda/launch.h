@@ -14,7 +14,7 @@ namespace cppool::kernels::cuda {
 
 void LoadGenerate();
 void LaunchGenerate(InputTensor tensor, std::uint64_t seed, const Layout& layout, int heads, int dim,
-                    Dtype dtype, void* to, cudaStream_t stream);
+                    Dtype dtype, bool uneven, void* to, cudaStream_t stream);
 void LaunchGenerateBias(std::uint64_t seed, std::int64_t batch, int heads, std::int64_t seqlen_q,
                         std::int64_t seqlen_kv, Dtype dtype, void* to, cudaStream_t stream);
 

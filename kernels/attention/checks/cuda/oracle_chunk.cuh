@@ -72,6 +72,8 @@ void WithInputType(const OracleArgs& args, Visit visit) {
       break;
     case Dtype::kFp32:
     case Dtype::kFp64:
+    case Dtype::kE4M3:
+    case Dtype::kE5M2:
       break;
   }
   throw RuntimeError(CPPOOL_INTERNAL, "the oracle's inputs are all fp16 or all bf16");

@@ -30,7 +30,8 @@ typename T::Bits InputBits(float value) {
 
 template <typename T>
 void GenerateRows(InputTensor tensor, std::uint64_t seed, const Layout& layout, int heads, int dim,
-                  typename T::Bits* to) {
+                  bool uneven, typename T::Bits* to) {
+  const bool is_k = tensor == InputTensor::kK, is_v = tensor == InputTensor::kV;
   for (const Segment& segment : layout.segments) {
     for (std::int32_t i = 0; i < segment.length; ++i) {
       const std::int64_t row = segment.row + std::int64_t{i} * layout.row_step;
@@ -41,8 +42,14 @@ void GenerateRows(InputTensor tensor, std::uint64_t seed, const Layout& layout, 
               seed, static_cast<std::uint32_t>(tensor), static_cast<std::uint32_t>(segment.sequence),
               static_cast<std::uint32_t>(segment.position + i), static_cast<std::uint32_t>(head),
               static_cast<std::uint32_t>(d / 4));
-          for (int e = 0; e < std::min(4, dim - d); ++e)
-            values[d + e] = InputBits<T>(InputValue(words.word[e]));
+          for (int e = 0; e < std::min(4, dim - d); ++e) {
+            const float factor =
+                uneven ? UnevenFactor(is_k, is_v, static_cast<std::uint32_t>(segment.sequence),
+                                      static_cast<std::uint32_t>(segment.position + i),
+                                      static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(d + e))
+                       : 1.0f;
+            values[d + e] = InputBits<T>(InputValue(words.word[e]) * factor);
+          }
         }
       }
     }
@@ -95,6 +102,13 @@ CompareStats CompareRows(const CompareArgs& args) {
         continue;
       }
       const double error = std::abs(x - y);
+      stats.sum_err_ref += (x - y) * y;
+      if (args.bound) {
+        const double bound =
+            args.bound[(args.b_rows ? args.b_rows[i] : i) * args.b_stride + args.b_offset + j];
+        stats.max_of_bound = std::max(stats.max_of_bound, error / bound);
+        stats.largest_bound = std::max(stats.largest_bound, bound);
+      }
       stats.max_abs_err = std::max(stats.max_abs_err, error);
       stats.max_abs_ref = std::max(stats.max_abs_ref, std::abs(y));
       stats.max_excess = std::max(stats.max_excess, error - args.relative * std::abs(y));
@@ -112,11 +126,11 @@ class HostCheckKernels : public CheckKernels {
   void Load() override {}
 
   void Generate(InputTensor tensor, std::uint64_t seed, const Layout& layout, int heads, int dim, Dtype dtype,
-                void* to, cppool_stream stream) override {
+                void* to, cppool_stream stream, bool uneven) override {
     Enqueue(runtime_, stream, [=] {
       DispatchAnyDtype(dtype, [&](auto type) {
         using T = decltype(type);
-        GenerateRows<T>(tensor, seed, layout, heads, dim, static_cast<typename T::Bits*>(to));
+        GenerateRows<T>(tensor, seed, layout, heads, dim, uneven, static_cast<typename T::Bits*>(to));
       });
     });
   }

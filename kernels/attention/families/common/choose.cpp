@@ -1,5 +1,6 @@
 #include "kernels/attention/attention_family.h"
 #include "kernels/attention/tensor_ops.h"
+#include "kernels/error.h"
 
 namespace cppool::kernels {
 
@@ -42,7 +43,12 @@ KernelRequest RequestOf(const AttentionSpec& spec) {
   if (spec.bias == BiasType::kPostScale) request.bias_extent = ExtentOfBias(spec);
   request.max_logit = spec.max_logit;
   request.deterministic = spec.deterministic;
+  request.fp8 = spec.fp8;
   return request;
+}
+
+Fp8Ops& TensorOps::fp8() {
+  throw RuntimeError(CPPOOL_UNSUPPORTED, "this runtime has no operations on fp8 tensors");
 }
 
 RankKernels::RankKernels(cppool_runtime* runtime, const AttentionFamily& used)

@@ -1,5 +1,9 @@
+#include <algorithm>
+#include <cmath>
+
 #include "kernels/attention/families/host/attention_tiles.h"
 #include "kernels/attention/families/host/tile_scratch.h"
+#include "kernels/numerics/fp8.h"
 
 namespace cppool::kernels::host {
 namespace {
@@ -13,9 +17,21 @@ class BackwardTile {
         args_(args),
         list_(list),
         math_(BestVectorMath()),
-        half_(HalfMathOf(math_, shape.dtypes.q)) {}
+        half_(args.casts.p_scale != 0 ? math_.fp8 : HalfMathOf(math_, shape.dtypes.q)) {}
 
  protected:
+  bool ds_blocks() const { return args_.casts.ds_blocks; }
+
+  // Rounds dS in blocks: rows of one head whose positions lie in the same 32. `tokens`: rows of a head.
+  void RoundBlocks(int rows, int tokens, int lanes) {
+    for (int begin = 0, end = 0; begin < rows; begin = end) {
+      do {
+        ++end;
+      } while (end < rows && end % tokens != 0 && s_.row_position[end] % kMxBlock != 0);
+      math_.round_block(s_.dp + begin * kLogitStride, end - begin, lanes);
+    }
+  }
+
   // lse and delta of a block's or a tile's queries.
   void LoadStatistics(const TokenBlock& queries) {
     for (int i = 0; i < queries.rows(); ++i) {
@@ -37,6 +53,7 @@ class BackwardTile {
                    int lanes) {
     const bool by_query = self == Side::kQuery;
     const Band seen = SeenFrom(self, tile.band);
+    const Fp8Casts& casts = args_.casts;
     return {
         s_.logits,
         rows,
@@ -48,7 +65,10 @@ class BackwardTile {
         s_.row_position,
         s_.lane_position,
         LoadBias(half_, args_.bias, self, tile, queries, by_query ? tile.position : range.position,
-                 by_query ? range.position : tile.position, by_query ? range.length : tile.length, s_.added)};
+                 by_query ? range.position : tile.position, by_query ? range.length : tile.length, s_.added),
+        casts.p_scale,
+        casts.ds_scale ? casts.ds_scale[0] : 0,
+        casts.ds_scale ? casts.ds_scale[1] : 0};
   }
 
   // result[lane] += sum over rows of factor[row][lane] * block[row].
@@ -80,7 +100,7 @@ class QueryTile : public BackwardTile {
     FillPositions(tile.position, queries, s_.lane_position);
     LoadStatistics(queries);
     std::fill_n(s_.result_a, rows * stride_qk_, 0.0f);
-    ForEachBlock(list_, tile, [&](const Range& range) {
+    ForEachBlock(list_, tile, ds_blocks(), [&](const Range& range) {
       const TokenBlock keys{range.row, list_.other_step, range.length, shape_.kv_heads, kv_head, 1};
       LoadBlock(half_, keys, shape_.dim_qk, args_.k, s_.block_a);
       LoadBlock(half_, keys, shape_.dim_v, args_.v, s_.block_b);
@@ -88,12 +108,27 @@ class QueryTile : public BackwardTile {
       Products(range.length, lanes);
       half_.gradient_by_lane(LogitBlock(Side::kQuery, tile, range, queries, range.length, lanes), s_.dp,
                              s_.lse, s_.delta);
+      if (ds_blocks()) {
+        RoundBlocks(range.length, range.length, lanes);
+        LoadBlock(half_, keys, shape_.dim_qk, args_.k_of_dq, s_.block_a);
+      }
+      if (args_.casts.amax_ds) RaiseAmax(range.length, rows);
       AddProduct(rows, shape_.dim_qk, range.length, s_.dp, s_.block_a, s_.result_a);
     });
     for (int i = 0; i < rows; ++i) {
       FinishGradient(math_, half_, args_.query, shape_.scale, shape_.dim_qk, queries.Index(i),
                      s_.result_a + i * stride_qk_, args_.dq_accumulator, args_.dq);
     }
+  }
+
+ private:
+  void RaiseAmax(int rows, int lanes) {
+    float most = *args_.casts.amax_ds;
+    for (int row = 0; row < rows; ++row) {
+      for (int lane = 0; lane < lanes; ++lane)
+        most = std::max(most, std::abs(s_.dp[row * kLogitStride + lane]));
+    }
+    *args_.casts.amax_ds = most;
   }
 };
 
@@ -112,7 +147,7 @@ class KeySideTile : public BackwardTile {
   template <typename Function>
   void ForEachQueryBlock(const Tile& tile, int kv_head, Function&& attend) {
     const HeadSpan span = QueryHeadsOf(shape_, kv_head);
-    ForEachBlock(list_, tile, [&](const Range& range) {
+    ForEachBlock(list_, tile, ds_blocks(), [&](const Range& range) {
       const int at_once = std::max(1, kBlock / range.length);
       for (int head = span.begin; head < span.end; head += at_once) {
         const TokenBlock queries{range.row,    list_.other_step,
@@ -142,6 +177,11 @@ class KeyTile : public KeySideTile {
     std::fill_n(s_.result_b, tile.length * stride_v_, 0.0f);
     ForEachQueryBlock(tile, kv_head, [&](const Range&, const TokenBlock& queries, const Block& block) {
       half_.gradient_by_row(block, s_.dp, s_.lse, s_.delta);
+      if (ds_blocks()) {
+        RoundBlocks(queries.rows(), queries.tokens, RoundUp(tile.length, kLanes));
+        LoadBlock(half_, queries, shape_.dim_qk, args_.q_of_dk, s_.block_a);
+        LoadBlock(half_, queries, shape_.dim_v, args_.dout_of_dv, s_.block_b);
+      }
       AddProduct(tile.length, shape_.dim_v, queries.rows(), s_.logits, s_.block_b, s_.result_b);
       AddProduct(tile.length, shape_.dim_qk, queries.rows(), s_.dp, s_.block_a, s_.result_a);
     });

@@ -17,7 +17,7 @@ class ForwardTile {
         args_(args),
         list_(list),
         math_(BestVectorMath()),
-        half_(HalfMathOf(math_, shape.dtypes.q)) {}
+        half_(args.p_scale != 0 ? math_.fp8 : HalfMathOf(math_, shape.dtypes.q)) {}
 
   void Run(const Tile& tile, int kv_head, int head, int count) {
     const TokenBlock queries{tile.row, list_.self_step, tile.length, shape_.heads, head, count};
@@ -27,7 +27,7 @@ class ForwardTile {
     std::fill_n(s_.maximum, kTile, kMinusInfinity);
     std::fill_n(s_.sum, kTile, 0.0f);
     std::fill_n(s_.result_a, rows * (shape_.dim_v + kPad), 0.0f);
-    ForEachBlock(list_, tile, [&](const Range& range) { Attend(tile, queries, kv_head, range); });
+    ForEachBlock(list_, tile, false, [&](const Range& range) { Attend(tile, queries, kv_head, range); });
     for (int i = 0; i < rows; ++i) Finish(i, head + i / tile.length, queries.Index(i));
   }
 
@@ -45,7 +45,8 @@ class ForwardTile {
                    IsMasked(tile.band, tile.position, tile.length, range.position, range.length),
                    tile.band.low, tile.band.high, s_.row_position, s_.lane_position,
                    LoadBias(half_, args_.bias, Side::kQuery, tile, queries, tile.position, range.position,
-                            range.length, s_.added)},
+                            range.length, s_.added),
+                   args_.p_scale},
                   s_.maximum, s_.sum, s_.correction);
     for (int i = 0; i < rows; ++i) {
       if (s_.correction[i] != 1.0f) math_.scale(s_.result_a + i * stride_v, s_.correction[i], shape_.dim_v);

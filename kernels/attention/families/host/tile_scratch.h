@@ -61,11 +61,15 @@ struct TokenBlock {
   std::int64_t Index(int i) const { return (row + i % tokens * step) * heads + head + i / tokens; }
 };
 
-// To [rows][dim + kPad].
+// To [rows][dim + kPad], multiplied with the tensor's scale.
 inline void LoadBlock(const HalfMath& math, const TokenBlock& block, int dim, const TensorRef& tensor,
                       float* to) {
   const auto* from = static_cast<const std::uint16_t*>(tensor.data);
-  for (int i = 0; i < block.rows(); ++i) math.load(from + block.Index(i) * dim, dim, to + i * (dim + kPad));
+  for (int i = 0; i < block.rows(); ++i) {
+    float* row = to + i * (dim + kPad);
+    math.load(from + block.Index(i) * dim, dim, row);
+    if (tensor.scale) BestVectorMath().scale(row, *tensor.scale, dim);
+  }
 }
 
 // To [dim][kLogitStride], by way of `temporary`; lanes past the rows become 0.
@@ -94,14 +98,16 @@ inline bool IsMasked(Band seen, std::int32_t self, int self_count, std::int32_t 
   return other - (self + self_count - 1) < seen.low || other + other_count - 1 - self > seen.high;
 }
 
-// Calls attend(Range) for a tile's ranges, cut to at most kBlock tokens.
+// Calls attend(Range) for a tile's ranges, cut to at most kBlock tokens; `aligned`: where a position is a multiple of kBlock.
 template <typename Function>
-void ForEachBlock(const WorkList& list, const Tile& tile, Function&& attend) {
+void ForEachBlock(const WorkList& list, const Tile& tile, bool aligned, Function&& attend) {
   for (std::int32_t i = tile.range_begin; i < tile.range_end; ++i) {
     const Range& range = list.ranges[static_cast<std::size_t>(i)];
-    for (std::int32_t done = 0; done < range.length; done += kBlock) {
-      attend(Range{range.row + std::int64_t{done} * list.other_step, range.position + done,
-                   std::min(range.length - done, kBlock)});
+    std::int32_t length = 0;
+    for (std::int32_t done = 0; done < range.length; done += length) {
+      const std::int32_t position = range.position + done;
+      length = std::min(range.length - done, kBlock - (aligned ? position % kBlock : 0));
+      attend(Range{range.row + std::int64_t{done} * list.other_step, position, length});
     }
   }
 }

@@ -1,5 +1,8 @@
 #include "kernels/attention/families/host/vector_math.h"
 
+#include <type_traits>
+
+#include "kernels/numerics/fp8.h"
 #include "kernels/numerics/half.h"
 
 namespace cppool::kernels::host {
@@ -9,8 +12,9 @@ namespace {
 #define CPPOOL_VECTOR_BYTES 16
 #include "kernels/attention/families/host/vector_math_body.inc"
 #undef CPPOOL_VECTOR_BYTES
-constexpr VectorMath kMath = {"baseline",      Multiply,       Dot, Scale, Blend, Gradient<FP32, false>,
-                              kHalfMath<FP16>, kHalfMath<BF16>};
+constexpr VectorMath kMath = {
+    "baseline",      Multiply,        Dot,     Scale, Blend, Gradient<FP32, false>, RoundBlock,
+    kHalfMath<FP16>, kHalfMath<BF16>, kFp8Math};
 }  // namespace
 }  // namespace baseline
 
@@ -27,8 +31,9 @@ namespace {
 #define CPPOOL_VECTOR_BYTES 32
 #include "kernels/attention/families/host/vector_math_body.inc"
 #undef CPPOOL_VECTOR_BYTES
-constexpr VectorMath kMath = {"avx2",          Multiply,       Dot, Scale, Blend, Gradient<FP32, false>,
-                              kHalfMath<FP16>, kHalfMath<BF16>};
+constexpr VectorMath kMath = {
+    "avx2",          Multiply,        Dot,     Scale, Blend, Gradient<FP32, false>, RoundBlock,
+    kHalfMath<FP16>, kHalfMath<BF16>, kFp8Math};
 }  // namespace
 }  // namespace avx2
 #if defined(__clang__)
@@ -46,6 +51,8 @@ const HalfMath& HalfMathOf(const VectorMath& math, Dtype dtype) {
       return math.bf16;
     case Dtype::kFp32:
     case Dtype::kFp64:
+    case Dtype::kE4M3:
+    case Dtype::kE5M2:
       break;
   }
   throw RuntimeError(CPPOOL_UNSUPPORTED,

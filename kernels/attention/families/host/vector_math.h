@@ -45,9 +45,11 @@ struct Block {
   const std::int32_t* row_position;   // [rows]
   const std::int32_t* lane_position;  // [lanes]
   const float* added = nullptr;       // [rows][kLogitStride], to the scaled logits; NULL: nothing
+  // Of VectorMath::fp8: P * p_scale is rounded to E4M3, and dS * ds_scale to E5M2, unless ds_scale is 0.
+  float p_scale = 0, ds_scale = 0, ds_inverse = 0;
 };
 
-// For the two 16-bit types, instantiated for FP16 and BF16 of half.h.
+// For the two 16-bit types, instantiated for FP16 and BF16 of half.h; and for bf16 in memory with the casts of fp8.
 struct HalfMath {
   void (*load)(const std::uint16_t* from, std::int64_t count, float* to);
   void (*store)(const float* from, std::int64_t count, std::uint16_t* to);
@@ -71,7 +73,9 @@ struct VectorMath {
   void (*blend)(float* to, float to_scale, const float* from, float from_scale, int count);
   // gradient_by_row of HalfMath with nothing rounded: dS as a bias gets it.
   void (*exact_gradient_by_row)(const Block&, float* dp, const float* lse, const float* delta);
-  HalfMath fp16, bf16;
+  // Rounds `rows` rows of dS to E4M3 with a power of two for each lane: the block of fp8.h's E8M0Of.
+  void (*round_block)(float* ds, int rows, int lanes);
+  HalfMath fp16, bf16, fp8;
 };
 
 // That of a 16-bit type. Throws RuntimeError for another one.

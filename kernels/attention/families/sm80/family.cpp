@@ -29,6 +29,7 @@ constexpr auto kHeadDims = [] {
 
 std::optional<std::string> RefusalOf(const KernelRequest& request) {
   if (!(request.shape.scale > 0)) return "the softmax scale must be positive";
+  if (auto refusal = RefuseFp8("sm80", request)) return refusal;
   return RefuseShape("sm80", kHeadDims, kDtypes, request);
 }
 

@@ -39,6 +39,7 @@ std::optional<std::string> TableFamily::Refusal(const KernelRequest& request) co
     return name + ": it does not claim ALiBi (CPPOOL_ATTENTION_ALIBI)";
   if (request.max_logit && lacks(CPPOOL_ATTENTION_MAX_LOGIT))
     return name + ": it does not claim max_logit (CPPOOL_ATTENTION_MAX_LOGIT)";
+  if (request.fp8) return name + ": cppool/attention.h has no fp8 yet";
   return std::nullopt;
 }
 

@@ -28,7 +28,7 @@ __device__ __forceinline__ T Rounded(float x) {
   }
 }
 
-// Calls `visit` with a value of the type of `dtype`. Throws for fp64.
+// Calls `visit` with a value of the type of `dtype`. Throws for fp64 and payloads.
 template <typename Visit>
 void WithType(Dtype dtype, Visit visit) {
   switch (dtype) {
@@ -39,6 +39,8 @@ void WithType(Dtype dtype, Visit visit) {
     case Dtype::kFp32:
       return visit(float{});
     case Dtype::kFp64:
+    case Dtype::kE4M3:
+    case Dtype::kE5M2:
       break;
   }
   throw RuntimeError(CPPOOL_UNSUPPORTED, std::string("no tensor operation for ") + NameOf(dtype));

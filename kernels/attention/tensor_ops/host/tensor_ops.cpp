@@ -7,7 +7,8 @@
 #include <string>
 #include <utility>
 
-#include "kernels/attention/tensor_ops/row_tiles.h"
+#include "kernels/attention/tensor_ops/host/fp8_ops.h"
+#include "kernels/attention/tensor_ops/host/token_rows.h"
 #include "kernels/numerics/half.h"
 #include "kernels/runtime.h"
 
@@ -15,48 +16,6 @@ namespace cppool::kernels::host {
 namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-
-[[noreturn]] void Misused(const std::string& detail) {
-  throw RuntimeError(CPPOOL_INTERNAL, "tensor operations: " + detail);
-}
-
-// The table is freed in stream order, because a failed case destroys it while enqueued work still reads it.
-class HostTokenRows : public TokenRows {
- public:
-  struct Table {
-    std::vector<RowTile> tiles;
-    std::int64_t step;
-  };
-  HostTokenRows(cppool_runtime* runtime, cppool_stream stream, const Layout& layout)
-      : runtime_(runtime),
-        stream_(stream),
-        table_(std::make_shared<const Table>(Table{RowTilesOf(layout), layout.row_step})) {}
-  ~HostTokenRows() override {
-    try {
-      Enqueue(runtime_, stream_, [table = std::move(table_)] {});
-    } catch (...) {  // the stream and its work no longer exist
-    }
-  }
-  const Table& table() const { return *table_; }
-
- private:
-  cppool_runtime* runtime_;
-  cppool_stream stream_;
-  std::shared_ptr<const Table> table_;
-};
-
-const HostTokenRows::Table& TableOf(const TokenRows& rows) {
-  const auto* host = dynamic_cast<const HostTokenRows*>(&rows);
-  if (!host) Misused("the TokenRows belong to another backend");
-  return host->table();
-}
-
-template <typename Function>
-void ForEachRow(const HostTokenRows::Table& table, Function&& function) {
-  for (const RowTile& tile : table.tiles) {
-    for (std::int64_t i = 0; i < tile.length; ++i) function(tile.row + i * table.step);
-  }
-}
 
 // log(exp(a) + exp(b)); NaN if a or b is NaN.
 float AddedLogarithms(float a, float b) {
@@ -178,12 +137,13 @@ void CheckRanges(int heads, const std::vector<HeadRange>& ranges, bool all) {
 
 class HostTensorOps : public TensorOps {
  public:
-  explicit HostTensorOps(cppool_runtime* runtime) : runtime_(runtime) {}
+  explicit HostTensorOps(cppool_runtime* runtime) : runtime_(runtime), fp8_(MakeFp8Ops(runtime)) {}
 
   void Load() override {}
+  Fp8Ops& fp8() override { return *fp8_; }
 
   std::unique_ptr<TokenRows> Rows(const Layout& layout, cppool_stream stream) override {
-    return std::make_unique<HostTokenRows>(runtime_, stream, layout);
+    return std::make_unique<HostTokenRows>(runtime_, stream, RowTilesOf(layout), layout.row_step);
   }
 
   void SplitHeads(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges, TensorRef from,
@@ -325,6 +285,7 @@ class HostTensorOps : public TensorOps {
 
  private:
   cppool_runtime* runtime_;
+  std::unique_ptr<Fp8Ops> fp8_;
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "kernels/attention/call_trial.h"
@@ -48,7 +49,8 @@ struct KernelRequest {
   BiasType bias = BiasType::kNone;
   BiasExtent bias_extent;  // of kPostScale
   bool max_logit = false;
-  bool deterministic = false;  // the same bits on every run
+  bool deterministic = false;    // the same bits on every run
+  std::optional<Fp8Recipe> fp8;  // calls cast P and dS as their arguments say
 };
 
 // A block of queries and keys, prepared: the work lists in device memory, in the kernel's own tile sizes. Destroy it
@@ -77,9 +79,9 @@ struct BiasArgs {
 // A family without Capabilities::continues_softmax is called with first = last = true and no softmax offset.
 struct ForwardArgs {
   const BlockPlan* plan = nullptr;
-  TensorRef q;                   // [rows_q, heads, dim_qk]
-  TensorRef k;                   // [rows_kv, kv_heads, dim_qk]
-  TensorRef v;                   // [rows_kv, kv_heads, dim_v]
+  TensorRef q;  // [rows_q, heads, dim_qk]; of fp8 payloads: their values in bf16, and their scale
+  TensorRef k;  // [rows_kv, kv_heads, dim_qk]
+  TensorRef v;  // [rows_kv, kv_heads, dim_v]
   float* accumulator = nullptr;  // [rows_q, heads, dim_v]; may be NULL when first and last
   TensorOut out;                 // [rows_q, heads, dim_v]; written when last
   float* lse = nullptr;          // [rows_q, heads]: natural logarithm, over keys alone
@@ -91,7 +93,20 @@ struct ForwardArgs {
   float* max_logit = nullptr;
   bool first = true;
   bool last = true;
+  float p_scale = 0;  // P * p_scale is rounded to E4M3 for the product with v; 0: P is rounded to the dtype
   void* workspace = nullptr;  // of AttentionFamily::WorkspaceBytes; its content is undefined
+};
+
+// How a backward pass in fp8 casts P and dS before their products. Sums, lse and delta are those of the values before the
+// casts. dS is the gradient of the scaled logits.
+struct Fp8Casts {
+  float p_scale = 0;  // P * p_scale is rounded to E4M3; 0: no casts, P and dS are rounded to the dtype
+  // Device memory: the scale with which dS is rounded to E5M2, and its inverse. NULL, and not `ds_blocks`: dS stays as it is.
+  const float* ds_scale = nullptr;
+  // dS is rounded to E4M3 in blocks of 32 positions, with a power of two each: of keys for dq, of queries for dk.
+  bool ds_blocks = false;
+  float* amax_ds =
+      nullptr;  // raised to the largest |dS|, by the calls that make dq; only where dS stays as it is
 };
 
 // How a call treats one side's gradients. As in the forward pass: `first` does not read the accumulator, otherwise the
@@ -119,7 +134,10 @@ struct BackwardArgs {
   const BlockPlan* plan = nullptr;
   TensorRef q, k, v;  // as in ForwardArgs
   TensorRef dout;     // [rows_q, heads, dim_v]
-  TensorRef out;      // [rows_q, heads, dim_v]: the final output, for kernels that compute delta themselves
+  // With casts in blocks: q for dk, k for dq and dout for dv, quantised along the tokens; else without data.
+  TensorRef q_of_dk, k_of_dq, dout_of_dv;
+  Fp8Casts casts;
+  TensorRef out;  // [rows_q, heads, dim_v]: the final output, for kernels that compute delta themselves
   const float* lse =
       nullptr;  // [rows_q, heads]; with a softmax offset the logarithm of the whole denominator
   const float* delta = nullptr;  // [rows_q, heads]: TensorOps::Delta

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "kernels/attention/layout.h"
@@ -29,6 +30,10 @@ struct CompareStats {
   double max_excess = 0;  // of |a - b| - relative * |b|: holds when <= the absolute tolerance
   double sum_sq_err = 0;
   double sum_sq_ref = 0;
+  double sum_err_ref =
+      0;  // of (a - b) * b: over sum_sq_ref, by how much a is too large or too small altogether
+  double max_of_bound = 0;  // of |a - b| over its bound
+  double largest_bound = 0;
   std::uint64_t mismatches = 0;  // positions where NaN or infinity differ, or either is NaN
   std::uint64_t count = 0;
 };
@@ -46,7 +51,22 @@ struct CompareArgs {
   std::int64_t b_offset = 0;
   std::int64_t rows = 0;
   std::int64_t columns = 0;
-  double relative = 0;  // relative tolerance for max_excess
+  double relative = 0;            // relative tolerance for max_excess
+  const double* bound = nullptr;  // of each |a - b|, where b's elements are; on the host alone. NULL: none
+};
+
+// fp8: what the oracle reads, casts and bounds beside the rest of OracleArgs. The products of the gradients may read
+// other quantisations of q, k and dout. On the host alone.
+struct OracleFp8 {
+  TensorRef q_of_dk, k_of_dq, dout_of_dv;  // without data: q, k, dout
+  const float* delta = nullptr;  // [rows of q, heads]: rowsum(dO * O) as it was given to the kernels
+  // Plain fp8 attention (OracleArgs::rounded): P, whole rows of it, and dS are cast, all sums are fp64, results are rounded
+  // to `stored`, and cast where they have a scale. p_scale, ds_scale as in ForwardArgs and Fp8Casts. A p_scale of 0: a
+  // backward pass in 16 bits, whose plain attention is that of `rounded` without fp8.
+  double p_scale = 0, ds_scale = 0, out_scale = 0, gradient_scale = 0;
+  bool ds_blocks = false;
+  // The most that the casts may move each element of a right result, as out, dq, dk and dv; NULL: not wanted.
+  double *out_bound = nullptr, *dq_bound = nullptr, *dk_bound = nullptr, *dv_bound = nullptr;
 };
 
 // One sequence and one group of query heads with their key/value head. Row i of the queries is q_row + i *
@@ -75,6 +95,7 @@ struct OracleArgs {
   // (logits after scaling and again after the bias, probabilities, out, dP, dS, the gradients) is rounded to it; sums
   // and ALiBi's own products are not.
   bool rounded = false;
+  std::optional<OracleFp8> fp8;
   Dtype stored = Dtype::kBf16;
   double* out = nullptr;
   double* lse = nullptr;
@@ -108,9 +129,9 @@ class CheckKernels {
   // to[row, head, dim] for every row of the layout: Philox4x32-10 (Salmon et al. 2011) keyed by (seed;
   // tensor, sequence, position, head, dim) and mapped by integer arithmetic and one rounding to `dtype`, so
   // that a token's values are the same bits on every runtime, world size and layout. About a normal of
-  // standard deviation 0.58 within [-2, 2]. Rows of no segment are left alone.
+  // standard deviation 0.58 within [-2, 2]. Rows of no segment are left alone. `uneven`: times UnevenFactor of philox.h.
   virtual void Generate(InputTensor tensor, std::uint64_t seed, const Layout& layout, int heads, int dim,
-                        Dtype dtype, void* to, cppool_stream) = 0;
+                        Dtype dtype, void* to, cppool_stream, bool uneven = false) = 0;
 
   // to[batch, heads, seqlen_q, seqlen_kv], dense, keyed by (seed; kBias, sequence, query, head, key) and mapped
   // likewise. At most 1024 heads.

@@ -9,7 +9,22 @@
 
 namespace cppool::kernels {
 
-enum class CheckedTensor { kOut, kLse, kDq, kDk, kDv, kDbias, kDsoftmaxOffset, kMaxLogit };
+// The last ones are no results, but checked in fp8: quantised inputs, and rowsum(dO * O).
+enum class CheckedTensor {
+  kOut,
+  kLse,
+  kDq,
+  kDk,
+  kDv,
+  kDbias,
+  kDsoftmaxOffset,
+  kMaxLogit,
+  kQ,
+  kK,
+  kV,
+  kDout,
+  kDelta
+};
 
 const char* NameOf(CheckedTensor tensor);  // "out", "lse", "dq", ..., "d_softmax_offset"
 
@@ -63,6 +78,23 @@ Verdict JudgeNoCp(CheckedTensor tensor, Dtype dtype, bool gqa, const CompareStat
 // has, `plain` of all.
 Verdict JudgeOracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours, const CompareStats& plain,
                     const CompareStats& plain_here, const GradientTerms& terms = {});
+
+// fp8: out, and dq, dk, dv of a backward pass in fp8. Every element is within the bound of its casts
+// (CompareStats::max_of_bound). From kFp8Samples elements on the errors are statistics, too, and like those of plain fp8
+// attention (OracleFp8): their RMS at most 1.25 times as large, and at least 0.7 times (less means that a cast was left
+// out); the largest at most 2 times (gradients: 3); and the result neither too large nor too small altogether, by 2 %
+// more than plain's (truncation for rounding, or a scale that is a little off).
+inline constexpr std::uint64_t kFp8Samples = 65536;
+Verdict JudgeFp8(CheckedTensor tensor, const CompareStats& ours, const CompareStats& plain_here);
+// Against the same kernels without CP: twice the largest bound, and from kFp8Samples elements on 1.5 times (gradients: 0.6
+// times, since P and dS meet the same casts) the RMS of plain fp8 attention's errors. `bound`: of elements that are not
+// `all` of them; then at least half of the largest element.
+Verdict JudgeFp8NoCp(CheckedTensor tensor, const CompareStats& stats, const CompareStats& plain, double bound,
+                     bool all);
+// What is not cast itself, but comes from delta: each run's is of its own out, which was.
+Verdict JudgeFp8DeltaNoCp(CheckedTensor tensor, const CompareStats& stats);
+// Quantised values: `wrong` of `count` differ from those that the inputs give, or their scale does.
+Verdict JudgeBits(std::uint64_t wrong, std::uint64_t count, double largest_error);
 
 // Rows without a token, compared with zeros (one row of them, with a b_stride of 0): every element is 0 and
 // nothing else.

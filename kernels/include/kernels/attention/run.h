@@ -26,7 +26,7 @@ class AttentionReport {
   // Floating-point operations of this rank in a stage ("forward", "backward") of one iteration.
   virtual void Work(const std::string& stage, double flops) = 0;
   // `against`: "no_cp", "oracle", with spec.deterministic "rerun"; and "later", only of a tensor that changed after the
-  // run was over.
+  // run was over. In fp8 also "bits", of quantised inputs, out and delta.
   virtual void Check(CheckedTensor tensor, const std::string& against, const Verdict& verdict) = 0;
   // With spec.deterministic: a hash of the bits of all of this rank's outputs.
   virtual void Digest(std::uint64_t) {}

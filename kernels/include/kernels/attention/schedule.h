@@ -17,11 +17,15 @@
 
 #include <cppool/runtime.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "kernels/attention/attention_family.h"
+#include "kernels/attention/check_kernels.h"
+#include "kernels/attention/fp8_ops.h"
 #include "kernels/attention/spec.h"
 #include "kernels/attention/tensor.h"
 
@@ -42,6 +46,37 @@ struct AttentionTensors {
   TensorOut dbias;                        // as bias; NULL: not wanted
   float* d_softmax_offset = nullptr;      // [heads]
   float* max_logit = nullptr;             // [heads]
+  // [rows_q, heads]: rowsum(dO * O), of the O and dO that the recipe says. NULL: the schedule makes it from out and dout.
+  const float* delta = nullptr;
+  // As in Fp8Casts.
+  const float* ds_scale = nullptr;
+  float* amax_ds = nullptr;
+};
+
+// A tensor that a product of the kernel reads. The last four exist with casts in blocks alone: a block lies along the axis
+// that a product sums over.
+enum class Operand { kQ, kK, kV, kDout, kVOfDp, kQOfDk, kKOfDq, kDoutOfDv };
+inline constexpr int kOperands = 8;
+
+// An operand as a rank's kernel calls read it.
+struct QuantisedOperand {
+  Operand operand = Operand::kQ;
+  InputTensor tensor = InputTensor::kQ;
+  std::optional<MxAxis> axis;               // quantised in blocks along it; else by one scale
+  TensorRef payload;                        // [layout.rows, heads, dim]
+  const std::uint8_t* exponents = nullptr;  // of blocks: as in MxTensor
+  TensorRef values;  // what the kernel got: in bf16, in blocks or without fp8_bwd with the scale in them
+  Layout layout;
+  int head0 = 0, heads = 0, dim = 0;
+};
+
+// What the last step in fp8 has used, for checks. Device memory, valid while the schedule lives; NULL: there is none.
+struct Fp8Step {
+  std::vector<QuantisedOperand> operands;  // of the last calls of kernels
+  const float* delta = nullptr;            // [rows_q, heads], made from these two
+  TensorRef out_of_delta, dout_of_delta;
+  const Fp8Scale *qkv = nullptr, *dout = nullptr, *ds = nullptr;
+  const Fp8Scale *out = nullptr, *gradients = nullptr;  // of results that leave as payloads
 };
 
 class Schedule {
@@ -52,6 +87,10 @@ class Schedule {
   virtual void Forward(const AttentionTensors&) = 0;
   // After Forward with the same tensors: uses its out and lse, and what it kept.
   virtual void Backward(const AttentionTensors&) = 0;
+
+  // Before the first pass with these inputs: what a recipe does outside of a step. Enqueued on the main stream.
+  virtual void Prepare(const AttentionTensors&) {}
+  virtual Fp8Step Fp8() const { return {}; }
 };
 
 // The schedule of spec.comm on the runtime's world. All of its memory is allocated here, and its kernels are loaded.

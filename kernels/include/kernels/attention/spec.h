@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "kernels/attention/fp8_recipe.h"
 #include "kernels/attention/tensor.h"
 
 namespace cppool::kernels {
@@ -67,6 +69,9 @@ struct AttentionSpec {
   int dim_qk = 128;
   int dim_v = 128;
   TensorDtypes dtypes;
+  std::optional<Fp8Recipe> fp8;  // `dtypes` are then bf16; what is quantised follows from the recipe
+  // mxfp8: blocks along tokens keep to the chunks of so many ranks, with CP and without.
+  int mx_world_size = 1;
   QkvFormat format = QkvFormat::kBshd;
   CpCommType comm = CpCommType::kP2p;
   int a2a_size =

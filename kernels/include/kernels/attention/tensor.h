@@ -5,8 +5,8 @@
 
 namespace cppool::kernels {
 
-// A tensor that is read. `scale`: one fp32 value in device memory that stored elements are multiplied with; it
-// travels with the data it belongs to. NULL, as everywhere today: the elements are the values.
+// A tensor that is read. `scale`: one fp32 value in device memory that stored elements are multiplied with (the inverse of
+// the scale that an fp8 payload was made with); it travels with the data it belongs to. NULL: the elements are the values.
 struct TensorRef {
   const void* data = nullptr;
   Dtype dtype = Dtype::kBf16;

@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/attention/fp8_ops.h"
 #include "kernels/attention/layout.h"
 #include "kernels/attention/tensor.h"
 
@@ -66,6 +67,9 @@ struct StridedSum {
 class TensorOps {
  public:
   virtual ~TensorOps() = default;
+
+  // Quantisation. Throws RuntimeError, CPPOOL_UNSUPPORTED, where the runtime has none.
+  virtual Fp8Ops& fp8();
 
   // Loads everything below, so that no call waits for the device.
   virtual void Load() = 0;

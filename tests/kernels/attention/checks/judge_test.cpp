@@ -356,6 +356,55 @@ TEST_CASE("max_logit: only fp32 rounding errors pass, independent of plain atten
   CHECK_FALSE(ok({3.5, -kInfinity, -kInfinity, 60}));
 }
 
+TEST_CASE("fp8: the bound holds always, and statistics from kFp8Samples elements on, from both sides") {
+  const auto off = [](double error, double gain, int count) {
+    std::vector<double> exact = Wave(1, count), values = exact;
+    for (int i = 0; i < count; ++i) values[i] = gain * exact[i] + error * ((i / 3) % 2 == 0 ? 1 : -1);
+    CompareStats stats = Stats(values, exact);
+    stats.max_of_bound = 0.5;
+    return stats;
+  };
+  constexpr int kFew = 1000;
+  const CompareStats plain = off(0.025, 1, kMany);
+  const auto judge = [&](double error, double gain, int count = kMany) {
+    return JudgeFp8(CheckedTensor::kOut, off(error, gain, count), plain).ok;
+  };
+  CHECK(judge(0.025, 1));
+  CHECK(judge(0.031, 1));
+  CHECK_FALSE(judge(0.036, 1));  // more than 1.25 times and the floor
+  CHECK(judge(0.018, 1));
+  CHECK_FALSE(judge(0.017, 1));  // a cast was left out
+  CHECK(judge(0.022, 1.015));
+  CHECK_FALSE(judge(0.005, 1.025));  // too large altogether
+  CHECK_FALSE(judge(0.005, 0.975));
+  for (const double error : {0.0, 0.017, 0.1}) CHECK(judge(error, 1, kFew));
+  CompareStats beyond = off(0.025, 1, kFew);
+  beyond.max_of_bound = 1.01;
+  CHECK_FALSE(JudgeFp8(CheckedTensor::kOut, beyond, plain).ok);
+  CompareStats nan = off(0.025, 1, kMany);
+  nan.mismatches = 1;
+  CHECK_FALSE(JudgeFp8(CheckedTensor::kOut, nan, plain).ok);
+  CHECK_FALSE(JudgeFp8(CheckedTensor::kOut, {}, plain).ok);
+
+  const auto no_cp = [&](CheckedTensor tensor, double error, double bound) {
+    return JudgeFp8NoCp(tensor, off(error, 1, kMany), plain, bound, true).ok;
+  };
+  CHECK(no_cp(CheckedTensor::kOut, 0.036, 0.1));
+  CHECK_FALSE(no_cp(CheckedTensor::kOut, 0.041, 0.1));
+  CHECK(no_cp(CheckedTensor::kDq, 0.015, 0.1));
+  CHECK_FALSE(no_cp(CheckedTensor::kDq, 0.018, 0.1));
+  CHECK_FALSE(no_cp(CheckedTensor::kOut, 0.02, 0.009));  // beyond twice the bound
+
+  CHECK(JudgeFp8NoCp(CheckedTensor::kOut, off(0.02, 1, kMany), plain, 0.009, false).ok);
+  CHECK_FALSE(JudgeFp8NoCp(CheckedTensor::kOut, off(0.6, 1, kFew), plain, 0.009, false).ok);
+  CHECK(JudgeFp8DeltaNoCp(CheckedTensor::kDq, off(0.03, 1, kFew)).ok);
+  CHECK_FALSE(JudgeFp8DeltaNoCp(CheckedTensor::kDq, off(0.05, 1, kFew)).ok);
+  CHECK_FALSE(JudgeFp8DeltaNoCp(CheckedTensor::kDq, off(0.07, 1, kFew)).ok);
+
+  CHECK(JudgeBits(0, 10, 0).ok);
+  CHECK_FALSE(JudgeBits(1, 10, 0).ok);
+}
+
 TEST_CASE("padding passes only if it is exactly 0") {
   const std::vector<double> zero(10, 0.0);
   CHECK(JudgePadding(Stats(zero, zero)).ok);

@@ -34,7 +34,8 @@ class MemoryOfCuda : public CheckKernels {
  public:
   explicit MemoryOfCuda(cppool_runtime* runtime) : runtime_(runtime) {}
   void Load() override {}
-  void Generate(InputTensor, std::uint64_t, const Layout&, int, int, Dtype, void*, cppool_stream) override {}
+  void Generate(InputTensor, std::uint64_t, const Layout&, int, int, Dtype, void*, cppool_stream,
+                bool) override {}
   void GenerateBias(std::uint64_t, std::int64_t, int, std::int64_t, std::int64_t, Dtype, void*,
                     cppool_stream) override {}
   void Digest(const void*, std::size_t, std::uint64_t*, cppool_stream) override {}

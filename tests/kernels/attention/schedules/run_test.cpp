@@ -261,7 +261,7 @@ TEST_CASE("A case holds no more memory than AttentionBytes") {
       if (!Possible(comm, size)) continue;
       AttentionSpec spec = Small(size, comm);
       spec.seqlen_q = spec.seqlen_kv = 64 * size;
-      std::vector<AttentionSpec> specs(5, spec);
+      std::vector<AttentionSpec> specs(8, spec);
       specs[1].bias = BiasType::kPostScale;
       specs[1].bias_shape = {true, true, true};
       specs[2].bias = BiasType::kPostScale;
@@ -274,6 +274,9 @@ TEST_CASE("A case holds no more memory than AttentionBytes") {
       specs[3].bias = BiasType::kPostScale;
       specs[3].bias_shape = {false, true, true};
       specs[4].training = false;
+      specs[5].fp8 = Fp8Recipe{ScalingMode::kDelayed, true, true, true, false};
+      specs[6].fp8 = Fp8Recipe{ScalingMode::kCurrent, true, true, false, true};
+      specs[7].fp8 = Fp8Recipe{ScalingMode::kMxfp8, true, false, true, true};
       double plain_said = 0, plain_held = 0;
       for (AttentionSpec& each : specs) {
         DrawSequences(each, size);

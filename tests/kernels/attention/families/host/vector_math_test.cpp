@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/attention/families/host/vector_math.h"
+#include "kernels/numerics/fp8.h"
 #include "kernels/numerics/half.h"
 #include "tests/catch.h"
 
@@ -264,6 +265,51 @@ TEST_CASE("exp is right over its whole range, and rounding agrees with half.h") 
       CHECK(wrong == 0);
       CHECK(worse == 0);
     }
+  }
+}
+
+TEST_CASE("P and dS of fp8 are the values of the casts, for random bit patterns and every scale") {
+  std::mt19937 random(9);
+  for (const VectorMath* math : AllVersions()) {
+    INFO(math->name);
+    int wrong = 0;
+    for (int repeat = 0; repeat < 200; ++repeat) {
+      const std::size_t count = 16 * kLogitStride;
+      std::vector<float> patterns(count), zeros(count), lane(kTile);
+      for (float& x : patterns) {
+        x = std::bit_cast<float>(static_cast<std::uint32_t>(random()));
+        if (!std::isfinite(x)) x = 0;
+      }
+      // P is exp(0) = 1, so that dS is dP.
+      const float scale = std::ldexp(1.0f + static_cast<float>(repeat % 7) / 7, repeat % 40 - 20);
+      std::vector<float> p = zeros, ds = patterns;
+      Block block{p.data(), 16, 16, 1, false, 0, 0, nullptr, nullptr};
+      block.p_scale = 448;
+      block.ds_scale = scale;
+      block.ds_inverse = 1 / scale;
+      (repeat % 2 ? math->fp8.gradient_by_row : math->fp8.gradient_by_lane)(block, ds.data(), lane.data(),
+                                                                            lane.data());
+      for (std::size_t row = 0; row < 16; ++row) {
+        for (std::size_t i = row * kLogitStride; i < row * kLogitStride + 16; ++i) {
+          wrong += ds[i] == E5M2ToFloat(FloatToE5M2(patterns[i] * scale)) * block.ds_inverse ? 0 : 1;
+          wrong += p[i] == 448 * (1.0f / 448) ? 0 : 1;
+        }
+      }
+      ds = patterns;
+      math->round_block(ds.data(), 16, 16);
+      for (std::size_t column = 0; column < 16; ++column) {
+        float most = 0;
+        for (std::size_t row = 0; row < 16; ++row)
+          most = std::max(most, std::abs(patterns[row * kLogitStride + column]));
+        const std::uint8_t e = std::max<std::uint8_t>(1, E8M0Of(most));
+        for (std::size_t row = 0; row < 16; ++row) {
+          const std::size_t i = row * kLogitStride + column;
+          wrong +=
+              ds[i] == E4M3ToFloat(FloatToE4M3(patterns[i] * E8M0Reciprocal(e))) * E8M0ToFloat(e) ? 0 : 1;
+        }
+      }
+    }
+    CHECK(wrong == 0);
   }
 }
 

@@ -1,0 +1,79 @@
+// What fp8 adds to the checks of a case: the bits of what was quantised, and what the oracle needs of the quantised problem.
+#pragma once
+
+#include <cppool/runtime.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/attention/check_kernels.h"
+#include "kernels/attention/run.h"
+#include "kernels/attention/run/tensor_set.h"
+#include "kernels/attention/schedule.h"
+#include "kernels/runtime.h"
+
+namespace cppool::kernels {
+
+// The quantised problem over all ranks. Device memory.
+struct Fp8Problem {
+  bool backward = false;  // in fp8
+  TensorRef q, k, v;      // of the forward pass
+  // Of the backward pass.
+  TensorRef q_of_p, k_of_p, v_of_dp, dout, q_of_dk, k_of_dq, dout_of_dv;
+  const float* delta = nullptr;  // [all rows of q, heads]
+  double p_scale = 0, ds_scale = 0, out_scale = 0, gradient_scale = 0;
+  bool ds_blocks = false;
+};
+
+// Used on the rank's thread; every rank calls the same methods in the same order.
+class Fp8Verifier {
+ public:
+  // `step`: of this rank's run; `reference`: of the run without CP, whose inputs are `global`. All outlive it.
+  Fp8Verifier(cppool_runtime* runtime, const AttentionSpec& spec, const TensorSet& local,
+              const TensorSet& global, const Fp8Step& step, const Fp8Step& reference,
+              AttentionReport& report);
+
+  // Payloads, scales and exponents of q, k, v and dout as this rank's kernels read them are those that the whole inputs give,
+  // bit for bit; every rank has the same scales; O was cast as its scale says; delta is rowsum(dO * O).
+  void CheckBits();
+  // Valid while this and the arguments live.
+  const Fp8Problem& problem() const { return problem_; }
+
+  // What it allocates on a rank.
+  static double Bytes(const AttentionSpec& spec, int world_size);
+
+ private:
+  struct Tally {
+    std::uint64_t wrong = 0, count = 0;
+    double largest = 0;
+    void Compare(double expected, double stored);
+  };
+  template <typename T>
+  std::vector<T> ToHost(const void* data, std::int64_t count) const;
+  const std::vector<std::uint16_t>& Input(InputTensor tensor);
+  // The scale that the whole inputs give, of each of these together.
+  float ExpectedScale(Dtype format, std::initializer_list<InputTensor> tensors);
+  Tally CheckScale(const Fp8Scale* stored, float expected) const;
+  Tally CheckOperand(const QuantisedOperand& operand, float scale);
+  Tally CheckBlocks(const QuantisedOperand& operand);
+  Tally CheckSameScales() const;
+  Tally CheckOut() const;
+  Tally CheckDelta() const;
+  void GatherDelta();
+  void Report(CheckedTensor tensor, const char* against, const Tally& tally);
+
+  cppool_runtime* rt_;
+  const AttentionSpec& spec_;
+  const TensorSet& local_;
+  const TensorSet& global_;
+  const Fp8Step& step_;
+  const Fp8Step& reference_;
+  AttentionReport& report_;
+  Group world_;
+  RankTokens all_, mine_;
+  std::vector<std::vector<std::uint16_t>> inputs_;
+  Buffer delta_, gathered_;
+  Fp8Problem problem_;
+};
+
+}  // namespace cppool::kernels

@@ -1,0 +1,93 @@
+// What kernels read in fp8, made from what a schedule moves. Kernels read 16-bit tensors: a payload's values are exact in
+// bf16, and its scale goes with them; a tensor that is quantised in blocks moves in 16 bits, and is cast where it is read.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "kernels/attention/attention_kernel.h"
+#include "kernels/attention/check_kernels.h"
+#include "kernels/attention/fp8_ops.h"
+#include "kernels/attention/schedule.h"
+#include "kernels/attention/tensor_ops.h"
+#include "kernels/memory_list.h"
+#include "kernels/runtime.h"
+
+namespace cppool::kernels {
+
+// The dtypes in which a schedule of the case moves q, k, v and dout; of all others spec.dtypes.
+TensorDtypes MovedDtypes(const AttentionSpec& spec);
+
+// How a rank's calls use them.
+struct Fp8OperandUse {
+  KernelRequest request;
+  Layout queries;
+  std::int64_t rows_kv = 0;                            // of the largest block of keys
+  std::vector<std::int64_t> query_chunks, key_chunks;  // casts in blocks: see MxBlocks
+
+  bool has(Operand operand) const;
+  bool of_queries(Operand operand) const;
+  int heads(Operand operand) const;
+  int dim(Operand operand) const;
+};
+
+struct Fp8OperandBuffers {
+  struct Each {
+    Buffer values;              // bf16 [rows, heads, dim]
+    Buffer payload, exponents;  // with casts in blocks
+  };
+  std::array<Each, kOperands> each;
+
+  void List(const Fp8OperandUse& use, MemoryList& list);
+};
+
+class Fp8Operands {
+ public:
+  // `ops` and `buffers` outlive it; the buffers are allocated by the first Prepare.
+  Fp8Operands(cppool_runtime* runtime, TensorOps& ops, Fp8OperandUse use, const Fp8OperandBuffers& buffers);
+
+  // Before calls with this plan.
+  void AddKeys(const BlockPlan* plan, const Layout& keys);
+
+  // Make the operands of a call on the main stream and point the arguments at them. Those of queries are made by the first
+  // call of a pass.
+  void Prepare(ForwardArgs& args);
+  void Prepare(BackwardArgs& args);
+  // The same without making them again: of the last call of Prepare.
+  void Use(BackwardArgs& args) const;
+
+  // What was quantised for the last call of each operand.
+  const std::vector<QuantisedOperand>& quantised() const { return quantised_; }
+
+ private:
+  struct Tokens {
+    Layout layout;
+    std::unique_ptr<TokenRows> rows, blocks;
+  };
+  Tokens TokensOf(const Layout& layout, const std::vector<std::int64_t>& chunks);
+  bool in_blocks() const { return InBlocks(*use_.request.fp8); }
+  bool backward_in_fp8() const { return use_.request.fp8->bwd; }
+  const Fp8OperandBuffers::Each& of(Operand operand) const {
+    return buffers_.each[static_cast<std::size_t>(operand)];
+  }
+  // From a payload.
+  void Widen(Operand operand, InputTensor tensor, const TensorRef& from, const Tokens& tokens,
+             bool dequantise);
+  // From a 16-bit tensor.
+  void CastInBlocks(Operand operand, InputTensor tensor, const TensorRef& from, const Tokens& tokens,
+                    MxAxis axis);
+  void Record(QuantisedOperand quantised);
+
+  cppool_runtime* rt_;
+  TensorOps& ops_;
+  Fp8OperandUse use_;
+  Tokens queries_;
+  std::map<const BlockPlan*, Tokens> keys_;
+  const Fp8OperandBuffers& buffers_;
+  std::vector<QuantisedOperand> quantised_;
+};
+
+}  // namespace cppool::kernels

@@ -1,0 +1,156 @@
+// The recipes of fp8 with every schedule and feature, judged as fp8 is; and what the checks must see.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/catch.h"
+#include "tests/kernels/attention/schedules/host_world.h"
+
+namespace cppool::test {
+namespace {
+
+using namespace kernels;
+
+// All twelve that differ (f16_o only matters to a backward pass in fp8 with current scaling).
+std::vector<Fp8Recipe> Recipes() {
+  std::vector<Fp8Recipe> recipes;
+  for (const bool bwd : {true, false}) {
+    for (const bool mha : {false, true}) {
+      recipes.push_back({ScalingMode::kDelayed, true, mha, bwd, false});
+      recipes.push_back({ScalingMode::kCurrent, true, mha, bwd, true});
+      if (bwd) recipes.push_back({ScalingMode::kCurrent, true, mha, bwd, false});
+    }
+    recipes.push_back({ScalingMode::kMxfp8, true, false, bwd, true});
+  }
+  return recipes;
+}
+
+std::string TextOf(const Fp8Recipe& recipe) {
+  constexpr const char* kModes[] = {"delayed", "current", "mxfp8"};
+  return std::string(kModes[static_cast<int>(recipe.scaling_mode)]) + (recipe.mha ? " mha" : " dpa") +
+         (recipe.bwd ? " bwd" : "") + (recipe.f16_o ? " f16_o" : "");
+}
+
+std::string TextOf(const Finding& f) {
+  return "rank " + std::to_string(f.rank) + " " + NameOf(f.tensor) + " against " + f.against +
+         ": max_abs_err " + std::to_string(f.verdict.max_abs_err) + ", rel_err " +
+         std::to_string(f.verdict.rel_err) + ", ratio " + std::to_string(f.verdict.ratio) + ", tolerance " +
+         std::to_string(f.verdict.tolerance) + ", mismatches " + std::to_string(f.verdict.mismatches);
+}
+
+// Every result is judged, and so are the bits of every quantised input.
+void RequireAllHold(HostWorld& world, const AttentionSpec& spec) {
+  INFO(test::Describe(spec) << ", " << TextOf(*spec.fp8) << ", on " << world.size() << " ranks");
+  std::set<std::pair<CheckedTensor, std::string>> checked;
+  for (const Finding& f : world.Run(spec)) {
+    checked.insert({f.tensor, f.against});
+    INFO(TextOf(f));
+    CHECK(f.verdict.ok);
+  }
+  for (const TensorInfo& tensor : OutputTensors(spec)) {
+    const auto kind = std::get<CheckedTensor>(tensor.kind);
+    INFO(NameOf(kind));
+    CHECK(checked.count({kind, "oracle"}) == 1);
+    CHECK(checked.count({kind, "no_cp"}) == 1);
+  }
+  for (const CheckedTensor kind :
+       {CheckedTensor::kQ, CheckedTensor::kK, CheckedTensor::kV, CheckedTensor::kOut})
+    CHECK(checked.count({kind, "bits"}) == 1);
+  CHECK(checked.count({CheckedTensor::kDout, "bits"}) == (spec.training && spec.fp8->bwd ? 1u : 0u));
+  CHECK(checked.count({CheckedTensor::kDelta, "bits"}) == (spec.training ? 1u : 0u));
+}
+
+AttentionSpec Case(int world, CpCommType comm, const Fp8Recipe& recipe) {
+  AttentionSpec spec = Small(world, comm);
+  // Chunks of 32 tokens where those are blocks, else of 8.
+  spec.seqlen_q = spec.seqlen_kv = (recipe.scaling_mode == ScalingMode::kMxfp8 ? 64 : 16) * world;
+  spec.batch = 1;
+  spec.heads = 4;
+  spec.kv_heads = 2;
+  spec.fp8 = recipe;
+  return spec;
+}
+
+void WithEverySchedule(HostWorld& world, const std::vector<Fp8Recipe>& recipes,
+                       const std::function<void(AttentionSpec&)>& vary) {
+  for (const Fp8Recipe& recipe : recipes) {
+    for (const CpCommType comm : kComms) {
+      if (!Possible(comm, world.size())) continue;
+      AttentionSpec spec = Case(world.size(), comm, recipe);
+      vary(spec);
+      RequireAllHold(world, spec);
+    }
+  }
+}
+
+// One of each scaling mode, with as much of it in fp8 as there is.
+const std::vector<Fp8Recipe> kFullRecipes = {{ScalingMode::kDelayed, true, true, true, false},
+                                             {ScalingMode::kCurrent, true, true, true, false},
+                                             {ScalingMode::kMxfp8, true, false, true, true}};
+
+}  // namespace
+
+TEST_CASE("every recipe of fp8 with every schedule") {
+  HostWorld world(4);
+  WithEverySchedule(world, Recipes(), [](AttentionSpec&) {});
+}
+
+TEST_CASE("fp8 with every format, mask and feature") {
+  HostWorld world(2);
+  WithEverySchedule(world, kFullRecipes, [](AttentionSpec& spec) {
+    spec.format = QkvFormat::kSbhd;
+    spec.mask = AttnMaskType::kNoMask;
+    spec.dim_qk = 192;
+    spec.dim_v = 128;
+    spec.seqlen_kv = 2 * spec.seqlen_q;
+  });
+  WithEverySchedule(world, kFullRecipes, [](AttentionSpec& spec) {
+    spec.format = QkvFormat::kThd;
+    spec.pad_between_seqs = true;
+    spec.mask = AttnMaskType::kPaddingCausal;
+    spec.batch = 5;
+    spec.softmax = SoftmaxType::kLearnable;
+    spec.max_logit = true;
+    spec.kv_heads = 1;  // replicated by an exchange of heads
+  });
+  WithEverySchedule(world, kFullRecipes, [](AttentionSpec& spec) {
+    spec.bias = BiasType::kPostScale;
+    spec.bias_shape = {false, true, true};
+    spec.window_left = 40;
+    spec.softmax = SoftmaxType::kOffByOne;
+    spec.deterministic = true;
+  });
+  WithEverySchedule(world, kFullRecipes, [](AttentionSpec& spec) {
+    spec.training = false;
+    spec.bias = BiasType::kAlibi;
+    spec.mask = AttnMaskType::kCausalBottomRight;
+  });
+}
+
+TEST_CASE("fp8 with enough elements for statistics") {
+  HostWorld world(2);
+  int large = 0;
+  for (const Fp8Recipe& recipe : kFullRecipes) {
+    AttentionSpec spec = Case(2, CpCommType::kP2p, recipe);
+    spec.seqlen_q = spec.seqlen_kv = 128;  // in more sequences and heads the oracle affords more elements
+    spec.heads = spec.kv_heads = 16;
+    spec.batch = 4;
+    spec.mask = AttnMaskType::kNoMask;
+    for (const Finding& f : world.Run(spec)) {
+      INFO(TextOf(recipe) << ": " << TextOf(f));
+      CHECK(f.verdict.ok);
+      if (f.against != "oracle" || f.verdict.ratio == 0 || f.tensor == CheckedTensor::kLse) continue;
+      ++large;
+      CHECK(f.verdict.ratio > 0.7);
+      CHECK(f.verdict.ratio < 1.25);
+    }
+  }
+  CHECK(large == 24);  // out, dq, dk and dv of each rank
+}
+
+}  // namespace cppool::test
