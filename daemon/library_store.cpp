@@ -32,8 +32,7 @@ std::string LibraryStore::MakeCopy(const std::string& path, const std::string& d
   try {
     if (!cache_) cache_.emplace("libraries", kCopies);
     // A copy that is there may have been damaged since.
-    if (cache_->Use(name) && protocol::ReadWhole(cache_->Path(name)).bytes == bytes)
-      return cache_->Path(name);
+    if (cache_->Read(name) == bytes) return cache_->Path(name);
     cache_->Write(name, bytes);
     cache_->Prune();
     return cache_->Path(name);

@@ -56,6 +56,20 @@ void CheckKind(const std::string& path, const struct stat& status) {
     throw FileError(path + ": has " + std::to_string(status.st_size) + " bytes, more than 2 GiB");
 }
 
+// As many as the file had at `status`, or fewer where it is shorter now.
+std::string ReadBytes(int fd, const struct stat& status, const std::string& path) {
+  std::string bytes(static_cast<std::size_t>(status.st_size), '\0');
+  std::size_t have = 0;
+  while (have < bytes.size()) {
+    const ssize_t count = read(fd, bytes.data() + have, bytes.size() - have);
+    if (count < 0 && errno != EINTR) Refuse(path, errno);
+    if (count == 0) break;
+    have += count > 0 ? static_cast<std::size_t>(count) : 0;
+  }
+  bytes.resize(have);
+  return bytes;
+}
+
 // Makes the folder and those above it. What keeps it from being used; empty: nothing.
 std::string WhyUnusable(const std::string& folder) {
   std::error_code error;
@@ -109,17 +123,10 @@ WholeFile ReadWhole(const std::string& path) {
   if (fstat(fd.get(), &before) != 0) Refuse(path, errno);
   CheckKind(path, before);
   WholeFile file;
-  file.bytes.resize(static_cast<std::size_t>(before.st_size));
-  std::size_t have = 0;
-  while (have < file.bytes.size()) {
-    const ssize_t count = read(fd.get(), file.bytes.data() + have, file.bytes.size() - have);
-    if (count < 0 && errno != EINTR) Refuse(path, errno);
-    if (count == 0) break;
-    have += count > 0 ? static_cast<std::size_t>(count) : 0;
-  }
+  file.bytes = ReadBytes(fd.get(), before, path);
   if (fstat(fd.get(), &after) != 0) Refuse(path, errno);
   file.identity = ToIdentity(after);
-  if (have < file.bytes.size() || !(ToIdentity(before) == file.identity))
+  if (file.bytes.size() < static_cast<std::size_t>(before.st_size) || !(ToIdentity(before) == file.identity))
     throw FileError(path + ": changed while it was read: wait until it has been built, and try again");
   timespec now{};
   clock_gettime(CLOCK_REALTIME, &now);
@@ -158,6 +165,17 @@ FileCache::FileCache(const std::string& name, Limits limits)
 
 bool FileCache::Use(const std::string& file) const {
   return utimensat(AT_FDCWD, Path(file).c_str(), nullptr, 0) == 0;
+}
+
+std::optional<std::string> FileCache::Read(const std::string& file) const {
+  if (!Use(file)) return std::nullopt;
+  const std::string path = Path(file);
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd && errno == ENOENT) return std::nullopt;  // another process has pruned the cache
+  struct stat status {};
+  if (!fd || fstat(fd.get(), &status) != 0) Refuse(path, errno);
+  CheckKind(path, status);
+  return ReadBytes(fd.get(), status, path);
 }
 
 std::string FileCache::Temporary() const {

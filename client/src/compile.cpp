@@ -278,8 +278,8 @@ Compiled CompileInto(const protocol::FileCache& cache, const std::string& source
   const std::string list = stem + "-" + key + ".files";  // which files it included when it was compiled last
   Compiled compiled;
   compiled.command = Joined(command);
-  if (cache.Use(list)) {
-    std::istringstream text(protocol::ReadWhole(cache.Path(list)).bytes);
+  if (const auto files = cache.Read(list)) {
+    std::istringstream text(*files);
     for (std::string file; std::getline(text, file);) compiled.included.push_back(file);
     const auto name = LibraryName(stem, key, compiled.included);
     if (name && cache.Use(*name)) {

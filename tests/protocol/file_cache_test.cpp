@@ -133,6 +133,24 @@ TEST_CASE("the cache's folder is where the environment says, and belongs to its 
   CHECK(protocol::CacheFolder() == folder.File("cppool-" + std::to_string(geteuid())));
 }
 
+TEST_CASE("a cached file is read while other processes use it") {
+  const TemporaryFolder folder;
+  const Environment chosen("CPPOOL_CACHE", folder.path().string());
+  const FileCache cache("things", {3, std::uint64_t{1} << 30});
+  CHECK_FALSE(cache.Read("a"));
+  const std::string content(std::size_t{4} << 20, 'x');
+  cache.Write("a", content);
+  std::atomic<bool> done{false};
+  std::thread user([&] {
+    while (!done) cache.Use("a");
+  });
+  int read = 0;
+  for (int i = 0; i < 50; ++i) read += cache.Read("a") == content;
+  done = true;
+  user.join();
+  CHECK(read == 50);
+}
+
 TEST_CASE("a cache keeps what is used, up to its limits") {
   const TemporaryFolder folder;
   const Environment chosen("CPPOOL_CACHE", folder.path().string());

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -51,6 +52,9 @@ class FileCache {
 
   // Marks the file as used. False: it is not there.
   bool Use(const std::string& file) const;
+  // Marks the file as used and returns its bytes; nothing: it is not there. Another process may use or replace it meanwhile: a file's
+  // content never changes. Throws FileError.
+  std::optional<std::string> Read(const std::string& file) const;
   // A path that no other process uses, for a file that Keep() takes.
   std::string Temporary() const;
   // Gives a file at a path from Temporary() its name. Another process may have done so before with the same content. Throws FileError.
