@@ -205,18 +205,18 @@ class HostTensorOps : public TensorOps {
 
   void AddStrided(const StridedSum& sum, cppool_stream stream) override {
     Enqueue(runtime_, stream, [sum] {
-      const auto& [extent, from, from_strides, to, to_strides] = sum;
-      DispatchDtype(from.dtype, [&](auto type) {
-        const auto* in = static_cast<const typename decltype(type)::Bits*>(from.data);
+      DispatchDtype(sum.from.dtype, [&](auto type) {
+        const auto* in = static_cast<const typename decltype(type)::Bits*>(sum.from.data);
         const auto at = [](const std::int64_t* strides, std::int64_t a, std::int64_t b, std::int64_t c) {
           return a * strides[0] + b * strides[1] + c * strides[2];
         };
-        for (std::int64_t a = 0; a < extent[0]; ++a) {
-          for (std::int64_t b = 0; b < extent[1]; ++b) {
-            for (std::int64_t c = 0; c < extent[2]; ++c) {
-              const std::int64_t source = at(from_strides, a, b, c), target = at(to_strides, a, b, c);
-              for (std::int64_t d = 0; d < extent[3]; ++d)
-                to[target + d * to_strides[3]] += decltype(type)::ToFloat(in[source + d * from_strides[3]]);
+        for (std::int64_t a = 0; a < sum.extent[0]; ++a) {
+          for (std::int64_t b = 0; b < sum.extent[1]; ++b) {
+            for (std::int64_t c = 0; c < sum.extent[2]; ++c) {
+              const std::int64_t source = at(sum.from_strides, a, b, c), target = at(sum.to_strides, a, b, c);
+              for (std::int64_t d = 0; d < sum.extent[3]; ++d)
+                sum.to[target + d * sum.to_strides[3]] +=
+                    decltype(type)::ToFloat(in[source + d * sum.from_strides[3]]);
             }
           }
         }
