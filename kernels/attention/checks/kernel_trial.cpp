@@ -172,11 +172,11 @@ std::string KernelTrial::Locate(const TrialCall& call, const Arrangement& arrang
       });
     }
     auto row = expected.begin();
+    const auto begin = found.begin() + static_cast<std::ptrdiff_t>(offset);
     bool same = true;
     for (const TrialRows& part : tensor.parts) {
       ForEachRow(part, [&](std::int64_t at) {
-        same = same && std::equal(row, row + part.row_bytes,
-                                  found.begin() + static_cast<std::ptrdiff_t>(offset) + at);
+        same = same && std::equal(row, row + part.row_bytes, begin + at);
         row += part.row_bytes;
       });
     }
