@@ -1,13 +1,16 @@
 // Backward attention on Hopper: dk and dv of tiles of keys of one key/value head, and what they add to dq: five products
-// for each pair of a tile and a block of queries (backward_consumer.cuh).
+// for each pair of a tile and a block of queries (backward_consumer.cuh, backward_dims_consumer.cuh).
 //
 // Tiling (backward_config.h): a block of threads per multiprocessor stays and takes tile after tile; one warp copies
-// (backward_producer.cuh), two warpgroups compute 64 keys each with wgmma, and two threads add to dq (backward_dq.cuh). dk, dv, logits and ds stay in registers.
-// Shared memory: stages of keys and values, queries and output gradients, ds, dq, and barriers (backward_shared.cuh), 227
-// KB at most.
+// (backward_producer.cuh), two warpgroups compute with wgmma, and two threads add to dq (backward_dq.cuh). dk, dv and logits
+// stay in registers. Shared memory: stages of keys and values, queries and output gradients, ds, dq, and barriers
+// (backward_shared.cuh), 227 KB at most.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/attention/families/sm90/backward_consumer.cuh"
+#include "kernels/attention/families/sm90/backward_dims_consumer.cuh"
 #include "kernels/attention/families/sm90/backward_dq.cuh"
 #include "kernels/attention/families/sm90/backward_producer.cuh"
 
@@ -39,7 +42,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
   } else {
     ptx::TakeRegisters<Config::kConsumerRegisters>();
-    BackwardConsumer<T, Config> consumer(p, shared);
+    std::conditional_t<Config::kSplitsDims, BackwardDimsConsumer<T, Config>, BackwardConsumer<T, Config>>
+        consumer(p, shared);
     consumer.Run();
     consumer.RunEmptyTiles();
   }

@@ -1,22 +1,24 @@
 // Tile sizes, stages and shared-memory budgets of the backward kernel, by head dims (query/key and value).
-//
-// What decides them: each of two consumer warpgroups holds 64 keys: (dim_qk + dim_v) / 2 registers a thread for dk and
-// dv, kRows / 2 each for logits, for dout v^T and for its part of dq, and half as many for the operands made of the
-// first two, of 232.
 #pragma once
 
 #include "kernels/attention/families/sm90/config.h"
 
 namespace cppool::kernels::cuda::sm90 {
 
-// Two stages each of queries, of output gradients and of ds.
-template <int kDimQkValue, int kDimVValue, int kTileStagesValue>
-struct BackwardTiling {
+// Common to both ways to divide the work between two consumer warpgroups.
+//
+// Each hands its part of dq to the copy engine in boxes of kDqRows rows and kDqDims dims.
+template <int kDimQkValue, int kDimVValue, int kTileKeysValue, int kRowsValue, int kTileStagesValue,
+          int kDoutStagesValue, int kDqDimsValue, int kDsBuffersValue>
+struct BackwardBuffers {
   static constexpr int kDimQk = kDimQkValue, kDimV = kDimVValue;
-  static constexpr int kTileKeys = 128;  // two warpgroups of 64
-  static constexpr int kRows = 64;       // queries at a time
-  static constexpr int kStages = 2;
+  static constexpr int kTileKeys = kTileKeysValue;
+  static constexpr int kRows = kRowsValue;              // queries at a time
   static constexpr int kTileStages = kTileStagesValue;  // buffers for tiles of keys and values
+  static constexpr int kStages = 2;                     // buffers for blocks of queries
+  static constexpr int kDoutStages = kDoutStagesValue;  // buffers for blocks of output gradients
+  static constexpr int kDqRows = 64, kDqDims = kDqDimsValue;
+  static constexpr int kDsBuffers = kDsBuffersValue;
   static constexpr int kThreads = 3 * kWarpgroup;
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 
@@ -25,16 +27,50 @@ struct BackwardTiling {
   static constexpr int kQueryBytes = kRows * kDimQk * 2;
   static constexpr int kDoutBytes = kRows * kDimV * 2;
   static constexpr int kDsBytes = kRows * kTileKeys * 2;
-  static constexpr int kDqBytes = kRows * kDimQk * 4;  // on its way to memory
-  static constexpr int kTileBytes =
-      kTileStages * (kKeyBytes + kValueBytes) + kStages * (kQueryBytes + kDoutBytes + kDsBytes) + kDqBytes;
+  static constexpr int kDqBytes = kDqRows * kDqDims * 4;  // on its way to memory, of one consumer
+  static constexpr int kTileBytes = kTileStages * (kKeyBytes + kValueBytes) + kStages * kQueryBytes +
+                                    kDoutStages * kDoutBytes + kDsBuffers * kDsBytes + 2 * kDqBytes;
   // Barriers, the descriptions of tiles and blocks, lse and delta.
   static constexpr int kControlBytes = 512 + kStages * kRows * 8;
   static constexpr int kSharedBytes = kTileBytes + kControlBytes + kSharedAlignment;
 
-  // Each warpgroup makes one half of dq's dims, and its operand in shared memory begins at a tile of 64.
-  static_assert(kDimQk % 128 == 0 && kDimV % 64 == 0);
+  static_assert(kDimQk % 64 == 0 && kDimV % 64 == 0 && kDqDims % 32 == 0 && kDoutStages <= kStages);
   static_assert(kSharedBytes <= kMaxSharedBytes);
 };
+
+// The warpgroups divide the keys (backward_consumer.cuh): 64 of 128 each, with (dim_qk + dim_v) / 2 registers a thread for dk
+// and dv, kRows / 2 each for logits and for dout v^T, half as many for the operands made of them, and kDqDims / 2 for dq, of
+// 240. Of dq each makes, for 64 queries at a time, one half of the dims; for 128, one half of the rows. Two buffers of ds.
+template <int kDimQk, int kDimV, int kRows, int kTileStages>
+struct KeySplitTiling
+    : BackwardBuffers<kDimQk, kDimV, 128, kRows, kTileStages, 2, kRows == 128 ? kDimQk : kDimQk / 2, 2> {
+  static constexpr bool kSplitsDims = false;
+  static_assert(kRows == 64 || kRows == 128);
+  // An operand in shared memory begins at a multiple of 64 dims.
+  static_assert(kRows == 128 || kDimQk % 128 == 0);
+};
+
+// The warpgroups divide the dims (backward_dims_consumer.cuh), for heads whose dk and dv of 64 keys are too many registers for
+// one: of tiles of 64 keys each makes 128 dims of dk, one half of dv's, and 128 dims of dq in two parts of 64. With 192 dims
+// the 64 in the middle are made by both and used from one. Buffers of p^T, of ds^T and of ds.
+template <int kDimQk, int kDimV, int kTileStages, int kDoutStages>
+struct DimSplitTiling : BackwardBuffers<kDimQk, kDimV, 64, 64, kTileStages, kDoutStages, 64, 3> {
+  static constexpr bool kSplitsDims = true;
+  static_assert(kDimQk == 192 || kDimQk == 256);
+  static_assert(kDimV % 128 == 0);
+};
+
+template <int kDimQk, int kDimV>
+struct BackwardTiling;
+template <>
+struct BackwardTiling<64, 64> : KeySplitTiling<64, 64, 128, 1> {};
+template <>
+struct BackwardTiling<128, 128> : KeySplitTiling<128, 128, 64, 1> {};
+template <>
+struct BackwardTiling<128, 64> : KeySplitTiling<128, 64, 64, 2> {};
+template <>
+struct BackwardTiling<192, 128> : DimSplitTiling<192, 128, 2, 2> {};
+template <>
+struct BackwardTiling<256, 256> : DimSplitTiling<256, 256, 1, 1> {};
 
 }  // namespace cppool::kernels::cuda::sm90

@@ -2,7 +2,7 @@
 // waiting for memory, or for its turn, stops no product.
 //
 // Rows that are no tokens of a block are 0 in it: adding them changes nothing, whoever they belong to. In turns, tiles
-// add to a block in the order of their keys, so that sums have the same bits on every run.
+// add to a block in the order of their keys, box by box, so that sums have the same bits on every run.
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_shared.cuh"
@@ -12,22 +12,32 @@ namespace cppool::kernels::cuda::sm90 {
 template <typename Config>
 __device__ __forceinline__ void AddDq(const BackwardParameters& p, const BackwardShared<Config>& shared,
                                       int group) {
+  // What the consumer hands over in a step: its row of the block, in `parts` boxes from this one on, in 32 dims.
+  constexpr bool kByRows = Config::kRows > Config::kDqRows;
+  constexpr int kBox = Config::kDqDims / 32;
+  const int row = kByRows ? group * Config::kDqRows : 0;
+  const int parts = Config::kSplitsDims ? DqParts<Config>::Count(group) : 1;
+  const int first = Config::kSplitsDims ? (group * DqParts<Config>::kApart + 2 - parts) * kBox
+                    : kByRows           ? 0
+                                        : group * kBox;
   for (std::uint32_t parity = 0;; parity ^= 1) {
     ptx::Wait(shared.FullDq(group), parity);
     const DqInfo info = shared.control->dq[group];
     if (info.head < 0) return;
     int* const turn = p.turns + info.turn;
+    const int part = parts == 2 ? static_cast<int>(parity) : 0;
+    const int order = info.order * parts + part;
     if (p.turns) {
-      while (ptx::LoadAcquire(turn) != info.order) {
+      while (ptx::LoadAcquire(turn) != order) {
       }
     }
-    ptx::AddBox(&p.dq, {info.token, info.member, info.head}, group * (Config::kDimQk / 64), shared.Dq(group));
+    ptx::AddBox(&p.dq, {info.token + row, info.member, info.head}, first + part * kBox, shared.Dq(group));
     ptx::WaitForStoresToRead();
     ptx::Arrive(shared.EmptyDq(group));
     if (p.turns) {
       ptx::WaitForStores();
       __threadfence();
-      ptx::StoreRelease(turn, info.order + 1);
+      ptx::StoreRelease(turn, order + 1);
     }
   }
 }

@@ -56,12 +56,11 @@ void LaunchBackward(const BackwardCall& call, cudaStream_t stream) {
       p.k =
           EncodeRows({call.k, call.rows_kv, work.key_step, map.kv_heads, Config::kDimQk}, Config::kTileKeys);
       p.v = EncodeRows({call.v, call.rows_kv, work.key_step, map.kv_heads, Config::kDimV}, Config::kTileKeys);
+      p.dq = EncodeFloatRows({call.dq_sum, call.rows_q, step, map.heads, Config::kDimQk}, Config::kDqRows,
+                             Config::kDqDims);
     }
     p.work = work;
     p.map = map;
-    if (work.busy_tiles > 0)
-      p.dq = EncodeFloatRows({call.dq_sum, call.rows_q, step, map.heads, Config::kDimQk}, Config::kRows,
-                             Config::kDimQk / 2);
     p.lse = call.lse;
     p.delta = call.delta;
     p.dk_sum = call.dk_sum;
@@ -90,12 +89,16 @@ void LaunchBackward(const BackwardCall& call, cudaStream_t stream) {
 template <typename T>
 BackwardKernelEntry BackwardKernelOf(int dim_qk, int dim_v) {
   BackwardKernelEntry entry;
-  const auto offer = [&]<typename Config>(const Config&) {
-    if (dim_qk == Config::kDimQk && dim_v == Config::kDimV)
+  const auto offer = [&]<int kDimQk, int kDimV>() {
+    using Config = BackwardTiling<kDimQk, kDimV>;
+    if (dim_qk == kDimQk && dim_v == kDimV)
       entry = {Config::kTileKeys, Config::kRows, &LoadBackward<T, Config>, &LaunchBackward<T, Config>};
   };
-  offer(BackwardTiling<128, 128, 1>{});
-  offer(BackwardTiling<128, 64, 2>{});
+  offer.template operator()<64, 64>();
+  offer.template operator()<128, 128>();
+  offer.template operator()<128, 64>();
+  offer.template operator()<192, 128>();
+  offer.template operator()<256, 256>();
   return entry;
 }
 

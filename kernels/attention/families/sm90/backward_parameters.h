@@ -40,7 +40,7 @@ struct BackwardWork {
 struct BackwardParameters {
   CUtensorMap q, dout;  // boxes of kRows rows
   CUtensorMap k, v;     // boxes of kTileKeys rows
-  CUtensorMap dq;       // [rows_q, heads, dim_qk] in fp32, added to; boxes of kRows rows and half the dims
+  CUtensorMap dq;       // [rows_q, heads, dim_qk] in fp32, added to; boxes of kDqRows rows and kDqDims dims
   BackwardWork work;
   HeadMap map;
   const float* lse;    // [rows_q, heads]
@@ -50,8 +50,8 @@ struct BackwardParameters {
   void* dk;            // as dk_sum
   void* dv;            // as dv_sum
   int* schedule;       // the next item, from 0; 0 before the launch
-  int*
-      turns;  // [blocks_count, heads, 2], 0 before the launch: tiles that have added to dq; NULL: in any order
+  // [blocks_count, heads, 2], 0 before the launch: boxes that have been added to dq; NULL: in any order.
+  int* turns;
   int section_heads;  // key/value heads that are worked off before the next ones
   float scale;
   float scale_log2;

@@ -2,9 +2,10 @@
 // values, and for each query head and block that sees them queries, output gradients, lse and delta, as buffers become
 // free.
 //
-// Items are tiles times key/value heads, in sections of heads whose queries and dq stay in the L2 cache. All come from a counter, so that whatever an item waits for in its turn to
-// add to dq is held by a block of threads that runs. Blocks go from the last to the first: tiles of a sequence then
-// begin with the same block, and one waits for another's single step and not for its way to the diagonal.
+// Items are tiles times key/value heads, in sections of heads whose queries and dq stay in the L2 cache. All come from
+// a counter, so that whatever an item waits for in its turn to add to dq is held by a block of threads that runs.
+// Blocks go from the last to the first: tiles of a sequence then begin with the same block, and one waits for
+// another's single step and not for its way to the diagonal.
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_shared.cuh"
@@ -14,11 +15,11 @@ namespace cppool::kernels::cuda::sm90 {
 template <typename Config>
 __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
                                                 const BackwardShared<Config>& shared) {
-  static_assert(Config::kRows == 64);
+  constexpr int kRowsPerLane = Config::kRows / 32;
   const int lane = threadIdx.x % 32;
   const int items = p.work.busy_tiles * p.map.kv_heads;
   Ring<Config::kTileStages> tiles;
-  Ring<Config::kStages> ring;
+  StepRings<Config::kStages, Config::kDoutStages> rings;
   while (true) {
     int item = 0;
     if (lane == 0) item = atomicAdd(p.schedule, 1);
@@ -59,46 +60,56 @@ __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
 #pragma unroll 1
       for (int at = block_end - 1; at >= block_begin; --at) {
         const QueryBlock block = p.work.blocks[at];
-        float lse[2], delta[2];
+        float lse[kRowsPerLane], delta[kRowsPerLane];
+        const auto load_state = [&] {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int row = lane + i * 32;
-          lse[i] = INFINITY, delta[i] = 0;
-          if (row >= block.length) continue;
-          const std::int64_t state =
-              (static_cast<std::int64_t>(block.token + row) * p.work.query_step + block.member) *
-                  p.map.heads +
-              head;
-          lse[i] = p.lse[state];
-          delta[i] = p.delta[state];
-        }
+          for (int i = 0; i < kRowsPerLane; ++i) {
+            const int row = lane + i * 32;
+            lse[i] = INFINITY, delta[i] = 0;
+            if (row >= block.length) continue;
+            const std::int64_t state =
+                (static_cast<std::int64_t>(block.token + row) * p.work.query_step + block.member) *
+                    p.map.heads +
+                head;
+            lse[i] = p.lse[state];
+            delta[i] = p.delta[state];
+          }
+        };
+        // Under the wait for the queries' buffer; if that for the output gradients' is longer, under that one, which takes
+        // fewer registers.
+        constexpr bool kEarly = Config::kDoutStages == Config::kStages;
+        if constexpr (kEarly) load_state();
         const ptx::RowCoordinates from{block.token, block.member, head};
-        ptx::Wait(shared.EmptyQ(ring.stage), ring.parity ^ 1);
+        const auto& q = rings.q();
+        const auto dout = rings.dout();
+        ptx::Wait(shared.EmptyQ(q.stage), q.parity ^ 1);
         if (lane == 0) {
-          ptx::ArriveExpecting(shared.FullQ(ring.stage), Config::kQueryBytes);
-          ptx::LoadBox(shared.Queries(ring.stage), &p.q, from, shared.FullQ(ring.stage));
+          shared.control->steps[q.stage] = {block.token,
+                                            block.member,
+                                            block.position,
+                                            block.length,
+                                            head,
+                                            (at * p.map.heads + head) * 2,
+                                            ordinal - block.first_tile};
+          ptx::ArriveExpecting(shared.FullQ(q.stage), Config::kQueryBytes);
+          ptx::LoadBox(shared.Queries(q.stage), &p.q, from, shared.FullQ(q.stage));
         }
         __syncwarp();
-        ptx::Wait(shared.EmptyDout(ring.stage), ring.parity ^ 1);
+        if constexpr (!kEarly) load_state();
+        ptx::Wait(shared.EmptyDout(dout.stage), dout.parity ^ 1);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          shared.control->lse[ring.stage][lane + i * 32] = lse[i] == -INFINITY ? INFINITY : lse[i] * kLog2e;
-          shared.control->delta[ring.stage][lane + i * 32] = delta[i];
+        for (int i = 0; i < kRowsPerLane; ++i) {
+          shared.control->lse[dout.stage][lane + i * 32] = lse[i] == -INFINITY ? INFINITY : lse[i] * kLog2e;
+          shared.control->delta[dout.stage][lane + i * 32] = delta[i];
         }
-        __syncwarp();
         if (lane == 0) {
-          shared.control->steps[ring.stage] = {block.token,
-                                               block.member,
-                                               block.position,
-                                               block.length,
-                                               head,
-                                               (at * p.map.heads + head) * 2,
-                                               ordinal - block.first_tile};
-          ptx::ArriveExpecting(shared.FullDout(ring.stage), Config::kDoutBytes);
-          ptx::LoadBox(shared.Dout(ring.stage), &p.dout, from, shared.FullDout(ring.stage));
+          ptx::ArriveExpecting(shared.FullDout(dout.stage), Config::kDoutBytes);
+          ptx::LoadBox(shared.Dout(dout.stage), &p.dout, from, shared.FullDout(dout.stage));
+        } else {
+          ptx::Arrive(shared.FullDout(dout.stage));
         }
         __syncwarp();
-        ring.Advance();
+        rings.Advance();
       }
     }
   }

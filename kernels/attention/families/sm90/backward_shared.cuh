@@ -33,21 +33,32 @@ struct DqInfo {
   int turn, order;  // of this consumer
 };
 
-template <int kTileStages, int kStages, int kRows>
+// Which boxes of dq's dims, 64 each, a consumer hands over in a step of a kernel whose warpgroups divide the dims.
+template <typename Config>
+struct DqParts {
+  static constexpr int kApart =
+      Config::kDimQk / 64 - 2;  // how far the second consumer's first box is from the first's
+  static __device__ __forceinline__ bool Owns(int group, int part) { return part >= group * (2 - kApart); }
+  static __device__ __forceinline__ int Count(int group) { return 2 - group * (2 - kApart); }
+};
+
+template <int kTileStages, int kStages, int kDoutStages, int kRows>
 struct BackwardControl {
   std::uint64_t full_tile[kTileStages], empty_tile[kTileStages];
   std::uint64_t full_q[kStages], empty_q[kStages];
-  std::uint64_t full_dout[kStages], empty_dout[kStages];
+  std::uint64_t full_dout[kDoutStages], empty_dout[kDoutStages];
   std::uint64_t full_dq[2], empty_dq[2];
   KeyTileInfo tiles[kTileStages];
-  StepInfo steps[kStages];  // as the next two, announced by full_dout
+  StepInfo steps[kStages];  // announced by full_q
   DqInfo dq[2];
-  alignas(16) float lse[kStages][kRows];  // in powers of 2; inf for rows that see nothing
-  float delta[kStages][kRows];
+  // Announced by full_dout.
+  alignas(16) float lse[kDoutStages][kRows];  // in powers of 2; inf for rows that see nothing
+  float delta[kDoutStages][kRows];
 };
 
 template <typename Config>
-using BackwardControlOf = BackwardControl<Config::kTileStages, Config::kStages, Config::kRows>;
+using BackwardControlOf =
+    BackwardControl<Config::kTileStages, Config::kStages, Config::kDoutStages, Config::kRows>;
 
 template <typename Config>
 struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileBytes> {
@@ -59,6 +70,7 @@ struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileByt
     return base + stage * (Config::kKeyBytes + Config::kValueBytes);
   }
   __device__ __forceinline__ std::uint32_t Values(int stage) const { return Keys(stage) + Config::kKeyBytes; }
+  // A block of queries, then a block of output gradients, then the next: of those there may be fewer.
   __device__ __forceinline__ std::uint32_t Queries(int stage) const {
     return base + Config::kTileStages * (Config::kKeyBytes + Config::kValueBytes) +
            stage * (Config::kQueryBytes + Config::kDoutBytes);
@@ -67,12 +79,12 @@ struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileByt
     return Queries(stage) + Config::kQueryBytes;
   }
   __device__ __forceinline__ std::uint32_t Ds(int buffer) const {
-    return Queries(Config::kStages) + buffer * Config::kDsBytes;
+    return Queries(0) + Config::kStages * Config::kQueryBytes + Config::kDoutStages * Config::kDoutBytes +
+           buffer * Config::kDsBytes;
   }
-
-  // A consumer's half of the dims: [., 32][kRows][32] floats, swizzled.
+  // A consumer's box of dq: [kDqDims / 32][kDqRows][32] floats, swizzled.
   __device__ __forceinline__ std::uint32_t Dq(int group) const {
-    return Ds(Config::kStages) + group * (Config::kDqBytes / 2);
+    return Ds(Config::kDsBuffers) + group * Config::kDqBytes;
   }
 
   __device__ __forceinline__ std::uint32_t FullTile(int i) const { return At(control->full_tile + i); }
@@ -81,7 +93,6 @@ struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileByt
   __device__ __forceinline__ std::uint32_t EmptyQ(int i) const { return At(control->empty_q + i); }
   __device__ __forceinline__ std::uint32_t FullDout(int i) const { return At(control->full_dout + i); }
   __device__ __forceinline__ std::uint32_t EmptyDout(int i) const { return At(control->empty_dout + i); }
-
   __device__ __forceinline__ std::uint32_t FullDq(int i) const { return At(control->full_dq + i); }
   __device__ __forceinline__ std::uint32_t EmptyDq(int i) const { return At(control->empty_dq + i); }
 
@@ -94,7 +105,9 @@ struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileByt
     for (int i = 0; i < Config::kStages; ++i) {
       ptx::InitBarrier(FullQ(i), 1);
       ptx::InitBarrier(EmptyQ(i), 8);
-      ptx::InitBarrier(FullDout(i), 1);
+    }
+    for (int i = 0; i < Config::kDoutStages; ++i) {
+      ptx::InitBarrier(FullDout(i), 32);  // each lane of the producer for its rows of lse and delta
       ptx::InitBarrier(EmptyDout(i), 2 * kWarpgroup);
     }
     for (int i = 0; i < 2; ++i) {
@@ -103,6 +116,22 @@ struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileByt
     }
     ptx::FenceBarrierInit();
   }
+};
+
+// Places in the rings of queries and of output gradients, which move together, in one place.
+template <int kStages, int kDoutStages>
+class StepRings {
+ public:
+  static_assert(kDoutStages == kStages || (kDoutStages == 1 && kStages == 2));
+  __device__ __forceinline__ const Ring<kStages>& q() const { return q_; }
+  __device__ __forceinline__ Ring<kDoutStages> dout() const {
+    if constexpr (kDoutStages == kStages) return q_;
+    if constexpr (kDoutStages < kStages) return {0, static_cast<std::uint32_t>(q_.stage)};
+  }
+  __device__ __forceinline__ void Advance() { q_.Advance(); }
+
+ private:
+  Ring<kStages> q_;
 };
 
 }  // namespace cppool::kernels::cuda::sm90

@@ -117,6 +117,13 @@ __device__ __forceinline__ void WaitForStoresToRead() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
+// The value, of which the compiler knows nothing and before this nothing either.
+template <typename Integer>
+__device__ __forceinline__ Integer Opaque(Integer value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 template <int kRegisters>
 __device__ __forceinline__ void TakeRegisters() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));

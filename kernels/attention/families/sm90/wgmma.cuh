@@ -70,6 +70,7 @@ template <typename T, int kN>
 struct Wgmma;
 
 // clang-format off
+#define WG_TEXT_2 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define WG_TEXT_4 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, " \
   "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define WG_TEXT_5 WG_TEXT_4 ", %32, %33, %34, %35, %36, %37, %38, %39"
@@ -84,6 +85,7 @@ struct Wgmma;
   "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define WG_8(how, i) how(c[i]), how(c[i + 1]), how(c[i + 2]), how(c[i + 3]), how(c[i + 4]), how(c[i + 5]), \
   how(c[i + 6]), how(c[i + 7])
+#define WG_REGISTERS_2(how) WG_8(how, 0), WG_8(how, 8)
 #define WG_REGISTERS_4(how) WG_8(how, 0), WG_8(how, 8), WG_8(how, 16), WG_8(how, 24)
 #define WG_REGISTERS_5(how) WG_REGISTERS_4(how), WG_8(how, 32)
 #define WG_REGISTERS_6(how) WG_REGISTERS_5(how), WG_8(how, 40)
@@ -133,6 +135,7 @@ struct Wgmma;
 #define WG_INSTANCES(kN, eighths, p0, p1, p2, p3, p4)                                \
   WG_INSTANCE(__nv_bfloat16, "bf16.bf16", kN, eighths, p0, p1, p2, p3, p4)           \
   WG_INSTANCE(__half, "f16.f16", kN, eighths, p0, p1, p2, p3, p4)
+WG_INSTANCES(32, 2, 16, 17, 18, 19, 20)
 WG_INSTANCES(64, 4, 32, 33, 34, 35, 36)
 WG_INSTANCES(80, 5, 40, 41, 42, 43, 44)
 WG_INSTANCES(96, 6, 48, 49, 50, 51, 52)
@@ -147,13 +150,13 @@ WG_INSTANCES(256, 16, 128, 129, 130, 131, 132)
 #undef WG_INSTANCE
 // clang-format on
 
-// c = a b^T with a [64, kDim], rows of a tile of kTileRows, and b [kN, kDim] in shared memory. Starts it only.
-template <typename T, int kDim, int kN, int kTileRows = 64>
+// c = a b^T with a [64, kDim] and b [kN, kDim] in shared memory, rows of tiles of kRowsA and kRowsB. Starts it only.
+template <typename T, int kDim, int kN, int kRowsA = 64, int kRowsB = kN>
 __device__ __forceinline__ void StartTransposed(float (&c)[kN / 2], const Operand& a, const Operand& b) {
 #pragma unroll
   for (int k = 0; k < kDim / 16; ++k) {
-    const std::uint64_t left = a.At(k / 4 * kTileRows * kRowBytes + k % 4 * 32);
-    const std::uint64_t right = b.At(k / 4 * kN * kRowBytes + k % 4 * 32);
+    const std::uint64_t left = a.At(k / 4 * kRowsA * kRowBytes + k % 4 * 32);
+    const std::uint64_t right = b.At(k / 4 * kRowsB * kRowBytes + k % 4 * 32);
     if (k == 0) {
       Wgmma<T, kN>::Fresh(c, left, right);
     } else {
@@ -162,13 +165,14 @@ __device__ __forceinline__ void StartTransposed(float (&c)[kN / 2], const Operan
   }
 }
 
-// c = a b with a [64, kRows] and b [kRows, kN] in shared memory. Starts it only.
-template <typename T, int kRows, int kN>
+// c = a b, or c += a b, with a [64, kDim], rows of a tile of kRowsA, and b [kDim, kN] in shared memory. Starts it only.
+template <typename T, int kDim, int kN, int kRowsA, bool kAdd = false>
 __device__ __forceinline__ void StartProductOverRows(float (&c)[kN / 2], const Operand& a, const Operand& b) {
 #pragma unroll
-  for (int k = 0; k < kRows / 16; ++k) {
-    const std::uint64_t left = a.At(k / 4 * 64 * kRowBytes + k % 4 * 32), right = b.At(k * 16 * kRowBytes);
-    if (k == 0) {
+  for (int k = 0; k < kDim / 16; ++k) {
+    const std::uint64_t left = a.At(k / 4 * kRowsA * kRowBytes + k % 4 * 32);
+    const std::uint64_t right = b.At(k * 16 * kRowBytes);
+    if (k == 0 && !kAdd) {
       Wgmma<T, kN>::FreshOverRows(c, left, right);
     } else {
       Wgmma<T, kN>::AddOverRows(c, left, right);

@@ -36,7 +36,7 @@ TEST_CASE("attention on a GPU agrees with fp64 for lengths that are not multiple
     return;
   }
   const Device device(EachFamily());
-  for (const Dims dims : {Dims{64, 64}, Dims{128, 128}, Dims{256, 256}}) {
+  for (const Dims dims : {Dims{64, 64}, Dims{128, 128}, Dims{192, 128}, Dims{256, 256}}) {
     for (const int seqlen_q : {1, 7, 63, 64, 129, 257}) {
       for (const int seqlen_kv : {1, 15, 64, 65, 191}) {
         CAPTURE(dims.qk, seqlen_q, seqlen_kv);
@@ -59,7 +59,7 @@ TEST_CASE("attention on a GPU uses exactly the pairs inside the band") {
   const Device device(EachFamily());
   for (const Band band : {Band{-1, 0}, Band{0, 0}, Band{-70, 3}, Band{-kOpen, -100}, Band{40, kOpen},
                           Band{100, 90}, Band{500, 600}}) {
-    for (const Dims dims : {Dims{128, 128}, Dims{64, 64}}) {
+    for (const Dims dims : {Dims{64, 64}, Dims{128, 128}, Dims{192, 128}, Dims{256, 256}}) {
       CAPTURE(band.low, band.high, dims.qk);
       RunAndExpect(device, Global(Shape(dims, Dtype::kBf16, 2, 2), QkvFormat::kBshd, 2, 260, 300, band));
       RunAndExpect(device, Global(Shape(dims, Dtype::kBf16, 2, 2), QkvFormat::kBshd, 2, 260, 300, band), 4);

@@ -1,0 +1,207 @@
+// What both kinds of consumer warpgroups of the backward kernel do with a step's logits and their gradients: a warpgroup has
+// kColumns queries of a block, from FirstQuery() on, and 64 keys of a tile, from FirstKey() on. Accumulators are keys by queries.
+#pragma once
+
+#include "kernels/attention/families/sm90/backward_shared.cuh"
+#include "kernels/attention/families/sm90/mask.cuh"
+#include "kernels/attention/families/sm90/softmax.cuh"
+#include "kernels/attention/families/sm90/wgmma.cuh"
+
+namespace cppool::kernels::cuda::sm90 {
+
+// Named barriers: of both consumers, then one per consumer among its own warps, then one per consumer for which the other's
+// arrival says that its products have read what they share.
+inline constexpr int kDsBarrier = 1, kBackwardGroupBarrier = 2, kFreeBarrier = 4;
+
+template <typename T, typename Config>
+class BackwardStep {
+ protected:
+  static constexpr int kDimQk = Config::kDimQk, kDimV = Config::kDimV, kRows = Config::kRows;
+  static constexpr int kTileKeys = Config::kTileKeys;
+  static constexpr int kColumns = Config::kSplitsDims ? kRows / 2 : kRows;
+
+  __device__ __forceinline__ BackwardStep(const BackwardParameters& p, const BackwardShared<Config>& shared)
+      : p_(p),
+        shared_(shared),
+        group_(__shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup - 1, 0)),
+        warp_row_(static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16) {}
+
+  // A warp's keys of a tile.
+  struct KeyRows {
+    int token, member;
+    int valid;  // of 16
+    int kv_head;
+  };
+
+  __device__ __forceinline__ const KeyTileInfo& tile() const { return shared_.control->tiles[tiles_.stage]; }
+  __device__ __forceinline__ int FirstKey() const { return Config::kSplitsDims ? 0 : group_ * 64; }
+  __device__ __forceinline__ int FirstQuery() const { return Config::kSplitsDims ? group_ * kColumns : 0; }
+  __device__ __forceinline__ KeyRows RowsOf(int token, int member, int length, int kv_head) const {
+    // Opaque: not in a register all along.
+    const int first = FirstKey() + ptx::Opaque(static_cast<int>(threadIdx.x)) % kWarpgroup / 32 * 16;
+    return {token + first, member, min(max(length - first, 0), 16), kv_head};
+  }
+  static __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % 32; }
+
+  // Rows from `rows` on of a tile [kDim / 64][kTileRows][64] become 0: they are not its own and may hold NaN, which a
+  // weight of 0 does not hide.
+  template <int kDim, int kTileRows>
+  static __device__ __forceinline__ void ClearRows(std::uint32_t tile, int rows) {
+    for (int i = threadIdx.x % kWarpgroup; i < (kTileRows - rows) * 8; i += kWarpgroup) {
+#pragma unroll
+      for (int d = 0; d < kDim / 64; ++d)
+        ptx::StoreShared16(tile + (d * kTileRows + rows) * kRowBytes + i * 16, make_uint4(0, 0, 0, 0));
+    }
+  }
+  // Each warpgroup does so for itself.
+  __device__ __forceinline__ void ClearKeys(int rows) const {
+    ClearRows<kDimQk, kTileKeys>(shared_.Keys(tiles_.stage), rows);
+    ClearRows<kDimV, kTileKeys>(shared_.Values(tiles_.stage), rows);
+    ptx::FenceShared();
+    ptx::SyncNamed(kBackwardGroupBarrier + ptx::Opaque(group_), kWarpgroup);
+  }
+  __device__ __forceinline__ void ClearQueries(int rows) const {
+    ClearRows<kDimQk, kRows>(shared_.Queries(rings_.q().stage), rows);
+    ClearRows<kDimV, kRows>(shared_.Dout(rings_.dout().stage), rows);
+    ptx::FenceShared();
+    ptx::SyncNamed(kBackwardGroupBarrier + ptx::Opaque(group_), kWarpgroup);
+  }
+
+  // Whether no pair of the block and this warpgroup's keys is hidden.
+  __device__ __forceinline__ bool AllSeen(const StepInfo& block) const {
+    const KeyTileInfo& now = tile();
+    const int key = now.position + FirstKey();
+    return block.length == kRows && now.length == kTileKeys && key + 63 - block.position <= now.high &&
+           key - (block.position + kRows - 1) >= now.low;
+  }
+
+  // Sets hidden logits to -inf.
+  __device__ __forceinline__ void MaskTransposed(float (&logits)[kColumns / 2], const StepInfo& block) const {
+    const KeyTileInfo& now = tile();
+    const int column = Lane() % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = FirstKey() + warp_row_ + Lane() / 4 + half * 8;
+      // Queries that see this key, less this thread's first one.
+      const int shift = now.position + row - (block.position + FirstQuery());
+      const int low = max(shift - now.high, 0) - column;
+      const int high = row < now.length ? min(shift - now.low, block.length - FirstQuery() - 1) - column : -1;
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int at = n * 8 + i;
+          if (at < low || at > high) logits[n * 4 + half * 2 + i] = -INFINITY;
+        }
+    }
+  }
+
+  // Rows of no token may hold NaN, which a probability of 0 does not hide.
+  static __device__ __forceinline__ void HideDp(const float (&p)[kColumns / 2], float (&dp)[kColumns / 2]) {
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i)
+      if (p[i] == 0) dp[i] = 0;
+  }
+
+  // p = exp(scale logits - lse)
+  __device__ __forceinline__ void Probabilities(float (&logits)[kColumns / 2]) const {
+    const float* const lse = shared_.control->lse[rings_.dout().stage] + FirstQuery() + Lane() % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+      const float2 offset = *reinterpret_cast<const float2*>(lse + n * 8);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float* const at = &logits[n * 4 + half * 2];
+        at[0] = ptx::Exp2(fmaf(at[0], p_.scale_log2, -offset.x));
+        at[1] = ptx::Exp2(fmaf(at[1], p_.scale_log2, -offset.y));
+      }
+    }
+  }
+
+  // ds = p (dp - delta), as an operand, of kCount * 8 queries from the kFrom * 8th on.
+  template <int kFrom = 0, int kCount = kColumns / 8>
+  __device__ __forceinline__ void MakeDs(const float (&p)[kColumns / 2], const float (&dp)[kColumns / 2],
+                                         std::uint32_t (&ds)[kColumns / 4]) const {
+    const float* const delta = shared_.control->delta[rings_.dout().stage] + FirstQuery() + Lane() % 4 * 2;
+#pragma unroll
+    for (int n = kFrom; n < kFrom + kCount; ++n) {
+      const float2 less = *reinterpret_cast<const float2*>(delta + n * 8);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int at = n * 4 + half * 2;
+        ds[n * 2 + half] = ptx::Pack<T>(p[at] * (dp[at] - less.x), p[at + 1] * (dp[at + 1] - less.y));
+      }
+    }
+  }
+
+  // Hands dq to the thread that adds it to memory: as [., 32][kDqRows][32], a row's 16-byte chunk c at c ^ (row % 8).
+  __device__ __forceinline__ void HandOverDq(const float (&dq)[Config::kDqDims / 2], const StepInfo& block) {
+    ptx::Wait(shared_.EmptyDq(group_), dq_parity_ ^ 1);
+    dq_parity_ ^= 1;
+    const int lane = Lane();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = warp_row_ + lane / 4 + half * 8;
+      // Chunk 0 of the row; chunk n * 2 is at ^ (n * 32).
+      const std::uint32_t line = ptx::Opaque(shared_.Dq(group_) + row * kRowBytes + lane % 2 * 8 +
+                                             ((lane % 4 / 2) ^ (lane / 4)) * 16);
+#pragma unroll
+      for (int n = 0; n < Config::kDqDims / 8; ++n)
+        ptx::StoreShared8((line ^ (n % 4 * 32)) + n / 4 * (Config::kDqRows * kRowBytes),
+                          dq[n * 4 + half * 2] * p_.scale, dq[n * 4 + half * 2 + 1] * p_.scale);
+    }
+    if (threadIdx.x % kWarpgroup == 0)
+      shared_.control->dq[group_] = {block.token, block.member, block.head, block.turn + group_, block.order};
+    ptx::FenceShared();
+    ptx::Arrive(shared_.FullDq(group_));
+  }
+
+  // No more of dq comes.
+  __device__ __forceinline__ void EndDq() const {
+    ptx::Wait(shared_.EmptyDq(group_), dq_parity_ ^ 1);
+    if (threadIdx.x % kWarpgroup == 0) shared_.control->dq[group_].head = -1;
+    ptx::Arrive(shared_.FullDq(group_));
+  }
+
+  // Writes dims from `dim` on of the [., kDim] of a gradient: the kDims of them that are at gradient[kAt] on.
+  template <int kDim, int kDims, int kAt, int kCount>
+  __device__ __forceinline__ void Write(const KeyRows& rows, const float (&gradient)[kCount], int dim,
+                                        float scale, float* sum, T* result) const {
+    const int lane = ptx::Opaque(static_cast<int>(threadIdx.x)) % 32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = half * 8 + lane / 4;
+      if (row >= rows.valid) continue;
+      const std::int64_t at =
+          ((static_cast<std::int64_t>(rows.token + row) * p_.work.key_step + rows.member) * p_.map.kv_heads +
+           rows.kv_head) *
+              kDim +
+          dim + lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < kDims / 8; ++n) {
+        float2 two = make_float2(gradient[kAt + n * 4 + half * 2] * scale,
+                                 gradient[kAt + n * 4 + half * 2 + 1] * scale);
+        float2* const so_far = reinterpret_cast<float2*>(sum + at + n * 8);
+        if (!p_.first) {
+          const float2 before = *so_far;
+          two.x += before.x, two.y += before.y;
+        }
+        if (p_.last) {
+          *reinterpret_cast<std::uint32_t*>(result + at + n * 8) = ptx::Pack<T>(two.x, two.y);
+        } else {
+          *so_far = two;
+        }
+      }
+    }
+  }
+
+  const BackwardParameters& p_;
+  const BackwardShared<Config>& shared_;
+  const int group_;
+  const int warp_row_;  // the warp's first row of the warpgroup's 64
+  std::uint32_t dq_parity_ = 0;
+  Ring<Config::kTileStages> tiles_;
+  StepRings<Config::kStages, Config::kDoutStages> rings_;  // of the step under way
+};
+
+}  // namespace cppool::kernels::cuda::sm90
