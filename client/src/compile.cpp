@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -294,8 +295,13 @@ Compiled CompileInto(const protocol::FileCache& cache, const std::string& source
   const auto before = protocol::IdentityOf(source);
   const Ended ended = RunProgram(command, options, options.limit);
   compiled.output = ended.output;
-  if (!ended.well)
-    throw CompileError(source + ": does not compile: " + compiler[0] + " " + ended.how + "\n" + ended.output);
+  if (!ended.well) {
+    const bool full = ended.output.find(std::strerror(ENOSPC)) != std::string::npos;
+    throw CompileError(source + ": does not compile: " + compiler[0] + " " + ended.how + "\n" + ended.output +
+                       (full ? "A disk is full: free space on that of " + cache.Path("") +
+                                   ", or set CPPOOL_CACHE to another folder (TMPDIR for temporary files)"
+                             : ""));
+  }
   compiled.included = ReadDependencies(protocol::ReadWhole(made.dependencies).bytes, source);
   const auto name = LibraryName(stem, key, compiled.included);
   if (!name || !(before == protocol::IdentityOf(source)))
