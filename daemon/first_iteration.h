@@ -1,5 +1,6 @@
 // Where the ranks of a run meet before their first iteration: all of them have loaded and prepared by then, or none begins. A rank that
-// cannot go on is told before any collective is in flight, which a transport such as NCCL could not be called back from.
+// cannot go on is then known before any collective is in flight, and nothing must be aborted: after an abort NCCL's communicators
+// cannot be used again.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -21,11 +22,11 @@ class FirstIteration {
     cppool_status status;
   };
   // On the thread of a rank that is ready. Waits for the other ranks, without a limit of its own: a rank that does not come is a
-  // matter of the deadline. Nothing: all ranks begin, which all of them are told alike.
+  // matter of the deadline. Nothing: all ranks begin. All ranks that wait get the same answer.
   std::optional<Obstacle> Meet(int rank);
 
-  // A rank has returned from the case. The others do not wait for it any more; `status` CPPOOL_OK and CPPOOL_MISMATCH keep nobody
-  // from beginning.
+  // A rank has returned from the case with `status`. The others do not wait for it any more; with CPPOOL_OK and CPPOOL_MISMATCH they
+  // begin.
   void Leave(int rank, cppool_status status);
 
   // Any thread: the ranks that have not come and not left.
