@@ -1,5 +1,5 @@
-// Adds a bias to unscaled logits of a warpgroup, 64 queries by kBlock keys. The bias is divided by the scale, because logits are
-// scaled later.
+// Adds a bias to unscaled logits of a warpgroup: 64 queries by kBlock keys, or transposed. The bias is divided by the scale,
+// because logits are scaled later.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -47,8 +47,31 @@ __device__ __forceinline__ void AddBiasTile(float (&logits)[kBlock / 2], std::ui
   }
 }
 
-// -slope * |key - query - diagonal|. `slope` is divided by the scale; `apart` is that difference for this thread's first row and the
-// first key.
+// To logits transposed, 64 keys by kColumns queries, the warpgroup's own of a tile [rows][64] of the bias: from `first` on.
+template <typename T, int kColumns>
+__device__ __forceinline__ void AddBiasTileTransposed(float (&logits)[kColumns / 2], std::uint32_t tile,
+                                                      bool own_rows, int first, float inverse_scale) {
+  const int thread = ptx::Opaque(static_cast<int>(threadIdx.x)) % kWarpgroup, lane = thread % 32;
+  const int row = own_rows ? first + lane / 16 * 8 + lane % 8 : 0;
+  const int chunk = thread / 32 * 2 + lane / 8 % 2;
+  const std::uint32_t line = tile + row * kRowBytes + (chunk ^ (row % 8)) * 16;
+  const int step = own_rows ? 16 * kRowBytes : 0;
+#pragma unroll
+  for (int n = 0; n < kColumns / 16; ++n) {
+    std::uint32_t pairs[4];
+    ptx::LoadMatrixTransposed(pairs, line + n * step);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 bias = Unpack<T>(pairs[i]);
+      float* const at = &logits[n * 8 + i * 2];
+      at[0] = fmaf(bias.x, inverse_scale, at[0]);
+      at[1] = fmaf(bias.y, inverse_scale, at[1]);
+    }
+  }
+}
+
+// -slope * |apart|. `slope` is divided by the scale; `apart` is key - query - diagonal, or that negated if logits are transposed, of
+// this thread's first row and the first column.
 template <int kBlock>
 __device__ __forceinline__ void AddAlibi(float (&logits)[kBlock / 2], float slope, int apart) {
 #pragma unroll

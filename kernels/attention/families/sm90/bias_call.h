@@ -12,13 +12,14 @@ struct BiasCall {
   const float* alibi_slopes = nullptr;  // [heads]
 };
 
-inline BiasParameters BiasParametersOf(const BiasCall& call, float scale) {
+// Boxes of `rows` queries.
+inline BiasParameters BiasParametersOf(const BiasCall& call, float scale, int rows = 64) {
   BiasParameters p{};
   p.alibi_slopes = call.alibi_slopes;
   p.inverse_scale = 1 / scale;
   const BiasTensor& tensor = call.tensor;
   if (!tensor.data) return p;
-  p.rows = tensor.query_step == 0 ? 1 : 64;
+  p.rows = tensor.query_step == 0 ? 1 : rows;
   p.head_factor = tensor.head_step != 0;
   p.sequence_factor = tensor.sequence_step != 0;
   p.tensor = EncodeBias(tensor, p.rows);

@@ -226,8 +226,8 @@ class Consumer {
     if (bias.alibi_slopes) {
       const TileInfo& now = tile();
       const int row = group_ * 64 + warp_row_ + static_cast<int>(threadIdx.x) % 32 / 4;
-      const AlibiInfo alibi = shared_.control->alibi[index_];
-      AddAlibi<kBlock>(logits, alibi.slope, Block().position - (now.position + row) - alibi.diagonal);
+      const BiasInfo& of_tile = shared_.control->biases[index_];
+      AddAlibi<kBlock>(logits, of_tile.slope, Block().position - (now.position + row) - of_tile.diagonal);
     }
   }
 

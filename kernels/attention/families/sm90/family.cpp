@@ -24,8 +24,8 @@ sm90::ForwardKernelEntry ForwardOf(const KernelShape& shape, BiasType bias) {
 sm90::BiasGradientKernelEntry BiasGradientOf(const KernelShape& shape) {
   return sm90::BiasGradientKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v);
 }
-sm90::BackwardKernelEntry BackwardOf(const KernelShape& shape) {
-  return sm90::BackwardKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v);
+sm90::BackwardKernelEntry BackwardOf(const KernelShape& shape, BiasType bias) {
+  return sm90::BackwardKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v, bias != BiasType::kNone);
 }
 
 // Whether a bias tensor, if there is one, has rows that begin where the copy engine can: at multiples of 16 bytes.
@@ -41,13 +41,14 @@ bool HasBiasGradient(const KernelRequest& request) {
          request.bias_extent.query_stride != 0 && BiasGradientOf(request.shape).tile_rows > 0;
 }
 bool HasBackward(const KernelRequest& request) {
-  return request.training && request.bias == BiasType::kNone && BackwardOf(request.shape).tile_keys > 0;
+  return request.training && HasAlignedBias(request) && BackwardOf(request.shape, request.bias).tile_keys > 0;
 }
 
-// Whether the general family takes part in a case of this request. It makes the gradient of a bias that is not made here, too,
-// and has no part without a backward pass.
+// Whether the general family takes part in a case of this request. The gradient of a bias that queries share is always its own.
 bool NeedsGeneral(const KernelRequest& request) {
-  return !HasForward(request) || (request.training && !HasBackward(request));
+  return !HasForward(request) ||
+         (request.training &&
+          (!HasBackward(request) || (request.bias == BiasType::kPostScale && !HasBiasGradient(request))));
 }
 
 // Memory that starts every launch as 0: an item counter, padded, and a fixed order's turns.
@@ -72,7 +73,7 @@ class Plan : public BlockPlan {
         rows_kv_(key.rows),
         forward_(forward != nullptr),
         backward_(backward != nullptr) {
-    std::size_t state_at = 0, tiles_at = 0, ranges_at = 0, key_tiles_at = 0, blocks_at = 0;
+    std::size_t state_at = 0, tiles_at = 0, ranges_at = 0, key_tiles_at = 0, key_biases_at = 0, blocks_at = 0;
     std::size_t bias_tiles_at = 0, bias_ranges_at = 0;
     if (forward) {
       Reserve(kScheduleBytes);  // zeros
@@ -91,6 +92,7 @@ class Plan : public BlockPlan {
       turn_bytes_ = TurnBytes(request, static_cast<std::int64_t>(backward->blocks.size()));
       state_at = Reserve(kScheduleBytes + turn_bytes_);
       key_tiles_at = Stage(backward->tiles);
+      if (bias_ != BiasType::kNone) key_biases_at = Stage(backward->tile_biases);
       blocks_at = Stage(backward->blocks);
       backward_work_.tiles_count = static_cast<int>(backward->tiles.size());
       backward_work_.busy_tiles = backward->busy_tiles;
@@ -109,6 +111,7 @@ class Plan : public BlockPlan {
     work_.ranges = reinterpret_cast<const Range*>(device_.at(ranges_at));
     backward_work_.tiles = reinterpret_cast<const sm90::KeyTile*>(device_.at(key_tiles_at));
     backward_work_.blocks = reinterpret_cast<const sm90::QueryBlock*>(device_.at(blocks_at));
+    key_tile_biases_ = reinterpret_cast<const sm90::KeyTileBias*>(device_.at(key_biases_at));
     backward_schedule_ = reinterpret_cast<int*>(device_.at(state_at));
     bias_tiles_ = reinterpret_cast<const Tile*>(device_.at(bias_tiles_at));
     bias_ranges_ = reinterpret_cast<const Range*>(device_.at(bias_ranges_at));
@@ -126,6 +129,7 @@ class Plan : public BlockPlan {
   int* backward_schedule() const { return backward_schedule_; }
   std::size_t turn_bytes() const { return turn_bytes_; }
   BiasType bias() const { return bias_; }
+  const sm90::KeyTileBias* key_tile_biases() const { return key_tile_biases_; }
   // Tiles of queries for the gradient of the bias, sorted by sequence; the index behind the last one of each sequence that has
   // any; none: the general family makes the gradient.
   const Tile* bias_tiles() const { return bias_tiles_; }
@@ -187,6 +191,7 @@ class Plan : public BlockPlan {
   sm90::BackwardWork backward_work_{};
   int* backward_schedule_ = nullptr;  // then the turns
   std::size_t turn_bytes_ = 0;
+  const sm90::KeyTileBias* key_tile_biases_ = nullptr;  // with a bias
   const Tile* bias_tiles_ = nullptr;
   const Range* bias_ranges_ = nullptr;
   std::vector<int> bias_sequence_ends_;
@@ -205,7 +210,7 @@ class Sm90Kernel : public AttentionKernel {
       throw RuntimeError(CPPOOL_UNSUPPORTED, *refusal);
     if (NeedsGeneral(request)) general_->Load(request);
     if (HasForward(request)) ForwardOf(request.shape, request.bias).load();
-    if (HasBackward(request)) BackwardOf(request.shape).load();
+    if (HasBackward(request)) BackwardOf(request.shape, request.bias).load();
     if (HasBiasGradient(request)) BiasGradientOf(request.shape).load();
   }
 
@@ -221,7 +226,7 @@ class Sm90Kernel : public AttentionKernel {
     if (HasBiasGradient(request)) bias_gradient = queries(BiasGradientOf(request.shape).tile_rows);
     std::optional<sm90::BackwardList> backward;
     if (HasBackward(request)) {
-      const sm90::BackwardKernelEntry entry = BackwardOf(request.shape);
+      const sm90::BackwardKernelEntry entry = BackwardOf(request.shape, request.bias);
       backward = sm90::BuildBackwardList(query, key, bands, entry.tile_keys, entry.block_rows);
     }
     return std::make_unique<cuda::Plan>(rt_, request, query, key, bands.size(), forward ? &*forward : nullptr,
@@ -267,7 +272,7 @@ class Sm90Kernel : public AttentionKernel {
       general_->Backward(shape, general, stream);
       return;
     }
-    RefuseBias(args.bias);
+    if (plan.bias() == BiasType::kNone) RefuseBias(args.bias);
     if (!args.query.wanted || !args.key.wanted) Misused("gradients of one side alone");
     sm90::BackwardCall call;
     call.scale = shape.scale;
@@ -277,6 +282,8 @@ class Sm90Kernel : public AttentionKernel {
     call.rows_kv = plan.rows_kv();
     call.q = args.q.data, call.k = args.k.data, call.v = args.v.data, call.dout = args.dout.data;
     call.lse = args.lse, call.delta = args.delta;
+    call.bias = {BiasOf(shape, plan, args.bias), args.bias.alibi_slopes};
+    call.tile_biases = plan.key_tile_biases();
     const bool whole = args.query.first && args.query.last;
     call.dq_sum = whole ? static_cast<float*>(args.workspace) : args.dq_accumulator;
     call.dk_sum = args.dk_accumulator, call.dv_sum = args.dv_accumulator;
@@ -287,7 +294,7 @@ class Sm90Kernel : public AttentionKernel {
     call.multiprocessors = multiprocessors_;
     call.query_first = args.query.first, call.query_last = args.query.last;
     call.key_first = args.key.first, call.key_last = args.key.last;
-    BackwardOf(shape).launch(call, reinterpret_cast<cudaStream_t>(stream));
+    BackwardOf(shape, plan.bias()).launch(call, reinterpret_cast<cudaStream_t>(stream));
   }
 
   void BackwardBias(const KernelShape& shape, const BackwardArgs& args, const BiasGradient& gradient,
@@ -380,9 +387,9 @@ class Family : public AttentionFamily {
       bytes += kScheduleBytes + WorkListBytes(Side::kQuery, query, key, tile_rows) + 2 * Plan::kAlignment;
     }
     if (HasBackward(request)) {
-      const sm90::BackwardKernelEntry entry = BackwardOf(request.shape);
+      const sm90::BackwardKernelEntry entry = BackwardOf(request.shape, request.bias);
       bytes += kScheduleBytes + TurnBytes(request, sm90::CountBlocks(query, entry.block_rows)) +
-               sm90::BackwardListBytes(query, key, entry.tile_keys, entry.block_rows) + 3 * Plan::kAlignment;
+               sm90::BackwardListBytes(query, key, entry.tile_keys, entry.block_rows) + 4 * Plan::kAlignment;
     }
     if (HasBiasGradient(request)) {
       const int tile_rows = BiasGradientOf(request.shape).tile_rows;

@@ -23,7 +23,7 @@ struct WorkView {
 // What is added to the scaled logits: a tensor, ALiBi, or nothing.
 struct BiasParameters {
   CUtensorMap tensor;  // see EncodeBias; boxes of `rows` queries and 64 keys
-  int rows;            // 64; 1 where queries share the bias; 0 without a tensor
+  int rows;            // a block's; 1 where queries share the bias; 0 without a tensor
   int head_factor;     // 0 where heads share the bias, else 1
   int sequence_factor;
   const float* alibi_slopes;  // [heads], or NULL

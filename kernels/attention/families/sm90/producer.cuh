@@ -10,22 +10,23 @@
 
 namespace cppool::kernels::cuda::sm90 {
 
-// Starts the copies of the bias of a block of keys and each consumer's queries.
+// Starts the copies of a block's bias for each consumer's queries. What it needs of the tile it reads again: registers are few.
 template <typename Config>
 __device__ __forceinline__ void ProduceBias(const ForwardParameters& p, const Shared<Config>& shared,
-                                            const Ring<Config::kBiasStages>& ring, int key, int query,
-                                            int head, int sequence) {
+                                            const Ring<Config::kBiasStages>& ring, int index, int key) {
 #pragma unroll 1
   for (int group = 0; group < Config::kConsumers; ++group) {
     ptx::Wait(shared.EmptyBias(group, ring.stage), ring.parity ^ 1);
     const std::uint32_t full = shared.FullBias(group, ring.stage), to = shared.Bias(group, ring.stage);
     ptx::ArriveExpecting(full, p.bias.rows * (Config::kBlock * 2));
+    const TileInfo& tile = shared.control->tiles[index];
+    const int query = p.bias.rows == 1 ? 0 : tile.position + group * 64;
+    const int sequence = shared.control->biases[index].sequence;
 #pragma unroll
     for (int part = 0; part < Config::kBlock / 64; ++part) {
-      ptx::LoadBiasBox(to + part * kBiasBoxBytes, &p.bias.tensor,
-                       {key + part * 64, p.bias.rows == 1 ? 0 : query + group * 64, head * p.bias.head_factor,
-                        sequence * p.bias.sequence_factor},
-                       full);
+      ptx::LoadBiasBox(
+          to + part * kBiasBoxBytes, &p.bias.tensor,
+          {key + part * 64, query, tile.head * p.bias.head_factor, sequence * p.bias.sequence_factor}, full);
     }
   }
 }
@@ -55,11 +56,10 @@ __device__ __forceinline__ void Produce(const ForwardParameters& p, const Shared
 #pragma unroll 1
     for (int i = range_begin; i < range_end; ++i) blocks += (p.work.ranges[i].length + kBlock - 1) / kBlock;
     info = {head, blocks, token, member, tile.position, tile.length, tile.band.low, tile.band.high};
-    [[maybe_unused]] const int sequence = tile.sequence, query = tile.position;
     if constexpr (Config::kBias) {
       [[maybe_unused]] const float slope =
           p.bias.alibi_slopes ? p.bias.alibi_slopes[head] * p.bias.inverse_scale : 0;
-      shared.control->alibi[index] = {slope, tile.band.diagonal};
+      shared.control->biases[index] = {slope, tile.band.diagonal, tile.sequence};
     }
     const std::uint32_t full = shared.FullQ(query_ring.stage);
     ptx::ArriveExpecting(full, Config::kQueryBytes);
@@ -85,7 +85,7 @@ __device__ __forceinline__ void Produce(const ForwardParameters& p, const Shared
         ptx::LoadBox(shared.Keys(ring.stage), &p.k, from, shared.FullK(ring.stage));
         if constexpr (Config::kBias) {
           if (p.bias.rows > 0) {
-            ProduceBias<Config>(p, shared, bias_ring, range.position + at, query, head, sequence);
+            ProduceBias<Config>(p, shared, bias_ring, index, range.position + at);
             bias_ring.Advance();
           }
         }

@@ -183,6 +183,14 @@ __device__ __forceinline__ void LoadMatrix(std::uint32_t (&to)[4], std::uint32_t
                : "memory");
 }
 
+// The same, each matrix transposed: register i of lane l holds column l / 4 and rows 2 (l % 4) and the next.
+__device__ __forceinline__ void LoadMatrixTransposed(std::uint32_t (&to)[4], std::uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from)
+               : "memory");
+}
+
 __device__ __forceinline__ int LoadAcquire(const int* from) {
   int value;
   asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");

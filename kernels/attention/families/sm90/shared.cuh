@@ -37,10 +37,11 @@ struct Control {
   BlockInfo blocks[kStages];  // that full_k announces
 };
 
-// A tile's ALiBi.
-struct AlibiInfo {
-  float slope;   // divided by the scale; 0 without ALiBi
+// What a tile's bias takes beside TileInfo.
+struct BiasInfo {
+  float slope;   // of ALiBi, divided by the scale; 0 without
   int diagonal;  // of the band
+  int sequence;
 };
 
 // With a bias. Each consumer has buffers of its own, empty when its warps have released them.
@@ -48,7 +49,7 @@ template <typename Config>
 struct BiasControl : Control<Config::kStages> {
   std::uint64_t full_bias[Config::kConsumers][Config::kBiasStages];
   std::uint64_t empty_bias[Config::kConsumers][Config::kBiasStages];
-  AlibiInfo alibi[2];  // of `tiles`
+  BiasInfo biases[2];  // of `tiles`
 };
 
 template <typename Config>
