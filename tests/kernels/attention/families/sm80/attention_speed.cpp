@@ -41,6 +41,8 @@ constexpr SpeedShape kShapes[] = {
     {"bias of heads 2x4096 d128", 2, 4096, 32, 32, 128, 128, true, Dtype::kBf16, BiasType::kPostScale, true},
     {"alibi 2x4096 d128", 2, 4096, 32, 4, 128, 128, true, Dtype::kBf16, BiasType::kAlibi},
     {"bias 2x4096 d64", 2, 4096, 64, 8, 64, 64, true, Dtype::kBf16, BiasType::kPostScale},
+    {"bias 2x4096 d192/128", 2, 4096, 32, 32, 192, 128, true, Dtype::kBf16, BiasType::kPostScale},
+    {"bias 2x4096 d128/64", 2, 4096, 32, 4, 128, 64, true, Dtype::kBf16, BiasType::kPostScale},
     {"bias 2x4096 d256", 2, 4096, 16, 2, 256, 256, true, Dtype::kBf16, BiasType::kPostScale},
 };
 
