@@ -5,9 +5,12 @@
 
 namespace cppool::kernels::cuda::sm90 {
 
-BackwardKernelEntry BackwardKernelOf(Dtype dtype, int dim_qk, int dim_v) {
-  if (dtype == Dtype::kBf16) return BackwardKernelOf<__nv_bfloat16>(dim_qk, dim_v);
-  if (dtype == Dtype::kFp16) return BackwardKernelOf<__half>(dim_qk, dim_v);
+BackwardKernelEntry BackwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias) {
+  const auto of = [&]<typename T>() {
+    return bias ? BiasedBackwardKernelOf<T>(dim_qk, dim_v) : BackwardKernelOf<T>(dim_qk, dim_v);
+  };
+  if (dtype == Dtype::kBf16) return of.operator()<__nv_bfloat16>();
+  if (dtype == Dtype::kFp16) return of.operator()<__half>();
   return {};
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/attention/families/sm90/backward_parameters.h"
+#include "kernels/attention/families/sm90/bias_call.h"
 #include "kernels/dtype.h"
 
 namespace cppool::kernels::cuda::sm90 {
@@ -23,7 +24,9 @@ struct BackwardCall {
   const void* dout = nullptr;
   const float* lse = nullptr;
   const float* delta = nullptr;
-  float* dq_sum = nullptr;  // fp32, of the shape of dq
+  BiasCall bias;
+  const KeyTileBias* tile_biases = nullptr;  // of work.tiles, with a bias
+  float* dq_sum = nullptr;                   // fp32, of the shape of dq
   float* dk_sum = nullptr;
   float* dv_sum = nullptr;
   void* dq = nullptr;
@@ -46,11 +49,13 @@ struct BackwardKernelEntry {
   void (*launch)(const BackwardCall&, cudaStream_t) = nullptr;
 };
 
-// For head dims and a dtype.
-BackwardKernelEntry BackwardKernelOf(Dtype dtype, int dim_qk, int dim_v);
+// For head dims and a dtype. `bias`: the kernel adds one, of the logits' dtype.
+BackwardKernelEntry BackwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias);
 
 // For one dtype: an instance per head dims, in a file of its own.
 template <typename T>
 BackwardKernelEntry BackwardKernelOf(int dim_qk, int dim_v);
+template <typename T>
+BackwardKernelEntry BiasedBackwardKernelOf(int dim_qk, int dim_v);
 
 }  // namespace cppool::kernels::cuda::sm90

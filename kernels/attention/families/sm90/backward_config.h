@@ -9,7 +9,7 @@ namespace cppool::kernels::cuda::sm90 {
 //
 // Each hands its part of dq to the copy engine in boxes of kDqRows rows and kDqDims dims.
 template <int kDimQkValue, int kDimVValue, int kTileKeysValue, int kRowsValue, int kTileStagesValue,
-          int kDoutStagesValue, int kDqDimsValue, int kDsBuffersValue>
+          int kDoutStagesValue, int kDqDimsValue, int kDsBuffersValue, int kBiasStagesValue>
 struct BackwardBuffers {
   static constexpr int kDimQk = kDimQkValue, kDimV = kDimVValue;
   static constexpr int kTileKeys = kTileKeysValue;
@@ -19,8 +19,10 @@ struct BackwardBuffers {
   static constexpr int kDoutStages = kDoutStagesValue;  // buffers for blocks of output gradients
   static constexpr int kDqRows = 64, kDqDims = kDqDimsValue;
   static constexpr int kDsBuffers = kDsBuffersValue;
+  static constexpr int kBiasStages = kBiasStagesValue;  // buffers for blocks of a bias
+  static constexpr bool kBias = kBiasStages > 0;
   static constexpr int kThreads = 3 * kWarpgroup;
-  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+  static constexpr int kProducerRegisters = kBias ? 32 : 24, kConsumerRegisters = 240;
 
   static constexpr int kKeyBytes = kTileKeys * kDimQk * 2;
   static constexpr int kValueBytes = kTileKeys * kDimV * 2;
@@ -28,8 +30,10 @@ struct BackwardBuffers {
   static constexpr int kDoutBytes = kRows * kDimV * 2;
   static constexpr int kDsBytes = kRows * kTileKeys * 2;
   static constexpr int kDqBytes = kDqRows * kDqDims * 4;  // on its way to memory, of one consumer
+  static constexpr int kBiasBytes = kRows * kTileKeys * 2;
   static constexpr int kTileBytes = kTileStages * (kKeyBytes + kValueBytes) + kStages * kQueryBytes +
-                                    kDoutStages * kDoutBytes + kDsBuffers * kDsBytes + 2 * kDqBytes;
+                                    kDoutStages * kDoutBytes + kDsBuffers * kDsBytes + 2 * kDqBytes +
+                                    kBiasStages * kBiasBytes;
   // Barriers, the descriptions of tiles and blocks, lse and delta.
   static constexpr int kControlBytes = 512 + kStages * kRows * 8;
   static constexpr int kSharedBytes = kTileBytes + kControlBytes + kSharedAlignment;
@@ -41,9 +45,9 @@ struct BackwardBuffers {
 // The warpgroups divide the keys (backward_consumer.cuh): 64 of 128 each, with (dim_qk + dim_v) / 2 registers a thread for dk
 // and dv, kRows / 2 each for logits and for dout v^T, half as many for the operands made of them, and kDqDims / 2 for dq, of
 // 240. Of dq each makes, for 64 queries at a time, one half of the dims; for 128, one half of the rows. Two buffers of ds.
-template <int kDimQk, int kDimV, int kRows, int kTileStages>
-struct KeySplitTiling
-    : BackwardBuffers<kDimQk, kDimV, 128, kRows, kTileStages, 2, kRows == 128 ? kDimQk : kDimQk / 2, 2> {
+template <int kDimQk, int kDimV, int kRows, int kTileStages, int kDoutStages = 2, int kBiasStages = 0>
+struct KeySplitTiling : BackwardBuffers<kDimQk, kDimV, 128, kRows, kTileStages, kDoutStages,
+                                        kRows == 128 ? kDimQk : kDimQk / 2, 2, kBiasStages> {
   static constexpr bool kSplitsDims = false;
   static_assert(kRows == 64 || kRows == 128);
   // An operand in shared memory begins at a multiple of 64 dims.
@@ -53,8 +57,8 @@ struct KeySplitTiling
 // The warpgroups divide the dims (backward_dims_consumer.cuh), for heads whose dk and dv of 64 keys are too many registers for
 // one: of tiles of 64 keys each makes 128 dims of dk, one half of dv's, and 128 dims of dq in two parts of 64. With 192 dims
 // the 64 in the middle are made by both and used from one. Buffers of p^T, of ds^T and of ds.
-template <int kDimQk, int kDimV, int kTileStages, int kDoutStages>
-struct DimSplitTiling : BackwardBuffers<kDimQk, kDimV, 64, 64, kTileStages, kDoutStages, 64, 3> {
+template <int kDimQk, int kDimV, int kTileStages, int kDoutStages, int kBiasStages = 0>
+struct DimSplitTiling : BackwardBuffers<kDimQk, kDimV, 64, 64, kTileStages, kDoutStages, 64, 3, kBiasStages> {
   static constexpr bool kSplitsDims = true;
   static_assert(kDimQk == 192 || kDimQk == 256);
   static_assert(kDimV % 128 == 0);
@@ -72,5 +76,19 @@ template <>
 struct BackwardTiling<192, 128> : DimSplitTiling<192, 128, 2, 2> {};
 template <>
 struct BackwardTiling<256, 256> : DimSplitTiling<256, 256, 1, 1> {};
+
+// With a bias, whose blocks take the place of other buffers.
+template <int kDimQk, int kDimV>
+struct BiasedBackwardTiling;
+template <>
+struct BiasedBackwardTiling<64, 64> : KeySplitTiling<64, 64, 128, 1, 1, 1> {};
+template <>
+struct BiasedBackwardTiling<128, 128> : KeySplitTiling<128, 128, 64, 1, 2, 2> {};
+template <>
+struct BiasedBackwardTiling<128, 64> : KeySplitTiling<128, 64, 64, 1, 2, 2> {};
+template <>
+struct BiasedBackwardTiling<192, 128> : DimSplitTiling<192, 128, 2, 2, 1> {};
+template <>
+struct BiasedBackwardTiling<256, 256> : DimSplitTiling<256, 256, 1, 1, 1> {};
 
 }  // namespace cppool::kernels::cuda::sm90

@@ -50,6 +50,7 @@ class BackwardConsumer : BackwardStep<T, Config> {
       for (int step = 0; step < steps; ++step) {
         const StepInfo& now = shared_.control->steps[rings_.q().stage];
         if (now.length < kRows) this->ClearQueries(now.length);
+        if constexpr (Config::kBias) this->AddBias(logits, now);
         const bool visible = this->AllSeen(now);
         if (!visible) this->MaskTransposed(logits, now);
         this->Probabilities(logits);

@@ -74,6 +74,10 @@ void LaunchBackward(const BackwardCall& call, cudaStream_t stream) {
     p.scale_log2 = call.scale * kLog2e;
     p.first = call.key_first;
     p.last = call.key_last;
+    if constexpr (Config::kBias) {
+      p.bias = BiasParametersOf(call.bias, call.scale, Config::kRows);
+      p.tile_biases = call.tile_biases;
+    }
     CheckCuda(cudaMemsetAsync(call.schedule, 0, call.state_bytes, stream), "cudaMemsetAsync");
     const unsigned grid = static_cast<unsigned>(std::min<std::int64_t>(items, call.multiprocessors));
     LaunchKernel(&BackwardKernel<T, Config>, dim3(grid), Config::kThreads, Config::kSharedBytes, stream,
@@ -86,11 +90,11 @@ void LaunchBackward(const BackwardCall& call, cudaStream_t stream) {
   }
 }
 
-template <typename T>
-BackwardKernelEntry BackwardKernelOf(int dim_qk, int dim_v) {
+template <typename T, template <int, int> typename TilingOf>
+BackwardKernelEntry BackwardEntry(int dim_qk, int dim_v) {
   BackwardKernelEntry entry;
   const auto offer = [&]<int kDimQk, int kDimV>() {
-    using Config = BackwardTiling<kDimQk, kDimV>;
+    using Config = TilingOf<kDimQk, kDimV>;
     if (dim_qk == kDimQk && dim_v == kDimV)
       entry = {Config::kTileKeys, Config::kRows, &LoadBackward<T, Config>, &LaunchBackward<T, Config>};
   };
@@ -100,6 +104,16 @@ BackwardKernelEntry BackwardKernelOf(int dim_qk, int dim_v) {
   offer.template operator()<192, 128>();
   offer.template operator()<256, 256>();
   return entry;
+}
+
+template <typename T>
+BackwardKernelEntry BackwardKernelOf(int dim_qk, int dim_v) {
+  return BackwardEntry<T, BackwardTiling>(dim_qk, dim_v);
+}
+
+template <typename T>
+BackwardKernelEntry BiasedBackwardKernelOf(int dim_qk, int dim_v) {
+  return BackwardEntry<T, BiasedBackwardTiling>(dim_qk, dim_v);
 }
 
 }  // namespace cppool::kernels::cuda::sm90

@@ -27,7 +27,8 @@ std::int32_t MemberOf(const Layout& layout, const Segment& segment) {
 
 // Tiles come sequence by sequence. Within one they keep their order, which turns rely on; otherwise those with the most
 // blocks, or before one that has, come first. Those without blocks come last.
-void MostWorkFirst(std::vector<KeyTile>& tiles) {
+void MostWorkFirst(BackwardList& list) {
+  std::vector<KeyTile>& tiles = list.tiles;
   std::vector<std::int32_t> work(tiles.size());
   for (std::size_t i = tiles.size(); i-- > 0;) {
     work[i] = tiles[i].block_end - tiles[i].block_begin;
@@ -38,10 +39,14 @@ void MostWorkFirst(std::vector<KeyTile>& tiles) {
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return work[a] > work[b]; });
-  std::vector<KeyTile> sorted;
-  sorted.reserve(tiles.size());
-  for (const std::size_t i : order) sorted.push_back(tiles[i]);
-  tiles = std::move(sorted);
+  const auto sort = [&]<typename Item>(std::vector<Item>& items) {
+    std::vector<Item> sorted;
+    sorted.reserve(items.size());
+    for (const std::size_t i : order) sorted.push_back(items[i]);
+    items = std::move(sorted);
+  };
+  sort(list.tiles);
+  sort(list.tile_biases);
 }
 
 }  // namespace
@@ -92,8 +97,9 @@ BackwardList BuildBackwardList(const Layout& query, const Layout& key, const std
         if (block->first_tile < 0) block->first_tile = tile.ordinal;
     }
     list.tiles.push_back(tile);
+    list.tile_biases.push_back({sequence, band.diagonal});
   });
-  MostWorkFirst(list.tiles);
+  MostWorkFirst(list);
   const auto busy = [](const KeyTile& tile) { return tile.block_begin < tile.block_end; };
   list.busy_tiles = static_cast<int>(std::count_if(list.tiles.begin(), list.tiles.end(), busy));
   return list;
@@ -106,7 +112,7 @@ std::int64_t CountBlocks(const Layout& layout, int rows) {
 }
 
 std::size_t BackwardListBytes(const Layout& query, const Layout& key, int tile_keys, int block_rows) {
-  return static_cast<std::size_t>(CountBlocks(key, tile_keys)) * sizeof(KeyTile) +
+  return static_cast<std::size_t>(CountBlocks(key, tile_keys)) * (sizeof(KeyTile) + sizeof(KeyTileBias)) +
          static_cast<std::size_t>(CountBlocks(query, block_rows)) * sizeof(QueryBlock);
 }
 

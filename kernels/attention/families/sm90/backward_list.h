@@ -11,7 +11,8 @@
 namespace cppool::kernels::cuda::sm90 {
 
 struct BackwardList {
-  std::vector<KeyTile> tiles;  // see BackwardWork
+  std::vector<KeyTile> tiles;            // see BackwardWork
+  std::vector<KeyTileBias> tile_biases;  // of `tiles`
   std::vector<QueryBlock> blocks;
   int busy_tiles = 0;
 };

@@ -27,6 +27,12 @@ struct KeyTile {
   std::int32_t ordinal;  // counts a sequence's tiles by position; those that see a block are neighbours
 };
 
+// What else a tile's bias takes.
+struct KeyTileBias {
+  std::int32_t sequence;
+  std::int32_t diagonal;  // of the band
+};
+
 struct BackwardWork {
   const KeyTile* tiles;  // within a sequence by ordinal; otherwise the most work first
   const QueryBlock* blocks;
@@ -57,6 +63,9 @@ struct BackwardParameters {
   float scale_log2;
   bool first;  // of dk and dv, see GradientPass
   bool last;
+  // Read by kernels with a bias alone.
+  BiasParameters bias;             // boxes of kRows queries
+  const KeyTileBias* tile_biases;  // of work.tiles
 };
 
 }  // namespace cppool::kernels::cuda::sm90

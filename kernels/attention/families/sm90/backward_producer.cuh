@@ -12,6 +12,26 @@
 
 namespace cppool::kernels::cuda::sm90 {
 
+// By one thread: starts the copies of the bias of a tile's keys and a step's queries. What it needs of both it reads again:
+// registers are few.
+template <typename Config>
+__device__ __forceinline__ void ProduceBackwardBias(const BackwardParameters& p,
+                                                    const BackwardShared<Config>& shared,
+                                                    const Ring<Config::kBiasStages>& ring, int tile_stage,
+                                                    int step_stage) {
+  const std::uint32_t full = shared.FullBias(ring.stage);
+  ptx::ArriveExpecting(full, p.bias.rows * (Config::kTileKeys * 2));
+  const StepInfo& step = shared.control->steps[step_stage];
+#pragma unroll
+  for (int part = 0; part < Config::kTileKeys / 64; ++part) {
+    ptx::LoadBiasBox(shared.Bias(ring.stage) + part * (Config::kRows * 128), &p.bias.tensor,
+                     {shared.control->tiles[tile_stage].position + part * 64,
+                      p.bias.rows == 1 ? 0 : step.position, step.head * p.bias.head_factor,
+                      shared.control->tile_biases[tile_stage].sequence * p.bias.sequence_factor},
+                     full);
+  }
+}
+
 template <typename Config>
 __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
                                                 const BackwardShared<Config>& shared) {
@@ -48,12 +68,14 @@ __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
               tile.token,    tile.member,
               tile.position, tile.length,
               tile.low,      tile.high};
+      if constexpr (Config::kBias) shared.control->tile_biases[tiles.stage] = p.tile_biases[place / heads];
       ptx::ArriveExpecting(full_tile, Config::kKeyBytes + Config::kValueBytes);
       const ptx::RowCoordinates from{tile.token, tile.member, kv_head};
       ptx::LoadBox(shared.Keys(tiles.stage), &p.k, from, full_tile);
       ptx::LoadBox(shared.Values(tiles.stage), &p.v, from, full_tile);
     }
     __syncwarp();
+    [[maybe_unused]] const int tile_stage = tiles.stage;
     tiles.Advance();
 #pragma unroll 1
     for (int head = first_head; head < end_head; ++head) {
@@ -91,10 +113,21 @@ __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
                                             head,
                                             (at * p.map.heads + head) * 2,
                                             ordinal - block.first_tile};
+          if constexpr (Config::kBias)
+            shared.control->slopes[q.stage] =
+                p.bias.alibi_slopes ? p.bias.alibi_slopes[head] * p.bias.inverse_scale : 0;
           ptx::ArriveExpecting(shared.FullQ(q.stage), Config::kQueryBytes);
           ptx::LoadBox(shared.Queries(q.stage), &p.q, from, shared.FullQ(q.stage));
         }
         __syncwarp();
+        if constexpr (Config::kBias) {
+          if (p.bias.rows > 0) {
+            const auto bias = rings.template Beside<Config::kBiasStages>();
+            ptx::Wait(shared.EmptyBias(bias.stage), bias.parity ^ 1);
+            if (lane == 0) ProduceBackwardBias<Config>(p, shared, bias, tile_stage, q.stage);
+            __syncwarp();
+          }
+        }
         if constexpr (!kEarly) load_state();
         ptx::Wait(shared.EmptyDout(dout.stage), dout.parity ^ 1);
 #pragma unroll

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/attention/families/sm90/backward_config.h"
 #include "kernels/attention/families/sm90/backward_parameters.h"
@@ -57,8 +58,20 @@ struct BackwardControl {
 };
 
 template <typename Config>
-using BackwardControlOf =
+using PlainBackwardControl =
     BackwardControl<Config::kTileStages, Config::kStages, Config::kDoutStages, Config::kRows>;
+
+// With a bias, whose buffers are empty when the consumers' warps have released them.
+template <typename Config>
+struct BiasedBackwardControl : PlainBackwardControl<Config> {
+  std::uint64_t full_bias[Config::kBiasStages], empty_bias[Config::kBiasStages];
+  KeyTileBias tile_biases[Config::kTileStages];  // of `tiles`
+  float slopes[Config::kStages];                 // of ALiBi for `steps`, divided by the scale; 0 without
+};
+
+template <typename Config>
+using BackwardControlOf =
+    std::conditional_t<Config::kBias, BiasedBackwardControl<Config>, PlainBackwardControl<Config>>;
 
 template <typename Config>
 struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileBytes> {
@@ -86,6 +99,10 @@ struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileByt
   __device__ __forceinline__ std::uint32_t Dq(int group) const {
     return Ds(Config::kDsBuffers) + group * Config::kDqBytes;
   }
+  // A block of a bias: [kTileKeys / 64][kRows][64] swizzled.
+  __device__ __forceinline__ std::uint32_t Bias(int stage) const {
+    return Dq(2) + stage * Config::kBiasBytes;
+  }
 
   __device__ __forceinline__ std::uint32_t FullTile(int i) const { return At(control->full_tile + i); }
   __device__ __forceinline__ std::uint32_t EmptyTile(int i) const { return At(control->empty_tile + i); }
@@ -95,6 +112,8 @@ struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileByt
   __device__ __forceinline__ std::uint32_t EmptyDout(int i) const { return At(control->empty_dout + i); }
   __device__ __forceinline__ std::uint32_t FullDq(int i) const { return At(control->full_dq + i); }
   __device__ __forceinline__ std::uint32_t EmptyDq(int i) const { return At(control->empty_dq + i); }
+  __device__ __forceinline__ std::uint32_t FullBias(int i) const { return At(control->full_bias + i); }
+  __device__ __forceinline__ std::uint32_t EmptyBias(int i) const { return At(control->empty_bias + i); }
 
   // By one thread; a barrier of the whole block follows. Consumers release by all threads what they all have read.
   __device__ __forceinline__ void InitBarriers() const {
@@ -114,19 +133,28 @@ struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileByt
       ptx::InitBarrier(FullDq(i), kWarpgroup);
       ptx::InitBarrier(EmptyDq(i), 1);
     }
+    if constexpr (Config::kBias) {
+      for (int i = 0; i < Config::kBiasStages; ++i) {
+        ptx::InitBarrier(FullBias(i), 1);
+        ptx::InitBarrier(EmptyBias(i), 8);
+      }
+    }
     ptx::FenceBarrierInit();
   }
 };
 
-// Places in the rings of queries and of output gradients, which move together, in one place.
+// Places in the rings of queries, of output gradients and of a bias, which move together, in one place.
 template <int kStages, int kDoutStages>
 class StepRings {
  public:
-  static_assert(kDoutStages == kStages || (kDoutStages == 1 && kStages == 2));
   __device__ __forceinline__ const Ring<kStages>& q() const { return q_; }
-  __device__ __forceinline__ Ring<kDoutStages> dout() const {
-    if constexpr (kDoutStages == kStages) return q_;
-    if constexpr (kDoutStages < kStages) return {0, static_cast<std::uint32_t>(q_.stage)};
+  __device__ __forceinline__ Ring<kDoutStages> dout() const { return Beside<kDoutStages>(); }
+  // Of kCount buffers that are filled in every step.
+  template <int kCount>
+  __device__ __forceinline__ Ring<kCount> Beside() const {
+    static_assert(kCount == kStages || (kCount == 1 && kStages == 2));
+    if constexpr (kCount == kStages) return q_;
+    if constexpr (kCount < kStages) return {0, static_cast<std::uint32_t>(q_.stage)};
   }
   __device__ __forceinline__ void Advance() { q_.Advance(); }
 

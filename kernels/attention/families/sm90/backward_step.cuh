@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_shared.cuh"
+#include "kernels/attention/families/sm90/bias.cuh"
 #include "kernels/attention/families/sm90/mask.cuh"
 #include "kernels/attention/families/sm90/softmax.cuh"
 #include "kernels/attention/families/sm90/wgmma.cuh"
@@ -73,6 +74,26 @@ class BackwardStep {
     const int key = now.position + FirstKey();
     return block.length == kRows && now.length == kTileKeys && key + 63 - block.position <= now.high &&
            key - (block.position + kRows - 1) >= now.low;
+  }
+
+  // Adds the bias of the step's block to the logits of this warpgroup's pairs.
+  __device__ __forceinline__ void AddBias(float (&logits)[kColumns / 2], const StepInfo& block) const {
+    const BiasParameters& bias = p_.bias;
+    if (bias.rows > 0) {
+      const auto ring = rings_.template Beside<Config::kBiasStages>();
+      ptx::Wait(shared_.FullBias(ring.stage), ring.parity);
+      AddBiasTileTransposed<T, kColumns>(logits,
+                                         shared_.Bias(ring.stage) + FirstKey() / 64 * (kRows * kRowBytes),
+                                         bias.rows > 1, FirstQuery(), bias.inverse_scale);
+      Settle(logits);  // read, before others may write
+      if (Lane() == 0) ptx::Arrive(shared_.EmptyBias(ring.stage));
+    }
+    if (bias.alibi_slopes) {
+      const int key = tile().position + FirstKey() + warp_row_ + Lane() / 4;
+      AddAlibi<kColumns>(
+          logits, shared_.control->slopes[rings_.q().stage],
+          block.position + FirstQuery() + shared_.control->tile_biases[tiles_.stage].diagonal - key);
+    }
   }
 
   // Sets hidden logits to -inf.

@@ -11,9 +11,10 @@ namespace cppool::kernels::cuda::sm90 {
 inline constexpr int kMaxSharedBytes = 227 * 1024;
 inline constexpr int kSharedAlignment = 1024;  // of tiles, as the copy engine's swizzle asks
 inline constexpr int kWarpgroup = 128;
+inline constexpr int kBiasBoxBytes = 64 * 64 * 2;  // of 64 queries and 64 keys
 
 template <int kDimQkValue, int kDimVValue, int kConsumersValue, int kBlockValue, int kStagesValue,
-          int kQueryStagesValue, bool kTakeTurnsValue>
+          int kQueryStagesValue, bool kTakeTurnsValue, int kBiasStagesValue = 0>
 struct Tiling {
   static constexpr int kDimQk = kDimQkValue, kDimV = kDimVValue;
   static constexpr int kConsumers = kConsumersValue;  // warpgroups of 64 query rows
@@ -22,6 +23,8 @@ struct Tiling {
   static constexpr int kStages = kStagesValue;            // buffers for blocks of keys and of values
   static constexpr int kQueryStages = kQueryStagesValue;  // buffers for tiles of queries
   static constexpr bool kTakeTurns = kTakeTurnsValue;     // consumers issue their products in turn
+  static constexpr int kBiasStages = kBiasStagesValue;    // buffers of each consumer for blocks of a bias
+  static constexpr bool kBias = kBiasStages > 0;
   // A tile's first product starts under the end of the tile before, else after it.
   static constexpr bool kEarlyStart = kQueryStages == 2;
   static constexpr bool kStageOutput = kQueryStages == 2;  // the output leaves through the queries' buffer
@@ -33,11 +36,14 @@ struct Tiling {
   static constexpr int kQueryBytes = kTileRows * kDimQk * 2;
   static constexpr int kKeyBytes = kBlock * kDimQk * 2;
   static constexpr int kValueBytes = kBlock * kDimV * 2;
-  static constexpr int kTileBytes = kQueryStages * kQueryBytes + kStages * (kKeyBytes + kValueBytes);
+  static constexpr int kBiasBytes = 64 * kBlock * 2;  // of one consumer
+  static constexpr int kTileBytes = kQueryStages * kQueryBytes + kStages * (kKeyBytes + kValueBytes) +
+                                    kConsumers * kBiasStages * kBiasBytes;
   static constexpr int kControlBytes = 512;  // barriers, the descriptions of tiles and blocks
   static constexpr int kSharedBytes = kTileBytes + kControlBytes + kSharedAlignment;
 
   static_assert(kDimQk % 64 == 0 && kDimV % 64 == 0 && kDimV <= kDimQk && kBlock % 16 == 0 && kBlock <= 256);
+  static_assert(!kBias || kBlock % 64 == 0);
   static_assert(kSharedBytes <= kMaxSharedBytes);
 };
 
@@ -55,5 +61,19 @@ template <>
 struct ForwardTiling<192, 128> : Tiling<192, 128, 2, 128, 2, 1, true> {};
 template <>
 struct ForwardTiling<256, 256> : Tiling<256, 256, 2, 80, 2, 1, true> {};
+
+// With a bias, whose blocks take the place of other buffers.
+template <int kDimQk, int kDimV>
+struct BiasedForwardTiling;
+template <>
+struct BiasedForwardTiling<64, 64> : Tiling<64, 64, 2, 128, 4, 2, true, 2> {};
+template <>
+struct BiasedForwardTiling<128, 128> : Tiling<128, 128, 2, 128, 2, 2, true, 1> {};
+template <>
+struct BiasedForwardTiling<128, 64> : Tiling<128, 64, 2, 128, 2, 2, true, 2> {};
+template <>
+struct BiasedForwardTiling<192, 128> : Tiling<192, 128, 2, 64, 2, 2, true, 2> {};
+template <>
+struct BiasedForwardTiling<256, 256> : Tiling<256, 256, 2, 64, 2, 1, true, 2> {};
 
 }  // namespace cppool::kernels::cuda::sm90

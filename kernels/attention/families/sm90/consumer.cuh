@@ -9,6 +9,10 @@
 // uniform registers between the products, and a tenth of the rate.
 #pragma once
 
+#include <type_traits>
+#include <variant>
+
+#include "kernels/attention/families/sm90/bias.cuh"
 #include "kernels/attention/families/sm90/epilogue.cuh"
 #include "kernels/attention/families/sm90/mask.cuh"
 #include "kernels/attention/families/sm90/shared.cuh"
@@ -209,9 +213,28 @@ class Consumer {
     return AllVisible<kBlock>(now.low, now.high, now.position + group_ * 64, block.position, block.length);
   }
 
-  // After the product: masks its logits and releases its keys, after a tile's last block the queries too if they have
-  // one buffer. Returns the number of keys.
+  // Adds the bias of the block at keys_.
+  __device__ __forceinline__ void AddBias(float (&logits)[kBlock / 2]) {
+    const BiasParameters& bias = p_.bias;
+    if (bias.rows > 0) {
+      ptx::Wait(shared_.FullBias(group_, bias_.stage), bias_.parity);
+      AddBiasTile<T, kBlock>(logits, shared_.Bias(group_, bias_.stage), bias.rows > 1, bias.inverse_scale);
+      Settle(logits);  // read, before others may write
+      Release(shared_.EmptyBias(group_, bias_.stage));
+      bias_.Advance();
+    }
+    if (bias.alibi_slopes) {
+      const TileInfo& now = tile();
+      const int row = group_ * 64 + warp_row_ + static_cast<int>(threadIdx.x) % 32 / 4;
+      const BiasInfo& of_tile = shared_.control->biases[index_];
+      AddAlibi<kBlock>(logits, of_tile.slope, Block().position - (now.position + row) - of_tile.diagonal);
+    }
+  }
+
+  // After the product: adds the bias, masks its logits and releases its keys, after a tile's last block the queries too
+  // if they have one buffer. Returns the number of keys.
   __device__ __forceinline__ int TakeBlock(float (&logits)[kBlock / 2], bool visible, bool last) {
+    if constexpr (Config::kBias) AddBias(logits);
     int keys = kBlock;
     if (!visible) {
       const TileInfo& now = tile();
@@ -260,6 +283,8 @@ class Consumer {
   bool tiles_done_ = false;
   Ring<kQueryStages> query_;
   Ring<Config::kStages> keys_;  // of the block whose product with the queries is next
+  // Nothing without a bias: an unused ring changes what the compiler makes of some kernels.
+  [[no_unique_address]] std::conditional_t<Config::kBias, Ring<Config::kBiasStages>, std::monostate> bias_;
 };
 
 }  // namespace cppool::kernels::cuda::sm90

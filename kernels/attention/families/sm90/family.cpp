@@ -10,6 +10,7 @@
 
 #include "kernels/attention/families/sm90/backward.h"
 #include "kernels/attention/families/sm90/backward_list.h"
+#include "kernels/attention/families/sm90/bias_gradient.h"
 #include "kernels/attention/families/sm90/forward.h"
 #include "kernels/runtime.h"
 #include "kernels/runtime/cuda/check.h"
@@ -17,23 +18,37 @@
 namespace cppool::kernels::cuda {
 namespace {
 
-sm90::ForwardKernelEntry ForwardOf(const KernelShape& shape) {
-  return sm90::ForwardKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v);
+sm90::ForwardKernelEntry ForwardOf(const KernelShape& shape, BiasType bias) {
+  return sm90::ForwardKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v, bias != BiasType::kNone);
 }
-sm90::BackwardKernelEntry BackwardOf(const KernelShape& shape) {
-  return sm90::BackwardKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v);
+sm90::BiasGradientKernelEntry BiasGradientOf(const KernelShape& shape) {
+  return sm90::BiasGradientKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v);
+}
+sm90::BackwardKernelEntry BackwardOf(const KernelShape& shape, BiasType bias) {
+  return sm90::BackwardKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v, bias != BiasType::kNone);
+}
+
+// Whether a bias tensor, if there is one, has rows that begin where the copy engine can: at multiples of 16 bytes.
+bool HasAlignedBias(const KernelRequest& request) {
+  return request.bias != BiasType::kPostScale || request.bias_extent.keys % 8 == 0;
 }
 
 bool HasForward(const KernelRequest& request) {
-  return request.bias == BiasType::kNone && ForwardOf(request.shape).tile_rows > 0;
+  return HasAlignedBias(request) && ForwardOf(request.shape, request.bias).tile_rows > 0;
+}
+bool HasBiasGradient(const KernelRequest& request) {
+  return request.training && request.bias == BiasType::kPostScale && HasAlignedBias(request) &&
+         request.bias_extent.query_stride != 0 && BiasGradientOf(request.shape).tile_rows > 0;
 }
 bool HasBackward(const KernelRequest& request) {
-  return request.training && request.bias == BiasType::kNone && BackwardOf(request.shape).tile_keys > 0;
+  return request.training && HasAlignedBias(request) && BackwardOf(request.shape, request.bias).tile_keys > 0;
 }
 
-// Whether the general family takes part in a case of this request.
+// Whether the general family takes part in a case of this request. The gradient of a bias that queries share is always its own.
 bool NeedsGeneral(const KernelRequest& request) {
-  return !HasForward(request) || (request.training && !HasBackward(request));
+  return !HasForward(request) ||
+         (request.training &&
+          (!HasBackward(request) || (request.bias == BiasType::kPostScale && !HasBiasGradient(request))));
 }
 
 // Memory that starts every launch as 0: an item counter, padded, and a fixed order's turns.
@@ -45,17 +60,21 @@ std::size_t TurnBytes(const KernelRequest& request, std::int64_t blocks) {
 // The work lists in device memory, with the launches' counters, and the general family's plan where it takes part.
 class Plan : public BlockPlan {
  public:
-  // `forward`, `backward`: NULL when the general family does that pass.
+  // `forward`, `backward`, `bias_gradient`: NULL when the general family does that.
   Plan(cppool_runtime* rt, const KernelRequest& request, const Layout& query, const Layout& key,
-       const WorkList* forward, const sm90::BackwardList* backward, std::unique_ptr<BlockPlan> general,
-       cppool_stream stream)
+       std::size_t sequences, const WorkList* forward, const sm90::BackwardList* backward,
+       const WorkList* bias_gradient, std::unique_ptr<BlockPlan> general, cppool_stream stream)
       : general_(std::move(general)),
+        bias_(request.bias),
+        bias_extent_(request.bias_extent),
+        sequences_(static_cast<std::int64_t>(sequences)),
         pairs_(forward ? forward->pairs : general_->pairs()),
         rows_q_(query.rows),
         rows_kv_(key.rows),
         forward_(forward != nullptr),
         backward_(backward != nullptr) {
-    std::size_t state_at = 0, tiles_at = 0, ranges_at = 0, key_tiles_at = 0, blocks_at = 0;
+    std::size_t state_at = 0, tiles_at = 0, ranges_at = 0, key_tiles_at = 0, key_biases_at = 0, blocks_at = 0;
+    std::size_t bias_tiles_at = 0, bias_ranges_at = 0;
     if (forward) {
       Reserve(kScheduleBytes);  // zeros
       tiles_at = Stage(forward->tiles);
@@ -73,12 +92,17 @@ class Plan : public BlockPlan {
       turn_bytes_ = TurnBytes(request, static_cast<std::int64_t>(backward->blocks.size()));
       state_at = Reserve(kScheduleBytes + turn_bytes_);
       key_tiles_at = Stage(backward->tiles);
+      if (bias_ != BiasType::kNone) key_biases_at = Stage(backward->tile_biases);
       blocks_at = Stage(backward->blocks);
       backward_work_.tiles_count = static_cast<int>(backward->tiles.size());
       backward_work_.busy_tiles = backward->busy_tiles;
       backward_work_.blocks_count = static_cast<int>(backward->blocks.size());
       backward_work_.query_step = query.row_step;
       backward_work_.key_step = key.row_step;
+    }
+    if (bias_gradient) {
+      bias_tiles_at = Stage(BySequence(bias_gradient->tiles));
+      bias_ranges_at = Stage(bias_gradient->ranges);
     }
     if (staging_.empty()) return;
     device_ = Buffer(rt, staging_.size(), stream);
@@ -87,7 +111,10 @@ class Plan : public BlockPlan {
     work_.ranges = reinterpret_cast<const Range*>(device_.at(ranges_at));
     backward_work_.tiles = reinterpret_cast<const sm90::KeyTile*>(device_.at(key_tiles_at));
     backward_work_.blocks = reinterpret_cast<const sm90::QueryBlock*>(device_.at(blocks_at));
+    key_tile_biases_ = reinterpret_cast<const sm90::KeyTileBias*>(device_.at(key_biases_at));
     backward_schedule_ = reinterpret_cast<int*>(device_.at(state_at));
+    bias_tiles_ = reinterpret_cast<const Tile*>(device_.at(bias_tiles_at));
+    bias_ranges_ = reinterpret_cast<const Range*>(device_.at(bias_ranges_at));
   }
 
   std::int64_t pairs() const override { return pairs_; }
@@ -101,6 +128,27 @@ class Plan : public BlockPlan {
   const sm90::BackwardWork& backward_work() const { return backward_work_; }
   int* backward_schedule() const { return backward_schedule_; }
   std::size_t turn_bytes() const { return turn_bytes_; }
+  BiasType bias() const { return bias_; }
+  const sm90::KeyTileBias* key_tile_biases() const { return key_tile_biases_; }
+  // Tiles of queries for the gradient of the bias, sorted by sequence; the index behind the last one of each sequence that has
+  // any; none: the general family makes the gradient.
+  const Tile* bias_tiles() const { return bias_tiles_; }
+  const Range* bias_ranges() const { return bias_ranges_; }
+  const std::vector<int>& bias_sequence_ends() const { return bias_sequence_ends_; }
+  bool bias_gradient() const { return !bias_sequence_ends_.empty(); }
+
+  // Of the plan's bias or its gradient, for `heads` heads from the one at `data` on.
+  sm90::BiasTensor BiasTensorOf(const void* data, int heads, std::int64_t sequence_step,
+                                std::int64_t head_step, std::int64_t query_step) const {
+    return {data,
+            sequence_step == 0 ? 1 : sequences_,
+            head_step == 0 ? 1 : heads,
+            query_step == 0 ? 1 : bias_extent_.queries,
+            bias_extent_.keys,
+            sequence_step,
+            head_step,
+            query_step};
+  }
 
   static constexpr std::size_t kAlignment = 16;
 
@@ -117,7 +165,21 @@ class Plan : public BlockPlan {
     return at;
   }
 
+  // Those that see keys.
+  std::vector<Tile> BySequence(std::vector<Tile> tiles) {
+    std::erase_if(tiles, [](const Tile& tile) { return tile.range_begin == tile.range_end; });
+    std::stable_sort(tiles.begin(), tiles.end(),
+                     [](const Tile& a, const Tile& b) { return a.sequence < b.sequence; });
+    for (std::size_t i = 0; i < tiles.size(); ++i)
+      if (i + 1 == tiles.size() || tiles[i].sequence != tiles[i + 1].sequence)
+        bias_sequence_ends_.push_back(static_cast<int>(i) + 1);
+    return tiles;
+  }
+
   std::unique_ptr<BlockPlan> general_;
+  BiasType bias_;
+  BiasExtent bias_extent_;
+  std::int64_t sequences_;
   std::int64_t pairs_;
   std::int64_t rows_q_;
   std::int64_t rows_kv_;
@@ -129,6 +191,10 @@ class Plan : public BlockPlan {
   sm90::BackwardWork backward_work_{};
   int* backward_schedule_ = nullptr;  // then the turns
   std::size_t turn_bytes_ = 0;
+  const sm90::KeyTileBias* key_tile_biases_ = nullptr;  // with a bias
+  const Tile* bias_tiles_ = nullptr;
+  const Range* bias_ranges_ = nullptr;
+  std::vector<int> bias_sequence_ends_;
 };
 
 class Sm90Kernel : public AttentionKernel {
@@ -143,24 +209,30 @@ class Sm90Kernel : public AttentionKernel {
     if (const auto refusal = general_family_.Refusal(request))
       throw RuntimeError(CPPOOL_UNSUPPORTED, *refusal);
     if (NeedsGeneral(request)) general_->Load(request);
-    if (HasForward(request)) ForwardOf(request.shape).load();
-    if (HasBackward(request)) BackwardOf(request.shape).load();
+    if (HasForward(request)) ForwardOf(request.shape, request.bias).load();
+    if (HasBackward(request)) BackwardOf(request.shape, request.bias).load();
+    if (HasBiasGradient(request)) BiasGradientOf(request.shape).load();
   }
 
   std::unique_ptr<BlockPlan> Plan(const KernelRequest& request, const Layout& query, const Layout& key,
                                   const std::vector<Band>& bands, cppool_stream stream) override {
     std::unique_ptr<BlockPlan> general;
     if (NeedsGeneral(request)) general = general_->Plan(request, query, key, bands, stream);
-    std::optional<WorkList> forward;
-    if (HasForward(request))
-      forward = BuildWorkList(Side::kQuery, query, key, bands, ForwardOf(request.shape).tile_rows, true);
+    const auto queries = [&](int tile_rows) {
+      return BuildWorkList(Side::kQuery, query, key, bands, tile_rows, true);
+    };
+    std::optional<WorkList> forward, bias_gradient;
+    if (HasForward(request)) forward = queries(ForwardOf(request.shape, request.bias).tile_rows);
+    if (HasBiasGradient(request)) bias_gradient = queries(BiasGradientOf(request.shape).tile_rows);
     std::optional<sm90::BackwardList> backward;
     if (HasBackward(request)) {
-      const sm90::BackwardKernelEntry entry = BackwardOf(request.shape);
+      const sm90::BackwardKernelEntry entry = BackwardOf(request.shape, request.bias);
       backward = sm90::BuildBackwardList(query, key, bands, entry.tile_keys, entry.block_rows);
     }
-    return std::make_unique<cuda::Plan>(rt_, request, query, key, forward ? &*forward : nullptr,
-                                        backward ? &*backward : nullptr, std::move(general), stream);
+    return std::make_unique<cuda::Plan>(rt_, request, query, key, bands.size(), forward ? &*forward : nullptr,
+                                        backward ? &*backward : nullptr,
+                                        bias_gradient ? &*bias_gradient : nullptr, std::move(general),
+                                        stream);
   }
 
   void Forward(const KernelShape& shape, const ForwardArgs& args, cppool_stream stream) override {
@@ -171,8 +243,9 @@ class Sm90Kernel : public AttentionKernel {
       general_->Forward(shape, general, stream);
       return;
     }
-    RefuseBias(args.bias);
+    if (plan.bias() == BiasType::kNone) RefuseBias(args.bias);
     sm90::ForwardCall call;
+    call.bias = {BiasOf(shape, plan, args.bias), args.bias.alibi_slopes};
     call.scale = shape.scale;
     call.work = plan.work();
     call.map = HeadMapOf(shape);
@@ -188,7 +261,7 @@ class Sm90Kernel : public AttentionKernel {
     call.multiprocessors = multiprocessors_;
     call.first = args.first;
     call.last = args.last;
-    ForwardOf(shape).launch(call, reinterpret_cast<cudaStream_t>(stream));
+    ForwardOf(shape, plan.bias()).launch(call, reinterpret_cast<cudaStream_t>(stream));
   }
 
   void Backward(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
@@ -199,7 +272,7 @@ class Sm90Kernel : public AttentionKernel {
       general_->Backward(shape, general, stream);
       return;
     }
-    RefuseBias(args.bias);
+    if (plan.bias() == BiasType::kNone) RefuseBias(args.bias);
     if (!args.query.wanted || !args.key.wanted) Misused("gradients of one side alone");
     sm90::BackwardCall call;
     call.scale = shape.scale;
@@ -209,6 +282,8 @@ class Sm90Kernel : public AttentionKernel {
     call.rows_kv = plan.rows_kv();
     call.q = args.q.data, call.k = args.k.data, call.v = args.v.data, call.dout = args.dout.data;
     call.lse = args.lse, call.delta = args.delta;
+    call.bias = {BiasOf(shape, plan, args.bias), args.bias.alibi_slopes};
+    call.tile_biases = plan.key_tile_biases();
     const bool whole = args.query.first && args.query.last;
     call.dq_sum = whole ? static_cast<float*>(args.workspace) : args.dq_accumulator;
     call.dk_sum = args.dk_accumulator, call.dv_sum = args.dv_accumulator;
@@ -219,14 +294,40 @@ class Sm90Kernel : public AttentionKernel {
     call.multiprocessors = multiprocessors_;
     call.query_first = args.query.first, call.query_last = args.query.last;
     call.key_first = args.key.first, call.key_last = args.key.last;
-    BackwardOf(shape).launch(call, reinterpret_cast<cudaStream_t>(stream));
+    BackwardOf(shape, plan.bias()).launch(call, reinterpret_cast<cudaStream_t>(stream));
   }
 
   void BackwardBias(const KernelShape& shape, const BackwardArgs& args, const BiasGradient& gradient,
                     cppool_stream stream) override {
-    BackwardArgs general = args;
-    general.plan = General(static_cast<const cuda::Plan&>(*args.plan));
-    general_->BackwardBias(shape, general, gradient, stream);
+    const auto& plan = static_cast<const cuda::Plan&>(*args.plan);
+    if (!plan.bias_gradient()) {
+      BackwardArgs general = args;
+      general.plan = General(plan);
+      general_->BackwardBias(shape, general, gradient, stream);
+      return;
+    }
+    sm90::BiasGradientCall call;
+    call.scale = shape.scale;
+    call.ranges = plan.bias_ranges();
+    call.query_step = plan.work().query_step, call.key_step = plan.work().key_step;
+    call.map = HeadMapOf(shape);
+    call.rows_q = plan.rows_q();
+    call.rows_kv = plan.rows_kv();
+    call.q = args.q.data, call.k = args.k.data, call.v = args.v.data, call.dout = args.dout.data;
+    call.lse = args.lse, call.delta = args.delta;
+    call.bias = BiasOf(shape, plan, args.bias);
+    call.gradient = plan.BiasTensorOf(gradient.sum, shape.heads, gradient.batch_stride, gradient.head_stride,
+                                      gradient.query_stride);
+    call.multiprocessors = multiprocessors_;
+    // Sequences that share the bias add to the same elements, one launch after another, in a fixed order.
+    int first = 0;
+    const std::vector<int>& ends = plan.bias_sequence_ends();
+    for (std::size_t i = gradient.batch_stride == 0 ? 0 : ends.size() - 1; i < ends.size(); ++i) {
+      call.tiles = plan.bias_tiles() + first;
+      call.tiles_count = ends[i] - first;
+      BiasGradientOf(shape).launch(call, reinterpret_cast<cudaStream_t>(stream));
+      first = ends[i];
+    }
   }
 
  private:
@@ -235,6 +336,11 @@ class Sm90Kernel : public AttentionKernel {
   }
   static void RefuseBias(const BiasArgs& bias) {
     if (bias.tensor.data || bias.alibi_slopes) Misused("a bias with a plan for none");
+  }
+  static sm90::BiasTensor BiasOf(const KernelShape& shape, const cuda::Plan& plan, const BiasArgs& bias) {
+    if (!bias.tensor.data) return {};
+    return plan.BiasTensorOf(bias.tensor.data, shape.heads, bias.batch_stride, bias.head_stride,
+                             bias.query_stride);
   }
   static const BlockPlan* General(const cuda::Plan& plan) {
     if (!plan.general()) Misused("a plan that is for less than this call");
@@ -277,13 +383,17 @@ class Family : public AttentionFamily {
     std::size_t bytes = 0;
     if (NeedsGeneral(request)) bytes += general_.PlanBytes(request, query, key);
     if (HasForward(request)) {
-      const int tile_rows = ForwardOf(request.shape).tile_rows;
+      const int tile_rows = ForwardOf(request.shape, request.bias).tile_rows;
       bytes += kScheduleBytes + WorkListBytes(Side::kQuery, query, key, tile_rows) + 2 * Plan::kAlignment;
     }
     if (HasBackward(request)) {
-      const sm90::BackwardKernelEntry entry = BackwardOf(request.shape);
+      const sm90::BackwardKernelEntry entry = BackwardOf(request.shape, request.bias);
       bytes += kScheduleBytes + TurnBytes(request, sm90::CountBlocks(query, entry.block_rows)) +
-               sm90::BackwardListBytes(query, key, entry.tile_keys, entry.block_rows) + 3 * Plan::kAlignment;
+               sm90::BackwardListBytes(query, key, entry.tile_keys, entry.block_rows) + 4 * Plan::kAlignment;
+    }
+    if (HasBiasGradient(request)) {
+      const int tile_rows = BiasGradientOf(request.shape).tile_rows;
+      bytes += WorkListBytes(Side::kQuery, query, key, tile_rows) + 2 * Plan::kAlignment;
     }
     return bytes;
   }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/attention/families/sm90/bias_call.h"
 #include "kernels/attention/families/sm90/parameters.h"
 #include "kernels/dtype.h"
 
@@ -25,6 +26,7 @@ struct ForwardCall {
   float* lse = nullptr;
   const float* softmax_offset = nullptr;
   float* max_logit = nullptr;
+  BiasCall bias;
   int* schedule = nullptr;  // two ints, 0 before and after; no other launch under way may use them
   int multiprocessors = 0;
   bool first = true;
@@ -37,11 +39,13 @@ struct ForwardKernelEntry {
   void (*launch)(const ForwardCall&, cudaStream_t) = nullptr;
 };
 
-// For head dims and a dtype.
-ForwardKernelEntry ForwardKernelOf(Dtype dtype, int dim_qk, int dim_v);
+// For head dims and a dtype. `bias`: the kernel adds one, of the logits' dtype.
+ForwardKernelEntry ForwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias);
 
 // For one dtype: an instance per head dims, in a file of its own.
 template <typename T>
 ForwardKernelEntry ForwardKernelOf(int dim_qk, int dim_v);
+template <typename T>
+ForwardKernelEntry BiasedForwardKernelOf(int dim_qk, int dim_v);
 
 }  // namespace cppool::kernels::cuda::sm90

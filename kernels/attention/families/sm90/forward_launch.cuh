@@ -45,16 +45,17 @@ void LaunchForward(const ForwardCall& call, cudaStream_t stream) {
   p.scale_log2 = call.scale * kLog2e;
   p.first = call.first;
   p.last = call.last;
+  if constexpr (Config::kBias) p.bias = BiasParametersOf(call.bias, call.scale);
   const unsigned blocks = static_cast<unsigned>(std::min<std::int64_t>(items, call.multiprocessors));
   LaunchKernel(&ForwardKernel<T, Config>, dim3(blocks), Config::kThreads, Config::kSharedBytes, stream,
                "launching forward attention", p);
 }
 
-template <typename T>
-ForwardKernelEntry ForwardKernelOf(int dim_qk, int dim_v) {
+template <typename T, template <int, int> typename TilingOf>
+ForwardKernelEntry ForwardEntry(int dim_qk, int dim_v) {
   ForwardKernelEntry entry;
   const auto offer = [&]<int kDimQk, int kDimV>() {
-    using Config = ForwardTiling<kDimQk, kDimV>;
+    using Config = TilingOf<kDimQk, kDimV>;
     if (dim_qk == kDimQk && dim_v == kDimV)
       entry = {Config::kTileRows, &LoadForward<T, Config>, &LaunchForward<T, Config>};
   };
@@ -64,6 +65,16 @@ ForwardKernelEntry ForwardKernelOf(int dim_qk, int dim_v) {
   offer.template operator()<192, 128>();
   offer.template operator()<256, 256>();
   return entry;
+}
+
+template <typename T>
+ForwardKernelEntry ForwardKernelOf(int dim_qk, int dim_v) {
+  return ForwardEntry<T, ForwardTiling>(dim_qk, dim_v);
+}
+
+template <typename T>
+ForwardKernelEntry BiasedForwardKernelOf(int dim_qk, int dim_v) {
+  return ForwardEntry<T, BiasedForwardTiling>(dim_qk, dim_v);
 }
 
 }  // namespace cppool::kernels::cuda::sm90

@@ -20,6 +20,16 @@ struct WorkView {
   int key_step;
 };
 
+// What is added to the scaled logits: a tensor, ALiBi, or nothing.
+struct BiasParameters {
+  CUtensorMap tensor;  // see EncodeBias; boxes of `rows` queries and 64 keys
+  int rows;            // a block's; 1 where queries share the bias; 0 without a tensor
+  int head_factor;     // 0 where heads share the bias, else 1
+  int sequence_factor;
+  const float* alibi_slopes;  // [heads], or NULL
+  float inverse_scale;        // of the softmax
+};
+
 struct ForwardParameters {
   CUtensorMap q;    // boxes of 64 rows
   CUtensorMap k;    // boxes of kBlock rows
@@ -37,6 +47,7 @@ struct ForwardParameters {
   float scale_log2;  // scale in powers of two: scale * log2(e)
   bool first;
   bool last;
+  BiasParameters bias;  // read by kernels with a bias alone
 };
 
 }  // namespace cppool::kernels::cuda::sm90

@@ -10,12 +10,34 @@
 
 namespace cppool::kernels::cuda::sm90 {
 
+// Starts the copies of a block's bias for each consumer's queries. What it needs of the tile it reads again: registers are few.
+template <typename Config>
+__device__ __forceinline__ void ProduceBias(const ForwardParameters& p, const Shared<Config>& shared,
+                                            const Ring<Config::kBiasStages>& ring, int index, int key) {
+#pragma unroll 1
+  for (int group = 0; group < Config::kConsumers; ++group) {
+    ptx::Wait(shared.EmptyBias(group, ring.stage), ring.parity ^ 1);
+    const std::uint32_t full = shared.FullBias(group, ring.stage), to = shared.Bias(group, ring.stage);
+    ptx::ArriveExpecting(full, p.bias.rows * (Config::kBlock * 2));
+    const TileInfo& tile = shared.control->tiles[index];
+    const int query = p.bias.rows == 1 ? 0 : tile.position + group * 64;
+    const int sequence = shared.control->biases[index].sequence;
+#pragma unroll
+    for (int part = 0; part < Config::kBlock / 64; ++part) {
+      ptx::LoadBiasBox(
+          to + part * kBiasBoxBytes, &p.bias.tensor,
+          {key + part * 64, query, tile.head * p.bias.head_factor, sequence * p.bias.sequence_factor}, full);
+    }
+  }
+}
+
 template <typename Config>
 __device__ __forceinline__ void Produce(const ForwardParameters& p, const Shared<Config>& shared) {
   constexpr int kBlock = Config::kBlock;
   const int items = p.work.busy_tiles * p.map.heads;
   Ring<Config::kStages> ring;
   Ring<Config::kQueryStages> query_ring;
+  [[maybe_unused]] Ring<Config::kBias ? Config::kBiasStages : 1> bias_ring;
   int item = blockIdx.x;
   for (int index = 0;; index ^= 1) {
     ptx::Wait(shared.EmptyQ(query_ring.stage), query_ring.parity ^ 1);
@@ -34,6 +56,11 @@ __device__ __forceinline__ void Produce(const ForwardParameters& p, const Shared
 #pragma unroll 1
     for (int i = range_begin; i < range_end; ++i) blocks += (p.work.ranges[i].length + kBlock - 1) / kBlock;
     info = {head, blocks, token, member, tile.position, tile.length, tile.band.low, tile.band.high};
+    if constexpr (Config::kBias) {
+      [[maybe_unused]] const float slope =
+          p.bias.alibi_slopes ? p.bias.alibi_slopes[head] * p.bias.inverse_scale : 0;
+      shared.control->biases[index] = {slope, tile.band.diagonal, tile.sequence};
+    }
     const std::uint32_t full = shared.FullQ(query_ring.stage);
     ptx::ArriveExpecting(full, Config::kQueryBytes);
 #pragma unroll 1
@@ -56,6 +83,12 @@ __device__ __forceinline__ void Produce(const ForwardParameters& p, const Shared
         shared.control->blocks[ring.stage] = {range.position + at, min(range.length - at, kBlock)};
         ptx::ArriveExpecting(shared.FullK(ring.stage), Config::kKeyBytes);
         ptx::LoadBox(shared.Keys(ring.stage), &p.k, from, shared.FullK(ring.stage));
+        if constexpr (Config::kBias) {
+          if (p.bias.rows > 0) {
+            ProduceBias<Config>(p, shared, bias_ring, index, range.position + at);
+            bias_ring.Advance();
+          }
+        }
         ptx::Wait(shared.EmptyV(ring.stage), ring.parity ^ 1);
         ptx::ArriveExpecting(shared.FullV(ring.stage), Config::kValueBytes);
         ptx::LoadBox(shared.Values(ring.stage), &p.v, from, shared.FullV(ring.stage));

@@ -89,6 +89,30 @@ __device__ __forceinline__ void LoadBox(std::uint32_t to, const CUtensorMap* map
       : "memory");
 }
 
+// Coordinates of a box in a map of a bias or its gradient, see tensor_map.h.
+struct BiasCoordinates {
+  int key, query, head, sequence;
+};
+
+__device__ __forceinline__ void LoadBiasBox(std::uint32_t to, const CUtensorMap* map, BiasCoordinates at,
+                                            std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
+      "%5, %6}], [%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(at.key), "r"(at.query), "r"(at.head), "r"(at.sequence)
+      : "memory");
+}
+
+// Adds a box of floats to global memory, each element atomically.
+__device__ __forceinline__ void AddBiasBox(const CUtensorMap* map, BiasCoordinates at, std::uint32_t from) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
+          "l"(map),
+      "r"(from), "r"(at.key), "r"(at.query), "r"(at.head), "r"(at.sequence)
+      : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
 __device__ __forceinline__ void StoreBox(const CUtensorMap* map, RowCoordinates at, std::uint32_t from) {
   asm volatile(
       "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %2, %4, %5}], [%1];" ::"l"(
@@ -147,6 +171,23 @@ __device__ __forceinline__ void StoreMatrixTransposed(std::uint32_t to, std::uin
                                                       std::uint32_t c, std::uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a),
                "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+// Four 8x8 matrices of 16-bit elements: register i of lane l holds row l / 4 and columns 2 (l % 4) and the next of matrix
+// i; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void LoadMatrix(std::uint32_t (&to)[4], std::uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from)
+               : "memory");
+}
+
+// The same, each matrix transposed: register i of lane l holds column l / 4 and rows 2 (l % 4) and the next.
+__device__ __forceinline__ void LoadMatrixTransposed(std::uint32_t (&to)[4], std::uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from)
                : "memory");
 }
 

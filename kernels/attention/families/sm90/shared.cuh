@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/attention/families/sm90/config.h"
 #include "kernels/attention/families/sm90/parameters.h"
@@ -36,11 +37,29 @@ struct Control {
   BlockInfo blocks[kStages];  // that full_k announces
 };
 
+// What a tile's bias takes beside TileInfo.
+struct BiasInfo {
+  float slope;   // of ALiBi, divided by the scale; 0 without
+  int diagonal;  // of the band
+  int sequence;
+};
+
+// With a bias. Each consumer has buffers of its own, empty when its warps have released them.
 template <typename Config>
-struct Shared : SharedMemory<Control<Config::kStages>, Config::kTileBytes> {
-  using Memory = SharedMemory<Control<Config::kStages>, Config::kTileBytes>;
+struct BiasControl : Control<Config::kStages> {
+  std::uint64_t full_bias[Config::kConsumers][Config::kBiasStages];
+  std::uint64_t empty_bias[Config::kConsumers][Config::kBiasStages];
+  BiasInfo biases[2];  // of `tiles`
+};
+
+template <typename Config>
+using ControlOf = std::conditional_t<Config::kBias, BiasControl<Config>, Control<Config::kStages>>;
+
+template <typename Config>
+struct Shared : SharedMemory<ControlOf<Config>, Config::kTileBytes> {
+  using Memory = SharedMemory<ControlOf<Config>, Config::kTileBytes>;
   using Memory::At, Memory::base, Memory::control, Memory::Memory;
-  static_assert(sizeof(Control<Config::kStages>) <= Config::kControlBytes);
+  static_assert(sizeof(ControlOf<Config>) <= Config::kControlBytes);
 
   __device__ __forceinline__ std::uint32_t Queries(int stage) const {
     return base + stage * Config::kQueryBytes;
@@ -52,6 +71,12 @@ struct Shared : SharedMemory<Control<Config::kStages>, Config::kTileBytes> {
     return base + Config::kQueryStages * Config::kQueryBytes + Config::kStages * Config::kKeyBytes +
            stage * Config::kValueBytes;
   }
+  // A consumer's 64 rows, [kBlock / 64][64][64] swizzled.
+  __device__ __forceinline__ std::uint32_t Bias(int group, int stage) const {
+    return base + Config::kQueryStages * Config::kQueryBytes +
+           Config::kStages * (Config::kKeyBytes + Config::kValueBytes) +
+           (group * Config::kBiasStages + stage) * Config::kBiasBytes;
+  }
 
   __device__ __forceinline__ std::uint32_t FullQ(int i) const { return At(control->full_q + i); }
   __device__ __forceinline__ std::uint32_t EmptyQ(int i) const { return At(control->empty_q + i); }
@@ -59,6 +84,12 @@ struct Shared : SharedMemory<Control<Config::kStages>, Config::kTileBytes> {
   __device__ __forceinline__ std::uint32_t EmptyK(int i) const { return At(control->empty_k + i); }
   __device__ __forceinline__ std::uint32_t FullV(int i) const { return At(control->full_v + i); }
   __device__ __forceinline__ std::uint32_t EmptyV(int i) const { return At(control->empty_v + i); }
+  __device__ __forceinline__ std::uint32_t FullBias(int group, int i) const {
+    return At(control->full_bias[group] + i);
+  }
+  __device__ __forceinline__ std::uint32_t EmptyBias(int group, int i) const {
+    return At(control->empty_bias[group] + i);
+  }
 
   // By one thread; a barrier of the whole block follows.
   __device__ __forceinline__ void InitBarriers() const {
@@ -72,6 +103,12 @@ struct Shared : SharedMemory<Control<Config::kStages>, Config::kTileBytes> {
       ptx::InitBarrier(FullV(i), 1);
       ptx::InitBarrier(EmptyK(i), kConsumerWarps);
       ptx::InitBarrier(EmptyV(i), kConsumerWarps);
+    }
+    if constexpr (Config::kBias) {
+      for (int i = 0; i < Config::kConsumers * Config::kBiasStages; ++i) {
+        ptx::InitBarrier(At(control->full_bias[0] + i), 1);
+        ptx::InitBarrier(At(control->empty_bias[0] + i), 4);
+      }
     }
     ptx::FenceBarrierInit();
   }

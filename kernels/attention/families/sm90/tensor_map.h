@@ -25,4 +25,20 @@ CUtensorMap EncodeRows(const RowTensor& tensor, int box_rows);
 // Coordinates are {0, row / step, first dim / 32, head, row % step}.
 CUtensorMap EncodeFloatRows(const RowTensor& tensor, int box_rows, int box_dims);
 
+// A bias, or its gradient, [sequences, heads, queries, keys], with steps in elements; a size is 1 where the others share it.
+struct BiasTensor {
+  const void* data;
+  std::int64_t sequences, heads, queries, keys;
+  std::int64_t sequence_step, head_step, query_step;
+};
+
+// Whether rows of a tensor with these steps begin where the copy engine can, at multiples of 16 bytes.
+bool HasAlignedRows(const BiasTensor& tensor, int element_bytes);
+
+// Of 16-bit elements in boxes of `rows` queries and 64 keys, or of floats in boxes of 64 queries and 32 keys: a box arrives
+// as [rows][128 bytes], swizzled by 128 bytes. Coordinates are {key, query, head, sequence}; elements outside read as 0 and
+// are not written. Throws RuntimeError, CPPOOL_INTERNAL where HasAlignedRows is false.
+CUtensorMap EncodeBias(const BiasTensor& tensor, int rows);
+CUtensorMap EncodeBiasGradient(const BiasTensor& tensor);
+
 }  // namespace cppool::kernels::cuda::sm90

@@ -23,7 +23,8 @@ struct SpeedShape {
   int heads, kv_heads, dim_qk, dim_v;
   bool causal;
   Dtype dtype = Dtype::kBf16;
-  BiasType bias = BiasType::kNone;  // a tensor has shape 11ss, whose gradient sums over sequences and heads
+  BiasType bias = BiasType::kNone;
+  bool bias_heads = false;  // a tensor has shape 1hss, else 11ss, whose gradient is summed over heads too
 };
 
 constexpr SpeedShape kShapes[] = {
@@ -37,8 +38,11 @@ constexpr SpeedShape kShapes[] = {
     {"gqa 2x4096 d128/64", 2, 4096, 32, 4, 128, 64, true},
     {"gqa 2x4096 d256", 2, 4096, 16, 2, 256, 256, true},
     {"bias 2x4096 d128", 2, 4096, 32, 4, 128, 128, true, Dtype::kBf16, BiasType::kPostScale},
+    {"bias of heads 2x4096 d128", 2, 4096, 32, 32, 128, 128, true, Dtype::kBf16, BiasType::kPostScale, true},
     {"alibi 2x4096 d128", 2, 4096, 32, 4, 128, 128, true, Dtype::kBf16, BiasType::kAlibi},
     {"bias 2x4096 d64", 2, 4096, 64, 8, 64, 64, true, Dtype::kBf16, BiasType::kPostScale},
+    {"bias 2x4096 d192/128", 2, 4096, 32, 32, 192, 128, true, Dtype::kBf16, BiasType::kPostScale},
+    {"bias 2x4096 d128/64", 2, 4096, 32, 4, 128, 64, true, Dtype::kBf16, BiasType::kPostScale},
     {"bias 2x4096 d256", 2, 4096, 16, 2, 256, 256, true, Dtype::kBf16, BiasType::kPostScale},
 };
 
@@ -101,7 +105,10 @@ double Dot(const float* a, const float* b, int dim) {
 double BiasAt(const Inputs& in, std::int64_t seqlen, int head, std::int64_t query, std::int64_t key) {
   if (!in.alibi_slopes.empty())
     return -in.alibi_slopes[static_cast<std::size_t>(head)] * static_cast<double>(std::abs(key - query));
-  return in.bias.empty() ? 0 : in.bias[static_cast<std::size_t>(query * seqlen + key)];
+  if (in.bias.empty()) return 0;
+  const std::int64_t of_head = seqlen * seqlen;
+  const bool heads = static_cast<std::int64_t>(in.bias.size()) > of_head;
+  return in.bias[static_cast<std::size_t>((heads ? head * of_head : 0) + query * seqlen + key)];
 }
 
 // The largest relative error of out, dq, dk and dv, each on a few rows. The reference for dk and dv uses lse and delta of the kernels.
@@ -172,9 +179,12 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
   shape.scale = 1 / std::sqrt(static_cast<float>(speed.dim_qk));
   const Layout layout = GlobalLayout(QkvFormat::kBshd, UniformSequences(speed.batch, speed.seqlen));
   const Problem problem{
-      shape, layout, layout,
+      shape,
+      layout,
+      layout,
       std::vector<Band>(static_cast<std::size_t>(speed.batch), Band{-kOpen, speed.causal ? 0 : kOpen}),
-      speed.bias};
+      speed.bias,
+      {false, speed.bias_heads, true}};
   const Dtype dtype = speed.dtype;
   AttentionKernel& kernel = device.kernel();
   kernel.Load(RequestOf(problem));
@@ -191,13 +201,13 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
   const Buffer delta = Poisoned(device, count(speed.heads, 1), Dtype::kFp32),
                dq = Poisoned(device, in.q.size(), dtype);
   const Buffer dk = Poisoned(device, in.k.size(), dtype), dv = Poisoned(device, in.v.size(), dtype);
-  const std::size_t positions = static_cast<std::size_t>(speed.seqlen * speed.seqlen);
-  if (speed.bias == BiasType::kPostScale) in.bias = Random(random, positions, dtype);
+  const BiasDims bias_dims(problem);
+  if (speed.bias == BiasType::kPostScale) in.bias = Random(random, bias_dims.count(), dtype);
   if (speed.bias == BiasType::kAlibi) in.alibi_slopes = AlibiSlopes(speed.heads);
   const Buffer bias = in.bias.empty() ? Buffer() : ToDevice(device, in.bias, dtype);
   const Buffer slopes = in.alibi_slopes.empty() ? Buffer() : ToDevice(device, in.alibi_slopes, Dtype::kFp32);
-  const Buffer dbias = in.bias.empty() ? Buffer() : Poisoned(device, positions, Dtype::kFp32);
-  const BiasArgs bias_args{{bias.get(), dtype}, 0, 0, speed.seqlen, slopes.get<float>()};
+  const Buffer dbias = in.bias.empty() ? Buffer() : Poisoned(device, bias_dims.count(), Dtype::kFp32);
+  const BiasArgs bias_args{{bias.get(), dtype}, 0, bias_dims.head_stride, speed.seqlen, slopes.get<float>()};
   const auto plan = kernel.Plan(RequestOf(problem), layout, layout, problem.bands, device.stream());
   Problem fixed_order = problem;
   fixed_order.deterministic = true;
@@ -230,7 +240,8 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
   const auto run_query = [&] { kernel.Backward(shape, only_query, device.stream()); };
   const auto run_key = [&] { kernel.Backward(shape, only_key, device.stream()); };
   const auto run_bias = [&] {
-    kernel.BackwardBias(shape, backward, {dbias.get<float>(), 0, 0, speed.seqlen}, device.stream());
+    kernel.BackwardBias(shape, backward, {dbias.get<float>(), 0, bias_dims.head_stride, speed.seqlen},
+                        device.stream());
   };
   const auto run_backward = [&] { kernel.Backward(shape, backward, device.stream()); };
   const auto run_fixed = [&] { kernel.Backward(shape, fixed, device.stream()); };
@@ -254,7 +265,7 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
   const auto [all_ms, all_spread] = timer.Median(stream, run_backward);
   const auto rate = [&](float ms) { return 2.5 * operations / ms * 1e-9; };
   std::printf(
-      "%-5s %-20s forward %7.3f ms (+-%.3f) %4.0f TFLOP/s | backward %7.3f ms = delta %.3f + %.3f (+-%.3f) "
+      "%-5s %-25s forward %7.3f ms (+-%.3f) %4.0f TFLOP/s | backward %7.3f ms = delta %.3f + %.3f (+-%.3f) "
       "%4.0f TFLOP/s | error %.1e %s",
       family, speed.name, forward_ms, forward_spread, operations / forward_ms * 1e-9, delta_ms + all_ms,
       delta_ms, all_ms, all_spread, rate(delta_ms + all_ms), error, good ? "ok" : "WRONG");
@@ -267,7 +278,7 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
   }
   if (dbias) {
     const auto [bias_ms, bias_spread] = timer.Median(stream, run_bias);
-    std::printf("%-5s %-20s dbias %.3f ms (+-%.3f)\n", family, speed.name, bias_ms, bias_spread);
+    std::printf("%-5s %-25s dbias %.3f ms (+-%.3f)\n", family, speed.name, bias_ms, bias_spread);
   }
   std::fflush(stdout);
   return good;

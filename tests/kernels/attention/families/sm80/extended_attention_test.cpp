@@ -35,11 +35,11 @@ Problem WithOffset(Problem problem) {
   return problem;
 }
 
-// Packed sequences, some of them empty or of a single token, on one side or on both.
-Problem Ragged(const KernelShape& shape) {
+// Packed sequences, some of them empty or of a single token, on one side or on both; the longest has `keys` keys.
+Problem Ragged(const KernelShape& shape, int keys) {
   Problem problem{shape, {}, {}, {kCausal, kAll, {-40, 20}, kAll, kAll}};
   problem.query = {{{0, 0, 131, 0}, {1, 0, 1, 140}, {2, 0, 64, 150}, {4, 0, 77, 250}}, 330, 1};
-  problem.key = {{{0, 0, 131, 0}, {1, 0, 1, 140}, {2, 0, 65, 150}, {3, 0, 5, 220}, {4, 0, 1, 250}}, 330, 1};
+  problem.key = {{{0, 0, keys, 0}, {1, 0, 1, 140}, {2, 0, 65, 150}, {3, 0, 5, 220}, {4, 0, 1, 250}}, 330, 1};
   return problem;
 }
 
@@ -56,11 +56,13 @@ TEST_CASE("a bias and its gradient agree with fp64 for every head dim, dtype and
       for (const BiasShape bias : kBiasShapes) {
         CAPTURE(dims.qk, dims.v, static_cast<int>(dtype), bias.batch, bias.heads, bias.queries);
         // With 201 keys, consecutive rows of the bias have different alignments.
-        RunAndExpect(
-            device, WithBias(Global(Shape(dims, dtype, 4, 2), QkvFormat::kBshd, 2, 130, 201, kCausal), bias));
+        for (const int keys : {200, 201})
+          RunAndExpect(
+              device,
+              WithBias(Global(Shape(dims, dtype, 4, 2), QkvFormat::kBshd, 2, 130, keys, kCausal), bias));
         RunAndExpect(
             device,
-            WithOffset(WithBias(Global(Shape(dims, dtype, 2, 1), QkvFormat::kSbhd, 2, 70, 133, kAll), bias)),
+            WithOffset(WithBias(Global(Shape(dims, dtype, 2, 1), QkvFormat::kSbhd, 2, 70, 136, kAll), bias)),
             3);
       }
     }
@@ -77,8 +79,8 @@ TEST_CASE("a bias is indexed by position: packed and empty sequences, windows, c
     for (const BiasShape bias : kBiasShapes) {
       CAPTURE(dims.qk, bias.batch, bias.heads, bias.queries);
       const KernelShape shape = Shape(dims, Dtype::kBf16, 2, 1);
-      RunAndExpect(device, WithOffset(WithBias(Ragged(shape), bias)));
-      RunAndExpect(device, WithBias(Ragged(shape), bias), 2);
+      RunAndExpect(device, WithOffset(WithBias(Ragged(shape, 131), bias)));
+      for (const int keys : {131, 136}) RunAndExpect(device, WithBias(Ragged(shape, keys), bias), 2);
       const Sequences sequences = UniformSequences(2, 400);
       Problem chunks{shape,
                      RankLayout(QkvFormat::kBshd, sequences, 2, 1),
@@ -105,6 +107,7 @@ TEST_CASE("a bias is indexed by the heads of the call") {
   for (const BiasShape bias : kBiasShapes) {
     CAPTURE(bias.batch, bias.heads, bias.queries);
     RunAndExpect(device, WithOffset(WithBias(problem, bias)));
+    RunAndExpect(device, WithBias(Global(shape, QkvFormat::kBshd, 2, 130, 264, kCausal), bias));
   }
   RunAndExpect(device, WithOffset(WithAlibi(problem)));
 }
@@ -127,7 +130,7 @@ TEST_CASE("ALiBi's distance is relative to the diagonal of the band") {
                    WithAlibi(Global(Shape(dims, dtype, 2, 1), QkvFormat::kSbhd, 2, 150, 201, kCausal)), 3);
     }
   }
-  RunAndExpect(device, WithAlibi(Ragged(Shape({128, 128}, Dtype::kBf16, 2, 1))));
+  RunAndExpect(device, WithAlibi(Ragged(Shape({128, 128}, Dtype::kBf16, 2, 1), 131)));
 }
 
 TEST_CASE("a softmax offset is added to the denominator once") {
@@ -145,7 +148,7 @@ TEST_CASE("a softmax offset is added to the denominator once") {
       RunAndExpect(device, problem, 3);
     }
   }
-  RunAndExpect(device, WithOffset(Ragged(Shape({128, 128}, Dtype::kBf16, 2, 1))));
+  RunAndExpect(device, WithOffset(Ragged(Shape({128, 128}, Dtype::kBf16, 2, 1), 131)));
   // Bottom-right: with more queries than keys, the first queries see no key.
   RunAndExpect(device, WithOffset(Global(Shape({128, 128}, Dtype::kBf16, 2, 1), QkvFormat::kBshd, 1, 150, 20,
                                          {-kOpen, -130})));
@@ -199,7 +202,7 @@ TEST_CASE("max_logit is the maximum over visible logits of tokens only") {
   const Device device(EachFamily());
   // A bias makes every logit negative, so that rows and columns beyond the tokens would have larger logits.
   Problem problem =
-      WithBias(Global(Shape({128, 128}, Dtype::kBf16, 2, 1), QkvFormat::kBshd, 1, 67, 67, kCausal),
+      WithBias(Global(Shape({128, 128}, Dtype::kBf16, 2, 1), QkvFormat::kBshd, 1, 67, 72, kCausal),
                {false, false, true});
   Inputs inputs = MakeInputs(problem, 9);
   for (float& bias : inputs.bias) bias = -64;
@@ -222,7 +225,7 @@ TEST_CASE("bias, softmax offset and max_logit together give the same bits when r
   for (const BiasShape bias : kBiasShapes) {
     CAPTURE(bias.batch, bias.heads, bias.queries);
     Problem problem = WithOffset(WithBias(
-        Global(Shape({128, 128}, Dtype::kBf16, 8, 2), QkvFormat::kBshd, 4, 700, 701, kCausal), bias));
+        Global(Shape({128, 128}, Dtype::kBf16, 8, 2), QkvFormat::kBshd, 4, 700, 704, kCausal), bias));
     problem.deterministic = true;
     const Inputs inputs = MakeInputs(problem, 3);
     const Outputs first = Run(device, problem, inputs, {problem.key}, {problem.query});

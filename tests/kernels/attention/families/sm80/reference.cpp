@@ -111,6 +111,11 @@ KernelRequest RequestOf(const Problem& problem) {
   KernelRequest request;
   request.shape = problem.shape;
   request.bias = problem.bias;
+  if (problem.bias == BiasType::kPostScale) {
+    const BiasDims dims(problem);
+    request.bias_extent = {dims.batch_stride, dims.head_stride, dims.query_stride,
+                           dims.queries,      dims.keys,        static_cast<std::int64_t>(dims.count())};
+  }
   request.max_logit = problem.max_logit;
   request.deterministic = problem.deterministic;
   return request;

@@ -62,17 +62,22 @@ TEST_CASE("the backward list names the blocks that see each tile, and the order 
                       : random() % 3 == 0 ? Band{-kOpen, kOpen}
                                           : Band{low, low + static_cast<int>(random() % 25) - 2});
     }
+    for (std::size_t i = 0; i < bands.size(); ++i) bands[i].diagonal = static_cast<int>(i) * 7;
     const BackwardList list = BuildBackwardList(query, key, bands, kTileKeys, kBlockRows);
     CHECK(static_cast<std::int64_t>(list.blocks.size()) == CountBlocks(query, kBlockRows));
     CHECK(static_cast<std::int64_t>(list.tiles.size()) == CountBlocks(key, kTileKeys));
     CHECK(BackwardListBytes(query, key, kTileKeys, kBlockRows) ==
-          list.tiles.size() * sizeof(KeyTile) + list.blocks.size() * sizeof(QueryBlock));
+          list.tiles.size() * (sizeof(KeyTile) + sizeof(KeyTileBias)) +
+              list.blocks.size() * sizeof(QueryBlock));
+    REQUIRE(list.tile_biases.size() == list.tiles.size());
     const auto block_sequences = SequenceOfRow(query), tile_sequences = SequenceOfRow(key);
     std::vector<int> added(list.blocks.size());  // tiles that have come, by block
     for (std::size_t t = 0; t < list.tiles.size(); ++t) {
       const KeyTile& tile = list.tiles[t];
       CHECK((static_cast<int>(t) < list.busy_tiles) == (tile.block_begin < tile.block_end));
       const int sequence = tile_sequences.at(std::int64_t{tile.token} * step + tile.member);
+      CHECK(list.tile_biases[t].sequence == sequence);
+      CHECK(list.tile_biases[t].diagonal == sequence * 7);
       for (std::size_t b = 0; b < list.blocks.size(); ++b) {
         const QueryBlock& block = list.blocks[b];
         const bool listed = static_cast<int>(b) >= tile.block_begin && static_cast<int>(b) < tile.block_end;
