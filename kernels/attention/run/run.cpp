@@ -9,6 +9,7 @@
 #include "kernels/attention/checks/fp8_verify.h"
 #include "kernels/attention/checks/kernel_trial.h"
 #include "kernels/attention/checks/verify.h"
+#include "kernels/attention/run/stored_tensors.h"
 #include "kernels/attention/run/tensor_set.h"
 #include "kernels/attention/schedule.h"
 #include "kernels/runtime.h"
@@ -67,6 +68,7 @@ class AttentionRun {
     }
     if (sink) {
       local.Save(tokens, *sink);
+      if (spec_.fp8) SaveStored(rt_, *attention_.ops, spec_, local, schedule->Fp8(), *sink);
       Barrier();
       Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
       if (rt_->rank == 0) sink->End();
@@ -225,7 +227,9 @@ class AttentionRun {
       verifier.AgainstOracle();
       verifier.AgainstNoCp();
     }
-    if (sink) global.SaveReference(*sink);
+    if (!sink) return;
+    global.SaveReference(*sink);
+    if (spec_.fp8) SaveStoredReference(rt_, spec_, reference.Fp8(), *sink);
   }
 
   cppool_runtime* rt_;

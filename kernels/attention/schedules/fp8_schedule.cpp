@@ -203,6 +203,18 @@ Fp8Step Fp8Schedule::Fp8() const {
     if (use_.casts_gradients()) step.gradients = scale(Fp8Slot::kGradients);
   }
   if (use_.out_is_payload()) step.out = scale(Fp8Slot::kOut);
+  const auto stored = [&](const Buffer& buffer, Dtype dtype, Fp8Slot slot) {
+    return buffer ? Payload(buffer, dtype, slot) : TensorRef{};
+  };
+  step.stored = {stored(buffers_.q, Dtype::kE4M3, Fp8Slot::kQkv),
+                 stored(buffers_.k, Dtype::kE4M3, Fp8Slot::kQkv),
+                 stored(buffers_.v, Dtype::kE4M3, Fp8Slot::kQkv),
+                 stored(buffers_.dout, Dtype::kE5M2, Fp8Slot::kDout),
+                 stored(buffers_.out, Dtype::kE4M3, Fp8Slot::kOut),
+                 stored(buffers_.dq, Dtype::kE5M2, Fp8Slot::kGradients),
+                 stored(buffers_.dk, Dtype::kE5M2, Fp8Slot::kGradients),
+                 stored(buffers_.dv, Dtype::kE5M2, Fp8Slot::kGradients),
+                 {buffers_.out_16.get(), spec_.dtypes.out}};
   return step;
 }
 
