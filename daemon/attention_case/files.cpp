@@ -149,10 +149,7 @@ void ForEachFile(const kernels::AttentionSpec& spec, int world_size, bool refere
     visit(tensor, false);
     if (reference) visit(tensor, true);
   }
-  for (const TensorInfo& tensor : StoredTensors(spec, world_size)) {
-    visit(tensor, false);
-    if (reference && std::get<StoredTensor>(tensor.kind).part == StoredPart::kF16) visit(tensor, true);
-  }
+  for (const TensorInfo& tensor : StoredTensors(spec, world_size)) visit(tensor, false);
 }
 
 // The format of a tensor's elements.

@@ -231,20 +231,4 @@ void SaveStored(cppool_runtime* runtime, TensorOps& ops, const AttentionSpec& sp
   }
 }
 
-void SaveStoredReference(cppool_runtime* runtime, const AttentionSpec& spec, const Fp8Step& reference,
-                         TensorSink& sink) {
-  const Saver saver(runtime, spec, sink);
-  for (const TensorInfo& info : StoredTensors(spec, runtime->world_size)) {
-    if (std::get<StoredTensor>(info.kind).part != StoredPart::kF16) continue;
-    const std::size_t row_bytes = static_cast<std::size_t>(info.columns) * SizeOf(info.dtype);
-    const std::vector<std::byte> bits =
-        saver.ToHost(reference.stored.out_16.data, static_cast<std::size_t>(info.rows) * row_bytes);
-    const RankRows all = RowsOfRank(spec.format, spec.queries, 1, 0);
-    for (std::size_t i = 0; i < all.tokens.size(); ++i) {
-      if (static_cast<int>(i % static_cast<std::size_t>(runtime->world_size)) != runtime->rank) continue;
-      sink.WriteRow(info, true, all.tokens[i], &bits[static_cast<std::size_t>(all.tokens[i]) * row_bytes]);
-    }
-  }
-}
-
 }  // namespace cppool::kernels

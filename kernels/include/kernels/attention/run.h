@@ -70,7 +70,7 @@ struct TensorInfo {
 // What a case is given and what it gives: with and without a backward pass, a bias, a softmax offset, max_logit.
 std::vector<TensorInfo> InputTensors(const AttentionSpec& spec);
 std::vector<TensorInfo> OutputTensors(const AttentionSpec& spec);
-// In fp8: what is stored of q, k, v, dout and of results that leave as payloads. Of the run without CP only kF16 is.
+// In fp8: what is stored of q, k, v, dout and of results that leave as payloads.
 std::vector<TensorInfo> StoredTensors(const AttentionSpec& spec, int world_size);
 
 // Where inputs come from instead of the seed. Called by several ranks' threads at once, for rows with a token and for
