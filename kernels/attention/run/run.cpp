@@ -201,22 +201,22 @@ class AttentionRun {
       global.Fill(*check_, spec_, RankTokens(spec_, 1, 0), source);
       global.PoisonOutputs();
     }
-    reference.Prepare(global.pointers());
-    reference.Forward(global.pointers());
+    AttentionTensors tensors = global.pointers();
     Fp8Step step, reference_step;
     Buffer delta;
-    if (schedule) step = schedule->Fp8();
-    if (spec_.training) {
-      AttentionTensors tensors = global.pointers();
+    if (schedule) {
+      step = schedule->Fp8();
       // In fp8 both runs have the same delta: it sums the errors of a row of out, which are judged with out, and where the terms of
       // dS cancel, gradients are little else.
-      if (schedule) {
+      if (spec_.training) {
         const Stage stage(rt_, rt_->stream, "reference/delta");
         delta = GatherDelta(rt_, spec_, step);
         tensors.delta = delta.get<float>();
       }
-      reference.Backward(tensors);
     }
+    reference.Prepare(tensors);
+    reference.Forward(tensors);
+    if (spec_.training) reference.Backward(tensors);
     {
       const Stage stage(rt_, rt_->stream, "checks");
       Verifier verifier(rt_, spec_, *check_, tokens, local, global, report_);

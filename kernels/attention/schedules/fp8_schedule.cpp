@@ -133,10 +133,14 @@ void Fp8Schedule::Prepare(const AttentionTensors& t) {
 void Fp8Schedule::Calibrate(const AttentionTensors& t) {
   AttentionTensors inner = Inner(t);
   inner_->Forward(inner);
-  if (use_.delayed())
-    FindScale(Fp8Slot::kOut, Dtype::kE4M3, {{true, use_.out_row, inner.out, &buffers_.out}});
+  const std::initializer_list<Part> out = {{true, use_.out_row, inner.out, &buffers_.out}};
+  if (use_.out_of_delta_is_payload()) {
+    FindScale(Fp8Slot::kOut, Dtype::kE4M3, out);
+    Cast(Fp8Slot::kOut, Dtype::kE4M3, out);
+  }
   if (!use_.backward()) return;
-  MakeDelta(t, false);
+  // From the O of the recipe: where a query sees few keys, dS is little else than the rounding of O.
+  if (!t.delta) MakeDelta(t, use_.out_of_delta_is_payload());
   kernels_.ops->Fill(amax(Fp8Slot::kDs), 0, 1, rt_->stream);
   inner.amax_ds = amax(Fp8Slot::kDs);
   inner_->Backward(inner);
