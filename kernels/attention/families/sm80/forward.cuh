@@ -169,13 +169,13 @@ __device__ __forceinline__ void WriteOutput(const ForwardParameters& p, const Ti
           (tile.row + static_cast<std::int64_t>(i) * p.work.self_step) * p.map.heads + head;
       const bool unseen = sum == 0;  // false for NaN, which must be written to the output
       float lse = unseen ? -INFINITY : state.most[m][half] * p.scale + logf(sum);
-      float factor = unseen ? 0.0f : 1.0f / sum;
-      [[maybe_unused]] float old_factor = 0;
+      [[maybe_unused]] float weight = unit, old_factor = 0;
       if constexpr (kFp8) {
-        factor *= unit;
-        if (!p.first) MergeWith(p.lse[at], lse, factor, old_factor, 0xfu << (lane & ~3));
+        if (!p.first) MergeWith(p.lse[at], lse, weight, old_factor, 0xfu << (lane & ~3));
       }
       if (lane % 4 == 0) p.lse[at] = lse;
+      float factor = unseen ? 0.0f : 1.0f / sum;
+      if constexpr (kFp8) factor *= weight;
       if (p.last && p.softmax_offset) {
         const float whole = 1.0f + expf(p.softmax_offset[head] - lse);
         factor /= whole;
