@@ -207,7 +207,7 @@ class AttentionRun {
       if (schedule) {
         step = schedule->Fp8();
         reference_step = reference.Fp8();
-        fp8.emplace(rt_, spec_, local, global, step, reference_step, report_);
+        fp8.emplace(rt_, spec_, *check_, local, global, step, reference_step, report_);
         fp8->CheckBits();
         verifier.UseQuantised(fp8->problem());
       }

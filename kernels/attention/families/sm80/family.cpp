@@ -29,8 +29,8 @@ constexpr auto kHeadDims = [] {
 
 std::optional<std::string> RefusalOf(const KernelRequest& request) {
   if (!(request.shape.scale > 0)) return "the softmax scale must be positive";
-  // The kernels are there (Variant::kFp8); without an oracle in fp8 on GPUs no run of theirs could be judged.
-  if (auto refusal = RefuseFp8("sm80", request)) return refusal;
+  if (request.fp8 && request.shape.dtypes.q != Dtype::kBf16)
+    return "the kernel family 'sm80' has kernels for fp8 with 16-bit tensors in bf16 alone";
   return RefuseShape("sm80", kHeadDims, kDtypes, request);
 }
 
