@@ -245,10 +245,9 @@ void RunChunk(const Chunk& chunk, const OracleChunking& chunking, double* parts,
   const TensorRef& q = fp8.q_of_dk.data ? fp8.q_of_dk : args.q;
   const TensorRef& dout = fp8.dout_of_dv.data ? fp8.dout_of_dv : args.dout;
   if (args.dq) with_keys(chunk.ds, k, args.dim_qk, args.scale, false, args.dq, gradient);
-  if (!any_keys) return;
   const double* const ds_of_dk = chunk.casts && fp8.ds_blocks ? chunk.other : chunk.ds;
-  if (args.dk) with_queries(T{}, ds_of_dk, q, args.dim_qk, args.scale, false, args.dk, gradient);
-  if (args.dv) with_queries(TDout{}, chunk.p, dout, args.dim_v, 1, false, args.dv, gradient);
+  if (args.dk && any_keys) with_queries(T{}, ds_of_dk, q, args.dim_qk, args.scale, false, args.dk, gradient);
+  if (args.dv && any_keys) with_queries(TDout{}, chunk.p, dout, args.dim_v, 1, false, args.dv, gradient);
   if (!fp8.dq_bound && !fp8.dk_bound && !fp8.dv_bound) return;
   if (first) LaunchNorms(chunk, stream);
   if (fp8.ds_blocks) LaunchLargestDs(chunk, stream);
@@ -256,11 +255,11 @@ void RunChunk(const Chunk& chunk, const OracleChunking& chunking, double* parts,
     LaunchBounds(chunk, Bounded::kDq, stream);
     with_keys(chunk.other, k, args.dim_qk, args.scale, true, fp8.dq_bound, {});
   }
-  if (fp8.dk_bound) {
+  if (fp8.dk_bound && any_keys) {
     LaunchBounds(chunk, Bounded::kDk, stream);
     with_queries(T{}, chunk.other, q, args.dim_qk, args.scale, true, fp8.dk_bound, {});
   }
-  if (fp8.dv_bound) {
+  if (fp8.dv_bound && any_keys) {
     LaunchBounds(chunk, Bounded::kDv, stream);
     with_queries(TDout{}, chunk.other, dout, args.dim_v, 1, true, fp8.dv_bound, {});
   }
