@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/attention/check_kernels.h"
+#include "kernels/attention/checks/fp8_bits.h"
 #include "kernels/attention/run.h"
 #include "kernels/attention/run/tensor_set.h"
 #include "kernels/attention/schedule.h"
@@ -33,9 +34,9 @@ class Fp8Verifier {
  public:
   // `step`: of this rank's run; `reference`: of the run without CP, whose inputs are `global`; `delta`: from GatherDelta,
   // NULL without a backward pass. All outlive it.
-  Fp8Verifier(cppool_runtime* runtime, const AttentionSpec& spec, const TensorSet& local,
-              const TensorSet& global, const Fp8Step& step, const Fp8Step& reference, const float* delta,
-              AttentionReport& report);
+  Fp8Verifier(cppool_runtime* runtime, const AttentionSpec& spec, CheckKernels& kernels,
+              const TensorSet& local, const TensorSet& global, const Fp8Step& step, const Fp8Step& reference,
+              const float* delta, AttentionReport& report);
 
   // Payloads, scales and exponents of q, k, v and dout as this rank's kernels read them are those that the whole inputs give,
   // bit for bit; every rank has the same scales; O was cast as its scale says; delta is rowsum(dO * O).
@@ -47,17 +48,25 @@ class Fp8Verifier {
   static double Bytes(const AttentionSpec& spec, int world_size);
 
  private:
-  struct Tally {
-    std::uint64_t wrong = 0, count = 0;
-    double largest = 0;
-    void Compare(double expected, double stored);
+  using Tally = BitsTally;
+  // Rows in device memory, for a check.
+  struct DeviceRows {
+    fp8_bits::Rows view;
+    Buffer rows, whole;
   };
-  const std::vector<std::uint16_t>& Input(InputTensor tensor);
+  template <typename T>
+  Buffer ToDevice(const std::vector<T>& values) const;
+  // `whole`: empty where the check has no use for it.
+  DeviceRows RowsToDevice(const std::vector<std::int64_t>& rows,
+                          const std::vector<std::int64_t>& whole) const;
+  Tally Run(const BitsCheck& check) const;
+  TensorRef Input(InputTensor tensor) const { return {global_.get(tensor), Dtype::kBf16}; }
   // The scale that the whole inputs give, of each of these together.
-  float ExpectedScale(Dtype format, std::initializer_list<InputTensor> tensors);
+  float ExpectedScale(Dtype format, std::initializer_list<InputTensor> tensors) const;
   Tally CheckScale(const Fp8Scale* stored, float expected) const;
-  Tally CheckOperand(const QuantisedOperand& operand, float scale);
-  Tally CheckBlocks(const QuantisedOperand& operand);
+  fp8_bits::Operand OperandOf(const QuantisedOperand& operand, const fp8_bits::Rows& rows) const;
+  Tally CheckOperand(const QuantisedOperand& operand, float scale) const;
+  Tally CheckBlocks(const QuantisedOperand& operand) const;
   Tally CheckSameScales() const;
   Tally CheckOut() const;
   Tally CheckDelta() const;
@@ -65,6 +74,7 @@ class Fp8Verifier {
 
   cppool_runtime* rt_;
   const AttentionSpec& spec_;
+  CheckKernels& kernels_;
   const TensorSet& local_;
   const TensorSet& global_;
   const Fp8Step& step_;
@@ -72,7 +82,6 @@ class Fp8Verifier {
   AttentionReport& report_;
   Group world_;
   RankTokens all_, mine_;
-  std::vector<std::vector<std::uint16_t>> inputs_;
   Fp8Problem problem_;
 };
 

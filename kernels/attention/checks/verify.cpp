@@ -505,7 +505,10 @@ double OracleBytes(const AttentionSpec& spec, bool host) {
   std::size_t workspace = host ? HostOracleWorkspace(shape(spec.seqlen_q, spec.seqlen_kv)) : 0;
   if (!host) {  // a shorter sequence may need more workspace, because its sums are divided into more parts
     for (const auto& [sequence, kv_head] : sample.pairs) {
-      const OracleShape call = shape(spec.queries.length[sequence], spec.keys.length[sequence]);
+      OracleShape call = shape(spec.queries.length[sequence], spec.keys.length[sequence]);
+      workspace = std::max(workspace, OracleWorkspace(call));
+      if (!spec.fp8) continue;
+      call.backward = call.offset_gradient = false;  // a call for each pass
       workspace = std::max(workspace, OracleWorkspace(call));
     }
   }

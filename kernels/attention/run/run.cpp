@@ -223,7 +223,7 @@ class AttentionRun {
       std::optional<Fp8Verifier> fp8;
       if (schedule) {
         reference_step = reference.Fp8();
-        fp8.emplace(rt_, spec_, local, global, step, reference_step, delta.get<float>(), report_);
+        fp8.emplace(rt_, spec_, *check_, local, global, step, reference_step, delta.get<float>(), report_);
         fp8->CheckBits();
         verifier.UseQuantised(fp8->problem());
       }

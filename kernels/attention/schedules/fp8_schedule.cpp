@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "kernels/attention/tensor_ops/row_tiles.h"
+
 namespace cppool::kernels {
 
 Fp8Use::Fp8Use(const AttentionSpec& spec, int world_size, int rank)
@@ -33,6 +35,7 @@ void Fp8Buffers::List(const AttentionSpec& spec, const Fp8Use& use, MemoryList& 
   add("delta of the recipe's out", use.training, rows_q, spec.heads, sizeof(float), delta);
   list.Add("scales", kFp8Slots * sizeof(Fp8Scale), scales);
   list.Add("amaxes", kFp8Slots * sizeof(float), amaxes);
+  list.AddTables("rows of the tokens", RowTilesBytes(use.queries) + RowTilesBytes(use.keys));
 }
 
 Fp8Schedule::Fp8Schedule(cppool_runtime* runtime, RankKernels& kernels, const AttentionSpec& spec,
