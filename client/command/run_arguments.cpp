@@ -75,7 +75,7 @@ std::string SweptText(const std::vector<SweepAxis>& axes, const SweepPoint& poin
 
 void AddRunOptions(CLI::App& run, RunArguments* arguments) {
   CLI::Option* suite = run.add_option("--suite", arguments->suite,
-                                      "smoke, essential, matrix, fp8, or a file; without it one case is run")
+                                      "smoke, essential, matrix, or a file; without it one case is run")
                            ->check(IsPath);
   run.add_option("--case", arguments->case_name, "The case to run")
       ->excludes(suite)
@@ -203,6 +203,8 @@ std::vector<Cell> CellsOf(const RunArguments& arguments, const Streams& streams)
       point.cell.name += SweptText(axes, point);
       product.push_back(std::move(point.cell));
     }
+    if (product.size() > kMaxCells)
+      throw UsageError("more than " + std::to_string(kMaxCells) + " cells: give --param fewer values");
   }
   if (product.size() > 1) {
     const std::string many = " of one case, and the lists of --param make " + std::to_string(product.size());

@@ -1,6 +1,7 @@
 #include "kernels/cudnn/sdpa_call.h"
 
 #include <cstddef>
+#include <vector>
 
 namespace cppool::kernels::cudnn {
 namespace {
@@ -32,6 +33,32 @@ TensorForm FormOf(const cppool_tensor& tensor) {
   return {{d[0], d[2], d[1], d[3]}, {s[0], s[2], s[1], s[3]}};
 }
 
+// From [batch, heads, tokens].
+TensorForm RowFormOf(const cppool_tensor& tensor) {
+  const std::int64_t *d = tensor.shape, *s = tensor.strides;
+  return {{d[0], d[1], d[2], 1}, {s[0], s[1], s[2], 1}};
+}
+
+// Of a bias. Where a dimension is 1 the table's stride is 0, and cuDNN's samples have that of a packed tensor.
+TensorForm BiasFormOf(const cppool_tensor& tensor) {
+  TensorForm form;
+  for (std::size_t axis = 4; axis-- > 0;) {
+    form.dims[axis] = tensor.shape[axis];
+    form.strides[axis] = tensor.strides[axis];
+    if (form.dims[axis] == 1)
+      form.strides[axis] = axis == 3 ? 1 : form.dims[axis + 1] * form.strides[axis + 1];
+  }
+  return form;
+}
+
+bool IsPacked(const TensorForm& form) {
+  std::int64_t size = 1;
+  for (std::size_t axis = 4; axis-- > 0; size *= form.dims[axis]) {
+    if (form.strides[axis] != size) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::optional<std::string> ReadCall(const cppool_attention_call& call, SdpaCall& to) {
@@ -52,27 +79,50 @@ std::optional<std::string> ReadCall(const cppool_attention_call& call, SdpaCall&
     const cppool_tensor* from;
     TensorForm* to;
   };
-  const Named all[] = {{"q", tensors->q, &to.q},          {"k", tensors->k, &to.k},
-                       {"v", tensors->v, &to.v},          {"out", tensors->out, &to.out},
-                       {"dout", tensors->dout, &to.dout}, {"dq", tensors->dq, &to.dq},
-                       {"dk", tensors->dk, &to.dk},       {"dv", tensors->dv, &to.dv}};
-  const std::size_t count = to.backward ? std::size(all) : 4;
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto& [name, tensor, form] = all[i];
+  std::vector<Named> named = {{"q", tensors->q, &to.q},
+                              {"k", tensors->k, &to.k},
+                              {"v", tensors->v, &to.v},
+                              {"out", tensors->out, &to.out}};
+  if (tensors->bias) named.push_back({"bias", tensors->bias, &to.bias});
+  if (to.backward) {
+    named.insert(named.end(), {{"dout", tensors->dout, &to.dout},
+                               {"dq", tensors->dq, &to.dq},
+                               {"dk", tensors->dk, &to.dk},
+                               {"dv", tensors->dv, &to.dv}});
+    if (tensors->bias) named.push_back({"dbias", tensors->dbias, &to.dbias});
+  }
+  for (const auto& [name, tensor, form] : named) {
     if (!tensor || tensor->ndim != 4) return std::string("it needs ") + name + ", of 4 dimensions";
     const std::optional<ElementType> type = TypeOf(*tensor);
     if (!type || tensor->scale || tensor->amax)
       return std::string("it takes tensors of fp16 and bf16 here, and ") + name + " is " + Describe(*tensor);
-    if (i == 0) to.type = *type;
+    if (form == &to.q) to.type = *type;
     if (*type != to.type)
-      return "it takes tensors of one dtype here, and q is " + Describe(*all[0].from) + " but " + name +
+      return "it takes tensors of one dtype here, and q is " + Describe(*tensors->q) + " but " + name +
              " is " + Describe(*tensor);
-    *form = FormOf(*tensor);
+    *form = form == &to.bias || form == &to.dbias ? BiasFormOf(*tensor) : FormOf(*tensor);
   }
-  const cppool_tensor* lse = tensors->lse;
-  if (!lse || lse->ndim != 3) return "it needs lse, of 3 dimensions";
-  to.stats = {{lse->shape[0], lse->shape[1], lse->shape[2], 1},
-              {lse->strides[0], lse->strides[1], lse->strides[2], 1}};
+  if (!tensors->lse || tensors->lse->ndim != 3) return "it needs lse, of 3 dimensions";
+  to.stats = RowFormOf(*tensors->lse);
+  if (to.backward && tensors->bias) {
+    if (to.dbias.dims != to.bias.dims) return "it needs dbias in the shape of bias";
+    if (to.dbias.dims[2] != call.seqlen_q)
+      return "cuDNN makes no dbias of a bias that all queries share (its documentation has bias as [1 or B, "
+             "1 or H, "
+             "S_q, S_kv])";
+    if (!IsPacked(to.dbias)) return "it takes a packed dbias";
+  }
+  if (tensors->alibi_slopes) {
+    const cppool_tensor& slopes = *tensors->alibi_slopes;
+    if (slopes.ndim != 1 || slopes.strides[0] != 1) return "it needs alibi_slopes, of 1 dimension and packed";
+    to.alibi = true;
+    to.alibi_diagonal = call.alibi_diagonal;
+  }
+  if (tensors->max_logit && !to.backward) {
+    if (tensors->max_logit->ndim != 3 || RowFormOf(*tensors->max_logit) != to.stats || !IsPacked(to.stats))
+      return "it needs max_logit in the form of lse, and both packed";
+    to.max_logit = true;
+  }
   return std::nullopt;
 }
 

@@ -20,6 +20,12 @@ std::vector<Json> Kinds() {
       {{"attn_mask_type", "no_mask"}, {"window_size", {40, 20}}},
       {{"qkv_format", "thd"}, {"batch_size", 3}, {"pad_between_seqs", true}, {"softmax_type", "learnable"}},
       {{"attn_mask_type", "padding_causal"}, {"deterministic", true}},
+      {{"attn_bias_type", "post_scale_bias"}, {"bias_shape", "1hss"}},
+      {{"attn_bias_type", "post_scale_bias"}, {"bias_shape", "bhss"}, {"attn_mask_type", "no_mask"}},
+      {{"attn_bias_type", "post_scale_bias"}, {"bias_shape", "111s"}, {"is_training", false}},
+      {{"attn_bias_type", "alibi"}},
+      {{"attn_bias_type", "alibi"}, {"attn_mask_type", "no_mask"}, {"return_max_logit", true}},
+      {{"return_max_logit", true}, {"qkv_format", "thd"}, {"batch_size", 3}},
   };
 }
 

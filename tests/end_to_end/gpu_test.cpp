@@ -1,4 +1,5 @@
 // The end-to-end requests on GPUs, in worlds for which there are enough GPUs.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -33,6 +34,79 @@ TEST_CASE("attention on GPUs, every schedule") {
     CHECK(hello.at("transport") == "nccl");
     RunAttentionSmoke(daemon, world_size);
   });
+}
+
+namespace {
+
+// Every recipe of fp8 with every schedule, and each kind of attention with one recipe of each mode.
+void RunFp8(DaemonProcess& daemon, int world_size) {
+  const std::vector<Json> recipes = {
+      {{"scaling_mode", "delayed"}, {"fp8_mha", true}, {"fp8_bwd", true}},
+      {{"scaling_mode", "delayed"}, {"fp8_mha", false}, {"fp8_bwd", true}},
+      {{"scaling_mode", "delayed"}, {"fp8_mha", true}, {"fp8_bwd", false}},
+      {{"scaling_mode", "current"}, {"fp8_mha", false}, {"fp8_bwd", true}, {"f16_O", true}},
+      {{"scaling_mode", "current"}, {"fp8_mha", true}, {"fp8_bwd", true}, {"f16_O", false}},
+      {{"scaling_mode", "current"}, {"fp8_mha", false}, {"fp8_bwd", false}},
+      {{"scaling_mode", "mxfp8"}, {"fp8_bwd", true}},
+      {{"scaling_mode", "mxfp8"}, {"fp8_bwd", false}},
+  };
+  const std::vector<Json> kinds = {
+      Json::object(),
+      {{"qkv_format", "sbhd"}, {"attn_mask_type", "no_mask"}, {"head_dim_qk", 128}},
+      {{"num_gqa_groups", 2}, {"head_dim_qk", 192}, {"head_dim_v", 128}, {"window_size", {40, 0}}},
+      {{"head_dim_qk", 256}, {"attn_mask_type", "causal_bottom_right"}, {"return_max_logit", true}},
+      {{"qkv_format", "thd"}, {"batch_size", 5}, {"pad_between_seqs", true}, {"softmax_type", "learnable"}},
+      {{"attn_bias_type", "post_scale_bias"},
+       {"bias_shape", "1hss"},
+       {"head_dim_qk", 128},
+       {"head_dim_v", 64}},
+      {{"is_training", false}, {"attn_bias_type", "alibi"}},
+  };
+  for (const char* schedule : {"p2p", "all_gather", "a2a", "a2a+p2p"}) {
+    if (std::string(schedule) == "a2a+p2p" && (world_size < 4 || world_size % 2)) continue;
+    for (std::size_t recipe = 0; recipe < recipes.size(); ++recipe) {
+      for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
+        if (kind > 0 && recipe != 1 && recipe != 4 && recipe != 6) continue;
+        Json params = kinds[kind];
+        params.update(recipes[recipe]);
+        params.update({{"dtype", "fp8"},
+                       {"fp8_dpa", true},
+                       {"cp_comm_type", schedule},
+                       {"max_seqlen_q", 64 * world_size},
+                       {"max_seqlen_kv", 64 * world_size},
+                       {"num_heads", 8}});
+        const Json answer = daemon.Ask({{"op", "run"}, {"params", params}});
+        INFO(params.dump() << ": " << answer.dump());
+        CHECK(answer.at("status") == "passed");
+        if (answer.at("status") != "passed") continue;
+        CHECK(std::any_of(answer.at("checks").begin(), answer.at("checks").end(), [](const Json& check) {
+          return check.at("against") == "bits" && check.at("tensor") == "v";
+        }));
+      }
+    }
+  }
+  CHECK(daemon.Wait() == 0);
+}
+
+}  // namespace
+
+TEST_CASE("fp8 on GPUs: every recipe with every schedule") {
+  ForEachWorld([](int world_size) {
+    DaemonProcess daemon({"--world-size", std::to_string(world_size), "--backend", "cuda"});
+    RunFp8(daemon, world_size);
+  });
+}
+
+TEST_CASE("fp8 on one GPU that the ranks share: every recipe with every schedule") {
+  if (kernels::CountCudaDevices() == 0) {
+    WARN("skipped: there are no devices");
+    return;
+  }
+  for (const int world_size : {2, 4}) {
+    DaemonProcess daemon(
+        {"--world-size", std::to_string(world_size), "--backend", "cuda", "--transport", "peer"});
+    RunFp8(daemon, world_size);
+  }
 }
 
 // The resolution of a CUDA event.

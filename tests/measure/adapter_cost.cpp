@@ -70,6 +70,7 @@ KernelRequest RequestOf(const cppool_attention_call& c) {
                    static_cast<int>(c.heads / c.kv_heads),
                    static_cast<float>(c.scale)};
   request.training = c.backward != 0;
+  request.deterministic = c.deterministic != 0;
   return request;
 }
 
@@ -98,7 +99,8 @@ cppool_status Told(char* why, std::size_t size, Function&& function) {
   }
 }
 
-cppool_status Prepare(const cppool_attention_call* c, void** out, std::size_t*, char* why, std::size_t size) {
+cppool_status Prepare(const cppool_attention_call* c, void** out, std::size_t* workspace, char* why,
+                      std::size_t size) {
   return Told(why, size, [&] {
     auto plan = std::make_unique<Plan>();
     plan->request = RequestOf(*c);
@@ -112,6 +114,7 @@ cppool_status Prepare(const cppool_attention_call* c, void** out, std::size_t*, 
     plan->plan =
         plan->kernel->Plan(plan->request, plan->query, plan->key,
                            std::vector<Band>(static_cast<std::size_t>(c->batch), band), runtime->stream);
+    *workspace = own->WorkspaceBytes(plan->request, plan->query.rows, plan->key.rows);
     *out = plan.release();
   });
 }
@@ -119,12 +122,13 @@ cppool_status Prepare(const cppool_attention_call* c, void** out, std::size_t*, 
 TensorRef Read(const cppool_tensor* tensor) { return {tensor->data, DtypeOf(*tensor)}; }
 float* Floats(const cppool_tensor* tensor) { return static_cast<float*>(tensor->data); }
 
-cppool_status Forward(void* opaque, const cppool_attention_tensors* t, void*, cppool_stream stream, char* why,
-                      std::size_t size) {
+cppool_status Forward(void* opaque, const cppool_attention_tensors* t, void* workspace, cppool_stream stream,
+                      char* why, std::size_t size) {
   return Told(why, size, [&] {
     const Plan& plan = *static_cast<Plan*>(opaque);
     ForwardArgs args;
     args.plan = plan.plan.get();
+    args.workspace = workspace;
     args.q = Read(t->q);
     args.k = Read(t->k);
     args.v = Read(t->v);
@@ -139,12 +143,13 @@ cppool_status Forward(void* opaque, const cppool_attention_tensors* t, void*, cp
   });
 }
 
-cppool_status Backward(void* opaque, const cppool_attention_tensors* t, void*, cppool_stream stream,
+cppool_status Backward(void* opaque, const cppool_attention_tensors* t, void* workspace, cppool_stream stream,
                        char* why, std::size_t size) {
   return Told(why, size, [&] {
     const Plan& plan = *static_cast<Plan*>(opaque);
     BackwardArgs args;
     args.plan = plan.plan.get();
+    args.workspace = workspace;
     args.q = Read(t->q);
     args.k = Read(t->k);
     args.v = Read(t->v);

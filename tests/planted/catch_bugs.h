@@ -45,4 +45,20 @@ inline void CatchesBug(const cppool::kernels::PlantableBug& bug, std::vector<std
               caught.cells, caught.failed.front().c_str());
 }
 
+inline void PassesFp8WithoutBug(const std::vector<std::string>& common) {
+  const Caught none = RunFp8(nullptr, common);
+  CHECK(none.cells == static_cast<int>(kFp8Cases.size()));
+  CHECK(none.failed == std::vector<std::string>{});
+  CHECK(none.other == std::vector<std::string>{});
+}
+
+inline void CatchesFp8Bug(const cppool::kernels::PlantableBug& bug, const std::vector<std::string>& common) {
+  CAPTURE(bug.name);
+  const Caught caught = RunFp8(bug.name, common);
+  CHECK(caught.failed != std::vector<std::string>{});
+  CHECK(caught.other == std::vector<std::string>{});
+  std::printf("%s: caught by case %d: %s\n", bug.name, caught.cells,
+              caught.failed.empty() ? "" : caught.failed.front().c_str());
+}
+
 }  // namespace cppool::test

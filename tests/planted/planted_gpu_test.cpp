@@ -25,6 +25,15 @@ TEST_CASE("without a bug every cell passes on a GPU") {
 TEST_CASE("the suite catches each bug of the schedules on a GPU") {
   if (!HasGpu()) return;
   for (const PlantableBug& bug : PlantableBugs()) {
-    if (bug.on_gpus) CatchesBug(bug, kOnGpu);
+    if (bug.on_gpus && !IsOfFp8(bug)) CatchesBug(bug, kOnGpu);
+  }
+}
+
+TEST_CASE("the checks of fp8 catch each bug of its schedules on a GPU") {
+  if (!HasGpu()) return;
+  const std::vector<std::string> on_gpu = {"--backend", "cuda", "--transport", "peer"};
+  PassesFp8WithoutBug(on_gpu);
+  for (const PlantableBug& bug : PlantableBugs()) {
+    if (bug.on_gpus && IsOfFp8(bug)) CatchesFp8Bug(bug, on_gpu);
   }
 }

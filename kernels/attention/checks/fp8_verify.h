@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/attention/check_kernels.h"
+#include "kernels/attention/checks/fp8_bits.h"
 #include "kernels/attention/run.h"
 #include "kernels/attention/run/tensor_set.h"
 #include "kernels/attention/schedule.h"
@@ -25,13 +26,17 @@ struct Fp8Problem {
   bool ds_blocks = false;
 };
 
+// The delta of all ranks' rows, [all rows of q, heads]. Every rank calls it at once.
+Buffer GatherDelta(cppool_runtime* runtime, const AttentionSpec& spec, const Fp8Step& step);
+
 // Used on the rank's thread; every rank calls the same methods in the same order.
 class Fp8Verifier {
  public:
-  // `step`: of this rank's run; `reference`: of the run without CP, whose inputs are `global`. All outlive it.
-  Fp8Verifier(cppool_runtime* runtime, const AttentionSpec& spec, const TensorSet& local,
-              const TensorSet& global, const Fp8Step& step, const Fp8Step& reference,
-              AttentionReport& report);
+  // `step`: of this rank's run; `reference`: of the run without CP, whose inputs are `global`; `delta`: from GatherDelta,
+  // NULL without a backward pass. All outlive it.
+  Fp8Verifier(cppool_runtime* runtime, const AttentionSpec& spec, CheckKernels& kernels,
+              const TensorSet& local, const TensorSet& global, const Fp8Step& step, const Fp8Step& reference,
+              const float* delta, AttentionReport& report);
 
   // Payloads, scales and exponents of q, k, v and dout as this rank's kernels read them are those that the whole inputs give,
   // bit for bit; every rank has the same scales; O was cast as its scale says; delta is rowsum(dO * O).
@@ -39,31 +44,37 @@ class Fp8Verifier {
   // Valid while this and the arguments live.
   const Fp8Problem& problem() const { return problem_; }
 
-  // What it allocates on a rank.
+  // What it and GatherDelta allocate on a rank.
   static double Bytes(const AttentionSpec& spec, int world_size);
 
  private:
-  struct Tally {
-    std::uint64_t wrong = 0, count = 0;
-    double largest = 0;
-    void Compare(double expected, double stored);
+  using Tally = BitsTally;
+  // Rows in device memory, for a check.
+  struct DeviceRows {
+    fp8_bits::Rows view;
+    Buffer rows, whole;
   };
   template <typename T>
-  std::vector<T> ToHost(const void* data, std::int64_t count) const;
-  const std::vector<std::uint16_t>& Input(InputTensor tensor);
+  Buffer ToDevice(const std::vector<T>& values) const;
+  // `whole`: empty where the check has no use for it.
+  DeviceRows RowsToDevice(const std::vector<std::int64_t>& rows,
+                          const std::vector<std::int64_t>& whole) const;
+  Tally Run(const BitsCheck& check) const;
+  TensorRef Input(InputTensor tensor) const { return {global_.get(tensor), Dtype::kBf16}; }
   // The scale that the whole inputs give, of each of these together.
-  float ExpectedScale(Dtype format, std::initializer_list<InputTensor> tensors);
+  float ExpectedScale(Dtype format, std::initializer_list<InputTensor> tensors) const;
   Tally CheckScale(const Fp8Scale* stored, float expected) const;
-  Tally CheckOperand(const QuantisedOperand& operand, float scale);
-  Tally CheckBlocks(const QuantisedOperand& operand);
+  fp8_bits::Operand OperandOf(const QuantisedOperand& operand, const fp8_bits::Rows& rows) const;
+  Tally CheckOperand(const QuantisedOperand& operand, float scale) const;
+  Tally CheckBlocks(const QuantisedOperand& operand) const;
   Tally CheckSameScales() const;
   Tally CheckOut() const;
   Tally CheckDelta() const;
-  void GatherDelta();
   void Report(CheckedTensor tensor, const char* against, const Tally& tally);
 
   cppool_runtime* rt_;
   const AttentionSpec& spec_;
+  CheckKernels& kernels_;
   const TensorSet& local_;
   const TensorSet& global_;
   const Fp8Step& step_;
@@ -71,8 +82,6 @@ class Fp8Verifier {
   AttentionReport& report_;
   Group world_;
   RankTokens all_, mine_;
-  std::vector<std::vector<std::uint16_t>> inputs_;
-  Buffer delta_, gathered_;
   Fp8Problem problem_;
 };
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/numerics/fp8.h"
+
 namespace cppool::kernels {
 namespace {
 
@@ -33,7 +35,7 @@ std::size_t KeyPartDoubles(const OracleShape& shape, const OracleChunking& chunk
          std::max(shape.dim_qk, shape.dim_v);
 }
 
-std::size_t Matrices(const OracleShape& shape) { return shape.backward ? 2 : 1; }
+std::size_t Matrices(const OracleShape& shape) { return (shape.backward ? 2 : 1) + (shape.fp8 ? 1 : 0); }
 
 }  // namespace
 
@@ -44,7 +46,8 @@ OracleShape ShapeOf(const OracleArgs& args) {
           args.dim_qk,
           args.dim_v,
           args.dout.data != nullptr,
-          args.dout.data && args.d_softmax_offset};
+          args.dout.data && args.d_softmax_offset,
+          args.fp8.has_value()};
 }
 
 OracleChunking ChunkingOf(const OracleShape& shape) {
@@ -59,6 +62,8 @@ OracleChunking ChunkingOf(const OracleShape& shape) {
                             std::max<std::int64_t>(1, shape.seqlen_q), kMaxRows});
   if (chunking.rows < shape.seqlen_q && chunking.rows > kOracleTile)
     chunking.rows -= chunking.rows % kOracleTile;
+  if (chunking.rows < shape.seqlen_q && shape.fp8)  // no block of queries lies in two chunks
+    chunking.rows = std::max<std::int64_t>(kMxBlock, chunking.rows - chunking.rows % kMxBlock);
 
   const std::int64_t columns = CountTiles(std::min(shape.dim_qk, shape.dim_v)) * chunking.heads;
   chunking.query_parts = PartsFor(CountTiles(chunking.rows) * columns, shape.seqlen_kv);
@@ -74,12 +79,14 @@ OracleChunking ChunkingOf(const OracleShape& shape) {
   chunking.parts =
       std::max(QueryPartDoubles(shape, chunking), shape.backward ? KeyPartDoubles(shape, chunking) : 0);
   chunking.offsets = shape.offset_gradient ? rows : 0;
+  chunking.of_keys = shape.fp8 && shape.backward ? 2 * static_cast<std::size_t>(shape.seqlen_kv) : 0;
   return chunking;
 }
 
 std::size_t OracleWorkspace(const OracleShape& shape) {
   const OracleChunking chunking = ChunkingOf(shape);
-  return (chunking.matrix * Matrices(shape) + chunking.parts + chunking.offsets) * sizeof(double);
+  return (chunking.matrix * Matrices(shape) + chunking.parts + chunking.offsets + chunking.of_keys) *
+         sizeof(double);
 }
 
 }  // namespace cppool::kernels

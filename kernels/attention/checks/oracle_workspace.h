@@ -18,7 +18,7 @@ struct OracleShape {
   int dim_qk, dim_v;
   bool backward;
   bool offset_gradient;  // with `backward`
-  bool fp8 = false;      // OracleArgs::fp8: on the host alone
+  bool fp8 = false;      // OracleArgs::fp8
 };
 OracleShape ShapeOf(const OracleArgs& args);
 
@@ -29,9 +29,10 @@ struct OracleChunking {
   int query_parts;     // parts of the sums over keys, for out and dq
   int key_parts;  // parts of the sums over queries of each head, for dk and dv; 0: added to the result directly
   // The pieces of the workspace in this order, in doubles.
-  std::size_t matrix;   // P; with a backward pass another one for dP
-  std::size_t parts;    // partial sums
+  std::size_t matrix;   // P; with a backward pass another one for dP; in fp8 one more
+  std::size_t of_keys;  // two values for each key, in a backward pass in fp8
   std::size_t offsets;  // gradient of the softmax offset
+  std::size_t parts;    // partial sums
 };
 OracleChunking ChunkingOf(const OracleShape& shape);
 

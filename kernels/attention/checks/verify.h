@@ -7,56 +7,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <exception>
 #include <map>
 #include <utility>
 #include <vector>
 
 #include "kernels/attention/check_kernels.h"
 #include "kernels/attention/checks/fp8_verify.h"
+#include "kernels/attention/checks/host_array.h"
 #include "kernels/attention/checks/oracle_sample.h"
 #include "kernels/attention/run.h"
 #include "kernels/attention/run/tensor_set.h"
 
 namespace cppool::kernels {
-
-// Host memory that work on a stream reads or writes. Like a Buffer it is not freed during the unwinding of an exception, because that
-// work may still be pending; the runtime frees it at the end of the case.
-template <typename T>
-class HostArray {
- public:
-  HostArray(cppool_runtime* runtime, std::size_t count) : rt_(runtime), count_(count) {
-    void* memory = nullptr;
-    Check(rt_, rt_->alloc_host(rt_, count * sizeof(T), &memory));
-    values_ = static_cast<T*>(memory);
-  }
-  ~HostArray() {
-    if (std::uncaught_exceptions() == 0) rt_->free_host(rt_, values_);
-  }
-  HostArray(const HostArray&) = delete;
-  HostArray& operator=(const HostArray&) = delete;
-  T* begin() const { return values_; }
-  T* end() const { return values_ + count_; }
-
- private:
-  cppool_runtime* rt_;
-  std::size_t count_;
-  T* values_ = nullptr;
-};
-
-// Results that checks write in stream order.
-template <typename T>
-class Results {
- public:
-  Results(cppool_runtime* runtime, std::size_t count, const T& before) : values_(runtime, count) {
-    std::fill(values_.begin(), values_.end(), before);
-  }
-  T* Next() { return values_.begin() + used_++; }
-
- private:
-  HostArray<T> values_;
-  std::size_t used_ = 0;
-};
 
 // Used on the rank's thread. Every method enqueues on the main stream and waits for it.
 class Verifier {
@@ -121,8 +83,8 @@ class Verifier {
   const float* slopes_ = nullptr;  // of ALiBi, by head; device
   std::map<std::pair<const RankRows*, int>, Rows> rows_;
   std::map<CheckedTensor, CompareStats> plain_;  // plain attention's error on all rows of the sample
-  // fp8: the largest bound of the elements that were compared with the oracle, and how many they were.
-  std::map<CheckedTensor, std::pair<double, std::uint64_t>> bound_;
+  // fp8: this rank's and plain attention's errors on this rank's rows of the sample.
+  std::map<CheckedTensor, std::pair<CompareStats, CompareStats>> sampled_;
   const Fp8Problem* fp8_ = nullptr;
 };
 

@@ -55,7 +55,7 @@ void ListAllGather(const AttentionSpec& spec, const AllGatherUse& use, AllGather
 
 void ListAllGatherPlans(const AllGatherUse& use, MemoryList& list) {
   const auto plan = [&](const char* name, const Layout& keys) {
-    list.AddTables(name, use.block.family->PlanBytes(use.block.request, use.block.queries, keys));
+    list.AddTables(name, use.block.PlanBytes(keys));
   };
   plan("plan of own keys", use.own);
   plan("plan of others' keys", use.others);

@@ -32,6 +32,11 @@ struct BlockUse {
   // Whether parts of the softmax are merged here.
   bool merges() const { return !capabilities().continues_softmax && (several_forward || softmax_offset); }
   bool needs_rows() const { return merges() || offset_gradient; }
+  // The tables of a plan with these keys.
+  std::size_t PlanBytes(const Layout& keys) const {
+    return family->PlanBytes(request, queries, keys) +
+           (request.fp8 ? operands().TableBytes(keys, key_chunks) : 0);
+  }
   Fp8OperandUse operands() const { return {request, queries, rows_kv, query_chunks, key_chunks}; }
 };
 

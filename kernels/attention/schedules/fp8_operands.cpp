@@ -66,7 +66,12 @@ void Fp8OperandBuffers::List(const Fp8OperandUse& use, MemoryList& list) {
                                                MxExponents(MxAxis::kTokens, rows, rows, heads, dim))),
              to.exponents);
   }
-  list.AddTables("rows of the queries", 2 * RowTilesBytes(use.queries) + 64 * use.queries.segments.size());
+  list.AddTables("rows and blocks of the queries", use.TableBytes(use.queries, use.query_chunks));
+}
+
+std::size_t Fp8OperandUse::TableBytes(const Layout& tokens, const std::vector<std::int64_t>& chunks) const {
+  const std::size_t blocks = InBlocks(*request.fp8) ? MxBlocks(tokens, chunks).size() : 0;
+  return RowTilesBytes(tokens) + blocks * sizeof(RowTile);
 }
 
 Fp8Operands::Fp8Operands(cppool_runtime* runtime, TensorOps& ops, Fp8OperandUse use,

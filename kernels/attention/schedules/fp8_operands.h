@@ -32,6 +32,8 @@ struct Fp8OperandUse {
   bool of_queries(Operand operand) const;
   int heads(Operand operand) const;
   int dim(Operand operand) const;
+  // The tables of these tokens' rows and blocks, on a runtime that has them in device memory.
+  std::size_t TableBytes(const Layout& tokens, const std::vector<std::int64_t>& chunks) const;
 };
 
 struct Fp8OperandBuffers {

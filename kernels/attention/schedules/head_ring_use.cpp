@@ -147,7 +147,7 @@ void ListHeadRingPlans(const HeadRingUse& use, const RingSteps& ring, int member
   for (const RingSteps::Step& step : ring.steps) {
     if (!step.attends[static_cast<std::size_t>(member)]) continue;
     const Layout& keys = ring.keys[static_cast<std::size_t>(ring.Before(member, step.distance))];
-    list.AddTables("plan of a step", use.block.family->PlanBytes(use.block.request, use.block.queries, keys));
+    list.AddTables("plan of a step", use.block.PlanBytes(keys));
   }
 }
 

@@ -56,14 +56,22 @@ struct Case {
   std::int64_t window_left = -1, window_right = -1;
   QkvFormat format = QkvFormat::kBshd;
   bool deterministic = false;
+  BiasType bias = BiasType::kNone;
+  BiasShape bias_shape{};
+  bool max_logit = false;
 
   Band band() const {
     const auto diagonal = static_cast<std::int32_t>(anchor == CPPOOL_TOP_LEFT ? 0 : keys - queries);
     return {window_left < 0 ? -kOpen : diagonal - static_cast<std::int32_t>(window_left),
-            window_right < 0 ? kOpen : diagonal + static_cast<std::int32_t>(window_right)};
+            window_right < 0 ? kOpen : diagonal + static_cast<std::int32_t>(window_right), diagonal};
   }
   Problem problem() const {
-    return Global(Shape(dims, dtype, heads, kv_heads), format, batch, queries, keys, band());
+    Problem made = Global(Shape(dims, dtype, heads, kv_heads), format, batch, queries, keys, band());
+    made.bias = bias;
+    made.bias_shape = bias_shape;
+    made.max_logit = max_logit;
+    made.deterministic = deterministic;
+    return made;
   }
   // The whole problem as one call.
   Rectangle whole() const {
@@ -72,15 +80,19 @@ struct Case {
     where.keys = keys;
     where.low = band().low;
     where.high = band().high;
+    where.diagonal = band().diagonal;
     where.batch = batch;
+    where.sequence_stride = 1;
     where.q_stride = format == QkvFormat::kSbhd ? 1 : queries;
     where.k_stride = format == QkvFormat::kSbhd ? 1 : keys;
     return where;
   }
   CallForm form(bool backward, const Rectangle& where) const {
-    KernelRequest request;
-    request.shape = problem().shape;
-    request.deterministic = deterministic;
+    KernelRequest request = RequestOf(problem());
+    const BiasDims extent(problem());
+    request.bias_extent = {extent.batch_stride, extent.head_stride,
+                           extent.query_stride, extent.queries,
+                           extent.keys,         static_cast<std::int64_t>(extent.count())};
     const auto step = static_cast<std::int32_t>(format == QkvFormat::kSbhd ? batch : 1);
     return table::FormOf(backward, request, {where, anchor}, {0, heads, 0, kv_heads}, step, step,
                          {false, true});
@@ -94,7 +106,19 @@ std::string Describe(const Case& c) {
          number(c.kv_heads) + " batch " + number(c.batch) + " lengths " + number(c.queries) + ", " +
          number(c.keys) + (c.anchor == CPPOOL_TOP_LEFT ? " tl" : " br") + " window " + number(c.window_left) +
          ", " + number(c.window_right) + (c.format == QkvFormat::kSbhd ? " sbhd" : " bshd") +
-         (c.deterministic ? " deterministic" : "");
+         (c.deterministic ? " deterministic" : "") +
+         (c.bias == BiasType::kPostScale
+              ? std::string(" bias ") + (c.bias_shape.batch ? 'b' : '1') + (c.bias_shape.heads ? 'h' : '1') +
+                    (c.bias_shape.queries ? 's' : '1') + 's'
+              : "") +
+         (c.bias == BiasType::kAlibi ? " alibi" : "") + (c.max_logit ? " max_logit" : "");
+}
+
+std::size_t ElementsOf(const table::TensorForm& form) {
+  std::size_t count = form.ndim > 0 ? 1 : 0;
+  for (int i = 0; i < form.ndim; ++i)
+    count *= static_cast<std::size_t>(form.shape[static_cast<std::size_t>(i)]);
+  return count;
 }
 
 // lse between rows [tokens, heads] and the packed [batch, heads, tokens] of a call.
@@ -121,25 +145,30 @@ class Tensors {
     k_ = ToDevice(device, inputs_.k, c.dtype);
     v_ = ToDevice(device, inputs_.v, c.dtype);
     dout_ = ToDevice(device, inputs_.dout, c.dtype);
+    if (!inputs_.bias.empty()) bias_ = ToDevice(device, inputs_.bias, c.dtype);
+    if (!inputs_.alibi_slopes.empty()) slopes_ = ToDevice(device, inputs_.alibi_slopes, Dtype::kFp32);
   }
 
   const Problem& problem() const { return problem_; }
   const Inputs& inputs() const { return inputs_; }
 
-  // out and lse of one call.
+  // out, lse and max_logit of one call.
   Outputs Forward(const Rectangle& where) {
     const PreparedCall call(device_.rt(), Cudnn(), case_.form(false, where));
     const Buffer workspace = Poisoned(device_, call.workspace_bytes() / 4, Dtype::kFp32);
     const Buffer out = Poisoned(device_, inputs_.dout.size(), case_.dtype);
     const std::size_t states = inputs_.dout.size() / static_cast<std::size_t>(case_.dims.v);
     const Buffer lse = Poisoned(device_, states, Dtype::kFp32);
+    const Buffer max = Poisoned(device_, states, Dtype::kFp32);
     CallData data = Inputs_(where);
     data[table::kOut] = out.get();
     data[table::kLse] = lse.get();
+    if (case_.max_logit) data[table::kMaxLogit] = max.get();
     call.Run(data, workspace.get(), device_.stream());
     Outputs outputs;
     outputs.out = ToHost(device_, out, inputs_.dout.size(), case_.dtype);
     outputs.lse = Packed(case_, ToHost(device_, lse, states, Dtype::kFp32), where, true);
+    if (case_.max_logit) outputs.max_logit = MaxOfHeads(ToHost(device_, max, states, Dtype::kFp32));
     return outputs;
   }
 
@@ -152,7 +181,10 @@ class Tensors {
     const Buffer dq = Poisoned(device_, inputs_.q.size(), case_.dtype);
     const Buffer dk = Poisoned(device_, inputs_.k.size(), case_.dtype);
     const Buffer dv = Poisoned(device_, inputs_.v.size(), case_.dtype);
+    const std::size_t biases = ElementsOf(call.form().tensors[table::kDbias]);
+    const Buffer dbias = Poisoned(device_, biases, case_.dtype);
     CallData data = Inputs_(where);
+    if (biases > 0) data[table::kDbias] = dbias.get();
     data[table::kOut] = out.get();
     data[table::kLse] = lse.get();
     data[table::kDout] = dout_.get();
@@ -164,6 +196,7 @@ class Tensors {
     outputs.dq = ToHost(device_, dq, inputs_.q.size(), case_.dtype);
     outputs.dk = ToHost(device_, dk, inputs_.k.size(), case_.dtype);
     outputs.dv = ToHost(device_, dv, inputs_.v.size(), case_.dtype);
+    if (biases > 0) outputs.dbias = ToHost(device_, dbias, biases, case_.dtype);
     return outputs;
   }
 
@@ -176,14 +209,28 @@ class Tensors {
     data[table::kQ] = q_.get();
     data[table::kK] = k_.at(KeyOffset(where, case_.dims.qk));
     data[table::kV] = v_.at(KeyOffset(where, case_.dims.v));
+    if (case_.bias == BiasType::kPostScale)
+      data[table::kBias] = bias_.at(static_cast<std::size_t>(where.k_position) * SizeOf(case_.dtype));
+    if (case_.bias == BiasType::kAlibi) data[table::kAlibiSlopes] = slopes_.get();
     return data;
+  }
+  // Of [batch, heads, queries].
+  Values MaxOfHeads(const Values& rows) const {
+    const auto heads = static_cast<std::size_t>(case_.heads),
+               queries = static_cast<std::size_t>(case_.queries);
+    Values most(heads, -INFINITY);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      float& of_head = most[i / queries % heads];
+      of_head = std::isnan(rows[i]) ? rows[i] : std::max(of_head, rows[i]);
+    }
+    return most;
   }
 
   const Device& device_;
   const Case case_;
   const Problem problem_;
   const Inputs inputs_;
-  Buffer q_, k_, v_, dout_;
+  Buffer q_, k_, v_, dout_, bias_, slopes_;
 };
 
 double UnitOf(Dtype dtype) { return dtype == Dtype::kBf16 ? 1.0 / 256 : 1.0 / 2048; }
@@ -191,6 +238,7 @@ double UnitOf(Dtype dtype) { return dtype == Dtype::kBf16 ? 1.0 / 256 : 1.0 / 20
 void ExpectForward(const Outputs& got, const Outputs& want, Dtype dtype) {
   CHECK(Difference(got.out, want.out, UnitOf(dtype)) == "");
   CHECK(Difference(got.lse, want.lse, 1e-5) == "");
+  CHECK(Difference(got.max_logit, want.max_logit, 1e-5) == "");
 }
 
 void ExpectBackward(const Outputs& got, const Outputs& want, Dtype dtype) {
@@ -198,28 +246,40 @@ void ExpectBackward(const Outputs& got, const Outputs& want, Dtype dtype) {
   CHECK(Difference(got.dq, want.dq, unit) == "");
   CHECK(Difference(got.dk, want.dk, unit) == "");
   CHECK(Difference(got.dv, want.dv, unit) == "");
+  // Where a query sees few keys, the error of dbias is that of delta from the rounding of `out`.
+  CHECK(Difference(got.dbias, want.dbias, unit, 64) == "");
 }
 
-// Both passes of the whole problem in one call each. False: cuDNN does not take them, which is said.
+// Both passes of the whole problem in one call each, as far as cuDNN takes them; what it does not take is said. False: it
+// does not take both.
 bool RunWhole(const Device& device, const Case& c) {
   INFO(Describe(c));
-  for (const bool backward : {false, true}) {
-    if (const std::string refusal = RefusalOf(c.form(backward, c.whole())); !refusal.empty()) {
-      WARN(Describe(c) << (backward ? ", backward: " : ", forward: ") << refusal);
-      return false;
-    }
-  }
+  const auto refused = [&](bool backward) {
+    const std::string refusal = RefusalOf(c.form(backward, c.whole()));
+    if (!refusal.empty()) WARN(Describe(c) << (backward ? ", backward: " : ", forward: ") << refusal);
+    return !refusal.empty();
+  };
+  if (refused(false)) return false;
   try {
     Tensors tensors(device, c, 1);
     const Outputs want = Reference(tensors.problem(), tensors.inputs());
     ExpectForward(tensors.Forward(c.whole()), want, c.dtype);
+    if (refused(true)) return false;
     ExpectBackward(tensors.Backward(c.whole(), want.out, want.lse), want, c.dtype);
     return true;
   } catch (const RuntimeError& error) {
     if (error.status() != CPPOOL_UNSUPPORTED) throw;
-    WARN(error.what());
+    WARN(Describe(c) << ": " << error.what());
     return false;
   }
+}
+
+// Runs all, of which cuDNN takes at least one.
+void RunEach(const Device& device, const std::vector<Case>& cases) {
+  int run = 0;
+  for (const Case& c : cases) run += RunWhole(device, c);
+  WARN(run << " of " << cases.size() << " calls ran");
+  CHECK(run > 0);
 }
 
 }  // namespace
@@ -269,42 +329,124 @@ TEST_CASE("cuDNN: one call against fp64") {
   });
   add([](Case& c) { c.queries = 1, c.keys = 64; });
   add([](Case& c) { c.queries = 64, c.keys = 1; });
-  int run = 0;
-  for (const Case& c : cases) run += RunWhole(device, c);
-  WARN(run << " of " << cases.size() << " calls ran");
+  RunEach(device, cases);
   // What every cuDNN 9 on every GPU from sm_80 takes.
   CHECK(RunWhole(device, base));
-  CHECK(run > 0);
+}
+
+TEST_CASE("cuDNN: a bias in one call against fp64") {
+  if (!Ready()) return;
+  const Device device;
+  INFO(Cudnn().version);
+  std::vector<Case> cases;
+  const auto add = [&](BiasShape shape, auto&& change) {
+    Case c;
+    c.bias = BiasType::kPostScale;
+    c.bias_shape = shape;
+    change(c);
+    cases.push_back(c);
+  };
+  const BiasShape per_head{false, true, true};
+  for (const bool batch : {false, true}) {
+    for (const bool heads : {false, true}) {
+      for (const std::int64_t right : {-1, 0})
+        add({batch, heads, true}, [&](Case& c) { c.window_right = right; });
+    }
+  }
+  add({false, false, false}, [](Case& c) { c.window_right = 0; });
+  for (const Dims dims : kDims) add(per_head, [&](Case& c) { c.dims = dims; });
+  add(per_head, [](Case& c) { c.dtype = Dtype::kFp16, c.format = QkvFormat::kSbhd, c.window_right = 0; });
+  add(per_head, [](Case& c) { c.queries = 100, c.keys = 333; });
+  add(per_head, [](Case& c) { c.queries = 100, c.keys = 333, c.window_right = 0; });
+  add(per_head, [](Case& c) { c.queries = 333, c.keys = 100; });
+  add(per_head, [](Case& c) { c.window_left = 50, c.window_right = 0; });
+  add(per_head, [](Case& c) { c.window_left = 37, c.window_right = 21; });
+  add(per_head, [](Case& c) { c.deterministic = true, c.window_right = 0; });
+  add(per_head, [](Case& c) { c.heads = 6, c.kv_heads = 1, c.max_logit = true; });
+  RunEach(device, cases);
+}
+
+TEST_CASE("cuDNN: ALiBi in one call against fp64") {
+  if (!Ready()) return;
+  const Device device;
+  INFO(Cudnn().version);
+  std::vector<Case> cases;
+  const auto add = [&](auto&& change) {
+    Case c;
+    c.bias = BiasType::kAlibi;
+    change(c);
+    cases.push_back(c);
+  };
+  for (const Dims dims : kDims) {
+    for (const std::int64_t right : {-1, 0}) add([&](Case& c) { c.dims = dims, c.window_right = right; });
+  }
+  add([](Case& c) { c.dtype = Dtype::kFp16, c.format = QkvFormat::kSbhd, c.window_right = 0; });
+  add([](Case& c) { c.queries = 100, c.keys = 333; });
+  add([](Case& c) { c.queries = 100, c.keys = 333, c.anchor = CPPOOL_BOTTOM_RIGHT, c.window_right = 0; });
+  add([](Case& c) { c.window_left = 50, c.window_right = 0; });
+  add([](Case& c) { c.window_left = 37, c.window_right = 21; });
+  add([](Case& c) { c.deterministic = true, c.window_right = 0; });
+  add([](Case& c) { c.heads = 6, c.kv_heads = 1, c.max_logit = true; });  // not a power of two
+  RunEach(device, cases);
+}
+
+TEST_CASE("cuDNN: the largest logits in one call against fp64") {
+  if (!Ready()) return;
+  const Device device;
+  INFO(Cudnn().version);
+  std::vector<Case> cases;
+  const auto add = [&](auto&& change) {
+    Case c;
+    c.max_logit = true;
+    change(c);
+    cases.push_back(c);
+  };
+  for (const Dims dims : kDims) {
+    for (const std::int64_t right : {-1, 0}) add([&](Case& c) { c.dims = dims, c.window_right = right; });
+  }
+  add([](Case& c) { c.format = QkvFormat::kSbhd, c.queries = 100, c.keys = 333; });
+  add([](Case& c) { c.batch = 1, c.heads = 1, c.kv_heads = 1, c.queries = 77, c.keys = 77; });
+  add([](Case& c) { c.window_left = 50, c.window_right = 0; });
+  add([](Case& c) { c.queries = 1, c.keys = 64; });
+  RunEach(device, cases);
 }
 
 TEST_CASE("cuDNN: gradients of a part of the keys are parts of the whole") {
   if (!Ready()) return;
   const Device device;
-  Case c;
-  c.batch = 1;
-  c.queries = c.keys = 384;
-  Tensors tensors(device, c, 2);
-  const Outputs want = Reference(tensors.problem(), tensors.inputs());
-  Outputs sum;
-  std::vector<double> dq(want.dq.size(), 0);
-  Values dk, dv;
-  for (const auto& [begin, end] : {std::pair{0, 128}, std::pair{128, 384}}) {
-    Rectangle where = c.whole();
-    where.k_row = begin;
-    where.keys = end - begin;
-    const Outputs part = tensors.Backward(where, want.out, want.lse);
-    for (std::size_t i = 0; i < dq.size(); ++i) dq[i] += part.dq[i];
-    const auto append = [&](Values& to, const Values& from, int dim) {
-      const auto row = static_cast<std::ptrdiff_t>(c.kv_heads) * dim;
-      to.insert(to.end(), from.begin() + begin * row, from.begin() + end * row);
-    };
-    append(dk, part.dk, c.dims.qk);
-    append(dv, part.dv, c.dims.v);
+  for (const BiasType bias : {BiasType::kNone, BiasType::kPostScale, BiasType::kAlibi}) {
+    Case c;
+    c.batch = 1;
+    c.queries = c.keys = 384;
+    c.bias = bias;
+    INFO(Describe(c));
+    Tensors tensors(device, c, 2);
+    const Outputs want = Reference(tensors.problem(), tensors.inputs());
+    Outputs sum;
+    std::vector<double> dq(want.dq.size(), 0);
+    sum.dbias.resize(want.dbias.size());
+    // The second part of a bias begins at an odd element.
+    for (const auto& [begin, end] : {std::pair{0, 129}, std::pair{129, 384}}) {
+      Rectangle where = c.whole();
+      where.k_row = where.k_position = begin;
+      where.keys = end - begin;
+      const Outputs part = tensors.Backward(where, want.out, want.lse);
+      for (std::size_t i = 0; i < dq.size(); ++i) dq[i] += part.dq[i];
+      const auto append = [&](Values& to, const Values& from, int dim) {
+        const auto row = static_cast<std::ptrdiff_t>(c.kv_heads) * dim;
+        to.insert(to.end(), from.begin() + begin * row, from.begin() + end * row);
+      };
+      append(sum.dk, part.dk, c.dims.qk);
+      append(sum.dv, part.dv, c.dims.v);
+      for (std::size_t i = 0; i < part.dbias.size(); ++i) {
+        const auto keys = static_cast<std::size_t>(where.keys);
+        sum.dbias[i / keys * static_cast<std::size_t>(c.keys) + static_cast<std::size_t>(begin) + i % keys] =
+            part.dbias[i];
+      }
+    }
+    sum.dq.assign(dq.begin(), dq.end());
+    ExpectBackward(sum, want, c.dtype);
   }
-  sum.dq.assign(dq.begin(), dq.end());
-  sum.dk = dk;
-  sum.dv = dv;
-  ExpectBackward(sum, want, c.dtype);
 }
 
 TEST_CASE("cuDNN: deterministic calls give the same bits") {

@@ -56,6 +56,55 @@ TEST_CASE("cuDNN: calls that it does not take, with its own reason") {
   }
 }
 
+TEST_CASE("cuDNN: calls with a bias") {
+  for (const char* pass : {"forward ", "backward "}) {
+    INFO(pass);
+    const auto answer = [&](const std::string& call) { return Supports(pass + call); };
+    for (const char* shape : {"11ss", "1hss", "b1ss", "bhss"}) {
+      INFO(shape);
+      CHECK(answer("128 128 300 500 tl -1 0 " + std::string(shape)) == "ok\n");
+    }
+    CHECK(answer("64 64 300 500 tl -1 -1 1hss") == "ok\n");
+    CHECK(answer("192 128 300 500 tl 64 0 1hss") == "ok\n");
+    CHECK_THAT(answer("64 64 300 500 br -1 0 1hss"), ContainsSubstring("is_bias=False"));
+  }
+  CHECK(Supports("forward 64 64 300 500 tl -1 0 111s") == "ok\n");
+  const std::string shared = Supports("backward 64 64 300 500 tl -1 0 111s");
+  CHECK_THAT(shared, StartsWith(kUnsupported));
+  CHECK_THAT(shared, ContainsSubstring("no dbias of a bias that all queries share"));
+  CHECK(Supports("forward 64 64 300 500 tl -1 0 1hss strided") == "ok\n");
+  CHECK_THAT(Supports("backward 64 64 300 500 tl -1 0 1hss strided"), ContainsSubstring("packed dbias"));
+  CHECK(Supports("backward 64 64 300 500 tl -1 0 1hss deterministic") == "ok\n");
+  CHECK_THAT(Supports("backward 64 64 300 500 tl -1 0 1hss deterministic", 91900, "100"),
+             ContainsSubstring("when dbias"));
+  // A limit of a version, which the frontend knows.
+  CHECK_THAT(Supports("backward 64 64 300 500 tl -1 0 1hss", 90400), ContainsSubstring("dBias"));
+}
+
+TEST_CASE("cuDNN: calls with ALiBi") {
+  for (const char* pass : {"forward ", "backward "}) {
+    INFO(pass);
+    const auto answer = [&](const std::string& call) { return Supports(pass + call); };
+    for (const char* mask : {"tl -1 -1", "tl -1 0", "br -1 0", "tl 64 0", "tl 64 32"}) {
+      INFO(mask);
+      CHECK(answer("128 128 300 500 " + std::string(mask) + " alibi") == "ok\n");
+    }
+    // The mask's own limits are those without ALiBi.
+    CHECK_THAT(answer("64 64 500 300 br -1 0 alibi"), ContainsSubstring("max_s_q > max_s_kv"));
+    CHECK_THAT(answer("64 64 500 300 tl 64 0 alibi"), ContainsSubstring("max_s_q <= max_s_kv"));
+    CHECK_THAT(answer("100 100 300 300 tl -1 -1 alibi"), ContainsSubstring("multiple of 8"));
+  }
+}
+
+TEST_CASE("cuDNN: calls that ask for the largest logits") {
+  for (const char* call : {"128 128 300 500 tl -1 0 max_logit", "64 64 1 500 tl -1 -1 max_logit",
+                           "64 64 300 500 tl -1 0 max_logit 1hss", "64 64 300 500 tl -1 0 max_logit alibi"}) {
+    INFO(call);
+    CHECK(Supports(std::string("forward ") + call) == "ok\n");
+    CHECK(Supports(std::string("backward ") + call) == "ok\n");
+  }
+}
+
 TEST_CASE("cuDNN: its version and the GPU decide") {
   CHECK(Supports("backward 128 128 256 256 tl -1 0", 91002) == "ok\n");
   CHECK_THAT(Supports("backward 128 128 256 256 tl -1 0", 91000), ContainsSubstring("9.10.0/9.10.1"));

@@ -18,8 +18,7 @@ using Catch::Matchers::ContainsSubstring;
 using Form = std::array<std::int64_t, 4>;
 
 // 2 sequences of 5 queries and 7 keys, 6 heads of 16 for queries and 3 for keys, values of 8; sbhd.
-table::CallForm Call(bool backward, Dtype dtype = Dtype::kBf16) {
-  KernelRequest request;
+table::CallForm Call(bool backward, Dtype dtype = Dtype::kBf16, KernelRequest request = KernelRequest()) {
   request.shape.dtypes = TensorDtypes(dtype);
   request.shape.dim_qk = 16;
   request.shape.dim_v = 8;
@@ -31,8 +30,21 @@ table::CallForm Call(bool backward, Dtype dtype = Dtype::kBf16) {
   where.queries = 5;
   where.keys = 7;
   where.batch = 2;
-  where.q_stride = where.k_stride = 1;
+  where.q_stride = where.k_stride = where.sequence_stride = 1;
   return table::FormOf(backward, request, {where, CPPOOL_TOP_LEFT}, {0, 6, 0, 3}, 2, 2, {false, true});
+}
+
+// With a bias [batch or 1, heads or 1, queries or 1, keys], which is a part of one with 10 queries and 11 keys.
+table::CallForm CallWithBias(bool backward, bool batch, bool heads, bool queries) {
+  KernelRequest request;
+  request.bias = BiasType::kPostScale;
+  BiasExtent& bias = request.bias_extent;
+  bias.keys = 11;
+  bias.queries = 10;
+  bias.query_stride = queries ? 11 : 0;
+  bias.head_stride = heads ? 110 : 0;
+  bias.batch_stride = batch ? 660 : 0;
+  return Call(backward, Dtype::kBf16, request);
 }
 
 std::optional<std::string> Read(const table::CallForm& form, SdpaCall& to) {
@@ -100,6 +112,54 @@ TEST_CASE("calls with other masks, passes or determinism are not the same") {
   other = Call(true);
   other.tensors[table::kK].strides[0] *= 2;
   CHECK_FALSE(call == Read(other));
+}
+
+TEST_CASE("cuDNN's bias: what is broadcast has a stride as if it were packed") {
+  const SdpaCall whole = Read(CallWithBias(true, true, true, true));
+  CHECK(whole.bias == TensorForm{{2, 6, 5, 7}, {660, 110, 11, 1}});
+  CHECK(whole.dbias == TensorForm{{2, 6, 5, 7}, {210, 35, 7, 1}});
+  const SdpaCall heads = Read(CallWithBias(true, false, true, true));
+  CHECK(heads.bias == TensorForm{{1, 6, 5, 7}, {660, 110, 11, 1}});
+  CHECK(heads.dbias == TensorForm{{1, 6, 5, 7}, {210, 35, 7, 1}});
+  const SdpaCall shared = Read(CallWithBias(false, false, false, false));
+  CHECK(shared.bias == TensorForm{{1, 1, 1, 7}, {7, 7, 7, 1}});
+  CHECK(shared.dbias == TensorForm{});
+  CHECK(Read(Call(true)).bias == TensorForm{});
+  CHECK_THAT(Refusal(CallWithBias(true, false, false, false)), ContainsSubstring("all queries share"));
+  CHECK_THAT(Refusal(Strided(CallWithBias(true, false, true, true))), ContainsSubstring("packed dbias"));
+  CHECK(Refusal(Strided(CallWithBias(false, false, true, true))) == "");
+  table::CallForm other = CallWithBias(true, true, true, true);
+  other.tensors[table::kDbias].ndim = 0;
+  CHECK_THAT(Refusal(other), ContainsSubstring("dbias"));
+  other = CallWithBias(true, true, true, true);
+  other.tensors[table::kBias].dtype = Dtype::kFp32;
+  CHECK_THAT(Refusal(other), ContainsSubstring("bias is fp32"));
+  CHECK_FALSE(whole == heads);
+}
+
+TEST_CASE("cuDNN's ALiBi and largest logits") {
+  KernelRequest request;
+  request.bias = BiasType::kAlibi;
+  request.max_logit = true;
+  const table::CallForm form = Call(false, Dtype::kBf16, request);
+  SdpaCall call = Read(form);
+  CHECK(call.alibi);
+  CHECK(call.alibi_diagonal == 0);
+  CHECK(call.max_logit);
+  table::CallForm other = form;
+  other.alibi_diagonal = -3;
+  CHECK(Read(other).alibi_diagonal == -3);
+  CHECK_FALSE(Read(other) == call);
+  other = form;
+  other.tensors[table::kMaxLogit].strides[1] *= 2;
+  CHECK_THAT(Refusal(other), ContainsSubstring("max_logit in the form of lse"));
+  other = form;
+  other.tensors[table::kAlibiSlopes].strides[0] = 2;
+  CHECK_THAT(Refusal(other), ContainsSubstring("alibi_slopes"));
+  CHECK_FALSE(Read(Call(false)).alibi);
+  CHECK_FALSE(Read(Call(false)).max_logit);
+  CHECK_FALSE(Read(Call(true, Dtype::kBf16, request)).max_logit);
+  CHECK(Read(Call(true, Dtype::kBf16, request)).alibi);
 }
 
 TEST_CASE("calls that are not for cuDNN's 16-bit attention are refused in words") {

@@ -1,6 +1,7 @@
 #include "kernels/attention/checks/cuda/check_kernels.h"
 
 #include "kernels/attention/checks/cuda/launch.h"
+#include "kernels/attention/checks/fp8_bits.h"
 #include "kernels/attention/checks/oracle_workspace.h"
 #include "kernels/runtime.h"
 
@@ -17,6 +18,7 @@ class CudaCheckKernels : public CheckKernels {
     LoadGenerate();
     LoadValues();
     LoadCompare();
+    LoadCheckBits();
     LoadOracle();
   }
 
@@ -53,8 +55,12 @@ class CudaCheckKernels : public CheckKernels {
     LaunchCompare(args, partials.get<CompareStats>(), result, Cuda(stream));
   }
 
+  void CheckBits(const BitsCheck& check, BitsTally* result, cppool_stream stream) override {
+    const Buffer sum(runtime_, sizeof(BitsTally), stream);
+    LaunchCheckBits(check, sum.get<BitsTally>(), result, Cuda(stream));
+  }
+
   void Oracle(const OracleArgs& args, cppool_stream stream) override {
-    if (args.fp8) throw RuntimeError(CPPOOL_UNSUPPORTED, "the oracle on GPUs has no fp8");
     const Buffer workspace(runtime_, OracleWorkspace(ShapeOf(args)), stream);
     LaunchOracle(args, workspace.get<std::byte>(), Cuda(stream));
   }

@@ -57,7 +57,8 @@ CPPOOL_HOST_DEVICE void Read(const void* data, Dtype dtype, std::int64_t at, dou
   }
 }
 
-__device__ void Add(double a, double b, double relative, CompareStats& stats) {
+// `bound`: NULL, or of the element.
+__device__ void Add(double a, double b, double relative, const double* bound, CompareStats& stats) {
   if (!isfinite(a) || !isfinite(b)) {
     stats.mismatches += a == b ? 0 : 1;  // equal infinities are no error; NaN equals nothing
     return;
@@ -70,6 +71,9 @@ __device__ void Add(double a, double b, double relative, CompareStats& stats) {
   stats.sum_sq_err += error * error;
   stats.sum_sq_ref += reference * reference;
   stats.sum_err_ref += (a - b) * b;
+  if (!bound) return;
+  stats.max_of_bound = fmax(stats.max_of_bound, error / *bound);
+  stats.largest_bound = fmax(stats.largest_bound, *bound);
 }
 
 __device__ void Merge(const CompareStats& from, CompareStats& to) {
@@ -79,6 +83,8 @@ __device__ void Merge(const CompareStats& from, CompareStats& to) {
   to.sum_sq_err += from.sum_sq_err;
   to.sum_sq_ref += from.sum_sq_ref;
   to.sum_err_ref += from.sum_err_ref;
+  to.max_of_bound = fmax(to.max_of_bound, from.max_of_bound);
+  to.largest_bound = fmax(to.largest_bound, from.largest_bound);
   to.mismatches += from.mismatches;
 }
 
@@ -95,6 +101,8 @@ __device__ CompareStats ReduceBlock(CompareStats stats) {
     other.sum_sq_err = __shfl_down_sync(~0u, stats.sum_sq_err, distance);
     other.sum_sq_ref = __shfl_down_sync(~0u, stats.sum_sq_ref, distance);
     other.sum_err_ref = __shfl_down_sync(~0u, stats.sum_err_ref, distance);
+    other.max_of_bound = __shfl_down_sync(~0u, stats.max_of_bound, distance);
+    other.largest_bound = __shfl_down_sync(~0u, stats.largest_bound, distance);
     other.mismatches = __shfl_down_sync(~0u, stats.mismatches, distance);
     Merge(other, stats);
   }
@@ -123,9 +131,11 @@ __global__ void __launch_bounds__(kThreads) CompareKernel(CompareArgs args, Comp
     double a[n];
     double b[n];
     Read<n>(args.a.data, args.a.dtype, a_row * args.a_stride + args.a_offset + pack * n, a);
-    Read<n>(args.b.data, args.b.dtype, b_row * args.b_stride + args.b_offset + pack * n, b);
+    const std::int64_t b_at = b_row * args.b_stride + args.b_offset + pack * n;
+    Read<n>(args.b.data, args.b.dtype, b_at, b);
 #pragma unroll
-    for (int e = 0; e < n; ++e) Add(a[e], b[e], args.relative, stats);
+    for (int e = 0; e < n; ++e)
+      Add(a[e], b[e], args.relative, args.bound ? args.bound + b_at + e : nullptr, stats);
     row += stride_rows;
     pack += stride_packs;
     if (pack >= packs) {
@@ -178,7 +188,6 @@ int CompareBlocks(const CompareArgs& args) {
 
 void LaunchCompare(const CompareArgs& args, CompareStats* partials, CompareStats* result,
                    cudaStream_t stream) {
-  if (args.bound) throw RuntimeError(CPPOOL_UNSUPPORTED, "the comparison on GPUs has no bounds per element");
   const std::uint64_t elements =
       static_cast<std::uint64_t>(args.rows) * static_cast<std::uint64_t>(args.columns);
   const int blocks = elements ? CompareBlocks(args) : 0;

@@ -34,6 +34,10 @@ int CompareBlocks(const CompareArgs& args);
 void LaunchCompare(const CompareArgs& args, CompareStats* partials, CompareStats* result,
                    cudaStream_t stream);
 
+// `sum`: one in device memory; `result` is page-locked host memory.
+void LoadCheckBits();
+void LaunchCheckBits(const BitsCheck& check, BitsTally* sum, BitsTally* result, cudaStream_t stream);
+
 // `workspace` holds OracleWorkspace(ShapeOf(args)) bytes of device memory.
 void LoadOracle();
 void LaunchOracle(const OracleArgs& args, std::byte* workspace, cudaStream_t stream);

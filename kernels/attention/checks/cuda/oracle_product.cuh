@@ -12,27 +12,40 @@
 #include <cstdint>
 
 #include "kernels/attention/checks/oracle_workspace.h"  // kOracleTile
+#include "kernels/numerics/fp8.h"
 
 namespace cppool::kernels::cuda {
 
 inline constexpr int kOracleStep = 16;
 inline constexpr int kOracleThreads = 128;
 
+// The payloads of fp8.
+struct E4M3 {
+  std::uint8_t bits;
+};
+struct E5M2 {
+  std::uint8_t bits;
+};
+
 // A matrix in global memory: element (r, c) is data[r * stride + c].
 template <typename T>
 struct Matrix {
   const T* data;
   std::int64_t stride;
+  bool magnitudes = false;  // absolute values are read
 
   // Whether rows can be read four elements at a time.
   __device__ bool Fours() const {
-    return stride % 4 == 0 && reinterpret_cast<std::uintptr_t>(data) % (sizeof(T) < 8 ? 8 : 16) == 0;
+    return stride % 4 == 0 &&
+           reinterpret_cast<std::uintptr_t>(data) % (sizeof(T) < 8 ? 4 * sizeof(T) : 16) == 0;
   }
 };
 
 __device__ inline double ToDouble(double value) { return value; }
 __device__ inline double ToDouble(__half value) { return __half2float(value); }
 __device__ inline double ToDouble(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ inline double ToDouble(E4M3 value) { return E4M3ToFloat(value.bits); }
+__device__ inline double ToDouble(E5M2 value) { return E5M2ToFloat(value.bits); }
 
 // Loads the 64 x 16 tile of one operand. `kAlongRows`: k is the column index of the matrix in memory (A[m, k] or B[n, k]), and the
 // tile has 64 rows of 16 elements; otherwise k is the row index (A[k, m] or B[k, n]), and the tile has 16 rows of 64.
@@ -45,6 +58,7 @@ class OracleOperand {
   // Reads indices from `outer` (of m or n) and from `k`; elements at or beyond outer_end or k_end read as 0.
   __device__ void Fetch(const Matrix<T>& matrix, bool fours, std::int64_t outer, std::int64_t outer_end,
                         std::int64_t k, std::int64_t k_end) {
+    magnitudes_ = matrix.magnitudes;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = Row(i);
@@ -57,12 +71,14 @@ class OracleOperand {
         if constexpr (sizeof(T) == 8) {
           reinterpret_cast<double2*>(values_[i])[0] = reinterpret_cast<const double2*>(from)[0];
           reinterpret_cast<double2*>(values_[i])[1] = reinterpret_cast<const double2*>(from)[1];
-        } else {
+        } else if constexpr (sizeof(T) == 2) {
           *reinterpret_cast<uint2*>(values_[i]) = *reinterpret_cast<const uint2*>(from);
+        } else {
+          *reinterpret_cast<unsigned*>(values_[i]) = *reinterpret_cast<const unsigned*>(from);
         }
       } else {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) values_[i][e] = e < there ? from[e] : T(0.0f);
+        for (int e = 0; e < 4; ++e) values_[i][e] = e < there ? from[e] : T{};
       }
     }
   }
@@ -71,8 +87,8 @@ class OracleOperand {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       double2* to = reinterpret_cast<double2*>(shared + Row(i) * kPitch + Column(i));
-      const double2 low = make_double2(ToDouble(values_[i][0]), ToDouble(values_[i][1]));
-      const double2 high = make_double2(ToDouble(values_[i][2]), ToDouble(values_[i][3]));
+      const double2 low = make_double2(Value(i, 0), Value(i, 1)),
+                    high = make_double2(Value(i, 2), Value(i, 3));
       // Every second group of four threads writes its two halves in reverse order, so that eight threads cover all banks.
       const bool swap = threadIdx.x & 4;
       to[swap] = swap ? high : low;
@@ -91,7 +107,13 @@ class OracleOperand {
     return (threadIdx.x + i * kOracleThreads) % (kAlongRows ? 4 : 16) * 4;
   }
 
+  __device__ double Value(int i, int e) const {
+    const double value = ToDouble(values_[i][e]);
+    return magnitudes_ ? fabs(value) : value;
+  }
+
   alignas(16) T values_[2][4];
+  bool magnitudes_;
 };
 
 // c += a b for a 16 x 16 and b 16 x 8, over the warp. Lane l holds a(l / 4 + 8 * (i % 2), l % 4 + 4 * (i /

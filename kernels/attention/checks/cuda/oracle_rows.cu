@@ -8,43 +8,10 @@
 namespace cppool::kernels::cuda {
 namespace {
 
-constexpr int kRowThreads = 256;
 constexpr int kColumns = 32;                    // columns per block of BiasGradientSumKernel
 constexpr int kLanes = kRowThreads / kColumns;  // threads per column, which divide the rows
 
-struct Add {
-  __device__ double operator()(double a, double b) const { return a + b; }
-};
-struct Max {
-  __device__ double operator()(double a, double b) const { return fmax(a, b); }
-};
-
-// Reduces over the block and returns the same value in every thread. The tree is fixed.
-template <typename Operation>
-__device__ double ReduceRow(double value, const Operation& operation) {
-  __shared__ double warps[kRowThreads / 32];
-  for (int distance = 16; distance > 0; distance /= 2)
-    value = operation(value, __shfl_xor_sync(~0u, value, distance));
-  __syncthreads();  // other warps may still read the result of an earlier call
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = warps[0];
-  for (int w = 1; w < kRowThreads / 32; ++w) value = operation(value, warps[w]);
-  return value;
-}
-
-// *to = max(*to, value). The bits of doubles, read as integers, increase with positive values and decrease with negative ones.
-// Adding 0.0 turns -0.0 into 0.0.
-__device__ void RaiseTo(double* to, double value) {
-  const long long bits = __double_as_longlong(value + 0.0);
-  if (bits >= 0) {
-    atomicMax(reinterpret_cast<long long*>(to), bits);
-  } else {
-    atomicMin(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(bits));
-  }
-}
-
-// Overwrites row x of head y of S by P, which is 0 where masked.
+// Overwrites row x of head y of S by P, which is 0 where masked. T: of the bias.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads) SoftmaxKernel(Chunk chunk) {
   const OracleArgs& args = chunk.args;
@@ -79,10 +46,30 @@ __global__ void __launch_bounds__(kRowThreads) SoftmaxKernel(Chunk chunk) {
   const double lse = largest + log(sum);  // -inf if the row sees no key
   // With a softmax offset the probabilities of the keys sum to exp(lse) / (exp(lse) + exp(offset)).
   const double keys_share = args.softmax_offset ? 1 / (1 + exp(args.softmax_offset[head] - lse)) : 1;
-  for (std::int64_t j = keys.begin + threadIdx.x; j < keys.end; j += kRowThreads)
-    p[j] = sum > 0 ? chunk.Store(p[j] / sum * keys_share) : 0;
-  for (std::int64_t j = tiles.begin + threadIdx.x; j < min(keys.begin, tiles.end); j += kRowThreads) p[j] = 0;
-  for (std::int64_t j = max(keys.end, tiles.begin) + threadIdx.x; j < tiles.end; j += kRowThreads) p[j] = 0;
+  // In fp8: of out.
+  double* const other = args.out && (chunk.casts || chunk.fp8.out_bound)
+                            ? chunk.other + (blockIdx.y * chunk.rows + row) * chunk.pitch
+                            : nullptr;
+  for (std::int64_t j = keys.begin + threadIdx.x; j < keys.end; j += kRowThreads) {
+    const double exponential = p[j];
+    p[j] = sum > 0 ? chunk.Store(exponential / sum * keys_share) : 0;
+    if (!other) continue;
+    if (sum == 0) {
+      other[j] = 0;
+    } else if (chunk.casts) {
+      other[j] = Cast(Dtype::kE4M3, exponential, chunk.fp8.p_scale) / sum * keys_share;
+    } else {
+      other[j] = (kE4M3Relative + kFp32Slack) * p[j] + kE4M3Smallest / chunk.fp8.p_scale / sum * keys_share;
+    }
+  }
+  const auto clear = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t j = begin + threadIdx.x; j < end; j += kRowThreads) {
+      p[j] = 0;
+      if (other) other[j] = 0;
+    }
+  };
+  clear(tiles.begin, min(keys.begin, tiles.end));
+  clear(max(keys.end, tiles.begin), tiles.end);
   if (threadIdx.x != 0) return;
   if (args.lse) args.lse[query * args.group + head] = lse;
   if (args.max_logit) RaiseTo(&args.max_logit[head], largest);
@@ -92,7 +79,8 @@ __global__ void __launch_bounds__(kRowThreads) SoftmaxKernel(Chunk chunk) {
   }
 }
 
-// Overwrites row x of head y of dP by dS = P (dP - sum(P dP)). The offset acts like one more key whose value is 0, so its dP is 0.
+// Overwrites row x of head y of dP by dS = P (dP - sum(P dP)), where fp8 gives the sum. The offset acts like one more key whose value
+// is 0, so its dP is 0.
 __global__ void __launch_bounds__(kRowThreads) SoftmaxGradientKernel(Chunk chunk) {
   const std::int64_t row = blockIdx.x;
   const KeyRange tiles = chunk.Keys(row);
@@ -102,6 +90,7 @@ __global__ void __launch_bounds__(kRowThreads) SoftmaxGradientKernel(Chunk chunk
   double sum = 0;
   for (std::int64_t j = tiles.begin + threadIdx.x; j < tiles.end; j += kRowThreads) sum += p[j] * ds[j];
   sum = ReduceRow(sum, Add{});
+  if (chunk.fp8.delta) sum = chunk.fp8.delta[chunk.QueryVector(row, static_cast<int>(blockIdx.y))];
   for (std::int64_t j = tiles.begin + threadIdx.x; j < tiles.end; j += kRowThreads)
     ds[j] = chunk.Store(p[j] * (ds[j] - sum));
   if (threadIdx.x == 0 && chunk.ds_offset) {
@@ -159,14 +148,12 @@ __global__ void __launch_bounds__(kRowThreads) BiasGradientSumKernel(Chunk chunk
   chunk.args.dbias[(chunk.head + first_head) * chunk.args.dbias_head_step + key] += sum;
 }
 
-dim3 RowsOf(const Chunk& chunk, int heads) { return dim3(static_cast<unsigned>(chunk.rows), heads); }
-
 }  // namespace
 
 void LaunchSoftmax(const Chunk& chunk, cudaStream_t stream) {
-  const dim3 grid = RowsOf(chunk, chunk.heads);
-  WithInputType(chunk.args,
-                [&]<typename T>(T) { SoftmaxKernel<T><<<grid, kRowThreads, 0, stream>>>(chunk); });
+  const auto kernel =
+      chunk.args.bias.dtype == Dtype::kFp16 ? &SoftmaxKernel<__half> : &SoftmaxKernel<__nv_bfloat16>;
+  kernel<<<RowsOf(chunk, chunk.heads), kRowThreads, 0, stream>>>(chunk);
   CheckCuda(cudaGetLastError(), "launching the oracle's softmax");
 }
 

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "kernels/attention/checks/digest.h"
+#include "kernels/attention/checks/fp8_bits.h"
 #include "kernels/error.h"
 #include "kernels/numerics/half.h"
 #include "kernels/numerics/philox.h"
@@ -181,6 +182,17 @@ class HostCheckKernels : public CheckKernels {
         DispatchAnyDtype(args.b.dtype,
                          [&](auto b) { *result = CompareRows<decltype(a), decltype(b)>(args); });
       });
+    });
+  }
+
+  void CheckBits(const BitsCheck& check, BitsTally* result, cppool_stream stream) override {
+    Enqueue(runtime_, stream, [check, result] {
+      *result = {};
+      std::visit(
+          [&](const auto& what) {
+            for (std::int64_t i = 0, items = what.items(); i < items; ++i) what.Check(i, *result);
+          },
+          check.what);
     });
   }
 

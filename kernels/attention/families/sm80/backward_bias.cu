@@ -8,6 +8,7 @@
 // of queries round-robin.
 #include "kernels/attention/families/sm80/backward.cuh"
 #include "kernels/attention/families/sm80/bias.cuh"
+#include "kernels/attention/families/sm80/fp8.cuh"
 #include "kernels/attention/families/sm80/kernel.h"
 
 namespace cppool::kernels::cuda {
@@ -37,7 +38,7 @@ __device__ __forceinline__ void AddGradient(Accumulator<kM, kN>& ds, float* grad
   for_each([](float sum, float* element) { *element = sum; });
 }
 
-template <typename T, int kDimQk, int kDimV>
+template <typename T, int kDimQk, int kDimV, bool kFp8>
 __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
                                   BackwardKeyTiling<kDimQk, kDimV>::kBlocksPerMultiprocessor)
     BackwardBiasKernel(const __grid_constant__ BiasGradientParameters parameters) {
@@ -104,8 +105,10 @@ __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
       probability.Clear();
       ds.Clear();
       MultiplyTransposed<T>(probability, k_rows, q_columns);
+      if constexpr (kFp8) Scale(probability, ScaleOf(p.scales.q) * ScaleOf(p.scales.k));
       AddBias<T, Side::kKey>(probability, p.bias, tile, head, keys, queries);
       MultiplyTransposed<T>(ds, v_rows, dout_columns);
+      if constexpr (kFp8) Scale(ds, ScaleOf(p.scales.dout) * ScaleOf(p.scales.v));
       const float2* const states = row_states + lane % 4 * 2;
 #pragma unroll
       for (int n = 0; n < kN; ++n)
@@ -156,15 +159,22 @@ constexpr int SharedBytes() {
 
 }  // namespace
 
+template <bool kFp8>
 Kernel<BiasGradientParameters> BackwardBiasKernelOf(const KernelShape& shape) {
   return ForInstance<Kernel<BiasGradientParameters>>(shape, [&]<typename T, int kDimQk, int kDimV>() {
     using Config = BackwardKeyTiling<kDimQk, kDimV>;
     constexpr int kShared = SharedBytes<kDimQk, kDimV>();
     static_assert(kShared < kMaxSharedBytes);
-    return Kernel<BiasGradientParameters>{
-        reinterpret_cast<const void*>(&BackwardBiasKernel<T, kDimQk, kDimV>), Config::kThreads, kShared,
-        Config::kTileRows, &LaunchGrid<BiasGradientParameters>};
+    Kernel<BiasGradientParameters> kernel;
+    if constexpr (kHasInstance < kFp8 ? Variant::kFp8 : Variant::kExtended, T >) {
+      kernel = {reinterpret_cast<const void*>(&BackwardBiasKernel<T, kDimQk, kDimV, kFp8>), Config::kThreads,
+                kShared, Config::kTileRows, &LaunchGrid<BiasGradientParameters>};
+    }
+    return kernel;
   });
 }
+
+template Kernel<BiasGradientParameters> BackwardBiasKernelOf<false>(const KernelShape& shape);
+template Kernel<BiasGradientParameters> BackwardBiasKernelOf<true>(const KernelShape& shape);
 
 }  // namespace cppool::kernels::cuda

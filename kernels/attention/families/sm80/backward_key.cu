@@ -3,6 +3,7 @@
 
 namespace cppool::kernels::cuda {
 
-template std::array<Kernel<BackwardParameters>, 2> BackwardKeyKernelsOf<false>(const KernelShape& shape);
+template std::array<Kernel<BackwardParameters>, 2> BackwardKeyKernelsOf<Variant::kPlain>(
+    const KernelShape& shape);
 
 }  // namespace cppool::kernels::cuda

@@ -7,16 +7,17 @@
 
 #include "kernels/attention/families/sm80/backward.cuh"
 #include "kernels/attention/families/sm80/bias.cuh"
+#include "kernels/attention/families/sm80/fp8.cuh"
 #include "kernels/attention/families/sm80/kernel.h"
 
 namespace cppool::kernels::cuda {
 
-// kExtended: supports bias and ALiBi.
-template <typename T, int kDimQk, int kDimV, bool kWithDk, bool kWithDv, bool kExtended>
+template <typename T, int kDimQk, int kDimV, bool kWithDk, bool kWithDv, Variant kVariant>
 __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
                                   BackwardKeyTiling<kDimQk, kDimV>::kBlocksPerMultiprocessor)
     BackwardKeyKernel(const __grid_constant__ BackwardParameters p) {
   using Config = BackwardKeyTiling<kDimQk, kDimV>;
+  constexpr bool kExtended = kVariant != Variant::kPlain, kFp8 = kVariant == Variant::kFp8;
   constexpr int kThreads = Config::kThreads, kBlock = Config::kBlock, kM = Config::kRowsPerWarp / 16,
                 kN = kBlock / 8;
   constexpr int kRowStatesAt = kBlock * (kRowBytes<kDimQk> + kRowBytes<kDimV>);  // lse, then delta
@@ -36,7 +37,7 @@ __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
   const int first_head = max((p.map.kv_head0 + kv_head) * p.map.group - p.map.head0, 0);
   const int end_head = min((p.map.kv_head0 + kv_head + 1) * p.map.group - p.map.head0, p.map.heads);
 
-  BlockCursor<kBlock> cursor(p.work, tile, end_head - first_head);
+  BlockCursor<kBlock, kFp8> cursor(p.work, tile, end_head - first_head, kFp8 && p.casts.ds_blocks);
   const auto copy_queries = [&](std::uint32_t stage) {
     const std::int64_t pitch = p.map.heads, first = cursor.row() * pitch + end_head - cursor.passes_left();
     const int length = cursor.length();
@@ -78,9 +79,30 @@ __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
     __syncthreads();  // q and dout have arrived, and all warps have finished with the previous stage
     const int query = cursor.position(), queries = cursor.length();
     const int key = tile.position + warp_row, keys = min(Config::kRowsPerWarp, tile.length - warp_row);
-    const Visibility visibility = Classify(tile.band, query, queries, key, keys);
+    Visibility visibility = Classify(tile.band, query, queries, key, keys);
+    [[maybe_unused]] const std::int64_t row = cursor.row();
     [[maybe_unused]] const int head = end_head - cursor.passes_left();
     cursor.Advance();
+    if constexpr (kFp8) {  // all warps take part in the copies of q_of_dk and dout_of_dv
+      if (p.casts.ds_blocks && visibility == Visibility::kNone) visibility = Visibility::kSome;
+    }
+    [[maybe_unused]] const auto replace_operands = [&] {
+      if (!p.casts.ds_blocks) return;
+      __syncthreads();  // all warps have finished with q and dout
+      const std::int64_t pitch = p.map.heads, first = row * pitch + head;
+      if constexpr (kWithDk) {
+        CopyTile<kDimQk, kBlock, kThreads>(q_tile + stage, static_cast<const T*>(p.q_of_dk) + first * kDimQk,
+                                           p.work.other_step * pitch * kRowBytes<kDimQk>, queries);
+      }
+      if constexpr (kWithDv) {
+        CopyTile<kDimV, kBlock, kThreads>(dout_tile + stage,
+                                          static_cast<const T*>(p.dout_of_dv) + first * kDimV,
+                                          p.work.other_step * pitch * kRowBytes<kDimV>, queries);
+      }
+      ptx::CommitCopies();
+      ptx::WaitForCopies();
+      __syncthreads();  // q_of_dk and dout_of_dv have arrived
+    };
     if (Config::kStages > 1 && cursor.valid()) copy_queries(kStageBytes - stage);
 
     if (visibility != Visibility::kNone) {
@@ -89,6 +111,7 @@ __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
       Accumulator<kM, kN> probability;
       probability.Clear();
       MultiplyTransposed<T>(probability, k_rows, q_columns.Shifted(stage));
+      if constexpr (kFp8) Scale(probability, ScaleOf(p.scales.q) * ScaleOf(p.scales.k));
       if constexpr (kExtended) {
         AddBias<T, Side::kKey>(probability, p.bias, tile, head, {key, keys}, {query, queries});
       }
@@ -103,11 +126,13 @@ __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
             probability.at[m][n][i] = ptx::Exp2(fmaf(probability.at[m][n][i], p.scale_log2, -offset[i % 2]));
       }
       if (visibility == Visibility::kSome) MaskByKey(probability, tile.band, key, query);
-      if constexpr (kWithDv) MultiplyRows<T>(dv, ToLeftOperand<T>(probability), dout_rows.Shifted(stage));
+      if constexpr (kWithDv && !kFp8)
+        MultiplyRows<T>(dv, ToLeftOperand<T>(probability), dout_rows.Shifted(stage));
       if constexpr (kWithDk) {
         Accumulator<kM, kN> ds;
         ds.Clear();
         MultiplyTransposed<T>(ds, v_rows, dout_columns.Shifted(stage));
+        if constexpr (kFp8) Scale(ds, ScaleOf(p.scales.dout) * ScaleOf(p.scales.v));
 #pragma unroll
         for (int n = 0; n < kN; ++n) {
           const float2 of_columns = delta[n * 4];
@@ -118,7 +143,18 @@ __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
             for (int i = 0; i < 4; ++i)
               ds.at[m][n][i] = probability.at[m][n][i] * (ds.at[m][n][i] - offset[i % 2]);
         }
-        MultiplyRows<T>(dk, ToLeftOperand<T>(ds), q_rows.Shifted(stage));
+        if constexpr (kFp8) {
+          const auto of_p = CastP<T>(probability, p.casts.p_scale);
+          const auto of_ds = CastDs<T>(ds, p.casts);
+          replace_operands();
+          if constexpr (kWithDv) MultiplyRows<T>(dv, of_p, dout_rows.Shifted(stage));
+          MultiplyRows<T>(dk, of_ds, q_rows.Shifted(stage));
+        } else {
+          MultiplyRows<T>(dk, ToLeftOperand<T>(ds), q_rows.Shifted(stage));
+        }
+      } else if constexpr (kFp8) {
+        replace_operands();
+        MultiplyRows<T>(dv, CastP<T>(probability, p.casts.p_scale), dout_rows.Shifted(stage));
       }
     }
 
@@ -134,32 +170,39 @@ __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
   const std::int64_t at = row * p.map.kv_heads + kv_head,
                      pitch = static_cast<std::int64_t>(p.work.self_step) * p.map.kv_heads;
   const int rows = tile.length - warp_row;
+  [[maybe_unused]] float of_dk = p.scale, of_dv = 1.0f;
+  if constexpr (kFp8) {
+    of_dk *= InverseOfDs(p.casts) * (p.casts.ds_blocks ? 1.0f : ScaleOf(p.scales.q));
+    of_dv = (p.casts.ds_blocks ? 1.0f : ScaleOf(p.scales.dout)) / p.casts.p_scale;
+  }
   if constexpr (kWithDk) {
-    WriteGradient<T>(dk, p.scale, rows, at * kDimQk, pitch * kDimQk, p.dk_accumulator, p.dk, p.first, p.last);
+    WriteGradient<T>(dk, of_dk, rows, at * kDimQk, pitch * kDimQk, p.dk_accumulator, p.dk, p.first, p.last);
   }
   if constexpr (kWithDv) {
-    WriteGradient<T>(dv, 1.0f, rows, at * kDimV, pitch * kDimV, p.dv_accumulator, p.dv, p.first, p.last);
+    WriteGradient<T>(dv, of_dv, rows, at * kDimV, pitch * kDimV, p.dv_accumulator, p.dv, p.first, p.last);
   }
 }
 
-template <typename T, int kDimQk, int kDimV, bool kWithDk, bool kWithDv, bool kExtended>
+template <typename T, int kDimQk, int kDimV, bool kWithDk, bool kWithDv, Variant kVariant>
 Kernel<BackwardParameters> BackwardKeyInstance() {
   using Config = BackwardKeyTiling<kDimQk, kDimV>;
   constexpr int kShared = BackwardKeySharedBytes<kDimQk, kDimV>();
   static_assert(kShared < kMaxSharedBytes);
-  return {reinterpret_cast<const void*>(&BackwardKeyKernel<T, kDimQk, kDimV, kWithDk, kWithDv, kExtended>),
+  return {reinterpret_cast<const void*>(&BackwardKeyKernel<T, kDimQk, kDimV, kWithDk, kWithDv, kVariant>),
           Config::kThreads, kShared, Config::kTileRows, &LaunchGrid<BackwardParameters>};
 }
 
-template <bool kExtended>
+template <Variant kVariant>
 std::array<Kernel<BackwardParameters>, 2> BackwardKeyKernelsOf(const KernelShape& shape) {
   using Kernels = std::array<Kernel<BackwardParameters>, 2>;
   return ForInstance<Kernels>(shape, [&]<typename T, int kDimQk, int kDimV>() {
-    if constexpr (kKeyAndValueApart<kDimQk, kDimV>) {
-      return Kernels{BackwardKeyInstance<T, kDimQk, kDimV, true, false, kExtended>(),
-                     BackwardKeyInstance<T, kDimQk, kDimV, false, true, kExtended>()};
+    if constexpr (!kHasInstance<kVariant, T>) {
+      return Kernels{};
+    } else if constexpr (kKeyAndValueApart<kDimQk, kDimV>) {
+      return Kernels{BackwardKeyInstance<T, kDimQk, kDimV, true, false, kVariant>(),
+                     BackwardKeyInstance<T, kDimQk, kDimV, false, true, kVariant>()};
     } else {
-      return Kernels{BackwardKeyInstance<T, kDimQk, kDimV, true, true, kExtended>(), {}};
+      return Kernels{BackwardKeyInstance<T, kDimQk, kDimV, true, true, kVariant>(), {}};
     }
   });
 }

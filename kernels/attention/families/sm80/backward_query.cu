@@ -3,6 +3,6 @@
 
 namespace cppool::kernels::cuda {
 
-template Kernel<BackwardParameters> BackwardQueryKernelOf<false>(const KernelShape& shape);
+template Kernel<BackwardParameters> BackwardQueryKernelOf<Variant::kPlain>(const KernelShape& shape);
 
 }  // namespace cppool::kernels::cuda

@@ -6,6 +6,7 @@
 
 #include "kernels/attention/families/sm80/backward.cuh"
 #include "kernels/attention/families/sm80/bias.cuh"
+#include "kernels/attention/families/sm80/fp8.cuh"
 #include "kernels/attention/families/sm80/kernel.h"
 
 namespace cppool::kernels::cuda {
@@ -32,12 +33,12 @@ __device__ __forceinline__ void MaskByQuery(Accumulator<kM, kN>& probability, co
     }
 }
 
-// kExtended: supports bias and ALiBi.
-template <typename T, int kDimQk, int kDimV, bool kExtended>
+template <typename T, int kDimQk, int kDimV, Variant kVariant>
 __global__ void __launch_bounds__(BackwardQueryTiling<kDimQk, kDimV>::kThreads,
                                   BackwardQueryTiling<kDimQk, kDimV>::kBlocksPerMultiprocessor)
     BackwardQueryKernel(const __grid_constant__ BackwardParameters p) {
   using Config = BackwardQueryTiling<kDimQk, kDimV>;
+  constexpr bool kExtended = kVariant != Variant::kPlain, kFp8 = kVariant == Variant::kFp8;
   constexpr int kThreads = Config::kThreads, kBlock = Config::kBlock, kM = Config::kRowsPerWarp / 16,
                 kN = kBlock / 8;
   constexpr int kStageBytes = kBlock * (kRowBytes<kDimQk> + kRowBytes<kDimV>);
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(BackwardQueryTiling<kDimQk, kDimV>::kThreads,
     ptx::CommitCopies();
   };
 
-  BlockCursor<kBlock> cursor(p.work, tile);
+  BlockCursor<kBlock, kFp8> cursor(p.work, tile, 1, kFp8 && p.casts.ds_blocks);
   if (cursor.valid()) {
     const std::int64_t pitch = p.map.heads, first = tile.row * pitch + head;
     CopyTile<kDimQk, Config::kTileRows, kThreads>(q_tile, static_cast<const T*>(p.q) + first * kDimQk,
@@ -94,8 +95,12 @@ __global__ void __launch_bounds__(BackwardQueryTiling<kDimQk, kDimV>::kThreads,
     __syncthreads();  // k and v have arrived, and all warps have finished with the previous stage
     const int key = cursor.position(), keys = cursor.length();
     const int query = tile.position + warp_row, queries = min(Config::kRowsPerWarp, tile.length - warp_row);
-    const Visibility visibility = Classify(tile.band, query, queries, key, keys);
+    Visibility visibility = Classify(tile.band, query, queries, key, keys);
+    [[maybe_unused]] const std::int64_t row = cursor.row();
     cursor.Advance();
+    if constexpr (kFp8) {  // all warps take part in the copy of k_of_dq
+      if (p.casts.ds_blocks && visibility == Visibility::kNone) visibility = Visibility::kSome;
+    }
     if (Config::kStages > 1 && cursor.valid()) copy_keys(cursor.row(), cursor.length(), kStageBytes - stage);
 
     if (visibility != Visibility::kNone) {
@@ -104,6 +109,17 @@ __global__ void __launch_bounds__(BackwardQueryTiling<kDimQk, kDimV>::kThreads,
       probability.Clear();
       ds.Clear();
       MultiplyTransposed<T>(probability, q_rows, k_columns.Shifted(stage));
+      if constexpr (kFp8) {
+        Scale(probability, ScaleOf(p.scales.q) * ScaleOf(p.scales.k));
+        if (p.casts.ds_blocks) {
+          __syncthreads();  // all warps have finished with k
+          const std::int64_t pitch = p.map.kv_heads;
+          CopyTile<kDimQk, kBlock, kThreads>(
+              k_tile + stage, static_cast<const T*>(p.k_of_dq) + (row * pitch + kv_head) * kDimQk,
+              p.work.other_step * pitch * kRowBytes<kDimQk>, keys);
+          ptx::CommitCopies();
+        }
+      }
       if constexpr (kExtended) {
         AddBias<T, Side::kQuery>(probability, p.bias, tile, head, {query, queries}, {key, keys});
       }
@@ -119,6 +135,7 @@ __global__ void __launch_bounds__(BackwardQueryTiling<kDimQk, kDimV>::kThreads,
       if (visibility == Visibility::kSome || keys < kBlock)
         MaskByQuery(probability, tile.band, query, key, keys);
       MultiplyTransposed<T>(ds, dout_rows, v_columns.Shifted(stage));
+      if constexpr (kFp8) Scale(ds, ScaleOf(p.scales.dout) * ScaleOf(p.scales.v));
 #pragma unroll
       for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -127,7 +144,17 @@ __global__ void __launch_bounds__(BackwardQueryTiling<kDimQk, kDimV>::kThreads,
 #pragma unroll
           for (int n = 0; n < kN; ++n) ds.at[m][n][i] = probability.at[m][n][i] * (ds.at[m][n][i] - delta);
         }
-      MultiplyRows<T>(dq, ToLeftOperand<T>(ds), k_rows.Shifted(stage));
+      if constexpr (kFp8) {
+        if (p.casts.amax_ds) RaiseAmax(p.casts.amax_ds, ds);
+        const auto payloads = CastDs<T>(ds, p.casts);
+        if (p.casts.ds_blocks) {
+          ptx::WaitForCopies();
+          __syncthreads();  // k_of_dq has arrived
+        }
+        MultiplyRows<T>(dq, payloads, k_rows.Shifted(stage));
+      } else {
+        MultiplyRows<T>(dq, ToLeftOperand<T>(ds), k_rows.Shifted(stage));
+      }
     }
 
     if (Config::kStages > 1) {
@@ -139,20 +166,25 @@ __global__ void __launch_bounds__(BackwardQueryTiling<kDimQk, kDimV>::kThreads,
   }
   __syncthreads();
   const std::int64_t row = tile.row + static_cast<std::int64_t>(warp_row) * p.work.self_step;
-  WriteGradient<T>(dq, p.scale, tile.length - warp_row, (row * p.map.heads + head) * kDimQk,
+  float factor = p.scale;
+  if constexpr (kFp8) factor *= InverseOfDs(p.casts) * (p.casts.ds_blocks ? 1.0f : ScaleOf(p.scales.k));
+  WriteGradient<T>(dq, factor, tile.length - warp_row, (row * p.map.heads + head) * kDimQk,
                    static_cast<std::int64_t>(p.work.self_step) * p.map.heads * kDimQk, p.dq_accumulator, p.dq,
                    p.first, p.last);
 }
 
-template <bool kExtended>
+template <Variant kVariant>
 Kernel<BackwardParameters> BackwardQueryKernelOf(const KernelShape& shape) {
   return ForInstance<Kernel<BackwardParameters>>(shape, [&]<typename T, int kDimQk, int kDimV>() {
     using Config = BackwardQueryTiling<kDimQk, kDimV>;
     constexpr int kShared = BackwardQuerySharedBytes<kDimQk, kDimV>();
     static_assert(kShared < kMaxSharedBytes);
-    return Kernel<BackwardParameters>{
-        reinterpret_cast<const void*>(&BackwardQueryKernel<T, kDimQk, kDimV, kExtended>), Config::kThreads,
-        kShared, Config::kTileRows, &LaunchGrid<BackwardParameters>};
+    Kernel<BackwardParameters> kernel;
+    if constexpr (kHasInstance<kVariant, T>) {
+      kernel = {reinterpret_cast<const void*>(&BackwardQueryKernel<T, kDimQk, kDimV, kVariant>),
+                Config::kThreads, kShared, Config::kTileRows, &LaunchGrid<BackwardParameters>};
+    }
+    return kernel;
   });
 }
 

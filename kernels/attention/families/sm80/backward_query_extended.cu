@@ -3,6 +3,6 @@
 
 namespace cppool::kernels::cuda {
 
-template Kernel<BackwardParameters> BackwardQueryKernelOf<true>(const KernelShape& shape);
+template Kernel<BackwardParameters> BackwardQueryKernelOf<Variant::kExtended>(const KernelShape& shape);
 
 }  // namespace cppool::kernels::cuda

@@ -29,24 +29,41 @@ constexpr auto kHeadDims = [] {
 
 std::optional<std::string> RefusalOf(const KernelRequest& request) {
   if (!(request.shape.scale > 0)) return "the softmax scale must be positive";
-  if (auto refusal = RefuseFp8("sm80", request)) return refusal;
+  if (request.fp8 && request.shape.dtypes.q != Dtype::kBf16)
+    return "the kernel family 'sm80' has kernels for fp8 with 16-bit tensors in bf16 alone";
   return RefuseShape("sm80", kHeadDims, kDtypes, request);
 }
 
 // The kernels of a request.
 struct Kernels {
   explicit Kernels(const KernelRequest& request)
-      : extended(request.bias != BiasType::kNone), forward_extended(extended || request.max_logit) {
+      : extended(request.bias != BiasType::kNone),
+        forward_extended(extended || request.max_logit),
+        fp8(request.fp8.has_value()),
+        fp8_backward(fp8 && request.fp8->bwd) {
     const KernelShape& shape = request.shape;
-    forward = forward_extended ? ForwardKernelOf<true>(shape) : ForwardKernelOf<false>(shape);
+    forward = fp8                ? ForwardKernelOf<Variant::kFp8>(shape)
+              : forward_extended ? ForwardKernelOf<Variant::kExtended>(shape)
+                                 : ForwardKernelOf<Variant::kPlain>(shape);
     if (!request.training) return;
-    query = extended ? BackwardQueryKernelOf<true>(shape) : BackwardQueryKernelOf<false>(shape);
-    key = extended ? BackwardKeyKernelsOf<true>(shape) : BackwardKeyKernelsOf<false>(shape);
-    if (request.bias == BiasType::kPostScale) bias = BackwardBiasKernelOf(shape);
+    if (fp8_backward) {
+      query = BackwardQueryKernelOf<Variant::kFp8>(shape);
+      key = BackwardKeyKernelsOf<Variant::kFp8>(shape);
+    } else if (extended) {
+      query = BackwardQueryKernelOf<Variant::kExtended>(shape);
+      key = BackwardKeyKernelsOf<Variant::kExtended>(shape);
+    } else {
+      query = BackwardQueryKernelOf<Variant::kPlain>(shape);
+      key = BackwardKeyKernelsOf<Variant::kPlain>(shape);
+    }
+    if (request.bias == BiasType::kPostScale)
+      bias = fp8_backward ? BackwardBiasKernelOf<true>(shape) : BackwardBiasKernelOf<false>(shape);
   }
 
   bool extended;          // the kernels support a bias
   bool forward_extended;  // the forward kernel supports a bias and max_logit
+  bool fp8;               // the forward kernel casts P
+  bool fp8_backward;      // the backward kernels cast P and dS
   Kernel<ForwardParameters> forward;
   Kernel<BackwardParameters> query;
   std::array<Kernel<BackwardParameters>, 2> key;
@@ -202,18 +219,31 @@ class Sm80Kernel : public AttentionKernel {
     const cuda::Plan& plan = PlanOf(args.plan, args.bias);
     if (args.max_logit && !plan.kernels().forward_extended)
       Misused("max_logit requested with a plan without max_logit");
+    if ((args.p_scale != 0) != plan.kernels().fp8) Misused("p_scale and a plan that differ in fp8");
     const DeviceList& list = plan.query();
-    const ForwardParameters parameters{list.view,           HeadMapOf(shape), args.q.data,
-                                       args.k.data,         args.v.data,      args.accumulator,
-                                       args.out.data,       args.lse,         BiasOf(shape, args.bias),
-                                       args.softmax_offset, args.max_logit,   shape.scale,
-                                       ScaleLog2(shape),    args.first,       args.last};
+    const ForwardParameters parameters{list.view,
+                                       HeadMapOf(shape),
+                                       args.q.data,
+                                       args.k.data,
+                                       args.v.data,
+                                       args.accumulator,
+                                       args.out.data,
+                                       args.lse,
+                                       BiasOf(shape, args.bias),
+                                       args.softmax_offset,
+                                       args.max_logit,
+                                       shape.scale,
+                                       ScaleLog2(shape),
+                                       args.first,
+                                       args.last,
+                                       {args.q.scale, args.k.scale, args.v.scale, nullptr},
+                                       args.p_scale};
     Launch(plan.kernels().forward, std::int64_t{list.count(args.first, args.last)} * shape.heads, parameters,
            stream, "launching forward attention");
   }
 
   void Backward(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
-    const cuda::Plan& plan = TrainingPlanOf(args.plan, args.bias);
+    const cuda::Plan& plan = TrainingPlanOf(args.plan, args.bias, args.casts);
     if (args.query.wanted) {
       const DeviceList& list = plan.dq();
       Launch(plan.kernels().query, std::int64_t{list.count(args.query.first, args.query.last)} * shape.heads,
@@ -230,7 +260,7 @@ class Sm80Kernel : public AttentionKernel {
 
   void BackwardBias(const KernelShape& shape, const BackwardArgs& args, const BiasGradient& gradient,
                     cppool_stream stream) override {
-    const cuda::Plan& plan = TrainingPlanOf(args.plan, args.bias);
+    const cuda::Plan& plan = TrainingPlanOf(args.plan, args.bias, args.casts);
     const bool sum_heads = gradient.head_stride == 0, sum_queries = gradient.query_stride == 0;
     if (sum_queries && (sum_heads || gradient.batch_stride == 0))
       Misused("a bias gradient summed over queries and also over heads or sequences");
@@ -264,9 +294,12 @@ class Sm80Kernel : public AttentionKernel {
     return planned;
   }
 
-  static const cuda::Plan& TrainingPlanOf(const BlockPlan* plan, const BiasArgs& bias) {
+  static const cuda::Plan& TrainingPlanOf(const BlockPlan* plan, const BiasArgs& bias,
+                                          const Fp8Casts& casts) {
     const cuda::Plan& planned = PlanOf(plan, bias);
     if (!planned.training()) Misused("a gradient from a plan that is not for training");
+    if ((casts.p_scale != 0) != planned.kernels().fp8_backward)
+      Misused("casts and a plan that differ in fp8");
     return planned;
   }
 
@@ -290,7 +323,12 @@ class Sm80Kernel : public AttentionKernel {
             shape.scale,
             ScaleLog2(shape),
             pass.first,
-            pass.last};
+            pass.last,
+            {args.q.scale, args.k.scale, args.v.scale, args.dout.scale},
+            args.casts,
+            args.q_of_dk.data,
+            args.k_of_dq.data,
+            args.dout_of_dv.data};
   }
 
   template <typename Parameters>

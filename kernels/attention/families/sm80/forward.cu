@@ -3,6 +3,6 @@
 
 namespace cppool::kernels::cuda {
 
-template Kernel<ForwardParameters> ForwardKernelOf<false>(const KernelShape& shape);
+template Kernel<ForwardParameters> ForwardKernelOf<Variant::kPlain>(const KernelShape& shape);
 
 }  // namespace cppool::kernels::cuda

@@ -13,6 +13,7 @@
 
 #include "kernels/attention/families/sm80/bias.cuh"
 #include "kernels/attention/families/sm80/config.h"
+#include "kernels/attention/families/sm80/fp8.cuh"
 #include "kernels/attention/families/sm80/kernel.h"
 #include "kernels/attention/families/sm80/parameters.h"
 #include "kernels/attention/families/sm80/tile.cuh"
@@ -20,7 +21,9 @@
 
 namespace cppool::kernels::cuda {
 
-inline constexpr float kSlack = 8;
+// 0 for fp8: P is at most 1, and the cast has all of E4M3 for it.
+template <bool kFp8>
+inline constexpr float kSlack = kFp8 ? 0 : 8;
 
 // The softmax state of the rows of a warp's accumulator that a thread holds: rows 16 m + lane / 4 and 16 m + lane / 4 + 8 for each
 // 16-row tile m.
@@ -52,7 +55,7 @@ __device__ __forceinline__ void MaskLogits(Accumulator<kM, kN>& logits, const Ba
 }
 
 // Replaces logits by exponentials relative to the running maximum, and rescales the state and the output when the maximum is updated.
-template <int kM, int kN, int kOut>
+template <bool kFp8, int kM, int kN, int kOut>
 __device__ __forceinline__ void Softmax(Accumulator<kM, kN>& logits, SoftmaxState<kM>& state,
                                         Accumulator<kM, kOut>& out, float scale_log2) {
   float most[kM][2];
@@ -69,7 +72,7 @@ __device__ __forceinline__ void Softmax(Accumulator<kM, kN>& logits, SoftmaxStat
       row = fmaxf(row, __shfl_xor_sync(~0u, row, 2));
       most[m][half] = row;
       // For a row without a visible key so far, -inf - -inf is NaN, and the comparison is false.
-      outgrown |= (row - state.most[m][half]) * scale_log2 > kSlack;
+      outgrown |= (row - state.most[m][half]) * scale_log2 > kSlack<kFp8>;
     }
   if (__any_sync(~0u, outgrown)) {
 #pragma unroll
@@ -132,10 +135,26 @@ __device__ __forceinline__ void ReadState(const ForwardParameters& p, const Tile
     }
 }
 
-template <typename T, int kDimV, int kM>
+// Merges (old_lse, an output of weight 1) with (lse, one of weight `factor`): lse becomes that of both. `lanes`: those that share the row,
+// which have all read old_lse when this returns.
+__device__ __forceinline__ void MergeWith(float old_lse, float& lse, float& factor, float& old_factor,
+                                          unsigned lanes) {
+  __syncwarp(lanes);
+  const float top = lse > old_lse ? lse : old_lse;
+  if (top == -INFINITY) return;
+  const float merged = top + logf(expf(old_lse - top) + expf(lse - top));
+  factor *= expf(lse - merged);
+  old_factor = expf(old_lse - merged);
+  lse = merged;
+}
+
+// For fp8 an earlier call's output is merged here instead of continued: P of this call is relative to its own maximum, so that its cast
+// does not depend on other keys. `unit`: what the sums of payloads are multiplied with.
+template <bool kFp8, typename T, int kDimV, int kM>
 __device__ __forceinline__ void WriteOutput(const ForwardParameters& p, const Tile& tile, int warp_row,
                                             int head, const SoftmaxState<kM>& state,
-                                            const Accumulator<kM, kDimV / 8>& out) {
+                                            const Accumulator<kM, kDimV / 8>& out,
+                                            [[maybe_unused]] float unit = 1) {
   const int lane = threadIdx.x % kWarpSize;
 #pragma unroll
   for (int m = 0; m < kM; ++m)
@@ -149,14 +168,30 @@ __device__ __forceinline__ void WriteOutput(const ForwardParameters& p, const Ti
       const std::int64_t at =
           (tile.row + static_cast<std::int64_t>(i) * p.work.self_step) * p.map.heads + head;
       const bool unseen = sum == 0;  // false for NaN, which must be written to the output
-      const float lse = unseen ? -INFINITY : state.most[m][half] * p.scale + logf(sum);
+      float lse = unseen ? -INFINITY : state.most[m][half] * p.scale + logf(sum);
+      [[maybe_unused]] float weight = unit, old_factor = 0;
+      if constexpr (kFp8) {
+        if (!p.first) MergeWith(p.lse[at], lse, weight, old_factor, 0xfu << (lane & ~3));
+      }
       if (lane % 4 == 0) p.lse[at] = lse;
       float factor = unseen ? 0.0f : 1.0f / sum;
-      if (p.last && p.softmax_offset) factor /= 1.0f + expf(p.softmax_offset[head] - lse);
+      if constexpr (kFp8) factor *= weight;
+      if (p.last && p.softmax_offset) {
+        const float whole = 1.0f + expf(p.softmax_offset[head] - lse);
+        factor /= whole;
+        if constexpr (kFp8) old_factor /= whole;
+      }
       const std::int64_t column = at * kDimV + (lane % 4) * 2;
 #pragma unroll
       for (int n = 0; n < kDimV / 8; ++n) {
-        const float x = out.at[m][n][half * 2] * factor, y = out.at[m][n][half * 2 + 1] * factor;
+        float x = out.at[m][n][half * 2] * factor, y = out.at[m][n][half * 2 + 1] * factor;
+        if constexpr (kFp8) {
+          if (old_factor != 0) {
+            const float2 old = *reinterpret_cast<const float2*>(p.accumulator + column + n * 8);
+            x = fmaf(old.x, old_factor, x);
+            y = fmaf(old.y, old_factor, y);
+          }
+        }
         if (p.last) {
           *reinterpret_cast<std::uint32_t*>(static_cast<T*>(p.out) + column + n * 8) = ptx::Pack<T>(x, y);
         } else {
@@ -166,12 +201,12 @@ __device__ __forceinline__ void WriteOutput(const ForwardParameters& p, const Ti
     }
 }
 
-// kExtended: supports bias, ALiBi and max_logit. A separate instance, because the registers they need would slow down the plain one.
-template <typename T, int kDimQk, int kDimV, bool kExtended>
+template <typename T, int kDimQk, int kDimV, Variant kVariant>
 __global__ void __launch_bounds__(ForwardTiling<kDimQk, kDimV>::kThreads,
                                   ForwardTiling<kDimQk, kDimV>::kBlocksPerMultiprocessor)
     ForwardKernel(const __grid_constant__ ForwardParameters p) {
   using Config = ForwardTiling<kDimQk, kDimV>;
+  constexpr bool kExtended = kVariant != Variant::kPlain, kFp8 = kVariant == Variant::kFp8;
   constexpr int kThreads = Config::kThreads, kBlock = Config::kBlock, kM = Config::kRowsPerWarp / 16;
   extern __shared__ __align__(128) unsigned char shared[];
   const std::uint32_t q_tile = ptx::SharedAddress(shared);
@@ -217,7 +252,9 @@ __global__ void __launch_bounds__(ForwardTiling<kDimQk, kDimV>::kThreads,
     state.most[m][0] = state.most[m][1] = -INFINITY;
     state.sum[m][0] = state.sum[m][1] = 0;
   }
-  if (!p.first) ReadState<kDimV>(p, tile, warp_row, head, state, out);
+  if constexpr (!kFp8) {
+    if (!p.first) ReadState<kDimV>(p, tile, warp_row, head, state, out);
+  }
   [[maybe_unused]] float largest = -INFINITY;  // the largest visible unscaled logit
 
   const auto q_rows = Fragments<kDimQk>::Rows(q_tile + warp_row * kRowBytes<kDimQk>);
@@ -237,6 +274,7 @@ __global__ void __launch_bounds__(ForwardTiling<kDimQk, kDimV>::kThreads,
     const Visibility visible = visibility();
     if (visible != Visibility::kNone) {
       MultiplyTransposed<T>(logits, q_rows, k_columns);
+      if constexpr (kFp8) Scale(logits, ScaleOf(p.scales.q) * ScaleOf(p.scales.k));
       if constexpr (kExtended) {
         AddBias<T, Side::kQuery>(logits, p.bias, tile, head,
                                  {tile.position + warp_row, tile.length - warp_row},
@@ -255,25 +293,36 @@ __global__ void __launch_bounds__(ForwardTiling<kDimQk, kDimV>::kThreads,
     cursor.Advance();
     if (cursor.valid()) copy_keys(cursor.row(), cursor.length());
     if (visible == Visibility::kNone) continue;
-    Softmax(logits, state, out, p.scale_log2);
-    MultiplyRows<T>(out, ToLeftOperand<T>(logits), v_rows);
+    Softmax<kFp8>(logits, state, out, p.scale_log2);
+    if constexpr (kFp8) {
+      MultiplyRows<T>(out, CastP<T>(logits, p.p_scale), v_rows);
+    } else {
+      MultiplyRows<T>(out, ToLeftOperand<T>(logits), v_rows);
+    }
   }
   __syncthreads();
-  WriteOutput<T, kDimV>(p, tile, warp_row, head, state, out);
+  if constexpr (kFp8) {
+    WriteOutput<true, T, kDimV>(p, tile, warp_row, head, state, out, ScaleOf(p.scales.v) / p.p_scale);
+  } else {
+    WriteOutput<false, T, kDimV>(p, tile, warp_row, head, state, out);
+  }
   if constexpr (kExtended) {
     if (p.max_logit) RaiseMaxLogit(p.max_logit, head, largest, p.scale);
   }
 }
 
-template <bool kExtended>
+template <Variant kVariant>
 Kernel<ForwardParameters> ForwardKernelOf(const KernelShape& shape) {
   return ForInstance<Kernel<ForwardParameters>>(shape, [&]<typename T, int kDimQk, int kDimV>() {
     using Config = ForwardTiling<kDimQk, kDimV>;
     constexpr int kShared = ForwardSharedBytes<kDimQk, kDimV>();
     static_assert(kShared < kMaxSharedBytes);
-    return Kernel<ForwardParameters>{
-        reinterpret_cast<const void*>(&ForwardKernel<T, kDimQk, kDimV, kExtended>), Config::kThreads, kShared,
-        Config::kTileRows, &LaunchGrid<ForwardParameters>};
+    Kernel<ForwardParameters> kernel;
+    if constexpr (kHasInstance<kVariant, T>) {
+      kernel = {reinterpret_cast<const void*>(&ForwardKernel<T, kDimQk, kDimV, kVariant>), Config::kThreads,
+                kShared, Config::kTileRows, &LaunchGrid<ForwardParameters>};
+    }
+    return kernel;
   });
 }
 

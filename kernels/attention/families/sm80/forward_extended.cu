@@ -3,6 +3,6 @@
 
 namespace cppool::kernels::cuda {
 
-template Kernel<ForwardParameters> ForwardKernelOf<true>(const KernelShape& shape);
+template Kernel<ForwardParameters> ForwardKernelOf<Variant::kExtended>(const KernelShape& shape);
 
 }  // namespace cppool::kernels::cuda

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <iterator>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/attention/attention_kernel.h"
@@ -39,17 +40,26 @@ cudaError_t LaunchGrid(const Kernel<Parameters>& kernel, const Parameters& param
                           arguments, static_cast<std::size_t>(kernel.shared_bytes), stream);
 }
 
-// The kernels for the head dims and dtype of `shape`; without a function if there is no such kernel. kExtended: supports bias, ALiBi
-// and max_logit.
-template <bool kExtended>
+enum class Variant {
+  kPlain,
+  kExtended,  // with bias, ALiBi and max_logit: the registers they need would slow down the plain instances
+  kFp8,       // the same, and with scales of the operands and casts of P and dS; bf16 alone
+};
+
+// The kernels for the head dims and dtype of `shape`; without a function if there is no such kernel.
+template <Variant kVariant>
 Kernel<ForwardParameters> ForwardKernelOf(const KernelShape& shape);
-template <bool kExtended>
+template <Variant kVariant>
 Kernel<BackwardParameters> BackwardQueryKernelOf(const KernelShape& shape);
 // One or two kernels, to be launched one after the other; if there is one, the second has no function. Both use the same tiles.
-template <bool kExtended>
+template <Variant kVariant>
 std::array<Kernel<BackwardParameters>, 2> BackwardKeyKernelsOf(const KernelShape& shape);
 // It uses the tiles of the kernels for dk and dv.
+template <bool kFp8>
 Kernel<BiasGradientParameters> BackwardBiasKernelOf(const KernelShape& shape);
+
+template <Variant kVariant, typename T>
+inline constexpr bool kHasInstance = kVariant != Variant::kFp8 || std::is_same_v<T, __nv_bfloat16>;
 
 template <Dtype>
 struct ElementOf;

@@ -26,6 +26,14 @@ struct Bias {
   float inverse_scale;        // 1 / scale
 };
 
+// What the stored elements are multiplied with, see TensorRef; NULL: 1.
+struct OperandScales {
+  const float* q;
+  const float* k;
+  const float* v;
+  const float* dout;
+};
+
 struct ForwardParameters {
   WorkView work;  // tiles of queries, ranges of keys
   HeadMap map;
@@ -42,6 +50,9 @@ struct ForwardParameters {
   float scale_log2;  // scale in powers of two: scale * log2(e)
   bool first;
   bool last;
+  // Of the instances for fp8 alone; at the end, so that the others' parameters stay where they are.
+  OperandScales scales;
+  float p_scale;
 };
 
 struct BackwardParameters {
@@ -64,6 +75,12 @@ struct BackwardParameters {
   float scale_log2;  // scale in powers of two: scale * log2(e)
   bool first;
   bool last;
+  // Of the instances for fp8 alone.
+  OperandScales scales;
+  Fp8Casts casts;
+  const void* q_of_dk;  // with casts in blocks, as in BackwardArgs
+  const void* k_of_dq;
+  const void* dout_of_dv;
 };
 
 // The gradient of the bias, from a subset of a work list's tiles.

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/attention/families/sm80/parameters.h"
+#include "kernels/numerics/fp8.h"
 
 namespace cppool::kernels::cuda {
 
@@ -18,15 +19,18 @@ __device__ __forceinline__ const Tile& SharedTile(const WorkView& work, int inde
 }
 
 // Iterates `passes` times over the blocks of at most kBlock tokens of a tile's ranges. `tile` is in shared memory and `work` in
-// constant memory, so that rarely used values take no registers.
-template <int kBlock>
+// constant memory, so that rarely used values take no registers. With kMayAlign and `aligned`, a block that does not begin at a multiple
+// of kMxBlock positions ends at the next one, so that kMxBlock positions lie in the same columns of a block.
+template <int kBlock, bool kMayAlign = false>
 class BlockCursor {
  public:
-  __device__ __forceinline__ BlockCursor(const WorkView& work, const Tile& tile, int passes = 1)
+  __device__ __forceinline__ BlockCursor(const WorkView& work, const Tile& tile, int passes = 1,
+                                         bool aligned = false)
       : work_(work),
         tile_(tile),
         index_(tile.range_begin),
-        passes_left_(tile.range_begin < tile.range_end ? passes : 0) {
+        passes_left_(tile.range_begin < tile.range_end ? passes : 0),
+        aligned_(aligned) {
     if (passes_left_ > 0) Enter();
   }
 
@@ -34,13 +38,19 @@ class BlockCursor {
   __device__ __forceinline__ int passes_left() const { return passes_left_; }  // including the current one
   __device__ __forceinline__ std::int64_t row() const { return row_; }   // row of the block's first token
   __device__ __forceinline__ int position() const { return position_; }  // position of that token
-  __device__ __forceinline__ int length() const { return min(left_, kBlock); }
+  __device__ __forceinline__ int length() const {
+    if constexpr (kMayAlign) {
+      if (aligned_ && position_ % kMxBlock != 0) return min(left_, kMxBlock - position_ % kMxBlock);
+    }
+    return min(left_, kBlock);
+  }
 
   __device__ __forceinline__ void Advance() {
-    left_ -= kBlock;
+    const int count = kMayAlign ? length() : kBlock;
+    left_ -= count;
     if (left_ > 0) {
-      row_ += static_cast<std::int64_t>(kBlock) * work_.other_step;
-      position_ += kBlock;
+      row_ += static_cast<std::int64_t>(count) * work_.other_step;
+      position_ += count;
       return;
     }
     if (++index_ == tile_.range_end) {
@@ -63,6 +73,7 @@ class BlockCursor {
   const Tile& tile_;
   int index_;
   int passes_left_;
+  [[maybe_unused]] bool aligned_;
   std::int64_t row_ = 0;
   int position_ = 0;
   int left_ = 0;

@@ -2,10 +2,10 @@
 // values, and for each query head and block that sees them queries, output gradients, lse and delta, as buffers become
 // free.
 //
-// Items are tiles times key/value heads, in sections of heads whose queries and dq stay in the L2 cache. All come from a
-// counter, so that whatever an item waits for in its turn to add to dq is held by a block of threads that runs. Blocks go
-// from the last to the first: tiles of a sequence then begin with the same block, and one waits for another's single step
-// and not for its way to the diagonal.
+// Items are tiles times key/value heads, in sections of heads whose queries and dq stay in the L2 cache. All come from
+// a counter, so that whatever an item waits for in its turn to add to dq is held by a block of threads that runs.
+// Blocks go from the last to the first: tiles of a sequence then begin with the same block, and one waits for
+// another's single step and not for its way to the diagonal.
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_shared.cuh"
@@ -135,10 +135,11 @@ __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
           shared.control->lse[dout.stage][lane + i * 32] = lse[i] == -INFINITY ? INFINITY : lse[i] * kLog2e;
           shared.control->delta[dout.stage][lane + i * 32] = delta[i];
         }
-        __syncwarp();
         if (lane == 0) {
           ptx::ArriveExpecting(shared.FullDout(dout.stage), Config::kDoutBytes);
           ptx::LoadBox(shared.Dout(dout.stage), &p.dout, from, shared.FullDout(dout.stage));
+        } else {
+          ptx::Arrive(shared.FullDout(dout.stage));
         }
         __syncwarp();
         rings.Advance();

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "kernels/attention/families/common/shape_table.h"
 #include "kernels/attention/families/sm90/backward.h"
 #include "kernels/attention/families/sm90/backward_list.h"
 #include "kernels/attention/families/sm90/bias_gradient.h"
@@ -368,6 +369,7 @@ class Family : public AttentionFamily {
     return can;
   }
   std::optional<std::string> Refusal(const KernelRequest& request) const override {
+    if (auto refusal = RefuseFp8("sm90", request)) return refusal;
     return general_.Refusal(request);
   }
   // dq in fp32.

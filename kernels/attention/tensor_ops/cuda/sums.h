@@ -7,16 +7,9 @@
 #include <cstdint>
 
 #include "kernels/attention/tensor_ops.h"
-#include "kernels/attention/tensor_ops/row_tiles.h"
+#include "kernels/attention/tensor_ops/cuda/row_view.h"
 
 namespace cppool::kernels::cuda {
-
-// Token rows in device memory.
-struct RowView {
-  const RowTile* tiles;
-  int count;
-  int step;  // distance between consecutive rows of a tile
-};
 
 // lse and total [rows, heads].
 void LaunchAddOffset(std::int64_t rows, int heads, const float* lse, const float* offset, float* total,

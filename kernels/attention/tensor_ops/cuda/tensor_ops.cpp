@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "kernels/attention/tensor_ops/cuda/fp8_ops.h"
 #include "kernels/attention/tensor_ops/cuda/heads.h"
 #include "kernels/attention/tensor_ops/cuda/sums.h"
 #include "kernels/runtime.h"
@@ -9,39 +10,21 @@
 namespace cppool::kernels::cuda {
 namespace {
 
-cudaStream_t AsCuda(cppool_stream stream) { return reinterpret_cast<cudaStream_t>(stream); }
-
-class CudaTokenRows : public TokenRows {
- public:
-  CudaTokenRows(cppool_runtime* rt, const Layout& layout, cppool_stream stream)
-      : tiles_(RowTilesOf(layout)), view_{nullptr, static_cast<int>(tiles_.size()), layout.row_step} {
-    if (tiles_.empty()) return;
-    device_ = Buffer(rt, tiles_.size() * sizeof(RowTile), stream);
-    Check(rt, rt->copy(rt, device_.get(), tiles_.data(), device_.bytes(), stream));
-    view_.tiles = device_.get<const RowTile>();
-  }
-  const RowView& view() const { return view_; }
-
- private:
-  std::vector<RowTile> tiles_;  // the copy may still read it when the constructor returns
-  Buffer device_;
-  RowView view_;
-};
-
-const RowView& ViewOf(const TokenRows& rows) { return static_cast<const CudaTokenRows&>(rows).view(); }
-
 class CudaTensorOps : public TensorOps {
  public:
-  explicit CudaTensorOps(cppool_runtime* rt) : rt_(rt) {}
+  explicit CudaTensorOps(cppool_runtime* rt) : rt_(rt), fp8_(MakeFp8Ops(rt)) {}
+
+  Fp8Ops& fp8() override { return *fp8_; }
 
   void Load() override {
     if (std::exchange(loaded_, true)) return;
     LoadHeadKernels();
     LoadSums();
+    LoadFp8Ops();
   }
 
   std::unique_ptr<TokenRows> Rows(const Layout& layout, cppool_stream stream) override {
-    return std::make_unique<CudaTokenRows>(rt_, layout, stream);
+    return std::make_unique<CudaTokenRows>(rt_, RowTilesOf(layout), layout.row_step, stream);
   }
 
   void SplitHeads(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges, TensorRef from,
@@ -107,6 +90,7 @@ class CudaTensorOps : public TensorOps {
 
  private:
   cppool_runtime* rt_;
+  std::unique_ptr<Fp8Ops> fp8_;
   bool loaded_ = false;
 };
 

@@ -52,11 +52,11 @@ struct CompareArgs {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   double relative = 0;            // relative tolerance for max_excess
-  const double* bound = nullptr;  // of each |a - b|, where b's elements are; on the host alone. NULL: none
+  const double* bound = nullptr;  // of each |a - b|, where b's elements are. NULL: none
 };
 
 // fp8: what the oracle reads, casts and bounds beside the rest of OracleArgs. The products of the gradients may read
-// other quantisations of q, k and dout. On the host alone.
+// other quantisations of q, k and dout.
 struct OracleFp8 {
   TensorRef q_of_dk, k_of_dq, dout_of_dv;  // without data: q, k, dout
   const float* delta = nullptr;  // [rows of q, heads]: rowsum(dO * O) as it was given to the kernels
@@ -73,8 +73,9 @@ struct OracleFp8 {
 // q_step of [rows, heads, dim]. Outputs are dense fp64, or NULL when not wanted: out [seqlen_q, group,
 // dim_v], lse [seqlen_q, group], dq [seqlen_q, group, dim_qk], dk [seqlen_kv, dim_qk], dv [seqlen_kv, dim_v].
 struct OracleArgs {
-  TensorRef q, k, v;  // of one 16-bit dtype, and dout and bias likewise
-  TensorRef dout;     // data NULL: forward only
+  TensorRef q, k,
+      v;  // of one 16-bit dtype, and dout and bias likewise; in fp8 also payloads, dout in E5M2, beside a bias in bf16
+  TensorRef dout;  // data NULL: forward only
   std::int64_t q_row = 0, q_step = 1, kv_row = 0, kv_step = 1;
   std::int64_t seqlen_q = 0, seqlen_kv = 0;
   int heads = 1, head_begin = 0, group = 1;  // query heads head_begin .. head_begin + group of `heads`
@@ -119,6 +120,9 @@ struct RowsCopy {
   std::int64_t from_batch = 0, from_row = 0, to_batch = 0, to_row = 0;
 };
 
+struct BitsCheck;  // kernels/attention/checks/fp8_bits.h
+struct BitsTally;
+
 class CheckKernels {
  public:
   virtual ~CheckKernels() = default;
@@ -154,6 +158,9 @@ class CheckKernels {
 
   // *result is host memory from the runtime's alloc_host, valid after the stream is synchronised.
   virtual void Compare(const CompareArgs&, CompareStats* result, cppool_stream) = 0;
+
+  // What a case in fp8 has quantised against the definitions of the formats. *result as Compare's.
+  virtual void CheckBits(const BitsCheck&, BitsTally* result, cppool_stream) = 0;
 
   // Memory that it takes for itself: oracle_workspace.h.
   virtual void Oracle(const OracleArgs&, cppool_stream) = 0;

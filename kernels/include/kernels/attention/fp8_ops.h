@@ -1,7 +1,7 @@
 // Quantisation of tensors: what schedules do with 8-bit payloads and their scales (kernels/numerics/fp8.h has the formats).
 //
 // Pointers, threads and errors as in attention_kernel.h. A tensor is [rows, columns]; rows without a token are neither read
-// nor written. Every result has the same bits on every runtime. No call allocates or waits.
+// nor written. Every result but the sums of Delta has the same bits on every runtime. No call allocates or waits.
 #pragma once
 
 #include <cppool/runtime.h>

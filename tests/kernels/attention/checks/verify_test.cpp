@@ -43,6 +43,7 @@ class MemoryOfCuda : public CheckKernels {
   void RoundValues(Dtype, double*, std::int64_t, cppool_stream) override {}
   void FillValues(double*, double, std::int64_t, cppool_stream) override {}
   void Compare(const CompareArgs&, CompareStats*, cppool_stream) override {}
+  void CheckBits(const BitsCheck&, BitsTally*, cppool_stream) override {}
   void Oracle(const OracleArgs& args, cppool_stream stream) override {
     const Buffer workspace(runtime_, OracleWorkspace(ShapeOf(args)), stream);
   }
@@ -156,6 +157,10 @@ TEST_CASE("the oracle on a GPU allocates no more memory than OracleBytes") {
   specs.back().mask = AttnMaskType::kPaddingCausal;
   specs.back().pad_between_seqs = true;
   DrawSequences(specs.back(), 1);
+  specs.push_back(specs[0]);
+  specs.back().fp8 = Fp8Recipe{ScalingMode::kMxfp8, true, false, true, true};
+  specs.push_back(specs[1]);
+  specs.back().fp8 = Fp8Recipe{ScalingMode::kCurrent, true, false, false, true};
   for (const AttentionSpec& spec : specs) {
     const CheckRank rank(CreateHostBackend(1), &MakeHostCheckKernels);
     WatchedSeam seam(rank);
@@ -165,7 +170,11 @@ TEST_CASE("the oracle on a GPU allocates no more memory than OracleBytes") {
     const RankTokens tokens(spec, 1, 0);
     NoReport report;
     const double before = seam.held;
-    Verifier(seam.rt(), spec, kernels, tokens, local, global, report).AgainstOracle();
+    Verifier verifier(seam.rt(), spec, kernels, tokens, local, global, report);
+    Fp8Problem quantised;
+    quantised.dout = {global.get(InputTensor::kDout), Dtype::kBf16};
+    if (spec.fp8) verifier.UseQuantised(quantised);
+    verifier.AgainstOracle();
     const double said = OracleBytes(spec, false);
     const double tables = 16.0 * static_cast<double>(spec.queries.rows + spec.keys.rows);
     INFO("heads " << spec.heads << "/" << spec.kv_heads << ", q " << spec.seqlen_q << ", kv "

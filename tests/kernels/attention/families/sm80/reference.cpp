@@ -305,9 +305,10 @@ std::string Difference(const Values& got, const Values& want, double relative, d
              std::to_string(want[i]);
     }
     const double error = std::abs(static_cast<double>(got[i]) - want[i]);
+    if (error > most) most = error, most_at = i;
+    if (want[i] == 0) continue;  // a row that sees nothing
     sum_sq_err += error * error;
     sum_sq += static_cast<double>(want[i]) * want[i];
-    if (error > most) most = error, most_at = i;
     ++count;
   }
   // The lower bound is for rows that see one key, whose dq and dk are 0 by cancellation.

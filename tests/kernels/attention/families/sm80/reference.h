@@ -90,7 +90,8 @@ KernelRequest RequestOf(const Problem& problem);
 Outputs Reference(const Problem& problem, const Inputs& inputs);
 
 // Describes the difference of `got` from `want`, or returns "" if they agree: NaN and infinities must be at the same indices, the RMS of
-// the error at most `relative` times the RMS of `want` (or 0.01, if that is more), each error at most `outlier` times that.
+// the error at most `relative` times the RMS of `want` (or 0.01, if that is more), each error at most `outlier` times that. Both RMS are
+// of the elements where `want` is not 0: many rows may see nothing.
 std::string Difference(const Values& got, const Values& want, double relative, double outlier = 16);
 
 }  // namespace cppool::kernels::test
