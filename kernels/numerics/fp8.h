@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/numerics/host_device.h"
+#include "kernels/host_device.h"
 
 namespace cppool::kernels {
 

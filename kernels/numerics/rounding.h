@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "kernels/dtype.h"
-#include "kernels/numerics/host_device.h"
+#include "kernels/host_device.h"
 
 namespace cppool::kernels {
 

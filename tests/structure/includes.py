@@ -25,7 +25,7 @@ ALLOWED = {
     "kernels/include/kernels/attention": RUNTIME_PUBLIC,
     # kernels, from the lowest layer to the highest.
     "kernels/numerics": ["kernels/include/kernels/dtype.h", "kernels/include/kernels/error.h",
-                         "kernels/include/kernels/half.h"],
+                         "kernels/include/kernels/half.h", "kernels/include/kernels/host_device.h"],
     "kernels/runtime/common": ["kernels/numerics", *RUNTIME_PUBLIC],
     "kernels/runtime/host": ["kernels/runtime/common", "kernels/numerics", *RUNTIME_PUBLIC],
     "kernels/runtime/cuda": ["kernels/runtime/common", "kernels/numerics", *RUNTIME_PUBLIC],

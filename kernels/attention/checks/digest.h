@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/numerics/host_device.h"
+#include "kernels/host_device.h"
 
 namespace cppool::kernels {
 

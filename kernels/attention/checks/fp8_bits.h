@@ -8,11 +8,11 @@
 #include <variant>
 
 #include "kernels/attention/fp8_ops.h"
+#include "kernels/attention/problem/row_tiles.h"
 #include "kernels/attention/tensor.h"
-#include "kernels/attention/tensor_ops/row_tiles.h"
 #include "kernels/half.h"
+#include "kernels/host_device.h"
 #include "kernels/numerics/fp8.h"
-#include "kernels/numerics/host_device.h"
 #include "kernels/numerics/rounding.h"
 
 namespace cppool::kernels {

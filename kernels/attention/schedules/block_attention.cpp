@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "kernels/attention/tensor_ops/row_tiles.h"
+#include "kernels/attention/problem/row_tiles.h"
 
 namespace cppool::kernels {
 

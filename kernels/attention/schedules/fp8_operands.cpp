@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/attention/tensor_ops/row_tiles.h"
+#include "kernels/attention/problem/row_tiles.h"
 
 namespace cppool::kernels {
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/numerics/host_device.h"
+#include "kernels/host_device.h"
 
 namespace cppool::kernels {
 

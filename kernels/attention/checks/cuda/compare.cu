@@ -9,7 +9,7 @@
 #include "kernels/attention/checks/cuda/launch.h"
 #include "kernels/error.h"
 #include "kernels/numerics/fp8.h"
-#include "kernels/numerics/host_device.h"
+#include "kernels/host_device.h"
 #include "kernels/runtime/cuda/check.h"
 
 namespace cppool::kernels::cuda {

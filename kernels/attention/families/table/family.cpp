@@ -7,7 +7,7 @@
 #include "kernels/attention/families/table/kernel.h"
 #include "kernels/attention/families/table/packed_sequences.h"
 #include "kernels/attention/families/table/scratch.h"
-#include "kernels/attention/tensor_ops/row_tiles.h"
+#include "kernels/attention/problem/row_tiles.h"
 
 namespace cppool::kernels::table {
 namespace {

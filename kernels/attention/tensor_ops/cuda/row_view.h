@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/attention/problem/row_tiles.h"
 #include "kernels/attention/tensor_ops.h"
-#include "kernels/attention/tensor_ops/row_tiles.h"
 #include "kernels/runtime.h"
 
 namespace cppool::kernels::cuda {
