@@ -61,7 +61,7 @@ template <typename Config>
 using PlainBackwardControl =
     BackwardControl<Config::kTileStages, Config::kStages, Config::kDoutStages, Config::kRows>;
 
-// With a bias, whose buffers are empty when the consumers' warps have released them.
+// With a bias, whose buffers are empty when all threads of the consumers, which all read them, have released them.
 template <typename Config>
 struct BiasedBackwardControl : PlainBackwardControl<Config> {
   std::uint64_t full_bias[Config::kBiasStages], empty_bias[Config::kBiasStages];
@@ -136,7 +136,7 @@ struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileByt
     if constexpr (Config::kBias) {
       for (int i = 0; i < Config::kBiasStages; ++i) {
         ptx::InitBarrier(FullBias(i), 1);
-        ptx::InitBarrier(EmptyBias(i), 8);
+        ptx::InitBarrier(EmptyBias(i), 2 * kWarpgroup);
       }
     }
     ptx::FenceBarrierInit();

@@ -86,7 +86,7 @@ class BackwardStep {
                                          shared_.Bias(ring.stage) + FirstKey() / 64 * (kRows * kRowBytes),
                                          bias.rows > 1, FirstQuery(), bias.inverse_scale);
       Settle(logits);  // read, before others may write
-      if (Lane() == 0) ptx::Arrive(shared_.EmptyBias(ring.stage));
+      ptx::Arrive(shared_.EmptyBias(ring.stage));
     }
     if (bias.alibi_slopes) {
       const int key = tile().position + FirstKey() + warp_row_ + Lane() / 4;

@@ -153,7 +153,7 @@ class BiasGradientConsumer {
         ptx::Wait(shared_.FullBias(group_, bias_.stage), bias_.parity);
         AddBiasTile<T, kBlock>(logits, shared_.Bias(group_, bias_.stage), true, p_.bias.inverse_scale);
         Settle(logits);  // read, before others may write
-        Release(shared_.EmptyBias(group_, bias_.stage));
+        ptx::Arrive(shared_.EmptyBias(group_, bias_.stage));
         bias_.Advance();
         const bool visible = MaskHidden(logits, tile, now);
 #pragma unroll
@@ -162,11 +162,11 @@ class BiasGradientConsumer {
         WaitForProducts<0>();
         Settle(dp);
         if (many) {
-          Release(shared_.EmptyQ(q_.stage));
+          if (threadIdx.x % 32 == 0) ptx::Arrive(shared_.EmptyQ(q_.stage));
           q_.Advance();
         }
         if (head + 1 == end_head || p_.KvHead(head + 1) != p_.KvHead(head)) {
-          Release(shared_.EmptyK(k_.stage));
+          ptx::Arrive(shared_.EmptyK(k_.stage));
           k_.Advance();
         }
         if (!visible) {
@@ -194,10 +194,6 @@ class BiasGradientConsumer {
     float lse[2];  // in base 2; +inf for rows that see no key or are no tokens
     float delta[2];
   };
-
-  static __device__ __forceinline__ void Release(std::uint32_t empty) {
-    if (threadIdx.x % 32 == 0) ptx::Arrive(empty);
-  }
 
   __device__ __forceinline__ int Row(int half) const {
     return group_ * 64 + warp_row_ + static_cast<int>(threadIdx.x) % 32 / 4 + half * 8;

@@ -44,8 +44,8 @@ struct BiasGradientTiling<192, 128> : BiasGradientBuffers<192, 128, 2, 1, 2> {};
 template <>
 struct BiasGradientTiling<256, 256> : BiasGradientBuffers<256, 256, 1, 1, 2> {};
 
-// What lies behind the tiles in shared memory. A buffer is full when its copies have ended, empty when the warps that read
-// it have released it.
+// What lies behind the tiles in shared memory. A buffer is full when its copies have ended, empty when all threads that read it
+// or its description have released it; queries, which products alone read, when every consumer warp has.
 template <typename Config>
 struct BiasGradientControl {
   std::uint64_t full_q[Config::kQueryStages], empty_q[Config::kQueryStages];
@@ -105,12 +105,12 @@ struct BiasGradientShared : SharedMemory<BiasGradientControl<Config>, Config::kT
     }
     for (int i = 0; i < Config::kStages; ++i) {
       ptx::InitBarrier(FullK(i), 1);
-      ptx::InitBarrier(EmptyK(i), Config::kConsumers * 4);
+      ptx::InitBarrier(EmptyK(i), Config::kConsumers * kWarpgroup);
     }
     for (int group = 0; group < Config::kConsumers; ++group)
       for (int i = 0; i < Config::kBiasStages; ++i) {
         ptx::InitBarrier(FullBias(group, i), 1);
-        ptx::InitBarrier(EmptyBias(group, i), 4);
+        ptx::InitBarrier(EmptyBias(group, i), kWarpgroup);
       }
     ptx::FenceBarrierInit();
   }

@@ -220,7 +220,7 @@ class Consumer {
       ptx::Wait(shared_.FullBias(group_, bias_.stage), bias_.parity);
       AddBiasTile<T, kBlock>(logits, shared_.Bias(group_, bias_.stage), bias.rows > 1, bias.inverse_scale);
       Settle(logits);  // read, before others may write
-      Release(shared_.EmptyBias(group_, bias_.stage));
+      ptx::Arrive(shared_.EmptyBias(group_, bias_.stage));
       bias_.Advance();
     }
     if (bias.alibi_slopes) {

@@ -44,7 +44,7 @@ struct BiasInfo {
   int sequence;
 };
 
-// With a bias. Each consumer has buffers of its own, empty when its warps have released them.
+// With a bias. Each consumer has buffers of its own, empty when all its threads, which all read them, have released them.
 template <typename Config>
 struct BiasControl : Control<Config::kStages> {
   std::uint64_t full_bias[Config::kConsumers][Config::kBiasStages];
@@ -107,7 +107,7 @@ struct Shared : SharedMemory<ControlOf<Config>, Config::kTileBytes> {
     if constexpr (Config::kBias) {
       for (int i = 0; i < Config::kConsumers * Config::kBiasStages; ++i) {
         ptx::InitBarrier(At(control->full_bias[0] + i), 1);
-        ptx::InitBarrier(At(control->empty_bias[0] + i), 4);
+        ptx::InitBarrier(At(control->empty_bias[0] + i), kWarpgroup);
       }
     }
     ptx::FenceBarrierInit();
