@@ -150,6 +150,19 @@ double Fp8Verifier::Bytes(const AttentionSpec& spec, int world_size) {
          (spec.training ? 2 * sizeof(float) * static_cast<double>(spec.queries.rows) * spec.heads : 0);
 }
 
+double Fp8Verifier::HostBytes(const AttentionSpec& spec, int world_size) {
+  const auto rows_q = static_cast<double>(spec.queries.rows), rows_kv = static_cast<double>(spec.keys.rows);
+  constexpr double kOfRow = 2 * sizeof(std::int64_t);  // its number, and that in the whole tensor
+  const double of_tokens = kOfRow * (rows_q + rows_kv) * (1 + 1.0 / world_size);  // all_ and mine_
+  // A rank may have an operand of all keys; its blocks have 32 tokens, but for the last of a chunk.
+  const double most = std::max(rows_q, rows_kv);
+  const double blocks = InBlocks(*spec.fp8) ? most / kMxBlock + 2.0 * world_size * spec.batch : 0;
+  const double bits = of_tokens + kOfRow * most + (sizeof(Segment) + sizeof(RowTile)) * blocks;
+  const double delta =
+      spec.training ? 2 * sizeof(float) * rows_q * spec.heads + kOfRow * rows_q / world_size : 0;
+  return std::max(bits, delta);
+}
+
 template <typename T>
 Buffer Fp8Verifier::ToDevice(const std::vector<T>& values) const {
   Buffer buffer(rt_, values.size() * sizeof(T), rt_->stream);

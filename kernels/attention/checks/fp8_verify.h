@@ -46,6 +46,8 @@ class Fp8Verifier {
 
   // What it and GatherDelta allocate on a rank.
   static double Bytes(const AttentionSpec& spec, int world_size);
+  // The most host memory that CheckBits or GatherDelta takes at a time beside that: numbers of rows, and a copy of delta.
+  static double HostBytes(const AttentionSpec& spec, int world_size);
 
  private:
   using Tally = BitsTally;

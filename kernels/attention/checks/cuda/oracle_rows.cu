@@ -43,7 +43,14 @@ __global__ void __launch_bounds__(kRowThreads) SoftmaxKernel(Chunk chunk) {
     sum += p[j];
   }
   sum = ReduceRow(sum, Add{});
-  const double lse = largest + log(sum);  // -inf if the row sees no key
+  double lse = largest + log(sum);  // -inf if the row sees no key
+  if (chunk.fp8.lse && sum > 0) {
+    const std::int64_t vector = query * args.group + head;
+    const double apart = args.rounded ? chunk.fp8.lse_shift[vector] : chunk.fp8.lse[vector] - lse;
+    if (!args.rounded && threadIdx.x == 0) chunk.fp8.lse_shift[vector] = apart;
+    lse += apart;
+    sum = exp(lse - shift);
+  }
   // With a softmax offset the probabilities of the keys sum to exp(lse) / (exp(lse) + exp(offset)).
   const double keys_share = args.softmax_offset ? 1 / (1 + exp(args.softmax_offset[head] - lse)) : 1;
   // In fp8: of out.

@@ -83,8 +83,9 @@ Tensors MakeTensors(const Case& c) {
 
 using Outputs = std::vector<std::pair<std::string, std::vector<double>>>;
 
-// Both passes, each for itself, exact (with bounds) or plain.
-Outputs RunBoth(const CheckRank& rank, const Case& c, const Tensors& t, bool rounded) {
+// Both passes, each for itself, exact (with bounds) or plain. `shift`: OracleFp8::lse_shift, written by the exact ones.
+Outputs RunBoth(const CheckRank& rank, const Case& c, const Tensors& t, bool rounded,
+                const Buffer& shift = {}) {
   const Buffer q = rank.Upload(t.q), k = rank.Upload(t.k), v = rank.Upload(t.v), dout = rank.Upload(t.dout),
                q_of_dk = rank.Upload(t.q_of_dk), k_of_dq = rank.Upload(t.k_of_dq),
                dout_of_dv = rank.Upload(t.dout_of_dv), bias = rank.Upload(t.bias),
@@ -146,6 +147,9 @@ Outputs RunBoth(const CheckRank& rank, const Case& c, const Tensors& t, bool rou
     fp8.dq_bound = bound("dq_bound", vectors * c.dim_qk);
     fp8.dk_bound = bound("dk_bound", c.seqlen_kv * c.dim_qk);
     fp8.dv_bound = bound("dv_bound", c.seqlen_kv * c.dim_v);
+  } else {
+    args.q = ref(q_of_dk, 0);  // other operands than those of lse
+    fp8.lse = forward.lse, fp8.lse_shift = shift.get<double>();
   }
   rank.kernels().Oracle(args, rank.stream());
   Outputs outputs;
@@ -157,8 +161,11 @@ void ExpectAsOnHost(const Case& c) {
   CAPTURE(c.payloads, c.casts, c.blocks, c.bias, c.offset, c.group, c.dim_qk, c.seqlen_q, c.seqlen_kv,
           static_cast<int>(c.mask), c.window_left);
   const Tensors tensors = MakeTensors(c);
+  const std::size_t shifts = static_cast<std::size_t>(c.seqlen_q * c.group) * sizeof(double);
+  const Buffer on_gpu = OnGpu().Poisoned(shifts), on_host = OnHost().Poisoned(shifts);
   for (const bool rounded : {false, true}) {
-    const Outputs got = RunBoth(OnGpu(), c, tensors, rounded), want = RunBoth(OnHost(), c, tensors, rounded);
+    const Outputs got = RunBoth(OnGpu(), c, tensors, rounded, on_gpu),
+                  want = RunBoth(OnHost(), c, tensors, rounded, on_host);
     REQUIRE(got.size() == want.size());
     for (std::size_t i = 0; i < want.size(); ++i) {
       const auto& [name, expected] = want[i];
@@ -189,7 +196,9 @@ TEST_CASE("the oracle of fp8 agrees with the host's: payloads, values, casts and
     ExpectAsOnHost(
         {.payloads = payloads, .dim_qk = 192, .dim_v = 128, .mask = AttnMaskType::kCausalBottomRight});
   }
-  ExpectAsOnHost({.payloads = false, .casts = false, .bias = true});  // a backward pass in 16 bits
+  // Backward passes in 16 bits.
+  ExpectAsOnHost({.payloads = false, .casts = false, .bias = true});
+  ExpectAsOnHost({.payloads = false, .casts = false, .offset = true, .group = 3, .window_left = 40});
   // Few tiles and long sums, which are divided into parts; and a query that is alone.
   ExpectAsOnHost({.blocks = true, .group = 1, .seqlen_q = 700, .seqlen_kv = 1100});
   ExpectAsOnHost({.group = 1, .seqlen_q = 1, .seqlen_kv = 300, .mask = AttnMaskType::kNoMask});
