@@ -104,6 +104,8 @@ void CaseContext::Misuse(const std::string& what) {
 
 bool CaseContext::NextIteration() {
   if (!iterating_) return false;
+  if (!std::exchange(begun_, true) && !HasFailed() && before_iterations)
+    callback_failure_ = before_iterations();
   // After a failure there is no further iteration.
   iterating_ = !HasFailed() && WantsMore();
   if (fault_) fault_->InIterations(iterating_);

@@ -52,6 +52,8 @@ class CaseContext {
   kernels::StageSamples samples;  // with `sampling`, or with more than one iteration
   // Called before the first timed iteration, and when the work of the last one is over.
   std::function<void(bool begin)> on_timed_iterations;
+  // Called before the first iteration. A failure that it returns is this rank's, which then begins none. NULL: nothing to wait for.
+  std::function<CaseFailure()> before_iterations;
 
  private:
   static CaseContext& Self(cppool_case_context* c) { return *static_cast<CaseContext*>(c->self); }
@@ -77,6 +79,7 @@ class CaseContext {
   std::int64_t iteration_;      // of the next one; negative: warm-up
   std::int64_t decision_ = -1;  // the number of iterations at which all ranks decide next; -1: none yet
   bool run_dry_ = false;        // the last iteration was followed by a decision
+  bool begun_ = false;          // before_iterations has been called
   bool iterating_ = true;
   CaseFailure callback_failure_;
   // What the case said with `fail` or `fail_by`: `status` is the one that the culprit is known for; CPPOOL_OK: for any.

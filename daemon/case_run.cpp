@@ -27,7 +27,8 @@ CaseRun::CaseRun(World& world, std::shared_ptr<const PreparedRun> prepared, std:
       prepared_(std::move(prepared)),
       tag_(std::move(tag)),
       limits_(limits),
-      begun_(world.size()) {
+      begun_(world.size()),
+      first_iteration_(world.size()) {
   if (const auto& wanted = prepared_->sampling) {
     sampling_.emplace(
         SamplingRule{wanted->precision, std::chrono::milliseconds(wanted->max_ms), prepared_->repeat},
@@ -35,6 +36,7 @@ CaseRun::CaseRun(World& world, std::shared_ptr<const PreparedRun> prepared, std:
   }
   for (int rank = 0; rank < world.size(); ++rank) {
     ranks_.push_back(std::make_unique<Rank>(*prepared_, world.rank(rank), sampling_ ? &*sampling_ : nullptr));
+    ranks_.back()->context.before_iterations = [this, rank] { return BeginIterations(rank); };
     if (prepared_->profile)
       ranks_.back()->context.on_timed_iterations = [this](bool begin) { Profile(begin); };
   }
@@ -178,7 +180,20 @@ void CaseRun::RunCase(int index) {
     failure = {CPPOOL_INTERNAL, "the case threw something that is not a std::exception"};
   }
   if (failure.status != CPPOOL_OK) Fail(index, failure);
+  first_iteration_.Leave(index, failure.status);
   if (sampling_) sampling_->Leave();
+}
+
+CaseFailure CaseRun::BeginIterations(int index) {
+  ranks_[index]->phase = RankPhase::kReady;
+  const auto obstacle = first_iteration_.Meet(index);
+  ranks_[index]->phase = RankPhase::kRunning;
+  if (!obstacle) return {};
+  // The status of the rank that has failed: where that one is skipped, so is this one.
+  return {
+      obstacle->status,
+      "no iteration was begun, since rank " + std::to_string(obstacle->rank) + " failed before its first one",
+      obstacle->rank};
 }
 
 void CaseRun::Fail(int index, const CaseFailure& failure) {
@@ -373,6 +388,7 @@ RankSnapshot CaseRun::Snapshot(int index) const {
     now.phase = ranks_[index]->phase;
     now.error = ranks_[index]->failure.text;
   }
+  if (now.phase == RankPhase::kReady) now.awaits = first_iteration_.Missing();
   now.streams = world_.rank(index).Progress();
   return now;
 }

@@ -13,6 +13,7 @@
 
 #include "daemon/case_context.h"
 #include "daemon/crash_reporter.h"
+#include "daemon/first_iteration.h"
 #include "daemon/prepare.h"
 #include "daemon/sampling.h"
 #include "daemon/timeout_report.h"
@@ -84,6 +85,7 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
   void Profile(bool begin);
   void RunRank(int rank);
   void RunCase(int index);
+  CaseFailure BeginIterations(int index);
   void TakeTrace(int index);
   void CheckOpenGroup(int index);
   bool InOrder(const Rank& rank) const;  // no failure but a failed check
@@ -103,6 +105,7 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
   std::optional<Sampling> sampling_;  // where the request asks for it
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::latch begun_;
+  FirstIteration first_iteration_;
   std::atomic<bool> begin_failed_{false};
   std::atomic<bool> group_left_open_{false};
   std::atomic<bool> end_failed_{false};  // EndCase of a rank failed, after whatever failure

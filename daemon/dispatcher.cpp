@@ -273,7 +273,10 @@ std::optional<Answer> Dispatcher::Run(const protocol::Request& request, const pr
   const LogTags tags(-1, tag);
   {
     const std::lock_guard lock(under_way_mutex_);
-    under_way_ = {request.id, std::chrono::milliseconds(run.deadline_ms), run.case_name, nullptr};
+    under_way_ = {
+        request.id,    std::chrono::milliseconds(run.deadline_ms),
+        run.case_name, protocol::ParseKernels(run.kernels.empty() ? options_.kernels : run.kernels).path,
+        gettid(),      nullptr};
   }
   const auto deadline = taken_up + std::chrono::milliseconds(run.deadline_ms);
   if (watchdog_) watchdog_->Arm(deadline);
@@ -419,10 +422,13 @@ std::string Dispatcher::TimeoutAnswer() const {
     result = under_way.run->TimedOut(under_way.deadline);
   } else {
     const std::string opened = libraries_.BeingOpened();
-    result = NotRun(FailureKind::kTimeout,
-                    "not finished after " + std::to_string(under_way.deadline.count()) + " ms: " +
-                        (opened.empty() ? "the ranks had not started, or had just returned"
-                                        : "the ranks had not started, and " + opened + " was being loaded"));
+    std::string text = "not finished after " + std::to_string(under_way.deadline.count()) +
+                       " ms: the ranks had not started, ";
+    text += opened.empty() ? "or had just returned" : "and " + opened + " was being loaded";
+    if (opened.empty() && !under_way.kernels.empty())
+      text += "; supports of the kernels of " + under_way.kernels + " may not have returned";
+    if (const std::string place = PlaceOfThread(under_way.thread); !place.empty()) text += ", in " + place;
+    result = NotRun(FailureKind::kTimeout, text);
     result.fatal = true;
   }
   result.wall_ms = static_cast<double>(under_way.deadline.count());

@@ -73,6 +73,8 @@ class Dispatcher {
     std::optional<protocol::Json> id;
     std::chrono::milliseconds deadline{0};
     std::string case_name;               // as the request has it
+    std::string kernels;                 // the library whose kernels it wants; empty: none
+    pid_t thread = 0;                    // which handles it
     std::shared_ptr<const CaseRun> run;  // null: not yet on the ranks
   };
 

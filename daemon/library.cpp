@@ -56,7 +56,8 @@ bool IsWhole(std::string_view bytes, const ElfW(Ehdr) & header) {
 std::string NoElf(const std::string& path, std::string_view bytes) {
   const auto ends = [&](const char* end) { return path.ends_with(end); };
   if (ends(".cu") || ends(".cpp") || ends(".cc") || ends(".cxx") || ends(".c"))
-    return "is a source, and a daemon takes libraries only: `cppool run --load` compiles sources";
+    return "is a source, and a daemon takes libraries only: `cppool run` compiles the sources of --kernels "
+           "and --load";
   if (bytes.empty()) return "is empty: wait until it has been built, and try again";
   if (bytes.starts_with("!<arch>\n")) return "is a static library: link its objects with -shared";
   return "is no shared library: link one with -shared";
@@ -73,6 +74,7 @@ std::string Advice(const std::string& error, bool of_itself) {
   const auto has = [&](const char* part) { return error.find(part) != std::string::npos; };
   if (has("undefined symbol")) return ": link the library that has it, or define it";
   if (has("not found (required by")) return ": build it on this machine, or for an older system";
+  if (has("position-independent executable")) return ": link it with -shared";
   if (has("cannot open shared object file") && !of_itself)
     return ": it needs this library; install it, or link with an absolute -Wl,-rpath to its folder ($ORIGIN "
            "is the folder of a copy)";

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "daemon/stack_sampler.h"
+#include "kernels/group_shape.h"
 
 namespace cppool::daemon {
 namespace {
@@ -115,6 +116,7 @@ struct Entry {
   std::set<int> Awaits() const {  // the ranks that it waits for, where known
     std::set<int> awaits;
     if (!now || now->phase == RankPhase::kDone) return awaits;
+    awaits.insert(now->awaits.begin(), now->awaits.end());
     for (const auto& stream : now->streams) awaits.insert(stream.awaits.begin(), stream.awaits.end());
     return awaits;
   }
@@ -180,6 +182,8 @@ std::string Where(const Entry& entry) {
   if (entry.now) {
     text = entry.now->phase == RankPhase::kWaiting ? "waiting for a clean state"
                                                    : DescribeProgress(entry.now->streams);
+    if (entry.now->phase == RankPhase::kReady)
+      text = "ready for its first iteration, waiting for " + kernels::RankList(entry.now->awaits);
     if (entry.now->phase == RankPhase::kEnding) text = "its function has returned; " + text;
   }
   if (entry.Awaits().empty() && !entry.stacks.empty()) text += ", in " + ShortStack(entry.stacks);
@@ -270,6 +274,19 @@ std::string DescribeProgress(const std::vector<StreamProgress>& streams) {
   const std::string last = streams.empty() ? "" : streams.front().stage;
   return "in the case's host code, no marked work is pending" +
          (last.empty() ? "" : " (last stage: " + last + ")");
+}
+
+std::string PlaceOfThread(pid_t thread) noexcept {
+  const auto start = Clock::now();
+  try {
+    using Stacks = std::vector<std::vector<std::string>>;
+    const auto stacks = AskAll<Stacks>(
+        1, [thread, start](std::size_t) { return SampleStacks({thread}, start + kSignalLimit); },
+        start + kStackLimit);
+    return stacks[0] ? ShortStack(*stacks[0]) : "";
+  } catch (const std::exception&) {  // then without it
+    return "";
+  }
 }
 
 RunResult TimeoutReport(const std::vector<pid_t>& threads,

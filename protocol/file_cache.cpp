@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 constexpr std::uint64_t kLargest = std::uint64_t{2} << 30;
 constexpr std::int64_t kSettledNs = 2'000'000'000;  // more than the clock of any file system counts in
 constexpr std::chrono::minutes kKeptLongEnough{10};
-constexpr const char* kOtherFolder = "set CPPOOL_CACHE to a folder that can be written";
+constexpr const char* kOtherFolder = "set CPPOOL_CACHE to a folder that can be written by you alone";
 
 std::int64_t Nanoseconds(const timespec& time) {
   return static_cast<std::int64_t>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;

@@ -11,8 +11,8 @@
 #include <variant>
 
 #include "client/command/suite.h"
-#include "client/command/text.h"
 #include "client/src/daemon.h"
+#include "client/src/shell.h"
 #include "protocol/json_text.h"
 #include "protocol/start.h"
 
@@ -97,16 +97,10 @@ void Add(Words* words, const char* name, const std::string& value) {
   words->insert(words->end(), {name, value});
 }
 
-std::string Joined(const Words& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : " ") + command::ShellQuote(word);
-  return text;
-}
-
 // "NAME=value " for each variable that the pool adds to the caller's.
 std::string Assignments(const PoolOptions& options) {
   std::string text;
-  for (const auto& [name, value] : options.environment) text += name + "=" + command::ShellQuote(value) + " ";
+  for (const auto& [name, value] : options.environment) text += name + "=" + ShellQuote(value) + " ";
   return text;
 }
 
@@ -146,9 +140,9 @@ std::string PipeCommand(const PoolOptions& options, const protocol::RunRequest& 
   Add(&words, "--sentinel", "");
   std::string assignments = Assignments(options);
   if (!options.devices.empty())
-    assignments += "CUDA_VISIBLE_DEVICES=" + command::ShellQuote(DeviceList(options.devices)) + " ";
-  return "printf '%s\\n' " + command::ShellQuote(protocol::SerializeRequest({std::nullopt, request})) +
-         " | " + assignments + Joined(words);
+    assignments += "CUDA_VISIBLE_DEVICES=" + ShellQuote(DeviceList(options.devices)) + " ";
+  return "printf '%s\\n' " + ShellQuote(protocol::SerializeRequest({std::nullopt, request})) + " | " +
+         assignments + ShellCommand(words);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "client/command/text.h"
+#include "client/src/shell.h"
 #include "protocol/models.h"
 #include "protocol/parameters.h"
 
@@ -210,11 +211,11 @@ std::vector<std::size_t> RunOrder(const std::vector<Cell>& cells) {
 std::string RepeatCommand(const std::string& program, const Cell& cell,
                           const std::vector<std::string>& common, const std::string& subcommand) {
   std::string command =
-      ShellQuote(program) + " " + subcommand + " --world-size " + std::to_string(cell.world_size);
-  if (cell.case_name != "attention") command += " --case " + ShellQuote(cell.case_name);
-  for (const std::string& word : common) command += " " + ShellQuote(word);
+      client::ShellQuote(program) + " " + subcommand + " --world-size " + std::to_string(cell.world_size);
+  if (cell.case_name != "attention") command += " --case " + client::ShellQuote(cell.case_name);
+  for (const std::string& word : common) command += " " + client::ShellQuote(word);
   for (const auto& [key, value] : cell.params.items())
-    command += " --param " + ShellQuote(key + "=" + TextFromValue(value));
+    command += " --param " + client::ShellQuote(key + "=" + TextFromValue(value));
   return command;
 }
 

@@ -7,6 +7,7 @@
 #include "client/command/text.h"
 #include "client/src/daemon.h"
 #include "client/src/request.h"
+#include "client/src/shell.h"
 
 namespace cppool::command {
 namespace {
@@ -257,16 +258,16 @@ std::string SequenceCommand(const std::vector<Cell>& cells, const PoolOptions& p
                             const RunOptions& run_options) {
   std::string command = "printf '%s\\n'";
   for (const Cell& cell : cells)
-    command += " " + ShellQuote(protocol::SerializeRequest(
+    command += " " + client::ShellQuote(protocol::SerializeRequest(
                          {cell.name, client::ToRequest(cell.params, OptionsOf(cell, run_options))}));
   command += " | ";
   if (!pool_options.devices.empty())
-    command += "CUDA_VISIBLE_DEVICES=" + ShellQuote(client::DeviceList(pool_options.devices)) + " ";
-  command += ShellQuote(pool_options.daemon.empty() ? "cppoold" : pool_options.daemon);
+    command += "CUDA_VISIBLE_DEVICES=" + client::ShellQuote(client::DeviceList(pool_options.devices)) + " ";
+  command += client::ShellQuote(pool_options.daemon.empty() ? "cppoold" : pool_options.daemon);
   PoolOptions options = pool_options;
   options.world_size = cells.front().world_size;
   options.sentinel.clear();
-  for (const std::string& word : client::DaemonArguments(options)) command += " " + ShellQuote(word);
+  for (const std::string& word : client::DaemonArguments(options)) command += " " + client::ShellQuote(word);
   return command;
 }
 

@@ -82,19 +82,6 @@ std::vector<std::string> SplitList(const std::string& text) {
   return items;
 }
 
-std::string ShellQuote(const std::string& word) {
-  constexpr std::string_view kPlain = "_@%+=:,./-";
-  bool plain = !word.empty();
-  for (char c : word) {
-    bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
-    plain = plain && (letter || kPlain.find(c) != std::string_view::npos);
-  }
-  if (plain) return word;
-  std::string quoted = "'";
-  for (char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return quoted + "'";
-}
-
 namespace {
 
 // The length of the character at the front of `text` if XML 1.0 allows it, else 0.

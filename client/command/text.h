@@ -33,7 +33,6 @@ std::pair<std::string, std::string> SplitAssignment(const std::string& text, con
 // Splits "a,[1,2],c" at the commas outside brackets, braces and quotes.
 std::vector<std::string> SplitList(const std::string& text);
 
-std::string ShellQuote(const std::string& word);  // as one word of a POSIX shell
 // As XML text or attribute: markup is escaped; control characters and bytes that XML 1.0 forbids are replaced by '?'.
 std::string XmlEscape(std::string_view text);
 std::string FirstLine(const std::string& text);

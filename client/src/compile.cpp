@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -15,6 +16,7 @@
 #include <cppool/pool.h>
 #include "client/src/process.h"
 #include "client/src/search_path.h"
+#include "client/src/shell.h"
 #include "protocol/digest.h"
 #include "protocol/file_cache.h"
 
@@ -104,30 +106,13 @@ std::string HeaderFolder() {
   return "";
 }
 
-// As a shell takes it.
-std::string Joined(const Words& words) {
-  std::string text;
-  for (const std::string& word : words) {
-    if (!text.empty()) text += ' ';
-    const bool plain =
-        !word.empty() && word.find_first_of(" \t\n'\"\\$`&|;<>()*?[]{}~#!") == std::string::npos;
-    if (plain) {
-      text += word;
-      continue;
-    }
-    text += '\'';
-    for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-    text += '\'';
-  }
-  return text;
-}
-
 // By default GCC makes static variables of inline functions and of templates common to all libraries of a process: a version of a
 // library would find those of the version before it. Other compilers do not, and may not know the flag.
 Words OwnStatics(Language language, const Words& compiler, const std::string& version) {
   if (language == Language::kCuda) {
-    const bool other_host = (Joined(compiler) + Variable("CUDAFLAGS")).find("ccbin") != std::string::npos ||
-                            !Variable("NVCC_CCBIN").empty();
+    const bool other_host =
+        (client::ShellCommand(compiler) + Variable("CUDAFLAGS")).find("ccbin") != std::string::npos ||
+        !Variable("NVCC_CCBIN").empty();
     return other_host ? Words{} : Words{"-Xcompiler=-fno-gnu-unique"};
   }
   const bool gcc = version.find("Free Software Foundation") != std::string::npos;
@@ -207,7 +192,8 @@ std::string VersionOf(const Words& compiler, const CompileOptions& options) {
   const Ended ended =
       RunProgram(words, options, std::min<std::chrono::milliseconds>(options.limit, kVersionLimit));
   if (!ended.well)
-    throw CompileError(Joined(words) + " " + ended.how + ": is this a compiler?\n" + ended.output);
+    throw CompileError(client::ShellCommand(words) + " " + ended.how + ": is this a compiler?\n" +
+                       ended.output);
   return ended.output;
 }
 
@@ -272,12 +258,12 @@ Compiled CompileInto(const protocol::FileCache& cache, const std::string& source
   Append(&command, OwnStatics(language, compiler, version));
   Append(&command, Flags(language, options));
   command.push_back(source);
-  const std::string key = protocol::Digest(Joined(command) + "\n" + version + "\n" +
+  const std::string key = protocol::Digest(client::ShellCommand(command) + "\n" + version + "\n" +
                                            protocol::Digest(protocol::ReadWhole(source).bytes));
   const std::string stem = fs::path(source).stem().string().substr(0, 100);
   const std::string list = stem + "-" + key + ".files";  // which files it included when it was compiled last
   Compiled compiled;
-  compiled.command = Joined(command);
+  compiled.command = client::ShellCommand(command);
   if (const auto files = cache.Read(list)) {
     std::istringstream text(*files);
     for (std::string file; std::getline(text, file);) compiled.included.push_back(file);
@@ -290,12 +276,17 @@ Compiled CompileInto(const protocol::FileCache& cache, const std::string& source
   }
   const Unfinished made{cache.Temporary(), cache.Temporary()};
   Append(&command, {"-o", made.library, "-MMD", "-MF", made.dependencies});
-  if (options.on_command) options.on_command(Joined(command));
+  if (options.on_command) options.on_command(client::ShellCommand(command));
   const auto before = protocol::IdentityOf(source);
   const Ended ended = RunProgram(command, options, options.limit);
   compiled.output = ended.output;
-  if (!ended.well)
-    throw CompileError(source + ": does not compile: " + compiler[0] + " " + ended.how + "\n" + ended.output);
+  if (!ended.well) {
+    const bool full = ended.output.find(std::strerror(ENOSPC)) != std::string::npos;
+    throw CompileError(source + ": does not compile: " + compiler[0] + " " + ended.how + "\n" + ended.output +
+                       (full ? "A disk is full: free space on that of " + cache.Path("") +
+                                   ", or set CPPOOL_CACHE to another folder (TMPDIR for temporary files)"
+                             : ""));
+  }
   compiled.included = ReadDependencies(protocol::ReadWhole(made.dependencies).bytes, source);
   const auto name = LibraryName(stem, key, compiled.included);
   if (!name || !(before == protocol::IdentityOf(source)))

@@ -43,7 +43,8 @@ cppool_status Validate(cppool_validation* v) {
     if (v->dump) attention_case::CheckDump(v->dump, v->inputs, spec);
     if (v->inputs) attention_case::CheckInputs(v->inputs, spec);
     v->needs(v, kernels::AttentionBytes(family, spec, v->world_size, std::string_view(v->backend) == "host"));
-    v->kernels(v, chosen.Describe().dump().c_str());
+    // A library's names may be any bytes.
+    v->kernels(v, chosen.Describe().dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
     v->replace_params(v, params.dump().c_str());
     v->prepare(v, prepared.release(), [](void* object) { delete static_cast<Prepared*>(object); });
     return CPPOOL_OK;

@@ -194,6 +194,15 @@ TEST_CASE(
     CHECK(Refusal([&] { Compile(source); }) ==
           "there is no compiler (c++, g++, clang++): install one, or set CXX to its path");
   }
+  WriteProgram(sources.folder / "full",
+               "[ \"$1\" = --version ] && exit 0\necho 'ld: final link failed: No space left on device' "
+               ">&2\nexit 1\n");
+  {
+    const Environment full("CXX", sources.folder.File("full"));
+    CHECK(Has(Refusal([&] { Compile(source); }), "A disk is full: free space on that of " +
+                                                     sources.folder.File("cache/compiled/") +
+                                                     ", or set CPPOOL_CACHE to another folder"));
+  }
   WriteProgram(sources.folder / "slow", "[ \"$1\" = --version ] && exit 0\nexec sleep 1000\n");
   const Environment slow("CXX", sources.folder.File("slow"));
   CompileOptions options;

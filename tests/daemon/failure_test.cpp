@@ -93,6 +93,28 @@ TEST_CASE("ranks that wait for a failed rank are released, and the failed rank's
   }
 }
 
+TEST_CASE(
+    "when a rank fails before its first iteration, no rank begins one, and nothing needs to be aborted") {
+  for (const int world_size : {2, 4, 8}) {
+    Inside inside(world_size);
+    for (const auto& [action, status] :
+         {std::pair("fail", "error"), {"cannot", "skipped"}, {"throw", "error"}}) {
+      const Json answer = inside.Run({{"action", action + std::string(" while others begin")}, {"rank", 1}});
+      INFO(answer);
+      CHECK(answer.at("status") == status);
+      CHECK(answer.at("failure").at("rank") == 1);
+      CHECK(answer.at("ranks").at(0).at("error") ==
+            "no iteration was begun, since rank 1 failed before its first one");
+      CHECK_FALSE(answer.contains("fatal"));
+    }
+    CHECK_FALSE(Called(*inside.fake, "abort"));
+    // A rank that iterates not at all, or whose check does not hold, keeps nobody from it.
+    for (const char* action : {"pass while others iterate", "mismatch while others iterate"})
+      CHECK(inside.Run({{"action", action}, {"rank", 1}}).at("ranks").at(0).at("ok") == true);
+    CHECK(inside.Run().at("status") == "passed");
+  }
+}
+
 TEST_CASE("if a world does not recover, the answer is fatal and says why") {
   Inside inside;
   inside.fake->recovers = false;

@@ -113,7 +113,11 @@ cppool_status Run(cppool_case_context* c) {
   if (c->runtime->rank == c->integer(c, "rank")) {
     return Act(c, action.substr(0, action.find(" while others")));
   }
-  if (action.ends_with(" while others wait")) WaitForAbort(c);          // as in a collective
+  if (action.ends_with(" while others wait")) WaitForAbort(c);  // as in a collective
+  if (action.ends_with(" while others begin")) {
+    while (c->next_iteration(c)) WaitForAbort(c);
+  }
+  if (action.ends_with(" while others iterate")) return Act(c, "iterate");
   if (action.ends_with(" while others say so")) return CPPOOL_NCCL;     // with the runtime's last failure
   if (action.ends_with(" while others point")) return CPPOOL_INTERNAL;  // the same
   if (action.ends_with(" while others are stuck"))

@@ -76,6 +76,12 @@ TEST_CASE("the rank that other ranks wait for is named, whatever it does itself"
   CHECK(busy.failure->stage == "work");
   CHECK(Has(busy.error, "others wait for rank 1: "));
 
+  const RankSnapshot ready{RankPhase::kReady, "", {}, {1}};
+  const auto unprepared = report({ready, Running({}), ready});
+  CHECK(unprepared.failure->rank == 1);
+  CHECK(Has(unprepared.error,
+            "rank 0: ready for its first iteration, waiting for rank 1; rank 1: in the case's"));
+
   const auto failed = report({waits, waits, {RankPhase::kRunning, "it broke", {}}});
   CHECK(failed.failure->rank == 2);
   CHECK(failed.error.rfind("rank 2: it broke; not finished after 700 ms, others wait for rank 2: rank 0: ",

@@ -47,6 +47,12 @@ TEST_CASE("kernels that cannot be had are an error that names the file and what 
   CHECK_THAT(error(Odd("two") + ",second", "unsupported"),
              ContainsSubstring("second: it has no backward pass"));
 
+  // A name that is not UTF-8 is answered as such text is elsewhere.
+  const Json bytes =
+      daemon.Ask({{"op", "run"}, {"kernels", Odd("bytes")}, {"params", {{"is_training", false}}}});
+  INFO(bytes);
+  CHECK(bytes.at("kernels").at("name") == "odd\xEF\xBF\xBD");
+
   const TemporaryFolder folder;
   const std::string text = (folder.path() / "text.so").string();
   std::ofstream(text) << "not a library";
@@ -69,6 +75,21 @@ TEST_CASE("kernels that cannot be had are an error that names the file and what 
   CHECK(own.at("kernels").at("name") == "cppool");
   CHECK_FALSE(own.at("kernels").contains("file"));
   CHECK(daemon.Wait() == 0);
+}
+
+TEST_CASE("a kernel whose supports does not return is named when the deadline passes") {
+  DaemonProcess daemon({"--world-size", "1", "--backend", "host"});
+  const Json answer = daemon.Ask({{"op", "run"},
+                                  {"kernels", Odd("hangs")},
+                                  {"deadline_ms", 1000},
+                                  {"params", {{"is_training", false}}}});
+  INFO(answer);
+  CHECK(answer.at("failure").at("kind") == "timeout");
+  CHECK_THAT(answer.at("error").get<std::string>(),
+             ContainsSubstring("supports of the kernels of " + Odd("hangs") + " may not have returned, in "));
+  CHECK_THAT(answer.at("error").get<std::string>(),
+             ContainsSubstring("Supports [libcppool_test_kernel_hangs-"));
+  CHECK(daemon.Wait() == 3);
 }
 
 TEST_CASE("what a kernel does not take is skipped with its reason, by validate too") {

@@ -2,6 +2,7 @@
 #include <cppool/attention.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #ifndef ODD_ABI
 #define ODD_ABI CPPOOL_ATTENTION_ABI
@@ -15,6 +16,9 @@
 #ifndef ODD_FEATURES
 #define ODD_FEATURES 0
 #endif
+#ifndef ODD_NAME
+#define ODD_NAME "odd"
+#endif
 #ifndef ODD_SECOND
 #define ODD_SECOND NULL
 #endif
@@ -22,6 +26,9 @@
 #ifndef ODD_NONE
 static cppool_status Supports(const cppool_attention_call* call, char* why, size_t size) {
   (void)call;
+#ifdef ODD_SUPPORTS
+  ODD_SUPPORTS;
+#endif
   snprintf(why, size, "nothing at all");
   return CPPOOL_UNSUPPORTED;
 }
@@ -40,7 +47,7 @@ __attribute__((unused)) static cppool_status Forward(void* plan, const cppool_at
 }
 
 __attribute__((visibility("default"))) const cppool_attention_kernel* const* cppool_attention(void) {
-  static const cppool_attention_kernel first = {ODD_ABI,     sizeof(first), "odd",    "1",
+  static const cppool_attention_kernel first = {ODD_ABI,     sizeof(first), ODD_NAME, "1",
                                                 ODD_BACKEND, ODD_FEATURES,  Supports, Prepare,
                                                 ODD_FORWARD, NULL,          NULL};
   static cppool_attention_kernel second;

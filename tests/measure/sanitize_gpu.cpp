@@ -26,6 +26,7 @@
 #include "client/command/cell.h"
 #include "client/command/suite.h"
 #include "client/command/text.h"
+#include "client/src/shell.h"
 
 namespace {
 
@@ -33,8 +34,8 @@ using cppool::Json;
 using cppool::Pool;
 using cppool::PoolError;
 using cppool::Result;
+using cppool::client::ShellQuote;
 using cppool::command::Cell;
-using cppool::command::ShellQuote;
 
 constexpr std::chrono::minutes kLong{
     10};  // an instrumented kernel takes a hundred times as long, and the start of a daemon a minute

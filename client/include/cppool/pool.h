@@ -53,7 +53,7 @@
 
 #include <cppool/pool_error.h>
 #include <cppool/result.h>
-#include <cppool/sampling.h>
+#include <cppool/run_options.h>
 
 namespace cppool {
 
@@ -93,36 +93,6 @@ struct PoolOptions {
   // Asked about ten times a second, and when a signal handler has run, while a call waits for an answer or for its turn; on the caller's
   // thread. True ends the call: PoolError kInterrupted, and a daemon that was asked is killed. It must not call the Pool.
   std::function<bool()> interrupted;
-};
-
-// A fault of one rank, for tests. The daemon must have been started with `--allow-faults` (PoolOptions::arguments).
-struct Fault {
-  std::string kind;  // "throw", "stall", ...: listed in daemon/README.md
-  int rank = 0;
-  std::string stage{};     // a mark's name or its beginning; empty: any mark of the case's iterations
-  std::int64_t count = 1;  // at which of those marks, from 1
-};
-
-struct RunOptions {
-  std::string case_name = "attention";
-  std::chrono::milliseconds deadline{90000};  // for the case; 1 ms to 24 h
-  std::int64_t warmup = 0;                    // untimed iterations at first
-  std::int64_t repeat = 1;                    // timed iterations; the result has medians
-  std::optional<Sampling> sampling;  // in place of `repeat`; for a daemon with the feature "sampling"
-  bool checks = true;
-  std::optional<std::uint64_t> perturb;  // seed of random delays at every mark; below 2^63
-  std::string dump;                      // folder for the case's tensors as .npy; empty: none
-  std::string inputs;                    // folder with q.npy, k.npy, ... to run on; empty: generated
-  // Whose attention kernels: "cppool", "cudnn", or a library with kernels of cppool/attention.h: its path, or "path,name".
-  // Empty: the daemon's default, which is "cppool" unless it was started with --kernels.
-  std::string kernels;
-  std::optional<Fault> fault;
-  std::vector<std::string> load;  // libraries with cases for this call; of sources: cppool/compile.h
-  bool waits = false;    // stages for what the main stream waits for; for a daemon with the feature "waits"
-  bool profile = false;  // the timed iterations are the range of a profiler; for one with "profile"
-  // File for a timeline of the run, as Chrome's JSON, which ui.perfetto.dev opens; empty: none. For a daemon with the feature "trace",
-  // which writes it: whole or not at all, and not when the ranks did not start, or one has not returned.
-  std::string trace{};
 };
 
 struct Failure {

@@ -82,9 +82,10 @@ struct cppool_case_context {
   const char* (*string)(cppool_case_context*, const char* name);
 
   /* True for each of the request's iterations, then false: `warmup` + `repeat`, or with `sampling` as many as the
-   * daemon finds necessary, on every rank the same. What `mark` records in an iteration is timed; the median is
-   * reported. Stages outside the loop are timed once. The main stream's stage may be ended, and its work waited for,
-   * at any call. */
+   * daemon finds necessary, on every rank the same. The first call waits until every rank has made it or returned;
+   * when one has failed by then, it is false on every rank, so that no collective call waits for a rank that could not
+   * load, allocate or prepare. What `mark` records in an iteration is timed; the median is reported. Stages outside
+   * the loop are timed once. The main stream's stage may be ended, and its work waited for, at any call. */
   int (*next_iteration)(cppool_case_context*);
   /* The floating-point operations this rank does in `stage` in one iteration: the answer has "tflops" for it. */
   void (*work)(cppool_case_context*, const char* stage, double flops);

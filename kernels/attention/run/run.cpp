@@ -53,7 +53,10 @@ class AttentionRun {
     }
     schedule->Prepare(local.pointers());
     SayWork();
-    while (report_.NextIteration()) RunOnce(*schedule, local);
+    if (!report_.NextIteration()) return;  // another rank cannot begin: no rank communicates
+    do {
+      RunOnce(*schedule, local);
+    } while (report_.NextIteration());
     std::vector<std::uint64_t> digests;
     if (checks || spec_.deterministic) digests = Digests(local);
     if (spec_.deterministic) RunAgain(*schedule, local, digests, checks);

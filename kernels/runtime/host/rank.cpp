@@ -178,6 +178,13 @@ void* HostRank::Take(std::size_t bytes) {
                                                " are free");
 }
 
+// On a stream's thread. Memory of many gigabytes takes seconds, in which an aborted rank would not return.
+void HostRank::Poison(void* ptr, std::size_t bytes) const noexcept {
+  constexpr std::size_t kPiece = std::size_t{64} << 20;
+  for (std::size_t at = 0; at < bytes && !world_->aborted(); at += kPiece)
+    std::memset(static_cast<char*>(ptr) + at, kPoison, std::min(kPiece, bytes - at));
+}
+
 void* HostRank::Alloc(std::size_t bytes, cppool_stream stream) {
   const TraceRecorder::Call call(trace_.get(), "allocate");
   HostStream& at = At(stream);
@@ -186,7 +193,7 @@ void* HostRank::Alloc(std::size_t bytes, cppool_stream stream) {
   buffers_.emplace(ptr, bytes);
   // On the stream, so that another stream that uses the memory without a wait races with the fill.
   at.Push(HostStream::Run::kAlways, [this, ptr, bytes] {
-    std::memset(ptr, kPoison, bytes);
+    Poison(ptr, bytes);
     world_->memory().Touched(bytes);
   });
   return ptr;
@@ -204,7 +211,7 @@ void HostRank::Free(void* ptr, cppool_stream stream) {
   live_.fetch_sub(1, std::memory_order_relaxed);
   at.Push(HostStream::Run::kAlways, [this, ptr, bytes] {
     CheckGuards(ptr, bytes);
-    std::memset(ptr, kPoison, bytes);
+    Poison(ptr, bytes);
     FreeGuarded(ptr);
     CountReleased(bytes);
   });

@@ -21,7 +21,8 @@ namespace cppool::kernels {
 class AttentionReport {
  public:
   virtual ~AttentionReport() = default;
-  // True for each warm-up and each counted iteration, then false.
+  // True for each warm-up and each counted iteration, then false. False at the first call: another rank cannot begin,
+  // and none does.
   virtual bool NextIteration() = 0;
   // Floating-point operations of this rank in a stage ("forward", "backward") of one iteration.
   virtual void Work(const std::string& stage, double flops) = 0;

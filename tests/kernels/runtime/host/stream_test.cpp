@@ -214,6 +214,25 @@ TEST_CASE("host memory: allocations are aligned, filled with NaN, counted, and r
   CHECK(one.rank.Memory().held_bytes == before);
 }
 
+TEST_CASE("host memory: an abort ends the filling of memory, which would keep a rank for seconds") {
+  OneRank one;
+  constexpr std::size_t kBytes = std::size_t{256}
+                                 << 20;  // more than malloc takes from memory that was used before
+  Latch latch;
+  Enqueue(one.rt, one.rt->stream, [&latch] { latch.Wait(); });
+  Buffer buffer(one.rt, kBytes, one.rt->stream);
+  one.world.backend().Abort("a test");
+  latch.Open();
+  Sync(one.rt);
+  CHECK(buffer.get<unsigned char>()[kBytes - 1] == 0);
+  buffer.Reset();
+  Sync(one.rt);
+  one.world.backend().Recover(std::chrono::seconds(30));
+  Buffer next(one.rt, kBytes, one.rt->stream);
+  Sync(one.rt);
+  CHECK(next.get<unsigned char>()[kBytes - 1] == 0xFF);
+}
+
 TEST_CASE("host memory: an allocation of 0 bytes is NULL, and a double free is an error") {
   OneRank one;
   void* ptr = &one;
