@@ -22,11 +22,16 @@ std::string WhatToDo(int error, const std::string& folder) {
     case ENOSPC:
     case EDQUOT:
       return std::string(std::strerror(error)) + ": make room, or name a file elsewhere";
+    case EFBIG:
+      return std::string(std::strerror(error)) + ": raise the limit of file sizes (`ulimit -f`)";
     case ENAMETOOLONG:
       return "the name is too long: name a shorter one";
-    default:
+    case EACCES:
+    case EPERM:
       return std::string(std::strerror(error)) + ": change the permissions of " + folder +
              ", or name a file elsewhere";
+    default:
+      return std::string(std::strerror(error)) + ": name a file elsewhere";
   }
 }
 

@@ -2,7 +2,6 @@
 
 #include <cerrno>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <sstream>
@@ -11,6 +10,7 @@
 #include "client/command/command.h"
 #include "client/command/text.h"
 #include "protocol/json_text.h"
+#include "protocol/new_file.h"
 
 namespace cppool::command {
 namespace {
@@ -56,8 +56,6 @@ Json ToJson(const Measurement& measured, const std::vector<std::string>& shown) 
   json["precise"] = measured.precise;
   return json;
 }
-
-std::string PartOf(const std::string& file) { return file + ".part"; }
 
 std::string CsvField(const std::string& text) {
   if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
@@ -167,26 +165,17 @@ std::string BenchCsvLines(const BenchRow& row, const std::vector<SweepAxis>& axe
 }
 
 void CheckCanSave(const std::string& file) {
-  errno = 0;
-  if (!std::ofstream(PartOf(file), std::ios::trunc))
-    throw UsageError("--save: cannot write " + file + ": " + std::strerror(errno));
-  std::remove(PartOf(file).c_str());
+  if (const std::string why = protocol::WhyNotWritable(file); !why.empty())
+    throw UsageError("--save: cannot write " + file + ": " + why);
 }
 
 void SaveBench(const std::string& file, const BenchResults& results) {
   Json content = {{"format", kFormat}, {"version", kFormatVersion}, {"rows", Json::array()}};
   content.update(BenchSummaryJson(results));
   for (const BenchRow& row : results.rows) content["rows"].push_back(BenchRowJson(row, results.plan));
-  const std::string part = PartOf(file);
-  errno = 0;
-  std::ofstream out(part, std::ios::trunc);
-  out << protocol::JsonText(content) << "\n";
-  out.close();
-  if (!out || std::rename(part.c_str(), file.c_str()) != 0) {
-    const std::string why = std::strerror(errno);
-    std::remove(part.c_str());
-    throw std::runtime_error("cannot write " + file + ": " + why);
-  }
+  protocol::NewFile saved(file);
+  saved.Write(protocol::JsonText(content) + "\n");
+  saved.Commit();
 }
 
 Baseline::Baseline(const std::string& file) {

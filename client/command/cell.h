@@ -1,6 +1,7 @@
 // A cell: a case with its parameters on a number of ranks. How cells are selected, changed, ordered and repeated by hand.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,6 +21,9 @@ struct Cell {
   std::vector<std::string> varied =
       {};  // parameters that a product of its suite varies: they are in its name
 };
+
+// So many cells, or points of a sweep, can be run in one go: a product that is larger was hardly meant, and would fill the memory.
+inline constexpr std::size_t kMaxCells = 100'000;
 
 // Of a suite's cell: its first row or its case, the values that tell cells of one row apart, and the world size:
 // "fused:cp_1_0 fp8 bshd p2p current dpa bwd f16_O W=2".

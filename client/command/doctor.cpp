@@ -104,7 +104,7 @@ void DescribeGpus(const char* visible, std::ostream& out) {
 // Starts a daemon and describes its world, or says why it does not start.
 bool Try(PoolOptions options, int world_size, std::ostream& out) {
   options.world_size = world_size;
-  out << "world size " << world_size << " (--backend " << options.backend << "): ";
+  out << "world size " << world_size << " (--backend " << options.backend << "): " << std::flush;
   auto start = std::chrono::steady_clock::now();
   try {
     Pool pool(options);

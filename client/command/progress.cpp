@@ -2,6 +2,7 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <cstring>
 #include <iomanip>
 #include <sstream>
@@ -21,6 +22,15 @@ std::string Minutes(Clock::duration time) {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(time).count();
   std::ostringstream text;
   text << seconds / 60 << ":" << std::setfill('0') << std::setw(2) << seconds % 60;
+  return text.str();
+}
+
+// Steps in this time: "3.2/s", or "17.1/min" where there is less than one in a second.
+std::string Rate(double steps, Clock::duration time) {
+  const double per_second = steps / std::max(std::chrono::duration<double>(time).count(), 1e-3);
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(1) << (per_second < 1 ? per_second * 60 : per_second)
+       << (per_second < 1 ? "/min" : "/s");
   return text.str();
 }
 
@@ -76,7 +86,8 @@ std::string Progress::Line() const {
   line << "[" << done_ + 1 << "/" << total_ << "] " << Minutes(spent) << ", ";
   if (steps > 0) {
     const double left = (static_cast<double>(total_) - steps) / steps;
-    line << Minutes(std::chrono::duration_cast<Clock::duration>(spent * left)) << " left, ";
+    line << Rate(steps, spent) << ", " << Minutes(std::chrono::duration_cast<Clock::duration>(spent * left))
+         << " left, ";
   }
   line << failed_ << " failed, " << doing_;
   return line.str();

@@ -23,8 +23,8 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // "[3/20] 0:07, 0:41 left, 1 failed, DOING". `share`: of the step under way that is done, from 0 to 1. The time left is an estimate
-  // from the steps so far, shown once there is one.
+  // "[3/20] 0:07, 17.1/min, 0:41 left, 1 failed, DOING". `share`: of the step under way that is done, from 0 to 1. The rate and the time
+  // left, an estimate, are of the steps so far, shown once there is one.
   void Show(int done, int failed, const std::string& doing, double share = 0);
   void Clear();
 

@@ -203,6 +203,8 @@ std::vector<Cell> CellsOf(const RunArguments& arguments, const Streams& streams)
       point.cell.name += SweptText(axes, point);
       product.push_back(std::move(point.cell));
     }
+    if (product.size() > kMaxCells)
+      throw UsageError("more than " + std::to_string(kMaxCells) + " cells: give --param fewer values");
   }
   if (product.size() > 1) {
     const std::string many = " of one case, and the lists of --param make " + std::to_string(product.size());

@@ -43,6 +43,11 @@ class Part {
     if (!json_.is_object()) Refuse("must be an object, not " + protocol::Quoted(json_.dump()));
     return *this;
   }
+  // With at least one member.
+  const Part& Members() const {
+    if (Object().json_.empty()) Refuse("must have at least one member");
+    return *this;
+  }
   const Part& Object(const Names& known) const {
     Object();
     for (const auto& item : json_.items())
@@ -158,12 +163,21 @@ class Suite {
     return product;
   }
 
+  static void CheckCount(const Part& place, std::size_t count) {
+    if (count > kMaxCells) {
+      place.Refuse("makes more than " + std::to_string(kMaxCells) +
+                   " cells: give fewer values, or make several suites");
+    }
+  }
+
   static std::vector<Cell> OverValues(const std::vector<Cell>& cells, const Part& product) {
     std::vector<Cell> all = cells;
-    for (const std::string& key : KeysOf(product.Object().json())) {
+    for (const std::string& key : KeysOf(product.Members().json())) {
       std::vector<Cell> longer;
+      const std::vector<Part> values = product.At(key).Elements();
+      CheckCount(product, all.size() * values.size());
       for (const Cell& cell : all)
-        for (const Part& value : product.At(key).Elements()) {
+        for (const Part& value : values) {
           longer.push_back(cell);
           longer.back().params[key] = value.json();
           Vary(&longer.back(), key);
@@ -216,9 +230,12 @@ class Suite {
           const Names known = file_.Has("axes") ? KeysOf(file_.At("axes").Object().json()) : Names();
           if (std::find(known.begin(), known.end(), axis.Text()) == known.end())
             axis.Refuse(protocol::Unknown("axis", axis.Text(), known));
-          cells = OverAxis(cells, file_.At("axes").At(axis.Text()));
+          const Part alternatives = file_.At("axes").At(axis.Text());
+          CheckCount(axis, cells.size() * alternatives.Elements().size());
+          cells = OverAxis(cells, alternatives);
         }
       }
+      CheckCount(entry, all_.size() + cells.size());
       for (Cell& cell : cells) Add(std::move(cell));
     }
   }

@@ -23,6 +23,10 @@ std::vector<SweepAxis> SweepAxesOf(const std::vector<std::string>& params) {
 std::vector<SweepPoint> Over(const Cell& cell, const std::vector<SweepAxis>& axes) {
   std::vector<SweepPoint> product = {{cell, {}}};
   for (const SweepAxis& axis : axes) {
+    if (product.size() * axis.values.size() > kMaxCells) {
+      throw UsageError("--param: the lists of values make more than " + std::to_string(kMaxCells) +
+                       " combinations: give fewer values");
+    }
     std::vector<SweepPoint> longer;
     for (const SweepPoint& point : product)
       for (const Json& value : axis.values) {

@@ -34,6 +34,13 @@ Process::Command DaemonCommand(const PoolOptions& options) {
   return command;
 }
 
+// Where the path of a daemon that does not start can be mended.
+std::string WhoNames(const PoolOptions& options) {
+  if (!options.daemon.empty()) return " (the option `daemon` names it)";
+  const char* path = getenv("CPPOOL_DAEMON");
+  return path != nullptr && *path != '\0' ? " (CPPOOL_DAEMON names it)" : "";
+}
+
 std::string Excerpt(std::string_view text) {
   constexpr std::size_t kLength = 200;
   return text.size() <= kLength ? std::string(text) : std::string(text.substr(0, kLength)) + "...";
@@ -95,7 +102,10 @@ Daemon::Daemon(const PoolOptions& options) : options_(options), reader_(kMaxResp
     process_ = Process::Spawn(command);
     tail_ = std::make_unique<StderrTail>(process_->TakeErrors(), options.on_stderr);
   } catch (const std::system_error& error) {
-    throw PoolError(PoolError::Kind::kStart, "cannot start " + command.path + ": " + error.what(), "");
+    const std::string what = error.what();
+    const bool of_path = what.starts_with(command.path + ": ");
+    throw PoolError(PoolError::Kind::kStart,
+                    "cannot start " + (of_path ? what : command.path + ": " + what) + WhoNames(options), "");
   }
 }
 

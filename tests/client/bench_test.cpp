@@ -1,10 +1,10 @@
 // `cppool bench` with a daemon whose times are known.
-#include <pty.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <regex>
 
 #include "client/command/bench_measure.h"
 #include "client/command/bench_records.h"
@@ -17,6 +17,7 @@ namespace {
 
 using cppool::test::Cppool;
 using cppool::test::Lines;
+using cppool::test::OnTerminal;
 using cppool::test::Ran;
 using cppool::test::ReadFile;
 using cppool::test::RunChild;
@@ -246,6 +247,13 @@ TEST_CASE("a bench is saved, and a later one is faster, slower or the same") {
   ran = bench("1", {"--save", folder.File("none") + "/saved"});
   CHECK(ran.code == 2);
   CHECK(ran.err.find("cannot write") != std::string::npos);
+  // A device or a pipe is not replaced by a file.
+  REQUIRE(mkfifo(folder.File("pipe").c_str(), 0600) == 0);
+  ran = bench("1", {"--save", folder.File("pipe")});
+  CHECK(ran.code == 2);
+  CHECK(ran.err == "cppool: --save: cannot write " + folder.File("pipe") +
+                       ": it exists and is no regular file: name another one\n");
+  CHECK(std::filesystem::is_fifo(folder.File("pipe")));
   CHECK(folder.Requests().empty());
 }
 
@@ -258,29 +266,16 @@ TEST_CASE("bench: a profiler's range is one for each kernel and point") {
   CHECK((requests[1]["profile"] == true && requests[1]["repeat"] == 10));
 }
 
-TEST_CASE("bench shows on a terminal how far it is, and the time left") {
+TEST_CASE("bench shows on a terminal how far it is, the rate and the time left") {
   const BenchFolder folder;
-  int terminal = -1;
-  const pid_t child = forkpty(&terminal, nullptr, nullptr, nullptr);
-  if (child == 0) {
-    execl(CPPOOL_COMMAND, "cppool", "bench", "--param", "do=bench", "--world-size", "1", "--param",
-          "max_seqlen_q=128,256", "--repeat", "6", "--daemon", folder.daemon.c_str(), nullptr);
-    _exit(127);
-  }
-  REQUIRE(child > 0);
-  std::string text;
-  char buffer[4096];
-  for (ssize_t n; (n = read(terminal, buffer, sizeof buffer)) > 0;)
-    text.append(buffer, static_cast<std::size_t>(n));
-  int status = 0;
-  waitpid(child, &status, 0);
-  close(terminal);
-  CHECK(WEXITSTATUS(status) == 0);
-  CHECK(text.find("[1/2] 0:00, 0 failed, validating W=1 ") != std::string::npos);
-  const std::size_t second = text.find("[2/2] 0:");
-  REQUIRE(second != std::string::npos);
-  CHECK(text.find(" left, 0 failed, W=1 ", second) != std::string::npos);
-  CHECK(text.find("| 256 | 1 | 6 | 1.000 ") != std::string::npos);
+  const Ran ran =
+      OnTerminal(CPPOOL_COMMAND, {"bench", "--param", "do=bench", "--world-size", "1", "--param",
+                                  "max_seqlen_q=128,256", "--repeat", "6", "--daemon", folder.daemon});
+  CHECK(ran.code == 0);
+  CHECK(ran.Prints("[1/2] 0:00, 0 failed, validating W=1 "));
+  CHECK(std::regex_search(ran.out,
+                          std::regex(R"(\[2/2\] 0:\d\d, \d+\.\d/(s|min), \d+:\d\d left, 0 failed, W=1 )")));
+  CHECK(ran.Prints("| 256 | 1 | 6 | 1.000 "));
 }
 
 TEST_CASE("the slowest rank of each iteration, and communication that no work hides") {

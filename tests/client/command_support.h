@@ -1,11 +1,15 @@
 // Calls the command as a function, and returns its output and exit code.
 #pragma once
 
+#include <pty.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/command/command.h"
@@ -41,6 +45,30 @@ inline Ran Cppool(std::vector<std::string> words, const std::string& daemon = CP
   ran.out = out.str();
   ran.err = err.str();
   ran.lines = Lines(ran.out);
+  return ran;
+}
+
+// The program in a pseudo-terminal, which shows its stdout and stderr: `out` is both.
+inline Ran OnTerminal(std::string program, std::vector<std::string> words) {
+  words.insert(words.begin(), std::move(program));
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  int terminal = -1;
+  const pid_t child = forkpty(&terminal, nullptr, nullptr, nullptr);
+  if (child == 0) {
+    execv(argv[0], argv.data());
+    _exit(127);
+  }
+  Ran ran;
+  if (child < 0) return ran;
+  char buffer[4096];
+  for (ssize_t n; (n = read(terminal, buffer, sizeof buffer)) > 0;)
+    ran.out.append(buffer, static_cast<std::size_t>(n));
+  int status = 0;
+  waitpid(child, &status, 0);
+  close(terminal);
+  ran.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   return ran;
 }
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <regex>
 #include <set>
 #include <sstream>
 
@@ -566,6 +567,18 @@ TEST_CASE("doctor reports which world sizes run, and why others do not") {
   ran = Cppool({"doctor", "--backend", "cuda"}, Wrapped(folder, "--start usage"));
   CHECK(ran.code == 1);
   CHECK(ran.Prints("world size 2 (--backend cuda): does not run: cuda: 4 ranks need 4 devices, 1 is there"));
+}
+
+TEST_CASE("run shows on a terminal how far it is, the rate and the time left, and clears the line") {
+  const Ran ran = OnTerminal(
+      CPPOOL_COMMAND, {"run", "--suite", "smoke", "--param", "do=echo", "--daemon", CPPOOL_FAKE_DAEMON});
+  INFO(ran.out);
+  CHECK(ran.code == 0);
+  CHECK(ran.Prints("[1/20] 0:00, 0 failed, "));
+  CHECK(std::regex_search(
+      ran.out, std::regex(R"(\[20/20\] 0:\d\d, \d+\.\d/(s|min), 0:\d\d left, 0 failed, [^\n]* W=4)")));
+  CHECK(ran.out.rfind("\r\033[K") > ran.out.rfind("[20/20]"));
+  CHECK(ran.out.ends_with("20 passed, 0 failed, 0 skipped\r\n"));
 }
 
 TEST_CASE("the command neither links nor loads CUDA or NCCL") {

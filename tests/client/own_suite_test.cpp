@@ -65,6 +65,17 @@ TEST_CASE("a suite of one's own: rows, products, world sizes, a user's case") {
   CHECK(ParseXml(ReadFile(folder.File("out.xml"))).children.at(0).attributes.at("name") == "cppool.mine");
 }
 
+// A suite of one entry; LIST stands for 400 numbers, and the axis "x" has as many alternatives.
+std::string TooLarge(std::string entry) {
+  Json list = Json::array(), axis = Json::array();
+  for (int i = 0; i < 400; ++i) {
+    list.push_back(i);
+    axis.push_back({{"set", {{"seed", i}}}});
+  }
+  for (std::size_t at; (at = entry.find("LIST")) != std::string::npos;) entry.replace(at, 4, list.dump());
+  return "{\"axes\": {\"x\": " + axis.dump() + "}, \"cells\": [{" + entry + "}]}";
+}
+
 TEST_CASE("a suite's file that is wrong is refused with the place and what is allowed") {
   TemporaryFolder folder;
   const std::vector<std::pair<std::string, std::string>> wrong = {
@@ -79,6 +90,9 @@ TEST_CASE("a suite's file that is wrong is refused with the place and what is al
       {R"({"rows": {"small": 3}, "cells": [{}]})", "rows.small: must be an object"},
       {R"({"cells": [{"product": {"seed": []}}]})",
        "cells[0].product.seed: must be a list with at least one element"},
+      {R"({"cells": [{"product": {}}]})", "cells[0].product: must have at least one member"},
+      {TooLarge("\"product\": {\"a\": LIST, \"b\": LIST}"), "cells[0].product: makes more than 100000 cells"},
+      {TooLarge("\"over\": [\"x\", \"x\"]"), "cells[0].over[1]: makes more than 100000 cells"},
       {R"({"cells": [{"product": {"seed": 1}}]})",
        "cells[0].product.seed: must be a list with at least one element"},
       {R"({"cells": [{"world_size": 65}]})",

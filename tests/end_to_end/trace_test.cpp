@@ -101,7 +101,8 @@ TEST_CASE("a trace that meets the end of the disk is an error of a run that pass
   const Json answer = daemon.Ask(request);
   CHECK(answer.at("status") == "error");
   CHECK(answer.at("failure").at("kind") == "internal");
-  CHECK(Has(answer.at("error"), "trace: " + folder.File("t.json") + ": cannot be written: File too large"));
+  CHECK(Has(answer.at("error"),
+            "trace: " + folder.File("t.json") + ": cannot be written: File too large: raise the limit"));
   CHECK_FALSE(answer.at("checks").empty());
   CHECK(std::filesystem::is_empty(folder.path()));
   REQUIRE(prlimit(daemon.pid(), RLIMIT_FSIZE, &none, nullptr) == 0);

@@ -5,7 +5,7 @@ import json
 import os
 from typing import Any, Mapping, Optional, Sequence, Union
 
-from ._library import prefix
+from ._library import prefix, text_of
 
 
 def _text(value: Any) -> str:
@@ -44,6 +44,7 @@ def bench(params: Optional[Mapping[str, Any]] = None, *, world_size: Union[int, 
     """
     import subprocess  # takes as long to import as the package
 
+    text_of({"params": dict(params or {})}, "params")  # names what JSON cannot express
     sizes = [world_size] if isinstance(world_size, int) else list(world_size)
     own = os.path.join(prefix(), "bin", "cppool")
     words = [own if os.path.exists(own) else "cppool", "bench", "--json", "--case", case, "--world-size", ",".join(map(str, sizes)),

@@ -9,6 +9,8 @@ import threading
 import weakref
 from typing import Any, Callable, Mapping, Optional
 
+__tracebackhide__ = True  # pytest shows the user's line, and not how it went on from there
+
 _OK, _NO_ANSWER, _INVALID, _INTERRUPTED, _INTERNAL = range(5)
 _LINE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -94,9 +96,10 @@ def text_of(value: Mapping[str, Any], what: str) -> bytes:
     try:
         return json.dumps(value, allow_nan=False).encode()
     except (ValueError, TypeError, RecursionError) as error:
-        for key, member in value.items():
-            _refuse(member, key)
-        raise type(error)(f"{what}: {error}") from None
+        refused = error
+    for key, member in value.items():
+        _refuse(member, key)
+    raise type(refused)(f"{what}: {refused}")
 
 
 def _refuse(value: Any, where: str, depth: int = 0) -> None:

@@ -8,6 +8,8 @@ from ._library import Handle, NoAnswer, call, text_of
 from ._result import Result
 from ._suite import Cell
 
+__tracebackhide__ = True  # as in _library.py
+
 _Path = Union[str, "os.PathLike[str]"]
 
 

@@ -12,6 +12,9 @@ from ._result import Result
 from ._suite import Cell
 
 
+__tracebackhide__ = True  # as in _library.py
+
+
 class Requirement(NamedTuple):
     """A backend and a number of devices: "cuda:2", "cuda" (one), "host"."""
 
@@ -100,17 +103,19 @@ class CppoolFixture(Pools):
         The world size is that of the Cell, of the marker, or 2; the deadline that of the marker, or 90 s. The other options are those of
         Pool.run. `at(world_size).run(...)` returns every Result instead.
         """
-        __tracebackhide__ = True
         marked = self._marked()
         if world_size is None:
             world_size = params.world_size if isinstance(params, Cell) else marked.get("world_size", 2)
         if "deadline" in marked:
             options.setdefault("deadline", marked["deadline"])
+        lost: Optional[PoolError] = None
         try:
             result = self.at(world_size).run(params, **options)
         except PoolError as error:
-            lines = str(error).split("\nthe end of its stderr:\n")[0]
-            pytest.fail(f"{error.kind}: {lines}\nrepeat: {error.command}", pytrace=False)
+            lost = error
+        if lost is not None:  # not in the handler: the report would begin with the error as it is
+            lines = str(lost).split("\nthe end of its stderr:\n")[0]
+            pytest.fail(f"{lost.kind}: {lines}\nrepeat: {lost.command}", pytrace=False)
         if result.status == "skipped":
             pytest.skip(result.error)
         if not result.ok:
@@ -128,12 +133,18 @@ class CppoolFixture(Pools):
             sizes.add(marked["world_size"])
         elif "require" in marked and not sizes:
             sizes.add(2)
-        for world_size in sorted(sizes):
-            pool = self.at(world_size)
+        wrong = ""
+        try:
+            needed = _requirement(marked["require"], "require of the marker cppool") if "require" in marked else None
+            pools = [self.at(world_size) for world_size in sorted(sizes, key=str)]
+        except (pytest.UsageError, ValueError, TypeError) as error:
+            wrong = str(error)
+        if wrong:
+            pytest.fail(wrong, pytrace=False)
+        for pool in pools:
             self._started(pool)
-            if "require" in marked:
-                needed = _requirement(marked["require"], "require of the marker cppool")
-                self._lacks(needed.missing(self._hello[world_size]), needed)
+            if needed:
+                self._lacks(needed.missing(self._hello[pool.world_size]), needed)
 
     def _marked(self) -> Mapping[str, Any]:
         marker = self._item.get_closest_marker("cppool") if self._item else None
@@ -157,17 +168,20 @@ class CppoolFixture(Pools):
         """Starts the pool's daemon, if this session has not; skips or fails the test where that is impossible."""
         if pool.world_size in self._hello:
             return
+        lost: Optional[PoolError] = None
         try:
             hello = pool.hello()
         except PoolError as error:
-            why = error.start_failure or {}
+            lost = error
+        if lost is not None:
+            why = lost.start_failure or {}
             if why.get("kind") == "unsupported" and why.get("devices", pool.world_size) < pool.world_size:
                 self._lacks(f"world size {pool.world_size} needs as many GPUs, and there are {why['devices']}: {why.get('error', '')}",
                             Requirement("cuda", pool.world_size))
-            self._note_error(error)
+            self._note_error(lost)
             if self._item is None:
-                raise
-            pytest.fail(f"the daemon of world size {pool.world_size} does not start: {str(error).splitlines()[0]}", pytrace=False)
+                raise lost
+            pytest.fail(f"the daemon of world size {pool.world_size} does not start: {str(lost).splitlines()[0]}", pytrace=False)
         if self._required and self._required.missing(hello):
             pytest.fail(f"--cppool-require {self._required.missing(hello)}", pytrace=False)
         self._hello[pool.world_size] = hello

@@ -68,6 +68,7 @@ def test_outcomes(suite):
     result.assert_outcomes(passed=2, skipped=1, failed=3)
     text = result.stdout.str()
     assert re.search(r"SKIPPED .* because of unsupported", text)
+    assert "During handling of the above exception" not in text
     assert re.search(r"failed: because of mismatch\n.*dq +oracle +1 +nan", text, re.S) and "1 of 2 checks hold" in text
     assert f"repeat: cppool run --world-size 2 --daemon {FAKE} --param do=fail\n" in text
     assert re.search(r"Captured cppoold stderr call -+\n(.*\n)*?the last words", text)
@@ -139,6 +140,8 @@ def test_daemon_that_does_not_start(suite):
     """)
     result.assert_outcomes(passed=1, failed=1, errors=1)
     assert "the daemon of world size 2 does not start: " in result.stdout.str() and "/nonexistent/cppoold" in result.stdout.str()
+    assert "No such file or directory (the option `daemon` names it)" in result.stdout.str()
+    assert "During handling of the above exception" not in result.stdout.str()
 
 
 def test_unknown_world_size_and_marker(suite):
@@ -150,14 +153,24 @@ def test_unknown_world_size_and_marker(suite):
         @pytest.mark.cppool(world=2)
         def test_name(cppool):
             pass
+        @pytest.mark.cppool(require="gpu")
+        def test_require(cppool):
+            pass
         def test_in_the_call(cppool):
             cppool.run(world_size=0)
+        def test_not_a_number(cppool):
+            cppool.run({"softmax_scale": float("nan")})
     """)
-    result.assert_outcomes(errors=2, failed=1)
+    result.assert_outcomes(errors=3, failed=2)
     text = result.stdout.str()
     assert 'must be an integer from 1 to 64, not "99"' in text
     assert "the marker cppool takes world_size, require and deadline by name, not world" in text
     assert 'must be an integer from 1 to 64, not "0"' in text
+    assert "require of the marker cppool is cuda, cuda:N (at least N GPUs) or host, not 'gpu'" in text
+    assert "params['softmax_scale'] is nan, which JSON cannot express: give a finite number" in text
+    # The reports end at the user's line, and do not go on through the package and Python's JSON.
+    for inner in ("_library.py", "_pool.py", "pytest_plugin.py:", "encoder.py", "During handling of the above exception"):
+        assert inner not in text, inner
 
 
 REQUIRING = """

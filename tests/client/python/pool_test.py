@@ -443,3 +443,5 @@ def test_bench():
         cppool.bench({"num_heads": 7}, backend="host", case="nothing")
     with pytest.raises(ValueError, match="--backend"):
         cppool.bench(backend="cud")
+    with pytest.raises(ValueError, match=r"params\['softmax_scale'\]\[1\] is nan"):
+        cppool.bench({"softmax_scale": [1.0, math.nan]})
