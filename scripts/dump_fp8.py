@@ -132,7 +132,7 @@ class Recipe:
         outside = self.mode == "delayed" or (self.mode == "current" and params["fp8_mha"])
         self.out_in_fp8 = outside
         self.gradients_in_fp8 = outside and self.bwd
-        self.delta_of_fp8_out = self.mode == "delayed" or (self.mode == "current" and not params["f16_O"])
+        self.delta_of_fp8_out = self.mode == "delayed" or (self.mode == "current" and self.bwd and not params["f16_O"])
 
     def format(self, name):
         return E5M2 if name in ("dout", "dq", "dk", "dv") and not self.blocks else E4M3
@@ -152,11 +152,11 @@ class Fp8Case(Case):
         self.operands = {}
 
     def oracle(self, run):
-        """Of each run by itself: the backward pass reads what its forward pass has rounded."""
-        self.out = "out" if run == "cp" else "out_" + run
-        steps = Steps(exact)
-        right = self.compute(steps)
-        return right, self.compute(Fp8Steps(self.recipe, steps))
+        """Of both runs the same, since both have the delta of the run with CP."""
+        if self.oracles is None:
+            steps = Steps(exact)
+            self.oracles = self.compute(steps), self.compute(Fp8Steps(self.recipe, steps))
+        return self.oracles
 
     def exact(self, name):
         return self.tensors[name + ".npy"].astype(np.float64)
@@ -171,32 +171,51 @@ class Fp8Case(Case):
 
     def payload(self, name, blocks=None):
         """Bytes and scales of a tensor, where the folder has them: a number, or an array by element."""
-        for suffix in [""] if blocks is None else ["_" + blocks, ""]:
-            file, scale = f"{name}_payload{suffix}.npy", f"{name}_scale_{'inv' if blocks is None else 'e8m0' + suffix}.npy"
-            if file not in self.tensors or scale not in self.tensors:
-                continue
-            scales = self.tensors[scale]
-            if blocks is None:
-                return file, self.tensors[file], float(scales.reshape(-1)[0])
-            if scales.shape == self.block_shape(name, blocks):
-                return file, self.tensors[file], self.spread(decode_e8m0(scales), name, blocks)
-            if suffix:
-                raise Unusable(f"{scale} has shape {scales.shape} and must have {self.block_shape(name, blocks)}")
-        return None
+        suffix = "_" + blocks if blocks else ""
+        file, scale = f"{name}_payload{suffix}.npy", f"{name}_scale_{'e8m0' if blocks else 'inv'}{suffix}.npy"
+        if file not in self.tensors or scale not in self.tensors:
+            return None
+        scales = self.tensors[scale]
+        shape = self.scale_shape(name, blocks)
+        if scales.shape != shape:
+            raise Unusable(f"{scale} has shape {scales.shape} and must have {shape}")
+        if blocks is None:
+            return file, self.tensors[file], float(scales[0])
+        return file, self.tensors[file], self.spread(decode_e8m0(scales), name, blocks)
 
-    def token_axis(self):
-        return 1 if self.params["qkv_format"] == "bshd" else 0
+    def places_in_blocks(self, side):
+        """For each sequence where the blocks of its places begin, and how many places it has. None crosses a chunk."""
+        rooms = [int(room) for room in np.diff(self.cumulated[side])]
+        return [(block_starts(room, self.chunk(side, s)), room) for s, room in enumerate(rooms)]
 
-    def block_shape(self, name, blocks):
+    def scale_shape(self, name, blocks):
         shape = list(self.tensors[name + ".npy"].shape)
-        axis = len(shape) - 1 if blocks == "rows" else self.token_axis()
-        shape[axis] = -(-shape[axis] // BLOCK)
+        if blocks is None:
+            return (1,)
+        if blocks == "rows":
+            shape[-1] //= BLOCK
+            return tuple(shape)
+        counts = [len(starts) for starts, _ in self.places_in_blocks(self.side(name))]
+        layout = self.params["qkv_format"]
+        shape[1 if layout == "bshd" else 0] = sum(counts) if layout == "thd" else counts[0]
         return tuple(shape)
 
     def spread(self, scales, name, blocks):
-        shape = self.tensors[name + ".npy"].shape
-        axis = len(shape) - 1 if blocks == "rows" else self.token_axis()
-        return np.repeat(scales, BLOCK, axis=axis).take(range(shape[axis]), axis=axis)
+        """Scales by element. Places that belong to no sequence have 1."""
+        if blocks == "rows":
+            return np.repeat(scales, BLOCK, axis=-1)
+        by_element, layout, block = np.ones(self.tensors[name + ".npy"].shape), self.params["qkv_format"], 0
+        for s, (starts, room) in enumerate(self.places_in_blocks(self.side(name))):
+            lengths = np.diff(starts + [room])
+            if layout == "thd":
+                begin = self.begins[self.side(name)][s]
+                by_element[begin : begin + room] = np.repeat(scales[block : block + len(starts)], lengths, axis=0)
+                block += len(starts)
+            elif layout == "bshd":
+                by_element[s] = np.repeat(scales[s], lengths, axis=0)
+            else:
+                by_element[:, s] = np.repeat(scales[:, s], lengths, axis=0)
+        return by_element
 
     def cast_blocks(self, name, blocks):
         """A tensor in blocks along the head dimension (`rows`), or along the tokens of each chunk (`columns`)."""
@@ -215,7 +234,7 @@ class Fp8Case(Case):
             found = self.payload(name, blocks)
             if found:
                 values = form.decode(found[1]) * found[2]
-            elif name == self.out and self.recipe.out_in_fp8:
+            elif name == "out" and self.recipe.out_in_fp8:
                 values = self.exact(name)  # the payload times the scale already
             elif blocks:
                 values = self.cast_blocks(name, blocks)
@@ -230,7 +249,10 @@ class Fp8Case(Case):
     def read(self, product, name):
         recipe = self.recipe
         if product == "delta" and name == "out":
-            return self.quantised(self.out, None) if recipe.bwd and recipe.delta_of_fp8_out else self.exact(self.out)
+            if recipe.delta_of_fp8_out:
+                return self.quantised("out", None)
+            # The first one is there where out.npy is made from a payload.
+            return self.exact("out_f16" if "out_f16.npy" in self.tensors else "out")
         if name == "dout" and (not recipe.bwd or (recipe.blocks and product == "delta")):
             return self.exact(name)
         if recipe.bwd or product in ("logits", "out"):

@@ -75,7 +75,7 @@ std::string SweptText(const std::vector<SweepAxis>& axes, const SweepPoint& poin
 
 void AddRunOptions(CLI::App& run, RunArguments* arguments) {
   CLI::Option* suite = run.add_option("--suite", arguments->suite,
-                                      "smoke, essential, matrix, fp8, or a file; without it one case is run")
+                                      "smoke, essential, matrix, or a file; without it one case is run")
                            ->check(IsPath);
   run.add_option("--case", arguments->case_name, "The case to run")
       ->excludes(suite)

@@ -286,7 +286,7 @@ Json ReadSuite(const std::string& path) {
 std::vector<Cell> CellsOfFile(const std::string& name, const Json& file) { return Suite(name, file).Cells(); }
 
 const std::vector<std::string>& SuiteNames() {
-  static const std::vector<std::string> names = {"smoke", "essential", "matrix", "fp8"};
+  static const std::vector<std::string> names = {"smoke", "essential", "matrix"};
   return names;
 }
 
@@ -294,8 +294,7 @@ std::vector<Cell> LoadSuite(const std::string& name_or_path) {
   std::vector<std::string> files;
   if (name_or_path == "smoke") files = {"smoke"};
   if (name_or_path == "essential") files = {"matrix"};
-  if (name_or_path == "matrix") files = {"matrix", "own"};
-  if (name_or_path == "fp8") files = {"fp8"};
+  if (name_or_path == "matrix") files = {"matrix", "fp8", "own"};
   if (files.empty())
     return CellsOfFile(std::filesystem::path(name_or_path).stem().string(), ReadSuite(name_or_path));
   std::vector<Cell> cells;

@@ -40,7 +40,7 @@ cppool_status Validate(cppool_validation* v) {
         attention_case::ChooseKernels(v->wanted_kernels, v->kernels_copy, v->backend, spec, v->world_size);
     const kernels::AttentionFamily& family = *chosen.family;
     prepared->family = &family;
-    if (v->dump) attention_case::CheckDump(v->dump, v->inputs, spec);
+    if (v->dump) attention_case::CheckDump(v->dump, v->inputs, spec, v->world_size);
     if (v->inputs) attention_case::CheckInputs(v->inputs, spec);
     v->needs(v, kernels::AttentionBytes(family, spec, v->world_size, std::string_view(v->backend) == "host"));
     // A library's names may be any bytes.
@@ -94,7 +94,7 @@ cppool_status Run(cppool_case_context* c) {
     if (c->inputs) inputs.emplace(c->inputs);
     std::optional<attention_case::DumpFiles> dump;
     if (c->dump) {
-      dump.emplace(c->dump, spec, c->checks != 0,
+      dump.emplace(c->dump, spec, c->runtime->world_size, c->checks != 0,
                    Json{{"parameters", params},
                         {"world_size", c->runtime->world_size},
                         {"backend", c->runtime->backend}});

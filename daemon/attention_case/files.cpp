@@ -26,6 +26,8 @@ namespace {
 namespace fs = std::filesystem;
 using kernels::Dtype;
 using kernels::RuntimeError;
+using kernels::StoredPart;
+using kernels::StoredTensor;
 using kernels::TensorInfo;
 
 constexpr const char* kIndex = "index.json";
@@ -46,9 +48,10 @@ NpyType TypeOf(Dtype dtype) {
     case Dtype::kBf16:
     case Dtype::kFp32:
       return NpyType::kFloat32;
-    case Dtype::kFp64:
     case Dtype::kE4M3:
     case Dtype::kE5M2:
+      return NpyType::kUint8;
+    case Dtype::kFp64:
       break;  // no tensor of a case
   }
   throw RuntimeError(CPPOOL_INTERNAL, std::string("no file type for ") + NameOf(dtype));
@@ -138,19 +141,35 @@ void CheckSequencesOf(const fs::path& folder, const kernels::AttentionSpec& spec
   }
 }
 
+// Calls visit(tensor, reference) for each file of a dump. `reference`: those of the run without CP are among them.
+template <typename Visit>
+void ForEachFile(const kernels::AttentionSpec& spec, int world_size, bool reference, Visit&& visit) {
+  for (const TensorInfo& tensor : InputTensors(spec)) visit(tensor, false);
+  for (const TensorInfo& tensor : OutputTensors(spec)) {
+    visit(tensor, false);
+    if (reference) visit(tensor, true);
+  }
+  for (const TensorInfo& tensor : StoredTensors(spec, world_size)) visit(tensor, false);
+}
+
+// The format of a tensor's elements.
+const char* FormatOf(const TensorInfo& tensor) {
+  const auto* stored = std::get_if<StoredTensor>(&tensor.kind);
+  if (stored && (stored->part == StoredPart::kRowExponents || stored->part == StoredPart::kColumnExponents))
+    return "e8m0";
+  return NameOf(tensor.dtype);
+}
+
 // What is in the place of a file of this dump must be a file.
-void CheckPlaces(const fs::path& folder, const kernels::AttentionSpec& spec) {
+void CheckPlaces(const fs::path& folder, const kernels::AttentionSpec& spec, int world_size) {
   const auto check = [&](const std::string& name) {
     std::error_code error;
     const fs::file_type type = fs::status(folder / name, error).type();
     if (type != fs::file_type::not_found && type != fs::file_type::regular && type != fs::file_type::none)
       Refuse("dump", (folder / name).string() + " exists and is not a file");
   };
-  for (const TensorInfo& tensor : InputTensors(spec)) check(FileOf(tensor, false));
-  for (const TensorInfo& tensor : OutputTensors(spec)) {
-    check(FileOf(tensor, false));
-    check(FileOf(tensor, true));
-  }
+  ForEachFile(spec, world_size, true,
+              [&](const TensorInfo& tensor, bool reference) { check(FileOf(tensor, reference)); });
   check(kIndex);
 }
 
@@ -183,7 +202,8 @@ void CheckInputs(const std::string& folder, const kernels::AttentionSpec& spec) 
   CheckSequencesOf(folder, spec);
 }
 
-void CheckDump(const std::string& folder, const char* inputs, const kernels::AttentionSpec& spec) {
+void CheckDump(const std::string& folder, const char* inputs, const kernels::AttentionSpec& spec,
+               int world_size) {
   std::error_code ignored;
   if (inputs && (fs::equivalent(folder, inputs, ignored) ||
                  fs::weakly_canonical(folder, ignored) == fs::weakly_canonical(inputs, ignored)))
@@ -205,7 +225,7 @@ void CheckDump(const std::string& folder, const char* inputs, const kernels::Att
     }
   }
   if (error) Refuse("dump", protocol::Quoted(folder) + " cannot be written to: " + error.message());
-  CheckPlaces(folder, spec);
+  CheckPlaces(folder, spec, world_size);
 }
 
 void InputFiles::ReadRow(const TensorInfo& tensor, std::int64_t row, double* to) {
@@ -236,15 +256,10 @@ void DumpFiles::Begin() {
     if (fs::path(name).filename() == name && fs::path(name).extension() == ".npy")
       fs::remove(fs::path(folder_) / name, error);
   }
-  const auto create = [&](const TensorInfo& tensor, bool reference) {
-    NpyWriter::Create(PathOf(tensor, reference), {TypeOf(tensor.dtype), tensor.shape});
-  };
   try {
-    for (const TensorInfo& tensor : InputTensors(spec_)) create(tensor, false);
-    for (const TensorInfo& tensor : OutputTensors(spec_)) {
-      create(tensor, false);
-      if (reference_) create(tensor, true);
-    }
+    ForEachFile(spec_, world_size_, reference_, [&](const TensorInfo& tensor, bool reference) {
+      NpyWriter::Create(PathOf(tensor, reference), {TypeOf(tensor.dtype), tensor.shape});
+    });
   } catch (const NpyError& failed) {
     DumpFailed(failed.what());
   }
@@ -268,19 +283,14 @@ void DumpFiles::WriteRow(const TensorInfo& tensor, bool reference, std::int64_t 
 
 void DumpFiles::End() {
   Json files = Json::object();
-  const auto describe = [&](const TensorInfo& tensor, bool reference) {
+  ForEachFile(spec_, world_size_, reference_, [&](const TensorInfo& tensor, bool reference) {
     files[FileOf(tensor, reference)] = {{"tensor", tensor.name()},
                                         {"run", reference ? "no_cp" : "cp"},
                                         {"shape", tensor.shape},
                                         {"axes", tensor.axes},
                                         {"dtype", NameOf(TypeOf(tensor.dtype))},
-                                        {"computed_in", NameOf(tensor.dtype)}};
-  };
-  for (const TensorInfo& tensor : InputTensors(spec_)) describe(tensor, false);
-  for (const TensorInfo& tensor : OutputTensors(spec_)) {
-    describe(tensor, false);
-    if (reference_) describe(tensor, true);
-  }
+                                        {"computed_in", FormatOf(tensor)}};
+  });
   Json index = about_;
   index["files"] = std::move(files);
   for (const auto& [name, values] : CuSeqlens(spec_)) index[name] = values;

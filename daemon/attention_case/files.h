@@ -18,7 +18,8 @@ namespace cppool::attention_case {
 void CheckInputs(const std::string& folder, const kernels::AttentionSpec& spec);
 // Checks that the folder is not `inputs` (which may be NULL), that it can be made or written to, and that the dump of `spec`
 // would replace files only. Leaves no trace.
-void CheckDump(const std::string& folder, const char* inputs, const kernels::AttentionSpec& spec);
+void CheckDump(const std::string& folder, const char* inputs, const kernels::AttentionSpec& spec,
+               int world_size);
 
 // One per rank.
 class InputFiles : public kernels::TensorSource {
@@ -36,8 +37,13 @@ class InputFiles : public kernels::TensorSource {
 class DumpFiles : public kernels::TensorSink {
  public:
   // `about`: further members of index.json. `reference`: the outputs without CP are dumped too.
-  DumpFiles(std::string folder, const kernels::AttentionSpec& spec, bool reference, nlohmann::json about)
-      : folder_(std::move(folder)), spec_(spec), reference_(reference), about_(std::move(about)) {}
+  DumpFiles(std::string folder, const kernels::AttentionSpec& spec, int world_size, bool reference,
+            nlohmann::json about)
+      : folder_(std::move(folder)),
+        spec_(spec),
+        world_size_(world_size),
+        reference_(reference),
+        about_(std::move(about)) {}
   void Begin() override;
   void WriteRow(const kernels::TensorInfo& tensor, bool reference, std::int64_t row,
                 const void* elements) override;
@@ -48,6 +54,7 @@ class DumpFiles : public kernels::TensorSink {
 
   std::string folder_;
   const kernels::AttentionSpec& spec_;
+  int world_size_;
   bool reference_;
   nlohmann::json about_;
   std::map<std::string, NpyWriter> files_;

@@ -23,6 +23,25 @@ constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr std::size_t kLongestHeader = 1 << 16;                // NumPy's own limit is 10000
 constexpr std::int64_t kMostElements = std::int64_t{1} << 56;  // no size in bytes overflows
 
+struct TypeInfo {
+  std::size_t size;
+  const char* name;
+  const char* descr;  // in a header
+};
+TypeInfo About(NpyType type) {
+  switch (type) {
+    case NpyType::kFloat16:
+      return {2, "float16", "<f2"};
+    case NpyType::kFloat32:
+      return {4, "float32", "<f4"};
+    case NpyType::kFloat64:
+      return {8, "float64", "<f8"};
+    case NpyType::kUint8:
+      return {1, "uint8", "|u1"};
+  }
+  throw NpyError("no such type");
+}
+
 [[noreturn]] void FailFor(const std::string& path, const std::string& what) {
   throw NpyError(path + ": " + what);
 }
@@ -194,11 +213,9 @@ void ConvertAll(const std::vector<char>& bytes, std::int64_t count, double* to, 
 
 }  // namespace
 
-std::size_t SizeOf(NpyType type) { return type == NpyType::kFloat16 ? 2 : type == NpyType::kFloat32 ? 4 : 8; }
+std::size_t SizeOf(NpyType type) { return About(type).size; }
 
-const char* NameOf(NpyType type) {
-  return type == NpyType::kFloat16 ? "float16" : type == NpyType::kFloat32 ? "float32" : "float64";
-}
+const char* NameOf(NpyType type) { return About(type).name; }
 
 NpyHeader ParseNpyHeader(std::string_view text) { return HeaderParser(text).Parse(); }
 
@@ -246,14 +263,13 @@ void NpyReader::Read(std::int64_t first, std::int64_t count, double* to) const {
       return ConvertAll<float>(bytes, count, to, [](float value) -> double { return value; });
     case NpyType::kFloat64:
       return ConvertAll<double>(bytes, count, to, [](double value) { return value; });
+    case NpyType::kUint8:
+      break;  // no header that is read has it
   }
 }
 
 void NpyWriter::Create(const std::string& path, const NpyHeader& header) {
-  const char* type = header.type == NpyType::kFloat16   ? "<f2"
-                     : header.type == NpyType::kFloat32 ? "<f4"
-                                                        : "<f8";
-  std::string text = std::string("{'descr': '") + type +
+  std::string text = std::string("{'descr': '") + About(header.type).descr +
                      "', 'fortran_order': False, 'shape': " + ShapeText(header.shape) + ", }";
   // Elements begin at a multiple of 64, as NumPy aligns them.
   const std::size_t before = kMagic.size() + 4, after = (before + text.size() + 1 + 63) / 64 * 64;

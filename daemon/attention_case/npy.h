@@ -1,4 +1,4 @@
-// Arrays of NumPy's .npy format, row by row: little-endian floating-point numbers in C order (NumPy enhancement
+// Arrays of NumPy's .npy format, row by row: little-endian floating-point numbers, or bytes, in C order (NumPy enhancement
 // proposal 1). Errors throw NpyError, whose text begins with the file's path.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace cppool::attention_case {
 
-enum class NpyType { kFloat16, kFloat32, kFloat64 };
+enum class NpyType { kFloat16, kFloat32, kFloat64, kUint8 };  // the last: written, not read
 std::size_t SizeOf(NpyType type);
 const char* NameOf(NpyType type);  // NumPy's: "float32"
 

@@ -1,5 +1,5 @@
-// Rounds fp64 to a narrower format, to nearest with ties to even, with that format's subnormals and overflow (the 8-bit formats saturate), as plain attention does
-// when it stores an intermediate result. The result has the same bits on the host and in CUDA kernels.
+// Rounds fp64 to a narrower format, to nearest with ties to even, with that format's subnormals, signed zeros and overflow (the 8-bit
+// formats saturate), as plain attention does when it stores an intermediate result. The result has the same bits on the host and in CUDA kernels.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +58,11 @@ CPPOOL_HOST_DEVICE inline double RoundTo(Dtype dtype, double value) {
   memcpy(&rounded_bits, &rounded, sizeof rounded_bits);
   if (static_cast<int>(rounded_bits >> 52 & 0x7FF) - 1023 > largest) return infinity();
   if (most != 0 && (rounded > most || rounded < -most)) return infinity();
-  return rounded;
+  rounded_bits |=
+      bits & (std::uint64_t{1} << 63);  // the sum above is +0 for what a negative value underflows to
+  double result;
+  memcpy(&result, &rounded_bits, sizeof result);
+  return result;
 }
 
 }  // namespace cppool::kernels

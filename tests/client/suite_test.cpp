@@ -26,7 +26,7 @@ Json Shrunk(Json params, std::int64_t length, int world_size = 2) {
 }
 
 std::vector<Cell> MatrixCells() { return Select(LoadSuite("matrix"), {{"suite", "matrix"}}); }
-std::vector<Cell> Fp8Cells() { return LoadSuite("fp8"); }
+std::vector<Cell> Fp8Cells() { return Select(LoadSuite("matrix"), {{"suite", "fp8"}}); }
 std::vector<Cell> OwnCells() { return Select(LoadSuite("matrix"), {{"suite", "own"}}); }
 
 // What a cell is, but for its name.
@@ -171,10 +171,10 @@ TEST_CASE("filters select cells by the model tables of their rows") {
   CHECK(Count(cells, {{"model", "cp_2_0"}, {"suite", "own"}}) == 0);
   // A row that is in both tables with the same values.
   CHECK(Count(cells, {{"model", "cp_2_0"}, {"suite", "matrix"}}) == 32);
-  CHECK(Count(Fp8Cells(), {{"model", "cp_2_0"}}) == 144);
+  CHECK(Count(cells, {{"model", "cp_2_0"}, {"suite", "fp8"}}) == 144);
   CHECK(Count(cells, {{"kernel_backend", "FlashAttention"}}) == 384);
   CHECK(Count(cells, {{"kernel_backend", "FusedAttention"}, {"suite", "matrix"}}) == 576);
-  CHECK(Count(Fp8Cells(), {{"kernel_backend", "FusedAttention"}}) == 3456);
+  CHECK(Count(cells, {{"kernel_backend", "FusedAttention"}, {"suite", "fp8"}}) == 3456);
   CHECK(Count(cells, {{"model", "cp_9_9"}}) == 0);
 }
 
@@ -262,7 +262,9 @@ TEST_CASE("the smoke suite has a cell for every pair of values of two axes") {
 TEST_CASE("filters of one key select any of their values, and filters of different keys must all match") {
   std::vector<Cell> cells = MatrixCells();
   CHECK(Count(cells, {}) == 864);
-  CHECK(Count(LoadSuite("matrix"), {{"suite", "matrix"}, {"suite", "own"}}) == LoadSuite("matrix").size());
+  CHECK(Count(LoadSuite("matrix"), {{"suite", "matrix"}, {"suite", "own"}, {"suite", "fp8"}}) ==
+        LoadSuite("matrix").size());
+  CHECK(Count(LoadSuite("matrix"), {{"dtype", "fp8"}}) == 3456);
   CHECK(Count(LoadSuite("matrix"), {{"suite", "own"}, {"row", "flash:cp_2_0"}}) == 0);
   CHECK(Count(cells, {{"cp_comm_type", "p2p"}}) == 216);
   CHECK(Count(cells, {{"cp_comm_type", "p2p"}, {"cp_comm_type", "a2a"}}) == 432);

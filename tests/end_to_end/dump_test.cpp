@@ -73,6 +73,17 @@ Json Merged(Json params, const Json& more) {
   return params;
 }
 
+// How many payloads the dump of such a case has.
+std::size_t PayloadsOf(const Json& params) {
+  if (params.value("dtype", "") != "fp8") return 0;
+  const std::string mode = params.value("scaling_mode", "delayed");
+  const bool backward = params.value("fp8_bwd", true), mha = params.value("fp8_mha", false);
+  if (mode == "mxfp8") return backward ? 8 : 3;
+  const bool results = mode == "delayed" || mha;
+  const bool out = results || (backward && !params.value("f16_O", false));
+  return 3 + (backward ? 1 : 0) + (out ? 1 : 0) + (results && backward ? 3 : 0);
+}
+
 void Dump(DaemonProcess& daemon, const Json& params, const fs::path& to, const Json& keys = Json::object()) {
   const Json answer = daemon.Ask(Merged({{"op", "run"}, {"params", params}, {"dump", to.string()}}, keys));
   INFO(answer);
@@ -113,6 +124,18 @@ TEST_CASE("NumPy confirms the dumps of runs with every feature") {
         {"fp8_bwd", false},
         {"cp_comm_type", "a2a"}}},
       {2, Merged(kRich, {{"dtype", "fp8"}, {"fp8_dpa", true}, {"scaling_mode", "mxfp8"}})},
+      {2, {{"dtype", "fp8"}, {"fp8_dpa", true}, {"scaling_mode", "current"}, {"qkv_format", "sbhd"}}},
+      {2, {{"dtype", "fp8"}, {"fp8_mha", true}, {"fp8_bwd", false}, {"qkv_format", "thd"}}},
+      {2, {{"dtype", "fp8"}, {"fp8_mha", true}, {"scaling_mode", "current"}, {"fp8_bwd", false}}},
+      {2,
+       Merged(kRich, {{"dtype", "fp8"}, {"fp8_dpa", true}, {"scaling_mode", "mxfp8"}, {"fp8_bwd", false}})},
+      {2,
+       {{"dtype", "fp8"},
+        {"fp8_dpa", true},
+        {"scaling_mode", "mxfp8"},
+        {"qkv_format", "sbhd"},
+        {"max_seqlen_q", 128},
+        {"batch_size", 2}}},
       // From 65536 elements on, statistics are checked, too.
       {2, Merged(kFp8Large, {{"scaling_mode", "current"}, {"fp8_mha", true}, {"f16_O", true}})},
       {2, Merged(kFp8Large, {{"scaling_mode", "mxfp8"}, {"fp8_dpa", true}, {"cp_comm_type", "all_gather"}})},
@@ -131,6 +154,7 @@ TEST_CASE("NumPy confirms the dumps of runs with every feature") {
       // The dump has every tensor that rank 0 checked against no_cp, of both runs.
       for (const Json& check : answer.at("checks"))
         dumps.back().second += check.at("rank") == 0 && check.at("against") == "no_cp" ? 2 : 0;
+      dumps.back().second += PayloadsOf(params);
     }
   }
   REQUIRE(dumps.size() == cases.size());

@@ -23,6 +23,7 @@
 
 #include "client/command/cell.h"
 #include "client/command/suite.h"
+#include "client/command/text.h"
 #include "daemon/process.h"
 #include "tests/end_to_end/fault_grid.h"
 
@@ -44,7 +45,8 @@ struct Options {
   std::uint64_t seed = 1;
   std::int64_t max_seqlen = 32;  // 0: the lengths of the suite
   std::size_t cells = 0;         // 0: all
-  std::string readings;          // file; empty: none
+  std::vector<std::string> filters;
+  std::string readings;  // file; empty: none
   bool in_order = false;
 };
 
@@ -124,14 +126,19 @@ bool PrintGrowth(const std::string& who, const std::vector<Reading>& readings, b
 // ---- the cases
 
 std::vector<Cell> CellsFor(const Options& options) {
+  std::vector<cppool::command::Filter> filters;
+  for (const std::string& text : options.filters) {
+    auto [key, value] = cppool::command::SplitAssignment(text, "--filter");
+    filters.push_back({key, value});
+  }
   std::vector<Cell> cells;
-  for (Cell& cell : cppool::command::LoadSuite("matrix")) {
+  for (Cell& cell : cppool::command::Select(cppool::command::LoadSuite("matrix"), filters)) {
     const auto& sizes = options.world_sizes;
     if (std::find(sizes.begin(), sizes.end(), cell.world_size) == sizes.end()) continue;
     if (options.max_seqlen > 0) cppool::command::Shrink(&cell.params, options.max_seqlen, cell.world_size);
     cells.push_back(std::move(cell));
   }
-  if (cells.empty()) throw std::runtime_error("the suite has no cell for these world sizes");
+  if (cells.empty()) throw std::runtime_error("the suite has no such cell for these world sizes");
   return cells;
 }
 
@@ -426,6 +433,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--cells", options.cells,
                  "Uses only this number of cells, so that a short run repeats each often");
+  app.add_option("--filter", options.filters, "Only cells with key=value, as in `cppool run`");
   app.add_option("--readings", options.readings, "Writes every reading to this file, as CSV");
   app.add_flag("--in-order", options.in_order, "Runs the whole matrix once, without faults");
   CLI11_PARSE(app, argc, argv);

@@ -15,7 +15,8 @@ namespace cppool::test {
 using CellFilters = std::vector<std::vector<std::string>>;  // filters of several runs, one after another
 
 // Cells of max_logit without a backward pass: its waits would hide a missing wait for max_logit.
-inline const std::vector<std::string> kInferenceCells = {"row=fused:cp_2_4", "qkv_format=bshd"};
+inline const std::vector<std::string> kInferenceCells = {"row=fused:cp_2_4", "qkv_format=bshd",
+                                                         "suite=matrix"};
 
 // Cases of fp8, by their parameters, on two ranks. The last two have enough elements for statistics.
 using CaseParameters = std::vector<std::vector<std::string>>;

@@ -29,7 +29,7 @@ class Cell:
 
 
 def suite(name: str, *, filters: Iterable[str] = (), max_seqlen: Optional[int] = None) -> list[Cell]:
-    """The cells of a suite, by world size: "smoke", "essential", "matrix", "fp8", or a file (client/README.md has its format). No daemon is
+    """The cells of a suite, by world size: "smoke", "essential", "matrix", or a file (client/README.md has its format). No daemon is
     started.
 
     `filters` ("key=value", "key!=value") and `max_seqlen` are those of `cppool run`. Throws ValueError for an unknown name or key, a

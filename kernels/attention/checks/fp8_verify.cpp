@@ -67,7 +67,40 @@ CheckedTensor CheckedOf(InputTensor tensor) {
   throw RuntimeError(CPPOOL_INTERNAL, "checks: not a quantised input");
 }
 
+template <typename T>
+std::vector<T> ToHost(cppool_runtime* rt, const void* data, std::int64_t count) {
+  std::vector<T> values(static_cast<std::size_t>(count));
+  Check(rt, rt->copy(rt, values.data(), data, values.size() * sizeof(T), rt->stream));
+  Check(rt, rt->stream_synchronize(rt, rt->stream));
+  return values;
+}
+
 }  // namespace
+
+Buffer GatherDelta(cppool_runtime* rt, const AttentionSpec& spec, const Fp8Step& step) {
+  const Group world = GetGroup(rt, CPPOOL_WORLD);
+  const std::int64_t count = RankTokens(spec, world.size, world.rank).queries.layout.rows * spec.heads;
+  const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(float);
+  const Buffer gathered(rt, bytes * world.size, rt->stream);
+  Buffer delta(rt, bytes * world.size, rt->stream);
+  if (world.size > 1) {
+    Check(rt, rt->all_gather(rt, step.delta, gathered.get(), bytes, world.comm, rt->stream));
+  } else {
+    Check(rt, rt->copy(rt, gathered.get(), step.delta, bytes, rt->stream));
+  }
+  const auto by_rank = ToHost<float>(rt, gathered.get(), count * world.size);
+  std::vector<float> whole(by_rank.size());
+  for (int rank = 0; rank < world.size; ++rank) {
+    const RankRows rows = RowsOfRank(spec.format, spec.queries, world.size, rank);
+    for (const std::int64_t row : rows.tokens) {
+      std::copy_n(by_rank.data() + rank * count + row * spec.heads, spec.heads,
+                  whole.data() + rows.whole[static_cast<std::size_t>(row)] * spec.heads);
+    }
+  }
+  Check(rt, rt->copy(rt, delta.get(), whole.data(), whole.size() * sizeof(float), rt->stream));
+  Check(rt, rt->stream_synchronize(rt, rt->stream));  // `whole` goes
+  return delta;
+}
 
 void Fp8Verifier::Tally::Compare(double expected, double stored) {
   ++count;
@@ -80,7 +113,7 @@ void Fp8Verifier::Tally::Compare(double expected, double stored) {
 
 Fp8Verifier::Fp8Verifier(cppool_runtime* runtime, const AttentionSpec& spec, const TensorSet& local,
                          const TensorSet& global, const Fp8Step& step, const Fp8Step& reference,
-                         AttentionReport& report)
+                         const float* delta, AttentionReport& report)
     : rt_(runtime),
       spec_(spec),
       local_(local),
@@ -107,11 +140,11 @@ Fp8Verifier::Fp8Verifier(cppool_runtime* runtime, const AttentionSpec& spec, con
   problem_.v = operand(Operand::kV, in_blocks);
   problem_.p_scale = PScale(*spec.fp8);
   const auto scale_of = [&](const Fp8Scale* scale) {
-    return scale ? ToHost<Fp8Scale>(scale, 1).front().scale : 0.0;
+    return scale ? ToHost<Fp8Scale>(rt_, scale, 1).front().scale : 0.0;
   };
   problem_.out_scale = scale_of(step_.out);
   if (!spec.training) return;
-  GatherDelta();
+  problem_.delta = delta;
   problem_.gradient_scale = scale_of(step_.gradients);
   problem_.ds_scale = scale_of(step_.ds);
   problem_.ds_blocks = in_blocks && problem_.backward;
@@ -133,19 +166,11 @@ double Fp8Verifier::Bytes(const AttentionSpec& spec, int world_size) {
          (spec.training ? 2 * sizeof(float) * static_cast<double>(spec.queries.rows) * spec.heads : 0);
 }
 
-template <typename T>
-std::vector<T> Fp8Verifier::ToHost(const void* data, std::int64_t count) const {
-  std::vector<T> values(static_cast<std::size_t>(count));
-  Check(rt_, rt_->copy(rt_, values.data(), data, values.size() * sizeof(T), rt_->stream));
-  Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
-  return values;
-}
-
 const std::vector<std::uint16_t>& Fp8Verifier::Input(InputTensor tensor) {
   std::vector<std::uint16_t>& values = inputs_[static_cast<std::size_t>(tensor)];
   for (const TensorSet::Tensor& each : global_.inputs()) {
     if (values.empty() && std::get<InputTensor>(each.info.kind) == tensor)
-      values = ToHost<std::uint16_t>(each.data.get(), each.rows * each.info.columns);
+      values = ToHost<std::uint16_t>(rt_, each.data.get(), each.rows * each.info.columns);
   }
   return values;
 }
@@ -172,7 +197,7 @@ float Fp8Verifier::ExpectedScale(Dtype format, std::initializer_list<InputTensor
 }
 
 Fp8Verifier::Tally Fp8Verifier::CheckScale(const Fp8Scale* stored, float expected) const {
-  const Fp8Scale scale = ToHost<Fp8Scale>(stored, 1).front();
+  const Fp8Scale scale = ToHost<Fp8Scale>(rt_, stored, 1).front();
   Tally tally;
   tally.Compare(expected, scale.scale);
   tally.Compare(static_cast<float>(1.0 / expected), scale.inverse);
@@ -181,14 +206,14 @@ Fp8Verifier::Tally Fp8Verifier::CheckScale(const Fp8Scale* stored, float expecte
 
 Fp8Verifier::Tally Fp8Verifier::CheckOperand(const QuantisedOperand& operand, float scale) {
   Tally tally;
-  tally.Compare(static_cast<float>(1.0 / scale), ToHost<float>(operand.payload.scale, 1).front());
+  tally.Compare(static_cast<float>(1.0 / scale), ToHost<float>(rt_, operand.payload.scale, 1).front());
   const std::vector<std::uint16_t>& input = Input(operand.tensor);
   const bool keys = operand.tensor == InputTensor::kK || operand.tensor == InputTensor::kV;
   const int all_heads = keys ? spec_.kv_heads : spec_.heads;
   const auto payload =
-      ToHost<std::uint8_t>(operand.payload.data, operand.layout.rows * operand.heads * operand.dim);
+      ToHost<std::uint8_t>(rt_, operand.payload.data, operand.layout.rows * operand.heads * operand.dim);
   const auto values =
-      ToHost<std::uint16_t>(operand.values.data, operand.layout.rows * operand.heads * operand.dim);
+      ToHost<std::uint16_t>(rt_, operand.values.data, operand.layout.rows * operand.heads * operand.dim);
   const std::vector<std::int64_t> whole =
       RowMap(operand.layout, keys ? all_.keys.layout : all_.queries.layout);
   for (const Segment& segment : operand.layout.segments) {
@@ -226,11 +251,14 @@ Fp8Verifier::Tally Fp8Verifier::CheckBlocks(const QuantisedOperand& operand) {
   };
   const std::vector<std::int64_t> whole = RowMap(operand.layout, all.layout);
   const std::vector<Segment> blocks = MxBlocks(operand.layout, MxChunks(sequences, rt_->world_size));
-  const auto payload = ToHost<std::uint8_t>(operand.payload.data, operand.layout.rows * operand.heads * dim);
-  const auto exponents = ToHost<std::uint8_t>(
-      operand.exponents, MxExponents(*operand.axis, operand.layout.rows,
-                                     static_cast<std::int64_t>(blocks.size()), operand.heads, dim));
-  const auto values = ToHost<std::uint16_t>(operand.values.data, operand.layout.rows * operand.heads * dim);
+  const auto payload =
+      ToHost<std::uint8_t>(rt_, operand.payload.data, operand.layout.rows * operand.heads * dim);
+  const auto exponents =
+      ToHost<std::uint8_t>(rt_, operand.exponents,
+                           MxExponents(*operand.axis, operand.layout.rows,
+                                       static_cast<std::int64_t>(blocks.size()), operand.heads, dim));
+  const auto values =
+      ToHost<std::uint16_t>(rt_, operand.values.data, operand.layout.rows * operand.heads * dim);
   Tally tally;
   tally.Compare(static_cast<double>(ExpectedAxis(operand.operand)), static_cast<double>(*operand.axis));
   // Elements (t, d), ... of the block, whose exponent is there.
@@ -303,7 +331,7 @@ Fp8Verifier::Tally Fp8Verifier::CheckSameScales() const {
   } else {
     Check(rt_, rt_->copy(rt_, all.get(), mine.get(), mine.bytes(), rt_->stream));
   }
-  const auto of_all = ToHost<float>(all.get(), kScales * world_.size);
+  const auto of_all = ToHost<float>(rt_, all.get(), kScales * world_.size);
   Tally tally;
   for (int i = 0; i < kScales * world_.size; ++i) tally.Compare(of_all[i % kScales], of_all[i]);
   return tally;
@@ -315,9 +343,9 @@ Fp8Verifier::Tally Fp8Verifier::CheckOut() const {
   if (!spec_.training || !IsFp8(step_.out_of_delta.dtype)) return tally;
   const std::int64_t columns = std::int64_t{spec_.heads} * spec_.dim_v,
                      count = mine_.queries.layout.rows * columns;
-  const auto payload = ToHost<std::uint8_t>(step_.out_of_delta.data, count);
-  const auto out = ToHost<std::uint16_t>(local_.get(CheckedTensor::kOut), count);
-  const float inverse = ToHost<float>(step_.out_of_delta.scale, 1).front();
+  const auto payload = ToHost<std::uint8_t>(rt_, step_.out_of_delta.data, count);
+  const auto out = ToHost<std::uint16_t>(rt_, local_.get(CheckedTensor::kOut), count);
+  const float inverse = ToHost<float>(rt_, step_.out_of_delta.scale, 1).front();
   for (const std::int64_t row : mine_.queries.tokens) {
     for (std::int64_t i = row * columns; i < (row + 1) * columns; ++i) {
       const auto at = static_cast<std::size_t>(i);
@@ -340,18 +368,18 @@ Fp8Verifier::Tally Fp8Verifier::CheckDelta() const {
   const std::int64_t vectors = mine_.queries.layout.rows * spec_.heads;
   const auto load = [&](const TensorRef& tensor) {
     std::vector<double> values(static_cast<std::size_t>(vectors * dim));
-    const double scale = tensor.scale ? ToHost<float>(tensor.scale, 1).front() : 1;
+    const double scale = tensor.scale ? ToHost<float>(rt_, tensor.scale, 1).front() : 1;
     if (IsFp8(tensor.dtype)) {
-      const auto bits = ToHost<std::uint8_t>(tensor.data, vectors * dim);
+      const auto bits = ToHost<std::uint8_t>(rt_, tensor.data, vectors * dim);
       for (std::size_t i = 0; i < bits.size(); ++i) values[i] = PayloadValue(tensor.dtype, bits[i]) * scale;
     } else {
-      const auto bits = ToHost<std::uint16_t>(tensor.data, vectors * dim);
+      const auto bits = ToHost<std::uint16_t>(rt_, tensor.data, vectors * dim);
       for (std::size_t i = 0; i < bits.size(); ++i) values[i] = BF16ToFloat(bits[i]) * scale;
     }
     return values;
   };
   const std::vector<double> out = load(step_.out_of_delta), dout = load(step_.dout_of_delta);
-  const auto delta = ToHost<float>(step_.delta, vectors);
+  const auto delta = ToHost<float>(rt_, step_.delta, vectors);
   for (const std::int64_t row : mine_.queries.tokens) {
     for (std::int64_t vector = row * spec_.heads; vector < (row + 1) * spec_.heads; ++vector) {
       double sum = 0, size = 0;
@@ -362,35 +390,13 @@ Fp8Verifier::Tally Fp8Verifier::CheckDelta() const {
         size += std::abs(term);
       }
       const double stored = delta[static_cast<std::size_t>(vector)];
-      const bool near = std::abs(stored - sum) <= 0x1p-16 * size || (std::isnan(stored) && std::isnan(sum));
+      // Terms below fp32's normal numbers may be lost.
+      const bool near = std::abs(stored - sum) <= 0x1p-16 * size + dim * double{FLT_MIN} ||
+                        (std::isnan(stored) && std::isnan(sum));
       tally.Compare(near ? stored : sum, stored);
     }
   }
   return tally;
-}
-
-void Fp8Verifier::GatherDelta() {
-  const std::int64_t count = mine_.queries.layout.rows * spec_.heads;
-  const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(float);
-  gathered_ = Buffer(rt_, bytes * world_.size, rt_->stream);
-  delta_ = Buffer(rt_, bytes * world_.size, rt_->stream);
-  if (world_.size > 1) {
-    Check(rt_, rt_->all_gather(rt_, step_.delta, gathered_.get(), bytes, world_.comm, rt_->stream));
-  } else {
-    Check(rt_, rt_->copy(rt_, gathered_.get(), step_.delta, bytes, rt_->stream));
-  }
-  const auto by_rank = ToHost<float>(gathered_.get(), count * world_.size);
-  std::vector<float> whole(by_rank.size());
-  for (int rank = 0; rank < world_.size; ++rank) {
-    const RankRows rows = RowsOfRank(spec_.format, spec_.queries, world_.size, rank);
-    for (const std::int64_t row : rows.tokens) {
-      std::copy_n(by_rank.data() + rank * count + row * spec_.heads, spec_.heads,
-                  whole.data() + rows.whole[static_cast<std::size_t>(row)] * spec_.heads);
-    }
-  }
-  Check(rt_, rt_->copy(rt_, delta_.get(), whole.data(), whole.size() * sizeof(float), rt_->stream));
-  Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));  // `whole` goes
-  problem_.delta = delta_.get<float>();
 }
 
 void Fp8Verifier::Report(CheckedTensor tensor, const char* against, const Tally& tally) {

@@ -25,12 +25,16 @@ struct Fp8Problem {
   bool ds_blocks = false;
 };
 
+// The delta of all ranks' rows, [all rows of q, heads]. Every rank calls it at once.
+Buffer GatherDelta(cppool_runtime* runtime, const AttentionSpec& spec, const Fp8Step& step);
+
 // Used on the rank's thread; every rank calls the same methods in the same order.
 class Fp8Verifier {
  public:
-  // `step`: of this rank's run; `reference`: of the run without CP, whose inputs are `global`. All outlive it.
+  // `step`: of this rank's run; `reference`: of the run without CP, whose inputs are `global`; `delta`: from GatherDelta,
+  // NULL without a backward pass. All outlive it.
   Fp8Verifier(cppool_runtime* runtime, const AttentionSpec& spec, const TensorSet& local,
-              const TensorSet& global, const Fp8Step& step, const Fp8Step& reference,
+              const TensorSet& global, const Fp8Step& step, const Fp8Step& reference, const float* delta,
               AttentionReport& report);
 
   // Payloads, scales and exponents of q, k, v and dout as this rank's kernels read them are those that the whole inputs give,
@@ -39,7 +43,7 @@ class Fp8Verifier {
   // Valid while this and the arguments live.
   const Fp8Problem& problem() const { return problem_; }
 
-  // What it allocates on a rank.
+  // What it and GatherDelta allocate on a rank.
   static double Bytes(const AttentionSpec& spec, int world_size);
 
  private:
@@ -48,8 +52,6 @@ class Fp8Verifier {
     double largest = 0;
     void Compare(double expected, double stored);
   };
-  template <typename T>
-  std::vector<T> ToHost(const void* data, std::int64_t count) const;
   const std::vector<std::uint16_t>& Input(InputTensor tensor);
   // The scale that the whole inputs give, of each of these together.
   float ExpectedScale(Dtype format, std::initializer_list<InputTensor> tensors);
@@ -59,7 +61,6 @@ class Fp8Verifier {
   Tally CheckSameScales() const;
   Tally CheckOut() const;
   Tally CheckDelta() const;
-  void GatherDelta();
   void Report(CheckedTensor tensor, const char* against, const Tally& tally);
 
   cppool_runtime* rt_;
@@ -72,7 +73,6 @@ class Fp8Verifier {
   Group world_;
   RankTokens all_, mine_;
   std::vector<std::vector<std::uint16_t>> inputs_;
-  Buffer delta_, gathered_;
   Fp8Problem problem_;
 };
 

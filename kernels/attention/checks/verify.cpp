@@ -38,9 +38,6 @@ void Add(CompareStats& sum, const CompareStats& part) {
 }
 
 CheckedTensor KindOf(const TensorSet::Tensor& tensor) { return std::get<CheckedTensor>(tensor.info.kind); }
-bool IsGradient(CheckedTensor kind) {
-  return kind != CheckedTensor::kOut && kind != CheckedTensor::kLse && kind != CheckedTensor::kMaxLogit;
-}
 bool IsWhole(const TensorSet::Tensor& tensor) { return tensor.info.rows_of == TensorRows::kWhole; }
 
 GradientTerms TermsOf(const AttentionSpec& spec, CheckedTensor kind) {
@@ -184,10 +181,8 @@ void Verifier::AgainstNoCp() {
     const auto [values, padding] = comparisons[i];
     Verdict verdict;
     if (values && IsCast(kind)) {
-      const auto [bound, count] = bound_[kind];
-      verdict = JudgeFp8NoCp(kind, *values, plain_[kind], bound, count == values->count);
-    } else if (values && fp8_ && IsGradient(kind)) {
-      verdict = JudgeFp8DeltaNoCp(kind, *values);
+      const auto& [ours, plain_here] = sampled_[kind];
+      verdict = JudgeFp8NoCp(*values, ours, plain_here, plain_[kind]);
     } else if (values) {
       verdict = JudgeNoCp(kind, DtypeOf(kind), gqa(), *values, plain_[kind], TermsOf(spec_, kind));
     } else {  // the rank holds no token
@@ -245,7 +240,7 @@ void Verifier::AgainstOracle() {
       Add(plain_[kind], *part.plain);
       Add(plain_here, *part.plain_here);
     }
-    if (ours.count > 0 && IsCast(kind)) bound_[kind] = {ours.largest_bound, ours.count};
+    if (IsCast(kind)) sampled_[kind] = {ours, plain_here};
     // The count is 0 if the rank holds no token of the sample, or if the sum was too much work.
     if (ours.count > 0)
       report_.Check(kind, "oracle",

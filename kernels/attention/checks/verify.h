@@ -121,8 +121,8 @@ class Verifier {
   const float* slopes_ = nullptr;  // of ALiBi, by head; device
   std::map<std::pair<const RankRows*, int>, Rows> rows_;
   std::map<CheckedTensor, CompareStats> plain_;  // plain attention's error on all rows of the sample
-  // fp8: the largest bound of the elements that were compared with the oracle, and how many they were.
-  std::map<CheckedTensor, std::pair<double, std::uint64_t>> bound_;
+  // fp8: this rank's and plain attention's errors on this rank's rows of the sample.
+  std::map<CheckedTensor, std::pair<CompareStats, CompareStats>> sampled_;
   const Fp8Problem* fp8_ = nullptr;
 };
 

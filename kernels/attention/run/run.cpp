@@ -9,6 +9,7 @@
 #include "kernels/attention/checks/fp8_verify.h"
 #include "kernels/attention/checks/kernel_trial.h"
 #include "kernels/attention/checks/verify.h"
+#include "kernels/attention/run/stored_tensors.h"
 #include "kernels/attention/run/tensor_set.h"
 #include "kernels/attention/schedule.h"
 #include "kernels/runtime.h"
@@ -70,6 +71,7 @@ class AttentionRun {
     }
     if (sink) {
       local.Save(tokens, *sink);
+      if (spec_.fp8) SaveStored(rt_, *attention_.ops, spec_, local, schedule->Fp8(), *sink);
       Barrier();
       Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
       if (rt_->rank == 0) sink->End();
@@ -199,18 +201,29 @@ class AttentionRun {
       global.Fill(*check_, spec_, RankTokens(spec_, 1, 0), source);
       global.PoisonOutputs();
     }
-    reference.Prepare(global.pointers());
-    reference.Forward(global.pointers());
-    if (spec_.training) reference.Backward(global.pointers());
+    AttentionTensors tensors = global.pointers();
+    Fp8Step step, reference_step;
+    Buffer delta;
+    if (schedule) {
+      step = schedule->Fp8();
+      // In fp8 both runs have the same delta: it sums the errors of a row of out, which are judged with out, and where the terms of
+      // dS cancel, gradients are little else.
+      if (spec_.training) {
+        const Stage stage(rt_, rt_->stream, "reference/delta");
+        delta = GatherDelta(rt_, spec_, step);
+        tensors.delta = delta.get<float>();
+      }
+    }
+    reference.Prepare(tensors);
+    reference.Forward(tensors);
+    if (spec_.training) reference.Backward(tensors);
     {
       const Stage stage(rt_, rt_->stream, "checks");
       Verifier verifier(rt_, spec_, *check_, tokens, local, global, report_);
-      Fp8Step step, reference_step;
       std::optional<Fp8Verifier> fp8;
       if (schedule) {
-        step = schedule->Fp8();
         reference_step = reference.Fp8();
-        fp8.emplace(rt_, spec_, local, global, step, reference_step, report_);
+        fp8.emplace(rt_, spec_, local, global, step, reference_step, delta.get<float>(), report_);
         fp8->CheckBits();
         verifier.UseQuantised(fp8->problem());
       }

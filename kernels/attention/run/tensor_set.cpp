@@ -30,6 +30,30 @@ const char* NameOf(InputTensor tensor) {
   throw RuntimeError(CPPOOL_INTERNAL, "no such tensor");
 }
 
+const char* SuffixOf(StoredPart part) {
+  switch (part) {
+    case StoredPart::kPayload:
+      return "_payload";
+    case StoredPart::kScaleInverse:
+      return "_scale_inv";
+    case StoredPart::kRowPayload:
+      return "_payload_rows";
+    case StoredPart::kRowExponents:
+      return "_scale_e8m0_rows";
+    case StoredPart::kColumnPayload:
+      return "_payload_columns";
+    case StoredPart::kColumnExponents:
+      return "_scale_e8m0_columns";
+    case StoredPart::kF16:
+      return "_f16";
+  }
+  throw RuntimeError(CPPOOL_INTERNAL, "no such part");
+}
+
+std::string NameOf(const StoredTensor& tensor) {
+  return std::visit([](auto of) -> std::string { return NameOf(of); }, tensor.of) + SuffixOf(tensor.part);
+}
+
 // Describes the tensors of one spec.
 class Describer {
  public:

@@ -111,7 +111,7 @@ AttentionTensors Fp8Schedule::Inner(const AttentionTensors& t) const {
     if (use_.backward()) inner.dout = Payload(buffers_.dout, Dtype::kE5M2, Fp8Slot::kDout);
   }
   if (use_.keeps_16_bit_out()) inner.out = {buffers_.out_16.get(), t.out.dtype};
-  inner.delta = buffers_.delta.get<float>();
+  if (!t.delta) inner.delta = buffers_.delta.get<float>();
   return inner;
 }
 
@@ -133,10 +133,14 @@ void Fp8Schedule::Prepare(const AttentionTensors& t) {
 void Fp8Schedule::Calibrate(const AttentionTensors& t) {
   AttentionTensors inner = Inner(t);
   inner_->Forward(inner);
-  if (use_.delayed())
-    FindScale(Fp8Slot::kOut, Dtype::kE4M3, {{true, use_.out_row, inner.out, &buffers_.out}});
+  const std::initializer_list<Part> out = {{true, use_.out_row, inner.out, &buffers_.out}};
+  if (use_.out_of_delta_is_payload()) {
+    FindScale(Fp8Slot::kOut, Dtype::kE4M3, out);
+    Cast(Fp8Slot::kOut, Dtype::kE4M3, out);
+  }
   if (!use_.backward()) return;
-  MakeDelta(t, false);
+  // From the O of the recipe: where a query sees few keys, dS is little else than the rounding of O.
+  if (!t.delta) MakeDelta(t, use_.out_of_delta_is_payload());
   kernels_.ops->Fill(amax(Fp8Slot::kDs), 0, 1, rt_->stream);
   inner.amax_ds = amax(Fp8Slot::kDs);
   inner_->Backward(inner);
@@ -174,7 +178,7 @@ void Fp8Schedule::Forward(const AttentionTensors& t) {
 void Fp8Schedule::Backward(const AttentionTensors& t) {
   Mark("backward");
   if (use_.per_tensor() && use_.backward() && !use_.recipe.mha) QuantiseDout(t, !use_.delayed());
-  MakeDelta(t, use_.out_of_delta_is_payload());
+  if (!t.delta) MakeDelta(t, use_.out_of_delta_is_payload());
   AttentionTensors inner = Inner(t);
   if (use_.per_tensor() && use_.backward()) inner.ds_scale = &scale(Fp8Slot::kDs)->scale;
   inner_->Backward(inner);
@@ -203,6 +207,18 @@ Fp8Step Fp8Schedule::Fp8() const {
     if (use_.casts_gradients()) step.gradients = scale(Fp8Slot::kGradients);
   }
   if (use_.out_is_payload()) step.out = scale(Fp8Slot::kOut);
+  const auto stored = [&](const Buffer& buffer, Dtype dtype, Fp8Slot slot) {
+    return buffer ? Payload(buffer, dtype, slot) : TensorRef{};
+  };
+  step.stored = {stored(buffers_.q, Dtype::kE4M3, Fp8Slot::kQkv),
+                 stored(buffers_.k, Dtype::kE4M3, Fp8Slot::kQkv),
+                 stored(buffers_.v, Dtype::kE4M3, Fp8Slot::kQkv),
+                 stored(buffers_.dout, Dtype::kE5M2, Fp8Slot::kDout),
+                 stored(buffers_.out, Dtype::kE4M3, Fp8Slot::kOut),
+                 stored(buffers_.dq, Dtype::kE5M2, Fp8Slot::kGradients),
+                 stored(buffers_.dk, Dtype::kE5M2, Fp8Slot::kGradients),
+                 stored(buffers_.dv, Dtype::kE5M2, Fp8Slot::kGradients),
+                 {buffers_.out_16.get(), spec_.dtypes.out}};
   return step;
 }
 

@@ -363,10 +363,10 @@ def test_suites(tmp_path):
     cells = cppool.suite("smoke")
     assert len(cells) == 20 and [cell.world_size for cell in cells] == sorted(cell.world_size for cell in cells)
     assert len({cell.name for cell in cells}) == 20 and str(cells[0]) == cells[0].name
-    assert len(cppool.suite("essential")) == 120 and len(cppool.suite("matrix")) == 1152
+    assert len(cppool.suite("essential")) == 120 and len(cppool.suite("matrix")) == 4608
     some = cppool.suite("matrix", filters=["cp_comm_type=a2a", "dtype=bf16"], max_seqlen=96)
     assert some and all(cell.params["cp_comm_type"] == "a2a" and cell.params["max_seqlen_q"] <= 96 for cell in some)
-    fp8 = cppool.suite("fp8", filters=["scaling_mode=mxfp8", "world_size=2"], max_seqlen=96)
+    fp8 = cppool.suite("matrix", filters=["dtype=fp8", "scaling_mode=mxfp8", "world_size=2"], max_seqlen=96)
     assert len(fp8) == 24 * 3 * 3 * 2 and all(cell.params["max_seqlen_q"] == 128 for cell in fp8)
     own = tmp_path / "own.json"
     own.write_text('{"case": "mine", "cells": [{"world_size": [4, 2], "product": {"seed": [1, 2]}}]}')

@@ -86,13 +86,12 @@ Verdict JudgeOracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours,
 // more than plain's (truncation for rounding, or a scale that is a little off).
 inline constexpr std::uint64_t kFp8Samples = 65536;
 Verdict JudgeFp8(CheckedTensor tensor, const CompareStats& ours, const CompareStats& plain_here);
-// Against the same kernels without CP: twice the largest bound, and from kFp8Samples elements on 1.5 times (gradients: 0.6
-// times, since P and dS meet the same casts) the RMS of plain fp8 attention's errors. `bound`: of elements that are not
-// `all` of them; then at least half of the largest element.
-Verdict JudgeFp8NoCp(CheckedTensor tensor, const CompareStats& stats, const CompareStats& plain, double bound,
-                     bool all);
-// What is not cast itself, but comes from delta: each run's is of its own out, which was.
-Verdict JudgeFp8DeltaNoCp(CheckedTensor tensor, const CompareStats& stats);
+// Against the same kernels without CP, whose backward pass has the same delta: twice the largest bound, and from kFp8Samples
+// elements on an RMS of twice the relative error of plain fp8 attention, since two right results round independently. `ours`,
+// `plain_here`, `plain`: as in JudgeOracle. Where `ours` has not all elements of `stats`, at least half of the largest
+// element is allowed for each.
+Verdict JudgeFp8NoCp(const CompareStats& stats, const CompareStats& ours, const CompareStats& plain_here,
+                     const CompareStats& plain);
 // Quantised values: `wrong` of `count` differ from those that the inputs give, or their scale does.
 Verdict JudgeBits(std::uint64_t wrong, std::uint64_t count, double largest_error);
 

@@ -39,13 +39,28 @@ enum class TensorRows {
   kWhole  // of no token: every rank has all of them
 };
 
+// What a dump of a case in fp8 holds of a quantised tensor beside its values.
+enum class StoredPart {
+  kPayload,        // bytes in the tensor's shape
+  kScaleInverse,   // one number: a value is the payload's times it
+  kRowPayload,     // quantised in blocks of 32 along the head dimension
+  kRowExponents,   // E8M0: the tensor's shape with the head dimension divided by 32
+  kColumnPayload,  // in blocks of 32 tokens
+  kColumnExponents,  // the tensor's shape with blocks for tokens: of each sequence, of each of its 2 * world size chunks
+  kF16,              // 16-bit, of what leaves as a payload
+};
+struct StoredTensor {
+  std::variant<InputTensor, CheckedTensor> of;
+  StoredPart part;
+};
+
 // A tensor of a case over all ranks, row-major.
 struct TensorInfo {
-  std::variant<InputTensor, CheckedTensor> kind;
+  std::variant<InputTensor, CheckedTensor, StoredTensor> kind;
   TensorRows rows_of = TensorRows::kQueries;
   std::int64_t rows = 0;
-  std::int64_t columns = 0;  // elements of a row
-  Dtype dtype = Dtype::kBf16;
+  std::int64_t columns = 0;    // elements of a row
+  Dtype dtype = Dtype::kBf16;  // exponents: that of their payload
   std::vector<std::int64_t>
       shape;  // of rows * columns elements: [batch, seqlen, heads, dim], thd: [rows, heads, dim]
   std::vector<std::string> axes;  // of shape: "batch", "query", "key", "token", "head", "kv_head", "dim"
@@ -56,6 +71,8 @@ struct TensorInfo {
 // What a case is given and what it gives: with and without a backward pass, a bias, a softmax offset, max_logit.
 std::vector<TensorInfo> InputTensors(const AttentionSpec& spec);
 std::vector<TensorInfo> OutputTensors(const AttentionSpec& spec);
+// In fp8: what is stored of q, k, v, dout and of results that leave as payloads.
+std::vector<TensorInfo> StoredTensors(const AttentionSpec& spec, int world_size);
 
 // Where inputs come from instead of the seed. Called by several ranks' threads at once, for rows with a token and for
 // every row of what is whole. What it throws ends the case.

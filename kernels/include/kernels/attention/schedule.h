@@ -70,6 +70,12 @@ struct QuantisedOperand {
   int head0 = 0, heads = 0, dim = 0;
 };
 
+// A rank's own tokens as the recipe stores them, by one scale each: rows as in AttentionTensors. No data: not stored so.
+struct StoredPayloads {
+  TensorRef q, k, v, dout, out, dq, dk, dv;
+  TensorRef out_16;  // O for D, where `out` leaves as a payload and D has it in 16 bits
+};
+
 // What the last step in fp8 has used, for checks. Device memory, valid while the schedule lives; NULL: there is none.
 struct Fp8Step {
   std::vector<QuantisedOperand> operands;  // of the last calls of kernels
@@ -77,6 +83,7 @@ struct Fp8Step {
   TensorRef out_of_delta, dout_of_delta;
   const Fp8Scale *qkv = nullptr, *dout = nullptr, *ds = nullptr;
   const Fp8Scale *out = nullptr, *gradients = nullptr;  // of results that leave as payloads
+  StoredPayloads stored;
 };
 
 class Schedule {

@@ -386,20 +386,27 @@ TEST_CASE("fp8: the bound holds always, and statistics from kFp8Samples elements
   CHECK_FALSE(JudgeFp8(CheckedTensor::kOut, nan, plain).ok);
   CHECK_FALSE(JudgeFp8(CheckedTensor::kOut, {}, plain).ok);
 
-  const auto no_cp = [&](CheckedTensor tensor, double error, double bound) {
-    return JudgeFp8NoCp(tensor, off(error, 1, kMany), plain, bound, true).ok;
-  };
-  CHECK(no_cp(CheckedTensor::kOut, 0.036, 0.1));
-  CHECK_FALSE(no_cp(CheckedTensor::kOut, 0.041, 0.1));
-  CHECK(no_cp(CheckedTensor::kDq, 0.015, 0.1));
-  CHECK_FALSE(no_cp(CheckedTensor::kDq, 0.018, 0.1));
-  CHECK_FALSE(no_cp(CheckedTensor::kOut, 0.02, 0.009));  // beyond twice the bound
-
-  CHECK(JudgeFp8NoCp(CheckedTensor::kOut, off(0.02, 1, kMany), plain, 0.009, false).ok);
-  CHECK_FALSE(JudgeFp8NoCp(CheckedTensor::kOut, off(0.6, 1, kFew), plain, 0.009, false).ok);
-  CHECK(JudgeFp8DeltaNoCp(CheckedTensor::kDq, off(0.03, 1, kFew)).ok);
-  CHECK_FALSE(JudgeFp8DeltaNoCp(CheckedTensor::kDq, off(0.05, 1, kFew)).ok);
-  CHECK_FALSE(JudgeFp8DeltaNoCp(CheckedTensor::kDq, off(0.07, 1, kFew)).ok);
+  // Against the run without CP, where the oracle has seen `ours`.
+  CompareStats ours = off(0.025, 1, kMany);
+  ours.largest_bound = 0.1;
+  CHECK(JudgeFp8NoCp(off(0.048, 1, kMany), ours, plain, plain).ok);
+  CHECK_FALSE(JudgeFp8NoCp(off(0.054, 1, kMany), ours, plain, plain).ok);
+  ours.largest_bound = 0.009;
+  CHECK_FALSE(JudgeFp8NoCp(off(0.02, 1, kMany), ours, plain, plain).ok);  // beyond twice the bound
+  ours.count = kFew;                                                      // not all elements have a bound
+  CHECK(JudgeFp8NoCp(off(0.02, 1, kMany), ours, plain, plain).ok);
+  CHECK_FALSE(JudgeFp8NoCp(off(0.6, 1, kFew), ours, plain, plain).ok);
+  // The heads of the sample are smaller than others.
+  CompareStats small = plain;
+  small.sum_sq_err /= 1e6;
+  small.sum_sq_ref /= 1e6;
+  CHECK(JudgeFp8NoCp(off(0.048, 1, kMany), ours, small, small).ok);
+  CHECK_FALSE(JudgeFp8NoCp(off(0.054, 1, kMany), ours, small, small).ok);
+  // This rank's rows have larger errors than all rows have.
+  CompareStats exacter = plain;
+  exacter.sum_sq_err /= 100;
+  CHECK(JudgeFp8NoCp(off(0.048, 1, kMany), ours, plain, exacter).ok);
+  CHECK_FALSE(JudgeFp8NoCp(off(0.048, 1, kMany), ours, exacter, exacter).ok);
 
   CHECK(JudgeBits(0, 10, 0).ok);
   CHECK_FALSE(JudgeBits(1, 10, 0).ok);

@@ -442,7 +442,7 @@ TEST_CASE("RoundTo agrees with the conversions of half.h, including subnormals a
       double stored[1];
       StoreElement(dtype, stored, 0, x);
       const double expected = LoadElement(dtype, stored, 0);
-      if (RoundTo(dtype, x) != expected)
+      if (RoundTo(dtype, x) != expected || std::signbit(RoundTo(dtype, x)) != std::signbit(expected))
         FAIL(static_cast<int>(dtype) << ": " << x << " -> " << RoundTo(dtype, x) << ", not " << expected);
     }
     CHECK(std::isnan(RoundTo(dtype, std::numeric_limits<double>::quiet_NaN())));

@@ -1,0 +1,234 @@
+#include "kernels/attention/run/stored_tensors.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "kernels/attention/schedules/fp8_schedule.h"
+#include "kernels/error.h"
+#include "kernels/numerics/fp8.h"
+
+namespace cppool::kernels {
+namespace {
+
+using Kind = std::variant<InputTensor, CheckedTensor>;
+
+TensorInfo Describe(const AttentionSpec& spec, const Kind& kind) {
+  const bool input = std::holds_alternative<InputTensor>(kind);
+  for (TensorInfo& info : input ? InputTensors(spec) : OutputTensors(spec)) {
+    const bool same = input ? std::get<InputTensor>(info.kind) == std::get<InputTensor>(kind)
+                            : std::get<CheckedTensor>(info.kind) == std::get<CheckedTensor>(kind);
+    if (same) return std::move(info);
+  }
+  throw RuntimeError(CPPOOL_INTERNAL, "no such tensor in this case");
+}
+
+const Sequences& SequencesOf(const AttentionSpec& spec, const TensorInfo& info) {
+  return info.rows_of == TensorRows::kKeys ? spec.keys : spec.queries;
+}
+
+// Where the blocks of 32 tokens lie in kColumnExponents: those of a chunk follow each other, in a dump's order of tokens.
+class BlockPlaces {
+ public:
+  BlockPlaces(QkvFormat format, const Sequences& sequences, int world_size)
+      : format_(format),
+        batch_(static_cast<std::int64_t>(sequences.room.size())),
+        chunks_(MxChunks(sequences, world_size)) {
+    for (const std::int64_t chunk : chunks_) {
+      first_.push_back(count_);
+      count_ += 2 * std::int64_t{world_size} * BlocksOf(chunk);
+    }
+  }
+  std::int64_t count() const { return count_; }
+  std::int64_t Place(const Segment& block) const {
+    const auto s = static_cast<std::size_t>(block.sequence);
+    const std::int64_t chunk = chunks_[s], in_sequence = block.position / chunk * BlocksOf(chunk) +
+                                                         block.position % chunk / kMxBlock;
+    return format_ == QkvFormat::kSbhd ? in_sequence * batch_ + block.sequence : first_[s] + in_sequence;
+  }
+
+ private:
+  static std::int64_t BlocksOf(std::int64_t chunk) { return (chunk + kMxBlock - 1) / kMxBlock; }
+
+  QkvFormat format_;
+  std::int64_t batch_, count_ = 0;
+  std::vector<std::int64_t> chunks_, first_;
+};
+
+TensorInfo Part(const AttentionSpec& spec, int world_size, const Kind& of, StoredPart part, Dtype dtype) {
+  TensorInfo info = Describe(spec, of);
+  info.kind = StoredTensor{of, part};
+  info.dtype = dtype;
+  switch (part) {
+    case StoredPart::kPayload:
+    case StoredPart::kRowPayload:
+    case StoredPart::kColumnPayload:
+    case StoredPart::kF16:
+      break;
+    case StoredPart::kScaleInverse:
+      info.rows_of = TensorRows::kWhole;
+      info.rows = info.columns = 1;
+      info.shape = {1};
+      info.axes = {"tensor"};
+      break;
+    case StoredPart::kRowExponents:
+      info.columns /= kMxBlock;
+      info.shape.back() /= kMxBlock;
+      info.axes.back() = "block";
+      break;
+    case StoredPart::kColumnExponents: {
+      const std::size_t axis = spec.format == QkvFormat::kBshd ? 1 : 0;
+      info.rows = BlockPlaces(spec.format, SequencesOf(spec, info), world_size).count();
+      info.shape[axis] = spec.format == QkvFormat::kThd ? info.rows : info.rows / spec.batch;
+      info.axes[axis] = "block";
+      break;
+    }
+  }
+  return info;
+}
+
+// Each with the axis of its blocks: what products read.
+std::vector<std::pair<InputTensor, MxAxis>> CastsInBlocks(const AttentionSpec& spec) {
+  std::vector<std::pair<InputTensor, MxAxis>> casts = {
+      {InputTensor::kQ, MxAxis::kDim}, {InputTensor::kK, MxAxis::kDim}, {InputTensor::kV, MxAxis::kTokens}};
+  if (spec.training && spec.fp8->bwd) {
+    casts.insert(casts.end(), {{InputTensor::kQ, MxAxis::kTokens},
+                               {InputTensor::kK, MxAxis::kTokens},
+                               {InputTensor::kV, MxAxis::kDim},
+                               {InputTensor::kDout, MxAxis::kDim},
+                               {InputTensor::kDout, MxAxis::kTokens}});
+  }
+  return casts;
+}
+StoredPart PayloadPart(MxAxis axis) {
+  return axis == MxAxis::kDim ? StoredPart::kRowPayload : StoredPart::kColumnPayload;
+}
+StoredPart ExponentsPart(MxAxis axis) {
+  return axis == MxAxis::kDim ? StoredPart::kRowExponents : StoredPart::kColumnExponents;
+}
+
+// Where the schedule has what is stored of a tensor by one scale.
+TensorRef PayloadOf(const StoredPayloads& stored, const Kind& kind) {
+  const std::pair<Kind, TensorRef> all[] = {
+      {InputTensor::kQ, stored.q},       {InputTensor::kK, stored.k},       {InputTensor::kV, stored.v},
+      {InputTensor::kDout, stored.dout}, {CheckedTensor::kOut, stored.out}, {CheckedTensor::kDq, stored.dq},
+      {CheckedTensor::kDk, stored.dk},   {CheckedTensor::kDv, stored.dv}};
+  for (const auto& [of, tensor] : all) {
+    if (of == kind) return tensor;
+  }
+  throw RuntimeError(CPPOOL_INTERNAL, "no payload of this tensor");
+}
+
+class Saver {
+ public:
+  Saver(cppool_runtime* runtime, const AttentionSpec& spec, TensorSink& sink)
+      : rt_(runtime), spec_(spec), sink_(sink), tokens_(spec, runtime->world_size, runtime->rank) {}
+
+  // Rows with a token of a tensor that has the rank's rows.
+  void Save(const TensorInfo& info, const void* data) const {
+    const RankRows& rows = tokens_.of(info);
+    const std::size_t row_bytes = static_cast<std::size_t>(info.columns) * SizeOf(info.dtype);
+    const std::vector<std::byte> bits =
+        ToHost(data, static_cast<std::size_t>(info.rows / rt_->world_size) * row_bytes);
+    for (const std::int64_t row : rows.tokens)
+      sink_.WriteRow(info, false, rows.whole[static_cast<std::size_t>(row)],
+                     &bits[static_cast<std::size_t>(row) * row_bytes]);
+  }
+
+  void SaveScale(const TensorInfo& info, const float* inverse) const {
+    if (rt_->rank != 0) return;
+    const std::vector<std::byte> bits = ToHost(inverse, sizeof(float));
+    sink_.WriteRow(info, false, 0, bits.data());
+  }
+
+  void SaveInBlocks(TensorOps& ops, const TensorSet& local, InputTensor tensor, MxAxis axis) const {
+    const TensorInfo payload = Part(spec_, rt_->world_size, tensor, PayloadPart(axis), Dtype::kE4M3),
+                     exponents = Part(spec_, rt_->world_size, tensor, ExponentsPart(axis), Dtype::kE4M3);
+    const Layout& layout = tokens_.of(payload).layout;
+    const Sequences& sequences = SequencesOf(spec_, payload);
+    const std::vector<std::int64_t> chunks = MxChunks(sequences, rt_->world_size);
+    const std::vector<Segment> blocks = MxBlocks(layout, chunks);
+    const int heads = static_cast<int>(payload.shape[payload.shape.size() - 2]),
+              dim = static_cast<int>(payload.shape.back());
+    const auto count = static_cast<std::int64_t>(blocks.size());
+    const Buffer stored(rt_, static_cast<std::size_t>(layout.rows * payload.columns), rt_->stream),
+        powers(rt_, static_cast<std::size_t>(MxExponents(axis, layout.rows, count, heads, dim)), rt_->stream);
+    const auto rows = ops.fp8().Blocks(layout, chunks, rt_->stream);
+    ops.fp8().CastBlocks(*rows, axis, heads, dim, {local.get(tensor), spec_.dtypes.q},
+                         {stored.get<std::uint8_t>(), powers.get<std::uint8_t>()}, rt_->stream);
+    Save(payload, stored.get());
+    if (axis == MxAxis::kDim) return Save(exponents, powers.get());
+    const BlockPlaces places(spec_.format, sequences, rt_->world_size);
+    const std::vector<std::byte> bits = ToHost(powers.get(), powers.bytes());
+    for (std::size_t i = 0; i < blocks.size(); ++i)
+      sink_.WriteRow(exponents, false, places.Place(blocks[i]),
+                     &bits[i * static_cast<std::size_t>(exponents.columns)]);
+  }
+
+  std::vector<std::byte> ToHost(const void* data, std::size_t bytes) const {
+    std::vector<std::byte> bits(bytes);
+    Check(rt_, rt_->copy(rt_, bits.data(), data, bytes, rt_->stream));
+    Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
+    return bits;
+  }
+
+ private:
+  cppool_runtime* rt_;
+  const AttentionSpec& spec_;
+  TensorSink& sink_;
+  RankTokens tokens_;
+};
+
+}  // namespace
+
+std::vector<TensorInfo> StoredTensors(const AttentionSpec& spec, int world_size) {
+  std::vector<TensorInfo> stored;
+  if (!spec.fp8) return stored;
+  if (InBlocks(*spec.fp8)) {
+    for (const auto& [tensor, axis] : CastsInBlocks(spec)) {
+      for (const StoredPart part : {PayloadPart(axis), ExponentsPart(axis)})
+        stored.push_back(Part(spec, world_size, tensor, part, Dtype::kE4M3));
+    }
+    return stored;
+  }
+  const Fp8Use use(spec, 1, 0);
+  const auto add = [&](bool wanted, const Kind& of, Dtype dtype) {
+    if (!wanted) return;
+    stored.push_back(Part(spec, world_size, of, StoredPart::kPayload, dtype));
+    stored.push_back(Part(spec, world_size, of, StoredPart::kScaleInverse, Dtype::kFp32));
+  };
+  for (const InputTensor tensor : {InputTensor::kQ, InputTensor::kK, InputTensor::kV})
+    add(true, tensor, Dtype::kE4M3);
+  add(use.backward(), InputTensor::kDout, Dtype::kE5M2);
+  add(use.casts_out(), CheckedTensor::kOut, Dtype::kE4M3);
+  for (const CheckedTensor tensor : {CheckedTensor::kDq, CheckedTensor::kDk, CheckedTensor::kDv})
+    add(use.casts_gradients(), tensor, Dtype::kE5M2);
+  if (use.keeps_16_bit_out())
+    stored.push_back(Part(spec, world_size, CheckedTensor::kOut, StoredPart::kF16, spec.dtypes.out));
+  return stored;
+}
+
+void SaveStored(cppool_runtime* runtime, TensorOps& ops, const AttentionSpec& spec, const TensorSet& local,
+                const Fp8Step& step, TensorSink& sink) {
+  const Saver saver(runtime, spec, sink);
+  if (InBlocks(*spec.fp8)) {
+    for (const auto& [tensor, axis] : CastsInBlocks(spec)) saver.SaveInBlocks(ops, local, tensor, axis);
+    return;
+  }
+  for (const TensorInfo& info : StoredTensors(spec, runtime->world_size)) {
+    const auto& [of, part] = std::get<StoredTensor>(info.kind);
+    if (part == StoredPart::kF16) {
+      saver.Save(info, step.stored.out_16.data);
+      continue;
+    }
+    const TensorRef payload = PayloadOf(step.stored, of);
+    if (part == StoredPart::kScaleInverse) {
+      saver.SaveScale(info, payload.scale);
+    } else {
+      saver.Save(info, payload.data);
+    }
+  }
+}
+
+}  // namespace cppool::kernels
