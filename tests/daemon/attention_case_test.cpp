@@ -527,7 +527,7 @@ TEST_CASE("dumps into the same folder, which does not exist yet, can be validate
     validators.emplace_back([&refused, &spec, dump = (folder / "of" / name).string()] {
       for (int i = 0; i < 300; ++i) {
         try {
-          attention_case::CheckDump(dump, nullptr, spec);
+          attention_case::CheckDump(dump, nullptr, spec, 2);
         } catch (const attention_case::Refused&) {
           ++refused;
         }
