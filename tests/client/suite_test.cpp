@@ -454,8 +454,8 @@ TEST_CASE("a quoted word is one word for a shell") {
   for (const std::string& word : {std::string("plain"), std::string("with space"), std::string("it's"),
                                   std::string("$HOME `id` \\ \"x\" *"), std::string("window_size=[-1,0]"),
                                   std::string("a;b&c|d"), std::string("new\nline"), std::string("")})
-    CHECK(cppool::test::RunChild("printf '%s.' " + client::ShellQuote(word)).output == word + ".");
-  CHECK(client::ShellQuote("cp_comm_type=a2a+p2p") == "cp_comm_type=a2a+p2p");
+    CHECK(cppool::test::RunChild("printf '%s.' " + cppool::client::ShellQuote(word)).output == word + ".");
+  CHECK(cppool::client::ShellQuote("cp_comm_type=a2a+p2p") == "cp_comm_type=a2a+p2p");
 }
 
 TEST_CASE("JUnit's XML is well-formed for any texts") {
