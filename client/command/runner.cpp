@@ -63,8 +63,6 @@ Pool& CellRunner::PoolOf(int world_size) {
   return At(world_size);
 }
 
-const Json& CellRunner::Hello(int world_size) { return Greet(PoolOf(world_size)); }
-
 Outcome CellRunner::Ask(const Cell& cell, RunOptions options, Question question) {
   if (!upcoming_.empty()) upcoming_.pop_front();
   if (auto known = not_started_.find(cell.world_size); known != not_started_.end()) return known->second;
@@ -74,7 +72,7 @@ Outcome CellRunner::Ask(const Cell& cell, RunOptions options, Question question)
   const auto start = std::chrono::steady_clock::now();
   try {
     if (output_) output_->Begin(cell.world_size, "");
-    Greet(pool);
+    Hello(cell.world_size);
     if (output_) {
       pool.StderrTail();  // what its start wrote is not the cell's
       output_->Begin(cell.world_size, cell.name);
@@ -103,8 +101,8 @@ Outcome CellRunner::Ask(const Cell& cell, RunOptions options, Question question)
   return outcome;
 }
 
-const Json& CellRunner::Greet(Pool& pool) {
-  const int world_size = pool.options().world_size;
+const Json& CellRunner::Hello(int world_size) {
+  Pool& pool = PoolOf(world_size);
   const auto known = worlds_.find(world_size);
   if (known != worlds_.end()) return known->second;
   if (next_ == world_size) {

@@ -79,7 +79,6 @@ class CellRunner {
   Outcome NotStarted(const Cell& cell, const PoolError& error);
   void Stop(int world_size);
   Result AskPool(Pool& pool, const Cell& cell, const RunOptions& options, Question question);
-  const Json& Greet(Pool& pool);  // the answer to `hello`; starts the pool, if that is not under way
   void StartNext(double seconds);
   void StopOthers();
 
