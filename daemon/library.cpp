@@ -56,8 +56,8 @@ bool IsWhole(std::string_view bytes, const ElfW(Ehdr) & header) {
 std::string NoElf(const std::string& path, std::string_view bytes) {
   const auto ends = [&](const char* end) { return path.ends_with(end); };
   if (ends(".cu") || ends(".cpp") || ends(".cc") || ends(".cxx") || ends(".c"))
-    return "is a source, and a daemon takes libraries only: `cppool run` compiles the sources of --kernels "
-           "and --load";
+    return "is a source, and a daemon takes libraries only: `cppool run` compiles sources of --kernels and "
+           "--load";
   if (bytes.empty()) return "is empty: wait until it has been built, and try again";
   if (bytes.starts_with("!<arch>\n")) return "is a static library: link its objects with -shared";
   return "is no shared library: link one with -shared";

@@ -44,6 +44,7 @@ TEST_CASE("the description of a world counts its devices, not its ranks") {
   CHECK(described({{"A", "1"}, {"A", "2"}, {"A", "1"}}) == "3 ranks on 2 x A");
   CHECK(described({{"A", "1"}, {"B", "2"}, {"A", "1"}, {"B", "2"}}) == "4 ranks on 1 x A, 1 x B");
   CHECK(described({{"cpu", ""}, {"cpu", ""}}) == "2 ranks on cpu");
+  CHECK(described({{"cpu", ""}}) == "1 rank on cpu");
 }
 
 TEST_CASE("a run of one case prints its outcome, the backend and the counts, and sets the exit code") {

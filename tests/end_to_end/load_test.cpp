@@ -174,7 +174,8 @@ TEST_CASE("a library that cannot be used is refused with its name and what to do
       {folder.File("empty.so"), "is empty: wait until it has been built"},
       {folder.File("text.so"), "is no shared library: link one with -shared"},
       {folder.File("mine.cu"),
-       "is a source, and a daemon takes libraries only: `cppool run --load` compiles sources"},
+       "is a source, and a daemon takes libraries only: `cppool run` compiles sources of --kernels and "
+       "--load"},
       {folder.File("static.so"), "is a static library: link its objects with -shared"},
       {folder.File("object.so"), "is an object file: link it with -shared"},
       {folder.File("other.so"), "is for RISC-V, and this machine is "},
