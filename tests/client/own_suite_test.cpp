@@ -4,6 +4,8 @@
 #include <thread>
 
 #include "client/command/progress.h"
+#include "client/command/suite.h"
+#include "client/command/text.h"
 #include "tests/child.h"
 #include "tests/client/command_support.h"
 #include "tests/client/xml.h"
@@ -91,8 +93,6 @@ TEST_CASE("a suite's file that is wrong is refused with the place and what is al
       {R"({"cells": [{"product": {"seed": []}}]})",
        "cells[0].product.seed: must be a list with at least one element"},
       {R"({"cells": [{"product": {}}]})", "cells[0].product: must have at least one member"},
-      {TooLarge("\"product\": {\"a\": LIST, \"b\": LIST}"), "cells[0].product: makes more than 100000 cells"},
-      {TooLarge("\"over\": [\"x\", \"x\"]"), "cells[0].over[1]: makes more than 100000 cells"},
       {R"({"cells": [{"product": {"seed": 1}}]})",
        "cells[0].product.seed: must be a list with at least one element"},
       {R"({"cells": [{"world_size": 65}]})",
@@ -114,6 +114,22 @@ TEST_CASE("a suite's file that is wrong is refused with the place and what is al
         std::string::npos);
   CHECK(Cppool({"run", "--suite", folder.path().string()}).err.find("Is a directory") != std::string::npos);
   CHECK(Cppool({"run", "--suite", "smoky"}).err.find("did you mean \"smoke\"?") != std::string::npos);
+}
+
+TEST_CASE("a suite with products without end is refused before it fills the memory") {
+  using cppool::command::CellsOfFile;
+  using cppool::command::UsageError;
+  for (const auto& [entry, place] : {std::pair("\"product\": {\"a\": LIST, \"b\": LIST}", "product"),
+                                     {"\"over\": [\"x\", \"x\"]", "over[1]"}}) {
+    std::string refused;
+    try {
+      CellsOfFile("mine", Json::parse(TooLarge(entry)));
+    } catch (const UsageError& error) {
+      refused = error.what();
+    }
+    CHECK(refused == "suite mine: cells[0]." + std::string(place) +
+                         ": makes more than 100000 cells: give fewer values, or make several suites");
+  }
 }
 
 TEST_CASE("shards share the cells of each world size, each cell in one of them") {

@@ -2,8 +2,12 @@
 #include <cppool/case_helpers.h>
 
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "tests/catch.h"
@@ -95,6 +99,24 @@ TEST_CASE("a comparison sees NaN and infinities, and the first element that is w
   CHECK(Compare(special, special, 3, 0).ok);
   const std::vector<float> zero = {0, 0}, one = {0, 1};
   CHECK(Compare(one, zero, 2, 0).rel_err == 1);  // not 1 / 0
+}
+
+TEST_CASE("a line of output begins with the rank, and has an end whatever its length") {
+  char* text = nullptr;
+  std::size_t size = 0;
+  std::FILE* const before = stderr;
+  stderr = open_memstream(&text, &size);
+  cppool_runtime runtime{};
+  runtime.rank = 3;
+  Print(&runtime, "%d of %s", 7, "all");
+  Print(&runtime, "%s", std::string(10000, 'x').c_str());
+  Print(&runtime, "%s", "");
+  std::fclose(stderr);
+  stderr = before;
+  const std::string said(text, size);
+  std::free(text);
+  CHECK(said == "[rank 3] 7 of all\n[rank 3] " + std::string(4096 - 1 - std::strlen("[rank 3] "), 'x') +
+                    "\n[rank 3] \n");
 }
 
 }  // namespace

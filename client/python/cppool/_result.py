@@ -67,7 +67,7 @@ class Result:
     @property
     def status(self) -> str:
         """"passed", "failed" (a check does not hold), "skipped" or "error"."""
-        return self.json.get("status", "passed" if self.json.get("ok") else "error")
+        return str(self.json.get("status", "passed" if self.json.get("ok") else "error"))
 
     @property
     def ok(self) -> bool:
@@ -89,7 +89,7 @@ class Result:
     @property
     def fatal(self) -> bool:
         """The daemon ended with this answer; the next call starts another."""
-        return self.json.get("fatal", False)
+        return bool(self.json.get("fatal", False))
 
     @property
     def ranks(self) -> list[Rank]:
@@ -106,7 +106,7 @@ class Result:
 
     @property
     def wall_ms(self) -> float:
-        return self.json.get("wall_ms", 0.0)
+        return float(self.json.get("wall_ms", 0.0))
 
     @property
     def seed(self) -> Optional[int]:

@@ -1,11 +1,15 @@
-// The numbers of cppool/case_helpers.h, which includes it: seeded inputs, 16-bit floating point, comparison with NaN seen.
+// The numbers of cppool/case_helpers.h, which includes it: seeded inputs, 16-bit floating point, comparison with NaN seen;
+// and lines of output.
 #pragma once
 
 #include <cppool/case.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdarg>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 
@@ -112,6 +116,21 @@ Comparison Compare(const Got& got, const Wanted& wanted, std::size_t count, doub
   result.rel_err = error == 0 ? 0 : norm > 0 ? std::sqrt(error / norm) : std::sqrt(error);
   result.ok = result.first == count;
   return result;
+}
+
+// Writes the line "[rank 1] TEXT" to stderr, in one piece, so that the lines of several ranks do not mix. TEXT as for printf; what is
+// longer than a line of 4 KiB is cut off. The command shows it for a case that fails, and with --verbose.
+__attribute__((format(printf, 2, 3))) inline void Print(const cppool_runtime* rt, const char* format, ...) {
+  char line[4096];
+  int size = std::snprintf(line, sizeof(line), "[rank %d] ", rt->rank);
+  std::va_list values;
+  va_start(values, format);
+  const int text = std::vsnprintf(line + size, sizeof(line) - static_cast<std::size_t>(size), format, values);
+  va_end(values);
+  size =
+      std::min(size + std::max(text, 0), static_cast<int>(sizeof(line)) - 1);  // the place of the zero byte
+  line[size] = '\n';
+  std::fwrite(line, 1, static_cast<std::size_t>(size) + 1, stderr);
 }
 
 // Reports it as a check of this rank.
