@@ -100,6 +100,11 @@ class Result:
         return [_check(check) for check in self.json.get("checks", ())]
 
     @property
+    def warnings(self) -> list[str]:
+        """What the daemon remarks on a case, whatever its status: that nothing was compared, that a file was not written, ..."""
+        return list(self.json.get("warnings", ()))
+
+    @property
     def tflops(self) -> dict[str, float]:
         """TFLOP/s per GPU, by stage."""
         return dict(self.json.get("tflops", {}))
@@ -125,8 +130,9 @@ class Result:
         return {name: [rank.gpu_ms.get(name) for rank in ranks] for name in names}
 
     def describe(self) -> str:
-        """Status, error, the checks that do not hold, the ranks that failed and the command that repeats it, as text."""
+        """Status, error, warnings, the checks that do not hold, the ranks that failed and the command that repeats it, as text."""
         lines = [f"{self.status}: {self.error}" if self.error else self.status]
+        lines += [f"  warning: {warning}" for warning in self.warnings]
         checks = self.checks
         bad = [check for check in checks if not check.ok]
         if bad:
@@ -148,6 +154,7 @@ class Result:
         from html import escape as text
 
         parts = [f"<p><b>{text(self.status)}</b> in {self.wall_ms:.1f} ms {text(self.error)}</p>"]
+        parts += [f"<p>warning: {text(warning)}</p>" for warning in self.warnings]
 
         def table(header: list[str], rows: list[list[str]]) -> None:
             head = "".join(f"<th>{text(cell)}</th>" for cell in header)

@@ -308,3 +308,16 @@ def test_transformer_engines_form(suite):
     """)
     result.assert_outcomes(passed=32, failed=1)
     assert "| cppoold --world-size 2 --backend host --sentinel ''" in result.stdout.str()
+
+
+def test_warnings_of_the_daemon(suite):
+    result = suite(HOST, """
+        def test_fp8_without_a_recipe(cppool):
+            result = cppool.run(kwargs={"dtype": "fp8", "max_seqlen_q": "64", "fp8_mha": "True", "scaling_mode": "mxfp8"})
+            assert "  warning: " + result.warnings[0] in result.describe().splitlines()
+            assert result.warnings[0] in result._repr_html_().replace("&#x27;", "'").replace("&quot;", '"')
+        def test_without_any(cppool):
+            assert cppool.run({"max_seqlen_q": 64}).warnings == []
+    """)
+    result.assert_outcomes(passed=2, warnings=1)
+    result.stdout.re_match_lines([r".*PytestWarning: cppool: .*ran as bf16.*"])
