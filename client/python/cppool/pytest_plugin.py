@@ -200,8 +200,9 @@ class CppoolFixture(Pools):
 
     def _note(self, pool: Pool, result: Result) -> None:
         hello = self._hello[pool.world_size]
-        for warning in result.warnings if self._item is not None else ():
-            self._item.warn(pytest.PytestWarning(f"cppool: {warning}"))
+        if self._item is not None:
+            for warning in result.warnings:
+                self._item.warn(pytest.PytestWarning(f"cppool: {warning}"))
         ratios = [check.ratio for check in result.checks if check.ratio is not None]
         names = ", ".join(sorted({device["name"] for device in hello["devices"]}))
         self._properties({
