@@ -73,6 +73,7 @@ const std::vector<PlantableBug>& PlantableBugs() {
       {Bug::kFp8AmaxOfOneRank, "fp8_amax_of_one_rank", false},
       {Bug::kFp8StaleScale, "fp8_stale_scale", false},
       {Bug::kFp8OutSaturates, "fp8_out_saturates", false},
+      {Bug::kFp8NoSaturation, "fp8_no_saturation", false},
       {Bug::kFp8BlocksOfOtherAxis, "fp8_blocks_of_other_axis", false},
       {Bug::kFp8Most240, "fp8_most_240", false},
       {Bug::kFp8Truncation, "fp8_truncation", false},

@@ -43,6 +43,7 @@ enum class Bug {
   kFp8AmaxOfOneRank,      // amaxes are not reduced over the ranks
   kFp8StaleScale,         // q, k and v are cast with the scale of an amax of 1
   kFp8OutSaturates,       // the delayed scale of out is that of smaller outputs
+  kFp8NoSaturation,       // the same, and what is too large for the format becomes NaN
   kFp8BlocksOfOtherAxis,  // v is quantised in blocks along the dims for the product with P
   // In the host's casts and kernels.
   kFp8Most240,              // the largest E4M3 value is taken for 240

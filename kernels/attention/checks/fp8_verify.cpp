@@ -166,6 +166,20 @@ double Fp8Verifier::Bytes(const AttentionSpec& spec, int world_size) {
          (spec.training ? 2 * sizeof(float) * static_cast<double>(spec.queries.rows) * spec.heads : 0);
 }
 
+double Fp8Verifier::HostBytes(const AttentionSpec& spec, int world_size) {
+  const auto rows_q = static_cast<double>(spec.queries.rows), rows_kv = static_cast<double>(spec.keys.rows);
+  const double q = rows_q * spec.heads * spec.dim_qk, k = rows_kv * spec.kv_heads * spec.dim_qk,
+               v = rows_kv * spec.kv_heads * spec.dim_v, out = rows_q * spec.heads * spec.dim_v;
+  const bool backward = spec.training && spec.fp8->bwd;
+  const double inputs = sizeof(std::uint16_t) * (q + k + v + (backward ? out : 0));
+  // Payload, 16-bit values and at most as many exponents, and the rows' numbers; a rank may have the keys of all.
+  const double operand = 4 * std::max({q / world_size, k, v, backward ? out / world_size : 0}) +
+                         sizeof(std::int64_t) * std::max(rows_q, rows_kv);
+  // Two tensors in fp64 and one as stored.
+  const double delta = spec.training ? (2 * sizeof(double) + 2) * out / world_size : 0;
+  return inputs + std::max(operand, delta);
+}
+
 const std::vector<std::uint16_t>& Fp8Verifier::Input(InputTensor tensor) {
   std::vector<std::uint16_t>& values = inputs_[static_cast<std::size_t>(tensor)];
   for (const TensorSet::Tensor& each : global_.inputs()) {
@@ -432,6 +446,7 @@ void Fp8Verifier::CheckBits() {
   out.count += same.count;
   Report(CheckedTensor::kOut, "bits", out);
   if (spec_.training) Report(CheckedTensor::kDelta, "bits", CheckDelta());
+  for (std::vector<std::uint16_t>& input : inputs_) std::vector<std::uint16_t>().swap(input);
 }
 
 }  // namespace cppool::kernels

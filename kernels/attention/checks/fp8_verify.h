@@ -45,6 +45,8 @@ class Fp8Verifier {
 
   // What it and GatherDelta allocate on a rank.
   static double Bytes(const AttentionSpec& spec, int world_size);
+  // The most that CheckBits has copied to host memory at a time.
+  static double HostBytes(const AttentionSpec& spec, int world_size);
 
  private:
   struct Tally {

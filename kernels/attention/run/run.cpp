@@ -264,7 +264,9 @@ double AttentionBytes(const AttentionFamily& family, const AttentionSpec& asked,
   // The reference's schedule is made with the other one, its tensors when that one is gone: in fp8 it stays.
   const double both =
       spec.fp8 ? schedule + judging + Fp8Verifier::Bytes(spec, world_size) : std::max(schedule, judging);
-  return TensorSet::Bytes(spec, world_size) + NoCpMemory(family, spec).total() + both + tables + trials;
+  const double on_host = host && spec.fp8 ? Fp8Verifier::HostBytes(spec, world_size) : 0;
+  return TensorSet::Bytes(spec, world_size) + NoCpMemory(family, spec).total() + both + tables + trials +
+         on_host;
 }
 
 }  // namespace cppool::kernels

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -44,10 +45,10 @@ std::string TextOf(const Finding& f) {
 }
 
 // Every result is judged, and so are the bits of every quantised input.
-void RequireAllHold(HostWorld& world, const AttentionSpec& spec) {
+void RequireAllHold(HostWorld& world, const AttentionSpec& spec, TensorSource* source = nullptr) {
   INFO(test::Describe(spec) << ", " << TextOf(*spec.fp8) << ", on " << world.size() << " ranks");
   std::set<std::pair<CheckedTensor, std::string>> checked;
-  for (const Finding& f : world.Run(spec)) {
+  for (const Finding& f : world.Run(spec, {}, source)) {
     checked.insert({f.tensor, f.against});
     INFO(TextOf(f));
     CHECK(f.verdict.ok);
@@ -144,6 +145,60 @@ TEST_CASE("The backward passes with and without CP have the same delta") {
     CHECK(f.verdict.rel_err < 1e-3);
   }
   CHECK(judged == 4);
+}
+
+TEST_CASE("fp8 where each query sees one key, and dS is the rounding of O alone") {
+  HostWorld world(2);
+  WithEverySchedule(world, Recipes(), [](AttentionSpec& spec) {
+    spec.mask = AttnMaskType::kCausal;
+    spec.window_left = spec.window_right = 0;
+  });
+}
+
+// Values in [-1, 1], times a factor for each element.
+class Scaled : public TensorSource {
+ public:
+  using Factor = std::function<double(InputTensor, std::int64_t row, std::int64_t column)>;
+  explicit Scaled(Factor factor) : factor_(std::move(factor)) {}
+  void ReadRow(const TensorInfo& tensor, std::int64_t row, double* to) override {
+    const auto kind = std::get<InputTensor>(tensor.kind);
+    for (std::int64_t i = 0; i < tensor.columns; ++i) {
+      const std::uint64_t bits = ((static_cast<std::uint64_t>(kind) << 40 |
+                                   static_cast<std::uint64_t>(row) << 16 | static_cast<std::uint64_t>(i)) +
+                                  1) *
+                                 0x9E3779B97F4A7C15u;
+      to[i] = (static_cast<double>(bits >> 11) * 0x1p-52 - 1) * factor_(kind, row, i);
+    }
+  }
+
+ private:
+  Factor factor_;
+};
+
+TEST_CASE("fp8 of zeros, of the largest and the smallest numbers, and of blocks of them") {
+  HostWorld world(2);
+  const std::map<std::string, Scaled::Factor> all = {
+      {"zeros", [](InputTensor, std::int64_t, std::int64_t) { return 0.0; }},
+      {"dout of zeros",
+       [](InputTensor tensor, auto, auto) { return tensor == InputTensor::kDout ? 0.0 : 1.0; }},
+      {"values of 2^100",
+       [](InputTensor tensor, auto, auto) { return tensor == InputTensor::kV ? 0x1p100 : 1.0; }},
+      {"all of 2^-128", [](InputTensor, auto, auto) { return 0x1p-128; }},
+      {"blocks of zeros and of 2^-124",
+       [](InputTensor, std::int64_t row, std::int64_t column) {
+         return row / 32 % 3 == 0 ? 0.0 : column / 32 % 2 == 0 ? 0x1p-124 : 1.0;
+       }},
+      {"one number beyond all others", [](InputTensor, std::int64_t row, std::int64_t column) {
+         return row == 5 && column == 3 ? 0x1p40 : 1.0;
+       }}};
+  for (const auto& [name, factor] : all) {
+    INFO(name);
+    Scaled source(factor);
+    for (const Fp8Recipe& recipe : kFullRecipes) {
+      RequireAllHold(world, Case(2, CpCommType::kP2p, recipe), &source);
+      RequireAllHold(world, Case(2, CpCommType::kAllGather, recipe), &source);
+    }
+  }
 }
 
 TEST_CASE("fp8 with enough elements for statistics") {

@@ -57,7 +57,7 @@ HostWorld::HostWorld(int size)
   OnEveryRank([&](int r) { ranks_[static_cast<std::size_t>(r)] = backend_->OpenRank(r); });
 }
 
-std::vector<Finding> HostWorld::Run(const AttentionSpec& asked, const Alter& alter) {
+std::vector<Finding> HostWorld::Run(const AttentionSpec& asked, const Alter& alter, TensorSource* source) {
   AttentionSpec spec = asked;
   if (spec.queries.length.empty()) DrawSequences(spec, size());
   std::mutex mutex;
@@ -73,7 +73,7 @@ std::vector<Finding> HostWorld::Run(const AttentionSpec& asked, const Alter& alt
     if (delays_) rank.Perturb(*delays_);
     cppool_runtime seam = *rank.seam();
     if (alter) alter(seam);
-    RunAttention(&seam, *family_, spec, true, report);
+    RunAttention(&seam, *family_, spec, true, report, source);
     const StageTimes times = rank.EndCase();
     for (const char* stage : {"forward", "backward"}) {
       const bool timed =

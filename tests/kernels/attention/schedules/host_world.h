@@ -29,7 +29,9 @@ class HostWorld {
   // Changes the runtime interface of a rank's case, to inject faults or to count calls.
   using Alter = std::function<void(cppool_runtime&)>;
   // Runs the case on every rank with all checks. Throws the first exception of a rank. Draws the sequences if `spec` has none.
-  std::vector<Finding> Run(const kernels::AttentionSpec& spec, const Alter& alter = {});
+  // `source`: of the inputs, in place of the seed.
+  std::vector<Finding> Run(const kernels::AttentionSpec& spec, const Alter& alter = {},
+                           kernels::TensorSource* source = nullptr);
   // Requires that every output of every rank was compared with the run without CP and, if the rank holds tokens of the oracle's
   // sample, with the oracle, and that all comparisons passed.
   void RequireAllHold(const kernels::AttentionSpec& spec);
