@@ -1,0 +1,18 @@
+# Fails where the assembler put registers in local memory or products one after another. REPORTS: files of what it said, with |
+# between them.
+string(REPLACE "|" ";" reports "${REPORTS}")
+foreach(report IN LISTS reports)
+  file(STRINGS ${report} lines)
+  set(kernels 0)
+  foreach(line IN LISTS lines)
+    if(line MATCHES "Compiling entry function '([^']*)'")
+      set(kernel ${CMAKE_MATCH_1})
+      math(EXPR kernels "${kernels} + 1")
+    elseif(line MATCHES "C75[0-9][0-9]|[1-9][0-9]* bytes (stack frame|spill)")
+      message(SEND_ERROR "${kernel}: ${line}")
+    endif()
+  endforeach()
+  if(kernels EQUAL 0)
+    message(SEND_ERROR "${report} names no kernel")
+  endif()
+endforeach()
