@@ -22,7 +22,7 @@ struct BackwardBuffers {
   static constexpr int kBiasStages = kBiasStagesValue;  // buffers for blocks of a bias
   static constexpr bool kBias = kBiasStages > 0;
   static constexpr int kThreads = 3 * kWarpgroup;
-  static constexpr int kProducerRegisters = kBias ? 32 : 24, kConsumerRegisters = 240;
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 
   static constexpr int kKeyBytes = kTileKeys * kDimQk * 2;
   static constexpr int kValueBytes = kTileKeys * kDimV * 2;
@@ -38,6 +38,7 @@ struct BackwardBuffers {
   static constexpr int kControlBytes = 512 + kStages * kRows * 8;
   static constexpr int kSharedBytes = kTileBytes + kControlBytes + kSharedAlignment;
 
+  static_assert(RegistersSuffice(2, kProducerRegisters, kConsumerRegisters));
   static_assert(kDimQk % 64 == 0 && kDimV % 64 == 0 && kDqDims % 32 == 0 && kDoutStages <= kStages);
   static_assert(kSharedBytes <= kMaxSharedBytes);
 };

@@ -63,12 +63,16 @@ __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
     // The heads here that read it.
     const int first_head = max((p.map.kv_head0 + kv_head) * p.map.group - p.map.head0, 0);
     const int end_head = min((p.map.kv_head0 + kv_head + 1) * p.map.group - p.map.head0, p.map.heads);
+    if constexpr (Config::kBias) {
+      // Apart from the rest of the description, so that few registers are taken at a time.
+      if (lane == 0) shared.control->tile_biases[tiles.stage] = p.tile_biases[place / heads];
+      __syncwarp();
+    }
     if (lane == 0) {
       info = {kv_head,       (end_head - first_head) * (block_end - block_begin),
               tile.token,    tile.member,
               tile.position, tile.length,
               tile.low,      tile.high};
-      if constexpr (Config::kBias) shared.control->tile_biases[tiles.stage] = p.tile_biases[place / heads];
       ptx::ArriveExpecting(full_tile, Config::kKeyBytes + Config::kValueBytes);
       const ptx::RowCoordinates from{tile.token, tile.member, kv_head};
       ptx::LoadBox(shared.Keys(tiles.stage), &p.k, from, full_tile);
@@ -98,8 +102,9 @@ __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
           }
         };
         // Under the wait for the queries' buffer; if that for the output gradients' is longer, under that one, which takes
-        // fewer registers.
-        constexpr bool kEarly = Config::kDoutStages == Config::kStages;
+        // fewer registers; with a bias under the copy of the output gradients, which takes the fewest.
+        constexpr bool kUnderCopy = Config::kBias;
+        constexpr bool kEarly = !kUnderCopy && Config::kDoutStages == Config::kStages;
         if constexpr (kEarly) load_state();
         const ptx::RowCoordinates from{block.token, block.member, head};
         const auto& q = rings.q();
@@ -128,14 +133,21 @@ __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
             __syncwarp();
           }
         }
-        if constexpr (!kEarly) load_state();
+        if constexpr (!kEarly && !kUnderCopy) load_state();
         ptx::Wait(shared.EmptyDout(dout.stage), dout.parity ^ 1);
+        if constexpr (kUnderCopy) {
+          if (lane == 0) {
+            ptx::Expect(shared.FullDout(dout.stage), Config::kDoutBytes);
+            ptx::LoadBox(shared.Dout(dout.stage), &p.dout, from, shared.FullDout(dout.stage));
+          }
+          load_state();
+        }
 #pragma unroll
         for (int i = 0; i < kRowsPerLane; ++i) {
           shared.control->lse[dout.stage][lane + i * 32] = lse[i] == -INFINITY ? INFINITY : lse[i] * kLog2e;
           shared.control->delta[dout.stage][lane + i * 32] = delta[i];
         }
-        if (lane == 0) {
+        if (!kUnderCopy && lane == 0) {
           ptx::ArriveExpecting(shared.FullDout(dout.stage), Config::kDoutBytes);
           ptx::LoadBox(shared.Dout(dout.stage), &p.dout, from, shared.FullDout(dout.stage));
         } else {

@@ -13,6 +13,16 @@ inline constexpr int kSharedAlignment = 1024;  // of tiles, as the copy engine's
 inline constexpr int kWarpgroup = 128;
 inline constexpr int kBiasBoxBytes = 64 * 64 * 2;  // of 64 queries and 64 keys
 
+// Registers a thread at launch, a multiple of 8, of a block of threads that has a multiprocessor's 65536 to itself.
+constexpr int LaunchRegisters(int threads) { return 65536 / threads / 8 * 8; }
+
+// Whether consumer warpgroups can raise their registers a thread to `consumer` when a producer warpgroup has lowered its own to
+// `producer`. They wait forever for more than the block of threads was launched with.
+constexpr bool RegistersSuffice(int consumers, int producer, int consumer) {
+  const int warpgroups = consumers + 1;
+  return producer + consumers * consumer <= warpgroups * LaunchRegisters(warpgroups * kWarpgroup);
+}
+
 template <int kDimQkValue, int kDimVValue, int kConsumersValue, int kBlockValue, int kStagesValue,
           int kQueryStagesValue, bool kTakeTurnsValue, int kBiasStagesValue = 0>
 struct Tiling {
@@ -42,6 +52,7 @@ struct Tiling {
   static constexpr int kControlBytes = 512;  // barriers, the descriptions of tiles and blocks
   static constexpr int kSharedBytes = kTileBytes + kControlBytes + kSharedAlignment;
 
+  static_assert(RegistersSuffice(kConsumers, kProducerRegisters, kConsumerRegisters));
   static_assert(kDimQk % 64 == 0 && kDimV % 64 == 0 && kDimV <= kDimQk && kBlock % 16 == 0 && kBlock <= 256);
   static_assert(!kBias || kBlock % 64 == 0);
   static_assert(kSharedBytes <= kMaxSharedBytes);

@@ -30,6 +30,12 @@ __device__ __forceinline__ void ArriveExpecting(std::uint32_t barrier, int bytes
                : "memory");
 }
 
+// The same without an arrival, which may come later.
+__device__ __forceinline__ void Expect(std::uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
 __device__ __forceinline__ bool TryWait(std::uint32_t barrier, std::uint32_t parity) {
   std::uint32_t done;
   asm volatile(

@@ -1,6 +1,7 @@
 #include "tests/kernels/attention/families/sm80/attention_run.h"
 
 #include <cmath>
+#include <string>
 
 #include "tests/catch.h"
 
@@ -59,6 +60,12 @@ class BiasSum {
   std::int64_t rows_ = 0, columns_ = 0;  // shape of sum_, whose rows are added at the end
   Buffer sum_;
 };
+
+// Names the pass, if it faults or a time limit ends the wait.
+void WaitFor(const Device& device, const std::string& pass) {
+  INFO("waiting for " << pass);
+  device.Wait();
+}
 
 void Expect(const Outputs& got, const Outputs& want, Dtype dtype) {
   const double unit = dtype == Dtype::kBf16 ? 1.0 / 256 : 1.0 / 2048;
@@ -148,6 +155,7 @@ Outputs Run(const Device& device, const Problem& problem, const Inputs& inputs,
     args.first = i == 0, args.last = i + 1 == key_parts.size();
     kernel.Forward(shape, args, device.stream());
   }
+  WaitFor(device, "the forward pass");
   ops.Delta(problem.query.rows * shape.heads, shape.dim_v, {out.get(), dtype}, {dout.get(), dtype},
             delta.get<float>(), device.stream());
   const Buffer total = Poisoned(device, states, Dtype::kFp32),
@@ -184,8 +192,10 @@ Outputs Run(const Device& device, const Problem& problem, const Inputs& inputs,
     args.query = {true, i == 0, i + 1 == key_parts.size()};
     args.key.wanted = !apart;
     kernel.Backward(shape, args, device.stream());
+    WaitFor(device, "the backward pass by parts of the keys");
     dbias.Add(device, problem, args);
   }
+  WaitFor(device, "the gradient of the bias");
   args = whole;
   const Buffer other_dq = Poisoned(device, inputs.q.size(), dtype);
   args.dq = {other_dq.get(), dtype};
@@ -196,7 +206,7 @@ Outputs Run(const Device& device, const Problem& problem, const Inputs& inputs,
     args.key = {true, i == 0, i + 1 == query_parts.size()};
     kernel.Backward(shape, args, device.stream());
   }
-  device.Wait();
+  WaitFor(device, "the backward pass by parts of the queries");
   return {ToHost(device, out, inputs.dout.size(), dtype),
           ToHost(device, lse, states, Dtype::kFp32),
           ToHost(device, dq, inputs.q.size(), dtype),

@@ -1,6 +1,7 @@
 // Compares the extended attention kernels on a GPU with fp64 on the host: bias and its gradient, ALiBi, softmax offsets, max_logit.
 #include <cmath>
 #include <limits>
+#include <string>
 
 #include "tests/catch.h"
 #include "tests/kernels/attention/families/sm80/attention_run.h"
@@ -43,6 +44,11 @@ Problem Ragged(const KernelShape& shape, int keys) {
   return problem;
 }
 
+// A section's name, by which a run can be told to take it alone.
+std::string SectionOf(Dims dims) {
+  return "head dims " + std::to_string(dims.qk) + "/" + std::to_string(dims.v);
+}
+
 }  // namespace
 
 TEST_CASE("a bias and its gradient agree with fp64 for every head dim, dtype and shape") {
@@ -52,18 +58,20 @@ TEST_CASE("a bias and its gradient agree with fp64 for every head dim, dtype and
   }
   const Device device(EachFamily());
   for (const Dims dims : kDims) {
-    for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16}) {
-      for (const BiasShape bias : kBiasShapes) {
-        CAPTURE(dims.qk, dims.v, static_cast<int>(dtype), bias.batch, bias.heads, bias.queries);
-        // With 201 keys, consecutive rows of the bias have different alignments.
-        for (const int keys : {200, 201})
-          RunAndExpect(
-              device,
-              WithBias(Global(Shape(dims, dtype, 4, 2), QkvFormat::kBshd, 2, 130, keys, kCausal), bias));
-        RunAndExpect(
-            device,
-            WithOffset(WithBias(Global(Shape(dims, dtype, 2, 1), QkvFormat::kSbhd, 2, 70, 136, kAll), bias)),
-            3);
+    DYNAMIC_SECTION(SectionOf(dims)) {
+      for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16}) {
+        for (const BiasShape bias : kBiasShapes) {
+          CAPTURE(static_cast<int>(dtype), bias.batch, bias.heads, bias.queries);
+          // With 201 keys, consecutive rows of the bias have different alignments.
+          for (const int keys : {200, 201})
+            RunAndExpect(
+                device,
+                WithBias(Global(Shape(dims, dtype, 4, 2), QkvFormat::kBshd, 2, 130, keys, kCausal), bias));
+          RunAndExpect(device,
+                       WithOffset(WithBias(
+                           Global(Shape(dims, dtype, 2, 1), QkvFormat::kSbhd, 2, 70, 136, kAll), bias)),
+                       3);
+        }
       }
     }
   }
@@ -119,18 +127,22 @@ TEST_CASE("ALiBi's distance is relative to the diagonal of the band") {
   }
   const Device device(EachFamily());
   for (const Dims dims : kDims) {
-    for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16}) {
-      for (const Band band :
-           {kAll, kCausal, Band{-kOpen, 51, 51}, Band{-30, 60, 51}, Band{-kOpen, kOpen, -9}}) {
-        CAPTURE(dims.qk, static_cast<int>(dtype), band.low, band.high, band.diagonal);
+    DYNAMIC_SECTION(SectionOf(dims)) {
+      for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16}) {
+        for (const Band band :
+             {kAll, kCausal, Band{-kOpen, 51, 51}, Band{-30, 60, 51}, Band{-kOpen, kOpen, -9}}) {
+          CAPTURE(static_cast<int>(dtype), band.low, band.high, band.diagonal);
+          RunAndExpect(device,
+                       WithAlibi(Global(Shape(dims, dtype, 4, 2), QkvFormat::kBshd, 2, 150, 201, band)));
+        }
         RunAndExpect(device,
-                     WithAlibi(Global(Shape(dims, dtype, 4, 2), QkvFormat::kBshd, 2, 150, 201, band)));
+                     WithAlibi(Global(Shape(dims, dtype, 2, 1), QkvFormat::kSbhd, 2, 150, 201, kCausal)), 3);
       }
-      RunAndExpect(device,
-                   WithAlibi(Global(Shape(dims, dtype, 2, 1), QkvFormat::kSbhd, 2, 150, 201, kCausal)), 3);
     }
   }
-  RunAndExpect(device, WithAlibi(Ragged(Shape({128, 128}, Dtype::kBf16, 2, 1), 131)));
+  SECTION("packed sequences") {
+    RunAndExpect(device, WithAlibi(Ragged(Shape({128, 128}, Dtype::kBf16, 2, 1), 131)));
+  }
 }
 
 TEST_CASE("a softmax offset is added to the denominator once") {

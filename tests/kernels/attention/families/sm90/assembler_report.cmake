@@ -1,5 +1,5 @@
-# Fails where the assembler put registers in local memory or products one after another. REPORTS: files of what it said, with |
-# between them.
+# Fails where the assembler put registers in local memory or products one after another, or where a kernel whose warpgroups hand
+# registers over is launched with another number than they reckon with. REPORTS: files of what it said, with | between them.
 string(REPLACE "|" ";" reports "${REPORTS}")
 foreach(report IN LISTS reports)
   file(STRINGS ${report} lines)
@@ -10,6 +10,8 @@ foreach(report IN LISTS reports)
       math(EXPR kernels "${kernels} + 1")
     elseif(line MATCHES "C75[0-9][0-9]|[1-9][0-9]* bytes (stack frame|spill)")
       message(SEND_ERROR "${kernel}: ${line}")
+    elseif(kernel MATCHES "(Forward|Backward)Kernel" AND line MATCHES "Used" AND NOT line MATCHES "Used (128|168) registers")
+      message(SEND_ERROR "${kernel}: not LaunchRegisters() of config.h: ${line}")
     endif()
   endforeach()
   if(kernels EQUAL 0)
