@@ -225,7 +225,7 @@ void Verifier::AgainstOracle() {
     const bool in_unit = unit != sample.bias_units.end() && i >= unit->begin;
     if (in_unit && i == unit->begin) for_both(CheckedTensor::kDbias, 0);
     RunOracle(sample.pairs[i], false, exact, bounds, in_unit);
-    RunOracle(sample.pairs[i], true, plain, {}, in_unit);
+    RunOracle(sample.pairs[i], true, plain, bounds, in_unit);
     ComparePair(sample.pairs[i], exact, plain, bounds, results, stats);
     if (in_unit && i + 1 == unit->end) CompareBias(*unit++, exact, plain, results, stats);
   }
@@ -244,7 +244,7 @@ void Verifier::AgainstOracle() {
     // The count is 0 if the rank holds no token of the sample, or if the sum was too much work.
     if (ours.count > 0)
       report_.Check(kind, "oracle",
-                    IsCast(kind) ? JudgeCasts(kind, stats[kind])
+                    IsCast(kind) ? JudgeCasts(stats[kind])
                                  : JudgeOracle(kind, DtypeOf(kind), ours, plain_[kind], plain_here,
                                                TermsOf(spec_, kind)));
   }
@@ -258,16 +258,15 @@ bool Verifier::IsCast(CheckedTensor kind) const {
 }
 
 // Of all parts together, and of each that is large enough to be judged for itself.
-Verdict Verifier::JudgeCasts(CheckedTensor kind, const std::vector<Stats>& parts) const {
+Verdict Verifier::JudgeCasts(const std::vector<Stats>& parts) const {
   CompareStats ours, plain_here;
   for (const Stats& part : parts) {
     Add(ours, *part.ours);
     Add(plain_here, *part.plain_here);
   }
-  Verdict verdict = JudgeFp8(kind, ours, plain_here);
+  Verdict verdict = JudgeFp8(ours, plain_here);
   for (const Stats& part : parts) {
-    if (part.ours->count >= kFp8Samples)
-      verdict.ok = verdict.ok && JudgeFp8(kind, *part.ours, *part.plain_here).ok;
+    if (part.ours->count >= kFp8Samples) verdict.ok = verdict.ok && JudgeFp8(*part.ours, *part.plain_here).ok;
   }
   return verdict;
 }
@@ -344,7 +343,7 @@ void Verifier::RunOracle(const OraclePair& pair, bool rounded, const OracleOutpu
   OracleFp8& of_out = forward.fp8.emplace();
   of_out.p_scale = fp8_->p_scale;
   of_out.out_scale = fp8_->out_scale;
-  of_out.out_bound = bounds.out.get<double>();
+  if (!rounded) of_out.out_bound = bounds.out.get<double>();
   kernels_.Oracle(forward, rt_->stream);
   if (!spec_.training) return;
   args.q = fp8_->q_of_p;
@@ -362,9 +361,14 @@ void Verifier::RunOracle(const OraclePair& pair, bool rounded, const OracleOutpu
     of_gradients.ds_scale = fp8_->ds_scale;
     of_gradients.ds_blocks = fp8_->ds_blocks;
     of_gradients.gradient_scale = fp8_->gradient_scale;
-    of_gradients.dq_bound = bounds.dq.get<double>();
-    of_gradients.dk_bound = bounds.dk.get<double>();
-    of_gradients.dv_bound = bounds.dv.get<double>();
+    if (!rounded) {
+      of_gradients.dq_bound = bounds.dq.get<double>();
+      of_gradients.dk_bound = bounds.dk.get<double>();
+      of_gradients.dv_bound = bounds.dv.get<double>();
+    }
+  } else {
+    of_gradients.lse = to.lse.get<double>();
+    of_gradients.lse_shift = bounds.lse.get<double>();
   }
   kernels_.Oracle(args, rt_->stream);
 }

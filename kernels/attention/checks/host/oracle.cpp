@@ -275,7 +275,13 @@ class RowOracle {
       p[j] = std::exp(p[j] - shift);
       sum += p[j];
     }
-    const double lse = largest + std::log(sum);  // -inf if the row sees no key
+    double lse = largest + std::log(sum);  // -inf if the row sees no key
+    if (fp8_ && fp8_->lse && sum > 0) {
+      double& shift_of_lse = fp8_->lse_shift[i * args_.group + h];
+      if (!args_.rounded) shift_of_lse = fp8_->lse[i * args_.group + h] - lse;
+      lse += shift_of_lse;
+      sum = std::exp(lse - shift);
+    }
     // With a softmax offset the probabilities of the keys sum to exp(lse) / (exp(lse) + exp(offset)).
     double keys_share = 1;
     p_offset_ = 0;

@@ -60,6 +60,11 @@ struct CompareArgs {
 struct OracleFp8 {
   TensorRef q_of_dk, k_of_dq, dout_of_dv;  // without data: q, k, dout
   const float* delta = nullptr;  // [rows of q, heads]: rowsum(dO * O) as it was given to the kernels
+  // Of a backward pass in 16 bits, whose operands are those of the forward pass rounded once more: probabilities are relative to the
+  // forward pass' lse [seqlen_q, group], as kernels have them. The exact calculation writes to lse_shift by how much it differs
+  // from the lse of these operands, and plain attention after it reads that. NULL: relative to the lse of the operands.
+  const double* lse = nullptr;
+  double* lse_shift = nullptr;
   // Plain fp8 attention (OracleArgs::rounded): P, whole rows of it, and dS are cast, all sums are fp64, results are rounded
   // to `stored`, and cast where they have a scale. p_scale, ds_scale as in ForwardArgs and Fp8Casts. A p_scale of 0: a
   // backward pass in 16 bits, whose plain attention is that of `rounded` without fp8.

@@ -82,10 +82,10 @@ Verdict JudgeOracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours,
 // fp8: out, and dq, dk, dv of a backward pass in fp8. Every element is within the bound of its casts
 // (CompareStats::max_of_bound). From kFp8Samples elements on the errors are statistics, too, and like those of plain fp8
 // attention (OracleFp8): their RMS at most 1.25 times as large, and at least 0.7 times (less means that a cast was left
-// out); the largest at most 2 times (gradients: 3); and the result neither too large nor too small altogether, by 2 %
+// out); the largest at most 3 times; and the result neither too large nor too small altogether, by 2 %
 // more than plain's (truncation for rounding, or a scale that is a little off).
 inline constexpr std::uint64_t kFp8Samples = 65536;
-Verdict JudgeFp8(CheckedTensor tensor, const CompareStats& ours, const CompareStats& plain_here);
+Verdict JudgeFp8(const CompareStats& ours, const CompareStats& plain_here);
 // Against the same kernels without CP, whose backward pass has the same delta: twice the largest bound, and from kFp8Samples
 // elements on an RMS of twice the relative error of plain fp8 attention, since two right results round independently. `ours`,
 // `plain_here`, `plain`: as in JudgeOracle. Where `ours` has not all elements of `stats`, at least half of the largest

@@ -367,7 +367,7 @@ TEST_CASE("fp8: the bound holds always, and statistics from kFp8Samples elements
   constexpr int kFew = 1000;
   const CompareStats plain = off(0.025, 1, kMany);
   const auto judge = [&](double error, double gain, int count = kMany) {
-    return JudgeFp8(CheckedTensor::kOut, off(error, gain, count), plain).ok;
+    return JudgeFp8(off(error, gain, count), plain).ok;
   };
   CHECK(judge(0.025, 1));
   CHECK(judge(0.031, 1));
@@ -380,11 +380,11 @@ TEST_CASE("fp8: the bound holds always, and statistics from kFp8Samples elements
   for (const double error : {0.0, 0.017, 0.1}) CHECK(judge(error, 1, kFew));
   CompareStats beyond = off(0.025, 1, kFew);
   beyond.max_of_bound = 1.01;
-  CHECK_FALSE(JudgeFp8(CheckedTensor::kOut, beyond, plain).ok);
+  CHECK_FALSE(JudgeFp8(beyond, plain).ok);
   CompareStats nan = off(0.025, 1, kMany);
   nan.mismatches = 1;
-  CHECK_FALSE(JudgeFp8(CheckedTensor::kOut, nan, plain).ok);
-  CHECK_FALSE(JudgeFp8(CheckedTensor::kOut, {}, plain).ok);
+  CHECK_FALSE(JudgeFp8(nan, plain).ok);
+  CHECK_FALSE(JudgeFp8({}, plain).ok);
 
   // Against the run without CP, where the oracle has seen `ours`.
   CompareStats ours = off(0.025, 1, kMany);
