@@ -26,6 +26,7 @@ set(headers
   ${PROJECT_SOURCE_DIR}/daemon/include/cppool/case.h
   ${PROJECT_SOURCE_DIR}/daemon/include/cppool/case_helpers.h
   ${PROJECT_SOURCE_DIR}/daemon/include/cppool/case_numbers.h
+  ${PROJECT_SOURCE_DIR}/daemon/include/cppool/case_owners.h
   ${PROJECT_SOURCE_DIR}/kernels/include/cppool/attention.h
   ${PROJECT_SOURCE_DIR}/kernels/include/cppool/runtime.h)
 install(FILES ${headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cppool)

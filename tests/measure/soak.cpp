@@ -127,10 +127,7 @@ bool PrintGrowth(const std::string& who, const std::vector<Reading>& readings, b
 
 std::vector<Cell> CellsFor(const Options& options) {
   std::vector<cppool::command::Filter> filters;
-  for (const std::string& text : options.filters) {
-    auto [key, value] = cppool::command::SplitAssignment(text, "--filter");
-    filters.push_back({key, value});
-  }
+  for (const std::string& text : options.filters) filters.push_back(cppool::command::FilterFromText(text));
   std::vector<Cell> cells;
   for (Cell& cell : cppool::command::Select(cppool::command::LoadSuite("matrix"), filters)) {
     const auto& sizes = options.world_sizes;

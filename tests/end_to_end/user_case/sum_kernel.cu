@@ -4,7 +4,7 @@
 
 namespace {
 
-__global__ void Sum(const float* in, float* out, size_t count, int ranks) {
+__global__ void SumKernel(const float* in, float* out, size_t count, int ranks) {
   const size_t step = static_cast<size_t>(gridDim.x) * blockDim.x;
   for (size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
     float sum = 0;
@@ -18,7 +18,7 @@ __global__ void Sum(const float* in, float* out, size_t count, int ranks) {
 const char* LaunchSum(const float* in, float* out, size_t count, int ranks, void* stream) {
   const size_t wanted = (count + 255) / 256;
   const dim3 blocks(wanted < 1024 ? static_cast<unsigned>(wanted) : 1024);
-  Sum<<<blocks, 256, 0, static_cast<cudaStream_t>(stream)>>>(in, out, count, ranks);
+  SumKernel<<<blocks, 256, 0, static_cast<cudaStream_t>(stream)>>>(in, out, count, ranks);
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
