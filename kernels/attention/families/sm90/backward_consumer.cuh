@@ -104,7 +104,7 @@ class BackwardConsumer : BackwardStep<T, Config> {
           Settle(dk);
           Settle(ds);
         }
-        if (threadIdx.x % 32 == 0) ptx::Arrive(shared_.EmptyQ(rings_.q().stage));
+        ptx::Arrive(shared_.EmptyQ(rings_.q().stage));
         rings_ = next;
         ds_buffer_ ^= 1;
       }

@@ -96,7 +96,7 @@ class BackwardDimsConsumer : BackwardStep<T, Config> {
         Settle(dq);
         LeaveOperands();
         this->HandOverDq(dq, now);
-        if (threadIdx.x % 32 == 0) ptx::Arrive(shared_.EmptyQ(rings_.q().stage));
+        ptx::Arrive(shared_.EmptyQ(rings_.q().stage));
         rings_ = next;
       }
       WaitForProducts<0>();

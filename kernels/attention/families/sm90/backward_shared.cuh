@@ -123,7 +123,7 @@ struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileByt
     }
     for (int i = 0; i < Config::kStages; ++i) {
       ptx::InitBarrier(FullQ(i), 1);
-      ptx::InitBarrier(EmptyQ(i), 8);
+      ptx::InitBarrier(EmptyQ(i), 2 * kWarpgroup);
     }
     for (int i = 0; i < Config::kDoutStages; ++i) {
       ptx::InitBarrier(FullDout(i), 32);  // each lane of the producer for its rows of lse and delta
