@@ -159,7 +159,9 @@ std::string DescribeWorld(const Json& hello) {
   }
   std::string world = "backend " + text("backend") + ", transport " + text("transport");
   const bool threads = seen.empty();  // ranks of the host backend share the processor, which has no uuid
-  std::string before = shared || threads ? ", " + std::to_string(devices.size()) + (devices.size() == 1 ? " rank on " : " ranks on ") : ", ";
+  std::string before = ", ";
+  if (shared || threads)
+    before += std::to_string(devices.size()) + (devices.size() == 1 ? " rank on " : " ranks on ");
   for (const auto& [name, count] : kinds) {
     world += before + (threads ? name : std::to_string(count) + " x " + name);
     before = ", ";

@@ -267,8 +267,7 @@ std::string SequenceCommand(const std::vector<Cell>& cells, const PoolOptions& p
   PoolOptions options = pool_options;
   options.world_size = cells.front().world_size;
   options.sentinel.clear();
-  for (const std::string& word : client::DaemonArguments(options)) command += " " + client::ShellQuote(word);
-  return command;
+  return command + " " + client::ShellCommand(client::DaemonArguments(options));
 }
 
 }  // namespace cppool::command
