@@ -39,10 +39,16 @@ class Steps:
         self.store = store
         self.forward_store = store
         self.amax_ds = 0.0
+        self.totals = {}
 
     def weights(self, weights, factor):
         """P for its product with v, from exp(logits - maximum) and what normalises it."""
         return self.store(weights * factor[:, None])
+
+    def total_of_lse(self, place, of_lse, again):
+        """What normalises P of a backward pass whose logits are of other operands than those that lse is of: the sum that lse is of."""
+        self.totals[place] = of_lse, again
+        return of_lse
 
     def normalised(self, prob):
         """P of the backward pass, for dS and for dv."""
@@ -200,7 +206,10 @@ class Case:
                 prob = weights * factor[:, None]
                 if self.other_logits_backward:
                     logits, _ = self.logits(steps.store, take("logits again", "q"), take("logits again", "k"), s, h, seen, distance)
-                    prob = np.exp(logits - top[:, None]) * inverse[:, None]
+                    weights = np.exp(logits - top[:, None])
+                    total = steps.total_of_lse((s, h), total - sink, weights.sum(axis=1)) + sink
+                    inverse = np.where(total > 0, 1.0 / np.where(total > 0, total, 1.0), 0.0)
+                    prob = weights * inverse[:, None]
                 prob, prob_for_dv = steps.normalised(prob)
                 dprob = steps.store(take("dprob", "dout") @ take("dprob", "v").T)
                 delta = self.delta(prob, dprob, s, h)

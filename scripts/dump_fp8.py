@@ -92,12 +92,18 @@ class Fp8Steps(Steps):
     def __init__(self, recipe, right):
         super().__init__(exact if recipe.bwd else bf16)
         self.forward_store = exact
+        self.right = right
         self.recipe = recipe
         self.p_scale = 256.0 if recipe.blocks else 448.0  # P is at most 1
         self.ds_scale = scale_of(E5M2, right.amax_ds)
 
     def weights(self, weights, factor):
         return cast(E4M3, weights, self.p_scale) * factor[:, None]
+
+    def total_of_lse(self, place, of_lse, again):
+        """The sum of its own rounded logits, off by as much as the lse is from that of the operands."""
+        of_lse, of_operands = self.right.totals[place]
+        return again * np.divide(of_lse, of_operands, out=np.ones_like(again), where=of_operands > 0)
 
     def normalised(self, prob):
         return (prob, cast(E4M3, prob, self.p_scale)) if self.recipe.bwd else super().normalised(prob)
