@@ -25,10 +25,10 @@ namespace {
 
 constexpr const char* kEntry = "cppool_attention";
 constexpr const char* kCudnn = "libcppool_cudnn.so";
-constexpr std::uint32_t kFeatures = CPPOOL_ATTENTION_DETERMINISTIC | CPPOOL_ATTENTION_FP32_RESULTS |
-                                    CPPOOL_ATTENTION_LSE_BASE2 | CPPOOL_ATTENTION_LSE_HEADS_FIRST |
-                                    CPPOOL_ATTENTION_BIAS | CPPOOL_ATTENTION_ALIBI |
-                                    CPPOOL_ATTENTION_MAX_LOGIT | CPPOOL_ATTENTION_VARLEN;
+constexpr std::uint32_t kFeatures =
+    CPPOOL_ATTENTION_DETERMINISTIC | CPPOOL_ATTENTION_FP32_RESULTS | CPPOOL_ATTENTION_LSE_BASE2 |
+    CPPOOL_ATTENTION_LSE_HEADS_FIRST | CPPOOL_ATTENTION_BIAS | CPPOOL_ATTENTION_ALIBI |
+    CPPOOL_ATTENTION_MAX_LOGIT | CPPOOL_ATTENTION_VARLEN | CPPOOL_ATTENTION_FP8;
 
 [[noreturn]] void Refuse(const std::string& file, const std::string& why) {
   throw LibraryError("kernels of " + file + ": " + why);

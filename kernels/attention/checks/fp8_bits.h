@@ -111,6 +111,7 @@ struct ScaledOperand : Operand {
       const float scaled = Input(row, head, d) * scale;
       const double stored = ValueAt(format, payload, At(row, head, d));
       tally.Compare(InFp8(format, scaled), stored);
+      if (!values) continue;  // the kernel has read the payload
       tally.Compare(InBf16(static_cast<float>(stored) * inverse), BF16ToFloat(values[At(row, head, d)]));
     }
   }

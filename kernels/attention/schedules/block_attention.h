@@ -37,7 +37,9 @@ struct BlockUse {
     return family->PlanBytes(request, queries, keys) +
            (request.fp8 ? operands().TableBytes(keys, key_chunks) : 0);
   }
-  Fp8OperandUse operands() const { return {request, queries, rows_kv, query_chunks, key_chunks}; }
+  Fp8OperandUse operands() const {
+    return {request, queries, rows_kv, query_chunks, key_chunks, capabilities().reads_payloads};
+  }
 };
 
 struct BlockBuffers {

@@ -46,6 +46,10 @@ int Fp8OperandUse::dim(Operand operand) const {
   return of_v ? request.shape.dim_v : request.shape.dim_qk;
 }
 
+bool Fp8OperandUse::reads_values() const {
+  return !payloads || InBlocks(*request.fp8) || (request.training && !request.fp8->bwd);
+}
+
 void Fp8OperandBuffers::List(const Fp8OperandUse& use, MemoryList& list) {
   static constexpr const char* kNames[kOperands] = {"q for kernels",    "k for kernels", "v for kernels",
                                                     "dout for kernels", "v for dP",      "q for dk",
@@ -57,7 +61,7 @@ void Fp8OperandBuffers::List(const Fp8OperandUse& use, MemoryList& list) {
     const int heads = use.heads(operand), dim = use.dim(operand);
     const auto elements = static_cast<std::size_t>(rows * heads * dim);
     Each& to = each[static_cast<std::size_t>(i)];
-    list.Add(kNames[i], elements * SizeOf(Dtype::kBf16), to.values);
+    if (use.reads_values()) list.Add(kNames[i], elements * SizeOf(Dtype::kBf16), to.values);
     if (!InBlocks(*use.request.fp8)) continue;
     list.Add("payload in blocks", elements * SizeOf(Dtype::kE4M3), to.payload);
     // A block along the tokens has one token at least.
@@ -103,22 +107,17 @@ void Fp8Operands::Record(QuantisedOperand quantised) {
 }
 
 void Fp8Operands::Widen(Operand operand, InputTensor tensor, const TensorRef& from, const Tokens& tokens,
-                        bool dequantise) {
+                        bool in_fp8) {
   const int heads = use_.heads(operand), dim = use_.dim(operand);
-  ops_.fp8().Dequantise(*tokens.rows, std::int64_t{heads} * dim,
-                        {from.data, from.dtype, dequantise ? from.scale : nullptr},
-                        {of(operand).values.get(), Dtype::kBf16}, rt_->stream);
+  TensorOut values;
+  if (!as_payloads(in_fp8)) {
+    values = {of(operand).values.get(), Dtype::kBf16};
+    ops_.fp8().Dequantise(*tokens.rows, std::int64_t{heads} * dim,
+                          {from.data, from.dtype, in_fp8 ? nullptr : from.scale}, values, rt_->stream);
+  }
   const KernelShape& shape = use_.request.shape;
-  Record({operand,
-          tensor,
-          std::nullopt,
-          from,
-          nullptr,
-          {of(operand).values.get(), Dtype::kBf16},
-          tokens.layout,
-          use_.of_queries(operand) ? shape.head0 : shape.kv_head0,
-          heads,
-          dim});
+  Record({operand, tensor, std::nullopt, from, nullptr, values, tokens.layout,
+          use_.of_queries(operand) ? shape.head0 : shape.kv_head0, heads, dim});
 }
 
 void Fp8Operands::CastInBlocks(Operand operand, InputTensor tensor, const TensorRef& from,
@@ -149,28 +148,29 @@ void Fp8Operands::Prepare(ForwardArgs& args) {
     CastInBlocks(Operand::kK, InputTensor::kK, args.k, keys, MxAxis::kDim);
     CastInBlocks(Operand::kV, InputTensor::kV, args.v, keys, MxAxis::kTokens);
   } else {
-    if (args.first) Widen(Operand::kQ, InputTensor::kQ, args.q, queries_, false);
-    Widen(Operand::kK, InputTensor::kK, args.k, keys, false);
-    Widen(Operand::kV, InputTensor::kV, args.v, keys, false);
+    if (args.first) Widen(Operand::kQ, InputTensor::kQ, args.q, queries_, true);
+    Widen(Operand::kK, InputTensor::kK, args.k, keys, true);
+    Widen(Operand::kV, InputTensor::kV, args.v, keys, true);
   }
+  args.p_scale = PScale(*use_.request.fp8);
+  if (as_payloads(true)) return;
   const auto point = [&](Operand operand, TensorRef& at) {
     at = {of(operand).values.get(), Dtype::kBf16, in_blocks() ? nullptr : at.scale};
   };
   point(Operand::kQ, args.q);
   point(Operand::kK, args.k);
   point(Operand::kV, args.v);
-  args.p_scale = PScale(*use_.request.fp8);
 }
 
 void Fp8Operands::Prepare(BackwardArgs& args) {
   const Tokens& keys = keys_.at(args.plan);
   const bool first = args.query.wanted && args.query.first;
   if (!in_blocks()) {
-    const bool dequantise = !backward_in_fp8();
-    if (first) Widen(Operand::kQ, InputTensor::kQ, args.q, queries_, dequantise);
-    if (first && backward_in_fp8()) Widen(Operand::kDout, InputTensor::kDout, args.dout, queries_, false);
-    Widen(Operand::kK, InputTensor::kK, args.k, keys, dequantise);
-    Widen(Operand::kV, InputTensor::kV, args.v, keys, dequantise);
+    const bool in_fp8 = backward_in_fp8();
+    if (first) Widen(Operand::kQ, InputTensor::kQ, args.q, queries_, in_fp8);
+    if (first && in_fp8) Widen(Operand::kDout, InputTensor::kDout, args.dout, queries_, true);
+    Widen(Operand::kK, InputTensor::kK, args.k, keys, in_fp8);
+    Widen(Operand::kV, InputTensor::kV, args.v, keys, in_fp8);
   } else {
     if (first) CastInBlocks(Operand::kQ, InputTensor::kQ, args.q, queries_, MxAxis::kDim);
     CastInBlocks(Operand::kK, InputTensor::kK, args.k, keys, MxAxis::kDim);
@@ -190,6 +190,8 @@ void Fp8Operands::Prepare(BackwardArgs& args) {
 }
 
 void Fp8Operands::Use(BackwardArgs& args) const {
+  if (backward_in_fp8()) args.casts.p_scale = PScale(*use_.request.fp8);
+  if (as_payloads(backward_in_fp8())) return;
   const auto point = [&](Operand operand, TensorRef& at, bool with_scale) {
     at = {of(operand).values.get(), Dtype::kBf16, with_scale ? at.scale : nullptr};
   };
@@ -199,7 +201,6 @@ void Fp8Operands::Use(BackwardArgs& args) const {
   point(in_blocks() && backward_in_fp8() ? Operand::kVOfDp : Operand::kV, args.v, with_scales);
   if (!backward_in_fp8()) return;
   point(Operand::kDout, args.dout, with_scales);
-  args.casts.p_scale = PScale(*use_.request.fp8);
   if (!in_blocks()) return;
   args.casts.ds_blocks = true;
   point(Operand::kQOfDk, args.q_of_dk, false);

@@ -27,18 +27,21 @@ struct Fp8OperandUse {
   Layout queries;
   std::int64_t rows_kv = 0;                            // of the largest block of keys
   std::vector<std::int64_t> query_chunks, key_chunks;  // casts in blocks: see MxBlocks
+  bool payloads = false;                               // Capabilities::reads_payloads
 
   bool has(Operand operand) const;
   bool of_queries(Operand operand) const;
   int heads(Operand operand) const;
   int dim(Operand operand) const;
+  // Whether kernels read values in bf16: else payloads alone.
+  bool reads_values() const;
   // The tables of these tokens' rows and blocks, on a runtime that has them in device memory.
   std::size_t TableBytes(const Layout& tokens, const std::vector<std::int64_t>& chunks) const;
 };
 
 struct Fp8OperandBuffers {
   struct Each {
-    Buffer values;              // bf16 [rows, heads, dim]
+    Buffer values;              // bf16 [rows, heads, dim]; with reads_values
     Buffer payload, exponents;  // with casts in blocks
   };
   std::array<Each, kOperands> each;
@@ -75,9 +78,10 @@ class Fp8Operands {
   const Fp8OperandBuffers::Each& of(Operand operand) const {
     return buffers_.each[static_cast<std::size_t>(operand)];
   }
+  // Whether kernels read payloads in this pass.
+  bool as_payloads(bool in_fp8) const { return use_.payloads && in_fp8 && !in_blocks(); }
   // From a payload.
-  void Widen(Operand operand, InputTensor tensor, const TensorRef& from, const Tokens& tokens,
-             bool dequantise);
+  void Widen(Operand operand, InputTensor tensor, const TensorRef& from, const Tokens& tokens, bool in_fp8);
   // From a 16-bit tensor.
   void CastInBlocks(Operand operand, InputTensor tensor, const TensorRef& from, const Tokens& tokens,
                     MxAxis axis);

@@ -57,7 +57,7 @@ extern "C" {
 
 /* A tensor. The members up to byte_offset are DLTensor of DLPack, so that a pointer to one can be cast to
  * DLTensor*. Shape and strides are in elements; the stride of the last dimension of q, k, v, out, bias and
- * their gradients is 1. q, k, v, out and their gradients are 16-byte aligned, others as their elements. */
+ * their gradients is 1. q, k, v, out and their gradients are 16-byte aligned (fp8: 8), others as their elements. */
 typedef struct cppool_tensor cppool_tensor;
 struct cppool_tensor {
   void* data; /* of device memory. NULL in cppool_attention_call */
@@ -70,10 +70,11 @@ struct cppool_tensor {
   int64_t* shape;
   int64_t* strides;
   uint64_t byte_offset; /* 0 */
-  /* For fp8, else NULL. A stored element times the scale is the value: one fp32 (shape [1]), or e8m0 by blocks
-   * of 32 elements. What is written is divided by it. */
+  /* For fp8, else NULL. A stored element times the scale is the value: one fp32 (shape [1]). What is written is
+   * divided by it. No call has e8m0 scales, by blocks of 32 elements, or writes fp8 so far. */
   const cppool_tensor* scale;
-  /* Of a tensor that is written: raised to its largest absolute value before scaling. In device memory. */
+  /* Of a tensor that is written: raised to its largest absolute value before scaling. In device memory. NULL so
+   * far. */
   float* amax;
 };
 
@@ -108,6 +109,11 @@ typedef struct cppool_attention_tensors {
   const cppool_tensor* cu_seqlens_kv; /* likewise, of the keys */
   const cppool_tensor* seqlens_q;     /* [batch]; NULL: each sequence ends where the next one begins */
   const cppool_tensor* seqlens_kv;
+
+  /* Of backward with p_scale, in fp32, [1]. dS[i][j] * ds_scale is rounded to e5m2 for the products of dq and dk,
+   * which are divided by ds_scale. Its data is NULL in calls of which dS is not to be rounded. */
+  const cppool_tensor* ds_scale;
+  const cppool_tensor* amax_ds; /* backward writes the largest abs(dS[i][j]) before it is rounded */
 } cppool_attention_tensors;
 
 /* Where the diagonal of a mask is, from which windows are counted. */
@@ -136,9 +142,15 @@ typedef struct cppool_attention_call {
   int64_t heads, kv_heads;     /* kv_heads divides heads */
   int64_t dim_qk, dim_v;
   double scale;
-  /* As later calls will give them, strides included, but with data NULL. Pointers that depend on the data (scales,
-   * amaxes) say only whether there will be any. */
+  /* As later calls will give them, strides and scales included, but with data NULL. */
   const cppool_attention_tensors* tensors;
+  /* With CPPOOL_ATTENTION_FP8, else 0: q, k and v are e4m3 and dout is e5m2, each with a scale. forward rounds
+   * p_scale * exp(logit[i][j] - m) to e4m3 for the product with v, and divides the product by p_scale; m is the
+   * largest logit of row i, or of the keys up to there. backward rounds p_scale * P[i][j] to e4m3 for the product
+   * with dout, and dS as ds_scale says. All rounding is to nearest even and saturates. Sums, lse and dS are those
+   * of P before it is rounded. delta is given: it is not that of `out` here, but of out and dout as the recipe
+   * stores them. */
+  double p_scale;
 } cppool_attention_call;
 
 /* What a kernel does beyond out, lse and their gradients, or in another way. `supports` may refuse single calls. */
@@ -155,7 +167,11 @@ enum {
   CPPOOL_ATTENTION_BIAS = 16, /* and dbias in the backward pass */
   CPPOOL_ATTENTION_ALIBI = 32,
   CPPOOL_ATTENTION_MAX_LOGIT = 64,
-  CPPOOL_ATTENTION_VARLEN = 128
+  CPPOOL_ATTENTION_VARLEN = 128,
+  /* fp8 with one scale for each tensor; out and gradients are in 16 bits or fp32 as ever. Without it, and for
+   * recipes with scales of blocks (mxfp8), cases with dtype fp8 are skipped. A case whose backward pass is in 16
+   * bits has only forward calls in fp8. */
+  CPPOOL_ATTENTION_FP8 = 256
 };
 
 typedef struct cppool_attention_kernel {

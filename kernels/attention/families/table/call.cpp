@@ -25,16 +25,20 @@ void SetDtype(const TensorForm& form, cppool_tensor& to) {
       to.code = CPPOOL_DL_FLOAT;
       return;
     case Dtype::kE4M3:
+      to.code = CPPOOL_DL_FLOAT8_E4M3;
+      return;
     case Dtype::kE5M2:
-      break;  // the table's calls have no scales
+      to.code = CPPOOL_DL_FLOAT8_E5M2;
+      return;
   }
   throw RuntimeError(CPPOOL_INTERNAL, "no such dtype");
 }
 
-// Where the tensors of CallTensor are in the C struct.
+// Where the tensors of CallTensor are in the C struct. Scales are `of` a tensor, and not in it.
 struct Member {
   const char* name;
   const cppool_tensor* cppool_attention_tensors::*in;
+  CallTensor of = kCallTensors;
 };
 constexpr Member kMembers[kCallTensors] = {{"q", &cppool_attention_tensors::q},
                                            {"k", &cppool_attention_tensors::k},
@@ -53,7 +57,13 @@ constexpr Member kMembers[kCallTensors] = {{"q", &cppool_attention_tensors::q},
                                            {"cu_seqlens_q", &cppool_attention_tensors::cu_seqlens_q},
                                            {"cu_seqlens_kv", &cppool_attention_tensors::cu_seqlens_kv},
                                            {"seqlens_q", &cppool_attention_tensors::seqlens_q},
-                                           {"seqlens_kv", &cppool_attention_tensors::seqlens_kv}};
+                                           {"seqlens_kv", &cppool_attention_tensors::seqlens_kv},
+                                           {"the scale of q", nullptr, kQ},
+                                           {"the scale of k", nullptr, kK},
+                                           {"the scale of v", nullptr, kV},
+                                           {"the scale of dout", nullptr, kDout},
+                                           {"ds_scale", &cppool_attention_tensors::ds_scale},
+                                           {"amax_ds", &cppool_attention_tensors::amax_ds}};
 
 // Of the rows of packed sequences, of which none is shared: one stretch that holds them all.
 Rectangle Whole(const std::vector<Rectangle>& sequences) {
@@ -79,6 +89,7 @@ bool Writes(bool backward, CallTensor tensor) {
     case kDk:
     case kDv:
     case kDbias:
+    case kAmaxDs:
       return backward;
     default:
       return false;
@@ -97,7 +108,11 @@ CallView::CallView(const CallForm& form, int device, const CallData& data) : for
     SetDtype(from, to);
     to.shape = from.shape.data();
     to.strides = from.strides.data();
-    tensors_.*kMembers[i].in = &to;
+    if (kMembers[i].in) {
+      tensors_.*kMembers[i].in = &to;
+    } else {
+      each_[kMembers[i].of].scale = &to;
+    }
   }
   tensors_.struct_size = sizeof(tensors_);
   call_.struct_size = sizeof(call_);
@@ -115,6 +130,7 @@ CallView::CallView(const CallForm& form, int device, const CallData& data) : for
   call_.dim_qk = form.dim_qk;
   call_.dim_v = form.dim_v;
   call_.scale = form.scale;
+  call_.p_scale = form.p_scale;
   call_.tensors = &tensors_;
 }
 
@@ -293,7 +309,19 @@ CallForm FormOf(bool backward, const KernelRequest& request, const CallArea& are
   form.dim_v = shape.dim_v;
   form.scale = shape.scale;
 
-  const TensorDtypes& dtypes = shape.dtypes;
+  TensorDtypes dtypes = shape.dtypes;
+  const bool in_fp8 = request.fp8 && (!backward || request.fp8->bwd);
+  if (in_fp8) {
+    dtypes.q = dtypes.k = dtypes.v = Dtype::kE4M3;
+    dtypes.dout = Dtype::kE5M2;
+    form.p_scale = PScale(*request.fp8);
+    for (const CallTensor scale : {kQScale, kKScale, kVScale})
+      form.tensors[scale] = {1, {1}, {1}, Dtype::kFp32};
+    if (backward) {
+      for (const CallTensor number : {kDoutScale, kDsScale, kAmaxDs})
+        form.tensors[number] = {1, {1}, {1}, Dtype::kFp32};
+    }
+  }
   FormFiller fill(request, area, group, q_step, k_step, results, form);
   fill.OfQueries(kQ, shape.dim_qk, dtypes.q);
   fill.OfKeys(kK, shape.dim_qk, dtypes.k);

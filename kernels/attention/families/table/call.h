@@ -33,6 +33,12 @@ enum CallTensor {
   kCuSeqlensKv,
   kSeqlensQ,
   kSeqlensKv,
+  kQScale,  // these four: of fp8 payloads
+  kKScale,
+  kVScale,
+  kDoutScale,
+  kDsScale,
+  kAmaxDs,
   kCallTensors
 };
 // As cppool/attention.h names it.
@@ -58,7 +64,7 @@ struct CallForm {
   std::int64_t alibi_diagonal = 0;
   std::int64_t batch = 1, queries = 0, keys = 0;
   std::int64_t heads = 1, kv_heads = 1, dim_qk = 0, dim_v = 0;
-  double scale = 1;
+  double scale = 1, p_scale = 0;
   std::array<TensorForm, kCallTensors> tensors;
   bool operator==(const CallForm&) const = default;
 };

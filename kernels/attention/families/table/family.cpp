@@ -39,7 +39,10 @@ std::optional<std::string> TableFamily::Refusal(const KernelRequest& request) co
     return name + ": it does not claim ALiBi (CPPOOL_ATTENTION_ALIBI)";
   if (request.max_logit && lacks(CPPOOL_ATTENTION_MAX_LOGIT))
     return name + ": it does not claim max_logit (CPPOOL_ATTENTION_MAX_LOGIT)";
-  if (request.fp8) return name + ": cppool/attention.h has no fp8 yet";
+  if (request.fp8 && lacks(CPPOOL_ATTENTION_FP8))
+    return name + ": it does not claim fp8 (CPPOOL_ATTENTION_FP8)";
+  if (request.fp8 && InBlocks(*request.fp8))
+    return name + ": cppool/attention.h has no scales of blocks, which scaling_mode mxfp8 makes";
   return std::nullopt;
 }
 

@@ -23,7 +23,8 @@ class TableFamily : public AttentionFamily {
     return {.continues_softmax = true,
             .gradients_apart = false,
             .accumulates_gradients = true,
-            .bias_with_gradients = true};
+            .bias_with_gradients = true,
+            .reads_payloads = true};
   }
   std::optional<std::string> Refusal(const KernelRequest& request) const override;
   std::unique_ptr<BlockAsker> AskBlocks() const override;

@@ -29,6 +29,8 @@ std::int64_t BiasOffset(const BlockCall& call, std::int64_t batch_stride, std::i
          r.k_position;
 }
 
+void* DataOf(const float* scale) { return const_cast<float*>(scale); }
+
 // What is added to the logits, and the tables of packed sequences.
 void SetExtras(const CallForm& form, const BlockCall& call, const BiasArgs& bias, const Buffer& tables,
                CallData& data) {
@@ -96,6 +98,11 @@ void TableKernel::RunForward(const TablePlan& plan, const BlockCall& call, bool 
   data[kK] = At(args.k.data, args.k.dtype, r.k_row, shape.kv_heads, g.kv_head, shape.dim_qk);
   data[kV] = At(args.v.data, args.v.dtype, r.k_row, shape.kv_heads, g.kv_head, shape.dim_v);
   data[kOut] = At(out.data, out.dtype, r.q_row, shape.heads, g.head, shape.dim_v);
+  if (args.p_scale != 0) {
+    data[kQScale] = DataOf(args.q.scale);
+    data[kKScale] = DataOf(args.k.scale);
+    data[kVScale] = DataOf(args.v.scale);
+  }
   SetExtras(form, call, args.bias, plan.forward_tables, data);
   data[kLse] = ConvertsLse() ? OwnLse(call, shape, scratch.packed_lse) : rows_of(lse);
   const bool packs_max = args.max_logit && Has(CPPOOL_ATTENTION_LSE_HEADS_FIRST);
@@ -177,6 +184,14 @@ void TableKernel::RunBackward(const TablePlan& plan, const BlockCall& call, bool
   data[kDv] = of_keys(dv.data, dv.dtype, shape.dim_v);
   data[kLse] = of_queries(args.lse, Dtype::kFp32, 1);
   data[kDelta] = of_queries(args.delta, Dtype::kFp32, 1);
+  if (args.casts.p_scale != 0) {
+    data[kQScale] = DataOf(args.q.scale);
+    data[kKScale] = DataOf(args.k.scale);
+    data[kVScale] = DataOf(args.v.scale);
+    data[kDoutScale] = DataOf(args.dout.scale);
+    data[kDsScale] = DataOf(args.casts.ds_scale);
+    data[kAmaxDs] = scratch.amax_ds;
+  }
   SetExtras(form, call, args.bias, plan.backward_tables, data);
   if (form.tensors[kDbias].ndim > 0) data[kDbias] = scratch.dbias;
   if (ConvertsLse()) {
@@ -191,6 +206,7 @@ void TableKernel::RunBackward(const TablePlan& plan, const BlockCall& call, bool
     data[kDelta] = scratch.packed_delta;
   }
   Run(prepared, call.area, data, stream);
+  if (args.casts.amax_ds) ops_->MaxRows(scratch.amax_ds, 1, 1, args.casts.amax_ds, stream);
   if (args.dbias.sum && form.tensors[kDbias].ndim > 0) AddBias(form, call, args.dbias, scratch, stream);
 }
 

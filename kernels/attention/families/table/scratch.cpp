@@ -44,6 +44,7 @@ Scratch::Scratch(const KernelRequest& request, std::int64_t rows_q, std::int64_t
   take(dv, vectors_kv * shape.dim_v);
   take(dv_sum, vectors_kv * shape.dim_v);
   if (request.bias == BiasType::kPostScale) take(dbias, MostBias(request, rows_q, rows_kv));
+  if (request.fp8) take(amax_ds, 1);
   bytes_ = std::max(bytes_, at);
 }
 

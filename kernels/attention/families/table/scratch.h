@@ -29,7 +29,8 @@ struct Scratch {
   float* dq_sum = nullptr;        // the same, fp32
   float* dk_sum = nullptr;
   float* dv_sum = nullptr;
-  void* dbias = nullptr;  // of one call, with a bias
+  void* dbias = nullptr;     // of one call, with a bias
+  float* amax_ds = nullptr;  // of one call, with fp8
 
  private:
   std::size_t bytes_ = 0;

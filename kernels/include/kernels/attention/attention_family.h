@@ -37,6 +37,8 @@ struct Capabilities {
   bool accumulates_gradients = false;
   // Backward adds dbias too. Without it BackwardBias does, in a call of its own.
   bool bias_with_gradients = false;
+  // Reads payloads of fp8 with one scale for each tensor. Without it their values come in bf16, with the scale beside them.
+  bool reads_payloads = false;
 };
 
 // Asks a family about blocks of queries and keys, without a device. Remembers what it can use again.

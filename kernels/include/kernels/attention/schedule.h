@@ -65,7 +65,8 @@ struct QuantisedOperand {
   std::optional<MxAxis> axis;               // quantised in blocks along it; else by one scale
   TensorRef payload;                        // [layout.rows, heads, dim]
   const std::uint8_t* exponents = nullptr;  // of blocks: as in MxTensor
-  TensorRef values;  // what the kernel got: in bf16, in blocks or without fp8_bwd with the scale in them
+  // What the kernel got: in bf16, in blocks or without fp8_bwd with the scale in them. No data: the payload.
+  TensorRef values;
   Layout layout;
   int head0 = 0, heads = 0, dim = 0;
 };

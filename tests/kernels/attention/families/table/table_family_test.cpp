@@ -146,6 +146,32 @@ void RunPacked(HostWorld& world) {
   }
 }
 
+// Those with scales of tensors.
+constexpr Fp8Recipe kRecipes[] = {
+    {ScalingMode::kDelayed, true, false, true, false}, {ScalingMode::kDelayed, true, true, true, false},
+    {ScalingMode::kDelayed, true, true, false, false}, {ScalingMode::kCurrent, true, false, true, false},
+    {ScalingMode::kCurrent, true, true, true, true},   {ScalingMode::kCurrent, true, false, false, true}};
+
+AttentionSpec Fp8Case(int world, CpCommType comm, const Fp8Recipe& recipe) {
+  AttentionSpec spec = Small(world, comm);
+  spec.heads = 4;
+  spec.kv_heads = 2;
+  spec.fp8 = recipe;
+  return spec;
+}
+
+// How many checks of the case fail; each tensor that is quantised was compared bit by bit.
+int WrongChecks(HostWorld& world, const AttentionSpec& spec) {
+  int wrong = 0, bits = 0;
+  for (const Finding& finding : world.Run(spec)) {
+    wrong += !finding.verdict.ok;
+    bits += finding.against == "bits";
+    UNSCOPED_INFO(NameOf(finding.tensor) << " against " << finding.against << ": " << finding.verdict.ok);
+  }
+  CHECK(bits >= 4 * world.size());
+  return wrong;
+}
+
 std::string ErrorOf(HostWorld& world, const AttentionSpec& spec, cppool_status status) {
   try {
     world.Run(spec);
@@ -196,6 +222,58 @@ TEST_CASE("a bias, ALiBi, max_logit and packed sequences of a kernel with result
   RunBias(world);
   RunAlibi(world);
   RunPacked(world);
+}
+
+TEST_CASE("a kernel that takes fp8 runs every schedule with scales of tensors") {
+  constexpr std::uint32_t kFeatures[] = {0, CPPOOL_ATTENTION_LSE_BASE2 | CPPOOL_ATTENTION_LSE_HEADS_FIRST,
+                                         CPPOOL_ATTENTION_FP32_RESULTS};
+  const int variant = GENERATE(0, 1, 2);
+  const TableFamily family(TestKernel(CPPOOL_ATTENTION_FP8 | kEverything | kFeatures[variant], {}));
+  HostWorld world(variant == 0 ? 4 : 2);
+  world.UseFamily(family);
+  for (const Fp8Recipe& recipe : kRecipes) {
+    for (const CpCommType comm : kComms) {
+      if (!Possible(comm, world.size())) continue;
+      AttentionSpec spec = Fp8Case(world.size(), comm, recipe);
+      spec.dim_qk = 32;
+      spec.dim_v = 16;
+      if (variant == 1) {
+        spec.format = QkvFormat::kThd;
+        spec.mask = AttnMaskType::kPaddingCausal;
+        spec.pad_between_seqs = true;
+        spec.bias = BiasType::kPostScale;
+        spec.bias_shape = {false, true, true};
+      }
+      if (variant == 2) NarrowWindow(spec);
+      INFO(Describe(spec));
+      CHECK(WrongChecks(world, spec) == 0);
+    }
+  }
+}
+
+TEST_CASE("fp8 that a kernel of the table gets wrong is seen, and what it lacks is a reason") {
+  HostWorld world(2);
+  AttentionSpec spec = Fp8Case(2, CpCommType::kP2p, kRecipes[3]);
+  spec.training = false;
+  {
+    const TableFamily family(TestKernel(CPPOOL_ATTENTION_FP8, {.fault = Behaviour::Fault::kNoScale}));
+    world.UseFamily(family);
+    CHECK(WrongChecks(world, spec) > 0);
+  }
+  {
+    // Within the bounds: that a cast was left out shows in the statistics of 65,536 elements on a rank.
+    const TableFamily family(TestKernel(CPPOOL_ATTENTION_FP8, {.fault = Behaviour::Fault::kPStays}));
+    HostWorld one(1);
+    one.UseFamily(family);
+    spec.seqlen_q = spec.seqlen_kv = 128;
+    CHECK(WrongChecks(one, spec) > 0);
+  }
+  const TableFamily without(TestKernel(0, {}));
+  CHECK(without.Refusal(RequestOf(spec)) == "planted: it does not claim fp8 (CPPOOL_ATTENTION_FP8)");
+  const TableFamily family(TestKernel(CPPOOL_ATTENTION_FP8, {}));
+  CHECK_FALSE(family.Refusal(RequestOf(spec)));
+  spec.fp8 = Fp8Recipe{ScalingMode::kMxfp8, true, false, true, true};
+  CHECK_THAT(family.Refusal(RequestOf(spec)).value_or(""), ContainsSubstring("no scales of blocks"));
 }
 
 TEST_CASE("a kernel that knows ALiBi's distance from one corner alone is skipped where that is not enough") {

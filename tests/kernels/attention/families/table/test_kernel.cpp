@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/half.h"
+#include "kernels/numerics/fp8.h"
 
 namespace cppool::test {
 namespace {
@@ -32,6 +33,12 @@ class View {
     return a * t_.strides[0] + b * t_.strides[1] + c * t_.strides[2] + (t_.ndim > 3 ? d * t_.strides[3] : 0);
   }
   double Read(std::int64_t at) const {
+    if (t_.bits == 8) {
+      const std::uint8_t bits = static_cast<const std::uint8_t*>(t_.data)[at];
+      const double value =
+          t_.code == CPPOOL_DL_FLOAT8_E4M3 ? kernels::E4M3ToFloat(bits) : kernels::E5M2ToFloat(bits);
+      return Is(Fault::kNoScale) ? value : value * *static_cast<const float*>(t_.scale->data);
+    }
     if (t_.bits == 32) return static_cast<const float*>(t_.data)[at];
     const std::uint16_t bits = static_cast<const std::uint16_t*>(t_.data)[at];
     return t_.code == CPPOOL_DL_BFLOAT ? kernels::BF16ToFloat(bits) : kernels::FP16ToFloat(bits);
@@ -103,7 +110,19 @@ class Sequence {
   std::int64_t q = 0, k = 0;  // first rows
 };
 
+// What fp8 makes of P (E4M3) and dS (E5M2), where a call is in fp8.
+double CastP(const cppool_attention_call& call, double p) {
+  if (call.p_scale == 0 || Is(Fault::kPStays)) return p;
+  return kernels::E4M3ToFloat(kernels::FloatToE4M3(static_cast<float>(p * call.p_scale))) / call.p_scale;
+}
+double CastDs(const cppool_attention_tensors& t, double ds) {
+  const auto* scale = t.ds_scale ? static_cast<const float*>(t.ds_scale->data) : nullptr;
+  if (!scale) return ds;
+  return kernels::E5M2ToFloat(kernels::FloatToE5M2(static_cast<float>(ds) * *scale)) / *scale;
+}
+
 bool Readable(const cppool_tensor* tensor) {
+  if (tensor->bits == 8) return tensor->code == CPPOOL_DL_FLOAT8_E4M3 && tensor->scale;
   return (tensor->bits == 16 && (tensor->code == CPPOOL_DL_BFLOAT || tensor->code == CPPOOL_DL_FLOAT)) ||
          (tensor->bits == 32 && tensor->code == CPPOOL_DL_FLOAT);
 }
@@ -123,6 +142,9 @@ cppool_status Supports(const cppool_attention_call* call, char* why, std::size_t
   unasked(t.alibi_slopes, CPPOOL_ATTENTION_ALIBI);
   unasked(t.max_logit, CPPOOL_ATTENTION_MAX_LOGIT);
   unasked(t.cu_seqlens_q, CPPOOL_ATTENTION_VARLEN);
+  if (call->p_scale != 0) unasked(t.q, CPPOOL_ATTENTION_FP8);
+  if (call->p_scale != 0 && call->backward && (!t.dout->scale || !t.ds_scale || !t.amax_ds))
+    reason = "fp8 of a backward pass is not whole";
   if (!t.bias != !t.dbias && call->backward) reason = "bias and dbias come together";
   if (reason.empty() && behaviour.refuse) reason = behaviour.refuse(*call);
   if (reason.empty()) return CPPOOL_OK;
@@ -249,10 +271,10 @@ cppool_status Forward(void* opaque, const cppool_attention_tensors* t, void* wor
         for (std::int64_t d = 0; d < c.dim_v; ++d) {
           double sum = 0;
           for (std::int64_t j = 0; j < s.keys; ++j) {
-            const double p = std::exp(logits[static_cast<std::size_t>(j)] - row.lse);
+            const double p = CastP(c, std::exp(logits[static_cast<std::size_t>(j)] - row.most));
             if (p != 0) sum += p * v.Read(v.At(s.entry, s.k + j, kv, d));
           }
-          out.Write(out.At(s.entry, s.q + i, h, d), sum * factor);
+          out.Write(out.At(s.entry, s.q + i, h, d), sum * std::exp(row.most - row.lse) * factor);
         }
       }
     }
@@ -277,6 +299,7 @@ cppool_status Backward(void* opaque, const cppool_attention_tensors* t, void* wo
   const std::int64_t group = c.heads / c.kv_heads;
   const double factor = Is(Fault::kKeepsWorkspace) ? *static_cast<float*>(workspace) : 1.0f;
   std::vector<double> logits;
+  double amax_ds = 0;
   // Of dbias, packed.
   std::vector<double> bias_sum;
   const auto bias_at = [&](std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
@@ -301,11 +324,13 @@ cppool_status Backward(void* opaque, const cppool_attention_tensors* t, void* wo
             own_delta +=
                 out.Read(out.At(s.entry, s.q + i, h, d)) * dout.Read(dout.At(s.entry, s.q + i, h, d));
           const double given = delta.Read(delta.At(s.entry, h, s.q + i));
-          // Both must be there and agree, but for the rounding of fp32.
-          if (!(std::abs(own_delta - given) <= 1e-3 * (1 + std::abs(given)))) {
+          // Both must be there and agree, but for the rounding of fp32; in a case with fp8 `out` is rounded once more.
+          const bool fp8 = (plan.features & CPPOOL_ATTENTION_FP8) != 0;
+          if (!(std::abs(own_delta - given) <= (fp8 ? 0.1 : 1e-3) * (1 + std::abs(given)))) {
             std::snprintf(why, size, "delta %g is not dot(out, dout), %g", given, own_delta);
             return CPPOOL_INTERNAL;
           }
+          if (fp8) own_delta = given;
           std::vector<double> dq_sum(static_cast<std::size_t>(c.dim_qk));
           for (std::int64_t j = 0; j < s.keys; ++j) {
             const double p = std::exp(logits[static_cast<std::size_t>(j)] - row);
@@ -314,10 +339,12 @@ cppool_status Backward(void* opaque, const cppool_attention_tensors* t, void* wo
             for (std::int64_t d = 0; d < c.dim_v; ++d) {
               const double g = dout.Read(dout.At(s.entry, s.q + i, h, d));
               dp += g * v.Read(v.At(s.entry, s.k + j, kv, d));
-              dv_sum[static_cast<std::size_t>(j * c.dim_v + d)] += p * g;
+              dv_sum[static_cast<std::size_t>(j * c.dim_v + d)] += CastP(c, p) * g;
             }
-            const double ds = p * (dp - own_delta);
+            double ds = p * (dp - own_delta);
             if (t->dbias) bias_sum[bias_at(b, h, i, j)] += ds;
+            amax_ds = std::max(amax_ds, std::abs(ds));
+            ds = CastDs(*t, ds);
             const double* key = k.data() + KeyAt(plan, *t, s, j, kv);
             for (std::int64_t d = 0; d < c.dim_qk; ++d) {
               dq_sum[static_cast<std::size_t>(d)] += c.scale * ds * key[d];
@@ -337,6 +364,7 @@ cppool_status Backward(void* opaque, const cppool_attention_tensors* t, void* wo
       }
     }
   }
+  if (t->amax_ds) *static_cast<float*>(t->amax_ds->data) = static_cast<float>(amax_ds);
   if (t->dbias) {
     const View dbias(t->dbias);
     const std::int64_t* const shape = t->dbias->shape;
