@@ -22,6 +22,7 @@ struct TensorForm {
 struct SdpaCall {
   bool backward = false, deterministic = false;
   ElementType type = ElementType::kBf16;  // of all these tensors but `stats`, which is fp32
+  bool fp8 = false;                       // q, k and v are E4M3, with a scale each
   double scale = 1;
   // A query sees the keys from diagonal - left_bound + 1 to diagonal + right_bound; the diagonal is that of
   // cppool_attention_anchor. Nothing: no limit on that side.

@@ -191,7 +191,9 @@ class Builder {
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT)
         .set_sm_version(compute_capability);
-    if (call.backward) {
+    if (call.fp8) {
+      Fp8Forward();
+    } else if (call.backward) {
       Backward();
     } else {
       Forward();
@@ -212,6 +214,35 @@ class Builder {
     auto [out, stats] = graph_->sdpa(q, k, v, options);
     Output(kOut, out, call_.out, TypeOf(call_.type));
     if (stats) Output(kStats, stats, call_.stats, fe::DataType_t::FLOAT);
+  }
+
+  // For the frontend's limits alone: this graph is not run.
+  void Fp8Forward() {
+    const auto payload = [&](Uid uid, const char* name, const TensorForm& form) {
+      const Tensor tensor = Input(uid, name, form);
+      tensor->set_data_type(fe::DataType_t::FP8_E4M3);
+      return tensor;
+    };
+    const auto number = [&](const char* name) {
+      return graph_->tensor(fe::graph::Tensor_attributes()
+                                .set_name(name)
+                                .set_dim({1, 1, 1, 1})
+                                .set_stride({1, 1, 1, 1})
+                                .set_data_type(fe::DataType_t::FLOAT));
+    };
+    auto options = fe::graph::SDPA_fp8_attributes().set_name("forward").set_generate_stats(true);
+    SetScores(options);
+    auto [out, stats, amax_p, amax_out] =
+        graph_->sdpa_fp8(payload(kQ, "q", call_.q), payload(kK, "k", call_.k), payload(kV, "v", call_.v),
+                         number("scale of q"), number("scale of k"), number("scale of v"),
+                         number("inverse of p_scale"), number("p_scale"), number("scale of out"), options);
+    Output(kOut, out, call_.out, TypeOf(call_.type));
+    Output(kStats, stats, call_.stats, fe::DataType_t::FLOAT);
+    for (const Tensor& amax : {amax_p, amax_out})
+      amax->set_output(true)
+          .set_dim({1, 1, 1, 1})
+          .set_stride({1, 1, 1, 1})
+          .set_data_type(fe::DataType_t::FLOAT);
   }
 
   void Backward() {
@@ -337,6 +368,9 @@ std::size_t BuildPlan(fe::graph::Graph& graph, cudnnHandle_t cudnn) {
   return static_cast<std::size_t>(bytes);
 }
 
+constexpr const char* kNoFp8 =
+    "cuDNN takes this call in fp8 on this GPU, but no such GPU was there to make and check its plans on";
+
 std::optional<std::string> Validate(const SdpaCall& call, int compute_capability) {
   const fe::error_t error = Builder(call, compute_capability).Take()->validate();
   if (error.is_good()) return std::nullopt;
@@ -375,11 +409,14 @@ std::optional<std::string> SdpaGraph::Refusal(const SdpaCall& call, int compute_
     masked.alibi = false;
     if (auto refusal = Validate(masked, compute_capability)) return refusal;
   }
-  return Validate(call, compute_capability);
+  if (auto refusal = Validate(call, compute_capability)) return refusal;
+  if (call.fp8) return kNoFp8;
+  return std::nullopt;
 }
 
 SdpaGraph::SdpaGraph(const SdpaCall& call, int compute_capability, const Handle& handle)
     : state_(new State{call, Builder(call, compute_capability).Take(), nullptr, 0, 0, 0}) {
+  if (call.fp8) throw Error(CPPOOL_UNSUPPORTED, kNoFp8);
   const auto cudnn = static_cast<cudnnHandle_t>(handle.get());
   state_->workspace_bytes = BuildPlan(*state_->graph, cudnn);
   if (!call.max_logit) return;

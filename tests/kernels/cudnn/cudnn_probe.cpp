@@ -3,7 +3,7 @@
 //     cudnn_probe MODULE                         its version
 //     cudnn_probe MODULE supports|prepare PASS DIM_QK DIM_V QUERIES KEYS ANCHOR LEFT RIGHT [EXTRA]...
 //                                                "ok", or "status N: why"; ANCHOR: tl or br. EXTRA: a bias as bias_shape
-//                                                has it (1hss), alibi, max_logit, deterministic, or strided: rows with gaps
+//                                                has it (1hss), alibi, max_logit, deterministic, fp8, or strided: rows with gaps
 #include <cppool/attention.h>
 
 #include <dlfcn.h>
@@ -41,6 +41,8 @@ CallForm FormOf(char** words, const std::vector<std::string>& extras) {
       request.max_logit = true;
     } else if (extra == "deterministic") {
       request.deterministic = true;
+    } else if (extra == "fp8") {
+      request.fp8 = {cppool::kernels::ScalingMode::kCurrent, true, false, true, true};
     } else if (extra == "strided") {
       strided = true;
     } else {  // of two sequences, as a part of a tensor with 8 keys more

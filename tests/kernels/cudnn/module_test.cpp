@@ -105,6 +105,21 @@ TEST_CASE("cuDNN: calls that ask for the largest logits") {
   }
 }
 
+TEST_CASE("cuDNN: calls in fp8") {
+  const auto reason = [&](const std::string& call, const std::string& capability) {
+    const std::string text = Supports(call + " fp8", 91900, capability);
+    CHECK_THAT(text, StartsWith(kUnsupported));
+    return text;
+  };
+  const std::string call = "forward 128 128 256 256 tl -1 0";
+  CHECK_THAT(reason(call, "90"), ContainsSubstring("HALF/BFLOAT16 output is only supported on Blackwell"));
+  CHECK_THAT(reason(call + " 1hss", "90"), ContainsSubstring("does not support bias"));
+  CHECK_THAT(reason("forward 128 128 256 512 br -1 0", "90"), ContainsSubstring("Blackwell"));
+  CHECK_THAT(reason(call, "80"), ContainsSubstring("Hopper"));
+  CHECK_THAT(reason(call, "100"), ContainsSubstring("no such GPU was there"));
+  CHECK_THAT(reason("backward 128 128 256 256 tl -1 0", "90"), ContainsSubstring("delta is given"));
+}
+
 TEST_CASE("cuDNN: its version and the GPU decide") {
   CHECK(Supports("backward 128 128 256 256 tl -1 0", 91002) == "ok\n");
   CHECK_THAT(Supports("backward 128 128 256 256 tl -1 0", 91000), ContainsSubstring("9.10.0/9.10.1"));

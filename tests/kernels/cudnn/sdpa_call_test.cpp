@@ -64,6 +64,23 @@ std::string Refusal(const table::CallForm& form) {
 
 }  // namespace
 
+TEST_CASE("cuDNN's call in fp8 has payloads and a 16-bit result") {
+  KernelRequest request;
+  request.fp8 = {ScalingMode::kCurrent, true, false, true, true};
+  const SdpaCall plain = Read(Call(false)), call = Read(Call(false, Dtype::kBf16, request));
+  CHECK(call.fp8);
+  CHECK_FALSE(plain.fp8);
+  CHECK(call.type == ElementType::kBf16);
+  CHECK(call.q == plain.q);
+  CHECK(call.out == plain.out);
+  CHECK_THAT(Refusal(Call(true, Dtype::kBf16, request)), ContainsSubstring("delta is given"));
+  request.fp8->bwd = false;
+  CHECK_FALSE(Read(Call(true, Dtype::kBf16, request)).fp8);
+  table::CallForm broken = Call(false, Dtype::kBf16, request);
+  broken.tensors[table::kKScale].ndim = 0;
+  CHECK(Refusal(broken) == "it needs k in e4m3 with a scale");
+}
+
 TEST_CASE("cuDNN's tensors have their heads before their tokens") {
   const SdpaCall call = Read(Call(true));
   CHECK(call.q == TensorForm{{2, 6, 5, 16}, {96, 16, 192, 1}});
