@@ -369,7 +369,7 @@ std::size_t BuildPlan(fe::graph::Graph& graph, cudnnHandle_t cudnn) {
 }
 
 constexpr const char* kNoFp8 =
-    "cuDNN takes this call in fp8 on this GPU, but no such GPU was there to make and check its plans on";
+    "cuDNN takes this call in fp8 on this GPU, but this module makes no plans in fp8";
 
 std::optional<std::string> Validate(const SdpaCall& call, int compute_capability) {
   const fe::error_t error = Builder(call, compute_capability).Take()->validate();

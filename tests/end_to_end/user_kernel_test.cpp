@@ -30,7 +30,9 @@ TEST_CASE("a user's kernel in plain C, built against the installed prefix, under
       CHECK(answer.at("kernels").at("digest").get<std::string>().size() == 16);
       const Json more[] = {{{"attn_bias_type", "post_scale_bias"}, {"return_max_logit", true}},
                            {{"attn_bias_type", "alibi"}},
-                           {{"qkv_format", "thd"}, {"batch_size", 5}, {"pad_between_seqs", true}}};
+                           {{"qkv_format", "thd"}, {"batch_size", 5}, {"pad_between_seqs", true}},
+                           {{"dtype", "fp8"}, {"scaling_mode", "current"}, {"fp8_dpa", true}},
+                           {{"dtype", "fp8"}, {"scaling_mode", "delayed"}, {"fp8_mha", true}}};
       for (const Json& each : more) {
         Json with = params;
         with.update(each);
@@ -38,11 +40,20 @@ TEST_CASE("a user's kernel in plain C, built against the installed prefix, under
         INFO(passed.dump());
         CHECK(passed.at("status") == "passed");
       }
+      Json blocks = params;
+      blocks.update({{"dtype", "fp8"},
+                     {"scaling_mode", "mxfp8"},
+                     {"fp8_dpa", true},
+                     {"max_seqlen_q", 64 * world_size}});
+      const Json skipped = daemon.Ask({{"op", "validate"}, {"kernels", built.naive}, {"params", blocks}});
+      CHECK(skipped.at("status") == "skipped");
+      CHECK_THAT(skipped.at("error").get<std::string>(),
+                 Catch::Matchers::StartsWith("naive: cppool/attention.h has no scales of blocks"));
       params["dtype"] = "fp16";
       const Json refused =
           daemon.Ask({{"op", "validate"}, {"kernels", built.naive + ",naive"}, {"params", params}});
       CHECK(refused.at("status") == "skipped");
-      CHECK(refused.at("error") == "naive: dtype bf16 alone");
+      CHECK(refused.at("error") == "naive: dtypes bf16 and fp8 alone");
     }
     CHECK(daemon.Wait() == 0);
   }
@@ -51,7 +62,7 @@ TEST_CASE("a user's kernel in plain C, built against the installed prefix, under
   CHECK(passed.exit_code == 0);
   CHECK(passed.output.find("1 passed, 0 failed, 0 skipped") != std::string::npos);
   const Child listed = RunChild(run + "--suite smoke --list --filter dtype=fp16");
-  CHECK(listed.output.find("naive: dtype bf16 alone") != std::string::npos);
+  CHECK(listed.output.find("naive: dtypes bf16 and fp8 alone") != std::string::npos);
   CHECK(listed.output.find("--kernels") != std::string::npos);
 }
 

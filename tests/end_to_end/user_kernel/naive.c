@@ -1,5 +1,5 @@
 /* Attention on the host, from the definition, in C99: the smallest kernel with everything that cppool/attention.h asks
- * for. It takes every mask, every stride, a bias, ALiBi, max_logit and packed sequences; of dtypes bf16 alone. */
+ * for. It takes every mask, every stride, a bias, ALiBi, max_logit and packed sequences; of dtypes bf16 and fp8. */
 #include <cppool/attention.h>
 
 #include <math.h>
@@ -7,7 +7,36 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* e4m3 has 3 bits of fraction and exponents biased by 7, e5m2 has 2 and 15. */
+static float LoadFp8(const cppool_tensor* t, int64_t at) {
+  const int fraction = t->code == CPPOOL_DL_FLOAT8_E4M3 ? 3 : 2, bias = fraction == 3 ? 7 : 15;
+  const int bits = ((const uint8_t*)t->data)[at], exponent = (bits & 127) >> fraction;
+  const int part = bits & ((1 << fraction) - 1);
+  const float value = exponent > 0 ? ldexpf((float)(part + (1 << fraction)), exponent - bias - fraction)
+                                   : ldexpf((float)part, 1 - bias - fraction);
+  return (bits & 128 ? -value : value) * *(const float*)t->scale->data;
+}
+
+/* To nearest even; what is too large becomes the largest. */
+static float RoundFp8(float x, int fraction, int bias, float largest) {
+  int exponent;
+  if (!(fabsf(x) < largest)) return x > 0 ? largest : x < 0 ? -largest : x;
+  frexpf(x, &exponent); /* of a fraction from 0.5 to 1 */
+  if (exponent < 2 - bias) exponent = 2 - bias;
+  return ldexpf(rintf(ldexpf(x, 1 + fraction - exponent)), exponent - 1 - fraction);
+}
+
+/* P and dS as their products have them. */
+static float ForProduct(const cppool_attention_call* c, float p) {
+  return c->p_scale > 0 ? RoundFp8(p * (float)c->p_scale, 3, 7, 448) / (float)c->p_scale : p;
+}
+static float DsForProduct(const cppool_attention_tensors* t, float ds) {
+  const float* scale = t->ds_scale ? t->ds_scale->data : NULL;
+  return scale ? RoundFp8(ds * *scale, 2, 15, 57344) / *scale : ds;
+}
+
 static float Load(const cppool_tensor* t, int64_t at) {
+  if (t->bits == 8) return LoadFp8(t, at);
   const uint32_t bits = (uint32_t)((const uint16_t*)t->data)[at] << 16;
   float value;
   memcpy(&value, &bits, sizeof(value));
@@ -71,8 +100,8 @@ static int64_t BiasAt(const int64_t* shape, int64_t b, int64_t h, int64_t i, int
 
 static cppool_status Supports(const cppool_attention_call* c, char* why, size_t size) {
   const cppool_tensor* q = c->tensors->q;
-  if (q->code == CPPOOL_DL_BFLOAT && q->bits == 16) return CPPOOL_OK;
-  snprintf(why, size, "dtype bf16 alone");
+  if ((q->code == CPPOOL_DL_BFLOAT && q->bits == 16) || q->code == CPPOOL_DL_FLOAT8_E4M3) return CPPOOL_OK;
+  snprintf(why, size, "dtypes bf16 and fp8 alone");
   return CPPOOL_UNSUPPORTED;
 }
 
@@ -113,7 +142,7 @@ static cppool_status Forward(void* plan, const cppool_attention_tensors* t, void
         for (int64_t d = 0; d < c->dim_v; ++d) {
           float out = 0;
           for (int64_t j = first; j < end; ++j)
-            out += p[j] * Load(t->v, At(t->v, s.entry, s.k + j, h / (c->heads / c->kv_heads)) + d);
+            out += ForProduct(c, p[j]) * Load(t->v, At(t->v, s.entry, s.k + j, h / (c->heads / c->kv_heads)) + d);
           Store(t->out, At(t->out, s.entry, s.q + i, h) + d, out / sum);
         }
       }
@@ -128,7 +157,7 @@ static cppool_status Backward(void* plan, const cppool_attention_tensors* t, voi
   float *dk = workspace, *dv = dk + c->seqlen_kv * c->dim_qk; /* of one key/value head */
   float* dbias = dv + c->seqlen_kv * c->dim_v;
   const int64_t* bias = t->dbias ? t->dbias->shape : NULL;
-  float dq[1024];
+  float dq[1024], amax_ds = 0;
   int64_t first, end;
   (void)stream, (void)why, (void)size;
   if (bias) memset(dbias, 0, sizeof(float) * (size_t)(bias[0] * bias[1] * bias[2] * bias[3]));
@@ -149,10 +178,12 @@ static cppool_status Backward(void* plan, const cppool_attention_tensors* t, voi
             float dp = 0;
             for (int64_t d = 0; d < c->dim_v; ++d) {
               dp += Load(t->dout, dout + d) * Load(t->v, v + d);
-              dv[j * c->dim_v + d] += p * Load(t->dout, dout + d);
+              dv[j * c->dim_v + d] += ForProduct(c, p) * Load(t->dout, dout + d);
             }
-            const float ds = p * (dp - delta);
+            float ds = p * (dp - delta);
             if (bias) dbias[BiasAt(bias, b, h, i, j)] += ds;
+            amax_ds = fmaxf(amax_ds, fabsf(ds));
+            ds = DsForProduct(t, ds);
             for (int64_t d = 0; d < c->dim_qk; ++d) {
               dq[d] += (float)c->scale * ds * Load(t->k, k + d);
               dk[j * c->dim_qk + d] += (float)c->scale * ds * Load(t->q, q + d);
@@ -168,6 +199,7 @@ static cppool_status Backward(void* plan, const cppool_attention_tensors* t, voi
       }
     }
   }
+  if (t->amax_ds) *(float*)t->amax_ds->data = amax_ds;
   if (bias)
     for (int64_t b = 0; b < bias[0]; ++b)
       for (int64_t h = 0; h < bias[1]; ++h)
@@ -185,7 +217,7 @@ __attribute__((visibility("default"))) const cppool_attention_kernel* const* cpp
                                                 "host",
                                                 CPPOOL_ATTENTION_DETERMINISTIC | CPPOOL_ATTENTION_BIAS |
                                                     CPPOOL_ATTENTION_ALIBI | CPPOOL_ATTENTION_MAX_LOGIT |
-                                                    CPPOOL_ATTENTION_VARLEN,
+                                                    CPPOOL_ATTENTION_VARLEN | CPPOOL_ATTENTION_FP8,
                                                 Supports,
                                                 Prepare,
                                                 Forward,
