@@ -90,9 +90,9 @@ std::optional<std::string> ReadCall(const cppool_attention_call& call, SdpaCall&
   if (tensors->bias) named.push_back({"bias", tensors->bias, &to.bias});
   to.fp8 = call.p_scale != 0;
   if (to.fp8 && to.backward)
-    return "cuDNN's backward pass in fp8 makes delta of its O and always rounds dS; here delta is given, and "
-           "the step that "
-           "finds dS's scale has dS as it is";
+    return "cuDNN's backward pass in fp8 computes delta and always rounds dS; here delta is given, and dS is "
+           "not "
+           "rounded in the step that finds its scale";
   if (to.backward) {
     named.insert(named.end(), {{"dout", tensors->dout, &to.dout},
                                {"dq", tensors->dq, &to.dq},

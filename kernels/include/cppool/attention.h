@@ -148,8 +148,8 @@ typedef struct cppool_attention_call {
    * p_scale * exp(logit[i][j] - m) to e4m3 for the product with v, and divides the product by p_scale; m is the
    * largest logit of row i, or of the keys up to there. backward rounds p_scale * P[i][j] to e4m3 for the product
    * with dout, and dS as ds_scale says. All rounding is to nearest even and saturates. Sums, lse and dS are those
-   * of P before it is rounded. delta is given: it is not that of `out` here, but of out and dout as the recipe
-   * stores them. */
+   * of P before it is rounded. Use delta as it is given: it is that of out and dout as the recipe stores them, and
+   * `out` here is rounded in another way, also in the 16-bit backward pass of a case whose forward pass is in fp8. */
   double p_scale;
 } cppool_attention_call;
 
