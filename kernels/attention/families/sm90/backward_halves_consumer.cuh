@@ -4,8 +4,8 @@
 // ds of both halves and of both warpgroups is multiplied by the keys at once. Of dq's 192 dims each warpgroup makes 96: 64
 // of a box to itself, then one half of the box in the middle, each while the other registers hold nothing else.
 //
-// The second half's exponentials fall under dk of the first half and dout v^T; dq's first part is handed over under dk of
-// the second half, its second part under the next block's logits.
+// A half's exponentials fall under its dout v^T, its ds is made under dv; dq's first part is handed over under dk, its second
+// part under the next block's logits.
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_step.cuh"
@@ -41,25 +41,25 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
       ptx::Wait(shared_.FullQ(rings_.q().stage), rings_.q().parity);
       BeginProducts();
       StartLogits(logits, rings_.q().stage, 0);
-      ptx::Wait(shared_.FullDout(rings_.dout().stage), rings_.dout().parity);
-      BeginProducts();
-      StartDp(dp, rings_.dout().stage, 0);
-      WaitForProducts<1>();
+      WaitForProducts<0>();
       Settle(logits);
       for (int step = 0; step < steps; ++step) {
         const StepInfo& now = shared_.control->steps[rings_.q().stage];
+        ptx::Wait(shared_.FullDout(rings_.dout().stage), rings_.dout().parity);
         if (now.length < kRows) this->ClearQueries(now.length);
+        BeginProducts();
+        StartDp(dp, rings_.dout().stage, 0);
         const bool visible = this->AllSeen(now);
 
         if (!visible) this->MaskTransposed(logits, now, 0);
         this->Probabilities(logits, 0);
         PackOperand<T>(logits, p);
         Settle(p);
-        WaitForProducts<0>();
-        Settle(dp);
-        if (!visible) this->HideDp(logits, dp);
         BeginProducts();
         StartDv(dv, p, 0);
+        WaitForProducts<1>();
+        Settle(dp);
+        if (!visible) this->HideDp(logits, dp);
         this->template MakeDs<>(logits, dp, ds, 0);
         Settle(ds);
         BeginProducts();
@@ -68,7 +68,9 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
         StoreDs(ds, 0);
         StartDk(dk, ds, 0);
         StartDp(dp, rings_.dout().stage, 1);
-        WaitForProducts<2>();
+        WaitForProducts<1>();
+        Settle(dk);
+        Settle(ds);
         Settle(dv);
         Settle(p);
         Settle(logits);
@@ -77,13 +79,11 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
         this->Probabilities(logits, 1);
         PackOperand<T>(logits, p);
         Settle(p);
-        WaitForProducts<0>();
-        Settle(dk);
-        Settle(ds);
-        Settle(dp);
-        if (!visible) this->HideDp(logits, dp);
         BeginProducts();
         StartDv(dv, p, 1);
+        WaitForProducts<1>();
+        Settle(dp);
+        if (!visible) this->HideDp(logits, dp);
         this->template MakeDs<>(logits, dp, ds, 1);
         Settle(ds);
         StoreDs(ds, 1);
@@ -108,7 +108,7 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
         BeginProducts();
         StartDq<kMiddleDims>(middle_dq, MiddleKeys());
         if (more) ptx::Wait(shared_.FullQ(next.q().stage), next.q().parity);
-        // After a tile's last step these are for nothing: a branch would serialise the products.
+        // After a tile's last step this is for nothing: a branch would serialise the products.
         BeginProducts();
         StartLogits(logits, next.q().stage, 0);
         WaitForProducts<1>();
@@ -119,16 +119,10 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
         this->StoreDq(middle_dq, (group_ ^ 1) * 2);
         this->AnnounceDq(now);
         ptx::Arrive(shared_.EmptyQ(rings_.q().stage));
-        if (more) ptx::Wait(shared_.FullDout(next.dout().stage), next.dout().parity);
-        BeginProducts();
-        StartDp(dp, next.dout().stage, 0);
-        WaitForProducts<1>();
+        WaitForProducts<0>();
         Settle(logits);
         rings_ = next;
       }
-      WaitForProducts<0>();
-      Settle(logits);
-      Settle(dp);
       const KeyTileInfo info = tile();
       ptx::Arrive(shared_.EmptyTile(tiles_.stage));
       tiles_.Advance();
