@@ -88,8 +88,7 @@ class BackwardStep {
       AddBiasTileTransposed<T, kColumns>(logits,
                                          shared_.Bias(ring.stage) + FirstKey() / 64 * (kRows * kRowBytes),
                                          bias.rows > 1, FirstQuery(), bias.inverse_scale);
-      Settle(logits);  // read, before others may write
-      ptx::Arrive(shared_.EmptyBias(ring.stage));
+      ptx::ReleaseToCopies(shared_.EmptyBias(ring.stage));
     }
     if (bias.alibi_slopes) {
       const int key = tile().position + FirstKey() + warp_row_ + Lane() / 4;
