@@ -25,7 +25,8 @@ struct Plan {
 __global__ void AddTo(float* to, const float* from) { *to += *from; }
 __global__ void AddUnits(float* to, int units) { *to = __int_as_float(__float_as_int(*to) + units); }
 
-cppool_status PrepareBad(const cppool_attention_call* c, void** plan, size_t* workspace, char* why, size_t size) {
+cppool_status PrepareBad(const cppool_attention_call* c, void** plan, size_t* workspace, char* why,
+                         size_t size) {
   auto* made = new Plan{*c};
   *plan = made;
   *workspace = kWorkspace;
@@ -48,15 +49,17 @@ void DestroyBad(void* opaque) {
   delete plan;
 }
 
-cppool_status WritesBehind(void* plan, const cppool_attention_tensors* t, void*, cppool_stream on, char* why, size_t size) {
+cppool_status WritesBehind(void* plan, const cppool_attention_tensors* t, void*, cppool_stream on, char* why,
+                           size_t size) {
   const cppool_status status = Forward(plan, t, nullptr, on, why, size);
   if (status != CPPOOL_OK) return status;
-  return Said(cudaMemsetAsync(static_cast<char*>(t->out->data) + Extent(*t->out), 0, 2, (cudaStream_t)on), why, size);
+  return Said(cudaMemsetAsync(static_cast<char*>(t->out->data) + Extent(*t->out), 0, 2, (cudaStream_t)on),
+              why, size);
 }
 
 // Clears its workspace in its first call alone.
-cppool_status KeepsWorkspace(void* opaque, const cppool_attention_tensors* t, void* workspace, cppool_stream on, char* why,
-                             size_t size) {
+cppool_status KeepsWorkspace(void* opaque, const cppool_attention_tensors* t, void* workspace,
+                             cppool_stream on, char* why, size_t size) {
   auto* plan = static_cast<Plan*>(opaque);
   if (plan->calls++ == 0) cudaMemsetAsync(workspace, 0, kWorkspace, (cudaStream_t)on);
   const cppool_status status = Forward(plan, t, workspace, on, why, size);
@@ -66,7 +69,8 @@ cppool_status KeepsWorkspace(void* opaque, const cppool_attention_tensors* t, vo
 }
 
 // Takes the rows of k for packed.
-cppool_status TakesPacked(void* plan, const cppool_attention_tensors* t, void*, cppool_stream on, char* why, size_t size) {
+cppool_status TakesPacked(void* plan, const cppool_attention_tensors* t, void*, cppool_stream on, char* why,
+                          size_t size) {
   const int64_t* shape = t->k->shape;
   int64_t packed[4] = {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1};
   cppool_tensor k = *t->k;
@@ -77,7 +81,8 @@ cppool_status TakesPacked(void* plan, const cppool_attention_tensors* t, void*, 
 }
 
 // Says that it is deterministic, and is not.
-cppool_status Drifts(void* opaque, const cppool_attention_tensors* t, void*, cppool_stream on, char* why, size_t size) {
+cppool_status Drifts(void* opaque, const cppool_attention_tensors* t, void*, cppool_stream on, char* why,
+                     size_t size) {
   auto* plan = static_cast<Plan*>(opaque);
   const cppool_status status = Forward(plan, t, nullptr, on, why, size);
   if (status != CPPOOL_OK) return status;
@@ -86,7 +91,8 @@ cppool_status Drifts(void* opaque, const cppool_attention_tensors* t, void*, cpp
 }
 
 // Reads its inputs on a stream of its own, which waits for nothing.
-cppool_status OwnStream(void* opaque, const cppool_attention_tensors* t, void*, cppool_stream on, char* why, size_t size) {
+cppool_status OwnStream(void* opaque, const cppool_attention_tensors* t, void*, cppool_stream on, char* why,
+                        size_t size) {
   auto* plan = static_cast<Plan*>(opaque);
   cppool_tensor moved[3] = {*t->q, *t->k, *t->v};
   for (int i = 0; i < 3; ++i) {
@@ -101,7 +107,8 @@ cppool_status OwnStream(void* opaque, const cppool_attention_tensors* t, void*, 
 }
 
 // Starts early (programmatic dependent launch) and does not wait for the kernel in front of it. From sm_90 on.
-cppool_status EarlyLaunch(void* opaque, const cppool_attention_tensors* t, void*, cppool_stream on, char* why, size_t size) {
+cppool_status EarlyLaunch(void* opaque, const cppool_attention_tensors* t, void*, cppool_stream on, char* why,
+                          size_t size) {
   const cppool_attention_call& c = static_cast<Plan*>(opaque)->call;
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -112,9 +119,10 @@ cppool_status EarlyLaunch(void* opaque, const cppool_attention_tensors* t, void*
   config.stream = (cudaStream_t)on;
   config.attrs = &early;
   config.numAttrs = 1;
-  return Said(cudaLaunchKernelEx(&config, Attend, c, View(t->q), View(t->k), View(t->v), View(t->bias),
-                                 static_cast<const void*>(nullptr), View(t->out), View(t->lse), View(t->max_logit)),
-              why, size);
+  return Said(
+      cudaLaunchKernelEx(&config, Attend, c, View(t->q), View(t->k), View(t->v), View(t->bias),
+                         static_cast<const void*>(nullptr), View(t->out), View(t->lse), View(t->max_logit)),
+      why, size);
 }
 
 cppool_attention_kernel Bad(const char* name, decltype(cppool_attention_kernel::forward) forward) {
@@ -131,9 +139,10 @@ cppool_attention_kernel Bad(const char* name, decltype(cppool_attention_kernel::
 
 extern "C" __attribute__((visibility("default"))) const cppool_attention_kernel* const* cppool_attention() {
   static const cppool_attention_kernel bad[] = {
-      Bad("writes_behind", WritesBehind), Bad("keeps_workspace", KeepsWorkspace), Bad("takes_packed", TakesPacked),
-      Bad("drifts", Drifts), Bad("own_stream", OwnStream), Bad("early_launch", EarlyLaunch)};
-  static const cppool_attention_kernel* const all[] = {example_kernels()[0], &bad[0], &bad[1], &bad[2],
-                                                       &bad[3], &bad[4], &bad[5], nullptr};
+      Bad("writes_behind", WritesBehind), Bad("keeps_workspace", KeepsWorkspace),
+      Bad("takes_packed", TakesPacked),   Bad("drifts", Drifts),
+      Bad("own_stream", OwnStream),       Bad("early_launch", EarlyLaunch)};
+  static const cppool_attention_kernel* const all[] = {
+      example_kernels()[0], &bad[0], &bad[1], &bad[2], &bad[3], &bad[4], &bad[5], nullptr};
   return all;
 }
