@@ -23,6 +23,7 @@ struct Plan {
 };
 
 __global__ void AddTo(float* to, const float* from) { *to += *from; }
+__global__ void Clear(uint16_t* to) { *to = 0; }
 __global__ void AddUnits(float* to, int units) { *to = __int_as_float(__float_as_int(*to) + units); }
 
 cppool_status PrepareBad(const cppool_attention_call* c, void** plan, size_t* workspace, char* why,
@@ -34,6 +35,7 @@ cppool_status PrepareBad(const cppool_attention_call* c, void** plan, size_t* wo
   cudaError_t error = cudaFuncGetAttributes(&loaded, Attend);
   if (!error) error = cudaFuncGetAttributes(&loaded, AddTo);
   if (!error) error = cudaFuncGetAttributes(&loaded, AddUnits);
+  if (!error) error = cudaFuncGetAttributes(&loaded, Clear);
   if (!error) error = cudaStreamCreateWithFlags(&made->stream, cudaStreamNonBlocking);
   if (!error) error = cudaEventCreateWithFlags(&made->copied, cudaEventDisableTiming);
   const cppool_tensor* const inputs[3] = {c->tensors->q, c->tensors->k, c->tensors->v};
@@ -53,8 +55,9 @@ cppool_status WritesBehind(void* plan, const cppool_attention_tensors* t, void*,
                            size_t size) {
   const cppool_status status = Forward(plan, t, nullptr, on, why, size);
   if (status != CPPOOL_OK) return status;
-  return Said(cudaMemsetAsync(static_cast<char*>(t->out->data) + Extent(*t->out), 0, 2, (cudaStream_t)on),
-              why, size);
+  // Not cudaMemsetAsync, which refuses what is behind an allocation.
+  Clear<<<1, 1, 0, (cudaStream_t)on>>>(static_cast<uint16_t*>(t->out->data) + Extent(*t->out) / 2);
+  return Said(cudaGetLastError(), why, size);
 }
 
 // Clears its workspace in its first call alone.
