@@ -36,7 +36,7 @@ HostRank::~HostRank() {
 }
 
 std::unique_ptr<HostStream> HostRank::NewStream(int number) {
-  return std::make_unique<HostStream>("r" + std::to_string(rank_) + " stream " + std::to_string(number),
+  return std::make_unique<HostStream>("rank " + std::to_string(rank_) + " stream " + std::to_string(number),
                                       failure_, [this] { world_->bell(rank_).Ring(); });
 }
 
