@@ -70,7 +70,6 @@ class ExitGuard {
     on_exit(
         [](int code, void*) {
           if (!armed) return;
-          EndAllLines();
           const std::string text = "cppoold: a case called exit(" + std::to_string(code) + ")\n";
           [[maybe_unused]] const auto written = write(STDERR_FILENO, text.data(), text.size());
           CrashReporter::ReportExit(code);
@@ -258,10 +257,7 @@ class Daemon {
 
   void Terminate() {
     Phase waiting = Phase::kWaiting;
-    if (!phase_.compare_exchange_strong(waiting, Phase::kStopping)) {
-      EndAllLines();
-      _exit(kTerminated);
-    }
+    if (!phase_.compare_exchange_strong(waiting, Phase::kStopping)) _exit(kTerminated);
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto written = write(stop_.get(), &one, sizeof(one));
   }

@@ -158,7 +158,8 @@ void LabelRankOutput() {
   std::FILE* const out = OpenStream(STDOUT_FILENO);
   std::FILE* const err = OpenStream(STDERR_FILENO);
   if (pthread_key_create(&this_thread, EndThread) != 0) throw std::bad_alloc();
-  pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); }, [] { mutex.unlock(); });
+  // A thread that a child does not have may have had the lock. To wait for it before the fork could deadlock with fflush(NULL).
+  pthread_atfork(nullptr, nullptr, [] { new (&mutex) std::mutex; });
   std::fflush(stdout);
   stdout = out;  // variables, says glibc's manual
   stderr = err;

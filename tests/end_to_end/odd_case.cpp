@@ -35,7 +35,7 @@ namespace {
 
 const cppool_parameter kParameters[] = {
     {"action", CPPOOL_TYPE_STRING, ODD_DEFAULT,
-     "[\"pass\", \"noise\", \"talk\", \"sleep\", \"throw\", \"steal\", \"wait\", \"leak\", "
+     "[\"pass\", \"noise\", \"talk\", \"sleep\", \"throw\", \"throw alone\", \"steal\", \"wait\", \"leak\", "
      "\"spin\", \"deaf\", \"recv\", \"stream\", \"alone\", \"open_group\", "
      "\"crash\", \"crash on stream\", \"overflow\", \"abort\", \"exit\"]",
      0, 0, 0, "what to do"},
@@ -136,8 +136,8 @@ cppool_status SendInOpenGroup(cppool_runtime* rt) {
   return status;
 }
 
-// Writes in every way that a rank can, in lines and in parts of lines. Every rank writes the same.
-void Talk(cppool_runtime* rt) {
+// Writes in every way that a rank can, in lines and in parts of lines.
+cppool_status Talk(cppool_runtime* rt) {
   for (int i = 0; i < 100; ++i) {
     std::printf("printf %d\n", i);
     std::fprintf(stderr, "stderr ");
@@ -153,17 +153,21 @@ void Talk(cppool_runtime* rt) {
   rt->enqueue(
       rt, rt->stream, [](void*) { std::cerr << "a stream" << std::flush; }, nullptr);
   rt->stream_synchronize(rt, rt->stream);
-  if (const pid_t child = fork(); child == 0) {
-    std::puts("a child");
-    _exit(0);
-  } else {
-    waitpid(child, nullptr, 0);
-  }
   const std::string much(std::size_t{1} << 20, 'x');
   std::fwrite(much.data(), 1, much.size(), stdout);
   std::printf("\n");
   std::fprintf(stderr, "%s\n", much.substr(0, 4095).c_str());
+  // While no other rank writes: a child has what a thread of its parent is writing, and may write it, too.
+  cppool_status status = AllReduce(rt);
+  if (const pid_t child = rt->rank == 0 ? fork() : -1; child == 0) {
+    std::puts("a child");
+    _exit(0);
+  } else if (child > 0) {
+    waitpid(child, nullptr, 0);
+  }
+  if (status == CPPOOL_OK) status = AllReduce(rt);
   std::cout << "not ended";
+  return status;
 }
 
 cppool_status Run(cppool_case_context* c) {
@@ -175,7 +179,12 @@ cppool_status Run(cppool_case_context* c) {
   }
   if (std::strcmp(action, "open_group") == 0)
     return rt->rank == c->integer(c, "rank") ? SendInOpenGroup(rt) : CPPOOL_OK;
-  if (std::strcmp(action, "talk") == 0) Talk(rt);
+  if (std::strcmp(action, "throw alone") == 0) {  // the other ranks throw, and this one never returns
+    if (rt->rank != c->integer(c, "rank")) throw std::runtime_error("thrown on purpose");
+    std::cout << "soon throw alone";
+    SleepForEver();
+  }
+  if (std::strcmp(action, "talk") == 0) return Talk(rt);
   if (rt->rank == c->integer(c, "rank")) {
     if (std::strcmp(action, "noise") == 0) {
       std::printf("noise by printf\n");

@@ -47,11 +47,12 @@ TEST_CASE("each line that a rank writes has its rank, however it is written") {
       expected[label + "clog " + number] = 2;
     }
     expected[label + "puts"] = expected[label + "putchar"] = 200;
-    for (const char* once : {"a thread", "a stream", "a child", "not ended"}) expected[label + once] = 2;
+    for (const char* once : {"a thread", "a stream", "not ended"}) expected[label + once] = 2;
     expected["[rank " + std::to_string(rank + 100) + "] with a label of its own"] = 2;
     expected[label + std::string(most, 'x')] = 2 * ((1 << 20) / most + 1);
     expected[label + std::string((1 << 20) % most, 'x')] = 2;
   }
+  expected["[rank 0] a child"] = 2;
   const auto written = Lines(daemon.Stderr());
   for (const auto& [line, count] : written) {
     INFO(line.substr(0, 200));
@@ -60,7 +61,7 @@ TEST_CASE("each line that a rank writes has its rank, however it is written") {
   CHECK(written.size() == expected.size());
 }
 
-TEST_CASE("a line that a rank has begun is on stderr when its process crashes, exits or hangs") {
+TEST_CASE("a line that a rank has begun is on stderr when its process crashes, exits or cannot go on") {
   for (const char* action : {"crash", "crash on stream", "abort", "exit"}) {
     INFO(action);
     DaemonProcess daemon = StartOdd(2);
@@ -71,9 +72,12 @@ TEST_CASE("a line that a rank has begun is on stderr when its process crashes, e
     CHECK(begun != std::string::npos);
     CHECK(text.find("\"rank\":1", begun) != std::string::npos);  // the line about the crash follows
   }
-  DaemonProcess daemon = StartOdd(2);
-  CHECK(daemon.Ask(Request("spin", 500)).at("failure").at("kind") == "timeout");
-  CHECK(Lines(daemon.Stderr())["[rank 1] soon spin"] == 1);
+  for (const char* action : {"spin", "throw alone"}) {
+    INFO(action);
+    DaemonProcess daemon = StartOdd(2);
+    CHECK(daemon.Ask(Request(action, action == std::string("spin") ? 500 : 60000)).at("fatal") == true);
+    CHECK(Lines(daemon.Stderr())["[rank 1] soon " + std::string(action)] == 1);
+  }
 }
 
 }  // namespace cppool::test
