@@ -77,6 +77,7 @@ TEST_CASE("a line that a rank has begun is on stderr when its process crashes, e
     DaemonProcess daemon = StartOdd(2);
     CHECK(daemon.Ask(Request(action, action == std::string("spin") ? 500 : 60000)).at("fatal") == true);
     CHECK(Lines(daemon.Stderr())["[rank 1] soon " + std::string(action)] == 1);
+    CHECK(daemon.Stderr().find("\n[rank 0] [") == std::string::npos);  // the log has no second label
   }
 }
 
