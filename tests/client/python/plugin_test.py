@@ -71,7 +71,7 @@ def test_outcomes(suite):
     assert "During handling of the above exception" not in text
     assert re.search(r"failed: because of mismatch\n.*dq +oracle +1 +nan", text, re.S) and "1 of 2 checks hold" in text
     assert f"repeat: cppool run --world-size 2 --daemon {FAKE} --param do=say_and_fail " in text
-    assert re.search(r"Captured cppoold stderr call -+\n(.*\n)*?its own words\n", text)
+    assert re.search(r"--param do=say_and_fail .*\n-+ Captured cppoold stderr call -+\n(.*\n)*?its own words\n", text)
     assert re.search(r"Captured cppoold stderr call -+\n(.*\n)*?the last words", text)
     assert re.search(r"Captured cppool diagnosis call -+\nin its last .* of CPU; its threads: ", text)
     assert f"repeat: cppool run --world-size 4 --daemon {FAKE} --param do=die\n" in text
