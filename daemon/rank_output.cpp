@@ -94,11 +94,12 @@ struct RankThread {
   std::array<LabelledOutput, 2> outputs;
 };
 
-std::mutex mutex;  // held while a line is written: it is in one piece, however long
-auto& threads =
-    *new std::set<RankThread*>;  // under `mutex`. Never destroyed: detached threads write to the end
-pthread_key_t
-    this_thread;  // its RankThread. A key's destructor runs after those of thread_local objects, which may write
+// Held while a line is written, so that it is in one piece, however long it is.
+std::mutex mutex;
+// Under `mutex`. Never destroyed: threads may write until the process ends.
+auto& threads = *new std::set<RankThread*>;
+// The RankThread of each thread. A key's destructor runs after those of thread_local objects, which may write, too.
+pthread_key_t this_thread;
 
 void EndThread(void* ended) {
   const std::unique_ptr<RankThread> thread(static_cast<RankThread*>(ended));
@@ -158,7 +159,7 @@ void LabelRankOutput() {
   std::FILE* const out = OpenStream(STDOUT_FILENO);
   std::FILE* const err = OpenStream(STDERR_FILENO);
   if (pthread_key_create(&this_thread, EndThread) != 0) throw std::bad_alloc();
-  // A thread that a child does not have may have had the lock. To wait for it before the fork could deadlock with fflush(NULL).
+  // The lock may be held by a thread that a child does not have. To wait for it before the fork could deadlock with fflush(NULL).
   pthread_atfork(nullptr, nullptr, [] { new (&mutex) std::mutex; });
   std::fflush(stdout);
   stdout = out;  // variables, says glibc's manual
