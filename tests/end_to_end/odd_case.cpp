@@ -35,9 +35,9 @@ namespace {
 
 const cppool_parameter kParameters[] = {
     {"action", CPPOOL_TYPE_STRING, ODD_DEFAULT,
-     "[\"pass\", \"noise\", \"talk\", \"sleep\", \"throw\", \"throw alone\", \"steal\", \"wait\", \"leak\", "
-     "\"spin\", \"deaf\", \"recv\", \"stream\", \"alone\", \"open_group\", "
-     "\"crash\", \"crash on stream\", \"overflow\", \"abort\", \"exit\"]",
+     "[\"pass\", \"noise\", \"talk\", \"fork\", \"sleep\", \"throw\", \"throw alone\", "
+     "\"steal\", \"wait\", \"leak\", \"spin\", \"deaf\", \"recv\", \"stream\", \"alone\", "
+     "\"open_group\", \"crash\", \"crash on stream\", \"overflow\", \"abort\", \"exit\"]",
      0, 0, 0, "what to do"},
     {"rank", CPPOOL_TYPE_INTEGER, "0", nullptr, 0, 63, 0,
      "the rank that does it; the other ranks wait for it"},
@@ -137,7 +137,7 @@ cppool_status SendInOpenGroup(cppool_runtime* rt) {
 }
 
 // Writes in every way that a rank can, in lines and in parts of lines.
-cppool_status Talk(cppool_runtime* rt) {
+void Talk(cppool_runtime* rt) {
   for (int i = 0; i < 100; ++i) {
     std::printf("printf %d\n", i);
     std::fprintf(stderr, "stderr ");
@@ -157,17 +157,17 @@ cppool_status Talk(cppool_runtime* rt) {
   std::fwrite(much.data(), 1, much.size(), stdout);
   std::printf("\n");
   std::fprintf(stderr, "%s\n", much.substr(0, 4095).c_str());
-  // While no other rank writes: a child has what a thread of its parent is writing, and may write it, too.
-  cppool_status status = AllReduce(rt);
-  if (const pid_t child = rt->rank == 0 ? fork() : -1; child == 0) {
+  std::cout << "not ended";
+}
+
+// While no other rank writes: a child has what a thread of its parent is writing, and may write it, too.
+void TalkInChild() {
+  const pid_t child = fork();
+  if (child == 0) {
     std::puts("a child");
     _exit(0);
-  } else if (child > 0) {
-    waitpid(child, nullptr, 0);
   }
-  if (status == CPPOOL_OK) status = AllReduce(rt);
-  std::cout << "not ended";
-  return status;
+  waitpid(child, nullptr, 0);
 }
 
 cppool_status Run(cppool_case_context* c) {
@@ -184,7 +184,7 @@ cppool_status Run(cppool_case_context* c) {
     std::cout << "soon throw alone";
     SleepForEver();
   }
-  if (std::strcmp(action, "talk") == 0) return Talk(rt);
+  if (std::strcmp(action, "talk") == 0) Talk(rt);
   if (rt->rank == c->integer(c, "rank")) {
     if (std::strcmp(action, "noise") == 0) {
       std::printf("noise by printf\n");
@@ -208,6 +208,7 @@ cppool_status Run(cppool_case_context* c) {
     }
     for (const char* end : {"crash", "crash on stream", "overflow", "abort", "exit"})
       if (std::strcmp(action, end) == 0) return Crash(rt, action);
+    if (std::strcmp(action, "fork") == 0) TalkInChild();
     if (std::strcmp(action, "throw") == 0) throw std::runtime_error("thrown on purpose");
     if (std::strcmp(action, "steal") == 0) {
       char byte;
