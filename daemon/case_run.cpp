@@ -7,6 +7,7 @@
 
 #include "daemon/failure_kind.h"
 #include "daemon/log.h"
+#include "daemon/rank_output.h"
 #include "daemon/soundness.h"
 #include "kernels/error.h"
 
@@ -109,6 +110,7 @@ void CaseRun::RunRank(int index) {
     Fail(index, {CPPOOL_INTERNAL, error.what()});
   }
   if (host) TakeTrace(index);
+  EndLines(index);
   if (InOrder(rank))
     world_.backend().Finished(index);  // the ranks that wait for a failed one are released by Abort instead
   const std::lock_guard lock(mutex_);
