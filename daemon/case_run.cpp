@@ -7,6 +7,7 @@
 
 #include "daemon/failure_kind.h"
 #include "daemon/log.h"
+#include "daemon/rank_output.h"
 #include "daemon/soundness.h"
 #include "kernels/error.h"
 
@@ -109,6 +110,7 @@ void CaseRun::RunRank(int index) {
     Fail(index, {CPPOOL_INTERNAL, error.what()});
   }
   if (host) TakeTrace(index);
+  EndLines(index);
   if (InOrder(rank))
     world_.backend().Finished(index);  // the ranks that wait for a failed one are released by Abort instead
   const std::lock_guard lock(mutex_);
@@ -339,6 +341,7 @@ void CaseRun::Judge(RunResult& result) const {
                    (failed_check->max_abs_err <= failed_check->tolerance ? " (holds: see rel_err)" : "") +
                    " (" + std::to_string(failed) + " of " + std::to_string(result.checks.size()) +
                    " checks do not hold)";
+    if (cause && cause->failure.status == CPPOOL_MISMATCH) result.error += ": " + cause->failure.text;
     result.failure = protocol::Failure{FailureKind::kMismatch, failed_check->rank, "", result.error};
   } else if (cause) {
     const FailureKind kind = ToFailureKind(cause->failure.status);

@@ -30,6 +30,7 @@
 #include "daemon/log.h"
 #include "daemon/options.h"
 #include "daemon/process.h"
+#include "daemon/rank_output.h"
 #include "daemon/request_reader.h"
 #include "daemon/start_error.h"
 #include "daemon/stdout_channel.h"
@@ -198,6 +199,7 @@ class Daemon {
     try {
       const CrashReporter reporter(
           [](std::string_view line) {
+            EndAllLines();
             [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
           },
           {[&](pid_t thread) { return dispatcher.PlaceOf(thread); },
@@ -230,6 +232,7 @@ class Daemon {
       if (!answer) {
         while (true) pause();  // the watchdog answers and ends the process
       }
+      if (answer->fatal) EndAllLines();  // of ranks that did not return
       // _exit, since destructors would wait for ranks that may be stuck.
       if (!answers_.Write(answer->text)) {
         spdlog::error("nobody reads stdout, an answer could not be written: this daemon ends");
@@ -247,6 +250,7 @@ class Daemon {
 
   // On the watchdog's thread. Must not wait for anything that may be stuck.
   void AnswerTimeout() {
+    EndAllLines();
     answers_.Write(dispatcher_.load()->TimeoutAnswer(), Clock::now() + kLastAnswerLimit);
     _exit(kCannotGoOn);
   }
@@ -304,6 +308,7 @@ int main(int argc, char** argv) {
     }
     if (!parsed.options) throw StartError(parsed.text);
     SetUpLog(parsed.options->log_level);
+    LabelRankOutput();  // after the log has its stream: its lines name the rank themselves
     return Daemon(std::move(*parsed.options), std::move(answers), started, spawn_ms, start).Run();
   } catch (const std::exception& error) {
     EndUnstarted(start, error);

@@ -35,6 +35,17 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
+inline void WriteFile(const std::string& name, const std::string& bytes) {
+  std::ofstream(name, std::ios::binary) << bytes;
+}
+
+// `text` with `by` in place of the first `part`, which it must have.
+inline std::string Replaced(std::string text, const std::string& part, const std::string& by) {
+  const auto at = text.find(part);
+  if (at == std::string::npos) throw std::runtime_error("there is no " + part);
+  return text.replace(at, part.size(), by);
+}
+
 // The bytes of a file; empty if it cannot be read.
 inline std::string ReadFile(const std::string& name) {
   std::ifstream file(name, std::ios::binary);

@@ -124,6 +124,7 @@ class Bench {
       auto made = MakeLibraries(
           {}, kernels, [&] { return runner_.Hello(world_size); }, streams_.err, false);
       if (!made) return false;
+      runner_.NameSources(made->sources);
       compiled_.push_back(std::move(made->kernels));
     }
     return true;

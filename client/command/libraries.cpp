@@ -1,5 +1,6 @@
 #include "client/command/libraries.h"
 
+#include <filesystem>
 #include <optional>
 #include <utility>
 
@@ -28,10 +29,12 @@ class Maker {
     const Compiled compiled = Compile(file, options);
     messages_ << compiled.output << std::flush;
     watched.insert(watched.end(), compiled.included.begin(), compiled.included.end());
+    sources[std::filesystem::absolute(compiled.library).string()] = file;  // as the daemon gets it
     return compiled.library;
   }
 
   std::vector<std::string> watched;
+  Sources sources;
 
  private:
   const std::function<Json()>& hello_;
@@ -41,6 +44,18 @@ class Maker {
 };
 
 }  // namespace
+
+std::string NameSources(std::string text, const Sources& sources) {
+  for (const auto& [library, source] : sources) {
+    std::string name = source + " (compiled to " + library + ")";
+    for (std::size_t at = 0; (at = text.find(library, at)) != std::string::npos;) {
+      text.replace(at, library.size(), name);
+      at += name.size();
+      name = source;
+    }
+  }
+  return text;
+}
 
 std::optional<Libraries> MakeLibraries(const std::vector<std::string>& load, const std::string& kernels,
                                        const std::function<Json()>& hello, std::ostream& messages,
@@ -53,6 +68,7 @@ std::optional<Libraries> MakeLibraries(const std::vector<std::string>& load, con
   if (!words.path.empty())
     libraries.kernels = maker.Make(words.path) + (words.name.empty() ? "" : "," + words.name);
   libraries.watched = std::move(maker.watched);
+  libraries.sources = std::move(maker.sources);
   return libraries;
 } catch (const CompileError& error) {
   messages << "cppool: " << error.what() << "\n";

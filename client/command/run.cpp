@@ -186,6 +186,7 @@ class Rounds {
         streams_.err, arguments_.verbose);
     if (!libraries) return kFailure;
     if (watch) watch->Add(libraries->watched);
+    runner_.NameSources(libraries->sources);
     options.load = std::move(libraries->load);
     options.kernels = std::move(libraries->kernels);
     Run run(arguments_, std::move(options), cells_, runner_, output_, streams_);

@@ -96,9 +96,21 @@ Outcome CellRunner::Ask(const Cell& cell, RunOptions options, Question question)
       if (error.attempts() == 1) outcome = std::move(not_started);  // else the case ran, and its daemon died
     }
   }
+  NameSources(outcome);
   outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   StartNext(outcome.seconds);
   return outcome;
+}
+
+void CellRunner::NameSources(Outcome& outcome) const {
+  const auto name = [this](std::string& text) { text = command::NameSources(std::move(text), sources_); };
+  name(outcome.error);
+  if (outcome.crash) name(outcome.crash->error);
+  if (!outcome.result) return;
+  name(outcome.result->error);
+  if (outcome.result->failure) name(outcome.result->failure->detail);
+  for (Rank& rank : outcome.result->ranks) name(rank.error);
+  for (std::string& warning : outcome.result->warnings) name(warning);
 }
 
 const Json& CellRunner::Hello(int world_size) {

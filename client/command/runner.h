@@ -15,6 +15,7 @@
 #include "client/command/case_output.h"
 #include "client/command/cell.h"
 #include "client/command/diagnose.h"
+#include "client/command/libraries.h"
 
 namespace cppool::command {
 
@@ -57,6 +58,8 @@ class CellRunner {
   Outcome Run(const Cell& cell, const RunOptions& options);
   // The answer to `hello` of a daemon of this world size, which is started if there is none. Throws PoolError.
   const Json& Hello(int world_size);
+  // Outcomes name these sources in place of the libraries that they became.
+  void NameSources(const Sources& sources) { sources_.insert(sources.begin(), sources.end()); }
   // Daemons that could not start are started again when they are needed.
   void ForgetFailedStarts() { not_started_.clear(); }
 
@@ -76,6 +79,7 @@ class CellRunner {
   Outcome Ask(const Cell& cell, RunOptions options, Question question);
   Pool& At(int world_size);
   Pool& PoolOf(int world_size);  // ends the daemons of others, unless they are kept
+  void NameSources(Outcome& outcome) const;
   Outcome NotStarted(const Cell& cell, const PoolError& error);
   void Stop(int world_size);
   Result AskPool(Pool& pool, const Cell& cell, const RunOptions& options, Question question);
@@ -91,6 +95,7 @@ class CellRunner {
   std::vector<Cell> before_;                    // what a daemon had run before the latest cell
   std::map<int, Outcome> not_started_;          // by world size: the outcome of its further cells
   std::map<int, Json> worlds_;
+  Sources sources_;
 
   std::deque<int> upcoming_;   // the world sizes of the cells to come
   double seconds_ = 0;         // of the cells of this world size so far

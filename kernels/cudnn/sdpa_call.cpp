@@ -90,9 +90,8 @@ std::optional<std::string> ReadCall(const cppool_attention_call& call, SdpaCall&
   if (tensors->bias) named.push_back({"bias", tensors->bias, &to.bias});
   to.fp8 = call.p_scale != 0;
   if (to.fp8 && to.backward)
-    return "cuDNN's backward pass in fp8 computes delta and always rounds dS; here delta is given, and dS is "
-           "not "
-           "rounded in the step that finds its scale";
+    return "cuDNN's backward pass in fp8 computes delta and always rounds dS; here delta is given, and the "
+           "step that finds dS's scale does not round it";
   if (to.backward) {
     named.insert(named.end(), {{"dout", tensors->dout, &to.dout},
                                {"dq", tensors->dq, &to.dq},

@@ -353,7 +353,8 @@ std::unique_ptr<fe::graph::Graph> StatsGraph(const TensorForm& form, int compute
 }
 
 // Makes the graph's plan and returns the bytes of its workspace.
-std::size_t BuildPlan(fe::graph::Graph& graph, cudnnHandle_t cudnn) {
+std::size_t BuildPlan(fe::graph::Graph& graph, const Handle& handle) {
+  const auto cudnn = static_cast<cudnnHandle_t>(handle.get());
   Check(graph.validate());
   Check(graph.build_operation_graph(cudnn));
   Check(graph.create_execution_plans({fe::HeurMode_t::A}));
@@ -361,9 +362,8 @@ std::size_t BuildPlan(fe::graph::Graph& graph, cudnnHandle_t cudnn) {
   Check(graph.build_plans());
   std::int64_t bytes = 0;
   Check(graph.get_workspace_size(bytes));
-  // Captures a run on a stream of its own and throws it away, which loads the kernels without running them. Where that
-  // fails the first run loads them.
-  Check(fe::detail::set_stream(cudnn, nullptr), "cudnnSetStream");
+  // Captures a run and throws it away, which loads the kernels without running them. Where that fails the first run loads them.
+  Check(fe::detail::set_stream(cudnn, static_cast<cudaStream_t>(handle.plan_stream())), "cudnnSetStream");
   (void)graph.warmup(cudnn);
   return static_cast<std::size_t>(bytes);
 }
@@ -391,6 +391,13 @@ Handle::Handle() {
   cudnnHandle_t handle = nullptr;
   Check(fe::detail::create_handle(&handle), "cudnnCreate");
   handle_ = handle;
+  // Not the default stream: no thread may name that while a stream that waits for it is captured, and ranks make plans at once.
+  const auto create = reinterpret_cast<decltype(&cudaStreamCreateWithFlags)>(
+      fe::detail::get_cuda_symbol(fe::detail::CudaLibrary::CUDART, "cudaStreamCreateWithFlags"));
+  cudaStream_t stream = nullptr;
+  if (const cudaError_t error = create(&stream, cudaStreamNonBlocking); error != cudaSuccess)
+    throw Error(CPPOOL_CUDA, "cudaStreamCreateWithFlags: error " + std::to_string(error));
+  plan_stream_ = stream;
 }
 
 struct SdpaGraph::State {
@@ -417,11 +424,10 @@ std::optional<std::string> SdpaGraph::Refusal(const SdpaCall& call, int compute_
 SdpaGraph::SdpaGraph(const SdpaCall& call, int compute_capability, const Handle& handle)
     : state_(new State{call, Builder(call, compute_capability).Take(), nullptr, 0, 0, 0}) {
   if (call.fp8) throw Error(CPPOOL_UNSUPPORTED, kNoFp8);
-  const auto cudnn = static_cast<cudnnHandle_t>(handle.get());
-  state_->workspace_bytes = BuildPlan(*state_->graph, cudnn);
+  state_->workspace_bytes = BuildPlan(*state_->graph, handle);
   if (!call.max_logit) return;
   state_->stats_graph = StatsGraph(call.stats, compute_capability);
-  const std::size_t bytes = BuildPlan(*state_->stats_graph, cudnn);
+  const std::size_t bytes = BuildPlan(*state_->stats_graph, handle);
   state_->sum_exp_offset = RoundUp(state_->workspace_bytes);
   state_->stats_offset =
       state_->sum_exp_offset + RoundUp(static_cast<std::size_t>(Count(call.stats)) * sizeof(float));

@@ -36,9 +36,11 @@ class Handle {
   Handle& operator=(const Handle&) = delete;
   ~Handle() = delete;  // cudnnDestroy waits for the device: handles live as long as the process
   void* get() const { return handle_; }
+  void* plan_stream() const { return plan_stream_; }  // a cudaStream_t on which plans are tried out
 
  private:
   void* handle_ = nullptr;
+  void* plan_stream_ = nullptr;
 };
 
 // One call as a graph with its plan.

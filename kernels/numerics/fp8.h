@@ -74,7 +74,8 @@ CPPOOL_HOST_DEVICE inline float E5M2ToFloat(std::uint8_t bits) {
   const std::uint32_t magnitude = bits & 0x7fu;
   const float value = fp8_detail::FromBits(magnitude << 21) * 0x1p112f;
   const std::uint32_t finite = fp8_detail::BitsOf(value);
-  const std::uint32_t special = 0x7f800000u | (magnitude & 3u) << 21;
+  const std::uint32_t quiet = magnitude > 0x7cu ? 0x00400000u : 0;  // NaN, as any product has it
+  const std::uint32_t special = 0x7f800000u | quiet | (magnitude & 3u) << 21;
   const std::uint32_t result = magnitude >= 0x7cu ? special : finite;
   return fp8_detail::FromBits(result | std::uint32_t{bits & 0x80u} << 24);
 }

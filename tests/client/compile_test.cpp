@@ -12,9 +12,9 @@
 #include <thread>
 
 #include "client/command/watch.h"
-#include "client/src/process.h"
 #include "tests/catch.h"
 #include "tests/child.h"
+#include "tests/client/watched_run.h"
 #include "tests/environment.h"
 #include "tests/files.h"
 
@@ -45,7 +45,7 @@ const cppool_case* const* cppool_cases(void) {
 
 bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-void Write(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+void Write(const fs::path& path, const std::string& text) { WriteFile(path.string(), text); }
 
 void WriteProgram(const fs::path& path, const std::string& text) {
   Write(path, "#!/bin/sh\n" + text);
@@ -275,64 +275,18 @@ TEST_CASE("a save is noticed, however it is made, and nothing else is") {
   CHECK(watch.Wait() == file);
 }
 
-namespace {
-
-// What the command writes to both streams, until it has `part`; all of it when it does not come.
-class Reader {
- public:
-  explicit Reader(client::Process& process) : process_(process), errors_(process.TakeErrors()) {}
-  bool ReadUntil(const std::string& part) {
-    const auto until = client::Clock::now() + 60s;
-    while (!Has(text_, part) && client::Clock::now() < until) {
-      pollfd fds[2] = {{process_.output(), POLLIN, 0}, {errors_.get(), POLLIN, 0}};
-      poll(fds, 2, 100);
-      for (const pollfd& fd : fds) {
-        char buffer[4096];
-        const ssize_t count = fd.revents != 0 ? read(fd.fd, buffer, sizeof buffer) : 0;
-        if (count > 0) text_.append(buffer, static_cast<std::size_t>(count));
-      }
-    }
-    const auto at = text_.find(part);
-    seen_ += at == std::string::npos ? text_ : text_.substr(0, at + part.size());
-    text_.erase(0, at == std::string::npos ? at : at + part.size());
-    return at != std::string::npos;
-  }
-  const std::string& seen() const { return seen_; }
-
- private:
-  client::Process& process_;
-  protocol::UniqueFd errors_;
-  std::string text_, seen_;
-};
-
-}  // namespace
-
 TEST_CASE(
     "run --watch runs the same again at each save, in the same warm pool, and survives what does not "
     "compile") {
   const Sources sources;
   const std::string source = sources.folder.File("mine.cpp");
-  const auto process = client::Process::Spawn(
-      {CPPOOL_COMMAND,
-       {"run", "--watch", "--verbose", "--load", source, "--case", "mine", "--backend", "host"},
-       {}});
-  Reader reader(*process);
-  const bool first = reader.ReadUntil("1 passed, 0 failed, 0 skipped") &&
-                     reader.ReadUntil("waiting for a save of " + source);
-  INFO(reader.seen());
-  REQUIRE(first);
-  CHECK(Has(reader.seen(), " -shared "));  // the command of the compiler
-  Write(source, "int main( {\n");
-  CHECK(reader.ReadUntil(source + ": does not compile"));
-  CHECK(reader.ReadUntil("waiting for a save"));
-  Write(source, kCase);
-  CHECK(reader.ReadUntil("1 passed, 0 failed, 0 skipped"));
-  CHECK(reader.ReadUntil("waiting for a save"));
+  WatchedRun run({"--load", source, "--case", "mine", "--backend", "host"});
+  CheckWatchRounds(run, source, Replaced(kCase, "0, 0, 0, 1, 0};", "0, 0, 0, 0, 0};"));
   sources.SetVersion("version 2");  // an included file
-  CHECK(reader.ReadUntil("version.h was saved"));
-  CHECK(reader.ReadUntil("1 passed, 0 failed, 0 skipped"));
-  INFO(reader.seen());
-  CHECK(process->Terminate(5s, 5s));
+  CHECK(run.ReadUntil("version.h was saved"));
+  CHECK(run.ReadUntil("1 passed, 0 failed, 0 skipped"));
+  INFO(run.seen());
+  CHECK(run.End());
 }
 
 TEST_CASE("bench compiles the sources among its kernels, and times nothing when one does not compile") {
@@ -352,6 +306,34 @@ TEST_CASE("bench compiles the sources among its kernels, and times nothing when 
   const Child refused = RunChild(bench + "'" + source + "' 2>&1");
   CHECK(refused.exit_code == 1);
   CHECK(Has(refused.output, source + ": does not compile"));
+}
+
+TEST_CASE("an error about a compiled source names the source first: in run, in its JSON and in bench") {
+  const Sources sources;
+  const std::string source = sources.folder.File("mine.c");
+  fs::copy_file(CPPOOL_CRASHING_KERNEL, source);
+  const auto call = [&](const std::string& subcommand) {
+    return RunChild("'" CPPOOL_COMMAND "' " + subcommand +
+                    " --backend host --world-size 1 --param max_seqlen_q=16 --param is_training=false "
+                    "--kernels '" +
+                    source + "' 2>&1");
+  };
+  const std::string named =
+      source + " (compiled to " + sources.folder.File("cache/compiled/mine-");  // and its digest
+  for (const char* subcommand : {"run", "run --json", "bench"}) {               // there is no answer
+    const Child crashed = call(subcommand);
+    INFO(subcommand << ": " << crashed.output);
+    CHECK(crashed.exit_code != 0);
+    CHECK(Has(crashed.output, "library " + named));
+    CHECK(Has(crashed.output, ".so), stack: CrashForward"));
+  }
+  const Environment renamed("CFLAGS", "-Dcppool_attention=renamed");
+  for (const char* subcommand : {"run", "run --json", "run --list", "bench"}) {  // the answer is an error
+    const Child refused = call(subcommand);
+    INFO(subcommand << ": " << refused.output);
+    CHECK(Has(refused.output, "kernels of " + named));
+    CHECK(Has(refused.output, ".so): it exports no function cppool_attention"));
+  }
 }
 
 TEST_CASE("run says that it compiles a source, with --verbose how, and nothing when it need not") {

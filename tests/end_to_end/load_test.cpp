@@ -15,6 +15,7 @@
 
 #include "tests/catch.h"
 #include "tests/end_to_end/daemon_process.h"
+#include "tests/end_to_end/replacement.h"
 #include "tests/environment.h"
 #include "tests/files.h"
 
@@ -46,12 +47,6 @@ std::string DocOfOdd(const Json& list) {
 
 void Write(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
-}
-
-std::string Replaced(std::string text, const std::string& part, const std::string& by) {
-  const auto at = text.find(part);
-  REQUIRE(at != std::string::npos);
-  return text.replace(at, part.size(), by);
 }
 
 // The end that a run of the case odd has by itself, and the next one's.
@@ -317,28 +312,12 @@ TEST_CASE("a crash of a built-in case is told the same way") {
 }
 
 TEST_CASE("a daemon that has loaded as many libraries as it may is replaced, and no call fails") {
-  const Cache cache;
-  std::string log;
-  PoolOptions options = HostPool();
-  options.log = [&](std::string_view line) { log += std::string(line) + "\n"; };
-  Pool pool(options);
-  const std::string bytes = ReadFile(CPPOOL_ODD_CASE), file = cache.folder.File("mine.so");
-  const Json first = pool.Hello().at("pid");
-  RunOptions run;
-  run.case_name = "odd";
-  run.load = {file};
-  std::size_t announced = 0;
-  for (std::size_t i = 1; announced == 0 && i <= 100; ++i) {
-    Write(file, bytes + std::to_string(i));  // what lies behind the end of a library is not read
-    const Result result = pool.Run({}, run);
-    CHECK(result.status == Status::kPassed);
-    CHECK(result.attempts == 1);
-    if (result.json.contains("respawn")) announced = i;
-  }
-  CHECK(announced == 64);
-  CHECK(Has(log, "the daemon is replaced: 64 libraries are loaded, as many as may be"));
-  CHECK(pool.Run({}, run).status == Status::kPassed);
-  CHECK(pool.Hello().at("pid") != first);
+  CheckReplacement(HostPool(), CPPOOL_ODD_CASE, [](Pool& pool, const std::string& file) {
+    RunOptions run;
+    run.case_name = "odd";
+    run.load = {file};
+    return pool.Run({}, run);
+  });
 }
 
 TEST_CASE("a daemon that is not replaced answers on, and loads no further library") {

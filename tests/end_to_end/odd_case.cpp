@@ -2,6 +2,7 @@
 #include <cppool/case.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -12,6 +13,7 @@
 #include <iostream>
 #include <iterator>
 #include <stdexcept>
+#include <string>
 #include <thread>
 
 #ifndef ODD_ABI
@@ -33,9 +35,9 @@ namespace {
 
 const cppool_parameter kParameters[] = {
     {"action", CPPOOL_TYPE_STRING, ODD_DEFAULT,
-     "[\"pass\", \"noise\", \"sleep\", \"throw\", \"steal\", \"wait\", \"leak\", "
-     "\"spin\", \"deaf\", \"recv\", \"stream\", \"alone\", \"open_group\", "
-     "\"crash\", \"crash on stream\", \"overflow\", \"abort\", \"exit\"]",
+     "[\"pass\", \"noise\", \"talk\", \"fork\", \"sleep\", \"throw\", \"throw alone\", "
+     "\"steal\", \"wait\", \"leak\", \"spin\", \"deaf\", \"recv\", \"stream\", \"alone\", "
+     "\"open_group\", \"crash\", \"crash on stream\", \"overflow\", \"abort\", \"exit\"]",
      0, 0, 0, "what to do"},
     {"rank", CPPOOL_TYPE_INTEGER, "0", nullptr, 0, 63, 0,
      "the rank that does it; the other ranks wait for it"},
@@ -90,6 +92,7 @@ __attribute__((noinline)) int Overflow(volatile int* outer, long left) {
 // Each of these ends the process.
 __attribute__((noinline)) cppool_status Crash(cppool_runtime* rt, const char* action) {
   cppool_status status = rt->mark(rt, rt->stream, "the end");
+  std::cout << "soon " << action;
   if (std::strcmp(action, "crash") == 0) WriteNowhere();
   if (std::strcmp(action, "abort") == 0) std::abort();
   if (std::strcmp(action, "exit") == 0) std::exit(42);
@@ -133,6 +136,40 @@ cppool_status SendInOpenGroup(cppool_runtime* rt) {
   return status;
 }
 
+// Writes in every way that a rank can, in lines and in parts of lines.
+void Talk(cppool_runtime* rt) {
+  for (int i = 0; i < 100; ++i) {
+    std::printf("printf %d\n", i);
+    std::fprintf(stderr, "stderr ");
+    std::cout << "cout " << i << std::endl;
+    std::cerr << "cerr " << i;
+    std::fputs(" and stderr\n", stderr);
+    std::clog << "clog " << i << "\n";
+    std::puts("puts");
+    for (const char c : std::string("putchar\n")) std::putchar(c);
+  }
+  std::fprintf(stderr, "[rank %d] with a label of its own\n", rt->rank + 100);
+  std::thread([] { std::cout << "a thread" << std::flush; }).join();
+  rt->enqueue(
+      rt, rt->stream, [](void*) { std::cerr << "a stream" << std::flush; }, nullptr);
+  rt->stream_synchronize(rt, rt->stream);
+  const std::string much(std::size_t{1} << 20, 'x');
+  std::fwrite(much.data(), 1, much.size(), stdout);
+  std::printf("\n");
+  std::fprintf(stderr, "%s\n", much.substr(0, 4095).c_str());
+  std::cout << "not ended";
+}
+
+// While no other rank writes: a child has what a thread of its parent is writing, and may write it, too.
+void TalkInChild() {
+  const pid_t child = fork();
+  if (child == 0) {
+    std::puts("a child");
+    _exit(0);
+  }
+  waitpid(child, nullptr, 0);
+}
+
 cppool_status Run(cppool_case_context* c) {
   const char* action = c->string(c, "action");
   cppool_runtime* rt = c->runtime;
@@ -142,6 +179,12 @@ cppool_status Run(cppool_case_context* c) {
   }
   if (std::strcmp(action, "open_group") == 0)
     return rt->rank == c->integer(c, "rank") ? SendInOpenGroup(rt) : CPPOOL_OK;
+  if (std::strcmp(action, "throw alone") == 0) {  // the other ranks throw, and this one never returns
+    if (rt->rank != c->integer(c, "rank")) throw std::runtime_error("thrown on purpose");
+    std::cout << "soon throw alone";
+    SleepForEver();
+  }
+  if (std::strcmp(action, "talk") == 0) Talk(rt);
   if (rt->rank == c->integer(c, "rank")) {
     if (std::strcmp(action, "noise") == 0) {
       std::printf("noise by printf\n");
@@ -152,7 +195,10 @@ cppool_status Run(cppool_case_context* c) {
       if (write(2, "asleep\n", 7) != 7) return CPPOOL_INTERNAL;
       std::this_thread::sleep_for(std::chrono::minutes(10));
     }
-    if (std::strcmp(action, "spin") == 0) SpinForEver();
+    if (std::strcmp(action, "spin") == 0) {
+      std::cout << "soon spin";
+      SpinForEver();
+    }
     if (std::strcmp(action, "deaf") == 0) SleepDeaf();
     if (std::strcmp(action, "recv") == 0) return ReceiveNothing(rt);
     if (std::strcmp(action, "stream") == 0) {
@@ -162,6 +208,7 @@ cppool_status Run(cppool_case_context* c) {
     }
     for (const char* end : {"crash", "crash on stream", "overflow", "abort", "exit"})
       if (std::strcmp(action, end) == 0) return Crash(rt, action);
+    if (std::strcmp(action, "fork") == 0) TalkInChild();
     if (std::strcmp(action, "throw") == 0) throw std::runtime_error("thrown on purpose");
     if (std::strcmp(action, "steal") == 0) {
       char byte;

@@ -215,8 +215,7 @@ class CppoolFixture(Pools):
                       if rank.extra.get("stack")]
             if stacks:
                 self._section("cppool diagnosis", result.error + "\n" + "\n".join(stacks))
-            if result.status == "error":
-                self._section("cppoold stderr", pool.stderr_tail())
+            self._section("cppoold stderr", pool.stderr_tail())
 
     def _properties(self, properties: Mapping[str, Any]) -> None:
         """For JUnit and other reports: "cppool.status", and "cppool.2.status" of a test's second case."""

@@ -118,8 +118,9 @@ Comparison Compare(const Got& got, const Wanted& wanted, std::size_t count, doub
   return result;
 }
 
-// Writes the line "[rank 1] TEXT" to stderr, in one piece, so that the lines of several ranks do not mix. TEXT as for printf; what is
-// longer than a line of 4 KiB is cut off. The command shows it for a case that fails, and with --verbose.
+// Writes the line "[rank 1] TEXT" to stderr in one piece. TEXT as for printf; what is longer than a line of 4 KiB is cut off. In the
+// daemon the lines of printf and iostreams begin with the rank, too; this takes it from `rt`, and so is right on a thread that ranks
+// share, and in other processes. The command shows it for a case that fails, and with --verbose.
 __attribute__((format(printf, 2, 3))) inline void Print(const cppool_runtime* rt, const char* format, ...) {
   char line[4096];
   int size = std::snprintf(line, sizeof(line), "[rank %d] ", rt->rank);

@@ -57,6 +57,25 @@ const char* KernelTrial::NameOf(Kind kind) {
   throw RuntimeError(CPPOOL_INTERNAL, "no such trial");
 }
 
+void KernelTrial::ResultsDiffer() {
+  differences_ += differences_.empty() ? "kernel " + kernel_ + ": its results differ when " : "; when ";
+  switch (kind_) {
+    case Kind::kStrides:
+      differences_ +=
+          "its rows lie 64 bytes apart and its workspace holds zeros: it must use the strides of each tensor";
+      return;
+    case Kind::kWorkspace:
+      differences_ +=
+          "its workspace holds NaN: it must write its workspace before it reads it, in every call";
+      return;
+    case Kind::kLateInputs:
+      differences_ +=
+          "its inputs are written right before the call, by a slow kernel on the same stream: it must wait "
+          "for the work on its stream before it reads them";
+      return;
+  }
+}
+
 KernelTrial::Arrangement KernelTrial::Arrange(const std::vector<TrialTensor>& tensors,
                                               std::size_t workspace_bytes) {
   Arrangement arranged;
@@ -71,6 +90,7 @@ KernelTrial::Arrangement KernelTrial::Arrange(const std::vector<TrialTensor>& te
 }
 
 void KernelTrial::Run(const TrialCall& call, cppool_stream stream) {
+  kernel_ = call.kernel;
   const bool strided = kind_ == Kind::kStrides && call.run_strided;
   Arrangement arranged = Arrange(strided ? call.strided_tensors : call.tensors, call.workspace_bytes);
   const std::int64_t widest = WidestRow(call.tensors);
@@ -101,6 +121,8 @@ void KernelTrial::Run(const TrialCall& call, cppool_stream stream) {
   void* const workspace = call.workspace_bytes > 0 ? arena_.at(arranged.workspace) : nullptr;
   const auto run = [&] { (strided ? call.run_strided : call.run)(data, workspace); };
   if (kind_ == Kind::kLateInputs) {  // nothing comes between the inputs and the call
+    // A kernel that does not wait must find NaN, and not the same inputs of an earlier trial.
+    Check(rt_, rt_->stream_synchronize(rt_, stream));
     CopyAll(inputs, kDelay, stream);
     run();
     CopyAll(outputs, {}, stream);
@@ -119,7 +141,7 @@ void KernelTrial::Run(const TrialCall& call, cppool_stream stream) {
   fill(workspace, content, call.workspace_bytes);
   kernels_.Digest(arena_.get(), arranged.bytes, after, stream);
   Check(rt_, rt_->stream_synchronize(rt_, stream));
-  if (*before != *after && finding_.empty()) finding_ = Locate(call, arranged, call.tensors, stream);
+  if (*before != *after && write_.empty()) write_ = Locate(call, arranged, call.tensors, stream);
 }
 
 void KernelTrial::CopyAll(const std::vector<RowsCopy>& copies, std::chrono::nanoseconds delay,

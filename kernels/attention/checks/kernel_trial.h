@@ -31,8 +31,11 @@ class KernelTrial : public CallTrial {
 
   void Begin(Kind kind) { kind_ = kind; }
   void Run(const TrialCall& call, cppool_stream stream) override;
-  // The first write beyond the tensors; empty: there was none.
-  const std::string& finding() const { return finding_; }
+  // The results of the trial that began last are not those of the run. Once for each trial.
+  void ResultsDiffer();
+  // The first write beyond the tensors; without one, the trials in which results differed, and what the kernel must do.
+  // Empty: there was nothing.
+  const std::string& finding() const { return write_.empty() ? differences_ : write_; }
 
  private:
   struct Place {  // of a tensor in the arena
@@ -53,7 +56,8 @@ class KernelTrial : public CallTrial {
   CheckKernels& kernels_;
   Kind kind_ = Kind::kStrides;
   Buffer arena_, blank_;
-  std::string finding_;
+  std::string kernel_;  // of the last call
+  std::string write_, differences_;
 };
 
 }  // namespace cppool::kernels

@@ -118,8 +118,8 @@ class AttentionRun {
     }
   }
 
-  // Under each trial the results are what they were, as near as two right ones are. Returns what a trial has found beside
-  // that. The results of the iterations are there again afterwards.
+  // Under each trial the results are what they were, as near as two right ones are. Returns what trials have found. The
+  // results of the iterations are there again afterwards.
   std::string RunTrials(Schedule& schedule, const TensorSet& local) {
     const auto& outputs = local.outputs();
     std::vector<Buffer> kept;
@@ -138,11 +138,14 @@ class AttentionRun {
       std::vector<const CompareStats*> stats;
       for (std::size_t i = 0; i < outputs.size(); ++i) stats.push_back(Compare(outputs[i], kept[i], results));
       Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
+      bool same = true;
       for (std::size_t i = 0; i < outputs.size(); ++i) {
         const CheckedTensor tensor = KindOf(outputs[i]);
-        report_.Check(tensor, KernelTrial::NameOf(kind),
-                      JudgeNoCp(tensor, JudgedDtype(tensor, spec_.dtypes), gqa(), *stats[i], {}));
+        const Verdict verdict = JudgeNoCp(tensor, JudgedDtype(tensor, spec_.dtypes), gqa(), *stats[i], {});
+        report_.Check(tensor, KernelTrial::NameOf(kind), verdict);
+        same = same && verdict.ok;
       }
+      if (!same) trial.ResultsDiffer();
     }
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       Check(rt_, rt_->copy(rt_, outputs[i].data.get(), kept[i].get(), kept[i].bytes(), rt_->stream));

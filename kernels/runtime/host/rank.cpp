@@ -36,7 +36,7 @@ HostRank::~HostRank() {
 }
 
 std::unique_ptr<HostStream> HostRank::NewStream(int number) {
-  return std::make_unique<HostStream>("r" + std::to_string(rank_) + " stream " + std::to_string(number),
+  return std::make_unique<HostStream>("rank " + std::to_string(rank_) + " stream " + std::to_string(number),
                                       failure_, [this] { world_->bell(rank_).Ring(); });
 }
 
@@ -221,8 +221,8 @@ void HostRank::Free(void* ptr, cppool_stream stream) {
 void HostRank::CheckGuards(const void* ptr, std::size_t bytes) noexcept {
   const std::string damage = DamageAround(ptr, bytes);
   if (damage.empty()) return;
-  failure_.Record({CPPOOL_INTERNAL, "rank " + std::to_string(rank_) + " wrote out of bounds: " + damage +
-                                        " of an allocation of " + std::to_string(bytes) + " bytes"});
+  failure_.Record({CPPOOL_INTERNAL, "wrote out of bounds: " + damage + " of an allocation of " +
+                                        std::to_string(bytes) + " bytes"});
   world_->bell(rank_).Ring();
 }
 

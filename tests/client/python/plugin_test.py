@@ -57,7 +57,7 @@ def test_outcomes(suite):
             cppool.run({"do": "skip"})
             assert False, "not reached"
         def test_fails(cppool):
-            cppool.run({"do": "fail"})
+            cppool.run({"do": "say_and_fail", "text": "its own words\\n"})
         def test_dies(cppool):
             cppool.run({"do": "die"}, world_size=4)
         def test_hangs(cppool):
@@ -70,7 +70,8 @@ def test_outcomes(suite):
     assert re.search(r"SKIPPED .* because of unsupported", text)
     assert "During handling of the above exception" not in text
     assert re.search(r"failed: because of mismatch\n.*dq +oracle +1 +nan", text, re.S) and "1 of 2 checks hold" in text
-    assert f"repeat: cppool run --world-size 2 --daemon {FAKE} --param do=fail\n" in text
+    assert f"repeat: cppool run --world-size 2 --daemon {FAKE} --param do=say_and_fail " in text
+    assert re.search(r"--param do=say_and_fail .*\n-+ Captured cppoold stderr call -+\n(.*\n)*?its own words\n", text)
     assert re.search(r"Captured cppoold stderr call -+\n(.*\n)*?the last words", text)
     assert re.search(r"Captured cppool diagnosis call -+\nin its last .* of CPU; its threads: ", text)
     assert f"repeat: cppool run --world-size 4 --daemon {FAKE} --param do=die\n" in text

@@ -5,6 +5,7 @@ import math
 import os
 import pathlib
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import time
 import pytest
 
 import cppool
-from support import BUILD, FAKE, NAIVE, do, eventually, fake_pool, is_running
+from support import BUILD, FAKE, FAKE_DRIVER, MODULE, NAIVE, do, eventually, fake_pool, is_running
 
 
 def pid_of(pool):
@@ -90,6 +91,14 @@ def test_start_failures():
         fake_pool(arguments=["--start", "start_line"]).hello()
     assert refused.value.start_failure["devices"] == 2 and refused.value.start_failure["kind"] == "out_of_memory"
     assert refused.value.command == ""
+
+
+@pytest.mark.skipif(not os.path.exists(MODULE), reason="a build without CUDA")
+def test_driver_that_is_too_old():
+    with pytest.raises(cppool.PoolError) as refused:
+        cppool.Pool(2, environment={"LD_LIBRARY_PATH": FAKE_DRIVER, "FAKE_CU_VERSION": "9020", "FAKE_CU_COUNT": "2"}).hello()
+    assert refused.value.kind == "start" and refused.value.start_failure["kind"] == "cuda"
+    assert re.search(r"driver is for CUDA 9\.2, and this CUDA module was built with CUDA \d+\.\d+: install ", str(refused.value))
 
 
 @pytest.mark.parametrize("options, words", [

@@ -93,6 +93,9 @@ class RowOracle {
     }
     if (args.dk) std::fill_n(args.dk, n_ * args.dim_qk, 0.0);
     if (args.dv) std::fill_n(args.dv, n_ * args.dim_v, 0.0);
+    // Without queries, too, where there is no dout.
+    if (fp8_ && fp8_->dk_bound) std::fill_n(fp8_->dk_bound, n_ * args.dim_qk, 0.0);
+    if (fp8_ && fp8_->dv_bound) std::fill_n(fp8_->dv_bound, n_ * args.dim_v, 0.0);
     for (std::int64_t j = 0; j < n_ && !v_norms_.empty(); ++j)
       v_norms_[j] = Norm(&v_[j * args.dim_v], args.dim_v);
   }
@@ -143,11 +146,9 @@ class RowOracle {
     }
     if (fp8_->dq_bound || fp8_->dk_bound) v_norms_.resize(n_);
     if (fp8_->dk_bound) {
-      std::fill_n(fp8_->dk_bound, n_ * args_.dim_qk, 0.0);
       largest_ds_.resize(n_);
       sum_q_.resize(k_.size());
     }
-    if (fp8_->dv_bound) std::fill_n(fp8_->dv_bound, n_ * args_.dim_v, 0.0);
   }
 
   // What is added to a bound by the rounding of the result, and by its cast if it has a scale.

@@ -1,5 +1,6 @@
 // Backward attention on Hopper: dk and dv of tiles of keys of one key/value head, and what they add to dq: five products
-// for each pair of a tile and a block of queries (backward_consumer.cuh, backward_dims_consumer.cuh).
+// for each pair of a tile and a block of queries (backward_consumer.cuh, backward_halves_consumer.cuh,
+// backward_dims_consumer.cuh).
 //
 // Tiling (backward_config.h): a block of threads per multiprocessor stays and takes tile after tile; one warp copies
 // (backward_producer.cuh), two warpgroups compute with wgmma, and two threads add to dq (backward_dq.cuh). dk, dv and logits
@@ -12,9 +13,15 @@
 #include "kernels/attention/families/sm90/backward_consumer.cuh"
 #include "kernels/attention/families/sm90/backward_dims_consumer.cuh"
 #include "kernels/attention/families/sm90/backward_dq.cuh"
+#include "kernels/attention/families/sm90/backward_halves_consumer.cuh"
 #include "kernels/attention/families/sm90/backward_producer.cuh"
 
 namespace cppool::kernels::cuda::sm90 {
+
+template <typename T, typename Config>
+using BackwardConsumerOf = std::conditional_t<
+    Config::kSplitsDims, BackwardDimsConsumer<T, Config>,
+    std::conditional_t<Config::kTakesHalves, BackwardHalvesConsumer<T, Config>, BackwardConsumer<T, Config>>>;
 
 template <typename T, typename Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
@@ -42,8 +49,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
   } else {
     ptx::TakeRegisters<Config::kConsumerRegisters>();
-    std::conditional_t<Config::kSplitsDims, BackwardDimsConsumer<T, Config>, BackwardConsumer<T, Config>>
-        consumer(p, shared);
+    BackwardConsumerOf<T, Config> consumer(p, shared);
     consumer.Run();
     consumer.RunEmptyTiles();
   }

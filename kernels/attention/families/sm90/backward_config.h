@@ -49,10 +49,18 @@ struct BackwardBuffers {
 template <int kDimQk, int kDimV, int kRows, int kTileStages, int kDoutStages = 2, int kBiasStages = 0>
 struct KeySplitTiling : BackwardBuffers<kDimQk, kDimV, 128, kRows, kTileStages, kDoutStages,
                                         kRows == 128 ? kDimQk : kDimQk / 2, 2, kBiasStages> {
-  static constexpr bool kSplitsDims = false;
+  static constexpr bool kSplitsDims = false, kTakesHalves = false;
   static_assert(kRows == 64 || kRows == 128);
   // An operand in shared memory begins at a multiple of 64 dims.
   static_assert(kRows == 128 || kDimQk % 128 == 0);
+};
+
+// The same for heads of 192/128 (backward_halves_consumer.cuh), whose dk and dv take 160 registers a thread: of a block's 64
+// queries logits and dout v^T are made for 32 at a time, and dq's 96 dims of a warpgroup as 64 and 32. One buffer of ds.
+template <int kDimQk, int kDimV>
+struct HalvesTiling : BackwardBuffers<kDimQk, kDimV, 128, 64, 1, 2, kDimQk / 2, 1, 0> {
+  static constexpr bool kSplitsDims = false, kTakesHalves = true;
+  static_assert(kDimQk == 192);
 };
 
 // The warpgroups divide the dims (backward_dims_consumer.cuh), for heads whose dk and dv of 64 keys are too many registers for
@@ -60,7 +68,7 @@ struct KeySplitTiling : BackwardBuffers<kDimQk, kDimV, 128, kRows, kTileStages, 
 // the 64 in the middle are made by both and used from one. Buffers of p^T, of ds^T and of ds.
 template <int kDimQk, int kDimV, int kTileStages, int kDoutStages, int kBiasStages = 0>
 struct DimSplitTiling : BackwardBuffers<kDimQk, kDimV, 64, 64, kTileStages, kDoutStages, 64, 3, kBiasStages> {
-  static constexpr bool kSplitsDims = true;
+  static constexpr bool kSplitsDims = true, kTakesHalves = false;
   static_assert(kDimQk == 192 || kDimQk == 256);
   static_assert(kDimV % 128 == 0);
 };
@@ -74,7 +82,7 @@ struct BackwardTiling<128, 128> : KeySplitTiling<128, 128, 64, 1> {};
 template <>
 struct BackwardTiling<128, 64> : KeySplitTiling<128, 64, 64, 2> {};
 template <>
-struct BackwardTiling<192, 128> : DimSplitTiling<192, 128, 2, 2> {};
+struct BackwardTiling<192, 128> : HalvesTiling<192, 128> {};
 template <>
 struct BackwardTiling<256, 256> : DimSplitTiling<256, 256, 1, 1> {};
 

@@ -122,23 +122,7 @@ class BackwardConsumer : BackwardStep<T, Config> {
   }
 
   // Tiles that nobody sees.
-  __device__ __forceinline__ void RunEmptyTiles() {
-    if (!p_.first && !p_.last) return;
-    const int end = p_.work.tiles_count * p_.map.kv_heads;
-    for (int item = p_.work.busy_tiles * p_.map.kv_heads + blockIdx.x; item < end; item += gridDim.x) {
-      const KeyTile& tile = p_.work.tiles[item / p_.map.kv_heads];
-      const typename Step::KeyRows rows =
-          this->RowsOf(tile.token, tile.member, tile.length, item % p_.map.kv_heads);
-      float zeros[kDimQk / 2];
-#pragma unroll
-      for (int i = 0; i < kDimQk / 2; ++i) zeros[i] = 0;
-      this->template Write<kDimQk, kDimQk, 0>(rows, zeros, 0, 1, p_.dk_sum, static_cast<T*>(p_.dk));
-      float values[kDimV / 2];
-#pragma unroll
-      for (int i = 0; i < kDimV / 2; ++i) values[i] = 0;
-      this->template Write<kDimV, kDimV, 0>(rows, values, 0, 1, p_.dv_sum, static_cast<T*>(p_.dv));
-    }
-  }
+  __device__ __forceinline__ void RunEmptyTiles() { this->WriteEmptyTiles(); }
 
  private:
   static constexpr int kDqDims = Config::kDqDims;

@@ -2,7 +2,8 @@
 // waiting for memory, or for its turn, stops no product.
 //
 // Rows that are no tokens of a block are 0 in it: adding them changes nothing, whoever they belong to. In turns, tiles
-// add to a block in the order of their keys, box by box, so that sums have the same bits on every run.
+// add to a block in the order of their keys, so that sums have the same bits on every run. A turn is for all boxes of a
+// consumer's step: the next tile's wait for memory and for this tile's thread once, not once per box.
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_shared.cuh"
@@ -26,18 +27,16 @@ __device__ __forceinline__ void AddDq(const BackwardParameters& p, const Backwar
     if (info.head < 0) return;
     int* const turn = p.turns + info.turn;
     const int part = parts == 2 ? static_cast<int>(parity) : 0;
-    const int order = info.order * parts + part;
-    if (p.turns) {
-      while (ptx::LoadAcquire(turn) != order) {
+    if (p.turns && part == 0) {
+      while (ptx::LoadAcquire(turn) != info.order) {
       }
     }
     ptx::AddBox(&p.dq, {info.token + row, info.member, info.head}, first + part * kBox, shared.Dq(group));
     ptx::WaitForStoresToRead();
     ptx::Arrive(shared.EmptyDq(group));
-    if (p.turns) {
+    if (p.turns && part == parts - 1) {
       ptx::WaitForStores();
-      __threadfence();
-      ptx::StoreRelease(turn, order + 1);
+      ptx::StoreRelease(turn, info.order + 1);
     }
   }
 }

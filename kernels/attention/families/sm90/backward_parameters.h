@@ -56,7 +56,7 @@ struct BackwardParameters {
   void* dk;            // as dk_sum
   void* dv;            // as dv_sum
   int* schedule;       // the next item, from 0; 0 before the launch
-  // [blocks_count, heads, 2], 0 before the launch: boxes that have been added to dq; NULL: in any order.
+  // [blocks_count, heads, 2], 0 before the launch: tiles that have been added to dq, by each consumer; NULL: in any order.
   int* turns;
   int section_heads;  // key/value heads that are worked off before the next ones
   float scale;

@@ -19,7 +19,7 @@ class BackwardStep {
  protected:
   static constexpr int kDimQk = Config::kDimQk, kDimV = Config::kDimV, kRows = Config::kRows;
   static constexpr int kTileKeys = Config::kTileKeys;
-  static constexpr int kColumns = Config::kSplitsDims ? kRows / 2 : kRows;
+  static constexpr int kColumns = Config::kSplitsDims || Config::kTakesHalves ? kRows / 2 : kRows;
 
   __device__ __forceinline__ BackwardStep(const BackwardParameters& p, const BackwardShared<Config>& shared)
       : p_(p),
@@ -36,7 +36,10 @@ class BackwardStep {
 
   __device__ __forceinline__ const KeyTileInfo& tile() const { return shared_.control->tiles[tiles_.stage]; }
   __device__ __forceinline__ int FirstKey() const { return Config::kSplitsDims ? 0 : group_ * 64; }
-  __device__ __forceinline__ int FirstQuery() const { return Config::kSplitsDims ? group_ * kColumns : 0; }
+  // `half`: of the block, where a warpgroup takes one after the other.
+  __device__ __forceinline__ int FirstQuery(int half = 0) const {
+    return (Config::kSplitsDims ? group_ : half) * kColumns;
+  }
   __device__ __forceinline__ KeyRows RowsOf(int token, int member, int length, int kv_head) const {
     // Opaque: not in a register all along.
     const int first = FirstKey() + ptx::Opaque(static_cast<int>(threadIdx.x)) % kWarpgroup / 32 * 16;
@@ -85,8 +88,7 @@ class BackwardStep {
       AddBiasTileTransposed<T, kColumns>(logits,
                                          shared_.Bias(ring.stage) + FirstKey() / 64 * (kRows * kRowBytes),
                                          bias.rows > 1, FirstQuery(), bias.inverse_scale);
-      Settle(logits);  // read, before others may write
-      ptx::Arrive(shared_.EmptyBias(ring.stage));
+      ptx::ReleaseToCopies(shared_.EmptyBias(ring.stage));
     }
     if (bias.alibi_slopes) {
       const int key = tile().position + FirstKey() + warp_row_ + Lane() / 4;
@@ -97,16 +99,18 @@ class BackwardStep {
   }
 
   // Sets hidden logits to -inf.
-  __device__ __forceinline__ void MaskTransposed(float (&logits)[kColumns / 2], const StepInfo& block) const {
+  __device__ __forceinline__ void MaskTransposed(float (&logits)[kColumns / 2], const StepInfo& block,
+                                                 int half_block = 0) const {
     const KeyTileInfo& now = tile();
     const int column = Lane() % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = FirstKey() + warp_row_ + Lane() / 4 + half * 8;
       // Queries that see this key, less this thread's first one.
-      const int shift = now.position + row - (block.position + FirstQuery());
+      const int shift = now.position + row - (block.position + FirstQuery(half_block));
       const int low = max(shift - now.high, 0) - column;
-      const int high = row < now.length ? min(shift - now.low, block.length - FirstQuery() - 1) - column : -1;
+      const int high =
+          row < now.length ? min(shift - now.low, block.length - FirstQuery(half_block) - 1) - column : -1;
 #pragma unroll
       for (int n = 0; n < kColumns / 8; ++n)
 #pragma unroll
@@ -125,8 +129,9 @@ class BackwardStep {
   }
 
   // p = exp(scale logits - lse)
-  __device__ __forceinline__ void Probabilities(float (&logits)[kColumns / 2]) const {
-    const float* const lse = shared_.control->lse[rings_.dout().stage] + FirstQuery() + Lane() % 4 * 2;
+  __device__ __forceinline__ void Probabilities(float (&logits)[kColumns / 2], int half_block = 0) const {
+    const float* const lse =
+        shared_.control->lse[rings_.dout().stage] + FirstQuery(half_block) + Lane() % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
       const float2 offset = *reinterpret_cast<const float2*>(lse + n * 8);
@@ -142,8 +147,9 @@ class BackwardStep {
   // ds = p (dp - delta), as an operand, of kCount * 8 queries from the kFrom * 8th on.
   template <int kFrom = 0, int kCount = kColumns / 8>
   __device__ __forceinline__ void MakeDs(const float (&p)[kColumns / 2], const float (&dp)[kColumns / 2],
-                                         std::uint32_t (&ds)[kColumns / 4]) const {
-    const float* const delta = shared_.control->delta[rings_.dout().stage] + FirstQuery() + Lane() % 4 * 2;
+                                         std::uint32_t (&ds)[kColumns / 4], int half_block = 0) const {
+    const float* const delta =
+        shared_.control->delta[rings_.dout().stage] + FirstQuery(half_block) + Lane() % 4 * 2;
 #pragma unroll
     for (int n = kFrom; n < kFrom + kCount; ++n) {
       const float2 less = *reinterpret_cast<const float2*>(delta + n * 8);
@@ -157,20 +163,32 @@ class BackwardStep {
 
   // Hands dq to the thread that adds it to memory: as [., 32][kDqRows][32], a row's 16-byte chunk c at c ^ (row % 8).
   __device__ __forceinline__ void HandOverDq(const float (&dq)[Config::kDqDims / 2], const StepInfo& block) {
+    TakeDq();
+    StoreDq(dq, 0);
+    AnnounceDq(block);
+  }
+  // The same in parts: kCount * 2 dims from the `box`th 32 on.
+  __device__ __forceinline__ void TakeDq() {
     ptx::Wait(shared_.EmptyDq(group_), dq_parity_ ^ 1);
     dq_parity_ ^= 1;
+  }
+  template <int kCount>
+  __device__ __forceinline__ void StoreDq(const float (&dq)[kCount], int box) const {
     const int lane = Lane();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = warp_row_ + lane / 4 + half * 8;
       // Chunk 0 of the row; chunk n * 2 is at ^ (n * 32).
-      const std::uint32_t line = ptx::Opaque(shared_.Dq(group_) + row * kRowBytes + lane % 2 * 8 +
-                                             ((lane % 4 / 2) ^ (lane / 4)) * 16);
+      const std::uint32_t line =
+          ptx::Opaque(shared_.Dq(group_) + box * (Config::kDqRows * kRowBytes) + row * kRowBytes +
+                      lane % 2 * 8 + ((lane % 4 / 2) ^ (lane / 4)) * 16);
 #pragma unroll
-      for (int n = 0; n < Config::kDqDims / 8; ++n)
+      for (int n = 0; n < kCount / 4; ++n)
         ptx::StoreShared8((line ^ (n % 4 * 32)) + n / 4 * (Config::kDqRows * kRowBytes),
                           dq[n * 4 + half * 2] * p_.scale, dq[n * 4 + half * 2 + 1] * p_.scale);
     }
+  }
+  __device__ __forceinline__ void AnnounceDq(const StepInfo& block) const {
     if (threadIdx.x % kWarpgroup == 0)
       shared_.control->dq[group_] = {block.token, block.member, block.head, block.turn + group_, block.order};
     ptx::FenceShared();
@@ -213,6 +231,24 @@ class BackwardStep {
           *so_far = two;
         }
       }
+    }
+  }
+
+  // Zeros for tiles that nobody sees, where a warpgroup has all dims of its keys.
+  __device__ __forceinline__ void WriteEmptyTiles() const {
+    if (!p_.first && !p_.last) return;
+    const int end = p_.work.tiles_count * p_.map.kv_heads;
+    for (int item = p_.work.busy_tiles * p_.map.kv_heads + blockIdx.x; item < end; item += gridDim.x) {
+      const KeyTile& tile = p_.work.tiles[item / p_.map.kv_heads];
+      const KeyRows rows = this->RowsOf(tile.token, tile.member, tile.length, item % p_.map.kv_heads);
+      float zeros[kDimQk / 2];
+#pragma unroll
+      for (int i = 0; i < kDimQk / 2; ++i) zeros[i] = 0;
+      Write<kDimQk, kDimQk, 0>(rows, zeros, 0, 1, p_.dk_sum, static_cast<T*>(p_.dk));
+      float values[kDimV / 2];
+#pragma unroll
+      for (int i = 0; i < kDimV / 2; ++i) values[i] = 0;
+      Write<kDimV, kDimV, 0>(rows, values, 0, 1, p_.dv_sum, static_cast<T*>(p_.dv));
     }
   }
 

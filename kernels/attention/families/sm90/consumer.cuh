@@ -219,8 +219,7 @@ class Consumer {
     if (bias.rows > 0) {
       ptx::Wait(shared_.FullBias(group_, bias_.stage), bias_.parity);
       AddBiasTile<T, kBlock>(logits, shared_.Bias(group_, bias_.stage), bias.rows > 1, bias.inverse_scale);
-      Settle(logits);  // read, before others may write
-      ptx::Arrive(shared_.EmptyBias(group_, bias_.stage));
+      ptx::ReleaseToCopies(shared_.EmptyBias(group_, bias_.stage));
       bias_.Advance();
     }
     if (bias.alibi_slopes) {

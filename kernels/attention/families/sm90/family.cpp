@@ -45,11 +45,21 @@ bool HasBackward(const KernelRequest& request) {
   return request.training && HasAlignedBias(request) && BackwardOf(request.shape, request.bias).tile_keys > 0;
 }
 
-// Whether the general family takes part in a case of this request. The gradient of a bias that queries share is always its own.
-bool NeedsGeneral(const KernelRequest& request) {
-  return !HasForward(request) ||
-         (request.training &&
-          (!HasBackward(request) || (request.bias == BiasType::kPostScale && !HasBiasGradient(request))));
+// Whether the general family may take part in a case of this request. With a bias the layouts decide, see KeysAligned; the gradient
+// of a bias that queries share is always the general family's.
+bool MayNeedGeneral(const KernelRequest& request) {
+  return request.bias == BiasType::kPostScale || !HasForward(request) ||
+         (request.training && !HasBackward(request));
+}
+
+// Whether the copy engine can fetch the bias of each range of keys, or of each tile, from its first key on.
+bool KeysAligned(const WorkList& list) {
+  return std::ranges::all_of(list.ranges,
+                             [](const Range& range) { return range.position % sm90::kBiasKeyStep == 0; });
+}
+bool KeysAligned(const sm90::BackwardList& list) {
+  return std::ranges::all_of(
+      list.tiles, [](const sm90::KeyTile& tile) { return tile.position % sm90::kBiasKeyStep == 0; });
 }
 
 // Memory that starts every launch as 0: an item counter, padded, and a fixed order's turns.
@@ -209,7 +219,7 @@ class Sm90Kernel : public AttentionKernel {
   void Load(const KernelRequest& request) override {
     if (const auto refusal = general_family_.Refusal(request))
       throw RuntimeError(CPPOOL_UNSUPPORTED, *refusal);
-    if (NeedsGeneral(request)) general_->Load(request);
+    if (MayNeedGeneral(request)) general_->Load(request);
     if (HasForward(request)) ForwardOf(request.shape, request.bias).load();
     if (HasBackward(request)) BackwardOf(request.shape, request.bias).load();
     if (HasBiasGradient(request)) BiasGradientOf(request.shape).load();
@@ -217,8 +227,6 @@ class Sm90Kernel : public AttentionKernel {
 
   std::unique_ptr<BlockPlan> Plan(const KernelRequest& request, const Layout& query, const Layout& key,
                                   const std::vector<Band>& bands, cppool_stream stream) override {
-    std::unique_ptr<BlockPlan> general;
-    if (NeedsGeneral(request)) general = general_->Plan(request, query, key, bands, stream);
     const auto queries = [&](int tile_rows) {
       return BuildWorkList(Side::kQuery, query, key, bands, tile_rows, true);
     };
@@ -230,6 +238,18 @@ class Sm90Kernel : public AttentionKernel {
       const sm90::BackwardKernelEntry entry = BackwardOf(request.shape, request.bias);
       backward = sm90::BuildBackwardList(query, key, bands, entry.tile_keys, entry.block_rows);
     }
+    const bool has_bias = request.bias == BiasType::kPostScale;
+    if (has_bias) {
+      const auto drop_unaligned = [](auto& list) {
+        if (list && !KeysAligned(*list)) list.reset();
+      };
+      drop_unaligned(forward);
+      drop_unaligned(backward);
+      drop_unaligned(bias_gradient);
+    }
+    std::unique_ptr<BlockPlan> general;
+    if (!forward || (request.training && (!backward || (has_bias && !bias_gradient))))
+      general = general_->Plan(request, query, key, bands, stream);
     return std::make_unique<cuda::Plan>(rt_, request, query, key, bands.size(), forward ? &*forward : nullptr,
                                         backward ? &*backward : nullptr,
                                         bias_gradient ? &*bias_gradient : nullptr, std::move(general),
@@ -379,11 +399,11 @@ class Family : public AttentionFamily {
     const std::size_t own =
         HasBackward(request) ? static_cast<std::size_t>(rows_q * shape.heads * shape.dim_qk) * sizeof(float)
                              : 0;
-    return NeedsGeneral(request) ? std::max(own, general_.WorkspaceBytes(request, rows_q, rows_kv)) : own;
+    return MayNeedGeneral(request) ? std::max(own, general_.WorkspaceBytes(request, rows_q, rows_kv)) : own;
   }
   std::size_t PlanBytes(const KernelRequest& request, const Layout& query, const Layout& key) const override {
     std::size_t bytes = 0;
-    if (NeedsGeneral(request)) bytes += general_.PlanBytes(request, query, key);
+    if (MayNeedGeneral(request)) bytes += general_.PlanBytes(request, query, key);
     if (HasForward(request)) {
       const int tile_rows = ForwardOf(request.shape, request.bias).tile_rows;
       bytes += kScheduleBytes + WorkListBytes(Side::kQuery, query, key, tile_rows) + 2 * Plan::kAlignment;

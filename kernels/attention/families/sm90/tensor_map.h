@@ -35,6 +35,10 @@ struct BiasTensor {
 // Whether rows of a tensor with these steps begin where the copy engine can, at multiples of 16 bytes.
 bool HasAlignedRows(const BiasTensor& tensor, int element_bytes);
 
+// The first key of a box is a multiple of this: in 16-bit elements, the 16 bytes that the copy engine can begin at. Anything else is an
+// illegal instruction.
+inline constexpr int kBiasKeyStep = 8;
+
 // Of 16-bit elements in boxes of `rows` queries and 64 keys, or of floats in boxes of 64 queries and 32 keys: a box arrives
 // as [rows][128 bytes], swizzled by 128 bytes. Coordinates are {key, query, head, sequence}; elements outside read as 0 and
 // are not written. Throws RuntimeError, CPPOOL_INTERNAL where HasAlignedRows is false.

@@ -383,6 +383,32 @@ TEST_CASE("without queries or without keys, results are 0 and nothing is added t
   }
 }
 
+TEST_CASE("without queries the bounds of fp8's gradients are what casts and roundings of 0 add") {
+  const CheckRank rank = HostRank();
+  const Buffer k = rank.Upload(std::vector<std::uint8_t>(3 * 8, 0x38));
+  const Buffer scale = rank.Upload(std::vector<float>{1});
+  const auto results = [&] { return rank.Upload(std::vector<double>(3 * 8, 0.5)); };
+  const Buffer dk = results(), dv = results(), dk_bound = results(), dv_bound = results();
+  OracleArgs args;
+  args.k = args.v = {k.get(), Dtype::kE4M3, scale.get<float>()};
+  args.q = {nullptr, Dtype::kE4M3};
+  args.seqlen_q = 0, args.seqlen_kv = 3;
+  args.q_step = args.kv_step = 1;
+  args.heads = args.kv_heads = args.group = 1;
+  args.dim_qk = args.dim_v = 8;
+  args.scale = 1;
+  args.mask = AttnMaskType::kNoMask;
+  args.stored = Dtype::kBf16;
+  args.dk = dk.get<double>(), args.dv = dv.get<double>();
+  OracleFp8& fp8 = args.fp8.emplace();
+  fp8.gradient_scale = 20;
+  fp8.dk_bound = dk_bound.get<double>(), fp8.dv_bound = dv_bound.get<double>();
+  rank.kernels().Oracle(args, rank.stream());
+  for (const Buffer* const bound : {&dk_bound, &dv_bound}) {
+    for (const double x : rank.Download<double>(*bound)) CHECK((x > 0 && x < 1e-5));  // E5M2's smallest / 20
+  }
+}
+
 TEST_CASE("repeated calls add to dbias and d_softmax_offset, and raise max_logit") {
   const CheckRank rank = HostRank();
   const OracleCase c{.seqlen_q = 6, .seqlen_kv = 8, .group = 2, .bias = true, .offset = true};

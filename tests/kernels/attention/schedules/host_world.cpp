@@ -61,13 +61,13 @@ std::vector<Finding> HostWorld::Run(const AttentionSpec& asked, const Alter& alt
   AttentionSpec spec = asked;
   if (spec.queries.length.empty()) DrawSequences(spec, size());
   std::mutex mutex;
-  std::vector<Finding> findings;
+  findings_.clear();
   OnEveryRank([&](int r) {
     RankRuntime& rank = *ranks_[static_cast<std::size_t>(r)];
     Report report(rank, delays_ ? 1 : kIterations, [&](const Finding& f) {
       const std::lock_guard lock(mutex);
-      findings.push_back(f);
-      findings.back().rank = r;
+      findings_.push_back(f);
+      findings_.back().rank = r;
     });
     rank.BeginCase();
     if (delays_) rank.Perturb(*delays_);
@@ -84,7 +84,7 @@ std::vector<Finding> HostWorld::Run(const AttentionSpec& asked, const Alter& alt
     if (rank.Memory().live_allocations != 0)
       throw RuntimeError(CPPOOL_INTERNAL, "the case left memory behind");
   });
-  return findings;
+  return findings_;
 }
 
 void HostWorld::RequireAllHold(const AttentionSpec& asked) {

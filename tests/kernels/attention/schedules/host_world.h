@@ -32,6 +32,8 @@ class HostWorld {
   // `source`: of the inputs, in place of the seed.
   std::vector<Finding> Run(const kernels::AttentionSpec& spec, const Alter& alter = {},
                            kernels::TensorSource* source = nullptr);
+  // Of the last run, also when it has thrown.
+  const std::vector<Finding>& findings() const { return findings_; }
   // Requires that every output of every rank was compared with the run without CP and, if the rank holds tokens of the oracle's
   // sample, with the oracle, and that all comparisons passed.
   void RequireAllHold(const kernels::AttentionSpec& spec);
@@ -50,6 +52,7 @@ class HostWorld {
 
   const kernels::AttentionFamily* family_;
   std::optional<std::uint64_t> delays_;
+  std::vector<Finding> findings_;
   std::unique_ptr<kernels::Backend> backend_;
   std::vector<std::unique_ptr<kernels::RankRuntime>> ranks_;
 };

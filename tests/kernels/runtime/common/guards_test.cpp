@@ -31,11 +31,11 @@ TEST_CASE("host memory: only writes outside of an allocation are reported, wheth
         return AfterWrite(world, host_memory, freed, offset, count);
       };
       CHECK(after(0, 100) == "");
-      CHECK(after(100, 1) == "rank 1 wrote out of bounds: bytes 100 to 100 of an allocation of 100 bytes");
-      CHECK(after(92, 16) == "rank 1 wrote out of bounds: bytes 100 to 107 of an allocation of 100 bytes");
-      CHECK(after(150, 2) == "rank 1 wrote out of bounds: bytes 150 to 151 of an allocation of 100 bytes");
-      CHECK(after(-1, 2) == "rank 1 wrote out of bounds: bytes -1 to -1 of an allocation of 100 bytes");
-      CHECK(after(-256, 3) == "rank 1 wrote out of bounds: bytes -256 to -254 of an allocation of 100 bytes");
+      CHECK(after(100, 1) == "wrote out of bounds: bytes 100 to 100 of an allocation of 100 bytes");
+      CHECK(after(92, 16) == "wrote out of bounds: bytes 100 to 107 of an allocation of 100 bytes");
+      CHECK(after(150, 2) == "wrote out of bounds: bytes 150 to 151 of an allocation of 100 bytes");
+      CHECK(after(-1, 2) == "wrote out of bounds: bytes -1 to -1 of an allocation of 100 bytes");
+      CHECK(after(-256, 3) == "wrote out of bounds: bytes -256 to -254 of an allocation of 100 bytes");
       CHECK(after(0, 100) == "");  // earlier errors are not reported again
     }
   }

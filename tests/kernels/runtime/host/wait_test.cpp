@@ -43,7 +43,7 @@ TEST_CASE(
     CHECK(side.awaits == std::vector<int>{1});
     std::string name;
     std::getline(std::ifstream("/proc/self/task/" + std::to_string(side.thread) + "/comm"), name);
-    CHECK(name == "r3 stream 1");
+    CHECK(name == "rank 3 stream 1");
     CHECK_FALSE(side.idle);
     const StreamProgress main = Eventually(world, 3, 0, [](const auto& p) { return !p.behind.empty(); });
     CHECK(main.behind == "stream 1");
