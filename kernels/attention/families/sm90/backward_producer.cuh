@@ -4,8 +4,9 @@
 //
 // Items are tiles times key/value heads, in sections of heads whose queries and dq stay in the L2 cache. All come from
 // a counter, so that whatever an item waits for in its turn to add to dq is held by a block of threads that runs.
-// Blocks go from the last to the first: tiles of a sequence then begin with the same block, and one waits for
-// another's single step and not for its way to the diagonal.
+// Blocks go from the last to the first, and each for all heads before the next: tiles of a sequence then begin with the
+// same block and go on in step, so that one waits for another's single step. Head after head, a tile with few blocks would
+// wait at every head for the one with the most.
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_shared.cuh"
@@ -82,9 +83,9 @@ __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
     [[maybe_unused]] const int tile_stage = tiles.stage;
     tiles.Advance();
 #pragma unroll 1
-    for (int head = first_head; head < end_head; ++head) {
+    for (int at = block_end - 1; at >= block_begin; --at) {
 #pragma unroll 1
-      for (int at = block_end - 1; at >= block_begin; --at) {
+      for (int head = first_head; head < end_head; ++head) {
         const QueryBlock block = p.work.blocks[at];
         float lse[kRowsPerLane], delta[kRowsPerLane];
         const auto load_state = [&] {
