@@ -95,6 +95,51 @@ __device__ __forceinline__ void LoadBox(std::uint32_t to, const CUtensorMap* map
       : "memory");
 }
 
+// The same from the `part`th 64 dims on.
+__device__ __forceinline__ void LoadBoxPart(std::uint32_t to, const CUtensorMap* map, RowCoordinates at,
+                                            int part, std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
+      "%5, "
+      "%6, %7}], [%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(0), "r"(at.token), "r"(part), "r"(at.head), "r"(at.member)
+      : "memory");
+}
+
+// Pairs of blocks of threads: clusters of two. What one of them names with In is the other's shared memory.
+__device__ __forceinline__ int ClusterRank() {
+  int rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ std::uint32_t In(std::uint32_t address, int rank) {
+  std::uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+// Until all threads of the cluster are here.
+__device__ __forceinline__ void SyncCluster() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+__device__ __forceinline__ void ArriveIn(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Starts a copy of this block's shared memory to `to`; its bytes count at `barrier`, which is beside `to`.
+__device__ __forceinline__ void CopyIn(std::uint32_t to, std::uint32_t from, int bytes,
+                                       std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          to),
+      "r"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+// Stores a number, whose 4 bytes count at `barrier`, which is beside `to`.
+__device__ __forceinline__ void StoreIn(std::uint32_t to, int value, std::uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.s32 [%0], %1, [%2];" ::"r"(to),
+               "r"(value), "r"(barrier)
+               : "memory");
+}
+
 // Coordinates of a box in a map of a bias or its gradient, see tensor_map.h.
 struct BiasCoordinates {
   int key, query, head, sequence;
