@@ -46,7 +46,7 @@ void LaunchBackward(const BackwardCall& call, cudaStream_t stream) {
 
   const std::int64_t items =
       std::int64_t{call.key_first || call.key_last ? work.tiles_count : work.busy_tiles} * map.kv_heads;
-  if (items > 0x7fffffff || std::int64_t{work.blocks_count} * map.heads > 0x3fffffff)
+  if (items > 0x7fffffff || std::int64_t{work.blocks_count} * map.heads > 0x7fffffff / kTurns)
     throw RuntimeError(CPPOOL_UNSUPPORTED, "launching backward attention: more tiles than one kernel takes");
   if (items > 0) {
     BackwardParameters p{};
