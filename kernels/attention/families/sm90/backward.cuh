@@ -1,6 +1,6 @@
 // Backward attention on Hopper: dk and dv of tiles of keys of one key/value head, and what they add to dq: five products
 // for each pair of a tile and a block of queries (backward_consumer.cuh, backward_halves_consumer.cuh,
-// backward_dims_consumer.cuh).
+// backward_dims_consumer.cuh, backward_pair_consumer.cuh).
 //
 // Tiling (backward_config.h): a block of threads per multiprocessor stays and takes tile after tile; one warp copies
 // (backward_producer.cuh), two warpgroups compute with wgmma, and two threads add to dq (backward_dq.cuh). dk, dv and logits
@@ -16,6 +16,7 @@
 #include "kernels/attention/families/sm90/backward_halves_consumer.cuh"
 #include "kernels/attention/families/sm90/backward_pair_consumer.cuh"
 #include "kernels/attention/families/sm90/backward_producer.cuh"
+#include "kernels/attention/families/sm90/cluster.cuh"
 
 namespace cppool::kernels::cuda::sm90 {
 

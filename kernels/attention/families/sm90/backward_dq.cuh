@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_shared.cuh"
+#include "kernels/attention/families/sm90/cluster.cuh"
 
 namespace cppool::kernels::cuda::sm90 {
 

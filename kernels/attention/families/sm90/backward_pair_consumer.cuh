@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_step.cuh"
+#include "kernels/attention/families/sm90/cluster.cuh"
 
 namespace cppool::kernels::cuda::sm90 {
 

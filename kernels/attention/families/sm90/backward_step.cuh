@@ -4,6 +4,7 @@
 
 #include "kernels/attention/families/sm90/backward_shared.cuh"
 #include "kernels/attention/families/sm90/bias.cuh"
+#include "kernels/attention/families/sm90/cluster.cuh"
 #include "kernels/attention/families/sm90/mask.cuh"
 #include "kernels/attention/families/sm90/softmax.cuh"
 #include "kernels/attention/families/sm90/wgmma.cuh"
