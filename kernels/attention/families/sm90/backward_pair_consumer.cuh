@@ -3,8 +3,8 @@
 // dq: of that each block makes one half of the dims, of all 128 keys, so that half as much is added to memory for a pair of a
 // key and a query. To this end each block sends its ds to the other (FlashAttention-4's backward pass for heads of 256).
 //
-// dq comes last, so that ds travels under dv and dk; it is handed over in two boxes, one under the next step's logits, one under
-// its dout v^T.
+// dq comes last, so that ds travels under dv and dk; it is handed over in two boxes, one under the next step's logits, one after
+// its exponentials, so that these wait for no box to be read.
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_step.cuh"
@@ -37,7 +37,7 @@ class BackwardPairConsumer : BackwardStep<T, Config> {
       for (int i = 0; i < kDkDims / 2; ++i) dk[i] = 0;
 #pragma unroll
       for (int i = 0; i < kDvDims / 2; ++i) dv[i] = 0;
-      float logits[kColumns / 2], dp[kColumns / 2];
+      float logits[kColumns / 2], dp[kColumns / 2], dq[kOwnDqDims / 2];
 
       ptx::Wait(shared_.FullQ(rings_.q().stage), rings_.q().parity);
       BeginProducts();
@@ -57,6 +57,7 @@ class BackwardPairConsumer : BackwardStep<T, Config> {
         std::uint32_t packed[kColumns / 4];
         PackOperand<T>(logits, packed);
         StoreByKeys(kP, packed);
+        if (step > 0) HandOverRest(dq);
         WaitForProducts<0>();
         Settle(dp);
         if (!visible) this->HideDp(logits, dp);
@@ -71,7 +72,6 @@ class BackwardPairConsumer : BackwardStep<T, Config> {
         auto next = rings_;
         next.Advance();
         const bool more = step + 1 < steps;
-        float dq[kOwnDqDims / 2];
         BeginProducts();
         StartDv(dv);
         StartDk(dk);
@@ -101,13 +101,10 @@ class BackwardPairConsumer : BackwardStep<T, Config> {
         StartDp(dp, next.dout().stage);
         WaitForProducts<1>();
         Settle(logits);
-        this->TakeDq();
-        this->template StoreDq<kDqDims / 2, kOwnDqDims / 2, kDqDims / 2>(dq, 0);
-        this->AnnounceDq(now);
-        ptx::Arrive(shared_.EmptyQ(rings_.q().stage));
         rings_ = next;
         ds_parity_ ^= 1;
       }
+      HandOverRest(dq);
       WaitForProducts<0>();
       Settle(logits);
       Settle(dp);
@@ -153,6 +150,14 @@ class BackwardPairConsumer : BackwardStep<T, Config> {
                   ptx::In(shared_.FullOtherDs(), rank_ ^ 1));
     }
     __syncwarp();
+  }
+  // The second box of the step before, whose queries' buffer is free then.
+  __device__ __forceinline__ void HandOverRest(const float (&dq)[kOwnDqDims / 2]) {
+    const int stage = rings_.q().Previous().stage;
+    this->TakeDq();
+    this->template StoreDq<kDqDims / 2, kOwnDqDims / 2, kDqDims / 2>(dq, 0);
+    this->AnnounceDq(shared_.control->steps[stage]);
+    ptx::Arrive(shared_.EmptyQ(stage));
   }
   // This warp's products have read the other's ds.
   __device__ __forceinline__ void ReleaseOtherDs() const {
