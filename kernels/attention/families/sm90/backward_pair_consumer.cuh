@@ -96,6 +96,7 @@ class BackwardPairConsumer : BackwardStep<T, Config> {
         this->TakeDq();
         this->template StoreDq<0, kOwnDqDims / 2, kDqDims / 2>(dq, 0);
         this->AnnounceDq(now);
+        ptx::Arrive(shared_.EmptyQ(rings_.q().stage));
         if (more) ptx::Wait(shared_.FullDout(next.dout().stage), next.dout().parity);
         BeginProducts();
         StartDp(dp, next.dout().stage);
@@ -151,13 +152,11 @@ class BackwardPairConsumer : BackwardStep<T, Config> {
     }
     __syncwarp();
   }
-  // The second box of the step before, whose queries' buffer is free then.
+  // The second box of the step before.
   __device__ __forceinline__ void HandOverRest(const float (&dq)[kOwnDqDims / 2]) {
-    const int stage = rings_.q().Previous().stage;
     this->TakeDq();
     this->template StoreDq<kDqDims / 2, kOwnDqDims / 2, kDqDims / 2>(dq, 0);
-    this->AnnounceDq(shared_.control->steps[stage]);
-    ptx::Arrive(shared_.EmptyQ(stage));
+    this->AnnounceMoreDq();
   }
   // This warp's products have read the other's ds.
   __device__ __forceinline__ void ReleaseOtherDs() const {

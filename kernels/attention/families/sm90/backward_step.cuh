@@ -194,6 +194,10 @@ class BackwardStep {
     if (threadIdx.x % kWarpgroup == 0)
       shared_.control->dq[group_] = {block.token, block.member, block.head, block.turn + Adder(),
                                      block.order};
+    AnnounceMoreDq();
+  }
+  // Of the block announced last.
+  __device__ __forceinline__ void AnnounceMoreDq() const {
     ptx::FenceShared();
     ptx::Arrive(shared_.FullDq(group_));
   }
