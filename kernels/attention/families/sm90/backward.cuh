@@ -1,6 +1,6 @@
 // Backward attention on Hopper: dk and dv of tiles of keys of one key/value head, and what they add to dq: five products
 // for each pair of a tile and a block of queries (backward_consumer.cuh, backward_halves_consumer.cuh,
-// backward_dims_consumer.cuh).
+// backward_dims_consumer.cuh, backward_pair_consumer.cuh).
 //
 // Tiling (backward_config.h): a block of threads per multiprocessor stays and takes tile after tile; one warp copies
 // (backward_producer.cuh), two warpgroups compute with wgmma, and two threads add to dq (backward_dq.cuh). dk, dv and logits
@@ -14,14 +14,28 @@
 #include "kernels/attention/families/sm90/backward_dims_consumer.cuh"
 #include "kernels/attention/families/sm90/backward_dq.cuh"
 #include "kernels/attention/families/sm90/backward_halves_consumer.cuh"
+#include "kernels/attention/families/sm90/backward_pair_consumer.cuh"
 #include "kernels/attention/families/sm90/backward_producer.cuh"
+#include "kernels/attention/families/sm90/cluster.cuh"
 
 namespace cppool::kernels::cuda::sm90 {
 
 template <typename T, typename Config>
 using BackwardConsumerOf = std::conditional_t<
-    Config::kSplitsDims, BackwardDimsConsumer<T, Config>,
-    std::conditional_t<Config::kTakesHalves, BackwardHalvesConsumer<T, Config>, BackwardConsumer<T, Config>>>;
+    Config::kPairs, BackwardPairConsumer<T, Config>,
+    std::conditional_t<Config::kSplitsDims, BackwardDimsConsumer<T, Config>,
+                       std::conditional_t<Config::kTakesHalves, BackwardHalvesConsumer<T, Config>,
+                                          BackwardConsumer<T, Config>>>>;
+
+// Of a block of threads, or of a pair of them.
+template <typename Config>
+__device__ __forceinline__ void SyncAll() {
+  if constexpr (Config::kPairs) {
+    ptx::SyncCluster();
+  } else {
+    __syncthreads();
+  }
+}
 
 template <typename T, typename Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
@@ -38,7 +52,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       ptx::PrefetchMap(&p.dq);
     }
   }
-  __syncthreads();
+  SyncAll<Config>();
   if (threadIdx.x < kWarpgroup) {
     ptx::GiveRegisters<Config::kProducerRegisters>();
     const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
@@ -52,6 +66,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     BackwardConsumerOf<T, Config> consumer(p, shared);
     consumer.Run();
     consumer.RunEmptyTiles();
+  }
+  // The other block of a pair may still arrive here.
+  if constexpr (Config::kPairs) {
+    __syncwarp();
+    ptx::SyncCluster();
   }
 }
 

@@ -9,7 +9,8 @@ namespace cppool::kernels::cuda::sm90 {
 //
 // Each hands its part of dq to the copy engine in boxes of kDqRows rows and kDqDims dims.
 template <int kDimQkValue, int kDimVValue, int kTileKeysValue, int kRowsValue, int kTileStagesValue,
-          int kDoutStagesValue, int kDqDimsValue, int kDsBuffersValue, int kBiasStagesValue>
+          int kDoutStagesValue, int kDqDimsValue, int kDsBuffersValue, int kBiasStagesValue,
+          bool kPairsValue = false>
 struct BackwardBuffers {
   static constexpr int kDimQk = kDimQkValue, kDimV = kDimVValue;
   static constexpr int kTileKeys = kTileKeysValue;
@@ -21,6 +22,8 @@ struct BackwardBuffers {
   static constexpr int kDsBuffers = kDsBuffersValue;
   static constexpr int kBiasStages = kBiasStagesValue;  // buffers for blocks of a bias
   static constexpr bool kBias = kBiasStages > 0;
+  static constexpr bool kPairs = kPairsValue;                     // of blocks of threads, a cluster each
+  static constexpr int kListKeys = (kPairs ? 2 : 1) * kTileKeys;  // a tile of the work list
   static constexpr int kThreads = 3 * kWarpgroup;
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 
@@ -31,9 +34,11 @@ struct BackwardBuffers {
   static constexpr int kDsBytes = kRows * kTileKeys * 2;
   static constexpr int kDqBytes = kDqRows * kDqDims * 4;  // on its way to memory, of one consumer
   static constexpr int kBiasBytes = kRows * kTileKeys * 2;
+  static constexpr int kOtherKeyBytes =
+      kPairs ? kKeyBytes / 2 : 0;  // half the dims of the other block's keys
   static constexpr int kTileBytes = kTileStages * (kKeyBytes + kValueBytes) + kStages * kQueryBytes +
                                     kDoutStages * kDoutBytes + kDsBuffers * kDsBytes + 2 * kDqBytes +
-                                    kBiasStages * kBiasBytes;
+                                    kBiasStages * kBiasBytes + kOtherKeyBytes;
   // Barriers, the descriptions of tiles and blocks, lse and delta.
   static constexpr int kControlBytes = 512 + kStages * kRows * 8;
   static constexpr int kSharedBytes = kTileBytes + kControlBytes + kSharedAlignment;
@@ -73,6 +78,15 @@ struct DimSplitTiling : BackwardBuffers<kDimQk, kDimV, 64, 64, kTileStages, kDou
   static_assert(kDimV % 128 == 0);
 };
 
+// The same in pairs of blocks of threads (backward_pair_consumer.cuh): 64 keys each of a tile of 128. Each block makes one half
+// of dq's dims of all 128 keys, with half the dims of the other's keys and the other's ds, and each warpgroup 64 of them, handed
+// over in two boxes of 32. Buffers of p^T, of ds^T, of ds and of the other's ds.
+template <int kDimQk, int kDimV>
+struct PairTiling : BackwardBuffers<kDimQk, kDimV, 64, 64, 1, 1, 32, 4, 0, true> {
+  static constexpr bool kSplitsDims = true, kTakesHalves = false;
+  static_assert(kDimQk == 256 && kDimV == 256);
+};
+
 template <int kDimQk, int kDimV>
 struct BackwardTiling;
 template <>
@@ -84,7 +98,7 @@ struct BackwardTiling<128, 64> : KeySplitTiling<128, 64, 64, 2> {};
 template <>
 struct BackwardTiling<192, 128> : HalvesTiling<192, 128> {};
 template <>
-struct BackwardTiling<256, 256> : DimSplitTiling<256, 256, 1, 1> {};
+struct BackwardTiling<256, 256> : PairTiling<256, 256> {};
 
 // With a bias, whose blocks take the place of other buffers.
 template <int kDimQk, int kDimV>

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_shared.cuh"
+#include "kernels/attention/families/sm90/cluster.cuh"
 
 namespace cppool::kernels::cuda::sm90 {
 
@@ -17,10 +18,11 @@ __device__ __forceinline__ void AddDq(const BackwardParameters& p, const Backwar
   constexpr bool kByRows = Config::kRows > Config::kDqRows;
   constexpr int kBox = Config::kDqDims / 32;
   const int row = kByRows ? group * Config::kDqRows : 0;
-  const int parts = Config::kSplitsDims ? DqParts<Config>::Count(group) : 1;
-  const int first = Config::kSplitsDims ? (group * DqParts<Config>::kApart + 2 - parts) * kBox
-                    : kByRows           ? 0
-                                        : group * kBox;
+  const int parts = Config::kPairs ? 2 : Config::kSplitsDims ? DqParts<Config>::Count(group) : 1;
+  const int first = Config::kPairs        ? (ptx::ClusterRank() * 2 + group) * 2 * kBox
+                    : Config::kSplitsDims ? (group * DqParts<Config>::kApart + 2 - parts) * kBox
+                    : kByRows             ? 0
+                                          : group * kBox;
   for (std::uint32_t parity = 0;; parity ^= 1) {
     ptx::Wait(shared.FullDq(group), parity);
     const DqInfo info = shared.control->dq[group];

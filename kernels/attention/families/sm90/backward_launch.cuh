@@ -46,15 +46,15 @@ void LaunchBackward(const BackwardCall& call, cudaStream_t stream) {
 
   const std::int64_t items =
       std::int64_t{call.key_first || call.key_last ? work.tiles_count : work.busy_tiles} * map.kv_heads;
-  if (items > 0x7fffffff || std::int64_t{work.blocks_count} * map.heads > 0x3fffffff)
+  if (items > 0x7fffffff || std::int64_t{work.blocks_count} * map.heads > 0x7fffffff / kTurns)
     throw RuntimeError(CPPOOL_UNSUPPORTED, "launching backward attention: more tiles than one kernel takes");
   if (items > 0) {
     BackwardParameters p{};
     if (work.busy_tiles > 0) {
       p.q = EncodeRows({call.q, call.rows_q, step, map.heads, Config::kDimQk}, Config::kRows);
       p.dout = EncodeRows({call.dout, call.rows_q, step, map.heads, Config::kDimV}, Config::kRows);
-      p.k =
-          EncodeRows({call.k, call.rows_kv, work.key_step, map.kv_heads, Config::kDimQk}, Config::kTileKeys);
+      p.k = EncodeRows({call.k, call.rows_kv, work.key_step, map.kv_heads, Config::kDimQk}, Config::kTileKeys,
+                       Config::kPairs ? Config::kDimQk / 2 : Config::kDimQk);
       p.v = EncodeRows({call.v, call.rows_kv, work.key_step, map.kv_heads, Config::kDimV}, Config::kTileKeys);
       p.dq = EncodeFloatRows({call.dq_sum, call.rows_q, step, map.heads, Config::kDimQk}, Config::kDqRows,
                              Config::kDqDims);
@@ -79,9 +79,16 @@ void LaunchBackward(const BackwardCall& call, cudaStream_t stream) {
       p.tile_biases = call.tile_biases;
     }
     CheckCuda(cudaMemsetAsync(call.schedule, 0, call.state_bytes, stream), "cudaMemsetAsync");
-    const unsigned grid = static_cast<unsigned>(std::min<std::int64_t>(items, call.multiprocessors));
-    LaunchKernel(&BackwardKernel<T, Config>, dim3(grid), Config::kThreads, Config::kSharedBytes, stream,
-                 "launching backward attention", p);
+    const char* const what = "launching backward attention";
+    if constexpr (Config::kPairs) {
+      const std::int64_t pairs = std::clamp<std::int64_t>(call.multiprocessors / 2, 1, items);
+      LaunchClusters(&BackwardKernel<T, Config>, 2, dim3(static_cast<unsigned>(pairs * 2)), Config::kThreads,
+                     Config::kSharedBytes, stream, what, p);
+    } else {
+      const unsigned grid = static_cast<unsigned>(std::min<std::int64_t>(items, call.multiprocessors));
+      LaunchKernel(&BackwardKernel<T, Config>, dim3(grid), Config::kThreads, Config::kSharedBytes, stream,
+                   what, p);
+    }
   }
 
   if (call.query_last && work.blocks_count > 0) {
@@ -96,7 +103,7 @@ BackwardKernelEntry BackwardEntry(int dim_qk, int dim_v) {
   const auto offer = [&]<int kDimQk, int kDimV>() {
     using Config = TilingOf<kDimQk, kDimV>;
     if (dim_qk == kDimQk && dim_v == kDimV)
-      entry = {Config::kTileKeys, Config::kRows, &LoadBackward<T, Config>, &LaunchBackward<T, Config>};
+      entry = {Config::kListKeys, Config::kRows, &LoadBackward<T, Config>, &LaunchBackward<T, Config>};
   };
   offer.template operator()<64, 64>();
   offer.template operator()<128, 128>();

@@ -27,6 +27,8 @@ struct KeyTile {
   std::int32_t ordinal;  // counts a sequence's tiles by position; those that see a block are neighbours
 };
 
+inline constexpr int kTurns = 4;
+
 // What else a tile's bias takes.
 struct KeyTileBias {
   std::int32_t sequence;
@@ -45,7 +47,7 @@ struct BackwardWork {
 
 struct BackwardParameters {
   CUtensorMap q, dout;  // boxes of kRows rows
-  CUtensorMap k, v;     // boxes of kTileKeys rows
+  CUtensorMap k, v;     // boxes of kTileKeys rows; for pairs of blocks of threads, of half of k's dims
   CUtensorMap dq;       // [rows_q, heads, dim_qk] in fp32, added to; boxes of kDqRows rows and kDqDims dims
   BackwardWork work;
   HeadMap map;
@@ -56,7 +58,8 @@ struct BackwardParameters {
   void* dk;            // as dk_sum
   void* dv;            // as dv_sum
   int* schedule;       // the next item, from 0; 0 before the launch
-  // [blocks_count, heads, 2], 0 before the launch: tiles that have been added to dq, by each consumer; NULL: in any order.
+  // [blocks_count, heads, kTurns], 0 before the launch: tiles that have been added to dq, by each consumer of a block of
+  // threads or of a pair of them; NULL: in any order.
   int* turns;
   int section_heads;  // key/value heads that are worked off before the next ones
   float scale;

@@ -4,10 +4,12 @@
 //
 // Items are tiles times key/value heads, in sections of heads whose queries and dq stay in the L2 cache. All come from
 // a counter, so that whatever an item waits for in its turn to add to dq is held by a block of threads that runs.
-// Blocks go from the last to the first: tiles of a sequence then begin with the same block, and one waits for
-// another's single step and not for its way to the diagonal.
+// Blocks go from the last to the first, and each for all heads before the next: tiles of a sequence then begin with the
+// same block and go on in step, so that one waits for another's single step. Head after head, a tile with few blocks would
+// wait at every head for the one with the most.
 #pragma once
 
+#include "kernels/attention/families/sm90/backward_pair_producer.cuh"
 #include "kernels/attention/families/sm90/backward_shared.cuh"
 
 namespace cppool::kernels::cuda::sm90 {
@@ -42,9 +44,13 @@ __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
   StepRings<Config::kStages, Config::kDoutStages> rings;
   while (true) {
     int item = 0;
-    if (lane == 0) item = atomicAdd(p.schedule, 1);
-    item = __shfl_sync(~0u, item, 0);
-    ptx::Wait(shared.EmptyTile(tiles.stage), tiles.parity ^ 1);
+    if constexpr (Config::kPairs) {
+      item = TakePairItem(p, shared, tiles);
+    } else {
+      if (lane == 0) item = atomicAdd(p.schedule, 1);
+      item = __shfl_sync(~0u, item, 0);
+      ptx::Wait(shared.EmptyTile(tiles.stage), tiles.parity ^ 1);
+    }
     KeyTileInfo& info = shared.control->tiles[tiles.stage];
     const std::uint32_t full_tile = shared.FullTile(tiles.stage);
     if (item >= items) {
@@ -69,22 +75,31 @@ __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
       __syncwarp();
     }
     if (lane == 0) {
-      info = {kv_head,       (end_head - first_head) * (block_end - block_begin),
-              tile.token,    tile.member,
-              tile.position, tile.length,
-              tile.low,      tile.high};
-      ptx::ArriveExpecting(full_tile, Config::kKeyBytes + Config::kValueBytes);
-      const ptx::RowCoordinates from{tile.token, tile.member, kv_head};
-      ptx::LoadBox(shared.Keys(tiles.stage), &p.k, from, full_tile);
-      ptx::LoadBox(shared.Values(tiles.stage), &p.v, from, full_tile);
+      info = {kv_head,
+              (end_head - first_head) * (block_end - block_begin),
+              tile.token,
+              tile.member,
+              tile.position,
+              tile.length,
+              tile.low,
+              tile.high,
+              0};
+      if constexpr (Config::kPairs) {
+        ProducePairKeys(p, shared, tiles.stage);
+      } else {
+        ptx::ArriveExpecting(full_tile, Config::kKeyBytes + Config::kValueBytes);
+        const ptx::RowCoordinates from{tile.token, tile.member, kv_head};
+        ptx::LoadBox(shared.Keys(tiles.stage), &p.k, from, full_tile);
+        ptx::LoadBox(shared.Values(tiles.stage), &p.v, from, full_tile);
+      }
     }
     __syncwarp();
     [[maybe_unused]] const int tile_stage = tiles.stage;
     tiles.Advance();
 #pragma unroll 1
-    for (int head = first_head; head < end_head; ++head) {
+    for (int at = block_end - 1; at >= block_begin; --at) {
 #pragma unroll 1
-      for (int at = block_end - 1; at >= block_begin; --at) {
+      for (int head = first_head; head < end_head; ++head) {
         const QueryBlock block = p.work.blocks[at];
         float lse[kRowsPerLane], delta[kRowsPerLane];
         const auto load_state = [&] {
@@ -116,7 +131,7 @@ __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
                                             block.position,
                                             block.length,
                                             head,
-                                            (at * p.map.heads + head) * 2,
+                                            (at * p.map.heads + head) * kTurns,
                                             ordinal - block.first_tile};
           if constexpr (Config::kBias)
             shared.control->slopes[q.stage] =

@@ -17,6 +17,7 @@ struct KeyTileInfo {
   int token, member;
   int position, length;
   int low, high;
+  int other_length;  // of the other block's keys, in a pair
 };
 
 // A block of queries of one head.
@@ -69,9 +70,19 @@ struct BiasedBackwardControl : PlainBackwardControl<Config> {
   float slopes[Config::kStages];                 // of ALiBi for `steps`, divided by the scale; 0 without
 };
 
+// Of a pair of blocks of threads.
 template <typename Config>
-using BackwardControlOf =
-    std::conditional_t<Config::kBias, BiasedBackwardControl<Config>, PlainBackwardControl<Config>>;
+struct PairedBackwardControl : PlainBackwardControl<Config> {
+  // The other's ds has come; the other's consumers have read the ds that was sent; the item that the first block has taken has
+  // come to the second one, and has been read there.
+  std::uint64_t full_other_ds, empty_other_ds, full_item, empty_item;
+  int item;
+};
+
+template <typename Config>
+using BackwardControlOf = std::conditional_t<
+    Config::kPairs, PairedBackwardControl<Config>,
+    std::conditional_t<Config::kBias, BiasedBackwardControl<Config>, PlainBackwardControl<Config>>>;
 
 template <typename Config>
 struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileBytes> {
@@ -104,6 +115,9 @@ struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileByt
     return Dq(2) + stage * Config::kBiasBytes;
   }
 
+  // The second or first half of the dims of the other block's keys: [kDimQk / 128][kTileKeys][64] swizzled.
+  __device__ __forceinline__ std::uint32_t OtherKeys() const { return Dq(2); }
+
   __device__ __forceinline__ std::uint32_t FullTile(int i) const { return At(control->full_tile + i); }
   __device__ __forceinline__ std::uint32_t EmptyTile(int i) const { return At(control->empty_tile + i); }
   __device__ __forceinline__ std::uint32_t FullQ(int i) const { return At(control->full_q + i); }
@@ -114,6 +128,10 @@ struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileByt
   __device__ __forceinline__ std::uint32_t EmptyDq(int i) const { return At(control->empty_dq + i); }
   __device__ __forceinline__ std::uint32_t FullBias(int i) const { return At(control->full_bias + i); }
   __device__ __forceinline__ std::uint32_t EmptyBias(int i) const { return At(control->empty_bias + i); }
+  __device__ __forceinline__ std::uint32_t FullOtherDs() const { return At(&control->full_other_ds); }
+  __device__ __forceinline__ std::uint32_t EmptyOtherDs() const { return At(&control->empty_other_ds); }
+  __device__ __forceinline__ std::uint32_t FullItem() const { return At(&control->full_item); }
+  __device__ __forceinline__ std::uint32_t EmptyItem() const { return At(&control->empty_item); }
 
   // By one thread; a barrier of the whole block follows. Consumers release by all threads what they all have read.
   __device__ __forceinline__ void InitBarriers() const {
@@ -138,6 +156,12 @@ struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileByt
         ptx::InitBarrier(FullBias(i), 1);
         ptx::InitBarrier(EmptyBias(i), 2 * kWarpgroup);
       }
+    }
+    if constexpr (Config::kPairs) {
+      ptx::InitBarrier(FullOtherDs(), 1);
+      ptx::InitBarrier(EmptyOtherDs(), 2 * kWarpgroup / 32);  // a lane of each of the other's warps
+      ptx::InitBarrier(FullItem(), 1);
+      ptx::InitBarrier(EmptyItem(), 1);
     }
     ptx::FenceBarrierInit();
   }

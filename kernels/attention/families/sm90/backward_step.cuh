@@ -4,6 +4,7 @@
 
 #include "kernels/attention/families/sm90/backward_shared.cuh"
 #include "kernels/attention/families/sm90/bias.cuh"
+#include "kernels/attention/families/sm90/cluster.cuh"
 #include "kernels/attention/families/sm90/mask.cuh"
 #include "kernels/attention/families/sm90/softmax.cuh"
 #include "kernels/attention/families/sm90/wgmma.cuh"
@@ -167,13 +168,13 @@ class BackwardStep {
     StoreDq(dq, 0);
     AnnounceDq(block);
   }
-  // The same in parts: kCount * 2 dims from the `box`th 32 on.
+  // The same in parts: the kCount * 2 dims that are at dq[kAt] on to the `box`th 32 on.
   __device__ __forceinline__ void TakeDq() {
     ptx::Wait(shared_.EmptyDq(group_), dq_parity_ ^ 1);
     dq_parity_ ^= 1;
   }
-  template <int kCount>
-  __device__ __forceinline__ void StoreDq(const float (&dq)[kCount], int box) const {
+  template <int kAt = 0, int kAll = 0, int kCount = kAll>
+  __device__ __forceinline__ void StoreDq(const float (&dq)[kAll], int box) const {
     const int lane = Lane();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -185,14 +186,25 @@ class BackwardStep {
 #pragma unroll
       for (int n = 0; n < kCount / 4; ++n)
         ptx::StoreShared8((line ^ (n % 4 * 32)) + n / 4 * (Config::kDqRows * kRowBytes),
-                          dq[n * 4 + half * 2] * p_.scale, dq[n * 4 + half * 2 + 1] * p_.scale);
+                          dq[kAt + n * 4 + half * 2] * p_.scale, dq[kAt + n * 4 + half * 2 + 1] * p_.scale);
     }
   }
   __device__ __forceinline__ void AnnounceDq(const StepInfo& block) const {
     if (threadIdx.x % kWarpgroup == 0)
-      shared_.control->dq[group_] = {block.token, block.member, block.head, block.turn + group_, block.order};
+      shared_.control->dq[group_] = {block.token, block.member, block.head, block.turn + Adder(),
+                                     block.order};
+    AnnounceMoreDq();
+  }
+  // Of the block announced last.
+  __device__ __forceinline__ void AnnounceMoreDq() const {
     ptx::FenceShared();
     ptx::Arrive(shared_.FullDq(group_));
+  }
+
+  // Which of those that add to a block's dq this consumer is.
+  __device__ __forceinline__ int Adder() const {
+    if constexpr (Config::kPairs) return ptx::ClusterRank() * 2 + group_;
+    return group_;
   }
 
   // No more of dq comes.

@@ -65,7 +65,7 @@ bool KeysAligned(const sm90::BackwardList& list) {
 // Memory that starts every launch as 0: an item counter, padded, and a fixed order's turns.
 constexpr std::size_t kScheduleBytes = 64;
 std::size_t TurnBytes(const KernelRequest& request, std::int64_t blocks) {
-  return request.deterministic ? static_cast<std::size_t>(blocks * request.shape.heads) * 2 * sizeof(int) : 0;
+  return request.deterministic ? static_cast<std::size_t>(blocks * request.shape.heads) * sm90::kTurns * sizeof(int) : 0;
 }
 
 // The work lists in device memory, with the launches' counters, and the general family's plan where it takes part.

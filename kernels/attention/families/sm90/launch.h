@@ -30,4 +30,23 @@ void LaunchKernel(void (*kernel)(Parameters...), dim3 grid, int threads, int sha
       what);
 }
 
+// The same in clusters of `cluster` blocks of threads.
+template <typename... Parameters>
+void LaunchClusters(void (*kernel)(Parameters...), unsigned cluster, dim3 grid, int threads, int shared_bytes,
+                    cudaStream_t stream, const char* what,
+                    const std::type_identity_t<Parameters>&... parameters) {
+  void* arguments[] = {const_cast<std::remove_const_t<Parameters>*>(&parameters)...};
+  cudaLaunchAttribute size{};
+  size.id = cudaLaunchAttributeClusterDimension;
+  size.val.clusterDim = {cluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = &size;
+  config.numAttrs = 1;
+  CheckCuda(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments), what);
+}
+
 }  // namespace cppool::kernels::cuda::sm90

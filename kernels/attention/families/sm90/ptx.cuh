@@ -102,6 +102,17 @@ __device__ __forceinline__ void LoadBox(std::uint32_t to, const CUtensorMap* map
       : "memory");
 }
 
+// The same from the `part`th 64 dims on.
+__device__ __forceinline__ void LoadBoxPart(std::uint32_t to, const CUtensorMap* map, RowCoordinates at,
+                                            int part, std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
+      "%5, "
+      "%6, %7}], [%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(0), "r"(at.token), "r"(part), "r"(at.head), "r"(at.member)
+      : "memory");
+}
+
 // Coordinates of a box in a map of a bias or its gradient, see tensor_map.h.
 struct BiasCoordinates {
   int key, query, head, sequence;

@@ -77,7 +77,11 @@ CUtensorMap EncodeBoxes(const BiasTensor& tensor, CUtensorMapDataType type, int 
 }  // namespace
 
 CUtensorMap EncodeRows(const RowTensor& tensor, int box_rows) {
-  return EncodeLines(tensor, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, box_rows, tensor.dim);
+  return EncodeRows(tensor, box_rows, tensor.dim);
+}
+
+CUtensorMap EncodeRows(const RowTensor& tensor, int box_rows, int box_dims) {
+  return EncodeLines(tensor, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, box_rows, box_dims);
 }
 
 CUtensorMap EncodeFloatRows(const RowTensor& tensor, int box_rows, int box_dims) {

@@ -21,6 +21,9 @@ struct RowTensor {
 // that 32-bit coordinates cannot count are CPPOOL_UNSUPPORTED.
 CUtensorMap EncodeRows(const RowTensor& tensor, int box_rows);
 
+// The same in boxes of `box_dims` dims, a multiple of 64; the third coordinate is the first dim / 64.
+CUtensorMap EncodeRows(const RowTensor& tensor, int box_rows, int box_dims);
+
 // The same for floats: boxes of `box_rows` rows and `box_dims` dims, a multiple of 32, as [box_dims / 32][box_rows][32].
 // Coordinates are {0, row / step, first dim / 32, head, row % step}.
 CUtensorMap EncodeFloatRows(const RowTensor& tensor, int box_rows, int box_dims);
