@@ -54,19 +54,6 @@ function(cppool_unity target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${CPPOOL_UNITY} UNITY_BUILD_BATCH_SIZE 8)
 endfunction()
 
-# Of the rest, much is reading the same headers: cppool_precompile(TARGET [HEADER ...]) compiles them once, and
-# cppool_precompiled(TARGET OWNER) has another target of the same flags use them. A compiler that finds that the flags differ reads the
-# headers themselves, without a warning. (-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON: without all that.)
-function(cppool_precompile target)
-  target_precompile_headers(${target} PRIVATE <algorithm> <chrono> <cstdint> <cstdio> <functional> <map> <memory> <mutex> <optional> <set>
-    <string> <string_view> <thread> <utility> <vector> <nlohmann/json.hpp> ${ARGN})
-  set_target_properties(${target} PROPERTIES PCH_WARN_INVALID OFF)
-endfunction()
-function(cppool_precompiled target owner)
-  target_precompile_headers(${target} REUSE_FROM ${owner})
-  set_target_properties(${target} PROPERTIES PCH_WARN_INVALID OFF)
-endfunction()
-
 # cppool_inner_loops(TARGET SOURCE ...): sources whose loops run over tensors. Vectorised whatever the build type is, except where somebody
 # wants to step through them, and not instrumented for the fuzzers, which do not run them.
 function(cppool_inner_loops target)
