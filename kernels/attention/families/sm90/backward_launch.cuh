@@ -33,6 +33,17 @@ int SectionHeads(const BackwardCall& call) {
       std::clamp<std::int64_t>(kCachedBytes / std::max<std::int64_t>(head_bytes, 1), 1, map.kv_heads));
 }
 
+// In step through the blocks for all heads of a group, tiles read and add to the same rows at a time: 8 % faster with 32 query
+// and 4 key/value heads of 128 and 4096 tokens. With a window of 512, where a tile has few blocks, what all heads touch does not
+// stay in the L2 cache: a quarter slower. For turns it matters whether tiles have as many blocks as their neighbours.
+inline int HeadsTogether(const BackwardCall& call) {
+  constexpr int kFewBlocks = 16;
+  const BackwardWork& work = call.work;
+  const bool together =
+      call.turns ? work.most_blocks * 2 > work.mean_blocks * 3 : work.mean_blocks > kFewBlocks;
+  return together ? call.map.group : 1;
+}
+
 template <typename T, typename Config>
 void LaunchBackward(const BackwardCall& call, cudaStream_t stream) {
   const BackwardWork& work = call.work;
@@ -68,6 +79,7 @@ void LaunchBackward(const BackwardCall& call, cudaStream_t stream) {
     p.dk = call.dk;
     p.dv = call.dv;
     p.section_heads = SectionHeads<Config>(call);
+    p.heads_together = HeadsTogether(call);
     p.schedule = call.schedule;
     p.turns = call.turns;
     p.scale = call.scale;

@@ -41,6 +41,7 @@ struct BackwardWork {
   int tiles_count;
   int busy_tiles;  // these come first; the others have no blocks
   int blocks_count;
+  int mean_blocks, most_blocks;  // of a busy tile
   int query_step;
   int key_step;
 };
@@ -62,6 +63,9 @@ struct BackwardParameters {
   // threads or of a pair of them; NULL: in any order.
   int* turns;
   int section_heads;  // key/value heads that are worked off before the next ones
+  // Query heads of a key/value head that a tile takes through its blocks together; the same for all tiles of a launch, or turns
+  // would wait for each other.
+  int heads_together;
   float scale;
   float scale_log2;
   bool first;  // of dk and dv, see GradientPass

@@ -65,7 +65,9 @@ bool KeysAligned(const sm90::BackwardList& list) {
 // Memory that starts every launch as 0: an item counter, padded, and a fixed order's turns.
 constexpr std::size_t kScheduleBytes = 64;
 std::size_t TurnBytes(const KernelRequest& request, std::int64_t blocks) {
-  return request.deterministic ? static_cast<std::size_t>(blocks * request.shape.heads) * sm90::kTurns * sizeof(int) : 0;
+  return request.deterministic
+             ? static_cast<std::size_t>(blocks * request.shape.heads) * sm90::kTurns * sizeof(int)
+             : 0;
 }
 
 // The work lists in device memory, with the launches' counters, and the general family's plan where it takes part.
@@ -108,6 +110,13 @@ class Plan : public BlockPlan {
       backward_work_.tiles_count = static_cast<int>(backward->tiles.size());
       backward_work_.busy_tiles = backward->busy_tiles;
       backward_work_.blocks_count = static_cast<int>(backward->blocks.size());
+      std::int64_t steps = 0;
+      for (const sm90::KeyTile& tile : backward->tiles) {
+        const int blocks = tile.block_end - tile.block_begin;
+        steps += blocks;
+        backward_work_.most_blocks = std::max(backward_work_.most_blocks, blocks);
+      }
+      backward_work_.mean_blocks = static_cast<int>(steps / std::max(backward->busy_tiles, 1));
       backward_work_.query_step = query.row_step;
       backward_work_.key_step = key.row_step;
     }
