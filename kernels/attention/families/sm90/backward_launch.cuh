@@ -36,12 +36,10 @@ int SectionHeads(const BackwardCall& call) {
 // In step through the blocks for all heads of a group, tiles read and add to the same rows at a time: 8 % faster with 32 query
 // and 4 key/value heads of 128 and 4096 tokens. With a window of 512, where a tile has few blocks, what all heads touch does not
 // stay in the L2 cache: a quarter slower. For turns it matters whether tiles have as many blocks as their neighbours.
-inline int HeadsTogether(const BackwardCall& call) {
+inline bool HeadsTogether(const BackwardCall& call) {
   constexpr int kFewBlocks = 16;
   const BackwardWork& work = call.work;
-  const bool together =
-      call.turns ? work.most_blocks * 2 > work.mean_blocks * 3 : work.mean_blocks > kFewBlocks;
-  return together ? call.map.group : 1;
+  return call.turns ? work.most_blocks * 2 > work.mean_blocks * 3 : work.mean_blocks > kFewBlocks;
 }
 
 template <typename T, typename Config>

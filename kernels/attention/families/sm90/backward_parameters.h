@@ -63,9 +63,9 @@ struct BackwardParameters {
   // threads or of a pair of them; NULL: in any order.
   int* turns;
   int section_heads;  // key/value heads that are worked off before the next ones
-  // Query heads of a key/value head that a tile takes through its blocks together; the same for all tiles of a launch, or turns
-  // would wait for each other.
-  int heads_together;
+  // Whether a tile takes all query heads of its key/value head through a block before the next block, or all blocks for a head
+  // before the next head. The same for all tiles of a launch, or turns could wait for each other.
+  bool heads_together;
   float scale;
   float scale_log2;
   bool first;  // of dk and dv, see GradientPass

@@ -4,9 +4,9 @@
 //
 // Items are tiles times key/value heads, in sections of heads whose queries and dq stay in the L2 cache. All come from
 // a counter, so that whatever an item waits for in its turn to add to dq is held by a block of threads that runs.
-// Blocks go from the last to the first, and each for heads_together heads before the next: tiles of a sequence then begin
-// with the same block and go on in step, so that one waits for another's single step. Head after head, a tile with few
-// blocks would wait at every head for the one with the most.
+// Blocks go from the last to the first: tiles of a sequence then begin with the same block. With heads_together each goes for
+// all heads before the next, so that tiles go on in step and one waits for another's single step; head after head, a tile
+// with few blocks would wait at every head for the one with the most.
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_pair_producer.cuh"
@@ -96,83 +96,91 @@ __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
     __syncwarp();
     [[maybe_unused]] const int tile_stage = tiles.stage;
     tiles.Advance();
+    int at = block_end - 1, head = first_head;
+    const auto next = [&] {
+      if (p.heads_together) {
+        if (++head < end_head) return;
+        head = first_head;
+        --at;
+      } else {
+        if (--at >= block_begin) return;
+        at = block_end - 1;
+        ++head;
+      }
+    };
 #pragma unroll 1
-    for (int begin = first_head; begin < end_head; begin += p.heads_together)
-#pragma unroll 1
-      for (int at = block_end - 1; at >= block_begin; --at)
-#pragma unroll 1
-        for (int head = begin; head < min(begin + p.heads_together, end_head); ++head) {
-          const QueryBlock block = p.work.blocks[at];
-          float lse[kRowsPerLane], delta[kRowsPerLane];
-          const auto load_state = [&] {
+    for (; at >= block_begin && head < end_head; next()) {
+      const QueryBlock block = p.work.blocks[at];
+      float lse[kRowsPerLane], delta[kRowsPerLane];
+      const auto load_state = [&] {
 #pragma unroll
-            for (int i = 0; i < kRowsPerLane; ++i) {
-              const int row = lane + i * 32;
-              lse[i] = INFINITY, delta[i] = 0;
-              if (row >= block.length) continue;
-              const std::int64_t state =
-                  (static_cast<std::int64_t>(block.token + row) * p.work.query_step + block.member) *
-                      p.map.heads +
-                  head;
-              lse[i] = p.lse[state];
-              delta[i] = p.delta[state];
-            }
-          };
-          // Under the wait for the queries' buffer; if that for the output gradients' is longer, under that one, which takes
-          // fewer registers; with a bias under the copy of the output gradients, which takes the fewest.
-          constexpr bool kUnderCopy = Config::kBias;
-          constexpr bool kEarly = !kUnderCopy && Config::kDoutStages == Config::kStages;
-          if constexpr (kEarly) load_state();
-          const ptx::RowCoordinates from{block.token, block.member, head};
-          const auto& q = rings.q();
-          const auto dout = rings.dout();
-          ptx::Wait(shared.EmptyQ(q.stage), q.parity ^ 1);
-          if (lane == 0) {
-            shared.control->steps[q.stage] = {block.token,
-                                              block.member,
-                                              block.position,
-                                              block.length,
-                                              head,
-                                              (at * p.map.heads + head) * kTurns,
-                                              ordinal - block.first_tile};
-            if constexpr (Config::kBias)
-              shared.control->slopes[q.stage] =
-                  p.bias.alibi_slopes ? p.bias.alibi_slopes[head] * p.bias.inverse_scale : 0;
-            ptx::ArriveExpecting(shared.FullQ(q.stage), Config::kQueryBytes);
-            ptx::LoadBox(shared.Queries(q.stage), &p.q, from, shared.FullQ(q.stage));
-          }
-          __syncwarp();
-          if constexpr (Config::kBias) {
-            if (p.bias.rows > 0) {
-              const auto bias = rings.template Beside<Config::kBiasStages>();
-              ptx::Wait(shared.EmptyBias(bias.stage), bias.parity ^ 1);
-              if (lane == 0) ProduceBackwardBias<Config>(p, shared, bias, tile_stage, q.stage);
-              __syncwarp();
-            }
-          }
-          if constexpr (!kEarly && !kUnderCopy) load_state();
-          ptx::Wait(shared.EmptyDout(dout.stage), dout.parity ^ 1);
-          if constexpr (kUnderCopy) {
-            if (lane == 0) {
-              ptx::Expect(shared.FullDout(dout.stage), Config::kDoutBytes);
-              ptx::LoadBox(shared.Dout(dout.stage), &p.dout, from, shared.FullDout(dout.stage));
-            }
-            load_state();
-          }
-#pragma unroll
-          for (int i = 0; i < kRowsPerLane; ++i) {
-            shared.control->lse[dout.stage][lane + i * 32] = lse[i] == -INFINITY ? INFINITY : lse[i] * kLog2e;
-            shared.control->delta[dout.stage][lane + i * 32] = delta[i];
-          }
-          if (!kUnderCopy && lane == 0) {
-            ptx::ArriveExpecting(shared.FullDout(dout.stage), Config::kDoutBytes);
-            ptx::LoadBox(shared.Dout(dout.stage), &p.dout, from, shared.FullDout(dout.stage));
-          } else {
-            ptx::Arrive(shared.FullDout(dout.stage));
-          }
-          __syncwarp();
-          rings.Advance();
+        for (int i = 0; i < kRowsPerLane; ++i) {
+          const int row = lane + i * 32;
+          lse[i] = INFINITY, delta[i] = 0;
+          if (row >= block.length) continue;
+          const std::int64_t state =
+              (static_cast<std::int64_t>(block.token + row) * p.work.query_step + block.member) *
+                  p.map.heads +
+              head;
+          lse[i] = p.lse[state];
+          delta[i] = p.delta[state];
         }
+      };
+      // Under the wait for the queries' buffer; if that for the output gradients' is longer, under that one, which takes
+      // fewer registers; with a bias under the copy of the output gradients, which takes the fewest.
+      constexpr bool kUnderCopy = Config::kBias;
+      constexpr bool kEarly = !kUnderCopy && Config::kDoutStages == Config::kStages;
+      if constexpr (kEarly) load_state();
+      const ptx::RowCoordinates from{block.token, block.member, head};
+      const auto& q = rings.q();
+      const auto dout = rings.dout();
+      ptx::Wait(shared.EmptyQ(q.stage), q.parity ^ 1);
+      if (lane == 0) {
+        shared.control->steps[q.stage] = {block.token,
+                                          block.member,
+                                          block.position,
+                                          block.length,
+                                          head,
+                                          (at * p.map.heads + head) * kTurns,
+                                          ordinal - block.first_tile};
+        if constexpr (Config::kBias)
+          shared.control->slopes[q.stage] =
+              p.bias.alibi_slopes ? p.bias.alibi_slopes[head] * p.bias.inverse_scale : 0;
+        ptx::ArriveExpecting(shared.FullQ(q.stage), Config::kQueryBytes);
+        ptx::LoadBox(shared.Queries(q.stage), &p.q, from, shared.FullQ(q.stage));
+      }
+      __syncwarp();
+      if constexpr (Config::kBias) {
+        if (p.bias.rows > 0) {
+          const auto bias = rings.template Beside<Config::kBiasStages>();
+          ptx::Wait(shared.EmptyBias(bias.stage), bias.parity ^ 1);
+          if (lane == 0) ProduceBackwardBias<Config>(p, shared, bias, tile_stage, q.stage);
+          __syncwarp();
+        }
+      }
+      if constexpr (!kEarly && !kUnderCopy) load_state();
+      ptx::Wait(shared.EmptyDout(dout.stage), dout.parity ^ 1);
+      if constexpr (kUnderCopy) {
+        if (lane == 0) {
+          ptx::Expect(shared.FullDout(dout.stage), Config::kDoutBytes);
+          ptx::LoadBox(shared.Dout(dout.stage), &p.dout, from, shared.FullDout(dout.stage));
+        }
+        load_state();
+      }
+#pragma unroll
+      for (int i = 0; i < kRowsPerLane; ++i) {
+        shared.control->lse[dout.stage][lane + i * 32] = lse[i] == -INFINITY ? INFINITY : lse[i] * kLog2e;
+        shared.control->delta[dout.stage][lane + i * 32] = delta[i];
+      }
+      if (!kUnderCopy && lane == 0) {
+        ptx::ArriveExpecting(shared.FullDout(dout.stage), Config::kDoutBytes);
+        ptx::LoadBox(shared.Dout(dout.stage), &p.dout, from, shared.FullDout(dout.stage));
+      } else {
+        ptx::Arrive(shared.FullDout(dout.stage));
+      }
+      __syncwarp();
+      rings.Advance();
+    }
   }
 }
 
