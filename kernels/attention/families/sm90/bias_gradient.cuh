@@ -152,7 +152,7 @@ class BiasGradientConsumer {
         Settle(logits);
         ptx::Wait(shared_.FullBias(group_, bias_.stage), bias_.parity);
         AddBiasTile<T, kBlock>(logits, shared_.Bias(group_, bias_.stage), true, p_.bias.inverse_scale);
-          ptx::ReleaseToCopies(shared_.EmptyBias(group_, bias_.stage));
+        ptx::ReleaseToCopies(shared_.EmptyBias(group_, bias_.stage));
         bias_.Advance();
         const bool visible = MaskHidden(logits, tile, now);
 #pragma unroll
