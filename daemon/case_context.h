@@ -39,6 +39,7 @@ class CaseContext {
 
   cppool_case_context* get() { return &c_; }
   int rank() const { return c_.runtime->rank; }
+  bool gave_reason() const { return !said_.text.empty(); }  // by `fail`
 
   // Once the case has returned `returned`: its failure. The first of these that there is: a callback's failure, or a misuse of the
   // interface; a requested fault that did not happen; what the case said with `fail`; the runtime's last failure.

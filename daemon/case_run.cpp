@@ -341,7 +341,8 @@ void CaseRun::Judge(RunResult& result) const {
                    (failed_check->max_abs_err <= failed_check->tolerance ? " (holds: see rel_err)" : "") +
                    " (" + std::to_string(failed) + " of " + std::to_string(result.checks.size()) +
                    " checks do not hold)";
-    if (cause && cause->failure.status == CPPOOL_MISMATCH) result.error += ": " + cause->failure.text;
+    if (cause && cause->failure.status == CPPOOL_MISMATCH && cause->context.gave_reason())
+      result.error += ": " + cause->failure.text;
     result.failure = protocol::Failure{FailureKind::kMismatch, failed_check->rank, "", result.error};
   } else if (cause) {
     const FailureKind kind = ToFailureKind(cause->failure.status);

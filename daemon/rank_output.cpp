@@ -28,7 +28,8 @@ namespace {
 
 constexpr std::string_view kThreadName = "rank ";
 constexpr std::string_view kLabel = "[rank ";
-constexpr std::size_t kLongest = 4096 - 1;  // of a line without label and newline
+// Of a line without label and newline: with both it is at most PIPE_BUF, which a pipe that polls as ready takes without blocking.
+constexpr std::size_t kLongest = 4096 - 16;
 
 bool WriteAll(int fd, std::string_view text) {
   while (!text.empty()) {

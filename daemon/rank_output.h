@@ -5,7 +5,7 @@
 namespace cppool::daemon {
 
 // From here on each line that a thread of a rank writes to stdout, stderr, std::cout, std::cerr or std::clog begins with "[rank N] ",
-// and is written when it is complete; what is longer than 4 KiB is written in parts, each as a line. A line that begins with "[rank "
+// and is written when it is complete; what is longer than about 4 KiB is written in parts, each as a line. A line that begins with "[rank "
 // has its label already. The output of other threads is unchanged, and so is what goes past these streams: write(2), and copies of
 // `stdout` and `stderr` from before this call, as the log has one.
 //

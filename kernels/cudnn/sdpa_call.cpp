@@ -122,8 +122,7 @@ std::optional<std::string> ReadCall(const cppool_attention_call& call, SdpaCall&
     if (to.dbias.dims != to.bias.dims) return "it needs dbias in the shape of bias";
     if (to.dbias.dims[2] != call.seqlen_q)
       return "cuDNN makes no dbias of a bias that all queries share (its documentation has bias as [1 or B, "
-             "1 or H, "
-             "S_q, S_kv])";
+             "1 or H, S_q, S_kv])";
     if (!IsPacked(to.dbias)) return "it takes a packed dbias";
   }
   if (tensors->alibi_slopes) {

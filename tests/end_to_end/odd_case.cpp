@@ -156,7 +156,7 @@ void Talk(cppool_runtime* rt) {
   const std::string much(std::size_t{1} << 20, 'x');
   std::fwrite(much.data(), 1, much.size(), stdout);
   std::printf("\n");
-  std::fprintf(stderr, "%s\n", much.substr(0, 4095).c_str());
+  std::fprintf(stderr, "%s\n", much.substr(0, 4080).c_str());
   std::cout << "not ended";
 }
 

@@ -44,7 +44,7 @@ class Fp8Verifier {
   // Valid while this and the arguments live.
   const Fp8Problem& problem() const { return problem_; }
 
-  // What it and GatherDelta allocate on a rank.
+  // What it and GatherDelta allocate on a rank, without numbers of rows, which AttentionBytes counts.
   static double Bytes(const AttentionSpec& spec, int world_size);
   // The most host memory that CheckBits or GatherDelta takes at a time beside that: numbers of rows, and a copy of delta.
   static double HostBytes(const AttentionSpec& spec, int world_size);

@@ -61,8 +61,11 @@ void KernelTrial::ResultsDiffer() {
   differences_ += differences_.empty() ? "kernel " + kernel_ + ": its results differ when " : "; when ";
   switch (kind_) {
     case Kind::kStrides:
-      differences_ +=
-          "its rows lie 64 bytes apart and its workspace holds zeros: it must use the strides of each tensor";
+      differences_ += strided_ ? "its rows lie 64 bytes apart and its workspace holds zeros: it must use the "
+                                 "strides of each tensor"
+                               : "its tensors lie elsewhere and its workspace holds zeros: it must read "
+                                 "nothing but the tensors of "
+                                 "the call";
       return;
     case Kind::kWorkspace:
       differences_ +=
@@ -92,6 +95,7 @@ KernelTrial::Arrangement KernelTrial::Arrange(const std::vector<TrialTensor>& te
 void KernelTrial::Run(const TrialCall& call, cppool_stream stream) {
   kernel_ = call.kernel;
   const bool strided = kind_ == Kind::kStrides && call.run_strided;
+  strided_ = strided_ || strided;
   Arrangement arranged = Arrange(strided ? call.strided_tensors : call.tensors, call.workspace_bytes);
   const std::int64_t widest = WidestRow(call.tensors);
   if (arena_.bytes() < arranged.bytes) arena_ = Buffer(rt_, arranged.bytes, stream);

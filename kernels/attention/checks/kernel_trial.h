@@ -29,7 +29,7 @@ class KernelTrial : public CallTrial {
   // Both outlive it.
   KernelTrial(cppool_runtime* runtime, CheckKernels& kernels) : rt_(runtime), kernels_(kernels) {}
 
-  void Begin(Kind kind) { kind_ = kind; }
+  void Begin(Kind kind) { kind_ = kind, strided_ = false; }
   void Run(const TrialCall& call, cppool_stream stream) override;
   // The results of the trial that began last are not those of the run. Once for each trial.
   void ResultsDiffer();
@@ -55,6 +55,7 @@ class KernelTrial : public CallTrial {
   cppool_runtime* rt_;
   CheckKernels& kernels_;
   Kind kind_ = Kind::kStrides;
+  bool strided_ = false;  // a call since Begin had rows apart
   Buffer arena_, blank_;
   std::string kernel_;  // of the last call
   std::string write_, differences_;

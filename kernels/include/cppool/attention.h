@@ -147,7 +147,7 @@ typedef struct cppool_attention_call {
   /* With CPPOOL_ATTENTION_FP8, else 0: q, k and v are e4m3 and dout is e5m2, each with a scale. forward rounds
    * p_scale * exp(logit[i][j] - m) to e4m3 for the product with v, and divides the product by p_scale; m is the
    * largest logit of row i, or of the keys up to there. backward rounds p_scale * P[i][j] to e4m3 for the product
-   * with dout, and dS as ds_scale says. All rounding is to nearest even and saturates. Sums, lse and dS are those
+   * with dout, and divides the product by p_scale; it rounds dS as ds_scale says. All rounding is to nearest even and saturates. Sums, lse and dS are those
    * of P before it is rounded. Use delta as it is given: it is that of out and dout as the recipe stores them, and
    * `out` here is rounded in another way, also in the 16-bit backward pass of a case whose forward pass is in fp8. */
   double p_scale;

@@ -8,8 +8,8 @@
 
 #include "kernels/attention/checks/cuda/launch.h"
 #include "kernels/error.h"
-#include "kernels/numerics/fp8.h"
 #include "kernels/host_device.h"
+#include "kernels/numerics/fp8.h"
 #include "kernels/runtime/cuda/check.h"
 
 namespace cppool::kernels::cuda {

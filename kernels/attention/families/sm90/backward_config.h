@@ -5,7 +5,7 @@
 
 namespace cppool::kernels::cuda::sm90 {
 
-// Common to both ways to divide the work between two consumer warpgroups.
+// Common to all ways to divide the work between two consumer warpgroups.
 //
 // Each hands its part of dq to the copy engine in boxes of kDqRows rows and kDqDims dims.
 template <int kDimQkValue, int kDimVValue, int kTileKeysValue, int kRowsValue, int kTileStagesValue,

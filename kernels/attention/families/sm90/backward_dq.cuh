@@ -1,7 +1,7 @@
 // Adds what the consumers of the backward kernel make of dq to fp32 in global memory: a thread for each consumer, so that
 // waiting for memory, or for its turn, stops no product.
 //
-// Rows that are no tokens of a block are 0 in it: adding them changes nothing, whoever they belong to. In turns, tiles
+// Rows that are no tokens of a block are 0 in it, unless a key is not finite: adding them changes nothing, whoever they belong to. In turns, tiles
 // add to a block in the order of their keys, so that sums have the same bits on every run. A turn is for all boxes of a
 // consumer's step: the next tile's wait for memory and for this tile's thread once, not once per box.
 #pragma once
@@ -14,7 +14,8 @@ namespace cppool::kernels::cuda::sm90 {
 template <typename Config>
 __device__ __forceinline__ void AddDq(const BackwardParameters& p, const BackwardShared<Config>& shared,
                                       int group) {
-  // What the consumer hands over in a step: its row of the block, in `parts` boxes from this one on, in 32 dims.
+  // The consumer's first row in the block; how many boxes it hands over in a step; the first one's place among dq's dims, in
+  // units of 32.
   constexpr bool kByRows = Config::kRows > Config::kDqRows;
   constexpr int kBox = Config::kDqDims / 32;
   const int row = kByRows ? group * Config::kDqRows : 0;

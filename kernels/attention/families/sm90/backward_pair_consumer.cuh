@@ -142,8 +142,8 @@ class BackwardPairConsumer : BackwardStep<T, Config> {
   static_assert(kTileKeys == 64 && kRows == 64 && kOwnDqDims == 64 && kDqDims == 32 && !Config::kBias);
   enum Buffer { kP, kDsByKeys, kDsByQueries, kOtherDs };  // [64][64] each
 
-  // By one thread, when both warpgroups have written ds: a copy for the other block of the pair. Its arrival there, and what that
-  // block says when it has read it, tell that the copy has read this one.
+  // By one thread, when both warpgroups have written ds: a copy for the other block of the pair. When that block says that it has
+  // read the copy, this block's ds may be overwritten, too.
   __device__ __forceinline__ void SendDs() const {
     if (threadIdx.x == kWarpgroup) {
       ptx::ArriveExpecting(shared_.FullOtherDs(), Config::kDsBytes);

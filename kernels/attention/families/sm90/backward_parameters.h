@@ -27,7 +27,8 @@ struct KeyTile {
   std::int32_t ordinal;  // counts a sequence's tiles by position; those that see a block are neighbours
 };
 
-inline constexpr int kTurns = 4;
+inline constexpr int kTurns =
+    4;  // consumers that add to one block's dq, at most: two of each block of a pair
 
 // What else a tile's bias takes.
 struct KeyTileBias {

@@ -133,7 +133,7 @@ struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileByt
   __device__ __forceinline__ std::uint32_t FullItem() const { return At(&control->full_item); }
   __device__ __forceinline__ std::uint32_t EmptyItem() const { return At(&control->empty_item); }
 
-  // By one thread; a barrier of the whole block follows. Consumers release by all threads what they all have read.
+  // By one thread; a barrier of the block, or of the cluster, follows. Consumers release by all threads what they all have read.
   __device__ __forceinline__ void InitBarriers() const {
     for (int i = 0; i < Config::kTileStages; ++i) {
       ptx::InitBarrier(FullTile(i), 1);

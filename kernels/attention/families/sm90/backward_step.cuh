@@ -1,4 +1,4 @@
-// What both kinds of consumer warpgroups of the backward kernel do with a step's logits and their gradients: a warpgroup has
+// What all kinds of consumer warpgroups of the backward kernel do with a step's logits and their gradients: a warpgroup has
 // kColumns queries of a block, from FirstQuery() on, and 64 keys of a tile, from FirstKey() on. Accumulators are keys by queries.
 #pragma once
 

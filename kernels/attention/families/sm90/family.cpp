@@ -85,7 +85,10 @@ class Plan : public BlockPlan {
         rows_q_(query.rows),
         rows_kv_(key.rows),
         forward_(forward != nullptr),
-        backward_(backward != nullptr) {
+        backward_(backward != nullptr),
+        bias_gradient_(bias_gradient != nullptr) {
+    work_.query_step = query.row_step;
+    work_.key_step = key.row_step;
     std::size_t state_at = 0, tiles_at = 0, ranges_at = 0, key_tiles_at = 0, key_biases_at = 0, blocks_at = 0;
     std::size_t bias_tiles_at = 0, bias_ranges_at = 0;
     if (forward) {
@@ -98,8 +101,6 @@ class Plan : public BlockPlan {
         if (last.range_begin < last.range_end) break;
         --work_.busy_tiles;
       }
-      work_.query_step = query.row_step;
-      work_.key_step = key.row_step;
     }
     if (backward) {
       turn_bytes_ = TurnBytes(request, static_cast<std::int64_t>(backward->blocks.size()));
@@ -151,11 +152,11 @@ class Plan : public BlockPlan {
   BiasType bias() const { return bias_; }
   const sm90::KeyTileBias* key_tile_biases() const { return key_tile_biases_; }
   // Tiles of queries for the gradient of the bias, sorted by sequence; the index behind the last one of each sequence that has
-  // any; none: the general family makes the gradient.
+  // any; none: nothing is seen.
   const Tile* bias_tiles() const { return bias_tiles_; }
   const Range* bias_ranges() const { return bias_ranges_; }
   const std::vector<int>& bias_sequence_ends() const { return bias_sequence_ends_; }
-  bool bias_gradient() const { return !bias_sequence_ends_.empty(); }
+  bool bias_gradient() const { return bias_gradient_; }
 
   // Of the plan's bias or its gradient, for `heads` heads from the one at `data` on.
   sm90::BiasTensor BiasTensorOf(const void* data, int heads, std::int64_t sequence_step,
@@ -205,6 +206,7 @@ class Plan : public BlockPlan {
   std::int64_t rows_kv_;
   bool forward_;
   bool backward_;
+  bool bias_gradient_;
   std::vector<std::byte> staging_;  // the copy may still read it when the constructor returns
   Buffer device_;
   sm90::WorkView work_{};
@@ -352,6 +354,7 @@ class Sm90Kernel : public AttentionKernel {
     // Sequences that share the bias add to the same elements, one launch after another, in a fixed order.
     int first = 0;
     const std::vector<int>& ends = plan.bias_sequence_ends();
+    if (ends.empty()) return;  // nothing is seen here
     for (std::size_t i = gradient.batch_stride == 0 ? 0 : ends.size() - 1; i < ends.size(); ++i) {
       call.tiles = plan.bias_tiles() + first;
       call.tiles_count = ends[i] - first;

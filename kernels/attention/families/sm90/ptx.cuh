@@ -73,8 +73,8 @@ __device__ __forceinline__ void ArriveNamed(int barrier, int threads) {
 // Writes to shared memory before it are seen by tensor copies and wgmma that follow a barrier.
 __device__ __forceinline__ void FenceShared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Releases a buffer that this thread has read with ordinary loads to the copy engine. Without the fence loads may still be under way
-// when the arrival is seen, and read what is copied next.
+// Releases a buffer that this thread has read with ordinary loads to the copy engine. Loads before an arrival are not ordered
+// with writes of the asynchronous proxy: without the fence they may still be under way, and read what is copied next.
 __device__ __forceinline__ void ReleaseToCopies(std::uint32_t barrier) {
   FenceShared();
   Arrive(barrier);

@@ -78,8 +78,8 @@ struct OracleFp8 {
 // q_step of [rows, heads, dim]. Outputs are dense fp64, or NULL when not wanted: out [seqlen_q, group,
 // dim_v], lse [seqlen_q, group], dq [seqlen_q, group, dim_qk], dk [seqlen_kv, dim_qk], dv [seqlen_kv, dim_v].
 struct OracleArgs {
-  TensorRef q, k,
-      v;  // of one 16-bit dtype, and dout and bias likewise; in fp8 also payloads, dout in E5M2, beside a bias in bf16
+  // q, k, v, dout and bias have one 16-bit dtype; or, in fp8, q, k and v are in E4M3, dout in E5M2 and the bias in bf16.
+  TensorRef q, k, v;
   TensorRef dout;  // data NULL: forward only
   std::int64_t q_row = 0, q_step = 1, kv_row = 0, kv_step = 1;
   std::int64_t seqlen_q = 0, seqlen_kv = 0;
