@@ -127,6 +127,7 @@ __device__ __forceinline__ void WriteRowsStaged(const ForwardParameters& p, cons
     T* const to = static_cast<T*>(p.out_rows) + rows.State(p, row) * kDimV + chunk * 8;
     *reinterpret_cast<uint4*>(to) = value;
   }
+  ptx::FenceShared();  // the buffer is the copy engine's next
   __syncwarp();
 }
 

@@ -100,6 +100,21 @@ TEST_CASE("a bias is indexed by position: packed and empty sequences, windows, c
   }
 }
 
+TEST_CASE("a bias and its gradient where no pair is visible") {
+  if (!HaveDevice()) {
+    WARN("skipped: no GPU");
+    return;
+  }
+  const Device device(EachFamily());
+  const KernelShape shape = Shape({128, 128}, Dtype::kBf16, 2, 1);
+  for (const BiasShape bias : kBiasShapes) {
+    CAPTURE(bias.batch, bias.heads, bias.queries);
+    // The queries of a rank that come behind all keys of their window; and a rank without tokens.
+    RunAndExpect(device, WithBias(Global(shape, QkvFormat::kBshd, 2, 130, 200, {-2000, -1000}), bias));
+    RunAndExpect(device, WithBias({shape, {{}, 130, 1}, {{{0, 0, 200, 0}}, 200, 1}, {kAll}}, bias));
+  }
+}
+
 TEST_CASE("a bias is indexed by the heads of the call") {
   if (!HaveDevice()) {
     WARN("skipped: no GPU");
