@@ -6,11 +6,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -19,15 +17,12 @@
 #include <cppool/compile.h>
 #include <cppool/pool.h>
 
+#include "tests/measure/samples.h"
+
 namespace {
 
 namespace fs = std::filesystem;
-
-double Milliseconds(const std::function<void()>& work) {
-  const auto begin = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
-}
+using cppool::measure::Milliseconds;
 
 void Print(const char* what, std::vector<double> ms) {
   std::sort(ms.begin(), ms.end());

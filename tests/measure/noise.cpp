@@ -9,10 +9,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <functional>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -20,21 +18,13 @@
 #include <cppool/pool.h>
 
 #include "tests/measure/chatter.h"
+#include "tests/measure/samples.h"
 
 namespace {
 
 using cppool::Json;
-
-double Milliseconds(const std::function<void()>& work) {
-  const auto begin = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
+using cppool::measure::Median;
+using cppool::measure::Milliseconds;
 
 // A daemon that writes the output of the case `noisy` itself, and answers without a protocol library.
 int BeUnruly() {

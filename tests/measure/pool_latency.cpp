@@ -4,21 +4,17 @@
 //     pool_latency --world-size 2 --backend cuda
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include <cppool/pool.h>
 
+#include "tests/measure/samples.h"
+
 namespace {
 
-double Milliseconds(const std::function<void()>& work) {
-  const auto begin = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
-}
+using cppool::measure::Milliseconds;
 
 void Print(const char* what, std::vector<double> ms) {
   std::sort(ms.begin(), ms.end());

@@ -22,8 +22,11 @@
 
 #include <cppool/pool.h>
 
+#include "tests/measure/samples.h"
+
 namespace {
 
+using cppool::measure::Median;
 using Clock = std::chrono::steady_clock;
 
 double Since(Clock::time_point begin) {
@@ -56,11 +59,6 @@ class Killer {
   double took_ = 0;
   std::thread thread_;
 };
-
-double Median(std::vector<double> ms) {
-  std::sort(ms.begin(), ms.end());
-  return ms[ms.size() / 2];
-}
 
 std::vector<double> Differences(const std::vector<double>& ms, const std::vector<double>& less) {
   std::vector<double> result(ms.size());

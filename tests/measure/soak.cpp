@@ -26,6 +26,7 @@
 #include "client/command/text.h"
 #include "daemon/process.h"
 #include "tests/end_to_end/fault_grid.h"
+#include "tests/measure/samples.h"
 
 namespace {
 
@@ -34,6 +35,7 @@ using cppool::Pool;
 using cppool::Result;
 using cppool::command::Cell;
 using cppool::daemon::Usage;
+using cppool::measure::Median;
 using Clock = std::chrono::steady_clock;
 
 struct Options {
@@ -95,12 +97,6 @@ const std::vector<Quantity> kQuantities = {
     {"threads", [](const Reading& r) { return static_cast<double>(r.usage.threads); }, 1, 0},
     {"fds", [](const Reading& r) { return static_cast<double>(r.usage.fds); }, 1, 0},
 };
-
-double Median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 // Prints one row per quantity: median of the first tenth of the readings and of the last. True: `judged`, and a quantity grew.
 bool PrintGrowth(const std::string& who, const std::vector<Reading>& readings, bool judged = true) {
