@@ -313,7 +313,7 @@ TEST_CASE("the watchdog's answer to a passed deadline has the stage of each rank
          false, 0});
   });
   auto future = answered.get_future();
-  REQUIRE(future.wait_for(std::chrono::seconds(30)) == std::future_status::ready);
+  REQUIRE(future.wait_for(std::chrono::seconds(60)) == std::future_status::ready);
   const Json answer = Json::parse(future.get());
   INFO(answer);
   CHECK(answer.at("id") == "t");
@@ -388,7 +388,7 @@ TEST_CASE("a world that one rank cannot join does not open, and the error names 
   fake->rank_that_cannot_open = 2;
   daemon::World world(std::make_unique<FakeBackend>(fake, 4));
   try {
-    world.Open(std::chrono::steady_clock::now() + std::chrono::seconds(30));
+    world.Open(std::chrono::steady_clock::now() + std::chrono::seconds(60));
     FAIL("the world opened");
   } catch (const std::runtime_error& error) {
     CHECK(std::string(error.what()).find("rank 2 could not open: the device is gone") != std::string::npos);

@@ -211,8 +211,8 @@ TEST_CASE("an idle daemon exits in order, but not during a partial line or a cas
   CHECK(Has(idle.Stderr(), "no request for 0.3 s"));
 
   DaemonProcess half(Host(2, {"--idle-exit", "0.3", "--case", CPPOOL_ODD_CASE}));
-  CHECK(half.Ask({{"op", "hello"}}).at("ok") == true);
-  half.SendBytes(R"({"op": )");
+  half.SendBytes("{\"op\": \"hello\"}\n{\"op\": ");  // in one piece: it is never idle between them
+  CHECK(half.ReadAnswer().at("ok") == true);
   std::this_thread::sleep_for(std::chrono::milliseconds(900));
   half.SendBytes("\"hello\"}\n");
   CHECK(half.ReadAnswer().at("ok") == true);
@@ -260,7 +260,7 @@ TEST_CASE("a rank that skips a collective is named at once, and the next case pa
       daemon.Send(Odd("wait", 1));  // with a deadline of a minute
       const Json answer = daemon.ReadAnswer();
       INFO(answer);
-      CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
+      CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(40));
       CHECK(answer.at("status") == "error");
       CHECK(answer.at("failure").at("kind") == "internal");
       CHECK(answer.at("failure").at("rank") == 1);

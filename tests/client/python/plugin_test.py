@@ -13,7 +13,7 @@ HOST = "import pytest\n@pytest.fixture(scope='session')\ndef cppool_options():\n
 
 
 def fake(*start, **options):
-    options = {"daemon": FAKE, "start_limit": 20.0, "grace": 0.2, "kill_grace": 0.3, "arguments": ["--start", *start] if start else [], **options}
+    options = {"daemon": FAKE, "start_limit": 60.0, "grace": 0.2, "kill_grace": 0.3, "arguments": ["--start", *start] if start else [], **options}
     return f"import pytest\n@pytest.fixture(scope='session')\ndef cppool_options():\n    return {options!r}\n"
 
 
