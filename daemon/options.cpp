@@ -10,6 +10,7 @@
 
 #include "kernels/module/build_id.h"
 #include "protocol/framing.h"
+#include "protocol/kernel_words.h"
 #include "protocol/start.h"
 
 namespace cppool::daemon {
@@ -81,13 +82,18 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
       ->capture_default_str();
   app.add_option("--sentinel", options.sentinel, "What every answer begins with; '' for bare JSON lines")
       ->check([](const std::string& text) {
-        return text.find('\n') == std::string::npos ? "" : "an answer is one line: no newline in --sentinel";
+        return text.find('\n') == std::string::npos ? "" : "must have no newline: an answer is one line";
       })
       ->capture_default_str();
   app.add_option("--case", options.case_files, "A shared library with cases of your own (see cppool/case.h)");
   app.add_option("--kernels", options.kernels,
                  "Whose attention kernels a request without \"kernels\" runs on: cppool, cudnn, a library "
-                 "(cppool/attention.h), or FILE.so,NAME");
+                 "(cppool/attention.h), or FILE.so,NAME")
+      ->check([](const std::string& text) {
+        return protocol::NameKernels(text)
+                   ? ""
+                   : std::string("must be ") + protocol::kKernelWordsAllowed + ", not '" + text + "'";
+      });
   app.add_option("--log-level", options.log_level, "What goes to stderr")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "critical", "off"}))
       ->capture_default_str();

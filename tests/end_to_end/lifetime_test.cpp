@@ -122,6 +122,8 @@ TEST_CASE("a daemon that cannot start says why and exits with code 2") {
       {{"--world-size", "65"}, "arguments", "64"},
       {Host(2, {"--wat"}), "arguments", "--wat"},
       {Host(2, {"--idle-exit", "0"}), "arguments", "--idle-exit"},
+      {Host(2, {"--kernels", ",x"}), "arguments",
+       "--kernels: must be \"cppool\", \"cudnn\", a library's path"},
       {Host(2, {"--transport", "nccl"}), "backend", "--transport nccl needs the backend cuda"},
       {Host(2, {"--transport", "peer"}), "backend", "--transport peer needs the backend cuda"},
       {Host(2, {"--case", "/nonexistent.so"}), "cases", "/nonexistent.so: cannot be loaded"},
