@@ -18,12 +18,14 @@ namespace cppool::command {
 
 namespace {
 
-// CLI11's own message says only that a subcommand is required.
+// CLI11's own message does not say which commands there are.
 void CheckSubcommand(const CLI::App& app, const std::vector<std::string>& words) {
-  if (words.empty() || words[0].starts_with("-")) return;
+  if (!words.empty() && words[0].starts_with("-")) return;
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
     names.push_back(command->get_name());
+  if (words.empty())
+    throw UsageError("a command is missing (known: " + protocol::Join(names) + "): see `cppool --help`");
   if (std::find(names.begin(), names.end(), words[0]) != names.end()) return;
   throw UsageError(protocol::Unknown("command", words[0], names));
 }

@@ -46,7 +46,7 @@ Shard ToShard(const std::string& text) {
   const std::string_view view = text;
   const Shard shard{number(view.substr(0, slash)), number(view.substr(std::min(slash + 1, view.size())))};
   if (shard.index < 1 || shard.index > shard.count)
-    throw UsageError("--shard takes I/N, with I from 1 to N, not '" + text + "'");
+    throw UsageError("must be I/N, with I from 1 to N, not '" + text + "'");
   return shard;
 }
 
