@@ -404,8 +404,8 @@ TEST_CASE("NarrowDevices keeps as many visible devices as the world has ranks") 
   CHECK(daemon::NarrowDevices("1,,2", 2) == "1,");
   CHECK(daemon::NarrowDevices("0,-1,1", 3) == "0,-1,1");
   CHECK(daemon::NarrowDevices("2,1,0,", 3) == "2,1,0");
-  CHECK(daemon::NarrowDevices("0,1,0", 1) ==
-        "0,1,0");  // CUDA sees no device in this list, and must not see one in the result
+  // CUDA sees no device in this list, and must not see one in the result.
+  CHECK(daemon::NarrowDevices("0,1,0", 1) == "0,1,0");
   CHECK(daemon::NarrowDevices("GPU-a,GPU-b,GPU-b1", 2) == "GPU-a,GPU-b,GPU-b1");
 }
 
