@@ -57,8 +57,10 @@ void AddDaemonOptions(CLI::App& app, DaemonArguments* arguments) {
   app.add_option("--backend", arguments->backend, "auto takes cuda where CUDA sees a device, else host")
       ->check(CLI::IsMember({"auto", "cuda", "host"}))
       ->capture_default_str();
-  app.add_option("--transport", arguments->transport,
-                 "auto takes nccl where each rank has a GPU, else peer, with which they share them")
+  app.add_option(
+         "--transport", arguments->transport,
+         "How ranks on cuda exchange data: nccl (a GPU for each rank), peer (ranks may share GPUs), or auto: "
+         "nccl where each rank has a GPU, else peer")
       ->check(CLI::IsMember({"auto", "nccl", "peer"}))
       ->capture_default_str();
   app.add_option("--devices", arguments->devices,

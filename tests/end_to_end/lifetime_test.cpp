@@ -119,6 +119,7 @@ TEST_CASE("a daemon that cannot start says why and exits with code 2") {
   };
   const std::vector<Wrong> wrongs = {
       {{}, "arguments", "--world-size is required"},
+      {{"--worldsize", "2"}, "arguments", "--worldsize"},
       {{"--world-size", "65"}, "arguments", "64"},
       {Host(2, {"--wat"}), "arguments", "--wat"},
       {Host(2, {"--idle-exit", "0"}), "arguments", "--idle-exit"},
