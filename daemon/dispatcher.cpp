@@ -29,8 +29,8 @@ using protocol::Status;
 
 constexpr std::size_t kLongestTag = 40;
 constexpr std::chrono::seconds kListLimit{30};  // for the libraries of `list`, which has no deadline
-constexpr std::chrono::milliseconds kAnswerTime{
-    100};  // before the deadline: to answer that a library did not open
+// Before the deadline: to answer that a library did not open.
+constexpr std::chrono::milliseconds kAnswerTime{100};
 
 std::int64_t TraceTime(std::chrono::steady_clock::time_point time) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();

@@ -178,8 +178,8 @@ void ProbeLibrary(const std::string& program, LibraryKind kind, const std::strin
 }
 
 int RunProbe(const std::string& kind, const std::string& file, const std::string& path) {
-  prctl(PR_SET_PDEATHSIG,
-        SIGKILL);  // the daemon's main thread, which waits for this, lives as long as the daemon
+  // The daemon's main thread, which waits for this, lives as long as the daemon.
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
   StdoutChannel verdict = StdoutChannel::TakeStdout();
   const CrashReporter reporter([&](std::string_view line) { verdict.Write(line); }, {});
   std::string text = kGood;

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "daemon/library.h"
 #include "protocol/digest.h"
+#include "protocol/kernel_words.h"
 
 namespace cppool::daemon {
 namespace {
@@ -73,7 +75,12 @@ const LoadedLibrary& LibraryStore::Load(const std::string& path, LibraryKind kin
       return loaded_.at(*digest);
     file = protocol::ReadWhole(path);
   } catch (const protocol::FileError& error) {
-    throw LibraryError(error.what());
+    std::string text = error.what();
+    std::error_code ignored;
+    if (kind == LibraryKind::kKernels &&
+        !std::filesystem::exists(path, ignored))  // it may be a misspelt name
+      text += std::string(" (kernels are ") + protocol::kKernelWordsAllowed + ")";
+    throw LibraryError(text);
   }
   CheckElf(path, file.bytes);
   const std::string digest = protocol::Digest(file.bytes);

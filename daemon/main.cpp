@@ -50,7 +50,7 @@ constexpr int kCannotStart = 2;
 constexpr int kCannotGoOn = 3;
 constexpr int kTerminated = 128 + SIGTERM;
 constexpr std::chrono::seconds kOpenLimit{120};
-constexpr std::chrono::milliseconds kIdleAfter{5};   // without a request, memory goes back to the devices
+constexpr std::chrono::milliseconds kIdleAfter{20};  // without a request, memory goes back to the devices
 constexpr std::chrono::seconds kLastAnswerLimit{2};  // for a client that does not read
 
 int terminate_pipe_in = -1;  // for the signal handler
@@ -147,17 +147,7 @@ class Daemon {
   int Run() {
     start_.stage = "process";
     UniqueFd requests = TakeStdin();  // first: with stdin closed, the next descriptor opened would be 0
-    terminate_ = MakeEvent();
-    stop_ = MakeEvent();
-    terminate_pipe_in = terminate_.get();
-    struct sigaction action {};
-    action.sa_handler = OnTerminate;
-    action.sa_flags = SA_RESTART;
-    sigaction(SIGTERM, &action, nullptr);
-    sigset_t terminate;
-    sigemptyset(&terminate);
-    sigaddset(&terminate, SIGTERM);
-    pthread_sigmask(SIG_UNBLOCK, &terminate, nullptr);  // the parent may have blocked it
+    CatchTermination();
     const pid_t parent = ParentToWatch();
     Watchdog watchdog(
         parent, terminate_.get(),
@@ -218,6 +208,21 @@ class Daemon {
   }
 
  private:
+  // SIGTERM makes `terminate_` readable, for the watchdog.
+  void CatchTermination() {
+    terminate_ = MakeEvent();
+    stop_ = MakeEvent();
+    terminate_pipe_in = terminate_.get();
+    struct sigaction action {};
+    action.sa_handler = OnTerminate;
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGTERM, &action, nullptr);
+    sigset_t terminate;
+    sigemptyset(&terminate);
+    sigaddset(&terminate, SIGTERM);
+    pthread_sigmask(SIG_UNBLOCK, &terminate, nullptr);  // the parent may have blocked it
+  }
+
   int Serve(Dispatcher& dispatcher, UniqueFd input) {
     std::optional<std::chrono::milliseconds> idle_limit;
     if (options_.idle_exit_s > 0)

@@ -10,6 +10,7 @@
 
 #include "kernels/module/build_id.h"
 #include "protocol/framing.h"
+#include "protocol/kernel_words.h"
 #include "protocol/start.h"
 
 namespace cppool::daemon {
@@ -67,34 +68,38 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
       "It ends when stdin ends, or when its parent process dies.",
       "cppoold"};
   std::string backend = "auto", transport = "auto";
-  app.add_option("--world-size", options.world_size, "Number of ranks")
-      ->required()
+  app.add_option("--world-size", options.world_size, "Number of ranks; required")
       ->check(CLI::Range(1, protocol::kMaxWorldSize));
   app.add_option("--backend", backend, "auto is cuda when CUDA sees a device, and host when it sees none")
       ->check(CLI::IsMember({"auto", "cuda", "host"}))
       ->capture_default_str();
   app.add_option(
          "--transport", transport,
-         "How ranks on cuda exchange: nccl needs a device for each; peer copies between devices or within "
-         "one that ranks share; auto is nccl where every rank has its own device, else peer")
+         "How ranks on cuda exchange data: nccl (a device for each rank), peer (copies; ranks may share a "
+         "device), or auto: nccl where each rank has a device, else peer")
       ->check(CLI::IsMember({"auto", "nccl", "peer"}))
       ->capture_default_str();
   app.add_option("--sentinel", options.sentinel, "What every answer begins with; '' for bare JSON lines")
       ->check([](const std::string& text) {
-        return text.find('\n') == std::string::npos ? "" : "an answer is one line: no newline in --sentinel";
+        return text.find('\n') == std::string::npos ? "" : "must have no newline: an answer is one line";
       })
       ->capture_default_str();
-  app.add_option("--case", options.case_files, "A shared library with cases of your own (see cppool/case.h)");
+  app.add_option("--case", options.case_files, "Shared libraries with cases of your own (see cppool/case.h)");
   app.add_option("--kernels", options.kernels,
                  "Whose attention kernels a request without \"kernels\" runs on: cppool, cudnn, a library "
-                 "(cppool/attention.h), or FILE.so,NAME");
+                 "(cppool/attention.h), or FILE.so,NAME")
+      ->check([](const std::string& text) {
+        return protocol::NameKernels(text)
+                   ? ""
+                   : std::string("must be ") + protocol::kKernelWordsAllowed + ", not '" + text + "'";
+      });
   app.add_option("--log-level", options.log_level, "What goes to stderr")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "critical", "off"}))
       ->capture_default_str();
   app.add_flag("--allow-faults", options.allow_faults,
                "Takes requests with \"fault\", which make a rank crash, stall, corrupt data, ...: for tests");
   app.add_option("--idle-exit", options.idle_exit_s,
-                 "Ends in order after so many seconds without a request, which gives the devices back")
+                 "Exits after so many seconds without a request, 0.001 to 1e6, and so frees the devices")
       ->check([](const std::string& text) {  // CLI::Range takes NaN
         const double seconds = std::strtod(text.c_str(), nullptr);
         return seconds >= 0.001 && seconds <= 1e6 ? "" : "from 0.001 to 1e6 seconds, not " + text;
@@ -115,6 +120,8 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
   ParsedOptions parsed;
   try {
     app.parse(std::move(words));
+    // Not by required(): an unknown option, which may be a misspelt --world-size, is named first.
+    if (app.count("--world-size") == 0) throw CLI::RequiredError("--world-size");
     options.backend = backend == "cuda"   ? BackendChoice::kCuda
                       : backend == "host" ? BackendChoice::kHost
                                           : BackendChoice::kAuto;

@@ -24,8 +24,8 @@ struct Options {
 // What the command line asks for: to run with these options, or to print a text and end.
 struct ParsedOptions {
   std::optional<Options> options;
-  std::string
-      text;  // without options: help or version for stdout (exit_code 0), or what is wrong for stderr (2)
+  // Without options: help or version for stdout (exit_code 0), or what is wrong for stderr (2).
+  std::string text;
   int exit_code = 0;
 };
 

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <charconv>
 #include <cstdint>
 #include <cstdio>
@@ -23,6 +22,8 @@
 #include <string>
 #include <string_view>
 
+#include "daemon/write_all.h"
+
 namespace cppool::daemon {
 namespace {
 
@@ -30,21 +31,6 @@ constexpr std::string_view kThreadName = "rank ";
 constexpr std::string_view kLabel = "[rank ";
 // Of a line without label and newline: with both it is at most PIPE_BUF, which a pipe that polls as ready takes without blocking.
 constexpr std::size_t kLongest = 4096 - 16;
-
-bool WriteAll(int fd, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = write(fd, text.data(), text.size());
-    if (written >= 0) {
-      text.remove_prefix(static_cast<std::size_t>(written));
-    } else if (errno == EAGAIN) {  // somebody made the pipe non-blocking
-      pollfd ready{fd, POLLOUT, 0};
-      poll(&ready, 1, -1);
-    } else if (errno != EINTR) {
-      return false;
-    }
-  }
-  return true;
-}
 
 // What a thread of a rank writes to one descriptor.
 class LabelledOutput {

@@ -69,8 +69,8 @@ extern "C" void OnFault(int signal, siginfo_t*, void*) {
   for (Slot& slot : slots) {
     if (slot.thread.load() == thread && slot.state.load() == Slot::kWalking) siglongjmp(slot.way_out, 1);
   }
-  sigaction(signal, signal == SIGSEGV ? &segv_before : &bus_before,
-            nullptr);  // the instruction faults again, for the handler from before
+  // The instruction faults again, for the handler from before.
+  sigaction(signal, signal == SIGSEGV ? &segv_before : &bus_before, nullptr);
 }
 
 void GuardTheWalk() {

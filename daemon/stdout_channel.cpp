@@ -1,14 +1,13 @@
 #include "daemon/stdout_channel.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <system_error>
 #include <utility>
+
+#include "daemon/write_all.h"
 
 namespace cppool::daemon {
 namespace {
@@ -45,29 +44,7 @@ StdoutChannel StdoutChannel::TakeStdout() {
 StdoutChannel::StdoutChannel(protocol::UniqueFd fd) : fd_(std::move(fd)) {}
 
 bool StdoutChannel::Write(std::string_view text, std::optional<Clock::time_point> deadline) {
-  while (!text.empty()) {
-    int timeout = -1;
-    if (deadline) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline - Clock::now()).count();
-      timeout = static_cast<int>(std::clamp<long long>(left, 0, INT_MAX));
-    }
-    pollfd ready{fd_.get(), POLLOUT, 0};
-    const int count = poll(&ready, 1, timeout);
-    if (count == 0) return false;
-    if (count < 0) {
-      if (errno == EINTR) continue;
-      return false;
-    }
-    if (ready.revents & (POLLERR | POLLNVAL)) return false;
-    // A pipe that polls as ready takes PIPE_BUF bytes without blocking, even without O_NONBLOCK.
-    const ssize_t written = write(fd_.get(), text.data(), std::min<std::size_t>(text.size(), PIPE_BUF));
-    if (written < 0) {
-      if (errno == EINTR || errno == EAGAIN) continue;
-      return false;
-    }
-    text.remove_prefix(static_cast<std::size_t>(written));
-  }
-  return true;
+  return WriteAll(fd_.get(), text, deadline);
 }
 
 protocol::UniqueFd TakeStdin() {

@@ -110,8 +110,8 @@ std::string Describe(const std::vector<const StreamProgress*>& chain) {
 // What the report knows of one rank.
 struct Entry {
   std::optional<RankSnapshot> now;
-  std::vector<std::vector<std::string>>
-      stacks;  // of the rank's own thread, then of those that run its streams
+  // Of the rank's own thread, then of those that run its streams.
+  std::vector<std::vector<std::string>> stacks;
   bool finished() const { return now && now->phase == RankPhase::kDone && now->error.empty(); }
   std::set<int> Awaits() const {  // the ranks that it waits for, where known
     std::set<int> awaits;

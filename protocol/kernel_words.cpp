@@ -9,4 +9,9 @@ KernelWords ParseKernels(const std::string& words) {
   return {words.substr(0, comma), words.substr(comma + 1)};
 }
 
+bool NameKernels(const std::string& words) {
+  const KernelWords parsed = ParseKernels(words);
+  return !parsed.path.empty() || (!words.empty() && words == parsed.name);
+}
+
 }  // namespace cppool::protocol

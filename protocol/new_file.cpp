@@ -16,6 +16,8 @@ namespace {
 std::string WhatToDo(int error, const std::string& folder) {
   switch (error) {
     case ENOENT:
+      if (access(folder.c_str(), F_OK) == 0)
+        return "no file can be made in " + folder + ": name one elsewhere";
       return "there is no folder " + folder + ": make it, or name a file elsewhere";
     case ENOTDIR:
       return folder + " is not a folder: name a file elsewhere";

@@ -6,6 +6,7 @@
 
 #include "protocol/framing.h"
 #include "protocol/json_parse.h"
+#include "protocol/kernel_words.h"
 #include "protocol/schema.h"
 #include "protocol/text.h"
 #include "protocol/utf8.h"
@@ -96,12 +97,10 @@ void ReadKernels(const Json& json, std::string& out) {
   const auto found = json.find("kernels");
   if (found == json.end()) return;
   const auto refuse = [&](const char* what) {
-    throw InvalidRequest(
-        std::string("\"kernels\" must be \"cppool\", \"cudnn\", a library's path, or its path and a kernel's "
-                    "name with a comma between, ") +
-        what + EchoValue(*found));
+    throw InvalidRequest(std::string("\"kernels\" must be ") + kKernelWordsAllowed + ", " + what +
+                         EchoValue(*found));
   };
-  if (!found->is_string() || found->get_ref<const std::string&>().empty()) refuse("not ");
+  if (!found->is_string() || !NameKernels(found->get_ref<const std::string&>())) refuse("not ");
   out = found->get<std::string>();
   if (out.find('\0') != std::string::npos) refuse("without a NUL character: ");
 }

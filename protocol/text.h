@@ -16,7 +16,6 @@ namespace cppool::protocol {
 // bytes that are not UTF-8 as \xff.
 std::string Echo(std::string_view bytes);
 
-std::string EchoValue(const Json& value);  // the JSON text of a value, in the same form
-std::string TypeName(const Json& value);   // "an array", "null", ...
+std::string TypeName(const Json& value);  // "an array", "null", ...
 
 }  // namespace cppool::protocol

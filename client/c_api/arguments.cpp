@@ -82,7 +82,7 @@ class Members {
     if (found == json_.end()) return;
     if (!std::invoke(holds, *found))
       throw std::invalid_argument(protocol::Quoted(key) + " of " + what_ + " must be " + type + ", not " +
-                                  protocol::Quoted(protocol::JsonText(*found)));
+                                  protocol::EchoValue(*found));
     *to = found->template get<Value>();
   }
 

@@ -307,7 +307,8 @@ void AddMeasuringOptions(CLI::App& bench, Arguments* arguments) {
           ->check(CLI::Range(1, 10000));
   bench
       .add_option("--precision", arguments->precision,
-                  "Percent: times a row until half the 95 % confidence interval of its medians is so small")
+                  "Times a row until half the 95 % confidence interval of each stage's median is at most "
+                  "this percentage of it")
       ->check(CLI::Range(0.01, 100.0))
       ->excludes(repeat)
       ->capture_default_str();

@@ -18,8 +18,8 @@ struct Cell {
   int world_size = 2;
   std::string case_name = "attention";
   Json params = Json::object();
-  std::vector<std::string> varied =
-      {};  // parameters that a product of its suite varies: they are in its name
+  // Parameters that a product of its suite varies: they are in its name.
+  std::vector<std::string> varied = {};
 };
 
 // So many cells, or points of a sweep, can be run in one go: a product that is larger was hardly meant, and would fill the memory.

@@ -18,12 +18,14 @@ namespace cppool::command {
 
 namespace {
 
-// CLI11's own message says only that a subcommand is required.
+// CLI11's own message does not say which commands there are.
 void CheckSubcommand(const CLI::App& app, const std::vector<std::string>& words) {
-  if (words.empty() || words[0].starts_with("-")) return;
+  if (!words.empty() && words[0].starts_with("-")) return;
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
     names.push_back(command->get_name());
+  if (words.empty())
+    throw UsageError("a command is missing (known: " + protocol::Join(names) + "): see `cppool --help`");
   if (std::find(names.begin(), names.end(), words[0]) != names.end()) return;
   throw UsageError(protocol::Unknown("command", words[0], names));
 }
@@ -55,8 +57,10 @@ void AddDaemonOptions(CLI::App& app, DaemonArguments* arguments) {
   app.add_option("--backend", arguments->backend, "auto takes cuda where CUDA sees a device, else host")
       ->check(CLI::IsMember({"auto", "cuda", "host"}))
       ->capture_default_str();
-  app.add_option("--transport", arguments->transport,
-                 "auto takes nccl where each rank has a GPU, else peer, with which they share them")
+  app.add_option(
+         "--transport", arguments->transport,
+         "How ranks on cuda exchange data: nccl (a GPU for each rank), peer (ranks may share GPUs), or auto: "
+         "nccl where each rank has a GPU, else peer")
       ->check(CLI::IsMember({"auto", "nccl", "peer"}))
       ->capture_default_str();
   app.add_option("--devices", arguments->devices,

@@ -46,7 +46,7 @@ Shard ToShard(const std::string& text) {
   const std::string_view view = text;
   const Shard shard{number(view.substr(0, slash)), number(view.substr(std::min(slash + 1, view.size())))};
   if (shard.index < 1 || shard.index > shard.count)
-    throw UsageError("--shard takes I/N, with I from 1 to N, not '" + text + "'");
+    throw UsageError("must be I/N, with I from 1 to N, not '" + text + "'");
   return shard;
 }
 
@@ -93,10 +93,10 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
       ->check(IsUtf8);
   AddRepeatable(
       run, "--filter", &arguments->filters,
-      "Only cells of the suite with key=value, or without with key!=value; * and ? in a value stand for any "
-      "text and any character. Keys: a parameter, world_size, suite (matrix, own), row, model, "
-      "kernel_backend, "
-      "essential or name. Values of one key are alternatives; different keys must all match")
+      "Selects cells of the suite: key=value those with the value, key!=value those without it; * and ? in a "
+      "value stand for any text and any character. Keys: a parameter, world_size, suite (matrix, fp8, own), "
+      "row, model, kernel_backend, essential or name. Values of one key are alternatives; different "
+      "keys must all match")
       ->needs(suite);
   run.add_option(
          "--max-seqlen", arguments->max_seqlen,

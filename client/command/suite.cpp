@@ -40,7 +40,7 @@ class Part {
   }
   const Json& json() const { return json_; }
   const Part& Object() const {
-    if (!json_.is_object()) Refuse("must be an object, not " + protocol::Quoted(json_.dump()));
+    if (!json_.is_object()) Refuse("must be an object, not " + protocol::EchoValue(json_));
     return *this;
   }
   // With at least one member.
@@ -69,17 +69,17 @@ class Part {
   }
   std::string Text() const {
     if (!json_.is_string() || json_.get_ref<const std::string&>().empty())
-      Refuse("must be a text, not " + protocol::Quoted(json_.dump()));
+      Refuse("must be a text, not " + protocol::EchoValue(json_));
     return json_.get<std::string>();
   }
   bool Flag() const {
-    if (!json_.is_boolean()) Refuse("must be true or false, not " + protocol::Quoted(json_.dump()));
+    if (!json_.is_boolean()) Refuse("must be true or false, not " + protocol::EchoValue(json_));
     return json_.get<bool>();
   }
   int WorldSize() const {
     if (!json_.is_number_integer() || json_ < 1 || json_ > protocol::kMaxWorldSize) {
       Refuse("must be an integer from 1 to " + std::to_string(protocol::kMaxWorldSize) + ", not " +
-             protocol::Quoted(json_.dump()));
+             protocol::EchoValue(json_));
     }
     return json_.get<int>();
   }

@@ -40,8 +40,8 @@ class Tally {
 
  private:
   struct Worst {
-    double ratio =
-        0;  // our error over that of plain attention in the same dtype; infinity where it is not finite
+    // Our error over that of plain attention in the same dtype; infinity where it is not finite.
+    double ratio = 0;
     std::string cell;
   };
   struct Row {

@@ -19,10 +19,10 @@ namespace cppool::client {
 struct Lost {
   PoolError::Kind kind;
   std::string message;
-  bool untaken =
-      false;  // the daemon was ending in order and had not read the request: this does not count as an attempt
-  std::string state =
-      {};  // of a daemon that does not answer: what its threads do, to be appended to the message
+  // The daemon was ending in order and had not read the request: this does not count as an attempt.
+  bool untaken = false;
+  // Of a daemon that does not answer: what its threads do, to be appended to the message.
+  std::string state = {};
 };
 
 std::string Seconds(std::chrono::milliseconds time);  // "2.5 s"

@@ -33,7 +33,7 @@ Result ValidationFromJson(Json json) {
   if (runs == json.end()) return ResultFromJson(std::move(json));
   if (*runs != true || json.value("ok", Json()) != true)
     throw std::runtime_error("in the response, \"runs\" is not true where \"ok\" is: " +
-                             protocol::Quoted(json.dump()));
+                             protocol::EchoValue(json));
   Result result;
   result.status = Status::kPassed;
   result.json = std::move(json);
@@ -46,11 +46,10 @@ std::vector<std::string> FeaturesFromJson(const Json& hello) {
   std::vector<std::string> names;
   if (!features->is_array())
     throw std::runtime_error("in the response, \"features\" is not a list: " +
-                             protocol::Quoted(features->dump()));
+                             protocol::EchoValue(*features));
   for (const Json& name : *features) {
     if (!name.is_string())
-      throw std::runtime_error("in the response, a feature is not a string: " +
-                               protocol::Quoted(name.dump()));
+      throw std::runtime_error("in the response, a feature is not a string: " + protocol::EchoValue(name));
     names.push_back(name.get<std::string>());
   }
   return names;

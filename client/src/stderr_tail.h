@@ -53,13 +53,13 @@ class StderrTail {
   void TakeLine(std::string_view line);
 
   std::atomic<bool> ending_{false};
-  protocol::UniqueFd fd_, wake_read_,
-      wake_write_;  // to wake_: a byte asks the thread to catch up, end of file asks it to end
+  // A byte on wake_ asks the thread to catch up, end of file asks it to end.
+  protocol::UniqueFd fd_, wake_read_, wake_write_;
   std::function<void(std::string_view)> on_line_;
   mutable std::mutex mutex_;
   std::condition_variable caught_up_;
-  std::string
-      kept_;  // under mutex_; the last bytes read, at least 2 * kTailCharacters once there are so many
+  // Under mutex_; the last bytes read, at least 2 * kTailCharacters once there are so many.
+  std::string kept_;
   bool catching_up_ = false;  // under mutex_
   bool ended_ = false;        // under mutex_
   std::atomic<bool> starting_{true};

@@ -134,8 +134,8 @@ void CheckSequencesOf(const fs::path& folder, const kernels::AttentionSpec& spec
     }
     if (!fits) {
       Refuse("inputs", (folder / kIndex).string() + ": the tensors were dumped with " + name + " " +
-                           protocol::Quoted(written.dump()) + ", and the case has " +
-                           protocol::Quoted(Json(values).dump()) +
+                           protocol::EchoValue(written) + ", and the case has " +
+                           protocol::EchoValue(Json(values)) +
                            ": give that dump's seed or cu_seqlens, or remove the index");
     }
   }

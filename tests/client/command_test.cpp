@@ -444,6 +444,9 @@ TEST_CASE("the error for an unknown command names it and the nearest known one")
   CHECK(ran.code == 2);
   CHECK(ran.err.find("\"bensh\"") != std::string::npos);
   CHECK(ran.err.find("did you mean \"bench\"?") != std::string::npos);
+  ran = Cppool({}, "");
+  CHECK(ran.code == 2);
+  CHECK(ran.err == "cppool: a command is missing (known: run, bench, list, doctor): see `cppool --help`\n");
 }
 
 TEST_CASE("the rank that failed is printed before the ranks that were released because of it") {

@@ -55,7 +55,7 @@ std::atomic<int> ticks{0};
     if (!(std::ofstream("/proc/sys/kernel/ns_last_pid") << number - 1 << std::flush)) return -1;
     const pid_t child = fork();
     if (child == 0) {
-      alarm(50);
+      alarm(100);
       for (;;) pause();
     }
     if (child == number && setpgid(child, child) == 0) return child;
@@ -238,7 +238,7 @@ TEST_CASE(
       if (!process->Terminate(0ms, 0ms)) break;
       process.reset();
     }
-    if (!process || !process->WaitEnd(std::chrono::steady_clock::now() + 20s)) return 3;
+    if (!process || !process->WaitEnd(std::chrono::steady_clock::now() + 60s)) return 3;
     const int number = process->pid();
     if (!Eventually([&] { return kill(number, 0) != 0; })) return 4;
     const pid_t other = ForkWithNumber(number);
@@ -287,7 +287,7 @@ TEST_CASE("frequent signals neither break nor prolong a call") {
           itimerval every = {{0, 500}, {0, 500}};
           setitimer(ITIMER_REAL, &every, nullptr);
           cppool::PoolOptions options = FakeOptions();
-          options.grace = 20s;
+          options.grace = 60s;
           Pool pool(options);
           if (!pool.Run({{"do", "late"}, {"ms", 200}}).ok()) return 1;
           if (!pool.Run(Do("noise")).ok()) return 2;
@@ -341,7 +341,7 @@ TEST_CASE("a forked child has its own daemon and does not affect its parent's") 
 TEST_CASE("a process can fork while another of its threads is in a call") {
   LeavesNothing([] {
     cppool::PoolOptions options = FakeOptions();
-    options.grace = 20s;
+    options.grace = 60s;
     Pool pool(options);
     int pid = pool.Hello()["pid"];
     std::thread busy([&] { CHECK(pool.Run({{"do", "late"}, {"ms", 500}}).ok()); });
@@ -374,18 +374,18 @@ TEST_CASE("a Pool in a forked child does not close descriptors that the child ha
 
 TEST_CASE("a forked sibling with copies of the descriptors does not prevent the daemon's orderly exit") {
   cppool::PoolOptions options = FakeOptions("ignore_term");  // exits at the end of its input, or by SIGKILL
-  options.grace = 20s;
+  options.grace = 60s;
   auto pool = std::make_unique<Pool>(options);
   int pid = pool->Hello()["pid"];
   pid_t sibling = fork();
   if (sibling == 0) {
-    alarm(50);
+    alarm(100);
     pause();
     _exit(0);
   }
   auto start = std::chrono::steady_clock::now();
   pool.reset();
-  CHECK(std::chrono::steady_clock::now() - start < 19s);  // it did not wait for the whole grace period
+  CHECK(std::chrono::steady_clock::now() - start < 40s);  // it did not wait for the whole grace period
   CHECK_FALSE(Alive(pid));
   kill(sibling, SIGKILL);
   waitpid(sibling, nullptr, 0);

@@ -20,7 +20,7 @@ namespace {
 
 // A Pool of fake daemons, of which the first `going` exit as `start` names, and the Pool's log.
 struct GoingPool {
-  GoingPool(const std::string& start, int going, std::chrono::milliseconds grace = 20s) {
+  GoingPool(const std::string& start, int going, std::chrono::milliseconds grace = 60s) {
     cppool::PoolOptions options = FakeOptions(start);
     options.grace = grace;
     options.idle_exit = 1h;

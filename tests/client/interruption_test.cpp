@@ -15,7 +15,7 @@ namespace {
 
 std::optional<PoolError> ErrorOf(Pool& pool, const char* what) {
   try {
-    pool.Run(Do(what), Within(20s));
+    pool.Run(Do(what), Within(60s));
   } catch (const PoolError& error) {
     return error;
   }

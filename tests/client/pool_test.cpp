@@ -22,7 +22,7 @@ using cppool::Status;
 namespace {
 
 // The PoolError of a run that must throw one.
-PoolError ErrorOf(Pool& pool, const Json& params, const cppool::RunOptions& options = Within(20s)) {
+PoolError ErrorOf(Pool& pool, const Json& params, const cppool::RunOptions& options = Within(60s)) {
   try {
     Result result = pool.Run(params, options);
     FAIL("an answer instead of an error: " << result.json.dump());
@@ -518,7 +518,7 @@ TEST_CASE("the error says why a daemon died even if no new one can be started") 
 
 TEST_CASE("an answer within the grace period is accepted") {
   cppool::PoolOptions options = FakeOptions();
-  options.grace = 20s;
+  options.grace = 60s;
   Pool pool(options);
   CHECK(pool.Run({{"do", "late"}, {"ms", 300}}, Within(1ms)).ok());
 }
@@ -564,7 +564,7 @@ TEST_CASE("stderr is read during and between calls, passed to the callback, and 
     std::atomic<int> lines{0};
     options.on_stderr = [&](std::string_view) { ++lines; };
     Pool pool(options);
-    CHECK(pool.Run(Do("flood_stderr"), Within(20s)).ok());
+    CHECK(pool.Run(Do("flood_stderr"), Within(60s)).ok());
     CHECK(Eventually([&] { return lines == 50001; }));
     std::string tail = pool.StderrTail();
     CHECK(tail.size() <= 4000);

@@ -38,7 +38,7 @@ using namespace std::chrono_literals;
 inline cppool::PoolOptions FakeOptions(const std::string& start = "") {
   cppool::PoolOptions options;
   options.daemon = CPPOOL_FAKE_DAEMON;
-  options.start_limit = 20s;
+  options.start_limit = 60s;
   options.grace = 200ms;
   options.kill_grace = 300ms;
   if (!start.empty()) options.arguments = {"--start", start};
@@ -76,9 +76,10 @@ inline int CountFds() {
   return count;
 }
 
-inline bool Eventually(
-    const std::function<bool()>& holds) {  // waits for at most 10 s, a backstop against hanging
-  for (int i = 0; i < 2000; ++i, std::this_thread::sleep_for(5ms))
+// Waits for at most 60 s, a backstop against hanging.
+inline bool Eventually(const std::function<bool()>& holds) {
+  const auto limit = std::chrono::steady_clock::now() + 60s;
+  for (; std::chrono::steady_clock::now() < limit; std::this_thread::sleep_for(5ms))
     if (holds()) return true;
   return false;
 }

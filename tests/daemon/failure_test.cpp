@@ -313,7 +313,7 @@ TEST_CASE("the watchdog's answer to a passed deadline has the stage of each rank
          false, 0});
   });
   auto future = answered.get_future();
-  REQUIRE(future.wait_for(std::chrono::seconds(30)) == std::future_status::ready);
+  REQUIRE(future.wait_for(std::chrono::seconds(60)) == std::future_status::ready);
   const Json answer = Json::parse(future.get());
   INFO(answer);
   CHECK(answer.at("id") == "t");
@@ -388,7 +388,7 @@ TEST_CASE("a world that one rank cannot join does not open, and the error names 
   fake->rank_that_cannot_open = 2;
   daemon::World world(std::make_unique<FakeBackend>(fake, 4));
   try {
-    world.Open(std::chrono::steady_clock::now() + std::chrono::seconds(30));
+    world.Open(std::chrono::steady_clock::now() + std::chrono::seconds(60));
     FAIL("the world opened");
   } catch (const std::runtime_error& error) {
     CHECK(std::string(error.what()).find("rank 2 could not open: the device is gone") != std::string::npos);
@@ -404,8 +404,8 @@ TEST_CASE("NarrowDevices keeps as many visible devices as the world has ranks") 
   CHECK(daemon::NarrowDevices("1,,2", 2) == "1,");
   CHECK(daemon::NarrowDevices("0,-1,1", 3) == "0,-1,1");
   CHECK(daemon::NarrowDevices("2,1,0,", 3) == "2,1,0");
-  CHECK(daemon::NarrowDevices("0,1,0", 1) ==
-        "0,1,0");  // CUDA sees no device in this list, and must not see one in the result
+  // CUDA sees no device in this list, and must not see one in the result.
+  CHECK(daemon::NarrowDevices("0,1,0", 1) == "0,1,0");
   CHECK(daemon::NarrowDevices("GPU-a,GPU-b,GPU-b1", 2) == "GPU-a,GPU-b,GPU-b1");
 }
 

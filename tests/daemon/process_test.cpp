@@ -123,7 +123,7 @@ TEST_CASE("a deadline passes once, and only if it is armed") {
     CHECK(watchdog.Disarm());
     watchdog.Arm(Clock::now() + 1ms);
   }
-  REQUIRE(passed.get_future().wait_for(30s) == std::future_status::ready);
+  REQUIRE(passed.get_future().wait_for(60s) == std::future_status::ready);
   CHECK_FALSE(watchdog.Disarm());
   CHECK(times == 1);
 }
@@ -154,7 +154,7 @@ TEST_CASE("the watchdog notices the death of the process that it watches") {
   auto future = died.get_future();
   CHECK(future.wait_for(20ms) == std::future_status::timeout);
   pipe.write_end.Reset();
-  CHECK(future.wait_for(30s) == std::future_status::ready);
+  CHECK(future.wait_for(60s) == std::future_status::ready);
   waitpid(child, nullptr, 0);
 }
 
@@ -166,7 +166,7 @@ TEST_CASE("the watchdog reports each termination request once") {
                             {nullptr, nullptr, [&] { reported[times++ % 2].set_value(); }});
   for (auto& once : reported) {
     REQUIRE(eventfd_write(terminate.get(), 1) == 0);
-    CHECK(once.get_future().wait_for(30s) == std::future_status::ready);
+    CHECK(once.get_future().wait_for(60s) == std::future_status::ready);
   }
   std::this_thread::sleep_for(20ms);
   CHECK(times == 2);
@@ -197,7 +197,7 @@ TEST_CASE("the destructor of RankThreads does not wait for threads that are stuc
     CHECK_FALSE(threads.WaitUntil(Clock::now() + 10ms));
   }  // returns while rank 1's thread still runs
   release->set_value();
-  CHECK(finished->get_future().wait_for(30s) == std::future_status::ready);
+  CHECK(finished->get_future().wait_for(60s) == std::future_status::ready);
 }
 
 TEST_CASE("every option of the daemon's command line is read") {

@@ -82,6 +82,8 @@ TEST_CASE("trace file: stages lie in their parents as long as one follows the ot
   CHECK_THROWS_AS(daemon::WriteTrace(folder.File("none/t"), trace), protocol::FileError);
   REQUIRE(std::filesystem::create_directory(folder.File("d")));
   CHECK_THROWS_AS(daemon::WriteTrace(folder.File("d"), trace), protocol::FileError);
+  CHECK_THROWS_WITH(daemon::WriteTrace("/proc/trace", trace),
+                    "/proc/trace: cannot be written: no file can be made in /proc: name one elsewhere");
   CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 2);
 }
 

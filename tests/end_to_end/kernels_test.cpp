@@ -68,7 +68,9 @@ TEST_CASE("kernels that cannot be had are an error that names the file and what 
   fs::copy_file(Odd("abi"), changed);
   CHECK_THAT(error(changed), ContainsSubstring("version 77 of cppool/attention.h"));
 
-  for (const Json& kernels : {Json(""), Json(3)})
+  CHECK_THAT(error("cudn"), ContainsSubstring("cudn: there is no such file: check the path (kernels are "
+                                              "\"cppool\", \"cudnn\", a library's path"));
+  for (const Json& kernels : {Json(""), Json(3), Json(",odd")})
     CHECK(daemon.Ask({{"op", "run"}, {"kernels", kernels}}).at("failure").at("kind") == "invalid_request");
   const Json own = daemon.Ask({{"op", "run"}, {"kernels", "cppool"}});
   CHECK(own.at("status") == "passed");

@@ -208,7 +208,7 @@ TEST_CASE("a case that leaves a group of calls open is an error and does not aff
   CHECK(Has(answer.at("error"), "the case left a group of calls open"));
   CHECK_FALSE(answer.contains("fatal"));
   const Json params = {{"cp_comm_type", "p2p"}, {"max_seqlen_q", 64}, {"max_seqlen_kv", 64}};
-  const Json next = daemon.Ask({{"op", "run"}, {"params", params}, {"deadline_ms", 20000}});
+  const Json next = daemon.Ask({{"op", "run"}, {"params", params}, {"deadline_ms", 60000}});
   INFO(next);
   CHECK(next.at("status") == "passed");
   CHECK(daemon.Ask({{"op", "run"}, {"case", "odd"}}).at("status") == "passed");

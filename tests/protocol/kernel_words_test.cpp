@@ -21,4 +21,10 @@ TEST_CASE(
   are("a,b/libmine.so,cppool", "a,b/libmine.so", "cppool");
 }
 
+TEST_CASE("words without a path before their comma name no kernels") {
+  for (const char* words : {"cppool", "cudnn", "libmine.so", "a/libmine.so,fast", ",a,b"})
+    CHECK(NameKernels(words));
+  for (const char* words : {"", ",", ",fast", ",cudnn"}) CHECK_FALSE(NameKernels(words));
+}
+
 }  // namespace cppool::protocol

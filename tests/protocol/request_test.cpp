@@ -231,6 +231,7 @@ TEST_CASE("the error for an invalid request says what is wrong and what is allow
        1,
        {"\"kernels\" must be \"cppool\", \"cudnn\"", "not [\"x\"]"}},
       {R"({"id":1,"op":"run","kernels":""})", 1, {"\"kernels\" must be", "not \"\""}},
+      {R"({"id":1,"op":"run","kernels":",fast"})", 1, {"\"kernels\" must be", "not \",fast\""}},
       {R"({"id":1,"op":"run","kernels":"a\u0000b"})", 1, {"\"kernels\"", "NUL"}},
       {R"({"id":1,"op":"stats","kernels":"x"})", 1, {"\"kernels\" is for op \"run\""}},
       {R"({"id":1,"op":"run","load":""})",

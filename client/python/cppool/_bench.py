@@ -5,7 +5,7 @@ import json
 import os
 from typing import Any, Mapping, Optional, Sequence, Union
 
-from ._library import prefix, text_of
+from ._library import entries, prefix, text_of
 
 
 def _text(value: Any) -> str:
@@ -44,6 +44,8 @@ def bench(params: Optional[Mapping[str, Any]] = None, *, world_size: Union[int, 
     """
     import subprocess  # takes as long to import as the package
 
+    if params is not None and not isinstance(params, Mapping):
+        raise TypeError(f"params is a dict of parameters, not {type(params).__name__}")
     text_of({"params": dict(params or {})}, "params")  # names what JSON cannot express
     sizes = [world_size] if isinstance(world_size, int) else list(world_size)
     own = os.path.join(prefix(), "bin", "cppool")
@@ -55,13 +57,13 @@ def bench(params: Optional[Mapping[str, Any]] = None, *, world_size: Union[int, 
         if not values:
             raise ValueError(f"params[{key!r}] has no value")
         words += ["--param", f"{key}=" + ",".join(map(_text, values))]
-    if devices:
-        words += ["--devices", ",".join(map(str, devices))]
+    if gpus := entries(devices, "devices"):
+        words += ["--devices", ",".join(map(str, gpus))]
     if daemon is not None:
         words += ["--daemon", os.fspath(daemon)]
     if kernels:
         words += ["--kernels", ",".join([kernels] if isinstance(kernels, str) else map(os.fspath, kernels))]
-    for file in case_files:
+    for file in entries(case_files, "case_files"):
         words += ["--load", os.path.abspath(file)]
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import weakref
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Callable, Iterable, Mapping, Optional
 
 __tracebackhide__ = True  # pytest shows the user's line, and not how it went on from there
 
@@ -69,6 +69,13 @@ def library() -> ctypes.PyDLL:
 def _take(out: ctypes.c_void_p) -> Any:
     text = ctypes.string_at(out.value) if out.value else b"{}"
     return json.loads(text)
+
+
+def entries(values: Iterable[Any], what: str) -> list[Any]:
+    """The entries of a list. Throws TypeError for a text, whose entries would be its characters, and for a single value."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise TypeError(f"{what} is a list, not {values!r}")
+    return list(values)
 
 
 def call(name: str, *arguments: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
-from ._library import Handle, NoAnswer, call, text_of
+from ._library import Handle, NoAnswer, call, entries, text_of
 from ._result import Result
 from ._suite import Cell
 
@@ -34,7 +34,7 @@ class CompileError(ValueError):
 
 def _libraries(kernels: Optional[_Path], load: Sequence[_Path]) -> dict[str, tuple[Any, Any]]:
     """Both as members of a request, each with its default."""
-    return {"kernels": (kernels if kernels is None else os.fspath(kernels), None), "load": ([os.fspath(file) for file in load], [])}
+    return {"kernels": (kernels if kernels is None else os.fspath(kernels), None), "load": ([os.fspath(file) for file in entries(load, "load")], [])}
 
 
 def _milliseconds(seconds: float, what: str) -> int:
@@ -56,7 +56,7 @@ class Pool:
                  arguments: Sequence[str] = (), environment: Optional[Mapping[str, str]] = None, start_limit: float = 60.0,
                  grace: float = 2.0, kill_grace: float = 5.0, idle_exit: float = 0.0, retries: int = 1,
                  on_stderr: Optional[Callable[[str], None]] = None, log: Optional[Callable[[str], None]] = None):
-        """Starts nothing. Throws ValueError for options out of range.
+        """Starts nothing. Throws ValueError for options out of range, TypeError for lists that are none.
 
         world_size: number of ranks.
         daemon: path of `cppoold`; None: $CPPOOL_DAEMON, else the one of this package.
@@ -70,8 +70,9 @@ class Pool:
         """
         options: dict[str, Any] = {
             "world_size": world_size, "backend": backend, "transport": transport, "retries": retries,
-            "devices": [str(device) for device in devices], "case_files": [os.path.abspath(file) for file in case_files],
-            "arguments": list(arguments), "environment": dict(environment or {}),
+            "devices": [str(device) for device in entries(devices, "devices")],
+            "case_files": [os.path.abspath(file) for file in entries(case_files, "case_files")], "arguments": entries(arguments, "arguments"),
+            "environment": dict(environment or {}),
             "start_limit_ms": _milliseconds(start_limit, "start_limit"), "grace_ms": _milliseconds(grace, "grace"),
             "kill_grace_ms": _milliseconds(kill_grace, "kill_grace"), "idle_exit_ms": _milliseconds(idle_exit, "idle_exit")}
         if daemon is not None:
@@ -118,7 +119,8 @@ class Pool:
 
         include_folders: searched first. Throws CompileError with the compiler's messages.
         """
-        request = text_of({"source": os.fspath(source), "include_folders": [os.fspath(folder) for folder in include_folders]}, "the source")
+        folders = [os.fspath(folder) for folder in entries(include_folders, "include_folders")]
+        request = text_of({"source": os.fspath(source), "include_folders": folders}, "the source")
         try:
             return str(self._told(self._handle.compile, request)["library"])
         except ValueError as error:

@@ -251,7 +251,7 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
       args.k = block.k;
       args.v = block.v;
       args.query = {true, i == 0, i == use_.last_attended};
-      // A part, or the first and maybe only one of the own block's.
+      // Another rank's block is a part of a sum. The own block is all of it where no other rank adds to it.
       args.key = {true, true, i == 0 && !use_.sums_gradients};
       const Buffer& dk = i == 0 ? buffers_.dk_sum : buffers_.dk_part[(i - 1) % 2];
       const Buffer& dv = i == 0 ? buffers_.dv_sum : buffers_.dv_part[(i - 1) % 2];

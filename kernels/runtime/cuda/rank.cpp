@@ -29,8 +29,8 @@ constexpr auto kCheckHealthEvery = 5ms;
 int OpenDevice(int device) {
   CheckCuda(cudaSetDevice(device), ("making a context on device " + std::to_string(device)).c_str());
   CheckCuda(cudaFree(nullptr), ("making a context on device " + std::to_string(device)).c_str());
-  prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL,
-        0UL);  // 1 us: this thread's short sleeps are part of every case's time
+  // 1 us: this thread's short sleeps are part of every case's time.
+  prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
   return device;
 }
 
@@ -313,8 +313,8 @@ void CudaRank::DestroyEvent(cudaEvent_t event) {
   if (events_.erase(event) == 0)
     throw RuntimeError(CPPOOL_INTERNAL, "event_destroy of an event that event_create did not return");
   recorded_.erase(event);
-  retired_events_.push_back(
-      event);  // its last record may be pending, and a wait for a new event must not wait
+  // Its last record may be pending, and a wait for a new event must not wait.
+  retired_events_.push_back(event);
 }
 
 void CudaRank::RunHostCall(void* call) noexcept {

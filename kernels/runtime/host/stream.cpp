@@ -64,8 +64,8 @@ void HostStream::Push(Run run, std::function<void()> work) {
 void HostStream::Link(Item* item) {
   Item* before = tail_;
   tail_ = item;
-  before->next.store(item,
-                     std::memory_order_release);  // from here on the stream owns `before` and may delete it
+  // From here on the stream owns `before` and may delete it.
+  before->next.store(item, std::memory_order_release);
   bell_.Ring();
 }
 

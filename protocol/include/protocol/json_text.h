@@ -21,4 +21,7 @@ std::string JsonText(const Json& value);
 // Any bytes as an error text shows them: in double quotes, at most 80 characters, printable and UTF-8.
 std::string Quoted(std::string_view bytes);
 
+// The JSON text of a value, in the same form: in double quotes if it is a string.
+std::string EchoValue(const Json& value);
+
 }  // namespace cppool::protocol

@@ -13,4 +13,10 @@ struct KernelWords {
 };
 KernelWords ParseKernels(const std::string& words);
 
+// What words for kernels may be, for an error's text.
+inline constexpr const char* kKernelWordsAllowed =
+    "\"cppool\", \"cudnn\", a library's path, or its path and a kernel's name with a comma between";
+// Whether the words name kernels: they are not empty, and have a path before a comma.
+bool NameKernels(const std::string& words);
+
 }  // namespace cppool::protocol

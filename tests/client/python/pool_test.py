@@ -125,6 +125,24 @@ def test_params_that_json_cannot_express(params, error, words):
         pool.run({7: 1} if params is None else params)
 
 
+@pytest.mark.parametrize("options", [{"devices": "0,1"}, {"devices": 0}, {"case_files": "mine.so"}, {"arguments": "--allow-faults"}])
+def test_options_that_are_no_lists(options):
+    (name, value), = options.items()
+    with pytest.raises(TypeError, match=f"^{name} is a list, not {value!r}$"):
+        cppool.Pool(2, **options)
+
+
+def test_arguments_that_are_no_lists_or_dicts():
+    with fake_pool() as pool:
+        for call in pool.run, pool.validate:
+            with pytest.raises(TypeError, match="^load is a list, not 'mine.so'$"):
+                call(load="mine.so")
+    with pytest.raises(TypeError, match="^params is a dict of parameters, not str$"):
+        cppool.bench("cp_comm_type")
+    with pytest.raises(TypeError, match="^devices is a list, not '0'$"):
+        cppool.bench(devices="0")
+
+
 def test_nesting_has_a_limit():
     deep = []
     for _ in range(100000):

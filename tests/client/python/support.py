@@ -10,7 +10,7 @@ FAKE = os.path.join(BUILD, "bin", "cppool_fake_daemon")
 MODULE = os.path.join(BUILD, "lib", "libcppool_cuda.so")
 FAKE_DRIVER = os.path.join(BUILD, "tests", "kernels", "module", "fake_driver")  # its results are set by environment variables
 NAIVE = pathlib.Path(__file__).parents[2] / "end_to_end/user_kernel/naive.c"  # a kernel of cppool/attention.h
-SHORT = {"daemon": FAKE, "start_limit": 20.0, "grace": 0.2, "kill_grace": 0.3}
+SHORT = {"daemon": FAKE, "start_limit": 60.0, "grace": 0.2, "kill_grace": 0.3}
 
 
 def fake_pool(world_size=2, **options):
@@ -23,7 +23,8 @@ def do(what, **params):
 
 def eventually(holds):
     """A backstop, not a measurement."""
-    for _ in range(2000):
+    limit = time.monotonic() + 60
+    while time.monotonic() < limit:
         if holds():
             return True
         time.sleep(0.005)
