@@ -50,7 +50,7 @@ constexpr int kCannotStart = 2;
 constexpr int kCannotGoOn = 3;
 constexpr int kTerminated = 128 + SIGTERM;
 constexpr std::chrono::seconds kOpenLimit{120};
-constexpr std::chrono::milliseconds kIdleAfter{5};   // without a request, memory goes back to the devices
+constexpr std::chrono::milliseconds kIdleAfter{20};  // without a request, memory goes back to the devices
 constexpr std::chrono::seconds kLastAnswerLimit{2};  // for a client that does not read
 
 int terminate_pipe_in = -1;  // for the signal handler

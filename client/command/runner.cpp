@@ -11,18 +11,26 @@ namespace cppool::command {
 Outcome CellRunner::Run(const Cell& cell, const RunOptions& options) {
   Outcome outcome = Ask(cell, options, &Pool::Run);
   std::vector<Cell>& history = histories_[cell.world_size];
-  before_ = history;
   // A retry is answered by a daemon that has run nothing before.
-  if (outcome.result && outcome.attempts > 1) before_.clear();
-  history = before_;
-  history.push_back(cell);
-  if (!outcome.result || outcome.result->fatal) history.clear();
+  if (outcome.result && outcome.attempts > 1) history.clear();
+  // No copy of what came before: after thousands of cells it would take longer than a cell.
+  if (!outcome.result || outcome.result->fatal) {
+    before_ = std::exchange(history, {});
+  } else {
+    history.push_back(cell);
+  }
   return outcome;
 }
 
 std::vector<Cell> CellRunner::Retire() {
-  if (world_size_ != 0) Stop(world_size_);
-  return std::move(before_);
+  if (world_size_ == 0) return {};
+  std::vector<Cell>& history = histories_[world_size_];
+  if (!history.empty()) {  // else the daemon has ended with the latest cell
+    before_ = std::move(history);
+    before_.pop_back();
+  }
+  Stop(world_size_);
+  return std::exchange(before_, {});
 }
 
 CellRunner::~CellRunner() {

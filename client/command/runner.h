@@ -92,7 +92,7 @@ class CellRunner {
   std::map<int, Pool> pools_;                   // by world size
   int world_size_ = 0;                          // of the latest cell; 0: none
   std::map<int, std::vector<Cell>> histories_;  // by world size: what its daemon has run
-  std::vector<Cell> before_;                    // what a daemon had run before the latest cell
+  std::vector<Cell> before_;                    // what a daemon had run before the cell that it ended with
   std::map<int, Outcome> not_started_;          // by world size: the outcome of its further cells
   std::map<int, Json> worlds_;
   Sources sources_;
