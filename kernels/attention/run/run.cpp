@@ -213,7 +213,7 @@ class AttentionRun {
       // dS cancel, gradients are little else.
       if (spec_.training) {
         const Stage stage(rt_, rt_->stream, "reference/delta");
-        delta = GatherDelta(rt_, spec_, step);
+        delta = GatherDelta(rt_, spec_, *check_, step);
         tensors.delta = delta.get<float>();
       }
     }
