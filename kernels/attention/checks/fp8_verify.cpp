@@ -93,8 +93,8 @@ Buffer GatherDelta(cppool_runtime* rt, const AttentionSpec& spec, CheckKernels& 
       while (target->sequence < segment.sequence) ++target;
       RowsCopy& copy = copies.emplace_back();
       copy.from = gathered.at(static_cast<std::size_t>(rank * bytes + segment.row * vector));
-      copy.to = delta.at(static_cast<std::size_t>(
-          (target->row + std::int64_t{segment.position} * whole.row_step) * vector));
+      copy.to = delta.at(
+          static_cast<std::size_t>((target->row + std::int64_t{segment.position} * whole.row_step) * vector));
       copy.rows = segment.length;
       copy.bytes = vector;
       copy.from_row = part.row_step * vector;
