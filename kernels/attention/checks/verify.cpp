@@ -7,6 +7,7 @@
 
 #include "kernels/attention/checks/host/check_kernels.h"
 #include "kernels/attention/checks/oracle_alibi.h"
+#include "kernels/attention/checks/oracle_results.h"
 #include "kernels/attention/checks/oracle_shares.h"
 #include "kernels/attention/checks/oracle_workspace.h"
 #include "kernels/error.h"
@@ -39,12 +40,6 @@ void Add(CompareStats& sum, const CompareStats& part) {
 CheckedTensor KindOf(const TensorSet::Tensor& tensor) { return std::get<CheckedTensor>(tensor.info.kind); }
 bool IsWhole(const TensorSet::Tensor& tensor) { return tensor.info.rows_of == TensorRows::kWhole; }
 
-auto DoublesIn(MemoryList& list) {
-  return [&list](const char* name, std::int64_t count, Buffer& to) {
-    list.Add(name, static_cast<std::size_t>(count) * sizeof(double), to);
-  };
-}
-
 GradientTerms TermsOf(const AttentionSpec& spec, CheckedTensor kind) {
   GradientTerms terms{1, spec.scale, spec.scale * std::sqrt(spec.dim_qk)};
   if (kind == CheckedTensor::kDbias)
@@ -56,84 +51,6 @@ GradientTerms TermsOf(const AttentionSpec& spec, CheckedTensor kind) {
 }
 
 }  // namespace
-
-// The oracle's results, in fp64.
-struct Verifier::OracleOutputs {
-  Buffer out, lse, dq, dk, dv;         // of one OraclePair
-  Buffer dbias;                        // of one BiasUnit
-  Buffer d_softmax_offset, max_logit;  // [heads]
-
-  // What a pair gives.
-  void ListPair(const AttentionSpec& spec, MemoryList& list) {
-    const std::int64_t group = spec.heads / spec.kv_heads;
-    const auto doubles = DoublesIn(list);
-    doubles("oracle's out", spec.seqlen_q * group * spec.dim_v, out);
-    doubles("oracle's lse", spec.seqlen_q * group, lse);
-    if (!spec.training) return;
-    doubles("oracle's dq", spec.seqlen_q * group * spec.dim_qk, dq);
-    doubles("oracle's dk", spec.seqlen_kv * spec.dim_qk, dk);
-    doubles("oracle's dv", spec.seqlen_kv * spec.dim_v, dv);
-  }
-  // And what several pairs add to.
-  void List(const AttentionSpec& spec, const OracleSample& sample, MemoryList& list) {
-    const auto doubles = DoublesIn(list);
-    ListPair(spec, list);
-    if (spec.training) {
-      if (!sample.bias_units.empty()) {
-        const BiasUnit& unit = sample.bias_units.front();
-        doubles("oracle's dbias", unit.heads * unit.queries * spec.seqlen_kv, dbias);
-      }
-      if (spec.softmax == SoftmaxType::kLearnable)
-        doubles("oracle's d_softmax_offset", spec.heads, d_softmax_offset);
-    }
-    if (spec.max_logit) doubles("oracle's max_logit", spec.heads, max_logit);
-  }
-
-  const Buffer& of(CheckedTensor kind) const {
-    switch (kind) {
-      case CheckedTensor::kOut:
-        return out;
-      case CheckedTensor::kLse:
-        return lse;
-      case CheckedTensor::kDq:
-        return dq;
-      case CheckedTensor::kDk:
-        return dk;
-      case CheckedTensor::kDv:
-        return dv;
-      case CheckedTensor::kDbias:
-        return dbias;
-      case CheckedTensor::kDsoftmaxOffset:
-        return d_softmax_offset;
-      case CheckedTensor::kMaxLogit:
-        return max_logit;
-      case CheckedTensor::kQ:
-      case CheckedTensor::kK:
-      case CheckedTensor::kV:
-      case CheckedTensor::kDout:
-      case CheckedTensor::kDelta:
-        break;  // no result
-    }
-    throw RuntimeError(CPPOOL_INTERNAL, "no such tensor");
-  }
-};
-
-// Those of the calls that this rank runs, and of a pair's other calls.
-struct Verifier::OracleResults {
-  OracleOutputs exact, plain, bounds;
-
-  // `own`: with what several pairs add to.
-  void List(const AttentionSpec& spec, const OracleSample& sample, bool own, MemoryList& list) {
-    if (spec.fp8) bounds.ListPair(spec, list);
-    for (OracleOutputs* outputs : {&exact, &plain}) {
-      if (own) {
-        outputs->List(spec, sample, list);
-      } else {
-        outputs->ListPair(spec, list);
-      }
-    }
-  }
-};
 
 Verifier::Verifier(cppool_runtime* runtime, const AttentionSpec& spec, CheckKernels& kernels,
                    const RankTokens& tokens, const TensorSet& local, const TensorSet& global,

@@ -14,6 +14,7 @@
 #include "kernels/attention/check_kernels.h"
 #include "kernels/attention/checks/fp8_verify.h"
 #include "kernels/attention/checks/host_array.h"
+#include "kernels/attention/checks/oracle_results.h"
 #include "kernels/attention/checks/oracle_sample.h"
 #include "kernels/attention/checks/oracle_shares.h"
 #include "kernels/attention/run.h"
@@ -47,8 +48,6 @@ class Verifier {
     const std::int64_t* positions;
     std::int64_t count;
   };
-  struct OracleOutputs;
-  struct OracleResults;
   struct Stats {
     CompareStats *ours, *plain, *plain_here;  // see JudgeOracle
   };
