@@ -70,28 +70,41 @@ std::vector<T> ToHost(cppool_runtime* rt, const void* data, std::int64_t count) 
 
 }  // namespace
 
-Buffer GatherDelta(cppool_runtime* rt, const AttentionSpec& spec, const Fp8Step& step) {
+Buffer GatherDelta(cppool_runtime* rt, const AttentionSpec& spec, CheckKernels& kernels,
+                   const Fp8Step& step) {
   const Group world = GetGroup(rt, CPPOOL_WORLD);
-  const std::int64_t count = RankTokens(spec, world.size, world.rank).queries.layout.rows * spec.heads;
-  const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(float);
-  const Buffer gathered(rt, bytes * world.size, rt->stream);
-  Buffer delta(rt, bytes * world.size, rt->stream);
+  const std::int64_t vector = std::int64_t{spec.heads} * sizeof(float);
+  const std::int64_t bytes = RankLayout(spec.format, spec.queries, world.size, world.rank).rows * vector;
+  const Buffer gathered(rt, static_cast<std::size_t>(bytes * world.size), rt->stream);
+  Buffer delta(rt, gathered.bytes(), rt->stream);
   if (world.size > 1) {
-    Check(rt, rt->all_gather(rt, step.delta, gathered.get(), bytes, world.comm, rt->stream));
+    Check(rt, rt->all_gather(rt, step.delta, gathered.get(), static_cast<std::size_t>(bytes), world.comm,
+                             rt->stream));
   } else {
-    Check(rt, rt->copy(rt, gathered.get(), step.delta, bytes, rt->stream));
+    Check(rt, rt->copy(rt, gathered.get(), step.delta, gathered.bytes(), rt->stream));
   }
-  const auto by_rank = ToHost<float>(rt, gathered.get(), count * world.size);
-  std::vector<float> whole(by_rank.size());
+  Check(rt, rt->fill(rt, delta.get(), 0, delta.bytes(), rt->stream));  // of rows without a token
+  const Layout whole = GlobalLayout(spec.format, spec.queries);
+  std::vector<RowsCopy> copies;
   for (int rank = 0; rank < world.size; ++rank) {
-    const RankRows rows = RowsOfRank(spec.format, spec.queries, world.size, rank);
-    for (const std::int64_t row : rows.tokens) {
-      std::copy_n(by_rank.data() + rank * count + row * spec.heads, spec.heads,
-                  whole.data() + rows.whole[static_cast<std::size_t>(row)] * spec.heads);
+    const Layout part = RankLayout(spec.format, spec.queries, world.size, rank);
+    auto target = whole.segments.begin();  // one for each sequence, which the part's segments lie in
+    for (const Segment& segment : part.segments) {
+      while (target->sequence < segment.sequence) ++target;
+      RowsCopy& copy = copies.emplace_back();
+      copy.from = gathered.at(static_cast<std::size_t>(rank * bytes + segment.row * vector));
+      copy.to = delta.at(
+          static_cast<std::size_t>((target->row + std::int64_t{segment.position} * whole.row_step) * vector));
+      copy.rows = segment.length;
+      copy.bytes = vector;
+      copy.from_row = part.row_step * vector;
+      copy.to_row = whole.row_step * vector;
+      if (copies.size() < CheckKernels::kMostCopies) continue;
+      kernels.CopyRows(copies, {}, rt->stream);
+      copies.clear();
     }
   }
-  Check(rt, rt->copy(rt, delta.get(), whole.data(), whole.size() * sizeof(float), rt->stream));
-  Check(rt, rt->stream_synchronize(rt, rt->stream));  // `whole` goes
+  if (!copies.empty()) kernels.CopyRows(copies, {}, rt->stream);
   return delta;
 }
 
@@ -157,10 +170,7 @@ double Fp8Verifier::HostBytes(const AttentionSpec& spec, int world_size) {
   // A rank may have an operand of all keys; its blocks have 32 tokens, but for the last of a chunk.
   const double most = std::max(rows_q, rows_kv);
   const double blocks = InBlocks(*spec.fp8) ? most / kMxBlock + 2.0 * world_size * spec.batch : 0;
-  const double bits = of_tokens + kOfRow * most + (sizeof(Segment) + sizeof(RowTile)) * blocks;
-  const double delta =
-      spec.training ? 2 * sizeof(float) * rows_q * spec.heads + kOfRow * rows_q / world_size : 0;
-  return std::max(bits, delta);
+  return of_tokens + kOfRow * most + (sizeof(Segment) + sizeof(RowTile)) * blocks;
 }
 
 template <typename T>

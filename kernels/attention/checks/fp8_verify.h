@@ -26,8 +26,9 @@ struct Fp8Problem {
   bool ds_blocks = false;
 };
 
-// The delta of all ranks' rows, [all rows of q, heads]. Every rank calls it at once.
-Buffer GatherDelta(cppool_runtime* runtime, const AttentionSpec& spec, const Fp8Step& step);
+// The delta of all ranks' rows, [all rows of q, heads], 0 where a row has no token. Every rank calls it at once.
+Buffer GatherDelta(cppool_runtime* runtime, const AttentionSpec& spec, CheckKernels& kernels,
+                   const Fp8Step& step);
 
 // Used on the rank's thread; every rank calls the same methods in the same order.
 class Fp8Verifier {
@@ -46,7 +47,7 @@ class Fp8Verifier {
 
   // What it and GatherDelta allocate on a rank, without numbers of rows, which AttentionBytes counts.
   static double Bytes(const AttentionSpec& spec, int world_size);
-  // The most host memory that CheckBits or GatherDelta takes at a time beside that: numbers of rows, and a copy of delta.
+  // The most host memory that CheckBits takes at a time beside that: numbers of rows.
   static double HostBytes(const AttentionSpec& spec, int world_size);
 
  private:

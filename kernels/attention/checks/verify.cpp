@@ -4,11 +4,11 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <memory>
-#include <optional>
 
 #include "kernels/attention/checks/host/check_kernels.h"
 #include "kernels/attention/checks/oracle_alibi.h"
+#include "kernels/attention/checks/oracle_results.h"
+#include "kernels/attention/checks/oracle_shares.h"
 #include "kernels/attention/checks/oracle_workspace.h"
 #include "kernels/error.h"
 #include "kernels/memory_list.h"
@@ -51,69 +51,6 @@ GradientTerms TermsOf(const AttentionSpec& spec, CheckedTensor kind) {
 }
 
 }  // namespace
-
-// The oracle's results, in fp64.
-struct Verifier::OracleOutputs {
-  Buffer out, lse, dq, dk, dv;         // of one OraclePair
-  Buffer dbias;                        // of one BiasUnit
-  Buffer d_softmax_offset, max_logit;  // [heads]
-
-  OracleOutputs() = default;
-  OracleOutputs(cppool_runtime* rt, const AttentionSpec& spec, const OracleSample& sample) {
-    MemoryList list;
-    List(spec, sample, list);
-    list.Allocate(rt);
-  }
-
-  void List(const AttentionSpec& spec, const OracleSample& sample, MemoryList& list) {
-    const std::int64_t group = spec.heads / spec.kv_heads;
-    const auto doubles = [&](const char* name, std::int64_t count, Buffer& to) {
-      list.Add(name, static_cast<std::size_t>(count) * sizeof(double), to);
-    };
-    doubles("oracle's out", spec.seqlen_q * group * spec.dim_v, out);
-    doubles("oracle's lse", spec.seqlen_q * group, lse);
-    if (spec.training) {
-      doubles("oracle's dq", spec.seqlen_q * group * spec.dim_qk, dq);
-      doubles("oracle's dk", spec.seqlen_kv * spec.dim_qk, dk);
-      doubles("oracle's dv", spec.seqlen_kv * spec.dim_v, dv);
-      if (!sample.bias_units.empty()) {
-        const BiasUnit& unit = sample.bias_units.front();
-        doubles("oracle's dbias", unit.heads * unit.queries * spec.seqlen_kv, dbias);
-      }
-      if (spec.softmax == SoftmaxType::kLearnable)
-        doubles("oracle's d_softmax_offset", spec.heads, d_softmax_offset);
-    }
-    if (spec.max_logit) doubles("oracle's max_logit", spec.heads, max_logit);
-  }
-
-  const Buffer& of(CheckedTensor kind) const {
-    switch (kind) {
-      case CheckedTensor::kOut:
-        return out;
-      case CheckedTensor::kLse:
-        return lse;
-      case CheckedTensor::kDq:
-        return dq;
-      case CheckedTensor::kDk:
-        return dk;
-      case CheckedTensor::kDv:
-        return dv;
-      case CheckedTensor::kDbias:
-        return dbias;
-      case CheckedTensor::kDsoftmaxOffset:
-        return d_softmax_offset;
-      case CheckedTensor::kMaxLogit:
-        return max_logit;
-      case CheckedTensor::kQ:
-      case CheckedTensor::kK:
-      case CheckedTensor::kV:
-      case CheckedTensor::kDout:
-      case CheckedTensor::kDelta:
-        break;  // no result
-    }
-    throw RuntimeError(CPPOOL_INTERNAL, "no such tensor");
-  }
-};
 
 Verifier::Verifier(cppool_runtime* runtime, const AttentionSpec& spec, CheckKernels& kernels,
                    const RankTokens& tokens, const TensorSet& local, const TensorSet& global,
@@ -202,10 +139,15 @@ void Verifier::AgainstNoCp() {
 void Verifier::AgainstOracle() {
   const OracleSample sample = SampleOracle(spec_, std::strcmp(rt_->backend, "host") == 0);
   if (sample.pairs.empty()) return;  // the case has no tokens
-  const OracleOutputs exact(rt_, spec_, sample), plain(rt_, spec_, sample);
-  const OracleOutputs bounds = fp8_ ? OracleOutputs(rt_, spec_, sample) : OracleOutputs();
+  // What fp8 quantises is exchanged anyway; a check of another dtype depends on no other rank.
+  const OracleShares shares(rt_, fp8_ != nullptr);
+  OracleResults mine, others;
+  MemoryList memory;
+  mine.List(spec_, sample, true, memory);
+  if (shares.divided()) others.List(spec_, sample, false, memory);
+  memory.Allocate(rt_);
   const auto for_both = [&](CheckedTensor kind, double value) {
-    for (const OracleOutputs* outputs : {&exact, &plain}) {
+    for (const OracleOutputs* outputs : {&mine.exact, &mine.plain}) {
       const Buffer& values = outputs->of(kind);
       if (values)
         kernels_.FillValues(values.get<double>(), value,
@@ -220,16 +162,40 @@ void Verifier::AgainstOracle() {
                                      sample.bias_units.size() + 2 * sample.whole_heads.size()),
                                 NotCompared());
   StatsOf stats;
+  // lse_shift of a backward pass in 16 bits.
+  const bool together = fp8_ && spec_.training && !fp8_->backward;
   auto unit = sample.bias_units.begin();
-  for (std::size_t i = 0; i < sample.pairs.size(); ++i) {
-    const bool in_unit = unit != sample.bias_units.end() && i >= unit->begin;
-    if (in_unit && i == unit->begin) for_both(CheckedTensor::kDbias, 0);
-    RunOracle(sample.pairs[i], false, exact, bounds, in_unit);
-    RunOracle(sample.pairs[i], true, plain, bounds, in_unit);
-    ComparePair(sample.pairs[i], exact, plain, bounds, results, stats);
-    if (in_unit && i + 1 == unit->end) CompareBias(*unit++, exact, plain, results, stats);
+  for (std::size_t begin = 0, end = 0; begin < sample.pairs.size(); begin = end) {
+    const bool in_unit = unit != sample.bias_units.end() && begin >= unit->begin;
+    // A round does not cross the end or the begin of a unit.
+    const std::size_t border = unit == sample.bias_units.end() ? sample.pairs.size()
+                               : in_unit                       ? unit->end
+                                                               : unit->begin;
+    end = std::min(begin + shares.most(), border);
+    const std::size_t pairs = end - begin;
+    if (in_unit && begin == unit->begin) for_both(CheckedTensor::kDbias, 0);
+    for (std::size_t i = 0; i < pairs; ++i) {
+      for (const bool plain : {false, true}) {
+        if (shares.Runs(i, pairs, plain, together))
+          RunOracle(sample.pairs[begin + i], plain, plain ? mine.plain : mine.exact, mine.bounds, in_unit);
+      }
+    }
+    for (std::size_t i = 0; i < pairs; ++i) {
+      const OraclePair& pair = sample.pairs[begin + i];
+      shares.Exchange(PiecesOf(pair, mine, others), i, pairs, together);
+      const OracleResults& exact = shares.Runs(i, pairs, false, together) ? mine : others;
+      const OracleResults& plain = shares.Runs(i, pairs, true, together) ? mine : others;
+      ComparePair(pair, exact.exact, plain.plain, exact.bounds, results, stats);
+    }
+    if (!in_unit || end != unit->end) continue;
+    for (const OracleOutputs* outputs : {&mine.exact, &mine.plain}) shares.Reduce(outputs->dbias, CPPOOL_SUM);
+    CompareBias(*unit++, mine.exact, mine.plain, results, stats);
   }
-  CompareHeads(sample.whole_heads, exact, plain, results, stats);
+  for (const OracleOutputs* outputs : {&mine.exact, &mine.plain}) {
+    shares.Reduce(outputs->d_softmax_offset, CPPOOL_SUM);
+    shares.Reduce(outputs->max_logit, CPPOOL_MAX);
+  }
+  CompareHeads(sample.whole_heads, mine.exact, mine.plain, results, stats);
   Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
 
   for (const TensorSet::Tensor& tensor : local_.outputs()) {
@@ -373,6 +339,25 @@ void Verifier::RunOracle(const OraclePair& pair, bool rounded, const OracleOutpu
   kernels_.Oracle(args, rt_->stream);
 }
 
+std::vector<OracleShares::Piece> Verifier::PiecesOf(const OraclePair& pair, const OracleResults& mine,
+                                                    const OracleResults& others) const {
+  const std::int64_t vectors = spec_.queries.length[pair.sequence] * group();
+  const std::int64_t keys = spec_.keys.length[pair.sequence];
+  std::vector<OracleShares::Piece> pieces;
+  const auto add = [&](CheckedTensor kind, std::int64_t count) {
+    const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(double);
+    pieces.push_back({&mine.exact.of(kind), &others.exact.of(kind), bytes, false});
+    pieces.push_back({&mine.plain.of(kind), &others.plain.of(kind), bytes, true});
+    if (IsCast(kind)) pieces.push_back({&mine.bounds.of(kind), &others.bounds.of(kind), bytes, false});
+  };
+  add(CheckedTensor::kOut, vectors * spec_.dim_v);
+  add(CheckedTensor::kLse, vectors);
+  add(CheckedTensor::kDq, vectors * spec_.dim_qk);
+  add(CheckedTensor::kDk, keys * spec_.dim_qk);
+  add(CheckedTensor::kDv, keys * spec_.dim_v);
+  return pieces;
+}
+
 void Verifier::ComparePair(const OraclePair& pair, const OracleOutputs& exact, const OracleOutputs& plain,
                            const OracleOutputs& bounds, Results<CompareStats>& results, StatsOf& stats) {
   for (const TensorSet::Tensor& tensor : local_.outputs()) {
@@ -484,16 +469,15 @@ const T* Verifier::Upload(const std::vector<T>& values) {
   return buffer.get<T>();
 }
 
-double Verifier::OutputBytes(const AttentionSpec& spec, const OracleSample& sample) {
-  OracleOutputs exact, plain, bounds;
+double Verifier::OutputBytes(const AttentionSpec& spec, const OracleSample& sample, int world_size) {
+  OracleResults mine, others;
   MemoryList list;
-  if (spec.fp8) bounds.List(spec, sample, list);
-  exact.List(spec, sample, list);
-  plain.List(spec, sample, list);
+  mine.List(spec, sample, true, list);
+  if (spec.fp8 && world_size > 1) others.List(spec, sample, false, list);
   return list.buffer_bytes();
 }
 
-double OracleBytes(const AttentionSpec& spec, bool host) {
+double OracleBytes(const AttentionSpec& spec, bool host, int world_size) {
   const int group = spec.heads / spec.kv_heads;
   const OracleSample sample = SampleOracle(spec, host);
   const auto shape = [&](std::int64_t seqlen_q, std::int64_t seqlen_kv) {
@@ -516,7 +500,7 @@ double OracleBytes(const AttentionSpec& spec, bool host) {
       workspace = std::max(workspace, OracleWorkspace(call));
     }
   }
-  return Verifier::OutputBytes(spec, sample) + static_cast<double>(workspace);
+  return Verifier::OutputBytes(spec, sample, world_size) + static_cast<double>(workspace);
 }
 
 }  // namespace cppool::kernels

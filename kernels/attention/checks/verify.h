@@ -14,7 +14,9 @@
 #include "kernels/attention/check_kernels.h"
 #include "kernels/attention/checks/fp8_verify.h"
 #include "kernels/attention/checks/host_array.h"
+#include "kernels/attention/checks/oracle_results.h"
 #include "kernels/attention/checks/oracle_sample.h"
+#include "kernels/attention/checks/oracle_shares.h"
 #include "kernels/attention/run.h"
 #include "kernels/attention/run/tensor_set.h"
 
@@ -28,12 +30,13 @@ class Verifier {
            const RankTokens& tokens, const TensorSet& local, const TensorSet& global,
            AttentionReport& report);
 
-  // Bytes of the oracle's results, exact and plain.
-  static double OutputBytes(const AttentionSpec& spec, const OracleSample& sample);
+  // Bytes of the oracle's results on a rank, exact and plain.
+  static double OutputBytes(const AttentionSpec& spec, const OracleSample& sample, int world_size);
 
   // Of a case in fp8, before the calls below; outlives them.
   void UseQuantised(const Fp8Problem& problem) { fp8_ = &problem; }
 
+  // In fp8 the ranks divide the calls of the oracle: every rank calls it at once.
   void AgainstOracle();
   // Compares with the outputs in `global`, and checks that padding is zero. Call it after AgainstOracle, which measures the error of
   // plain attention that the limits use.
@@ -45,7 +48,6 @@ class Verifier {
     const std::int64_t* positions;
     std::int64_t count;
   };
-  struct OracleOutputs;
   struct Stats {
     CompareStats *ours, *plain, *plain_here;  // see JudgeOracle
   };
@@ -54,6 +56,9 @@ class Verifier {
 
   void RunOracle(const OraclePair& pair, bool rounded, const OracleOutputs& to, const OracleOutputs& bounds,
                  bool dbias);
+  // What the comparisons of a pair read.
+  std::vector<OracleShares::Piece> PiecesOf(const OraclePair& pair, const OracleResults& mine,
+                                            const OracleResults& others) const;
   void ComparePair(const OraclePair& pair, const OracleOutputs& exact, const OracleOutputs& plain,
                    const OracleOutputs& bounds, Results<CompareStats>& results, StatsOf& stats);
   // Whether the errors of the tensor are those of casts to fp8.
@@ -88,7 +93,7 @@ class Verifier {
   const Fp8Problem* fp8_ = nullptr;
 };
 
-// The maximum number of bytes of the oracle's results and workspace, on the host or on a GPU.
-double OracleBytes(const AttentionSpec& spec, bool host);
+// The maximum number of bytes of the oracle's results and workspace on a rank, on the host or on a GPU.
+double OracleBytes(const AttentionSpec& spec, bool host, int world_size);
 
 }  // namespace cppool::kernels

@@ -213,7 +213,7 @@ class AttentionRun {
       // dS cancel, gradients are little else.
       if (spec_.training) {
         const Stage stage(rt_, rt_->stream, "reference/delta");
-        delta = GatherDelta(rt_, spec_, step);
+        delta = GatherDelta(rt_, spec_, *check_, step);
         tensors.delta = delta.get<float>();
       }
     }
@@ -263,7 +263,7 @@ double AttentionBytes(const AttentionFamily& family, const AttentionSpec& asked,
                                   (spec.comm == CpCommType::kAllGather ? TensorSet::Bytes(spec, 1) : 0)
                             : 0;
   const double schedule = ScheduleMemory(family, spec, world_size).total();
-  const double judging = TensorSet::Bytes(spec, 1) + OracleBytes(spec, host);
+  const double judging = TensorSet::Bytes(spec, 1) + OracleBytes(spec, host, world_size);
   // The reference's schedule is made with the other one, its tensors when that one is gone: in fp8 it stays.
   const double both =
       spec.fp8 ? schedule + judging + Fp8Verifier::Bytes(spec, world_size) : std::max(schedule, judging);

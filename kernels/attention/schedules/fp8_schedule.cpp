@@ -39,13 +39,15 @@ void Fp8Buffers::List(const AttentionSpec& spec, const Fp8Use& use, MemoryList& 
 }
 
 Fp8Schedule::Fp8Schedule(cppool_runtime* runtime, RankKernels& kernels, const AttentionSpec& spec,
-                         Group group, std::unique_ptr<Schedule> inner, std::string stage_prefix)
+                         Group group, std::unique_ptr<Schedule> inner, std::string stage_prefix,
+                         bool one_step)
     : rt_(runtime),
       kernels_(kernels),
       spec_(spec),
       group_(group),
       inner_(std::move(inner)),
       prefix_(std::move(stage_prefix)),
+      one_step_(one_step),
       use_(spec, group.size, group.rank),
       query_rows_(kernels.ops->Rows(use_.queries, runtime->stream)),
       key_rows_(kernels.ops->Rows(use_.keys, runtime->stream)) {
@@ -136,6 +138,7 @@ void Fp8Schedule::Prepare(const AttentionTensors& t) {
 void Fp8Schedule::Calibrate(const AttentionTensors& t) {
   AttentionTensors inner = Inner(t);
   inner_->Forward(inner);
+  attended_ = one_step_;
   const std::initializer_list<Part> out = {{true, use_.out_row, inner.out, &buffers_.out}};
   if (use_.out_of_delta_is_payload()) {
     FindScale(Fp8Slot::kOut, Dtype::kE4M3, out);
@@ -161,7 +164,7 @@ void Fp8Schedule::Forward(const AttentionTensors& t) {
     QuantiseInputs(t, !use_.delayed());
   }
   const AttentionTensors inner = Inner(t);
-  inner_->Forward(inner);
+  if (!std::exchange(attended_, false)) inner_->Forward(inner);
   if (!use_.casts_out()) return;
   Mark("forward");
   const std::initializer_list<Part> parts = {{true, use_.out_row, inner.out, &buffers_.out}};

@@ -52,9 +52,10 @@ struct Fp8Buffers {
 
 class Fp8Schedule : public Schedule {
  public:
-  // `group`: the ranks that share the tokens. Stages are marked `stage_prefix` + "forward/fp8 casts" and so on.
+  // `group`: the ranks that share the tokens. Stages are marked `stage_prefix` + "forward/fp8 casts" and so on. `one_step`:
+  // Forward comes once, after Prepare with the same tensors and before Backward: it does not repeat what Prepare has computed.
   Fp8Schedule(cppool_runtime* runtime, RankKernels& kernels, const AttentionSpec& spec, Group group,
-              std::unique_ptr<Schedule> inner, std::string stage_prefix);
+              std::unique_ptr<Schedule> inner, std::string stage_prefix, bool one_step);
   // Quantises what arrives as a payload (fp8_mha), and runs a step that finds the scales of dS and the delayed ones: those
   // that a history of steps with the same inputs leaves. Outputs are overwritten.
   void Prepare(const AttentionTensors&) override;
@@ -98,6 +99,8 @@ class Fp8Schedule : public Schedule {
   Group group_;
   std::unique_ptr<Schedule> inner_;
   std::string prefix_;
+  bool one_step_;
+  bool attended_ = false;  // the outputs are those of Calibrate
   Fp8Use use_;
   std::unique_ptr<TokenRows> query_rows_, key_rows_;
   Fp8Buffers buffers_;

@@ -114,7 +114,7 @@ std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, RankKernels& ker
   std::unique_ptr<Schedule> schedule = MakeCpSchedule(runtime, kernels, spec);
   if (!spec.fp8) return schedule;
   return std::make_unique<Fp8Schedule>(runtime, kernels, spec, GetGroup(runtime, CPPOOL_WORLD),
-                                       std::move(schedule), "");
+                                       std::move(schedule), "", false);
 }
 
 std::unique_ptr<Schedule> MakeNoCpSchedule(cppool_runtime* runtime, RankKernels& kernels,
@@ -122,7 +122,8 @@ std::unique_ptr<Schedule> MakeNoCpSchedule(cppool_runtime* runtime, RankKernels&
   std::unique_ptr<Schedule> schedule =
       std::make_unique<HeadRingSchedule>(runtime, kernels, spec, HeadRingGroups{}, "reference/");
   if (!spec.fp8) return schedule;
-  return std::make_unique<Fp8Schedule>(runtime, kernels, spec, Group{}, std::move(schedule), "reference/");
+  return std::make_unique<Fp8Schedule>(runtime, kernels, spec, Group{}, std::move(schedule), "reference/",
+                                       true);
 }
 
 std::optional<std::string> ScheduleRefusal(const AttentionFamily& family, const AttentionSpec& spec,

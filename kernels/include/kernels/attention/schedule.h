@@ -105,7 +105,8 @@ class Schedule {
 // `kernels` outlives it.
 std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, RankKernels& kernels,
                                        const AttentionSpec& spec);
-// The same kernels without CP: every token on this rank, no communication. Its stages are marked "reference/...".
+// The same kernels without CP: every token on this rank, no communication. Its stages are marked "reference/...". For one step: each
+// of its methods is called once, with the same tensors.
 std::unique_ptr<Schedule> MakeNoCpSchedule(cppool_runtime* runtime, RankKernels& kernels,
                                            const AttentionSpec& spec);
 

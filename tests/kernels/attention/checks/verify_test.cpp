@@ -175,7 +175,7 @@ TEST_CASE("the oracle on a GPU allocates no more memory than OracleBytes") {
     quantised.dout = {global.get(InputTensor::kDout), Dtype::kBf16};
     if (spec.fp8) verifier.UseQuantised(quantised);
     verifier.AgainstOracle();
-    const double said = OracleBytes(spec, false);
+    const double said = OracleBytes(spec, false, 1);
     const double tables = 16.0 * static_cast<double>(spec.queries.rows + spec.keys.rows);
     INFO("heads " << spec.heads << "/" << spec.kv_heads << ", q " << spec.seqlen_q << ", kv "
                   << spec.seqlen_kv << ": held " << seam.most - before << ", tables " << tables
@@ -188,10 +188,10 @@ TEST_CASE("the oracle on a GPU allocates no more memory than OracleBytes") {
 TEST_CASE("the estimate counts every query head that the oracle on a GPU processes at a time") {
   AttentionSpec spec = Spec(64, 1, 1024, 1024);
   const double pairs = 64.0 * 1024 * 1024;
-  CHECK(OracleBytes(spec, false) > 16 * pairs);  // P and dP
-  CHECK(OracleBytes(spec, true) < 8 * pairs);    // the host's oracle works row by row
+  CHECK(OracleBytes(spec, false, 1) > 16 * pairs);  // P and dP
+  CHECK(OracleBytes(spec, true, 1) < 8 * pairs);    // the host's oracle works row by row
   spec = Spec(64, 1, 1 << 17, 1 << 17);
-  CHECK(OracleBytes(spec, false) <
+  CHECK(OracleBytes(spec, false, 1) <
         8.0 * 2 * (64 * 129 + 128) * (1 << 17) + 1.5e9);  // a chunk of rows at a time
 }
 
