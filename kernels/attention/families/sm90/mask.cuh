@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstdint>
 
 namespace cppool::kernels::cuda::sm90 {
 
@@ -11,24 +12,32 @@ __device__ __forceinline__ bool AllVisible(int low, int high, int query, int key
   return keys == kBlock && key + kBlock - 1 - query <= high && key - (query + 63) >= low;
 }
 
+// Of a row's columns 8 n and 8 n + 1, in this order, how many come before `column`, at most `kCount`.
+template <int kCount>
+__device__ __forceinline__ int ColumnsBefore(int column) {
+  return column <= 0 ? 0 : min(column / 8 * 2 + min(column % 8, 2), kCount);
+}
+
 // Sets hidden logits to -inf, keys from `keys` on too. `query` is the position of this thread's first row, the
-// second is 8 further.
+// second is 8 further. What a row sees are bits of one word: two instructions for a logit, whatever hides it.
 template <int kBlock>
 __device__ __forceinline__ void Mask(float (&logits)[kBlock / 2], int band_low, int band_high, int query,
                                      int key, int keys) {
+  constexpr int kColumns = kBlock / 4;  // of this thread
+  static_assert(kColumns <= 32);
   const int column = (threadIdx.x % 4) * 2;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    // Visible columns of the row, less this thread's first one.
+    // Visible columns of the row, less this thread's first one: from `low` to before `end`.
     const int shift = query + half * 8 - key;
-    const int low = max(band_low + shift, 0) - column, high = min(band_high + shift, keys - 1) - column;
+    const int low = band_low + shift - column, end = min(band_high + shift + 1, keys) - column;
+    const std::uint32_t seen = static_cast<std::uint32_t>((1ull << ColumnsBefore<kColumns>(end)) - 1) &
+                               ~static_cast<std::uint32_t>((1ull << ColumnsBefore<kColumns>(low)) - 1);
 #pragma unroll
-    for (int n = 0; n < kBlock / 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int at = n * 8 + i;
-        if (at < low || at > high) logits[n * 4 + half * 2 + i] = -INFINITY;
-      }
+    for (int i = 0; i < kColumns; ++i) {
+      float& logit = logits[i / 2 * 4 + half * 2 + i % 2];
+      if (!(seen >> i & 1)) logit = -INFINITY;
+    }
   }
 }
 
