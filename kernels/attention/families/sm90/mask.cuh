@@ -1,4 +1,5 @@
-// Which pairs of a warpgroup's 64 queries and a block of keys a band hides.
+// Which pairs of a warpgroup's 64 queries and a block of keys a band hides. Of a part of a block of which a warpgroup sees nothing
+// it makes no exponentials. (Products for some parts alone, started in a branch, are put one after another by the assembler.)
 #pragma once
 
 #include <cmath>
@@ -6,10 +7,31 @@
 
 namespace cppool::kernels::cuda::sm90 {
 
+// The parts of a block that are left out apart: halves of 64 keys, or the whole. A bit stands for each.
+template <int kBlock>
+inline constexpr int kParts = kBlock == 128 ? 2 : 1;
+template <int kBlock>
+inline constexpr unsigned kAllParts = (1u << kParts<kBlock>)-1;
+
 // Whether a band lets all of `kBlock` keys from position `key` be seen by all of 64 queries from position `query`.
 template <int kBlock>
 __device__ __forceinline__ bool AllVisible(int low, int high, int query, int key, int keys) {
   return keys == kBlock && key + kBlock - 1 - query <= high && key - (query + 63) >= low;
+}
+
+// The parts of which any of `queries` from position `query` sees a key.
+template <int kBlock>
+__device__ __forceinline__ unsigned SeenParts(int low, int high, int query, int queries, int key, int keys) {
+  unsigned seen = 0;
+#pragma unroll
+  for (int part = 0; part < kParts<kBlock>; ++part) {
+    constexpr int kKeys = kBlock / kParts<kBlock>;
+    const int first = part * kKeys, last = min(first + kKeys, keys) - 1;
+    if (queries > 0 && first <= last && key + first - (query + queries - 1) <= high &&
+        key + last - query >= low)
+      seen |= 1u << part;
+  }
+  return seen;
 }
 
 // Of a row's columns 8 n and 8 n + 1, in this order, how many come before `column`, at most `kCount`.
