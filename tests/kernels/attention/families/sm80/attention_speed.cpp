@@ -2,8 +2,8 @@
 // contains NAME), after checking sampled rows against fp64. Prints milliseconds and TFLOP/s, forward and backward, the median of 20
 // runs after a warm-up.
 //
-// Operations are counted as in FlashAttention: 2 (dim_qk + dim_v) per visible pair and head forward, 2.5 times that backward. The
-// backward kernels execute 3.5 times that, because they recompute the logits and dout v^T instead of adding dq with atomics.
+// Operations are counted as in the answer to a `run`: per visible pair and head, the two products of the forward pass, 2 (dim_qk + dim_v),
+// and the five of the backward pass, 2 (3 dim_qk + 2 dim_v), although `sm80` makes seven.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -24,7 +24,10 @@ struct SpeedShape {
   bool causal;
   Dtype dtype = Dtype::kBf16;
   BiasType bias = BiasType::kNone;
-  bool bias_heads = false;  // a tensor has shape 1hss, else 11ss, whose gradient is summed over heads too
+  bool bias_heads = false;      // a tensor has shape 1hss, else 11ss, whose gradient is summed over heads too
+  std::int32_t window = kOpen;  // a query sees so many keys before its own
+
+  Band band() const { return {-window, causal ? 0 : kOpen}; }
 };
 
 constexpr SpeedShape kShapes[] = {
@@ -37,6 +40,7 @@ constexpr SpeedShape kShapes[] = {
     {"mla 2x4096 d192/128", 2, 4096, 32, 32, 192, 128, true},
     {"gqa 2x4096 d128/64", 2, 4096, 32, 4, 128, 64, true},
     {"gqa 2x4096 d256", 2, 4096, 16, 2, 256, 256, true},
+    {"window 2x4096 d128", 2, 4096, 32, 4, 128, 128, true, Dtype::kBf16, BiasType::kNone, false, 512},
     {"bias 2x4096 d128", 2, 4096, 32, 4, 128, 128, true, Dtype::kBf16, BiasType::kPostScale},
     {"bias of heads 2x4096 d128", 2, 4096, 32, 32, 128, 128, true, Dtype::kBf16, BiasType::kPostScale, true},
     {"alibi 2x4096 d128", 2, 4096, 32, 4, 128, 128, true, Dtype::kBf16, BiasType::kAlibi},
@@ -112,44 +116,47 @@ double BiasAt(const Inputs& in, std::int64_t seqlen, int head, std::int64_t quer
 }
 
 // The largest relative error of out, dq, dk and dv, each on a few rows. The reference for dk and dv uses lse and delta of the kernels.
-double SampledError(const Problem& problem, bool causal, std::int64_t seqlen, const Inputs& in,
-                    const Outputs& got, const Values& delta) {
+double SampledError(const Problem& problem, const SpeedShape& speed, const Inputs& in, const Outputs& got,
+                    const Values& delta) {
+  const std::int64_t seqlen = speed.seqlen;
   const KernelShape& s = problem.shape;
   Sample out, dq, dk, dv;
   for (std::int64_t sample = 0; sample < 6; ++sample) {
     const std::int64_t i = sample < 5 ? (seqlen - 1) * sample / 4 : 77;
     const int head = static_cast<int>(sample * 13) % s.heads, kv_head = head / s.group;
     const auto q_at = static_cast<std::size_t>(i * s.heads + head);
-    std::vector<double> p(static_cast<std::size_t>(causal ? i + 1 : seqlen));
+    const std::int64_t first = std::max<std::int64_t>(0, i - speed.window);  // key that the query sees
+    std::vector<double> p(static_cast<std::size_t>((speed.causal ? i + 1 : seqlen) - first));
     std::vector<double> o(static_cast<std::size_t>(s.dim_v)), g(static_cast<std::size_t>(s.dim_qk));
     double most = -1e30, sum = 0, rowsum = 0;
-    const auto kv_at = [&](std::size_t j) {
-      return j * static_cast<std::size_t>(s.kv_heads) + static_cast<std::size_t>(kv_head);
-    };
+    const auto kv_at = [&](std::int64_t j) { return static_cast<std::size_t>(j * s.kv_heads + kv_head); };
     const auto qk = static_cast<std::size_t>(s.dim_qk), vd = static_cast<std::size_t>(s.dim_v);
     for (std::size_t j = 0; j < p.size(); ++j) {
-      p[j] = s.scale * Dot(&in.q[q_at * qk], &in.k[kv_at(j) * qk], s.dim_qk) +
-             BiasAt(in, seqlen, head, i, static_cast<std::int64_t>(j));
+      const std::int64_t key = first + static_cast<std::int64_t>(j);
+      p[j] = s.scale * Dot(&in.q[q_at * qk], &in.k[kv_at(key) * qk], s.dim_qk) +
+             BiasAt(in, seqlen, head, i, key);
       most = std::max(most, p[j]);
     }
     for (double& x : p) sum += x = std::exp(x - most);
+    const auto key_at = [&](std::size_t j) { return kv_at(first + static_cast<std::int64_t>(j)); };
     for (std::size_t j = 0; j < p.size(); ++j)
-      for (std::size_t d = 0; d < vd; ++d) o[d] += p[j] / sum * in.v[kv_at(j) * vd + d];
+      for (std::size_t d = 0; d < vd; ++d) o[d] += p[j] / sum * in.v[key_at(j) * vd + d];
     for (std::size_t d = 0; d < vd; ++d) rowsum += o[d] * in.dout[q_at * vd + d];
     for (std::size_t j = 0; j < p.size(); ++j) {
       const double ds =
-          s.scale * p[j] / sum * (Dot(&in.dout[q_at * vd], &in.v[kv_at(j) * vd], s.dim_v) - rowsum);
-      for (std::size_t d = 0; d < qk; ++d) g[d] += ds * in.k[kv_at(j) * qk + d];
+          s.scale * p[j] / sum * (Dot(&in.dout[q_at * vd], &in.v[key_at(j) * vd], s.dim_v) - rowsum);
+      for (std::size_t d = 0; d < qk; ++d) g[d] += ds * in.k[key_at(j) * qk + d];
     }
     out.want.insert(out.want.end(), o.begin(), o.end());
     dq.want.insert(dq.want.end(), g.begin(), g.end());
     for (std::size_t d = 0; d < vd; ++d) out.got.push_back(got.out[q_at * vd + d]);
     for (std::size_t d = 0; d < qk; ++d) dq.got.push_back(got.dq[q_at * qk + d]);
 
-    const std::size_t j = static_cast<std::size_t>(i), at = kv_at(j);  // the key at the query's position
+    const std::size_t at = kv_at(i);  // the key at the query's position
+    const std::int64_t end = std::min(seqlen, i + speed.window + 1);
     std::vector<double> gk(qk), gv(vd);
     for (int h = kv_head * s.group; h < (kv_head + 1) * s.group; ++h) {
-      for (std::int64_t t = causal ? i : 0; t < seqlen; ++t) {
+      for (std::int64_t t = speed.causal ? i : 0; t < end; ++t) {
         const auto row = static_cast<std::size_t>(t * s.heads + h);
         const double logit =
             s.scale * Dot(&in.q[row * qk], &in.k[at * qk], s.dim_qk) + BiasAt(in, seqlen, h, t, i);
@@ -178,13 +185,9 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
   shape.heads = speed.heads, shape.kv_heads = speed.kv_heads, shape.group = speed.heads / speed.kv_heads;
   shape.scale = 1 / std::sqrt(static_cast<float>(speed.dim_qk));
   const Layout layout = GlobalLayout(QkvFormat::kBshd, UniformSequences(speed.batch, speed.seqlen));
-  const Problem problem{
-      shape,
-      layout,
-      layout,
-      std::vector<Band>(static_cast<std::size_t>(speed.batch), Band{-kOpen, speed.causal ? 0 : kOpen}),
-      speed.bias,
-      {false, speed.bias_heads, true}};
+  const Problem problem{shape,      layout,
+                        layout,     std::vector<Band>(static_cast<std::size_t>(speed.batch), speed.band()),
+                        speed.bias, {false, speed.bias_heads, true}};
   const Dtype dtype = speed.dtype;
   AttentionKernel& kernel = device.kernel();
   kernel.Load(RequestOf(problem));
@@ -252,18 +255,18 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
                     ToHost(device, lse, count(speed.heads, 1), Dtype::kFp32),
                     ToHost(device, dq, in.q.size(), dtype), ToHost(device, dk, in.k.size(), dtype),
                     ToHost(device, dv, in.v.size(), dtype)};
-  const double error = SampledError(problem, speed.causal, speed.seqlen, in, got,
-                                    ToHost(device, delta, count(speed.heads, 1), Dtype::kFp32));
+  const double error =
+      SampledError(problem, speed, in, got, ToHost(device, delta, count(speed.heads, 1), Dtype::kFp32));
   const bool good = error < (dtype == Dtype::kBf16 ? 1e-2 : 2e-3);  // false for NaN
 
   Timer timer;
   const cudaStream_t stream = reinterpret_cast<cudaStream_t>(device.stream());
-  const double operations =
-      2.0 * (speed.dim_qk + speed.dim_v) * static_cast<double>(plan->pairs()) * speed.heads;
+  const double pairs = 2.0 * static_cast<double>(plan->pairs()) * speed.heads;
+  const double operations = pairs * (speed.dim_qk + speed.dim_v);
   const auto [forward_ms, forward_spread] = timer.Median(stream, run_forward);
   const auto [delta_ms, delta_spread] = timer.Median(stream, run_delta);
   const auto [all_ms, all_spread] = timer.Median(stream, run_backward);
-  const auto rate = [&](float ms) { return 2.5 * operations / ms * 1e-9; };
+  const auto rate = [&](float ms) { return pairs * (3 * speed.dim_qk + 2 * speed.dim_v) / ms * 1e-9; };
   std::printf(
       "%-5s %-25s forward %7.3f ms (+-%.3f) %4.0f TFLOP/s | backward %7.3f ms = delta %.3f + %.3f (+-%.3f) "
       "%4.0f TFLOP/s | error %.1e %s",
