@@ -57,7 +57,7 @@ void MostWorkFirst(const std::vector<std::int64_t>& work, std::vector<Tile>& til
 }  // namespace
 
 WorkList BuildWorkList(Side self, const Layout& query, const Layout& key, const std::vector<Band>& bands,
-                       int tile_rows, bool keep_empty) {
+                       int tile_rows, bool keep_empty, int rest_step) {
   const Layout& self_layout = self == Side::kQuery ? query : key;
   const Layout& other_layout = self == Side::kQuery ? key : query;
   if (tile_rows <= 0) throw RuntimeError(CPPOOL_INTERNAL, "tiles need at least one row");
@@ -81,12 +81,15 @@ WorkList BuildWorkList(Side self, const Layout& query, const Layout& key, const 
     // Key minus query position lies in [low, high]; seen from a key, a query lies in [-high, -low] of it.
     const std::int32_t low = self == Side::kQuery ? band.low : -band.high;
     const std::int32_t high = self == Side::kQuery ? band.high : -band.low;
-    for (std::int32_t done = 0; done < segment.length; done += tile_rows) {
+    const std::int32_t rest = segment.length % tile_rows;
+    std::int32_t rows = tile_rows;  // of the tile
+    if (rest > 0 && rest_step > 0) rows = std::min((rest + rest_step - 1) / rest_step * rest_step, tile_rows);
+    for (std::int32_t done = 0; done < segment.length; done += rows, rows = tile_rows) {
       Tile tile{};
       tile.sequence = sequence;
       tile.position = segment.position + done;
       tile.row = segment.row + std::int64_t{done} * list.self_step;
-      tile.length = std::min(tile_rows, segment.length - done);
+      tile.length = std::min(rows, segment.length - done);
       tile.band = band;
       tile.range_begin = static_cast<std::int32_t>(list.ranges.size());
       const std::int32_t begin = tile.position + low;

@@ -53,12 +53,12 @@ class Consumer {
       bool visible = NextVisible();
       WaitForProducts<0>();
       Settle(logits);
-      int keys = TakeBlock(logits, visible, blocks == 1);
-      Exponentials(logits, state, p_.scale_log2).Apply(out);
-      PackOperand<T>(logits, exponentials);
+      Taken taken = TakeBlock(logits, visible, blocks == 1);
+      FollowMost(logits, state, p_.scale_log2).Apply(out);
+      Exponentiate<T>(logits, state, p_.scale_log2, taken.seen, exponentials);
       if constexpr (Config::kStageOutput) ReleaseLastTile();
       for (int block = 1; block < blocks; ++block) {
-        WaitForValues(keys);  // before the next keys: they come in this order
+        WaitForValues(taken.keys);  // before the next keys: they come in this order
         ptx::Wait(shared_.FullK(keys_.stage), keys_.parity);
         TakeTurn();
         BeginProducts();
@@ -68,18 +68,18 @@ class Consumer {
         visible = NextVisible();
         WaitForProducts<1>();
         Settle(logits);
-        keys = TakeBlock(logits, visible, block + 1 == blocks);
-        const Rescale rescale = Exponentials(logits, state, p_.scale_log2);
+        taken = TakeBlock(logits, visible, block + 1 == blocks);
+        const Rescale rescale = FollowMost(logits, state, p_.scale_log2);
         WaitForProducts<0>();
         Settle(out);
         Settle(exponentials);
         Release(shared_.EmptyV(keys_.Previous().Previous().stage));
         rescale.Apply(out);
-        PackOperand<T>(logits, exponentials);
+        Exponentiate<T>(logits, state, p_.scale_log2, taken.seen, exponentials);
       }
 
       bool more = false;
-      WaitForValues(keys);
+      WaitForValues(taken.keys);
       if constexpr (Config::kEarlyStart) {
         Ring<kQueryStages> next = query_;
         next.Advance();
@@ -230,23 +230,29 @@ class Consumer {
     }
   }
 
+  struct Taken {
+    int keys;       // of the block
+    unsigned seen;  // parts of the block of which the warpgroup sees a key
+  };
+
   // After the product: adds the bias, masks its logits and releases its keys, after a tile's last block the queries too
-  // if they have one buffer. Returns the number of keys.
-  __device__ __forceinline__ int TakeBlock(float (&logits)[kBlock / 2], bool visible, bool last) {
+  // if they have one buffer.
+  __device__ __forceinline__ Taken TakeBlock(float (&logits)[kBlock / 2], bool visible, bool last) {
     if constexpr (Config::kBias) AddBias(logits);
-    int keys = kBlock;
+    Taken taken{kBlock, kAllParts<kBlock>};
     if (!visible) {
       const TileInfo& now = tile();
       const BlockInfo block = Block();
-      keys = block.length;
-      Mask<kBlock>(logits, now.low, now.high,
-                   now.position + group_ * 64 + warp_row_ + static_cast<int>(threadIdx.x) % 32 / 4,
-                   block.position, keys);
+      const int query = now.position + group_ * 64;
+      taken = {block.length, SeenParts<kBlock>(now.low, now.high, query, min(now.length - group_ * 64, 64),
+                                               block.position, block.length)};
+      Mask<kBlock>(logits, now.low, now.high, query + warp_row_ + static_cast<int>(threadIdx.x) % 32 / 4,
+                   block.position, block.length);
     }
     Release(shared_.EmptyK(keys_.stage));
     keys_.Advance();
     if (kQueryStages == 1 && last) ptx::Arrive(shared_.EmptyQ(0));
-    return keys;
+    return taken;
   }
 
   // Waits for a block's values. Rows from `keys` on are not its own and may hold NaN, which a weight of 0 does not

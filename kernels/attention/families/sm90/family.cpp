@@ -242,7 +242,10 @@ class Sm90Kernel : public AttentionKernel {
       return BuildWorkList(Side::kQuery, query, key, bands, tile_rows, true);
     };
     std::optional<WorkList> forward, bias_gradient;
-    if (HasForward(request)) forward = queries(ForwardOf(request.shape, request.bias).tile_rows);
+    if (HasForward(request)) {
+      forward = BuildWorkList(Side::kQuery, query, key, bands,
+                              ForwardOf(request.shape, request.bias).tile_rows, true, sm90::kGroupRows);
+    }
     if (HasBiasGradient(request)) bias_gradient = queries(BiasGradientOf(request.shape).tile_rows);
     std::optional<sm90::BackwardList> backward;
     if (HasBackward(request)) {

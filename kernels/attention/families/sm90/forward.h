@@ -33,6 +33,9 @@ struct ForwardCall {
   bool last = true;
 };
 
+inline constexpr int kGroupRows =
+    64;  // of a tile, that a warpgroup takes; tiles of fewer are multiples of it, but the last one
+
 struct ForwardKernelEntry {
   int tile_rows = 0;         // 0: there is no such kernel
   void (*load)() = nullptr;  // before the first launch

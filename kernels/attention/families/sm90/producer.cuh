@@ -31,72 +31,93 @@ __device__ __forceinline__ void ProduceBias(const ForwardParameters& p, const Sh
   }
 }
 
+// Describes the item's tile, the `count`th of this block of threads, to the consumers and starts the copy of its queries, as soon as
+// there is a buffer; or says that there are no more.
+template <typename Config>
+__device__ __forceinline__ void ProduceQueries(const ForwardParameters& p, const Shared<Config>& shared,
+                                               unsigned count, int item) {
+  constexpr int kBlock = Config::kBlock;
+  const unsigned stage = count % Config::kQueryStages, index = count % 2;
+  const std::uint32_t full = shared.FullQ(stage);
+  ptx::Wait(shared.EmptyQ(stage), count / Config::kQueryStages % 2 ^ 1);
+  TileInfo& info = shared.control->tiles[index];
+  if (item >= p.work.busy_tiles * p.map.heads) {
+    info.head = -1;
+    ptx::Arrive(full);
+    return;
+  }
+  const Tile& tile = p.work.tiles[item / p.map.heads];
+  const int head = item % p.map.heads;
+  const int token = static_cast<int>(tile.row) / p.work.query_step;  // rows fit, see tensor_map.h
+  const int member = static_cast<int>(tile.row) % p.work.query_step;
+  const int range_end = tile.range_end;
+  int blocks = 0;
+#pragma unroll 1
+  for (int i = tile.range_begin; i < range_end; ++i)
+    blocks += (p.work.ranges[i].length + kBlock - 1) / kBlock;
+  info = {head, blocks, token, member, tile.position, tile.length, tile.band.low, tile.band.high};
+  if constexpr (Config::kBias) {
+    [[maybe_unused]] const float slope =
+        p.bias.alibi_slopes ? p.bias.alibi_slopes[head] * p.bias.inverse_scale : 0;
+    shared.control->biases[index] = {slope, tile.band.diagonal, tile.sequence};
+  }
+  ptx::ArriveExpecting(full, Config::kQueryBytes);
+#pragma unroll 1
+  for (int group = 0; group < Config::kConsumers; ++group) {
+    ptx::LoadBox(shared.Queries(stage) + group * (64 * Config::kDimQk * 2), &p.q,
+                 {token + group * 64, member, head}, full);
+  }
+}
 template <typename Config>
 __device__ __forceinline__ void Produce(const ForwardParameters& p, const Shared<Config>& shared) {
   constexpr int kBlock = Config::kBlock;
-  const int items = p.work.busy_tiles * p.map.heads;
   Ring<Config::kStages> ring;
-  Ring<Config::kQueryStages> query_ring;
   [[maybe_unused]] Ring<Config::kBias ? Config::kBiasStages : 1> bias_ring;
+  const auto produce_values = [&](const ptx::RowCoordinates& from) {
+    ptx::Wait(shared.EmptyV(ring.stage), ring.parity ^ 1);
+    ptx::ArriveExpecting(shared.FullV(ring.stage), Config::kValueBytes);
+    ptx::LoadBox(shared.Values(ring.stage), &p.v, from, shared.FullV(ring.stage));
+    ring.Advance();
+  };
   int item = blockIdx.x;
-  for (int index = 0;; index ^= 1) {
-    ptx::Wait(shared.EmptyQ(query_ring.stage), query_ring.parity ^ 1);
-    TileInfo& info = shared.control->tiles[index];
-    if (item >= items) {
-      info.head = -1;
-      ptx::Arrive(shared.FullQ(query_ring.stage));
-      break;
-    }
+  unsigned count = 0;
+  ProduceQueries<Config>(p, shared, count, item);
+  while (item < p.work.busy_tiles * p.map.heads) {
     const Tile& tile = p.work.tiles[item / p.map.heads];
-    const int head = item % p.map.heads;
-    const int token = static_cast<int>(tile.row) / p.work.query_step;  // rows fit, see tensor_map.h
-    const int member = static_cast<int>(tile.row) % p.work.query_step;
-    const int range_begin = tile.range_begin, range_end = tile.range_end;
-    int blocks = 0;
+    const int range_begin = tile.range_begin;
+    const int kv_head = (p.map.head0 + item % p.map.heads) / p.map.group - p.map.kv_head0;
+    ptx::RowCoordinates from{0, 0, kv_head};
 #pragma unroll 1
-    for (int i = range_begin; i < range_end; ++i) blocks += (p.work.ranges[i].length + kBlock - 1) / kBlock;
-    info = {head, blocks, token, member, tile.position, tile.length, tile.band.low, tile.band.high};
-    if constexpr (Config::kBias) {
-      [[maybe_unused]] const float slope =
-          p.bias.alibi_slopes ? p.bias.alibi_slopes[head] * p.bias.inverse_scale : 0;
-      shared.control->biases[index] = {slope, tile.band.diagonal, tile.sequence};
-    }
-    const std::uint32_t full = shared.FullQ(query_ring.stage);
-    ptx::ArriveExpecting(full, Config::kQueryBytes);
-#pragma unroll 1
-    for (int group = 0; group < Config::kConsumers; ++group) {
-      ptx::LoadBox(shared.Queries(query_ring.stage) + group * (64 * Config::kDimQk * 2), &p.q,
-                   {token + group * 64, member, head}, full);
-    }
-    query_ring.Advance();
-
-    const int kv_head = (p.map.head0 + head) / p.map.group - p.map.kv_head0;
-#pragma unroll 1
-    for (int i = range_end - 1; i >= range_begin; --i) {
+    for (int i = tile.range_end - 1; i >= range_begin; --i) {
       const Range range = p.work.ranges[i];
       const int key_token = static_cast<int>(range.row) / p.work.key_step;
-      const int key_member = static_cast<int>(range.row) % p.work.key_step;
+      from.member = static_cast<int>(range.row) % p.work.key_step;
 #pragma unroll 1
       for (int at = (range.length - 1) / kBlock * kBlock; at >= 0; at -= kBlock) {
-        const ptx::RowCoordinates from{key_token + at, key_member, kv_head};
+        from.token = key_token + at;
+        const bool last = i == range_begin && at == 0;
+        // Not earlier: a block of threads that is late should take fewer items.
+        if (last) item = static_cast<int>(gridDim.x) + atomicAdd(p.schedule, 1);
         ptx::Wait(shared.EmptyK(ring.stage), ring.parity ^ 1);
         shared.control->blocks[ring.stage] = {range.position + at, min(range.length - at, kBlock)};
         ptx::ArriveExpecting(shared.FullK(ring.stage), Config::kKeyBytes);
         ptx::LoadBox(shared.Keys(ring.stage), &p.k, from, shared.FullK(ring.stage));
         if constexpr (Config::kBias) {
           if (p.bias.rows > 0) {
-            ProduceBias<Config>(p, shared, bias_ring, index, range.position + at);
+            ProduceBias<Config>(p, shared, bias_ring, count % 2, range.position + at);
             bias_ring.Advance();
           }
         }
-        ptx::Wait(shared.EmptyV(ring.stage), ring.parity ^ 1);
-        ptx::ArriveExpecting(shared.FullV(ring.stage), Config::kValueBytes);
-        ptx::LoadBox(shared.Values(ring.stage), &p.v, from, shared.FullV(ring.stage));
-        ring.Advance();
+        if (!last) produce_values(from);
       }
     }
-    // Not earlier: the answer takes as long as the buffers that are full by now last.
-    item = static_cast<int>(gridDim.x) + atomicAdd(p.schedule, 1);
+    ++count;
+    // The next tile's queries come before the last values: what they wait for, the answer to the addition and reads of the work
+    // list, takes as long as a block, and these values wait for the block before the last. The other buffer of queries is
+    // released after this tile's first product, whose keys are on their way; where there is one buffer, after the last.
+    if (Config::kQueryStages == 2) ProduceQueries<Config>(p, shared, count, item);
+    produce_values(from);
+    if (Config::kQueryStages == 1) ProduceQueries<Config>(p, shared, count, item);
   }
   // The last block of threads to come here leaves the counters as it found them.
   __threadfence();

@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "kernels/attention/families/sm90/mask.cuh"
 #include "kernels/attention/families/sm90/ptx.cuh"
 
 namespace cppool::kernels::cuda::sm90 {
@@ -47,10 +48,10 @@ struct Rescale {
   }
 };
 
-// Turns logits into exponentials relative to the running maximum.
+// Lets the running maximum follow the logits, if they have outgrown it.
 template <int kCount>
-__device__ __forceinline__ Rescale Exponentials(float (&logits)[kCount], SoftmaxState& state,
-                                                float scale_log2) {
+__device__ __forceinline__ Rescale FollowMost(const float (&logits)[kCount], SoftmaxState& state,
+                                              float scale_log2) {
   float most[2];  // of this thread's columns
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -81,12 +82,27 @@ __device__ __forceinline__ Rescale Exponentials(float (&logits)[kCount], Softmax
       state.sum[half] *= rescale.factor[half];
     }
   }
+  return rescale;
+}
+
+// Exponentials as the left operand of the product with the values, kCount from kFirst on.
+template <typename T, int kSize, int kFirst = 0, int kCount = kSize>
+__device__ __forceinline__ void PackOperand(const float (&from)[kSize], std::uint32_t (&to)[kSize / 2]) {
+#pragma unroll
+  for (int i = kFirst / 2; i < (kFirst + kCount) / 2; ++i) to[i] = ptx::Pack<T>(from[i * 2], from[i * 2 + 1]);
+}
+
+// Makes of kCount logits from kFirst on exponentials relative to the running maximum, as the left operand of the product with
+// the values.
+template <typename T, int kFirst, int kCount, int kSize>
+__device__ __forceinline__ void ExponentiatePart(float (&logits)[kSize], SoftmaxState& state,
+                                                 float scale_log2, std::uint32_t (&to)[kSize / 2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float offset = state.most[half] == -INFINITY ? 0.0f : state.most[half] * scale_log2;
     float sums[2] = {0, 0};
 #pragma unroll
-    for (int n = 0; n < kCount; n += 4)
+    for (int n = kFirst; n < kFirst + kCount; n += 4)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float& logit = logits[n + half * 2 + i];
@@ -95,14 +111,24 @@ __device__ __forceinline__ Rescale Exponentials(float (&logits)[kCount], Softmax
       }
     state.sum[half] += sums[0] + sums[1];
   }
-  return rescale;
+  PackOperand<T, kSize, kFirst, kCount>(logits, to);
 }
 
-// Exponentials as the left operand of the product with the values.
+// The same of a block's parts in `seen`, see SeenParts; of the others 0.
 template <typename T, int kCount>
-__device__ __forceinline__ void PackOperand(const float (&from)[kCount], std::uint32_t (&to)[kCount / 2]) {
+__device__ __forceinline__ void Exponentiate(float (&logits)[kCount], SoftmaxState& state, float scale_log2,
+                                             unsigned seen, std::uint32_t (&to)[kCount / 2]) {
+  constexpr int kBlock = kCount * 2, kPart = kCount / kParts<kBlock>;
+  if (seen == kAllParts<kBlock>) {
+    ExponentiatePart<T, 0, kCount>(logits, state, scale_log2, to);
+    return;
+  }
 #pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) to[i] = ptx::Pack<T>(from[i * 2], from[i * 2 + 1]);
+  for (int i = 0; i < kCount / 2; ++i) to[i] = 0;
+  if constexpr (kParts<kBlock> == 2) {
+    if (seen == 1) ExponentiatePart<T, 0, kPart>(logits, state, scale_log2, to);
+    if (seen == 2) ExponentiatePart<T, kPart, kPart>(logits, state, scale_log2, to);
+  }
 }
 
 }  // namespace cppool::kernels::cuda::sm90

@@ -82,9 +82,11 @@ struct WorkList {
 enum class Side { kQuery, kKey };
 
 // bands[sequence]. Tiles without work are left out unless `keep_empty` (a first or a last call must write
-// every row). Neighbouring ranges that continue each other in rows and positions are merged.
+// every row). Neighbouring ranges that continue each other in rows and positions are merged. With `rest_step` a segment that is not
+// divided into whole tiles begins with the short one, which under a causal mask sees least there, rounded up to a multiple of
+// `rest_step` rows, at most a whole tile; without (0) it ends with the short one.
 WorkList BuildWorkList(Side self, const Layout& query, const Layout& key, const std::vector<Band>& bands,
-                       int tile_rows, bool keep_empty);
+                       int tile_rows, bool keep_empty, int rest_step = 0);
 // The most that its tiles and ranges take, whatever the bands.
 std::size_t WorkListBytes(Side self, const Layout& query, const Layout& key, int tile_rows);
 
