@@ -68,6 +68,7 @@ __device__ __forceinline__ void ProduceQueries(const ForwardParameters& p, const
                  {token + group * 64, member, head}, full);
   }
 }
+
 template <typename Config>
 __device__ __forceinline__ void Produce(const ForwardParameters& p, const Shared<Config>& shared) {
   constexpr int kBlock = Config::kBlock;
