@@ -112,7 +112,7 @@ TEST_CASE("snapshots that block or throw do not prevent the answer") {
         return Running({In("main", "work", 1)});
       },
       std::chrono::milliseconds(5));
-  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(40));
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
   CHECK(Has(report.ranks[0].error, "work, 1.00 s"));
   CHECK(Has(report.ranks[1].error, "the runtime does not say where"));
   CHECK(Has(report.ranks[2].error, "the runtime does not say where"));

@@ -12,7 +12,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kShort{1000};  // deadline of faults that end by it
-constexpr milliseconds kLong{60000};  // deadline of faults that end before it
+constexpr milliseconds kLong{20000};  // deadline of faults that end before it
 
 // The outcome of a call.
 struct End {

@@ -7,7 +7,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kSlack = 40s;  // for a busy machine; a fault that hangs takes a minute
+constexpr auto kSlack = 10s;  // for a busy machine; a fault that hangs takes a minute
 
 void CheckGrid(const std::vector<std::string>& kinds) {
   Pools pools(FaultPoolOptions("host"));

@@ -47,7 +47,7 @@ def bench(params: Optional[Mapping[str, Any]] = None, *, world_size: Union[int, 
     if params is not None and not isinstance(params, Mapping):
         raise TypeError(f"params is a dict of parameters, not {type(params).__name__}")
     text_of({"params": dict(params or {})}, "params")  # names what JSON cannot express
-    sizes = [world_size] if isinstance(world_size, int) else list(world_size)
+    sizes = [world_size] if isinstance(world_size, int) else entries(world_size, "world_size")
     own = os.path.join(prefix(), "bin", "cppool")
     words = [own if os.path.exists(own) else "cppool", "bench", "--json", "--case", case, "--world-size", ",".join(map(str, sizes)),
              "--warmup", str(warmup), "--repeat", str(repeat), "--deadline", repr(float(deadline)), "--backend", backend, "--transport",

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Optional
 
-from ._library import call, text_of
+from ._library import call, entries, text_of
 
 
 class Cell:
@@ -35,7 +35,7 @@ def suite(name: str, *, filters: Iterable[str] = (), max_seqlen: Optional[int] =
     `filters` ("key=value", "key!=value") and `max_seqlen` are those of `cppool run`. Throws ValueError for an unknown name or key, a
     file that is not a suite, and when no cell matches.
     """
-    selection: dict[str, Any] = {"suite": name, "filters": [filters] if isinstance(filters, str) else list(filters)}
+    selection: dict[str, Any] = {"suite": name, "filters": [filters] if isinstance(filters, str) else entries(filters, "filters")}
     if max_seqlen is not None:
         selection["max_seqlen"] = max_seqlen
     return [Cell(**cell) for cell in call("cppool_client_suite", text_of(selection, "suite"))["cells"]]

@@ -141,6 +141,10 @@ def test_arguments_that_are_no_lists_or_dicts():
         cppool.bench("cp_comm_type")
     with pytest.raises(TypeError, match="^devices is a list, not '0'$"):
         cppool.bench(devices="0")
+    with pytest.raises(TypeError, match="^world_size is a list, not '24'$"):
+        cppool.bench(world_size="24")
+    with pytest.raises(TypeError, match="^filters is a list, not 3$"):
+        cppool.suite("smoke", filters=3)
 
 
 def test_nesting_has_a_limit():

@@ -185,9 +185,8 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
   shape.heads = speed.heads, shape.kv_heads = speed.kv_heads, shape.group = speed.heads / speed.kv_heads;
   shape.scale = 1 / std::sqrt(static_cast<float>(speed.dim_qk));
   const Layout layout = GlobalLayout(QkvFormat::kBshd, UniformSequences(speed.batch, speed.seqlen));
-  const Problem problem{shape,      layout,
-                        layout,     std::vector<Band>(static_cast<std::size_t>(speed.batch), speed.band()),
-                        speed.bias, {false, speed.bias_heads, true}};
+  const std::vector<Band> bands(static_cast<std::size_t>(speed.batch), speed.band());
+  const Problem problem{shape, layout, layout, bands, speed.bias, {false, speed.bias_heads, true}};
   const Dtype dtype = speed.dtype;
   AttentionKernel& kernel = device.kernel();
   kernel.Load(RequestOf(problem));
@@ -261,12 +260,12 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
 
   Timer timer;
   const cudaStream_t stream = reinterpret_cast<cudaStream_t>(device.stream());
-  const double pairs = 2.0 * static_cast<double>(plan->pairs()) * speed.heads;
-  const double operations = pairs * (speed.dim_qk + speed.dim_v);
+  const double of_dim = 2.0 * static_cast<double>(plan->pairs()) * speed.heads;  // operations of a product
+  const double operations = of_dim * (speed.dim_qk + speed.dim_v);
   const auto [forward_ms, forward_spread] = timer.Median(stream, run_forward);
   const auto [delta_ms, delta_spread] = timer.Median(stream, run_delta);
   const auto [all_ms, all_spread] = timer.Median(stream, run_backward);
-  const auto rate = [&](float ms) { return pairs * (3 * speed.dim_qk + 2 * speed.dim_v) / ms * 1e-9; };
+  const auto rate = [&](float ms) { return of_dim * (3 * speed.dim_qk + 2 * speed.dim_v) / ms * 1e-9; };
   std::printf(
       "%-5s %-25s forward %7.3f ms (+-%.3f) %4.0f TFLOP/s | backward %7.3f ms = delta %.3f + %.3f (+-%.3f) "
       "%4.0f TFLOP/s | error %.1e %s",
