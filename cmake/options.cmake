@@ -49,7 +49,7 @@ target_compile_options(cppool_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra $<$<BOOL:${CPPOOL_WERROR}>:-Werror=all-warnings>>)
 
 # Most of the time of a C++ file goes into what nlohmann/json.hpp and the like instantiate: cppool_unity(TARGET) lets the sources of a
-# target share it. Not for a library of which a test replaces an object.
+# target share it.
 function(cppool_unity target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${CPPOOL_UNITY} UNITY_BUILD_BATCH_SIZE 8)
 endfunction()

@@ -220,7 +220,7 @@ void CaseRun::Fail(int index, const CaseFailure& failure) {
     if (failure.status != CPPOOL_MISMATCH) ++errors_;
     changed_.notify_all();
   }
-  spdlog::warn("{}", failure.text);
+  Log(LogLevel::kWarning, failure.text);
 }
 
 void CaseRun::WaitForRanks() {
@@ -310,7 +310,7 @@ RunResult CaseRun::Gather() {
   if (sampling_) result.stopped = sampling_->stopped();
   if (result.status == Status::kPassed && prepared_->checks && result.checks.empty()) {
     result.warnings.push_back("no check was reported, so nothing was compared (\"checks\" is true)");
-    spdlog::warn("case '{}': {}", prepared_->registered.name, result.warnings.back());
+    Log(LogLevel::kWarning, "case '" + prepared_->registered.name + "': " + result.warnings.back());
   }
   if (!unsound.empty()) {
     unsound += " did not return";

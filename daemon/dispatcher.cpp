@@ -42,7 +42,7 @@ double Milliseconds(std::chrono::steady_clock::duration duration) {
 
 // The name of a request in log lines: its id, or its number.
 std::string TagOf(const std::optional<Json>& id, std::uint64_t number) {
-  if (!id) return fmt::format("#{}", number);
+  if (!id) return "#" + std::to_string(number);
   return id->dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, kLongestTag);
 }
 
@@ -216,16 +216,16 @@ std::vector<std::size_t> Dispatcher::MemoryBesidePools() const {
 
 std::string Dispatcher::WhyRespawn() const {
   if (libraries_.full())
-    return fmt::format("{} libraries are loaded, as many as may be; a loaded library cannot be unloaded",
-                       libraries_.size());
+    return std::to_string(libraries_.size()) +
+           " libraries are loaded, as many as may be; a loaded library cannot be unloaded";
   if (beside_pools_.empty()) return "";
   const std::vector<std::size_t> now = MemoryBesidePools();
   for (std::size_t rank = 0; rank < now.size(); ++rank) {
     if (now[rank] > beside_pools_[rank] + options_.most_library_bytes)
-      return fmt::format(
-          "since the first library was loaded, {} MiB of the memory of rank {}'s device were taken "
-          "beside the cases' allocations; a loaded library cannot be unloaded",
-          (now[rank] - beside_pools_[rank]) >> 20, rank);
+      return "since the first library was loaded, " +
+             std::to_string((now[rank] - beside_pools_[rank]) >> 20) + " MiB of the memory of rank " +
+             std::to_string(rank) +
+             "'s device were taken beside the cases' allocations; a loaded library cannot be unloaded";
   }
   return "";
 }
@@ -307,8 +307,8 @@ std::optional<Answer> Dispatcher::Run(const protocol::Request& request, const pr
   if (only_validate && result.status == Status::kPassed)
     return Finish(protocol::OkResponse({{"runs", true}}, request.id));
   if (!only_validate) Count(result.status);
-  spdlog::debug("{} in {:.2f} ms{}{}", protocol::ToString(result.status), result.wall_ms,
-                result.error.empty() ? "" : ": ", result.error);
+  Log(LogLevel::kDebug, std::string(protocol::ToString(result.status)) + " in " + Rounded(result.wall_ms, 2) +
+                            " ms" + (result.error.empty() ? "" : ": ") + result.error);
   Answer answer = Finish(protocol::ToJson(result, request.id));
   answer.fatal = result.fatal;
   return answer;
@@ -392,7 +392,7 @@ void Dispatcher::SaveTrace(const std::string& file, CaseRun& run, RunTrace& trac
   } catch (const protocol::FileError& error) {
     why = std::string("trace: ") + error.what();
   }
-  spdlog::warn("{}", why);
+  Log(LogLevel::kWarning, why);
   if (result.status != Status::kPassed) return result.warnings.push_back(std::move(why));
   result.status = Status::kError;
   result.error = why;

@@ -2,7 +2,9 @@
 
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
 
+#include <cstdio>
 #include <memory>
 #include <utility>
 
@@ -19,6 +21,20 @@ class TagsFormatter : public spdlog::custom_flag_formatter {
   std::unique_ptr<custom_flag_formatter> clone() const override { return std::make_unique<TagsFormatter>(); }
 };
 
+spdlog::level::level_enum LevelOf(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarning:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+  }
+  return spdlog::level::critical;
+}
+
 }  // namespace
 
 bool SetUpLog(const std::string& level) {
@@ -32,6 +48,18 @@ bool SetUpLog(const std::string& level) {
   logger->set_level(parsed);
   spdlog::set_default_logger(std::move(logger));
   return true;
+}
+
+bool Logs(LogLevel level) { return spdlog::should_log(LevelOf(level)); }
+
+void Log(LogLevel level, const std::string& line) {
+  spdlog::default_logger_raw()->log(LevelOf(level), spdlog::string_view_t(line));
+}
+
+std::string Rounded(double value, int decimals) {
+  char text[64];
+  std::snprintf(text, sizeof(text), "%.*f", decimals, value);
+  return text;
 }
 
 LogTags::LogTags(int rank, const std::string& request) : before_(tags) {

@@ -117,7 +117,7 @@ UniqueFd MakeEvent() {
   const std::string text =
       "cppoold: the parent process " + std::to_string(parent) + " has gone: this daemon ends\n";
   pollfd fd = {STDERR_FILENO, POLLOUT, 0};
-  if (spdlog::should_log(spdlog::level::info) && poll(&fd, 1, 0) > 0 && (fd.revents & POLLOUT) != 0) {
+  if (Logs(LogLevel::kInfo) && poll(&fd, 1, 0) > 0 && (fd.revents & POLLOUT) != 0) {
     [[maybe_unused]] const auto written =
         write(STDERR_FILENO, text.data(), text.size());  // a pipe has room for a line
   }
@@ -183,8 +183,8 @@ class Daemon {
     }
     Dispatcher dispatcher(world, registry, &watchdog, std::move(options));
     dispatcher_ = &dispatcher;
-    spdlog::info("{} ranks on {} are open after {:.0f} ms", world.size(), world.backend().name(),
-                 Milliseconds(Clock::now() - started_));
+    Log(LogLevel::kInfo, std::to_string(world.size()) + " ranks on " + world.backend().name() +
+                             " are open after " + Rounded(Milliseconds(Clock::now() - started_), 0) + " ms");
     int exit_code = 0;
     try {
       const CrashReporter reporter(
@@ -201,7 +201,7 @@ class Daemon {
       _exit(kCannotGoOn);  // ranks may be at work: no destructors
     }
     if (!world.Close()) {
-      spdlog::warn("the ranks did not close in time");
+      Log(LogLevel::kWarning, "the ranks did not close in time");
       _exit(exit_code);
     }
     return exit_code;
@@ -240,7 +240,7 @@ class Daemon {
       if (answer->fatal) EndAllLines();  // of ranks that did not return
       // _exit, since destructors would wait for ranks that may be stuck.
       if (!answers_.Write(answer->text)) {
-        spdlog::error("nobody reads stdout, an answer could not be written: this daemon ends");
+        Log(LogLevel::kError, "nobody reads stdout, an answer could not be written: this daemon ends");
         _exit(kNoReader);
       }
       if (answer->fatal) _exit(kCannotGoOn);
@@ -249,7 +249,9 @@ class Daemon {
       if (!requests.Arrives(kIdleAfter)) dispatcher.WhileIdle();
     }
     phase_ = Phase::kBusy;
-    if (requests.idled()) spdlog::info("no request for {} s: this daemon ends", options_.idle_exit_s);
+    if (requests.idled())
+      Log(LogLevel::kInfo,
+          "no request for " + cppool::protocol::Json(options_.idle_exit_s).dump() + " s: this daemon ends");
     return 0;  // stdin is closed before the world is: a client that writes a request now gets an error at once
   }
 

@@ -79,8 +79,8 @@ std::string FindUnsound(World& world, std::chrono::milliseconds limit) {
   const std::lock_guard lock(probe->mutex);
   if (probe->unsound) return *probe->unsound;
   if (all_back) {
-    spdlog::debug("the world is sound; the probe took {:.2f} ms",
-                  std::chrono::duration<double, std::milli>(Clock::now() - start).count());
+    const std::chrono::duration<double, std::milli> took = Clock::now() - start;
+    Log(LogLevel::kDebug, "the world is sound; the probe took " + Rounded(took.count(), 2) + " ms");
     return "";
   }
   std::string missing;

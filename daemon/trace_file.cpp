@@ -1,5 +1,7 @@
 #include "daemon/trace_file.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <string_view>
 #include <tuple>

@@ -54,7 +54,7 @@ std::string DescribeList(const char* visible) {
 std::string NarrowDevices(const char* visible, int count) {
   if (!visible) {
     std::string narrowed;
-    for (int i = 0; i < count; ++i) narrowed += fmt::format("{}{}", i ? "," : "", i);
+    for (int i = 0; i < count; ++i) narrowed += (i > 0 ? "," : "") + std::to_string(i);
     return narrowed;
   }
   const std::string_view list = visible;
@@ -178,7 +178,7 @@ void World::StartTrim() {
       ranks_[rank]->Trim();
     } catch (const std::exception& error) {
       const LogTags tags(rank, "");
-      spdlog::warn("memory was not given back: {}", error.what());
+      Log(LogLevel::kWarning, std::string("memory was not given back: ") + error.what());
       const auto* runtime = dynamic_cast<const kernels::RuntimeError*>(&error);
       if (runtime && (runtime->status() == CPPOOL_CUDA || runtime->status() == CPPOOL_NCCL))
         trim_errors_[rank] = std::current_exception();

@@ -77,7 +77,7 @@ TEST_CASE("the checks find what is wrong with kernels in CUDA that seem right, a
        "kernel "
        "on the same stream: it must wait for the work on its stream",
        true},
-      {"own_stream", "", "kernel own_stream: its results differ when ", false},
+      {"own_stream", "late_inputs", "kernel own_stream: its results differ when ", false},
   };
   for (const auto& bad : cases) {
     if (bad.name == std::string("early_launch") && !starts_early) {

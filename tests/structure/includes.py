@@ -84,7 +84,8 @@ EXCEPTIONS = {
 # Third-party headers -> the folders that may include them.
 LIBRARIES = {
     r"nlohmann/": ["protocol", "daemon", "client", "tests"],
-    r"(spdlog|fmt)/": ["daemon", "tests"],
+    r"spdlog/": ["daemon/log.cpp"],
+    r"fmt/": ["daemon/trace_file.cpp"],
     r"CLI/": ["daemon/options.cpp", "client/command", "tests"],
     r"catch2/": ["tests"],
     r"cudnn": ["kernels/cudnn"],

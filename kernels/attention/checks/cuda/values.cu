@@ -13,6 +13,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kMaxBlocks = 2048;
+// A delayed copy leaves most of the GPU free: work that does not wait for it must find room, or it would wait after all.
+constexpr int kDelayedBlocks = 32;
 
 int Blocks(std::int64_t count) {
   return static_cast<int>(std::clamp<std::int64_t>((count + kThreads - 1) / kThreads, 1, kMaxBlocks));
@@ -141,7 +143,8 @@ void LaunchCopyRows(const std::vector<RowsCopy>& copies, std::chrono::nanosecond
     most = std::max(most, copy.batch * copy.rows * copy.bytes / 2);
   }
   if (most == 0) return;
-  CopyRowsKernel<<<Blocks(most), kThreads, 0, stream>>>(all, static_cast<std::uint64_t>(delay.count()));
+  const int blocks = delay.count() > 0 ? std::min(Blocks(most), kDelayedBlocks) : Blocks(most);
+  CopyRowsKernel<<<blocks, kThreads, 0, stream>>>(all, static_cast<std::uint64_t>(delay.count()));
   CheckCuda(cudaGetLastError(), "launching the copy of rows");
 }
 
