@@ -43,10 +43,13 @@ CaseRun::CaseRun(World& world, std::shared_ptr<const PreparedRun> prepared, std:
   }
 }
 
-// The range is from the first rank's first timed iteration to the last rank's last one.
+// The range is from before any rank's first timed iteration to the last rank's last one.
 void CaseRun::Profile(bool begin) {
   if (begin) {
-    if (++profiled_begun_ == 1) world_.backend().Profile(true);
+    std::call_once(profile_begins_, [this] {
+      world_.backend().Profile(true);
+      profile_begun_ = true;
+    });
   } else if (++profiled_ended_ == world_.size()) {
     world_.backend().Profile(false);
   }
@@ -298,10 +301,9 @@ RunResult CaseRun::Gather() {
     }
     Judge(result);
   }
-  if (profiled_begun_ > 0 && profiled_ended_ < world_.size())
-    world_.backend().Profile(false);  // after a failure
-  if (unsound.empty()) {              // otherwise a rank may still be adding to its work
-    world_.threads().Wait();          // short: all ranks have reported
+  if (profile_begun_ && profiled_ended_ < world_.size()) world_.backend().Profile(false);  // after a failure
+  if (unsound.empty()) {      // otherwise a rank may still be adding to its work
+    world_.threads().Wait();  // short: all ranks have reported
     AddTflops(result);
   }
   result.seed = prepared_->seed;

@@ -110,7 +110,9 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
   std::atomic<bool> group_left_open_{false};
   std::atomic<bool> end_failed_{false};  // EndCase of a rank failed, after whatever failure
 
-  std::atomic<int> profiled_begun_{0}, profiled_ended_{0};  // ranks
+  std::once_flag profile_begins_;
+  std::atomic<bool> profile_begun_{false};
+  std::atomic<int> profiled_ended_{0};  // ranks
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -24,9 +26,9 @@ namespace cppool::test {
 struct FakeWorld {
   std::mutex mutex;
   std::condition_variable changed;
-  std::string aborted;  // the reason; empty: not aborted
+  std::string aborted;             // the reason; empty: not aborted
   std::vector<std::string> calls;  // guarded by `mutex`: a trim may run after a request is answered
-  std::vector<int> finished;  // ranks that ended a case in order
+  std::vector<int> finished;       // ranks that ended a case in order
   bool released = false;
 
   // Set before the world is used.
@@ -278,6 +280,7 @@ class FakeBackend : public kernels::Backend {
   }
   std::vector<std::pair<std::string, double>> InitTimes() const override { return {{"start", 1.0}}; }
   void Profile(bool begin) override {
+    if (begin) std::this_thread::sleep_for(std::chrono::milliseconds(5));  // no rank may go on meanwhile
     const std::lock_guard lock(world_->mutex);
     world_->calls.emplace_back(begin ? "profile" : "end of profile");
   }
