@@ -66,7 +66,7 @@ class BackwardConsumer : BackwardStep<T, Config> {
           StartDv<1>(dv, operand[1]);
           this->template MakeDs<8, 8>(logits, dp, ds);
         }
-        StoreDs(ds);
+        this->StoreDs(ds, shared_.Ds(ds_buffer_) + group_ * (kRows * kRowBytes), 0);
         ptx::FenceShared();
         ptx::SyncNamed(kDsBarrier, 2 * kWarpgroup);
         WaitForProducts<0>();  // dv
@@ -167,18 +167,6 @@ class BackwardConsumer : BackwardStep<T, Config> {
         dq, Operand::OverDim(shared_.Ds(ds_buffer_) + rows),
         Operand::OverRows(shared_.Keys(tiles_.stage) + dims, kTileKeys));
     CommitProducts();
-  }
-
-  // To shared memory as queries by keys: [128 / 64][kRows][64], swizzled. This warp: 16 keys.
-  __device__ __forceinline__ void StoreDs(const std::uint32_t (&ds)[kRows / 4]) const {
-    const int lane = Step::Lane();
-    const int chunk = (warp_row_ / 8 + lane / 8 % 2) ^ (lane % 8);
-    const std::uint32_t to = shared_.Ds(ds_buffer_) + group_ * (kRows * kRowBytes) +
-                             (lane / 16 * 8 + lane % 8) * kRowBytes + chunk * 16;
-#pragma unroll
-    for (int n = 0; n < kRows / 16; ++n)
-      ptx::StoreMatrixTransposed(to + n * 16 * kRowBytes, ds[n * 4], ds[n * 4 + 1], ds[n * 4 + 2],
-                                 ds[n * 4 + 3]);
   }
 
   int ds_buffer_ = 0;

@@ -65,7 +65,7 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
         BeginProducts();
         StartLogits(logits, rings_.q().stage, 1);
         TakeDs();
-        StoreDs(ds, 0);
+        this->StoreDs(ds, OwnDs(), 0);
         StartDk(dk, ds, 0);
         StartDp(dp, rings_.dout().stage, 1);
         WaitForProducts<1>();
@@ -86,7 +86,7 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
         if (!visible) this->HideDp(logits, dp);
         this->template MakeDs<>(logits, dp, ds, 1);
         Settle(ds);
-        StoreDs(ds, 1);
+        this->StoreDs(ds, OwnDs(), kColumns);
         ptx::FenceShared();
         ptx::SyncNamed(kDsBarrier, 2 * kWarpgroup);
 
@@ -184,6 +184,10 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
                                                      Operand::OverRows(ptx::Opaque(keys), kTileKeys));
     CommitProducts();
   }
+  // Of this warpgroup's keys.
+  __device__ __forceinline__ std::uint32_t OwnDs() const {
+    return shared_.Ds(0) + group_ * (kRows * kRowBytes);
+  }
   // The first box of 64 dims, or the last one.
   __device__ __forceinline__ std::uint32_t OwnKeys() const {
     return shared_.Keys(tiles_.stage) + group_ * (2 * kTileKeys * kRowBytes);
@@ -191,19 +195,6 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
   // One half of the second box: its rows are swizzled by the bits of their addresses above these.
   __device__ __forceinline__ std::uint32_t MiddleKeys() const {
     return shared_.Keys(tiles_.stage) + kTileKeys * kRowBytes + group_ * (kMiddleDims * 2);
-  }
-
-  // To shared memory as queries by keys: [128 / 64][kRows][64], swizzled. This warp: 16 keys.
-  __device__ __forceinline__ void StoreDs(const std::uint32_t (&ds)[kColumns / 4], int half) const {
-    const int lane = Step::Lane();
-    const int chunk = (warp_row_ / 8 + lane / 8 % 2) ^ (lane % 8);
-    const std::uint32_t to =
-        ptx::Opaque(shared_.Ds(0) + group_ * (kRows * kRowBytes) +
-                    (half * kColumns + lane / 16 * 8 + lane % 8) * kRowBytes + chunk * 16);
-#pragma unroll
-    for (int n = 0; n < kColumns / 16; ++n)
-      ptx::StoreMatrixTransposed(to + n * 16 * kRowBytes, ds[n * 4], ds[n * 4 + 1], ds[n * 4 + 2],
-                                 ds[n * 4 + 3]);
   }
 };
 

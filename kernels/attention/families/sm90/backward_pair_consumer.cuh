@@ -64,7 +64,7 @@ class BackwardPairConsumer : BackwardStep<T, Config> {
         this->MakeDs(logits, dp, packed);
         StoreByKeys(kDsByKeys, packed);
         ptx::Wait(shared_.EmptyOtherDs(), ds_parity_ ^ 1);
-        StoreByQueries(packed);
+        this->StoreDs(packed, shared_.Ds(kDsByQueries), group_ * kColumns);
         ptx::FenceShared();
         ptx::SyncNamed(kDsBarrier, 2 * kWarpgroup);
         SendDs();
@@ -224,17 +224,6 @@ class BackwardPairConsumer : BackwardStep<T, Config> {
 #pragma unroll
     for (int n = 0; n < kColumns / 16; ++n)
       ptx::StoreMatrix(line ^ (n * 32), x[n * 4], x[n * 4 + 1], x[n * 4 + 2], x[n * 4 + 3]);
-  }
-  // ds as queries by keys.
-  __device__ __forceinline__ void StoreByQueries(const std::uint32_t (&ds)[kColumns / 4]) const {
-    const int lane = Step::Lane();
-    const int chunk = (warp_row_ / 8 + lane / 8 % 2) ^ (lane % 8);
-    const std::uint32_t to =
-        shared_.Ds(kDsByQueries) + (group_ * kColumns + lane / 16 * 8 + lane % 8) * kRowBytes + chunk * 16;
-#pragma unroll
-    for (int n = 0; n < kColumns / 16; ++n)
-      ptx::StoreMatrixTransposed(to + n * 16 * kRowBytes, ds[n * 4], ds[n * 4 + 1], ds[n * 4 + 2],
-                                 ds[n * 4 + 3]);
   }
 
   __device__ __forceinline__ void Write(const KeyRows& rows, const float (&dk)[kDkDims / 2],

@@ -162,6 +162,22 @@ class BackwardStep {
     }
   }
 
+  // Packed ds of queries from `first` on to shared memory, an operand [kRows][64] of queries by keys, swizzled. This warp: 16 keys.
+  // Of eight queries the even ones come first, and rows of dq come out in that order: those that StoreDq stores at a time lie in
+  // different banks.
+  template <int kCount>
+  __device__ __forceinline__ void StoreDs(const std::uint32_t (&ds)[kCount], std::uint32_t tile,
+                                          int first) const {
+    const int lane = Lane();
+    const int row = lane % 8 / 2 + lane % 2 * 4;
+    const int chunk = (warp_row_ / 8 + lane / 8 % 2) ^ row;
+    const std::uint32_t to = ptx::Opaque(tile + (first + lane / 16 * 8 + row) * kRowBytes + chunk * 16);
+#pragma unroll
+    for (int n = 0; n < kCount / 4; ++n)
+      ptx::StoreMatrixTransposed(to + n * 16 * kRowBytes, ds[n * 4], ds[n * 4 + 1], ds[n * 4 + 2],
+                                 ds[n * 4 + 3]);
+  }
+
   // Hands dq to the thread that adds it to memory: as [., 32][kDqRows][32], a row's 16-byte chunk c at c ^ (row % 8).
   __device__ __forceinline__ void HandOverDq(const float (&dq)[Config::kDqDims / 2], const StepInfo& block) {
     TakeDq();
@@ -176,13 +192,14 @@ class BackwardStep {
   template <int kAt = 0, int kAll = 0, int kCount = kAll>
   __device__ __forceinline__ void StoreDq(const float (&dq)[kAll], int box) const {
     const int lane = Lane();
+    const int query = lane / 4 % 4 * 2 + lane / 16;  // of eight, in StoreDs' order
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = warp_row_ + lane / 4 + half * 8;
+      const int row = warp_row_ + half * 8 + query;
       // Chunk 0 of the row; chunk n * 2 is at ^ (n * 32).
       const std::uint32_t line =
           ptx::Opaque(shared_.Dq(group_) + box * (Config::kDqRows * kRowBytes) + row * kRowBytes +
-                      lane % 2 * 8 + ((lane % 4 / 2) ^ (lane / 4)) * 16);
+                      lane % 2 * 8 + ((lane % 4 / 2) ^ query) * 16);
 #pragma unroll
       for (int n = 0; n < kCount / 4; ++n)
         ptx::StoreShared8((line ^ (n % 4 * 32)) + n / 4 * (Config::kDqRows * kRowBytes),
