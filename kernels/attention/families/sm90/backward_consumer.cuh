@@ -48,7 +48,7 @@ class BackwardConsumer : BackwardStep<T, Config> {
       WaitForProducts<1>();
       Settle(logits);
       for (int step = 0; step < steps; ++step) {
-        const StepInfo& now = shared_.control->steps[rings_.q().stage];
+        const StepInfo& now = this->StepOf(rings_);
         if (now.length < kRows) this->ClearQueries(now.length);
         if constexpr (Config::kBias) this->AddBias(logits, now);
         const bool visible = this->AllSeen(now);
@@ -88,7 +88,7 @@ class BackwardConsumer : BackwardStep<T, Config> {
         StartLogits(logits, next.q().stage);
         WaitForProducts<2>();
         Settle(dq);
-        this->HandOverDq(dq, now);
+        this->HandOverDq(dq);
         ptx::Arrive(shared_.EmptyDout(rings_.dout().stage));
         if constexpr (kHalves == 2) {  // dp takes the registers of dk's operand
           WaitForProducts<1>();

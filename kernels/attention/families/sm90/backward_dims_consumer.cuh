@@ -48,7 +48,7 @@ class BackwardDimsConsumer : BackwardStep<T, Config> {
       WaitForProducts<1>();
       Settle(logits);
       for (int step = 0; step < steps; ++step) {
-        const StepInfo& now = shared_.control->steps[rings_.q().stage];
+        const StepInfo& now = this->StepOf(rings_);
         if (now.length < kRows) this->ClearQueries(now.length);
         if constexpr (Config::kBias) this->AddBias(logits, now);
         const bool visible = this->AllSeen(now);
@@ -84,7 +84,7 @@ class BackwardDimsConsumer : BackwardStep<T, Config> {
         ptx::Arrive(shared_.EmptyDout(rings_.dout().stage));
         WaitForProducts<2>();
         Settle(dq);
-        if (DqParts<Config>::Owns(group_, 0)) this->HandOverDq(dq, now);
+        if (DqParts<Config>::Owns(group_, 0)) this->HandOverDq(dq);
         BeginProducts();
         StartDq(dq, 1);
         if (more) ptx::Wait(shared_.FullDout(next.dout().stage), next.dout().parity);
@@ -95,7 +95,7 @@ class BackwardDimsConsumer : BackwardStep<T, Config> {
         Settle(dk);
         Settle(dq);
         LeaveOperands();
-        this->HandOverDq(dq, now);
+        this->HandOverDq(dq);
         ptx::Arrive(shared_.EmptyQ(rings_.q().stage));
         rings_ = next;
       }

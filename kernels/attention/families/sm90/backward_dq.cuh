@@ -14,32 +14,38 @@ namespace cppool::kernels::cuda::sm90 {
 template <typename Config>
 __device__ __forceinline__ void AddDq(const BackwardParameters& p, const BackwardShared<Config>& shared,
                                       int group) {
+  // Which of those that add to a block's dq this is.
+  const int adder = Config::kPairs ? ptx::ClusterRank() * 2 + group : group;
   // The consumer's first row in the block; how many boxes it hands over in a step; the first one's place among dq's dims, in
   // units of 32.
   constexpr bool kByRows = Config::kRows > Config::kDqRows;
   constexpr int kBox = Config::kDqDims / 32;
   const int row = kByRows ? group * Config::kDqRows : 0;
   const int parts = Config::kPairs ? 2 : Config::kSplitsDims ? DqParts<Config>::Count(group) : 1;
-  const int first = Config::kPairs        ? (ptx::ClusterRank() * 2 + group) * 2 * kBox
+  const int first = Config::kPairs        ? adder * 2 * kBox
                     : Config::kSplitsDims ? (group * DqParts<Config>::kApart + 2 - parts) * kBox
                     : kByRows             ? 0
                                           : group * kBox;
+  StepRings<Config::kStages, Config::kDoutStages> rings;
   for (std::uint32_t parity = 0;; parity ^= 1) {
     ptx::Wait(shared.FullDq(group), parity);
-    const DqInfo info = shared.control->dq[group];
-    if (info.head < 0) return;
-    int* const turn = p.turns + info.turn;
+    if (shared.control->dq_ends[group] != 0) return;
+    const StepInfo& step = shared.control->steps[rings.step()];
+    int* const turn = p.turns + step.turn + adder;
+    const int order = step.order;
     const int part = parts == 2 ? static_cast<int>(parity) : 0;
     if (p.turns && part == 0) {
-      while (ptx::LoadAcquire(turn) != info.order) {
+      while (ptx::LoadAcquire(turn) != order) {
       }
     }
-    ptx::AddBox(&p.dq, {info.token + row, info.member, info.head}, first + part * kBox, shared.Dq(group));
+    ptx::AddBox(&p.dq, {step.token + row, step.member, step.head}, first + part * kBox, shared.Dq(group));
     ptx::WaitForStoresToRead();
     ptx::Arrive(shared.EmptyDq(group));
-    if (p.turns && part == parts - 1) {
+    if (part != parts - 1) continue;
+    rings.Advance();
+    if (p.turns) {
       ptx::WaitForStores();
-      ptx::StoreRelease(turn, info.order + 1);
+      ptx::StoreRelease(turn, order + 1);
     }
   }
 }

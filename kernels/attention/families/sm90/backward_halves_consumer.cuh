@@ -44,7 +44,7 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
       WaitForProducts<0>();
       Settle(logits);
       for (int step = 0; step < steps; ++step) {
-        const StepInfo& now = shared_.control->steps[rings_.q().stage];
+        const StepInfo& now = this->StepOf(rings_);
         ptx::Wait(shared_.FullDout(rings_.dout().stage), rings_.dout().parity);
         if (now.length < kRows) this->ClearQueries(now.length);
         BeginProducts();
@@ -117,7 +117,7 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
         Settle(middle_dq);
         LeaveDs();
         this->StoreDq(middle_dq, (group_ ^ 1) * 2);
-        this->AnnounceDq(now);
+        this->AnnounceDq();
         ptx::Arrive(shared_.EmptyQ(rings_.q().stage));
         WaitForProducts<0>();
         Settle(logits);

@@ -48,7 +48,7 @@ class BackwardPairConsumer : BackwardStep<T, Config> {
       WaitForProducts<1>();
       Settle(logits);
       for (int step = 0; step < steps; ++step) {
-        const StepInfo& now = shared_.control->steps[rings_.q().stage];
+        const StepInfo& now = this->StepOf(rings_);
         if (now.length < kRows) this->ClearQueries(now.length);
         const bool visible = this->AllSeen(now);
         if (!visible) this->MaskTransposed(logits, now);
@@ -95,7 +95,7 @@ class BackwardPairConsumer : BackwardStep<T, Config> {
         LeaveOperands();
         this->TakeDq();
         this->template StoreDq<0, kOwnDqDims / 2, kDqDims / 2>(dq, 0);
-        this->AnnounceDq(now);
+        this->AnnounceDq();
         ptx::Arrive(shared_.EmptyQ(rings_.q().stage));
         if (more) ptx::Wait(shared_.FullDout(next.dout().stage), next.dout().parity);
         BeginProducts();
@@ -156,7 +156,7 @@ class BackwardPairConsumer : BackwardStep<T, Config> {
   __device__ __forceinline__ void HandOverRest(const float (&dq)[kOwnDqDims / 2]) {
     this->TakeDq();
     this->template StoreDq<kDqDims / 2, kOwnDqDims / 2, kDqDims / 2>(dq, 0);
-    this->AnnounceMoreDq();
+    this->AnnounceDq();
   }
   // This warp's products have read the other's ds.
   __device__ __forceinline__ void ReleaseOtherDs() const {

@@ -20,10 +20,9 @@ template <typename Config>
 __device__ __forceinline__ void ProduceBackwardBias(const BackwardParameters& p,
                                                     const BackwardShared<Config>& shared,
                                                     const Ring<Config::kBiasStages>& ring, int tile_stage,
-                                                    int step_stage) {
+                                                    const StepInfo& step) {
   const std::uint32_t full = shared.FullBias(ring.stage);
   ptx::ArriveExpecting(full, p.bias.rows * (Config::kTileKeys * 2));
-  const StepInfo& step = shared.control->steps[step_stage];
 #pragma unroll
   for (int part = 0; part < Config::kTileKeys / 64; ++part) {
     ptx::LoadBiasBox(shared.Bias(ring.stage) + part * (Config::kRows * 128), &p.bias.tensor,
@@ -136,7 +135,7 @@ __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
       const auto dout = rings.dout();
       ptx::Wait(shared.EmptyQ(q.stage), q.parity ^ 1);
       if (lane == 0) {
-        shared.control->steps[q.stage] = {block.token,
+        shared.control->steps[rings.step()] = {block.token,
                                           block.member,
                                           block.position,
                                           block.length,
@@ -154,7 +153,8 @@ __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
         if (p.bias.rows > 0) {
           const auto bias = rings.template Beside<Config::kBiasStages>();
           ptx::Wait(shared.EmptyBias(bias.stage), bias.parity ^ 1);
-          if (lane == 0) ProduceBackwardBias<Config>(p, shared, bias, tile_stage, q.stage);
+          if (lane == 0)
+            ProduceBackwardBias<Config>(p, shared, bias, tile_stage, shared.control->steps[rings.step()]);
           __syncwarp();
         }
       }

@@ -29,12 +29,6 @@ struct StepInfo {
   int order;  // how many tiles add to dq before this one
 };
 
-// What a consumer has made of dq, or head -1: nothing any more.
-struct DqInfo {
-  int token, member, head;
-  int turn, order;  // of this consumer
-};
-
 // Which boxes of dq's dims, 64 each, a consumer hands over in a step of a kernel whose warpgroups divide the dims.
 template <typename Config>
 struct DqParts {
@@ -51,8 +45,9 @@ struct BackwardControl {
   std::uint64_t full_dout[kDoutStages], empty_dout[kDoutStages];
   std::uint64_t full_dq[2], empty_dq[2];
   KeyTileInfo tiles[kTileStages];
-  StepInfo steps[kStages];  // announced by full_q
-  DqInfo dq[2];
+  // Announced by full_q; twice as many as buffers, so that each stays until dq of its step has been taken over.
+  StepInfo steps[2 * kStages];
+  int dq_ends[2];  // whether no more of a consumer's dq comes
   // Announced by full_dout.
   alignas(16) float lse[kDoutStages][kRows];  // in powers of 2; inf for rows that see nothing
   float delta[kDoutStages][kRows];
@@ -150,6 +145,7 @@ struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileByt
     for (int i = 0; i < 2; ++i) {
       ptx::InitBarrier(FullDq(i), kWarpgroup);
       ptx::InitBarrier(EmptyDq(i), 1);
+      control->dq_ends[i] = 0;
     }
     if constexpr (Config::kBias) {
       for (int i = 0; i < Config::kBiasStages; ++i) {
@@ -180,6 +176,8 @@ class StepRings {
     if constexpr (kCount == kStages) return q_;
     if constexpr (kCount < kStages) return {0, static_cast<std::uint32_t>(q_.stage)};
   }
+  // Of the step's description.
+  __device__ __forceinline__ int step() const { return static_cast<int>(q_.parity) * kStages + q_.stage; }
   __device__ __forceinline__ void Advance() { q_.Advance(); }
 
  private:

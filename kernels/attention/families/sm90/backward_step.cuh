@@ -36,6 +36,10 @@ class BackwardStep {
   };
 
   __device__ __forceinline__ const KeyTileInfo& tile() const { return shared_.control->tiles[tiles_.stage]; }
+  __device__ __forceinline__ const StepInfo& StepOf(
+      const StepRings<Config::kStages, Config::kDoutStages>& rings) const {
+    return shared_.control->steps[rings.step()];
+  }
   __device__ __forceinline__ int FirstKey() const { return Config::kSplitsDims ? 0 : group_ * 64; }
   // `half`: of the block, where a warpgroup takes one after the other.
   __device__ __forceinline__ int FirstQuery(int half = 0) const {
@@ -179,10 +183,10 @@ class BackwardStep {
   }
 
   // Hands dq to the thread that adds it to memory: as [., 32][kDqRows][32], a row's 16-byte chunk c at c ^ (row % 8).
-  __device__ __forceinline__ void HandOverDq(const float (&dq)[Config::kDqDims / 2], const StepInfo& block) {
+  __device__ __forceinline__ void HandOverDq(const float (&dq)[Config::kDqDims / 2]) {
     TakeDq();
     StoreDq(dq, 0);
-    AnnounceDq(block);
+    AnnounceDq();
   }
   // The same in parts: the kCount * 2 dims that are at dq[kAt] on to the `box`th 32 on.
   __device__ __forceinline__ void TakeDq() {
@@ -206,28 +210,15 @@ class BackwardStep {
                           dq[kAt + n * 4 + half * 2] * p_.scale, dq[kAt + n * 4 + half * 2 + 1] * p_.scale);
     }
   }
-  __device__ __forceinline__ void AnnounceDq(const StepInfo& block) const {
-    if (threadIdx.x % kWarpgroup == 0)
-      shared_.control->dq[group_] = {block.token, block.member, block.head, block.turn + Adder(),
-                                     block.order};
-    AnnounceMoreDq();
-  }
-  // Of the block announced last.
-  __device__ __forceinline__ void AnnounceMoreDq() const {
+  __device__ __forceinline__ void AnnounceDq() const {
     ptx::FenceShared();
     ptx::Arrive(shared_.FullDq(group_));
-  }
-
-  // Which of those that add to a block's dq this consumer is.
-  __device__ __forceinline__ int Adder() const {
-    if constexpr (Config::kPairs) return ptx::ClusterRank() * 2 + group_;
-    return group_;
   }
 
   // No more of dq comes.
   __device__ __forceinline__ void EndDq() const {
     ptx::Wait(shared_.EmptyDq(group_), dq_parity_ ^ 1);
-    if (threadIdx.x % kWarpgroup == 0) shared_.control->dq[group_].head = -1;
+    if (threadIdx.x % kWarpgroup == 0) shared_.control->dq_ends[group_] = 1;
     ptx::Arrive(shared_.FullDq(group_));
   }
 
