@@ -1,5 +1,5 @@
 // Backward attention on Hopper: dk and dv of tiles of keys of one key/value head, and what they add to dq: five products
-// for each pair of a tile and a block of queries (backward_consumer.cuh, backward_halves_consumer.cuh,
+// for each pair of a tile and a block of queries (backward_consumer.cuh, backward_wide_consumer.cuh, backward_halves_consumer.cuh,
 // backward_dims_consumer.cuh, backward_pair_consumer.cuh).
 //
 // Tiling (backward_config.h): a block of threads per multiprocessor stays and takes tile after tile; one warp copies
@@ -16,6 +16,7 @@
 #include "kernels/attention/families/sm90/backward_halves_consumer.cuh"
 #include "kernels/attention/families/sm90/backward_pair_consumer.cuh"
 #include "kernels/attention/families/sm90/backward_producer.cuh"
+#include "kernels/attention/families/sm90/backward_wide_consumer.cuh"
 #include "kernels/attention/families/sm90/cluster.cuh"
 
 namespace cppool::kernels::cuda::sm90 {
@@ -23,9 +24,11 @@ namespace cppool::kernels::cuda::sm90 {
 template <typename T, typename Config>
 using BackwardConsumerOf = std::conditional_t<
     Config::kPairs, BackwardPairConsumer<T, Config>,
-    std::conditional_t<Config::kSplitsDims, BackwardDimsConsumer<T, Config>,
-                       std::conditional_t<Config::kTakesHalves, BackwardHalvesConsumer<T, Config>,
-                                          BackwardConsumer<T, Config>>>>;
+    std::conditional_t<
+        Config::kSplitsDims, BackwardDimsConsumer<T, Config>,
+        std::conditional_t<Config::kTakesHalves, BackwardHalvesConsumer<T, Config>,
+                           std::conditional_t<Config::kRows == 128, BackwardWideConsumer<T, Config>,
+                                              BackwardConsumer<T, Config>>>>>;
 
 // Of a block of threads, or of a pair of them.
 template <typename Config>

@@ -9,14 +9,14 @@ namespace cppool::kernels::cuda::sm90 {
 //
 // Each hands its part of dq to the copy engine in boxes of kDqRows rows and kDqDims dims.
 template <int kDimQkValue, int kDimVValue, int kTileKeysValue, int kRowsValue, int kTileStagesValue,
-          int kDoutStagesValue, int kDqDimsValue, int kDsBuffersValue, int kBiasStagesValue,
+          int kStagesValue, int kDoutStagesValue, int kDqDimsValue, int kDsBuffersValue, int kBiasStagesValue,
           bool kPairsValue = false>
 struct BackwardBuffers {
   static constexpr int kDimQk = kDimQkValue, kDimV = kDimVValue;
   static constexpr int kTileKeys = kTileKeysValue;
   static constexpr int kRows = kRowsValue;              // queries at a time
   static constexpr int kTileStages = kTileStagesValue;  // buffers for tiles of keys and values
-  static constexpr int kStages = 2;                     // buffers for blocks of queries
+  static constexpr int kStages = kStagesValue;          // buffers for blocks of queries
   static constexpr int kDoutStages = kDoutStagesValue;  // buffers for blocks of output gradients
   static constexpr int kDqRows = 64, kDqDims = kDqDimsValue;
   static constexpr int kDsBuffers = kDsBuffersValue;
@@ -48,11 +48,12 @@ struct BackwardBuffers {
   static_assert(kSharedBytes <= kMaxSharedBytes);
 };
 
-// The warpgroups divide the keys (backward_consumer.cuh): 64 of 128 each, with (dim_qk + dim_v) / 2 registers a thread for dk
-// and dv, kRows / 2 each for logits and for dout v^T, half as many for the operands made of them, and kDqDims / 2 for dq, of
-// 240. Of dq each makes, for 64 queries at a time, one half of the dims; for 128, one half of the rows. Two buffers of ds.
-template <int kDimQk, int kDimV, int kRows, int kTileStages, int kDoutStages = 2, int kBiasStages = 0>
-struct KeySplitTiling : BackwardBuffers<kDimQk, kDimV, 128, kRows, kTileStages, kDoutStages,
+// The warpgroups divide the keys (backward_consumer.cuh, backward_wide_consumer.cuh): 64 of 128 each, with (dim_qk + dim_v) / 2
+// registers a thread for dk and dv, kRows / 2 each for logits and for dout v^T, half as many for the operands made of them, and
+// kDqDims / 2 for dq, of 240. Of dq each makes, for 64 queries at a time, one half of the dims; for 128, one half of the rows. Two
+// buffers of ds. Blocks of 64 queries are used again soon after they have come, so that a third buffer for them pays.
+template <int kDimQk, int kDimV, int kRows, int kStages, int kDoutStages, int kBiasStages = 0>
+struct KeySplitTiling : BackwardBuffers<kDimQk, kDimV, 128, kRows, 1, kStages, kDoutStages,
                                         kRows == 128 ? kDimQk : kDimQk / 2, 2, kBiasStages> {
   static constexpr bool kSplitsDims = false, kTakesHalves = false;
   static_assert(kRows == 64 || kRows == 128);
@@ -63,7 +64,7 @@ struct KeySplitTiling : BackwardBuffers<kDimQk, kDimV, 128, kRows, kTileStages, 
 // The same for heads of 192/128 (backward_halves_consumer.cuh), whose dk and dv take 160 registers a thread: of a block's 64
 // queries logits and dout v^T are made for 32 at a time, and dq's 96 dims of a warpgroup as 64 and 32. One buffer of ds.
 template <int kDimQk, int kDimV>
-struct HalvesTiling : BackwardBuffers<kDimQk, kDimV, 128, 64, 1, 2, kDimQk / 2, 1, 0> {
+struct HalvesTiling : BackwardBuffers<kDimQk, kDimV, 128, 64, 1, 2, 2, kDimQk / 2, 1, 0> {
   static constexpr bool kSplitsDims = false, kTakesHalves = true;
   static_assert(kDimQk == 192);
 };
@@ -72,7 +73,8 @@ struct HalvesTiling : BackwardBuffers<kDimQk, kDimV, 128, 64, 1, 2, kDimQk / 2, 
 // one: of tiles of 64 keys each makes 128 dims of dk, one half of dv's, and 128 dims of dq in two parts of 64. With 192 dims
 // the 64 in the middle are made by both and used from one. Buffers of p^T, of ds^T and of ds.
 template <int kDimQk, int kDimV, int kTileStages, int kDoutStages, int kBiasStages = 0>
-struct DimSplitTiling : BackwardBuffers<kDimQk, kDimV, 64, 64, kTileStages, kDoutStages, 64, 3, kBiasStages> {
+struct DimSplitTiling
+    : BackwardBuffers<kDimQk, kDimV, 64, 64, kTileStages, 2, kDoutStages, 64, 3, kBiasStages> {
   static constexpr bool kSplitsDims = true, kTakesHalves = false;
   static_assert(kDimQk == 192 || kDimQk == 256);
   static_assert(kDimV % 128 == 0);
@@ -82,7 +84,7 @@ struct DimSplitTiling : BackwardBuffers<kDimQk, kDimV, 64, 64, kTileStages, kDou
 // of dq's dims of all 128 keys, with half the dims of the other's keys and the other's ds, and each warpgroup 64 of them, handed
 // over in two boxes of 32. Buffers of p^T, of ds^T, of ds and of the other's ds.
 template <int kDimQk, int kDimV>
-struct PairTiling : BackwardBuffers<kDimQk, kDimV, 64, 64, 1, 1, 32, 4, 0, true> {
+struct PairTiling : BackwardBuffers<kDimQk, kDimV, 64, 64, 1, 2, 1, 32, 4, 0, true> {
   static constexpr bool kSplitsDims = true, kTakesHalves = false;
   static_assert(kDimQk == 256 && kDimV == 256);
 };
@@ -90,11 +92,11 @@ struct PairTiling : BackwardBuffers<kDimQk, kDimV, 64, 64, 1, 1, 32, 4, 0, true>
 template <int kDimQk, int kDimV>
 struct BackwardTiling;
 template <>
-struct BackwardTiling<64, 64> : KeySplitTiling<64, 64, 128, 1> {};
+struct BackwardTiling<64, 64> : KeySplitTiling<64, 64, 128, 2, 2> {};
 template <>
-struct BackwardTiling<128, 128> : KeySplitTiling<128, 128, 64, 1> {};
+struct BackwardTiling<128, 128> : KeySplitTiling<128, 128, 64, 3, 2> {};
 template <>
-struct BackwardTiling<128, 64> : KeySplitTiling<128, 64, 64, 2> {};
+struct BackwardTiling<128, 64> : KeySplitTiling<128, 64, 64, 3, 2> {};
 template <>
 struct BackwardTiling<192, 128> : HalvesTiling<192, 128> {};
 template <>
@@ -104,11 +106,11 @@ struct BackwardTiling<256, 256> : PairTiling<256, 256> {};
 template <int kDimQk, int kDimV>
 struct BiasedBackwardTiling;
 template <>
-struct BiasedBackwardTiling<64, 64> : KeySplitTiling<64, 64, 128, 1, 1, 1> {};
+struct BiasedBackwardTiling<64, 64> : KeySplitTiling<64, 64, 128, 2, 1, 1> {};
 template <>
-struct BiasedBackwardTiling<128, 128> : KeySplitTiling<128, 128, 64, 1, 2, 2> {};
+struct BiasedBackwardTiling<128, 128> : KeySplitTiling<128, 128, 64, 2, 2, 2> {};
 template <>
-struct BiasedBackwardTiling<128, 64> : KeySplitTiling<128, 64, 64, 1, 2, 2> {};
+struct BiasedBackwardTiling<128, 64> : KeySplitTiling<128, 64, 64, 2, 2, 2> {};
 template <>
 struct BiasedBackwardTiling<192, 128> : DimSplitTiling<192, 128, 2, 2, 1> {};
 template <>

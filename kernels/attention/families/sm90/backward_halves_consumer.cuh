@@ -25,112 +25,8 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
 
   __device__ __forceinline__ void Run() {
     LeaveDs();
-    while (true) {
-      ptx::Wait(shared_.FullTile(tiles_.stage), tiles_.parity);
-      if (tile().kv_head < 0) break;
-      const int steps = tile().steps;
-      if (tile().length < kTileKeys) this->ClearKeys(tile().length);
-      float dk[kDimQk / 2], dv[kDimV / 2];
-#pragma unroll
-      for (int i = 0; i < kDimQk / 2; ++i) dk[i] = 0;
-#pragma unroll
-      for (int i = 0; i < kDimV / 2; ++i) dv[i] = 0;
-      float logits[kColumns / 2], dp[kColumns / 2];
-      std::uint32_t p[kColumns / 4], ds[kColumns / 4];
-
-      ptx::Wait(shared_.FullQ(rings_.q().stage), rings_.q().parity);
-      BeginProducts();
-      StartLogits(logits, rings_.q().stage, 0);
-      WaitForProducts<0>();
-      Settle(logits);
-      for (int step = 0; step < steps; ++step) {
-        const StepInfo& now = this->StepOf(rings_);
-        ptx::Wait(shared_.FullDout(rings_.dout().stage), rings_.dout().parity);
-        if (now.length < kRows) this->ClearQueries(now.length);
-        BeginProducts();
-        StartDp(dp, rings_.dout().stage, 0);
-        const bool visible = this->AllSeen(now);
-
-        if (!visible) this->MaskTransposed(logits, now, 0);
-        this->Probabilities(logits, 0);
-        PackOperand<T>(logits, p);
-        Settle(p);
-        BeginProducts();
-        StartDv(dv, p, 0);
-        WaitForProducts<1>();
-        Settle(dp);
-        if (!visible) this->HideDp(logits, dp);
-        this->template MakeDs<>(logits, dp, ds, 0);
-        Settle(ds);
-        BeginProducts();
-        StartLogits(logits, rings_.q().stage, 1);
-        TakeDs();
-        this->StoreDs(ds, OwnDs(), 0);
-        StartDk(dk, ds, 0);
-        StartDp(dp, rings_.dout().stage, 1);
-        WaitForProducts<1>();
-        Settle(dk);
-        Settle(ds);
-        Settle(dv);
-        Settle(p);
-        Settle(logits);
-
-        if (!visible) this->MaskTransposed(logits, now, 1);
-        this->Probabilities(logits, 1);
-        PackOperand<T>(logits, p);
-        Settle(p);
-        BeginProducts();
-        StartDv(dv, p, 1);
-        WaitForProducts<1>();
-        Settle(dp);
-        if (!visible) this->HideDp(logits, dp);
-        this->template MakeDs<>(logits, dp, ds, 1);
-        Settle(ds);
-        this->StoreDs(ds, OwnDs(), kColumns);
-        ptx::FenceShared();
-        ptx::SyncNamed(kDsBarrier, 2 * kWarpgroup);
-
-        auto next = rings_;
-        next.Advance();
-        const bool more = step + 1 < steps;
-        float own_dq[kOwnDims / 2];
-        BeginProducts();
-        StartDq<kOwnDims>(own_dq, OwnKeys());
-        StartDk(dk, ds, 1);
-        WaitForProducts<1>();
-        Settle(dv);
-        Settle(p);
-        Settle(own_dq);
-        ptx::Arrive(shared_.EmptyDout(rings_.dout().stage));
-        this->TakeDq();
-        this->StoreDq(own_dq, group_);
-        float middle_dq[kMiddleDims / 2];
-        BeginProducts();
-        StartDq<kMiddleDims>(middle_dq, MiddleKeys());
-        if (more) ptx::Wait(shared_.FullQ(next.q().stage), next.q().parity);
-        // After a tile's last step this is for nothing: a branch would serialise the products.
-        BeginProducts();
-        StartLogits(logits, next.q().stage, 0);
-        WaitForProducts<1>();
-        Settle(dk);
-        Settle(ds);
-        Settle(middle_dq);
-        LeaveDs();
-        this->StoreDq(middle_dq, (group_ ^ 1) * 2);
-        this->AnnounceDq();
-        ptx::Arrive(shared_.EmptyQ(rings_.q().stage));
-        WaitForProducts<0>();
-        Settle(logits);
-        rings_ = next;
-      }
-      const KeyTileInfo info = tile();
-      ptx::Arrive(shared_.EmptyTile(tiles_.stage));
-      tiles_.Advance();
-      const typename Step::KeyRows rows = this->RowsOf(info.token, info.member, info.length, info.kv_head);
-      this->template Write<kDimQk, kDimQk, 0>(rows, dk, 0, p_.scale, p_.dk_sum, static_cast<T*>(p_.dk));
-      this->template Write<kDimV, kDimV, 0>(rows, dv, 0, 1, p_.dv_sum, static_cast<T*>(p_.dv));
-    }
-    this->EndDq();
+    this->RunTiles(
+        [this](int steps, float(&dk)[kDimQk / 2], float(&dv)[kDimV / 2]) { RunSteps(steps, dk, dv); });
     TakeDs();  // so that no arrival is left over
   }
 
@@ -138,6 +34,97 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
   __device__ __forceinline__ void RunEmptyTiles() { this->WriteEmptyTiles(); }
 
  private:
+  __device__ __forceinline__ void RunSteps(int steps, float (&dk)[kDimQk / 2], float (&dv)[kDimV / 2]) {
+    float logits[kColumns / 2], dp[kColumns / 2];
+    std::uint32_t p[kColumns / 4], ds[kColumns / 4];
+
+    ptx::Wait(shared_.FullQ(rings_.q().stage), rings_.q().parity);
+    BeginProducts();
+    StartLogits(logits, rings_.q().stage, 0);
+    WaitForProducts<0>();
+    Settle(logits);
+    for (int step = 0; step < steps; ++step) {
+      const StepInfo& now = this->StepOf(rings_);
+      ptx::Wait(shared_.FullDout(rings_.dout().stage), rings_.dout().parity);
+      if (now.length < kRows) this->ClearQueries(now.length);
+      BeginProducts();
+      StartDp(dp, rings_.dout().stage, 0);
+      const bool visible = this->AllSeen(now);
+
+      if (!visible) this->MaskTransposed(logits, now, 0);
+      this->Probabilities(logits, 0);
+      PackOperand<T>(logits, p);
+      Settle(p);
+      BeginProducts();
+      StartDv(dv, p, 0);
+      WaitForProducts<1>();
+      Settle(dp);
+      if (!visible) this->HideDp(logits, dp);
+      this->template MakeDs<>(logits, dp, ds, 0);
+      Settle(ds);
+      BeginProducts();
+      StartLogits(logits, rings_.q().stage, 1);
+      TakeDs();
+      this->StoreDs(ds, OwnDs(), 0);
+      StartDk(dk, ds, 0);
+      StartDp(dp, rings_.dout().stage, 1);
+      WaitForProducts<1>();
+      Settle(dk);
+      Settle(ds);
+      Settle(dv);
+      Settle(p);
+      Settle(logits);
+
+      if (!visible) this->MaskTransposed(logits, now, 1);
+      this->Probabilities(logits, 1);
+      PackOperand<T>(logits, p);
+      Settle(p);
+      BeginProducts();
+      StartDv(dv, p, 1);
+      WaitForProducts<1>();
+      Settle(dp);
+      if (!visible) this->HideDp(logits, dp);
+      this->template MakeDs<>(logits, dp, ds, 1);
+      Settle(ds);
+      this->StoreDs(ds, OwnDs(), kColumns);
+      ptx::FenceShared();
+      ptx::SyncNamed(kDsBarrier, 2 * kWarpgroup);
+
+      auto next = rings_;
+      next.Advance();
+      const bool more = step + 1 < steps;
+      float own_dq[kOwnDims / 2];
+      BeginProducts();
+      StartDq<kOwnDims>(own_dq, OwnKeys());
+      StartDk(dk, ds, 1);
+      WaitForProducts<1>();
+      Settle(dv);
+      Settle(p);
+      Settle(own_dq);
+      ptx::Arrive(shared_.EmptyDout(rings_.dout().stage));
+      this->TakeDq();
+      this->StoreDq(own_dq, group_);
+      float middle_dq[kMiddleDims / 2];
+      BeginProducts();
+      StartDq<kMiddleDims>(middle_dq, MiddleKeys());
+      if (more) ptx::Wait(shared_.FullQ(next.q().stage), next.q().parity);
+      // After a tile's last step this is for nothing: a branch would serialise the products.
+      BeginProducts();
+      StartLogits(logits, next.q().stage, 0);
+      WaitForProducts<1>();
+      Settle(dk);
+      Settle(ds);
+      Settle(middle_dq);
+      LeaveDs();
+      this->StoreDq(middle_dq, (group_ ^ 1) * 2);
+      this->AnnounceDq();
+      ptx::Arrive(shared_.EmptyQ(rings_.q().stage));
+      WaitForProducts<0>();
+      Settle(logits);
+      rings_ = next;
+    }
+  }
+
   static constexpr int kOwnDims = 64, kMiddleDims = 32;
   static_assert(kOwnDims + kMiddleDims == Config::kDqDims && kColumns == 32 && !Config::kBias);
 

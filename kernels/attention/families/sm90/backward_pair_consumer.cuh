@@ -45,12 +45,12 @@ class BackwardPairConsumer : BackwardStep<T, Config> {
       ptx::Wait(shared_.FullDout(rings_.dout().stage), rings_.dout().parity);
       BeginProducts();
       StartDp(dp, rings_.dout().stage);
+      bool visible = this->AllSeen(this->StepOf(rings_));  // what it reads comes under the products
       WaitForProducts<1>();
       Settle(logits);
       for (int step = 0; step < steps; ++step) {
         const StepInfo& now = this->StepOf(rings_);
-        if (now.length < kRows) this->ClearQueries(now.length);
-        const bool visible = this->AllSeen(now);
+        if (!visible && now.length < kRows) this->ClearQueries(now.length);
         if (!visible) this->MaskTransposed(logits, now);
         this->Probabilities(logits);
         TakeOperands();
@@ -100,6 +100,7 @@ class BackwardPairConsumer : BackwardStep<T, Config> {
         if (more) ptx::Wait(shared_.FullDout(next.dout().stage), next.dout().parity);
         BeginProducts();
         StartDp(dp, next.dout().stage);
+        visible = this->AllSeen(this->StepOf(next));
         WaitForProducts<1>();
         Settle(logits);
         rings_ = next;

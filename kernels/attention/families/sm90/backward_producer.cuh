@@ -136,12 +136,12 @@ __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
       ptx::Wait(shared.EmptyQ(q.stage), q.parity ^ 1);
       if (lane == 0) {
         shared.control->steps[rings.step()] = {block.token,
-                                          block.member,
-                                          block.position,
-                                          block.length,
-                                          head,
-                                          (at * p.map.heads + head) * kTurns,
-                                          ordinal - block.first_tile};
+                                               block.member,
+                                               block.position,
+                                               block.length,
+                                               head,
+                                               (at * p.map.heads + head) * kTurns,
+                                               ordinal - block.first_tile};
         if constexpr (Config::kBias)
           shared.control->slopes[q.stage] =
               p.bias.alibi_slopes ? p.bias.alibi_slopes[head] * p.bias.inverse_scale : 0;

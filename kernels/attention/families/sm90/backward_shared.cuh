@@ -163,7 +163,7 @@ struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileByt
   }
 };
 
-// Places in the rings of queries, of output gradients and of a bias, which move together, in one place.
+// Places in the rings of queries, of output gradients and of a bias, which move together.
 template <int kStages, int kDoutStages>
 class StepRings {
  public:
@@ -172,16 +172,29 @@ class StepRings {
   // Of kCount buffers that are filled in every step.
   template <int kCount>
   __device__ __forceinline__ Ring<kCount> Beside() const {
-    static_assert(kCount == kStages || (kCount == 1 && kStages == 2));
-    if constexpr (kCount == kStages) return q_;
-    if constexpr (kCount < kStages) return {0, static_cast<std::uint32_t>(q_.stage)};
+    static_assert(kFollows<kCount> || kCount == kDoutStages);
+    if constexpr (kCount == kStages) {
+      return q_;
+    } else if constexpr (kFollows<kCount>) {
+      return {0, static_cast<std::uint32_t>(q_.stage)};
+    } else {
+      return dout_;
+    }
   }
   // Of the step's description.
   __device__ __forceinline__ int step() const { return static_cast<int>(q_.parity) * kStages + q_.stage; }
-  __device__ __forceinline__ void Advance() { q_.Advance(); }
+  __device__ __forceinline__ void Advance() {
+    q_.Advance();
+    if constexpr (!kFollows<kDoutStages>) dout_.Advance();
+  }
 
  private:
+  // Whether the place in a ring of kCount buffers follows from that of the queries, and takes no register.
+  template <int kCount>
+  static constexpr bool kFollows = kCount == kStages || (kCount == 1 && kStages == 2);
+
   Ring<kStages> q_;
+  Ring<kDoutStages> dout_;  // used where it does not follow
 };
 
 }  // namespace cppool::kernels::cuda::sm90

@@ -96,7 +96,9 @@ class BackwardStep {
       ptx::ReleaseToCopies(shared_.EmptyBias(ring.stage));
     }
     if (bias.alibi_slopes) {
-      const int key = tile().position + FirstKey() + warp_row_ + Lane() / 4;
+      const int thread =
+          ptx::Opaque(static_cast<int>(threadIdx.x)) % kWarpgroup;  // not in a register all along
+      const int key = tile().position + FirstKey() + thread / 32 * 16 + thread % 32 / 4;
       AddAlibi<kColumns>(
           logits, shared_.control->slopes[rings_.q().stage],
           block.position + FirstQuery() + shared_.control->tile_biases[tiles_.stage].diagonal - key);
@@ -167,19 +169,39 @@ class BackwardStep {
   }
 
   // Packed ds of queries from `first` on to shared memory, an operand [kRows][64] of queries by keys, swizzled. This warp: 16 keys.
-  // Of eight queries the even ones come first, and rows of dq come out in that order: those that StoreDq stores at a time lie in
-  // different banks.
   template <int kCount>
   __device__ __forceinline__ void StoreDs(const std::uint32_t (&ds)[kCount], std::uint32_t tile,
                                           int first) const {
     const int lane = Lane();
-    const int row = lane % 8 / 2 + lane % 2 * 4;
-    const int chunk = (warp_row_ / 8 + lane / 8 % 2) ^ row;
-    const std::uint32_t to = ptx::Opaque(tile + (first + lane / 16 * 8 + row) * kRowBytes + chunk * 16);
+    const int chunk = (warp_row_ / 8 + lane / 8 % 2) ^ (lane % 8);
+    const std::uint32_t to = ptx::Opaque(tile + (first + lane / 16 * 8 + lane % 8) * kRowBytes + chunk * 16);
 #pragma unroll
     for (int n = 0; n < kCount / 4; ++n)
       ptx::StoreMatrixTransposed(to + n * 16 * kRowBytes, ds[n * 4], ds[n * 4 + 1], ds[n * 4 + 2],
                                  ds[n * 4 + 3]);
+  }
+
+  // Tiles of keys of which this warpgroup has 64 with all dims: dk and dv, to which run_steps(steps, dk, dv) adds.
+  template <typename RunSteps>
+  __device__ __forceinline__ void RunTiles(const RunSteps& run_steps) {
+    while (true) {
+      ptx::Wait(shared_.FullTile(tiles_.stage), tiles_.parity);
+      if (tile().kv_head < 0) break;
+      if (tile().length < kTileKeys) ClearKeys(tile().length);
+      float dk[kDimQk / 2], dv[kDimV / 2];
+#pragma unroll
+      for (int i = 0; i < kDimQk / 2; ++i) dk[i] = 0;
+#pragma unroll
+      for (int i = 0; i < kDimV / 2; ++i) dv[i] = 0;
+      run_steps(tile().steps, dk, dv);
+      const KeyTileInfo info = tile();
+      ptx::Arrive(shared_.EmptyTile(tiles_.stage));
+      tiles_.Advance();
+      const KeyRows rows = RowsOf(info.token, info.member, info.length, info.kv_head);
+      Write<kDimQk, kDimQk, 0>(rows, dk, 0, p_.scale, p_.dk_sum, static_cast<T*>(p_.dk));
+      Write<kDimV, kDimV, 0>(rows, dv, 0, 1, p_.dv_sum, static_cast<T*>(p_.dv));
+    }
+    EndDq();
   }
 
   // Hands dq to the thread that adds it to memory: as [., 32][kDqRows][32], a row's 16-byte chunk c at c ^ (row % 8).
@@ -196,18 +218,23 @@ class BackwardStep {
   template <int kAt = 0, int kAll = 0, int kCount = kAll>
   __device__ __forceinline__ void StoreDq(const float (&dq)[kAll], int box) const {
     const int lane = Lane();
-    const int query = lane / 4 % 4 * 2 + lane / 16;  // of eight, in StoreDs' order
+    // Rows that differ in the lowest bit of their number alone have their pairs of chunks in the same banks: odd rows store another
+    // pair at the same time.
+    const bool odd = lane / 4 % 2 == 1;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = warp_row_ + half * 8 + query;
-      // Chunk 0 of the row; chunk n * 2 is at ^ (n * 32).
+      const int row = warp_row_ + lane / 4 + half * 8;
+      // Chunk 0 of an even row, 4 of an odd one; chunk n * 2 on is at ^ (n * 32).
       const std::uint32_t line =
           ptx::Opaque(shared_.Dq(group_) + box * (Config::kDqRows * kRowBytes) + row * kRowBytes +
-                      lane % 2 * 8 + ((lane % 4 / 2) ^ query) * 16);
+                      lane % 2 * 8 + ((lane % 4 / 2) ^ (lane / 4) ^ (odd ? 4 : 0)) * 16);
 #pragma unroll
-      for (int n = 0; n < kCount / 4; ++n)
+      for (int n = 0; n < kCount / 4; ++n) {
+        const int even_at = kAt + n * 4 + half * 2, odd_at = kAt + (n ^ 2) * 4 + half * 2;
         ptx::StoreShared8((line ^ (n % 4 * 32)) + n / 4 * (Config::kDqRows * kRowBytes),
-                          dq[kAt + n * 4 + half * 2] * p_.scale, dq[kAt + n * 4 + half * 2 + 1] * p_.scale);
+                          (odd ? dq[odd_at] : dq[even_at]) * p_.scale,
+                          (odd ? dq[odd_at + 1] : dq[even_at + 1]) * p_.scale);
+      }
     }
   }
   __device__ __forceinline__ void AnnounceDq() const {

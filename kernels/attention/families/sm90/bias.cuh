@@ -76,7 +76,8 @@ template <int kBlock>
 __device__ __forceinline__ void AddAlibi(float (&logits)[kBlock / 2], float slope, int apart) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float first = static_cast<float>(apart - half * 8 + static_cast<int>(threadIdx.x) % 4 * 2);
+    const float first =
+        static_cast<float>(apart - half * 8 + ptx::Opaque(static_cast<int>(threadIdx.x)) % 4 * 2);
 #pragma unroll
     for (int n = 0; n < kBlock / 8; ++n)
 #pragma unroll

@@ -65,7 +65,7 @@ __device__ __forceinline__ void Settle(std::uint32_t (&registers)[kCount]) {
 
 // One wgmma, 64 x kN x 16. Fresh: c = a b^T with both in shared memory. Add: c += a b with a in registers and b
 // contracted over its rows, or c += a b^T. FreshOverRows and AddOverRows: a b with a in shared memory and b contracted
-// over its rows.
+// over its rows. AddOverBothRows: c += a^T b with both in shared memory, contracted over their rows.
 template <typename T, int kN>
 struct Wgmma;
 
@@ -123,6 +123,12 @@ struct Wgmma;
       asm volatile(                                                                                               \
           "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #kN "k16.f32." type         \
           " {" WG_TEXT_##eighths "}, %" #p0 ", %" #p1 ", p, 1, 1, 0, 1;\n}"                                       \
+          : WG_REGISTERS_##eighths("+f") : "l"(a), "l"(b));                                                       \
+    }                                                                                                             \
+    static __device__ __forceinline__ void AddOverBothRows(float (&c)[kN / 2], std::uint64_t a, std::uint64_t b) { \
+      asm volatile(                                                                                               \
+          "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #kN "k16.f32." type         \
+          " {" WG_TEXT_##eighths "}, %" #p0 ", %" #p1 ", p, 1, 1, 1, 1;\n}"                                       \
           : WG_REGISTERS_##eighths("+f") : "l"(a), "l"(b));                                                       \
     }                                                                                                             \
     static __device__ __forceinline__ void Add(float (&c)[kN / 2], const std::uint32_t* a, std::uint64_t b) {     \
@@ -186,6 +192,15 @@ __device__ __forceinline__ void StartProduct(float (&c)[kN / 2], const std::uint
                                              const Operand& b) {
 #pragma unroll
   for (int k = 0; k < kRows / 16; ++k) Wgmma<T, kN>::Add(c, &a[k * 4], b.At(k * 16 * kRowBytes));
+}
+
+// c += a^T b with a [kRows, 64] and b [kRows, kN] in shared memory. Starts it only.
+template <typename T, int kRows, int kN>
+__device__ __forceinline__ void StartProductOverBothRows(float (&c)[kN / 2], const Operand& a,
+                                                         const Operand& b) {
+#pragma unroll
+  for (int k = 0; k < kRows / 16; ++k)
+    Wgmma<T, kN>::AddOverBothRows(c, a.At(k * 16 * kRowBytes), b.At(k * 16 * kRowBytes));
 }
 
 }  // namespace cppool::kernels::cuda::sm90
