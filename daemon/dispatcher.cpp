@@ -307,8 +307,10 @@ std::optional<Answer> Dispatcher::Run(const protocol::Request& request, const pr
   if (only_validate && result.status == Status::kPassed)
     return Finish(protocol::OkResponse({{"runs", true}}, request.id));
   if (!only_validate) Count(result.status);
-  Log(LogLevel::kDebug, std::string(protocol::ToString(result.status)) + " in " + Rounded(result.wall_ms, 2) +
-                            " ms" + (result.error.empty() ? "" : ": ") + result.error);
+  if (Logs(LogLevel::kDebug))
+    Log(LogLevel::kDebug, std::string(protocol::ToString(result.status)) + " in " +
+                              Rounded(result.wall_ms, 2) + " ms" + (result.error.empty() ? "" : ": ") +
+                              result.error);
   Answer answer = Finish(protocol::ToJson(result, request.id));
   answer.fatal = result.fatal;
   return answer;

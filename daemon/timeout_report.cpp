@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <cstdio>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -13,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "daemon/log.h"
 #include "daemon/stack_sampler.h"
 #include "kernels/group_shape.h"
 
@@ -30,11 +30,7 @@ constexpr std::chrono::milliseconds kSignalLimit{250};
 constexpr std::chrono::milliseconds kStackLimit{350};
 constexpr std::size_t kShortFrames = 4;  // frames of a stack in the error's text
 
-std::string Seconds(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.2f s", seconds);
-  return text;
-}
+std::string Seconds(double seconds) { return Rounded(seconds, 2) + " s"; }
 
 // Calls function(0), ..., function(count - 1), each on a thread of its own, and returns the results that are there at `until`. Threads
 // that have not finished are left running: the process is about to end.

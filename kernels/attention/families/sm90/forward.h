@@ -33,8 +33,8 @@ struct ForwardCall {
   bool last = true;
 };
 
-inline constexpr int kGroupRows =
-    64;  // of a tile, that a warpgroup takes; tiles of fewer are multiples of it, but the last one
+// Of a tile, that a warpgroup takes. Shorter tiles have a multiple of it, but for the last one of a sequence.
+inline constexpr int kGroupRows = 64;
 
 struct ForwardKernelEntry {
   int tile_rows = 0;         // 0: there is no such kernel
