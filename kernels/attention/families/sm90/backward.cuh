@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   extern __shared__ unsigned char bytes[];
   const BackwardShared<Config> shared(bytes);
   if (threadIdx.x == 0) {
-    shared.InitBarriers();
+    shared.Init();
     if (p.work.busy_tiles > 0) {
       ptx::PrefetchMap(&p.q);
       ptx::PrefetchMap(&p.dout);

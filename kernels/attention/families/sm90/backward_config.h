@@ -44,14 +44,16 @@ struct BackwardBuffers {
   static constexpr int kSharedBytes = kTileBytes + kControlBytes + kSharedAlignment;
 
   static_assert(RegistersSuffice(2, kProducerRegisters, kConsumerRegisters));
-  static_assert(kDimQk % 64 == 0 && kDimV % 64 == 0 && kDqDims % 32 == 0 && kDoutStages <= kStages);
+  static_assert(kDimQk % 64 == 0 && kDimV % 64 == 0 && kDqDims % 32 == 0);
+  static_assert(kDoutStages <= kStages && kStages <= kDoutStages + 1);  // BackwardShared::Queries
   static_assert(kSharedBytes <= kMaxSharedBytes);
 };
 
 // The warpgroups divide the keys (backward_consumer.cuh, backward_wide_consumer.cuh): 64 of 128 each, with (dim_qk + dim_v) / 2
-// registers a thread for dk and dv, kRows / 2 each for logits and for dout v^T, half as many for the operands made of them, and
-// kDqDims / 2 for dq, of 240. Of dq each makes, for 64 queries at a time, one half of the dims; for 128, one half of the rows. Two
-// buffers of ds. Blocks of 64 queries are used again soon after they have come, so that a third buffer for them pays.
+// registers a thread for dk and dv, kRows / 2 each for logits and for dout v^T, up to half as many for each operand made of them,
+// and kDqDims / 2 for dq, of 240. Of dq each makes, for 64 queries at a time, one half of the dims; for 128, one half of the rows.
+// Two buffers of ds. A block of 64 queries is needed for logits early in the step before its own, soon after the buffer of the step
+// before that is released: a third buffer gives its copy time.
 template <int kDimQk, int kDimV, int kRows, int kStages, int kDoutStages, int kBiasStages = 0>
 struct KeySplitTiling : BackwardBuffers<kDimQk, kDimV, 128, kRows, 1, kStages, kDoutStages,
                                         kRows == 128 ? kDimQk : kDimQk / 2, 2, kBiasStages> {

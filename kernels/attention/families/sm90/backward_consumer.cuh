@@ -1,10 +1,10 @@
 // A consumer warpgroup of the backward kernel for heads of 128 and 128/64: 64 keys of each tile, blocks of 64 queries
 // (backward_keys_step.cuh).
 //
-// Products follow each other without a pause but one: dv, the next step's logits, dq, dk, the next step's dout v^T. ds is made under dv,
-// the barrier for it falls under the logits, exponentials and the handing over of dq fall under dq and dk. dk takes ds^T from shared
-// memory: in registers it would leave too few for the logits that are under way. A product under way across the loop's end, where the
-// next wait is not for all products, would put them one after another; the pause is there.
+// Products follow each other in this order: dv, the next step's logits, dq, dk, the next step's dout v^T. ds is made under dv,
+// the barrier for it falls under the logits, exponentials fall under dq and dk, the handing over of dq under dk. dk takes ds^T from
+// shared memory: in registers it would leave too few for the logits that are under way. No product is under way at the end of the
+// loop: the next wait would not be for all of them, and the assembler would put products one after another.
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_keys_step.cuh"
@@ -15,7 +15,7 @@ template <typename T, typename Config>
 class BackwardConsumer : BackwardKeysStep<T, Config> {
   using Step = BackwardKeysStep<T, Config>;
   using Step::kDimQk, Step::kDimV, Step::kRows, Step::kDqDims;
-  using Step::shared_, Step::group_, Step::rings_, Step::ds_buffer_;
+  using Step::shared_, Step::rings_, Step::ds_buffer_;
   static_assert(kRows == 64);
 
  public:
@@ -59,10 +59,11 @@ class BackwardConsumer : BackwardKeysStep<T, Config> {
       if (!visible) this->HideDp(logits, dp);
       std::uint32_t ds[kRows / 4];
       this->template MakeDs<>(logits, dp, ds);
-      this->StoreDs(ds, this->OwnDs(), 0);
+      this->StoreDs(ds, this->OwnDs(ds_buffer_), 0);
       ptx::FenceShared();
       if (more) ptx::Wait(shared_.FullQ(next.q().stage), next.q().parity);
-      // After a tile's last step these are for nothing: a branch would serialise the products.
+      // After a tile's last step these logits, their exponentials and dout v^T are for nothing, whatever they read: a branch would
+      // serialise the products.
       BeginProducts();
       this->StartLogits(logits, next.q().stage);
       ptx::SyncNamed(kDsBarrier, 2 * kWarpgroup);
@@ -107,7 +108,7 @@ class BackwardConsumer : BackwardKeysStep<T, Config> {
 
   // dk += ds^T q
   __device__ __forceinline__ void StartDk(float (&dk)[kDimQk / 2]) const {
-    StartProductOverBothRows<T, kRows, kDimQk>(dk, Operand::OverRows(this->OwnDs(), kRows),
+    StartProductOverBothRows<T, kRows, kDimQk>(dk, Operand::OverRows(this->OwnDs(ds_buffer_), kRows),
                                                Operand::OverRows(shared_.Queries(rings_.q().stage), kRows));
     CommitProducts();
   }

@@ -1,5 +1,5 @@
 // A consumer warpgroup of the backward kernel for heads so large that dk and dv of 64 keys do not fit a warpgroup's registers:
-// both have the same 64 keys, and the products of backward_consumer.cuh are divided like this.
+// both have the same 64 keys, and the products of backward_keys_step.cuh are divided like this.
 //
 // - Logits and dout v^T, keys by queries: a half of the block's queries each.
 // - p^T, ds^T and ds go through shared memory to both.

@@ -1,4 +1,4 @@
-// A consumer warpgroup of the backward kernel for heads of 192/128: 64 keys of each tile, as in backward_consumer.cuh, but a
+// A consumer warpgroup of the backward kernel for heads of 192/128: 64 keys of each tile, as in backward_keys_step.cuh, but a
 // block's queries one half after the other: dk and dv take 160 registers, which leaves no room for logits and dout v^T of all.
 //
 // ds of both halves and of both warpgroups is multiplied by the keys at once. Of dq's 192 dims each warpgroup makes 96: 64
@@ -16,7 +16,7 @@ template <typename T, typename Config>
 class BackwardHalvesConsumer : BackwardStep<T, Config> {
   using Step = BackwardStep<T, Config>;
   using Step::kDimQk, Step::kDimV, Step::kRows, Step::kTileKeys, Step::kColumns;
-  using Step::p_, Step::shared_, Step::group_, Step::warp_row_, Step::tiles_, Step::rings_, Step::tile;
+  using Step::shared_, Step::group_, Step::tiles_, Step::rings_;
 
  public:
   __device__ __forceinline__ BackwardHalvesConsumer(const BackwardParameters& p,
@@ -65,7 +65,7 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
       BeginProducts();
       StartLogits(logits, rings_.q().stage, 1);
       TakeDs();
-      this->StoreDs(ds, OwnDs(), 0);
+      this->StoreDs(ds, this->OwnDs(0), 0);
       StartDk(dk, ds, 0);
       StartDp(dp, rings_.dout().stage, 1);
       WaitForProducts<1>();
@@ -86,7 +86,7 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
       if (!visible) this->HideDp(logits, dp);
       this->template MakeDs<>(logits, dp, ds, 1);
       Settle(ds);
-      this->StoreDs(ds, OwnDs(), kColumns);
+      this->StoreDs(ds, this->OwnDs(0), kColumns);
       ptx::FenceShared();
       ptx::SyncNamed(kDsBarrier, 2 * kWarpgroup);
 
@@ -170,10 +170,6 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
     StartProductOverRows<T, kTileKeys, kDims, kRows>(dq, Operand::OverDim(ptx::Opaque(shared_.Ds(0))),
                                                      Operand::OverRows(ptx::Opaque(keys), kTileKeys));
     CommitProducts();
-  }
-  // Of this warpgroup's keys.
-  __device__ __forceinline__ std::uint32_t OwnDs() const {
-    return shared_.Ds(0) + group_ * (kRows * kRowBytes);
   }
   // The first box of 64 dims, or the last one.
   __device__ __forceinline__ std::uint32_t OwnKeys() const {

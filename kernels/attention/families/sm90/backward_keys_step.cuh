@@ -1,5 +1,5 @@
-// What both kinds of consumer warpgroups that divide the keys do (backward_consumer.cuh, backward_wide_consumer.cuh): the products of
-// a step of 64 keys of a tile and all queries of a block.
+// What both kinds of consumer warpgroups that divide the keys do (backward_consumer.cuh, backward_wide_consumer.cuh): the products
+// of a step of 64 keys of a tile and all queries of a block.
 //
 // With p = exp(scale q k^T - lse): dv = p^T dout, ds = p (dout v^T - delta), dq = scale ds k, dk = scale ds^T q
 // (FlashAttention-2, Dao 2023). Logits and dout v^T are made transposed, keys by queries, so that p^T is a left operand in
@@ -64,11 +64,6 @@ class BackwardKeysStep : protected BackwardStep<T, Config> {
 #pragma unroll
     for (int i = 0; i < 16; ++i) operand[i] = ptx::Pack<T>(p[kPart * 32 + i * 2], p[kPart * 32 + i * 2 + 1]);
     Settle(operand);
-  }
-
-  // ds of this warpgroup's keys.
-  __device__ __forceinline__ std::uint32_t OwnDs() const {
-    return shared_.Ds(ds_buffer_) + group_ * (kRows * kRowBytes);
   }
 
   int ds_buffer_ = 0;

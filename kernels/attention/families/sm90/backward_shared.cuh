@@ -45,7 +45,8 @@ struct BackwardControl {
   std::uint64_t full_dout[kDoutStages], empty_dout[kDoutStages];
   std::uint64_t full_dq[2], empty_dq[2];
   KeyTileInfo tiles[kTileStages];
-  // Announced by full_q; twice as many as buffers, so that each stays until dq of its step has been taken over.
+  // Announced by full_q. Twice as many as buffers: the producer writes over one when the queries of kStages steps later are
+  // released, and the consumers have waited for dq of this one before.
   StepInfo steps[2 * kStages];
   int dq_ends[2];  // whether no more of a consumer's dq comes
   // Announced by full_dout.
@@ -62,7 +63,7 @@ template <typename Config>
 struct BiasedBackwardControl : PlainBackwardControl<Config> {
   std::uint64_t full_bias[Config::kBiasStages], empty_bias[Config::kBiasStages];
   KeyTileBias tile_biases[Config::kTileStages];  // of `tiles`
-  float slopes[Config::kStages];                 // of ALiBi for `steps`, divided by the scale; 0 without
+  float slopes[Config::kStages];  // of ALiBi for blocks of queries, divided by the scale; 0 without
 };
 
 // Of a pair of blocks of threads.
@@ -129,7 +130,7 @@ struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileByt
   __device__ __forceinline__ std::uint32_t EmptyItem() const { return At(&control->empty_item); }
 
   // By one thread; a barrier of the block, or of the cluster, follows. Consumers release by all threads what they all have read.
-  __device__ __forceinline__ void InitBarriers() const {
+  __device__ __forceinline__ void Init() const {
     for (int i = 0; i < Config::kTileStages; ++i) {
       ptx::InitBarrier(FullTile(i), 1);
       ptx::InitBarrier(EmptyTile(i), 2 * kWarpgroup);
@@ -181,7 +182,7 @@ class StepRings {
       return dout_;
     }
   }
-  // Of the step's description.
+  // Index of the step in BackwardControl::steps.
   __device__ __forceinline__ int step() const { return static_cast<int>(q_.parity) * kStages + q_.stage; }
   __device__ __forceinline__ void Advance() {
     q_.Advance();

@@ -168,6 +168,10 @@ class BackwardStep {
     }
   }
 
+  // ds of this warpgroup's keys, where both have 64.
+  __device__ __forceinline__ std::uint32_t OwnDs(int buffer) const {
+    return shared_.Ds(buffer) + group_ * (kRows * kRowBytes);
+  }
   // Packed ds of queries from `first` on to shared memory, an operand [kRows][64] of queries by keys, swizzled. This warp: 16 keys.
   template <int kCount>
   __device__ __forceinline__ void StoreDs(const std::uint32_t (&ds)[kCount], std::uint32_t tile,
@@ -181,7 +185,8 @@ class BackwardStep {
                                  ds[n * 4 + 3]);
   }
 
-  // Tiles of keys of which this warpgroup has 64 with all dims: dk and dv, to which run_steps(steps, dk, dv) adds.
+  // For consumers that have 64 keys with all dims: takes tile after tile, writes dk and dv, to which run_steps(steps, dk, dv) adds,
+  // and ends dq.
   template <typename RunSteps>
   __device__ __forceinline__ void RunTiles(const RunSteps& run_steps) {
     while (true) {
@@ -218,8 +223,8 @@ class BackwardStep {
   template <int kAt = 0, int kAll = 0, int kCount = kAll>
   __device__ __forceinline__ void StoreDq(const float (&dq)[kAll], int box) const {
     const int lane = Lane();
-    // Rows that differ in the lowest bit of their number alone have their pairs of chunks in the same banks: odd rows store another
-    // pair at the same time.
+    // Rows 2 i and 2 i + 1 would store to the same banks: odd rows store the columns 16 further on, or back.
+    static_assert(kCount % 16 == 0);
     const bool odd = lane / 4 % 2 == 1;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -1,9 +1,9 @@
 // A consumer warpgroup of the backward kernel for heads of 64: 64 keys of each tile, blocks of 128 queries
-// (backward_keys_step.cuh), whose operands are packed by halves, which fewer registers hold.
+// (backward_keys_step.cuh). p is packed in halves, which takes fewer registers.
 //
 // The products of a step run under the arithmetic of its neighbours: while dq is handed over, dk and the next step's
 // logits are under way, and the next step's exponentials fall under its dout v^T. dk takes ds^T from registers. The order of
-// backward_consumer.cuh is 3 % slower here: two of its products with 64 columns would read both operands from shared memory.
+// backward_consumer.cuh is 3 % slower here: dk would, like dq, be a product of 64 columns with both operands from shared memory.
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_keys_step.cuh"
@@ -14,7 +14,7 @@ template <typename T, typename Config>
 class BackwardWideConsumer : BackwardKeysStep<T, Config> {
   using Step = BackwardKeysStep<T, Config>;
   using Step::kDimQk, Step::kDimV, Step::kRows, Step::kDqDims;
-  using Step::shared_, Step::group_, Step::rings_, Step::ds_buffer_;
+  using Step::shared_, Step::rings_, Step::ds_buffer_;
   static_assert(kRows == 128);
 
  public:
@@ -60,7 +60,7 @@ class BackwardWideConsumer : BackwardKeysStep<T, Config> {
       this->template Pack<1>(logits, p[1]);
       this->StartDv(dv, p[1], 1);
       this->template MakeDs<8, 8>(logits, dp, ds);
-      this->StoreDs(ds, this->OwnDs(), 0);
+      this->StoreDs(ds, this->OwnDs(ds_buffer_), 0);
       ptx::FenceShared();
       ptx::SyncNamed(kDsBarrier, 2 * kWarpgroup);
       WaitForProducts<0>();  // dv

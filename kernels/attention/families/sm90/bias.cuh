@@ -76,6 +76,7 @@ template <int kBlock>
 __device__ __forceinline__ void AddAlibi(float (&logits)[kBlock / 2], float slope, int apart) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
+    // Opaque: not in a register all along.
     const float first =
         static_cast<float>(apart - half * 8 + ptx::Opaque(static_cast<int>(threadIdx.x)) % 4 * 2);
 #pragma unroll
