@@ -30,8 +30,7 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
     TakeDs();  // so that no arrival is left over
   }
 
-  // Tiles that nobody sees.
-  __device__ __forceinline__ void RunEmptyTiles() { this->WriteEmptyTiles(); }
+  using Step::RunEmptyTiles;
 
  private:
   __device__ __forceinline__ void RunSteps(int steps, float (&dk)[kDimQk / 2], float (&dv)[kDimV / 2]) {

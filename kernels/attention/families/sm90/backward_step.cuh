@@ -287,7 +287,7 @@ class BackwardStep {
   }
 
   // Zeros for tiles that nobody sees, where a warpgroup has all dims of its keys.
-  __device__ __forceinline__ void WriteEmptyTiles() const {
+  __device__ __forceinline__ void RunEmptyTiles() const {
     if (!p_.first && !p_.last) return;
     const int end = p_.work.tiles_count * p_.map.kv_heads;
     for (int item = p_.work.busy_tiles * p_.map.kv_heads + blockIdx.x; item < end; item += gridDim.x) {

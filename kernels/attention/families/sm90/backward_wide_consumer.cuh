@@ -27,23 +27,13 @@ class BackwardWideConsumer : BackwardKeysStep<T, Config> {
         [this](int steps, float(&dk)[kDimQk / 2], float(&dv)[kDimV / 2]) { RunSteps(steps, dk, dv); });
   }
 
-  // Tiles that nobody sees.
-  __device__ __forceinline__ void RunEmptyTiles() { this->WriteEmptyTiles(); }
+  using Step::RunEmptyTiles;
 
  private:
   __device__ __forceinline__ void RunSteps(int steps, float (&dk)[kDimQk / 2], float (&dv)[kDimV / 2]) {
     float logits[kRows / 2], dp[kRows / 2];
     std::uint32_t p[2][16];
-
-    ptx::Wait(shared_.FullQ(rings_.q().stage), rings_.q().parity);
-    BeginProducts();
-    this->StartLogits(logits, rings_.q().stage);
-    ptx::Wait(shared_.FullDout(rings_.dout().stage), rings_.dout().parity);
-    BeginProducts();
-    this->StartDp(dp, rings_.dout().stage);
-    bool visible = this->AllSeen(this->StepOf(rings_));  // what it reads comes under the products
-    WaitForProducts<1>();
-    Settle(logits);
+    bool visible = this->BeginSteps(logits, dp);
     for (int step = 0; step < steps; ++step) {
       const StepInfo& now = this->StepOf(rings_);
       if (!visible && now.length < kRows) this->ClearQueries(now.length);
