@@ -87,10 +87,6 @@ CPPOOL_HOST_DEVICE inline float CurrentScale(float fp8_max, float amax) {
   const float scale = fp8_max / amax;
   return scale > FLT_MAX ? FLT_MAX : scale;
 }
-// The same from the largest amax of a history; the scale stays as it is when that is 0 or not finite.
-CPPOOL_HOST_DEVICE inline float DelayedScale(float fp8_max, float amax, float old_scale) {
-  return !(amax > 0) || amax > FLT_MAX ? old_scale : CurrentScale(fp8_max, amax);
-}
 
 // The smallest power of two with which a block of this amax fits into E4M3 (nothing saturates): the exact ceiling of
 // log2(amax / 448). 0x00 for 0, 0xFE for infinity, 0xFF for NaN.
