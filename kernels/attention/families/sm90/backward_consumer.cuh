@@ -36,7 +36,8 @@ class BackwardConsumer : BackwardKeysStep<T, Config> {
     std::uint32_t p[kRows / 4];
     bool visible = this->BeginSteps(logits, dp);
     MakeProbabilities(logits, visible, true);
-    this->template Pack<0>(logits, p);
+    PackOperand<T>(logits, p);
+    Settle(p);
     WaitForProducts<0>();
     Settle(dp);
     for (int step = 0; step < steps; ++step) {
@@ -79,7 +80,8 @@ class BackwardConsumer : BackwardKeysStep<T, Config> {
       WaitForProducts<1>();
       Settle(dk);
       ptx::Arrive(shared_.EmptyQ(rings_.q().Previous().stage));
-      this->template Pack<0>(logits, p);
+      PackOperand<T>(logits, p);
+      Settle(p);
       WaitForProducts<0>();
       Settle(dp);
       ds_buffer_ ^= 1;

@@ -33,6 +33,9 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
   using Step::RunEmptyTiles;
 
  private:
+  static constexpr int kOwnDims = 64, kMiddleDims = 32;
+  static_assert(kOwnDims + kMiddleDims == Config::kDqDims && kColumns == 32 && !Config::kBias);
+
   __device__ __forceinline__ void RunSteps(int steps, float (&dk)[kDimQk / 2], float (&dv)[kDimV / 2]) {
     float logits[kColumns / 2], dp[kColumns / 2];
     std::uint32_t p[kColumns / 4], ds[kColumns / 4];
@@ -123,9 +126,6 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
       rings_ = next;
     }
   }
-
-  static constexpr int kOwnDims = 64, kMiddleDims = 32;
-  static_assert(kOwnDims + kMiddleDims == Config::kDqDims && kColumns == 32 && !Config::kBias);
 
   // ds in shared memory may be written when both warpgroups' products have read that of the step before.
   __device__ __forceinline__ void TakeDs() const {

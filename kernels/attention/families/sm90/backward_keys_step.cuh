@@ -71,14 +71,6 @@ class BackwardKeysStep : protected BackwardStep<T, Config> {
     CommitProducts();
   }
 
-  // Probabilities of the `kPart`th 64 queries as an operand.
-  template <int kPart>
-  static __device__ __forceinline__ void Pack(const float (&p)[kRows / 2], std::uint32_t (&operand)[16]) {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) operand[i] = ptx::Pack<T>(p[kPart * 32 + i * 2], p[kPart * 32 + i * 2 + 1]);
-    Settle(operand);
-  }
-
   int ds_buffer_ = 0;
 };
 

@@ -40,14 +40,14 @@ class BackwardWideConsumer : BackwardKeysStep<T, Config> {
       if constexpr (Config::kBias) this->AddBias(logits, now);
       if (!visible) this->MaskTransposed(logits, now);
       this->Probabilities(logits);
-      this->template Pack<0>(logits, p[0]);  // before the wait: under the product
+      PackHalf<0>(logits, p[0]);  // before the wait: under the product
       WaitForProducts<0>();
       Settle(dp);
       if (!visible) this->HideDp(logits, dp);
       std::uint32_t ds[kRows / 4];
       this->StartDv(dv, p[0], 0);
       this->template MakeDs<0, 8>(logits, dp, ds);
-      this->template Pack<1>(logits, p[1]);
+      PackHalf<1>(logits, p[1]);
       this->StartDv(dv, p[1], 1);
       this->template MakeDs<8, 8>(logits, dp, ds);
       this->StoreDs(ds, this->OwnDs(ds_buffer_), 0);
@@ -90,6 +90,14 @@ class BackwardWideConsumer : BackwardKeysStep<T, Config> {
     WaitForProducts<0>();
     Settle(logits);
     Settle(dp);
+  }
+
+  // Probabilities of the `kHalf`th 64 queries as an operand: an array of their own, which is read while the other half is packed.
+  template <int kHalf>
+  static __device__ __forceinline__ void PackHalf(const float (&p)[kRows / 2], std::uint32_t (&operand)[16]) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) operand[i] = ptx::Pack<T>(p[kHalf * 32 + i * 2], p[kHalf * 32 + i * 2 + 1]);
+    Settle(operand);
   }
 };
 
