@@ -99,7 +99,7 @@ class BackwardStep {
       const int thread =
           ptx::Opaque(static_cast<int>(threadIdx.x)) % kWarpgroup;  // not in a register all along
       const int key = tile().position + FirstKey() + thread / 32 * 16 + thread % 32 / 4;
-      AddAlibi<kColumns>(
+      AddAlibi<kColumns, true>(
           logits, shared_.control->slopes[rings_.q().stage],
           block.position + FirstQuery() + shared_.control->tile_biases[tiles_.stage].diagonal - key);
     }

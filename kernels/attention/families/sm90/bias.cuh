@@ -71,14 +71,14 @@ __device__ __forceinline__ void AddBiasTileTransposed(float (&logits)[kColumns /
 }
 
 // -slope * |apart|. `slope` is divided by the scale; `apart` is key - query - diagonal, or that negated if logits are transposed, of
-// this thread's first row and the first column.
-template <int kBlock>
+// this thread's first row and the first column. kSparesRegisters: nothing of it is kept in a register from call to call.
+template <int kBlock, bool kSparesRegisters = false>
 __device__ __forceinline__ void AddAlibi(float (&logits)[kBlock / 2], float slope, int apart) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    // Opaque: not in a register all along.
-    const float first =
-        static_cast<float>(apart - half * 8 + ptx::Opaque(static_cast<int>(threadIdx.x)) % 4 * 2);
+    int thread = static_cast<int>(threadIdx.x);
+    if constexpr (kSparesRegisters) thread = ptx::Opaque(thread);
+    const float first = static_cast<float>(apart - half * 8 + thread % 4 * 2);
 #pragma unroll
     for (int n = 0; n < kBlock / 8; ++n)
 #pragma unroll
