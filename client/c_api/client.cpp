@@ -110,10 +110,14 @@ cppool_client_status Guarded(char** out, Work work) {
   }
 }
 
-Json Answered(Json answer, int attempts = 1) {
-  return {{"answer", std::move(answer)}, {"attempts", attempts}};
+Json Answered(Json answer) { return {{"answer", std::move(answer)}, {"attempts", 1}}; }
+Json Answered(Result result) {
+  Json answered = {{"answer", std::move(result.json)}, {"attempts", result.attempts}};
+  if (result.flaky.empty()) return answered;
+  answered["flaky"] = result.flaky;
+  for (const LostAttempt& lost : result.lost) answered["lost"].push_back(Describe(lost));
+  return answered;
 }
-Json Answered(Result result) { return Answered(std::move(result.json), result.attempts); }
 
 // Asks the pool what an operation of the protocol says.
 struct Asker {

@@ -39,4 +39,32 @@ Json Describe(const PoolError& error) {
   return json;
 }
 
+Json Describe(const LostAttempt& attempt) {
+  Json json = {
+      {"kind", ToString(attempt.kind)}, {"error", attempt.error}, {"stderr_tail", attempt.stderr_tail}};
+  if (attempt.crash) json["crash"] = Describe(*attempt.crash);
+  return json;
+}
+
+std::string Text(const Crash& crash) {
+  std::string text = crash.error;
+  const auto add = [&](const std::string& before, const std::string& what, const std::string& after) {
+    if (!what.empty() && text.find(what) == std::string::npos) text += before + what + after;
+  };
+  add(" in stage '", crash.stage, "'");
+  add(", library ", crash.library, "");
+  if (crash.stack.empty() || text.find(crash.stack.front()) != std::string::npos) return text;
+  for (const std::string& frame : crash.stack)
+    text += (&frame == &crash.stack.front() ? ", stack: " : " < ") + frame;
+  return text;
+}
+
+std::string FlakyAt(Status status, int attempt) {
+  return "flaky (" + std::string(ToString(status)) + " at attempt " + std::to_string(attempt) + ")";
+}
+
+std::string FlakyOf(int failed, int of) {
+  return "flaky (failed " + std::to_string(failed) + " of " + std::to_string(of) + ")";
+}
+
 }  // namespace cppool::client

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "client/src/daemon.h"
+#include "client/src/describe.h"
 #include "client/src/request.h"
 #include "client/src/result.h"
 
@@ -54,14 +55,14 @@ class Pool::State {
   explicit State(const PoolOptions& options) : options_(options) {}
   ~State() { Stop(); }
 
-  // Sends the request, waits at most `limit` for the answer, and returns convert(answer, attempts). A std::runtime_error of
-  // `convert` counts as a broken protocol.
+  // Sends the request, waits at most `limit` for the answer, and returns convert(answer, attempts before it). A std::runtime_error
+  // of `convert` counts as a broken protocol.
   template <typename Convert>
   auto Ask(const protocol::Operation& operation, milliseconds limit, Convert convert) {
     std::unique_lock lock(mutex_, std::defer_lock);
     TakeTurn(&lock);
     bool forgiven = false;
-    std::string cause, cause_tail;  // why another daemon is asked
+    std::vector<LostAttempt> earlier;  // why another daemon is asked
     for (int attempt = 1;; ++attempt) {
       try {
         EnsureDaemon();
@@ -69,7 +70,7 @@ class Pool::State {
         const bool fatal = answer.value("fatal", Json()) == true;
         const Json respawn = answer.value("respawn", Json());
         try {
-          auto result = convert(std::move(answer), attempt);
+          auto result = convert(std::move(answer), earlier);
           if (fatal && !Retire(&Daemon::Stop))
             Log("a daemon gave a fatal answer, and SIGKILL did not end it");
           if (!fatal && respawn.is_string()) {
@@ -97,30 +98,29 @@ class Pool::State {
         if (!again || attempt > options_.retries) {
           if (attempt > 1) message += " (attempt " + std::to_string(attempt) + ")";
           if (last_start_failure_) last_failure_ = message += ": " + last_start_failure_->error;
-          if (last_crash_) message += ": " + last_crash_->error;
-          if (lost.kind == PoolError::Kind::kStart) message = AfterCause(cause, message);
+          if (last_crash_) message += ": " + client::Text(*last_crash_);
+          if (!again) message = AfterCause(earlier, message);
           throw PoolError(lost.kind, message, last_tail_, attempt, last_start_failure_, Diagnosis(lost.state),
                           last_crash_);
         }
-        if (last_crash_) message += ": " + last_crash_->error;
-        cause = message;
-        cause_tail = last_tail_;
+        if (last_crash_) message += ": " + client::Text(*last_crash_);
+        earlier.push_back({lost.kind, message, last_crash_, last_tail_});
         Log(message + "; the request is sent to a new daemon");
       } catch (const PoolError& error) {  // nothing was started
-        if (cause.empty()) throw;
-        throw PoolError(error.kind(), AfterCause(cause, error.what()), cause_tail, attempt,
+        if (earlier.empty()) throw;
+        throw PoolError(error.kind(), AfterCause(earlier, error.what()), earlier.back().stderr_tail, attempt,
                         error.start_failure());
       }
     }
   }
 
   Json Ask(const protocol::Operation& operation) {
-    return Ask(operation, kAtOnce, [](Json answer, int) { return answer; });
+    return Ask(operation, kAtOnce, [](Json answer, const auto&) { return answer; });
   }
 
   std::vector<std::string> Features() {
     return Ask(protocol::HelloRequest{}, kAtOnce,
-               [](const Json& answer, int) { return client::FeaturesFromJson(answer); });
+               [](const Json& answer, const auto&) { return client::FeaturesFromJson(answer); });
   }
 
   Result Run(protocol::RunRequest request) {
@@ -161,9 +161,11 @@ class Pool::State {
   static constexpr int kStartsInARow = 5;
 
   Result AskResult(const protocol::Operation& operation, milliseconds limit, Result (*read)(Json)) {
-    return Ask(operation, limit, [read](Json answer, int attempts) {
+    return Ask(operation, limit, [read](Json answer, const std::vector<LostAttempt>& lost) {
       Result result = read(std::move(answer));
-      result.attempts = attempts;
+      result.lost = lost;
+      result.attempts = static_cast<int>(lost.size()) + 1;
+      if (!lost.empty()) result.flaky = client::FlakyAt(result.status, result.attempts);
       return result;
     });
   }
@@ -243,9 +245,9 @@ class Pool::State {
     return ended;
   }
 
-  // The cause comes first: the failed start of the next daemon may be its consequence.
-  static std::string AfterCause(const std::string& cause, const std::string& message) {
-    return cause.empty() ? message : cause + "; then " + message;
+  // The cause comes first: what happened to the next daemon may be its consequence.
+  static std::string AfterCause(const std::vector<LostAttempt>& earlier, const std::string& message) {
+    return earlier.empty() ? message : earlier.back().error + "; then " + message;
   }
 
   void Log(std::string_view line) const {

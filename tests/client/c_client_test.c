@@ -57,6 +57,7 @@ static int Interrupted(void) {
 }
 
 int main(int argc, char** argv) {
+  static const char marker[] = "client_c_test.marker"; /* in the daemon's folder, which is this one's */
   char options[4096];
   char* tail;
   cppool_pool* pool = NULL;
@@ -70,8 +71,10 @@ int main(int argc, char** argv) {
   hooks.leave = LeaveLock;
   hooks.enter = EnterLock;
   hooks.interrupted = Interrupted;
-  snprintf(options, sizeof options,
-           "{\"world_size\": 2, \"daemon\": \"%s\", \"grace_ms\": 200, \"kill_grace_ms\": 300}", argv[1]);
+  snprintf(
+      options, sizeof options,
+      "{\"world_size\": 2, \"daemon\": \"%s\", \"grace_ms\": 200, \"kill_grace_ms\": 300, \"retries\": 1}",
+      argv[1]);
 
   Check(strcmp(cppool_client_version(), "") > 0, "there is a version", cppool_client_version());
   EXPECT(CPPOOL_CLIENT_INVALID, "did you mean \\\"world_size\\\"",
@@ -103,6 +106,14 @@ int main(int argc, char** argv) {
   tail = cppool_pool_stderr_tail(pool);
   Check(tail != NULL && strstr(tail, "the last words") != NULL, "the tail of stderr", tail);
   cppool_client_free(tail);
+
+  remove(marker);
+  EXPECT(CPPOOL_CLIENT_OK, "\"flaky\":\"flaky (passed at attempt 2)\",\"lost\":[{\"crash\":{\"case\":null,",
+         cppool_pool_ask(
+             pool,
+             "{\"op\": \"run\", \"params\": {\"do\": \"crash_once\", \"marker\": \"client_c_test.marker\"}}",
+             &out));
+  remove(marker);
 
   asked = 0;
   EXPECT(CPPOOL_CLIENT_INTERRUPTED, "\"kind\":\"interrupted\"",

@@ -261,7 +261,9 @@ TEST_CASE("a diagnosis repeats a run with its perturb and inputs, but without it
 
 TEST_CASE("the cells before a cell are those that ran in the same daemon") {
   TemporaryFolder folder;
-  CellRunner runner(FakeOptions(), {});
+  cppool::PoolOptions options = FakeOptions();
+  options.retries = 1;
+  CellRunner runner(options, {});
   auto run = [&](const std::string& name, const std::string& what, int world_size = 2) {
     Cell cell;
     cell.name = name;

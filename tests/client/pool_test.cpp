@@ -388,16 +388,50 @@ TEST_CASE("the error for a daemon that does not exist names its path") {
   });
 }
 
-TEST_CASE("a daemon that dies is replaced once, a second death is an error") {
+TEST_CASE(
+    "with retries a daemon that dies is replaced and the result is flaky; a death too many is an error") {
   LeavesNothing([] {
     TemporaryFolder folder;
-    Pool pool(FakeOptions());
-    Result result = pool.Run({{"do", "die_once"}, {"marker", folder.File("a")}});
+    cppool::PoolOptions options = FakeOptions();
+    options.retries = 1;
+    Pool pool(options);
+    const auto once = [&](const std::string& what, const std::string& then) {
+      return pool.Run({{"do", what}, {"then", then}, {"marker", folder.File(what + then)}});
+    };
+    Result result = once("die_once", "pass");
     CHECK(result.ok());
     CHECK(result.attempts == 2);
-    result = pool.Run({{"do", "garbage_once"}, {"marker", folder.File("b")}});
+    CHECK(result.flaky == "flaky (passed at attempt 2)");
+    REQUIRE(result.lost.size() == 1);
+    CHECK(result.lost[0].kind == PoolError::Kind::kDied);
+    CHECK(Contains(result.lost[0].error, "exited with code 3"));
+    CHECK(Contains(result.lost[0].stderr_tail, "the last words"));
+    CHECK_FALSE(result.lost[0].crash.has_value());
+    result = once("garbage_once", "pass");
     CHECK(result.ok());
     CHECK(result.attempts == 2);
+    CHECK(result.lost.at(0).kind == PoolError::Kind::kProtocol);
+
+    result = once("crash_once", "pass");
+    CHECK(result.flaky == "flaky (passed at attempt 2)");
+    REQUIRE(result.lost.size() == 1);
+    REQUIRE(result.lost[0].crash.has_value());
+    CHECK(result.lost[0].crash->rank == 1);
+    CHECK(result.lost[0].crash->stage == "forward/attend");
+    CHECK(result.lost[0].crash->stack == std::vector<std::string>{"Attend", "Run"});
+    CHECK(Contains(result.lost[0].error,
+                   "exited with code 3: rank 1 crashed in stage 'forward/attend', stack: Attend < Run"));
+    CHECK(once("crash_once", "fail").flaky == "flaky (failed at attempt 2)");
+    CHECK(once("crash_once", "skip").flaky == "flaky (skipped at attempt 2)");
+    CHECK(once("crash_once", "error").flaky == "flaky (error at attempt 2)");
+    CHECK(pool.Run().flaky.empty());
+    CHECK(pool.Run(Do("fail")).lost.empty());
+
+    const std::string hung =
+        ErrorOf(pool, {{"do", "crash_once"}, {"then", "hang"}, {"marker", folder.File("h")}}, Within(100ms))
+            .what();
+    CHECK(Contains(hung, "stack: Attend < Run; then cppoold"));
+    CHECK(Contains(hung, "did not answer within 0.3 s and was killed"));
 
     PoolError died = ErrorOf(pool, Do("die"));
     CHECK(died.kind() == PoolError::Kind::kDied);
@@ -412,12 +446,13 @@ TEST_CASE("a daemon that dies is replaced once, a second death is an error") {
   });
 }
 
-TEST_CASE("the options set the number of retries") {
+TEST_CASE("a request is sent to another daemon only if the options say so") {
   TemporaryFolder folder;
   cppool::PoolOptions options = FakeOptions();
-  options.retries = 0;
   Pool pool(options);
-  CHECK(ErrorOf(pool, {{"do", "die_once"}, {"marker", folder.File("a")}}).kind() == PoolError::Kind::kDied);
+  const PoolError once = ErrorOf(pool, {{"do", "die_once"}, {"marker", folder.File("a")}});
+  CHECK(once.kind() == PoolError::Kind::kDied);
+  CHECK(once.attempts() == 1);
   options.retries = 3;
   options.arguments = {"--count", folder.File("count")};
   Pool patient(options);
@@ -441,7 +476,7 @@ TEST_CASE("an invalid answer breaks the protocol") {
     CHECK(error.kind() == PoolError::Kind::kProtocol);
     INFO(error.what());
     CHECK(Contains(error.what(), text));
-    CHECK(Contains(error.what(), "(attempt 2)"));
+    CHECK(error.attempts() == 1);
     CHECK(Contains(error.stderr_tail(), "the fake daemon has started"));
     CHECK(pool.Run().ok());
   });
@@ -505,6 +540,7 @@ TEST_CASE("slow callbacks do not extend the wait") {
 TEST_CASE("the error says why a daemon died even if no new one can be started") {
   TemporaryFolder folder;
   cppool::PoolOptions options = FakeOptions("once");
+  options.retries = 1;
   options.arguments.insert(options.arguments.end(), {"--file", folder.File("started")});
   Pool pool(options);
   const PoolError error = ErrorOf(pool, Do("die"));

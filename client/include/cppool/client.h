@@ -77,7 +77,9 @@ cppool_client_status cppool_pool_create(const char* options, const cppool_pool_h
                                         cppool_pool** pool, char** out);
 
 /* Sends a request of protocol/README.md: hello, list, run, validate or stats, without an id. On success *out is
- *   {"answer": what the daemon answered, whatever it is, "attempts": daemons that were asked}. */
+ *   {"answer": what the daemon answered, whatever it is, "attempts": daemons that were asked, "flaky": "flaky (passed at attempt 2)" when
+ *    other daemons died or broke the protocol before it, "lost": list of these, each {"kind": "died" | "protocol", "error", "stderr_tail",
+ *    "crash"} as above}; the last two are absent when there was one attempt. */
 cppool_client_status cppool_pool_ask(cppool_pool* pool, const char* request, char** out);
 
 /* Makes a library for `load` or `kernels` of a request of a source, .cu for the GPUs of the pool's daemon or .cpp, .cc, .cxx, .c for the

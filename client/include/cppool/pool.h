@@ -81,7 +81,7 @@ struct PoolOptions {
   std::chrono::milliseconds grace{2000};
   std::chrono::milliseconds kill_grace{5000};
   std::chrono::milliseconds idle_exit{0};  // 0: the daemon never ends because it is idle
-  int retries = 1;
+  int retries = 0;  // further daemons that are asked after one that died or broke the protocol
 
   // Both get a line without its newline. They must return, since calls wait for them, and must not call the Pool. Their exceptions are
   // dropped. on_stderr must not take a lock that a caller of the Pool holds. A slow one does not extend a call but misses lines.
@@ -102,6 +102,14 @@ struct Failure {
   std::string detail;
 };
 
+// A daemon that was asked before the one that answered. It died or broke the protocol.
+struct LostAttempt {
+  PoolError::Kind kind = PoolError::Kind::kDied;
+  std::string error;           // for people: how it ended, with all that is known of a crash
+  std::optional<Crash> crash;  // as PoolError has it
+  std::string stderr_tail;     // at most 4000 characters
+};
+
 struct Result {
   Status status = Status::kError;
   std::string error;               // for people; empty when passed
@@ -115,6 +123,9 @@ struct Result {
   std::string stopped;  // with `sampling`, what ended it: "precision", "max_ms" or "repeat" (`most`)
   std::vector<std::string> warnings;  // for people: that nothing was compared, for example
   int attempts = 1;                   // daemons that were sent the request, this one included
+  std::vector<LostAttempt> lost;      // the others, in order
+  // "flaky (passed at attempt 2)" when others were lost: it ended differently in two daemons. Else empty.
+  std::string flaky;
   Json json;                          // the whole answer
 
   bool ok() const { return status == Status::kPassed; }

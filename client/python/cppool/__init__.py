@@ -12,9 +12,9 @@ Importing it loads nothing but Python; CUDA is never loaded into this process. F
 from ._bench import bench
 from ._dump import Dump, load_dump
 from ._pool import CompileError, Pool, PoolError, Pools
-from ._result import Check, Failure, Rank, Result
+from ._result import Check, Failure, LostAttempt, Rank, Result
 from ._library import prefix
 from ._suite import Cell, suite
 
-__all__ = ["Cell", "Check", "CompileError", "Dump", "Failure", "Pool", "PoolError", "Pools", "Rank", "Result", "bench", "load_dump",
-           "prefix", "suite"]
+__all__ = ["Cell", "Check", "CompileError", "Dump", "Failure", "LostAttempt", "Pool", "PoolError", "Pools", "Rank", "Result", "bench",
+           "load_dump", "prefix", "suite"]

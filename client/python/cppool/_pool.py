@@ -5,7 +5,7 @@ import os
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
 from ._library import Handle, NoAnswer, call, entries, text_of
-from ._result import Result
+from ._result import LostAttempt, Result
 from ._suite import Cell
 
 __tracebackhide__ = True  # as in _library.py
@@ -54,7 +54,7 @@ class Pool:
     def __init__(self, world_size: int = 2, *, daemon: Optional[_Path] = None, backend: str = "auto", transport: str = "auto",
                  devices: Sequence[Union[int, str]] = (), case_files: Sequence[_Path] = (), log_level: Optional[str] = None,
                  arguments: Sequence[str] = (), environment: Optional[Mapping[str, str]] = None, start_limit: float = 60.0,
-                 grace: float = 2.0, kill_grace: float = 5.0, idle_exit: float = 0.0, retries: int = 1,
+                 grace: float = 2.0, kill_grace: float = 5.0, idle_exit: float = 0.0, retries: int = 0,
                  on_stderr: Optional[Callable[[str], None]] = None, log: Optional[Callable[[str], None]] = None):
         """Starts nothing. Throws ValueError for options out of range, TypeError for lists that are none.
 
@@ -65,7 +65,7 @@ class Pool:
         case_files: shared libraries with further cases (cppool/case.h).
         arguments, environment: further ones of the daemon.
         idle_exit: the daemon ends after so long without a request; 0: never.
-        retries: how often a case is asked again when its daemon died or broke the protocol.
+        retries: how often a case is asked again when its daemon died or broke the protocol; a Result that came so is `flaky`.
         on_stderr: gets every line of the daemon's stderr, on another thread; log: other lines of its stdout, respawns.
         """
         options: dict[str, Any] = {
@@ -190,7 +190,8 @@ class Pool:
 
     def _result(self, request: bytes) -> Result:
         answer = self._ask(request)
-        return Result(answer["answer"], answer["attempts"], lambda: self._command(request))
+        return Result(answer["answer"], answer["attempts"], lambda: self._command(request), flaky=answer.get("flaky", ""),
+                      lost=[LostAttempt.of(lost) for lost in answer.get("lost", ())])
 
     def _answer(self, op: str) -> dict[str, Any]:
         return dict(self._ask(b'{"op":"%s"}' % op.encode())["answer"])

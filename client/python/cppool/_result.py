@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
 
 class Check(NamedTuple):
@@ -37,6 +37,19 @@ class Failure(NamedTuple):
     detail: str
 
 
+class LostAttempt(NamedTuple):
+    """A daemon that was asked before the one that answered. It died or broke the protocol."""
+
+    kind: str  #: "died" or "protocol"
+    error: str  #: for people: how it ended, with all that is known of a crash
+    crash: Optional[Mapping[str, Any]]  #: as PoolError has it
+    stderr_tail: str  #: at most 4000 characters
+
+    @classmethod
+    def of(cls, json: Mapping[str, Any]) -> "LostAttempt":
+        return cls(json["kind"], json["error"], json.get("crash"), json["stderr_tail"])
+
+
 def _number(value: Any) -> float:
     return math.nan if value is None else float(value)
 
@@ -59,9 +72,12 @@ def _short(value: Optional[float]) -> str:
 class Result:
     """A daemon's answer, whatever its outcome. In a notebook it shows itself as tables of its checks and stages."""
 
-    def __init__(self, json: dict[str, Any], attempts: int = 1, command: Callable[[], str] = lambda: ""):
+    def __init__(self, json: dict[str, Any], attempts: int = 1, command: Callable[[], str] = lambda: "", *, flaky: str = "",
+                 lost: Sequence[LostAttempt] = ()):
         self.json = json  #: the whole answer
         self.attempts = attempts  #: daemons that were asked, this one included
+        self.flaky = flaky  #: "flaky (passed at attempt 2)" when daemons were lost before this one: it ended differently in two; else ""
+        self.lost = list(lost)  #: these daemons, in order
         self._command = command
 
     @property
@@ -130,8 +146,10 @@ class Result:
         return {name: [rank.gpu_ms.get(name) for rank in ranks] for name in names}
 
     def describe(self) -> str:
-        """Status, error, warnings, the checks that do not hold, the ranks that failed and the command that repeats it, as text."""
+        """Status, error, lost attempts, warnings, the checks that do not hold, the ranks that failed and the command that repeats it, as text."""
         lines = [f"{self.status}: {self.error}" if self.error else self.status]
+        if self.flaky:
+            lines += [f"  {self.flaky}", *(f"  attempt {number}: {lost.error}" for number, lost in enumerate(self.lost, 1))]
         lines += [f"  warning: {warning}" for warning in self.warnings]
         checks = self.checks
         bad = [check for check in checks if not check.ok]
@@ -148,12 +166,13 @@ class Result:
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return f"<cppool.Result {self.status} in {self.wall_ms:.1f} ms{': ' + self.error if self.error else ''}>"
+        return f"<cppool.Result {self.status} in {self.wall_ms:.1f} ms{': ' + self.error if self.error else ''}{', ' + self.flaky if self.flaky else ''}>"
 
     def _repr_html_(self) -> str:
         from html import escape as text
 
         parts = [f"<p><b>{text(self.status)}</b> in {self.wall_ms:.1f} ms {text(self.error)}</p>"]
+        parts += [f"<p>{text(self.flaky)}</p>"] if self.flaky else []
         parts += [f"<p>warning: {text(warning)}</p>" for warning in self.warnings]
 
         def table(header: list[str], rows: list[list[str]]) -> None:

@@ -60,7 +60,7 @@ def test_no_answer():
     with fake_pool() as pool:
         with pytest.raises(cppool.PoolError) as died:
             pool.run(do("die"))
-        assert died.value.kind == "died" and died.value.attempts == 2
+        assert died.value.kind == "died" and died.value.attempts == 1
         assert "the last words" in died.value.stderr_tail and str(died.value).endswith("the last words\n")
         assert died.value.command == f"cppool run --world-size 2 --daemon {FAKE} --param do=die"
         assert "the last words" in pool.stderr_tail()
@@ -291,6 +291,23 @@ def test_daemon_ends_with_its_pool():
     del pool
     gc.collect()
     assert eventually(lambda: not is_running(pid))
+
+
+def test_flaky_results(tmp_path):
+    with fake_pool(retries=1) as pool:
+        passed = pool.run(do("crash_once", marker=str(tmp_path / "passed")))
+        assert passed.ok and passed.attempts == 2 and passed.flaky == "flaky (passed at attempt 2)"
+        [lost] = passed.lost
+        assert lost.kind == "died" and lost.crash["rank"] == 1 and lost.crash["stage"] == "forward/attend"
+        assert lost.crash["stack"] == ["Attend", "Run"] and "the fake daemon has started" in lost.stderr_tail
+        crash = "exited with code 3: rank 1 crashed in stage 'forward/attend', stack: Attend < Run"
+        assert lost.error.endswith(crash) and passed.describe().splitlines()[:2] == ["passed", "  flaky (passed at attempt 2)"]
+        assert passed.describe().splitlines()[2].startswith("  attempt 1: cppoold ") and crash in passed.describe()
+        assert "flaky (passed at attempt 2)" in repr(passed) and "flaky (passed at attempt 2)" in passed._repr_html_()
+        failed = pool.run(do("die_once", then="fail", marker=str(tmp_path / "failed")))
+        assert failed.flaky == "flaky (failed at attempt 2)" and failed.lost[0].crash is None
+        steady = pool.run()
+        assert steady.flaky == "" and steady.lost == [] and "flaky" not in steady.describe() + repr(steady) + steady._repr_html_()
 
 
 def test_daemon_ends_with_the_process():
