@@ -2,6 +2,7 @@
 #include <cppool/client.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -23,16 +24,20 @@
 
 struct cppool_pool {
   cppool_pool_hooks hooks;
+  std::atomic<int> interruptions;  // calls of cppool_pool_interrupt
   cppool::Pool pool;
 };
 
 namespace cppool::client {
 namespace {
 
-// The caller's lock, given up for as long as this lives. One per thread: a call calls no other.
+// The caller's lock, given up for as long as this lives. A hook may call another pool: then this thread has one for each.
 class Leave {
  public:
-  explicit Leave(const cppool_pool_hooks& hooks) : hooks_(hooks) { Begin(); }
+  explicit Leave(const cppool_pool& pool)
+      : hooks_(pool.hooks), interruptions_(pool.interruptions), interruptions_before_(pool.interruptions) {
+    Begin();
+  }
   ~Leave() { End(); }
   Leave(const Leave&) = delete;
   Leave& operator=(const Leave&) = delete;
@@ -40,26 +45,32 @@ class Leave {
   // With the lock. What stays pending in the caller, such as an exception of Python's, must not meet a hook again.
   static bool Interrupted() {
     Leave* const call = current_;
-    if (call == nullptr || call->interrupted_) return call != nullptr;
-    call->End();
-    call->interrupted_ = call->hooks_.interrupted() != 0;
-    call->Begin();
+    if (call == nullptr) return false;
+    if (!call->interrupted_) call->interrupted_ = call->interruptions_ != call->interruptions_before_;
+    if (!call->interrupted_ && call->hooks_.interrupted != nullptr) {
+      call->End();
+      call->interrupted_ = call->hooks_.interrupted() != 0;
+      call->Begin();
+    }
     return call->interrupted_;
   }
-  static bool MayLog() { return current_ == nullptr || !current_->interrupted_; }
 
  private:
   void Begin() {
+    outer_ = current_;
     if (hooks_.leave != nullptr && hooks_.enter != nullptr) left_ = hooks_.leave();
     current_ = this;
   }
   void End() {
-    current_ = nullptr;
+    current_ = outer_;
     if (hooks_.leave != nullptr && hooks_.enter != nullptr) hooks_.enter(left_);
   }
 
   static thread_local Leave* current_;
-  const cppool_pool_hooks& hooks_;
+  Leave* outer_ = nullptr;         // the call whose hook made this call
+  const cppool_pool_hooks hooks_;  // a copy: the pool may end during the call
+  const std::atomic<int>& interruptions_;
+  const int interruptions_before_;
   void* left_ = nullptr;
   bool interrupted_ = false;
 };
@@ -147,9 +158,9 @@ PoolOptions WithHooks(PoolOptions options, const cppool_pool_hooks& hooks) {
     };
   if (hooks.log != nullptr)
     options.log = [hooks](std::string_view line) {
-      if (Leave::MayLog()) hooks.log(hooks.context, line.data(), line.size());
+      if (!Leave::Interrupted()) hooks.log(hooks.context, line.data(), line.size());
     };
-  if (hooks.interrupted != nullptr) options.interrupted = [] { return Leave::Interrupted(); };
+  options.interrupted = [] { return Leave::Interrupted(); };
   return options;
 }
 
@@ -179,7 +190,7 @@ cppool_client_status cppool_pool_create(const char* options, const cppool_pool_h
     if (pool == nullptr) throw std::invalid_argument("there is no place for the pool");
     const cppool_pool_hooks copied = cppool::client::ToHooks(hooks);
     cppool::PoolOptions all = cppool::client::WithHooks(cppool::client::ToPoolOptions(options), copied);
-    *pool = new cppool_pool{copied, cppool::Pool(std::move(all))};
+    *pool = new cppool_pool{copied, 0, cppool::Pool(std::move(all))};
     return {};
   });
 }
@@ -188,7 +199,7 @@ cppool_client_status cppool_pool_ask(cppool_pool* pool, const char* request, cha
   return Guarded(out, [&]() -> Json {
     if (pool == nullptr) throw std::invalid_argument("there is no pool");
     const cppool::protocol::Operation operation = cppool::client::ToOperation(request);
-    const Leave leave(pool->hooks);
+    const Leave leave(*pool);
     return std::visit(cppool::client::Asker{pool->pool}, operation);
   });
 }
@@ -198,9 +209,8 @@ cppool_client_status cppool_pool_compile(cppool_pool* pool, const char* request,
     if (pool == nullptr) throw std::invalid_argument("there is no pool");
     auto [source, options] = cppool::client::ToCompileOptions(request);
     bool interrupted = false;
-    if (pool->hooks.interrupted != nullptr)
-      options.interrupted = [&] { return interrupted = Leave::Interrupted(); };
-    const Leave leave(pool->hooks);
+    options.interrupted = [&] { return interrupted = Leave::Interrupted(); };
+    const Leave leave(*pool);
     if (source.ends_with(".cu")) options.capabilities = cppool::CapabilitiesOf(pool->pool.Hello());
     cppool::Compiled compiled;
     try {
@@ -220,7 +230,7 @@ cppool_client_status cppool_pool_compile(cppool_pool* pool, const char* request,
 char* cppool_pool_stderr_tail(cppool_pool* pool) {
   if (pool == nullptr) return nullptr;
   try {
-    const Leave leave(pool->hooks);
+    const Leave leave(*pool);
     return cppool::client::Copy(pool->pool.StderrTail());
   } catch (const std::exception&) {
     return nullptr;
@@ -230,7 +240,7 @@ char* cppool_pool_stderr_tail(cppool_pool* pool) {
 void cppool_pool_stop(cppool_pool* pool) {
   if (pool == nullptr) return;
   Guarded(nullptr, [&]() -> Json {
-    const Leave leave(pool->hooks);
+    const Leave leave(*pool);
     pool->pool.Stop();
     return {};
   });
@@ -238,9 +248,12 @@ void cppool_pool_stop(cppool_pool* pool) {
 
 void cppool_pool_free(cppool_pool* pool) {
   if (pool == nullptr) return;
-  const cppool_pool_hooks hooks = pool->hooks;
-  const Leave leave(hooks);
+  const Leave leave(*pool);
   delete pool;
+}
+
+void cppool_pool_interrupt(cppool_pool* pool) {
+  if (pool != nullptr) ++pool->interruptions;
 }
 
 cppool_client_status cppool_client_find_daemon(const char* options, char** out) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
@@ -52,15 +53,20 @@ std::string_view ToString(PoolError::Kind kind) {
 // child does not have, and whose daemon belongs to the parent: the child puts it aside and never destroys it.
 class Pool::State {
  public:
-  explicit State(const PoolOptions& options) : options_(options) {}
+  explicit State(PoolOptions options) : options_(std::move(options)) {
+    if (options_.on_stderr)
+      options_.on_stderr = [this, given = std::move(options_.on_stderr)](std::string_view line) {
+        reads_stderr_of_ = this;
+        given(line);
+      };
+  }
   ~State() { Stop(); }
 
   // Sends the request, waits at most `limit` for the answer, and returns convert(answer, attempts before it). A std::runtime_error
   // of `convert` counts as a broken protocol.
   template <typename Convert>
   auto Ask(const protocol::Operation& operation, milliseconds limit, Convert convert) {
-    std::unique_lock lock(mutex_, std::defer_lock);
-    TakeTurn(&lock);
+    const Turn turn(this);
     bool forgiven = false;
     std::vector<LostAttempt> earlier;  // why another daemon is asked
     for (int attempt = 1;; ++attempt) {
@@ -133,13 +139,13 @@ class Pool::State {
   }
 
   void Stop() {
-    std::lock_guard lock(mutex_);
+    const Turn turn(this);
     failed_starts_ = 0;
     Retire(&Daemon::Stop);
   }
 
   std::string StderrTail() {
-    std::lock_guard lock(mutex_);
+    const Turn turn(this);
     if (!daemon_) return last_tail_;
     daemon_->CatchUpStderr();
     return daemon_->StderrText();
@@ -170,15 +176,30 @@ class Pool::State {
     });
   }
 
-  // Waits until no other thread's call goes on.
-  void TakeTurn(std::unique_lock<std::timed_mutex>* lock) const {
-    if (!options_.interrupted) return lock->lock();
-    while (!lock->try_lock_for(client::kInterruptionCheck)) {
-      if (client::Interrupted(options_))
-        throw PoolError(PoolError::Kind::kInterrupted,
-                        "interrupted while the call waited for another thread's call", "");
+  // A call holds it, so that calls take turns. Its constructor waits until no other thread's call goes on.
+  class Turn {
+   public:
+    explicit Turn(State* state) : state_(state), lock_(state->mutex_, std::defer_lock) {
+      if (state->caller_ == std::this_thread::get_id() || reads_stderr_of_ == state)
+        throw std::logic_error(
+            "a Pool cannot be used in its own on_stderr, log or interrupted, nor in a signal handler that "
+            "runs during a call of it on the same thread: the call would wait for itself");
+      if (!state->options_.interrupted) lock_.lock();
+      while (!lock_.owns_lock() && !lock_.try_lock_for(client::kInterruptionCheck)) {
+        if (client::Interrupted(state->options_))
+          throw PoolError(PoolError::Kind::kInterrupted,
+                          "interrupted while the call waited for another thread's call", "");
+      }
+      state->caller_ = std::this_thread::get_id();
     }
-  }
+    ~Turn() { state_->caller_ = std::thread::id(); }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    State* const state_;
+    std::unique_lock<std::timed_mutex> lock_;
+  };
 
   // "; it was stopped; ..." as a text of its own.
   static std::string Diagnosis(const std::string& state) {
@@ -258,8 +279,10 @@ class Pool::State {
     }
   }
 
-  const PoolOptions& options_;
-  std::timed_mutex mutex_;  // held for the whole call: calls take turns
+  static thread_local const State* reads_stderr_of_;  // set on the thread that calls on_stderr
+  PoolOptions options_;
+  std::timed_mutex mutex_;                 // of Turn
+  std::atomic<std::thread::id> caller_{};  // the thread whose turn it is
   std::unique_ptr<Daemon> daemon_;
   std::vector<std::unique_ptr<Daemon>> unkillable_;
   std::string last_tail_;                           // of the daemon that ended last, and so for the next one
@@ -269,6 +292,8 @@ class Pool::State {
   std::string last_failure_;
   Clock::time_point next_start_;
 };
+
+thread_local const Pool::State* Pool::State::reads_stderr_of_ = nullptr;
 
 namespace {
 

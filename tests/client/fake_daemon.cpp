@@ -420,6 +420,10 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
       Write(1, "noise with " + sentinel + "{\"ok\": true} inside, line " + std::to_string(i) + "\n");
     return Write(1, Line(passed));
   }
+  if (what == "noise_and_hang") {
+    Write(1, "noise\n");
+    Hang();
+  }
   if (what == "noise_for_ever")
     for (;;) Write(1, "noise\n");
   if (what == "noise_with_sentinels_for_ever")

@@ -1,5 +1,6 @@
 // PoolOptions::interrupted: what ends a call before its limit.
 #include <atomic>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
@@ -78,6 +79,51 @@ TEST_CASE("an exception of `interrupted` is dropped") {
   options.interrupted = []() -> bool { throw std::runtime_error("no"); };
   Pool pool(options);
   CHECK(pool.Run(Do("late")).ok());
+}
+
+TEST_CASE("a Pool that is used in its own functions throws, and may be used by another's") {
+  std::atomic<int> uses = 0, refused = 0;
+  Pool* pool = nullptr;
+  const auto use = [&] {
+    const std::function<void()> calls[] = {[&] { pool->Hello(); }, [&] { pool->Stop(); },
+                                           [&] { pool->StderrTail(); }};
+    for (const auto& call : calls) {
+      ++uses;
+      try {
+        call();
+      } catch (const std::logic_error& error) {
+        refused += Contains(error.what(), "cannot be used in its own");
+      }
+    }
+  };
+  cppool::PoolOptions options = FakeOptions();
+  SECTION("log") {
+    options.log = [&](std::string_view) { use(); };
+  }
+  SECTION("interrupted") {
+    options.interrupted = [&] {
+      use();
+      return false;
+    };
+  }
+  SECTION("on_stderr") {
+    options.on_stderr = [&](std::string_view) { use(); };
+  }
+  SECTION("log of another") {
+    Pool other(FakeOptions());
+    options.log = [&](std::string_view) { uses += other.Run(Do("pass")).ok(); };
+    Pool asked(options);
+    CHECK(asked.Run(Do("stale")).ok());
+    CHECK(uses == 1);
+    return;
+  }
+  Pool asked(options);
+  pool = &asked;
+  CHECK(asked.Run(Do("stale")).ok());
+  CHECK(asked.Run({{"do", "late"}, {"ms", 300}}).ok());
+  CHECK(asked.Run({{"do", "say"}, {"text", "a line\n"}}).ok());
+  CHECK(Eventually([&] { return uses >= 3 && refused == uses; }));
+  CHECK(asked.Run(Do("pass")).ok());
 }
 
 TEST_CASE("what the system knew of a hung daemon is a text of its own") {

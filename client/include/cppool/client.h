@@ -44,7 +44,8 @@ typedef enum cppool_client_status {
   CPPOOL_CLIENT_INTERNAL /* anything else, such as no memory; *out is {"error": text} or NULL */
 } cppool_client_status;
 
-/* What a pool calls. Every member may be NULL. None may call the pool. */
+/* What a pool calls. Every member may be NULL. They may use another pool. In their own one cppool_pool_ask is an error of the kind
+ * CPPOOL_CLIENT_INTERNAL, cppool_pool_stop does nothing, cppool_pool_stderr_tail is NULL; it must not be freed there. */
 typedef struct cppool_pool_hooks {
   size_t struct_size; /* sizeof(cppool_pool_hooks) */
   void* context;      /* the first argument of the next two, which get a line without its newline */
@@ -53,8 +54,8 @@ typedef struct cppool_pool_hooks {
   void (*log)(void* context, const char* line,
               size_t size); /* other lines of stdout, respawns; on the caller's thread */
   /* For a caller with a lock that no wait may hold, such as an interpreter's: `leave` gives it up at the beginning of a call and returns
-   * what `enter` needs to take it again at its end. `interrupted` is asked with the lock held, about ten times a second and when a signal
-   * handler has run; not 0: the call ends with CPPOOL_CLIENT_INTERRUPTED, and the daemon that was asked is killed.
+   * what `enter` needs to take it again at its end. `interrupted` is asked with the lock held, about ten times a second, when a signal
+   * handler has run and before `log` is called; not 0: the call ends with CPPOOL_CLIENT_INTERRUPTED, and the daemon that was asked is killed.
    * PyEval_SaveThread, PyEval_RestoreThread and PyErr_CheckSignals of CPython are such functions. */
   void* (*leave)(void);
   void (*enter)(void* left);
@@ -93,6 +94,9 @@ char* cppool_pool_stderr_tail(cppool_pool* pool);
 
 /* Ends the daemon; the next request starts another. Waits for a call of another thread. */
 void cppool_pool_stop(cppool_pool* pool);
+
+/* Ends the calls of other threads as `interrupted` does; any thread. It does not wait for them. */
+void cppool_pool_interrupt(cppool_pool* pool);
 
 /* Ends the daemon and frees the pool; NULL is allowed. */
 void cppool_pool_free(cppool_pool* pool);

@@ -83,15 +83,17 @@ struct PoolOptions {
   std::chrono::milliseconds idle_exit{0};  // 0: the daemon never ends because it is idle
   int retries = 0;  // further daemons that are asked after one that died or broke the protocol
 
-  // Both get a line without its newline. They must return, since calls wait for them, and must not call the Pool. Their exceptions are
-  // dropped. on_stderr must not take a lock that a caller of the Pool holds. A slow one does not extend a call but misses lines.
+  // Both get a line without its newline. They must return, since calls wait for them. They may use another Pool; every call of their own
+  // one throws std::logic_error. Their exceptions are dropped. on_stderr must not take a lock that a caller of the Pool holds. A slow
+  // one does not extend a call but misses lines.
   // on_stderr: every line of stderr, as it comes, on a thread of the Pool.
   std::function<void(std::string_view)> on_stderr;
   // log: other lines of stdout, stale answers, respawns; on the caller's thread.
   std::function<void(std::string_view)> log;
 
   // Asked about ten times a second, and when a signal handler has run, while a call waits for an answer or for its turn; on the caller's
-  // thread. True ends the call: PoolError kInterrupted, and a daemon that was asked is killed. It must not call the Pool.
+  // thread. True ends the call: PoolError kInterrupted, and a daemon that was asked is killed. Every call of its own Pool throws
+  // std::logic_error.
   std::function<bool()> interrupted;
 };
 
@@ -158,11 +160,12 @@ class Pool {
   // Empty: a daemon from before there were any.
   std::vector<std::string> Features();
 
-  // Ends the daemon: closes its stdin, waits for `grace`, kills its group. The next call spawns another.
+  // Ends the daemon: closes its stdin, waits for `grace`, kills its group. The next call spawns another. Waits for a call of another
+  // thread, and throws PoolError kInterrupted there when `interrupted` says so.
   void Stop();
 
   // The tail of the stderr of the latest daemon, with all that it wrote before this call, whose lines on_stderr has then been given;
-  // waits at most 0.5 s for them, and for a call in progress.
+  // waits at most 0.5 s for them, and for a call in progress as Stop does.
   std::string StderrTail() const;
 
   const PoolOptions& options() const { return options_; }

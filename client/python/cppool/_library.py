@@ -5,7 +5,9 @@ import atexit
 import ctypes
 import json
 import os
+import sys
 import threading
+import time
 import weakref
 from typing import Any, Callable, Iterable, Mapping, Optional
 
@@ -56,6 +58,7 @@ def library() -> ctypes.PyDLL:
                 ("cppool_pool_compile", ctypes.c_int, [ctypes.c_void_p, text, out]),
                 ("cppool_pool_stderr_tail", ctypes.c_void_p, [ctypes.c_void_p]),
                 ("cppool_pool_stop", None, [ctypes.c_void_p]),
+                ("cppool_pool_interrupt", None, [ctypes.c_void_p]),
                 ("cppool_pool_free", None, [ctypes.c_void_p]),
                 ("cppool_client_find_daemon", ctypes.c_int, [text, out]),
                 ("cppool_client_command", ctypes.c_int, [text, text, out]),
@@ -128,54 +131,75 @@ def _refuse(value: Any, where: str, depth: int = 0) -> None:
         raise TypeError(f"{where} is a {kind}, which JSON cannot express: give a number, a string, a boolean, a list or None")
 
 
-def _line_hook(function: Optional[Callable[[str], None]]) -> Any:
-    if function is None:
-        return ctypes.cast(0, _LINE)
-    give = function
-    return _LINE(lambda _, line, size: give(ctypes.string_at(line, size).decode("utf-8", "replace") if size else ""))
+class _Hook:
+    """Gives lines to `log` or `on_stderr`. Does not refer to the Handle, which its last user frees."""
+
+    def __init__(self, function: Optional[Callable[[str], None]], pool: Optional[ctypes.c_void_p] = None):
+        """pool: its call ends when Ctrl-C ends the function."""
+        self.threads: set[int] = set()  # in the function
+        self.thrown: dict[int, BaseException] = {}  # what ends the call of a thread
+        self._function, self._pool = function, pool
+        self.pointer = ctypes.cast(0, _LINE) if function is None else _LINE(self._take)
+
+    def _take(self, _: Any, line: Any, size: int) -> None:
+        assert self._function is not None
+        thread = threading.get_ident()
+        try:
+            self.threads.add(thread)
+            self._function(ctypes.string_at(line, size).decode("utf-8", "replace") if size else "")
+        except BaseException as thrown:
+            if self._pool is None or isinstance(thrown, Exception):
+                raise  # ctypes reports it, and the call goes on
+            self.thrown[thread] = thrown
+            library().cppool_pool_interrupt(self._pool)
+        finally:
+            self.threads.discard(thread)
 
 
 class Handle:
     """A `cppool_pool`, freed with its last reference, or at the interpreter's exit: its threads cannot call Python later."""
 
     def __init__(self, options: bytes, on_stderr: Optional[Callable[[str], None]], log: Optional[Callable[[str], None]]):
-        self._address: Optional[int] = None
+        self._pool = ctypes.c_void_p()
         self._callers: set[int] = set()  # threads in a call
+        self._on_stderr, self._log = _Hook(on_stderr), _Hook(log, self._pool)
 
         def address(function: Any) -> Optional[int]:
             return ctypes.cast(function, ctypes.c_void_p).value
 
-        self._hooks = _Hooks(ctypes.sizeof(_Hooks), None, _line_hook(on_stderr), _line_hook(log),
-                             address(ctypes.pythonapi.PyEval_SaveThread), address(ctypes.pythonapi.PyEval_RestoreThread),
-                             address(ctypes.pythonapi.PyErr_CheckSignals))
-        made = ctypes.c_void_p()
-        call("cppool_pool_create", options, ctypes.byref(self._hooks), ctypes.byref(made))
-        self._address = made.value
+        hooks = _Hooks(ctypes.sizeof(_Hooks), None, self._on_stderr.pointer, self._log.pointer,
+                       address(ctypes.pythonapi.PyEval_SaveThread), address(ctypes.pythonapi.PyEval_RestoreThread),
+                       address(ctypes.pythonapi.PyErr_CheckSignals))
+        call("cppool_pool_create", options, ctypes.byref(hooks), ctypes.byref(self._pool))
         _handles.add(self)
 
     def ask(self, request: bytes) -> Any:
         with self._calling():
-            return call("cppool_pool_ask", self._address, request)
+            return call("cppool_pool_ask", self._pool, request)
 
     def compile(self, request: bytes) -> Any:
         with self._calling():
-            return call("cppool_pool_compile", self._address, request)
+            return call("cppool_pool_compile", self._pool, request)
 
     def stop(self) -> None:
         with self._calling():
-            library().cppool_pool_stop(self._address)
+            library().cppool_pool_stop(self._pool)
 
     def stderr_tail(self) -> str:
         loaded = library()
         with self._calling():
-            tail = loaded.cppool_pool_stderr_tail(self._address)
+            tail = loaded.cppool_pool_stderr_tail(self._pool)
         try:
             return ctypes.string_at(tail).decode("utf-8", "replace") if tail else ""
         finally:
             loaded.cppool_client_free(tail)
 
     def _calling(self) -> "Handle":
-        if self._address is None:
+        if threading.get_ident() in self._callers | self._on_stderr.threads:
+            raise RuntimeError("a Pool cannot be used in its own log or on_stderr, nor in a signal handler that runs during a call of it: "
+                               "the call would wait for itself")
+        if _exiting or not self._pool:
+            _leave_thread()
             raise RuntimeError("the interpreter is at its exit, and the pool has ended")
         return self
 
@@ -184,20 +208,47 @@ class Handle:
 
     def __exit__(self, *_: object) -> None:
         self._callers.discard(threading.get_ident())
+        if thrown := self._log.thrown.pop(threading.get_ident(), None):
+            raise thrown from None
+        if _exiting:
+            _leave_thread()
+
+    def interrupt(self) -> None:
+        library().cppool_pool_interrupt(self._pool)
 
     def free(self) -> None:
-        if self._address is not None and _library is not None and not self._callers:
-            address, self._address = self._address, None
-            _library.cppool_pool_free(address)
+        if not self._pool or self._callers or _library is None:
+            return
+        if threading.get_ident() in self._on_stderr.threads:  # this thread belongs to the pool, and cannot wait for itself
+            return threading.Thread(target=self.free).start()
+        pool, self._pool.value = self._pool.value, None
+        _library.cppool_pool_free(pool)
 
     __del__ = free
 
+    def other_callers(self) -> set[int]:
+        """Threads in a call, but for this one and those that a forked child does not have."""
+        return self._callers & sys._current_frames().keys() - {threading.get_ident()}
+
+
+def _leave_thread() -> None:
+    """As the interpreter at its exit ends daemon threads: without a word."""
+    if threading.current_thread().daemon:
+        raise SystemExit
+
 
 _handles: "weakref.WeakSet[Handle]" = weakref.WeakSet()
+_exiting = False
 
 
 @atexit.register
 def _free_all() -> None:
-    """A thread that is in a call keeps its pool, which ends with the process."""
+    """Ends the calls of daemon threads first: the interpreter would end these threads inside the library, which aborts the process."""
+    global _exiting
+    _exiting = True
+    while busy := [handle for handle in _handles if handle.other_callers()]:
+        for handle in busy:
+            handle.interrupt()  # again and again: a call may have been about to begin
+        time.sleep(0.01)
     for handle in list(_handles):
         handle.free()

@@ -328,6 +328,91 @@ def test_lines_reach_python():
     assert any("is sent to a new daemon" in line for line in log)
 
 
+def in_python(program):
+    """What a program writes to stdout. It hangs or is aborted where a rule of these tests does not hold."""
+    done = subprocess.run([sys.executable, "-c", "import cppool, os, signal, sys, threading, time\nfrom support import *\n" + program],
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), (done.returncode, done.stdout, done.stderr)
+    return done.stdout
+
+
+@pytest.mark.parametrize("where", ["handler", "log", "on_stderr"])
+def test_a_pool_in_its_own_callbacks(where):
+    """Each use is refused at once, and the call that goes on is answered."""
+    said = in_python("""
+refused = []
+def use(*_):
+    for call in pool.stop, pool.stderr_tail, pool.hello, lambda: pool.run(do("pass")), lambda: pool.compile("a.c"):
+        try:
+            call()
+        except RuntimeError as error:
+            refused.append(str(error))
+signal.signal(signal.SIGALRM, use)
+pool = fake_pool(**({} if WHERE == "handler" else {WHERE: use}))
+pool.hello()
+if WHERE == "handler":
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+assert pool.run(do("late", ms=600) if WHERE == "handler" else do("stale") if WHERE == "log" else do("say", text="a line\\n")).ok
+assert eventually(lambda: len(refused) >= 5)  # for on_stderr: with no call going on
+assert pool.run(do("pass")).ok
+print(set(refused))
+""".replace("WHERE", repr(where)))
+    assert said.count("cannot be used in its own log or on_stderr") == 1, said
+
+
+@pytest.mark.parametrize("when", ["afterwards", "inside"])
+def test_ctrl_c_with_a_callback_that_uses_another_pool(when):
+    """It ends the call whose callback that is, also when it comes in the other pool's call."""
+    said = in_python("""
+def log(line):
+    if line.startswith("noise"):
+        other.run(do("pass"))
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        if INSIDE:
+            other.run(do("hang"))
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+with fake_pool() as other, fake_pool(log=log) as pool:
+    try:
+        pool.run(do("noise_and_hang"))
+    except KeyboardInterrupt:
+        print("interrupted")
+    print(pool.run(do("pass")).ok, other.run(do("pass")).ok)
+""".replace("INSIDE", str(when == "inside")))
+    assert said == "interrupted\nTrue True\n"
+
+
+@pytest.mark.parametrize("what", ["hang", "flood_stderr_for_ever", "noise_for_ever", "pass"])
+def test_daemon_threads_at_the_interpreters_exit(what):
+    """They end without a word, and so do their daemons."""
+    said = in_python(f"""
+def ask():
+    while True:
+        pool.run(do("{what}"))
+pool = fake_pool(on_stderr=len, log=len)
+print(pool.run(do("echo")).json["surroundings"]["pid"])
+for _ in range(3):
+    threading.Thread(target=ask, daemon=True).start()
+time.sleep(0.3)
+""")
+    assert eventually(lambda: not is_running(int(said)))
+
+
+def test_on_stderr_may_drop_the_pool():
+    said = in_python("""
+outside = threading.Event()
+def drop(line):
+    if line == "a line":
+        outside.wait()  # then this is the last reference
+        pools.clear()
+pools = [fake_pool(on_stderr=drop)]
+print(pools[0].run(do("echo")).json["surroundings"]["pid"])
+pools[0].run(do("say", text="a line\\nanother\\n"))
+outside.set()
+assert eventually(lambda: not pools)
+""")
+    assert eventually(lambda: not is_running(int(said)))
+
+
 def test_environment_and_devices():
     with fake_pool(environment={"FAKE_VARIABLE": "7"}, devices=[1, "GPU-2"]) as pool:
         surroundings = pool.run(do("echo")).json["surroundings"]
@@ -355,7 +440,7 @@ def test_exported_symbols():
     symbols = subprocess.run(["nm", "-D", "--defined-only", "--format=posix", library], stdout=subprocess.PIPE, text=True, check=True)
     names = {line.split()[0] for line in symbols.stdout.splitlines()}
     assert names == {"cppool_client_" + name for name in ("command", "find_daemon", "free", "suite", "version")} | {
-        "cppool_pool_" + name for name in ("ask", "compile", "create", "free", "stderr_tail", "stop")}
+        "cppool_pool_" + name for name in ("ask", "compile", "create", "free", "interrupt", "stderr_tail", "stop")}
 
 
 def test_sources(tmp_path, monkeypatch):
