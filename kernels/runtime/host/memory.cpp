@@ -9,6 +9,7 @@
 #include <limits>
 #include <sstream>
 #include <string>
+#include <utility>
 
 namespace cppool::kernels::host {
 namespace {
@@ -88,12 +89,6 @@ Limits GroupLimits() {
   return limits;
 }
 
-// Leaves some memory for the rest of the machine: without free pages the system kills processes.
-std::size_t Usable() {
-  const std::size_t available = AvailableMemory();
-  return available - available / 16;
-}
-
 }  // namespace
 
 std::size_t TotalMemory() {
@@ -136,6 +131,12 @@ std::string DamageAround(const void* ptr, std::size_t bytes) {
   return before.empty() ? damage(size, size + static_cast<std::ptrdiff_t>(GuardAfter(bytes))) : before;
 }
 
+// Leaves some memory for the rest of the machine: without free pages the system kills processes.
+std::int64_t MemoryGate::Usable() const {
+  const std::size_t available = available_();
+  return static_cast<std::int64_t>(available - available / 16);
+}
+
 bool MemoryGate::Reserve(std::size_t bytes) {
   // Sizes that could overflow a signed sum are refused here.
   if (bytes >= (std::size_t{1} << 48)) return false;
@@ -145,22 +146,26 @@ bool MemoryGate::Reserve(std::size_t bytes) {
     untouched_.fetch_add(wanted, std::memory_order_relaxed);
     return true;
   }
-  // Read before the system is asked: memory that is touched meanwhile then counts twice, and not zero times.
-  std::int64_t untouched = untouched_.load(std::memory_order_relaxed);
-  std::int64_t usable = 0;
-  do {  // a refused request must not count for the other ranks, whose small requests fit
-    usable = static_cast<std::int64_t>(Usable());
-    if (untouched > usable - wanted) return false;
-  } while (!untouched_.compare_exchange_weak(untouched, untouched + wanted, std::memory_order_relaxed));
+  // Read before the system is asked: memory that is touched meanwhile then counts twice, and not zero times. A refusal
+  // for that reason is asked again. A refused request must not count for the other ranks, whose small requests fit.
+  std::int64_t untouched = untouched_.load(std::memory_order_relaxed), usable = 0;
+  for (;;) {
+    usable = Usable();
+    if (untouched <= usable - wanted) {
+      if (untouched_.compare_exchange_weak(untouched, untouched + wanted, std::memory_order_relaxed)) break;
+    } else {
+      const std::int64_t before = std::exchange(untouched, untouched_.load(std::memory_order_relaxed));
+      if (untouched >= before) return false;
+    }
+  }
   unmeasured_.store(std::clamp<std::int64_t>((usable - untouched - wanted) / 64, 0, 64 << 20),
                     std::memory_order_relaxed);
   return true;
 }
 
 std::size_t MemoryGate::Free() const {
-  const auto usable = static_cast<std::int64_t>(Usable());
-  return static_cast<std::size_t>(
-      std::max<std::int64_t>(0, usable - untouched_.load(std::memory_order_relaxed)));
+  const std::int64_t untouched = untouched_.load(std::memory_order_relaxed);  // first, as in Reserve
+  return static_cast<std::size_t>(std::max<std::int64_t>(0, Usable() - untouched));
 }
 
 }  // namespace cppool::kernels::host

@@ -5,7 +5,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
 
 namespace cppool::kernels::host {
 
@@ -25,8 +27,12 @@ std::string DamageAround(const void* ptr, std::size_t bytes);
 // One per world: its ranks share the machine. Any thread; takes no lock, so that it orders no two streams.
 class MemoryGate {
  public:
+  // `available`: what the system has left, asked on any thread.
+  explicit MemoryGate(std::function<std::size_t()> available = AvailableMemory)
+      : available_(std::move(available)) {}
+
   // False when `bytes` more do not fit. Reserved memory counts until Touched(), because the kernel counts memory as
-  // available until it is written.
+  // available until it is written. Call Touched() for each part soon after it was written: until then it counts twice.
   bool Reserve(std::size_t bytes);
   void Touched(std::size_t bytes) {
     untouched_.fetch_sub(static_cast<std::int64_t>(bytes), std::memory_order_relaxed);
@@ -35,6 +41,9 @@ class MemoryGate {
   std::size_t Free() const;
 
  private:
+  std::int64_t Usable() const;
+
+  const std::function<std::size_t()> available_;
   std::atomic<std::int64_t> untouched_{0};
   // How much small allocations may still take before the system is asked again.
   std::atomic<std::int64_t> unmeasured_{0};

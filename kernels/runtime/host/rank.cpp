@@ -178,11 +178,15 @@ void* HostRank::Take(std::size_t bytes) {
                                                " are free");
 }
 
-// On a stream's thread. Memory of many gigabytes takes seconds, in which an aborted rank would not return.
-void HostRank::Poison(void* ptr, std::size_t bytes) const noexcept {
-  constexpr std::size_t kPiece = std::size_t{64} << 20;
-  for (std::size_t at = 0; at < bytes && !world_->aborted(); at += kPiece)
-    std::memset(static_cast<char*>(ptr) + at, kPoison, std::min(kPiece, bytes - at));
+// In pieces: memory of many gigabytes takes seconds, in which an aborted rank would not return, and the system counts
+// each piece as used from here on. `untouched`: the memory gate still counts it.
+void HostRank::Poison(void* ptr, std::size_t bytes, bool untouched) const noexcept {
+  constexpr std::size_t kPiece = std::size_t{1} << 20;
+  for (std::size_t at = 0; at < bytes; at += kPiece) {
+    const std::size_t size = std::min(kPiece, bytes - at);
+    if (!world_->aborted()) std::memset(static_cast<char*>(ptr) + at, kPoison, size);
+    if (untouched) world_->memory().Touched(size);
+  }
 }
 
 void* HostRank::Alloc(std::size_t bytes, cppool_stream stream) {
@@ -192,10 +196,7 @@ void* HostRank::Alloc(std::size_t bytes, cppool_stream stream) {
   void* ptr = Take(bytes);
   buffers_.emplace(ptr, bytes);
   // On the stream, so that another stream that uses the memory without a wait races with the fill.
-  at.Push(HostStream::Run::kAlways, [this, ptr, bytes] {
-    Poison(ptr, bytes);
-    world_->memory().Touched(bytes);
-  });
+  at.Push(HostStream::Run::kAlways, [this, ptr, bytes] { Poison(ptr, bytes, true); });
   return ptr;
 }
 
@@ -211,7 +212,7 @@ void HostRank::Free(void* ptr, cppool_stream stream) {
   live_.fetch_sub(1, std::memory_order_relaxed);
   at.Push(HostStream::Run::kAlways, [this, ptr, bytes] {
     CheckGuards(ptr, bytes);
-    Poison(ptr, bytes);
+    Poison(ptr, bytes, false);
     FreeGuarded(ptr);
     CountReleased(bytes);
   });
@@ -232,8 +233,7 @@ void* HostRank::AllocHost(std::size_t bytes) {
   const TraceRecorder::Call call(trace_.get(), "allocate");
   if (bytes == 0) return nullptr;
   void* ptr = Take(bytes);
-  std::memset(ptr, kPoison, bytes);
-  world_->memory().Touched(bytes);
+  Poison(ptr, bytes, true);
   host_buffers_.emplace(ptr, bytes);
   return ptr;
 }

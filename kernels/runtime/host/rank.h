@@ -116,7 +116,7 @@ class HostRank final : public RankRuntime {
   void* Take(std::size_t bytes);
   void CountReleased(std::size_t bytes);
   void CheckGuards(const void* ptr, std::size_t bytes) noexcept;
-  void Poison(void* ptr, std::size_t bytes) const noexcept;
+  void Poison(void* ptr, std::size_t bytes, bool untouched) const noexcept;
   void SynchronizeAll();
   // No work that was marked is pending, except on other streams than the main one. `now`: the end of stages without one.
   StageTally TallyMarks(std::int64_t now) const;

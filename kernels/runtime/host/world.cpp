@@ -2,13 +2,15 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 
 #include "kernels/error.h"
 
 namespace cppool::kernels::host {
 
-HostWorld::HostWorld(int size)
+HostWorld::HostWorld(int size, std::function<std::size_t()> available)
     : size_(size),
+      memory_(std::move(available)),
       bells_(At(size)),
       finished_(At(size)),
       meeting_(

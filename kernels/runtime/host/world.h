@@ -2,7 +2,9 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -20,7 +22,8 @@ namespace cppool::kernels::host {
 
 class HostWorld {
  public:
-  explicit HostWorld(int size);
+  // `available`: see MemoryGate.
+  explicit HostWorld(int size, std::function<std::size_t()> available = AvailableMemory);
 
   int size() const { return size_; }
   MemoryGate& memory() { return memory_; }

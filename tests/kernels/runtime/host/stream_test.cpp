@@ -4,10 +4,14 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
+#include <memory>
 #include <numeric>
+#include <utility>
 
 #include "kernels/runtime/host/memory.h"
+#include "kernels/runtime/host/rank.h"
 #include "tests/catch.h"
 #include "tests/kernels/runtime/host/world.h"
 
@@ -277,6 +281,39 @@ TEST_CASE("host memory: reservations that are not touched yet reduce the free me
   CHECK(gate.Free() < step);
   for (int i = 0; i < given; ++i) gate.Touched(step);
   CHECK(gate.Reserve(step));
+}
+
+TEST_CASE("host memory: memory that is touched while a reservation asks the system counts once") {
+  std::size_t available = 100 << 20;
+  host::MemoryGate* touches = nullptr;
+  host::MemoryGate gate([&] {
+    if (auto* const now = std::exchange(touches, nullptr)) available -= 60 << 20, now->Touched(60 << 20);
+    return available;
+  });
+  REQUIRE(gate.Reserve(60 << 20));
+  touches = &gate;
+  CHECK(gate.Reserve(30 << 20));  // 40 MiB are left, of which a sixteenth stays
+  CHECK_FALSE(gate.Reserve(30 << 20));
+}
+
+TEST_CASE("host memory: within a limit, memory counts once while it is filled") {
+  const auto resident = [] {
+    std::size_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages >> pages;
+    return pages * 4096;
+  };
+  const std::size_t before = resident();
+  constexpr std::size_t kLimit = std::size_t{4} << 30, kBytes = std::size_t{512} << 20;
+  const auto world = std::make_shared<host::HostWorld>(
+      1, [&] { return kLimit - std::min(kLimit, std::max(resident(), before) - before); });
+  host::HostRank rank(world, 0);
+  rank.BeginCase();
+  const std::size_t free = rank.Memory().free_bytes;
+  const Buffer buffer(rank.seam(), kBytes, rank.seam()->stream);
+  std::size_t least = free;
+  while (!rank.Idle()) least = std::min(least, rank.Memory().free_bytes);
+  CHECK(free - least > kBytes - (64 << 20));
+  CHECK(free - least < kBytes + (128 << 20));  // twice would be 512 MiB more
 }
 
 TEST_CASE("host memory: a refused reservation of one rank does not reduce the memory for another") {
