@@ -9,6 +9,7 @@
 
 #include "daemon/library.h"
 #include "daemon/start_error.h"
+#include "kernels/float_environment.h"
 
 namespace cppool::daemon {
 namespace {
@@ -146,6 +147,7 @@ void CaseRegistry::Add(const cppool_case* definition, const std::string& source,
 void CaseRegistry::AddLibrary(void* library, const std::string& path, const std::string& source) {
   using Entry = const cppool_case* const* (*)();
   const auto entry = reinterpret_cast<Entry>(FindEntry(library, path, kEntry, "cppool/case.h"));
+  const kernels::FloatEnvironment kept;
   const cppool_case* const* cases = entry();
   if (!cases || !*cases) throw StartError(source + ": " + kEntry + "() returns no cases");
   for (; *cases; ++cases) Add(*cases, source, path);

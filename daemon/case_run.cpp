@@ -10,6 +10,7 @@
 #include "daemon/rank_output.h"
 #include "daemon/soundness.h"
 #include "kernels/error.h"
+#include "kernels/float_environment.h"
 
 namespace cppool::daemon {
 namespace {
@@ -175,6 +176,7 @@ void CaseRun::RunCase(int index) {
   CaseContext& context = ranks_[index]->context;
   CaseFailure failure;
   try {
+    const kernels::FloatEnvironment kept;
     failure = context.Outcome(prepared_->registered.definition->run(context.get()));
   } catch (const kernels::RuntimeError& thrown) {
     failure = {thrown.status(), thrown.what(), thrown.culprit()};

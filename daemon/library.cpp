@@ -9,6 +9,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "kernels/float_environment.h"
+
 namespace cppool::daemon {
 namespace {
 
@@ -105,6 +107,7 @@ void* OpenLibrary(const std::string& file, const std::string& path) {
   // An absolute path: dlopen searches the system's folders for a plain name.
   std::error_code ignored;
   const std::string absolute = std::filesystem::absolute(file, ignored).string();
+  const kernels::FloatEnvironment kept;
   if (void* library = dlopen(absolute.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
   const char* said = dlerror();
   const std::string error = Replaced(said ? said : "dlopen does not say why", absolute, path);

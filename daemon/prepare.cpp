@@ -7,6 +7,7 @@
 
 #include "daemon/failure_kind.h"
 #include "daemon/parameter_reader.h"
+#include "kernels/float_environment.h"
 #include "protocol/json_text.h"
 #include "protocol/new_file.h"
 
@@ -44,6 +45,7 @@ class Validation {
     c_.replace_params = [](cppool_validation* c, const char* text) { Self(c).replaced_ = text ? text : ""; };
     c_.prepare = [](cppool_validation* c, void* object, void (*release)(void*)) {
       Self(c).prepared_ = std::shared_ptr<const void>(object, [object, release](const void*) {
+        const kernels::FloatEnvironment kept;
         if (release) release(object);
       });
     };
@@ -119,6 +121,7 @@ void AskCase(PreparedRun& run, const Json& given, const std::string& backend, in
   Validation validation(run, given, backend.c_str(), world_size);
   cppool_status status = CPPOOL_OK;
   try {
+    const kernels::FloatEnvironment kept;
     status = definition->validate(validation.get());
   } catch (const std::exception& error) {
     throw Refusal(FailureKind::kInternal,

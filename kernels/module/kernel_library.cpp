@@ -18,6 +18,7 @@
 
 #include "kernels/attention/checks/digest.h"
 #include "kernels/attention/families/table/family.h"
+#include "kernels/float_environment.h"
 #include "kernels/module/module_files.h"
 
 namespace cppool::kernels {
@@ -137,6 +138,7 @@ const KernelLibrary& OpenKernelLibrary(const std::string& path, const std::strin
     if (library->digest() == digest) return *library;
     Refuse(file, "it has changed since it was opened: start the daemon again, or give it another name");
   }
+  const FloatEnvironment kept;
   void* const handle = dlopen(opened_file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) {
     const char* error = dlerror();

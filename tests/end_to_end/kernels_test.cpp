@@ -13,6 +13,7 @@ namespace cppool::test {
 namespace {
 
 using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::StartsWith;
 
 std::string Odd(const std::string& name) {
   return CPPOOL_ODD_KERNELS "/libcppool_test_kernel_" + name + ".so";
@@ -101,6 +102,15 @@ TEST_CASE("what a kernel does not take is skipped with its reason, by validate t
     INFO(answer);
     CHECK(answer.at("status") == "skipped");
     CHECK(answer.at("error") == "odd: nothing at all");
+  }
+  for (const char* op : {"validate", "run"}) {
+    const Json failed =
+        daemon.Ask({{"op", op}, {"kernels", Odd("fails")}, {"params", {{"is_training", false}}}});
+    INFO(failed);
+    CHECK(failed.at("status") == "error");
+    CHECK(failed.at("failure").at("kind") == "internal");
+    CHECK_THAT(failed.at("error").get<std::string>(),
+               StartsWith("kernel odd, supports: out of luck (forward: batch "));
   }
   CHECK(daemon.Ask({{"op", "run"}, {"kernels", "cppool"}}).at("status") == "passed");
   CHECK(daemon.Wait() == 0);

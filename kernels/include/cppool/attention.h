@@ -182,9 +182,10 @@ typedef struct cppool_attention_kernel {
   const char* backend;  /* "cuda" or "host": where its memory is and what `stream` means */
   uint32_t features;    /* CPPOOL_ATTENTION_..., or 0 */
 
-  /* CPPOOL_OK, or CPPOOL_UNSUPPORTED with the reason, which becomes the reason that a case is skipped. Asked on
-   * any thread, before there is a device, and often: it must not use one and takes microseconds. Where cppool
-   * can cut a block in other ways (another anchor, squares instead of a rectangle), it asks for those too. */
+  /* CPPOOL_OK, or CPPOOL_UNSUPPORTED with the reason, which becomes the reason that a case is skipped. Any other
+   * status is an error of the case. Asked on any thread, before there is a device, and often: it must not use one and
+   * takes microseconds. Where cppool can cut a block in other ways (another anchor, squares instead of a rectangle), it
+   * asks for those too. */
   cppool_status (*supports)(const cppool_attention_call* call, char* why, size_t why_size);
 
   /* Makes what the pass needs for calls of this shape; *plan may stay NULL. `workspace_bytes`: device memory that

@@ -3,10 +3,13 @@
 #include <pthread.h>
 #include <time.h>
 
+#include <cfenv>
 #include <exception>
 #include <new>
 #include <string>
 #include <system_error>
+
+#include "kernels/float_environment.h"
 
 namespace cppool::kernels::host {
 
@@ -92,6 +95,7 @@ void HostStream::ForgetMarks() {
 
 void HostStream::RunItem(Item& item) {
   try {
+    const FloatEnvironment kept;
     item.work();
     return;
   } catch (const RuntimeError& e) {
@@ -107,6 +111,7 @@ void HostStream::RunItem(Item& item) {
 }
 
 void HostStream::Loop() {
+  std::fesetenv(FE_DFL_ENV);  // a case may have changed that of the thread which made this one
   for (std::uint64_t count = 1;; ++count) {
     bell_.Wait([this] { return head_->next.load(std::memory_order_relaxed) != nullptr; });
     Item* item = head_->next.load(std::memory_order_acquire);

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <exception>
 #include <utility>
+
+#include "kernels/attention/families/table/kernel_function.h"
 
 namespace cppool::kernels::table {
 namespace {
@@ -183,18 +184,13 @@ std::optional<std::string> CallAsker::Refusal(const CallForm& form) {
   for (const auto& [known, answer] : answers_) {
     if (known == form) return answer;
   }
-  std::array<char, 512> why{};
-  std::optional<std::string> answer;
   const CallView view(form, std::string_view(kernel_.backend) == "cuda" ? 0 : -1);
-  try {
-    const cppool_status status = kernel_.supports(view.call(), why.data(), why.size());
-    why.back() = '\0';
-    if (status != CPPOOL_OK)
-      answer = std::string(kernel_.name) + ": " +
-               (why[0] ? why.data() : "does not support this call and does not say why");
-  } catch (...) {
-    answer = std::string(kernel_.name) + ": supports threw an exception";
-  }
+  auto answer = CallKernel(kernel_, "supports", form, [&](char* why, std::size_t size) {
+    return kernel_.supports(view.call(), why, size);
+  });
+  if (answer)
+    answer = std::string(kernel_.name) + ": " +
+             (answer->empty() ? "does not support this call and does not say why" : *answer);
   answers_.emplace_back(form, answer);
   return answer;
 }

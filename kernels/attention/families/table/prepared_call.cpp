@@ -1,10 +1,9 @@
 #include "kernels/attention/families/table/prepared_call.h"
 
-#include <array>
 #include <exception>
 #include <string>
-#include <string_view>
 
+#include "kernels/attention/families/table/kernel_function.h"
 #include "kernels/runtime.h"
 
 namespace cppool::kernels::table {
@@ -20,53 +19,32 @@ std::string Describe(const CallForm& form) {
   return text + (form.anchor == CPPOOL_BOTTOM_RIGHT ? " from the bottom right" : "");
 }
 
-// Calls a function of the kernel; throws what it fails with.
-template <typename Function>
-void Call(const cppool_attention_kernel& kernel, const char* name, const CallForm& form,
-          Function&& function) {
-  std::array<char, 512> why{};
-  int status = CPPOOL_INTERNAL;
-  std::string text;
-  try {
-    status = static_cast<int>(function(why.data(), why.size()));
-    why.back() = '\0';
-    text = why.data();
-  } catch (const std::exception& error) {
-    text = std::string("threw ") + error.what();
-  } catch (...) {
-    text = "threw something that is not a std::exception";
-  }
-  if (status == CPPOOL_OK) return;
-  if (text.empty()) text = "failed with status " + std::to_string(status) + " and does not say why";
-  text = "kernel " + std::string(kernel.name) + ", " + name + ": " + text + " (" + Describe(form) + ")";
-  switch (status) {
-    case CPPOOL_OUT_OF_MEMORY:
-    case CPPOOL_CUDA:
-      throw RuntimeError(static_cast<cppool_status>(status), text);
-    case CPPOOL_UNSUPPORTED:  // only before the first call
-      if (std::string_view(name) == "prepare") throw RuntimeError(CPPOOL_UNSUPPORTED, text);
-      [[fallthrough]];
-    default:
-      throw RuntimeError(CPPOOL_INTERNAL, text);
-  }
-}
-
 }  // namespace
+
+RuntimeError KernelError(const cppool_attention_kernel& kernel, const char* name, const CallForm& form,
+                         int status, std::string why) {
+  if (why.empty()) why = "failed with status " + std::to_string(status) + " and does not say why";
+  why = "kernel " + std::string(kernel.name) + ", " + name + ": " + why + " (" + Describe(form) + ")";
+  const bool known = status == CPPOOL_OUT_OF_MEMORY || status == CPPOOL_CUDA || status == CPPOOL_UNSUPPORTED;
+  return {known ? static_cast<cppool_status>(status) : CPPOOL_INTERNAL, why};
+}
 
 class PreparedCall::State {
  public:
   State(cppool_runtime* runtime, const cppool_attention_kernel& kernel, const CallForm& form)
       : rt_(runtime), kernel_(kernel), form_(form) {
     const CallView view(form_, rt_->device);
-    Call(kernel_, "prepare", form_, [&](char* why, std::size_t size) {
+    const auto refusal = CallKernel(kernel_, "prepare", form_, [&](char* why, std::size_t size) {
       return kernel_.prepare(view.call(), &plan_, &workspace_bytes_, why, size);
     });
+    if (refusal) throw KernelError(kernel_, "prepare", form_, CPPOOL_UNSUPPORTED, *refusal);
   }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
   ~State() {
     if (!plan_ || !kernel_.destroy || (!on_host() && std::uncaught_exceptions() > 0)) return;
     try {
+      const FloatEnvironment kept;
       kernel_.destroy(plan_);
     } catch (...) {  // nobody to tell
     }
@@ -80,9 +58,14 @@ class PreparedCall::State {
   void Run(const CallData& data, void* workspace, cppool_stream stream) const {
     const CallView view(form_, rt_->device, data);
     const auto function = form_.backward ? kernel_.backward : kernel_.forward;
-    Call(kernel_, form_.backward ? "backward" : "forward", form_, [&](char* why, std::size_t size) {
+    const char* const name = form_.backward ? "backward" : "forward";
+    const auto refusal = CallKernel(kernel_, name, form_, [&](char* why, std::size_t size) {
       return function(plan_, view.tensors(), workspace, stream, why, size);
     });
+    if (refusal)
+      throw KernelError(
+          kernel_, name, form_, CPPOOL_INTERNAL,
+          "refused a call that supports and prepare have taken" + (refusal->empty() ? "" : ": " + *refusal));
   }
 
  private:

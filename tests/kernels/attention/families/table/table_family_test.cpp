@@ -1,6 +1,10 @@
 // A kernel that knows rectangular calls alone, under every schedule: masks, windows, packed and padded sequences, GQA,
 // softmax offsets; however its lse, its results and what it takes are limited.
+#include <atomic>
+#include <cfenv>
 #include <cstdint>
+#include <functional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -356,6 +360,38 @@ TEST_CASE("what a kernel does not take is known before it runs, with its reason"
   CHECK_THAT(deterministic.Refusal(request).value_or(""), ContainsSubstring("CPPOOL_ATTENTION_MAX_LOGIT"));
   const TableFamily everything(TestKernel(kEverything | CPPOOL_ATTENTION_DETERMINISTIC, {}));
   CHECK_FALSE(everything.Refusal(request));
+}
+
+TEST_CASE("a kernel whose supports fails or throws is an error, with the call") {
+  AttentionSpec spec = Small(2, CpCommType::kP2p);
+  DrawSequences(spec, 2);
+  const auto error = [&](std::function<std::string(const cppool_attention_call&)> refuse) -> std::string {
+    const TableFamily family(TestKernel(0, {.refuse = std::move(refuse)}));
+    try {
+      return "refused: " + ScheduleRefusal(family, spec, 2).value_or("");
+    } catch (const RuntimeError& failed) {
+      CHECK(failed.status() == CPPOOL_INTERNAL);
+      return failed.what();
+    }
+  };
+  CHECK_THAT(error([](const auto&) -> std::string { throw std::runtime_error("out of ideas"); }),
+             ContainsSubstring("kernel planted, supports: threw out of ideas (forward: batch "));
+  CHECK_THAT(
+      error([](const auto&) -> std::string { throw 7; }),
+      ContainsSubstring("kernel planted, supports: threw something that is not a std::exception (forward"));
+}
+
+TEST_CASE("the floating-point environment that a kernel changes ends with each of its functions") {
+  std::atomic<int> found{0};
+  const TableFamily family(TestKernel(0, {.in_each = [&] {
+                                        found += std::fegetround() != FE_TONEAREST || fegetexcept() != 0;
+                                        std::fesetround(FE_DOWNWARD);
+                                        feenableexcept(FE_DIVBYZERO);
+                                      }}));
+  HostWorld world(2);
+  world.UseFamily(family);
+  world.Run(Small(2, CpCommType::kP2p));
+  CHECK(found == 0);
 }
 
 TEST_CASE("a call counts few kernels: one for each step of a causal ring") {

@@ -23,6 +23,12 @@ Behaviour behaviour;
 cppool_attention_kernel table;
 std::atomic<int> calls{0};
 
+struct InEach {
+  ~InEach() {
+    if (behaviour.in_each) behaviour.in_each();
+  }
+};
+
 bool Is(Fault fault) { return behaviour.fault == fault; }
 
 // Elements of one tensor by index, whatever its dtype.
@@ -128,6 +134,7 @@ bool Readable(const cppool_tensor* tensor) {
 }
 
 cppool_status Supports(const cppool_attention_call* call, char* why, std::size_t size) {
+  const InEach in_each;
   std::string reason;
   const cppool_attention_tensors& t = *call->tensors;
   if (!Readable(t.q) || !Readable(t.out)) reason = "no such dtype";
@@ -154,6 +161,7 @@ cppool_status Supports(const cppool_attention_call* call, char* why, std::size_t
 
 cppool_status Prepare(const cppool_attention_call* call, void** plan, std::size_t* workspace_bytes, char* why,
                       std::size_t size) {
+  const InEach in_each;
   if (behaviour.refuse_in_prepare) {
     std::snprintf(why, size, "not on this device");
     return CPPOOL_UNSUPPORTED;
@@ -243,6 +251,7 @@ double Factor() {
 
 cppool_status Forward(void* opaque, const cppool_attention_tensors* t, void* workspace, cppool_stream,
                       char* why, std::size_t size) {
+  const InEach in_each;
   const Plan& plan = *static_cast<Plan*>(opaque);
   const cppool_attention_call& c = plan.call;
   ++calls;
@@ -286,6 +295,7 @@ cppool_status Forward(void* opaque, const cppool_attention_tensors* t, void* wor
 
 cppool_status Backward(void* opaque, const cppool_attention_tensors* t, void* workspace, cppool_stream,
                        char* why, std::size_t size) {
+  const InEach in_each;
   const Plan& plan = *static_cast<Plan*>(opaque);
   const cppool_attention_call& c = plan.call;
   ++calls;
@@ -378,7 +388,10 @@ cppool_status Backward(void* opaque, const cppool_attention_tensors* t, void* wo
   return CPPOOL_OK;
 }
 
-void Destroy(void* plan) { delete static_cast<Plan*>(plan); }
+void Destroy(void* plan) {
+  const InEach in_each;
+  delete static_cast<Plan*>(plan);
+}
 
 }  // namespace
 

@@ -15,6 +15,7 @@ struct Behaviour {
   // What it takes, beside dtypes that it can read: the reason, or "" for yes.
   std::function<std::string(const cppool_attention_call&)> refuse = {};
   bool refuse_in_prepare = false;
+  std::function<void()> in_each = {};  // called at the end of each function
   std::size_t workspace_bytes = 0;
 
   enum class Fault {
