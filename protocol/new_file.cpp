@@ -58,8 +58,8 @@ std::string WhyNotWritable(const std::string& path) {
 
 NewFile::NewFile(const std::string& path)
     : path_(path), part_(path + "." + std::to_string(getpid()) + ".part") {
-  errno = 0;
-  out_.open(part_, std::ios::trunc | std::ios::binary);
+  unlink(part_.c_str());                          // of an ended process that had this id
+  out_.reset(std::fopen(part_.c_str(), "wbxe"));  // x: writes through no link
   if (!out_) Fail(errno);
 }
 
@@ -68,15 +68,11 @@ NewFile::~NewFile() {
 }
 
 void NewFile::Write(std::string_view text) {
-  errno = 0;
-  out_.write(text.data(), static_cast<std::streamsize>(text.size()));
-  if (!out_) Fail(errno);
+  if (std::fwrite(text.data(), 1, text.size(), out_.get()) < text.size()) Fail(errno);
 }
 
 void NewFile::Commit() {
-  errno = 0;
-  out_.close();
-  if (!out_ || std::rename(part_.c_str(), path_.c_str()) != 0) Fail(errno);
+  if (std::fclose(out_.release()) != 0 || std::rename(part_.c_str(), path_.c_str()) != 0) Fail(errno);
   committed_ = true;
 }
 

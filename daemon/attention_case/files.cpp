@@ -1,6 +1,7 @@
 #include "daemon/attention_case/files.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,7 +9,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -18,7 +18,9 @@
 #include "daemon/attention_case/resolve.h"
 #include "kernels/error.h"
 #include "kernels/half.h"
+#include "protocol/file_cache.h"
 #include "protocol/json_text.h"
+#include "protocol/new_file.h"
 
 namespace cppool::attention_case {
 namespace {
@@ -160,17 +162,28 @@ const char* FormatOf(const TensorInfo& tensor) {
   return NameOf(tensor.dtype);
 }
 
-// What is in the place of a file of this dump must be a file.
+// What is in the place of a file of this dump must be a file, and no symbolic link, and the index that of a dump.
 void CheckPlaces(const fs::path& folder, const kernels::AttentionSpec& spec, int world_size) {
   const auto check = [&](const std::string& name) {
     std::error_code error;
-    const fs::file_type type = fs::status(folder / name, error).type();
+    const fs::file_type type = fs::symlink_status(folder / name, error).type();
+    if (type == fs::file_type::symlink)
+      Refuse("dump", (folder / name).string() +
+                         " is a symbolic link, through which nothing is written: remove it, or name another "
+                         "folder");
     if (type != fs::file_type::not_found && type != fs::file_type::regular && type != fs::file_type::none)
       Refuse("dump", (folder / name).string() + " exists and is not a file");
   };
   ForEachFile(spec, world_size, true,
               [&](const TensorInfo& tensor, bool reference) { check(FileOf(tensor, reference)); });
   check(kIndex);
+  std::error_code ignored;
+  const Json index = ReadIndex(folder);
+  const auto has = [&](const char* key) { return index.contains(key) && index.at(key).is_object(); };
+  if (fs::exists(folder / kIndex, ignored) && !(has("files") && has("parameters")))
+    Refuse("dump",
+           (folder / kIndex).string() +
+               " is not that of a dump, and nothing in its folder is overwritten: name another folder");
 }
 
 [[noreturn]] void DumpFailed(const std::string& what) {
@@ -244,10 +257,23 @@ std::string DumpFiles::PathOf(const TensorInfo& tensor, bool reference) const {
   return (fs::path(folder_) / FileOf(tensor, reference)).string();
 }
 
+DumpFiles::~DumpFiles() {
+  if (lock_) flock(lock_.get(), LOCK_UN);  // also for a process that the case has forked
+}
+
 void DumpFiles::Begin() {
   std::error_code error;
   fs::create_directories(folder_, error);
   if (error) DumpFailed(folder_ + ": cannot be made: " + error.message());
+  lock_ = protocol::UniqueFd(open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (flock(lock_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)  // not every file system has locks
+    DumpFailed(folder_ +
+               ": another run is writing a dump into it: wait for that run, or name another folder");
+  try {
+    CheckPlaces(folder_, spec_, world_size_);  // again: they may have changed since the request was checked
+  } catch (const Refused& refused) {
+    throw RuntimeError(refused.status(), refused.what());
+  }
   // Removes the earlier dump: its index would describe the new files, and files that only it has would stay among them.
   Json old = ReadIndex(folder_).value("files", Json());
   if (!old.is_object()) old = Json::object();
@@ -294,15 +320,12 @@ void DumpFiles::End() {
   Json index = about_;
   index["files"] = std::move(files);
   for (const auto& [name, values] : CuSeqlens(spec_)) index[name] = values;
-  const fs::path path = fs::path(folder_) / kIndex;
-  errno = 0;
-  std::ofstream out(path);
-  out << index.dump(2) << "\n";
-  out.close();
-  if (!out) {
-    const int error = errno;
-    throw RuntimeError(CPPOOL_INTERNAL, "dump: " + path.string() + ": cannot be written" +
-                                            (error != 0 ? std::string(": ") + std::strerror(error) : ""));
+  try {
+    protocol::NewFile file((fs::path(folder_) / kIndex).string());
+    file.Write(index.dump(2) + "\n");
+    file.Commit();
+  } catch (const protocol::FileError& error) {
+    throw RuntimeError(CPPOOL_INTERNAL, std::string("dump: ") + error.what());
   }
 }
 

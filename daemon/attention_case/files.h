@@ -17,7 +17,7 @@ namespace cppool::attention_case {
 // and that the sequences fit those of an index.json beside them. Reads all files.
 void CheckInputs(const std::string& folder, const kernels::AttentionSpec& spec);
 // Checks that the folder is not `inputs` (which may be NULL), that it can be made or written to, and that the dump of `spec`
-// would replace files only. Leaves no trace.
+// would replace an earlier dump only, and files only. Leaves no trace.
 void CheckDump(const std::string& folder, const char* inputs, const kernels::AttentionSpec& spec,
                int world_size);
 
@@ -33,7 +33,7 @@ class InputFiles : public kernels::TensorSource {
 };
 
 // One per rank. That of rank 0 makes the folder, the files and, when all is written, index.json. A dump replaces an earlier
-// one in the same folder.
+// one in the same folder, and nothing else. Only one at a time writes to a folder: Begin() throws while another one does.
 class DumpFiles : public kernels::TensorSink {
  public:
   // `about`: further members of index.json. `reference`: the outputs without CP are dumped too.
@@ -44,6 +44,9 @@ class DumpFiles : public kernels::TensorSink {
         world_size_(world_size),
         reference_(reference),
         about_(std::move(about)) {}
+  ~DumpFiles() override;
+  DumpFiles(const DumpFiles&) = delete;
+  DumpFiles& operator=(const DumpFiles&) = delete;
   void Begin() override;
   void WriteRow(const kernels::TensorInfo& tensor, bool reference, std::int64_t row,
                 const void* elements) override;
@@ -57,6 +60,7 @@ class DumpFiles : public kernels::TensorSink {
   int world_size_;
   bool reference_;
   nlohmann::json about_;
+  protocol::UniqueFd lock_;  // of rank 0: the folder
   std::map<std::string, NpyWriter> files_;
 };
 

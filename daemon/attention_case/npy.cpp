@@ -278,7 +278,8 @@ void NpyWriter::Create(const std::string& path, const NpyHeader& header) {
   std::string bytes(kMagic);
   bytes += {1, 0, static_cast<char>(text.size() & 255), static_cast<char>(text.size() >> 8)};
   bytes += text;
-  const protocol::UniqueFd file = Open(path, O_WRONLY | O_CREAT | O_TRUNC);
+  unlink(path.c_str());  // a link, too: what it leads to stays as it is
+  const protocol::UniqueFd file = Open(path, O_WRONLY | O_CREAT | O_EXCL);
   WriteAt(path, file.get(), bytes.data(), bytes.size(), 0);
   const std::size_t whole =
       bytes.size() + static_cast<std::size_t>(CountOf(header.shape)) * SizeOf(header.type);
@@ -287,7 +288,7 @@ void NpyWriter::Create(const std::string& path, const NpyHeader& header) {
 }
 
 NpyWriter::NpyWriter(const std::string& path, NpyType type)
-    : path_(path), file_(Open(path, O_RDWR)), type_(type) {
+    : path_(path), file_(Open(path, O_RDWR | O_NOFOLLOW)), type_(type) {
   const Preamble preamble = ReadPreamble(path, file_.get());
   data_ = preamble.header + preamble.length;
 }

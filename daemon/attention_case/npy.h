@@ -51,7 +51,7 @@ class NpyReader {
 
 class NpyWriter {
  public:
-  // Makes or truncates the file; all elements are zero.
+  // Makes the file, in place of an earlier one; all elements are zero.
   static void Create(const std::string& path, const NpyHeader& header);
   // Opens a file that Create has made.
   NpyWriter(const std::string& path, NpyType type);

@@ -3,10 +3,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -383,12 +386,22 @@ TEST_CASE("a dump to an unusable folder is refused before anything runs, and val
   fs::create_directory(folder / "fifo");
   REQUIRE(mkfifo((folder / "fifo" / "q.npy").c_str(), 0600) == 0);
   fs::create_directories(folder / "taken" / "index.json");
+  for (const char* name : {"linked", "linked index", "project", "odd project"})
+    fs::create_directory(folder / name);
+  fs::create_symlink(folder / "file", folder / "linked" / "dk.npy");
+  fs::create_symlink(folder / "nowhere", folder / "linked index" / "index.json");
+  std::ofstream(folder / "project" / "index.json") << R"({"files": {"a.npy": {}}, "name": "mine"})";
+  std::ofstream(folder / "odd project" / "index.json") << "[1, 2";
   const std::vector<std::pair<std::string, std::string>> bad = {
       {(folder / "file").string(), "cannot be written to"},
       {(folder / "file" / "below").string(), "cannot be written to"},
       {"/proc/cppool/dump", "cannot be written to"},
       {(folder / "fifo").string(), "q.npy exists and is not a file"},
       {(folder / "taken").string(), "index.json exists and is not a file"},
+      {(folder / "linked").string(), "dk.npy is a symbolic link, through which nothing is written"},
+      {(folder / "linked index").string(), "index.json is a symbolic link"},
+      {(folder / "project").string(), "index.json is not that of a dump"},
+      {(folder / "odd project").string(), "index.json is not that of a dump"},
       {(folder / "inputs").string(), "is the folder of inputs"},
       {(folder / "link" / ".." / "link").string(), "is the folder of inputs"},
   };
@@ -401,12 +414,45 @@ TEST_CASE("a dump to an unusable folder is refused before anything runs, and val
     CHECK(Has(answer.at("error").get<std::string>(), part));
     CHECK(answer.at("ranks").empty());
   }
+  CHECK_FALSE(fs::exists(folder / "nowhere"));
+  CHECK(fs::file_size(folder / "file") == 1);
   const std::string deep = (folder / "a" / "b" / "c").string();
   CHECK(daemon.Ask({{"op", "validate"}, {"params", params}, {"dump", deep}}) ==
         Json{{"ok", true}, {"runs", true}});
   CHECK_FALSE(fs::exists(folder / "a"));
   Dump(daemon, params, deep);
   CHECK(fs::exists(folder / "a" / "b" / "c" / "index.json"));
+}
+
+TEST_CASE(
+    "of two dumps at once into one folder the second is refused, and a file's other names stay as they are") {
+  const TemporaryFolder folder;
+  const Json params = {{"max_seqlen_q", 16}, {"num_heads", 2}};
+  DaemonProcess daemon = Host(2), other({"--world-size", "2", "--backend", "host", "--allow-faults"});
+  const std::string dump = (folder / "dump").string();
+  Dump(daemon, params, dump);
+  // The other daemon's rank 1 stalls while its rank 0 has begun to dump.
+  const Json stalls = {{"op", "run"},
+                       {"params", params},
+                       {"dump", dump},
+                       {"deadline_ms", 60000},
+                       {"fault", {{"kind", "stall_host"}, {"rank", 1}}}};
+  fs::create_hard_link(folder / "dump" / "q.npy", folder / "kept.npy");
+  const std::string before = ReadFile(folder / "kept.npy");
+  other.Send(stalls.dump());
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (fs::exists(folder / "dump" / "index.json") && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  REQUIRE_FALSE(fs::exists(folder / "dump" / "index.json"));
+  const Json refused = daemon.Ask({{"op", "run"}, {"params", params}, {"dump", dump}});
+  INFO(refused);
+  CHECK(refused.at("failure").at("kind") == "invalid_request");
+  CHECK(Has(refused.at("error"), "another run is writing a dump into it"));
+  CHECK_FALSE(refused.contains("fatal"));
+  kill(other.pid(), SIGKILL);
+  CHECK(other.Wait() == 1000 + SIGKILL);
+  Dump(daemon, params, dump);
+  CHECK(ReadFile(folder / "kept.npy") == before);
 }
 
 TEST_CASE("random delays do not change results, whatever their seed") {

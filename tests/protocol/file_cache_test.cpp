@@ -11,6 +11,7 @@
 #include <string>
 #include <thread>
 
+#include "protocol/new_file.h"
 #include "tests/catch.h"
 #include "tests/environment.h"
 #include "tests/files.h"
@@ -59,6 +60,21 @@ class Nobody {
 };
 
 }  // namespace
+
+TEST_CASE(
+    "a new file replaces a link, and nothing is written through it or through one at its temporary name") {
+  const TemporaryFolder folder;
+  const std::string file = folder.File("file"), other = folder.File("other");
+  Write(other, "kept");
+  fs::create_symlink(other, file);
+  fs::create_symlink(other, file + "." + std::to_string(getpid()) + ".part");
+  protocol::NewFile made(file);
+  made.Write("new");
+  made.Commit();
+  CHECK(ReadFile(file) == "new");
+  CHECK_FALSE(fs::is_symlink(file));
+  CHECK(ReadFile(other) == "kept");
+}
 
 TEST_CASE("a file is read whole, and what cannot be read is named with what to do") {
   const TemporaryFolder folder;

@@ -2,7 +2,8 @@
 // request or an option names, in the daemon and in the client.
 #pragma once
 
-#include <fstream>
+#include <cstdio>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -26,7 +27,10 @@ class NewFile {
   [[noreturn]] void Fail(int error) const;
 
   const std::string path_, part_;
-  std::ofstream out_;
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  std::unique_ptr<std::FILE, Close> out_;
   bool committed_ = false;
 };
 
