@@ -154,7 +154,7 @@ Answer Dispatcher::List(const protocol::ListRequest& request, const std::optiona
   Json cases = Json::array();
   try {
     for (const auto& [name, registered] :
-         CasesWith(LoadAll(request.load, LibraryKind::kCases, taken_up + kListLimit)).all()) {
+         CasesWith(LoadAll(request.load, LibraryKind::kCases, taken_up + kListLimit, {})).all()) {
       Json parameters = Json::array();
       for (const auto& spec : registered.schema) parameters.push_back(protocol::ToJson(spec));
       cases.push_back({{"name", name}, {"doc", registered.doc}, {"parameters", std::move(parameters)}});
@@ -167,14 +167,18 @@ Answer Dispatcher::List(const protocol::ListRequest& request, const std::optiona
 }
 
 std::vector<const LoadedLibrary*> Dispatcher::LoadAll(const std::vector<std::string>& files, LibraryKind kind,
-                                                      Clock::time_point until) {
+                                                      Clock::time_point until,
+                                                      const std::map<std::string, std::string>& digests) {
   if (files.empty()) return {};
   world_.FinishTrim();  // no rank works while code is loaded
   if (beside_pools_.empty()) beside_pools_ = MemoryBesidePools();
   std::vector<const LoadedLibrary*> libraries;
   try {
-    for (const std::string& file : files)
-      libraries.push_back(&libraries_.Load(file, kind, until - kAnswerTime));
+    for (const std::string& file : files) {
+      const auto wanted = digests.find(file);
+      libraries.push_back(
+          &libraries_.Load(file, kind, until - kAnswerTime, wanted == digests.end() ? "" : wanted->second));
+    }
   } catch (const LibraryError& error) {
     throw Refusal(FailureKind::kInvalidRequest, error.what());
   }
@@ -326,13 +330,13 @@ std::shared_ptr<const PreparedRun> Dispatcher::PrepareRun(const protocol::RunReq
   const CaseRegistry* cases = nullptr;
   {
     const HostScope libraries_scope(host, "open libraries");
-    libraries = LoadAll(request.load, LibraryKind::kCases, until);
+    libraries = LoadAll(request.load, LibraryKind::kCases, until, request.digests);
     cases = &CasesWith(libraries);
     const RegisteredCase* found = cases->Find(request.case_name);
     if (found && (found->features & CPPOOL_CASE_CHOOSES_KERNELS)) {
       kernels.words = request.kernels.empty() ? options_.kernels : request.kernels;
       if (const std::string path = protocol::ParseKernels(kernels.words).path; !path.empty()) {
-        of_kernels = LoadAll({path}, LibraryKind::kKernels, until).front();
+        of_kernels = LoadAll({path}, LibraryKind::kKernels, until, request.digests).front();
         kernels.copy = of_kernels->copy;
       }
     }

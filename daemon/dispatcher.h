@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -82,7 +83,8 @@ class Dispatcher {
   // The daemon's cases and those of `libraries`. Throws LibraryError or StartError.
   const CaseRegistry& CasesWith(const std::vector<const LoadedLibrary*>& libraries);
   std::vector<const LoadedLibrary*> LoadAll(const std::vector<std::string>& files, LibraryKind kind,
-                                            Clock::time_point until);
+                                            Clock::time_point until,
+                                            const std::map<std::string, std::string>& digests);
   Answer List(const protocol::ListRequest& request, const std::optional<protocol::Json>& id,
               Clock::time_point taken_up);
   protocol::Json Stats();

@@ -28,16 +28,30 @@ const std::string* LibraryStore::KnownDigest(const std::string& path) const {
   return &known->second.digest;
 }
 
+const protocol::FileCache& LibraryStore::Cache() {
+  if (!cache_) cache_.emplace("libraries", kCopies);
+  return *cache_;
+}
+
+std::optional<std::string> LibraryStore::ReadCopy(const std::string& path, const std::string& digest) {
+  try {
+    std::optional<std::string> bytes = Cache().Read(CopyName(path, digest));
+    if (bytes && protocol::Digest(*bytes) == digest) return bytes;
+  } catch (const protocol::FileError&) {  // the file itself may have the content
+  }
+  return std::nullopt;
+}
+
 std::string LibraryStore::MakeCopy(const std::string& path, const std::string& digest,
                                    const std::string& bytes) {
   const std::string name = CopyName(path, digest);
   try {
-    if (!cache_) cache_.emplace("libraries", kCopies);
+    const protocol::FileCache& cache = Cache();
     // A copy that is there may have been damaged since.
-    if (cache_->Read(name) == bytes) return cache_->Path(name);
-    cache_->Write(name, bytes);
-    cache_->Prune();
-    return cache_->Path(name);
+    if (cache.Read(name) == bytes) return cache.Path(name);
+    cache.Write(name, bytes);
+    cache.Prune();
+    return cache.Path(name);
   } catch (const protocol::FileError& error) {
     throw LibraryError(path + ": no copy of it could be made: " + error.what());
   }
@@ -65,15 +79,20 @@ std::string LibraryStore::Named(const std::string& copy) const {
   return found == named_.end() ? "" : found->second;
 }
 
-const LoadedLibrary& LibraryStore::Load(const std::string& path, LibraryKind kind, Clock::time_point until) {
+const LoadedLibrary& LibraryStore::Load(const std::string& path, LibraryKind kind, Clock::time_point until,
+                                        const std::string& wanted) {
   const auto is_ready = [&](const std::string& digest) {
     return loaded_.count(digest) != 0 && tried_.count({digest, kind}) != 0;
   };
+  if (is_ready(wanted)) return loaded_.at(wanted);
+  const bool any = wanted.empty();
   protocol::WholeFile file;
   try {
-    if (const std::string* digest = KnownDigest(path); digest && is_ready(*digest))
+    if (const std::string* digest = any ? KnownDigest(path) : nullptr; digest && is_ready(*digest))
       return loaded_.at(*digest);
-    file = protocol::ReadWhole(path);
+    // Of another daemon, or of the one before this, when the file was built again since.
+    const auto copy = any ? std::nullopt : ReadCopy(path, wanted);
+    file = copy ? protocol::WholeFile{*copy, {}} : protocol::ReadWhole(path);
   } catch (const protocol::FileError& error) {
     std::string text = error.what();
     std::error_code ignored;
@@ -86,6 +105,10 @@ const LoadedLibrary& LibraryStore::Load(const std::string& path, LibraryKind kin
   const std::string digest = protocol::Digest(file.bytes);
   known_.erase(path);
   if (file.settled) known_[path] = {file.identity, digest};
+  if (!any && digest != wanted)
+    throw LibraryError(path + ": its content now has the digest " + digest + ", not " + wanted +
+                       " as the request wants it, and there is no copy of that: leave \"digests\" out, or "
+                       "start the run again");
   if (is_ready(digest)) return loaded_.at(digest);
   const auto there = loaded_.find(digest);
   if (there == loaded_.end() && full())

@@ -35,9 +35,11 @@ class LibraryStore {
   };
   explicit LibraryStore(Options options) : options_(std::move(options)) {}
 
-  // The library with the content that the file has now; loads it when no request before has named this content. The ranks must be idle.
-  // Throws LibraryError, also when the library was not tried successfully by `until`. The reference is valid as long as the store.
-  const LoadedLibrary& Load(const std::string& path, LibraryKind kind, Clock::time_point until);
+  // The library with the content that the file has now or, where `wanted` is not empty, with this digest: of a copy, when the file has
+  // another content by now. Loads it when no request before has named this content. The ranks must be idle. Throws LibraryError, also
+  // when the library was not tried successfully by `until`. The reference is valid as long as the store.
+  const LoadedLibrary& Load(const std::string& path, LibraryKind kind, Clock::time_point until,
+                            const std::string& wanted = "");
 
   std::size_t size() const { return loaded_.size(); }
   bool full() const { return size() >= options_.most; }
@@ -64,6 +66,9 @@ class LibraryStore {
     LibraryStore& store_;
   };
   const std::string* KnownDigest(const std::string& path) const;  // null: the file must be read
+  const protocol::FileCache& Cache();                             // throws FileError
+  // Nothing when there is none, or it is damaged.
+  std::optional<std::string> ReadCopy(const std::string& path, const std::string& digest);
   std::string MakeCopy(const std::string& path, const std::string& digest, const std::string& bytes);
 
   const Options options_;

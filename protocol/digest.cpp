@@ -12,4 +12,8 @@ std::string Digest(std::string_view bytes) {
   return digits;
 }
 
+bool IsDigest(std::string_view text) {
+  return text.size() == 16 && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
 }  // namespace cppool::protocol

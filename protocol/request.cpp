@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "protocol/digest.h"
 #include "protocol/framing.h"
 #include "protocol/json_parse.h"
 #include "protocol/kernel_words.h"
@@ -27,7 +28,7 @@ const Names& Operations() {
 const Names& KeysOf(const std::string& operation) {
   static const Names run = {"op",       "id",     "case",    "params", "kwargs", "deadline_ms", "warmup",
                             "repeat",   "checks", "perturb", "dump",   "inputs", "kernels",     "fault",
-                            "sampling", "waits",  "profile", "load",   "trace"};
+                            "sampling", "waits",  "profile", "load",   "trace",  "digests"};
   static const Names list = {"op", "id", "load"};
   static const Names other = {"op", "id"};
   return operation == "run" || operation == "validate" ? run : operation == "list" ? list : other;
@@ -122,6 +123,25 @@ std::vector<std::string> ReadFiles(const Json& json, const char* key) {
     throw InvalidRequest(Quoted(key) + " names " + std::to_string(files.size()) + " libraries, more than " +
                          std::to_string(kMaxLibraries));
   return files;
+}
+
+std::map<std::string, std::string> ReadDigests(const Json& json, const RunRequest& run) {
+  const auto found = json.find("digests");
+  if (found == json.end()) return {};
+  if (!found->is_object())
+    throw InvalidRequest("\"digests\" must be an object of digests by file, not " + EchoValue(*found));
+  std::map<std::string, std::string> digests;
+  for (const auto& [file, digest] : found->items()) {
+    if (std::find(run.load.begin(), run.load.end(), file) == run.load.end() &&
+        (file.empty() || file != ParseKernels(run.kernels).path))
+      throw InvalidRequest("\"digests\" has a file that \"load\" and \"kernels\" do not name: " +
+                           Quoted(file));
+    if (!digest.is_string() || !IsDigest(digest.get_ref<const std::string&>()))
+      throw InvalidRequest("the digest of " + Quoted(file) + " must be 16 of the characters 0-9a-f, not " +
+                           EchoValue(digest));
+    digests[file] = digest.get<std::string>();
+  }
+  return digests;
 }
 
 FaultRequest ReadFault(const Json& json) {
@@ -222,6 +242,7 @@ RunRequest ReadRun(const Json& json) {
   ReadKernels(json, run.kernels);
   if (const auto fault = json.find("fault"); fault != json.end()) run.fault = ReadFault(*fault);
   run.load = ReadFiles(json, "load");
+  run.digests = ReadDigests(json, run);
   return run;
 }
 
@@ -296,6 +317,7 @@ class Serializer {
     if (run.waits) json_["waits"] = true;
     if (run.profile) json_["profile"] = true;
     if (!run.trace.empty()) json_["trace"] = run.trace;
+    if (!run.digests.empty()) json_["digests"] = run.digests;
   }
 
   void AddFault(const FaultRequest& fault) const {

@@ -83,6 +83,7 @@ protocol::RunRequest ToRequest(const Json& params, const RunOptions& options) {
     throw std::invalid_argument("kernels cannot hold a zero byte");
   request.kernels = options.kernels;
   request.load = options.load;
+  request.digests = options.digests;
   if (options.fault)
     request.fault = {options.fault->kind, options.fault->rank, options.fault->stage, options.fault->count};
   return Complete(std::move(request));
@@ -97,6 +98,7 @@ protocol::RunRequest Complete(protocol::RunRequest request) {
   request.trace = whole(request.trace);
   request.kernels = WholeKernels(request.kernels);
   request.load = AbsolutePaths(request.load);
+  for (const auto& [file, digest] : std::exchange(request.digests, {})) request.digests[whole(file)] = digest;
   CheckSayable(request);
   return request;
 }

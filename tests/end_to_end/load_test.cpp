@@ -129,6 +129,46 @@ TEST_CASE(
   CHECK(daemon.Wait() == 0);
 }
 
+TEST_CASE("a request with the digest of a library gets that content, whatever the file has by now") {
+  const Cache cache;
+  const std::string file = cache.folder.File("mine.so");
+  const auto ask = [&](DaemonProcess& daemon, const std::string& digest) {
+    Json request = Odd(file);
+    request["digests"] = {{file, digest}};
+    return daemon.Ask(request);
+  };
+  const auto digest_of = [](const Json& answer) {
+    INFO(answer.dump());
+    CHECK(answer.at("status") == "passed");
+    return answer.at("libraries").at(0).at("digest").get<std::string>();
+  };
+  DaemonProcess daemon(kHost);
+  Write(file, ReadFile(CPPOOL_ODD_CASE));
+  const std::string first = digest_of(daemon.Ask(Odd(file)));
+  Write(file, ReadFile(CPPOOL_ODD_REBUILT));
+  const std::string second = digest_of(daemon.Ask(Odd(file)));
+  CHECK(first != second);
+  CHECK(digest_of(ask(daemon, first)) == first);
+  CHECK(digest_of(ask(daemon, second)) == second);
+  fs::remove(file);
+  CHECK(digest_of(ask(daemon, first)) == first);
+  CHECK(daemon.Wait() == 0);
+  DaemonProcess another(kHost);  // which has loaded nothing
+  CHECK(digest_of(ask(another, first)) == first);
+
+  Write(file, ReadFile(CPPOOL_ODD_REBUILT));
+  fs::remove_all(cache.folder.File("cache"));
+  DaemonProcess late(kHost);
+  CHECK(digest_of(ask(late, second)) == second);
+  const Json refused = ask(late, first);
+  CHECK(refused.at("failure").at("kind") == "invalid_request");
+  CHECK(Has(refused.at("error"), file + ": its content now has the digest " + second + ", not " + first));
+  CHECK(Has(ask(late, "mine").at("error"), "must be 16 of the characters 0-9a-f, not \"mine\""));
+  Json other = Odd(file);
+  other["digests"] = {{"mine.so", first}};
+  CHECK(Has(late.Ask(other).at("error"), "\"digests\" has a file that \"load\" and \"kernels\" do not name"));
+}
+
 TEST_CASE(
     "the library of a request comes before one of --case with a case of the same name, and never before "
     "attention") {

@@ -51,9 +51,9 @@ const protocol::RunRequest* RunOf(const Request& request) {
 // All members, by structured binding: a member that is added to RunRequest is a compile error here until it is compared too.
 auto MembersOf(const protocol::RunRequest& run) {
   const auto& [case_name, params, from_kwargs, deadline_ms, warmup, repeat, sampling, checks, perturb, dump,
-               inputs, kernels, fault, load, waits, profile, trace] = run;
+               inputs, kernels, fault, load, waits, profile, trace, digests] = run;
   return std::tie(case_name, params, from_kwargs, deadline_ms, warmup, repeat, sampling, checks, perturb,
-                  dump, inputs, kernels, fault, load, waits, profile, trace);
+                  dump, inputs, kernels, fault, load, waits, profile, trace, digests);
 }
 
 void RequireSameOnTheLine(const Request& request) {

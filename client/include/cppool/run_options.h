@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -40,6 +41,9 @@ struct RunOptions {
   // File for a timeline of the run, as Chrome's JSON, which ui.perfetto.dev opens; empty: none. For a daemon with the feature "trace",
   // which writes it: whole or not at all, and not when the ranks did not start, or one has not returned.
   std::string trace{};
+  // By file of `load` and `kernels`: the digest, as an answer has it, of the content that is meant, when the file has another one by now.
+  // For a daemon with the feature "digests". Others: the content that the file has.
+  std::map<std::string, std::string> digests{};
 };
 
 }  // namespace cppool

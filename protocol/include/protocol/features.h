@@ -26,6 +26,7 @@ inline constexpr Feature kFeatures[] = {
     {"a2a_size", "parameter `a2a_size` of the case `attention`"},
     {"kernels", "key `kernels` of `run`: whose attention kernels, of a library too (cppool/attention.h)"},
     {"load", "key `load` of `run`, `validate` and `list`: libraries with cases, for this request"},
+    {"digests", "key `digests` of `run`: which content of the libraries that it names is meant"},
     {"crash_line", "a daemon that a crash ends writes a line for programs to its stderr (crash.h)"},
     {"samples", "member `samples` of `ranks`, with `repeat`: the time of every timed iteration"},
     {"sampling", "key `sampling` of `run`: iterations until the medians are precise enough"},

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,9 +16,9 @@
 namespace cppool::protocol {
 
 // Another version is refused. Additions, which old clients and daemons can ignore, raise the minor alone: 1 brought `features`, 2
-// libraries named in requests, 3 traces and the recipes of fp8.
+// libraries named in requests, 3 traces and the recipes of fp8, 4 digests in requests.
 inline constexpr int kProtocolVersion = 1;
-inline constexpr int kProtocolMinor = 3;
+inline constexpr int kProtocolMinor = 4;
 inline constexpr std::int64_t kDefaultDeadlineMs = 90000;
 inline constexpr std::size_t kMaxLibraries = 16;  // that one request names
 
@@ -66,6 +67,8 @@ struct RunRequest {
   bool waits = false;             // the main stream's waits for other streams are stages of their own
   bool profile = false;           // the timed iterations are the range of a profiler
   std::string trace;              // file that a trace of the run is written to; empty: none
+  // By path, of files that `load` or `kernels` names: the digest (digest.h) of the content that is meant. Others: what the file has.
+  std::map<std::string, std::string> digests;
 };
 // What would come of the run, without running it: ok, or the answer (`skipped`, `error`) that the run would get.
 struct ValidateRequest {
