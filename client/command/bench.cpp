@@ -77,6 +77,10 @@ BenchPlan PlanOf(const Arguments& arguments) {
   return plan;
 }
 
+std::string RowName(const SweepPoint& point, const std::string& kernels) {
+  return point.cell.name + (kernels.empty() ? "" : " with " + kernels);
+}
+
 class Bench {
  public:
   Bench(const Arguments& arguments, const Streams& streams)
@@ -117,15 +121,17 @@ class Bench {
   }
 
  private:
-  // The libraries that the sources among the kernels become. False when one does not.
+  // The libraries that the sources of --load and among the kernels become. False when one does not.
   bool Compile() {
     const int world_size = points_.front().cell.world_size;
+    std::vector<std::string> load = arguments_.daemon.libraries;
     for (const std::string& kernels : kernels_) {
       auto made = MakeLibraries(
-          {}, kernels, [&] { return runner_.Hello(world_size); }, streams_.err, false);
+          load, kernels, [&] { return runner_.Hello(world_size); }, streams_.err, false);
       if (!made) return false;
       runner_.NameSources(made->sources);
-      compiled_.push_back(std::move(made->kernels));
+      load = made->load;  // made once
+      libraries_.push_back(std::move(*made));
     }
     return true;
   }
@@ -138,11 +144,11 @@ class Bench {
       for (std::size_t i = 0; i < kernels_.size(); ++i) {
         progress_.Show(0, 0, "validating " + point.cell.name);
         RunOptions options;
-        options.kernels = compiled_[i];
+        options.load = libraries_[i].load;
+        options.kernels = libraries_[i].kernels;
         const Outcome outcome = runner_.Validate(point.cell, options);
         if (outcome.result && outcome.result->failure && outcome.result->failure->kind == "invalid_request")
-          refused.insert(point.cell.name + (kernels_[i].empty() ? "" : " with " + kernels_[i]) + ": " +
-                         outcome.error);
+          refused.insert(RowName(point, kernels_[i]) + ": " + outcome.error);
         if (outcome.asked) RequireSampling(point.cell.world_size);
       }
     progress_.Clear();
@@ -154,15 +160,14 @@ class Bench {
   void RequireSampling(int world_size) const {
     const auto hello = runner_.worlds().find(world_size);
     if (hello == runner_.worlds().end()) return;
-    const Json features = hello->second.value("features", Json::array());
     for (const char* feature : {"samples", "sampling", "waits", "profile"})
-      if (std::find(features.begin(), features.end(), feature) == features.end())
+      if (!HasFeature(hello->second, feature))
         throw UsageError(std::string("this cppoold has no \"") + feature +
                          "\": install it and cppool from one build");
   }
 
   std::vector<BenchRow> Measure(const SweepPoint& point) {
-    std::vector<Measurement> measured = measurer_.Measure(point.cell, compiled_);
+    std::vector<Measurement> measured = measurer_.Measure(point.cell, libraries_);
     const bool any =
         std::any_of(measured.begin(), measured.end(), [](const auto& m) { return m.error.empty(); });
     const std::vector<Measurement> alone = point.cell.world_size == 1 ? measured
@@ -196,7 +201,7 @@ class Bench {
     const auto [known, fresh] = one_gpu_.try_emplace(alone.params.dump());
     if (fresh) {
       doing_ = "on one GPU: " + cell.name;
-      known->second = measurer_.MeasureAlone(alone, compiled_);
+      known->second = measurer_.MeasureAlone(alone, libraries_);
     }
     return known->second;
   }
@@ -282,7 +287,7 @@ class Bench {
   const Arguments& arguments_;
   const Streams streams_;
   const std::vector<std::string> kernels_;  // as --kernels has them
-  std::vector<std::string> compiled_;       // the same, libraries in place of sources
+  std::vector<Libraries> libraries_;        // for each of them
   const std::vector<SweepAxis> axes_;
   const std::vector<SweepPoint> points_;
   Progress progress_;

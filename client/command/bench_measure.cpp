@@ -75,15 +75,15 @@ std::map<std::string, double> ExposedCommunication(const Result& result) {
 PointMeasurer::PointMeasurer(CellRunner& runner, BenchPlan plan, std::function<void(double)> progress)
     : runner_(runner), plan_(std::move(plan)), progress_(std::move(progress)) {}
 
-std::vector<Measurement> PointMeasurer::Measure(const Cell& cell, const std::vector<std::string>& kernels) {
+std::vector<Measurement> PointMeasurer::Measure(const Cell& cell, const std::vector<Libraries>& libraries) {
   const bool exposes = cell.world_size > 1;
   asked_ = 0;
-  to_ask_ = static_cast<double>(kernels.size()) * (1 + exposes + plan_.rounds);
-  std::vector<Measurement> measurements(kernels.size());
-  for (std::size_t i = 0; i < kernels.size(); ++i) {
+  to_ask_ = static_cast<double>(libraries.size()) * (1 + exposes + plan_.rounds);
+  std::vector<Measurement> measurements(libraries.size());
+  for (std::size_t i = 0; i < libraries.size(); ++i) {
     Measurement& measurement = measurements[i];
     RunOptions verify;
-    const auto verified = Ask(cell, verify, kernels[i], &measurement);
+    const auto verified = Ask(cell, verify, libraries[i], &measurement);
     if (!verified) continue;
     measurement.kernels = verified->json.value("kernels", Json());
     for (const Check& check : verified->checks) {
@@ -99,26 +99,26 @@ std::vector<Measurement> PointMeasurer::Measure(const Cell& cell, const std::vec
     waits.warmup = plan_.warmup;
     waits.repeat = kExposedRepeat;
     waits.waits = true;
-    if (const auto answer = Ask(cell, waits, kernels[i], &measurement))
+    if (const auto answer = Ask(cell, waits, libraries[i], &measurement))
       for (const auto& [stage, share] : ExposedCommunication(*answer))
         measurement.stages[stage].exposed = share;
   }
-  return Rounds(cell, kernels, std::move(measurements));
+  return Rounds(cell, libraries, std::move(measurements));
 }
 
 std::vector<Measurement> PointMeasurer::MeasureAlone(const Cell& cell,
-                                                     const std::vector<std::string>& kernels) {
+                                                     const std::vector<Libraries>& libraries) {
   asked_ = 0;
-  to_ask_ = static_cast<double>(kernels.size()) * plan_.rounds;
-  return Rounds(cell, kernels, std::vector<Measurement>(kernels.size()));
+  to_ask_ = static_cast<double>(libraries.size()) * plan_.rounds;
+  return Rounds(cell, libraries, std::vector<Measurement>(libraries.size()));
 }
 
-std::vector<Measurement> PointMeasurer::Rounds(const Cell& cell, const std::vector<std::string>& kernels,
+std::vector<Measurement> PointMeasurer::Rounds(const Cell& cell, const std::vector<Libraries>& libraries,
                                                std::vector<Measurement> measurements) {
   for (int round = 0; round < plan_.rounds; ++round)
-    for (std::size_t i = 0; i < kernels.size(); ++i) {
-      const std::size_t at = (i + static_cast<std::size_t>(round)) % kernels.size();
-      if (const auto answer = Ask(cell, Round(round), kernels[at], &measurements[at]))
+    for (std::size_t i = 0; i < libraries.size(); ++i) {
+      const std::size_t at = (i + static_cast<std::size_t>(round)) % libraries.size();
+      if (const auto answer = Ask(cell, Round(round), libraries[at], &measurements[at]))
         AddSamples(*answer, &measurements[at]);
     }
   for (Measurement& measurement : measurements) {
@@ -155,12 +155,13 @@ RunOptions PointMeasurer::Round(int round) const {
   return options;
 }
 
-std::optional<Result> PointMeasurer::Ask(const Cell& cell, RunOptions options, const std::string& kernels,
+std::optional<Result> PointMeasurer::Ask(const Cell& cell, RunOptions options, const Libraries& libraries,
                                          Measurement* to) {
   progress_(asked_++ / to_ask_);
   if (!to->error.empty()) return std::nullopt;
   options.deadline = plan_.deadline;
-  options.kernels = kernels;
+  options.load = libraries.load;
+  options.kernels = libraries.kernels;
   Outcome outcome = runner_.Run(cell, options);
   if (outcome.kind == Status::kPassed) return std::move(outcome.result);
   to->error = (outcome.result ? std::string(ToString(outcome.kind)) + ": " : "") + outcome.error;

@@ -22,17 +22,17 @@ class PointMeasurer {
   // `progress` is called before every request with the share of the point that is done.
   PointMeasurer(CellRunner& runner, BenchPlan plan, std::function<void(double share)> progress);
 
-  // With each of `kernels`, in their order. Verified first: what fails is not timed. Then each round asks all of them, and begins with
+  // With each of `libraries`, in their order. Verified first: what fails is not timed. Then each round asks all of them, and begins with
   // another one each time, so that none has a better place. Inputs are the same for all of them: they come from the point's seed.
-  std::vector<Measurement> Measure(const Cell& cell, const std::vector<std::string>& kernels);
+  std::vector<Measurement> Measure(const Cell& cell, const std::vector<Libraries>& libraries);
   // Without checks, and without exposed communication: the same problem on one GPU.
-  std::vector<Measurement> MeasureAlone(const Cell& cell, const std::vector<std::string>& kernels);
+  std::vector<Measurement> MeasureAlone(const Cell& cell, const std::vector<Libraries>& libraries);
 
  private:
-  std::vector<Measurement> Rounds(const Cell& cell, const std::vector<std::string>& kernels,
+  std::vector<Measurement> Rounds(const Cell& cell, const std::vector<Libraries>& libraries,
                                   std::vector<Measurement> begun);
   // The answer; nothing when it did not pass: `to` then has the reason.
-  std::optional<Result> Ask(const Cell& cell, RunOptions options, const std::string& kernels,
+  std::optional<Result> Ask(const Cell& cell, RunOptions options, const Libraries& libraries,
                             Measurement* to);
   RunOptions Round(int round) const;
 

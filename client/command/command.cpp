@@ -69,8 +69,8 @@ void AddDaemonOptions(CLI::App& app, DaemonArguments* arguments) {
   app.add_option("--daemon", arguments->daemon,
                  "The cppoold to spawn (default: $CPPOOL_DAEMON, else the one beside cppool)");
   AddRepeatable(app, "--load", &arguments->libraries,
-                "A shared library with cases of your own; `run` also takes its source (.cu, .cpp, .cc, .cxx, "
-                "or .c) and compiles it")
+                "A shared library with cases of your own or, but for doctor, its source (.cu, .cpp, .cc, "
+                ".cxx, or .c), which is compiled")
       ->type_name("FILE");
 }
 
@@ -80,7 +80,6 @@ PoolOptions ToPoolOptions(const DaemonArguments& arguments) {
   options.backend = arguments.backend;
   options.transport = arguments.transport;
   options.devices = arguments.devices;
-  options.case_files = arguments.libraries;
   return options;
 }
 
@@ -136,6 +135,11 @@ std::string IsPath(const std::string& text) { return text.empty() ? "a path cann
 std::string CannotWrite(const std::string& path) {
   const int error = errno;
   return "cannot write " + path + (error == 0 ? "" : std::string(": ") + std::strerror(error));
+}
+
+bool HasFeature(const Json& hello, std::string_view feature) {
+  const Json features = hello.value("features", Json::array());
+  return std::find(features.begin(), features.end(), feature) != features.end();
 }
 
 std::string DescribeWorld(const Json& hello) {

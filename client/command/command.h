@@ -4,6 +4,7 @@
 #include <chrono>
 #include <ostream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -40,9 +41,10 @@ struct DaemonArguments {
   std::string backend = "auto";
   std::string transport = "auto";
   std::vector<std::string> devices;
-  std::vector<std::string> libraries;  // with further cases; for `run` also their sources
+  std::vector<std::string> libraries;  // with further cases, or their sources
 };
 void AddDaemonOptions(CLI::App& app, DaemonArguments* arguments);
+// Without the libraries, which requests name: a warm daemon then loads what was rebuilt.
 PoolOptions ToPoolOptions(const DaemonArguments& arguments);
 // The same as words of a command line, for a command that repeats a case.
 std::vector<std::string> ToWords(const DaemonArguments& arguments);
@@ -69,5 +71,8 @@ std::string CannotWrite(const std::string& path);
 // "backend cuda, transport nccl, 2 x NVIDIA H200" from the answer to `hello`; "6 ranks on 4 x NVIDIA H200" where ranks
 // share devices.
 std::string DescribeWorld(const Json& hello);
+
+// Whether `features` of the answer to `hello` has this name.
+bool HasFeature(const Json& hello, std::string_view feature);
 
 }  // namespace cppool::command

@@ -108,7 +108,9 @@ Diagnoser::Diagnoser(PoolOptions pool_options, RunOptions run_options, Limits li
       limits_(limits),
       progress_(std::move(progress)) {}
 
-Verdict Diagnoser::Diagnose(const Cell& cell, const std::vector<Cell>& before) {
+Verdict Diagnoser::Diagnose(const Cell& cell, const std::vector<Cell>& before,
+                            std::map<std::string, std::string> digests) {
+  run_options_.digests = std::move(digests);
   Pool& pool = pools_.At(cell.world_size);
   Trials trials(pool, *this, cell);
   Verdict verdict;

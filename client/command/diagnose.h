@@ -44,14 +44,15 @@ class Diagnoser {
             std::function<void(const std::string&)> progress);
 
   // `cell` has failed in a pool that had run the cells of `before` in that order and has been stopped, so that its devices
-  // are free. Each trial has a fresh pool, which is stopped before this returns. Nothing is dumped.
-  Verdict Diagnose(const Cell& cell, const std::vector<Cell>& before);
+  // are free. Each trial has a fresh pool, which is stopped before this returns. Nothing is dumped. `digests`: RunOptions::digests.
+  Verdict Diagnose(const Cell& cell, const std::vector<Cell>& before,
+                   std::map<std::string, std::string> digests = {});
 
  private:
   class Trials;
 
   Pools pools_;
-  const RunOptions run_options_;
+  RunOptions run_options_;
   const Limits limits_;
   const std::function<void(const std::string&)> progress_;
   std::chrono::steady_clock::duration spent_{0};

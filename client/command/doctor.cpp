@@ -121,6 +121,7 @@ bool Try(PoolOptions options, int world_size, std::ostream& out) {
 int Doctor(const DaemonArguments& arguments, const Streams& streams) {
   std::ostream& out = streams.out;
   PoolOptions options = ToPoolOptions(arguments);
+  options.case_files = arguments.libraries;
   std::string daemon = FindDaemon(options);
   out << "cppool " << CPPOOL_VERSION << "\n";
   out << "daemon: " << (daemon.empty() ? "cppoold was not found; set CPPOOL_DAEMON to its path" : daemon)

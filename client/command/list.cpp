@@ -1,9 +1,11 @@
 // `cppool list`: the cases that a daemon knows, and the parameters of one of them.
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "client/command/command.h"
+#include "client/command/libraries.h"
 #include "client/command/text.h"
 #include "protocol/parameters.h"
 
@@ -60,11 +62,20 @@ void PrintCase(std::ostream& out, const Json& one) {
 int List(const Arguments& arguments, const Streams& streams) {
   PoolOptions options = ToPoolOptions(arguments.daemon);
   options.world_size = 1;
+  Pool pool(options);
+  const std::optional<Libraries> libraries = MakeLibraries(
+      arguments.daemon.libraries, "", [&] { return pool.Hello(); }, streams.err, false);
+  if (!libraries) return kFailure;
   Json cases;
   try {
-    cases = Pool(options).List().value("cases", Json::array());
+    const Json answer = pool.List(libraries->load);
+    if (answer.value("ok", false) == false) {
+      streams.err << "cppool: " << NameSources(answer.value("error", ""), libraries->sources) << "\n";
+      return kFailure;
+    }
+    cases = answer.value("cases", Json::array());
   } catch (const PoolError& error) {
-    streams.err << "cppool: " << error.what() << "\n";
+    streams.err << "cppool: " << NameSources(error.what(), libraries->sources) << "\n";
     return kFailure;
   }
   std::vector<std::string> names;

@@ -150,7 +150,7 @@ class Run {
         outcome.result && outcome.result->failure && outcome.result->failure->kind == "invalid_request";
     if (!arguments_.diagnose || !outcome.failed() || !outcome.asked || refused) return std::nullopt;
     diagnosed_ = cell.name;
-    return diagnoser_.Diagnose(cell, runner_.Retire());
+    return diagnoser_.Diagnose(cell, runner_.Retire(), runner_.Digests(run_options_));
   }
 
   const RunArguments& arguments_;
@@ -205,7 +205,7 @@ class Rounds {
       streams_.err << "cppool: waiting for a save of " << protocol::Join(Named())
                    << " or of a file that is included; Ctrl-C ends this" << std::endl;
       streams_.err << "cppool: " << watch.Wait() << " was saved" << std::endl;
-      runner_.ForgetFailedStarts();
+      runner_.StartOver();
     }
   }
 

@@ -222,7 +222,6 @@ std::vector<Cell> CellsOf(const RunArguments& arguments, const Streams& streams)
 
 PoolOptions ToPoolOptions(const RunArguments& arguments) {
   PoolOptions options = ToPoolOptions(arguments.daemon);
-  options.case_files.clear();  // the requests name them, so that a warm daemon loads what was rebuilt
   // A retry in a fresh daemon would hide what earlier cells have polluted.
   options.retries = arguments.diagnose ? 0 : 1;
   if (!arguments.fault.empty()) options.arguments.emplace_back("--allow-faults");

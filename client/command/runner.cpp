@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <utility>
 
+#include "client/command/command.h"
 #include "client/command/text.h"
+#include "client/src/request.h"
+#include "protocol/kernel_words.h"
 
 namespace cppool::command {
 
@@ -80,12 +84,14 @@ Outcome CellRunner::Ask(const Cell& cell, RunOptions options, Question question)
   const auto start = std::chrono::steady_clock::now();
   try {
     if (output_) output_->Begin(cell.world_size, "");
-    Hello(cell.world_size);
+    const Json& hello = Hello(cell.world_size);
+    options.digests = Digests(options);
     if (output_) {
       pool.StderrTail();  // what its start wrote is not the cell's
       output_->Begin(cell.world_size, cell.name);
     }
     outcome.result = AskPool(pool, cell, options, question);
+    KeepDigests(hello, outcome.result->json);
     outcome.kind = outcome.result->status;
     outcome.error = outcome.result->error;
     outcome.attempts = outcome.result->attempts;
@@ -119,6 +125,27 @@ void CellRunner::NameSources(Outcome& outcome) const {
   if (outcome.result->failure) name(outcome.result->failure->detail);
   for (Rank& rank : outcome.result->ranks) name(rank.error);
   for (std::string& warning : outcome.result->warnings) name(warning);
+}
+
+std::map<std::string, std::string> CellRunner::Digests(const RunOptions& options) const {
+  std::vector<std::string> named = client::AbsolutePaths(options.load);
+  if (const std::string path = protocol::ParseKernels(options.kernels).path; !path.empty())
+    named.push_back(std::filesystem::absolute(path).string());
+  std::map<std::string, std::string> digests;
+  for (const std::string& file : named)
+    if (const auto known = digests_.find(file); known != digests_.end()) digests.insert(*known);
+  return digests;
+}
+
+void CellRunner::KeepDigests(const Json& hello, const Json& answer) {
+  if (!HasFeature(hello, "digests")) return;
+  const auto keep = [this](const Json& library) {
+    const auto is_text = [&](const char* key) { return library.contains(key) && library[key].is_string(); };
+    if (library.is_object() && is_text("file") && is_text("digest"))
+      digests_.try_emplace(library["file"].get<std::string>(), library["digest"].get<std::string>());
+  };
+  for (const Json& library : answer.value("libraries", Json::array())) keep(library);
+  keep(answer.value("kernels", Json()));
 }
 
 const Json& CellRunner::Hello(int world_size) {

@@ -60,8 +60,14 @@ class CellRunner {
   const Json& Hello(int world_size);
   // Outcomes name these sources in place of the libraries that they became.
   void NameSources(const Sources& sources) { sources_.insert(sources.begin(), sources.end()); }
-  // Daemons that could not start are started again when they are needed.
-  void ForgetFailedStarts() { not_started_.clear(); }
+  // The content of the libraries that `options` name: that of the first answer. All further requests are sent with it, so that a library
+  // that is built again meanwhile does not change what runs.
+  std::map<std::string, std::string> Digests(const RunOptions& options) const;
+  // Libraries are read again, and daemons that could not start are started again when they are needed.
+  void StartOver() {
+    digests_.clear();
+    not_started_.clear();
+  }
 
   // kPassed: it would run.
   Outcome Validate(const Cell& cell, const RunOptions& options) {
@@ -80,6 +86,7 @@ class CellRunner {
   Pool& At(int world_size);
   Pool& PoolOf(int world_size);  // ends the daemons of others, unless they are kept
   void NameSources(Outcome& outcome) const;
+  void KeepDigests(const Json& hello, const Json& answer);
   Outcome NotStarted(const Cell& cell, const PoolError& error);
   void Stop(int world_size);
   Result AskPool(Pool& pool, const Cell& cell, const RunOptions& options, Question question);
@@ -96,6 +103,7 @@ class CellRunner {
   std::map<int, Outcome> not_started_;          // by world size: the outcome of its further cells
   std::map<int, Json> worlds_;
   Sources sources_;
+  std::map<std::string, std::string> digests_;  // by library: of the first answer that names it
 
   std::deque<int> upcoming_;   // the world sizes of the cells to come
   double seconds_ = 0;         // of the cells of this world size so far

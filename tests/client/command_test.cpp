@@ -548,7 +548,7 @@ TEST_CASE("help and version exit with code 0, and progress is printed only to a 
   CHECK(Cppool({"run", "--help"}, "").Prints("--max-seqlen"));
   // One value each time, as it is parsed.
   CHECK_FALSE(Cppool({"run", "--help"}, "").Prints("--load FILE ..."));
-  CHECK(Cppool({"run", "--help"}, "").Prints("or .c) and compiles it. May be repeated"));
+  CHECK(Cppool({"run", "--help"}, "").Prints(".cxx, or .c), which is compiled. May be repeated"));
   CHECK(Cppool({"--version"}, "").Prints("cppool "));
   CHECK(Cppool({"run", "--suite", "smoke"}).err.empty());
   const std::string progress =

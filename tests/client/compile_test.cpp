@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <sstream>
 #include <string>
 #include <thread>
 
@@ -91,6 +92,48 @@ std::string DocOfMine(Pool& pool, const std::string& library) {
   for (const Json& entry : list.at("cases"))
     if (entry.at("name") == "mine") return entry.at("doc");
   return "";
+}
+
+// The library that `first` becomes, which `next` replaces when the function that begins with `function` is called first, as a build does
+// that ends while a run is under way.
+std::string Rebuilt(const Sources& sources, const std::string& first, const std::string& function,
+                    const std::string& next) {
+  const std::string file = sources.folder.File("rebuilt.so");
+  Write(sources.folder / "first.c",
+        "#include <stdio.h>\n" +
+            Replaced(first, function, function + "\n  rename(\"" + file + ".next\", \"" + file + "\");"));
+  Write(sources.folder / "next.c", next);
+  for (const auto& [source, library] : {std::pair("first.c", file), std::pair("next.c", file + ".next")})
+    fs::copy_file(Compile(sources.folder.File(source)).library, library,
+                  fs::copy_options::overwrite_existing);
+  return file;
+}
+
+constexpr const char* kRun = "Run(cppool_case_context* c) {";
+
+// The case with a stage and a parameter `n`; 2 ends the daemon.
+std::string CaseWithStage() {
+  const std::string with_parameter =
+      Replaced(kCase, "VERSION, NULL, 0,",
+               "VERSION, (cppool_parameter[]){{\"n\", CPPOOL_TYPE_INTEGER, \"1\", NULL, 0, 0, 0, \"\"}}, 1,");
+  return "#include <stdlib.h>\n" +
+         Replaced(with_parameter, "  cppool_check check",
+                  "  if (c->integer(c, \"n\") == 2) abort();\n"
+                  "  while (c->next_iteration(c))\n"
+                  "    c->runtime->mark(c->runtime, c->runtime->stream, \"work\");\n"
+                  "  cppool_check check");
+}
+
+std::string Failing(const std::string& text) { return Replaced(text, "0, 0, 0, 1, 0};", "0, 0, 0, 0, 0};"); }
+
+// The objects that `cppool ... --json` prints, without the summary.
+std::vector<Json> JsonLines(const std::string& output) {
+  std::istringstream text(output);
+  std::vector<Json> objects;
+  for (std::string line; std::getline(text, line);)
+    if (line.starts_with("{")) objects.push_back(Json::parse(line));
+  if (!objects.empty()) objects.pop_back();
+  return objects;
 }
 
 // An nvcc that is not: keeps its arguments in a file and makes an empty library.
@@ -281,12 +324,107 @@ TEST_CASE(
   const Sources sources;
   const std::string source = sources.folder.File("mine.cpp");
   WatchedRun run({"--load", source, "--case", "mine", "--backend", "host"});
-  CheckWatchRounds(run, source, Replaced(kCase, "0, 0, 0, 1, 0};", "0, 0, 0, 0, 0};"));
+  CheckWatchRounds(run, source, Failing(kCase));
   sources.SetVersion("version 2");  // an included file
   CHECK(run.ReadUntil("version.h was saved"));
   CHECK(run.ReadUntil("1 passed, 0 failed, 0 skipped"));
   INFO(run.seen());
   CHECK(run.End());
+}
+
+TEST_CASE(
+    "a run and its diagnosis use the library of its first answer, in every daemon, when another one is built "
+    "meanwhile") {
+  const Sources sources;
+  // The other one fails where this one passes, and passes where this one ends the daemon.
+  const std::string other = Replaced(Replaced(CaseWithStage(), "abort();", ";"), "0, 0, 0, 1, 0};",
+                                     "0, 0, 0, c->integer(c, \"n\") == 2, 0};");
+  const std::string library = Rebuilt(sources, CaseWithStage(), kRun, other);
+  Write(sources.folder / "suite.json",
+        R"({"case": "mine", "cells": [{"world_size": [1, 2], "product": {"n": [1, 2, 3]}}]})");
+  const Child run = RunChild("'" CPPOOL_COMMAND "' run --backend host --json --diagnose --suite '" +
+                             sources.folder.File("suite.json") + "' --load '" + library + "'");
+  INFO(run.output);
+  CHECK(run.exit_code == 1);
+  CHECK_FALSE(fs::exists(library + ".next"));
+  const std::vector<Json> cells = JsonLines(run.output);
+  REQUIRE(cells.size() == 6);
+  for (const Json& cell : cells) {
+    INFO(cell.dump());
+    if (cell["params"]["n"] == 2) {
+      CHECK(cell["verdict"]["kind"] == "bug");
+      continue;
+    }
+    CHECK(cell["status"] == "passed");
+    CHECK(cell["answer"]["libraries"] == cells[0]["answer"]["libraries"]);
+    CHECK(cell["answer"]["libraries"][0]["file"] == library);
+  }
+}
+
+TEST_CASE("run --watch starts over with a library that was built while it ran") {
+  const Sources sources;
+  WatchedRun run({"--backend", "host", "--case", "mine", "--param", "n=1,3", "--load",
+                  Rebuilt(sources, CaseWithStage(), kRun, Failing(CaseWithStage()))});
+  CHECK(run.ReadUntil("2 passed, 0 failed, 0 skipped"));
+  CHECK(run.ReadUntil("rebuilt.so was saved"));
+  CHECK(run.ReadUntil("0 passed, 2 failed, 0 skipped"));
+  INFO(run.seen());
+  CHECK(run.End());
+}
+
+TEST_CASE("a bench uses the libraries of its first answers, of cases and of kernels") {
+  const Sources sources;
+  const std::string bench = "'" CPPOOL_COMMAND "' bench --json --backend host --warmup 0 --repeat 1 ";
+  std::string library = Rebuilt(sources, CaseWithStage(), kRun, Failing(CaseWithStage()));
+  const Child cases = RunChild(bench + "--world-size 1,2 --case mine --param n=1,3 --load '" + library + "'");
+  INFO(cases.output);
+  CHECK(cases.exit_code == 0);
+  CHECK_FALSE(fs::exists(library + ".next"));
+  CHECK(JsonLines(cases.output).size() == 4);
+
+  const std::string naive = ReadFile(CPPOOL_NAIVE_KERNEL);
+  library = Rebuilt(
+      sources, naive,
+      "const cppool_attention_call* c = plan;\n  float* p = workspace; /* [keys] */\n  int64_t first, end;",
+      naive);
+  const Child kernels =
+      RunChild(bench + "--world-size 1 --param max_seqlen_q=16,32 --param num_heads=2 --kernels '" + library +
+               ",cppool'");
+  INFO(kernels.output);
+  CHECK(kernels.exit_code == 0);
+  CHECK_FALSE(fs::exists(library + ".next"));
+  const std::vector<Json> rows = JsonLines(kernels.output);
+  REQUIRE(rows.size() == 4);
+  CHECK(rows[0]["ran"]["file"] == library);
+  CHECK(rows[0]["ran"]["digest"] == rows[2]["ran"]["digest"]);
+}
+
+TEST_CASE("list and bench take the source of a case, as run does") {
+  const Sources sources;
+  const std::string source = sources.folder.File("mine.c");
+  Write(source, CaseWithStage());
+  const auto call = [&](const std::string& subcommand) {
+    return RunChild("'" CPPOOL_COMMAND "' " + subcommand + " --backend host --load '" + source + "' 2>&1");
+  };
+  const Child listed = call("list"), parameters = call("list mine");
+  CHECK((listed.exit_code == 0 && Has(listed.output, "\nmine: version 1\n")));
+  CHECK((parameters.exit_code == 0 && Has(parameters.output, "\n  n  = 1\n")));
+  const Child bench = call("bench --case mine --world-size 1 --repeat 2");
+  INFO(bench.output);
+  CHECK(bench.exit_code == 0);
+  CHECK(Has(bench.output, "work ms"));
+
+  Write(source, "int main( {\n");
+  for (const char* subcommand : {"list", "bench --case mine"}) {
+    const Child refused = call(subcommand);
+    CHECK((refused.exit_code == 1 && Has(refused.output, source + ": does not compile")));
+  }
+  Write(source, "int nothing;\n");
+  const Child none = call("list");
+  INFO(none.output);
+  CHECK(none.exit_code == 1);
+  CHECK(Has(none.output, "cppool: " + source + " (compiled to "));
+  CHECK(Has(none.output, "exports no function cppool_cases"));
 }
 
 TEST_CASE("bench compiles the sources among its kernels, and times nothing when one does not compile") {
