@@ -178,7 +178,7 @@ void SaveBench(const std::string& file, const BenchResults& results) {
   saved.Commit();
 }
 
-Baseline::Baseline(const std::string& file) {
+Baseline::Baseline(const std::string& file, double slower_than) : slower_than_(slower_than) {
   errno = 0;
   std::ifstream in(file);
   if (!in) throw UsageError("--baseline: cannot read " + file + ": " + std::strerror(errno));
@@ -206,20 +206,20 @@ std::optional<Comparison> Baseline::Compare(const BenchRow& row) const {
   for (const Json& then : content_["rows"]) {
     if (KeyOf(then) != key) continue;
     Comparison comparison;
-    bool faster = false, slower = false;
+    bool faster = false;
     for (const std::string& stage : ShownStages({row})) {
       const auto measured = row.measured.stages.find(stage);
       if (measured == row.measured.stages.end()) continue;
       const auto ratio = protocol::UnpairedRatio(measured->second.rounds, RoundsOf(then, stage));
       if (!ratio) continue;
       comparison.ratios[stage] = *ratio;
-      slower = slower || ratio->interval.low > 1 + kSameWithin;
-      faster = faster || ratio->interval.high < 1 - kSameWithin;
+      if (ratio->interval.low > 1 + slower_than_) comparison.slower.insert(stage);
+      faster = faster || ratio->interval.high < 1 / (1 + slower_than_);
     }
     if (comparison.ratios.empty()) return std::nullopt;
-    comparison.verdict = slower   ? BenchVerdict::kSlower
-                         : faster ? BenchVerdict::kFaster
-                                  : BenchVerdict::kSame;
+    comparison.verdict = !comparison.slower.empty() ? BenchVerdict::kSlower
+                         : faster                   ? BenchVerdict::kFaster
+                                                    : BenchVerdict::kSame;
     return comparison;
   }
   return std::nullopt;

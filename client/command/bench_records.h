@@ -24,20 +24,21 @@ void SaveBench(const std::string& file, const BenchResults& results);
 // An earlier bench.
 class Baseline {
  public:
-  // Throws UsageError when the file cannot be read or is not of SaveBench.
-  explicit Baseline(const std::string& file);
+  // `slower_than`: the share by which a stage must be slower, 0.02 for 2 %. Throws UsageError when the file cannot be read or is not of
+  // SaveBench.
+  Baseline(const std::string& file, double slower_than);
 
-  // Nothing when it has no such row: the same case, world size, parameters and kernels. A stage is faster or slower when the whole 95 %
-  // confidence interval of the ratio of its times is further than kSameWithin from 1; the row is slower when a stage is.
+  // Nothing when it has no times of such a row: the same case, world size, parameters and kernels. A stage is slower when the whole 95 %
+  // confidence interval of the ratio of its times is above 1 + slower_than, and faster when it is below the reciprocal of that; the row
+  // is slower when a stage is.
   std::optional<Comparison> Compare(const BenchRow& row) const;
   // In which the machine of then differs from that of now; empty: in nothing that is known.
   std::string Differences(const std::map<int, Json>& worlds) const;
 
-  static constexpr double kSameWithin = 0.02;
-
  private:
   static Json KeyOf(const Json& row);
 
+  const double slower_than_;
   Json content_;
 };
 

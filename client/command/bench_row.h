@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,7 @@ std::string_view ToString(BenchVerdict verdict);  // "faster", ...
 // A row against the same row of an earlier bench.
 struct Comparison {
   BenchVerdict verdict = BenchVerdict::kSame;
+  std::set<std::string> slower;                   // stages; where there are any, that is the verdict
   std::map<std::string, protocol::Ratio> ratios;  // by stage: time now over time then
 };
 

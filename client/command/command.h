@@ -24,7 +24,8 @@ struct Streams {
 inline constexpr int kSuccess = 0;
 inline constexpr int kFailure = 1;  // a case failed, or nothing ran
 inline constexpr int kUsage = 2;
-inline constexpr int kSlower = 3;  // bench: slower than the baseline
+inline constexpr int kSlower = 3;       // bench: slower than the baseline
+inline constexpr int kNotCompared = 4;  // bench: no row is in the baseline
 
 // Everything behind main(): parses the words after the program's name, runs, returns the exit code.
 int Main(const std::vector<std::string>& words, const Streams& streams);

@@ -229,11 +229,36 @@ TEST_CASE("a bench is saved, and a later one is faster, slower or the same") {
   const Json row = Json::parse(ran.lines.at(0));
   CHECK(row["baseline"]["verdict"] == "slower");
   CHECK(row["baseline"]["ratio"]["forward"]["value"].get<double>() == Catch::Approx(1.05).epsilon(0.005));
-  ran = bench("2", {"--baseline", file, "--param", "seed=7"});  // another point
-  CHECK(ran.code == 0);
-  CHECK(ran.Prints(": 0 slower, 0 not, 1 not in it"));
 
-  CHECK(bench("1", {"--save", file, "--baseline", file}).code == 0);
+  // Slower twice: verified and ten rounds each time. A row that was slower once has the times of the second measurement.
+  CHECK(folder.Requests().size() == 22);
+  const std::string last_of_first = std::to_string(folder.Requests().at(10)["id"].get<int>());
+  ran = bench(("1.05 until " + last_of_first).c_str(), {"--baseline", file, "--json"});
+  CHECK(ran.code == 0);
+  CHECK(folder.Requests().size() == 22);
+  const Json once = Json::parse(ran.lines.at(0));
+  CHECK(once["baseline"]["verdict"] == "same");
+  CHECK(once["measured"]["stages"]["forward"]["ms"].get<double>() == Catch::Approx(1.003).epsilon(0.003));
+
+  CHECK(bench("1.05", {"--baseline", file, "--slower-than", "10"}).code == 0);
+  CHECK(folder.Requests().size() == 11);
+  CHECK(bench("1.01", {"--baseline", file, "--slower-than", "0.1"}).code == 3);
+  CHECK(bench("1", {"--slower-than", "10"}).code == 2);  // than what?
+
+  // Rows that the saved bench lacks.
+  ran = bench("2", {"--baseline", file, "--param", "seed=7"});
+  CHECK(ran.code == 4);
+  CHECK(ran.Prints("against " + file + ": 0 slower, 0 not, 1 not in it\nnot in it: W=1 "));
+  ran = bench("2", {"--baseline", file, "--kernels", "cudnn"});
+  CHECK(ran.code == 4);
+  CHECK(std::regex_search(ran.out, std::regex("not in it: W=1 .* with cudnn\n")));
+  CHECK(bench("1", {"--save", file, "--param", "seed=1"}).code == 0);
+  ran = bench("1", {"--baseline", file, "--param", "seed=1,7", "--json"});
+  CHECK(ran.code == 0);
+  CHECK(Json::parse(ran.Last())["summary"]["notes"].at(1).get<std::string>().starts_with("not in it: "));
+  CHECK(bench("1.05", {"--baseline", file, "--param", "seed=1,7"}).code == 3);
+
+  CHECK(bench("1", {"--save", file, "--baseline", file, "--param", "seed=1"}).code == 0);
   for (const char* content :
        {"", "[]", "{\"rows\": []}", "{\"format\": \"cppool bench\", \"version\": 2, \"rows\": []}"}) {
     std::ofstream(file) << content;
