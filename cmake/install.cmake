@@ -1,5 +1,5 @@
 # A prefix that can be moved: bin/ with the programs, lib/ with the CUDA module that they open there, the client library, the headers
-# for harnesses and for cases, and a CMake package. Also the target that is all of it but the tests.
+# for harnesses and for cases, examples, and a CMake package. Also the target that is all of it but the tests.
 include(CMakePackageConfigHelpers)
 
 add_custom_target(cppool_programs DEPENDS cppoold cppool cppool_client_c)
@@ -15,6 +15,10 @@ install(TARGETS cppool_client_c EXPORT cppoolClientCTargets LIBRARY DESTINATION 
 install(TARGETS cppool_case EXPORT cppoolCaseTargets)
 install(TARGETS cppoold cppool EXPORT cppoolProgramsTargets RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+foreach(part kernels daemon client client/python)
+  get_filename_component(name ${part} NAME)
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/${part}/examples/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples/${name} USE_SOURCE_PERMISSIONS)
+endforeach()
 set(headers
   ${PROJECT_SOURCE_DIR}/client/include/cppool/client.h
   ${PROJECT_SOURCE_DIR}/client/include/cppool/compile.h

@@ -1,4 +1,4 @@
-// The numbers of cppool/case_helpers.h. Its owners are tested by tests/end_to_end/user_case.
+// The numbers of cppool/case_helpers.h. Its owners are tested by daemon/examples/all_reduce.
 #include <cppool/case_helpers.h>
 
 #include <cmath>

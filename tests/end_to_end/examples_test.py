@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Runs the examples of the READMEs as they are printed: README.md's C++ program with an installed prefix, its requests over pipes, and
-daemon/README.md's case. kernels/README.md's kernel is a file that user_case_test builds.
+"""Installs a prefix and runs the examples in it: those of the client library, over pipes, and the case that daemon/README.md quotes.
+user_case_test runs the larger case and the kernels, plugin_test.py the pytest file. docs_test.py compares them with the READMEs.
 
     examples_test.py ROOT BUILD CMAKE
 """
+import functools
 import json
 import os
 import re
@@ -11,15 +12,6 @@ import subprocess
 import sys
 import tempfile
 import unittest
-
-
-def block(readme, language, part):
-    """The fenced block of a README that contains `part`."""
-    with open(os.path.join(ROOT, readme), encoding="utf-8") as file:
-        found = [body for name, body in re.findall(r"^```(\w*)\n(.*?)^```$", file.read(), re.M | re.S) if name == language and part in body]
-    if len(found) != 1:
-        raise AssertionError(f"{readme} has {len(found)} {language} blocks with {part!r}")
-    return found[0]
 
 
 class Examples(unittest.TestCase):
@@ -33,38 +25,60 @@ class Examples(unittest.TestCase):
     def tearDownClass(cls):
         cls.folder.cleanup()
 
-    def run_in(self, folder, *command, **more):
-        environment = {**os.environ, "PATH": os.path.join(self.prefix, "bin") + os.pathsep + os.environ["PATH"]}
-        done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)
-        self.assertEqual(done.returncode, 0, done.stdout)
+    @classmethod
+    def example(cls, name):
+        return os.path.join(cls.prefix, "share/doc/cppool/examples", name)
+
+    @classmethod
+    def run_command(cls, *command):
+        """Runs it as a user would, with the installed programs in PATH, and returns its stdout. Its stderr is for the error."""
+        environment = {**os.environ, "PATH": os.path.join(cls.prefix, "bin") + os.pathsep + os.environ["PATH"]}
+        done = subprocess.run(command, cwd=cls.folder.name, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        if done.returncode != 0:
+            raise AssertionError(f"{command}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
         return done.stdout
 
-    def build(self, name, files, *options):
-        folder = os.path.join(self.folder.name, name)
-        os.makedirs(folder)
-        for file, text in files.items():
-            with open(os.path.join(folder, file), "w", encoding="utf-8") as written:
-                written.write(text)
-        self.run_in(folder, CMAKE, "-S", ".", "-B", "build", "-DCMAKE_PREFIX_PATH=" + self.prefix, "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror", *options)
-        self.run_in(folder, CMAKE, "--build", "build")
-        return folder
+    @classmethod
+    @functools.lru_cache(maxsize=None)
+    def build(cls, name, *options):
+        """Builds the example's folder, once, and returns the build folder."""
+        build = os.path.join(cls.folder.name, name)
+        cls.run_command(CMAKE, "-S", cls.example(name), "-B", build, "-DCMAKE_PREFIX_PATH=" + cls.prefix,
+                        "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror", *options)
+        cls.run_command(CMAKE, "--build", build)
+        return build
+
+    def harness(self, name, framework):
+        """The output of a test program, or None where CMake has not found its framework."""
+        build = self.build("client")
+        program = os.path.join(build, name)
+        if not os.path.exists(program):
+            print(f"skipped: {name}: CMake finds no {framework}", flush=True)
+            return None
+        return self.run_command(program)
 
     def test_program(self):
-        cmake = ("cmake_minimum_required(VERSION 3.22)\nproject(example LANGUAGES CXX)\nfind_package(cppool REQUIRED)\n"
-                 "add_executable(example example.cpp)\ntarget_link_libraries(example PRIVATE cppool::client)\n")
-        folder = self.build("program", {"CMakeLists.txt": cmake, "example.cpp": block("README.md", "cpp", "int main")})
-        self.assertEqual(self.run_in(folder, "build/example"), "2 ranks: passed \n4 ranks: passed \n")
+        build = self.build("client")
+        self.assertEqual(self.run_command(os.path.join(build, "program")), "2 ranks: passed \n4 ranks: passed \n")
+
+    def test_catch2(self):
+        out = self.harness("catch2_test", "Catch2 2")
+        if out is not None:
+            self.assertRegex(out, r"All tests passed \(\d\d+ assertions in 1 test case\)")
+
+    def test_googletest(self):
+        out = self.harness("googletest_test", "GoogleTest")
+        if out is not None:
+            self.assertRegex(out, r"\[  PASSED  \] 2 tests")
+            self.assertNotIn("SKIPPED", out)
 
     def test_pipes(self):
-        folder = os.path.join(self.folder.name, "pipes")
-        os.makedirs(os.path.join(folder, "build"))
-        os.symlink(os.path.join(self.prefix, "bin"), os.path.join(folder, "build", "bin"))
-        shell = block("README.md", "sh", "printf").rstrip() + " 2>log"
-        answers = [json.loads(line) for line in self.run_in(folder, "bash", "-c", shell).splitlines()]
+        answers = [json.loads(line) for line in self.run_command(self.example("client/pipes.sh")).splitlines()]
         self.assertEqual([answer["id"] for answer in answers], [1, 2, 3])
         self.assertEqual([answer.get("status") for answer in answers], [None, "passed", "error"])
         with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
-            self.assertIn("`" + answers[2]["error"] + "`", " ".join(file.read().split()), "README.md quotes the error")
+            for quoted in re.findall(r'`(parameter "cp_comm_type"[^`]*)`', " ".join(file.read().split())):
+                self.assertEqual(quoted, answers[2]["error"], "README.md quotes the error")
 
     def test_components(self):
         """What find_package says of a component that there is not, and of a missing dependency."""
@@ -86,20 +100,11 @@ class Examples(unittest.TestCase):
             self.assertEqual(installed.read(), here.read())
 
     def test_case(self):
-        folder = self.build("case", {"CMakeLists.txt": block("daemon/README.md", "cmake", "my_case"),
-                                     "my_case.cpp": block("daemon/README.md", "cpp", "cppool_cases")},
-                            "-DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON")  # a case needs no JSON library
+        build = self.build("daemon/sum", "-DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON")  # a case needs no JSON library
         for world_size in (1, 4):
-            out = self.run_in(folder, "cppool", "run", "--load", "build/libmy_case.so", "--case", "sum", "--world-size", str(world_size))
+            out = self.run_command("cppool", "run", "--load", os.path.join(build, "libsum_case.so"), "--case", "sum",
+                                   "--world-size", str(world_size))
             self.assertIn("1 passed, 0 failed, 0 skipped", out)
-
-
-class KernelOfOnesOwn(unittest.TestCase):
-    def test_readme_has_the_example(self):
-        with open(os.path.join(ROOT, "tests/end_to_end/user_kernel/forward.cu"), encoding="utf-8") as file:
-            code = file.read()
-        self.assertEqual(block("kernels/README.md", "cuda", "cppool_attention"), code, "user_case_test builds and runs the file")
-        self.assertLess(len(code.splitlines()), 60)
 
 
 if __name__ == "__main__":

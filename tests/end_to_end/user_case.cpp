@@ -33,16 +33,17 @@ std::string FindCmake() {
   return "";
 }
 
-// Builds the project in `source` against a fresh prefix, both within `folder`.
+// Builds an example, named by its folder below examples/, with a fresh prefix, both within `folder`.
 struct Built {
   std::string prefix, build;
 };
-Built Build(const fs::path& folder, const std::string& source) {
+Built Build(const fs::path& folder, const std::string& example) {
   const std::string prefix = (folder / "prefix").string(), build = (folder / "build").string();
   const std::string cmake = FindCmake();
   Shell("'" + cmake + "' --install '" CPPOOL_BUILD "' --prefix '" + prefix + "'");
-  Shell("'" + cmake + "' -S '" + source + "' -B '" + build +
-        "' -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH='" + prefix + "'");
+  // Cases and kernels need no JSON library.
+  Shell("'" + cmake + "' -S '" + prefix + "/share/doc/cppool/examples/" + example + "' -B '" + build +
+        "' -DCMAKE_BUILD_TYPE=Release -DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON -DCMAKE_PREFIX_PATH='" + prefix + "'");
   Shell("'" + cmake + "' --build '" + build + "'");
   return {prefix, build};
 }
@@ -51,15 +52,14 @@ Built Build(const fs::path& folder, const std::string& source) {
 
 std::string UserCaseNeeds() {
   if (FindCmake().empty()) return "skipped: there is no cmake in PATH nor at " CPPOOL_CMAKE;
-  for (const char* folder : {CPPOOL_BUILD, CPPOOL_USER_CASE, CPPOOL_USER_KERNEL})
-    if (!fs::exists(folder)) return std::string("skipped: there is no ") + folder;
+  if (!fs::exists(CPPOOL_BUILD)) return "skipped: there is no " CPPOOL_BUILD;
   return "";
 }
 
 const UserCase& BuildUserCase() {
   static const TemporaryFolder folder;
   static const UserCase built = [] {
-    const auto [prefix, build] = Build(folder.path(), CPPOOL_USER_CASE);
+    const auto [prefix, build] = Build(folder.path(), "daemon/all_reduce");
     return UserCase{prefix + "/bin/cppoold", build + "/liball_reduce_case.so"};
   }();
   return built;
@@ -68,7 +68,7 @@ const UserCase& BuildUserCase() {
 const UserKernels& BuildUserKernels() {
   static const TemporaryFolder folder;
   static const UserKernels built = [] {
-    const auto [prefix, build] = Build(folder.path(), CPPOOL_USER_KERNEL);
+    const auto [prefix, build] = Build(folder.path(), "kernels");
     return UserKernels{prefix + "/bin/cppoold", prefix + "/bin/cppool", build + "/libnaive.so",
                        build + "/libforward.so", build + "/libwith_backward.so"};
   }();

@@ -1,4 +1,5 @@
-// Builds a user's case outside of the project: installs this build into a new prefix, configures and builds the case. Once per process.
+// Builds examples outside of the project: installs this build into a new prefix, configures and builds what it has in examples/. Once
+// per process.
 #pragma once
 
 #include <string>
@@ -7,10 +8,10 @@ namespace cppool::test {
 
 struct UserCase {
   std::string daemon;   // cppoold of the prefix
-  std::string library;  // the case
+  std::string library;  // the case of daemon/examples/all_reduce
 };
 
-// Kernels of a user's own, built in the same way.
+// The kernels of kernels/examples.
 struct UserKernels {
   std::string daemon;                  // cppoold of the prefix
   std::string command;                 // cppool of the prefix
@@ -18,7 +19,7 @@ struct UserKernels {
   std::string forward, with_backward;  // CUDA; there are no such files where there is no nvcc
 };
 
-// Why the case cannot be built on this machine, to which the build folder may have been moved; empty if it can.
+// Why they cannot be built on this machine, to which the build folder may have been moved; empty if it can.
 std::string UserCaseNeeds();
 
 // Throws std::runtime_error with the output of the command that failed.

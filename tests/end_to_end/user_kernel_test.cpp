@@ -1,4 +1,4 @@
-// The examples of kernels of one's own, built outside of the project against the installed prefix.
+// The example kernels, built outside of the project against the installed prefix.
 #include <string>
 
 #include "tests/catch.h"

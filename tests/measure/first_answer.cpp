@@ -1,7 +1,7 @@
 // Measures the time from a saved source of an attention kernel to its first checked answer in a warm pool, in parts. Each round writes
 // the source anew, so that it is compiled and loaded again.
 //
-//     first_answer tests/end_to_end/user_kernel/forward.cu --param is_training=false
+//     first_answer kernels/examples/forward.cu --param is_training=false
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the project's Markdown files: README.md is short, targets of links and named files exist, drawings have the form of
-Mermaid.
+"""Checks the project's Markdown files: README.md is short, targets of links and named files exist, code is quoted from
+examples, drawings have the form of Mermaid.
 
     docs_test.py [ROOT]
 """
@@ -11,6 +11,8 @@ import unittest
 
 ROOT = os.path.abspath(sys.argv.pop(1) if len(sys.argv) > 1 and os.path.isdir(sys.argv[1]) else os.path.join(os.path.dirname(__file__), "../.."))
 README_LINES = 120
+SHORT = 7  # lines; longer blocks of code are quotes of examples, which tests build and run
+CODE = ("c", "cpp", "cuda", "cmake", "python")
 TOP_FOLDERS = ("client", "cmake", "daemon", "kernels", "protocol", "scripts", "tests")
 
 
@@ -34,6 +36,15 @@ def read(file):
 def blocks(text):
     """The fenced blocks: language and text."""
     return re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
+
+
+def quotes(text):
+    """The fenced blocks with a language: language, text, and the file that the block is a part of. That is the last file below an
+    examples/ folder to which the paragraph before the block has a link, or None."""
+    for block in re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.M | re.S):
+        paragraph = text[:block.start()].rstrip("\n").rpartition("\n\n")[2]
+        links = re.findall(r"\]\(((?:[^)\s]*/)?examples/[^)\s]*[^)\s/])\)", paragraph)
+        yield block.group(1), block.group(2), links[-1] if links else None
 
 
 def prose(text):
@@ -84,6 +95,20 @@ class Docs(unittest.TestCase):
                 named += 1
                 self.assertTrue(os.path.exists(os.path.join(ROOT, name)) or os.path.exists(here), f"{file}: there is no {name}")
         self.assertGreater(named, 20)
+
+    def test_quotes_of_examples(self):
+        quoted = set()
+        for file in markdown_files():
+            for language, body, link in quotes(read(file)):
+                first = f"{file}: the block that begins with {body.splitlines()[0]!r}"
+                if link is None:
+                    self.assertFalse(language in CODE and len(body.splitlines()) > SHORT,
+                                     f"{first} has more than {SHORT} lines: quote an example, with a link to its file just before the block")
+                    continue
+                path = os.path.normpath(os.path.join(os.path.dirname(file), link))
+                quoted.add(path)
+                self.assertIn("\n" + body, "\n" + read(path), f"{first} is not a part of {path}")
+        self.assertGreaterEqual(len(quoted), 7, quoted)
 
     def test_drawings(self):
         kinds = ("flowchart ", "sequenceDiagram", "gantt", "block-beta", "stateDiagram-v2")

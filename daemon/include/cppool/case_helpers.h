@@ -46,7 +46,12 @@ cppool_status Guard(Context* c, Body&& body) noexcept {
   }
 }
 
-// A case without features. `validate` may be null. Everything lives as long as the library.
+// A case without parameters and features. Everything lives as long as the library.
+constexpr cppool_case MakeCase(const char* name, const char* doc, cppool_status (*run)(cppool_case_context*)) {
+  return {CPPOOL_CASE_ABI, sizeof(cppool_case), name, doc, nullptr, 0, nullptr, run, 0};
+}
+
+// The same with parameters. `validate` may be null.
 template <std::size_t N>
 constexpr cppool_case MakeCase(const char* name, const char* doc, const cppool_parameter (&parameters)[N],
                                cppool_status (*validate)(cppool_validation*),

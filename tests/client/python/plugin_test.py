@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from support import FAKE
+from support import FAKE, ROOT
 
 pytest_plugins = ["pytester"]
 
@@ -31,22 +31,12 @@ def suite(pytester, monkeypatch):
     return run
 
 
-def test_ten_lines(suite):
-    result = suite(HOST, """
-        import pytest
-        from cppool import suite
-
-        @pytest.mark.parametrize("cell", suite("smoke", filters=["world_size=2", "cp_comm_type=p2p"]))
-        def test_attention(cppool, cell):
-            cppool.run(cell)
-
-        @pytest.mark.cppool(world_size=2)
-        def test_mine(cppool):
-            assert cppool.run({"cp_comm_type": "a2a", "max_seqlen_q": 64}).tflops["forward"] > 0
-    """)
-    result.assert_outcomes(passed=result.parseoutcomes()["passed"])
+def test_example(suite):
+    example = (ROOT / "client/python/examples/test_attention.py").read_text(encoding="utf-8")
+    result = suite(HOST, example, "-k", "p2p and not a2a or my_problem")
+    result.assert_outcomes(passed=result.parseoutcomes()["passed"], deselected=result.parseoutcomes()["deselected"])
     assert result.parseoutcomes()["passed"] >= 3
-    result.stdout.re_match_lines([r".*test_attention\[mha_128 fp16 bshd p2p W=2\].*"])
+    result.stdout.re_match_lines([r".*test_attention\[mha_128 fp16 bshd p2p W=2\].*", ".*::test_my_problem.*"])
 
 
 def test_outcomes(suite):

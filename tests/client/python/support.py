@@ -9,7 +9,8 @@ BUILD = os.environ["CPPOOL_BUILD"]
 FAKE = os.path.join(BUILD, "bin", "cppool_fake_daemon")
 MODULE = os.path.join(BUILD, "lib", "libcppool_cuda.so")
 FAKE_DRIVER = os.path.join(BUILD, "tests", "kernels", "module", "fake_driver")  # its results are set by environment variables
-NAIVE = pathlib.Path(__file__).parents[2] / "end_to_end/user_kernel/naive.c"  # a kernel of cppool/attention.h
+ROOT = pathlib.Path(__file__).parents[3]
+NAIVE = ROOT / "kernels/examples/naive.c"  # a kernel of cppool/attention.h
 SHORT = {"daemon": FAKE, "start_limit": 60.0, "grace": 0.2, "kill_grace": 0.3}
 
 

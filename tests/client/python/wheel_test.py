@@ -56,7 +56,7 @@ def test_tag_and_content(wheel):
                 "cppool/lib/cmake/cppool/cppoolConfig.cmake", "cppool/include/cppool/case.h", "cppool/include/cppool/runtime.h",
                 "cppool/include/cppool/client.h", "cppool/include/cppool/pool.h", "cppool/pytest_plugin.py", "cppool/py.typed"} <= names
         assert ("cppool/lib/libcppool_cuda.so" in names) == os.path.exists(os.path.join(BUILD, "lib", "libcppool_cuda.so"))
-        assert not any("test" in name and name != "cppool/pytest_plugin.py" for name in names)
+        assert not any("test" in name and name != "cppool/pytest_plugin.py" and "/examples/" not in name for name in names)
 
 
 def test_libraries_that_it_needs(installed):
@@ -82,13 +82,10 @@ def test_programs(installed, tmp_path):
     assert os.path.join(installed.package, "bin", "cppoold") in doctor
 
 
-def test_ten_lines(installed, tmp_path):
-    """README.md's suite, in a process that has nothing but the wheel and pytest."""
-    with open(os.path.join(ROOT, "client", "python", "README.md"), encoding="utf-8") as file:
-        (example,) = [block for block in re.findall(r"^```python\n(.*?)^```$", file.read(), re.M | re.S) if "suite(" in block]
-    assert len(example.strip().splitlines()) <= 13
-    (tmp_path / "attention_test.py").write_text(example)
-    said = installed.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "attention_test.py", cwd=tmp_path)
+def test_example(installed, tmp_path):
+    """The wheel's example, in a process that has nothing but the wheel and pytest."""
+    example = os.path.join(installed.package, "share", "doc", "cppool", "examples", "python", "test_attention.py")
+    said = installed.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", example, cwd=tmp_path)
     assert re.search(r"^21 passed", said, re.M), said
 
 

@@ -6,7 +6,7 @@
 
 namespace {
 
-constexpr int kMost = 8;  // elements of a vector that a lane holds: dims up to 256
+constexpr int kPerLane = 8;  // elements of a vector that a lane holds: head dims up to 256
 
 struct Rows {  // a tensor [batch, tokens, heads, dim], or a bias [batch, heads, queries, keys]
   __nv_bfloat16* data = nullptr;
@@ -17,7 +17,7 @@ struct Rows {  // a tensor [batch, tokens, heads, dim], or a bias [batch, heads,
   __device__ __nv_bfloat16* At(int b, int i, int h) const { return data + b * batch + i * token + h * head; }
 };
 
-struct Shape {  // of a bias; 1 where it is broadcast
+struct Shape {  // a bias; a dimension is 1 where it is broadcast
   int batch, heads, queries;
 };
 
@@ -67,7 +67,7 @@ __device__ float Logit(const Problem& p, const Tensors& t, int b, int h, int i, 
 
 __global__ void Forward(Problem p, Tensors t) {
   const int i = blockIdx.x, h = blockIdx.y, b = blockIdx.z, kv = h / p.group;
-  float most = -INFINITY, sum = 0, out[kMost] = {};
+  float most = -INFINITY, sum = 0, out[kPerLane] = {};
   for (int j = max(0, i + p.low); j <= min(p.keys - 1, i + p.high); ++j) {
     const float logit = Logit(p, t, b, h, i, j);
     const float top = fmaxf(most, logit), keep = expf(most - top), weight = expf(logit - top);
@@ -83,8 +83,8 @@ __global__ void Forward(Problem p, Tensors t) {
 struct Gradient {
   float p, ds;
 };
-// From lse and delta of the whole row, which other calls share.
-__device__ Gradient Of(const Problem& p, const Tensors& t, int b, int h, int i, int j) {
+// Uses lse and delta of the whole row, whose other keys are in other calls.
+__device__ Gradient GradientAt(const Problem& p, const Tensors& t, int b, int h, int i, int j) {
   const int kv = h / p.group;
   const float weight = expf(Logit(p, t, b, h, i, j) - t.lse.At(b, h, i));
   return {weight, weight * (Dot(t.dout.At(b, i, h), t.v.At(b, j, kv), p.dim_v) - t.delta.At(b, h, i))};
@@ -92,18 +92,18 @@ __device__ Gradient Of(const Problem& p, const Tensors& t, int b, int h, int i, 
 
 __global__ void BackwardQuery(Problem p, Tensors t) {
   const int i = blockIdx.x, h = blockIdx.y, b = blockIdx.z;
-  float dq[kMost] = {};
+  float dq[kPerLane] = {};
   for (int j = max(0, i + p.low); j <= min(p.keys - 1, i + p.high); ++j)
-    Add(dq, 1, Of(p, t, b, h, i, j).ds, t.k.At(b, j, h / p.group), p.dim_qk);
+    Add(dq, 1, GradientAt(p, t, b, h, i, j).ds, t.k.At(b, j, h / p.group), p.dim_qk);
   Store(t.dq.At(b, i, h), dq, p.scale, p.dim_qk);
 }
 
 __global__ void BackwardKey(Problem p, Tensors t) {
   const int j = blockIdx.x, kv = blockIdx.y, b = blockIdx.z;
-  float dk[kMost] = {}, dv[kMost] = {};
+  float dk[kPerLane] = {}, dv[kPerLane] = {};
   for (int h = kv * p.group; h < (kv + 1) * p.group; ++h) {
     for (int i = max(0, j - p.high); i <= min(p.queries - 1, j - p.low); ++i) {
-      const Gradient g = Of(p, t, b, h, i, j);
+      const Gradient g = GradientAt(p, t, b, h, i, j);
       Add(dk, 1, g.ds, t.q.At(b, i, h), p.dim_qk);
       Add(dv, 1, g.p, t.dout.At(b, i, h), p.dim_v);
     }
@@ -119,31 +119,31 @@ __global__ void BackwardBias(Problem p, Tensors t, Shape shape) {
   for (int b = first_b; b < p.batch; b += shape.batch) {
     for (int h = first_h; h < p.heads; h += shape.heads) {
       for (int i = first_i; i < p.queries; i += shape.queries) {
-        if (j >= i + p.low && j <= i + p.high) sum += Of(p, t, b, h, i, j).ds;
+        if (j >= i + p.low && j <= i + p.high) sum += GradientAt(p, t, b, h, i, j).ds;
       }
     }
   }
   if (threadIdx.x == 0) t.dbias.At(first_b, first_h, first_i)[j] = __float2bfloat16(sum);
 }
 
-cppool_status Said(cudaError_t error, char* why, size_t size) {
+cppool_status FromCuda(cudaError_t error, char* why, size_t size) {
   if (error == cudaSuccess) return CPPOOL_OK;
   snprintf(why, size, "%s", cudaGetErrorString(error));
   return CPPOOL_CUDA;
 }
 
 cppool_status Supports(const cppool_attention_call* c, char* why, size_t size) {
-  if (c->tensors->q->code == CPPOOL_DL_BFLOAT && c->dim_qk <= 32 * kMost && c->dim_v <= 32 * kMost) return CPPOOL_OK;
-  snprintf(why, size, "bf16 with head dims up to %d alone", 32 * kMost);
+  if (c->tensors->q->code == CPPOOL_DL_BFLOAT && c->dim_qk <= 32 * kPerLane && c->dim_v <= 32 * kPerLane) return CPPOOL_OK;
+  snprintf(why, size, "bf16 with head dims up to %d alone", 32 * kPerLane);
   return CPPOOL_UNSUPPORTED;
 }
 
 cppool_status Prepare(const cppool_attention_call* c, void** plan, size_t*, char* why, size_t size) {
-  cudaFuncAttributes loaded;  // now: loaded later a kernel could wait for another rank's collective
+  cudaFuncAttributes loaded;  // asking loads the kernel; loading it later could wait for another rank's collective
   for (const void* kernel : {(const void*)Forward, (const void*)BackwardQuery, (const void*)BackwardKey,
                              (const void*)BackwardBias}) {
     const cudaError_t error = cudaFuncGetAttributes(&loaded, kernel);
-    if (error != cudaSuccess) return Said(error, why, size);
+    if (error != cudaSuccess) return FromCuda(error, why, size);
   }
   const int64_t diagonal = c->anchor == CPPOOL_BOTTOM_RIGHT ? c->seqlen_kv - c->seqlen_q : 0;
   *plan = new Problem{int(c->seqlen_q),
@@ -160,8 +160,8 @@ cppool_status Prepare(const cppool_attention_call* c, void** plan, size_t*, char
   return CPPOOL_OK;
 }
 
-// What is added to the logits.
-void SetAdded(const cppool_attention_tensors* from, Tensors& t) {
+// The tensors that are added to the logits.
+void SetBias(const cppool_attention_tensors* from, Tensors& t) {
   if (from->bias) t.bias = Rows(from->bias);
   if (from->alibi_slopes) t.slopes = (const float*)from->alibi_slopes->data;
 }
@@ -172,9 +172,9 @@ cppool_status RunForward(void* plan, const cppool_attention_tensors* from, void*
   Tensors t;
   t.q = Rows(from->q), t.k = Rows(from->k), t.v = Rows(from->v), t.out = Rows(from->out), t.lse = Values(from->lse);
   if (from->max_logit) t.max_logit = Values(from->max_logit);
-  SetAdded(from, t);
+  SetBias(from, t);
   Forward<<<dim3(p.queries, p.heads, p.batch), 32, 0, (cudaStream_t)stream>>>(p, t);
-  return Said(cudaGetLastError(), why, size);
+  return FromCuda(cudaGetLastError(), why, size);
 }
 
 cppool_status RunBackward(void* plan, const cppool_attention_tensors* from, void*, cppool_stream stream, char* why,
@@ -184,7 +184,7 @@ cppool_status RunBackward(void* plan, const cppool_attention_tensors* from, void
   t.q = Rows(from->q), t.k = Rows(from->k), t.v = Rows(from->v), t.dout = Rows(from->dout);
   t.dq = Rows(from->dq), t.dk = Rows(from->dk), t.dv = Rows(from->dv);
   t.lse = Values(from->lse), t.delta = Values(from->delta);
-  SetAdded(from, t);
+  SetBias(from, t);
   BackwardQuery<<<dim3(p.queries, p.heads, p.batch), 32, 0, (cudaStream_t)stream>>>(p, t);
   BackwardKey<<<dim3(p.keys, p.heads / p.group, p.batch), 32, 0, (cudaStream_t)stream>>>(p, t);
   if (from->dbias) {
@@ -193,7 +193,7 @@ cppool_status RunBackward(void* plan, const cppool_attention_tensors* from, void
     BackwardBias<<<dim3(n[3], n[2], n[0] * n[1]), 32, 0, (cudaStream_t)stream>>>(p, t,
                                                                                  {int(n[0]), int(n[1]), int(n[2])});
   }
-  return Said(cudaGetLastError(), why, size);
+  return FromCuda(cudaGetLastError(), why, size);
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 #include <cuda_bf16.h>
 #include <cstdio>
 
-struct View {  // of a tensor [batch, tokens, heads, dim], a bias, or fp32 values of each query; or of none
+struct View {  // a tensor [batch, tokens, heads, dim], a bias, or fp32 values of each query; without data where there is none
   void* data = nullptr;
   int64_t s[3] = {};
   View(const cppool_tensor* t) { if (t) data = t->data, s[0] = t->strides[0], s[1] = t->strides[1], s[2] = t->strides[2]; }
@@ -16,7 +16,7 @@ __global__ void Attend(cppool_attention_call c, View q, View k, View v, View bia
   const int64_t diagonal = i + (c.anchor == CPPOOL_BOTTOM_RIGHT ? c.seqlen_kv - c.seqlen_q : 0);
   const int first = c.window_left < 0 ? 0 : max(int64_t(0), diagonal - c.window_left);
   const int end = c.window_right < 0 ? c.seqlen_kv : min(c.seqlen_kv, diagonal + c.window_right + 1);
-  float most = -INFINITY, sum = 0, o[8] = {};  // of dims lane, lane + 32, ...
+  float most = -INFINITY, sum = 0, o[8] = {};  // o: dims lane, lane + 32, ...
   for (int j = first; j < end; ++j) {
     float logit = 0;
     for (int d = lane; d < c.dim_qk; d += 32) logit += float(q.At(b, i, h)[d]) * float(k.At(b, j, kv)[d]);
@@ -37,19 +37,19 @@ static cppool_status Supports(const cppool_attention_call* c, char* why, size_t 
   const bool ok = c->tensors->q->code == CPPOOL_DL_BFLOAT && c->dim_v <= 256;
   return ok ? CPPOOL_OK : (snprintf(why, size, "bf16 with head_dim_v up to 256 alone"), CPPOOL_UNSUPPORTED);
 }
-static cppool_status Said(cudaError_t error, char* why, size_t size) {
+static cppool_status FromCuda(cudaError_t error, char* why, size_t size) {
   return error ? (snprintf(why, size, "%s", cudaGetErrorString(error)), CPPOOL_CUDA) : CPPOOL_OK;
 }
 static cppool_status Prepare(const cppool_attention_call* c, void** plan, size_t*, char* why, size_t size) {
   *plan = new cppool_attention_call(*c);
-  cudaFuncAttributes loaded;  // now: loaded later it could wait for another rank's collective
-  return Said(cudaFuncGetAttributes(&loaded, Attend), why, size);
+  cudaFuncAttributes loaded;  // asking loads the kernel; loading it later could wait for another rank's collective
+  return FromCuda(cudaFuncGetAttributes(&loaded, Attend), why, size);
 }
 static cppool_status Forward(void* plan, const cppool_attention_tensors* t, void*, cppool_stream on, char* why, size_t size) {
   const auto& c = *(cppool_attention_call*)plan;
   Attend<<<dim3(c.seqlen_q, c.heads, c.batch), 32, 0, (cudaStream_t)on>>>(
       c, t->q, t->k, t->v, t->bias, t->alibi_slopes ? t->alibi_slopes->data : nullptr, t->out, t->lse, t->max_logit);
-  return Said(cudaGetLastError(), why, size);
+  return FromCuda(cudaGetLastError(), why, size);
 }
 extern "C" __attribute__((visibility("default"))) const cppool_attention_kernel* const* cppool_attention() {
   static const cppool_attention_kernel warp{CPPOOL_ATTENTION_ABI, sizeof(warp), "warp", "1.0", "cuda",

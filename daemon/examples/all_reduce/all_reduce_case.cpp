@@ -1,4 +1,4 @@
-// A user's case: an all-reduce of its own (an all-gather, then a kernel that sums), checked against the runtime's all-reduce.
+// A case with parameters and a kernel: an all-reduce (an all-gather, then a kernel that sums), checked against the runtime's all-reduce.
 #include <cppool/case_helpers.h>
 
 #include "sum.h"
@@ -7,9 +7,10 @@ namespace cases = cppool::cases;
 
 static const cppool_parameter kParameters[] = {
     {"count", CPPOOL_TYPE_INTEGER, "1024", nullptr, 1, 1 << 24, 0, "elements of each rank"},
-    {"seed", CPPOOL_TYPE_INTEGER, "1", nullptr, 0, 1e9, 0, "of the inputs"},
-    {"wrong_rank", CPPOOL_TYPE_INTEGER, "-1", nullptr, -1, 63, 0, "the rank whose check fails"},
-    {"fail_rank", CPPOOL_TYPE_INTEGER, "-1", nullptr, -1, 63, 0, "the rank that fails at its start"},
+    {"seed", CPPOOL_TYPE_INTEGER, "1", nullptr, 0, 1e9, 0, "seed of the inputs"},
+    {"wrong_rank", CPPOOL_TYPE_INTEGER, "-1", nullptr, -1, 63, 0,
+     "a rank whose check fails, to see how that looks"},
+    {"fail_rank", CPPOOL_TYPE_INTEGER, "-1", nullptr, -1, 63, 0, "a rank that fails before it begins"},
     {"odd_only", CPPOOL_TYPE_BOOLEAN, "false", nullptr, 0, 0, 0, "an even count is an invalid request"},
 };
 

@@ -21,12 +21,12 @@ static float LoadFp8(const cppool_tensor* t, int64_t at) {
 static float RoundFp8(float x, int fraction, int bias, float largest) {
   int exponent;
   if (!(fabsf(x) < largest)) return x > 0 ? largest : x < 0 ? -largest : x;
-  frexpf(x, &exponent); /* of a fraction from 0.5 to 1 */
+  frexpf(x, &exponent); /* |x| / 2^exponent is from 0.5 to 1 */
   if (exponent < 2 - bias) exponent = 2 - bias;
   return ldexpf(rintf(ldexpf(x, 1 + fraction - exponent)), exponent - 1 - fraction);
 }
 
-/* P and dS as their products have them. */
+/* P and dS, rounded to fp8 as their products take them. */
 static float ForProduct(const cppool_attention_call* c, float p) {
   return c->p_scale > 0 ? RoundFp8(p * (float)c->p_scale, 3, 7, 448) / (float)c->p_scale : p;
 }
@@ -73,7 +73,7 @@ static Sequence SequenceAt(const cppool_attention_call* c, const cppool_attentio
   return s;
 }
 
-/* The keys that query i sees: first .. end. */
+/* Query i sees the keys from first to end - 1. */
 static void Seen(const cppool_attention_call* c, const Sequence* s, int64_t i, int64_t* first, int64_t* end) {
   const int64_t diagonal = i + (c->anchor == CPPOOL_BOTTOM_RIGHT ? s->keys - s->queries : 0);
   *first = c->window_left >= 0 && diagonal > c->window_left ? diagonal - c->window_left : 0;
@@ -154,7 +154,7 @@ static cppool_status Backward(void* plan, const cppool_attention_tensors* t, voi
                               cppool_stream stream, char* why, size_t size) {
   const cppool_attention_call* c = plan;
   const int64_t group = c->heads / c->kv_heads;
-  float *dk = workspace, *dv = dk + c->seqlen_kv * c->dim_qk; /* of one key/value head */
+  float *dk = workspace, *dv = dk + c->seqlen_kv * c->dim_qk; /* one key/value head */
   float* dbias = dv + c->seqlen_kv * c->dim_v;
   const int64_t* bias = t->dbias ? t->dbias->shape : NULL;
   float dq[1024], amax_ds = 0;
@@ -168,7 +168,7 @@ static cppool_status Backward(void* plan, const cppool_attention_tensors* t, voi
       for (int64_t h = kv * group; h < (kv + 1) * group; ++h)
         for (int64_t i = 0; i < s.queries; ++i) {
           const int64_t q = At(t->q, s.entry, s.q + i, h), dout = At(t->dout, s.entry, s.q + i, h);
-          const float lse = ((float*)t->lse->data)[At(t->lse, s.entry, h, s.q + i)]; /* of the whole row */
+          const float lse = ((float*)t->lse->data)[At(t->lse, s.entry, h, s.q + i)]; /* the whole row's */
           const float delta = ((float*)t->delta->data)[At(t->delta, s.entry, h, s.q + i)];
           memset(dq, 0, sizeof(dq));
           Seen(c, &s, i, &first, &end);
