@@ -31,9 +31,19 @@ std::vector<Json> ValuesOf(const Cell& cell, const std::string& key) {
           values.push_back(key == "model" ? row.substr(table.name.size() + 1) : table.kernel_backend);
     return values;
   }
-  auto found = cell.params.find(key);
-  if (found == cell.params.end()) return {};
-  return {*found};
+  if (auto found = cell.params.find(key); found != cell.params.end()) return {*found};
+  for (const auto& [axis, value] : AxesOf(cell))
+    if (axis == key) return {value};
+  return {};
+}
+
+std::string WindowOf(const Json& window, const std::string& mask) {
+  if (!window.is_array() || window.size() != 2) return TextFromValue(window);
+  const bool causal = mask.find("causal") != std::string::npos;
+  const bool left = window[0] != -1;
+  const bool right =
+      !causal && window[1] != -1 && window != Json{-1, 0};  // (-1, 0) without a causal mask means open
+  return left && right ? "left and right" : left ? "left" : right ? "right" : "open";
 }
 
 // As fnmatch(3) reads it, with `*` and `?` alone special.
@@ -94,6 +104,41 @@ std::string RecipeOf(const Cell& cell) {
   return text;
 }
 
+std::vector<std::pair<std::string, std::string>> AxesOf(const Cell& cell) {
+  std::vector<std::pair<std::string, std::string>> axes;
+  auto text = [&](const char* key) {
+    auto found = cell.params.find(key);
+    return found == cell.params.end() ? std::string() : TextFromValue(*found);
+  };
+  auto add = [&](const char* axis, const std::string& value) {
+    if (!value.empty()) axes.emplace_back(axis, value);
+  };
+  add("schedule", text("cp_comm_type"));
+  const std::string between = text("pad_between_seqs");
+  add("format", text("qkv_format") + (between == "true" ? " padded" : between == "false" ? " packed" : ""));
+  const std::string mask = text("attn_mask_type");
+  add("mask", mask);
+  const std::string bias = text("attn_bias_type");
+  add("bias", bias == "post_scale_bias" ? bias + " " + text("bias_shape") : bias);
+  add("softmax", text("softmax_type"));
+  if (cell.params.contains("window_size")) add("window", WindowOf(cell.params["window_size"], mask));
+  const std::string heads = text("num_heads"), groups = text("num_gqa_groups");
+  if (!heads.empty() && !groups.empty())
+    add("heads", heads == groups ? "MHA" : groups == "1" ? "MQA" : "GQA");
+  const std::string qk = text("head_dim_qk"), v = text("head_dim_v");
+  add("head dim", qk == v || v.empty() ? qk : qk + "/" + v);
+  add("dtype", text("dtype"));
+  add("recipe", RecipeOf(cell));
+  static const std::set<std::string> kShown = {
+      "cp_comm_type", "qkv_format",   "pad_between_seqs", "attn_mask_type", "attn_bias_type", "bias_shape",
+      "softmax_type", "window_size",  "num_heads",        "num_gqa_groups", "head_dim_qk",    "head_dim_v",
+      "dtype",        "scaling_mode", "fp8_dpa",          "fp8_mha",        "fp8_bwd",        "f16_O"};
+  for (const std::string& key : cell.varied)
+    if (kShown.count(key) == 0) add(key.c_str(), text(key.c_str()));
+  add("world size", std::to_string(cell.world_size));
+  return axes;
+}
+
 std::string NameOf(const Cell& cell) {
   std::string name = cell.rows.empty() ? cell.case_name : cell.rows.front();
   const auto has = [&](const char* key) { return cell.params.contains(key); };
@@ -134,8 +179,10 @@ std::vector<Cell> Select(const std::vector<Cell>& cells, const std::vector<Filte
       continue;
     std::set<std::string> known = {"world_size", "suite",          "essential", "row",
                                    "model",      "kernel_backend", "name"};
-    for (const Cell& cell : cells)
+    for (const Cell& cell : cells) {
       for (const auto& item : cell.params.items()) known.insert(item.key());
+      for (const auto& axis : AxesOf(cell)) known.insert(axis.first);
+    }
     throw UsageError(protocol::Unknown("key", key, {known.begin(), known.end()}, " of --filter"));
   }
   std::vector<Cell> selected;

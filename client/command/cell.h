@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <cppool/pool.h>
@@ -31,11 +32,13 @@ std::string NameOf(const Cell& cell);
 // The recipe of a cell with dtype fp8, "current dpa bwd f16_O": its scaling mode and the flags that are true, fp8_dpa where
 // fp8_mha is not. Empty for another dtype.
 std::string RecipeOf(const Cell& cell);
+// A cell's value on each axis that its parameters determine: {"schedule", "p2p"}, {"window", "left"}, ...
+std::vector<std::pair<std::string, std::string>> AxesOf(const Cell& cell);
 // Numbers the cells that have the name of an earlier one: "small W=2 #2".
 void MakeNamesUnique(std::vector<Cell>* cells);
 
-// key=value, or key!=value. A key is a parameter, `world_size`, `suite`, `row`, `model`, `kernel_backend`, `essential` or
-// `name`. A value is text as ValueFromText reads it; in it `*` stands for any text and `?` for one character.
+// key=value, or key!=value. A key is a parameter, `world_size`, `suite`, `row`, `model`, `kernel_backend`, `essential`, `name` or
+// an axis of AxesOf. A value is text as ValueFromText reads it; in it `*` stands for any text and `?` for one character.
 struct Filter {
   std::string key;
   std::string value;

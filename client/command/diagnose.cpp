@@ -6,6 +6,7 @@
 
 #include "client/command/text.h"
 #include "client/src/daemon.h"
+#include "client/src/describe.h"
 #include "client/src/request.h"
 #include "client/src/shell.h"
 
@@ -206,7 +207,7 @@ std::string Describe(const Verdict& verdict) {
       if (!verdict.minimal) text += " or some of them";
       break;
     case Verdict::Kind::kFlaky:
-      text += " (" + std::to_string(verdict.failed) + " of " + std::to_string(verdict.ran) + ")";
+      text = client::FlakyOf(verdict.failed, verdict.ran);
       break;
     case Verdict::Kind::kUndecided:
       text += ": " + verdict.reason;

@@ -29,7 +29,7 @@ struct Verdict {
   std::string reason;   // of kUndecided
 };
 std::string_view ToString(Verdict::Kind kind);  // "bug", "polluted", "flaky", "undecided"
-// `bug`, `polluted by "a", "b"`, `flaky (2 of 7)`, `undecided: ...`; at most five culprits are named.
+// `bug`, `polluted by "a", "b"`, `flaky (failed 2 of 7)`, `undecided: ...`; at most five culprits are named.
 std::string Describe(const Verdict& verdict);
 
 class Diagnoser {

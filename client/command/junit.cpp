@@ -27,8 +27,10 @@ void WriteJunit(std::ostream& out, const std::string& suite, const std::vector<J
                                                              : "skipped";
       out << "<" << element << " message=\"" << XmlEscape(one.message) << "\">" << XmlEscape(one.details)
           << "</" << element << ">";
+    } else if (!one.message.empty()) {  // as Maven's Surefire has it
+      out << "<flakyFailure message=\"" << XmlEscape(one.message) << "\" type=\"flaky\"><stackTrace>"
+          << XmlEscape(one.details) << "</stackTrace></flakyFailure>";
     }
-    if (!one.output.empty()) out << "<system-out>" << XmlEscape(one.output) << "</system-out>";
     if (!one.stderr_tail.empty()) out << "<system-err>" << XmlEscape(one.stderr_tail) << "</system-err>";
     out << "</testcase>\n";
   }

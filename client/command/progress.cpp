@@ -66,6 +66,7 @@ Progress::~Progress() {
 void Progress::Show(int done, int failed, const std::string& doing, double share) {
   const std::lock_guard lock(mutex_);
   shown_ = true;
+  if (done < done_) start_ = Clock::now();
   done_ = done;
   failed_ = failed;
   share_ = share;

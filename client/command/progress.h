@@ -24,7 +24,7 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   // "[3/20] 0:07, 17.1/min, 0:41 left, 1 failed, DOING". `share`: of the step under way that is done, from 0 to 1. The rate and the time
-  // left, an estimate, are of the steps so far, shown once there is one.
+  // left, an estimate, are of the steps so far, shown once there is one; the time starts again when there are fewer than before.
   void Show(int done, int failed, const std::string& doing, double share = 0);
   void Clear();
 
@@ -37,8 +37,8 @@ class Progress {
   const bool terminal_;
   const std::size_t total_;
   const std::chrono::milliseconds interval_;
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::mutex mutex_;  // guards err_ while a step is shown, and the members below
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::condition_variable changed_;
   std::chrono::steady_clock::time_point next_;  // when the thread writes
   bool shown_ = false, over_ = false;

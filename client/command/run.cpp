@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -20,6 +21,7 @@
 #include "client/command/runner.h"
 #include "client/command/text.h"
 #include "client/command/watch.h"
+#include "client/src/daemon.h"
 #include "protocol/kernel_words.h"
 #include "protocol/parameters.h"
 
@@ -37,15 +39,23 @@ class Run {
         output_(output),
         runner_(runner),
         diagnoser_(ToPoolOptions(arguments), run_options_, {},
-                   [this](const std::string& doing) { report_.Progress(diagnosed_ + ": " + doing); }),
+                   [this](const std::string& doing) {
+                     report_.Progress(static_cast<int>(done_), diagnosed_ + ": " + doing);
+                   }),
         report_(arguments, streams, cells_.size()),
-        outcomes_(cells_.size()) {}
+        // With --until-fail all cells run once in each round, else each of them as often in the only round.
+        rounds_(cells_.empty() || !arguments.until_fail
+                    ? 1
+                    : arguments.times.value_or(std::numeric_limits<int>::max())),
+        runs_(arguments.until_fail ? 1 : arguments.times.value_or(1)),
+        outcomes_(cells_.size()),
+        settled_(cells_.size()) {}
 
   // The cells in the order in which they would run, each with the outcome that the daemon expects.
   int List() {
     for (std::size_t index : RunOrder(cells_)) {
       const Cell& cell = cells_[index];
-      report_.Progress(cell.name);
+      report_.Progress(report_.counts().all(), cell.name);
       const Outcome outcome = runner_.Validate(cell, run_options_);
       report_.ClearProgress();
       report_.Count(cell, outcome);
@@ -57,37 +67,20 @@ class Run {
 
   int RunAll() {
     bool reported = false;
+    const std::vector<std::size_t> order = RunOrder(cells_);
     {
       const Interruption interruption([this](int signal) { Interrupted(signal); });
-      ExpectCells();
-      for (std::size_t index : RunOrder(cells_)) {
-        const Cell& cell = cells_[index];
-        if (Stops()) break;
-        report_.Progress(cell.name);
-        Outcome outcome = runner_.Run(cell, WithinLimit());
-        output_.Note(std::string(ToString(outcome.kind)) + (outcome.error.empty() ? "" : ": ") +
-                     outcome.error);
-        {
-          const std::lock_guard lock(mutex_);
-          outcomes_[index] = std::move(outcome);
-          uncounted_ = index;
-        }
-        std::optional<Verdict> verdict = Diagnose(cell, *outcomes_[index]);
-        {
-          const std::lock_guard lock(mutex_);
-          outcomes_[index]->verdict = std::move(verdict);
-          report_.Count(cell, *outcomes_[index]);
-          uncounted_.reset();
-        }
-        report_.ClearProgress();
-        report_.PrintOutcome(cell, *outcomes_[index]);
-      }
+      while (round_ <= rounds_ && RunRound(order)) ++round_;
+      for (std::size_t index : order) Settle(index);
       const std::lock_guard lock(mutex_);
       // Before stdout is written, which may fail. After a first failure that is enough the rest has not failed.
-      reported = report_.WriteJunit(cells_, outcomes_, stopped_,
-                                    arguments_.fail_fast ? Status::kSkipped : Status::kError);
+      reported = report_.WriteJunit(
+          cells_, outcomes_, stopped_,
+          arguments_.fail_fast || arguments_.until_fail ? Status::kSkipped : Status::kError);
     }
-    report_.Close(runner_.worlds(), stopped_);
+    const bool steady = arguments_.until_fail && failed_in_ == 0 && stopped_.empty();
+    report_.Close(runner_.worlds(),
+                  steady ? "no failure in " + Rounds(round_ - 1) + " (--until-fail)" : stopped_);
     if (const std::string problem = output_.Problem(); !problem.empty()) {
       report_.Complain(problem);
       reported = false;
@@ -96,31 +89,99 @@ class Run {
   }
 
  private:
-  // A diagnosis needs the devices for itself.
-  void ExpectCells() {
-    if (arguments_.diagnose) return;
+  // A diagnosis needs the devices for itself. Where cells run many times a start takes little of the time.
+  void ExpectCells(const std::vector<std::size_t>& order) {
+    if (arguments_.diagnose || runs_ > 1) return;
     std::deque<int> world_sizes;
-    for (std::size_t index : RunOrder(cells_)) world_sizes.push_back(cells_[index].world_size);
+    for (std::size_t index : order) world_sizes.push_back(cells_[index].world_size);
     runner_.Expect(std::move(world_sizes));
   }
 
-  // Whether no further cell is to run; then stopped_ says why.
-  bool Stops() {
-    const std::string done = " with " + std::to_string(report_.counts().all()) + " of " +
-                             std::to_string(cells_.size()) + " cells done";
-    if (arguments_.fail_fast && report_.counts().failed > 0)
-      stopped_ = "stopped after the first failure (--fail-fast)" + done;
-    if (arguments_.limit > 0 && Left() <= std::chrono::milliseconds(0))
-      stopped_ = "stopped at the limit of the run (--limit)" + done;
-    return !stopped_.empty();
+  // False: it was stopped.
+  bool RunRound(const std::vector<std::size_t>& order) {
+    ExpectCells(order);
+    done_ = 0;
+    for (std::size_t index : order) {
+      for (int run = 0; run < runs_; ++run) {
+        if (Stops()) return false;
+        RunCell(index, run);
+      }
+      ++done_;
+      if (!arguments_.until_fail) Settle(index);
+    }
+    return true;
   }
+
+  // `run`: how many of the cell there were in this round.
+  void RunCell(std::size_t index, int run) {
+    const Cell& cell = cells_[index];
+    report_.Progress(static_cast<int>(done_),
+                     round_ > 1 ? "round " + std::to_string(round_) + ", " + cell.name : cell.name,
+                     static_cast<double>(run) / runs_);
+    const RunOptions options = WithinLimit();
+    Outcome outcome = runner_.Run(cell, options);
+    const bool cut = outcome.timed_out && options.deadline < run_options_.deadline;
+    if (cut && outcomes_[index]) return;  // what it did before counts
+    if (cut)
+      outcome.error = "ended by the limit of the run (--limit), not by its own deadline of " +
+                      client::Seconds(run_options_.deadline) + ": " + outcome.error;
+    output_.Note(std::string(ToString(outcome.kind)) + (outcome.error.empty() ? "" : ": ") + outcome.error);
+    const bool diagnosed = outcomes_[index] && outcomes_[index]->verdict;
+    const bool diagnosable = !cut && !diagnosed && Diagnosable(outcome);
+    {
+      const std::lock_guard lock(mutex_);
+      if (outcomes_[index])
+        outcomes_[index]->Add(std::move(outcome));
+      else
+        outcomes_[index] = std::move(outcome);
+    }
+    if (diagnosable) {
+      diagnosed_ = cell.name;
+      Verdict verdict = diagnoser_.Diagnose(cell, runner_.Retire(), runner_.Digests(run_options_));
+      const std::lock_guard lock(mutex_);
+      std::string& flaky = outcomes_[index]->flaky;
+      if (verdict.kind == Verdict::Kind::kFlaky && flaky.empty()) flaky = Describe(verdict);
+      outcomes_[index]->verdict = std::move(verdict);
+    }
+    if (failed_in_ == 0 && report_.fails(*outcomes_[index])) failed_in_ = round_;
+    ran_ = ran_ || outcomes_[index]->kind != Status::kSkipped;
+  }
+
+  // Counts and prints the cell's outcome, if it has one; once.
+  void Settle(std::size_t index) {
+    if (!outcomes_[index] || settled_[index]) return;
+    {
+      const std::lock_guard lock(mutex_);
+      report_.Count(cells_[index], *outcomes_[index]);
+      settled_[index] = true;
+    }
+    report_.ClearProgress();
+    report_.PrintOutcome(cells_[index], *outcomes_[index]);
+  }
+
+  // Whether nothing is to run any more; where cells are left that have not run as asked, stopped_ says why.
+  bool Stops() {
+    const auto stop = [this](const std::string& why) {
+      stopped_ = "stopped " + why + " with " + std::to_string(round_ > 1 ? cells_.size() : done_) + " of " +
+                 std::to_string(cells_.size()) + " cells done";
+      return true;
+    };
+    if (arguments_.fail_fast && report_.failing() > 0) return stop("after the first failure (--fail-fast)");
+    if (failed_in_ > 0 && arguments_.until_fail)
+      return stop("after the first failure, in round " + std::to_string(failed_in_) + " (--until-fail),");
+    if (round_ > 1 && !ran_) return stop("after a round in which nothing ran (--until-fail),");
+    if (arguments_.limit <= 0 || Left() > std::chrono::milliseconds(0)) return false;
+    return round_ > 1 || stop("at the limit of the run (--limit)");
+  }
+
+  static std::string Rounds(int count) { return std::to_string(count) + (count == 1 ? " round" : " rounds"); }
 
   std::chrono::milliseconds Left() const {
     return std::chrono::ceil<std::chrono::milliseconds>(start_ + ToMilliseconds(arguments_.limit) -
                                                         std::chrono::steady_clock::now());
   }
 
-  // A case's deadline ends with the run's limit.
+  // No case goes on after the run's limit.
   RunOptions WithinLimit() const {
     RunOptions options = run_options_;
     if (arguments_.limit > 0)
@@ -129,28 +190,27 @@ class Run {
   }
 
   // After List(): of the expected outcomes.
-  int ExitCode() const {
-    return report_.counts().ran() > 0 && report_.counts().failed == 0 ? kSuccess : kFailure;
-  }
+  int ExitCode() const { return report_.counts().ran() > 0 && report_.failing() == 0 ? kSuccess : kFailure; }
 
   // Called on another thread, while a cell may run: reports what is done.
   void Interrupted(int signal) {
     mutex_.lock();  // never unlocked: the main thread stops at its next outcome
-    if (uncounted_) report_.Count(cells_[*uncounted_], *outcomes_[*uncounted_]);
+    std::vector<std::size_t> unsettled;
+    for (std::size_t index : RunOrder(cells_))
+      if (outcomes_[index] && !settled_[index]) unsettled.push_back(index);
+    for (std::size_t index : unsettled) report_.Count(cells_[index], *outcomes_[index]);
     const std::string missing = DescribeInterruption(signal, report_.counts().all(), cells_.size(), "cells");
     report_.WriteJunit(cells_, outcomes_, missing);
     report_.ClearProgress();
-    if (uncounted_) report_.PrintOutcome(cells_[*uncounted_], *outcomes_[*uncounted_]);
+    for (std::size_t index : unsettled) report_.PrintOutcome(cells_[index], *outcomes_[index]);
     report_.CloseInterrupted(missing);
   }
 
   // A refused request is not run again: it would be refused again.
-  std::optional<Verdict> Diagnose(const Cell& cell, const Outcome& outcome) {
+  bool Diagnosable(const Outcome& outcome) const {
     const bool refused =
         outcome.result && outcome.result->failure && outcome.result->failure->kind == "invalid_request";
-    if (!arguments_.diagnose || !outcome.failed() || !outcome.asked || refused) return std::nullopt;
-    diagnosed_ = cell.name;
-    return diagnoser_.Diagnose(cell, runner_.Retire(), runner_.Digests(run_options_));
+    return arguments_.diagnose && outcome.failed() && outcome.asked && !refused;
   }
 
   const RunArguments& arguments_;
@@ -162,10 +222,15 @@ class Run {
   Diagnoser diagnoser_;
   std::string diagnosed_;  // the cell that is being diagnosed
   RunReport report_;
+  const int rounds_, runs_;  // of all cells; of a cell in a round
+  int round_ = 1;
+  std::size_t done_ = 0;  // cells of this round
+  int failed_in_ = 0;     // the round of the first failure; 0: none
+  bool ran_ = false;      // a cell was not skipped
+  std::string stopped_;   // why cells have not run; empty: nothing stopped the run
   std::mutex mutex_;  // guards the members below, and the counts and the JUnit file of the report
-  std::vector<std::optional<Outcome>> outcomes_;  // of cells_; empty: not run yet
-  std::string stopped_;                           // why cells have not run; empty: nothing stopped the run
-  std::optional<std::size_t> uncounted_;          // of an outcome that the report has not counted yet
+  std::vector<std::optional<Outcome>> outcomes_;  // of cells_, of their runs so far; empty: not run yet
+  std::vector<bool> settled_;                     // of cells_: the report has counted it
 };
 
 // The command as often as it is run: once, or with --watch at each save.

@@ -82,9 +82,10 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
       ->check(IsUtf8)
       ->capture_default_str();
   run.add_option(
-         "--world-size", arguments->world_size,
-         "Number of ranks (default: that of each cell; 2 for a single case). Cells of a suite that are "
-         "impossible with it are skipped")
+         "--world-size", arguments->world_sizes,
+         "Numbers of ranks, N,M,... (default: that of each cell; 2 for a single case). Cells of a suite that "
+         "are impossible with one are skipped")
+      ->delimiter(',')
       ->check(CLI::Range(1, protocol::kMaxWorldSize));
   AddRepeatable(
       run, "--param", &arguments->params,
@@ -95,8 +96,8 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
       run, "--filter", &arguments->filters,
       "Selects cells of the suite: key=value those with the value, key!=value those without it; * and ? in a "
       "value stand for any text and any character. Keys: a parameter, world_size, suite (matrix, fp8, own), "
-      "row, model, kernel_backend, essential or name. Values of one key are alternatives; different "
-      "keys must all match")
+      "row, model, kernel_backend, essential, name, or an axis of the closing table (schedule, mask, ...). "
+      "Values of one key are alternatives; different keys must all match")
       ->needs(suite);
   run.add_option(
          "--max-seqlen", arguments->max_seqlen,
@@ -146,6 +147,19 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
                  "Writes what the daemons write on stderr, cases' output among it, to this file as it comes")
       ->check(IsPath);
   run.add_flag("--fail-fast", arguments->fail_fast, "Stops after the first failure");
+  CLI::Option* retries =
+      run.add_option(
+             "--retries", arguments->retries,
+             "Asks again, up to so often, when the daemon of a case died; one that then passes is flaky and "
+             "does not fail the run. Without it a case is asked once more, and flaky ones fail the run")
+          ->check(CLI::Range(0, 1000));
+  CLI::Option* times =
+      run.add_option("--times", arguments->times,
+                     "Runs each case so often; with --until-fail all of them, at most so often")
+          ->check(CLI::Range(1, 1'000'000));
+  CLI::Option* until_fail =
+      run.add_flag("--until-fail", arguments->until_fail,
+                   "Runs all again and again until one fails, or until --times or --limit");
   AddSeconds(
       run, "--limit", &arguments->limit,
       "Seconds for the whole run: no case begins after them, and one that runs then ends with an error");
@@ -166,11 +180,15 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
          "--diagnose", arguments->diagnose,
          "Runs a failed case again in fresh pools, alone and after the cases before it, to tell a bug from a "
          "polluted pool and a flaky case")
-      ->excludes(list);
+      ->excludes(list)
+      ->excludes(retries);
   run.add_flag(
          "--watch", arguments->watch,
          "Runs the same again each time that a file of --load or --kernels is saved, until it is interrupted")
-      ->excludes(list);
+      ->excludes(list)
+      ->excludes(until_fail);
+  times->excludes(list);
+  until_fail->excludes(list);
 }
 
 std::vector<Cell> CellsOf(const RunArguments& arguments, const Streams& streams) {
@@ -178,8 +196,6 @@ std::vector<Cell> CellsOf(const RunArguments& arguments, const Streams& streams)
   if (arguments.suite.empty()) {
     Cell cell;
     cell.case_name = arguments.case_name;
-    cell.world_size = arguments.world_size > 0 ? arguments.world_size : 2;
-    cell.name = cell.case_name + " W=" + std::to_string(cell.world_size);
     cells.push_back(cell);
   } else {
     std::vector<Filter> filters;
@@ -193,21 +209,23 @@ std::vector<Cell> CellsOf(const RunArguments& arguments, const Streams& streams)
   }
   const std::vector<SweepAxis> axes = SweepAxesOf(arguments.params);
   std::vector<Cell> product;
-  for (Cell& cell : cells) {
-    if (arguments.world_size > 0 && !cell.suite.empty()) {
-      cell.world_size = arguments.world_size;
-      cell.name = NameOf(cell);
+  for (const Cell& cell : cells)
+    for (const int world_size :
+         arguments.world_sizes.empty() ? std::vector<int>{cell.world_size} : arguments.world_sizes) {
+      Cell sized = cell;
+      sized.world_size = world_size;
+      if (!arguments.world_sizes.empty() || cell.name.empty()) sized.name = NameOf(sized);
+      if (arguments.max_seqlen > 0) Shrink(&sized.params, arguments.max_seqlen, world_size);
+      for (SweepPoint& point : Over(sized, axes)) {
+        point.cell.name += SweptText(axes, point);
+        product.push_back(std::move(point.cell));
+      }
+      if (product.size() > kMaxCells)
+        throw UsageError("more than " + std::to_string(kMaxCells) + " cells: give --param fewer values");
     }
-    if (arguments.max_seqlen > 0) Shrink(&cell.params, arguments.max_seqlen, cell.world_size);
-    for (SweepPoint& point : Over(cell, axes)) {
-      point.cell.name += SweptText(axes, point);
-      product.push_back(std::move(point.cell));
-    }
-    if (product.size() > kMaxCells)
-      throw UsageError("more than " + std::to_string(kMaxCells) + " cells: give --param fewer values");
-  }
   if (product.size() > 1) {
-    const std::string many = " of one case, and the lists of --param make " + std::to_string(product.size());
+    const std::string many =
+        " of one case, and the lists of --param and --world-size make " + std::to_string(product.size());
     if (!arguments.dump.empty()) throw UsageError("--dump writes the tensors" + many);
     if (!arguments.trace.empty()) throw UsageError("--trace writes the timeline" + many);
   }
@@ -222,8 +240,8 @@ std::vector<Cell> CellsOf(const RunArguments& arguments, const Streams& streams)
 
 PoolOptions ToPoolOptions(const RunArguments& arguments) {
   PoolOptions options = ToPoolOptions(arguments.daemon);
-  // A retry in a fresh daemon would hide what earlier cells have polluted.
-  options.retries = arguments.diagnose ? 0 : 1;
+  // A retry in a fresh daemon would hide from a diagnosis what earlier cells have polluted.
+  options.retries = arguments.diagnose ? 0 : arguments.retries.value_or(1);
   if (!arguments.fault.empty()) options.arguments.emplace_back("--allow-faults");
   return options;
 }

@@ -16,7 +16,7 @@ struct RunArguments {
   std::string suite;  // a built-in one or a file; empty: one case
   std::string case_name = "attention";
   std::string junit;   // a file; empty: none
-  int world_size = 0;  // 0: that of each cell, 2 for a single case
+  std::vector<int> world_sizes;  // none: that of each cell, 2 for a single case
   std::vector<std::string> filters, params;
   double deadline = 90;         // seconds
   std::int64_t max_seqlen = 0;  // 0: lengths are not changed
@@ -25,8 +25,11 @@ struct RunArguments {
   std::string shard;  // "i/n"; empty: all cells
   std::string log;    // a file; empty: none
   double limit = 0;   // seconds for the whole run; 0: none
+  std::optional<int>
+      retries;  // absent: a cell whose daemon died is asked once more, and is not allowed to be flaky
+  std::optional<int> times;  // runs of each cell, or with `until_fail` of all cells; absent: 1, or no end
   bool json = false, list = false, diagnose = false, watch = false;
-  bool fail_fast = false, verbose = false, quiet = false;
+  bool fail_fast = false, until_fail = false, verbose = false, quiet = false;
 };
 
 void AddRunOptions(CLI::App& run, RunArguments* arguments);

@@ -1,13 +1,16 @@
 #include "client/command/run_report.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <sstream>
+#include <string_view>
 #include <utility>
 
 #include "client/command/diagnose.h"
 #include "client/command/text.h"
 #include "client/src/describe.h"
+#include "protocol/crash.h"
 
 namespace cppool::command {
 namespace {
@@ -27,24 +30,86 @@ std::vector<std::string> LinesOf(const std::string& text) {
   return lines;
 }
 
-// The lines that explain a failure: its failed checks, its error, and the errors of ranks that it does not contain, which
-// may be consequences.
-std::vector<std::string> Explain(const Outcome& outcome) {
-  std::vector<std::string> lines;
-  if (outcome.result) {
-    for (const Check& check : outcome.result->checks)
-      if (!check.ok) lines.push_back(DescribeCheck(check));
-  }
-  for (std::string& line : LinesOf(outcome.error)) lines.push_back(std::move(line));
-  if (outcome.result) {
-    for (const Rank& rank : outcome.result->ranks)
-      if (!rank.ok && outcome.error.find(rank.error) == std::string::npos)
-        lines.push_back("rank " + std::to_string(rank.rank) + ": " + rank.error);
-  }
-  return lines;
+constexpr char kTail[] = "the end of its stderr:";  // as PoolError has it
+
+// Text without what the daemon puts before its own messages: "[07:08:49.665] [cppoold 24396] [warning] [rank 1] ", "cppoold: ".
+std::string_view Message(std::string_view line) {
+  if (line.starts_with("cppoold: ")) return line.substr(9);
+  if (line.find("] [cppoold ") == std::string_view::npos) return line;
+  while (line.starts_with('[') && line.find("] ") != std::string_view::npos)
+    line.remove_prefix(line.find("] ") + 2);
+  return line;
 }
 
-constexpr char kRetried[] = "retried, because its daemon died or broke the protocol: attempt ";
+// The lines that explain an outcome, each once: how earlier attempts ended, its failed checks, its error, and the errors of ranks
+// that it does not contain, which may be consequences.
+class Explanation {
+ public:
+  explicit Explanation(const Outcome& outcome) {
+    const bool told_by_verdict = outcome.verdict && outcome.verdict->kind == Verdict::Kind::kFlaky;
+    if (!outcome.flaky.empty() && !told_by_verdict) lines.push_back(outcome.flaky);
+    if (outcome.result) {
+      for (std::size_t i = 0; i < outcome.result->lost.size(); ++i)
+        Add("attempt " + std::to_string(i + 1) + ": " + outcome.result->lost[i].error);
+      AddChecks(outcome.result->checks);
+    }
+    for (const std::string& line : LinesOf(outcome.error)) Add(line);
+    if (lines.size() > 1 && lines.back() == kTail) lines.pop_back();
+    if (outcome.result) AddRanks(*outcome.result);
+    for (const std::string& line : outcome.output)
+      if (!IsRepeated(line) && !line.starts_with(protocol::kCrashPrefix)) output.push_back(line);
+  }
+
+  std::vector<std::string> lines, output;  // output: the case's and the daemon's that is not in the lines
+
+ private:
+  void AddChecks(const std::vector<Check>& checks) {
+    for (const Check& check : checks) {
+      if (check.ok) continue;
+      lines.push_back(DescribeCheck(check));
+      failed_checks_.push_back(check.tensor + " against " + check.against);
+    }
+    if (!failed_checks_.empty())
+      lines.push_back(std::to_string(failed_checks_.size()) + " of " + std::to_string(checks.size()) +
+                      " checks do not hold");
+  }
+
+  void AddRanks(const Result& result) {
+    // What failed first is in the errors of the ranks that waited for it, too.
+    const std::string first = result.failure ? result.failure->detail : "";
+    for (const Rank& rank : result.ranks) {
+      if (rank.ok || IsTold(rank.error) || NamesCheck(rank.error)) continue;
+      std::string error = rank.error;
+      if (const auto at = first.empty() ? std::string::npos : error.find(": " + first);
+          at != std::string::npos)
+        error.resize(at);
+      lines.push_back("rank " + std::to_string(rank.rank) + ": " + error);
+      told_.push_back(rank.error);
+    }
+  }
+
+  void Add(const std::string& line) {
+    if (IsRepeated(line) || NamesCheck(line)) return;
+    lines.push_back(line);
+    told_.push_back(line);
+  }
+
+  // A message of the daemon's; a case's own line is never one.
+  bool IsRepeated(const std::string& line) const {
+    const std::string_view message = Message(line);
+    return message.size() < line.size() && IsTold(message);
+  }
+  bool IsTold(std::string_view text) const {
+    return std::any_of(told_.begin(), told_.end(),
+                       [&](const std::string& told) { return told.find(text) != std::string::npos; });
+  }
+  bool NamesCheck(const std::string& text) const {
+    return std::any_of(failed_checks_.begin(), failed_checks_.end(),
+                       [&](const std::string& check) { return text.find(check) != std::string::npos; });
+  }
+
+  std::vector<std::string> told_, failed_checks_;
+};
 
 Json OrNull(const std::string& text) { return text.empty() ? Json() : Json(text); }
 
@@ -64,48 +129,54 @@ RunReport::RunReport(const RunArguments& arguments, const Streams& streams, std:
   if (!junit_) throw UsageError(CannotWrite(arguments.junit));
 }
 
-void RunReport::Count(const Cell& cell, const Outcome& outcome) { tally_.Add(cell, outcome); }
+void RunReport::Count(const Cell& cell, const Outcome& outcome) {
+  tally_.Add(cell, outcome);
+  failing_ += fails(outcome);
+}
 
 void RunReport::PrintOutcome(const Cell& cell, const Outcome& outcome) {
   if (arguments_.json) {
     Json json = DescribeCell(cell);
-    json["status"] = ToString(outcome.kind);
+    json["status"] = outcome.flaky.empty() ? ToString(outcome.kind) : "flaky";
     json["seconds"] = outcome.seconds;
     json["error"] = OrNull(outcome.error);
     json["attempts"] = outcome.asked ? Json(outcome.attempts) : Json();
     json["answer"] = outcome.result ? outcome.result->json : Json();
     if (!outcome.output.empty()) json["output"] = outcome.output;
     if (outcome.crash) json["crash"] = client::Describe(*outcome.crash);
+    if (!outcome.flaky.empty()) json["flaky"] = outcome.flaky;
+    if (outcome.result)
+      for (const LostAttempt& lost : outcome.result->lost) json["lost"].push_back(client::Describe(lost));
     if (outcome.verdict) json["verdict"] = DescribeVerdict(cell, *outcome.verdict);
     PrintJson(streams_.out, json);
     return;
   }
-  if (outcome.failed()) {
-    streams_.out << (outcome.kind == Outcome::Kind::kFailed ? "FAILED " : "ERROR ") << cell.name << "\n";
-    for (const std::string& line : Explain(outcome)) streams_.out << "  " << line << "\n";
-    PrintOutput(outcome);
+  if (outcome.failed() || !outcome.flaky.empty()) {
+    const bool failed = outcome.kind == Outcome::Kind::kFailed;
+    streams_.out << (!outcome.flaky.empty() ? "FLAKY " : failed ? "FAILED " : "ERROR ") << cell.name << "\n";
+    const Explanation explanation(outcome);
+    for (const std::string& line : explanation.lines) streams_.out << "  " << line << "\n";
+    PrintOutput(explanation.output);
     for (const std::string& line : Advice(cell, outcome)) streams_.out << "  " << line << "\n";
   } else if (outcome.result && outcome.kind == Outcome::Kind::kPassed && !arguments_.quiet &&
              (arguments_.suite.empty() || arguments_.verbose)) {
     PrintPassed(cell, *outcome.result);
-    PrintOutput(outcome);
+    PrintOutput(outcome.output);
   } else if (outcome.kind == Outcome::Kind::kSkipped && arguments_.verbose) {
     streams_.out << "skipped " << cell.name << ": " << outcome.error << "\n";
-    PrintOutput(outcome);
+    PrintOutput(outcome.output);
   }
   streams_.out << std::flush;
 }
 
-void RunReport::PrintOutput(const Outcome& outcome) {
-  if (outcome.output.empty()) return;
+void RunReport::PrintOutput(const std::vector<std::string>& output) {
+  if (output.empty()) return;
   streams_.out << "  its output and the daemon's:\n";
-  for (const std::string& line : outcome.output) streams_.out << "  | " << line << "\n";
+  for (const std::string& line : output) streams_.out << "  | " << line << "\n";
 }
 
 void RunReport::PrintPassed(const Cell& cell, const Result& result) {
-  streams_.out << "passed " << cell.name << " in " << Fixed(result.wall_ms, 3) << " ms";
-  if (result.attempts > 1) streams_.out << ", attempt " << result.attempts;
-  streams_.out << "\n";
+  streams_.out << "passed " << cell.name << " in " << Fixed(result.wall_ms, 3) << " ms\n";
   for (const auto& [stage, tflops] : result.tflops)
     streams_.out << "  " << stage << ": " << Fixed(tflops, 3) << " TFLOP/s per rank\n";
   for (const std::string& warning : result.warnings) streams_.out << "  warning: " << warning << "\n";
@@ -157,18 +228,18 @@ JunitCase RunReport::ToJunit(const Cell& cell, const Outcome& outcome) const {
   JunitCase one;
   one.group = junit_name_;
   one.name = cell.name;
-  one.outcome = outcome.kind;
+  one.outcome = outcome.failed() || !fails(outcome) ? outcome.kind : Outcome::Kind::kFailed;
   one.seconds = outcome.seconds;
   one.message = FirstLine(outcome.error);
-  if (outcome.verdict) one.message += " (" + Describe(*outcome.verdict) + ")";
-  for (const std::string& line : Explain(outcome)) one.details += line + "\n";
+  const std::string more = outcome.verdict ? Describe(*outcome.verdict) : outcome.flaky;
+  if (!more.empty()) one.message = one.message.empty() ? more : one.message + " (" + more + ")";
+  for (const std::string& line : Explanation(outcome).lines) one.details += line + "\n";
   for (const std::string& line : Advice(cell, outcome)) one.details += line + "\n";
-  if (outcome.attempts > 1) one.output = kRetried + std::to_string(outcome.attempts) + "\n";
   one.stderr_tail = outcome.stderr_tail;
   return one;
 }
 
-void RunReport::Close(const std::map<int, Json>& worlds, const std::string& stopped) {
+void RunReport::Close(const std::map<int, Json>& worlds, const std::string& ended) {
   std::ostream& closing = Closing();
   if (arguments_.json) {
     Json summary = tally_.ToJson();
@@ -178,25 +249,24 @@ void RunReport::Close(const std::map<int, Json>& worlds, const std::string& stop
                                    {"backend", hello.value("backend", Json())},
                                    {"transport", hello.value("transport", Json())},
                                    {"devices", hello.value("devices", Json())}});
-    if (!stopped.empty()) summary["stopped"] = stopped;
+    if (!ended.empty()) summary["stopped"] = ended;
     PrintJson(streams_.out, {{"summary", summary}});
   } else if (!arguments_.suite.empty() && !arguments_.quiet) {
     tally_.PrintAxes(closing);
     tally_.PrintRatios(closing);
   }
   if (arguments_.quiet) {
-    if (!stopped.empty()) closing << stopped << "\n";
+    if (!ended.empty()) closing << ended << "\n";
     return PrintCounts();
   }
   tally_.PrintReasons(closing);
   tally_.PrintVerdicts(closing);
-  tally_.PrintRetried(closing);
   std::string line;
   for (const auto& [size, hello] : worlds)
     line += (line.empty() ? "" : "; ") + ("world size " + std::to_string(size)) + ": " + DescribeWorld(hello);
   closing << (line.empty() ? "backend none: no daemon answered" : line) << "\n";
   tally_.PrintSuites(closing);
-  if (!stopped.empty()) closing << stopped << "\n";
+  if (!ended.empty()) closing << ended << "\n";
   PrintCounts();
 }
 
@@ -263,10 +333,6 @@ Json RunReport::DescribeVerdict(const Cell& cell, const Verdict& verdict) const 
 // With --json stdout holds JSON only.
 std::ostream& RunReport::Closing() const { return arguments_.json ? streams_.err : streams_.out; }
 
-void RunReport::PrintCounts() {
-  Closing() << counts().passed << " passed, " << counts().failed << " failed, " << counts().skipped
-            << " skipped\n"
-            << std::flush;
-}
+void RunReport::PrintCounts() { Closing() << Text(counts()) << "\n" << std::flush; }
 
 }  // namespace cppool::command

@@ -22,11 +22,17 @@ class RunReport {
   // `cells`: how many will run. Throws UsageError when the JUnit file cannot be written.
   RunReport(const RunArguments& arguments, const Streams& streams, std::size_t cells);
 
-  void Progress(const std::string& doing) { progress_.Show(counts().all(), counts().failed, doing); }
+  // `done`: of the cells; `share`: of the one under way.
+  void Progress(int done, const std::string& doing, double share = 0) {
+    const std::string flaky = counts().flaky > 0 ? std::to_string(counts().flaky) + " flaky, " : "";
+    progress_.Show(done, counts().failed, flaky + doing, share);
+  }
   void ClearProgress() { progress_.Clear(); }
 
   void Count(const Cell& cell, const Outcome& outcome);  // adds it to the closing numbers
   const Counts& counts() const { return tally_.total(); }
+  bool fails(const Outcome& outcome) const { return outcome.Fails(arguments_.retries.value_or(0) > 0); }
+  int failing() const { return failing_; }  // outcomes that make the run fail
 
   void Complain(const std::string& problem) { streams_.err << "cppool: " << problem << "\n"; }
   void PrintOutcome(const Cell& cell, const Outcome& outcome);
@@ -37,8 +43,8 @@ class RunReport {
   bool WriteJunit(const std::vector<Cell>& cells, const std::vector<std::optional<Outcome>>& outcomes,
                   const std::string& missing = "", Outcome::Kind rest = Outcome::Kind::kError);
 
-  // `worlds`: the answers to `hello`, by world size. `stopped`: why cells have not run; empty: all have.
-  void Close(const std::map<int, Json>& worlds, const std::string& stopped);
+  // `worlds`: the answers to `hello`, by world size. `ended`: why the run ended when it did; empty: all cells have run.
+  void Close(const std::map<int, Json>& worlds, const std::string& ended);
   void CloseList();
   void CloseInterrupted(const std::string& why);
 
@@ -50,7 +56,7 @@ class RunReport {
   Json DescribeCell(const Cell& cell) const;
   Json DescribeVerdict(const Cell& cell, const Verdict& verdict) const;
   void PrintPassed(const Cell& cell, const Result& result);
-  void PrintOutput(const Outcome& outcome);
+  void PrintOutput(const std::vector<std::string>& output);
   void PrintCounts();
   std::ostream& Closing() const;
 
@@ -60,6 +66,7 @@ class RunReport {
   const std::string junit_name_;           // the suite, and the class of its cases
   std::ofstream junit_;
   Tally tally_;
+  int failing_ = 0;
   command::Progress progress_;
 };
 

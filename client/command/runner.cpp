@@ -7,13 +7,38 @@
 
 #include "client/command/command.h"
 #include "client/command/text.h"
+#include "client/src/describe.h"
 #include "client/src/request.h"
 #include "protocol/kernel_words.h"
 
 namespace cppool::command {
 
+void Outcome::Add(Outcome next) {
+  const bool differs = failed() != next.failed() || (!failed() && kind != next.kind);
+  const bool any_flaky = differs || !flaky.empty() || !next.flaky.empty();
+  next.attempts += attempts;
+  next.failures += failures;
+  next.seconds += seconds;
+  if (!next.verdict) next.verdict = verdict;
+  const Kind latest = next.kind;
+  const auto rank = [](const Outcome& outcome) {
+    return outcome.failed() ? 2 : outcome.flaky.empty() ? 0 : 1;
+  };
+  if (rank(*this) > 0 && rank(*this) >= rank(next)) {
+    attempts = next.attempts;
+    failures = next.failures;
+    seconds = next.seconds;
+  } else {
+    *this = std::move(next);
+  }
+  if (any_flaky)
+    flaky = failures > 0 ? client::FlakyOf(failures, attempts) : client::FlakyAt(latest, attempts);
+}
+
 Outcome CellRunner::Run(const Cell& cell, const RunOptions& options) {
   Outcome outcome = Ask(cell, options, &Pool::Run);
+  outcome.failures = outcome.attempts - (outcome.failed() ? 0 : 1);
+  if (outcome.result) outcome.flaky = outcome.result->flaky;
   std::vector<Cell>& history = histories_[cell.world_size];
   // A retry is answered by a daemon that has run nothing before.
   if (outcome.result && outcome.attempts > 1) history.clear();
@@ -95,7 +120,8 @@ Outcome CellRunner::Ask(const Cell& cell, RunOptions options, Question question)
     outcome.kind = outcome.result->status;
     outcome.error = outcome.result->error;
     outcome.attempts = outcome.result->attempts;
-    const bool wanted = outcome.failed() || rules_.all_output;
+    outcome.timed_out = outcome.result->failure && outcome.result->failure->kind == "timeout";
+    const bool wanted = outcome.failed() || outcome.attempts > 1 || rules_.all_output;
     if (wanted || output_) {  // reads all that was written, so that it counts for this cell
       std::string tail = pool.StderrTail();
       if (wanted) outcome.stderr_tail = std::move(tail);
@@ -105,6 +131,7 @@ Outcome CellRunner::Ask(const Cell& cell, RunOptions options, Question question)
     outcome.error = error.what();
     outcome.attempts = error.attempts();
     outcome.crash = error.crash();
+    outcome.timed_out = error.kind() == PoolError::Kind::kTimeout;
     if (error.kind() == PoolError::Kind::kStart) {
       Outcome not_started = NotStarted(cell, error);
       if (error.attempts() == 1) outcome = std::move(not_started);  // else the case ran, and its daemon died
@@ -122,6 +149,7 @@ void CellRunner::NameSources(Outcome& outcome) const {
   if (outcome.crash) name(outcome.crash->error);
   if (!outcome.result) return;
   name(outcome.result->error);
+  for (LostAttempt& lost : outcome.result->lost) name(lost.error);
   if (outcome.result->failure) name(outcome.result->failure->detail);
   for (Rank& rank : outcome.result->ranks) name(rank.error);
   for (std::string& warning : outcome.result->warnings) name(warning);
@@ -215,8 +243,7 @@ Outcome CellRunner::NotStarted(const Cell& cell, const PoolError& error) {
         "world size " + size + " needs as many GPUs, and this machine has fewer (see --transport peer)";
     return rest;
   }
-  rest.error = "not run: no daemon of world size " + size +
-               " could be started (see above): " + FirstLine(error.what());
+  rest.error = "not run: no daemon of world size " + size + " could be started: see " + cell.name;
   Outcome first;
   first.asked = false;
   first.error = error.what();

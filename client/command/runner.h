@@ -31,11 +31,22 @@ struct Outcome {
   // Of a failure, and with `all_output` of every cell: the lines that its daemon wrote on stderr meanwhile.
   std::vector<std::string> output;
   double seconds = 0;
-  bool asked = true;               // false: there was no daemon
-  int attempts = 1;                // daemons that were used; all but the last died or broke the protocol
+  bool asked = true;       // false: there was no daemon
+  bool timed_out = false;  // its deadline passed
+  int attempts =
+      1;  // how often it was sent to a daemon: of a run all but the last died or broke the protocol
+  int failures = 0;  // of these attempts
+  std::string
+      flaky;  // "flaky (passed at attempt 2)", "flaky (failed 1 of 4)"; empty: it ended in the same way each time
   std::optional<Verdict> verdict;  // of a failure that was diagnosed
 
   bool failed() const { return kind == Kind::kFailed || kind == Kind::kError; }
+  // Whether it makes a run fail: `flaky_passes` allows a flaky one of which every run passed in the end.
+  bool Fails(bool flaky_passes) const {
+    return failed() || (!flaky.empty() && !(flaky_passes && kind == Kind::kPassed));
+  }
+  // Adds a further run of the same cell. What is told is the first run that failed, else the first that was flaky, else the last.
+  void Add(Outcome next);
 };
 
 class CellRunner {
@@ -54,7 +65,7 @@ class CellRunner {
   // The world sizes of the cells to come, in their order. Without it no pool starts before its first cell.
   void Expect(std::deque<int> world_sizes) { upcoming_ = std::move(world_sizes); }
 
-  // The case's name is the cell's.
+  // The case's name is the cell's. Another daemon is asked as often as the options of the pools say (retries).
   Outcome Run(const Cell& cell, const RunOptions& options);
   // The answer to `hello` of a daemon of this world size, which is started if there is none. Throws PoolError.
   const Json& Hello(int world_size);

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <iomanip>
 #include <limits>
-#include <set>
 #include <sstream>
 
 #include "client/command/text.h"
@@ -13,59 +12,28 @@ namespace cppool::command {
 namespace {
 
 void Count(const Outcome& outcome, Counts* counts) {
-  ++(outcome.failed()                          ? counts->failed
+  ++(!outcome.flaky.empty()                    ? counts->flaky
+     : outcome.failed()                        ? counts->failed
      : outcome.kind == Outcome::Kind::kSkipped ? counts->skipped
                                                : counts->passed);
 }
 
-std::string WindowOf(const Json& window, const std::string& mask) {
-  if (!window.is_array() || window.size() != 2) return TextFromValue(window);
-  const bool causal = mask.find("causal") != std::string::npos;
-  const bool left = window[0] != -1;
-  const bool right =
-      !causal && window[1] != -1 && window != Json{-1, 0};  // (-1, 0) without a causal mask means open
-  return left && right ? "left and right" : left ? "left" : right ? "right" : "open";
+Json ToJson(const Counts& counts) {
+  return {{"passed", counts.passed},
+          {"failed", counts.failed},
+          {"skipped", counts.skipped},
+          {"flaky", counts.flaky}};
 }
 
-Json ToJson(const Counts& counts) {
-  return {{"passed", counts.passed}, {"failed", counts.failed}, {"skipped", counts.skipped}};
+std::string AndFlaky(const Counts& counts) {
+  return counts.flaky > 0 ? ", " + std::to_string(counts.flaky) + " flaky" : "";
 }
 
 }  // namespace
 
-std::vector<std::pair<std::string, std::string>> AxesOf(const Cell& cell) {
-  std::vector<std::pair<std::string, std::string>> axes;
-  auto text = [&](const char* key) {
-    auto found = cell.params.find(key);
-    return found == cell.params.end() ? std::string() : TextFromValue(*found);
-  };
-  auto add = [&](const char* axis, const std::string& value) {
-    if (!value.empty()) axes.emplace_back(axis, value);
-  };
-  add("schedule", text("cp_comm_type"));
-  const std::string between = text("pad_between_seqs");
-  add("format", text("qkv_format") + (between == "true" ? " padded" : between == "false" ? " packed" : ""));
-  const std::string mask = text("attn_mask_type");
-  add("mask", mask);
-  const std::string bias = text("attn_bias_type");
-  add("bias", bias == "post_scale_bias" ? bias + " " + text("bias_shape") : bias);
-  add("softmax", text("softmax_type"));
-  if (cell.params.contains("window_size")) add("window", WindowOf(cell.params["window_size"], mask));
-  const std::string heads = text("num_heads"), groups = text("num_gqa_groups");
-  if (!heads.empty() && !groups.empty())
-    add("heads", heads == groups ? "MHA" : groups == "1" ? "MQA" : "GQA");
-  const std::string qk = text("head_dim_qk"), v = text("head_dim_v");
-  add("head dim", qk == v || v.empty() ? qk : qk + "/" + v);
-  add("dtype", text("dtype"));
-  add("recipe", RecipeOf(cell));
-  static const std::set<std::string> kShown = {
-      "cp_comm_type", "qkv_format",   "pad_between_seqs", "attn_mask_type", "attn_bias_type", "bias_shape",
-      "softmax_type", "window_size",  "num_heads",        "num_gqa_groups", "head_dim_qk",    "head_dim_v",
-      "dtype",        "scaling_mode", "fp8_dpa",          "fp8_mha",        "fp8_bwd",        "f16_O"};
-  for (const std::string& key : cell.varied)
-    if (kShown.count(key) == 0) add(key.c_str(), text(key.c_str()));
-  add("world size", std::to_string(cell.world_size));
-  return axes;
+std::string Text(const Counts& counts) {
+  return std::to_string(counts.passed) + " passed, " + std::to_string(counts.failed) + " failed, " +
+         std::to_string(counts.skipped) + " skipped" + AndFlaky(counts);
 }
 
 Counts& Tally::At(std::vector<Row>& rows, const std::string& name, const std::string& value) {
@@ -83,7 +51,6 @@ void Tally::Add(const Cell& cell, const Outcome& outcome) {
   for (const auto& [axis, value] : AxesOf(cell)) Count(outcome, &At(axes_, axis, value));
   if (outcome.kind == Outcome::Kind::kSkipped) ++reasons_[outcome.error];
   if (outcome.verdict) verdicts_.emplace_back(cell.name, *outcome.verdict);
-  if (outcome.attempts > 1) retried_.push_back(cell.name);
   if (!outcome.result) return;
   for (const Check& check : outcome.result->checks) {
     if (!check.ratio || check.against != "oracle") continue;
@@ -102,7 +69,6 @@ Json Tally::ToJson() const {
   json["worst_ratio"] = Json::object();
   for (const auto& [tensor, worst] : ratios_)
     json["worst_ratio"][tensor] = {{"ratio", worst.ratio}, {"cell", worst.cell}};
-  json["retried"] = retried_;
   json["verdicts"] = Json::object();
   for (const auto& [cell, verdict] : verdicts_) {
     Json& count = json["verdicts"][std::string(ToString(verdict.kind))];
@@ -114,16 +80,19 @@ Json Tally::ToJson() const {
 void Tally::PrintAxes(std::ostream& out) const {
   std::size_t width = 0;
   for (const Row& row : axes_) width = std::max(width, row.value.size());
+  const bool flaky = total_.flaky > 0;
   std::ostringstream text;
   std::string axis;
   for (const Row& row : axes_) {
     if (axis.empty())
       text << std::left << std::setw(12) << "axis" << std::setw(static_cast<int>(width)) << "value"
            << std::right << std::setw(8) << "passed" << std::setw(8) << "failed" << std::setw(9) << "skipped"
-           << "\n";
+           << (flaky ? "   flaky" : "") << "\n";
     text << std::left << std::setw(12) << (row.name == axis ? "" : row.name)
          << std::setw(static_cast<int>(width)) << row.value << std::right << std::setw(8) << row.counts.passed
-         << std::setw(8) << row.counts.failed << std::setw(9) << row.counts.skipped << "\n";
+         << std::setw(8) << row.counts.failed << std::setw(9) << row.counts.skipped;
+    if (flaky) text << std::setw(8) << row.counts.flaky;
+    text << "\n";
     axis = row.name;
   }
   out << text.str();
@@ -143,11 +112,6 @@ void Tally::PrintReasons(std::ostream& out) const {
   for (const auto& [reason, count] : reasons_) out << "skipped " << count << ": " << reason << "\n";
 }
 
-void Tally::PrintRetried(std::ostream& out) const {
-  for (const std::string& cell : retried_)
-    out << "retried, because its daemon died or broke the protocol: " << cell << "\n";
-}
-
 void Tally::PrintVerdicts(std::ostream& out) const {
   if (verdicts_.empty()) return;
   std::size_t width = 0;
@@ -164,7 +128,8 @@ void Tally::PrintSuites(std::ostream& out) const {
   if (suites_.size() < 2) return;
   for (const Row& row : suites_)
     out << row.name << ": " << row.counts.passed << " of " << row.counts.all() << " passed, "
-        << row.counts.failed << " failed, " << row.counts.skipped << " skipped\n";
+        << row.counts.failed << " failed, " << row.counts.skipped << " skipped" << AndFlaky(row.counts)
+        << "\n";
 }
 
 }  // namespace cppool::command

@@ -13,29 +13,26 @@
 namespace cppool::command {
 
 struct Counts {
-  int passed = 0, failed = 0, skipped = 0;
+  int passed = 0, failed = 0, skipped = 0, flaky = 0;
 
-  int ran() const { return passed + failed; }
-  int all() const { return passed + failed + skipped; }
+  int ran() const { return passed + failed + flaky; }
+  int all() const { return ran() + skipped; }
 };
-
-// A cell's value on each axis that its parameters determine: {"schedule", "p2p"}, {"window", "left"}, ...
-std::vector<std::pair<std::string, std::string>> AxesOf(const Cell& cell);
+std::string Text(const Counts& counts);  // "9 passed, 1 failed, 0 skipped", then ", 2 flaky" if there are any
 
 class Tally {
  public:
   void Add(const Cell& cell, const Outcome& outcome);
 
   const Counts& total() const { return total_; }
-  // {"passed", "failed", "skipped", "suites": {name: the same}, "worst_ratio": {tensor: {"ratio", "cell"}},
-  // "verdicts": {"bug": 1, ...}, "retried": [cells with more than one attempt]}
+  // {"passed", "failed", "skipped", "flaky", "suites": {name: the same}, "worst_ratio": {tensor: {"ratio", "cell"}},
+  // "verdicts": {"bug": 1, ...}}
   Json ToJson() const;
   // Tables. An empty one is not printed, nor that of the suites where there is only one.
   void PrintAxes(std::ostream& out) const;
   void PrintRatios(std::ostream& out) const;
   void PrintReasons(std::ostream& out) const;  // of skipped cells
   void PrintVerdicts(std::ostream& out) const;
-  void PrintRetried(std::ostream& out) const;
   void PrintSuites(std::ostream& out) const;
 
  private:
@@ -54,7 +51,6 @@ class Tally {
   std::vector<Row> axes_;  // in order of first appearance
   std::vector<Row> suites_;
   std::map<std::string, int> reasons_;
-  std::vector<std::string> retried_;                       // cells
   std::vector<std::pair<std::string, Worst>> ratios_;      // by tensor, in the order of the answers
   std::vector<std::pair<std::string, Verdict>> verdicts_;  // by cell
 };

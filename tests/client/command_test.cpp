@@ -183,7 +183,6 @@ TEST_CASE("a cell whose daemon died is an error, even if there are too few devic
   const Json second = Json::parse(ran.lines.at(1));
   CHECK(second["status"] == "error");
   CHECK(second["attempts"].is_null());
-  CHECK(Json::parse(ran.Last())["summary"]["retried"] == Json({first["name"]}));
 }
 
 TEST_CASE("a suite ends with a table of counts by axis and the worst errors") {
@@ -224,7 +223,7 @@ TEST_CASE("a suite ends with a table of counts by axis and the worst errors") {
                 "--filter", "row=alibi_causal", "--json"});
   CHECK_FALSE(ran.Prints("schedule    p2p"));
   const Json summary = Json::parse(ran.Last())["summary"];
-  CHECK(summary["suites"]["own"] == Json({{"passed", 2}, {"failed", 1}, {"skipped", 1}}));
+  CHECK(summary["suites"]["own"] == Json({{"passed", 2}, {"failed", 1}, {"skipped", 1}, {"flaky", 0}}));
   CHECK(summary["worst_ratio"]["out"] == Json({{"ratio", 1.25}, {"cell", "flash:cp_1_2 bf16 bshd a2a W=2"}}));
   CHECK(summary["worst_ratio"]["dq"]["ratio"] == nullptr);
 
@@ -274,7 +273,8 @@ TEST_CASE("values of one parameter make a case each, in run as in bench") {
   CHECK(ran.err.find("--dump writes the tensors of one case") != std::string::npos);
   ran = Cppool({"run", "--param", "seed=1,2", "--trace", "t.json"});
   CHECK(ran.code == 2);
-  CHECK(ran.err.find("--trace writes the timeline of one case, and the lists of --param make 2") !=
+  CHECK(ran.err.find(
+            "--trace writes the timeline of one case, and the lists of --param and --world-size make 2") !=
         std::string::npos);
 }
 
@@ -329,12 +329,6 @@ TEST_CASE("run --json prints an object for each case, then the summary") {
   CHECK(summary["skipped"] == 0);
   CHECK(summary["worlds"][0]["backend"] == "host");
 
-  TemporaryFolder folder;
-  ran = Cppool({"run", "--param", "do=die_once", "--param", "marker=" + folder.File("died"), "--json"});
-  CHECK(ran.code == 0);
-  CHECK(Json::parse(ran.Last())["summary"]["retried"].size() == 1);
-  CHECK(ran.err.find("retried, because its daemon died or broke the protocol: ") != std::string::npos);
-
   ran = Cppool({"run", "--param", "do=die", "--json"});
   CHECK(ran.code == 1);
   Json died = Json::parse(ran.lines.at(0));
@@ -342,6 +336,206 @@ TEST_CASE("run --json prints an object for each case, then the summary") {
   CHECK(died["answer"] == nullptr);
   CHECK(died["error"].get<std::string>().find("exited with code 3") != std::string::npos);
   CHECK(Json::parse(ran.Last())["summary"]["failed"] == 1);
+}
+
+namespace {
+
+// The words of a run of one case whose daemon crashes at the first request and does `then` at the next.
+std::vector<std::string> CrashOnce(const TemporaryFolder& folder, const std::string& then,
+                                   const std::vector<std::string>& more = {}) {
+  std::filesystem::remove(folder.File("marker"));
+  std::vector<std::string> words = {"run",
+                                    "--param",
+                                    "do=crash_once",
+                                    "--param",
+                                    "then=" + then,
+                                    "--param",
+                                    "marker=" + folder.File("marker")};
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+// How often a text has a part.
+int Times(const std::string& text, const std::string& part) {
+  int times = 0;
+  for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++times;
+  return times;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "a crash that does not come back is flaky: told with its rank, stage and stack, and the run fails") {
+  TemporaryFolder folder;
+  const std::string junit = folder.File("junit.xml");
+  const std::string crash =
+      "exited with code 3: rank 1 crashed in stage 'forward/attend', stack: Attend < Run\n";
+  for (const char* how : {"--quiet", "--verbose"}) {
+    const Ran ran = Cppool(CrashOnce(folder, "pass", {how, "--junit", junit}));
+    INFO(ran.out);
+    CHECK(ran.code == 1);
+    CHECK(ran.Last() == "0 passed, 0 failed, 0 skipped, 1 flaky");
+    CHECK(ran.out.rfind("FLAKY attention W=2\n  flaky (passed at attempt 2)\n  attempt 1: cppoold (pid ",
+                        0) == 0);
+    CHECK(Times(ran.out, crash) == 1);
+    CHECK(Times(ran.out, "rank 1 crashed") == 1);
+    const XmlNode suite = ParseXml(ReadFile(junit)).children.at(0);
+    CHECK(suite.attributes.at("failures") == "1");
+    const XmlNode failure = suite.children.at(0).children.at(0);
+    CHECK(failure.name == "failure");
+    CHECK(failure.attributes.at("message") == "flaky (passed at attempt 2)");
+    CHECK(failure.text.find(crash) != std::string::npos);
+  }
+
+  Ran ran = Cppool(CrashOnce(folder, "pass", {"--json"}));
+  CHECK(ran.code == 1);
+  const Json cell = Json::parse(ran.lines.at(0));
+  CHECK(cell["status"] == "flaky");
+  CHECK(cell["flaky"] == "flaky (passed at attempt 2)");
+  CHECK(cell["attempts"] == 2);
+  CHECK(cell["answer"]["status"] == "passed");
+  REQUIRE(cell["lost"].size() == 1);
+  CHECK(cell["lost"][0]["crash"]["rank"] == 1);
+  CHECK(cell["lost"][0]["crash"]["stage"] == "forward/attend");
+  CHECK(cell["lost"][0]["crash"]["stack"] == Json({"Attend", "Run"}));
+  const Json summary = Json::parse(ran.Last())["summary"];
+  CHECK(summary["flaky"] == 1);
+  CHECK(summary["passed"] == 0);
+
+  // A daemon that dies every time is a failure.
+  ran = Cppool({"run", "--param", "do=crash", "--json"});
+  CHECK(Json::parse(ran.lines.at(0))["status"] == "error");
+  CHECK(Json::parse(ran.lines.at(0))["attempts"] == 2);
+  CHECK_FALSE(Json::parse(ran.lines.at(0)).contains("flaky"));
+  CHECK(Json::parse(ran.Last())["summary"]["flaky"] == 0);
+}
+
+TEST_CASE("--retries allows a flaky pass, and asks as often as it says") {
+  TemporaryFolder folder;
+  const std::string junit = folder.File("junit.xml");
+  Ran ran = Cppool(CrashOnce(folder, "pass", {"--retries", "1", "--junit", junit}));
+  CHECK(ran.code == 0);
+  CHECK(ran.Last() == "0 passed, 0 failed, 0 skipped, 1 flaky");
+  CHECK(ran.Prints("FLAKY attention W=2\n  flaky (passed at attempt 2)\n"));
+  CHECK(ran.Prints("stack: Attend < Run"));
+  const XmlNode suite = ParseXml(ReadFile(junit)).children.at(0);
+  CHECK(suite.attributes.at("failures") == "0");
+  const XmlNode flaky = suite.children.at(0).children.at(0);
+  CHECK(flaky.name == "flakyFailure");
+  CHECK(flaky.attributes.at("message") == "flaky (passed at attempt 2)");
+  CHECK(flaky.children.at(0).name == "stackTrace");
+  CHECK(flaky.children.at(0).text.find("stack: Attend < Run") != std::string::npos);
+
+  ran = Cppool(CrashOnce(folder, "pass", {"--retries", "0"}));
+  CHECK(ran.code == 1);
+  CHECK(ran.Last() == "0 passed, 1 failed, 0 skipped");
+  // What did not pass in the end is no pass.
+  for (const char* then : {"fail", "skip"}) {
+    ran = Cppool(CrashOnce(folder, then, {"--retries", "5"}));
+    CHECK(ran.code == 1);
+    CHECK(ran.Last() == "0 passed, 0 failed, 0 skipped, 1 flaky");
+    CHECK(ran.Prints(std::string("flaky (") + then + (then == std::string("skip") ? "ped" : "ed") +
+                     " at attempt 2)"));
+  }
+  const std::string daemon = Wrapped(folder, "--count '" + folder.File("count") + "'");
+  CHECK(Cppool({"run", "--param", "do=die", "--retries", "3"}, daemon).code == 1);
+  CHECK(Lines(ReadFile(folder.File("count"))).size() == 4);
+}
+
+TEST_CASE("a flaky cell has a column in the table of a suite, and is in its progress") {
+  TemporaryFolder folder;
+  const Ran ran = Cppool(
+      {"run", "--suite", "smoke", "--param", "do=crash_once", "--param", "marker=" + folder.File("marker")},
+      CPPOOL_FAKE_DAEMON, true);
+  CHECK(ran.code == 1);
+  CHECK(ran.Last() == "19 passed, 0 failed, 0 skipped, 1 flaky");
+  CHECK(ran.Prints("passed  failed  skipped   flaky\n"));
+  CHECK(std::regex_search(ran.out, std::regex("\nworld size  2 +7 +0 +0 +1\n")));
+  CHECK(ran.err.find(" 0 failed, 1 flaky, ") != std::string::npos);
+}
+
+TEST_CASE("--times runs each cell so often, and one that ends differently counts once, as flaky") {
+  TemporaryFolder folder;
+  const std::string log = folder.File("log"), junit = folder.File("junit.xml");
+  std::vector<std::string> words = {"run",     "--times",    "4",       "--param", "do=nth",
+                                    "--param", "log=" + log, "--junit", junit};
+  const auto with = [&](std::vector<std::string> more) {
+    std::filesystem::remove(log);
+    more.insert(more.begin(), words.begin(), words.end());
+    return Cppool(more);
+  };
+  Ran ran = with({"--param", "ends=[pass,pass,fail,pass]"});
+  CHECK(ran.code == 1);
+  CHECK(ran.Last() == "0 passed, 0 failed, 0 skipped, 1 flaky");
+  CHECK(ran.Prints("FLAKY attention W=2\n  flaky (failed 1 of 4)\n  dq of rank 1 against oracle"));
+  CHECK(Lines(ReadFile(log)).size() == 4);
+  const XmlNode one = ParseXml(ReadFile(junit)).children.at(0).children.at(0);
+  CHECK(one.children.at(0).attributes.at("message") == "because of mismatch (flaky (failed 1 of 4))");
+  // A failed check is never asked again: retries do not allow it.
+  CHECK(with({"--param", "ends=[pass,pass,fail,pass]", "--retries", "1"}).code == 1);
+  ran = with({"--param", "ends=[fail]"});
+  CHECK(ran.Last() == "0 passed, 1 failed, 0 skipped");
+  CHECK(Lines(ReadFile(log)).size() == 4);
+  ran = with({"--param", "ends=[pass]"});
+  CHECK(ran.code == 0);
+  CHECK(ran.Last() == "1 passed, 0 failed, 0 skipped");
+  // A death counts among the attempts.
+  ran = with({"--param", "ends=[pass,crash,pass]"});
+  CHECK(ran.Prints("\n  flaky (failed 1 of 5)\n  attempt 1: "));
+  CHECK(ran.code == 1);
+  CHECK(with({"--param", "ends=[pass,crash,pass]", "--retries", "1"}).code == 0);
+  ran = with({"--param", "ends=[fail,pass]", "--fail-fast", "--param", "seed=1,2"});
+  CHECK(ran.Last(1).rfind("stopped after the first failure (--fail-fast) with 1 of 2 cells done", 0) == 0);
+  CHECK(Lines(ReadFile(log)).size() == 4);
+  ran = Cppool({"run", "--suite", "smoke", "--times", "2", "--param", "do=nth", "--param", "ends=[pass]",
+                "--param", "log=" + folder.File("suite")});
+  CHECK(ran.Last() == "20 passed, 0 failed, 0 skipped");
+  CHECK(Lines(ReadFile(folder.File("suite"))).size() == 40);
+  CHECK(Cppool({"run", "--times", "2", "--list"}).code == 2);
+}
+
+TEST_CASE("--until-fail runs all cells again until one fails, or so often") {
+  TemporaryFolder folder;
+  const std::string log = folder.File("log");
+  const auto run = [&](const std::string& ends, std::vector<std::string> more) {
+    std::filesystem::remove(log);
+    more.insert(more.begin(), {"run", "--until-fail", "--param", "do=nth", "--param", "ends=" + ends,
+                               "--param", "log=" + log, "--param", "seed=1,2"});
+    return Cppool(more);
+  };
+  Ran ran = run("[pass,pass,pass,pass,fail,pass]", {});  // the first cell, in round 3
+  CHECK(ran.code == 1);
+  CHECK(ran.Last() == "1 passed, 0 failed, 0 skipped, 1 flaky");
+  CHECK(ran.Last(1) == "stopped after the first failure, in round 3 (--until-fail), with 2 of 2 cells done");
+  CHECK(ran.Prints("FLAKY attention W=2 seed=1\n  flaky (failed 1 of 3)\n"));
+  CHECK(Lines(ReadFile(log)).size() == 5);
+  ran = run("[pass]", {"--times", "3"});
+  CHECK(ran.code == 0);
+  CHECK(ran.Last() == "2 passed, 0 failed, 0 skipped");
+  CHECK(ran.Last(1) == "no failure in 3 rounds (--until-fail)");
+  CHECK(Lines(ReadFile(log)).size() == 6);
+  ran = run("[fail]", {"--times", "3"});
+  CHECK(ran.Last() == "0 passed, 1 failed, 0 skipped");
+  CHECK(Lines(ReadFile(log)).size() == 1);
+  ran = run("[pass]", {"--limit", "0.3"});
+  CHECK(ran.code == 0);
+  CHECK(ran.Last() == "2 passed, 0 failed, 0 skipped");
+  CHECK(Lines(ReadFile(log)).size() > 2);
+  ran = run("[skip]", {});  // does not go on for ever
+  CHECK(ran.code == 1);
+  CHECK(Lines(ReadFile(log)).size() == 2);
+  CHECK(Cppool({"run", "--until-fail", "--list"}).code == 2);
+  CHECK(Cppool({"run", "--until-fail", "--watch", "--load", "x.so"}).code == 2);
+  CHECK(Cppool({"run", "--retries", "1", "--diagnose"}).code == 2);
+}
+
+TEST_CASE("a case that the run's limit ends says so") {
+  const Ran ran = Cppool({"run", "--param", "do=hang", "--limit", "0.3"});
+  CHECK(ran.code == 1);
+  CHECK(ran.Prints(
+      "ERROR attention W=2\n  ended by the limit of the run (--limit), not by its own deadline of 90 s: "));
+  CHECK(Cppool({"run", "--param", "do=hang", "--deadline", "0.2", "--limit", "60"}).out.find("--limit") ==
+        std::string::npos);
 }
 
 TEST_CASE("a daemon that cannot start is started once per world size, and every cell that needs it fails") {
@@ -485,6 +679,44 @@ TEST_CASE("a cell's name has the world size of --world-size") {
   CHECK_FALSE(ran.Prints(" W=4"));
 }
 
+TEST_CASE("--world-size takes several, as in bench") {
+  Ran ran = Cppool({"run", "--world-size", "4,2", "--param", "do=pass", "--param", "seed=1,2", "--verbose"});
+  CHECK(ran.code == 0);
+  CHECK(ran.Last() == "4 passed, 0 failed, 0 skipped");
+  CHECK(ran.Last(1).rfind("world size 2: ", 0) == 0);
+  CHECK(ran.out.rfind("passed attention W=2 seed=1 ", 0) == 0);
+  CHECK(ran.Prints("\npassed attention W=4 seed=2 "));
+  ran = Cppool({"run", "--suite", "smoke", "--world-size", "2,3", "--list"});
+  CHECK(ran.Last() == "40 would run, 0 would fail, 0 would be skipped");
+  CHECK(Cppool({"run", "--world-size", "2,4", "--trace", "t.json"}).code == 2);
+  CHECK(Cppool({"run", "--world-size", "2,65"}).code == 2);
+}
+
+TEST_CASE("one failure is told once") {
+  // By the checks, by the error and by the rank; by two ranks and by the daemon's log; by the error and by the daemon's stderr.
+  Ran ran = Cppool({"run", "--param", "do=told_often"});
+  INFO(ran.out);
+  CHECK(Times(ran.out, "dq of rank 1 against oracle") == 1);
+  CHECK(Times(ran.out, "max_abs_err 7") == 1);
+  CHECK(Times(ran.out, "does not hold") == 0);
+  CHECK(ran.Prints("\n  1 of 2 checks do not hold\n"));
+
+  ran = Cppool({"run", "--param", "do=told_by_ranks"});
+  INFO(ran.out);
+  CHECK(Times(ran.out, "the kernel threw") == 2);  // with the line of the case's own, which is not left out
+  CHECK(ran.Prints("\n  | a line of the case: the kernel threw 7\n"));
+  CHECK(ran.Prints("\n  rank 0: communication was aborted: rank 1 failed first\n"));
+  CHECK(Times(ran.out, "failed first") == 1);
+
+  ran = Cppool({"run", "--suite", "smoke", "--filter", "world_size=2"}, "/nowhere");
+  CHECK(Times(ran.out, "No such file") == 1);
+  CHECK(Times(ran.out, "no daemon of world size 2 could be started: see mha_128 fp16 bshd p2p W=2\n") == 7);
+  TemporaryFolder folder;
+  ran = Cppool({"run"}, Wrapped(folder, "--start start_told"));
+  INFO(ran.out);
+  CHECK(Times(ran.out, "no room for 4 ranks: ask for fewer") == 1);
+}
+
 TEST_CASE("filters that match no cell are an error") {
   Ran ran = Cppool({"run", "--suite", "smoke", "--filter", "dtype=fp8"});
   CHECK(ran.code == 1);
@@ -517,6 +749,14 @@ TEST_CASE("a filter's value may be a glob, and a filter may be negated") {
   CHECK(matched({"--filter", "cp_comm_type=a2a*", "--filter", "cp_comm_type!=a2a+p2p"}) == 5);
   CHECK(matched({"--filter", "cp_comm_type!=a2a+p2p", "--filter", "cp_comm_type!=p2p"}) == 10);
   CHECK(matched({"--filter", "name=*p2p W=4"}) == 6);
+  // The axes of the closing table are keys, with the values that it shows.
+  CHECK(matched({"--filter", "schedule=p2p"}) == matched({"--filter", "cp_comm_type=p2p"}));
+  CHECK(matched({"--filter", "schedule=p2p", "--filter", "mask=causal"}) == 3);
+  CHECK(matched({"--filter", "format=bshd", "--filter", "heads!=MHA"}) > 0);
+  CHECK(matched({"--filter", "head dim=192/128"}) == 4);
+  CHECK(
+      Cppool({"run", "--suite", "smoke", "--filter", "schedul=p2p"}).err.find("did you mean \"schedule\"?") !=
+      std::string::npos);
   CHECK(matched({"--filter", "seed!=7"}) == -1);  // no cell has the parameter: a usage error
 }
 

@@ -163,6 +163,7 @@ bool CannotStart(const std::string& start) {
   if (start == "start_huge") line["error"] = std::string(1 << 20, 'x');
   std::string text = prefix + line.dump() + "\n";
   if (start == "start_not_utf8") text.replace(text.find("no room"), 1, "\xff");
+  if (start == "start_told") text = "cppoold: no room for 4 ranks: ask for fewer\n" + text;
   if (start == "start_cut") text.resize(text.size() / 2);
   if (start == "start_inside") text = "words before " + text;
   Write(2, "the reason for people\n" + text);
@@ -239,6 +240,33 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
                                    {"error", rank == 1 ? "rank 1 threw" : "released, since rank 1 failed"},
                                    {"gpu_ms", Json::object()}});
     return Write(1, Line(released));
+  }
+  if (what == "told_often") {
+    const std::string check = "dq against oracle: max_abs_err 7, rel_err 0.5, tolerance 0.01";
+    Json often = NotPassed(id, "failed", "mismatch");
+    often["checks"][0]["max_abs_err"] = 7;
+    often["error"] = "rank 1: " + check + " (1 of 2 checks do not hold)";
+    often["failure"]["detail"] = check;
+    often["ranks"] = {{{"rank", 1},
+                       {"ok", false},
+                       {"error", "the check of dq against oracle does not hold"},
+                       {"gpu_ms", Json::object()}}};
+    return Write(1, Line(often));
+  }
+  if (what == "told_by_ranks") {
+    const std::string first = "the kernel threw",
+                      then = "communication was aborted: rank 1 failed first: " + first;
+    const std::string log = "[07:08:49.665] [cppoold 24396] [warning] [rank ";
+    Write(2, log + "1] [request 3] " + first + "\n" + log + "0] [request 3] " + then + "\n");
+    Write(2, "a line of the case: " + first + " 7\n");
+    Json threw = NotPassed(id, "error", "internal");
+    threw["error"] = "rank 1: " + first;
+    threw["failure"]["detail"] = first;
+    threw["checks"] = Json::array();
+    for (const int rank : {0, 1})
+      threw["ranks"].push_back(
+          {{"rank", rank}, {"ok", false}, {"error", rank == 1 ? first : then}, {"gpu_ms", Json::object()}});
+    return Write(1, Line(threw));
   }
   if (what == "by_schedule") {  // a suite then has passed, failed and skipped cells
     const std::string schedule = params["cp_comm_type"];
@@ -348,6 +376,18 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     const bool wrong = params["head_dim_qk"] == 256 && params["cp_comm_type"] == "a2a+p2p";
     if (spoilt && params.contains("dies")) raise(SIGKILL);
     if (spoilt || wrong) return Write(1, Line(NotPassed(id, "failed", "mismatch")));
+  }
+  if (what ==
+      "nth") {  // at the nth request, of any daemon with this `log`, the nth of `ends`; later ones the last
+    const std::string log = params["log"];
+    std::size_t before = 0;
+    std::ifstream file(log);
+    for (std::string line; std::getline(file, line);) ++before;
+    std::ofstream(log, std::ios::app) << request.dump() << "\n";
+    std::string ends = params["ends"];  // "[pass,fail]"
+    ends = ends.substr(1, ends.size() - 2);
+    for (; before > 0 && ends.find(',') != std::string::npos; --before) ends.erase(0, ends.find(',') + 1);
+    return Run(request, ends.substr(0, ends.find(',')), surroundings);
   }
   if (what == "fail_with")  // fails if the request has this key
     return Write(1, Line(request.contains(params["key"]) ? NotPassed(id, "failed", "mismatch") : passed));
