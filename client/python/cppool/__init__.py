@@ -13,8 +13,16 @@ from ._bench import bench
 from ._dump import Dump, load_dump
 from ._pool import CompileError, Pool, PoolError, Pools
 from ._result import Check, Failure, LostAttempt, Rank, Result
-from ._library import prefix
+from ._library import prefix, version
 from ._suite import Cell, suite
 
 __all__ = ["Cell", "Check", "CompileError", "Dump", "Failure", "LostAttempt", "Pool", "PoolError", "Pools", "Rank", "Result", "bench",
            "load_dump", "prefix", "suite"]
+__version__: str
+
+
+def __getattr__(name: str) -> str:
+    """`__version__`, for which the library is loaded: importing the package does not."""
+    if name == "__version__":
+        return version()
+    raise AttributeError(f"module 'cppool' has no attribute {name!r}")

@@ -35,6 +35,11 @@ def prefix() -> str:
     return os.path.dirname(os.path.abspath(__file__))
 
 
+def version() -> str:
+    """Of the library, "0.1.0"."""
+    return str(library().cppool_client_version().decode())
+
+
 _library: Optional[ctypes.PyDLL] = None
 
 

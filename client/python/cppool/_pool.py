@@ -37,9 +37,9 @@ def _libraries(kernels: Optional[_Path], load: Sequence[_Path]) -> dict[str, tup
     return {"kernels": (kernels if kernels is None else os.fspath(kernels), None), "load": ([os.fspath(file) for file in entries(load, "load")], [])}
 
 
-def _milliseconds(seconds: float, what: str) -> int:
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= 86400:
-        raise ValueError(f"{what} is a number of seconds from 0 to 86400, not {seconds!r}")
+def _milliseconds(seconds: float, what: str, least: float = 0) -> int:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not least <= seconds <= 86400:
+        raise ValueError(f"{what} is a number of seconds from {least} to 86400, not {seconds!r}")
     return round(seconds * 1000)
 
 
@@ -179,7 +179,7 @@ class Pool:
         if case is not None:
             request["case"] = case
         if deadline != 90.0:
-            request["deadline_ms"] = max(1, _milliseconds(deadline, "deadline"))
+            request["deadline_ms"] = _milliseconds(deadline, "deadline", 0.001)
         for key, (value, default) in members.items():
             if value is not default and value != default:
                 request[key] = value

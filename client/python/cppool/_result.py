@@ -138,6 +138,10 @@ class Result:
         """The shell command that does the same again."""
         return self._command()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle: what makes the command stays here, its text goes along."""
+        return _unpickled, (self.json, self.attempts, self.command, self.flaky, self.lost)
+
     @property
     def stages(self) -> dict[str, list[Optional[float]]]:
         """Milliseconds of each rank by stage, in the order of `ranks`; None where a rank did not reach the stage."""
@@ -191,3 +195,7 @@ class Result:
         if not self.ok and self.command:
             parts.append(f"<pre>{text(self.command)}</pre>")
         return "".join(parts)
+
+
+def _unpickled(json: dict[str, Any], attempts: int, command: str, flaky: str, lost: list[LostAttempt]) -> Result:
+    return Result(json, attempts, lambda: command, flaky=flaky, lost=lost)

@@ -1,5 +1,7 @@
 """The Python client against the fake daemon, and with the real one on the host backend."""
+import copy
 import gc
+import importlib.metadata
 import json
 import math
 import os
@@ -64,8 +66,8 @@ def test_no_answer():
         assert "the last words" in died.value.stderr_tail and str(died.value).endswith("the last words\n")
         assert died.value.command == f"cppool run --world-size 2 --daemon {FAKE} --param do=die"
         assert "the last words" in pool.stderr_tail()
-        copy = pickle.loads(pickle.dumps(died.value))  # as multiprocessing does
-        assert (str(copy), copy.kind, copy.command) == (str(died.value), "died", died.value.command)
+        pickled = pickle.loads(pickle.dumps(died.value))  # as multiprocessing does
+        assert (str(pickled), pickled.kind, pickled.command) == (str(died.value), "died", died.value.command)
         with pytest.raises(cppool.PoolError) as hung:
             pool.run(do("spin"), deadline=0.3)
         assert hung.value.kind == "timeout" and "running" in hung.value.diagnosis and hung.value.diagnosis in str(hung.value)
@@ -161,7 +163,11 @@ def test_run_options_out_of_range():
     with fake_pool() as pool:
         with pytest.raises(ValueError, match='unknown key "warm" .* did you mean "warmup"'):
             pool.run(do("pass"), warm=3)
-        for options in ({"deadline": 86401}, {"repeat": 0}, {"warmup": -1}, {"checks": 3}, {"perturb": -1}, {"case": ""},
+        for deadline in 0, 0.0004, -1, 86401, math.nan, True:
+            with pytest.raises(ValueError, match="^deadline is a number of seconds from 0.001 to 86400, not "):
+                pool.run(do("pass"), deadline=deadline)
+        assert pool.run(do("echo"), deadline=0.001).json["request"]["deadline_ms"] == 1
+        for options in ({"repeat": 0}, {"warmup": -1}, {"checks": 3}, {"perturb": -1}, {"case": ""},
                         {"fault": {"kind": "throw", "rang": 1}}):
             with pytest.raises(ValueError):
                 pool.run(do("pass"), **options)
@@ -477,6 +483,29 @@ def test_ctrl_c_ends_a_compiler(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             pool.compile(tmp_path / "mine.c")
         assert pool.run(do("pass")).ok
+
+
+def test_what_a_pool_returns_and_throws_can_be_pickled(tmp_path):
+    """As multiprocessing and pytest-xdist need it. Errors: test_no_answer."""
+    with fake_pool(retries=1) as pool:
+        results = [pool.run(do(what)) for what in ("pass", "fail", "skip")]
+        results.append(pool.run(do("die_once", marker=str(tmp_path / "marker"))))
+    for result in results:
+        for copied in pickle.loads(pickle.dumps(result)), copy.deepcopy(result):
+            assert vars(copied).keys() == vars(result).keys()
+            assert (copied.json, copied.attempts, copied.flaky, copied.lost, copied.command, copied.describe()) == (
+                result.json, result.attempts, result.flaky, result.lost, result.command, result.describe())
+            assert copied.command.startswith("cppool run ")
+        assert pickle.loads(pickle.dumps(result.checks)) == result.checks or math.isnan(result.checks[0].max_abs_err)
+    assert results[3].flaky and results[3].lost
+    cell = cppool.suite("smoke")[0]
+    assert pickle.loads(pickle.dumps(cell)).params == cell.params
+
+
+def test_version():
+    assert cppool.__version__ == importlib.metadata.version("cppool")
+    with pytest.raises(AttributeError, match="'cppool' has no attribute '__versions__'"):
+        cppool.__versions__
 
 
 def test_describe_and_html():
