@@ -11,6 +11,16 @@
 #include <utility>
 
 namespace cppool::daemon {
+namespace {
+
+using Line = protocol::LineReader::Line;
+
+// An empty line is no request.
+bool IsEmpty(const std::optional<Line>& line) {
+  return line && !line->overlong && line->text.find_first_not_of(" \t\r") == std::string::npos;
+}
+
+}  // namespace
 
 RequestReader::RequestReader(protocol::UniqueFd input, int stop_fd,
                              std::optional<std::chrono::milliseconds> idle_limit)
@@ -19,19 +29,22 @@ RequestReader::RequestReader(protocol::UniqueFd input, int stop_fd,
       idle_limit_(idle_limit),
       lines_(protocol::kMaxRequestBytes) {}
 
-std::optional<protocol::LineReader::Line> RequestReader::Next() {
+std::optional<Line> RequestReader::Next() {
   std::optional<Clock::time_point> idle_until;
   if (idle_limit_) idle_until = waiting_since_.value_or(Clock::now()) + *idle_limit_;
   waiting_since_.reset();
   while (!ended_) {
-    if (auto line = lines_.Next()) return line;
-    if (lines_.buffered() > 0) idle_until.reset();  // a line that has begun is not idleness
-    switch (Fill(idle_until)) {
+    std::optional<Line> line = lines_.Next();
+    while (IsEmpty(line)) line = lines_.Next();
+    if (line) return line;
+    const bool begun = lines_.buffered() > 0;  // a line that has begun is not idleness
+    switch (Fill(begun ? std::nullopt : idle_until)) {
       case Filled::kBytes:
         break;
       case Filled::kEnd:
         ended_ = true;
-        return lines_.Finish();
+        line = lines_.Finish();
+        return IsEmpty(line) ? std::nullopt : line;
       case Filled::kStopped:
         ended_ = true;
         break;  // a part of a line is not a request

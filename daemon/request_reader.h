@@ -18,8 +18,8 @@ class RequestReader {
   RequestReader(protocol::UniqueFd input, int stop_fd,
                 std::optional<std::chrono::milliseconds> idle_limit = {});
 
-  // Waits for the next line; without an idle limit, without a limit. Nothing at the end of input, after a stop, or after the idle
-  // limit: then no byte of a later line has been read.
+  // Waits for the next line that is not empty; without an idle limit, without a limit. Nothing at the end of input, after a stop, or
+  // after the idle limit: then no byte of a later line has been read.
   std::optional<protocol::LineReader::Line> Next();
   // Waits for at most `within`, which counts towards the idle limit of Next. False: no byte of a later line has come, nor the end of
   // input or a stop.

@@ -209,6 +209,7 @@ TEST_CASE("without a device, --backend cuda is an error and auto runs on the hos
 TEST_CASE("an idle daemon exits in order, but not during a partial line or a case") {
   DaemonProcess idle(Host(2, {"--idle-exit", "0.3"}));
   CHECK(idle.Ask({{"op", "hello"}}).at("ok") == true);
+  idle.Send("");                 // no request
   CHECK_FALSE(idle.ReadLine());  // it exits although its input is open
   CHECK(idle.Wait() == 0);
   CHECK(Has(idle.Stderr(), "no request for 0.3 s"));

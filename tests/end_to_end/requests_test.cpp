@@ -129,6 +129,19 @@ TEST_CASE("a script may write all requests of a large suite before it reads an a
   CHECK(daemon.Wait() == 0);
 }
 
+TEST_CASE("an empty line is ignored, not answered") {
+  DaemonProcess daemon(Host(1));
+  daemon.SendBytes("\n\r\n \t \n{\"op\": \"hello\", \"id\": 1}\n\n\n");
+  CHECK(daemon.ReadAnswer().at("id") == 1);
+  daemon.SendBytes("\n{\"op\": \"stats\", \"id\": 2}\n \n  ");  // the last one without a newline
+  daemon.CloseInput();
+  const Json stats = daemon.ReadAnswer();
+  CHECK(stats.at("id") == 2);
+  CHECK(stats.at("requests") == 2);
+  CHECK_FALSE(daemon.ReadLine());
+  CHECK(daemon.Wait() == 0);
+}
+
 TEST_CASE("a last line without a newline is a request") {
   DaemonProcess shell({"-c", std::string("printf '{\"op\": \"hello\", \"id\": \"last\"}' | '") +
                                  CPPOOL_DAEMON + "' --world-size 1 --backend host"},

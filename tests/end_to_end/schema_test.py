@@ -223,11 +223,12 @@ class Traffic(unittest.TestCase):
 
     def test_lines_that_are_no_request(self):
         with Daemon(1) as daemon:
-            for line in ("", "no JSON", '{"op": "hello"', '{"op": "hello", "op": "hello"}', '{"op": "hello", "id": 1e999}',
+            for line in ("\n \t\nno JSON", '{"op": "hello"', '{"op": "hello", "op": "hello"}', '{"op": "hello", "id": 1e999}',
                          '{"op": "hello", "id": ' + "[" * 64 + "]" * 64 + "}", '{"op": "hello", "id": "' + "x" * 2**20 + '"}'):
                 answer = daemon.ask(line)
                 self.assertFits(self.answers["refused"], answer)
                 self.assertNotIn("id", answer)
+            self.ask(daemon, {"op": "hello", "id": "empty lines have no answer"})
 
     def test_failed_start(self):
         """The start line, the last line of stderr, of daemons with the feature start_line."""
