@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdlib>
+#include <exception>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -18,6 +19,16 @@ namespace cppool::daemon {
 std::string Version() {
   const std::string commit = kernels::Commit();
   return CPPOOL_VERSION + (commit.empty() ? "" : "+" + commit);
+}
+
+std::string DescribeInstallation() {
+  std::string module;
+  try {
+    module = kernels::CudaModuleFile();
+  } catch (const std::exception& error) {
+    module = error.what();
+  }
+  return "cppoold " + Version() + "\nCUDA module: " + module;
 }
 
 const char* NameOf(BackendChoice backend) {
@@ -104,7 +115,7 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
         const double seconds = std::strtod(text.c_str(), nullptr);
         return seconds >= 0.001 && seconds <= 1e6 ? "" : "from 0.001 to 1e6 seconds, not " + text;
       });
-  app.set_version_flag("--version", "cppoold " + Version());
+  app.set_version_flag("--version", DescribeInstallation);
 
   // CLI11 takes "--sentinel=" for an option without its value.
   std::vector<std::string> words;

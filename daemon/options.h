@@ -32,6 +32,9 @@ struct ParsedOptions {
 // The project's version and the commit, where it is known: "0.1.0+6985ccd0a1b2".
 std::string Version();
 
+// What --version prints: the version, and the file of the CUDA module or why it cannot be used.
+std::string DescribeInstallation();
+
 // The words of the command line.
 const char* NameOf(BackendChoice backend);
 const char* NameOf(kernels::Transport transport);

@@ -18,8 +18,6 @@
 namespace cppool::command {
 namespace {
 
-constexpr const char* kModuleFile = "libcppool_cuda.so";
-
 // The path of a program in PATH; empty when it is not there.
 std::string InPath(const std::string& program) {
   for (const std::string& folder : client::SearchPath())
@@ -49,14 +47,6 @@ std::string Capture(const std::string& path, const std::vector<std::string>& arg
   } catch (const std::system_error& error) {
     return std::string(error.what()) + "\n";
   }
-}
-
-std::string ModulePath(const std::string& daemon) {
-  if (const char* named = std::getenv("CPPOOL_CUDA_MODULE"); named != nullptr && *named != '\0') return named;
-  std::string folder = daemon.substr(0, daemon.rfind('/'));
-  for (const std::string& file : {folder + "/" + kModuleFile, folder + "/../lib/" + kModuleFile})
-    if (access(file.c_str(), R_OK) == 0) return file;
-  return "";
 }
 
 // The last line of the stderr of a failed start.
@@ -126,12 +116,7 @@ int Doctor(const DaemonArguments& arguments, const Streams& streams) {
   out << "cppool " << CPPOOL_VERSION << "\n";
   out << "daemon: " << (daemon.empty() ? "cppoold was not found; set CPPOOL_DAEMON to its path" : daemon)
       << "\n";
-  std::string module = daemon.empty() ? "" : ModulePath(daemon);
-  out << "CUDA runtime: "
-      << (module.empty()
-              ? std::string(kModuleFile) + " is not beside the daemon: this build has the host runtime only"
-              : module)
-      << "\n";
+  if (!daemon.empty()) out << Capture(daemon, {"--version"}, std::chrono::seconds(20));
   out << "CPU cores: " << std::thread::hardware_concurrency() << "\n";
   const std::string chosen = client::DeviceList(options.devices);
   DescribeGpus(options.devices.empty() ? std::getenv("CUDA_VISIBLE_DEVICES") : chosen.c_str(), out);

@@ -149,12 +149,13 @@ const CudaModule& OpenCudaModule() {
   return *opened;
 }
 
+std::string CudaModuleFile() { return FileOf(reinterpret_cast<void*>(OpenCudaModule().create_backend)); }
+
 std::unique_ptr<Backend> CreateCudaBackend(int world_size, Transport transport, const std::string& commit) {
   const CudaModule& module = OpenCudaModule();
   const std::string other = module.commit;
   if (!commit.empty() && !other.empty() && other != commit)
-    throw AnotherBuild(FileOf(reinterpret_cast<void*>(module.create_backend)),
-                       BuildIdText(module.seam_id, other), BuildIdText(SeamId(), commit));
+    throw AnotherBuild(CudaModuleFile(), BuildIdText(module.seam_id, other), BuildIdText(SeamId(), commit));
   return module.create_backend(world_size, transport);
 }
 

@@ -807,6 +807,7 @@ TEST_CASE("doctor reports which world sizes run, and why others do not") {
                             "world size 8 (--backend auto): backend host, transport host, 8 ranks on cpu"})
     CHECK(ran.Prints(world));
   CHECK(ran.Prints("CPU cores: "));
+  CHECK(ran.Prints("cppoold of a test\nCUDA module: that the daemon says\n"));
   TemporaryFolder folder;
   ran = Cppool({"doctor", "--backend", "cuda"}, Wrapped(folder, "--start usage"));
   CHECK(ran.code == 1);

@@ -112,6 +112,20 @@ TEST_CASE("doctor runs nvidia-smi, and prints which of its devices CUDA sees") {
   CHECK(CudaIn("/proc/self/maps").empty());
 }
 
+TEST_CASE("doctor asks the daemon for its CUDA module, also one that a script starts") {
+  TemporaryFolder folder;
+  const std::string script = folder.File("cppoold"), real = CPPOOL_REAL_DAEMON;
+  std::ofstream(script) << "#!/bin/sh\nexec '" << real << "' \"$@\"\n";
+  chmod(script.c_str(), 0755);
+  const std::string module = real.substr(0, real.rfind('/')) + "/../lib/libcppool_cuda.so";
+  const bool built = access(module.c_str(), R_OK) == 0;
+  CHECK(Cppool({"doctor", "--backend", "host"}, script)
+            .Prints("CUDA module: " + (built ? module + "\n" : "the CUDA module was not found (searched: ")));
+  const Environment named("CPPOOL_CUDA_MODULE", "/nowhere/module.so");
+  CHECK(Cppool({"doctor", "--backend", "host"}, script)
+            .Prints("CUDA module: the CUDA module was not found (searched: /nowhere/module.so)"));
+}
+
 TEST_CASE("a list of devices is passed to the daemon unchanged") {
   for (const char* list : {"1,0", "GPU-2,GPU-8932f", "-1", "", "nonsense"}) {
     INFO(list);

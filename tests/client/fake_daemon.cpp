@@ -559,6 +559,10 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
 
 int main(int argc, char** argv) {
   alarm(60);  // ends this process if the test fails to
+  if (std::find(argv, argv + argc, std::string("--version")) != argv + argc) {
+    std::cout << "cppoold of a test\nCUDA module: that the daemon says\n";
+    return 0;
+  }
   const Json surroundings = Surroundings(argc, argv);
   std::string start, file;
   int going = 0;

@@ -227,6 +227,7 @@ TEST_CASE("an idle daemon exits in order, but not during a partial line or a cas
 TEST_CASE("help and version go to stdout") {
   DaemonProcess version({"--version"});
   CHECK(version.ReadLine()->rfind("cppoold 0.", 0) == 0);
+  CHECK(version.ReadLine()->rfind("CUDA module: ", 0) == 0);
   CHECK(version.Wait() == 0);
   DaemonProcess help({"--help"});
   bool found = false;

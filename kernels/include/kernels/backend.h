@@ -155,4 +155,7 @@ enum class Transport { kAuto, kNccl, kPeer };
 std::unique_ptr<Backend> CreateCudaBackend(int world_size, Transport transport = Transport::kAuto,
                                            const std::string& commit = "");
 
+// The file of that module, which is opened for it. Throws as CreateCudaBackend.
+std::string CudaModuleFile();
+
 }  // namespace cppool::kernels

@@ -80,6 +80,8 @@ def test_programs(installed, tmp_path):
     assert "cppoold" in installed.run("cppoold", "--help")
     doctor = installed.run("python", "-m", "cppool", "doctor", cwd=tmp_path)
     assert os.path.join(installed.package, "bin", "cppoold") in doctor
+    module = os.path.join(os.path.realpath(installed.package), "bin", "..", "lib", "libcppool_cuda.so")
+    assert f"CUDA module: {module if os.path.exists(module) else 'the CUDA module was not found'}" in doctor
 
 
 def test_example(installed, tmp_path):
