@@ -278,8 +278,11 @@ void NpyWriter::Create(const std::string& path, const NpyHeader& header) {
   std::string bytes(kMagic);
   bytes += {1, 0, static_cast<char>(text.size() & 255), static_cast<char>(text.size() >> 8)};
   bytes += text;
-  unlink(path.c_str());  // a link, too: what it leads to stays as it is
-  const protocol::UniqueFd file = Open(path, O_WRONLY | O_CREAT | O_EXCL);
+  // An earlier file is not written to: it may have other names. A device is.
+  if (struct stat earlier{};
+      lstat(path.c_str(), &earlier) == 0 && (S_ISREG(earlier.st_mode) || S_ISLNK(earlier.st_mode)))
+    unlink(path.c_str());
+  const protocol::UniqueFd file = Open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
   WriteAt(path, file.get(), bytes.data(), bytes.size(), 0);
   const std::size_t whole =
       bytes.size() + static_cast<std::size_t>(CountOf(header.shape)) * SizeOf(header.type);
