@@ -130,12 +130,13 @@ class Pool::State {
   }
 
   Result Run(protocol::RunRequest request) {
-    const milliseconds limit = milliseconds(request.deadline_ms) + options_.grace;
+    const milliseconds limit = AnswerLimit(request);
     return AskResult(std::move(request), limit, client::ResultFromJson);
   }
 
   Result Validate(protocol::RunRequest request) {
-    return AskResult(protocol::ValidateRequest{std::move(request)}, kAtOnce, client::ValidationFromJson);
+    const milliseconds limit = AnswerLimit(request);
+    return AskResult(protocol::ValidateRequest{std::move(request)}, limit, client::ValidationFromJson);
   }
 
   void Stop() {
@@ -165,6 +166,11 @@ class Pool::State {
   static constexpr milliseconds kAtOnce{60000};  // the limit of operations that run nothing
   static constexpr milliseconds kFirstPause{100}, kLongestPause{60000};  // between failed starts
   static constexpr int kStartsInARow = 5;
+
+  // The daemon answers a passed deadline, too.
+  milliseconds AnswerLimit(const protocol::RunRequest& request) const {
+    return milliseconds(request.deadline_ms) + options_.grace;
+  }
 
   Result AskResult(const protocol::Operation& operation, milliseconds limit, Result (*read)(Json)) {
     return Ask(operation, limit, [read](Json answer, const std::vector<LostAttempt>& lost) {

@@ -211,6 +211,7 @@ Json Validated(const Json& request, const std::string& what) {
   if (what == "skip" || (what == "by_schedule" && request["params"]["cp_comm_type"] == "all_gather"))
     return NotPassed(id, "skipped", "unsupported");
   if (what == "error") return NotPassed(id, "error", "invalid_request");
+  if (what == "hang") Hang();
   if (what == "contradict") return {{"ok", false}, {"id", id}, {"runs", true}};
   return {{"ok", true}, {"id", id}, {"runs", true}, {"request", request}};
 }

@@ -163,6 +163,20 @@ TEST_CASE("Validate returns whether a run would start, and if not, why") {
   });
 }
 
+// Its answer to a passed deadline names what hangs: it must not be killed before, nor waited for much longer.
+TEST_CASE("Validate waits for the deadline that it sends, and the grace") {
+  LeavesNothing([] {
+    Pool pool(FakeOptions());
+    try {
+      pool.Validate(Do("hang"), Within(100ms));
+      FAIL("it was answered");
+    } catch (const PoolError& error) {
+      CHECK(error.kind() == PoolError::Kind::kTimeout);
+      CHECK(Contains(error.what(), "did not answer within 0.3 s"));
+    }
+  });
+}
+
 TEST_CASE("a check has a ratio if the daemon's answer has one") {
   Pool pool(FakeOptions());
   Result result = pool.Run({{"do", "by_schedule"}, {"cp_comm_type", "a2a"}});

@@ -81,18 +81,20 @@ TEST_CASE("kernels that cannot be had are an error that names the file and what 
 }
 
 TEST_CASE("a kernel whose supports does not return is named when the deadline passes") {
-  DaemonProcess daemon({"--world-size", "1", "--backend", "host"});
-  const Json answer = daemon.Ask({{"op", "run"},
-                                  {"kernels", Odd("hangs")},
-                                  {"deadline_ms", 1000},
-                                  {"params", {{"is_training", false}}}});
-  INFO(answer);
-  CHECK(answer.at("failure").at("kind") == "timeout");
-  CHECK_THAT(answer.at("error").get<std::string>(),
-             ContainsSubstring("supports of the kernels of " + Odd("hangs") + " may not have returned, in "));
-  CHECK_THAT(answer.at("error").get<std::string>(),
-             ContainsSubstring("Supports [libcppool_test_kernel_hangs-"));
-  CHECK(daemon.Wait() == 3);
+  for (const char* op : {"run", "validate"}) {
+    DaemonProcess daemon({"--world-size", "1", "--backend", "host"});
+    const Json answer = daemon.Ask(
+        {{"op", op}, {"kernels", Odd("hangs")}, {"deadline_ms", 500}, {"params", {{"is_training", false}}}});
+    INFO(answer);
+    CHECK(answer.at("failure").at("kind") == "timeout");
+    CHECK(answer.at("fatal") == true);
+    CHECK_THAT(
+        answer.at("error").get<std::string>(),
+        ContainsSubstring("supports of the kernels of " + Odd("hangs") + " may not have returned, in "));
+    CHECK_THAT(answer.at("error").get<std::string>(),
+               ContainsSubstring("Supports [libcppool_test_kernel_hangs-"));
+    CHECK(daemon.Wait() == 3);
+  }
 }
 
 TEST_CASE("what a kernel does not take is skipped with its reason, by validate too") {

@@ -23,8 +23,8 @@
 // | what is limited                          | limit                               | what happens then                               |
 // | ---------------------------------------- | ----------------------------------- | ----------------------------------------------- |
 // | start: from the spawn to `hello`         | start_limit                         | killed; PoolError kStart, no retry              |
-// | a case, in the daemon                    | deadline                            | a fatal Result of kind "timeout"; next: respawn |
-// | the wait for the answer of Run           | deadline + grace                    | killed; PoolError kTimeout, no retry            |
+// | a case or its checks, in the daemon      | deadline                            | a fatal Result of kind "timeout"; next: respawn |
+// | the wait for the answer of Run, Validate | deadline + grace                    | killed; PoolError kTimeout, no retry            |
 // | the wait for the answer of other calls   | 60 s                                | the same                                        |
 // | an orderly end: Stop, a fatal answer     | grace                               | SIGTERM to the group                            |
 // | the end after SIGTERM, then after SIGKILL | kill_grace each                    | SIGKILL to the group; left behind and reported  |
