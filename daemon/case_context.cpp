@@ -8,10 +8,18 @@
 #include <utility>
 
 #include "kernels/error.h"
+#include "protocol/json_text.h"
 
 namespace cppool::daemon {
 
 using protocol::Json;
+
+namespace {
+
+// An answer is nested at most protocol::kMaxNesting deep, and has three levels around a result.
+constexpr int kDeepestResult = 60;
+
+}  // namespace
 
 CaseContext::CaseContext(const PreparedRun& run, kernels::RankRuntime& runtime, Sampling* sampling)
     : run_(run),
@@ -161,9 +169,11 @@ void CaseContext::AddResult(const char* name, const char* json) {
   if (key.empty()) return Misuse("the case reported a result without a name");
   if (key == "rank" || key == "ok" || key == "error" || key == "gpu_ms" || key == "samples")
     return Misuse("the case reported a result '" + key + "', which every rank's entry has already");
-  Json value = Json::parse(json ? json : "", nullptr, false);
-  if (value.is_discarded()) return Misuse("the case reported a result '" + key + "' that is not JSON");
-  extra[key] = std::move(value);
+  try {
+    extra[key] = protocol::ParseJson(json ? json : "", kDeepestResult);
+  } catch (const protocol::InvalidRequest& error) {
+    Misuse("the case reported a result '" + key + "' that cannot be used: " + error.what());
+  }
 }
 
 }  // namespace cppool::daemon

@@ -10,6 +10,7 @@
 #include "daemon/library.h"
 #include "daemon/start_error.h"
 #include "kernels/float_environment.h"
+#include "protocol/json_text.h"
 
 namespace cppool::daemon {
 namespace {
@@ -49,9 +50,11 @@ ParameterType TypeOf(const cppool_parameter& parameter) {
 }
 
 Json ParseText(const char* text, const char* what) {
-  Json json = Json::parse(text, nullptr, false);
-  if (json.is_discarded()) throw StartError(std::string(what) + " is not JSON: " + text);
-  return json;
+  try {
+    return protocol::ParseJson(text);
+  } catch (const protocol::InvalidRequest& error) {
+    throw StartError(std::string(what) + " cannot be used: " + error.what());
+  }
 }
 
 // Throws StartError unless the schema accepts `value`, which is a default or an allowed value.

@@ -75,10 +75,22 @@ class Validation {
   std::optional<std::string> kernels_;
 };
 
+// A text that a case gave. `doing` begins the error's text.
+Json ParseObject(const std::string& text, const std::string& doing) {
+  std::string why;
+  try {
+    Json json = protocol::ParseJson(text);
+    if (json.is_object()) return json;
+  } catch (const protocol::InvalidRequest& error) {
+    why = std::string(": ") + error.what();
+  }
+  throw Refusal(FailureKind::kInternal, doing + " a text that is not a JSON object" + why);
+}
+
 Json ParseKernels(const std::string& text, const std::string& name) {
-  Json kernels = Json::parse(text, nullptr, false);
+  Json kernels = ParseObject(text, "validate of case '" + name + "' named its kernels by");
   const auto has = [&](const char* key) { return kernels.contains(key) && kernels.at(key).is_string(); };
-  if (!kernels.is_object() || !has("name") || !has("version") || !has("family")) {
+  if (!has("name") || !has("version") || !has("family")) {
     throw Refusal(
         FailureKind::kInternal,
         "validate of case '" + name + "' named its kernels without \"name\", \"version\" and \"family\"");
@@ -140,13 +152,8 @@ void AskCase(PreparedRun& run, const Json& given, const std::string& backend, in
   run.prepared = validation.prepared();
   if (validation.kernels()) run.kernels = ParseKernels(*validation.kernels(), run.registered.name);
   if (!validation.replaced()) return;
-  Json replaced = Json::parse(*validation.replaced(), nullptr, false);
-  if (!replaced.is_object()) {
-    throw Refusal(FailureKind::kInternal,
-                  "validate of case '" + run.registered.name +
-                      "' replaced the parameters by a text that is not a JSON object");
-  }
-  run.params = std::move(replaced);
+  run.params = ParseObject(*validation.replaced(),
+                           "validate of case '" + run.registered.name + "' replaced the parameters by");
   run.params_json = *validation.replaced();
 }
 

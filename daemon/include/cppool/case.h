@@ -91,8 +91,9 @@ struct cppool_case_context {
   void (*work)(cppool_case_context*, const char* stage, double flops);
   /* A check that does not hold makes the case `failed`, whatever `run` returns. Non-finite errors never hold. */
   void (*check)(cppool_case_context*, const cppool_check* check);
-  /* An extra member of this rank's entry in `ranks`; json is its value's text. A text that is not JSON, or the name
-   * of a member that every entry has (rank, ok, error, gpu_ms, samples), is a bug of the case and ends it with `internal`. */
+  /* An extra member of this rank's entry in `ranks`; json is its value's text. A text that is not JSON or nested
+   * deeper than 60, or the name of a member that every entry has (rank, ok, error, gpu_ms, samples), is a bug of the case and
+   * ends it with `internal`. */
   void (*result)(cppool_case_context*, const char* name, const char* json);
   /* What went wrong, for the status that `run` returns. Without it the runtime's last failure is used. When a call of
    * the runtime has failed with that same status before, its culprit is the culprit of this failure too. */
