@@ -69,7 +69,6 @@ RunResult CaseRun::Execute(std::vector<HostSlice>* host) {
 
 void CaseRun::RunRank(int index) {
   const LogTags tags(index, tag_);
-  UseHandlerStack();
   Rank& rank = *ranks_[index];
   kernels::RankRuntime& runtime = world_.rank(index);
   std::vector<HostSlice>* const host = prepared_->trace.empty() ? nullptr : &rank.host;

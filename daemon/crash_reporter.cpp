@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "daemon/stack_sampler.h"
+#include "kernels/signal_stack.h"
 #include "protocol/crash.h"
 #include "protocol/unique_fd.h"
 
@@ -27,18 +28,20 @@ namespace {
 constexpr std::array kSignals = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP};
 constexpr int kDeepest = 32;
 constexpr int kHandlerFrames = 2;  // the handler, and the kernel's trampoline
-constexpr int kExitFrames = 2;     // ReportExit, and the exit handler that calls it
+constexpr int kExitFrames = 2;     // EndByExit, and the exit() or exit handler that calls it
 constexpr int kReportLimitMs = 500;
+constexpr int kStackLimitMs = 250;       // for a stuck thread to tell its stack
 constexpr std::size_t kShortFrames = 6;  // frames of the stack in the error's text
-constexpr std::size_t kHandlerStack = 64 << 10;
 
 // What the crashed thread leaves for the reporter's. Static, since the handler may run when the reporter is gone.
 struct Crashed {
+  pid_t process = 0;             // the reporter's; a child that fork() made has a copy of all this
   std::atomic<pid_t> thread{0};  // the first that crashed; 0: none
   std::atomic<bool> walking{false};
   sigjmp_buf way_out;
-  int signal = 0;  // 0: exit() was called
+  int signal = 0;  // 0: none
   int exit_code = 0;
+  std::atomic<const char*> stuck{nullptr};  // what a thread did not do, of a process that ends for that
   int first = 0, count = 0;
   void* frames[kDeepest];
   std::atomic<int> wake{-1};  // an eventfd; -1: there is no reporter
@@ -50,25 +53,34 @@ const std::function<void(std::string_view)>* write_line = nullptr;
 
 pid_t ThisThread() { return static_cast<pid_t>(syscall(SYS_gettid)); }
 
+void SleepOneMs() {
+  const timespec pause{0, 1'000'000};
+  nanosleep(&pause, nullptr);
+}
+
 // Asks the reporter and waits for it.
 void Report() {
   const int error = errno;
   const std::uint64_t one = 1;
   if (write(crashed.wake.load(), &one, sizeof(one)) == sizeof(one)) {
-    for (int ms = 0; ms < kReportLimitMs && !crashed.reported.load(); ++ms) {
-      const timespec pause{0, 1'000'000};
-      nanosleep(&pause, nullptr);
-    }
+    for (int ms = 0; ms < kReportLimitMs && !crashed.reported.load(); ++ms) SleepOneMs();
   }
   const std::string* partial = crashed.partial.load();
   if (!crashed.reported.load() && partial && write_line) (*write_line)(*partial);
   errno = error;
 }
 
-// False: another thread, or this one, has crashed before.
-bool IsFirst() {
+// Whether `thread` is the one to report. False: one has crashed before, or there is no reporter in this process.
+bool IsFirst(pid_t thread) {
   pid_t none = 0;
-  return crashed.wake.load() >= 0 && crashed.thread.compare_exchange_strong(none, ThisThread());
+  return crashed.wake.load() >= 0 && crashed.process == getpid() &&
+         crashed.thread.compare_exchange_strong(none, thread);
+}
+
+// Does not return when another thread has crashed before: the process ends with that one.
+void LeaveTheEndToTheFirst() {
+  const pid_t first = crashed.thread.load();
+  while (first != 0 && first != ThisThread() && crashed.process == getpid()) pause();
 }
 
 void RestoreHandlers() {
@@ -77,22 +89,23 @@ void RestoreHandlers() {
 
 extern "C" void OnCrash(int signal, siginfo_t* info, void*) {
   if (crashed.thread.load() == ThisThread() && crashed.walking.load()) siglongjmp(crashed.way_out, 1);
-  if (IsFirst()) {
+  if (IsFirst(ThisThread())) {
     crashed.signal = signal;
     crashed.walking = true;  // a damaged stack can make the unwinder access any address
     if (sigsetjmp(crashed.way_out, 1) == 0) crashed.count = backtrace(crashed.frames, kDeepest);
     crashed.walking = false;
     crashed.first = kHandlerFrames;
     Report();
-  } else if (crashed.thread.load() != ThisThread() && crashed.thread.load() != 0) {
-    for (;;) pause();  // the process ends with the thread that crashed first
+    if (crashed.stuck.load()) _exit(crashed.exit_code);
   }
+  LeaveTheEndToTheFirst();
   RestoreHandlers();
   // The instruction faults again; a signal that was sent is sent again.
   if (info->si_code <= 0) syscall(SYS_tgkill, getpid(), ThisThread(), signal);
 }
 
 std::string What() {
+  if (const char* stuck = crashed.stuck.load()) return stuck;
   if (crashed.signal == 0) return "called exit(" + std::to_string(crashed.exit_code) + ")";
   const char* name = sigdescr_np(crashed.signal);
   return "crashed by signal " + std::to_string(crashed.signal) + (name ? " (" + std::string(name) + ")" : "");
@@ -101,44 +114,19 @@ std::string What() {
 std::string Describe(const CrashPlace& place, const std::string& library,
                      const std::vector<std::string>& stack) {
   std::string text = place.rank ? "rank " + std::to_string(*place.rank) + " " + What() : What();
+  if (!place.when.empty()) text += (crashed.stuck.load() ? ", " : " ") + place.when;
   std::string where;
   if (!place.stage.empty()) where += " in stage '" + place.stage + "'";
   if (!place.case_name.empty()) where += " in case '" + place.case_name + "'";
-  if (!library.empty()) where += where.empty() ? " in " + library : ", library " + library;
+  if (!library.empty())
+    where += (!where.empty() ? ", library " : place.when.empty() ? " in " : ", in ") + library;
   text += where;
   for (std::size_t i = 0; i < stack.size() && i < kShortFrames; ++i)
     text += (i ? " < " : ", stack: ") + stack[i];
   return text;
 }
 
-// Returns the memory when its thread ends.
-class HandlerStack {
- public:
-  HandlerStack() {
-    stack_t now{};
-    if (sigaltstack(nullptr, &now) != 0 || (now.ss_flags & SS_DISABLE) == 0) return;  // a sanitizer's
-    memory_.resize(kHandlerStack);
-    now = {};
-    now.ss_sp = memory_.data();
-    now.ss_size = memory_.size();
-    sigaltstack(&now, nullptr);
-  }
-  ~HandlerStack() {
-    if (memory_.empty()) return;
-    stack_t none{};
-    none.ss_flags = SS_DISABLE;
-    sigaltstack(&none, nullptr);
-  }
-  HandlerStack(const HandlerStack&) = delete;
-  HandlerStack& operator=(const HandlerStack&) = delete;
-
- private:
-  std::vector<char> memory_;
-};
-
 }  // namespace
-
-void UseHandlerStack() { static thread_local const HandlerStack stack; }
 
 class CrashReporter::State {
  public:
@@ -146,6 +134,7 @@ class CrashReporter::State {
       : write_(std::move(write)), sources_(std::move(sources)), wake_(eventfd(0, EFD_CLOEXEC)) {
     PrepareStackSampling();  // loads the unwinder, which a handler cannot do
     write_line = &write_;
+    crashed.process = getpid();
     sigset_t all, mask;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &mask);
@@ -213,6 +202,7 @@ class CrashReporter::State {
   const std::function<void(std::string_view)> write_;
   const Sources sources_;
   const protocol::UniqueFd wake_;
+  const kernels::SignalStack signal_stack_;
   std::atomic<bool> ending_{false};
   std::thread thread_;
 };
@@ -222,12 +212,26 @@ CrashReporter::CrashReporter(std::function<void(std::string_view)> write, Source
 
 CrashReporter::~CrashReporter() = default;
 
-void CrashReporter::ReportExit(int code) {
-  if (!IsFirst()) return;
+void CrashReporter::EndByExit(int code) {
+  if (IsFirst(ThisThread())) {
+    crashed.exit_code = code;
+    crashed.count = backtrace(crashed.frames, kDeepest);
+    crashed.first = kExitFrames;
+    Report();
+  }
+  LeaveTheEndToTheFirst();
+  _exit(code);
+}
+
+void CrashReporter::EndStuck(pid_t thread, const char* what, int code) {
   crashed.exit_code = code;
-  crashed.count = backtrace(crashed.frames, kDeepest);
-  crashed.first = kExitFrames;
-  Report();
+  crashed.stuck = what;
+  // Its handler reports it and ends the process. A thread that does not take the signal is reported without its stack.
+  syscall(SYS_tgkill, getpid(), thread, SIGABRT);
+  for (int ms = 0; ms < kStackLimitMs && crashed.thread.load() == 0; ++ms) SleepOneMs();
+  if (IsFirst(thread)) Report();
+  for (int ms = 0; ms < 2 * kReportLimitMs && !crashed.reported.load(); ++ms) SleepOneMs();
+  _exit(code);
 }
 
 }  // namespace cppool::daemon

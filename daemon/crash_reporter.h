@@ -1,5 +1,6 @@
-// Says where the process was when a case or a library ended it: a signal such as SIGSEGV, or a call of exit(). The report is made on a
-// thread of its own, since the one that crashed may hold any lock; the crashed thread waits for it for at most half a second.
+// Says where the process was when a case or a library ended it: a signal such as SIGSEGV, a call of exit(), or code that does not return
+// at the process's end. The report is made on a thread of its own, since the one that crashed may hold any lock; the crashed thread waits
+// for it for at most half a second. Of several threads the first one is reported; the others wait for the end.
 #pragma once
 
 #include <sys/types.h>
@@ -17,6 +18,7 @@ struct CrashPlace {
   std::optional<int> rank;
   std::string stage, case_name;
   std::string library;  // the file that the case is from, or that is being opened
+  std::string when;     // what the daemon did: "while the daemon ended"
 };
 
 // One at a time.
@@ -29,21 +31,21 @@ class CrashReporter {
     std::function<std::string(const std::string& file)> named;
   };
   // `write` gets the line of protocol/crash.h, from any thread. Installs handlers for SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT and
-  // SIGTRAP, which end the process as before once the line is written.
+  // SIGTRAP, which end the process as before once the line is written. An overflow of a thread's stack is reported of the calling thread
+  // and of those that have a kernels::SignalStack. Children that fork() makes are not reported.
   CrashReporter(std::function<void(std::string_view)> write, Sources sources);
   ~CrashReporter();
   CrashReporter(const CrashReporter&) = delete;
   CrashReporter& operator=(const CrashReporter&) = delete;
 
-  // From the calling thread's exit handler: reports that it called exit(code). Returns within a little more than half a second.
-  static void ReportExit(int code);
+  // Ends the process with the code, and reports that the calling thread called exit(code). Runs no exit handlers.
+  [[noreturn]] static void EndByExit(int code);
+  // Ends the process with the code, and reports that `thread` "did not return ...", as `what` says, with its stack. From another thread.
+  [[noreturn]] static void EndStuck(pid_t thread, const char* what, int code);
 
  private:
   class State;
   std::unique_ptr<State> state_;
 };
-
-// Gives the calling thread, until it ends, a stack for signal handlers, without which an overflow of its own stack cannot be reported.
-void UseHandlerStack();
 
 }  // namespace cppool::daemon

@@ -4,6 +4,7 @@
 //   2              could not start; stderr says why and what to do, to people and to programs (protocol/start.h)
 //   3              cannot go on: the last answer is `fatal`, or stderr says why
 //   128 + SIGTERM  SIGTERM during the start, a request, or the end
+// and that of a call of exit() by a case or a library.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -18,6 +19,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -26,6 +29,7 @@
 #include "daemon/case_registry.h"
 #include "daemon/crash_reporter.h"
 #include "daemon/dispatcher.h"
+#include "daemon/library.h"
 #include "daemon/library_probe.h"
 #include "daemon/log.h"
 #include "daemon/options.h"
@@ -52,6 +56,7 @@ constexpr int kTerminated = 128 + SIGTERM;
 constexpr std::chrono::seconds kOpenLimit{120};
 constexpr std::chrono::milliseconds kIdleAfter{20};  // without a request, memory goes back to the devices
 constexpr std::chrono::seconds kLastAnswerLimit{2};  // for a client that does not read
+constexpr std::chrono::seconds kExitLimit{10};       // for libraries' destructors and exit handlers
 
 int terminate_pipe_in = -1;  // for the signal handler
 
@@ -61,30 +66,6 @@ extern "C" void OnTerminate(int) {
   [[maybe_unused]] const auto written = write(terminate_pipe_in, &one, sizeof(one));
   errno = error;
 }
-
-// While it lives, a call of exit() by a case or its libraries ends the process at once, with a message. The exit handlers
-// of libraries, which would wait for the work of other ranks or crash on it, do not run: this one runs before them.
-class ExitGuard {
- public:
-  ExitGuard() {
-    on_exit(
-        [](int code, void*) {
-          if (!armed) return;
-          const std::string text = "cppoold: a case called exit(" + std::to_string(code) + ")\n";
-          [[maybe_unused]] const auto written = write(STDERR_FILENO, text.data(), text.size());
-          CrashReporter::ReportExit(code);
-          _exit(code);
-        },
-        nullptr);
-    armed = true;
-  }
-  ~ExitGuard() { armed = false; }
-  ExitGuard(const ExitGuard&) = delete;
-  ExitGuard& operator=(const ExitGuard&) = delete;
-
- private:
-  static inline std::atomic<bool> armed{false};
-};
 
 UniqueFd MakeEvent() {
   UniqueFd event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -143,26 +124,29 @@ class Daemon {
     start_.transport = NameOf(options_.transport);
   }
 
-  // Throws what kept it from starting.
+  // Throws what kept it from starting. What is made here lives until the process has ended: libraries' destructors, which run after
+  // main, are watched over as requests are.
   int Run() {
     start_.stage = "process";
     UniqueFd requests = TakeStdin();  // first: with stdin closed, the next descriptor opened would be 0
     CatchTermination();
+    CatchCrashes();
     const pid_t parent = ParentToWatch();
-    Watchdog watchdog(
-        parent, terminate_.get(),
-        {[this] { AnswerTimeout(); }, [parent] { EndOrphaned(parent); }, [this] { Terminate(); }});
+    watchdog_.emplace(parent, terminate_.get(),
+                      Watchdog::Events{[this] { DeadlinePassed(); }, [parent] { EndOrphaned(parent); },
+                                       [this] { Terminate(); }});
 
     if (parent != getppid()) EndOrphaned(parent);  // it died before the watchdog watched it
 
     start_.stage = "backend";
-    World world(ChooseBackend(options_.backend, options_.transport, options_.world_size));
+    world_ =
+        std::make_unique<World>(ChooseBackend(options_.backend, options_.transport, options_.world_size));
+    World& world = *world_;
     const auto chosen = Clock::now();
     start_.backend = world.backend().name();
     start_.stage = "cases";
-    CaseRegistry registry;
-    registry.Add(cppool::AttentionCase(), "built in");
-    for (const std::string& file : options_.case_files) registry.LoadFile(file);
+    registry_.Add(cppool::AttentionCase(), "built in");
+    for (const std::string& file : options_.case_files) LoadCases(file);
     const auto loaded = Clock::now();
     start_.stage = "ranks";
     try {
@@ -181,30 +165,24 @@ class Daemon {
         answers_.Write(text, Clock::now() + kLastAnswerLimit);
       };
     }
-    Dispatcher dispatcher(world, registry, &watchdog, std::move(options));
-    dispatcher_ = &dispatcher;
+    dispatcher_ = std::make_unique<Dispatcher>(world, registry_, &*watchdog_, std::move(options));
     Log(LogLevel::kInfo, std::to_string(world.size()) + " ranks on " + world.backend().name() +
                              " are open after " + Rounded(Milliseconds(Clock::now() - started_), 0) + " ms");
-    int exit_code = 0;
+    CatchExit();
     try {
-      const CrashReporter reporter(
-          [](std::string_view line) {
-            EndAllLines();
-            [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
-          },
-          {[&](pid_t thread) { return dispatcher.PlaceOf(thread); },
-           [&](const std::string& file) { return dispatcher.NamedLibrary(file); }});
-      const ExitGuard guard;
-      exit_code = Serve(dispatcher, std::move(requests));
+      Serve(std::move(requests));
     } catch (const std::exception& error) {
       std::fprintf(stderr, "cppoold: %s\n", error.what());
       _exit(kCannotGoOn);  // ranks may be at work: no destructors
     }
     if (!world.Close()) {
       Log(LogLevel::kWarning, "the ranks did not close in time");
-      _exit(exit_code);
+      _exit(0);
     }
-    return exit_code;
+    phase_ = Phase::kEnding;
+    watchdog_->Arm(Clock::now() + kExitLimit);
+    world_.reset();
+    return 0;
   }
 
  private:
@@ -223,7 +201,57 @@ class Daemon {
     pthread_sigmask(SIG_UNBLOCK, &terminate, nullptr);  // the parent may have blocked it
   }
 
-  int Serve(Dispatcher& dispatcher, UniqueFd input) {
+  void CatchCrashes() {
+    reporter_.emplace(
+        [](std::string_view line) {
+          EndAllLines();
+          [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+        },
+        CrashReporter::Sources{[this](pid_t thread) { return PlaceOf(thread); },
+                               [this](const std::string& file) { return NamedLibrary(file); }});
+  }
+
+  // Functions of libc such as err() call libc's own exit(), which runs this handler before those that are there now.
+  void CatchExit() {
+    on_exit(
+        [](int code, void* daemon) {
+          if (static_cast<Daemon*>(daemon)->phase_ != Phase::kEnding) CrashReporter::EndByExit(code);
+        },
+        this);
+  }
+
+  // For the crash reporter's thread.
+  CrashPlace PlaceOf(pid_t thread) const {
+    const Phase phase = phase_;
+    CrashPlace place = phase == Phase::kStarting ? CrashPlace{} : dispatcher_->PlaceOf(thread);
+    if (phase == Phase::kStarting) {
+      place.when = "while the daemon started";
+      if (const std::string* file = opening_) place.library = *file;
+    }
+    if (phase == Phase::kEnding) place.when = "while the daemon ended";
+    return place;
+  }
+  std::string NamedLibrary(const std::string& file) const {
+    std::error_code ignored;
+    for (const std::string& named : options_.case_files)
+      if (std::filesystem::absolute(named, ignored) == file) return named;
+    return phase_ == Phase::kStarting ? "" : dispatcher_->NamedLibrary(file);
+  }
+
+  // Tries the library in a process of its own first. Throws StartError.
+  void LoadCases(const std::string& file) {
+    const LibraryStore::Options libraries;
+    try {
+      ProbeLibrary(libraries.program, LibraryKind::kCases, file, file, Clock::now() + libraries.try_limit);
+    } catch (const LibraryError& error) {
+      throw StartError(std::string("--case ") + error.what());
+    }
+    opening_ = &file;
+    registry_.LoadFile(file);
+    opening_ = nullptr;
+  }
+
+  void Serve(UniqueFd input) {
     std::optional<std::chrono::milliseconds> idle_limit;
     if (options_.idle_exit_s > 0)
       idle_limit = std::chrono::milliseconds(std::max(1LL, std::llround(options_.idle_exit_s * 1000)));
@@ -233,7 +261,7 @@ class Daemon {
       Phase waiting = Phase::kWaiting;
       if (!phase_.compare_exchange_strong(waiting, Phase::kBusy))
         break;  // SIGTERM came: the request that was read is not begun
-      const auto answer = dispatcher.Handle(*line);
+      const auto answer = dispatcher_->Handle(*line);
       if (!answer) {
         while (true) pause();  // the watchdog answers and ends the process
       }
@@ -246,23 +274,27 @@ class Daemon {
       if (answer->fatal) _exit(kCannotGoOn);
       if (answer->shutdown) break;
       phase_ = Phase::kWaiting;
-      if (!requests.Arrives(kIdleAfter)) dispatcher.WhileIdle();
+      if (!requests.Arrives(kIdleAfter)) dispatcher_->WhileIdle();
     }
     phase_ = Phase::kBusy;
     if (requests.idled())
       Log(LogLevel::kInfo,
           "no request for " + cppool::protocol::Json(options_.idle_exit_s).dump() + " s: this daemon ends");
-    return 0;  // stdin is closed before the world is: a client that writes a request now gets an error at once
+    // stdin is closed before the world is: a client that writes a request now gets an error at once
   }
 
-  // On the watchdog's thread. Must not wait for anything that may be stuck.
-  void AnswerTimeout() {
+  // On the watchdog's thread, as the next one. Must not wait for anything that may be stuck.
+  void DeadlinePassed() {
+    if (phase_ == Phase::kEnding)
+      CrashReporter::EndStuck(getpid(), "did not return within 10 s", kCannotGoOn);
     EndAllLines();
-    answers_.Write(dispatcher_.load()->TimeoutAnswer(), Clock::now() + kLastAnswerLimit);
+    answers_.Write(dispatcher_->TimeoutAnswer(), Clock::now() + kLastAnswerLimit);
     _exit(kCannotGoOn);
   }
 
   void Terminate() {
+    if (phase_ == Phase::kEnding)
+      CrashReporter::EndStuck(getpid(), "had not returned when SIGTERM came", kTerminated);
     Phase waiting = Phase::kWaiting;
     if (!phase_.compare_exchange_strong(waiting, Phase::kStopping)) _exit(kTerminated);
     const std::uint64_t one = 1;
@@ -287,13 +319,23 @@ class Daemon {
   StartFailure& start_;
   UniqueFd terminate_;
   UniqueFd stop_;
-  // SIGTERM in kWaiting leads to an orderly end; in the other phases it ends the process at once. The start and the end are kBusy.
-  enum class Phase { kBusy, kWaiting, kStopping };
-  std::atomic<Phase> phase_{Phase::kBusy};
-  std::atomic<Dispatcher*> dispatcher_{nullptr};
+  // SIGTERM in kWaiting leads to an orderly end; in the other phases it ends the process at once. In kEnding, when the world is closed,
+  // the main thread is the only one that may get stuck.
+  enum class Phase { kStarting, kBusy, kWaiting, kStopping, kEnding };
+  std::atomic<Phase> phase_{Phase::kStarting};
+  std::optional<CrashReporter> reporter_;
+  std::optional<Watchdog> watchdog_;
+  std::unique_ptr<World> world_;
+  CaseRegistry registry_;
+  std::atomic<const std::string*> opening_{nullptr};  // the library of --case that is being loaded
+  std::unique_ptr<Dispatcher> dispatcher_;            // there in all phases but kStarting
 };
 
 }  // namespace
+
+// Libraries find this function before libc's: exit handlers and destructors of libraries, which would wait for the work of other ranks or
+// crash on it, do not run, and of several ranks that call it at once the first one is reported.
+extern "C" void exit(int code) noexcept { CrashReporter::EndByExit(code); }
 
 int main(int argc, char** argv) {
   const auto started = Clock::now();
@@ -316,7 +358,9 @@ int main(int argc, char** argv) {
     if (!parsed.options) throw StartError(parsed.text);
     SetUpLog(parsed.options->log_level);
     LabelRankOutput();  // after the log has its stream: its lines name the rank themselves
-    return Daemon(std::move(*parsed.options), std::move(answers), started, spawn_ms, start).Run();
+    static auto* const daemon =  // never destroyed
+        new Daemon(std::move(*parsed.options), std::move(answers), started, spawn_ms, start);
+    return daemon->Run();
   } catch (const std::exception& error) {
     EndUnstarted(start, error);
   }

@@ -17,6 +17,7 @@
 
 #include "daemon/start_error.h"
 #include "kernels/error.h"
+#include "kernels/signal_stack.h"
 
 namespace cppool::daemon {
 namespace {
@@ -62,6 +63,7 @@ RankThreads::RankThreads(int count) : state_(std::make_shared<State>()) {
   for (int rank = 0; rank < count; ++rank) {
     try {
       state_->threads.emplace_back([state = state_, rank, named] {
+        const kernels::SignalStack signal_stack;
         pthread_setname_np(pthread_self(), ("rank " + std::to_string(rank)).c_str());
         state->ids[static_cast<std::size_t>(rank)] = static_cast<pid_t>(syscall(SYS_gettid));
         named->count_down();

@@ -268,6 +268,8 @@ class Pool::State {
     last_tail_ = daemon->StderrText();
     last_start_failure_ = daemon->WhyNotStarted();
     last_crash_ = daemon->WhyCrashed();
+    if (end == &Daemon::Stop && last_crash_)  // in a destructor of a library: no call fails for it
+      Log(daemon->DescribeEnd() + " when it was stopped: " + last_crash_->error);
     if (!ended) unkillable_.push_back(std::move(daemon));
     return ended;
   }

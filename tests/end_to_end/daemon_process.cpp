@@ -133,6 +133,15 @@ std::string DaemonProcess::Stderr() const {
   return text.str();
 }
 
+std::vector<Json> DaemonProcess::CrashLines() const {
+  const std::string prefix = "cppoold: crash ";
+  std::istringstream text(Stderr());
+  std::vector<Json> lines;
+  for (std::string line; std::getline(text, line);)
+    if (line.starts_with(prefix)) lines.push_back(Json::parse(line.substr(prefix.size())));
+  return lines;
+}
+
 bool EndsInTime(pid_t pid) {
   const auto deadline = Clock::now() + kPatience;
   while (kill(pid, 0) == 0) {

@@ -37,6 +37,7 @@ class DaemonProcess {
   // Its exit code, or 1000 + the signal that ended it; -1 when it does not end. The input is closed first.
   int Wait();
   std::string Stderr() const;  // so far
+  std::vector<Json> CrashLines() const;  // those of its stderr so far
 
  private:
   pid_t pid_ = -1;

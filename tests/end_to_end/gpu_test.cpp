@@ -1,7 +1,11 @@
 // The end-to-end requests on GPUs, in worlds for which there are enough GPUs.
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "kernels/backend.h"
 #include "tests/end_to_end/attention_smoke.h"
@@ -134,6 +138,30 @@ TEST_CASE("a user's case, built against the installed prefix, on GPUs") {
     return;
   }
   ForEachWorld([](int world_size) { RunUserCase("cuda", world_size); });
+}
+
+// Work of a case runs on a thread of the driver's.
+TEST_CASE("a case on GPUs that ends the process is named, a stack overflow on a stream too") {
+  if (kernels::CountCudaDevices() == 0) {
+    WARN("no GPU");
+    return;
+  }
+  for (const auto& [action, what, function] :
+       {std::tuple("exit everywhere", "called exit(42)", "Crash"),
+        std::tuple("overflow", "crashed by signal 11", "Overflow"),
+        std::tuple("overflow on stream", "crashed by signal 11", "Overflow")}) {
+    DaemonProcess daemon(
+        {"--world-size", "2", "--backend", "cuda", "--transport", "peer", "--case", CPPOOL_ODD_CASE});
+    daemon.Send(Json{{"op", "run"}, {"case", "odd"}, {"params", {{"action", action}}}}.dump());
+    const int code = daemon.Wait();
+    INFO(action << ": " << code << ": " << daemon.Stderr());
+    CHECK(code == (std::string(action) == "exit everywhere" ? 42 : 1000 + SIGSEGV));
+    const std::vector<Json> crashes = daemon.CrashLines();
+    REQUIRE(crashes.size() == 1);
+    CHECK(crashes[0].at("library") == CPPOOL_ODD_CASE);
+    CHECK(crashes[0].at("error").get<std::string>().find(what) != std::string::npos);
+    CHECK(crashes[0].at("stack").dump().find(function) != std::string::npos);
+  }
 }
 
 TEST_CASE("attention on one GPU that the ranks share, every schedule") {

@@ -130,6 +130,10 @@ TEST_CASE("a daemon that cannot start says why and exits with code 2") {
       {Host(2, {"--case", "/nonexistent.so"}), "cases", "/nonexistent.so: cannot be loaded"},
       {Host(2, {"--case", CPPOOL_NO_CASES}), "cases", "exports no function cppool_cases"},
       {Host(2, {"--case", CPPOOL_ODD_CASE_ABI}), "cases", "rebuild it"},
+      {Host(2, {"--case", CPPOOL_ODD_CRASHES}), "cases",
+       "--case " CPPOOL_ODD_CRASHES
+       ": when it was opened to try it, before the daemon loads it, it crashed by signal 6"},
+      {Host(2, {"--case", CPPOOL_ODD_EXITS}), "cases", "it called exit(5)"},
       {Host(2, {"--case", CPPOOL_ODD_CASE_NAME}), "cases", "'attention' is taken (built in)"},
       {Host(2, {"--case", CPPOOL_ODD_CASE_SCHEMA}), "cases", "parameter action: the default does not fit"},
       {Host(2, {"--case", CPPOOL_ODD_CASE, "--case", CPPOOL_ODD_CASE}), "cases", "'odd' is taken"},

@@ -4,11 +4,14 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstddef>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <cppool/pool.h>
@@ -259,7 +262,7 @@ TEST_CASE(
   };
   const std::string crashed = ask(CPPOOL_ODD_CRASHES, 60000);
   CHECK(Has(crashed, "crashed by signal 6 (Aborted)"));
-  CHECK(Has(ask(CPPOOL_ODD_EXITS, 60000), "ended its process with exit code 5"));
+  CHECK(Has(ask(CPPOOL_ODD_EXITS, 60000), "called exit(5)"));
   CHECK(Has(ask(CPPOOL_ODD_THROWS, 60000), "crashed by signal 6"));
   // The deadline is that of the request: the daemon answers shortly before. How much time is left when it tries the file varies.
   const std::string hung = ask(CPPOOL_ODD_HANGS, 1900), within = "did not return within ";
@@ -315,8 +318,9 @@ TEST_CASE(
        {std::tuple("crash", "crashed by signal 11", "WriteNowhere"),
         std::tuple("crash on stream", "crashed by signal 11", "WriteNowhere"),
         std::tuple("overflow", "crashed by signal 11", "Overflow"),
-        std::tuple("abort", "crashed by signal 6", "Crash"),
-        std::tuple("exit", "called exit(42)", "Crash")}) {
+        std::tuple("overflow on stream", "crashed by signal 11", "Overflow"),
+        std::tuple("abort", "crashed by signal 6", "Crash"), std::tuple("exit", "called exit(42)", "Crash"),
+        std::tuple("exit in libc", "called exit(42)", "Crash")}) {
     const Ends ends = EndOf(pool, action, 1);
     INFO(action << ": " << ends.text);
     CHECK(ends.next == Status::kPassed);
@@ -333,6 +337,150 @@ TEST_CASE(
           std::string("library " CPPOOL_ODD_CASE), std::string(function)})
       CHECK(Has(ends.text, part));
     CHECK_FALSE(Has(ends.text, "cppoold: crash {"));  // the line for programs is not shown again
+  }
+}
+
+TEST_CASE("an overflow of the main thread's stack is told, too") {
+  const Cache cache;
+  Pool pool(HostPool());
+  const Ends ends = EndOf(pool, "overflow in validate", 0);
+  INFO(ends.text);
+  CHECK(ends.next == Status::kPassed);
+  REQUIRE(ends.crash);
+  CHECK_FALSE(ends.crash->rank);
+  CHECK(ends.crash->library == CPPOOL_ODD_CASE);
+  CHECK(Has(ends.text, "crashed by signal 11 (Segmentation fault) in case 'odd', library " CPPOOL_ODD_CASE));
+  CHECK(Has(ends.text, "Overflow ["));
+}
+
+TEST_CASE("exit() on all ranks at once is told once, and no exit handler of a library runs") {
+  const Cache cache;
+  for (int i = 0; i < 10; ++i) {
+    DaemonProcess daemon({"--world-size", "8", "--backend", "host"});
+    Json request = Odd(CPPOOL_ODD_CLOSING_CRASHES);
+    request["params"] = {{"action", "exit everywhere"}};
+    daemon.Send(request.dump());
+    CHECK(daemon.Wait() == 42);
+    INFO(daemon.Stderr());
+    const std::vector<Json> crashes = daemon.CrashLines();
+    REQUIRE(crashes.size() == 1);
+    CHECK(crashes[0].at("rank").is_number_integer());
+    CHECK(crashes[0].at("library") == CPPOOL_ODD_CLOSING_CRASHES);
+    CHECK(Has(crashes[0].at("error"), "called exit(42) in stage 'the end' in case 'odd'"));
+    CHECK_FALSE(Has(daemon.Stderr(), "the library closes"));
+  }
+}
+
+TEST_CASE("a child of a case that calls exit() is none of the daemon's") {
+  const Cache cache;
+  DaemonProcess daemon(kHost);
+  Json request = Odd(CPPOOL_ODD_CASE);
+  request["params"] = {{"action", "exit in child"}};
+  const Json answer = daemon.Ask(request);
+  INFO(answer.dump());
+  CHECK(answer.at("status") == "passed");
+  CHECK(daemon.CrashLines().empty());
+  request["params"] = {{"action", "exit"}};  // is told all the same
+  daemon.Send(request.dump());
+  CHECK(daemon.Wait() == 42);
+  CHECK(daemon.CrashLines().size() == 1);
+}
+
+TEST_CASE("a result that is nested too deep is refused, and the daemon goes on") {
+  const Cache cache;
+  Pool pool(HostPool());  // whose own limit an answer must not meet
+  RunOptions run;
+  run.case_name = "odd";
+  run.load = {CPPOOL_ODD_CASE};
+  const Json pid = pool.Hello().at("pid");
+  for (const char* action : {"nest 61", "nest 100000"}) {
+    const Result result = pool.Run({{"action", action}, {"rank", 1}}, run);
+    INFO(result.error);
+    REQUIRE(result.failure);
+    CHECK(result.failure->kind == "internal");
+    CHECK(result.failure->rank == 1);
+    CHECK(Has(result.error, "a result 'nest' that cannot be used: nested deeper than 60"));
+  }
+  const Result result = pool.Run({{"action", "nest 60"}, {"rank", 1}}, run);
+  INFO(result.error);
+  CHECK(result.ok());
+  CHECK(pool.Hello().at("pid") == pid);
+}
+
+TEST_CASE("a library whose destructor crashes is named when the daemon ends") {
+  const Cache cache;
+  for (const bool at_start : {false, true}) {
+    std::vector<std::string> arguments = kHost;
+    if (at_start) arguments.insert(arguments.end(), {"--case", CPPOOL_ODD_CLOSING_CRASHES});
+    DaemonProcess daemon(arguments);
+    CHECK(daemon.Ask(at_start ? Json{{"op", "run"}, {"case", "odd"}} : Odd(CPPOOL_ODD_CLOSING_CRASHES))
+              .at("status") == "passed");
+    CHECK(daemon.Wait() == 1000 + SIGSEGV);
+    INFO(daemon.Stderr());
+    const std::vector<Json> crashes = daemon.CrashLines();
+    REQUIRE(crashes.size() == 1);
+    CHECK(crashes[0].at("library") == CPPOOL_ODD_CLOSING_CRASHES);
+    CHECK(
+        Has(crashes[0].at("error"),
+            "crashed by signal 11 (Segmentation fault) while the daemon ended, in " CPPOOL_ODD_CLOSING_CRASHES
+            ", stack: "));
+    CHECK(Has(crashes[0].at("stack").dump(), "WriteNowhere ["));
+  }
+}
+
+TEST_CASE("a library whose destructor hangs is named when SIGTERM comes, and the daemon ends") {
+  const Cache cache;
+  DaemonProcess daemon(kHost);
+  CHECK(daemon.Ask(Odd(CPPOOL_ODD_CLOSING_HANGS)).at("status") == "passed");
+  daemon.CloseInput();
+  while (!Has(daemon.Stderr(), "the library closes")) std::this_thread::sleep_for(1ms);
+  kill(daemon.pid(), SIGTERM);
+  CHECK(daemon.Wait() == 128 + SIGTERM);
+  INFO(daemon.Stderr());
+  const std::vector<Json> crashes = daemon.CrashLines();
+  REQUIRE(crashes.size() == 1);
+  CHECK(crashes[0].at("library") == CPPOOL_ODD_CLOSING_HANGS);
+  CHECK(Has(crashes[0].at("error"),
+            "had not returned when SIGTERM came, while the daemon ended, in " CPPOOL_ODD_CLOSING_HANGS));
+#ifndef CPPOOL_TEST_SANITIZED
+  CHECK(Has(crashes[0].at("stack").dump(), "SleepForEver ["));
+#endif
+}
+
+TEST_CASE("a daemon whose library's destructor hangs ends by itself, and names it", "[long]") {
+  const Cache cache;
+  DaemonProcess daemon(kHost);
+  CHECK(daemon.Ask(Odd(CPPOOL_ODD_CLOSING_HANGS)).at("status") == "passed");
+  CHECK(daemon.Wait() == 3);
+  INFO(daemon.Stderr());
+  const std::vector<Json> crashes = daemon.CrashLines();
+  REQUIRE(crashes.size() == 1);
+  CHECK(crashes[0].at("library") == CPPOOL_ODD_CLOSING_HANGS);
+  CHECK(Has(crashes[0].at("error"), "did not return within 10 s, while the daemon ended, in "));
+}
+
+TEST_CASE("Pool::Stop is bounded when a destructor hangs, and the log has what happened") {
+  const Cache cache;
+  for (const auto& [library, end] :
+       {std::pair(CPPOOL_ODD_CLOSING_HANGS, "exited with code 143 when it was stopped: had not returned"),
+        std::pair(CPPOOL_ODD_CLOSING_CRASHES,
+                  "was killed by signal 11 (Segmentation fault) when it was stopped: ")}) {
+    PoolOptions options = HostPool();
+    std::string log;
+    options.grace = 200ms;
+    options.kill_grace = 60s;  // a backstop: SIGKILL would leave nothing to tell
+    options.log = [&](std::string_view line) { log += std::string(line) + "\n"; };
+    Pool pool(options);
+    RunOptions run;
+    run.case_name = "odd";
+    run.load = {library};
+    CHECK(pool.Run({}, run).ok());
+    pool.Stop();
+    INFO(log);
+    CHECK(Has(log, end));
+    CHECK(Has(log, library));
+    run.load = {CPPOOL_ODD_CASE};
+    CHECK(pool.Run({}, run).ok());
   }
 }
 
@@ -462,6 +610,32 @@ TEST_CASE(
   }
   run.kernels = CPPOOL_KERNEL_NAIVE;
   CHECK(pool.Run(params, run).status == Status::kPassed);
+}
+
+TEST_CASE("a kernel whose supports hangs is named by Validate and `cppool run --list`") {
+  const Cache cache;
+  const std::string named = "supports of the kernels of " CPPOOL_KERNEL_HANGS " may not have returned, in ";
+  Pool pool(HostPool());
+  RunOptions run;
+  run.kernels = CPPOOL_KERNEL_HANGS;
+  run.deadline = 500ms;
+  const Result result = pool.Validate(Attention("").at("params"), run);
+  CHECK(result.fatal);
+  REQUIRE(result.failure);
+  CHECK(result.failure->kind == "timeout");
+  CHECK(Has(result.error, named));
+  FILE* const list =
+      popen("'" CPPOOL_COMMAND
+            "' run --list --world-size 1 --backend host --deadline 0.5 --param is_training=false "
+            "--kernels '" CPPOOL_KERNEL_HANGS "' 2>&1",
+            "r");
+  REQUIRE(list);
+  std::string text;
+  char line[4096];
+  while (fgets(line, sizeof line, list)) text += line;
+  pclose(list);
+  INFO(text);
+  CHECK(Has(text, named));
 }
 
 }  // namespace cppool::test

@@ -1,5 +1,6 @@
 // A misbehaving case for the end-to-end tests. It is built several times: with a valid definition, and with one error each.
 #include <cppool/case.h>
+#include <err.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -37,7 +38,10 @@ const cppool_parameter kParameters[] = {
     {"action", CPPOOL_TYPE_STRING, ODD_DEFAULT,
      "[\"pass\", \"noise\", \"talk\", \"fork\", \"sleep\", \"throw\", \"throw alone\", "
      "\"steal\", \"wait\", \"leak\", \"spin\", \"deaf\", \"recv\", \"stream\", \"alone\", "
-     "\"open_group\", \"crash\", \"crash on stream\", \"overflow\", \"abort\", \"exit\"]",
+     "\"open_group\", \"crash\", \"crash on stream\", \"overflow\", \"overflow on stream\", "
+     "\"overflow in validate\", \"abort\", \"exit\", \"exit in libc\", \"exit everywhere\", \"exit in "
+     "child\", "
+     "\"nest 60\", \"nest 61\", \"nest 100000\"]",
      0, 0, 0, "what to do"},
     {"rank", CPPOOL_TYPE_INTEGER, "0", nullptr, 0, 63, 0,
      "the rank that does it; the other ranks wait for it"},
@@ -88,6 +92,11 @@ __attribute__((noinline)) int Overflow(volatile int* outer, long left) {
   room[0] = *outer;
   return left == 0 ? 0 : Overflow(room, left - 1) + room[0];
 }
+cppool_status OverflowStack() {
+  volatile int zero = 0;
+  return static_cast<cppool_status>(Overflow(&zero, 1L << 40));
+}
+void OverflowStream(void*) { OverflowStack(); }
 
 // Each of these ends the process.
 __attribute__((noinline)) cppool_status Crash(cppool_runtime* rt, const char* action) {
@@ -96,9 +105,10 @@ __attribute__((noinline)) cppool_status Crash(cppool_runtime* rt, const char* ac
   if (std::strcmp(action, "crash") == 0) WriteNowhere();
   if (std::strcmp(action, "abort") == 0) std::abort();
   if (std::strcmp(action, "exit") == 0) std::exit(42);
-  volatile int zero = 0;
-  if (std::strcmp(action, "overflow") == 0) return static_cast<cppool_status>(Overflow(&zero, 1L << 40));
-  if (status == CPPOOL_OK) status = rt->enqueue(rt, rt->stream, CrashStream, nullptr);
+  if (std::strcmp(action, "exit in libc") == 0) errx(42, "an error");  // calls libc's own exit()
+  if (std::strcmp(action, "overflow") == 0) return OverflowStack();
+  const auto work = std::strcmp(action, "overflow on stream") == 0 ? OverflowStream : CrashStream;
+  if (status == CPPOOL_OK) status = rt->enqueue(rt, rt->stream, work, nullptr);
   if (status == CPPOOL_OK) status = rt->stream_synchronize(rt, rt->stream);
   return status;
 }
@@ -170,9 +180,29 @@ void TalkInChild() {
   waitpid(child, nullptr, 0);
 }
 
+// A child that does not exec ends as programs do.
+cppool_status ExitInChild(cppool_case_context* c) {
+  const pid_t child = fork();
+  if (child == 0) std::exit(7);
+  int status = 0;
+  if (waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7) return CPPOOL_OK;
+  c->fail(c, "the child did not exit with code 7");
+  return CPPOOL_INTERNAL;
+}
+
+// Fails only in `validate`, on the daemon's main thread.
+cppool_status Validate(cppool_validation* v) {
+  const char* action = v->string(v, "action");
+  return std::strcmp(action, "overflow in validate") == 0 ? OverflowStack() : CPPOOL_OK;
+}
+
 cppool_status Run(cppool_case_context* c) {
   const char* action = c->string(c, "action");
   cppool_runtime* rt = c->runtime;
+  if (std::strcmp(action, "exit everywhere") == 0) {  // as a macro does that checks a call on every rank
+    const cppool_status status = AllReduce(rt);
+    return status == CPPOOL_OK ? Crash(rt, "exit") : status;
+  }
   if (std::strcmp(action, "alone") == 0) {  // the other ranks do not wait for the one that hangs
     if (rt->rank == c->integer(c, "rank")) SleepForEver();
     return CPPOOL_OK;
@@ -206,8 +236,14 @@ cppool_status Run(cppool_case_context* c) {
       if (status == CPPOOL_OK) status = rt->enqueue(rt, rt->stream, StallStream, nullptr);
       if (status != CPPOOL_OK) return status;
     }
-    for (const char* end : {"crash", "crash on stream", "overflow", "abort", "exit"})
+    for (const char* end :
+         {"crash", "crash on stream", "overflow", "overflow on stream", "abort", "exit", "exit in libc"})
       if (std::strcmp(action, end) == 0) return Crash(rt, action);
+    if (std::strcmp(action, "exit in child") == 0 && ExitInChild(c) != CPPOOL_OK) return CPPOOL_INTERNAL;
+    if (std::strncmp(action, "nest ", 5) == 0) {
+      const auto depth = static_cast<std::size_t>(std::atoi(action + 5));
+      c->result(c, "nest", (std::string(depth, '[') + std::string(depth, ']')).c_str());
+    }
     if (std::strcmp(action, "fork") == 0) TalkInChild();
     if (std::strcmp(action, "throw") == 0) throw std::runtime_error("thrown on purpose");
     if (std::strcmp(action, "steal") == 0) {
@@ -228,10 +264,15 @@ cppool_status Run(cppool_case_context* c) {
 }
 
 const cppool_case kOdd{
-    ODD_ABI, sizeof(cppool_case), ODD_NAME, ODD_DOC, kParameters, std::size(kParameters), nullptr, &Run, 0};
+    ODD_ABI, sizeof(cppool_case), ODD_NAME, ODD_DOC, kParameters, std::size(kParameters), &Validate, &Run, 0};
 
 #ifdef ODD_OPENING
 __attribute__((constructor)) void Open() { ODD_OPENING; }
+#endif
+#ifdef ODD_CLOSING
+__attribute__((destructor)) void Close() {
+  if (write(2, "the library closes\n", 19) == 19) ODD_CLOSING;
+}
 #endif
 
 }  // namespace

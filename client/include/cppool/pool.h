@@ -88,7 +88,7 @@ struct PoolOptions {
   // one does not extend a call but misses lines.
   // on_stderr: every line of stderr, as it comes, on a thread of the Pool.
   std::function<void(std::string_view)> on_stderr;
-  // log: other lines of stdout, stale answers, respawns; on the caller's thread.
+  // log: other lines of stdout, stale answers, respawns, a daemon that crashed when it was stopped; on the caller's thread.
   std::function<void(std::string_view)> log;
 
   // Asked about ten times a second, and when a signal handler has run, while a call waits for an answer or for its turn; on the caller's

@@ -11,6 +11,7 @@
 #include "kernels/runtime/common/stage_tally.h"
 #include "kernels/runtime/cuda/break_device.h"
 #include "kernels/runtime/cuda/hold_stream.h"
+#include "kernels/signal_stack.h"
 
 namespace cppool::kernels::cuda {
 namespace {
@@ -318,6 +319,7 @@ void CudaRank::DestroyEvent(cudaEvent_t event) {
 }
 
 void CudaRank::RunHostCall(void* call) noexcept {
+  static thread_local const SignalStack signal_stack;  // of the driver's thread
   const std::unique_ptr<HostCall> owned(static_cast<HostCall*>(call));
   std::string failure;
   try {

@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "kernels/float_environment.h"
+#include "kernels/signal_stack.h"
 
 namespace cppool::kernels::host {
 
@@ -112,6 +113,7 @@ void HostStream::RunItem(Item& item) {
 
 void HostStream::Loop() {
   std::fesetenv(FE_DFL_ENV);  // a case may have changed that of the thread which made this one
+  const SignalStack signal_stack;
   for (std::uint64_t count = 1;; ++count) {
     bell_.Wait([this] { return head_->next.load(std::memory_order_relaxed) != nullptr; });
     Item* item = head_->next.load(std::memory_order_acquire);
