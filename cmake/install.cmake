@@ -20,6 +20,7 @@ foreach(part kernels daemon client client/python)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/${part}/examples/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples/${name} USE_SOURCE_PERMISSIONS)
 endforeach()
 set(headers
+  ${PROJECT_BINARY_DIR}/version/cppool/version.h
   ${PROJECT_SOURCE_DIR}/client/include/cppool/client.h
   ${PROJECT_SOURCE_DIR}/client/include/cppool/compile.h
   ${PROJECT_SOURCE_DIR}/client/include/cppool/pool.h

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include <cppool/version.h>
+
 #include "kernels/module/build_id.h"
 #include "protocol/framing.h"
 #include "protocol/kernel_words.h"

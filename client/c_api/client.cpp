@@ -15,6 +15,7 @@
 
 #include <cppool/compile.h>
 #include <cppool/pool.h>
+#include <cppool/version.h>
 #include "client/c_api/arguments.h"
 #include "client/command/text.h"
 #include "client/src/describe.h"

@@ -8,6 +8,8 @@
 #include <set>
 #include <sstream>
 
+#include <cppool/version.h>
+
 #include "client/command/text.h"
 #include "client/src/daemon.h"
 #include "protocol/json_text.h"

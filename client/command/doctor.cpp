@@ -8,6 +8,8 @@
 #include <system_error>
 #include <thread>
 
+#include <cppool/version.h>
+
 #include "client/command/command.h"
 #include "client/command/text.h"
 #include "client/src/daemon.h"

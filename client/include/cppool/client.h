@@ -64,7 +64,7 @@ typedef struct cppool_pool_hooks {
 
 typedef struct cppool_pool cppool_pool;
 
-/* The version of cppool, "0.1.0"; belongs to the library. */
+/* The version of this library, as CPPOOL_VERSION of cppool/version.h; the text belongs to the library. */
 const char* cppool_client_version(void);
 
 /* Frees what a function has put into *out; NULL is allowed. */

@@ -3,6 +3,8 @@
 #include <string>
 #include <utility>
 
+#include <cppool/version.h>
+
 #include "kernels/attention/families/common/shape_table.h"
 #include "kernels/attention/families/host/attention_tiles.h"
 #include "kernels/attention/families/host/tile_scratch.h"

@@ -8,6 +8,8 @@
 #include <optional>
 #include <string>
 
+#include <cppool/version.h>
+
 #include "kernels/attention/families/sm80/kernel.h"
 #include "kernels/attention/families/sm80/parameters.h"
 #include "kernels/runtime.h"

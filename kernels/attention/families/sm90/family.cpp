@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include <cppool/version.h>
+
 #include "kernels/attention/families/common/shape_table.h"
 #include "kernels/attention/families/sm90/backward.h"
 #include "kernels/attention/families/sm90/backward_list.h"
