@@ -14,7 +14,7 @@ install(TARGETS cppool_client cppool_protocol cppool_flags EXPORT cppoolClientTa
 install(TARGETS cppool_client_c EXPORT cppoolClientCTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS cppool_case EXPORT cppoolCaseTargets)
 install(TARGETS cppoold cppool EXPORT cppoolProgramsTargets RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 foreach(part kernels daemon client client/python)
   get_filename_component(name ${part} NAME)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/${part}/examples/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples/${name} USE_SOURCE_PERMISSIONS)

@@ -94,6 +94,15 @@ class Examples(unittest.TestCase):
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(said, " ".join(done.stdout.split()))
 
+    def test_version(self):
+        with open(os.path.join(self.prefix, "include/cppool/version.h"), encoding="utf-8") as file:
+            (version,) = re.findall(r'^#define CPPOOL_VERSION "(.*)"$', file.read(), re.M)
+        self.assertRegex(version, r"^\d+\.\d+\.\d+$")
+        self.assertEqual(self.run_command("cppool", "--version"), f"cppool {version}\n")
+        self.assertRegex(self.run_command("cppoold", "--version"), rf"^cppoold {re.escape(version)}(\+[0-9a-f]{{12}})?\n")
+        with open(os.path.join(self.prefix, "share/doc/cppool/CHANGELOG.md"), encoding="utf-8") as file:
+            self.assertTrue(f"\n## {version}\n" in file.read(), f"CHANGELOG.md has no section {version}")
+
     def test_licence(self):
         with open(os.path.join(ROOT, "LICENSE"), encoding="utf-8") as here, \
                 open(os.path.join(self.prefix, "share/doc/cppool/LICENSE"), encoding="utf-8") as installed:
