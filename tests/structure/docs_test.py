@@ -52,8 +52,8 @@ def prose(text):
 
 
 def anchors(text):
-    """The anchors that GitHub makes from the headings."""
-    made = set()
+    """The anchors that GitHub makes from the headings, and those that the text has itself."""
+    made = set(re.findall(r'<a id="([\w-]+)"></a>', prose(text)))
     for heading in re.findall(r"^#+ +(.*?) *$", prose(text), re.M):
         heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
         slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
