@@ -1,5 +1,6 @@
 #include "client/command/bench_records.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -210,10 +211,15 @@ std::optional<Comparison> Baseline::Compare(const BenchRow& row) const {
     for (const std::string& stage : ShownStages({row})) {
       const auto measured = row.measured.stages.find(stage);
       if (measured == row.measured.stages.end()) continue;
-      const auto ratio = protocol::UnpairedRatio(measured->second.rounds, RoundsOf(then, stage));
+      const std::vector<double>& rounds = measured->second.rounds;
+      const std::vector<double> rounds_then = RoundsOf(then, stage);
+      const auto ratio = protocol::UnpairedRatio(rounds, rounds_then);
       if (!ratio) continue;
       comparison.ratios[stage] = *ratio;
-      if (ratio->interval.low > 1 + slower_than_) comparison.slower.insert(stage);
+      // The interval is too narrow where rounds depend on each other, as on a machine whose load changes.
+      const bool each_round =
+          *std::min_element(rounds.begin(), rounds.end()) > protocol::Median(rounds_then);
+      if (each_round && ratio->interval.low > 1 + slower_than_) comparison.slower.insert(stage);
       faster = faster || ratio->interval.high < 1 / (1 + slower_than_);
     }
     if (comparison.ratios.empty()) return std::nullopt;

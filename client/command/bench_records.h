@@ -29,8 +29,8 @@ class Baseline {
   Baseline(const std::string& file, double slower_than);
 
   // Nothing when it has no times of such a row: the same case, world size, parameters and kernels. A stage is slower when the whole 95 %
-  // confidence interval of the ratio of its times is above 1 + slower_than, and faster when it is below the reciprocal of that; the row
-  // is slower when a stage is.
+  // confidence interval of the ratio of its times is above 1 + slower_than and each of its rounds is slower than the median one of then,
+  // and faster when the interval is below the reciprocal of that; the row is slower when a stage is.
   std::optional<Comparison> Compare(const BenchRow& row) const;
   // In which the machine of then differs from that of now; empty: in nothing that is known.
   std::string Differences(const std::map<int, Json>& worlds) const;

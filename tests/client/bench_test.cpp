@@ -240,6 +240,13 @@ TEST_CASE("a bench is saved, and a later one is faster, slower or the same") {
   CHECK(once["baseline"]["verdict"] == "same");
   CHECK(once["measured"]["stages"]["forward"]["ms"].get<double>() == Catch::Approx(1.003).epsilon(0.003));
 
+  // A round that is as fast as then: the others were disturbed.
+  const std::string before_last = std::to_string(folder.Requests().at(9)["id"].get<int>());
+  ran = bench(("1.5 until " + before_last).c_str(), {"--baseline", file, "--json"});
+  CHECK(ran.code == 0);
+  CHECK(folder.Requests().size() == 11);
+  CHECK(Json::parse(ran.lines.at(0))["baseline"]["ratio"]["forward"]["low"].get<double>() > 1.02);
+
   CHECK(bench("1.05", {"--baseline", file, "--slower-than", "10"}).code == 0);
   CHECK(folder.Requests().size() == 11);
   CHECK(bench("1.01", {"--baseline", file, "--slower-than", "0.1"}).code == 3);

@@ -8,6 +8,7 @@
 
 #include "kernels/backend.h"
 #include "tests/catch.h"
+#include "tests/child.h"
 #include "tests/client/watched_run.h"
 #include "tests/end_to_end/daemon_process.h"
 #include "tests/end_to_end/replacement.h"
@@ -109,6 +110,34 @@ TEST_CASE("a warm daemon on a GPU runs each version of a kernel, until it has lo
     run.kernels = file + ",warp";
     return pool.Run({{"is_training", false}, {"max_seqlen_q", 32}, {"num_heads", 2}}, run);
   });
+}
+
+TEST_CASE(
+    "bench --baseline on a GPU: an unchanged build is not slower, a slower one is, and other rows are "
+    "missed") {
+  if (!HasGpu()) return;
+  const TemporaryFolder folder;
+  const std::string saved = folder.File("saved.json");
+  const auto bench = [](const std::string& options) {
+    return RunChild("'" CPPOOL_COMMAND "' bench --backend cuda --world-size 1 --repeat 20 " + options);
+  };
+  const auto compare = [&](const std::string& options) {
+    return bench("--baseline '" + saved + "' " + options);
+  };
+  REQUIRE(bench("--param max_seqlen_q=1k --save '" + saved + "'").exit_code == 0);
+  const Child same = compare("--param max_seqlen_q=1k --slower-than 100");  // a test does not judge speed
+  INFO(same.output);
+  CHECK(same.exit_code == 0);
+  CHECK(same.output.find(": 0 slower, 1 not, 0 not in it") != std::string::npos);
+  const Child other = compare("--param max_seqlen_q=512");
+  CHECK(other.exit_code == 4);
+  CHECK(other.output.find("not in it: W=1 {\"max_seqlen_kv\":512") != std::string::npos);
+
+  Json file = Json::parse(ReadFile(saved));
+  for (auto& [name, stage] : file["rows"][0]["measured"]["stages"].items())
+    for (Json& round : stage["rounds"]) round = round.get<double>() / 1000;
+  WriteFile(saved, file.dump());
+  CHECK(compare("--param max_seqlen_q=1k --slower-than 100").exit_code == 3);
 }
 
 TEST_CASE("run --watch --kernels compiles a .cu at each save and runs the suite again on GPUs") {
