@@ -179,9 +179,9 @@ class Daemon {
       Log(LogLevel::kWarning, "the ranks did not close in time");
       _exit(0);
     }
+    world_.reset();
     phase_ = Phase::kEnding;
     watchdog_->Arm(Clock::now() + kExitLimit);
-    world_.reset();
     return 0;
   }
 
