@@ -178,7 +178,7 @@ TEST_CASE("hello describes the world") {
     DaemonProcess daemon(Host(world_size));
     const Json hello = daemon.Ask({{"op", "hello"}});
     CHECK(hello.at("protocol") == 1);
-    CHECK(hello.at("protocol_minor") == 3);
+    CHECK(hello.at("protocol_minor") == 4);
     const Json features = hello.at("features");
     const auto has = [&](const char* name) {
       return std::count(features.begin(), features.end(), name) == 1;
