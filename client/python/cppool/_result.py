@@ -149,11 +149,14 @@ class Result:
         names = dict.fromkeys(stage for rank in ranks for stage in rank.gpu_ms)
         return {name: [rank.gpu_ms.get(name) for rank in ranks] for name in names}
 
+    def _attempts(self) -> list[str]:
+        """That it is flaky, and how the daemons before this one ended, as lines."""
+        return [self.flaky, *(f"attempt {number}: {lost.error}" for number, lost in enumerate(self.lost, 1))] if self.flaky else []
+
     def describe(self) -> str:
         """Status, error, lost attempts, warnings, the checks that do not hold, the ranks that failed and the command that repeats it, as text."""
         lines = [f"{self.status}: {self.error}" if self.error else self.status]
-        if self.flaky:
-            lines += [f"  {self.flaky}", *(f"  attempt {number}: {lost.error}" for number, lost in enumerate(self.lost, 1))]
+        lines += [f"  {line}" for line in self._attempts()]
         lines += [f"  warning: {warning}" for warning in self.warnings]
         checks = self.checks
         bad = [check for check in checks if not check.ok]

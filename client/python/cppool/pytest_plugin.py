@@ -1,4 +1,4 @@
-"""The pytest plugin: the fixture `cppool`, the marker `cppool`, and `--cppool-require`. client/python/README.md explains them."""
+"""The pytest plugin: the fixture `cppool`, the marker `cppool`, `--cppool-require` and `--cppool-retries`. client/python/README.md explains them."""
 from __future__ import annotations
 
 import os
@@ -13,6 +13,9 @@ from ._suite import Cell
 
 
 __tracebackhide__ = True  # as in _library.py
+
+
+_FLAKY = "cppool flaky"  # the section of a report; workers of pytest-xdist send reports, too
 
 
 class Requirement(NamedTuple):
@@ -47,7 +50,12 @@ def _devices(hello: Mapping[str, Any]) -> set[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.getgroup("cppool").addoption(
+    group = parser.getgroup("cppool")
+    group.addoption(
+        "--cppool-retries", metavar="N", type=int,
+        help="asks again, up to N times, when the daemon of a case died; a test with a flaky case that then passes does not fail. Without it "
+             "a case is asked once more, unless the fixture cppool_options says otherwise, and a test with a flaky one fails")
+    group.addoption(
         "--cppool-require", metavar="BACKEND[:GPUS]",
         help="cuda:2: a test that this machine should have the GPUs for, up to two, is an error where it would be skipped, or would run "
              "on another backend or on fewer GPUs")
@@ -59,6 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
                    "its setup; what it needs, without which it is skipped; the limit of each case")
     if config.getoption("--cppool-require") is not None:
         _requirement(config.getoption("--cppool-require"), "--cppool-require")
+    if (config.getoption("--cppool-retries") or 0) < 0:
+        raise pytest.UsageError("--cppool-retries is 0 or more")
 
 
 def pytest_make_parametrize_id(val: object) -> Optional[str]:
@@ -87,8 +97,10 @@ class _Pool(Pool):
 class CppoolFixture(Pools):
     """What the fixture `cppool` gives: the Pools of the session, and `run` that judges a case for pytest."""
 
-    def __init__(self, required: Optional[Requirement], **options: Any):
+    def __init__(self, required: Optional[Requirement], allow_flaky: bool, **options: Any):
         self._required = required
+        self._allow_flaky = allow_flaky
+        self._flaky: list[Result] = []  # of this test, those that fail it
         self._item: Optional[pytest.Item] = None  # the test that runs
         self._hello: dict[int, dict[str, Any]] = {}
         self._runs = 0  # of this test
@@ -116,16 +128,16 @@ class CppoolFixture(Pools):
         if lost is not None:  # not in the handler: the report would begin with the error as it is
             lines = str(lost).split("\nthe end of its stderr:\n")[0]
             pytest.fail(f"{lost.kind}: {lines}\nrepeat: {lost.command}", pytrace=False)
-        if result.status == "skipped":
+        if result.status == "skipped" and not result.flaky:
             pytest.skip(result.error)
-        if not result.ok:
+        if not result.ok or result in self._flaky:
             name = f"{params.name}: " if isinstance(params, Cell) else ""
             pytest.fail(name + result.describe(), pytrace=False)
         return result
 
     # The setup of a test: its worlds are started here, so that their start counts as setup.
     def _set_up(self, item: pytest.Item) -> None:
-        self._item, self._runs = item, 0
+        self._item, self._runs, self._flaky = item, 0, []
         marked = self._marked()
         values = item.callspec.params.values() if hasattr(item, "callspec") else ()
         sizes = {value.world_size for value in values if isinstance(value, Cell)}
@@ -155,6 +167,11 @@ class CppoolFixture(Pools):
             what = ", ".join(sorted(unknown)) or marker.args
             pytest.fail(f"the marker cppool takes world_size, require and deadline by name, not {what}", pytrace=False)
         return marker.kwargs
+
+    def _judge(self) -> None:
+        """Fails a test that has passed although a result of `at` was flaky."""
+        if self._flaky:
+            pytest.fail("\n".join(result.describe() for result in self._flaky), pytrace=False)
 
     def _lacks(self, what: str, needed: Requirement) -> None:
         """Skips for lack of hardware, where this machine need not have it."""
@@ -203,12 +220,16 @@ class CppoolFixture(Pools):
         if self._item is not None:
             for warning in result.warnings:
                 self._item.warn(pytest.PytestWarning(f"cppool: {warning}"))
+        if result.flaky:
+            self._section(_FLAKY, "\n".join(result._attempts()))
+            if not (self._allow_flaky and result.ok):
+                self._flaky.append(result)
         ratios = [check.ratio for check in result.checks if check.ratio is not None]
         names = ", ".join(sorted({device["name"] for device in hello["devices"]}))
         self._properties({
             "status": result.status, "world_size": pool.world_size, "backend": hello["backend"], "transport": hello["transport"],
             "devices": names if hello["backend"] == "host" else f"{len(_devices(hello))} x {names}", "wall_ms": result.wall_ms, "seed": result.seed,
-            "attempts": result.attempts, "worst_ratio": max(ratios, default=None), "command": result.command,
+            "attempts": result.attempts, "flaky": result.flaky, "worst_ratio": max(ratios, default=None), "command": result.command,
             **{f"tflops.{stage}": rate for stage, rate in result.tflops.items()}})
         if result.status in ("failed", "error"):
             stacks = [f"rank {rank.rank}: {rank.error}\n  " + "\n  ".join(rank.extra["stack"]) for rank in result.ranks
@@ -270,8 +291,11 @@ def cppool_options() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def cppool(request: pytest.FixtureRequest, cppool_options: Mapping[str, Any]) -> Iterator[CppoolFixture]:
     """Warm pools of cppool by world size: `cppool.run(...)` for a case that must pass, `cppool.at(world_size)` for a Pool."""
-    required = request.config.getoption("--cppool-require")
-    fixture = CppoolFixture(_requirement(required, "--cppool-require") if required else None, **_of_this_worker(cppool_options))
+    required, retries = (request.config.getoption(option) for option in ("--cppool-require", "--cppool-retries"))
+    options = {"retries": 1, **_of_this_worker(cppool_options)}
+    if retries is not None:
+        options["retries"] = retries
+    fixture = CppoolFixture(_requirement(required, "--cppool-require") if required else None, bool(retries), **options)
     with fixture:
         yield fixture
 
@@ -283,8 +307,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         fixture._set_up(item)
 
 
+@pytest.hookimpl(trylast=True)  # when the test has passed
+def pytest_runtest_call(item: pytest.Item) -> None:
+    fixture = getattr(item, "funcargs", {}).get("cppool")
+    if isinstance(fixture, CppoolFixture):
+        fixture._judge()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     fixture = getattr(item, "funcargs", {}).get("cppool")
     if isinstance(fixture, CppoolFixture):
         fixture._item = None
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    flaky = [(report.nodeid, text) for reports in terminalreporter.stats.values() for report in reports
+             if getattr(report, "when", "") == "call" for title, text in report.sections if title == f"Captured {_FLAKY} call"]
+    if flaky:
+        terminalreporter.section(f"cppool: {len(flaky)} flaky", yellow=True)
+    for nodeid, text in flaky:
+        terminalreporter.write_line(f"{nodeid}: {text}")

@@ -98,6 +98,52 @@ def test_raw_results_and_errors(suite):
     assert "Captured cppoold stderr call" in result.stdout.str()
 
 
+FLAKY = """
+    from cppool import Cell
+    def test_cell(cppool, tmp_path):
+        cppool.run(Cell("mine", params={"do": "crash_once", "marker": str(tmp_path / "marker")}))
+    def test_raw(cppool, tmp_path):
+        assert cppool.at(2).run({"do": "crash_once", "marker": str(tmp_path / "marker")}).ok
+    def test_that_is_skipped_at_last(cppool, tmp_path):
+        cppool.run({"do": "crash_once", "then": "skip", "marker": str(tmp_path / "marker")})
+    def test_steady(cppool):
+        cppool.run()
+"""
+CRASH = "attempt 1: cppoold (pid *, world size 2) exited with code 3: rank 1 crashed in stage 'forward/attend', stack: Attend < Run"
+
+
+def test_flaky_results_fail_their_tests(suite, pytester):
+    result = suite(fake(), FLAKY, "--junit-xml", "report.xml")
+    result.assert_outcomes(passed=1, failed=3)
+    result.stdout.fnmatch_lines(["mine: passed", "  flaky (passed at attempt 2)", "  " + CRASH])
+    result.stdout.fnmatch_lines(["*= cppool: 3 flaky =*", "*::test_cell: flaky (passed at attempt 2)", CRASH,
+                                 "*::test_raw: flaky (passed at attempt 2)", CRASH, "*: flaky (skipped at attempt 2)", CRASH])
+    cases = {case.get("name"): case for case in ElementTree.parse(pytester.path / "report.xml").iter("testcase")}
+    assert cases["test_raw"].find("failure") is not None
+    properties = {p.get("name"): p.get("value") for p in cases["test_cell"].iter("property")}
+    assert properties["cppool.flaky"] == "flaky (passed at attempt 2)"
+
+
+def test_retries_allow_flaky_passes(suite):
+    result = suite(fake(), FLAKY, "--cppool-retries", "1", "-q")
+    result.assert_outcomes(passed=3, failed=1)  # what did not pass in the end is no pass
+    result.stdout.fnmatch_lines(["*= cppool: 3 flaky =*", "*::test_cell: flaky (passed at attempt 2)", CRASH])
+    result = suite(fake(), FLAKY, "--cppool-retries", "0")
+    result.assert_outcomes(passed=1, failed=3)
+    assert "flaky (" not in result.stdout.str() and "rank 1 crashed" in result.stdout.str()
+    assert suite(fake(), FLAKY, "--cppool-retries", "-1").ret == pytest.ExitCode.USAGE_ERROR
+    result = suite(fake(retries=3), "def test(cppool):\n    cppool.run({'do': 'die'})")
+    assert "(attempt 4)" in result.stdout.str()
+
+
+def test_flaky_results_of_workers(suite, monkeypatch):
+    pytest.importorskip("xdist")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    result = suite(fake(), FLAKY, "-n", "2")
+    result.assert_outcomes(passed=1, failed=3)
+    result.stdout.fnmatch_lines(["*= cppool: 3 flaky =*"])
+
+
 def test_start_counts_as_setup(suite):
     result = suite(fake(), """
         import pytest, time
