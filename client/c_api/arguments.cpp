@@ -111,8 +111,9 @@ Words RunWords(const PoolOptions& options, const protocol::RunRequest& request) 
   if (options.transport != "auto") Add(&words, "--transport", options.transport);
   if (!options.devices.empty()) Add(&words, "--devices", DeviceList(options.devices));
   if (!options.daemon.empty()) Add(&words, "--daemon", options.daemon);
-  for (const auto* files : {&options.case_files, &request.load})
-    for (const std::string& file : *files) Add(&words, "--load", file);
+  if (request.case_name != command::Cell().case_name)  // which is in no library
+    for (const auto* files : {&options.case_files, &request.load})
+      for (const std::string& file : *files) Add(&words, "--load", file);
   if (request.deadline_ms != protocol::kDefaultDeadlineMs) {
     std::ostringstream seconds;
     seconds.imbue(std::locale::classic());

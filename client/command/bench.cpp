@@ -29,7 +29,7 @@ constexpr std::int64_t kProfiledRepeat = 10;
 
 struct Arguments {
   DaemonArguments daemon;
-  std::string case_name = "attention";
+  std::string case_name;  // empty: the only one of the libraries of --load, else attention
   std::vector<int> world_sizes = {2};
   std::vector<std::string> params;
   std::string kernels, save, baseline;
@@ -88,14 +88,14 @@ class Bench {
         streams_(streams),
         kernels_(KernelsOf(arguments.kernels)),
         axes_(SweepAxesOf(arguments.params)),
-        points_(PointsOf(arguments.case_name, arguments.world_sizes, axes_)),
+        points_(PointsOf(arguments.case_name.empty() ? "attention" : arguments.case_name,
+                         arguments.world_sizes, axes_)),
         progress_(streams_.err, streams_.terminal, points_.size()),
         // Each point runs in its own world and in that of one GPU: both stay warm.
         runner_(ToPoolOptions(arguments.daemon), {.keep_worlds = true}),
         measurer_(runner_, PlanOf(arguments), [this](double share) { ShowProgress(share); }) {
     if (!arguments.baseline.empty()) baseline_.emplace(arguments.baseline, arguments.slower_than / 100);
     if (!arguments.save.empty()) CheckCanSave(arguments.save);
-    results_.case_name = arguments.case_name;
     results_.plan = PlanOf(arguments);
     results_.axes = axes_;
     results_.kernels = kernels_;
@@ -104,6 +104,7 @@ class Bench {
 
   int Run() {
     if (!Compile()) return kFailure;
+    ChooseCase();
     if (!Validate()) return kUsage;
     if (arguments_.csv) streams_.out << BenchCsvHeader(axes_) << std::flush;
     {
@@ -134,6 +135,20 @@ class Bench {
       libraries_.push_back(std::move(*made));
     }
     return true;
+  }
+
+  // Throws UsageError for a library of --load of which nothing would run.
+  void ChooseCase() {
+    loaded_.emplace(arguments_.daemon.libraries, libraries_.front().load,
+                    [this](const auto& load) { return runner_.List(points_.front().cell.world_size, load); });
+    const std::string only = loaded_->only();
+    std::vector<Cell> cells;
+    for (SweepPoint& point : points_) {
+      if (arguments_.case_name.empty() && !only.empty()) point.cell.case_name = only;
+      cells.push_back(point.cell);
+    }
+    loaded_->CheckUsed(cells);
+    results_.case_name = cells.front().case_name;
   }
 
   // Asks for every row whether it would run. False when one cannot be meant: then nothing is timed, and it is said why. What is not
@@ -226,7 +241,9 @@ class Bench {
   }
 
   std::string Repeat(const Cell& cell, const std::string& kernels, const std::string& subcommand) const {
-    std::vector<std::string> words = ToWords(arguments_.daemon);
+    DaemonArguments daemon = arguments_.daemon;
+    daemon.libraries = loaded_->FilesWith(cell.case_name);
+    std::vector<std::string> words = ToWords(daemon);
     const auto add = [&](const char* option, const std::string& value) {
       words.insert(words.end(), {option, value});
     };
@@ -309,8 +326,9 @@ class Bench {
   const Streams streams_;
   const std::vector<std::string> kernels_;  // as --kernels has them
   std::vector<Libraries> libraries_;        // for each of them
+  std::optional<LoadedCases> loaded_;
   const std::vector<SweepAxis> axes_;
-  const std::vector<SweepPoint> points_;
+  std::vector<SweepPoint> points_;
   Progress progress_;
   CellRunner runner_;
   PointMeasurer measurer_;
@@ -362,7 +380,7 @@ void AddBench(CLI::App& app, const Streams& streams, int* exit_code) {
       ->delimiter(',')
       ->check(CLI::Range(1, protocol::kMaxWorldSize))
       ->capture_default_str();
-  bench->add_option("--case", arguments->case_name, "The case to time")->check(IsUtf8)->capture_default_str();
+  AddCase(*bench, &arguments->case_name, "The case to time");
   bench
       ->add_option(
           "--kernels", arguments->kernels,

@@ -97,6 +97,11 @@ std::vector<std::string> ToWords(const DaemonArguments& arguments) {
   return words;
 }
 
+CLI::Option* AddCase(CLI::App& app, std::string* name, const std::string& help) {
+  return app.add_option("--case", *name, help + " (default: the only one of --load, else attention)")
+      ->check(IsUtf8);
+}
+
 CLI::Option* AddRepeatable(CLI::App& app, const std::string& name, std::vector<std::string>* values,
                            const std::string& help) {
   return app.add_option(name, *values, help + ". May be repeated")

@@ -50,6 +50,9 @@ PoolOptions ToPoolOptions(const DaemonArguments& arguments);
 // The same as words of a command line, for a command that repeats a case.
 std::vector<std::string> ToWords(const DaemonArguments& arguments);
 
+// --case. Empty: the only case of the libraries of --load, else attention.
+CLI::Option* AddCase(CLI::App& app, std::string* name, const std::string& help);
+
 // An option that takes one value each time that it is given.
 CLI::Option* AddRepeatable(CLI::App& app, const std::string& name, std::vector<std::string>* values,
                            const std::string& help);

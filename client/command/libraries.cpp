@@ -1,10 +1,15 @@
 #include "client/command/libraries.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <optional>
+#include <set>
 #include <utility>
 
+#include "client/command/text.h"
 #include "protocol/kernel_words.h"
+#include "protocol/parameters.h"
 
 namespace cppool::command {
 namespace {
@@ -76,6 +81,65 @@ std::optional<Libraries> MakeLibraries(const std::vector<std::string>& load, con
 } catch (const PoolError& error) {
   messages << "cppool: no daemon says for which GPUs to compile: " << error.what() << "\n";
   return std::nullopt;
+}
+
+LoadedCases::LoadedCases(const std::vector<std::string>& files, const std::vector<std::string>& load,
+                         const std::function<Json(const std::vector<std::string>&)>& list)
+    : files_(files) {
+  if (load.empty()) return;
+  const auto names = [&](const std::vector<std::string>& libraries) -> std::optional<std::set<std::string>> {
+    const Json answer = list(libraries);
+    if (!answer.contains("cases")) return std::nullopt;
+    std::set<std::string> result;
+    for (const Json& one : answer["cases"]) result.insert(one.value("name", ""));
+    return result;
+  };
+  try {
+    const auto built_in = names({});
+    for (std::size_t i = 0; i < load.size() && built_in; ++i) {
+      const auto with = names({load[i]});
+      if (!with) {
+        libraries_.clear();
+        return;
+      }
+      libraries_.push_back({files[i], {}});
+      std::set_difference(with->begin(), with->end(), built_in->begin(), built_in->end(),
+                          std::back_inserter(libraries_.back().cases));
+    }
+  } catch (const PoolError&) {
+    libraries_.clear();
+  }
+}
+
+std::string LoadedCases::only() const {
+  std::string only;
+  for (const Library& library : libraries_)
+    for (const std::string& name : library.cases) {
+      if (!only.empty()) return "";
+      only = name;
+    }
+  return only;
+}
+
+void LoadedCases::CheckUsed(const std::vector<Cell>& cells) const {
+  for (const Library& library : libraries_) {
+    const auto is_of_library = [&](const Cell& cell) {
+      return std::find(library.cases.begin(), library.cases.end(), cell.case_name) != library.cases.end();
+    };
+    if (cells.empty() || std::any_of(cells.begin(), cells.end(), is_of_library)) continue;
+    throw UsageError("--load " + library.file + ": nothing of it would run. It has the " +
+                     (library.cases.size() == 1 ? "case " : "cases ") + protocol::Join(library.cases) +
+                     ": name one, by --case or as \"case\" of a suite, or leave the library out");
+  }
+}
+
+std::vector<std::string> LoadedCases::FilesWith(const std::string& case_name) const {
+  if (libraries_.empty()) return files_;
+  std::vector<std::string> files;
+  for (const Library& library : libraries_)
+    if (std::find(library.cases.begin(), library.cases.end(), case_name) != library.cases.end())
+      files.push_back(library.file);
+  return files;
 }
 
 }  // namespace cppool::command

@@ -10,6 +10,8 @@
 
 #include <cppool/compile.h>
 
+#include "client/command/cell.h"
+
 namespace cppool::command {
 
 using Sources = std::map<std::string, std::string>;  // by the path of the library that each became
@@ -33,5 +35,29 @@ std::string NameSources(std::string text, const Sources& sources);
 std::optional<Libraries> MakeLibraries(const std::vector<std::string>& load, const std::string& kernels,
                                        const std::function<Json()>& hello, std::ostream& messages,
                                        bool verbose);
+
+// Which cases the libraries of --load have, as a daemon lists them. Nothing is known of libraries that it cannot use: requests with them
+// are answered with the reason.
+class LoadedCases {
+ public:
+  // `files`: the values of --load; `load`: the libraries that they became. `list` gets the answer to `list` with these libraries.
+  LoadedCases(const std::vector<std::string>& files, const std::vector<std::string>& load,
+              const std::function<Json(const std::vector<std::string>&)>& list);
+
+  // The only case of all libraries together; empty: there are several, or nothing is known.
+  std::string only() const;
+  // Throws UsageError that names a library of which none of the cells is a case, and its cases.
+  void CheckUsed(const std::vector<Cell>& cells) const;
+  // The files of which this is a case; where nothing is known, all of them.
+  std::vector<std::string> FilesWith(const std::string& case_name) const;
+
+ private:
+  struct Library {
+    std::string file;
+    std::vector<std::string> cases;
+  };
+  std::vector<std::string> files_;
+  std::vector<Library> libraries_;  // none: nothing is known
+};
 
 }  // namespace cppool::command

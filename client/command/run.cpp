@@ -31,8 +31,8 @@ namespace {
 class Run {
  public:
   // `runner` has the pools, and `output` what they write; both outlive it.
-  Run(const RunArguments& arguments, RunOptions run_options, std::vector<Cell> cells, CellRunner& runner,
-      CaseOutput& output, const Streams& streams)
+  Run(const RunArguments& arguments, RunOptions run_options, std::vector<Cell> cells, LoadedCases loaded,
+      CellRunner& runner, CaseOutput& output, const Streams& streams)
       : arguments_(arguments),
         cells_(std::move(cells)),
         run_options_(std::move(run_options)),
@@ -42,7 +42,7 @@ class Run {
                    [this](const std::string& doing) {
                      report_.Progress(static_cast<int>(done_), diagnosed_ + ": " + doing);
                    }),
-        report_(arguments, streams, cells_.size()),
+        report_(arguments, streams, cells_.size(), std::move(loaded)),
         // With --until-fail all cells run once in each round, else each of them as often in the only round.
         rounds_(cells_.empty() || !arguments.until_fail
                     ? 1
@@ -254,7 +254,9 @@ class Rounds {
     runner_.NameSources(libraries->sources);
     options.load = std::move(libraries->load);
     options.kernels = std::move(libraries->kernels);
-    Run run(arguments_, std::move(options), cells_, runner_, output_, streams_);
+    const LoadedCases loaded(arguments_.daemon.libraries, options.load,
+                             [this](const auto& load) { return runner_.List(FirstWorld(), load); });
+    Run run(arguments_, std::move(options), CellsWith(loaded), loaded, runner_, output_, streams_);
     return arguments_.list ? run.List() : run.RunAll();
   }
 
@@ -265,7 +267,11 @@ class Rounds {
     FileWatch watch;
     watch.Add(Named());
     for (;;) {
-      RunOnce(&watch);
+      try {
+        RunOnce(&watch);
+      } catch (const UsageError& error) {  // of the libraries as they are now
+        streams_.err << "cppool: " << error.what() << "\n";
+      }
       streams_.out << std::flush;
       streams_.err << "cppool: waiting for a save of " << protocol::Join(Named())
                    << " or of a file that is included; Ctrl-C ends this" << std::endl;
@@ -275,6 +281,16 @@ class Rounds {
   }
 
  private:
+  // The cells, with the default case that the libraries make.
+  std::vector<Cell> CellsWith(const LoadedCases& loaded) const {
+    if (cells_.empty() || arguments_.daemon.libraries.empty()) return cells_;
+    RunArguments arguments = arguments_;
+    if (arguments.suite.empty() && arguments.case_name.empty()) arguments.case_name = loaded.only();
+    std::vector<Cell> cells = CellsOf(arguments, streams_);
+    if (!arguments.shard.empty()) arguments.shard = "1/1";  // another shard may use the library
+    loaded.CheckUsed(CellsOf(arguments, streams_));
+    return cells;
+  }
   // The files that the options name.
   std::vector<std::string> Named() const {
     std::vector<std::string> files = arguments_.daemon.libraries;

@@ -77,10 +77,7 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
   CLI::Option* suite = run.add_option("--suite", arguments->suite,
                                       "smoke, essential, matrix, or a file; without it one case is run")
                            ->check(IsPath);
-  run.add_option("--case", arguments->case_name, "The case to run")
-      ->excludes(suite)
-      ->check(IsUtf8)
-      ->capture_default_str();
+  AddCase(run, &arguments->case_name, "The case to run")->excludes(suite);
   run.add_option(
          "--world-size", arguments->world_sizes,
          "Numbers of ranks, N,M,... (default: that of each cell; 2 for a single case). Cells of a suite that "
@@ -195,7 +192,7 @@ std::vector<Cell> CellsOf(const RunArguments& arguments, const Streams& streams)
   std::vector<Cell> cells;
   if (arguments.suite.empty()) {
     Cell cell;
-    cell.case_name = arguments.case_name;
+    if (!arguments.case_name.empty()) cell.case_name = arguments.case_name;
     cells.push_back(cell);
   } else {
     std::vector<Filter> filters;
@@ -258,8 +255,10 @@ RunOptions ToRunOptions(const RunArguments& arguments) {
   return options;
 }
 
-std::vector<std::string> CommonWords(const RunArguments& arguments) {
-  std::vector<std::string> words = ToWords(arguments.daemon);
+std::vector<std::string> CommonWords(const RunArguments& arguments, std::vector<std::string> libraries) {
+  DaemonArguments daemon = arguments.daemon;
+  daemon.libraries = std::move(libraries);
+  std::vector<std::string> words = ToWords(daemon);
   auto add = [&](const char* name, const std::string& value) { words.insert(words.end(), {name, value}); };
   if (arguments.deadline != RunArguments().deadline) {
     for (std::string& word : DeadlineWords(arguments.deadline)) words.push_back(std::move(word));

@@ -14,7 +14,7 @@ namespace cppool::command {
 struct RunArguments {
   DaemonArguments daemon;
   std::string suite;  // a built-in one or a file; empty: one case
-  std::string case_name = "attention";
+  std::string case_name;  // empty: the only one of the libraries of --load, else attention
   std::string junit;   // a file; empty: none
   std::vector<int> world_sizes;  // none: that of each cell, 2 for a single case
   std::vector<std::string> filters, params;
@@ -40,7 +40,7 @@ std::vector<Cell> CellsOf(const RunArguments& arguments,
 PoolOptions ToPoolOptions(const RunArguments& arguments);
 RunOptions ToRunOptions(const RunArguments& arguments);  // without its libraries, which are made first
 
-// The words of a command that repeats any of the cells, beside those of the cell.
-std::vector<std::string> CommonWords(const RunArguments& arguments);
+// The words of a command that repeats any of the cells, beside those of the cell, with these `libraries` of --load.
+std::vector<std::string> CommonWords(const RunArguments& arguments, std::vector<std::string> libraries);
 
 }  // namespace cppool::command

@@ -115,10 +115,11 @@ Json OrNull(const std::string& text) { return text.empty() ? Json() : Json(text)
 
 }  // namespace
 
-RunReport::RunReport(const RunArguments& arguments, const Streams& streams, std::size_t cells)
+RunReport::RunReport(const RunArguments& arguments, const Streams& streams, std::size_t cells,
+                     LoadedCases loaded)
     : arguments_(arguments),
       streams_(streams),
-      common_(CommonWords(arguments)),
+      loaded_(std::move(loaded)),
       junit_name_("cppool." + (arguments.suite.empty()
                                    ? std::string("run")
                                    : std::filesystem::path(arguments.suite).stem().string())),
@@ -291,7 +292,7 @@ void RunReport::CloseInterrupted(const std::string& why) {
 }
 
 std::string RunReport::Repeat(const Cell& cell) const {
-  return RepeatCommand(streams_.program, cell, common_);
+  return RepeatCommand(streams_.program, cell, CommonWords(arguments_, loaded_.FilesWith(cell.case_name)));
 }
 
 // Runs the culprits and then the cell in one pool.

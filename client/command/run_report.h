@@ -20,7 +20,7 @@ namespace cppool::command {
 class RunReport {
  public:
   // `cells`: how many will run. Throws UsageError when the JUnit file cannot be written.
-  RunReport(const RunArguments& arguments, const Streams& streams, std::size_t cells);
+  RunReport(const RunArguments& arguments, const Streams& streams, std::size_t cells, LoadedCases loaded);
 
   // `done`: of the cells; `share`: of the one under way.
   void Progress(int done, const std::string& doing, double share = 0) {
@@ -62,7 +62,7 @@ class RunReport {
 
   const RunArguments& arguments_;
   const Streams streams_;
-  const std::vector<std::string> common_;  // see CommonWords
+  const LoadedCases loaded_;
   const std::string junit_name_;           // the suite, and the class of its cases
   std::ofstream junit_;
   Tally tally_;

@@ -69,6 +69,11 @@ class CellRunner {
   Outcome Run(const Cell& cell, const RunOptions& options);
   // The answer to `hello` of a daemon of this world size, which is started if there is none. Throws PoolError.
   const Json& Hello(int world_size);
+  // The answer to `list` of such a daemon, with the cases of these libraries. Throws PoolError.
+  Json List(int world_size, const std::vector<std::string>& load) {
+    Hello(world_size);
+    return PoolOf(world_size).List(load);
+  }
   // Outcomes name these sources in place of the libraries that they became.
   void NameSources(const Sources& sources) { sources_.insert(sources.begin(), sources.end()); }
   // The content of the libraries that `options` name: that of the first answer. All further requests are sent with it, so that a library

@@ -248,6 +248,62 @@ TEST_CASE("the command diagnoses a single case") {
   CHECK(run({"--list"}).code == 2);
 }
 
+TEST_CASE(
+    "a library that was loaded and of which nothing would run is an error, and its only case is the "
+    "default") {
+  const auto cppool = [](const std::string& command, std::vector<std::string> more) {
+    more.insert(more.begin(), {command, "--backend", "host", "--load", CPPOOL_POLLUTING_CASE});
+    return Cppool(more);
+  };
+  Ran ran = cppool("run", {});
+  CHECK(ran.code == 0);
+  CHECK(ran.out.rfind("passed polluting W=2 ", 0) == 0);
+  ran = cppool("run", {"--json", "--world-size", "1,2"});
+  CHECK(Json::parse(ran.lines.at(1))["case"] == "polluting");
+  const std::string repeat = Json::parse(ran.lines.at(1))["repeat"];
+  CHECK(repeat.find(" --case polluting ") != std::string::npos);
+  CHECK(repeat.find(std::string(" --load ") + CPPOOL_POLLUTING_CASE) != std::string::npos);
+  ran = cppool("bench", {"--repeat", "1", "--warmup", "0"});
+  CHECK(ran.Prints("polluting"));
+
+  const std::string error = std::string("cppool: --load ") + CPPOOL_POLLUTING_CASE +
+                            ": nothing of it would run. It has the case polluting: name one, by --case or as "
+                            "\"case\" of a suite, or leave the library out\n";
+  for (const auto& [command, more] :
+       std::vector<std::pair<std::string, std::vector<std::string>>>{{"run", {"--case", "attention"}},
+                                                                     {"run", {"--suite", "smoke"}},
+                                                                     {"run", {"--suite", "smoke", "--list"}},
+                                                                     {"bench", {"--case", "attention"}}}) {
+    ran = cppool(command, more);
+    INFO(command << " " << more.back() << ": " << ran.err);
+    CHECK(ran.code == 2);
+    CHECK(ran.err == error);
+    CHECK(ran.out.empty());
+  }
+  // With two libraries there is no default, and the one that is not used is named.
+  ran = cppool("run", {"--load", CPPOOL_ODD_CASE});
+  CHECK(ran.code == 2);
+  CHECK(ran.err == error);
+  ran = cppool("run", {"--load", CPPOOL_ODD_CASE, "--case", "polluting"});
+  CHECK(ran.code == 2);
+  CHECK(ran.err.rfind(std::string("cppool: --load ") + CPPOOL_ODD_CASE + ": nothing of it would run", 0) ==
+        0);
+
+  // A suite may have cells of a library and others, whose commands leave it out; a shard need not have any.
+  TemporaryFolder folder;
+  const std::string suite = folder.File("suite.json");
+  std::ofstream(suite) << R"({"cells": [{"case": "polluting"}, {"set": {"max_seqlen_q": 64}}]})";
+  ran = cppool("run", {"--suite", suite, "--list"});
+  CHECK(ran.code == 0);
+  CHECK(ran.lines.at(0).find("--load") != std::string::npos);
+  CHECK(ran.lines.at(1).find("--load") == std::string::npos);
+  CHECK(cppool("run", {"--suite", suite, "--list", "--shard", "2/2"}).code == 0);
+  // A library that cannot be used is the run's failure.
+  ran = Cppool({"run", "--backend", "host", "--load", "/nowhere.so"});
+  CHECK(ran.code == 1);
+  CHECK(ran.Prints("/nowhere.so"));
+}
+
 TEST_CASE("a diagnosis repeats a run with its perturb and inputs, but without its dump and trace") {
   const std::vector<std::string> words = {"run", "--diagnose", "--param", "do=fail_with"};
   auto with = [&](std::vector<std::string> more) {

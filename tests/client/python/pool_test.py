@@ -81,8 +81,9 @@ def test_no_answer():
         assert garbage.value.kind == "protocol"
         assert pool.run(do("pass")).ok
         assert pool.run(do("pass"), kernels="cppool").command.endswith(" --kernels cppool --param do=pass")
-        command = pool.run(do("pass"), load=[pathlib.Path("/a/case.so")]).command
-        assert command.endswith(" --load /a/case.so --param do=pass")
+        library = [pathlib.Path("/a/case.so")]
+        assert pool.run(do("pass"), case="mine", load=library).command.endswith(" --case mine --daemon " + FAKE + " --load /a/case.so --param do=pass")
+        assert "--load" not in pool.run(do("pass"), load=library).command  # attention is in no library
 
 
 def test_start_failures():
