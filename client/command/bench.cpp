@@ -294,7 +294,8 @@ class Bench {
       results_.notes.push_back("against " + arguments_.baseline + ": " + std::to_string(slower_) +
                                " slower, " + std::to_string(compared_rows() - slower_) + " not, " +
                                std::to_string(missing_.size()) + " not in it");
-      for (const std::string& row : missing_) results_.notes.push_back("not in it: " + row);
+      for (const std::string& row : missing_)
+        results_.notes.push_back("not in " + arguments_.baseline + ": " + row);
     }
     bool saved = true;
     try {

@@ -255,14 +255,15 @@ TEST_CASE("a bench is saved, and a later one is faster, slower or the same") {
   // Rows that the saved bench lacks.
   ran = bench("2", {"--baseline", file, "--param", "seed=7"});
   CHECK(ran.code == 4);
-  CHECK(ran.Prints("against " + file + ": 0 slower, 0 not, 1 not in it\nnot in it: W=1 "));
+  CHECK(ran.Prints("against " + file + ": 0 slower, 0 not, 1 not in it\nnot in " + file + ": W=1 "));
   ran = bench("2", {"--baseline", file, "--kernels", "cudnn"});
   CHECK(ran.code == 4);
-  CHECK(std::regex_search(ran.out, std::regex("not in it: W=1 .* with cudnn\n")));
+  CHECK(std::regex_search(ran.out, std::regex("not in .*saved: W=1 .* with cudnn\n")));
   CHECK(bench("1", {"--save", file, "--param", "seed=1"}).code == 0);
   ran = bench("1", {"--baseline", file, "--param", "seed=1,7", "--json"});
   CHECK(ran.code == 0);
-  CHECK(Json::parse(ran.Last())["summary"]["notes"].at(1).get<std::string>().starts_with("not in it: "));
+  CHECK(Json::parse(ran.Last())["summary"]["notes"].at(1).get<std::string>().starts_with("not in " + file +
+                                                                                         ": W=1 "));
   CHECK(bench("1.05", {"--baseline", file, "--param", "seed=1,7"}).code == 3);
 
   CHECK(bench("1", {"--save", file, "--baseline", file, "--param", "seed=1"}).code == 0);

@@ -131,7 +131,7 @@ TEST_CASE(
   CHECK(same.output.find(": 0 slower, 1 not, 0 not in it") != std::string::npos);
   const Child other = compare("--param max_seqlen_q=512");
   CHECK(other.exit_code == 4);
-  CHECK(other.output.find("not in it: W=1 {\"max_seqlen_kv\":512") != std::string::npos);
+  CHECK(other.output.find("not in " + saved + ": W=1 {\"max_seqlen_kv\":512") != std::string::npos);
 
   Json file = Json::parse(ReadFile(saved));
   for (auto& [name, stage] : file["rows"][0]["measured"]["stages"].items())
