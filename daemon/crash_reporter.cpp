@@ -139,6 +139,7 @@ class CrashReporter::State {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &mask);
     thread_ = std::thread([this] { Wait(); });
+    pthread_setname_np(thread_.native_handle(), "crash reporter");  // here: the thread may not run for long
     pthread_sigmask(SIG_SETMASK, &mask, nullptr);
     crashed.wake = wake_.get();
     struct sigaction action {};
@@ -160,7 +161,6 @@ class CrashReporter::State {
 
  private:
   void Wait() {
-    pthread_setname_np(pthread_self(), "crash reporter");
     std::uint64_t count = 0;
     while (read(wake_.get(), &count, sizeof(count)) < 0 && errno == EINTR) {
     }

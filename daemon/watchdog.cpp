@@ -42,7 +42,9 @@ Watchdog::Watchdog(pid_t parent, int terminate_fd, Events events)
       parent_fd_(parent > 0 ? OpenPidFd(parent) : protocol::UniqueFd()),
       timer_(OrThrow(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK), "timerfd_create")),
       stop_(OrThrow(eventfd(0, EFD_CLOEXEC), "eventfd")),
-      thread_([this] { Loop(); }) {}
+      thread_([this] { Loop(); }) {
+  pthread_setname_np(thread_.native_handle(), "watchdog");  // here: the thread may not run for long
+}
 
 Watchdog::~Watchdog() {
   const std::uint64_t one = 1;
@@ -81,7 +83,6 @@ void Watchdog::TakeTimer() {
 }
 
 void Watchdog::Loop() {
-  pthread_setname_np(pthread_self(), "watchdog");
   PrepareStackSampling();  // before anything can be stuck
   bool parent_alive = parent_ > 0;
   while (true) {

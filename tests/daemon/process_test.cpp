@@ -6,6 +6,8 @@
 
 #include <chrono>
 #include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <future>
 #include <string>
 #include <thread>
@@ -125,6 +127,19 @@ TEST_CASE("a deadline passes once, and only if it is armed") {
   REQUIRE(passed.get_future().wait_for(60s) == std::future_status::ready);
   CHECK_FALSE(watchdog.Disarm());
   CHECK(times == 1);
+}
+
+TEST_CASE("the watchdog's thread has its name from the beginning") {
+  for (int i = 0; i < 50; ++i) {
+    const daemon::Watchdog watchdog(0, -1, {nullptr, nullptr, nullptr});
+    bool named = false;
+    for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+      std::string name;
+      std::getline(std::ifstream(thread.path() / "comm"), name);
+      named = named || name == "watchdog";
+    }
+    CHECK(named);
+  }
 }
 
 TEST_CASE("exactly one of the watchdog and the dispatcher answers") {
