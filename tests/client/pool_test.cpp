@@ -403,7 +403,7 @@ TEST_CASE("the error for a daemon that does not exist names its path") {
 }
 
 TEST_CASE(
-    "with retries a daemon that dies is replaced and the result is flaky; a death too many is an error") {
+    "with retries a daemon that dies is replaced and the result is flaky, and a death too many is an error") {
   LeavesNothing([] {
     TemporaryFolder folder;
     cppool::PoolOptions options = FakeOptions();

@@ -115,7 +115,7 @@ TEST_CASE("the check of traces sees what is not valid") {
         1);
 }
 
-TEST_CASE("a run without `trace` records none; with it the answer says what the trace lacks") {
+TEST_CASE("a run without `trace` records none, and with it the answer says what the trace lacks") {
   Inside inside;
   const TemporaryFolder folder;
   inside.Run({{"action", "pass"}});

@@ -127,7 +127,7 @@ TEST_CASE("no_cp: the RMS of the error is limited to a fraction of the reference
   }
 }
 
-TEST_CASE("noise passes if the gradient is 0; the relative error against a zero reference is finite") {
+TEST_CASE("noise passes if the gradient is 0, and the relative error against a zero reference is finite") {
   const std::vector<double> zero(kMany, 0.0);
   CHECK(NoCp(CheckedTensor::kDq, Dtype::kBf16, false, Wave(1e-6), zero).ok);
   CHECK(NoCp(CheckedTensor::kDq, Dtype::kBf16, false, Wave(1e-6), Wave(-1e-6)).ok);
