@@ -14,10 +14,8 @@ namespace {
 
 constexpr protocol::FileCache::Limits kCopies{256, std::uint64_t{2} << 30};
 
-// "mine-0123456789abcdef0123456789abcdef.so" of "/x/libmine.so": stacks show it.
-std::string CopyName(const std::string& path, const std::string& digest) {
-  constexpr std::size_t kLongest = 100;
-  return std::filesystem::path(path).stem().string().substr(0, kLongest) + "-" + digest + ".so";
+std::string CopyName(const std::string& path, const std::string& digest) {  // stacks show it
+  return protocol::FileCache::Name(path, digest, ".so");
 }
 
 }  // namespace

@@ -5,16 +5,17 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
+#include <regex>
 #include <system_error>
 #include <vector>
 
+#include "protocol/new_file.h"
 #include "protocol/unique_fd.h"
 
 namespace cppool::protocol {
@@ -25,6 +26,8 @@ namespace fs = std::filesystem;
 constexpr std::uint64_t kLargest = std::uint64_t{2} << 30;
 constexpr std::int64_t kSettledNs = 2'000'000'000;  // more than the clock of any file system counts in
 constexpr std::chrono::minutes kKeptLongEnough{10};
+// As std::regex has them in Entries().
+constexpr std::string_view kPlain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.+-";
 constexpr const char* kOtherFolder = "set CPPOOL_CACHE to a folder that can be written by you alone";
 
 std::int64_t Nanoseconds(const timespec& time) {
@@ -70,15 +73,30 @@ std::string ReadBytes(int fd, const struct stat& status, const std::string& path
   return bytes;
 }
 
-// Makes the folder and those above it. What keeps it from being used; empty: nothing.
-std::string WhyUnusable(const std::string& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) return folder + " cannot be made: " + error.message();
+// Makes the folder, and those above it that are missing, for this user alone. Whatever the umask is.
+bool MakeFolders(const fs::path& folder) {
+  if (mkdir(folder.c_str(), 0700) == 0 || errno == EEXIST) return true;
+  if (errno != ENOENT || !folder.has_relative_path()) return false;
+  return MakeFolders(folder.parent_path()) && (mkdir(folder.c_str(), 0700) == 0 || errno == EEXIST);
+}
+
+bool OthersMayChange(const struct stat& status) {
+  return (status.st_uid != geteuid() && status.st_uid != 0) || (status.st_mode & (S_IWGRP | S_IWOTH)) != 0;
+}
+
+enum class Maker { kUser, kCppool };
+
+// Makes the folder. What keeps it from being used; empty: nothing. One that cppool makes becomes this user's alone.
+std::string WhyUnusable(const std::string& folder, Maker maker) {
+  if (!MakeFolders(folder)) return folder + " cannot be made: " + std::strerror(errno);
   struct stat status {};
   if (stat(folder.c_str(), &status) != 0) return folder + ": " + std::strerror(errno);
-  if ((status.st_uid != geteuid() && status.st_uid != 0) || (status.st_mode & S_IWOTH) != 0)
-    return folder + " can be changed by other users, and files from it are run";
+  if (!S_ISDIR(status.st_mode)) return folder + " cannot be made: " + std::strerror(ENOTDIR);
+  if (maker == Maker::kCppool && status.st_uid == geteuid() && OthersMayChange(status) &&
+      chmod(folder.c_str(), 0700) == 0)
+    status.st_mode &= ~static_cast<mode_t>(S_IWGRP | S_IWOTH);
+  if (OthersMayChange(status))
+    return folder + " can be changed by other users, and files from it are run: `chmod go-w` it";
   if (access(folder.c_str(), W_OK | X_OK) != 0) return folder + " cannot be written: " + std::strerror(errno);
   return "";
 }
@@ -94,11 +112,16 @@ struct Entry {
   std::uint64_t bytes;
 };
 
+// The files that a cache has made: those with names of FileCache::Name, finished or not.
 std::vector<Entry> Entries(const std::string& folder) {
+  static const std::regex made("[A-Za-z0-9_.+-]*-[0-9a-f]{16}\\.[a-z]+(\\.[0-9a-f]{16}\\.part)?");
   std::vector<Entry> entries;
   std::error_code error;
   for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
     std::error_code gone;
+    if (!std::regex_match(at->path().filename().string(), made) ||
+        at->symlink_status(gone).type() != fs::file_type::regular)
+      continue;
     const auto used = at->last_write_time(gone);
     const auto bytes = gone ? 0 : at->file_size(gone);
     if (!gone) entries.push_back({at->path(), used, bytes});
@@ -112,6 +135,12 @@ FileIdentity IdentityOf(const std::string& path) {
   struct stat status {};
   if (stat(path.c_str(), &status) != 0) Refuse(path, errno);
   return ToIdentity(status);
+}
+
+std::int64_t FileClock() {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME_COARSE, &now);
+  return Nanoseconds(now);
 }
 
 WholeFile ReadWhole(const std::string& path) {
@@ -137,7 +166,7 @@ WholeFile ReadWhole(const std::string& path) {
 std::string CacheFolder() {
   if (const char* folder = Variable("CPPOOL_CACHE")) {
     const std::string chosen = fs::absolute(folder).string();
-    if (const std::string why = WhyUnusable(chosen); !why.empty())
+    if (const std::string why = WhyUnusable(chosen, Maker::kUser); !why.empty())
       throw FileError("CPPOOL_CACHE: " + why + ": " + kOtherFolder);
     return chosen;
   }
@@ -150,7 +179,7 @@ std::string CacheFolder() {
   folders.push_back((fs::temp_directory_path(ignored) / ("cppool-" + std::to_string(geteuid()))).string());
   std::string reasons;
   for (const std::string& folder : folders) {
-    const std::string why = WhyUnusable(folder);
+    const std::string why = WhyUnusable(folder, Maker::kCppool);
     if (why.empty()) return folder;
     reasons += (reasons.empty() ? "" : "; ") + why;
   }
@@ -159,12 +188,27 @@ std::string CacheFolder() {
 
 FileCache::FileCache(const std::string& name, Limits limits)
     : folder_(CacheFolder() + "/" + name), limits_(limits) {
-  if (const std::string why = WhyUnusable(folder_); !why.empty())
+  MakeFolder();
+}
+
+void FileCache::MakeFolder() const {
+  if (const std::string why = WhyUnusable(folder_, Maker::kCppool); !why.empty())
     throw FileError("the cache " + why + ": " + kOtherFolder);
 }
 
+std::string FileCache::Name(const std::string& path, const std::string& digest, std::string_view ending) {
+  constexpr std::size_t kLongest = 100;
+  std::string stem = fs::path(path).stem().string().substr(0, kLongest);
+  for (char& c : stem)
+    if (kPlain.find(c) == std::string_view::npos) c = '_';
+  return stem + "-" + digest + std::string(ending);
+}
+
 bool FileCache::Use(const std::string& file) const {
-  return utimensat(AT_FDCWD, Path(file).c_str(), nullptr, 0) == 0;
+  const std::string path = Path(file);
+  struct stat status {};
+  return lstat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) && !OthersMayChange(status) &&
+         utimensat(AT_FDCWD, path.c_str(), nullptr, 0) == 0;
 }
 
 std::optional<std::string> FileCache::Read(const std::string& file) const {
@@ -178,27 +222,15 @@ std::optional<std::string> FileCache::Read(const std::string& file) const {
   return ReadBytes(fd.get(), status, path);
 }
 
-std::string FileCache::Temporary() const {
-  static std::atomic<unsigned> number{0};
-  return Path("unfinished-" + std::to_string(getpid()) + "-" + std::to_string(++number));
-}
-
-void FileCache::Keep(const std::string& temporary, const std::string& file) const {
-  if (rename(temporary.c_str(), Path(file).c_str()) == 0) return;
-  const int error = errno;
-  unlink(temporary.c_str());
-  throw FileError("the cached file " + Path(file) + " cannot be made: " + std::strerror(error) + ": " +
-                  kOtherFolder);
-}
-
 void FileCache::Write(const std::string& file, std::string_view bytes) const {
-  const std::string temporary = Temporary();
+  MakeFolder();
+  std::string part;
+  UniqueFd fd = MakePart(Path(file), 0700, &part);
   const auto fail = [&](int error) {
-    unlink(temporary.c_str());
+    unlink(part.c_str());
     throw FileError("the cached file " + Path(file) + " cannot be written: " + std::strerror(error) +
                     ": free space on its disk, or set CPPOOL_CACHE to another folder");
   };
-  UniqueFd fd(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0700));
   if (!fd) fail(errno);
   while (!bytes.empty()) {
     const ssize_t count = write(fd.get(), bytes.data(), bytes.size());
@@ -207,7 +239,7 @@ void FileCache::Write(const std::string& file, std::string_view bytes) const {
     bytes.remove_prefix(static_cast<std::size_t>(count));
   }
   if (close(fd.Release()) != 0) fail(errno);  // where a network file system reports that there is no space
-  Keep(temporary, file);
+  if (rename(part.c_str(), Path(file).c_str()) != 0) fail(errno);
 }
 
 void FileCache::Prune() const {

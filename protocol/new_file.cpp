@@ -1,14 +1,18 @@
 #include "protocol/new_file.h"
 
+#include <fcntl.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 
 #include "protocol/file_cache.h"
+#include "protocol/unique_fd.h"
 
 namespace cppool::protocol {
 namespace {
@@ -56,11 +60,29 @@ std::string WhyNotWritable(const std::string& path) {
   return access(folder.c_str(), W_OK | X_OK) == 0 ? "" : WhatToDo(errno, folder);
 }
 
-NewFile::NewFile(const std::string& path)
-    : path_(path), part_(path + "." + std::to_string(getpid()) + ".part") {
-  unlink(part_.c_str());                          // of an ended process that had this id
-  out_.reset(std::fopen(part_.c_str(), "wbxe"));  // x: writes through no link
-  if (!out_) Fail(errno);
+UniqueFd MakePart(const std::string& path, mode_t mode, std::string* part) {
+  for (int tries = 0; tries < 100; ++tries) {
+    std::uint64_t random = 0;  // a process id is not enough: two containers may share a folder and a process id
+    if (getrandom(&random, sizeof random, 0) != sizeof random) break;
+    char end[32];
+    std::snprintf(end, sizeof end, ".%016llx.part", static_cast<unsigned long long>(random));
+    *part = path + end;
+    UniqueFd fd(open(part->c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
+    if (fd || errno != EEXIST) return fd;
+  }
+  return UniqueFd();
+}
+
+NewFile::NewFile(const std::string& path) : path_(path) {
+  UniqueFd fd = MakePart(path, 0666, &part_);
+  if (!fd) Fail(errno);
+  out_.reset(fdopen(fd.get(), "wb"));
+  if (!out_) {
+    const int error = errno;
+    std::remove(part_.c_str());
+    Fail(error);
+  }
+  fd.Release();
 }
 
 NewFile::~NewFile() {

@@ -1,6 +1,5 @@
 #include <cppool/compile.h>
 
-#include <poll.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -8,31 +7,35 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <sstream>
 #include <system_error>
+#include <utility>
 
 #include <cppool/pool.h>
-#include "client/src/process.h"
+#include "client/src/compile_inputs.h"
+#include "client/src/run_tool.h"
 #include "client/src/search_path.h"
 #include "client/src/shell.h"
 #include "protocol/digest.h"
 #include "protocol/file_cache.h"
+#include "protocol/new_file.h"
 
 namespace cppool {
 
 namespace {
 
 namespace fs = std::filesystem;
-using client::Clock;
-using client::Process;
-using Words = std::vector<std::string>;
+using client::Words;
 
 constexpr protocol::FileCache::Limits kLibraries{256, std::uint64_t{1} << 30};
-constexpr std::size_t kMostOutput = 1 << 20;
 constexpr std::chrono::seconds kVersionLimit{30};
-constexpr std::chrono::milliseconds kAskAgain{100};  // whether the call is interrupted
+constexpr int kMostTries = 3;  // compilations during each of which a file changes
+// What else decides over the library, with the flags.
+constexpr const char* kVariables[] = {
+    "CPATH",       "C_INCLUDE_PATH",   "CPLUS_INCLUDE_PATH", "LIBRARY_PATH",      "COMPILER_PATH",
+    "NVCC_CCBIN",  "GCC_EXEC_PREFIX",  "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CCC_OVERRIDE_OPTIONS",
+    "LD_RUN_PATH", "SOURCE_DATE_EPOCH"};
 
 enum class Language { kCuda, kCpp, kC };
 
@@ -47,13 +50,6 @@ std::optional<Language> LanguageOf(std::string_view path) {
 std::string Variable(const char* name) {
   const char* value = getenv(name);
   return value != nullptr ? value : "";
-}
-
-Words Split(const std::string& text) {
-  std::istringstream stream(text);
-  Words words;
-  for (std::string word; stream >> word;) words.push_back(word);
-  return words;
 }
 
 void Append(Words* words, const Words& more) { words->insert(words->end(), more.begin(), more.end()); }
@@ -71,7 +67,7 @@ std::optional<std::string> Find(const Words& names) {
 // The words before the flags: the compiler with its path, and arguments that its variable holds.
 Words CompilerFor(Language language) {
   const char* variable = language == Language::kCuda ? "CUDACXX" : language == Language::kCpp ? "CXX" : "CC";
-  Words words = Split(Variable(variable));
+  Words words = client::Split(Variable(variable));
   if (!words.empty()) {
     const auto found = Find({words[0]});
     if (!found) throw CompileError(std::string(variable) + ": there is no program " + words[0]);
@@ -119,181 +115,259 @@ Words OwnStatics(Language language, const Words& compiler, const std::string& ve
   return gcc ? Words{"-fno-gnu-unique"} : Words{};
 }
 
-Words Flags(Language language, const CompileOptions& options) {
-  Words flags;
-  if (language == Language::kCuda) {
-    flags = {"-shared", "-O3", "-std=c++20", "-lineinfo", "-Xcompiler=-fPIC,-g1"};
-    for (const std::string& capability : options.capabilities) {
-      std::string number = capability;
-      number.erase(std::remove(number.begin(), number.end(), '.'), number.end());
-      // From 9.0 on, a part of the instructions (wgmma) is for this one architecture.
-      if (number.size() > 2 || number >= "90") number += "a";
-      flags.push_back("-gencode=arch=compute_" + number + ",code=sm_" + number);
-    }
-  } else {
-    flags = {"-shared", "-fPIC", "-O2", "-g1"};
-    if (language == Language::kCpp) flags.insert(flags.end(), {"-std=c++20", "-pthread"});
+Words FlagsFor(Language language, const Words& capabilities) {
+  if (language == Language::kC) return {"-shared", "-fPIC", "-O2", "-g1"};
+  if (language == Language::kCpp) return {"-shared", "-fPIC", "-O2", "-g1", "-std=c++20", "-pthread"};
+  Words flags = {"-shared", "-O3", "-std=c++20", "-lineinfo", "-Xcompiler=-fPIC,-g1"};
+  for (const std::string& capability : capabilities) {
+    std::string number = capability;
+    number.erase(std::remove(number.begin(), number.end(), '.'), number.end());
+    // From 9.0 on, a part of the instructions (wgmma) is for this one architecture.
+    if (number.size() > 2 || number >= "90") number += "a";
+    flags.push_back("-gencode=arch=compute_" + number + ",code=sm_" + number);
   }
-  for (const std::string& folder : options.include_folders)
-    flags.push_back("-I" + fs::absolute(folder).string());
-  if (const std::string folder = HeaderFolder(); !folder.empty()) flags.push_back("-I" + folder);
-  Append(&flags, Split(Variable(language == Language::kCuda  ? "CUDAFLAGS"
-                                : language == Language::kCpp ? "CXXFLAGS"
-                                                             : "CFLAGS")));
-  Append(&flags, Split(Variable("LDFLAGS")));
   return flags;
-}
-
-struct Ended {
-  bool well = false;
-  std::string output;  // of both streams
-  std::string how;     // "exited with code 1"
-};
-
-// Runs a program and waits for it. Throws CompileError.
-Ended RunProgram(const Words& words, const CompileOptions& options, std::chrono::milliseconds limit) {
-  std::unique_ptr<Process> process;
-  try {
-    process = Process::Spawn({words[0], Words(words.begin() + 1, words.end()), {}});
-  } catch (const std::system_error& error) {
-    throw CompileError(words[0] + ": cannot be started: " + error.what());
-  }
-  process->CloseInput();
-  const protocol::UniqueFd errors = process->TakeErrors();
-  const auto until = Clock::now() + limit;
-  Ended ended;
-  pollfd fds[2] = {{process->output(), POLLIN, 0}, {errors.get(), POLLIN, 0}};
-  while (fds[0].fd >= 0 || fds[1].fd >= 0) {
-    if (Clock::now() >= until)
-      throw CompileError(words[0] + " did not end within " + std::to_string(limit.count() / 1000) +
-                         " s and was killed");
-    if (options.interrupted && options.interrupted())
-      throw CompileError(words[0] + " was killed, since the call was interrupted");
-    const auto next = options.interrupted ? std::min(until, Clock::now() + kAskAgain) : until;
-    if (poll(fds, 2, client::PollTimeout(next)) <= 0) continue;
-    for (pollfd& fd : fds) {
-      if (fd.fd < 0 || fd.revents == 0) continue;
-      char buffer[4096];
-      const ssize_t count = read(fd.fd, buffer, sizeof buffer);
-      if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) fd.fd = -1;
-      if (count > 0 && ended.output.size() < kMostOutput)
-        ended.output.append(buffer, static_cast<std::size_t>(count));
-    }
-  }
-  process->WaitEnd(until);
-  ended.well = process->EndedInOrder();
-  ended.how = process->DescribeEnd();
-  return ended;
 }
 
 std::string VersionOf(const Words& compiler, const CompileOptions& options) {
   Words words = compiler;
   words.push_back("--version");
-  const Ended ended =
-      RunProgram(words, options, std::min<std::chrono::milliseconds>(options.limit, kVersionLimit));
-  if (!ended.well)
-    throw CompileError(client::ShellCommand(words) + " " + ended.how + ": is this a compiler?\n" +
-                       ended.output);
-  return ended.output;
+  const client::ToolEnd end = client::RunTool(
+      words, "", std::min<std::chrono::milliseconds>(options.limit, kVersionLimit), options.interrupted);
+  if (!end.well)
+    throw CompileError(client::ShellCommand(words) + " " + end.how + ": is this a compiler?\n" + end.output);
+  return end.output;
 }
 
-// The files of a rule of make, "target: a b\ c \<newline> d", without the source itself and the
-// compiler's own headers.
-Words ReadDependencies(const std::string& text, const std::string& source) {
-  Words files;
-  std::string file;
-  const auto end = [&] {
-    // nvcc names its own headers, too.
-    const bool of_toolkit = file.find("/bin/../targets/") != std::string::npos;
-    if (!file.empty() && file != source && !of_toolkit) files.push_back(file);
-    file.clear();
-  };
-  for (std::size_t i = std::min(text.find(": "), text.size()) + 1; i < text.size(); ++i) {
-    const char next = i + 1 < text.size() ? text[i + 1] : '\0';
-    if (text[i] == '\\' && (next == ' ' || next == '\\' || next == '#')) {
-      file += text[++i];
-    } else if (text[i] == '$' && next == '$') {
-      file += text[++i];
-    } else if (text[i] == ' ' || text[i] == '\n' || (text[i] == '\\' && next == '\n')) {
-      end();
-    } else {
-      file += text[i];
-    }
+// Without characters that mean something to a shell, to nvcc, which passes names to one, or to make.
+bool IsPlain(const std::string& path) {
+  return client::ShellQuote(path) == path && path.find(',') == std::string::npos;
+}
+
+// A string literal of C.
+std::string Literal(const std::string& text) {
+  std::string literal = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') literal += '\\';
+    literal += c == '\n' ? "\\n" : c == '\r' ? "\\r" : std::string(1, c);
   }
-  end();
-  std::sort(files.begin(), files.end());
-  files.erase(std::unique(files.begin(), files.end()), files.end());
-  return files;
+  return literal + "\"";
 }
 
-// The library's name in the cache, from what the command and the source are and from the files that are included. Nothing when one of
-// them cannot be read.
-std::optional<std::string> LibraryName(const std::string& stem, const std::string& key,
-                                       const Words& included) {
-  std::string all = key;
-  for (const std::string& file : included) {
-    try {
-      all += "\n" + file + " " + protocol::Digest(protocol::ReadWhole(file).bytes);
-    } catch (const protocol::FileError&) {
-      return std::nullopt;
-    }
+std::string WithoutBlanks(std::string text) {
+  std::erase_if(text, [](char c) { return c == '\\' || c == ' ' || c == '\t'; });
+  return text;
+}
+
+// A folder for one run of a compiler, which works on a copy of the source there, and gets plain names for folders. Removed with what
+// is in it.
+class Workplace {
+ public:
+  explicit Workplace(std::string source) : source_(std::move(source)) {
+    std::error_code ignored;
+    const std::string folder = fs::temp_directory_path(ignored).string();
+    path_ = (IsPlain(folder) && !folder.empty() ? folder : "/tmp") + "/cppool-compile-XXXXXX";
+    if (mkdtemp(path_.data()) == nullptr)
+      throw CompileError(path_ + ": no such folder can be made: " + std::strerror(errno) +
+                         ": set TMPDIR to a folder that can be written");
+    const std::string plain =
+        protocol::FileCache::Name(source_, "copy", fs::path(source_).extension().string());
+    copy_ = path_ + "/" + plain;
+    names_.emplace_back(copy_, source_);
   }
-  return stem + "-" + protocol::Digest(all) + ".so";
-}
+  ~Workplace() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  Workplace(const Workplace&) = delete;
+  Workplace& operator=(const Workplace&) = delete;
 
-// Removes the compiler's files, unless they have been kept.
-struct Unfinished {
-  std::string library, dependencies;
-  ~Unfinished() {
-    unlink(library.c_str());
-    unlink(dependencies.c_str());
+  const std::string& path() const { return path_; }
+  const std::string& copy() const { return copy_; }
+  std::string library() const { return path_ + "/library.so"; }
+  std::string dependencies() const { return path_ + "/dependencies"; }
+
+  // Messages and __FILE__ name the source, and its lines are numbered as there.
+  void WriteCopy(std::string_view text) const {
+    constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+    if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
+    protocol::NewFile file(copy_);
+    file.Write("#line 1 " + Literal(source_) + "\n");
+    file.Write(text);
+    file.Commit();
+  }
+
+  // The folder, or a link to it that is named in its place.
+  std::string PlainFolder(const std::string& folder) {
+    if (IsPlain(folder)) return folder;
+    const std::string link = path_ + "/folder" + std::to_string(names_.size());
+    std::error_code error;
+    fs::create_directory_symlink(folder, link, error);
+    if (error) throw CompileError(link + ": cannot be made: " + error.message());
+    names_.emplace_back(link + "/", folder + "/");
+    return link;
+  }
+
+  // Whether a dependency is the source itself. nvcc lists it by the name that #line has, as the literal up to a quotation mark.
+  bool IsSource(const std::string& dependency) const {
+    const std::string literal = Literal(source_).substr(1);
+    return dependency == copy_ ||
+           WithoutBlanks(dependency) == WithoutBlanks(literal.substr(0, literal.find('"')));
+  }
+
+  // With the user's names in place of those here.
+  std::string Named(std::string text) const {
+    for (const auto& [own, users] : names_)
+      for (std::size_t at = 0; (at = text.find(own, at)) != std::string::npos; at += users.size())
+        text.replace(at, own.size(), users);
+    return text;
+  }
+
+ private:
+  const std::string source_;
+  std::string path_, copy_;
+  std::vector<std::pair<std::string, std::string>> names_;  // those here, and the user's
+};
+
+// What does not change from one compilation of a source to the next.
+struct Job {
+  std::string source;  // absolute
+  Language language;
+  Words compiler, flags, folders, own_flags,
+      libraries;  // in the order of the command, with the source before `libraries`
+  std::string version;
+
+  Job(std::string path, Language of, const CompileOptions& options)
+      : source(std::move(path)),
+        language(of),
+        compiler(CompilerFor(of)),
+        version(VersionOf(compiler, options)) {
+    flags = OwnStatics(language, compiler, version);
+    Append(&flags, FlagsFor(language, options.capabilities));
+    for (const std::string& folder : options.include_folders)
+      folders.push_back(fs::absolute(folder).string());
+    if (const std::string folder = HeaderFolder(); !folder.empty()) folders.push_back(folder);
+    own_flags = client::Split(Variable(language == Language::kCuda  ? "CUDAFLAGS"
+                                       : language == Language::kCpp ? "CXXFLAGS"
+                                                                    : "CFLAGS"));
+    libraries = client::Split(Variable("LDFLAGS"));
+  }
+
+  // As a user would call the compiler, or for the copy in a workplace.
+  Words Command(Workplace* place) const {
+    Words words = compiler;
+    Append(&words, flags);
+    if (place != nullptr) {
+      const std::string folder = place->PlainFolder(fs::path(source).parent_path().string());
+      if (language == Language::kCuda)
+        words.push_back("-Xcompiler=-iquote," + folder);
+      else
+        Append(&words, {"-iquote", folder});
+    }
+    for (const std::string& folder : folders)
+      words.push_back("-I" + (place != nullptr ? place->PlainFolder(folder) : folder));
+    Append(&words, own_flags);
+    words.push_back(place != nullptr ? place->copy() : source);
+    Append(&words, libraries);
+    Append(&words, {"-o", place != nullptr ? place->library() : fs::path(source).stem().string() + ".so"});
+    if (place != nullptr) Append(&words, {"-MD", "-MF", place->dependencies()});
+    return words;
+  }
+
+  // Of all that decides over the library but the files that the compiler reads.
+  std::string Key() const {
+    std::string key = client::ShellCommand(Command(nullptr)) + "\n" + version;
+    for (const char* name : kVariables) key += "\n" + Variable(name);
+    return key;
+  }
+
+  client::FlagInputs Inputs() const {
+    Words words = compiler;
+    Append(&words, own_flags);
+    Append(&words, libraries);
+    if (language == Language::kCuda)
+      for (const char* name : {"NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"})
+        Append(&words, client::Split(Variable(name)));
+    client::FlagInputs inputs = client::InputsOf(words, client::SplitFolders(Variable("LIBRARY_PATH")));
+    inputs.include_folders.insert(inputs.include_folders.begin(), folders.begin(), folders.end());
+    for (const char* name : {"CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"})
+      Append(&inputs.include_folders, client::SplitFolders(Variable(name)));
+    return inputs;
   }
 };
 
-Compiled CompileInto(const protocol::FileCache& cache, const std::string& source, Language language,
-                     const CompileOptions& options) {
-  const Words compiler = CompilerFor(language);
-  const std::string version = VersionOf(compiler, options);
-  Words command = compiler;
-  Append(&command, OwnStatics(language, compiler, version));
-  Append(&command, Flags(language, options));
-  command.push_back(source);
-  const std::string key = protocol::Digest(client::ShellCommand(command) + "\n" + version + "\n" +
-                                           protocol::Digest(protocol::ReadWhole(source).bytes));
-  const std::string stem = fs::path(source).stem().string().substr(0, 100);
-  const std::string list = stem + "-" + key + ".files";  // which files it included when it was compiled last
+Words SplitLines(const std::string& text, char end) {
+  std::istringstream stream(text);
+  Words lines;
+  for (std::string line; std::getline(stream, line, end);) lines.push_back(line);
+  return lines;
+}
+
+// What one compilation leaves to the next.
+struct Tries {
+  Words included;       // the files that the source included
+  std::string changed;  // one that changed meanwhile
+};
+
+// Compiles once, unless the library is in the cache. Nothing when a file changed meanwhile: what was made may be of neither content.
+std::optional<Compiled> TryCompile(const protocol::FileCache& cache, const Job& job,
+                                   const CompileOptions& options, Tries* tries) {
   Compiled compiled;
-  compiled.command = client::ShellCommand(command);
+  compiled.command = client::ShellCommand(job.Command(nullptr));
+  client::Snapshot before;
+  const client::FlagInputs inputs = job.Inputs();
+  for (const Words& files : {inputs.files, tries->included})
+    for (const std::string& file : files) before.Take(file);
+  const std::string text = protocol::ReadWhole(job.source).bytes;
+  const std::string key = protocol::Digest(job.Key() + "\n" + protocol::Digest(text));
+  const auto name_with = [&](const Words& included) -> std::optional<std::string> {
+    Words files = inputs.files;
+    Append(&files, included);
+    const auto digest = client::DigestWith(key, files);
+    if (!digest) return std::nullopt;
+    return protocol::FileCache::Name(job.source, *digest, ".so");
+  };
+  const std::string list =  // of the files that it included when it was compiled last
+      protocol::FileCache::Name(job.source, key, ".files");
   if (const auto files = cache.Read(list)) {
-    std::istringstream text(*files);
-    for (std::string file; std::getline(text, file);) compiled.included.push_back(file);
-    const auto name = LibraryName(stem, key, compiled.included);
+    compiled.included = SplitLines(*files, '\0');
+    for (const std::string& file : compiled.included) before.Take(file);
+    const auto name = name_with(compiled.included);
     if (name && cache.Use(*name)) {
       compiled.library = cache.Path(*name);
       compiled.cached = true;
       return compiled;
     }
   }
-  const Unfinished made{cache.Temporary(), cache.Temporary()};
-  Append(&command, {"-o", made.library, "-MMD", "-MF", made.dependencies});
-  if (options.on_command) options.on_command(client::ShellCommand(command));
-  const auto before = protocol::IdentityOf(source);
-  const Ended ended = RunProgram(command, options, options.limit);
-  compiled.output = ended.output;
-  if (!ended.well) {
-    const bool full = ended.output.find(std::strerror(ENOSPC)) != std::string::npos;
-    throw CompileError(source + ": does not compile: " + compiler[0] + " " + ended.how + "\n" + ended.output +
-                       (full ? "A disk is full: free space on that of " + cache.Path("") +
-                                   ", or set CPPOOL_CACHE to another folder (TMPDIR for temporary files)"
-                             : ""));
+  client::TakeIncludes(job.source, text, inputs.include_folders, &before);
+  Workplace place(job.source);
+  place.WriteCopy(text);
+  if (options.on_command) options.on_command(compiled.command);
+  const std::int64_t start = protocol::FileClock();
+  const client::ToolEnd end =
+      client::RunTool(job.Command(&place), place.path(), options.limit, options.interrupted);
+  compiled.output = place.Named(end.output);
+  if (!end.well) {
+    tries->changed = before.Changed({}, start);
+    if (!tries->changed.empty()) return std::nullopt;
+    const bool full = end.output.find(std::strerror(ENOSPC)) != std::string::npos;
+    throw CompileError(
+        job.source + ": does not compile: " + job.compiler[0] + " " + end.how + "\n" + compiled.output +
+            (full ? "A disk is full: free space on that of " + fs::path(place.path()).parent_path().string() +
+                        ", or set TMPDIR to another folder"
+                  : ""),
+        before.Files());
   }
-  compiled.included = ReadDependencies(protocol::ReadWhole(made.dependencies).bytes, source);
-  const auto name = LibraryName(stem, key, compiled.included);
-  if (!name || !(before == protocol::IdentityOf(source)))
-    throw CompileError(source + ": it, or a file that it includes, changed while it was compiled: try again");
+  compiled.included.clear();
+  for (const std::string& file : client::ReadDependencies(protocol::ReadWhole(place.dependencies()).bytes))
+    if (!place.IsSource(file)) compiled.included.push_back(place.Named(file));
+  const auto name = name_with(compiled.included);
+  tries->included = compiled.included;
+  tries->changed = before.Changed(compiled.included, start);
+  if (!name || !tries->changed.empty()) return std::nullopt;
   std::string lines;
-  for (const std::string& file : compiled.included) lines += file + "\n";
-  cache.Keep(made.library, *name);
+  for (const std::string& file : compiled.included) lines += file + '\0';
+  cache.Write(*name, protocol::ReadWhole(place.library()).bytes);
   cache.Write(list, lines);
   cache.Prune();
   compiled.library = cache.Path(*name);
@@ -309,8 +383,13 @@ Compiled Compile(const std::string& source, const CompileOptions& options) {
   if (!language) throw CompileError(source + ": is no source: its name ends with .cu, .cpp, .cc, .cxx or .c");
   try {
     protocol::IdentityOf(source);  // before a cache is made
-    return CompileInto(protocol::FileCache("compiled", kLibraries), fs::absolute(source).string(), *language,
-                       options);
+    const protocol::FileCache cache("compiled", kLibraries);
+    const Job job(fs::absolute(source).string(), *language, options);
+    Tries tries;
+    for (int i = 0; i < kMostTries; ++i)
+      if (auto compiled = TryCompile(cache, job, options, &tries)) return *std::move(compiled);
+    throw CompileError(source + ": " + tries.changed + " changed each of the " + std::to_string(kMostTries) +
+                       " times that it was compiled: try again when nothing writes there");
   } catch (const protocol::FileError& error) {
     throw CompileError(error.what());
   }

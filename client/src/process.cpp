@@ -36,8 +36,8 @@ protocol::UniqueFd AboveStandard(int fd) {
   return moved;
 }
 
-// Used in one direction only. Unlike a pipe, a socket can be written without SIGPIPE, and can be shut down even when other
-// processes hold copies of the descriptor.
+// Unlike a pipe, a socket can be written without SIGPIPE, and can be shut down even when other processes hold copies of the
+// descriptor.
 void MakeSocket(protocol::UniqueFd* ours, protocol::UniqueFd* theirs) {
   int fds[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0) Check(errno, "socketpair");

@@ -129,6 +129,11 @@ const KernelLibrary& OpenKernelLibrary(const std::string& path, const std::strin
     return std::filesystem::absolute(name, ignored).lexically_normal().string();
   };
   const std::string file = whole(path), opened_file = copy.empty() ? file : whole(copy);
+  // Its name stands for its content, and the file may be gone by now.
+  const auto known = std::find_if(opened.begin(), opened.end(), [&](const auto& library) {
+    return !copy.empty() && library->opened_ == opened_file;
+  });
+  if (known != opened.end()) return **known;
   const std::filesystem::file_status status = std::filesystem::status(opened_file, ignored);
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
     Refuse(file, "it is a folder or a device, not a library");

@@ -1,4 +1,4 @@
-// Sources as libraries: how the compiler is found and called, what is kept, what is said when it does not work, and --watch.
+// Sources as libraries: how the compiler is found and called, what is kept, and what is said when it does not work.
 #include <cppool/compile.h>
 #include <cppool/pool.h>
 #include <poll.h>
@@ -12,73 +12,14 @@
 #include <string>
 #include <thread>
 
-#include "client/command/watch.h"
 #include "tests/catch.h"
 #include "tests/child.h"
-#include "tests/client/watched_run.h"
-#include "tests/environment.h"
-#include "tests/files.h"
+#include "tests/client/compile_support.h"
 
 namespace cppool::test {
 namespace {
 
-namespace fs = std::filesystem;
 using namespace std::chrono_literals;
-
-// A case that passes, with the doc line "version N".
-constexpr const char* kCase =
-    "#include <cppool/case.h>\n#include \"version.h\"\n"
-    R"(static cppool_status Run(cppool_case_context* c) {
-  cppool_check check = {"sum", "closed form", 0, 0, 0, 1, 0};
-  c->check(c, &check);
-  return CPPOOL_OK;
-}
-static const cppool_case kMine = {CPPOOL_CASE_ABI, sizeof(cppool_case), "mine", VERSION, NULL, 0, NULL, Run, 0};
-extern
-#ifdef __cplusplus
-"C"
-#endif
-const cppool_case* const* cppool_cases(void) {
-  static const cppool_case* const cases[] = {&kMine, NULL};
-  return cases;
-}
-)";
-
-bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-void Write(const fs::path& path, const std::string& text) { WriteFile(path.string(), text); }
-
-void WriteProgram(const fs::path& path, const std::string& text) {
-  Write(path, "#!/bin/sh\n" + text);
-  fs::permissions(path, fs::perms::owner_all);
-}
-
-std::string Refusal(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const CompileError& error) {
-    return error.what();
-  }
-  return "";
-}
-
-// A folder with a case, a header of it, and a cache; the environment names no compiler and no flags.
-struct Sources {
-  TemporaryFolder folder;
-  Environment cache{"CPPOOL_CACHE", folder.File("cache")};
-  Environment daemon{"CPPOOL_DAEMON", CPPOOL_TEST_DAEMON};
-  Environment cxx{"CXX", ""}, cc{"CC", ""}, cudacxx{"CUDACXX", ""};
-  Environment flags{"CXXFLAGS", ""}, c_flags{"CFLAGS", ""}, cuda_flags{"CUDAFLAGS", ""},
-      link_flags{"LDFLAGS", ""};
-
-  explicit Sources(const std::string& name = "mine.cpp") {
-    Write(folder / name, kCase);
-    SetVersion("version 1");
-  }
-  void SetVersion(const std::string& text) const {
-    Write(folder / "version.h", "#define VERSION \"" + text + "\"\n");
-  }
-};
 
 PoolOptions HostPool() {
   PoolOptions options;
@@ -93,38 +34,6 @@ std::string DocOfMine(Pool& pool, const std::string& library) {
     if (entry.at("name") == "mine") return entry.at("doc");
   return "";
 }
-
-// The library that `first` becomes, which `next` replaces when the function that begins with `function` is called first, as a build does
-// that ends while a run is under way.
-std::string Rebuilt(const Sources& sources, const std::string& first, const std::string& function,
-                    const std::string& next) {
-  const std::string file = sources.folder.File("rebuilt.so");
-  Write(sources.folder / "first.c",
-        "#include <stdio.h>\n" +
-            Replaced(first, function, function + "\n  rename(\"" + file + ".next\", \"" + file + "\");"));
-  Write(sources.folder / "next.c", next);
-  for (const auto& [source, library] : {std::pair("first.c", file), std::pair("next.c", file + ".next")})
-    fs::copy_file(Compile(sources.folder.File(source)).library, library,
-                  fs::copy_options::overwrite_existing);
-  return file;
-}
-
-constexpr const char* kRun = "Run(cppool_case_context* c) {";
-
-// The case with a stage and a parameter `n`; 2 ends the daemon.
-std::string CaseWithStage() {
-  const std::string with_parameter =
-      Replaced(kCase, "VERSION, NULL, 0,",
-               "VERSION, (cppool_parameter[]){{\"n\", CPPOOL_TYPE_INTEGER, \"1\", NULL, 0, 0, 0, \"\"}}, 1,");
-  return "#include <stdlib.h>\n" +
-         Replaced(with_parameter, "  cppool_check check",
-                  "  if (c->integer(c, \"n\") == 2) abort();\n"
-                  "  while (c->next_iteration(c))\n"
-                  "    c->runtime->mark(c->runtime, c->runtime->stream, \"work\");\n"
-                  "  cppool_check check");
-}
-
-std::string Failing(const std::string& text) { return Replaced(text, "0, 0, 0, 1, 0};", "0, 0, 0, 0, 0};"); }
 
 // The objects that `cppool ... --json` prints, without the summary.
 std::vector<Json> JsonLines(const std::string& output) {
@@ -243,8 +152,8 @@ TEST_CASE(
   {
     const Environment full("CXX", sources.folder.File("full"));
     CHECK(Has(Refusal([&] { Compile(source); }), "A disk is full: free space on that of " +
-                                                     sources.folder.File("cache/compiled/") +
-                                                     ", or set CPPOOL_CACHE to another folder"));
+                                                     fs::temp_directory_path().string() +
+                                                     ", or set TMPDIR to another folder"));
   }
   WriteProgram(sources.folder / "slow", "[ \"$1\" = --version ] && exit 0\nexec sleep 1000\n");
   const Environment slow("CXX", sources.folder.File("slow"));
@@ -280,7 +189,7 @@ TEST_CASE("nvcc is found where its variables say, and compiles for the daemon's 
   const std::string arguments = called("search");
   CHECK(Has(arguments, "-gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=sm_80"));
   CHECK(Has(arguments, "-shared "));
-  CHECK(Has(arguments, " " + source + " "));
+  CHECK(Has(arguments, "/mine-copy.cu -o "));
   const Environment path("CUDA_PATH", folder.File("path"));
   CHECK_FALSE(called("path/bin").empty());
   const Environment home("CUDA_HOME", folder.File("home"));
@@ -289,47 +198,6 @@ TEST_CASE("nvcc is found where its variables say, and compiles for the daemon's 
   const Environment flags("CUDAFLAGS", "-three");
   CHECK(Has(called("variable"), "-one --two "));
   CHECK(Has(ReadFile(folder.File("variable/arguments")), " -three "));
-}
-
-TEST_CASE("a save is noticed, however it is made, and nothing else is") {
-  const TemporaryFolder folder;
-  const std::string file = folder.File("mine.cu"), included = folder.File("mine.h");
-  Write(file, "1");
-  command::FileWatch watch;
-  watch.Add({file, included, folder.File("none/none.h")});
-  watch.Add({file});
-  const auto saved = [&](const std::function<void()>& save) {
-    std::thread saver([&] {
-      Write(folder / "other.cu", "not watched");
-      std::this_thread::sleep_for(20ms);
-      save();
-    });
-    std::string name = watch.Wait();
-    saver.join();
-    return name;
-  };
-  CHECK(saved([&] { Write(file, "2"); }) == file);
-  CHECK(saved([&] { Write(included, "made later"); }) == included);
-  CHECK(saved([&] {
-          Write(folder / "mine.cu~", "3");
-          fs::rename(folder / "mine.cu~", file);
-        }) == file);
-  Write(file, "4");  // before the wait
-  CHECK(watch.Wait() == file);
-}
-
-TEST_CASE(
-    "run --watch runs the same again at each save, in the same warm pool, and survives what does not "
-    "compile") {
-  const Sources sources;
-  const std::string source = sources.folder.File("mine.cpp");
-  WatchedRun run({"--load", source, "--case", "mine", "--backend", "host"});
-  CheckWatchRounds(run, source, Failing(kCase));
-  sources.SetVersion("version 2");  // an included file
-  CHECK(run.ReadUntil("version.h was saved"));
-  CHECK(run.ReadUntil("1 passed, 0 failed, 0 skipped"));
-  INFO(run.seen());
-  CHECK(run.End());
 }
 
 TEST_CASE(
@@ -359,17 +227,6 @@ TEST_CASE(
     CHECK(cell["answer"]["libraries"] == cells[0]["answer"]["libraries"]);
     CHECK(cell["answer"]["libraries"][0]["file"] == library);
   }
-}
-
-TEST_CASE("run --watch starts over with a library that was built while it ran") {
-  const Sources sources;
-  WatchedRun run({"--backend", "host", "--case", "mine", "--param", "n=1,3", "--load",
-                  Rebuilt(sources, CaseWithStage(), kRun, Failing(CaseWithStage()))});
-  CHECK(run.ReadUntil("2 passed, 0 failed, 0 skipped"));
-  CHECK(run.ReadUntil("rebuilt.so was saved"));
-  CHECK(run.ReadUntil("0 passed, 2 failed, 0 skipped"));
-  INFO(run.seen());
-  CHECK(run.End());
 }
 
 TEST_CASE("a bench uses the libraries of its first answers, of cases and of kernels") {

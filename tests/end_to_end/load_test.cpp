@@ -563,6 +563,25 @@ TEST_CASE("a library of kernels is loaded by the warm daemon, and again when it 
   CHECK(by_default.Ask(request).at("kernels").at("file") == file);
 }
 
+TEST_CASE("a library that is loaded needs no file any more, and a cache that was removed is made again") {
+  const Cache cache;
+  DaemonProcess daemon(kHost);
+  const auto remove_cache = [&] { fs::remove_all(cache.folder / "cache"); };
+  const auto passes = [&](const Json& request) {
+    const Json answer = daemon.Ask(request);
+    INFO(answer.dump());
+    CHECK(answer.at("status") == "passed");
+  };
+  passes(Odd(CPPOOL_ODD_CASE));
+  passes(Attention(CPPOOL_KERNEL_NAIVE));
+  remove_cache();
+  passes(Odd(CPPOOL_ODD_CASE));
+  passes(Attention(CPPOOL_KERNEL_NAIVE));
+  CHECK_FALSE(fs::exists(cache.folder / "cache"));
+  passes(Odd(CPPOOL_ODD_REBUILT));  // which is new
+  CHECK(daemon.Wait() == 0);
+}
+
 TEST_CASE(
     "a library of kernels that cannot be used is refused with its name and what to do, and the daemon goes "
     "on") {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "protocol/new_file.h"
 #include "tests/catch.h"
@@ -34,6 +35,8 @@ std::string Refusal(const std::function<void()>& action) {
   }
   return "";
 }
+
+constexpr const char* kDigest = "0123456789abcdef";
 
 bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
@@ -128,8 +131,10 @@ TEST_CASE("the cache's folder is where the environment says, and belongs to its 
     const Environment chosen("CPPOOL_CACHE", folder.File("a/b"));
     CHECK(protocol::CacheFolder() == folder.File("a/b"));
     CHECK(fs::is_directory(folder.File("a/b")));
-    fs::permissions(folder.File("a/b"), fs::perms::all);
-    CHECK(Has(Refusal([] { protocol::CacheFolder(); }), "can be changed by other users"));
+    for (const fs::perms others : {fs::perms::group_write, fs::perms::others_write}) {
+      fs::permissions(folder.File("a/b"), fs::perms::owner_all | others);
+      CHECK(Has(Refusal([] { protocol::CacheFolder(); }), "can be changed by other users"));
+    }
   }
   Write(folder.File("file"), "");
   {
@@ -149,19 +154,45 @@ TEST_CASE("the cache's folder is where the environment says, and belongs to its 
   CHECK(protocol::CacheFolder() == folder.File("cppool-" + std::to_string(geteuid())));
 }
 
+TEST_CASE("the folders and files of a cache are their user's alone, whatever the umask is or was") {
+  const TemporaryFolder folder;
+  const Environment none("CPPOOL_CACHE", ""), system("XDG_CACHE_HOME", folder.File("caches"));
+  const auto others_may = [&](const std::string& path) {
+    return (fs::status(path).permissions() & (fs::perms::group_write | fs::perms::others_write)) !=
+           fs::perms::none;
+  };
+  const std::string name = FileCache::Name("mine", kDigest, ".so");
+  const mode_t before = umask(0);
+  const FileCache made("things", {3, 1000});
+  made.Write(name, "content");
+  umask(before);
+  for (const std::string& path :
+       {folder.File("caches"), folder.File("caches/cppool"), made.folder(), made.Path(name)})
+    CHECK_FALSE(others_may(path));
+  for (const std::string& path : {folder.File("caches/cppool"), made.folder(), made.Path(name)})
+    fs::permissions(path, fs::perms::all);
+  const FileCache mended("things", {3, 1000});
+  CHECK_FALSE(others_may(folder.File("caches/cppool")));
+  CHECK_FALSE(others_may(mended.folder()));
+  CHECK_FALSE(mended.Use(name));  // somebody may have changed it
+  mended.Write(name, "content");
+  CHECK(mended.Use(name));
+}
+
 TEST_CASE("a cached file is read while other processes use it") {
   const TemporaryFolder folder;
   const Environment chosen("CPPOOL_CACHE", folder.path().string());
   const FileCache cache("things", {3, std::uint64_t{1} << 30});
-  CHECK_FALSE(cache.Read("a"));
+  const std::string a = FileCache::Name("a", kDigest, ".so");
+  CHECK_FALSE(cache.Read(a));
   const std::string content(std::size_t{4} << 20, 'x');
-  cache.Write("a", content);
+  cache.Write(a, content);
   std::atomic<bool> done{false};
   std::thread user([&] {
-    while (!done) cache.Use("a");
+    while (!done) cache.Use(a);
   });
   int read = 0;
-  for (int i = 0; i < 50; ++i) read += cache.Read("a") == content;
+  for (int i = 0; i < 50; ++i) read += cache.Read(a) == content;
   done = true;
   user.join();
   CHECK(read == 50);
@@ -172,32 +203,72 @@ TEST_CASE("a cache keeps what is used, up to its limits") {
   const Environment chosen("CPPOOL_CACHE", folder.path().string());
   const FileCache cache("things", {3, 1000});
   CHECK(cache.folder() == folder.File("things"));
-  CHECK_FALSE(cache.Use("a"));
-  for (const char* name : {"a", "b", "c", "d"}) cache.Write(name, std::string("content of ") + name);
-  CHECK(ReadFile(cache.Path("a")) == "content of a");
+  const auto named = [](const std::string& stem) {
+    return FileCache::Name("/x/" + stem + ".cu", kDigest, ".so");
+  };
+  CHECK(named("a") == std::string("a-") + kDigest + ".so");
+  CHECK(named("a b\n$(x)") == std::string("a_b___x_-") + kDigest + ".so");
+  CHECK_FALSE(cache.Use(named("a")));
+  for (const char* name : {"a", "b", "c", "d"}) cache.Write(named(name), std::string("content of ") + name);
+  CHECK(ReadFile(cache.Path(named("a"))) == "content of a");
   CHECK(CountFiles(cache.folder()) == 4);  // no unfinished one is left
-  CHECK(access(cache.Path("a").c_str(), X_OK) == 0);
+  CHECK(access(cache.Path(named("a")).c_str(), X_OK) == 0);
   cache.Prune();
   CHECK(CountFiles(cache.folder()) == 4);  // all were used just now
-  for (const char* name : {"a", "b", "c", "d"}) Age(cache.Path(name));
-  Age(cache.Path("b"), 2);
-  CHECK(cache.Use("a"));
+  for (const char* name : {"a", "b", "c", "d"}) Age(cache.Path(named(name)));
+  Age(cache.Path(named("b")), 2);
+  CHECK(cache.Use(named("a")));
   cache.Prune();
-  CHECK_FALSE(fs::exists(cache.Path("b")));  // for longest
+  CHECK_FALSE(fs::exists(cache.Path(named("b"))));  // for longest
   CHECK(CountFiles(cache.folder()) == 3);
-  cache.Write("large", std::string(990, 'x'));
-  Age(cache.Path("large"), 3);
+  cache.Write(named("large"), std::string(990, 'x'));
+  Age(cache.Path(named("large")), 3);
   cache.Prune();
-  CHECK_FALSE(fs::exists(cache.Path("large")));
-  CHECK(fs::exists(cache.Path("a")));
-  cache.Write("a", "again");
-  CHECK(ReadFile(cache.Path("a")) == "again");
-  const std::string temporary = cache.Temporary();
-  CHECK(temporary != cache.Temporary());
-  Write(temporary, "made elsewhere");
-  cache.Keep(temporary, "kept");
-  CHECK(ReadFile(cache.Path("kept")) == "made elsewhere");
-  CHECK(Has(Refusal([&] { cache.Keep(temporary, "again"); }), "cannot be made"));
+  CHECK_FALSE(fs::exists(cache.Path(named("large"))));
+  CHECK(fs::exists(cache.Path(named("a"))));
+  cache.Write(named("a"), "again");
+  CHECK(ReadFile(cache.Path(named("a"))) == "again");
+  fs::remove_all(cache.folder());
+  cache.Write(named("a"), "and again");
+  CHECK(cache.Read(named("a")) == "and again");
+}
+
+TEST_CASE("a cache in a folder of somebody's project removes its own files alone") {
+  const TemporaryFolder folder;
+  const Environment chosen("CPPOOL_CACHE", folder.path().string());
+  const FileCache cache("libraries", {1, 1000});
+  const std::string own = std::string("mine-") + kDigest;
+  const std::vector<std::string> kept = {"mine.so", "libmine.so.1",  "notes.txt",           "mine-0123.so",
+                                         own,       own + ".so.old", "x" + own + ".so/file"};
+  fs::create_directory(cache.Path("x" + own + ".so"));
+  for (const std::string& name : kept) Write(cache.Path(name), std::string(500, 'x'));
+  const std::vector<std::string> removed = {own + ".so", own + ".files", own + ".so.0123456789abcdef.part"};
+  for (const std::string& name : removed) Write(cache.Path(name), std::string(500, 'x'));
+  for (const auto& entry : fs::directory_iterator(cache.folder())) Age(entry.path());
+  Age(cache.Path(own + ".files"), 0);  // used
+  cache.Prune();
+  for (const std::string& name : kept) CHECK(fs::exists(cache.Path(name)));
+  CHECK(fs::exists(cache.Path(own + ".files")));
+  CHECK_FALSE(fs::exists(cache.Path(own + ".so")));
+  CHECK_FALSE(fs::exists(cache.Path(own + ".so.0123456789abcdef.part")));
+}
+
+TEST_CASE("an unfinished file has a name that no process with the same number takes") {
+  const TemporaryFolder folder;
+  const std::string file = folder.File("file"), others = file + "." + std::to_string(getpid()) + ".part";
+  Write(others, "of a process in another container");
+  {
+    protocol::NewFile made(file);
+    made.Write("content");
+    made.Commit();
+  }
+  CHECK(ReadFile(file) == "content");
+  CHECK(ReadFile(others) == "of a process in another container");
+  std::string first, second;
+  CHECK(protocol::MakePart(file, 0600, &first));
+  CHECK(protocol::MakePart(file, 0600, &second));
+  CHECK(fs::is_empty(first));
+  CHECK(first != second);
 }
 
 }  // namespace cppool::test

@@ -10,12 +10,17 @@
 // | .cpp, .cc, .cxx | $CXX; c++, g++, clang++ in PATH                                                                         |
 // | .c              | $CC; cc, gcc, clang in PATH                                                                             |
 //
-// A variable may hold arguments too ("ccache g++"). $CUDAFLAGS, $CXXFLAGS and $CFLAGS are added to the flags, and $LDFLAGS to all (for
-// nvcc: flags that it knows). C++ is C++20, and the headers of cppool are found.
+// A variable may hold arguments too ("ccache g++"). $CUDAFLAGS, $CXXFLAGS and $CFLAGS are added to the flags, and $LDFLAGS, after the
+// source, to all (for nvcc: flags that it knows). C++ is C++20, and the headers of cppool are found.
+//
+// The compiler works on a copy of the source with a plain name in the folder for temporary files ($TMPDIR); messages and __FILE__ name
+// the source. When this process dies, so does the compiler.
 //
 // The library is kept in the folder `compiled` of the cache ($CPPOOL_CACHE, else $XDG_CACHE_HOME/cppool or ~/.cache/cppool): at most
-// 256 files and 1 GiB, and what was not used for longest goes first. It is used again when the source, the files that it includes
-// (without those of the system), the command and the compiler's version are the same.
+// 256 files and 1 GiB, and what was not used for longest goes first. It is used again when these are the same: the source, the files
+// that it includes, those that flags name (libraries of -l among them), the command, the compiler's version and its variables
+// (CPATH, NVCC_APPEND_FLAGS and the like). A header that is new and found before one that was included is not noticed, nor is
+// another version of a program that the compiler runs. When a file changes while the compiler runs, it is run again.
 #pragma once
 
 #include <chrono>
@@ -23,6 +28,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <cppool/result.h>
@@ -44,14 +50,20 @@ struct Compiled {
   std::string library;                // its path
   std::string command;                // as on_command gets it
   std::string output;                 // of the compiler: warnings; empty when it was not run
-  std::vector<std::string> included;  // the files that the source includes, without those of the system
+  std::vector<std::string> included;  // the files that the source includes, those of the system among them
   bool cached = false;                // no compiler was run
 };
 
 // what() has the compiler's messages, or says what is wrong and what to do.
 class CompileError : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  explicit CompileError(const std::string& what, std::vector<std::string> files = {})
+      : std::runtime_error(what), files_(std::move(files)) {}
+  // Files whose change may mend it: what the source seems to include, there or not.
+  const std::vector<std::string>& files() const { return files_; }
+
+ private:
+  std::vector<std::string> files_;
 };
 
 // Whether a path ends as a source does; a library's does not.

@@ -24,6 +24,8 @@ struct FileIdentity {
   bool operator==(const FileIdentity&) const = default;
 };
 FileIdentity IdentityOf(const std::string& path);  // throws FileError
+// Now, by the clock that stamps files: what is changed from here on has this `changed_ns`, or a later one.
+std::int64_t FileClock();
 
 struct WholeFile {
   std::string bytes;
@@ -35,7 +37,8 @@ struct WholeFile {
 WholeFile ReadWhole(const std::string& path);
 
 // $CPPOOL_CACHE when it is set; else the first of $XDG_CACHE_HOME/cppool, ~/.cache/cppool and cppool-UID in the system's folder for
-// temporary files that can be written. It is made where it is missing. Throws FileError, also when another user could change it.
+// temporary files that can be written. It is made, for its user alone, where it is missing. Throws FileError, also when
+// another user could change the folder that CPPOOL_CACHE names; of the others, that permission is taken away.
 std::string CacheFolder();
 
 class FileCache {
@@ -44,28 +47,31 @@ class FileCache {
     std::size_t files;
     std::uint64_t bytes;
   };
-  // `name`: a folder below CacheFolder(), which is made. Throws FileError.
+  // `name`: a folder below CacheFolder(), which is made, for its user alone. Throws FileError.
   FileCache(const std::string& name, Limits limits);
 
   const std::string& folder() const { return folder_; }
   std::string Path(const std::string& file) const { return folder_ + "/" + file; }
 
-  // Marks the file as used. False: it is not there.
+  // "mine-0123456789abcdef.so" of "/x/mine.cu", a digest and ".so": a file's name in a cache, in plain characters.
+  // `ending`: a dot and letters.
+  static std::string Name(const std::string& path, const std::string& digest, std::string_view ending);
+
+  // Marks the file as used. False: it is not there, or another user could change it.
   bool Use(const std::string& file) const;
   // Marks the file as used and returns its bytes; nothing: it is not there. Another process may use or replace it meanwhile: a file's
   // content never changes. Throws FileError.
   std::optional<std::string> Read(const std::string& file) const;
-  // A path that no other process uses, for a file that Keep() takes.
-  std::string Temporary() const;
-  // Gives a file at a path from Temporary() its name. Another process may have done so before with the same content. Throws FileError.
-  void Keep(const std::string& temporary, const std::string& file) const;
-  // Writes the file, so that other processes see all of it or nothing. Throws FileError.
+  // Writes the file, so that other processes see all of it or nothing. A folder that was removed is made
+  // again. Throws FileError.
   void Write(const std::string& file, std::string_view bytes) const;
   // Removes files until the limits hold, those that have not been used for longest first, and none that was used in the last ten
-  // minutes. What cannot be removed stays.
+  // minutes. Only files with names of Name() are counted and removed: the folder may be a user's. What cannot be removed stays.
   void Prune() const;
 
  private:
+  void MakeFolder() const;
+
   std::string folder_;
   Limits limits_;
 };

@@ -2,15 +2,23 @@
 // request or an option names, in the daemon and in the client.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdio>
 #include <memory>
 #include <string>
 #include <string_view>
 
+#include "protocol/unique_fd.h"
+
 namespace cppool::protocol {
 
 // Why no file can be made, or replaced, at this path, and what to do. Empty: nothing that the file system tells in advance.
 std::string WhyNotWritable(const std::string& path);
+
+// Makes an empty file beside `path` that no other process uses, and opens it for writing: PATH.RANDOM.part, which becomes *part.
+// None where it cannot be made, and errno says why.
+UniqueFd MakePart(const std::string& path, mode_t mode, std::string* part);
 
 class NewFile {
  public:
@@ -26,7 +34,8 @@ class NewFile {
  private:
   [[noreturn]] void Fail(int error) const;
 
-  const std::string path_, part_;
+  const std::string path_;
+  std::string part_;
   struct Close {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
