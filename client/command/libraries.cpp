@@ -16,12 +16,13 @@ namespace {
 
 class Maker {
  public:
-  Maker(const std::function<Json()>& hello, std::ostream& messages, bool verbose)
-      : hello_(hello), messages_(messages), verbose_(verbose) {}
+  Maker(const std::function<Json()>& hello, std::ostream& messages, bool verbose,
+        std::vector<std::string>* watched)
+      : hello_(hello), messages_(messages), verbose_(verbose), watched_(watched) {}
 
   // The library that a file is, or that a source becomes.
   std::string Make(const std::string& file) {
-    watched.push_back(file);
+    Watch({file});
     if (!IsSource(file)) return file;
     CompileOptions options;
     options.on_command = [&](std::string_view command) {
@@ -31,20 +32,31 @@ class Maker {
       if (!capabilities_) capabilities_ = CapabilitiesOf(hello_());
       options.capabilities = *capabilities_;
     }
-    const Compiled compiled = Compile(file, options);
+    const Compiled compiled = [&] {
+      try {
+        return Compile(file, options);
+      } catch (const CompileError& error) {
+        Watch(error.files());
+        throw;
+      }
+    }();
     messages_ << compiled.output << std::flush;
-    watched.insert(watched.end(), compiled.included.begin(), compiled.included.end());
+    Watch(compiled.included);
     sources[std::filesystem::absolute(compiled.library).string()] = file;  // as the daemon gets it
     return compiled.library;
   }
 
-  std::vector<std::string> watched;
   Sources sources;
 
  private:
+  void Watch(const std::vector<std::string>& files) {
+    if (watched_ != nullptr) watched_->insert(watched_->end(), files.begin(), files.end());
+  }
+
   const std::function<Json()>& hello_;
   std::ostream& messages_;
   const bool verbose_;
+  std::vector<std::string>* const watched_;
   std::optional<std::vector<std::string>> capabilities_;
 };
 
@@ -64,15 +76,14 @@ std::string NameSources(std::string text, const Sources& sources) {
 
 std::optional<Libraries> MakeLibraries(const std::vector<std::string>& load, const std::string& kernels,
                                        const std::function<Json()>& hello, std::ostream& messages,
-                                       bool verbose) try {
-  Maker maker(hello, messages, verbose);
+                                       bool verbose, std::vector<std::string>* watched) try {
+  Maker maker(hello, messages, verbose, watched);
   Libraries libraries;
   for (const std::string& file : load) libraries.load.push_back(maker.Make(file));
   libraries.kernels = kernels;
   const protocol::KernelWords words = protocol::ParseKernels(kernels);
   if (!words.path.empty())
     libraries.kernels = maker.Make(words.path) + (words.name.empty() ? "" : "," + words.name);
-  libraries.watched = std::move(maker.watched);
   libraries.sources = std::move(maker.sources);
   return libraries;
 } catch (const CompileError& error) {

@@ -19,8 +19,6 @@ using Sources = std::map<std::string, std::string>;  // by the path of the libra
 struct Libraries {
   std::vector<std::string> load;  // RunOptions::load: in the order in which they were named
   std::string kernels;            // RunOptions::kernels
-  // The files that they are made of: those that were named, and those that sources include.
-  std::vector<std::string> watched;
   Sources sources;
 };
 
@@ -31,10 +29,11 @@ std::string NameSources(std::string text, const Sources& sources);
 // `load` and `kernels` are the values of the options. `hello` gets the answer of the daemon that will load them; called only for a
 // .cu, which is compiled for the daemon's GPUs. `messages` gets a line before each source is compiled, which with `verbose` is the
 // compiler's command, and the compiler's warnings. Nothing when a source does not compile, or no daemon says for which GPUs to
-// compile it; `messages` has said why.
+// compile it; `messages` has said why. `watched`, unless it is null, gets the files that were named and those that sources include,
+// also of a source that does not compile.
 std::optional<Libraries> MakeLibraries(const std::vector<std::string>& load, const std::string& kernels,
                                        const std::function<Json()>& hello, std::ostream& messages,
-                                       bool verbose);
+                                       bool verbose, std::vector<std::string>* watched = nullptr);
 
 // Which cases the libraries of --load have, as a daemon lists them. Nothing is known of libraries that it cannot use: requests with them
 // are answered with the reason.

@@ -246,11 +246,12 @@ class Rounds {
 
   int RunOnce(FileWatch* watch) {
     RunOptions options = ToRunOptions(arguments_);
+    std::vector<std::string> watched;
     std::optional<Libraries> libraries = MakeLibraries(
         arguments_.daemon.libraries, arguments_.kernels, [this] { return runner_.Hello(FirstWorld()); },
-        streams_.err, arguments_.verbose);
+        streams_.err, arguments_.verbose, &watched);
+    if (watch) watch->Add(watched);
     if (!libraries) return kFailure;
-    if (watch) watch->Add(libraries->watched);
     runner_.NameSources(libraries->sources);
     options.load = std::move(libraries->load);
     options.kernels = std::move(libraries->kernels);

@@ -1,0 +1,166 @@
+// --watch: which saves end a wait, and what a watched run survives.
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "client/command/watch.h"
+#include "tests/catch.h"
+#include "tests/client/compile_support.h"
+#include "tests/client/watched_run.h"
+
+namespace cppool::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+// What a wait returns during which this is done.
+std::string Saved(command::FileWatch& watch, const std::function<void()>& save) {
+  std::thread saver([&] {
+    std::this_thread::sleep_for(20ms);
+    save();
+  });
+  std::string name = watch.Wait();
+  saver.join();
+  return name;
+}
+
+void Link(const fs::path& target, const fs::path& link) {
+  fs::create_symlink(target, link.string() + "~");
+  fs::rename(link.string() + "~", link);
+}
+
+}  // namespace
+
+TEST_CASE("a save is noticed, however it is made, and nothing else is") {
+  const TemporaryFolder folder;
+  const std::string file = folder.File("mine.cu"), included = folder.File("mine.h");
+  Write(file, "1");
+  command::FileWatch watch;
+  watch.Add({file, included, folder.File("none/none.h")});
+  watch.Add({file});
+  const auto saved = [&](const std::function<void()>& save) {
+    Write(folder / "other.cu", "not watched");
+    return Saved(watch, save);
+  };
+  CHECK(saved([&] { Write(file, "2"); }) == file);
+  CHECK(saved([&] { Write(included, "made later"); }) == included);
+  CHECK(saved([&] {
+          Write(folder / "mine.cu~", "3");
+          fs::rename(folder / "mine.cu~", file);
+        }) == file);
+  Write(file, "4");  // before the wait
+  CHECK(watch.Wait() == file);
+}
+
+TEST_CASE("a save is noticed through symbolic links, and when a folder on the way is replaced") {
+  const TemporaryFolder folder;
+  for (const char* name : {"one", "two", "real"}) fs::create_directories(folder / name / "src");
+  Write(folder / "real/src/mine.cu", "1");
+  fs::create_symlink("../../real/src/mine.cu", folder / "one/src/mine.cu");
+  fs::create_symlink(folder / "one", folder / "link");
+  const std::string file = folder.File("link/src/mine.cu"), none = folder.File("none/deep/mine.h");
+  command::FileWatch watch;
+  watch.Add({file, none});
+  CHECK(Saved(watch, [&] { Write(folder / "real/src/mine.cu", "22"); }) == file);
+  Write(folder / "two/src/mine.cu", "333");
+  CHECK(Saved(watch, [&] { Link(folder / "two/src/mine.cu", folder / "one/src/mine.cu"); }) == file);
+  CHECK(Saved(watch, [&] { Write(folder / "two/src/mine.cu", "4444"); }) == file);
+  CHECK(Saved(watch, [&] { Link(folder / "real", folder / "link"); }) == file);
+  CHECK(Saved(watch, [&] { Write(folder / "real/src/mine.cu", "55555"); }) == file);
+  fs::rename(folder / "real", folder / "away");
+  CHECK(Saved(watch, [&] { fs::rename(folder / "two", folder / "real"); }) == file);
+  CHECK(Saved(watch, [&] { Write(folder / "real/src/mine.cu", "666666"); }) == file);
+  CHECK(Saved(watch, [&] {
+          fs::remove_all(folder / "real");
+          fs::create_directories(folder / "real/src");
+          Write(folder / "real/src/mine.cu", "7777777");
+        }) == file);
+  CHECK(Saved(watch, [&] {
+          fs::create_directories(folder / "none/deep");
+          Write(none, "made with its folders");
+        }) == none);
+}
+
+TEST_CASE(
+    "in a folder where something else is saved all the time a save ends the wait, and nothing else does") {
+  const TemporaryFolder folder;
+  const std::string file = folder.File("mine.cu");
+  Write(file, "1");
+  command::FileWatch watch;
+  watch.Add({file});
+  std::atomic<bool> done{false}, saved{false};
+  const auto save_others = [&](const char* name) {
+    for (int i = 0; !done; ++i) Write(folder / name, std::to_string(i));
+  };
+  std::thread one(save_others, "one"), another(save_others, "another"), third(save_others, "third");
+  CHECK(Saved(watch, [&] {
+          std::this_thread::sleep_for(200ms);
+          saved = true;
+          Write(file, "22");
+        }) == file);
+  CHECK(saved);
+  done = true;
+  for (std::thread* thread : {&one, &another, &third}) thread->join();
+}
+
+TEST_CASE("a file that was saved before it was known that it counts is not missed") {
+  const TemporaryFolder folder;
+  Write(folder / "old.h", "1");
+  std::this_thread::sleep_for(50ms);  // more than the clock of files counts in
+  command::FileWatch watch;
+  std::this_thread::sleep_for(50ms);
+  Write(folder / "new.h", "1");
+  watch.Add({folder.File("old.h"), folder.File("new.h")});
+  CHECK(watch.Wait() == folder.File("new.h"));
+}
+
+TEST_CASE(
+    "run --watch runs the same again at each save, in the same warm pool, and survives what does not "
+    "compile") {
+  const Sources sources;
+  const std::string source = sources.folder.File("mine.cpp");
+  WatchedRun run({"--load", source, "--case", "mine", "--backend", "host"});
+  CheckWatchRounds(run, source, Failing(kCase));
+  sources.SetVersion("version 2");  // an included file
+  CHECK(run.ReadUntil("version.h was saved"));
+  CHECK(run.ReadUntil("1 passed, 0 failed, 0 skipped"));
+  INFO(run.seen());
+  CHECK(run.End());
+}
+
+TEST_CASE("run --watch starts over with a library that was built while it ran") {
+  const Sources sources;
+  WatchedRun run({"--backend", "host", "--case", "mine", "--param", "n=1,3", "--load",
+                  Rebuilt(sources, CaseWithStage(), kRun, Failing(CaseWithStage()))});
+  CHECK(run.ReadUntil("2 passed, 0 failed, 0 skipped"));
+  CHECK(run.ReadUntil("rebuilt.so was saved"));
+  CHECK(run.ReadUntil("0 passed, 2 failed, 0 skipped"));
+  INFO(run.seen());
+  CHECK(run.End());
+}
+
+TEST_CASE(
+    "run --watch wakes when a header is made that was missing, and when one is mended that did not compile") {
+  const Sources sources;
+  fs::remove(sources.folder / "version.h");
+  WatchedRun run({"--load", sources.folder.File("mine.cpp"), "--case", "mine", "--backend", "host"});
+  const auto reads = [&](const std::string& part) {
+    const bool read = run.ReadUntil(part);
+    INFO(run.seen());
+    REQUIRE(read);
+  };
+  reads("does not compile");
+  reads("waiting for a save");
+  Write(sources.folder / "version.h", "#error not yet\n");
+  reads("version.h was saved");
+  reads("waiting for a save");
+  sources.SetVersion("version 1");
+  reads("version.h was saved");
+  reads("1 passed, 0 failed, 0 skipped");
+  CHECK(run.End());
+}
+
+}  // namespace cppool::test
