@@ -28,16 +28,15 @@ struct Outcome {
   // After an answered failure. Without an answer, `error` ends with it.
   std::string stderr_tail;
   std::optional<Crash> crash;  // where the daemon was when the case ended it, if it could say
-  // Of a failure, and with `all_output` of every cell: the lines that its daemon wrote on stderr meanwhile.
+  // Of a failure or a flaky run, and with `all_output` of every cell: the lines that its daemon wrote on stderr meanwhile.
   std::vector<std::string> output;
   double seconds = 0;
   bool asked = true;       // false: there was no daemon
   bool timed_out = false;  // its deadline passed
-  int attempts =
-      1;  // how often it was sent to a daemon: of a run all but the last died or broke the protocol
+  int attempts = 1;  // daemons that were sent it; in each run all but the last died or broke the protocol
   int failures = 0;  // of these attempts
-  std::string
-      flaky;  // "flaky (passed at attempt 2)", "flaky (failed 1 of 4)"; empty: it ended in the same way each time
+  // "flaky (passed at attempt 2)", "flaky (failed 1 of 4)"; empty: it ended in the same way each time.
+  std::string flaky;
   std::optional<Verdict> verdict;  // of a failure that was diagnosed
 
   bool failed() const { return kind == Kind::kFailed || kind == Kind::kError; }

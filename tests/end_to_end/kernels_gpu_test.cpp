@@ -1,5 +1,6 @@
 // Kernels of a user's own in CUDA: what the checks find out about bad ones, versions of one in a warm daemon, and --watch.
 #include <algorithm>
+#include <cstdio>
 #include <set>
 #include <string>
 
@@ -138,6 +139,32 @@ TEST_CASE(
     for (Json& round : stage["rounds"]) round = round.get<double>() / 1000;
   WriteFile(saved, file.dump());
   CHECK(compare("--param max_seqlen_q=1k --slower-than 100").exit_code == 3);
+}
+
+TEST_CASE("a crash on GPUs that does not come back is flaky, and the run goes on in a new daemon") {
+  if (!HasGpu()) return;
+  const TemporaryFolder folder;
+  const Environment daemon("CPPOOL_DAEMON", CPPOOL_DAEMON);
+  const std::string suite = folder.File("suite.json");
+  WriteFile(suite, R"({"cells": [{"set": {"max_seqlen_q": 256}},
+                                 {"case": "polluting", "set": {"dread": "", "by": "abort", "only": "x.", "log": ")" +
+                       folder.File("log") + R"("}},
+                                 {"set": {"max_seqlen_q": 512}}]})");
+  const auto run = [&](const std::string& more) {
+    std::remove(folder.File("log").c_str());
+    return RunChild("'" CPPOOL_COMMAND "' run --backend cuda --transport peer --load '" CPPOOL_POLLUTING_CASE
+                    "' --suite '" +
+                    suite + "' " + more);
+  };
+  const Child failed = run("");
+  INFO(failed.output);
+  CHECK(failed.exit_code == 1);
+  CHECK(failed.output.find("FLAKY polluting W=2\n  flaky (passed at attempt 2)\n") != std::string::npos);
+  CHECK(failed.output.find("rank 0 crashed by signal 6 (Aborted) in case 'polluting'") != std::string::npos);
+  CHECK(failed.output.ends_with("2 passed, 0 failed, 0 skipped, 1 flaky\n"));
+  const Child allowed = run("--retries 1 --quiet");
+  CHECK(allowed.exit_code == 0);
+  CHECK(allowed.output.find("  flaky (passed at attempt 2)\n") != std::string::npos);
 }
 
 TEST_CASE("run --watch --kernels compiles a .cu at each save and runs the suite again on GPUs") {
