@@ -101,9 +101,8 @@ void CaseRun::RunRank(int index) {
   rank.phase = RankPhase::kEnding;
   try {
     const HostScope scope(host, "end case");
-    const std::size_t left = runtime.LiveAllocations();
     if (InOrder(rank))
-      leaked_ += left;  // after a failure, memory is left to the streams that may still use it
+      rank.left = runtime.Live();  // after a failure, memory is left to the streams that may still use it
     rank.times = runtime.EndCase();
   } catch (const kernels::RuntimeError& error) {
     end_failed_ = true;
@@ -281,6 +280,9 @@ RunResult CaseRun::Gather() {
         entry.gpu_ms = rank.times;
         entry.samples = rank.context.samples;
         entry.extra = rank.context.extra;
+        result.leaks.allocations += rank.left.allocations;
+        result.leaks.device_bytes += rank.left.device_bytes;
+        result.leaks.host_bytes += rank.left.host_bytes;
         const auto& checks = rank.context.checks;
         result.checks.insert(result.checks.end(), checks.begin(), checks.end());
         const auto failed =

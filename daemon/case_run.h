@@ -44,9 +44,6 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
   // this call, for a trace; NULL: none was asked for.
   protocol::RunResult Execute(std::vector<HostSlice>* host = nullptr);
 
-  // After Execute: allocations that the case did not release, over all ranks.
-  std::size_t leaked_allocations() const { return leaked_; }
-
   // After Execute, of a run with `trace`: moves what the ranks have recorded to `trace`. False: a rank has not returned.
   bool MoveTrace(RunTrace& trace);
 
@@ -78,6 +75,7 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
     Standing standing = Standing::kNone;
     int order = 0;  // of the failure among all ranks' failures
     kernels::StageTimes times;
+    kernels::LiveMemory left;     // at its end in order
     std::vector<HostSlice> host;  // with `trace`, as the next one
     kernels::RankTrace trace;
   };
@@ -120,7 +118,6 @@ class CaseRun : public std::enable_shared_from_this<CaseRun> {
   int errors_ = 0;  // failures other than a mismatch: other ranks may wait for that rank
   int done_ = 0;
   bool aborted_ = false;
-  std::atomic<std::size_t> leaked_{0};
 };
 
 }  // namespace cppool::daemon

@@ -29,7 +29,7 @@ using protocol::Status;
 
 constexpr std::size_t kLongestTag = 40;
 constexpr std::chrono::seconds kListLimit{30};  // for the libraries of `list`, which has no deadline
-// Before the deadline: to answer that a library did not open.
+// Before the deadline: to answer that a library did not open, or what a case has left.
 constexpr std::chrono::milliseconds kAnswerTime{100};
 
 std::int64_t TraceTime(std::chrono::steady_clock::time_point time) {
@@ -83,7 +83,8 @@ Dispatcher::Dispatcher(World& world, const CaseRegistry& registry, Watchdog* wat
       registry_(registry),
       watchdog_(watchdog),
       options_(std::move(options)),
-      libraries_(options_.libraries) {}
+      libraries_(options_.libraries),
+      leftovers_(world) {}
 
 std::optional<Answer> Dispatcher::Handle(const protocol::LineReader::Line& line) {
   const auto taken_up = Clock::now();
@@ -375,9 +376,12 @@ RunResult Dispatcher::RunOnRanks(const protocol::RunRequest& request, const std:
     const std::lock_guard lock(under_way_mutex_);
     under_way_.run = run;
   }
+  if (!request.load.empty() || !prepared->kernels_copy.empty()) leftovers_.Forget();
   RunResult result = run->Execute(trace ? &trace->host : nullptr);
   if (trace) SaveTrace(prepared->trace, *run, *trace, result);
-  counts_.leaked_allocations += run->leaked_allocations();
+  counts_.leaked_allocations += result.leaks.allocations;
+  if (!result.fatal)
+    leftovers_.Tell(prepared->registered.definition, until - kAnswerTime, result.leaks, result.warnings);
   trim_due_ = !result.fatal;
   result.libraries = prepared->libraries;
   if (!result.fatal && (!request.load.empty() || !prepared->kernels_copy.empty()))

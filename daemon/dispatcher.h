@@ -15,6 +15,7 @@
 #include "daemon/case_registry.h"
 #include "daemon/case_run.h"
 #include "daemon/crash_reporter.h"
+#include "daemon/leftovers.h"
 #include "daemon/library_store.h"
 #include "daemon/watchdog.h"
 #include "daemon/world.h"
@@ -112,6 +113,7 @@ class Dispatcher {
   Watchdog* watchdog_;
   const Options options_;
   LibraryStore libraries_;
+  Leftovers leftovers_;
   std::vector<const LoadedLibrary*> joined_with_;  // the libraries of `joined_`
   std::optional<CaseRegistry> joined_;             // of the latest request with libraries
   std::vector<std::size_t> beside_pools_;  // MemoryBesidePools() before the first library; empty: none yet

@@ -29,6 +29,7 @@
 #include "daemon/case_registry.h"
 #include "daemon/crash_reporter.h"
 #include "daemon/dispatcher.h"
+#include "daemon/forked_child.h"
 #include "daemon/library.h"
 #include "daemon/library_probe.h"
 #include "daemon/log.h"
@@ -129,6 +130,7 @@ class Daemon {
   int Run() {
     start_.stage = "process";
     UniqueFd requests = TakeStdin();  // first: with stdin closed, the next descriptor opened would be 0
+    RestrainForkedChildren(requests.get(), answers_.fd());
     CatchTermination();
     CatchCrashes();
     const pid_t parent = ParentToWatch();

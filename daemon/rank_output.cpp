@@ -107,7 +107,7 @@ std::optional<int> RankOfThisThread() {
 }
 
 // NULL: it is of no rank, or there is no memory.
-RankThread* ThisThread() try {
+RankThread* ThisRankThread() try {
   if (void* known = pthread_getspecific(this_thread)) return static_cast<RankThread*>(known);
   const auto rank = RankOfThisThread();
   if (!rank) return nullptr;
@@ -123,7 +123,7 @@ RankThread* ThisThread() try {
 // The write function of a stream, on the thread that writes. 0: an error.
 ssize_t Write(void* cookie, const char* data, std::size_t size) {
   const int fd = static_cast<int>(reinterpret_cast<std::intptr_t>(cookie));
-  RankThread* const thread = ThisThread();
+  RankThread* const thread = ThisRankThread();
   if (!thread) return WriteAll(fd, {data, size}) ? static_cast<ssize_t>(size) : 0;
   const std::lock_guard lock(mutex);
   return thread->outputs[fd == STDERR_FILENO].Add({data, size}) ? static_cast<ssize_t>(size) : 0;

@@ -18,6 +18,7 @@ class StdoutChannel {
   static StdoutChannel TakeStdout();
 
   explicit StdoutChannel(protocol::UniqueFd fd);
+  int fd() const { return fd_.get(); }
 
   // Writes `text`; false when not all of it was written by `deadline`, or nobody reads any more. Without a deadline it waits for the
   // reader as long as there is one (the watchdog ends the process when the parent dies). Any thread, one at a time.

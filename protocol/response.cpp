@@ -19,6 +19,15 @@ constexpr std::array<std::pair<Status, std::string_view>, 4> kStatuses = {{
     {Status::kError, "error"},
 }};
 
+constexpr std::array<std::pair<const char*, std::uint64_t Leaks::*>, 6> kLeaks = {{
+    {"allocations", &Leaks::allocations},
+    {"device_bytes", &Leaks::device_bytes},
+    {"host_bytes", &Leaks::host_bytes},
+    {"threads", &Leaks::threads},
+    {"fds", &Leaks::fds},
+    {"processes", &Leaks::processes},
+}};
+
 using Times = std::vector<std::pair<std::string, double>>;
 
 // NaN and infinities become null here and not only in the text, so that a value equals what is read back from its text.
@@ -226,6 +235,8 @@ Json ToJson(const RunResult& result, const std::optional<Json>& id) {
     json["libraries"].push_back({{"file", library.file}, {"digest", library.digest}});
   if (!result.respawn.empty()) json["respawn"] = result.respawn;
   if (!result.warnings.empty()) json["warnings"] = result.warnings;
+  for (const auto& [name, amount] : kLeaks)
+    if (result.leaks.*amount > 0) json["leaks"][name] = result.leaks.*amount;
   return json;
 }
 
@@ -276,6 +287,15 @@ RunResult RunResultFromJson(const Json& json) {
     for (const Json& warning : *warnings) {
       if (!warning.is_string()) Reader::Refuse("warnings", "a list of strings", *warnings);
       result.warnings.push_back(warning.get<std::string>());
+    }
+  }
+  if (const Json* found = reader.Find("leaks")) {
+    const Reader leaks(*found, "leaks");
+    for (const auto& [name, amount] : kLeaks) {
+      const Json* value = leaks.Find(name);
+      if (value == nullptr) continue;
+      if (!value->is_number_unsigned()) Reader::Refuse(leaks.Path(name), "an integer from 0", *value);
+      result.leaks.*amount = value->get<std::uint64_t>();
     }
   }
   return result;

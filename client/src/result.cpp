@@ -24,6 +24,7 @@ Result ResultFromJson(Json json) {
   result.seed = read.seed;
   result.stopped = std::move(read.stopped);
   result.warnings = std::move(read.warnings);
+  result.leaks = read.leaks;
   result.json = std::move(json);
   return result;
 }

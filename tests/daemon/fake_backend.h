@@ -150,7 +150,9 @@ class FakeRank : public kernels::RankRuntime {
     AskDevice();
     return {world_->pooled_bytes, world_->free_bytes + world_->pooled_bytes, world_->left_behind};
   }
-  std::size_t LiveAllocations() const override { return world_->left_behind; }
+  kernels::LiveMemory Live() const override {
+    return {world_->left_behind, 100 * world_->left_behind, 10 * world_->left_behind};
+  }
   bool HasRoom(double bytes) const override {
     AskDevice();
     return bytes <= static_cast<double>(world_->free_bytes + world_->pooled_bytes);

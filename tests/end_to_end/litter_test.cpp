@@ -1,4 +1,8 @@
 // What a case leaves behind: put right, told, or both.
+#include <sys/types.h>
+
+#include <csignal>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -8,8 +12,15 @@
 namespace cppool::test {
 namespace {
 
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::StartsWith;
+
 Json Ask(DaemonProcess& daemon, const std::string& name, const Json& params = Json::object()) {
-  return daemon.Ask({{"op", "run"}, {"case", name}, {"load", CPPOOL_LITTERING_CASE}, {"params", params}});
+  return daemon.Ask({{"op", "run"},
+                     {"case", name},
+                     {"load", CPPOOL_LITTERING_CASE},
+                     {"params", params},
+                     {"checks", false}});
 }
 
 }  // namespace
@@ -22,6 +33,91 @@ TEST_CASE("the floating-point environment of a library, a case and its work ends
     CHECK(answer.at("status") == "passed");
   }
   CHECK(daemon.Wait() == 0);
+}
+
+TEST_CASE("what a case leaves is told with the amount, once, by the run that has left it") {
+  DaemonProcess daemon({"--world-size", "2", "--backend", "host"});
+  const auto leaves = [&](const std::string& action) {
+    Json answer = Ask(daemon, "leaves", {{"action", action}});
+    INFO(answer);
+    CHECK(answer.at("status") == "passed");
+    Json told = {{"leaks", answer.value("leaks", Json())}, {"warnings", answer.value("warnings", Json())}};
+    CHECK(Ask(daemon, "leaves").value("leaks", Json()) == Json());  // left to the run before it
+    return told;
+  };
+  const Json nothing = {{"leaks", Json()}, {"warnings", Json()}};
+  CHECK(leaves("nothing") == nothing);
+  CHECK(
+      leaves("allocations") ==
+      Json{{"leaks", {{"allocations", 3}, {"device_bytes", 2000}, {"host_bytes", 10}}},
+           {"warnings",
+            {"the case left 3 allocations (2000 bytes of device memory, 10 of host memory), which the daemon "
+             "has freed"}}});
+  CHECK(leaves("thread") ==
+        Json{{"leaks", {{"threads", 1}}}, {"warnings", {"the case left 1 thread: 'lingering'"}}});
+  CHECK(leaves("short thread") == nothing);
+  const Json fds = leaves("descriptors");
+  CHECK(fds.at("leaks") == Json{{"fds", 3}});
+  REQUIRE(fds.at("warnings").size() == 1);
+  CHECK_THAT(fds.at("warnings").at(0).get<std::string>(), StartsWith("the case left 3 open descriptors: ") &&
+                                                              ContainsSubstring(" (/dev/null), ") &&
+                                                              ContainsSubstring(" (pipe:["));
+  CHECK(daemon.Ask({{"op", "stats"}}).at("leaked_allocations") == 3);
+  CHECK(Ask(daemon, "floats").value("leaks", Json()) == Json());
+  CHECK(daemon.Ask({{"op", "run"}, {"params", {{"max_seqlen_q", 32}}}}).value("leaks", Json()) == Json());
+  CHECK(daemon.Wait() == 0);
+}
+
+TEST_CASE("host memory is told when it grew by over 16 MiB in each of the last five runs of a case") {
+  DaemonProcess daemon({"--world-size", "2", "--backend", "host"});
+  const auto grows = [&](int mebibytes) {
+    const Json answer = Ask(daemon, "leaves", {{"action", "memory"}, {"mebibytes", mebibytes}});
+    INFO(answer);
+    CHECK(answer.at("status") == "passed");
+    return answer.value("leaks", Json::object()).value("host_bytes", std::uint64_t{0}) >> 20;
+  };
+  for (int i = 0; i < 4; ++i) CHECK(grows(20) == 0);
+  CHECK(grows(0) == 0);
+  for (int i = 0; i < 6; ++i) CHECK(grows(14) == 0);
+  for (int i = 0; i < 4; ++i) {
+    CHECK(grows(20) == 0);
+    CHECK(Ask(daemon, "floats").value("leaks", Json()) == Json());  // of another case
+  }
+  const auto grown = grows(20);
+  CHECK(grown >= 19);
+  CHECK(grown <= 24);
+  CHECK(daemon.Wait() == 0);
+}
+
+TEST_CASE("a process that a case forks is told, is no part of the daemon, and ends with it") {
+  for (const bool killed : {false, true}) {
+    DaemonProcess daemon({"--world-size", "2", "--backend", "host"});
+    std::vector<pid_t> children;
+    for (const char* action : {"child", "child of a stream"}) {
+      const Json answer = Ask(daemon, "leaves", {{"action", action}});
+      INFO(answer);
+      CHECK(answer.at("status") == "passed");
+      children.push_back(answer.at("ranks").at(0).at("child"));
+      CHECK(answer.at("leaks") == Json{{"processes", 1}});
+      CHECK(answer.at("warnings") == Json{"the case left 1 process: " + std::to_string(children.back())});
+    }
+    for (const char* action : {"child that exits", "child that crashes", "nothing"}) {
+      const Json answer = Ask(daemon, "leaves", {{"action", action}});
+      INFO(answer);
+      CHECK(answer.at("status") == "passed");
+      CHECK_FALSE(answer.contains("leaks"));
+    }
+    CHECK_THAT(daemon.Stderr(), !ContainsSubstring("cppoold:"));  // no crash, no exit
+    if (killed) {
+      kill(children.at(0), SIGSTOP);  // as long as it lives, it keeps what it has open
+      kill(daemon.pid(), SIGKILL);
+    } else {
+      daemon.CloseInput();
+    }
+    CHECK_FALSE(daemon.ReadLine());
+    CHECK(daemon.Wait() == (killed ? 1000 + SIGKILL : 0));
+    for (const pid_t child : children) CHECK(EndsInTime(child));
+  }
 }
 
 }  // namespace cppool::test

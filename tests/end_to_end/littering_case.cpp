@@ -2,6 +2,8 @@
 // floating-point environment, and fail when they find it changed.
 #include <cppool/case.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cfenv>
@@ -71,12 +73,68 @@ cppool_status RunFloats(cppool_case_context* c) {
 const cppool_case kFloats{CPPOOL_CASE_ABI, sizeof(cppool_case), "floats", "", nullptr, 0,
                           &Validate,       &RunFloats,          0};
 
+// What "leaves" can leave. It does so on rank 0.
+const cppool_parameter kActions[] = {
+    {"action", CPPOOL_TYPE_STRING, "\"nothing\"", nullptr, 0, 0, 0, "what is left"},
+    {"mebibytes", CPPOOL_TYPE_INTEGER, "0", nullptr, 0, 1024, 0, "of host memory"},
+};
+
+void Linger(std::chrono::milliseconds time) {
+  std::thread thread([time] { std::this_thread::sleep_for(time); });
+  pthread_setname_np(thread.native_handle(), "lingering");
+  thread.detach();
+}
+
+// Forks on the thread that calls it. The child does what `in_child` does, and then waits for ever.
+pid_t Fork(void (*in_child)()) {
+  const pid_t child = fork();
+  if (child != 0) return child;
+  in_child();
+  for (;;) pause();
+}
+
+cppool_status RunLeaves(cppool_case_context* c) {
+  cppool_runtime* const rt = c->runtime;
+  const std::string action = c->string(c, "action");
+  cppool_stream streams[4];
+  for (cppool_stream& stream : streams)  // on threads of the runtime, which stay
+    if (const cppool_status status = rt->stream_create(rt, &stream); status != CPPOOL_OK) return status;
+  if (rt->rank != 0) return CPPOOL_OK;
+  void* memory = nullptr;
+  int ends[2];
+  pid_t child = 0;
+  const auto fork_in = [](void* pid) { *static_cast<pid_t*>(pid) = Fork([] {}); };
+  if (action == "allocations") {
+    for (int i = 0; i < 2; ++i) rt->alloc(rt, 1000, rt->stream, &memory);
+    rt->alloc_host(rt, 10, &memory);
+  }
+  if (action == "thread") Linger(std::chrono::hours(1));
+  if (action == "short thread") Linger(std::chrono::milliseconds(20));
+  if (action == "descriptors" && (open("/dev/null", O_RDONLY) < 0 || pipe(ends) != 0)) return CPPOOL_INTERNAL;
+  if (action == "memory") {
+    const auto bytes = static_cast<std::size_t>(c->integer(c, "mebibytes")) << 20;
+    std::memset(std::malloc(bytes), 1, bytes);
+  }
+  if (action == "child") child = Fork([] {});
+  if (action == "child of a stream") {
+    rt->enqueue(rt, rt->stream, fork_in, &child);
+    rt->stream_synchronize(rt, rt->stream);
+  }
+  if (action == "child that exits") waitpid(Fork([] { std::exit(3); }), nullptr, 0);
+  if (action == "child that crashes") waitpid(Fork([] { std::abort(); }), nullptr, 0);
+  if (child != 0) c->result(c, "child", std::to_string(child).c_str());
+  return CPPOOL_OK;
+}
+
+const cppool_case kLeaves{CPPOOL_CASE_ABI, sizeof(cppool_case), "leaves", "", kActions, std::size(kActions),
+                          nullptr,         &RunLeaves,          0};
+
 __attribute__((constructor)) void Open() { Change(); }
 
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) const cppool_case* const* cppool_cases() {
-  static const cppool_case* const cases[] = {&kFloats, nullptr};
+  static const cppool_case* const cases[] = {&kFloats, &kLeaves, nullptr};
   Change();
   return cases;
 }

@@ -257,6 +257,15 @@ class Traffic(unittest.TestCase):
                 self.assertEqual(answer["failure"]["kind"], "invalid_request")
                 self.assertIn("/nonexistent.so", answer["error"])
 
+    def test_leaks(self):
+        library = os.path.join(os.path.dirname(CPPOOLD), "../lib/libcppool_test_littering.so")
+        if not os.path.exists(library):
+            self.skipTest("cppool_test_littering is not built")
+        with Daemon(1) as daemon:
+            for action in ("allocations", "descriptors"):
+                answer = self.ask(daemon, {"op": "run", "case": "leaves", "load": [library], "params": {"action": action}})
+                self.assertTrue(answer["ok"] and answer["leaks"], answer)
+
     def test_crash(self):
         """The line of a daemon that crashes."""
         schema = validator(strict(load("crash.schema.json")))

@@ -174,6 +174,8 @@ TEST_CASE("an invalid response is refused with the member's name") {
       {R"({"seed":1.5})", {"\"seed\" must be an integer"}},
       {R"({"warnings":"a"})", {"\"warnings\" must be a list"}},
       {R"({"warnings":[1]})", {"\"warnings\" must be a list of strings"}},
+      {R"({"leaks":1})", {"\"leaks\" must be an object"}},
+      {R"({"leaks":{"fds":-1}})", {"\"leaks.fds\" must be an integer from 0"}},
       {R"({"kernels":"cppool"})", {"\"kernels\" must be an object"}},
   };
   for (const Row& row : rows) {
@@ -197,6 +199,18 @@ TEST_CASE("a kind of failure that only a newer daemon has is kept as its word") 
   CHECK(KindOf(*result.failure) == "cancelled");
   CHECK(result.failure->detail == "dq");
   CHECK(ToJson(result, std::nullopt) == json);
+}
+
+TEST_CASE("leaks are read and written") {
+  RunResult result;
+  result.status = Status::kPassed;
+  CHECK_FALSE(ToJson(result, std::nullopt).contains("leaks"));
+  result.leaks = {
+      .allocations = 2, .device_bytes = 1, .host_bytes = 0, .threads = 3, .fds = 4, .processes = 5};
+  const Json json = ToJson(result, std::nullopt);
+  CHECK(json.at("leaks") ==
+        Json{{"allocations", 2}, {"device_bytes", 1}, {"threads", 3}, {"fds", 4}, {"processes", 5}});
+  CHECK(RunResultFromJson(json).leaks == result.leaks);
 }
 
 TEST_CASE("warnings are read and written") {

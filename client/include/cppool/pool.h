@@ -124,6 +124,7 @@ struct Result {
   std::optional<std::uint64_t> seed;
   std::string stopped;  // with `sampling`, what ended it: "precision", "max_ms" or "repeat" (`most`)
   std::vector<std::string> warnings;  // for people: that nothing was compared, for example
+  Leaks leaks;
   int attempts = 1;                   // daemons that were sent the request, this one included
   std::vector<LostAttempt> lost;      // the others, in order
   // "flaky (passed at attempt 2)" when others were lost: it ended differently in two daemons. Else empty.

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,6 +28,11 @@ struct DeviceInfo {
   int ordinal = -1;        // CUDA device ordinal within what this process sees; -1 on the host
   std::string capability;  // "9.0"; empty on the host
   std::size_t total_bytes = 0;
+};
+
+// What a case has allocated and not freed.
+struct LiveMemory {
+  std::size_t allocations = 0, device_bytes = 0, host_bytes = 0;
 };
 
 struct MemoryInfo {
@@ -88,6 +94,7 @@ class RankRuntime {
   // Between two iterations, or after them: ends the main stream's stage, waits for that stream's work, and returns the times.
   // Throws RuntimeError when the work has failed.
   virtual StageSamples Samples() = 0;
+  virtual LiveMemory Live() const = 0;
   // Between group_start and group_end. A case must not end so: Backend::Recover is then needed before the next one,
   // because the ranks are out of step or NCCL still holds the calls.
   virtual bool InGroup() const = 0;
@@ -104,9 +111,10 @@ class RankRuntime {
 
   // Any thread. Memory() asks the device, which can take a while; the others do so only where needed.
   virtual MemoryInfo Memory() const = 0;
-  virtual std::size_t LiveAllocations() const = 0;
   virtual bool HasRoom(double bytes) const = 0;  // whether that much more could be allocated
   virtual std::vector<StreamProgress> Progress() const = 0;
+  // The ids of the threads that the rank runs its work on, spare ones too. Those of CUDA and NCCL are not known.
+  virtual std::set<int> Threads() const { return {}; }
 };
 
 class Backend {

@@ -212,6 +212,13 @@ MemoryInfo CudaRank::Memory() const {
   return info;
 }
 
+LiveMemory CudaRank::Live() const {
+  LiveMemory live{allocations_.size() + host_allocations_.size()};
+  for (const auto& [pointer, bytes] : allocations_) live.device_bytes += bytes;
+  for (const auto& [pointer, bytes] : host_allocations_) live.host_bytes += bytes;
+  return live;
+}
+
 bool CudaRank::HasRoom(double bytes) const {
   // The pool's unused memory may lie in pieces: half of it is enough without asking the device.
   return bytes <= static_cast<double>(pool_->UnusedBytes()) / 2 ||

@@ -50,7 +50,7 @@ class CudaRank : public RankRuntime {
   StageTimes EndCase() override;
   void Trim() override;
   MemoryInfo Memory() const override;  // any thread
-  std::size_t LiveAllocations() const override { return live_allocations_; }
+  LiveMemory Live() const override;
   bool HasRoom(double bytes) const override;
   std::vector<StreamProgress> Progress() const override;  // any thread
 

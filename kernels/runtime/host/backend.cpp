@@ -63,9 +63,10 @@ class ListedRank final : public RankRuntime {
   StageTimes EndCase() override { return rank_.EndCase(); }
   void Trim() override { rank_.Trim(); }
   MemoryInfo Memory() const override { return rank_.Memory(); }
-  std::size_t LiveAllocations() const override { return rank_.LiveAllocations(); }
+  LiveMemory Live() const override { return rank_.Live(); }
   bool HasRoom(double bytes) const override { return rank_.HasRoom(bytes); }
   std::vector<StreamProgress> Progress() const override { return rank_.Progress(); }
+  std::set<int> Threads() const override { return rank_.Threads(); }
 
  private:
   HostRank rank_;

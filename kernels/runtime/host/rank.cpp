@@ -153,6 +153,21 @@ MemoryInfo HostRank::Memory() const {
   return info;
 }
 
+LiveMemory HostRank::Live() const {
+  LiveMemory live{buffers_.size() + host_buffers_.size()};
+  for (const auto& [ptr, bytes] : buffers_) live.device_bytes += bytes;
+  for (const auto& [ptr, bytes] : host_buffers_) live.host_bytes += bytes;
+  return live;
+}
+
+std::set<int> HostRank::Threads() const {
+  std::lock_guard lock(progress_mutex_);
+  std::set<int> threads;
+  for (const auto* streams : {&streams_, &retired_, &idle_})
+    for (const auto& stream : *streams) threads.insert(stream->thread());
+  return threads;
+}
+
 bool HostRank::Idle() const {
   std::lock_guard lock(progress_mutex_);
   const auto idle = [](const auto& stream) { return stream->Idle(); };

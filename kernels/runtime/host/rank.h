@@ -48,9 +48,10 @@ class HostRank final : public RankRuntime {
   StageTimes EndCase() override;
   void Trim() override;
   MemoryInfo Memory() const override;
-  std::size_t LiveAllocations() const override { return live_.load(std::memory_order_relaxed); }
+  LiveMemory Live() const override;
   bool HasRoom(double bytes) const override { return bytes <= static_cast<double>(Memory().free_bytes); }
   std::vector<StreamProgress> Progress() const override;
+  std::set<int> Threads() const override;
 
   bool Idle() const;  // any thread: no stream has work
   int rank() const { return rank_; }

@@ -1,6 +1,7 @@
 // The parts of an answer to `run`, as the daemon writes them and the client hands them out.
 #pragma once
 
+#include <cstdint>
 #include <iosfwd>
 #include <optional>
 #include <string>
@@ -39,6 +40,15 @@ struct Rank {
   // Milliseconds of every timed iteration, by stage of the main stream. Only with `sampling`, or `repeat` above 1.
   std::vector<std::pair<std::string, std::vector<double>>> samples = {};
   Json extra = Json::object();  // what the case reported beside these
+};
+
+// What a case has left behind in the daemon. All 0: nothing.
+struct Leaks {
+  std::uint64_t allocations = 0;   // of the runtime's `alloc` and `alloc_host`; the daemon has freed them
+  std::uint64_t device_bytes = 0;  // of these allocations
+  std::uint64_t host_bytes = 0;    // likewise, and what other host memory grew by
+  std::uint64_t threads = 0, fds = 0, processes = 0;
+  bool operator==(const Leaks&) const = default;
 };
 
 }  // namespace cppool

@@ -35,6 +35,7 @@ inline constexpr Feature kFeatures[] = {
     {"trace", "key `trace` of `run`: a timeline of the run is written to a file"},
     {"inapplicable", "`failure.kind` `inapplicable`, with `skipped`: impossible in a world of this size"},
     {"warnings", "member `warnings` of the answer to `run`"},
+    {"leaks", "member `leaks` of the answer to `run`: what the case has left behind"},
     {"fp8", "parameters `scaling_mode`, `fp8_dpa`, `fp8_mha`, `fp8_bwd` and `f16_O` of the case `attention`"},
     {"start_line", "a daemon that cannot start ends its stderr with a line for programs (start.h)"},
 };

@@ -15,6 +15,7 @@
 namespace cppool::protocol {
 
 using cppool::Check;
+using cppool::Leaks;
 using cppool::Rank;
 using cppool::Status;
 using cppool::ToString;
@@ -42,6 +43,7 @@ struct RunResult {
   std::string stopped;
   Json kernels;  // an object: the kernels that ran, "name", "version", "family"; null: the case has not said
   std::vector<std::string> warnings;  // for people: what makes the result less than it seems
+  Leaks leaks;
 };
 
 // {"ok": ..., "id": ..., "status": ...}. Without an id there is no such member; numbers that are not finite are null.

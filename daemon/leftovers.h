@@ -1,0 +1,84 @@
+// What a case leaves behind in the daemon's process: threads, open descriptors, processes, and host memory that grows.
+#pragma once
+
+#include <cppool/case.h>
+#include <dirent.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "daemon/world.h"
+#include "protocol/response.h"
+#include "protocol/unique_fd.h"
+
+namespace cppool::daemon {
+
+// The entries of a folder of /proc/self that are numbers: threads (task), or descriptors (fd).
+class ProcNumbers {
+ public:
+  explicit ProcNumbers(const char* folder);
+  // Whether there are more or fewer than in the last list. A microsecond, where the system counts them (fd: Linux 6.2).
+  bool Changed() const { return Count() != last_.size(); }
+  const std::set<int>& List();
+  const std::set<int>& last() const { return last_; }
+
+ private:
+  struct Close {
+    void operator()(DIR* folder) const { closedir(folder); }
+  };
+  std::size_t Count() const;
+
+  const std::unique_ptr<DIR, Close> folder_;
+  std::set<int> last_;
+};
+
+// On the thread that starts jobs, while the ranks are idle.
+class Leftovers {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit Leftovers(World& world);
+
+  // What is there now is no case's. Call it when libraries may have been opened.
+  void Forget();
+  // After a run of the case: adds to `leaks` what it has left, and to `warnings` a text for each kind. When something seems to be left it
+  // looks again for at most a fifth of a second, and not beyond `until`: a thread that is about to end is no leak. What CUDA, NCCL and
+  // OpenMP may have made for themselves, and host memory, counts when each of the last five runs of the case has left some.
+  void Tell(const cppool_case* definition, Clock::time_point until, protocol::Leaks& leaks,
+            std::vector<std::string>& warnings);
+
+ private:
+  struct Kind {
+    std::vector<std::string> sure, doubtful;  // for people
+  };
+  struct Found {
+    Kind threads, fds, processes;
+  };
+  // In how many runs of a case in a row there was something that one run may leave.
+  struct History {
+    int threads = 0, fds = 0, host = 0;
+    std::uint64_t host_bytes = 0;  // after the last run
+  };
+
+  Found Look();
+  void TellHostMemory(History& history, protocol::Leaks& leaks, std::vector<std::string>& warnings);
+  std::uint64_t HostBytes() const;  // of the heap, stacks and the like: memory without a file
+  std::size_t Groups() const;
+
+  World& world_;
+  const bool on_cuda_;
+  ProcNumbers threads_, fds_;
+  const protocol::UniqueFd memory_;
+  std::set<int> known_threads_, known_fds_, known_processes_;
+  std::size_t known_groups_;
+  std::uint64_t host_bytes_;  // after the last run of any case
+  std::map<const cppool_case*, History> histories_;
+};
+
+}  // namespace cppool::daemon
