@@ -36,7 +36,7 @@ struct Arguments {
   std::int64_t warmup = 3, repeat = 0;  // repeat 0: until the median is precise
   double precision = 0.5, slower_than = 2;  // percent
   double seconds = 3, deadline = 300;
-  bool json = false, csv = false, profile = false;
+  bool json = false, csv = false, profile = false, leaks_are_errors = false;
 };
 
 // "cppool,./mine.so,fast,cudnn" names "cppool", "./mine.so,fast" and "cudnn": a word that is neither a path nor kernels that cppool finds
@@ -92,7 +92,8 @@ class Bench {
                          arguments.world_sizes, axes_)),
         progress_(streams_.err, streams_.terminal, points_.size()),
         // Each point runs in its own world and in that of one GPU: both stay warm.
-        runner_(ToPoolOptions(arguments.daemon), {.keep_worlds = true}),
+        runner_(ToPoolOptions(arguments.daemon),
+                {.keep_worlds = true, .leaks_are_errors = arguments.leaks_are_errors}),
         measurer_(runner_, PlanOf(arguments), [this](double share) { ShowProgress(share); }) {
     if (!arguments.baseline.empty()) baseline_.emplace(arguments.baseline, arguments.slower_than / 100);
     if (!arguments.save.empty()) CheckCanSave(arguments.save);
@@ -249,6 +250,7 @@ class Bench {
     };
     for (std::string& word : DeadlineWords(arguments_.deadline)) words.push_back(std::move(word));
     if (!kernels.empty()) add("--kernels", kernels);
+    if (arguments_.leaks_are_errors) add("--leaks", "error");
     if (subcommand == "bench") {
       add("--warmup", std::to_string(arguments_.warmup));
       if (arguments_.repeat > 0) {
@@ -391,6 +393,7 @@ void AddBench(CLI::App& app, const Streams& streams, int* exit_code) {
   AddMeasuringOptions(*bench, arguments.get());
   AddDeadline(*bench, &arguments->deadline, "Seconds for each request");
   AddDaemonOptions(*bench, &arguments->daemon);
+  AddLeaks(*bench, &arguments->leaks_are_errors);
   CLI::Option* json = bench->add_flag("--json", arguments->json,
                                       "One JSON object per row as it is done, then a summary object");
   bench->add_flag("--csv", arguments->csv, "CSV, a line for each stage of a row as it is done")

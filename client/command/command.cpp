@@ -76,6 +76,14 @@ void AddDaemonOptions(CLI::App& app, DaemonArguments* arguments) {
       ->type_name("FILE");
 }
 
+void AddLeaks(CLI::App& app, bool* errors) {
+  app.add_option_function<std::string>(
+         "--leaks", [errors](const std::string& word) { *errors = word == "error"; },
+         "What a case that passes and leaves memory, threads, open files or processes behind gets: a warning "
+         "(warn, the default), or a failure (error)")
+      ->check(CLI::IsMember({"warn", "error"}));
+}
+
 PoolOptions ToPoolOptions(const DaemonArguments& arguments) {
   PoolOptions options;
   options.daemon = arguments.daemon;

@@ -57,6 +57,9 @@ CLI::Option* AddCase(CLI::App& app, std::string* name, const std::string& help);
 CLI::Option* AddRepeatable(CLI::App& app, const std::string& name, std::vector<std::string>* values,
                            const std::string& help);
 
+// --leaks warn|error. `errors`: whether a case that leaves something behind has failed.
+void AddLeaks(CLI::App& app, bool* errors);
+
 // Limits are given in seconds on the command line, from 0.001 to a day.
 CLI::Option* AddSeconds(CLI::App& app, const std::string& name, double* seconds, const std::string& help);
 void AddDeadline(CLI::App& app, double* seconds, const std::string& help);

@@ -206,11 +206,12 @@ class Run {
     report_.CloseInterrupted(missing);
   }
 
-  // A refused request is not run again: it would be refused again.
+  // A refused request is not run again: it would be refused again. A case that passed and left something behind needs no diagnosis.
   bool Diagnosable(const Outcome& outcome) const {
     const bool refused =
         outcome.result && outcome.result->failure && outcome.result->failure->kind == "invalid_request";
-    return arguments_.diagnose && outcome.failed() && outcome.asked && !refused;
+    return arguments_.diagnose && outcome.failed() && outcome.asked && !refused &&
+           !(outcome.result && outcome.result->ok());
   }
 
   const RunArguments& arguments_;
@@ -242,7 +243,10 @@ class Rounds {
         cells_(CellsOf(arguments, streams)),
         output_(arguments.log),
         runner_(ToPoolOptions(arguments),
-                {.skip_large_worlds = !arguments.suite.empty(), .all_output = arguments.verbose}, &output_) {}
+                {.skip_large_worlds = !arguments.suite.empty(),
+                 .all_output = arguments.verbose,
+                 .leaks_are_errors = arguments.leaks_are_errors},
+                &output_) {}
 
   int RunOnce(FileWatch* watch) {
     RunOptions options = ToRunOptions(arguments_);

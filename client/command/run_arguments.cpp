@@ -143,6 +143,7 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
   run.add_option("--log", arguments->log,
                  "Writes what the daemons write on stderr, cases' output among it, to this file as it comes")
       ->check(IsPath);
+  AddLeaks(run, &arguments->leaks_are_errors);
   run.add_flag("--fail-fast", arguments->fail_fast, "Stops after the first failure");
   CLI::Option* retries =
       run.add_option(
@@ -269,6 +270,7 @@ std::vector<std::string> CommonWords(const RunArguments& arguments, std::vector<
   if (!arguments.trace.empty()) add("--trace", arguments.trace);
   if (!arguments.kernels.empty()) add("--kernels", arguments.kernels);
   if (!arguments.fault.empty()) add("--fault", arguments.fault);
+  if (arguments.leaks_are_errors) add("--leaks", "error");
   return words;
 }
 

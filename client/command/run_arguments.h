@@ -30,6 +30,7 @@ struct RunArguments {
   std::optional<int> times;  // runs of each cell, or with `until_fail` of all cells; absent: 1, or no end
   bool json = false, list = false, diagnose = false, watch = false;
   bool fail_fast = false, until_fail = false, verbose = false, quiet = false;
+  bool leaks_are_errors = false;
 };
 
 void AddRunOptions(CLI::App& run, RunArguments* arguments);

@@ -119,6 +119,11 @@ Outcome CellRunner::Ask(const Cell& cell, RunOptions options, Question question)
     KeepDigests(hello, outcome.result->json);
     outcome.kind = outcome.result->status;
     outcome.error = outcome.result->error;
+    if (rules_.leaks_are_errors && outcome.result->ok() && outcome.result->leaks != Leaks()) {
+      outcome.kind = Status::kFailed;
+      outcome.error = "left something behind (--leaks error)";
+      for (const std::string& warning : outcome.result->warnings) outcome.error += "\n" + warning;
+    }
     outcome.attempts = outcome.result->attempts;
     outcome.timed_out = outcome.result->failure && outcome.result->failure->kind == "timeout";
     const bool wanted = outcome.failed() || outcome.attempts > 1 || rules_.all_output;

@@ -55,6 +55,7 @@ class CellRunner {
         false;                 // a cell with more ranks than the machine can run is skipped; else an error
     bool keep_worlds = false;  // daemons of several world sizes are up at a time; else one
     bool all_output = false;   // not that of failures alone
+    bool leaks_are_errors = false;  // a case that passed and left something behind has failed
   };
   // `output` may be null, else it outlives this.
   CellRunner(PoolOptions pool_options, Rules rules, CaseOutput* output = nullptr)

@@ -215,6 +215,39 @@ TEST_CASE("a diagnosis ends at its limits and reports its findings so far") {
             .rfind("undecided: no fresh pool could be started: cannot start /nowhere", 0) == 0);
 }
 
+TEST_CASE("what a case leaves behind is told, and fails a run and a bench with --leaks error") {
+  TemporaryFolder folder;
+  const auto run = [](const char* subcommand, const std::string& action, std::vector<std::string> more = {}) {
+    std::vector<std::string> words = {
+        subcommand, "--backend", "host",    "--load",          CPPOOL_LITTERING_CASE,
+        "--case",   "leaves",    "--param", "action=" + action};
+    words.insert(words.end(), more.begin(), more.end());
+    return Cppool(words);
+  };
+  const std::string left = "the case left 1 thread: 'lingering'";
+  Ran ran = run("run", "thread");
+  CHECK(ran.code == 0);
+  CHECK(ran.Prints("\n  warning: " + left + "\n"));
+  ran = run("run", "nothing,thread,descriptors", {"--leaks", "error", "--junit", folder.File("out.xml")});
+  CHECK(ran.code == 1);
+  CHECK(ran.Prints("FAILED leaves W=2 action=thread\n  left something behind (--leaks error)\n"));
+  CHECK(ran.Prints("\n  " + left + "\n"));
+  CHECK(ran.Prints(" --leaks error "));
+  CHECK(ran.Last() == "1 passed, 2 failed, 0 skipped");
+  const std::string junit = ReadFile(folder.File("out.xml"));
+  CHECK(junit.find("failures=\"2\" errors=\"0\"") != std::string::npos);
+  CHECK(junit.find("message=\"left something behind (--leaks error)\"") != std::string::npos);
+  ran = run("run", "thread", {"--leaks", "error", "--json", "--diagnose"});
+  CHECK(ran.code == 1);
+  const Json json = Json::parse(ran.out.substr(0, ran.out.find('\n')));
+  CHECK(json.at("status") == "failed");
+  CHECK(json.at("answer").at("leaks") == Json{{"threads", 1}});
+  CHECK_FALSE(json.contains("verdict"));
+  ran = run("bench", "thread", {"--repeat", "1", "--leaks", "error"});
+  CHECK(ran.code == 1);
+  CHECK((ran.out + ran.err).find(left) != std::string::npos);
+}
+
 TEST_CASE("the command diagnoses a single case") {
   TemporaryFolder folder;
   auto run = [&](std::vector<std::string> more) {

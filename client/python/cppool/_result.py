@@ -121,6 +121,11 @@ class Result:
         return list(self.json.get("warnings", ()))
 
     @property
+    def leaks(self) -> dict[str, int]:
+        """What the case has left behind in the daemon: "allocations", "device_bytes", "host_bytes", "threads", "fds" and "processes", as far as above 0."""
+        return dict(self.json.get("leaks", {}))
+
+    @property
     def tflops(self) -> dict[str, float]:
         """TFLOP/s per GPU, by stage."""
         return dict(self.json.get("tflops", {}))

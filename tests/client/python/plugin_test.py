@@ -354,7 +354,8 @@ def test_warnings_of_the_daemon(suite):
             assert "  warning: " + result.warnings[0] in result.describe().splitlines()
             assert result.warnings[0] in result._repr_html_().replace("&#x27;", "'").replace("&quot;", '"')
         def test_without_any(cppool):
-            assert cppool.run({"max_seqlen_q": 64}).warnings == []
+            result = cppool.run({"max_seqlen_q": 64})
+            assert (result.warnings, result.leaks) == ([], {})
     """)
     result.assert_outcomes(passed=2, warnings=1)
     result.stdout.re_match_lines([r".*PytestWarning: cppool: .*ran as bf16.*"])
