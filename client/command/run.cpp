@@ -271,10 +271,11 @@ class Rounds {
       throw UsageError("--watch needs a file to watch: a library or a source, as --load or --kernels");
     FileWatch watch;
     watch.Add(Named());
-    for (;;) {
+    for (bool first = true;; first = false) {
       try {
         RunOnce(&watch);
-      } catch (const UsageError& error) {  // of the libraries as they are now
+      } catch (const UsageError& error) {
+        if (first) throw;  // later it is of the libraries as they are now
         streams_.err << "cppool: " << error.what() << "\n";
       }
       streams_.out << std::flush;

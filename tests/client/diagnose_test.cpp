@@ -306,6 +306,7 @@ TEST_CASE(
        std::vector<std::pair<std::string, std::vector<std::string>>>{{"run", {"--case", "attention"}},
                                                                      {"run", {"--suite", "smoke"}},
                                                                      {"run", {"--suite", "smoke", "--list"}},
+           {"run", {"--case", "attention", "--watch"}},
                                                                      {"bench", {"--case", "attention"}}}) {
     ran = cppool(command, more);
     INFO(command << " " << more.back() << ": " << ran.err);
