@@ -96,7 +96,7 @@ std::string WhyUnusable(const std::string& folder, Maker maker) {
       chmod(folder.c_str(), 0700) == 0)
     status.st_mode &= ~static_cast<mode_t>(S_IWGRP | S_IWOTH);
   if (OthersMayChange(status))
-    return folder + " can be changed by other users, and files from it are run: `chmod go-w` it";
+    return folder + " can be changed by other users, and files from it are run (`chmod go-w` ends that)";
   if (access(folder.c_str(), W_OK | X_OK) != 0) return folder + " cannot be written: " + std::strerror(errno);
   return "";
 }
@@ -135,6 +135,11 @@ FileIdentity IdentityOf(const std::string& path) {
   struct stat status {};
   if (stat(path.c_str(), &status) != 0) Refuse(path, errno);
   return ToIdentity(status);
+}
+
+std::optional<FileIdentity> IdentityIfThere(const std::string& path) {
+  struct stat status {};
+  return stat(path.c_str(), &status) == 0 ? std::optional(ToIdentity(status)) : std::nullopt;
 }
 
 std::int64_t FileClock() {

@@ -11,14 +11,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::optional<protocol::FileIdentity> IdentityIfThere(const std::string& file) {
-  try {
-    return protocol::IdentityOf(file);
-  } catch (const protocol::FileError&) {
-    return std::nullopt;
-  }
-}
-
 std::optional<std::string> TextIfThere(const std::string& file) {
   try {
     return protocol::ReadWhole(file).bytes;
@@ -83,16 +75,16 @@ Words SplitFolders(const std::string& search_path) {
 
 bool Snapshot::Take(const std::string& file) {
   if (files_.count(file) != 0) return false;
-  files_[file] = IdentityIfThere(file);
+  files_[file] = protocol::IdentityIfThere(file);
   return true;
 }
 
 std::string Snapshot::Changed(const Words& files, std::int64_t since) const {
   for (const auto& [file, before] : files_)
-    if (IdentityIfThere(file) != before) return file;
+    if (protocol::IdentityIfThere(file) != before) return file;
   for (const std::string& file : files) {
     if (files_.count(file) != 0) continue;
-    const auto identity = IdentityIfThere(file);
+    const auto identity = protocol::IdentityIfThere(file);
     if (!identity || identity->changed_ns >= since) return file;
   }
   return "";

@@ -24,6 +24,7 @@ struct FileIdentity {
   bool operator==(const FileIdentity&) const = default;
 };
 FileIdentity IdentityOf(const std::string& path);  // throws FileError
+std::optional<FileIdentity> IdentityIfThere(const std::string& path);  // nothing: it cannot be looked at
 // Now, by the clock that stamps files: what is changed from here on has this `changed_ns`, or a later one.
 std::int64_t FileClock();
 
