@@ -335,19 +335,24 @@ void CaseRun::Judge(RunResult& result) const {
   // A failed check explains more than the status that its rank returned; another rank's own error more than a check.
   if (failed_check != result.checks.end() &&
       (!cause || cause->failure.status == CPPOOL_MISMATCH || !cause->context.checks_hold())) {
+    // Rather the words of the rank whose check it is.
+    const Rank* reason = nullptr;
+    for (const Rank* rank : {cause, static_cast<const Rank*>(ranks_[failed_check->rank].get())}) {
+      if (rank && rank->failure.status == CPPOOL_MISMATCH && rank->context.gave_reason()) reason = rank;
+    }
     char numbers[160];
     std::snprintf(numbers, sizeof(numbers), "max_abs_err %.4g, rel_err %.4g, tolerance %.4g",
                   failed_check->max_abs_err, failed_check->rel_err, failed_check->tolerance);
     const auto failed = std::count_if(result.checks.begin(), result.checks.end(),
                                       [](const auto& check) { return !check.ok; });
     result.status = Status::kFailed;
-    result.error = "rank " + std::to_string(failed_check->rank) + ": " + failed_check->tensor + " against " +
-                   failed_check->against + ": " + numbers +
-                   (failed_check->max_abs_err <= failed_check->tolerance ? " (holds: see rel_err)" : "") +
-                   " (" + std::to_string(failed) + " of " + std::to_string(result.checks.size()) +
-                   " checks do not hold)";
-    if (cause && cause->failure.status == CPPOOL_MISMATCH && cause->context.gave_reason())
-      result.error += ": " + cause->failure.text;
+    result.error =
+        "rank " + std::to_string(failed_check->rank) + ": " + failed_check->tensor + " against " +
+        failed_check->against + ": " + numbers +
+        (failed_check->max_abs_err <= failed_check->tolerance && !reason ? " (holds: see rel_err)" : "") +
+        " (" + std::to_string(failed) + " of " + std::to_string(result.checks.size()) +
+        " checks do not hold)";
+    if (reason) result.error += ": " + reason->failure.text;
     result.failure = protocol::Failure{FailureKind::kMismatch, failed_check->rank, "", result.error};
   } else if (cause) {
     const FailureKind kind = ToFailureKind(cause->failure.status);

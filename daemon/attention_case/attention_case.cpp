@@ -75,15 +75,24 @@ class Report : public kernels::AttentionReport {
                              verdict.ok,
                              verdict.ratio};
     c_->check(c_, &check);
+    if (verdict.block_ratio > 0) {
+      block_ratio_[kernels::NameOf(tensor)][against] = verdict.block_ratio;
+      c_->result(c_, "block_ratio", block_ratio_.dump().c_str());
+    }
+    if (failed_block_.empty()) failed_block_ = verdict.block;
   }
   void Digest(std::uint64_t digest) override {
     char json[24];
     std::snprintf(json, sizeof(json), "\"%016llx\"", static_cast<unsigned long long>(digest));
     c_->result(c_, "digest", json);
   }
+  // The first block whose errors are too large, in words; empty: there is none.
+  const std::string& failed_block() const { return failed_block_; }
 
  private:
   cppool_case_context* c_;
+  Json block_ratio_ = Json::object();
+  std::string failed_block_;
 };
 
 cppool_status Run(cppool_case_context* c) {
@@ -101,7 +110,9 @@ cppool_status Run(cppool_case_context* c) {
     }
     kernels::RunAttention(c->runtime, *family, spec, c->checks != 0, report, inputs ? &*inputs : nullptr,
                           dump ? &*dump : nullptr);
-    return CPPOOL_OK;
+    if (report.failed_block().empty()) return CPPOOL_OK;
+    c->fail(c, report.failed_block().c_str());
+    return CPPOOL_MISMATCH;
   } catch (const kernels::RuntimeError& error) {
     c->fail_by(c, error.what(), error.culprit());
     return error.status();

@@ -1,7 +1,11 @@
 // Checks shared by the tests on the host and on GPUs: the suite passes without a bug and fails with each bug.
 #pragma once
 
+#include <algorithm>
 #include <cstdio>
+#include <map>
+#include <set>
+#include <string>
 #include <string_view>
 
 #include "tests/planted/planted_cells.h"
@@ -21,6 +25,10 @@ inline constexpr int kMaxRuns = 5;
 // Those are caught by cases of fp8.
 inline bool IsOfFp8(const cppool::kernels::PlantableBug& bug) {
   return std::string_view(bug.name).starts_with("fp8_");
+}
+
+inline bool IsOfLastTile(const cppool::kernels::PlantableBug& bug) {
+  return std::string_view(bug.name).starts_with("last_tile_");
 }
 
 inline void PassesWithoutBug(const std::vector<std::string>& common) {
@@ -59,6 +67,47 @@ inline void CatchesFp8Bug(const cppool::kernels::PlantableBug& bug, const std::v
   CHECK(caught.other == std::vector<std::string>{});
   std::printf("%s: caught by case %d: %s\n", bug.name, caught.cells,
               caught.failed.empty() ? "" : caught.failed.front().c_str());
+}
+
+// The last rows of each output of every rank, of one causal sequence: both references see it. `fewer`: 8 rows of dk and dv, or one of out
+// and dq. With a bias dbias is an output, too.
+inline void CatchesLastTiles(const cppool::kernels::PlantableBug& bug, int world_size, int seqlen, bool bias,
+                             bool fewer, const std::vector<std::string>& common) {
+  CAPTURE(bug.name, world_size, seqlen);
+  std::string seeds = bias ? "0,1,2,3,4,5" : "0,1,2,3,4";
+  if (fewer) seeds += seqlen <= 1024 ? ",19,20" : ",32,34";
+  const std::string length = std::to_string(seqlen - seqlen % (2 * world_size));
+  std::vector<std::string> words = {"run", "--json", "--world-size", std::to_string(world_size)};
+  for (const std::string& parameter :
+       {std::string("dtype=bf16"), "seed=" + seeds, "max_seqlen_q=" + length, "max_seqlen_kv=" + length,
+        std::string("batch_size=1"), std::string("num_heads=2"), std::string("num_gqa_groups=2"),
+        std::string("attn_mask_type=causal"), std::string("cp_comm_type=p2p"),
+        std::string(bias ? "attn_bias_type=post_scale_bias" : "attn_bias_type=no_bias")})
+    words.insert(words.end(), {"--param", parameter});
+  words.insert(words.end(), common.begin(), common.end());
+  setenv("CPPOOL_PLANTED_BUG", bug.name, 1);
+  const Ran ran = Cppool(words, CPPOOL_TEST_DAEMON);
+  unsetenv("CPPOOL_PLANTED_BUG");
+  int cells = 0;
+  for (const std::string& line : ran.lines) {
+    const cppool::Json cell = cppool::Json::parse(line);
+    if (!cell.contains("status")) continue;
+    const std::string tensor = std::vector<std::string>{"out", "lse", "dq", "dk", "dv", "dbias"}.at(
+        cell.at("params").at("seed").get<std::size_t>() % 16);
+    ++cells;
+    INFO(tensor << ": " << line);
+    CHECK(cell.at("status") == "failed");
+    // The oracle's sample has not every head of dbias, and its last rows are those of one.
+    std::map<std::string, std::set<int>> seen;
+    for (const cppool::Json& check : cell.at("answer").at("checks")) {
+      if (!check.at("ok") && check.at("tensor") == tensor)
+        seen[check.at("against")].insert(check.at("rank").get<int>());
+      if (check.at("tensor") != tensor) CHECK(check.at("ok"));
+    }
+    CHECK(seen["no_cp"].size() == static_cast<std::size_t>(world_size));
+    if (tensor != "dbias") CHECK(seen["oracle"].size() == static_cast<std::size_t>(world_size));
+  }
+  CHECK(cells == static_cast<int>(std::count(seeds.begin(), seeds.end(), ',')) + 1);
 }
 
 }  // namespace cppool::test

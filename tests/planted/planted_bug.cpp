@@ -60,6 +60,8 @@ const std::vector<PlantableBug>& PlantableBugs() {
       {Bug::kDbiasOfOneRank, "dbias_of_one_rank", true},
       {Bug::kOffsetOfOneRank, "offset_of_one_rank", true},
       {Bug::kPaddingNotZeroed, "padding_not_zeroed", true},
+      {Bug::kLastTileZero, "last_tile_zero", true},
+      {Bug::kLastTileBefore, "last_tile_before", true},
       {Bug::kOffsetPerBlock, "offset_per_block", false},
       {Bug::kLseNotMerged, "lse_not_merged", false},
       {Bug::kOldOutNotScaled, "old_out_not_scaled", false},

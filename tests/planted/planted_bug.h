@@ -28,6 +28,8 @@ enum class Bug {
   kDbiasOfOneRank,     // dbias is not summed over the ranks
   kOffsetOfOneRank,    // the gradient of the softmax offset is not summed over the ranks
   kPaddingNotZeroed,   // the padding rows of out and lse are not written
+  kLastTileZero,  // the last rows of an output are zero: output seed % 16 of the case, 64 rows, or 8 from seed 16 on, or 1 from 32 on
+  kLastTileBefore,  // they hold the rows before them
   // In the host's kernels.
   kOffsetPerBlock,     // the softmax offset is added to the denominator with every block
   kLseNotMerged,       // out is merged with the out of an earlier block, but lse is not

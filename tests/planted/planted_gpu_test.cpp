@@ -25,7 +25,20 @@ TEST_CASE("without a bug every cell passes on a GPU") {
 TEST_CASE("the suite catches each bug of the schedules on a GPU") {
   if (!HasGpu()) return;
   for (const PlantableBug& bug : PlantableBugs()) {
-    if (bug.on_gpus && !IsOfFp8(bug)) CatchesBug(bug, kOnGpu);
+    if (bug.on_gpus && !IsOfFp8(bug) && !IsOfLastTile(bug)) CatchesBug(bug, kOnGpu);
+  }
+}
+
+TEST_CASE("both references see the last tile of each output of long sequences on a GPU") {
+  if (!HasGpu()) return;
+  for (const PlantableBug& bug : PlantableBugs()) {
+    for (const int world_size : {1, 2, 3, 4}) {
+      for (const int seqlen : {512, 4096, 16384, 65536}) {
+        if (IsOfLastTile(bug))
+          CatchesLastTiles(bug, world_size, seqlen, seqlen <= 4096, seqlen != 65536,
+                           {"--backend", "cuda", "--transport", "peer"});
+      }
+    }
   }
 }
 

@@ -19,7 +19,15 @@ TEST_CASE("every cell passes in the patched daemon when no bug is selected") { P
 TEST_CASE("the suite catches each planted bug") {
   REQUIRE(PlantableBugs().size() >= 25);
   for (const PlantableBug& bug : PlantableBugs()) {
-    if (!IsOfFp8(bug)) CatchesBug(bug, kOnHost);
+    if (!IsOfFp8(bug) && !IsOfLastTile(bug)) CatchesBug(bug, kOnHost);
+  }
+}
+
+TEST_CASE("both references see the last tile of each output") {
+  for (const PlantableBug& bug : PlantableBugs()) {
+    for (const int world_size : {1, 2, 3, 4}) {
+      if (IsOfLastTile(bug)) CatchesLastTiles(bug, world_size, 512, true, true, {"--backend", "host"});
+    }
   }
 }
 

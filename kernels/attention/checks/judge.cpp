@@ -59,11 +59,24 @@ double CancellationFactor(std::uint64_t heads) {
 // fp8: see JudgeFp8. The RMS error of a cast is 2.65 % (E4M3) and 5.3 % (E5M2), and sums of randomly signed terms keep it, so
 // that two right results have the same error within a few per cent, and none of them is too large or too small by 1 %. The largest
 // error is that of one cast of an outlier, which may happen to be small in one of them: it differs by up to 2.4 times.
-constexpr double kFp8Most = 1.25, kFp8Largest = 3, kFp8Least = 0.7, kFp8Floor = 2e-3, kFp8Gain = 2e-2;
+constexpr double kFp8Most = 1.25, kFp8Largest = 3, kFp8Least = 0.7, kFp8Floor = 2e-3,
+                 kFp8Gain = 2e-2;
 // Two right runs differ by up to the square root of 2 times plain's error, since their casts round independently: P is cast relative
 // to the running maximum of each block, and dS and results with each run's own scale. Inputs with outliers have few elements
 // that carry the RMS, and the error of a right run is then up to 1.4 times that of another.
 constexpr double kFp8NoCp = 2;
+
+// Blocks: see JudgeBlock. A row of 64 that is missing is an RMS of 12.5 % of the block's, and an error as large as its elements.
+// Two right results are apart by at most one unit in the last place of the largest element (2 unit roundoffs) and, in RMS, by a
+// third of a unit roundoff. The error of delta, from the rounding of a row of out, is 0.4 unit roundoffs of the terms.
+constexpr double kBlockPlain = 4, kBlockRoundings = 8, kBlockTerms = 2, kBlockLargestTerms = 4;
+// Terms that are too small for fp16 (2^-24), or for fp32 and bf16 (2^-126), become zero, and an element is a sum of many. ALiBi has such
+// probabilities far from the diagonal.
+constexpr double kFp16SmallestTerms = 0x1p-20, kSmallestTerms = 0x1p-116;
+// In fp8 the RMS of a block's error is up to 1.06 times plain's and the largest error 2.3 times. Without CP the largest is up to one
+// step of E5M2, a quarter of the largest element. The noise of fp32 is that of sums of terms with random signs.
+constexpr double kFp8BlockMost = 1.5, kFp8BlockFloor = 0.02, kFp8BlockLargestFloor = 0.1;
+constexpr double kFp8BlockNoCp = 0.2, kFp8BlockNoCpLargest = 0.4, kFp32Terms = 0x1p-16;
 
 double UnitRoundoff(Dtype dtype) {
   switch (dtype) {
@@ -124,6 +137,16 @@ double RelativeError(const CompareStats& stats) {
   const double error = Rms(stats.sum_sq_err, stats.count);
   const double reference = Rms(stats.sum_sq_ref, stats.count);
   return error == 0 ? 0 : error / (reference > 0 ? reference : kNoise);
+}
+
+struct BlockLimits {
+  double rms = 0, largest = 0;
+};
+
+double OverLimits(const BlockStats& block, const BlockLimits& limits) {
+  const auto over = [](double error, double limit) { return error == 0 ? 0 : error / limit; };
+  return std::max(over(Rms(block.sum_sq_err, block.count), limits.rms),
+                  over(block.max_abs_err, limits.largest));
 }
 
 Verdict Describe(const CompareStats& stats, double tolerance) {
@@ -277,6 +300,48 @@ Verdict JudgeOracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours,
   return verdict;
 }
 
+double JudgeBlock(CheckedTensor tensor, Dtype dtype, const BlockStats& block, const BlockStats* plain,
+                  const BlockStats* values, const GradientTerms& terms) {
+  BlockLimits limits;
+  double factor = kBlockPlain;
+  if (tensor == CheckedTensor::kLse) {
+    limits.rms = limits.largest = kLseFloor * std::max(1.0, block.max_abs_ref);
+    factor = kLseFactor;
+  } else {
+    const double rounding = UnitRoundoff(dtype);
+    double least = dtype == Dtype::kFp16 ? kFp16SmallestTerms : kSmallestTerms;
+    if (tensor == CheckedTensor::kDbias) least += NoiseOf(tensor, dtype, terms, block.count);
+    limits.rms = kBlockRoundings * rounding * Rms(block.sum_sq_ref, block.count) + least;
+    limits.largest = kBlockRoundings * rounding * block.max_abs_ref + least;
+    if (values) {
+      limits.rms += kBlockTerms * rounding * terms.of_values * Rms(values->sum_sq_ref, values->count);
+      limits.largest += kBlockLargestTerms * rounding * terms.of_values * values->max_abs_ref;
+    }
+  }
+  if (plain) {
+    limits.rms += factor * Rms(plain->sum_sq_err, plain->count);
+    limits.largest += factor * plain->max_abs_err;
+  }
+  return OverLimits(block, limits);
+}
+
+double JudgeBlockFp8(const BlockStats& block, const BlockStats* plain, const BlockStats* values,
+                     const GradientTerms& terms) {
+  const double rms = Rms(block.sum_sq_ref, block.count), largest = block.max_abs_ref;
+  BlockLimits limits{kFp8BlockNoCp * rms, kFp8BlockNoCpLargest * largest};
+  if (plain) {
+    limits = {kFp8BlockMost * Rms(plain->sum_sq_err, plain->count) + kFp8BlockFloor * rms,
+              kFp8Largest * plain->max_abs_err + kFp8BlockLargestFloor * largest};
+  }
+  limits.rms += kSmallestTerms;
+  limits.largest += kSmallestTerms;
+  if (values) {
+    limits.rms += kFp32Terms * terms.of_values * Rms(values->sum_sq_ref, values->count);
+    limits.largest += kFp32Terms * terms.of_values * values->max_abs_ref;
+  }
+  return OverLimits(block, limits);
+}
+
 Verdict JudgeFp8(const CompareStats& ours, const CompareStats& plain_here) {
   Verdict verdict = Describe(ours, ours.largest_bound);
   const double error = Rms(ours.sum_sq_err, ours.count), plain = Rms(plain_here.sum_sq_err, plain_here.count);
@@ -289,7 +354,8 @@ Verdict JudgeFp8(const CompareStats& ours, const CompareStats& plain_here) {
     return stats.sum_sq_ref > 0 ? std::abs(stats.sum_err_ref / stats.sum_sq_ref) : 0;
   };
   verdict.ok = verdict.ok && ours.max_abs_err <= largest && gain(ours) <= gain(plain_here) + kFp8Gain &&
-               error <= kFp8Most * plain + kFp8Floor * reference && error >= kFp8Least * plain;
+               error <= kFp8Most * plain + kFp8Floor * reference &&
+               error >= kFp8Least * plain;
   return verdict;
 }
 

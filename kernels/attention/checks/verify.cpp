@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iomanip>
 #include <limits>
+#include <sstream>
 
 #include "kernels/attention/checks/host/check_kernels.h"
 #include "kernels/attention/checks/oracle_alibi.h"
@@ -15,6 +17,8 @@
 
 namespace cppool::kernels {
 namespace {
+
+constexpr double kInputVariance = 1.0 / 3;  // of philox.h's values
 
 // The initial value of a result, with which a comparison that did not run fails.
 CompareStats NotCompared() {
@@ -40,8 +44,19 @@ void Add(CompareStats& sum, const CompareStats& part) {
 CheckedTensor KindOf(const TensorSet::Tensor& tensor) { return std::get<CheckedTensor>(tensor.info.kind); }
 bool IsWhole(const TensorSet::Tensor& tensor) { return tensor.info.rows_of == TensorRows::kWhole; }
 
+// Elements of a row for each head.
+std::int64_t DimOf(const TensorSet::Tensor& tensor, const AttentionSpec& spec) {
+  return tensor.info.columns / (tensor.info.rows_of == TensorRows::kKeys ? spec.kv_heads : spec.heads);
+}
+std::int64_t BiasMatrices(const AttentionSpec& spec) {
+  return (spec.bias_shape.batch ? spec.batch : 1) * (spec.bias_shape.heads ? spec.heads : 1);
+}
+
 GradientTerms TermsOf(const AttentionSpec& spec, CheckedTensor kind) {
   GradientTerms terms{1, spec.scale, spec.scale * std::sqrt(spec.dim_qk)};
+  terms.of_values = spec.scale * std::sqrt(spec.dim_v) * kInputVariance;
+  // UnevenFactor: K is 4 times as large as other inputs, and V a quarter.
+  if (spec.fp8) terms.of_values *= kind == CheckedTensor::kDk ? 0.25 : 4;
   if (kind == CheckedTensor::kDbias)
     terms.summed = (spec.bias_shape.batch ? 1.0 : spec.batch) * (spec.bias_shape.heads ? 1.0 : spec.heads);
   if (kind == CheckedTensor::kDsoftmaxOffset)
@@ -68,6 +83,7 @@ Verifier::Verifier(cppool_runtime* runtime, const AttentionSpec& spec, CheckKern
 void Verifier::AgainstNoCp() {
   struct Comparison {
     CompareStats *values, *padding;  // NULL: the rank has no such rows
+    BlockResults blocks;
   };
   std::vector<Comparison> comparisons;
   Results<CompareStats> results(rt_, 2 * local_.outputs().size(), NotCompared());
@@ -86,18 +102,18 @@ void Verifier::AgainstNoCp() {
     args.rows = tensor.rows;
     args.relative = ToleranceNoCp(KindOf(tensor), DtypeOf(KindOf(tensor)), gqa()).relative;
     if (!IsWhole(tensor)) {
-      const RankRows& rows = tokens_.of(tensor.info);
-      const auto key = std::make_pair(&rows, -1);
-      if (rows_.find(key) == rows_.end()) {
-        std::vector<std::int64_t> whole;
-        for (const std::int64_t row : rows.tokens) whole.push_back(rows.whole[row]);
-        rows_[key] = {Upload(rows.tokens), Upload(whole), static_cast<std::int64_t>(whole.size())};
-      }
-      args.a_rows = rows_[key].rows;
-      args.b_rows = rows_[key].positions;
-      args.rows = rows_[key].count;
+      const Rows& rows = RowsOf(tokens_.of(tensor.info), kAll);
+      args.a_rows = rows.rows;
+      args.b_rows = rows.positions;
+      args.rows = rows.count;
     }
-    Comparison comparison{args.rows ? results.Next() : nullptr, nullptr};
+    Comparison comparison{args.rows ? results.Next() : nullptr, nullptr, {}};
+    const CheckedTensor kind = KindOf(tensor);
+    if (kind == CheckedTensor::kDbias)
+      comparison.blocks = Divide(BlocksOfBias(0, BiasMatrices(spec_)), kBlockRows, args);
+    // The tolerance of lse is a few roundings already.
+    if (args.rows && !IsWhole(tensor) && kind != CheckedTensor::kLse)
+      comparison.blocks = Divide(RowsOf(tokens_.of(tensor.info), kAll).blocks, DimOf(tensor, spec_), args);
     if (args.rows) kernels_.Compare(args, comparison.values, rt_->stream);
     if (!IsWhole(tensor) && !tokens_.of(tensor.info).padding.empty()) {
       args.a_rows = Upload(tokens_.of(tensor.info).padding);
@@ -106,6 +122,8 @@ void Verifier::AgainstNoCp() {
       args.b_rows = nullptr;
       args.b_stride = 0;
       args.relative = 0;
+      args.row_blocks = nullptr;
+      args.blocks = nullptr;
       comparison.padding = results.Next();
       kernels_.Compare(args, comparison.padding, rt_->stream);
     }
@@ -113,9 +131,12 @@ void Verifier::AgainstNoCp() {
   }
   Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
 
+  BlocksOf blocks;
+  for (std::size_t i = 0; i < comparisons.size(); ++i)
+    blocks[KindOf(local_.outputs()[i])] = {comparisons[i].blocks};
   for (std::size_t i = 0; i < comparisons.size(); ++i) {
     const CheckedTensor kind = KindOf(local_.outputs()[i]);
-    const auto [values, padding] = comparisons[i];
+    const auto [values, padding, of_blocks] = comparisons[i];
     Verdict verdict;
     if (values && IsCast(kind)) {
       const auto& [ours, plain_here] = sampled_[kind];
@@ -126,6 +147,7 @@ void Verifier::AgainstNoCp() {
       verdict.tolerance = ToleranceNoCp(kind, DtypeOf(kind), gqa()).absolute;
       verdict.ok = true;
     }
+    JudgeBlocks(kind, "no_cp", blocks, verdict);
     if (padding) {
       const Verdict zero = JudgePadding(*padding);
       verdict.ok = verdict.ok && zero.ok;
@@ -198,6 +220,10 @@ void Verifier::AgainstOracle() {
   CompareHeads(sample.whole_heads, mine.exact, mine.plain, results, stats);
   Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
 
+  BlocksOf blocks;
+  for (const auto& [kind, parts] : stats) {
+    for (const Stats& part : parts) blocks[kind].push_back(part.blocks);
+  }
   for (const TensorSet::Tensor& tensor : local_.outputs()) {
     const CheckedTensor kind = KindOf(tensor);
     CompareStats ours, plain_here;
@@ -208,11 +234,12 @@ void Verifier::AgainstOracle() {
     }
     if (IsCast(kind)) sampled_[kind] = {ours, plain_here};
     // The count is 0 if the rank holds no token of the sample, or if the sum was too much work.
-    if (ours.count > 0)
-      report_.Check(kind, "oracle",
-                    IsCast(kind) ? JudgeCasts(stats[kind])
-                                 : JudgeOracle(kind, DtypeOf(kind), ours, plain_[kind], plain_here,
-                                               TermsOf(spec_, kind)));
+    if (ours.count == 0) continue;
+    Verdict verdict =
+        IsCast(kind) ? JudgeCasts(stats[kind])
+                     : JudgeOracle(kind, DtypeOf(kind), ours, plain_[kind], plain_here, TermsOf(spec_, kind));
+    JudgeBlocks(kind, "oracle", blocks, verdict);
+    report_.Check(kind, "oracle", verdict);
   }
 }
 
@@ -232,7 +259,8 @@ Verdict Verifier::JudgeCasts(const std::vector<Stats>& parts) const {
   }
   Verdict verdict = JudgeFp8(ours, plain_here);
   for (const Stats& part : parts) {
-    if (part.ours->count >= kFp8Samples) verdict.ok = verdict.ok && JudgeFp8(*part.ours, *part.plain_here).ok;
+    if (part.ours->count >= kFp8Samples)
+      verdict.ok = verdict.ok && JudgeFp8(*part.ours, *part.plain_here).ok;
   }
   return verdict;
 }
@@ -364,10 +392,9 @@ void Verifier::ComparePair(const OraclePair& pair, const OracleOutputs& exact, c
     if (IsWhole(tensor)) continue;
     const CheckedTensor kind = KindOf(tensor);
     const bool of_queries = tensor.info.rows_of == TensorRows::kQueries;
-    const Rows rows = RowsOf(tokens_.of(tensor.info), pair.sequence);
+    const Rows& rows = RowsOf(tokens_.of(tensor.info), pair.sequence);
     if (rows.count == 0) continue;
-    const int heads = of_queries ? spec_.heads : spec_.kv_heads;
-    const std::int64_t heads_here = of_queries ? group() : 1, dim = tensor.info.columns / heads;
+    const std::int64_t heads_here = of_queries ? group() : 1, dim = DimOf(tensor, spec_);
     CompareArgs args;
     args.a = {tensor.data.get(), tensor.info.dtype};
     args.a_rows = rows.rows;
@@ -377,7 +404,9 @@ void Verifier::ComparePair(const OraclePair& pair, const OracleOutputs& exact, c
     args.b_rows = rows.positions;
     args.b_stride = args.columns = heads_here * dim;
     args.rows = rows.count;
-    const Stats result{results.Next(), results.Next(), results.Next()};
+    Stats result{results.Next(), results.Next(), results.Next()};
+    result.blocks = Divide(rows.blocks, dim, args);
+    result.blocks.first_head = static_cast<std::size_t>(pair.kv_head * heads_here);
     if (IsCast(kind)) args.bound = bounds.of(kind).get<double>();
     kernels_.Compare(args, result.ours, rt_->stream);
     args.bound = nullptr;
@@ -385,8 +414,10 @@ void Verifier::ComparePair(const OraclePair& pair, const OracleOutputs& exact, c
     args.a_rows = rows.positions;
     args.a_offset = 0;
     args.a_stride = args.columns;
+    result.blocks.plain = Divide(rows.blocks, dim, args).ours;
     kernels_.Compare(args, result.plain_here, rt_->stream);
-    args.a_rows = args.b_rows = nullptr;
+    args.a_rows = args.b_rows = args.row_blocks = nullptr;
+    args.blocks = nullptr;
     args.rows = (of_queries ? spec_.queries : spec_.keys).length[pair.sequence];
     kernels_.Compare(args, result.plain, rt_->stream);
     stats[kind].push_back(result);
@@ -411,10 +442,13 @@ void Verifier::CompareBias(const BiasUnit& unit, const OracleOutputs& exact, con
   args.b = {exact.dbias.get(), Dtype::kFp64};
   args.a_stride = args.b_stride = args.columns = keys;
   args.rows = rows;
-  const Stats result = StatsOfWhole(results);
+  Stats result = StatsOfWhole(results);
+  const RowBlocks& blocks = BlocksOfBias(unit.batch * all_heads + unit.head, unit.heads);
+  result.blocks = Divide(blocks, kBlockRows, args);
   kernels_.Compare(args, result.ours, rt_->stream);
   args.a = {plain.dbias.get(), Dtype::kFp64};
   args.a_offset = 0;
+  result.blocks.plain = Divide(blocks, kBlockRows, args).ours;
   kernels_.Compare(args, result.plain, rt_->stream);
   stats[CheckedTensor::kDbias].push_back(result);
 }
@@ -440,21 +474,97 @@ void Verifier::CompareHeads(const std::vector<int>& kv_heads, const OracleOutput
   }
 }
 
-Verifier::Rows Verifier::RowsOf(const RankRows& rank, int sequence) {
+const Verifier::Rows& Verifier::RowsOf(const RankRows& rank, int sequence) {
   const auto key = std::make_pair(&rank, sequence);
   if (const auto known = rows_.find(key); known != rows_.end()) return known->second;
   std::vector<std::int64_t> rows, positions;
+  std::vector<RowBlock> blocks;
   const auto& segments = rank.layout.segments;
   const auto first = std::partition_point(segments.begin(), segments.end(),
                                           [&](const Segment& s) { return s.sequence < sequence; });
-  for (auto segment = first; segment != segments.end() && segment->sequence == sequence; ++segment) {
+  for (auto segment = first; segment != segments.end() && (sequence == kAll || segment->sequence == sequence);
+       ++segment) {
     for (std::int64_t i = 0; i < segment->length; ++i) {
-      rows.push_back(segment->row + i * rank.layout.row_step);
-      positions.push_back(segment->position + i);
+      const std::int64_t row = segment->row + i * rank.layout.row_step;
+      rows.push_back(row);
+      positions.push_back(sequence == kAll ? rank.whole[row] : segment->position + i);
     }
+    AddBlocks(segment->sequence, segment->position, segment->length, blocks);
   }
   const auto count = static_cast<std::int64_t>(rows.size());
-  return rows_[key] = {Upload(rows), Upload(positions), count};
+  return rows_[key] = {Upload(rows), Upload(positions), count, UploadBlocks(std::move(blocks))};
+}
+
+const Verifier::RowBlocks& Verifier::BlocksOfBias(std::int64_t first, std::int64_t matrices) {
+  std::vector<RowBlock> blocks;
+  for (std::int64_t i = 0; i < matrices; ++i)
+    AddBlocks(first + i, 0, spec_.bias_shape.queries ? spec_.seqlen_q : 1, blocks);
+  return bias_blocks_.emplace_back(UploadBlocks(std::move(blocks)));
+}
+
+void Verifier::AddBlocks(std::int64_t of, std::int64_t begin, std::int64_t rows,
+                         std::vector<RowBlock>& blocks) {
+  for (const std::int64_t end = begin + rows; begin < end; begin += kBlockRows)
+    blocks.push_back({of, begin, std::min(begin + kBlockRows, end)});
+}
+
+Verifier::RowBlocks Verifier::UploadBlocks(std::vector<RowBlock> blocks) {
+  std::vector<std::int64_t> begins = {0};
+  for (const RowBlock& block : blocks) begins.push_back(begins.back() + block.end - block.begin);
+  return {Upload(begins), std::move(blocks)};
+}
+
+Verifier::BlockResults Verifier::Divide(const RowBlocks& rows, std::int64_t columns, CompareArgs& args) {
+  args.row_blocks = rows.begins;
+  args.row_block_count = static_cast<std::int64_t>(rows.each.size());
+  args.block_columns = columns;
+  const std::int64_t across = args.ColumnBlocks();
+  args.blocks =
+      block_stats_.emplace_back(rt_, static_cast<std::size_t>(args.row_block_count * across)).begin();
+  return {args.blocks, nullptr, &rows.each, static_cast<std::size_t>(across), 0};
+}
+
+void Verifier::JudgeBlocks(CheckedTensor kind, const char* against, const BlocksOf& blocks,
+                           Verdict& verdict) {
+  const auto of_kind = blocks.find(kind);
+  if (of_kind == blocks.end()) return;
+  // The terms of dq and dk have the probabilities that those of out and dv have, in the same rows.
+  const auto values = kind == CheckedTensor::kDq   ? blocks.find(CheckedTensor::kOut)
+                      : kind == CheckedTensor::kDk ? blocks.find(CheckedTensor::kDv)
+                                                   : blocks.end();
+  const GradientTerms terms = TermsOf(spec_, kind);
+  const BlockResults* worst = nullptr;
+  std::size_t worst_at = 0;
+  for (std::size_t part = 0; part < of_kind->second.size(); ++part) {
+    const BlockResults& found = of_kind->second[part];
+    for (std::size_t i = 0; i < found.count(); ++i) {
+      const BlockStats* const plain = found.plain ? found.plain + i : nullptr;
+      const BlockStats* const of_values = values == blocks.end() ? nullptr : values->second[part].ours + i;
+      const double ratio = IsCast(kind)
+                               ? JudgeBlockFp8(found.ours[i], plain, of_values, terms)
+                               : JudgeBlock(kind, DtypeOf(kind), found.ours[i], plain, of_values, terms);
+      if (ratio <= verdict.block_ratio) continue;
+      verdict.block_ratio = ratio;
+      worst = &found;
+      worst_at = i;
+    }
+  }
+  if (verdict.block_ratio <= 1) return;
+  verdict.ok = false;
+  const RowBlock& rows = (*worst->rows)[worst_at / worst->columns];
+  const std::size_t column = worst_at % worst->columns;
+  std::ostringstream text;
+  text << NameOf(kind) << " against " << against << ": ";
+  if (kind == CheckedTensor::kDbias) {
+    text << "keys from " << column * kBlockRows << " on and queries " << rows.begin << " to " << rows.end - 1
+         << " of matrix " << rows.of;
+  } else {
+    text << "tokens " << rows.begin << " to " << rows.end - 1 << " of sequence " << rows.of << ", head "
+         << worst->first_head + column;
+  }
+  text << ": the error is " << std::setprecision(3) << verdict.block_ratio
+       << " times the limit of this block";
+  verdict.block = text.str();
 }
 
 template <typename T>

@@ -43,16 +43,43 @@ class Verifier {
   void AgainstNoCp();
 
  private:
+  // Rows of one tensor that a comparison divides into blocks: of one sequence, or of one matrix of dbias.
+  struct RowBlock {
+    std::int64_t of, begin, end;  // positions
+  };
+  struct RowBlocks {
+    const std::int64_t* begins;  // device; see CompareArgs
+    std::vector<RowBlock> each;
+  };
+  static void AddBlocks(std::int64_t of, std::int64_t begin, std::int64_t rows,
+                        std::vector<RowBlock>& blocks);
+  RowBlocks UploadBlocks(std::vector<RowBlock> blocks);
   struct Rows {  // device arrays of `count` elements
     const std::int64_t* rows;
     const std::int64_t* positions;
     std::int64_t count;
+    RowBlocks blocks;
+  };
+  // What a comparison found in its blocks.
+  struct BlockResults {
+    const BlockStats *ours = nullptr, *plain = nullptr;  // [rows][columns]; plain: NULL against no_cp
+    const std::vector<RowBlock>* rows = nullptr;
+    std::size_t columns = 0;
+    std::size_t first_head = 0;  // that of column 0
+    std::size_t count() const { return rows ? rows->size() * columns : 0; }
   };
   struct Stats {
     CompareStats *ours, *plain, *plain_here;  // see JudgeOracle
+    BlockResults blocks = {};
   };
   using StatsOf = std::map<CheckedTensor, std::vector<Stats>>;
   static Stats StatsOfWhole(Results<CompareStats>& results);
+  // Makes room for what a comparison finds in blocks of these rows and of `columns` columns.
+  BlockResults Divide(const RowBlocks& rows, std::int64_t columns, CompareArgs& args);
+  // Of `matrices` matrices of dbias, from number `first` on.
+  const RowBlocks& BlocksOfBias(std::int64_t first, std::int64_t matrices);
+  using BlocksOf = std::map<CheckedTensor, std::vector<BlockResults>>;
+  void JudgeBlocks(CheckedTensor kind, const char* against, const BlocksOf& blocks, Verdict& verdict);
 
   void RunOracle(const OraclePair& pair, bool rounded, const OracleOutputs& to, const OracleOutputs& bounds,
                  bool dbias);
@@ -68,7 +95,9 @@ class Verifier {
                    Results<CompareStats>& results, StatsOf& stats);
   void CompareHeads(const std::vector<int>& kv_heads, const OracleOutputs& exact, const OracleOutputs& plain,
                     Results<CompareStats>& results, StatsOf& stats);
-  Rows RowsOf(const RankRows& rows, int sequence);
+  // Of the sequence; of all with `sequence` kAll, and `positions` are then rows of the whole buffer.
+  static constexpr int kAll = -1;
+  const Rows& RowsOf(const RankRows& rows, int sequence);
   // Copies to device memory that lives as long as the Verifier.
   template <typename T>
   const T* Upload(const std::vector<T>& values);
@@ -91,6 +120,8 @@ class Verifier {
   // fp8: this rank's and plain attention's errors on this rank's rows of the sample.
   std::map<CheckedTensor, std::pair<CompareStats, CompareStats>> sampled_;
   const Fp8Problem* fp8_ = nullptr;
+  std::deque<HostArray<BlockStats>> block_stats_;
+  std::deque<RowBlocks> bias_blocks_;
 };
 
 // The maximum number of bytes of the oracle's results and workspace on a rank, on the host or on a GPU.

@@ -1,5 +1,6 @@
-// One pass over both tensors: each block reduces its share of the elements to a CompareStats, and a second launch of one block
-// reduces these. The shares and the order of the additions are the same on every device, so the result has the same bits.
+// One pass over both tensors. A thread block takes one block of the comparison after another, 64 rows of a head: it reduces the
+// elements of each to a BlockStats, and all of its elements to a CompareStats. A second launch of one thread block reduces these.
+// The shares and the order of the additions are the same on every device, so the result has the same bits.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -58,54 +59,72 @@ CPPOOL_HOST_DEVICE void Read(const void* data, Dtype dtype, std::int64_t at, dou
 }
 
 // `bound`: NULL, or of the element.
-__device__ void Add(double a, double b, double relative, const double* bound, CompareStats& stats) {
+__device__ void Add(double a, double b, double relative, const double* bound, BlockStats& block,
+                    CompareStats& stats) {
   if (!isfinite(a) || !isfinite(b)) {
     stats.mismatches += a == b ? 0 : 1;  // equal infinities are no error; NaN equals nothing
     return;
   }
   const double error = fabs(a - b);
   const double reference = fabs(b);
-  stats.max_abs_err = fmax(stats.max_abs_err, error);
-  stats.max_abs_ref = fmax(stats.max_abs_ref, reference);
+  block.max_abs_err = fmax(block.max_abs_err, error);
+  block.max_abs_ref = fmax(block.max_abs_ref, reference);
   stats.max_excess = fmax(stats.max_excess, error - relative * reference);
-  stats.sum_sq_err += error * error;
-  stats.sum_sq_ref += reference * reference;
+  block.sum_sq_err += error * error;
+  block.sum_sq_ref += reference * reference;
   stats.sum_err_ref += (a - b) * b;
   if (!bound) return;
   stats.max_of_bound = fmax(stats.max_of_bound, error / *bound);
   stats.largest_bound = fmax(stats.largest_bound, *bound);
 }
 
-__device__ void Merge(const CompareStats& from, CompareStats& to) {
+// The members that both have.
+template <typename From, typename To>
+__device__ void MergeErrors(const From& from, To& to) {
   to.max_abs_err = fmax(to.max_abs_err, from.max_abs_err);
   to.max_abs_ref = fmax(to.max_abs_ref, from.max_abs_ref);
-  to.max_excess = fmax(to.max_excess, from.max_excess);
   to.sum_sq_err += from.sum_sq_err;
   to.sum_sq_ref += from.sum_sq_ref;
+}
+
+__device__ void Merge(const BlockStats& from, BlockStats& to) { MergeErrors(from, to); }
+__device__ void Merge(const CompareStats& from, CompareStats& to) {
+  MergeErrors(from, to);
+  to.max_excess = fmax(to.max_excess, from.max_excess);
   to.sum_err_ref += from.sum_err_ref;
   to.max_of_bound = fmax(to.max_of_bound, from.max_of_bound);
   to.largest_bound = fmax(to.largest_bound, from.largest_bound);
   to.mismatches += from.mismatches;
 }
 
-// Returns the block's sum in thread 0. The tree of additions is fixed.
-__device__ CompareStats ReduceBlock(CompareStats stats) {
-  __shared__ alignas(CompareStats) unsigned char shared[kWarps * sizeof(CompareStats)];
-  CompareStats* warps = reinterpret_cast<CompareStats*>(
-      shared);  // shared variables may not have initializers, and CompareStats has
-  for (int distance = 16; distance > 0; distance /= 2) {
-    CompareStats other;
-    other.max_abs_err = __shfl_down_sync(~0u, stats.max_abs_err, distance);
-    other.max_abs_ref = __shfl_down_sync(~0u, stats.max_abs_ref, distance);
-    other.max_excess = __shfl_down_sync(~0u, stats.max_excess, distance);
-    other.sum_sq_err = __shfl_down_sync(~0u, stats.sum_sq_err, distance);
-    other.sum_sq_ref = __shfl_down_sync(~0u, stats.sum_sq_ref, distance);
-    other.sum_err_ref = __shfl_down_sync(~0u, stats.sum_err_ref, distance);
-    other.max_of_bound = __shfl_down_sync(~0u, stats.max_of_bound, distance);
-    other.largest_bound = __shfl_down_sync(~0u, stats.largest_bound, distance);
-    other.mismatches = __shfl_down_sync(~0u, stats.mismatches, distance);
-    Merge(other, stats);
-  }
+// The values of the thread `distance` further on in the warp.
+template <typename Stats>
+__device__ Stats ErrorsFrom(const Stats& stats, int distance) {
+  Stats other;
+  other.max_abs_err = __shfl_down_sync(~0u, stats.max_abs_err, distance);
+  other.max_abs_ref = __shfl_down_sync(~0u, stats.max_abs_ref, distance);
+  other.sum_sq_err = __shfl_down_sync(~0u, stats.sum_sq_err, distance);
+  other.sum_sq_ref = __shfl_down_sync(~0u, stats.sum_sq_ref, distance);
+  return other;
+}
+__device__ BlockStats From(const BlockStats& stats, int distance) { return ErrorsFrom(stats, distance); }
+__device__ CompareStats From(const CompareStats& stats, int distance) {
+  CompareStats other = ErrorsFrom(stats, distance);
+  other.max_excess = __shfl_down_sync(~0u, stats.max_excess, distance);
+  other.sum_err_ref = __shfl_down_sync(~0u, stats.sum_err_ref, distance);
+  other.max_of_bound = __shfl_down_sync(~0u, stats.max_of_bound, distance);
+  other.largest_bound = __shfl_down_sync(~0u, stats.largest_bound, distance);
+  other.mismatches = __shfl_down_sync(~0u, stats.mismatches, distance);
+  return other;
+}
+
+// Returns the thread block's sum in thread 0. The tree of additions is fixed.
+template <typename Stats>
+__device__ Stats Reduce(Stats stats) {
+  __shared__ alignas(Stats) unsigned char shared[kWarps * sizeof(Stats)];
+  Stats* warps = reinterpret_cast<Stats*>(shared);  // shared variables may not have initializers, and Stats has
+  for (int distance = 16; distance > 0; distance /= 2) Merge(From(stats, distance), stats);
+  __syncthreads();  // thread 0 has read what the call before left
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = stats;
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -114,36 +133,50 @@ __device__ CompareStats ReduceBlock(CompareStats stats) {
   return stats;
 }
 
-// Reads n elements at a time: `columns`, strides and offsets must be multiples of n, and the tensors aligned to n elements.
+// Reads n elements at a time: `columns`, `block_columns`, strides and offsets must be multiples of n, and the tensors aligned to n
+// elements.
 template <int n>
 __global__ void __launch_bounds__(kThreads) CompareKernel(CompareArgs args, CompareStats* partials) {
-  const std::int64_t packs = args.columns / n;  // per row
-  const std::int64_t stride = std::int64_t{gridDim.x} * kThreads;
-  const std::int64_t stride_rows = stride / packs;
-  const std::int64_t stride_packs = stride % packs;
-  const std::int64_t first = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  std::int64_t row = first / packs;
-  std::int64_t pack = first % packs;
+  const std::int64_t column_blocks = args.ColumnBlocks();
+  const std::int64_t all = args.RowBlocks() * column_blocks;
   CompareStats stats;
-  while (row < args.rows) {
-    const std::int64_t a_row = args.a_rows ? args.a_rows[row] : row;
-    const std::int64_t b_row = args.b_rows ? args.b_rows[row] : row;
-    double a[n];
-    double b[n];
-    Read<n>(args.a.data, args.a.dtype, a_row * args.a_stride + args.a_offset + pack * n, a);
-    const std::int64_t b_at = b_row * args.b_stride + args.b_offset + pack * n;
-    Read<n>(args.b.data, args.b.dtype, b_at, b);
+  for (std::int64_t at = blockIdx.x; at < all; at += gridDim.x) {
+    const std::int64_t row_block = at / column_blocks;
+    const std::int64_t column = at % column_blocks * args.block_columns;
+    const std::int64_t begin = args.row_blocks ? args.row_blocks[row_block] : row_block * kBlockRows;
+    const std::int64_t end = args.row_blocks ? args.row_blocks[row_block + 1] : begin + kBlockRows;
+    const std::int64_t row_end = end < args.rows ? end : args.rows;
+    const std::int64_t columns_left = args.columns - column;
+    const auto packs = static_cast<unsigned>(  // per row
+        (args.block_columns < columns_left ? args.block_columns : columns_left) / n);
+    std::int64_t row = begin + threadIdx.x / packs;
+    unsigned pack = threadIdx.x % packs;
+    BlockStats block;
+    while (row < row_end) {
+      const std::int64_t a_row = args.a_rows ? args.a_rows[row] : row;
+      const std::int64_t b_row = args.b_rows ? args.b_rows[row] : row;
+      double a[n];
+      double b[n];
+      Read<n>(args.a.data, args.a.dtype, a_row * args.a_stride + args.a_offset + column + pack * n, a);
+      const std::int64_t b_at = b_row * args.b_stride + args.b_offset + column + pack * n;
+      Read<n>(args.b.data, args.b.dtype, b_at, b);
 #pragma unroll
-    for (int e = 0; e < n; ++e)
-      Add(a[e], b[e], args.relative, args.bound ? args.bound + b_at + e : nullptr, stats);
-    row += stride_rows;
-    pack += stride_packs;
-    if (pack >= packs) {
-      pack -= packs;
-      ++row;
+      for (int e = 0; e < n; ++e)
+        Add(a[e], b[e], args.relative, args.bound ? args.bound + b_at + e : nullptr, block, stats);
+      row += kThreads / packs;
+      pack += kThreads % packs;
+      if (pack >= packs) {
+        pack -= packs;
+        ++row;
+      }
     }
+    MergeErrors(block, stats);
+    if (!args.blocks) continue;
+    block = Reduce(block);
+    block.count = static_cast<std::uint64_t>((row_end - begin) * packs * n);
+    if (threadIdx.x == 0) args.blocks[at] = block;
   }
-  stats = ReduceBlock(stats);
+  stats = Reduce(stats);
   if (threadIdx.x == 0) partials[blockIdx.x] = stats;
 }
 
@@ -152,7 +185,7 @@ __global__ void __launch_bounds__(kThreads)
                         CompareStats* result) {
   CompareStats stats;
   for (int i = threadIdx.x; i < count; i += kThreads) Merge(partials[i], stats);
-  stats = ReduceBlock(stats);
+  stats = Reduce(stats);
   stats.count = elements;
   if (threadIdx.x == 0) *result = stats;
 }
@@ -166,7 +199,7 @@ bool Packs(const TensorRef& tensor, std::int64_t stride, std::int64_t offset) {
 }
 
 bool Packs(const CompareArgs& args) {
-  return args.columns % 4 == 0 && Packs(args.a, args.a_stride, args.a_offset) &&
+  return args.columns % 4 == 0 && args.block_columns % 4 == 0 && Packs(args.a, args.a_stride, args.a_offset) &&
          Packs(args.b, args.b_stride, args.b_offset);
 }
 
@@ -182,8 +215,8 @@ void LoadCompare() {
 }
 
 int CompareBlocks(const CompareArgs& args) {
-  const std::int64_t units = args.rows * args.columns / (Packs(args) ? 4 : 1);
-  return static_cast<int>(std::clamp<std::int64_t>((units + kThreads - 1) / kThreads, 1, kMaxBlocks));
+  return static_cast<int>(
+      std::clamp<std::int64_t>(args.RowBlocks() * args.ColumnBlocks(), 1, kMaxBlocks));
 }
 
 void LaunchCompare(const CompareArgs& args, CompareStats* partials, CompareStats* result,

@@ -86,16 +86,20 @@ std::uint64_t DigestOf(const void* data, std::size_t bytes) {
   return sum;
 }
 
+struct Block {
+  std::int64_t row, row_end, column, column_end;
+};
+
 template <typename A, typename B>
-CompareStats CompareRows(const CompareArgs& args) {
-  CompareStats stats;
-  stats.count = static_cast<std::uint64_t>(args.rows * args.columns);
-  for (std::int64_t i = 0; i < args.rows; ++i) {
+BlockStats CompareBlock(const CompareArgs& args, const Block& part, CompareStats& stats) {
+  BlockStats block;
+  block.count = static_cast<std::uint64_t>((part.row_end - part.row) * (part.column_end - part.column));
+  for (std::int64_t i = part.row; i < part.row_end; ++i) {
     const auto* a = static_cast<const typename A::Bits*>(args.a.data) +
                     (args.a_rows ? args.a_rows[i] : i) * args.a_stride + args.a_offset;
     const auto* b = static_cast<const typename B::Bits*>(args.b.data) +
                     (args.b_rows ? args.b_rows[i] : i) * args.b_stride + args.b_offset;
-    for (std::int64_t j = 0; j < args.columns; ++j) {
+    for (std::int64_t j = part.column; j < part.column_end; ++j) {
       const double x = A::ToFloat(a[j]);
       const double y = B::ToFloat(b[j]);
       if (!std::isfinite(x) || !std::isfinite(y)) {
@@ -110,11 +114,33 @@ CompareStats CompareRows(const CompareArgs& args) {
         stats.max_of_bound = std::max(stats.max_of_bound, error / bound);
         stats.largest_bound = std::max(stats.largest_bound, bound);
       }
-      stats.max_abs_err = std::max(stats.max_abs_err, error);
-      stats.max_abs_ref = std::max(stats.max_abs_ref, std::abs(y));
+      block.max_abs_err = std::max(block.max_abs_err, error);
+      block.max_abs_ref = std::max(block.max_abs_ref, std::abs(y));
       stats.max_excess = std::max(stats.max_excess, error - args.relative * std::abs(y));
-      stats.sum_sq_err += error * error;
-      stats.sum_sq_ref += y * y;
+      block.sum_sq_err += error * error;
+      block.sum_sq_ref += y * y;
+    }
+  }
+  stats.max_abs_err = std::max(stats.max_abs_err, block.max_abs_err);
+  stats.max_abs_ref = std::max(stats.max_abs_ref, block.max_abs_ref);
+  stats.sum_sq_err += block.sum_sq_err;
+  stats.sum_sq_ref += block.sum_sq_ref;
+  stats.count += block.count;
+  return block;
+}
+
+template <typename A, typename B>
+CompareStats CompareRows(const CompareArgs& args) {
+  CompareStats stats;
+  BlockStats* to = args.blocks;
+  for (std::int64_t r = 0; r < args.RowBlocks(); ++r) {
+    const std::int64_t begin = args.row_blocks ? args.row_blocks[r] : r * kBlockRows;
+    const std::int64_t end =
+        args.row_blocks ? args.row_blocks[r + 1] : std::min(begin + kBlockRows, args.rows);
+    for (std::int64_t column = 0; column < args.columns; column += args.block_columns) {
+      const Block part{begin, end, column, std::min(column + args.block_columns, args.columns)};
+      const BlockStats block = CompareBlock<A, B>(args, part, stats);
+      if (to) *to++ = block;
     }
   }
   return stats;

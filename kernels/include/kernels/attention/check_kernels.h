@@ -17,6 +17,7 @@
 #include "kernels/attention/layout.h"
 #include "kernels/attention/spec.h"
 #include "kernels/attention/tensor.h"
+#include "kernels/host_device.h"
 
 namespace cppool::kernels {
 
@@ -38,6 +39,13 @@ struct CompareStats {
   std::uint64_t count = 0;
 };
 
+// What a comparison found in one of its blocks, in numbers that are finite on both sides.
+struct BlockStats {
+  double max_abs_err = 0, max_abs_ref = 0, sum_sq_err = 0, sum_sq_ref = 0;
+  std::uint64_t count = 0;
+};
+inline constexpr std::int64_t kBlockRows = 64;
+
 // Compares rows: for each i < rows, `columns` elements at a + a_rows[i] * a_stride + a_offset with those at b
 // likewise.
 struct CompareArgs {
@@ -53,6 +61,19 @@ struct CompareArgs {
   std::int64_t columns = 0;
   double relative = 0;            // relative tolerance for max_excess
   const double* bound = nullptr;  // of each |a - b|, where b's elements are. NULL: none
+  // Blocks: rows row_blocks[i] up to row_blocks[i + 1] (device, of i <= row_block_count; NULL: every kBlockRows rows) times
+  // block_columns columns; the last ones may be smaller.
+  const std::int64_t* row_blocks = nullptr;
+  std::int64_t row_block_count = 0;
+  std::int64_t block_columns = 64;
+  BlockStats* blocks = nullptr;  // [RowBlocks()][ColumnBlocks()], memory as of *result. NULL: not wanted
+
+  CPPOOL_HOST_DEVICE std::int64_t RowBlocks() const {
+    return row_blocks ? row_block_count : (rows + kBlockRows - 1) / kBlockRows;
+  }
+  CPPOOL_HOST_DEVICE std::int64_t ColumnBlocks() const {
+    return (columns + block_columns - 1) / block_columns;
+  }
 };
 
 // fp8: what the oracle reads, casts and bounds beside the rest of OracleArgs. The products of the gradients may read

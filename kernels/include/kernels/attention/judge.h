@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "kernels/attention/check_kernels.h"
 #include "kernels/attention/spec.h"
@@ -52,6 +53,9 @@ struct Verdict {
   std::uint64_t mismatches = 0;  // positions where NaN or infinity differ; they take no part in the errors
   // Against the oracle: our largest error over plain attention's, or over the floor where that is larger. Elsewhere 0.
   double ratio = 0;
+  // JudgeBlock of the worst block; 0: not judged by blocks.
+  double block_ratio = 0;
+  std::string block = {};  // which one, and by how much it fails; empty: none does
 };
 
 // What the noise of a gradient depends on where its exact terms cancel. Where a large scale leaves each query one key,
@@ -63,6 +67,8 @@ struct GradientTerms {
   double summed = 1;
   double scale = 0.125;  // of the logits
   double sharpness = 1;  // the scale over the usual one, 1 / sqrt(head dimension)
+  // dq and dk, where their terms do not cancel, are about this times as large as out and dv of the same block.
+  double of_values = 0;
 };
 
 // A comparison of no elements never holds: a caller with nothing to compare should not ask.
@@ -78,6 +84,20 @@ Verdict JudgeNoCp(CheckedTensor tensor, Dtype dtype, bool gqa, const CompareStat
 // has, `plain` of all.
 Verdict JudgeOracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours, const CompareStats& plain,
                     const CompareStats& plain_here, const GradientTerms& terms = {});
+
+// Blocks: kBlockRows rows of one head, or fewer. The limits above are those of a tensor's largest elements, and the outputs of the last
+// queries and the gradients of the last keys may be far below. Returns the RMS of the block's error over its limit, or the
+// largest error over its limit, whichever is more: at most 1 in a right result.
+//
+// A limit is 8 roundings of the block's elements; with `plain`, of plain attention in the same block, also 4 times its error. For
+// lse a quarter of it, and a few roundings in fp32. Where the terms of dq and dk cancel, their roundings remain: then `values`, the
+// block of out or dv that has the same probabilities, says how large the terms are. NULL: of other tensors.
+double JudgeBlock(CheckedTensor tensor, Dtype dtype, const BlockStats& block, const BlockStats* plain,
+                  const BlockStats* values, const GradientTerms& terms);
+// Of what is cast to fp8: against the oracle 1.5 times plain's RMS and 3 times its largest error, and a floor; without CP (`plain`
+// NULL) 0.2 and 0.4 of the block's elements. Where the terms of dq and dk cancel, the noise of fp32 remains: `values` as above.
+double JudgeBlockFp8(const BlockStats& block, const BlockStats* plain, const BlockStats* values,
+                     const GradientTerms& terms);
 
 // fp8: out, and dq, dk, dv of a backward pass in fp8. Every element is within the bound of its casts
 // (CompareStats::max_of_bound). From kFp8Samples elements on the errors are statistics, too, and like those of plain fp8

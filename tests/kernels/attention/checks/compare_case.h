@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/attention/checks/host_array.h"
 #include "tests/catch.h"
 #include "tests/kernels/attention/checks/check_rank.h"
 
@@ -130,6 +131,52 @@ inline void CheckCompare(const CheckRank& rank, const CompareCase& c, bool speci
   CHECK(Near(got.sum_sq_ref, expected.sum_sq_ref, 1e-12));
   const CompareStats again = rank.Compare(args);
   CHECK((again.sum_sq_err == got.sum_sq_err && again.sum_sq_ref == got.sum_sq_ref));
+
+  // In blocks: every 64 rows, and of 1, 2, 3, ... rows, which the comparison reads on the device.
+  std::vector<std::int64_t> begins = {0};
+  for (std::int64_t length = 1; begins.back() < c.rows; ++length)
+    begins.push_back(std::min(begins.back() + length, c.rows));
+  const Buffer begins_device = rank.Upload(begins);
+  for (const bool table : {false, true}) {
+    for (const std::int64_t block_columns : {8, 7, 192}) {
+      CAPTURE(table, block_columns);
+      args.row_blocks = table ? begins_device.get<std::int64_t>() : nullptr;
+      args.row_block_count = table ? static_cast<std::int64_t>(begins.size()) - 1 : 0;
+      args.block_columns = block_columns;
+      const std::int64_t across = args.ColumnBlocks(), all = args.RowBlocks() * across;
+      if (all > 100000) continue;
+      const HostArray<BlockStats> blocks(rank.rt(), static_cast<std::size_t>(all));
+      args.blocks = blocks.begin();
+      const CompareStats whole = rank.Compare(args);
+      CHECK(whole.mismatches == expected.mismatches);
+      CHECK(whole.max_abs_err == expected.max_abs_err);
+      CHECK(Near(whole.sum_sq_err, expected.sum_sq_err, 1e-12));
+      std::int64_t wrong = 0;
+      for (std::int64_t at = 0; at < all; ++at) {
+        BlockStats block;
+        const std::int64_t begin = table ? begins[at / across] : at / across * kBlockRows;
+        const std::int64_t end = table ? begins[at / across + 1] : std::min(begin + kBlockRows, c.rows);
+        const std::int64_t column = at % across * block_columns;
+        for (std::int64_t i = begin; i < end; ++i) {
+          for (std::int64_t j = column; j < std::min(column + block_columns, c.columns); ++j) {
+            const double x = a[a_rows[i] * c.columns + j];
+            const double y = b[b_rows[i] * pitch + c.offset + j];
+            ++block.count;
+            if (!std::isfinite(x) || !std::isfinite(y)) continue;
+            block.max_abs_err = std::max(block.max_abs_err, std::abs(x - y));
+            block.max_abs_ref = std::max(block.max_abs_ref, std::abs(y));
+            block.sum_sq_err += (x - y) * (x - y);
+            block.sum_sq_ref += y * y;
+          }
+        }
+        const BlockStats& found = blocks.begin()[at];
+        wrong += found.count != block.count || found.max_abs_err != block.max_abs_err ||
+                 found.max_abs_ref != block.max_abs_ref || !Near(found.sum_sq_err, block.sum_sq_err, 1e-12) ||
+                 !Near(found.sum_sq_ref, block.sum_sq_ref, 1e-12);
+      }
+      CHECK(wrong == 0);
+    }
+  }
 }
 
 }  // namespace cppool::kernels::test

@@ -1,9 +1,12 @@
 #include <cmath>
 #include <limits>
+#include <random>
 #include <vector>
 
 #include "kernels/attention/checks/host/check_kernels.h"
+#include "kernels/attention/checks/host_array.h"
 #include "kernels/attention/judge.h"
+#include "kernels/numerics/rounding.h"
 #include "tests/catch.h"
 #include "tests/kernels/attention/checks/check_rank.h"
 
@@ -410,6 +413,120 @@ TEST_CASE("fp8: the bound holds always, and statistics from kFp8Samples elements
 
   CHECK(JudgeBits(0, 10, 0).ok);
   CHECK_FALSE(JudgeBits(1, 10, 0).ok);
+}
+
+// A gradient of one head under a causal mask, whose rows become smaller towards the last key, and what a rank has of it.
+struct Gradient {
+  static constexpr std::int64_t kDim = 64;
+  std::vector<double> exact, ours;
+  explicit Gradient(std::int64_t keys) {
+    std::mt19937 random(7);
+    std::normal_distribution<double> normal(0, 0.577);
+    for (std::int64_t key = 0; key < keys; ++key) {
+      const double size = std::sqrt(1 / (key + 1.0) - 1 / (keys + 1.0));
+      for (std::int64_t d = 0; d < kDim; ++d) {
+        exact.push_back(size * normal(random));
+        ours.push_back(RoundTo(Dtype::kBf16, exact.back() * (1 + 1e-3 * normal(random))));
+      }
+    }
+  }
+  double* Row(std::int64_t from_end) {
+    return &ours[ours.size() - static_cast<std::size_t>(from_end * kDim)];
+  }
+  void Zero(std::int64_t from_end, std::int64_t rows) { std::fill_n(Row(from_end), rows * kDim, 0.0); }
+
+  struct Judged {
+    bool whole;
+    double last;
+  };
+  Judged Judge(const CheckRank& rank, CheckedTensor tensor) const {
+    const Buffer a = rank.Upload(ours), b = rank.Upload(exact);
+    CompareArgs args;
+    args.a = {a.get(), Dtype::kFp64}, args.b = {b.get(), Dtype::kFp64};
+    args.columns = args.a_stride = args.b_stride = kDim;
+    args.rows = static_cast<std::int64_t>(exact.size()) / kDim;
+    args.relative = ToleranceNoCp(tensor, Dtype::kBf16, false).relative;
+    const HostArray<BlockStats> blocks(rank.rt(), static_cast<std::size_t>(args.RowBlocks()));
+    args.blocks = blocks.begin();
+    const CompareStats stats = rank.Compare(args);
+    double worst = 0;
+    for (const BlockStats& block : blocks)
+      worst = std::max(worst, JudgeBlock(tensor, Dtype::kBf16, block, nullptr, nullptr, {}));
+    const double last = JudgeBlock(tensor, Dtype::kBf16, *(blocks.end() - 1), nullptr, nullptr, {});
+    CHECK(worst == last);
+    return {JudgeNoCp(tensor, Dtype::kBf16, false, stats, {}).ok, last};
+  }
+};
+
+TEST_CASE("rows that are missing at the end of a gradient fail their block, if not the tensor") {
+  const CheckRank rank(CreateHostBackend(1), &MakeHostCheckKernels);
+  for (const CheckedTensor tensor : {CheckedTensor::kDk, CheckedTensor::kDv}) {
+    for (const std::int64_t keys : {512, 4096, 16384, 65536}) {
+      for (const std::int64_t rows : {64, 8, 1}) {
+        CAPTURE(NameOf(tensor), keys, rows);
+        Gradient zero(keys), before(keys);
+        zero.Zero(rows, rows);
+        std::copy_n(before.Row(2 * rows), rows * Gradient::kDim, before.Row(rows));
+        for (const Gradient& gradient : {zero, before}) {
+          const Gradient::Judged judged = gradient.Judge(rank, tensor);
+          CHECK(judged.last > 1.2);
+          if (rows < 64 || keys > 512) CHECK(judged.whole);
+        }
+      }
+    }
+  }
+}
+
+BlockStats Block(double rms_error, double largest_error, double rms, double largest) {
+  constexpr double kCount = 4096;
+  return {largest_error, largest, rms_error * rms_error * kCount, rms * rms * kCount,
+          static_cast<std::uint64_t>(kCount)};
+}
+
+TEST_CASE(
+    "a block's limits are 8 roundings, 4 times plain attention's error, and 2 roundings of what cancels") {
+  constexpr double kBf16 = 0x1p-8, kFp16 = 0x1p-11;
+  const auto judge = [](const BlockStats& block, const BlockStats* plain = nullptr,
+                        const BlockStats* values = nullptr, Dtype dtype = Dtype::kBf16) {
+    GradientTerms terms;
+    terms.of_values = 0.5;
+    return JudgeBlock(CheckedTensor::kDq, dtype, block, plain, values, terms);
+  };
+  CHECK(judge(Block(0, 0, 0, 0)) == 0);
+  CHECK(judge(Block(1e-9, 1e-9, 0, 0)) > 1e20);
+  CHECK(judge(Block(8 * kBf16, 0, 1, 4)) == Approx(1));
+  CHECK(judge(Block(0, 8 * kBf16, 1, 1)) == Approx(1));
+  CHECK(judge(Block(8 * kFp16, 0, 1, 1), nullptr, nullptr, Dtype::kFp16) == Approx(1).epsilon(1e-3));
+  // Terms that become zero.
+  CHECK(judge(Block(0x1p-20, 0x1p-20, 0, 0), nullptr, nullptr, Dtype::kFp16) == Approx(1));
+  CHECK(judge(Block(0x1p-116, 0x1p-116, 0, 0)) == Approx(1));
+  const BlockStats plain = Block(0.1, 0.3, 0, 0), values = Block(0, 0, 1, 3);
+  CHECK(judge(Block(0.4, 0.3, 0, 0), &plain) == Approx(1));
+  CHECK(judge(Block(0.1, 1.2, 0, 0), &plain) == Approx(1));
+  CHECK(judge(Block(2 * kBf16 * 0.5, 0, 0, 0), nullptr, &values) == Approx(1));
+  CHECK(judge(Block(0, 4 * kBf16 * 1.5, 0, 0), nullptr, &values) == Approx(1));
+  // lse is fp32, and plain attention rounds its logits.
+  CHECK(JudgeBlock(CheckedTensor::kLse, Dtype::kBf16, Block(1e-4, 0, 9, 10), nullptr, nullptr, {}) ==
+        Approx(1));
+  CHECK(JudgeBlock(CheckedTensor::kLse, Dtype::kBf16, Block(0.025, 0, 0, 0), &plain, nullptr, {}) ==
+        Approx(1).epsilon(1e-3));
+  // dbias sums terms of several heads or sequences.
+  GradientTerms four;
+  four.summed = 4;
+  CHECK(JudgeBlock(CheckedTensor::kDbias, Dtype::kBf16, Block(2e-5, 0, 0, 0), nullptr, nullptr, four) ==
+        Approx(1));
+  const auto fp8 = [](const BlockStats& block, const BlockStats* plain, const BlockStats* values = nullptr) {
+    GradientTerms terms;
+    terms.of_values = 0.5;
+    return JudgeBlockFp8(block, plain, values, terms);
+  };
+  CHECK(fp8(Block(0.15, 0, 0, 0), &plain) == Approx(1));
+  CHECK(fp8(Block(0, 0.9, 0, 0), &plain) == Approx(1));
+  CHECK(fp8(Block(0.15 + 0.02, 0, 1, 1), &plain) == Approx(1));
+  CHECK(fp8(Block(0, 0.9 + 0.1, 1, 1), &plain) == Approx(1));
+  CHECK(fp8(Block(0.2, 0.2, 1, 1), nullptr) == Approx(1));
+  CHECK(fp8(Block(0.1, 0.4, 1, 1), nullptr) == Approx(1));
+  CHECK(fp8(Block(0x1p-17, 0x1p-17, 0, 0), nullptr, &values) == Approx(1));
 }
 
 TEST_CASE("padding passes only if it is exactly 0") {

@@ -176,7 +176,10 @@ TEST_CASE("the oracle on a GPU allocates no more memory than OracleBytes") {
     if (spec.fp8) verifier.UseQuantised(quantised);
     verifier.AgainstOracle();
     const double said = OracleBytes(spec, false, 1);
-    const double tables = 16.0 * static_cast<double>(spec.queries.rows + spec.keys.rows);
+    const auto tokens_of_both = static_cast<double>(spec.queries.rows + spec.keys.rows);
+    // Rows, and where the blocks of each sequence, and of dbias, begin.
+    const double tables = 16.0 * tokens_of_both + 8.0 * (tokens_of_both / kBlockRows + 4.0 * spec.batch) +
+                          8.0 * spec.heads * (static_cast<double>(spec.seqlen_q) / kBlockRows + 2);
     INFO("heads " << spec.heads << "/" << spec.kv_heads << ", q " << spec.seqlen_q << ", kv "
                   << spec.seqlen_kv << ": held " << seam.most - before << ", tables " << tables
                   << ", estimated " << said);
