@@ -59,7 +59,7 @@ double CancellationFactor(std::uint64_t heads) {
 // fp8: see JudgeFp8. The RMS error of a cast is 2.65 % (E4M3) and 5.3 % (E5M2), and sums of randomly signed terms keep it, so
 // that two right results have the same error within a few per cent, and none of them is too large or too small by 1 %. The largest
 // error is that of one cast of an outlier, which may happen to be small in one of them: it differs by up to 2.4 times.
-constexpr double kFp8Most = 1.25, kFp8Largest = 3, kFp8Least = 0.7, kFp8Floor = 2e-3,
+constexpr double kFp8Most = 1.25, kFp8Largest = 3, kFp8Least = 0.7, kFp8LeastOfTwo = 0.25, kFp8Floor = 2e-3,
                  kFp8Gain = 2e-2;
 // Two right runs differ by up to the square root of 2 times plain's error, since their casts round independently: P is cast relative
 // to the running maximum of each block, and dS and results with each run's own scale. Inputs with outliers have few elements
@@ -342,7 +342,7 @@ double JudgeBlockFp8(const BlockStats& block, const BlockStats* plain, const Blo
   return OverLimits(block, limits);
 }
 
-Verdict JudgeFp8(const CompareStats& ours, const CompareStats& plain_here) {
+Verdict JudgeFp8(const CompareStats& ours, const CompareStats& plain_here, const Fp8Terms& terms) {
   Verdict verdict = Describe(ours, ours.largest_bound);
   const double error = Rms(ours.sum_sq_err, ours.count), plain = Rms(plain_here.sum_sq_err, plain_here.count);
   verdict.ratio = plain > 0 ? error / plain : 0;
@@ -350,12 +350,16 @@ Verdict JudgeFp8(const CompareStats& ours, const CompareStats& plain_here) {
   if (ours.count < kFp8Samples) return verdict;
   const double largest = kFp8Largest * plain_here.max_abs_err;
   const double reference = Rms(ours.sum_sq_ref, ours.count);
+  if (terms.cancel && ours.max_abs_ref <= kNoise) {
+    verdict.ok = verdict.ok && ours.max_abs_err <= kNoise;
+    return verdict;
+  }
   const auto gain = [](const CompareStats& stats) {
     return stats.sum_sq_ref > 0 ? std::abs(stats.sum_err_ref / stats.sum_sq_ref) : 0;
   };
   verdict.ok = verdict.ok && ours.max_abs_err <= largest && gain(ours) <= gain(plain_here) + kFp8Gain &&
                error <= kFp8Most * plain + kFp8Floor * reference &&
-               error >= kFp8Least * plain;
+               error >= (terms.two_keys ? kFp8LeastOfTwo : kFp8Least) * plain;
   return verdict;
 }
 

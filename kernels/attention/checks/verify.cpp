@@ -236,7 +236,7 @@ void Verifier::AgainstOracle() {
     // The count is 0 if the rank holds no token of the sample, or if the sum was too much work.
     if (ours.count == 0) continue;
     Verdict verdict =
-        IsCast(kind) ? JudgeCasts(stats[kind])
+        IsCast(kind) ? JudgeCasts(kind, stats[kind])
                      : JudgeOracle(kind, DtypeOf(kind), ours, plain_[kind], plain_here, TermsOf(spec_, kind));
     JudgeBlocks(kind, "oracle", blocks, verdict);
     report_.Check(kind, "oracle", verdict);
@@ -251,18 +251,27 @@ bool Verifier::IsCast(CheckedTensor kind) const {
 }
 
 // Of all parts together, and of each that is large enough to be judged for itself.
-Verdict Verifier::JudgeCasts(const std::vector<Stats>& parts) const {
+Verdict Verifier::JudgeCasts(CheckedTensor kind, const std::vector<Stats>& parts) const {
+  const Fp8Terms terms{kind == CheckedTensor::kDq || kind == CheckedTensor::kDk,
+                       kind == CheckedTensor::kOut && fp8_->out_scale == 0 && TwoKeysInBlocks()};
   CompareStats ours, plain_here;
   for (const Stats& part : parts) {
     Add(ours, *part.ours);
     Add(plain_here, *part.plain_here);
   }
-  Verdict verdict = JudgeFp8(ours, plain_here);
+  Verdict verdict = JudgeFp8(ours, plain_here, terms);
   for (const Stats& part : parts) {
     if (part.ours->count >= kFp8Samples)
-      verdict.ok = verdict.ok && JudgeFp8(*part.ours, *part.plain_here).ok;
+      verdict.ok = verdict.ok && JudgeFp8(*part.ours, *part.plain_here, terms).ok;
   }
   return verdict;
+}
+
+// Whether no step of the schedule has more than two keys of a sequence that are one rank's.
+bool Verifier::TwoKeysInBlocks() const {
+  const bool by_rank = spec_.comm == CpCommType::kP2p || spec_.comm == CpCommType::kAllGather;
+  return by_rank && rt_->world_size > 1 &&
+         *std::max_element(spec_.keys.room.begin(), spec_.keys.room.end()) <= 2 * rt_->world_size;
 }
 
 void Verifier::RunOracle(const OraclePair& pair, bool rounded, const OracleOutputs& to,

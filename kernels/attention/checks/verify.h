@@ -90,7 +90,8 @@ class Verifier {
                    const OracleOutputs& bounds, Results<CompareStats>& results, StatsOf& stats);
   // Whether the errors of the tensor are those of casts to fp8.
   bool IsCast(CheckedTensor kind) const;
-  Verdict JudgeCasts(const std::vector<Stats>& parts) const;
+  Verdict JudgeCasts(CheckedTensor kind, const std::vector<Stats>& parts) const;
+  bool TwoKeysInBlocks() const;
   void CompareBias(const BiasUnit& unit, const OracleOutputs& exact, const OracleOutputs& plain,
                    Results<CompareStats>& results, StatsOf& stats);
   void CompareHeads(const std::vector<int>& kv_heads, const OracleOutputs& exact, const OracleOutputs& plain,

@@ -105,7 +105,16 @@ double JudgeBlockFp8(const BlockStats& block, const BlockStats* plain, const Blo
 // out); the largest at most 3 times; and the result neither too large nor too small altogether, by 2 %
 // more than plain's (truncation for rounding, or a scale that is a little off).
 inline constexpr std::uint64_t kFp8Samples = 65536;
-Verdict JudgeFp8(const CompareStats& ours, const CompareStats& plain_here);
+// Where the statistics above do not apply.
+struct Fp8Terms {
+  // dq or dk: differences of equal fp32 sums where each query sees one key. A tensor whose reference is all below that noise has the
+  // bound, and no error above the noise.
+  bool cancel = false;
+  // out that is not cast itself, with a schedule that casts P for two keys at a time: the larger one is 1 and exact, in plain attention
+  // only the largest of a row. The RMS is then at least 0.25 times plain's.
+  bool two_keys = false;
+};
+Verdict JudgeFp8(const CompareStats& ours, const CompareStats& plain_here, const Fp8Terms& terms = {});
 // Against the same kernels without CP, whose backward pass has the same delta: twice the largest bound, and from kFp8Samples
 // elements on an RMS of twice the relative error of plain fp8 attention, since two right results round independently. `ours`,
 // `plain_here`, `plain`: as in JudgeOracle. Where `ours` has not all elements of `stats`, at least half of the largest

@@ -388,6 +388,17 @@ TEST_CASE("fp8: the bound holds always, and statistics from kFp8Samples elements
   nan.mismatches = 1;
   CHECK_FALSE(JudgeFp8(nan, plain).ok);
   CHECK_FALSE(JudgeFp8({}, plain).ok);
+  // dq that is noise: no statistics, but nothing above the noise.
+  CompareStats noise = off(4, 1, kMany), larger = noise;
+  noise.max_abs_ref = noise.max_abs_err = 1e-6;
+  larger.max_abs_ref = 1e-6, larger.max_abs_err = 2e-5;
+  CHECK(JudgeFp8(noise, plain, {true, false}).ok);
+  CHECK_FALSE(JudgeFp8(noise, plain).ok);
+  CHECK_FALSE(JudgeFp8(larger, plain, {true, false}).ok);
+  // Two keys in a block.
+  CHECK(JudgeFp8(off(0.3 * 0.03, 1, kMany), plain, {false, true}).ok);
+  CHECK_FALSE(JudgeFp8(off(0.3 * 0.03, 1, kMany), plain).ok);
+  CHECK_FALSE(JudgeFp8(off(0.2 * 0.03, 1, kMany), plain, {false, true}).ok);
 
   // Against the run without CP, where the oracle has seen `ours`.
   CompareStats ours = off(0.025, 1, kMany);
