@@ -30,7 +30,7 @@ using protocol::Status;
 constexpr std::size_t kLongestTag = 40;
 constexpr std::chrono::seconds kListLimit{30};  // for the libraries of `list`, which has no deadline
 // Before the deadline: to answer that a library did not open, or what a case has left.
-constexpr std::chrono::milliseconds kAnswerTime{100};
+constexpr std::chrono::milliseconds kAnswerTime{250};
 
 std::int64_t TraceTime(std::chrono::steady_clock::time_point time) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
