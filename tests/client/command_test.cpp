@@ -410,7 +410,7 @@ TEST_CASE(
   CHECK(Json::parse(ran.Last())["summary"]["flaky"] == 0);
 }
 
-TEST_CASE("--retries allows a flaky pass, and asks as often as it says") {
+TEST_CASE("run --retries allows a flaky pass, and asks as often as it says") {
   TemporaryFolder folder;
   const std::string junit = folder.File("junit.xml");
   Ran ran = Cppool(CrashOnce(folder, "pass", {"--retries", "1", "--junit", junit}));
@@ -454,7 +454,7 @@ TEST_CASE("a flaky cell has a column in the table of a suite, and is in its prog
   CHECK(ran.err.find(" 0 failed, 1 flaky, ") != std::string::npos);
 }
 
-TEST_CASE("--times runs each cell so often, and one that ends differently counts once, as flaky") {
+TEST_CASE("run --times runs each cell so often, and one that ends differently counts once, as flaky") {
   TemporaryFolder folder;
   const std::string log = folder.File("log"), junit = folder.File("junit.xml");
   std::vector<std::string> words = {"run",     "--times",    "4",       "--param", "do=nth",
@@ -494,7 +494,7 @@ TEST_CASE("--times runs each cell so often, and one that ends differently counts
   CHECK(Cppool({"run", "--times", "2", "--list"}).code == 2);
 }
 
-TEST_CASE("--until-fail runs all cells again until one fails, or so often") {
+TEST_CASE("run --until-fail runs all cells again until one fails, or so often") {
   TemporaryFolder folder;
   const std::string log = folder.File("log");
   const auto run = [&](const std::string& ends, std::vector<std::string> more) {
@@ -679,7 +679,7 @@ TEST_CASE("a cell's name has the world size of --world-size") {
   CHECK_FALSE(ran.Prints(" W=4"));
 }
 
-TEST_CASE("--world-size takes several, as in bench") {
+TEST_CASE("run --world-size takes several, as in bench") {
   Ran ran = Cppool({"run", "--world-size", "4,2", "--param", "do=pass", "--param", "seed=1,2", "--verbose"});
   CHECK(ran.code == 0);
   CHECK(ran.Last() == "4 passed, 0 failed, 0 skipped");
