@@ -225,11 +225,19 @@ TEST_CASE("the smoke suite has a cell for every pair of values of two axes") {
   };
   std::set<std::pair<std::string, std::string>> met;
   std::set<std::string> threes, names;
+  std::map<std::string, int> few;
   for (const Cell& cell : cells) {
     auto v = values(cell);
+    const std::string layout = v[1], mask = v[2];
+    const bool window = cell.params.value("window_size", Json{-1, 0}) != Json{-1, 0};
+    few["window"] += window && mask == "causal";
+    few["padding"] += layout != "thd" && mask.starts_with("padding");
+    few["thd"] += layout == "thd";
+    few["thd with a window and padding"] +=
+        layout == "thd" && window && cell.params.value("pad_between_seqs", false);
     for (const auto& a : v)
       for (const auto& b : v) met.insert({a, b});
-    threes.insert(v[0] + v[1] + v[2]);
+    if (layout != "thd" && (mask == "causal" || mask == "no_mask")) threes.insert(v[0] + layout + mask);
     names.insert(cell.name);
     CHECK(cell.params["max_seqlen_q"] <= 256);
     CHECK(cell.params["max_seqlen_kv"] <= 256);
@@ -242,6 +250,8 @@ TEST_CASE("the smoke suite has a cell for every pair of values of two axes") {
   }
   CHECK(names.size() == cells.size());
   CHECK(threes.size() == 16);
+  CHECK(few == std::map<std::string, int>{
+                   {"window", 2}, {"padding", 1}, {"thd", 2}, {"thd with a window and padding", 1}});
   std::vector<std::vector<std::string>> axes = {{"p2p", "all_gather", "a2a", "a2a+p2p"},
                                                 {"bshd", "sbhd"},
                                                 {"causal", "no_mask"},

@@ -31,6 +31,16 @@ TEST_CASE("both references see the last tile of each output") {
   }
 }
 
+TEST_CASE("smoke fails kernels whose window is off by one") {
+  for (const char* bug : {"", "window_boundary"}) {
+    setenv("CPPOOL_PLANTED_BUG", bug, 1);
+    const Ran ran = Cppool({"run", "--suite", "smoke", "--backend", "host"}, CPPOOL_TEST_DAEMON);
+    unsetenv("CPPOOL_PLANTED_BUG");
+    INFO(ran.out);
+    CHECK(ran.Last() == (*bug ? "17 passed, 3 failed, 0 skipped" : "20 passed, 0 failed, 0 skipped"));
+  }
+}
+
 TEST_CASE("the checks of fp8 catch each planted bug of fp8") {
   PassesFp8WithoutBug({"--backend", "host"});
   int bugs = 0;
