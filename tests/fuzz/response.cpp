@@ -62,6 +62,10 @@ Json Members(const protocol::Library& library) {
   const auto& [file, digest] = library;
   return {file, digest};
 }
+Json Members(const protocol::Leaks& leaks) {
+  const auto& [allocations, device_bytes, host_bytes, threads, fds, processes] = leaks;
+  return {allocations, device_bytes, host_bytes, threads, fds, processes};
+}
 Json Members(const std::optional<protocol::Failure>& failure) {
   if (!failure) return {};
   const auto& [kind, rank, stage, detail, unknown_kind] = *failure;
@@ -75,7 +79,7 @@ Json Members(const std::vector<Element>& elements) {
 }
 std::string Members(const protocol::RunResult& result) {
   const auto& [status, error, failure, fatal, ranks, checks, tflops, wall_ms, seed, libraries, respawn,
-               stopped, kernels, warnings] = result;
+               stopped, kernels, warnings, leaks] = result;
   return Json{status,
               error,
               Members(failure),
@@ -90,7 +94,8 @@ std::string Members(const protocol::RunResult& result) {
               respawn,
               stopped,
               kernels,
-              warnings}
+              warnings,
+              Members(leaks)}
       .dump();
 }
 
