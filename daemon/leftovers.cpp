@@ -24,6 +24,7 @@ constexpr std::chrono::milliseconds kGrace{200};
 constexpr int kRunsInARow = 5;
 constexpr std::uint64_t kGrowth = 16 << 20;  // bytes of host memory in each of these runs
 constexpr std::size_t kMostNames = 4;
+constexpr int kFreeNumbers = 16;
 
 std::string Megabytes(std::uint64_t bytes) {
   char text[32];
@@ -79,7 +80,8 @@ ProcNumbers::ProcNumbers(const char* folder) : folder_(opendir(folder)) { List()
 
 std::size_t ProcNumbers::Count() const {
   struct stat status {};
-  if (!folder_ || fstat(dirfd(folder_.get()), &status) != 0) return last_.size();
+  if (!folder_ || fstat(dirfd(folder_.get()), &status) != 0) return 0;
+  // A folder of tasks has a link for each, one of descriptors has their number as its size.
   return static_cast<std::size_t>(status.st_size > 0 ? status.st_size : status.st_nlink - 2);
 }
 
@@ -114,6 +116,19 @@ void Leftovers::Forget() {
 
 std::size_t Leftovers::Groups() const { return on_cuda_ ? world_.rank(0).Groups().size() : 0; }
 
+bool Leftovers::MayHaveLeft() const {
+  if (threads_.Count() != threads_.last().size() || HasChildren()) return true;
+  if (const std::size_t count = fds_.Count(); count > 0) return count != fds_.last().size();
+  // What is opened gets the lowest free number. What was open beside it for a time may have had the first of them.
+  int free = 0;
+  for (int fd = 0; free < kFreeNumbers; ++fd) {
+    if (fds_.last().contains(fd)) continue;
+    if (fcntl(fd, F_GETFD) >= 0) return true;
+    ++free;
+  }
+  return false;
+}
+
 Leftovers::Found Leftovers::Look() {
   Found found;
   std::set<int> own;
@@ -147,12 +162,12 @@ void Leftovers::Tell(const cppool_case* definition, Clock::time_point until, pro
                        std::to_string(leaks.device_bytes) + " bytes of device memory, " +
                        std::to_string(leaks.host_bytes) + " of host memory), which the daemon has freed");
   Found found;
-  if (threads_.Changed() || fds_.Changed() || HasChildren()) {
+  if (MayHaveLeft()) {
     const auto limit = std::min(Clock::now() + kGrace, until);
-    const auto none = [](const Kind& kind) { return kind.sure.empty() && kind.doubtful.empty(); };
     for (;;) {
       found = Look();
-      if ((none(found.threads) && none(found.fds) && none(found.processes)) || Clock::now() >= limit) break;
+      const bool none = found.threads.sure.empty() && found.fds.sure.empty() && found.processes.sure.empty();
+      if (none || Clock::now() >= limit) break;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     Forget();

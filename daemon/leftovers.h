@@ -23,8 +23,8 @@ namespace cppool::daemon {
 class ProcNumbers {
  public:
   explicit ProcNumbers(const char* folder);
-  // Whether there are more or fewer than in the last list. A microsecond, where the system counts them (fd: Linux 6.2).
-  bool Changed() const { return Count() != last_.size(); }
+  // How many there are now, without a list: a microsecond. 0: the system does not tell (fd before Linux 6.2).
+  std::size_t Count() const;
   const std::set<int>& List();
   const std::set<int>& last() const { return last_; }
 
@@ -32,8 +32,6 @@ class ProcNumbers {
   struct Close {
     void operator()(DIR* folder) const { closedir(folder); }
   };
-  std::size_t Count() const;
-
   const std::unique_ptr<DIR, Close> folder_;
   std::set<int> last_;
 };
@@ -66,6 +64,7 @@ class Leftovers {
     std::uint64_t host_bytes = 0;  // after the last run
   };
 
+  bool MayHaveLeft() const;
   Found Look();
   void TellHostMemory(History& history, protocol::Leaks& leaks, std::vector<std::string>& warnings);
   std::uint64_t HostBytes() const;  // of the heap, stacks and the like: memory without a file

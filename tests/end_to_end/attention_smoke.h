@@ -38,6 +38,7 @@ inline void RunAttentionSmoke(DaemonProcess& daemon, int world_size) {
       CHECK(answer.at("ok") == true);
       CHECK(answer.at("id") == params);
       CHECK(answer.at("status") == "passed");
+      CHECK_FALSE(answer.contains("leaks"));
       CHECK(answer.at("ranks").size() == static_cast<std::size_t>(world_size));
       CHECK(answer.at("ranks").at(0).at("gpu_ms").at("forward").get<double>() > 0);
       CHECK(answer.at("tflops").at("forward").get<double>() > 0);

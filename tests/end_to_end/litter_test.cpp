@@ -15,12 +15,10 @@ namespace {
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::StartsWith;
 
-Json Ask(DaemonProcess& daemon, const std::string& name, const Json& params = Json::object()) {
-  return daemon.Ask({{"op", "run"},
-                     {"case", name},
-                     {"load", CPPOOL_LITTERING_CASE},
-                     {"params", params},
-                     {"checks", false}});
+Json Ask(DaemonProcess& daemon, const std::string& name, const Json& params = Json::object(),
+         const char* library = CPPOOL_LITTERING_CASE) {
+  return daemon.Ask(
+      {{"op", "run"}, {"case", name}, {"load", library}, {"params", params}, {"checks", false}});
 }
 
 }  // namespace
@@ -88,6 +86,26 @@ TEST_CASE("host memory is told when it grew by over 16 MiB in each of the last f
   CHECK(grown <= 24);
   CHECK(daemon.Wait() == 0);
 }
+
+#ifdef CPPOOL_OPENMP_CASE
+TEST_CASE(
+    "in a process with OpenMP, whose threads stay, threads are told when each of the last five runs has left "
+    "some") {
+  DaemonProcess daemon({"--world-size", "2", "--backend", "host"});
+  const auto leaves = [&](const char* action) {
+    const Json answer = Ask(daemon, "leaves", {{"action", action}}, CPPOOL_OPENMP_CASE);
+    INFO(answer);
+    CHECK(answer.at("status") == "passed");
+    return answer.value("leaks", Json());
+  };
+  CHECK(leaves("openmp") == Json());
+  CHECK(leaves("openmp") == Json());
+  for (int i = 0; i < 4; ++i) CHECK(leaves("thread") == Json());
+  CHECK(leaves("thread") == Json{{"threads", 1}});
+  CHECK(leaves("descriptors") == Json{{"fds", 3}});
+  CHECK(daemon.Wait() == 0);
+}
+#endif
 
 TEST_CASE("a process that a case forks is told, is no part of the daemon, and ends with it") {
   for (const bool killed : {false, true}) {

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cfenv>
 #include <chrono>
 #include <cstdlib>
@@ -111,6 +112,14 @@ cppool_status RunLeaves(cppool_case_context* c) {
   if (action == "thread") Linger(std::chrono::hours(1));
   if (action == "short thread") Linger(std::chrono::milliseconds(20));
   if (action == "descriptors" && (open("/dev/null", O_RDONLY) < 0 || pipe(ends) != 0)) return CPPOOL_INTERNAL;
+#ifdef _OPENMP
+  if (action == "openmp") {  // whose threads stay
+    std::atomic<int> threads{0};
+#pragma omp parallel num_threads(4)
+    ++threads;
+    if (threads != 4) return CPPOOL_UNSUPPORTED;
+  }
+#endif
   if (action == "memory") {
     const auto bytes = static_cast<std::size_t>(c->integer(c, "mebibytes")) << 20;
     std::memset(std::malloc(bytes), 1, bytes);

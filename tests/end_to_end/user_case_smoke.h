@@ -26,6 +26,7 @@ inline void RunUserCase(const std::string& backend, int world_size) {
   Json answer = run({{"count", 100'003}, {"seed", 5}}, 3);
   INFO(answer);
   CHECK(answer.at("status") == "passed");
+  CHECK_FALSE(answer.contains("leaks"));
   CHECK(answer.at("seed") == 5);
   REQUIRE(answer.at("checks").size() == static_cast<std::size_t>(world_size));
   CHECK(answer.at("checks").at(0).at("tensor") == "sum");
