@@ -3,6 +3,6 @@
 # --sentinel '': without the mark that otherwise begins each answer.
 printf '%s\n' \
   '{"op": "hello", "id": 1}' \
-  '{"op": "run", "id": 2, "params": {"cp_comm_type": "a2a", "num_heads": 8, "num_gqa_groups": 2, "max_seqlen_q": 128}}' \
+  '{"op": "run", "id": 2, "params": {"cp_comm_type": "a2a", "max_seqlen_q": 128}}' \
   '{"op": "run", "id": 3, "params": {"cp_comm_type": "a2b"}}' |
   cppoold --world-size 2 --sentinel ''
