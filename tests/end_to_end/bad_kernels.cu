@@ -1,4 +1,4 @@
-// The example's kernel with one fault each, which only a harness finds (kernels/README.md, "Checks"), and the example itself, "warp".
+// The example's kernel with one fault each, which only a harness finds (kernels/checks.md), and the example itself, "warp".
 #define cppool_attention example_kernels
 #include "kernels/examples/forward.cu"
 #undef cppool_attention

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Installs a prefix and runs the examples in it: those of the client library, over pipes, and the case that daemon/README.md quotes.
-user_case_test runs the larger case and the kernels, plugin_test.py the pytest file. docs_test.py compares them with the READMEs.
+"""Installs a prefix and runs the examples in it: those of the client library, over pipes, and the case that daemon/own_case.md quotes.
+user_case_test runs the larger case and the kernels, plugin_test.py the pytest file. docs_test.py compares them with the documents.
 
     examples_test.py ROOT BUILD CMAKE
 """

@@ -27,8 +27,8 @@ struct FaultOutcome {
   std::chrono::duration<double> limit{};  // for `time`: the deadline and the grace period
 };
 
-// In the order of the README's table. The list is separate from the daemon's, since tests do not link it; a kind that the daemon
-// does not have is refused by it.
+// In the order of the table in daemon/failures.md. The list is separate from the daemon's, since tests do
+// not link it; a kind that the daemon does not have is refused by it.
 const std::vector<std::string>& FaultKinds();
 
 // Each kind with every schedule that is possible at each world size.

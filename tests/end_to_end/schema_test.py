@@ -306,10 +306,10 @@ class Traffic(unittest.TestCase):
             self.assertIn(op, ops)
 
     def test_documents(self):
-        """protocol/README.md describes every member of the schemas, and daemon/README.md every parameter of attention."""
+        """protocol/README.md describes every member of the schemas, and daemon/attention.md every parameter of attention."""
 
-        def text(folder):
-            with open(os.path.join(ROOT, folder, "README.md"), encoding="utf-8") as file:
+        def text(name):
+            with open(os.path.join(ROOT, name), encoding="utf-8") as file:
                 return file.read()
 
         def members(schema):
@@ -320,7 +320,7 @@ class Traffic(unittest.TestCase):
             own = set(schema["properties"]) if isinstance(schema.get("properties"), dict) else set()
             return own.union(*(members(value) for value in schema.values()))
 
-        protocol = text("protocol")
+        protocol = text("protocol/README.md")
         for file in ("request.schema.json", "response.schema.json", "start.schema.json", "crash.schema.json"):
             for member in members(load(file)):
                 self.assertIn(f"`{member}`", protocol, f"protocol/README.md does not describe {member} of {file}")
@@ -328,9 +328,9 @@ class Traffic(unittest.TestCase):
             for feature in daemon.ask({"op": "hello"}).get("features", []):
                 self.assertIn(f"`{feature}`", protocol, "protocol/README.md does not describe this feature")
             cases = {case["name"]: case for case in daemon.ask({"op": "list"})["cases"]}
-        table = text("daemon")
+        table = text("daemon/attention.md")
         for parameter in cases["attention"]["parameters"]:
-            self.assertIn(f"| `{parameter['name']}` |", table, "daemon/README.md has no row for this parameter")
+            self.assertIn(f"| `{parameter['name']}` |", table, "daemon/attention.md has no row for this parameter")
 
 
 if __name__ == "__main__":

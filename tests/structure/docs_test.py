@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the project's Markdown files: README.md is short, targets of links and named files exist, code is quoted from
+"""Checks the project's Markdown files: README.md and introductions are short, targets of links and named files exist, code is quoted from
 examples, drawings have the form of Mermaid.
 
     docs_test.py [ROOT]
@@ -11,6 +11,7 @@ import unittest
 
 ROOT = os.path.abspath(sys.argv.pop(1) if len(sys.argv) > 1 and os.path.isdir(sys.argv[1]) else os.path.join(os.path.dirname(__file__), "../.."))
 README_LINES, README_COLUMNS = 100, 120
+INTRODUCTIONS, INTRODUCTION_LINES = ("kernels/README.md", "daemon/README.md"), 200
 SHORT = 7  # lines; longer blocks of code are quotes of examples, which tests build and run
 CODE = ("c", "cpp", "cuda", "cmake", "python")
 TOP_FOLDERS = ("client", "cmake", "daemon", "kernels", "protocol", "scripts", "tests")
@@ -69,6 +70,7 @@ class Docs(unittest.TestCase):
         lines = read("README.md").splitlines()
         self.assertLessEqual(len(lines), README_LINES)
         self.assertEqual([line for line in lines if len(line) > README_COLUMNS], [])
+        self.assertEqual([file for file in INTRODUCTIONS if len(read(file).splitlines()) > INTRODUCTION_LINES], [])
 
     def test_every_top_folder_has_a_readme(self):
         for folder in TOP_FOLDERS:

@@ -15,7 +15,7 @@ namespace cppool {
 
 // A fault of one rank, for tests. The daemon must have been started with `--allow-faults` (PoolOptions::arguments).
 struct Fault {
-  std::string kind;  // "throw", "stall", ...: listed in daemon/README.md
+  std::string kind;  // "throw", "stall", ...: listed in daemon/failures.md
   int rank = 0;
   std::string stage{};     // a mark's name or its beginning; empty: any mark of the case's iterations
   std::int64_t count = 1;  // at which of those marks, from 1

@@ -5,7 +5,7 @@
  * A shared library that exports
  *     const cppool_attention_kernel* const* cppool_attention(void);
  * (NULL-terminated; everything it points to lives as long as the library) is used with
- * `cppool run --kernels FILE.so`, or `FILE.so,NAME` for one of several. kernels/README.md has an example.
+ * `cppool run --kernels FILE.so`, or `FILE.so,NAME` for one of several. kernels/own_kernel.md has an example.
  *
  * One call: batch sequences of seqlen_q queries and seqlen_kv keys each, without padding.
  *     logit[i][j] = scale * dot(q[i], k[j]) + added[i][j]       for every key j that query i sees
