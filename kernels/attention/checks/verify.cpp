@@ -9,6 +9,7 @@
 
 #include "kernels/attention/checks/host/check_kernels.h"
 #include "kernels/attention/checks/oracle_alibi.h"
+#include "kernels/attention/checks/oracle_mask.h"
 #include "kernels/attention/checks/oracle_results.h"
 #include "kernels/attention/checks/oracle_shares.h"
 #include "kernels/attention/checks/oracle_workspace.h"
@@ -57,6 +58,7 @@ GradientTerms TermsOf(const AttentionSpec& spec, CheckedTensor kind) {
   terms.of_values = spec.scale * std::sqrt(spec.dim_v) * kInputVariance;
   // UnevenFactor: K is 4 times as large as other inputs, and V a quarter.
   if (spec.fp8) terms.of_values *= kind == CheckedTensor::kDk ? 0.25 : 4;
+  if (kind == CheckedTensor::kDbias) terms.of_values = std::sqrt(spec.dim_v) * kInputVariance;
   if (kind == CheckedTensor::kDbias)
     terms.summed = (spec.bias_shape.batch ? 1.0 : spec.batch) * (spec.bias_shape.heads ? 1.0 : spec.heads);
   if (kind == CheckedTensor::kDsoftmaxOffset)
@@ -508,7 +510,34 @@ const Verifier::RowBlocks& Verifier::BlocksOfBias(std::int64_t first, std::int64
   std::vector<RowBlock> blocks;
   for (std::int64_t i = 0; i < matrices; ++i)
     AddBlocks(first + i, 0, spec_.bias_shape.queries ? spec_.seqlen_q : 1, blocks);
+  for (RowBlock& block : blocks) AddTerms(block);
   return bias_blocks_.emplace_back(UploadBlocks(std::move(blocks)));
+}
+
+// How large the terms of dbias are where they do not cancel: a query that sees n keys has a sum of squared probabilities of about
+// 1 / n, more with a bias or a large scale, and its row of dbias is about that times GradientTerms::of_values.
+void Verifier::AddTerms(RowBlock& block) const {
+  const BiasShape& shape = spec_.bias_shape;
+  const double sharpness = std::max(1.0, TermsOf(spec_, CheckedTensor::kDbias).sharpness);
+  const std::int64_t summed = shape.heads ? 1 : spec_.heads;
+  const std::int64_t matrices = shape.heads ? spec_.heads : 1;
+  for (std::int64_t sequence = 0; sequence < spec_.batch; ++sequence) {
+    if (shape.batch && sequence != block.of / matrices) continue;
+    const std::int64_t queries = spec_.queries.length[sequence];
+    const OracleMask mask{spec_.mask, spec_.window_left, spec_.window_right, queries,
+                          spec_.keys.length[sequence]};
+    const std::int64_t begin = shape.queries ? block.begin : 0;
+    double largest = 0;
+    for (std::int64_t i = begin; i < (shape.queries ? std::min(block.end, queries) : queries); ++i) {
+      const KeyRange keys = mask.Keys(i);
+      if (keys.begin == keys.end) continue;
+      const double squares =
+          std::min(1.0, 2 * sharpness * sharpness / static_cast<double>(keys.end - keys.begin));
+      block.terms.sum_sq_ref += static_cast<double>(summed) * squares * squares;
+      largest = std::max(largest, squares);
+    }
+    block.terms.max_abs_ref = std::hypot(block.terms.max_abs_ref, std::sqrt(summed) * largest);
+  }
 }
 
 void Verifier::AddBlocks(std::int64_t of, std::int64_t begin, std::int64_t rows,
@@ -548,7 +577,13 @@ void Verifier::JudgeBlocks(CheckedTensor kind, const char* against, const Blocks
     const BlockResults& found = of_kind->second[part];
     for (std::size_t i = 0; i < found.count(); ++i) {
       const BlockStats* const plain = found.plain ? found.plain + i : nullptr;
-      const BlockStats* const of_values = values == blocks.end() ? nullptr : values->second[part].ours + i;
+      const BlockStats* of_values = values == blocks.end() ? nullptr : values->second[part].ours + i;
+      BlockStats of_bias;
+      if (kind == CheckedTensor::kDbias) {
+        of_bias = (*found.rows)[i / found.columns].terms;
+        of_bias.count = found.ours[i].count;
+        of_values = &of_bias;
+      }
       const double ratio = IsCast(kind)
                                ? JudgeBlockFp8(found.ours[i], plain, of_values, terms)
                                : JudgeBlock(kind, DtypeOf(kind), found.ours[i], plain, of_values, terms);

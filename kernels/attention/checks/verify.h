@@ -46,6 +46,7 @@ class Verifier {
   // Rows of one tensor that a comparison divides into blocks: of one sequence, or of one matrix of dbias.
   struct RowBlock {
     std::int64_t of, begin, end;  // positions
+    BlockStats terms = {};        // of dbias: see AddTerms
   };
   struct RowBlocks {
     const std::int64_t* begins;  // device; see CompareArgs
@@ -78,6 +79,7 @@ class Verifier {
   BlockResults Divide(const RowBlocks& rows, std::int64_t columns, CompareArgs& args);
   // Of `matrices` matrices of dbias, from number `first` on.
   const RowBlocks& BlocksOfBias(std::int64_t first, std::int64_t matrices);
+  void AddTerms(RowBlock& block) const;
   using BlocksOf = std::map<CheckedTensor, std::vector<BlockResults>>;
   void JudgeBlocks(CheckedTensor kind, const char* against, const BlocksOf& blocks, Verdict& verdict);
 

@@ -67,7 +67,8 @@ struct GradientTerms {
   double summed = 1;
   double scale = 0.125;  // of the logits
   double sharpness = 1;  // the scale over the usual one, 1 / sqrt(head dimension)
-  // dq and dk, where their terms do not cancel, are about this times as large as out and dv of the same block.
+  // dq and dk, where their terms do not cancel, are about this times as large as out and dv of the same block; dbias: as the sum of a
+  // query's squared probabilities.
   double of_values = 0;
 };
 
@@ -91,7 +92,8 @@ Verdict JudgeOracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours,
 //
 // A limit is 8 roundings of the block's elements; with `plain`, of plain attention in the same block, also 4 times its error. For
 // lse a quarter of it, and a few roundings in fp32. Where the terms of dq and dk cancel, their roundings remain: then `values`, the
-// block of out or dv that has the same probabilities, says how large the terms are. NULL: of other tensors.
+// block of out or dv that has the same probabilities, says how large the terms are (dbias: sums of squared probabilities). NULL: of
+// other tensors.
 double JudgeBlock(CheckedTensor tensor, Dtype dtype, const BlockStats& block, const BlockStats* plain,
                   const BlockStats* values, const GradientTerms& terms);
 // Of what is cast to fp8: against the oracle 1.5 times plain's RMS and 3 times its largest error, and a floor; without CP (`plain`
