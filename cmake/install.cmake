@@ -6,11 +6,12 @@ add_custom_target(cppool_programs DEPENDS cppoold cppool cppool_client_c)
 
 set_target_properties(cppool_client PROPERTIES EXPORT_NAME client)
 set_target_properties(cppool_client_c PROPERTIES EXPORT_NAME client_c)
+set_target_properties(cppool_base PROPERTIES EXPORT_NAME base)
 set_target_properties(cppool_protocol PROPERTIES EXPORT_NAME protocol)
 set_target_properties(cppool_case PROPERTIES EXPORT_NAME case)
 set_target_properties(cppool_flags PROPERTIES EXPORT_NAME flags)
 # cppool_flags comes along because static libraries name what they link; its warnings do not reach their users.
-install(TARGETS cppool_client cppool_protocol cppool_flags EXPORT cppoolClientTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS cppool_client cppool_protocol cppool_base cppool_flags EXPORT cppoolClientTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS cppool_client_c EXPORT cppoolClientCTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS cppool_case EXPORT cppoolCaseTargets)
 install(TARGETS cppoold cppool EXPORT cppoolProgramsTargets RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})

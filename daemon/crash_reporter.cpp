@@ -17,10 +17,10 @@
 #include <thread>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "daemon/stack_sampler.h"
 #include "kernels/signal_stack.h"
 #include "protocol/crash.h"
-#include "protocol/unique_fd.h"
 
 namespace cppool::daemon {
 namespace {
@@ -201,7 +201,7 @@ class CrashReporter::State {
 
   const std::function<void(std::string_view)> write_;
   const Sources sources_;
-  const protocol::UniqueFd wake_;
+  const base::UniqueFd wake_;
   const kernels::SignalStack signal_stack_;
   std::atomic<bool> ending_{false};
   std::thread thread_;

@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/file_cache.h"
 #include "daemon/failure_kind.h"
 #include "daemon/library.h"
 #include "daemon/log.h"
@@ -16,7 +17,6 @@
 #include "daemon/start_error.h"
 #include "kernels/error.h"
 #include "protocol/features.h"
-#include "protocol/file_cache.h"
 #include "protocol/kernel_words.h"
 
 namespace cppool::daemon {
@@ -399,7 +399,7 @@ void Dispatcher::SaveTrace(const std::string& file, CaseRun& run, RunTrace& trac
     if (std::string lacks = DescribeDropped(trace); !lacks.empty())
       result.warnings.push_back(std::move(lacks));
     return;
-  } catch (const protocol::FileError& error) {
+  } catch (const base::FileError& error) {
     why = std::string("trace: ") + error.what();
   }
   Log(LogLevel::kWarning, why);

@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "daemon/world.h"
 #include "protocol/response.h"
-#include "protocol/unique_fd.h"
 
 namespace cppool::daemon {
 
@@ -73,7 +73,7 @@ class Leftovers {
   World& world_;
   const bool on_cuda_;
   ProcNumbers threads_, fds_;
-  const protocol::UniqueFd memory_;
+  const base::UniqueFd memory_;
   std::set<int> known_threads_, known_fds_, known_processes_;
   std::size_t known_groups_;
   std::uint64_t host_bytes_;  // after the last run of any case

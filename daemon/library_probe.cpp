@@ -16,6 +16,7 @@
 #include <optional>
 #include <thread>
 
+#include "base/unique_fd.h"
 #include "daemon/case_registry.h"
 #include "daemon/crash_reporter.h"
 #include "daemon/library.h"
@@ -23,13 +24,12 @@
 #include "daemon/stdout_channel.h"
 #include "kernels/attention/kernel_library.h"
 #include "protocol/crash.h"
-#include "protocol/unique_fd.h"
 
 namespace cppool::daemon {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using protocol::UniqueFd;
+using base::UniqueFd;
 
 // What the process says on its stdout: one of these lines, or that of a crash (protocol/crash.h).
 constexpr const char* kGood = "good\n";

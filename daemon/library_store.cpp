@@ -5,28 +5,28 @@
 #include <system_error>
 #include <utility>
 
+#include "base/digest.h"
 #include "daemon/library.h"
-#include "protocol/digest.h"
 #include "protocol/kernel_words.h"
 
 namespace cppool::daemon {
 namespace {
 
-constexpr protocol::FileCache::Limits kCopies{256, std::uint64_t{2} << 30};
+constexpr base::FileCache::Limits kCopies{256, std::uint64_t{2} << 30};
 
 std::string CopyName(const std::string& path, const std::string& digest) {  // stacks show it
-  return protocol::FileCache::Name(path, digest, ".so");
+  return base::FileCache::Name(path, digest, ".so");
 }
 
 }  // namespace
 
 const std::string* LibraryStore::KnownDigest(const std::string& path) const {
   const auto known = known_.find(path);
-  if (known == known_.end() || !(known->second.identity == protocol::IdentityOf(path))) return nullptr;
+  if (known == known_.end() || !(known->second.identity == base::IdentityOf(path))) return nullptr;
   return &known->second.digest;
 }
 
-const protocol::FileCache& LibraryStore::Cache() {
+const base::FileCache& LibraryStore::Cache() {
   if (!cache_) cache_.emplace("libraries", kCopies);
   return *cache_;
 }
@@ -34,8 +34,8 @@ const protocol::FileCache& LibraryStore::Cache() {
 std::optional<std::string> LibraryStore::ReadCopy(const std::string& path, const std::string& digest) {
   try {
     std::optional<std::string> bytes = Cache().Read(CopyName(path, digest));
-    if (bytes && protocol::Digest(*bytes) == digest) return bytes;
-  } catch (const protocol::FileError&) {  // the file itself may have the content
+    if (bytes && base::Digest(*bytes) == digest) return bytes;
+  } catch (const base::FileError&) {  // the file itself may have the content
   }
   return std::nullopt;
 }
@@ -44,13 +44,13 @@ std::string LibraryStore::MakeCopy(const std::string& path, const std::string& d
                                    const std::string& bytes) {
   const std::string name = CopyName(path, digest);
   try {
-    const protocol::FileCache& cache = Cache();
+    const base::FileCache& cache = Cache();
     // A copy that is there may have been damaged since.
     if (cache.Read(name) == bytes) return cache.Path(name);
     cache.Write(name, bytes);
     cache.Prune();
     return cache.Path(name);
-  } catch (const protocol::FileError& error) {
+  } catch (const base::FileError& error) {
     throw LibraryError(path + ": no copy of it could be made: " + error.what());
   }
 }
@@ -84,14 +84,14 @@ const LoadedLibrary& LibraryStore::Load(const std::string& path, LibraryKind kin
   };
   if (is_ready(wanted)) return loaded_.at(wanted);
   const bool any = wanted.empty();
-  protocol::WholeFile file;
+  base::WholeFile file;
   try {
     if (const std::string* digest = any ? KnownDigest(path) : nullptr; digest && is_ready(*digest))
       return loaded_.at(*digest);
     // Of another daemon, or of the one before this, when the file was built again since.
     const auto copy = any ? std::nullopt : ReadCopy(path, wanted);
-    file = copy ? protocol::WholeFile{*copy, {}} : protocol::ReadWhole(path);
-  } catch (const protocol::FileError& error) {
+    file = copy ? base::WholeFile{*copy, {}} : base::ReadWhole(path);
+  } catch (const base::FileError& error) {
     std::string text = error.what();
     std::error_code ignored;
     if (kind == LibraryKind::kKernels &&
@@ -100,7 +100,7 @@ const LoadedLibrary& LibraryStore::Load(const std::string& path, LibraryKind kin
     throw LibraryError(text);
   }
   CheckElf(path, file.bytes);
-  const std::string digest = protocol::Digest(file.bytes);
+  const std::string digest = base::Digest(file.bytes);
   known_.erase(path);
   if (file.settled) known_[path] = {file.identity, digest};
   if (!any && digest != wanted)

@@ -11,14 +11,14 @@
 #include <set>
 #include <string>
 
+#include "base/file_cache.h"
 #include "daemon/library_probe.h"
-#include "protocol/file_cache.h"
 
 namespace cppool::daemon {
 
 struct LoadedLibrary {
   std::string path;    // as the request that loaded it named it
-  std::string digest;  // protocol/digest.h
+  std::string digest;  // base/digest.h
   std::string copy;    // the file that was loaded
   void* handle = nullptr;
 };
@@ -51,7 +51,7 @@ class LibraryStore {
 
  private:
   struct Known {
-    protocol::FileIdentity identity;
+    base::FileIdentity identity;
     std::string digest;
   };
   // While it lives, BeingOpened() is this library.
@@ -66,13 +66,13 @@ class LibraryStore {
     LibraryStore& store_;
   };
   const std::string* KnownDigest(const std::string& path) const;  // null: the file must be read
-  const protocol::FileCache& Cache();                             // throws FileError
+  const base::FileCache& Cache();                                 // throws FileError
   // Nothing when there is none, or it is damaged.
   std::optional<std::string> ReadCopy(const std::string& path, const std::string& digest);
   std::string MakeCopy(const std::string& path, const std::string& digest, const std::string& bytes);
 
   const Options options_;
-  std::optional<protocol::FileCache> cache_;             // made with the first copy
+  std::optional<base::FileCache> cache_;                 // made with the first copy
   std::map<std::string, Known> known_;                   // by path: what it had when it was read last
   std::map<std::string, LoadedLibrary> loaded_;          // by digest
   std::set<std::pair<std::string, LibraryKind>> tried_;  // digest and kind: its table is good

@@ -46,8 +46,8 @@
 namespace {
 
 using namespace cppool::daemon;
+using cppool::base::UniqueFd;
 using cppool::protocol::StartFailure;
-using cppool::protocol::UniqueFd;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kNoReader = 1;

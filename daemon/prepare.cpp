@@ -5,11 +5,11 @@
 #include <exception>
 #include <utility>
 
+#include "base/new_file.h"
 #include "daemon/failure_kind.h"
 #include "daemon/parameter_reader.h"
 #include "kernels/float_environment.h"
 #include "protocol/json_text.h"
-#include "protocol/new_file.h"
 
 namespace cppool::daemon {
 namespace {
@@ -184,7 +184,7 @@ std::shared_ptr<PreparedRun> Prepare(const CaseRegistry& registry, const protoco
   RequireFeature(*run, CPPOOL_CASE_TAKES_INPUTS, "inputs", run->inputs);
   RequireFeature(*run, CPPOOL_CASE_CHOOSES_KERNELS, "kernels", request.kernels);
   if (!run->trace.empty()) {
-    if (const std::string why = protocol::WhyNotWritable(run->trace); !why.empty())
+    if (const std::string why = base::WhyNotWritable(run->trace); !why.empty())
       throw Refusal(FailureKind::kInvalidRequest,
                     "\"trace\": " + protocol::Quoted(run->trace) + " cannot be written: " + why);
   }

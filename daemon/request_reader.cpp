@@ -22,7 +22,7 @@ bool IsEmpty(const std::optional<Line>& line) {
 
 }  // namespace
 
-RequestReader::RequestReader(protocol::UniqueFd input, int stop_fd,
+RequestReader::RequestReader(base::UniqueFd input, int stop_fd,
                              std::optional<std::chrono::milliseconds> idle_limit)
     : input_(std::move(input)),
       stop_fd_(stop_fd),

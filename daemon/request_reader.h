@@ -4,8 +4,8 @@
 #include <chrono>
 #include <optional>
 
+#include "base/unique_fd.h"
 #include "protocol/framing.h"
-#include "protocol/unique_fd.h"
 
 namespace cppool::daemon {
 
@@ -15,8 +15,7 @@ class RequestReader {
 
   // `stop_fd` (not owned, -1: none) becomes readable when reading must stop (SIGTERM). `idle_limit`: how long Next() waits for the
   // first byte of a line.
-  RequestReader(protocol::UniqueFd input, int stop_fd,
-                std::optional<std::chrono::milliseconds> idle_limit = {});
+  RequestReader(base::UniqueFd input, int stop_fd, std::optional<std::chrono::milliseconds> idle_limit = {});
 
   // Waits for the next line that is not empty; without an idle limit, without a limit. Nothing at the end of input, after a stop, or
   // after the idle limit: then no byte of a later line has been read.
@@ -30,7 +29,7 @@ class RequestReader {
   enum class Filled { kBytes, kEnd, kStopped, kIdle };
   Filled Fill(std::optional<Clock::time_point> idle_until);
 
-  protocol::UniqueFd input_;
+  base::UniqueFd input_;
   int stop_fd_;
   std::optional<std::chrono::milliseconds> idle_limit_;
   std::optional<Clock::time_point> waiting_since_;  // the first Arrives before Next

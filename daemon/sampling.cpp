@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "protocol/statistics.h"
+#include "base/statistics.h"
 
 namespace cppool::daemon {
 namespace {
@@ -10,7 +10,7 @@ namespace {
 // The first number of iterations with which the median can be judged, then a half or a third more each time: at a decision the device
 // runs dry.
 std::int64_t After(std::int64_t iterations) {
-  if (iterations < std::int64_t{protocol::kFewestForInterval}) return protocol::kFewestForInterval;
+  if (iterations < std::int64_t{base::kFewestForInterval}) return base::kFewestForInterval;
   std::int64_t power = 4;
   while (power * 2 <= iterations) power *= 2;
   return iterations == power ? power + power / 2 : power * 2;
@@ -82,7 +82,7 @@ void Sampling::Conclude() {
 
 bool Sampling::IsPrecise() const {
   return !slowest_.empty() && std::all_of(slowest_.begin(), slowest_.end(), [&](const auto& entry) {
-    const auto precision = protocol::MedianPrecision(entry.second);
+    const auto precision = base::MedianPrecision(entry.second);
     return precision && *precision <= rule_.precision;
   });
 }

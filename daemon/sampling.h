@@ -13,7 +13,7 @@
 namespace cppool::daemon {
 
 struct SamplingRule {
-  double precision = 0;  // see protocol::MedianPrecision
+  double precision = 0;  // see base::MedianPrecision
   std::chrono::milliseconds most_time{0};
   std::int64_t most_iterations = 0;
 };

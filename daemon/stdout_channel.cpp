@@ -21,17 +21,17 @@ namespace {
 constexpr int kPipeBytes = 1 << 20;
 
 // A copy above 2 that children do not inherit. A pipe gets a larger buffer, where the system allows it.
-protocol::UniqueFd MoveAway(int fd, const char* what) {
+base::UniqueFd MoveAway(int fd, const char* what) {
   const int moved = fcntl(fd, F_DUPFD_CLOEXEC, 3);
   if (moved < 0) ThrowErrno(what);
   fcntl(moved, F_SETPIPE_SZ, kPipeBytes);
-  return protocol::UniqueFd(moved);
+  return base::UniqueFd(moved);
 }
 
 }  // namespace
 
 StdoutChannel StdoutChannel::TakeStdout() {
-  protocol::UniqueFd original = MoveAway(STDOUT_FILENO, "stdout is closed: there is no channel for answers");
+  base::UniqueFd original = MoveAway(STDOUT_FILENO, "stdout is closed: there is no channel for answers");
   if (fcntl(STDERR_FILENO, F_GETFD) < 0) {
     const int null = open("/dev/null", O_WRONLY);
     if (null < 0 || (null != STDERR_FILENO && dup2(null, STDERR_FILENO) < 0)) ThrowErrno("stderr is closed");
@@ -41,15 +41,15 @@ StdoutChannel StdoutChannel::TakeStdout() {
   return StdoutChannel(std::move(original));
 }
 
-StdoutChannel::StdoutChannel(protocol::UniqueFd fd) : fd_(std::move(fd)) {}
+StdoutChannel::StdoutChannel(base::UniqueFd fd) : fd_(std::move(fd)) {}
 
 bool StdoutChannel::Write(std::string_view text, std::optional<Clock::time_point> deadline) {
   return WriteAll(fd_.get(), text, deadline);
 }
 
-protocol::UniqueFd TakeStdin() {
-  protocol::UniqueFd original = MoveAway(STDIN_FILENO, "stdin is closed: there are no requests to read");
-  protocol::UniqueFd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
+base::UniqueFd TakeStdin() {
+  base::UniqueFd original = MoveAway(STDIN_FILENO, "stdin is closed: there are no requests to read");
+  base::UniqueFd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!null || dup2(null.get(), STDIN_FILENO) < 0) ThrowErrno("/dev/null");
   return original;
 }

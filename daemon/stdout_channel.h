@@ -5,7 +5,7 @@
 #include <optional>
 #include <string_view>
 
-#include "protocol/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace cppool::daemon {
 
@@ -17,7 +17,7 @@ class StdoutChannel {
   // Throws std::system_error when there is no stdout.
   static StdoutChannel TakeStdout();
 
-  explicit StdoutChannel(protocol::UniqueFd fd);
+  explicit StdoutChannel(base::UniqueFd fd);
   int fd() const { return fd_.get(); }
 
   // Writes `text`; false when not all of it was written by `deadline`, or nobody reads any more. Without a deadline it waits for the
@@ -25,10 +25,10 @@ class StdoutChannel {
   bool Write(std::string_view text, std::optional<Clock::time_point> deadline = std::nullopt);
 
  private:
-  protocol::UniqueFd fd_;
+  base::UniqueFd fd_;
 };
 
 // The same for requests: fd 0 becomes /dev/null, so that nothing else can read them. Throws std::system_error.
-protocol::UniqueFd TakeStdin();
+base::UniqueFd TakeStdin();
 
 }  // namespace cppool::daemon

@@ -6,9 +6,9 @@
 #include <string_view>
 #include <tuple>
 
+#include "base/new_file.h"
 #include "daemon/log.h"
 #include "protocol/json_text.h"
-#include "protocol/new_file.h"
 #include "protocol/parameters.h"
 
 namespace cppool::daemon {
@@ -84,7 +84,7 @@ class Writer {
     text_.clear();
   }
 
-  protocol::NewFile file_;
+  base::NewFile file_;
   const std::int64_t begin_ns_;
   std::string text_;
   bool first_ = true;

@@ -51,7 +51,7 @@ struct RunTrace {
   std::vector<Rank> ranks;
 };
 
-// Writes the file whole, or throws protocol::FileError and leaves none.
+// Writes the file whole, or throws base::FileError and leaves none.
 void WriteTrace(const std::string& path, const RunTrace& trace);
 
 // What the trace lacks, for people; empty: nothing.

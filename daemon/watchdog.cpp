@@ -18,19 +18,19 @@ namespace {
 
 constexpr int kParentPollMs = 50;  // without pidfd
 
-protocol::UniqueFd OpenPidFd(pid_t pid) {
+base::UniqueFd OpenPidFd(pid_t pid) {
 #ifdef SYS_pidfd_open
   const int fd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));  // close-on-exec by itself
-  return protocol::UniqueFd(fd < 0 ? -1 : fd);
+  return base::UniqueFd(fd < 0 ? -1 : fd);
 #else
   std::ignore = pid;
-  return protocol::UniqueFd();
+  return base::UniqueFd();
 #endif
 }
 
-protocol::UniqueFd OrThrow(int fd, const char* what) {
+base::UniqueFd OrThrow(int fd, const char* what) {
   if (fd < 0) throw std::system_error(errno, std::generic_category(), what);
-  return protocol::UniqueFd(fd);
+  return base::UniqueFd(fd);
 }
 
 }  // namespace
@@ -39,7 +39,7 @@ Watchdog::Watchdog(pid_t parent, int terminate_fd, Events events)
     : parent_(parent),
       terminate_fd_(terminate_fd),
       events_(std::move(events)),
-      parent_fd_(parent > 0 ? OpenPidFd(parent) : protocol::UniqueFd()),
+      parent_fd_(parent > 0 ? OpenPidFd(parent) : base::UniqueFd()),
       timer_(OrThrow(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK), "timerfd_create")),
       stop_(OrThrow(eventfd(0, EFD_CLOEXEC), "eventfd")),
       thread_([this] { Loop(); }) {

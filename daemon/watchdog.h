@@ -9,7 +9,7 @@
 #include <functional>
 #include <thread>
 
-#include "protocol/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace cppool::daemon {
 
@@ -42,9 +42,9 @@ class Watchdog {
   const pid_t parent_;
   const int terminate_fd_;
   const Events events_;
-  protocol::UniqueFd parent_fd_;  // empty without pidfds in the kernel: then getppid() is polled
-  protocol::UniqueFd timer_;
-  protocol::UniqueFd stop_;
+  base::UniqueFd parent_fd_;  // empty without pidfds in the kernel: then getppid() is polled
+  base::UniqueFd timer_;
+  base::UniqueFd stop_;
   // The armed deadline in nanoseconds, kIdle or kPassed. It alone decides who answers.
   static constexpr std::int64_t kIdle = 0;
   static constexpr std::int64_t kPassed = -1;

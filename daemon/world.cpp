@@ -9,12 +9,12 @@
 #include <tuple>
 #include <utility>
 
+#include "base/visible_devices.h"
 #include "daemon/failure_kind.h"
 #include "daemon/log.h"
 #include "daemon/start_error.h"
 #include "kernels/error.h"
 #include "kernels/module/build_id.h"
-#include "protocol/visible_devices.h"
 
 namespace cppool::daemon {
 
@@ -45,7 +45,7 @@ std::string Describe(int count) { return count == 1 ? "1 device" : std::to_strin
 
 std::string DescribeList(const char* visible) {
   if (!visible) return "CUDA_VISIBLE_DEVICES is not set";
-  const std::string odd = protocol::ExplainVisibleDevices(visible);
+  const std::string odd = base::ExplainVisibleDevices(visible);
   return "CUDA_VISIBLE_DEVICES='" + std::string(visible) + "'" + (odd.empty() ? "" : "; ") + odd;
 }
 
@@ -58,7 +58,7 @@ std::string NarrowDevices(const char* visible, int count) {
     return narrowed;
   }
   const std::string_view list = visible;
-  if (protocol::ReadVisibleDevices(list).repeated) return visible;
+  if (base::ReadVisibleDevices(list).repeated) return visible;
   std::size_t end = 0;
   for (int i = 0; i < count && end != std::string_view::npos; ++i) end = list.find(',', end + (i > 0));
   return std::string(list.substr(0, end));

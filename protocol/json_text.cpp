@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/utf8.h"
 #include "protocol/json_parse.h"
 #include "protocol/parameters.h"
 #include "protocol/text.h"
-#include "protocol/utf8.h"
 
 namespace cppool::protocol {
 namespace {
@@ -120,7 +120,7 @@ class Builder {
 ParsedText ParseText(std::string_view text, int max_nesting) {
   if (text.find_first_not_of(" \t\r\n") == std::string_view::npos)
     throw InvalidRequest("not JSON: an empty line");
-  if (const std::size_t valid = ValidUtf8Prefix(text); valid < text.size()) {
+  if (const std::size_t valid = base::ValidUtf8Prefix(text); valid < text.size()) {
     throw InvalidRequest("not UTF-8 from byte " + std::to_string(valid) + ": " + Quoted(text.substr(valid)));
   }
   // The library reads NUL as the end of its input and would accept whatever follows.

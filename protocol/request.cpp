@@ -4,13 +4,13 @@
 #include <cmath>
 #include <utility>
 
-#include "protocol/digest.h"
+#include "base/digest.h"
+#include "base/utf8.h"
 #include "protocol/framing.h"
 #include "protocol/json_parse.h"
 #include "protocol/kernel_words.h"
 #include "protocol/schema.h"
 #include "protocol/text.h"
-#include "protocol/utf8.h"
 
 namespace cppool::protocol {
 namespace {
@@ -136,7 +136,7 @@ std::map<std::string, std::string> ReadDigests(const Json& json, const RunReques
         (file.empty() || file != ParseKernels(run.kernels).path))
       throw InvalidRequest("\"digests\" has a file that \"load\" and \"kernels\" do not name: " +
                            Quoted(file));
-    if (!digest.is_string() || !IsDigest(digest.get_ref<const std::string&>()))
+    if (!digest.is_string() || !base::IsDigest(digest.get_ref<const std::string&>()))
       throw InvalidRequest("the digest of " + Quoted(file) + " must be 16 of the characters 0-9a-f, not " +
                            EchoValue(digest));
     digests[file] = digest.get<std::string>();
@@ -261,7 +261,7 @@ Operation ReadOperands(const Json& json) {
 void RefuseWhatJsonCannotSay(const Json& json) {
   std::vector<const Json*> pending = {&json};
   const auto check_text = [](const std::string& text) {
-    if (ValidUtf8Prefix(text) < text.size())
+    if (base::ValidUtf8Prefix(text) < text.size())
       throw InvalidRequest("a request is UTF-8, which this is not: " + Quoted(text));
   };
   while (!pending.empty()) {

@@ -1,6 +1,7 @@
 #include "protocol/text.h"
 
-#include "protocol/utf8.h"
+#include "base/nearest.h"
+#include "base/utf8.h"
 
 namespace cppool::protocol {
 namespace {
@@ -32,7 +33,7 @@ std::string Echo(std::string_view bytes) {
   std::string text;
   std::size_t position = 0;
   for (std::size_t characters = 0; position < bytes.size() && characters < kMaxEcho; ++characters) {
-    const std::size_t length = Utf8Length(bytes.substr(position));
+    const std::size_t length = base::Utf8Length(bytes.substr(position));
     const auto byte = static_cast<unsigned char>(bytes[position]);
     if (byte == '\n') {
       text += "\\n";
@@ -42,10 +43,11 @@ std::string Echo(std::string_view bytes) {
       text += "\\t";
     } else if (length == 0) {
       text += HexEscape(byte);
-    } else if (const std::string_view sequence = bytes.substr(position, length); !Acts(CodePoint(sequence))) {
+    } else if (const std::string_view sequence = bytes.substr(position, length);
+               !Acts(base::CodePoint(sequence))) {
       text += sequence;
     } else {
-      text += length == 1 ? HexEscape(byte) : UnicodeEscape(CodePoint(sequence));
+      text += length == 1 ? HexEscape(byte) : UnicodeEscape(base::CodePoint(sequence));
     }
     position += length == 0 ? 1 : length;
   }
@@ -95,7 +97,7 @@ std::string Unknown(const std::string& what, std::string_view name, const std::v
 }
 
 std::string DidYouMean(std::string_view word, const std::vector<std::string>& candidates) {
-  const std::optional<std::string> nearest = Nearest(word, candidates);
+  const std::optional<std::string> nearest = base::Nearest(word, candidates);
   return nearest ? "; did you mean " + Quoted(*nearest) + "?" : "";
 }
 

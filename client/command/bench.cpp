@@ -219,7 +219,7 @@ class Bench {
       for (const auto& [name, stage] : measured[i].stages) {
         const auto first = measured[0].stages.find(name);
         if (i == 0 || first == measured[0].stages.end()) continue;
-        if (const auto ratio = protocol::PairedRatio(stage.rounds, first->second.rounds))
+        if (const auto ratio = base::PairedRatio(stage.rounds, first->second.rounds))
           row.ratios[name] = *ratio;
       }
       row.measured = measured[i];

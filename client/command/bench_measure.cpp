@@ -20,7 +20,7 @@ void AddSamples(const Result& result, Measurement* to) {
   for (auto& [name, samples] : SlowestSamples(result)) {
     if (samples.empty()) continue;
     Stage& stage = to->stages[name];
-    stage.rounds.push_back(protocol::Median(samples));
+    stage.rounds.push_back(base::Median(samples));
     stage.samples.insert(stage.samples.end(), samples.begin(), samples.end());
   }
   // The daemon's rate is for the median of the slowest rank.
@@ -129,7 +129,7 @@ std::vector<Measurement> PointMeasurer::Rounds(const Cell& cell, const std::vect
     if (!measurement.error.empty()) measurement.stages.clear();
     measurement.precise =
         std::all_of(measurement.stages.begin(), measurement.stages.end(), [&](const auto& entry) {
-          return protocol::MedianPrecision(entry.second.samples).value_or(1) <= plan_.precision;
+          return base::MedianPrecision(entry.second.samples).value_or(1) <= plan_.precision;
         });
   }
   return measurements;

@@ -8,10 +8,10 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "base/new_file.h"
 #include "client/command/command.h"
 #include "client/command/text.h"
 #include "protocol/json_text.h"
-#include "protocol/new_file.h"
 
 namespace cppool::command {
 namespace {
@@ -21,28 +21,27 @@ constexpr int kFormatVersion = 1;
 
 Json Number(double value) { return std::isfinite(value) ? Json(value) : Json(); }
 
-Json ToJson(const protocol::Ratio& ratio) {
+Json ToJson(const base::Ratio& ratio) {
   return {{"value", Number(ratio.value)},
           {"low", Number(ratio.interval.low)},
           {"high", Number(ratio.interval.high)}};
 }
 
-Json ToJson(const std::map<std::string, protocol::Ratio>& ratios) {
+Json ToJson(const std::map<std::string, base::Ratio>& ratios) {
   Json json = Json::object();
   for (const auto& [stage, ratio] : ratios) json[stage] = ToJson(ratio);
   return json;
 }
 
 Json ToJson(const Stage& stage) {
-  return {
-      {"ms", Number(stage.ms())},
-      {"tflops", Number(stage.rate())},
-      {"precision", Number(protocol::MedianPrecision(stage.samples).value_or(kUnknown))},
-      {"quartiles",
-       {Number(protocol::Quantile(stage.samples, 0.25)), Number(protocol::Quantile(stage.samples, 0.75))}},
-      {"samples", stage.samples.size()},
-      {"rounds", stage.rounds},
-      {"exposed_ms", Number(stage.exposed * stage.ms())}};
+  return {{"ms", Number(stage.ms())},
+          {"tflops", Number(stage.rate())},
+          {"precision", Number(base::MedianPrecision(stage.samples).value_or(kUnknown))},
+          {"quartiles",
+           {Number(base::Quantile(stage.samples, 0.25)), Number(base::Quantile(stage.samples, 0.75))}},
+          {"samples", stage.samples.size()},
+          {"rounds", stage.rounds},
+          {"exposed_ms", Number(stage.exposed * stage.ms())}};
 }
 
 Json ToJson(const Measurement& measured, const std::vector<std::string>& shown) {
@@ -79,7 +78,7 @@ std::string CsvNumber(double value) {
   return text.str();
 }
 
-const protocol::Ratio* Find(const std::map<std::string, protocol::Ratio>& ratios, const std::string& stage) {
+const base::Ratio* Find(const std::map<std::string, base::Ratio>& ratios, const std::string& stage) {
   const auto found = ratios.find(stage);
   return found == ratios.end() ? nullptr : &found->second;
 }
@@ -153,12 +152,12 @@ std::string BenchCsvLines(const BenchRow& row, const std::vector<SweepAxis>& axe
     const auto* ratio = Find(row.ratios, name);
     fields.insert(
         fields.end(),
-        {name, CsvNumber(stage.ms()), CsvNumber(protocol::MedianPrecision(stage.samples).value_or(kUnknown)),
-         CsvNumber(protocol::Quantile(stage.samples, 0.25)),
-         CsvNumber(protocol::Quantile(stage.samples, 0.75)), std::to_string(stage.samples.size()),
-         CsvNumber(stage.rate()), CsvNumber(Efficiency(row, {name})), CsvNumber(stage.exposed * stage.ms()),
-         CsvNumber(WorstError(row.measured)), ratio ? CsvNumber(ratio->value) : "",
-         ratio ? CsvNumber(ratio->interval.low) : "", ratio ? CsvNumber(ratio->interval.high) : "",
+        {name, CsvNumber(stage.ms()), CsvNumber(base::MedianPrecision(stage.samples).value_or(kUnknown)),
+         CsvNumber(base::Quantile(stage.samples, 0.25)), CsvNumber(base::Quantile(stage.samples, 0.75)),
+         std::to_string(stage.samples.size()), CsvNumber(stage.rate()), CsvNumber(Efficiency(row, {name})),
+         CsvNumber(stage.exposed * stage.ms()), CsvNumber(WorstError(row.measured)),
+         ratio ? CsvNumber(ratio->value) : "", ratio ? CsvNumber(ratio->interval.low) : "",
+         ratio ? CsvNumber(ratio->interval.high) : "",
          row.baseline ? std::string(ToString(row.baseline->verdict)) : "", ""});
     lines += CsvLine(fields);
   }
@@ -166,7 +165,7 @@ std::string BenchCsvLines(const BenchRow& row, const std::vector<SweepAxis>& axe
 }
 
 void CheckCanSave(const std::string& file) {
-  if (const std::string why = protocol::WhyNotWritable(file); !why.empty())
+  if (const std::string why = base::WhyNotWritable(file); !why.empty())
     throw UsageError("--save: cannot write " + file + ": " + why);
 }
 
@@ -174,7 +173,7 @@ void SaveBench(const std::string& file, const BenchResults& results) {
   Json content = {{"format", kFormat}, {"version", kFormatVersion}, {"rows", Json::array()}};
   content.update(BenchSummaryJson(results));
   for (const BenchRow& row : results.rows) content["rows"].push_back(BenchRowJson(row, results.plan));
-  protocol::NewFile saved(file);
+  base::NewFile saved(file);
   saved.Write(protocol::JsonText(content) + "\n");
   saved.Commit();
 }
@@ -213,12 +212,11 @@ std::optional<Comparison> Baseline::Compare(const BenchRow& row) const {
       if (measured == row.measured.stages.end()) continue;
       const std::vector<double>& rounds = measured->second.rounds;
       const std::vector<double> rounds_then = RoundsOf(then, stage);
-      const auto ratio = protocol::UnpairedRatio(rounds, rounds_then);
+      const auto ratio = base::UnpairedRatio(rounds, rounds_then);
       if (!ratio) continue;
       comparison.ratios[stage] = *ratio;
       // The interval is too narrow where rounds depend on each other, as on a machine whose load changes.
-      const bool each_round =
-          *std::min_element(rounds.begin(), rounds.end()) > protocol::Median(rounds_then);
+      const bool each_round = *std::min_element(rounds.begin(), rounds.end()) > base::Median(rounds_then);
       if (each_round && ratio->interval.low > 1 + slower_than_) comparison.slower.insert(stage);
       faster = faster || ratio->interval.high < 1 / (1 + slower_than_);
     }

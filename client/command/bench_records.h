@@ -18,7 +18,7 @@ std::string BenchCsvLines(const BenchRow& row, const std::vector<SweepAxis>& axe
 
 // Whether SaveBench could write the file, which is left as it is. Throws UsageError with the reason.
 void CheckCanSave(const std::string& file);
-// Replaces the file at once: it is never there in part. Throws protocol::FileError with the reason.
+// Replaces the file at once: it is never there in part. Throws base::FileError with the reason.
 void SaveBench(const std::string& file, const BenchResults& results);
 
 // An earlier bench.

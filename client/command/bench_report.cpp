@@ -17,7 +17,7 @@ std::string Percent(double share) { return std::isfinite(share) ? Fixed(100 * sh
 std::string Time(const Measurement& measured, const std::string& name) {
   const auto stage = measured.stages.find(name);
   if (stage == measured.stages.end()) return "-";
-  const auto precision = protocol::MedianPrecision(stage->second.samples);
+  const auto precision = base::MedianPrecision(stage->second.samples);
   return Fixed(stage->second.ms(), 3) + (precision ? " ± " + Percent(*precision) : "");
 }
 
@@ -26,7 +26,7 @@ std::string Exposed(const Measurement& measured, const std::string& name) {
   return stage == measured.stages.end() ? "-" : Percent(stage->second.exposed);
 }
 
-std::string RatioText(const std::map<std::string, protocol::Ratio>& ratios, const std::string& stage) {
+std::string RatioText(const std::map<std::string, base::Ratio>& ratios, const std::string& stage) {
   const auto ratio = ratios.find(stage);
   if (ratio == ratios.end()) return "-";
   const auto& [value, interval] = ratio->second;

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "base/statistics.h"
 #include "client/command/sweep.h"
-#include "protocol/statistics.h"
 
 namespace cppool::command {
 
@@ -21,7 +21,7 @@ inline constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 struct BenchPlan {
   std::int64_t warmup = 3;             // iterations before those that are timed, in each round
   std::optional<std::int64_t> repeat;  // timed iterations of a row; none: until the median is precise
-  double precision = 0.005;            // of the median of all samples, see protocol::MedianPrecision
+  double precision = 0.005;            // of the median of all samples, see base::MedianPrecision
   double seconds = 3;                  // the most time for a row's timed iterations
   int rounds = 10;
   bool profile = false;
@@ -34,7 +34,7 @@ struct Stage {
   double work = kUnknown;       // TFLOP per GPU and iteration
   double exposed = kUnknown;    // the share of the time that is communication which no work hides
 
-  double ms() const { return protocol::Median(samples); }
+  double ms() const { return base::Median(samples); }
   double rate() const { return work / ms() * 1000; }  // TFLOP/s per GPU
 };
 
@@ -59,14 +59,14 @@ std::string_view ToString(BenchVerdict verdict);  // "faster", ...
 struct Comparison {
   BenchVerdict verdict = BenchVerdict::kSame;
   std::set<std::string> slower;                   // stages; where there are any, that is the verdict
-  std::map<std::string, protocol::Ratio> ratios;  // by stage: time now over time then
+  std::map<std::string, base::Ratio> ratios;      // by stage: time now over time then
 };
 
 struct BenchRow {
   SweepPoint point;
   std::string kernels;  // as --kernels has it; empty: the daemon's own choice
   Measurement measured, one_gpu;
-  std::map<std::string, protocol::Ratio> ratios;  // by stage: time over that of the first of --kernels
+  std::map<std::string, base::Ratio> ratios;  // by stage: time over that of the first of --kernels
   std::optional<Comparison> baseline;
   std::string run, bench;  // the commands that run and that measure it alone
 };

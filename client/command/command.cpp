@@ -10,11 +10,11 @@
 
 #include <cppool/version.h>
 
+#include "base/utf8.h"
 #include "client/command/text.h"
 #include "client/src/daemon.h"
 #include "protocol/json_text.h"
 #include "protocol/parameters.h"
-#include "protocol/utf8.h"
 
 namespace cppool::command {
 
@@ -141,7 +141,7 @@ std::vector<std::string> DeadlineWords(double seconds) {
 }
 
 std::string IsUtf8(const std::string& text) {
-  const bool valid = protocol::ValidUtf8Prefix(text) == text.size();
+  const bool valid = base::ValidUtf8Prefix(text) == text.size();
   return valid ? "" : "not UTF-8: " + protocol::Quoted(text);
 }
 

@@ -10,12 +10,12 @@
 
 #include <cppool/version.h>
 
+#include "base/visible_devices.h"
 #include "client/command/command.h"
 #include "client/command/text.h"
 #include "client/src/daemon.h"
 #include "client/src/process.h"
 #include "client/src/search_path.h"
-#include "protocol/visible_devices.h"
 
 namespace cppool::command {
 namespace {
@@ -65,7 +65,7 @@ std::string Reason(const PoolError& error) {
 void DescribeGpus(const char* visible, std::ostream& out) {
   out << "CUDA_VISIBLE_DEVICES: ";
   if (visible != nullptr) {
-    const std::string odd = protocol::ExplainVisibleDevices(visible);
+    const std::string odd = base::ExplainVisibleDevices(visible);
     out << "'" << visible << "'" << (odd.empty() ? "" : ": ") << odd << "\n";
   } else {
     out << "not set\n";
@@ -85,10 +85,10 @@ void DescribeGpus(const char* visible, std::ostream& out) {
     if (line.rfind("GPU ", 0) == 0 && uuid != std::string::npos)
       uuids.push_back(line.substr(uuid + 7, line.find(')', uuid) - uuid - 7));
   }
-  const protocol::VisibleDevices devices = protocol::ReadVisibleDevices(visible != nullptr ? visible : "");
+  const base::VisibleDevices devices = base::ReadVisibleDevices(visible != nullptr ? visible : "");
   if (visible == nullptr || uuids.empty() || devices.of_mig()) return;
   std::string seen;
-  for (int index : protocol::FindVisibleDevices(devices, uuids))
+  for (int index : base::FindVisibleDevices(devices, uuids))
     seen += (seen.empty() ? "" : ", ") + std::to_string(index);
   out << "of these CUDA sees " << (seen.empty() ? "none" : seen) << "\n";
 }

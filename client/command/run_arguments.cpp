@@ -7,11 +7,11 @@
 #include <system_error>
 #include <utility>
 
+#include "base/new_file.h"
 #include "client/command/suite.h"
 #include "client/command/sweep.h"
 #include "client/command/text.h"
 #include "protocol/json_text.h"
-#include "protocol/new_file.h"
 #include "protocol/start.h"
 
 namespace cppool::command {
@@ -118,7 +118,7 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
       ->check(IsPath)
       ->check(IsUtf8)
       ->check([](const std::string& file) {
-        const std::string why = protocol::WhyNotWritable(file);
+        const std::string why = base::WhyNotWritable(file);
         return why.empty() ? "" : "cannot write " + protocol::Quoted(file) + ": " + why;
       })
       ->excludes(suite);

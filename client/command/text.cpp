@@ -9,8 +9,8 @@
 #include <optional>
 #include <system_error>
 
+#include "base/utf8.h"
 #include "protocol/json_text.h"
-#include "protocol/utf8.h"
 
 namespace cppool::command {
 
@@ -86,9 +86,9 @@ namespace {
 
 // The length of the character at the front of `text` if XML 1.0 allows it, else 0.
 std::size_t XmlCharacter(std::string_view text) {
-  const std::size_t length = protocol::Utf8Length(text);
+  const std::size_t length = base::Utf8Length(text);
   if (length == 0) return 0;
-  const unsigned code = protocol::CodePoint(text.substr(0, length));
+  const unsigned code = base::CodePoint(text.substr(0, length));
   const bool control = code < 0x20 && code != '\t' && code != '\n' && code != '\r';
   return control || code == 0xFFFE || code == 0xFFFF ? 0 : length;
 }

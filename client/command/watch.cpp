@@ -25,7 +25,7 @@ constexpr std::chrono::milliseconds kQuiet{50};
 constexpr std::chrono::seconds kLongest{2};  // that a file which is saved again and again is waited for
 constexpr int kMostLinks = 40;               // as the kernel follows
 
-// Not protocol::FileClock, which may be behind what is saved before: then a save would count twice.
+// Not base::FileClock, which may be behind what is saved before: then a save would count twice.
 std::int64_t Now() {
   return std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
 }
@@ -46,7 +46,7 @@ void FileWatch::Add(const std::vector<std::string>& files) {
   for (const std::string& file : files) {
     if (files_.count(file) != 0) continue;
     Follow(file);
-    const auto& identity = files_[file] = protocol::IdentityIfThere(file);
+    const auto& identity = files_[file] = base::IdentityIfThere(file);
     if (identity && identity->changed_ns > looked_ && missed_.empty()) missed_ = file;
   }
 }
@@ -88,7 +88,7 @@ void FileWatch::Follow(const std::string& file) {
 }
 
 bool FileWatch::WasSaved(const std::string& file) {
-  const auto identity = protocol::IdentityIfThere(file);
+  const auto identity = base::IdentityIfThere(file);
   if (!identity || identity == files_.at(file)) return false;
   files_[file] = identity;
   return true;

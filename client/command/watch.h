@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "protocol/file_cache.h"
-#include "protocol/unique_fd.h"
+#include "base/file_cache.h"
+#include "base/unique_fd.h"
 
 namespace cppool::command {
 
@@ -34,11 +34,11 @@ class FileWatch {
   std::string ReadSaved();                 // one of the files; empty: others of their folders
   std::set<std::string> OnTheWay(int folder, const std::string& name, bool made) const;
 
-  protocol::UniqueFd events_;
+  base::UniqueFd events_;
   std::map<int, std::string> folders_;  // by inotify's number
   std::map<std::pair<int, std::string>, std::set<std::string>>
       on_way_;  // by folder and name: files that it leads to
-  std::map<std::string, std::optional<protocol::FileIdentity>>
+  std::map<std::string, std::optional<base::FileIdentity>>
       files_;            // as they were named: what they were at the last look
   std::int64_t looked_;  // nanoseconds since 1970: when Wait() returned last
   std::string missed_;   // saved between that and when it was added

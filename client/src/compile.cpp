@@ -13,13 +13,13 @@
 #include <utility>
 
 #include <cppool/pool.h>
+#include "base/digest.h"
+#include "base/file_cache.h"
+#include "base/new_file.h"
 #include "client/src/compile_inputs.h"
 #include "client/src/run_tool.h"
 #include "client/src/search_path.h"
 #include "client/src/shell.h"
-#include "protocol/digest.h"
-#include "protocol/file_cache.h"
-#include "protocol/new_file.h"
 
 namespace cppool {
 
@@ -28,7 +28,7 @@ namespace {
 namespace fs = std::filesystem;
 using client::Words;
 
-constexpr protocol::FileCache::Limits kLibraries{256, std::uint64_t{1} << 30};
+constexpr base::FileCache::Limits kLibraries{256, std::uint64_t{1} << 30};
 constexpr std::chrono::seconds kVersionLimit{30};
 constexpr int kMostTries = 3;  // compilations during each of which a file changes
 // What else decides over the library, with the flags.
@@ -170,8 +170,7 @@ class Workplace {
     if (mkdtemp(path_.data()) == nullptr)
       throw CompileError(path_ + ": no such folder can be made: " + std::strerror(errno) +
                          ": set TMPDIR to a folder that can be written");
-    const std::string plain =
-        protocol::FileCache::Name(source_, "copy", fs::path(source_).extension().string());
+    const std::string plain = base::FileCache::Name(source_, "copy", fs::path(source_).extension().string());
     copy_ = path_ + "/" + plain;
     names_.emplace_back(copy_, source_);
   }
@@ -191,7 +190,7 @@ class Workplace {
   void WriteCopy(std::string_view text) const {
     constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
     if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
-    protocol::NewFile file(copy_);
+    base::NewFile file(copy_);
     file.Write("#line 1 " + Literal(source_) + "\n");
     file.Write(text);
     file.Commit();
@@ -310,7 +309,7 @@ struct Tries {
 };
 
 // Compiles once, unless the library is in the cache. Nothing when a file changed meanwhile: what was made may be of neither content.
-std::optional<Compiled> TryCompile(const protocol::FileCache& cache, const Job& job,
+std::optional<Compiled> TryCompile(const base::FileCache& cache, const Job& job,
                                    const CompileOptions& options, Tries* tries) {
   Compiled compiled;
   compiled.command = client::ShellCommand(job.Command(nullptr));
@@ -318,17 +317,17 @@ std::optional<Compiled> TryCompile(const protocol::FileCache& cache, const Job& 
   const client::FlagInputs inputs = job.Inputs();
   for (const Words& files : {inputs.files, tries->included})
     for (const std::string& file : files) before.Take(file);
-  const std::string text = protocol::ReadWhole(job.source).bytes;
-  const std::string key = protocol::Digest(job.Key() + "\n" + protocol::Digest(text));
+  const std::string text = base::ReadWhole(job.source).bytes;
+  const std::string key = base::Digest(job.Key() + "\n" + base::Digest(text));
   const auto name_with = [&](const Words& included) -> std::optional<std::string> {
     Words files = inputs.files;
     Append(&files, included);
     const auto digest = client::DigestWith(key, files);
     if (!digest) return std::nullopt;
-    return protocol::FileCache::Name(job.source, *digest, ".so");
+    return base::FileCache::Name(job.source, *digest, ".so");
   };
   const std::string list =  // of the files that it included when it was compiled last
-      protocol::FileCache::Name(job.source, key, ".files");
+      base::FileCache::Name(job.source, key, ".files");
   if (const auto files = cache.Read(list)) {
     compiled.included = SplitLines(*files, '\0');
     for (const std::string& file : compiled.included) before.Take(file);
@@ -343,7 +342,7 @@ std::optional<Compiled> TryCompile(const protocol::FileCache& cache, const Job& 
   Workplace place(job.source);
   place.WriteCopy(text);
   if (options.on_command) options.on_command(compiled.command);
-  const std::int64_t start = protocol::FileClock();
+  const std::int64_t start = base::FileClock();
   const client::ToolEnd end =
       client::RunTool(job.Command(&place), place.path(), options.limit, options.interrupted);
   compiled.output = place.Named(end.output);
@@ -359,7 +358,7 @@ std::optional<Compiled> TryCompile(const protocol::FileCache& cache, const Job& 
         before.Files());
   }
   compiled.included.clear();
-  for (const std::string& file : client::ReadDependencies(protocol::ReadWhole(place.dependencies()).bytes))
+  for (const std::string& file : client::ReadDependencies(base::ReadWhole(place.dependencies()).bytes))
     if (!place.IsSource(file)) compiled.included.push_back(place.Named(file));
   const auto name = name_with(compiled.included);
   tries->included = compiled.included;
@@ -367,7 +366,7 @@ std::optional<Compiled> TryCompile(const protocol::FileCache& cache, const Job& 
   if (!name || !tries->changed.empty()) return std::nullopt;
   std::string lines;
   for (const std::string& file : compiled.included) lines += file + '\0';
-  cache.Write(*name, protocol::ReadWhole(place.library()).bytes);
+  cache.Write(*name, base::ReadWhole(place.library()).bytes);
   cache.Write(list, lines);
   cache.Prune();
   compiled.library = cache.Path(*name);
@@ -382,15 +381,15 @@ Compiled Compile(const std::string& source, const CompileOptions& options) {
   const auto language = LanguageOf(source);
   if (!language) throw CompileError(source + ": is no source: its name ends with .cu, .cpp, .cc, .cxx or .c");
   try {
-    protocol::IdentityOf(source);  // before a cache is made
-    const protocol::FileCache cache("compiled", kLibraries);
+    base::IdentityOf(source);  // before a cache is made
+    const base::FileCache cache("compiled", kLibraries);
     const Job job(fs::absolute(source).string(), *language, options);
     Tries tries;
     for (int i = 0; i < kMostTries; ++i)
       if (auto compiled = TryCompile(cache, job, options, &tries)) return *std::move(compiled);
     throw CompileError(source + ": " + tries.changed + " changed each of the " + std::to_string(kMostTries) +
                        " times that it was compiled: try again when nothing writes there");
-  } catch (const protocol::FileError& error) {
+  } catch (const base::FileError& error) {
     throw CompileError(error.what());
   }
 }

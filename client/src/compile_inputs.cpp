@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <sstream>
 
-#include "protocol/digest.h"
+#include "base/digest.h"
 
 namespace cppool::client {
 namespace {
@@ -13,8 +13,8 @@ namespace fs = std::filesystem;
 
 std::optional<std::string> TextIfThere(const std::string& file) {
   try {
-    return protocol::ReadWhole(file).bytes;
-  } catch (const protocol::FileError&) {
+    return base::ReadWhole(file).bytes;
+  } catch (const base::FileError&) {
     return std::nullopt;
   }
 }
@@ -75,16 +75,16 @@ Words SplitFolders(const std::string& search_path) {
 
 bool Snapshot::Take(const std::string& file) {
   if (files_.count(file) != 0) return false;
-  files_[file] = protocol::IdentityIfThere(file);
+  files_[file] = base::IdentityIfThere(file);
   return true;
 }
 
 std::string Snapshot::Changed(const Words& files, std::int64_t since) const {
   for (const auto& [file, before] : files_)
-    if (protocol::IdentityIfThere(file) != before) return file;
+    if (base::IdentityIfThere(file) != before) return file;
   for (const std::string& file : files) {
     if (files_.count(file) != 0) continue;
-    const auto identity = protocol::IdentityIfThere(file);
+    const auto identity = base::IdentityIfThere(file);
     if (!identity || identity->changed_ns >= since) return file;
   }
   return "";
@@ -187,9 +187,9 @@ std::optional<std::string> DigestWith(std::string key, const Words& files) {
   for (const std::string& file : files) {
     const auto text = TextIfThere(file);
     if (!text) return std::nullopt;
-    key += "\n" + file + " " + protocol::Digest(*text);
+    key += "\n" + file + " " + base::Digest(*text);
   }
-  return protocol::Digest(key);
+  return base::Digest(key);
 }
 
 }  // namespace cppool::client

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "protocol/file_cache.h"
+#include "base/file_cache.h"
 
 namespace cppool::client {
 
@@ -21,12 +21,12 @@ Words SplitFolders(const std::string& search_path);  // at colons, without empty
 class Snapshot {
  public:
   bool Take(const std::string& file);  // false: it was taken before
-  // The first that is not as it was, or that is not among them and was changed at `since` or later (protocol::FileClock). Empty: none.
+  // The first that is not as it was, or that is not among them and was changed at `since` or later (base::FileClock). Empty: none.
   std::string Changed(const Words& files, std::int64_t since) const;
   Words Files() const;
 
  private:
-  std::map<std::string, std::optional<protocol::FileIdentity>> files_;
+  std::map<std::string, std::optional<base::FileIdentity>> files_;
 };
 
 struct FlagInputs {

@@ -27,21 +27,21 @@ void Check(int error, const char* what) {
 }
 
 // A descriptor above 2, since the child's own streams replace 0 to 2 (which a harness may have closed). None for -1.
-protocol::UniqueFd AboveStandard(int fd) {
-  if (fd < 0) return protocol::UniqueFd();
-  protocol::UniqueFd owned(fd);
+base::UniqueFd AboveStandard(int fd) {
+  if (fd < 0) return base::UniqueFd();
+  base::UniqueFd owned(fd);
   if (fd > 2) return owned;
-  protocol::UniqueFd moved(fcntl(fd, F_DUPFD_CLOEXEC, 3));
+  base::UniqueFd moved(fcntl(fd, F_DUPFD_CLOEXEC, 3));
   if (moved.get() < 0) Check(errno, "fcntl");
   return moved;
 }
 
 // Unlike a pipe, a socket can be written without SIGPIPE, and can be shut down even when other processes hold copies of the
 // descriptor.
-void MakeSocket(protocol::UniqueFd* ours, protocol::UniqueFd* theirs) {
+void MakeSocket(base::UniqueFd* ours, base::UniqueFd* theirs) {
   int fds[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0) Check(errno, "socketpair");
-  protocol::UniqueFd first(fds[0]);
+  base::UniqueFd first(fds[0]);
   *theirs = AboveStandard(fds[1]);
   *ours = AboveStandard(first.Release());
 }
@@ -89,10 +89,10 @@ int PollTimeout(Clock::time_point until) {
   return static_cast<int>(std::clamp<long long>(left, 0, INT_MAX));
 }
 
-void MakePipe(protocol::UniqueFd* read_end, protocol::UniqueFd* write_end) {
+void MakePipe(base::UniqueFd* read_end, base::UniqueFd* write_end) {
   int fds[2];
   if (pipe2(fds, O_CLOEXEC) != 0) Check(errno, "pipe2");
-  protocol::UniqueFd first(fds[0]);
+  base::UniqueFd first(fds[0]);
   *write_end = AboveStandard(fds[1]);
   *read_end = AboveStandard(first.Release());
   if (fcntl(read_end->get(), F_SETFL, O_NONBLOCK) != 0) Check(errno, "fcntl");
@@ -100,7 +100,7 @@ void MakePipe(protocol::UniqueFd* read_end, protocol::UniqueFd* write_end) {
 
 std::unique_ptr<Process> Process::Spawn(const Command& command) {
   std::unique_ptr<Process> process(new Process);
-  protocol::UniqueFd child_input, child_output, child_errors;
+  base::UniqueFd child_input, child_output, child_errors;
   MakeSocket(&process->input_, &child_input);
   MakePipe(&process->output_, &child_output);
   MakePipe(&process->errors_, &child_errors);
@@ -226,7 +226,7 @@ std::string Process::DescribeEnd() {
 
 void Process::Abandon() {
   reaped_ = true;  // the process belongs to the parent: never kill it here
-  for (protocol::UniqueFd* fd : {&pidfd_, &input_, &output_, &errors_}) fd->ResetInherited();
+  for (base::UniqueFd* fd : {&pidfd_, &input_, &output_, &errors_}) fd->ResetInherited();
 }
 
 }  // namespace cppool::client

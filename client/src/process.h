@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "protocol/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace cppool::client {
 
@@ -19,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 int PollTimeout(Clock::time_point until);
 
 // A pipe whose read end is non-blocking; close-on-exec, and never on 0, 1 or 2. Throws std::system_error.
-void MakePipe(protocol::UniqueFd* read_end, protocol::UniqueFd* write_end);
+void MakePipe(base::UniqueFd* read_end, base::UniqueFd* write_end);
 
 class Process {
  public:
@@ -42,7 +42,7 @@ class Process {
   // A socket to its stdin: send(2) with MSG_NOSIGNAL raises no SIGPIPE. What it writes to its stdin can be read from it.
   int input() const { return input_.get(); }
   int output() const { return output_.get(); }                    // its stdout, non-blocking
-  protocol::UniqueFd TakeErrors() { return std::move(errors_); }  // its stderr, non-blocking
+  base::UniqueFd TakeErrors() { return std::move(errors_); }      // its stderr, non-blocking
 
   // End of file on its stdin, also when a forked child of this process holds a copy of the descriptor.
   void CloseInput();
@@ -66,7 +66,7 @@ class Process {
   bool GroupIsOurs() const;  // after Ended(); false: the group's number may belong to another process now
 
   pid_t pid_ = -1;
-  protocol::UniqueFd pidfd_, input_, output_, errors_;
+  base::UniqueFd pidfd_, input_, output_, errors_;
   End end_ = End::kRunning;
   int exit_code_ = 0;
   int signal_ = 0;

@@ -18,7 +18,7 @@ constexpr std::size_t kMostThreads = 256;      // that are read
 constexpr std::size_t kMostCharacters = 1500;  // of the description
 
 std::string ReadFile(const std::string& path) {
-  const protocol::UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const base::UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   char buffer[1024];
   const ssize_t count = fd.get() < 0 ? 0 : read(fd.get(), buffer, sizeof buffer);
   return {buffer, static_cast<std::size_t>(std::max<ssize_t>(count, 0))};

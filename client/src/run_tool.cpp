@@ -50,7 +50,7 @@ ToolEnd RunTool(const std::vector<std::string>& words, const std::string& folder
   } catch (const std::system_error& error) {
     throw CompileError(words[0] + ": cannot be started: " + error.what());
   }
-  const protocol::UniqueFd errors = process->TakeErrors();
+  const base::UniqueFd errors = process->TakeErrors();
   const auto until = Clock::now() + limit;
   ToolEnd end;
   pollfd fds[3] = {{process->output(), POLLIN, 0}, {errors.get(), POLLIN, 0}, {process->pidfd(), POLLIN, 0}};

@@ -29,7 +29,7 @@ std::string Without(std::string_view prefix, std::string_view text) {
 
 }  // namespace
 
-StderrTail::StderrTail(protocol::UniqueFd fd, std::function<void(std::string_view)> on_line)
+StderrTail::StderrTail(base::UniqueFd fd, std::function<void(std::string_view)> on_line)
     : fd_(std::move(fd)), on_line_(std::move(on_line)) {
   MakePipe(&wake_read_, &wake_write_);
   // Signals of the harness must be handled by its own threads.
@@ -160,7 +160,7 @@ std::string StderrTail::Text() const {
 }
 
 void StderrTail::Abandon() {
-  for (protocol::UniqueFd* fd : {&fd_, &wake_read_, &wake_write_}) fd->ResetInherited();
+  for (base::UniqueFd* fd : {&fd_, &wake_read_, &wake_write_}) fd->ResetInherited();
 }
 
 }  // namespace cppool::client

@@ -10,10 +10,10 @@
 #include <string_view>
 #include <thread>
 
+#include "base/unique_fd.h"
 #include "client/src/process.h"
 #include "protocol/crash.h"
 #include "protocol/start.h"
-#include "protocol/unique_fd.h"
 
 namespace cppool::client {
 
@@ -24,7 +24,7 @@ class StderrTail {
  public:
   // `fd` is non-blocking. `on_line` may be empty; it is called on the reading thread, outside any lock.
   // Throws std::system_error.
-  StderrTail(protocol::UniqueFd fd, std::function<void(std::string_view)> on_line);
+  StderrTail(base::UniqueFd fd, std::function<void(std::string_view)> on_line);
   ~StderrTail();  // ends the thread; lines that on_line has not been given are lost
   StderrTail(const StderrTail&) = delete;
   StderrTail& operator=(const StderrTail&) = delete;
@@ -54,7 +54,7 @@ class StderrTail {
 
   std::atomic<bool> ending_{false};
   // A byte on wake_ asks the thread to catch up, end of file asks it to end.
-  protocol::UniqueFd fd_, wake_read_, wake_write_;
+  base::UniqueFd fd_, wake_read_, wake_write_;
   std::function<void(std::string_view)> on_line_;
   mutable std::mutex mutex_;
   std::condition_variable caught_up_;

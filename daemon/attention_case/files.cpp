@@ -15,12 +15,12 @@
 #include <system_error>
 #include <vector>
 
+#include "base/file_cache.h"
+#include "base/new_file.h"
 #include "daemon/attention_case/resolve.h"
 #include "kernels/error.h"
 #include "kernels/half.h"
-#include "protocol/file_cache.h"
 #include "protocol/json_text.h"
-#include "protocol/new_file.h"
 
 namespace cppool::attention_case {
 namespace {
@@ -265,7 +265,7 @@ void DumpFiles::Begin() {
   std::error_code error;
   fs::create_directories(folder_, error);
   if (error) DumpFailed(folder_ + ": cannot be made: " + error.message());
-  lock_ = protocol::UniqueFd(open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  lock_ = base::UniqueFd(open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (flock(lock_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)  // not every file system has locks
     DumpFailed(folder_ +
                ": another run is writing a dump into it: wait for that run, or name another folder");
@@ -321,10 +321,10 @@ void DumpFiles::End() {
   index["files"] = std::move(files);
   for (const auto& [name, values] : CuSeqlens(spec_)) index[name] = values;
   try {
-    protocol::NewFile file((fs::path(folder_) / kIndex).string());
+    base::NewFile file((fs::path(folder_) / kIndex).string());
     file.Write(index.dump(2) + "\n");
     file.Commit();
-  } catch (const protocol::FileError& error) {
+  } catch (const base::FileError& error) {
     throw RuntimeError(CPPOOL_INTERNAL, std::string("dump: ") + error.what());
   }
 }

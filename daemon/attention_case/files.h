@@ -60,7 +60,7 @@ class DumpFiles : public kernels::TensorSink {
   int world_size_;
   bool reference_;
   nlohmann::json about_;
-  protocol::UniqueFd lock_;  // of rank 0: the folder
+  base::UniqueFd lock_;  // of rank 0: the folder
   std::map<std::string, NpyWriter> files_;
 };
 

@@ -49,8 +49,8 @@ TypeInfo About(NpyType type) {
   FailFor(path, std::string(what) + ": " + std::strerror(errno));
 }
 
-protocol::UniqueFd Open(const std::string& path, int flags) {
-  protocol::UniqueFd fd(open(path.c_str(), flags | O_CLOEXEC, 0666));
+base::UniqueFd Open(const std::string& path, int flags) {
+  base::UniqueFd fd(open(path.c_str(), flags | O_CLOEXEC, 0666));
   if (!fd) FailErrno(path, "cannot be opened");
   return fd;
 }
@@ -282,7 +282,7 @@ void NpyWriter::Create(const std::string& path, const NpyHeader& header) {
   if (struct stat earlier{};
       lstat(path.c_str(), &earlier) == 0 && (S_ISREG(earlier.st_mode) || S_ISLNK(earlier.st_mode)))
     unlink(path.c_str());
-  const protocol::UniqueFd file = Open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
+  const base::UniqueFd file = Open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
   WriteAt(path, file.get(), bytes.data(), bytes.size(), 0);
   const std::size_t whole =
       bytes.size() + static_cast<std::size_t>(CountOf(header.shape)) * SizeOf(header.type);

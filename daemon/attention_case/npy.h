@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "protocol/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace cppool::attention_case {
 
@@ -43,7 +43,7 @@ class NpyReader {
 
  private:
   std::string path_;
-  protocol::UniqueFd file_;
+  base::UniqueFd file_;
   NpyHeader header_;
   std::int64_t count_ = 0;
   std::size_t data_ = 0;  // offset of the first element
@@ -60,7 +60,7 @@ class NpyWriter {
 
  private:
   std::string path_;
-  protocol::UniqueFd file_;
+  base::UniqueFd file_;
   NpyType type_;
   std::size_t data_ = 0;
 };

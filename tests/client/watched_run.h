@@ -50,7 +50,7 @@ class WatchedRun {
   }
 
   std::unique_ptr<client::Process> process_;
-  protocol::UniqueFd errors_;
+  base::UniqueFd errors_;
   std::string text_, seen_;
 };
 

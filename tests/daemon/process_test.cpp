@@ -23,7 +23,7 @@ namespace cppool::test {
 namespace {
 
 using namespace std::chrono_literals;
-using protocol::UniqueFd;
+using base::UniqueFd;
 using Clock = std::chrono::steady_clock;
 
 struct Pipe {

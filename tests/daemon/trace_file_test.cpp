@@ -3,7 +3,7 @@
 
 #include <filesystem>
 
-#include "protocol/file_cache.h"
+#include "base/file_cache.h"
 #include "tests/daemon/fake_case.h"
 #include "tests/files.h"
 #include "tests/trace_check.h"
@@ -79,9 +79,9 @@ TEST_CASE("trace file: stages lie in their parents as long as one follows the ot
         "the trace has no room for all slices (65536 for each rank) and lacks 3 of rank 0: ask for fewer "
         "iterations");
 
-  CHECK_THROWS_AS(daemon::WriteTrace(folder.File("none/t"), trace), protocol::FileError);
+  CHECK_THROWS_AS(daemon::WriteTrace(folder.File("none/t"), trace), base::FileError);
   REQUIRE(std::filesystem::create_directory(folder.File("d")));
-  CHECK_THROWS_AS(daemon::WriteTrace(folder.File("d"), trace), protocol::FileError);
+  CHECK_THROWS_AS(daemon::WriteTrace(folder.File("d"), trace), base::FileError);
   CHECK_THROWS_WITH(daemon::WriteTrace("/proc/trace", trace),
                     "/proc/trace: cannot be written: no file can be made in /proc: name one elsewhere");
   CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 2);

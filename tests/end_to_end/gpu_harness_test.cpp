@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "protocol/visible_devices.h"
+#include "base/visible_devices.h"
 #include "tests/catch.h"
 #include "tests/environment.h"
 
@@ -164,7 +164,7 @@ TEST_CASE("CUDA_VISIBLE_DEVICES is read as CUDA reads it") {
                                           "99999999999999999999"};
   for (const std::string& list : lists) {
     std::vector<std::string> expected;
-    for (int index : protocol::FindVisibleDevices(protocol::ReadVisibleDevices(list), uuids))
+    for (int index : base::FindVisibleDevices(base::ReadVisibleDevices(list), uuids))
       expected.push_back(uuids[static_cast<std::size_t>(index)]);
     INFO("'" << list << "' of " << uuids.size() << " devices");
     CHECK(Join(SeenWith(list)) == Join(expected));

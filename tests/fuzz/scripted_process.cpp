@@ -20,9 +20,9 @@ namespace {
 std::string_view answers[2];
 std::thread responder;  // there is at most one process at a time
 
-protocol::UniqueFd Owned(int fd, const char* what) {
+base::UniqueFd Owned(int fd, const char* what) {
   if (fd < 0) throw std::system_error(errno, std::generic_category(), what);
-  return protocol::UniqueFd(fd);
+  return base::UniqueFd(fd);
 }
 
 }  // namespace
@@ -43,7 +43,7 @@ int PollTimeout(Clock::time_point) {
 namespace {
 
 // Writes one answer after each request, since a client ignores an answer that arrives before its request. Returns when either side closes.
-void Respond(protocol::UniqueFd requests, protocol::UniqueFd output) {
+void Respond(base::UniqueFd requests, base::UniqueFd output) {
   for (std::string_view answer : fuzz::answers) {
     for (char last = 0; last != '\n';) {
       char buffer[4096];
@@ -59,11 +59,11 @@ void Respond(protocol::UniqueFd requests, protocol::UniqueFd output) {
   }
 }
 
-std::pair<protocol::UniqueFd, protocol::UniqueFd> Sockets() {
+std::pair<base::UniqueFd, base::UniqueFd> Sockets() {
   int fds[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0)
     throw std::system_error(errno, std::generic_category(), "socketpair");
-  return {protocol::UniqueFd(fds[0]), protocol::UniqueFd(fds[1])};
+  return {base::UniqueFd(fds[0]), base::UniqueFd(fds[1])};
 }
 
 }  // namespace
@@ -96,7 +96,7 @@ std::string Process::DescribeEnd() { return "ended"; }
 void Process::Abandon() {}
 
 // NOLINTNEXTLINE(performance-unnecessary-value-param): the real signature
-StderrTail::StderrTail(protocol::UniqueFd fd, std::function<void(std::string_view)>) : fd_(std::move(fd)) {}
+StderrTail::StderrTail(base::UniqueFd fd, std::function<void(std::string_view)>) : fd_(std::move(fd)) {}
 StderrTail::~StderrTail() = default;
 void StderrTail::CatchUp(Clock::time_point) {}
 std::string StderrTail::Text() const { return ""; }

@@ -14,11 +14,14 @@ import sys
 # matches one folder. If other entries are inside a folder, its entry covers only the files directly in it, so that a new folder there
 # needs an entry.
 KERNELS_PUBLIC = ["kernels/include/cppool", "kernels/include/kernels", "kernels/include/kernels/attention"]
+PROTOCOL_PUBLIC = ["protocol/include", "protocol/base/include"]
 RUNTIME_PUBLIC = ["kernels/include/cppool", "kernels/include/kernels"]
 ALLOWED = {
-    # protocol includes nothing else of the project.
+    # base includes nothing else of the project, and protocol only base.
+    "protocol/base/include": [],
+    "protocol/base": ["protocol/base/include"],
     "protocol/include": [],
-    "protocol": ["protocol/include"],
+    "protocol": PROTOCOL_PUBLIC,
     # kernels, public headers.
     "kernels/include/cppool": [],
     "kernels/include/kernels": ["kernels/include/cppool"],
@@ -58,14 +61,14 @@ ALLOWED = {
     "kernels/cudnn": ["kernels/include/cppool"],
     # The daemon includes only public headers of the kernels. The attention case does not depend on the rest of the daemon.
     "daemon/include": ["kernels/include/cppool"],
-    "daemon": ["daemon/include", "protocol/include", *KERNELS_PUBLIC],
-    "daemon/main.cpp": ["daemon", "daemon/attention_case", "daemon/include", "protocol/include", *KERNELS_PUBLIC],
-    "daemon/attention_case": ["daemon/include", "protocol/include", *KERNELS_PUBLIC],
+    "daemon": ["daemon/include", *PROTOCOL_PUBLIC, *KERNELS_PUBLIC],
+    "daemon/main.cpp": ["daemon", "daemon/attention_case", "daemon/include", *PROTOCOL_PUBLIC, *KERNELS_PUBLIC],
+    "daemon/attention_case": ["daemon/include", *PROTOCOL_PUBLIC, *KERNELS_PUBLIC],
     # The client includes neither kernels, nor daemon, nor CUDA. Its installed header uses an installed header of the protocol.
     "client/include": ["protocol/include"],
-    "client/src": ["client/include", "protocol/include"],
-    "client/command": ["client/src", "client/include", "protocol/include"],
-    "client/c_api": ["client/command", "client/src", "client/include", "protocol/include"],
+    "client/src": ["client/include", *PROTOCOL_PUBLIC],
+    "client/command": ["client/src", "client/include", *PROTOCOL_PUBLIC],
+    "client/c_api": ["client/command", "client/src", "client/include", *PROTOCOL_PUBLIC],
     # tests may include everything.
     "tests": None,
 }
@@ -95,7 +98,7 @@ LIBRARIES = {
 }
 
 TOP_FOLDERS = ["protocol", "kernels", "daemon", "client", "tests"]
-PUBLIC_ROOTS = ["protocol/include", "kernels/include", "daemon/include", "client/include"]
+PUBLIC_ROOTS = ["protocol/base/include", "protocol/include", "kernels/include", "daemon/include", "client/include"]
 SOURCES = {".h", ".cuh", ".inc", ".c", ".cpp", ".cu"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 

@@ -43,8 +43,6 @@ Json ValidateParameters(const Json& given, const std::vector<ParameterSpec>& sch
 Json ParametersFromKwargs(const Json& kwargs, const std::vector<ParameterSpec>& schema,
                           std::vector<std::string>* warnings = nullptr);
 
-// The nearest of `candidates` by edit distance, or nothing when none is near.
-std::optional<std::string> Nearest(std::string_view word, const std::vector<std::string>& candidates);
 // "; did you mean \"hello\"?", or nothing when none is near.
 std::string DidYouMean(std::string_view word, const std::vector<std::string>& candidates);
 std::string Join(const std::vector<std::string>& words);  // "a, b, c"

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string_view>
 
-namespace cppool::protocol {
+namespace cppool::base {
 
 // The bytes of the character that `bytes` begin with; 0: they begin with none.
 std::size_t Utf8Length(std::string_view bytes);
@@ -13,4 +13,4 @@ unsigned CodePoint(std::string_view character);
 // How many bytes at the front are UTF-8; all, where all are.
 std::size_t ValidUtf8Prefix(std::string_view bytes);
 
-}  // namespace cppool::protocol
+}  // namespace cppool::base

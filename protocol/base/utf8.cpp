@@ -1,6 +1,6 @@
-#include "protocol/utf8.h"
+#include "base/utf8.h"
 
-namespace cppool::protocol {
+namespace cppool::base {
 
 std::size_t Utf8Length(std::string_view bytes) {
   const auto at = [&](std::size_t i) { return static_cast<unsigned char>(bytes[i]); };
@@ -40,4 +40,4 @@ std::size_t ValidUtf8Prefix(std::string_view bytes) {
   return position;
 }
 
-}  // namespace cppool::protocol
+}  // namespace cppool::base

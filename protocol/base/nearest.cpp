@@ -1,9 +1,9 @@
+#include "base/nearest.h"
+
 #include <algorithm>
 #include <array>
 
-#include "protocol/parameters.h"
-
-namespace cppool::protocol {
+namespace cppool::base {
 namespace {
 
 char Lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
@@ -51,4 +51,4 @@ std::optional<std::string> Nearest(std::string_view word, const std::vector<std:
   return *nearest;
 }
 
-}  // namespace cppool::protocol
+}  // namespace cppool::base

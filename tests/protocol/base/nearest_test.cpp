@@ -1,7 +1,12 @@
-#include "protocol/parameters.h"
-#include "tests/protocol/support.h"
+#include "base/nearest.h"
 
-namespace cppool::protocol {
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tests/catch.h"
+
+namespace cppool::base {
 namespace {
 
 TEST_CASE("the nearest word is one that a typing error explains") {
@@ -40,4 +45,4 @@ TEST_CASE("the nearest word is one that a typing error explains") {
 }
 
 }  // namespace
-}  // namespace cppool::protocol
+}  // namespace cppool::base

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace cppool::protocol {
+namespace cppool::base {
 
 // The first entry says what the list is made of: indices, UUIDs of GPUs, or of MIG devices. An entry that is none of these ends the
 // list, and so does one that the machine does not have: what was named before it stays visible.
@@ -28,4 +28,4 @@ std::vector<int> FindVisibleDevices(const VisibleDevices& devices, const std::ve
 // What is odd about a list, for people: "CUDA stops at '-1'", "it is empty, so that CUDA sees none"; empty for an ordinary one.
 std::string ExplainVisibleDevices(std::string_view list);
 
-}  // namespace cppool::protocol
+}  // namespace cppool::base

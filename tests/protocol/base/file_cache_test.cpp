@@ -1,4 +1,4 @@
-#include "protocol/file_cache.h"
+#include "base/file_cache.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "protocol/new_file.h"
+#include "base/new_file.h"
 #include "tests/catch.h"
 #include "tests/environment.h"
 #include "tests/files.h"
@@ -21,7 +21,7 @@ namespace cppool::test {
 namespace {
 
 namespace fs = std::filesystem;
-using protocol::FileCache;
+using base::FileCache;
 
 void Write(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
@@ -30,7 +30,7 @@ void Write(const std::string& path, const std::string& text) {
 std::string Refusal(const std::function<void()>& action) {
   try {
     action();
-  } catch (const protocol::FileError& error) {
+  } catch (const base::FileError& error) {
     return error.what();
   }
   return "";
@@ -71,7 +71,7 @@ TEST_CASE(
   Write(other, "kept");
   fs::create_symlink(other, file);
   fs::create_symlink(other, file + "." + std::to_string(getpid()) + ".part");
-  protocol::NewFile made(file);
+  base::NewFile made(file);
   made.Write("new");
   made.Commit();
   CHECK(ReadFile(file) == "new");
@@ -84,27 +84,26 @@ TEST_CASE("a file is read whole, and what cannot be read is named with what to d
   const std::string file = folder.File("file");
   const std::string text(100000, 'x');
   Write(file, text);
-  const auto whole = protocol::ReadWhole(file);
+  const auto whole = base::ReadWhole(file);
   CHECK(whole.bytes == text);
-  CHECK(whole.identity == protocol::IdentityOf(file));
+  CHECK(whole.identity == base::IdentityOf(file));
   CHECK_FALSE(whole.settled);  // written just now
-  CHECK(Refusal([&] { protocol::ReadWhole(folder.File("none")); }) ==
+  CHECK(Refusal([&] { base::ReadWhole(folder.File("none")); }) ==
         folder.File("none") + ": there is no such file: check the path");
-  CHECK(Has(Refusal([&] { protocol::ReadWhole(folder.path().string()); }), "is a folder"));
-  CHECK(Has(Refusal([&] { protocol::ReadWhole(file + "/below"); }), "no such file"));
+  CHECK(Has(Refusal([&] { base::ReadWhole(folder.path().string()); }), "is a folder"));
+  CHECK(Has(Refusal([&] { base::ReadWhole(file + "/below"); }), "no such file"));
   REQUIRE(mkfifo(folder.File("pipe").c_str(), 0600) == 0);
-  CHECK(Has(Refusal([&] { protocol::ReadWhole(folder.File("pipe")); }), "no regular file"));
+  CHECK(Has(Refusal([&] { base::ReadWhole(folder.File("pipe")); }), "no regular file"));
   fs::permissions(folder.path(), fs::perms::all);
   fs::permissions(file, fs::perms::none);
   {
     const Nobody nobody;
-    CHECK(
-        Has(Refusal([&] { protocol::ReadWhole(file); }), file + ": may not be read: check the permissions"));
+    CHECK(Has(Refusal([&] { base::ReadWhole(file); }), file + ": may not be read: check the permissions"));
   }
   Write(folder.File("changed"), "a");
-  const auto before = protocol::IdentityOf(folder.File("changed"));
+  const auto before = base::IdentityOf(folder.File("changed"));
   Write(folder.File("changed"), "ab");
-  CHECK_FALSE(protocol::IdentityOf(folder.File("changed")) == before);
+  CHECK_FALSE(base::IdentityOf(folder.File("changed")) == before);
 }
 
 TEST_CASE("a file that changes while it is read is refused") {
@@ -117,7 +116,7 @@ TEST_CASE("a file that changes while it is read is refused") {
     while (!done) stream.seekp(0).write("y", 1).flush();
   });
   std::string refusal;
-  for (int i = 0; i < 100 && refusal.empty(); ++i) refusal = Refusal([&] { protocol::ReadWhole(file); });
+  for (int i = 0; i < 100 && refusal.empty(); ++i) refusal = Refusal([&] { base::ReadWhole(file); });
   done = true;
   writer.join();
   CHECK(refusal == file + ": changed while it was read: wait until it has been built, and try again");
@@ -129,29 +128,29 @@ TEST_CASE("the cache's folder is where the environment says, and belongs to its 
   const Environment system("XDG_CACHE_HOME", "");
   {
     const Environment chosen("CPPOOL_CACHE", folder.File("a/b"));
-    CHECK(protocol::CacheFolder() == folder.File("a/b"));
+    CHECK(base::CacheFolder() == folder.File("a/b"));
     CHECK(fs::is_directory(folder.File("a/b")));
     for (const fs::perms others : {fs::perms::group_write, fs::perms::others_write}) {
       fs::permissions(folder.File("a/b"), fs::perms::owner_all | others);
-      CHECK(Has(Refusal([] { protocol::CacheFolder(); }), "can be changed by other users"));
+      CHECK(Has(Refusal([] { base::CacheFolder(); }), "can be changed by other users"));
     }
   }
   Write(folder.File("file"), "");
   {
     const Environment chosen("CPPOOL_CACHE", folder.File("file/below"));
-    const std::string refusal = Refusal([] { protocol::CacheFolder(); });
+    const std::string refusal = Refusal([] { base::CacheFolder(); });
     CHECK(Has(refusal, "CPPOOL_CACHE: " + folder.File("file/below") + " cannot be made"));
     CHECK(Has(refusal, "set CPPOOL_CACHE to a folder that can be written"));
   }
   const Environment none("CPPOOL_CACHE", "");
-  CHECK(protocol::CacheFolder() == folder.File("home/.cache/cppool"));
+  CHECK(base::CacheFolder() == folder.File("home/.cache/cppool"));
   {
     const Environment caches("XDG_CACHE_HOME", folder.File("caches"));
-    CHECK(protocol::CacheFolder() == folder.File("caches/cppool"));
+    CHECK(base::CacheFolder() == folder.File("caches/cppool"));
   }
   const Environment no_home("HOME", folder.File("file"));
   const Environment temporary("TMPDIR", folder.path().string());
-  CHECK(protocol::CacheFolder() == folder.File("cppool-" + std::to_string(geteuid())));
+  CHECK(base::CacheFolder() == folder.File("cppool-" + std::to_string(geteuid())));
 }
 
 TEST_CASE("the folders and files of a cache are their user's alone, whatever the umask is or was") {
@@ -258,15 +257,15 @@ TEST_CASE("an unfinished file has a name that no process with the same number ta
   const std::string file = folder.File("file"), others = file + "." + std::to_string(getpid()) + ".part";
   Write(others, "of a process in another container");
   {
-    protocol::NewFile made(file);
+    base::NewFile made(file);
     made.Write("content");
     made.Commit();
   }
   CHECK(ReadFile(file) == "content");
   CHECK(ReadFile(others) == "of a process in another container");
   std::string first, second;
-  CHECK(protocol::MakePart(file, 0600, &first));
-  CHECK(protocol::MakePart(file, 0600, &second));
+  CHECK(base::MakePart(file, 0600, &first));
+  CHECK(base::MakePart(file, 0600, &second));
   CHECK(fs::is_empty(first));
   CHECK(first != second);
 }

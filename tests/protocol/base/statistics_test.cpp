@@ -1,12 +1,12 @@
 // Statistics against published tables, closed forms and simulation.
-#include "protocol/statistics.h"
+#include "base/statistics.h"
 
 #include <cmath>
 #include <random>
 
 #include "tests/catch.h"
 
-namespace cppool::protocol::test {
+namespace cppool::base::test {
 
 using Catch::Approx;
 
@@ -105,4 +105,4 @@ TEST_CASE("statistics: 95 % intervals hold the truth 95 times in 100") {
   }
 }
 
-}  // namespace cppool::protocol::test
+}  // namespace cppool::base::test

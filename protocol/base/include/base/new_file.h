@@ -9,9 +9,9 @@
 #include <string>
 #include <string_view>
 
-#include "protocol/unique_fd.h"
+#include "base/unique_fd.h"
 
-namespace cppool::protocol {
+namespace cppool::base {
 
 // Why no file can be made, or replaced, at this path, and what to do. Empty: nothing that the file system tells in advance.
 std::string WhyNotWritable(const std::string& path);
@@ -43,4 +43,4 @@ class NewFile {
   bool committed_ = false;
 };
 
-}  // namespace cppool::protocol
+}  // namespace cppool::base

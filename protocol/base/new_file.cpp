@@ -1,4 +1,4 @@
-#include "protocol/new_file.h"
+#include "base/new_file.h"
 
 #include <fcntl.h>
 #include <sys/random.h>
@@ -11,10 +11,10 @@
 #include <cstring>
 #include <filesystem>
 
-#include "protocol/file_cache.h"
-#include "protocol/unique_fd.h"
+#include "base/file_cache.h"
+#include "base/unique_fd.h"
 
-namespace cppool::protocol {
+namespace cppool::base {
 namespace {
 
 std::string WhatToDo(int error, const std::string& folder) {
@@ -62,7 +62,8 @@ std::string WhyNotWritable(const std::string& path) {
 
 UniqueFd MakePart(const std::string& path, mode_t mode, std::string* part) {
   for (int tries = 0; tries < 100; ++tries) {
-    std::uint64_t random = 0;  // a process id is not enough: two containers may share a folder and a process id
+    std::uint64_t random =
+        0;  // a process id is not enough: two containers may share a folder and a process id
     if (getrandom(&random, sizeof random, 0) != sizeof random) break;
     char end[32];
     std::snprintf(end, sizeof end, ".%016llx.part", static_cast<unsigned long long>(random));
@@ -102,4 +103,4 @@ void NewFile::Fail(int error) const {
   throw FileError(path_ + ": cannot be written: " + WhatToDo(error, FolderOf(path_)));
 }
 
-}  // namespace cppool::protocol
+}  // namespace cppool::base

@@ -1,11 +1,11 @@
-#include "protocol/statistics.h"
+#include "base/statistics.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
-namespace cppool::protocol {
+namespace cppool::base {
 namespace {
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
@@ -116,4 +116,4 @@ std::optional<Ratio> UnpairedRatio(const std::vector<double>& numerator,
   return FromLogarithm(a.mean - b.mean, variance, freedom);
 }
 
-}  // namespace cppool::protocol
+}  // namespace cppool::base

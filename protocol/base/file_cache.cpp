@@ -1,4 +1,4 @@
-#include "protocol/file_cache.h"
+#include "base/file_cache.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -15,10 +15,10 @@
 #include <system_error>
 #include <vector>
 
-#include "protocol/new_file.h"
-#include "protocol/unique_fd.h"
+#include "base/new_file.h"
+#include "base/unique_fd.h"
 
-namespace cppool::protocol {
+namespace cppool::base {
 namespace {
 
 namespace fs = std::filesystem;
@@ -263,4 +263,4 @@ void FileCache::Prune() const {
   }
 }
 
-}  // namespace cppool::protocol
+}  // namespace cppool::base

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-namespace cppool::protocol {
+namespace cppool::base {
 
 struct Interval {
   double low = 0, high = 0;
@@ -48,4 +48,4 @@ std::optional<Ratio> PairedRatio(const std::vector<double>& numerator,
 std::optional<Ratio> UnpairedRatio(const std::vector<double>& numerator,
                                    const std::vector<double>& denominator);
 
-}  // namespace cppool::protocol
+}  // namespace cppool::base

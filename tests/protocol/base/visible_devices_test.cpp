@@ -1,11 +1,11 @@
-#include "protocol/visible_devices.h"
+#include "base/visible_devices.h"
 
 #include <string>
 #include <vector>
 
 #include "tests/catch.h"
 
-namespace cppool::protocol {
+namespace cppool::base {
 namespace {
 
 const std::vector<std::string> kUuids = {
@@ -92,4 +92,4 @@ TEST_CASE("ExplainVisibleDevices says what is unusual about a list") {
   CHECK(ExplainVisibleDevices("1,0,1") == "it names a device twice, with which CUDA sees none");
 }
 
-}  // namespace cppool::protocol
+}  // namespace cppool::base

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace cppool::protocol {
+namespace cppool::base {
 
 // Its text names the file, says what is wrong with it and what to do.
 class FileError : public std::runtime_error {
@@ -23,7 +23,7 @@ struct FileIdentity {
   std::int64_t modified_ns = 0, changed_ns = 0;
   bool operator==(const FileIdentity&) const = default;
 };
-FileIdentity IdentityOf(const std::string& path);  // throws FileError
+FileIdentity IdentityOf(const std::string& path);                      // throws FileError
 std::optional<FileIdentity> IdentityIfThere(const std::string& path);  // nothing: it cannot be looked at
 // Now, by the clock that stamps files: what is changed from here on has this `changed_ns`, or a later one.
 std::int64_t FileClock();
@@ -77,4 +77,4 @@ class FileCache {
   Limits limits_;
 };
 
-}  // namespace cppool::protocol
+}  // namespace cppool::base

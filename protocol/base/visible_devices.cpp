@@ -1,9 +1,9 @@
-#include "protocol/visible_devices.h"
+#include "base/visible_devices.h"
 
 #include <algorithm>
 #include <charconv>
 
-namespace cppool::protocol {
+namespace cppool::base {
 namespace {
 
 constexpr std::string_view kBlanks = " \t\n\v\f\r";
@@ -87,4 +87,4 @@ std::string ExplainVisibleDevices(std::string_view list) {
   return "";
 }
 
-}  // namespace cppool::protocol
+}  // namespace cppool::base

@@ -1,8 +1,8 @@
-#include "protocol/digest.h"
+#include "base/digest.h"
 
 #include <cstdint>
 
-namespace cppool::protocol {
+namespace cppool::base {
 
 std::string Digest(std::string_view bytes) {
   std::uint64_t hash = 0xCBF29CE484222325;
@@ -16,4 +16,4 @@ bool IsDigest(std::string_view text) {
   return text.size() == 16 && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
-}  // namespace cppool::protocol
+}  // namespace cppool::base

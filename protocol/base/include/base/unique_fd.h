@@ -7,7 +7,7 @@
 
 #include <utility>
 
-namespace cppool::protocol {
+namespace cppool::base {
 
 // Closes the descriptor when it is destroyed. Not thread-safe.
 class UniqueFd {
@@ -47,4 +47,4 @@ class UniqueFd {
   ino_t inode_ = 0;
 };
 
-}  // namespace cppool::protocol
+}  // namespace cppool::base
