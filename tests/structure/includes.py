@@ -46,13 +46,15 @@ ALLOWED = {
                                      "kernels/attention/tensor_ops/cuda", "kernels/runtime/cuda", "kernels/numerics", *KERNELS_PUBLIC],
     # Schedules use kernel families through the public interface only.
     "kernels/attention/schedules": ["kernels/attention/problem", "kernels/attention/tensor_ops", "kernels/numerics", *KERNELS_PUBLIC],
+    # The tensors of a case: below the checks and the run, which both use them.
+    "kernels/attention/tensors": ["kernels/numerics", *KERNELS_PUBLIC],
     # Checks depend neither on schedules nor on a kernel family.
-    "kernels/attention/checks": ["kernels/attention/problem", "kernels/numerics", *KERNELS_PUBLIC],
+    "kernels/attention/checks": ["kernels/attention/tensors", "kernels/attention/problem", "kernels/numerics", *KERNELS_PUBLIC],
     "kernels/attention/checks/host": ["kernels/attention/checks", "kernels/attention/problem", "kernels/numerics", *KERNELS_PUBLIC],
     "kernels/attention/checks/cuda": ["kernels/attention/checks", "kernels/attention/problem", "kernels/runtime/cuda", "kernels/numerics",
                                       *KERNELS_PUBLIC],
-    "kernels/attention/run": ["kernels/attention/checks", "kernels/attention/schedules", "kernels/attention/problem",
-                              "kernels/attention/tensor_ops", "kernels/numerics", *KERNELS_PUBLIC],
+    "kernels/attention/run": ["kernels/attention/checks", "kernels/attention/tensors", "kernels/attention/schedules",
+                              "kernels/attention/problem", "kernels/attention/tensor_ops", "kernels/numerics", *KERNELS_PUBLIC],
     # The module creates every implementation.
     "kernels/module": ["kernels/attention/checks/digest.h", "kernels/attention/checks/cuda", "kernels/attention/checks/host", "kernels/attention/families",
                        "kernels/attention/families/host", "kernels/attention/families/*", "kernels/attention/tensor_ops/cuda", "kernels/attention/tensor_ops/host",
@@ -78,9 +80,7 @@ EXCEPTIONS = {
     # The build id has no public header.
     ("daemon/options.cpp", "kernels/module/build_id.h"),
     ("daemon/world.cpp", "kernels/module/build_id.h"),
-    # The run and its verification share the set of tensors; verify.cpp creates the host's check kernels itself.
-    ("kernels/attention/checks/verify.h", "kernels/attention/run/tensor_set.h"),
-    ("kernels/attention/checks/fp8_verify.h", "kernels/attention/run/tensor_set.h"),
+    # verify.cpp creates the host's check kernels itself.
     ("kernels/attention/checks/verify.cpp", "kernels/attention/checks/host/check_kernels.h"),
 }
 

@@ -9,8 +9,8 @@
 #include "kernels/attention/check_kernels.h"
 #include "kernels/attention/checks/fp8_bits.h"
 #include "kernels/attention/run.h"
-#include "kernels/attention/run/tensor_set.h"
 #include "kernels/attention/schedule.h"
+#include "kernels/attention/tensors/tensor_set.h"
 #include "kernels/runtime.h"
 
 namespace cppool::kernels {

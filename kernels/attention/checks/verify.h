@@ -18,7 +18,7 @@
 #include "kernels/attention/checks/oracle_sample.h"
 #include "kernels/attention/checks/oracle_shares.h"
 #include "kernels/attention/run.h"
-#include "kernels/attention/run/tensor_set.h"
+#include "kernels/attention/tensors/tensor_set.h"
 
 namespace cppool::kernels {
 

@@ -10,8 +10,8 @@
 #include "kernels/attention/checks/kernel_trial.h"
 #include "kernels/attention/checks/verify.h"
 #include "kernels/attention/run/stored_tensors.h"
-#include "kernels/attention/run/tensor_set.h"
 #include "kernels/attention/schedule.h"
+#include "kernels/attention/tensors/tensor_set.h"
 #include "kernels/runtime.h"
 
 namespace cppool::kernels {

@@ -4,10 +4,10 @@
 #include <cppool/runtime.h>
 
 #include "kernels/attention/run.h"
-#include "kernels/attention/run/tensor_set.h"
 #include "kernels/attention/schedule.h"
 #include "kernels/attention/spec.h"
 #include "kernels/attention/tensor_ops.h"
+#include "kernels/attention/tensors/tensor_set.h"
 
 namespace cppool::kernels {
 

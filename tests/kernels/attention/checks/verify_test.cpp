@@ -15,7 +15,7 @@
 #include "kernels/attention/checks/oracle_alibi.h"
 #include "kernels/attention/checks/oracle_workspace.h"
 #include "kernels/attention/checks/verify.h"
-#include "kernels/attention/run/tensor_set.h"
+#include "kernels/attention/tensors/tensor_set.h"
 #include "tests/catch.h"
 #include "tests/kernels/attention/checks/check_rank.h"
 

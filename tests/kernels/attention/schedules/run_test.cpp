@@ -11,7 +11,7 @@
 #include "kernels/attention/checks/fp8_verify.h"
 #include "kernels/attention/checks/oracle_sample.h"
 #include "kernels/attention/run.h"
-#include "kernels/attention/run/tensor_set.h"
+#include "kernels/attention/tensors/tensor_set.h"
 #include "tests/catch.h"
 #include "tests/kernels/attention/schedules/host_world.h"
 

@@ -1,4 +1,4 @@
-#include "kernels/attention/run/tensor_set.h"
+#include "kernels/attention/tensors/tensor_set.h"
 
 #include <algorithm>
 #include <optional>
