@@ -10,9 +10,9 @@
 #include <utility>
 #include <variant>
 
-#include "client/command/suite.h"
 #include "client/src/daemon.h"
 #include "client/src/shell.h"
+#include "client/suite/suite.h"
 #include "protocol/json_text.h"
 #include "protocol/start.h"
 
@@ -111,7 +111,7 @@ Words RunWords(const PoolOptions& options, const protocol::RunRequest& request) 
   if (options.transport != "auto") Add(&words, "--transport", options.transport);
   if (!options.devices.empty()) Add(&words, "--devices", DeviceList(options.devices));
   if (!options.daemon.empty()) Add(&words, "--daemon", options.daemon);
-  if (request.case_name != command::Cell().case_name)  // which is in no library
+  if (request.case_name != suite::Cell().case_name)  // which is in no library
     for (const auto* files : {&options.case_files, &request.load})
       for (const std::string& file : *files) Add(&words, "--load", file);
   if (request.deadline_ms != protocol::kDefaultDeadlineMs) {
@@ -188,7 +188,7 @@ std::pair<std::string, CompileOptions> ToCompileOptions(const char* text) {
   return result;
 }
 
-std::vector<command::Cell> ToCells(const char* text) {
+std::vector<suite::Cell> ToCells(const char* text) {
   std::string name;
   Words filters;
   std::int64_t max_seqlen = 0;
@@ -197,28 +197,28 @@ std::vector<command::Cell> ToCells(const char* text) {
   members.Take("filters", &filters);
   members.Take("max_seqlen", 1, INT64_MAX, &max_seqlen);
   members.End();
-  std::vector<command::Filter> parsed;
-  for (const std::string& filter : filters) parsed.push_back(command::FilterFromText(filter, "a filter"));
-  const std::vector<command::Cell> suite = command::LoadSuite(name);
-  const std::vector<command::Cell> selected = command::Select(suite, parsed);
+  std::vector<suite::Filter> parsed;
+  for (const std::string& filter : filters) parsed.push_back(suite::FilterFromText(filter, "a filter"));
+  const std::vector<suite::Cell> suite = suite::LoadSuite(name);
+  const std::vector<suite::Cell> selected = suite::Select(suite, parsed);
   if (selected.empty())
     throw std::invalid_argument("no cell of the suite matches the filters: " +
-                                command::DescribeNoMatch(suite, parsed));
-  std::vector<command::Cell> cells;
-  for (const std::size_t index : command::RunOrder(selected)) {
+                                suite::DescribeNoMatch(suite, parsed));
+  std::vector<suite::Cell> cells;
+  for (const std::size_t index : suite::RunOrder(selected)) {
     cells.push_back(selected[index]);
-    if (max_seqlen > 0) command::Shrink(&cells.back().params, max_seqlen, cells.back().world_size);
+    if (max_seqlen > 0) suite::Shrink(&cells.back().params, max_seqlen, cells.back().world_size);
   }
   return cells;
 }
 
 std::string ToCommand(const PoolOptions& options, const protocol::RunRequest& request) {
   if (request.from_kwargs) return PipeCommand(options, request);
-  command::Cell cell;
+  suite::Cell cell;
   cell.world_size = options.world_size;
   cell.case_name = request.case_name;
   cell.params = request.params;
-  return Assignments(options) + command::RepeatCommand("cppool", cell, RunWords(options, request));
+  return Assignments(options) + suite::RepeatCommand("cppool", cell, RunWords(options, request));
 }
 
 }  // namespace cppool::client

@@ -8,7 +8,7 @@
 
 #include <cppool/compile.h>
 #include <cppool/pool.h>
-#include "client/command/cell.h"
+#include "client/suite/cell.h"
 #include "protocol/request.h"
 
 namespace cppool::client {
@@ -17,7 +17,7 @@ PoolOptions ToPoolOptions(const char* text);  // null: the defaults
 protocol::Operation ToOperation(const char* text);
 
 // The cells of {"suite": ..., "filters": [...], "max_seqlen": ...}, in the order in which they run.
-std::vector<command::Cell> ToCells(const char* text);
+std::vector<suite::Cell> ToCells(const char* text);
 
 // The source and the options of {"source": ..., "include_folders": [...]}.
 std::pair<std::string, CompileOptions> ToCompileOptions(const char* text);

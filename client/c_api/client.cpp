@@ -17,9 +17,9 @@
 #include <cppool/pool.h>
 #include <cppool/version.h>
 #include "client/c_api/arguments.h"
-#include "client/command/text.h"
 #include "client/src/describe.h"
 #include "client/src/request.h"
+#include "client/suite/value_text.h"
 #include "protocol/json_text.h"
 #include "protocol/parameters.h"
 
@@ -115,7 +115,7 @@ cppool_client_status Guarded(char** out, Work work) {
     return refuse(CPPOOL_CLIENT_INVALID, error.what());
   } catch (const protocol::InvalidRequest& error) {
     return refuse(CPPOOL_CLIENT_INVALID, error.what());
-  } catch (const command::UsageError& error) {
+  } catch (const suite::UsageError& error) {
     return refuse(CPPOOL_CLIENT_INVALID, error.what());
   } catch (const std::exception& error) {
     return refuse(CPPOOL_CLIENT_INTERNAL, error.what());
@@ -165,7 +165,7 @@ PoolOptions WithHooks(PoolOptions options, const cppool_pool_hooks& hooks) {
   return options;
 }
 
-Json CellJson(const command::Cell& cell) {
+Json CellJson(const suite::Cell& cell) {
   return {{"name", cell.name},           {"suite", cell.suite},           {"rows", cell.rows},
           {"essential", cell.essential}, {"world_size", cell.world_size}, {"case", cell.case_name},
           {"params", cell.params}};
@@ -275,7 +275,7 @@ cppool_client_status cppool_client_command(const char* options, const char* requ
 cppool_client_status cppool_client_suite(const char* selection, char** out) {
   return Guarded(out, [&]() -> Json {
     Json cells = Json::array();
-    for (const cppool::command::Cell& cell : cppool::client::ToCells(selection))
+    for (const cppool::suite::Cell& cell : cppool::client::ToCells(selection))
       cells.push_back(cppool::client::CellJson(cell));
     return {{"cells", std::move(cells)}};
   });

@@ -19,6 +19,7 @@
 #include "client/command/runner.h"
 #include "client/command/sweep.h"
 #include "client/command/text.h"
+#include "client/suite/value_text.h"
 #include "protocol/kernel_words.h"
 #include "protocol/start.h"
 
@@ -48,8 +49,8 @@ std::vector<std::string> KernelsOf(const std::string& text) {
   };
   std::vector<std::string> kernels;
   bool open = false;  // the last one is a path without a name
-  for (const std::string& word : SplitList(text)) {
-    if (word.empty()) throw UsageError("--kernels has an empty entry: " + text);
+  for (const std::string& word : suite::SplitList(text)) {
+    if (word.empty()) throw suite::UsageError("--kernels has an empty entry: " + text);
     const bool name = !protocol::ParseKernels(word).path.empty() && !is_path(word);
     if (open && name)
       kernels.back() += "," + word;
@@ -59,7 +60,7 @@ std::vector<std::string> KernelsOf(const std::string& text) {
   }
   for (std::size_t i = 0; i < kernels.size(); ++i)
     if (std::count(kernels.begin(), kernels.end(), kernels[i]) > 1)
-      throw UsageError("--kernels names " + kernels[i] + " twice");
+      throw suite::UsageError("--kernels names " + kernels[i] + " twice");
   return kernels;
 }
 
@@ -143,7 +144,7 @@ class Bench {
     loaded_.emplace(arguments_.daemon.libraries, libraries_.front().load,
                     [this](const auto& load) { return runner_.List(points_.front().cell.world_size, load); });
     const std::string only = loaded_->only();
-    std::vector<Cell> cells;
+    std::vector<suite::Cell> cells;
     for (SweepPoint& point : points_) {
       if (arguments_.case_name.empty() && !only.empty()) point.cell.case_name = only;
       cells.push_back(point.cell);
@@ -178,8 +179,8 @@ class Bench {
     if (hello == runner_.worlds().end()) return;
     for (const char* feature : {"samples", "sampling", "waits", "profile"})
       if (!HasFeature(hello->second, feature))
-        throw UsageError(std::string("this cppoold has no \"") + feature +
-                         "\": install it and cppool from one build");
+        throw suite::UsageError(std::string("this cppoold has no \"") + feature +
+                                "\": install it and cppool from one build");
   }
 
   // A point with a row that seems slower than its baseline is measured again; a row is slower when one of its stages was so both times.
@@ -228,8 +229,8 @@ class Bench {
     return rows;
   }
 
-  const std::vector<Measurement>& Alone(const Cell& cell) {
-    Cell alone = cell;
+  const std::vector<Measurement>& Alone(const suite::Cell& cell) {
+    suite::Cell alone = cell;
     alone.world_size = 1;
     if (alone.params.contains("cp_comm_type"))
       alone.params["cp_comm_type"] = "p2p";  // with one rank all schedules are the same
@@ -241,7 +242,8 @@ class Bench {
     return known->second;
   }
 
-  std::string Repeat(const Cell& cell, const std::string& kernels, const std::string& subcommand) const {
+  std::string Repeat(const suite::Cell& cell, const std::string& kernels,
+                     const std::string& subcommand) const {
     DaemonArguments daemon = arguments_.daemon;
     daemon.libraries = loaded_->FilesWith(cell.case_name);
     std::vector<std::string> words = ToWords(daemon);
@@ -256,11 +258,11 @@ class Bench {
       if (arguments_.repeat > 0) {
         add("--repeat", std::to_string(arguments_.repeat));
       } else {
-        add("--precision", TextFromValue(arguments_.precision));
-        add("--time", TextFromValue(arguments_.seconds));
+        add("--precision", suite::TextFromValue(arguments_.precision));
+        add("--time", suite::TextFromValue(arguments_.seconds));
       }
     }
-    return RepeatCommand(streams_.program, cell, words, subcommand);
+    return suite::RepeatCommand(streams_.program, cell, words, subcommand);
   }
 
   void ShowProgress(double share) {

@@ -75,7 +75,8 @@ std::map<std::string, double> ExposedCommunication(const Result& result) {
 PointMeasurer::PointMeasurer(CellRunner& runner, BenchPlan plan, std::function<void(double)> progress)
     : runner_(runner), plan_(std::move(plan)), progress_(std::move(progress)) {}
 
-std::vector<Measurement> PointMeasurer::Measure(const Cell& cell, const std::vector<Libraries>& libraries) {
+std::vector<Measurement> PointMeasurer::Measure(const suite::Cell& cell,
+                                                const std::vector<Libraries>& libraries) {
   const bool exposes = cell.world_size > 1;
   asked_ = 0;
   to_ask_ = static_cast<double>(libraries.size()) * (1 + exposes + plan_.rounds);
@@ -106,14 +107,15 @@ std::vector<Measurement> PointMeasurer::Measure(const Cell& cell, const std::vec
   return Rounds(cell, libraries, std::move(measurements));
 }
 
-std::vector<Measurement> PointMeasurer::MeasureAlone(const Cell& cell,
+std::vector<Measurement> PointMeasurer::MeasureAlone(const suite::Cell& cell,
                                                      const std::vector<Libraries>& libraries) {
   asked_ = 0;
   to_ask_ = static_cast<double>(libraries.size()) * plan_.rounds;
   return Rounds(cell, libraries, std::vector<Measurement>(libraries.size()));
 }
 
-std::vector<Measurement> PointMeasurer::Rounds(const Cell& cell, const std::vector<Libraries>& libraries,
+std::vector<Measurement> PointMeasurer::Rounds(const suite::Cell& cell,
+                                               const std::vector<Libraries>& libraries,
                                                std::vector<Measurement> measurements) {
   for (int round = 0; round < plan_.rounds; ++round)
     for (std::size_t i = 0; i < libraries.size(); ++i) {
@@ -155,8 +157,8 @@ RunOptions PointMeasurer::Round(int round) const {
   return options;
 }
 
-std::optional<Result> PointMeasurer::Ask(const Cell& cell, RunOptions options, const Libraries& libraries,
-                                         Measurement* to) {
+std::optional<Result> PointMeasurer::Ask(const suite::Cell& cell, RunOptions options,
+                                         const Libraries& libraries, Measurement* to) {
   progress_(asked_++ / to_ask_);
   if (!to->error.empty()) return std::nullopt;
   options.deadline = plan_.deadline;

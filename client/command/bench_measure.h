@@ -24,15 +24,15 @@ class PointMeasurer {
 
   // With each of `libraries`, in their order. Verified first: what fails is not timed. Then each round asks all of them, and begins with
   // another one each time, so that none has a better place. Inputs are the same for all of them: they come from the point's seed.
-  std::vector<Measurement> Measure(const Cell& cell, const std::vector<Libraries>& libraries);
+  std::vector<Measurement> Measure(const suite::Cell& cell, const std::vector<Libraries>& libraries);
   // Without checks, and without exposed communication: the same problem on one GPU.
-  std::vector<Measurement> MeasureAlone(const Cell& cell, const std::vector<Libraries>& libraries);
+  std::vector<Measurement> MeasureAlone(const suite::Cell& cell, const std::vector<Libraries>& libraries);
 
  private:
-  std::vector<Measurement> Rounds(const Cell& cell, const std::vector<Libraries>& libraries,
+  std::vector<Measurement> Rounds(const suite::Cell& cell, const std::vector<Libraries>& libraries,
                                   std::vector<Measurement> begun);
   // The answer; nothing when it did not pass: `to` then has the reason.
-  std::optional<Result> Ask(const Cell& cell, RunOptions options, const Libraries& libraries,
+  std::optional<Result> Ask(const suite::Cell& cell, RunOptions options, const Libraries& libraries,
                             Measurement* to);
   RunOptions Round(int round) const;
 

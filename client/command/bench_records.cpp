@@ -10,7 +10,7 @@
 
 #include "base/new_file.h"
 #include "client/command/command.h"
-#include "client/command/text.h"
+#include "client/suite/value_text.h"
 #include "protocol/json_text.h"
 
 namespace cppool::command {
@@ -97,7 +97,7 @@ std::vector<double> RoundsOf(const Json& row, const std::string& stage) {
 
 Json BenchRowJson(const BenchRow& row, const BenchPlan& plan) {
   const std::vector<std::string> shown = ShownStages({row});
-  const Cell& cell = row.point.cell;
+  const suite::Cell& cell = row.point.cell;
   Json json = {{"case", cell.case_name},
                {"world_size", cell.world_size},
                {"params", cell.params},
@@ -137,10 +137,10 @@ std::string BenchCsvHeader(const std::vector<SweepAxis>& axes) {
 }
 
 std::string BenchCsvLines(const BenchRow& row, const std::vector<SweepAxis>& axes) {
-  const Cell& cell = row.point.cell;
+  const suite::Cell& cell = row.point.cell;
   std::vector<std::string> begin = {cell.case_name, std::to_string(cell.world_size), row.kernels};
   for (const SweepAxis& axis : axes)
-    begin.push_back(cell.params.contains(axis.key) ? TextFromValue(cell.params[axis.key]) : "");
+    begin.push_back(cell.params.contains(axis.key) ? suite::TextFromValue(cell.params[axis.key]) : "");
   if (!row.measured.error.empty()) {
     begin.resize(begin.size() + 14);
     begin.push_back(row.measured.error);
@@ -166,7 +166,7 @@ std::string BenchCsvLines(const BenchRow& row, const std::vector<SweepAxis>& axe
 
 void CheckCanSave(const std::string& file) {
   if (const std::string why = base::WhyNotWritable(file); !why.empty())
-    throw UsageError("--save: cannot write " + file + ": " + why);
+    throw suite::UsageError("--save: cannot write " + file + ": " + why);
 }
 
 void SaveBench(const std::string& file, const BenchResults& results) {
@@ -181,7 +181,7 @@ void SaveBench(const std::string& file, const BenchResults& results) {
 Baseline::Baseline(const std::string& file, double slower_than) : slower_than_(slower_than) {
   errno = 0;
   std::ifstream in(file);
-  if (!in) throw UsageError("--baseline: cannot read " + file + ": " + std::strerror(errno));
+  if (!in) throw suite::UsageError("--baseline: cannot read " + file + ": " + std::strerror(errno));
   std::ostringstream text;
   text << in.rdbuf();
   content_ = Json::parse(text.str(), nullptr, /*allow_exceptions=*/false);
@@ -189,9 +189,9 @@ Baseline::Baseline(const std::string& file, double slower_than) : slower_than_(s
     return content_.is_object() && content_.contains(key) && content_[key] == value;
   };
   if (!is("format", kFormat) || !content_.contains("rows") || !content_["rows"].is_array())
-    throw UsageError("--baseline: " + file + " is not a file that `cppool bench --save` has written");
+    throw suite::UsageError("--baseline: " + file + " is not a file that `cppool bench --save` has written");
   if (!is("version", kFormatVersion))
-    throw UsageError("--baseline: " + file + " is of another version of cppool: save it again");
+    throw suite::UsageError("--baseline: " + file + " is of another version of cppool: save it again");
 }
 
 Json Baseline::KeyOf(const Json& row) {

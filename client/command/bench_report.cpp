@@ -6,6 +6,7 @@
 
 #include "client/command/command.h"
 #include "client/command/text.h"
+#include "client/suite/value_text.h"
 
 namespace cppool::command {
 namespace {
@@ -55,7 +56,8 @@ class Columns {
     std::size_t swept = 0;
     for (const SweepAxis& axis : results.axes)
       if (axis.values.size() > 1)
-        Add(axis.key, [at = swept++](const BenchRow& row) { return TextFromValue(row.point.swept[at]); });
+        Add(axis.key,
+            [at = swept++](const BenchRow& row) { return suite::TextFromValue(row.point.swept[at]); });
     if (compares) Add("kernels", [](const BenchRow& row) { return row.kernels; });
     Add("W", [](const BenchRow& row) { return std::to_string(row.point.cell.world_size); });
     Add("samples", [&](const BenchRow& row) {
@@ -124,7 +126,7 @@ std::string Legend(const BenchResults& results) {
             "\", measured in turn, with its 95 % confidence interval over the rounds.";
   std::string fixed;
   for (const SweepAxis& axis : results.axes)
-    if (axis.values.size() == 1) fixed += " " + axis.key + "=" + TextFromValue(axis.values[0]);
+    if (axis.values.size() == 1) fixed += " " + axis.key + "=" + suite::TextFromValue(axis.values[0]);
   return text + (fixed.empty() ? "" : " With" + fixed + ".");
 }
 
@@ -153,7 +155,7 @@ void PrintBenchTable(std::ostream& out, const BenchResults& results) {
     if (row.measured.kernels.is_object() && named.insert(row.measured.kernels.dump()).second) {
       out << "kernels:";
       for (const auto& [key, value] : row.measured.kernels.items())
-        out << " " << key << " " << TextFromValue(value);
+        out << " " << key << " " << suite::TextFromValue(value);
       out << "\n";
     }
   for (const std::string& note : notes) out << note << "\n";

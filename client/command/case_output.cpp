@@ -6,7 +6,7 @@
 #include <ctime>
 
 #include "client/command/command.h"
-#include "client/command/text.h"
+#include "client/suite/value_text.h"
 
 namespace cppool::command {
 namespace {
@@ -32,7 +32,7 @@ CaseOutput::CaseOutput(const std::string& log) : path_(log) {
   if (log.empty()) return;
   errno = 0;
   file_.open(log);
-  if (!file_) throw UsageError(CannotWrite(log));
+  if (!file_) throw suite::UsageError(CannotWrite(log));
 }
 
 void CaseOutput::Write(const std::string& cell, std::string_view text) {

@@ -11,8 +11,8 @@
 #include <cppool/version.h>
 
 #include "base/utf8.h"
-#include "client/command/text.h"
 #include "client/src/daemon.h"
+#include "client/suite/value_text.h"
 #include "protocol/json_text.h"
 #include "protocol/parameters.h"
 
@@ -27,9 +27,10 @@ void CheckSubcommand(const CLI::App& app, const std::vector<std::string>& words)
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
     names.push_back(command->get_name());
   if (words.empty())
-    throw UsageError("a command is missing (known: " + protocol::Join(names) + "): see `cppool --help`");
+    throw suite::UsageError("a command is missing (known: " + protocol::Join(names) +
+                            "): see `cppool --help`");
   if (std::find(names.begin(), names.end(), words[0]) != names.end()) return;
-  throw UsageError(protocol::Unknown("command", words[0], names));
+  throw suite::UsageError(protocol::Unknown("command", words[0], names));
 }
 
 }  // namespace
@@ -49,7 +50,7 @@ int Main(const std::vector<std::string>& words, const Streams& streams) {
     return exit_code;
   } catch (const CLI::ParseError& error) {  // --help and --version among them
     return app.exit(error, streams.out, streams.err) == 0 ? kSuccess : kUsage;
-  } catch (const UsageError& error) {
+  } catch (const suite::UsageError& error) {
     streams.err << "cppool: " << error.what() << "\n";
     return kUsage;
   }
@@ -167,12 +168,13 @@ std::string DescribeWorld(const Json& hello) {
   std::set<std::string> seen;
   bool shared = false;
   for (const Json& device : devices) {
-    const std::string uuid = device.is_object() ? TextFromValue(device.value("uuid", Json(""))) : "";
+    const std::string uuid = device.is_object() ? suite::TextFromValue(device.value("uuid", Json(""))) : "";
     if (!uuid.empty() && !seen.insert(uuid).second) {
       shared = true;
       continue;
     }
-    std::string name = TextFromValue(device.is_object() ? device.value("name", Json("unknown")) : device);
+    std::string name =
+        suite::TextFromValue(device.is_object() ? device.value("name", Json("unknown")) : device);
     auto same =
         std::find_if(kinds.begin(), kinds.end(), [&](const auto& kind) { return kind.first == name; });
     if (same != kinds.end())

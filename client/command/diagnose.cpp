@@ -35,13 +35,14 @@ RunOptions WithoutFiles(RunOptions options) {
   return options;
 }
 
-std::vector<Cell> Pick(const std::vector<Cell>& cells, const std::vector<std::size_t>& indices) {
-  std::vector<Cell> picked;
+std::vector<suite::Cell> Pick(const std::vector<suite::Cell>& cells,
+                              const std::vector<std::size_t>& indices) {
+  std::vector<suite::Cell> picked;
   for (std::size_t index : indices) picked.push_back(cells[index]);
   return picked;
 }
 
-RunOptions OptionsOf(const Cell& cell, RunOptions options) {
+RunOptions OptionsOf(const suite::Cell& cell, RunOptions options) {
   options.case_name = cell.case_name;
   return options;
 }
@@ -55,11 +56,11 @@ class Diagnoser::Trials {
     std::string reason;
   };
 
-  Trials(Pool& pool, const Diagnoser& diagnoser, const Cell& cell)
+  Trials(Pool& pool, const Diagnoser& diagnoser, const suite::Cell& cell)
       : pool_(pool), diagnoser_(diagnoser), cell_(cell) {}
 
   // Whether the cell fails in a fresh pool that has run the cells of `before`. Throws Exhausted.
-  bool Fails(const std::vector<Cell>& before) {
+  bool Fails(const std::vector<suite::Cell>& before) {
     const Limits& limits = diagnoser_.limits_;
     if (pools_ >= limits.pools)
       throw Exhausted{std::to_string(limits.pools) + " fresh pools did not settle it"};
@@ -69,12 +70,12 @@ class Diagnoser::Trials {
     diagnoser_.progress_("fresh pool " + std::to_string(pools_) + ", after " + std::to_string(before.size()) +
                          (before.size() == 1 ? " cell" : " cells"));
     pool_.Stop();
-    for (const Cell& cell : before) Ask(cell);  // if one ends the daemon, the pool starts another
+    for (const suite::Cell& cell : before) Ask(cell);  // if one ends the daemon, the pool starts another
     const std::optional<Result> result = Ask(cell_);
     return !result || result->status == Status::kFailed || result->status == Status::kError;
   }
 
-  Count Repeat(int times, const std::vector<Cell>& before) {
+  Count Repeat(int times, const std::vector<suite::Cell>& before) {
     Count count;
     for (; count.ran < times; ++count.ran) count.failed += Fails(before);
     return count;
@@ -85,7 +86,7 @@ class Diagnoser::Trials {
 
  private:
   // Nothing where there was no answer.
-  std::optional<Result> Ask(const Cell& cell) {
+  std::optional<Result> Ask(const suite::Cell& cell) {
     try {
       return pool_.Run(cell.params, OptionsOf(cell, diagnoser_.run_options_));
     } catch (const PoolError& error) {
@@ -97,7 +98,7 @@ class Diagnoser::Trials {
 
   Pool& pool_;
   const Diagnoser& diagnoser_;
-  const Cell& cell_;
+  const suite::Cell& cell_;
   int pools_ = 0;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
@@ -109,7 +110,7 @@ Diagnoser::Diagnoser(PoolOptions pool_options, RunOptions run_options, Limits li
       limits_(limits),
       progress_(std::move(progress)) {}
 
-Verdict Diagnoser::Diagnose(const Cell& cell, const std::vector<Cell>& before,
+Verdict Diagnoser::Diagnose(const suite::Cell& cell, const std::vector<suite::Cell>& before,
                             std::map<std::string, std::string> digests) {
   run_options_.digests = std::move(digests);
   Pool& pool = pools_.At(cell.world_size);
@@ -127,7 +128,7 @@ Verdict Diagnoser::Diagnose(const Cell& cell, const std::vector<Cell>& before,
     verdict.ran = 1 + alone.ran + after.ran;
     verdict.culprits.clear();
   };
-  auto polluted = [&](std::vector<Cell> culprits, Count count) {
+  auto polluted = [&](std::vector<suite::Cell> culprits, Count count) {
     verdict.kind = Verdict::Kind::kPolluted;
     verdict.culprits = std::move(culprits);
     verdict.failed = count.failed;
@@ -150,7 +151,7 @@ Verdict Diagnoser::Diagnose(const Cell& cell, const std::vector<Cell>& before,
         std::optional<Trials::Exhausted> exhausted;
         const Minimised smallest =
             Minimise(before.size(), [&](const std::vector<std::size_t>& set) -> std::optional<bool> {
-              const std::vector<Cell> some = Pick(before, set);
+              const std::vector<suite::Cell> some = Pick(before, set);
               try {
                 for (int i = 0; i < times; ++i)
                   if (trials.Fails(some)) return true;
@@ -257,10 +258,10 @@ Minimised Minimise(std::size_t count,
   return result;
 }
 
-std::string SequenceCommand(const std::vector<Cell>& cells, const PoolOptions& pool_options,
+std::string SequenceCommand(const std::vector<suite::Cell>& cells, const PoolOptions& pool_options,
                             const RunOptions& run_options) {
   std::string command = "printf '%s\\n'";
-  for (const Cell& cell : cells)
+  for (const suite::Cell& cell : cells)
     command += " " + client::ShellQuote(protocol::SerializeRequest(
                          {cell.name, client::ToRequest(cell.params, OptionsOf(cell, run_options))}));
   command += " | ";

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <cppool/pool.h>
-#include "client/command/cell.h"
+#include "client/suite/cell.h"
 
 namespace cppool::command {
 
@@ -23,7 +23,7 @@ struct Verdict {
   // It failed in `failed` of `ran` runs. kPolluted: runs after the culprits alone; else all runs, the original failure
   // included.
   int failed = 1, ran = 1;
-  std::vector<Cell> culprits;  // kPolluted: in the order in which they ran
+  std::vector<suite::Cell> culprits;  // kPolluted: in the order in which they ran
   bool minimal = true;  // no culprit can be left out; false: the limits were reached before this was known
   int pools = 0;        // fresh ones that were used
   std::string reason;   // of kUndecided
@@ -45,7 +45,7 @@ class Diagnoser {
 
   // `cell` has failed in a pool that had run the cells of `before` in that order and has been stopped, so that its devices
   // are free. Each trial has a fresh pool, which is stopped before this returns. Nothing is dumped. `digests`: RunOptions::digests.
-  Verdict Diagnose(const Cell& cell, const std::vector<Cell>& before,
+  Verdict Diagnose(const suite::Cell& cell, const std::vector<suite::Cell>& before,
                    std::map<std::string, std::string> digests = {});
 
  private:
@@ -71,7 +71,7 @@ Minimised Minimise(std::size_t count,
 
 // The shell command that runs cells of one world size one after another in one fresh daemon, by writing their requests to
 // its stdin.
-std::string SequenceCommand(const std::vector<Cell>& cells, const PoolOptions& pool_options,
+std::string SequenceCommand(const std::vector<suite::Cell>& cells, const PoolOptions& pool_options,
                             const RunOptions& run_options);
 
 }  // namespace cppool::command

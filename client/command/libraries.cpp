@@ -7,7 +7,7 @@
 #include <set>
 #include <utility>
 
-#include "client/command/text.h"
+#include "client/suite/value_text.h"
 #include "protocol/kernel_words.h"
 #include "protocol/parameters.h"
 
@@ -132,15 +132,15 @@ std::string LoadedCases::only() const {
   return only;
 }
 
-void LoadedCases::CheckUsed(const std::vector<Cell>& cells) const {
+void LoadedCases::CheckUsed(const std::vector<suite::Cell>& cells) const {
   for (const Library& library : libraries_) {
-    const auto is_of_library = [&](const Cell& cell) {
+    const auto is_of_library = [&](const suite::Cell& cell) {
       return std::find(library.cases.begin(), library.cases.end(), cell.case_name) != library.cases.end();
     };
     if (cells.empty() || std::any_of(cells.begin(), cells.end(), is_of_library)) continue;
-    throw UsageError("--load " + library.file + ": nothing of it would run. It has the " +
-                     (library.cases.size() == 1 ? "case " : "cases ") + protocol::Join(library.cases) +
-                     ": name one, by --case or as \"case\" of a suite, or leave the library out");
+    throw suite::UsageError("--load " + library.file + ": nothing of it would run. It has the " +
+                            (library.cases.size() == 1 ? "case " : "cases ") + protocol::Join(library.cases) +
+                            ": name one, by --case or as \"case\" of a suite, or leave the library out");
   }
 }
 

@@ -10,7 +10,7 @@
 
 #include <cppool/compile.h>
 
-#include "client/command/cell.h"
+#include "client/suite/cell.h"
 
 namespace cppool::command {
 
@@ -46,7 +46,7 @@ class LoadedCases {
   // The only case of all libraries together; empty: there are several, or nothing is known.
   std::string only() const;
   // Throws UsageError that names a library of which none of the cells is a case, and its cases.
-  void CheckUsed(const std::vector<Cell>& cells) const;
+  void CheckUsed(const std::vector<suite::Cell>& cells) const;
   // The files of which this is a case; where nothing is known, all of them.
   std::vector<std::string> FilesWith(const std::string& case_name) const;
 

@@ -7,6 +7,7 @@
 #include "client/command/command.h"
 #include "client/command/libraries.h"
 #include "client/command/text.h"
+#include "client/suite/value_text.h"
 #include "protocol/parameters.h"
 
 namespace cppool::command {
@@ -20,7 +21,7 @@ struct Arguments {
 
 // " from 1 to 8", " of at least 1", "".
 std::string RangeOf(const Json& parameter) {
-  const auto text = [&](const char* key) { return TextFromValue(parameter.value(key, Json())); };
+  const auto text = [&](const char* key) { return suite::TextFromValue(parameter.value(key, Json())); };
   const bool least = parameter.contains("minimum"), most = parameter.contains("maximum");
   if (least && most) return " from " + text("minimum") + " to " + text("maximum");
   if (least) return " of at least " + text("minimum");
@@ -32,7 +33,7 @@ std::string ValuesOf(const Json& parameter) {
   if (const auto allowed = parameter.find("allowed"); allowed != parameter.end() && !allowed->empty()) {
     std::string text;
     for (std::size_t i = 0; i < allowed->size(); ++i)
-      text += (i == 0 ? "" : i + 1 < allowed->size() ? ", " : " or ") + TextFromValue((*allowed)[i]);
+      text += (i == 0 ? "" : i + 1 < allowed->size() ? ", " : " or ") + suite::TextFromValue((*allowed)[i]);
     return text;
   }
   const std::string type = parameter.value("type", "");
@@ -42,7 +43,7 @@ std::string ValuesOf(const Json& parameter) {
   if (type == "string") return "a text";
   if (type == "integer_list") {
     const std::string length =
-        parameter.contains("length") ? TextFromValue(parameter["length"]) + " " : std::string();
+        parameter.contains("length") ? suite::TextFromValue(parameter["length"]) + " " : std::string();
     return "a list of " + length + "integers" + RangeOf(parameter);
   }
   return type;
@@ -53,7 +54,7 @@ void PrintCase(std::ostream& out, const Json& one) {
   for (const Json& parameter : one.value("parameters", Json::array())) {
     const bool required = !parameter.contains("default");
     out << "\n  " << parameter.value("name", "") << "  "
-        << (required ? "(required)" : "= " + TextFromValue(parameter["default"])) << "\n    "
+        << (required ? "(required)" : "= " + suite::TextFromValue(parameter["default"])) << "\n    "
         << ValuesOf(parameter) << "\n";
     if (const std::string doc = parameter.value("doc", ""); !doc.empty()) out << "    " << doc << "\n";
   }
@@ -85,7 +86,7 @@ int List(const Arguments& arguments, const Streams& streams) {
     if (names.back() == arguments.case_name) found = &one;
   }
   if (!arguments.case_name.empty() && !found)
-    throw UsageError(protocol::Unknown("case", arguments.case_name, names));
+    throw suite::UsageError(protocol::Unknown("case", arguments.case_name, names));
   if (arguments.json) {
     PrintJson(streams.out, found ? *found : cases);
   } else if (found) {

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "client/command/case_output.h"
-#include "client/command/cell.h"
 #include "client/command/command.h"
 #include "client/command/diagnose.h"
 #include "client/command/interruption.h"
@@ -19,9 +18,10 @@
 #include "client/command/run_arguments.h"
 #include "client/command/run_report.h"
 #include "client/command/runner.h"
-#include "client/command/text.h"
 #include "client/command/watch.h"
 #include "client/src/daemon.h"
+#include "client/suite/cell.h"
+#include "client/suite/value_text.h"
 #include "protocol/kernel_words.h"
 #include "protocol/parameters.h"
 
@@ -31,8 +31,8 @@ namespace {
 class Run {
  public:
   // `runner` has the pools, and `output` what they write; both outlive it.
-  Run(const RunArguments& arguments, RunOptions run_options, std::vector<Cell> cells, LoadedCases loaded,
-      CellRunner& runner, CaseOutput& output, const Streams& streams)
+  Run(const RunArguments& arguments, RunOptions run_options, std::vector<suite::Cell> cells,
+      LoadedCases loaded, CellRunner& runner, CaseOutput& output, const Streams& streams)
       : arguments_(arguments),
         cells_(std::move(cells)),
         run_options_(std::move(run_options)),
@@ -53,8 +53,8 @@ class Run {
 
   // The cells in the order in which they would run, each with the outcome that the daemon expects.
   int List() {
-    for (std::size_t index : RunOrder(cells_)) {
-      const Cell& cell = cells_[index];
+    for (std::size_t index : suite::RunOrder(cells_)) {
+      const suite::Cell& cell = cells_[index];
       report_.Progress(report_.counts().all(), cell.name);
       const Outcome outcome = runner_.Validate(cell, run_options_);
       report_.ClearProgress();
@@ -67,7 +67,7 @@ class Run {
 
   int RunAll() {
     bool reported = false;
-    const std::vector<std::size_t> order = RunOrder(cells_);
+    const std::vector<std::size_t> order = suite::RunOrder(cells_);
     {
       const Interruption interruption([this](int signal) { Interrupted(signal); });
       while (round_ <= rounds_ && RunRound(order)) ++round_;
@@ -114,7 +114,7 @@ class Run {
 
   // `run`: how many of the cell there were in this round.
   void RunCell(std::size_t index, int run) {
-    const Cell& cell = cells_[index];
+    const suite::Cell& cell = cells_[index];
     report_.Progress(static_cast<int>(done_),
                      round_ > 1 ? "round " + std::to_string(round_) + ", " + cell.name : cell.name,
                      static_cast<double>(run) / runs_);
@@ -196,7 +196,7 @@ class Run {
   void Interrupted(int signal) {
     mutex_.lock();  // never unlocked: the main thread stops at its next outcome
     std::vector<std::size_t> unsettled;
-    for (std::size_t index : RunOrder(cells_))
+    for (std::size_t index : suite::RunOrder(cells_))
       if (outcomes_[index] && !settled_[index]) unsettled.push_back(index);
     for (std::size_t index : unsettled) report_.Count(cells_[index], *outcomes_[index]);
     const std::string missing = DescribeInterruption(signal, report_.counts().all(), cells_.size(), "cells");
@@ -216,7 +216,7 @@ class Run {
 
   const RunArguments& arguments_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  const std::vector<Cell> cells_;
+  const std::vector<suite::Cell> cells_;
   const RunOptions run_options_;
   CaseOutput& output_;
   CellRunner& runner_;
@@ -268,13 +268,13 @@ class Rounds {
   // Until it is interrupted.
   [[noreturn]] void Watch() {
     if (Named().empty())
-      throw UsageError("--watch needs a file to watch: a library or a source, as --load or --kernels");
+      throw suite::UsageError("--watch needs a file to watch: a library or a source, as --load or --kernels");
     FileWatch watch;
     watch.Add(Named());
     for (bool first = true;; first = false) {
       try {
         RunOnce(&watch);
-      } catch (const UsageError& error) {
+      } catch (const suite::UsageError& error) {
         if (first) throw;  // later it is of the libraries as they are now
         streams_.err << "cppool: " << error.what() << "\n";
       }
@@ -288,11 +288,11 @@ class Rounds {
 
  private:
   // The cells, with the default case that the libraries make.
-  std::vector<Cell> CellsWith(const LoadedCases& loaded) const {
+  std::vector<suite::Cell> CellsWith(const LoadedCases& loaded) const {
     if (cells_.empty() || arguments_.daemon.libraries.empty()) return cells_;
     RunArguments arguments = arguments_;
     if (arguments.suite.empty() && arguments.case_name.empty()) arguments.case_name = loaded.only();
-    std::vector<Cell> cells = CellsOf(arguments, streams_);
+    std::vector<suite::Cell> cells = CellsOf(arguments, streams_);
     if (!arguments.shard.empty()) arguments.shard = "1/1";  // another shard may use the library
     loaded.CheckUsed(CellsOf(arguments, streams_));
     return cells;
@@ -304,11 +304,11 @@ class Rounds {
     if (!kernels.path.empty()) files.push_back(kernels.path);
     return files;
   }
-  int FirstWorld() const { return cells_.empty() ? 1 : cells_[RunOrder(cells_).front()].world_size; }
+  int FirstWorld() const { return cells_.empty() ? 1 : cells_[suite::RunOrder(cells_).front()].world_size; }
 
   const RunArguments& arguments_;
   const Streams& streams_;
-  const std::vector<Cell> cells_;
+  const std::vector<suite::Cell> cells_;
   CaseOutput output_;
   CellRunner runner_;
 };

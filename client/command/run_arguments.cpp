@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "base/new_file.h"
-#include "client/command/suite.h"
 #include "client/command/sweep.h"
-#include "client/command/text.h"
+#include "client/suite/suite.h"
+#include "client/suite/value_text.h"
 #include "protocol/json_text.h"
 #include "protocol/start.h"
 
@@ -26,7 +26,7 @@ Fault ToFault(const std::string& text) {
   if (first == std::string::npos) return fault;
   const std::string rank = text.substr(first + 1, second == std::string::npos ? second : second - first - 1);
   if (rank.empty() || rank.size() > 6 || rank.find_first_not_of("0123456789") != std::string::npos)
-    throw UsageError("--fault takes KIND[:RANK[:STAGE]]: '" + rank + "' is not a rank");
+    throw suite::UsageError("--fault takes KIND[:RANK[:STAGE]]: '" + rank + "' is not a rank");
   fault.rank = std::stoi(rank);
   return fault;
 }
@@ -46,18 +46,18 @@ Shard ToShard(const std::string& text) {
   const std::string_view view = text;
   const Shard shard{number(view.substr(0, slash)), number(view.substr(std::min(slash + 1, view.size())))};
   if (shard.index < 1 || shard.index > shard.count)
-    throw UsageError("must be I/N, with I from 1 to N, not '" + text + "'");
+    throw suite::UsageError("must be I/N, with I from 1 to N, not '" + text + "'");
   return shard;
 }
 
 // Every `count`th cell in the order in which they run, so that the shards share the work of each world size. The cells keep
 // their order.
-std::vector<Cell> CellsOfShard(const std::vector<Cell>& cells, const Shard& shard) {
+std::vector<suite::Cell> CellsOfShard(const std::vector<suite::Cell>& cells, const Shard& shard) {
   std::vector<std::size_t> chosen;
-  const std::vector<std::size_t> order = RunOrder(cells);
+  const std::vector<std::size_t> order = suite::RunOrder(cells);
   for (std::size_t i = shard.index - 1; i < order.size(); i += shard.count) chosen.push_back(order[i]);
   std::sort(chosen.begin(), chosen.end());
-  std::vector<Cell> result;
+  std::vector<suite::Cell> result;
   for (const std::size_t index : chosen) result.push_back(cells[index]);
   return result;
 }
@@ -67,7 +67,7 @@ std::string SweptText(const std::vector<SweepAxis>& axes, const SweepPoint& poin
   std::string text;
   auto value = point.swept.begin();
   for (const SweepAxis& axis : axes)
-    if (axis.values.size() > 1) text += " " + axis.key + "=" + TextFromValue(*value++);
+    if (axis.values.size() > 1) text += " " + axis.key + "=" + suite::TextFromValue(*value++);
   return text;
 }
 
@@ -166,7 +166,7 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
         try {
           ToShard(text);
           return std::string();
-        } catch (const UsageError& error) {
+        } catch (const suite::UsageError& error) {
           return std::string(error.what());
         }
       });
@@ -189,45 +189,46 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
   until_fail->excludes(list);
 }
 
-std::vector<Cell> CellsOf(const RunArguments& arguments, const Streams& streams) {
-  std::vector<Cell> cells;
+std::vector<suite::Cell> CellsOf(const RunArguments& arguments, const Streams& streams) {
+  std::vector<suite::Cell> cells;
   if (arguments.suite.empty()) {
-    Cell cell;
+    suite::Cell cell;
     if (!arguments.case_name.empty()) cell.case_name = arguments.case_name;
     cells.push_back(cell);
   } else {
-    std::vector<Filter> filters;
-    for (const std::string& text : arguments.filters) filters.push_back(FilterFromText(text));
-    const std::vector<Cell> suite = LoadSuite(arguments.suite);
-    cells = Select(suite, filters);
+    std::vector<suite::Filter> filters;
+    for (const std::string& text : arguments.filters) filters.push_back(suite::FilterFromText(text));
+    const std::vector<suite::Cell> suite = suite::LoadSuite(arguments.suite);
+    cells = suite::Select(suite, filters);
     if (cells.empty()) {
-      streams.err << "cppool: no cell of the suite matches the filters: " << DescribeNoMatch(suite, filters)
-                  << "\n";
+      streams.err << "cppool: no cell of the suite matches the filters: "
+                  << suite::DescribeNoMatch(suite, filters) << "\n";
     }
   }
   const std::vector<SweepAxis> axes = SweepAxesOf(arguments.params);
-  std::vector<Cell> product;
-  for (const Cell& cell : cells)
+  std::vector<suite::Cell> product;
+  for (const suite::Cell& cell : cells)
     for (const int world_size :
          arguments.world_sizes.empty() ? std::vector<int>{cell.world_size} : arguments.world_sizes) {
-      Cell sized = cell;
+      suite::Cell sized = cell;
       sized.world_size = world_size;
-      if (!arguments.world_sizes.empty() || cell.name.empty()) sized.name = NameOf(sized);
-      if (arguments.max_seqlen > 0) Shrink(&sized.params, arguments.max_seqlen, world_size);
+      if (!arguments.world_sizes.empty() || cell.name.empty()) sized.name = suite::NameOf(sized);
+      if (arguments.max_seqlen > 0) suite::Shrink(&sized.params, arguments.max_seqlen, world_size);
       for (SweepPoint& point : Over(sized, axes)) {
         point.cell.name += SweptText(axes, point);
         product.push_back(std::move(point.cell));
       }
-      if (product.size() > kMaxCells)
-        throw UsageError("more than " + std::to_string(kMaxCells) + " cells: give --param fewer values");
+      if (product.size() > suite::kMaxCells)
+        throw suite::UsageError("more than " + std::to_string(suite::kMaxCells) +
+                                " cells: give --param fewer values");
     }
   if (product.size() > 1) {
     const std::string many =
         " of one case, and the lists of --param and --world-size make " + std::to_string(product.size());
-    if (!arguments.dump.empty()) throw UsageError("--dump writes the tensors" + many);
-    if (!arguments.trace.empty()) throw UsageError("--trace writes the timeline" + many);
+    if (!arguments.dump.empty()) throw suite::UsageError("--dump writes the tensors" + many);
+    if (!arguments.trace.empty()) throw suite::UsageError("--trace writes the timeline" + many);
   }
-  MakeNamesUnique(&product);
+  suite::MakeNamesUnique(&product);
   if (arguments.shard.empty() || product.empty()) return product;
   const std::size_t all = product.size();
   product = CellsOfShard(product, ToShard(arguments.shard));

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "client/command/cell.h"
 #include "client/command/command.h"
+#include "client/suite/cell.h"
 
 namespace cppool::command {
 
@@ -36,8 +36,8 @@ struct RunArguments {
 void AddRunOptions(CLI::App& run, RunArguments* arguments);
 
 // Each throws UsageError for text that cannot be read.
-std::vector<Cell> CellsOf(const RunArguments& arguments,
-                          const Streams& streams);  // prints why there are none
+std::vector<suite::Cell> CellsOf(const RunArguments& arguments,
+                                 const Streams& streams);  // prints why there are none
 PoolOptions ToPoolOptions(const RunArguments& arguments);
 RunOptions ToRunOptions(const RunArguments& arguments);  // without its libraries, which are made first
 

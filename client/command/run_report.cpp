@@ -10,6 +10,7 @@
 #include "client/command/diagnose.h"
 #include "client/command/text.h"
 #include "client/src/describe.h"
+#include "client/suite/value_text.h"
 #include "protocol/crash.h"
 
 namespace cppool::command {
@@ -127,15 +128,15 @@ RunReport::RunReport(const RunArguments& arguments, const Streams& streams, std:
   if (arguments.junit.empty()) return;
   errno = 0;
   junit_.open(arguments.junit);
-  if (!junit_) throw UsageError(CannotWrite(arguments.junit));
+  if (!junit_) throw suite::UsageError(CannotWrite(arguments.junit));
 }
 
-void RunReport::Count(const Cell& cell, const Outcome& outcome) {
+void RunReport::Count(const suite::Cell& cell, const Outcome& outcome) {
   tally_.Add(cell, outcome);
   failing_ += fails(outcome);
 }
 
-void RunReport::PrintOutcome(const Cell& cell, const Outcome& outcome) {
+void RunReport::PrintOutcome(const suite::Cell& cell, const Outcome& outcome) {
   if (arguments_.json) {
     Json json = DescribeCell(cell);
     json["status"] = outcome.flaky.empty() ? ToString(outcome.kind) : "flaky";
@@ -176,7 +177,7 @@ void RunReport::PrintOutput(const std::vector<std::string>& output) {
   for (const std::string& line : output) streams_.out << "  | " << line << "\n";
 }
 
-void RunReport::PrintPassed(const Cell& cell, const Result& result) {
+void RunReport::PrintPassed(const suite::Cell& cell, const Result& result) {
   streams_.out << "passed " << cell.name << " in " << Fixed(result.wall_ms, 3) << " ms\n";
   for (const auto& [stage, tflops] : result.tflops)
     streams_.out << "  " << stage << ": " << Fixed(tflops, 3) << " TFLOP/s per rank\n";
@@ -185,7 +186,7 @@ void RunReport::PrintPassed(const Cell& cell, const Result& result) {
   for (const Check& check : result.checks) streams_.out << "  " << DescribeCheck(check) << "\n";
 }
 
-void RunReport::PrintListed(const Cell& cell, const Outcome& outcome) {
+void RunReport::PrintListed(const suite::Cell& cell, const Outcome& outcome) {
   const bool skipped = outcome.kind == Outcome::Kind::kSkipped;
   if (arguments_.json) {
     Json json = DescribeCell(cell);
@@ -203,7 +204,7 @@ void RunReport::PrintListed(const Cell& cell, const Outcome& outcome) {
   streams_.out << std::flush;
 }
 
-bool RunReport::WriteJunit(const std::vector<Cell>& cells,
+bool RunReport::WriteJunit(const std::vector<suite::Cell>& cells,
                            const std::vector<std::optional<Outcome>>& outcomes, const std::string& missing,
                            Outcome::Kind rest) {
   if (!junit_.is_open()) return true;  // not requested, or written
@@ -225,7 +226,7 @@ bool RunReport::WriteJunit(const std::vector<Cell>& cells,
   return static_cast<bool>(junit_);
 }
 
-JunitCase RunReport::ToJunit(const Cell& cell, const Outcome& outcome) const {
+JunitCase RunReport::ToJunit(const suite::Cell& cell, const Outcome& outcome) const {
   JunitCase one;
   one.group = junit_name_;
   one.name = cell.name;
@@ -291,19 +292,20 @@ void RunReport::CloseInterrupted(const std::string& why) {
   PrintCounts();
 }
 
-std::string RunReport::Repeat(const Cell& cell) const {
-  return RepeatCommand(streams_.program, cell, CommonWords(arguments_, loaded_.FilesWith(cell.case_name)));
+std::string RunReport::Repeat(const suite::Cell& cell) const {
+  return suite::RepeatCommand(streams_.program, cell,
+                              CommonWords(arguments_, loaded_.FilesWith(cell.case_name)));
 }
 
 // Runs the culprits and then the cell in one pool.
-std::string RunReport::RepeatAll(const Cell& cell, const Verdict& verdict) const {
-  std::vector<Cell> sequence = verdict.culprits;
+std::string RunReport::RepeatAll(const suite::Cell& cell, const Verdict& verdict) const {
+  std::vector<suite::Cell> sequence = verdict.culprits;
   sequence.push_back(cell);
   return SequenceCommand(sequence, ToPoolOptions(arguments_), ToRunOptions(arguments_));
 }
 
 // The verdict of a diagnosis, and how to repeat the failure.
-std::vector<std::string> RunReport::Advice(const Cell& cell, const Outcome& outcome) const {
+std::vector<std::string> RunReport::Advice(const suite::Cell& cell, const Outcome& outcome) const {
   std::vector<std::string> lines;
   if (outcome.verdict) lines.push_back("verdict: " + Describe(*outcome.verdict));
   lines.push_back("repeat: " + Repeat(cell));
@@ -314,18 +316,18 @@ std::vector<std::string> RunReport::Advice(const Cell& cell, const Outcome& outc
   return lines;
 }
 
-Json RunReport::DescribeCell(const Cell& cell) const {
+Json RunReport::DescribeCell(const suite::Cell& cell) const {
   return {{"name", cell.name},      {"suite", cell.suite},           {"rows", cell.rows},
           {"case", cell.case_name}, {"world_size", cell.world_size}, {"params", cell.params},
           {"repeat", Repeat(cell)}};
 }
 
-Json RunReport::DescribeVerdict(const Cell& cell, const Verdict& verdict) const {
+Json RunReport::DescribeVerdict(const suite::Cell& cell, const Verdict& verdict) const {
   Json json = {{"kind", ToString(verdict.kind)}, {"text", Describe(verdict)}, {"pools", verdict.pools}};
   if (verdict.kind == Verdict::Kind::kUndecided) return json;
   json.update({{"failed", verdict.failed}, {"ran", verdict.ran}});
   if (verdict.kind != Verdict::Kind::kPolluted) return json;
-  for (const Cell& culprit : verdict.culprits) json["culprits"].push_back(culprit.name);
+  for (const suite::Cell& culprit : verdict.culprits) json["culprits"].push_back(culprit.name);
   json["minimal"] = verdict.minimal;
   json["repeat"] = RepeatAll(cell, verdict);
   return json;

@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "client/command/cell.h"
 #include "client/command/junit.h"
 #include "client/command/progress.h"
 #include "client/command/run_arguments.h"
 #include "client/command/runner.h"
 #include "client/command/tally.h"
+#include "client/suite/cell.h"
 
 namespace cppool::command {
 
@@ -29,18 +29,18 @@ class RunReport {
   }
   void ClearProgress() { progress_.Clear(); }
 
-  void Count(const Cell& cell, const Outcome& outcome);  // adds it to the closing numbers
+  void Count(const suite::Cell& cell, const Outcome& outcome);  // adds it to the closing numbers
   const Counts& counts() const { return tally_.total(); }
   bool fails(const Outcome& outcome) const { return outcome.Fails(arguments_.retries.value_or(0) > 0); }
   int failing() const { return failing_; }  // outcomes that make the run fail
 
   void Complain(const std::string& problem) { streams_.err << "cppool: " << problem << "\n"; }
-  void PrintOutcome(const Cell& cell, const Outcome& outcome);
-  void PrintListed(const Cell& cell, const Outcome& outcome);  // the expected outcome, nothing has run
+  void PrintOutcome(const suite::Cell& cell, const Outcome& outcome);
+  void PrintListed(const suite::Cell& cell, const Outcome& outcome);  // the expected outcome, nothing has run
 
   // Writes all cells; those without an outcome have `rest`, and `missing` says why. The first call writes; false: it
   // could not.
-  bool WriteJunit(const std::vector<Cell>& cells, const std::vector<std::optional<Outcome>>& outcomes,
+  bool WriteJunit(const std::vector<suite::Cell>& cells, const std::vector<std::optional<Outcome>>& outcomes,
                   const std::string& missing = "", Outcome::Kind rest = Outcome::Kind::kError);
 
   // `worlds`: the answers to `hello`, by world size. `ended`: why the run ended when it did; empty: all cells have run.
@@ -49,13 +49,13 @@ class RunReport {
   void CloseInterrupted(const std::string& why);
 
  private:
-  std::string Repeat(const Cell& cell) const;
-  std::string RepeatAll(const Cell& cell, const Verdict& verdict) const;
-  std::vector<std::string> Advice(const Cell& cell, const Outcome& outcome) const;
-  JunitCase ToJunit(const Cell& cell, const Outcome& outcome) const;
-  Json DescribeCell(const Cell& cell) const;
-  Json DescribeVerdict(const Cell& cell, const Verdict& verdict) const;
-  void PrintPassed(const Cell& cell, const Result& result);
+  std::string Repeat(const suite::Cell& cell) const;
+  std::string RepeatAll(const suite::Cell& cell, const Verdict& verdict) const;
+  std::vector<std::string> Advice(const suite::Cell& cell, const Outcome& outcome) const;
+  JunitCase ToJunit(const suite::Cell& cell, const Outcome& outcome) const;
+  Json DescribeCell(const suite::Cell& cell) const;
+  Json DescribeVerdict(const suite::Cell& cell, const Verdict& verdict) const;
+  void PrintPassed(const suite::Cell& cell, const Result& result);
   void PrintOutput(const std::vector<std::string>& output);
   void PrintCounts();
   std::ostream& Closing() const;

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "client/command/command.h"
-#include "client/command/text.h"
 #include "client/src/describe.h"
 #include "client/src/request.h"
 #include "protocol/kernel_words.h"
@@ -35,11 +34,11 @@ void Outcome::Add(Outcome next) {
     flaky = failures > 0 ? client::FlakyOf(failures, attempts) : client::FlakyAt(latest, attempts);
 }
 
-Outcome CellRunner::Run(const Cell& cell, const RunOptions& options) {
+Outcome CellRunner::Run(const suite::Cell& cell, const RunOptions& options) {
   Outcome outcome = Ask(cell, options, &Pool::Run);
   outcome.failures = outcome.attempts - (outcome.failed() ? 0 : 1);
   if (outcome.result) outcome.flaky = outcome.result->flaky;
-  std::vector<Cell>& history = histories_[cell.world_size];
+  std::vector<suite::Cell>& history = histories_[cell.world_size];
   // A retry is answered by a daemon that has run nothing before.
   if (outcome.result && outcome.attempts > 1) history.clear();
   // No copy of what came before: after thousands of cells it would take longer than a cell.
@@ -51,9 +50,9 @@ Outcome CellRunner::Run(const Cell& cell, const RunOptions& options) {
   return outcome;
 }
 
-std::vector<Cell> CellRunner::Retire() {
+std::vector<suite::Cell> CellRunner::Retire() {
   if (world_size_ == 0) return {};
-  std::vector<Cell>& history = histories_[world_size_];
+  std::vector<suite::Cell>& history = histories_[world_size_];
   if (!history.empty()) {  // else the daemon has ended with the latest cell
     before_ = std::move(history);
     before_.pop_back();
@@ -100,7 +99,7 @@ Pool& CellRunner::PoolOf(int world_size) {
   return At(world_size);
 }
 
-Outcome CellRunner::Ask(const Cell& cell, RunOptions options, Question question) {
+Outcome CellRunner::Ask(const suite::Cell& cell, RunOptions options, Question question) {
   if (!upcoming_.empty()) upcoming_.pop_front();
   if (auto known = not_started_.find(cell.world_size); known != not_started_.end()) return known->second;
   Pool& pool = PoolOf(cell.world_size);
@@ -202,7 +201,8 @@ const Json& CellRunner::Hello(int world_size) {
 }
 
 // Memory that is short may be that of the pools beside this one.
-Result CellRunner::AskPool(Pool& pool, const Cell& cell, const RunOptions& options, Question question) {
+Result CellRunner::AskPool(Pool& pool, const suite::Cell& cell, const RunOptions& options,
+                           Question question) {
   Result result = (pool.*question)(cell.params, options);
   const bool short_of_memory = result.failure && result.failure->kind == "out_of_memory";
   if (!short_of_memory || (next_ == 0 && !ended_.valid())) return result;
@@ -236,7 +236,7 @@ void CellRunner::StopOthers() {
 }
 
 // Also decides the outcome of all further cells of this world size.
-Outcome CellRunner::NotStarted(const Cell& cell, const PoolError& error) {
+Outcome CellRunner::NotStarted(const suite::Cell& cell, const PoolError& error) {
   const std::string size = std::to_string(cell.world_size);
   Outcome& rest = not_started_[cell.world_size];
   rest.asked = false;

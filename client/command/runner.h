@@ -13,9 +13,9 @@
 #include <cppool/pool.h>
 
 #include "client/command/case_output.h"
-#include "client/command/cell.h"
 #include "client/command/diagnose.h"
 #include "client/command/libraries.h"
+#include "client/suite/cell.h"
 
 namespace cppool::command {
 
@@ -66,7 +66,7 @@ class CellRunner {
   void Expect(std::deque<int> world_sizes) { upcoming_ = std::move(world_sizes); }
 
   // The case's name is the cell's. Another daemon is asked as often as the options of the pools say (retries).
-  Outcome Run(const Cell& cell, const RunOptions& options);
+  Outcome Run(const suite::Cell& cell, const RunOptions& options);
   // The answer to `hello` of a daemon of this world size, which is started if there is none. Throws PoolError.
   const Json& Hello(int world_size);
   // The answer to `list` of such a daemon, with the cases of these libraries. Throws PoolError.
@@ -86,26 +86,26 @@ class CellRunner {
   }
 
   // kPassed: it would run.
-  Outcome Validate(const Cell& cell, const RunOptions& options) {
+  Outcome Validate(const suite::Cell& cell, const RunOptions& options) {
     return Ask(cell, options, &Pool::Validate);
   }
 
   // Ends the daemon of the cell that was run last, and returns what that daemon had run before it, in order. The next
   // cell is run by another.
-  std::vector<Cell> Retire();
+  std::vector<suite::Cell> Retire();
 
   const std::map<int, Json>& worlds() const { return worlds_; }  // the answers to `hello`, by world size
 
  private:
   using Question = Result (Pool::*)(const Json&, const RunOptions&);
-  Outcome Ask(const Cell& cell, RunOptions options, Question question);
+  Outcome Ask(const suite::Cell& cell, RunOptions options, Question question);
   Pool& At(int world_size);
   Pool& PoolOf(int world_size);  // ends the daemons of others, unless they are kept
   void NameSources(Outcome& outcome) const;
   void KeepDigests(const Json& hello, const Json& answer);
-  Outcome NotStarted(const Cell& cell, const PoolError& error);
+  Outcome NotStarted(const suite::Cell& cell, const PoolError& error);
   void Stop(int world_size);
-  Result AskPool(Pool& pool, const Cell& cell, const RunOptions& options, Question question);
+  Result AskPool(Pool& pool, const suite::Cell& cell, const RunOptions& options, Question question);
   void StartNext(double seconds);
   void StopOthers();
 
@@ -114,8 +114,8 @@ class CellRunner {
   CaseOutput* const output_;
   std::map<int, Pool> pools_;                   // by world size
   int world_size_ = 0;                          // of the latest cell; 0: none
-  std::map<int, std::vector<Cell>> histories_;  // by world size: what its daemon has run
-  std::vector<Cell> before_;                    // what a daemon had run before the cell that it ended with
+  std::map<int, std::vector<suite::Cell>> histories_;  // by world size: what its daemon has run
+  std::vector<suite::Cell> before_;             // what a daemon had run before the cell that it ended with
   std::map<int, Outcome> not_started_;          // by world size: the outcome of its further cells
   std::map<int, Json> worlds_;
   Sources sources_;

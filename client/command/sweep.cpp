@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "client/command/text.h"
+#include "client/suite/value_text.h"
 #include "protocol/json_text.h"
 
 namespace cppool::command {
@@ -11,21 +11,22 @@ namespace cppool::command {
 std::vector<SweepAxis> SweepAxesOf(const std::vector<std::string>& params) {
   std::vector<SweepAxis> axes;
   for (const std::string& text : params) {
-    const auto [key, values] = SplitAssignment(text, "--param");
-    SweepAxis axis{key, ValuesFromText(values, "--param " + key)};
+    const auto [key, values] = suite::SplitAssignment(text, "--param");
+    SweepAxis axis{key, suite::ValuesFromText(values, "--param " + key)};
     if (std::any_of(axes.begin(), axes.end(), [&](const SweepAxis& other) { return other.key == axis.key; }))
-      throw UsageError("--param " + key + " is given twice: give its values in one list, " + key + "=A,B");
+      throw suite::UsageError("--param " + key + " is given twice: give its values in one list, " + key +
+                              "=A,B");
     axes.push_back(std::move(axis));
   }
   return axes;
 }
 
-std::vector<SweepPoint> Over(const Cell& cell, const std::vector<SweepAxis>& axes) {
+std::vector<SweepPoint> Over(const suite::Cell& cell, const std::vector<SweepAxis>& axes) {
   std::vector<SweepPoint> product = {{cell, {}}};
   for (const SweepAxis& axis : axes) {
-    if (product.size() * axis.values.size() > kMaxCells) {
-      throw UsageError("--param: the lists of values make more than " + std::to_string(kMaxCells) +
-                       " combinations: give fewer values");
+    if (product.size() * axis.values.size() > suite::kMaxCells) {
+      throw suite::UsageError("--param: the lists of values make more than " +
+                              std::to_string(suite::kMaxCells) + " combinations: give fewer values");
     }
     std::vector<SweepPoint> longer;
     for (const SweepPoint& point : product)
@@ -43,7 +44,7 @@ std::vector<SweepPoint> PointsOf(const std::string& case_name, const std::vector
                                  const std::vector<SweepAxis>& axes) {
   std::vector<SweepPoint> points;
   for (const int world_size : world_sizes) {
-    Cell cell;
+    suite::Cell cell;
     cell.world_size = world_size;
     cell.case_name = case_name;
     const std::vector<SweepPoint> product = Over(cell, axes);

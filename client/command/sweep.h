@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "client/command/cell.h"
+#include "client/suite/cell.h"
 
 namespace cppool::command {
 
@@ -14,7 +14,7 @@ struct SweepAxis {
 };
 
 struct SweepPoint {
-  Cell cell;
+  suite::Cell cell;
   std::vector<Json> swept;  // its values on the axes that have more than one
 };
 
@@ -23,7 +23,7 @@ std::vector<SweepAxis> SweepAxesOf(const std::vector<std::string>& params);
 
 // Every combination of the axes' values put over `cell`, the first axis varying slowest. Throws UsageError when there are more than
 // kMaxCells.
-std::vector<SweepPoint> Over(const Cell& cell, const std::vector<SweepAxis>& axes);
+std::vector<SweepPoint> Over(const suite::Cell& cell, const std::vector<SweepAxis>& axes);
 
 // World sizes vary slowest, then the axes in their order. max_seqlen_kv follows max_seqlen_q where it is not given.
 std::vector<SweepPoint> PointsOf(const std::string& case_name, const std::vector<int>& world_sizes,

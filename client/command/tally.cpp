@@ -45,10 +45,10 @@ Counts& Tally::At(std::vector<Row>& rows, const std::string& name, const std::st
   return rows.insert(last == rows.rend() ? rows.end() : last.base(), {name, value, {}})->counts;
 }
 
-void Tally::Add(const Cell& cell, const Outcome& outcome) {
+void Tally::Add(const suite::Cell& cell, const Outcome& outcome) {
   Count(outcome, &total_);
   if (!cell.suite.empty()) Count(outcome, &At(suites_, cell.suite, ""));
-  for (const auto& [axis, value] : AxesOf(cell)) Count(outcome, &At(axes_, axis, value));
+  for (const auto& [axis, value] : suite::AxesOf(cell)) Count(outcome, &At(axes_, axis, value));
   if (outcome.kind == Outcome::Kind::kSkipped) ++reasons_[outcome.error];
   if (outcome.verdict) verdicts_.emplace_back(cell.name, *outcome.verdict);
   if (!outcome.result) return;

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "client/command/cell.h"
 #include "client/command/runner.h"
+#include "client/suite/cell.h"
 
 namespace cppool::command {
 
@@ -22,7 +22,7 @@ std::string Text(const Counts& counts);  // "9 passed, 1 failed, 0 skipped", the
 
 class Tally {
  public:
-  void Add(const Cell& cell, const Outcome& outcome);
+  void Add(const suite::Cell& cell, const Outcome& outcome);
 
   const Counts& total() const { return total_; }
   // {"passed", "failed", "skipped", "flaky", "suites": {name: the same}, "worst_ratio": {tensor: {"ratio", "cell"}},

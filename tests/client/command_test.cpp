@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -13,6 +14,8 @@
 #include <set>
 #include <sstream>
 
+#include "client/command/junit.h"
+#include "client/command/text.h"
 #include "tests/child.h"
 #include "tests/client/command_support.h"
 #include "tests/client/xml.h"
@@ -549,6 +552,40 @@ TEST_CASE("a daemon that cannot start is started once per world size, and every 
   CHECK(Lines(ReadFile(folder.File("count"))).size() == 2);
 }
 
+TEST_CASE("JUnit's XML is well-formed for any texts") {
+  using cppool::command::JunitCase;
+  using Outcome = JunitCase::Outcome;
+  std::string nasty =
+      "<&>\"' ]]> \x01\x1b[31m \xff\xfe \xc3\x28 \xed\xa0\x80 \xef\xbf\xbf fine: \xc3\xa9 \xf0\x9f\x98\x80";
+  nasty += '\0';
+  std::vector<JunitCase> cases = {{"g", "passes", Outcome::kPassed, 0.25, "", "", ""},
+                                  {"g", nasty, Outcome::kFailed, 1, nasty, "two\nlines" + nasty, ""},
+                                  {"g", "errs", Outcome::kError, 2, "m", "d", nasty},
+                                  {"g", "skips", Outcome::kSkipped, 0, "reason", "d", ""}};
+  std::ostringstream out;
+  cppool::command::WriteJunit(out, "suite", cases);
+  INFO(out.str());
+  XmlNode root = ParseXml(out.str());
+  CHECK(root.name == "testsuites");
+  const auto& suite = root.children.at(0);
+  CHECK(suite.attributes.at("tests") == "4");
+  CHECK(suite.attributes.at("failures") == "1");
+  CHECK(suite.attributes.at("errors") == "1");
+  CHECK(suite.attributes.at("skipped") == "1");
+  CHECK(suite.attributes.at("time") == "3.250");
+  REQUIRE(suite.children.size() == 4);
+  CHECK(suite.children[0].children.empty());
+  CHECK(suite.children[1].children.at(0).name == "failure");
+  CHECK(suite.children[1].children.at(0).text.find("fine: \xc3\xa9 \xf0\x9f\x98\x80") != std::string::npos);
+  CHECK(suite.children[1].attributes.at("name").find("<&>\"' ]]> ??[31m ?? ?( ??? ??? fine") == 0);
+  CHECK(suite.children[2].children.at(0).name == "error");
+  CHECK(suite.children[2].children.at(1).name == "system-err");
+  CHECK(suite.children[2].children.at(1).text.find("<&>") == 0);
+  CHECK(suite.children[1].children.size() == 1);
+  CHECK(suite.children[3].children.at(0).name == "skipped");
+  CHECK(suite.children[3].children.at(0).attributes.at("message") == "reason");
+}
+
 TEST_CASE("a JUnit report has a test case per cell, in the suite's order") {
   TemporaryFolder folder;
   std::string file = folder.File("out.xml");
@@ -586,6 +623,11 @@ TEST_CASE("a JUnit report has a test case per cell, in the suite's order") {
   const std::string kept = ReadFile(file);
   CHECK(Cppool({"run", "--list", "--junit", file}).code == 2);
   CHECK(ReadFile(file) == kept);
+}
+
+TEST_CASE("a number is written with so many digits, and as a dash when it is not finite") {
+  CHECK(cppool::command::Fixed(1.25, 1) == "1.2");
+  CHECK(cppool::command::Fixed(std::nan(""), 1) == "-");
 }
 
 TEST_CASE("invalid arguments are a usage error with exit code 2") {

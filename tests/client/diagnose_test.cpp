@@ -13,6 +13,7 @@
 using namespace cppool::test;
 using namespace cppool::command;
 using cppool::Json;
+using cppool::suite::Cell;
 
 namespace {
 

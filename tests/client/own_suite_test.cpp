@@ -4,8 +4,8 @@
 #include <thread>
 
 #include "client/command/progress.h"
-#include "client/command/suite.h"
-#include "client/command/text.h"
+#include "client/suite/suite.h"
+#include "client/suite/value_text.h"
 #include "tests/child.h"
 #include "tests/client/command_support.h"
 #include "tests/client/xml.h"
@@ -117,8 +117,8 @@ TEST_CASE("a suite's file that is wrong is refused with the place and what is al
 }
 
 TEST_CASE("a suite with products without end is refused before it fills the memory") {
-  using cppool::command::CellsOfFile;
-  using cppool::command::UsageError;
+  using cppool::suite::CellsOfFile;
+  using cppool::suite::UsageError;
   for (const auto& [entry, place] : {std::pair("\"product\": {\"a\": LIST, \"b\": LIST}", "product"),
                                      {"\"over\": [\"x\", \"x\"]", "over[1]"}}) {
     std::string refused;

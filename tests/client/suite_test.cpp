@@ -1,21 +1,16 @@
-// The cells of the suites, and the command's conversions of values and texts.
+// The cells of the suites, and values as people write them.
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <set>
-#include <sstream>
 
-#include "client/command/cell.h"
-#include "client/command/junit.h"
-#include "client/command/suite.h"
-#include "client/command/tally.h"
-#include "client/command/text.h"
 #include "client/src/shell.h"
+#include "client/suite/cell.h"
+#include "client/suite/suite.h"
+#include "client/suite/value_text.h"
 #include "tests/catch.h"
 #include "tests/child.h"
-#include "tests/client/xml.h"
 
-using namespace cppool::command;
+using namespace cppool::suite;
 using cppool::Json;
 
 namespace {
@@ -456,8 +451,6 @@ TEST_CASE("values are read from text and written as text") {
   CHECK(SplitAssignment("a=b=c", "--param") == std::pair<std::string, std::string>("a", "b=c"));
   CHECK_THROWS_AS(SplitAssignment("a", "--param"), UsageError);
   CHECK_THROWS_AS(SplitAssignment("=a", "--param"), UsageError);
-  CHECK(Fixed(1.25, 1) == "1.2");
-  CHECK(Fixed(std::nan(""), 1) == "-");
 }
 
 TEST_CASE("a quoted word is one word for a shell") {
@@ -466,39 +459,6 @@ TEST_CASE("a quoted word is one word for a shell") {
                                   std::string("a;b&c|d"), std::string("new\nline"), std::string("")})
     CHECK(cppool::test::RunChild("printf '%s.' " + cppool::client::ShellQuote(word)).output == word + ".");
   CHECK(cppool::client::ShellQuote("cp_comm_type=a2a+p2p") == "cp_comm_type=a2a+p2p");
-}
-
-TEST_CASE("JUnit's XML is well-formed for any texts") {
-  using Outcome = JunitCase::Outcome;
-  std::string nasty =
-      "<&>\"' ]]> \x01\x1b[31m \xff\xfe \xc3\x28 \xed\xa0\x80 \xef\xbf\xbf fine: \xc3\xa9 \xf0\x9f\x98\x80";
-  nasty += '\0';
-  std::vector<JunitCase> cases = {{"g", "passes", Outcome::kPassed, 0.25, "", "", ""},
-                                  {"g", nasty, Outcome::kFailed, 1, nasty, "two\nlines" + nasty, ""},
-                                  {"g", "errs", Outcome::kError, 2, "m", "d", nasty},
-                                  {"g", "skips", Outcome::kSkipped, 0, "reason", "d", ""}};
-  std::ostringstream out;
-  WriteJunit(out, "suite", cases);
-  INFO(out.str());
-  cppool::test::XmlNode root = cppool::test::ParseXml(out.str());
-  CHECK(root.name == "testsuites");
-  const auto& suite = root.children.at(0);
-  CHECK(suite.attributes.at("tests") == "4");
-  CHECK(suite.attributes.at("failures") == "1");
-  CHECK(suite.attributes.at("errors") == "1");
-  CHECK(suite.attributes.at("skipped") == "1");
-  CHECK(suite.attributes.at("time") == "3.250");
-  REQUIRE(suite.children.size() == 4);
-  CHECK(suite.children[0].children.empty());
-  CHECK(suite.children[1].children.at(0).name == "failure");
-  CHECK(suite.children[1].children.at(0).text.find("fine: \xc3\xa9 \xf0\x9f\x98\x80") != std::string::npos);
-  CHECK(suite.children[1].attributes.at("name").find("<&>\"' ]]> ??[31m ?? ?( ??? ??? fine") == 0);
-  CHECK(suite.children[2].children.at(0).name == "error");
-  CHECK(suite.children[2].children.at(1).name == "system-err");
-  CHECK(suite.children[2].children.at(1).text.find("<&>") == 0);
-  CHECK(suite.children[1].children.size() == 1);
-  CHECK(suite.children[3].children.at(0).name == "skipped");
-  CHECK(suite.children[3].children.at(0).attributes.at("message") == "reason");
 }
 
 TEST_CASE("AxesOf returns a cell's value on each axis") {

@@ -23,10 +23,10 @@
 
 #include <cppool/pool.h>
 
-#include "client/command/cell.h"
-#include "client/command/suite.h"
-#include "client/command/text.h"
 #include "client/src/shell.h"
+#include "client/suite/cell.h"
+#include "client/suite/suite.h"
+#include "client/suite/value_text.h"
 
 namespace {
 
@@ -35,7 +35,7 @@ using cppool::Pool;
 using cppool::PoolError;
 using cppool::Result;
 using cppool::client::ShellQuote;
-using cppool::command::Cell;
+using cppool::suite::Cell;
 
 constexpr std::chrono::minutes kLong{
     10};  // an instrumented kernel takes a hundred times as long, and the start of a daemon a minute
@@ -110,17 +110,17 @@ void ThinOut(Json* params, int world_size) {
 
 // Every feature with every schedule (cppool's own cells of the matrix) and the kernels without features (the smoke suite).
 std::vector<Cell> CellsFor(const Options& options, int world_size) {
-  std::vector<cppool::command::Filter> filters;
+  std::vector<cppool::suite::Filter> filters;
   for (const std::string& text : options.filters) {
-    auto [key, value] = cppool::command::SplitAssignment(text, "--filter");
+    auto [key, value] = cppool::suite::SplitAssignment(text, "--filter");
     filters.push_back({key, value});
   }
-  std::vector<Cell> all = cppool::command::LoadSuite("smoke"), chosen;
-  for (Cell& cell : cppool::command::LoadSuite("matrix"))
+  std::vector<Cell> all = cppool::suite::LoadSuite("smoke"), chosen;
+  for (Cell& cell : cppool::suite::LoadSuite("matrix"))
     if (cell.suite == "own") all.push_back(std::move(cell));
-  for (Cell& cell : cppool::command::Select(all, filters)) {
+  for (Cell& cell : cppool::suite::Select(all, filters)) {
     if (cell.world_size != world_size) continue;
-    cppool::command::Shrink(&cell.params, options.max_seqlen, world_size);
+    cppool::suite::Shrink(&cell.params, options.max_seqlen, world_size);
     ThinOut(&cell.params, world_size);
     chosen.push_back(std::move(cell));
   }

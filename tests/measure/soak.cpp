@@ -21,9 +21,8 @@
 
 #include <cppool/pool.h>
 
-#include "client/command/cell.h"
-#include "client/command/suite.h"
-#include "client/command/text.h"
+#include "client/suite/cell.h"
+#include "client/suite/suite.h"
 #include "daemon/process.h"
 #include "tests/end_to_end/fault_grid.h"
 #include "tests/measure/samples.h"
@@ -33,9 +32,9 @@ namespace {
 using cppool::Json;
 using cppool::Pool;
 using cppool::Result;
-using cppool::command::Cell;
 using cppool::daemon::Usage;
 using cppool::measure::Median;
+using cppool::suite::Cell;
 using Clock = std::chrono::steady_clock;
 
 struct Options {
@@ -122,13 +121,13 @@ bool PrintGrowth(const std::string& who, const std::vector<Reading>& readings, b
 // ---- the cases
 
 std::vector<Cell> CellsFor(const Options& options) {
-  std::vector<cppool::command::Filter> filters;
-  for (const std::string& text : options.filters) filters.push_back(cppool::command::FilterFromText(text));
+  std::vector<cppool::suite::Filter> filters;
+  for (const std::string& text : options.filters) filters.push_back(cppool::suite::FilterFromText(text));
   std::vector<Cell> cells;
-  for (Cell& cell : cppool::command::Select(cppool::command::LoadSuite("matrix"), filters)) {
+  for (Cell& cell : cppool::suite::Select(cppool::suite::LoadSuite("matrix"), filters)) {
     const auto& sizes = options.world_sizes;
     if (std::find(sizes.begin(), sizes.end(), cell.world_size) == sizes.end()) continue;
-    if (options.max_seqlen > 0) cppool::command::Shrink(&cell.params, options.max_seqlen, cell.world_size);
+    if (options.max_seqlen > 0) cppool::suite::Shrink(&cell.params, options.max_seqlen, cell.world_size);
     cells.push_back(std::move(cell));
   }
   if (cells.empty()) throw std::runtime_error("the suite has no such cell for these world sizes");

@@ -19,9 +19,9 @@
 #include <string>
 #include <vector>
 
-#include "client/command/cell.h"
+#include "client/suite/cell.h"
 
-namespace cppool::command {
+namespace cppool::suite {
 
 const std::vector<std::string>& SuiteNames();  // "smoke", "essential", "matrix"
 // A built-in suite in the order of its files ("matrix" is Transformer Engine's 16-bit cells, its fp8 cells, then our own; "essential"
@@ -32,4 +32,4 @@ std::vector<Cell> LoadSuite(const std::string& name_or_path);
 // The cells of a file, whose name becomes the name of their suite. Throws UsageError that says where the file is wrong.
 std::vector<Cell> CellsOfFile(const std::string& name, const Json& file);
 
-}  // namespace cppool::command
+}  // namespace cppool::suite

@@ -1,4 +1,4 @@
-#include "client/command/suite.h"
+#include "client/suite/suite.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -10,14 +10,14 @@
 #include <system_error>
 #include <utility>
 
-#include "client/command/suite_data.h"
-#include "client/command/text.h"
+#include "client/suite/suite_data.h"
+#include "client/suite/value_text.h"
 #include "protocol/json_text.h"
 #include "protocol/models.h"
 #include "protocol/parameters.h"
 #include "protocol/start.h"
 
-namespace cppool::command {
+namespace cppool::suite {
 namespace {
 
 using Names = std::vector<std::string>;
@@ -305,4 +305,4 @@ std::vector<Cell> LoadSuite(const std::string& name_or_path) {
   return cells;
 }
 
-}  // namespace cppool::command
+}  // namespace cppool::suite

@@ -3,8 +3,8 @@
 
 #include <string>
 
-namespace cppool::command {
+namespace cppool::suite {
 
 std::string SuiteText(const std::string& name);  // "fp8", "matrix", "own" or "smoke"; empty for another
 
-}  // namespace cppool::command
+}  // namespace cppool::suite

@@ -1,4 +1,4 @@
-#include "client/command/cell.h"
+#include "client/suite/cell.h"
 
 #include <fnmatch.h>
 
@@ -8,12 +8,12 @@
 #include <numeric>
 #include <set>
 
-#include "client/command/text.h"
 #include "client/src/shell.h"
+#include "client/suite/value_text.h"
 #include "protocol/models.h"
 #include "protocol/parameters.h"
 
-namespace cppool::command {
+namespace cppool::suite {
 namespace {
 
 // The values of a cell that a filter with this key is compared with.
@@ -266,4 +266,4 @@ std::string RepeatCommand(const std::string& program, const Cell& cell,
   return command;
 }
 
-}  // namespace cppool::command
+}  // namespace cppool::suite

@@ -9,7 +9,7 @@
 
 #include <cppool/pool.h>
 
-namespace cppool::command {
+namespace cppool::suite {
 
 struct Cell {
   std::string name;               // unique in its suite: "flash:cp_1_0 bf16 bshd p2p W=2"
@@ -66,4 +66,4 @@ std::vector<std::size_t> RunOrder(const std::vector<Cell>& cells);
 std::string RepeatCommand(const std::string& program, const Cell& cell,
                           const std::vector<std::string>& common, const std::string& subcommand = "run");
 
-}  // namespace cppool::command
+}  // namespace cppool::suite
