@@ -161,7 +161,7 @@ void RunReport::PrintOutcome(const suite::Cell& cell, const Outcome& outcome) {
     PrintOutput(explanation.output);
     for (const std::string& line : Advice(cell, outcome)) streams_.out << "  " << line << "\n";
   } else if (outcome.result && outcome.kind == Outcome::Kind::kPassed && !arguments_.quiet &&
-             (arguments_.suite.empty() || arguments_.verbose || outcome.result->leaks != Leaks())) {
+             (arguments_.suite.empty() || arguments_.verbose || outcome.result->leaks.any())) {
     PrintPassed(cell, *outcome.result);
     PrintOutput(outcome.output);
   } else if (outcome.kind == Outcome::Kind::kSkipped && arguments_.verbose) {

@@ -118,7 +118,7 @@ Outcome CellRunner::Ask(const suite::Cell& cell, RunOptions options, Question qu
     KeepDigests(hello, outcome.result->json);
     outcome.kind = outcome.result->status;
     outcome.error = outcome.result->error;
-    if (rules_.leaks_are_errors && outcome.result->ok() && outcome.result->leaks != Leaks()) {
+    if (rules_.leaks_are_errors && outcome.result->ok() && outcome.result->leaks.any()) {
       outcome.kind = Status::kFailed;
       outcome.error = "left something behind (--leaks error)";
       for (const std::string& warning : outcome.result->warnings) outcome.error += "\n" + warning;

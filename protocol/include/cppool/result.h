@@ -48,7 +48,8 @@ struct Leaks {
   std::uint64_t device_bytes = 0;  // of these allocations
   std::uint64_t host_bytes = 0;    // likewise, and what other host memory grew by
   std::uint64_t threads = 0, fds = 0, processes = 0;
-  bool operator==(const Leaks&) const = default;
+
+  bool any() const { return allocations || device_bytes || host_bytes || threads || fds || processes; }
 };
 
 }  // namespace cppool
