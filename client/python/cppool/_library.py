@@ -176,6 +176,8 @@ class Handle:
                        address(ctypes.pythonapi.PyEval_SaveThread), address(ctypes.pythonapi.PyEval_RestoreThread),
                        address(ctypes.pythonapi.PyErr_CheckSignals))
         call("cppool_pool_create", options, ctypes.byref(hooks), ctypes.byref(self._pool))
+        assert self._pool.value
+        _pools[self._pool.value] = (self._on_stderr, self._log)
         _handles.add(self)
 
     def ask(self, request: bytes) -> Any:
@@ -222,12 +224,16 @@ class Handle:
         library().cppool_pool_interrupt(self._pool)
 
     def free(self) -> None:
-        if not self._pool or self._callers or _library is None:
+        pool = self._pool.value
+        if not pool or self._callers or _library is None:
             return
-        if threading.get_ident() in self._on_stderr.threads:  # this thread belongs to the pool, and cannot wait for itself
-            return threading.Thread(target=self.free).start()
-        pool, self._pool.value = self._pool.value, None
-        _library.cppool_pool_free(pool)
+        if threading.get_ident() not in self._on_stderr.threads:
+            self._pool.value = None
+            return _free(pool)
+        try:  # this thread belongs to the pool, and cannot wait for itself
+            threading.Thread(target=_free, args=(pool,)).start()
+        except RuntimeError:
+            pass  # the interpreter is at its exit, which frees it
 
     __del__ = free
 
@@ -243,17 +249,36 @@ def _leave_thread() -> None:
 
 
 _handles: "weakref.WeakSet[Handle]" = weakref.WeakSet()
+_pools: dict[int, tuple[_Hook, ...]] = {}  # that nobody frees yet, with what they call
+_freeing: set[tuple[int, int]] = set()  # pool and thread
 _exiting = False
+_EXIT_LIMIT = 10  # seconds
+
+
+def _free(pool: int) -> None:
+    mark = (pool, threading.get_ident())
+    _freeing.add(mark)  # before the pool leaves _pools: at its exit the interpreter waits for both
+    try:
+        hooks = _pools.pop(pool, None)
+        if hooks and _library is not None:
+            _library.cppool_pool_free(ctypes.c_void_p(pool))
+    finally:
+        _freeing.discard(mark)
 
 
 @atexit.register
 def _free_all() -> None:
-    """Ends the calls of daemon threads first: the interpreter would end these threads inside the library, which aborts the process."""
+    """Ends the calls of daemon threads first: the interpreter would end these threads, and those of pools, inside the library, which aborts
+    the process. A thread that is stuck in its own `log` is not waited for after the limit."""
     global _exiting
     _exiting = True
-    while busy := [handle for handle in _handles if handle.other_callers()]:
+    until = time.monotonic() + _EXIT_LIMIT
+    while (busy := [handle for handle in _handles if handle.other_callers()]) and time.monotonic() < until:
         for handle in busy:
             handle.interrupt()  # again and again: a call may have been about to begin
         time.sleep(0.01)
-    for handle in list(_handles):
-        handle.free()
+    stuck = {handle._pool.value for handle in busy}
+    for pool in _pools.keys() - stuck:
+        _free(pool)
+    while _freeing and time.monotonic() < until:
+        time.sleep(0.01)
