@@ -15,6 +15,7 @@ from ._suite import Cell
 __tracebackhide__ = True  # as in _library.py
 
 
+_FIXTURE: "pytest.StashKey[CppoolFixture]" = pytest.StashKey()  # of the session; there is none before its first use
 _FLAKY = "cppool flaky"  # the section of a report; workers of pytest-xdist send reports, too
 
 
@@ -100,7 +101,7 @@ class CppoolFixture(Pools):
     def __init__(self, required: Optional[Requirement], allow_flaky: bool, **options: Any):
         self._required = required
         self._allow_flaky = allow_flaky
-        self._flaky: list[Result] = []  # of this test, those that fail it
+        self._flaky: list[Result] = []  # of this test and its fixtures, those that fail it
         self._item: Optional[pytest.Item] = None  # the test that runs
         self._hello: dict[int, dict[str, Any]] = {}
         self._runs = 0  # of this test
@@ -137,7 +138,7 @@ class CppoolFixture(Pools):
 
     # The setup of a test: its worlds are started here, so that their start counts as setup.
     def _set_up(self, item: pytest.Item) -> None:
-        self._item, self._runs, self._flaky = item, 0, []
+        self._item, self._runs = item, 0
         marked = self._marked()
         values = item.callspec.params.values() if hasattr(item, "callspec") else ()
         sizes = {value.world_size for value in values if isinstance(value, Cell)}
@@ -296,8 +297,10 @@ def cppool(request: pytest.FixtureRequest, cppool_options: Mapping[str, Any]) ->
     if retries is not None:
         options["retries"] = retries
     fixture = CppoolFixture(_requirement(required, "--cppool-require") if required else None, bool(retries), **options)
+    request.config.stash[_FIXTURE] = fixture
     with fixture:
         yield fixture
+    del request.config.stash[_FIXTURE]
 
 
 @pytest.hookimpl(trylast=True)  # when the test has its fixtures
@@ -309,16 +312,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)  # when the test has passed
 def pytest_runtest_call(item: pytest.Item) -> None:
-    fixture = getattr(item, "funcargs", {}).get("cppool")
-    if isinstance(fixture, CppoolFixture):
+    if fixture := item.config.stash.get(_FIXTURE, None):
         fixture._judge()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    fixture = getattr(item, "funcargs", {}).get("cppool")
-    if isinstance(fixture, CppoolFixture):
-        fixture._item = None
+    if fixture := item.config.stash.get(_FIXTURE, None):
+        fixture._item, fixture._flaky = None, []
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -124,6 +124,25 @@ def test_flaky_results_fail_their_tests(suite, pytester):
     assert properties["cppool.flaky"] == "flaky (passed at attempt 2)"
 
 
+def test_flaky_results_of_fixtures_fail_their_tests(suite):
+    result = suite(fake(), """
+        import pytest
+        def flaky(pools, folder):
+            assert pools.at(2).run({"do": "crash_once", "marker": str(folder / "marker")}).ok
+        @pytest.fixture
+        def base(cppool, tmp_path):
+            flaky(cppool, tmp_path)
+        def test_in_setup(base):
+            pass
+        def test_named_late(request, tmp_path):
+            flaky(request.getfixturevalue("cppool"), tmp_path)
+        def test_steady(cppool):
+            cppool.run()
+    """)
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(["*  flaky (passed at attempt 2)", "*" + CRASH])
+
+
 def test_retries_allow_flaky_passes(suite):
     result = suite(fake(), FLAKY, "--cppool-retries", "1", "-q")
     result.assert_outcomes(passed=3, failed=1)  # what did not pass in the end is no pass
