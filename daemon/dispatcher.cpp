@@ -171,6 +171,7 @@ std::vector<const LoadedLibrary*> Dispatcher::LoadAll(const std::vector<std::str
                                                       Clock::time_point until,
                                                       const std::map<std::string, std::string>& digests) {
   if (files.empty()) return {};
+  libraries_opened_ = true;
   world_.FinishTrim();  // no rank works while code is loaded
   if (beside_pools_.empty()) beside_pools_ = MemoryBesidePools();
   std::vector<const LoadedLibrary*> libraries;
@@ -376,7 +377,7 @@ RunResult Dispatcher::RunOnRanks(const protocol::RunRequest& request, const std:
     const std::lock_guard lock(under_way_mutex_);
     under_way_.run = run;
   }
-  if (!request.load.empty() || !prepared->kernels_copy.empty()) leftovers_.Forget();
+  if (std::exchange(libraries_opened_, false)) leftovers_.Forget();  // also by requests before this one
   RunResult result = run->Execute(trace ? &trace->host : nullptr);
   if (trace) SaveTrace(prepared->trace, *run, *trace, result);
   counts_.leaked_allocations += result.leaks.allocations;

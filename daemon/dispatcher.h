@@ -116,6 +116,7 @@ class Dispatcher {
   Leftovers leftovers_;
   std::vector<const LoadedLibrary*> joined_with_;  // the libraries of `joined_`
   std::optional<CaseRegistry> joined_;             // of the latest request with libraries
+  bool libraries_opened_ = false;          // since the latest run
   std::vector<std::size_t> beside_pools_;  // MemoryBesidePools() before the first library; empty: none yet
   Counts counts_;
   bool trim_due_ = false;  // a case has run since the last trim
