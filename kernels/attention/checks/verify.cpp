@@ -521,8 +521,8 @@ void Verifier::AddTerms(RowBlock& block) const {
   const double sharpness = std::max(1.0, TermsOf(spec_, CheckedTensor::kDbias).sharpness);
   const std::int64_t summed = shape.heads ? 1 : spec_.heads;
   const std::int64_t matrices = shape.heads ? spec_.heads : 1;
-  for (std::int64_t sequence = 0; sequence < spec_.batch; ++sequence) {
-    if (shape.batch && sequence != block.of / matrices) continue;
+  const std::int64_t first = shape.batch ? block.of / matrices : 0;
+  for (std::int64_t sequence = first; sequence < (shape.batch ? first + 1 : spec_.batch); ++sequence) {
     const std::int64_t queries = spec_.queries.length[sequence];
     const OracleMask mask{spec_.mask, spec_.window_left, spec_.window_right, queries,
                           spec_.keys.length[sequence]};
