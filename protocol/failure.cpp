@@ -6,7 +6,7 @@
 namespace cppool::protocol {
 namespace {
 
-constexpr std::array<std::pair<FailureKind, std::string_view>, 9> kKinds = {{
+constexpr std::array<std::pair<FailureKind, std::string_view>, 10> kKinds = {{
     {FailureKind::kInvalidRequest, "invalid_request"},
     {FailureKind::kInapplicable, "inapplicable"},
     {FailureKind::kUnsupported, "unsupported"},
@@ -15,6 +15,7 @@ constexpr std::array<std::pair<FailureKind, std::string_view>, 9> kKinds = {{
     {FailureKind::kCuda, "cuda"},
     {FailureKind::kNccl, "nccl"},
     {FailureKind::kTimeout, "timeout"},
+    {FailureKind::kCancelled, "cancelled"},
     {FailureKind::kInternal, "internal"},
 }};
 

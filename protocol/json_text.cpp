@@ -68,7 +68,7 @@ class Builder {
   }
 
   struct Overflow {
-    std::size_t begin, size;  // of the literal, in bytes
+    std::size_t begin, size;  // the literal's place, in bytes
     bool in_id;
   };
 

@@ -1,14 +1,17 @@
 #include "protocol/request.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
+#include <iterator>
+#include <type_traits>
 #include <utility>
 
 #include "base/digest.h"
 #include "base/utf8.h"
 #include "protocol/framing.h"
 #include "protocol/json_parse.h"
-#include "protocol/kernel_words.h"
+#include "protocol/run_record.h"
 #include "protocol/schema.h"
 #include "protocol/text.h"
 
@@ -17,21 +20,23 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-constexpr std::int64_t kLongestMs = 86'400'000;
-constexpr double kFinestPrecision = 0.0001;
-
 const Names& Operations() {
-  static const Names names = {"hello", "list", "run", "validate", "stats", "shutdown"};
+  static const Names names = {"hello", "list",     "run",    "validate",
+                              "stats", "shutdown", "cancel", "status"};
   return names;
 }
 
 const Names& KeysOf(const std::string& operation) {
-  static const Names run = {"op",       "id",     "case",    "params", "kwargs", "deadline_ms", "warmup",
-                            "repeat",   "checks", "perturb", "dump",   "inputs", "kernels",     "fault",
-                            "sampling", "waits",  "profile", "load",   "trace",  "digests"};
+  static const Names run = [] {
+    Names names = {"op", "id", "params", "kwargs"};
+    ForEach(kRunMembers, [&](const auto& member) { names.emplace_back(member.name); });
+    return names;
+  }();
   static const Names list = {"op", "id", "load"};
+  static const Names cancel = {"op", "id", "cancels"};
   static const Names other = {"op", "id"};
-  return operation == "run" || operation == "validate" ? run : operation == "list" ? list : other;
+  if (operation == "run" || operation == "validate") return run;
+  return operation == "list" ? list : operation == "cancel" ? cancel : other;
 }
 
 std::string ReadOperation(const Json& json) {
@@ -64,136 +69,149 @@ void CheckKeys(const Json& json, const std::string& operation) {
   }
 }
 
-void ReadInteger(const Json& json, const char* key, std::int64_t minimum, std::int64_t maximum,
-                 std::int64_t& out) {
-  const auto found = json.find(key);
-  if (found == json.end()) return;
-  const bool fits = found->is_number_unsigned()
-                        ? found->get<std::uint64_t>() <= static_cast<std::uint64_t>(maximum)
-                    : found->is_number_integer() ? true
-                                                 : false;
-  const std::int64_t value = fits ? found->get<std::int64_t>() : 0;
-  if (!fits || value < minimum || value > maximum) {
-    const bool whole = found->is_number_float() && found->get<double>() == std::floor(found->get<double>());
-    throw InvalidRequest(Quoted(key) + " must be an integer from " + std::to_string(minimum) + " to " +
-                         std::to_string(maximum) + ", not " + EchoValue(*found) +
+std::int64_t ReadInteger(const Json& json, const char* name, const Integers& range) {
+  const bool fits = json.is_number_unsigned()
+                        ? json.get<std::uint64_t>() <= static_cast<std::uint64_t>(range.maximum)
+                        : json.is_number_integer();
+  const std::int64_t value = fits ? json.get<std::int64_t>() : 0;
+  if (!fits || value < range.minimum || value > range.maximum) {
+    const bool whole = json.is_number_float() && json.get<double>() == std::floor(json.get<double>());
+    throw InvalidRequest(Quoted(name) + " must be an integer from " + std::to_string(range.minimum) + " to " +
+                         std::to_string(range.maximum) + ", not " + EchoValue(json) +
                          (whole ? " (an integer is written without fraction or exponent)" : ""));
   }
-  out = value;
-}
-
-// `what`: "folder" or "file".
-void ReadPath(const Json& json, const char* key, const std::string& what, std::string& out) {
-  const auto found = json.find(key);
-  if (found == json.end()) return;
-  if (!found->is_string() || found->get_ref<const std::string&>().empty())
-    throw InvalidRequest(Quoted(key) + " must be a " + what + "'s path, not " + EchoValue(*found));
-  out = found->get<std::string>();
-  if (out.find('\0') != std::string::npos)  // a path would end there
-    throw InvalidRequest(Quoted(key) + " must be a " + what +
-                         "'s path, without a NUL character: " + EchoValue(*found));
-}
-
-void ReadKernels(const Json& json, std::string& out) {
-  const auto found = json.find("kernels");
-  if (found == json.end()) return;
-  const auto refuse = [&](const char* what) {
-    throw InvalidRequest(std::string("\"kernels\" must be ") + kKernelWordsAllowed + ", " + what +
-                         EchoValue(*found));
-  };
-  if (!found->is_string() || !NameKernels(found->get_ref<const std::string&>())) refuse("not ");
-  out = found->get<std::string>();
-  if (out.find('\0') != std::string::npos) refuse("without a NUL character: ");
+  return value;
 }
 
 // A path, or a list of paths.
-std::vector<std::string> ReadFiles(const Json& json, const char* key) {
-  const auto found = json.find(key);
-  if (found == json.end()) return {};
+std::vector<std::string> ReadFiles(const Json& json, const char* name) {
   std::vector<std::string> files;
-  for (const Json& file : found->is_array() ? *found : Json::array({*found})) {
+  for (const Json& file : json.is_array() ? json : Json::array({json})) {
     if (!file.is_string() || file.get_ref<const std::string&>().empty() ||
         file.get_ref<const std::string&>().find('\0') != std::string::npos)
-      throw InvalidRequest(Quoted(key) +
+      throw InvalidRequest(Quoted(name) +
                            " must be the path of a shared library, or a list of such paths, not " +
-                           EchoValue(*found));
+                           EchoValue(json));
     files.push_back(file.get<std::string>());
   }
   if (files.size() > kMaxLibraries)
-    throw InvalidRequest(Quoted(key) + " names " + std::to_string(files.size()) + " libraries, more than " +
+    throw InvalidRequest(Quoted(name) + " names " + std::to_string(files.size()) + " libraries, more than " +
                          std::to_string(kMaxLibraries));
   return files;
 }
 
-std::map<std::string, std::string> ReadDigests(const Json& json, const RunRequest& run) {
-  const auto found = json.find("digests");
-  if (found == json.end()) return {};
-  if (!found->is_object())
-    throw InvalidRequest("\"digests\" must be an object of digests by file, not " + EchoValue(*found));
-  std::map<std::string, std::string> digests;
-  for (const auto& [file, digest] : found->items()) {
-    if (std::find(run.load.begin(), run.load.end(), file) == run.load.end() &&
-        (file.empty() || file != ParseKernels(run.kernels).path))
-      throw InvalidRequest("\"digests\" has a file that \"load\" and \"kernels\" do not name: " +
-                           Quoted(file));
+// A member's place, as the errors name it: "dump", or the "kind" of "fault".
+struct Place {
+  const char* name;
+  const char* object = nullptr;  // null: the request
+
+  std::string text() const {
+    return object ? "the " + Quoted(name) + " of " + Quoted(object) : Quoted(name);
+  }
+};
+
+// One for each kind of values that a member may have.
+template <typename Value>
+void Read(const Json& json, const Place& place, const Integers& range, Value& out) {
+  out = static_cast<Value>(ReadInteger(json, place.name, range));
+}
+
+std::string Decimal(double value) {
+  char text[32];
+  return {text, std::to_chars(text, std::end(text), value, std::chars_format::fixed).ptr};
+}
+
+void Read(const Json& json, const Place& place, const Numbers& range, double& out) {
+  const double value = json.is_number() ? json.get<double>() : std::nan("");
+  if (!(value >= range.minimum && value <= range.maximum))
+    throw InvalidRequest(place.text() + " must be a number from " + Decimal(range.minimum) + " to " +
+                         Decimal(range.maximum) + ", not " + EchoValue(json));
+  out = value;
+}
+
+void Read(const Json& json, const Place& place, Any, bool& out) {
+  if (!json.is_boolean())
+    throw InvalidRequest(place.text() + " must be true or false, not " + EchoValue(json));
+  out = json.get<bool>();
+}
+
+void Read(const Json& json, const Place& place, const Text& text, std::string& out) {
+  const auto refuse = [&](const char* what) {
+    throw InvalidRequest(place.text() + " must be " + text.what + what + EchoValue(json));
+  };
+  const std::string* given = json.get_ptr<const std::string*>();
+  if (given && given->empty() && text.required) throw InvalidRequest(place.text() + " must not be empty");
+  if (!given || given->empty()) refuse(", not ");
+  if (text.is_path && given->find('\0') != std::string::npos) refuse(", without a NUL character: ");
+  out = *given;
+}
+
+void Read(const Json& json, const Place& place, Libraries, std::vector<std::string>& out) {
+  out = ReadFiles(json, place.name);
+}
+
+void Read(const Json& json, const Place& place, Digests, std::map<std::string, std::string>& out) {
+  if (!json.is_object())
+    throw InvalidRequest(place.text() + " must be an object of digests by file, not " + EchoValue(json));
+  for (const auto& [file, digest] : json.items()) {
     if (!digest.is_string() || !base::IsDigest(digest.get_ref<const std::string&>()))
       throw InvalidRequest("the digest of " + Quoted(file) + " must be 16 of the characters 0-9a-f, not " +
                            EchoValue(digest));
-    digests[file] = digest.get<std::string>();
+    out[file] = digest.get<std::string>();
   }
-  return digests;
 }
 
-FaultRequest ReadFault(const Json& json) {
-  if (!json.is_object()) throw InvalidRequest("\"fault\" must be an object, not " + EchoValue(json));
-  static const Names known = {"kind", "rank", "stage", "count"};
-  for (const auto& [key, value] : json.items()) {
-    if (std::find(known.begin(), known.end(), key) == known.end()) {
-      throw InvalidRequest(Unknown("key", key, known, " in \"fault\""));
-    }
-  }
-  FaultRequest fault;
-  const auto kind = json.find("kind"), stage = json.find("stage");
-  if (kind == json.end()) throw InvalidRequest("\"fault\" has no \"kind\"");
-  if (!kind->is_string())
-    throw InvalidRequest("the \"kind\" of \"fault\" must be a string, not " + EchoValue(*kind));
-  fault.kind = kind->get<std::string>();
-  if (stage != json.end()) {
-    if (!stage->is_string() || stage->get_ref<const std::string&>().empty()) {
-      throw InvalidRequest("the \"stage\" of \"fault\" must be the name of a mark, or how it begins, not " +
-                           EchoValue(*stage));
-    }
-    fault.stage = stage->get<std::string>();
-  }
-  ReadInteger(json, "rank", 0, 1'000'000, fault.rank);
-  ReadInteger(json, "count", 1, 1'000'000, fault.count);
-  return fault;
+template <typename... Members, typename Record>
+void Read(const Json& json, const Place& place, const std::tuple<Members...>& table,
+          std::optional<Record>& out);
+
+template <typename Values>
+bool IsRequired(const Values& values) {
+  if constexpr (std::is_same_v<Values, Text>) return values.required;
+  return false;
 }
 
-void ReadBoolean(const Json& json, const char* key, bool& out) {
-  const auto found = json.find(key);
-  if (found == json.end()) return;
-  if (!found->is_boolean())
-    throw InvalidRequest(Quoted(key) + " must be true or false, not " + EchoValue(*found));
-  out = found->get<bool>();
+template <typename Table, typename Record>
+void ReadMembers(const Json& json, const char* object, const Table& table, Record& record) {
+  ForEach(table, [&](const auto& member) {
+    const Place place{member.name, object};
+    if (const auto found = json.find(member.name); found != json.end())
+      Read(*found, place, member.values, record.*member.value);
+    else if (IsRequired(member.values))
+      throw InvalidRequest(Quoted(object) + " has no " + Quoted(member.name));
+  });
 }
 
-SamplingRequest ReadSampling(const Json& json) {
-  if (!json.is_object()) throw InvalidRequest("\"sampling\" must be an object, not " + EchoValue(json));
-  static const Names known = {"precision", "max_ms"};
+template <typename... Members, typename Record>
+void Read(const Json& json, const Place& place, const std::tuple<Members...>& table,
+          std::optional<Record>& out) {
+  if (!json.is_object()) throw InvalidRequest(place.text() + " must be an object, not " + EchoValue(json));
+  const Names known = NamesOf(table);
   for (const auto& [key, value] : json.items()) {
     if (std::find(known.begin(), known.end(), key) == known.end())
-      throw InvalidRequest(Unknown("key", key, known, " in \"sampling\""));
+      throw InvalidRequest(Unknown("key", key, known, " in " + place.text()));
   }
-  SamplingRequest sampling;
-  if (const auto precision = json.find("precision"); precision != json.end()) {
-    sampling.precision = precision->is_number() ? precision->get<double>() : 0;
-    if (!(sampling.precision >= kFinestPrecision && sampling.precision <= 1))
-      throw InvalidRequest("the \"precision\" of \"sampling\" must be a number from 0.0001 to 1, not " +
-                           EchoValue(*precision));
+  ReadMembers(json, place.name, table, out.emplace());
+}
+
+// The members of RunOptions.
+void ReadOptions(const Json& json, RunRequest& run) {
+  ReadMembers(json, nullptr, kRunMembers, run);
+  if (run.sampling && json.contains("repeat"))
+    run.sampling->most = std::exchange(run.repeat, RunOptions().repeat);
+  try {
+    if (!run.kernels.empty()) run.choice = ParseKernels(run.kernels);
+  } catch (const InvalidRequest& error) {
+    throw InvalidRequest(std::string("\"kernels\" ") + error.what());
   }
-  ReadInteger(json, "max_ms", 1, kLongestMs, sampling.max_ms);
-  return sampling;
+}
+
+void CheckDigests(const RunRequest& run) {
+  const std::vector<std::string> named = NamedLibraries(run);
+  for (const auto& [file, digest] : run.digests)
+    if (std::find(named.begin(), named.end(), file) == named.end())
+      throw InvalidRequest("\"digests\" has a file that \"load\" and \"kernels\" do not name: " +
+                           Quoted(file));
 }
 
 RunRequest ReadRun(const Json& json) {
@@ -202,15 +220,9 @@ RunRequest ReadRun(const Json& json) {
   if (params != json.end() && kwargs != json.end()) {
     throw InvalidRequest("\"params\" and \"kwargs\" are two forms of the same: give one");
   }
-  if (name != json.end()) {
-    if (!name->is_string() || name->get_ref<const std::string&>().empty()) {
-      throw InvalidRequest("\"case\" must be a case's name, not " + EchoValue(*name));
-    }
-    if (kwargs != json.end() && *name != run.case_name) {
-      throw InvalidRequest("\"kwargs\" is for the case \"attention\", not " + EchoValue(*name) +
-                           ": use \"params\"");
-    }
-    run.case_name = name->get<std::string>();
+  if (kwargs != json.end() && name != json.end() && name->is_string() && *name != run.case_name) {
+    throw InvalidRequest("\"kwargs\" is for the case \"attention\", not " + EchoValue(*name) +
+                         ": use \"params\"");
   }
   if (params != json.end()) {
     if (!params->is_object()) throw InvalidRequest("\"params\" must be an object, not " + EchoValue(*params));
@@ -221,28 +233,10 @@ RunRequest ReadRun(const Json& json) {
     run.params = *kwargs;
     run.from_kwargs = true;
   }
-  ReadInteger(json, "deadline_ms", 1, kLongestMs, run.deadline_ms);
-  ReadInteger(json, "warmup", 0, 1000, run.warmup);
-  if (const auto sampling = json.find("sampling"); sampling != json.end()) {
-    run.sampling = ReadSampling(*sampling);
-    run.repeat = kMaxRepeat;
-  }
-  ReadInteger(json, "repeat", 1, kMaxRepeat, run.repeat);
-  ReadBoolean(json, "checks", run.checks);
-  ReadBoolean(json, "waits", run.waits);
-  ReadBoolean(json, "profile", run.profile);
-  if (json.contains("perturb")) {
-    std::int64_t seed = 0;
-    ReadInteger(json, "perturb", 0, INT64_MAX, seed);
-    run.perturb = static_cast<std::uint64_t>(seed);
-  }
-  ReadPath(json, "dump", "folder", run.dump);
-  ReadPath(json, "inputs", "folder", run.inputs);
-  ReadPath(json, "trace", "file", run.trace);
-  ReadKernels(json, run.kernels);
-  if (const auto fault = json.find("fault"); fault != json.end()) run.fault = ReadFault(*fault);
-  run.load = ReadFiles(json, "load");
-  run.digests = ReadDigests(json, run);
+  ReadOptions(json, run);
+  if (run.progress && !json.contains("id"))
+    throw InvalidRequest("\"progress\" needs an \"id\", which the lines on the progress have");
+  CheckDigests(run);
   return run;
 }
 
@@ -250,9 +244,19 @@ Operation ReadOperands(const Json& json) {
   const std::string operation = ReadOperation(json);
   CheckKeys(json, operation);
   if (operation == "hello") return HelloRequest{};
-  if (operation == "list") return ListRequest{ReadFiles(json, "load")};
+  if (operation == "list") {
+    const auto load = json.find("load");
+    return ListRequest{load == json.end() ? std::vector<std::string>() : ReadFiles(*load, "load")};
+  }
   if (operation == "stats") return StatsRequest{};
   if (operation == "shutdown") return ShutdownRequest{};
+  if (operation == "status") return StatusRequest{};
+  if (operation == "cancel") {
+    const auto found = json.find("cancels");
+    if (found == json.end())
+      throw InvalidRequest("\"cancel\" has no \"cancels\": the id of a run that waits or runs");
+    return CancelRequest{*found};
+  }
   if (operation == "validate") return ValidateRequest{ReadRun(json)};
   return ReadRun(json);
 }
@@ -279,6 +283,38 @@ void RefuseWhatJsonCannotSay(const Json& json) {
   }
 }
 
+template <typename Value, typename Values>
+Json Written(const Value& value, const Values&) {
+  return value;
+}
+Json Written(const std::chrono::milliseconds& value, const Integers&) { return value.count(); }
+Json Written(const std::optional<std::uint64_t>& value, const Integers&) { return *value; }
+
+template <typename Record, typename... Members>
+Json Written(const std::optional<Record>& record, const std::tuple<Members...>& table);
+
+template <typename Table, typename Record>
+void WriteMembers(const Record& record, const Table& table, Json& json) {
+  static const Record defaults;
+  ForEach(table, [&](const auto& member) {
+    const auto& value = record.*member.value;
+    if (member.sent == Sent::kAlways || !IsDefault(value, defaults.*member.value))
+      json[member.name] = Written(value, member.values);
+  });
+}
+
+template <typename Record, typename... Members>
+Json Written(const std::optional<Record>& record, const std::tuple<Members...>& table) {
+  Json json = Json::object();
+  WriteMembers(*record, table, json);
+  return json;
+}
+
+void WriteOptions(const RunOptions& options, Json& json) {
+  WriteMembers(options, kRunMembers, json);
+  if (options.sampling) json["repeat"] = options.sampling->most;
+}
+
 class Serializer {
  public:
   explicit Serializer(Json& to) : json_(to) {}
@@ -289,6 +325,11 @@ class Serializer {
   }
   void operator()(const StatsRequest&) const { json_["op"] = "stats"; }
   void operator()(const ShutdownRequest&) const { json_["op"] = "shutdown"; }
+  void operator()(const CancelRequest& cancel) const {
+    json_["op"] = "cancel";
+    json_["cancels"] = cancel.cancels;
+  }
+  void operator()(const StatusRequest&) const { json_["op"] = "status"; }
   void operator()(const RunRequest& run) const {
     json_["op"] = "run";
     AddRun(run);
@@ -300,35 +341,20 @@ class Serializer {
 
  private:
   void AddRun(const RunRequest& run) const {
-    json_["case"] = run.case_name;
     json_[run.from_kwargs ? "kwargs" : "params"] = run.params;
-    json_["deadline_ms"] = run.deadline_ms;
-    json_["warmup"] = run.warmup;
-    json_["repeat"] = run.repeat;
-    json_["checks"] = run.checks;
-    if (run.perturb) json_["perturb"] = *run.perturb;
-    if (!run.dump.empty()) json_["dump"] = run.dump;
-    if (!run.inputs.empty()) json_["inputs"] = run.inputs;
-    if (!run.kernels.empty()) json_["kernels"] = run.kernels;
-    if (run.fault) AddFault(*run.fault);
-    if (!run.load.empty()) json_["load"] = run.load;
-    if (run.sampling)
-      json_["sampling"] = {{"precision", run.sampling->precision}, {"max_ms", run.sampling->max_ms}};
-    if (run.waits) json_["waits"] = true;
-    if (run.profile) json_["profile"] = true;
-    if (!run.trace.empty()) json_["trace"] = run.trace;
-    if (!run.digests.empty()) json_["digests"] = run.digests;
-  }
-
-  void AddFault(const FaultRequest& fault) const {
-    Json& json = json_["fault"] = {{"kind", fault.kind}, {"rank", fault.rank}, {"count", fault.count}};
-    if (!fault.stage.empty()) json["stage"] = fault.stage;
+    WriteOptions(run, json_);
   }
 
   Json& json_;
 };
 
 }  // namespace
+
+std::vector<std::string> NamedLibraries(const RunRequest& request) {
+  std::vector<std::string> files = request.load;
+  if (request.choice.from == KernelChoice::From::kLibrary) files.push_back(request.choice.path);
+  return files;
+}
 
 Request ParseRequest(std::string_view line) {
   std::optional<Json> id;
@@ -353,6 +379,15 @@ Request ParseRequest(std::string_view line) {
   } catch (const InvalidRequest& error) {
     throw RequestError(error.what(), std::move(id));
   }
+}
+
+RunRequest MakeRun(const RunOptions& options, Json params) {
+  Json json = Json::object();
+  WriteOptions(options, json);
+  RunRequest run;
+  ReadOptions(json, run);
+  run.params = std::move(params);
+  return run;
 }
 
 std::string SerializeRequest(const Request& request) {

@@ -231,8 +231,6 @@ Json ToJson(const RunResult& result, const std::optional<Json>& id) {
   if (result.seed) json["seed"] = *result.seed;
   if (!result.stopped.empty()) json["stopped"] = result.stopped;
   if (!result.kernels.is_null()) json["kernels"] = result.kernels;
-  for (const Library& library : result.libraries)
-    json["libraries"].push_back({{"file", library.file}, {"digest", library.digest}});
   if (!result.respawn.empty()) json["respawn"] = result.respawn;
   if (!result.warnings.empty()) json["warnings"] = result.warnings;
   for (const auto& [name, amount] : kLeaks)

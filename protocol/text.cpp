@@ -20,7 +20,7 @@ std::string HexEscape(unsigned char byte) {
   return {'\\', 'x', kDigits[byte >> 4], kDigits[byte & 15]};
 }
 
-// As in JSON; below U+10000.
+// Escapes as JSON does; the code point is below U+10000.
 std::string UnicodeEscape(unsigned code) {
   constexpr char kDigits[] = "0123456789abcdef";
   return {

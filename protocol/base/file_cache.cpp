@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 constexpr std::uint64_t kLargest = std::uint64_t{2} << 30;
 constexpr std::int64_t kSettledNs = 2'000'000'000;  // more than the clock of any file system counts in
 constexpr std::chrono::minutes kKeptLongEnough{10};
-// As std::regex has them in Entries().
+// The std::regex in Entries() has the same characters.
 constexpr std::string_view kPlain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.+-";
 constexpr const char* kOtherFolder = "set CPPOOL_CACHE to a folder that can be written by you alone";
 
@@ -59,7 +59,7 @@ void CheckKind(const std::string& path, const struct stat& status) {
     throw FileError(path + ": has " + std::to_string(status.st_size) + " bytes, more than 2 GiB");
 }
 
-// As many as the file had at `status`, or fewer where it is shorter now.
+// Reads as many bytes as the file had at `status`, or fewer where it is shorter now.
 std::string ReadBytes(int fd, const struct stat& status, const std::string& path) {
   std::string bytes(static_cast<std::size_t>(status.st_size), '\0');
   std::size_t have = 0;
@@ -73,32 +73,55 @@ std::string ReadBytes(int fd, const struct stat& status, const std::string& path
   return bytes;
 }
 
-// Makes the folder, and those above it that are missing, for this user alone. Whatever the umask is.
+// Makes the folder, and those above it that are missing, for this user alone, whatever the umask is.
 bool MakeFolders(const fs::path& folder) {
   if (mkdir(folder.c_str(), 0700) == 0 || errno == EEXIST) return true;
   if (errno != ENOENT || !folder.has_relative_path()) return false;
   return MakeFolders(folder.parent_path()) && (mkdir(folder.c_str(), 0700) == 0 || errno == EEXIST);
 }
 
+bool IsAnothers(const struct stat& status) { return status.st_uid != geteuid() && status.st_uid != 0; }
+
 bool OthersMayChange(const struct stat& status) {
-  return (status.st_uid != geteuid() && status.st_uid != 0) || (status.st_mode & (S_IWGRP | S_IWOTH)) != 0;
+  return IsAnothers(status) || (status.st_mode & (S_IWGRP | S_IWOTH)) != 0;
 }
 
 enum class Maker { kUser, kCppool };
 
-// Makes the folder. What keeps it from being used; empty: nothing. One that cppool makes becomes this user's alone.
+// In a folder that all may write, such as /tmp, another user's link may lead to a folder that is not meant: it is not followed.
+int LookAt(const std::string& folder, struct stat* status) {
+  struct stat above {};
+  const bool shared = stat(fs::path(folder).parent_path().c_str(), &above) != 0 || (above.st_mode & S_IWOTH) != 0;
+  const bool follows = !shared || (lstat(folder.c_str(), status) == 0 && !IsAnothers(*status));
+  return follows ? stat(folder.c_str(), status) : lstat(folder.c_str(), status);
+}
+
+// Makes the folder. What keeps it from being used; empty: nothing. In one that cppool makes others lose the permission to write.
 std::string WhyUnusable(const std::string& folder, Maker maker) {
   if (!MakeFolders(folder)) return folder + " cannot be made: " + std::strerror(errno);
   struct stat status {};
-  if (stat(folder.c_str(), &status) != 0) return folder + ": " + std::strerror(errno);
+  if (LookAt(folder, &status) != 0) return folder + ": " + std::strerror(errno);
+  if (S_ISLNK(status.st_mode))
+    return folder + " is another user's symbolic link in a folder that all users can write";
   if (!S_ISDIR(status.st_mode)) return folder + " cannot be made: " + std::strerror(ENOTDIR);
+  const mode_t mended = status.st_mode & 07777 & ~static_cast<mode_t>(S_IWGRP | S_IWOTH);
   if (maker == Maker::kCppool && status.st_uid == geteuid() && OthersMayChange(status) &&
-      chmod(folder.c_str(), 0700) == 0)
-    status.st_mode &= ~static_cast<mode_t>(S_IWGRP | S_IWOTH);
+      chmod(folder.c_str(), mended) == 0)
+    status.st_mode = S_IFDIR | mended;
+  if (IsAnothers(status))
+    return folder + " belongs to user " + std::to_string(status.st_uid) +
+           ", who can change it, and files from it are run";
   if (OthersMayChange(status))
     return folder + " can be changed by other users, and files from it are run (`chmod go-w` ends that)";
   if (access(folder.c_str(), W_OK | X_OK) != 0) return folder + " cannot be written: " + std::strerror(errno);
   return "";
+}
+
+// With a slash at its end, lstat would follow the folder's link.
+std::string WithoutSlashes(fs::path folder) {
+  while (folder.has_relative_path() && (folder.filename().empty() || folder.filename() == "."))
+    folder = folder.parent_path();
+  return folder.string();
 }
 
 const char* Variable(const char* name) {
@@ -170,7 +193,7 @@ WholeFile ReadWhole(const std::string& path) {
 
 std::string CacheFolder() {
   if (const char* folder = Variable("CPPOOL_CACHE")) {
-    const std::string chosen = fs::absolute(folder).string();
+    const std::string chosen = WithoutSlashes(fs::absolute(folder));
     if (const std::string why = WhyUnusable(chosen, Maker::kUser); !why.empty())
       throw FileError("CPPOOL_CACHE: " + why + ": " + kOtherFolder);
     return chosen;

@@ -25,7 +25,7 @@ std::size_t LeftOut(std::size_t n) {
 }
 
 struct Moments {
-  double mean = 0, variance = 0;  // of the mean
+  double mean = 0, variance = 0;  // the variance of that mean
   double freedom = 0;
 };
 

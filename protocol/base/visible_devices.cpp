@@ -49,7 +49,7 @@ VisibleDevices ReadVisibleDevices(std::string_view list) {
       break;
     }
     for (const std::string& other : devices.names) {
-      // Of two beginnings of one UUID the longer one tells nothing new.
+      // The longer one of two beginnings of one UUID names the same device.
       const bool same = prefix.empty() ? *name == other : Begins(*name, other) || Begins(other, *name);
       devices.repeated = devices.repeated || same;
     }
@@ -66,7 +66,7 @@ std::vector<int> FindVisibleDevices(const VisibleDevices& devices, const std::ve
     if (Begins(name, "GPU-")) {
       for (int i = 0; i < count; ++i) {
         if (!Begins(uuids[i], name)) continue;
-        index = index < 0 ? i : count;  // of more than one it names none
+        index = index < 0 ? i : count;  // a beginning that fits several names none
       }
     } else if (std::from_chars(name.data(), name.data() + name.size(), index).ptr !=
                name.data() + name.size()) {

@@ -44,9 +44,9 @@ struct Rank {
 
 // What a case has left behind in the daemon. All 0: nothing.
 struct Leaks {
-  std::uint64_t allocations = 0;   // of the runtime's `alloc` and `alloc_host`; the daemon has freed them
-  std::uint64_t device_bytes = 0;  // of these allocations
-  std::uint64_t host_bytes = 0;    // likewise, and what other host memory grew by
+  std::uint64_t allocations = 0;   // made with `alloc` and `alloc_host`; the daemon has freed them
+  std::uint64_t device_bytes = 0;  // in these allocations
+  std::uint64_t host_bytes = 0;    // in these allocations, and what other host memory grew by
   std::uint64_t threads = 0, fds = 0, processes = 0;
 
   bool any() const { return allocations || device_bytes || host_bytes || threads || fds || processes; }

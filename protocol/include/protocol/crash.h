@@ -20,8 +20,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
+#include <cppool/daemon_end.h>
 #include "protocol/failure.h"
 
 namespace cppool::protocol {
@@ -29,17 +29,13 @@ namespace cppool::protocol {
 inline constexpr std::string_view kCrashPrefix = "cppoold: crash ";
 inline constexpr std::size_t kMaxCrashLine = 4000;  // below PIPE_BUF: a pipe takes it whole
 
-struct Crash {
-  std::string error;
-  std::optional<int> rank;
-  std::string stage, case_name, library;  // empty: absent
-  std::vector<std::string> stack;         // likewise
-};
+// Returns the object of the line: it has `error`, and what is not empty or absent.
+Json ToJson(const Crash& crash);
 
 // The whole line with its newline. Bytes that are not UTF-8 are replaced; long texts are cut, and so is the stack at its outer end.
 std::string SerializeCrash(const Crash& crash);
 
-// What a line of stderr, without its newline, says; nothing when it is not such a line, is cut, or is not valid.
+// Parses a line of stderr, without its newline; nothing when it is not such a line, is cut, or is not valid.
 std::optional<Crash> ParseCrash(std::string_view line);
 
 }  // namespace cppool::protocol

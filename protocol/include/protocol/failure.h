@@ -20,6 +20,7 @@ enum class FailureKind {
   kCuda,
   kNccl,
   kTimeout,
+  kCancelled,
   kInternal
 };
 

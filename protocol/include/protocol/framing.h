@@ -14,7 +14,7 @@ inline constexpr std::string_view kDefaultSentinel = "[CP_POOL_RESP] ";
 inline constexpr std::size_t kMaxRequestBytes = 1 << 20;
 inline constexpr int kMaxNesting = 64;
 
-// Cuts a byte stream into lines, in time linear in the bytes. Of a line it holds at most `limit` bytes
+// Cuts a byte stream into lines, in time linear in the bytes. It holds at most `limit` bytes of a line
 // whatever arrives: the rest of an over-long one is dropped up to its newline and the line is handed out as
 // `overlong` with its first bytes. Lines wait here until they are taken, so take them all after every Append.
 // "\r\n" ends a line too. Not thread-safe.
@@ -41,8 +41,8 @@ class LineReader {
   std::size_t limit_;
   std::deque<Line> ready_;
   std::size_t ready_bytes_ = 0;
-  std::string partial_;      // of the line that has not ended
-  std::size_t dropped_ = 0;  // of it, beyond the limit
+  std::string partial_;      // the line that has not ended
+  std::size_t dropped_ = 0;  // its bytes beyond the limit
   char last_dropped_ = 0;
 };
 

@@ -22,7 +22,7 @@ struct ParameterSpec {
   std::string doc;
 };
 
-// As in the answer to `list`: name, type, default, allowed values or range, doc.
+// Writes it as in the answer to `list`: name, type, default, allowed values or range, doc.
 Json ToJson(const ParameterSpec& spec);
 
 // A request that is wrong: what is wrong, where, what is allowed. Its text is the response's `error`.

@@ -21,12 +21,6 @@ using cppool::Status;
 using cppool::ToString;
 std::optional<Status> ParseStatus(std::string_view word);
 
-// A library that the daemon has loaded for a request.
-struct Library {
-  std::string file;    // as the request named it
-  std::string digest;  // of its content (digest.h)
-};
-
 struct RunResult {
   Status status = Status::kError;
   std::string error;               // for people; empty when passed
@@ -37,11 +31,10 @@ struct RunResult {
   std::vector<std::pair<std::string, double>> tflops;  // per GPU, by stage
   double wall_ms = 0;
   std::optional<std::uint64_t> seed;
-  std::vector<Library> libraries;  // that the request named with `load`, in its order
   std::string respawn;  // why the daemon should be replaced after this answer; empty: it should not
   // With `sampling`, which of its limits ended it: "precision", "max_ms" or "repeat"; empty: without.
   std::string stopped;
-  Json kernels;  // an object: the kernels that ran, "name", "version", "family"; null: the case has not said
+  Json kernels;  // an object: the kernels that ran, "name", "version", "family"; null: the case has not named them
   std::vector<std::string> warnings;  // for people: what makes the result less than it seems
   Leaks leaks;
 };
@@ -52,7 +45,7 @@ Json ToJson(const RunResult& result, const std::optional<Json>& id);
 // names.
 RunResult RunResultFromJson(const Json& json);
 
-// For the other operations: `members` with ok = true and the id.
+// The answer to another operation: `members` with ok = true and the id.
 Json OkResponse(Json members, const std::optional<Json>& id);
 // A refused request: ok = false, status "error", error, failure.
 Json ErrorResponse(const Failure& failure, const std::optional<Json>& id, bool fatal = false);

@@ -26,6 +26,7 @@
 #include <string>
 #include <string_view>
 
+#include <cppool/daemon_end.h>
 #include "protocol/failure.h"
 
 namespace cppool::protocol {
@@ -35,14 +36,8 @@ inline constexpr int kMaxWorldSize = 64;
 inline constexpr std::string_view kStartPrefix = "cppoold: start ";
 inline constexpr std::size_t kMaxStartLine = 4000;  // below PIPE_BUF: a pipe takes it whole
 
-struct StartFailure {
-  std::string error;
-  std::string kind;    // a word, since a newer daemon may have further ones
-  std::string detail;  // empty: absent, and so for the next one
-  std::string stage;
-  std::optional<int> rank, world_size, devices;
-  std::string backend, transport;  // empty: absent
-};
+// Returns the object of the line: it has `error`, `kind`, and what is not empty or absent.
+Json ToJson(const StartFailure& failure);
 
 // The whole line with its newline. Bytes that are not UTF-8 are replaced, long texts cut.
 std::string SerializeStart(const StartFailure& failure);

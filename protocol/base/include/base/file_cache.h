@@ -39,7 +39,8 @@ WholeFile ReadWhole(const std::string& path);
 
 // $CPPOOL_CACHE when it is set; else the first of $XDG_CACHE_HOME/cppool, ~/.cache/cppool and cppool-UID in the system's folder for
 // temporary files that can be written. It is made, for its user alone, where it is missing. Throws FileError, also when
-// another user could change the folder that CPPOOL_CACHE names; of the others, that permission is taken away.
+// another user could change the folder that CPPOOL_CACHE names; from the others, that permission is taken away. A symbolic link in a
+// folder that all users can write is not followed.
 std::string CacheFolder();
 
 class FileCache {

@@ -1,4 +1,4 @@
-// The word that was meant, for error texts.
+// Finds the word that was meant, for error texts.
 #pragma once
 
 #include <optional>

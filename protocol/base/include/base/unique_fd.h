@@ -2,9 +2,12 @@
 // and neither may link the other.
 #pragma once
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <system_error>
 #include <utility>
 
 namespace cppool::base {
@@ -46,5 +49,15 @@ class UniqueFd {
   int fd_ = -1;
   ino_t inode_ = 0;
 };
+
+// Takes `fd`; returns a descriptor above 2 for it. A harness may have closed 0 to 2, and a child's own streams replace them.
+// None for -1. Throws std::system_error.
+inline UniqueFd AboveStandard(int fd) {
+  UniqueFd owned(fd);
+  if (fd < 0 || fd > 2) return owned;
+  const int moved = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+  if (moved < 0) throw std::system_error(errno, std::generic_category(), "fcntl");
+  return UniqueFd(moved);
+}
 
 }  // namespace cppool::base

@@ -8,7 +8,7 @@ namespace cppool::base {
 
 // The bytes of the character that `bytes` begin with; 0: they begin with none.
 std::size_t Utf8Length(std::string_view bytes);
-// Of one character's bytes.
+// The code point that one character's bytes encode.
 unsigned CodePoint(std::string_view character);
 // How many bytes at the front are UTF-8; all, where all are.
 std::size_t ValidUtf8Prefix(std::string_view bytes);

@@ -25,7 +25,7 @@ VisibleDevices ReadVisibleDevices(std::string_view list);
 // MIG devices are not among them.
 std::vector<int> FindVisibleDevices(const VisibleDevices& devices, const std::vector<std::string>& uuids);
 
-// What is odd about a list, for people: "CUDA stops at '-1'", "it is empty, so that CUDA sees none"; empty for an ordinary one.
+// Says for people what is odd about a list: "CUDA stops at '-1'", "it is empty, so that CUDA sees none"; empty for an ordinary one.
 std::string ExplainVisibleDevices(std::string_view list);
 
 }  // namespace cppool::base
