@@ -16,7 +16,7 @@
 namespace cppool::kernels::cudnn {
 namespace {
 
-// Of the GPUs whose limits are asked for before CUDA has started: Hopper, of which cuDNN supports most.
+// Limits that are asked for before CUDA has started are those of Hopper, of which cuDNN supports most.
 constexpr int kAssumedCapability = 90;
 constexpr std::size_t kKeptGraphs = 128;  // of a rank
 
@@ -30,7 +30,7 @@ struct RankState {
     std::shared_ptr<const SdpaGraph> graph;
   };
 
-  // The graph of an equal call before, or a new one.
+  // Returns the graph of an equal call before, or a new one.
   std::shared_ptr<const SdpaGraph> Graph(const SdpaCall& call) {
     for (auto kept = graphs.begin(); kept != graphs.end(); ++kept) {
       if (!(kept->call == call)) continue;

@@ -31,19 +31,19 @@ bool IsPayload(const cppool_tensor* tensor) {
   return tensor && tensor->code == CPPOOL_DL_FLOAT8_E4M3 && tensor->scale;
 }
 
-// From [batch, tokens, heads, dim].
+// Describes a tensor [batch, tokens, heads, dim].
 TensorForm FormOf(const cppool_tensor& tensor) {
   const std::int64_t *d = tensor.shape, *s = tensor.strides;
   return {{d[0], d[2], d[1], d[3]}, {s[0], s[2], s[1], s[3]}};
 }
 
-// From [batch, heads, tokens].
+// Describes a tensor [batch, heads, tokens].
 TensorForm RowFormOf(const cppool_tensor& tensor) {
   const std::int64_t *d = tensor.shape, *s = tensor.strides;
   return {{d[0], d[1], d[2], 1}, {s[0], s[1], s[2], 1}};
 }
 
-// Of a bias. Where a dimension is 1 the table's stride is 0, and cuDNN's samples have that of a packed tensor.
+// Describes a bias. Where a dimension is 1 the table's stride is 0, and cuDNN's samples have that of a packed tensor.
 TensorForm BiasFormOf(const cppool_tensor& tensor) {
   TensorForm form;
   for (std::size_t axis = 4; axis-- > 0;) {

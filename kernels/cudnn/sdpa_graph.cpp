@@ -151,7 +151,7 @@ std::int64_t Count(const TensorForm& form) {
   return std::accumulate(form.dims.begin(), form.dims.end(), std::int64_t{1}, std::multiplies<>());
 }
 
-// To the alignment of a workspace, in bytes.
+// Rounds up to the alignment of a workspace, in bytes.
 std::size_t RoundUp(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 // score - slope * |key - query - diagonal|. cuDNN's own ALiBi, set_alibi_mask, computes its slopes from the number of

@@ -28,7 +28,7 @@ class Error : public std::runtime_error {
 // Throws Error: libcudnn was not found, or is not one that works.
 const std::string& Version();
 
-// Of the thread that makes it, on the device that is current then. Throws Error.
+// Belongs to the thread that makes it and to the device that is current then. Throws Error.
 class Handle {
  public:
   Handle();

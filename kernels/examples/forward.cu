@@ -37,19 +37,19 @@ static cppool_status Supports(const cppool_attention_call* c, char* why, size_t 
   const bool ok = c->tensors->q->code == CPPOOL_DL_BFLOAT && c->dim_v <= 256;
   return ok ? CPPOOL_OK : (snprintf(why, size, "bf16 with head_dim_v up to 256 alone"), CPPOOL_UNSUPPORTED);
 }
-static cppool_status FromCuda(cudaError_t error, char* why, size_t size) {
+static cppool_status StatusOf(cudaError_t error, char* why, size_t size) {
   return error ? (snprintf(why, size, "%s", cudaGetErrorString(error)), CPPOOL_CUDA) : CPPOOL_OK;
 }
 static cppool_status Prepare(const cppool_attention_call* c, void** plan, size_t*, char* why, size_t size) {
   *plan = new cppool_attention_call(*c);
   cudaFuncAttributes loaded;  // asking loads the kernel; loading it later could wait for another rank's collective
-  return FromCuda(cudaFuncGetAttributes(&loaded, Attend), why, size);
+  return StatusOf(cudaFuncGetAttributes(&loaded, Attend), why, size);
 }
 static cppool_status Forward(void* plan, const cppool_attention_tensors* t, void*, cppool_stream on, char* why, size_t size) {
   const auto& c = *(cppool_attention_call*)plan;
   Attend<<<dim3(c.seqlen_q, c.heads, c.batch), 32, 0, (cudaStream_t)on>>>(
       c, t->q, t->k, t->v, t->bias, t->alibi_slopes ? t->alibi_slopes->data : nullptr, t->out, t->lse, t->max_logit);
-  return FromCuda(cudaGetLastError(), why, size);
+  return StatusOf(cudaGetLastError(), why, size);
 }
 extern "C" __attribute__((visibility("default"))) const cppool_attention_kernel* const* cppool_attention() {
   static const cppool_attention_kernel warp{CPPOOL_ATTENTION_ABI, sizeof(warp), "warp", "1.0", "cuda",

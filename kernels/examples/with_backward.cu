@@ -126,7 +126,7 @@ __global__ void BackwardBias(Problem p, Tensors t, Shape shape) {
   if (threadIdx.x == 0) t.dbias.At(first_b, first_h, first_i)[j] = __float2bfloat16(sum);
 }
 
-cppool_status FromCuda(cudaError_t error, char* why, size_t size) {
+cppool_status StatusOf(cudaError_t error, char* why, size_t size) {
   if (error == cudaSuccess) return CPPOOL_OK;
   snprintf(why, size, "%s", cudaGetErrorString(error));
   return CPPOOL_CUDA;
@@ -143,7 +143,7 @@ cppool_status Prepare(const cppool_attention_call* c, void** plan, size_t*, char
   for (const void* kernel : {(const void*)Forward, (const void*)BackwardQuery, (const void*)BackwardKey,
                              (const void*)BackwardBias}) {
     const cudaError_t error = cudaFuncGetAttributes(&loaded, kernel);
-    if (error != cudaSuccess) return FromCuda(error, why, size);
+    if (error != cudaSuccess) return StatusOf(error, why, size);
   }
   const int64_t diagonal = c->anchor == CPPOOL_BOTTOM_RIGHT ? c->seqlen_kv - c->seqlen_q : 0;
   *plan = new Problem{int(c->seqlen_q),
@@ -174,7 +174,7 @@ cppool_status RunForward(void* plan, const cppool_attention_tensors* from, void*
   if (from->max_logit) t.max_logit = Values(from->max_logit);
   SetBias(from, t);
   Forward<<<dim3(p.queries, p.heads, p.batch), 32, 0, (cudaStream_t)stream>>>(p, t);
-  return FromCuda(cudaGetLastError(), why, size);
+  return StatusOf(cudaGetLastError(), why, size);
 }
 
 cppool_status RunBackward(void* plan, const cppool_attention_tensors* from, void*, cppool_stream stream, char* why,
@@ -193,7 +193,7 @@ cppool_status RunBackward(void* plan, const cppool_attention_tensors* from, void
     BackwardBias<<<dim3(n[3], n[2], n[0] * n[1]), 32, 0, (cudaStream_t)stream>>>(p, t,
                                                                                  {int(n[0]), int(n[1]), int(n[2])});
   }
-  return FromCuda(cudaGetLastError(), why, size);
+  return StatusOf(cudaGetLastError(), why, size);
 }
 
 }  // namespace

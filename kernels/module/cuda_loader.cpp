@@ -1,6 +1,5 @@
 // CUDA on demand: the driver is asked for devices, and the module with everything that needs CUDA or NCCL is opened, only when wanted.
-#include "kernels/module/cuda_loader.h"
-
+// And the kernels that belong to a runtime: the host's, or those of the module that made the runtime.
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -8,8 +7,12 @@
 #include <string>
 #include <string_view>
 
+#include "kernels/attention/checks/host/check_kernels.h"
+#include "kernels/attention/families/host/family.h"
+#include "kernels/attention/tensor_ops/host/tensor_ops.h"
+#include "kernels/build_id.h"
 #include "kernels/error.h"
-#include "kernels/module/build_id.h"
+#include "kernels/module/cuda_module.h"
 #include "kernels/module/module_files.h"
 
 namespace cppool::kernels {
@@ -106,6 +109,12 @@ RuntimeError AnotherBuild(const std::string& file, const std::string& module, co
                        "set, chooses the module");
 }
 
+bool OnHost(std::string_view backend) {
+  if (backend != "host" && backend != "cuda")
+    throw RuntimeError(CPPOOL_INTERNAL, "no kernels for the backend " + std::string(backend));
+  return backend == "host";
+}
+
 }  // namespace
 
 int CountCudaDevices() {
@@ -151,12 +160,31 @@ const CudaModule& OpenCudaModule() {
 
 std::string CudaModuleFile() { return FileOf(reinterpret_cast<void*>(OpenCudaModule().create_backend)); }
 
-std::unique_ptr<Backend> CreateCudaBackend(int world_size, Transport transport, const std::string& commit) {
+std::unique_ptr<Backend> CreateCudaBackend(const Place& place, Transport transport, const std::string& commit) {
+  if (!place.whole()) {
+    throw RuntimeError(CPPOOL_UNSUPPORTED, "the CUDA backend runs all ranks of a world in one process, and not " +
+                                               std::to_string(place.ranks) + " of " +
+                                               std::to_string(place.world_size));
+  }
   const CudaModule& module = OpenCudaModule();
   const std::string other = module.commit;
   if (!commit.empty() && !other.empty() && other != commit)
     throw AnotherBuild(CudaModuleFile(), BuildIdText(module.seam_id, other), BuildIdText(SeamId(), commit));
-  return module.create_backend(world_size, transport);
+  return module.create_backend(place.world_size, transport);
+}
+
+std::vector<const AttentionFamily*> AttentionFamilies(std::string_view backend) {
+  return OnHost(backend) ? std::vector<const AttentionFamily*>{&host::HostFamily()}
+                         : OpenCudaModule().attention_families();
+}
+
+std::unique_ptr<TensorOps> MakeTensorOps(cppool_runtime* runtime) {
+  return OnHost(runtime->backend) ? host::MakeTensorOps(runtime) : OpenCudaModule().make_tensor_ops(runtime);
+}
+
+std::unique_ptr<CheckKernels> MakeCheckKernels(cppool_runtime* runtime) {
+  return OnHost(runtime->backend) ? MakeHostCheckKernels(runtime)
+                                  : OpenCudaModule().make_check_kernels(runtime);
 }
 
 }  // namespace cppool::kernels

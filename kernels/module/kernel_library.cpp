@@ -1,22 +1,12 @@
 #include "kernels/attention/kernel_library.h"
 
-#include <cppool/attention.h>
-
 #include <dlfcn.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <cstdint>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <mutex>
-#include <optional>
-#include <system_error>
+#include <utility>
 
-#include "kernels/attention/checks/digest.h"
 #include "kernels/attention/families/table/family.h"
 #include "kernels/float_environment.h"
 #include "kernels/module/module_files.h"
@@ -33,28 +23,6 @@ constexpr std::uint32_t kFeatures =
 
 [[noreturn]] void Refuse(const std::string& file, const std::string& why) {
   throw LibraryError("kernels of " + file + ": " + why);
-}
-
-std::string DigestOf(const std::string& file) {
-  std::ifstream in(file, std::ios::binary);
-  if (!in) Refuse(file, std::string("cannot be read: ") + std::strerror(errno));
-  std::vector<char> block(1 << 16);
-  std::uint64_t digest = 0, words = 0, bytes = 0;
-  while (in) {
-    in.read(block.data(), static_cast<std::streamsize>(block.size()));
-    const auto count = static_cast<std::size_t>(in.gcount());
-    for (std::size_t at = 0; at < count; at += 8) {
-      std::uint64_t word = 0;
-      std::memcpy(&word, block.data() + at, std::min<std::size_t>(8, count - at));
-      digest += DigestWord(words++, word);
-    }
-    bytes += count;
-  }
-  if (in.bad()) Refuse(file, std::string("cannot be read: ") + std::strerror(errno));
-  digest += DigestStart(bytes);
-  char text[17];
-  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(digest));
-  return text;
 }
 
 bool OneLine(const char* text) {
@@ -91,99 +59,57 @@ void CheckKernel(const std::string& file, const cppool_attention_kernel& kernel)
 
 }  // namespace
 
-void KernelLibrary::Add(const void* kernel) {
-  const auto& table = *static_cast<const cppool_attention_kernel*>(kernel);
-  CheckKernel(file_, table);
-  for (std::size_t i = 0; i < families_.size(); ++i) {
-    if (families_[i]->kernels() == std::string_view(table.name) && backends_[i] == table.backend)
-      Refuse(file_,
-             std::string("two kernels of the backend ") + table.backend + " have the name " + table.name);
+KernelLibrary::KernelLibrary(void* handle, std::string file) : file_(std::move(file)) {
+  const auto entry = reinterpret_cast<cppool_attention_entry>(dlsym(handle, kEntry));
+  if (!entry) {
+    Refuse(file_, std::string("it exports no function ") + kEntry +
+                      ": declare it extern \"C\" and with default visibility (see cppool/attention.h)");
   }
-  families_.push_back(std::make_unique<table::TableFamily>(table));
-  backends_.emplace_back(table.backend);
+  const FloatEnvironment kept;
+  const cppool_attention_kernel* const* kernels = entry();
+  if (!kernels || !*kernels) Refuse(file_, std::string(kEntry) + "() returns no kernels");
+  for (; *kernels; ++kernels) Add(**kernels);
 }
 
-const AttentionFamily& KernelLibrary::Family(const std::string& name, std::string_view backend) const {
-  const AttentionFamily* found = nullptr;
+void KernelLibrary::Add(const cppool_attention_kernel& kernel) {
+  CheckKernel(file_, kernel);
+  for (const cppool_attention_kernel* other : kernels_) {
+    if (other->name == std::string_view(kernel.name) && other->backend == std::string_view(kernel.backend))
+      Refuse(file_,
+             std::string("two kernels of the backend ") + kernel.backend + " have the name " + kernel.name);
+  }
+  kernels_.push_back(&kernel);
+}
+
+const cppool_attention_kernel& KernelLibrary::Find(const std::string& name, std::string_view backend) const {
+  const cppool_attention_kernel* found = nullptr;
   std::string there, of_backend;
-  for (std::size_t i = 0; i < families_.size(); ++i) {
-    const AttentionFamily& family = *families_[i];
-    there += (there.empty() ? "" : ", ") + std::string(family.kernels()) + " (" + backends_[i] + ")";
-    if (backends_[i] != backend || (!name.empty() && name != family.kernels())) continue;
-    of_backend += (of_backend.empty() ? "" : ", ") + std::string(family.kernels());
+  for (const cppool_attention_kernel* kernel : kernels_) {
+    there += (there.empty() ? "" : ", ") + std::string(kernel->name) + " (" + kernel->backend + ")";
+    if (kernel->backend != backend || (!name.empty() && name != kernel->name)) continue;
+    of_backend += (of_backend.empty() ? "" : ", ") + std::string(kernel->name);
     if (found) Refuse(file_, "it has several kernels, " + of_backend + ": say which one, FILE,NAME");
-    found = &family;
+    found = kernel;
   }
   if (found) return *found;
   Refuse(file_, "it has no kernel " + (name.empty() ? "" : "'" + name + "' ") + "for the backend " +
                     std::string(backend) + ": there is " + there);
 }
 
-const KernelLibrary& OpenKernelLibrary(const std::string& path, const std::string& copy) {
-  static std::mutex mutex;
-  static std::vector<std::unique_ptr<KernelLibrary>> opened;
-  const std::lock_guard lock(mutex);
-  // An absolute path: dlopen searches the system's folders for a plain name.
-  std::error_code ignored;
-  const auto whole = [&](const std::string& name) {
-    return std::filesystem::absolute(name, ignored).lexically_normal().string();
-  };
-  const std::string file = whole(path), opened_file = copy.empty() ? file : whole(copy);
-  // Its name stands for its content, and the file may be gone by now.
-  const auto known = std::find_if(opened.begin(), opened.end(), [&](const auto& library) {
-    return !copy.empty() && library->opened_ == opened_file;
-  });
-  if (known != opened.end()) return **known;
-  const std::filesystem::file_status status = std::filesystem::status(opened_file, ignored);
-  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
-    Refuse(file, "it is a folder or a device, not a library");
-  const std::string digest = DigestOf(opened_file);
-  for (const auto& library : opened) {
-    if (library->opened_ != opened_file) continue;
-    if (library->digest() == digest) return *library;
-    Refuse(file, "it has changed since it was opened: start the daemon again, or give it another name");
+std::string CudnnModule() {
+  std::string searched;
+  for (const std::string& file : ModuleFiles(kCudnn, "CPPOOL_CUDNN_MODULE")) {
+    searched += (searched.empty() ? "" : ", ") + file;
+    const bool plain = file.find('/') == std::string::npos;
+    if (!plain && access(file.c_str(), F_OK) == 0)
+      return std::filesystem::absolute(file).lexically_normal().string();
   }
-  const FloatEnvironment kept;
-  void* const handle = dlopen(opened_file.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!handle) {
-    const char* error = dlerror();
-    Refuse(file, std::string("it does not load: ") + (error ? error : "no reason given"));
-  }
-  const auto entry = reinterpret_cast<cppool_attention_entry>(dlsym(handle, kEntry));
-  if (!entry) {
-    Refuse(file, std::string("it exports no function ") + kEntry +
-                     ": declare it extern \"C\" and with default visibility (see cppool/attention.h)");
-  }
-  std::unique_ptr<KernelLibrary> library(new KernelLibrary);
-  library->file_ = file;
-  library->opened_ = opened_file;
-  library->digest_ = digest;
-  const cppool_attention_kernel* const* kernels = entry();
-  if (!kernels || !*kernels) Refuse(file, std::string(kEntry) + "() returns no kernels");
-  for (; *kernels; ++kernels) library->Add(*kernels);
-  opened.push_back(std::move(library));
-  return *opened.back();
+  throw LibraryError("the kernels \"cudnn\" are in a module that was not found (searched: " + searched +
+                     "): run scripts/setup --cudnn and build again, or set CPPOOL_CUDNN_MODULE to its path");
 }
 
-NamedKernels FindKernels(std::string path, const std::string& name, std::string_view backend,
-                         const std::string& copy) {
-  NamedKernels found;
-  if (path.empty()) {
-    std::string searched;
-    for (const std::string& file : ModuleFiles(kCudnn, "CPPOOL_CUDNN_MODULE")) {
-      searched += (searched.empty() ? "" : ", ") + file;
-      const bool plain = file.find('/') == std::string::npos;
-      if (path.empty() && !plain && access(file.c_str(), F_OK) == 0) path = file;
-    }
-    if (path.empty()) {
-      throw LibraryError(
-          "the kernels \"cudnn\" are in a module that was not found (searched: " + searched +
-          "): run scripts/setup --cudnn and build again, or set CPPOOL_CUDNN_MODULE to its path");
-    }
-  }
-  found.library = &OpenKernelLibrary(path, copy);
-  found.family = &found.library->Family(name, backend);
-  return found;
+std::unique_ptr<const AttentionFamily> MakeFamily(const cppool_attention_kernel& kernel) {
+  return std::make_unique<table::TableFamily>(kernel);
 }
 
 }  // namespace cppool::kernels

@@ -7,7 +7,7 @@
 namespace cppool::kernels {
 namespace {
 
-// The folder of the running program; empty when it cannot be told.
+// Returns the folder of the running program; empty when it is unknown.
 std::string ProgramFolder() {
   std::vector<char> path(4096);
   const ssize_t length = readlink("/proc/self/exe", path.data(), path.size());

@@ -53,6 +53,18 @@ CPPOOL_HOST_DEVICE inline std::uint8_t Encode(float value) {
   return static_cast<std::uint8_t>(result | (bits >> 24 & 0x80u));
 }
 
+// Saturates, rounds to nearest even, keeps subnormals and NaN, as Encode does; a zero may lose its sign. Adding 1.5 times the power of two
+// whose last place is the format's unit at `value` rounds away what is below it.
+template <int kFraction, std::uint32_t kBias>
+CPPOOL_HOST_DEVICE inline float Round(float value, float largest) {
+  constexpr std::uint32_t kSmallestNormal = (127 + 1 - kBias) << 23;
+  constexpr std::uint32_t kUp = ((23u - kFraction) << 23) | 0x400000u;
+  value = value > largest ? largest : value < -largest ? -largest : value;
+  const std::uint32_t power = BitsOf(value) & 0x7f800000u;
+  const float shift = FromBits((power > kSmallestNormal ? power : kSmallestNormal) + kUp);
+  return (value + shift) - shift;
+}
+
 }  // namespace fp8_detail
 
 CPPOOL_HOST_DEVICE inline std::uint8_t FloatToE4M3(float value) {
@@ -108,5 +120,10 @@ CPPOOL_HOST_DEVICE inline float E8M0Reciprocal(std::uint8_t e) {
   if (e == 0xff) return fp8_detail::FromBits(0x7fc00000u);
   return fp8_detail::FromBits(e == 254 ? 0x00400000u : std::uint32_t{254u - e} << 23);
 }
+
+// Rounds to values of the formats without their bits: what attention kernels do with P and dS in registers. The results are those of
+// E4M3ToFloat(FloatToE4M3(value)), but for the sign of zero.
+CPPOOL_HOST_DEVICE inline float RoundToE4M3(float value) { return fp8_detail::Round<3, 7>(value, kE4M3Max); }
+CPPOOL_HOST_DEVICE inline float RoundToE5M2(float value) { return fp8_detail::Round<2, 15>(value, kE5M2Max); }
 
 }  // namespace cppool::kernels

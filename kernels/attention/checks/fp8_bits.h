@@ -1,4 +1,4 @@
-// What the checks compare, element by element, of what a case in fp8 has quantised: on the host in loops, on a GPU in one kernel for
+// What the checks compare, element by element, of what a case in fp8 has quantized: on the host in loops, on a GPU in one kernel for
 // each check. Written from the definitions of the formats in fp64, and independent of the casts that they judge.
 #pragma once
 
@@ -21,7 +21,7 @@ struct BitsTally {
   std::uint64_t wrong = 0, count = 0;
   double largest = 0;  // of the finite differences
 
-  // The same value with the same sign of zero, or both NaN.
+  // Expects the same value with the same sign of zero, or NaN for NaN.
   CPPOOL_HOST_DEVICE void Compare(double expected, double stored) {
     ++count;
     const auto bits = [](double x) { return __builtin_bit_cast(std::uint64_t, x); };
@@ -47,7 +47,7 @@ inline constexpr int kPiece = kMxBlock;
 CPPOOL_HOST_DEVICE inline std::int64_t Pieces(int dim) { return (dim + kPiece - 1) / kPiece; }
 CPPOOL_HOST_DEVICE inline double Magnitude(double x) { return x < 0 ? -x : x; }
 
-// The stored value of an element, without its scale.
+// Returns the stored value of an element, without its scale.
 CPPOOL_HOST_DEVICE inline double ValueAt(Dtype dtype, const void* data, std::int64_t index) {
   switch (dtype) {
     case Dtype::kE4M3:

@@ -10,14 +10,14 @@
 namespace cppool::kernels {
 namespace {
 
-const QuantisedOperand* Find(const Fp8Step& step, Operand operand) {
-  for (const QuantisedOperand& each : step.operands) {
+const QuantizedOperand* Find(const Fp8Step& step, Operand operand) {
+  for (const QuantizedOperand& each : step.operands) {
     if (each.operand == operand) return &each;
   }
   return nullptr;
 }
 
-// The axis that the operand's product sums over.
+// Returns the axis that the operand's product sums over.
 MxAxis ExpectedAxis(Operand operand) {
   switch (operand) {
     case Operand::kQ:
@@ -34,7 +34,7 @@ MxAxis ExpectedAxis(Operand operand) {
   throw RuntimeError(CPPOOL_INTERNAL, "checks: no such operand");
 }
 
-// The rows of the layout that hold tokens.
+// Returns the rows of the layout that hold tokens.
 std::vector<std::int64_t> TokensOf(const Layout& layout) {
   std::vector<std::int64_t> rows;
   for (const Segment& segment : layout.segments) {
@@ -57,7 +57,7 @@ CheckedTensor CheckedOf(InputTensor tensor) {
     case InputTensor::kSoftmaxOffset:
       break;
   }
-  throw RuntimeError(CPPOOL_INTERNAL, "checks: not a quantised input");
+  throw RuntimeError(CPPOOL_INTERNAL, "checks: not a quantized input");
 }
 
 template <typename T>
@@ -125,7 +125,7 @@ Fp8Verifier::Fp8Verifier(cppool_runtime* runtime, const AttentionSpec& spec, Che
   Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
   const bool in_blocks = InBlocks(*spec.fp8);
   const auto operand = [&](Operand which, bool values) -> TensorRef {
-    const QuantisedOperand* found = Find(reference_, which);
+    const QuantizedOperand* found = Find(reference_, which);
     return !found ? TensorRef{} : values ? found->values : found->payload;
   };
   const auto input = [&](InputTensor tensor, Dtype dtype) -> TensorRef {
@@ -222,7 +222,7 @@ Fp8Verifier::Tally Fp8Verifier::CheckScale(const Fp8Scale* stored, float expecte
   return tally;
 }
 
-fp8_bits::Operand Fp8Verifier::OperandOf(const QuantisedOperand& operand, const fp8_bits::Rows& rows) const {
+fp8_bits::Operand Fp8Verifier::OperandOf(const QuantizedOperand& operand, const fp8_bits::Rows& rows) const {
   const bool keys = operand.tensor == InputTensor::kK || operand.tensor == InputTensor::kV;
   return {rows,
           static_cast<const std::uint16_t*>(Input(operand.tensor).data),
@@ -235,7 +235,7 @@ fp8_bits::Operand Fp8Verifier::OperandOf(const QuantisedOperand& operand, const 
           operand.dim};
 }
 
-Fp8Verifier::Tally Fp8Verifier::CheckOperand(const QuantisedOperand& operand, float scale) const {
+Fp8Verifier::Tally Fp8Verifier::CheckOperand(const QuantizedOperand& operand, float scale) const {
   const bool keys = operand.tensor == InputTensor::kK || operand.tensor == InputTensor::kV;
   const DeviceRows rows = RowsToDevice(TokensOf(operand.layout),
                                        RowMap(operand.layout, keys ? all_.keys.layout : all_.queries.layout));
@@ -246,7 +246,7 @@ Fp8Verifier::Tally Fp8Verifier::CheckOperand(const QuantisedOperand& operand, fl
   return tally;
 }
 
-Fp8Verifier::Tally Fp8Verifier::CheckBlocks(const QuantisedOperand& operand) const {
+Fp8Verifier::Tally Fp8Verifier::CheckBlocks(const QuantizedOperand& operand) const {
   const bool keys = operand.tensor == InputTensor::kK || operand.tensor == InputTensor::kV;
   const Sequences& sequences = keys ? spec_.keys : spec_.queries;
   Tally tally;
@@ -277,7 +277,7 @@ Fp8Verifier::Tally Fp8Verifier::CheckBlocks(const QuantisedOperand& operand) con
   return tally;
 }
 
-// Of results and of dS, which the inputs do not give.
+// Compares the scales of results and of dS between the ranks: the inputs do not give these.
 Fp8Verifier::Tally Fp8Verifier::CheckSameScales() const {
   constexpr int kScales = 3;
   const Buffer mine(rt_, kScales * sizeof(float), rt_->stream),
@@ -328,7 +328,7 @@ void Fp8Verifier::CheckBits() {
   if (step_.dout) dout = ExpectedScale(Dtype::kE5M2, {InputTensor::kDout});
   for (const InputTensor tensor : {InputTensor::kQ, InputTensor::kK, InputTensor::kV, InputTensor::kDout}) {
     Tally tally;
-    for (const QuantisedOperand& operand : step_.operands) {
+    for (const QuantizedOperand& operand : step_.operands) {
       if (operand.tensor != tensor) continue;
       const bool is_dout = tensor == InputTensor::kDout;
       if (operand.axis) {

@@ -1,4 +1,4 @@
-// What fp8 adds to the checks of a case: the bits of what was quantised, and what the oracle needs of the quantised problem.
+// What fp8 adds to the checks of a case: the bits of what was quantized, and what the oracle needs of the quantized problem.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -15,11 +15,11 @@
 
 namespace cppool::kernels {
 
-// The quantised problem over all ranks. Device memory.
+// The quantized problem over all ranks; the tensors are device memory.
 struct Fp8Problem {
   bool backward = false;  // in fp8
   TensorRef q, k, v;      // of the forward pass
-  // Of the backward pass.
+  // The backward pass reads these.
   TensorRef q_of_p, k_of_p, v_of_dp, dout, q_of_dk, k_of_dq, dout_of_dv;
   const float* delta = nullptr;  // [all rows of q, heads]
   double p_scale = 0, ds_scale = 0, out_scale = 0, gradient_scale = 0;
@@ -42,10 +42,10 @@ class Fp8Verifier {
   // Payloads, scales and exponents of q, k, v and dout as this rank's kernels read them are those that the whole inputs give,
   // bit for bit; every rank has the same scales; O was cast as its scale says; delta is rowsum(dO * O).
   void CheckBits();
-  // Valid while this and the arguments live.
+  // The problem is valid while this and the arguments live.
   const Fp8Problem& problem() const { return problem_; }
 
-  // What it and GatherDelta allocate on a rank, without numbers of rows, which AttentionBytes counts.
+  // Returns what it and GatherDelta allocate on a rank, but for numbers of rows, which AttentionBytes counts.
   static double Bytes(const AttentionSpec& spec, int world_size);
   // The most host memory that CheckBits takes at a time beside that: numbers of rows.
   static double HostBytes(const AttentionSpec& spec, int world_size);
@@ -64,12 +64,12 @@ class Fp8Verifier {
                           const std::vector<std::int64_t>& whole) const;
   Tally Run(const BitsCheck& check) const;
   TensorRef Input(InputTensor tensor) const { return {global_.get(tensor), Dtype::kBf16}; }
-  // The scale that the whole inputs give, of each of these together.
+  // Returns the scale that all of these whole inputs give together.
   float ExpectedScale(Dtype format, std::initializer_list<InputTensor> tensors) const;
   Tally CheckScale(const Fp8Scale* stored, float expected) const;
-  fp8_bits::Operand OperandOf(const QuantisedOperand& operand, const fp8_bits::Rows& rows) const;
-  Tally CheckOperand(const QuantisedOperand& operand, float scale) const;
-  Tally CheckBlocks(const QuantisedOperand& operand) const;
+  fp8_bits::Operand OperandOf(const QuantizedOperand& operand, const fp8_bits::Rows& rows) const;
+  Tally CheckOperand(const QuantizedOperand& operand, float scale) const;
+  Tally CheckBlocks(const QuantizedOperand& operand) const;
   Tally CheckSameScales() const;
   Tally CheckOut() const;
   Tally CheckDelta() const;

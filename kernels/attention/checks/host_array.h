@@ -1,4 +1,4 @@
-// Host memory that work on a stream reads or writes.
+// Owns host memory that work on a stream reads or writes.
 #pragma once
 
 #include <cppool/runtime.h>

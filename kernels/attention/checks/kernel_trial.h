@@ -26,7 +26,7 @@ class KernelTrial : public CallTrial {
   static constexpr Kind kAll[] = {Kind::kStrides, Kind::kWorkspace, Kind::kLateInputs};
   static const char* NameOf(Kind kind);  // "strides", "workspace", "late_inputs": `against` of the checks
 
-  // Both outlive it.
+  // The runtime and the kernels outlive the trial.
   KernelTrial(cppool_runtime* runtime, CheckKernels& kernels) : rt_(runtime), kernels_(kernels) {}
 
   void Begin(Kind kind) { kind_ = kind, strided_ = false; }

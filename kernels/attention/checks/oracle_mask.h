@@ -1,8 +1,9 @@
-// The mask of the oracle: for each query the range of keys that it sees, and the distance to a key for ALiBi. Written from the
-// definitions of the masks and independent of BandOf, so that a mistake in either one fails a check.
+// The mask of the oracle: for each query the range of keys that it sees; and its ALiBi. Written from the definitions and independent of
+// BandOf and AlibiSlopes, so that a mistake in either one fails a check.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/attention/spec.h"
 #include "kernels/host_device.h"
@@ -37,7 +38,7 @@ struct OracleMask {
     return seqlen_kv - (seqlen_q - query);
   }
 
-  // ALiBi's distance.
+  // Returns ALiBi's distance.
   CPPOOL_HOST_DEVICE double Distance(std::int64_t query, std::int64_t key) const {
     const std::int64_t ahead = key - Own(query);
     return static_cast<double>(ahead < 0 ? -ahead : ahead);
@@ -62,5 +63,10 @@ struct OracleMask {
     return {begin, end};
   }
 };
+
+// One slope per head (Press, Smith, Lewis, "Train Short, Test Long", ICLR 2022, section 3): for n heads the geometric sequence with
+// first element and ratio 2^(-8/n). If n is not a power of two, as in the authors' code: the sequence for the next lower power of
+// two, then elements 1, 3, 5, ... (counted from 1) of the sequence for the next higher power.
+std::vector<float> OracleAlibiSlopes(int heads);
 
 }  // namespace cppool::kernels

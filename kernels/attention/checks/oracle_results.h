@@ -1,4 +1,4 @@
-// The oracle's results on a rank.
+// Holds the oracle's results on a rank.
 #pragma once
 
 #include "kernels/attention/checks/oracle_sample.h"
@@ -17,17 +17,17 @@ struct OracleOutputs {
 
   // What a pair gives.
   void ListPair(const AttentionSpec& spec, MemoryList& list);
-  // And what several pairs add to.
+  // Declares also what several pairs add to.
   void List(const AttentionSpec& spec, const OracleSample& sample, MemoryList& list);
 
   const Buffer& of(CheckedTensor kind) const;
 };
 
-// Of a pair's exact and plain calls, with the bounds of the exact ones.
+// Holds what a pair's exact and plain calls give, and the bounds of the exact results.
 struct OracleResults {
   OracleOutputs exact, plain, bounds;
 
-  // `own`: with what several pairs add to.
+  // `own`: the list has what several pairs add to, too.
   void List(const AttentionSpec& spec, const OracleSample& sample, bool own, MemoryList& list);
 };
 

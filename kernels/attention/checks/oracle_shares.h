@@ -18,7 +18,7 @@ class OracleShares {
   OracleShares(cppool_runtime* runtime, bool divided);
 
   bool divided() const { return world_.size > 1; }
-  // The most pairs of a round.
+  // Returns how many pairs a round has at most.
   std::size_t most() const { return static_cast<std::size_t>(world_.size); }
   // Whether this rank runs the exact, or the plain, calls of pair `pair` of a round of `pairs`. `together`: the plain
   // calls need what the exact ones leave, so that one rank runs both.
@@ -26,14 +26,14 @@ class OracleShares {
     return Owner(pair, pairs, plain, together) == world_.rank;
   }
 
-  // From the owner's `mine` to every other rank's `others`.
+  // A piece travels from the owner's `mine` to every other rank's `others`.
   struct Piece {
     const Buffer *mine, *others;
     std::size_t bytes;
     bool plain;
   };
   void Exchange(const std::vector<Piece>& pieces, std::size_t pair, std::size_t pairs, bool together) const;
-  // Of what calls add to, in fp64: over all ranks, in place.
+  // Reduces what the calls add to, fp64, over all ranks and in place.
   void Reduce(const Buffer& values, cppool_reduce reduce) const;
 
  private:

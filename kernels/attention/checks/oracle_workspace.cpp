@@ -89,4 +89,11 @@ std::size_t OracleWorkspace(const OracleShape& shape) {
          sizeof(double);
 }
 
+std::size_t HostOracleWorkspace(const OracleShape& shape) {
+  const std::int64_t of_fp8 = shape.fp8 ? 2 * shape.dim_qk + kMxBlock + 3 : 0;
+  const std::int64_t columns = 2 * (shape.dim_qk + shape.dim_v) + 3 + of_fp8;
+  return static_cast<std::size_t>(shape.seqlen_kv * columns + 2 * (shape.dim_qk + shape.dim_v)) *
+         sizeof(double);
+}
+
 }  // namespace cppool::kernels

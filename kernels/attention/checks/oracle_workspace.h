@@ -1,5 +1,5 @@
-// How the oracle on a GPU divides a call into chunks, and the workspace that follows from it. Separate from the CUDA kernels, because
-// the estimate of a case's memory uses it in processes without CUDA.
+// How the oracle on a GPU divides a call into chunks, and the workspace of both oracles. Apart from the kernels, because the estimate of
+// a case's memory uses it in processes without CUDA.
 #pragma once
 
 #include <cstddef>
@@ -38,5 +38,7 @@ OracleChunking ChunkingOf(const OracleShape& shape);
 
 // Bytes of device memory.
 std::size_t OracleWorkspace(const OracleShape& shape);
+// Bytes that HostOracle allocates.
+std::size_t HostOracleWorkspace(const OracleShape& shape);
 
 }  // namespace cppool::kernels

@@ -7,8 +7,6 @@
 #include <limits>
 #include <sstream>
 
-#include "kernels/attention/checks/host/check_kernels.h"
-#include "kernels/attention/checks/oracle_alibi.h"
 #include "kernels/attention/checks/oracle_mask.h"
 #include "kernels/attention/checks/oracle_results.h"
 #include "kernels/attention/checks/oracle_shares.h"
@@ -163,7 +161,7 @@ void Verifier::AgainstNoCp() {
 void Verifier::AgainstOracle() {
   const OracleSample sample = SampleOracle(spec_, std::strcmp(rt_->backend, "host") == 0);
   if (sample.pairs.empty()) return;  // the case has no tokens
-  // What fp8 quantises is exchanged anyway; a check of another dtype depends on no other rank.
+  // What fp8 quantizes is exchanged anyway; a check of another dtype depends on no other rank.
   const OracleShares shares(rt_, fp8_ != nullptr);
   OracleResults mine, others;
   MemoryList memory;
@@ -252,7 +250,7 @@ bool Verifier::IsCast(CheckedTensor kind) const {
   return kind == CheckedTensor::kOut || (fp8_->backward && gradient);
 }
 
-// Of all parts together, and of each that is large enough to be judged for itself.
+// Judges all parts together, and each that is large enough for itself.
 Verdict Verifier::JudgeCasts(CheckedTensor kind, const std::vector<Stats>& parts) const {
   const Fp8Terms terms{kind == CheckedTensor::kDq || kind == CheckedTensor::kDk,
                        kind == CheckedTensor::kOut && fp8_->out_scale == 0 && TwoKeysInBlocks()};
@@ -338,7 +336,7 @@ void Verifier::RunOracle(const OraclePair& pair, bool rounded, const OracleOutpu
     kernels_.Oracle(args, rt_->stream);
     return;
   }
-  // Each pass of the quantised problem for itself: their operands differ.
+  // The passes of the quantized problem are calls of their own: their operands differ.
   OracleArgs forward = args;
   forward.q = fp8_->q;
   forward.k = fp8_->k;

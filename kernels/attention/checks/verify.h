@@ -33,8 +33,8 @@ class Verifier {
   // Bytes of the oracle's results on a rank, exact and plain.
   static double OutputBytes(const AttentionSpec& spec, const OracleSample& sample, int world_size);
 
-  // Of a case in fp8, before the calls below; outlives them.
-  void UseQuantised(const Fp8Problem& problem) { fp8_ = &problem; }
+  // A case in fp8 sets its problem before the calls below; it outlives them.
+  void UseQuantized(const Fp8Problem& problem) { fp8_ = &problem; }
 
   // In fp8 the ranks divide the calls of the oracle: every rank calls it at once.
   void AgainstOracle();
@@ -61,7 +61,7 @@ class Verifier {
     std::int64_t count;
     RowBlocks blocks;
   };
-  // What a comparison found in its blocks.
+  // Holds what a comparison found in its blocks.
   struct BlockResults {
     const BlockStats *ours = nullptr, *plain = nullptr;  // [rows][columns]; plain: NULL against no_cp
     const std::vector<RowBlock>* rows = nullptr;
@@ -77,7 +77,7 @@ class Verifier {
   static Stats StatsOfWhole(Results<CompareStats>& results);
   // Makes room for what a comparison finds in blocks of these rows and of `columns` columns.
   BlockResults Divide(const RowBlocks& rows, std::int64_t columns, CompareArgs& args);
-  // Of `matrices` matrices of dbias, from number `first` on.
+  // Returns the blocks of `matrices` matrices of dbias, from number `first` on.
   const RowBlocks& BlocksOfBias(std::int64_t first, std::int64_t matrices);
   void AddTerms(RowBlock& block) const;
   using BlocksOf = std::map<CheckedTensor, std::vector<BlockResults>>;
@@ -85,7 +85,7 @@ class Verifier {
 
   void RunOracle(const OraclePair& pair, bool rounded, const OracleOutputs& to, const OracleOutputs& bounds,
                  bool dbias);
-  // What the comparisons of a pair read.
+  // Returns what the comparisons of a pair read.
   std::vector<OracleShares::Piece> PiecesOf(const OraclePair& pair, const OracleResults& mine,
                                             const OracleResults& others) const;
   void ComparePair(const OraclePair& pair, const OracleOutputs& exact, const OracleOutputs& plain,
@@ -98,7 +98,7 @@ class Verifier {
                    Results<CompareStats>& results, StatsOf& stats);
   void CompareHeads(const std::vector<int>& kv_heads, const OracleOutputs& exact, const OracleOutputs& plain,
                     Results<CompareStats>& results, StatsOf& stats);
-  // Of the sequence; of all with `sequence` kAll, and `positions` are then rows of the whole buffer.
+  // Returns the rows of the sequence; with kAll those of all, whose `positions` are rows of the whole buffer.
   static constexpr int kAll = -1;
   const Rows& RowsOf(const RankRows& rows, int sequence);
   // Copies to device memory that lives as long as the Verifier.

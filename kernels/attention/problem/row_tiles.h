@@ -27,7 +27,7 @@ inline std::vector<RowTile> RowTilesOf(const Layout& layout) {
   return tiles;
 }
 
-// The size of the table in bytes.
+// Returns the size of the table in bytes.
 inline std::size_t RowTilesBytes(const Layout& layout) {
   std::size_t tiles = 0;
   for (const Segment& segment : layout.segments)

@@ -14,12 +14,12 @@ std::int64_t PairsBelow(std::int64_t first, std::int64_t n, std::int64_t m) {
   return (full - begin) * first + (begin + full - 1) * (full - begin) / 2 + (n - full) * m;
 }
 
-// Visible pairs of n queries from position `query` and m keys from position `key`.
+// Counts the visible pairs of n queries from position `query` and m keys from position `key`.
 std::int64_t VisiblePairs(Band band, std::int64_t query, std::int64_t n, std::int64_t key, std::int64_t m) {
   return PairsBelow(query - key + band.high + 1, n, m) - PairsBelow(query - key + band.low, n, m);
 }
 
-// A layout's segments with neighbours that continue each other in rows and positions joined.
+// Joins a layout's neighbouring segments that continue each other in rows and positions.
 std::vector<Segment> Joined(const Layout& layout) {
   std::vector<Segment> joined;
   joined.reserve(layout.segments.size());

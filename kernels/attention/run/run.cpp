@@ -64,7 +64,7 @@ class AttentionRun {
     std::string finding;
     if (trials) finding = RunTrials(*schedule, local);
     Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
-    if (!spec_.fp8) schedule.reset();  // in fp8 what it quantised is checked
+    if (!spec_.fp8) schedule.reset();  // in fp8 what it quantized is checked
     if (checks) {
       Judge(*reference, schedule.get(), local, tokens, source, sink);
       CheckSettled(local, digests);
@@ -103,7 +103,7 @@ class AttentionRun {
     if (spec_.training) schedule.Backward(local.pointers());
   }
 
-  // Once more, after the iterations: the same bits.
+  // Runs once more after the iterations, and expects the same bits.
   void RunAgain(Schedule& schedule, const TensorSet& local, const std::vector<std::uint64_t>& first,
                 bool checks) {
     std::uint64_t all = 0;
@@ -195,7 +195,7 @@ class AttentionRun {
     return digests;
   }
 
-  // `schedule`: NULL but in fp8.
+  // `schedule` is NULL but in fp8.
   void Judge(Schedule& reference, const Schedule* schedule, const TensorSet& local, const RankTokens& tokens,
              TensorSource* source, TensorSink* sink) {
     TensorSet global(rt_, spec_, 1);
@@ -228,7 +228,7 @@ class AttentionRun {
         reference_step = reference.Fp8();
         fp8.emplace(rt_, spec_, *check_, local, global, step, reference_step, delta.get<float>(), report_);
         fp8->CheckBits();
-        verifier.UseQuantised(fp8->problem());
+        verifier.UseQuantized(fp8->problem());
       }
       verifier.AgainstOracle();
       verifier.AgainstNoCp();

@@ -88,7 +88,7 @@ TensorInfo Part(const AttentionSpec& spec, int world_size, const Kind& of, Store
   return info;
 }
 
-// Each with the axis of its blocks: what products read.
+// Returns what products read, each with the axis of its blocks.
 std::vector<std::pair<InputTensor, MxAxis>> CastsInBlocks(const AttentionSpec& spec) {
   std::vector<std::pair<InputTensor, MxAxis>> casts = {
       {InputTensor::kQ, MxAxis::kDim}, {InputTensor::kK, MxAxis::kDim}, {InputTensor::kV, MxAxis::kTokens}};

@@ -10,10 +10,10 @@ AllGatherUse::AllGatherUse(const AttentionSpec& spec, const AttentionFamily& fam
       rows_q(spec.queries.rows / ranks),
       rows_kv(spec.keys.rows / ranks),
       bands(BandsOf(spec)) {
-  std::vector<Layout> parts;
-  for (int r = 0; r < ranks; ++r) parts.push_back(RankLayout(spec.format, spec.keys, ranks, r));
-  own = parts[static_cast<std::size_t>(rank)];
-  all = Concatenate(parts);
+  std::vector<Layout> layouts;
+  for (int r = 0; r < ranks; ++r) layouts.push_back(RankLayout(spec.format, spec.keys, ranks, r));
+  own = layouts[static_cast<std::size_t>(rank)];
+  all = Concatenate(layouts);
   others = all;
   std::erase_if(others.segments, [&](const Segment& s) { return s.row / rows_kv == rank; });
 

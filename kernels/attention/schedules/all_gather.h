@@ -46,7 +46,7 @@ class AllGatherSchedule : public Schedule {
   void Backward(const AttentionTensors&) override;
   Fp8Step Fp8() const override {
     Fp8Step step;
-    step.operands = attention_.quantised();
+    step.operands = attention_.quantized();
     return step;
   }
 

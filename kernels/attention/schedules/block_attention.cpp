@@ -53,6 +53,8 @@ void BlockAttention::Forward(ForwardArgs args) {
     kernels_.attention->Forward(shape(), args, rt_->stream);
     return;
   }
+  // For a family whose kernels return a block's normalised out and lse alone, as most kernels do. Those of today continue,
+  // the table's by scratch of its own; tests run the schedules with a family that cannot (limited_family.h).
   MergeArgs merge;
   merge.rows = rows_.get();
   merge.heads = shape().heads;
@@ -126,8 +128,8 @@ void BlockAttention::Backward(BackwardArgs args) {
   }
 }
 
-std::vector<QuantisedOperand> BlockAttention::quantised() const {
-  return operands_ ? operands_->quantised() : std::vector<QuantisedOperand>{};
+std::vector<QuantizedOperand> BlockAttention::quantized() const {
+  return operands_ ? operands_->quantized() : std::vector<QuantizedOperand>{};
 }
 
 void BlockAttention::BackwardBias(BackwardArgs args, const BiasGradient& gradient) {

@@ -32,7 +32,7 @@ struct BlockUse {
   // Whether parts of the softmax are merged here.
   bool merges() const { return !capabilities().continues_softmax && (several_forward || softmax_offset); }
   bool needs_rows() const { return merges() || offset_gradient; }
-  // The tables of a plan with these keys.
+  // Returns the bytes of a plan's tables with these keys.
   std::size_t PlanBytes(const Layout& keys) const {
     return family->PlanBytes(request, queries, keys) +
            (request.fp8 ? operands().TableBytes(keys, key_chunks) : 0);
@@ -62,10 +62,10 @@ class BlockAttention {
   BlockBuffers& buffers() { return buffers_; }
   const KernelShape& shape() const { return use_.request.shape; }
   const Capabilities& capabilities() const { return capabilities_; }
-  // The rows of the queries that hold a token; NULL when nothing asks for them.
+  // Returns the rows of the queries that hold a token; NULL when nothing asks for them.
   const TokenRows* rows() const { return rows_.get(); }
 
-  // All on the main stream. `keys`: at most use.rows_kv rows.
+  // Everything runs on the main stream. `keys` has at most use.rows_kv rows.
   std::unique_ptr<BlockPlan> Plan(const Layout& keys, const std::vector<Band>& bands);
   // Accumulator and workspace are this object's: the caller leaves them NULL. `softmax_offset` is read in the last
   // call alone.
@@ -74,10 +74,10 @@ class BlockAttention {
   // object's. One side alone only with Capabilities::gradients_apart. Keys whose gradients are wanted have
   // use.rows_kv rows.
   void Backward(BackwardArgs args);
-  // After Backward of the same block.
+  // Follows Backward of the same block.
   void BackwardBias(BackwardArgs args, const BiasGradient& gradient);
 
-  std::vector<QuantisedOperand> quantised() const;
+  std::vector<QuantizedOperand> quantized() const;
 
  private:
   // Adds a block's gradient to the accumulator, or rounds the sum to the result in the last call.

@@ -96,23 +96,23 @@ void Fp8Operands::AddKeys(const BlockPlan* plan, const Layout& keys) {
   keys_[plan] = TokensOf(keys, use_.key_chunks);
 }
 
-void Fp8Operands::Record(QuantisedOperand quantised) {
-  for (QuantisedOperand& known : quantised_) {
-    if (known.operand == quantised.operand) {
-      known = std::move(quantised);
+void Fp8Operands::Record(QuantizedOperand quantized) {
+  for (QuantizedOperand& known : quantized_) {
+    if (known.operand == quantized.operand) {
+      known = std::move(quantized);
       return;
     }
   }
-  quantised_.push_back(std::move(quantised));
+  quantized_.push_back(std::move(quantized));
 }
 
-void Fp8Operands::Widen(Operand operand, InputTensor tensor, const TensorRef& from, const Tokens& tokens,
-                        bool in_fp8) {
+void Fp8Operands::Dequantize(Operand operand, InputTensor tensor, const TensorRef& from, const Tokens& tokens,
+                             bool in_fp8) {
   const int heads = use_.heads(operand), dim = use_.dim(operand);
   TensorOut values;
   if (!as_payloads(in_fp8)) {
     values = {of(operand).values.get(), Dtype::kBf16};
-    ops_.fp8().Dequantise(*tokens.rows, std::int64_t{heads} * dim,
+    ops_.fp8().Dequantize(*tokens.rows, std::int64_t{heads} * dim,
                           {from.data, from.dtype, in_fp8 ? nullptr : from.scale}, values, rt_->stream);
   }
   const KernelShape& shape = use_.request.shape;
@@ -124,16 +124,16 @@ void Fp8Operands::CastInBlocks(Operand operand, InputTensor tensor, const Tensor
                                const Tokens& tokens, MxAxis axis) {
   const int heads = use_.heads(operand), dim = use_.dim(operand);
   const Fp8OperandBuffers::Each& to = of(operand);
-  const MxTensor quantised{to.payload.get<std::uint8_t>(), to.exponents.get<std::uint8_t>()};
-  ops_.fp8().CastBlocks(*tokens.blocks, axis, heads, dim, from, quantised, rt_->stream);
-  ops_.fp8().WidenBlocks(*tokens.blocks, axis, heads, dim, quantised, {to.values.get(), Dtype::kBf16},
-                         rt_->stream);
+  const MxTensor quantized{to.payload.get<std::uint8_t>(), to.exponents.get<std::uint8_t>()};
+  ops_.fp8().CastBlocks(*tokens.blocks, axis, heads, dim, from, quantized, rt_->stream);
+  ops_.fp8().DequantizeBlocks(*tokens.blocks, axis, heads, dim, quantized, {to.values.get(), Dtype::kBf16},
+                              rt_->stream);
   const KernelShape& shape = use_.request.shape;
   Record({operand,
           tensor,
           axis,
-          {quantised.payload, Dtype::kE4M3},
-          quantised.exponents,
+          {quantized.payload, Dtype::kE4M3},
+          quantized.exponents,
           {to.values.get(), Dtype::kBf16},
           tokens.layout,
           use_.of_queries(operand) ? shape.head0 : shape.kv_head0,
@@ -148,9 +148,9 @@ void Fp8Operands::Prepare(ForwardArgs& args) {
     CastInBlocks(Operand::kK, InputTensor::kK, args.k, keys, MxAxis::kDim);
     CastInBlocks(Operand::kV, InputTensor::kV, args.v, keys, MxAxis::kTokens);
   } else {
-    if (args.first) Widen(Operand::kQ, InputTensor::kQ, args.q, queries_, true);
-    Widen(Operand::kK, InputTensor::kK, args.k, keys, true);
-    Widen(Operand::kV, InputTensor::kV, args.v, keys, true);
+    if (args.first) Dequantize(Operand::kQ, InputTensor::kQ, args.q, queries_, true);
+    Dequantize(Operand::kK, InputTensor::kK, args.k, keys, true);
+    Dequantize(Operand::kV, InputTensor::kV, args.v, keys, true);
   }
   args.p_scale = PScale(*use_.request.fp8);
   if (as_payloads(true)) return;
@@ -167,10 +167,10 @@ void Fp8Operands::Prepare(BackwardArgs& args) {
   const bool first = args.query.wanted && args.query.first;
   if (!in_blocks()) {
     const bool in_fp8 = backward_in_fp8();
-    if (first) Widen(Operand::kQ, InputTensor::kQ, args.q, queries_, in_fp8);
-    if (first && in_fp8) Widen(Operand::kDout, InputTensor::kDout, args.dout, queries_, true);
-    Widen(Operand::kK, InputTensor::kK, args.k, keys, in_fp8);
-    Widen(Operand::kV, InputTensor::kV, args.v, keys, in_fp8);
+    if (first) Dequantize(Operand::kQ, InputTensor::kQ, args.q, queries_, in_fp8);
+    if (first && in_fp8) Dequantize(Operand::kDout, InputTensor::kDout, args.dout, queries_, true);
+    Dequantize(Operand::kK, InputTensor::kK, args.k, keys, in_fp8);
+    Dequantize(Operand::kV, InputTensor::kV, args.v, keys, in_fp8);
   } else {
     if (first) CastInBlocks(Operand::kQ, InputTensor::kQ, args.q, queries_, MxAxis::kDim);
     CastInBlocks(Operand::kK, InputTensor::kK, args.k, keys, MxAxis::kDim);

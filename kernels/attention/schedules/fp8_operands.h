@@ -1,5 +1,5 @@
 // What kernels read in fp8, made from what a schedule moves. Kernels read 16-bit tensors: a payload's values are exact in
-// bf16, and its scale goes with them; a tensor that is quantised in blocks moves in 16 bits, and is cast where it is read.
+// bf16, and its scale goes with them; a tensor that is quantized in blocks moves in 16 bits, and is cast where it is read.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@
 
 namespace cppool::kernels {
 
-// The dtypes in which a schedule of the case moves q, k, v and dout; of all others spec.dtypes.
+// The dtypes in which a schedule of the case moves q, k, v and dout; the others have those of spec.dtypes.
 TensorDtypes MovedDtypes(const AttentionSpec& spec);
 
 // How a rank's calls use them.
@@ -61,11 +61,11 @@ class Fp8Operands {
   // call of a pass.
   void Prepare(ForwardArgs& args);
   void Prepare(BackwardArgs& args);
-  // The same without making them again: of the last call of Prepare.
+  // Uses the operands of the last call of Prepare, without making them again.
   void Use(BackwardArgs& args) const;
 
-  // What was quantised for the last call of each operand.
-  const std::vector<QuantisedOperand>& quantised() const { return quantised_; }
+  // Returns what was quantized for the last call of each operand.
+  const std::vector<QuantizedOperand>& quantized() const { return quantized_; }
 
  private:
   struct Tokens {
@@ -80,12 +80,13 @@ class Fp8Operands {
   }
   // Whether kernels read payloads in this pass.
   bool as_payloads(bool in_fp8) const { return use_.payloads && in_fp8 && !in_blocks(); }
-  // From a payload.
-  void Widen(Operand operand, InputTensor tensor, const TensorRef& from, const Tokens& tokens, bool in_fp8);
-  // From a 16-bit tensor.
+  // Makes the operand's values from a payload.
+  void Dequantize(Operand operand, InputTensor tensor, const TensorRef& from, const Tokens& tokens,
+                  bool in_fp8);
+  // Casts a 16-bit tensor in blocks and makes the operand's values from them.
   void CastInBlocks(Operand operand, InputTensor tensor, const TensorRef& from, const Tokens& tokens,
                     MxAxis axis);
-  void Record(QuantisedOperand quantised);
+  void Record(QuantizedOperand quantized);
 
   cppool_runtime* rt_;
   TensorOps& ops_;
@@ -93,7 +94,7 @@ class Fp8Operands {
   Tokens queries_;
   std::map<const BlockPlan*, Tokens> keys_;
   const Fp8OperandBuffers& buffers_;
-  std::vector<QuantisedOperand> quantised_;
+  std::vector<QuantizedOperand> quantized_;
 };
 
 }  // namespace cppool::kernels

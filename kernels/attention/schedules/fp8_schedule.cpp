@@ -86,14 +86,14 @@ void Fp8Schedule::Cast(Fp8Slot slot, Dtype format, std::initializer_list<Part> p
   }
 }
 
-void Fp8Schedule::Dequantise(Fp8Slot slot, Dtype format, std::initializer_list<Part> parts) {
+void Fp8Schedule::Dequantize(Fp8Slot slot, Dtype format, std::initializer_list<Part> parts) {
   for (const Part& part : parts) {
-    fp8().Dequantise(rows(part.of_queries), part.columns, Payload(*part.payload, format, slot),
+    fp8().Dequantize(rows(part.of_queries), part.columns, Payload(*part.payload, format, slot),
                      {const_cast<void*>(part.tensor.data), part.tensor.dtype}, rt_->stream);
   }
 }
 
-void Fp8Schedule::QuantiseInputs(const AttentionTensors& t, bool find_scales) {
+void Fp8Schedule::QuantizeInputs(const AttentionTensors& t, bool find_scales) {
   const std::initializer_list<Part> parts = {{true, use_.q_row, t.q, &buffers_.q},
                                              {false, use_.k_row, t.k, &buffers_.k},
                                              {false, use_.v_row, t.v, &buffers_.v}};
@@ -101,7 +101,7 @@ void Fp8Schedule::QuantiseInputs(const AttentionTensors& t, bool find_scales) {
   Cast(Fp8Slot::kQkv, Dtype::kE4M3, parts);
 }
 
-void Fp8Schedule::QuantiseDout(const AttentionTensors& t, bool find_scales) {
+void Fp8Schedule::QuantizeDout(const AttentionTensors& t, bool find_scales) {
   const std::initializer_list<Part> parts = {{true, use_.out_row, t.dout, &buffers_.dout}};
   if (find_scales) FindScale(Fp8Slot::kDout, Dtype::kE5M2, parts);
   Cast(Fp8Slot::kDout, Dtype::kE5M2, parts);
@@ -130,8 +130,8 @@ void Fp8Schedule::MakeDelta(const AttentionTensors& t, bool from_payload) {
 
 void Fp8Schedule::Prepare(const AttentionTensors& t) {
   if (!use_.per_tensor()) return;
-  QuantiseInputs(t, true);
-  if (use_.backward()) QuantiseDout(t, true);
+  QuantizeInputs(t, true);
+  if (use_.backward()) QuantizeDout(t, true);
   if (use_.calibrates()) Calibrate(t);
 }
 
@@ -161,7 +161,7 @@ void Fp8Schedule::Calibrate(const AttentionTensors& t) {
 void Fp8Schedule::Forward(const AttentionTensors& t) {
   if (use_.per_tensor() && !use_.recipe.mha) {
     Mark("forward");
-    QuantiseInputs(t, !use_.delayed());
+    QuantizeInputs(t, !use_.delayed());
   }
   const AttentionTensors inner = Inner(t);
   if (!std::exchange(attended_, false)) inner_->Forward(inner);
@@ -176,14 +176,14 @@ void Fp8Schedule::Forward(const AttentionTensors& t) {
                            static_cast<std::size_t>(use_.queries.rows * use_.out_row) * SizeOf(t.out.dtype),
                            rt_->stream));
     }
-    Dequantise(Fp8Slot::kOut, Dtype::kE4M3, {{true, use_.out_row, t.out, &buffers_.out}});
+    Dequantize(Fp8Slot::kOut, Dtype::kE4M3, {{true, use_.out_row, t.out, &buffers_.out}});
   }
   EndMarks();
 }
 
 void Fp8Schedule::Backward(const AttentionTensors& t) {
   Mark("backward");
-  if (use_.per_tensor() && use_.backward() && !use_.recipe.mha) QuantiseDout(t, !use_.delayed());
+  if (use_.per_tensor() && use_.backward() && !use_.recipe.mha) QuantizeDout(t, !use_.delayed());
   if (!t.delta) MakeDelta(t, use_.out_of_delta_is_payload());
   AttentionTensors inner = Inner(t);
   if (use_.per_tensor() && use_.backward()) inner.ds_scale = &scale(Fp8Slot::kDs)->scale;
@@ -195,7 +195,7 @@ void Fp8Schedule::Backward(const AttentionTensors& t) {
                                              {false, use_.v_row, t.dv, &buffers_.dv}};
   if (!use_.delayed()) FindScale(Fp8Slot::kGradients, Dtype::kE5M2, parts);
   Cast(Fp8Slot::kGradients, Dtype::kE5M2, parts);
-  Dequantise(Fp8Slot::kGradients, Dtype::kE5M2, parts);
+  Dequantize(Fp8Slot::kGradients, Dtype::kE5M2, parts);
   EndMarks();
 }
 

@@ -1,4 +1,4 @@
-// A step in fp8 around a schedule that moves and attends: what is quantised before and after it, with which scales. The
+// A step in fp8 around a schedule that moves and attends: what is quantized before and after it, with which scales. The
 // schedule itself moves payloads (fp8_operands.h makes what kernels read of them).
 //
 // Amaxes are maxima over all ranks that share the tokens, also where heads are exchanged within smaller groups, so every rank
@@ -56,7 +56,7 @@ class Fp8Schedule : public Schedule {
   // Forward comes once, after Prepare with the same tensors and before Backward: it does not repeat what Prepare has computed.
   Fp8Schedule(cppool_runtime* runtime, RankKernels& kernels, const AttentionSpec& spec, Group group,
               std::unique_ptr<Schedule> inner, std::string stage_prefix, bool one_step);
-  // Quantises what arrives as a payload (fp8_mha), and runs a step that finds the scales of dS and the delayed ones: those
+  // Quantizes what arrives as a payload (fp8_mha), and runs a step that finds the scales of dS and the delayed ones: those
   // that a history of steps with the same inputs leaves. Outputs are overwritten.
   void Prepare(const AttentionTensors&) override;
   void Forward(const AttentionTensors&) override;
@@ -81,14 +81,14 @@ class Fp8Schedule : public Schedule {
     TensorRef tensor;
     const Buffer* payload;
   };
-  // The slot's scale from the amax of all parts on all ranks.
+  // Makes the slot's scale from the amax of all parts on all ranks.
   void FindScale(Fp8Slot slot, Dtype format, std::initializer_list<Part> parts);
   void Reduce(Fp8Slot slot, Dtype format);  // from the ranks' amaxes to the scale
   void Cast(Fp8Slot slot, Dtype format, std::initializer_list<Part> parts);
-  void Dequantise(Fp8Slot slot, Dtype format, std::initializer_list<Part> parts);
+  void Dequantize(Fp8Slot slot, Dtype format, std::initializer_list<Part> parts);
 
-  void QuantiseInputs(const AttentionTensors&, bool find_scales);
-  void QuantiseDout(const AttentionTensors&, bool find_scales);
+  void QuantizeInputs(const AttentionTensors&, bool find_scales);
+  void QuantizeDout(const AttentionTensors&, bool find_scales);
   AttentionTensors Inner(const AttentionTensors&) const;
   void MakeDelta(const AttentionTensors&, bool from_payload);
   void Calibrate(const AttentionTensors&);

@@ -2,13 +2,13 @@
 
 namespace cppool::kernels {
 
-HeadPlan DealHeads(int heads, int kv_heads, int parts) {
+HeadPlan DealHeads(int heads, int kv_heads, int a2a_size) {
   HeadPlan plan;
   const int group = heads / kv_heads;
-  const int count = heads / parts;
+  const int count = heads / a2a_size;
   int total = 0;
-  for (int part = 0; part < parts; ++part) {
-    const int begin = part * count;
+  for (int rank = 0; rank < a2a_size; ++rank) {
+    const int begin = rank * count;
     const int kv_begin = begin / group;
     const int kv_end = (begin + count - 1) / group + 1;
     plan.query.push_back({begin, count});
@@ -30,15 +30,15 @@ void HeadExchange::AllToAll(const std::byte* from, const std::vector<std::size_t
   packed_.Record(rt_->stream);
   packed_.Wait(comm_stream_);
   GroupedCalls calls(rt_);
-  for (int member = 0; member < group_.size; ++member) {
-    if (member == group_.rank) {
-      Check(rt_, rt_->copy(rt_, to, from, sizes_out[member], comm_stream_));
+  for (int peer = 0; peer < group_.size; ++peer) {
+    if (peer == group_.rank) {
+      Check(rt_, rt_->copy(rt_, to, from, sizes_out[peer], comm_stream_));
     } else {
-      Check(rt_, rt_->send(rt_, from, sizes_out[member], member, group_.comm, comm_stream_));
-      Check(rt_, rt_->recv(rt_, to, sizes_in[member], member, group_.comm, comm_stream_));
+      Check(rt_, rt_->send(rt_, from, sizes_out[peer], peer, group_.comm, comm_stream_));
+      Check(rt_, rt_->recv(rt_, to, sizes_in[peer], peer, group_.comm, comm_stream_));
     }
-    from += sizes_out[member];
-    to += sizes_in[member];
+    from += sizes_out[peer];
+    to += sizes_in[peer];
   }
   calls.End();
   arrived_.Record(comm_stream_);

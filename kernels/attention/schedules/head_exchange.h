@@ -9,14 +9,14 @@
 
 namespace cppool::kernels {
 
-// Which heads each member of a group of `parts` ranks computes. Query heads are dealt out evenly; key/value
-// heads follow them, and are replicated where several members need one.
+// Which heads each rank of an a2a group computes. Query heads are dealt out evenly; key/value heads follow
+// them, and are replicated where several ranks need one.
 struct HeadPlan {
   std::vector<HeadRange> query;
   std::vector<HeadRange> key;
   bool replicated = false;
 };
-HeadPlan DealHeads(int heads, int kv_heads, int parts);
+HeadPlan DealHeads(int heads, int kv_heads, int a2a_size);
 
 class HeadExchange {
  public:
@@ -30,19 +30,19 @@ class HeadExchange {
         packed_(runtime),
         arrived_(runtime) {}
 
-  // from [rows, heads, dim] of this rank's tokens to [size * rows, ranges[me].count, dim]: member after
-  // member. Work on the main stream after it sees the result. `scratch` holds at least PackedElements(...)
+  // from [rows, heads, dim] of this rank's tokens to [size * rows, ranges[me].count, dim]: rank after
+  // rank. Work on the main stream after it sees the result. `scratch` holds at least PackedElements(...)
   // elements of from's dtype, which `to` is in as well.
   void ToHeads(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges, TensorRef from,
                void* scratch, void* to);
-  // The reverse; heads that several members computed are summed (see MergeHeads). What travels is in from's dtype.
+  // The reverse; heads that several ranks computed are summed (see MergeHeads). What travels is in from's dtype.
   void ToTokens(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges, TensorRef from,
                 void* scratch, TensorOut to);
 
   static std::int64_t PackedElements(std::int64_t rows, int dim, const std::vector<HeadRange>& ranges);
 
  private:
-  // Sends bytes[i] at from + the sum before it to each member i, and receives as laid out by `sizes_in`.
+  // Sends bytes[i] at from + the sum before it to each rank i of the group, and receives as laid out by `sizes_in`.
   void AllToAll(const std::byte* from, const std::vector<std::size_t>& sizes_out, std::byte* to,
                 const std::vector<std::size_t>& sizes_in);
 

@@ -30,22 +30,22 @@ class HeadRingSchedule : public Schedule {
   void Backward(const AttentionTensors&) override;
   Fp8Step Fp8() const override {
     Fp8Step step;
-    step.operands = attention_.quantised();
+    step.operands = attention_.quantized();
     return step;
   }
 
  private:
-  struct Block {  // keys and values of one ring member's tokens, for the heads of this rank
+  struct Block {  // keys and values of one ring position's tokens, for the heads of this rank
     TensorRef k;
     TensorRef v;
   };
-  // A step of the ring (RingSteps::Step), as this member takes part in it.
+  // A step of the ring (RingSteps::Step), as this rank takes part in it.
   struct Step {
     int distance = 0;
-    bool serves = false;              // the member `distance` after this one attends to this one's block
-    std::unique_ptr<BlockPlan> plan;  // NULL: this member sees nothing of the other's block
+    bool serves = false;              // the position `distance` after this one attends to this one's block
+    std::unique_ptr<BlockPlan> plan;  // NULL: this rank sees nothing of the other's block
     Event arrived;                    // the block is here
-    Event returned;  // the block's gradients are with its owner, and those of this member's block are here
+    Event returned;  // the block's gradients are with its owner, and those of this rank's block are here
 
     bool attends() const { return plan != nullptr; }
   };
@@ -55,7 +55,7 @@ class HeadRingSchedule : public Schedule {
   bool exchanges() const { return use_.exchanges; }
   const KernelShape& shape() const { return use_.block.request.shape; }
 
-  int Before(const Step&) const;  // the ring member that this one takes the step's block from
+  int Before(const Step&) const;  // the ring position that this one takes the step's block from
   int After(const Step&) const;
   std::string StageName(const char* pass, const std::string& what) const;  // "forward/p2p step 2 of 4"
   std::string StepName(const Step&) const;
@@ -74,7 +74,7 @@ class HeadRingSchedule : public Schedule {
   void FetchNext(const char* pass, std::size_t index, Block own);
   // Starts the way home of the gradients of the step's block.
   void ReturnGradients(std::size_t index);
-  // Adds what the step brought to the gradients of this member's block.
+  // Adds what the step brought to the gradients of this rank's block.
   void CollectGradients(std::size_t index);
 
   cppool_runtime* rt_;

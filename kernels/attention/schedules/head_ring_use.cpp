@@ -4,28 +4,29 @@
 
 namespace cppool::kernels {
 
-RingSteps::RingSteps(const AttentionSpec& spec, int ring_parts, int ring_members)
-    : parts(ring_parts), members(ring_members), bands(BandsOf(spec)) {
-  // Positions say everything: a block is the tokens of the members of one exchange group, wherever they are in their
+RingSteps::RingSteps(const AttentionSpec& spec, int a2a_ranks, int ring_positions)
+    : a2a_size(a2a_ranks), ring_size(ring_positions), bands(BandsOf(spec)) {
+  // Positions say everything: a block is the tokens of the ranks of one a2a group, wherever they are in their
   // sequences.
   const auto blocks = [&](const Sequences& sequences) {
     std::vector<Layout> blocks;
-    for (int member = 0; member < members; ++member) {
+    for (int position = 0; position < ring_size; ++position) {
       std::vector<Layout> ranks;
-      for (int part = 0; part < parts; ++part)
-        ranks.push_back(RankLayout(spec.format, sequences, members * parts, member * parts + part));
+      for (int a2a_rank = 0; a2a_rank < a2a_size; ++a2a_rank)
+        ranks.push_back(
+            RankLayout(spec.format, sequences, ring_size * a2a_size, position * a2a_size + a2a_rank));
       blocks.push_back(Concatenate(ranks));
     }
     return blocks;
   };
   queries = blocks(spec.queries);
   keys = blocks(spec.keys);
-  for (int distance = 0; distance < members; ++distance) {
-    std::vector<bool> attends(static_cast<std::size_t>(members));
-    for (int member = 0; member < members; ++member) {
-      attends[static_cast<std::size_t>(member)] =
-          distance == 0 || SeesAny(queries[static_cast<std::size_t>(member)],
-                                   keys[static_cast<std::size_t>(Before(member, distance))], bands);
+  for (int distance = 0; distance < ring_size; ++distance) {
+    std::vector<bool> attends(static_cast<std::size_t>(ring_size));
+    for (int position = 0; position < ring_size; ++position) {
+      attends[static_cast<std::size_t>(position)] =
+          distance == 0 || SeesAny(queries[static_cast<std::size_t>(position)],
+                                   keys[static_cast<std::size_t>(Before(position, distance))], bands);
     }
     if (std::find(attends.begin(), attends.end(), true) != attends.end())
       steps.push_back({distance, std::move(attends)});
@@ -33,31 +34,31 @@ RingSteps::RingSteps(const AttentionSpec& spec, int ring_parts, int ring_members
 }
 
 HeadRingUse::HeadRingUse(const AttentionSpec& spec, const AttentionFamily& family, const RingSteps& ring,
-                         int part, int member)
+                         int a2a_rank, int position)
     : moved(MovedDtypes(spec)),
-      heads(DealHeads(spec.heads, spec.kv_heads, ring.parts)),
-      rows_q(spec.queries.rows / (ring.parts * ring.members)),
-      rows_kv(spec.keys.rows / (ring.parts * ring.members)),
-      block_q(rows_q * ring.parts),
-      block_kv(rows_kv * ring.parts),
+      heads(DealHeads(spec.heads, spec.kv_heads, ring.a2a_size)),
+      rows_q(spec.queries.rows / (ring.a2a_size * ring.ring_size)),
+      rows_kv(spec.keys.rows / (ring.a2a_size * ring.ring_size)),
+      block_q(rows_q * ring.a2a_size),
+      block_kv(rows_kv * ring.a2a_size),
       slots(std::min<std::size_t>(2, ring.steps.size() - 1)),
-      exchanges(ring.parts > 1) {
+      exchanges(ring.a2a_size > 1) {
   for (std::size_t i = 0; i < ring.steps.size(); ++i) {
-    if (ring.steps[i].attends[static_cast<std::size_t>(member)]) last_attended = i;
-    serves = serves || ring.Serves(ring.steps[i], member);
+    if (ring.steps[i].attends[static_cast<std::size_t>(position)]) last_attended = i;
+    serves = serves || ring.Serves(ring.steps[i], position);
   }
   sums_gradients = serves || heads.replicated;
 
   block.request = RequestOf(spec);
   KernelShape& shape = block.request.shape;
-  const HeadRange query = heads.query[static_cast<std::size_t>(part)],
-                  key = heads.key[static_cast<std::size_t>(part)];
+  const HeadRange query = heads.query[static_cast<std::size_t>(a2a_rank)],
+                  key = heads.key[static_cast<std::size_t>(a2a_rank)];
   shape.heads = query.count;
   shape.head0 = query.begin;
   shape.kv_heads = key.count;
   shape.kv_head0 = key.begin;
   block.family = &family;
-  block.queries = ring.queries[static_cast<std::size_t>(member)];
+  block.queries = ring.queries[static_cast<std::size_t>(position)];
   block.rows_kv = block_kv;
   block.several_forward = block.several_backward = last_attended > 0;
   block.keys_in_fp32 = sums_gradients || last_attended > 0;
@@ -80,7 +81,7 @@ void HeadRingBuffers::List(const HeadRingUse& use, MemoryList& list) {
     list.Add(name, use.KeyElements(dim) * element, to);
   };
   if (use.exchanges) {
-    // The largest tensor packed for, or come from, all members; gradients of replicated heads travel in fp32.
+    // The largest tensor packed for, or come from, the a2a group; gradients of replicated heads travel in fp32.
     std::size_t packed = 0;
     const auto packs = [&](std::int64_t rows, int dim, const std::vector<HeadRange>& ranges,
                            std::size_t element) {
@@ -116,10 +117,11 @@ void HeadRingBuffers::List(const HeadRingUse& use, MemoryList& list) {
     }
   }
   for (std::size_t i = 0; i < use.slots; ++i) {
-    of_keys("k of another member", shape.dim_qk, SizeOf(dtypes.k), k_slot[i]);
-    of_keys("v of another member", shape.dim_v, SizeOf(dtypes.v), v_slot[i]);
+    of_keys("k of another ring position", shape.dim_qk, SizeOf(dtypes.k), k_slot[i]);
+    of_keys("v of another ring position", shape.dim_v, SizeOf(dtypes.v), v_slot[i]);
   }
-  if (IsFp8(dtypes.k) && use.slots > 0) list.Add("scales of other members", 4 * sizeof(float), slot_scales);
+  if (IsFp8(dtypes.k) && use.slots > 0)
+    list.Add("scales of other ring positions", 4 * sizeof(float), slot_scales);
   if (!training) return;
   of_queries("delta", 1, sizeof(float), delta);
   if (use.sums_gradients) {
@@ -127,12 +129,12 @@ void HeadRingBuffers::List(const HeadRingUse& use, MemoryList& list) {
     of_keys("dv in fp32", shape.dim_v, sizeof(float), dv_sum);
   }
   if (use.serves) {
-    of_keys("dk from another member", shape.dim_qk, sizeof(float), dk_taken);
-    of_keys("dv from another member", shape.dim_v, sizeof(float), dv_taken);
+    of_keys("dk from another ring position", shape.dim_qk, sizeof(float), dk_taken);
+    of_keys("dv from another ring position", shape.dim_v, sizeof(float), dv_taken);
   }
   for (std::size_t i = 0; i < use.slots && use.last_attended > 0; ++i) {
-    of_keys("dk for another member", shape.dim_qk, sizeof(float), dk_part[i]);
-    of_keys("dv for another member", shape.dim_v, sizeof(float), dv_part[i]);
+    of_keys("dk for another ring position", shape.dim_qk, sizeof(float), dk_part[i]);
+    of_keys("dv for another ring position", shape.dim_v, sizeof(float), dv_part[i]);
   }
 }
 
@@ -143,10 +145,10 @@ void ListHeadRing(const AttentionSpec& spec, const HeadRingUse& use, HeadRingBuf
   whole.List(spec, use.block.request.shape, use.block_q, list);
 }
 
-void ListHeadRingPlans(const HeadRingUse& use, const RingSteps& ring, int member, MemoryList& list) {
+void ListHeadRingPlans(const HeadRingUse& use, const RingSteps& ring, int position, MemoryList& list) {
   for (const RingSteps::Step& step : ring.steps) {
-    if (!step.attends[static_cast<std::size_t>(member)]) continue;
-    const Layout& keys = ring.keys[static_cast<std::size_t>(ring.Before(member, step.distance))];
+    if (!step.attends[static_cast<std::size_t>(position)]) continue;
+    const Layout& keys = ring.keys[static_cast<std::size_t>(ring.Before(position, step.distance))];
     list.AddTables("plan of a step", use.block.PlanBytes(keys));
   }
 }

@@ -14,35 +14,35 @@
 
 namespace cppool::kernels {
 
-// The ring over `members` blocks, each the tokens of `parts` ranks that exchange heads. The same on every rank. World
-// rank of a rank = member * parts + part.
+// The ring over `ring_size` blocks, each the tokens of an a2a group: `a2a_size` ranks that exchange heads. The same on every
+// rank. World rank = ring position * a2a_size + rank in the a2a group.
 struct RingSteps {
-  RingSteps(const AttentionSpec& spec, int parts, int members);
+  RingSteps(const AttentionSpec& spec, int a2a_ranks, int ring_positions);
 
-  // A step of the ring: everybody may attend to the block of the member `distance` before.
+  // A step of the ring: every position may attend to the block of the one `distance` before it.
   struct Step {
     int distance;
-    std::vector<bool> attends;  // by member: it sees something of that block
+    std::vector<bool> attends;  // by position: it sees something of that block
   };
 
-  int parts, members;
-  std::vector<Layout> queries, keys;  // of each member's block
+  int a2a_size, ring_size;
+  std::vector<Layout> queries, keys;  // of each position's block
   std::vector<Band> bands;
-  // Those in which any member attends, so that all members go through the same transfers in the same order; the first
-  // is the own block's.
+  // Those in which any position attends, so that all go through the same transfers in the same order; the first is the own
+  // block's.
   std::vector<Step> steps;
 
-  int Before(int member, int distance) const { return (member + members - distance) % members; }
-  int After(int member, int distance) const { return (member + distance) % members; }
-  // Whether another member attends to this one's block in the step.
-  bool Serves(const Step& step, int member) const {
-    return step.distance > 0 && step.attends[static_cast<std::size_t>(After(member, step.distance))];
+  int Before(int position, int distance) const { return (position + ring_size - distance) % ring_size; }
+  int After(int position, int distance) const { return (position + distance) % ring_size; }
+  // Whether another position attends to this one's block in the step.
+  bool Serves(const Step& step, int position) const {
+    return step.distance > 0 && step.attends[static_cast<std::size_t>(After(position, step.distance))];
   }
 };
 
 struct HeadRingUse {
-  HeadRingUse(const AttentionSpec& spec, const AttentionFamily& family, const RingSteps& ring, int part,
-              int member);
+  HeadRingUse(const AttentionSpec& spec, const AttentionFamily& family, const RingSteps& ring, int a2a_rank,
+              int position);
 
   TensorDtypes moved;  // in which tensors are exchanged and travel around the ring
   HeadPlan heads;
@@ -52,8 +52,8 @@ struct HeadRingUse {
   std::size_t slots = 0;                   // for others' blocks, by turns
   std::size_t last_attended = 0;           // index into RingSteps::steps
   bool exchanges = false;                  // of heads
-  bool serves = false;                     // in any step: others add to the gradients of this member's block
-  bool sums_gradients = false;             // dk and dv of this member's block are sums, in fp32 until the end
+  bool serves = false;          // in any step: others add to the gradients of this position's block
+  bool sums_gradients = false;  // dk and dv of this position's block are sums, in fp32 until the end
 
   std::size_t QueryElements(int dim) const {
     return static_cast<std::size_t>(block_q * block.request.shape.heads * dim);
@@ -64,22 +64,22 @@ struct HeadRingUse {
 };
 
 struct HeadRingBuffers {
-  // After the exchange; unused without one.
+  // The exchange fills these; without one they are unused.
   Buffer scratch, q, k, v, out, lse, dout, dq, dk, dv;
   Buffer k_slot[2], v_slot[2];    // others' blocks, by turns
   Buffer slot_scales;             // fp8: the scales of k and v of both slots, fp32 [2][2]
   Buffer delta;                   // [block_q, heads], fp32
-  Buffer dk_sum, dv_sum;          // of this member's block: [block_kv, kv_heads, dim], fp32
-  Buffer dk_part[2], dv_part[2];  // this member's part in others' gradients, by turns
-  Buffer dk_taken, dv_taken;      // another member's part in this one's
+  Buffer dk_sum, dv_sum;          // of this position's block: [block_kv, kv_heads, dim], fp32
+  Buffer dk_part[2], dv_part[2];  // what this rank adds to others' gradients, by turns
+  Buffer dk_taken, dv_taken;      // what another rank adds to this one's
 
   void List(const HeadRingUse& use, MemoryList& list);
 };
 
-// Declares all that the rank holds: the buffers, and those of its parts.
+// Declares all that the rank holds: the buffers, and those of what it is made of.
 void ListHeadRing(const AttentionSpec& spec, const HeadRingUse& use, HeadRingBuffers& ring,
                   BlockBuffers& block, WholeBuffers& whole, MemoryList& list);
-// What its plans take.
-void ListHeadRingPlans(const HeadRingUse& use, const RingSteps& ring, int member, MemoryList& list);
+// Declares what its plans take.
+void ListHeadRingPlans(const HeadRingUse& use, const RingSteps& ring, int position, MemoryList& list);
 
 }  // namespace cppool::kernels

@@ -28,27 +28,28 @@ MemoryUse AllGatherMemory(const AttentionFamily& family, const AttentionSpec& sp
 }
 
 MemoryUse HeadRingMemory(const AttentionFamily& family, const AttentionSpec& spec, const RingSteps& ring,
-                         int part, int member) {
-  const HeadRingUse use(spec, family, ring, part, member);
+                         int a2a_rank, int position) {
+  const HeadRingUse use(spec, family, ring, a2a_rank, position);
   HeadRingBuffers buffers;
   BlockBuffers block;
   WholeBuffers whole;
   MemoryList list;
   ListHeadRing(spec, use, buffers, block, whole, list);
-  ListHeadRingPlans(use, ring, member, list);
+  ListHeadRingPlans(use, ring, position, list);
   Fp8Buffers fp8;
-  if (spec.fp8) fp8.List(spec, Fp8Use(spec, ring.parts * ring.members, member * ring.parts + part), list);
+  if (spec.fp8)
+    fp8.List(spec, Fp8Use(spec, ring.a2a_size * ring.ring_size, position * ring.a2a_size + a2a_rank), list);
   return UseOf(list);
 }
 
 std::optional<std::string> HeadRingRefusal(BlockAsker& asker, const AttentionFamily& family,
                                            const AttentionSpec& spec, const RingSteps& ring) {
-  for (int member = 0; member < ring.members; ++member) {
-    for (int part = 0; part < ring.parts; ++part) {
-      const HeadRingUse use(spec, family, ring, part, member);
+  for (int position = 0; position < ring.ring_size; ++position) {
+    for (int a2a_rank = 0; a2a_rank < ring.a2a_size; ++a2a_rank) {
+      const HeadRingUse use(spec, family, ring, a2a_rank, position);
       for (const RingSteps::Step& step : ring.steps) {
-        if (!step.attends[static_cast<std::size_t>(member)]) continue;
-        const Layout& keys = ring.keys[static_cast<std::size_t>(ring.Before(member, step.distance))];
+        if (!step.attends[static_cast<std::size_t>(position)]) continue;
+        const Layout& keys = ring.keys[static_cast<std::size_t>(ring.Before(position, step.distance))];
         if (auto refusal = asker.Refusal(use.block.request, use.block.queries, keys, ring.bands))
           return refusal;
       }
@@ -70,8 +71,8 @@ std::optional<std::string> AllGatherRefusal(BlockAsker& asker, const AttentionFa
   return std::nullopt;
 }
 
-// How many ranks exchange heads.
-int PartsOf(const AttentionSpec& spec, int world_size) {
+// Returns how many ranks exchange heads.
+int A2aSizeOf(const AttentionSpec& spec, int world_size) {
   switch (spec.comm) {
     case CpCommType::kAllGather:
     case CpCommType::kP2p:
@@ -84,7 +85,7 @@ int PartsOf(const AttentionSpec& spec, int world_size) {
   throw RuntimeError(CPPOOL_INTERNAL, "no such schedule");
 }
 
-// What moves and attends.
+// Makes the schedule without what fp8 puts around it.
 std::unique_ptr<Schedule> MakeCpSchedule(cppool_runtime* runtime, RankKernels& kernels,
                                          const AttentionSpec& spec) {
   const Group world = GetGroup(runtime, CPPOOL_WORLD);
@@ -130,11 +131,11 @@ std::optional<std::string> ScheduleRefusal(const AttentionFamily& family, const 
                                            int world_size) {
   const std::unique_ptr<BlockAsker> asker = family.AskBlocks();
   if (!asker) return std::nullopt;
-  const int parts = PartsOf(spec, world_size);
+  const int a2a_size = A2aSizeOf(spec, world_size);
   std::optional<std::string> refusal =
       spec.comm == CpCommType::kAllGather
           ? AllGatherRefusal(*asker, family, spec, world_size)
-          : HeadRingRefusal(*asker, family, spec, RingSteps(spec, parts, world_size / parts));
+          : HeadRingRefusal(*asker, family, spec, RingSteps(spec, a2a_size, world_size / a2a_size));
   return refusal ? refusal : HeadRingRefusal(*asker, family, spec, RingSteps(spec, 1, 1));
 }
 
@@ -147,10 +148,10 @@ MemoryUse ScheduleMemory(const AttentionFamily& family, const AttentionSpec& spe
     for (int rank = 0; rank < world_size; ++rank) raise(AllGatherMemory(family, spec, world_size, rank));
     return most;
   }
-  const int parts = PartsOf(spec, world_size);
-  const RingSteps ring(spec, parts, world_size / parts);
+  const int a2a_size = A2aSizeOf(spec, world_size);
+  const RingSteps ring(spec, a2a_size, world_size / a2a_size);
   for (int rank = 0; rank < world_size; ++rank)
-    raise(HeadRingMemory(family, spec, ring, rank % parts, rank / parts));
+    raise(HeadRingMemory(family, spec, ring, rank % a2a_size, rank / a2a_size));
   return most;
 }
 

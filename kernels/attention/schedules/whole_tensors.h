@@ -34,7 +34,7 @@ class WholeTensors {
   void BeginForward(const AttentionTensors&, ForwardArgs&);
   void EndForward(const AttentionTensors&);  // max_logit over all ranks
 
-  // After Delta, with args.lse and args.delta of all of this rank's queries.
+  // Follows Delta; args.lse and args.delta are of all of this rank's queries.
   void BeginBackward(const AttentionTensors&, BackwardArgs&);
   // After the block's other gradients, with their arguments. Adds the block's part of dbias, unless Backward has.
   void AddBlock(const AttentionTensors&, const BackwardArgs&);

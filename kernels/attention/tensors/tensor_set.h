@@ -23,7 +23,7 @@ struct RankRows {
 };
 RankRows RowsOfRank(QkvFormat format, const Sequences& sequences, int world_size, int rank);
 
-// Both sides of a rank; of the whole for a world of one.
+// The tokens of a rank on both sides; a world of one has all of them.
 struct RankTokens {
   RankTokens(const AttentionSpec& spec, int world_size, int rank);
   RankRows queries, keys;
@@ -43,7 +43,7 @@ class TensorSet {
 
   TensorSet(cppool_runtime* runtime, const AttentionSpec& spec, int world_size);
 
-  // What a set of these tensors takes on a rank.
+  // Returns what a set of these tensors takes on a rank.
   static double Bytes(const AttentionSpec& spec, int world_size);
 
   AttentionTensors pointers() const;

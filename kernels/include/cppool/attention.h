@@ -32,7 +32,8 @@
  *   stream, on any thread. Several ranks call at once, each with its own plans: no global state without a lock.
  * - Errors: each function returns CPPOOL_OK or the kind of failure, and writes why, in one line for people, to
  *   why[why_size] (snprintf fits). C++ exceptions must not leave it.
- * - Versions: structs only grow at their end. Compare struct_size before reading a member that was added later. */
+ * - Versions: all of this header is version 1, and smaller structs are refused. Later members are appended:
+ *   compare struct_size before reading one. */
 #ifndef CPPOOL_ATTENTION_H
 #define CPPOOL_ATTENTION_H
 
@@ -60,7 +61,7 @@ extern "C" {
  * their gradients is 1. q, k, v, out and their gradients are 16-byte aligned (fp8: 8), others as their elements. */
 typedef struct cppool_tensor cppool_tensor;
 struct cppool_tensor {
-  void* data; /* of device memory. NULL in cppool_attention_call */
+  void* data; /* in device memory; NULL in cppool_attention_call */
   int32_t device_type;
   int32_t device_id;
   int32_t ndim;
@@ -73,8 +74,8 @@ struct cppool_tensor {
   /* For fp8, else NULL. A stored element times the scale is the value: one fp32 (shape [1]). What is written is
    * divided by it. No call has e8m0 scales, by blocks of 32 elements, or writes fp8 so far. */
   const cppool_tensor* scale;
-  /* Of a tensor that is written: raised to its largest absolute value before scaling. In device memory. NULL so
-   * far. */
+  /* A call that writes the tensor raises this, in device memory, to its largest absolute value before scaling.
+   * NULL so far. */
   float* amax;
 };
 
@@ -87,7 +88,7 @@ typedef struct cppool_attention_tensors {
   const cppool_tensor* v;   /* [batch, seqlen_kv, kv_heads, dim_v] */
   const cppool_tensor* out; /* [batch, seqlen_q, heads, dim_v]; forward writes it, backward reads it */
   const cppool_tensor* lse; /* [batch, heads, seqlen_q]; forward writes it, backward reads it */
-  /* Of backward alone. */
+  /* Only backward has these. */
   const cppool_tensor* dout;  /* [batch, seqlen_q, heads, dim_v] */
   const cppool_tensor* delta; /* [batch, heads, seqlen_q]: for a kernel that does not compute it itself */
   const cppool_tensor* dq;    /* [batch, seqlen_q, heads, dim_qk] */
@@ -97,20 +98,20 @@ typedef struct cppool_attention_tensors {
   /* With CPPOOL_ATTENTION_BIAS: [batch or 1, heads or 1, seqlen_q or 1, seqlen_kv], often a part of a larger
    * tensor. A dimension that is 1 is broadcast, and its stride is 0. dbias has the same shape. */
   const cppool_tensor* bias;
-  const cppool_tensor* dbias; /* of backward; always there with a bias */
+  const cppool_tensor* dbias; /* only backward has it, always with a bias */
   /* With CPPOOL_ATTENTION_ALIBI: [heads]. Never with a bias. */
   const cppool_tensor* alibi_slopes;
   /* With CPPOOL_ATTENTION_MAX_LOGIT: forward writes the largest logit of each row; shape and strides of lse. */
   const cppool_tensor* max_logit;
-  /* With CPPOOL_ATTENTION_VARLEN: packed sequences of different lengths, which are rows of one buffer. Of every
-   * tensor above batch is then 1 and seqlen_q, seqlen_kv are the rows of the buffers. Sequence b has the queries
+  /* With CPPOOL_ATTENTION_VARLEN: packed sequences of different lengths, which are rows of one buffer. Every
+   * tensor above has then batch 1, and seqlen_q, seqlen_kv are the rows of the buffers. Sequence b has the queries
    * cu_seqlens_q[b] to cu_seqlens_q[b] + seqlens_q[b], and the keys likewise. Never with a bias or ALiBi. */
   const cppool_tensor* cu_seqlens_q;  /* [batch + 1], ascending from 0; the last is the number of rows */
   const cppool_tensor* cu_seqlens_kv; /* likewise, of the keys */
   const cppool_tensor* seqlens_q;     /* [batch]; NULL: each sequence ends where the next one begins */
   const cppool_tensor* seqlens_kv;
 
-  /* Of backward with p_scale, in fp32, [1]. dS[i][j] * ds_scale is rounded to e5m2 for the products of dq and dk,
+  /* Backward with p_scale has this, fp32, [1]. dS[i][j] * ds_scale is rounded to e5m2 for the products of dq and dk,
    * which are divided by ds_scale. Its data is NULL in calls of which dS is not to be rounded. */
   const cppool_tensor* ds_scale;
   const cppool_tensor* amax_ds; /* backward writes the largest abs(dS[i][j]) before it is rounded */
@@ -177,8 +178,8 @@ enum {
 typedef struct cppool_attention_kernel {
   uint32_t abi;         /* CPPOOL_ATTENTION_ABI */
   uint32_t struct_size; /* sizeof(cppool_attention_kernel) */
-  const char* name;     /* of one line; unique in its library, without a comma */
-  const char* version;  /* of one line */
+  const char* name;     /* one line; unique in its library, without a comma */
+  const char* version;  /* one line */
   const char* backend;  /* "cuda" or "host": where its memory is and what `stream` means */
   uint32_t features;    /* CPPOOL_ATTENTION_..., or 0 */
 

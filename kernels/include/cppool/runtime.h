@@ -12,8 +12,8 @@
  * Errors: every function returns CPPOOL_OK or the kind of failure; `last_error` then says what happened.
  * Ownership: a case should release what it creates or allocates; what is left is released after the case, and
  * counted in `stats`.
- * Versions: the table only grows at its end. A case that was built with a newer header finds out with
- * `struct_size` whether a function is there: offsetof(cppool_runtime, group_of) < rt->struct_size. */
+ * Versions: all of this header is version 1, which every cppool has. Later members are appended, with a comment
+ * that says so: a case asks `struct_size` for them, offsetof(cppool_runtime, MEMBER) < rt->struct_size. */
 #ifndef CPPOOL_RUNTIME_H
 #define CPPOOL_RUNTIME_H
 
@@ -37,7 +37,8 @@ typedef enum cppool_status {
   CPPOOL_NCCL,
   CPPOOL_TIMEOUT,
   CPPOOL_INTERNAL,
-  CPPOOL_INAPPLICABLE /* meaningful, but impossible with so many ranks: the answer is `skipped`. Added later */
+  CPPOOL_INAPPLICABLE, /* meaningful, but impossible with so many ranks: the answer is `skipped` */
+  CPPOOL_CANCELLED     /* the request has been cancelled: every call fails with it from then on */
 } cppool_status;
 
 typedef enum cppool_dtype {
@@ -168,8 +169,8 @@ struct cppool_runtime {
   cppool_status (*group_of)(cppool_runtime*, int size, int stride, cppool_comm* out, int* rank,
                             int* group_size);
 
-  /* This rank's last failure with its fields; never NULL. What it points to is valid until the next failing call.
-   * Added later: a case that may meet an older daemon checks struct_size first. */
+  /* This rank's last failure with its fields; never NULL. What it points to is valid until the next failing
+   * call. */
   const cppool_failure* (*last_failure)(cppool_runtime*);
 };
 

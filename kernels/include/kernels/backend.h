@@ -90,10 +90,17 @@ class RankRuntime {
   virtual void Break(DeviceFault fault, void* byte, cppool_stream stream) = 0;
   // Marks from here on belong to iteration `index` (negative: warm-up, not counted).
   virtual void BeginIteration(int index) = 0;
+  // Between two iterations: waits while the rank's thread is far ahead of the main stream's work (two iterations and 20 ms), so that a
+  // cancelled case ends soon. Throws RuntimeError after an abort.
+  virtual void KeepUp() = 0;
   virtual void EndIterations() = 0;
   // Between two iterations, or after them: ends the main stream's stage, waits for that stream's work, and returns the times.
   // Throws RuntimeError when the work has failed.
   virtual StageSamples Samples() = 0;
+  // Between two iterations: waits for the rank's work, since the case may take back what that uses. From then on every call
+  // of the seam fails with CPPOOL_CANCELLED until the next BeginCase, so that the case returns. Throws RuntimeError when the
+  // work has failed.
+  virtual void Cancel(const std::string& why) = 0;
   virtual LiveMemory Live() const = 0;
   // Between group_start and group_end. A case must not end so: Backend::Recover is then needed before the next one,
   // because the ranks are out of step or NCCL still holds the calls.
@@ -117,21 +124,33 @@ class RankRuntime {
   virtual std::set<int> Threads() const { return {}; }
 };
 
+// The part of a world whose ranks one process runs.
+struct Place {
+  Place(int size) : Place(size, 0, size) {}  // the whole world
+  Place(int size, int first_rank, int count) : world_size(size), first(first_rank), ranks(count) {}
+  bool whole() const { return ranks == world_size; }
+
+  int world_size;
+  int first;  // of its ranks, which follow each other
+  int ranks;
+};
+
+// Of the ranks of a place.
 class Backend {
  public:
   virtual ~Backend() = default;
   virtual std::string name() const = 0;       // "cuda", "host"
   virtual std::string transport() const = 0;  // "nccl", "peer", "host"
-  virtual int world_size() const = 0;
-  // Called on all ranks' threads at once: makes the device ready, joins the usual communicators and uses each once.
+  virtual const Place& place() const = 0;
+  // Called on all ranks' threads at once, here and in the other places: makes the device ready, joins the usual communicators and uses each once.
   // Throws RuntimeError.
   virtual std::unique_ptr<RankRuntime> OpenRank(int rank) = 0;
-  virtual std::vector<DeviceInfo> Devices() const = 0;  // one per rank, after OpenRank
+  virtual std::vector<DeviceInfo> Devices() const = 0;  // one per rank of the place, after OpenRank
   // Milliseconds of the start-up by stage, in order, after OpenRank: the slowest rank's.
   virtual std::vector<std::pair<std::string, double>> InitTimes() const = 0;
   // Any thread: begins and ends the range of a profiler that is attached to this process. Nothing without one.
   virtual void Profile(bool begin) = 0;
-  // Any thread: makes pending and later communication of all ranks fail with `reason`, so that no rank waits for one
+  // Any thread: makes pending and later communication of these ranks fail with `reason`, so that no rank waits for one
   // that is gone.
   virtual void Abort(const std::string& reason) = 0;
   // Any thread: the rank has ended its case in order, with all of its calls over. A rank that waits for another call
@@ -144,7 +163,12 @@ class Backend {
   virtual void Recover(std::chrono::milliseconds limit) = 0;
 };
 
-std::unique_ptr<Backend> CreateHostBackend(int world_size);
+// What the host backends of one world exchange through, within a process.
+struct HostTransport;
+std::shared_ptr<HostTransport> CreateHostTransport(int world_size);
+
+// `transport`: of all places of the world; NULL: the backend makes its own, and must be the whole world.
+std::unique_ptr<Backend> CreateHostBackend(const Place& place, std::shared_ptr<HostTransport> transport = nullptr);
 
 // Number of devices that CUDA sees (CUDA_VISIBLE_DEVICES is honoured); 0 without a driver or a device. Loads
 // libcuda.so.1 but makes no context. Throws RuntimeError when the driver is there and broken.
@@ -159,11 +183,18 @@ enum class Transport { kAuto, kNccl, kPeer };
 // Opens the module `libcppool_cuda.so`: the file that CPPOOL_CUDA_MODULE names, else the first one found beside the
 // program, in `../lib` from there, and on the dynamic linker's path. Throws RuntimeError that says what to do when it
 // is missing, of another build, or lacks NCCL or devices. `commit` is the one that the program was built from: a module of
-// another commit is refused; empty: any is taken.
-std::unique_ptr<Backend> CreateCudaBackend(int world_size, Transport transport = Transport::kAuto,
+// another commit is refused; empty: any is taken. A place that is not the whole world is refused.
+std::unique_ptr<Backend> CreateCudaBackend(const Place& place, Transport transport = Transport::kAuto,
                                            const std::string& commit = "");
 
 // The file of that module, which is opened for it. Throws as CreateCudaBackend.
 std::string CudaModuleFile();
+
+// The soundness probe of a world after a failed case: does communication still give the right results? On all ranks' threads
+// at once, between BeginCase and EndCase: a sum and a message to each neighbour on every
+// communicator that the world has. The numbers depend on the rank and on `round`, which is new each time, so that data
+// left by an earlier case or probe is not taken for this one's. Throws RuntimeError with what is wrong; host memory
+// that work may still use is left to EndCase.
+void ProbeGroups(RankRuntime& rank, std::uint64_t round);
 
 }  // namespace cppool::kernels

@@ -9,7 +9,7 @@ namespace cppool::kernels {
 
 enum class Dtype { kFp16, kBf16, kFp32, kFp64, kE4M3, kE5M2 };  // the last two: payloads, see fp8.h
 
-// Bytes of one element.
+// Returns the bytes of one element.
 constexpr std::size_t SizeOf(Dtype dtype) {
   switch (dtype) {
     case Dtype::kFp16:
@@ -26,7 +26,7 @@ constexpr std::size_t SizeOf(Dtype dtype) {
   throw std::invalid_argument("SizeOf: no such dtype");
 }
 
-// "fp16", "bf16", "fp32", "fp64", "e4m3", "e5m2".
+// Returns "fp16", "bf16", "fp32", "fp64", "e4m3" or "e5m2".
 constexpr const char* NameOf(Dtype dtype) {
   switch (dtype) {
     case Dtype::kFp16:

@@ -24,7 +24,7 @@ class RuntimeError : public std::runtime_error {
   int culprit_;
 };
 
-// The end of what is said where a thread cannot be started.
+// The end of the error where a thread cannot be started.
 inline constexpr char kThreadLimits[] = " (see `ulimit -u` and the container's limit on processes)";
 
 }  // namespace cppool::kernels

@@ -18,7 +18,7 @@
 namespace cppool::kernels {
 
 enum class FaultKind {
-  // On the rank's thread, in the call of `mark`.
+  // These happen on the rank's thread, in the call of `mark`.
   kThrow,        // a C++ exception
   kSegfault,     // writes to a page that may not be written
   kAbort,        // std::abort
@@ -28,11 +28,11 @@ enum class FaultKind {
   kFlood,        // 12 MB to stdout and as many to stderr, answers among them
   kHalfLine,     // half an answer, without its end, to stdout
   kHalfAnswer,   // the same to the stream of the daemon's answers
-  // On the stream, after the mark.
+  // These happen on the stream, after the mark.
   kStall,        // work that does not end
   kTrap,         // an illegal instruction of the device; on the host SIGTRAP
   kOutOfBounds,  // a write past the end of device memory
-  // The rank's next communication call after the mark.
+  // These happen to the rank's next communication call after the mark.
   kSkipCollective,  // is not made
   kWrongSize,       // has half of its size
   kFlipBit,         // sends one element, in the middle, with its highest exponent bit flipped

@@ -35,9 +35,9 @@ std::optional<GroupShape> ShapeOf(cppool_group which, int world_size);
 // The shapes that are made with the world: the world itself first, then pairs and strides where it has them.
 std::vector<GroupShape> UsualShapes(int world_size);
 
-// "rank 3", "ranks 0 and 1", "ranks 0, 2 and 4".
+// Returns "rank 3", "ranks 0 and 1" or "ranks 0, 2 and 4".
 std::string RankList(const std::vector<int>& ranks);
-// "the world communicator", "the communicator of ranks 0 and 1".
+// Returns "the world communicator" or "the communicator of ranks 0 and 1".
 std::string CommunicatorOf(const std::vector<int>& ranks, int world_size);
 
 }  // namespace cppool::kernels

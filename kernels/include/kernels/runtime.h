@@ -16,7 +16,7 @@
 
 namespace cppool::kernels {
 
-// Throws what the failed call said: its status, its text and its culprit.
+// Throws the failed call's error: its status, its text and its culprit.
 inline void Check(cppool_runtime* rt, cppool_status status) {
   if (status == CPPOOL_OK) return;
   const cppool_failure* failure = rt->last_failure(rt);

@@ -32,7 +32,7 @@ struct TraceSlice {
   // TraceClockNs. A slice that had not ended when the trace was taken ends there, and says so.
   std::int64_t begin_ns = 0, end_ns = 0;
   bool unfinished = false;
-  // Of kTransfer.
+  // A kTransfer has these.
   int peer = kNoPeer;  // the other rank of a send or receive, in the world
   int ranks = 0;       // of the communicator
   std::size_t bytes =

@@ -19,18 +19,21 @@ std::string Call(std::uint64_t asked) {
 
 }  // namespace
 
-GroupMeeting::GroupMeeting(std::vector<Bell>& bells, std::function<bool()> aborted,
+GroupMeeting::GroupMeeting(std::vector<WakeUp>& wake_ups, std::function<bool()> aborted,
                            std::function<bool(int)> finished)
-    : bells_(bells), aborted_(std::move(aborted)), finished_(std::move(finished)), places_(bells.size()) {}
+    : wake_ups_(wake_ups),
+      aborted_(std::move(aborted)),
+      finished_(std::move(finished)),
+      places_(wake_ups.size()) {}
 
 bool GroupMeeting::Meet(int rank, GroupShape shape) {
   Place& mine = places_[static_cast<std::size_t>(rank)];
   const std::uint32_t round = ++mine.rounds;
   mine.asked[round % 2].store(Pack(round, shape), std::memory_order_relaxed);
   mine.waits.store(round, std::memory_order_relaxed);
-  for (Bell& bell : bells_) bell.Ring();
+  for (WakeUp& wake_up : wake_ups_) wake_up.Notify();
   // The deadline is the watchdog's: it aborts the world.
-  bells_[static_cast<std::size_t>(rank)].Wait(
+  wake_ups_[static_cast<std::size_t>(rank)].Wait(
       [&] { return aborted_() || Missing(round).empty() || FinishedWithout(round) >= 0; });
   mine.waits.store(0, std::memory_order_relaxed);
   if (Missing(round).empty()) {

@@ -4,7 +4,7 @@
 // wait ends with an error when a rank asks for another shape, has finished its case, or the world is aborted, and the
 // diagnosis of a deadline can name who is missing.
 //
-// A rank waits at most once for a shape in the life of a world. Like a bell, a meeting orders no memory.
+// A rank waits at most once for a shape in the life of a world. Like a wake-up, a meeting orders no memory.
 #pragma once
 
 #include <atomic>
@@ -15,15 +15,16 @@
 #include <vector>
 
 #include "kernels/group_shape.h"
-#include "kernels/runtime/common/bell.h"
+#include "kernels/runtime/common/wake_up.h"
 
 namespace cppool::kernels {
 
 class GroupMeeting {
  public:
-  // `bells`: one per rank; all of them must be rung after a change of what `aborted` or `finished(rank)` return. Both
+  // `wake_ups`: one per rank; all of them are notified after a change of what `aborted` or `finished(rank)` return. Both
   // are called often and must not block. A rank is finished when it will make no more calls in this case.
-  GroupMeeting(std::vector<Bell>& bells, std::function<bool()> aborted, std::function<bool(int)> finished);
+  GroupMeeting(std::vector<WakeUp>& wake_ups, std::function<bool()> aborted,
+               std::function<bool(int)> finished);
 
   // On the rank's thread. Returns true once all ranks have asked for `shape`, false when the world was aborted first.
   // Throws RuntimeError when they ask for different shapes, or when one has finished without asking.
@@ -53,7 +54,7 @@ class GroupMeeting {
   int FinishedWithout(std::uint32_t round) const;  // a rank, or -1
   void CheckSameShape(int rank, std::uint32_t round) const;
 
-  std::vector<Bell>& bells_;
+  std::vector<WakeUp>& wake_ups_;
   const std::function<bool()> aborted_;
   const std::function<bool(int)> finished_;
   std::vector<Place> places_;

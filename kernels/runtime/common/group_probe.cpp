@@ -1,4 +1,4 @@
-#include "kernels/group_probe.h"
+#include "kernels/backend.h"
 
 #include <cstddef>
 #include <string>

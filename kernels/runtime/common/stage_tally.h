@@ -19,7 +19,7 @@ class StageTally {
 
   // In the order in which the stages were first added, a parent before its first child.
   StageTimes Times() const;
-  // In the same order.
+  // Returns the samples in the order of Times().
   StageSamples Samples() const;
 
  private:

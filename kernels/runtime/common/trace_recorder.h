@@ -27,7 +27,7 @@ class TraceRecorder {
   // A new slice, whose times the caller sets; one without a beginning is left out. NULL: the limit is reached, which is
   // counted. Valid until Finish.
   TraceSlice* Add(TraceSlice::Kind kind, int track, std::string_view name, int iteration);
-  // A dropped slice beside those of Add.
+  // Counts a slice that was dropped before Add.
   void CountDropped() { ++dropped_; }
   void NameStream(int track, const std::string& name);
 

@@ -71,7 +71,7 @@ class CudaBackend final : public Backend {
 
   std::string name() const override { return "cuda"; }
   std::string transport() const override { return world_->transport(); }
-  int world_size() const override { return world_->size(); }
+  const Place& place() const override { return place_; }
   std::unique_ptr<RankRuntime> OpenRank(int rank) override;
   std::vector<DeviceInfo> Devices() const override;
   std::vector<std::pair<std::string, double>> InitTimes() const override;
@@ -86,6 +86,7 @@ class CudaBackend final : public Backend {
  private:
   class StageClock;
 
+  const Place place_;
   std::shared_ptr<CommWorld> world_;
   std::shared_ptr<OpenRanks> open_ = std::make_shared<OpenRanks>();
   mutable std::mutex mutex_;  // guards what the ranks' threads report
@@ -134,7 +135,7 @@ void CheckDriver() {
                          ", or a build that was made with an older CUDA, or use the host backend");
 }
 
-CudaBackend::CudaBackend(int world_size, Transport transport) {
+CudaBackend::CudaBackend(int world_size, Transport transport) : place_(world_size) {
   if (world_size < 1 || world_size > kMostRanks) {
     throw RuntimeError(CPPOOL_INVALID_REQUEST, "a world has 1 to " + std::to_string(kMostRanks) +
                                                    " ranks, not " + std::to_string(world_size));

@@ -11,10 +11,10 @@ CommWorld::CommWorld(int size, int devices)
     : size_(size),
       devices_(std::min(size, devices)),
       groups_(At(size)),
-      bells_(At(size)),
+      wake_ups_(At(size)),
       finished_(At(size)),
       meeting_(
-          bells_, [this] { return aborted(); }, [this](int rank) { return finished(rank); }),
+          wake_ups_, [this] { return aborted(); }, [this](int rank) { return finished(rank); }),
       pools_(At(devices_)) {}
 
 std::shared_ptr<DevicePool> CommWorld::OpenPool(int rank) {
@@ -94,13 +94,13 @@ void CommWorld::AddGroup(int rank, GroupShape shape, cppool_comm comm) {
   mine.count.store(count + 1, std::memory_order_release);
 }
 
-void CommWorld::RingAll() {
-  for (Bell& bell : bells_) bell.Ring();
+void CommWorld::WakeAll() {
+  for (WakeUp& wake_up : wake_ups_) wake_up.Notify();
 }
 
 void CommWorld::Finished(int rank) {
   finished_[At(rank)].store(true, std::memory_order_release);
-  RingAll();
+  WakeAll();
 }
 
 void CommWorld::Restart() {

@@ -17,8 +17,8 @@
 
 #include "kernels/error.h"
 #include "kernels/group_shape.h"
-#include "kernels/runtime/common/bell.h"
 #include "kernels/runtime/common/group_meeting.h"
+#include "kernels/runtime/common/wake_up.h"
 #include "kernels/runtime/cuda/device_pool.h"
 
 namespace cppool::kernels::cuda {
@@ -51,7 +51,7 @@ class CommWorld {
   int device(int rank) const { return rank * devices_ / size_; }
   int devices() const { return devices_; }
 
-  // The memory of the rank's device, shared by its ranks; with its context current.
+  // Returns the memory of the rank's device, which its ranks share. The device's context is current.
   std::shared_ptr<DevicePool> OpenPool(int rank);
 
   // Every rank arrives once, or says what keeps it from starting, before any joins a communicator: joining waits
@@ -119,8 +119,8 @@ class CommWorld {
  protected:
   static std::size_t At(int rank) { return static_cast<std::size_t>(rank); }
   bool finished(int rank) const { return finished_[At(rank)].load(std::memory_order_acquire); }
-  std::vector<Bell>& bells() { return bells_; }  // by rank: rung for what its thread may wait for
-  void RingAll();
+  std::vector<WakeUp>& wake_ups() { return wake_ups_; }  // by rank: notified of what its thread may wait for
+  void WakeAll();
   // The rank's thread. A thread that aborts may read the rank's communicators meanwhile.
   void AddGroup(int rank, GroupShape shape, cppool_comm comm);
   void ForgetGroups(int rank) { groups_[At(rank)].count = 0; }
@@ -147,7 +147,7 @@ class CommWorld {
   const int devices_;
   std::vector<RankGroups> groups_;  // by rank
 
-  std::vector<Bell> bells_;
+  std::vector<WakeUp> wake_ups_;
   std::vector<std::atomic<bool>> finished_;  // by rank
   GroupMeeting meeting_;
   std::mutex agreed_mutex_;

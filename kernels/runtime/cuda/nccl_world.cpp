@@ -188,7 +188,7 @@ void NcclWorld::CheckHealth(int rank) {
 
 void NcclWorld::Abort(const std::string& reason) {
   if (!NoteAbort(reason)) return;
-  RingAll();
+  WakeAll();
   // ncclCommAbort can wait for the device: no thread joins this one, and it keeps what it uses alive. The world cannot
   // be used afterwards.
   std::thread([world = shared_from_this()] {

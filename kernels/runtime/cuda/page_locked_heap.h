@@ -18,7 +18,7 @@ class PageLockedHeap {
   PageLockedHeap(const PageLockedHeap&) = delete;
   PageLockedHeap& operator=(const PageLockedHeap&) = delete;
 
-  // At least 256-byte aligned; `bytes` > 0. Allocates another slab only when no piece fits.
+  // Returns memory that is at least 256-byte aligned; `bytes` > 0. Allocates another slab only when no piece fits.
   void* Allocate(std::size_t bytes);
   // False: `pointer` is not from this heap.
   bool Free(void* pointer);

@@ -35,7 +35,7 @@ class SendOp final : public PeerOp {
     message_->sent_bytes = bytes_;
     message_->ready = ready;
     message_->phase.store(PeerMessage::kPosted, std::memory_order_release);
-    side_.comm->Ring(peer_);
+    side_.comm->WakeMember(peer_);
   }
   bool Ready() const override { return true; }
   bool Work() override { return true; }
@@ -86,7 +86,7 @@ class RecvOp final : public PeerOp {
     }
     message_->received_bytes = bytes_;
     message_->phase.store(PeerMessage::kTaken, std::memory_order_release);
-    side_.comm->Ring(peer_);
+    side_.comm->WakeMember(peer_);
     if (sent != bytes_) {
       throw RuntimeError(CPPOOL_INTERNAL, "rank " + std::to_string(side_.comm->WorldRank(side_.member)) +
                                               " receives " + std::to_string(bytes_) + " bytes from rank " +
@@ -182,7 +182,7 @@ class CollectiveOp final : public PeerOp {
     return count.load(std::memory_order_acquire) == size_;
   }
   void Count(std::atomic<std::size_t>& count) {
-    if (count.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) side_.comm->RingAll();
+    if (count.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) side_.comm->WakeAll();
   }
   void CopyPart(std::size_t member, const void* from, void* to, std::size_t count) {
     CopyFrom(from, side_.comm->Device(static_cast<int>(member)), to, caller_.device, Bytes(count), stream());
@@ -298,11 +298,11 @@ EventRef EventPool::Record(cudaStream_t stream) {
   return held;
 }
 
-PeerComm::PeerComm(std::vector<int> ranks, std::vector<int> devices, std::vector<Bell>& bells)
+PeerComm::PeerComm(std::vector<int> ranks, std::vector<int> devices, std::vector<WakeUp>& wake_ups)
     : ranks_(std::move(ranks)),
       devices_(std::move(devices)),
-      name_(CommunicatorOf(ranks_, static_cast<int>(bells.size()))),
-      bells_(bells) {}
+      name_(CommunicatorOf(ranks_, static_cast<int>(wake_ups.size()))),
+      wake_ups_(wake_ups) {}
 
 std::shared_ptr<PeerMessage> PeerComm::Message(int from, int to, std::uint64_t position) {
   const std::lock_guard lock(mutex_);

@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "kernels/group_shape.h"
-#include "kernels/runtime/common/bell.h"
 #include "kernels/runtime/common/collective_call.h"
+#include "kernels/runtime/common/wake_up.h"
 #include "kernels/runtime/cuda/device_pool.h"
 
 namespace cppool::kernels::cuda {
@@ -64,20 +64,20 @@ struct PeerMeeting {
   std::size_t joined = 0;   // under the communicator's lock
 };
 
-// What the ranks of a group share. Any thread.
+// Holds what the ranks of a group share. Any thread may use it.
 class PeerComm {
  public:
-  // `ranks`: the members' ranks in the world. `bells`: one per rank of the world.
-  PeerComm(std::vector<int> ranks, std::vector<int> devices, std::vector<Bell>& bells);
+  // `ranks` are the members' ranks in the world; `wake_ups` has one per rank of the world.
+  PeerComm(std::vector<int> ranks, std::vector<int> devices, std::vector<WakeUp>& wake_ups);
 
   const std::string& name() const { return name_; }  // "the communicator of ranks 0 and 1"
   const std::vector<int>& ranks() const { return ranks_; }
   int size() const { return static_cast<int>(ranks_.size()); }
   int WorldRank(int member) const { return ranks_[static_cast<std::size_t>(member)]; }
   int Device(int member) const { return devices_[static_cast<std::size_t>(member)]; }
-  void Ring(int member) { bells_[static_cast<std::size_t>(WorldRank(member))].Ring(); }
-  void RingAll() {
-    for (int member = 0; member < size(); ++member) Ring(member);
+  void WakeMember(int member) { wake_ups_[static_cast<std::size_t>(WorldRank(member))].Notify(); }
+  void WakeAll() {
+    for (int member = 0; member < size(); ++member) WakeMember(member);
   }
 
   // The message or collective at a position, which is the same for all its members.
@@ -88,7 +88,7 @@ class PeerComm {
  private:
   const std::vector<int> ranks_, devices_;
   const std::string name_;
-  std::vector<Bell>& bells_;
+  std::vector<WakeUp>& wake_ups_;
   std::mutex mutex_;
   std::map<std::tuple<int, int, std::uint64_t>, std::shared_ptr<PeerMessage>> messages_;
   std::map<std::uint64_t, std::shared_ptr<PeerMeeting>> meetings_;

@@ -43,7 +43,7 @@ void PeerWorld::JoinGroup(int rank, GroupShape shape) {
       const std::vector<int> members = shape.Ranks(rank);
       std::vector<int> on;
       for (const int member : members) on.push_back(device(member));
-      mine = std::make_unique<PeerComm>(members, std::move(on), bells());
+      mine = std::make_unique<PeerComm>(members, std::move(on), wake_ups());
     }
     comm = mine.get();
   }
@@ -209,7 +209,7 @@ void PeerWorld::Meet(int rank, const std::vector<std::unique_ptr<PeerOp>>& ops) 
   }
   // The work of every call comes before any call's wait for its readers: in a ring, a rank's copy does not wait for its
   // neighbour's. Both waits are for the peers' calls, and the watchdog ends them with Abort.
-  Bell& bell = bells()[static_cast<std::size_t>(rank)];
+  WakeUp& wake_up = wake_ups()[static_cast<std::size_t>(rank)];
   const Running shown(mine, ops);
   std::vector<PeerOp*> working;
   for (const auto& op : ops) working.push_back(op.get());
@@ -226,7 +226,7 @@ void PeerWorld::Meet(int rank, const std::vector<std::unique_ptr<PeerOp>>& ops) 
                        gone);
   };
   while (!working.empty()) {
-    bell.Wait([&] {
+    wake_up.Wait([&] {
       return aborted() || any_ready() ||
              std::any_of(working.begin(), working.end(), [&](const PeerOp* op) { return in_vain(*op); });
     });
@@ -235,7 +235,7 @@ void PeerWorld::Meet(int rank, const std::vector<std::unique_ptr<PeerOp>>& ops) 
     std::erase_if(working, [](PeerOp* op) { return op->Ready() && op->Work(); });
   }
   for (const auto& op : ops) {
-    bell.Wait([&] { return aborted() || op->CanLeave() || in_vain(*op); });
+    wake_up.Wait([&] { return aborted() || op->CanLeave() || in_vain(*op); });
     if (!op->CanLeave()) ThrowIfAborted();
     throw_if_in_vain(*op);
     op->Leave();
@@ -251,7 +251,7 @@ int PeerWorld::FinishedWithout(const PeerOp& op) const {
 }
 
 void PeerWorld::Abort(const std::string& reason) {
-  if (NoteAbort(reason)) RingAll();
+  if (NoteAbort(reason)) WakeAll();
 }
 
 void PeerWorld::Restart() {

@@ -9,8 +9,7 @@
 
 #include "kernels/runtime.h"
 #include "kernels/runtime/common/stage_tally.h"
-#include "kernels/runtime/cuda/break_device.h"
-#include "kernels/runtime/cuda/hold_stream.h"
+#include "kernels/runtime/cuda/device_faults.h"
 #include "kernels/signal_stack.h"
 
 namespace cppool::kernels::cuda {
@@ -71,6 +70,7 @@ CudaRank::~CudaRank() {
   for (const auto& [pointer, bytes] : allocations_) cudaFreeAsync(pointer, main_stream());
   for (cudaEvent_t event : events_) cudaEventDestroy(event);
   for (cudaEvent_t event : retired_events_) cudaEventDestroy(event);
+  backlog_.Clear([](cudaEvent_t event) { cudaEventDestroy(event); });
   for (cudaEvent_t event : spare_events_) cudaEventDestroy(event);
   for (const OwnedStream& owned : streams_) cudaStreamDestroy(owned.stream);
 }
@@ -135,7 +135,26 @@ RankTrace CudaRank::TakeTrace() {
   return std::exchange(trace_, nullptr)->Finish(main_stream());
 }
 
-void CudaRank::BeginIteration(int index) { iteration_ = index < 0 ? StageMarks::kWarmUp : index; }
+void CudaRank::BeginIteration(int index) {
+  iteration_ = index < 0 ? StageMarks::kWarmUp : index;
+  const cudaEvent_t event = TakeEvent();
+  backlog_.Begin(event);
+  CheckCuda(cudaEventRecord(event, main_stream()), "recording an event");
+}
+
+void CudaRank::KeepUp() {
+  const auto reached = [](cudaEvent_t event) {
+    const cudaError_t state = cudaEventQuery(event);
+    if (state == cudaSuccess) return true;
+    cudaGetLastError();  // CUDA keeps "not ready" as an error
+    if (state != cudaErrorNotReady) CheckCuda(state, "the work of an iteration");
+    return false;
+  };
+  while (backlog_.IsLong(reached, [this](cudaEvent_t event) { spare_events_.push_back(event); })) {
+    world_->ThrowIfAborted();
+    std::this_thread::sleep_for(kPollEvery);
+  }
+}
 
 void CudaRank::EndIterations() { iteration_ = StageTally::kOnce; }
 
@@ -145,6 +164,14 @@ StageSamples CudaRank::Samples() {
   WaitFor(main_stream());
   ThrowHostFailure();
   return marks_.Samples(main_stream());
+}
+
+void CudaRank::Cancel(const std::string& why) {
+  last_error_.Refuse(CPPOOL_CANCELLED, why);
+  for (const OwnedStream& owned : streams_) {
+    if (owned.used) WaitFor(owned.stream);
+  }
+  ThrowHostFailure();
 }
 
 StageTimes CudaRank::EndCase() {
@@ -181,6 +208,7 @@ void CudaRank::ReleaseLeftovers() {
   events_.clear();
   spare_events_.insert(spare_events_.end(), retired_events_.begin(), retired_events_.end());
   retired_events_.clear();
+  backlog_.Clear([this](cudaEvent_t event) { spare_events_.push_back(event); });
   iteration_ = StageTally::kOnce;
   delays_ = {};
   marks_.Reset();
@@ -301,7 +329,7 @@ void CudaRank::DestroyStream(cudaStream_t stream) {
   owned->handed_out = false;
 }
 
-cudaEvent_t CudaRank::CreateEvent() {
+cudaEvent_t CudaRank::TakeEvent() {
   cudaEvent_t event = nullptr;
   if (!spare_events_.empty()) {
     event = spare_events_.back();
@@ -313,9 +341,10 @@ cudaEvent_t CudaRank::CreateEvent() {
     cudaGetLastError();
     CheckCuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
   }
-  events_.insert(event);
   return event;
 }
+
+cudaEvent_t CudaRank::CreateEvent() { return *events_.insert(TakeEvent()).first; }
 
 void CudaRank::DestroyEvent(cudaEvent_t event) {
   if (events_.erase(event) == 0)

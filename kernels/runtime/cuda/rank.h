@@ -13,6 +13,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/runtime.h"
+#include "kernels/runtime/common/backlog.h"
 #include "kernels/runtime/common/last_error.h"
 #include "kernels/runtime/common/mark_delays.h"
 #include "kernels/runtime/cuda/check.h"
@@ -43,10 +44,12 @@ class CudaRank : public RankRuntime {
   RankTrace TakeTrace() override;
   void Break(DeviceFault fault, void* byte, cppool_stream stream) override;
   void BeginIteration(int index) override;
+  void KeepUp() override;
   void EndIterations() override;
   bool InGroup() const override { return world_->InGroup(rank_); }
   std::vector<GroupShape> Groups() const override { return world_->shapes(rank_); }
   StageSamples Samples() override;
+  void Cancel(const std::string& why) override;
   StageTimes EndCase() override;
   void Trim() override;
   MemoryInfo Memory() const override;  // any thread
@@ -64,7 +67,7 @@ class CudaRank : public RankRuntime {
   int device() const { return device_; }
   cudaStream_t main_stream() const { return streams_.front().stream; }
 
-  // The table's functions.
+  // These are the table's functions.
   void* Allocate(std::size_t bytes, cudaStream_t stream);
   void Free(void* pointer, cudaStream_t stream);
   void* AllocateHost(std::size_t bytes);
@@ -109,6 +112,7 @@ class CudaRank : public RankRuntime {
   void ThrowHostFailure();
   void WaitFor(cudaStream_t stream);
   void AddStream();
+  cudaEvent_t TakeEvent();
   void ReleaseLeftovers();
 
   const std::shared_ptr<CommWorld> world_;
@@ -124,6 +128,7 @@ class CudaRank : public RankRuntime {
   std::string marked_;  // the last stage
   std::unordered_map<cudaEvent_t, StagePoint> recorded_;
   int iteration_;
+  Backlog<cudaEvent_t> backlog_;
   MarkDelays delays_;
   std::unique_ptr<DeviceTrace> trace_;      // NULL: none was asked for
   std::vector<OwnedStream> streams_;        // the main stream first
@@ -137,7 +142,7 @@ class CudaRank : public RankRuntime {
   std::shared_ptr<HostFailure> host_failure_;  // of this case
 };
 
-// seam.cpp: the table's functions, each of which turns exceptions into a status.
+// Fills in the table's functions (seam.cpp), each of which turns exceptions into a status.
 void FillTable(CudaRank* rank, cppool_runtime* table);
 
 // warm_up.cpp: uses every communicator of the rank once, with all its peers, so that no connection is made during a

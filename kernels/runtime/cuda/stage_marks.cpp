@@ -262,7 +262,7 @@ std::string StageMarks::CallsIn(const Track& track, std::uint32_t sequence) cons
 const StagePoint* StageMarks::AwaitedIn(const Track& track, std::uint32_t sequence) const {
   for (auto staged = track.waits.rbegin(); staged != track.waits.rend(); ++staged) {
     const Track& other = tracks_[staged->point.track];
-    // Cyclic, as the words.
+    // The difference is cyclic, as the words are.
     const bool left = static_cast<std::int32_t>(ReachedSequence(other) - staged->point.sequence) > 0;
     if (staged->sequence == sequence && &other != &track && !left) return &staged->point;
   }

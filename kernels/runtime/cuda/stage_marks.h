@@ -74,7 +74,7 @@ class StageMarks {
   // yet, or from its mark's call where that is later: `seconds` is never too short, and too long by at most the time
   // between two readings. The rank's thread reads while it waits for a stream.
   void Read() const;
-  // Any thread; also a reading.
+  // May be called on any thread; it takes a reading, too.
   std::vector<StreamProgress> Progress(std::vector<cudaStream_t>* streams = nullptr) const;
 
  private:

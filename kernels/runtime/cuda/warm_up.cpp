@@ -3,8 +3,7 @@
 #include <cstring>
 
 #include "kernels/runtime.h"
-#include "kernels/runtime/cuda/break_device.h"
-#include "kernels/runtime/cuda/hold_stream.h"
+#include "kernels/runtime/cuda/device_faults.h"
 #include "kernels/runtime/cuda/rank.h"
 
 namespace cppool::kernels::cuda {

@@ -28,23 +28,28 @@ std::string ProcessorName() {
   return "processor";
 }
 
-// The ranks that are open, for Recover. Ranks may outlive the backend and the other way round.
-struct OpenRanks {
+}  // namespace
+
+struct HostTransport {
+  explicit HostTransport(int world_size) : world(world_size) {}
+  HostWorld world;
   std::mutex mutex;
-  std::vector<HostRank*> ranks;
+  std::vector<HostRank*> open;  // of all places, for Recover. Ranks may outlive their backend and the other way round
 };
+
+namespace {
 
 // What OpenRank returns: a HostRank that removes itself from the list.
 class ListedRank final : public RankRuntime {
  public:
-  ListedRank(std::shared_ptr<HostWorld> world, int rank, std::shared_ptr<OpenRanks> open)
-      : rank_(std::move(world), rank), open_(std::move(open)) {
-    std::lock_guard lock(open_->mutex);
-    open_->ranks.push_back(&rank_);
+  ListedRank(const std::shared_ptr<HostTransport>& transport, int rank)
+      : rank_(std::shared_ptr<HostWorld>(transport, &transport->world), rank), transport_(transport) {
+    std::lock_guard lock(transport_->mutex);
+    transport_->open.push_back(&rank_);
   }
   ~ListedRank() override {
-    std::lock_guard lock(open_->mutex);
-    std::erase(open_->ranks, &rank_);
+    std::lock_guard lock(transport_->mutex);
+    std::erase(transport_->open, &rank_);
   }
   cppool_runtime* seam() override { return rank_.seam(); }
   std::optional<std::string> FailedInStage() const override { return rank_.FailedInStage(); }
@@ -56,8 +61,10 @@ class ListedRank final : public RankRuntime {
     rank_.Break(fault, byte, stream);
   }
   void BeginIteration(int index) override { rank_.BeginIteration(index); }
+  void KeepUp() override { rank_.KeepUp(); }
   void EndIterations() override { rank_.EndIterations(); }
   StageSamples Samples() override { return rank_.Samples(); }
+  void Cancel(const std::string& why) override { rank_.Cancel(why); }
   bool InGroup() const override { return rank_.InGroup(); }
   std::vector<GroupShape> Groups() const override { return rank_.Groups(); }
   StageTimes EndCase() override { return rank_.EndCase(); }
@@ -70,7 +77,7 @@ class ListedRank final : public RankRuntime {
 
  private:
   HostRank rank_;
-  std::shared_ptr<OpenRanks> open_;
+  std::shared_ptr<HostTransport> transport_;
 };
 
 // Uses a communicator once: a sum of ones must be the number of ranks.
@@ -85,22 +92,23 @@ void WarmUp(cppool_runtime* rt, GroupShape shape) {
 
 class HostBackend final : public Backend {
  public:
-  explicit HostBackend(int world_size) : world_(std::make_shared<HostWorld>(world_size)) {}
+  HostBackend(const Place& place, std::shared_ptr<HostTransport> transport)
+      : place_(place), transport_(std::move(transport)) {}
 
   std::string name() const override { return "host"; }
   std::string transport() const override { return "host"; }
   void Profile(bool) override {}
-  int world_size() const override { return world_->size(); }
+  const Place& place() const override { return place_; }
 
   std::unique_ptr<RankRuntime> OpenRank(int rank) override {
-    if (rank < 0 || rank >= world_->size())
-      throw RuntimeError(CPPOOL_INTERNAL, "OpenRank of a rank that the world does not have");
+    if (rank < place_.first || rank >= place_.first + place_.ranks)
+      throw RuntimeError(CPPOOL_INTERNAL, "OpenRank of a rank that the place does not have");
     try {
       const auto start = Clock::now();
-      auto opened = std::make_unique<ListedRank>(world_, rank, open_);
+      auto opened = std::make_unique<ListedRank>(transport_, rank);
       const auto threads = Clock::now();
       opened->BeginCase();
-      for (const GroupShape shape : UsualShapes(world_->size())) WarmUp(opened->seam(), shape);
+      for (const GroupShape shape : UsualShapes(place_.world_size)) WarmUp(opened->seam(), shape);
       opened->EndCase();
       NoteTimes(threads - start, Clock::now() - threads);
       return opened;
@@ -114,7 +122,7 @@ class HostBackend final : public Backend {
     DeviceInfo device;
     device.name = ProcessorName();
     device.total_bytes = host::TotalMemory();
-    return std::vector<DeviceInfo>(static_cast<std::size_t>(world_->size()), device);
+    return std::vector<DeviceInfo>(static_cast<std::size_t>(place_.ranks), device);
   }
 
   std::vector<std::pair<std::string, double>> InitTimes() const override {
@@ -122,14 +130,14 @@ class HostBackend final : public Backend {
     return {{"streams", streams_ms_}, {"communicators", communicators_ms_}};
   }
 
-  void Abort(const std::string& reason) override { world_->Abort(reason); }
+  void Abort(const std::string& reason) override { transport_->world.Abort(reason); }
 
-  void Finished(int rank) override { world_->Finished(rank); }
+  void Finished(int rank) override { transport_->world.Finished(rank); }
 
   void Recover(std::chrono::milliseconds limit) override {
-    std::lock_guard lock(open_->mutex);
+    std::lock_guard lock(transport_->mutex);
     const auto deadline = Clock::now() + limit;
-    for (const HostRank* rank : open_->ranks) {
+    for (const HostRank* rank : transport_->open) {
       while (!rank->Idle()) {
         if (Clock::now() >= deadline) {
           throw RuntimeError(CPPOOL_INTERNAL, "rank " + std::to_string(rank->rank()) +
@@ -138,7 +146,7 @@ class HostBackend final : public Backend {
         std::this_thread::sleep_for(std::chrono::microseconds(200));
       }
     }
-    world_->Restart();
+    transport_->world.Restart();
   }
 
  private:
@@ -149,20 +157,30 @@ class HostBackend final : public Backend {
     communicators_ms_ = std::max(communicators_ms_, Ms(communicators).count());
   }
 
-  std::shared_ptr<HostWorld> world_;
-  std::shared_ptr<OpenRanks> open_ = std::make_shared<OpenRanks>();
+  const Place place_;
+  const std::shared_ptr<HostTransport> transport_;
   mutable std::mutex times_mutex_;
   double streams_ms_ = 0, communicators_ms_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> CreateHostBackend(int world_size) {
+std::shared_ptr<HostTransport> CreateHostTransport(int world_size) {
   if (world_size < 1 || world_size > kMostRanks) {
     throw RuntimeError(CPPOOL_INVALID_REQUEST, "the host backend runs 1 to " + std::to_string(kMostRanks) +
                                                    " ranks, not " + std::to_string(world_size));
   }
-  return std::make_unique<HostBackend>(world_size);
+  return std::make_shared<HostTransport>(world_size);
+}
+
+std::unique_ptr<Backend> CreateHostBackend(const Place& place, std::shared_ptr<HostTransport> transport) {
+  if (!transport && !place.whole()) {
+    throw RuntimeError(CPPOOL_INTERNAL, "a host backend of " + std::to_string(place.ranks) + " of " +
+                                            std::to_string(place.world_size) +
+                                            " ranks needs the transport of the others");
+  }
+  if (!transport) transport = CreateHostTransport(place.world_size);
+  return std::make_unique<HostBackend>(place, std::move(transport));
 }
 
 }  // namespace cppool::kernels

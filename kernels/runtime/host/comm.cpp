@@ -31,13 +31,13 @@ class SendOp final : public CommOp {
       slot_.sent_bytes.store(bytes_, std::memory_order_relaxed);
       slot_.state.store(At(HostComm::kPosted), std::memory_order_release);
       posted_ = true;
-      comm_.Ring(peer_);
+      comm_.WakeMember(peer_);
       return false;
     }
     (void)slot_.state.load(std::memory_order_acquire);
     const std::size_t received = slot_.received_bytes.load(std::memory_order_relaxed);
     slot_.state.store(4 * (position_ + HostComm::kMessageSlots) + HostComm::kFree, std::memory_order_relaxed);
-    comm_.Ring(rank_);  // a later send of this rank, on another stream, may be waiting for the slot
+    comm_.WakeMember(rank_);  // a later send of this rank, on another stream, may be waiting for the slot
     if (received != bytes_) {
       throw RuntimeError(CPPOOL_INTERNAL, "rank " + std::to_string(comm_.WorldRank(rank_)) + " sent " +
                                               std::to_string(bytes_) + " bytes to rank " +
@@ -100,7 +100,7 @@ class RecvOp final : public CommOp {
     if (sent == bytes_ && bytes_ && from != data_) std::memcpy(data_, from, bytes_);
     slot_.received_bytes.store(bytes_, std::memory_order_relaxed);
     slot_.state.store(4 * position_ + HostComm::kTaken, std::memory_order_release);
-    comm_.Ring(peer_);
+    comm_.WakeMember(peer_);
     if (sent != bytes_) {
       throw RuntimeError(CPPOOL_INTERNAL, "rank " + std::to_string(comm_.WorldRank(rank_)) + " receives " +
                                               std::to_string(bytes_) + " bytes from rank " +
@@ -187,7 +187,7 @@ class CollectiveOp final : public CommOp {
       case Stage::kLeave:
         Acquire(&Entry::left);
         // A later collective of this rank, on another stream, may be waiting for the slot.
-        comm_.Ring(rank_);
+        comm_.WakeMember(rank_);
         return true;
     }
     return true;
@@ -230,7 +230,7 @@ class CollectiveOp final : public CommOp {
     stage_ = next;
     if (count.fetch_add(1, std::memory_order_relaxed) + 1 < all_) return;
     for (int member = 0; member < comm_.size(); ++member) {
-      if (member != rank_) comm_.Ring(member);
+      if (member != rank_) comm_.WakeMember(member);
     }
   }
 
@@ -295,7 +295,7 @@ class CollectiveOp final : public CommOp {
     Reduce(call_.dtype, call_.reduce, in, count, out);
   }
 
-  // The elements that a rank reduces in an all_reduce.
+  // A rank reduces the elements from here to the next rank's in an all_reduce.
   std::size_t ShareBegin(std::size_t member) const {
     return call_.count * member / static_cast<std::size_t>(comm_.size());
   }
@@ -341,10 +341,10 @@ std::unique_ptr<CommOp> MakeCollective(HostComm& comm, int rank, std::uint64_t p
   return std::make_unique<CollectiveOp>(comm, rank, position, call);
 }
 
-HostComm::HostComm(std::vector<int> ranks, std::vector<Bell>& bells)
-    : name_(CommunicatorOf(ranks, static_cast<int>(bells.size()))),
+HostComm::HostComm(std::vector<int> ranks, std::vector<WakeUp>& wake_ups)
+    : name_(CommunicatorOf(ranks, static_cast<int>(wake_ups.size()))),
       ranks_(std::move(ranks)),
-      bells_(bells),
+      wake_ups_(wake_ups),
       messages_(ranks_.size() * ranks_.size() * kMessageSlots) {
   for (std::uint64_t i = 0; i < kCollectiveSlots; ++i)
     collectives_.push_back(std::make_unique<CollectiveSlot>(ranks_.size()));

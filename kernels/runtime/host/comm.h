@@ -17,18 +17,18 @@
 #include <string>
 #include <vector>
 
-#include "kernels/runtime/common/bell.h"
 #include "kernels/runtime/common/collective_call.h"
+#include "kernels/runtime/common/wake_up.h"
 #include "kernels/runtime/host/wait.h"
 #include "kernels/trace.h"
 
 namespace cppool::kernels::host {
 
-// What the ranks of a group share.
+// Holds what the ranks of a group share.
 class HostComm {
  public:
-  // `ranks`: the members' ranks in the world. `bells`: one per rank of the world.
-  HostComm(std::vector<int> ranks, std::vector<Bell>& bells);
+  // `ranks` are the members' ranks in the world; `wake_ups` has one per rank of the world.
+  HostComm(std::vector<int> ranks, std::vector<WakeUp>& wake_ups);
 
   int size() const { return static_cast<int>(ranks_.size()); }
   const std::string& name() const { return name_; }  // "the communicator of ranks 0 and 1"
@@ -78,11 +78,11 @@ class HostComm {
     const auto channel = static_cast<std::uint64_t>(from) * ranks_.size() + static_cast<std::uint64_t>(to);
     return messages_[channel * kMessageSlots + position % kMessageSlots];
   }
-  void Ring(int member) { bells_[static_cast<std::size_t>(WorldRank(member))].Ring(); }
+  void WakeMember(int member) { wake_ups_[static_cast<std::size_t>(WorldRank(member))].Notify(); }
 
   std::string name_;
   std::vector<int> ranks_;
-  std::vector<Bell>& bells_;
+  std::vector<WakeUp>& wake_ups_;
   std::vector<MessageSlot> messages_;
   std::vector<std::unique_ptr<CollectiveSlot>> collectives_;
 };

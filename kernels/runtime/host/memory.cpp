@@ -43,7 +43,7 @@ std::size_t MeminfoBytes(const std::string& key) {
   return kUnlimited;
 }
 
-// The page cache of a group, which the kernel reclaims before the group runs out.
+// Returns the page cache of a group, which the kernel reclaims before the group runs out.
 std::size_t ReclaimableIn(const std::string& folder) {
   std::ifstream file(folder + "/memory.stat");
   std::string key;
@@ -59,7 +59,7 @@ struct Limits {
   std::size_t available = kUnlimited;
 };
 
-// The smallest limit from the process's group up to the root, for cgroup v2 and v1.
+// Finds the smallest limit from the process's group up to the root, for cgroup v2 and v1.
 Limits GroupLimits() {
   Limits limits;
   std::ifstream groups("/proc/self/cgroup");

@@ -37,7 +37,7 @@ HostRank::~HostRank() {
 
 std::unique_ptr<HostStream> HostRank::NewStream(int number) {
   return std::make_unique<HostStream>("rank " + std::to_string(rank_) + " stream " + std::to_string(number),
-                                      failure_, [this] { world_->bell(rank_).Ring(); });
+                                      failure_, [this] { world_->wake_up(rank_).Notify(); });
 }
 
 // No deadline: the streams wait for other ranks, and the watchdog ends that with Abort.
@@ -63,7 +63,22 @@ RankTrace HostRank::TakeTrace() {
   return trace ? trace->Finish(failure_.set()) : RankTrace{};
 }
 
-void HostRank::BeginIteration(int index) { iteration_ = index < 0 ? kWarmUp : index; }
+void HostRank::BeginIteration(int index) {
+  iteration_ = index < 0 ? kWarmUp : index;
+  backlog_.Begin(++begun_);
+  // Relaxed: it must not order the rank's thread after the stream's work.
+  streams_[0]->Push(HostStream::Run::kAlways, [this, number = begun_] {
+    begun_on_main_.store(number, std::memory_order_relaxed);
+  });
+}
+
+void HostRank::KeepUp() {
+  const auto reached = [this](std::int64_t number) {
+    return begun_on_main_.load(std::memory_order_relaxed) >= number;
+  };
+  while (backlog_.IsLong(reached, [](std::int64_t) {}))
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+}
 
 void HostRank::EndIterations() { iteration_ = kOutside; }
 
@@ -73,6 +88,12 @@ StageSamples HostRank::Samples() {
   if (last != marks_.rend() && last->stage) MarkStage(seam_.stream, nullptr);
   Synchronize(seam_.stream);
   return TallyMarks(TraceClockNs()).Samples();
+}
+
+void HostRank::Cancel(const std::string& why) {
+  last_error_.Refuse(CPPOOL_CANCELLED, why);
+  SynchronizeAll();
+  failure_.Throw();
 }
 
 StageTimes HostRank::EndCase() {
@@ -98,6 +119,9 @@ void HostRank::ReleaseAll() {
   grouped_.clear();
   group_depth_ = 0;
   iteration_ = kOutside;
+  begun_ = 0;
+  begun_on_main_ = 0;
+  backlog_.Clear([](std::int64_t) {});
   delays_ = {};
   next_stream_ = 1;
   last_error_.Clear();
@@ -233,13 +257,13 @@ void HostRank::Free(void* ptr, cppool_stream stream) {
   });
 }
 
-// On any of the rank's threads. A write out of bounds becomes the rank's failure.
+// Runs on any of the rank's threads. A write out of bounds becomes the rank's failure.
 void HostRank::CheckGuards(const void* ptr, std::size_t bytes) noexcept {
   const std::string damage = DamageAround(ptr, bytes);
   if (damage.empty()) return;
   failure_.Record({CPPOOL_INTERNAL, "wrote out of bounds: " + damage + " of an allocation of " +
                                         std::to_string(bytes) + " bytes"});
-  world_->bell(rank_).Ring();
+  world_->wake_up(rank_).Notify();
 }
 
 void HostRank::CountReleased(std::size_t bytes) { held_bytes_.fetch_sub(bytes, std::memory_order_relaxed); }

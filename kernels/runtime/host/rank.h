@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "kernels/runtime/common/backlog.h"
 #include "kernels/runtime/common/last_error.h"
 #include "kernels/runtime/common/mark_delays.h"
 #include "kernels/runtime/common/stage_tally.h"
@@ -41,10 +42,12 @@ class HostRank final : public RankRuntime {
   RankTrace TakeTrace() override;
   void Break(DeviceFault fault, void* byte, cppool_stream stream) override;
   void BeginIteration(int index) override;
+  void KeepUp() override;
   void EndIterations() override;
   bool InGroup() const override { return group_depth_ > 0; }
   std::vector<GroupShape> Groups() const override { return world_->Shapes(); }
   StageSamples Samples() override;
+  void Cancel(const std::string& why) override;
   StageTimes EndCase() override;
   void Trim() override;
   MemoryInfo Memory() const override;
@@ -145,6 +148,9 @@ class HostRank final : public RankRuntime {
       grouped_;  // by stream, in order of first use
 
   int iteration_ = kOutside;
+  std::int64_t begun_ = 0;                    // iterations of this case
+  std::atomic<std::int64_t> begun_on_main_{0};  // of these, what the main stream's work has come to
+  Backlog<std::int64_t> backlog_;             // points are numbers of iterations, from 1
   MarkDelays delays_;
   std::unique_ptr<TraceRecorder> trace_;  // NULL: none was asked for
   int streams_made_ = 0;                  // threads, for their names

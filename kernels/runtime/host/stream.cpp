@@ -70,7 +70,7 @@ void HostStream::Link(Item* item) {
   tail_ = item;
   // From here on the stream owns `before` and may delete it.
   before->next.store(item, std::memory_order_release);
-  bell_.Ring();
+  wake_up_.Notify();
 }
 
 void HostStream::Synchronize() {
@@ -115,7 +115,7 @@ void HostStream::Loop() {
   std::fesetenv(FE_DFL_ENV);  // a case may have changed that of the thread which made this one
   const SignalStack signal_stack;
   for (std::uint64_t count = 1;; ++count) {
-    bell_.Wait([this] { return head_->next.load(std::memory_order_relaxed) != nullptr; });
+    wake_up_.Wait([this] { return head_->next.load(std::memory_order_relaxed) != nullptr; });
     Item* item = head_->next.load(std::memory_order_acquire);
     delete head_;
     head_ = item;
@@ -123,7 +123,7 @@ void HostStream::Loop() {
     if (item->run == Run::kAlways || !failure_.set()) RunItem(*item);
     item->work = nullptr;  // before the work counts as done: what it held is then released
     completed_.store(count, std::memory_order_release);
-    done_.Ring();
+    done_.Notify();
   }
 }
 

@@ -17,8 +17,8 @@
 #include <thread>
 
 #include "kernels/error.h"
-#include "kernels/runtime/common/bell.h"
 #include "kernels/runtime/common/trace_recorder.h"
+#include "kernels/runtime/common/wake_up.h"
 #include "kernels/runtime/host/wait.h"
 
 namespace cppool::kernels::host {
@@ -56,14 +56,14 @@ struct EventRecord {
   explicit EventRecord(int stream_index) : stream(stream_index) {}
   const int stream;  // index of the stream in this case
   std::atomic<bool> open{false};
-  Bell bell;
+  WakeUp wake_up;
 
   void Open() {
     open.store(true, std::memory_order_release);
-    bell.Ring();
+    wake_up.Notify();
   }
   void Wait() {
-    bell.Wait([this] { return open.load(std::memory_order_relaxed); });
+    wake_up.Wait([this] { return open.load(std::memory_order_relaxed); });
     (void)open.load(std::memory_order_acquire);
   }
 };
@@ -115,10 +115,10 @@ class HostStream {
       std::make_unique<Item>();              // ends the thread; made here, so that ending needs no memory
   Item* tail_;                               // the pusher's
   alignas(64) Item* head_;                   // the stream's: the item before the next one
-  Bell bell_;                                // rung after a push
+  WakeUp wake_up_;                           // notified after a push
   std::atomic<std::uint64_t> pushed_{0};     // written by the pusher
   std::atomic<std::uint64_t> completed_{0};  // written by the stream
-  Bell done_;                                // rung after an item
+  WakeUp done_;                              // notified after an item
   int thread_id_ = 0;
   std::thread thread_;
 };

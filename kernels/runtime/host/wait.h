@@ -35,7 +35,7 @@ class WaitNote {
   void SetStream(int index) { stream_.store(index, std::memory_order_relaxed); }
   void ClearStream() { stream_.store(kNone, std::memory_order_relaxed); }
 
-  // Any thread.
+  // May be called on any thread.
   int stream() const { return stream_.load(std::memory_order_relaxed); }  // kNone: it waits for none
   void Describe(StreamProgress& progress) const;                          // sets `doing` and `awaits`
   static constexpr int kNone = -1;

@@ -11,10 +11,10 @@ namespace cppool::kernels::host {
 HostWorld::HostWorld(int size, std::function<std::size_t()> available)
     : size_(size),
       memory_(std::move(available)),
-      bells_(At(size)),
+      wake_ups_(At(size)),
       finished_(At(size)),
       meeting_(
-          bells_, [this] { return aborted(); },
+          wake_ups_, [this] { return aborted(); },
           [this](int rank) { return finished_[At(rank)].load(std::memory_order_relaxed); }) {
   for (const GroupShape shape : UsualShapes(size)) AddComms(shape);
 }
@@ -24,7 +24,7 @@ void HostWorld::AddComms(GroupShape shape) {
   std::vector<std::unique_ptr<HostComm>> comms(At(size_ / shape.size));
   for (int rank = 0; rank < size_; ++rank) {
     auto& comm = comms[At(shape.Index(rank))];
-    if (!comm) comm = std::make_unique<HostComm>(shape.Ranks(rank), bells_);
+    if (!comm) comm = std::make_unique<HostComm>(shape.Ranks(rank), wake_ups_);
   }
   comms_.emplace(shape, std::move(comms));
 }
@@ -56,7 +56,7 @@ void HostWorld::Abort(const std::string& reason) {
     reason_ = reason;
     aborted_.store(true, std::memory_order_relaxed);
   }
-  for (Bell& bell : bells_) bell.Ring();
+  for (WakeUp& wake_up : wake_ups_) wake_up.Notify();
 }
 
 void HostWorld::ThrowAborted() const {
@@ -67,7 +67,7 @@ void HostWorld::ThrowAborted() const {
 void HostWorld::Finished(int rank) {
   ProcessorFence();  // the rank's posts come before
   finished_[At(rank)].store(true, std::memory_order_relaxed);
-  for (Bell& bell : bells_) bell.Ring();
+  for (WakeUp& wake_up : wake_ups_) wake_up.Notify();
 }
 
 int HostWorld::FinishedWithout(const std::vector<std::unique_ptr<CommOp>>& ops) const {
@@ -140,7 +140,7 @@ void HostWorld::Run(int rank, const Failure& failure, WaitNote& note,
       note.Clear();
       continue;
     }
-    bell(rank).Wait([&] {
+    wake_up(rank).Wait([&] {
       if (!stopping && (aborted() || failure.set() || FinishedWithout(ops) >= 0)) return true;
       for (const auto& op : ops) {
         if (op->Ready()) return true;

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "kernels/group_shape.h"
-#include "kernels/runtime/common/bell.h"
 #include "kernels/runtime/common/group_meeting.h"
+#include "kernels/runtime/common/wake_up.h"
 #include "kernels/runtime/host/comm.h"
 #include "kernels/runtime/host/memory.h"
 #include "kernels/runtime/host/stream.h"
@@ -22,12 +22,12 @@ namespace cppool::kernels::host {
 
 class HostWorld {
  public:
-  // `available`: see MemoryGate.
+  // `available` is MemoryGate's.
   explicit HostWorld(int size, std::function<std::size_t()> available = AvailableMemory);
 
   int size() const { return size_; }
   MemoryGate& memory() { return memory_; }
-  Bell& bell(int rank) { return bells_[static_cast<std::size_t>(rank)]; }
+  WakeUp& wake_up(int rank) { return wake_ups_[static_cast<std::size_t>(rank)]; }
 
   // On the rank's thread: the communicator that the rank is in. A shape that the world does not have yet is made once
   // all ranks have asked for it. Throws RuntimeError.
@@ -35,7 +35,7 @@ class HostWorld {
   std::vector<GroupShape> Shapes() const;  // those made so far; any thread
   const GroupMeeting& meeting() const { return meeting_; }
 
-  // Any thread.
+  // May be called on any thread.
   void Abort(const std::string& reason);
   bool aborted() const { return aborted_.load(std::memory_order_relaxed); }
   // Any thread: the rank has ended its case, and all of its calls are over. Calls that wait for another one fail.
@@ -58,7 +58,7 @@ class HostWorld {
 
   const int size_;
   MemoryGate memory_;
-  std::vector<Bell> bells_;  // by rank
+  std::vector<WakeUp> wake_ups_;  // by rank
   // Ranks take this when they ask for a communicator for the first time, and in no call on one: it would order their
   // streams.
   mutable std::mutex comms_mutex_;

@@ -58,7 +58,7 @@ CPPOOL_HOST_DEVICE void Read(const void* data, Dtype dtype, std::int64_t at, dou
   }
 }
 
-// `bound`: NULL, or of the element.
+// `bound` is the element's, or NULL.
 __device__ void Add(double a, double b, double relative, const double* bound, BlockStats& block,
                     CompareStats& stats) {
   if (!isfinite(a) || !isfinite(b)) {
@@ -97,7 +97,7 @@ __device__ void Merge(const CompareStats& from, CompareStats& to) {
   to.mismatches += from.mismatches;
 }
 
-// The values of the thread `distance` further on in the warp.
+// Returns the values of the thread `distance` further on in the warp.
 template <typename Stats>
 __device__ Stats ErrorsFrom(const Stats& stats, int distance) {
   Stats other;

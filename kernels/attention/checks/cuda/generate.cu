@@ -125,7 +125,7 @@ BiasKernel BiasKernelFor(Dtype dtype) {
       return GenerateBiasKernel<Dtype::kFp64>;
     case Dtype::kE4M3:
     case Dtype::kE5M2:
-      break;  // inputs are quantised, not drawn
+      break;  // inputs are quantized, not drawn
   }
   throw RuntimeError(CPPOOL_INTERNAL, "generate: unknown dtype");
 }

@@ -165,7 +165,7 @@ void LaunchSum(const Sum& sum, cudaStream_t stream) {
 
 unsigned Tiles(std::int64_t count) { return static_cast<unsigned>((count + kOracleTile - 1) / kOracleTile); }
 
-// Computes a product with keys of one chunk. T: of the operand.
+// Computes a product with keys of one chunk. T is the operand's type.
 template <typename T>
 void RunQueries(const Chunk& chunk, const OracleChunking& chunking, const Product& what, double* parts,
                 cudaStream_t stream) {
@@ -209,7 +209,7 @@ void RunKeys(const Chunk& chunk, const OracleChunking& chunking, const Product& 
             stream);
 }
 
-// T: of q, k and v, TDout: of dout.
+// q, k and v have the type T, dout has TDout.
 template <typename T, typename TDout>
 void RunChunk(const Chunk& chunk, const OracleChunking& chunking, double* parts, bool first, bool last,
               cudaStream_t stream) {

@@ -14,7 +14,7 @@
 
 namespace cppool::kernels::cuda {
 
-// A value in fp8 with this scale, as a plain attention casts it.
+// Casts a value to fp8 with this scale, as a plain attention does.
 __device__ inline double Cast(Dtype format, double value, double scale) {
   return RoundTo(format, value * scale) / scale;
 }
@@ -137,7 +137,7 @@ void LoadOracleRows();
 
 // For plain attention in fp8: casts P and dS where they are; with casts in blocks `other` becomes dS as dk gets it.
 void LaunchCastGradients(const Chunk& chunk, cudaStream_t stream);
-// For the exact gradients in fp8: v_norms, once a call; largest_ds, once a chunk.
+// Compute what the exact gradients in fp8 need: v_norms once a call, largest_ds once a chunk.
 void LaunchNorms(const Chunk& chunk, cudaStream_t stream);
 void LaunchLargestDs(const Chunk& chunk, cudaStream_t stream);
 // What the bound of a gradient sums over, times the magnitudes of the product's other operand, into `other`.

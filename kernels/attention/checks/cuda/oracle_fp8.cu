@@ -74,7 +74,7 @@ __device__ double ValueOf(const TensorRef& tensor, std::int64_t index) {
   return NAN;
 }
 
-// The norm of a vector of `dim` elements, by the threads of a warp.
+// Returns the norm of a vector of `dim` elements; the threads of a warp share the work.
 __device__ double WarpNorm(const TensorRef& tensor, std::int64_t vector, int dim) {
   double sum = 0;
   for (int d = threadIdx.x % 32; d < dim; d += 32) {
@@ -85,7 +85,7 @@ __device__ double WarpNorm(const TensorRef& tensor, std::int64_t vector, int dim
   return sqrt(sum) * ScaleOf(tensor);
 }
 
-// A warp for each key.
+// Each key has a warp.
 __global__ void __launch_bounds__(kRowThreads) NormsKernel(Chunk chunk) {
   const std::int64_t key = std::int64_t{blockIdx.x} * (kRowThreads / 32) + threadIdx.x / 32;
   if (key >= chunk.args.seqlen_kv) return;
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kRowThreads) LargestDsKernel(Chunk chunk) {
   RaiseTo(&chunk.largest_ds[key], most);
 }
 
-// Row x of head y.
+// A thread block computes row x of head y.
 __global__ void __launch_bounds__(kRowThreads) BoundsKernel(Chunk chunk, Bounded gradient) {
   const OracleFp8& fp8 = chunk.fp8;
   const std::int64_t row = blockIdx.x;

@@ -96,7 +96,7 @@ class OracleOperand {
     }
   }
 
-  // Element (outer, k) of the tile.
+  // Returns element (outer, k) of the tile.
   __device__ static double At(const double* shared, int outer, int k) {
     return kAlongRows ? shared[outer * kPitch + k] : shared[k * kPitch + outer];
   }

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kRowThreads) SoftmaxKernel(Chunk chunk) {
   }
   // With a softmax offset the probabilities of the keys sum to exp(lse) / (exp(lse) + exp(offset)).
   const double keys_share = args.softmax_offset ? 1 / (1 + exp(args.softmax_offset[head] - lse)) : 1;
-  // In fp8: of out.
+  // In fp8 it is out's.
   double* const other = args.out && (chunk.casts || chunk.fp8.out_bound)
                             ? chunk.other + (blockIdx.y * chunk.rows + row) * chunk.pitch
                             : nullptr;

@@ -6,7 +6,6 @@
 #include <memory>
 
 #include "kernels/attention/check_kernels.h"
-#include "kernels/attention/checks/oracle_workspace.h"
 
 namespace cppool::kernels {
 
@@ -16,6 +15,5 @@ std::unique_ptr<CheckKernels> MakeHostCheckKernels(cppool_runtime* runtime);
 // The oracle as one blocking call (oracle.cpp). It works row by row and allocates a few vectors of length seqlen_kv and copies of k
 // and v in fp64.
 void HostOracle(const OracleArgs& args);
-std::size_t HostOracleWorkspace(const OracleShape& shape);  // bytes that HostOracle allocates
 
 }  // namespace cppool::kernels

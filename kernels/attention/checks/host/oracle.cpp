@@ -421,13 +421,6 @@ class RowOracle {
 
 }  // namespace
 
-std::size_t HostOracleWorkspace(const OracleShape& shape) {
-  const std::int64_t of_fp8 = shape.fp8 ? 2 * shape.dim_qk + kMxBlock + 3 : 0;
-  const std::int64_t columns = 2 * (shape.dim_qk + shape.dim_v) + 3 + of_fp8;
-  return static_cast<std::size_t>(shape.seqlen_kv * columns + 2 * (shape.dim_qk + shape.dim_v)) *
-         sizeof(double);
-}
-
 void HostOracle(const OracleArgs& args) { RowOracle(args).Run(); }
 
 }  // namespace cppool::kernels

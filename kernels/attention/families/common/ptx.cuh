@@ -12,14 +12,14 @@ __device__ __forceinline__ std::uint32_t SharedAddress(const void* shared) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-// 2^x, within 2 ulp; 0 for -inf.
+// Returns 2^x, within 2 ulp; 0 for -inf.
 __device__ __forceinline__ float Exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// Two floats rounded to T, the first in the low half.
+// Returns two floats rounded to T, the first in the low half.
 template <typename T>
 __device__ __forceinline__ std::uint32_t Pack(float low, float high);
 

@@ -32,7 +32,7 @@ class BackwardTile {
     }
   }
 
-  // lse and delta of a block's or a tile's queries.
+  // Loads lse and delta of a block's or a tile's queries.
   void LoadStatistics(const TokenBlock& queries) {
     for (int i = 0; i < queries.rows(); ++i) {
       s_.lse[i] = args_.lse[queries.Index(i)];
@@ -86,7 +86,7 @@ class BackwardTile {
   const int stride_v_ = shape_.dim_v + kPad;
 };
 
-// One tile of queries with as many heads of one key/value head as fit: dq.
+// Computes dq of one tile of queries, with as many heads of one key/value head as fit.
 class QueryTile : public BackwardTile {
  public:
   using BackwardTile::BackwardTile;
@@ -165,7 +165,7 @@ class KeySideTile : public BackwardTile {
   }
 };
 
-// dk and dv, summed over the query heads.
+// Computes dk and dv, summed over the query heads.
 class KeyTile : public KeySideTile {
  public:
   using KeySideTile::KeySideTile;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// One tile of queries with as many heads of one key/value head as fit.
+// Computes one tile of queries, with as many heads of one key/value head as fit.
 class ForwardTile {
  public:
   ForwardTile(const KernelShape& shape, const ForwardArgs& args, const WorkList& list)

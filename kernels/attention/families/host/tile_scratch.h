@@ -21,18 +21,18 @@ inline constexpr int kMaxStride = kMaxDim + kPad;
 
 // Several heads of the same tokens lie one after another, in the rows of a block and in the lanes of a tile.
 struct Scratch {
-  // Of the tile: what comes out, [tokens][dim + kPad], and what goes in, [dim][kLogitStride].
+  // The tile's results, [tokens][dim + kPad], and its operands, [dim][kLogitStride].
   alignas(64) float result_a[kMaxStride * kTile];
   alignas(64) float result_b[kMaxStride * kTile];
   alignas(64) float tile_a[kMaxDim * kLogitStride];
   alignas(64) float tile_b[kMaxDim * kLogitStride];
-  // Of the block of the other side, [tokens][dim + kPad].
+  // The block of the other side, [tokens][dim + kPad].
   alignas(64) float block_a[kMaxStride * kBlock];
   alignas(64) float block_b[kMaxStride * kBlock];
   alignas(64) float logits[kBlock * kLogitStride];
   alignas(64) float dp[kBlock * kLogitStride];
   alignas(64) float added[kBlock * kLogitStride];
-  // Per token of the tile (lanes) and of the block (rows).
+  // Each token of the tile is a lane, and each of the block a row.
   alignas(64) std::int32_t lane_position[kTile];
   alignas(64) std::int32_t row_position[kBlock];
   alignas(64) float maximum[kTile], sum[kTile], correction[kTile];
@@ -57,11 +57,11 @@ struct TokenBlock {
   int count;
 
   int rows() const { return count * tokens; }
-  // Row i of the block in [rows, heads].
+  // Returns where row i of the block is in [rows, heads].
   std::int64_t Index(int i) const { return (row + i % tokens * step) * heads + head + i / tokens; }
 };
 
-// To [rows][dim + kPad], multiplied with the tensor's scale.
+// Loads the block to [rows][dim + kPad] and multiplies it with the tensor's scale.
 inline void LoadBlock(const HalfMath& math, const TokenBlock& block, int dim, const TensorRef& tensor,
                       float* to) {
   const auto* from = static_cast<const std::uint16_t*>(tensor.data);
@@ -72,7 +72,7 @@ inline void LoadBlock(const HalfMath& math, const TokenBlock& block, int dim, co
   }
 }
 
-// To [dim][kLogitStride], by way of `temporary`; lanes past the rows become 0.
+// Loads the block to [dim][kLogitStride], by way of `temporary`; lanes past the rows become 0.
 inline void LoadTransposed(const HalfMath& math, const TokenBlock& block, int dim, const TensorRef& tensor,
                            float* temporary, float* to) {
   LoadBlock(math, block, dim, tensor, temporary);
@@ -140,7 +140,7 @@ inline const float* LoadBias(const HalfMath& math, const BiasArgs& bias, Side se
   return to;
 }
 
-// The query heads here that read key/value head `kv_head` here: [begin, end).
+// The query heads [begin, end) of the call read its key/value head `kv_head`.
 struct HeadSpan {
   int begin, end;
 };

@@ -45,7 +45,7 @@ struct Block {
   const std::int32_t* row_position;   // [rows]
   const std::int32_t* lane_position;  // [lanes]
   const float* added = nullptr;       // [rows][kLogitStride], to the scaled logits; NULL: nothing
-  // Of VectorMath::fp8: P * p_scale is rounded to E4M3, and dS * ds_scale to E5M2, unless ds_scale is 0.
+  // VectorMath::fp8 rounds P * p_scale to E4M3, and dS * ds_scale to E5M2 unless ds_scale is 0.
   float p_scale = 0, ds_scale = 0, ds_inverse = 0;
 };
 
@@ -66,7 +66,7 @@ struct HalfMath {
 struct VectorMath {
   const char* name;  // "baseline", "avx2"
   void (*multiply)(const Product&);
-  // sum of a * b
+  // Returns the sum of a * b.
   float (*dot)(const float* a, const float* b, int count);
   void (*scale)(float* to, float factor, int count);
   // to = to * to_scale + from * from_scale; they do not overlap.

@@ -14,7 +14,7 @@ namespace cppool::kernels::cuda {
 
 inline constexpr int kMaxSharedBytes = 99 * 1024;
 
-// A block of threads computes rows_per_warp * warps rows of the output and loops over blocks of `block` tokens of the other side.
+// A thread block computes rows_per_warp * warps rows of the output and loops over blocks of `block` tokens of the other side.
 struct TileShape {
   int rows_per_warp, warps, block;
   int stages;                     // buffers for the other side's blocks

@@ -18,7 +18,7 @@
 namespace cppool::kernels::cuda {
 namespace {
 
-// Number of blocks of threads that occupies all multiprocessors of current GPUs.
+// So many thread blocks occupy all multiprocessors of current GPUs.
 constexpr std::int64_t kBusyBlocks = 512;
 
 cudaStream_t AsCuda(cppool_stream stream) { return reinterpret_cast<cudaStream_t>(stream); }
@@ -36,7 +36,7 @@ std::optional<std::string> RefusalOf(const KernelRequest& request) {
   return RefuseShape("sm80", kHeadDims, kDtypes, request);
 }
 
-// The kernels of a request.
+// The kernels that a request needs.
 struct Kernels {
   explicit Kernels(const KernelRequest& request)
       : extended(request.bias != BiasType::kNone),
@@ -72,7 +72,7 @@ struct Kernels {
   Kernel<BiasGradientParameters> bias;
 };
 
-// A work list in the device memory of a plan.
+// A plan holds its work list in device memory.
 struct DeviceList {
   WorkView view{};
   std::size_t tiles_at = 0;  // offsets in the plan's memory
@@ -168,7 +168,7 @@ Bias BiasOf(const KernelShape& shape, const BiasArgs& args) {
           args.query_stride, args.alibi_slopes, 1 / shape.scale};
 }
 
-// Whether a call needs the extended kernels for its bias.
+// Returns whether a call needs the extended kernels for its bias.
 bool HasBias(const BiasArgs& args) { return args.tensor.data || args.alibi_slopes; }
 
 [[noreturn]] void Misused(const std::string& detail) {
@@ -270,7 +270,7 @@ class Sm80Kernel : public AttentionKernel {
     const auto launch = [&](WorkView view, int first, int tiles) {
       view.tiles += first;
       const std::int64_t blocks = std::int64_t{tiles} * (sum_heads ? 1 : shape.heads);
-      // If there are few tiles, several blocks of threads share each, except for a sum over queries, which one block computes.
+      // If there are few tiles, several thread blocks share each, except for a sum over queries, which one block computes.
       const unsigned slices =
           sum_queries ? 1
                       : static_cast<unsigned>(std::clamp<std::int64_t>(kBusyBlocks / (blocks + 1), 1, 16));

@@ -1,5 +1,5 @@
 // Forward attention: out = softmax(scale q k^T, masked) v and lse, for one tile of queries and one head per
-// block of threads.
+// thread block.
 //
 // Tiling: 4 warps of 32 query rows (16 for head dim 256); 64 keys at a time. k and v are single-buffered: v is copied during q k^T, the
 // next k during the softmax and p v. Shared memory: q, k, v, 96 KB at most (config.h). q k^T, p and the output stay in registers.

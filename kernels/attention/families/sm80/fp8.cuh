@@ -7,7 +7,7 @@
 
 #include "kernels/attention/families/sm80/bias.cuh"
 #include "kernels/attention/families/sm80/tile.cuh"
-#include "kernels/numerics/fp8_round.h"
+#include "kernels/numerics/fp8.h"
 
 namespace cppool::kernels::cuda {
 

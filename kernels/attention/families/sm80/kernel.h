@@ -26,7 +26,7 @@ struct Kernel {
   int threads = 0;
   int shared_bytes = 0;  // dynamic
   int tile_rows = 0;     // maximum number of tokens in a tile
-  // Enqueues the kernel with `blocks` units of work, each shared by `slices` blocks of threads.
+  // Enqueues the kernel with `blocks` units of work, each shared by `slices` thread blocks.
   cudaError_t (*launch)(const Kernel&, const Parameters&, unsigned blocks, unsigned slices,
                         cudaStream_t) = nullptr;
 };

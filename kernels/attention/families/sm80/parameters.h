@@ -50,7 +50,7 @@ struct ForwardParameters {
   float scale_log2;  // scale in powers of two: scale * log2(e)
   bool first;
   bool last;
-  // Of the instances for fp8 alone; at the end, so that the others' parameters stay where they are.
+  // Only the instances for fp8 read these. They are last, so that the others' parameters stay where they are.
   OperandScales scales;
   float p_scale;
 };
@@ -75,7 +75,7 @@ struct BackwardParameters {
   float scale_log2;  // scale in powers of two: scale * log2(e)
   bool first;
   bool last;
-  // Of the instances for fp8 alone.
+  // Only the instances for fp8 read these.
   OperandScales scales;
   Fp8Casts casts;
   const void* q_of_dk;  // with casts in blocks, as in BackwardArgs

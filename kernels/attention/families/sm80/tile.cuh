@@ -53,7 +53,7 @@ class Fragments {
     return Fragments(tile + ((lane & 7) | ((lane & 16) >> 1)) * kRowBytes<kDim> +
                      (((((lane >> 3) & 1) ^ lane) & 7) << 4));
   }
-  // The 16x16 elements at row `row` and column `16 * step`.
+  // Returns where the 16x16 elements at row `row` and column `16 * step` are.
   __device__ __forceinline__ std::uint32_t At(int row, int step) const {
     return (first_ ^ (step % 4 * 32)) + row * kRowBytes<kDim> + step / 4 * 128;
   }

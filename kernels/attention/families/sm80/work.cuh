@@ -1,4 +1,4 @@
-// The loop of a block of threads over its work: the ranges of the other side, divided into blocks, and the visibility of a block.
+// The loop of a thread block over its work: the ranges of the other side, divided into blocks, and the visibility of a block.
 #pragma once
 
 #include <cstdint>

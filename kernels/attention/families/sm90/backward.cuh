@@ -2,7 +2,7 @@
 // for each pair of a tile and a block of queries (backward_consumer.cuh, backward_wide_consumer.cuh, backward_halves_consumer.cuh,
 // backward_dims_consumer.cuh, backward_pair_consumer.cuh).
 //
-// Tiling (backward_config.h): a block of threads per multiprocessor stays and takes tile after tile; one warp copies
+// Tiling (backward_config.h): a thread block per multiprocessor stays and takes tile after tile; one warp copies
 // (backward_producer.cuh), two warpgroups compute with wgmma, and two threads add to dq (backward_dq.cuh). dk, dv and logits
 // stay in registers. Shared memory: stages of keys and values, queries and output gradients, ds, dq, and barriers
 // (backward_shared.cuh), 227 KB at most.
@@ -30,7 +30,7 @@ using BackwardConsumerOf = std::conditional_t<
                            std::conditional_t<Config::kRows == 128, BackwardWideConsumer<T, Config>,
                                               BackwardConsumer<T, Config>>>>>;
 
-// Of a block of threads, or of a pair of them.
+// Synchronises a thread block, or a cluster of two.
 template <typename Config>
 __device__ __forceinline__ void SyncAll() {
   if constexpr (Config::kPairs) {
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     consumer.Run();
     consumer.RunEmptyTiles();
   }
-  // The other block of a pair may still arrive here.
+  // The other block of a cluster may still arrive here.
   if constexpr (Config::kPairs) {
     __syncwarp();
     ptx::SyncCluster();

@@ -52,7 +52,7 @@ struct BackwardKernelEntry {
 // For head dims and a dtype. `bias`: the kernel adds one, of the logits' dtype.
 BackwardKernelEntry BackwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias);
 
-// For one dtype: an instance per head dims, in a file of its own.
+// Each dtype has its instances, one per head dims, in a file of its own.
 template <typename T>
 BackwardKernelEntry BackwardKernelOf(int dim_qk, int dim_v);
 template <typename T>

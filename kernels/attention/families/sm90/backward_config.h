@@ -7,7 +7,7 @@ namespace cppool::kernels::cuda::sm90 {
 
 // Common to all ways to divide the work between two consumer warpgroups.
 //
-// Each hands its part of dq to the copy engine in boxes of kDqRows rows and kDqDims dims.
+// Each hands its part of dq to TMA in boxes of kDqRows rows and kDqDims dims.
 template <int kDimQkValue, int kDimVValue, int kTileKeysValue, int kRowsValue, int kTileStagesValue,
           int kStagesValue, int kDoutStagesValue, int kDqDimsValue, int kDsBuffersValue, int kBiasStagesValue,
           bool kPairsValue = false>
@@ -22,7 +22,7 @@ struct BackwardBuffers {
   static constexpr int kDsBuffers = kDsBuffersValue;
   static constexpr int kBiasStages = kBiasStagesValue;  // buffers for blocks of a bias
   static constexpr bool kBias = kBiasStages > 0;
-  static constexpr bool kPairs = kPairsValue;                     // of blocks of threads, a cluster each
+  static constexpr bool kPairs = kPairsValue;                     // a tile has a cluster of two thread blocks
   static constexpr int kListKeys = (kPairs ? 2 : 1) * kTileKeys;  // a tile of the work list
   static constexpr int kThreads = 3 * kWarpgroup;
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
@@ -63,7 +63,7 @@ struct KeySplitTiling : BackwardBuffers<kDimQk, kDimV, 128, kRows, 1, kStages, k
   static_assert(kRows == 128 || kDimQk % 128 == 0);
 };
 
-// The same for heads of 192/128 (backward_halves_consumer.cuh), whose dk and dv take 160 registers a thread: of a block's 64
+// The same for head dims 192/128 (backward_halves_consumer.cuh), whose dk and dv take 160 registers a thread: of a block's 64
 // queries logits and dout v^T are made for 32 at a time, and dq's 96 dims of a warpgroup as 64 and 32. One buffer of ds.
 template <int kDimQk, int kDimV>
 struct HalvesTiling : BackwardBuffers<kDimQk, kDimV, 128, 64, 1, 2, 2, kDimQk / 2, 1, 0> {
@@ -82,7 +82,7 @@ struct DimSplitTiling
   static_assert(kDimV % 128 == 0);
 };
 
-// The same in pairs of blocks of threads (backward_pair_consumer.cuh): 64 keys each of a tile of 128. Each block makes one half
+// The same in clusters of two thread blocks (backward_pair_consumer.cuh): 64 keys each of a tile of 128. Each block makes one half
 // of dq's dims of all 128 keys, with half the dims of the other's keys and the other's ds, and each warpgroup 64 of them, handed
 // over in two boxes of 32. Buffers of p^T, of ds^T, of ds and of the other's ds.
 template <int kDimQk, int kDimV>

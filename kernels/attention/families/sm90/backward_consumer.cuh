@@ -1,4 +1,4 @@
-// A consumer warpgroup of the backward kernel for heads of 128 and 128/64: 64 keys of each tile, blocks of 64 queries
+// A consumer warpgroup of the backward kernel for head dims 128 and 128/64: 64 keys of each tile, blocks of 64 queries
 // (backward_keys_step.cuh).
 //
 // Products follow each other in this order: dv, the next step's logits, dq, dk, the next step's dout v^T. ds is made under dv,
@@ -88,7 +88,7 @@ class BackwardConsumer : BackwardKeysStep<T, Config> {
     }
   }
 
-  // Of the step that rings_ names, if there is one.
+  // Works on the step that rings_ names, if there is one.
   __device__ __forceinline__ void MakeProbabilities(float (&logits)[kRows / 2], bool visible, bool exists) {
     const StepInfo& block = this->StepOf(rings_);
     if constexpr (Config::kBias) {

@@ -128,7 +128,7 @@ class BackwardDimsConsumer : BackwardStep<T, Config> {
   }
 
  private:
-  // Of a warpgroup. Its dims of dk and dq begin at DqParts::kApart boxes of 64 for the second one.
+  // A warpgroup has so many dims. Those of dk and dq begin at DqParts::kApart boxes of 64 for the second one.
   static constexpr int kDkDims = 128, kDvDims = kDimV / 2, kDqDims = Config::kDqDims;
   static_assert(kTileKeys == 64 && kRows == 64 && kDqDims == 64);
   enum Buffer { kP, kDsByKeys, kDsByQueries };  // [64][64] each

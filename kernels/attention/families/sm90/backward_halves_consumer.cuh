@@ -1,4 +1,4 @@
-// A consumer warpgroup of the backward kernel for heads of 192/128: 64 keys of each tile, as in backward_keys_step.cuh, but a
+// A consumer warpgroup of the backward kernel for head dims 192/128: 64 keys of each tile, as in backward_keys_step.cuh, but a
 // block's queries one half after the other: dk and dv take 160 registers, which leaves no room for logits and dout v^T of all.
 //
 // ds of both halves and of both warpgroups is multiplied by the keys at once. Of dq's 192 dims each warpgroup makes 96: 64

@@ -21,7 +21,7 @@ struct BackwardList {
 BackwardList BuildBackwardList(const Layout& query, const Layout& key, const std::vector<Band>& bands,
                                int tile_keys, int block_rows);
 
-// The most that its tiles and blocks take, whatever the bands.
+// Returns the most that its tiles and blocks take, whatever the bands.
 std::size_t BackwardListBytes(const Layout& query, const Layout& key, int tile_keys, int block_rows);
 std::int64_t CountBlocks(const Layout& layout, int rows);
 

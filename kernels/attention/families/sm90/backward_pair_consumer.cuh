@@ -1,7 +1,7 @@
-// A consumer warpgroup of the backward kernel for heads of 256, in pairs of blocks of threads (a cluster each): a block has 64
+// A consumer warpgroup of the backward kernel for head dim 256, in clusters of two thread blocks: a block has 64
 // keys of a tile of 128, and divides the products of one step between its warpgroups as backward_dims_consumer.cuh does, but for
 // dq: of that each block makes one half of the dims, of all 128 keys, so that half as much is added to memory for a pair of a
-// key and a query. To this end each block sends its ds to the other (FlashAttention-4's backward pass for heads of 256).
+// key and a query. To this end each block sends its ds to the other (FlashAttention-4's backward pass for head dim 256).
 //
 // dq comes last, so that ds travels under dv and dk; it is handed over in two boxes, one under the next step's logits, one after
 // its exponentials, so that these wait for no box to be read.
@@ -137,13 +137,13 @@ class BackwardPairConsumer : BackwardStep<T, Config> {
   }
 
  private:
-  // Of a warpgroup; of dq in all, and in a box.
+  // A warpgroup has so many dims: of dq kOwnDqDims in all and kDqDims in a box.
   static constexpr int kDkDims = kDimQk / 2, kDvDims = kDimV / 2, kOwnDqDims = kDimQk / 4,
                        kDqDims = Config::kDqDims;
   static_assert(kTileKeys == 64 && kRows == 64 && kOwnDqDims == 64 && kDqDims == 32 && !Config::kBias);
   enum Buffer { kP, kDsByKeys, kDsByQueries, kOtherDs };  // [64][64] each
 
-  // By one thread, when both warpgroups have written ds: a copy for the other block of the pair. When that block says that it has
+  // One thread copies ds to the other block of the cluster, when both warpgroups have written it. When that block says that it has
   // read the copy, this block's ds may be overwritten, too.
   __device__ __forceinline__ void SendDs() const {
     if (threadIdx.x == kWarpgroup) {
@@ -153,7 +153,7 @@ class BackwardPairConsumer : BackwardStep<T, Config> {
     }
     __syncwarp();
   }
-  // The second box of the step before.
+  // Hands over the second box of the step before.
   __device__ __forceinline__ void HandOverRest(const float (&dq)[kOwnDqDims / 2]) {
     this->TakeDq();
     this->template StoreDq<kDqDims / 2, kOwnDqDims / 2, kDqDims / 2>(dq, 0);
@@ -235,7 +235,7 @@ class BackwardPairConsumer : BackwardStep<T, Config> {
     Step::template Write<kDimV, kDvDims, 0>(rows, dv, group * kDvDims, 1, p_.dv_sum, static_cast<T*>(p_.dv));
   }
 
-  const int rank_;  // of the block in its pair
+  const int rank_;  // of the block in its cluster
   std::uint32_t ds_parity_ = 0;
 };
 

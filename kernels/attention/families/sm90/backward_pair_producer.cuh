@@ -1,4 +1,4 @@
-// What the producer of the backward kernel does in a pair of blocks of threads: one takes items for both; each brings its own
+// What the producer of the backward kernel does in a cluster of two thread blocks: one takes items for both; each brings its own
 // keys and values of a tile.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace cppool::kernels::cuda::sm90 {
 
-// The next item of a pair of blocks of threads, whose first one takes it. Returns when the tile's buffers are empty.
+// Returns the next item of a cluster, whose first thread block takes it. Returns when the tile's buffers are empty.
 template <typename Config>
 __device__ __forceinline__ int TakePairItem(const BackwardParameters& p, const BackwardShared<Config>& shared,
                                             const Ring<Config::kTileStages>& tiles) {
@@ -35,7 +35,7 @@ __device__ __forceinline__ int TakePairItem(const BackwardParameters& p, const B
   return item;
 }
 
-// By one thread: of the tile of a pair, described as a whole, this block's part: 64 keys, and one half of the dims of the other
+// One thread copies this block's half of the cluster's tile, which is described as a whole: 64 keys, and one half of the dims of the other
 // block's keys.
 template <typename Config>
 __device__ __forceinline__ void ProducePairKeys(const BackwardParameters& p,

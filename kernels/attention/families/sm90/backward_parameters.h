@@ -28,7 +28,7 @@ struct KeyTile {
 };
 
 inline constexpr int kTurns =
-    4;  // consumers that add to one block's dq, at most: two of each block of a pair
+    4;  // consumers that add to one block's dq, at most: two of each block of a cluster
 
 // What else a tile's bias takes.
 struct KeyTileBias {
@@ -49,7 +49,7 @@ struct BackwardWork {
 
 struct BackwardParameters {
   CUtensorMap q, dout;  // boxes of kRows rows
-  CUtensorMap k, v;     // boxes of kTileKeys rows; for pairs of blocks of threads, of half of k's dims
+  CUtensorMap k, v;     // boxes of kTileKeys rows; for clusters, of half of k's dims
   CUtensorMap dq;       // [rows_q, heads, dim_qk] in fp32, added to; boxes of kDqRows rows and kDqDims dims
   BackwardWork work;
   HeadMap map;
@@ -60,8 +60,8 @@ struct BackwardParameters {
   void* dk;            // as dk_sum
   void* dv;            // as dv_sum
   int* schedule;       // the next item, from 0; 0 before the launch
-  // [blocks_count, heads, kTurns], 0 before the launch: tiles that have been added to dq, by each consumer of a block of
-  // threads or of a pair of them; NULL: in any order.
+  // [blocks_count, heads, kTurns], 0 before the launch: tiles that have been added to dq, by each consumer of a thread
+  // block or of a cluster; NULL: in any order.
   int* turns;
   int section_heads;  // key/value heads that are worked off before the next ones
   // Whether a tile takes all query heads of its key/value head through a block before the next block, or all blocks for a head
@@ -71,7 +71,7 @@ struct BackwardParameters {
   float scale_log2;
   bool first;  // of dk and dv, see GradientPass
   bool last;
-  // Read by kernels with a bias alone.
+  // Only kernels with a bias read these.
   BiasParameters bias;             // boxes of kRows queries
   const KeyTileBias* tile_biases;  // of work.tiles
 };

@@ -3,7 +3,7 @@
 // free.
 //
 // Items are tiles times key/value heads, in sections of heads whose queries and dq stay in the L2 cache. All come from
-// a counter, so that whatever an item waits for in its turn to add to dq is held by a block of threads that runs.
+// a counter, so that whatever an item waits for in its turn to add to dq is held by a thread block that runs.
 // Blocks go from the last to the first: tiles of a sequence then begin with the same block. With heads_together each goes for
 // all heads before the next, so that tiles go on in step and one waits for another's single step; head after head, a tile
 // with few blocks would wait at every head for the one with the most.
@@ -65,7 +65,7 @@ __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
     const KeyTile& tile = p.work.tiles[place / heads];
     const int kv_head = section * p.section_heads + place % heads;
     const int block_begin = tile.block_begin, block_end = tile.block_end, ordinal = tile.ordinal;
-    // The heads here that read it.
+    // The call's query heads that read it.
     const int first_head = max((p.map.kv_head0 + kv_head) * p.map.group - p.map.head0, 0);
     const int end_head = min((p.map.kv_head0 + kv_head + 1) * p.map.group - p.map.head0, p.map.heads);
     if constexpr (Config::kBias) {

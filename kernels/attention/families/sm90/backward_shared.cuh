@@ -49,7 +49,7 @@ struct BackwardControl {
   // released, and the consumers have waited for dq of this one before.
   StepInfo steps[2 * kStages];
   int dq_ends[2];  // whether no more of a consumer's dq comes
-  // Announced by full_dout.
+  // full_dout announces these.
   alignas(16) float lse[kDoutStages][kRows];  // in powers of 2; inf for rows that see nothing
   float delta[kDoutStages][kRows];
 };
@@ -66,7 +66,7 @@ struct BiasedBackwardControl : PlainBackwardControl<Config> {
   float slopes[Config::kStages];  // of ALiBi for blocks of queries, divided by the scale; 0 without
 };
 
-// Of a pair of blocks of threads.
+// What a cluster of two thread blocks has in addition.
 template <typename Config>
 struct PairedBackwardControl : PlainBackwardControl<Config> {
   // The other's ds has come; the other's consumers have read the ds that was sent; the item that the first block has taken has
@@ -170,7 +170,7 @@ class StepRings {
  public:
   __device__ __forceinline__ const Ring<kStages>& q() const { return q_; }
   __device__ __forceinline__ Ring<kDoutStages> dout() const { return Beside<kDoutStages>(); }
-  // Of kCount buffers that are filled in every step.
+  // Returns the place in kCount buffers that are filled in every step.
   template <int kCount>
   __device__ __forceinline__ Ring<kCount> Beside() const {
     static_assert(kFollows<kCount> || kCount == kDoutStages);
@@ -182,7 +182,7 @@ class StepRings {
       return dout_;
     }
   }
-  // Index of the step in BackwardControl::steps.
+  // Returns the step's index in BackwardControl::steps.
   __device__ __forceinline__ int step() const { return static_cast<int>(q_.parity) * kStages + q_.stage; }
   __device__ __forceinline__ void Advance() {
     q_.Advance();

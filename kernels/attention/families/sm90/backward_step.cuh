@@ -247,7 +247,7 @@ class BackwardStep {
     ptx::Arrive(shared_.FullDq(group_));
   }
 
-  // No more of dq comes.
+  // Says that no more of dq comes.
   __device__ __forceinline__ void EndDq() const {
     ptx::Wait(shared_.EmptyDq(group_), dq_parity_ ^ 1);
     if (threadIdx.x % kWarpgroup == 0) shared_.control->dq_ends[group_] = 1;

@@ -1,4 +1,4 @@
-// A consumer warpgroup of the backward kernel for heads of 64: 64 keys of each tile, blocks of 128 queries
+// A consumer warpgroup of the backward kernel for head dim 64: 64 keys of each tile, blocks of 128 queries
 // (backward_keys_step.cuh). p is packed in halves, which takes fewer registers.
 //
 // The products of a step run under the arithmetic of its neighbours: while dq is handed over, dk and the next step's

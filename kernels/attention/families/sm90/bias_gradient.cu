@@ -40,7 +40,7 @@ void Launch(const BiasGradientCall& call, cudaStream_t stream) {
   p.sum_heads = sum_heads;
   p.head_factor = sum_heads ? 0 : 1;
   p.sequence_factor = call.gradient.sequence_step == 0 ? 0 : 1;
-  // Few tiles are shared by several blocks of threads each.
+  // Few tiles are shared by several thread blocks each.
   const std::int64_t busy = 4 * std::int64_t{call.multiprocessors};
   const dim3 grid(static_cast<unsigned>(items),
                   static_cast<unsigned>(std::clamp<std::int64_t>(busy / items, 1, 16)));

@@ -44,7 +44,7 @@ struct BiasGradientKernelEntry {
   void (*launch)(const BiasGradientCall&, cudaStream_t) = nullptr;
 };
 
-// For head dims and a dtype.
+// Returns the kernel for these head dims and this dtype.
 BiasGradientKernelEntry BiasGradientKernelOf(Dtype dtype, int dim_qk, int dim_v);
 
 }  // namespace cppool::kernels::cuda::sm90

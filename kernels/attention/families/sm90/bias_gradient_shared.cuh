@@ -53,7 +53,7 @@ struct BiasGradientControl {
   std::uint64_t full_bias[Config::kConsumers][Config::kBiasStages];
   std::uint64_t empty_bias[Config::kConsumers][Config::kBiasStages];
   BlockInfo blocks[Config::kStages];  // that full_k announces
-  TileInfo tile;                      // `head` is the first one, `blocks` are those of this block of threads
+  TileInfo tile;                      // `head` is the first one, `blocks` are those of this thread block
   int sequence;
 };
 
@@ -81,7 +81,7 @@ struct BiasGradientShared : SharedMemory<BiasGradientControl<Config>, Config::kT
     return base + Config::kQueryStages * Config::kQueryBytes + Config::kStages * Config::kKeyBytes +
            (group * Config::kBiasStages + stage) * kBiasBoxBytes;
   }
-  // [2][64][32] floats, swizzled.
+  // A consumer's block of the gradient: [2][64][32] floats, swizzled.
   __device__ __forceinline__ std::uint32_t Gradient(int group) const {
     return Bias(Config::kConsumers, 0) + group * Config::kGradientBytes;
   }
@@ -97,7 +97,7 @@ struct BiasGradientShared : SharedMemory<BiasGradientControl<Config>, Config::kT
     return At(control->empty_bias[group] + i);
   }
 
-  // By one thread; a barrier of the whole block follows.
+  // One thread calls this; a barrier of the whole block follows.
   __device__ __forceinline__ void InitBarriers() const {
     for (int i = 0; i < Config::kQueryStages; ++i) {
       ptx::InitBarrier(FullQ(i), 1);

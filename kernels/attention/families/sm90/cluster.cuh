@@ -1,4 +1,4 @@
-// The instructions of sm_90 for blocks of threads of one cluster that use each other's shared memory.
+// The instructions of sm_90 for thread blocks of one cluster that use each other's shared memory.
 #pragma once
 
 #include "kernels/attention/families/sm90/ptx.cuh"

@@ -9,15 +9,15 @@
 namespace cppool::kernels::cuda::sm90 {
 
 inline constexpr int kMaxSharedBytes = 227 * 1024;
-inline constexpr int kSharedAlignment = 1024;  // of tiles, as the copy engine's swizzle asks
+inline constexpr int kSharedAlignment = 1024;  // of tiles, as TMA's swizzle asks
 inline constexpr int kWarpgroup = 128;
 inline constexpr int kBiasBoxBytes = 64 * 64 * 2;  // of 64 queries and 64 keys
 
-// Registers a thread at launch, a multiple of 8, of a block of threads that has a multiprocessor's 65536 to itself.
+// Registers a thread at launch, a multiple of 8, of a thread block that has a multiprocessor's 65536 to itself.
 constexpr int LaunchRegisters(int threads) { return 65536 / threads / 8 * 8; }
 
 // Whether consumer warpgroups can raise their registers a thread to `consumer` when a producer warpgroup has lowered its own to
-// `producer`. They wait forever for more than the block of threads was launched with.
+// `producer`. They wait forever for more than the thread block was launched with.
 constexpr bool RegistersSuffice(int consumers, int producer, int consumer) {
   const int warpgroups = consumers + 1;
   return producer + consumers * consumer <= warpgroups * LaunchRegisters(warpgroups * kWarpgroup);

@@ -199,7 +199,7 @@ class Consumer {
     }
   }
 
-  // Of the block at keys_. Read by the thread that releases it, so that the producer's next write comes after.
+  // Returns the block at keys_. The thread that releases it reads it, so that the producer's next write comes after.
   __device__ __forceinline__ BlockInfo Block() const {
     BlockInfo block{0, 0};
     if (threadIdx.x % 32 == 0) block = shared_.control->blocks[keys_.stage];

@@ -73,7 +73,7 @@ __device__ __forceinline__ void Normalise(const ForwardParameters& p, const Warp
   }
 }
 
-// From registers: the accumulator, or the output in T.
+// Stores from registers: the accumulator, or the output in T.
 template <typename T, int kDimV>
 __device__ __forceinline__ void WriteRows(const ForwardParameters& p, const WarpRows& rows,
                                           const float (&out)[kDimV / 2]) {
@@ -127,7 +127,7 @@ __device__ __forceinline__ void WriteRowsStaged(const ForwardParameters& p, cons
     T* const to = static_cast<T*>(p.out_rows) + rows.State(p, row) * kDimV + chunk * 8;
     *reinterpret_cast<uint4*>(to) = value;
   }
-  ptx::FenceShared();  // the buffer is the copy engine's next
+  ptx::FenceShared();  // TMA reads the buffer next
   __syncwarp();
 }
 

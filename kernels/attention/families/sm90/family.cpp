@@ -1,5 +1,7 @@
 #include "kernels/attention/families/sm90/family.h"
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -19,6 +21,27 @@
 #include "kernels/runtime/cuda/check.h"
 
 namespace cppool::kernels::cuda {
+namespace sm90 {
+
+ForwardKernelEntry ForwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias) {
+  const auto of = [&]<typename T>() {
+    return bias ? BiasedForwardKernelOf<T>(dim_qk, dim_v) : ForwardKernelOf<T>(dim_qk, dim_v);
+  };
+  if (dtype == Dtype::kBf16) return of.operator()<__nv_bfloat16>();
+  if (dtype == Dtype::kFp16) return of.operator()<__half>();
+  return {};
+}
+
+BackwardKernelEntry BackwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias) {
+  const auto of = [&]<typename T>() {
+    return bias ? BiasedBackwardKernelOf<T>(dim_qk, dim_v) : BackwardKernelOf<T>(dim_qk, dim_v);
+  };
+  if (dtype == Dtype::kBf16) return of.operator()<__nv_bfloat16>();
+  if (dtype == Dtype::kFp16) return of.operator()<__half>();
+  return {};
+}
+
+}  // namespace sm90
 namespace {
 
 sm90::ForwardKernelEntry ForwardOf(const KernelShape& shape, BiasType bias) {
@@ -31,7 +54,7 @@ sm90::BackwardKernelEntry BackwardOf(const KernelShape& shape, BiasType bias) {
   return sm90::BackwardKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v, bias != BiasType::kNone);
 }
 
-// Whether a bias tensor, if there is one, has rows that begin where the copy engine can: at multiples of 16 bytes.
+// Whether a bias tensor, if there is one, has rows that begin where TMA can fetch: at multiples of 16 bytes.
 bool HasAlignedBias(const KernelRequest& request) {
   return request.bias != BiasType::kPostScale || request.bias_extent.keys % 8 == 0;
 }
@@ -54,7 +77,7 @@ bool MayNeedGeneral(const KernelRequest& request) {
          (request.training && !HasBackward(request));
 }
 
-// Whether the copy engine can fetch the bias of each range of keys, or of each tile, from its first key on.
+// Whether TMA can fetch the bias of each range of keys, or of each tile, from its first key on.
 bool KeysAligned(const WorkList& list) {
   return std::ranges::all_of(list.ranges,
                              [](const Range& range) { return range.position % sm90::kBiasKeyStep == 0; });
@@ -160,7 +183,7 @@ class Plan : public BlockPlan {
   const std::vector<int>& bias_sequence_ends() const { return bias_sequence_ends_; }
   bool bias_gradient() const { return bias_gradient_; }
 
-  // Of the plan's bias or its gradient, for `heads` heads from the one at `data` on.
+  // Describes the plan's bias or its gradient, for `heads` heads from the one at `data` on.
   sm90::BiasTensor BiasTensorOf(const void* data, int heads, std::int64_t sequence_step,
                                 std::int64_t head_step, std::int64_t query_step) const {
     return {data,
@@ -409,7 +432,7 @@ class Family : public AttentionFamily {
     if (auto refusal = RefuseFp8("sm90", request)) return refusal;
     return general_.Refusal(request);
   }
-  // dq in fp32.
+  // The workspace holds dq in fp32.
   std::size_t WorkspaceBytes(const KernelRequest& request, std::int64_t rows_q,
                              std::int64_t rows_kv) const override {
     const KernelShape& shape = request.shape;

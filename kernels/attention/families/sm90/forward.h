@@ -33,7 +33,7 @@ struct ForwardCall {
   bool last = true;
 };
 
-// Of a tile, that a warpgroup takes. Shorter tiles have a multiple of it, but for the last one of a sequence.
+// A warpgroup takes so many rows of a tile. Shorter tiles have a multiple of it, but for the last one of a sequence.
 inline constexpr int kGroupRows = 64;
 
 struct ForwardKernelEntry {
@@ -45,7 +45,7 @@ struct ForwardKernelEntry {
 // For head dims and a dtype. `bias`: the kernel adds one, of the logits' dtype.
 ForwardKernelEntry ForwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias);
 
-// For one dtype: an instance per head dims, in a file of its own.
+// Each dtype has its instances, one per head dims, in a file of its own.
 template <typename T>
 ForwardKernelEntry ForwardKernelOf(int dim_qk, int dim_v);
 template <typename T>

@@ -18,7 +18,7 @@ void LoadKernel(void (*kernel)(Parameters...), int shared_bytes) {
             "cudaFuncSetAttribute");
 }
 
-// `what`: for the error's text.
+// Launches the kernel. `what` names it in the error's text.
 template <typename... Parameters>
 void LaunchKernel(void (*kernel)(Parameters...), dim3 grid, int threads, int shared_bytes,
                   cudaStream_t stream, const char* what,
@@ -30,7 +30,7 @@ void LaunchKernel(void (*kernel)(Parameters...), dim3 grid, int threads, int sha
       what);
 }
 
-// The same in clusters of `cluster` blocks of threads.
+// Does the same in clusters of `cluster` thread blocks.
 template <typename... Parameters>
 void LaunchClusters(void (*kernel)(Parameters...), unsigned cluster, dim3 grid, int threads, int shared_bytes,
                     cudaStream_t stream, const char* what,

@@ -19,7 +19,7 @@ __device__ __forceinline__ bool AllVisible(int low, int high, int query, int key
   return keys == kBlock && key + kBlock - 1 - query <= high && key - (query + 63) >= low;
 }
 
-// The parts of which any of `queries` from position `query` sees a key.
+// Returns the parts of which any of `queries` from position `query` sees a key.
 template <int kBlock>
 __device__ __forceinline__ unsigned SeenParts(int low, int high, int query, int queries, int key, int keys) {
   unsigned seen = 0;
@@ -34,7 +34,7 @@ __device__ __forceinline__ unsigned SeenParts(int low, int high, int query, int 
   return seen;
 }
 
-// Of a row's columns 8 n and 8 n + 1, in this order, how many come before `column`, at most `kCount`.
+// Counts which of a row's columns 8 n and 8 n + 1, in this order, come before `column`, at most `kCount`.
 template <int kCount>
 __device__ __forceinline__ int ColumnsBefore(int column) {
   return column <= 0 ? 0 : min(column / 8 * 2 + min(column % 8, 2), kCount);

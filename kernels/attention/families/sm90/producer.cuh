@@ -1,7 +1,7 @@
 // The producer of the forward kernel: one thread that takes tiles from the work list and starts the copies of their
 // queries, keys and values, as buffers become free.
 //
-// Items are tiles times heads, heads within a tile; the work list has the most work first, and blocks of threads take
+// Items are tiles times heads, heads within a tile; the work list has the most work first, and thread blocks take
 // the next item from a counter. Blocks of keys go from the last to the first: under a causal mask the first one then
 // holds the keys nearest to the queries.
 #pragma once
@@ -31,7 +31,7 @@ __device__ __forceinline__ void ProduceBias(const ForwardParameters& p, const Sh
   }
 }
 
-// Describes the item's tile, the `count`th of this block of threads, to the consumers and starts the copy of its queries, as soon as
+// Describes the item's tile, the `count`th of this thread block, to the consumers and starts the copy of its queries, as soon as
 // there is a buffer; or says that there are no more.
 template <typename Config>
 __device__ __forceinline__ void ProduceQueries(const ForwardParameters& p, const Shared<Config>& shared,
@@ -97,7 +97,7 @@ __device__ __forceinline__ void Produce(const ForwardParameters& p, const Shared
       for (int at = (range.length - 1) / kBlock * kBlock; at >= 0; at -= kBlock) {
         from.token = key_token + at;
         const bool last = i == range_begin && at == 0;
-        // Not earlier: a block of threads that is late should take fewer items.
+        // Not earlier: a thread block that is late should take fewer items.
         if (last) item = static_cast<int>(gridDim.x) + atomicAdd(p.schedule, 1);
         ptx::Wait(shared.EmptyK(ring.stage), ring.parity ^ 1);
         shared.control->blocks[ring.stage] = {range.position + at, min(range.length - at, kBlock)};
@@ -120,7 +120,7 @@ __device__ __forceinline__ void Produce(const ForwardParameters& p, const Shared
     produce_values(from);
     if (Config::kQueryStages == 1) ProduceQueries<Config>(p, shared, count, item);
   }
-  // The last block of threads to come here leaves the counters as it found them.
+  // The last thread block to come here leaves the counters as it found them.
   __threadfence();
   if (atomicAdd(p.schedule + 1, 1) == static_cast<int>(gridDim.x) - 1) {
     __threadfence();

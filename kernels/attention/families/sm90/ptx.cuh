@@ -73,7 +73,7 @@ __device__ __forceinline__ void ArriveNamed(int barrier, int threads) {
 // Writes to shared memory before it are seen by tensor copies and wgmma that follow a barrier.
 __device__ __forceinline__ void FenceShared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Releases a buffer that this thread has read with ordinary loads to the copy engine. Loads before an arrival are not ordered
+// Releases a buffer that this thread has read with ordinary loads to TMA. Loads before an arrival are not ordered
 // with writes of the asynchronous proxy: without the fence they may still be under way, and read what is copied next.
 __device__ __forceinline__ void ReleaseToCopies(std::uint32_t barrier) {
   FenceShared();
@@ -102,7 +102,7 @@ __device__ __forceinline__ void LoadBox(std::uint32_t to, const CUtensorMap* map
       : "memory");
 }
 
-// The same from the `part`th 64 dims on.
+// Does the same from the `part`th 64 dims on.
 __device__ __forceinline__ void LoadBoxPart(std::uint32_t to, const CUtensorMap* map, RowCoordinates at,
                                             int part, std::uint32_t barrier) {
   asm volatile(
@@ -165,7 +165,7 @@ __device__ __forceinline__ void WaitForStoresToRead() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-// The value, of which the compiler knows nothing and before this nothing either.
+// Returns the value in a way that the compiler cannot see through, neither after this nor before it.
 template <typename Integer>
 __device__ __forceinline__ Integer Opaque(Integer value) {
   asm volatile("" : "+r"(value));

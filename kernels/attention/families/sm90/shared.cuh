@@ -91,7 +91,7 @@ struct Shared : SharedMemory<ControlOf<Config>, Config::kTileBytes> {
     return At(control->empty_bias[group] + i);
   }
 
-  // By one thread; a barrier of the whole block follows.
+  // One thread calls this; a barrier of the whole block follows.
   __device__ __forceinline__ void InitBarriers() const {
     constexpr int kConsumerWarps = Config::kConsumers * 4;
     for (int i = 0; i < 2; ++i) {

@@ -1,4 +1,4 @@
-// Descriptions of tensors for the copy engine.
+// Describes tensors for TMA.
 #pragma once
 
 #include <cuda.h>  // CUtensorMap; nothing of libcuda is linked
@@ -7,7 +7,7 @@
 
 namespace cppool::kernels::cuda::sm90 {
 
-// A tensor [rows, heads, dim], of 16-bit elements where nothing else is said, whose rows of one sequence are `step` apart.
+// A tensor [rows, heads, dim], of 16-bit elements by default, whose rows of one sequence are `step` apart.
 struct RowTensor {
   const void* data;
   std::int64_t rows;  // a multiple of step
@@ -35,14 +35,14 @@ struct BiasTensor {
   std::int64_t sequence_step, head_step, query_step;
 };
 
-// Whether rows of a tensor with these steps begin where the copy engine can, at multiples of 16 bytes.
+// Whether rows of a tensor with these steps begin where TMA can fetch, at multiples of 16 bytes.
 bool HasAlignedRows(const BiasTensor& tensor, int element_bytes);
 
-// The first key of a box is a multiple of this: in 16-bit elements, the 16 bytes that the copy engine can begin at. Anything else is an
+// The first key of a box is a multiple of this: in 16-bit elements, the 16 bytes that TMA can begin at. Anything else is an
 // illegal instruction.
 inline constexpr int kBiasKeyStep = 8;
 
-// Of 16-bit elements in boxes of `rows` queries and 64 keys, or of floats in boxes of 64 queries and 32 keys: a box arrives
+// 16-bit elements have boxes of `rows` queries and 64 keys, floats boxes of 64 queries and 32 keys: a box arrives
 // as [rows][128 bytes], swizzled by 128 bytes. Coordinates are {key, query, head, sequence}; elements outside read as 0 and
 // are not written. Throws RuntimeError, CPPOOL_INTERNAL where HasAlignedRows is false.
 CUtensorMap EncodeBias(const BiasTensor& tensor, int rows);

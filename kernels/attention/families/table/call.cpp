@@ -65,7 +65,7 @@ constexpr Member kMembers[kCallTensors] = {{"q", &cppool_attention_tensors::q},
                                            {"ds_scale", &cppool_attention_tensors::ds_scale},
                                            {"amax_ds", &cppool_attention_tensors::amax_ds}};
 
-// Of the rows of packed sequences, of which none is shared: one stretch that holds them all.
+// Returns one stretch that holds the rows of all packed sequences, of which none is shared.
 Rectangle Whole(const std::vector<Rectangle>& sequences) {
   Rectangle whole;
   whole.q_row = sequences.front().q_row;
@@ -200,7 +200,7 @@ class FormFiller {
              std::int32_t k_step, const ResultForm& results, CallForm& form)
       : request_(request), area_(area), group_(group), results_(results), form_(form) {
     const Rectangle& where = area.where;
-    // Of a batch of one the stride is the one that the next entry would have.
+    // A batch of one has the stride that a next entry would have.
     queries_ = {where.queries, q_step, where.batch > 1 ? where.q_stride : where.queries * q_step,
                 request.shape.heads, group.heads};
     keys_ = {where.keys, k_step, where.batch > 1 ? where.k_stride : where.keys * k_step,

@@ -41,7 +41,7 @@ enum CallTensor {
   kAmaxDs,
   kCallTensors
 };
-// As cppool/attention.h names it.
+// Returns the name that cppool/attention.h has for it.
 const char* NameOf(CallTensor tensor);
 // Whether the pass writes it.
 bool Writes(bool backward, CallTensor tensor);
@@ -56,7 +56,7 @@ struct TensorForm {
   bool operator==(const TensorForm&) const = default;
 };
 
-// As cppool_attention_call.
+// The members mean what they mean in cppool_attention_call.
 struct CallForm {
   bool backward = false, deterministic = false;
   cppool_attention_anchor anchor = CPPOOL_TOP_LEFT;
@@ -110,7 +110,7 @@ CallForm Strided(const CallForm& form);
 struct CallArea {
   CallArea(const Rectangle& rectangle, cppool_attention_anchor anchor);
   CallArea(PackedSequences packed);
-  // The whole call: of packed sequences the rows of all, with a batch of 1.
+  // Where the whole call is: packed sequences are one batch of 1 that holds the rows of all.
   Rectangle where;
   cppool_attention_anchor anchor;
   std::int64_t window_left, window_right;

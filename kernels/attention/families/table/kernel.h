@@ -48,7 +48,7 @@ class TablePlan : public BlockPlan {
 
 class TableKernel : public AttentionKernel {
  public:
-  // The family outlives it.
+  // The family outlives the kernel.
   TableKernel(cppool_runtime* runtime, const TableFamily& family);
   // Plans of the kernel on CUDA go after the work that uses them.
   ~TableKernel() override;
@@ -66,7 +66,7 @@ class TableKernel : public AttentionKernel {
 
  private:
   bool Has(std::uint32_t feature) const { return (kernel_.features & feature) != 0; }
-  // Whether the kernel's lse differs from ours in its base or its order.
+  // Returns whether the kernel's lse has another base or another order than cppool's.
   bool ConvertsLse() const {
     return Has(CPPOOL_ATTENTION_LSE_BASE2) || Has(CPPOOL_ATTENTION_LSE_HEADS_FIRST);
   }

@@ -34,7 +34,7 @@ struct PackedTables {
   std::vector<std::int32_t> seqlens_q, seqlens_kv;  // empty: each sequence ends where the next one begins
 };
 PackedTables TablesOf(const std::vector<Rectangle>& sequences);
-// The most bytes that the tables of a block take.
+// Returns how many bytes the tables of a block take at most.
 std::size_t PackedTablesBytes(const Layout& query, const Layout& key);
 
 }  // namespace cppool::kernels::table

@@ -137,7 +137,7 @@ class SequenceCutter {
         return {Trim(one, joined->low, joined->high, q_step_, k_step_)};
       }
     }
-    // One side in two, whichever gives fewer. Of the queries where that is the same: their parts need no merging.
+    // Cuts one side in two, whichever gives fewer rectangles; else the queries, whose parts need no merging.
     std::vector<Rectangle> by_query, by_key;
     if (queries.size() > 1) {
       const auto middle = MiddleOf(queries, q_step_);
@@ -244,7 +244,7 @@ class Batcher {
   std::map<std::pair<Shape, int>, std::size_t> open_;  // the last batch of each shape
 };
 
-// The next sequence's segments of a layout, in the order of their rows.
+// Returns the next sequence's segments of a layout, in the order of their rows.
 Segments Take(const Layout& layout, std::size_t& at, std::int32_t sequence) {
   while (at < layout.segments.size() && layout.segments[at].sequence < sequence) ++at;
   Segments taken;

@@ -19,9 +19,9 @@ struct Rectangle {
   std::int64_t q_row = 0, k_row = 0;
   std::int64_t batch = 1;
   std::int64_t q_stride = 0, k_stride = 0;  // 0 with a batch of 1
-  // Of rectangles that are cut by position: entry b is of sequence `sequence` + b * `sequence_stride`; query i is at
-  // position q_position + i, key j at k_position + j; `diagonal` is that of the sequences' bands. Of others these mean
-  // nothing.
+  // These are for rectangles that are cut by position: entry b is of sequence `sequence` + b * `sequence_stride`; query i is at
+  // position q_position + i, key j at k_position + j; `diagonal` is that of the sequences' bands. Other
+  // rectangles do not use them.
   std::int32_t sequence = 0, sequence_stride = 0;
   std::int64_t q_position = 0, k_position = 0;
   std::int32_t diagonal = 0;
@@ -41,7 +41,7 @@ std::vector<Rectangle> CutIntoRectangles(const Layout& query, const Layout& key,
 
 // Equal rectangles at equal distances, in the order of their rows, joined as CutIntoRectangles does.
 std::vector<Rectangle> Batched(const std::vector<Rectangle>& rectangles);
-// The reverse: rectangles with a batch of 1.
+// Does the reverse: returns rectangles with a batch of 1.
 std::vector<Rectangle> Unbatched(const std::vector<Rectangle>& rectangles);
 
 // The same pairs as more rectangles, for kernels that do not take the one; empty where that changes nothing. The steps

@@ -5,7 +5,7 @@
 namespace cppool::kernels::table {
 namespace {
 
-// The most elements of a bias that one rectangle covers. Its entries share no rows.
+// Returns the most elements of a bias that one rectangle covers. Its entries share no rows.
 std::int64_t MostBias(const KernelRequest& request, std::int64_t rows_q, std::int64_t rows_kv) {
   const BiasExtent& bias = request.bias_extent;
   const std::int64_t heads = bias.head_stride == 0 ? 1 : request.shape.heads;

@@ -1,5 +1,5 @@
 // Memory that the family "table" needs between a kernel's calls and the results of a block: parts before they are
-// merged, and sums where the caller has none. Of one block at a time.
+// merged, and sums where the caller has none. It serves one block at a time.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +14,14 @@ struct Scratch {
   Scratch(const KernelRequest& request, std::int64_t rows_q, std::int64_t rows_kv, void* base);
   std::size_t bytes() const { return bytes_; }
 
-  // Forward.
+  // The forward pass uses these.
   void* out = nullptr;          // [rows_q, heads, dim_v]
   float* out_sum = nullptr;     // the same, fp32
   float* lse = nullptr;         // [rows_q, heads]
   float* packed_lse = nullptr;  // as many
   float* row_max = nullptr;     // likewise, with max_logit
   float* packed_max = nullptr;
-  // Backward.
+  // The backward pass uses these.
   float* packed_delta = nullptr;  // [rows_q, heads]
   void* dq = nullptr;             // [rows_q, heads, dim_qk]
   void* dk = nullptr;             // [rows_kv, kv_heads, dim_qk]

@@ -45,7 +45,7 @@ std::vector<TrialRows> BiasRows(const TensorForm& from) {
   return parts;
 }
 
-// Of rows of all sequences, those of each of them.
+// Divides the rows of all sequences into those of each of them.
 std::vector<TrialRows> SequenceRows(const TensorForm& from, const CallArea& area, Of side) {
   std::vector<TrialRows> parts;
   const TrialRows all = RowsOf(from);

@@ -3,14 +3,13 @@
 //
 // Casts have the same bits as on the host: the products are __fmul_rn, so that no compiler flag makes them anything else, and NaN keeps
 // its sign, which a multiplication on a GPU would drop.
-#include "kernels/attention/tensor_ops/cuda/fp8.h"
+#include "kernels/attention/tensor_ops/cuda/launch.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
 
-#include "kernels/attention/tensor_ops/cuda/launch.h"
 #include "kernels/error.h"
 #include "kernels/half.h"
 #include "kernels/numerics/fp8.h"
@@ -20,7 +19,7 @@ namespace cppool::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRowSlices = 8;  // blocks of threads that share a tile of rows
+constexpr int kRowSlices = 8;  // thread blocks that share a tile of rows
 
 // kCount elements in one access (two accesses for eight floats).
 template <typename T, int kCount>
@@ -85,13 +84,13 @@ __device__ __forceinline__ void Store(Dtype dtype, void* to, std::int64_t index,
 // x * factor in one fp32 product; NaN as it is.
 __device__ __forceinline__ float Times(float x, float factor) { return x != x ? x : __fmul_rn(x, factor); }
 
-// The magnitude's bits, which increase with it; 0 for NaN.
+// Returns the magnitude's bits, which increase with it; 0 for NaN.
 __device__ __forceinline__ unsigned SizeOfNumber(float x) {
   const unsigned bits = __float_as_uint(x) & 0x7fffffffu;
   return bits > 0x7f800000u ? 0 : bits;
 }
 
-// Calls visit(index of the first element) for the elements of a block of threads, kCount at a time: the rows blockIdx.y,
+// Calls visit(index of the first element) for the elements of a thread block, kCount at a time: the rows blockIdx.y,
 // blockIdx.y + gridDim.y, ... of tile blockIdx.x.
 template <int kCount, typename Visit>
 __device__ __forceinline__ void ForEachElement(const RowView& rows, std::int64_t columns, Visit visit) {
@@ -222,7 +221,7 @@ __global__ void __launch_bounds__(kThreads)
 // kCount elements along a row share an exponent if blocks are along the dims, and have one each if along the tokens.
 template <int kCount>
 __global__ void __launch_bounds__(kThreads)
-    WidenKernel(RowView rows, MxAxis axis, std::int64_t columns, MxTensor from, void* to) {
+    DequantizeBlocksKernel(RowView rows, MxAxis axis, std::int64_t columns, MxTensor from, void* to) {
   const std::int64_t row_of_exponents = blockIdx.x * columns;
   ForEachElement<kCount>(rows, columns, [&](std::int64_t at) {
     float some[kCount];
@@ -292,7 +291,7 @@ void LaunchCast(const RowView& rows, std::int64_t columns, TensorRef from, const
   LaunchConvert(rows, columns, from, &scale->scale, payload, stream);
 }
 
-void LaunchDequantise(const RowView& rows, std::int64_t columns, TensorRef payload, TensorOut to,
+void LaunchDequantize(const RowView& rows, std::int64_t columns, TensorRef payload, TensorOut to,
                       cudaStream_t stream) {
   ExpectPayload(payload.dtype);
   ExpectWide(to.dtype);
@@ -326,15 +325,15 @@ void LaunchCastBlocks(const RowView& blocks, MxAxis axis, int heads, int dim, Te
   CheckCuda(cudaGetLastError(), "launching a cast in blocks");
 }
 
-void LaunchWidenBlocks(const RowView& blocks, MxAxis axis, int heads, int dim, const MxTensor& from,
-                       TensorOut to, cudaStream_t stream) {
+void LaunchDequantizeBlocks(const RowView& blocks, MxAxis axis, int heads, int dim, const MxTensor& from,
+                            TensorOut to, cudaStream_t stream) {
   Expect(to.dtype == Dtype::kBf16, to.dtype);
   const std::int64_t columns = std::int64_t{heads} * dim;
   if (blocks.count == 0 || columns == 0) return;
-  const auto kernel =
-      Fits(8, columns, {{from.payload, Dtype::kE4M3}, to}) ? &WidenKernel<8> : &WidenKernel<1>;
+  const auto kernel = Fits(8, columns, {{from.payload, Dtype::kE4M3}, to}) ? &DequantizeBlocksKernel<8>
+                                                                           : &DequantizeBlocksKernel<1>;
   kernel<<<GridOf(blocks), kThreads, 0, stream>>>(blocks, axis, columns, from, to.data);
-  CheckCuda(cudaGetLastError(), "launching the widening of blocks");
+  CheckCuda(cudaGetLastError(), "launching the dequantization of blocks");
 }
 
 void LoadFp8Kernels() {
@@ -354,8 +353,8 @@ void LoadFp8Kernels() {
   load(&CastDimBlocksKernel<8>);
   load(&CastTokenBlocksKernel<1>);
   load(&CastTokenBlocksKernel<2>);
-  load(&WidenKernel<1>);
-  load(&WidenKernel<8>);
+  load(&DequantizeBlocksKernel<1>);
+  load(&DequantizeBlocksKernel<8>);
 }
 
 }  // namespace cppool::kernels::cuda

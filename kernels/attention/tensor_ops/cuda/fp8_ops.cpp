@@ -1,6 +1,5 @@
-#include "kernels/attention/tensor_ops/cuda/fp8_ops.h"
-
-#include "kernels/attention/tensor_ops/cuda/fp8.h"
+#include "kernels/attention/tensor_ops/cuda/launch.h"
+#include "kernels/attention/tensor_ops/cuda/tensor_ops.h"
 
 namespace cppool::kernels::cuda {
 namespace {
@@ -23,9 +22,9 @@ class CudaFp8Ops : public Fp8Ops {
     LaunchCast(ViewOf(rows), columns, from, scale, payload, AsCuda(stream));
   }
 
-  void Dequantise(const TokenRows& rows, std::int64_t columns, TensorRef payload, TensorOut to,
+  void Dequantize(const TokenRows& rows, std::int64_t columns, TensorRef payload, TensorOut to,
                   cppool_stream stream) override {
-    LaunchDequantise(ViewOf(rows), columns, payload, to, AsCuda(stream));
+    LaunchDequantize(ViewOf(rows), columns, payload, to, AsCuda(stream));
   }
 
   void Delta(const TokenRows& rows, int heads, int dim, TensorRef out, TensorRef dout, float* delta,
@@ -45,9 +44,9 @@ class CudaFp8Ops : public Fp8Ops {
     LaunchCastBlocks(ViewOf(blocks), axis, heads, dim, from, to, AsCuda(stream));
   }
 
-  void WidenBlocks(const TokenRows& blocks, MxAxis axis, int heads, int dim, const MxTensor& from,
-                   TensorOut to, cppool_stream stream) override {
-    LaunchWidenBlocks(ViewOf(blocks), axis, heads, dim, from, to, AsCuda(stream));
+  void DequantizeBlocks(const TokenRows& blocks, MxAxis axis, int heads, int dim, const MxTensor& from,
+                        TensorOut to, cppool_stream stream) override {
+    LaunchDequantizeBlocks(ViewOf(blocks), axis, heads, dim, from, to, AsCuda(stream));
   }
 
  private:
@@ -57,7 +56,5 @@ class CudaFp8Ops : public Fp8Ops {
 }  // namespace
 
 std::unique_ptr<Fp8Ops> MakeFp8Ops(cppool_runtime* runtime) { return std::make_unique<CudaFp8Ops>(runtime); }
-
-void LoadFp8Ops() { LoadFp8Kernels(); }
 
 }  // namespace cppool::kernels::cuda

@@ -1,11 +1,10 @@
 // Memory-bound kernels: every byte is read and written once, 16 bytes at a time where alignment allows. No shared memory.
-#include "kernels/attention/tensor_ops/cuda/heads.h"
+#include "kernels/attention/tensor_ops/cuda/launch.h"
 
 #include <algorithm>
 #include <string>
 
 #include "kernels/attention/tensor_ops/cuda/element.cuh"
-#include "kernels/attention/tensor_ops/cuda/launch.h"
 #include "kernels/error.h"
 #include "kernels/runtime/cuda/check.h"
 
@@ -103,7 +102,7 @@ bool Aligned(const void* pointer, std::size_t bytes) {
 
 Parts MakeParts(const std::vector<HeadRange>& ranges, int heads) {
   if (ranges.size() > kMaxParts) {
-    throw RuntimeError(CPPOOL_UNSUPPORTED, "heads in more than " + std::to_string(kMaxParts) + " parts");
+    throw RuntimeError(CPPOOL_UNSUPPORTED, "heads in more than " + std::to_string(kMaxParts) + " ranges");
   }
   Parts parts{};
   parts.count = static_cast<int>(ranges.size());
@@ -111,7 +110,7 @@ Parts MakeParts(const std::vector<HeadRange>& ranges, int heads) {
   for (int i = 0; i < parts.count; ++i) {
     const HeadRange& range = ranges[static_cast<std::size_t>(i)];
     if (range.begin < 0 || range.count < 0 || range.begin + range.count > heads) {
-      throw RuntimeError(CPPOOL_INTERNAL, "a part has heads out of range");
+      throw RuntimeError(CPPOOL_INTERNAL, "a range of heads is not inside the tensor");
     }
     parts.begin[i] = range.begin;
     parts.heads[i] = range.count;

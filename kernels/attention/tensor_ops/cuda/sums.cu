@@ -1,13 +1,12 @@
-// One thread per element, with these exceptions: the gradient of the softmax offset has a block of threads per head, which loops over the
+// One thread per element, with these exceptions: the gradient of the softmax offset has a thread block per head, which loops over the
 // rows and adds the sums of its threads in a fixed tree; the maxima of columns have a block per column; the merge of partial outputs has
 // a warp per vector.
-#include "kernels/attention/tensor_ops/cuda/sums.h"
+#include "kernels/attention/tensor_ops/cuda/launch.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "kernels/attention/tensor_ops/cuda/element.cuh"
-#include "kernels/attention/tensor_ops/cuda/launch.h"
 #include "kernels/runtime/cuda/check.h"
 
 namespace cppool::kernels::cuda {

@@ -2,9 +2,7 @@
 
 #include <utility>
 
-#include "kernels/attention/tensor_ops/cuda/fp8_ops.h"
-#include "kernels/attention/tensor_ops/cuda/heads.h"
-#include "kernels/attention/tensor_ops/cuda/sums.h"
+#include "kernels/attention/tensor_ops/cuda/launch.h"
 #include "kernels/runtime.h"
 
 namespace cppool::kernels::cuda {
@@ -20,7 +18,7 @@ class CudaTensorOps : public TensorOps {
     if (std::exchange(loaded_, true)) return;
     LoadHeadKernels();
     LoadSums();
-    LoadFp8Ops();
+    LoadFp8Kernels();
   }
 
   std::unique_ptr<TokenRows> Rows(const Layout& layout, cppool_stream stream) override {

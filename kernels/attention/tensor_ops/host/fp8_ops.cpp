@@ -1,9 +1,8 @@
-#include "kernels/attention/tensor_ops/host/fp8_ops.h"
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
 
+#include "kernels/attention/tensor_ops/host/tensor_ops.h"
 #include "kernels/attention/tensor_ops/host/token_rows.h"
 #include "kernels/numerics/fp8.h"
 #include "kernels/numerics/half.h"
@@ -90,7 +89,7 @@ class HostFp8Ops : public Fp8Ops {
     });
   }
 
-  void Dequantise(const TokenRows& rows, std::int64_t columns, TensorRef payload, TensorOut to,
+  void Dequantize(const TokenRows& rows, std::int64_t columns, TensorRef payload, TensorOut to,
                   cppool_stream stream) override {
     Enqueue(runtime_, stream, [=, &table = TableOf(rows)] {
       DispatchFp8(payload.dtype, [&](auto format) {
@@ -155,8 +154,8 @@ class HostFp8Ops : public Fp8Ops {
     });
   }
 
-  void WidenBlocks(const TokenRows& blocks, MxAxis axis, int heads, int dim, const MxTensor& from,
-                   TensorOut to, cppool_stream stream) override {
+  void DequantizeBlocks(const TokenRows& blocks, MxAxis axis, int heads, int dim, const MxTensor& from,
+                        TensorOut to, cppool_stream stream) override {
     Enqueue(runtime_, stream, [=, &table = TableOf(blocks)] {
       auto* out = static_cast<std::uint16_t*>(to.data);
       ForEachMxBlock(table, axis, heads, dim,

@@ -7,7 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "kernels/attention/tensor_ops/host/fp8_ops.h"
 #include "kernels/attention/tensor_ops/host/token_rows.h"
 #include "kernels/numerics/half.h"
 #include "kernels/runtime.h"
@@ -131,7 +130,7 @@ void CheckRanges(int heads, const std::vector<HeadRange>& ranges, bool all) {
     std::fill_n(held.begin() + range.begin, range.count, true);
   }
   for (const bool one : held) {
-    if (all && !one) Misused("a head is in no part");
+    if (all && !one) Misused("a head is in no range");
   }
 }
 

@@ -1,8 +1,8 @@
 // Families of attention kernels: what each supports, what it can do for a schedule, and how to open it on a rank.
 //
-// A family's descriptor is stateless and constant, lives as long as the process and needs no device: any thread may ask
-// it, before any rank runs. To add a family: implement AttentionFamily and AttentionKernel in a folder of
-// kernels/attention/families/, and list it where its runtime's families are (AttentionFamilies).
+// A family's descriptor is stateless and constant and needs no device: any thread may ask it, before any rank runs. It
+// lives as long as the process, that of a library's kernel as long as its request. To add a family: implement
+// AttentionFamily and AttentionKernel in a folder of kernels/attention/families/, and list it in AttentionFamilies.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -66,7 +66,7 @@ class AttentionFamily {
   // NULL: what is not refused above is done for all blocks.
   virtual std::unique_ptr<BlockAsker> AskBlocks() const { return nullptr; }
 
-  // Device memory for a call's `workspace`, of blocks of at most so many rows.
+  // Returns the bytes of a call's `workspace`, for blocks of at most so many rows.
   virtual std::size_t WorkspaceBytes(const KernelRequest& request, std::int64_t rows_q,
                                      std::int64_t rows_kv) const = 0;
   // Most memory that AttentionKernel::Plan takes for the block.
@@ -88,13 +88,13 @@ struct FamilyChoice {
 };
 FamilyChoice ChooseFamily(std::string_view backend, const KernelRequest& request);
 
-// What a case of `spec` asks of a kernel, all heads at once.
+// Returns what a case of `spec` asks of a kernel, all heads at once.
 KernelRequest RequestOf(const AttentionSpec& spec);
 
-// Of the bias tensor of `spec`.
+// Returns the extent of the bias tensor of `spec`.
 BiasExtent ExtentOfBias(const AttentionSpec& spec);
 
-// What a rank computes with.
+// Holds what a rank computes with.
 struct RankKernels {
   RankKernels(cppool_runtime* runtime, const AttentionFamily& family);
   ~RankKernels();

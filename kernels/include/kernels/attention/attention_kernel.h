@@ -134,7 +134,7 @@ struct BackwardArgs {
   const BlockPlan* plan = nullptr;
   TensorRef q, k, v;  // as in ForwardArgs
   TensorRef dout;     // [rows_q, heads, dim_v]
-  // With casts in blocks: q for dk, k for dq and dout for dv, quantised along the tokens; else without data.
+  // With casts in blocks: q for dk, k for dq and dout for dv, quantized along the tokens; else without data.
   TensorRef q_of_dk, k_of_dq, dout_of_dv;
   Fp8Casts casts;
   TensorRef out;  // [rows_q, heads, dim_v]: the final output, for kernels that compute delta themselves
@@ -168,7 +168,7 @@ class AttentionKernel {
 
   virtual void Forward(const KernelShape&, const ForwardArgs&, cppool_stream) = 0;
   virtual void Backward(const KernelShape&, const BackwardArgs&, cppool_stream) = 0;
-  // Of a kernel that is not cppool's own, whose calls can be put under trials. AllowTrials comes before Load and Plan, and
+  // A kernel that is not cppool's own can have its calls put under trials. AllowTrials comes before Load and Plan, and
   // makes ready what trials need. From SetTrial on every call goes through the trial, which outlives its use; NULL: none.
   virtual bool takes_trials() const { return false; }
   virtual void AllowTrials() {}

@@ -77,11 +77,11 @@ struct CompareArgs {
 };
 
 // fp8: what the oracle reads, casts and bounds beside the rest of OracleArgs. The products of the gradients may read
-// other quantisations of q, k and dout.
+// other quantizations of q, k and dout.
 struct OracleFp8 {
   TensorRef q_of_dk, k_of_dq, dout_of_dv;  // without data: q, k, dout
   const float* delta = nullptr;  // [rows of q, heads]: rowsum(dO * O) as it was given to the kernels
-  // Of a backward pass in 16 bits, whose operands are those of the forward pass rounded once more: probabilities are relative to the
+  // A backward pass in 16 bits has the operands of the forward pass rounded once more: its probabilities are relative to the
   // forward pass' lse [seqlen_q, group], as kernels have them. The exact calculation writes to lse_shift by how much it differs
   // from the lse of these operands, and plain attention after it reads that. NULL: relative to the lse of the operands.
   const double* lse = nullptr;
@@ -153,7 +153,7 @@ class CheckKernels {
  public:
   virtual ~CheckKernels() = default;
 
-  // As AttentionKernel::Load.
+  // Loads the kernels, as AttentionKernel::Load does.
   virtual void Load() = 0;
 
   // to[row, head, dim] for every row of the layout: Philox4x32-10 (Salmon et al. 2011) keyed by (seed;
@@ -185,7 +185,7 @@ class CheckKernels {
   // *result is host memory from the runtime's alloc_host, valid after the stream is synchronised.
   virtual void Compare(const CompareArgs&, CompareStats* result, cppool_stream) = 0;
 
-  // What a case in fp8 has quantised against the definitions of the formats. *result as Compare's.
+  // What a case in fp8 has quantized against the definitions of the formats. *result as Compare's.
   virtual void CheckBits(const BitsCheck&, BitsTally* result, cppool_stream) = 0;
 
   // Memory that it takes for itself: oracle_workspace.h.

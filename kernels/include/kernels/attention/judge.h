@@ -10,7 +10,7 @@
 
 namespace cppool::kernels {
 
-// The last ones are no results, but checked in fp8: quantised inputs, and rowsum(dO * O).
+// The last ones are no results, but checked in fp8: quantized inputs, and rowsum(dO * O).
 enum class CheckedTensor {
   kOut,
   kLse,
@@ -96,7 +96,7 @@ Verdict JudgeOracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours,
 // other tensors.
 double JudgeBlock(CheckedTensor tensor, Dtype dtype, const BlockStats& block, const BlockStats* plain,
                   const BlockStats* values, const GradientTerms& terms);
-// Of what is cast to fp8: against the oracle 1.5 times plain's RMS and 3 times its largest error, and a floor; without CP (`plain`
+// Limits a block of what is cast to fp8: against the oracle 1.5 times plain's RMS and 3 times its largest error, and a floor; without CP (`plain`
 // NULL) 0.2 and 0.4 of the block's elements. Where the terms of dq and dk cancel, the noise of fp32 remains: `values` as above.
 double JudgeBlockFp8(const BlockStats& block, const BlockStats* plain, const BlockStats* values,
                      const GradientTerms& terms);
@@ -123,7 +123,7 @@ Verdict JudgeFp8(const CompareStats& ours, const CompareStats& plain_here, const
 // element is allowed for each.
 Verdict JudgeFp8NoCp(const CompareStats& stats, const CompareStats& ours, const CompareStats& plain_here,
                      const CompareStats& plain);
-// Quantised values: `wrong` of `count` differ from those that the inputs give, or their scale does.
+// Quantized values: `wrong` of `count` differ from those that the inputs give, or their scale does.
 Verdict JudgeBits(std::uint64_t wrong, std::uint64_t count, double largest_error);
 
 // Rows without a token, compared with zeros (one row of them, with a b_stride of 0): every element is 0 and

@@ -1,5 +1,7 @@
-// Libraries with kernels of cppool/attention.h: opened by the program, and kept until it ends.
+// The attention kernels of a shared library (cppool/attention.h), which the program has opened and never closes.
 #pragma once
+
+#include <cppool/attention.h>
 
 #include <memory>
 #include <stdexcept>
@@ -11,41 +13,32 @@
 
 namespace cppool::kernels {
 
-// What is wrong with a library, or with the kernel that is asked of it; names the file and what to do.
+// Why a library, or the kernel that is asked of it, cannot be used; names the file and says what to do.
 class LibraryError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// An opened library, whose tables have been checked.
+// The tables of a library's kernels, checked.
 class KernelLibrary {
  public:
-  const std::string& file() const { return file_; }      // as texts and answers name it; absolute
-  const std::string& digest() const { return digest_; }  // of its bytes: 16 hexadecimal digits
-  // The kernel with this name; with an empty name the only one of the backend. Throws LibraryError.
-  const AttentionFamily& Family(const std::string& name, std::string_view backend) const;
+  // `handle` is dlopen's, of `file` or a copy of it; `file` is for texts. Throws LibraryError.
+  KernelLibrary(void* handle, std::string file);
+
+  // The kernel with this name; with an empty name the only one of the backend. It lives as long as the process. Throws LibraryError.
+  const cppool_attention_kernel& Find(const std::string& name, std::string_view backend) const;
 
  private:
-  friend const KernelLibrary& OpenKernelLibrary(const std::string& path, const std::string& copy);
-  KernelLibrary() = default;
-  void Add(const void* kernel);
+  void Add(const cppool_attention_kernel& kernel);
 
-  std::string file_, opened_, digest_;  // `opened_`: the file that was opened, `file_` or a copy of it
-  std::vector<std::unique_ptr<const AttentionFamily>> families_;
-  std::vector<std::string> backends_;  // of each
+  std::string file_;
+  std::vector<const cppool_attention_kernel*> kernels_;
 };
 
-// Opens the library, or returns it when it was opened before. Any thread. Never closed: its CUDA code could not be. Throws
-// LibraryError. `copy`: a copy of the library, which is opened in its place; another content of the library needs another copy, since
-// dlopen returns what a path had when it was opened first. Without one, a file that has changed since is refused.
-const KernelLibrary& OpenKernelLibrary(const std::string& path, const std::string& copy = "");
+// The absolute path of libcppool_cudnn.so, whose kernel is named "cudnn". Throws LibraryError when it is not there.
+std::string CudnnModule();
 
-// The kernel `name` of the library at `path`; with an empty path "cudnn", of its module libcppool_cudnn.so. Throws LibraryError. `copy`: of the library at this path, as for OpenKernelLibrary.
-struct NamedKernels {
-  const AttentionFamily* family = nullptr;
-  const KernelLibrary* library = nullptr;
-};
-NamedKernels FindKernels(std::string path, const std::string& name, std::string_view backend,
-                         const std::string& copy = "");
+// A kernel of a library as a family: "table". It lives as its owner says, and the kernel outlives it.
+std::unique_ptr<const AttentionFamily> MakeFamily(const cppool_attention_kernel& kernel);
 
 }  // namespace cppool::kernels

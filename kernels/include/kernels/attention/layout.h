@@ -38,7 +38,7 @@ Layout RankLayout(QkvFormat format, const Sequences& sequences, int world_size, 
 // Rows that hold no token, ascending.
 std::vector<std::int64_t> PaddingRows(const Layout& layout);
 
-// Visible (query, key) pairs per head.
+// Counts the visible (query, key) pairs per head.
 std::int64_t CountPairs(const Layout& query, const Layout& key, const std::vector<Band>& bands);
 
 // Whether there are any.
@@ -87,7 +87,7 @@ enum class Side { kQuery, kKey };
 // `rest_step` rows, at most a whole tile; without (0) it ends with the short one.
 WorkList BuildWorkList(Side self, const Layout& query, const Layout& key, const std::vector<Band>& bands,
                        int tile_rows, bool keep_empty, int rest_step = 0);
-// The most that its tiles and ranges take, whatever the bands.
+// Returns the most that its tiles and ranges take, whatever the bands.
 std::size_t WorkListBytes(Side self, const Layout& query, const Layout& key, int tile_rows);
 
 }  // namespace cppool::kernels

@@ -17,19 +17,19 @@
 
 namespace cppool::kernels {
 
-// Called on the rank's thread.
+// All methods are called on the rank's thread.
 class AttentionReport {
  public:
   virtual ~AttentionReport() = default;
   // True for each warm-up and each counted iteration, then false. False at the first call: another rank cannot begin,
   // and none does.
   virtual bool NextIteration() = 0;
-  // Floating-point operations of this rank in a stage ("forward", "backward") of one iteration.
+  // Gets this rank's floating-point operations in a stage ("forward", "backward") of one iteration.
   virtual void Work(const std::string& stage, double flops) = 0;
   // `against`: "no_cp", "oracle", with spec.deterministic "rerun"; and "later", only of a tensor that changed after the
-  // run was over. In fp8 also "bits", of quantised inputs, out and delta.
+  // run was over. In fp8 also "bits", of quantized inputs, out and delta.
   virtual void Check(CheckedTensor tensor, const std::string& against, const Verdict& verdict) = 0;
-  // With spec.deterministic: a hash of the bits of all of this rank's outputs.
+  // Gets a hash of the bits of all of this rank's outputs, with spec.deterministic.
   virtual void Digest(std::uint64_t) {}
 };
 
@@ -39,11 +39,11 @@ enum class TensorRows {
   kWhole  // of no token: every rank has all of them
 };
 
-// What a dump of a case in fp8 holds of a quantised tensor beside its values.
+// What a dump of a case in fp8 holds of a quantized tensor beside its values.
 enum class StoredPart {
   kPayload,        // bytes in the tensor's shape
   kScaleInverse,   // one number: a value is the payload's times it
-  kRowPayload,     // quantised in blocks of 32 along the head dimension
+  kRowPayload,     // quantized in blocks of 32 along the head dimension
   kRowExponents,   // E8M0: the tensor's shape with the head dimension divided by 32
   kColumnPayload,  // in blocks of 32 tokens
   kColumnExponents,  // the tensor's shape with blocks for tokens: of each sequence, of each of its 2 * world size chunks
@@ -88,11 +88,11 @@ class TensorSource {
 class TensorSink {
  public:
   virtual ~TensorSink() = default;
-  // On rank 0, before the first iteration and before any rank's first row.
+  // Is called on rank 0, before the first iteration and before any rank's first row.
   virtual void Begin() = 0;
-  // `row`: elements in the tensor's dtype. `reference`: of the run without CP.
+  // Writes a row: elements in the tensor's dtype. `reference`: it is of the run without CP.
   virtual void WriteRow(const TensorInfo& tensor, bool reference, std::int64_t row, const void* elements) = 0;
-  // On rank 0, after all ranks' last row.
+  // Is called on rank 0, after all ranks' last row.
   virtual void End() = 0;
 };
 

@@ -48,7 +48,7 @@ struct AttentionTensors {
   float* max_logit = nullptr;             // [heads]
   // [rows_q, heads]: rowsum(dO * O), of the O and dO that the recipe says. NULL: the schedule makes it from out and dout.
   const float* delta = nullptr;
-  // As in Fp8Casts.
+  // These mean what they mean in Fp8Casts.
   const float* ds_scale = nullptr;
   float* amax_ds = nullptr;
 };
@@ -59,10 +59,10 @@ enum class Operand { kQ, kK, kV, kDout, kVOfDp, kQOfDk, kKOfDq, kDoutOfDv };
 inline constexpr int kOperands = 8;
 
 // An operand as a rank's kernel calls read it.
-struct QuantisedOperand {
+struct QuantizedOperand {
   Operand operand = Operand::kQ;
   InputTensor tensor = InputTensor::kQ;
-  std::optional<MxAxis> axis;               // quantised in blocks along it; else by one scale
+  std::optional<MxAxis> axis;               // quantized in blocks along it; else by one scale
   TensorRef payload;                        // [layout.rows, heads, dim]
   const std::uint8_t* exponents = nullptr;  // of blocks: as in MxTensor
   // What the kernel got: in bf16, in blocks or without fp8_bwd with the scale in them. No data: the payload.
@@ -79,7 +79,7 @@ struct StoredPayloads {
 
 // What the last step in fp8 has used, for checks. Device memory, valid while the schedule lives; NULL: there is none.
 struct Fp8Step {
-  std::vector<QuantisedOperand> operands;  // of the last calls of kernels
+  std::vector<QuantizedOperand> operands;  // of the last calls of kernels
   const float* delta = nullptr;            // [rows_q, heads], made from these two
   TensorRef out_of_delta, dout_of_delta;
   const Fp8Scale *qkv = nullptr, *dout = nullptr, *ds = nullptr;
@@ -115,13 +115,13 @@ std::unique_ptr<Schedule> MakeNoCpSchedule(cppool_runtime* runtime, RankKernels&
 std::optional<std::string> ScheduleRefusal(const AttentionFamily& family, const AttentionSpec& spec,
                                            int world_size);
 
-// Device bytes on a rank.
+// What a rank takes of device memory, in bytes.
 struct MemoryUse {
   double buffers = 0;  // exactly what is allocated
   double tables = 0;   // the most that tables of plans and of rows take
   double total() const { return buffers + tables; }
 };
-// What the objects above hold: the first on the rank that holds most.
+// Returns what a schedule holds on the rank that holds most, and what the reference without CP does.
 MemoryUse ScheduleMemory(const AttentionFamily& family, const AttentionSpec& spec, int world_size);
 MemoryUse NoCpMemory(const AttentionFamily& family, const AttentionSpec& spec);
 

@@ -48,7 +48,7 @@ struct Sequences {
 
   bool padded() const;  // whether any row holds no token
 };
-// `batch` sequences of `length` tokens, without padding.
+// Returns `batch` sequences of `length` tokens, without padding.
 Sequences UniformSequences(std::int64_t batch, std::int64_t length);
 
 // Key j is visible to query i exactly when low <= j - i <= high (positions in the sequence).
@@ -69,7 +69,7 @@ struct AttentionSpec {
   int dim_qk = 128;
   int dim_v = 128;
   TensorDtypes dtypes;
-  std::optional<Fp8Recipe> fp8;  // `dtypes` are then bf16; what is quantised follows from the recipe
+  std::optional<Fp8Recipe> fp8;  // `dtypes` are then bf16; what is quantized follows from the recipe
   // mxfp8: blocks along tokens keep to the chunks of so many ranks, with CP and without.
   int mx_world_size = 1;
   QkvFormat format = QkvFormat::kBshd;

@@ -31,7 +31,7 @@ struct TensorDtypes {
   Dtype dq, dk, dv;
   Dtype bias, dbias;
 
-  // The same for all.
+  // Gives all tensors the same dtype.
   explicit constexpr TensorDtypes(Dtype all = Dtype::kBf16)
       : q(all), k(all), v(all), dout(all), out(all), dq(all), dk(all), dv(all), bias(all), dbias(all) {}
   bool operator==(const TensorDtypes&) const = default;

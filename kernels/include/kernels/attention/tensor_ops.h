@@ -17,8 +17,8 @@
 
 namespace cppool::kernels {
 
-// One member of an all-to-all over heads: which heads of the whole it computes. Key/value heads may go to several
-// members (GQA and MQA with fewer key/value heads than members): their gradients are then summed.
+// The heads that one rank of an a2a group computes. Key/value heads may go to several
+// ranks (GQA and MQA with fewer key/value heads than ranks): their gradients are then summed.
 struct HeadRange {
   int begin = 0;
   int count = 0;
@@ -68,7 +68,7 @@ class TensorOps {
  public:
   virtual ~TensorOps() = default;
 
-  // Quantisation. Throws RuntimeError, CPPOOL_UNSUPPORTED, where the runtime has none.
+  // Quantization. Throws RuntimeError, CPPOOL_UNSUPPORTED, where the runtime has none.
   virtual Fp8Ops& fp8();
 
   // Loads everything below, so that no call waits for the device.
@@ -77,12 +77,12 @@ class TensorOps {
   // Host tables are copied before it returns; the rows can be used by work enqueued on `stream` afterwards.
   virtual std::unique_ptr<TokenRows> Rows(const Layout& layout, cppool_stream stream) = 0;
 
-  // to[i][row][0 .. ranges[i].count][dim] = from[row][ranges[i].begin ..][dim]: member i's part, one after another in
+  // to[i][row][0 .. ranges[i].count][dim] = from[row][ranges[i].begin ..][dim]: what rank i gets, one after another in
   // `to`, in from's dtype. `from` is [rows, heads, dim].
   virtual void SplitHeads(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
                           TensorRef from, void* to, cppool_stream) = 0;
-  // The reverse, to [rows, heads, dim]; a head that several parts hold is their sum in fp32, in the order of the parts,
-  // rounded once. Every head must be in a part.
+  // The reverse, to [rows, heads, dim]; a head that several ranks hold is their sum in fp32, in the order of the ranks,
+  // rounded once. Every head must be in a range.
   virtual void MergeHeads(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
                           TensorRef from, TensorOut to, cppool_stream) = 0;
 
@@ -114,7 +114,7 @@ class TensorOps {
                               const float* offset, float* gradient, cppool_stream) = 0;
 };
 
-// Those of the runtime's backend: the host's, or those of the CUDA module. `runtime` outlives them.
+// Makes those of the runtime's backend: the host's, or the CUDA module's. `runtime` outlives them.
 std::unique_ptr<TensorOps> MakeTensorOps(cppool_runtime* runtime);
 
 }  // namespace cppool::kernels

@@ -1,8 +1,20 @@
-#include "kernels/runtime/cuda/break_device.h"
+#include "kernels/runtime/cuda/device_faults.h"
+
 #include "kernels/runtime/cuda/check.h"
 
 namespace cppool::kernels::cuda {
 namespace {
+
+__device__ unsigned long long NowNs() {
+  unsigned long long now = 0;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
+__global__ void HoldUp(unsigned long long nanoseconds) {
+  const unsigned long long start = NowNs();
+  while (NowNs() - start < nanoseconds) __nanosleep(500);
+}
 
 constexpr long long kFar = 1LL << 40;  // bytes: past all mapped memory
 
@@ -20,6 +32,11 @@ __global__ void WriteFarAfter(unsigned char* memory) {
 __global__ void FlipBit(unsigned char* byte) { *byte ^= 0x40; }
 
 }  // namespace
+
+void HoldStream(cudaStream_t stream, std::chrono::nanoseconds time) {
+  HoldUp<<<1, 1, 0, stream>>>(static_cast<unsigned long long>(time.count()));
+  CheckCuda(cudaGetLastError(), "delaying a stream");
+}
 
 void BreakDevice(DeviceFault fault, void* memory, cudaStream_t stream) {
   auto* const at = static_cast<unsigned char*>(memory);

@@ -1,4 +1,4 @@
-#include "kernels/attention/checks/oracle_alibi.h"
+#include "kernels/attention/checks/oracle_mask.h"
 
 #include <cmath>
 #include <cstddef>

@@ -1,4 +1,4 @@
-#include "kernels/runtime/common/bell.h"
+#include "kernels/runtime/common/wake_up.h"
 
 #include <linux/futex.h>
 #include <sched.h>
@@ -9,7 +9,7 @@
 
 namespace cppool::kernels {
 
-void Bell::Pause(int round) {
+void WakeUp::Pause(int round) {
   // There may be more threads than processors: the thread that is waited for must get to run.
   if (round % 8 == 7) {
     sched_yield();
@@ -22,11 +22,11 @@ void Bell::Pause(int round) {
 #endif
 }
 
-void Bell::Sleep(std::uint32_t seen) {
+void WakeUp::Sleep(std::uint32_t seen) {
   // Returns at once when the word has changed since. A spurious return does no harm.
   syscall(SYS_futex, &word_, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
 }
 
-void Bell::Wake() { syscall(SYS_futex, &word_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
+void WakeUp::WakeSleepers() { syscall(SYS_futex, &word_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
 
 }  // namespace cppool::kernels

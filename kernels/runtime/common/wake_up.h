@@ -1,7 +1,7 @@
 // How threads wait for each other: a short spin, then a futex.
 //
-// A bell wakes threads; it orders no memory. The one that rings has stored the awaited value with release, and the one
-// that waits reads it again with acquire. On the host runtime these pairs, one per event, message or collective, are
+// A wake-up orders no memory. The thread that notifies has stored the awaited value with release, and the one that
+// waits reads it again with acquire. On the host runtime these pairs, one per event, message or collective, are
 // the only order that ThreadSanitizer sees between two streams. A mutex, a condition variable or std::atomic::wait
 // would also order unrelated streams, and so hide a missing wait.
 #pragma once
@@ -24,7 +24,7 @@ inline void ProcessorFence() {
 #endif
 }
 
-class Bell {
+class WakeUp {
  public:
   // Returns once ready() is true. `ready` reads atomics with relaxed order; it is called often and must not block. There
   // is no deadline: the world's Abort makes every ready() true that depends on another rank.
@@ -44,12 +44,12 @@ class Bell {
     }
   }
 
-  // To be called after a store that may have made a ready() true. Cheap when no thread sleeps.
-  void Ring() {
+  // Wakes the sleeping threads; is called after a store that may have made a ready() true. Cheap when no thread sleeps.
+  void Notify() {
     ProcessorFence();
     if (sleepers_.load(std::memory_order_relaxed) == 0) return;
     word_.fetch_add(1, std::memory_order_relaxed);
-    Wake();
+    WakeSleepers();
   }
 
  private:
@@ -58,7 +58,7 @@ class Bell {
 
   static void Pause(int round);
   void Sleep(std::uint32_t seen);
-  void Wake();
+  void WakeSleepers();
 
   std::atomic<std::uint32_t> word_{0};
   std::atomic<std::uint32_t> sleepers_{0};
