@@ -1,6 +1,5 @@
 #include "daemon/case_context.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <exception>
@@ -21,21 +20,21 @@ constexpr int kDeepestResult = 60;
 
 }  // namespace
 
-CaseContext::CaseContext(const PreparedRun& run, kernels::RankRuntime& runtime, Sampling* sampling)
+CaseContext::CaseContext(const PreparedRun& run, kernels::RankRuntime& runtime, Meeting& meeting)
     : run_(run),
       runtime_(runtime),
       reader_(run.params, run.registered.schema),
-      sampling_(sampling),
-      iteration_(-run.warmup) {
+      meeting_(meeting),
+      iteration_(-run.options.warmup) {
   c_.abi = CPPOOL_CASE_ABI;
   c_.struct_size = sizeof(c_);
   if (run.fault && run.fault->rank == runtime.seam()->rank) fault_.emplace(*run.fault, runtime);
-  if (run.waits) waits_.emplace(runtime.seam());  // a request has one of the two
+  if (run.options.waits) waits_.emplace(runtime.seam());  // a request has one of the two
   c_.runtime = fault_ ? fault_->seam() : waits_ ? waits_->seam() : runtime.seam();
   c_.params_json = run.params_json.c_str();
-  c_.checks = run.checks;
-  c_.dump = run.dump.empty() ? nullptr : run.dump.c_str();
-  c_.inputs = run.inputs.empty() ? nullptr : run.inputs.c_str();
+  c_.checks = run.options.checks;
+  c_.dump = run.options.dump.empty() ? nullptr : run.options.dump.c_str();
+  c_.inputs = run.options.inputs.empty() ? nullptr : run.options.inputs.c_str();
   c_.prepared = run.prepared.get();
   c_.self = this;
   c_.integer = [](cppool_case_context* c, const char* name) { return Self(c).reader_.Integer(name); };
@@ -81,29 +80,25 @@ CaseFailure CaseContext::Outcome(cppool_status returned) {
         fault_ ? fault_->WhyNot() : "";  // no answer may hide that the fault did not happen
     return {why_not.empty() ? CPPOOL_OK : CPPOOL_INVALID_REQUEST, why_not};
   }
-  if (!said_.text.empty()) {
-    const bool known = said_.status == CPPOOL_OK || said_.status == returned;
-    return {returned, said_.text, known ? said_.culprit : kernels::RuntimeError::kOwn};
+  if (!reported_.text.empty()) {
+    const bool known = reported_.status == CPPOOL_OK || reported_.status == returned;
+    return {returned, reported_.text, known ? reported_.culprit : kernels::RuntimeError::kOwn, true};
   }
   const cppool_failure& last = *c_.runtime->last_failure(c_.runtime);
   if (last.status != CPPOOL_OK && *last.text) return {returned, last.text, last.culprit};
   return {returned, "the case returned status " + std::to_string(returned) + " without a reason"};
 }
 
-bool CaseContext::checks_hold() const {
-  return std::all_of(checks.begin(), checks.end(), [](const auto& check) { return check.ok; });
-}
-
 void CaseContext::Fail(const char* detail) {
   const cppool_failure& last = *c_.runtime->last_failure(c_.runtime);
   // Without a failed call the culprit is the rank itself, whatever status follows.
-  said_ = {last.status, detail ? detail : "", last.culprit};
+  reported_ = {last.status, detail ? detail : "", last.culprit};
 }
 
 void CaseContext::FailBy(const char* detail, int culprit) {
   if (culprit < kernels::RuntimeError::kElsewhere || culprit >= c_.runtime->world_size)
     return Misuse("the case named " + std::to_string(culprit) + " as a culprit, which is no rank");
-  said_ = {CPPOOL_OK, detail ? detail : "", culprit == rank() ? kernels::RuntimeError::kOwn : culprit};
+  reported_ = {CPPOOL_OK, detail ? detail : "", culprit == rank() ? kernels::RuntimeError::kOwn : culprit};
 }
 
 void CaseContext::Misuse(const std::string& what) {
@@ -114,28 +109,36 @@ bool CaseContext::NextIteration() {
   if (!iterating_) return false;
   if (!std::exchange(begun_, true) && !HasFailed() && before_iterations)
     callback_failure_ = before_iterations();
+  if (!HasFailed()) runtime_.KeepUp();
+  if (!HasFailed() && !meeting_.MayBegin(asked_++)) EndCancelled();
   // After a failure there is no further iteration.
   iterating_ = !HasFailed() && WantsMore();
   if (fault_) fault_->InIterations(iterating_);
   if (!iterating_) {
-    if (!HasFailed() && (sampling_ || run_.repeat > 1)) samples = runtime_.Samples();
+    if (!HasFailed() && (run_.options.sampling || run_.options.repeat > 1)) samples = runtime_.Samples();
     runtime_.EndIterations();
-    if (on_timed_iterations && iteration_ > 0) on_timed_iterations(false);
+    if (run_.options.profile && iteration_ > 0) meeting_.Profile(false);
   } else if (std::exchange(run_dry_, false)) {
     runtime_.BeginIteration(-1);  // not timed: the calls are to get ahead of the device again
   } else {
-    if (on_timed_iterations && iteration_ == 0) on_timed_iterations(true);
+    if (run_.options.profile && iteration_ == 0) meeting_.Profile(true);
     runtime_.BeginIteration(static_cast<int>(iteration_++));
   }
   return iterating_;
 }
 
+void CaseContext::EndCancelled() {
+  const std::string why = "cancelled";
+  callback_failure_ = {CPPOOL_CANCELLED, why, kernels::RuntimeError::kElsewhere};
+  runtime_.Cancel(why);
+}
+
 bool CaseContext::WantsMore() {
-  if (!sampling_ || iteration_ < 0) return iteration_ < run_.repeat;
-  if (decision_ < 0) decision_ = sampling_->Start();
+  if (!run_.options.sampling || iteration_ < 0) return iteration_ < run_.options.repeat;
+  if (decision_ < 0) decision_ = meeting_.StartSampling();
   if (iteration_ < decision_) return true;
   run_dry_ = true;
-  return iteration_ < (decision_ = sampling_->Decide(runtime_.Samples()));
+  return iteration_ < (decision_ = meeting_.NextDecision(runtime_.Samples()));
 }
 
 void CaseContext::AddWork(const char* stage, double flops) {
@@ -158,9 +161,7 @@ void CaseContext::AddCheck(const cppool_check& check) {
   result.rel_err = check.rel_err;
   result.tolerance = check.tolerance;
   result.ok = check.ok && std::isfinite(check.max_abs_err) && std::isfinite(check.rel_err);
-  const cppool_case& definition = *run_.registered.definition;
-  if (definition.struct_size > offsetof(cppool_case, features) && check.ratio != 0)
-    result.ratio = check.ratio;
+  if (check.ratio != 0) result.ratio = check.ratio;
   checks.push_back(std::move(result));
 }
 

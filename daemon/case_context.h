@@ -11,9 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/meeting.h"
 #include "daemon/parameter_reader.h"
 #include "daemon/prepare.h"
-#include "daemon/sampling.h"
+#include "daemon/rank_report.h"
 #include "kernels/backend.h"
 #include "kernels/error.h"
 #include "kernels/fault_injector.h"
@@ -22,37 +23,25 @@
 
 namespace cppool::daemon {
 
-// Why a rank's run of a case failed. `culprit` as RuntimeError has it.
-struct CaseFailure {
-  cppool_status status = CPPOOL_OK;  // CPPOOL_OK: it has not failed
-  std::string text;
-  int culprit = kernels::RuntimeError::kOwn;
-};
-
 // Used on the rank's thread, as the rank's runtime is. No callback throws: a callback's failure is kept for Outcome().
 class CaseContext {
  public:
-  // `sampling`: of all ranks, which outlives the context; NULL: exactly `run.repeat` iterations.
-  CaseContext(const PreparedRun& run, kernels::RankRuntime& runtime, Sampling* sampling);
+  // All must outlive it.
+  CaseContext(const PreparedRun& run, kernels::RankRuntime& runtime, Meeting& meeting);
   CaseContext(const CaseContext&) = delete;
   CaseContext& operator=(const CaseContext&) = delete;
 
   cppool_case_context* get() { return &c_; }
   int rank() const { return c_.runtime->rank; }
-  bool gave_reason() const { return !said_.text.empty(); }  // by `fail`
 
   // Once the case has returned `returned`: its failure. The first of these that there is: a callback's failure, or a misuse of the
-  // interface; a requested fault that did not happen; what the case said with `fail`; the runtime's last failure.
+  // interface; a requested fault that did not happen; what the case reported with `fail`; the runtime's last failure.
   CaseFailure Outcome(cppool_status returned);
-
-  bool checks_hold() const;
 
   std::vector<protocol::Check> checks;
   std::vector<std::pair<std::string, double>> work;  // floating-point operations of one iteration, by stage
   protocol::Json extra = protocol::Json::object();
   kernels::StageSamples samples;  // with `sampling`, or with more than one iteration
-  // Called before the first timed iteration, and when the work of the last one is over.
-  std::function<void(bool begin)> on_timed_iterations;
   // Called before the first iteration. A failure that it returns is this rank's, which then begins none. NULL: nothing to wait for.
   std::function<CaseFailure()> before_iterations;
 
@@ -62,6 +51,7 @@ class CaseContext {
   void Guard(Function&& function) noexcept;
   bool NextIteration();
   bool WantsMore();
+  void EndCancelled();
   void AddWork(const char* stage, double flops);
   void AddCheck(const cppool_check& check);
   void AddResult(const char* name, const char* json);
@@ -76,15 +66,16 @@ class CaseContext {
   std::optional<kernels::FaultInjector> fault_;  // on the fault's rank: between the case and the runtime
   ParameterReader reader_;
   std::optional<kernels::WaitStages> waits_;  // between the case and the runtime, where they are asked for
-  Sampling* const sampling_;
-  std::int64_t iteration_;      // of the next one; negative: warm-up
+  Meeting& meeting_;
+  std::int64_t iteration_;      // the next one's number; negative: warm-up
   std::int64_t decision_ = -1;  // the number of iterations at which all ranks decide next; -1: none yet
+  std::int64_t asked_ = 0;      // how often the case has asked for the next iteration
   bool run_dry_ = false;        // the last iteration was followed by a decision
   bool begun_ = false;          // before_iterations has been called
   bool iterating_ = true;
   CaseFailure callback_failure_;
-  // What the case said with `fail` or `fail_by`: `status` is the one that the culprit is known for; CPPOOL_OK: for any.
-  CaseFailure said_;
+  // What the case reported with `fail` or `fail_by`: `status` is the one that the culprit is known for; CPPOOL_OK: for any.
+  CaseFailure reported_;
 };
 
 }  // namespace cppool::daemon

@@ -20,7 +20,7 @@ using protocol::ParameterSpec;
 using protocol::ParameterType;
 
 constexpr const char* kEntry = "cppool_cases";
-constexpr std::size_t kOldestCase = offsetof(cppool_case, features);  // sizeof(cppool_case) in cppool 0.1
+constexpr std::size_t kLeastCase = offsetof(cppool_case, features) + sizeof(cppool_case::features);  // in version 1
 
 bool IsName(const char* name) {
   if (!name || !*name) return false;
@@ -106,11 +106,11 @@ ParameterSpec ToParameterSpec(const cppool_parameter& parameter) {
 
 void CaseRegistry::Add(const cppool_case* definition, const std::string& source, const std::string& library) {
   // The ABI comes first: with another one no other field can be read.
-  if (definition->abi != CPPOOL_CASE_ABI || definition->struct_size < kOldestCase) {
+  if (definition->abi != CPPOOL_CASE_ABI || definition->struct_size < kLeastCase) {
     throw StartError(source + ": a case was built for version " + std::to_string(definition->abi) +
                      " of the case interface (" + std::to_string(definition->struct_size) +
                      " bytes), and this daemon has version " + std::to_string(CPPOOL_CASE_ABI) + " (" +
-                     std::to_string(kOldestCase) +
+                     std::to_string(kLeastCase) +
                      " bytes or more): rebuild it against this cppool's cppool/case.h");
   }
   if (!IsName(definition->name)) {
@@ -123,8 +123,7 @@ void CaseRegistry::Add(const cppool_case* definition, const std::string& source,
   added.doc = definition->doc ? definition->doc : "";
   added.source = source;
   added.library = library;
-  if (definition->struct_size >= offsetof(cppool_case, features) + sizeof(definition->features))
-    added.features = definition->features;
+  added.features = definition->features;
   if (const RegisteredCase* other = Find(added.name)) {
     throw StartError(source + ": the name of case '" + added.name + "' is taken (" + other->source +
                      "): give it another name");

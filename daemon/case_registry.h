@@ -35,7 +35,8 @@ class CaseRegistry {
   // Opens a shared library and adds its cases. Throws StartError.
   void LoadFile(const std::string& path);
 
-  // These cases and those of `others`. Of a name that both have it is these; a built-in case cannot be replaced: throws StartError.
+  // These cases and those of `others`. Where both have a name, this registry's case counts; a built-in case cannot be
+  // replaced: throws StartError.
   CaseRegistry With(const CaseRegistry& others) const;
 
   const RegisteredCase* Find(const std::string& name) const;  // null: not found
@@ -46,7 +47,7 @@ class CaseRegistry {
   std::map<std::string, RegisteredCase> cases_;
 };
 
-// Throws StartError naming the parameter.
+// Converts a case's parameter. Throws StartError naming it.
 protocol::ParameterSpec ToParameterSpec(const cppool_parameter& parameter);
 
 }  // namespace cppool::daemon

@@ -30,10 +30,10 @@ constexpr int kDeepest = 32;
 constexpr int kHandlerFrames = 2;  // the handler, and the kernel's trampoline
 constexpr int kExitFrames = 2;     // EndByExit, and the exit() or exit handler that calls it
 constexpr int kReportLimitMs = 500;
-constexpr int kStackLimitMs = 250;       // for a stuck thread to tell its stack
+constexpr int kStackLimitMs = 250;       // for a stuck thread's handler to start
 constexpr std::size_t kShortFrames = 6;  // frames of the stack in the error's text
 
-// What the crashed thread leaves for the reporter's. Static, since the handler may run when the reporter is gone.
+// The crashed thread writes this for the reporter's thread. It is static, since the handler may run when the reporter is gone.
 struct Crashed {
   pid_t process = 0;             // the reporter's; a child that fork() made has a copy of all this
   std::atomic<pid_t> thread{0};  // the first that crashed; 0: none
@@ -41,7 +41,7 @@ struct Crashed {
   sigjmp_buf way_out;
   int signal = 0;  // 0: none
   int exit_code = 0;
-  std::atomic<const char*> stuck{nullptr};  // what a thread did not do, of a process that ends for that
+  std::atomic<const char*> stuck{nullptr};  // says what did not return, when the process ends for that
   int first = 0, count = 0;
   void* frames[kDeepest];
   std::atomic<int> wake{-1};  // an eventfd; -1: there is no reporter
@@ -100,8 +100,8 @@ extern "C" void OnCrash(int signal, siginfo_t* info, void*) {
   }
   LeaveTheEndToTheFirst();
   RestoreHandlers();
-  // The instruction faults again; a signal that was sent is sent again.
-  if (info->si_code <= 0) syscall(SYS_tgkill, getpid(), ThisThread(), signal);
+  // The instruction faults again. A signal that was sent is sent again, and so is SIGTRAP, whose handler returns behind the instruction.
+  if (info->si_code <= 0 || signal == SIGTRAP) syscall(SYS_tgkill, getpid(), ThisThread(), signal);
 }
 
 std::string What() {
@@ -165,10 +165,10 @@ class CrashReporter::State {
     while (read(wake_.get(), &count, sizeof(count)) < 0 && errno == EINTR) {
     }
     if (ending_) return;
-    const std::string unplaced = SerializeCrash(ToCrash({}, "", {}));
+    const std::string unplaced = protocol::SerializeCrash(ToCrash({}, "", {}));
     crashed.partial = &unplaced;
     const CrashPlace place = sources_.place ? sources_.place(crashed.thread.load()) : CrashPlace{};
-    const std::string partial = SerializeCrash(ToCrash(place, place.library, {}));
+    const std::string partial = protocol::SerializeCrash(ToCrash(place, place.library, {}));
     crashed.partial = &partial;
     std::string library = place.library;
     const int frames = crashed.count - crashed.first;
@@ -176,20 +176,19 @@ class CrashReporter::State {
       Dl_info info{};
       if (dladdr(crashed.frames[crashed.first + i], &info) == 0 || !info.dli_fname) continue;
       if (std::string named = sources_.named(info.dli_fname); !named.empty()) {
-        library = std::move(named);  // the innermost one's
+        library = std::move(named);  // the innermost frame's
         break;
       }
     }
     std::vector<std::string> stack;
     if (frames > 0) stack = NameFrames(crashed.frames + crashed.first, frames);
-    write_(SerializeCrash(ToCrash(place, library, std::move(stack))));
+    write_(protocol::SerializeCrash(ToCrash(place, library, std::move(stack))));
     crashed.reported = true;
     for (;;) pause();  // the process ends; `partial` must live until then
   }
 
-  static protocol::Crash ToCrash(const CrashPlace& place, const std::string& library,
-                                 std::vector<std::string> stack) {
-    protocol::Crash crash;
+  static Crash ToCrash(const CrashPlace& place, const std::string& library, std::vector<std::string> stack) {
+    Crash crash;
     crash.error = Describe(place, library, stack);
     crash.rank = place.rank;
     crash.stage = place.stage;

@@ -1,6 +1,6 @@
 // Says where the process was when a case or a library ended it: a signal such as SIGSEGV, a call of exit(), or code that does not return
 // at the process's end. The report is made on a thread of its own, since the one that crashed may hold any lock; the crashed thread waits
-// for it for at most half a second. Of several threads the first one is reported; the others wait for the end.
+// for it for at most half a second. When several threads crash, the first one is reported, and the others wait for the end.
 #pragma once
 
 #include <sys/types.h>
@@ -13,7 +13,7 @@
 
 namespace cppool::daemon {
 
-// What a thread was doing. Unknown: absent or empty.
+// What a thread was doing. A member that is not known is absent or empty.
 struct CrashPlace {
   std::optional<int> rank;
   std::string stage, case_name;
@@ -21,18 +21,18 @@ struct CrashPlace {
   std::string when;     // what the daemon did: "while the daemon ended"
 };
 
-// One at a time.
+// At most one exists at a time.
 class CrashReporter {
  public:
-  // Called on the reporter's thread, and may get stuck: the report then lacks what they would say.
+  // The reporter's thread calls these. They may get stuck: the report then lacks what they would add.
   struct Sources {
     std::function<CrashPlace(pid_t thread)> place;
     // The file that a request named and of which `file` is the copy that was loaded; empty: it is none.
     std::function<std::string(const std::string& file)> named;
   };
   // `write` gets the line of protocol/crash.h, from any thread. Installs handlers for SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT and
-  // SIGTRAP, which end the process as before once the line is written. An overflow of a thread's stack is reported of the calling thread
-  // and of those that have a kernels::SignalStack. Children that fork() makes are not reported.
+  // SIGTRAP, which end the process as before once the line is written. An overflow of its stack is reported for the calling thread
+  // and for those that have a kernels::SignalStack. Children that fork() makes are not reported.
   CrashReporter(std::function<void(std::string_view)> write, Sources sources);
   ~CrashReporter();
   CrashReporter(const CrashReporter&) = delete;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <stdexcept>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -11,13 +12,13 @@
 #include "base/file_cache.h"
 #include "daemon/failure_kind.h"
 #include "daemon/library.h"
+#include "daemon/local_ranks.h"
 #include "daemon/log.h"
-#include "daemon/prepare.h"
 #include "daemon/process.h"
 #include "daemon/start_error.h"
 #include "kernels/error.h"
 #include "protocol/features.h"
-#include "protocol/kernel_words.h"
+#include "protocol/run_record.h"
 
 namespace cppool::daemon {
 namespace {
@@ -29,7 +30,7 @@ using protocol::Status;
 
 constexpr std::size_t kLongestTag = 40;
 constexpr std::chrono::seconds kListLimit{30};  // for the libraries of `list`, which has no deadline
-// Before the deadline: to answer that a library did not open, or what a case has left.
+// The end of the time to the deadline is for the answer: no library is tried in it, and no thread that a case has left is waited for.
 constexpr std::chrono::milliseconds kAnswerTime{250};
 
 std::int64_t TraceTime(std::chrono::steady_clock::time_point time) {
@@ -84,30 +85,21 @@ Dispatcher::Dispatcher(World& world, const CaseRegistry& registry, Watchdog* wat
       watchdog_(watchdog),
       options_(std::move(options)),
       libraries_(options_.libraries),
-      leftovers_(world) {}
+      leftovers_(world) {
+  if (!world.place().whole()) throw std::invalid_argument("a dispatcher needs all ranks of its world");
+}
 
-std::optional<Answer> Dispatcher::Handle(const protocol::LineReader::Line& line) {
+std::optional<Answer> Dispatcher::Handle(const RequestQueue::Entry& incoming) {
   const auto taken_up = Clock::now();
   ++counts_.requests;
-  std::optional<protocol::Request> parsed;
-  try {
-    if (line.overlong) {
-      throw protocol::RequestError("a request line has at most " +
-                                       std::to_string(protocol::kMaxRequestBytes) + " bytes; this one has " +
-                                       std::to_string(line.text.size() + line.dropped),
-                                   std::nullopt);
-    }
-    parsed = protocol::ParseRequest(line.text);
-  } catch (const protocol::RequestError& error) {
+  if (!incoming->request()) {
     ++counts_.errors;
+    const auto& error = std::get<protocol::RequestError>(incoming->content);
     return Finish(
         protocol::ErrorResponse({FailureKind::kInvalidRequest, std::nullopt, "", error.what()}, error.id));
   }
-  const protocol::Request& request = *parsed;
-  if (const auto* run = std::get_if<protocol::RunRequest>(&request.operation))
-    return Run(request, *run, false, taken_up);
-  if (const auto* validate = std::get_if<protocol::ValidateRequest>(&request.operation))
-    return Run(request, validate->run, true, taken_up);
+  const protocol::Request& request = *incoming->request();
+  if (incoming->run()) return Run(incoming, taken_up);
   if (std::holds_alternative<protocol::HelloRequest>(request.operation))
     return Finish(protocol::OkResponse(Hello(), request.id));
   if (const auto* list = std::get_if<protocol::ListRequest>(&request.operation))
@@ -116,6 +108,38 @@ std::optional<Answer> Dispatcher::Handle(const protocol::LineReader::Line& line)
   Answer answer = Finish(protocol::OkResponse(Json::object(), request.id));
   answer.shutdown = true;
   return answer;
+}
+
+std::string Dispatcher::Overtake(const IncomingRequest& incoming, RequestQueue& queue) {
+  ++counts_.requests;
+  const protocol::Request& request = *incoming.request();
+  const auto* cancel = std::get_if<protocol::CancelRequest>(&request.operation);
+  if (!cancel) {
+    Json members = under_way_.Status(libraries_.BeingOpened());
+    members["waiting"] = queue.waiting();
+    return Finish(protocol::OkResponse(std::move(members), request.id)).text;
+  }
+  const auto cancelled = queue.Cancel(cancel->cancels);
+  if (!cancelled.error.empty()) {
+    ++counts_.errors;
+    return Finish(protocol::ErrorResponse({FailureKind::kInvalidRequest, std::nullopt, "", cancelled.error},
+                                          request.id))
+        .text;
+  }
+  const std::string own = Finish(protocol::OkResponse(Json::object(), request.id)).text;
+  return cancelled.waited ? AnswerCancelled(*cancelled.waited).text + own : own;
+}
+
+Answer Dispatcher::AnswerCancelled(const IncomingRequest& request) {
+  ++counts_.requests;
+  if (std::holds_alternative<protocol::RunRequest>(request.request()->operation)) ++counts_.errors;
+  RunResult result;
+  MarkCancelled(result, request);
+  return Finish(protocol::ToJson(result, request.id()));
+}
+
+void Dispatcher::Progress(const std::function<void(std::string_view line)>& write) {
+  under_way_.Progress([&](const Json& line) { write(Finish(line).text); });
 }
 
 void Dispatcher::WhileIdle() {
@@ -135,9 +159,11 @@ Json Dispatcher::Hello() const {
                        {"total_bytes", device.total_bytes}});
   }
   Json features = Json::array();
-  for (const auto& feature : protocol::kFeatures) {
-    if (feature.name != protocol::kFaultFeature || options_.allow_faults) features.push_back(feature.name);
-  }
+  for (const std::string_view feature : protocol::kFeatures) features.push_back(feature);
+  protocol::ForEach(protocol::kRunMembers, [&](const auto& member) {
+    const bool allowed = options_.allow_faults || std::string_view(member.name) != "fault";
+    if (member.sent == protocol::Sent::kUnlessDefault && allowed) features.push_back(member.name);
+  });
   return {{"protocol", protocol::kProtocolVersion},
           {"protocol_minor", protocol::kProtocolMinor},
           {"features", std::move(features)},
@@ -153,6 +179,7 @@ Json Dispatcher::Hello() const {
 Answer Dispatcher::List(const protocol::ListRequest& request, const std::optional<Json>& id,
                         Clock::time_point taken_up) {
   Json cases = Json::array();
+  under_way_.BeginList();
   try {
     for (const auto& [name, registered] :
          CasesWith(LoadAll(request.load, LibraryKind::kCases, taken_up + kListLimit, {})).all()) {
@@ -162,16 +189,15 @@ Answer Dispatcher::List(const protocol::ListRequest& request, const std::optiona
     }
   } catch (const Refusal& refusal) {
     ++counts_.errors;
-    return Finish(protocol::ErrorResponse({refusal.kind(), std::nullopt, "", refusal.what()}, id));
+    return FinishLoaded(protocol::ErrorResponse({refusal.kind(), std::nullopt, "", refusal.what()}, id));
   }
-  return Finish(protocol::OkResponse({{"cases", std::move(cases)}}, id));
+  return FinishLoaded(protocol::OkResponse({{"cases", std::move(cases)}}, id));
 }
 
 std::vector<const LoadedLibrary*> Dispatcher::LoadAll(const std::vector<std::string>& files, LibraryKind kind,
                                                       Clock::time_point until,
                                                       const std::map<std::string, std::string>& digests) {
   if (files.empty()) return {};
-  libraries_opened_ = true;
   world_.FinishTrim();  // no rank works while code is loaded
   if (beside_pools_.empty()) beside_pools_ = MemoryBesidePools();
   std::vector<const LoadedLibrary*> libraries;
@@ -180,11 +206,32 @@ std::vector<const LoadedLibrary*> Dispatcher::LoadAll(const std::vector<std::str
       const auto wanted = digests.find(file);
       libraries.push_back(
           &libraries_.Load(file, kind, until - kAnswerTime, wanted == digests.end() ? "" : wanted->second));
+      under_way_.Loaded(kind, file, libraries.back()->digest);
     }
   } catch (const LibraryError& error) {
     throw Refusal(FailureKind::kInvalidRequest, error.what());
   }
   return libraries;
+}
+
+WantedKernels Dispatcher::LoadKernels(const protocol::RunRequest& request, Clock::time_point until) {
+  using From = protocol::KernelChoice::From;
+  const protocol::KernelChoice& choice = request.choice.named() ? request.choice : options_.kernels;
+  WantedKernels wanted;
+  wanted.words = choice.Words();
+  if (choice.from == From::kLibrary) {
+    wanted.library = LoadAll({choice.path}, LibraryKind::kKernels, until, request.digests).front();
+    wanted.find = [this, library = wanted.library, name = choice.name] {
+      return &library->kernels->Find(name, world_.backend().name());
+    };
+  } else if (choice.from == From::kCudnn) {
+    wanted.find = [this] {
+      const LoadedLibrary& cudnn = libraries_.LoadCudnn();
+      under_way_.Loaded(LibraryKind::kKernels, cudnn.path, cudnn.digest);
+      return &cudnn.kernels->Find("cudnn", world_.backend().name());
+    };
+  }
+  return wanted;
 }
 
 const CaseRegistry& Dispatcher::CasesWith(const std::vector<const LoadedLibrary*>& libraries) {
@@ -209,7 +256,7 @@ std::vector<std::size_t> Dispatcher::MemoryBesidePools() const {
   for (int rank = 0; rank < world_.size(); ++rank) {
     if (world_.devices().at(rank).ordinal < 0) return {};
     const auto info = world_.rank(rank).Memory();
-    std::size_t pools = 0;  // of all ranks on this device
+    std::size_t pools = 0;  // the bytes in pools of all ranks on this device
     for (int other = 0; other < world_.size(); ++other) {
       if (world_.devices().at(other).ordinal == world_.devices().at(rank).ordinal)
         pools += world_.rank(other).Memory().held_bytes;
@@ -260,11 +307,11 @@ Json Dispatcher::Stats() {
                       {"free_bytes", info.free_bytes}});
   }
   const Usage usage = OwnUsage();
-  return {{"requests", counts_.requests},
-          {"passed", counts_.passed},
-          {"failed", counts_.failed},
-          {"skipped", counts_.skipped},
-          {"errors", counts_.errors},
+  return {{"requests", counts_.requests.load()},
+          {"passed", counts_.passed.load()},
+          {"failed", counts_.failed.load()},
+          {"skipped", counts_.skipped.load()},
+          {"errors", counts_.errors.load()},
           {"memory", std::move(memory)},
           {"leaked_allocations", counts_.leaked_allocations},
           {"resident_bytes", usage.resident_bytes},
@@ -273,18 +320,13 @@ Json Dispatcher::Stats() {
           {"uptime_s", Milliseconds(Clock::now() - options_.started) / 1000}};
 }
 
-std::optional<Answer> Dispatcher::Run(const protocol::Request& request, const protocol::RunRequest& run,
-                                      bool only_validate, Clock::time_point taken_up) {
-  const std::string tag = TagOf(request.id, counts_.requests);
+std::optional<Answer> Dispatcher::Run(const RequestQueue::Entry& request, Clock::time_point taken_up) {
+  const protocol::RunRequest& run = *request->run();
+  const bool only_validate = std::holds_alternative<protocol::ValidateRequest>(request->request()->operation);
+  const std::string tag = TagOf(request->id(), counts_.requests);
   const LogTags tags(-1, tag);
-  {
-    const std::lock_guard lock(under_way_mutex_);
-    under_way_ = {
-        request.id,    std::chrono::milliseconds(run.deadline_ms),
-        run.case_name, protocol::ParseKernels(run.kernels.empty() ? options_.kernels : run.kernels).path,
-        gettid(),      nullptr};
-  }
-  const auto deadline = taken_up + std::chrono::milliseconds(run.deadline_ms);
+  under_way_.Begin(request, taken_up);
+  const auto deadline = taken_up + run.deadline;
   if (watchdog_) watchdog_->Arm(deadline);
   std::optional<RunTrace> trace;
   if (!run.trace.empty()) {
@@ -295,30 +337,27 @@ std::optional<Answer> Dispatcher::Run(const protocol::Request& request, const pr
     trace->backend = world_.backend().name();
     trace->transport = world_.backend().transport();
     trace->begin_ns = TraceTime(taken_up);
-    trace->host.push_back({"parse", trace->begin_ns, kernels::TraceClockNs()});
   }
   RunResult result = Answered([&] {
-    if (!only_validate) return RunOnRanks(run, tag, deadline, trace ? &*trace : nullptr);
+    if (!only_validate) return RunOnRanks(request, tag, deadline, trace ? &*trace : nullptr);
     PrepareRun(run, deadline);
     RunResult would_run;
     would_run.status = Status::kPassed;
     return would_run;
   });
   if (watchdog_ && !watchdog_->Disarm()) return std::nullopt;
-  {
-    const std::lock_guard lock(under_way_mutex_);
-    under_way_.case_name.clear();
-  }
+  if (request->control.Close()) MarkCancelled(result, *request);
   result.wall_ms = Milliseconds(Clock::now() - taken_up);
-  if (only_validate && result.status == Status::kPassed)
-    return Finish(protocol::OkResponse({{"runs", true}}, request.id));
+  const bool would_run = only_validate && result.status == Status::kPassed;
   if (!only_validate) Count(result.status);
-  if (Logs(LogLevel::kDebug))
+  if (Logs(LogLevel::kDebug) && !would_run)
     Log(LogLevel::kDebug, std::string(protocol::ToString(result.status)) + " in " +
                               Rounded(result.wall_ms, 2) + " ms" + (result.error.empty() ? "" : ": ") +
                               result.error);
-  Answer answer = Finish(protocol::ToJson(result, request.id));
+  Answer answer = FinishLoaded(would_run ? protocol::OkResponse({{"runs", true}}, request->id())
+                                         : protocol::ToJson(result, request->id()));
   answer.fatal = result.fatal;
+  under_way_.End();
   return answer;
 }
 
@@ -327,32 +366,19 @@ std::shared_ptr<const PreparedRun> Dispatcher::PrepareRun(const protocol::RunReq
                                                           std::vector<HostSlice>* host) {
   const HostScope scope(host, "prepare");
   std::vector<const LoadedLibrary*> libraries;
-  WantedKernels kernels;
-  const LoadedLibrary* of_kernels = nullptr;
   const CaseRegistry* cases = nullptr;
   {
     const HostScope libraries_scope(host, "open libraries");
     libraries = LoadAll(request.load, LibraryKind::kCases, until, request.digests);
     cases = &CasesWith(libraries);
-    const RegisteredCase* found = cases->Find(request.case_name);
-    if (found && (found->features & CPPOOL_CASE_CHOOSES_KERNELS)) {
-      kernels.words = request.kernels.empty() ? options_.kernels : request.kernels;
-      if (const std::string path = protocol::ParseKernels(kernels.words).path; !path.empty()) {
-        of_kernels = LoadAll({path}, LibraryKind::kKernels, until, request.digests).front();
-        kernels.copy = of_kernels->copy;
-      }
-    }
   }
   std::shared_ptr<PreparedRun> prepared;
   {
     const HostScope check_scope(host, "check parameters");
-    prepared = Prepare(*cases, request, world_.backend().name(), world_.size(), MeansOfFaults(), kernels);
-  }
-  for (std::size_t i = 0; i < libraries.size(); ++i)
-    prepared->libraries.push_back({request.load[i], libraries[i]->digest});
-  if (of_kernels && prepared->kernels.contains("file")) {
-    prepared->kernels["file"] = protocol::ParseKernels(kernels.words).path;
-    prepared->kernels["digest"] = of_kernels->digest;
+    prepared = Prepare(*cases, request, world_.backend().name(), world_.size(), MeansOfFaults(), [&] {
+      const HostScope libraries_scope(host, "open libraries");
+      return LoadKernels(request, until);
+    });
   }
   const HostScope memory_scope(host, "check memory");
   world_.FinishTrim();
@@ -369,26 +395,25 @@ std::optional<FaultMeans> Dispatcher::MeansOfFaults() const {
   return FaultMeans{options_.sentinel + "{\"ok\": true, \"status\": \"pas", options_.allow_faults};
 }
 
-RunResult Dispatcher::RunOnRanks(const protocol::RunRequest& request, const std::string& tag,
+RunResult Dispatcher::RunOnRanks(const RequestQueue::Entry& incoming, const std::string& tag,
                                  Clock::time_point until, RunTrace* trace) {
+  const protocol::RunRequest& request = *incoming->run();
   const auto prepared = PrepareRun(request, until, trace ? &trace->host : nullptr);
-  const auto run = std::make_shared<CaseRun>(world_, prepared, tag, options_.limits);
-  {
-    const std::lock_guard lock(under_way_mutex_);
-    under_way_.run = run;
-  }
-  if (std::exchange(libraries_opened_, false)) leftovers_.Forget();  // also by requests before this one
+  if (incoming->control.cancelled()) return NotRun(FailureKind::kCancelled, "");
+  const auto run = std::make_shared<CaseRun>(
+      RankRunners{std::make_shared<LocalRanks>(world_, prepared, tag)}, prepared,
+      std::shared_ptr<RunControl>(incoming, &incoming->control), options_.limits);
+  under_way_.OnRanks(run);
+  leftovers_.BeginRun(libraries_.opened());
   RunResult result = run->Execute(trace ? &trace->host : nullptr);
-  if (trace) SaveTrace(prepared->trace, *run, *trace, result);
+  if (trace) SaveTrace(prepared->options.trace, *run, *trace, result);
   counts_.leaked_allocations += result.leaks.allocations;
   if (!result.fatal)
-    leftovers_.Tell(prepared->registered.definition, until - kAnswerTime, result.leaks, result.warnings);
+    leftovers_.Report(prepared->registered.definition, until - kAnswerTime, result.leaks, result.warnings);
   trim_due_ = !result.fatal;
-  result.libraries = prepared->libraries;
-  if (!result.fatal && (!request.load.empty() || !prepared->kernels_copy.empty()))
+  if (!result.fatal && (!request.load.empty() || prepared->wanted_kernels.library))
     result.respawn = WhyRespawn();
-  const std::lock_guard lock(under_way_mutex_);
-  under_way_.run.reset();
+  under_way_.OnRanks(nullptr);
   return result;
 }
 
@@ -411,39 +436,13 @@ void Dispatcher::SaveTrace(const std::string& file, CaseRun& run, RunTrace& trac
 }
 
 CrashPlace Dispatcher::PlaceOf(pid_t thread) const {
-  UnderWay under_way;
-  {
-    const std::lock_guard lock(under_way_mutex_);
-    under_way = under_way_;
-  }
-  CrashPlace place = under_way.run ? under_way.run->PlaceOf(thread) : CrashPlace{};
-  place.case_name = under_way.case_name;
+  CrashPlace place = under_way_.PlaceOf(thread);
   if (std::string opened = libraries_.BeingOpened(); !opened.empty()) place.library = std::move(opened);
   return place;
 }
 
 std::string Dispatcher::TimeoutAnswer() const {
-  UnderWay under_way;
-  {
-    const std::lock_guard lock(under_way_mutex_);
-    under_way = under_way_;
-  }
-  RunResult result;
-  if (under_way.run) {
-    result = under_way.run->TimedOut(under_way.deadline);
-  } else {
-    const std::string opened = libraries_.BeingOpened();
-    std::string text = "not finished after " + std::to_string(under_way.deadline.count()) +
-                       " ms: the ranks had not started, ";
-    text += opened.empty() ? "or had just returned" : "and " + opened + " was being loaded";
-    if (opened.empty() && !under_way.kernels.empty())
-      text += "; supports of the kernels of " + under_way.kernels + " may not have returned";
-    if (const std::string place = PlaceOfThread(under_way.thread); !place.empty()) text += ", in " + place;
-    result = NotRun(FailureKind::kTimeout, text);
-    result.fatal = true;
-  }
-  result.wall_ms = static_cast<double>(under_way.deadline.count());
-  return protocol::SerializeResponse(protocol::ToJson(result, under_way.id), options_.sentinel);
+  return Finish(under_way_.TimedOut(libraries_.BeingOpened())).text;
 }
 
 void Dispatcher::Count(Status status) {
@@ -462,6 +461,8 @@ void Dispatcher::Count(Status status) {
       break;
   }
 }
+
+Answer Dispatcher::FinishLoaded(Json response) const { return Finish(under_way_.WithLoaded(std::move(response))); }
 
 Answer Dispatcher::Finish(const Json& response) const {
   Answer answer;

@@ -27,6 +27,8 @@ inline protocol::FailureKind ToFailureKind(cppool_status status) {
       return FailureKind::kNccl;
     case CPPOOL_TIMEOUT:
       return FailureKind::kTimeout;
+    case CPPOOL_CANCELLED:
+      return FailureKind::kCancelled;
     case CPPOOL_OK:
     case CPPOOL_INTERNAL:
       break;

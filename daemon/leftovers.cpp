@@ -1,7 +1,7 @@
 #include "daemon/leftovers.h"
 
-#include <dlfcn.h>
 #include <fcntl.h>
+#include <link.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,7 +13,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <string_view>
 #include <thread>
+#include <utility>
 
 #include "daemon/log.h"
 
@@ -64,14 +66,14 @@ std::set<int> Children(const std::set<int>& threads) {
 }
 
 // OpenMP's threads wait for the next parallel region of the thread that has made them.
+// Wheels carry copies under names such as libgomp-a34b3233.so.1.
 bool HasOpenMP() {
-  for (const char* name : {"libgomp.so.1", "libomp.so.5", "libomp.so", "libiomp5.so"}) {
-    if (void* const library = dlopen(name, RTLD_LAZY | RTLD_NOLOAD)) {
-      dlclose(library);
-      return true;
-    }
-  }
-  return false;
+  const auto is_openmp = [](dl_phdr_info* library, std::size_t, void*) -> int {
+    std::string_view name = library->dlpi_name;
+    name.remove_prefix(name.rfind('/') + 1);
+    return name.starts_with("libgomp") || name.starts_with("libomp") || name.starts_with("libiomp");
+  };
+  return dl_iterate_phdr(is_openmp, nullptr) != 0;
 }
 
 }  // namespace
@@ -105,6 +107,10 @@ Leftovers::Leftovers(World& world)
       memory_(open("/proc/self/statm", O_RDONLY | O_CLOEXEC)) {
   Forget();
   host_bytes_ = HostBytes();
+}
+
+void Leftovers::BeginRun(std::size_t opened) {
+  if (std::exchange(opened_, opened) != opened || MayHaveLeft()) Forget();
 }
 
 void Leftovers::Forget() {
@@ -155,7 +161,7 @@ Leftovers::Found Leftovers::Look() {
   return found;
 }
 
-void Leftovers::Tell(const cppool_case* definition, Clock::time_point until, protocol::Leaks& leaks,
+void Leftovers::Report(const cppool_case* definition, Clock::time_point until, protocol::Leaks& leaks,
                      std::vector<std::string>& warnings) {
   if (leaks.allocations > 0)
     warnings.push_back("the case left " + Count(leaks.allocations, "allocation") + " (" +
@@ -173,7 +179,7 @@ void Leftovers::Tell(const cppool_case* definition, Clock::time_point until, pro
     Forget();
   }
   History& history = histories_[definition];
-  const auto tell = [&](Kind& kind, int* in_a_row, std::uint64_t& amount, const char* what, const char* end) {
+  const auto report = [&](Kind& kind, int* in_a_row, std::uint64_t& amount, const char* what, const char* end) {
     if (in_a_row) *in_a_row = kind.doubtful.empty() ? 0 : *in_a_row + 1;
     if (in_a_row && *in_a_row >= kRunsInARow)
       kind.sure.insert(kind.sure.end(), kind.doubtful.begin(), kind.doubtful.end());
@@ -184,15 +190,15 @@ void Leftovers::Tell(const cppool_case* definition, Clock::time_point until, pro
       text += (i > 0 ? ", " : "") + kind.sure[i];
     warnings.push_back(text + (kind.sure.size() > kMostNames ? ", ..." : ""));
   };
-  tell(found.threads, &history.threads, leaks.threads, "thread", "s");
-  tell(found.fds, &history.fds, leaks.fds, "open descriptor", "s");
-  tell(found.processes, nullptr, leaks.processes, "process", "es");
-  TellHostMemory(history, leaks, warnings);
+  report(found.threads, &history.threads, leaks.threads, "thread", "s");
+  report(found.fds, &history.fds, leaks.fds, "open descriptor", "s");
+  report(found.processes, nullptr, leaks.processes, "process", "es");
+  ReportHostMemory(history, leaks, warnings);
 }
 
 // Memory that the allocator keeps for the next run is there after each run: growth is what a run has beyond the run before it,
-// of this case and of any.
-void Leftovers::TellHostMemory(History& history, protocol::Leaks& leaks, std::vector<std::string>& warnings) {
+// both of this case and of any.
+void Leftovers::ReportHostMemory(History& history, protocol::Leaks& leaks, std::vector<std::string>& warnings) {
   const std::uint64_t now = HostBytes();
   const std::uint64_t before = std::max(host_bytes_, history.host_bytes);
   history.host = now > before + kGrowth ? history.host + 1 : 0;

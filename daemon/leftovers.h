@@ -43,12 +43,13 @@ class Leftovers {
 
   explicit Leftovers(World& world);
 
-  // What is there now is no case's. Call it when libraries may have been opened.
-  void Forget();
+  // Before a run: what is there now is no case's, be it of a library that a request has opened. `opened`: how many there were so far, as
+  // what they bring may take the place of what has gone.
+  void BeginRun(std::size_t opened);
   // After a run of the case: adds to `leaks` what it has left, and to `warnings` a text for each kind. When something seems to be left it
   // looks again for at most a fifth of a second, and not beyond `until`: a thread that is about to end is no leak. What CUDA, NCCL and
   // OpenMP may have made for themselves, and host memory, counts when each of the last five runs of the case has left some.
-  void Tell(const cppool_case* definition, Clock::time_point until, protocol::Leaks& leaks,
+  void Report(const cppool_case* definition, Clock::time_point until, protocol::Leaks& leaks,
             std::vector<std::string>& warnings);
 
  private:
@@ -64,10 +65,11 @@ class Leftovers {
     std::uint64_t host_bytes = 0;  // after the last run
   };
 
-  bool MayHaveLeft() const;
+  bool MayHaveLeft() const;  // what is there may differ from the last lists
+  void Forget();             // makes them anew
   Found Look();
-  void TellHostMemory(History& history, protocol::Leaks& leaks, std::vector<std::string>& warnings);
-  std::uint64_t HostBytes() const;  // of the heap, stacks and the like: memory without a file
+  void ReportHostMemory(History& history, protocol::Leaks& leaks, std::vector<std::string>& warnings);
+  std::uint64_t HostBytes() const;  // in use by the heap, stacks and the like: memory without a file
   std::size_t Groups() const;
 
   World& world_;
@@ -76,6 +78,7 @@ class Leftovers {
   const base::UniqueFd memory_;
   std::set<int> known_threads_, known_fds_, known_processes_;
   std::size_t known_groups_;
+  std::size_t opened_ = 0;
   std::uint64_t host_bytes_;  // after the last run of any case
   std::map<const cppool_case*, History> histories_;
 };

@@ -72,14 +72,15 @@ std::string Replaced(std::string text, const std::string& part, const std::strin
 }
 
 // What to do about an error of dlopen: of the library itself, or of one that it needs.
-std::string Advice(const std::string& error, bool of_itself) {
+std::string Advice(const std::string& error, bool of_itself, bool is_copy) {
   const auto has = [&](const char* part) { return error.find(part) != std::string::npos; };
   if (has("undefined symbol")) return ": link the library that has it, or define it";
   if (has("not found (required by")) return ": build it on this machine, or for an older system";
   if (has("position-independent executable")) return ": link it with -shared";
   if (has("cannot open shared object file") && !of_itself)
-    return ": it needs this library; install it, or link with an absolute -Wl,-rpath to its folder ($ORIGIN "
-           "is the folder of a copy)";
+    return is_copy ? ": it needs this library; install it, or link with an absolute -Wl,-rpath to its folder ($ORIGIN "
+                     "is the folder of a copy)"
+                   : ": it needs this library; install it, or add its folder to LD_LIBRARY_PATH";
   return "";
 }
 
@@ -93,7 +94,7 @@ void CheckElf(const std::string& path, std::string_view bytes) {
   if (bytes.size() < sizeof(header)) refuse(cut);
   std::memcpy(&header, bytes.data(), sizeof(header));
   static const ElfW(Ehdr) own = OwnHeader();
-  // Of a file for 32 bits, class and machine are where they are here.
+  // A file for 32 bits has its class and machine at the same offsets.
   if (header.e_ident[EI_CLASS] != own.e_ident[EI_CLASS] || header.e_ident[EI_DATA] != own.e_ident[EI_DATA] ||
       header.e_machine != own.e_machine)
     refuse("is for " + MachineName(header.e_machine) + ", and this machine is " + MachineName(own.e_machine) +
@@ -109,8 +110,8 @@ void* OpenLibrary(const std::string& file, const std::string& path) {
   const std::string absolute = std::filesystem::absolute(file, ignored).string();
   const kernels::FloatEnvironment kept;
   if (void* library = dlopen(absolute.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
-  const char* said = dlerror();
-  const std::string error = Replaced(said ? said : "dlopen does not say why", absolute, path);
+  const char* reason = dlerror();
+  const std::string error = Replaced(reason ? reason : "dlopen does not say why", absolute, path);
   struct statvfs system {};
   if (statvfs(absolute.c_str(), &system) == 0 && (system.f_flag & ST_NOEXEC) != 0)
     throw LibraryError(path + ": cannot be loaded from " + absolute +
@@ -118,9 +119,9 @@ void* OpenLibrary(const std::string& file, const std::string& path) {
                        "another one");
   const auto prefix = path + ": ";
   const bool named = error.starts_with(prefix);
-  // What dlopen says of the file itself is that it is not there; of another file, that it is needed.
+  // An error that begins with this file's name is its own; any other is that of a library that it needs.
   const std::string what = named ? error.substr(prefix.size()) : error;
-  throw LibraryError(prefix + "cannot be loaded: " + what + Advice(what, named));
+  throw LibraryError(prefix + "cannot be loaded: " + what + Advice(what, named, file != path));
 }
 
 void* FindEntry(void* library, const std::string& path, const std::string& name, const std::string& header) {

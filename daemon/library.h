@@ -1,17 +1,14 @@
 // A shared library of a user: what is checked before it is opened, and how it is opened.
 #pragma once
 
-#include <stdexcept>
 #include <string>
 #include <string_view>
 
+#include "kernels/attention/kernel_library.h"
+
 namespace cppool::daemon {
 
-// Why a library cannot be used, and what to do about it. The text names the file.
-class LibraryError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
+using kernels::LibraryError;
 
 // Throws LibraryError unless `bytes` are a whole shared library for this machine's processor. `path` is for the text.
 void CheckElf(const std::string& path, std::string_view bytes);

@@ -13,7 +13,6 @@
 #include <cerrno>
 #include <climits>
 #include <iterator>
-#include <optional>
 #include <thread>
 
 #include "base/unique_fd.h"
@@ -22,7 +21,6 @@
 #include "daemon/library.h"
 #include "daemon/start_error.h"
 #include "daemon/stdout_channel.h"
-#include "kernels/attention/kernel_library.h"
 #include "protocol/crash.h"
 
 namespace cppool::daemon {
@@ -31,7 +29,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using base::UniqueFd;
 
-// What the process says on its stdout: one of these lines, or that of a crash (protocol/crash.h).
+// The process writes one line to its stdout: one of these, or that of a crash (protocol/crash.h).
 constexpr const char* kGood = "good\n";
 constexpr const char* kBad = "bad ";  // and the error's text
 
@@ -142,36 +140,36 @@ std::string Seconds(Clock::duration time) {
 
 }  // namespace
 
-void CheckTable(LibraryKind kind, void* library, const std::string& file, const std::string& path) {
+std::optional<kernels::KernelLibrary> CheckTable(LibraryKind kind, void* library, const std::string& path) {
+  if (kind == LibraryKind::kKernels) return kernels::KernelLibrary(library, path);
   try {
-    switch (kind) {
-      case LibraryKind::kCases:
-        CaseRegistry().AddLibrary(library, path, path);
-        break;
-      case LibraryKind::kKernels:
-        kernels::OpenKernelLibrary(path, file);
-        break;
-    }
-  } catch (const kernels::LibraryError& error) {
-    throw LibraryError(error.what());
+    CaseRegistry().AddLibrary(library, path, path);
+    return std::nullopt;
   } catch (const StartError& error) {
     throw LibraryError(error.what());
   }
 }
 
 void ProbeLibrary(const std::string& program, LibraryKind kind, const std::string& file,
-                  const std::string& path, Clock::time_point until) {
+                  const std::string& path, std::chrono::milliseconds limit, Clock::time_point until) {
   const std::string when = path + ": when it was opened to try it, before the daemon loads it, it ";
   const auto start = Clock::now();
+  const bool is_cut = until - start < limit;
+  if (!is_cut) until = start + limit;
+  if (until <= start)
+    throw LibraryError(path +
+                       ": there is no time to try it before the daemon loads it, since the request's "
+                       "deadline is near: choose a longer deadline");
   Child child(program, {"cppoold", kProbeOption, NameOf(kind), file, path}, path);
-  const auto said = child.ReadAll(until);
-  if (!said)
+  const auto verdict = child.ReadAll(until);
+  if (!verdict)
     throw LibraryError(when + "did not return within " + Seconds(Clock::now() - start) +
-                       " (10 s, or less when the request's deadline is near): look at what its constructors "
-                       "and its table's function wait for");
-  if (*said == kGood) return;
-  if (said->starts_with(kBad)) throw LibraryError(said->substr(strlen(kBad)));
-  if (const auto crash = protocol::ParseCrash(std::string_view(*said).substr(0, said->find('\n'))))
+                       (is_cut ? ", since the request's deadline is near: choose a longer deadline, or look at"
+                               : ": look at") +
+                       " what its constructors and its table's function wait for");
+  if (*verdict == kGood) return;
+  if (verdict->starts_with(kBad)) throw LibraryError(verdict->substr(strlen(kBad)));
+  if (const auto crash = protocol::ParseCrash(std::string_view(*verdict).substr(0, verdict->find('\n'))))
     throw LibraryError(when + crash->error);
   const auto status = child.Wait(std::max(until, Clock::now() + kKillLimit));
   throw LibraryError(when + (status ? DescribeStatus(*status) : "closed the stdout of its process"));
@@ -188,7 +186,7 @@ int RunProbe(const std::string& kind, const std::string& file, const std::string
     const auto known = std::find_if(std::begin(kinds), std::end(kinds),
                                     [&](LibraryKind one) { return kind == NameOf(one); });
     if (known == std::end(kinds)) throw LibraryError("unknown kind of library " + kind);
-    CheckTable(*known, OpenLibrary(file, path), file, path);
+    CheckTable(*known, OpenLibrary(file, path), path);
   } catch (const std::exception& error) {
     text = kBad + std::string(error.what());
   } catch (...) {

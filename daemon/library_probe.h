@@ -2,7 +2,10 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
+
+#include "kernels/attention/kernel_library.h"
 
 namespace cppool::daemon {
 
@@ -12,13 +15,16 @@ enum class LibraryKind {
   kKernels,  // cppool_attention (cppool/attention.h)
 };
 
-// Checks the table of a library that was opened from `file`; `path` is its name for texts. Throws LibraryError.
-void CheckTable(LibraryKind kind, void* library, const std::string& file, const std::string& path);
+// Checks the table of an opened library; `path` is its name for texts. Returns its kernels, where they are what it was opened for. Throws
+// LibraryError.
+std::optional<kernels::KernelLibrary> CheckTable(LibraryKind kind, void* library, const std::string& path);
 
-// Has `program`, a cppoold, open `file` and check its table. Returns when that went well before `until`; else throws LibraryError. The
-// library's output goes to stderr.
-void ProbeLibrary(const std::string& program, LibraryKind kind, const std::string& file,
-                  const std::string& path, std::chrono::steady_clock::time_point until);
+// Has `program`, a cppoold, open `file` and check its table. Returns when that went well within `limit` and before `until`, which is for a
+// request; else throws LibraryError. The library's output goes to stderr.
+void ProbeLibrary(
+    const std::string& program, LibraryKind kind, const std::string& file, const std::string& path,
+    std::chrono::milliseconds limit,
+    std::chrono::steady_clock::time_point until = std::chrono::steady_clock::time_point::max());
 
 // What `cppoold --probe KIND FILE PATH` does: the other side of ProbeLibrary. Returns the exit code.
 inline constexpr const char* kProbeOption = "--probe";

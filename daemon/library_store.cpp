@@ -1,13 +1,12 @@
 #include "daemon/library_store.h"
 
-#include <algorithm>
 #include <filesystem>
 #include <system_error>
 #include <utility>
 
 #include "base/digest.h"
 #include "daemon/library.h"
-#include "protocol/kernel_words.h"
+#include "protocol/kernel_choice.h"
 
 namespace cppool::daemon {
 namespace {
@@ -20,10 +19,19 @@ std::string CopyName(const std::string& path, const std::string& digest) {  // s
 
 }  // namespace
 
-const std::string* LibraryStore::KnownDigest(const std::string& path) const {
+std::string LibraryStore::KnownDigest(const std::string& path) const {
+  const base::FileIdentity identity = base::IdentityOf(path);
   const auto known = known_.find(path);
-  if (known == known_.end() || !(known->second.identity == base::IdentityOf(path))) return nullptr;
-  return &known->second.digest;
+  return known != known_.end() && known->second.identity == identity ? known->second.digest : "";
+}
+
+LibraryStore::Content LibraryStore::Read(const std::string& path) {
+  base::WholeFile file = base::ReadWhole(path);
+  CheckElf(path, file.bytes);
+  std::string digest = base::Digest(file.bytes);
+  known_.erase(path);
+  if (file.settled) known_[path] = {file.identity, digest};
+  return {std::move(file.bytes), std::move(digest)};
 }
 
 const base::FileCache& LibraryStore::Cache() {
@@ -31,23 +39,23 @@ const base::FileCache& LibraryStore::Cache() {
   return *cache_;
 }
 
-std::optional<std::string> LibraryStore::ReadCopy(const std::string& path, const std::string& digest) {
+std::optional<LibraryStore::Content> LibraryStore::ReadCopy(const std::string& path,
+                                                            const std::string& digest) {
   try {
     std::optional<std::string> bytes = Cache().Read(CopyName(path, digest));
-    if (bytes && base::Digest(*bytes) == digest) return bytes;
+    if (bytes && base::Digest(*bytes) == digest) return Content{std::move(*bytes), digest};
   } catch (const base::FileError&) {  // the file itself may have the content
   }
   return std::nullopt;
 }
 
-std::string LibraryStore::MakeCopy(const std::string& path, const std::string& digest,
-                                   const std::string& bytes) {
-  const std::string name = CopyName(path, digest);
+std::string LibraryStore::MakeCopy(const std::string& path, const Content& content) {
+  const std::string name = CopyName(path, content.digest);
   try {
     const base::FileCache& cache = Cache();
     // A copy that is there may have been damaged since.
-    if (cache.Read(name) == bytes) return cache.Path(name);
-    cache.Write(name, bytes);
+    if (cache.Read(name) == content.bytes) return cache.Path(name);
+    cache.Write(name, content.bytes);
     cache.Prune();
     return cache.Path(name);
   } catch (const base::FileError& error) {
@@ -55,10 +63,12 @@ std::string LibraryStore::MakeCopy(const std::string& path, const std::string& d
   }
 }
 
-LibraryStore::Opening::Opening(LibraryStore& store, const LoadedLibrary& library) : store_(store) {
+LibraryStore::Opening::Opening(LibraryStore& store, const std::string& path, const std::string& copy)
+    : store_(store) {
+  ++store_.opened_;
   const std::lock_guard lock(store_.mutex_);
-  store_.named_[library.copy] = library.path;
-  store_.opening_ = library.path;
+  store_.named_[copy] = path;
+  store_.opening_ = path;
 }
 
 LibraryStore::Opening::~Opening() {
@@ -79,18 +89,21 @@ std::string LibraryStore::Named(const std::string& copy) const {
 
 const LoadedLibrary& LibraryStore::Load(const std::string& path, LibraryKind kind, Clock::time_point until,
                                         const std::string& wanted) {
-  const auto is_ready = [&](const std::string& digest) {
-    return loaded_.count(digest) != 0 && tried_.count({digest, kind}) != 0;
+  const auto ready = [&](const std::string& digest) -> const LoadedLibrary* {
+    const auto found = loaded_.find(digest);
+    if (found == loaded_.end()) return nullptr;
+    const LoadedLibrary& library = found->second;
+    return (kind == LibraryKind::kCases ? library.has_cases : library.kernels.has_value()) ? &library
+                                                                                           : nullptr;
   };
-  if (is_ready(wanted)) return loaded_.at(wanted);
+  if (const LoadedLibrary* library = ready(wanted)) return *library;
   const bool any = wanted.empty();
-  base::WholeFile file;
+  Content content;
   try {
-    if (const std::string* digest = any ? KnownDigest(path) : nullptr; digest && is_ready(*digest))
-      return loaded_.at(*digest);
-    // Of another daemon, or of the one before this, when the file was built again since.
+    if (const LoadedLibrary* library = any ? ready(KnownDigest(path)) : nullptr) return *library;
+    // Another daemon, or the one before this, may have made it, and the file was built again since.
     const auto copy = any ? std::nullopt : ReadCopy(path, wanted);
-    file = copy ? base::WholeFile{*copy, {}} : base::ReadWhole(path);
+    content = copy ? *copy : Read(path);
   } catch (const base::FileError& error) {
     std::string text = error.what();
     std::error_code ignored;
@@ -99,27 +112,45 @@ const LoadedLibrary& LibraryStore::Load(const std::string& path, LibraryKind kin
       text += std::string(" (kernels are ") + protocol::kKernelWordsAllowed + ")";
     throw LibraryError(text);
   }
-  CheckElf(path, file.bytes);
-  const std::string digest = base::Digest(file.bytes);
-  known_.erase(path);
-  if (file.settled) known_[path] = {file.identity, digest};
+  const std::string& digest = content.digest;
   if (!any && digest != wanted)
     throw LibraryError(path + ": its content now has the digest " + digest + ", not " + wanted +
                        " as the request wants it, and there is no copy of that: leave \"digests\" out, or "
                        "start the run again");
-  if (is_ready(digest)) return loaded_.at(digest);
+  if (const LoadedLibrary* library = ready(digest)) return *library;
   const auto there = loaded_.find(digest);
   if (there == loaded_.end() && full())
     throw LibraryError(path + ": this daemon has loaded " + std::to_string(size()) +
                        " libraries, which it cannot unload, and loads no more: use another daemon");
-  LoadedLibrary library{path, digest, MakeCopy(path, digest, file.bytes), nullptr};
-  ProbeLibrary(options_.program, kind, library.copy, path,
-               std::min(until, Clock::now() + options_.try_limit));
-  const Opening opening(*this, library);
-  library.handle = there == loaded_.end() ? OpenLibrary(library.copy, path) : there->second.handle;
-  CheckTable(kind, library.handle, library.copy, path);
-  tried_.insert({digest, kind});
-  return loaded_.emplace(digest, std::move(library)).first->second;
+  const std::string copy = MakeCopy(path, content);
+  ProbeLibrary(options_.program, kind, copy, path, options_.try_limit, until);
+  const Opening opening(*this, path, copy);
+  void* const handle = there == loaded_.end() ? OpenLibrary(copy, path) : there->second.handle;
+  auto kernels = CheckTable(kind, handle, path);
+  LoadedLibrary& library =
+      loaded_.try_emplace(digest, LoadedLibrary{path, digest, copy, handle, false, {}}).first->second;
+  if (kind == LibraryKind::kCases)
+    library.has_cases = true;
+  else
+    library.kernels = std::move(kernels);
+  return library;
+}
+
+const LoadedLibrary& LibraryStore::LoadCudnn() try {
+  const std::string path = kernels::CudnnModule();
+  std::string digest = KnownDigest(path);
+  if (digest.empty()) digest = Read(path).digest;
+  if (cudnn_ && (cudnn_->path != path || cudnn_->digest != digest))
+    throw LibraryError(
+        "kernels of " + path +
+        ": it has changed since it was opened: start the daemon again, or give it another name");
+  if (cudnn_) return *cudnn_;
+  const Opening opening(*this, path, path);
+  void* const handle = OpenLibrary(path, path);
+  return cudnn_.emplace(
+      LoadedLibrary{path, digest, "", handle, false, CheckTable(LibraryKind::kKernels, handle, path)});
+} catch (const base::FileError& error) {
+  throw LibraryError(error.what());
 }
 
 }  // namespace cppool::daemon

@@ -1,5 +1,6 @@
 // The libraries that requests name. Each content that a file has had is copied into a cache under a name with its digest, tried in a
-// process of its own (library_probe.h), loaded, and never closed. A file that was rebuilt is a new library.
+// process of its own (library_probe.h), loaded, and never closed. A file that was rebuilt is a new library. cuDNN's module, which comes
+// with cppool, is loaded as it is.
 #pragma once
 
 #include <chrono>
@@ -8,7 +9,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 
 #include "base/file_cache.h"
@@ -19,11 +19,13 @@ namespace cppool::daemon {
 struct LoadedLibrary {
   std::string path;    // as the request that loaded it named it
   std::string digest;  // base/digest.h
-  std::string copy;    // the file that was loaded
+  std::string copy;    // the file that was loaded; empty: `path`
   void* handle = nullptr;
+  bool has_cases = false;                         // its table of cases is good
+  std::optional<kernels::KernelLibrary> kernels;  // its table of kernels, which is good
 };
 
-// For one thread, where nothing else is said.
+// For one thread, but for the functions that name another rule.
 class LibraryStore {
  public:
   using Clock = std::chrono::steady_clock;
@@ -41,9 +43,12 @@ class LibraryStore {
   const LoadedLibrary& Load(const std::string& path, LibraryKind kind, Clock::time_point until,
                             const std::string& wanted = "");
 
-  std::size_t size() const { return loaded_.size(); }
+  // cuDNN's module with its kernels. Throws LibraryError, also when its file has changed since it was loaded.
+  const LoadedLibrary& LoadCudnn();
+
+  std::size_t size() const { return loaded_.size(); }  // without cuDNN's
   bool full() const { return size() >= options_.most; }
-  std::size_t most() const { return options_.most; }
+  std::size_t opened() const { return opened_; }  // with cuDNN's, and with those that could not be used
 
   // Any thread. The path of the library of which `copy` is the copy; of the one that is being opened. Empty: none.
   std::string Named(const std::string& copy) const;
@@ -54,10 +59,13 @@ class LibraryStore {
     base::FileIdentity identity;
     std::string digest;
   };
+  struct Content {
+    std::string bytes, digest;
+  };
   // While it lives, BeingOpened() is this library.
   class Opening {
    public:
-    Opening(LibraryStore& store, const LoadedLibrary& library);
+    Opening(LibraryStore& store, const std::string& path, const std::string& copy);
     ~Opening();
     Opening(const Opening&) = delete;
     Opening& operator=(const Opening&) = delete;
@@ -65,17 +73,20 @@ class LibraryStore {
    private:
     LibraryStore& store_;
   };
-  const std::string* KnownDigest(const std::string& path) const;  // null: the file must be read
+  // Empty: the file must be read. Throws FileError, as Read.
+  std::string KnownDigest(const std::string& path) const;
+  Content Read(const std::string& path);
   const base::FileCache& Cache();                                 // throws FileError
   // Nothing when there is none, or it is damaged.
-  std::optional<std::string> ReadCopy(const std::string& path, const std::string& digest);
-  std::string MakeCopy(const std::string& path, const std::string& digest, const std::string& bytes);
+  std::optional<Content> ReadCopy(const std::string& path, const std::string& digest);
+  std::string MakeCopy(const std::string& path, const Content& content);
 
   const Options options_;
-  std::optional<base::FileCache> cache_;                 // made with the first copy
-  std::map<std::string, Known> known_;                   // by path: what it had when it was read last
-  std::map<std::string, LoadedLibrary> loaded_;          // by digest
-  std::set<std::pair<std::string, LibraryKind>> tried_;  // digest and kind: its table is good
+  std::optional<base::FileCache> cache_;         // made with the first copy
+  std::map<std::string, Known> known_;           // by path: what it had when it was read last
+  std::map<std::string, LoadedLibrary> loaded_;  // by digest
+  std::optional<LoadedLibrary> cudnn_;
+  std::size_t opened_ = 0;
   mutable std::mutex mutex_;
   std::map<std::string, std::string> named_;  // under mutex_: paths by copy
   std::string opening_;                       // under mutex_

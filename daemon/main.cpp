@@ -3,7 +3,7 @@
 //   1              nobody reads the answers, or the parent has died
 //   2              could not start; stderr says why and what to do, to people and to programs (protocol/start.h)
 //   3              cannot go on: the last answer is `fatal`, or stderr says why
-//   128 + SIGTERM  SIGTERM during the start, a request, or the end
+//   128 + SIGTERM  SIGTERM during the start or a request, or 1 s before the end of a process that does not end by itself
 // and that of a call of exit() by a case or a library.
 #include <fcntl.h>
 #include <poll.h>
@@ -21,21 +21,23 @@
 #include <exception>
 #include <filesystem>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "daemon/attention_case/attention_case.h"
 #include "daemon/case_registry.h"
 #include "daemon/crash_reporter.h"
 #include "daemon/dispatcher.h"
-#include "daemon/forked_child.h"
 #include "daemon/library.h"
 #include "daemon/library_probe.h"
 #include "daemon/log.h"
 #include "daemon/options.h"
 #include "daemon/process.h"
 #include "daemon/rank_output.h"
+#include "daemon/request_queue.h"
 #include "daemon/request_reader.h"
 #include "daemon/start_error.h"
 #include "daemon/stdout_channel.h"
@@ -46,8 +48,8 @@
 namespace {
 
 using namespace cppool::daemon;
+using cppool::StartFailure;
 using cppool::base::UniqueFd;
-using cppool::protocol::StartFailure;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kNoReader = 1;
@@ -57,7 +59,8 @@ constexpr int kTerminated = 128 + SIGTERM;
 constexpr std::chrono::seconds kOpenLimit{120};
 constexpr std::chrono::milliseconds kIdleAfter{20};  // without a request, memory goes back to the devices
 constexpr std::chrono::seconds kLastAnswerLimit{2};  // for a client that does not read
-constexpr std::chrono::seconds kExitLimit{10};       // for libraries' destructors and exit handlers
+constexpr std::chrono::seconds kExitLimit{10};       // for destructors and exit handlers, libraries' too
+constexpr std::chrono::seconds kTerminatedLimit{1};  // for what is left of the end when SIGTERM comes
 
 int terminate_pipe_in = -1;  // for the signal handler
 
@@ -75,7 +78,7 @@ UniqueFd MakeEvent() {
 }
 
 // Ends a daemon that cannot start: writes the error for people, then the line for programs. `failure` is what is known beside the
-// error. Without destructors and exit handlers, which could write after the line or wait for ranks that are stuck in their start.
+// error. Runs no destructors and exit handlers, which could write after the line or wait for ranks that are stuck in their start.
 [[noreturn]] void EndUnstarted(StartFailure failure, const std::exception& error) {
   failure.error = error.what();
   failure.kind = ToString(cppool::protocol::FailureKind::kInternal);
@@ -167,12 +170,13 @@ class Daemon {
         answers_.Write(text, Clock::now() + kLastAnswerLimit);
       };
     }
+    OpenRequests(std::move(requests));  // before the dispatcher counts threads and descriptors
     dispatcher_ = std::make_unique<Dispatcher>(world, registry_, &*watchdog_, std::move(options));
     Log(LogLevel::kInfo, std::to_string(world.size()) + " ranks on " + world.backend().name() +
                              " are open after " + Rounded(Milliseconds(Clock::now() - started_), 0) + " ms");
     CatchExit();
     try {
-      Serve(std::move(requests));
+      Serve();
     } catch (const std::exception& error) {
       std::fprintf(stderr, "cppoold: %s\n", error.what());
       _exit(kCannotGoOn);  // ranks may be at work: no destructors
@@ -181,9 +185,9 @@ class Daemon {
       Log(LogLevel::kWarning, "the ranks did not close in time");
       _exit(0);
     }
-    world_.reset();
-    phase_ = Phase::kEnding;
     watchdog_->Arm(Clock::now() + kExitLimit);
+    phase_ = Phase::kEnding;
+    world_.reset();
     return 0;
   }
 
@@ -222,7 +226,7 @@ class Daemon {
         this);
   }
 
-  // For the crash reporter's thread.
+  // The crash reporter's thread calls this, and the next one.
   CrashPlace PlaceOf(pid_t thread) const {
     const Phase phase = phase_;
     CrashPlace place = phase == Phase::kStarting ? CrashPlace{} : dispatcher_->PlaceOf(thread);
@@ -244,7 +248,7 @@ class Daemon {
   void LoadCases(const std::string& file) {
     const LibraryStore::Options libraries;
     try {
-      ProbeLibrary(libraries.program, LibraryKind::kCases, file, file, Clock::now() + libraries.try_limit);
+      ProbeLibrary(libraries.program, LibraryKind::kCases, file, file, libraries.try_limit);
     } catch (const LibraryError& error) {
       throw StartError(std::string("--case ") + error.what());
     }
@@ -253,40 +257,59 @@ class Daemon {
     opening_ = nullptr;
   }
 
-  void Serve(UniqueFd input) {
+  void OpenRequests(UniqueFd input) {
     std::optional<std::chrono::milliseconds> idle_limit;
     if (options_.idle_exit_s > 0)
       idle_limit = std::chrono::milliseconds(std::max(1LL, std::llround(options_.idle_exit_s * 1000)));
-    RequestReader requests(std::move(input), stop_.get(), idle_limit);
+    RequestReader::Events events;
+    events.overtaken = [this](const IncomingRequest& request) {
+      const std::lock_guard lock(overtaking_);
+      WriteAnswer(dispatcher_->Overtake(request, queue_));
+    };
+    events.tick = [this] {
+      dispatcher_->Progress([this](std::string_view line) { answers_.WriteIfReady(line); });
+    };
+    requests_.emplace(std::move(input), stop_.get(), queue_, std::move(events), idle_limit);
+  }
+
+  void Serve() {
     phase_ = Phase::kWaiting;
-    while (auto line = requests.Next()) {
+    while (const auto request = requests_->Next()) {
       Phase waiting = Phase::kWaiting;
       if (!phase_.compare_exchange_strong(waiting, Phase::kBusy))
         break;  // SIGTERM came: the request that was read is not begun
-      const auto answer = dispatcher_->Handle(*line);
+      const auto answer = dispatcher_->Handle(request);
       if (!answer) {
         while (true) pause();  // the watchdog answers and ends the process
       }
-      if (answer->fatal) EndAllLines();  // of ranks that did not return
-      // _exit, since destructors would wait for ranks that may be stuck.
-      if (!answers_.Write(answer->text)) {
-        Log(LogLevel::kError, "nobody reads stdout, an answer could not be written: this daemon ends");
-        _exit(kNoReader);
+      if (answer->fatal) EndAllLines();  // ranks that did not return may have begun some
+      {
+        const std::lock_guard lock(overtaking_);  // the answer to a cancel comes before that of its run
+        WriteAnswer(answer->text);
       }
       if (answer->fatal) _exit(kCannotGoOn);
       if (answer->shutdown) break;
       phase_ = Phase::kWaiting;
-      if (!requests.Arrives(kIdleAfter)) dispatcher_->WhileIdle();
+      if (!requests_->Arrives(kIdleAfter)) dispatcher_->WhileIdle();
     }
     phase_ = Phase::kBusy;
-    if (requests.idled())
+    if (requests_->idled())
       Log(LogLevel::kInfo,
           "no request for " + cppool::protocol::Json(options_.idle_exit_s).dump() + " s: this daemon ends");
-    // stdin is closed before the world is: a client that writes a request now gets an error at once
+    requests_.reset();  // stdin is closed before the world is: a client that writes a request now gets an error at once
   }
 
-  // On the watchdog's thread, as the next one. Must not wait for anything that may be stuck.
+  // On the main thread, or that of the requests that overtake.
+  void WriteAnswer(std::string_view text) {
+    if (answers_.Write(text)) return;
+    Log(LogLevel::kError, "nobody reads stdout, an answer could not be written: this daemon ends");
+    _exit(kNoReader);  // destructors would wait for ranks that may be stuck
+  }
+
+  // The watchdog's thread calls this, and the next one. Must not wait for anything that may be stuck.
   void DeadlinePassed() {
+    if (phase_ == Phase::kEnding && end_terminated_)
+      CrashReporter::EndStuck(getpid(), "had not returned 1 s after SIGTERM", kTerminated);
     if (phase_ == Phase::kEnding)
       CrashReporter::EndStuck(getpid(), "did not return within 10 s", kCannotGoOn);
     EndAllLines();
@@ -295,8 +318,10 @@ class Daemon {
   }
 
   void Terminate() {
-    if (phase_ == Phase::kEnding)
-      CrashReporter::EndStuck(getpid(), "had not returned when SIGTERM came", kTerminated);
+    if (phase_ == Phase::kEnding) {
+      if (!std::exchange(end_terminated_, true)) watchdog_->Arm(Clock::now() + kTerminatedLimit);
+      return;
+    }
     Phase waiting = Phase::kWaiting;
     if (!phase_.compare_exchange_strong(waiting, Phase::kStopping)) _exit(kTerminated);
     const std::uint64_t one = 1;
@@ -321,22 +346,27 @@ class Daemon {
   StartFailure& start_;
   UniqueFd terminate_;
   UniqueFd stop_;
-  // SIGTERM in kWaiting leads to an orderly end; in the other phases it ends the process at once. In kEnding, when the world is closed,
-  // the main thread is the only one that may get stuck.
+  // SIGTERM in kWaiting leads to an orderly end, and in kEnding it shortens the time that the end may take; in the other phases it ends
+  // the process at once: in kBusy also while the world closes. In kEnding, when the world is closed, a destructor on the main thread may get
+  // stuck, or one of a rank's thread: then the main thread, whose stack is reported, waits for that thread to end.
   enum class Phase { kStarting, kBusy, kWaiting, kStopping, kEnding };
   std::atomic<Phase> phase_{Phase::kStarting};
+  bool end_terminated_ = false;  // SIGTERM came in kEnding; for the watchdog's thread
   std::optional<CrashReporter> reporter_;
   std::optional<Watchdog> watchdog_;
   std::unique_ptr<World> world_;
   CaseRegistry registry_;
   std::atomic<const std::string*> opening_{nullptr};  // the library of --case that is being loaded
   std::unique_ptr<Dispatcher> dispatcher_;            // there in all phases but kStarting
+  RequestQueue queue_;
+  std::mutex overtaking_;  // held while a request that overtakes has its effect and is answered
+  std::optional<RequestReader> requests_;
 };
 
 }  // namespace
 
 // Libraries find this function before libc's: exit handlers and destructors of libraries, which would wait for the work of other ranks or
-// crash on it, do not run, and of several ranks that call it at once the first one is reported.
+// crash on it, do not run, and when several ranks call it at once the first one is reported.
 extern "C" void exit(int code) noexcept { CrashReporter::EndByExit(code); }
 
 int main(int argc, char** argv) {

@@ -11,9 +11,9 @@
 
 #include <cppool/version.h>
 
-#include "kernels/module/build_id.h"
+#include "kernels/build_id.h"
 #include "protocol/framing.h"
-#include "protocol/kernel_words.h"
+#include "protocol/parameters.h"
 #include "protocol/start.h"
 
 namespace cppool::daemon {
@@ -59,7 +59,7 @@ const char* NameOf(kernels::Transport transport) {
 
 namespace {
 
-// "a; b" of "a\nb\n".
+// Makes "a; b" of "a\nb\n".
 std::string OneLine(const std::string& text) {
   std::istringstream in(text);
   std::string result;
@@ -98,14 +98,17 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
       })
       ->capture_default_str();
   app.add_option("--case", options.case_files, "Shared libraries with cases of your own (see cppool/case.h)");
-  app.add_option("--kernels", options.kernels,
-                 "Whose attention kernels a request without \"kernels\" runs on: cppool, cudnn, a library "
-                 "(cppool/attention.h), or FILE.so,NAME")
-      ->check([](const std::string& text) {
-        return protocol::NameKernels(text)
-                   ? ""
-                   : std::string("must be ") + protocol::kKernelWordsAllowed + ", not '" + text + "'";
-      });
+  app.add_option_function<std::string>(
+      "--kernels",
+      [&options](const std::string& words) {
+        try {
+          options.kernels = protocol::ParseKernels(words);
+        } catch (const protocol::InvalidRequest& error) {
+          throw CLI::ValidationError("--kernels", error.what());
+        }
+      },
+      "Whose attention kernels a request without \"kernels\" runs on: cppool, cudnn, a library "
+      "(cppool/attention.h), or FILE.so,NAME");
   app.add_option("--log-level", options.log_level, "What goes to stderr")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "critical", "off"}))
       ->capture_default_str();
@@ -133,7 +136,7 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
   ParsedOptions parsed;
   try {
     app.parse(std::move(words));
-    // Not by required(): an unknown option, which may be a misspelt --world-size, is named first.
+    // required() is not used: an unknown option, which may be a misspelt --world-size, is named first.
     if (app.count("--world-size") == 0) throw CLI::RequiredError("--world-size");
     options.backend = backend == "cuda"   ? BackendChoice::kCuda
                       : backend == "host" ? BackendChoice::kHost

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "daemon/world.h"
+#include "protocol/kernel_choice.h"
 
 namespace cppool::daemon {
 
@@ -15,7 +16,7 @@ struct Options {
   kernels::Transport transport = kernels::Transport::kAuto;
   std::string sentinel;
   std::vector<std::string> case_files;
-  std::string kernels;  // of requests that name none; empty: cppool's
+  protocol::KernelChoice kernels;  // what requests that name none run on
   std::string log_level;
   bool allow_faults = false;
   double idle_exit_s = 0;  // the daemon ends after so many seconds without a request; 0: never

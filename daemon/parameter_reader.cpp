@@ -19,8 +19,8 @@ const Json* ParameterReader::Find(const char* name, ParameterType type) {
   const auto spec =
       std::find_if(schema_.begin(), schema_.end(), [&](const auto& s) { return s.name == wanted; });
   if (spec == schema_.end()) return misused("which is not in its schema");
-  const bool widened = type == ParameterType::kNumber && spec->type == ParameterType::kInteger;
-  if (spec->type != type && !widened) return misused("which has another type in its schema");
+  const bool converts = type == ParameterType::kNumber && spec->type == ParameterType::kInteger;
+  if (spec->type != type && !converts) return misused("which has another type in its schema");
   const auto value = params_.find(wanted);
   if (value == params_.end() || value->is_null()) return nullptr;
   const bool fits = type == ParameterType::kInteger   ? value->is_number_integer()

@@ -21,16 +21,17 @@ using protocol::Json;
 class Validation {
  public:
   Validation(const PreparedRun& run, const Json& given, const char* backend, int world_size)
-      : given_(given), reader_(run.params, run.registered.schema) {
+      : given_(given), kernels_wanted_(run.wanted_kernels), reader_(run.params, run.registered.schema) {
     c_.abi = CPPOOL_CASE_ABI;
     c_.struct_size = sizeof(c_);
     c_.backend = backend;
     c_.world_size = world_size;
     c_.params_json = run.params_json.c_str();
-    c_.dump = run.dump.empty() ? nullptr : run.dump.c_str();
-    c_.inputs = run.inputs.empty() ? nullptr : run.inputs.c_str();
-    c_.kernels_copy = run.kernels_copy.empty() ? nullptr : run.kernels_copy.c_str();
-    c_.wanted_kernels = run.wanted_kernels.empty() ? nullptr : run.wanted_kernels.c_str();
+    c_.dump = run.options.dump.empty() ? nullptr : run.options.dump.c_str();
+    c_.inputs = run.options.inputs.empty() ? nullptr : run.options.inputs.c_str();
+    const auto& [words, library, find] = run.wanted_kernels;
+    c_.kernels_copy = library ? library->copy.c_str() : nullptr;
+    c_.wanted_kernels = words.empty() ? nullptr : words.c_str();
     c_.self = this;
     c_.integer = [](cppool_validation* c, const char* name) { return Self(c).reader_.Integer(name); };
     c_.number = [](cppool_validation* c, const char* name) { return Self(c).reader_.Number(name); };
@@ -49,6 +50,9 @@ class Validation {
         if (release) release(object);
       });
     };
+    c_.kernel = [](cppool_validation* c, const cppool_attention_kernel** kernel) {
+      return Self(c).FindKernel(*kernel);
+    };
     c_.kernels = [](cppool_validation* c, const char* json) { Self(c).kernels_ = json ? json : ""; };
   }
   Validation(const Validation&) = delete;
@@ -65,8 +69,22 @@ class Validation {
  private:
   static Validation& Self(cppool_validation* c) { return *static_cast<Validation*>(c->self); }
 
+  cppool_status FindKernel(const cppool_attention_kernel*& kernel) {
+    try {
+      kernel = kernels_wanted_.find ? kernels_wanted_.find() : nullptr;
+      return CPPOOL_OK;
+    } catch (const LibraryError& error) {
+      detail_ = error.what();
+      return CPPOOL_INVALID_REQUEST;
+    } catch (const std::exception& error) {  // none leaves a function of C
+      detail_ = error.what();
+      return CPPOOL_INTERNAL;
+    }
+  }
+
   cppool_validation c_{};
   const Json& given_;
+  const WantedKernels& kernels_wanted_;
   ParameterReader reader_;
   std::string detail_;
   double bytes_per_rank_ = 0;
@@ -110,7 +128,7 @@ void RequireFeature(const PreparedRun& run, std::uint32_t feature, const char* k
                 "case '" + run.registered.name + "' has no \"" + key + "\": leave the key out");
 }
 
-kernels::Fault ToFault(const protocol::FaultRequest& request, int world_size,
+kernels::Fault ToFault(const Fault& request, int world_size,
                        const std::optional<FaultMeans>& means) {
   const auto refuse = [](const std::string& why) { throw Refusal(FailureKind::kInvalidRequest, why); };
   if (!means) refuse("this daemon takes no \"fault\": start it with --allow-faults");
@@ -121,7 +139,7 @@ kernels::Fault ToFault(const protocol::FaultRequest& request, int world_size,
            std::to_string(request.rank));
   }
   return {*kind,
-          static_cast<int>(request.rank),
+          request.rank,
           request.stage,
           static_cast<int>(request.count),
           means->half_answer,
@@ -167,29 +185,20 @@ std::string Gigabytes(double bytes) {
 
 std::shared_ptr<PreparedRun> Prepare(const CaseRegistry& registry, const protocol::RunRequest& request,
                                      const std::string& backend, int world_size,
-                                     const std::optional<FaultMeans>& faults, const WantedKernels& kernels) {
+                                     const std::optional<FaultMeans>& faults,
+                                     const std::function<WantedKernels()>& load_kernels) {
   auto run = std::make_shared<PreparedRun>();
   run->registered = FindCase(registry, request.case_name);
-  run->warmup = request.warmup;
-  run->repeat = request.repeat;
-  run->sampling = request.sampling;
-  run->checks = request.checks;
-  run->waits = request.waits;
-  run->profile = request.profile;
-  run->perturb = request.perturb;
-  run->dump = request.dump;
-  run->inputs = request.inputs;
-  run->trace = request.trace;
-  RequireFeature(*run, CPPOOL_CASE_DUMPS, "dump", run->dump);
-  RequireFeature(*run, CPPOOL_CASE_TAKES_INPUTS, "inputs", run->inputs);
+  run->options = request;
+  RequireFeature(*run, CPPOOL_CASE_DUMPS, "dump", request.dump);
+  RequireFeature(*run, CPPOOL_CASE_TAKES_INPUTS, "inputs", request.inputs);
   RequireFeature(*run, CPPOOL_CASE_CHOOSES_KERNELS, "kernels", request.kernels);
-  if (!run->trace.empty()) {
-    if (const std::string why = base::WhyNotWritable(run->trace); !why.empty())
+  if (!request.trace.empty()) {
+    if (const std::string why = base::WhyNotWritable(request.trace); !why.empty())
       throw Refusal(FailureKind::kInvalidRequest,
-                    "\"trace\": " + protocol::Quoted(run->trace) + " cannot be written: " + why);
+                    "\"trace\": " + protocol::Quoted(request.trace) + " cannot be written: " + why);
   }
-  run->wanted_kernels = kernels.words;
-  run->kernels_copy = kernels.copy;
+  if (load_kernels && (run->registered.features & CPPOOL_CASE_CHOOSES_KERNELS)) run->wanted_kernels = load_kernels();
   if (request.fault && request.waits)
     throw Refusal(FailureKind::kInvalidRequest, "a request has either \"waits\" or \"fault\": leave one out");
   if (request.fault) run->fault = ToFault(*request.fault, world_size, faults);

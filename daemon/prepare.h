@@ -10,12 +10,21 @@
 #include <vector>
 
 #include "daemon/case_registry.h"
+#include "daemon/library_store.h"
 #include "daemon/world.h"
 #include "kernels/fault_injector.h"
 #include "protocol/request.h"
 #include "protocol/response.h"
 
 namespace cppool::daemon {
+
+// The kernels that a case which chooses kernels is to run on.
+struct WantedKernels {
+  std::string words;                       // as the request or the daemon's option has them; empty: neither
+  const LoadedLibrary* library = nullptr;  // of the user, with these kernels; null: the words name none
+  // On the dispatcher's thread: the kernel of that library, or of cuDNN's. Throws LibraryError. Empty: the words name neither.
+  std::function<const cppool_attention_kernel*()> find;
+};
 
 // A run that every rank can start. Immutable and shared by the ranks' threads.
 struct PreparedRun {
@@ -25,19 +34,10 @@ struct PreparedRun {
   std::shared_ptr<const void> prepared;  // what the case keeps for its ranks
   double bytes_per_rank = 0;             // as the case declared with `needs`; 0: not declared
   std::optional<std::uint64_t> seed;
-  std::vector<protocol::Library> libraries;  // that the request named
-  protocol::Json kernels;                    // what the case said that it runs; null: it did not
-  std::int64_t warmup = 0;
-  std::int64_t repeat = 1;
-  std::optional<protocol::SamplingRequest> sampling;
-  bool checks = true;
-  std::optional<std::uint64_t> perturb;
-  std::string dump, inputs;    // folders; empty: none
-  std::string wanted_kernels;  // the request's, else the daemon's default; empty: the case's own
-  std::string kernels_copy;    // of the library that they name; empty: they name none
-  std::optional<kernels::Fault> fault;
-  bool waits = false, profile = false;
-  std::string trace;  // file; empty: none
+  protocol::Json kernels;               // the kernels that the case names; null: it names none
+  RunOptions options;                   // the request's
+  WantedKernels wanted_kernels;
+  std::optional<kernels::Fault> fault;  // `options.fault`, where this daemon takes it
   std::vector<std::string> warnings;  // about the request, for the answer
 };
 
@@ -57,18 +57,12 @@ class Refusal : public std::runtime_error {
   protocol::FailureKind kind_;
 };
 
-// The kernels that a case which chooses kernels is to run on.
-struct WantedKernels {
-  std::string words;  // as the request or the daemon's option has them; empty: neither
-  std::string copy;   // of the library that they name; empty: they name none
-};
-
 // Checks case, names, types and ranges, then calls the case's `validate`. Throws InvalidRequest or Refusal. Allocates nothing on a device.
-// Without `faults` a request with a fault is refused.
+// Without `faults` a request with a fault is refused. `load_kernels` is called for a case that chooses kernels.
 std::shared_ptr<PreparedRun> Prepare(const CaseRegistry& registry, const protocol::RunRequest& request,
                                      const std::string& backend, int world_size,
                                      const std::optional<FaultMeans>& faults = std::nullopt,
-                                     const WantedKernels& kernels = {});
+                                     const std::function<WantedKernels()>& load_kernels = {});
 
 // Whether every device has enough memory for its ranks, even if what the pool holds lies in pieces. The ranks must be idle.
 bool FitsInPieces(const PreparedRun& run, World& world);

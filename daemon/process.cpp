@@ -1,6 +1,8 @@
 #include "daemon/process.h"
 
 #include <malloc.h>
+#include <pthread.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -77,12 +79,34 @@ Usage OwnUsage() {
     if (key == "VmRSS:") usage.resident_bytes = value * 1024;
     if (key == "Threads:") usage.threads = value;
   }
-  status.close();  // not to be counted below
+  status.close();  // it must not be counted below
   std::error_code error;
   const std::filesystem::directory_iterator folder("/proc/self/fd", error);
   if (!error)
     usage.fds = static_cast<std::uint64_t>(std::distance(begin(folder), end(folder))) - 1;  // its own
   return usage;
+}
+
+namespace {
+
+int requests_fd = -1, answers_fd = -1;
+thread_local pid_t forking = 0;  // the process that forks
+
+// In the child, before fork() returns there.
+void Restrain() {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != forking) _exit(0);  // it has ended before
+  close(requests_fd);
+  close(answers_fd);
+  std::signal(SIGTERM, SIG_DFL);  // the daemon's handler would end the daemon
+}
+
+}  // namespace
+
+void RestrainForkedChildren(int requests, int answers) {
+  requests_fd = requests;
+  answers_fd = answers;
+  pthread_atfork([] { forking = getpid(); }, nullptr, Restrain);
 }
 
 }  // namespace cppool::daemon

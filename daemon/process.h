@@ -1,4 +1,4 @@
-// Facts about this process and its parent.
+// This process: its parent, its memory, the processes that it forks.
 #pragma once
 
 #include <sys/types.h>
@@ -23,5 +23,10 @@ struct Usage {
   std::uint64_t resident_bytes = 0, threads = 0, fds = 0;
 };
 Usage OwnUsage();
+
+// From here on a process that a case forks without exec, which has the daemon's descriptors and handlers and none of its threads, lets go
+// of the pipes of requests and answers, so that the client sees the daemon's end, takes SIGTERM by its default, and is killed with the
+// thread that forked it, at the latest when the daemon ends. Call it once.
+void RestrainForkedChildren(int requests, int answers);
 
 }  // namespace cppool::daemon

@@ -22,14 +22,14 @@
 #include <string>
 #include <string_view>
 
-#include "daemon/write_all.h"
+#include "daemon/stdout_channel.h"
 
 namespace cppool::daemon {
 namespace {
 
 constexpr std::string_view kThreadName = "rank ";
 constexpr std::string_view kLabel = "[rank ";
-// Of a line without label and newline: with both it is at most PIPE_BUF, which a pipe that polls as ready takes without blocking.
+// The longest line without label and newline: with both it is at most PIPE_BUF, which a pipe that polls as ready takes without blocking.
 constexpr std::size_t kLongest = 4096 - 16;
 
 // What a thread of a rank writes to one descriptor.
@@ -106,7 +106,7 @@ std::optional<int> RankOfThisThread() {
   return rank;
 }
 
-// NULL: it is of no rank, or there is no memory.
+// NULL: the thread belongs to no rank, or there is no memory.
 RankThread* ThisRankThread() try {
   if (void* known = pthread_getspecific(this_thread)) return static_cast<RankThread*>(known);
   const auto rank = RankOfThisThread();
@@ -134,9 +134,11 @@ std::FILE* OpenStream(int fd) {
   std::FILE* const stream = fopencookie(cookie, "w", {nullptr, Write, nullptr, nullptr});
   if (!stream) throw std::bad_alloc();
   std::setvbuf(stream, nullptr, _IONBF, 0);
-  // For fileno(), which std::ios::sync_with_stdio(false) uses, and for freopen(), which would follow a pointer to nowhere.
+#ifdef __GLIBC__
+  // fileno(), which std::ios::sync_with_stdio(false) uses, needs the one, and freopen() would follow the other to nowhere.
   stream->_fileno = fd;
   stream->_wide_data = nullptr;
+#endif
   return stream;
 }
 

@@ -1,5 +1,5 @@
 // What ranks write through C's stdio and C++'s iostreams, labelled with the rank: ranks are threads of one process and share its
-// stderr, where nothing would tell later which rank a line is of.
+// stderr, where a line would not show later which rank it is from.
 #pragma once
 
 namespace cppool::daemon {
@@ -9,7 +9,7 @@ namespace cppool::daemon {
 // has its label already. The output of other threads is unchanged, and so is what goes past these streams: write(2), and copies of
 // `stdout` and `stderr` from before this call, as the log has one.
 //
-// A thread is of rank N when its name begins with "rank N", as those of the ranks and of the host's streams do; a thread that a case
+// A thread belongs to rank N when its name begins with "rank N", as those of the ranks and of the host's streams do; a thread that a case
 // starts inherits the name. Call it once, before ranks are started and libraries are loaded. Throws std::bad_alloc.
 void LabelRankOutput();
 

@@ -31,7 +31,7 @@ struct RankThreads::State {
   std::condition_variable job_changed;
   std::condition_variable job_done;
   std::shared_ptr<const Job> job;
-  std::uint64_t generation = 0;  // of `job`
+  std::uint64_t generation = 0;  // counts jobs
   int busy = 0;                  // threads that have not finished it
   int alive = 0;
   bool stop = false;
@@ -56,16 +56,16 @@ struct RankThreads::State {
   }
 };
 
-RankThreads::RankThreads(int count) : state_(std::make_shared<State>()) {
+RankThreads::RankThreads(int count, int first) : state_(std::make_shared<State>()) {
   state_->alive = count;
   state_->ids.resize(static_cast<std::size_t>(count));
   const auto named = std::make_shared<std::latch>(count);
-  for (int rank = 0; rank < count; ++rank) {
+  for (int rank = first; rank < first + count; ++rank) {
     try {
-      state_->threads.emplace_back([state = state_, rank, named] {
+      state_->threads.emplace_back([state = state_, rank, first, named] {
         const kernels::SignalStack signal_stack;
         pthread_setname_np(pthread_self(), ("rank " + std::to_string(rank)).c_str());
-        state->ids[static_cast<std::size_t>(rank)] = static_cast<pid_t>(syscall(SYS_gettid));
+        state->ids[static_cast<std::size_t>(rank - first)] = static_cast<pid_t>(syscall(SYS_gettid));
         named->count_down();
         state->Loop(rank);
       });

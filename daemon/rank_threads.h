@@ -15,7 +15,8 @@ class RankThreads {
   using Clock = std::chrono::steady_clock;
   using Job = std::function<void(int rank)>;
 
-  explicit RankThreads(int count);  // throws StartError when a thread cannot be started
+  // For the ranks from `first` on. Throws StartError when a thread cannot be started.
+  explicit RankThreads(int count, int first = 0);
   // Joins the threads. Detaches them when they are still in a job after 5 s: then the process is about to end.
   ~RankThreads();
   RankThreads(const RankThreads&) = delete;

@@ -18,7 +18,7 @@ struct SamplingRule {
   std::int64_t most_iterations = 0;
 };
 
-// Of each iteration the slowest rank's time counts. The run is over when the median of every stage is precise enough, or at a limit.
+// The slowest rank's time counts for each iteration. The run is over when the median of every stage is precise enough, or at a limit.
 // Decisions are after 1, 6, 8, 12, 16, 24, 32, 48, ... iterations, earlier where the time would run out. Shared by the ranks' threads.
 class Sampling {
  public:
@@ -29,7 +29,7 @@ class Sampling {
   // Before a rank's first timed iteration: the time counts from the first call. Returns the number of iterations at the first decision.
   std::int64_t Start();
 
-  // A rank has timed as many iterations as the last decision said: `samples` are all of its times so far. Waits for the other ranks'
+  // A rank has timed the iterations up to the last decision: `samples` are all of its times so far. Waits for the other ranks'
   // calls, without a limit of its own: a rank that does not come is a matter of the deadline. Returns the number of iterations at the next
   // decision; the same as before: stop.
   std::int64_t Decide(const kernels::StageSamples& samples);
@@ -51,11 +51,11 @@ class Sampling {
   mutable std::mutex mutex_;
   std::condition_variable decided_;
   Clock::time_point start_ = Clock::time_point::max();
-  std::int64_t until_ = 1;  // of the next decision
+  std::int64_t until_ = 1;  // the iterations at the next decision
   int come_ = 0;
   bool left_ = false;
   std::uint64_t decisions_ = 0;
-  kernels::StageSamples slowest_;  // of the ranks that have come to the next decision
+  kernels::StageSamples slowest_;  // among the ranks that have come to the next decision
   std::string stopped_;
 };
 

@@ -1,91 +1,90 @@
 #include "daemon/soundness.h"
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
-#include <latch>
 #include <memory>
-#include <mutex>
-#include <optional>
+#include <utility>
 #include <vector>
 
+#include "daemon/judge.h"
 #include "daemon/log.h"
+#include "kernels/backend.h"
 #include "kernels/error.h"
-#include "kernels/group_probe.h"
 
 namespace cppool::daemon {
 namespace {
 
-using Clock = World::Clock;
+using Clock = RankReports::Clock;
 
-// Shared with the ranks, of which some may never return.
-struct Probe {
-  explicit Probe(int ranks) : begun(ranks), back(static_cast<std::size_t>(ranks)) {}
-
-  void Note(int rank, const std::string& what, bool own) {
-    const std::lock_guard lock(mutex);
-    if (unsound && (unsound_itself || !own)) return;
-    unsound = "rank " + std::to_string(rank) + ": " + what;
-    unsound_itself = own;
-  }
-
-  std::latch begun;
-  std::atomic<bool> cannot_begin{false};
-  std::mutex mutex;
-  std::vector<bool> back;
-  std::optional<std::string> unsound;
-  bool unsound_itself = false;  // `unsound` was caused by its rank
-};
-
-// True when nothing was thrown.
+// Calls `part`; what it throws is reported, where what the rank itself has caused counts more. True: nothing was thrown.
 template <typename Part>
-bool Attempt(Probe& probe, int rank, Part part) {
+bool Attempt(RankReport& report, Meeting& meeting, const RankRunner::Sink& sink, Part part) {
+  const auto note = [&](CaseFailure failure) {
+    const int order = meeting.Failed().order;
+    const FailureOrigin origin = failure.culprit == kernels::RuntimeError::kOwn ? FailureOrigin::kOwn
+                                                                                : FailureOrigin::kPropagated;
+    failure.culprit = kernels::RuntimeError::kOwn;  // the answer names the rank that has found it
+    if (origin >= report.failure.origin) return;
+    report.failure = {std::move(failure), "", origin, order};
+    sink(report);
+  };
   try {
     part();
     return true;
   } catch (const kernels::RuntimeError& error) {
-    probe.Note(rank, error.what(), error.culprit() == kernels::RuntimeError::kOwn);
+    note({error.status(), error.what(), error.culprit()});
   } catch (const std::exception& error) {
-    probe.Note(rank, error.what(), true);
+    note({CPPOOL_INTERNAL, error.what()});
   }
   return false;
 }
 
-void ProbeRank(Probe& probe, kernels::RankRuntime& runtime, int rank, std::uint64_t round) {
-  const LogTags tags(rank, "");
-  if (!Attempt(probe, rank, [&] { runtime.BeginCase(); })) probe.cannot_begin = true;
-  probe.begun.arrive_and_wait();  // FindUnsound has the limit
-  if (!probe.cannot_begin) {
-    Attempt(probe, rank, [&] { kernels::ProbeGroups(runtime, round); });
-    Attempt(probe, rank, [&] { runtime.EndCase(); });
-  }
-  const std::lock_guard lock(probe.mutex);
-  probe.back[static_cast<std::size_t>(rank)] = true;
-}
-
 }  // namespace
 
-std::string FindUnsound(World& world, std::chrono::milliseconds limit) {
+void ProbeRank(kernels::RankRuntime& runtime, int rank, Meeting& meeting, std::uint64_t round,
+               const RankRunner::Sink& sink) {
+  RankReport report;
+  report.rank = rank;
+  const bool clean = Attempt(report, meeting, sink, [&] { runtime.BeginCase(); });
+  if (meeting.Begin(rank, clean)) {  // FindUnsound has the limit
+    Attempt(report, meeting, sink, [&] { kernels::ProbeGroups(runtime, round); });
+    Attempt(report, meeting, sink, [&] { runtime.EndCase(); });
+  }
+  report.phase = RankPhase::kDone;
+  sink(std::move(report));
+}
+
+std::string FindUnsound(const RankRunners& runners, std::chrono::milliseconds limit) {
+  static std::atomic<std::uint64_t> rounds{0};
   const auto start = Clock::now();
   try {
-    world.backend().Recover(limit);
+    for (const auto& runner : runners) runner->Recover(limit);
   } catch (const std::exception& error) {
     return error.what();
   }
-  const auto probe = std::make_shared<Probe>(world.size());
-  const std::uint64_t round = world.NextProbe();
-  world.threads().Start(
-      [probe, &world, round](int rank) { ProbeRank(*probe, world.rank(rank), rank, round); });
-  const bool all_back = world.threads().WaitUntil(start + limit);
-  const std::lock_guard lock(probe->mutex);
-  if (probe->unsound) return *probe->unsound;
-  if (all_back) {
+  const int ranks = RanksOf(runners);
+  // Shared with the ranks, of which some may never return.
+  const auto meeting = std::make_shared<MemoryMeeting>(ranks, std::nullopt, nullptr);
+  const auto reports = std::make_shared<RankReports>(ranks);
+  const std::uint64_t round = ++rounds;
+  for (const auto& runner : runners)
+    runner->StartProbe(meeting, round, [reports](RankReport report) { reports->Take(std::move(report)); });
+  const bool all_done = reports->WaitUntil(start + limit);
+  const std::vector<RankReport> found = reports->Get();
+  if (all_done) {
+    for (const auto& runner : runners) runner->Wait();
+  }
+  if (const RankReport* wrong = Cause(found))
+    return "rank " + std::to_string(wrong->rank) + ": " + wrong->failure.text;
+  if (all_done) {
     const std::chrono::duration<double, std::milli> took = Clock::now() - start;
     Log(LogLevel::kDebug, "the world is sound; the probe took " + Rounded(took.count(), 2) + " ms");
     return "";
   }
   std::string missing;
-  for (std::size_t rank = 0; rank < probe->back.size(); ++rank) {
-    if (!probe->back[rank]) missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(rank);
+  for (const RankReport& report : found) {
+    if (!IsDone(report)) missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(report.rank);
   }
   return missing + " did not return from small collectives within " + std::to_string(limit.count()) + " ms";
 }

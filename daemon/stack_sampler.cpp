@@ -17,6 +17,7 @@
 #include <sstream>
 #include <thread>
 
+#include "daemon/ask_all.h"
 #include "daemon/symbols.h"
 
 namespace cppool::daemon {
@@ -24,11 +25,12 @@ namespace {
 
 constexpr std::size_t kThreads = 256;  // per call; further ones get no stack
 constexpr int kDeepest = 64;
+constexpr std::chrono::milliseconds kSignalLimit{250}, kStackLimit{350};  // for SampleStacksInTime
 constexpr int kHandlerFrames = 2;  // the handler, and the kernel's trampoline
 
 int SampleSignal() { return SIGRTMIN + 5; }
 
-// Written by a thread's handler. Static, since a handler may run long after the wait for it has ended.
+// A thread's handler writes this. It is static, since a handler may run long after the wait for it has ended.
 struct Slot {
   enum State : int { kAsked, kWalking, kDone, kFaulted };
   std::atomic<int> state{kDone};
@@ -101,7 +103,7 @@ std::string ReadTaskFile(pid_t thread, const char* name) {
   return text.str();
 }
 
-// Why a thread does not answer a signal.
+// Says why a thread does not answer a signal.
 std::string WhySilent(pid_t thread) {
   const std::string status = ReadTaskFile(thread, "status");
   if (status.empty()) return "(no stack: the thread is gone)";
@@ -125,12 +127,12 @@ bool IsMachinery(const std::string& name) {
          name.rfind("std::__invoke", 0) == 0;
 }
 bool IsCaller(const std::string& name) {
-  return name.rfind("cppool::daemon::CaseRun::", 0) == 0 ||
+  return name.rfind("cppool::daemon::LocalRanks::", 0) == 0 ||
          name.rfind("cppool::kernels::host::HostStream::Loop", 0) == 0 ||
          name.rfind("cppool::kernels::host::HostStream::RunItem", 0) == 0;
 }
 
-// As NameFrames.
+// Names frames as NameFrames does.
 std::vector<std::string> NamesOf(SymbolLookup& symbols, void* const* frames, int count) {
   std::vector<std::string> names;
   for (int i = 0; i < count; ++i) {
@@ -201,6 +203,14 @@ std::vector<std::vector<std::string>> SampleStacks(const std::vector<pid_t>& thr
     if (stacks[i].empty()) stacks[i] = {"(no stack: it is in the daemon's own code)"};
   }
   return stacks;
+}
+
+std::optional<std::vector<std::vector<std::string>>> SampleStacksInTime(
+    const std::vector<pid_t>& threads, std::chrono::steady_clock::time_point start) {
+  return AskAll<std::vector<std::vector<std::string>>>(
+             1, [threads, start](std::size_t) { return SampleStacks(threads, start + kSignalLimit); },
+             start + kStackLimit)
+      .front();
 }
 
 }  // namespace cppool::daemon

@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,5 +23,9 @@ std::vector<std::string> NameFrames(void* const* frames, int count);
 // no limit. Calls of several threads take turns.
 std::vector<std::vector<std::string>> SampleStacks(const std::vector<pid_t>& threads,
                                                    std::chrono::steady_clock::time_point until);
+
+// The same within 0.35 s of `start`, from a thread that is left behind where the reading of files gets stuck: nothing then.
+std::optional<std::vector<std::vector<std::string>>> SampleStacksInTime(
+    const std::vector<pid_t>& threads, std::chrono::steady_clock::time_point start);
 
 }  // namespace cppool::daemon

@@ -17,7 +17,7 @@ class StartError : public std::runtime_error {
       : std::runtime_error(error), kind_(kind) {}
   protocol::FailureKind kind() const { return kind_; }
 
-  // As protocol::StartFailure has them.
+  // The members of StartFailure.
   std::string detail;  // empty: `error` itself
   std::optional<int> rank, devices;
 

@@ -1,13 +1,14 @@
 #include "daemon/stdout_channel.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <system_error>
 #include <utility>
-
-#include "daemon/write_all.h"
 
 namespace cppool::daemon {
 namespace {
@@ -16,7 +17,7 @@ namespace {
   throw std::system_error(errno, std::generic_category(), what);
 }
 
-// Room for a suite's requests and many answers, so that a script that writes all requests before it reads an answer does
+// A pipe of this size holds a suite's requests and many answers: a script that writes all requests before it reads an answer does
 // not block.
 constexpr int kPipeBytes = 1 << 20;
 
@@ -29,6 +30,33 @@ base::UniqueFd MoveAway(int fd, const char* what) {
 }
 
 }  // namespace
+
+bool WriteAll(int fd, std::string_view text, std::optional<std::chrono::steady_clock::time_point> deadline) {
+  while (!text.empty()) {
+    int timeout = -1;
+    if (deadline) {
+      const auto left = *deadline - std::chrono::steady_clock::now();
+      timeout = static_cast<int>(
+          std::clamp<long long>(std::chrono::ceil<std::chrono::milliseconds>(left).count(), 0, INT_MAX));
+    }
+    pollfd ready{fd, POLLOUT, 0};
+    const int count = poll(&ready, 1, timeout);
+    if (count == 0) return false;
+    if (count < 0) {
+      if (errno == EINTR) continue;
+      return false;
+    }
+    if (ready.revents & (POLLERR | POLLNVAL)) return false;
+    // A pipe that polls as ready takes PIPE_BUF bytes without blocking, even without O_NONBLOCK.
+    const ssize_t written = write(fd, text.data(), std::min<std::size_t>(text.size(), PIPE_BUF));
+    if (written < 0) {
+      if (errno == EINTR || errno == EAGAIN) continue;
+      return false;
+    }
+    text.remove_prefix(static_cast<std::size_t>(written));
+  }
+  return true;
+}
 
 StdoutChannel StdoutChannel::TakeStdout() {
   base::UniqueFd original = MoveAway(STDOUT_FILENO, "stdout is closed: there is no channel for answers");
@@ -44,7 +72,20 @@ StdoutChannel StdoutChannel::TakeStdout() {
 StdoutChannel::StdoutChannel(base::UniqueFd fd) : fd_(std::move(fd)) {}
 
 bool StdoutChannel::Write(std::string_view text, std::optional<Clock::time_point> deadline) {
+  std::unique_lock lock(*mutex_, std::defer_lock);
+  if (!deadline) lock.lock();
+  if (deadline) {
+    // By the system's clock: ThreadSanitizer of GCC 12 does not see a lock that is taken by the steady one.
+    const auto left = *deadline - Clock::now();
+    if (!lock.try_lock_until(std::chrono::system_clock::now() + left)) return false;
+  }
   return WriteAll(fd_.get(), text, deadline);
+}
+
+bool StdoutChannel::WriteIfReady(std::string_view text) {
+  const std::unique_lock lock(*mutex_, std::try_to_lock);
+  pollfd ready{fd_.get(), POLLOUT, 0};
+  return lock && poll(&ready, 1, 0) == 1 && WriteAll(fd_.get(), text);
 }
 
 base::UniqueFd TakeStdin() {

@@ -24,7 +24,7 @@ bool ReadAt(std::ifstream& file, std::uint64_t offset, T* items, std::size_t cou
       file.read(reinterpret_cast<char*>(items), static_cast<std::streamsize>(count * sizeof(T))));
 }
 
-// "a::f(int) const" to "a::f".
+// Makes "a::f" of "a::f(int) const".
 std::string WithoutParameters(std::string name) {
   if (const auto clone = name.find(" [clone"); clone != std::string::npos) name.resize(clone);
   if (name.ends_with(" const")) name.resize(name.size() - 6);

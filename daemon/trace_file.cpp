@@ -26,7 +26,7 @@ struct Event {
   std::string_view category;
   std::string name;
   std::int64_t begin_ns = 0, end_ns = 0;
-  int depth = 0;     // of slices with the same times the outer one has the smaller number
+  int depth = 0;     // orders slices with the same times: the outer one has the smaller number
   std::string args;  // JSON
 };
 
@@ -146,7 +146,7 @@ class StageNester {
 
   std::vector<Event>* to_;
   std::vector<Event> open_;  // by depth
-  std::int64_t end_ns_ = 0;  // of the last stage
+  std::int64_t end_ns_ = 0;  // when the last stage ended
   int iteration_ = -1;
 };
 

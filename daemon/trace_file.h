@@ -12,7 +12,7 @@
 
 namespace cppool::daemon {
 
-// Slices of a rank's trace: about 4 MB of memory, and 13 MB of the file.
+// The most slices of a rank's trace: they take about 4 MB of memory, and 13 MB of the file.
 inline constexpr std::size_t kMostTraceSlices = 65536;
 
 // Work of the daemon on one thread.
@@ -21,7 +21,7 @@ struct HostSlice {
   std::int64_t begin_ns = 0, end_ns = 0;  // TraceClockNs
 };
 
-// Adds a slice that lasts as long as it lives. Without a list (NULL) nothing.
+// Adds a slice that lasts as long as this object lives. A null list gets none.
 class HostScope {
  public:
   HostScope(std::vector<HostSlice>* to, const char* name)
@@ -41,20 +41,20 @@ class HostScope {
 struct RunTrace {
   struct Rank {
     std::string device;
-    std::vector<HostSlice> host;  // of the rank's thread
+    std::vector<HostSlice> host;  // work on the rank's thread
     kernels::RankTrace work;
   };
   std::string version, request, case_name, backend, transport;
-  std::size_t limit = kMostTraceSlices;  // of each rank
+  std::size_t limit = kMostTraceSlices;  // per rank
   std::int64_t begin_ns = 0;             // when the request was taken up: 0 in the file
-  std::vector<HostSlice> host;           // of the daemon's main thread
+  std::vector<HostSlice> host;           // work on the daemon's main thread
   std::vector<Rank> ranks;
 };
 
 // Writes the file whole, or throws base::FileError and leaves none.
 void WriteTrace(const std::string& path, const RunTrace& trace);
 
-// What the trace lacks, for people; empty: nothing.
+// Says for people what the trace lacks; empty: nothing.
 std::string DescribeDropped(const RunTrace& trace);
 
 }  // namespace cppool::daemon

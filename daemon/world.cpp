@@ -13,8 +13,8 @@
 #include "daemon/failure_kind.h"
 #include "daemon/log.h"
 #include "daemon/start_error.h"
+#include "kernels/build_id.h"
 #include "kernels/error.h"
-#include "kernels/module/build_id.h"
 
 namespace cppool::daemon {
 
@@ -22,7 +22,7 @@ using protocol::FailureKind;
 
 namespace {
 
-// After a rank has failed to open: limits for the others to finish by themselves, then to return from an abort.
+// When a rank has failed to open, the others have kGrace to finish by themselves, then kAbortLimit to return from an abort.
 constexpr std::chrono::milliseconds kGrace{200};
 constexpr std::chrono::seconds kAbortLimit{2};
 constexpr std::chrono::seconds kCloseLimit{10};
@@ -110,9 +110,9 @@ std::unique_ptr<kernels::Backend> ChooseBackend(BackendChoice choice, kernels::T
 
 World::World(std::unique_ptr<kernels::Backend> backend)
     : backend_(std::move(backend)),
-      ranks_(backend_->world_size()),
-      trim_errors_(backend_->world_size()),
-      threads_(backend_->world_size()) {}
+      ranks_(static_cast<std::size_t>(place().ranks)),
+      trim_errors_(ranks_.size()),
+      threads_(place().ranks, place().first) {}
 
 World::~World() {
   if (Close()) return;
@@ -125,7 +125,7 @@ bool World::Close() {
   if (closed_) return true;
   const auto limit = Clock::now() + kCloseLimit;
   if (!threads_.WaitUntil(limit)) return false;
-  threads_.Start([this](int rank) { ranks_[rank].reset(); });
+  threads_.Start([this](int rank) { ranks_[At(rank)].reset(); });
   closed_ = threads_.WaitUntil(limit);
   return closed_;
 }
@@ -137,7 +137,7 @@ void World::Open(Clock::time_point deadline) {
     const LogTags tags(rank, "");
     std::optional<StartError> error;
     try {
-      ranks_[rank] = backend_->OpenRank(rank);
+      ranks_[At(rank)] = backend_->OpenRank(rank);
     } catch (const kernels::RuntimeError& e) {
       error = CannotOpen(rank, e.what(), ToFailureKind(e.status()));
     } catch (const std::exception& e) {
@@ -175,13 +175,13 @@ void World::Open(Clock::time_point deadline) {
 void World::StartTrim() {
   threads_.Start([this](int rank) {
     try {
-      ranks_[rank]->Trim();
+      ranks_[At(rank)]->Trim();
     } catch (const std::exception& error) {
       const LogTags tags(rank, "");
       Log(LogLevel::kWarning, std::string("memory was not given back: ") + error.what());
       const auto* runtime = dynamic_cast<const kernels::RuntimeError*>(&error);
       if (runtime && (runtime->status() == CPPOOL_CUDA || runtime->status() == CPPOOL_NCCL))
-        trim_errors_[rank] = std::current_exception();
+        trim_errors_[At(rank)] = std::current_exception();
     }
   });
 }

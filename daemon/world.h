@@ -1,8 +1,8 @@
-// The world: a backend, its ranks and their threads. Made once per process and used by every case.
+// The world, or the place in it that this process is: a backend, its ranks and their threads. Made once per process and used by every case.
 #pragma once
 
 #include <chrono>
-#include <cstdint>
+#include <cstddef>
 #include <exception>
 #include <memory>
 #include <string>
@@ -42,9 +42,10 @@ class World {
   // Closes every rank on its own thread. False when one has not closed in time: then the process must end without destructors.
   bool Close();
 
-  int size() const { return threads_.count(); }
+  const kernels::Place& place() const { return backend_->place(); }
+  int size() const { return threads_.count(); }  // ranks of the place: of the world, where the place is whole, as a dispatcher needs it
   kernels::Backend& backend() { return *backend_; }
-  kernels::RankRuntime& rank(int rank) { return *ranks_[rank]; }
+  kernels::RankRuntime& rank(int rank) { return *ranks_[At(rank)]; }  // by its number in the world
   RankThreads& threads() { return threads_; }
 
   // Starts to return pooled memory, on all ranks, which must be idle. FinishTrim() waits for it, and throws a CUDA or NCCL failure of a
@@ -56,15 +57,15 @@ class World {
   int RanksSharingMemoryOf(int rank) const;
   const std::vector<kernels::DeviceInfo>& devices() const { return devices_; }
   double open_ms() const { return open_ms_; }
-  std::uint64_t NextProbe() { return ++probes_; }  // the number of a new probe (soundness.h)
 
  private:
+  std::size_t At(int rank) const { return static_cast<std::size_t>(rank - place().first); }
+
   std::unique_ptr<kernels::Backend> backend_;
   std::vector<std::unique_ptr<kernels::RankRuntime>> ranks_;
-  std::vector<std::exception_ptr> trim_errors_;  // of each rank; null: none
+  std::vector<std::exception_ptr> trim_errors_;  // by rank; null: none
   std::vector<kernels::DeviceInfo> devices_;
   double open_ms_ = 0;
-  std::uint64_t probes_ = 0;
   bool closed_ = false;
   RankThreads threads_;
 };

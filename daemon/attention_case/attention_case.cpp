@@ -10,7 +10,6 @@
 #include <string_view>
 
 #include "daemon/attention_case/files.h"
-#include "daemon/attention_case/parameters.h"
 #include "daemon/attention_case/resolve.h"
 #include "kernels/attention/run.h"
 #include "kernels/error.h"
@@ -25,26 +24,27 @@ using attention_case::Refused;
 struct Prepared {
   Json params;
   kernels::AttentionSpec spec;
-  const kernels::AttentionFamily* family = nullptr;
+  std::shared_ptr<const kernels::AttentionFamily> family;
 };
 
 cppool_status Validate(cppool_validation* v) {
   try {
+    const cppool_attention_kernel* kernel = nullptr;
+    if (const cppool_status status = v->kernel(v, &kernel); status != CPPOOL_OK) return status;
     auto prepared = std::make_unique<Prepared>();
     prepared->params = attention_case::Resolve(
         Json::parse(v->params_json), [v](const std::string& name) { return v->given(v, name.c_str()) != 0; });
     const Json& params = prepared->params;
     attention_case::CheckRelations(params, v->world_size);
     const kernels::AttentionSpec& spec = prepared->spec = attention_case::ToSpec(params, v->world_size);
-    const attention_case::ChosenKernels chosen =
-        attention_case::ChooseKernels(v->wanted_kernels, v->kernels_copy, v->backend, spec, v->world_size);
-    const kernels::AttentionFamily& family = *chosen.family;
-    prepared->family = &family;
+    prepared->family = attention_case::ChooseKernels(kernel, v->backend, spec, v->world_size);
+    const kernels::AttentionFamily& family = *prepared->family;
     if (v->dump) attention_case::CheckDump(v->dump, v->inputs, spec, v->world_size);
     if (v->inputs) attention_case::CheckInputs(v->inputs, spec);
     v->needs(v, kernels::AttentionBytes(family, spec, v->world_size, std::string_view(v->backend) == "host"));
+    const Json names{{"name", family.kernels()}, {"version", family.version()}, {"family", family.name()}};
     // A library's names may be any bytes.
-    v->kernels(v, chosen.Describe().dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+    v->kernels(v, names.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
     v->replace_params(v, params.dump().c_str());
     v->prepare(v, prepared.release(), [](void* object) { delete static_cast<Prepared*>(object); });
     return CPPOOL_OK;

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -162,7 +163,7 @@ const char* FormatOf(const TensorInfo& tensor) {
   return NameOf(tensor.dtype);
 }
 
-// What is in the place of a file of this dump must be a file, and no symbolic link, and the index that of a dump.
+// A file that this dump would replace must be a regular file and no symbolic link, and the index must be that of a dump.
 void CheckPlaces(const fs::path& folder, const kernels::AttentionSpec& spec, int world_size) {
   const auto check = [&](const std::string& name) {
     std::error_code error;
@@ -266,9 +267,15 @@ void DumpFiles::Begin() {
   fs::create_directories(folder_, error);
   if (error) DumpFailed(folder_ + ": cannot be made: " + error.message());
   lock_ = base::UniqueFd(open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (flock(lock_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)  // not every file system has locks
-    DumpFailed(folder_ +
-               ": another run is writing a dump into it: wait for that run, or name another folder");
+  if (!lock_) DumpFailed(folder_ + ": cannot be opened: " + std::strerror(errno));
+  if (flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK)
+      DumpFailed(folder_ +
+                 ": another run is writing a dump into it: wait for that run, or name another folder");
+    const bool has_no_locks = errno == ENOLCK || errno == EOPNOTSUPP || errno == ENOSYS;  // the file system
+    if (!has_no_locks)
+      DumpFailed(folder_ + ": cannot be locked: " + std::strerror(errno) + ": name another folder");
+  }
   try {
     CheckPlaces(folder_, spec_, world_size_);  // again: they may have changed since the request was checked
   } catch (const Refused& refused) {

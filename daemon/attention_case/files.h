@@ -12,7 +12,8 @@
 
 namespace cppool::attention_case {
 
-// Both throw Refused with the key, and with the file where one is at fault.
+// Both functions throw Refused with the key, and with the file where one is at fault.
+
 // Checks that every file that `spec` needs exists with the right shape and a known type, that its dtype can hold all values,
 // and that the sequences fit those of an index.json beside them. Reads all files.
 void CheckInputs(const std::string& folder, const kernels::AttentionSpec& spec);
@@ -21,7 +22,7 @@ void CheckInputs(const std::string& folder, const kernels::AttentionSpec& spec);
 void CheckDump(const std::string& folder, const char* inputs, const kernels::AttentionSpec& spec,
                int world_size);
 
-// One per rank.
+// Each rank has one.
 class InputFiles : public kernels::TensorSource {
  public:
   explicit InputFiles(std::string folder) : folder_(std::move(folder)) {}
@@ -32,7 +33,7 @@ class InputFiles : public kernels::TensorSource {
   std::map<std::string, NpyReader> files_;
 };
 
-// One per rank. That of rank 0 makes the folder, the files and, when all is written, index.json. A dump replaces an earlier
+// Each rank has one. That of rank 0 makes the folder, the files and, when all is written, index.json. A dump replaces an earlier
 // one in the same folder, and nothing else. Only one at a time writes to a folder: Begin() throws while another one does.
 class DumpFiles : public kernels::TensorSink {
  public:
@@ -60,7 +61,7 @@ class DumpFiles : public kernels::TensorSink {
   int world_size_;
   bool reference_;
   nlohmann::json about_;
-  base::UniqueFd lock_;  // of rank 0: the folder
+  base::UniqueFd lock_;  // rank 0 locks the folder
   std::map<std::string, NpyWriter> files_;
 };
 

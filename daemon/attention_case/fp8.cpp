@@ -1,4 +1,4 @@
-#include "daemon/attention_case/fp8.h"
+#include "daemon/attention_case/resolve.h"
 
 #include <cstdint>
 #include <string>

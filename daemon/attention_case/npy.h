@@ -31,14 +31,14 @@ NpyHeader ParseNpyHeader(std::string_view text);
 // "(2, 3)", "(8,)".
 std::string ShapeText(const std::vector<std::int64_t>& shape);
 
-// May be used by several threads.
+// Several threads may read at once.
 class NpyReader {
  public:
   // Reads the header. A file whose size does not fit it is an error.
   explicit NpyReader(const std::string& path);
   const NpyHeader& header() const { return header_; }
-  std::int64_t count() const { return count_; }  // of elements
-  // Elements first to first + count - 1, exactly.
+  std::int64_t count() const { return count_; }  // elements in the file
+  // Reads elements first to first + count - 1, exactly.
   void Read(std::int64_t first, std::int64_t count, double* to) const;
 
  private:
@@ -55,7 +55,7 @@ class NpyWriter {
   static void Create(const std::string& path, const NpyHeader& header);
   // Opens a file that Create has made.
   NpyWriter(const std::string& path, NpyType type);
-  // Elements in the file's type, from element `first` on. Several writers may write different parts.
+  // Writes elements, which have the file's type, from `first` on. Several writers may write different parts.
   void Write(std::int64_t first, std::int64_t count, const void* elements);
 
  private:

@@ -1,4 +1,4 @@
-#include "daemon/attention_case/parameters.h"
+#include "daemon/attention_case/resolve.h"
 
 #include <cfloat>
 #include <iterator>

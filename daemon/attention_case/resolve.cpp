@@ -8,12 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/attention_case/fp8.h"
-#include "daemon/attention_case/sequences.h"
 #include "kernels/attention/kernel_library.h"
 #include "kernels/attention/schedule.h"
 #include "protocol/json_text.h"
-#include "protocol/kernel_words.h"
 #include "protocol/models.h"
 #include "protocol/parameters.h"
 
@@ -84,8 +81,8 @@ std::string NotDivisible(const char* name, std::int64_t value, std::int64_t divi
          std::to_string(divisor) + ": " + why;
 }
 
-// Whether the ranks can share the problem. The first reason against it counts, once all of the request has been read: what
-// is wrong in any world is said first.
+// Keeps the first reason why the ranks cannot share the problem. It counts once all of the request has been read, so that what is
+// wrong in any world is named first.
 class Division {
  public:
   void Impossible(const std::string& why) {
@@ -185,37 +182,20 @@ void CheckRelations(const Json& params, int world_size) {
   if (!division.why().empty()) throw Refused(CPPOOL_INAPPLICABLE, division.why());
 }
 
-Json ChosenKernels::Describe() const {
-  Json text{{"name", family->kernels()}, {"version", family->version()}, {"family", family->name()}};
-  if (!file.empty()) {
-    text["file"] = file;
-    text["digest"] = digest;
-  }
-  return text;
-}
-
-ChosenKernels ChooseKernels(const char* wanted, const char* copy, const std::string& backend,
-                            const AttentionSpec& spec, int world_size) {
+std::shared_ptr<const kernels::AttentionFamily> ChooseKernels(const cppool_attention_kernel* wanted,
+                                                              const std::string& backend,
+                                                              const AttentionSpec& spec, int world_size) {
   const kernels::KernelRequest request = kernels::RequestOf(spec);
-  ChosenKernels chosen;
-  const protocol::KernelWords words = protocol::ParseKernels(wanted ? wanted : "cppool");
-  if (words.path.empty() && words.name == "cppool") {
+  if (!wanted) {
     const kernels::FamilyChoice choice = kernels::ChooseFamily(backend, request);
     if (!choice.family) throw Refused(CPPOOL_UNSUPPORTED, choice.refusal);
-    chosen.family = choice.family;
-    return chosen;
+    return {std::shared_ptr<void>(), choice.family};  // it lives as long as the process
   }
-  try {
-    const kernels::NamedKernels found =
-        kernels::FindKernels(words.path, words.name, backend, copy ? copy : "");
-    chosen = {found.family, found.library->file(), found.library->digest()};
-  } catch (const kernels::LibraryError& error) {
-    Invalid(error.what());
-  }
-  if (const auto refusal = chosen.family->Refusal(request)) throw Refused(CPPOOL_UNSUPPORTED, *refusal);
-  if (const auto refusal = kernels::ScheduleRefusal(*chosen.family, spec, world_size))
+  std::shared_ptr<const kernels::AttentionFamily> family = kernels::MakeFamily(*wanted);
+  if (const auto refusal = family->Refusal(request)) throw Refused(CPPOOL_UNSUPPORTED, *refusal);
+  if (const auto refusal = kernels::ScheduleRefusal(*family, spec, world_size))
     throw Refused(CPPOOL_UNSUPPORTED, *refusal);
-  return chosen;
+  return family;
 }
 
 AttentionSpec ToSpec(const Json& params, int world_size) {

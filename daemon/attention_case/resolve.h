@@ -1,20 +1,29 @@
 // From the parameters of a request to the problem of attention: model rows, derived values, relations, what is unsupported.
 #pragma once
 
-#include <cppool/runtime.h>
+#include <cppool/attention.h>
+#include <cppool/case.h>
 
+#include <cstddef>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
 #include <nlohmann/json.hpp>
 
 #include "kernels/attention/attention_family.h"
+#include "kernels/attention/fp8_recipe.h"
 #include "kernels/attention/spec.h"
 
 namespace cppool::attention_case {
 
 using Json = nlohmann::json;
+
+// The schema, by Transformer Engine's names.
+extern const cppool_parameter kParameters[];
+extern const std::size_t kParameterCount;
 
 // A request that is not run. Its status is what `validate` returns:
 //   CPPOOL_INVALID_REQUEST  it contradicts itself, or has a value that no world size takes;
@@ -36,22 +45,35 @@ class Refused : public std::runtime_error {
 // Throws Refused.
 Json Resolve(Json params, const std::function<bool(const std::string&)>& given);
 
-// Relations between resolved parameters, and between them and the world. Throws Refused naming the parameter and what is
+// Resolves the parameters of dtype fp8: no null is left, and fp8_mha implies fp8_dpa. Leaves another dtype as it is.
+void ResolveFp8(Json& params);
+
+// Checks the relations between resolved parameters, and between them and the world. Throws Refused naming the parameter and what is
 // allowed: CPPOOL_INVALID_REQUEST before CPPOOL_INAPPLICABLE.
 void CheckRelations(const Json& params, int world_size);
-// The kernels of a case, and where they come from.
-struct ChosenKernels {
-  const kernels::AttentionFamily* family = nullptr;
-  std::string file, digest;  // of a library; empty: cppool's own
 
-  Json Describe() const;  // the member "kernels" of an answer
-};
-// Those that the request wants ("cppool", "cudnn", a library; NULL: cppool's). `copy`: of this library; NULL: none. Throws Refused:
-// CPPOOL_INVALID_REQUEST for a library that cannot be used, CPPOOL_UNSUPPORTED with their reason when they cannot do this case.
-ChosenKernels ChooseKernels(const char* wanted, const char* copy, const std::string& backend,
-                            const kernels::AttentionSpec& spec, int world_size);
+// Whether the resolved parameters make a recipe of fp8. Throws Refused, CPPOOL_INVALID_REQUEST, with the name of the parameter that
+// contradicts another one. Returns why blocks of mxfp8 cannot be divided over `world_size` ranks, or "".
+std::string CheckFp8(const Json& params, int world_size);
 
-// From resolved, checked parameters. Sequences that are not given are drawn from the seed.
+// Checks cu_seqlens_q, cu_seqlens_kv and their padded forms (cumulated numbers of tokens and of places, as in Transformer Engine and
+// FlashAttention) against each other and against the other parameters, which are resolved and checked. Throws and returns as CheckFp8.
+std::string CheckSequences(const Json& params, int world_size);
+
+// Finds the kernels of a case: those of the kernel that the request wants; NULL: cppool's. Throws Refused: CPPOOL_UNSUPPORTED with their
+// reason when they cannot do this case.
+std::shared_ptr<const kernels::AttentionFamily> ChooseKernels(const cppool_attention_kernel* wanted,
+                                                              const std::string& backend,
+                                                              const kernels::AttentionSpec& spec,
+                                                              int world_size);
+
+// The recipe of resolved, checked parameters; nothing when dtype is not fp8.
+std::optional<kernels::Fp8Recipe> RecipeOf(const Json& params);
+
+// Fills spec.queries and spec.keys, as given or drawn from the seed.
+void SetSequences(const Json& params, int world_size, kernels::AttentionSpec& spec);
+
+// Makes the problem of resolved, checked parameters. Sequences that are not given are drawn from the seed.
 kernels::AttentionSpec ToSpec(const Json& params, int world_size);
 
 }  // namespace cppool::attention_case

@@ -1,4 +1,4 @@
-#include "daemon/attention_case/sequences.h"
+#include "daemon/attention_case/resolve.h"
 
 #include <cstdint>
 #include <string>
@@ -31,7 +31,7 @@ std::vector<std::int64_t> Differences(const Json& cumulated) {
 
 std::int64_t RoundUp(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// From given parameters, which are not yet checked against each other.
+// Reads given parameters, which are not yet checked against each other.
 Sequences Read(const Json& params, const Side& side, int world_size) {
   const std::int64_t batch = params.at("batch_size"), most = params.at(side.max_seqlen);
   Sequences sequences = kernels::UniformSequences(batch, most);
@@ -63,7 +63,7 @@ void CheckCumulated(const Json& params, const char* name) {
   }
 }
 
-// As CheckSequences, for one side.
+// Does what CheckSequences does, for one side.
 std::string CheckSide(const Json& params, const Side& side, int world_size) {
   CheckCumulated(params, side.lengths);
   const bool placed = Given(params, side.places);  // else places follow from the world size

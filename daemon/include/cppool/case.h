@@ -57,8 +57,7 @@ typedef struct cppool_check {
   double rel_err; /* RMS of the difference over RMS of the reference */
   double tolerance;
   int ok;
-  /* The largest error over that of a plain computation in the same dtype; 0: not compared with one. Read when the
-   * case's struct_size covers `features`. */
+  /* The largest error over that of a plain computation in the same dtype; 0: not compared with one. */
   double ratio;
 } cppool_check;
 
@@ -99,7 +98,6 @@ struct cppool_case_context {
    * the runtime has failed with that same status before, its culprit is the culprit of this failure too. */
   void (*fail)(cppool_case_context*, const char* detail);
 
-  /* Added later: a case that may meet an older daemon checks struct_size first. */
   const char* dump;   /* folder that the request wants tensors in; NULL: none. Only with CPPOOL_CASE_DUMPS */
   const char* inputs; /* folder to take tensors from; NULL: none. Only with CPPOOL_CASE_TAKES_INPUTS */
   /* What `validate` has kept for this request; NULL: nothing. All ranks have the same object and only read it. */
@@ -132,7 +130,7 @@ struct cppool_validation {
   /* Replaces the parameters' text for `run` (a case that derives some of them from others). */
   void (*replace_params)(cppool_validation*, const char* params_json);
 
-  /* Added later, as in cppool_case_context. `validate` should leave no trace: nothing may run after it. */
+  /* As in cppool_case_context. `validate` should leave no trace: nothing may run after it. */
   const char* dump;
   const char* inputs;
   /* Keeps an object for the ranks of this request, which find it as `prepared`, so that not every rank reads the
@@ -148,6 +146,10 @@ struct cppool_validation {
   /* A copy of the library that wanted_kernels names, to be opened in its place: each content that the library has had
    * has a copy of its own, and the daemon has opened it. NULL: wanted_kernels names no library. */
   const char* kernels_copy;
+  /* Finds the kernel (cppool/attention.h) for `backend` that wanted_kernels names, of a library or cuDNN's. Its table has
+   * been checked, and stays until the process ends. NULL: wanted_kernels names cppool's own, or is NULL. On any status
+   * but CPPOOL_OK there is none, and the reason is given as by `fail`: return the status. */
+  cppool_status (*kernel)(cppool_validation*, const struct cppool_attention_kernel** kernel);
 };
 
 /* Keys of a request that a case knows what to do with; a request with another is refused before `validate`. */
@@ -157,18 +159,17 @@ struct cppool_validation {
 
 typedef struct cppool_case {
   uint32_t abi;         /* CPPOOL_CASE_ABI: others are refused at start */
-  uint32_t struct_size; /* sizeof(cppool_case) */
+  uint32_t struct_size; /* sizeof(cppool_case): a smaller one than in version 1 is refused */
   const char* name;     /* letters, digits, '_', '-' and '.' */
   const char* doc;      /* one line */
   const cppool_parameter* parameters;
   size_t parameter_count;
   /* May be NULL. CPPOOL_OK, CPPOOL_INVALID_REQUEST (it can mean nothing in any world), or, for a request that is
-   * `skipped`, CPPOOL_INAPPLICABLE (this world is too small or does not divide it) or CPPOOL_UNSUPPORTED. A daemon
-   * without the feature `inapplicable` answers CPPOOL_INAPPLICABLE with `internal`. */
+   * `skipped`, CPPOOL_INAPPLICABLE (this world is too small or does not divide it) or CPPOOL_UNSUPPORTED. */
   cppool_status (*validate)(cppool_validation*);
   /* Called by every rank at once, each on its own thread. C++ exceptions must not leave it. */
   cppool_status (*run)(cppool_case_context*);
-  /* CPPOOL_CASE_DUMPS, CPPOOL_CASE_TAKES_INPUTS and CPPOOL_CASE_CHOOSES_KERNELS, or 0. Added later: read when struct_size covers it. */
+  /* CPPOOL_CASE_DUMPS, CPPOOL_CASE_TAKES_INPUTS and CPPOOL_CASE_CHOOSES_KERNELS, or 0. */
   uint32_t features;
 } cppool_case;
 

@@ -59,7 +59,7 @@ constexpr cppool_case MakeCase(const char* name, const char* doc, const cppool_p
   return {CPPOOL_CASE_ABI, sizeof(cppool_case), name, doc, parameters, N, validate, run, 0};
 }
 
-// Of a runtime, or of a cppool_validation.
+// Whether a runtime, or a cppool_validation, is on CUDA.
 template <typename Context>
 bool OnCuda(const Context* c) {
   return std::strcmp(c->backend, "cuda") == 0;

@@ -71,20 +71,20 @@ inline std::uint16_t HalfOfFloat(float value) {
   const double magnitude = std::fabs(static_cast<double>(value));
   if (magnitude >= 65520)
     return static_cast<std::uint16_t>(sign | 0x7c00);          // halfway to the number after the largest
-  int exponent = -24;                                          // of 0, too
+  int exponent = -24;                                          // also that of 0
   if (magnitude > 0) std::frexp(magnitude, &exponent);         // magnitude < 2^exponent
-  const int unit = exponent - 11 > -24 ? exponent - 11 : -24;  // of the last bit
+  const int unit = exponent - 11 > -24 ? exponent - 11 : -24;  // the last bit's exponent
   const double scaled = std::ldexp(magnitude, -unit);          // up to 2^11, exact
   double rounded = std::floor(scaled);
   const double rest = scaled - rounded;
   if (rest > 0.5 || (rest == 0.5 && std::fmod(rounded, 2) != 0)) ++rounded;
-  // Of the bits of a number of the next binade the exponent is one more, which the addition carries over.
+  // A significand that rounds up to the next binade carries into the exponent's bits.
   const int biased = unit + 24;
   return static_cast<std::uint16_t>(
       sign | (biased == 0 ? static_cast<int>(rounded) : (biased << 10) + static_cast<int>(rounded)));
 }
 
-// Of a result against a reference.
+// How a result differs from a reference.
 struct Comparison {
   double max_abs_err = 0;  // NaN when a value is NaN or infinite where the other one is not the same
   double rel_err = 0;      // RMS of the difference over RMS of the reference; 0 when there is no difference

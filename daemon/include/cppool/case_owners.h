@@ -29,7 +29,7 @@ class Error : public std::runtime_error {
   int culprit_;
 };
 
-// Throws what a failed call of the runtime said.
+// Throws the runtime's error text when a call of it has failed.
 inline void Check(cppool_runtime* rt, cppool_status status) {
   if (status == CPPOOL_OK) return;
   const cppool_failure* failure = rt->last_failure(rt);
@@ -61,7 +61,7 @@ class Event : NoCopy {
   void Record(cppool_stream stream) { Check(rt_, rt_->event_record(rt_, event_, stream)); }
   void Wait(cppool_stream stream) const {
     Check(rt_, rt_->stream_wait(rt_, stream, event_));
-  }  // later work on it waits
+  }  // later work on this stream waits
 
  private:
   cppool_runtime* rt_;

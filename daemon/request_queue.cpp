@@ -1,0 +1,104 @@
+#include "daemon/request_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "protocol/json_text.h"
+
+namespace cppool::daemon {
+namespace {
+
+constexpr std::size_t kMostNamed = 8;  // ids in an error's text
+
+std::variant<protocol::Request, protocol::RequestError> Parse(const protocol::LineReader::Line& line) {
+  try {
+    if (line.overlong) {
+      throw protocol::RequestError("a request line has at most " +
+                                       std::to_string(protocol::kMaxRequestBytes) + " bytes; this one has " +
+                                       std::to_string(line.text.size() + line.dropped),
+                                   std::nullopt);
+    }
+    return protocol::ParseRequest(line.text);
+  } catch (const protocol::RequestError& error) {
+    return error;
+  }
+}
+
+bool CanBeCancelled(const IncomingRequest& request) { return request.run() && request.id(); }
+
+}  // namespace
+
+IncomingRequest::IncomingRequest(const protocol::LineReader::Line& line) : content(Parse(line)) {}
+
+const protocol::RunRequest* IncomingRequest::run() const {
+  if (!request()) return nullptr;
+  if (const auto* validate = std::get_if<protocol::ValidateRequest>(&request()->operation))
+    return &validate->run;
+  return std::get_if<protocol::RunRequest>(&request()->operation);
+}
+
+const std::optional<protocol::Json>& IncomingRequest::id() const {
+  return request() ? request()->id : std::get<protocol::RequestError>(content).id;
+}
+
+bool IncomingRequest::Overtakes() const {
+  return request() && (std::holds_alternative<protocol::CancelRequest>(request()->operation) ||
+                       std::holds_alternative<protocol::StatusRequest>(request()->operation));
+}
+
+bool IncomingRequest::MayTakeLong() const {
+  return run() || (request() && std::holds_alternative<protocol::ListRequest>(request()->operation));
+}
+
+std::size_t RequestQueue::waiting() const {
+  const std::lock_guard lock(mutex_);
+  return waiting_.size();
+}
+
+void RequestQueue::Push(Entry request) {
+  const std::lock_guard lock(mutex_);
+  waiting_.push_back(std::move(request));
+}
+
+RequestQueue::Entry RequestQueue::Pop() {
+  const std::lock_guard lock(mutex_);
+  if (waiting_.empty()) return nullptr;
+  under_way_ = std::move(waiting_.front());
+  waiting_.pop_front();
+  return under_way_;
+}
+
+RequestQueue::Entry RequestQueue::under_way() const {
+  const std::lock_guard lock(mutex_);
+  return under_way_;
+}
+
+RequestQueue::Cancelled RequestQueue::Cancel(const protocol::Json& id) {
+  const std::lock_guard lock(mutex_);
+  const auto meant = [&](const Entry& entry) { return CanBeCancelled(*entry) && *entry->id() == id; };
+  const bool running = under_way_ && meant(under_way_) && !under_way_->control.closed();
+  const auto matches = running + std::count_if(waiting_.begin(), waiting_.end(), meant);
+  if (matches > 1)
+    return {nullptr, std::to_string(matches) + " requests that wait or run have the id " +
+                         protocol::EchoValue(id) + ": none is cancelled"};
+  if (running && under_way_->control.Cancel()) return {};
+  if (const auto found = std::find_if(waiting_.begin(), waiting_.end(), meant); found != waiting_.end()) {
+    Entry waited = std::move(*found);
+    waiting_.erase(found);
+    return {std::move(waited), ""};
+  }
+  std::string known;
+  std::size_t unnamed = 0, named = 0;
+  const auto name = [&](const Entry& entry, const char* what) {
+    if (!CanBeCancelled(*entry)) return;
+    if (named == kMostNamed) return static_cast<void>(++unnamed);
+    known += (named++ ? ", " : "") + protocol::EchoValue(*entry->id()) + what;
+  };
+  if (under_way_ && !under_way_->control.closed()) name(under_way_, " runs");
+  for (const Entry& entry : waiting_) name(entry, " waits");
+  if (unnamed > 0) known += ", and " + std::to_string(unnamed) + " more wait";
+  return {nullptr, "no `run` or `validate` with the id " + protocol::EchoValue(id) + " waits or runs" +
+                       (known.empty() ? ": none does" : " (" + known + ")") + "; it is answered or unknown"};
+}
+
+}  // namespace cppool::daemon
