@@ -2,16 +2,12 @@
 
 #include <algorithm>
 #include <functional>
-#include <iomanip>
-#include <locale>
 #include <map>
-#include <sstream>
 #include <stdexcept>
 #include <utility>
 #include <variant>
 
-#include "client/src/daemon.h"
-#include "client/src/shell.h"
+#include "client/suite/repeat.h"
 #include "client/suite/suite.h"
 #include "protocol/json_text.h"
 #include "protocol/start.h"
@@ -93,57 +89,12 @@ class Members {
 
 using Words = std::vector<std::string>;
 
-void Add(Words* words, const char* name, const std::string& value) {
-  words->insert(words->end(), {name, value});
-}
-
-// "NAME=value " for each variable that the pool adds to the caller's.
-std::string Assignments(const PoolOptions& options) {
-  std::string text;
-  for (const auto& [name, value] : options.environment) text += name + "=" + ShellQuote(value) + " ";
-  return text;
-}
-
-// The options of `cppool run` for this request, as in client/command/run_arguments.h.
-Words RunWords(const PoolOptions& options, const protocol::RunRequest& request) {
-  Words words;
-  if (options.backend != "auto") Add(&words, "--backend", options.backend);
-  if (options.transport != "auto") Add(&words, "--transport", options.transport);
-  if (!options.devices.empty()) Add(&words, "--devices", DeviceList(options.devices));
-  if (!options.daemon.empty()) Add(&words, "--daemon", options.daemon);
-  if (request.case_name != suite::Cell().case_name)  // which is in no library
-    for (const auto* files : {&options.case_files, &request.load})
-      for (const std::string& file : *files) Add(&words, "--load", file);
-  if (request.deadline_ms != protocol::kDefaultDeadlineMs) {
-    std::ostringstream seconds;
-    seconds.imbue(std::locale::classic());
-    seconds << std::setprecision(12) << static_cast<double>(request.deadline_ms) / 1000;
-    Add(&words, "--deadline", seconds.str());
-  }
-  if (request.perturb) Add(&words, "--perturb", std::to_string(*request.perturb));
-  if (!request.dump.empty()) Add(&words, "--dump", request.dump);
-  if (!request.inputs.empty()) Add(&words, "--inputs", request.inputs);
-  if (!request.trace.empty()) Add(&words, "--trace", request.trace);
-  if (!request.kernels.empty()) Add(&words, "--kernels", request.kernels);
-  if (const auto& fault = request.fault) {
-    const std::string stage = fault->stage.empty() ? "" : ":" + fault->stage;
-    Add(&words, "--fault", fault->kind + ":" + std::to_string(fault->rank) + stage);
-  }
-  return words;
-}
-
-// `cppool run` does not take the string form: the request goes to a daemon as it is.
-std::string PipeCommand(const PoolOptions& options, const protocol::RunRequest& request) {
-  Words words = {options.daemon.empty() ? "cppoold" : options.daemon, "--world-size",
-                 std::to_string(options.world_size)};
-  if (options.backend != "auto") Add(&words, "--backend", options.backend);
-  if (options.transport != "auto") Add(&words, "--transport", options.transport);
-  Add(&words, "--sentinel", "");
-  std::string assignments = Assignments(options);
-  if (!options.devices.empty())
-    assignments += "CUDA_VISIBLE_DEVICES=" + ShellQuote(DeviceList(options.devices)) + " ";
-  return "printf '%s\\n' " + ShellQuote(protocol::SerializeRequest({std::nullopt, request})) + " | " +
-         assignments + ShellCommand(words);
+// The libraries that may hold the case; attention is built in.
+Words LibrariesFor(const PoolOptions& options, const protocol::RunRequest& request) {
+  if (request.case_name == suite::Cell().case_name) return {};
+  Words files = options.case_files;
+  files.insert(files.end(), request.load.begin(), request.load.end());
+  return files;
 }
 
 }  // namespace
@@ -213,12 +164,16 @@ std::vector<suite::Cell> ToCells(const char* text) {
 }
 
 std::string ToCommand(const PoolOptions& options, const protocol::RunRequest& request) {
-  if (request.from_kwargs) return PipeCommand(options, request);
+  const Words libraries = LibrariesFor(options, request);
+  // `cppool run` takes no string form, and refuses a library that the case is not in; which one that is only a daemon can tell.
+  if (request.from_kwargs || libraries.size() > 1 || !suite::HasOptions(options, request))
+    return suite::PipeCommand(options, {{std::nullopt, request}});
   suite::Cell cell;
   cell.world_size = options.world_size;
   cell.case_name = request.case_name;
   cell.params = request.params;
-  return Assignments(options) + suite::RepeatCommand("cppool", cell, RunWords(options, request));
+  return suite::Assignments(options) +
+         suite::RepeatCommand("cppool", cell, suite::OptionWords(options, libraries, request));
 }
 
 }  // namespace cppool::client

@@ -1,7 +1,6 @@
 // The C interface: errors become statuses here, and nothing is decided.
 #include <cppool/client.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -94,7 +93,7 @@ cppool_client_status Guarded(char** out, Work work) {
   const auto refuse = [out](cppool_client_status status, const char* text) {
     try {
       Set(out, {{"error", text}});
-    } catch (const std::exception&) {  // no memory to say it
+    } catch (const std::exception&) {  // no memory for the text
     }
     return status;
   };
@@ -105,7 +104,7 @@ cppool_client_status Guarded(char** out, Work work) {
   } catch (const PoolError& error) {
     try {
       Set(out, Describe(error));
-    } catch (const std::exception&) {  // likewise
+    } catch (const std::exception&) {  // no memory for the text
     }
     return error.kind() == PoolError::Kind::kInterrupted ? CPPOOL_CLIENT_INTERRUPTED
                                                          : CPPOOL_CLIENT_NO_ANSWER;
@@ -125,9 +124,7 @@ cppool_client_status Guarded(char** out, Work work) {
 Json Answered(Json answer) { return {{"answer", std::move(answer)}, {"attempts", 1}}; }
 Json Answered(Result result) {
   Json answered = {{"answer", std::move(result.json)}, {"attempts", result.attempts}};
-  if (result.flaky.empty()) return answered;
-  answered["flaky"] = result.flaky;
-  for (const LostAttempt& lost : result.lost) answered["lost"].push_back(Describe(lost));
+  AddLost(result.flaky, result.lost, &answered);
   return answered;
 }
 
@@ -141,6 +138,10 @@ struct Asker {
   Json operator()(const protocol::ValidateRequest& validate) const {
     return Answered(PoolAccess::Validate(pool, validate.run));
   }
+  Json operator()(const protocol::CancelRequest&) const {
+    throw std::invalid_argument("the ids of requests are the pool's: cppool_pool_cancel cancels what goes on");
+  }
+  Json operator()(const protocol::StatusRequest&) const { return Answered(pool.Status()); }
   Json operator()(const protocol::ShutdownRequest&) const {
     throw std::invalid_argument("a pool is not asked to shut down: cppool_pool_stop ends its daemon");
   }
@@ -148,7 +149,11 @@ struct Asker {
 
 cppool_pool_hooks ToHooks(const cppool_pool_hooks* given) {
   cppool_pool_hooks hooks = {};
-  if (given != nullptr) std::memcpy(&hooks, given, std::min(sizeof hooks, given->struct_size));
+  if (given == nullptr) return hooks;
+  if (given->struct_size < sizeof hooks)
+    throw std::invalid_argument("cppool_pool_hooks: struct_size is " + std::to_string(given->struct_size) +
+                                ", and its first version has " + std::to_string(sizeof hooks) + " bytes");
+  std::memcpy(&hooks, given, sizeof hooks);
   return hooks;
 }
 
@@ -225,6 +230,22 @@ cppool_client_status cppool_pool_compile(cppool_pool* pool, const char* request,
             {"output", compiled.output},
             {"included", compiled.included},
             {"cached", compiled.cached}};
+  });
+}
+
+cppool_client_status cppool_pool_cancel(cppool_pool* pool, char** out) {
+  return Guarded(out, [&]() -> Json {
+    if (pool == nullptr) throw std::invalid_argument("there is no pool");
+    const Leave leave(*pool);
+    return {{"cancelled", pool->pool.Cancel()}};
+  });
+}
+
+cppool_client_status cppool_pool_status(cppool_pool* pool, char** out) {
+  return Guarded(out, [&]() -> Json {
+    if (pool == nullptr) throw std::invalid_argument("there is no pool");
+    const Leave leave(*pool);
+    return pool->pool.Status();
   });
 }
 

@@ -18,9 +18,8 @@
 #include "client/command/progress.h"
 #include "client/command/runner.h"
 #include "client/command/sweep.h"
-#include "client/command/text.h"
+#include "client/suite/repeat.h"
 #include "client/suite/value_text.h"
-#include "protocol/kernel_words.h"
 #include "protocol/start.h"
 
 namespace cppool::command {
@@ -42,25 +41,25 @@ struct Arguments {
 
 // "cppool,./mine.so,fast,cudnn" names "cppool", "./mine.so,fast" and "cudnn": a word that is neither a path nor kernels that cppool finds
 // belongs to the path before it.
-std::vector<std::string> KernelsOf(const std::string& text) {
-  if (text.empty()) return {""};
+std::vector<protocol::KernelChoice> KernelsOf(const std::string& text) {
+  if (text.empty()) return {{}};
   const auto is_path = [](const std::string& word) {
     return word.find('/') != std::string::npos || word.ends_with(".so") || IsSource(word);
   };
-  std::vector<std::string> kernels;
+  std::vector<protocol::KernelChoice> kernels;
   bool open = false;  // the last one is a path without a name
   for (const std::string& word : suite::SplitList(text)) {
     if (word.empty()) throw suite::UsageError("--kernels has an empty entry: " + text);
-    const bool name = !protocol::ParseKernels(word).path.empty() && !is_path(word);
-    if (open && name)
-      kernels.back() += "," + word;
+    const protocol::KernelChoice choice = ToKernels(word);
+    if (open && choice.from == protocol::KernelChoice::From::kLibrary && !is_path(word))
+      kernels.back().name = word;
     else
-      kernels.push_back(word);
+      kernels.push_back(choice);
     open = is_path(word);
   }
   for (std::size_t i = 0; i < kernels.size(); ++i)
     if (std::count(kernels.begin(), kernels.end(), kernels[i]) > 1)
-      throw suite::UsageError("--kernels names " + kernels[i] + " twice");
+      throw suite::UsageError("--kernels names " + kernels[i].Words() + " twice");
   return kernels;
 }
 
@@ -96,21 +95,26 @@ class Bench {
         runner_(ToPoolOptions(arguments.daemon),
                 {.keep_worlds = true, .leaks_are_errors = arguments.leaks_are_errors}),
         measurer_(runner_, PlanOf(arguments), [this](double share) { ShowProgress(share); }) {
-    if (!arguments.baseline.empty()) baseline_.emplace(arguments.baseline, arguments.slower_than / 100);
+    if (!arguments.baseline.empty()) {
+      baseline_.emplace(arguments.baseline, arguments.slower_than / 100);
+      if (PlanOf(arguments).rounds < 2)
+        throw suite::UsageError(std::string("--baseline compares rounds, two at least, and ") +
+                                (arguments.profile ? "--profile" : "--repeat 1") + " measures one");
+    }
     if (!arguments.save.empty()) CheckCanSave(arguments.save);
     results_.plan = PlanOf(arguments);
     results_.axes = axes_;
-    results_.kernels = kernels_;
+    for (const protocol::KernelChoice& kernels : kernels_) results_.kernels.push_back(kernels.Words());
     results_.baseline = arguments.baseline;
   }
 
   int Run() {
     if (!Compile()) return kFailure;
     ChooseCase();
-    if (!Validate()) return kUsage;
+    if (const int code = Validate(); code != kSuccess) return code;
     if (arguments_.csv) streams_.out << BenchCsvHeader(axes_) << std::flush;
     {
-      const Interruption interruption([this](int signal) { Interrupted(signal); });
+      const Interruption interruption([this](int signal) { Interrupted(signal); }, [this] { TellWhere(); });
       for (const SweepPoint& point : points_) {
         doing_ = point.cell.name;
         std::vector<BenchRow> rows = MeasureAgainstBaseline(point);
@@ -124,11 +128,11 @@ class Bench {
   }
 
  private:
-  // The libraries that the sources of --load and among the kernels become. False when one does not.
+  // Compiles the sources of --load and among the kernels. False when one does not compile.
   bool Compile() {
     const int world_size = points_.front().cell.world_size;
     std::vector<std::string> load = arguments_.daemon.libraries;
-    for (const std::string& kernels : kernels_) {
+    for (const protocol::KernelChoice& kernels : kernels_) {
       auto made = MakeLibraries(
           load, kernels, [&] { return runner_.Hello(world_size); }, streams_.err, false);
       if (!made) return false;
@@ -153,34 +157,32 @@ class Bench {
     results_.case_name = cells.front().case_name;
   }
 
-  // Asks for every row whether it would run. False when one cannot be meant: then nothing is timed, and it is said why. What is not
-  // supported, or has no room, is left for its row to say.
-  bool Validate() {
+  // Asks for every row whether it would run. Else than with kSuccess nothing is timed, and lines on stderr have the reasons: one cannot be
+  // meant (kUsage), or ended its daemon (kFailure). What is not supported, or has no room, is for its row to show.
+  int Validate() {
     std::set<std::string> refused;
+    bool lost = false;
     for (const SweepPoint& point : points_)
       for (std::size_t i = 0; i < kernels_.size(); ++i) {
         progress_.Show(0, 0, "validating " + point.cell.name);
         RunOptions options;
         options.load = libraries_[i].load;
         options.kernels = libraries_[i].kernels;
+        CellRunner::Check(options);
         const Outcome outcome = runner_.Validate(point.cell, options);
-        if (outcome.result && outcome.result->failure && outcome.result->failure->kind == "invalid_request")
-          refused.insert(RowName(point, kernels_[i]) + ": " + outcome.error);
-        if (outcome.asked) RequireSampling(point.cell.world_size);
+        const bool unanswered = outcome.asked && !outcome.result;
+        lost = lost || unanswered;
+        if (unanswered ||
+            (outcome.result && outcome.result->failure && outcome.result->failure->kind == "invalid_request"))
+          refused.insert(RowName(point, results_.kernels[i]) + ": " + outcome.error);
+        const auto hello = runner_.worlds().find(point.cell.world_size);
+        if (!outcome.asked || hello == runner_.worlds().end()) continue;
+        for (const char* feature : {"samples", "sampling", "waits", "profile"}) Require(hello->second, feature);
       }
     progress_.Clear();
     for (const std::string& why : refused) streams_.err << "cppool: " << why << "\n";
     if (!refused.empty()) streams_.err << "cppool: nothing was timed\n";
-    return refused.empty();
-  }
-
-  void RequireSampling(int world_size) const {
-    const auto hello = runner_.worlds().find(world_size);
-    if (hello == runner_.worlds().end()) return;
-    for (const char* feature : {"samples", "sampling", "waits", "profile"})
-      if (!HasFeature(hello->second, feature))
-        throw suite::UsageError(std::string("this cppoold has no \"") + feature +
-                                "\": install it and cppool from one build");
+    return lost ? kFailure : refused.empty() ? kSuccess : kUsage;
   }
 
   // A point with a row that seems slower than its baseline is measured again; a row is slower when one of its stages was so both times.
@@ -213,10 +215,10 @@ class Bench {
     for (std::size_t i = 0; i < rows.size(); ++i) {
       BenchRow& row = rows[i];
       row.point = point;
-      row.kernels = kernels_[i];
+      row.kernels = results_.kernels[i];
       row.one_gpu = alone[i];
-      row.run = Repeat(point.cell, kernels_[i], "run");
-      row.bench = Repeat(point.cell, kernels_[i], "bench");
+      row.run = Repeat(point.cell, row.kernels, "run");
+      row.bench = Repeat(point.cell, row.kernels, "bench");
       for (const auto& [name, stage] : measured[i].stages) {
         const auto first = measured[0].stages.find(name);
         if (i == 0 || first == measured[0].stages.end()) continue;
@@ -244,14 +246,15 @@ class Bench {
 
   std::string Repeat(const suite::Cell& cell, const std::string& kernels,
                      const std::string& subcommand) const {
-    DaemonArguments daemon = arguments_.daemon;
-    daemon.libraries = loaded_->FilesWith(cell.case_name);
-    std::vector<std::string> words = ToWords(daemon);
+    RunOptions options, defaults;
+    options.deadline = ToMilliseconds(arguments_.deadline);
+    options.kernels = kernels;
+    defaults.deadline = {};  // `run` has another one than `bench`
+    std::vector<std::string> words = suite::OptionWords(
+        ToPoolOptions(arguments_.daemon), loaded_->FilesWith(cell.case_name), options, defaults);
     const auto add = [&](const char* option, const std::string& value) {
       words.insert(words.end(), {option, value});
     };
-    for (std::string& word : DeadlineWords(arguments_.deadline)) words.push_back(std::move(word));
-    if (!kernels.empty()) add("--kernels", kernels);
     if (arguments_.leaks_are_errors) add("--leaks", "error");
     if (subcommand == "bench") {
       add("--warmup", std::to_string(arguments_.warmup));
@@ -270,21 +273,29 @@ class Bench {
     progress_.Show(points_done_, failed_, doing_, share);
   }
 
-  // Under the lock: prints it, where rows are printed as they are done.
+  // It is called under the lock, and prints the row, where rows are printed as they are done.
   void Add(BenchRow row) {
     progress_.Clear();
     failed_ += !row.measured.error.empty() && !row.measured.skipped;
     measured_ += row.measured.error.empty();
     slower_ += row.baseline && row.baseline->verdict == BenchVerdict::kSlower;
-    if (row.measured.error.empty() && !row.baseline) missing_.push_back(RowName(row.point, row.kernels));
+    if (baseline_ && row.measured.error.empty() && !row.baseline)
+      (baseline_->Has(row) ? unrepeated_ : missing_).push_back(RowName(row.point, row.kernels));
     if (arguments_.json) PrintJson(streams_.out, BenchRowJson(row, results_.plan));
     if (arguments_.csv) streams_.out << BenchCsvLines(row, axes_) << std::flush;
     results_.rows.push_back(std::move(row));
   }
 
-  // Called on another thread, while a point may run: keeps the rows that are done.
+  // Called on another thread, while a point may run, as the next one.
+  void TellWhere() {
+    if (const std::string where = runner_.Where(); !where.empty()) streams_.err << "cppool: " << where << std::endl;
+  }
+
+  // Keeps the rows that are done.
   void Interrupted(int signal) {
+    TellWhere();
     mutex_.lock();  // never unlocked: no further row is added
+    runner_.GiveUp();
     results_.interrupted = DescribeInterruption(signal, points_done_, points_.size(), "points");
     Close();
   }
@@ -295,11 +306,14 @@ class Bench {
     if (baseline_) {
       const std::string other = baseline_->Differences(results_.worlds);
       if (!other.empty()) results_.notes.push_back(other);
-      results_.notes.push_back("against " + arguments_.baseline + ": " + std::to_string(slower_) +
-                               " slower, " + std::to_string(compared_rows() - slower_) + " not, " +
-                               std::to_string(missing_.size()) + " not in it");
+      std::string counts = std::to_string(slower_) + " slower, " + std::to_string(compared_rows() - slower_) +
+                           " not, " + std::to_string(missing_.size()) + " not in it";
+      if (!unrepeated_.empty()) counts += ", " + std::to_string(unrepeated_.size()) + " without two rounds in it";
+      results_.notes.push_back("against " + arguments_.baseline + ": " + counts);
       for (const std::string& row : missing_)
         results_.notes.push_back("not in " + arguments_.baseline + ": " + row);
+      for (const std::string& row : unrepeated_)
+        results_.notes.push_back("without two rounds in " + arguments_.baseline + ": " + row);
     }
     bool saved = true;
     try {
@@ -325,12 +339,12 @@ class Bench {
     return baseline_ && compared_rows() == 0 ? kNotCompared : kSuccess;
   }
 
-  int compared_rows() const { return measured_ - static_cast<int>(missing_.size()); }
+  int compared_rows() const { return measured_ - static_cast<int>(missing_.size() + unrepeated_.size()); }
 
   const Arguments& arguments_;
   const Streams streams_;
-  const std::vector<std::string> kernels_;  // as --kernels has them
-  std::vector<Libraries> libraries_;        // for each of them
+  const std::vector<protocol::KernelChoice> kernels_;  // as --kernels lists them
+  std::vector<Libraries> libraries_;                   // for each of them
   std::optional<LoadedCases> loaded_;
   const std::vector<SweepAxis> axes_;
   std::vector<SweepPoint> points_;
@@ -342,7 +356,8 @@ class Bench {
   std::string doing_;                                        // the point under way
   std::mutex mutex_;                                         // guards the members below, and the output
   int points_done_ = 0, failed_ = 0, measured_ = 0, slower_ = 0;
-  std::vector<std::string> missing_;  // rows that were measured and that the baseline has not
+  // Rows that were measured and are not compared: the baseline has no such row, or no two rounds of it.
+  std::vector<std::string> missing_, unrepeated_;
   BenchResults results_;
 };
 
@@ -406,7 +421,7 @@ void AddBench(CLI::App& app, const Streams& streams, int* exit_code) {
           ->add_option(
               "--baseline", arguments->baseline,
               "Compares each row with this file of --save: faster, slower, or the same within noise; exit "
-              "code 3 when one is slower, 4 when it has none of them")
+              "code 3 when one is slower, 4 when none can be compared")
           ->check(IsUtf8);
   bench
       ->add_option(

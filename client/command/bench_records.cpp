@@ -83,7 +83,15 @@ const base::Ratio* Find(const std::map<std::string, base::Ratio>& ratios, const 
   return found == ratios.end() ? nullptr : &found->second;
 }
 
-// The rounds of a stage in a row of a file; empty when there are none.
+// A row is the same as one of another bench when these are equal.
+Json KeyOf(const Json& row) {
+  Json key = Json::array();
+  for (const char* member : {"case", "world_size", "params", "kernels"})
+    key.push_back(row.is_object() ? row.value(member, Json()) : Json());
+  return key;
+}
+
+// Returns the rounds of a stage in a row of a file; empty when there are none.
 std::vector<double> RoundsOf(const Json& row, const std::string& stage) {
   std::vector<double> rounds;
   const auto path = Json::json_pointer("/measured/stages");
@@ -194,39 +202,43 @@ Baseline::Baseline(const std::string& file, double slower_than) : slower_than_(s
     throw suite::UsageError("--baseline: " + file + " is of another version of cppool: save it again");
 }
 
-Json Baseline::KeyOf(const Json& row) {
-  Json key = Json::array();
-  for (const char* member : {"case", "world_size", "params", "kernels"})
-    key.push_back(row.is_object() ? row.value(member, Json()) : Json());
-  return key;
+const Json* Baseline::Find(const BenchRow& row) const {
+  const Json key = KeyOf(BenchRowJson(row, {}));
+  for (const Json& then : content_["rows"])
+    if (KeyOf(then) == key) return &then;
+  return nullptr;
+}
+
+bool Baseline::Has(const BenchRow& row) const {
+  const Json* const then = Find(row);
+  const std::vector<std::string> stages = ShownStages({row});
+  return then && std::any_of(stages.begin(), stages.end(),
+                             [&](const std::string& stage) { return !RoundsOf(*then, stage).empty(); });
 }
 
 std::optional<Comparison> Baseline::Compare(const BenchRow& row) const {
-  const Json key = KeyOf(BenchRowJson(row, {}));
-  for (const Json& then : content_["rows"]) {
-    if (KeyOf(then) != key) continue;
-    Comparison comparison;
-    bool faster = false;
-    for (const std::string& stage : ShownStages({row})) {
-      const auto measured = row.measured.stages.find(stage);
-      if (measured == row.measured.stages.end()) continue;
-      const std::vector<double>& rounds = measured->second.rounds;
-      const std::vector<double> rounds_then = RoundsOf(then, stage);
-      const auto ratio = base::UnpairedRatio(rounds, rounds_then);
-      if (!ratio) continue;
-      comparison.ratios[stage] = *ratio;
-      // The interval is too narrow where rounds depend on each other, as on a machine whose load changes.
-      const bool each_round = *std::min_element(rounds.begin(), rounds.end()) > base::Median(rounds_then);
-      if (each_round && ratio->interval.low > 1 + slower_than_) comparison.slower.insert(stage);
-      faster = faster || ratio->interval.high < 1 / (1 + slower_than_);
-    }
-    if (comparison.ratios.empty()) return std::nullopt;
-    comparison.verdict = !comparison.slower.empty() ? BenchVerdict::kSlower
-                         : faster                   ? BenchVerdict::kFaster
-                                                    : BenchVerdict::kSame;
-    return comparison;
+  const Json* const then = Find(row);
+  if (then == nullptr) return std::nullopt;
+  Comparison comparison;
+  bool faster = false;
+  for (const std::string& stage : ShownStages({row})) {
+    const auto measured = row.measured.stages.find(stage);
+    if (measured == row.measured.stages.end()) continue;
+    const std::vector<double>& rounds = measured->second.rounds;
+    const std::vector<double> rounds_then = RoundsOf(*then, stage);
+    const auto ratio = base::UnpairedRatio(rounds, rounds_then);
+    if (!ratio) continue;
+    comparison.ratios[stage] = *ratio;
+    // The interval is too narrow where rounds depend on each other, as on a machine whose load changes.
+    const bool each_round = *std::min_element(rounds.begin(), rounds.end()) > base::Median(rounds_then);
+    if (each_round && ratio->interval.low > 1 + slower_than_) comparison.slower.insert(stage);
+    faster = faster || ratio->interval.high < 1 / (1 + slower_than_);
   }
-  return std::nullopt;
+  if (comparison.ratios.empty()) return std::nullopt;
+  comparison.verdict = !comparison.slower.empty() ? BenchVerdict::kSlower
+                       : faster                   ? BenchVerdict::kFaster
+                                                  : BenchVerdict::kSame;
+  return comparison;
 }
 
 std::string Baseline::Differences(const std::map<int, Json>& worlds) const {

@@ -8,7 +8,7 @@
 
 namespace cppool::command {
 
-// One object. client/README.md lists its members.
+// Returns one object. client/README.md lists its members.
 Json BenchRowJson(const BenchRow& row, const BenchPlan& plan);
 Json BenchSummaryJson(const BenchResults& results);
 
@@ -16,27 +16,29 @@ Json BenchSummaryJson(const BenchResults& results);
 std::string BenchCsvHeader(const std::vector<SweepAxis>& axes);
 std::string BenchCsvLines(const BenchRow& row, const std::vector<SweepAxis>& axes);
 
-// Whether SaveBench could write the file, which is left as it is. Throws UsageError with the reason.
+// Throws UsageError with the reason when SaveBench could not write the file, which is left as it is.
 void CheckCanSave(const std::string& file);
 // Replaces the file at once: it is never there in part. Throws base::FileError with the reason.
 void SaveBench(const std::string& file, const BenchResults& results);
 
-// An earlier bench.
+// Compares rows with those of an earlier bench.
 class Baseline {
  public:
   // `slower_than`: the share by which a stage must be slower, 0.02 for 2 %. Throws UsageError when the file cannot be read or is not of
   // SaveBench.
   Baseline(const std::string& file, double slower_than);
 
-  // Nothing when it has no times of such a row: the same case, world size, parameters and kernels. A stage is slower when the whole 95 %
-  // confidence interval of the ratio of its times is above 1 + slower_than and each of its rounds is slower than the median one of then,
-  // and faster when the interval is below the reciprocal of that; the row is slower when a stage is.
+  // Returns whether it has such a row (the same case, world size, parameters and kernels) with one of its stages.
+  bool Has(const BenchRow& row) const;
+  // Nothing without two rounds of such a row, then and now. A stage is slower when the whole 95 % confidence interval of the ratio of its
+  // times is above 1 + slower_than and each of its rounds is slower than the median one of then, and faster when the interval is below
+  // the reciprocal of that; the row is slower when a stage is.
   std::optional<Comparison> Compare(const BenchRow& row) const;
-  // In which the machine of then differs from that of now; empty: in nothing that is known.
+  // Returns in which the machine of then differs from that of now; empty: in nothing that is known.
   std::string Differences(const std::map<int, Json>& worlds) const;
 
  private:
-  static Json KeyOf(const Json& row);
+  const Json* Find(const BenchRow& row) const;
 
   const double slower_than_;
   Json content_;

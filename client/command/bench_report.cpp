@@ -5,7 +5,6 @@
 #include <set>
 
 #include "client/command/command.h"
-#include "client/command/text.h"
 #include "client/suite/value_text.h"
 
 namespace cppool::command {
@@ -45,7 +44,7 @@ void PrintRow(std::ostream& out, const std::vector<std::string>& cells) {
   out << "|\n";
 }
 
-// The columns of a table: their heads, and the cell of a row in each.
+// Knows the columns of a table: their heads, and the cell of a row in each.
 class Columns {
  public:
   Columns(const BenchResults& results, const std::vector<std::string>& stages) {
@@ -107,7 +106,7 @@ class Columns {
   std::vector<std::function<std::string(const BenchRow&)>> cells_;
 };
 
-// What the table's columns mean, in one paragraph.
+// Says what the table's columns mean, in one paragraph.
 std::string Legend(const BenchResults& results) {
   const BenchPlan& plan = results.plan;
   std::string text = "Verified once. Times are the median of ";

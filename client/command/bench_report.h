@@ -18,11 +18,11 @@ struct BenchResults {
   std::string baseline;              // the file; empty: none
   std::vector<BenchRow> rows;        // those that are done
   std::map<int, Json> worlds;        // the answers to `hello`, by world size
-  std::vector<std::string> notes;    // what else is to be said
-  std::string interrupted;           // what is said where rows are missing; else empty
+  std::vector<std::string> notes;    // lines below the table
+  std::string interrupted;           // why rows are missing; else empty
 };
 
-// Markdown, with what the columns mean below.
+// Prints Markdown, with what the columns mean below.
 void PrintBenchTable(std::ostream& out, const BenchResults& results);
 
 }  // namespace cppool::command

@@ -21,11 +21,11 @@ inline constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 struct BenchPlan {
   std::int64_t warmup = 3;             // iterations before those that are timed, in each round
   std::optional<std::int64_t> repeat;  // timed iterations of a row; none: until the median is precise
-  double precision = 0.005;            // of the median of all samples, see base::MedianPrecision
+  double precision = 0.005;            // how well the median of all samples must be known: base::MedianPrecision
   double seconds = 3;                  // the most time for a row's timed iterations
   int rounds = 10;
   bool profile = false;
-  std::chrono::milliseconds deadline{300000};  // of each request
+  std::chrono::milliseconds deadline{300000};  // each request has it
 };
 
 struct Stage {
@@ -46,7 +46,7 @@ struct Measurement {
   std::map<std::string, double> errors;  // by tensor: the largest error against fp64 over plain attention's
   Json kernels;                          // the kernels that ran, as the daemon says; null: it does not
 
-  // Several stages as one; NaN where one of them is missing.
+  // These take several stages as one; NaN where one of them is missing.
   double Milliseconds(const std::vector<std::string>& names) const;
   double Rate(const std::vector<std::string>& names) const;
   std::vector<double> Rounds(const std::vector<std::string>& names) const;
@@ -55,7 +55,7 @@ struct Measurement {
 enum class BenchVerdict { kFaster, kSlower, kSame };
 std::string_view ToString(BenchVerdict verdict);  // "faster", ...
 
-// A row against the same row of an earlier bench.
+// Compares a row with the same row of an earlier bench.
 struct Comparison {
   BenchVerdict verdict = BenchVerdict::kSame;
   std::set<std::string> slower;                   // stages; where there are any, that is the verdict
@@ -71,9 +71,9 @@ struct BenchRow {
   std::string run, bench;  // the commands that run and that measure it alone
 };
 
-// The stages that are shown: those of attention where they are, else all that have a rate, else all.
+// Returns the stages that are shown: those of attention where they are, else all that have a rate, else all.
 std::vector<std::string> ShownStages(const std::vector<BenchRow>& rows);
-// The rate of each GPU over that of one GPU with the whole problem.
+// Returns the rate of each GPU over that of one GPU with the whole problem.
 double Efficiency(const BenchRow& row, const std::vector<std::string>& stages);
 double WorstError(const Measurement& measured);  // NaN without one
 

@@ -17,15 +17,15 @@ class CaseOutput {
   // written.
   explicit CaseOutput(const std::string& log);
 
-  // A line of the daemon with this world size. Those of other world sizes than the cell's, which start and end meanwhile, are
+  // Takes a line of the daemon with this world size. Those of other world sizes than the cell's, which start and end meanwhile, are
   // for the log only.
   void Add(int world_size, std::string_view line);
   // Lines from here on are this cell's; empty: no cell's.
   void Begin(int world_size, const std::string& cell);
   void Note(const std::string& text);  // a line of the log, about the cell
-  // The last 200 lines since Begin, the first of them saying how many came before.
+  // Returns the last 200 lines since Begin, the first of them saying how many came before.
   std::vector<std::string> Take();
-  // Why the log is not complete: "cannot write run.log: No space left on device"; empty: it is, or there is none.
+  // Returns why the log is not complete: "cannot write run.log: No space left on device"; empty: it is, or there is none.
   std::string Problem();
 
  private:

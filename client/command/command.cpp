@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <set>
@@ -94,18 +95,6 @@ PoolOptions ToPoolOptions(const DaemonArguments& arguments) {
   return options;
 }
 
-std::vector<std::string> ToWords(const DaemonArguments& arguments) {
-  std::vector<std::string> words;
-  auto add = [&](const char* name, const std::string& value) { words.insert(words.end(), {name, value}); };
-  if (arguments.backend != "auto") add("--backend", arguments.backend);
-  if (arguments.transport != "auto") add("--transport", arguments.transport);
-  if (!arguments.devices.empty())
-    add("--devices", client::DeviceList(arguments.devices));  // '' for no device
-  if (!arguments.daemon.empty()) add("--daemon", arguments.daemon);
-  for (const std::string& library : arguments.libraries) add("--load", library);
-  return words;
-}
-
 CLI::Option* AddCase(CLI::App& app, std::string* name, const std::string& help) {
   return app.add_option("--case", *name, help + " (default: the only one of --load, else attention)")
       ->check(IsUtf8);
@@ -135,12 +124,6 @@ std::chrono::milliseconds ToMilliseconds(double seconds) {
   return std::chrono::milliseconds(std::llround(seconds * 1000));
 }
 
-std::vector<std::string> DeadlineWords(double seconds) {
-  std::ostringstream text;
-  text << seconds;
-  return {"--deadline", text.str()};
-}
-
 std::string IsUtf8(const std::string& text) {
   const bool valid = base::ValidUtf8Prefix(text) == text.size();
   return valid ? "" : "not UTF-8: " + protocol::Quoted(text);
@@ -156,6 +139,24 @@ std::string CannotWrite(const std::string& path) {
 bool HasFeature(const Json& hello, std::string_view feature) {
   const Json features = hello.value("features", Json::array());
   return std::find(features.begin(), features.end(), feature) != features.end();
+}
+
+void Require(const Json& hello, const std::string& feature) {
+  if (!HasFeature(hello, feature))
+    throw suite::UsageError("this cppoold has no \"" + feature + "\": install it and cppool from one build");
+}
+
+std::string FirstLine(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+void PrintJson(std::ostream& out, const Json& value) {
+  out << protocol::JsonText(value) << "\n" << std::flush;
+}
+
+std::string Fixed(double value, int digits) {
+  if (!std::isfinite(value)) return "-";
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, "%.*f", digits, value);
+  return buffer;
 }
 
 std::string DescribeWorld(const Json& hello) {

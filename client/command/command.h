@@ -20,12 +20,11 @@ struct Streams {
   std::string program = "cppool";  // as it was called, for the commands that repeat a case
 };
 
-// The exit codes.
 inline constexpr int kSuccess = 0;
 inline constexpr int kFailure = 1;  // a case failed, or nothing ran
 inline constexpr int kUsage = 2;
 inline constexpr int kSlower = 3;       // bench: slower than the baseline
-inline constexpr int kNotCompared = 4;  // bench: no row is in the baseline
+inline constexpr int kNotCompared = 4;  // bench: the baseline has no row, or no two rounds of one
 
 // Everything behind main(): parses the words after the program's name, runs, returns the exit code.
 int Main(const std::vector<std::string>& words, const Streams& streams);
@@ -36,7 +35,7 @@ void AddBench(CLI::App& app, const Streams& streams, int* exit_code);
 void AddList(CLI::App& app, const Streams& streams, int* exit_code);
 void AddDoctor(CLI::App& app, const Streams& streams, int* exit_code);
 
-// The options of every subcommand that choose its daemon.
+// These options of every subcommand choose its daemon.
 struct DaemonArguments {
   std::string daemon;
   std::string backend = "auto";
@@ -47,13 +46,10 @@ struct DaemonArguments {
 void AddDaemonOptions(CLI::App& app, DaemonArguments* arguments);
 // Without the libraries, which requests name: a warm daemon then loads what was rebuilt.
 PoolOptions ToPoolOptions(const DaemonArguments& arguments);
-// The same as words of a command line, for a command that repeats a case.
-std::vector<std::string> ToWords(const DaemonArguments& arguments);
-
 // --case. Empty: the only case of the libraries of --load, else attention.
 CLI::Option* AddCase(CLI::App& app, std::string* name, const std::string& help);
 
-// An option that takes one value each time that it is given.
+// Adds an option that takes one value each time that it is given.
 CLI::Option* AddRepeatable(CLI::App& app, const std::string& name, std::vector<std::string>* values,
                            const std::string& help);
 
@@ -63,13 +59,12 @@ void AddLeaks(CLI::App& app, bool* errors);
 // Limits are given in seconds on the command line, from 0.001 to a day.
 CLI::Option* AddSeconds(CLI::App& app, const std::string& name, double* seconds, const std::string& help);
 void AddDeadline(CLI::App& app, double* seconds, const std::string& help);
-std::vector<std::string> DeadlineWords(double seconds);  // for a command that repeats a case
 std::chrono::milliseconds ToMilliseconds(double seconds);
 
-// A validator for CLI11, for text that is sent as JSON: returns "" or what is wrong.
+// Validates text that is sent as JSON, for CLI11: returns "" or what is wrong.
 std::string IsUtf8(const std::string& text);
 
-// Another: a path must not be empty.
+// Likewise refuses a path that is empty.
 std::string IsPath(const std::string& text);
 
 // "cannot write out.xml: No such file or directory", from errno right after the failed call.
@@ -79,7 +74,13 @@ std::string CannotWrite(const std::string& path);
 // share devices.
 std::string DescribeWorld(const Json& hello);
 
-// Whether `features` of the answer to `hello` has this name.
+// Returns whether `features` of the answer to `hello` has this name.
 bool HasFeature(const Json& hello, std::string_view feature);
+// Throws UsageError when it has not.
+void Require(const Json& hello, const std::string& feature);
+
+std::string FirstLine(const std::string& text);
+void PrintJson(std::ostream& out, const Json& value);  // one line, at once
+std::string Fixed(double value, int digits);           // "-" when it is not finite
 
 }  // namespace cppool::command

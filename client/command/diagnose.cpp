@@ -4,11 +4,11 @@
 #include <numeric>
 #include <set>
 
-#include "client/command/text.h"
+#include "client/command/command.h"
 #include "client/src/daemon.h"
 #include "client/src/describe.h"
 #include "client/src/request.h"
-#include "client/src/shell.h"
+#include "client/suite/repeat.h"
 
 namespace cppool::command {
 namespace {
@@ -28,7 +28,7 @@ PoolOptions WithoutRetries(PoolOptions options) {
   return options;
 }
 
-// The files of the failure stay.
+// A trial must not replace the files of the failure.
 RunOptions WithoutFiles(RunOptions options) {
   options.dump.clear();
   options.trace.clear();
@@ -49,7 +49,7 @@ RunOptions OptionsOf(const suite::Cell& cell, RunOptions options) {
 
 }  // namespace
 
-// The trials for one failure.
+// Makes the trials for one failure.
 class Diagnoser::Trials {
  public:
   struct Exhausted {
@@ -59,7 +59,7 @@ class Diagnoser::Trials {
   Trials(Pool& pool, const Diagnoser& diagnoser, const suite::Cell& cell)
       : pool_(pool), diagnoser_(diagnoser), cell_(cell) {}
 
-  // Whether the cell fails in a fresh pool that has run the cells of `before`. Throws Exhausted.
+  // Returns whether the cell fails in a fresh pool that has run the cells of `before`. Throws Exhausted.
   bool Fails(const std::vector<suite::Cell>& before) {
     const Limits& limits = diagnoser_.limits_;
     if (pools_ >= limits.pools)
@@ -85,7 +85,7 @@ class Diagnoser::Trials {
   std::chrono::steady_clock::duration spent() const { return std::chrono::steady_clock::now() - start_; }
 
  private:
-  // Nothing where there was no answer.
+  // Returns nothing where there was no answer.
   std::optional<Result> Ask(const suite::Cell& cell) {
     try {
       return pool_.Run(cell.params, OptionsOf(cell, diagnoser_.run_options_));
@@ -260,18 +260,12 @@ Minimised Minimise(std::size_t count,
 
 std::string SequenceCommand(const std::vector<suite::Cell>& cells, const PoolOptions& pool_options,
                             const RunOptions& run_options) {
-  std::string command = "printf '%s\\n'";
+  std::vector<protocol::Request> requests;
   for (const suite::Cell& cell : cells)
-    command += " " + client::ShellQuote(protocol::SerializeRequest(
-                         {cell.name, client::ToRequest(cell.params, OptionsOf(cell, run_options))}));
-  command += " | ";
-  if (!pool_options.devices.empty())
-    command += "CUDA_VISIBLE_DEVICES=" + client::ShellQuote(client::DeviceList(pool_options.devices)) + " ";
-  command += client::ShellQuote(pool_options.daemon.empty() ? "cppoold" : pool_options.daemon);
+    requests.push_back({cell.name, client::ToRequest(cell.params, OptionsOf(cell, run_options))});
   PoolOptions options = pool_options;
   options.world_size = cells.front().world_size;
-  options.sentinel.clear();
-  return command + " " + client::ShellCommand(client::DaemonArguments(options));
+  return suite::PipeCommand(std::move(options), requests);
 }
 
 }  // namespace cppool::command

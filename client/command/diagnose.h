@@ -26,7 +26,7 @@ struct Verdict {
   std::vector<suite::Cell> culprits;  // kPolluted: in the order in which they ran
   bool minimal = true;  // no culprit can be left out; false: the limits were reached before this was known
   int pools = 0;        // fresh ones that were used
-  std::string reason;   // of kUndecided
+  std::string reason;   // why it is undecided
 };
 std::string_view ToString(Verdict::Kind kind);  // "bug", "polluted", "flaky", "undecided"
 // `bug`, `polluted by "a", "b"`, `flaky (failed 2 of 7)`, `undecided: ...`; at most five culprits are named.
@@ -36,7 +36,7 @@ class Diagnoser {
  public:
   struct Limits {
     int pools = 200;  // for each failure
-    // For all failures together, checked between trials.
+    // All failures together have this limit, which is checked between trials.
     std::chrono::seconds time{900};
   };
   // `progress` is called before every trial with what it tries.
@@ -69,7 +69,7 @@ struct Minimised {
 Minimised Minimise(std::size_t count,
                    const std::function<std::optional<bool>(const std::vector<std::size_t>&)>& causes);
 
-// The shell command that runs cells of one world size one after another in one fresh daemon, by writing their requests to
+// Returns the shell command that runs cells of one world size one after another in one fresh daemon, by writing their requests to
 // its stdin.
 std::string SequenceCommand(const std::vector<suite::Cell>& cells, const PoolOptions& pool_options,
                             const RunOptions& run_options);

@@ -12,22 +12,21 @@
 
 #include "base/visible_devices.h"
 #include "client/command/command.h"
-#include "client/command/text.h"
 #include "client/src/daemon.h"
 #include "client/src/process.h"
-#include "client/src/search_path.h"
+#include "client/src/shell.h"
 
 namespace cppool::command {
 namespace {
 
-// The path of a program in PATH; empty when it is not there.
+// Returns the path of a program in PATH; empty when it is not there.
 std::string InPath(const std::string& program) {
   for (const std::string& folder : client::SearchPath())
     if (client::IsProgram(folder + "/" + program)) return folder + "/" + program;
   return "";
 }
 
-// The output of a program, or why there is none.
+// Returns the output of a program, or why there is none.
 std::string Capture(const std::string& path, const std::vector<std::string>& arguments,
                     std::chrono::milliseconds limit) {
   using client::Clock;
@@ -51,7 +50,7 @@ std::string Capture(const std::string& path, const std::vector<std::string>& arg
   }
 }
 
-// The last line of the stderr of a failed start.
+// Returns the last line of the stderr of a failed start.
 std::string Reason(const PoolError& error) {
   std::istringstream text(error.stderr_tail());
   std::string last;

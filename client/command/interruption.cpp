@@ -22,9 +22,9 @@ constexpr std::chrono::seconds kLastWords{2};
 
 }  // namespace
 
-Interruption::Interruption(std::function<void(int)> last_words) {
+Interruption::Interruption(std::function<void(int)> last_words, std::function<void()> where) {
   sigemptyset(&signals_);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
     struct sigaction action;
     sigaction(signal, nullptr, &action);
     if (action.sa_handler != SIG_IGN)
@@ -34,24 +34,28 @@ Interruption::Interruption(std::function<void(int)> last_words) {
   over_ = eventfd(0, EFD_CLOEXEC);
   if (arrived_ < 0 || over_ < 0) throw std::system_error(errno, std::generic_category(), "signalfd");
   pthread_sigmask(SIG_BLOCK, &signals_, &before_);
-  thread_ = std::thread([this, last_words = std::move(last_words)] { Wait(last_words); });
+  thread_ = std::thread(
+      [this, last_words = std::move(last_words), where = std::move(where)] { Wait(last_words, where); });
 }
 
 Interruption::~Interruption() {
   const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t told = write(over_, &one, sizeof one);
+  [[maybe_unused]] const ssize_t written = write(over_, &one, sizeof one);
   thread_.join();
   pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   close(arrived_);
   close(over_);
 }
 
-void Interruption::Wait(const std::function<void(int)>& last_words) const {
+void Interruption::Wait(const std::function<void(int)>& last_words, const std::function<void()>& where) const {
   signalfd_siginfo signal;
-  do {
+  while (true) {
     pollfd fds[2] = {{arrived_, POLLIN, 0}, {over_, POLLIN, 0}};
     if (poll(fds, 2, -1) > 0 && fds[1].revents != 0) return;
-  } while (read(arrived_, &signal, sizeof signal) != sizeof signal);
+    if (read(arrived_, &signal, sizeof signal) != sizeof signal) continue;
+    if (signal.ssi_signo != SIGQUIT) break;
+    where();
+  }
   const int number = static_cast<int>(signal.ssi_signo);
   pthread_sigmask(SIG_UNBLOCK, &signals_, nullptr);  // a second one is delivered here
   std::thread([number] {                             // the words may block, on a pipe that nobody reads

@@ -1,4 +1,4 @@
-// Lets a process print its results so far before SIGINT, SIGTERM or SIGHUP ends it.
+// Lets a process print its results so far before SIGINT, SIGTERM or SIGHUP ends it, and where it is at SIGQUIT.
 #pragma once
 
 #include <signal.h>
@@ -8,19 +8,19 @@
 
 namespace cppool::command {
 
-// During its life the first of these signals calls `last_words` with its number on another thread and ends the process, as
+// During its life SIGQUIT calls `where` on another thread, and the process goes on. The first of the others calls `last_words` with its number on another thread and ends the process, as
 // the signal would have, when that returns or after two seconds. A second signal ends the process at once. An ignored
 // signal, as under nohup, stays ignored. The constructing thread and the threads that it starts have these signals blocked.
 // Throws std::system_error when there is no descriptor or thread left.
 class Interruption {
  public:
-  explicit Interruption(std::function<void(int)> last_words);
+  Interruption(std::function<void(int)> last_words, std::function<void()> where);
   ~Interruption();
   Interruption(const Interruption&) = delete;
   Interruption& operator=(const Interruption&) = delete;
 
  private:
-  void Wait(const std::function<void(int)>& last_words) const;
+  void Wait(const std::function<void(int)>& last_words, const std::function<void()>& where) const;
 
   sigset_t signals_, before_;
   int arrived_, over_;  // a signalfd; an eventfd

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "client/suite/value_text.h"
-#include "protocol/kernel_words.h"
 #include "protocol/parameters.h"
 
 namespace cppool::command {
@@ -20,7 +19,7 @@ class Maker {
         std::vector<std::string>* watched)
       : hello_(hello), messages_(messages), verbose_(verbose), watched_(watched) {}
 
-  // The library that a file is, or that a source becomes.
+  // Returns the library that a file is, or that a source becomes.
   std::string Make(const std::string& file) {
     Watch({file});
     if (!IsSource(file)) return file;
@@ -62,6 +61,12 @@ class Maker {
 
 }  // namespace
 
+protocol::KernelChoice ToKernels(const std::string& words) try {
+  return words.empty() ? protocol::KernelChoice() : protocol::ParseKernels(words);
+} catch (const protocol::InvalidRequest& error) {
+  throw suite::UsageError(std::string("--kernels: ") + error.what());
+}
+
 std::string NameSources(std::string text, const Sources& sources) {
   for (const auto& [library, source] : sources) {
     std::string name = source + " (compiled to " + library + ")";
@@ -74,16 +79,14 @@ std::string NameSources(std::string text, const Sources& sources) {
   return text;
 }
 
-std::optional<Libraries> MakeLibraries(const std::vector<std::string>& load, const std::string& kernels,
+std::optional<Libraries> MakeLibraries(const std::vector<std::string>& load, protocol::KernelChoice kernels,
                                        const std::function<Json()>& hello, std::ostream& messages,
                                        bool verbose, std::vector<std::string>* watched) try {
   Maker maker(hello, messages, verbose, watched);
   Libraries libraries;
   for (const std::string& file : load) libraries.load.push_back(maker.Make(file));
-  libraries.kernels = kernels;
-  const protocol::KernelWords words = protocol::ParseKernels(kernels);
-  if (!words.path.empty())
-    libraries.kernels = maker.Make(words.path) + (words.name.empty() ? "" : "," + words.name);
+  if (kernels.from == protocol::KernelChoice::From::kLibrary) kernels.path = maker.Make(kernels.path);
+  libraries.kernels = kernels.Words();
   libraries.sources = std::move(maker.sources);
   return libraries;
 } catch (const CompileError& error) {

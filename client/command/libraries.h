@@ -11,8 +11,12 @@
 #include <cppool/compile.h>
 
 #include "client/suite/cell.h"
+#include "protocol/kernel_choice.h"
 
 namespace cppool::command {
+
+// Whose kernels --kernels names; the empty text names none. Throws UsageError.
+protocol::KernelChoice ToKernels(const std::string& words);
 
 using Sources = std::map<std::string, std::string>;  // by the path of the library that each became
 
@@ -22,16 +26,16 @@ struct Libraries {
   Sources sources;
 };
 
-// A text of the daemon's with the source in place of its library: "mine.cu (compiled to LIBRARY)" where it is named first, then
+// Returns a text of the daemon's with the source in place of its library: "mine.cu (compiled to LIBRARY)" where it is named first, then
 // "mine.cu".
 std::string NameSources(std::string text, const Sources& sources);
 
 // `load` and `kernels` are the values of the options. `hello` gets the answer of the daemon that will load them; called only for a
 // .cu, which is compiled for the daemon's GPUs. `messages` gets a line before each source is compiled, which with `verbose` is the
 // compiler's command, and the compiler's warnings. Nothing when a source does not compile, or no daemon says for which GPUs to
-// compile it; `messages` has said why. `watched`, unless it is null, gets the files that were named and those that sources include,
+// compile it; `messages` has the reason. `watched`, unless it is null, gets the files that were named and those that sources include,
 // also of a source that does not compile.
-std::optional<Libraries> MakeLibraries(const std::vector<std::string>& load, const std::string& kernels,
+std::optional<Libraries> MakeLibraries(const std::vector<std::string>& load, protocol::KernelChoice kernels,
                                        const std::function<Json()>& hello, std::ostream& messages,
                                        bool verbose, std::vector<std::string>* watched = nullptr);
 
@@ -43,11 +47,11 @@ class LoadedCases {
   LoadedCases(const std::vector<std::string>& files, const std::vector<std::string>& load,
               const std::function<Json(const std::vector<std::string>&)>& list);
 
-  // The only case of all libraries together; empty: there are several, or nothing is known.
+  // Returns the only case of all libraries together; empty: there are several, or nothing is known.
   std::string only() const;
   // Throws UsageError that names a library of which none of the cells is a case, and its cases.
   void CheckUsed(const std::vector<suite::Cell>& cells) const;
-  // The files of which this is a case; where nothing is known, all of them.
+  // Returns the files of which this is a case; where nothing is known, all of them.
   std::vector<std::string> FilesWith(const std::string& case_name) const;
 
  private:

@@ -6,7 +6,6 @@
 
 #include "client/command/command.h"
 #include "client/command/libraries.h"
-#include "client/command/text.h"
 #include "client/suite/value_text.h"
 #include "protocol/parameters.h"
 
@@ -65,7 +64,7 @@ int List(const Arguments& arguments, const Streams& streams) {
   options.world_size = 1;
   Pool pool(options);
   const std::optional<Libraries> libraries = MakeLibraries(
-      arguments.daemon.libraries, "", [&] { return pool.Hello(); }, streams.err, false);
+      arguments.daemon.libraries, {}, [&] { return pool.Hello(); }, streams.err, false);
   if (!libraries) return kFailure;
   Json cases;
   try {

@@ -1,14 +1,22 @@
 // `cppool run`: one case or a suite, each cell in the warm pool of its world size. Its options are in run_arguments.h, its
 // output in run_report.h.
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <deque>
 #include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <utility>
 
+#include "base/unique_fd.h"
 #include "client/command/case_output.h"
 #include "client/command/command.h"
 #include "client/command/diagnose.h"
@@ -22,7 +30,6 @@
 #include "client/src/daemon.h"
 #include "client/suite/cell.h"
 #include "client/suite/value_text.h"
-#include "protocol/kernel_words.h"
 #include "protocol/parameters.h"
 
 namespace cppool::command {
@@ -51,7 +58,7 @@ class Run {
         outcomes_(cells_.size()),
         settled_(cells_.size()) {}
 
-  // The cells in the order in which they would run, each with the outcome that the daemon expects.
+  // Prints the cells in the order in which they would run, each with the outcome that the daemon expects.
   int List() {
     for (std::size_t index : suite::RunOrder(cells_)) {
       const suite::Cell& cell = cells_[index];
@@ -65,11 +72,17 @@ class Run {
     return ExitCode();
   }
 
+  // Another thread, while RunAll goes on: ends it soon.
+  void GiveUp() {
+    given_up_ = true;
+    runner_.GiveUp();
+  }
+
   int RunAll() {
     bool reported = false;
     const std::vector<std::size_t> order = suite::RunOrder(cells_);
     {
-      const Interruption interruption([this](int signal) { Interrupted(signal); });
+      const Interruption interruption([this](int signal) { Interrupted(signal); }, [this] { TellWhere(); });
       while (round_ <= rounds_ && RunRound(order)) ++round_;
       for (std::size_t index : order) Settle(index);
       const std::lock_guard lock(mutex_);
@@ -102,26 +115,38 @@ class Run {
     ExpectCells(order);
     done_ = 0;
     for (std::size_t index : order) {
-      for (int run = 0; run < runs_; ++run) {
-        if (Stops()) return false;
-        RunCell(index, run);
-      }
+      for (int run = 0; run < runs_; ++run)
+        if (Stops() || !RunCell(index, run)) {
+          if (!arguments_.until_fail) ForgetUnlessFailed(index);
+          return false;
+        }
       ++done_;
       if (!arguments_.until_fail) Settle(index);
     }
     return true;
   }
 
-  // `run`: how many of the cell there were in this round.
-  void RunCell(std::size_t index, int run) {
+  // A cell with runs to come has not passed.
+  void ForgetUnlessFailed(std::size_t index) {
+    const std::lock_guard lock(mutex_);
+    if (outcomes_[index] && outcomes_[index]->failures == 0) outcomes_[index].reset();
+  }
+
+  // `run`: how many of the cell there were in this round. False: it was cut short, and does not count.
+  bool RunCell(std::size_t index, int run) {
     const suite::Cell& cell = cells_[index];
     report_.Progress(static_cast<int>(done_),
                      round_ > 1 ? "round " + std::to_string(round_) + ", " + cell.name : cell.name,
                      static_cast<double>(run) / runs_);
     const RunOptions options = WithinLimit();
     Outcome outcome = runner_.Run(cell, options);
+    if (given_up_) return !Stops();
     const bool cut = outcome.timed_out && options.deadline < run_options_.deadline;
-    if (cut && outcomes_[index]) return;  // what it did before counts
+    // One that was retried counts: its daemon died before the limit.
+    if (cut && outcome.lost.empty() && outcomes_[index] && !HadTime(options.deadline, *outcomes_[index])) {
+      if (!arguments_.until_fail) Stop("at the limit of the run (--limit)");
+      return false;
+    }
     if (cut)
       outcome.error = "ended by the limit of the run (--limit), not by its own deadline of " +
                       client::Seconds(run_options_.deadline) + ": " + outcome.error;
@@ -145,6 +170,7 @@ class Run {
     }
     if (failed_in_ == 0 && report_.fails(*outcomes_[index])) failed_in_ = round_;
     ran_ = ran_ || outcomes_[index]->kind != Status::kSkipped;
+    return true;
   }
 
   // Counts and prints the cell's outcome, if it has one; once.
@@ -159,19 +185,28 @@ class Run {
     report_.PrintOutcome(cells_[index], *outcomes_[index]);
   }
 
-  // Whether nothing is to run any more; where cells are left that have not run as asked, stopped_ says why.
+  // Returns whether nothing is to run any more; where cells are left that have not run as asked, stopped_ says why.
   bool Stops() {
-    const auto stop = [this](const std::string& why) {
-      stopped_ = "stopped " + why + " with " + std::to_string(round_ > 1 ? cells_.size() : done_) + " of " +
-                 std::to_string(cells_.size()) + " cells done";
-      return true;
-    };
-    if (arguments_.fail_fast && report_.failing() > 0) return stop("after the first failure (--fail-fast)");
+    if (given_up_) return Stop("since a file was saved again,");
+    if (arguments_.fail_fast && report_.failing() > 0) return Stop("after the first failure (--fail-fast)");
     if (failed_in_ > 0 && arguments_.until_fail)
-      return stop("after the first failure, in round " + std::to_string(failed_in_) + " (--until-fail),");
-    if (round_ > 1 && !ran_) return stop("after a round in which nothing ran (--until-fail),");
+      return Stop("after the first failure, in round " + std::to_string(failed_in_) + " (--until-fail),");
+    if (round_ > 1 && !ran_) return Stop("after a round in which nothing ran (--until-fail),");
     if (arguments_.limit <= 0 || Left() > std::chrono::milliseconds(0)) return false;
-    return round_ > 1 || stop("at the limit of the run (--limit)");
+    return round_ > 1 || Stop("at the limit of the run (--limit)");
+  }
+
+  bool Stop(const std::string& why) {
+    stopped_ = "stopped " + why + " with " + std::to_string(round_ > 1 ? cells_.size() : done_) + " of " +
+               std::to_string(cells_.size()) + " cells done";
+    return true;
+  }
+
+  // Returns whether a run of the cell that did not end in this time has hung, by the time that its runs before took.
+  static bool HadTime(std::chrono::milliseconds time, const Outcome& before) {
+    constexpr double kSlowest = 10, kLeast = 1;  // times the mean, and seconds
+    return std::chrono::duration<double>(time).count() >
+           kLeast + kSlowest * before.daemon_seconds / before.attempts;
   }
 
   static std::string Rounds(int count) { return std::to_string(count) + (count == 1 ? " round" : " rounds"); }
@@ -189,12 +224,19 @@ class Run {
     return options;
   }
 
-  // After List(): of the expected outcomes.
+  // After List() the outcomes are the expected ones.
   int ExitCode() const { return report_.counts().ran() > 0 && report_.failing() == 0 ? kSuccess : kFailure; }
 
-  // Called on another thread, while a cell may run: reports what is done.
+  // Called on another thread, while a cell may run, as the next ones.
+  void TellWhere() {
+    if (const std::string where = runner_.Where(); !where.empty()) report_.Complain(where);
+  }
+
+  // Reports what is done.
   void Interrupted(int signal) {
+    TellWhere();
     mutex_.lock();  // never unlocked: the main thread stops at its next outcome
+    runner_.GiveUp();
     std::vector<std::size_t> unsettled;
     for (std::size_t index : suite::RunOrder(cells_))
       if (outcomes_[index] && !settled_[index]) unsettled.push_back(index);
@@ -223,18 +265,46 @@ class Run {
   Diagnoser diagnoser_;
   std::string diagnosed_;  // the cell that is being diagnosed
   RunReport report_;
-  const int rounds_, runs_;  // of all cells; of a cell in a round
+  const int rounds_, runs_;  // All cells run in each round, each of them `runs_` times.
   int round_ = 1;
   std::size_t done_ = 0;  // cells of this round
   int failed_in_ = 0;     // the round of the first failure; 0: none
   bool ran_ = false;      // a cell was not skipped
+  std::atomic<bool> given_up_{false};
   std::string stopped_;   // why cells have not run; empty: nothing stopped the run
   std::mutex mutex_;  // guards the members below, and the counts and the JUnit file of the report
-  std::vector<std::optional<Outcome>> outcomes_;  // of cells_, of their runs so far; empty: not run yet
-  std::vector<bool> settled_;                     // of cells_: the report has counted it
+  // Each has an entry for each of cells_.
+  std::vector<std::optional<Outcome>> outcomes_;  // the runs so far; empty: not run yet
+  std::vector<bool> settled_;                     // the report has counted it
 };
 
-// The command as often as it is run: once, or with --watch at each save.
+// During its life a run is given up when a file is saved, which `saved` then is.
+class GivesUpWhenSaved {
+ public:
+  GivesUpWhenSaved(FileWatch& watch, Run& run, std::string& saved) : over_(eventfd(0, EFD_CLOEXEC)) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);  // signals are for Interruption
+    thread_ = std::thread([this, &watch, &run, &saved] {
+      saved = watch.Wait(over_.get());
+      if (!saved.empty()) run.GiveUp();
+    });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+  ~GivesUpWhenSaved() {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const ssize_t told = write(over_.get(), &one, sizeof one);
+    thread_.join();
+  }
+  GivesUpWhenSaved(const GivesUpWhenSaved&) = delete;
+  GivesUpWhenSaved& operator=(const GivesUpWhenSaved&) = delete;
+
+ private:
+  const base::UniqueFd over_;
+  std::thread thread_;
+};
+
+// Runs the command once, or with --watch at each save.
 class Rounds {
  public:
   Rounds(const RunArguments& arguments, const Streams& streams)
@@ -259,10 +329,14 @@ class Rounds {
     runner_.NameSources(libraries->sources);
     options.load = std::move(libraries->load);
     options.kernels = std::move(libraries->kernels);
+    CellRunner::Check(options);
     const LoadedCases loaded(arguments_.daemon.libraries, options.load,
                              [this](const auto& load) { return runner_.List(FirstWorld(), load); });
     Run run(arguments_, std::move(options), CellsWith(loaded), loaded, runner_, output_, streams_);
-    return arguments_.list ? run.List() : run.RunAll();
+    if (arguments_.list) return run.List();
+    if (!watch) return run.RunAll();
+    const GivesUpWhenSaved saved(*watch, run, saved_);
+    return run.RunAll();
   }
 
   // Until it is interrupted.
@@ -279,15 +353,18 @@ class Rounds {
         streams_.err << "cppool: " << error.what() << "\n";
       }
       streams_.out << std::flush;
-      streams_.err << "cppool: waiting for a save of " << protocol::Join(Named())
-                   << " or of a file that is included; Ctrl-C ends this" << std::endl;
-      streams_.err << "cppool: " << watch.Wait() << " was saved" << std::endl;
+      if (saved_.empty()) {
+        streams_.err << "cppool: waiting for a save of " << protocol::Join(Named())
+                     << " or of a file that is included; Ctrl-C ends this" << std::endl;
+        saved_ = watch.Wait();
+      }
+      streams_.err << "cppool: " << std::exchange(saved_, "") << " was saved" << std::endl;
       runner_.StartOver();
     }
   }
 
  private:
-  // The cells, with the default case that the libraries make.
+  // Returns the cells, with the default case that the libraries make.
   std::vector<suite::Cell> CellsWith(const LoadedCases& loaded) const {
     if (cells_.empty() || arguments_.daemon.libraries.empty()) return cells_;
     RunArguments arguments = arguments_;
@@ -297,11 +374,11 @@ class Rounds {
     loaded.CheckUsed(CellsOf(arguments, streams_));
     return cells;
   }
-  // The files that the options name.
+  // Returns the files that the options name.
   std::vector<std::string> Named() const {
     std::vector<std::string> files = arguments_.daemon.libraries;
-    const protocol::KernelWords kernels = protocol::ParseKernels(arguments_.kernels);
-    if (!kernels.path.empty()) files.push_back(kernels.path);
+    const protocol::KernelChoice& kernels = arguments_.kernels;
+    if (kernels.from == protocol::KernelChoice::From::kLibrary) files.push_back(kernels.path);
     return files;
   }
   int FirstWorld() const { return cells_.empty() ? 1 : cells_[suite::RunOrder(cells_).front()].world_size; }
@@ -311,6 +388,7 @@ class Rounds {
   const std::vector<suite::Cell> cells_;
   CaseOutput output_;
   CellRunner runner_;
+  std::string saved_;  // while the cells ran
 };
 
 int RunCommand(const RunArguments& arguments, const Streams& streams) {

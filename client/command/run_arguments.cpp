@@ -9,6 +9,7 @@
 
 #include "base/new_file.h"
 #include "client/command/sweep.h"
+#include "client/suite/repeat.h"
 #include "client/suite/suite.h"
 #include "client/suite/value_text.h"
 #include "protocol/json_text.h"
@@ -22,6 +23,8 @@ Fault ToFault(const std::string& text) {
   Fault fault;
   const auto first = text.find(':'), second = first == std::string::npos ? first : text.find(':', first + 1);
   fault.kind = text.substr(0, first);
+  if (fault.kind.empty())
+    throw suite::UsageError("--fault takes KIND[:RANK[:STAGE]]: '" + text + "' has no kind");
   if (second != std::string::npos) fault.stage = text.substr(second + 1);
   if (first == std::string::npos) return fault;
   const std::string rank = text.substr(first + 1, second == std::string::npos ? second : second - first - 1);
@@ -102,18 +105,18 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
       ->check(CLI::Range(std::int64_t{1}, std::numeric_limits<std::int64_t>::max()))
       ->needs(suite);
   AddDeadline(run, &arguments->deadline, "Seconds for each case");
-  run.add_option("--perturb", arguments->perturb, "A seed of random delays at every mark")
+  run.add_option("--perturb", arguments->options.perturb, "A seed of random delays at every mark")
       ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
-  run.add_option("--dump", arguments->dump, "Writes the case's tensors to this folder, as .npy")
+  run.add_option("--dump", arguments->options.dump, "Writes the case's tensors to this folder, as .npy")
       ->check(IsPath)
       ->check(IsUtf8)
       ->excludes(suite);
-  run.add_option("--inputs", arguments->inputs,
+  run.add_option("--inputs", arguments->options.inputs,
                  "Reads q, k, v, dout, bias and softmax_offset from this folder, as .npy")
       ->check(IsPath)
       ->check(IsUtf8)
       ->excludes(suite);
-  run.add_option("--trace", arguments->trace,
+  run.add_option("--trace", arguments->options.trace,
                  "Writes a timeline of the case to this file, as Chrome's JSON: open it in ui.perfetto.dev")
       ->check(IsPath)
       ->check(IsUtf8)
@@ -122,12 +125,13 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
         return why.empty() ? "" : "cannot write " + protocol::Quoted(file) + ": " + why;
       })
       ->excludes(suite);
-  run.add_option("--kernels", arguments->kernels,
-                 "Whose attention kernels: cppool (default), cudnn, a library or source with kernels of "
-                 "cppool/attention.h, or FILE.so,NAME for one of several")
+  run.add_option_function<std::string>(
+         "--kernels", [arguments](const std::string& words) { arguments->kernels = ToKernels(words); },
+         "Whose attention kernels: cppool (default), cudnn, a library or source with kernels of "
+         "cppool/attention.h, or FILE.so,NAME for one of several")
       ->check(IsUtf8);
-  run.add_option(
-         "--fault", arguments->fault,
+  run.add_option_function<std::string>(
+         "--fault", [arguments](const std::string& text) { arguments->options.fault = ToFault(text); },
          "KIND[:RANK[:STAGE]]: injects a fault into a rank at a mark, to test how failures are handled")
       ->check(IsUtf8)
       ->excludes(suite);
@@ -225,8 +229,8 @@ std::vector<suite::Cell> CellsOf(const RunArguments& arguments, const Streams& s
   if (product.size() > 1) {
     const std::string many =
         " of one case, and the lists of --param and --world-size make " + std::to_string(product.size());
-    if (!arguments.dump.empty()) throw suite::UsageError("--dump writes the tensors" + many);
-    if (!arguments.trace.empty()) throw suite::UsageError("--trace writes the timeline" + many);
+    if (!arguments.options.dump.empty()) throw suite::UsageError("--dump writes the tensors" + many);
+    if (!arguments.options.trace.empty()) throw suite::UsageError("--trace writes the timeline" + many);
   }
   suite::MakeNamesUnique(&product);
   if (arguments.shard.empty() || product.empty()) return product;
@@ -241,37 +245,22 @@ PoolOptions ToPoolOptions(const RunArguments& arguments) {
   PoolOptions options = ToPoolOptions(arguments.daemon);
   // A retry in a fresh daemon would hide from a diagnosis what earlier cells have polluted.
   options.retries = arguments.diagnose ? 0 : arguments.retries.value_or(1);
-  if (!arguments.fault.empty()) options.arguments.emplace_back("--allow-faults");
+  if (arguments.options.fault) options.arguments.emplace_back("--allow-faults");
   return options;
 }
 
 RunOptions ToRunOptions(const RunArguments& arguments) {
-  RunOptions options;
+  RunOptions options = arguments.options;
   options.deadline = ToMilliseconds(arguments.deadline);
-  if (arguments.perturb) options.perturb = static_cast<std::uint64_t>(*arguments.perturb);
-  options.dump = arguments.dump;
-  options.inputs = arguments.inputs;
-  options.trace = arguments.trace;
-  options.kernels = arguments.kernels;
-  if (!arguments.fault.empty()) options.fault = ToFault(arguments.fault);
+  options.kernels = arguments.kernels.Words();
   return options;
 }
 
-std::vector<std::string> CommonWords(const RunArguments& arguments, std::vector<std::string> libraries) {
-  DaemonArguments daemon = arguments.daemon;
-  daemon.libraries = std::move(libraries);
-  std::vector<std::string> words = ToWords(daemon);
-  auto add = [&](const char* name, const std::string& value) { words.insert(words.end(), {name, value}); };
-  if (arguments.deadline != RunArguments().deadline) {
-    for (std::string& word : DeadlineWords(arguments.deadline)) words.push_back(std::move(word));
-  }
-  if (arguments.perturb) add("--perturb", std::to_string(*arguments.perturb));
-  if (!arguments.dump.empty()) add("--dump", arguments.dump);
-  if (!arguments.inputs.empty()) add("--inputs", arguments.inputs);
-  if (!arguments.trace.empty()) add("--trace", arguments.trace);
-  if (!arguments.kernels.empty()) add("--kernels", arguments.kernels);
-  if (!arguments.fault.empty()) add("--fault", arguments.fault);
-  if (arguments.leaks_are_errors) add("--leaks", "error");
+std::vector<std::string> CommonWords(const RunArguments& arguments,
+                                     const std::vector<std::string>& libraries) {
+  std::vector<std::string> words =
+      suite::OptionWords(ToPoolOptions(arguments.daemon), libraries, ToRunOptions(arguments));
+  if (arguments.leaks_are_errors) words.insert(words.end(), {"--leaks", "error"});
   return words;
 }
 

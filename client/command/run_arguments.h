@@ -8,6 +8,7 @@
 
 #include "client/command/command.h"
 #include "client/suite/cell.h"
+#include "protocol/kernel_choice.h"
 
 namespace cppool::command {
 
@@ -20,8 +21,8 @@ struct RunArguments {
   std::vector<std::string> filters, params;
   double deadline = 90;         // seconds
   std::int64_t max_seqlen = 0;  // 0: lengths are not changed
-  std::optional<std::int64_t> perturb;
-  std::string dump, inputs, trace, kernels, fault;
+  RunOptions options;  // without the case, the deadline, `kernels` and the libraries
+  protocol::KernelChoice kernels;
   std::string shard;  // "i/n"; empty: all cells
   std::string log;    // a file; empty: none
   double limit = 0;   // seconds for the whole run; 0: none
@@ -42,6 +43,7 @@ PoolOptions ToPoolOptions(const RunArguments& arguments);
 RunOptions ToRunOptions(const RunArguments& arguments);  // without its libraries, which are made first
 
 // The words of a command that repeats any of the cells, beside those of the cell, with these `libraries` of --load.
-std::vector<std::string> CommonWords(const RunArguments& arguments, std::vector<std::string> libraries);
+std::vector<std::string> CommonWords(const RunArguments& arguments,
+                                     const std::vector<std::string>& libraries);
 
 }  // namespace cppool::command

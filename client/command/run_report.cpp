@@ -8,8 +8,9 @@
 #include <utility>
 
 #include "client/command/diagnose.h"
-#include "client/command/text.h"
+#include "client/command/command.h"
 #include "client/src/describe.h"
+#include "client/suite/repeat.h"
 #include "client/suite/value_text.h"
 #include "protocol/crash.h"
 
@@ -33,7 +34,7 @@ std::vector<std::string> LinesOf(const std::string& text) {
 
 constexpr char kTail[] = "the end of its stderr:";  // as PoolError has it
 
-// Text without what the daemon puts before its own messages: "[07:08:49.665] [cppoold 24396] [warning] [rank 1] ", "cppoold: ".
+// Cuts off what the daemon puts before its own messages: "[07:08:49.665] [cppoold 24396] [warning] [rank 1] ", "cppoold: ".
 std::string_view Message(std::string_view line) {
   if (line.starts_with("cppoold: ")) return line.substr(9);
   if (line.find("] [cppoold ") == std::string_view::npos) return line;
@@ -47,13 +48,12 @@ std::string_view Message(std::string_view line) {
 class Explanation {
  public:
   explicit Explanation(const Outcome& outcome) {
-    const bool told_by_verdict = outcome.verdict && outcome.verdict->kind == Verdict::Kind::kFlaky;
-    if (!outcome.flaky.empty() && !told_by_verdict) lines.push_back(outcome.flaky);
-    if (outcome.result) {
-      for (std::size_t i = 0; i < outcome.result->lost.size(); ++i)
-        Add("attempt " + std::to_string(i + 1) + ": " + outcome.result->lost[i].error);
-      AddChecks(outcome.result->checks);
-    }
+    const bool in_verdict = outcome.verdict && outcome.verdict->kind == Verdict::Kind::kFlaky;
+    if (!outcome.flaky.empty() && !in_verdict) lines.push_back(outcome.flaky);
+    for (std::size_t i = 0; i < outcome.lost.size(); ++i)  // without an answer, the error begins with the last one
+      if (!outcome.error.starts_with(outcome.lost[i].error))
+        Add("attempt " + std::to_string(i + 1) + ": " + outcome.lost[i].error);
+    if (outcome.result) AddChecks(outcome.result->checks);
     for (const std::string& line : LinesOf(outcome.error)) Add(line);
     if (lines.size() > 1 && lines.back() == kTail) lines.pop_back();
     if (outcome.result) AddRanks(*outcome.result);
@@ -79,38 +79,44 @@ class Explanation {
     // What failed first is in the errors of the ranks that waited for it, too.
     const std::string first = result.failure ? result.failure->detail : "";
     for (const Rank& rank : result.ranks) {
-      if (rank.ok || IsTold(rank.error) || NamesCheck(rank.error)) continue;
+      if (rank.ok || IsListed(rank.error) || NamesCheck(rank.error)) continue;
       std::string error = rank.error;
       if (const auto at = first.empty() ? std::string::npos : error.find(": " + first);
           at != std::string::npos)
         error.resize(at);
       lines.push_back("rank " + std::to_string(rank.rank) + ": " + error);
-      told_.push_back(rank.error);
+      listed_.push_back(rank.error);
     }
   }
 
   void Add(const std::string& line) {
     if (IsRepeated(line) || NamesCheck(line)) return;
     lines.push_back(line);
-    told_.push_back(line);
+    listed_.push_back(line);
   }
 
-  // A message of the daemon's; a case's own line is never one.
+  // A message of the daemon's may be repeated; a case's own line never is.
   bool IsRepeated(const std::string& line) const {
     const std::string_view message = Message(line);
-    return message.size() < line.size() && IsTold(message);
+    return message.size() < line.size() && IsListed(message);
   }
-  bool IsTold(std::string_view text) const {
-    return std::any_of(told_.begin(), told_.end(),
-                       [&](const std::string& told) { return told.find(text) != std::string::npos; });
+  bool IsListed(std::string_view text) const {
+    return std::any_of(listed_.begin(), listed_.end(),
+                       [&](const std::string& line) { return line.find(text) != std::string::npos; });
   }
   bool NamesCheck(const std::string& text) const {
     return std::any_of(failed_checks_.begin(), failed_checks_.end(),
                        [&](const std::string& check) { return text.find(check) != std::string::npos; });
   }
 
-  std::vector<std::string> told_, failed_checks_;
+  std::vector<std::string> listed_, failed_checks_;
 };
+
+// Adds how daemons ended that had the cell.
+void AddCrashes(const Outcome& outcome, Json* json) {
+  if (outcome.crash) (*json)["crash"] = client::Describe(*outcome.crash);
+  client::AddLost(outcome.flaky, outcome.lost, json);
+}
 
 Json OrNull(const std::string& text) { return text.empty() ? Json() : Json(text); }
 
@@ -145,10 +151,7 @@ void RunReport::PrintOutcome(const suite::Cell& cell, const Outcome& outcome) {
     json["attempts"] = outcome.asked ? Json(outcome.attempts) : Json();
     json["answer"] = outcome.result ? outcome.result->json : Json();
     if (!outcome.output.empty()) json["output"] = outcome.output;
-    if (outcome.crash) json["crash"] = client::Describe(*outcome.crash);
-    if (!outcome.flaky.empty()) json["flaky"] = outcome.flaky;
-    if (outcome.result)
-      for (const LostAttempt& lost : outcome.result->lost) json["lost"].push_back(client::Describe(lost));
+    AddCrashes(outcome, &json);
     if (outcome.verdict) json["verdict"] = DescribeVerdict(cell, *outcome.verdict);
     PrintJson(streams_.out, json);
     return;
@@ -187,17 +190,18 @@ void RunReport::PrintPassed(const suite::Cell& cell, const Result& result) {
 }
 
 void RunReport::PrintListed(const suite::Cell& cell, const Outcome& outcome) {
-  const bool skipped = outcome.kind == Outcome::Kind::kSkipped;
+  const bool flaky = !outcome.flaky.empty(), skipped = outcome.kind == Outcome::Kind::kSkipped;
   if (arguments_.json) {
     Json json = DescribeCell(cell);
-    json["would"] = skipped ? "skip" : outcome.failed() ? "fail" : "run";
+    json["would"] = flaky ? "flaky" : skipped ? "skip" : outcome.failed() ? "fail" : "run";
     json["error"] = OrNull(outcome.error);
+    AddCrashes(outcome, &json);
     PrintJson(streams_.out, json);
     return;
   }
   streams_.out << cell.name << ": " << Repeat(cell) << "\n";
-  std::string before = skipped ? "  would be skipped: " : "  would fail: ";
-  for (const std::string& line : LinesOf(outcome.error)) {
+  std::string before = flaky ? "  " : skipped ? "  would be skipped: " : "  would fail: ";
+  for (const std::string& line : flaky ? Explanation(outcome).lines : LinesOf(outcome.error)) {
     streams_.out << before << line << "\n";
     before = "    ";
   }
@@ -274,12 +278,12 @@ void RunReport::Close(const std::map<int, Json>& worlds, const std::string& ende
 
 void RunReport::CloseList() {
   if (arguments_.json) {
-    PrintJson(
-        streams_.out,
-        {{"summary", {{"run", counts().passed}, {"fail", counts().failed}, {"skip", counts().skipped}}}});
+    Json summary = {{"run", counts().passed}, {"fail", counts().failed}, {"skip", counts().skipped}};
+    if (counts().flaky > 0) summary["flaky"] = counts().flaky;
+    PrintJson(streams_.out, {{"summary", summary}});
   }
   Closing() << counts().passed << " would run, " << counts().failed << " would fail, " << counts().skipped
-            << " would be skipped\n";
+            << " would be skipped" << AndFlaky(counts()) << "\n";
 }
 
 void RunReport::CloseInterrupted(const std::string& why) {
@@ -304,7 +308,7 @@ std::string RunReport::RepeatAll(const suite::Cell& cell, const Verdict& verdict
   return SequenceCommand(sequence, ToPoolOptions(arguments_), ToRunOptions(arguments_));
 }
 
-// The verdict of a diagnosis, and how to repeat the failure.
+// Returns the verdict of a diagnosis, and how to repeat the failure.
 std::vector<std::string> RunReport::Advice(const suite::Cell& cell, const Outcome& outcome) const {
   std::vector<std::string> lines;
   if (outcome.verdict) lines.push_back("verdict: " + Describe(*outcome.verdict));

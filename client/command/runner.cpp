@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
+#include <stdexcept>
 #include <utility>
 
 #include "client/command/command.h"
 #include "client/src/describe.h"
 #include "client/src/request.h"
-#include "protocol/kernel_words.h"
+#include "client/suite/value_text.h"
 
 namespace cppool::command {
 
@@ -18,6 +18,7 @@ void Outcome::Add(Outcome next) {
   next.attempts += attempts;
   next.failures += failures;
   next.seconds += seconds;
+  next.daemon_seconds += daemon_seconds;
   if (!next.verdict) next.verdict = verdict;
   const Kind latest = next.kind;
   const auto rank = [](const Outcome& outcome) {
@@ -27,17 +28,23 @@ void Outcome::Add(Outcome next) {
     attempts = next.attempts;
     failures = next.failures;
     seconds = next.seconds;
+    daemon_seconds = next.daemon_seconds;
   } else {
     *this = std::move(next);
   }
   if (any_flaky)
-    flaky = failures > 0 ? client::FlakyOf(failures, attempts) : client::FlakyAt(latest, attempts);
+    flaky = failures > 0 ? client::FlakyOf(failures, attempts) : client::FlakyAt(ToString(latest), attempts);
+}
+
+void CellRunner::Check(const RunOptions& options) try {
+  client::ToRequest(Json(), options);
+} catch (const std::invalid_argument& error) {
+  throw suite::UsageError(error.what());
 }
 
 Outcome CellRunner::Run(const suite::Cell& cell, const RunOptions& options) {
   Outcome outcome = Ask(cell, options, &Pool::Run);
   outcome.failures = outcome.attempts - (outcome.failed() ? 0 : 1);
-  if (outcome.result) outcome.flaky = outcome.result->flaky;
   std::vector<suite::Cell>& history = histories_[cell.world_size];
   // A retry is answered by a daemon that has run nothing before.
   if (outcome.result && outcome.attempts > 1) history.clear();
@@ -123,7 +130,10 @@ Outcome CellRunner::Ask(const suite::Cell& cell, RunOptions options, Question qu
       outcome.error = "left something behind (--leaks error)";
       for (const std::string& warning : outcome.result->warnings) outcome.error += "\n" + warning;
     }
+    outcome.daemon_seconds = outcome.result->wall_ms / 1000;
     outcome.attempts = outcome.result->attempts;
+    outcome.flaky = outcome.result->flaky;
+    outcome.lost = outcome.result->lost;
     outcome.timed_out = outcome.result->failure && outcome.result->failure->kind == "timeout";
     const bool wanted = outcome.failed() || outcome.attempts > 1 || rules_.all_output;
     if (wanted || output_) {  // reads all that was written, so that it counts for this cell
@@ -135,6 +145,8 @@ Outcome CellRunner::Ask(const suite::Cell& cell, RunOptions options, Question qu
     outcome.error = error.what();
     outcome.attempts = error.attempts();
     outcome.crash = error.crash();
+    outcome.flaky = error.flaky();
+    outcome.lost = error.lost();
     outcome.timed_out = error.kind() == PoolError::Kind::kTimeout;
     if (error.kind() == PoolError::Kind::kStart) {
       Outcome not_started = NotStarted(cell, error);
@@ -151,20 +163,17 @@ void CellRunner::NameSources(Outcome& outcome) const {
   const auto name = [this](std::string& text) { text = command::NameSources(std::move(text), sources_); };
   name(outcome.error);
   if (outcome.crash) name(outcome.crash->error);
+  for (LostAttempt& lost : outcome.lost) name(lost.error);
   if (!outcome.result) return;
   name(outcome.result->error);
-  for (LostAttempt& lost : outcome.result->lost) name(lost.error);
   if (outcome.result->failure) name(outcome.result->failure->detail);
   for (Rank& rank : outcome.result->ranks) name(rank.error);
   for (std::string& warning : outcome.result->warnings) name(warning);
 }
 
 std::map<std::string, std::string> CellRunner::Digests(const RunOptions& options) const {
-  std::vector<std::string> named = client::AbsolutePaths(options.load);
-  if (const std::string path = protocol::ParseKernels(options.kernels).path; !path.empty())
-    named.push_back(std::filesystem::absolute(path).string());
   std::map<std::string, std::string> digests;
-  for (const std::string& file : named)
+  for (const std::string& file : protocol::NamedLibraries(client::ToRequest(Json(), options)))
     if (const auto known = digests_.find(file); known != digests_.end()) digests.insert(*known);
   return digests;
 }
@@ -203,11 +212,43 @@ const Json& CellRunner::Hello(int world_size) {
 // Memory that is short may be that of the pools beside this one.
 Result CellRunner::AskPool(Pool& pool, const suite::Cell& cell, const RunOptions& options,
                            Question question) {
+  struct Asked {
+    CellRunner& runner;
+    Asked(CellRunner& asking, Pool* pool) : runner(asking) { Set(pool); }
+    ~Asked() { Set(nullptr); }
+    void Set(Pool* pool) const {
+      const std::lock_guard lock(runner.asked_mutex_);
+      runner.asked_ = pool;
+    }
+  } const asked{*this, &pool};
   Result result = (pool.*question)(cell.params, options);
   const bool short_of_memory = result.failure && result.failure->kind == "out_of_memory";
   if (!short_of_memory || (next_ == 0 && !ended_.valid())) return result;
   StopOthers();
   return (pool.*question)(cell.params, options);
+}
+
+template <typename Use>
+void CellRunner::WithAsked(Use use) {
+  const std::lock_guard lock(asked_mutex_);
+  if (!asked_) return;
+  try {
+    use(*asked_);
+  } catch (const PoolError&) {  // an older daemon
+  }
+}
+
+std::string CellRunner::Where() {
+  std::string where;
+  WithAsked([&](Pool& pool) {
+    const Json status = pool.Status();
+    if (!status.at("running").is_null()) where = status.at("text");
+  });
+  return where;
+}
+
+void CellRunner::GiveUp() {
+  WithAsked([](Pool& pool) { pool.Cancel(); });
 }
 
 // Starts the pool of the next world size when the cells before it will take no longer than that.

@@ -5,6 +5,7 @@
 #include <deque>
 #include <future>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -19,7 +20,7 @@
 
 namespace cppool::command {
 
-// An answer, or why there is none.
+// Holds an answer, or why there is none.
 struct Outcome {
   using Kind = Status;
   Kind kind = Kind::kError;
@@ -28,23 +29,25 @@ struct Outcome {
   // After an answered failure. Without an answer, `error` ends with it.
   std::string stderr_tail;
   std::optional<Crash> crash;  // where the daemon was when the case ended it, if it could say
-  // Of a failure or a flaky run, and with `all_output` of every cell: the lines that its daemon wrote on stderr meanwhile.
+  std::vector<LostAttempt> lost;  // how the daemons before it ended, in order
+  // The lines that its daemon wrote on stderr meanwhile: after a failure or a flaky run, and with `all_output` always.
   std::vector<std::string> output;
   double seconds = 0;
+  double daemon_seconds = 0;  // between requests and their answers alone
   bool asked = true;       // false: there was no daemon
   bool timed_out = false;  // its deadline passed
   int attempts = 1;  // daemons that were sent it; in each run all but the last died or broke the protocol
-  int failures = 0;  // of these attempts
-  // "flaky (passed at attempt 2)", "flaky (failed 1 of 4)"; empty: it ended in the same way each time.
+  int failures = 0;  // how many of these attempts failed
+  // "flaky (passed at attempt 2)", "flaky (timeout at attempt 2)", "flaky (failed 1 of 4)"; empty: it ended in the same way each time.
   std::string flaky;
-  std::optional<Verdict> verdict;  // of a failure that was diagnosed
+  std::optional<Verdict> verdict;  // present after a diagnosis
 
   bool failed() const { return kind == Kind::kFailed || kind == Kind::kError; }
-  // Whether it makes a run fail: `flaky_passes` allows a flaky one of which every run passed in the end.
+  // Returns whether it makes a run fail: `flaky_passes` allows a flaky one of which every run passed in the end.
   bool Fails(bool flaky_passes) const {
     return failed() || (!flaky.empty() && !(flaky_passes && kind == Kind::kPassed));
   }
-  // Adds a further run of the same cell. What is told is the first run that failed, else the first that was flaky, else the last.
+  // Adds a further run of the same cell. It keeps the first run that failed, else the first that was flaky, else the last.
   void Add(Outcome next);
 };
 
@@ -62,22 +65,26 @@ class CellRunner {
       : options_(std::move(pool_options)), rules_(rules), output_(output) {}
   ~CellRunner();
 
-  // The world sizes of the cells to come, in their order. Without it no pool starts before its first cell.
+  // Names the world sizes of the cells to come, in their order. Without it no pool starts before its first cell.
   void Expect(std::deque<int> world_sizes) { upcoming_ = std::move(world_sizes); }
 
+  // Throws UsageError for options that no request can have, such as too many libraries.
+  static void Check(const RunOptions& options);
   // The case's name is the cell's. Another daemon is asked as often as the options of the pools say (retries).
   Outcome Run(const suite::Cell& cell, const RunOptions& options);
-  // The answer to `hello` of a daemon of this world size, which is started if there is none. Throws PoolError.
+  // Returns the answer to `hello` of a daemon of this world size, which is started if there is none. Throws PoolError.
   const Json& Hello(int world_size);
-  // The answer to `list` of such a daemon, with the cases of these libraries. Throws PoolError.
+  // Returns the answer to `list` of such a daemon, with the cases of these libraries. Throws PoolError.
   Json List(int world_size, const std::vector<std::string>& load) {
-    Hello(world_size);
-    return PoolOf(world_size).List(load);
+    const Json& hello = Hello(world_size);
+    Json answer = PoolOf(world_size).List(load);
+    KeepDigests(hello, answer);
+    return answer;
   }
   // Outcomes name these sources in place of the libraries that they became.
   void NameSources(const Sources& sources) { sources_.insert(sources.begin(), sources.end()); }
-  // The content of the libraries that `options` name: that of the first answer. All further requests are sent with it, so that a library
-  // that is built again meanwhile does not change what runs.
+  // Returns the content of the libraries that `options` name: that of the first answer. All further requests are sent with it, so that
+  // a library that is built again meanwhile does not change what runs.
   std::map<std::string, std::string> Digests(const RunOptions& options) const;
   // Libraries are read again, and daemons that could not start are started again when they are needed.
   void StartOver() {
@@ -90,6 +97,11 @@ class CellRunner {
     return Ask(cell, options, &Pool::Validate);
   }
 
+  // Any thread, while a cell runs: where its ranks are, for people; empty: none runs, or its daemon cannot say.
+  std::string Where();
+  // Any thread, likewise: ends the run of the cell, whose outcome is then of no use. Returns when the daemon has heard of it.
+  void GiveUp();
+
   // Ends the daemon of the cell that was run last, and returns what that daemon had run before it, in order. The next
   // cell is run by another.
   std::vector<suite::Cell> Retire();
@@ -99,6 +111,8 @@ class CellRunner {
  private:
   using Question = Result (Pool::*)(const Json&, const RunOptions&);
   Outcome Ask(const suite::Cell& cell, RunOptions options, Question question);
+  template <typename Use>
+  void WithAsked(Use use);  // the pool that is asked, if there is one
   Pool& At(int world_size);
   Pool& PoolOf(int world_size);  // ends the daemons of others, unless they are kept
   void NameSources(Outcome& outcome) const;
@@ -109,25 +123,27 @@ class CellRunner {
   void StartNext(double seconds);
   void StopOthers();
 
-  const PoolOptions options_;  // of every pool, except its world size and what its stderr becomes
+  const PoolOptions options_;  // Every pool has them, but for its world size and on_stderr.
   const Rules rules_;
   CaseOutput* const output_;
   std::map<int, Pool> pools_;                   // by world size
-  int world_size_ = 0;                          // of the latest cell; 0: none
+  int world_size_ = 0;                          // the latest cell's; 0: none
   std::map<int, std::vector<suite::Cell>> histories_;  // by world size: what its daemon has run
   std::vector<suite::Cell> before_;             // what a daemon had run before the cell that it ended with
   std::map<int, Outcome> not_started_;          // by world size: the outcome of its further cells
   std::map<int, Json> worlds_;
   Sources sources_;
   std::map<std::string, std::string> digests_;  // by library: of the first answer that names it
+  std::mutex asked_mutex_;   // held while another thread uses the pool that is asked
+  Pool* asked_ = nullptr;    // null: none
 
   std::deque<int> upcoming_;   // the world sizes of the cells to come
-  double seconds_ = 0;         // of the cells of this world size so far
-  int cells_ = 0;              // their number
+  double seconds_ = 0;         // what the cells of this world size took so far
+  int cells_ = 0;              // how many of them have run
   int next_ = 0;               // the world size whose pool is started ahead; 0: none
   bool beside_ = false;        // another pool is up meanwhile
   std::future<Json> started_;  // its answer to `hello`
-  std::future<void> ended_;    // of the pool before this one
+  std::future<void> ended_;    // when the pool before this one has ended
 };
 
 }  // namespace cppool::command

@@ -18,7 +18,7 @@ struct SweepPoint {
   std::vector<Json> swept;  // its values on the axes that have more than one
 };
 
-// From "key=A,B" texts, as `--param` has them. Throws UsageError for a key that is given twice.
+// Reads "key=A,B" texts, as `--param` has them. Throws UsageError for a key that is given twice.
 std::vector<SweepAxis> SweepAxesOf(const std::vector<std::string>& params);
 
 // Every combination of the axes' values put over `cell`, the first axis varying slowest. Throws UsageError when there are more than

@@ -6,7 +6,7 @@
 #include <limits>
 #include <sstream>
 
-#include "client/command/text.h"
+#include "client/command/command.h"
 
 namespace cppool::command {
 namespace {
@@ -25,11 +25,11 @@ Json ToJson(const Counts& counts) {
           {"flaky", counts.flaky}};
 }
 
+}  // namespace
+
 std::string AndFlaky(const Counts& counts) {
   return counts.flaky > 0 ? ", " + std::to_string(counts.flaky) + " flaky" : "";
 }
-
-}  // namespace
 
 std::string Text(const Counts& counts) {
   return std::to_string(counts.passed) + " passed, " + std::to_string(counts.failed) + " failed, " +

@@ -18,6 +18,7 @@ struct Counts {
   int ran() const { return passed + failed + flaky; }
   int all() const { return ran() + skipped; }
 };
+std::string AndFlaky(const Counts& counts);  // ", 2 flaky"; empty when there are none
 std::string Text(const Counts& counts);  // "9 passed, 1 failed, 0 skipped", then ", 2 flaky" if there are any
 
 class Tally {
@@ -31,7 +32,7 @@ class Tally {
   // Tables. An empty one is not printed, nor that of the suites where there is only one.
   void PrintAxes(std::ostream& out) const;
   void PrintRatios(std::ostream& out) const;
-  void PrintReasons(std::ostream& out) const;  // of skipped cells
+  void PrintReasons(std::ostream& out) const;  // why cells were skipped
   void PrintVerdicts(std::ostream& out) const;
   void PrintSuites(std::ostream& out) const;
 

@@ -121,15 +121,19 @@ std::string FileWatch::ReadSaved() {
   return saved;
 }
 
-std::string FileWatch::Wait() {
+std::string FileWatch::Wait(int stop) {
   std::string first = std::exchange(missed_, "");
   const auto never = Clock::time_point::max();
   auto quiet = first.empty() ? never : Clock::now() + kQuiet;
   auto latest = first.empty() ? never : Clock::now() + kLongest;
   while (Clock::now() < std::min(quiet, latest)) {
-    pollfd fd = {events_.get(), POLLIN, 0};
+    pollfd fds[2] = {{events_.get(), POLLIN, 0}, {stop, POLLIN, 0}};
     const int timeout = first.empty() ? -1 : client::PollTimeout(std::min(quiet, latest));
-    if (poll(&fd, 1, timeout) <= 0) continue;  // the time has passed, or it was interrupted
+    if (poll(fds, 2, timeout) <= 0) continue;  // the time has passed, or it was interrupted
+    if (fds[1].revents != 0) {
+      missed_ = first;
+      return "";
+    }
     const std::string saved = ReadSaved();
     if (saved.empty()) continue;
     quiet = Clock::now() + kQuiet;

@@ -24,9 +24,10 @@ class FileWatch {
   // the system allows no further watch.
   void Add(const std::vector<std::string>& files);
 
-  // The first file that was saved since the last call; of a file that was added since, the save may have come before. Waits for one
-  // without a limit, and then until none was saved for a moment, since an editor or a build may save several.
-  std::string Wait();
+  // Returns the first file that was saved since the last call; of a file that was added since, the save may have come before. Waits for
+  // one without a limit, and then until none was saved for a moment, since an editor or a build may save several.
+  // Empty: `stop` (a descriptor; -1: none) has become readable; a file that was saved is the next call's.
+  std::string Wait(int stop = -1);
 
  private:
   void Follow(const std::string& file);    // watches the folders on the way to it

@@ -18,7 +18,6 @@
 #include "base/new_file.h"
 #include "client/src/compile_inputs.h"
 #include "client/src/run_tool.h"
-#include "client/src/search_path.h"
 #include "client/src/shell.h"
 
 namespace cppool {
@@ -31,7 +30,7 @@ using client::Words;
 constexpr base::FileCache::Limits kLibraries{256, std::uint64_t{1} << 30};
 constexpr std::chrono::seconds kVersionLimit{30};
 constexpr int kMostTries = 3;  // compilations during each of which a file changes
-// What else decides over the library, with the flags.
+// These variables decide over the library, too.
 constexpr const char* kVariables[] = {
     "CPATH",       "C_INCLUDE_PATH",   "CPLUS_INCLUDE_PATH", "LIBRARY_PATH",      "COMPILER_PATH",
     "NVCC_CCBIN",  "GCC_EXEC_PREFIX",  "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CCC_OVERRIDE_OPTIONS",
@@ -64,7 +63,7 @@ std::optional<std::string> Find(const Words& names) {
   return std::nullopt;
 }
 
-// The words before the flags: the compiler with its path, and arguments that its variable holds.
+// Returns the words before the flags: the compiler with its path, and arguments that its variable holds.
 Words CompilerFor(Language language) {
   const char* variable = language == Language::kCuda ? "CUDACXX" : language == Language::kCpp ? "CXX" : "CC";
   Words words = client::Split(Variable(variable));
@@ -88,7 +87,7 @@ Words CompilerFor(Language language) {
                      " to its path");
 }
 
-// Where cppool/case.h is: in the prefix of the daemon, of this program, or that the library was configured for.
+// Returns where cppool/case.h is: in the prefix of the daemon, of this program, or that the library was configured for.
 std::string HeaderFolder() {
   Words folders;
   if (const std::string daemon = FindDaemon({}); !daemon.empty())
@@ -139,12 +138,12 @@ std::string VersionOf(const Words& compiler, const CompileOptions& options) {
   return end.output;
 }
 
-// Without characters that mean something to a shell, to nvcc, which passes names to one, or to make.
+// A plain path has no character that means something to a shell, to nvcc, which passes names to one, or to make.
 bool IsPlain(const std::string& path) {
   return client::ShellQuote(path) == path && path.find(',') == std::string::npos;
 }
 
-// A string literal of C.
+// Returns a string literal of C.
 std::string Literal(const std::string& text) {
   std::string literal = "\"";
   for (const char c : text) {
@@ -159,11 +158,11 @@ std::string WithoutBlanks(std::string text) {
   return text;
 }
 
-// A folder for one run of a compiler, which works on a copy of the source there, and gets plain names for folders. Removed with what
+// Makes a folder for one run of a compiler, which works on a copy of the source there, and gets plain names for folders. Removed with what
 // is in it.
-class Workplace {
+class CompileFolder {
  public:
-  explicit Workplace(std::string source) : source_(std::move(source)) {
+  explicit CompileFolder(std::string source) : source_(std::move(source)) {
     std::error_code ignored;
     const std::string folder = fs::temp_directory_path(ignored).string();
     path_ = (IsPlain(folder) && !folder.empty() ? folder : "/tmp") + "/cppool-compile-XXXXXX";
@@ -174,12 +173,12 @@ class Workplace {
     copy_ = path_ + "/" + plain;
     names_.emplace_back(copy_, source_);
   }
-  ~Workplace() {
+  ~CompileFolder() {
     std::error_code ignored;
     fs::remove_all(path_, ignored);
   }
-  Workplace(const Workplace&) = delete;
-  Workplace& operator=(const Workplace&) = delete;
+  CompileFolder(const CompileFolder&) = delete;
+  CompileFolder& operator=(const CompileFolder&) = delete;
 
   const std::string& path() const { return path_; }
   const std::string& copy() const { return copy_; }
@@ -196,7 +195,7 @@ class Workplace {
     file.Commit();
   }
 
-  // The folder, or a link to it that is named in its place.
+  // Returns the folder, or a link to it that is named in its place.
   std::string PlainFolder(const std::string& folder) {
     if (IsPlain(folder)) return folder;
     const std::string link = path_ + "/folder" + std::to_string(names_.size());
@@ -207,14 +206,14 @@ class Workplace {
     return link;
   }
 
-  // Whether a dependency is the source itself. nvcc lists it by the name that #line has, as the literal up to a quotation mark.
+  // Returns whether a dependency is the source itself. nvcc lists it by the name that #line has, as the literal up to a quotation mark.
   bool IsSource(const std::string& dependency) const {
     const std::string literal = Literal(source_).substr(1);
     return dependency == copy_ ||
            WithoutBlanks(dependency) == WithoutBlanks(literal.substr(0, literal.find('"')));
   }
 
-  // With the user's names in place of those here.
+  // Puts the user's names in place of those here.
   std::string Named(std::string text) const {
     for (const auto& [own, users] : names_)
       for (std::size_t at = 0; (at = text.find(own, at)) != std::string::npos; at += users.size())
@@ -228,7 +227,7 @@ class Workplace {
   std::vector<std::pair<std::string, std::string>> names_;  // those here, and the user's
 };
 
-// What does not change from one compilation of a source to the next.
+// These do not change from one compilation of a source to the next.
 struct Job {
   std::string source;  // absolute
   Language language;
@@ -252,8 +251,8 @@ struct Job {
     libraries = client::Split(Variable("LDFLAGS"));
   }
 
-  // As a user would call the compiler, or for the copy in a workplace.
-  Words Command(Workplace* place) const {
+  // Returns how a user would call the compiler, or the words for the copy in a folder of its own.
+  Words Command(CompileFolder* place) const {
     Words words = compiler;
     Append(&words, flags);
     if (place != nullptr) {
@@ -273,7 +272,7 @@ struct Job {
     return words;
   }
 
-  // Of all that decides over the library but the files that the compiler reads.
+  // Names all that decides over the library but the files that the compiler reads.
   std::string Key() const {
     std::string key = client::ShellCommand(Command(nullptr)) + "\n" + version;
     for (const char* name : kVariables) key += "\n" + Variable(name);
@@ -295,6 +294,15 @@ struct Job {
   }
 };
 
+// Returns whether it has no content, as /dev/null. What came through a FIFO or a socket is gone, so that nothing can be kept by it.
+bool IsDevice(const std::string& file) {
+  std::error_code missing;
+  const fs::file_status status = fs::status(file, missing);
+  if (fs::exists(status) && !fs::is_regular_file(status) && !fs::is_character_file(status))
+    throw CompileError(file + ": is included and no regular file: write what it gives to one");
+  return fs::is_character_file(status);
+}
+
 Words SplitLines(const std::string& text, char end) {
   std::istringstream stream(text);
   Words lines;
@@ -302,7 +310,7 @@ Words SplitLines(const std::string& text, char end) {
   return lines;
 }
 
-// What one compilation leaves to the next.
+// A compilation that is tried again knows this from the one before.
 struct Tries {
   Words included;       // the files that the source included
   std::string changed;  // one that changed meanwhile
@@ -326,7 +334,7 @@ std::optional<Compiled> TryCompile(const base::FileCache& cache, const Job& job,
     if (!digest) return std::nullopt;
     return base::FileCache::Name(job.source, *digest, ".so");
   };
-  const std::string list =  // of the files that it included when it was compiled last
+  const std::string list =  // has the files that it included when it was compiled last
       base::FileCache::Name(job.source, key, ".files");
   if (const auto files = cache.Read(list)) {
     compiled.included = SplitLines(*files, '\0');
@@ -339,7 +347,7 @@ std::optional<Compiled> TryCompile(const base::FileCache& cache, const Job& job,
     }
   }
   client::TakeIncludes(job.source, text, inputs.include_folders, &before);
-  Workplace place(job.source);
+  CompileFolder place(job.source);
   place.WriteCopy(text);
   if (options.on_command) options.on_command(compiled.command);
   const std::int64_t start = base::FileClock();
@@ -359,11 +367,16 @@ std::optional<Compiled> TryCompile(const base::FileCache& cache, const Job& job,
   }
   compiled.included.clear();
   for (const std::string& file : client::ReadDependencies(base::ReadWhole(place.dependencies()).bytes))
-    if (!place.IsSource(file)) compiled.included.push_back(place.Named(file));
+    if (!place.IsSource(file) && !IsDevice(file)) compiled.included.push_back(place.Named(file));
   const auto name = name_with(compiled.included);
   tries->included = compiled.included;
   tries->changed = before.Changed(compiled.included, start);
-  if (!name || !tries->changed.empty()) return std::nullopt;
+  if (!tries->changed.empty()) return std::nullopt;
+  if (!name) {
+    for (const Words& files : {inputs.files, compiled.included})
+      for (const std::string& file : files) base::ReadWhole(file);  // throws why one cannot be read
+    return std::nullopt;
+  }
   std::string lines;
   for (const std::string& file : compiled.included) lines += file + '\0';
   cache.Write(*name, base::ReadWhole(place.library()).bytes);

@@ -65,14 +65,6 @@ Words Split(const std::string& text) {
   return words;
 }
 
-Words SplitFolders(const std::string& search_path) {
-  std::istringstream stream(search_path);
-  Words folders;
-  for (std::string folder; std::getline(stream, folder, ':');)
-    if (!folder.empty()) folders.push_back(folder);
-  return folders;
-}
-
 bool Snapshot::Take(const std::string& file) {
   if (files_.count(file) != 0) return false;
   files_[file] = base::IdentityIfThere(file);

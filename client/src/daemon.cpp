@@ -21,6 +21,9 @@ constexpr std::size_t kMaxResponseBytes = 16 << 20;
 // Limit for a daemon that has closed a pipe to end, and for its last stderr to arrive.
 constexpr milliseconds kLastWords{500};
 constexpr milliseconds kFirstReading{1000};
+// For the answer to a request that is cancelled: the limits of a daemon after a failure, and what it needs to write it.
+constexpr milliseconds kCancelLimit{1500};
+constexpr milliseconds kSideLimit{500};  // for what is answered at once
 
 Process::Command DaemonCommand(const PoolOptions& options) {
   Process::Command command;
@@ -34,7 +37,7 @@ Process::Command DaemonCommand(const PoolOptions& options) {
   return command;
 }
 
-// Where the path of a daemon that does not start can be mended.
+// Returns where the path of a daemon that does not start can be mended.
 std::string WhoNames(const PoolOptions& options) {
   if (!options.daemon.empty()) return " (the option `daemon` names it)";
   const char* path = getenv("CPPOOL_DAEMON");
@@ -128,35 +131,85 @@ void Daemon::Greet() {
            std::to_string(protocol::kProtocolVersion) + ": install both from one build");
   if (member("world_size") != options_.world_size)
     refuse(Name() + "says that its world size is another one: " + protocol::JsonText(member("world_size")));
+  for (const Json& feature : answer.value("features", Json::array()))
+    if (feature.is_string()) features_.push_back(feature.get<std::string>());
   tail_->ForgetStart();
 }
 
-std::optional<StartFailure> Daemon::WhyNotStarted() const {
-  auto said = tail_->StartFailure();
-  if (!said) return std::nullopt;
-  return StartFailure{std::move(said->error),
-                      std::move(said->kind),
-                      std::move(said->detail),
-                      std::move(said->stage),
-                      said->rank,
-                      said->world_size,
-                      said->devices,
-                      std::move(said->backend),
-                      std::move(said->transport)};
+bool Daemon::Has(std::string_view feature) const {
+  return std::find(features_.begin(), features_.end(), feature) != features_.end();
 }
 
-std::optional<Crash> Daemon::WhyCrashed() const {
-  auto said = tail_->Crash();
-  if (!said) return std::nullopt;
-  return Crash{std::move(said->error),     std::move(said->rank),    std::move(said->stage),
-               std::move(said->case_name), std::move(said->library), std::move(said->stack)};
+void Daemon::SendSide(std::int64_t id, SideRequests& side, std::string& outgoing) {
+  for (auto& [kind, answer] : side.Take()) {
+    const bool cancel = kind == SideRequests::Kind::kCancel;
+    if (!Has(cancel ? "cancel" : "status")) {
+      answer.set_exception(std::make_exception_ptr(
+          PoolError(PoolError::Kind::kProtocol,
+                    Name() + "has no feature `" + (cancel ? "cancel" : "status") + "`: it is older than this client", "")));
+      continue;
+    }
+    protocol::Operation operation = protocol::StatusRequest{};
+    if (cancel) operation = protocol::CancelRequest{Json(id)};
+    side_answers_[++last_id_] = std::move(answer);
+    outgoing += protocol::SerializeRequest({Json(last_id_), std::move(operation)}) + "\n";
+  }
 }
 
-Json Daemon::Ask(protocol::Operation operation, Clock::time_point until) {
+void Daemon::AskToCancel(std::int64_t id, std::string& outgoing) {
+  if (Has("status")) {
+    status_id_ = ++last_id_;
+    outgoing += protocol::SerializeRequest({Json(status_id_), protocol::StatusRequest{}}) + "\n";
+  }
+  side_answers_[++last_id_] = {};
+  outgoing += protocol::SerializeRequest({Json(last_id_), protocol::CancelRequest{Json(id)}}) + "\n";
+}
+
+bool Daemon::GiveSideAnswer(const Json& id, const Json& answer) {
+  if (!id.is_number_integer()) return false;
+  if (status_id_ != 0 && id == status_id_) {
+    where_ = answer.value("text", "");
+    return true;
+  }
+  const auto found = side_answers_.find(id.get<std::int64_t>());
+  if (found == side_answers_.end()) return false;
+  found->second.set_value(answer);
+  side_answers_.erase(found);
+  return true;
+}
+
+// An answer that is left would meet the next request.
+void Daemon::AwaitSideAnswers() {
+  const auto until = Clock::now() + kSideLimit;
+  pollfd fd = {process_->output(), POLLIN, 0};
+  Json ignored;
+  try {
+    while (!side_answers_.empty() && Clock::now() < until) {
+      while (NextAnswer(0, until, &ignored)) {
+      }
+      if (!side_answers_.empty() && poll(&fd, 1, PollTimeout(until)) > 0 && !Receive()) return;
+    }
+  } catch (const Lost&) {  // for the next request
+  }
+}
+
+Json Daemon::Ask(protocol::Operation operation, Clock::time_point until, SideRequests* side) {
   DropStale(until);
   const std::int64_t id = ++last_id_;
-  const std::string line = protocol::SerializeRequest({Json(id), std::move(operation)}) + "\n";
-  std::string_view unsent = line;
+  std::string outgoing = protocol::SerializeRequest({Json(id), std::move(operation)}) + "\n";
+  std::string_view unsent = outgoing;
+  bool interrupted = false;
+  status_id_ = 0;
+  where_.clear();
+  // What is asked beside the request is answered before this returns, or not at all.
+  struct Unanswered {
+    std::map<std::int64_t, SideRequests::Answer>& answers;
+    ~Unanswered() {
+      for (auto& [number, answer] : answers) answer.set_value(std::nullopt);
+      answers.clear();
+    }
+  } const unanswered{side_answers_};
+  if (side) side->Sent();
   int input = process_->input();
   // The daemon's state is read near the end of the wait and at its end: the difference shows which threads work.
   const auto start = Clock::now();
@@ -165,29 +218,50 @@ Json Daemon::Ask(protocol::Operation operation, Clock::time_point until) {
   auto check_at = start + kInterruptionCheck;
   for (;;) {
     Json answer;
-    if (NextAnswer(id, until, &answer)) return answer;
+    if (NextAnswer(id, until, &answer)) {
+      AwaitSideAnswers();
+      if (!interrupted) return answer;
+      const bool fatal = answer.value("fatal", Json()) == true;
+      throw Lost{PoolError::Kind::kInterrupted,
+                 "the request was cancelled, since the call was interrupted" + (where_.empty() ? "" : ": " + where_),
+                 false, where_, !fatal};
+    }
     const auto now = Clock::now();
+    if (now >= until && interrupted)
+      throw Lost{PoolError::Kind::kInterrupted,
+                 Name() + "was killed, since the call was interrupted" + (where_.empty() ? "" : ": " + where_), false,
+                 where_};
     if (now >= until) {
       throw Lost{PoolError::Kind::kTimeout, Name() + "did not answer", false,
                  Describe(state.value_or(ProcessState{}), ReadProcessState(process_->pid()))};
     }
     if (!state && now >= read_state_at) state = ReadProcessState(process_->pid());
-    pollfd fds[3] = {{input, static_cast<short>(unsent.empty() ? 0 : POLLOUT), 0},
+    pollfd fds[4] = {{input, static_cast<short>(unsent.empty() ? 0 : POLLOUT), 0},
                      {process_->output(), POLLIN, 0},
-                     {process_->pidfd(), POLLIN, 0}};
+                     {process_->pidfd(), POLLIN, 0},
+                     {side && unsent.empty() ? side->fd() : -1, POLLIN, 0}};
     int wait = PollTimeout(state ? until : read_state_at);
     if (process_->pidfd() < 0) wait = std::min(wait, 50);  // without a pidfd: poll whether it has ended
-    if (options_.interrupted) wait = std::min(wait, PollTimeout(check_at));
-    const bool signalled = poll(fds, 3, wait) < 0;
-    if (options_.interrupted && (signalled || Clock::now() >= check_at)) {
+    if (options_.interrupted && !interrupted) wait = std::min(wait, PollTimeout(check_at));
+    const bool signalled = poll(fds, 4, wait) < 0;
+    if (options_.interrupted && !interrupted && (signalled || Clock::now() >= check_at)) {
       check_at = Clock::now() + kInterruptionCheck;
-      if (Interrupted(options_))
+      interrupted = Interrupted(options_);
+      if (interrupted && (!side || !unsent.empty() || !Has("cancel")))
         throw Lost{PoolError::Kind::kInterrupted, Name() + "was killed, since the call was interrupted"};
+      if (interrupted) {
+        outgoing.clear();
+        AskToCancel(id, outgoing);
+        unsent = outgoing;
+        until = std::min(until, Clock::now() + kCancelLimit);
+      }
     }
     if (signalled) continue;
     if (fds[1].revents != 0) {
       if (!Receive()) ThrowClosed("closed its stdout", until, !unsent.empty());
-    } else if (process_->Ended()) {  // all has been read, even if a grandchild holds the pipe
+    } else if (process_->Ended()) {
+      if (poll(&fds[1], 1, 0) > 0 && (fds[1].revents & POLLIN) != 0) continue;  // written since the last poll
+      // All has been read, even if a grandchild holds the pipe.
       ThrowClosed("ended", until, !unsent.empty());
     }
     // POLLERR: the daemon closed its stdin with a part of the request unread. POLLHUP alone: it read the request and then closed
@@ -196,12 +270,17 @@ Json Daemon::Ask(protocol::Operation operation, Clock::time_point until) {
         (fds[0].revents & POLLERR) != 0 || (fds[0].revents != 0 && !unsent.empty() && !Send(&unsent));
     if (refused) ThrowClosed("closed its stdin", until, !unsent.empty());
     if ((fds[0].revents & POLLHUP) != 0) input = -1;
+    if (fds[3].revents != 0 && unsent.empty()) {
+      outgoing.clear();
+      SendSide(id, *side, outgoing);
+      unsent = outgoing;
+    }
   }
 }
 
 void Daemon::DropStale(Clock::time_point until) {
   pollfd fd = {process_->output(), POLLIN, 0};
-  // As much as a pipe holds, or a little more. A flood goes on; the rest is read while waiting for the answer.
+  // It reads as much as a pipe holds, or a little more. A flood goes on; the rest is read while waiting for the answer.
   for (int i = 0; i < 16 && poll(&fd, 1, 0) > 0 && (fd.revents & POLLIN) != 0 && Receive(); ++i) {
   }
   Json answer;
@@ -252,12 +331,18 @@ bool Daemon::NextAnswer(std::int64_t id, Clock::time_point until, Json* answer) 
       throw Lost{PoolError::Kind::kProtocol,
                  Name() + "answered with JSON that is not an object: " + Excerpt(*text)};
     auto answered = answer->find("id");
+    if (answered != answer->end() && *answered == id && answer->contains("progress")) {
+      Log(*text);
+      if (Clock::now() >= until) return false;
+      continue;
+    }
     if (answered != answer->end() && *answered == id) return true;
     if (answered == answer->end()) {
       // The daemon could not parse a line: it must be this request, the only one without an answer.
       if (answer->value("ok", Json()) == false) return true;
       throw Lost{PoolError::Kind::kProtocol, Name() + "answered without the id: " + Excerpt(*text)};
     }
+    if (GiveSideAnswer(*answered, *answer)) continue;
     Log("an answer to another request, ignored: " + Excerpt(*text));
     if (options_.log && Clock::now() >= until) return false;
   }

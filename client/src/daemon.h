@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include <cppool/pool.h>
 #include "client/src/process.h"
+#include "client/src/side_requests.h"
 #include "client/src/stderr_tail.h"
 #include "protocol/framing.h"
 #include "protocol/request.h"
@@ -20,9 +22,11 @@ struct Lost {
   PoolError::Kind kind;
   std::string message;
   // The daemon was ending in order and had not read the request: this does not count as an attempt.
-  bool untaken = false;
-  // Of a daemon that does not answer: what its threads do, to be appended to the message.
+  bool unread = false;
+  // Says what the threads of a daemon do that does not answer. It is appended to the message.
   std::string state = {};
+  // The request was cancelled: the daemon can be asked again. `state` is then where its ranks were.
+  bool goes_on = false;
 };
 
 std::string Seconds(std::chrono::milliseconds time);  // "2.5 s"
@@ -30,8 +34,8 @@ std::string Seconds(std::chrono::milliseconds time);  // "2.5 s"
 // How long a wait may last before PoolOptions::interrupted is asked, and what it says; false without one, or when it throws.
 inline constexpr std::chrono::milliseconds kInterruptionCheck{100};
 bool Interrupted(const PoolOptions& options);
-std::vector<std::string> DaemonArguments(
-    const PoolOptions& options);                                  // of the command line, without the program
+// Returns the words of the command line after the program.
+std::vector<std::string> DaemonArguments(const PoolOptions& options);
 std::string DeviceList(const std::vector<std::string>& devices);  // as CUDA_VISIBLE_DEVICES has it
 
 class Daemon {
@@ -44,29 +48,38 @@ class Daemon {
 
   // Sends `hello` and checks the answer, within options.start_limit. Throws Lost of kind kStart.
   void Greet();
-  // Sends the request with a new id and returns its answer. Throws Lost when there is none by `until`: then the daemon must be killed.
-  Json Ask(protocol::Operation operation, Clock::time_point until);
+  // Sends the request with a new id and returns its answer. Throws Lost when there is none by `until`: then the daemon must be killed,
+  // unless Lost says that it goes on. `side`: of a `run` or `validate`, what other threads ask meanwhile; when the call is interrupted,
+  // the daemon is asked to cancel it. Null: neither.
+  Json Ask(protocol::Operation operation, Clock::time_point until, SideRequests* side = nullptr);
 
   bool Ended() { return process_->Ended(); }
   bool EndedInOrder() { return process_->EndedInOrder(); }
   std::string DescribeEnd() { return Name() + process_->DescribeEnd(); }
   std::string StderrText() const { return tail_->Text(); }
   void CatchUpStderr();  // waits until all that it has written is read, at most half a second
-  std::optional<StartFailure> WhyNotStarted() const;  // once it has ended
-  std::optional<Crash> WhyCrashed() const;            // likewise
+  std::optional<StartFailure> WhyNotStarted() const { return tail_->StartFailure(); }  // once it has ended
+  std::optional<Crash> WhyCrashed() const { return tail_->Crash(); }                   // once it has ended
 
   bool Stop();     // closes its input, waits for `grace`, then as Kill
   bool Kill();     // false: the process could not be ended; may be tried again
   void Abandon();  // in a forked child; the object must then be leaked
 
  private:
+  bool Has(std::string_view feature) const;
+  // Puts the requests of other threads behind what is being sent.
+  void SendSide(std::int64_t id, SideRequests& side, std::string& outgoing);
+  void AskToCancel(std::int64_t id, std::string& outgoing);  // and where the ranks are
+  void AwaitSideAnswers();
+  bool GiveSideAnswer(const Json& id, const Json& answer);   // false: it is not one
+
   void DropStale(Clock::time_point until);  // drops output from before a request: it cannot be its answer
   bool Send(std::string_view* unsent);      // false: the daemon has closed its stdin
   bool LeftUnread();  // whether the daemon closed its stdin before it had read everything; reported once
   bool Receive();     // false: end of file
   // Looks for the answer in what has been received. False: it is not there, or `until` has passed while PoolOptions::log was called.
   bool NextAnswer(std::int64_t id, Clock::time_point until, Json* answer);
-  // `part_unsent`: of the request.
+  // `part_unsent`: the daemon has not been sent the whole request.
   [[noreturn]] void ThrowClosed(const std::string& what, Clock::time_point until, bool part_unsent);
   std::string Name() const;  // "cppoold (pid 123, world size 2) "
   void Log(std::string_view line) const;
@@ -76,6 +89,10 @@ class Daemon {
   std::unique_ptr<StderrTail> tail_;
   protocol::LineReader reader_;
   std::int64_t last_id_ = 0;
+  std::vector<std::string> features_;  // of `hello`
+  std::map<std::int64_t, SideRequests::Answer> side_answers_;  // by id: of requests that have been sent
+  std::int64_t status_id_ = 0;  // of the `status` of an interrupted call; 0: none
+  std::string where_;           // its answer
 };
 
 }  // namespace cppool::client

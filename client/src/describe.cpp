@@ -1,31 +1,24 @@
 #include "client/src/describe.h"
 
+#include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "protocol/crash.h"
+#include "protocol/json_text.h"
+#include "protocol/response.h"
+#include "protocol/start.h"
+
 namespace cppool::client {
 
-Json Describe(const StartFailure& failure) {
-  Json json = {{"error", failure.error}, {"kind", failure.kind}};
-  for (const auto& [key, text] :
-       {std::pair("detail", &failure.detail), std::pair("stage", &failure.stage),
-        std::pair("backend", &failure.backend), std::pair("transport", &failure.transport)})
-    if (!text->empty()) json[key] = *text;
-  for (const auto& [key, number] :
-       {std::pair("rank", failure.rank), std::pair("world_size", failure.world_size),
-        std::pair("devices", failure.devices)})
-    if (number) json[key] = *number;
-  return json;
-}
-
 Json Describe(const Crash& crash) {
-  const auto or_null = [](const std::string& text) { return text.empty() ? Json() : Json(text); };
-  return {{"error", crash.error},
-          {"rank", crash.rank ? Json(*crash.rank) : Json()},
-          {"stage", or_null(crash.stage)},
-          {"case", or_null(crash.case_name)},
-          {"library", or_null(crash.library)},
-          {"stack", crash.stack}};
+  Json json = {{"rank", nullptr},
+               {"stage", nullptr},
+               {"case", nullptr},
+               {"library", nullptr},
+               {"stack", Json::array()}};
+  json.update(protocol::ToJson(crash));
+  return json;
 }
 
 Json Describe(const PoolError& error) {
@@ -34,16 +27,67 @@ Json Describe(const PoolError& error) {
                {"stderr_tail", error.stderr_tail()},
                {"diagnosis", error.diagnosis()},
                {"attempts", error.attempts()}};
-  if (error.start_failure()) json["start"] = Describe(*error.start_failure());
+  if (error.start_failure()) json["start"] = protocol::ToJson(*error.start_failure());
   if (error.crash()) json["crash"] = Describe(*error.crash());
+  AddLost(error.flaky(), error.lost(), &json);
   return json;
 }
 
-Json Describe(const LostAttempt& attempt) {
-  Json json = {
-      {"kind", ToString(attempt.kind)}, {"error", attempt.error}, {"stderr_tail", attempt.stderr_tail}};
-  if (attempt.crash) json["crash"] = Describe(*attempt.crash);
-  return json;
+void AddLost(const std::string& flaky, const std::vector<LostAttempt>& lost, Json* json) {
+  if (!flaky.empty()) (*json)["flaky"] = flaky;
+  for (const LostAttempt& attempt : lost) {
+    (*json)["lost"].push_back(
+        {{"kind", ToString(attempt.kind)}, {"error", attempt.error}, {"stderr_tail", attempt.stderr_tail}});
+    if (attempt.crash) (*json)["lost"].back()["crash"] = Describe(*attempt.crash);
+  }
+}
+
+Result ResultFromJson(Json json) {
+  protocol::RunResult read = protocol::RunResultFromJson(json);
+  Result result;
+  result.status = read.status;
+  result.error = std::move(read.error);
+  if (read.failure)
+    result.failure = {std::string(protocol::KindOf(*read.failure)), read.failure->rank, read.failure->stage,
+                      read.failure->detail};
+  result.fatal = read.fatal;
+  result.ranks = std::move(read.ranks);
+  result.checks = std::move(read.checks);
+  result.tflops = std::move(read.tflops);
+  result.wall_ms = read.wall_ms;
+  result.seed = read.seed;
+  result.stopped = std::move(read.stopped);
+  result.warnings = std::move(read.warnings);
+  result.leaks = read.leaks;
+  result.json = std::move(json);
+  return result;
+}
+
+Result ValidationFromJson(Json json) {
+  const auto runs = json.find("runs");
+  if (runs == json.end()) return ResultFromJson(std::move(json));
+  if (*runs != true || json.value("ok", Json()) != true)
+    throw std::runtime_error("in the response, \"runs\" is not true where \"ok\" is: " +
+                             protocol::EchoValue(json));
+  Result result;
+  result.status = Status::kPassed;
+  result.json = std::move(json);
+  return result;
+}
+
+std::vector<std::string> FeaturesFromJson(const Json& hello) {
+  const auto features = hello.find("features");
+  if (features == hello.end()) return {};
+  std::vector<std::string> names;
+  if (!features->is_array())
+    throw std::runtime_error("in the response, \"features\" is not a list: " +
+                             protocol::EchoValue(*features));
+  for (const Json& name : *features) {
+    if (!name.is_string())
+      throw std::runtime_error("in the response, a feature is not a string: " + protocol::EchoValue(name));
+    names.push_back(name.get<std::string>());
+  }
+  return names;
 }
 
 std::string Text(const Crash& crash) {
@@ -59,8 +103,8 @@ std::string Text(const Crash& crash) {
   return text;
 }
 
-std::string FlakyAt(Status status, int attempt) {
-  return "flaky (" + std::string(ToString(status)) + " at attempt " + std::to_string(attempt) + ")";
+std::string FlakyAt(std::string_view end, int attempt) {
+  return "flaky (" + std::string(end) + " at attempt " + std::to_string(attempt) + ")";
 }
 
 std::string FlakyOf(int failed, int of) {

@@ -1,22 +1,29 @@
-// What the client's types are as JSON, in the C interface and in `cppool run --json`, and as text. Members that are not known are null
-// or absent.
+// Writes the client's types as JSON, for the C interface and `cppool run --json`, and as text, and reads the daemon's answers. Members that
+// are not known are null or absent.
 #pragma once
 
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include <cppool/pool.h>
 
 namespace cppool::client {
 
-Json Describe(const StartFailure& failure);  // protocol/schema/start.schema.json
-Json Describe(const Crash& crash);           // {"error", "rank", "stage", "case", "library", "stack"}
-Json Describe(const PoolError& error);       // of <cppool/client.h>, CPPOOL_CLIENT_NO_ANSWER
-Json Describe(const LostAttempt& attempt);   // {"kind", "error", "stderr_tail", "crash" where it is known}
+Json Describe(const Crash& crash);      // {"error", "rank", "stage", "case", "library", "stack"}
+Json Describe(const PoolError& error);  // as <cppool/client.h> has it at CPPOOL_CLIENT_NO_ANSWER
+// Sets "flaky" and "lost", a list of {"kind", "error", "stderr_tail", "crash" where it is known}, unless they are empty.
+void AddLost(const std::string& flaky, const std::vector<LostAttempt>& lost, Json* json);
+
+// All throw std::runtime_error that says which member of the daemon's answer is wrong.
+Result ResultFromJson(Json json);
+Result ValidationFromJson(Json json);  // reads {"ok": true, "runs": true}, or what `run` would answer
+std::vector<std::string> FeaturesFromJson(const Json& hello);  // empty when `hello` has none
 
 std::string Text(
     const Crash& crash);  // its error, and what that does not have of the stage, the library and the stack
 
-std::string FlakyAt(Status status, int attempt);  // "flaky (passed at attempt 2)"
+std::string FlakyAt(std::string_view end, int attempt);  // "flaky (passed at attempt 2)"
 std::string FlakyOf(int failed, int of);          // "flaky (failed 1 of 4)"
 
 }  // namespace cppool::client

@@ -1,35 +1,15 @@
 #include <dlfcn.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <climits>
 #include <memory>
-#include <sstream>
 #include <utility>
 
 #include <cppool/pool.h>
-#include "client/src/search_path.h"
+#include "client/src/shell.h"
 
 namespace cppool {
-
-namespace client {
-
-std::vector<std::string> SearchPath() {
-  const char* path = getenv("PATH");
-  std::istringstream text(path != nullptr ? path : "");
-  std::vector<std::string> folders;
-  for (std::string folder; std::getline(text, folder, ':');)
-    if (!folder.empty()) folders.push_back(folder);
-  return folders;
-}
-
-bool IsProgram(const std::string& path) {
-  struct stat status {};
-  return stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) && access(path.c_str(), X_OK) == 0;
-}
-
-}  // namespace client
 
 namespace {
 
@@ -41,7 +21,7 @@ std::string Program() {
   return length <= 0 ? "" : std::string(path, static_cast<std::size_t>(length));
 }
 
-// The shared library that this code is in; empty when it is in the program itself.
+// Returns the shared library that this code is in; empty when it is in the program itself.
 std::string Library() {
   Dl_info info{};
   if (dladdr(reinterpret_cast<void*>(&Program), &info) == 0 || info.dli_fname == nullptr) return "";

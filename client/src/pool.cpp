@@ -12,7 +12,7 @@
 #include "client/src/daemon.h"
 #include "client/src/describe.h"
 #include "client/src/request.h"
-#include "client/src/result.h"
+#include "client/src/side_requests.h"
 
 namespace cppool {
 
@@ -23,7 +23,7 @@ using std::chrono::milliseconds;
 
 PoolError::PoolError(Kind kind, const std::string& message, std::string stderr_tail, int attempts,
                      std::optional<StartFailure> start_failure, std::string diagnosis,
-                     std::optional<Crash> crash)
+                     std::optional<Crash> crash, std::vector<LostAttempt> lost)
     : std::runtime_error(stderr_tail.empty() ? message
                                              : message + "\nthe end of its stderr:\n" + stderr_tail),
       kind_(kind),
@@ -31,7 +31,15 @@ PoolError::PoolError(Kind kind, const std::string& message, std::string stderr_t
       attempts_(attempts),
       start_failure_(std::move(start_failure)),
       diagnosis_(std::move(diagnosis)),
-      crash_(std::move(crash)) {}
+      crash_(std::move(crash)),
+      lost_(std::move(lost)) {}
+
+std::string PoolError::flaky() const {
+  if (kind_ == Kind::kStart || kind_ == Kind::kInterrupted) return "";  // the last daemon did not end the request
+  const bool differs =
+      std::any_of(lost_.begin(), lost_.end(), [this](const LostAttempt& lost) { return lost.kind != kind_; });
+  return differs ? client::FlakyAt(ToString(kind_), attempts_) : "";
+}
 
 std::string_view ToString(PoolError::Kind kind) {
   switch (kind) {
@@ -65,14 +73,16 @@ class Pool::State {
   // Sends the request, waits at most `limit` for the answer, and returns convert(answer, attempts before it). A std::runtime_error
   // of `convert` counts as a broken protocol.
   template <typename Convert>
-  auto Ask(const protocol::Operation& operation, milliseconds limit, Convert convert) {
+  auto Ask(const protocol::Operation& operation, milliseconds limit, Convert convert,
+           client::SideRequests* side = nullptr) {
     const Turn turn(this);
-    bool forgiven = false;
-    std::vector<LostAttempt> earlier;  // why another daemon is asked
+    const client::SideScope side_scope(side);
+    bool sent_again = false;  // A daemon may end between two requests once without counting as an attempt.
+    std::vector<LostAttempt> earlier;
     for (int attempt = 1;; ++attempt) {
       try {
         EnsureDaemon();
-        Json answer = daemon_->Ask(operation, Clock::now() + limit);
+        Json answer = daemon_->Ask(operation, Clock::now() + limit, side);
         const bool fatal = answer.value("fatal", Json()) == true;
         const Json respawn = answer.value("respawn", Json());
         try {
@@ -89,33 +99,35 @@ class Pool::State {
                      std::string("cppoold gave an answer that is not a result: ") + error.what()};
         }
       } catch (const Lost& lost) {
+        if (lost.goes_on) throw PoolError(lost.kind, lost.message, "", attempt, std::nullopt, lost.state);
         std::string message = lost.message;
         if (lost.kind == PoolError::Kind::kTimeout)
           message += " within " + client::Seconds(limit) + " and was killed" + lost.state;
         const bool in_order = daemon_ && daemon_->EndedInOrder();
         const bool gone = Retire(&Daemon::Kill);
         if (!gone) message += "; SIGKILL did not end it: it is left behind";
-        if (lost.untaken && gone && !std::exchange(forgiven, true)) {  // it ended just as the call came
+        if (lost.unread && gone && !std::exchange(sent_again, true)) {  // it ended just as the call came
           if (!in_order) Log(message + "; the request is sent to a new daemon");
           --attempt;
           continue;
         }
         bool again = lost.kind == PoolError::Kind::kDied || lost.kind == PoolError::Kind::kProtocol;
-        if (!again || attempt > options_.retries) {
+        if (!again || attempt > options_.retries || (side && side->cancelled())) {
           if (attempt > 1) message += " (attempt " + std::to_string(attempt) + ")";
           if (last_start_failure_) last_failure_ = message += ": " + last_start_failure_->error;
           if (last_crash_) message += ": " + client::Text(*last_crash_);
           if (!again) message = AfterCause(earlier, message);
           throw PoolError(lost.kind, message, last_tail_, attempt, last_start_failure_, Diagnosis(lost.state),
-                          last_crash_);
+                          last_crash_, std::move(earlier));
         }
         if (last_crash_) message += ": " + client::Text(*last_crash_);
         earlier.push_back({lost.kind, message, last_crash_, last_tail_});
         Log(message + "; the request is sent to a new daemon");
       } catch (const PoolError& error) {  // nothing was started
         if (earlier.empty()) throw;
-        throw PoolError(error.kind(), AfterCause(earlier, error.what()), earlier.back().stderr_tail, attempt,
-                        error.start_failure());
+        const std::string message = AfterCause(earlier, error.what()), tail = earlier.back().stderr_tail;
+        throw PoolError(error.kind(), message, tail, attempt, error.start_failure(), "", std::nullopt,
+                        std::move(earlier));
       }
     }
   }
@@ -137,6 +149,20 @@ class Pool::State {
   Result Validate(protocol::RunRequest request) {
     const milliseconds limit = AnswerLimit(request);
     return AskResult(protocol::ValidateRequest{std::move(request)}, limit, client::ValidationFromJson);
+  }
+
+  bool Cancel() {
+    RefuseHooks();
+    const auto answer = side_.Ask(client::SideRequests::Kind::kCancel, std::nullopt);
+    return answer && answer->value("ok", Json()) == true;
+  }
+
+  Json Status() {
+    RefuseHooks();
+    const Json nothing = {{"ok", true}, {"running", nullptr}, {"text", "nothing runs"}, {"waiting", 0}};
+    Json starting = nothing;
+    starting["text"] = "the daemon is starting";
+    return side_.Ask(client::SideRequests::Kind::kStatus, starting).value_or(nothing);
   }
 
   void Stop() {
@@ -169,7 +195,7 @@ class Pool::State {
 
   // The daemon answers a passed deadline, too.
   milliseconds AnswerLimit(const protocol::RunRequest& request) const {
-    return milliseconds(request.deadline_ms) + options_.grace;
+    return request.deadline + options_.grace;
   }
 
   Result AskResult(const protocol::Operation& operation, milliseconds limit, Result (*read)(Json)) {
@@ -177,19 +203,16 @@ class Pool::State {
       Result result = read(std::move(answer));
       result.lost = lost;
       result.attempts = static_cast<int>(lost.size()) + 1;
-      if (!lost.empty()) result.flaky = client::FlakyAt(result.status, result.attempts);
+      if (!lost.empty()) result.flaky = client::FlakyAt(ToString(result.status), result.attempts);
       return result;
-    });
+    }, &side_);
   }
 
   // A call holds it, so that calls take turns. Its constructor waits until no other thread's call goes on.
   class Turn {
    public:
     explicit Turn(State* state) : state_(state), lock_(state->mutex_, std::defer_lock) {
-      if (state->caller_ == std::this_thread::get_id() || reads_stderr_of_ == state)
-        throw std::logic_error(
-            "a Pool cannot be used in its own on_stderr, log or interrupted, nor in a signal handler that "
-            "runs during a call of it on the same thread: the call would wait for itself");
+      state->RefuseHooks();
       if (!state->options_.interrupted) lock_.lock();
       while (!lock_.owns_lock() && !lock_.try_lock_for(client::kInterruptionCheck)) {
         if (client::Interrupted(state->options_))
@@ -206,6 +229,13 @@ class Pool::State {
     State* const state_;
     std::unique_lock<std::timed_mutex> lock_;
   };
+
+  void RefuseHooks() const {
+    if (caller_ == std::this_thread::get_id() || reads_stderr_of_ == this)
+      throw std::logic_error(
+          "a Pool cannot be used in its own on_stderr, log or interrupted, nor in a signal handler that "
+          "runs during a call of it on the same thread: the call would wait for itself");
+  }
 
   // "; it was stopped; ..." as a text of its own.
   static std::string Diagnosis(const std::string& state) {
@@ -289,14 +319,15 @@ class Pool::State {
 
   static thread_local const State* reads_stderr_of_;  // set on the thread that calls on_stderr
   PoolOptions options_;
-  std::timed_mutex mutex_;                 // of Turn
+  client::SideRequests side_;
+  std::timed_mutex mutex_;                 // A Turn holds it.
   std::atomic<std::thread::id> caller_{};  // the thread whose turn it is
   std::unique_ptr<Daemon> daemon_;
   std::vector<std::unique_ptr<Daemon>> unkillable_;
-  std::string last_tail_;                           // of the daemon that ended last, and so for the next one
+  std::string last_tail_;                           // The daemon that ended last wrote it, as the next two.
   std::optional<StartFailure> last_start_failure_;  // absent when that daemon had started
-  std::optional<Crash> last_crash_;                 // likewise
-  int failed_starts_ = 0;                           // in a row; the next two are of the last one
+  std::optional<Crash> last_crash_;                 // absent when that daemon did not crash
+  int failed_starts_ = 0;                           // in a row; the last of them set the next two
   std::string last_failure_;
   Clock::time_point next_start_;
 };
@@ -378,6 +409,10 @@ Json Pool::List(const std::vector<std::string>& load) {
 Json Pool::Stats() { return OfThisProcess().Ask(protocol::StatsRequest{}); }
 
 std::vector<std::string> Pool::Features() { return OfThisProcess().Features(); }
+
+bool Pool::Cancel() { return OfThisProcess().Cancel(); }
+
+Json Pool::Status() { return OfThisProcess().Status(); }
 
 void Pool::Stop() { OfThisProcess().Stop(); }
 

@@ -26,24 +26,14 @@ void Check(int error, const char* what) {
   if (error != 0) throw std::system_error(error, std::generic_category(), what);
 }
 
-// A descriptor above 2, since the child's own streams replace 0 to 2 (which a harness may have closed). None for -1.
-base::UniqueFd AboveStandard(int fd) {
-  if (fd < 0) return base::UniqueFd();
-  base::UniqueFd owned(fd);
-  if (fd > 2) return owned;
-  base::UniqueFd moved(fcntl(fd, F_DUPFD_CLOEXEC, 3));
-  if (moved.get() < 0) Check(errno, "fcntl");
-  return moved;
-}
-
 // Unlike a pipe, a socket can be written without SIGPIPE, and can be shut down even when other processes hold copies of the
 // descriptor.
 void MakeSocket(base::UniqueFd* ours, base::UniqueFd* theirs) {
   int fds[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0) Check(errno, "socketpair");
   base::UniqueFd first(fds[0]);
-  *theirs = AboveStandard(fds[1]);
-  *ours = AboveStandard(first.Release());
+  *theirs = base::AboveStandard(fds[1]);
+  *ours = base::AboveStandard(first.Release());
 }
 
 struct Actions {
@@ -93,8 +83,8 @@ void MakePipe(base::UniqueFd* read_end, base::UniqueFd* write_end) {
   int fds[2];
   if (pipe2(fds, O_CLOEXEC) != 0) Check(errno, "pipe2");
   base::UniqueFd first(fds[0]);
-  *write_end = AboveStandard(fds[1]);
-  *read_end = AboveStandard(first.Release());
+  *write_end = base::AboveStandard(fds[1]);
+  *read_end = base::AboveStandard(first.Release());
   if (fcntl(read_end->get(), F_SETFL, O_NONBLOCK) != 0) Check(errno, "fcntl");
 }
 
@@ -136,7 +126,7 @@ std::unique_ptr<Process> Process::Spawn(const Command& command) {
   const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));  // close-on-exec by itself
   // For other errors it goes on without one: the kernel has none, a filter forbids it, or the process has ended.
   if (pidfd < 0 && (errno == EMFILE || errno == ENFILE)) Check(errno, "pidfd_open");
-  process->pidfd_ = AboveStandard(pidfd);
+  process->pidfd_ = base::AboveStandard(pidfd);
   return process;
 }
 

@@ -39,7 +39,7 @@ class Process {
 
   pid_t pid() const { return pid_; }
   int pidfd() const { return pidfd_.get(); }  // readable when the process has ended; -1 on kernels without it
-  // A socket to its stdin: send(2) with MSG_NOSIGNAL raises no SIGPIPE. What it writes to its stdin can be read from it.
+  // Returns a socket to its stdin: send(2) with MSG_NOSIGNAL raises no SIGPIPE. What it writes to its stdin can be read from it.
   int input() const { return input_.get(); }
   int output() const { return output_.get(); }                    // its stdout, non-blocking
   base::UniqueFd TakeErrors() { return std::move(errors_); }      // its stderr, non-blocking

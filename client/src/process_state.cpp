@@ -14,8 +14,8 @@
 namespace cppool::client {
 namespace {
 
-constexpr std::size_t kMostThreads = 256;      // that are read
-constexpr std::size_t kMostCharacters = 1500;  // of the description
+constexpr std::size_t kMostThreads = 256;      // Reading more would take too long.
+constexpr std::size_t kMostCharacters = 1500;  // The description goes into an error message.
 
 std::string ReadFile(const std::string& path) {
   const base::UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -124,13 +124,13 @@ std::string Describe(const ProcessState& before, const ProcessState& now) {
             " s it used " + Number(used) + " s of CPU";
   }
   text += "; its threads: ";
-  std::size_t told = 0;
+  std::size_t listed = 0;
   for (const auto& [cpu, line] : lines) {
     if (text.size() + line.first.size() > kMostCharacters) break;
-    text += (told++ ? "; " : "") + line.first;
+    text += (listed++ ? "; " : "") + line.first;
     if (line.second > 1) text += " (" + std::to_string(line.second) + " threads)";
   }
-  if (told < lines.size()) text += "; and more";
+  if (listed < lines.size()) text += "; and more";
   return text;
 }
 

@@ -46,7 +46,8 @@ ToolEnd RunTool(const std::vector<std::string>& words, const std::string& folder
   arguments.insert(arguments.end(), words.begin(), words.end());
   std::unique_ptr<Process> process;
   try {
-    process = Process::Spawn({"/bin/sh", arguments, {}});
+    using Words = std::vector<std::string>;
+    process = Process::Spawn({"/bin/sh", arguments, folder.empty() ? Words{} : Words{"TMPDIR=" + folder}});
   } catch (const std::system_error& error) {
     throw CompileError(words[0] + ": cannot be started: " + error.what());
   }

@@ -1,8 +1,31 @@
 #include "client/src/shell.h"
 
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <sstream>
 #include <string_view>
 
 namespace cppool::client {
+
+std::vector<std::string> SplitFolders(const std::string& search_path) {
+  std::istringstream stream(search_path);
+  std::vector<std::string> folders;
+  for (std::string folder; std::getline(stream, folder, ':');)
+    if (!folder.empty()) folders.push_back(folder);
+  return folders;
+}
+
+std::vector<std::string> SearchPath() {
+  const char* path = getenv("PATH");
+  return SplitFolders(path != nullptr ? path : "");
+}
+
+bool IsProgram(const std::string& path) {
+  struct stat status {};
+  return stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) && access(path.c_str(), X_OK) == 0;
+}
 
 std::string ShellQuote(const std::string& word) {
   constexpr std::string_view kPlain = "_@%+=:,./-";

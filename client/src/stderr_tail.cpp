@@ -12,7 +12,7 @@
 namespace cppool::client {
 namespace {
 
-constexpr std::size_t kLineLimit = 4096;  // of a line given to on_line
+constexpr std::size_t kLineLimit = 4096;  // on_line gets no more of a line
 constexpr std::size_t kKept =
     2 * kTailCharacters;  // enough is left without start lines and the '\r' of "\r\n"
 
@@ -121,7 +121,7 @@ void StderrTail::CatchUp(Clock::time_point until) {
   caught_up_.wait_until(lock, until, [this] { return ended_ || !catching_up_; });
 }
 
-std::optional<protocol::StartFailure> StderrTail::StartFailure() const {
+std::optional<StartFailure> StderrTail::StartFailure() const {
   std::lock_guard lock(mutex_);
   return start_failure_;
 }
@@ -132,7 +132,7 @@ void StderrTail::ForgetStart() {
   start_failure_.reset();
 }
 
-std::optional<protocol::Crash> StderrTail::Crash() const {
+std::optional<Crash> StderrTail::Crash() const {
   std::lock_guard lock(mutex_);
   return crash_;
 }

@@ -32,17 +32,17 @@ class StderrTail {
   // Waits until everything written before this call has been read, at most until `until`, since on_line may be slow.
   // Output of a process that has left the daemon's group may go on and is not waited for. One thread at a time.
   void CatchUp(Clock::time_point until);
-  // The last kTailLines lines, of which the last kTailCharacters characters. Without the lines that StartFailure() and
+  // Returns the last kTailLines lines, of which the last kTailCharacters characters. Without the lines that StartFailure() and
   // Crash() have read.
   std::string Text() const;
 
-  // The last start line (protocol/start.h) read so far, if any.
-  std::optional<protocol::StartFailure> StartFailure() const;
+  // Returns the last start line (protocol/start.h) read so far, if any.
+  std::optional<cppool::StartFailure> StartFailure() const;
   // The daemon has started: from now on no line counts as a start line.
   void ForgetStart();
 
-  // The last crash line (protocol/crash.h) read so far, if any.
-  std::optional<protocol::Crash> Crash() const;
+  // Returns the last crash line (protocol/crash.h) read so far, if any.
+  std::optional<cppool::Crash> Crash() const;
 
   // In a forked child, which does not have the thread: closes the descriptors. The object must then be leaked.
   void Abandon();
@@ -63,8 +63,8 @@ class StderrTail {
   bool catching_up_ = false;  // under mutex_
   bool ended_ = false;        // under mutex_
   std::atomic<bool> starting_{true};
-  std::optional<protocol::StartFailure> start_failure_;  // under mutex_
-  std::optional<protocol::Crash> crash_;                 // under mutex_
+  std::optional<cppool::StartFailure> start_failure_;  // under mutex_
+  std::optional<cppool::Crash> crash_;                 // under mutex_
   std::thread thread_;
 };
 

@@ -8,7 +8,6 @@
 #include <numeric>
 #include <set>
 
-#include "client/src/shell.h"
 #include "client/suite/value_text.h"
 #include "protocol/models.h"
 #include "protocol/parameters.h"
@@ -16,7 +15,7 @@
 namespace cppool::suite {
 namespace {
 
-// The values of a cell that a filter with this key is compared with.
+// Returns the values of a cell that a filter with this key is compared with.
 std::vector<Json> ValuesOf(const Cell& cell, const std::string& key) {
   if (key == "world_size") return {cell.world_size};
   if (key == "suite") return {cell.suite};
@@ -46,7 +45,7 @@ std::string WindowOf(const Json& window, const std::string& mask) {
   return left && right ? "left and right" : left ? "left" : right ? "right" : "open";
 }
 
-// As fnmatch(3) reads it, with `*` and `?` alone special.
+// Escapes a text for fnmatch(3), so that `*` and `?` alone are special.
 std::string GlobOf(const std::string& text) {
   std::string glob;
   for (const char c : text) glob += (c == '[' || c == '\\' ? "\\" : "") + std::string(1, c);
@@ -253,17 +252,6 @@ std::vector<std::size_t> RunOrder(const std::vector<Cell>& cells) {
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return cells[a].world_size < cells[b].world_size; });
   return order;
-}
-
-std::string RepeatCommand(const std::string& program, const Cell& cell,
-                          const std::vector<std::string>& common, const std::string& subcommand) {
-  std::string command =
-      client::ShellQuote(program) + " " + subcommand + " --world-size " + std::to_string(cell.world_size);
-  if (cell.case_name != "attention") command += " --case " + client::ShellQuote(cell.case_name);
-  for (const std::string& word : common) command += " " + client::ShellQuote(word);
-  for (const auto& [key, value] : cell.params.items())
-    command += " --param " + client::ShellQuote(key + "=" + TextFromValue(value));
-  return command;
 }
 
 }  // namespace cppool::suite

@@ -1,4 +1,4 @@
-// A cell: a case with its parameters on a number of ranks. How cells are selected, changed, ordered and repeated by hand.
+// A cell: a case with its parameters on a number of ranks. How cells are selected, changed and ordered.
 #pragma once
 
 #include <cstddef>
@@ -26,13 +26,13 @@ struct Cell {
 // So many cells, or points of a sweep, can be run in one go: a product that is larger was hardly meant, and would fill the memory.
 inline constexpr std::size_t kMaxCells = 100'000;
 
-// Of a suite's cell: its first row or its case, the values that tell cells of one row apart, and the world size:
+// The name of a suite's cell has its first row or its case, the values that tell cells of one row apart, and the world size:
 // "fused:cp_1_0 fp8 bshd p2p current dpa bwd f16_O W=2".
 std::string NameOf(const Cell& cell);
-// The recipe of a cell with dtype fp8, "current dpa bwd f16_O": its scaling mode and the flags that are true, fp8_dpa where
+// Returns the recipe of a cell with dtype fp8, "current dpa bwd f16_O": its scaling mode and the flags that are true, fp8_dpa where
 // fp8_mha is not. Empty for another dtype.
 std::string RecipeOf(const Cell& cell);
-// A cell's value on each axis that its parameters determine: {"schedule", "p2p"}, {"window", "left"}, ...
+// Returns a cell's value on each axis that its parameters determine: {"schedule", "p2p"}, {"window", "left"}, ...
 std::vector<std::pair<std::string, std::string>> AxesOf(const Cell& cell);
 // Numbers the cells that have the name of an earlier one: "small W=2 #2".
 void MakeNamesUnique(std::vector<Cell>* cells);
@@ -46,10 +46,10 @@ struct Filter {
 };
 // Throws UsageError that names `option`.
 Filter FilterFromText(const std::string& text, const std::string& option = "--filter");
-// The cells that match, for each key among the filters, at least one of its key=value and none of its key!=value. A cell
+// Returns the cells that match, for each key among the filters, at least one of its key=value and none of its key!=value. A cell
 // without the parameter has no value. Throws UsageError for a key that no cell has.
 std::vector<Cell> Select(const std::vector<Cell>& cells, const std::vector<Filter>& filters);
-// Why filters match nothing: "no cell has dtype=fp8 (known: bf16, fp16)" for those with a value that no cell has; else what
+// Returns why filters match nothing: "no cell has dtype=fp8 (known: bf16, fp16)" for those with a value that no cell has; else what
 // each key leaves out, "no cell has all of them; without dtype 12 cells match".
 std::string DescribeNoMatch(const std::vector<Cell>& cells, const std::vector<Filter>& filters);
 
@@ -58,12 +58,7 @@ std::string DescribeNoMatch(const std::vector<Cell>& cells, const std::vector<Fi
 // is, to at least 1; -1 (open) and 0 stay.
 void Shrink(Json* params, std::int64_t max_seqlen, int world_size);
 
-// The order to run in: by world size, so that each pool is started once; else as listed.
+// Returns the order to run in: by world size, so that each pool is started once; else as listed.
 std::vector<std::size_t> RunOrder(const std::vector<Cell>& cells);
-
-// The shell command that runs a cell again: "cppool run --world-size 2 ... --param key=value ...". `program`: how this
-// program was called. `common`: the options of all cells. `subcommand`: "run", or "bench" to time it.
-std::string RepeatCommand(const std::string& program, const Cell& cell,
-                          const std::vector<std::string>& common, const std::string& subcommand = "run");
 
 }  // namespace cppool::suite

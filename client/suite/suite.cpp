@@ -43,7 +43,7 @@ class Part {
     if (!json_.is_object()) Refuse("must be an object, not " + protocol::EchoValue(json_));
     return *this;
   }
-  // With at least one member.
+  // Throws when there is no member.
   const Part& Members() const {
     if (Object().json_.empty()) Refuse("must have at least one member");
     return *this;
@@ -59,7 +59,7 @@ class Part {
   Part At(const std::string& key) const {
     return {suite_, json_.at(key), place_.empty() ? key : place_ + "." + key};
   }
-  // The elements of a list that is not empty.
+  // Returns the elements of a list that is not empty.
   std::vector<Part> Elements() const {
     if (!json_.is_array() || json_.empty()) Refuse("must be a list with at least one element");
     std::vector<Part> elements;
@@ -114,7 +114,7 @@ class Suite {
   }
 
  private:
-  // The rows that a name, or the beginning of a name before '*', stands for.
+  // Returns the rows that a name, or the beginning of a name before '*', stands for.
   Names Matching(const Part& pattern) const {
     const std::string text = pattern.Text();
     const bool any_rest = text.ends_with('*');
@@ -187,7 +187,7 @@ class Suite {
     return all;
   }
 
-  // The cells of an entry before its products: a row at each world size.
+  // Returns the cells of an entry before its products: a row at each world size.
   std::vector<Cell> FirstOf(const Part& entry) const {
     Cell cell;
     cell.suite = name_;

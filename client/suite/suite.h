@@ -24,12 +24,12 @@
 namespace cppool::suite {
 
 const std::vector<std::string>& SuiteNames();  // "smoke", "essential", "matrix"
-// A built-in suite in the order of its files ("matrix" is Transformer Engine's 16-bit cells, its fp8 cells, then our own; "essential"
-// is those 16-bit cells that are marked so), else the file with this path.
-// Throws UsageError when there is neither, and for a file that is not a suite.
+// Returns a built-in suite in the order of its files ("matrix" is Transformer Engine's 16-bit cells, its fp8 cells, then our own;
+// "essential" is those 16-bit cells that are marked so), else the file with this path. Throws UsageError when there is neither, and for
+// a file that is not a suite.
 std::vector<Cell> LoadSuite(const std::string& name_or_path);
 
-// The cells of a file, whose name becomes the name of their suite. Throws UsageError that says where the file is wrong.
+// Returns the cells of a file, whose name becomes the name of their suite. Throws UsageError that says where the file is wrong.
 std::vector<Cell> CellsOfFile(const std::string& name, const Json& file);
 
 }  // namespace cppool::suite

@@ -13,7 +13,7 @@ namespace cppool::suite {
 
 namespace {
 
-// Of `8k` 8192; nothing for other texts, and for products that do not fit in 64 bits.
+// Reads `8k` as 8192; nothing for other texts, and for products that do not fit in 64 bits.
 std::optional<std::int64_t> Kibi(const std::string& text) {
   std::int64_t number = 0;
   const char* const k = text.data() + text.size() - 1;

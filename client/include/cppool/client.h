@@ -35,9 +35,10 @@ typedef enum cppool_client_status {
   CPPOOL_CLIENT_OK = 0,
   /* There is no answer: the daemon could not start, died, hung or broke the protocol; *out is
    *   {"kind": "start" | "died" | "timeout" | "protocol", "error": text for people, which ends with the tail of stderr,
-   *    "stderr_tail": its last 200 lines, at most 4000 characters, "diagnosis": what the system knew of a daemon that did not answer, or "",
+   *    "stderr_tail": its last 200 lines, at most 4000 characters, "diagnosis": what the system knew of a daemon that did not answer, or where the ranks of an interrupted call were, or "",
    *    "attempts": daemons that were asked, "start": why it did not start (protocol/schema/start.schema.json), "crash": where a case or a
-   *    library ended it, {"error", "rank", "stage", "case", "library", "stack": functions, innermost first}; absent: unknown} */
+   *    library ended it, {"error", "rank", "stage", "case", "library", "stack": functions, innermost first}; absent: unknown, "lost": how the
+   *    daemons before ended, as of cppool_pool_ask, "flaky": "flaky (timeout at attempt 2)" when two ended differently; absent: nothing} */
   CPPOOL_CLIENT_NO_ANSWER,
   CPPOOL_CLIENT_INVALID, /* an argument is wrong, and nothing was done; *out is {"error": text} */
   CPPOOL_CLIENT_INTERRUPTED, /* `interrupted` ended the call; *out as for CPPOOL_CLIENT_NO_ANSWER, of the kind "interrupted" */
@@ -47,7 +48,7 @@ typedef enum cppool_client_status {
 /* What a pool calls. Every member may be NULL. They may use another pool. In their own one cppool_pool_ask is an error of the kind
  * CPPOOL_CLIENT_INTERNAL, cppool_pool_stop does nothing, cppool_pool_stderr_tail is NULL; it must not be freed there. */
 typedef struct cppool_pool_hooks {
-  size_t struct_size; /* sizeof(cppool_pool_hooks) */
+  size_t struct_size; /* sizeof(cppool_pool_hooks); a smaller one is CPPOOL_CLIENT_INVALID */
   void* context;      /* the first argument of the next two, which get a line without its newline */
   void (*on_stderr)(void* context, const char* line,
                     size_t size); /* every line of stderr, on a thread of the pool */
@@ -55,7 +56,7 @@ typedef struct cppool_pool_hooks {
               size_t size); /* other lines of stdout, respawns; on the caller's thread */
   /* For a caller with a lock that no wait may hold, such as an interpreter's: `leave` gives it up at the beginning of a call and returns
    * what `enter` needs to take it again at its end. `interrupted` is asked with the lock held, about ten times a second, when a signal
-   * handler has run and before `log` is called; not 0: the call ends with CPPOOL_CLIENT_INTERRUPTED, and the daemon that was asked is killed.
+   * handler has run and before `log` is called; not 0: the call ends with CPPOOL_CLIENT_INTERRUPTED, as PoolOptions::interrupted has it.
    * PyEval_SaveThread, PyEval_RestoreThread and PyErr_CheckSignals of CPython are such functions. */
   void* (*leave)(void);
   void (*enter)(void* left);
@@ -88,6 +89,14 @@ cppool_client_status cppool_pool_ask(cppool_pool* pool, const char* request, cha
  * *out is {"library": path, "command": text, "output": the compiler's warnings, "included": list of paths, "cached": no compiler was run}; a
  * source that does not compile is CPPOOL_CLIENT_INVALID, with the compiler's messages. */
 cppool_client_status cppool_pool_compile(cppool_pool* pool, const char* request, char** out);
+
+/* For another thread, while cppool_pool_ask goes on with a `run` or `validate`: ends that soon, with an answer whose failure has the kind
+ * "cancelled". On success *out is {"cancelled": true}; false: no such call goes on. CPPOOL_CLIENT_NO_ANSWER: the daemon has not the feature
+ * `cancel`. */
+cppool_client_status cppool_pool_cancel(cppool_pool* pool, char** out);
+
+/* Likewise: where every rank is now. *out is the protocol's answer to `status`. */
+cppool_client_status cppool_pool_status(cppool_pool* pool, char** out);
 
 /* The end of the stderr of the latest daemon, at most 4000 characters; NULL without memory. To be freed with cppool_client_free. */
 char* cppool_pool_stderr_tail(cppool_pool* pool);

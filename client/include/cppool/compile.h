@@ -13,8 +13,9 @@
 // A variable may hold arguments too ("ccache g++"). $CUDAFLAGS, $CXXFLAGS and $CFLAGS are added to the flags, and $LDFLAGS, after the
 // source, to all (for nvcc: flags that it knows). C++ is C++20, and the headers of cppool are found.
 //
-// The compiler works on a copy of the source with a plain name in the folder for temporary files ($TMPDIR); messages and __FILE__ name
-// the source. When this process dies, so does the compiler.
+// The compiler works on a copy of the source with a plain name in a folder of its own in that for temporary files ($TMPDIR), where it has
+// its own temporary files, too; messages and __FILE__ name the source. When this process dies, so does the compiler, and the folder is
+// removed. A server that a wrapper starts would go on with it: start sccache's before.
 //
 // The library is kept in the folder `compiled` of the cache ($CPPOOL_CACHE, else $XDG_CACHE_HOME/cppool or ~/.cache/cppool): at most
 // 256 files and 1 GiB, and what was not used for longest goes first. It is used again when these are the same: the source, the files
@@ -36,7 +37,7 @@
 namespace cppool {
 
 struct CompileOptions {
-  // Of the GPUs that it is for, as `capability` of a device has it: "9.0". Empty: nvcc chooses. Only for .cu.
+  // What the GPUs have that it is for, as `capability` of a device: "9.0". Empty: nvcc chooses. Only for .cu.
   std::vector<std::string> capabilities;
   std::vector<std::string> include_folders;  // searched first
   std::chrono::milliseconds limit{600'000};  // for one run of a compiler
@@ -49,7 +50,7 @@ struct CompileOptions {
 struct Compiled {
   std::string library;                // its path
   std::string command;                // as on_command gets it
-  std::string output;                 // of the compiler: warnings; empty when it was not run
+  std::string output;                 // the compiler's warnings; empty when it was not run
   std::vector<std::string> included;  // the files that the source includes, those of the system among them
   bool cached = false;                // no compiler was run
 };
@@ -66,13 +67,13 @@ class CompileError : public std::runtime_error {
   std::vector<std::string> files_;
 };
 
-// Whether a path ends as a source does; a library's does not.
+// Returns whether a path ends as a source does; a library's does not.
 bool IsSource(std::string_view path);
 
 // Throws CompileError. No thread of its own; calls of several threads and processes do not disturb each other.
 Compiled Compile(const std::string& source, const CompileOptions& options = {});
 
-// The capabilities of the devices in an answer to `hello`, each once; none on the host.
+// Returns the capabilities of the devices in an answer to `hello`, each once; none on the host.
 std::vector<std::string> CapabilitiesOf(const Json& hello);
 
 }  // namespace cppool

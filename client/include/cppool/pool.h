@@ -23,6 +23,7 @@
 // | what is limited                          | limit                               | what happens then                               |
 // | ---------------------------------------- | ----------------------------------- | ----------------------------------------------- |
 // | start: from the spawn to `hello`         | start_limit                         | killed; PoolError kStart, no retry              |
+// | a call that is interrupted               | 1.5 s                               | killed                                          |
 // | a case or its checks, in the daemon      | deadline                            | a fatal Result of kind "timeout"; next: respawn |
 // | the wait for the answer of Run, Validate | deadline + grace                    | killed; PoolError kTimeout, no retry            |
 // | the wait for the answer of other calls   | 60 s                                | the same                                        |
@@ -92,7 +93,8 @@ struct PoolOptions {
   std::function<void(std::string_view)> log;
 
   // Asked about ten times a second, and when a signal handler has run, while a call waits for an answer or for its turn; on the caller's
-  // thread. True ends the call: PoolError kInterrupted, and a daemon that was asked is killed. Every call of its own Pool throws
+  // thread. True ends the call: PoolError kInterrupted, whose diagnosis says where the ranks were. Run and Validate are cancelled in the
+  // daemon, which is killed if it does not answer within 1.5 s, or cannot cancel; in other calls a daemon that was asked is killed. Every call of its own Pool throws
   // std::logic_error.
   std::function<bool()> interrupted;
 };
@@ -102,14 +104,6 @@ struct Failure {
   std::optional<int> rank;
   std::string stage;
   std::string detail;
-};
-
-// A daemon that was asked before the one that answered. It died or broke the protocol.
-struct LostAttempt {
-  PoolError::Kind kind = PoolError::Kind::kDied;
-  std::string error;           // for people: how it ended, with all that is known of a crash
-  std::optional<Crash> crash;  // as PoolError has it
-  std::string stderr_tail;     // at most 4000 characters
 };
 
 struct Result {
@@ -126,7 +120,7 @@ struct Result {
   std::vector<std::string> warnings;  // for people: that nothing was compared, for example
   Leaks leaks;
   int attempts = 1;                   // daemons that were sent the request, this one included
-  std::vector<LostAttempt> lost;      // the others, in order
+  std::vector<LostAttempt> lost;      // the others, in order: each died or broke the protocol
   // "flaky (passed at attempt 2)" when others were lost: it ended differently in two daemons. Else empty.
   std::string flaky;
   Json json;                          // the whole answer
@@ -149,7 +143,7 @@ class Pool {
   // not UTF-8.
   Result Run(const Json& params = Json::object(), const RunOptions& options = {});
 
-  // Whether Run would run it: kPassed, else kSkipped or kError with the reason. Throws as Run does.
+  // Returns whether Run would run it: kPassed, else kSkipped or kError with the reason. Throws as Run does.
   Result Validate(const Json& params = Json::object(), const RunOptions& options = {});
 
   // The answers to the other operations. Throw as Run does.
@@ -161,12 +155,20 @@ class Pool {
   // Empty: a daemon from before there were any.
   std::vector<std::string> Features();
 
+  // For another thread, while a call of Run or Validate goes on. They wait for the daemon's answer, which comes at once, and throw PoolError
+  // kProtocol when it has not the feature "cancel" or "status".
+  // Cancel ends that call soon: it returns the daemon's answer, kError with a failure of kind "cancelled". The daemon stays warm if its
+  // ranks stop in time (daemon/failures.md). False: no such call goes on, or it has just ended.
+  bool Cancel();
+  // Where every rank is now: the members of the protocol's `status`, such as "text", for people.
+  Json Status();
+
   // Ends the daemon: closes its stdin, waits for `grace`, kills its group. The next call spawns another. Waits for a call of another
   // thread, and throws PoolError kInterrupted there when `interrupted` says so.
   void Stop();
 
-  // The tail of the stderr of the latest daemon, with all that it wrote before this call, whose lines on_stderr has then been given;
-  // waits at most 0.5 s for them, and for a call in progress as Stop does.
+  // Returns the tail of the stderr of the latest daemon, with all that it wrote before this call, whose lines on_stderr has then been
+  // given; waits at most 0.5 s for them, and for a call in progress as Stop does.
   std::string StderrTail() const;
 
   const PoolOptions& options() const { return options_; }
@@ -177,7 +179,7 @@ class Pool {
   State& OfThisProcess() const;
 
   PoolOptions options_;
-  mutable std::atomic<State*> state_;  // of the process that used it last; a forked child makes its own
+  mutable std::atomic<State*> state_;  // belongs to the process that used it last; a forked child makes its own
 };
 
 // One Pool per world size, made by the first At. Thread-safe.
@@ -197,7 +199,7 @@ class Pools {
   std::atomic<Node*> head_{nullptr};  // a list that only grows, so that no lock can be held during a fork
 };
 
-// The program that a Pool with these options spawns; empty: not found.
+// Returns the program that a Pool with these options spawns; empty: not found.
 std::string FindDaemon(const PoolOptions& options);
 
 }  // namespace cppool

@@ -61,6 +61,8 @@ def library() -> ctypes.PyDLL:
                 ("cppool_pool_create", ctypes.c_int, [text, ctypes.POINTER(_Hooks), out, out]),
                 ("cppool_pool_ask", ctypes.c_int, [ctypes.c_void_p, text, out]),
                 ("cppool_pool_compile", ctypes.c_int, [ctypes.c_void_p, text, out]),
+                ("cppool_pool_cancel", ctypes.c_int, [ctypes.c_void_p, out]),
+                ("cppool_pool_status", ctypes.c_int, [ctypes.c_void_p, out]),
                 ("cppool_pool_stderr_tail", ctypes.c_void_p, [ctypes.c_void_p]),
                 ("cppool_pool_stop", None, [ctypes.c_void_p]),
                 ("cppool_pool_interrupt", None, [ctypes.c_void_p]),
@@ -94,6 +96,10 @@ def call(name: str, *arguments: Any) -> Any:
     try:
         status = getattr(loaded, name)(*arguments, ctypes.byref(out))
         answer = _take(out)
+    except BaseException:  # of a signal handler
+        if where := _take(out).get("diagnosis"):
+            print(f"cppool: {where}", file=sys.stderr)
+        raise
     finally:
         if out.value:
             loaded.cppool_client_free(out)
@@ -187,6 +193,11 @@ class Handle:
     def compile(self, request: bytes) -> Any:
         with self._calling():
             return call("cppool_pool_compile", self._pool, request)
+
+    def beside(self, name: str) -> Any:
+        """A function that is for other threads than the one in `ask`."""
+        with self._calling():
+            return call(name, self._pool)
 
     def stop(self) -> None:
         with self._calling():

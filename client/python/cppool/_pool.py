@@ -17,15 +17,18 @@ class PoolError(RuntimeError):
     """There is no answer. Its text ends with the last lines of the daemon's stderr."""
 
     def __init__(self, text: str, *, kind: str = "", stderr_tail: str = "", diagnosis: str = "", attempts: int = 1,
-                 start_failure: Optional[Mapping[str, Any]] = None, crash: Optional[Mapping[str, Any]] = None, command: str = ""):
+                 start_failure: Optional[Mapping[str, Any]] = None, crash: Optional[Mapping[str, Any]] = None, command: str = "",
+                 flaky: str = "", lost: Sequence[LostAttempt] = ()):
         super().__init__(text)
         self.kind = kind  #: "start", "died", "timeout", "protocol" or "interrupted"
         self.stderr_tail = stderr_tail  #: at most 4000 characters
-        self.diagnosis = diagnosis  #: what the system knew of the threads of a daemon that did not answer
+        self.diagnosis = diagnosis  #: what the system knew of the threads of a daemon that did not answer, or where interrupted ranks were
         self.attempts = attempts  #: daemons that were asked
         self.start_failure = start_failure  #: why the daemon did not start, where it said so: protocol/README.md
         self.crash = crash  #: where a case or a library ended the daemon: "library", "rank", "stage", "stack", ..., or None
         self.command = command  #: the shell command that does the same again; empty when there was no case
+        self.flaky = flaky  #: "flaky (timeout at attempt 2)" when the request ended differently in two daemons; else ""
+        self.lost = list(lost)  #: how the daemons before the last one ended, in order
 
 
 class CompileError(ValueError):
@@ -45,8 +48,8 @@ def _milliseconds(seconds: float, what: str, least: float = 0) -> int:
 
 class Pool:
     """One daemon, started by the first call that needs it and again by the first call after it has ended. Calls of several threads take
-    turns, without the interpreter's lock. In a forked child a Pool starts a daemon of its own. Ctrl-C ends a call: KeyboardInterrupt, and
-    the daemon is killed.
+    turns, without the interpreter's lock. In a forked child a Pool starts a daemon of its own. Ctrl-C ends a call: KeyboardInterrupt. The
+    daemon is asked to cancel it first, and killed when it does not answer within 1.5 s.
 
     CUDA is never loaded or called in this process. Limits are in seconds; client/README.md says what each one bounds.
     """
@@ -122,7 +125,7 @@ class Pool:
         folders = [os.fspath(folder) for folder in entries(include_folders, "include_folders")]
         request = text_of({"source": os.fspath(source), "include_folders": folders}, "the source")
         try:
-            return str(self._told(self._handle.compile, request)["library"])
+            return str(self._answered(self._handle.compile, request)["library"])
         except ValueError as error:
             raise CompileError(str(error)) from None
 
@@ -141,6 +144,16 @@ class Pool:
     def features(self) -> list[str]:
         """What the daemon has beyond protocol 1.0, by name."""
         return list(self.hello().get("features", ()))
+
+    def cancel(self) -> bool:
+        """For another thread, while `run` or `validate` goes on: ends that soon. It returns a Result whose `failure.kind` is "cancelled",
+        and the daemon stays warm if its ranks stop in time. False: no such call goes on. Throws PoolError when the daemon has not the
+        feature "cancel"."""
+        return bool(self._beside("cppool_pool_cancel")["cancelled"])
+
+    def status(self) -> dict[str, Any]:
+        """For another thread, likewise: where every rank is now; "text" is for people, the rest is in protocol/README.md."""
+        return dict(self._beside("cppool_pool_status"))
 
     def stop(self) -> None:
         """Ends the daemon; the next call starts another. Waits for a call of another thread."""
@@ -191,22 +204,29 @@ class Pool:
     def _result(self, request: bytes) -> Result:
         answer = self._ask(request)
         return Result(answer["answer"], answer["attempts"], lambda: self._command(request), flaky=answer.get("flaky", ""),
-                      lost=[LostAttempt.of(lost) for lost in answer.get("lost", ())])
+                      lost=LostAttempt.all_of(answer))
 
     def _answer(self, op: str) -> dict[str, Any]:
         return dict(self._ask(b'{"op":"%s"}' % op.encode())["answer"])
 
     def _ask(self, request: bytes) -> Any:
-        return self._told(self._handle.ask, request)
+        return self._answered(self._handle.ask, request)
 
-    def _told(self, ask: Callable[[bytes], Any], request: bytes) -> Any:
+    def _beside(self, name: str) -> Any:
+        try:
+            return self._handle.beside(name)
+        except NoAnswer as lost:
+            raise PoolError(str(lost), kind=lost.members.get("kind", "")) from None
+
+    def _answered(self, ask: Callable[[bytes], Any], request: bytes) -> Any:
         try:
             return ask(request)
         except NoAnswer as lost:
             members = lost.members
         raise PoolError(members.get("error", ""), kind=members.get("kind", ""), stderr_tail=members.get("stderr_tail", ""),
                         diagnosis=members.get("diagnosis", ""), attempts=members.get("attempts", 1),
-                        start_failure=members.get("start"), crash=members.get("crash"), command=self._command(request))
+                        start_failure=members.get("start"), crash=members.get("crash"), command=self._command(request),
+                        flaky=members.get("flaky", ""), lost=LostAttempt.all_of(members))
 
     def _command(self, request: bytes) -> str:
         try:

@@ -38,7 +38,7 @@ class Failure(NamedTuple):
 
 
 class LostAttempt(NamedTuple):
-    """A daemon that was asked before the one that answered. It died or broke the protocol."""
+    """A daemon that was asked before the last one. It died or broke the protocol."""
 
     kind: str  #: "died" or "protocol"
     error: str  #: for people: how it ended, with all that is known of a crash
@@ -46,8 +46,13 @@ class LostAttempt(NamedTuple):
     stderr_tail: str  #: at most 4000 characters
 
     @classmethod
-    def of(cls, json: Mapping[str, Any]) -> "LostAttempt":
-        return cls(json["kind"], json["error"], json.get("crash"), json["stderr_tail"])
+    def all_of(cls, json: Mapping[str, Any]) -> "list[LostAttempt]":
+        return [cls(lost["kind"], lost["error"], lost.get("crash"), lost["stderr_tail"]) for lost in json.get("lost", ())]
+
+
+def attempts(flaky: str, lost: Sequence[LostAttempt]) -> list[str]:
+    """That a request is flaky, and how the daemons before the last one ended, as lines."""
+    return [flaky, *(f"attempt {number}: {attempt.error}" for number, attempt in enumerate(lost, 1))] if flaky else []
 
 
 def _number(value: Any) -> float:
@@ -154,14 +159,10 @@ class Result:
         names = dict.fromkeys(stage for rank in ranks for stage in rank.gpu_ms)
         return {name: [rank.gpu_ms.get(name) for rank in ranks] for name in names}
 
-    def _attempts(self) -> list[str]:
-        """That it is flaky, and how the daemons before this one ended, as lines."""
-        return [self.flaky, *(f"attempt {number}: {lost.error}" for number, lost in enumerate(self.lost, 1))] if self.flaky else []
-
     def describe(self) -> str:
         """Status, error, lost attempts, warnings, the checks that do not hold, the ranks that failed and the command that repeats it, as text."""
         lines = [f"{self.status}: {self.error}" if self.error else self.status]
-        lines += [f"  {line}" for line in self._attempts()]
+        lines += [f"  {line}" for line in attempts(self.flaky, self.lost)]
         lines += [f"  warning: {warning}" for warning in self.warnings]
         checks = self.checks
         bad = [check for check in checks if not check.ok]

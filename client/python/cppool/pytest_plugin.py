@@ -8,14 +8,16 @@ from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 import pytest
 
 from ._pool import Pool, PoolError, Pools
-from ._result import Result
+from ._result import Result, attempts
 from ._suite import Cell
 
 
 __tracebackhide__ = True  # as in _library.py
 
 
-_FIXTURE: "pytest.StashKey[CppoolFixture]" = pytest.StashKey()  # of the session; there is none before its first use
+_FIXTURE: "pytest.StashKey[CppoolFixture]" = pytest.StashKey()  # from its first use on
+_ITEM: "pytest.StashKey[pytest.Item]" = pytest.StashKey()  # the test that runs, from the setup of its fixtures to their end
+_RUNS: "pytest.StashKey[int]" = pytest.StashKey()  # cases of a test so far
 _FLAKY = "cppool flaky"  # the section of a report; workers of pytest-xdist send reports, too
 
 
@@ -98,13 +100,12 @@ class _Pool(Pool):
 class CppoolFixture(Pools):
     """What the fixture `cppool` gives: the Pools of the session, and `run` that judges a case for pytest."""
 
-    def __init__(self, required: Optional[Requirement], allow_flaky: bool, **options: Any):
+    def __init__(self, config: pytest.Config, required: Optional[Requirement], allow_flaky: bool, **options: Any):
+        self._config = config
         self._required = required
         self._allow_flaky = allow_flaky
-        self._flaky: list[Result] = []  # of this test and its fixtures, those that fail it
-        self._item: Optional[pytest.Item] = None  # the test that runs
+        self._flaky: list[Result] = []  # they will fail this test: it or its fixtures had them
         self._hello: dict[int, dict[str, Any]] = {}
-        self._runs = 0  # of this test
         super().__init__(**options)
 
     def _make(self, world_size: int) -> Pool:
@@ -136,9 +137,12 @@ class CppoolFixture(Pools):
             pytest.fail(name + result.describe(), pytrace=False)
         return result
 
+    @property
+    def _item(self) -> Optional[pytest.Item]:
+        return self._config.stash.get(_ITEM, None)
+
     # The setup of a test: its worlds are started here, so that their start counts as setup.
     def _set_up(self, item: pytest.Item) -> None:
-        self._item, self._runs = item, 0
         marked = self._marked()
         values = item.callspec.params.values() if hasattr(item, "callspec") else ()
         sizes = {value.world_size for value in values if isinstance(value, Cell)}
@@ -169,10 +173,18 @@ class CppoolFixture(Pools):
             pytest.fail(f"the marker cppool takes world_size, require and deadline by name, not {what}", pytrace=False)
         return marker.kwargs
 
-    def _judge(self) -> None:
-        """Fails a test that has passed although a result of `at` was flaky."""
-        if self._flaky:
-            pytest.fail("\n".join(result.describe() for result in self._flaky), pytrace=False)
+    def _judge(self, item: pytest.Item, report: pytest.TestReport) -> None:
+        """Makes the report of a test, or of the end of its fixtures, a failure for flaky results that have not failed it."""
+        flaky, self._flaky = self._flaky, []
+        if not flaky or report.failed:
+            return
+        try:
+            pytest.fail("\n".join(result.describe() for result in flaky), pytrace=False)
+        except pytest.fail.Exception:
+            report.longrepr = item.repr_failure(pytest.ExceptionInfo.from_current())
+        report.outcome = "failed"
+        if hasattr(report, "wasxfail"):
+            del report.wasxfail
 
     def _lacks(self, what: str, needed: Requirement) -> None:
         """Skips for lack of hardware, where this machine need not have it."""
@@ -210,11 +222,12 @@ class CppoolFixture(Pools):
 
     def _note_error(self, error: PoolError) -> None:
         self._section("cppool diagnosis", error.diagnosis)
+        self._section(_FLAKY, "\n".join(attempts(error.flaky, error.lost)))
         if error.crash is not None:
             where = [f"{key}: {error.crash[key]}" for key in ("rank", "stage", "case", "library") if error.crash.get(key) is not None]
             self._section("cppool crash", "\n".join([error.crash["error"], *where, *(f"  {frame}" for frame in error.crash["stack"])]))
         self._section("cppoold stderr", error.stderr_tail)
-        self._properties({"status": error.kind, "attempts": error.attempts, "command": error.command})
+        self._properties({"status": error.kind, "attempts": error.attempts, "flaky": error.flaky, "command": error.command})
 
     def _note(self, pool: Pool, result: Result) -> None:
         hello = self._hello[pool.world_size]
@@ -222,7 +235,7 @@ class CppoolFixture(Pools):
             for warning in result.warnings:
                 self._item.warn(pytest.PytestWarning(f"cppool: {warning}"))
         if result.flaky:
-            self._section(_FLAKY, "\n".join(result._attempts()))
+            self._section(_FLAKY, "\n".join(attempts(result.flaky, result.lost)))
             if not (self._allow_flaky and result.ok):
                 self._flaky.append(result)
         ratios = [check.ratio for check in result.checks if check.ratio is not None]
@@ -243,8 +256,8 @@ class CppoolFixture(Pools):
         """For JUnit and other reports: "cppool.status", and "cppool.2.status" of a test's second case."""
         if self._item is None:
             return
-        self._runs += 1
-        prefix = "cppool." if self._runs == 1 else f"cppool.{self._runs}."
+        runs = self._item.stash[_RUNS] = self._item.stash.get(_RUNS, 0) + 1
+        prefix = "cppool." if runs == 1 else f"cppool.{runs}."
         self._item.user_properties += [(prefix + name, value) for name, value in properties.items() if value not in (None, "")]
 
 
@@ -296,11 +309,17 @@ def cppool(request: pytest.FixtureRequest, cppool_options: Mapping[str, Any]) ->
     options = {"retries": 1, **_of_this_worker(cppool_options)}
     if retries is not None:
         options["retries"] = retries
-    fixture = CppoolFixture(_requirement(required, "--cppool-require") if required else None, bool(retries), **options)
+    fixture = CppoolFixture(request.config, _requirement(required, "--cppool-require") if required else None, bool(retries), **options)
     request.config.stash[_FIXTURE] = fixture
-    with fixture:
+    with fixture:  # it stays in the stash: the last test is judged after its end
         yield fixture
-    del request.config.stash[_FIXTURE]
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    item.config.stash[_ITEM] = item
+    yield
+    del item.config.stash[_ITEM]
 
 
 @pytest.hookimpl(trylast=True)  # when the test has its fixtures
@@ -310,21 +329,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         fixture._set_up(item)
 
 
-@pytest.hookimpl(trylast=True)  # when the test has passed
-def pytest_runtest_call(item: pytest.Item) -> None:
-    if fixture := item.config.stash.get(_FIXTURE, None):
-        fixture._judge()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_teardown(item: pytest.Item) -> None:
-    if fixture := item.config.stash.get(_FIXTURE, None):
-        fixture._item, fixture._flaky = None, []
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)  # after pytest has told skips and expected failures from failures
+def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") -> Iterator[None]:
+    report = (yield).get_result()
+    fixture = item.config.stash.get(_FIXTURE, None)
+    if fixture and not (call.when == "setup" and report.passed):  # what comes up in a setup that passes fails the test
+        fixture._judge(item, report)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    flaky = [(report.nodeid, text) for reports in terminalreporter.stats.values() for report in reports
-             if getattr(report, "when", "") == "call" for title, text in report.sections if title == f"Captured {_FLAKY} call"]
+    # Each report of a test has the sections of those before it.
+    flaky = list(dict.fromkeys(
+        (report.nodeid, text) for reports in terminalreporter.stats.values() for report in reports
+        for title, text in getattr(report, "sections", ()) if title == f"Captured {_FLAKY} call"))
     if flaky:
         terminalreporter.section(f"cppool: {len(flaky)} flaky", yellow=True)
     for nodeid, text in flaky:

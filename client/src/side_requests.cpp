@@ -1,0 +1,62 @@
+#include "client/src/side_requests.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <system_error>
+#include <tuple>
+#include <utility>
+
+namespace cppool::client {
+
+SideRequests::SideRequests() : wake_(base::AboveStandard(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK))) {
+  if (!wake_) throw std::system_error(errno, std::generic_category(), "eventfd");
+}
+
+std::optional<Json> SideRequests::Ask(Kind kind, const std::optional<Json>& starting) {
+  std::future<std::optional<Json>> answer;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!going_on_) return std::nullopt;
+    cancelled_ = cancelled_ || kind == Kind::kCancel;
+    if (!sent_ && starting) return starting;
+    answer = waiting_.emplace_back(kind, Answer()).second.get_future();
+    const std::uint64_t one = 1;
+    std::ignore = write(wake_.get(), &one, sizeof(one));
+  }
+  return answer.get();
+}
+
+void SideRequests::Begin() {
+  const std::lock_guard lock(mutex_);
+  going_on_ = true;
+  sent_ = cancelled_ = false;
+}
+
+void SideRequests::Sent() {
+  const std::lock_guard lock(mutex_);
+  sent_ = true;
+}
+
+std::vector<std::pair<SideRequests::Kind, SideRequests::Answer>> SideRequests::Take() {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t ignored = 0;
+  std::ignore = read(wake_.get(), &ignored, sizeof(ignored));
+  return std::exchange(waiting_, {});
+}
+
+void SideRequests::End() {
+  const std::lock_guard lock(mutex_);
+  going_on_ = false;
+  for (auto& [kind, answer] : waiting_) answer.set_value(std::nullopt);
+  waiting_.clear();
+}
+
+bool SideRequests::cancelled() const {
+  const std::lock_guard lock(mutex_);
+  return cancelled_;
+}
+
+}  // namespace cppool::client
