@@ -145,7 +145,7 @@ class Recipe:
 
 
 class Fp8Case(Case):
-    """Attention of the quantised tensors."""
+    """Attention of the quantized tensors."""
 
     # What each product reads, with blocks along the head dimension or along the tokens.
     BLOCKS = {("logits", "q"): "rows", ("logits", "k"): "rows", ("out", "v"): "columns", ("dprob", "v"): "rows",
@@ -233,7 +233,7 @@ class Fp8Case(Case):
             tokens[...] = cast_blocks(tokens, 0, block_starts(len(tokens), self.chunk(self.side(name), s)))
         return values
 
-    def quantised(self, name, blocks):
+    def quantized(self, name, blocks):
         """The values that 8-bit products read of a tensor."""
         if (name, blocks) not in self.operands:
             form = self.recipe.format(name)
@@ -256,15 +256,15 @@ class Fp8Case(Case):
         recipe = self.recipe
         if product == "delta" and name == "out":
             if recipe.delta_of_fp8_out:
-                return self.quantised("out", None)
+                return self.quantized("out", None)
             # The first one is there where out.npy is made from a payload.
             return self.exact("out_f16" if "out_f16.npy" in self.tensors else "out")
         if name == "dout" and (not recipe.bwd or (recipe.blocks and product == "delta")):
             return self.exact(name)
         if recipe.bwd or product in ("logits", "out"):
-            return self.quantised(name, self.BLOCKS[product, name] if recipe.blocks else None)
+            return self.quantized(name, self.BLOCKS[product, name] if recipe.blocks else None)
         # A backward pass in 16 bits gets what the forward pass has read.
-        return bf16(self.quantised(name, self.BLOCKS["out" if name == "v" else "logits", name] if recipe.blocks else None))
+        return bf16(self.quantized(name, self.BLOCKS["out" if name == "v" else "logits", name] if recipe.blocks else None))
 
     def delta(self, prob, dprob, sequence, head):
         """Of the output and its gradient that the backward pass got: their own rounding is not an error of it."""

@@ -1,4 +1,4 @@
-// Temporary folders and reading of files, for tests.
+// Temporary folders, files and texts, for tests.
 #pragma once
 
 #include <stdlib.h>
@@ -6,9 +6,11 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <vector>
 
 namespace cppool::test {
 
@@ -37,6 +39,17 @@ class TemporaryFolder {
 
 inline void WriteFile(const std::string& name, const std::string& bytes) {
   std::ofstream(name, std::ios::binary) << bytes;
+}
+
+inline bool Has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+inline std::vector<std::string> Lines(const std::string& text) {
+  std::istringstream in(text);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
 }
 
 // `text` with `by` in place of the first `part`, which it must have.

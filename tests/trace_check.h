@@ -42,7 +42,7 @@ struct CheckedTrace {
     }
     return nullptr;
   }
-  // Of all tracks of the process.
+  // The slices of this category on all tracks of the process.
   std::vector<TracedSlice> Slices(const std::string& process, const std::string& category) const {
     std::vector<TracedSlice> found;
     for (const TracedTrack& track : tracks) {

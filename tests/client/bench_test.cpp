@@ -15,14 +15,7 @@
 namespace cppool::command::test {
 namespace {
 
-using cppool::test::Cppool;
-using cppool::test::Lines;
-using cppool::test::OnTerminal;
-using cppool::test::Ran;
-using cppool::test::ReadFile;
-using cppool::test::RunChild;
-using cppool::test::TemporaryFolder;
-using cppool::test::Wrapped;
+using namespace cppool::test;
 
 // The fake daemon's answers to a bench, and a log of its requests.
 struct BenchFolder : TemporaryFolder {
@@ -152,7 +145,7 @@ TEST_CASE("bench's JSON has a row as it is done, and the command that measures i
   CHECK(Json::parse(ran.Last())["summary"]["points"] == 2);
 
   const std::string command = row["command"];
-  CHECK(command.find(" bench --world-size 2 ") != std::string::npos);
+  CHECK(Has(command, " bench --world-size 2 "));
   REQUIRE(command.starts_with("cppool "));
   const auto child = RunChild(std::string(CPPOOL_COMMAND) + command.substr(6) + " --json 2>/dev/null");
   CHECK(child.exit_code == 0);
@@ -180,13 +173,13 @@ TEST_CASE("bench validates every point before it times one") {
   Ran ran = Cppool({"bench", "--param", "do=bench,error", "--param", "log=" + folder.log, "--repeat", "1"},
                    folder.daemon);
   CHECK(ran.code == 2);
-  CHECK(ran.err.find("\"do\":\"error\"") != std::string::npos);
+  CHECK(Has(ran.err, "\"do\":\"error\""));
   CHECK(ran.err.ends_with("because of invalid_request\ncppool: nothing was timed\n"));
   CHECK(folder.Requests().empty());
   // An older daemon cannot be asked for samples.
   ran = Cppool({"bench", "--repeat", "1"});
   CHECK(ran.code == 2);
-  CHECK(ran.err.find("no \"samples\"") != std::string::npos);
+  CHECK(Has(ran.err, "no \"samples\""));
 }
 
 TEST_CASE("a point that fails its checks is not timed, and fails the bench") {
@@ -276,10 +269,10 @@ TEST_CASE("a bench is saved, and a later one is faster, slower or the same") {
   }
   ran = bench("1", {"--baseline", folder.File("none")});
   CHECK(ran.code == 2);
-  CHECK(ran.err.find("No such file") != std::string::npos);
+  CHECK(Has(ran.err, "No such file"));
   ran = bench("1", {"--save", folder.File("none") + "/saved"});
   CHECK(ran.code == 2);
-  CHECK(ran.err.find("cannot write") != std::string::npos);
+  CHECK(Has(ran.err, "cannot write"));
   // A device or a pipe is not replaced by a file.
   REQUIRE(mkfifo(folder.File("pipe").c_str(), 0600) == 0);
   ran = bench("1", {"--save", folder.File("pipe")});
@@ -288,6 +281,55 @@ TEST_CASE("a bench is saved, and a later one is faster, slower or the same") {
                        ": it exists and is no regular file: name another one\n");
   CHECK(std::filesystem::is_fifo(folder.File("pipe")));
   CHECK(folder.Requests().empty());
+}
+
+TEST_CASE("a comparison with an earlier bench takes two rounds of both") {
+  const BenchFolder folder;
+  const std::string file = folder.File("saved"), one_round = folder.File("one round");
+  CHECK(folder.Bench({"--world-size", "1", "--repeat", "20", "--save", file}).code == 0);
+  for (const std::vector<std::string>& words : {std::vector<std::string>{"--repeat", "1"}, {"--profile"}}) {
+    std::vector<std::string> all = {"--world-size", "1", "--baseline", file};
+    all.insert(all.end(), words.begin(), words.end());
+    const Ran ran = folder.Bench(all);
+    CHECK(ran.code == 2);
+    CHECK(ran.err == "cppool: --baseline compares rounds, two at least, and " + words[0] +
+                         (words.size() > 1 ? " 1" : "") + " measures one\n");
+    CHECK(folder.Requests().empty());
+  }
+
+  CHECK(folder.Bench({"--world-size", "1", "--repeat", "1", "--save", one_round}).code == 0);
+  Ran ran = folder.Bench({"--world-size", "1", "--repeat", "20", "--baseline", one_round});
+  CHECK(ran.code == 4);
+  CHECK(ran.Prints("against " + one_round + ": 0 slower, 0 not, 0 not in it, 1 without two rounds in it\n" +
+                   "without two rounds in " + one_round + ": W=1 "));
+  ran = folder.Bench({"--world-size", "1", "--repeat", "20", "--baseline", one_round, "--json"});
+  CHECK_FALSE(Json::parse(ran.lines.at(0)).contains("baseline"));
+}
+
+TEST_CASE("a row of an earlier bench that has none of the stages is not in it") {
+  const BenchFolder folder;
+  const std::string file = folder.File("saved");
+  CHECK(folder.Bench({"--world-size", "1", "--repeat", "20", "--save", file}).code == 0);
+  std::string saved = ReadFile(file);
+  for (const std::string stage : {"forward", "backward"})
+    saved = std::regex_replace(saved, std::regex('"' + stage + '"'), "\"other " + stage + '"');
+  std::ofstream(file) << saved;
+  const Ran ran = folder.Bench({"--world-size", "1", "--repeat", "20", "--baseline", file});
+  CHECK(ran.code == 4);
+  CHECK(ran.Prints("against " + file + ": 0 slower, 0 not, 1 not in it\nnot in " + file + ": W=1 "));
+}
+
+TEST_CASE("bench times nothing when a row's validation ends the daemon") {
+  const BenchFolder folder;
+  const Ran ran =
+      Cppool({"bench", "--world-size", "1", "--repeat", "10", "--param", "do=crash_once", "--param",
+              "then=bench", "--param", "log=" + folder.log, "--param", "marker=" + folder.File("marker")},
+             folder.daemon);
+  CHECK(ran.code == 1);
+  CHECK(ran.out.empty());
+  CHECK(Has(ran.err, "cppool: W=1 "));
+  CHECK(Has(ran.err, "rank 1 crashed"));
+  CHECK(Has(ran.err, "cppool: nothing was timed\n"));
 }
 
 TEST_CASE("bench: a profiler's range is one for each kernel and point") {

@@ -82,6 +82,9 @@ int main(int argc, char** argv) {
          cppool_pool_create("{\"world_sise\": 2}", NULL, &pool, &out));
   EXPECT(CPPOOL_CLIENT_INVALID, "from 1 to 64", cppool_pool_create("{\"world_size\": 0}", NULL, &pool, &out));
   EXPECT(CPPOOL_CLIENT_INVALID, "not JSON", cppool_pool_create("{", NULL, &pool, &out));
+  hooks.struct_size = sizeof hooks - 1;
+  EXPECT(CPPOOL_CLIENT_INVALID, "struct_size", cppool_pool_create(options, &hooks, &pool, &out));
+  hooks.struct_size = sizeof hooks;
   Check(pool == NULL, "no pool after an error", "");
   EXPECT(CPPOOL_CLIENT_OK, NULL, cppool_pool_create(options, &hooks, &pool, &out));
 
@@ -103,7 +106,7 @@ int main(int argc, char** argv) {
 
   EXPECT(CPPOOL_CLIENT_NO_ANSWER, "\"kind\":\"died\"",
          cppool_pool_ask(pool, "{\"op\": \"run\", \"params\": {\"do\": \"die\"}}", &out));
-  Check(strstr(all.last, "is sent to a new daemon") != NULL, "the log tells of the retry", all.last);
+  Check(strstr(all.last, "is sent to a new daemon") != NULL, "the log has the retry", all.last);
   tail = cppool_pool_stderr_tail(pool);
   Check(tail != NULL && strstr(tail, "the last words") != NULL, "the tail of stderr", tail);
   cppool_client_free(tail);

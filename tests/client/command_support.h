@@ -14,26 +14,20 @@
 
 #include "client/command/command.h"
 #include "tests/client/support.h"
+#include "tests/files.h"
 
 namespace cppool::test {
 
 struct Ran {
   int code = -1;
   std::string out, err;
-  std::vector<std::string> lines;  // of out
+  std::vector<std::string> lines;  // those of `out`
 
   std::string Last(std::size_t from_end = 0) const {
     return lines.size() > from_end ? lines[lines.size() - 1 - from_end] : "";
   }
   bool Prints(const std::string& text) const { return out.find(text) != std::string::npos; }
 };
-
-inline std::vector<std::string> Lines(const std::string& text) {
-  std::istringstream in(text);
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
-}
 
 // `daemon`: the value of --daemon; empty: the option is not given. The test's target defines CPPOOL_TEST_DAEMON.
 inline Ran Cppool(std::vector<std::string> words, const std::string& daemon = CPPOOL_TEST_DAEMON,

@@ -1,10 +1,13 @@
 // What a compiled library is kept by: every file and setting that decides over it, also while they change, under any name.
 #include <cppool/compile.h>
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/catch.h"
@@ -45,6 +48,28 @@ struct Copied : Sources {
 bool Compiles(const std::string& source) { return !Compile(source).cached; }
 
 }  // namespace
+
+TEST_CASE("an included FIFO is refused, since its content would not be known again") {
+  const Copied copied;
+  const std::string fifo = copied.folder.File("fifo");
+  REQUIRE(mkfifo(fifo.c_str(), 0600) == 0);
+  const Environment header("HEADER", fifo);
+  std::thread writer([&] { Write(fifo, "header 1"); });  // it waits for the copier, which reads once
+  const std::string refusal = Refusal([&] { Compile(copied.source); });
+  writer.join();
+  CHECK(refusal == fifo + ": is included and no regular file: write what it gives to one");
+}
+
+TEST_CASE("an included device has no content") {
+  const Sources sources;
+  const Environment flags("CXXFLAGS", "-include /dev/null");
+  const std::string source = sources.folder.File("mine.cpp");
+  CHECK(Compiles(source));
+  CHECK_FALSE(Compiles(source));
+  const Copied copied;
+  const Environment missing("HEADER", copied.folder.File("missing.h"));
+  CHECK(Has(Refusal([&] { Compile(copied.source); }), "missing.h"));
+}
 
 TEST_CASE(
     "a header that is saved while the compiler runs: it is compiled again, and nothing of before is kept") {

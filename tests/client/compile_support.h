@@ -34,10 +34,6 @@ const cppool_case* const* cppool_cases(void) {
 }
 )";
 
-inline bool Has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 inline void Write(const fs::path& path, const std::string& text) { WriteFile(path.string(), text); }
 
 inline void WriteProgram(const fs::path& path, const std::string& text) {

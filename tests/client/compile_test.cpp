@@ -1,4 +1,4 @@
-// Sources as libraries: how the compiler is found and called, what is kept, and what is said when it does not work.
+// Sources as libraries: how the compiler is found and called, what is kept, and the error when it does not work.
 #include <cppool/compile.h>
 #include <cppool/pool.h>
 #include <poll.h>
@@ -126,7 +126,7 @@ TEST_CASE("two versions of a library have static variables of their own") {
 }
 
 TEST_CASE(
-    "what does not compile is told in the compiler's words, and what cannot be started with what to do") {
+    "what does not compile is reported in the compiler's words, and what cannot be started with what to do") {
   const Sources sources;
   const std::string source = sources.folder.File("mine.cpp");
   CHECK(Has(Refusal([&] { Compile(sources.folder.File("none.cpp")); }), "none.cpp: there is no such file"));
@@ -256,6 +256,25 @@ TEST_CASE("a bench uses the libraries of its first answers, of cases and of kern
   CHECK(rows[0]["ran"]["digest"] == rows[2]["ran"]["digest"]);
 }
 
+TEST_CASE("a first answer that skips its cell decides which content of a library a run uses, too") {
+  const Sources sources;
+  const std::string naive = ReadFile(CPPOOL_NAIVE_KERNEL);
+  const std::string library =
+      Rebuilt(sources, naive, "Supports(const cppool_attention_call* c, char* why, size_t size) {", naive);
+  Write(
+      sources.folder / "suite.json",
+      R"({"cells": [{"world_size": 1, "product": {"dtype": ["fp16", "bf16"], "max_seqlen_q": [16], "num_heads": [2]}}]})");
+  const Child run = RunChild("'" CPPOOL_COMMAND "' run --backend host --json --suite '" +
+                             sources.folder.File("suite.json") + "' --kernels '" + library + "'");
+  INFO(run.output);
+  CHECK_FALSE(fs::exists(library + ".next"));
+  const std::vector<Json> cells = JsonLines(run.output);
+  REQUIRE(cells.size() == 2);
+  CHECK(cells[0]["status"] == "skipped");
+  CHECK(cells[1]["status"] == "passed");
+  CHECK(cells[1]["answer"]["kernels"]["digest"] == cells[0]["answer"]["kernels"]["digest"]);
+}
+
 TEST_CASE("list and bench take the source of a case, as run does") {
   const Sources sources;
   const std::string source = sources.folder.File("mine.c");
@@ -321,6 +340,7 @@ TEST_CASE("an error about a compiled source names the source first: in run, in i
     CHECK(crashed.exit_code != 0);
     CHECK(Has(crashed.output, "library " + named));
     CHECK(Has(crashed.output, ".so), stack: CrashForward"));
+    CHECK(Has(crashed.output, " in stage 'forward/"));
   }
   const Environment renamed("CFLAGS", "-Dcppool_attention=renamed");
   for (const char* subcommand : {"run", "run --json", "run --list", "bench"}) {  // the answer is an error
@@ -343,9 +363,9 @@ TEST_CASE("run says that it compiles a source, with --verbose how, and nothing w
   CHECK(run("") == "cppool: compiling " + source + "\n");
   CHECK(run("--verbose").empty());  // it is in the cache
   sources.SetVersion("version 2");
-  const std::string said = run("--verbose");
-  CHECK(Has(said, " -shared "));
-  CHECK_FALSE(Has(said, "compiling"));
+  const std::string verbose = run("--verbose");
+  CHECK(Has(verbose, " -shared "));
+  CHECK_FALSE(Has(verbose, "compiling"));
 }
 
 }  // namespace cppool::test

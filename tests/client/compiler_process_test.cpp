@@ -21,12 +21,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Whether a process has ended; its parent may not have waited for it.
-bool HasEnded(const std::string& pid) {
-  const char state = StateOf(pid).state;
-  return state == ' ' || state == 'Z' || state == 'X';
-}
-
 // While it lives, SIGCHLD is ignored: no status of a child can be had.
 struct IgnoredChildren {
   IgnoredChildren() : before(signal(SIGCHLD, SIG_IGN)) {}
@@ -57,9 +51,8 @@ TEST_CASE("a compiler that leaves a background process is not waited for, and th
   CompileOptions options;
   options.limit = 60s;
   CHECK_FALSE(Compile(sources.folder.File("mine.cpp"), options).library.empty());
-  std::string left = ReadFile(sources.folder.File("left"));
-  left.pop_back();
-  CHECK(Eventually([&] { return HasEnded(left); }));
+  const int left = std::stoi(ReadFile(sources.folder.File("left")));
+  CHECK(Eventually([&] { return !Alive(left); }));
 }
 
 template <typename Scope>
@@ -78,6 +71,23 @@ void CheckCompiler() {
 TEST_CASE("a source compiles where SIGCHLD is ignored") { CheckCompiler<IgnoredChildren>(); }
 
 TEST_CASE("a source compiles where another thread waits for all children") { CheckCompiler<Reaper>(); }
+
+TEST_CASE("a compiler that is interrupted, or takes too long, leaves no file") {
+  const Sources sources;
+  const TemporaryFolder temporary;
+  const Environment folder("TMPDIR", temporary.path().string());
+  WriteProgram(sources.folder / "slow", "[ \"$1\" = --version ] && exit 0\n: > \"$TMPDIR/ccObject.o\"\n: > '" +
+                                            sources.folder.File("working") + "'\nsleep 1000\n");
+  const Environment slow("CXX", sources.folder.File("slow"));
+  CompileOptions options;
+  options.interrupted = [&] { return fs::exists(sources.folder / "working"); };
+  CHECK(Has(Refusal([&] { Compile(sources.folder.File("mine.cpp"), options); }), "interrupted"));
+  CHECK(fs::is_empty(temporary.path()));
+  options.interrupted = nullptr;
+  options.limit = 2s;
+  CHECK(Has(Refusal([&] { Compile(sources.folder.File("mine.cpp"), options); }), "did not end within 2 s"));
+  CHECK(fs::is_empty(temporary.path()));
+}
 
 TEST_CASE("however the client ends, its compiler ends with it, and leaves no file") {
   for (const int number : {SIGINT, SIGTERM, SIGKILL}) {
@@ -98,7 +108,7 @@ TEST_CASE("however the client ends, its compiler ends with it, and leaves no fil
     REQUIRE(Eventually([&] { return fs::exists(sources.folder / "pids"); }));
     REQUIRE(kill(client->pid(), number) == 0);
     std::istringstream pids(ReadFile(sources.folder.File("pids")));
-    for (std::string pid; pids >> pid;) CHECK(Eventually([&] { return HasEnded(pid); }));
+    for (int pid; pids >> pid;) CHECK(Eventually([&] { return !Alive(pid); }));
     CHECK(Eventually([&] { return fs::is_empty(temporary.path()); }));
   }
 }

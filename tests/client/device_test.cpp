@@ -50,7 +50,7 @@ TEST_CASE("the command and a harness with the library do not link CUDA and canno
     }
     const std::string bytes = ReadFile(program);
     for (const char* library : {"libcuda", "libcudart", "libnccl", "libnvidia"})
-      CHECK(bytes.find(library) == std::string::npos);
+      CHECK_FALSE(Has(bytes, library));
   }
   CHECK(ReadImports(CPPOOL_REAL_DAEMON).symbols.count("dlopen") == 1);  // a program that does import dlopen
 }
@@ -82,7 +82,7 @@ TEST_CASE("doctor runs nvidia-smi, and prints which of its devices CUDA sees") {
   chmod(smi.c_str(), 0755);
   const Environment path("PATH", smi.substr(0, smi.rfind('/')) + ":" + getenv("PATH"));
   struct Form {
-    std::string list, seen, said;
+    std::string list, seen, shown;
   };
   const std::vector<Form> forms = {
       {"0,1", "of these CUDA sees 0, 1\n", "'0,1'\n"},
@@ -101,10 +101,10 @@ TEST_CASE("doctor runs nvidia-smi, and prints which of its devices CUDA sees") {
     INFO(form.list);
     Ran ran = Cppool({"doctor", "--devices", form.list});
     INFO(ran.out);
-    CHECK(ran.Prints("CUDA_VISIBLE_DEVICES: " + form.said));
+    CHECK(ran.Prints("CUDA_VISIBLE_DEVICES: " + form.shown));
     CHECK(ran.Prints(form.seen));
     const Environment visible("CUDA_VISIBLE_DEVICES", form.list);
-    CHECK(Cppool({"doctor"}).Prints("CUDA_VISIBLE_DEVICES: " + form.said));
+    CHECK(Cppool({"doctor"}).Prints("CUDA_VISIBLE_DEVICES: " + form.shown));
   }
   CHECK_FALSE(Cppool({"doctor", "--devices", "MIG-1"}).Prints("of these"));
   std::ofstream(smi) << "#!/bin/sh\nexit 9\n";
@@ -147,7 +147,7 @@ TEST_CASE("two harnesses run at once with their own pools, and killing a third d
     const Child output = FinishChild(harness);
     INFO(output.output);
     CHECK(output.exit_code == 0);
-    CHECK(output.output.find("world size 2: passed") != std::string::npos);
+    CHECK(Has(output.output, "world size 2: passed"));
   }
   CHECK(FinishChild(killed).exit_code != 0);
 }

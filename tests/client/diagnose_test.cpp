@@ -216,7 +216,7 @@ TEST_CASE("a diagnosis ends at its limits and reports its findings so far") {
             .rfind("undecided: no fresh pool could be started: cannot start /nowhere", 0) == 0);
 }
 
-TEST_CASE("what a case leaves behind is told, and fails a run and a bench with --leaks error") {
+TEST_CASE("what a case leaves behind is reported, and fails a run and a bench with --leaks error") {
   TemporaryFolder folder;
   const auto run = [](const char* subcommand, const std::string& action, std::vector<std::string> more = {}) {
     std::vector<std::string> words = {
@@ -236,8 +236,8 @@ TEST_CASE("what a case leaves behind is told, and fails a run and a bench with -
   CHECK(ran.Prints(" --leaks error "));
   CHECK(ran.Last() == "1 passed, 2 failed, 0 skipped");
   const std::string junit = ReadFile(folder.File("out.xml"));
-  CHECK(junit.find("failures=\"2\" errors=\"0\"") != std::string::npos);
-  CHECK(junit.find("message=\"left something behind (--leaks error)\"") != std::string::npos);
+  CHECK(Has(junit, "failures=\"2\" errors=\"0\""));
+  CHECK(Has(junit, "message=\"left something behind (--leaks error)\""));
   ran = run("run", "thread", {"--leaks", "error", "--json", "--diagnose"});
   CHECK(ran.code == 1);
   const Json json = Json::parse(ran.out.substr(0, ran.out.find('\n')));
@@ -246,7 +246,7 @@ TEST_CASE("what a case leaves behind is told, and fails a run and a bench with -
   CHECK_FALSE(json.contains("verdict"));
   ran = run("bench", "thread", {"--repeat", "1", "--leaks", "error"});
   CHECK(ran.code == 1);
-  CHECK((ran.out + ran.err).find(left) != std::string::npos);
+  CHECK(Has(ran.out + ran.err, left));
 }
 
 TEST_CASE("the command diagnoses a single case") {
@@ -295,8 +295,8 @@ TEST_CASE(
   ran = cppool("run", {"--json", "--world-size", "1,2"});
   CHECK(Json::parse(ran.lines.at(1))["case"] == "polluting");
   const std::string repeat = Json::parse(ran.lines.at(1))["repeat"];
-  CHECK(repeat.find(" --case polluting ") != std::string::npos);
-  CHECK(repeat.find(std::string(" --load ") + CPPOOL_POLLUTING_CASE) != std::string::npos);
+  CHECK(Has(repeat, " --case polluting "));
+  CHECK(Has(repeat, std::string(" --load ") + CPPOOL_POLLUTING_CASE));
   ran = cppool("bench", {"--repeat", "1", "--warmup", "0"});
   CHECK(ran.Prints("polluting"));
 
@@ -330,8 +330,8 @@ TEST_CASE(
   std::ofstream(suite) << R"({"cells": [{"case": "polluting"}, {"set": {"max_seqlen_q": 64}}]})";
   ran = cppool("run", {"--suite", suite, "--list"});
   CHECK(ran.code == 0);
-  CHECK(ran.lines.at(0).find("--load") != std::string::npos);
-  CHECK(ran.lines.at(1).find("--load") == std::string::npos);
+  CHECK(Has(ran.lines.at(0), "--load"));
+  CHECK_FALSE(Has(ran.lines.at(1), "--load"));
   CHECK(cppool("run", {"--suite", suite, "--list", "--shard", "2/2"}).code == 0);
   // A library that cannot be used is the run's failure.
   ran = Cppool({"run", "--backend", "host", "--load", "/nowhere.so"});
@@ -427,7 +427,7 @@ TEST_CASE(
     if (!one.children.empty()) failures.push_back(one.children.at(0));
   REQUIRE(failures.size() == 2);
   CHECK(failures[0].attributes.at("message") == "because of mismatch (" + by + ")");
-  CHECK(failures[0].text.find("verdict: " + by + "\n") != std::string::npos);
+  CHECK(Has(failures[0].text, "verdict: " + by + "\n"));
   CHECK(failures[1].attributes.at("message") == "because of mismatch (bug)");
 
   diagnose.push_back("--json");
@@ -461,5 +461,5 @@ TEST_CASE(
   CHECK_FALSE(ran.Prints("flaky"));
 
   const std::string progress = Cppool(diagnose, CPPOOL_FAKE_DAEMON, true).err;
-  CHECK(progress.find(victim + ": fresh pool 4, after 7 cells") != std::string::npos);
+  CHECK(Has(progress, victim + ": fresh pool 4, after 7 cells"));
 }

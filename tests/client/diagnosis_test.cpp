@@ -15,8 +15,6 @@ using cppool::PoolError;
 
 namespace {
 
-bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 // The error text of a call that must time out.
 std::string TimedOut(Pool& pool, const cppool::Json& params, const cppool::RunOptions& options) {
   std::string text;
@@ -28,6 +26,9 @@ std::string TimedOut(Pool& pool, const cppool::Json& params, const cppool::RunOp
       CHECK(error.kind() == PoolError::Kind::kTimeout);
       text = error.what();
       CHECK(text.size() < 4000 + 2500);
+      CHECK(Has(error.diagnosis(), "its threads: "));
+      CHECK(Has(text, error.diagnosis()));
+      CHECK(error.diagnosis().front() != ';');
     }
   });
   return text;
@@ -84,7 +85,7 @@ TEST_CASE("the error distinguishes a daemon that spins from one that waits") {
 
 TEST_CASE("the error for a daemon that does not answer `hello` reports its state too") {
   auto options = FakeOptions("silent");
-  options.start_limit = 400ms;
+  options.start_limit = 1s;  // in which it is seen to wait
   Pool pool(options);
   try {
     pool.Hello();

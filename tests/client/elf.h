@@ -4,10 +4,10 @@
 #include <elf.h>
 
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <set>
 #include <string>
+
+#include "tests/files.h"
 
 namespace cppool::test {
 
@@ -17,8 +17,7 @@ struct Imports {
 
 // Reads the section headers of a 64-bit ELF file for this machine; empty for any other file.
 inline Imports ReadImports(const std::string& name) {
-  std::ifstream file(name, std::ios::binary);
-  const std::string bytes((std::istreambuf_iterator<char>(file)), {});
+  const std::string bytes = ReadFile(name);
   Imports imports;
   auto read = [&](std::size_t at, auto* value) {
     if (at + sizeof *value > bytes.size()) return false;

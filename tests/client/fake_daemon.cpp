@@ -223,6 +223,7 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
   const Json& params = request["params"];
   Json passed = Passed(id);
   AddSamples(request, &passed);
+  passed["wall_ms"] = params.value("wall_ms", passed["wall_ms"].get<double>());
   if (what.ends_with("_once")) {
     const bool first = First(params["marker"]);
     return Run(request, first ? what.substr(0, what.size() - 5) : params.value("then", "pass"), surroundings);
@@ -519,11 +520,6 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     }
     return;
   }
-  if (what == "dribble_for_ever")
-    for (;;) {
-      Write(1, "[");
-      Pause(20);
-    }
   if (what == "close_stdout") {
     close(1);
     Hang();
@@ -610,7 +606,9 @@ int main(int argc, char** argv) {
       continue;
     }
     if (op == "validate") {
-      Write(1, Line(Validated(request, request["params"].value("do", "pass"))));
+      const std::string what = request["params"].value("do", "pass");
+      if (what == "crash_once" && First(request["params"]["marker"])) Run(request, "crash", surroundings);
+      Write(1, Line(Validated(request, what)));
       continue;
     }
     Json answer = {{"ok", true}, {"id", request["id"]}};

@@ -2,7 +2,6 @@
 #include <signal.h>
 
 #include <atomic>
-#include <fstream>
 #include <optional>
 #include <random>
 #include <string>
@@ -31,12 +30,7 @@ struct GoingPool {
     options.log = [this](std::string_view line) { log += std::string(line) + "\n"; };
     pool.emplace(options);
   }
-  int Starts() const {
-    std::ifstream file(folder.File("starts"));
-    int lines = 0;
-    for (std::string line; std::getline(file, line);) ++lines;
-    return lines;
-  }
+  std::size_t Starts() const { return CountLines(folder.File("starts")); }
   TemporaryFolder folder;
   std::string log;
   std::optional<Pool> pool;
@@ -65,11 +59,6 @@ class ChildSignal {
   sighandler_t before_;
 };
 
-bool Gone(int pid) {  // a zombie, or reaped
-  const char state = StateOf(std::to_string(pid)).state;
-  return state == ' ' || state == 'Z';
-}
-
 }  // namespace
 
 TEST_CASE("the idle time is passed to the daemon in seconds with a decimal point") {
@@ -79,9 +68,9 @@ TEST_CASE("the idle time is passed to the daemon in seconds with a decimal point
   const Json words = pool.Run(Do("echo")).json["surroundings"]["arguments"];
   std::string all;
   for (const Json& word : words) all += word.get<std::string>() + " ";
-  CHECK(all.find("--idle-exit 61.050 ") != std::string::npos);
+  CHECK(Has(all, "--idle-exit 61.050 "));
   Pool never(FakeOptions());
-  CHECK(never.Run(Do("echo")).json["surroundings"]["arguments"].dump().find("idle") == std::string::npos);
+  CHECK_FALSE(Has(never.Run(Do("echo")).json["surroundings"]["arguments"].dump(), "idle"));
 }
 
 TEST_CASE(
@@ -145,7 +134,7 @@ TEST_CASE("a daemon that has read the request, or exits with an error, has died"
     cppool::Result result = going.pool->Run();
     CHECK(result.ok());
     CHECK(result.attempts == 2);
-    CHECK(going.log.find("is sent to a new daemon") != std::string::npos);
+    CHECK(Has(going.log, "is sent to a new daemon"));
     CHECK(going.Starts() == 2);
   }
 }
@@ -162,7 +151,7 @@ TEST_CASE("an idle daemon exits in order, and the next call starts a new one wit
       REQUIRE(first.ok());
       CHECK(first.attempts == 1);
       const int pid = pool.Hello()["pid"];
-      CHECK(Eventually([&] { return Gone(pid); }));
+      CHECK(Eventually([&] { return !Alive(pid); }));
       const cppool::Result second = pool.Run(kSmallest);
       CHECK(second.ok());
       CHECK(second.attempts == 1);

@@ -1,4 +1,4 @@
-// The command with the real daemon on the host runtime: the whole matrix, lists, and dumps.
+// The command with the real daemon on the host runtime: the whole matrix, and lists.
 #include <algorithm>
 
 #include "tests/client/command_support.h"
@@ -53,18 +53,6 @@ TEST_CASE("every recipe of fp8 passes on the host with every schedule") {
   CHECK(ran.Last() == "48 passed, 0 failed, 0 skipped");
 }
 
-TEST_CASE("run --list reports invalid and unsupported parameters without running a case") {
-  Ran ran = Cppool(WithHost({"run", "--list", "--param", "max_seqlen_q=63"}));
-  CHECK(ran.Prints("\n  would fail: max_seqlen_q"));
-  ran = Cppool(WithHost({"run", "--list", "--param", "dtype=fp8"}));
-  CHECK(ran.Prints("\n  would fail: dtype is 'fp8', and fp8_dpa and fp8_mha are both false"));
-  ran = Cppool(WithHost({"run", "--list", "--param", "dtype=fp8", "--param", "fp8_dpa=true"}));
-  CHECK(ran.Last() == "1 would run, 0 would fail, 0 would be skipped");
-  ran = Cppool(WithHost({"run", "--list", "--param", "cp_comm_type=a2a+p2p"}));
-  CHECK(ran.Prints("\n  would be skipped: cp_comm_type 'a2a+p2p' needs a world_size with a divisor"));
-  CHECK(ran.Last() == "0 would run, 0 would fail, 1 would be skipped");
-}
-
 TEST_CASE("the cases and their parameters are listed for people") {
   Ran ran = Cppool({"list"});
   CHECK(ran.code == 0);
@@ -93,27 +81,3 @@ TEST_CASE("own cells pass on the host with random delays") {
   CHECK(ran.Last() == "24 passed, 0 failed, 0 skipped");
 }
 
-TEST_CASE("a run whose inputs are a dump has the dump's outputs") {
-  TemporaryFolder folder;
-  const std::vector<std::string> one = {"run",     "--json",     "--param",   "max_seqlen_q=32",
-                                        "--param", "dtype=fp16", "--backend", "host"};
-  auto with = [&](std::vector<std::string> words) {
-    words.insert(words.begin(), one.begin(), one.end());
-    return Cppool(words);
-  };
-  Ran wrote = with({"--dump", folder.File("a")});
-  REQUIRE(wrote.code == 0);
-  const Json index = Json::parse(ReadFile(folder.File("a") + "/index.json"));
-  CHECK(index["files"].contains("q.npy"));
-  // Another seed gives other outputs, unless the inputs are those of the dump.
-  Ran again = with({"--inputs", folder.File("a"), "--dump", folder.File("b"), "--param", "seed=99"});
-  CHECK(again.code == 0);
-  CHECK(with({"--dump", folder.File("c"), "--param", "seed=99"}).code == 0);
-  const std::string out = ReadFile(folder.File("a") + "/out.npy");
-  REQUIRE(out.size() > 1000);
-  CHECK(ReadFile(folder.File("b") + "/out.npy") == out);
-  CHECK(ReadFile(folder.File("c") + "/out.npy") != out);
-  Ran missing = with({"--inputs", folder.File("nowhere")});
-  CHECK(missing.code == 1);
-  CHECK(Json::parse(missing.lines.at(0))["error"].get<std::string>().find("inputs") != std::string::npos);
-}

@@ -21,7 +21,7 @@ const cppool_parameter kParameters[] = {
     {"by", CPPOOL_TYPE_STRING, "\"check\"", "[\"check\", \"abort\", \"refusal\"]", 0, 0, 0, "how it fails"},
 };
 
-std::string trail;  // of rank 0: state that cases should have restored
+std::string trail;  // rank 0's state, which cases should have restored
 
 bool Holds(const char* letters) {
   for (char letter : trail)

@@ -5,6 +5,7 @@
 
 #include "client/src/shell.h"
 #include "client/suite/cell.h"
+#include "client/suite/repeat.h"
 #include "client/suite/suite.h"
 #include "client/suite/value_text.h"
 #include "tests/catch.h"
@@ -119,7 +120,7 @@ TEST_CASE("the fp8 cells are the 3456 distinct ones of Transformer Engine's matr
   CHECK(Count(cells, {{"world_size", "4"}}) == 864);
   CHECK(Count(cells, {{"is_training", "false"}}) == 144);
   CHECK(Count(cells, {{"essential", "true"}}) == 1152);
-  // Of the sorted lines that LineOf would make of a list of these cells. The list was derived, apart from this project, from
+  // This is the digest of the sorted lines that LineOf makes of a list of these cells. The list was derived, apart from this project, from
   // that suite's table, parameters and rules at its commit d0067d0.
   std::sort(lines.begin(), lines.end());
   CHECK(DigestOf(lines) == 0x1af51c739e7240a9ull);
@@ -500,4 +501,62 @@ TEST_CASE("AxesOf returns a cell's value on each axis") {
   CHECK(AxesOf(cell)[1].second == "right");
   cell.params = {{"window_size", "wide"}, {"dtype", 16}};  // --param can set any value
   CHECK(AxesOf(cell) == Axes{{"window", "wide"}, {"dtype", "16"}, {"world size", "4"}});
+}
+
+TEST_CASE("a command that repeats a run has the options that are not the defaults, each as it is read") {
+  using Words = std::vector<std::string>;
+  cppool::PoolOptions pool;
+  cppool::RunOptions run;
+  CHECK(OptionWords(pool, {}, run).empty());
+  run.deadline = std::chrono::milliseconds(1500);
+  run.perturb = 0;
+  run.dump = "d";
+  run.inputs = "i";
+  run.trace = "t";
+  run.kernels = "k.so,n";
+  run.fault = cppool::Fault{"stall", 1, "forward/a: b"};
+  CHECK(HasOptions(pool, run));
+  CHECK(OptionWords(pool, {}, run) ==
+        Words{"--deadline", "1.5", "--perturb", "0", "--dump", "d", "--inputs", "i", "--trace", "t",
+              "--kernels", "k.so,n", "--fault", "stall:1:forward/a: b"});
+  pool.backend = "host";
+  pool.devices = {""};
+  run = {};
+  run.fault = cppool::Fault{"throw"};
+  CHECK(OptionWords(pool, {"a.so"}, run) ==
+        Words{"--backend", "host", "--devices", "", "--load", "a.so", "--fault", "throw"});
+}
+
+TEST_CASE("a command begins with the pool's variables, also with names that a shell does not take") {
+  cppool::PoolOptions pool;
+  CHECK(Assignments(pool).empty());
+  pool.environment = {{"CPPOOL-A", "b c"}, {"CPPOOL_B", "d"}};
+  CHECK(cppool::test::RunChild(Assignments(pool) + "printenv CPPOOL-A CPPOOL_B").output == "b c\nd\n");
+}
+
+TEST_CASE("options of `cppool run` do not say all of a run: the rest is sent to a daemon as it is") {
+  const auto has = [](auto set) {
+    cppool::PoolOptions pool;
+    cppool::RunOptions run;
+    set(pool, run);
+    return HasOptions(pool, run);
+  };
+  CHECK(has([](auto& pool, auto& run) {
+    pool.arguments = {"--allow-faults"};
+    run.fault = cppool::Fault{"stall", 1, "forward"};
+    run.case_name = "mine";
+    run.load = {"mine.so"};
+  }));
+  CHECK_FALSE(has([](auto& pool, auto&) { pool.arguments = {"--kernels", "bad.so"}; }));
+  CHECK_FALSE(has([](auto&, auto& run) {
+    run.fault = cppool::Fault{"throw"};
+    run.fault->count = 3;
+  }));
+  CHECK_FALSE(has([](auto&, auto& run) { run.warmup = 2; }));
+  CHECK_FALSE(has([](auto&, auto& run) { run.repeat = 5; }));
+  CHECK_FALSE(has([](auto&, auto& run) { run.checks = false; }));
+  CHECK_FALSE(has([](auto&, auto& run) { run.sampling.emplace(); }));
+  CHECK_FALSE(has([](auto&, auto& run) { run.waits = true; }));
+  CHECK_FALSE(has([](auto&, auto& run) { run.profile = true; }));
+  CHECK_FALSE(has([](auto&, auto& run) { run.digests = {{"mine.so", "0123456789abcdef"}}; }));
 }

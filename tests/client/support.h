@@ -7,7 +7,6 @@
 
 #include <cerrno>
 #include <chrono>
-#include <fstream>
 #include <functional>
 #include <sstream>
 #include <string>
@@ -17,19 +16,7 @@
 
 #include "tests/catch.h"
 #include "tests/files.h"
-
-// ThreadSanitizer does not support threads after a fork; UBSan needs free descriptors to check a virtual table.
-#if defined(__SANITIZE_THREAD__)
-#define CPPOOL_TEST_TSAN 1
-#elif defined(__SANITIZE_ADDRESS__)
-#define CPPOOL_TEST_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define CPPOOL_TEST_TSAN 1
-#elif __has_feature(address_sanitizer)
-#define CPPOOL_TEST_ASAN 1
-#endif
-#endif
+#include "tests/sanitized.h"
 
 namespace cppool::test {
 
@@ -53,19 +40,9 @@ inline cppool::RunOptions Within(std::chrono::milliseconds deadline) {
   return options;
 }
 
-inline bool Contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 inline int GroupOf(cppool::Pool& pool) { return pool.Run(Do("echo")).json["surroundings"]["group"]; }
 
-inline std::size_t CountLines(const std::string& file) {
-  std::ifstream in(file);
-  std::string line;
-  std::size_t count = 0;
-  while (std::getline(in, line)) ++count;
-  return count;
-}
+inline std::size_t CountLines(const std::string& file) { return Lines(ReadFile(file)).size(); }
 
 inline int CountFds() {
   int count = -1;  // without the one that reads the folder
@@ -90,14 +67,18 @@ struct ProcessState {
   int group = 0;
 };
 inline ProcessState StateOf(const std::string& pid) {
-  std::ifstream file("/proc/" + pid + "/stat");
-  std::string text((std::istreambuf_iterator<char>(file)), {});
+  const std::string text = ReadFile("/proc/" + pid + "/stat");
   ProcessState result;
   std::size_t name_end = text.rfind(')');
   if (name_end == std::string::npos) return result;
   int parent = 0;
   std::istringstream(text.substr(name_end + 1)) >> result.state >> parent >> result.group;
   return result;
+}
+
+inline bool Alive(int pid) {  // a zombie is not
+  const char state = StateOf(std::to_string(pid)).state;
+  return state != ' ' && state != 'Z' && state != 'X';
 }
 
 inline bool GroupGone(int group) {  // zombies count as gone: init reaps those of grandchildren

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <poll.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -40,6 +41,7 @@ class WatchedRun {
     return at != std::string::npos;
   }
   const std::string& seen() const { return seen_; }  // what ReadUntil() has read
+  void Signal(int number) { kill(process_->pid(), number); }
   bool End() { return process_->Terminate(std::chrono::seconds(5), std::chrono::seconds(5)); }
 
  private:

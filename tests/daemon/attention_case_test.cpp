@@ -1,7 +1,10 @@
 // The attention case's parameters: models, derived values, relations, unsupported values. No attention is computed.
+#include <sys/file.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -13,7 +16,17 @@
 #include "daemon/attention_case/resolve.h"
 #include "daemon/case_registry.h"
 #include "daemon/prepare.h"
+#include "kernels/error.h"
 #include "tests/catch.h"
+#include "tests/files.h"
+
+static int flock_error = 0;  // what flock() fails with; 0: it locks
+
+extern "C" int flock(int fd, int operation) noexcept {
+  if (flock_error == 0) return static_cast<int>(syscall(SYS_flock, fd, operation));
+  errno = flock_error;
+  return -1;
+}
 
 namespace cppool::test {
 namespace {
@@ -519,7 +532,8 @@ TEST_CASE("fp8 without a recipe runs as bf16 in the string form, as that worker 
 
 TEST_CASE("dumps into the same folder, which does not exist yet, can be validated concurrently") {
   namespace fs = std::filesystem;
-  const fs::path folder = fs::temp_directory_path() / ("cppool_dumps_" + std::to_string(getpid()));
+  const TemporaryFolder temporary;
+  const fs::path folder = temporary / "dumps";
   const kernels::AttentionSpec spec = SpecOf(Json::object());
   std::atomic<int> refused{0};
   std::vector<std::thread> validators;
@@ -537,6 +551,27 @@ TEST_CASE("dumps into the same folder, which does not exist yet, can be validate
   for (std::thread& validator : validators) validator.join();
   CHECK(refused == 0);
   CHECK_FALSE(fs::exists(folder));
+}
+
+TEST_CASE("a dump is refused when its folder cannot be locked, but not on a file system without locks") {
+  const TemporaryFolder folder;
+  const kernels::AttentionSpec spec = SpecOf({{"max_seqlen_q", 16}, {"num_heads", 2}});
+  const auto failure = [&](int error) -> std::string {
+    attention_case::DumpFiles dump(folder.File("dump"), spec, 2, false, Json::object());
+    flock_error = error;
+    std::string what;
+    try {
+      dump.Begin();
+    } catch (const kernels::RuntimeError& failed) {
+      what = failed.what();
+    }
+    flock_error = 0;
+    return what;
+  };
+  for (const int none : {0, ENOLCK, EOPNOTSUPP, ENOSYS}) CHECK(failure(none).empty());
+  CHECK_THAT(failure(EWOULDBLOCK), Catch::Matchers::ContainsSubstring("another run is writing"));
+  for (const int error : {EIO, EINTR, EBADF})
+    CHECK_THAT(failure(error), Catch::Matchers::ContainsSubstring("dump: cannot be locked: "));
 }
 
 }  // namespace cppool::test

@@ -113,9 +113,9 @@ TEST_CASE("a line of output begins with the rank, and has an end whatever its le
   Print(&runtime, "%s", "");
   std::fclose(stderr);
   stderr = before;
-  const std::string said(text, size);
+  const std::string written(text, size);
   std::free(text);
-  CHECK(said == "[rank 3] 7 of all\n[rank 3] " + std::string(4096 - 1 - std::strlen("[rank 3] "), 'x') +
+  CHECK(written == "[rank 3] 7 of all\n[rank 3] " + std::string(4096 - 1 - std::strlen("[rank 3] "), 'x') +
                     "\n[rank 3] \n");
 }
 

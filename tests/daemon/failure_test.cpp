@@ -7,13 +7,10 @@
 #include <vector>
 
 #include "tests/daemon/fake_case.h"
+#include "tests/files.h"
 
 namespace cppool::test {
 namespace {
-
-bool Has(const Json& text, const std::string& part) {
-  return text.get<std::string>().find(part) != std::string::npos;
-}
 
 bool Called(FakeWorld& world, const std::string& call) {
   const std::lock_guard lock(world.mutex);
@@ -49,7 +46,7 @@ TEST_CASE("a failed check gives the status failed, whatever the rank returns, an
 }
 
 TEST_CASE("the answer has the kind, rank, stage and text of a rank's error") {
-  Inside inside(4);
+  Inside inside(4, kPatient);
   const std::vector<std::vector<std::string>> expected = {
       {"fail", "internal", "it broke"},          {"last error", "internal", "the runtime's last error"},
       {"throw", "internal", "thrown by a case"}, {"throw 7", "internal", "not a std::exception"},
@@ -96,7 +93,7 @@ TEST_CASE("ranks that wait for a failed rank are released, and the failed rank's
 TEST_CASE(
     "when a rank fails before its first iteration, no rank begins one, and nothing needs to be aborted") {
   for (const int world_size : {2, 4, 8}) {
-    Inside inside(world_size);
+    Inside inside(world_size, kPatient);
     for (const auto& [action, status] :
          {std::pair("fail", "error"), {"cannot", "skipped"}, {"throw", "error"}}) {
       const Json answer = inside.Run({{"action", action + std::string(" while others begin")}, {"rank", 1}});
@@ -191,7 +188,7 @@ TEST_CASE("if a probe after an error fails, the answer is fatal and says what is
   using Unsound = FakeWorld::Unsound;
   struct Wrong {
     Unsound what;
-    std::string said;
+    std::string part;
   };
   const Wrong wrong =
       GENERATE(Wrong{Unsound::kSum, "rank 2: a sum over the world communicator is wrong: element 512 is"},
@@ -210,7 +207,7 @@ TEST_CASE("if a probe after an error fails, the answer is fatal and says what is
   CHECK(answer.at("fatal") == true);
   CHECK(inside.last_fatal);
   CHECK(Has(answer.at("error"), "rank 1: it broke; not sound afterwards: "));
-  CHECK(Has(answer.at("error"), wrong.said));
+  CHECK(Has(answer.at("error"), wrong.part));
   CHECK(answer.at("failure").at("rank") == 1);
   CHECK(answer.at("failure").at("detail") == "it broke");
   inside.fake->Release();
@@ -279,7 +276,7 @@ TEST_CASE("the backend is notified of ranks that finish, but not of ranks that f
 TEST_CASE("no rank runs a case if one rank has no clean state") {
   auto fake = std::make_shared<FakeWorld>();
   fake->rank_that_cannot_begin = 1;
-  Inside inside(4, {std::chrono::milliseconds(2000), std::chrono::milliseconds(2000)}, fake);
+  Inside inside(4, kPatient, fake);
   const Json answer = inside.Run({{"action", "pass"}});
   INFO(answer);
   CHECK(answer.at("status") == "error");
@@ -308,7 +305,7 @@ TEST_CASE("the watchdog's answer to a passed deadline has the stage of each rank
   inside.dispatcher = std::make_unique<daemon::Dispatcher>(inside.world, inside.registry, &watchdog, options);
   // Rank 1 hangs, rank 0 has finished. A daemon would exit after the answer; this test releases the rank.
   auto handled = std::async(std::launch::async, [&] {
-    return inside.dispatcher->Handle(
+    return inside.Handle(
         {R"({"op": "run", "id": "t", "case": "fake", "deadline_ms": 50, "params": {"action": "hang", "rank": 1}})",
          false, 0});
   });

@@ -50,6 +50,8 @@ struct FakeWorld {
   std::atomic<std::size_t> left_behind{0};   // allocations that a case leaves on each rank
 
   std::function<void()> on_end;                            // called when rank 0 ends a case
+  std::function<void(int rank)> on_progress;               // called when a rank's progress is read
+  std::function<void(int rank, int index)> on_iteration;   // called when a rank begins one
   kernels::RankTrace trace;                                // of every rank
   std::map<int, int> groups_open;                          // by rank
   std::function<kernels::StageSamples(int rank)> samples;  // the times of the iterations so far; empty: none
@@ -120,12 +122,17 @@ class FakeRank : public kernels::RankRuntime {
     return world_->trace;
   }
   void Break(kernels::DeviceFault, void*, cppool_stream) override { Log("break"); }
-  void BeginIteration(int index) override { Log("iteration " + std::to_string(index)); }
+  void BeginIteration(int index) override {
+    Log("iteration " + std::to_string(index));
+    if (world_->on_iteration) world_->on_iteration(seam_.rank, index);
+  }
+  void KeepUp() override {}
   void EndIterations() override { Log("end iterations"); }
   kernels::StageSamples Samples() override {
     Log("samples");
     return world_->samples ? world_->samples(seam_.rank) : kernels::StageSamples{};
   }
+  void Cancel(const std::string& why) override { Log("cancel: " + why); }
   bool InGroup() const override {
     const std::lock_guard lock(world_->mutex);
     return world_->groups_open[seam_.rank] > 0;
@@ -158,6 +165,7 @@ class FakeRank : public kernels::RankRuntime {
     return bytes <= static_cast<double>(world_->free_bytes + world_->pooled_bytes);
   }
   std::vector<kernels::StreamProgress> Progress() const override {
+    if (world_->on_progress) world_->on_progress(seam_.rank);
     std::vector<kernels::StreamProgress> streams(2);
     streams[0].stream = "main";
     streams[0].stage = "p2p step 2 of 4";
@@ -267,17 +275,17 @@ class FakeRank : public kernels::RankRuntime {
 class FakeBackend : public kernels::Backend {
  public:
   FakeBackend(std::shared_ptr<FakeWorld> world, int world_size)
-      : world_(std::move(world)), world_size_(world_size) {}
+      : world_(std::move(world)), place_(world_size) {}
   std::string name() const override { return "host"; }
   std::string transport() const override { return "host"; }
-  int world_size() const override { return world_size_; }
+  const kernels::Place& place() const override { return place_; }
   std::unique_ptr<kernels::RankRuntime> OpenRank(int rank) override {
     if (rank == world_->rank_that_cannot_open) throw kernels::RuntimeError(CPPOOL_CUDA, "the device is gone");
     if (world_->rank_that_cannot_open >= 0) world_->WaitForAbort();
-    return std::make_unique<FakeRank>(world_, rank, world_size_);
+    return std::make_unique<FakeRank>(world_, rank, place_.world_size);
   }
   std::vector<kernels::DeviceInfo> Devices() const override {
-    return std::vector<kernels::DeviceInfo>(world_size_,
+    return std::vector<kernels::DeviceInfo>(static_cast<std::size_t>(place_.ranks),
                                             {"a fake", "", world_->ordinal, "", std::size_t{1} << 30});
   }
   std::vector<std::pair<std::string, double>> InitTimes() const override { return {{"start", 1.0}}; }
@@ -306,7 +314,7 @@ class FakeBackend : public kernels::Backend {
 
  private:
   std::shared_ptr<FakeWorld> world_;
-  int world_size_;
+  const kernels::Place place_;
 };
 
 }  // namespace cppool::test

@@ -101,6 +101,11 @@ cppool_status Act(cppool_case_context* c, std::string_view action) {
     }
     if (c->next_iteration(c)) return CPPOOL_INTERNAL;
   }
+  if (action == "iterate, then check") {
+    while (c->next_iteration(c)) {
+    }
+    c->check(c, &good);
+  }
   return CPPOOL_OK;
 }
 
@@ -110,6 +115,7 @@ cppool_status Run(cppool_case_context* c) {
       action == "read back")
     return Act(c, action);
   if (action == "iterate together") return Act(c, "iterate");
+  if (action == "iterate, then check") return Act(c, action);
   if (c->runtime->rank == c->integer(c, "rank")) {
     return Act(c, action.substr(0, action.find(" while others")));
   }
@@ -150,8 +156,12 @@ Inside::Inside(int world_size, daemon::FailureLimits limits, std::shared_ptr<Fak
   dispatcher = std::make_unique<daemon::Dispatcher>(world, registry, nullptr, options);
 }
 
+std::optional<daemon::Answer> Inside::Handle(const protocol::LineReader::Line& line) {
+  return dispatcher->Handle(std::make_shared<daemon::IncomingRequest>(line));
+}
+
 Json Inside::Ask(const std::string& line) {
-  const auto answer = dispatcher->Handle({line, false, 0});
+  const auto answer = Handle({line, false, 0});
   REQUIRE(answer);
   REQUIRE(answer->text.find('\n') == answer->text.size() - 1);
   last_fatal = answer->fatal;

@@ -18,12 +18,17 @@ using protocol::Json;
 
 const cppool_case* FakeCase();
 
+// With kSoon ranks that wait for a failed one are aborted at once; with kPatient they have long ended by themselves.
+inline constexpr daemon::FailureLimits kSoon{std::chrono::milliseconds(30), std::chrono::seconds(20),
+                                             std::chrono::seconds(20)};
+inline constexpr daemon::FailureLimits kPatient{std::chrono::seconds(20), std::chrono::seconds(20),
+                                                std::chrono::seconds(20)};
+
 struct Inside {
-  explicit Inside(int world_size = 2,
-                  daemon::FailureLimits limits = {std::chrono::milliseconds(30),
-                                                  std::chrono::milliseconds(2000)},
+  explicit Inside(int world_size = 2, daemon::FailureLimits limits = kSoon,
                   std::shared_ptr<FakeWorld> fake_world = std::make_shared<FakeWorld>());
 
+  std::optional<daemon::Answer> Handle(const protocol::LineReader::Line& line);
   // The answer to a request line; requires that it is one line of JSON without a sentinel.
   Json Ask(const std::string& line);
   Json Send(const Json& request) { return Ask(request.dump()); }

@@ -1,4 +1,4 @@
-// Parts of the daemon's process: the channel for answers, the reader of requests, the watchdog, the ranks' threads, the command line.
+// Parts of the daemon's process: the channel for answers, the watchdog, the ranks' threads, the command line.
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/wait.h>
@@ -12,12 +12,14 @@
 #include <string>
 #include <thread>
 
+#include "daemon/library.h"
+#include "daemon/library_probe.h"
 #include "daemon/options.h"
 #include "daemon/rank_threads.h"
-#include "daemon/request_reader.h"
 #include "daemon/stdout_channel.h"
 #include "daemon/watchdog.h"
 #include "tests/catch.h"
+#include "tests/files.h"
 
 namespace cppool::test {
 namespace {
@@ -35,10 +37,6 @@ struct Pipe {
     write_end = UniqueFd(fds[1]);
   }
 };
-
-void Put(const UniqueFd& fd, const std::string& text) {
-  REQUIRE(write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()));
-}
 
 daemon::ParsedOptions Parse(std::vector<const char*> arguments) {
   arguments.insert(arguments.begin(), "cppoold");
@@ -77,29 +75,58 @@ TEST_CASE(
   CHECK_FALSE(channel.Write("x"));
 }
 
-TEST_CASE("lines are read as they arrive, to the end of input") {
-  Pipe pipe;
-  daemon::RequestReader reader(std::move(pipe.read_end), -1);
-  Put(pipe.write_end, "one\ntw");
-  CHECK(reader.Next()->text == "one");
-  Put(pipe.write_end, "o\n\n \t\r\nlast");  // with two empty lines, which are ignored
-  pipe.write_end.Reset();
-  CHECK(reader.Next()->text == "two");
-  CHECK(reader.Next()->text == "last");
-  CHECK_FALSE(reader.Next());
-  CHECK_FALSE(reader.Next());
+TEST_CASE("a library that does not return was given a time, which only a request's deadline cuts") {
+  const auto failure = [](const char* file, Clock::duration to_deadline) -> std::string {
+    try {
+      daemon::ProbeLibrary(CPPOOL_TEST_DAEMON, daemon::LibraryKind::kCases, file, file, 300ms,
+                           Clock::now() + to_deadline);
+    } catch (const daemon::LibraryError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const std::string hangs = failure(CPPOOL_ODD_HANGS, 1h);
+  CHECK_THAT(hangs, Catch::Matchers::ContainsSubstring(" did not return within "));
+  CHECK_THAT(hangs, Catch::Matchers::ContainsSubstring(" s: look at what its constructors "));
+  CHECK_THAT(hangs, !Catch::Matchers::ContainsSubstring("request"));
+  const std::string cut = failure(CPPOOL_ODD_HANGS, 200ms);
+  CHECK_THAT(cut, Catch::Matchers::ContainsSubstring(" did not return within "));
+  CHECK_THAT(cut, Catch::Matchers::ContainsSubstring("the request's deadline is near"));
+  const std::string late = failure(CPPOOL_ODD_CASE, -1ms);
+  CHECK_THAT(late, Catch::Matchers::ContainsSubstring("there is no time to try it"));
+  CHECK_THAT(late, !Catch::Matchers::ContainsSubstring("constructors"));
 }
 
-TEST_CASE("after a stop the reader returns the lines that it has read, but no partial line") {
+TEST_CASE("texts that several threads write at once are whole") {
   Pipe pipe;
-  const UniqueFd stop(eventfd(0, EFD_CLOEXEC));
-  daemon::RequestReader reader(std::move(pipe.read_end), stop.get());
-  Put(pipe.write_end, "one\ntwo\nthr");
-  CHECK(reader.Next()->text == "one");
-  REQUIRE(eventfd_write(stop.get(), 1) == 0);
-  CHECK(reader.Next()->text == "two");
-  CHECK_FALSE(reader.Next());
-  CHECK_FALSE(reader.Next());
+  std::string all;
+  std::thread reader([&] {
+    char bytes[5000];
+    for (ssize_t count; (count = read(pipe.read_end.get(), bytes, sizeof(bytes))) > 0;)
+      all.append(bytes, static_cast<std::size_t>(count));
+  });
+  {
+    daemon::StdoutChannel channel(std::move(pipe.write_end));
+    std::vector<std::thread> writers;
+    for (const char letter : {'a', 'b', 'c'}) {
+      writers.emplace_back([&channel, letter] {
+        for (int i = 0; i < 30; ++i) {
+          channel.Write(std::string(20000, letter) + "\n");
+          channel.Write(std::string(10, letter) + "\n", Clock::now() + 60s);
+          channel.WriteIfReady(std::string(10, letter) + "\n");
+        }
+      });
+    }
+    for (std::thread& writer : writers) writer.join();
+  }
+  reader.join();
+  int lines = 0;
+  for (std::size_t at = 0; at < all.size(); ++lines) {
+    const std::size_t end = all.find('\n', at);
+    REQUIRE(all.find_first_not_of(all[at], at) == end);
+    at = end + 1;
+  }
+  CHECK(lines >= 180);
 }
 
 TEST_CASE("a deadline passes once, and only if it is armed") {
@@ -261,11 +288,11 @@ TEST_CASE("an invalid command line is refused with exit code 2") {
     INFO(parsed.text);
     CHECK_FALSE(parsed.options);
     CHECK(parsed.exit_code == 2);
-    CHECK(parsed.text.find(part) != std::string::npos);
-    CHECK(parsed.text.find("--help") != std::string::npos);
+    CHECK(Has(parsed.text, part));
+    CHECK(Has(parsed.text, "--help"));
   }
   CHECK(Parse({"--help"}).exit_code == 0);
-  CHECK(Parse({"--help"}).text.find("--sentinel") != std::string::npos);
+  CHECK(Has(Parse({"--help"}).text, "--sentinel"));
   CHECK(Parse({"--version"}).text.find("cppoold 0.") == 0);
 }
 

@@ -5,7 +5,7 @@ namespace cppool::test {
 namespace {
 
 void RunOnHost(int world_size) {
-  DaemonProcess daemon({"--world-size", std::to_string(world_size), "--backend", "host"});
+  DaemonProcess daemon(Host(world_size));
   RunAttentionSmoke(daemon, world_size);
 }
 
@@ -20,7 +20,7 @@ TEST_CASE("attention on the host, every schedule, 8 ranks") { RunOnHost(8); }
 #endif
 
 TEST_CASE("a run without checks has no checks in its answer, and the same seed gives the same checks") {
-  DaemonProcess daemon({"--world-size", "2", "--backend", "host"});
+  DaemonProcess daemon(Host(2));
   const auto run = [&](bool checks) {
     Json answer =
         daemon.Ask({{"op", "run"}, {"checks", checks}, {"params", {{"max_seqlen_q", 32}, {"seed", 7}}}});
@@ -37,7 +37,7 @@ TEST_CASE("a run without checks has no checks in its answer, and the same seed g
 TEST_CASE(
     "a request with parameters as strings, as Transformer Engine's worker gets them, passes without a "
     "sentinel") {
-  DaemonProcess daemon({"--world-size", "2", "--backend", "host", "--sentinel", ""});
+  DaemonProcess daemon(Host(2, {"--sentinel", ""}));
   const Json kwargs = {{"num_heads", "4"},        {"max_seqlen_q", "32"},  {"dtype", "fp16"},
                        {"qkv_format", "sbhd"},    {"is_training", "True"}, {"window_size", "(-1, 0)"},
                        {"softmax_scale", "None"}, {"fp8_bwd", "False"},    {"fa_pad_between_seqs", "False"},

@@ -40,7 +40,7 @@ cppool_status PrepareBad(const cppool_attention_call* c, void** plan, size_t* wo
   if (!error) error = cudaEventCreateWithFlags(&made->copied, cudaEventDisableTiming);
   const cppool_tensor* const inputs[3] = {c->tensors->q, c->tensors->k, c->tensors->v};
   for (int i = 0; i < 3 && !error; ++i) error = cudaMalloc(&made->inputs[i], Extent(*inputs[i]));
-  return FromCuda(error, why, size);
+  return StatusOf(error, why, size);
 }
 
 void DestroyBad(void* opaque) {
@@ -57,7 +57,7 @@ cppool_status WritesBehind(void* plan, const cppool_attention_tensors* t, void*,
   if (status != CPPOOL_OK) return status;
   // Not cudaMemsetAsync, which refuses what is behind an allocation.
   Clear<<<1, 1, 0, (cudaStream_t)on>>>(static_cast<uint16_t*>(t->out->data) + Extent(*t->out) / 2);
-  return FromCuda(cudaGetLastError(), why, size);
+  return StatusOf(cudaGetLastError(), why, size);
 }
 
 // Clears its workspace in its first call alone.
@@ -68,7 +68,7 @@ cppool_status KeepsWorkspace(void* opaque, const cppool_attention_tensors* t, vo
   const cppool_status status = Forward(plan, t, workspace, on, why, size);
   if (status != CPPOOL_OK) return status;
   AddTo<<<1, 1, 0, (cudaStream_t)on>>>(static_cast<float*>(t->lse->data), static_cast<float*>(workspace));
-  return FromCuda(cudaGetLastError(), why, size);
+  return StatusOf(cudaGetLastError(), why, size);
 }
 
 // Takes the rows of k for packed.
@@ -90,7 +90,7 @@ cppool_status Drifts(void* opaque, const cppool_attention_tensors* t, void*, cpp
   const cppool_status status = Forward(plan, t, nullptr, on, why, size);
   if (status != CPPOOL_OK) return status;
   AddUnits<<<1, 1, 0, (cudaStream_t)on>>>(static_cast<float*>(t->lse->data), plan->calls++);
-  return FromCuda(cudaGetLastError(), why, size);
+  return StatusOf(cudaGetLastError(), why, size);
 }
 
 // Reads its inputs on a stream of its own, which waits for nothing.
@@ -122,7 +122,7 @@ cppool_status EarlyLaunch(void* opaque, const cppool_attention_tensors* t, void*
   config.stream = (cudaStream_t)on;
   config.attrs = &early;
   config.numAttrs = 1;
-  return FromCuda(
+  return StatusOf(
       cudaLaunchKernelEx(&config, Attend, c, View(t->q), View(t->k), View(t->v), View(t->bias),
                          static_cast<const void*>(nullptr), View(t->out), View(t->lse), View(t->max_logit)),
       why, size);

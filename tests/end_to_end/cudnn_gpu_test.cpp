@@ -2,9 +2,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/backend.h"
 #include "tests/catch.h"
 #include "tests/end_to_end/daemon_process.h"
+#include "tests/gpus.h"
 
 namespace cppool::test {
 namespace {
@@ -48,11 +48,7 @@ void ExpectPassed(const Json& answer, int world_size) {
 }  // namespace
 
 TEST_CASE("cuDNN under every schedule") {
-  const int devices = kernels::CountCudaDevices();
-  if (devices == 0) {
-    WARN("there are no devices");
-    return;
-  }
+  if (!HasGpus()) return;
   for (const int world_size : {2, 4}) {
     DaemonProcess daemon({"--world-size", std::to_string(world_size), "--backend", "cuda"});
     std::vector<std::string> schedules = {"p2p", "all_gather", "a2a"};

@@ -7,10 +7,10 @@
 
 #include <csignal>
 #include <cstdlib>
-#include <fstream>
-#include <sstream>
 #include <stdexcept>
 #include <thread>
+
+#include "tests/files.h"
 
 namespace cppool::test {
 namespace {
@@ -127,17 +127,13 @@ int DaemonProcess::Wait() {
 }
 
 std::string DaemonProcess::Stderr() const {
-  std::ifstream file(stderr_file_);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
+  return ReadFile(stderr_file_);
 }
 
 std::vector<Json> DaemonProcess::CrashLines() const {
   const std::string prefix = "cppoold: crash ";
-  std::istringstream text(Stderr());
   std::vector<Json> lines;
-  for (std::string line; std::getline(text, line);)
+  for (const std::string& line : Lines(Stderr()))
     if (line.starts_with(prefix)) lines.push_back(Json::parse(line.substr(prefix.size())));
   return lines;
 }
@@ -146,9 +142,7 @@ bool EndsInTime(pid_t pid) {
   const auto deadline = Clock::now() + kPatience;
   while (kill(pid, 0) == 0) {
     // A zombie has ended too: its parent has been killed, so this process cannot reap it.
-    std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
-    std::string line;
-    std::getline(stat, line);
+    const std::string line = ReadFile("/proc/" + std::to_string(pid) + "/stat");
     const auto name_end = line.rfind(')');
     if (name_end != std::string::npos && line.size() > name_end + 2 && line[name_end + 2] == 'Z') return true;
     if (Clock::now() > deadline) return false;

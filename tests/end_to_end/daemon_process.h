@@ -16,6 +16,13 @@ using Json = nlohmann::json;
 
 inline constexpr std::chrono::seconds kPatience{60};  // a backstop against hanging
 
+// The arguments of a daemon on the host runtime.
+inline std::vector<std::string> Host(int world_size, const std::vector<std::string>& more = {}) {
+  std::vector<std::string> arguments{"--world-size", std::to_string(world_size), "--backend", "host"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
 class DaemonProcess {
  public:
   explicit DaemonProcess(const std::vector<std::string>& arguments,

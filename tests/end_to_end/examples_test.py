@@ -80,7 +80,7 @@ class Examples(unittest.TestCase):
 
     def test_components(self):
         """What find_package says of a component that there is not, and of a missing dependency."""
-        for name, package, option, said in (("component", "cppool REQUIRED COMPONENTS cases", [], "no component \"cases\""),
+        for name, package, option, text in (("component", "cppool REQUIRED COMPONENTS cases", [], "no component \"cases\""),
                                             ("dependency", "cppool REQUIRED", ["-DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON"],
                                              "nlohmann_json")):
             folder = os.path.join(self.folder.name, name)
@@ -90,7 +90,7 @@ class Examples(unittest.TestCase):
             done = subprocess.run([CMAKE, "-S", folder, "-B", folder + "/build", "-DCMAKE_PREFIX_PATH=" + self.prefix, *option],
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             self.assertNotEqual(done.returncode, 0)
-            self.assertIn(said, " ".join(done.stdout.split()))
+            self.assertIn(text, " ".join(done.stdout.split()))
 
     def test_version(self):
         with open(os.path.join(self.prefix, "include/cppool/version.h"), encoding="utf-8") as file:

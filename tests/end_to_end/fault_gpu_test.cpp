@@ -1,7 +1,7 @@
 // The faults of fault_test.cpp on GPUs, with both transports, in worlds for which there are enough GPUs.
-#include "kernels/backend.h"
 #include "tests/catch.h"
 #include "tests/end_to_end/fault_grid.h"
+#include "tests/gpus.h"
 
 namespace cppool::test {
 namespace {
@@ -11,11 +11,7 @@ using namespace std::chrono_literals;
 constexpr auto kSlack = 10s;  // for the exit of a process with devices, and for a busy machine
 
 void CheckGrid(int world_size, const std::string& transport) {
-  const int devices = kernels::CountCudaDevices();
-  if (devices < world_size) {
-    WARN("faults in a world of " << world_size << " are skipped: there are " << devices << " devices");
-    return;
-  }
+  if (!HasGpus(world_size)) return;
   Pools pools(FaultPoolOptions("cuda", transport));
   for (const FaultCell& cell : FaultGrid(FaultKinds(), {world_size})) {
     const FaultOutcome outcome = Inject(pools.At(world_size), cell);

@@ -35,7 +35,7 @@ struct End {
 
 struct Where {
   bool cuda, nccl;
-  std::string rank;  // of the rank that has the fault: "rank 1"
+  std::string rank;  // "rank 1": the one that has the fault
   int index;
 };
 

@@ -18,7 +18,7 @@ struct FaultCell {
 
 struct FaultOutcome {
   std::string ended;    // "passed", "failed", "error internal", "PoolError died", ...
-  std::string text;     // of the answer's error, or the PoolError
+  std::string text;     // the answer's error, or the PoolError's text
   std::string wrong;    // what is wrong with the outcome, or with the daemon of the next case; empty: nothing
   bool hung = false;    // the daemon did not answer, and the client killed it
   bool stayed = false;  // the same daemon ran the next case

@@ -56,7 +56,7 @@ TEST_CASE("faults that never end: stall, stall_host") { CheckGrid({"stall", "sta
 
 TEST_CASE("a rank's error is answered within a second, although other ranks wait for it") {
   for (const int world_size : {2, 4}) {
-    auto best = std::chrono::duration<double>::max();  // of five: the machine may be busy
+    auto best = std::chrono::duration<double>::max();  // the best of five: the machine may be busy
     for (int i = 0; i < 5; ++i) {
       const auto begin = std::chrono::steady_clock::now();
       const Result result = RunWith(world_size, {"throw", 1, "forward/"});

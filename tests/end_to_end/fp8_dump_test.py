@@ -215,14 +215,14 @@ def main():
     wrong = 0
     for recipe, bug, tensor, text in [(recipe, None, None, None) for recipe in RECIPES] + PLANTED:
         dump(folder, *recipe, [bug] if bug else [])
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             code = check_dump.main([folder])
-        lines = [line for line in said.getvalue().splitlines() if line.startswith("FAILED")]
+        lines = [line for line in output.getvalue().splitlines() if line.startswith("FAILED")]
         right = code == 0 if not bug else code == 1 and any(line.split()[1] == tensor and text in line for line in lines)
         if not right:
             wrong += 1
-            print(f"{recipe} with {bug}: exit code {code}\n{said.getvalue()}")
+            print(f"{recipe} with {bug}: exit code {code}\n{output.getvalue()}")
         for name in os.listdir(folder):
             os.remove(os.path.join(folder, name))
     print(f"{wrong} of {len(RECIPES) + len(PLANTED)} wrong")

@@ -1,41 +1,21 @@
 // Harnesses that use the GPUs themselves beside their pools: forks, contexts, shared and full devices. And which devices CUDA sees.
-#include <sys/wait.h>
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "base/visible_devices.h"
 #include "tests/catch.h"
+#include "tests/child.h"
 #include "tests/environment.h"
+#include "tests/files.h"
 
 namespace cppool::test {
 namespace {
 
-struct Output {
-  int code = -1;
-  std::vector<std::string> lines;
-  std::string text;
-};
-
-FILE* Start(const std::string& words) {
-  return popen((std::string("'") + CPPOOL_GPU_HARNESS + "' " + words + " 2>&1").c_str(), "r");
-}
-
-Output Finish(FILE* harness) {
-  Output output;
-  char line[4096];
-  while (fgets(line, sizeof line, harness) != nullptr) {
-    output.text += line;
-    output.lines.emplace_back(line, std::string(line).find('\n'));
-  }
-  const int status = pclose(harness);
-  output.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128;
-  return output;
-}
+FILE* Start(const std::string& words) { return StartChild("'" CPPOOL_GPU_HARNESS "' " + words); }
 
 // The UUIDs of the devices that CUDA sees, from a separate process, so that this one does not load CUDA.
-std::vector<std::string> Seen() { return Finish(Start("devices")).lines; }
+std::vector<std::string> Seen() { return Lines(FinishChild(Start("devices")).output); }
 
 std::vector<std::string> SeenWith(const std::string& list) {
   const Environment visible("CUDA_VISIBLE_DEVICES", list);
@@ -49,6 +29,14 @@ bool Lacks(std::size_t devices) {
   return there < devices;
 }
 
+// Runs the harness in one of its modes, where there are so many devices.
+void CheckMode(const std::string& mode, std::size_t devices) {
+  if (Lacks(devices)) return;
+  const Child harness = FinishChild(Start(mode));
+  INFO(harness.output);
+  CHECK(harness.exit_code == 0);
+}
+
 std::string Join(const std::vector<std::string>& names) {
   std::string list;
   for (const std::string& name : names) list += (list.empty() ? "" : ",") + name;
@@ -58,34 +46,18 @@ std::string Join(const std::vector<std::string>& names) {
 }  // namespace
 
 TEST_CASE("a harness lists devices, runs cases and forks, and its child uses CUDA and its own Pool") {
-  if (Lacks(2)) return;
-  const Output output = Finish(Start("fork"));
-  INFO(output.text);
-  CHECK(output.code == 0);
+  CheckMode("fork", 2);
 }
 
-TEST_CASE("a Pool works in a harness with its own CUDA context") {
-  if (Lacks(2)) return;
-  const Output output = Finish(Start("context"));
-  INFO(output.text);
-  CHECK(output.code == 0);
-}
+TEST_CASE("a Pool works in a harness with its own CUDA context") { CheckMode("context", 2); }
 
 TEST_CASE(
     "a case that does not fit beside the harness's memory is answered out_of_memory, and the daemon goes "
     "on") {
-  if (Lacks(1)) return;
-  const Output output = Finish(Start("memory"));
-  INFO(output.text);
-  CHECK(output.code == 0);
+  CheckMode("memory", 1);
 }
 
-TEST_CASE("a daemon that exits when it is idle frees the device's memory") {
-  if (Lacks(1)) return;
-  const Output output = Finish(Start("idle"));
-  INFO(output.text);
-  CHECK(output.code == 0);
-}
+TEST_CASE("a daemon that exits when it is idle frees the device's memory") { CheckMode("idle", 1); }
 
 TEST_CASE("two harnesses run at once, on different devices and on the same device") {
   const std::vector<std::string> devices = Seen();
@@ -98,11 +70,12 @@ TEST_CASE("two harnesses run at once, on different devices and on the same devic
     FILE* const first = Start("run " + one + more);
     FILE* const second = Start("run " + other + more);
     for (const auto& [harness, list] : {std::pair(first, one), std::pair(second, other)}) {
-      const Output output = Finish(harness);
-      INFO(list << "\n" << output.text);
-      CHECK(output.code == 0);
-      CHECK(output.lines.size() == static_cast<std::size_t>(world_size));
-      for (const std::string& uuid : output.lines) CHECK(list.find(uuid) != std::string::npos);
+      const Child output = FinishChild(harness);
+      INFO(list << "\n" << output.output);
+      CHECK(output.exit_code == 0);
+      const std::vector<std::string> uuids = Lines(output.output);
+      CHECK(uuids.size() == static_cast<std::size_t>(world_size));
+      for (const std::string& uuid : uuids) CHECK(Has(list, uuid));
     }
   };
   both(devices[0], devices[0], 1);

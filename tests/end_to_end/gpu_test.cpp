@@ -7,25 +7,20 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/backend.h"
 #include "tests/end_to_end/attention_smoke.h"
 #include "tests/end_to_end/trace_smoke.h"
 #include "tests/end_to_end/user_case_smoke.h"
 #include "tests/environment.h"
+#include "tests/files.h"
+#include "tests/gpus.h"
 
 namespace cppool::test {
 namespace {
 
 template <typename Function>
 void ForEachWorld(Function&& function) {
-  const int devices = kernels::CountCudaDevices();
-  for (const int world_size : {1, 2, 4}) {
-    if (world_size > devices) {
-      WARN("world size " << world_size << " is skipped: there are " << devices << " devices");
-    } else {
-      function(world_size);
-    }
-  }
+  for (const int world_size : {1, 2, 4})
+    if (HasGpus(world_size)) function(world_size);
 }
 
 }  // namespace
@@ -102,10 +97,7 @@ TEST_CASE("fp8 on GPUs: every recipe with every schedule") {
 }
 
 TEST_CASE("fp8 on one GPU that the ranks share: every recipe with every schedule") {
-  if (kernels::CountCudaDevices() == 0) {
-    WARN("skipped: there are no devices");
-    return;
-  }
+  if (!HasGpus()) return;
   for (const int world_size : {2, 4}) {
     DaemonProcess daemon(
         {"--world-size", std::to_string(world_size), "--backend", "cuda", "--transport", "peer"});
@@ -124,10 +116,7 @@ TEST_CASE("traces on GPUs, every schedule: valid, inside the request, and in agr
 }
 
 TEST_CASE("traces on one GPU that the ranks share, every schedule") {
-  if (kernels::CountCudaDevices() == 0) {
-    WARN("skipped: there are no devices");
-    return;
-  }
+  if (!HasGpus()) return;
   DaemonProcess daemon({"--world-size", "4", "--backend", "cuda", "--transport", "peer"});
   RunTraceSmoke(daemon, 4, kEventMs);
 }
@@ -142,10 +131,7 @@ TEST_CASE("a user's case, built against the installed prefix, on GPUs") {
 
 // Work of a case runs on a thread of the driver's.
 TEST_CASE("a case on GPUs that ends the process is named, a stack overflow on a stream too") {
-  if (kernels::CountCudaDevices() == 0) {
-    WARN("no GPU");
-    return;
-  }
+  if (!HasGpus()) return;
   for (const auto& [action, what, function] :
        {std::tuple("exit everywhere", "called exit(42)", "Crash"),
         std::tuple("overflow", "crashed by signal 11", "Overflow"),
@@ -159,16 +145,13 @@ TEST_CASE("a case on GPUs that ends the process is named, a stack overflow on a 
     const std::vector<Json> crashes = daemon.CrashLines();
     REQUIRE(crashes.size() == 1);
     CHECK(crashes[0].at("library") == CPPOOL_ODD_CASE);
-    CHECK(crashes[0].at("error").get<std::string>().find(what) != std::string::npos);
-    CHECK(crashes[0].at("stack").dump().find(function) != std::string::npos);
+    CHECK(Has(crashes[0].at("error"), what));
+    CHECK(Has(crashes[0].at("stack").dump(), function));
   }
 }
 
 TEST_CASE("attention on one GPU that the ranks share, every schedule") {
-  if (kernels::CountCudaDevices() == 0) {
-    WARN("skipped: there are no devices");
-    return;
-  }
+  if (!HasGpus()) return;
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
   const std::string first = visible ? std::string(visible).substr(0, std::string(visible).find(',')) : "0";
   const Environment one("CUDA_VISIBLE_DEVICES", first);
@@ -184,18 +167,15 @@ TEST_CASE("attention on one GPU that the ranks share, every schedule") {
 }
 
 TEST_CASE("more ranks than devices share the devices, but not with NCCL") {
+  if (!HasGpus()) return;
   const int devices = kernels::CountCudaDevices();
-  if (devices == 0) {
-    WARN("skipped: there are no devices");
-    return;
-  }
   const std::string more = std::to_string(devices + 1);
   DaemonProcess refused({"--world-size", more, "--transport", "nccl"});
   CHECK(refused.Wait() == 2);
   INFO(refused.Stderr());
-  CHECK(refused.Stderr().find("--world-size " + more) != std::string::npos);
-  CHECK(refused.Stderr().find("CUDA sees " + std::to_string(devices) + " device") != std::string::npos);
-  CHECK(refused.Stderr().find("--transport peer") != std::string::npos);
+  CHECK(Has(refused.Stderr(), "--world-size " + more));
+  CHECK(Has(refused.Stderr(), "CUDA sees " + std::to_string(devices) + " device"));
+  CHECK(Has(refused.Stderr(), "--transport peer"));
   DaemonProcess shared({"--world-size", more});
   const Json hello = shared.Ask({{"op", "hello"}});
   CHECK(hello.at("backend") == "cuda");

@@ -7,7 +7,6 @@
 #include <cppool/compile.h>
 #include <cppool/pool.h>
 
-#include "kernels/backend.h"
 #include "tests/catch.h"
 #include "tests/child.h"
 #include "tests/client/watched_run.h"
@@ -15,15 +14,10 @@
 #include "tests/end_to_end/replacement.h"
 #include "tests/environment.h"
 #include "tests/files.h"
+#include "tests/gpus.h"
 
 namespace cppool::test {
 namespace {
-
-bool HasGpu() {
-  if (kernels::CountCudaDevices() > 0) return true;
-  WARN("skipped: there are no devices");
-  return false;
-}
 
 std::set<std::string> Against(const Json& answer, bool ok) {
   std::set<std::string> against;
@@ -35,7 +29,7 @@ std::set<std::string> Against(const Json& answer, bool ok) {
 }  // namespace
 
 TEST_CASE("the checks find what is wrong with kernels in CUDA that seem right, and say what") {
-  if (!HasGpu()) return;
+  if (!HasGpus()) return;
   DaemonProcess daemon({"--world-size", "1", "--backend", "cuda"});
   // With iterations before the one that is checked, since a kernel that does not wait for its inputs may not find them in the
   // first one.
@@ -100,7 +94,7 @@ TEST_CASE("the checks find what is wrong with kernels in CUDA that seem right, a
 }
 
 TEST_CASE("a warm daemon on a GPU runs each version of a kernel, until it has loaded as many as it may") {
-  if (!HasGpu()) return;
+  if (!HasGpus()) return;
   PoolOptions options;
   options.daemon = CPPOOL_DAEMON;
   options.world_size = 2;
@@ -116,7 +110,7 @@ TEST_CASE("a warm daemon on a GPU runs each version of a kernel, until it has lo
 TEST_CASE(
     "bench --baseline on a GPU: an unchanged build is not slower, a slower one is, and other rows are "
     "missed") {
-  if (!HasGpu()) return;
+  if (!HasGpus()) return;
   const TemporaryFolder folder;
   const std::string saved = folder.File("saved.json");
   const auto bench = [](const std::string& options) {
@@ -142,7 +136,7 @@ TEST_CASE(
 }
 
 TEST_CASE("a crash on GPUs that does not come back is flaky, and the run goes on in a new daemon") {
-  if (!HasGpu()) return;
+  if (!HasGpus()) return;
   const TemporaryFolder folder;
   const Environment daemon("CPPOOL_DAEMON", CPPOOL_DAEMON);
   const std::string suite = folder.File("suite.json");
@@ -168,7 +162,7 @@ TEST_CASE("a crash on GPUs that does not come back is flaky, and the run goes on
 }
 
 TEST_CASE("run --watch --kernels compiles a .cu at each save and runs the suite again on GPUs") {
-  if (!HasGpu()) return;
+  if (!HasGpus()) return;
   const TemporaryFolder folder;
   const Environment cache("CPPOOL_CACHE", folder.File("cache"));
   const Environment daemon("CPPOOL_DAEMON", CPPOOL_DAEMON);

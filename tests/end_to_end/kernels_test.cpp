@@ -23,7 +23,7 @@ std::string Odd(const std::string& name) {
 
 TEST_CASE("kernels that cannot be had are an error that names the file and what to do") {
   namespace fs = std::filesystem;
-  DaemonProcess daemon({"--world-size", "1", "--backend", "host"});
+  DaemonProcess daemon(Host(1));
   const auto error = [&](const std::string& kernels, const char* kind = "invalid_request") {
     const Json answer = daemon.Ask({{"op", "run"}, {"kernels", kernels}});
     INFO(answer);
@@ -82,12 +82,14 @@ TEST_CASE("kernels that cannot be had are an error that names the file and what 
 
 TEST_CASE("a kernel whose supports does not return is named when the deadline passes") {
   for (const char* op : {"run", "validate"}) {
-    DaemonProcess daemon({"--world-size", "1", "--backend", "host"});
+    DaemonProcess daemon(Host(1));
     const Json answer = daemon.Ask(
         {{"op", op}, {"kernels", Odd("hangs")}, {"deadline_ms", 500}, {"params", {{"is_training", false}}}});
     INFO(answer);
     CHECK(answer.at("failure").at("kind") == "timeout");
     CHECK(answer.at("fatal") == true);
+    CHECK(answer.at("kernels").at("file") == Odd("hangs"));
+    CHECK(answer.at("kernels").at("digest").get<std::string>().size() == 16);
     CHECK_THAT(
         answer.at("error").get<std::string>(),
         ContainsSubstring("supports of the kernels of " + Odd("hangs") + " may not have returned, in "));
@@ -97,8 +99,20 @@ TEST_CASE("a kernel whose supports does not return is named when the deadline pa
   }
 }
 
+TEST_CASE("a case that chooses no kernels and does not return is not blamed on the daemon's kernels") {
+  DaemonProcess daemon(Host(1, {"--kernels", Odd("hangs"), "--case", CPPOOL_ODD_CASE}));
+  const Json answer = daemon.Ask({{"op", "run"},
+                                  {"case", "odd"},
+                                  {"deadline_ms", 500},
+                                  {"params", {{"action", "hang in validate"}}}});
+  INFO(answer);
+  CHECK(answer.at("failure").at("kind") == "timeout");
+  CHECK_THAT(answer.at("error").get<std::string>(), !ContainsSubstring("kernels"));
+  CHECK(daemon.Wait() == 3);
+}
+
 TEST_CASE("what a kernel does not take is skipped with its reason, by validate too") {
-  DaemonProcess daemon({"--world-size", "2", "--backend", "host", "--kernels", Odd("two") + ",odd"});
+  DaemonProcess daemon(Host(2, {"--kernels", Odd("two") + ",odd"}));
   for (const char* op : {"validate", "run"}) {
     const Json answer = daemon.Ask({{"op", op}, {"params", {{"is_training", false}}}});
     INFO(answer);

@@ -1,4 +1,4 @@
-// What a case leaves behind: put right, told, or both.
+// What a case leaves behind: put right, reported, or both.
 #include <sys/types.h>
 
 #include <csignal>
@@ -24,7 +24,7 @@ Json Ask(DaemonProcess& daemon, const std::string& name, const Json& params = Js
 }  // namespace
 
 TEST_CASE("the floating-point environment of a library, a case and its work ends with their call") {
-  DaemonProcess daemon({"--world-size", "2", "--backend", "host"});
+  DaemonProcess daemon(Host(2));
   for (int i = 0; i < 3; ++i) {
     const Json answer = Ask(daemon, "floats");
     INFO(answer);
@@ -33,15 +33,15 @@ TEST_CASE("the floating-point environment of a library, a case and its work ends
   CHECK(daemon.Wait() == 0);
 }
 
-TEST_CASE("what a case leaves is told with the amount, once, by the run that has left it") {
-  DaemonProcess daemon({"--world-size", "2", "--backend", "host"});
+TEST_CASE("what a case leaves is reported with the amount, once, by the run that has left it") {
+  DaemonProcess daemon(Host(2));
   const auto leaves = [&](const std::string& action) {
     Json answer = Ask(daemon, "leaves", {{"action", action}});
     INFO(answer);
     CHECK(answer.at("status") == "passed");
-    Json told = {{"leaks", answer.value("leaks", Json())}, {"warnings", answer.value("warnings", Json())}};
+    Json reported = {{"leaks", answer.value("leaks", Json())}, {"warnings", answer.value("warnings", Json())}};
     CHECK(Ask(daemon, "leaves").value("leaks", Json()) == Json());  // left to the run before it
-    return told;
+    return reported;
   };
   const Json nothing = {{"leaks", Json()}, {"warnings", Json()}};
   CHECK(leaves("nothing") == nothing);
@@ -60,14 +60,16 @@ TEST_CASE("what a case leaves is told with the amount, once, by the run that has
   CHECK_THAT(fds.at("warnings").at(0).get<std::string>(), StartsWith("the case left 3 open descriptors: ") &&
                                                               ContainsSubstring(" (/dev/null), ") &&
                                                               ContainsSubstring(" (pipe:["));
-  CHECK(daemon.Ask({{"op", "stats"}}).at("leaked_allocations") == 3);
+  const Json stats = daemon.Ask({{"op", "stats"}});
+  CHECK(stats.at("leaked_allocations") == 3);
+  for (const Json& memory : stats.at("memory")) CHECK(memory.at("held_bytes") == 0);
   CHECK(Ask(daemon, "floats").value("leaks", Json()) == Json());
   CHECK(daemon.Ask({{"op", "run"}, {"params", {{"max_seqlen_q", 32}}}}).value("leaks", Json()) == Json());
   CHECK(daemon.Wait() == 0);
 }
 
-TEST_CASE("host memory is told when it grew by over 16 MiB in each of the last five runs of a case") {
-  DaemonProcess daemon({"--world-size", "2", "--backend", "host"});
+TEST_CASE("host memory is reported when it grew by over 16 MiB in each of the last five runs of a case") {
+  DaemonProcess daemon(Host(2));
   const auto grows = [&](int mebibytes) {
     const Json answer = Ask(daemon, "leaves", {{"action", "memory"}, {"mebibytes", mebibytes}});
     INFO(answer);
@@ -79,7 +81,7 @@ TEST_CASE("host memory is told when it grew by over 16 MiB in each of the last f
   for (int i = 0; i < 6; ++i) CHECK(grows(14) == 0);
   for (int i = 0; i < 4; ++i) {
     CHECK(grows(20) == 0);
-    CHECK(Ask(daemon, "floats").value("leaks", Json()) == Json());  // of another case
+    CHECK(Ask(daemon, "floats").value("leaks", Json()) == Json());  // another case's runs do not count
   }
   const auto grown = grows(20);
   CHECK(grown >= 19);
@@ -89,9 +91,9 @@ TEST_CASE("host memory is told when it grew by over 16 MiB in each of the last f
 
 #ifdef CPPOOL_OPENMP_CASE
 TEST_CASE(
-    "in a process with OpenMP, whose threads stay, threads are told when each of the last five runs has left "
+    "in a process with OpenMP, whose threads stay, threads are reported when each of the last five runs has left "
     "some") {
-  DaemonProcess daemon({"--world-size", "2", "--backend", "host"});
+  DaemonProcess daemon(Host(2));
   const auto leaves = [&](const char* action) {
     const Json answer = Ask(daemon, "leaves", {{"action", action}}, CPPOOL_OPENMP_CASE);
     INFO(answer);
@@ -107,9 +109,19 @@ TEST_CASE(
 }
 #endif
 
-TEST_CASE("a process that a case forks is told, is no part of the daemon, and ends with it") {
+TEST_CASE("an OpenMP library is known under the name that a wheel gives it") {
+  DaemonProcess daemon(Host(2));
+  for (int run = 1; run <= 5; ++run) {
+    const Json answer = Ask(daemon, "leaves", {{"action", "thread"}}, CPPOOL_LITTERING_WHEEL_CASE);
+    INFO(answer);
+    CHECK(answer.value("leaks", Json()) == (run < 5 ? Json() : Json{{"threads", 1}}));
+  }
+  CHECK(daemon.Wait() == 0);
+}
+
+TEST_CASE("a process that a case forks is reported, is no part of the daemon, and ends with it") {
   for (const bool killed : {false, true}) {
-    DaemonProcess daemon({"--world-size", "2", "--backend", "host"});
+    DaemonProcess daemon(Host(2));
     std::vector<pid_t> children;
     for (const char* action : {"child", "child of a stream"}) {
       const Json answer = Ask(daemon, "leaves", {{"action", action}});

@@ -1,14 +1,13 @@
-// Libraries named in requests: loaded by a warm daemon, replaced when they are rebuilt, refused with what to do, and what is said of
-// those that crash.
+// Libraries named in requests: loaded by a warm daemon, replaced when they are rebuilt, refused with what to do, and those that
+// crash named.
 #include <elf.h>
+#include <sys/inotify.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <csignal>
 #include <cstddef>
-#include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <set>
 #include <string>
 #include <thread>
@@ -28,8 +27,6 @@ namespace {
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 
-bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 // A cache of the test's own, for the daemons that it starts.
 struct Cache {
   TemporaryFolder folder;
@@ -40,17 +37,36 @@ Json Odd(const Json& load, const std::string& op = "run") {
   return {{"op", op}, {"case", "odd"}, {"load", load}, {"deadline_ms", 60000}};
 }
 
-const std::vector<std::string> kHost{"--world-size", "2", "--backend", "host"};
-
 std::string DocOfOdd(const Json& list) {
   for (const Json& entry : list.at("cases"))
     if (entry.at("name") == "odd") return entry.at("doc");
   return "";
 }
 
-void Write(const std::string& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary) << bytes;
-}
+// How often files of these folders were opened.
+class Opens {
+ public:
+  explicit Opens(const std::vector<std::string>& folders) {
+    for (const std::string& folder : folders) REQUIRE(inotify_add_watch(fd_, folder.c_str(), IN_OPEN) >= 0);
+  }
+  ~Opens() { close(fd_); }
+  Opens(const Opens&) = delete;
+  Opens& operator=(const Opens&) = delete;
+
+  // Since it was asked last.
+  int Count() {
+    int count = 0;
+    alignas(inotify_event) char buffer[4096];
+    for (ssize_t bytes; (bytes = read(fd_, buffer, sizeof buffer)) > 0;)
+      for (ssize_t at = 0; at < bytes; ++count)
+        at += static_cast<ssize_t>(sizeof(inotify_event) +
+                                   reinterpret_cast<const inotify_event*>(buffer + at)->len);
+    return count;
+  }
+
+ private:
+  const int fd_ = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+};
 
 // The end that a run of the case odd has by itself, and the next one's.
 struct Ends {
@@ -86,7 +102,7 @@ PoolOptions HostPool() {
 
 TEST_CASE("a warm daemon loads the library that a request names, for that request") {
   const Cache cache;
-  DaemonProcess daemon(kHost);
+  DaemonProcess daemon(Host(2));
   const Json hello = daemon.Ask({{"op", "hello"}});
   const std::vector<std::string> features = hello.at("features");
   CHECK(std::set<std::string>(features.begin(), features.end()).count("load") == 1);
@@ -115,9 +131,9 @@ TEST_CASE(
   const Cache cache;
   const std::string file = cache.folder.File("mine.so");
   const std::string first = ReadFile(CPPOOL_ODD_CASE), second = ReadFile(CPPOOL_ODD_REBUILT);
-  DaemonProcess daemon(kHost);
+  DaemonProcess daemon(Host(2));
   const auto doc_of = [&](const std::string& bytes) {
-    Write(file, bytes);  // in place: the code that is loaded is a copy
+    WriteFile(file, bytes);  // in place: the code that is loaded is a copy
     CHECK(daemon.Ask(Odd(file)).at("status") == "passed");
     return DocOfOdd(daemon.Ask({{"op", "list"}, {"load", file}}));
   };
@@ -145,10 +161,10 @@ TEST_CASE("a request with the digest of a library gets that content, whatever th
     CHECK(answer.at("status") == "passed");
     return answer.at("libraries").at(0).at("digest").get<std::string>();
   };
-  DaemonProcess daemon(kHost);
-  Write(file, ReadFile(CPPOOL_ODD_CASE));
+  DaemonProcess daemon(Host(2));
+  WriteFile(file, ReadFile(CPPOOL_ODD_CASE));
   const std::string first = digest_of(daemon.Ask(Odd(file)));
-  Write(file, ReadFile(CPPOOL_ODD_REBUILT));
+  WriteFile(file, ReadFile(CPPOOL_ODD_REBUILT));
   const std::string second = digest_of(daemon.Ask(Odd(file)));
   CHECK(first != second);
   CHECK(digest_of(ask(daemon, first)) == first);
@@ -156,12 +172,12 @@ TEST_CASE("a request with the digest of a library gets that content, whatever th
   fs::remove(file);
   CHECK(digest_of(ask(daemon, first)) == first);
   CHECK(daemon.Wait() == 0);
-  DaemonProcess another(kHost);  // which has loaded nothing
+  DaemonProcess another(Host(2));  // which has loaded nothing
   CHECK(digest_of(ask(another, first)) == first);
 
-  Write(file, ReadFile(CPPOOL_ODD_REBUILT));
+  WriteFile(file, ReadFile(CPPOOL_ODD_REBUILT));
   fs::remove_all(cache.folder.File("cache"));
-  DaemonProcess late(kHost);
+  DaemonProcess late(Host(2));
   CHECK(digest_of(ask(late, second)) == second);
   const Json refused = ask(late, first);
   CHECK(refused.at("failure").at("kind") == "invalid_request");
@@ -176,7 +192,7 @@ TEST_CASE(
     "the library of a request comes before one of --case with a case of the same name, and never before "
     "attention") {
   const Cache cache;
-  DaemonProcess daemon({"--world-size", "2", "--backend", "host", "--case", CPPOOL_ODD_CASE});
+  DaemonProcess daemon(Host(2, {"--case", CPPOOL_ODD_CASE}));
   CHECK(DocOfOdd(daemon.Ask({{"op", "list"}})) == "odd");
   CHECK(DocOfOdd(daemon.Ask({{"op", "list"}, {"load", CPPOOL_ODD_REBUILT}})) == "rebuilt");
   CHECK(DocOfOdd(daemon.Ask({{"op", "list"}})) == "odd");
@@ -190,19 +206,19 @@ TEST_CASE("a library that cannot be used is refused with its name and what to do
   const Cache cache;
   const TemporaryFolder& folder = cache.folder;
   const std::string good = ReadFile(CPPOOL_ODD_CASE);
-  Write(folder.File("cut.so"), good.substr(0, good.size() / 2));
-  Write(folder.File("header.so"), good.substr(0, 40));
-  Write(folder.File("empty.so"), "");
-  Write(folder.File("text.so"), "not a library");
-  Write(folder.File("mine.cu"), "__global__ void F() {}");
-  Write(folder.File("static.so"), "!<arch>\nsomething");
+  WriteFile(folder.File("cut.so"), good.substr(0, good.size() / 2));
+  WriteFile(folder.File("header.so"), good.substr(0, 40));
+  WriteFile(folder.File("empty.so"), "");
+  WriteFile(folder.File("text.so"), "not a library");
+  WriteFile(folder.File("mine.cu"), "__global__ void F() {}");
+  WriteFile(folder.File("static.so"), "!<arch>\nsomething");
   std::string other = good;
   other[offsetof(Elf64_Ehdr, e_machine)] = static_cast<char>(EM_RISCV);
-  Write(folder.File("other.so"), other);
+  WriteFile(folder.File("other.so"), other);
   std::string object = good;
   object[offsetof(Elf64_Ehdr, e_type)] = ET_REL;
-  Write(folder.File("object.so"), object);
-  Write(folder.File("needs.so"), Replaced(good, "libstdc++.so.6", "libnowhere.so."));
+  WriteFile(folder.File("object.so"), object);
+  WriteFile(folder.File("needs.so"), Replaced(good, "libstdc++.so.6", "libnowhere.so."));
   const std::vector<std::pair<std::string, std::string>> cases = {
       {folder.File("none.so"), "there is no such file: check the path"},
       {folder.path().string(), "is a folder: name a file"},
@@ -226,7 +242,7 @@ TEST_CASE("a library that cannot be used is refused with its name and what to do
       {CPPOOL_ODD_CASE_ABI, "rebuild it against this cppool's cppool/case.h"},
       {CPPOOL_ODD_CASE_SCHEMA, "parameter action: the default does not fit"},
   };
-  DaemonProcess daemon(kHost);
+  DaemonProcess daemon(Host(2));
   for (const auto& [file, part] : cases) {
     INFO(file);
     for (const char* op : {"run", "validate"}) {
@@ -248,7 +264,7 @@ TEST_CASE(
     "a library whose constructor crashes, exits, throws or hangs ends a process that tries it, and not the "
     "daemon") {
   const Cache cache;
-  DaemonProcess daemon(kHost);
+  DaemonProcess daemon(Host(2));
   const auto ask = [&](const char* file, int deadline_ms) {
     Json request = Odd(file);
     request["deadline_ms"] = deadline_ms;
@@ -319,7 +335,8 @@ TEST_CASE(
         std::tuple("crash on stream", "crashed by signal 11", "WriteNowhere"),
         std::tuple("overflow", "crashed by signal 11", "Overflow"),
         std::tuple("overflow on stream", "crashed by signal 11", "Overflow"),
-        std::tuple("abort", "crashed by signal 6", "Crash"), std::tuple("exit", "called exit(42)", "Crash"),
+        std::tuple("abort", "crashed by signal 6", "Crash"),
+        std::tuple("trap", "crashed by signal 5", "Trap"), std::tuple("exit", "called exit(42)", "Crash"),
         std::tuple("exit in libc", "called exit(42)", "Crash")}) {
     const Ends ends = EndOf(pool, action, 1);
     INFO(action << ": " << ends.text);
@@ -340,7 +357,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("an overflow of the main thread's stack is told, too") {
+TEST_CASE("an overflow of the main thread's stack is reported, too") {
   const Cache cache;
   Pool pool(HostPool());
   const Ends ends = EndOf(pool, "overflow in validate", 0);
@@ -353,10 +370,10 @@ TEST_CASE("an overflow of the main thread's stack is told, too") {
   CHECK(Has(ends.text, "Overflow ["));
 }
 
-TEST_CASE("exit() on all ranks at once is told once, and no exit handler of a library runs") {
+TEST_CASE("exit() on all ranks at once is reported once, and no exit handler of a library runs") {
   const Cache cache;
   for (int i = 0; i < 10; ++i) {
-    DaemonProcess daemon({"--world-size", "8", "--backend", "host"});
+    DaemonProcess daemon(Host(8));
     Json request = Odd(CPPOOL_ODD_CLOSING_CRASHES);
     request["params"] = {{"action", "exit everywhere"}};
     daemon.Send(request.dump());
@@ -373,14 +390,14 @@ TEST_CASE("exit() on all ranks at once is told once, and no exit handler of a li
 
 TEST_CASE("a child of a case that calls exit() is none of the daemon's") {
   const Cache cache;
-  DaemonProcess daemon(kHost);
+  DaemonProcess daemon(Host(2));
   Json request = Odd(CPPOOL_ODD_CASE);
   request["params"] = {{"action", "exit in child"}};
   const Json answer = daemon.Ask(request);
   INFO(answer.dump());
   CHECK(answer.at("status") == "passed");
   CHECK(daemon.CrashLines().empty());
-  request["params"] = {{"action", "exit"}};  // is told all the same
+  request["params"] = {{"action", "exit"}};  // is reported all the same
   daemon.Send(request.dump());
   CHECK(daemon.Wait() == 42);
   CHECK(daemon.CrashLines().size() == 1);
@@ -410,7 +427,7 @@ TEST_CASE("a result that is nested too deep is refused, and the daemon goes on")
 TEST_CASE("a library whose destructor crashes is named when the daemon ends") {
   const Cache cache;
   for (const bool at_start : {false, true}) {
-    std::vector<std::string> arguments = kHost;
+    std::vector<std::string> arguments = Host(2);
     if (at_start) arguments.insert(arguments.end(), {"--case", CPPOOL_ODD_CLOSING_CRASHES});
     DaemonProcess daemon(arguments);
     CHECK(daemon.Ask(at_start ? Json{{"op", "run"}, {"case", "odd"}} : Odd(CPPOOL_ODD_CLOSING_CRASHES))
@@ -428,9 +445,9 @@ TEST_CASE("a library whose destructor crashes is named when the daemon ends") {
   }
 }
 
-TEST_CASE("a library whose destructor hangs is named when SIGTERM comes, and the daemon ends") {
+TEST_CASE("a library whose destructor hangs is named 1 s after SIGTERM, and the daemon ends") {
   const Cache cache;
-  DaemonProcess daemon(kHost);
+  DaemonProcess daemon(Host(2));
   CHECK(daemon.Ask(Odd(CPPOOL_ODD_CLOSING_HANGS)).at("status") == "passed");
   daemon.CloseInput();
   while (!Has(daemon.Stderr(), "the library closes")) std::this_thread::sleep_for(1ms);
@@ -441,15 +458,43 @@ TEST_CASE("a library whose destructor hangs is named when SIGTERM comes, and the
   REQUIRE(crashes.size() == 1);
   CHECK(crashes[0].at("library") == CPPOOL_ODD_CLOSING_HANGS);
   CHECK(Has(crashes[0].at("error"),
-            "had not returned when SIGTERM came, while the daemon ended, in " CPPOOL_ODD_CLOSING_HANGS));
+            "had not returned 1 s after SIGTERM, while the daemon ended, in " CPPOOL_ODD_CLOSING_HANGS));
 #ifndef CPPOOL_TEST_SANITIZED
   CHECK(Has(crashes[0].at("stack").dump(), "SleepForEver ["));
 #endif
 }
 
+TEST_CASE("SIGTERM does not make a crash of a daemon that is ending") {
+  const Cache cache;
+  DaemonProcess daemon(Host(2));
+  CHECK(daemon.Ask(Odd(CPPOOL_ODD_CLOSING_SLOW)).at("status") == "passed");
+  daemon.CloseInput();
+  while (!Has(daemon.Stderr(), "the library closes")) std::this_thread::sleep_for(1ms);
+  kill(daemon.pid(), SIGTERM);
+  CHECK(daemon.Wait() == 0);
+  INFO(daemon.Stderr());
+  CHECK(daemon.CrashLines().empty());
+}
+
+TEST_CASE("the end of a rank's thread that hangs is reported, too") {
+  const Cache cache;
+  DaemonProcess daemon(Host(2));
+  Json request = Odd(CPPOOL_ODD_CASE);
+  request["params"] = {{"action", "hang at the thread's end"}};
+  CHECK(daemon.Ask(request).at("status") == "passed");
+  daemon.CloseInput();
+  while (!Has(daemon.Stderr(), "the thread ends")) std::this_thread::sleep_for(1ms);
+  kill(daemon.pid(), SIGTERM);
+  CHECK(daemon.Wait() == 128 + SIGTERM);
+  INFO(daemon.Stderr());
+  const std::vector<Json> crashes = daemon.CrashLines();
+  REQUIRE(crashes.size() == 1);
+  CHECK(Has(crashes[0].at("error"), "had not returned 1 s after SIGTERM, while the daemon ended"));
+}
+
 TEST_CASE("a daemon whose library's destructor hangs ends by itself, and names it", "[long]") {
   const Cache cache;
-  DaemonProcess daemon(kHost);
+  DaemonProcess daemon(Host(2));
   CHECK(daemon.Ask(Odd(CPPOOL_ODD_CLOSING_HANGS)).at("status") == "passed");
   CHECK(daemon.Wait() == 3);
   INFO(daemon.Stderr());
@@ -484,25 +529,6 @@ TEST_CASE("Pool::Stop is bounded when a destructor hangs, and the log has what h
   }
 }
 
-TEST_CASE("a crash of a built-in case is told the same way") {
-  PoolOptions options = HostPool();
-  options.arguments = {"--allow-faults"};
-  Pool pool(options);
-  RunOptions run;
-  run.fault = Fault{"segfault", 1, "backward/"};
-  try {
-    pool.Run({{"max_seqlen_q", 32}}, run);
-    FAIL("it did not end");
-  } catch (const PoolError& error) {
-    REQUIRE(error.crash());
-    CHECK(error.crash()->rank == 1);
-    CHECK(error.crash()->stage.starts_with("backward/"));
-    CHECK(error.crash()->case_name == "attention");
-    CHECK(error.crash()->library.empty());
-    CHECK_FALSE(error.crash()->stack.empty());
-  }
-}
-
 TEST_CASE("a daemon that has loaded as many libraries as it may is replaced, and no call fails") {
   CheckReplacement(HostPool(), CPPOOL_ODD_CASE, [](Pool& pool, const std::string& file) {
     RunOptions run;
@@ -514,10 +540,10 @@ TEST_CASE("a daemon that has loaded as many libraries as it may is replaced, and
 
 TEST_CASE("a daemon that is not replaced answers on, and loads no further library") {
   const Cache cache;
-  DaemonProcess daemon(kHost);
+  DaemonProcess daemon(Host(2));
   const std::string bytes = ReadFile(CPPOOL_ODD_CASE), file = cache.folder.File("mine.so");
   for (int i = 1; i <= 64; ++i) {
-    Write(file, bytes + std::to_string(i));
+    WriteFile(file, bytes + std::to_string(i));
     CHECK(daemon.Ask(Odd(file)).contains("respawn") == (i == 64));
   }
   CHECK(daemon.Ask(Odd(file)).at("status") == "passed");  // one that is loaded
@@ -539,7 +565,7 @@ Json Attention(const std::string& kernels) {
 TEST_CASE("a library of kernels is loaded by the warm daemon, and again when it was rebuilt") {
   const Cache cache;
   const std::string file = cache.folder.File("mine.so"), bytes = ReadFile(CPPOOL_KERNEL_NAIVE);
-  DaemonProcess daemon(kHost);
+  DaemonProcess daemon(Host(2));
   const auto run = [&](const std::string& kernels) {
     const Json answer = daemon.Ask(Attention(kernels));
     INFO(answer.dump());
@@ -548,24 +574,91 @@ TEST_CASE("a library of kernels is loaded by the warm daemon, and again when it 
     CHECK(answer.at("kernels").at("file") == file);
     return answer.at("kernels").at("digest").get<std::string>();
   };
-  Write(file, bytes);
+  WriteFile(file, bytes);
   const std::string first = run(file);
   CHECK(run(file + ",naive") == first);
-  Write(file, bytes + "rebuilt");
+  WriteFile(file, bytes + "rebuilt");
   CHECK(run(file) != first);
-  Write(file, bytes);
+  WriteFile(file, bytes);
   CHECK(run(file) == first);
   CHECK(daemon.Ask(Attention("cppool")).at("kernels").at("name") == "cppool");
   CHECK(daemon.Wait() == 0);
-  DaemonProcess by_default({"--world-size", "2", "--backend", "host", "--kernels", file});
+  DaemonProcess by_default(Host(2, {"--kernels", file}));
   Json request = Attention(file);
   request.erase("kernels");
   CHECK(by_default.Ask(request).at("kernels").at("file") == file);
 }
 
+TEST_CASE("every answer to a request that names libraries has their digests, also where nothing runs") {
+  const Cache cache;
+  DaemonProcess daemon(Host(2));
+  const Json cases = daemon.Ask(Odd(CPPOOL_ODD_CASE)).at("libraries");
+  CHECK(cases.at(0).at("file") == CPPOOL_ODD_CASE);
+  Json refused = Odd(CPPOOL_ODD_CASE);
+  refused["params"] = {{"nothing", 1}};
+  for (const Json& request :
+       {refused, Odd(CPPOOL_ODD_CASE, "validate"), Odd({CPPOOL_ODD_CASE, "/nowhere/mine.so"}),
+        Json{{"op", "list"}, {"load", CPPOOL_ODD_CASE}},
+        Json{{"op", "list"}, {"load", {CPPOOL_ODD_CASE, "/nowhere/mine.so"}}}}) {
+    const Json answer = daemon.Ask(request);
+    INFO(answer.dump());
+    CHECK(answer.value("libraries", Json()) == cases);
+  }
+  const auto kernels_of = [&](Json request, const char* op, const char* status) {
+    request["op"] = op;
+    const Json answer = daemon.Ask(request);
+    INFO(answer.dump());
+    CHECK(answer.value("status", "runs") == status);
+    return answer.value("kernels", Json());
+  };
+  const Json ran = kernels_of(Attention(CPPOOL_KERNEL_NAIVE), "run", "passed");
+  const Json loaded{{"file", CPPOOL_KERNEL_NAIVE}, {"digest", ran.at("digest")}};
+  CHECK(kernels_of(Attention(CPPOOL_KERNEL_NAIVE), "validate", "runs") == loaded);
+  Json wrong = Attention(CPPOOL_KERNEL_NAIVE);
+  wrong["params"]["max_seqlen_q"] = 0;
+  CHECK(kernels_of(wrong, "run", "error") == loaded);
+  for (const char* op : {"run", "validate"}) {
+    const Json kernels = kernels_of(Attention(CPPOOL_KERNEL_CUDNN), op, "skipped");
+    CHECK(kernels.value("file", "") == CPPOOL_KERNEL_CUDNN);
+    CHECK(kernels.value("digest", "").size() == 16);
+  }
+  CHECK(kernels_of(Attention("cppool"), "validate", "runs").is_null());
+  CHECK(daemon.Ask(Odd("/nowhere/mine.so")).count("libraries") == 0);
+  CHECK(daemon.Wait() == 0);
+}
+
+TEST_CASE(
+    "a request opens no file of a library that was not touched for two seconds, nor of cuDNN's module") {
+  const Cache cache;
+  fs::create_directory(cache.folder / "mine");
+  const std::string cases = cache.folder.File("mine/cases.so"),
+                    kernels = cache.folder.File("mine/kernels.so");
+  const Environment cudnn("CPPOOL_CUDNN_MODULE", cache.folder.File("mine/cudnn.so"));
+  WriteFile(cases, ReadFile(CPPOOL_ODD_CASE));
+  WriteFile(kernels, ReadFile(CPPOOL_KERNEL_NAIVE));
+  WriteFile(cache.folder.File("mine/cudnn.so"), ReadFile(CPPOOL_KERNEL_CUDNN));
+  std::this_thread::sleep_for(2100ms);
+  DaemonProcess daemon(Host(2));
+  const auto ask = [&] {
+    CHECK(daemon.Ask(Odd(cases)).at("status") == "passed");
+    CHECK(daemon.Ask(Attention(kernels)).at("status") == "passed");
+    CHECK(daemon.Ask(Attention("cudnn")).at("error") == "cudnn: nothing at all");
+  };
+  ask();
+  Opens opens({cache.folder.File("mine"), cache.folder.File("cache/libraries")});
+  ask();
+  CHECK(opens.Count() == 0);
+  fs::last_write_time(kernels, fs::file_time_type::clock::now());
+  ask();
+  CHECK(opens.Count() == 1);
+  fs::rename(kernels, cache.folder.File("mine/cudnn.so"));
+  CHECK(Has(daemon.Ask(Attention("cudnn")).at("error"), "it has changed since it was opened"));
+  CHECK(daemon.Wait() == 0);
+}
+
 TEST_CASE("a library that is loaded needs no file any more, and a cache that was removed is made again") {
   const Cache cache;
-  DaemonProcess daemon(kHost);
+  DaemonProcess daemon(Host(2));
   const auto remove_cache = [&] { fs::remove_all(cache.folder / "cache"); };
   const auto passes = [&](const Json& request) {
     const Json answer = daemon.Ask(request);
@@ -586,13 +679,13 @@ TEST_CASE(
     "a library of kernels that cannot be used is refused with its name and what to do, and the daemon goes "
     "on") {
   const Cache cache;
-  DaemonProcess daemon(kHost);
-  for (const auto& [file, part] : {std::pair(CPPOOL_KERNEL_ABI, "was built for version 77"),
-                                   std::pair(CPPOOL_KERNEL_MISSING, "has no function forward"),
-                                   std::pair(CPPOOL_KERNEL_ABORTS, "crashed by signal 6 (Aborted)"),
+  const std::string module = cache.folder.File("needs.so");
+  const Environment cudnn("CPPOOL_CUDNN_MODULE", module);
+  WriteFile(module, Replaced(ReadFile(CPPOOL_ODD_CASE), "libstdc++.so.6", "libnowhere.so."));
+  DaemonProcess daemon(Host(2));
+  for (const auto& [file, part] : {std::pair(CPPOOL_KERNEL_ABORTS, "crashed by signal 6 (Aborted)"),
                                    std::pair(CPPOOL_ODD_CASE, "exports no function cppool_attention"),
-                                   std::pair(CPPOOL_ODD_HANGS, "did not return within"),
-                                   std::pair("/nowhere/mine.so", "there is no such file: check the path")}) {
+                                   std::pair(CPPOOL_ODD_HANGS, "did not return within")}) {
     Json request = Attention(file);
     request["deadline_ms"] = file == std::string(CPPOOL_ODD_HANGS) ? 1500 : 60000;
     const Json answer = daemon.Ask(request);
@@ -603,58 +696,11 @@ TEST_CASE(
     CHECK_FALSE(Has(answer.at("error"), cache.folder.path().string()));  // the copy is nothing to people
     CHECK_FALSE(answer.contains("fatal"));
   }
+  CHECK(daemon.Ask(Attention("cudnn")).at("error") ==
+        module + ": cannot be loaded: libnowhere.so.: cannot open shared object file: No such file or directory: it "
+                 "needs this library; install it, or add its folder to LD_LIBRARY_PATH");  // no copy is made of it
   CHECK(daemon.Ask(Attention(CPPOOL_KERNEL_NAIVE)).at("status") == "passed");
   CHECK(daemon.Wait() == 0);
-}
-
-TEST_CASE(
-    "a kernel that crashes: the error names its library, rank, stage and stack, and the next call runs") {
-  const Cache cache;
-  Pool pool(HostPool());
-  RunOptions run;
-  run.kernels = CPPOOL_KERNEL_CRASHING;
-  const Json params = Attention("").at("params");
-  try {
-    pool.Run(params, run);
-    FAIL("it did not end");
-  } catch (const PoolError& error) {
-    INFO(error.what());
-    REQUIRE(error.crash());
-    CHECK(error.crash()->rank);
-    CHECK(error.crash()->stage.starts_with("forward"));
-    CHECK(error.crash()->case_name == "attention");
-    CHECK(error.crash()->library == CPPOOL_KERNEL_CRASHING);
-    REQUIRE_FALSE(error.crash()->stack.empty());
-    CHECK(error.crash()->stack.front().starts_with("CrashForward ["));
-  }
-  run.kernels = CPPOOL_KERNEL_NAIVE;
-  CHECK(pool.Run(params, run).status == Status::kPassed);
-}
-
-TEST_CASE("a kernel whose supports hangs is named by Validate and `cppool run --list`") {
-  const Cache cache;
-  const std::string named = "supports of the kernels of " CPPOOL_KERNEL_HANGS " may not have returned, in ";
-  Pool pool(HostPool());
-  RunOptions run;
-  run.kernels = CPPOOL_KERNEL_HANGS;
-  run.deadline = 500ms;
-  const Result result = pool.Validate(Attention("").at("params"), run);
-  CHECK(result.fatal);
-  REQUIRE(result.failure);
-  CHECK(result.failure->kind == "timeout");
-  CHECK(Has(result.error, named));
-  FILE* const list =
-      popen("'" CPPOOL_COMMAND
-            "' run --list --world-size 1 --backend host --deadline 0.5 --param is_training=false "
-            "--kernels '" CPPOOL_KERNEL_HANGS "' 2>&1",
-            "r");
-  REQUIRE(list);
-  std::string text;
-  char line[4096];
-  while (fgets(line, sizeof line, list)) text += line;
-  pclose(list);
-  INFO(text);
-  CHECK(Has(text, named));
 }
 
 }  // namespace cppool::test

@@ -37,9 +37,9 @@ namespace {
 const cppool_parameter kParameters[] = {
     {"action", CPPOOL_TYPE_STRING, ODD_DEFAULT,
      "[\"pass\", \"noise\", \"talk\", \"fork\", \"sleep\", \"throw\", \"throw alone\", "
-     "\"steal\", \"wait\", \"leak\", \"spin\", \"deaf\", \"recv\", \"stream\", \"alone\", "
-     "\"open_group\", \"crash\", \"crash on stream\", \"overflow\", \"overflow on stream\", "
-     "\"overflow in validate\", \"abort\", \"exit\", \"exit in libc\", \"exit everywhere\", \"exit in "
+     "\"steal\", \"wait\", \"spin\", \"deaf\", \"recv\", \"stream\", \"alone\", "
+     "\"hang at the thread's end\", \"crash\", \"crash on stream\", \"overflow\", \"overflow on stream\", "
+     "\"overflow in validate\", \"hang in validate\", \"iterate\", \"abort\", \"trap\", \"exit\", \"exit in libc\", \"exit everywhere\", \"exit in "
      "child\", "
      "\"nest 60\", \"nest 61\", \"nest 100000\"]",
      0, 0, 0, "what to do"},
@@ -62,6 +62,13 @@ cppool_status AllReduce(cppool_runtime* rt) {
   return status;
 }
 
+// Heeds no status: only `next_iteration` ends it.
+cppool_status Iterate(cppool_case_context* c) {
+  while (c->next_iteration(c)) AllReduce(c->runtime);
+  AllReduce(c->runtime);
+  return CPPOOL_OK;
+}
+
 // These functions never return. They have internal linkage, and a stack in an answer must name them nevertheless.
 __attribute__((noinline)) void SpinForEver() {
   std::atomic<int> turns{0};
@@ -71,6 +78,12 @@ __attribute__((noinline)) void SpinForEver() {
 __attribute__((noinline)) void SleepForEver() {
   for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
 }
+
+struct HangsAtTheEnd {
+  ~HangsAtTheEnd() {
+    if (write(2, "the thread ends\n", 16) == 16) SleepForEver();
+  }
+};
 
 // Blocks every signal that can be blocked.
 __attribute__((noinline)) void SleepDeaf() {
@@ -85,6 +98,15 @@ void StallStream(void*) { SleepForEver(); }
 int* volatile nowhere = nullptr;
 __attribute__((noinline)) void WriteNowhere() { *nowhere = 1; }
 void CrashStream(void*) { WriteNowhere(); }
+
+// A breakpoint without a debugger.
+__attribute__((noinline)) void Trap() {
+#ifdef __x86_64__
+  asm volatile("int3");
+#else
+  raise(SIGTRAP);
+#endif
+}
 
 // Its stack, when `left` is large.
 __attribute__((noinline)) int Overflow(volatile int* outer, long left) {
@@ -104,6 +126,7 @@ __attribute__((noinline)) cppool_status Crash(cppool_runtime* rt, const char* ac
   std::cout << "soon " << action;
   if (std::strcmp(action, "crash") == 0) WriteNowhere();
   if (std::strcmp(action, "abort") == 0) std::abort();
+  if (std::strcmp(action, "trap") == 0) return Trap(), status;
   if (std::strcmp(action, "exit") == 0) std::exit(42);
   if (std::strcmp(action, "exit in libc") == 0) errx(42, "an error");  // calls libc's own exit()
   if (std::strcmp(action, "overflow") == 0) return OverflowStack();
@@ -130,19 +153,6 @@ cppool_status ReceiveNothing(cppool_runtime* rt) {
   if (status == CPPOOL_OK) status = rt->mark(rt, rt->stream, "use");
   if (status == CPPOOL_OK) status = rt->stream_wait(rt, rt->stream, arrived);
   if (status == CPPOOL_OK) status = rt->stream_synchronize(rt, rt->stream);
-  return status;
-}
-
-// Sends to the next rank in a group of calls that is never ended.
-cppool_status SendInOpenGroup(cppool_runtime* rt) {
-  void* value = nullptr;
-  cppool_comm world = nullptr;
-  int rank = 0, size = 0;
-  cppool_status status = rt->group(rt, CPPOOL_WORLD, &world, &rank, &size);
-  if (status == CPPOOL_OK) status = rt->alloc(rt, sizeof(float), rt->stream, &value);
-  if (status == CPPOOL_OK) status = rt->mark(rt, rt->stream, "exchange");
-  if (status == CPPOOL_OK) status = rt->group_start(rt);
-  if (status == CPPOOL_OK) status = rt->send(rt, value, sizeof(float), (rank + 1) % size, world, rt->stream);
   return status;
 }
 
@@ -193,6 +203,7 @@ cppool_status ExitInChild(cppool_case_context* c) {
 // Fails only in `validate`, on the daemon's main thread.
 cppool_status Validate(cppool_validation* v) {
   const char* action = v->string(v, "action");
+  if (std::strcmp(action, "hang in validate") == 0) SleepForEver();
   return std::strcmp(action, "overflow in validate") == 0 ? OverflowStack() : CPPOOL_OK;
 }
 
@@ -207,13 +218,12 @@ cppool_status Run(cppool_case_context* c) {
     if (rt->rank == c->integer(c, "rank")) SleepForEver();
     return CPPOOL_OK;
   }
-  if (std::strcmp(action, "open_group") == 0)
-    return rt->rank == c->integer(c, "rank") ? SendInOpenGroup(rt) : CPPOOL_OK;
   if (std::strcmp(action, "throw alone") == 0) {  // the other ranks throw, and this one never returns
     if (rt->rank != c->integer(c, "rank")) throw std::runtime_error("thrown on purpose");
     std::cout << "soon throw alone";
     SleepForEver();
   }
+  if (std::strcmp(action, "iterate") == 0) return Iterate(c);
   if (std::strcmp(action, "talk") == 0) Talk(rt);
   if (rt->rank == c->integer(c, "rank")) {
     if (std::strcmp(action, "noise") == 0) {
@@ -237,7 +247,7 @@ cppool_status Run(cppool_case_context* c) {
       if (status != CPPOOL_OK) return status;
     }
     for (const char* end :
-         {"crash", "crash on stream", "overflow", "overflow on stream", "abort", "exit", "exit in libc"})
+         {"crash", "crash on stream", "overflow", "overflow on stream", "abort", "trap", "exit", "exit in libc"})
       if (std::strcmp(action, end) == 0) return Crash(rt, action);
     if (std::strcmp(action, "exit in child") == 0 && ExitInChild(c) != CPPOOL_OK) return CPPOOL_INTERNAL;
     if (std::strncmp(action, "nest ", 5) == 0) {
@@ -245,6 +255,10 @@ cppool_status Run(cppool_case_context* c) {
       c->result(c, "nest", (std::string(depth, '[') + std::string(depth, ']')).c_str());
     }
     if (std::strcmp(action, "fork") == 0) TalkInChild();
+    if (std::strcmp(action, "hang at the thread's end") == 0) {
+      thread_local HangsAtTheEnd hangs;
+      static_cast<void>(&hangs);
+    }
     if (std::strcmp(action, "throw") == 0) throw std::runtime_error("thrown on purpose");
     if (std::strcmp(action, "steal") == 0) {
       char byte;
@@ -252,10 +266,6 @@ cppool_status Run(cppool_case_context* c) {
         c->fail(c, "a case could read a request");
         return CPPOOL_INTERNAL;
       }
-    }
-    if (std::strcmp(action, "leak") == 0) {
-      void* leaked = nullptr;
-      if (rt->alloc(rt, 1000, rt->stream, &leaked) != CPPOOL_OK) return CPPOOL_INTERNAL;
     }
     if (std::strcmp(action, "wait") == 0)
       return CPPOOL_OK;  // does not join the all-reduce, in which the other ranks wait

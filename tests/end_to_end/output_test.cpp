@@ -9,10 +9,7 @@
 namespace cppool::test {
 namespace {
 
-DaemonProcess StartOdd(int world_size) {
-  return DaemonProcess(
-      {"--world-size", std::to_string(world_size), "--backend", "host", "--case", CPPOOL_ODD_CASE});
-}
+DaemonProcess StartOdd(int world_size) { return DaemonProcess(Host(world_size, {"--case", CPPOOL_ODD_CASE})); }
 
 Json Request(const char* action, int deadline_ms) {
   return {{"op", "run"},
@@ -37,7 +34,7 @@ TEST_CASE("each line that a rank writes has its rank, however it is written") {
   for (const char* action : {"talk", "talk", "fork"})
     CHECK(daemon.Ask(Request(action, 60000)).at("status") == "passed");
   std::map<std::string, int> expected;
-  const std::size_t most = 4080;  // of a line
+  const std::size_t most = 4080;  // bytes in a line
   for (int rank = 0; rank < 4; ++rank) {
     const std::string label = "[rank " + std::to_string(rank) + "] ";
     for (int i = 0; i < 100; ++i) {

@@ -106,7 +106,7 @@ class Traffic(unittest.TestCase):
         cls.response = validator(response)
         closed = strict(response)
         cls.answers = {}
-        for op in ("hello", "list", "run", "validate", "stats", "shutdown", "refused"):
+        for op in ("hello", "list", "run", "validate", "stats", "shutdown", "cancel", "status", "progress_line", "refused"):
             cls.answers[op] = validator({"definitions": closed["definitions"], "$ref": "#/definitions/" + op})
 
     def assertFits(self, schema, value):
@@ -128,7 +128,7 @@ class Traffic(unittest.TestCase):
 
     def test_good_requests(self):
         with tempfile.TemporaryDirectory() as folder, Daemon() as daemon:
-            for op in ("hello", "list", "stats"):
+            for op in ("hello", "list", "stats", "status"):
                 self.assertIs(self.ask(daemon, {"op": op, "id": {"any": ["value", None, 1.5]}})["ok"], True)
             runs = [
                 {"params": TINY},
@@ -153,6 +153,29 @@ class Traffic(unittest.TestCase):
             self.assertEqual(stats["passed"], len(runs))
             self.assertEqual(self.ask(daemon, {"op": "shutdown", "id": 7}), {"ok": True, "id": 7})
         self.assertEqual(daemon.process.returncode, 0)
+
+    def test_overtaking(self):
+        with Daemon() as daemon:
+            run = {"op": "run", "id": 1, "params": {**TINY, "max_seqlen_q": 64}, "repeat": 10000, "progress": True}
+            self.assertFits(self.request, run)
+            self.assertFits(self.answers["progress_line"], daemon.ask(run))
+            requests = {2: {"op": "status", "id": 2}, 3: {"op": "cancel", "id": 3, "cancels": "none"}, 4: {"op": "cancel", "id": 4, "cancels": 1}}
+            for request in requests.values():
+                self.assertFits(self.request, request)
+                daemon.process.stdin.write(json.dumps(request) + "\n")
+            daemon.process.stdin.flush()
+            answers = {}
+            while 1 not in answers:
+                answer = json.loads(daemon.process.stdout.readline()[len(SENTINEL):])
+                if "progress" in answer:
+                    self.assertFits(self.answers["progress_line"], answer)
+                else:
+                    answers[answer["id"]] = answer
+            for number, request in {1: run, **requests}.items():
+                self.assertAnswers(request, answers[number])
+            self.assertEqual([answers[number]["ok"] for number in (1, 2, 3, 4)], [False, True, False, True])
+            self.assertEqual(len(answers[2]["ranks"]), 2)
+            self.assertEqual(answers[1]["failure"]["kind"], "cancelled")
 
     def test_requests_that_are_not_run(self):
         with Daemon() as daemon:
@@ -244,10 +267,10 @@ class Traffic(unittest.TestCase):
             line = done.stderr.splitlines()[-1]
             self.assertTrue(line.startswith("cppoold: start {"), line)
             self.assertLessEqual(len(line), 4000)
-            said = json.loads(line[len("cppoold: start "):])
-            self.assertFits(schema, said)
+            start = json.loads(line[len("cppoold: start "):])
+            self.assertFits(schema, start)
             if stage:
-                self.assertEqual(said["stage"], stage)
+                self.assertEqual(start["stage"], stage)
 
     def test_libraries(self):
         """Requests that name libraries which cannot be loaded, and a good one where a compiler is there."""
@@ -274,10 +297,11 @@ class Traffic(unittest.TestCase):
                               capture_output=True, text=True)
         lines = [line for line in done.stderr.splitlines() if line.startswith("cppoold: crash {")]
         self.assertEqual((len(lines), done.stdout), (1, ""), done.stderr)
-        said = json.loads(lines[0][len("cppoold: crash "):])
-        self.assertFits(schema, said)
-        self.assertEqual((said["rank"], said["case"]), (1, "attention"))
-        self.assertTrue(said["stage"].startswith("forward/"), said)
+        crash = json.loads(lines[0][len("cppoold: crash "):])
+        self.assertFits(schema, crash)
+        self.assertEqual((crash["rank"], crash["case"], crash.get("library")), (1, "attention", None))
+        self.assertTrue(crash["stack"])
+        self.assertTrue(crash["stage"].startswith("forward/"), crash)
 
     def test_cppool(self):
         """The requests that the command sends, and their answers."""

@@ -97,7 +97,7 @@ inline CheckedTrace RunTraced(DaemonProcess& daemon, int world_size, Json reques
   CHECK(trace.processes == processes);
   CHECK(trace.about.at("dropped_slices") == Json(std::vector<int>(static_cast<std::size_t>(world_size), 0)));
 
-  double clock_ns = 0;  // of two ranks
+  double clock_ns = 0;  // how far the clocks of two ranks may differ
   for (const Json& error : trace.about.at("clock_error_us"))
     clock_ns = std::max(clock_ns, 2e3 * error.get<double>());
   clock_ns += 2e6 * resolution_ms;

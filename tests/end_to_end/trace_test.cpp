@@ -9,24 +9,16 @@ namespace {
 
 constexpr double kHostResolutionMs = 1e-6;
 
-bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-DaemonProcess Host(int world_size, const std::vector<std::string>& more = {}) {
-  std::vector<std::string> arguments{"--world-size", std::to_string(world_size), "--backend", "host"};
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  return DaemonProcess(arguments);
-}
-
 }  // namespace
 
 TEST_CASE("traces on the host, every schedule") {
   const int world_size = GENERATE(1, 2, 4);
-  DaemonProcess daemon = Host(world_size);
+  DaemonProcess daemon(Host(world_size));
   RunTraceSmoke(daemon, world_size, kHostResolutionMs);
 }
 
 TEST_CASE("a trace has the stages and transfers of a user's case, and of a failed one what ran") {
-  DaemonProcess daemon = Host(2, {"--case", CPPOOL_ODD_CASE});
+  DaemonProcess daemon(Host(2, {"--case", CPPOOL_ODD_CASE}));
   const CheckedTrace passed = RunTraced(daemon, 2, {{"case", "odd"}}, kHostResolutionMs);
   CHECK(passed.about.at("case") == "odd");
   const TracedTrack* main = passed.Track("rank 1", "main");
@@ -57,7 +49,7 @@ TEST_CASE("a trace has the stages and transfers of a user's case, and of a faile
 }
 
 TEST_CASE("a trace that cannot be written is refused before anything runs, with what to do") {
-  DaemonProcess daemon = Host(1);
+  DaemonProcess daemon(Host(1));
   const TemporaryFolder folder;
   REQUIRE(mkfifo(folder.File("fifo").c_str(), 0600) == 0);
   std::ofstream(folder.File("file")) << "kept";
@@ -93,7 +85,7 @@ TEST_CASE("a trace that cannot be written is refused before anything runs, with 
 }
 
 TEST_CASE("a trace that meets the end of the disk is an error of a run that passed, and leaves no file") {
-  DaemonProcess daemon = Host(1);
+  DaemonProcess daemon(Host(1));
   const TemporaryFolder folder;
   const Json request = {{"op", "run"}, {"trace", folder.File("t.json")}, {"params", {{"max_seqlen_q", 32}}}};
   const rlimit small{1000, RLIM_INFINITY}, none{RLIM_INFINITY, RLIM_INFINITY};

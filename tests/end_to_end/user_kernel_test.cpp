@@ -5,6 +5,7 @@
 #include "tests/child.h"
 #include "tests/end_to_end/daemon_process.h"
 #include "tests/end_to_end/user_case.h"
+#include "tests/files.h"
 
 namespace cppool::test {
 
@@ -15,7 +16,7 @@ TEST_CASE("a user's kernel in plain C, built against the installed prefix, under
   }
   const UserKernels& built = BuildUserKernels();
   for (const int world_size : {1, 2, 4}) {
-    DaemonProcess daemon({"--world-size", std::to_string(world_size), "--backend", "host"}, built.daemon);
+    DaemonProcess daemon(Host(world_size), built.daemon);
     for (const char* comm : {"p2p", "all_gather", "a2a", "a2a+p2p"}) {
       if (std::string(comm) == "a2a+p2p" && world_size < 4) continue;
       Json params = {{"cp_comm_type", comm}, {"max_seqlen_q", 48},          {"num_heads", 4},
@@ -60,10 +61,10 @@ TEST_CASE("a user's kernel in plain C, built against the installed prefix, under
   const std::string run = "'" + built.command + "' run --backend host --kernels '" + built.naive + "' ";
   const Child passed = RunChild(run + "--param max_seqlen_q=48");
   CHECK(passed.exit_code == 0);
-  CHECK(passed.output.find("1 passed, 0 failed, 0 skipped") != std::string::npos);
+  CHECK(Has(passed.output, "1 passed, 0 failed, 0 skipped"));
   const Child listed = RunChild(run + "--suite smoke --list --filter dtype=fp16");
-  CHECK(listed.output.find("naive: dtypes bf16 and fp8 alone") != std::string::npos);
-  CHECK(listed.output.find("--kernels") != std::string::npos);
+  CHECK(Has(listed.output, "naive: dtypes bf16 and fp8 alone"));
+  CHECK(Has(listed.output, "--kernels"));
 }
 
 }  // namespace cppool::test

@@ -2,13 +2,13 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
-#include <tuple>
 #include <variant>
 
 #include "protocol/request.h"
 #include "protocol/response.h"
 #include "tests/fuzz/attention.h"
 #include "tests/fuzz/property.h"
+#include "tests/protocol/records.h"
 
 namespace cppool::fuzz {
 namespace {
@@ -48,12 +48,9 @@ const protocol::RunRequest* RunOf(const Request& request) {
   return std::get_if<protocol::RunRequest>(&request.operation);
 }
 
-// All members, by structured binding: a member that is added to RunRequest is a compile error here until it is compared too.
-auto MembersOf(const protocol::RunRequest& run) {
-  const auto& [case_name, params, from_kwargs, deadline_ms, warmup, repeat, sampling, checks, perturb, dump,
-               inputs, kernels, fault, load, waits, profile, trace, digests] = run;
-  return std::tie(case_name, params, from_kwargs, deadline_ms, warmup, repeat, sampling, checks, perturb,
-                  dump, inputs, kernels, fault, load, waits, profile, trace, digests);
+bool AreSame(const protocol::RunRequest& a, const protocol::RunRequest& b) {
+  const RunOptions& options = a;
+  return options == b && a.params == b.params && a.from_kwargs == b.from_kwargs;
 }
 
 void RequireSameOnTheLine(const Request& request) {
@@ -65,8 +62,7 @@ void RequireSameOnTheLine(const Request& request) {
   Require(again.operation.index() == request.operation.index(),
           "a request that is written and read has the same operation", line);
   if (const protocol::RunRequest* run = RunOf(request))
-    Require(MembersOf(*RunOf(again)) == MembersOf(*run),
-            "a request that is written and read has the same members", line);
+    Require(AreSame(*RunOf(again), *run), "a request that is written and read has the same members", line);
 }
 
 void RequireSettled(const protocol::RunRequest& run) {

@@ -58,10 +58,6 @@ Json Members(const protocol::Rank& result) {
   const auto& [rank, ok, error, gpu_ms, samples, extra] = result;
   return {rank, ok, error, gpu_ms, samples, extra};
 }
-Json Members(const protocol::Library& library) {
-  const auto& [file, digest] = library;
-  return {file, digest};
-}
 Json Members(const protocol::Leaks& leaks) {
   const auto& [allocations, device_bytes, host_bytes, threads, fds, processes] = leaks;
   return {allocations, device_bytes, host_bytes, threads, fds, processes};
@@ -78,7 +74,7 @@ Json Members(const std::vector<Element>& elements) {
   return json;
 }
 std::string Members(const protocol::RunResult& result) {
-  const auto& [status, error, failure, fatal, ranks, checks, tflops, wall_ms, seed, libraries, respawn,
+  const auto& [status, error, failure, fatal, ranks, checks, tflops, wall_ms, seed, respawn,
                stopped, kernels, warnings, leaks] = result;
   return Json{status,
               error,
@@ -90,7 +86,6 @@ std::string Members(const protocol::RunResult& result) {
               wall_ms,
               seed.has_value(),
               seed.value_or(0),
-              Members(libraries),
               respawn,
               stopped,
               kernels,

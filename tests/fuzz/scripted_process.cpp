@@ -100,9 +100,9 @@ StderrTail::StderrTail(base::UniqueFd fd, std::function<void(std::string_view)>)
 StderrTail::~StderrTail() = default;
 void StderrTail::CatchUp(Clock::time_point) {}
 std::string StderrTail::Text() const { return ""; }
-std::optional<protocol::StartFailure> StderrTail::StartFailure() const { return std::nullopt; }
+std::optional<StartFailure> StderrTail::StartFailure() const { return std::nullopt; }
 void StderrTail::ForgetStart() {}
-std::optional<protocol::Crash> StderrTail::Crash() const { return std::nullopt; }
+std::optional<Crash> StderrTail::Crash() const { return std::nullopt; }
 void StderrTail::Abandon() {}
 
 }  // namespace cppool::client

@@ -29,7 +29,7 @@ namespace {
 using namespace cppool::kernels;
 
 const AttentionFamily* own = nullptr;            // the family that the table passes calls on to
-thread_local cppool_runtime* runtime = nullptr;  // of the rank whose thread this is
+thread_local cppool_runtime* runtime = nullptr;  // this thread's rank's
 
 // ----- cppool's own kernels as a table
 
@@ -89,7 +89,7 @@ cppool_status Supports(const cppool_attention_call* c, char* why, std::size_t si
 
 // Runs `function`; a RuntimeError becomes a status.
 template <typename Function>
-cppool_status Told(char* why, std::size_t size, Function&& function) {
+cppool_status StatusOf(char* why, std::size_t size, Function&& function) {
   try {
     function();
     return CPPOOL_OK;
@@ -101,7 +101,7 @@ cppool_status Told(char* why, std::size_t size, Function&& function) {
 
 cppool_status Prepare(const cppool_attention_call* c, void** out, std::size_t* workspace, char* why,
                       std::size_t size) {
-  return Told(why, size, [&] {
+  return StatusOf(why, size, [&] {
     auto plan = std::make_unique<Plan>();
     plan->request = RequestOf(*c);
     plan->query = LayoutOf(*c->tensors->q);
@@ -124,7 +124,7 @@ float* Floats(const cppool_tensor* tensor) { return static_cast<float*>(tensor->
 
 cppool_status Forward(void* opaque, const cppool_attention_tensors* t, void* workspace, cppool_stream stream,
                       char* why, std::size_t size) {
-  return Told(why, size, [&] {
+  return StatusOf(why, size, [&] {
     const Plan& plan = *static_cast<Plan*>(opaque);
     ForwardArgs args;
     args.plan = plan.plan.get();
@@ -145,7 +145,7 @@ cppool_status Forward(void* opaque, const cppool_attention_tensors* t, void* wor
 
 cppool_status Backward(void* opaque, const cppool_attention_tensors* t, void* workspace, cppool_stream stream,
                        char* why, std::size_t size) {
-  return Told(why, size, [&] {
+  return StatusOf(why, size, [&] {
     const Plan& plan = *static_cast<Plan*>(opaque);
     BackwardArgs args;
     args.plan = plan.plan.get();

@@ -22,6 +22,7 @@
 #include <cppool/pool.h>
 
 #include "client/suite/cell.h"
+#include "client/suite/repeat.h"
 #include "client/suite/suite.h"
 #include "daemon/process.h"
 #include "tests/end_to_end/fault_grid.h"
@@ -62,7 +63,7 @@ double SecondsSince(Clock::time_point start) {
 struct Reading {
   Usage usage;
   double device_bytes = 0;       // held by the daemon's ranks
-  double device_free_bytes = 0;  // of the device with the least; other processes may use the device too
+  double device_free_bytes = 0;  // on the device with the least; other processes may use the device too
 };
 
 Reading Read(Pool& pool) {
@@ -242,7 +243,7 @@ class Soak {
 
   struct World {
     std::unique_ptr<Pool> steady, tried;
-    std::optional<int> steady_pid;  // of the one daemon of `steady`
+    std::optional<int> steady_pid;  // `steady` has one daemon
     std::vector<Reading> steady_readings, tried_readings;
   };
 

@@ -17,12 +17,12 @@ enum class Bug {
   kReducedWait,        // all_gather rounds dk and dv before it waits for their sum
   kExchangeWait,       // a2a sends heads before they are packed
   kRingStepBlock,      // a ring step computes with the block of the previous step
-  kRingStepPositions,  // a ring step uses the positions of another member's block
+  kRingStepPositions,  // a ring step uses the positions of another ring position's block
   kCausalBoundary,     // a query sees the key after its own position
   kWindowBoundary,     // a window reaches one token too far to the left
   kBottomRightOfRoom,  // bottom-right alignment uses a sequence's padded length
   kSequenceCrossed,    // queries see keys of the next sequence
-  kGradientTwice,      // a partial dk from another member of the ring is added twice
+  kGradientTwice,      // a partial dk from another ring position is added twice
   kLastGradientLost,   // the partial dk and dv of the ring's last step are not added
   kDqLeftZero,         // dq is zeroed at the end
   kDbiasOfOneRank,     // dbias is not summed over the ranks
@@ -39,14 +39,14 @@ enum class Bug {
   kDkNotScaled,        // dk is not multiplied by softmax_scale
   kOrderVaries,        // blocks are summed in an order that changes from call to call
   kInputsByRow,        // inputs are drawn by the row of the buffer, not by position
-  // Of fp8. In the schedules and what they quantise.
-  kFp8GradientsNotSent,  // a ring sums its own parts of others' dk and dv instead of those for its keys
+  // Bugs of fp8 are in the schedules, and in what they quantize.
+  kFp8GradientsNotSent,  // a rank sums what it adds to others' dk and dv instead of those for its keys
   kFp8OwnScale,  // amaxes are a rank's own, and so is the scale that a block from another rank is read with
   kFp8AmaxOfOneRank,      // amaxes are not reduced over the ranks
   kFp8StaleScale,         // q, k and v are cast with the scale of an amax of 1
   kFp8OutSaturates,       // the delayed scale of out is that of smaller outputs
   kFp8NoSaturation,       // the same, and what is too large for the format becomes NaN
-  kFp8BlocksOfOtherAxis,  // v is quantised in blocks along the dims for the product with P
+  kFp8BlocksOfOtherAxis,  // v is quantized in blocks along the dims for the product with P
   // In the host's casts and kernels.
   kFp8Most240,              // the largest E4M3 value is taken for 240
   kFp8Truncation,           // casts round down

@@ -1,5 +1,5 @@
 // The planted bugs of the schedules with the CUDA kernels, on one GPU that all ranks share.
-#include "kernels/backend.h"
+#include "tests/gpus.h"
 #include "tests/planted/catch_bugs.h"
 
 using cppool::kernels::PlantableBug;
@@ -10,27 +10,21 @@ namespace {
 
 const std::vector<std::string> kOnGpu = {"--backend", "cuda", "--transport", "peer", "--max-seqlen", "128"};
 
-bool HasGpu() {
-  if (cppool::kernels::CountCudaDevices() > 0) return true;
-  WARN("there are no devices");
-  return false;
-}
-
 }  // namespace
 
 TEST_CASE("without a bug every cell passes on a GPU") {
-  if (HasGpu()) PassesWithoutBug(kOnGpu);
+  if (HasGpus()) PassesWithoutBug(kOnGpu);
 }
 
 TEST_CASE("the suite catches each bug of the schedules on a GPU") {
-  if (!HasGpu()) return;
+  if (!HasGpus()) return;
   for (const PlantableBug& bug : PlantableBugs()) {
     if (bug.on_gpus && !IsOfFp8(bug) && !IsOfLastTile(bug)) CatchesBug(bug, kOnGpu);
   }
 }
 
 TEST_CASE("both references see the last tile of each output of long sequences on a GPU") {
-  if (!HasGpu()) return;
+  if (!HasGpus()) return;
   for (const PlantableBug& bug : PlantableBugs()) {
     for (const int world_size : {1, 2, 3, 4}) {
       for (const int seqlen : {512, 4096, 16384, 65536}) {
@@ -43,7 +37,7 @@ TEST_CASE("both references see the last tile of each output of long sequences on
 }
 
 TEST_CASE("the checks of fp8 catch each bug of its schedules on a GPU") {
-  if (!HasGpu()) return;
+  if (!HasGpus()) return;
   const std::vector<std::string> on_gpu = {"--backend", "cuda", "--transport", "peer"};
   PassesFp8WithoutBug(on_gpu);
   for (const PlantableBug& bug : PlantableBugs()) {

@@ -62,8 +62,8 @@ TEST_CASE("the error of an output that is not finite is reported as nan") {
   const cppool::Json cell = cppool::Json::parse(ran.lines.at(0));
   INFO(cell.dump(1));
   REQUIRE(cell.at("status") == "failed");
-  CHECK(cell.at("error").get<std::string>().find("max_abs_err nan, rel_err nan") != std::string::npos);
-  CHECK(cell.at("error").get<std::string>().find("kept") == std::string::npos);
+  CHECK(Has(cell.at("error"), "max_abs_err nan, rel_err nan"));
+  CHECK_FALSE(Has(cell.at("error"), "kept"));
   for (const cppool::Json& check : cell.at("answer").at("checks"))
     CHECK(check.at("max_abs_err").is_null() == !check.at("ok").get<bool>());
 }
@@ -73,16 +73,16 @@ TEST_CASE("an unknown bug name is an error that lists all bugs") {
       RunChild("CPPOOL_PLANTED_BUG=dq " CPPOOL_TEST_DAEMON " --world-size 1 --backend host </dev/null");
   INFO(child.output);
   CHECK(child.exit_code == 2);
-  CHECK(child.output.find("'dq'") != std::string::npos);
-  for (const PlantableBug& bug : PlantableBugs()) CHECK(child.output.find(bug.name) != std::string::npos);
+  CHECK(Has(child.output, "'dq'"));
+  for (const PlantableBug& bug : PlantableBugs()) CHECK(Has(child.output, bug.name));
 }
 
 TEST_CASE("the daemon logs the planted bug at its start") {
   const std::string daemon = CPPOOL_TEST_DAEMON " --world-size 1 --backend host </dev/null";
   const Child planted = RunChild("CPPOOL_PLANTED_BUG=dq_left_zero " + daemon);
   CHECK(planted.exit_code == 0);
-  CHECK(planted.output.find("a bug is planted: dq_left_zero") != std::string::npos);
-  CHECK(RunChild("CPPOOL_PLANTED_BUG= " + daemon).output.find("planted") == std::string::npos);
+  CHECK(Has(planted.output, "a bug is planted: dq_left_zero"));
+  CHECK_FALSE(Has(RunChild("CPPOOL_PLANTED_BUG= " + daemon).output, "planted"));
 }
 
 TEST_CASE("the product's daemon contains no code of the planted bugs") {
@@ -91,8 +91,8 @@ TEST_CASE("the product's daemon contains no code of the planted bugs") {
   for (const PlantableBug& bug : PlantableBugs()) traces.emplace_back(bug.name);
   for (const std::string& trace : traces) {
     CAPTURE(trace);
-    CHECK(plain.find(trace) == std::string::npos);
-    CHECK(planted.find(trace) != std::string::npos);
+    CHECK_FALSE(Has(plain, trace));
+    CHECK(Has(planted, trace));
   }
   CHECK(RunChild("CPPOOL_PLANTED_BUG=dq " CPPOOL_PLAIN_DAEMON " --world-size 1 --backend host </dev/null")
             .exit_code == 0);

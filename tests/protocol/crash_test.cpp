@@ -5,7 +5,7 @@
 namespace cppool::test {
 
 TEST_CASE("a crash line is read as it was written") {
-  protocol::Crash crash;
+  Crash crash;
   crash.error = "rank 1 crashed";
   CHECK(protocol::SerializeCrash(crash) == "cppoold: crash {\"error\":\"rank 1 crashed\"}\n");
   crash.rank = 1;
@@ -13,6 +13,12 @@ TEST_CASE("a crash line is read as it was written") {
   crash.case_name = "mine";
   crash.library = "/x/mine.so";
   crash.stack = {"Inner [mine.so]", "Outer [mine.so]"};
+  CHECK(protocol::ToJson(crash) == protocol::Json{{"error", "rank 1 crashed"},
+                                                  {"rank", 1},
+                                                  {"stage", "forward/attend 1"},
+                                                  {"case", "mine"},
+                                                  {"library", "/x/mine.so"},
+                                                  {"stack", {"Inner [mine.so]", "Outer [mine.so]"}}});
   std::string line = protocol::SerializeCrash(crash);
   line.pop_back();
   const auto read = protocol::ParseCrash(line);
@@ -26,7 +32,7 @@ TEST_CASE("a crash line is read as it was written") {
 }
 
 TEST_CASE("a crash line keeps its limit: frames are dropped at the outer end, then texts are cut") {
-  protocol::Crash crash;
+  Crash crash;
   crash.error = std::string(3000, 'e') + "\xff";
   crash.stack.assign(1000, "a function with a name of some length [libmine.so]");
   crash.stack.front() = "innermost";

@@ -3,13 +3,15 @@
 #include <limits>
 
 #include "protocol/framing.h"
+#include "protocol/run_record.h"
+#include "tests/protocol/records.h"
 #include "tests/protocol/support.h"
 
 namespace cppool::protocol {
 namespace {
 
+using namespace std::chrono_literals;
 using test::CheckText;
-using test::Contains;
 using test::IsUtf8;
 using test::Repeat;
 using test::Thrown;
@@ -27,13 +29,17 @@ TEST_CASE("each operation is read") {
   CHECK(std::holds_alternative<ShutdownRequest>(ParseRequest(R"({"op":"shutdown"})").operation));
   CHECK(std::holds_alternative<ShutdownRequest>(ParseRequest(" {\"op\" : \"shutdown\"} \r").operation));
 
+  CHECK(std::holds_alternative<StatusRequest>(ParseRequest(R"({"op":"status"})").operation));
+  CHECK(std::get<CancelRequest>(ParseRequest(R"({"op":"cancel","cancels":[7]})").operation).cancels == Json{7});
+  CHECK(std::get<CancelRequest>(ParseRequest(R"({"op":"cancel","cancels":null})").operation).cancels == Json());
+
   const Request bare = ParseRequest(R"({"op":"run"})");
   CHECK_FALSE(bare.id);
   const auto& defaults = std::get<RunRequest>(bare.operation);
   CHECK(defaults.case_name == "attention");
   CHECK(defaults.params == Json::object());
   CHECK_FALSE(defaults.from_kwargs);
-  CHECK(defaults.deadline_ms == 90000);
+  CHECK(defaults.deadline == 90s);
   CHECK(defaults.warmup == 0);
   CHECK(defaults.repeat == 1);
   CHECK(defaults.checks);
@@ -43,17 +49,19 @@ TEST_CASE("each operation is read") {
   CHECK_FALSE(defaults.fault);
   CHECK(defaults.load.empty());
   CHECK_FALSE(defaults.sampling);
-  CHECK_FALSE((defaults.waits || defaults.profile));
+  CHECK_FALSE((defaults.waits || defaults.profile || defaults.progress));
   CHECK(defaults.trace.empty());
   const auto sampled = [](const std::string& members) {
     return std::get<RunRequest>(ParseRequest("{\"op\":\"run\"," + members + "}").operation);
   };
-  CHECK(sampled(R"("sampling":{})").sampling == SamplingRequest{0.01, 10000});
-  CHECK(sampled(R"("sampling":{})").repeat == 10000);  // the most
-  CHECK(sampled(R"("sampling":{"precision":1,"max_ms":86400000},"repeat":7)").repeat == 7);
+  CHECK(sampled(R"("sampling":{})").sampling == Sampling{0.01, 10s});
+  CHECK(sampled(R"("sampling":{})").sampling->most == 10000);
+  CHECK(sampled(R"("sampling":{"precision":1,"max_ms":86400000},"repeat":7)").sampling->most == 7);
   CHECK(sampled(R"("sampling":{"precision":0.0001})").sampling->precision == 0.0001);
   CHECK(sampled(R"("waits":true)").waits);
   CHECK(sampled(R"("profile":true)").profile);
+  CHECK(sampled(R"("progress":true,"id":null)").progress);
+  CHECK_FALSE(sampled(R"("progress":false)").progress);
   CHECK(sampled(R"("trace":"t.json")").trace == "t.json");
 
   const Request full = ParseRequest(
@@ -62,7 +70,7 @@ TEST_CASE("each operation is read") {
   const auto& run = std::get<RunRequest>(full.operation);
   CHECK(run.case_name == "all_reduce");
   CHECK(run.params == Json::parse(R"({"n":[1,2]})"));
-  CHECK(run.deadline_ms == 86'400'000);
+  CHECK(run.deadline == 24h);
   CHECK(run.warmup == 1000);
   CHECK(run.repeat == 10000);
   CHECK_FALSE(run.checks);
@@ -72,8 +80,8 @@ TEST_CASE("each operation is read") {
   CHECK(files.perturb == 0U);
   CHECK(files.dump == "/tmp/d");
   CHECK(files.inputs == "in \xc3\xa9");
-  CHECK(files.kernels.empty());
-  CHECK(std::get<RunRequest>(ParseRequest(R"({"op":"run","kernels":"/my.so,fast"})").operation).kernels ==
+  CHECK_FALSE(files.choice.named());
+  CHECK(std::get<RunRequest>(ParseRequest(R"({"op":"run","kernels":"/my.so,fast"})").operation).choice.Words() ==
         "/my.so,fast");
   const auto loads = [](const std::string& line) {
     const Request request = ParseRequest(line);
@@ -92,9 +100,9 @@ TEST_CASE("each operation is read") {
   const auto fault_of = [](const std::string& text) {
     return std::get<RunRequest>(ParseRequest("{\"op\":\"run\",\"fault\":" + text + "}").operation).fault;
   };
-  CHECK(fault_of(R"({"kind":"stall"})") == FaultRequest{"stall", 0, "", 1});
+  CHECK(fault_of(R"({"kind":"stall"})") == Fault{"stall", 0, "", 1});
   CHECK(fault_of(R"({"kind":"x","rank":3,"stage":"forward/p2p","count":1000000})") ==
-        FaultRequest{"x", 3, "forward/p2p", 1'000'000});
+        Fault{"x", 3, "forward/p2p", 1'000'000});
 
   const Request validate = ParseRequest(R"({"op":"validate","params":{"n":1},"repeat":3,"dump":"d","id":5})");
   CHECK(validate.id == 5);
@@ -202,6 +210,10 @@ TEST_CASE("the error for an invalid request says what is wrong and what is allow
        1,
        {"\"params\" is for op \"run\"", "not \"hello\"", "(known: op, id)"}},
       {R"({"id":1,"op":"stats","deadline_ms":5})", 1, {"\"deadline_ms\" is for op \"run\"", "not \"stats\""}},
+      {R"({"id":1,"op":"cancel"})", 1, {"\"cancel\" has no \"cancels\""}},
+      {R"({"id":1,"op":"cancel","cancel":2})", 1, {"unknown key \"cancel\"", "\"cancels\""}},
+      {R"({"op":"run","progress":true})", std::nullopt, {"\"progress\" needs an \"id\""}},
+      {R"({"id":1,"op":"run","progress":1})", 1, {"\"progress\" must be true or false, not 1"}},
       {R"({"id":1,"op":"shutdown","force":true})", 1, {"unknown key \"force\"", "(known: op, id)"}},
       {"{\"id\":1,\"op\":\"run\",\"" + long_name + "\":0}", 1, {"unknown key \"zzz", "zzz...\""}},
       // run
@@ -247,6 +259,7 @@ TEST_CASE("the error for an invalid request says what is wrong and what is allow
       {R"({"id":1,"op":"run","fault":"throw"})", 1, {"\"fault\" must be an object, not \"throw\""}},
       {R"({"id":1,"op":"run","fault":{}})", 1, {"\"fault\" has no \"kind\""}},
       {R"({"id":1,"op":"run","fault":{"kind":3}})", 1, {"\"kind\" of \"fault\" must be a string, not 3"}},
+      {R"({"id":1,"op":"run","fault":{"kind":""}})", 1, {"the \"kind\" of \"fault\" must not be empty"}},
       {R"({"id":1,"op":"run","fault":{"kind":"throw","rnak":0}})",
        1,
        {"\"rnak\" in \"fault\"", "did you mean \"rank\"", "kind, rank, stage, count"}},
@@ -333,25 +346,28 @@ TEST_CASE("a request that is written as a line is read back unchanged") {
   requests.push_back({Json(), ListRequest{}});
   requests.push_back({Json("id \n \xc3\xa9"), StatsRequest{}});
   requests.push_back({Json(3), ShutdownRequest{}});
+  requests.push_back({Json(5), StatusRequest{}});
+  requests.push_back({Json(6), CancelRequest{Json::array({1, "x"})}});
   RunRequest run;
   run.case_name = "my\"case\\";
   run.params = Json::parse(R"({"n":12,"x":0.1,"l":[-1,0],"s":"\n\u0000","b":true,"z":null})");
-  run.deadline_ms = 1;
+  run.deadline = 1ms;
   run.warmup = 2;
-  run.repeat = 3;
   run.checks = false;
   run.perturb = 9223372036854775807U;
   run.dump = "d \xc3\xa9\\";
   run.inputs = "/in";
   run.kernels = "/k\xc3\xa9.so,n";
   run.load = {"/x/mine.so", "b"};
-  run.sampling = SamplingRequest{0.015625, 77};
-  run.waits = run.profile = true;
+  run.sampling = Sampling{0.015625, 77ms, 3};
+  run.waits = run.profile = run.progress = true;
   run.trace = "/t\xc3\xa9.json";
-  run.fault = FaultRequest{"flip_bit", 3, "back\xc3\xa9", 7};
+  run.fault = Fault{"flip_bit", 3, "back\xc3\xa9", 7};
   requests.push_back({Json::array({1, "a"}), run});
   requests.push_back({Json(2), ValidateRequest{run}});
   run.perturb = 0;
+  run.sampling.reset();
+  run.repeat = 3;
   requests.push_back({Json(4), run});
   RunRequest kwargs;
   kwargs.params = {{"dtype", "bf16"}};
@@ -360,28 +376,18 @@ TEST_CASE("a request that is written as a line is read back unchanged") {
   for (const Request& request : requests) {
     const std::string line = SerializeRequest(request);
     CAPTURE(line);
-    CHECK_FALSE(Contains(line, "\n"));
+    CHECK(line.find('\n') == std::string::npos);
     const Request back = ParseRequest(line);
     CHECK(back.id == request.id);
     REQUIRE(back.operation.index() == request.operation.index());
     if (const RunRequest* sent = RunOf(request)) {
       const RunRequest& read = *RunOf(back);
-      CHECK(read.case_name == sent->case_name);
       CHECK(read.params == sent->params);
       CHECK(read.from_kwargs == sent->from_kwargs);
-      CHECK(read.deadline_ms == sent->deadline_ms);
-      CHECK(read.warmup == sent->warmup);
-      CHECK(read.repeat == sent->repeat);
-      CHECK(read.checks == sent->checks);
-      CHECK(read.perturb == sent->perturb);
-      CHECK(read.dump == sent->dump);
-      CHECK(read.inputs == sent->inputs);
-      CHECK(read.kernels == sent->kernels);
-      CHECK(read.fault == sent->fault);
-      CHECK(read.load == sent->load);
-      CHECK(read.sampling == sent->sampling);
-      CHECK((read.waits == sent->waits && read.profile == sent->profile));
-      CHECK(read.trace == sent->trace);
+      ForEach(kRunMembers, [&](const auto& member) {
+        CAPTURE(member.name);
+        CHECK(read.*member.value == sent->*member.value);
+      });
     }
   }
 }

@@ -48,7 +48,7 @@ TEST_CASE("statuses and kinds of failure are converted to words and back") {
   CHECK(ToString(Status::kSkipped) == "skipped");
   CHECK_FALSE(ParseStatus("Passed"));
   for (const char* word : {"invalid_request", "inapplicable", "unsupported", "mismatch", "out_of_memory",
-                           "cuda", "nccl", "timeout", "internal"}) {
+                           "cuda", "nccl", "timeout", "cancelled", "internal"}) {
     const auto kind = ParseFailureKind(word);
     REQUIRE(kind);
     CHECK(ToString(*kind) == word);

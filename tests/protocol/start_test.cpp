@@ -44,6 +44,19 @@ TEST_CASE("a StartFailure that is written as a line is read back unchanged") {
   CHECK_FALSE(bare->world_size);
 }
 
+TEST_CASE("the object of a start line has its required members, and what is known") {
+  CHECK(ToJson(StartFailure()) == Json{{"error", ""}, {"kind", ""}});
+  CHECK(ToJson(Full()) == Json{{"error", "what to do"},
+                               {"kind", "cuda"},
+                               {"detail", "what happened"},
+                               {"stage", "backend"},
+                               {"rank", 1},
+                               {"world_size", 2},
+                               {"devices", 0},
+                               {"backend", "cuda"},
+                               {"transport", "nccl"}});
+}
+
 TEST_CASE("a start line is short and valid for any texts") {
   for (const std::string& text :
        {std::string(1 << 20, 'x'), std::string(100000, '\1'), std::string(5000, '\xff'),

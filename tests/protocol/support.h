@@ -42,16 +42,12 @@ std::string Thrown(const Action& action) {
   return "";
 }
 
-inline bool Contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 // Checks that the error text contains every part.
 inline void CheckText(const std::string& text, const std::vector<std::string>& parts) {
   CHECK_FALSE(text.empty());
   for (const std::string& part : parts) {
     INFO("wanted: " << part << "\nin: " << text);
-    CHECK(Contains(text, part));
+    CHECK(text.find(part) != std::string::npos);
   }
 }
 

@@ -56,7 +56,7 @@ ALLOWED = {
     "kernels/attention/run": ["kernels/attention/checks", "kernels/attention/tensors", "kernels/attention/schedules",
                               "kernels/attention/problem", "kernels/attention/tensor_ops", "kernels/numerics", *KERNELS_PUBLIC],
     # The module creates every implementation.
-    "kernels/module": ["kernels/attention/checks/digest.h", "kernels/attention/checks/cuda", "kernels/attention/checks/host", "kernels/attention/families",
+    "kernels/module": ["kernels/attention/checks/cuda", "kernels/attention/checks/host", "kernels/attention/families",
                        "kernels/attention/families/host", "kernels/attention/families/*", "kernels/attention/tensor_ops/cuda", "kernels/attention/tensor_ops/host",
                        "kernels/runtime/cuda", *KERNELS_PUBLIC],
     # A module that nothing else needs. It sees the C header alone.
@@ -75,15 +75,6 @@ ALLOWED = {
     "client/c_api": ["client/suite", "client/src", "client/include", *PROTOCOL_PUBLIC],
     # tests may include everything.
     "tests": None,
-}
-
-# Includes that the table does not allow, each with the reason. An entry that is no longer needed is also an error.
-EXCEPTIONS = {
-    # The build id has no public header.
-    ("daemon/options.cpp", "kernels/module/build_id.h"),
-    ("daemon/world.cpp", "kernels/module/build_id.h"),
-    # verify.cpp creates the host's check kernels itself.
-    ("kernels/attention/checks/verify.cpp", "kernels/attention/checks/host/check_kernels.h"),
 }
 
 # Third-party headers -> the folders that may include them.
@@ -140,7 +131,6 @@ class Checker:
             if path.suffix in SOURCES and path.is_file()
         }
         self.violations = []
-        self.used_exceptions = set()
         self.edges = 0
 
     def resolve(self, include):
@@ -162,8 +152,6 @@ class Checker:
                     problem = self.problem(name, node, *match.groups())
                     if problem:
                         self.violations.append(f"{name}:{number}: {line.strip()}: {problem}")
-        for source, target in sorted(EXCEPTIONS - self.used_exceptions):
-            self.violations.append(f"{source} no longer includes {target}: remove the exception from tests/structure/includes.py")
 
     def problem(self, name, node, quote, include):
         """What is wrong with one include, or None."""
@@ -190,9 +178,6 @@ class Checker:
         if ALLOWED[node] is None or other is None or folder_of(name, node) == folder_of(target, other):
             return None
         if other in ALLOWED[node] or target in ALLOWED[node]:
-            return None
-        if (name, target) in EXCEPTIONS:
-            self.used_exceptions.add((name, target))
             return None
         return f"{folder_of(name, node)} may not include from {folder_of(target, other)}"
 

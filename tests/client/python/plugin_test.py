@@ -1,11 +1,11 @@
-"""The pytest plugin as its users have it: found by its entry point, in a pytest of its own, with a daemon that is told what to do or the
-real one on the host backend."""
+"""The pytest plugin as its users have it: found by its entry point, in a pytest of its own, with the fake daemon or the real one on the
+host backend."""
 import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from support import FAKE, ROOT
+from support import FAKE, ROOT, SHORT
 
 pytest_plugins = ["pytester"]
 
@@ -13,7 +13,7 @@ HOST = "import pytest\n@pytest.fixture(scope='session')\ndef cppool_options():\n
 
 
 def fake(*start, **options):
-    options = {"daemon": FAKE, "start_limit": 60.0, "grace": 0.2, "kill_grace": 0.3, "arguments": ["--start", *start] if start else [], **options}
+    options = {**SHORT, "arguments": ["--start", *start] if start else [], **options}
     return f"import pytest\n@pytest.fixture(scope='session')\ndef cppool_options():\n    return {options!r}\n"
 
 
@@ -124,6 +124,15 @@ def test_flaky_results_fail_their_tests(suite, pytester):
     assert properties["cppool.flaky"] == "flaky (passed at attempt 2)"
 
 
+def test_a_crash_and_then_no_answer_is_flaky(suite):
+    result = suite(fake(), """
+        def test_hangs(cppool, tmp_path):
+            cppool.run({"do": "crash_once", "then": "hang", "marker": str(tmp_path / "marker")}, deadline=0.2)
+    """)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*= cppool: 1 flaky =*", "*::test_hangs: flaky (timeout at attempt 2)", CRASH])
+
+
 def test_flaky_results_of_fixtures_fail_their_tests(suite):
     result = suite(fake(), """
         import pytest
@@ -136,11 +145,78 @@ def test_flaky_results_of_fixtures_fail_their_tests(suite):
             pass
         def test_named_late(request, tmp_path):
             flaky(request.getfixturevalue("cppool"), tmp_path)
+        @pytest.fixture
+        def after(cppool, tmp_path):
+            yield
+            flaky(cppool, tmp_path)
+        def test_in_teardown(after):
+            pass
+        @pytest.fixture
+        def hangs(cppool, tmp_path):
+            cppool.run({"do": "crash_once", "then": "hang", "marker": str(tmp_path / "marker")}, deadline=0.2)
+        def test_hangs_in_setup(hangs):
+            pass
         def test_steady(cppool):
             cppool.run()
     """)
-    result.assert_outcomes(passed=1, failed=2)
+    result.assert_outcomes(passed=2, failed=2, errors=2)
     result.stdout.fnmatch_lines(["*  flaky (passed at attempt 2)", "*" + CRASH])
+    assert len(re.findall("-- Captured cppool flaky call --", result.stdout.str())) == 4
+    result.stdout.fnmatch_lines(["*= cppool: 4 flaky =*"])
+    result.stdout.fnmatch_lines_random([
+        *(f"*::{test}: flaky (passed at attempt 2)" for test in ("test_in_setup", "test_named_late", "test_in_teardown")),
+        "*::test_hangs_in_setup: flaky (timeout at attempt 2)"])
+
+
+def test_a_flaky_result_in_the_last_teardown_fails_its_test(suite):
+    result = suite(fake(), """
+        import pytest
+        @pytest.fixture
+        def after(cppool, tmp_path):
+            yield
+            assert cppool.at(2).run({"do": "crash_once", "marker": str(tmp_path / "marker")}).ok
+        def test_last(after):
+            pass
+    """)
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*ERROR at teardown of test_last*", "  flaky (passed at attempt 2)", "ERROR *::test_last"])
+
+
+def test_no_skip_and_no_expected_failure_hides_a_flaky_result(suite, pytester):
+    result = suite(fake(), """
+        import pytest
+        @pytest.fixture
+        def flaky(cppool, tmp_path):
+            return lambda: cppool.at(2).run({"do": "crash_once", "marker": str(tmp_path / "marker")})
+        def test_skips(flaky):
+            flaky()
+            pytest.skip("later")
+        def test_unsupported(cppool, flaky):
+            flaky()
+            cppool.run({"do": "skip"})
+        @pytest.fixture
+        def skips(flaky):
+            flaky()
+            pytest.skip("later")
+        def test_skips_in_setup(skips):
+            pass
+        @pytest.mark.xfail
+        def test_fails_as_expected(flaky):
+            flaky()
+            assert False
+        @pytest.mark.xfail
+        def test_passes_unexpectedly(flaky):
+            flaky()
+        def test_expects_it_late(flaky):
+            flaky()
+            pytest.xfail("later")
+        @pytest.mark.xfail
+        def test_steady(cppool):
+            cppool.run({"do": "fail"})
+    """, "--junit-xml", "report.xml")
+    result.assert_outcomes(failed=5, errors=1, xfailed=1)
+    report = ElementTree.parse(pytester.path / "report.xml")
+    assert len(list(report.iter("failure"))) == 5 and len(list(report.iter("error"))) == 1
 
 
 def test_retries_allow_flaky_passes(suite):
@@ -340,30 +416,6 @@ def test_workers_without_gpus(suite, monkeypatch):
     pytest.importorskip("xdist")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     suite(fake(), XDIST, "-n", "4").assert_outcomes(passed=8)
-
-
-def test_transformer_engines_form(suite):
-    """What the suite of Transformer Engine sends its worker, at a size for a CPU."""
-    result = suite(HOST, """
-        import pytest
-
-        @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-        @pytest.mark.parametrize("model", ["cp_1_0", "cp_2_0"])
-        @pytest.mark.parametrize("qkv_format", ["bshd", "thd"])
-        @pytest.mark.parametrize("cp_comm_type", ["p2p", "all_gather", "a2a", "a2a+p2p"])
-        @pytest.mark.cppool(world_size=4)
-        def test_cp_with_flash_attention(cppool, dtype, model, qkv_format, cp_comm_type):
-            cppool.run(kwargs=dict(
-                dtype=dtype, model=model, qkv_format=qkv_format, kernel_backend="FlashAttention", cp_comm_type=cp_comm_type,
-                fa_pad_between_seqs=str(qkv_format == "thd"), is_training="True", deterministic="False", log_level="30", fp8_bwd="False",
-                fp8_dpa="False", fp8_mha="False", scaling_mode="None", f16_O="False", max_seqlen_q="64", max_seqlen_kv="64",
-                attn_mask_type="None" if qkv_format == "bshd" else "padding_causal"))
-
-        def test_wrong_word(cppool):
-            cppool.run(kwargs={"dtype": "bf17"})
-    """)
-    result.assert_outcomes(passed=32, failed=1)
-    assert "| cppoold --world-size 2 --backend host --sentinel ''" in result.stdout.str()
 
 
 def test_warnings_of_the_daemon(suite):

@@ -196,11 +196,40 @@ def test_ctrl_c_ends_a_wait():
         assert pool.run(do("pass")).ok
 
 
-def test_ctrl_c_ends_a_start():
-    with fake_pool(arguments=["--start", "silent"]) as pool:
-        interrupt_after(0.3, signal.SIGINT)
+def test_cancel_and_status_from_another_thread():
+    with cppool.Pool(2, backend="host") as pool:
+        assert pool.status()["text"] == "nothing runs" and not pool.cancel()
+        before, seen = pool.hello()["pid"], []
+
+        def cancel():
+            eventually(lambda: (pool.status()["running"] or {}).get("iteration", 0) > 0)
+            seen.append(pool.status())
+            seen.append(pool.cancel())
+
+        thread = threading.Thread(target=cancel)
+        thread.start()
+        result = pool.run({"max_seqlen_q": 64, "num_heads": 4}, repeat=10000)
+        thread.join()
+        assert result.status == "error" and result.failure.kind == "cancelled"
+        assert len(seen[0]["ranks"]) == 2 and seen[1] is True
+        assert pool.hello()["pid"] == before
+    with fake_pool() as pool:
+        thread = threading.Thread(target=lambda: pool.run(do("late", ms=1500)))
+        thread.start()
+        assert eventually(pool._handle.other_callers)
+        with pytest.raises(cppool.PoolError, match="has no feature `cancel`"):
+            pool.cancel()
+        thread.join()
+
+
+def test_ctrl_c_says_where_the_ranks_are_and_leaves_the_daemon_warm(capfd):
+    with cppool.Pool(2, backend="host") as pool:
+        before = pool.hello()["pid"]
+        interrupt_after(0.5, signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            pool.hello()
+            pool.run({"max_seqlen_q": 64, "num_heads": 4}, repeat=10000)
+        assert pool.hello()["pid"] == before
+    assert "cppool: rank 0: " in capfd.readouterr().err
 
 
 class Stop(Exception):
@@ -232,7 +261,7 @@ def test_ctrl_c_ends_the_wait_for_another_thread():
         results = []
         thread = threading.Thread(target=lambda: results.append(pool.run(do("late", ms=1500))))
         thread.start()
-        time.sleep(0.2)
+        assert eventually(pool._handle.other_callers)
         interrupt_after(0.2, signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             pool.run(do("pass"))
@@ -258,17 +287,6 @@ def test_threads_run_during_a_wait():
     ending.set()
     thread.join()
     assert during > 20
-
-
-def test_calls_of_threads_take_turns():
-    with fake_pool() as pool:
-        oks = []
-        threads = [threading.Thread(target=lambda: oks.append(pool.run(do("late", ms=20)).ok)) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert oks == [True] * 8
 
 
 def test_forked_child_has_its_own_daemon():
@@ -313,6 +331,13 @@ def test_flaky_results(tmp_path):
         assert "flaky (passed at attempt 2)" in repr(passed) and "flaky (passed at attempt 2)" in passed._repr_html_()
         failed = pool.run(do("die_once", then="fail", marker=str(tmp_path / "failed")))
         assert failed.flaky == "flaky (failed at attempt 2)" and failed.lost[0].crash is None
+        with pytest.raises(cppool.PoolError) as hung:
+            pool.run(do("crash_once", then="hang", marker=str(tmp_path / "hung")), deadline=0.2)
+        assert hung.value.flaky == "flaky (timeout at attempt 2)" and [lost.crash["rank"] for lost in hung.value.lost] == [1]
+        assert pickle.loads(pickle.dumps(hung.value)).lost == hung.value.lost
+        with pytest.raises(cppool.PoolError) as died:
+            pool.run(do("die"))
+        assert died.value.flaky == "" and [lost.kind for lost in died.value.lost] == ["died"]  # it ended as the one before
         steady = pool.run()
         assert steady.flaky == "" and steady.lost == [] and "flaky" not in steady.describe() + repr(steady) + steady._repr_html_()
 
@@ -346,7 +371,7 @@ def in_python(program):
 @pytest.mark.parametrize("where", ["handler", "log", "on_stderr"])
 def test_a_pool_in_its_own_callbacks(where):
     """Each use is refused at once, and the call that goes on is answered."""
-    said = in_python("""
+    output = in_python("""
 refused = []
 def use(*_):
     for call in pool.stop, pool.stderr_tail, pool.hello, lambda: pool.run(do("pass")), lambda: pool.compile("a.c"):
@@ -364,13 +389,13 @@ assert eventually(lambda: len(refused) >= 5)  # for on_stderr: with no call goin
 assert pool.run(do("pass")).ok
 print(set(refused))
 """.replace("WHERE", repr(where)))
-    assert said.count("cannot be used in its own log or on_stderr") == 1, said
+    assert output.count("cannot be used in its own log or on_stderr") == 1, output
 
 
 @pytest.mark.parametrize("when", ["afterwards", "inside"])
 def test_ctrl_c_with_a_callback_that_uses_another_pool(when):
     """It ends the call whose callback that is, also when it comes in the other pool's call."""
-    said = in_python("""
+    output = in_python("""
 def log(line):
     if line.startswith("noise"):
         other.run(do("pass"))
@@ -385,13 +410,13 @@ with fake_pool() as other, fake_pool(log=log) as pool:
         print("interrupted")
     print(pool.run(do("pass")).ok, other.run(do("pass")).ok)
 """.replace("INSIDE", str(when == "inside")))
-    assert said == "interrupted\nTrue True\n"
+    assert output == "interrupted\nTrue True\n"
 
 
 @pytest.mark.parametrize("what", ["hang", "flood_stderr_for_ever", "noise_for_ever", "pass"])
 def test_daemon_threads_at_the_interpreters_exit(what):
     """They end without a word, and so do their daemons."""
-    said = in_python(f"""
+    output = in_python(f"""
 def ask():
     while True:
         pool.run(do("{what}"))
@@ -401,11 +426,11 @@ for _ in range(3):
     threading.Thread(target=ask, daemon=True).start()
 time.sleep(0.3)
 """)
-    assert eventually(lambda: not is_running(int(said)))
+    assert eventually(lambda: not is_running(int(output)))
 
 
 def test_on_stderr_may_drop_the_pool():
-    said = in_python("""
+    output = in_python("""
 outside = threading.Event()
 def drop(line):
     if line == "a line":
@@ -417,7 +442,7 @@ pools[0].run(do("say", text="a line\\nanother\\n"))
 outside.set()
 assert eventually(lambda: not pools)
 """)
-    assert eventually(lambda: not is_running(int(said)))
+    assert eventually(lambda: not is_running(int(output)))
 
 
 def test_environment_and_devices():
@@ -426,7 +451,7 @@ def test_environment_and_devices():
         assert surroundings["environment"]["FAKE_VARIABLE"] == "7"
         assert surroundings["environment"]["CUDA_VISIBLE_DEVICES"] == "1,GPU-2"
         assert surroundings["open"] == [0, 1, 2]
-        assert pool.run(do("pass")).command.startswith("FAKE_VARIABLE=7 cppool run --world-size 2 --devices 1,GPU-2")
+        assert pool.run(do("pass")).command.startswith("env FAKE_VARIABLE=7 cppool run --world-size 2 --devices 1,GPU-2")
 
 
 def test_nothing_of_cuda_is_loaded():
@@ -447,24 +472,22 @@ def test_exported_symbols():
     symbols = subprocess.run(["nm", "-D", "--defined-only", "--format=posix", library], stdout=subprocess.PIPE, text=True, check=True)
     names = {line.split()[0] for line in symbols.stdout.splitlines()}
     assert names == {"cppool_client_" + name for name in ("command", "find_daemon", "free", "suite", "version")} | {
-        "cppool_pool_" + name for name in ("ask", "compile", "create", "free", "interrupt", "stderr_tail", "stop")}
+        "cppool_pool_" + name for name in ("ask", "cancel", "compile", "create", "free", "interrupt", "status", "stderr_tail", "stop")}
 
 
 def test_sources(tmp_path, monkeypatch):
-    """A kernel is compiled, runs, is found in the cache, and is compiled again when a file that it includes has changed."""
+    """A kernel is compiled with its folders of headers and runs. The cache is tested with the library."""
     monkeypatch.setenv("CPPOOL_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "headers"
     folder.mkdir()
-    header, source = folder / "scale.h", tmp_path / "mine.c"
-    header.write_text("int cppool_scale(void) { return 1; }\n")
+    (folder / "scale.h").write_text("int cppool_scale(void) { return 1; }\n")
+    source = tmp_path / "mine.c"
     source.write_text('#include "scale.h"\n' + NAIVE.read_text(encoding="utf-8"))
     with cppool.Pool(1, backend="host") as pool:
         library = pool.compile(source, [folder])
         result = pool.run({"max_seqlen_q": 32, "num_heads": 2}, kernels=library)
         assert result.ok and result.json["kernels"]["file"] == library
         assert pool.compile(str(source), [str(folder)]) == library
-        header.write_text("int cppool_scale(void) { return 2; }\n")
-        assert pool.compile(source, [folder]) != library
         source.write_text("int broken(\n")
         with pytest.raises(cppool.CompileError, match="does not compile") as error:
             pool.compile(source)
@@ -554,6 +577,32 @@ def test_pools():
         assert not pools.at(2).validate({"cp_comm_type": "a2b"}).ok
 
 
+def repeated(command):
+    """What a command that repeats a request prints."""
+    path = os.path.join(BUILD, "bin") + os.pathsep + os.environ["PATH"]
+    return subprocess.run(["bash", "-c", command + " 2>/dev/null"], env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True,
+                          check=True).stdout
+
+
+def test_command_with_several_libraries():
+    first, second = (os.path.join(BUILD, "lib", f"libcppool_test_{name}.so") for name in ("odd", "littering"))
+    for loaded, files in ([], [first, second]), ([first, second], []), ([second], [first]):
+        with cppool.Pool(2, backend="host", case_files=files) as pool:
+            result = pool.run(case="odd", load=loaded)
+            assert result.ok, result.describe()
+            assert '"status":"passed"' in repeated(result.command), result.command
+    with cppool.Pool(2, backend="host", case_files=[first]) as pool:
+        assert "1 passed" in repeated(pool.run(case="odd").command)
+
+
+def test_command_for_what_cppool_run_has_no_options_for():
+    with cppool.Pool(2, backend="host", arguments=["--allow-faults", "--log-level", "debug"]) as pool:
+        result = pool.run({"max_seqlen_q": 64}, warmup=1, repeat=2, checks=False, fault={"kind": "throw", "rank": 1, "count": 3})
+        assert result.json["failure"]["rank"] == 1
+        assert json.loads(repeated(result.command))["failure"] == result.json["failure"]
+        assert result.command.endswith(" --log-level debug")
+
+
 def test_transformer_engines_form():
     with cppool.Pool(2, backend="host") as pool:
         kwargs = {"dtype": "bf16", "model": "cp_2_0", "qkv_format": "bshd", "kernel_backend": "FlashAttention", "cp_comm_type": "p2p",
@@ -561,10 +610,7 @@ def test_transformer_engines_form():
         result = pool.run(kwargs=kwargs)
         assert result.ok, result.describe()
         assert result.command.startswith("printf '%s\\n' '{") and result.command.endswith("cppoold --world-size 2 --backend host --sentinel ''")
-        path = os.path.join(BUILD, "bin") + os.pathsep + os.environ["PATH"]
-        again = subprocess.run(["bash", "-c", result.command + " 2>/dev/null"], env={**os.environ, "PATH": path}, stdout=subprocess.PIPE,
-                               check=True)
-        assert json.loads(again.stdout)["status"] == "passed"
+        assert json.loads(repeated(result.command))["status"] == "passed"
         with pytest.raises(ValueError, match="string"):
             pool.run(kwargs={"dtype": 16})
 
@@ -583,16 +629,6 @@ def test_dump(tmp_path):
         dump["quux"]
     with pytest.raises(FileNotFoundError, match="no folder that a run's `dump` has written"):
         cppool.load_dump(tmp_path)
-
-
-def test_trace(tmp_path):
-    with cppool.Pool(2, backend="host") as pool:
-        result = pool.run({"max_seqlen_q": 64, "num_heads": 2}, trace=tmp_path / "trace.json")
-        assert result.ok, result.describe()
-        refused = pool.run({"max_seqlen_q": 64}, trace=tmp_path / "none" / "trace.json")
-    assert {event["args"]["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-            if event["name"] == "process_name"} == {"cppoold", "rank 0", "rank 1"}
-    assert refused.failure.kind == "invalid_request" and "make it, or name a file elsewhere" in refused.error
 
 
 def test_bench():

@@ -9,9 +9,7 @@ import zipfile
 
 import pytest
 
-from support import BUILD
-
-ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../../.."))
+from support import BUILD, ROOT
 
 
 def run(*command, **options):
@@ -23,9 +21,9 @@ def run(*command, **options):
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    said = run(sys.executable, os.path.join(ROOT, "scripts", "wheel"), "--build", BUILD, folder)
+    output = run(sys.executable, os.path.join(ROOT, "scripts", "wheel"), "--build", BUILD, folder)
     (path,) = folder.iterdir()
-    assert said.startswith(str(path) + ": ")
+    assert output.startswith(str(path) + ": ")
     return path
 
 
@@ -87,8 +85,8 @@ def test_programs(installed, tmp_path):
 def test_example(installed, tmp_path):
     """The wheel's example, in a process that has nothing but the wheel and pytest."""
     example = os.path.join(installed.package, "share", "doc", "cppool", "examples", "python", "test_attention.py")
-    said = installed.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", example, cwd=tmp_path)
-    assert re.search(r"^21 passed", said, re.M), said
+    output = installed.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", example, cwd=tmp_path)
+    assert re.search(r"^21 passed", output, re.M), output
 
 
 def test_program_in_c(installed, tmp_path):

@@ -1,4 +1,6 @@
 // libcppool_cudnn.so on a GPU: each call against fp64, token by token.
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -7,12 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/attention/families/table/family.h"
 #include "kernels/attention/families/table/prepared_call.h"
 #include "kernels/attention/kernel_library.h"
 #include "kernels/error.h"
 #include "tests/catch.h"
-#include "tests/kernels/attention/families/sm80/attention_run.h"
+#include "tests/kernels/attention/families/cuda/attention_run.h"
 
 namespace cppool::kernels::test {
 namespace {
@@ -24,7 +25,8 @@ using table::PreparedCall;
 using table::Rectangle;
 
 const cppool_attention_kernel& Cudnn() {
-  return dynamic_cast<const table::TableFamily&>(*FindKernels("", "cudnn", "cuda").family).kernel();
+  static const KernelLibrary library(dlopen(CudnnModule().c_str(), RTLD_NOW | RTLD_LOCAL), CudnnModule());
+  return library.Find("cudnn", "cuda");
 }
 
 std::string RefusalOf(const CallForm& form) {
@@ -35,10 +37,7 @@ std::string RefusalOf(const CallForm& form) {
 
 // Whether there is something to test; a test says why not, and ends.
 bool Ready() {
-  if (!HaveDevice()) {
-    WARN("there is no device");
-    return false;
-  }
+  if (!HaveDevice()) return false;
   const std::string version = Cudnn().version;
   if (version.find("not found") != std::string::npos) {
     WARN(version);
@@ -214,7 +213,7 @@ class Tensors {
     if (case_.bias == BiasType::kAlibi) data[table::kAlibiSlopes] = slopes_.get();
     return data;
   }
-  // Of [batch, heads, queries].
+  // Returns the maximum of each head of [batch, heads, queries].
   Values MaxOfHeads(const Values& rows) const {
     const auto heads = static_cast<std::size_t>(case_.heads),
                queries = static_cast<std::size_t>(case_.queries);
@@ -250,7 +249,7 @@ void ExpectBackward(const Outputs& got, const Outputs& want, Dtype dtype) {
   CHECK(Difference(got.dbias, want.dbias, unit, 64) == "");
 }
 
-// Both passes of the whole problem in one call each, as far as cuDNN takes them; what it does not take is said. False: it
+// Both passes of the whole problem in one call each, as far as cuDNN takes them; it warns of what cuDNN does not take. False: it
 // does not take both.
 bool RunWhole(const Device& device, const Case& c) {
   INFO(Describe(c));

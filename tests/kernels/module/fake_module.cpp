@@ -1,6 +1,6 @@
 // A fake libcppool_cuda.so for the tests of the loader, with the commit "fake". FAKE_SEAM_ID replaces its build id.
+#include "kernels/build_id.h"
 #include "kernels/error.h"
-#include "kernels/module/build_id.h"
 #include "kernels/module/cuda_module.h"
 
 namespace {
@@ -9,10 +9,10 @@ using namespace cppool::kernels;
 
 class FakeBackend final : public Backend {
  public:
-  FakeBackend(int world_size, Transport transport) : world_size_(world_size), transport_(transport) {}
+  FakeBackend(int world_size, Transport transport) : place_(world_size), transport_(transport) {}
   std::string name() const override { return "fake"; }
   std::string transport() const override { return transport_ == Transport::kPeer ? "peer" : "another"; }
-  int world_size() const override { return world_size_; }
+  const Place& place() const override { return place_; }
   std::unique_ptr<RankRuntime> OpenRank(int) override { throw RuntimeError(CPPOOL_UNSUPPORTED, "fake rank"); }
   std::vector<DeviceInfo> Devices() const override { return {}; }
   std::vector<std::pair<std::string, double>> InitTimes() const override { return {}; }
@@ -22,7 +22,7 @@ class FakeBackend final : public Backend {
   void Recover(std::chrono::milliseconds) override {}
 
  private:
-  int world_size_;
+  const Place place_;
   Transport transport_;
 };
 

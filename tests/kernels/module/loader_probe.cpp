@@ -28,7 +28,7 @@ int main(int argc, char** argv) {
   }
   Say([&] {
     const auto backend = CreateCudaBackend(3, Transport::kPeer, argc > 2 ? argv[2] : "");
-    std::printf("%s of %d, %s\n", backend->name().c_str(), backend->world_size(),
+    std::printf("%s of %d, %s\n", backend->name().c_str(), backend->place().world_size,
                 backend->transport().c_str());
     Say([&] { backend->OpenRank(0); });
     cppool_runtime runtime{};

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/module/build_id.h"
+#include "kernels/build_id.h"
 #include "tests/catch.h"
 #include "tests/child.h"
 
@@ -124,7 +124,7 @@ TEST_CASE(
   CHECK(id == SeamId());  // it does not depend on the path of the sources
   CHECK(id.size() == 16);
   CHECK(IdOf(root) == id);
-  for (const char* other : {"/kernels/module/cuda_loader.h", "/kernels/module/cuda_module.cpp"}) {
+  for (const char* other : {"/kernels/module/module_files.h", "/kernels/module/cuda_module.cpp"}) {
     AddLine(root + other);
     CHECK(IdOf(root) == id);
   }
@@ -136,9 +136,9 @@ TEST_CASE(
   }
   // Another header is part of the id as soon as one of these headers includes it.
   std::ofstream(root + "/kernels/include/kernels/backend.h", std::ios::app)
-      << "#include \"kernels/module/cuda_loader.h\"\n";
+      << "#include \"kernels/module/module_files.h\"\n";
   id = IdOf(root);
-  AddLine(root + "/kernels/module/cuda_loader.h");
+  AddLine(root + "/kernels/module/module_files.h");
   CHECK(IdOf(root) != id);
 }
 

@@ -15,7 +15,7 @@ namespace cppool::measure {
 
 inline constexpr int kGpus = 2;
 inline constexpr std::size_t kMiB = std::size_t{1} << 20;
-inline constexpr int kSamples = 7;  // of each figure
+inline constexpr int kSamples = 7;  // for each figure
 
 struct FreeMemory {
   void operator()(void* memory) const { cudaFree(memory); }

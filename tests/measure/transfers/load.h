@@ -11,14 +11,14 @@
 
 namespace cppool::measure {
 
-// Forward or backward passes of 16384 tokens, 16 heads of 128, bf16, causal: a persistent kernel on every multiprocessor.
+// Forward or backward passes of 16384 tokens, 16 heads with head dim 128, bf16, causal: a persistent kernel on every multiprocessor.
 class Attention {
  public:
   Attention();
   ~Attention();
   // A few ms of passes, on a stream of the GPU's.
   Work Passes(int gpu, bool backward) const;
-  double operations(bool backward) const;  // of one pass
+  double operations(bool backward) const;  // for one pass
 
  private:
   struct Rank;

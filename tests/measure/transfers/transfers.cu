@@ -28,7 +28,7 @@ using namespace cppool::measure;
 using cppool::kernels::cuda::CheckCuda;
 
 constexpr std::chrono::seconds kLimit(150);
-constexpr std::size_t kTurn = 64 * kMiB;  // K and V of 8K tokens with 16 heads of 128 in bf16
+constexpr std::size_t kTurn = 64 * kMiB;  // K and V of 8K tokens with 16 heads with head dim 128 in bf16
 constexpr std::size_t kPitchOfWidth = 4;  // as one of four groups of heads lies in its rows
 constexpr int kTurnsTogether = 10;        // in a figure of the first table, fewer of slow ones
 constexpr double kLongMs = 20;
@@ -165,7 +165,8 @@ void MeasureCopies(Copies& copies) {
 void MeasureCopiesBesideAttention(Copies& copies, const Attention& attention) {
   std::printf(
       "\nCopies of 64 MiB from GPU 0 to GPU 1 (both ways: also back) beside attention of 16384 tokens, 16 "
-      "heads of 128, bf16, "
+      "heads with "
+      "head dim 128, bf16, "
       "causal.\n\n");
   PrintSideBySideHeader("copy | direction | ways", 3);
   for (const Shape& shape : {Contiguous(kTurn), Contiguous(8 * kMiB), Strided(4096), Strided(1024)}) {

@@ -38,8 +38,6 @@ std::string Refusal(const std::function<void()>& action) {
 
 constexpr const char* kDigest = "0123456789abcdef";
 
-bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 // Unused for an hour.
 void Age(const fs::path& path, int hours = 1) {
   fs::last_write_time(path, fs::file_time_type::clock::now() - std::chrono::hours(hours));
@@ -176,6 +174,62 @@ TEST_CASE("the folders and files of a cache are their user's alone, whatever the
   CHECK_FALSE(mended.Use(name));  // somebody may have changed it
   mended.Write(name, "content");
   CHECK(mended.Use(name));
+}
+
+TEST_CASE("a folder that others could change loses that permission alone") {
+  const TemporaryFolder folder;
+  const Environment chosen("CPPOOL_CACHE", folder.path().string());
+  fs::create_directory(folder / "things");
+  fs::permissions(folder / "things", static_cast<fs::perms>(0775));
+  const FileCache cache("things", {3, 1000});
+  CHECK(fs::status(folder / "things").permissions() == static_cast<fs::perms>(0755));
+}
+
+TEST_CASE("in a folder that all may write, a link to the cache's folder is followed unless it is another user's") {
+  const TemporaryFolder folder;
+  const Environment home("HOME", ""), caches("XDG_CACHE_HOME", "");
+  const Environment temporary("TMPDIR", folder.path().string());
+  const std::string name = "cppool-" + std::to_string(geteuid());
+  fs::permissions(folder.path(), fs::perms::all | fs::perms::sticky_bit);  // as /tmp
+  fs::create_directory(folder / "private");
+  fs::create_directory_symlink(folder / "private", folder / name);
+  {
+    const Environment none("CPPOOL_CACHE", "");
+    CHECK(base::CacheFolder() == folder.File(name));
+  }
+  for (const char* end : {"", "/", "//", "/."}) {
+    const Environment chosen("CPPOOL_CACHE", folder.File(name) + end);
+    CHECK(base::CacheFolder() == folder.File(name));
+  }
+  if (geteuid() != 0) return;  // only root can make others' files
+  REQUIRE(lchown(folder.File(name).c_str(), 65534, static_cast<gid_t>(-1)) == 0);
+  fs::permissions(folder / "private", fs::perms::all);
+  {
+    const Environment none("CPPOOL_CACHE", "");
+    CHECK(Has(Refusal([] { base::CacheFolder(); }), name + " is another user's symbolic link"));
+  }
+  fs::permissions(folder / "private", fs::perms::owner_all);
+  for (const char* end : {"", "/", "//", "/."}) {
+    const Environment chosen("CPPOOL_CACHE", folder.File(name) + end);
+    CHECK(Has(Refusal([] { base::CacheFolder(); }), name + " is another user's symbolic link"));
+  }
+  // In one's home a link is followed, whose ever it is.
+  const Environment none("CPPOOL_CACHE", ""), own("XDG_CACHE_HOME", folder.File("caches"));
+  fs::create_directory(folder / "caches");
+  fs::create_directory_symlink(folder / "private", folder / "caches/cppool");
+  REQUIRE(lchown(folder.File("caches/cppool").c_str(), 65534, static_cast<gid_t>(-1)) == 0);
+  CHECK(base::CacheFolder() == folder.File("caches/cppool"));
+}
+
+TEST_CASE("a folder of another user is refused with the user, since no permission of it helps") {
+  if (geteuid() != 0) return;  // only root can make others' files
+  const TemporaryFolder folder;
+  const Environment chosen("CPPOOL_CACHE", folder.File("volume"));
+  fs::create_directory(folder / "volume");
+  REQUIRE(chown(folder.File("volume").c_str(), 65534, static_cast<gid_t>(-1)) == 0);
+  const std::string refusal = Refusal([] { base::CacheFolder(); });
+  CHECK(Has(refusal, folder.File("volume") + " belongs to user 65534"));
+  CHECK_FALSE(Has(refusal, "chmod"));
 }
 
 TEST_CASE("a cached file is read while other processes use it") {

@@ -98,7 +98,7 @@ TEST_CASE("statistics: 95 % intervals hold the truth 95 times in 100") {
     paired += holds(PairedRatio(a, b)->interval, 1.5);
     unpaired += holds(UnpairedRatio(a, b)->interval, 1.5);
   }
-  CHECK(median > 0.965 * kTrials);  // of ten values the ranks 2 and 9 hold it 97.9 times
+  CHECK(median > 0.965 * kTrials);  // ranks 2 and 9 of ten values hold it 97.9 times in 100
   for (const int held : {paired, unpaired}) {
     CHECK(held > 0.935 * kTrials);
     CHECK(held < 0.965 * kTrials);

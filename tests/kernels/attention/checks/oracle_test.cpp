@@ -186,7 +186,8 @@ void CheckClose(const char* name, const std::vector<double>& a, const std::vecto
                 double tolerance) {
   REQUIRE(a.size() == b.size());
   for (std::size_t i = 0; i < a.size(); ++i) {
-    if (a[i] == b[i] || std::abs(a[i] - b[i]) <= tolerance * std::max(1.0, std::abs(b[i]))) continue;
+    if (a[i] == b[i]) continue;
+    if (std::isfinite(b[i]) && std::abs(a[i] - b[i]) <= tolerance * std::max(1.0, std::abs(b[i]))) continue;
     FAIL_CHECK(name << "[" << i << "]: " << a[i] << " instead of " << b[i]);
     return;
   }
@@ -338,28 +339,6 @@ TEST_CASE("the oracle's gradients agree with finite differences of the loss") {
     REQUIRE(Near(got.dbias[i] - kSumStart, derivative(naive.bias[i]), 0, 1e-8));
   for (std::size_t i = 0; i < naive.offset.size(); ++i)
     REQUIRE(Near(got.d_offset[i] - kSumStart, derivative(naive.offset[i]), 0, 1e-8));
-}
-
-TEST_CASE("a query that sees no key has output 0, lse -inf and gradients 0") {
-  const CheckRank rank = HostRank();
-  const OracleCase c{.seqlen_q = 9,
-                     .seqlen_kv = 4,
-                     .group = 2,
-                     .mask = AttnMaskType::kCausalBottomRight,  // queries 0 .. 4
-                     .bias = true,
-                     .offset = GENERATE(false, true)};
-  const OracleResult got = RunOracle(rank, c, MakeInputs(rank, c));
-  for (int row = 0; row < 5 * 2; ++row) {
-    CHECK(got.lse[row] == -std::numeric_limits<double>::infinity());
-    for (int d = 0; d < 8; ++d) CHECK((got.out[row * 8 + d] == 0 && got.dq[row * 8 + d] == 0));
-  }
-  for (int row = 5 * 2; row < 9 * 2; ++row) CHECK(std::isfinite(got.lse[row]));
-  for (int head = 0; head < 2; ++head) {
-    for (int i = 0; i < 5; ++i) {
-      for (int j = 0; j < 4; ++j) CHECK(got.dbias[BiasAt(c, head, i, j)] == kSumStart);
-    }
-  }
-  for (const double x : got.d_offset) CHECK((std::isfinite(x) && x != kSumStart));
 }
 
 TEST_CASE("without queries or without keys, results are 0 and nothing is added to sums") {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/attention/checks/host/check_kernels.h"
-#include "kernels/attention/checks/oracle_alibi.h"
+#include "kernels/attention/checks/oracle_mask.h"
 #include "kernels/attention/checks/oracle_workspace.h"
 #include "kernels/attention/checks/verify.h"
 #include "kernels/attention/tensors/tensor_set.h"
@@ -171,20 +171,20 @@ TEST_CASE("the oracle on a GPU allocates no more memory than OracleBytes") {
     NoReport report;
     const double before = seam.held;
     Verifier verifier(seam.rt(), spec, kernels, tokens, local, global, report);
-    Fp8Problem quantised;
-    quantised.dout = {global.get(InputTensor::kDout), Dtype::kBf16};
-    if (spec.fp8) verifier.UseQuantised(quantised);
+    Fp8Problem quantized;
+    quantized.dout = {global.get(InputTensor::kDout), Dtype::kBf16};
+    if (spec.fp8) verifier.UseQuantized(quantized);
     verifier.AgainstOracle();
-    const double said = OracleBytes(spec, false, 1);
+    const double estimated = OracleBytes(spec, false, 1);
     const auto tokens_of_both = static_cast<double>(spec.queries.rows + spec.keys.rows);
     // Rows, and where the blocks of each sequence, and of dbias, begin.
     const double tables = 16.0 * tokens_of_both + 8.0 * (tokens_of_both / kBlockRows + 4.0 * spec.batch) +
                           8.0 * spec.heads * (static_cast<double>(spec.seqlen_q) / kBlockRows + 2);
     INFO("heads " << spec.heads << "/" << spec.kv_heads << ", q " << spec.seqlen_q << ", kv "
                   << spec.seqlen_kv << ": held " << seam.most - before << ", tables " << tables
-                  << ", estimated " << said);
-    CHECK(seam.most - before <= said + tables);
-    if (spec.training) CHECK(said < 1.1 * (seam.most - before));
+                  << ", estimated " << estimated);
+    CHECK(seam.most - before <= estimated + tables);
+    if (spec.training) CHECK(estimated < 1.1 * (seam.most - before));
   }
 }
 

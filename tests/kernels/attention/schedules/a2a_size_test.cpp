@@ -102,7 +102,7 @@ TEST_CASE("a2a_size: adjacent ranks form an all-to-all group, and a ring has one
   asked.clear();
   stages.clear();
   AttentionSpec spec = Case(division);
-  spec.mask = AttnMaskType::kNoMask;  // so that every member of the ring attends to every block
+  spec.mask = AttnMaskType::kNoMask;  // so that every ring position attends to every block
   const auto findings = world.Run(spec, [](cppool_runtime& seam) {
     const std::lock_guard lock(mutex);
     original = seam;
@@ -123,12 +123,13 @@ TEST_CASE("a2a_size: adjacent ranks form an all-to-all group, and a ring has one
     };
   });
   for (const Finding& f : findings) CHECK(f.verdict.ok);
-  const int members = division.world / division.a2a_size;
+  const int ring_size = division.world / division.a2a_size;
   for (int rank = 0; rank < division.world; ++rank) {
     CAPTURE(division.world, division.a2a_size, rank);
-    CHECK(asked[rank] == std::set<std::pair<int, int>>{{division.a2a_size, 1}, {members, division.a2a_size}});
-    const std::string of = " of " + std::to_string(members);
-    for (int step = 1; step <= members; ++step)
+    CHECK(asked[rank] ==
+          std::set<std::pair<int, int>>{{division.a2a_size, 1}, {ring_size, division.a2a_size}});
+    const std::string of = " of " + std::to_string(ring_size);
+    for (int step = 1; step <= ring_size; ++step)
       CHECK(stages[rank].count("forward/a2a+p2p step " + std::to_string(step) + of) == 1);
   }
 }

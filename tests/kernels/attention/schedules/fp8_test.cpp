@@ -44,7 +44,7 @@ std::string TextOf(const Finding& f) {
          std::to_string(f.verdict.tolerance) + ", mismatches " + std::to_string(f.verdict.mismatches);
 }
 
-// Every result is judged, and so are the bits of every quantised input.
+// Every result is judged, and so are the bits of every quantized input.
 void RequireAllHold(HostWorld& world, const AttentionSpec& spec, TensorSource* source = nullptr) {
   INFO(test::Describe(spec) << ", " << TextOf(*spec.fp8) << ", on " << world.size() << " ranks");
   std::set<std::pair<CheckedTensor, std::string>> checked;

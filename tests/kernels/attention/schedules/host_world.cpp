@@ -115,7 +115,7 @@ void HostWorld::OnEveryRank(const std::function<void(int)>& work) {
   std::vector<std::thread> threads;
   std::mutex mutex;
   std::exception_ptr first;
-  for (int r = 0; r < backend_->world_size(); ++r) {
+  for (int r = 0; r < backend_->place().world_size; ++r) {
     threads.emplace_back([&, r] {
       try {
         work(r);

@@ -32,7 +32,7 @@ class HostWorld {
   // `source`: of the inputs, in place of the seed.
   std::vector<Finding> Run(const kernels::AttentionSpec& spec, const Alter& alter = {},
                            kernels::TensorSource* source = nullptr);
-  // Of the last run, also when it has thrown.
+  // What the last run left, also when it has thrown.
   const std::vector<Finding>& findings() const { return findings_; }
   // Requires that every output of every rank was compared with the run without CP and, if the rank holds tokens of the oracle's
   // sample, with the oracle, and that all comparisons passed.
@@ -45,7 +45,7 @@ class HostWorld {
   // Later cases use the kernels of this family, which must outlive the world. Default: the host's family.
   void UseFamily(const kernels::AttentionFamily& family) { family_ = &family; }
 
-  int size() const { return backend_->world_size(); }
+  int size() const { return backend_->place().world_size; }
 
  private:
   void OnEveryRank(const std::function<void(int)>& work);

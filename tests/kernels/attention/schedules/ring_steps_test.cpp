@@ -50,7 +50,7 @@ HostWorld::Alter Counting() {
   };
 }
 
-// The distances in the ring of the members whose blocks `rank` attends to.
+// The distances of the ring positions whose blocks `rank` attends to.
 std::set<int> Attended(int rank, const std::string& pass, int world) {
   std::set<int> distances;
   for (int d = 0; d < world; ++d) {

@@ -278,20 +278,20 @@ TEST_CASE("A case holds no more memory than AttentionBytes") {
       specs[5].fp8 = Fp8Recipe{ScalingMode::kDelayed, true, true, true, false};
       specs[6].fp8 = Fp8Recipe{ScalingMode::kCurrent, true, true, false, true};
       specs[7].fp8 = Fp8Recipe{ScalingMode::kMxfp8, true, false, true, true};
-      double plain_said = 0, plain_held = 0;
+      double plain_estimated = 0, plain_held = 0;
       for (AttentionSpec& each : specs) {
         DrawSequences(each, size);
         world.Run(each, CountMemory);
         // What is copied for fp8's bits is not counted by the runtime.
-        const double said = AttentionBytes(*AttentionFamilies("host").front(), each, size, true) -
-                            (each.fp8 ? Fp8Verifier::HostBytes(each, size) : 0);
-        if (&each == &specs[0]) plain_said = said, plain_held = held.most[0];
+        const double estimated = AttentionBytes(*AttentionFamilies("host").front(), each, size, true) -
+                                 (each.fp8 ? Fp8Verifier::HostBytes(each, size) : 0);
+        if (&each == &specs[0]) plain_estimated = estimated, plain_held = held.most[0];
         for (int rank = 0; rank < size; ++rank) {
-          INFO(Describe(each) << ": held " << held.most[rank] << ", estimated " << said
-                              << "; plain case held " << plain_held << ", estimated " << plain_said);
-          CHECK(held.most[rank] <= said);
+          INFO(Describe(each) << ": held " << held.most[rank] << ", estimated " << estimated
+                              << "; plain case held " << plain_held << ", estimated " << plain_estimated);
+          CHECK(held.most[rank] <= estimated);
           // The memory of a feature is itself in the estimate (except a few small tables), not covered by slack of other parts.
-          CHECK(held.most[rank] - plain_held <= said - plain_said + 16384);
+          CHECK(held.most[rank] - plain_held <= estimated - plain_estimated + 16384);
           CHECK(held.now[rank] == 0);
         }
       }

@@ -39,11 +39,11 @@ std::size_t Allocated(World& world, const AttentionFamily& family, const Attenti
 // The host's tables are not in device memory, so the allocated bytes must equal the declared buffers.
 void RequireExact(World& world, const AttentionFamily& family, const AttentionSpec& spec, int size) {
   const auto actual = static_cast<double>(Allocated(world, family, spec));
-  const MemoryUse said = ScheduleMemory(family, spec, size);
+  const MemoryUse declared = ScheduleMemory(family, spec, size);
   INFO(Describe(spec) << " on " << size << " ranks, family " << family.name() << ": " << actual
-                      << " allocated, " << said.buffers << " declared");
-  CHECK(actual == said.buffers);
-  CHECK(said.tables > 0);
+                      << " allocated, " << declared.buffers << " declared");
+  CHECK(actual == declared.buffers);
+  CHECK(declared.tables > 0);
 }
 
 TEST_CASE("a schedule allocates exactly the memory that it declares") {

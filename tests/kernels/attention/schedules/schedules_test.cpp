@@ -123,26 +123,6 @@ TEST_CASE("if ranks do not divide the key/value heads, heads are replicated and 
   }
 }
 
-TEST_CASE("forward only") {
-  HostWorld world(4);
-  for (CpCommType comm : kComms) {
-    AttentionSpec spec = Small(4, comm);
-    spec.training = false;
-    world.RequireAllHold(spec);
-  }
-}
-
-TEST_CASE("a repeated case gives the same errors") {
-  HostWorld world(2);
-  const AttentionSpec spec = Small(2, CpCommType::kP2p);
-  const auto first = world.Run(spec);
-  const auto second = world.Run(spec);
-  std::multiset<std::pair<int, double>> a, b;
-  for (const Finding& f : first) a.insert({f.rank, f.verdict.max_abs_err});
-  for (const Finding& f : second) b.insert({f.rank, f.verdict.max_abs_err});
-  CHECK(a == b);
-}
-
 TEST_CASE("wrong data from one rank fails the checks on every schedule") {
   const int size = 4;
   HostWorld world(size);

@@ -17,19 +17,19 @@ namespace {
 constexpr int kRanks = 4;
 
 struct Ranks {
-  std::vector<Bell> bells = std::vector<Bell>(kRanks);
+  std::vector<WakeUp> wake_ups = std::vector<WakeUp>(kRanks);
   std::atomic<bool> aborted{false};
   std::vector<std::atomic<bool>> finished = std::vector<std::atomic<bool>>(kRanks);
-  GroupMeeting meeting{bells, [this] { return aborted.load(); },
+  GroupMeeting meeting{wake_ups, [this] { return aborted.load(); },
                        [this](int rank) { return finished[static_cast<std::size_t>(rank)].load(); }};
 
   void Finish(int rank) {
     finished[static_cast<std::size_t>(rank)] = true;
-    for (Bell& bell : bells) bell.Ring();
+    for (WakeUp& wake_up : wake_ups) wake_up.Notify();
   }
   void Abort() {
     aborted = true;
-    for (Bell& bell : bells) bell.Ring();
+    for (WakeUp& wake_up : wake_ups) wake_up.Notify();
   }
 
   // The result of each rank's thread: "met", "aborted", or the error with its culprit.

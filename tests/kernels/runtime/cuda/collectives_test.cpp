@@ -10,9 +10,10 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/group_probe.h"
+#include "kernels/backend.h"
 
 #include "tests/catch.h"
+#include "tests/kernels/runtime/common/all_shapes.h"
 #include "tests/kernels/runtime/cuda/cuda_world.h"
 
 namespace cppool::kernels::test {
@@ -140,37 +141,8 @@ void TestWorld(int size, Transport transport) {
     CHECK(device.uuid.size() == 40);
     CHECK(device.total_bytes > 0);
   }
-  const bool groups = size >= 4 && size % 2 == 0;
-  for (int round = 0; round < 2; ++round) {
-    world.RunCase([&](cppool_runtime* rt) {
-      std::vector<int> everybody;
-      std::vector<int> stride;
-      for (int r = 0; r < size; ++r) everybody.push_back(r);
-      for (int r = rt->rank % 2; r < size; r += 2) stride.push_back(r);
-      TestGroup(rt, GetGroup(rt, CPPOOL_WORLD), everybody);
-      for (const cppool_group which : {CPPOOL_PAIR, CPPOOL_STRIDE}) {
-        if (!groups) {
-          const Group none = GetGroup(rt, which);
-          Expect(!none.comm && none.rank == 0 && none.size == 0, "a world of this size has no such group");
-        }
-      }
-      if (!groups) return;
-      TestGroup(rt, GetGroup(rt, CPPOOL_PAIR), {rt->rank / 2 * 2, rt->rank / 2 * 2 + 1});
-      TestGroup(rt, GetGroup(rt, CPPOOL_STRIDE), stride);
-    });
-  }
-}
-
-// Groups of all shapes are made during a case, between other communication, and are kept.
-void TestShapes(int size, Transport transport) {
-  if (!HaveDevices(transport == Transport::kNccl ? size : 1)) return;
-  CudaWorld world(size, transport);
-  std::vector<GroupShape> shapes;
-  for (int count = 1; count <= size; ++count) {
-    for (int stride = 1; count * stride <= size; ++stride) {
-      if (size % (count * stride) == 0 && (count > 1 || stride == 1)) shapes.push_back({count, stride});
-    }
-  }
+  // Groups of all shapes are made during a case, between other communication, and are kept.
+  const std::vector<GroupShape> shapes = AllShapes(size);
   std::vector<std::vector<cppool_comm>> handles(static_cast<std::size_t>(size));
   for (int round = 0; round < 2; ++round) {
     world.RunCase([&](cppool_runtime* rt) {
@@ -189,6 +161,13 @@ void TestShapes(int size, Transport transport) {
         if (round == 0) mine.push_back(group.comm);
         Expect(group.comm == mine[i], "the communicator is kept");
         Check(rt, rt->stream_synchronize(rt, side.get()));
+      }
+      for (const cppool_group which : {CPPOOL_WORLD, CPPOOL_PAIR, CPPOOL_STRIDE}) {
+        const auto shape = ShapeOf(which, size);
+        const Group group = GetGroup(rt, which);
+        const Group expected = shape ? GetGroup(rt, *shape) : Group{nullptr, 0, 0};
+        Expect(group.comm == expected.comm && group.rank == expected.rank && group.size == expected.size,
+               "group and group_of agree");
       }
       cppool_comm none = nullptr;
       Expect(rt->group_of(rt, size + 1, 1, &none, nullptr, nullptr) == CPPOOL_INVALID_REQUEST && !none,
@@ -209,12 +188,9 @@ TEST_CASE("Collectives of 8 ranks, nccl", "[gpu]") { TestWorld(8, Transport::kNc
 TEST_CASE("Collectives of 1 rank, peer", "[gpu]") { TestWorld(1, Transport::kPeer); }
 TEST_CASE("Collectives of 2 ranks, peer", "[gpu]") { TestWorld(2, Transport::kPeer); }
 TEST_CASE("Collectives of 4 ranks, peer", "[gpu]") { TestWorld(4, Transport::kPeer); }
+TEST_CASE("Collectives of 6 ranks, peer", "[gpu]") { TestWorld(6, Transport::kPeer); }
 TEST_CASE("Collectives of 8 ranks, peer", "[gpu]") { TestWorld(8, Transport::kPeer); }
 
-TEST_CASE("Groups of any shape of 4 ranks, nccl", "[gpu]") { TestShapes(4, Transport::kNccl); }
-TEST_CASE("Groups of any shape of 8 ranks, nccl", "[gpu]") { TestShapes(8, Transport::kNccl); }
-TEST_CASE("Groups of any shape of 6 ranks, peer", "[gpu]") { TestShapes(6, Transport::kPeer); }
-TEST_CASE("Groups of any shape of 8 ranks, peer", "[gpu]") { TestShapes(8, Transport::kPeer); }
 
 // Ranks wait for each other in host memory, so that the wait can be reported and ended with every transport.
 TEST_CASE("Ranks that wait in group_of for a finished rank get an error, and the world stays usable",
@@ -239,8 +215,8 @@ TEST_CASE("Ranks that wait in group_of for a finished rank get an error, and the
       return;
     }
     Expect(rt->group_of(rt, 1, 1, &comm, nullptr, nullptr) == CPPOOL_INTERNAL, "the wait ends");
-    const std::string said = rt->last_error(rt);
-    Expect(said.find("rank 1 has finished the case") == 0, said);
+    const std::string error = rt->last_error(rt);
+    Expect(error.find("rank 1 has finished the case") == 0, error);
     Expect(rt->last_failure(rt)->culprit == 1, "rank 1 is the culprit");
     rank.EndCase();
   });

@@ -3,7 +3,7 @@
 #include <chrono>
 #include <thread>
 
-#include "kernels/group_probe.h"
+#include "kernels/backend.h"
 #include "tests/catch.h"
 #include "tests/kernels/runtime/cuda/cuda_world.h"
 
@@ -119,18 +119,6 @@ TEST_CASE("Recover fails after an abort while work on the device does not end, p
   world.RunCase([](cppool_runtime*) {});
 }
 
-TEST_CASE("The probe passes after Recover, with NCCL and with peer", "[gpu]") {
-  const Transport transport = GENERATE(Transport::kNccl, Transport::kPeer);
-  for (const int size : {2, 4}) {
-    if (!HaveDevices(transport == Transport::kNccl ? size : 1)) return;
-    CudaWorld world(size, transport);
-    for (std::uint64_t round = 1; round < 4; ++round) {
-      world.backend().Recover(30s);
-      world.RunCase([&](cppool_runtime* rt) { ProbeGroups(world.rank(rt->rank), round); });
-    }
-  }
-}
-
 TEST_CASE("Out of device memory is an error of the rank itself, and the world stays usable", "[gpu]") {
   const Transport transport = GENERATE(Transport::kNccl, Transport::kPeer);
   if (!HaveDevices(transport == Transport::kNccl ? 2 : 1)) return;
@@ -208,9 +196,9 @@ TEST_CASE("Peer: ranks that wait for a finished rank get an error at once that n
                           rt->stream) == CPPOOL_INTERNAL,
            "the call ends");
     Expect(rt->last_failure(rt)->culprit == 1, "rank 1 is the culprit");
-    const std::string said = rt->last_error(rt);
-    Expect(said.find("rank 1 has finished the case") != std::string::npos, said);
-    Expect(ErrorOfEnd(rank) == said, "EndCase reports the same error");
+    const std::string error = rt->last_error(rt);
+    Expect(error.find("rank 1 has finished the case") != std::string::npos, error);
+    Expect(ErrorOfEnd(rank) == error, "EndCase reports the same error");
   });
   world.backend().Recover(30s);
   world.RunCase([&](cppool_runtime* rt) { ProbeGroups(world.rank(rt->rank), 1); });

@@ -179,10 +179,10 @@ TEST_CASE("Peer: calls with different arguments are an error on all ranks that n
     Expect(rt->all_reduce(rt, buffer.get(), buffer.get(), rt->rank ? 8 : 16, CPPOOL_INT32, CPPOOL_SUM,
                           group.comm, rt->stream) == CPPOOL_INTERNAL,
            "different counts are an error");
-    const std::string said = rt->last_error(rt);
-    Expect(said.find("rank 0 called all_reduce (sum) of 16 int32, rank 1 all_reduce (sum) of 8 int32") !=
+    const std::string error = rt->last_error(rt);
+    Expect(error.find("rank 0 called all_reduce (sum) of 16 int32, rank 1 all_reduce (sum) of 8 int32") !=
                std::string::npos,
-           said);
+           error);
     const cppool_status status = rt->rank ? rt->send(rt, buffer.get(), 24, 0, group.comm, rt->stream)
                                           : rt->recv(rt, buffer.get(), 32, 1, group.comm, rt->stream);
     Expect(status == CPPOOL_INTERNAL, "different message sizes are an error");
@@ -192,7 +192,7 @@ TEST_CASE("Peer: calls with different arguments are an error on all ranks that n
     EnqueueDelay(rt->stream, 30);
     Expect(rt->stream_synchronize(rt, rt->stream) == CPPOOL_OK,
            "the next stream_synchronize waits for the work");
-    Expect(ErrorOfEnd(rank) == said, "EndCase reports the first error");
+    Expect(ErrorOfEnd(rank) == error, "EndCase reports the first error");
   });
 }
 

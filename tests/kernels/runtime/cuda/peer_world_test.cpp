@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/catch.h"
+#include "tests/kernels/runtime/common/all_shapes.h"
 #include "tests/kernels/runtime/cuda/fake_devices.h"
 
 namespace cppool::kernels::cuda {
@@ -25,16 +26,6 @@ std::int32_t Value(int rank, std::size_t i) {
 
 void Expect(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error("does not hold: " + what);
-}
-
-std::vector<GroupShape> AllShapes(int world) {
-  std::vector<GroupShape> shapes;
-  for (int size = 1; size <= world; ++size) {
-    for (int stride = 1; size * stride <= world; ++stride) {
-      if (world % (size * stride) == 0 && (size > 1 || stride == 1)) shapes.push_back({size, stride});
-    }
-  }
-  return shapes;
 }
 
 // The error of each rank's thread; "" if there is none. A rank that throws aborts the world.
@@ -135,7 +126,7 @@ TEST_CASE("peer: every call works for every assignment of ranks to devices, befo
             for (const GroupShape shape : UsualShapes(size))
               UseGroup(world, rank, shape, count, buffers[static_cast<std::size_t>(rank)]);
           }
-          for (const GroupShape shape : AllShapes(size))
+          for (const GroupShape shape : test::AllShapes(size))
             UseGroup(world, rank, shape, 33, buffers[static_cast<std::size_t>(rank)]);
         });
         CHECK(worked == std::vector<std::string>(static_cast<std::size_t>(size)));
@@ -168,7 +159,7 @@ TEST_CASE("peer: a failed call fails its case at the end, and does not affect th
     world.BeginCase(rank);
     if (rank == 1) return world.Finished(rank);  // without a recv
     const auto send = [&] { world.Send(0, first.data(), 16, 1, comm(0), nullptr); };
-    const auto said = [](auto call) -> std::string {
+    const auto error_of = [](auto call) -> std::string {
       try {
         call();
       } catch (const RuntimeError& error) {
@@ -176,9 +167,9 @@ TEST_CASE("peer: a failed call fails its case at the end, and does not affect th
       }
       return "";
     };
-    const std::string failure = said(send);
+    const std::string failure = error_of(send);
     Expect(failure.find("rank 1 has finished the case") == 0, failure);
-    Expect(said([&] { world.CheckCase(0); }) == failure, "CheckCase reports the ignored failure");
+    Expect(error_of([&] { world.CheckCase(0); }) == failure, "CheckCase reports the ignored failure");
   });
   CHECK(errors == std::vector<std::string>(2));
   world.Restart();

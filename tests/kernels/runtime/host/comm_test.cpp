@@ -2,7 +2,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/group_probe.h"
+#include "kernels/backend.h"
 #include "kernels/numerics/half.h"
 #include "kernels/runtime/host/comm.h"
 #include "kernels/runtime/host/world.h"
@@ -10,6 +10,7 @@
 #include "tests/kernels/runtime/host/world.h"
 
 using namespace cppool::kernels;
+using cppool::test::Require;
 using cppool::test::Sync;
 using cppool::test::World;
 
@@ -26,52 +27,7 @@ std::vector<std::int32_t> InputOf(int rank, std::size_t count) {
   return values;
 }
 
-// Throws unless `holds`. For the threads of ranks, where Catch2's macros may not be used.
-void Require(bool holds, const std::string& what) {
-  if (!holds) throw std::runtime_error(what);
-}
-
-struct Groups {
-  int rank, size;
-  std::vector<int> members;  // world ranks
-};
-
-Groups ExpectedGroup(cppool_group which, int rank, int world) {
-  if (which == CPPOOL_WORLD) {
-    std::vector<int> all;
-    for (int i = 0; i < world; ++i) all.push_back(i);
-    return {rank, world, all};
-  }
-  if (world < 4 || world % 2) return {0, 0, {}};
-  if (which == CPPOOL_PAIR) return {rank % 2, 2, {rank / 2 * 2, rank / 2 * 2 + 1}};
-  std::vector<int> members;
-  for (int i = rank % 2; i < world; i += 2) members.push_back(i);
-  return {rank / 2, world / 2, members};
-}
-
 }  // namespace
-
-TEST_CASE("host groups: members, ranks and sizes are right") {
-  const int size = GENERATE(1, 2, 3, 4, 6, 8);
-  World world(size);
-  world.Case([&](cppool_runtime* rt) {
-    for (const cppool_group which : {CPPOOL_WORLD, CPPOOL_PAIR, CPPOOL_STRIDE}) {
-      const Groups expected = ExpectedGroup(which, rt->rank, size);
-      const Group group = GetGroup(rt, which);
-      Require(group.size == expected.size && group.rank == expected.rank, "rank or size");
-      Require((group.comm == nullptr) == expected.members.empty(), "communicator");
-      cppool_comm alone = nullptr;
-      Check(rt, rt->group(rt, which, &alone, nullptr, nullptr));
-      Require(alone == group.comm, "communicator, without rank and size");
-      if (!group.comm) continue;
-      std::vector<std::int32_t> all(expected.members.size(), -1);
-      const std::int32_t mine = rt->rank;
-      Check(rt, rt->all_gather(rt, &mine, all.data(), sizeof(mine), group.comm, rt->stream));
-      Sync(rt);
-      for (std::size_t i = 0; i < all.size(); ++i) Require(all[i] == expected.members[i], "members");
-    }
-  });
-}
 
 TEST_CASE("host collectives: results are right at every world size, in place and not") {
   const int size = GENERATE(1, 2, 3, 4, 6, 8);
@@ -340,8 +296,10 @@ TEST_CASE("host send and recv: different sizes are an error on both ranks that n
   }
 }
 
-TEST_CASE("host collectives: different calls are an error on all ranks that names the calls") {
+TEST_CASE(
+    "host collectives: different calls are an error on all ranks that names the calls and the culprit") {
   World world(4);
+  std::atomic<int> blamed{0};
   const std::string call = GENERATE("count", "operation", "dtype", "reduction");
   std::vector<std::int32_t> data(4 * 32, 1);
   const auto errors = world.CaseErrors([&](cppool_runtime* rt) {
@@ -356,8 +314,11 @@ TEST_CASE("host collectives: different calls are an error on all ranks that name
                            other && call == "dtype" ? CPPOOL_FLOAT32 : CPPOOL_INT32,
                            other && call == "reduction" ? CPPOOL_MAX : CPPOOL_SUM, group.comm, rt->stream));
     }
-    Sync(rt);
+    const cppool_status status = rt->stream_synchronize(rt, rt->stream);
+    if (rt->last_failure(rt)->culprit == (other ? RuntimeError::kOwn : 2)) ++blamed;
+    Check(rt, status);
   });
+  CHECK(blamed == 4);
   for (const std::string& error : errors) {
     CHECK_THAT(error,
                Catch::Matchers::ContainsSubstring("rank 0 called all_reduce (sum) of 8 int32, rank 2 "));
@@ -606,58 +567,6 @@ TEST_CASE("ranks that wait for a finished rank get an error at once that names i
   }
   world.backend().Recover(std::chrono::seconds(30));
   CheckNextCase(world);
-}
-
-TEST_CASE("a single rank that calls a different collective is the culprit") {
-  World world(4);
-  std::atomic<int> correct{0};
-  const auto errors = world.CaseErrors([&](cppool_runtime* rt) {
-    const Group group = GetGroup(rt, CPPOOL_WORLD);
-    std::int32_t values[2] = {};
-    Check(rt, rt->all_reduce(rt, values, values, rt->rank == 2 ? 1 : 2, CPPOOL_INT32, CPPOOL_SUM, group.comm,
-                             rt->stream));
-    const cppool_status status = rt->stream_synchronize(rt, rt->stream);
-    const int culprit = rt->last_failure(rt)->culprit;
-    if (culprit == (rt->rank == 2 ? RuntimeError::kOwn : 2)) ++correct;
-    Check(rt, status);
-  });
-  CHECK(correct == 4);
-  for (const std::string& error : errors) {
-    CHECK_THAT(error, Catch::Matchers::ContainsSubstring("rank 0 called all_reduce (sum) of 2 int32, rank 2 "
-                                                         "all_reduce (sum) of 1 int32"));
-  }
-  CheckNextCase(world);
-}
-
-TEST_CASE("the probe passes before and after an abort, and fails if a rank left a message unreceived") {
-  for (const int size : {1, 2, 3, 4, 8}) {
-    CAPTURE(size);
-    World world(size);
-    std::uint64_t round = 0;
-    const auto probe = [&] {
-      ++round;
-      return world.CaseErrors([&](cppool_runtime* rt) { ProbeGroups(world.rank(rt->rank), round); });
-    };
-    const std::vector<std::string> sound(static_cast<std::size_t>(size));
-    CHECK(probe() == sound);
-    world.backend().Abort("a test");
-    world.backend().Recover(std::chrono::seconds(30));
-    CHECK(probe() == sound);
-    CHECK(probe() == sound);
-    if (size < 2) continue;
-    // The probe receives the message that no rank has received.
-    const auto errors = world.CaseErrors([&](cppool_runtime* rt) {
-      const Group group = GetGroup(rt, CPPOOL_WORLD);
-      std::vector<std::int32_t> old(1024, 7);
-      const Stream side(rt);
-      if (rt->rank == 0) Check(rt, rt->send(rt, old.data(), 4096, 1, group.comm, side.get()));
-      ProbeGroups(world.rank(rt->rank), round + 1);
-    });
-    CHECK(std::any_of(errors.begin(), errors.end(), [](const std::string& error) {
-      return error.find("a message from rank 0 over the world communicator is wrong") != std::string::npos;
-    }));
-    CHECK(probe() == sound);
-  }
 }
 
 TEST_CASE("host abort: an abort releases ranks that wait in OpenRank") {

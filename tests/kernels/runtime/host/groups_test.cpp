@@ -1,34 +1,23 @@
 // Tests of group_of on the host runtime: groups of every shape, made when a case first requests them, and errors.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "kernels/group_probe.h"
+#include "kernels/backend.h"
 #include "tests/catch.h"
+#include "tests/kernels/runtime/common/all_shapes.h"
 #include "tests/kernels/runtime/host/world.h"
 
 using namespace cppool::kernels;
+using cppool::kernels::test::AllShapes;
+using cppool::test::Require;
 using cppool::test::Sync;
 using cppool::test::World;
 
 namespace {
-
-// Throws unless `holds`. For the threads of ranks, where Catch2's macros may not be used.
-void Require(bool holds, const std::string& what) {
-  if (!holds) throw std::runtime_error(what);
-}
-
-std::vector<GroupShape> AllShapes(int world) {
-  std::vector<GroupShape> shapes;
-  for (int size = 1; size <= world; ++size) {
-    for (int stride = 1; size * stride <= world; ++stride) {
-      if (world % (size * stride) == 0 && (size > 1 || stride == 1)) shapes.push_back({size, stride});
-    }
-  }
-  return shapes;
-}
 
 // Gathers the rank numbers over the group, sends a message around it, and checks both.
 void UseGroup(cppool_runtime* rt, GroupShape shape) {
@@ -69,9 +58,13 @@ TEST_CASE("host groups: every shape works in several cases, with the handles of 
       }
       for (const cppool_group which : {CPPOOL_WORLD, CPPOOL_PAIR, CPPOOL_STRIDE}) {
         const auto shape = ShapeOf(which, size);
-        if (shape)
-          Require(GetGroup(rt, which).comm == GetGroup(rt, *shape).comm,
-                  "group and group_of return different communicators");
+        const Group group = GetGroup(rt, which);
+        const Group expected = shape ? GetGroup(rt, *shape) : Group{nullptr, 0, 0};
+        Require(group.comm == expected.comm && group.rank == expected.rank && group.size == expected.size,
+                "group and group_of differ");
+        cppool_comm alone = nullptr;
+        Check(rt, rt->group(rt, which, &alone, nullptr, nullptr));
+        Require(alone == group.comm, "the communicator without rank and size");
       }
     });
   }
@@ -150,32 +143,39 @@ TEST_CASE("host groups: requests for different shapes are an error on all ranks 
   });
 }
 
-TEST_CASE("host groups: the probe tests groups that cases have made, also after an abort") {
-  World world(8);
-  world.Case([&](cppool_runtime* rt) { UseGroup(rt, {4, 1}); });
-  world.backend().Abort("a test");
-  world.backend().Recover(std::chrono::seconds(30));
-  const std::vector<std::string> sound(8);
-  const auto probe = [&](std::uint64_t round) {
+TEST_CASE("the probe passes before and after an abort, and fails if a rank left a message unreceived") {
+  // The last world has groups that a case made.
+  const auto [size, made] = GENERATE(
+      table<int, GroupShape>({{1, {1, 1}}, {2, {2, 1}}, {3, {3, 1}}, {4, {4, 1}}, {8, {8, 1}}, {8, {4, 1}}}));
+  CAPTURE(size, made.size);
+  World world(size);
+  world.Case([&, shape = made](cppool_runtime* rt) { UseGroup(rt, shape); });
+  std::uint64_t round = 0;
+  const auto probe = [&] {
+    ++round;
     return world.CaseErrors([&](cppool_runtime* rt) { ProbeGroups(world.rank(rt->rank), round); });
   };
-  CHECK(probe(1) == sound);
+  const std::vector<std::string> sound(static_cast<std::size_t>(size));
+  CHECK(probe() == sound);
+  world.backend().Abort("a test");
+  world.backend().Recover(std::chrono::seconds(30));
+  CHECK(probe() == sound);
+  CHECK(probe() == sound);
+  if (size < 2) return;
   // The probe receives the message that no rank has received; it is wrong only on this group.
-  const auto errors = world.CaseErrors([&](cppool_runtime* rt) {
-    const Group group = GetGroup(rt, GroupShape{4, 1});
+  const int sender = size - made.size;
+  const auto errors = world.CaseErrors([&, shape = made](cppool_runtime* rt) {
+    const Group group = GetGroup(rt, shape);
     std::vector<std::int32_t> old(1024, 7);
     const Stream side(rt);
-    if (rt->rank == 4) Check(rt, rt->send(rt, old.data(), 4096, 1, group.comm, side.get()));
-    ProbeGroups(world.rank(rt->rank), 2);
+    if (rt->rank == sender) Check(rt, rt->send(rt, old.data(), 4096, 1, group.comm, side.get()));
+    ProbeGroups(world.rank(rt->rank), round + 1);
   });
-  bool named = false;
-  for (const std::string& error : errors) {
-    named =
-        named || error.find("a message from rank 4 over the communicator of ranks 4, 5, 6 and 7 is wrong") !=
-                     std::string::npos;
-  }
-  CHECK(named);
-  CHECK(probe(3) == sound);
+  const std::string named = "a message from rank " + std::to_string(sender) + " over " +
+                            CommunicatorOf(made.Ranks(sender), size) + " is wrong";
+  CHECK(std::any_of(errors.begin(), errors.end(),
+                    [&](const std::string& error) { return error.find(named) != std::string::npos; }));
+  CHECK(probe() == sound);
 }
 
 TEST_CASE("host progress: ranks in groups of any shape are named by their rank in the world") {

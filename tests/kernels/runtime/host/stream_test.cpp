@@ -52,13 +52,58 @@ TEST_CASE("host stream: work runs in order, on another thread than the one that 
   CHECK(where != std::this_thread::get_id());
 }
 
-TEST_CASE("host stream: the C function gets its argument") {
+TEST_CASE("host stream: a cancelled rank waits for its work, and makes no call until the next case") {
   OneRank one;
-  int value = 1;
-  Check(one.rt, one.rt->enqueue(
-                    one.rt, one.rt->stream, [](void* p) { *static_cast<int*>(p) += 41; }, &value));
+  bool ran = false, made = false;
+  Enqueue(one.rt, one.rt->stream, [&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    ran = true;
+  });
+  one.rank.Cancel("nobody wants it");
+  CHECK(ran);
+  const auto work = [](void* done) { *static_cast<bool*>(done) = true; };
+  CHECK(one.rt->enqueue(one.rt, one.rt->stream, work, &made) == CPPOOL_CANCELLED);
+  CHECK(one.rt->stream_synchronize(one.rt, one.rt->stream) == CPPOOL_CANCELLED);
+  CHECK(one.rt->last_failure(one.rt)->status == CPPOOL_CANCELLED);
+  CHECK(std::string(one.rt->last_error(one.rt)) == "nobody wants it");
+  one.rank.EndCase();
+  CHECK_FALSE(made);
+  one.rank.BeginCase();
+  CHECK(one.rt->last_failure(one.rt)->status == CPPOOL_OK);
+  CHECK(one.rt->enqueue(one.rt, one.rt->stream, work, &made) == CPPOOL_OK);
   Sync(one.rt);
-  CHECK(value == 42);
+  CHECK(made);
+}
+
+TEST_CASE("host stream: iterations are begun at most two ahead of their work, where they take long") {
+  OneRank one;
+  std::atomic<int> done{0};
+  for (int i = 0; i < 8; ++i) {
+    one.rank.KeepUp();
+    CHECK(i - done < 2);
+    one.rank.BeginIteration(i);
+    Enqueue(one.rt, one.rt->stream, [&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(25));
+      ++done;
+    });
+  }
+  one.rank.EndCase();
+  one.rank.BeginCase();  // how long an iteration takes is not known any more
+  Latch latch;
+  for (int i = 0; i < 2; ++i) {
+    one.rank.KeepUp();
+    one.rank.BeginIteration(i);
+    Enqueue(one.rt, one.rt->stream, [&] { latch.Wait(); });
+  }
+  std::atomic<bool> kept_up{false};
+  std::thread waits([&] {
+    one.rank.KeepUp();
+    kept_up = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  CHECK_FALSE(kept_up);
+  latch.Open();
+  waits.join();
 }
 
 TEST_CASE("host stream: copy and fill run in stream order") {

@@ -89,28 +89,6 @@ TEST_CASE(
   reader.join();
 }
 
-TEST_CASE("host progress: a collective reports the missing ranks") {
-  World world(4);
-  Latch seen;
-  std::thread reader([&] {
-    const StreamProgress main =
-        Eventually(world, 0, 0, [](const auto& p) { return p.awaits == std::vector<int>{2}; });
-    CHECK(main.doing == "in all_reduce of 16 bytes with 4 ranks, waiting for rank 2");
-    CHECK(main.awaits == std::vector<int>{2});
-    seen.Open();
-  });
-  world.Case([&](cppool_runtime* rt) {
-    const Group all = GetGroup(rt, CPPOOL_WORLD);
-    Buffer data(rt, 16, rt->stream);
-    Check(rt, rt->fill(rt, data.get(), 0, 16, rt->stream));
-    if (rt->rank == 2) seen.Wait();
-    Check(rt,
-          rt->all_reduce(rt, data.get(), data.get(), 4, CPPOOL_FLOAT32, CPPOOL_SUM, all.comm, rt->stream));
-    Sync(rt);
-  });
-  reader.join();
-}
-
 TEST_CASE("host progress: a stage without work left is reported as such") {
   World world(1);
   world.Case([&](cppool_runtime* rt) {

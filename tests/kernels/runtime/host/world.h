@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -15,6 +16,11 @@
 #include "kernels/runtime.h"
 
 namespace cppool::test {
+
+// Throws unless `holds`. For the threads of ranks, where Catch2's macros may not be used.
+inline void Require(bool holds, const std::string& what) {
+  if (!holds) throw std::runtime_error(what);
+}
 
 class World {
  public:

@@ -1,4 +1,4 @@
-// The checks of fp8 on a GPU beside the host's: the oracle of the quantised problem with its bounds, and the comparison of bits.
+// The checks of fp8 on a GPU beside the host's: the oracle of the quantized problem with its bounds, and the comparison of bits.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -281,7 +281,7 @@ TEST_CASE("a comparison with bounds agrees with the host's") {
 namespace {
 
 // Payloads and values of [rows, heads, dim] in bf16, some of them wrong.
-struct Quantised {
+struct Quantized {
   std::vector<std::uint16_t> input, values;
   std::vector<std::uint8_t> payload, exponents;
   std::vector<std::int64_t> rows, whole;
@@ -291,10 +291,10 @@ constexpr std::int64_t kRows = 77;
 constexpr int kHeads = 3, kDim = 96;
 constexpr float kScale = 37.3f;
 
-Quantised MakeQuantised(bool blocks) {
+Quantized MakeQuantized(bool blocks) {
   std::mt19937 random(41);
   std::normal_distribution<float> normal(0, 2);
-  Quantised data;
+  Quantized data;
   const std::size_t count = kRows * kHeads * kDim;
   for (std::size_t i = 0; i < count; ++i) data.input.push_back(FloatToBF16(normal(random)));
   for (std::size_t i = 0; i < 40; ++i) data.input[i * 97] = i % 3 == 0 ? 0 : i % 3 == 1 ? 0x8000 : 0x7fc1;
@@ -325,7 +325,7 @@ BitsTally TallyOf(const CheckRank& rank, const BitsCheck& check) {
 }
 
 // Each check of the data, in order.
-std::vector<BitsTally> TalliesOf(const CheckRank& rank, const Quantised& data) {
+std::vector<BitsTally> TalliesOf(const CheckRank& rank, const Quantized& data) {
   const Buffer input = rank.Upload(data.input), values = rank.Upload(data.values),
                payload = rank.Upload(data.payload), exponents = rank.Upload(data.exponents),
                rows = rank.Upload(data.rows), whole = rank.Upload(data.whole),
@@ -372,7 +372,7 @@ std::vector<BitsTally> TalliesOf(const CheckRank& rank, const Quantised& data) {
 TEST_CASE("the comparison of bits finds on a GPU what it finds on the host") {
   if (!HaveDevices(1)) return;
   for (const bool blocks : {false, true}) {
-    const Quantised data = MakeQuantised(blocks);
+    const Quantized data = MakeQuantized(blocks);
     const std::vector<BitsTally> got = TalliesOf(OnGpu(), data), want = TalliesOf(OnHost(), data);
     for (std::size_t i = 0; i < want.size(); ++i) {
       CAPTURE(blocks, i);

@@ -69,31 +69,6 @@ TEST_CASE("Windows agree with fp64, also for queries that see no key") {
               3);
 }
 
-TEST_CASE("MHA, GQA, MQA and more heads than fit in a tile agree with fp64") {
-  struct Heads {
-    int query, kv;
-  };
-  const auto heads = GENERATE(Heads{1, 1}, Heads{4, 4}, Heads{6, 2}, Heads{20, 1}, Heads{70, 1});
-  const auto seqlen = GENERATE(1, 5, 24, 80);
-  INFO(heads.query << "/" << heads.kv << " heads, " << seqlen << " tokens");
-  RunAndCheck(
-      MakeProblem(Shape(Dtype::kFp16, 64, 64, heads.query, heads.kv), Spec(2, seqlen, seqlen, kCausal), 1, 1),
-      4);
-}
-
-TEST_CASE("A range of heads that begins or ends inside a group agrees with fp64") {
-  const int parts = 4;
-  const auto part = GENERATE(0, 1, 2, 3);
-  const auto kv_heads = GENERATE(1, 2, 6, 12);  // of 12 query heads: three in each part
-  KernelShape shape = Shape(Dtype::kFp16, 64, 64, 12, kv_heads);
-  shape.heads = 12 / parts;
-  shape.head0 = part * shape.heads;
-  shape.kv_head0 = shape.head0 / shape.group;
-  shape.kv_heads = (shape.head0 + shape.heads - 1) / shape.group - shape.kv_head0 + 1;
-  INFO("part " << part << " of 12 heads over " << kv_heads);
-  RunAndCheck(MakeProblem(shape, Spec(1, 70, 50, kAll), 1, 1), 5);
-}
-
 TEST_CASE("A key/value head that no query head of the call reads has gradient zero") {
   KernelShape shape = Shape(Dtype::kFp16, 64, 64, 2, 1);
   shape.kv_heads = 3;
@@ -209,17 +184,28 @@ TEST_CASE("Unsupported shapes are refused with an error that lists the supported
   CHECK_THAT(refused(mixed), Catch::Matchers::ContainsSubstring("different dtypes"));
 }
 
-TEST_CASE("Gradients need a plan for training") {
+TEST_CASE("Gradients need a plan for training, and a bias's gradient strides that are supported") {
   const Problem problem = MakeProblem(Shape(Dtype::kBf16, 64, 64, 1, 1), Spec(1, 8, 8, kCausal), 1, 1);
   const HostRank rank;
   const auto kernels = host::HostFamily().Open(rank.seam());
-  const auto plan = kernels->Plan(ForwardOnly(problem.shape), problem.query_parts[0], problem.key_parts[0],
-                                  problem.bands, rank.stream());
-  CHECK(plan->pairs() == 36);
+  const auto plan = [&](bool training) {
+    KernelRequest request = ForwardOnly(problem.shape);
+    request.training = training;
+    return kernels->Plan(request, problem.query_parts[0], problem.key_parts[0], problem.bands, rank.stream());
+  };
+  const auto forward_only = plan(false), both = plan(true);
+  CHECK(forward_only->pairs() == 36);
+  std::vector<float> sum(64);
   BackwardArgs args;
-  args.plan = plan.get();
+  args.plan = forward_only.get();
   CHECK_THROWS_AS(kernels->Backward(problem.shape, args, rank.stream()), RuntimeError);
-  CHECK_THROWS_AS(kernels->BackwardBias(problem.shape, args, {}, rank.stream()), RuntimeError);
+  const auto refused = [&](BiasGradient gradient) {
+    CHECK_THROWS_AS(kernels->BackwardBias(problem.shape, args, gradient, rank.stream()), RuntimeError);
+  };
+  refused({sum.data(), 64, 64, 8});
+  args.plan = both.get();
+  refused({sum.data(), 0, 8, 0});
+  refused({sum.data(), 8, 0, 0});
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 # Fails where the assembler put registers in local memory or products one after another, or where a kernel whose warpgroups hand
-# registers over is launched with another number than they reckon with. REPORTS: files of what it said, with | between them.
+# registers over is launched with another number than they reckon with. REPORTS: its reports, with | between the files.
 string(REPLACE "|" ";" reports "${REPORTS}")
 foreach(report IN LISTS reports)
   file(STRINGS ${report} lines)

@@ -310,7 +310,7 @@ cppool_status Backward(void* opaque, const cppool_attention_tensors* t, void* wo
   const double factor = Is(Fault::kKeepsWorkspace) ? *static_cast<float*>(workspace) : 1.0f;
   std::vector<double> logits;
   double amax_ds = 0;
-  // Of dbias, packed.
+  // The sums of dbias, packed; bias_at returns an element's index.
   std::vector<double> bias_sum;
   const auto bias_at = [&](std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
     const std::int64_t* const shape = t->dbias->shape;

@@ -10,8 +10,8 @@
 #include "kernels/half.h"
 #include "kernels/numerics/fp8.h"
 #include "tests/catch.h"
-#include "tests/kernels/attention/families/sm80/reference.h"
-#include "tests/kernels/attention/families/sm80/two_runtimes.h"
+#include "tests/kernels/attention/families/cuda/attention_run.h"
+#include "tests/kernels/attention/families/cuda/two_runtimes.h"
 
 namespace cppool::kernels::test {
 namespace {
@@ -76,10 +76,7 @@ Layout Chunked(std::int64_t rows_wanted) {
 }  // namespace
 
 TEST_CASE("casts with a scale have the host's bits: every bf16 and fp16 value, and random fp32") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Side cuda = CudaSide(), host = HostSide();
   for (const Dtype from : {Dtype::kBf16, Dtype::kFp16, Dtype::kFp32}) {
     const Bytes elements = Elements(from);
@@ -102,11 +99,8 @@ TEST_CASE("casts with a scale have the host's bits: every bf16 and fp16 value, a
   }
 }
 
-TEST_CASE("payloads are dequantised to the host's bits") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+TEST_CASE("payloads are dequantized to the host's bits") {
+  if (!HaveDevice()) return;
   const Side cuda = CudaSide(), host = HostSide();
   Bytes payload(4096);
   for (std::size_t i = 0; i < payload.size(); ++i) payload[i] = static_cast<std::uint8_t>(i * 41);
@@ -120,7 +114,7 @@ TEST_CASE("payloads are dequantised to the host's bits") {
           if (inverse != 0) tensor.scale = of_scale.get<float>();
           const Buffer values = side.Poisoned(payload.size() * SizeOf(to));
           const auto rows = side.ops().Rows(layout, side.stream());
-          side.ops().fp8().Dequantise(*rows, 128, tensor, {values.get(), to}, side.stream());
+          side.ops().fp8().Dequantize(*rows, 128, tensor, {values.get(), to}, side.stream());
           return side.Download<std::uint8_t>(values);
         });
       }
@@ -129,10 +123,7 @@ TEST_CASE("payloads are dequantised to the host's bits") {
 }
 
 TEST_CASE("amaxes and scales have the host's bits") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Side cuda = CudaSide(), host = HostSide();
   for (const Dtype format : {Dtype::kE4M3, Dtype::kE5M2}) {
     for (const float amax : {0.0f, kInfinity, kNan, FLT_MAX, FLT_MIN, 1e-45f, 1e-37f, 448.0f, 57344.0f, 1.0f,
@@ -171,10 +162,7 @@ TEST_CASE("amaxes and scales have the host's bits") {
 }
 
 TEST_CASE("casts in blocks have the host's bits, along the dims and along the tokens") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Side cuda = CudaSide(), host = HostSide();
   constexpr int kHeads = 2;
   for (const Dtype from : {Dtype::kBf16, Dtype::kFp16}) {
@@ -202,8 +190,8 @@ TEST_CASE("casts in blocks have the host's bits, along the dims and along the to
                          values = side.Poisoned(elements_here * 2);
             const MxTensor to{payload.get<std::uint8_t>(), exponents.get<std::uint8_t>()};
             side.ops().fp8().CastBlocks(*blocks, axis, kHeads, dim, tensor, to, side.stream());
-            side.ops().fp8().WidenBlocks(*blocks, axis, kHeads, dim, to, {values.get(), Dtype::kBf16},
-                                         side.stream());
+            side.ops().fp8().DequantizeBlocks(*blocks, axis, kHeads, dim, to, {values.get(), Dtype::kBf16},
+                                              side.stream());
             Bytes all = side.Download<std::uint8_t>(payload);
             for (const Buffer* more : {&exponents, &values}) {
               const Bytes bytes = side.Download<std::uint8_t>(*more);
@@ -218,10 +206,7 @@ TEST_CASE("casts in blocks have the host's bits, along the dims and along the to
 }
 
 TEST_CASE("delta of payloads agrees with the host's") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Side cuda = CudaSide(), host = HostSide();
   constexpr int kHeads = 3;
   const Layout layout = Chunked(100);

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "tests/catch.h"
-#include "tests/kernels/attention/families/sm80/reference.h"
+#include "tests/kernels/attention/families/cuda/attention_run.h"
 
 namespace cppool::kernels::test {
 namespace {
@@ -14,10 +14,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 }  // namespace
 
 TEST_CASE("Fill and Accumulate write all elements and none beyond the last") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device;
   for (const std::size_t count : {0u, 1u, 255u, 1003u}) {
     CAPTURE(count);
@@ -35,10 +32,7 @@ TEST_CASE("Fill and Accumulate write all elements and none beyond the last") {
 }
 
 TEST_CASE("SumRows sums rows in order") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device;
   constexpr std::size_t kRows = 37, kColumns = 301;
   std::mt19937 random(2);
@@ -53,10 +47,7 @@ TEST_CASE("SumRows sums rows in order") {
 }
 
 TEST_CASE("MaxRows raises each column to its largest value") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device;
   constexpr std::size_t kRows = 1500, kColumns = 7;
   std::mt19937 random(6);
@@ -70,10 +61,7 @@ TEST_CASE("MaxRows raises each column to its largest value") {
 }
 
 TEST_CASE("AddStrided adds where its strides say, and nowhere else") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device;
   const Dtype dtype = GENERATE(Dtype::kFp32, Dtype::kBf16);
   constexpr std::size_t kExtent[4] = {2, 3, 5, 41}, kStrides[4] = {4000, 1100, 130, 3};
@@ -96,10 +84,7 @@ TEST_CASE("AddStrided adds where its strides say, and nowhere else") {
 }
 
 TEST_CASE("AddOffset adds an offset to lse without overflow") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device;
   const Values offset{0, 120, -kInfinity};
   const Values lse{-kInfinity, -kInfinity, -kInfinity, 2.5f, 100, 7, -300, 300, -300, 0, 120, 0};
@@ -116,10 +101,7 @@ TEST_CASE("AddOffset adds an offset to lse without overflow") {
 }
 
 TEST_CASE("OffsetGradient sums over rows with a token") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device;
   constexpr std::int64_t kRows = 3000;
   const Layout layout{{{0, 0, 1, 3}, {1, 0, 2500, 17}, {3, 0, 130, 2600}}, kRows, 1};
@@ -154,10 +136,7 @@ TEST_CASE("OffsetGradient sums over rows with a token") {
 }
 
 TEST_CASE("Accumulate adds a gradient of any dtype to a sum, or starts the sum") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device;
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16, Dtype::kFp32}) {
     std::mt19937 random(5);
@@ -174,10 +153,7 @@ TEST_CASE("Accumulate adds a gradient of any dtype to a sum, or starts the sum")
 
 // The parts have lse around 300, rows that see no key in one part or in all, and rows without a token.
 TEST_CASE("Merge merges partial outputs by their lse") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device;
   constexpr std::int64_t kRows = 300;
   constexpr int kHeads = 3;

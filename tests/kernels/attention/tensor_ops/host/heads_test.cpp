@@ -208,18 +208,7 @@ TEST_CASE("AddOffset returns log(exp(lse) + exp(offset))") {
   CHECK(total[1] == -kInfinity);
 }
 
-TEST_CASE("Fill and Accumulate write only `count` elements") {
-  std::vector<float> from{1, 2, 3, 4}, to{10, 20, 30, 40};
-  const HostRank rank;
-  const auto ops = host::MakeTensorOps(rank.seam());
-  ops->Accumulate({from.data(), Dtype::kFp32}, to.data(), 3, false, rank.stream());
-  ops->Fill(from.data(), -1, 2, rank.stream());
-  rank.Synchronize();
-  CHECK(to == std::vector<float>{11, 22, 33, 40});
-  CHECK(from == std::vector<float>{-1, -1, 3, 4});
-}
-
-TEST_CASE("Accumulate adds a gradient of any dtype to a sum, or starts the sum") {
+TEST_CASE("Accumulate adds `count` elements of any dtype to a sum, or starts the sum, and Fill writes as many") {
   const auto dtype = GENERATE(Dtype::kFp16, Dtype::kBf16, Dtype::kFp32);
   std::vector<float> stored(4);
   for (std::int64_t i = 0; i < 4; ++i)
@@ -233,6 +222,9 @@ TEST_CASE("Accumulate adds a gradient of any dtype to a sum, or starts the sum")
   ops->Accumulate({stored.data(), dtype}, to.data(), 3, false, rank.stream());
   rank.Synchronize();
   CHECK(to == std::vector<float>{-1, -0.5f, 0, 4});
+  ops->Fill(to.data(), 7, 2, rank.stream());
+  rank.Synchronize();
+  CHECK(to == std::vector<float>{7, 7, 0, 4});
 }
 
 // Partial outputs of one softmax, each over other keys, are merged one after another.

@@ -32,9 +32,6 @@ class Device {
   std::unique_ptr<RankKernels> kernels_;
 };
 
-// Whether there is a GPU. Without one, a test prints a warning and ends.
-bool HaveDevice();
-
 // Values of a tensor [rows, heads, dim], in order; for 16-bit dtypes already rounded to them.
 using Values = std::vector<float>;
 

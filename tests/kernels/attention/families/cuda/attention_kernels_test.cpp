@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "tests/catch.h"
-#include "tests/kernels/attention/families/sm80/attention_run.h"
+#include "tests/kernels/attention/families/cuda/attention_run.h"
 
 namespace cppool::kernels::test {
 namespace {
@@ -15,10 +15,7 @@ constexpr Band kAll{-kOpen, kOpen};
 }  // namespace
 
 TEST_CASE("attention on a GPU agrees with fp64 for every head dim and dtype") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device(EachFamily());
   for (const Dims dims : kDims) {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16}) {
@@ -32,10 +29,7 @@ TEST_CASE("attention on a GPU agrees with fp64 for every head dim and dtype") {
 }
 
 TEST_CASE("attention on a GPU agrees with fp64 for lengths that are not multiples of a tile") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device(EachFamily());
   for (const Dims dims : {Dims{64, 64}, Dims{128, 128}, Dims{192, 128}, Dims{256, 256}}) {
     for (const int seqlen_q : {1, 7, 63, 64, 129, 257}) {
@@ -53,10 +47,7 @@ TEST_CASE("attention on a GPU agrees with fp64 for lengths that are not multiple
 }
 
 TEST_CASE("attention on a GPU uses exactly the pairs inside the band") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device(EachFamily());
   // {-128, 0}: of 128 keys some warpgroups see one half alone, the first or the second.
   for (const Band band : {Band{-1, 0}, Band{0, 0}, Band{-70, 3}, Band{-128, 0}, Band{-kOpen, -100},
@@ -70,10 +61,7 @@ TEST_CASE("attention on a GPU uses exactly the pairs inside the band") {
 }
 
 TEST_CASE("attention on a GPU makes more tiles than run at a time") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device(EachFamily());
   for (const Dims dims : kDims) {
     CAPTURE(dims.qk, dims.v);
@@ -85,10 +73,7 @@ TEST_CASE("attention on a GPU makes more tiles than run at a time") {
 }
 
 TEST_CASE("attention on a GPU maps query heads to key/value heads") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device(EachFamily());
   KernelShape shape = Shape({128, 128}, Dtype::kBf16, 6, 1);  // MQA
   RunAndExpect(device, Global(shape, QkvFormat::kBshd, 1, 130, 130, kCausal));
@@ -103,10 +88,7 @@ TEST_CASE("attention on a GPU maps query heads to key/value heads") {
 }
 
 TEST_CASE("attention on a GPU agrees with fp64 on the chunks that a rank holds") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device(EachFamily());
   for (const QkvFormat format : {QkvFormat::kBshd, QkvFormat::kSbhd}) {
     for (int rank = 0; rank < 2; ++rank) {
@@ -125,10 +107,7 @@ TEST_CASE("attention on a GPU agrees with fp64 on the chunks that a rank holds")
 }
 
 TEST_CASE("attention on a GPU does not write rows outside segments and does not mix sequences") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device(EachFamily());
   Problem problem{Shape({128, 128}, Dtype::kBf16, 2, 1), {}, {}, {kCausal, kAll, Band{-20, 0}}};
   problem.query = {{{0, 0, 70, 5}, {1, 30, 1, 80}, {2, 0, 140, 90}}, 240, 1};
@@ -137,10 +116,7 @@ TEST_CASE("attention on a GPU does not write rows outside segments and does not 
 }
 
 TEST_CASE("attention on a GPU does not depend on what rows of no segment hold") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device(EachFamily());
   for (const Dims dims : kDims) {
     CAPTURE(dims.qk, dims.v);
@@ -161,15 +137,12 @@ TEST_CASE("attention on a GPU does not depend on what rows of no segment hold") 
 }
 
 TEST_CASE("attention on a GPU gives the same bits on every run when it is asked to") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device(EachFamily());
   for (const Dims dims : kDims) {
     for (const Band band : {kCausal, kAll, Band{-150, 40}}) {
       CAPTURE(dims.qk, dims.v, band.low, band.high);
-      // Several tiles of keys that add to the same queries, on more blocks of threads than run at a time.
+      // Several tiles of keys that add to the same queries, on more thread blocks than run at a time.
       Problem problem = Global(Shape(dims, Dtype::kBf16, 8, 4), QkvFormat::kSbhd, 4, 1300, 1290, band);
       problem.deterministic = true;
       const Inputs inputs = MakeInputs(problem, 3);
@@ -185,10 +158,7 @@ TEST_CASE("attention on a GPU gives the same bits on every run when it is asked 
 }
 
 TEST_CASE("attention on a GPU does not overflow on large logits and propagates NaN") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device(EachFamily());
   Problem problem = Global(Shape({64, 64}, Dtype::kBf16, 1, 1), QkvFormat::kBshd, 1, 100, 300, kAll);
   problem.shape.scale = 20;
@@ -210,10 +180,7 @@ TEST_CASE("attention on a GPU does not overflow on large logits and propagates N
 }
 
 TEST_CASE("head dims without a CUDA kernel are unsupported") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device(EachFamily());
   try {
     KernelRequest request;

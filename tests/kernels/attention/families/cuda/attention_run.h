@@ -1,13 +1,17 @@
-// Runs a problem with the attention kernels of a GPU, in one call or in several, and compares all outputs with fp64.
+// Runs a problem with the attention kernels of a GPU, in one call or in several, and compares all outputs with fp64. What needs Catch2 is here: attention_speed links
+// reference.h without it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "tests/kernels/attention/families/sm80/reference.h"
+#include "tests/kernels/attention/families/cuda/reference.h"
 
 namespace cppool::kernels::test {
+
+// Whether there is a GPU. Warns that the test is skipped where there is none.
+bool HaveDevice();
 
 struct Dims {
   int qk, v;

@@ -1,4 +1,4 @@
-#include "tests/kernels/attention/families/sm80/attention_run.h"
+#include "tests/kernels/attention/families/cuda/attention_run.h"
 
 #include <cmath>
 #include <string>
@@ -88,6 +88,12 @@ const AttentionFamily& EachFamily() {
       families[static_cast<std::size_t>(GENERATE_COPY(range(0, static_cast<int>(families.size()))))];
   UNSCOPED_INFO("family " << family->name());
   return *family;
+}
+
+bool HaveDevice() {
+  if (CountCudaDevices() > 0) return true;
+  WARN("skipped: no GPU");
+  return false;
 }
 
 KernelShape Shape(Dims dims, Dtype dtype, int heads, int kv_heads) {

@@ -1,4 +1,4 @@
-#include "tests/kernels/attention/families/sm80/reference.h"
+#include "tests/kernels/attention/families/cuda/reference.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -125,8 +125,6 @@ Device::~Device() {
   kernels_.reset();
   rank_.reset();
 }
-
-bool HaveDevice() { return CountCudaDevices() > 0; }
 
 Values Random(std::mt19937& random, std::size_t count, Dtype dtype) {
   // Drawn from a table to save time, because tensors of attention_speed have millions of elements.

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "tests/catch.h"
-#include "tests/kernels/attention/families/sm80/attention_run.h"
+#include "tests/kernels/attention/families/cuda/attention_run.h"
 
 namespace cppool::kernels::test {
 namespace {
@@ -44,7 +44,7 @@ Problem Ragged(const KernelShape& shape, int keys) {
   return problem;
 }
 
-// A section's name, by which a run can be told to take it alone.
+// Names a section, so that a run can take it alone.
 std::string SectionOf(Dims dims) {
   return "head dims " + std::to_string(dims.qk) + "/" + std::to_string(dims.v);
 }
@@ -52,10 +52,7 @@ std::string SectionOf(Dims dims) {
 }  // namespace
 
 TEST_CASE("a bias and its gradient agree with fp64 for every head dim, dtype and shape") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device(EachFamily());
   for (const Dims dims : kDims) {
     DYNAMIC_SECTION(SectionOf(dims)) {
@@ -78,10 +75,7 @@ TEST_CASE("a bias and its gradient agree with fp64 for every head dim, dtype and
 }
 
 TEST_CASE("a bias is indexed by position: packed and empty sequences, windows, chunks of a rank") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device(EachFamily());
   for (const Dims dims : {Dims{64, 64}, Dims{128, 128}, Dims{256, 256}}) {
     for (const BiasShape bias : kBiasShapes) {
@@ -101,10 +95,7 @@ TEST_CASE("a bias is indexed by position: packed and empty sequences, windows, c
 }
 
 TEST_CASE("a bias and its gradient where no pair is visible") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device(EachFamily());
   const KernelShape shape = Shape({128, 128}, Dtype::kBf16, 2, 1);
   for (const BiasShape bias : kBiasShapes) {
@@ -116,10 +107,7 @@ TEST_CASE("a bias and its gradient where no pair is visible") {
 }
 
 TEST_CASE("a bias is indexed by the heads of the call") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device(EachFamily());
   // The middle of 12 query heads in groups of 4: heads 6 to 9 read key/value heads 1 and 2.
   KernelShape shape = Shape({128, 128}, Dtype::kBf16, 4, 2);
@@ -136,10 +124,7 @@ TEST_CASE("a bias is indexed by the heads of the call") {
 }
 
 TEST_CASE("ALiBi's distance is relative to the diagonal of the band") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device(EachFamily());
   for (const Dims dims : kDims) {
     DYNAMIC_SECTION(SectionOf(dims)) {
@@ -161,10 +146,7 @@ TEST_CASE("ALiBi's distance is relative to the diagonal of the band") {
 }
 
 TEST_CASE("a softmax offset is added to the denominator once") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device(EachFamily());
   for (const Dims dims : kDims) {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kFp16}) {
@@ -182,10 +164,7 @@ TEST_CASE("a softmax offset is added to the denominator once") {
 }
 
 TEST_CASE("softmax offsets far above and below the logits do not overflow") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device(EachFamily());
   const Problem problem =
       WithOffset(Global(Shape({64, 64}, Dtype::kBf16, 3, 1), QkvFormat::kBshd, 1, 40, 40, kAll));
@@ -201,10 +180,7 @@ TEST_CASE("softmax offsets far above and below the logits do not overflow") {
 }
 
 TEST_CASE("max_logit has the same bits for every order of the calls") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device(EachFamily());
   for (const Dims dims : kDims) {
     CAPTURE(dims.qk, dims.v);
@@ -222,10 +198,7 @@ TEST_CASE("max_logit has the same bits for every order of the calls") {
 }
 
 TEST_CASE("max_logit is the maximum over visible logits of tokens only") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device(EachFamily());
   // A bias makes every logit negative, so that rows and columns beyond the tokens would have larger logits.
   Problem problem =
@@ -244,10 +217,7 @@ TEST_CASE("max_logit is the maximum over visible logits of tokens only") {
 }
 
 TEST_CASE("bias, softmax offset and max_logit together give the same bits when repeated") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device(EachFamily());
   for (const BiasShape bias : kBiasShapes) {
     CAPTURE(bias.batch, bias.heads, bias.queries);
@@ -261,10 +231,7 @@ TEST_CASE("bias, softmax offset and max_logit together give the same bits when r
 }
 
 TEST_CASE("a bias gradient summed over queries and also over heads or sequences is refused") {
-  if (!HaveDevice()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (!HaveDevice()) return;
   const Device device(EachFamily());
   const Problem problem = Global(Shape({64, 64}, Dtype::kBf16, 1, 1), QkvFormat::kBshd, 1, 8, 8, kAll);
   const auto plan =

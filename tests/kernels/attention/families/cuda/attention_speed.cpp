@@ -12,7 +12,7 @@
 #include <cstring>
 #include <functional>
 
-#include "tests/kernels/attention/families/sm80/reference.h"
+#include "tests/kernels/attention/families/cuda/reference.h"
 
 namespace cppool::kernels::test {
 namespace {
