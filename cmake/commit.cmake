@@ -1,4 +1,4 @@
-# cmake -DROOT=... -DOUTPUT=... -P commit.cmake: writes a C++ file with Commit() (kernels/module/build_id.h), the commit that is
+# cmake -DROOT=... -DOUTPUT=... -P commit.cmake: writes a C++ file with Commit() (kernels/build_id.h), the commit that is
 # checked out, empty where there is no git repository of the project itself. The file is rewritten only when it changes.
 cmake_minimum_required(VERSION 3.22)
 set(commit)
@@ -10,7 +10,7 @@ if(git AND EXISTS ${ROOT}/.git)
     set(commit)
   endif()
 endif()
-file(CONFIGURE OUTPUT ${OUTPUT} @ONLY CONTENT "#include \"kernels/module/build_id.h\"
+file(CONFIGURE OUTPUT ${OUTPUT} @ONLY CONTENT "#include \"kernels/build_id.h\"
 
 const char* cppool::kernels::Commit() { return \"@commit@\"; }
 ")

@@ -26,9 +26,9 @@ set(headers
   ${PROJECT_SOURCE_DIR}/client/include/cppool/compile.h
   ${PROJECT_SOURCE_DIR}/client/include/cppool/pool.h
   ${PROJECT_SOURCE_DIR}/client/include/cppool/pool_error.h
-  ${PROJECT_SOURCE_DIR}/client/include/cppool/run_options.h
-  ${PROJECT_SOURCE_DIR}/client/include/cppool/sampling.h
+  ${PROJECT_SOURCE_DIR}/protocol/include/cppool/daemon_end.h
   ${PROJECT_SOURCE_DIR}/protocol/include/cppool/result.h
+  ${PROJECT_SOURCE_DIR}/protocol/include/cppool/run_options.h
   ${PROJECT_SOURCE_DIR}/daemon/include/cppool/case.h
   ${PROJECT_SOURCE_DIR}/daemon/include/cppool/case_helpers.h
   ${PROJECT_SOURCE_DIR}/daemon/include/cppool/case_numbers.h

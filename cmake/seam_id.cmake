@@ -1,4 +1,4 @@
-# cmake -DROOT=... -DOUTPUT=... -P seam_id.cmake: writes a C++ file with SeamId() (kernels/module/build_id.h), a hash of the headers that
+# cmake -DROOT=... -DOUTPUT=... -P seam_id.cmake: writes a C++ file with SeamId() (kernels/build_id.h), a hash of the headers that
 # the programs and the CUDA module must share, and OUTPUT.d, which lists these headers for the build.
 # They are those of kernels/include, kernels/module/cuda_module.h, and the project's headers that these include.
 cmake_minimum_required(VERSION 3.22)
@@ -34,7 +34,7 @@ string(SHA256 id "${hashes}")
 string(SUBSTRING ${id} 0 16 id)
 
 # Rewritten only when it changes, so that nothing is compiled again for nothing. Its time says nothing then: OUTPUT.stamp has it.
-file(CONFIGURE OUTPUT ${OUTPUT} @ONLY CONTENT "#include \"kernels/module/build_id.h\"
+file(CONFIGURE OUTPUT ${OUTPUT} @ONLY CONTENT "#include \"kernels/build_id.h\"
 
 const char* cppool::kernels::SeamId() { return \"@id@\"; }
 ")
