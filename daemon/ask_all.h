@@ -17,8 +17,8 @@
 
 namespace cppool::daemon {
 
-// Calls function(0), ..., function(count - 1), each on a thread of its own, and returns the results that are there at `until`. Threads
-// that have not finished are left running: the process is about to end.
+// Calls function(0), ..., function(count - 1), each on a thread of its own, and returns the results that are
+// there at `until`. Threads that have not finished are left running: the process is about to end.
 template <typename Result>
 std::vector<std::optional<Result>> AskAll(std::size_t count, std::function<Result(std::size_t)> function,
                                           std::chrono::steady_clock::time_point until) {

@@ -23,7 +23,8 @@
 
 namespace cppool::daemon {
 
-// Used on the rank's thread, as the rank's runtime is. No callback throws: a callback's failure is kept for Outcome().
+// Used on the rank's thread, as the rank's runtime is. No callback throws: a callback's failure is kept for
+// Outcome().
 class CaseContext {
  public:
   // All must outlive it.
@@ -34,15 +35,17 @@ class CaseContext {
   cppool_case_context* get() { return &c_; }
   int rank() const { return c_.runtime->rank; }
 
-  // Once the case has returned `returned`: its failure. The first of these that there is: a callback's failure, or a misuse of the
-  // interface; a requested fault that did not happen; what the case reported with `fail`; the runtime's last failure.
+  // Once the case has returned `returned`: its failure. The first of these that there is: a callback's
+  // failure, or a misuse of the interface; a requested fault that did not happen; what the case reported with
+  // `fail`; the runtime's last failure.
   CaseFailure Outcome(cppool_status returned);
 
   std::vector<protocol::Check> checks;
   std::vector<std::pair<std::string, double>> work;  // floating-point operations of one iteration, by stage
   protocol::Json extra = protocol::Json::object();
   kernels::StageSamples samples;  // with `sampling`, or with more than one iteration
-  // Called before the first iteration. A failure that it returns is this rank's, which then begins none. NULL: nothing to wait for.
+  // Called before the first iteration. A failure that it returns is this rank's, which then begins none.
+  // NULL: nothing to wait for.
   std::function<CaseFailure()> before_iterations;
 
  private:
@@ -74,7 +77,8 @@ class CaseContext {
   bool begun_ = false;          // before_iterations has been called
   bool iterating_ = true;
   CaseFailure callback_failure_;
-  // What the case reported with `fail` or `fail_by`: `status` is the one that the culprit is known for; CPPOOL_OK: for any.
+  // What the case reported with `fail` or `fail_by`: `status` is the one that the culprit is known for;
+  // CPPOOL_OK: for any.
   CaseFailure reported_;
 };
 

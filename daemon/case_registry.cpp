@@ -20,7 +20,8 @@ using protocol::ParameterSpec;
 using protocol::ParameterType;
 
 constexpr const char* kEntry = "cppool_cases";
-constexpr std::size_t kLeastCase = offsetof(cppool_case, features) + sizeof(cppool_case::features);  // in version 1
+constexpr std::size_t kLeastCase =
+    offsetof(cppool_case, features) + sizeof(cppool_case::features);  // in version 1
 
 bool IsName(const char* name) {
   if (!name || !*name) return false;

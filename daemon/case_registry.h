@@ -1,4 +1,5 @@
-// The cases of a daemon: the built-in ones, those of `--case` files, and those of the libraries that a request names.
+// The cases of a daemon: the built-in ones, those of `--case` files, and those of the libraries that a
+// request names.
 #pragma once
 
 #include <cppool/case.h>
@@ -24,19 +25,19 @@ struct RegisteredCase {
 
 class CaseRegistry {
  public:
-  // Checks the ABI, the name, that it is not taken, and the parameters: the schema must allow each default. Throws StartError.
-  // The definition must outlive the registry.
+  // Checks the ABI, the name, that it is not taken, and the parameters: the schema must allow each default.
+  // Throws StartError. The definition must outlive the registry.
   void Add(const cppool_case* definition, const std::string& source, const std::string& library = "");
 
-  // Adds the cases that `cppool_cases` of a library lists, which was opened from `path` or from a copy of it. Throws LibraryError when
-  // there is no such function, and StartError for what Add refuses.
+  // Adds the cases that `cppool_cases` of a library lists, which was opened from `path` or from a copy of it.
+  // Throws LibraryError when there is no such function, and StartError for what Add refuses.
   void AddLibrary(void* library, const std::string& path, const std::string& source);
 
   // Opens a shared library and adds its cases. Throws StartError.
   void LoadFile(const std::string& path);
 
-  // These cases and those of `others`. Where both have a name, this registry's case counts; a built-in case cannot be
-  // replaced: throws StartError.
+  // These cases and those of `others`. Where both have a name, this registry's case counts; a built-in case
+  // cannot be replaced: throws StartError.
   CaseRegistry With(const CaseRegistry& others) const;
 
   const RegisteredCase* Find(const std::string& name) const;  // null: not found

@@ -20,7 +20,8 @@ std::shared_ptr<MemoryMeeting> MakeMeeting(const RankRunners& runners, const Pre
   std::optional<SamplingRule> rule;
   if (const auto& wanted = run.options.sampling)
     rule = SamplingRule{wanted->precision, wanted->limit, wanted->most};
-  const std::vector<std::weak_ptr<RankRunner>> places(runners.begin(), runners.end());  // they own the meeting
+  const std::vector<std::weak_ptr<RankRunner>> places(runners.begin(),
+                                                      runners.end());  // they own the meeting
   const auto profile = [places](bool begin) {
     for (const auto& place : places)
       if (const auto runner = place.lock()) runner->Profile(begin);

@@ -1,5 +1,6 @@
-// One run of a case on all ranks of a world, wherever they are: starts them, releases those that wait for a failed one or do not stop when
-// the run is cancelled, probes the world after an error, and has the reports judged.
+// One run of a case on all ranks of a world, wherever they are: starts them, releases those that wait for a
+// failed one or do not stop when the run is cancelled, probes the world after an error, and has the reports
+// judged.
 #pragma once
 
 #include <atomic>
@@ -18,8 +19,9 @@
 
 namespace cppool::daemon {
 
-// Limits after a rank has failed, or the run was cancelled: for the others to finish by themselves, then to return from an abort, then for the probe of the
-// world (soundness.h). The answer is there after at most their sum and a little.
+// Limits after a rank has failed, or the run was cancelled: for the others to finish by themselves, then to
+// return from an abort, then for the probe of the world (soundness.h). The answer is there after at most
+// their sum and a little.
 struct FailureLimits {
   std::chrono::milliseconds grace{200};
   std::chrono::milliseconds abort{600};
@@ -28,23 +30,25 @@ struct FailureLimits {
 
 class CaseRun {
  public:
-  CaseRun(RankRunners runners, std::shared_ptr<const PreparedRun> prepared, std::shared_ptr<RunControl> control,
-          FailureLimits limits = {});
+  CaseRun(RankRunners runners, std::shared_ptr<const PreparedRun> prepared,
+          std::shared_ptr<RunControl> control, FailureLimits limits = {});
 
-  // On the thread that starts jobs; the ranks must be idle. Returns when every rank has returned, or when one has not returned within
-  // the limits: then the result is fatal. After an error the world is probed; the result is fatal if it is not sound.
-  // Without a failure or a cancel it waits as long as the case takes: the watchdog enforces the deadline. `host`: receives the parts of
-  // this call, for a trace; NULL: none was asked for.
+  // On the thread that starts jobs; the ranks must be idle. Returns when every rank has returned, or when one
+  // has not returned within the limits: then the result is fatal. After an error the world is probed; the
+  // result is fatal if it is not sound. Without a failure or a cancel it waits as long as the case takes: the
+  // watchdog enforces the deadline. `host`: receives the parts of this call, for a trace; NULL: none was
+  // asked for.
   protocol::RunResult Execute(std::vector<HostSlice>* host = nullptr);
 
-  // After Execute, of a run with `trace`: moves what the ranks have recorded to `trace`. False: a rank has not returned.
+  // After Execute, of a run with `trace`: moves what the ranks have recorded to `trace`. False: a rank has
+  // not returned.
   bool MoveTrace(RunTrace& trace);
 
   // Any thread, when the process has crashed on `thread`. May get stuck.
   CrashPlace PlaceOf(pid_t thread) const;
 
-  // Any thread, also while a rank is stuck: the members of the answer to `status` on where each rank is; and where rank 0 is, kUnknown
-  // once it could not be read.
+  // Any thread, also while a rank is stuck: the members of the answer to `status` on where each rank is; and
+  // where rank 0 is, kUnknown once it could not be read.
   protocol::Json Where() const;
   RankReport FirstRank() const;
 

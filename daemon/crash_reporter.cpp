@@ -33,7 +33,8 @@ constexpr int kReportLimitMs = 500;
 constexpr int kStackLimitMs = 250;       // for a stuck thread's handler to start
 constexpr std::size_t kShortFrames = 6;  // frames of the stack in the error's text
 
-// The crashed thread writes this for the reporter's thread. It is static, since the handler may run when the reporter is gone.
+// The crashed thread writes this for the reporter's thread. It is static, since the handler may run when the
+// reporter is gone.
 struct Crashed {
   pid_t process = 0;             // the reporter's; a child that fork() made has a copy of all this
   std::atomic<pid_t> thread{0};  // the first that crashed; 0: none
@@ -70,7 +71,8 @@ void Report() {
   errno = error;
 }
 
-// Whether `thread` is the one to report. False: one has crashed before, or there is no reporter in this process.
+// Whether `thread` is the one to report. False: one has crashed before, or there is no reporter in this
+// process.
 bool IsFirst(pid_t thread) {
   pid_t none = 0;
   return crashed.wake.load() >= 0 && crashed.process == getpid() &&
@@ -100,7 +102,8 @@ extern "C" void OnCrash(int signal, siginfo_t* info, void*) {
   }
   LeaveTheEndToTheFirst();
   RestoreHandlers();
-  // The instruction faults again. A signal that was sent is sent again, and so is SIGTRAP, whose handler returns behind the instruction.
+  // The instruction faults again. A signal that was sent is sent again, and so is SIGTRAP, whose handler
+  // returns behind the instruction.
   if (info->si_code <= 0 || signal == SIGTRAP) syscall(SYS_tgkill, getpid(), ThisThread(), signal);
 }
 
@@ -225,7 +228,8 @@ void CrashReporter::EndByExit(int code) {
 void CrashReporter::EndStuck(pid_t thread, const char* what, int code) {
   crashed.exit_code = code;
   crashed.stuck = what;
-  // Its handler reports it and ends the process. A thread that does not take the signal is reported without its stack.
+  // Its handler reports it and ends the process. A thread that does not take the signal is reported without
+  // its stack.
   syscall(SYS_tgkill, getpid(), thread, SIGABRT);
   for (int ms = 0; ms < kStackLimitMs && crashed.thread.load() == 0; ++ms) SleepOneMs();
   if (IsFirst(thread)) Report();

@@ -30,7 +30,8 @@ using protocol::Status;
 
 constexpr std::size_t kLongestTag = 40;
 constexpr std::chrono::seconds kListLimit{30};  // for the libraries of `list`, which has no deadline
-// The end of the time to the deadline is for the answer: no library is tried in it, and no thread that a case has left is waited for.
+// The end of the time to the deadline is for the answer: no library is tried in it, and no thread that a case
+// has left is waited for.
 constexpr std::chrono::milliseconds kAnswerTime{250};
 
 std::int64_t TraceTime(std::chrono::steady_clock::time_point time) {
@@ -400,9 +401,9 @@ RunResult Dispatcher::RunOnRanks(const RequestQueue::Entry& incoming, const std:
   const protocol::RunRequest& request = *incoming->run();
   const auto prepared = PrepareRun(request, until, trace ? &trace->host : nullptr);
   if (incoming->control.cancelled()) return NotRun(FailureKind::kCancelled, "");
-  const auto run = std::make_shared<CaseRun>(
-      RankRunners{std::make_shared<LocalRanks>(world_, prepared, tag)}, prepared,
-      std::shared_ptr<RunControl>(incoming, &incoming->control), options_.limits);
+  const auto run =
+      std::make_shared<CaseRun>(RankRunners{std::make_shared<LocalRanks>(world_, prepared, tag)}, prepared,
+                                std::shared_ptr<RunControl>(incoming, &incoming->control), options_.limits);
   under_way_.OnRanks(run);
   leftovers_.BeginRun(libraries_.opened());
   RunResult result = run->Execute(trace ? &trace->host : nullptr);
@@ -462,7 +463,9 @@ void Dispatcher::Count(Status status) {
   }
 }
 
-Answer Dispatcher::FinishLoaded(Json response) const { return Finish(under_way_.WithLoaded(std::move(response))); }
+Answer Dispatcher::FinishLoaded(Json response) const {
+  return Finish(under_way_.WithLoaded(std::move(response)));
+}
 
 Answer Dispatcher::Finish(const Json& response) const {
   Answer answer;

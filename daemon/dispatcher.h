@@ -1,4 +1,5 @@
-// From a request to its answer: validate, run. One at a time and in order, but for those that overtake. It does no output itself.
+// From a request to its answer: validate, run. One at a time and in order, but for those that overtake. It
+// does no output itself.
 #pragma once
 
 #include <atomic>
@@ -45,25 +46,29 @@ class Dispatcher {
     FailureLimits limits;
     protocol::KernelChoice kernels;  // for a request without "kernels"; nothing named: the case's own
     LibraryStore::Options libraries;
-    // Device memory that libraries may take beside their cases' allocations before another daemon should be used.
+    // Device memory that libraries may take beside their cases' allocations before another daemon should be
+    // used.
     std::size_t most_library_bytes = std::size_t{1} << 30;
     // Writes a text to the channel of answers. When it is set, requests may ask for faults.
     std::function<void(std::string_view)> allow_faults;
   };
 
-  // All must outlive it. `world` is open, and whole: throws otherwise. Without a `watchdog` deadlines are not enforced.
+  // All must outlive it. `world` is open, and whole: throws otherwise. Without a `watchdog` deadlines are not
+  // enforced.
   Dispatcher(World& world, const CaseRegistry& registry, Watchdog* watchdog, Options options);
 
-  // The answer to one request. Nothing when the deadline has passed: the watchdog answers. No request makes it throw.
+  // The answer to one request. Nothing when the deadline has passed: the watchdog answers. No request makes
+  // it throw.
   std::optional<Answer> Handle(const RequestQueue::Entry& request);
-  // Any thread, while another one is in Handle: the lines of the answers to a request that overtakes; that of a waiting request which
-  // it cancels comes first.
+  // Any thread, while another one is in Handle: the lines of the answers to a request that overtakes; that of
+  // a waiting request which it cancels comes first.
   std::string Overtake(const IncomingRequest& request, RequestQueue& queue);
-  // Any thread: calls `write` with a line on the progress of the run under way, if its request wants such lines. Not any more when
-  // Handle has returned.
+  // Any thread: calls `write` with a line on the progress of the run under way, if its request wants such
+  // lines. Not any more when Handle has returned.
   void Progress(const std::function<void(std::string_view line)>& write);
-  // To be called when no request has followed the last answer for a moment: the ranks give pooled memory back. Between requests that
-  // follow one another they keep it: to return it and take it again would cost each of them some milliseconds.
+  // To be called when no request has followed the last answer for a moment: the ranks give pooled memory
+  // back. Between requests that follow one another they keep it: to return it and take it again would cost
+  // each of them some milliseconds.
   void WhileIdle();
 
   // Any thread, when the process has crashed on `thread`. May get stuck.
@@ -86,7 +91,8 @@ class Dispatcher {
   std::vector<const LoadedLibrary*> LoadAll(const std::vector<std::string>& files, LibraryKind kind,
                                             Clock::time_point until,
                                             const std::map<std::string, std::string>& digests);
-  // The kernels that a case may choose: a user's library is opened, and cuDNN's when the case wants its kernel. Throws Refusal.
+  // The kernels that a case may choose: a user's library is opened, and cuDNN's when the case wants its
+  // kernel. Throws Refusal.
   WantedKernels LoadKernels(const protocol::RunRequest& request, Clock::time_point until);
   Answer List(const protocol::ListRequest& request, const std::optional<protocol::Json>& id,
               Clock::time_point taken_up);

@@ -19,7 +19,8 @@ using protocol::Status;
 std::string NameOf(const Check& check) { return check.tensor + " against " + check.against; }
 
 const Check* FailedCheck(const std::vector<Check>& checks) {
-  const auto failed = std::find_if(checks.begin(), checks.end(), [](const Check& check) { return !check.ok; });
+  const auto failed =
+      std::find_if(checks.begin(), checks.end(), [](const Check& check) { return !check.ok; });
   return failed == checks.end() ? nullptr : &*failed;
 }
 
@@ -31,8 +32,9 @@ protocol::Rank EntryOf(const RankReport& report) {
     if (!entry.error.empty())
       entry.error += " (and did not return)";
     else
-      entry.error = "did not return after another rank's failure: " +
-                    (report.phase == RankPhase::kUnknown ? std::string(kNoPlace) : DescribeProgress(report.streams));
+      entry.error =
+          "did not return after another rank's failure: " +
+          (report.phase == RankPhase::kUnknown ? std::string(kNoPlace) : DescribeProgress(report.streams));
     return entry;
   }
   entry.gpu_ms = report.times;
@@ -48,7 +50,8 @@ protocol::Rank EntryOf(const RankReport& report) {
 void AddVerdict(const std::vector<RankReport>& reports, RunResult& result) {
   const RankReport* cause = Cause(reports);
   const Check* check = FailedCheck(result.checks);
-  // A failed check explains more than the status that its rank returned; another rank's own error more than a check.
+  // A failed check explains more than the status that its rank returned; another rank's own error more than a
+  // check.
   if (check && (!cause || cause->failure.status == CPPOOL_MISMATCH || FailedCheck(cause->checks))) {
     // Rather the words of the rank whose check it is.
     std::string reason;
@@ -57,10 +60,10 @@ void AddVerdict(const std::vector<RankReport>& reports, RunResult& result) {
         reason = rank->failure.text;
     }
     char numbers[160];
-    std::snprintf(numbers, sizeof(numbers), "max_abs_err %.4g, rel_err %.4g, tolerance %.4g", check->max_abs_err,
-                  check->rel_err, check->tolerance);
-    const auto failed = std::count_if(result.checks.begin(), result.checks.end(),
-                                      [](const Check& each) { return !each.ok; });
+    std::snprintf(numbers, sizeof(numbers), "max_abs_err %.4g, rel_err %.4g, tolerance %.4g",
+                  check->max_abs_err, check->rel_err, check->tolerance);
+    const auto failed =
+        std::count_if(result.checks.begin(), result.checks.end(), [](const Check& each) { return !each.ok; });
     // A reason that is about another tensor does not explain these numbers.
     const bool explained =
         !reason.empty() && std::none_of(result.checks.begin(), result.checks.end(), [&](const Check& each) {
@@ -68,9 +71,9 @@ void AddVerdict(const std::vector<RankReport>& reports, RunResult& result) {
         });
     result.status = Status::kFailed;
     result.error = "rank " + std::to_string(check->rank) + ": " + NameOf(*check) + ": " + numbers +
-                   (check->max_abs_err <= check->tolerance && !explained ? " (holds: see rel_err)" : "") + " (" +
-                   std::to_string(failed) + " of " + std::to_string(result.checks.size()) + " checks do not hold)" +
-                   (reason.empty() ? "" : ": " + reason);
+                   (check->max_abs_err <= check->tolerance && !explained ? " (holds: see rel_err)" : "") +
+                   " (" + std::to_string(failed) + " of " + std::to_string(result.checks.size()) +
+                   " checks do not hold)" + (reason.empty() ? "" : ": " + reason);
     result.failure = protocol::Failure{FailureKind::kMismatch, check->rank, "", result.error};
   } else if (cause) {
     const RankFailure& failure = cause->failure;
@@ -80,8 +83,8 @@ void AddVerdict(const std::vector<RankReport>& reports, RunResult& result) {
                                                    : Status::kError;
     const bool names_another = failure.culprit >= 0;  // then its text names that rank
     result.error = (names_another ? "" : "rank " + std::to_string(cause->rank) + ": ") + failure.text;
-    result.failure = protocol::Failure{kind, names_another ? failure.culprit : cause->rank, failure.stage,
-                                       failure.text};
+    result.failure =
+        protocol::Failure{kind, names_another ? failure.culprit : cause->rank, failure.stage, failure.text};
   } else {
     result.status = Status::kPassed;
   }
@@ -109,14 +112,17 @@ void AddTflops(const std::vector<RankReport>& reports, RunResult& result) {
       }
     }
     if (slowest_ms > 0)
-      result.tflops.emplace_back(stage, flops / static_cast<double>(reports.size()) / (slowest_ms * 1e-3) * 1e-12);
+      result.tflops.emplace_back(stage,
+                                 flops / static_cast<double>(reports.size()) / (slowest_ms * 1e-3) * 1e-12);
   }
 }
 
 }  // namespace
 
 const RankReport* Cause(const std::vector<RankReport>& reports) {
-  const auto weight = [](const RankReport& report) { return std::pair(report.failure.origin, report.failure.order); };
+  const auto weight = [](const RankReport& report) {
+    return std::pair(report.failure.origin, report.failure.order);
+  };
   const auto best = std::min_element(reports.begin(), reports.end(),
                                      [&](const auto& a, const auto& b) { return weight(a) < weight(b); });
   if (best == reports.end() || best->failure.origin == FailureOrigin::kNone) return nullptr;
@@ -132,9 +138,8 @@ const RankReport* Cause(const std::vector<RankReport>& reports) {
 bool NeedsProbe(const std::vector<RankReport>& reports, bool aborted) {
   return aborted || std::any_of(reports.begin(), reports.end(), [](const RankReport& report) {
            const cppool_status status = report.failure.status;
-           return report.needs_probe ||
-                  (status != CPPOOL_OK && status != CPPOOL_MISMATCH && status != CPPOOL_CANCELLED &&
-                   !IsSkip(ToFailureKind(status)));
+           return report.needs_probe || (status != CPPOOL_OK && status != CPPOOL_MISMATCH &&
+                                         status != CPPOOL_CANCELLED && !IsSkip(ToFailureKind(status)));
          });
 }
 

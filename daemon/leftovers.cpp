@@ -125,7 +125,8 @@ std::size_t Leftovers::Groups() const { return on_cuda_ ? world_.rank(0).Groups(
 bool Leftovers::MayHaveLeft() const {
   if (threads_.Count() != threads_.last().size() || HasChildren()) return true;
   if (const std::size_t count = fds_.Count(); count > 0) return count != fds_.last().size();
-  // What is opened gets the lowest free number. What was open beside it for a time may have had the first of them.
+  // What is opened gets the lowest free number. What was open beside it for a time may have had the first of
+  // them.
   int free = 0;
   for (int fd = 0; free < kFreeNumbers; ++fd) {
     if (fds_.last().contains(fd)) continue;
@@ -162,7 +163,7 @@ Leftovers::Found Leftovers::Look() {
 }
 
 void Leftovers::Report(const cppool_case* definition, Clock::time_point until, protocol::Leaks& leaks,
-                     std::vector<std::string>& warnings) {
+                       std::vector<std::string>& warnings) {
   if (leaks.allocations > 0)
     warnings.push_back("the case left " + Count(leaks.allocations, "allocation") + " (" +
                        std::to_string(leaks.device_bytes) + " bytes of device memory, " +
@@ -179,7 +180,8 @@ void Leftovers::Report(const cppool_case* definition, Clock::time_point until, p
     Forget();
   }
   History& history = histories_[definition];
-  const auto report = [&](Kind& kind, int* in_a_row, std::uint64_t& amount, const char* what, const char* end) {
+  const auto report = [&](Kind& kind, int* in_a_row, std::uint64_t& amount, const char* what,
+                          const char* end) {
     if (in_a_row) *in_a_row = kind.doubtful.empty() ? 0 : *in_a_row + 1;
     if (in_a_row && *in_a_row >= kRunsInARow)
       kind.sure.insert(kind.sure.end(), kind.doubtful.begin(), kind.doubtful.end());
@@ -196,9 +198,10 @@ void Leftovers::Report(const cppool_case* definition, Clock::time_point until, p
   ReportHostMemory(history, leaks, warnings);
 }
 
-// Memory that the allocator keeps for the next run is there after each run: growth is what a run has beyond the run before it,
-// both of this case and of any.
-void Leftovers::ReportHostMemory(History& history, protocol::Leaks& leaks, std::vector<std::string>& warnings) {
+// Memory that the allocator keeps for the next run is there after each run: growth is what a run has beyond
+// the run before it, both of this case and of any.
+void Leftovers::ReportHostMemory(History& history, protocol::Leaks& leaks,
+                                 std::vector<std::string>& warnings) {
   const std::uint64_t now = HostBytes();
   const std::uint64_t before = std::max(host_bytes_, history.host_bytes);
   history.host = now > before + kGrowth ? history.host + 1 : 0;

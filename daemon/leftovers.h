@@ -1,4 +1,5 @@
-// What a case leaves behind in the daemon's process: threads, open descriptors, processes, and host memory that grows.
+// What a case leaves behind in the daemon's process: threads, open descriptors, processes, and host memory
+// that grows.
 #pragma once
 
 #include <cppool/case.h>
@@ -43,14 +44,15 @@ class Leftovers {
 
   explicit Leftovers(World& world);
 
-  // Before a run: what is there now is no case's, be it of a library that a request has opened. `opened`: how many there were so far, as
-  // what they bring may take the place of what has gone.
+  // Before a run: what is there now is no case's, be it of a library that a request has opened. `opened`: how
+  // many there were so far, as what they bring may take the place of what has gone.
   void BeginRun(std::size_t opened);
-  // After a run of the case: adds to `leaks` what it has left, and to `warnings` a text for each kind. When something seems to be left it
-  // looks again for at most a fifth of a second, and not beyond `until`: a thread that is about to end is no leak. What CUDA, NCCL and
-  // OpenMP may have made for themselves, and host memory, counts when each of the last five runs of the case has left some.
+  // After a run of the case: adds to `leaks` what it has left, and to `warnings` a text for each kind. When
+  // something seems to be left it looks again for at most a fifth of a second, and not beyond `until`: a
+  // thread that is about to end is no leak. What CUDA, NCCL and OpenMP may have made for themselves, and host
+  // memory, counts when each of the last five runs of the case has left some.
   void Report(const cppool_case* definition, Clock::time_point until, protocol::Leaks& leaks,
-            std::vector<std::string>& warnings);
+              std::vector<std::string>& warnings);
 
  private:
   struct Kind {

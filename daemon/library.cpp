@@ -78,7 +78,8 @@ std::string Advice(const std::string& error, bool of_itself, bool is_copy) {
   if (has("not found (required by")) return ": build it on this machine, or for an older system";
   if (has("position-independent executable")) return ": link it with -shared";
   if (has("cannot open shared object file") && !of_itself)
-    return is_copy ? ": it needs this library; install it, or link with an absolute -Wl,-rpath to its folder ($ORIGIN "
+    return is_copy ? ": it needs this library; install it, or link with an absolute -Wl,-rpath to its folder "
+                     "($ORIGIN "
                      "is the folder of a copy)"
                    : ": it needs this library; install it, or add its folder to LD_LIBRARY_PATH";
   return "";

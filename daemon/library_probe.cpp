@@ -84,7 +84,8 @@ class Child {
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
-  // All that it writes to its stdout until it closes it, or kGood; nothing when there is more to come at `until`.
+  // All that it writes to its stdout until it closes it, or kGood; nothing when there is more to come at
+  // `until`.
   std::optional<std::string> ReadAll(Clock::time_point until) {
     std::string text;
     for (;;) {
@@ -164,8 +165,9 @@ void ProbeLibrary(const std::string& program, LibraryKind kind, const std::strin
   const auto verdict = child.ReadAll(until);
   if (!verdict)
     throw LibraryError(when + "did not return within " + Seconds(Clock::now() - start) +
-                       (is_cut ? ", since the request's deadline is near: choose a longer deadline, or look at"
-                               : ": look at") +
+                       (is_cut
+                            ? ", since the request's deadline is near: choose a longer deadline, or look at"
+                            : ": look at") +
                        " what its constructors and its table's function wait for");
   if (*verdict == kGood) return;
   if (verdict->starts_with(kBad)) throw LibraryError(verdict->substr(strlen(kBad)));

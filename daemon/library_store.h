@@ -1,6 +1,6 @@
-// The libraries that requests name. Each content that a file has had is copied into a cache under a name with its digest, tried in a
-// process of its own (library_probe.h), loaded, and never closed. A file that was rebuilt is a new library. cuDNN's module, which comes
-// with cppool, is loaded as it is.
+// The libraries that requests name. Each content that a file has had is copied into a cache under a name with
+// its digest, tried in a process of its own (library_probe.h), loaded, and never closed. A file that was
+// rebuilt is a new library. cuDNN's module, which comes with cppool, is loaded as it is.
 #pragma once
 
 #include <chrono>
@@ -37,9 +37,10 @@ class LibraryStore {
   };
   explicit LibraryStore(Options options) : options_(std::move(options)) {}
 
-  // The library with the content that the file has now or, where `wanted` is not empty, with this digest: of a copy, when the file has
-  // another content by now. Loads it when no request before has named this content. The ranks must be idle. Throws LibraryError, also
-  // when the library was not tried successfully by `until`. The reference is valid as long as the store.
+  // The library with the content that the file has now or, where `wanted` is not empty, with this digest: of
+  // a copy, when the file has another content by now. Loads it when no request before has named this content.
+  // The ranks must be idle. Throws LibraryError, also when the library was not tried successfully by `until`.
+  // The reference is valid as long as the store.
   const LoadedLibrary& Load(const std::string& path, LibraryKind kind, Clock::time_point until,
                             const std::string& wanted = "");
 
@@ -50,7 +51,8 @@ class LibraryStore {
   bool full() const { return size() >= options_.most; }
   std::size_t opened() const { return opened_; }  // with cuDNN's, and with those that could not be used
 
-  // Any thread. The path of the library of which `copy` is the copy; of the one that is being opened. Empty: none.
+  // Any thread. The path of the library of which `copy` is the copy; of the one that is being opened. Empty:
+  // none.
   std::string Named(const std::string& copy) const;
   std::string BeingOpened() const;
 
@@ -76,7 +78,7 @@ class LibraryStore {
   // Empty: the file must be read. Throws FileError, as Read.
   std::string KnownDigest(const std::string& path) const;
   Content Read(const std::string& path);
-  const base::FileCache& Cache();                                 // throws FileError
+  const base::FileCache& Cache();  // throws FileError
   // Nothing when there is none, or it is damaged.
   std::optional<Content> ReadCopy(const std::string& path, const std::string& digest);
   std::string MakeCopy(const std::string& path, const Content& content);

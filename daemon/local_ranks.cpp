@@ -24,7 +24,8 @@ constexpr const char* kRunCase = "run case";  // on a rank's thread, in a trace
 // From the call of Snapshots on: the reading of a stuck rank may get stuck.
 constexpr std::chrono::milliseconds kReadLimit{150};
 
-// The threads whose stacks are worth showing: the rank's own, and those that run a case's function on a stream.
+// The threads whose stacks are worth showing: the rank's own, and those that run a case's function on a
+// stream.
 std::vector<pid_t> ThreadsOf(const RankReport& report, pid_t own) {
   if (IsDone(report)) return {};
   std::vector<pid_t> threads = {own};
@@ -73,10 +74,11 @@ void LocalRanks::Start(std::shared_ptr<Meeting> meeting, Sink sink) {
 }
 
 void LocalRanks::StartProbe(std::shared_ptr<Meeting> meeting, std::uint64_t round, Sink sink) {
-  world_.threads().Start([&world = world_, meeting = std::move(meeting), round, sink = std::move(sink)](int rank) {
-    const LogTags tags(rank, "");
-    ProbeRank(world.rank(rank), rank, *meeting, round, sink);
-  });
+  world_.threads().Start(
+      [&world = world_, meeting = std::move(meeting), round, sink = std::move(sink)](int rank) {
+        const LogTags tags(rank, "");
+        ProbeRank(world.rank(rank), rank, *meeting, round, sink);
+      });
 }
 
 template <typename Function>
@@ -122,8 +124,8 @@ void LocalRanks::RunRank(int index) {
 void LocalRanks::EndRank(int index) {
   Rank& rank = At(index);
   kernels::RankRuntime& runtime = world_.rank(index);
-  // The calls of an open group have not been made, and would meet those of the next case. A rank that failed between group_start and
-  // group_end has already reported why.
+  // The calls of an open group have not been made, and would meet those of the next case. A rank that failed
+  // between group_start and group_end has already reported why.
   const bool group_left_open = runtime.InGroup();
   bool failed = false;
   {
@@ -138,7 +140,8 @@ void LocalRanks::EndRank(int index) {
   kernels::StageTimes times;
   const bool ended = Attempt(index, [&] {
     const HostScope scope(prepared_->options.trace.empty() ? nullptr : &rank.host, "end case");
-    if (InOrder(index)) leaks = runtime.Live();  // after a failure, memory is left to the streams that may still use it
+    if (InOrder(index))
+      leaks = runtime.Live();  // after a failure, memory is left to the streams that may still use it
     times = runtime.EndCase();
   });
   if (!prepared_->options.trace.empty()) TakeTrace(index);
@@ -175,7 +178,8 @@ void LocalRanks::TakeTrace(int index) {
 
 void LocalRanks::MoveTrace(RunTrace& trace) {
   for (std::size_t i = 0; i < ranks_.size(); ++i)
-    trace.ranks.push_back({world_.devices().at(i).name, std::move(ranks_[i]->host), std::move(ranks_[i]->trace)});
+    trace.ranks.push_back(
+        {world_.devices().at(i).name, std::move(ranks_[i]->host), std::move(ranks_[i]->trace)});
 }
 
 bool LocalRanks::InOrder(int index) const {
@@ -262,7 +266,9 @@ std::vector<RankReport> LocalRanks::Snapshots(bool stacks) const {
   const int first = place().first;
   const auto read = AskAll<RankReport>(
       ranks_.size(),
-      [self = shared_from_this(), first](std::size_t i) { return self->Snapshot(first + static_cast<int>(i)); },
+      [self = shared_from_this(), first](std::size_t i) {
+        return self->Snapshot(first + static_cast<int>(i));
+      },
       start + kReadLimit);
   std::vector<RankReport> reports(read.size());
   for (std::size_t i = 0; i < reports.size(); ++i) {

@@ -15,7 +15,8 @@
 
 namespace cppool::daemon {
 
-// Use make_shared: each rank that is at work holds a reference, so that one that never returns does not outlive it.
+// Use make_shared: each rank that is at work holds a reference, so that one that never returns does not
+// outlive it.
 class LocalRanks : public RankRunner, public std::enable_shared_from_this<LocalRanks> {
  public:
   // `world` must outlive every thread that runs the case. `tag` names the request in log lines.
@@ -36,7 +37,8 @@ class LocalRanks : public RankRunner, public std::enable_shared_from_this<LocalR
   struct Rank {
     std::optional<CaseContext> context;  // for the rank's thread alone; streams may use it until this ends
     RankReport report;                   // under `mutex_`
-    std::vector<HostSlice> host;         // with `trace`, as the next one; of the rank's thread alone until it is done
+    std::vector<HostSlice>
+        host;  // with `trace`, as the next one; of the rank's thread alone until it is done
     kernels::RankTrace trace;
   };
 
@@ -54,8 +56,8 @@ class LocalRanks : public RankRunner, public std::enable_shared_from_this<LocalR
   bool Attempt(int rank, Function&& function);
   void Fail(int rank, const CaseFailure& failure);
   void SetPhase(int rank, RankPhase phase);
-  bool InOrder(int rank) const;              // no failure but a failed check
-  RankReport Snapshot(int rank) const;       // may block while the rank is stuck
+  bool InOrder(int rank) const;         // no failure but a failed check
+  RankReport Snapshot(int rank) const;  // may block while the rank is stuck
 
   World& world_;
   const std::shared_ptr<const PreparedRun> prepared_;

@@ -1,4 +1,5 @@
-// Log lines on stderr, tagged with the rank and the request that the calling thread works for: "[rank 1] [request 7] ...".
+// Log lines on stderr, tagged with the rank and the request that the calling thread works for: "[rank 1]
+// [request 7] ...".
 #pragma once
 
 #include <string>
@@ -7,7 +8,8 @@ namespace cppool::daemon {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 
-// The least level that is written. `level`: trace, debug, info, warn, error, critical, off; false for another word.
+// The least level that is written. `level`: trace, debug, info, warn, error, critical, off; false for another
+// word.
 bool SetUpLog(const std::string& level);
 
 bool Logs(LogLevel level);  // whether lines of this level are written

@@ -1,9 +1,9 @@
 // cppoold: the process around the dispatcher. Exit codes:
 //   0              orderly end: `shutdown`, end of stdin, idle, SIGTERM between requests
 //   1              nobody reads the answers, or the parent has died
-//   2              could not start; stderr says why and what to do, to people and to programs (protocol/start.h)
+//   2              could not start; stderr says why and what to do (protocol/start.h)
 //   3              cannot go on: the last answer is `fatal`, or stderr says why
-//   128 + SIGTERM  SIGTERM during the start or a request, or 1 s before the end of a process that does not end by itself
+//   128 + SIGTERM  SIGTERM during the start or a request, or 1 s into an end that hangs
 // and that of a call of exit() by a case or a library.
 #include <fcntl.h>
 #include <poll.h>
@@ -77,8 +77,9 @@ UniqueFd MakeEvent() {
   return event;
 }
 
-// Ends a daemon that cannot start: writes the error for people, then the line for programs. `failure` is what is known beside the
-// error. Runs no destructors and exit handlers, which could write after the line or wait for ranks that are stuck in their start.
+// Ends a daemon that cannot start: writes the error for people, then the line for programs. `failure` is what
+// is known beside the error. Runs no destructors and exit handlers, which could write after the line or wait
+// for ranks that are stuck in their start.
 [[noreturn]] void EndUnstarted(StartFailure failure, const std::exception& error) {
   failure.error = error.what();
   failure.kind = ToString(cppool::protocol::FailureKind::kInternal);
@@ -96,8 +97,8 @@ UniqueFd MakeEvent() {
   _exit(kCannotStart);
 }
 
-// The parent has died. Says so in the log, where that does not wait for a reader: whoever reads stderr may have gone, or be
-// stuck.
+// The parent has died. Says so in the log, where that does not wait for a reader: whoever reads stderr may
+// have gone, or be stuck.
 [[noreturn]] void EndOrphaned(pid_t parent) {
   const std::string text =
       "cppoold: the parent process " + std::to_string(parent) + " has gone: this daemon ends\n";
@@ -128,8 +129,8 @@ class Daemon {
     start_.transport = NameOf(options_.transport);
   }
 
-  // Throws what kept it from starting. What is made here lives until the process has ended: libraries' destructors, which run after
-  // main, are watched over as requests are.
+  // Throws what kept it from starting. What is made here lives until the process has ended: libraries'
+  // destructors, which run after main, are watched over as requests are.
   int Run() {
     start_.stage = "process";
     UniqueFd requests = TakeStdin();  // first: with stdin closed, the next descriptor opened would be 0
@@ -217,7 +218,8 @@ class Daemon {
                                [this](const std::string& file) { return NamedLibrary(file); }});
   }
 
-  // Functions of libc such as err() call libc's own exit(), which runs this handler before those that are there now.
+  // Functions of libc such as err() call libc's own exit(), which runs this handler before those that are
+  // there now.
   void CatchExit() {
     on_exit(
         [](int code, void* daemon) {
@@ -296,7 +298,8 @@ class Daemon {
     if (requests_->idled())
       Log(LogLevel::kInfo,
           "no request for " + cppool::protocol::Json(options_.idle_exit_s).dump() + " s: this daemon ends");
-    requests_.reset();  // stdin is closed before the world is: a client that writes a request now gets an error at once
+    requests_.reset();  // stdin is closed before the world is: a client that writes a request now gets an
+                        // error at once
   }
 
   // On the main thread, or that of the requests that overtake.
@@ -346,9 +349,10 @@ class Daemon {
   StartFailure& start_;
   UniqueFd terminate_;
   UniqueFd stop_;
-  // SIGTERM in kWaiting leads to an orderly end, and in kEnding it shortens the time that the end may take; in the other phases it ends
-  // the process at once: in kBusy also while the world closes. In kEnding, when the world is closed, a destructor on the main thread may get
-  // stuck, or one of a rank's thread: then the main thread, whose stack is reported, waits for that thread to end.
+  // SIGTERM in kWaiting leads to an orderly end, and in kEnding it shortens the time that the end may take;
+  // in the other phases it ends the process at once: in kBusy also while the world closes. In kEnding, when
+  // the world is closed, a destructor on the main thread may get stuck, or one of a rank's thread: then the
+  // main thread, whose stack is reported, waits for that thread to end.
   enum class Phase { kStarting, kBusy, kWaiting, kStopping, kEnding };
   std::atomic<Phase> phase_{Phase::kStarting};
   bool end_terminated_ = false;  // SIGTERM came in kEnding; for the watchdog's thread
@@ -365,8 +369,9 @@ class Daemon {
 
 }  // namespace
 
-// Libraries find this function before libc's: exit handlers and destructors of libraries, which would wait for the work of other ranks or
-// crash on it, do not run, and when several ranks call it at once the first one is reported.
+// Libraries find this function before libc's: exit handlers and destructors of libraries, which would wait
+// for the work of other ranks or crash on it, do not run, and when several ranks call it at once the first
+// one is reported.
 extern "C" void exit(int code) noexcept { CrashReporter::EndByExit(code); }
 
 int main(int argc, char** argv) {
@@ -389,7 +394,7 @@ int main(int argc, char** argv) {
     }
     if (!parsed.options) throw StartError(parsed.text);
     SetUpLog(parsed.options->log_level);
-    LabelRankOutput();  // after the log has its stream: its lines name the rank themselves
+    LabelRankOutput();           // after the log has its stream: its lines name the rank themselves
     static auto* const daemon =  // never destroyed
         new Daemon(std::move(*parsed.options), std::move(answers), started, spawn_ms, start);
     return daemon->Run();

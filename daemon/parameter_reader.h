@@ -1,4 +1,5 @@
-// Parameters by name and type, as cases read them through the C interface. A wrong name or type is a bug of the case, kept in misuse().
+// Parameters by name and type, as cases read them through the C interface. A wrong name or type is a bug of
+// the case, kept in misuse().
 #pragma once
 
 #include <cstdint>

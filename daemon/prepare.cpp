@@ -128,8 +128,7 @@ void RequireFeature(const PreparedRun& run, std::uint32_t feature, const char* k
                 "case '" + run.registered.name + "' has no \"" + key + "\": leave the key out");
 }
 
-kernels::Fault ToFault(const Fault& request, int world_size,
-                       const std::optional<FaultMeans>& means) {
+kernels::Fault ToFault(const Fault& request, int world_size, const std::optional<FaultMeans>& means) {
   const auto refuse = [](const std::string& why) { throw Refusal(FailureKind::kInvalidRequest, why); };
   if (!means) refuse("this daemon takes no \"fault\": start it with --allow-faults");
   const auto kind = kernels::FaultKindOf(request.kind);
@@ -198,7 +197,8 @@ std::shared_ptr<PreparedRun> Prepare(const CaseRegistry& registry, const protoco
       throw Refusal(FailureKind::kInvalidRequest,
                     "\"trace\": " + protocol::Quoted(request.trace) + " cannot be written: " + why);
   }
-  if (load_kernels && (run->registered.features & CPPOOL_CASE_CHOOSES_KERNELS)) run->wanted_kernels = load_kernels();
+  if (load_kernels && (run->registered.features & CPPOOL_CASE_CHOOSES_KERNELS))
+    run->wanted_kernels = load_kernels();
   if (request.fault && request.waits)
     throw Refusal(FailureKind::kInvalidRequest, "a request has either \"waits\" or \"fault\": leave one out");
   if (request.fault) run->fault = ToFault(*request.fault, world_size, faults);

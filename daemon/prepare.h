@@ -1,4 +1,5 @@
-// From a request to a run that can start: checks the case, the parameters, their relations and the memory, in the protocol's order.
+// From a request to a run that can start: checks the case, the parameters, their relations and the memory, in
+// the protocol's order.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,8 @@ namespace cppool::daemon {
 struct WantedKernels {
   std::string words;                       // as the request or the daemon's option has them; empty: neither
   const LoadedLibrary* library = nullptr;  // of the user, with these kernels; null: the words name none
-  // On the dispatcher's thread: the kernel of that library, or of cuDNN's. Throws LibraryError. Empty: the words name neither.
+  // On the dispatcher's thread: the kernel of that library, or of cuDNN's. Throws LibraryError. Empty: the
+  // words name neither.
   std::function<const cppool_attention_kernel*()> find;
 };
 
@@ -34,14 +36,15 @@ struct PreparedRun {
   std::shared_ptr<const void> prepared;  // what the case keeps for its ranks
   double bytes_per_rank = 0;             // as the case declared with `needs`; 0: not declared
   std::optional<std::uint64_t> seed;
-  protocol::Json kernels;               // the kernels that the case names; null: it names none
-  RunOptions options;                   // the request's
+  protocol::Json kernels;  // the kernels that the case names; null: it names none
+  RunOptions options;      // the request's
   WantedKernels wanted_kernels;
   std::optional<kernels::Fault> fault;  // `options.fault`, where this daemon takes it
-  std::vector<std::string> warnings;  // about the request, for the answer
+  std::vector<std::string> warnings;    // about the request, for the answer
 };
 
-// For faults that disturb the answers: the beginning of the request's answer, and a function that writes to the channel of answers.
+// For faults that disturb the answers: the beginning of the request's answer, and a function that writes to
+// the channel of answers.
 struct FaultMeans {
   std::string half_answer;
   std::function<void(std::string_view)> write_answer;
@@ -57,16 +60,19 @@ class Refusal : public std::runtime_error {
   protocol::FailureKind kind_;
 };
 
-// Checks case, names, types and ranges, then calls the case's `validate`. Throws InvalidRequest or Refusal. Allocates nothing on a device.
-// Without `faults` a request with a fault is refused. `load_kernels` is called for a case that chooses kernels.
+// Checks case, names, types and ranges, then calls the case's `validate`. Throws InvalidRequest or Refusal.
+// Allocates nothing on a device. Without `faults` a request with a fault is refused. `load_kernels` is called
+// for a case that chooses kernels.
 std::shared_ptr<PreparedRun> Prepare(const CaseRegistry& registry, const protocol::RunRequest& request,
                                      const std::string& backend, int world_size,
                                      const std::optional<FaultMeans>& faults = std::nullopt,
                                      const std::function<WantedKernels()>& load_kernels = {});
 
-// Whether every device has enough memory for its ranks, even if what the pool holds lies in pieces. The ranks must be idle.
+// Whether every device has enough memory for its ranks, even if what the pool holds lies in pieces. The ranks
+// must be idle.
 bool FitsInPieces(const PreparedRun& run, World& world);
-// Throws Refusal(kOutOfMemory) when a device has less free memory than its ranks need together. The ranks must be idle.
+// Throws Refusal(kOutOfMemory) when a device has less free memory than its ranks need together. The ranks
+// must be idle.
 void CheckMemory(const PreparedRun& run, World& world);
 
 }  // namespace cppool::daemon

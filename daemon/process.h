@@ -7,15 +7,17 @@
 
 namespace cppool::daemon {
 
-// The parent, whose death ends the daemon; 0 when it is in another PID namespace. Throws StartError when CPPOOL_PARENT_PID is set
-// and names another process than the parent: then the parent has already died, or there is a wrapper between the two.
+// The parent, whose death ends the daemon; 0 when it is in another PID namespace. Throws StartError when
+// CPPOOL_PARENT_PID is set and names another process than the parent: then the parent has already died, or
+// there is a wrapper between the two.
 pid_t ParentToWatch();
 
 // Time since the process was created, with a resolution of 10 ms; negative: unknown.
 double MillisecondsSinceSpawn();
 
-// Fixes malloc's thresholds, so that freed memory returns to the system. By default they grow with the largest block freed, and
-// every thread's arena may keep twice as much: an idle daemon would hold the memory of its largest case.
+// Fixes malloc's thresholds, so that freed memory returns to the system. By default they grow with the
+// largest block freed, and every thread's arena may keep twice as much: an idle daemon would hold the memory
+// of its largest case.
 void KeepHeapTight();
 
 // Resident memory, threads and open descriptors of this process. 0: unknown.
@@ -24,9 +26,10 @@ struct Usage {
 };
 Usage OwnUsage();
 
-// From here on a process that a case forks without exec, which has the daemon's descriptors and handlers and none of its threads, lets go
-// of the pipes of requests and answers, so that the client sees the daemon's end, takes SIGTERM by its default, and is killed with the
-// thread that forked it, at the latest when the daemon ends. Call it once.
+// From here on a process that a case forks without exec, which has the daemon's descriptors and handlers and
+// none of its threads, lets go of the pipes of requests and answers, so that the client sees the daemon's
+// end, takes SIGTERM by its default, and is killed with the thread that forked it, at the latest when the
+// daemon ends. Call it once.
 void RestrainForkedChildren(int requests, int answers);
 
 }  // namespace cppool::daemon

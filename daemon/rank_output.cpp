@@ -29,7 +29,8 @@ namespace {
 
 constexpr std::string_view kThreadName = "rank ";
 constexpr std::string_view kLabel = "[rank ";
-// The longest line without label and newline: with both it is at most PIPE_BUF, which a pipe that polls as ready takes without blocking.
+// The longest line without label and newline: with both it is at most PIPE_BUF, which a pipe that polls as
+// ready takes without blocking.
 constexpr std::size_t kLongest = 4096 - 16;
 
 // What a thread of a rank writes to one descriptor.
@@ -85,7 +86,8 @@ struct RankThread {
 std::mutex mutex;
 // Under `mutex`. Never destroyed: threads may write until the process ends.
 auto& threads = *new std::set<RankThread*>;
-// The RankThread of each thread. A key's destructor runs after those of thread_local objects, which may write, too.
+// The RankThread of each thread. A key's destructor runs after those of thread_local objects, which may
+// write, too.
 pthread_key_t this_thread;
 
 void EndThread(void* ended) {
@@ -135,7 +137,8 @@ std::FILE* OpenStream(int fd) {
   if (!stream) throw std::bad_alloc();
   std::setvbuf(stream, nullptr, _IONBF, 0);
 #ifdef __GLIBC__
-  // fileno(), which std::ios::sync_with_stdio(false) uses, needs the one, and freopen() would follow the other to nowhere.
+  // fileno(), which std::ios::sync_with_stdio(false) uses, needs the one, and freopen() would follow the
+  // other to nowhere.
   stream->_fileno = fd;
   stream->_wide_data = nullptr;
 #endif
@@ -148,7 +151,8 @@ void LabelRankOutput() {
   std::FILE* const out = OpenStream(STDOUT_FILENO);
   std::FILE* const err = OpenStream(STDERR_FILENO);
   if (pthread_key_create(&this_thread, EndThread) != 0) throw std::bad_alloc();
-  // The lock may be held by a thread that a child does not have. To wait for it before the fork could deadlock with fflush(NULL).
+  // The lock may be held by a thread that a child does not have. To wait for it before the fork could
+  // deadlock with fflush(NULL).
   pthread_atfork(nullptr, nullptr, [] { new (&mutex) std::mutex; });
   std::fflush(stdout);
   stdout = out;  // variables, says glibc's manual

@@ -16,7 +16,8 @@ namespace {
 using protocol::Json;
 
 // In the order of the enumerators.
-constexpr std::array<std::string_view, 6> kPhases = {"unknown", "waiting", "running", "ready", "ending", "done"};
+constexpr std::array<std::string_view, 6> kPhases = {"unknown", "waiting", "running",
+                                                     "ready",   "ending",  "done"};
 constexpr std::array<std::string_view, 6> kOrigins = {"own",      "skip",        "propagated",
                                                       "mismatch", "after_abort", "none"};
 
@@ -92,14 +93,15 @@ protocol::Check CheckFrom(const Json& json) {
 }
 
 Json ToJson(const kernels::StreamProgress& stream) {
-  return {{"stream", stream.stream}, {"stage", stream.stage},   {"seconds", Number(stream.seconds)},
-          {"idle", stream.idle},     {"doing", stream.doing},   {"awaits", stream.awaits},
+  return {{"stream", stream.stream}, {"stage", stream.stage},  {"seconds", Number(stream.seconds)},
+          {"idle", stream.idle},     {"doing", stream.doing},  {"awaits", stream.awaits},
           {"behind", stream.behind}, {"thread", stream.thread}};
 }
 
 kernels::StreamProgress StreamFrom(const Json& json) {
-  return {json.at("stream"), json.at("stage"),  NumberFrom(json.at("seconds")), json.at("idle"),
-          json.at("doing"),  json.at("awaits"), json.at("behind"),              json.at("thread")};
+  return {json.at("stream"), json.at("stage"), NumberFrom(json.at("seconds")),
+          json.at("idle"),   json.at("doing"), json.at("awaits"),
+          json.at("behind"), json.at("thread")};
 }
 
 RankReport ReadReport(const Json& json, const kernels::Place& place) {

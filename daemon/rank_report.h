@@ -1,4 +1,5 @@
-// What one rank of a run has to say: plain data, which a rank of another process or machine sends as JSON. The trace is apart.
+// What one rank of a run has to say: plain data, which a rank of another process or machine sends as JSON.
+// The trace is apart.
 #pragma once
 
 #include <string>
@@ -49,10 +50,12 @@ FailureOrigin OriginOf(const CaseFailure& failure, bool after_abort);
 struct RankReport {
   int rank = 0;  // its number in the world
   RankPhase phase = RankPhase::kUnknown;
-  RankFailure failure;       // the one that explains most, when there are several
-  bool needs_probe = false;  // its end failed or left a group of calls open: its communication may be out of step
+  RankFailure failure;  // the one that explains most, when there are several
+  bool needs_probe =
+      false;  // its end failed or left a group of calls open: its communication may be out of step
 
-  // Complete once the case's function has returned; times and leaks with kDone, after an end without a failure.
+  // Complete once the case's function has returned; times and leaks with kDone, after an end without a
+  // failure.
   std::vector<protocol::Check> checks;
   kernels::StageTimes times;
   kernels::StageSamples samples;
@@ -62,15 +65,17 @@ struct RankReport {
 
   // In a snapshot: where it is.
   std::vector<kernels::StreamProgress> streams;
-  std::vector<int> awaits;                       // with kReady: the ranks that are not
-  std::vector<std::vector<std::string>> stacks;  // where asked for: of its own thread, then of those of its streams
+  std::vector<int> awaits;  // with kReady: the ranks that are not
+  std::vector<std::vector<std::string>>
+      stacks;  // where asked for: of its own thread, then of those of its streams
 };
 
 inline bool IsDone(const RankReport& report) { return report.phase == RankPhase::kDone; }
 
 // Every number is kept exactly: those that are not finite are the words "nan", "inf" and "-inf".
 protocol::Json ToJson(const RankReport& report);
-// Throws std::runtime_error when a member is missing or of another type, or the rank is not of `place`, which the report comes from.
+// Throws std::runtime_error when a member is missing or of another type, or the rank is not of `place`, which
+// the report comes from.
 RankReport RankReportFrom(const protocol::Json& json, const kernels::Place& place);
 
 }  // namespace cppool::daemon

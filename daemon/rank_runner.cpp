@@ -25,7 +25,8 @@ RankReports::RankReports(int ranks) : reports_(Unknown(0, ranks)) {}
 
 void RankReports::Take(RankReport report) {
   const std::lock_guard lock(mutex_);
-  interrupted_ = interrupted_ || (report.failure.status != CPPOOL_OK && report.failure.status != CPPOOL_MISMATCH);
+  interrupted_ =
+      interrupted_ || (report.failure.status != CPPOOL_OK && report.failure.status != CPPOOL_MISMATCH);
   RankReport& latest = reports_.at(static_cast<std::size_t>(report.rank));
   latest = std::move(report);
   changed_.notify_all();

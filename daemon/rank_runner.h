@@ -1,5 +1,5 @@
-// What runs a part of the ranks of a run, and the reports that come from it. No pointer into a rank leaves a runner: what others know of
-// its ranks is in reports.
+// What runs a part of the ranks of a run, and the reports that come from it. No pointer into a rank leaves a
+// runner: what others know of its ranks is in reports.
 #pragma once
 
 #include <sys/types.h>
@@ -29,8 +29,8 @@ class RankReports {
   explicit RankReports(int ranks);
 
   void Take(RankReport report);
-  // True: all ranks are done. Without a limit of its own: the watchdog enforces the deadline. False: one has failed, with anything but a
-  // mismatch, for which no other rank waits; or Interrupt was called.
+  // True: all ranks are done. Without a limit of its own: the watchdog enforces the deadline. False: one has
+  // failed, with anything but a mismatch, for which no other rank waits; or Interrupt was called.
   bool WaitForEnd();
   void Interrupt();
   bool WaitUntil(Clock::time_point limit);
@@ -53,7 +53,8 @@ class RankRunner {
   virtual ~RankRunner() = default;
   virtual const kernels::Place& place() const = 0;
 
-  // Starts the ranks, which must be idle, and returns. Each of them reports each of its failures at once, and everything with kDone.
+  // Starts the ranks, which must be idle, and returns. Each of them reports each of its failures at once, and
+  // everything with kDone.
   virtual void Start(std::shared_ptr<Meeting> meeting, Sink sink) = 0;
   // The same for the probe (soundness.h), after Recover. A failure is what the rank has found wrong.
   virtual void StartProbe(std::shared_ptr<Meeting> meeting, std::uint64_t round, Sink sink) = 0;
@@ -63,10 +64,11 @@ class RankRunner {
   // After all reports have come: until the ranks are idle.
   virtual void Wait() = 0;
 
-  // Any thread: where each of its ranks is, with stacks if they are asked for, within 0.35 s whatever the ranks are stuck in. A rank that
-  // could not be read is kUnknown.
+  // Any thread: where each of its ranks is, with stacks if they are asked for, within 0.35 s whatever the
+  // ranks are stuck in. A rank that could not be read is kUnknown.
   virtual std::vector<RankReport> Snapshots(bool stacks) const = 0;
-  // Any thread, when the process has crashed on `thread`. Nothing: the thread is none of these ranks'. May get stuck.
+  // Any thread, when the process has crashed on `thread`. Nothing: the thread is none of these ranks'. May
+  // get stuck.
   virtual CrashPlace PlaceOf(pid_t thread) const = 0;
 
   // After a run with `trace` in which all ranks are done: moves what they have recorded to `trace`.
@@ -77,7 +79,8 @@ using RankRunners = std::vector<std::shared_ptr<RankRunner>>;  // all ranks of a
 
 int RanksOf(const RankRunners& runners);
 
-// All of Snapshots(), by rank: of a runner alone on this thread, so that nothing it has read is lost; of several on a thread each.
+// All of Snapshots(), by rank: of a runner alone on this thread, so that nothing it has read is lost; of
+// several on a thread each.
 std::vector<RankReport> SnapshotsOf(const RankRunners& runners, bool stacks);
 
 }  // namespace cppool::daemon

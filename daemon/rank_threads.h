@@ -17,7 +17,8 @@ class RankThreads {
 
   // For the ranks from `first` on. Throws StartError when a thread cannot be started.
   explicit RankThreads(int count, int first = 0);
-  // Joins the threads. Detaches them when they are still in a job after 5 s: then the process is about to end.
+  // Joins the threads. Detaches them when they are still in a job after 5 s: then the process is about to
+  // end.
   ~RankThreads();
   RankThreads(const RankThreads&) = delete;
   RankThreads& operator=(const RankThreads&) = delete;
@@ -25,7 +26,8 @@ class RankThreads {
   int count() const;
   std::vector<pid_t> ids() const;  // the kernel's, by rank
 
-  // Starts `job` on every thread and returns. The previous job must have finished (Wait). `job` must not throw.
+  // Starts `job` on every thread and returns. The previous job must have finished (Wait). `job` must not
+  // throw.
   void Start(Job job);
   // True when every thread has finished its job; false at `deadline`. From the thread that starts jobs.
   bool WaitUntil(Clock::time_point deadline);

@@ -40,8 +40,9 @@ class RequestQueue {
   Entry Pop();              // null: none waits. It is under way until the next Pop
   Entry under_way() const;  // the latest that was popped, answered or not; null: none
 
-  // Cancels the `run` or `validate` with this id. `waited`: it is taken out of the queue, and the caller answers it. Null without an
-  // `error`: it is under way, and will be answered as cancelled. `error`: why nothing was cancelled.
+  // Cancels the `run` or `validate` with this id. `waited`: it is taken out of the queue, and the caller
+  // answers it. Null without an `error`: it is under way, and will be answered as cancelled. `error`: why
+  // nothing was cancelled.
   struct Cancelled {
     Entry waited;
     std::string error;

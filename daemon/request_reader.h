@@ -1,6 +1,6 @@
-// Requests from stdin. The main thread reads while it waits for one, so that no other thread is in the way of a client that sends one
-// request at a time. While the main thread handles a request that may take long, a thread "requests" reads what comes meanwhile, so that
-// some requests can overtake.
+// Requests from stdin. The main thread reads while it waits for one, so that no other thread is in the way of
+// a client that sends one request at a time. While the main thread handles a request that may take long, a
+// thread "requests" reads what comes meanwhile, so that some requests can overtake.
 #pragma once
 
 #include <chrono>
@@ -28,20 +28,22 @@ class RequestReader {
     std::chrono::milliseconds tick_time{100};
   };
 
-  // `queue`: gets the requests that wait; it must outlive this. `stop_fd` (not owned, -1: none) becomes readable when reading must
-  // stop (SIGTERM). `idle_limit`: how long Next() waits for the first byte of a line. Throws std::system_error.
+  // `queue`: gets the requests that wait; it must outlive this. `stop_fd` (not owned, -1: none) becomes
+  // readable when reading must stop (SIGTERM). `idle_limit`: how long Next() waits for the first byte of a
+  // line. Throws std::system_error.
   RequestReader(base::UniqueFd input, int stop_fd, RequestQueue& queue, Events events,
                 std::optional<std::chrono::milliseconds> idle_limit = {});
   ~RequestReader();  // waits for events that have begun
   RequestReader(const RequestReader&) = delete;
   RequestReader& operator=(const RequestReader&) = delete;
 
-  // These two on one thread. Next waits for the next request that does not overtake; without an idle limit, without a limit. Null at
-  // the end of input, after a stop, or after the idle limit: then no byte of a later line has been read. The request is under way
-  // until the next call of either. Throws std::system_error when the input cannot be read.
+  // These two on one thread. Next waits for the next request that does not overtake; without an idle limit,
+  // without a limit. Null at the end of input, after a stop, or after the idle limit: then no byte of a later
+  // line has been read. The request is under way until the next call of either. Throws std::system_error when
+  // the input cannot be read.
   RequestQueue::Entry Next();
-  // Waits for at most `within`, which counts towards the idle limit of Next. False: no byte of a later line has come, nor the end of
-  // input or a stop.
+  // Waits for at most `within`, which counts towards the idle limit of Next. False: no byte of a later line
+  // has come, nor the end of input or a stop.
   bool Arrives(std::chrono::milliseconds within);
   bool idled() const { return idled_; }  // whether the idle limit was the reason
 

@@ -1,4 +1,5 @@
-// A request `run` or `validate` from when it has been read to its answer: another thread may cancel it, and see how far it is.
+// A request `run` or `validate` from when it has been read to its answer: another thread may cancel it, and
+// see how far it is.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +15,12 @@ class RunControl {
   bool Cancel();
   bool cancelled() const;
 
-  // `notify` is called by the first Cancel, on its thread; at once when there was one. Empty: nothing is called any more.
+  // `notify` is called by the first Cancel, on its thread; at once when there was one. Empty: nothing is
+  // called any more.
   void OnCancel(std::function<void()> notify);
 
   bool MayBegin(std::int64_t index);  // as Meeting's
-  std::int64_t begun() const;  // iterations that a rank has begun
+  std::int64_t begun() const;         // iterations that a rank has begun
 
   // Its answer is being made: it cannot be cancelled from now on. Returns cancelled().
   bool Close();

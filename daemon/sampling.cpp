@@ -7,8 +7,8 @@
 namespace cppool::daemon {
 namespace {
 
-// The first number of iterations with which the median can be judged, then a half or a third more each time: at a decision the device
-// runs dry.
+// The first number of iterations with which the median can be judged, then a half or a third more each time:
+// at a decision the device runs dry.
 std::int64_t After(std::int64_t iterations) {
   if (iterations < std::int64_t{base::kFewestForInterval}) return base::kFewestForInterval;
   std::int64_t power = 4;

@@ -18,20 +18,22 @@ struct SamplingRule {
   std::int64_t most_iterations = 0;
 };
 
-// The slowest rank's time counts for each iteration. The run is over when the median of every stage is precise enough, or at a limit.
-// Decisions are after 1, 6, 8, 12, 16, 24, 32, 48, ... iterations, earlier where the time would run out. Shared by the ranks' threads.
+// The slowest rank's time counts for each iteration. The run is over when the median of every stage is
+// precise enough, or at a limit. Decisions are after 1, 6, 8, 12, 16, 24, 32, 48, ... iterations, earlier
+// where the time would run out. Shared by the ranks' threads.
 class Sampling {
  public:
   using Clock = std::chrono::steady_clock;
 
   Sampling(const SamplingRule& rule, int ranks);
 
-  // Before a rank's first timed iteration: the time counts from the first call. Returns the number of iterations at the first decision.
+  // Before a rank's first timed iteration: the time counts from the first call. Returns the number of
+  // iterations at the first decision.
   std::int64_t Start();
 
-  // A rank has timed the iterations up to the last decision: `samples` are all of its times so far. Waits for the other ranks'
-  // calls, without a limit of its own: a rank that does not come is a matter of the deadline. Returns the number of iterations at the next
-  // decision; the same as before: stop.
+  // A rank has timed the iterations up to the last decision: `samples` are all of its times so far. Waits for
+  // the other ranks' calls, without a limit of its own: a rank that does not come is a matter of the
+  // deadline. Returns the number of iterations at the next decision; the same as before: stop.
   std::int64_t Decide(const kernels::StageSamples& samples);
 
   // A rank has returned from the case: the others do not wait for it, and stop.

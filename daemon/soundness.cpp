@@ -17,13 +17,14 @@ namespace {
 
 using Clock = RankReports::Clock;
 
-// Calls `part`; what it throws is reported, where what the rank itself has caused counts more. True: nothing was thrown.
+// Calls `part`; what it throws is reported, where what the rank itself has caused counts more. True: nothing
+// was thrown.
 template <typename Part>
 bool Attempt(RankReport& report, Meeting& meeting, const RankRunner::Sink& sink, Part part) {
   const auto note = [&](CaseFailure failure) {
     const int order = meeting.Failed().order;
-    const FailureOrigin origin = failure.culprit == kernels::RuntimeError::kOwn ? FailureOrigin::kOwn
-                                                                                : FailureOrigin::kPropagated;
+    const FailureOrigin origin =
+        failure.culprit == kernels::RuntimeError::kOwn ? FailureOrigin::kOwn : FailureOrigin::kPropagated;
     failure.culprit = kernels::RuntimeError::kOwn;  // the answer names the rank that has found it
     if (origin >= report.failure.origin) return;
     report.failure = {std::move(failure), "", origin, order};

@@ -121,7 +121,8 @@ std::string WhySilent(pid_t thread) {
   return "(no stack: the thread did not answer in time; its state is " + field("State") + ")";
 }
 
-// The frames of std:: between the daemon and the case's code, and the daemon's own functions, at which a stack is cut.
+// The frames of std:: between the daemon and the case's code, and the daemon's own functions, at which a
+// stack is cut.
 bool IsMachinery(const std::string& name) {
   return name.rfind("std::_Function_handler<", 0) == 0 || name.rfind("std::function<", 0) == 0 ||
          name.rfind("std::__invoke", 0) == 0;

@@ -11,7 +11,8 @@ namespace cppool::daemon {
 
 class StartError : public std::runtime_error {
  public:
-  // `error` is for people. By default the daemon was asked for what it cannot be: an argument, a case file, the environment.
+  // `error` is for people. By default the daemon was asked for what it cannot be: an argument, a case file,
+  // the environment.
   explicit StartError(const std::string& error,
                       protocol::FailureKind kind = protocol::FailureKind::kInvalidRequest)
       : std::runtime_error(error), kind_(kind) {}

@@ -17,8 +17,8 @@ namespace {
   throw std::system_error(errno, std::generic_category(), what);
 }
 
-// A pipe of this size holds a suite's requests and many answers: a script that writes all requests before it reads an answer does
-// not block.
+// A pipe of this size holds a suite's requests and many answers: a script that writes all requests before it
+// reads an answer does not block.
 constexpr int kPipeBytes = 1 << 20;
 
 // A copy above 2 that children do not inherit. A pipe gets a larger buffer, where the system allows it.

@@ -1,4 +1,5 @@
-// Names of functions by address, also of static ones, from the symbol tables of this process's program and libraries.
+// Names of functions by address, also of static ones, from the symbol tables of this process's program and
+// libraries.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +11,8 @@ namespace cppool::daemon {
 
 class SymbolLookup {
  public:
-  // "(anonymous namespace)::Run [libmy_cases.so]", without parameters; "libcuda.so.1+0x1234" where no name is known. Its length is bounded.
-  // Reads files, and caches their tables.
+  // "(anonymous namespace)::Run [libmy_cases.so]", without parameters; "libcuda.so.1+0x1234" where no name is
+  // known. Its length is bounded. Reads files, and caches their tables.
   std::string Describe(std::uintptr_t address);
 
  private:

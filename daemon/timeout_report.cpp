@@ -76,7 +76,8 @@ std::vector<std::string> Lines(const std::vector<std::vector<std::string>>& stac
   return lines;
 }
 
-// The innermost frames of the first stream's thread, for which the rank's own thread waits, or else of the rank's own.
+// The innermost frames of the first stream's thread, for which the rank's own thread waits, or else of the
+// rank's own.
 std::string ShortStack(const std::vector<std::vector<std::string>>& stacks) {
   const std::vector<std::string>& stack = stacks.size() > 1 ? stacks[1] : stacks[0];
   std::string text;
@@ -121,7 +122,8 @@ std::optional<int> Culprit(const std::vector<RankReport>& ranks) {
   }
   if (!failed.empty()) return failed.front();
   std::erase_if(awaited, [&](int rank) {  // a rank that itself waits is not the cause
-    return static_cast<std::size_t>(rank) >= ranks.size() || !Awaited(ranks[static_cast<std::size_t>(rank)]).empty();
+    return static_cast<std::size_t>(rank) >= ranks.size() ||
+           !Awaited(ranks[static_cast<std::size_t>(rank)]).empty();
   });
   if (awaited.size() == 1) return *awaited.begin();
   if (unfinished.size() == 1) return unfinished.front();
@@ -146,7 +148,8 @@ std::string StageOf(const std::vector<StreamProgress>& streams) {
 }
 
 std::string DescribeProgress(const std::vector<StreamProgress>& streams) {
-  // A stream that another one waits for is described with that one, a stream that waits for the main one with the main one.
+  // A stream that another one waits for is described with that one, a stream that waits for the main one with
+  // the main one.
   std::set<const StreamProgress*> described;
   std::vector<std::vector<const StreamProgress*>> chains;
   for (const auto& stream : streams) {
@@ -190,9 +193,8 @@ protocol::Json WhereRanksAre(const std::vector<RankReport>& ranks) {
                     {"awaits", Awaited(rank)}});
   }
   const auto awaited = Culprit(ranks);
-  return {{"text", WhereAll(ranks)},
-          {"awaited", awaited ? Json(*awaited) : Json()},
-          {"ranks", std::move(list)}};
+  return {
+      {"text", WhereAll(ranks)}, {"awaited", awaited ? Json(*awaited) : Json()}, {"ranks", std::move(list)}};
 }
 
 RunResult TimeoutReport(const std::vector<RankReport>& ranks, std::chrono::milliseconds deadline) {

@@ -16,21 +16,23 @@ namespace cppool::daemon {
 // The text for a rank that was not read in time.
 inline constexpr char kNoPlace[] = "the runtime does not say where";
 
-// One line on where a rank is: "forward/p2p step 2 of 4, waiting for recv from rank 0, 4.98 s". A stream that waits for another stream
-// of the rank is described together with it.
+// One line on where a rank is: "forward/p2p step 2 of 4, waiting for recv from rank 0, 4.98 s". A stream that
+// waits for another stream of the rank is described together with it.
 std::string DescribeProgress(const std::vector<kernels::StreamProgress>& streams);
 
-// The stage of the first stream, the main one first, that has work in a stage; else of the first that has been in one.
+// The stage of the first stream, the main one first, that has work in a stage; else of the first that has
+// been in one.
 std::string StageOf(const std::vector<kernels::StreamProgress>& streams);
 
-// The innermost frames of a thread that may be stuck: "poll [libc.so.6] < Load [mine.so]"; empty where they cannot be had. The text is
-// there within 0.35 s.
+// The innermost frames of a thread that may be stuck: "poll [libc.so.6] < Load [mine.so]"; empty where they
+// cannot be had. The text is there within 0.35 s.
 std::string PlaceOfThread(pid_t thread) noexcept;
 
 // The members `text`, `awaited` and `ranks` of the answer to `status`.
 protocol::Json WhereRanksAre(const std::vector<RankReport>& ranks);
 
-// A fatal result of kind `timeout`. Its rank is the one that the others wait for, where it is known. `ranks`: where they are, by rank.
+// A fatal result of kind `timeout`. Its rank is the one that the others wait for, where it is known. `ranks`:
+// where they are, by rank.
 protocol::RunResult TimeoutReport(const std::vector<RankReport>& ranks, std::chrono::milliseconds deadline);
 
 }  // namespace cppool::daemon

@@ -43,8 +43,8 @@ class Writer {
     Metadata("process_sort_index", pid, 0, "sort_index", std::to_string(pid));
     if (!label.empty()) Metadata("process_labels", pid, 0, "labels", protocol::JsonText(label));
   }
-  // Tracks are shown in the order of their numbers, which are unique in the file: some viewers take them for threads of
-  // the system.
+  // Tracks are shown in the order of their numbers, which are unique in the file: some viewers take them for
+  // threads of the system.
   void Track(int pid, int number, const std::string& name, std::vector<Event> events) {
     const int tid = pid * 10000 + number;
     Metadata("thread_name", pid, tid, "name", protocol::JsonText(name));
@@ -105,8 +105,8 @@ std::string Place(const TraceSlice& slice) {
   return args;
 }
 
-// The slices of a stream's stages. A stage "a/b" lies in a slice "a", which lasts as long as stages that begin with "a/"
-// follow each other in one iteration.
+// The slices of a stream's stages. A stage "a/b" lies in a slice "a", which lasts as long as stages that
+// begin with "a/" follow each other in one iteration.
 class StageNester {
  public:
   explicit StageNester(std::vector<Event>* to) : to_(to) {}

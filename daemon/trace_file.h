@@ -1,5 +1,5 @@
-// The trace of a run as a file: Chrome's Trace Event Format, "JSON Object Format", which ui.perfetto.dev and chrome://tracing
-// open. What it holds is described in daemon/timelines.md.
+// The trace of a run as a file: Chrome's Trace Event Format, "JSON Object Format", which ui.perfetto.dev and
+// chrome://tracing open. What it holds is described in daemon/timelines.md.
 #pragma once
 
 #include <cstddef>

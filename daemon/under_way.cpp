@@ -84,11 +84,12 @@ Json UnderWay::TimedOut(const std::string& opening) const {
   if (now.run) {
     result = now.run->TimedOut(deadline);
   } else {
-    std::string text = "not finished after " + std::to_string(deadline.count()) +
-                       " ms: the ranks had not started, ";
+    std::string text =
+        "not finished after " + std::to_string(deadline.count()) + " ms: the ranks had not started, ";
     text += opening.empty() ? "or had just returned" : "and " + opening + " was being loaded";
     if (opening.empty() && now.loaded.contains("kernels"))
-      text += "; supports of the kernels of " + now.loaded["kernels"].value("file", "") + " may not have returned";
+      text += "; supports of the kernels of " + now.loaded["kernels"].value("file", "") +
+              " may not have returned";
     if (const std::string place = PlaceOfThread(now.thread); !place.empty()) text += ", in " + place;
     result.status = protocol::Status::kError;
     result.error = text;

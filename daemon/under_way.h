@@ -1,4 +1,5 @@
-// The run under way, as other threads see it: the watchdog, the crash reporter, and the thread that answers `status`.
+// The run under way, as other threads see it: the watchdog, the crash reporter, and the thread that answers
+// `status`.
 #pragma once
 
 #include <sys/types.h>
@@ -27,20 +28,21 @@ class UnderWay {
 
   // On the thread that handles a `run` or `validate`.
   void Begin(RequestQueue::Entry request, Clock::time_point taken_up);
-  void BeginList();                                  // on the same thread: a `list`
-  void Loaded(LibraryKind kind, const std::string& file, const std::string& digest);  // a library that the request names
+  void BeginList();  // on the same thread: a `list`
+  void Loaded(LibraryKind kind, const std::string& file,
+              const std::string& digest);            // a library that the request names
   void OnRanks(std::shared_ptr<const CaseRun> run);  // null: it has returned from them
   void End();
 
   protocol::Json WithLoaded(protocol::Json response) const;  // with what is known of its libraries
 
-  // The answer to a passed deadline. As the next two, it is there within 0.35 s even when ranks are stuck. `opening`: the library that
-  // is being loaded; empty: none.
+  // The answer to a passed deadline. As the next two, it is there within 0.35 s even when ranks are stuck.
+  // `opening`: the library that is being loaded; empty: none.
   protocol::Json TimedOut(const std::string& opening) const;
   // The members of the answer to `status` that are about what is under way.
   protocol::Json Status(const std::string& opening) const;
-  // Calls `write` with what a line on the progress has, if the request wants such lines and something has changed since the last one.
-  // Not after End has returned.
+  // Calls `write` with what a line on the progress has, if the request wants such lines and something has
+  // changed since the last one. Not after End has returned.
   void Progress(const std::function<void(const protocol::Json& line)>& write);
   CrashPlace PlaceOf(pid_t thread) const;  // may get stuck
 
@@ -50,7 +52,8 @@ class UnderWay {
     Clock::time_point taken_up;
     pid_t thread = 0;                    // which handles it
     std::shared_ptr<const CaseRun> run;  // null: not on the ranks
-    // What its answer says, whatever becomes of it: of the libraries that are loaded, in `libraries` and `kernels`.
+    // What its answer says, whatever becomes of it: of the libraries that are loaded, in `libraries` and
+    // `kernels`.
     protocol::Json loaded = protocol::Json::object();
   };
   State Now() const;

@@ -1,4 +1,5 @@
-// A thread that waits for a passed deadline, the parent's death and SIGTERM, even when all other threads are stuck.
+// A thread that waits for a passed deadline, the parent's death and SIGTERM, even when all other threads are
+// stuck.
 #pragma once
 
 #include <sys/types.h>
@@ -24,15 +25,16 @@ class Watchdog {
     std::function<void()> terminate;  // `terminate_fd` became readable; it has been read
   };
 
-  // `parent`: 0: none. A pidfd is used because PR_SET_PDEATHSIG reports the end of the parent's thread that spawned this process.
-  // `terminate_fd` is an eventfd, not owned; -1: none.
+  // `parent`: 0: none. A pidfd is used because PR_SET_PDEATHSIG reports the end of the parent's thread that
+  // spawned this process. `terminate_fd` is an eventfd, not owned; -1: none.
   Watchdog(pid_t parent, int terminate_fd, Events events);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
   void Arm(Clock::time_point deadline);
-  // True: the deadline is cancelled, and the caller answers. False: it has passed, and `deadline_passed` answers.
+  // True: the deadline is cancelled, and the caller answers. False: it has passed, and `deadline_passed`
+  // answers.
   bool Disarm();
 
  private:

@@ -22,7 +22,8 @@ using protocol::FailureKind;
 
 namespace {
 
-// When a rank has failed to open, the others have kGrace to finish by themselves, then kAbortLimit to return from an abort.
+// When a rank has failed to open, the others have kGrace to finish by themselves, then kAbortLimit to return
+// from an abort.
 constexpr std::chrono::milliseconds kGrace{200};
 constexpr std::chrono::seconds kAbortLimit{2};
 constexpr std::chrono::seconds kCloseLimit{10};
@@ -99,8 +100,8 @@ std::unique_ptr<kernels::Backend> ChooseBackend(BackendChoice choice, kernels::T
       too_few.devices = devices;
       throw too_few;
     }
-    // Ranks that share a device have more streams on it than CUDA has queues by default. Streams that share a queue
-    // wait for each other: work would run in an order that no event asks for.
+    // Ranks that share a device have more streams on it than CUDA has queues by default. Streams that share a
+    // queue wait for each other: work would run in an order that no event asks for.
     if (devices < world_size) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     return kernels::CreateCudaBackend(world_size, transport, kernels::Commit());
   } catch (const kernels::RuntimeError& error) {

@@ -1,4 +1,5 @@
-// The world, or the place in it that this process is: a backend, its ranks and their threads. Made once per process and used by every case.
+// The world, or the place in it that this process is: a backend, its ranks and their threads. Made once per
+// process and used by every case.
 #pragma once
 
 #include <chrono>
@@ -16,14 +17,15 @@ namespace cppool::daemon {
 
 enum class BackendChoice { kAuto, kCuda, kHost };
 
-// Makes the backend. kAuto is cuda exactly when CUDA sees a device. Narrows CUDA_VISIBLE_DEVICES to the first `world_size` devices, since
-// CUDA's start takes longer with every device that it sees. Call it before anything uses CUDA, and while no other thread reads the
-// environment. Throws StartError.
+// Makes the backend. kAuto is cuda exactly when CUDA sees a device. Narrows CUDA_VISIBLE_DEVICES to the first
+// `world_size` devices, since CUDA's start takes longer with every device that it sees. Call it before
+// anything uses CUDA, and while no other thread reads the environment. Throws StartError.
 std::unique_ptr<kernels::Backend> ChooseBackend(BackendChoice choice, kernels::Transport transport,
                                                 int world_size);
 
-// The first `count` entries of a CUDA_VISIBLE_DEVICES list; null (unset): 0, 1, ... The narrowed list must mean the same to CUDA for
-// the devices that it keeps. So an empty list stays empty, and one that names a device twice, with which CUDA sees none, stays whole.
+// The first `count` entries of a CUDA_VISIBLE_DEVICES list; null (unset): 0, 1, ... The narrowed list must
+// mean the same to CUDA for the devices that it keeps. So an empty list stays empty, and one that names a
+// device twice, with which CUDA sees none, stays whole.
 std::string NarrowDevices(const char* visible, int count);
 
 class World {
@@ -35,21 +37,24 @@ class World {
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
-  // Opens all ranks at once. Throws StartError with the reason of the first rank that failed, or at `deadline`. Then ranks may be
-  // stuck, and the process must end.
+  // Opens all ranks at once. Throws StartError with the reason of the first rank that failed, or at
+  // `deadline`. Then ranks may be stuck, and the process must end.
   void Open(Clock::time_point deadline);
 
-  // Closes every rank on its own thread. False when one has not closed in time: then the process must end without destructors.
+  // Closes every rank on its own thread. False when one has not closed in time: then the process must end
+  // without destructors.
   bool Close();
 
   const kernels::Place& place() const { return backend_->place(); }
-  int size() const { return threads_.count(); }  // ranks of the place: of the world, where the place is whole, as a dispatcher needs it
+  int size() const {
+    return threads_.count();
+  }  // ranks of the place: of the world, where the place is whole, as a dispatcher needs it
   kernels::Backend& backend() { return *backend_; }
   kernels::RankRuntime& rank(int rank) { return *ranks_[At(rank)]; }  // by its number in the world
   RankThreads& threads() { return threads_; }
 
-  // Starts to return pooled memory, on all ranks, which must be idle. FinishTrim() waits for it, and throws a CUDA or NCCL failure of a
-  // rank in it, once.
+  // Starts to return pooled memory, on all ranks, which must be idle. FinishTrim() waits for it, and throws a
+  // CUDA or NCCL failure of a rank in it, once.
   void StartTrim();
   void FinishTrim();
 

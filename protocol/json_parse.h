@@ -1,4 +1,5 @@
-// The parse behind ParseJson and ParseRequest: it continues after problems that leave the rest of the text readable.
+// The parse behind ParseJson and ParseRequest: it continues after problems that leave the rest of the text
+// readable.
 #pragma once
 
 #include <optional>

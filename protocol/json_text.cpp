@@ -15,8 +15,8 @@
 namespace cppool::protocol {
 namespace {
 
-// Builds the value from the parser's events. The library's parser does not recurse, but its values do when they are copied or
-// destroyed: refusing a container here bounds all of that.
+// Builds the value from the parser's events. The library's parser does not recurse, but its values do when
+// they are copied or destroyed: refusing a container here bounds all of that.
 class Builder {
  public:
   explicit Builder(int max_nesting) : max_nesting_(static_cast<std::size_t>(max_nesting)) {}
@@ -57,8 +57,9 @@ class Builder {
       overflow_ = Overflow{position - token.size(), token.size(), InId()};
       return false;
     }
-    // The message is "[json.exception.parse_error.101] parse error at line 1, column 2: ...; last read: 'TOKEN'; expected ...".
-    // The prefix is removed; the token, which can be any text of a megabyte, is moved to the end and shortened.
+    // The message is "[json.exception.parse_error.101] parse error at line 1, column 2: ...; last read:
+    // 'TOKEN'; expected ...". The prefix is removed; the token, which can be any text of a megabyte, is moved
+    // to the end and shortened.
     std::string message = error.what();
     if (const auto prefix = message.find("] "); prefix != std::string::npos) message.erase(0, prefix + 2);
     const std::string read = "; last read: '" + token + "'";
@@ -79,7 +80,8 @@ class Builder {
  private:
   bool InId() const { return !open_.empty() && parsed_.value.is_object() && top_key_ == "id"; }
 
-  // Adds the next value. Pointers into an array stay valid: nothing is appended to it while a container in it is open.
+  // Adds the next value. Pointers into an array stay valid: nothing is appended to it while a container in it
+  // is open.
   Json& Place(Json value) {
     if (open_.empty()) return parsed_.value = std::move(value);
     Json& container = *open_.back();
@@ -127,8 +129,8 @@ ParsedText ParseText(std::string_view text, int max_nesting) {
   if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
     throw InvalidRequest("not JSON: a NUL byte at byte " + std::to_string(nul));
   }
-  // The library's parser stops at a number that no double holds, and an id may follow it: the number is replaced by 0 and the
-  // text is parsed again, at most kMaxOverflows times.
+  // The library's parser stops at a number that no double holds, and an id may follow it: the number is
+  // replaced by 0 and the text is parsed again, at most kMaxOverflows times.
   constexpr int kMaxOverflows = 8;
   std::string readable, overflow, id_overflow;
   for (int overflows = 0;; ++overflows) {

@@ -92,8 +92,8 @@ Json Typed(const ParameterSpec& spec, const std::string& text) {
   return {};
 }
 
-// What Transformer Engine's worker makes of the flags of dtype fp8: it drops those that a recipe does not have, and where
-// nothing is left to be fp8, its 16-bit dtype runs.
+// What Transformer Engine's worker makes of the flags of dtype fp8: it drops those that a recipe does not
+// have, and where nothing is left to be fp8, its 16-bit dtype runs.
 void ReadFp8AsWorker(Json& parameters, std::vector<std::string>* warnings) {
   const std::string mode = parameters.value("scaling_mode", "delayed");
   if (mode == "mxfp8") parameters.erase("fp8_mha");
@@ -129,7 +129,8 @@ Json ParametersFromKwargs(const Json& kwargs, const std::vector<ParameterSpec>& 
     const std::string& text = value.get_ref<const std::string&>();
     const std::string name = given_name == "fa_pad_between_seqs" ? "pad_between_seqs" : given_name;
     const ParameterSpec* spec = FindSpec(schema, name);
-    // The harness sends its log level, and the fp8 flags with every dtype. A case without fp8 flags refuses dtype fp8 itself.
+    // The harness sends its log level, and the fp8 flags with every dtype. A case without fp8 flags refuses
+    // dtype fp8 itself.
     if (spec == nullptr && (name == "log_level" || IsFp8Flag(name))) continue;
     if (IsFp8Flag(name) && kwargs.value("dtype", "") != "fp8") continue;
     if (spec == nullptr) RefuseUnknownName(given_name, schema, OtherNames(schema));

@@ -21,8 +21,7 @@ namespace {
 using Names = std::vector<std::string>;
 
 const Names& Operations() {
-  static const Names names = {"hello", "list",     "run",    "validate",
-                              "stats", "shutdown", "cancel", "status"};
+  static const Names names = {"hello", "list", "run", "validate", "stats", "shutdown", "cancel", "status"};
   return names;
 }
 
@@ -105,9 +104,7 @@ struct Place {
   const char* name;
   const char* object = nullptr;  // null: the request
 
-  std::string text() const {
-    return object ? "the " + Quoted(name) + " of " + Quoted(object) : Quoted(name);
-  }
+  std::string text() const { return object ? "the " + Quoted(name) + " of " + Quoted(object) : Quoted(name); }
 };
 
 // One for each kind of values that a member may have.

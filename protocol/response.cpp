@@ -30,7 +30,8 @@ constexpr std::array<std::pair<const char*, std::uint64_t Leaks::*>, 6> kLeaks =
 
 using Times = std::vector<std::pair<std::string, double>>;
 
-// NaN and infinities become null here and not only in the text, so that a value equals what is read back from its text.
+// NaN and infinities become null here and not only in the text, so that a value equals what is read back from
+// its text.
 Json Number(double value) { return std::isfinite(value) ? Json(value) : Json(); }
 
 using Samples = decltype(Rank::samples);

@@ -12,7 +12,8 @@ namespace cppool::protocol {
 const ParameterSpec* FindSpec(const std::vector<ParameterSpec>& schema,
                               std::string_view name);  // nullptr: none
 
-// Throws InvalidRequest with the name, the nearest known one, and all known ones: those of the schema and `others`.
+// Throws InvalidRequest with the name, the nearest known one, and all known ones: those of the schema and
+// `others`.
 [[noreturn]] void RefuseUnknownName(const std::string& name, const std::vector<ParameterSpec>& schema,
                                     const std::vector<std::string>& others = {});
 

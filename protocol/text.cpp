@@ -8,8 +8,8 @@ namespace {
 
 constexpr std::size_t kMaxEcho = 80;
 
-// Characters that a terminal acts on instead of showing them: control characters of ASCII and of C1 (U+009B begins a
-// command as ESC [ does), line separators, and controls of the text's direction (Unicode UAX 9).
+// Characters that a terminal acts on instead of showing them: control characters of ASCII and of C1 (U+009B
+// begins a command as ESC [ does), line separators, and controls of the text's direction (Unicode UAX 9).
 bool Acts(unsigned code) {
   return code < 0x20 || (code >= 0x7F && code <= 0x9F) || code == 0x61C || code == 0x200E || code == 0x200F ||
          (code >= 0x2028 && code <= 0x202E) || (code >= 0x2066 && code <= 0x2069);

@@ -12,8 +12,8 @@
 
 namespace cppool::protocol {
 
-// At most 80 characters of `bytes`, then "...". Characters that a terminal acts on are escaped, as \n, \x01 or \u009b, and
-// bytes that are not UTF-8 as \xff.
+// At most 80 characters of `bytes`, then "...". Characters that a terminal acts on are escaped, as \n, \x01
+// or \u009b, and bytes that are not UTF-8 as \xff.
 std::string Echo(std::string_view bytes);
 
 std::string TypeName(const Json& value);  // "an array", "null", ...

@@ -1,4 +1,5 @@
-// Sets an environment variable, and restores its former state at destruction. Not thread-safe: all threads share the environment.
+// Sets an environment variable, and restores its former state at destruction. Not thread-safe: all threads
+// share the environment.
 #pragma once
 
 #include <cstdlib>

@@ -1,5 +1,6 @@
-// With which sanitizer the tests are built. Its functions are in stacks, and it ends crashes itself. ThreadSanitizer does not support threads
-// after a fork; UBSan, which is built with AddressSanitizer, needs free descriptors to check a virtual table.
+// With which sanitizer the tests are built. Its functions are in stacks, and it ends crashes itself.
+// ThreadSanitizer does not support threads after a fork; UBSan, which is built with AddressSanitizer, needs
+// free descriptors to check a virtual table.
 #pragma once
 
 #if defined(__SANITIZE_THREAD__)  // GCC

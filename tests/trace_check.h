@@ -1,5 +1,5 @@
-// Reads a trace and checks it against Chrome's Trace Event Format, as far as cppoold uses it: the "JSON Object Format" with
-// complete events (X) and metadata events (M). It shares no code with what writes traces.
+// Reads a trace and checks it against Chrome's Trace Event Format, as far as cppoold uses it: the "JSON
+// Object Format" with complete events (X) and metadata events (M). It shares no code with what writes traces.
 #pragma once
 
 #include <algorithm>

@@ -165,7 +165,8 @@ std::vector<suite::Cell> ToCells(const char* text) {
 
 std::string ToCommand(const PoolOptions& options, const protocol::RunRequest& request) {
   const Words libraries = LibrariesFor(options, request);
-  // `cppool run` takes no string form, and refuses a library that the case is not in; which one that is only a daemon can tell.
+  // `cppool run` takes no string form, and refuses a library that the case is not in; which one that is only
+  // a daemon can tell.
   if (request.from_kwargs || libraries.size() > 1 || !suite::HasOptions(options, request))
     return suite::PipeCommand(options, {{std::nullopt, request}});
   suite::Cell cell;

@@ -1,5 +1,5 @@
-// The JSON texts that the C interface takes, as the library's types. All throw std::invalid_argument, or InvalidRequest of the
-// protocol, that says what is wrong and what is allowed.
+// The JSON texts that the C interface takes, as the library's types. All throw std::invalid_argument, or
+// InvalidRequest of the protocol, that says what is wrong and what is allowed.
 #pragma once
 
 #include <string>

@@ -31,7 +31,8 @@ struct cppool_pool {
 namespace cppool::client {
 namespace {
 
-// The caller's lock, given up for as long as this lives. A hook may call another pool: then this thread has one for each.
+// The caller's lock, given up for as long as this lives. A hook may call another pool: then this thread has
+// one for each.
 class Leave {
  public:
   explicit Leave(const cppool_pool& pool)
@@ -42,7 +43,8 @@ class Leave {
   Leave(const Leave&) = delete;
   Leave& operator=(const Leave&) = delete;
 
-  // With the lock. What stays pending in the caller, such as an exception of Python's, must not meet a hook again.
+  // With the lock. What stays pending in the caller, such as an exception of Python's, must not meet a hook
+  // again.
   static bool Interrupted() {
     Leave* const call = current_;
     if (call == nullptr) return false;
@@ -139,7 +141,8 @@ struct Asker {
     return Answered(PoolAccess::Validate(pool, validate.run));
   }
   Json operator()(const protocol::CancelRequest&) const {
-    throw std::invalid_argument("the ids of requests are the pool's: cppool_pool_cancel cancels what goes on");
+    throw std::invalid_argument(
+        "the ids of requests are the pool's: cppool_pool_cancel cancels what goes on");
   }
   Json operator()(const protocol::StatusRequest&) const { return Answered(pool.Status()); }
   Json operator()(const protocol::ShutdownRequest&) const {

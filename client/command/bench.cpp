@@ -1,6 +1,6 @@
-// `cppool bench`: every point of a sweep, with every list entry of --kernels, is validated, verified and then timed, and compared with the
-// other kernels, with the same problem on one GPU, and with an earlier bench. What it measures is in bench_measure.h, what it
-// prints in bench_report.h and bench_records.h.
+// `cppool bench`: every point of a sweep, with every list entry of --kernels, is validated, verified and then
+// timed, and compared with the other kernels, with the same problem on one GPU, and with an earlier bench.
+// What it measures is in bench_measure.h, what it prints in bench_report.h and bench_records.h.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -33,14 +33,14 @@ struct Arguments {
   std::vector<int> world_sizes = {2};
   std::vector<std::string> params;
   std::string kernels, save, baseline;
-  std::int64_t warmup = 3, repeat = 0;  // repeat 0: until the median is precise
+  std::int64_t warmup = 3, repeat = 0;      // repeat 0: until the median is precise
   double precision = 0.5, slower_than = 2;  // percent
   double seconds = 3, deadline = 300;
   bool json = false, csv = false, profile = false, leaks_are_errors = false;
 };
 
-// "cppool,./mine.so,fast,cudnn" names "cppool", "./mine.so,fast" and "cudnn": a word that is neither a path nor kernels that cppool finds
-// belongs to the path before it.
+// "cppool,./mine.so,fast,cudnn" names "cppool", "./mine.so,fast" and "cudnn": a word that is neither a path
+// nor kernels that cppool finds belongs to the path before it.
 std::vector<protocol::KernelChoice> KernelsOf(const std::string& text) {
   if (text.empty()) return {{}};
   const auto is_path = [](const std::string& word) {
@@ -157,8 +157,9 @@ class Bench {
     results_.case_name = cells.front().case_name;
   }
 
-  // Asks for every row whether it would run. Else than with kSuccess nothing is timed, and lines on stderr have the reasons: one cannot be
-  // meant (kUsage), or ended its daemon (kFailure). What is not supported, or has no room, is for its row to show.
+  // Asks for every row whether it would run. Else than with kSuccess nothing is timed, and lines on stderr
+  // have the reasons: one cannot be meant (kUsage), or ended its daemon (kFailure). What is not supported, or
+  // has no room, is for its row to show.
   int Validate() {
     std::set<std::string> refused;
     bool lost = false;
@@ -177,7 +178,8 @@ class Bench {
           refused.insert(RowName(point, results_.kernels[i]) + ": " + outcome.error);
         const auto hello = runner_.worlds().find(point.cell.world_size);
         if (!outcome.asked || hello == runner_.worlds().end()) continue;
-        for (const char* feature : {"samples", "sampling", "waits", "profile"}) Require(hello->second, feature);
+        for (const char* feature : {"samples", "sampling", "waits", "profile"})
+          Require(hello->second, feature);
       }
     progress_.Clear();
     for (const std::string& why : refused) streams_.err << "cppool: " << why << "\n";
@@ -185,7 +187,8 @@ class Bench {
     return lost ? kFailure : refused.empty() ? kSuccess : kUsage;
   }
 
-  // A point with a row that seems slower than its baseline is measured again; a row is slower when one of its stages was so both times.
+  // A point with a row that seems slower than its baseline is measured again; a row is slower when one of its
+  // stages was so both times.
   std::vector<BenchRow> MeasureAgainstBaseline(const SweepPoint& point) {
     std::vector<BenchRow> rows = Measure(point);
     const auto seems_slower = [](const BenchRow& row) {
@@ -288,7 +291,8 @@ class Bench {
 
   // Called on another thread, while a point may run, as the next one.
   void TellWhere() {
-    if (const std::string where = runner_.Where(); !where.empty()) streams_.err << "cppool: " << where << std::endl;
+    if (const std::string where = runner_.Where(); !where.empty())
+      streams_.err << "cppool: " << where << std::endl;
   }
 
   // Keeps the rows that are done.
@@ -308,7 +312,8 @@ class Bench {
       if (!other.empty()) results_.notes.push_back(other);
       std::string counts = std::to_string(slower_) + " slower, " + std::to_string(compared_rows() - slower_) +
                            " not, " + std::to_string(missing_.size()) + " not in it";
-      if (!unrepeated_.empty()) counts += ", " + std::to_string(unrepeated_.size()) + " without two rounds in it";
+      if (!unrepeated_.empty())
+        counts += ", " + std::to_string(unrepeated_.size()) + " without two rounds in it";
       results_.notes.push_back("against " + arguments_.baseline + ": " + counts);
       for (const std::string& row : missing_)
         results_.notes.push_back("not in " + arguments_.baseline + ": " + row);

@@ -24,15 +24,17 @@ void SaveBench(const std::string& file, const BenchResults& results);
 // Compares rows with those of an earlier bench.
 class Baseline {
  public:
-  // `slower_than`: the share by which a stage must be slower, 0.02 for 2 %. Throws UsageError when the file cannot be read or is not of
-  // SaveBench.
+  // `slower_than`: the share by which a stage must be slower, 0.02 for 2 %. Throws UsageError when the file
+  // cannot be read or is not of SaveBench.
   Baseline(const std::string& file, double slower_than);
 
-  // Returns whether it has such a row (the same case, world size, parameters and kernels) with one of its stages.
+  // Returns whether it has such a row (the same case, world size, parameters and kernels) with one of its
+  // stages.
   bool Has(const BenchRow& row) const;
-  // Nothing without two rounds of such a row, then and now. A stage is slower when the whole 95 % confidence interval of the ratio of its
-  // times is above 1 + slower_than and each of its rounds is slower than the median one of then, and faster when the interval is below
-  // the reciprocal of that; the row is slower when a stage is.
+  // Nothing without two rounds of such a row, then and now. A stage is slower when the whole 95 % confidence
+  // interval of the ratio of its times is above 1 + slower_than and each of its rounds is slower than the
+  // median one of then, and faster when the interval is below the reciprocal of that; the row is slower when
+  // a stage is.
   std::optional<Comparison> Compare(const BenchRow& row) const;
   // Returns in which the machine of then differs from that of now; empty: in nothing that is known.
   std::string Differences(const std::map<int, Json>& worlds) const;

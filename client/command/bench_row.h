@@ -17,12 +17,13 @@ namespace cppool::command {
 
 inline constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
-// How rows are measured. Each is measured in rounds, and all kernels of a point in each round, one after the other.
+// How rows are measured. Each is measured in rounds, and all kernels of a point in each round, one after the
+// other.
 struct BenchPlan {
   std::int64_t warmup = 3;             // iterations before those that are timed, in each round
   std::optional<std::int64_t> repeat;  // timed iterations of a row; none: until the median is precise
-  double precision = 0.005;            // how well the median of all samples must be known: base::MedianPrecision
-  double seconds = 3;                  // the most time for a row's timed iterations
+  double precision = 0.005;  // how well the median of all samples must be known: base::MedianPrecision
+  double seconds = 3;        // the most time for a row's timed iterations
   int rounds = 10;
   bool profile = false;
   std::chrono::milliseconds deadline{300000};  // each request has it
@@ -58,8 +59,8 @@ std::string_view ToString(BenchVerdict verdict);  // "faster", ...
 // Compares a row with the same row of an earlier bench.
 struct Comparison {
   BenchVerdict verdict = BenchVerdict::kSame;
-  std::set<std::string> slower;                   // stages; where there are any, that is the verdict
-  std::map<std::string, base::Ratio> ratios;      // by stage: time now over time then
+  std::set<std::string> slower;               // stages; where there are any, that is the verdict
+  std::map<std::string, base::Ratio> ratios;  // by stage: time now over time then
 };
 
 struct BenchRow {

@@ -1,4 +1,5 @@
-// What daemons write on stderr while cells run, cases' own output among it: kept for each cell, and written to a log.
+// What daemons write on stderr while cells run, cases' own output among it: kept for each cell, and written
+// to a log.
 #pragma once
 
 #include <deque>
@@ -13,19 +14,20 @@ namespace cppool::command {
 // Thread-safe: Add is called on the threads that read the daemons' stderr.
 class CaseOutput {
  public:
-  // `log`: a file that gets all lines as they come, with time and cell; empty: none. Throws UsageError when it cannot be
-  // written.
+  // `log`: a file that gets all lines as they come, with time and cell; empty: none. Throws UsageError when
+  // it cannot be written.
   explicit CaseOutput(const std::string& log);
 
-  // Takes a line of the daemon with this world size. Those of other world sizes than the cell's, which start and end meanwhile, are
-  // for the log only.
+  // Takes a line of the daemon with this world size. Those of other world sizes than the cell's, which start
+  // and end meanwhile, are for the log only.
   void Add(int world_size, std::string_view line);
   // Lines from here on are this cell's; empty: no cell's.
   void Begin(int world_size, const std::string& cell);
   void Note(const std::string& text);  // a line of the log, about the cell
   // Returns the last 200 lines since Begin, the first of them saying how many came before.
   std::vector<std::string> Take();
-  // Returns why the log is not complete: "cannot write run.log: No space left on device"; empty: it is, or there is none.
+  // Returns why the log is not complete: "cannot write run.log: No space left on device"; empty: it is, or
+  // there is none.
   std::string Problem();
 
  private:

@@ -1,4 +1,5 @@
-// The command `cppool`: one file per subcommand, each with its options, its work and its output; `run` has three.
+// The command `cppool`: one file per subcommand, each with its options, its work and its output; `run` has
+// three.
 #pragma once
 
 #include <chrono>
@@ -70,8 +71,8 @@ std::string IsPath(const std::string& text);
 // "cannot write out.xml: No such file or directory", from errno right after the failed call.
 std::string CannotWrite(const std::string& path);
 
-// "backend cuda, transport nccl, 2 x NVIDIA H200" from the answer to `hello`; "6 ranks on 4 x NVIDIA H200" where ranks
-// share devices.
+// "backend cuda, transport nccl, 2 x NVIDIA H200" from the answer to `hello`; "6 ranks on 4 x NVIDIA H200"
+// where ranks share devices.
 std::string DescribeWorld(const Json& hello);
 
 // Returns whether `features` of the answer to `hello` has this name.

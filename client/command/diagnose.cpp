@@ -14,8 +14,8 @@ namespace cppool::command {
 namespace {
 
 constexpr int kTimes = 3;  // trials of the cell alone, after all earlier cells, and after the culprits
-// Trials without the failure before a set counts as harmless, for a failure that does not occur every time. One that
-// occurs every third time is then missed in 4 of 100 sets.
+// Trials without the failure before a set counts as harmless, for a failure that does not occur every time.
+// One that occurs every third time is then missed in 4 of 100 sets.
 constexpr int kTimesUnsteady = 8;
 constexpr std::size_t kNamed = 5;  // culprits in a text
 

@@ -1,4 +1,5 @@
-// `cppool doctor`: what this machine has and which world sizes run. It asks daemons and nvidia-smi and uses no GPU itself.
+// `cppool doctor`: what this machine has and which world sizes run. It asks daemons and nvidia-smi and uses
+// no GPU itself.
 #include <poll.h>
 #include <unistd.h>
 
@@ -59,8 +60,8 @@ std::string Reason(const PoolError& error) {
   return last.empty() ? error.what() : last;
 }
 
-// The GPUs that `nvidia-smi -L` lists, and which of them CUDA sees. This process must not initialise the driver: it could
-// not fork any more.
+// The GPUs that `nvidia-smi -L` lists, and which of them CUDA sees. This process must not initialise the
+// driver: it could not fork any more.
 void DescribeGpus(const char* visible, std::ostream& out) {
   out << "CUDA_VISIBLE_DEVICES: ";
   if (visible != nullptr) {

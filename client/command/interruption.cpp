@@ -47,7 +47,8 @@ Interruption::~Interruption() {
   close(over_);
 }
 
-void Interruption::Wait(const std::function<void(int)>& last_words, const std::function<void()>& where) const {
+void Interruption::Wait(const std::function<void(int)>& last_words,
+                        const std::function<void()>& where) const {
   signalfd_siginfo signal;
   while (true) {
     pollfd fds[2] = {{arrived_, POLLIN, 0}, {over_, POLLIN, 0}};

@@ -1,4 +1,5 @@
-// Lets a process print its results so far before SIGINT, SIGTERM or SIGHUP ends it, and where it is at SIGQUIT.
+// Lets a process print its results so far before SIGINT, SIGTERM or SIGHUP ends it, and where it is at
+// SIGQUIT.
 #pragma once
 
 #include <signal.h>
@@ -8,9 +9,10 @@
 
 namespace cppool::command {
 
-// During its life SIGQUIT calls `where` on another thread, and the process goes on. The first of the others calls `last_words` with its number on another thread and ends the process, as
-// the signal would have, when that returns or after two seconds. A second signal ends the process at once. An ignored
-// signal, as under nohup, stays ignored. The constructing thread and the threads that it starts have these signals blocked.
+// During its life SIGQUIT calls `where` on another thread, and the process goes on. The first of the others
+// calls `last_words` with its number on another thread and ends the process, as the signal would have, when
+// that returns or after two seconds. A second signal ends the process at once. An ignored signal, as under
+// nohup, stays ignored. The constructing thread and the threads that it starts have these signals blocked.
 // Throws std::system_error when there is no descriptor or thread left.
 class Interruption {
  public:

@@ -17,7 +17,8 @@ std::size_t XmlCharacter(std::string_view text) {
   return control || code == 0xFFFE || code == 0xFFFF ? 0 : length;
 }
 
-// Returns XML text or the value of an attribute: markup is escaped; control characters and bytes that XML 1.0 forbids become '?'.
+// Returns XML text or the value of an attribute: markup is escaped; control characters and bytes that XML 1.0
+// forbids become '?'.
 std::string XmlEscape(std::string_view text) {
   std::string result;
   while (!text.empty()) {

@@ -15,8 +15,8 @@ struct JunitCase {
   std::string name;
   Outcome outcome = Outcome::kPassed;
   double seconds = 0;
-  std::string
-      message;  // one line: what failed, or why it was skipped; of one that passed in the end: that it is flaky
+  std::string message;  // one line: what failed, or why it was skipped; of one that passed in the end: that
+                        // it is flaky
   std::string details;  // any text: checks, the command that repeats the case
   std::string stderr_tail;
 };

@@ -26,24 +26,26 @@ struct Libraries {
   Sources sources;
 };
 
-// Returns a text of the daemon's with the source in place of its library: "mine.cu (compiled to LIBRARY)" where it is named first, then
-// "mine.cu".
+// Returns a text of the daemon's with the source in place of its library: "mine.cu (compiled to LIBRARY)"
+// where it is named first, then "mine.cu".
 std::string NameSources(std::string text, const Sources& sources);
 
-// `load` and `kernels` are the values of the options. `hello` gets the answer of the daemon that will load them; called only for a
-// .cu, which is compiled for the daemon's GPUs. `messages` gets a line before each source is compiled, which with `verbose` is the
-// compiler's command, and the compiler's warnings. Nothing when a source does not compile, or no daemon says for which GPUs to
-// compile it; `messages` has the reason. `watched`, unless it is null, gets the files that were named and those that sources include,
-// also of a source that does not compile.
+// `load` and `kernels` are the values of the options. `hello` gets the answer of the daemon that will load
+// them; called only for a .cu, which is compiled for the daemon's GPUs. `messages` gets a line before each
+// source is compiled, which with `verbose` is the compiler's command, and the compiler's warnings. Nothing
+// when a source does not compile, or no daemon says for which GPUs to compile it; `messages` has the reason.
+// `watched`, unless it is null, gets the files that were named and those that sources include, also of a
+// source that does not compile.
 std::optional<Libraries> MakeLibraries(const std::vector<std::string>& load, protocol::KernelChoice kernels,
                                        const std::function<Json()>& hello, std::ostream& messages,
                                        bool verbose, std::vector<std::string>* watched = nullptr);
 
-// Which cases the libraries of --load have, as a daemon lists them. Nothing is known of libraries that it cannot use: requests with them
-// are answered with the reason.
+// Which cases the libraries of --load have, as a daemon lists them. Nothing is known of libraries that it
+// cannot use: requests with them are answered with the reason.
 class LoadedCases {
  public:
-  // `files`: the values of --load; `load`: the libraries that they became. `list` gets the answer to `list` with these libraries.
+  // `files`: the values of --load; `load`: the libraries that they became. `list` gets the answer to `list`
+  // with these libraries.
   LoadedCases(const std::vector<std::string>& files, const std::vector<std::string>& load,
               const std::function<Json(const std::vector<std::string>&)>& list);
 

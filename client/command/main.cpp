@@ -10,7 +10,8 @@
 
 namespace {
 
-// Else the next file to be opened, a report for example, would get the number of a closed standard descriptor.
+// Else the next file to be opened, a report for example, would get the number of a closed standard
+// descriptor.
 void OpenStandardDescriptors() {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
     if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDWR);  // takes the lowest that is free

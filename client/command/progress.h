@@ -11,9 +11,9 @@
 
 namespace cppool::command {
 
-// On a terminal one line, which is renewed every second and replaced by the next. Elsewhere nothing, but for a line every half
-// minute, so that a log shows that the run goes on. A thread of its own writes while a step is shown, that is from Show to Clear;
-// at other times `err` is the caller's. The calls are for one thread.
+// On a terminal one line, which is renewed every second and replaced by the next. Elsewhere nothing, but for
+// a line every half minute, so that a log shows that the run goes on. A thread of its own writes while a step
+// is shown, that is from Show to Clear; at other times `err` is the caller's. The calls are for one thread.
 class Progress {
  public:
   // `total`: how many steps there are. `heartbeat`: between two lines that are not on a terminal; 0: none.
@@ -23,8 +23,9 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // "[3/20] 0:07, 17.1/min, 0:41 left, 1 failed, DOING". `share`: of the step under way that is done, from 0 to 1. The rate and the time
-  // left, an estimate, are of the steps so far, shown once there is one; the time starts again when there are fewer than before.
+  // "[3/20] 0:07, 17.1/min, 0:41 left, 1 failed, DOING". `share`: of the step under way that is done, from 0
+  // to 1. The rate and the time left, an estimate, are of the steps so far, shown once there is one; the time
+  // starts again when there are fewer than before.
   void Show(int done, int failed, const std::string& doing, double share = 0);
   void Clear();
 

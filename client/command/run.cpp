@@ -1,5 +1,5 @@
-// `cppool run`: one case or a suite, each cell in the warm pool of its world size. Its options are in run_arguments.h, its
-// output in run_report.h.
+// `cppool run`: one case or a suite, each cell in the warm pool of its world size. Its options are in
+// run_arguments.h, its output in run_report.h.
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -86,7 +86,8 @@ class Run {
       while (round_ <= rounds_ && RunRound(order)) ++round_;
       for (std::size_t index : order) Settle(index);
       const std::lock_guard lock(mutex_);
-      // Before stdout is written, which may fail. After a first failure that is enough the rest has not failed.
+      // Before stdout is written, which may fail. After a first failure that is enough the rest has not
+      // failed.
       reported = report_.WriteJunit(
           cells_, outcomes_, stopped_,
           arguments_.fail_fast || arguments_.until_fail ? Status::kSkipped : Status::kError);
@@ -185,7 +186,8 @@ class Run {
     report_.PrintOutcome(cells_[index], *outcomes_[index]);
   }
 
-  // Returns whether nothing is to run any more; where cells are left that have not run as asked, stopped_ says why.
+  // Returns whether nothing is to run any more; where cells are left that have not run as asked, stopped_
+  // says why.
   bool Stops() {
     if (given_up_) return Stop("since a file was saved again,");
     if (arguments_.fail_fast && report_.failing() > 0) return Stop("after the first failure (--fail-fast)");
@@ -202,7 +204,8 @@ class Run {
     return true;
   }
 
-  // Returns whether a run of the cell that did not end in this time has hung, by the time that its runs before took.
+  // Returns whether a run of the cell that did not end in this time has hung, by the time that its runs
+  // before took.
   static bool HadTime(std::chrono::milliseconds time, const Outcome& before) {
     constexpr double kSlowest = 10, kLeast = 1;  // times the mean, and seconds
     return std::chrono::duration<double>(time).count() >
@@ -248,7 +251,8 @@ class Run {
     report_.CloseInterrupted(missing);
   }
 
-  // A refused request is not run again: it would be refused again. A case that passed and left something behind needs no diagnosis.
+  // A refused request is not run again: it would be refused again. A case that passed and left something
+  // behind needs no diagnosis.
   bool Diagnosable(const Outcome& outcome) const {
     const bool refused =
         outcome.result && outcome.result->failure && outcome.result->failure->kind == "invalid_request";
@@ -271,8 +275,8 @@ class Run {
   int failed_in_ = 0;     // the round of the first failure; 0: none
   bool ran_ = false;      // a cell was not skipped
   std::atomic<bool> given_up_{false};
-  std::string stopped_;   // why cells have not run; empty: nothing stopped the run
-  std::mutex mutex_;  // guards the members below, and the counts and the JUnit file of the report
+  std::string stopped_;  // why cells have not run; empty: nothing stopped the run
+  std::mutex mutex_;     // guards the members below, and the counts and the JUnit file of the report
   // Each has an entry for each of cells_.
   std::vector<std::optional<Outcome>> outcomes_;  // the runs so far; empty: not run yet
   std::vector<bool> settled_;                     // the report has counted it

@@ -53,8 +53,8 @@ Shard ToShard(const std::string& text) {
   return shard;
 }
 
-// Every `count`th cell in the order in which they run, so that the shards share the work of each world size. The cells keep
-// their order.
+// Every `count`th cell in the order in which they run, so that the shards share the work of each world size.
+// The cells keep their order.
 std::vector<suite::Cell> CellsOfShard(const std::vector<suite::Cell>& cells, const Shard& shard) {
   std::vector<std::size_t> chosen;
   const std::vector<std::size_t> order = suite::RunOrder(cells);

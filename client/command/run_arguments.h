@@ -14,14 +14,14 @@ namespace cppool::command {
 
 struct RunArguments {
   DaemonArguments daemon;
-  std::string suite;  // a built-in one or a file; empty: one case
-  std::string case_name;  // empty: the only one of the libraries of --load, else attention
-  std::string junit;   // a file; empty: none
+  std::string suite;             // a built-in one or a file; empty: one case
+  std::string case_name;         // empty: the only one of the libraries of --load, else attention
+  std::string junit;             // a file; empty: none
   std::vector<int> world_sizes;  // none: that of each cell, 2 for a single case
   std::vector<std::string> filters, params;
   double deadline = 90;         // seconds
   std::int64_t max_seqlen = 0;  // 0: lengths are not changed
-  RunOptions options;  // without the case, the deadline, `kernels` and the libraries
+  RunOptions options;           // without the case, the deadline, `kernels` and the libraries
   protocol::KernelChoice kernels;
   std::string shard;  // "i/n"; empty: all cells
   std::string log;    // a file; empty: none
@@ -42,7 +42,8 @@ std::vector<suite::Cell> CellsOf(const RunArguments& arguments,
 PoolOptions ToPoolOptions(const RunArguments& arguments);
 RunOptions ToRunOptions(const RunArguments& arguments);  // without its libraries, which are made first
 
-// The words of a command that repeats any of the cells, beside those of the cell, with these `libraries` of --load.
+// The words of a command that repeats any of the cells, beside those of the cell, with these `libraries` of
+// --load.
 std::vector<std::string> CommonWords(const RunArguments& arguments,
                                      const std::vector<std::string>& libraries);
 

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <utility>
 
-#include "client/command/diagnose.h"
 #include "client/command/command.h"
+#include "client/command/diagnose.h"
 #include "client/src/describe.h"
 #include "client/suite/repeat.h"
 #include "client/suite/value_text.h"
@@ -34,7 +34,8 @@ std::vector<std::string> LinesOf(const std::string& text) {
 
 constexpr char kTail[] = "the end of its stderr:";  // as PoolError has it
 
-// Cuts off what the daemon puts before its own messages: "[07:08:49.665] [cppoold 24396] [warning] [rank 1] ", "cppoold: ".
+// Cuts off what the daemon puts before its own messages: "[07:08:49.665] [cppoold 24396] [warning] [rank 1]
+// ", "cppoold: ".
 std::string_view Message(std::string_view line) {
   if (line.starts_with("cppoold: ")) return line.substr(9);
   if (line.find("] [cppoold ") == std::string_view::npos) return line;
@@ -43,14 +44,15 @@ std::string_view Message(std::string_view line) {
   return line;
 }
 
-// The lines that explain an outcome, each once: how earlier attempts ended, its failed checks, its error, and the errors of ranks
-// that it does not contain, which may be consequences.
+// The lines that explain an outcome, each once: how earlier attempts ended, its failed checks, its error, and
+// the errors of ranks that it does not contain, which may be consequences.
 class Explanation {
  public:
   explicit Explanation(const Outcome& outcome) {
     const bool in_verdict = outcome.verdict && outcome.verdict->kind == Verdict::Kind::kFlaky;
     if (!outcome.flaky.empty() && !in_verdict) lines.push_back(outcome.flaky);
-    for (std::size_t i = 0; i < outcome.lost.size(); ++i)  // without an answer, the error begins with the last one
+    for (std::size_t i = 0; i < outcome.lost.size();
+         ++i)  // without an answer, the error begins with the last one
       if (!outcome.error.starts_with(outcome.lost[i].error))
         Add("attempt " + std::to_string(i + 1) + ": " + outcome.lost[i].error);
     if (outcome.result) AddChecks(outcome.result->checks);

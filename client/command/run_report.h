@@ -1,4 +1,5 @@
-// The output of `cppool run`: a line of progress, the outcome of each cell, the JUnit file, and the closing lines.
+// The output of `cppool run`: a line of progress, the outcome of each cell, the JUnit file, and the closing
+// lines.
 #pragma once
 
 #include <fstream>
@@ -38,12 +39,13 @@ class RunReport {
   void PrintOutcome(const suite::Cell& cell, const Outcome& outcome);
   void PrintListed(const suite::Cell& cell, const Outcome& outcome);  // the expected outcome, nothing has run
 
-  // Writes all cells; those without an outcome have `rest`, and `missing` says why. The first call writes; false: it
-  // could not.
+  // Writes all cells; those without an outcome have `rest`, and `missing` says why. The first call writes;
+  // false: it could not.
   bool WriteJunit(const std::vector<suite::Cell>& cells, const std::vector<std::optional<Outcome>>& outcomes,
                   const std::string& missing = "", Outcome::Kind rest = Outcome::Kind::kError);
 
-  // `worlds`: the answers to `hello`, by world size. `ended`: why the run ended when it did; empty: all cells have run.
+  // `worlds`: the answers to `hello`, by world size. `ended`: why the run ended when it did; empty: all cells
+  // have run.
   void Close(const std::map<int, Json>& worlds, const std::string& ended);
   void CloseList();
   void CloseInterrupted(const std::string& why);
@@ -63,7 +65,7 @@ class RunReport {
   const RunArguments& arguments_;
   const Streams streams_;
   const LoadedCases loaded_;
-  const std::string junit_name_;           // the suite, and the class of its cases
+  const std::string junit_name_;  // the suite, and the class of its cases
   std::ofstream junit_;
   Tally tally_;
   int failing_ = 0;

@@ -1,5 +1,6 @@
-// Runs cells, each in the pool of its world size. A daemon that could not start is not started again. The next pool starts while the
-// last one works on its last cells, and the last one ends while the next one works.
+// Runs cells, each in the pool of its world size. A daemon that could not start is not started again. The
+// next pool starts while the last one works on its last cells, and the last one ends while the next one
+// works.
 #pragma once
 
 #include <deque>
@@ -28,26 +29,30 @@ struct Outcome {
   std::string error;  // one line or more; empty when passed
   // After an answered failure. Without an answer, `error` ends with it.
   std::string stderr_tail;
-  std::optional<Crash> crash;  // where the daemon was when the case ended it, if it could say
+  std::optional<Crash> crash;     // where the daemon was when the case ended it, if it could say
   std::vector<LostAttempt> lost;  // how the daemons before it ended, in order
-  // The lines that its daemon wrote on stderr meanwhile: after a failure or a flaky run, and with `all_output` always.
+  // The lines that its daemon wrote on stderr meanwhile: after a failure or a flaky run, and with
+  // `all_output` always.
   std::vector<std::string> output;
   double seconds = 0;
   double daemon_seconds = 0;  // between requests and their answers alone
-  bool asked = true;       // false: there was no daemon
-  bool timed_out = false;  // its deadline passed
+  bool asked = true;          // false: there was no daemon
+  bool timed_out = false;     // its deadline passed
   int attempts = 1;  // daemons that were sent it; in each run all but the last died or broke the protocol
   int failures = 0;  // how many of these attempts failed
-  // "flaky (passed at attempt 2)", "flaky (timeout at attempt 2)", "flaky (failed 1 of 4)"; empty: it ended in the same way each time.
+  // "flaky (passed at attempt 2)", "flaky (timeout at attempt 2)", "flaky (failed 1 of 4)"; empty: it ended
+  // in the same way each time.
   std::string flaky;
   std::optional<Verdict> verdict;  // present after a diagnosis
 
   bool failed() const { return kind == Kind::kFailed || kind == Kind::kError; }
-  // Returns whether it makes a run fail: `flaky_passes` allows a flaky one of which every run passed in the end.
+  // Returns whether it makes a run fail: `flaky_passes` allows a flaky one of which every run passed in the
+  // end.
   bool Fails(bool flaky_passes) const {
     return failed() || (!flaky.empty() && !(flaky_passes && kind == Kind::kPassed));
   }
-  // Adds a further run of the same cell. It keeps the first run that failed, else the first that was flaky, else the last.
+  // Adds a further run of the same cell. It keeps the first run that failed, else the first that was flaky,
+  // else the last.
   void Add(Outcome next);
 };
 
@@ -65,14 +70,17 @@ class CellRunner {
       : options_(std::move(pool_options)), rules_(rules), output_(output) {}
   ~CellRunner();
 
-  // Names the world sizes of the cells to come, in their order. Without it no pool starts before its first cell.
+  // Names the world sizes of the cells to come, in their order. Without it no pool starts before its first
+  // cell.
   void Expect(std::deque<int> world_sizes) { upcoming_ = std::move(world_sizes); }
 
   // Throws UsageError for options that no request can have, such as too many libraries.
   static void Check(const RunOptions& options);
-  // The case's name is the cell's. Another daemon is asked as often as the options of the pools say (retries).
+  // The case's name is the cell's. Another daemon is asked as often as the options of the pools say
+  // (retries).
   Outcome Run(const suite::Cell& cell, const RunOptions& options);
-  // Returns the answer to `hello` of a daemon of this world size, which is started if there is none. Throws PoolError.
+  // Returns the answer to `hello` of a daemon of this world size, which is started if there is none. Throws
+  // PoolError.
   const Json& Hello(int world_size);
   // Returns the answer to `list` of such a daemon, with the cases of these libraries. Throws PoolError.
   Json List(int world_size, const std::vector<std::string>& load) {
@@ -83,8 +91,8 @@ class CellRunner {
   }
   // Outcomes name these sources in place of the libraries that they became.
   void NameSources(const Sources& sources) { sources_.insert(sources.begin(), sources.end()); }
-  // Returns the content of the libraries that `options` name: that of the first answer. All further requests are sent with it, so that
-  // a library that is built again meanwhile does not change what runs.
+  // Returns the content of the libraries that `options` name: that of the first answer. All further requests
+  // are sent with it, so that a library that is built again meanwhile does not change what runs.
   std::map<std::string, std::string> Digests(const RunOptions& options) const;
   // Libraries are read again, and daemons that could not start are started again when they are needed.
   void StartOver() {
@@ -97,13 +105,15 @@ class CellRunner {
     return Ask(cell, options, &Pool::Validate);
   }
 
-  // Any thread, while a cell runs: where its ranks are, for people; empty: none runs, or its daemon cannot say.
+  // Any thread, while a cell runs: where its ranks are, for people; empty: none runs, or its daemon cannot
+  // say.
   std::string Where();
-  // Any thread, likewise: ends the run of the cell, whose outcome is then of no use. Returns when the daemon has heard of it.
+  // Any thread, likewise: ends the run of the cell, whose outcome is then of no use. Returns when the daemon
+  // has heard of it.
   void GiveUp();
 
-  // Ends the daemon of the cell that was run last, and returns what that daemon had run before it, in order. The next
-  // cell is run by another.
+  // Ends the daemon of the cell that was run last, and returns what that daemon had run before it, in order.
+  // The next cell is run by another.
   std::vector<suite::Cell> Retire();
 
   const std::map<int, Json>& worlds() const { return worlds_; }  // the answers to `hello`, by world size
@@ -126,16 +136,16 @@ class CellRunner {
   const PoolOptions options_;  // Every pool has them, but for its world size and on_stderr.
   const Rules rules_;
   CaseOutput* const output_;
-  std::map<int, Pool> pools_;                   // by world size
-  int world_size_ = 0;                          // the latest cell's; 0: none
+  std::map<int, Pool> pools_;                          // by world size
+  int world_size_ = 0;                                 // the latest cell's; 0: none
   std::map<int, std::vector<suite::Cell>> histories_;  // by world size: what its daemon has run
-  std::vector<suite::Cell> before_;             // what a daemon had run before the cell that it ended with
-  std::map<int, Outcome> not_started_;          // by world size: the outcome of its further cells
+  std::vector<suite::Cell> before_;     // what a daemon had run before the cell that it ended with
+  std::map<int, Outcome> not_started_;  // by world size: the outcome of its further cells
   std::map<int, Json> worlds_;
   Sources sources_;
   std::map<std::string, std::string> digests_;  // by library: of the first answer that names it
-  std::mutex asked_mutex_;   // held while another thread uses the pool that is asked
-  Pool* asked_ = nullptr;    // null: none
+  std::mutex asked_mutex_;                      // held while another thread uses the pool that is asked
+  Pool* asked_ = nullptr;                       // null: none
 
   std::deque<int> upcoming_;   // the world sizes of the cells to come
   double seconds_ = 0;         // what the cells of this world size took so far

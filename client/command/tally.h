@@ -26,8 +26,8 @@ class Tally {
   void Add(const suite::Cell& cell, const Outcome& outcome);
 
   const Counts& total() const { return total_; }
-  // {"passed", "failed", "skipped", "flaky", "suites": {name: the same}, "worst_ratio": {tensor: {"ratio", "cell"}},
-  // "verdicts": {"bug": 1, ...}}
+  // {"passed", "failed", "skipped", "flaky", "suites": {name: the same}, "worst_ratio": {tensor: {"ratio",
+  // "cell"}}, "verdicts": {"bug": 1, ...}}
   Json ToJson() const;
   // Tables. An empty one is not printed, nor that of the suites where there is only one.
   void PrintAxes(std::ostream& out) const;

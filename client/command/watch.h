@@ -14,19 +14,20 @@
 
 namespace cppool::command {
 
-// From its construction on it notices every save of its files: written in place, or replaced, or a folder or a symbolic link on the
-// way to them is.
+// From its construction on it notices every save of its files: written in place, or replaced, or a folder or
+// a symbolic link on the way to them is.
 class FileWatch {
  public:
   FileWatch();  // throws std::system_error
 
-  // A file that is watched already changes nothing; one that is not there is saved when it is made. Throws std::system_error when
-  // the system allows no further watch.
+  // A file that is watched already changes nothing; one that is not there is saved when it is made. Throws
+  // std::system_error when the system allows no further watch.
   void Add(const std::vector<std::string>& files);
 
-  // Returns the first file that was saved since the last call; of a file that was added since, the save may have come before. Waits for
-  // one without a limit, and then until none was saved for a moment, since an editor or a build may save several.
-  // Empty: `stop` (a descriptor; -1: none) has become readable; a file that was saved is the next call's.
+  // Returns the first file that was saved since the last call; of a file that was added since, the save may
+  // have come before. Waits for one without a limit, and then until none was saved for a moment, since an
+  // editor or a build may save several. Empty: `stop` (a descriptor; -1: none) has become readable; a file
+  // that was saved is the next call's.
   std::string Wait(int stop = -1);
 
  private:

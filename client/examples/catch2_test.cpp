@@ -1,4 +1,5 @@
-// A harness with Catch2 2. With version 3 include <catch2/catch_all.hpp> alone, and link Catch2::Catch2WithMain.
+// A harness with Catch2 2. With version 3 include <catch2/catch_all.hpp> alone, and link
+// Catch2::Catch2WithMain.
 #define CATCH_CONFIG_MAIN
 #include <catch2/catch.hpp>
 

@@ -14,7 +14,7 @@ int main() {
       if (!result.ok()) return 1;
     }
   } catch (const cppool::PoolError& error) {  // no answer: the daemon did not start, died or hung;
-    std::cerr << error.what() << "\n";        // the text ends with its stderr, and the next Run starts another
+    std::cerr << error.what() << "\n";  // the text ends with its stderr, and the next Run starts another
     return 2;
   }
 }

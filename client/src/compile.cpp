@@ -87,7 +87,8 @@ Words CompilerFor(Language language) {
                      " to its path");
 }
 
-// Returns where cppool/case.h is: in the prefix of the daemon, of this program, or that the library was configured for.
+// Returns where cppool/case.h is: in the prefix of the daemon, of this program, or that the library was
+// configured for.
 std::string HeaderFolder() {
   Words folders;
   if (const std::string daemon = FindDaemon({}); !daemon.empty())
@@ -101,8 +102,9 @@ std::string HeaderFolder() {
   return "";
 }
 
-// By default GCC makes static variables of inline functions and of templates common to all libraries of a process: a version of a
-// library would find those of the version before it. Other compilers do not, and may not know the flag.
+// By default GCC makes static variables of inline functions and of templates common to all libraries of a
+// process: a version of a library would find those of the version before it. Other compilers do not, and may
+// not know the flag.
 Words OwnStatics(Language language, const Words& compiler, const std::string& version) {
   if (language == Language::kCuda) {
     const bool other_host =
@@ -138,7 +140,8 @@ std::string VersionOf(const Words& compiler, const CompileOptions& options) {
   return end.output;
 }
 
-// A plain path has no character that means something to a shell, to nvcc, which passes names to one, or to make.
+// A plain path has no character that means something to a shell, to nvcc, which passes names to one, or to
+// make.
 bool IsPlain(const std::string& path) {
   return client::ShellQuote(path) == path && path.find(',') == std::string::npos;
 }
@@ -158,8 +161,8 @@ std::string WithoutBlanks(std::string text) {
   return text;
 }
 
-// Makes a folder for one run of a compiler, which works on a copy of the source there, and gets plain names for folders. Removed with what
-// is in it.
+// Makes a folder for one run of a compiler, which works on a copy of the source there, and gets plain names
+// for folders. Removed with what is in it.
 class CompileFolder {
  public:
   explicit CompileFolder(std::string source) : source_(std::move(source)) {
@@ -206,7 +209,8 @@ class CompileFolder {
     return link;
   }
 
-  // Returns whether a dependency is the source itself. nvcc lists it by the name that #line has, as the literal up to a quotation mark.
+  // Returns whether a dependency is the source itself. nvcc lists it by the name that #line has, as the
+  // literal up to a quotation mark.
   bool IsSource(const std::string& dependency) const {
     const std::string literal = Literal(source_).substr(1);
     return dependency == copy_ ||
@@ -294,7 +298,8 @@ struct Job {
   }
 };
 
-// Returns whether it has no content, as /dev/null. What came through a FIFO or a socket is gone, so that nothing can be kept by it.
+// Returns whether it has no content, as /dev/null. What came through a FIFO or a socket is gone, so that
+// nothing can be kept by it.
 bool IsDevice(const std::string& file) {
   std::error_code missing;
   const fs::file_status status = fs::status(file, missing);
@@ -316,7 +321,8 @@ struct Tries {
   std::string changed;  // one that changed meanwhile
 };
 
-// Compiles once, unless the library is in the cache. Nothing when a file changed meanwhile: what was made may be of neither content.
+// Compiles once, unless the library is in the cache. Nothing when a file changed meanwhile: what was made may
+// be of neither content.
 std::optional<Compiled> TryCompile(const base::FileCache& cache, const Job& job,
                                    const CompileOptions& options, Tries* tries) {
   Compiled compiled;

@@ -21,7 +21,8 @@ constexpr std::size_t kMaxResponseBytes = 16 << 20;
 // Limit for a daemon that has closed a pipe to end, and for its last stderr to arrive.
 constexpr milliseconds kLastWords{500};
 constexpr milliseconds kFirstReading{1000};
-// For the answer to a request that is cancelled: the limits of a daemon after a failure, and what it needs to write it.
+// For the answer to a request that is cancelled: the limits of a daemon after a failure, and what it needs to
+// write it.
 constexpr milliseconds kCancelLimit{1500};
 constexpr milliseconds kSideLimit{500};  // for what is answered at once
 
@@ -144,9 +145,10 @@ void Daemon::SendSide(std::int64_t id, SideRequests& side, std::string& outgoing
   for (auto& [kind, answer] : side.Take()) {
     const bool cancel = kind == SideRequests::Kind::kCancel;
     if (!Has(cancel ? "cancel" : "status")) {
-      answer.set_exception(std::make_exception_ptr(
-          PoolError(PoolError::Kind::kProtocol,
-                    Name() + "has no feature `" + (cancel ? "cancel" : "status") + "`: it is older than this client", "")));
+      answer.set_exception(std::make_exception_ptr(PoolError(
+          PoolError::Kind::kProtocol,
+          Name() + "has no feature `" + (cancel ? "cancel" : "status") + "`: it is older than this client",
+          "")));
       continue;
     }
     protocol::Operation operation = protocol::StatusRequest{};
@@ -211,7 +213,8 @@ Json Daemon::Ask(protocol::Operation operation, Clock::time_point until, SideReq
   } const unanswered{side_answers_};
   if (side) side->Sent();
   int input = process_->input();
-  // The daemon's state is read near the end of the wait and at its end: the difference shows which threads work.
+  // The daemon's state is read near the end of the wait and at its end: the difference shows which threads
+  // work.
   const auto start = Clock::now();
   const auto read_state_at = until - std::min<Clock::duration>(kFirstReading, (until - start) / 2);
   std::optional<ProcessState> state;
@@ -222,15 +225,17 @@ Json Daemon::Ask(protocol::Operation operation, Clock::time_point until, SideReq
       AwaitSideAnswers();
       if (!interrupted) return answer;
       const bool fatal = answer.value("fatal", Json()) == true;
-      throw Lost{PoolError::Kind::kInterrupted,
-                 "the request was cancelled, since the call was interrupted" + (where_.empty() ? "" : ": " + where_),
-                 false, where_, !fatal};
+      throw Lost{
+          PoolError::Kind::kInterrupted,
+          "the request was cancelled, since the call was interrupted" + (where_.empty() ? "" : ": " + where_),
+          false, where_, !fatal};
     }
     const auto now = Clock::now();
     if (now >= until && interrupted)
-      throw Lost{PoolError::Kind::kInterrupted,
-                 Name() + "was killed, since the call was interrupted" + (where_.empty() ? "" : ": " + where_), false,
-                 where_};
+      throw Lost{
+          PoolError::Kind::kInterrupted,
+          Name() + "was killed, since the call was interrupted" + (where_.empty() ? "" : ": " + where_),
+          false, where_};
     if (now >= until) {
       throw Lost{PoolError::Kind::kTimeout, Name() + "did not answer", false,
                  Describe(state.value_or(ProcessState{}), ReadProcessState(process_->pid()))};
@@ -264,8 +269,8 @@ Json Daemon::Ask(protocol::Operation operation, Clock::time_point until, SideReq
       // All has been read, even if a grandchild holds the pipe.
       ThrowClosed("ended", until, !unsent.empty());
     }
-    // POLLERR: the daemon closed its stdin with a part of the request unread. POLLHUP alone: it read the request and then closed
-    // its stdin; an answer may still come.
+    // POLLERR: the daemon closed its stdin with a part of the request unread. POLLHUP alone: it read the
+    // request and then closed its stdin; an answer may still come.
     bool refused =
         (fds[0].revents & POLLERR) != 0 || (fds[0].revents != 0 && !unsent.empty() && !Send(&unsent));
     if (refused) ThrowClosed("closed its stdin", until, !unsent.empty());
@@ -280,7 +285,8 @@ Json Daemon::Ask(protocol::Operation operation, Clock::time_point until, SideReq
 
 void Daemon::DropStale(Clock::time_point until) {
   pollfd fd = {process_->output(), POLLIN, 0};
-  // It reads as much as a pipe holds, or a little more. A flood goes on; the rest is read while waiting for the answer.
+  // It reads as much as a pipe holds, or a little more. A flood goes on; the rest is read while waiting for
+  // the answer.
   for (int i = 0; i < 16 && poll(&fd, 1, 0) > 0 && (fd.revents & POLLIN) != 0 && Receive(); ++i) {
   }
   Json answer;

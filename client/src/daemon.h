@@ -17,7 +17,8 @@
 
 namespace cppool::client {
 
-// Thrown when there is no answer. It becomes a PoolError once the daemon has ended and its stderr is complete.
+// Thrown when there is no answer. It becomes a PoolError once the daemon has ended and its stderr is
+// complete.
 struct Lost {
   PoolError::Kind kind;
   std::string message;
@@ -31,7 +32,8 @@ struct Lost {
 
 std::string Seconds(std::chrono::milliseconds time);  // "2.5 s"
 
-// How long a wait may last before PoolOptions::interrupted is asked, and what it says; false without one, or when it throws.
+// How long a wait may last before PoolOptions::interrupted is asked, and what it says; false without one, or
+// when it throws.
 inline constexpr std::chrono::milliseconds kInterruptionCheck{100};
 bool Interrupted(const PoolOptions& options);
 // Returns the words of the command line after the program.
@@ -48,9 +50,9 @@ class Daemon {
 
   // Sends `hello` and checks the answer, within options.start_limit. Throws Lost of kind kStart.
   void Greet();
-  // Sends the request with a new id and returns its answer. Throws Lost when there is none by `until`: then the daemon must be killed,
-  // unless Lost says that it goes on. `side`: of a `run` or `validate`, what other threads ask meanwhile; when the call is interrupted,
-  // the daemon is asked to cancel it. Null: neither.
+  // Sends the request with a new id and returns its answer. Throws Lost when there is none by `until`: then
+  // the daemon must be killed, unless Lost says that it goes on. `side`: of a `run` or `validate`, what other
+  // threads ask meanwhile; when the call is interrupted, the daemon is asked to cancel it. Null: neither.
   Json Ask(protocol::Operation operation, Clock::time_point until, SideRequests* side = nullptr);
 
   bool Ended() { return process_->Ended(); }
@@ -71,13 +73,14 @@ class Daemon {
   void SendSide(std::int64_t id, SideRequests& side, std::string& outgoing);
   void AskToCancel(std::int64_t id, std::string& outgoing);  // and where the ranks are
   void AwaitSideAnswers();
-  bool GiveSideAnswer(const Json& id, const Json& answer);   // false: it is not one
+  bool GiveSideAnswer(const Json& id, const Json& answer);  // false: it is not one
 
   void DropStale(Clock::time_point until);  // drops output from before a request: it cannot be its answer
   bool Send(std::string_view* unsent);      // false: the daemon has closed its stdin
   bool LeftUnread();  // whether the daemon closed its stdin before it had read everything; reported once
   bool Receive();     // false: end of file
-  // Looks for the answer in what has been received. False: it is not there, or `until` has passed while PoolOptions::log was called.
+  // Looks for the answer in what has been received. False: it is not there, or `until` has passed while
+  // PoolOptions::log was called.
   bool NextAnswer(std::int64_t id, Clock::time_point until, Json* answer);
   // `part_unsent`: the daemon has not been sent the whole request.
   [[noreturn]] void ThrowClosed(const std::string& what, Clock::time_point until, bool part_unsent);
@@ -89,7 +92,7 @@ class Daemon {
   std::unique_ptr<StderrTail> tail_;
   protocol::LineReader reader_;
   std::int64_t last_id_ = 0;
-  std::vector<std::string> features_;  // of `hello`
+  std::vector<std::string> features_;                          // of `hello`
   std::map<std::int64_t, SideRequests::Answer> side_answers_;  // by id: of requests that have been sent
   std::int64_t status_id_ = 0;  // of the `status` of an interrupted call; 0: none
   std::string where_;           // its answer

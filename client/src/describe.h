@@ -1,5 +1,5 @@
-// Writes the client's types as JSON, for the C interface and `cppool run --json`, and as text, and reads the daemon's answers. Members that
-// are not known are null or absent.
+// Writes the client's types as JSON, for the C interface and `cppool run --json`, and as text, and reads the
+// daemon's answers. Members that are not known are null or absent.
 #pragma once
 
 #include <string>
@@ -12,7 +12,8 @@ namespace cppool::client {
 
 Json Describe(const Crash& crash);      // {"error", "rank", "stage", "case", "library", "stack"}
 Json Describe(const PoolError& error);  // as <cppool/client.h> has it at CPPOOL_CLIENT_NO_ANSWER
-// Sets "flaky" and "lost", a list of {"kind", "error", "stderr_tail", "crash" where it is known}, unless they are empty.
+// Sets "flaky" and "lost", a list of {"kind", "error", "stderr_tail", "crash" where it is known}, unless they
+// are empty.
 void AddLost(const std::string& flaky, const std::vector<LostAttempt>& lost, Json* json);
 
 // All throw std::runtime_error that says which member of the daemon's answer is wrong.
@@ -24,6 +25,6 @@ std::string Text(
     const Crash& crash);  // its error, and what that does not have of the stage, the library and the stack
 
 std::string FlakyAt(std::string_view end, int attempt);  // "flaky (passed at attempt 2)"
-std::string FlakyOf(int failed, int of);          // "flaky (failed 1 of 4)"
+std::string FlakyOf(int failed, int of);                 // "flaky (failed 1 of 4)"
 
 }  // namespace cppool::client

@@ -35,7 +35,8 @@ PoolError::PoolError(Kind kind, const std::string& message, std::string stderr_t
       lost_(std::move(lost)) {}
 
 std::string PoolError::flaky() const {
-  if (kind_ == Kind::kStart || kind_ == Kind::kInterrupted) return "";  // the last daemon did not end the request
+  if (kind_ == Kind::kStart || kind_ == Kind::kInterrupted)
+    return "";  // the last daemon did not end the request
   const bool differs =
       std::any_of(lost_.begin(), lost_.end(), [this](const LostAttempt& lost) { return lost.kind != kind_; });
   return differs ? client::FlakyAt(ToString(kind_), attempts_) : "";
@@ -57,8 +58,9 @@ std::string_view ToString(PoolError::Kind kind) {
   return "unknown";
 }
 
-// The state of a Pool in one process. A forked child inherits the parent's state, whose lock may be held by a thread that the
-// child does not have, and whose daemon belongs to the parent: the child puts it aside and never destroys it.
+// The state of a Pool in one process. A forked child inherits the parent's state, whose lock may be held by a
+// thread that the child does not have, and whose daemon belongs to the parent: the child puts it aside and
+// never destroys it.
 class Pool::State {
  public:
   explicit State(PoolOptions options) : options_(std::move(options)) {
@@ -70,8 +72,8 @@ class Pool::State {
   }
   ~State() { Stop(); }
 
-  // Sends the request, waits at most `limit` for the answer, and returns convert(answer, attempts before it). A std::runtime_error
-  // of `convert` counts as a broken protocol.
+  // Sends the request, waits at most `limit` for the answer, and returns convert(answer, attempts before it).
+  // A std::runtime_error of `convert` counts as a broken protocol.
   template <typename Convert>
   auto Ask(const protocol::Operation& operation, milliseconds limit, Convert convert,
            client::SideRequests* side = nullptr) {
@@ -181,7 +183,8 @@ class Pool::State {
   const pid_t process = getpid();
   State* next_abandoned = nullptr;
 
-  // In a forked child: closes the copies of the descriptors, unless a thread that the child does not have was using them.
+  // In a forked child: closes the copies of the descriptors, unless a thread that the child does not have was
+  // using them.
   void Abandon() {
     if (!mutex_.try_lock()) return;
     if (daemon_) daemon_->Abandon();
@@ -199,13 +202,16 @@ class Pool::State {
   }
 
   Result AskResult(const protocol::Operation& operation, milliseconds limit, Result (*read)(Json)) {
-    return Ask(operation, limit, [read](Json answer, const std::vector<LostAttempt>& lost) {
-      Result result = read(std::move(answer));
-      result.lost = lost;
-      result.attempts = static_cast<int>(lost.size()) + 1;
-      if (!lost.empty()) result.flaky = client::FlakyAt(ToString(result.status), result.attempts);
-      return result;
-    }, &side_);
+    return Ask(
+        operation, limit,
+        [read](Json answer, const std::vector<LostAttempt>& lost) {
+          Result result = read(std::move(answer));
+          result.lost = lost;
+          result.attempts = static_cast<int>(lost.size()) + 1;
+          if (!lost.empty()) result.flaky = client::FlakyAt(ToString(result.status), result.attempts);
+          return result;
+        },
+        &side_);
   }
 
   // A call holds it, so that calls take turns. Its constructor waits until no other thread's call goes on.
@@ -274,8 +280,8 @@ class Pool::State {
     next_start_ = Clock::now() + std::min(pause, kLongestPause);
   }
 
-  // Every failed start is followed by a pause, twice as long as the one before. The first pauses are waited for; later ones make calls
-  // fail at once.
+  // Every failed start is followed by a pause, twice as long as the one before. The first pauses are waited
+  // for; later ones make calls fail at once.
   void BackOff() const {
     if (failed_starts_ == 0) return;
     if (failed_starts_ < kStartsInARow) {

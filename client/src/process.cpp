@@ -26,8 +26,8 @@ void Check(int error, const char* what) {
   if (error != 0) throw std::system_error(error, std::generic_category(), what);
 }
 
-// Unlike a pipe, a socket can be written without SIGPIPE, and can be shut down even when other processes hold copies of the
-// descriptor.
+// Unlike a pipe, a socket can be written without SIGPIPE, and can be shut down even when other processes hold
+// copies of the descriptor.
 void MakeSocket(base::UniqueFd* ours, base::UniqueFd* theirs) {
   int fds[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0) Check(errno, "socketpair");
@@ -124,7 +124,8 @@ std::unique_ptr<Process> Process::Spawn(const Command& command) {
         command.path.c_str());
   process->pid_ = pid;
   const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));  // close-on-exec by itself
-  // For other errors it goes on without one: the kernel has none, a filter forbids it, or the process has ended.
+  // For other errors it goes on without one: the kernel has none, a filter forbids it, or the process has
+  // ended.
   if (pidfd < 0 && (errno == EMFILE || errno == ENFILE)) Check(errno, "pidfd_open");
   process->pidfd_ = base::AboveStandard(pidfd);
   return process;
@@ -166,8 +167,9 @@ bool Process::WaitEnd(Clock::time_point until) {
   return true;
 }
 
-// Until the leader is reaped, nobody else can have its number. When somebody else has reaped it, the kernel gives the number
-// to another process only after the group is empty: so if no process has the number, the group is ours or does not exist.
+// Until the leader is reaped, nobody else can have its number. When somebody else has reaped it, the kernel
+// gives the number to another process only after the group is empty: so if no process has the number, the
+// group is ours or does not exist.
 bool Process::GroupIsOurs() const {
   if (end_ != End::kUnknown) return true;
   // A leader that is being reaped right now keeps its number for a moment.

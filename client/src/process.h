@@ -1,5 +1,5 @@
-// A child process in a process group of its own, whose three standard streams are descriptors of this process.
-// No thread, no signal handler; every wait has a limit. Not thread-safe.
+// A child process in a process group of its own, whose three standard streams are descriptors of this
+// process. No thread, no signal handler; every wait has a limit. Not thread-safe.
 #pragma once
 
 #include <sys/types.h>
@@ -39,10 +39,11 @@ class Process {
 
   pid_t pid() const { return pid_; }
   int pidfd() const { return pidfd_.get(); }  // readable when the process has ended; -1 on kernels without it
-  // Returns a socket to its stdin: send(2) with MSG_NOSIGNAL raises no SIGPIPE. What it writes to its stdin can be read from it.
+  // Returns a socket to its stdin: send(2) with MSG_NOSIGNAL raises no SIGPIPE. What it writes to its stdin
+  // can be read from it.
   int input() const { return input_.get(); }
-  int output() const { return output_.get(); }                    // its stdout, non-blocking
-  base::UniqueFd TakeErrors() { return std::move(errors_); }      // its stderr, non-blocking
+  int output() const { return output_.get(); }                // its stdout, non-blocking
+  base::UniqueFd TakeErrors() { return std::move(errors_); }  // its stderr, non-blocking
 
   // End of file on its stdin, also when a forked child of this process holds a copy of the descriptor.
   void CloseInput();
@@ -56,7 +57,8 @@ class Process {
   bool EndedInOrder();        // with exit code 0
   bool EndIsUnknown();        // ended, and its exit status went to somebody else (SIGCHLD ignored, wait(-1))
 
-  // In a forked child of the process that spawned it: closes the copies of the descriptors and does nothing else.
+  // In a forked child of the process that spawned it: closes the copies of the descriptors and does nothing
+  // else.
   void Abandon();
 
  private:

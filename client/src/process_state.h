@@ -1,4 +1,5 @@
-// The state of a process that does not answer, from /proc: for every thread whether it runs or where it waits, and its CPU time.
+// The state of a process that does not answer, from /proc: for every thread whether it runs or where it
+// waits, and its CPU time.
 #pragma once
 
 #include <sys/types.h>
@@ -23,11 +24,12 @@ struct ProcessState {
   std::vector<ThreadState> threads;  // the main thread first; empty: no such process, or no /proc
 };
 
-// Takes milliseconds: it reads a bounded number of threads, and nothing whose reading could wait for the process.
+// Takes milliseconds: it reads a bounded number of threads, and nothing whose reading could wait for the
+// process.
 ProcessState ReadProcessState(pid_t pid);
 
-// "; it was stopped; its threads: ...", of bounded length; "" without threads. CPU times are the differences from `before`, which may
-// be empty.
+// "; it was stopped; its threads: ...", of bounded length; "" without threads. CPU times are the differences
+// from `before`, which may be empty.
 std::string Describe(const ProcessState& before, const ProcessState& now);
 
 }  // namespace cppool::client

@@ -38,7 +38,8 @@ void CheckSayable(const protocol::RunRequest& request) {
 }  // namespace
 
 protocol::RunRequest ToRequest(const Json& params, const RunOptions& options) try {
-  return Complete(protocol::MakeRun(options, params.is_null() ? Json::object() : params));  // Run({}) means none
+  return Complete(
+      protocol::MakeRun(options, params.is_null() ? Json::object() : params));  // Run({}) means none
 } catch (const protocol::InvalidRequest& error) {
   throw std::invalid_argument(error.what());
 }

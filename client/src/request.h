@@ -9,8 +9,8 @@
 
 namespace cppool::client {
 
-// Throws std::invalid_argument for options out of range and for values that JSON cannot express. Folders become absolute, since this
-// process may have changed its working folder after it spawned the daemon.
+// Throws std::invalid_argument for options out of range and for values that JSON cannot express. Folders
+// become absolute, since this process may have changed its working folder after it spawned the daemon.
 protocol::RunRequest ToRequest(const Json& params, const RunOptions& options);
 
 // The last step of ToRequest: absolute paths, and whether JSON can express it.

@@ -20,8 +20,8 @@ constexpr std::size_t kMostOutput = 1 << 20;
 constexpr std::chrono::milliseconds kAskAgain{100};     // whether the call is interrupted
 constexpr std::chrono::milliseconds kWithoutPidfd{10};  // between two looks at whether the program has ended
 
-// Its stdin is a socket to the caller, which ends when the caller does: then the group gets SIGTERM, on which compilers remove their
-// temporary files, and SIGKILL. The program's exit code is written to that socket.
+// Its stdin is a socket to the caller, which ends when the caller does: then the group gets SIGTERM, on which
+// compilers remove their temporary files, and SIGKILL. The program's exit code is written to that socket.
 constexpr const char* kScript = R"(exec 3<&0 </dev/null
 folder=$1
 shift
@@ -30,7 +30,8 @@ shift
 echo $? >&3
 )";
 
-// Appends what can be read without waiting, up to what a pipe holds: somebody may write for ever. Closed at its end.
+// Appends what can be read without waiting, up to what a pipe holds: somebody may write for ever. Closed at
+// its end.
 void Drain(pollfd* fd, std::string* text) {
   char buffer[1 << 16];
   const ssize_t count = fd->fd >= 0 ? read(fd->fd, buffer, sizeof buffer) : -1;

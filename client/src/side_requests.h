@@ -1,5 +1,5 @@
-// What other threads ask of a daemon while a call waits for its answer: `cancel` and `status`. The call's own thread sends these, and
-// hands the answers back.
+// What other threads ask of a daemon while a call waits for its answer: `cancel` and `status`. The call's own
+// thread sends these, and hands the answers back.
 #pragma once
 
 #include <future>
@@ -21,8 +21,8 @@ class SideRequests {
 
   SideRequests();  // throws std::system_error
 
-  // Any thread: waits for the answer. Nothing: no call of Run or Validate goes on, or it has ended first. `starting`: what is answered at
-  // once as long as the request has not been sent; nothing: it is waited for.
+  // Any thread: waits for the answer. Nothing: no call of Run or Validate goes on, or it has ended first.
+  // `starting`: what is answered at once as long as the request has not been sent; nothing: it is waited for.
   std::optional<Json> Ask(Kind kind, const std::optional<Json>& starting);
 
   // On the call's thread, in this order. Between Begin and End the call may be sent to several daemons.

@@ -1,4 +1,5 @@
-// Reads a daemon's stderr as long as the daemon lives, so that it never blocks on a full pipe, and keeps the end of it.
+// Reads a daemon's stderr as long as the daemon lives, so that it never blocks on a full pipe, and keeps the
+// end of it.
 #pragma once
 
 #include <atomic>
@@ -29,11 +30,12 @@ class StderrTail {
   StderrTail(const StderrTail&) = delete;
   StderrTail& operator=(const StderrTail&) = delete;
 
-  // Waits until everything written before this call has been read, at most until `until`, since on_line may be slow.
-  // Output of a process that has left the daemon's group may go on and is not waited for. One thread at a time.
+  // Waits until everything written before this call has been read, at most until `until`, since on_line may
+  // be slow. Output of a process that has left the daemon's group may go on and is not waited for. One thread
+  // at a time.
   void CatchUp(Clock::time_point until);
-  // Returns the last kTailLines lines, of which the last kTailCharacters characters. Without the lines that StartFailure() and
-  // Crash() have read.
+  // Returns the last kTailLines lines, of which the last kTailCharacters characters. Without the lines that
+  // StartFailure() and Crash() have read.
   std::string Text() const;
 
   // Returns the last start line (protocol/start.h) read so far, if any.
@@ -44,7 +46,8 @@ class StderrTail {
   // Returns the last crash line (protocol/crash.h) read so far, if any.
   std::optional<cppool::Crash> Crash() const;
 
-  // In a forked child, which does not have the thread: closes the descriptors. The object must then be leaked.
+  // In a forked child, which does not have the thread: closes the descriptors. The object must then be
+  // leaked.
   void Abandon();
 
  private:

@@ -14,7 +14,8 @@
 namespace cppool::suite {
 namespace {
 
-// The text of an option's value, for the types that options of `cppool run` have: none else, also where it could be converted.
+// The text of an option's value, for the types that options of `cppool run` have: none else, also where it
+// could be converted.
 std::string OptionText(const std::string& text) { return text; }
 std::string OptionText(const std::int64_t& number) { return std::to_string(number); }
 std::string OptionText(const std::optional<std::uint64_t>& number) { return std::to_string(*number); }
@@ -31,7 +32,9 @@ std::string OptionText(const std::optional<Fault>& fault) {
 std::string OptionText(bool) = delete;
 
 template <typename Value>
-concept HasOptionText = requires(const Value& value) { OptionText(value); };
+concept HasOptionText = requires(const Value& value) {
+  OptionText(value);
+};
 
 constexpr bool EachOptionHasText() {
   bool each = true;

@@ -144,7 +144,8 @@ void CheckSequencesOf(const fs::path& folder, const kernels::AttentionSpec& spec
   }
 }
 
-// Calls visit(tensor, reference) for each file of a dump. `reference`: those of the run without CP are among them.
+// Calls visit(tensor, reference) for each file of a dump. `reference`: those of the run without CP are among
+// them.
 template <typename Visit>
 void ForEachFile(const kernels::AttentionSpec& spec, int world_size, bool reference, Visit&& visit) {
   for (const TensorInfo& tensor : InputTensors(spec)) visit(tensor, false);
@@ -163,7 +164,8 @@ const char* FormatOf(const TensorInfo& tensor) {
   return NameOf(tensor.dtype);
 }
 
-// A file that this dump would replace must be a regular file and no symbolic link, and the index must be that of a dump.
+// A file that this dump would replace must be a regular file and no symbolic link, and the index must be that
+// of a dump.
 void CheckPlaces(const fs::path& folder, const kernels::AttentionSpec& spec, int world_size) {
   const auto check = [&](const std::string& name) {
     std::error_code error;
@@ -222,8 +224,8 @@ void CheckDump(const std::string& folder, const char* inputs, const kernels::Att
   if (inputs && (fs::equivalent(folder, inputs, ignored) ||
                  fs::weakly_canonical(folder, ignored) == fs::weakly_canonical(inputs, ignored)))
     Refuse("dump", "is the folder of inputs, which would be overwritten: name another");
-  // Only writing shows whether the folder, or the nearest existing parent that it would be made in, can be written to. The
-  // folder itself is not made here: a concurrent check could find and remove it.
+  // Only writing shows whether the folder, or the nearest existing parent that it would be made in, can be
+  // written to. The folder itself is not made here: a concurrent check could find and remove it.
   fs::path at = fs::absolute(folder, ignored).lexically_normal();
   std::error_code error;
   while (fs::symlink_status(at, error).type() == fs::file_type::not_found && at.has_relative_path())
@@ -281,7 +283,8 @@ void DumpFiles::Begin() {
   } catch (const Refused& refused) {
     throw RuntimeError(refused.status(), refused.what());
   }
-  // Removes the earlier dump: its index would describe the new files, and files that only it has would stay among them.
+  // Removes the earlier dump: its index would describe the new files, and files that only it has would stay
+  // among them.
   Json old = ReadIndex(folder_).value("files", Json());
   if (!old.is_object()) old = Json::object();
   fs::remove(fs::path(folder_) / kIndex, error);

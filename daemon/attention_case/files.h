@@ -14,11 +14,11 @@ namespace cppool::attention_case {
 
 // Both functions throw Refused with the key, and with the file where one is at fault.
 
-// Checks that every file that `spec` needs exists with the right shape and a known type, that its dtype can hold all values,
-// and that the sequences fit those of an index.json beside them. Reads all files.
+// Checks that every file that `spec` needs exists with the right shape and a known type, that its dtype can
+// hold all values, and that the sequences fit those of an index.json beside them. Reads all files.
 void CheckInputs(const std::string& folder, const kernels::AttentionSpec& spec);
-// Checks that the folder is not `inputs` (which may be NULL), that it can be made or written to, and that the dump of `spec`
-// would replace an earlier dump only, and files only. Leaves no trace.
+// Checks that the folder is not `inputs` (which may be NULL), that it can be made or written to, and that the
+// dump of `spec` would replace an earlier dump only, and files only. Leaves no trace.
 void CheckDump(const std::string& folder, const char* inputs, const kernels::AttentionSpec& spec,
                int world_size);
 
@@ -33,8 +33,9 @@ class InputFiles : public kernels::TensorSource {
   std::map<std::string, NpyReader> files_;
 };
 
-// Each rank has one. That of rank 0 makes the folder, the files and, when all is written, index.json. A dump replaces an earlier
-// one in the same folder, and nothing else. Only one at a time writes to a folder: Begin() throws while another one does.
+// Each rank has one. That of rank 0 makes the folder, the files and, when all is written, index.json. A dump
+// replaces an earlier one in the same folder, and nothing else. Only one at a time writes to a folder:
+// Begin() throws while another one does.
 class DumpFiles : public kernels::TensorSink {
  public:
   // `about`: further members of index.json. `reference`: the outputs without CP are dumped too.

@@ -48,8 +48,9 @@ void CheckRecipe(const Json& params) {
   }
 }
 
-// Blocks of mxfp8 lie along the head dimension, and along the tokens of each chunk, so that payloads do not depend on how many ranks
-// share a sequence. Packed sequences have any length: their last block may be shorter.
+// Blocks of mxfp8 lie along the head dimension, and along the tokens of each chunk, so that payloads do not
+// depend on how many ranks share a sequence. Packed sequences have any length: their last block may be
+// shorter.
 std::string CheckBlocks(const Json& params, int world_size) {
   for (const char* name : {"head_dim_qk", "head_dim_v"}) {
     const std::int64_t dim = params.at(name);

@@ -1,5 +1,5 @@
-// Arrays of NumPy's .npy format, row by row: little-endian floating-point numbers, or bytes, in C order (NumPy enhancement
-// proposal 1). Errors throw NpyError, whose text begins with the file's path.
+// Arrays of NumPy's .npy format, row by row: little-endian floating-point numbers, or bytes, in C order
+// (NumPy enhancement proposal 1). Errors throw NpyError, whose text begins with the file's path.
 #pragma once
 
 #include <cstddef>

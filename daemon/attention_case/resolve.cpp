@@ -81,8 +81,8 @@ std::string NotDivisible(const char* name, std::int64_t value, std::int64_t divi
          std::to_string(divisor) + ": " + why;
 }
 
-// Keeps the first reason why the ranks cannot share the problem. It counts once all of the request has been read, so that what is
-// wrong in any world is named first.
+// Keeps the first reason why the ranks cannot share the problem. It counts once all of the request has been
+// read, so that what is wrong in any world is named first.
 class Division {
  public:
   void Impossible(const std::string& why) {
@@ -103,8 +103,8 @@ class Division {
   std::string why_;
 };
 
-// One rank exchanges with none, and all of them have no ring: those are other schedules, and running them under this
-// name would hide it.
+// One rank exchanges with none, and all of them have no ring: those are other schedules, and running them
+// under this name would hide it.
 void CheckA2aSize(std::int64_t a2a_size, int world_size, Division& division) {
   std::string allowed;
   bool found = false;

@@ -1,4 +1,5 @@
-// From the parameters of a request to the problem of attention: model rows, derived values, relations, what is unsupported.
+// From the parameters of a request to the problem of attention: model rows, derived values, relations, what
+// is unsupported.
 #pragma once
 
 #include <cppool/attention.h>
@@ -38,30 +39,35 @@ class Refused : public std::runtime_error {
   cppool_status status_;
 };
 
-// `params` has every parameter of the schema, of the right type and in range; `given` says which of them the request gave. The
-// result has the model's values, no null where a value can be derived, and mask and window in their effective form:
-//   thd: `causal` and `no_mask` are `padding_causal` and `padding`; a row of the fused table has pad_between_seqs;
+// `params` has every parameter of the schema, of the right type and in range; `given` says which of them the
+// request gave. The result has the model's values, no null where a value can be derived, and mask and window
+// in their effective form:
+//   thd: `causal` and `no_mask` are `padding_causal` and `padding`; rows of the fused table have
+//   pad_between_seqs;
 //   a causal mask closes the window's right side; without one, (-1, 0) means (-1, -1).
 // Throws Refused.
 Json Resolve(Json params, const std::function<bool(const std::string&)>& given);
 
-// Resolves the parameters of dtype fp8: no null is left, and fp8_mha implies fp8_dpa. Leaves another dtype as it is.
+// Resolves the parameters of dtype fp8: no null is left, and fp8_mha implies fp8_dpa. Leaves another dtype as
+// it is.
 void ResolveFp8(Json& params);
 
-// Checks the relations between resolved parameters, and between them and the world. Throws Refused naming the parameter and what is
-// allowed: CPPOOL_INVALID_REQUEST before CPPOOL_INAPPLICABLE.
+// Checks the relations between resolved parameters, and between them and the world. Throws Refused naming the
+// parameter and what is allowed: CPPOOL_INVALID_REQUEST before CPPOOL_INAPPLICABLE.
 void CheckRelations(const Json& params, int world_size);
 
-// Whether the resolved parameters make a recipe of fp8. Throws Refused, CPPOOL_INVALID_REQUEST, with the name of the parameter that
-// contradicts another one. Returns why blocks of mxfp8 cannot be divided over `world_size` ranks, or "".
+// Whether the resolved parameters make a recipe of fp8. Throws Refused, CPPOOL_INVALID_REQUEST, with the name
+// of the parameter that contradicts another one. Returns why blocks of mxfp8 cannot be divided over
+// `world_size` ranks, or "".
 std::string CheckFp8(const Json& params, int world_size);
 
-// Checks cu_seqlens_q, cu_seqlens_kv and their padded forms (cumulated numbers of tokens and of places, as in Transformer Engine and
-// FlashAttention) against each other and against the other parameters, which are resolved and checked. Throws and returns as CheckFp8.
+// Checks cu_seqlens_q, cu_seqlens_kv and their padded forms (cumulated numbers of tokens and of places, as in
+// Transformer Engine and FlashAttention) against each other and against the other parameters, which are
+// resolved and checked. Throws and returns as CheckFp8.
 std::string CheckSequences(const Json& params, int world_size);
 
-// Finds the kernels of a case: those of the kernel that the request wants; NULL: cppool's. Throws Refused: CPPOOL_UNSUPPORTED with their
-// reason when they cannot do this case.
+// Finds the kernels of a case: those of the kernel that the request wants; NULL: cppool's. Throws Refused:
+// CPPOOL_UNSUPPORTED with their reason when they cannot do this case.
 std::shared_ptr<const kernels::AttentionFamily> ChooseKernels(const cppool_attention_kernel* wanted,
                                                               const std::string& backend,
                                                               const kernels::AttentionSpec& spec,

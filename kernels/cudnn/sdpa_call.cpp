@@ -43,7 +43,8 @@ TensorForm RowFormOf(const cppool_tensor& tensor) {
   return {{d[0], d[1], d[2], 1}, {s[0], s[1], s[2], 1}};
 }
 
-// Describes a bias. Where a dimension is 1 the table's stride is 0, and cuDNN's samples have that of a packed tensor.
+// Describes a bias. Where a dimension is 1 the table's stride is 0, and cuDNN's samples have that of a packed
+// tensor.
 TensorForm BiasFormOf(const cppool_tensor& tensor) {
   TensorForm form;
   for (std::size_t axis = 4; axis-- > 0;) {

@@ -12,8 +12,8 @@ namespace cppool::kernels::cudnn {
 
 enum class ElementType { kFp16, kBf16 };
 
-// [batch, heads, tokens, dim], of a bias [batch or 1, heads or 1, queries or 1, keys]; in elements. All zero: there is no
-// such tensor.
+// [batch, heads, tokens, dim], of a bias [batch or 1, heads or 1, queries or 1, keys]; in elements. All zero:
+// there is no such tensor.
 struct TensorForm {
   std::array<std::int64_t, 4> dims{}, strides{};
   bool operator==(const TensorForm&) const = default;

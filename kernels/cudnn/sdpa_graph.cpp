@@ -12,7 +12,8 @@
 
 #include "kernels/cudnn/library.h"
 
-// What the frontend calls instead of functions that it is linked with (NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING).
+// What the frontend calls instead of functions that it is linked with
+// (NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING).
 namespace cudnn_frontend {
 void* cudnn_dlhandle = nullptr;
 }
@@ -154,8 +155,9 @@ std::int64_t Count(const TensorForm& form) {
 // Rounds up to the alignment of a workspace, in bytes.
 std::size_t RoundUp(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// score - slope * |key - query - diagonal|. cuDNN's own ALiBi, set_alibi_mask, computes its slopes from the number of
-// heads, counts from the first key, and takes causal masks alone; this becomes the same kernel with other numbers.
+// score - slope * |key - query - diagonal|. cuDNN's own ALiBi, set_alibi_mask, computes its slopes from the
+// number of heads, counts from the first key, and takes causal masks alone; this becomes the same kernel with
+// other numbers.
 Tensor SubtractAlibi(const Graph& graph, const Tensor& scores, const Tensor& slopes, std::int64_t diagonal) {
   using fe::graph::Pointwise_attributes;
   const auto integers = [](const char* name, fe::PointwiseMode_t mode) {
@@ -303,8 +305,9 @@ class Builder {
       if (call_.right_bound) options.set_diagonal_band_right_bound(*call_.right_bound);
       return;
     }
-    // Beside changes of the scores by its caller the frontend takes no mask, which then is one of these changes. In the
-    // backward pass they need nothing: the gradients of sums are those of their terms, and P is 0 where nothing is seen.
+    // Beside changes of the scores by its caller the frontend takes no mask, which then is one of these
+    // changes. In the backward pass they need nothing: the gradients of sums are those of their terms, and P
+    // is 0 where nothing is seen.
     const std::int64_t heads = call_.q.dims[1];
     const Tensor slopes = graph_->tensor(fe::graph::Tensor_attributes()
                                              .set_uid(kSlopes)
@@ -362,7 +365,8 @@ std::size_t BuildPlan(fe::graph::Graph& graph, const Handle& handle) {
   Check(graph.build_plans());
   std::int64_t bytes = 0;
   Check(graph.get_workspace_size(bytes));
-  // Captures a run and throws it away, which loads the kernels without running them. Where that fails the first run loads them.
+  // Captures a run and throws it away, which loads the kernels without running them. Where that fails the
+  // first run loads them.
   Check(fe::detail::set_stream(cudnn, static_cast<cudaStream_t>(handle.plan_stream())), "cudnnSetStream");
   (void)graph.warmup(cudnn);
   return static_cast<std::size_t>(bytes);
@@ -391,7 +395,8 @@ Handle::Handle() {
   cudnnHandle_t handle = nullptr;
   Check(fe::detail::create_handle(&handle), "cudnnCreate");
   handle_ = handle;
-  // Not the default stream: no thread may name that while a stream that waits for it is captured, and ranks make plans at once.
+  // Not the default stream: no thread may name that while a stream that waits for it is captured, and ranks
+  // make plans at once.
   const auto create = reinterpret_cast<decltype(&cudaStreamCreateWithFlags)>(
       fe::detail::get_cuda_symbol(fe::detail::CudaLibrary::CUDART, "cudaStreamCreateWithFlags"));
   cudaStream_t stream = nullptr;
@@ -411,7 +416,8 @@ struct SdpaGraph::State {
 
 std::optional<std::string> SdpaGraph::Refusal(const SdpaCall& call, int compute_capability) {
   Version();
-  if (call.alibi) {  // the limits of the mask, which the frontend checks only where it is not part of a score_mod
+  if (call.alibi) {  // the limits of the mask, which the frontend checks only where it is not part of a
+                     // score_mod
     SdpaCall masked = call;
     masked.alibi = false;
     if (auto refusal = Validate(masked, compute_capability)) return refusal;

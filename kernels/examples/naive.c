@@ -1,5 +1,6 @@
-/* Attention on the host, from the definition, in C99: the smallest kernel with everything that cppool/attention.h asks
- * for. It takes every mask, every stride, a bias, ALiBi, max_logit and packed sequences; of dtypes bf16 and fp8. */
+/* Attention on the host, from the definition, in C99: the smallest kernel with everything that
+ * cppool/attention.h asks for. It takes every mask, every stride, a bias, ALiBi, max_logit and packed
+ * sequences; of dtypes bf16 and fp8. */
 #include <cppool/attention.h>
 
 #include <math.h>
@@ -55,7 +56,8 @@ static int64_t At(const cppool_tensor* t, int64_t i, int64_t j, int64_t k) {
   return i * t->strides[0] + j * t->strides[1] + k * t->strides[2];
 }
 
-/* One sequence of a call: which entry of the tensors' first dimension, its first rows there, and its lengths. */
+/* One sequence of a call: which entry of the tensors' first dimension, its first rows there, and its lengths.
+ */
 typedef struct Sequence {
   int64_t entry, q, k, queries, keys;
 } Sequence;
@@ -63,7 +65,8 @@ typedef struct Sequence {
 static Sequence SequenceAt(const cppool_attention_call* c, const cppool_attention_tensors* t, int64_t b) {
   Sequence s = {b, 0, 0, c->seqlen_q, c->seqlen_kv};
   if (t->cu_seqlens_q) { /* packed: all are rows of one entry */
-    const int32_t *q = (const int32_t*)t->cu_seqlens_q->data + b, *k = (const int32_t*)t->cu_seqlens_kv->data + b;
+    const int32_t *q = (const int32_t*)t->cu_seqlens_q->data + b,
+                  *k = (const int32_t*)t->cu_seqlens_kv->data + b;
     s.entry = 0;
     s.q = q[0];
     s.k = k[0];
@@ -78,7 +81,7 @@ static void Seen(const cppool_attention_call* c, const Sequence* s, int64_t i, i
   const int64_t diagonal = i + (c->anchor == CPPOOL_BOTTOM_RIGHT ? s->keys - s->queries : 0);
   *first = c->window_left >= 0 && diagonal > c->window_left ? diagonal - c->window_left : 0;
   *end = c->window_right >= 0 && diagonal + c->window_right + 1 < s->keys ? diagonal + c->window_right + 1
-                                                                           : s->keys;
+                                                                          : s->keys;
 }
 
 static float Logit(const cppool_attention_call* c, const cppool_attention_tensors* t, const Sequence* s,
@@ -89,7 +92,8 @@ static float Logit(const cppool_attention_call* c, const cppool_attention_tensor
   for (int64_t d = 0; d < c->dim_qk; ++d) sum += Load(t->q, q + d) * Load(t->k, k + d);
   sum *= (float)c->scale;
   if (t->bias) sum += Load(t->bias, At(t->bias, s->entry, h, i) + j); /* strides of 0 broadcast */
-  if (t->alibi_slopes) sum -= ((const float*)t->alibi_slopes->data)[h] * fabsf((float)(j - i - c->alibi_diagonal));
+  if (t->alibi_slopes)
+    sum -= ((const float*)t->alibi_slopes->data)[h] * fabsf((float)(j - i - c->alibi_diagonal));
   return sum;
 }
 
@@ -142,7 +146,8 @@ static cppool_status Forward(void* plan, const cppool_attention_tensors* t, void
         for (int64_t d = 0; d < c->dim_v; ++d) {
           float out = 0;
           for (int64_t j = first; j < end; ++j)
-            out += ForProduct(c, p[j]) * Load(t->v, At(t->v, s.entry, s.k + j, h / (c->heads / c->kv_heads)) + d);
+            out += ForProduct(c, p[j]) *
+                   Load(t->v, At(t->v, s.entry, s.k + j, h / (c->heads / c->kv_heads)) + d);
           Store(t->out, At(t->out, s.entry, s.q + i, h) + d, out / sum);
         }
       }

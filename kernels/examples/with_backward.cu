@@ -1,5 +1,6 @@
-// Attention in bf16 with its gradients, with a bias, ALiBi and max_logit: a warp for each vector of the output, of dq, and of
-// dk and dv, and for each element of dbias, so that every sum has one order and no atomics.
+// Attention in bf16 with its gradients, with a bias, ALiBi and max_logit: a warp for each vector of the
+// output, of dq, and of dk and dv, and for each element of dbias, so that every sum has one order and no
+// atomics.
 #include <cppool/attention.h>
 #include <cuda_bf16.h>
 #include <cstdio>
@@ -114,7 +115,8 @@ __global__ void BackwardKey(Problem p, Tensors t) {
 
 // Sums dS over what the bias is broadcast to; 0 where nothing is seen.
 __global__ void BackwardBias(Problem p, Tensors t, Shape shape) {
-  const int j = blockIdx.x, first_i = blockIdx.y, first_h = blockIdx.z % shape.heads, first_b = blockIdx.z / shape.heads;
+  const int j = blockIdx.x, first_i = blockIdx.y, first_h = blockIdx.z % shape.heads,
+            first_b = blockIdx.z / shape.heads;
   float sum = 0;
   for (int b = first_b; b < p.batch; b += shape.batch) {
     for (int h = first_h; h < p.heads; h += shape.heads) {
@@ -133,13 +135,15 @@ cppool_status StatusOf(cudaError_t error, char* why, size_t size) {
 }
 
 cppool_status Supports(const cppool_attention_call* c, char* why, size_t size) {
-  if (c->tensors->q->code == CPPOOL_DL_BFLOAT && c->dim_qk <= 32 * kPerLane && c->dim_v <= 32 * kPerLane) return CPPOOL_OK;
+  if (c->tensors->q->code == CPPOOL_DL_BFLOAT && c->dim_qk <= 32 * kPerLane && c->dim_v <= 32 * kPerLane)
+    return CPPOOL_OK;
   snprintf(why, size, "bf16 with head dims up to %d alone", 32 * kPerLane);
   return CPPOOL_UNSUPPORTED;
 }
 
 cppool_status Prepare(const cppool_attention_call* c, void** plan, size_t*, char* why, size_t size) {
-  cudaFuncAttributes loaded;  // asking loads the kernel; loading it later could wait for another rank's collective
+  cudaFuncAttributes
+      loaded;  // asking loads the kernel; loading it later could wait for another rank's collective
   for (const void* kernel : {(const void*)Forward, (const void*)BackwardQuery, (const void*)BackwardKey,
                              (const void*)BackwardBias}) {
     const cudaError_t error = cudaFuncGetAttributes(&loaded, kernel);
@@ -166,19 +170,20 @@ void SetBias(const cppool_attention_tensors* from, Tensors& t) {
   if (from->alibi_slopes) t.slopes = (const float*)from->alibi_slopes->data;
 }
 
-cppool_status RunForward(void* plan, const cppool_attention_tensors* from, void*, cppool_stream stream, char* why,
-                         size_t size) {
+cppool_status RunForward(void* plan, const cppool_attention_tensors* from, void*, cppool_stream stream,
+                         char* why, size_t size) {
   const Problem& p = *static_cast<Problem*>(plan);
   Tensors t;
-  t.q = Rows(from->q), t.k = Rows(from->k), t.v = Rows(from->v), t.out = Rows(from->out), t.lse = Values(from->lse);
+  t.q = Rows(from->q), t.k = Rows(from->k), t.v = Rows(from->v), t.out = Rows(from->out),
+  t.lse = Values(from->lse);
   if (from->max_logit) t.max_logit = Values(from->max_logit);
   SetBias(from, t);
   Forward<<<dim3(p.queries, p.heads, p.batch), 32, 0, (cudaStream_t)stream>>>(p, t);
   return StatusOf(cudaGetLastError(), why, size);
 }
 
-cppool_status RunBackward(void* plan, const cppool_attention_tensors* from, void*, cppool_stream stream, char* why,
-                          size_t size) {
+cppool_status RunBackward(void* plan, const cppool_attention_tensors* from, void*, cppool_stream stream,
+                          char* why, size_t size) {
   const Problem& p = *static_cast<Problem*>(plan);
   Tensors t;
   t.q = Rows(from->q), t.k = Rows(from->k), t.v = Rows(from->v), t.dout = Rows(from->dout);
@@ -190,8 +195,8 @@ cppool_status RunBackward(void* plan, const cppool_attention_tensors* from, void
   if (from->dbias) {
     t.dbias = Rows(from->dbias);
     const int64_t* const n = from->dbias->shape;
-    BackwardBias<<<dim3(n[3], n[2], n[0] * n[1]), 32, 0, (cudaStream_t)stream>>>(p, t,
-                                                                                 {int(n[0]), int(n[1]), int(n[2])});
+    BackwardBias<<<dim3(n[3], n[2], n[0] * n[1]), 32, 0, (cudaStream_t)stream>>>(
+        p, t, {int(n[0]), int(n[1]), int(n[2])});
   }
   return StatusOf(cudaGetLastError(), why, size);
 }

@@ -1,5 +1,6 @@
-// CUDA on demand: the driver is asked for devices, and the module with everything that needs CUDA or NCCL is opened, only when wanted.
-// And the kernels that belong to a runtime: the host's, or those of the module that made the runtime.
+// CUDA on demand: the driver is asked for devices, and the module with everything that needs CUDA or NCCL is
+// opened, only when wanted. And the kernels that belong to a runtime: the host's, or those of the module that
+// made the runtime.
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -146,7 +147,8 @@ const CudaModule& OpenCudaModule() {
   void* handle = OpenFile();
   const auto table = reinterpret_cast<const CudaModule* (*)()>(dlsym(handle, kCudaModuleSymbol));
   const std::string file = FileOf(reinterpret_cast<void*>(table));
-  // Not closed when it is refused: CUDA's and NCCL's libraries, which it may have brought, are not made for that.
+  // Not closed when it is refused: CUDA's and NCCL's libraries, which it may have brought, are not made for
+  // that.
   if (!table) {
     throw RuntimeError(CPPOOL_CUDA, std::string("not cppool's CUDA module: it has no ") + kCudaModuleSymbol +
                                         ". Does CPPOOL_CUDA_MODULE name the right file?");
@@ -160,11 +162,12 @@ const CudaModule& OpenCudaModule() {
 
 std::string CudaModuleFile() { return FileOf(reinterpret_cast<void*>(OpenCudaModule().create_backend)); }
 
-std::unique_ptr<Backend> CreateCudaBackend(const Place& place, Transport transport, const std::string& commit) {
+std::unique_ptr<Backend> CreateCudaBackend(const Place& place, Transport transport,
+                                           const std::string& commit) {
   if (!place.whole()) {
-    throw RuntimeError(CPPOOL_UNSUPPORTED, "the CUDA backend runs all ranks of a world in one process, and not " +
-                                               std::to_string(place.ranks) + " of " +
-                                               std::to_string(place.world_size));
+    throw RuntimeError(CPPOOL_UNSUPPORTED,
+                       "the CUDA backend runs all ranks of a world in one process, and not " +
+                           std::to_string(place.ranks) + " of " + std::to_string(place.world_size));
   }
   const CudaModule& module = OpenCudaModule();
   const std::string other = module.commit;

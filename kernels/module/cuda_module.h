@@ -24,8 +24,8 @@ struct CudaModule {
 inline constexpr const char* kCudaModuleSymbol =
     "cppool_cuda_module";  // extern "C" const CudaModule* cppool_cuda_module()
 
-// The module, opened by the first call that succeeds and kept until the process ends. Any thread. Throws RuntimeError that says what
-// to do. In library cppool_kernels (cuda_loader.cpp).
+// The module, opened by the first call that succeeds and kept until the process ends. Any thread. Throws
+// RuntimeError that says what to do. In library cppool_kernels (cuda_loader.cpp).
 const CudaModule& OpenCudaModule();
 
 }  // namespace cppool::kernels

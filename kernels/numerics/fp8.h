@@ -1,11 +1,12 @@
 // 8-bit floating point as the host and CUDA kernels compute with it: payloads in memory, fp32 in registers.
 //
-//   E4M3 (FN)  bias 7, no infinity, NaN 0x7F and 0xFF, largest 448, smallest normal 2^-6, smallest subnormal 2^-9
-//   E5M2       bias 15, infinity 0x7C, NaN above, largest 57344, smallest normal 2^-14, smallest subnormal 2^-16
+//   E4M3 (FN)  bias 7, no infinity, NaN 0x7F and 0xFF, largest 448, smallest normal 2^-6, subnormal 2^-9
+//   E5M2       bias 15, infinity 0x7C, NaN above, largest 57344, smallest normal 2^-14, subnormal 2^-16
 //   E8M0       2^(e - 127), NaN 0xFF: the scale of a block of 32 (OCP microscaling formats, version 1.0)
 //
-// A cast from fp32 rounds to nearest even, keeps subnormals, and saturates: overflow and infinity become the largest finite
-// value with their sign, NaN stays NaN (as PTX cvt.rn.satfinite). Written without branches, so that loops vectorise.
+// A cast from fp32 rounds to nearest even, keeps subnormals, and saturates: overflow and infinity become the
+// largest finite value with their sign, NaN stays NaN (as PTX cvt.rn.satfinite). Written without branches, so
+// that loops vectorise.
 #pragma once
 
 #include <cfloat>
@@ -33,7 +34,8 @@ CPPOOL_HOST_DEVICE inline float FromBits(std::uint32_t bits) {
   return value;
 }
 
-// `kFraction` bits of fraction; exponents are biased by `kBias`; `kLargest` is the pattern of the largest finite value.
+// `kFraction` bits of fraction; exponents are biased by `kBias`; `kLargest` is the pattern of the largest
+// finite value.
 template <int kFraction, std::uint32_t kBias, std::uint32_t kLargest>
 CPPOOL_HOST_DEVICE inline std::uint8_t Encode(float value) {
   constexpr int kShift = 23 - kFraction;
@@ -53,8 +55,9 @@ CPPOOL_HOST_DEVICE inline std::uint8_t Encode(float value) {
   return static_cast<std::uint8_t>(result | (bits >> 24 & 0x80u));
 }
 
-// Saturates, rounds to nearest even, keeps subnormals and NaN, as Encode does; a zero may lose its sign. Adding 1.5 times the power of two
-// whose last place is the format's unit at `value` rounds away what is below it.
+// Saturates, rounds to nearest even, keeps subnormals and NaN, as Encode does; a zero may lose its sign.
+// Adding 1.5 times the power of two whose last place is the format's unit at `value` rounds away what is
+// below it.
 template <int kFraction, std::uint32_t kBias>
 CPPOOL_HOST_DEVICE inline float Round(float value, float largest) {
   constexpr std::uint32_t kSmallestNormal = (127 + 1 - kBias) << 23;
@@ -92,16 +95,16 @@ CPPOOL_HOST_DEVICE inline float E5M2ToFloat(std::uint8_t bits) {
   return fp8_detail::FromBits(result | std::uint32_t{bits & 0x80u} << 24);
 }
 
-// The scale of a tensor whose values are stored as value * scale: fp8_max / amax, to nearest. 1 for an amax of 0, infinity or
-// NaN; FLT_MAX where the quotient overflows. (Transformer Engine's current scaling.)
+// The scale of a tensor whose values are stored as value * scale: fp8_max / amax, to nearest. 1 for an amax
+// of 0, infinity or NaN; FLT_MAX where the quotient overflows. (Transformer Engine's current scaling.)
 CPPOOL_HOST_DEVICE inline float CurrentScale(float fp8_max, float amax) {
   if (!(amax > 0) || amax > FLT_MAX) return 1;
   const float scale = fp8_max / amax;
   return scale > FLT_MAX ? FLT_MAX : scale;
 }
 
-// The smallest power of two with which a block of this amax fits into E4M3 (nothing saturates): the exact ceiling of
-// log2(amax / 448). 0x00 for 0, 0xFE for infinity, 0xFF for NaN.
+// The smallest power of two with which a block of this amax fits into E4M3 (nothing saturates): the exact
+// ceiling of log2(amax / 448). 0x00 for 0, 0xFE for infinity, 0xFF for NaN.
 CPPOOL_HOST_DEVICE inline std::uint8_t E8M0Of(float amax) {
   const std::uint32_t bits = fp8_detail::BitsOf(amax) & 0x7fffffffu;
   if (bits > 0x7f800000u) return 0xff;
@@ -121,8 +124,8 @@ CPPOOL_HOST_DEVICE inline float E8M0Reciprocal(std::uint8_t e) {
   return fp8_detail::FromBits(e == 254 ? 0x00400000u : std::uint32_t{254u - e} << 23);
 }
 
-// Rounds to values of the formats without their bits: what attention kernels do with P and dS in registers. The results are those of
-// E4M3ToFloat(FloatToE4M3(value)), but for the sign of zero.
+// Rounds to values of the formats without their bits: what attention kernels do with P and dS in registers.
+// The results are those of E4M3ToFloat(FloatToE4M3(value)), but for the sign of zero.
 CPPOOL_HOST_DEVICE inline float RoundToE4M3(float value) { return fp8_detail::Round<3, 7>(value, kE4M3Max); }
 CPPOOL_HOST_DEVICE inline float RoundToE5M2(float value) { return fp8_detail::Round<2, 15>(value, kE5M2Max); }
 

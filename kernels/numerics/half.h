@@ -62,7 +62,8 @@ struct FP64 {
   static Bits FromDouble(double value) { return value; }
 };
 
-// Calls function(BF16{}), function(FP16{}) or function(FP32{}). Throws for fp64, whose values do not fit into fp32, and for payloads.
+// Calls function(BF16{}), function(FP16{}) or function(FP32{}). Throws for fp64, whose values do not fit into
+// fp32, and for payloads.
 template <typename Function>
 decltype(auto) DispatchDtype(Dtype dtype, Function&& function) {
   switch (dtype) {

@@ -1,5 +1,6 @@
-// Random numbers for inputs, with the same bits on the host and in CUDA kernels: Philox4x32-10 of Salmon, Moraes, Dror and Shaw,
-// "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), and a conversion to values with integer operations and one rounding.
+// Random numbers for inputs, with the same bits on the host and in CUDA kernels: Philox4x32-10 of Salmon,
+// Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), and a conversion to values
+// with integer operations and one rounding.
 #pragma once
 
 #include <cstdint>
@@ -37,26 +38,29 @@ CPPOOL_HOST_DEVICE inline PhiloxBlock InputWords(std::uint64_t seed, std::uint32
   return Philox4x32({{position, sequence, (head << 16) | quad, tensor}}, seed);
 }
 
-// The four random words for keys 4 * quad .. 4 * quad + 3 of one query's row of a bias. quad < 2^22, head < 2^10.
+// The four random words for keys 4 * quad .. 4 * quad + 3 of one query's row of a bias. quad < 2^22, head <
+// 2^10.
 CPPOOL_HOST_DEVICE inline PhiloxBlock BiasWords(std::uint64_t seed, std::uint32_t tensor,
                                                 std::uint32_t sequence, std::uint32_t query,
                                                 std::uint32_t head, std::uint32_t quad) {
   return Philox4x32({{query, sequence, (head << 22) | quad, tensor}}, seed);
 }
 
-// The sum of a word's four bytes, centred, in units of 2^-8. Its distribution (Irwin-Hall) is close to a normal one, bounded by
+// The sum of a word's four bytes, centred, in units of 2^-8. Its distribution (Irwin-Hall) is close to a
+// normal one, bounded by
 // +-510/256, with variance 4 * (256^2 - 1) / 12 / 256^2, a standard deviation of 0.577. Exact in fp32.
 CPPOOL_HOST_DEVICE inline float InputValue(std::uint32_t word) {
   const int sum = static_cast<int>((word & 0xFF) + (word >> 8 & 0xFF) + (word >> 16 & 0xFF) + (word >> 24));
   return static_cast<float>(sum - 510) * 0.00390625f;
 }
 
-// By what the inputs of a case in fp8 are multiplied, so that no scale can stand for another one: tensors, heads and blocks of
-// 32 dims and tokens have amaxes of their own, and one element of each tensor, at the first token, is larger than all others.
-// Powers of two: the product is exact.
+// By what the inputs of a case in fp8 are multiplied, so that no scale can stand for another one: tensors,
+// heads and blocks of 32 dims and tokens have amaxes of their own, and one element of each tensor, at the
+// first token, is larger than all others. Powers of two: the product is exact.
 CPPOOL_HOST_DEVICE inline float UnevenFactor(bool is_k, bool is_v, std::uint32_t sequence,
                                              std::uint32_t position, std::uint32_t head, std::uint32_t dim) {
-  // At most 8 times as large as usual: a few elements would otherwise carry the RMS of all errors, and these would be no statistics.
+  // At most 8 times as large as usual: a few elements would otherwise carry the RMS of all errors, and these
+  // would be no statistics.
   if (sequence == 0 && position == 0 && head == 0 && dim == 0) return is_k ? 16.0f : is_v ? 2.0f : 8.0f;
   const float of_tensor = is_k ? 4.0f : is_v ? 0.25f : 1.0f;
   const float of_head = head % 2 == 0 ? 1.0f : 0.5f;
@@ -64,8 +68,8 @@ CPPOOL_HOST_DEVICE inline float UnevenFactor(bool is_k, bool is_v, std::uint32_t
   return of_tensor * of_head * of_block;
 }
 
-// The bits of an InputValue in bfloat16 (8 significant bits: rounded to nearest, ties to even) and in binary16 (11 significant bits:
-// exact, and never subnormal).
+// The bits of an InputValue in bfloat16 (8 significant bits: rounded to nearest, ties to even) and in
+// binary16 (11 significant bits: exact, and never subnormal).
 CPPOOL_HOST_DEVICE inline std::uint16_t InputBf16(float value) {
   std::uint32_t bits;
   memcpy(&bits, &value, sizeof bits);

@@ -1,5 +1,6 @@
-// Rounds fp64 to a narrower format, to nearest with ties to even, with that format's subnormals, signed zeros and overflow (the 8-bit
-// formats saturate), as plain attention does when it stores an intermediate result. The result has the same bits on the host and in CUDA kernels.
+// Rounds fp64 to a narrower format, to nearest with ties to even, with that format's subnormals, signed zeros
+// and overflow (the 8-bit formats saturate), as plain attention does when it stores an intermediate result.
+// The result has the same bits on the host and in CUDA kernels.
 #pragma once
 
 #include <cstdint>

@@ -88,15 +88,18 @@ bool OthersMayChange(const struct stat& status) {
 
 enum class Maker { kUser, kCppool };
 
-// In a folder that all may write, such as /tmp, another user's link may lead to a folder that is not meant: it is not followed.
+// In a folder that all may write, such as /tmp, another user's link may lead to a folder that is not meant:
+// it is not followed.
 int LookAt(const std::string& folder, struct stat* status) {
   struct stat above {};
-  const bool shared = stat(fs::path(folder).parent_path().c_str(), &above) != 0 || (above.st_mode & S_IWOTH) != 0;
+  const bool shared =
+      stat(fs::path(folder).parent_path().c_str(), &above) != 0 || (above.st_mode & S_IWOTH) != 0;
   const bool follows = !shared || (lstat(folder.c_str(), status) == 0 && !IsAnothers(*status));
   return follows ? stat(folder.c_str(), status) : lstat(folder.c_str(), status);
 }
 
-// Makes the folder. What keeps it from being used; empty: nothing. In one that cppool makes others lose the permission to write.
+// Makes the folder. What keeps it from being used; empty: nothing. In one that cppool makes others lose the
+// permission to write.
 std::string WhyUnusable(const std::string& folder, Maker maker) {
   if (!MakeFolders(folder)) return folder + " cannot be made: " + std::strerror(errno);
   struct stat status {};

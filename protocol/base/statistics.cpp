@@ -11,7 +11,8 @@ namespace {
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 constexpr double kTail = 0.025;  // outside of a 95 % interval, on each side
 
-// The most smallest values that may be left out of the interval: P(Binomial(n, 1/2) < k) <= kTail. 0 where there is no interval.
+// The most smallest values that may be left out of the interval: P(Binomial(n, 1/2) < k) <= kTail. 0 where
+// there is no interval.
 std::size_t LeftOut(std::size_t n) {
   const double count = static_cast<double>(n);
   double below = 0;

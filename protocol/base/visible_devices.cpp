@@ -10,8 +10,8 @@ constexpr std::string_view kBlanks = " \t\n\v\f\r";
 constexpr std::string_view kDigits = "0123456789";
 constexpr std::size_t kUuidLength = 40;  // "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 
-// An index as strtoul takes it: blanks and a sign before it, anything after it. In its shortest form, or nothing when it is negative
-// or no number.
+// An index as strtoul takes it: blanks and a sign before it, anything after it. In its shortest form, or
+// nothing when it is negative or no number.
 std::optional<std::string> ReadIndex(std::string_view entry) {
   entry.remove_prefix(std::min(entry.find_first_not_of(kBlanks), entry.size()));
   const bool negative = !entry.empty() && entry[0] == '-';

@@ -55,8 +55,8 @@ TEST_CASE("bench verifies each point once, times it in rounds, and compares with
         "| cp_comm_type | max_seqlen_q | W | samples | forward ms | forward TFLOP/s | backward ms | "
         "backward TFLOP/s | both TFLOP/s | forward efficiency | backward efficiency | both efficiency | "
         "forward exposed | backward exposed | error |");
-  // W=2: forward takes rank 1's 2 ms at 2 TFLOP/s, backward 2 ms at 1: 1.5 together. Alone: 1 ms at 4 and 2 ms at 2: 8/3. Of
-  // forward a quarter is waiting.
+  // W=2: forward takes rank 1's 2 ms at 2 TFLOP/s, backward 2 ms at 1: 1.5 together. Alone: 1 ms at 4 and 2
+  // ms at 2: 8/3. Of forward a quarter is waiting.
   CHECK(ran.lines.at(2) ==
         "| p2p | 128 | 2 | 12 | 2.000 ± 0.0 % | 2.0000 | 2.000 ± 0.0 % | 1.0000 | 1.5000 | 50.0 % | 50.0 % | "
         "56.2 % | 25.0 % | 0.0 % | 1.25 |");
@@ -223,7 +223,8 @@ TEST_CASE("a bench is saved, and a later one is faster, slower or the same") {
   CHECK(row["baseline"]["verdict"] == "slower");
   CHECK(row["baseline"]["ratio"]["forward"]["value"].get<double>() == Catch::Approx(1.05).epsilon(0.005));
 
-  // Slower twice: verified and ten rounds each time. A row that was slower once has the times of the second measurement.
+  // Slower twice: verified and ten rounds each time. A row that was slower once has the times of the second
+  // measurement.
   CHECK(folder.Requests().size() == 22);
   const std::string last_of_first = std::to_string(folder.Requests().at(10)["id"].get<int>());
   ran = bench(("1.05 until " + last_of_first).c_str(), {"--baseline", file, "--json"});

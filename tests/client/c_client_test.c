@@ -77,7 +77,8 @@ int main(int argc, char** argv) {
       "{\"world_size\": 2, \"daemon\": \"%s\", \"grace_ms\": 200, \"kill_grace_ms\": 300, \"retries\": 1}",
       argv[1]);
 
-  Check(strcmp(cppool_client_version(), CPPOOL_VERSION) == 0, "the version of the header", cppool_client_version());
+  Check(strcmp(cppool_client_version(), CPPOOL_VERSION) == 0, "the version of the header",
+        cppool_client_version());
   EXPECT(CPPOOL_CLIENT_INVALID, "did you mean \\\"world_size\\\"",
          cppool_pool_create("{\"world_sise\": 2}", NULL, &pool, &out));
   EXPECT(CPPOOL_CLIENT_INVALID, "from 1 to 64", cppool_pool_create("{\"world_size\": 0}", NULL, &pool, &out));

@@ -1,4 +1,5 @@
-// A call that another thread cancels, or asks where the ranks are; and one that is interrupted, with a daemon that can cancel.
+// A call that another thread cancels, or asks where the ranks are; and one that is interrupted, with a daemon
+// that can cancel.
 #include <atomic>
 #include <optional>
 #include <string>
@@ -82,14 +83,14 @@ TEST_CASE("a run that another thread cancels returns the daemon's answer, and th
 
 TEST_CASE("a cancel that comes while the daemon starts is sent when it has started") {
   Pool pool(RealOptions());
-  std::thread other([&] {
-    CHECK(Eventually([&] { return pool.Cancel(); }));
-  });
+  std::thread other([&] { CHECK(Eventually([&] { return pool.Cancel(); })); });
   CHECK(RunLong(pool).failure->kind == "cancelled");
   other.join();
 }
 
-TEST_CASE("a run with a stalled rank that is cancelled is answered as fatal, and the next call has another daemon") {
+TEST_CASE(
+    "a run with a stalled rank that is cancelled is answered as fatal, and the next call has another "
+    "daemon") {
   Pool pool(RealOptions());
   const Json pid = pool.Hello().at("pid");
   std::thread other([&] {

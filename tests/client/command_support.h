@@ -29,7 +29,8 @@ struct Ran {
   bool Prints(const std::string& text) const { return out.find(text) != std::string::npos; }
 };
 
-// `daemon`: the value of --daemon; empty: the option is not given. The test's target defines CPPOOL_TEST_DAEMON.
+// `daemon`: the value of --daemon; empty: the option is not given. The test's target defines
+// CPPOOL_TEST_DAEMON.
 inline Ran Cppool(std::vector<std::string> words, const std::string& daemon = CPPOOL_TEST_DAEMON,
                   bool terminal = false) {
   std::ostringstream out, err;

@@ -14,8 +14,8 @@
 #include <set>
 #include <sstream>
 
-#include "client/command/junit.h"
 #include "client/command/command.h"
+#include "client/command/junit.h"
 #include "tests/child.h"
 #include "tests/client/command_support.h"
 #include "tests/client/xml.h"
@@ -571,7 +571,8 @@ TEST_CASE("a case that hangs until the run's limit has failed, however often it 
   };
   Ran ran = run("[pass,pass,pass,hang]", {"--until-fail"});
   CHECK(ran.code == 1);
-  CHECK(ran.Prints("FLAKY attention W=2\n  flaky (failed 1 of 4)\n  ended by the limit of the run (--limit), "));
+  CHECK(ran.Prints(
+      "FLAKY attention W=2\n  flaky (failed 1 of 4)\n  ended by the limit of the run (--limit), "));
   CHECK(ran.Last() == "0 passed, 0 failed, 0 skipped, 1 flaky");
   CHECK(ran.Last(1) == "stopped after the first failure, in round 4 (--until-fail), with 1 of 1 cells done");
   // The last of the runs that were asked for.
@@ -617,7 +618,8 @@ TEST_CASE("a case that the run's limit ends says so") {
   CHECK(ran.code == 1);
   CHECK(ran.Prints(
       "ERROR attention W=2\n  ended by the limit of the run (--limit), not by its own deadline of 90 s: "));
-  CHECK_FALSE(Has(Cppool({"run", "--param", "do=hang", "--deadline", "0.2", "--limit", "60"}).out, "--limit"));
+  CHECK_FALSE(
+      Has(Cppool({"run", "--param", "do=hang", "--deadline", "0.2", "--limit", "60"}).out, "--limit"));
 }
 
 TEST_CASE("a daemon that cannot start is started once per world size, and every cell that needs it fails") {
@@ -681,7 +683,8 @@ TEST_CASE("a JUnit report has a test case per cell, in the suite's order") {
   Cppool({"run", "--param", "do=fail", "--junit", file});
   XmlNode failure = ParseXml(ReadFile(file)).children.at(0).children.at(0).children.at(0);
   CHECK(failure.name == "failure");
-  // Another thread reads the daemon's stderr, possibly after the answer: the run is repeated until the report has it.
+  // Another thread reads the daemon's stderr, possibly after the answer: the run is repeated until the report
+  // has it.
   CHECK(Eventually([&] {
     Cppool({"run", "--param", "do=fail", "--junit", file});
     const XmlNode one = ParseXml(ReadFile(file)).children.at(0).children.at(0);
@@ -826,7 +829,8 @@ TEST_CASE("run --world-size takes several, as in bench") {
 }
 
 TEST_CASE("one failure is reported once") {
-  // By the checks, by the error and by the rank; by two ranks and by the daemon's log; by the error and by the daemon's stderr.
+  // By the checks, by the error and by the rank; by two ranks and by the daemon's log; by the error and by
+  // the daemon's stderr.
   Ran ran = Cppool({"run", "--param", "do=told_often"});
   INFO(ran.out);
   CHECK(Times(ran.out, "dq of rank 1 against oracle") == 1);
@@ -887,7 +891,8 @@ TEST_CASE("a filter's value may be a glob, and a filter may be negated") {
   CHECK(matched({"--filter", "schedule=p2p", "--filter", "mask=causal"}) == 3);
   CHECK(matched({"--filter", "format=bshd", "--filter", "heads!=MHA"}) > 0);
   CHECK(matched({"--filter", "head dim=192/128"}) == 4);
-  CHECK(Has(Cppool({"run", "--suite", "smoke", "--filter", "schedul=p2p"}).err, "did you mean \"schedule\"?"));
+  CHECK(
+      Has(Cppool({"run", "--suite", "smoke", "--filter", "schedul=p2p"}).err, "did you mean \"schedule\"?"));
   CHECK(matched({"--filter", "seed!=7"}) == -1);  // no cell has the parameter: a usage error
 }
 

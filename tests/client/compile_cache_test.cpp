@@ -1,4 +1,5 @@
-// What a compiled library is kept by: every file and setting that decides over it, also while they change, under any name.
+// What a compiled library is kept by: every file and setting that decides over it, also while they change,
+// under any name.
 #include <cppool/compile.h>
 
 #include <sys/stat.h>
@@ -17,8 +18,8 @@
 namespace cppool::test {
 namespace {
 
-// A compiler whose library has the bytes of the source and of $HEADER. It names $HEADER among the dependencies, keeps its arguments
-// in a file, and then runs $MEANWHILE.
+// A compiler whose library has the bytes of the source and of $HEADER. It names $HEADER among the
+// dependencies, keeps its arguments in a file, and then runs $MEANWHILE.
 constexpr const char* kCopier = R"(if [ "$1" = --version ]; then echo fake; exit 0; fi
 echo "$@" > "$(dirname "$0")/arguments"
 while [ $# -gt 0 ]; do
@@ -180,7 +181,8 @@ TEST_CASE("a static library of LDFLAGS is linked, and a header of -isystem count
 
 namespace {
 
-// A source whose name and folder mean something to a shell, to make, to C or to nvcc, with a header beside it that only it finds.
+// A source whose name and folder mean something to a shell, to make, to C or to nvcc, with a header beside it
+// that only it finds.
 std::string OddSource(const TemporaryFolder& folder, const std::string& ending, const std::string& name) {
   const fs::path odd = folder / "a,b \t\n$(touch pwned)\"'\\\xe5\xad\x97";
   fs::create_directory(odd);

@@ -68,8 +68,8 @@ struct Sources {
   }
 };
 
-// The library that `first` becomes, which `next` replaces when the function that begins with `function` is called first, as a build does
-// that ends while a run is under way.
+// The library that `first` becomes, which `next` replaces when the function that begins with `function` is
+// called first, as a build does that ends while a run is under way.
 inline std::string Rebuilt(const Sources& sources, const std::string& first, const std::string& function,
                            const std::string& next) {
   const std::string file = sources.folder.File("rebuilt.so");

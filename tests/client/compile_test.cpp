@@ -1,4 +1,5 @@
-// Sources as libraries: how the compiler is found and called, what is kept, and the error when it does not work.
+// Sources as libraries: how the compiler is found and called, what is kept, and the error when it does not
+// work.
 #include <cppool/compile.h>
 #include <cppool/pool.h>
 #include <poll.h>

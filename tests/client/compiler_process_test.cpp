@@ -76,8 +76,9 @@ TEST_CASE("a compiler that is interrupted, or takes too long, leaves no file") {
   const Sources sources;
   const TemporaryFolder temporary;
   const Environment folder("TMPDIR", temporary.path().string());
-  WriteProgram(sources.folder / "slow", "[ \"$1\" = --version ] && exit 0\n: > \"$TMPDIR/ccObject.o\"\n: > '" +
-                                            sources.folder.File("working") + "'\nsleep 1000\n");
+  WriteProgram(sources.folder / "slow",
+               "[ \"$1\" = --version ] && exit 0\n: > \"$TMPDIR/ccObject.o\"\n: > '" +
+                   sources.folder.File("working") + "'\nsleep 1000\n");
   const Environment slow("CXX", sources.folder.File("slow"));
   CompileOptions options;
   options.interrupted = [&] { return fs::exists(sources.folder / "working"); };

@@ -1,4 +1,5 @@
-// Verdicts on failures (bug, polluted, flaky): with the real daemon and a case that leaves state, and through the command.
+// Verdicts on failures (bug, polluted, flaky): with the real daemon and a case that leaves state, and through
+// the command.
 #include "client/command/diagnose.h"
 
 #include <algorithm>
@@ -303,12 +304,12 @@ TEST_CASE(
   const std::string error = std::string("cppool: --load ") + CPPOOL_POLLUTING_CASE +
                             ": nothing of it would run. It has the case polluting: name one, by --case or as "
                             "\"case\" of a suite, or leave the library out\n";
-  for (const auto& [command, more] :
-       std::vector<std::pair<std::string, std::vector<std::string>>>{{"run", {"--case", "attention"}},
-                                                                     {"run", {"--suite", "smoke"}},
-                                                                     {"run", {"--suite", "smoke", "--list"}},
+  for (const auto& [command, more] : std::vector<std::pair<std::string, std::vector<std::string>>>{
+           {"run", {"--case", "attention"}},
+           {"run", {"--suite", "smoke"}},
+           {"run", {"--suite", "smoke", "--list"}},
            {"run", {"--case", "attention", "--watch"}},
-                                                                     {"bench", {"--case", "attention"}}}) {
+           {"bench", {"--case", "attention"}}}) {
     ran = cppool(command, more);
     INFO(command << " " << more.back() << ": " << ran.err);
     CHECK(ran.code == 2);
@@ -447,7 +448,8 @@ TEST_CASE(
     CHECK(answers[1]["status"] == "passed");
     CHECK(answers[2]["status"] == "failed");
   }
-  // Earlier cells may also cause a daemon's death. With --diagnose the cell is then not retried in a new daemon, where it would pass.
+  // Earlier cells may also cause a daemon's death. With --diagnose the cell is then not retried in a new
+  // daemon, where it would pass.
   std::vector<std::string> dies = words;
   dies.insert(dies.end(), {"--param", "dies=true", "--junit", junit});
   ran = Cppool(dies, CPPOOL_FAKE_DAEMON);

@@ -1,5 +1,6 @@
-// A daemon for the client's tests: `--start WORD` selects its behaviour at the start, the parameter `do` its behaviour in a request.
-// It does not use protocol/, so that the client's tests do not rely on the code under test.
+// A daemon for the client's tests: `--start WORD` selects its behaviour at the start, the parameter `do` its
+// behaviour in a request. It does not use protocol/, so that the client's tests do not rely on the code under
+// test.
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -89,8 +90,8 @@ Json NotPassed(const Json& id, const std::string& status, const std::string& kin
              {"ok", true}}}}};
 }
 
-// `--start leave_...`: exits as an idle daemon does, at the moment when a request arrives. The first `going` daemons do so; the file
-// `marker` counts them.
+// `--start leave_...`: exits as an idle daemon does, at the moment when a request arrives. The first `going`
+// daemons do so; the file `marker` counts them.
 void Leave(const std::string& start, const std::string& marker, int going) {
   int gone = 0;
   std::ifstream(marker) >> gone;
@@ -140,7 +141,8 @@ Json Surroundings(int argc, char** argv) {
   return json;
 }
 
-// `--start start_...`: writes the start line of a daemon that cannot start, valid or not. False: the daemon starts nevertheless.
+// `--start start_...`: writes the start line of a daemon that cannot start, valid or not. False: the daemon
+// starts nevertheless.
 bool CannotStart(const std::string& start) {
   const std::string prefix = "cppoold: start ";
   Json line = {{"error", "no room for 4 ranks: ask for fewer"},
@@ -187,7 +189,8 @@ void ForkSleeper() {
   }
 }
 
-// Forks a child that leaves the process group and has copies of the pipes. Killing the group does not end it; it runs for five seconds.
+// Forks a child that leaves the process group and has copies of the pipes. Killing the group does not end it;
+// it runs for five seconds.
 void ForkRunaway(bool flooding) {
   const pid_t child = fork();
   if (child != 0) {
@@ -216,8 +219,8 @@ Json Validated(const Json& request, const std::string& what) {
   return {{"ok", true}, {"id", id}, {"runs", true}, {"request", request}};
 }
 
-// Does what `what` names: `..._once` for the first request with the file `marker`, and what `then` names for others. It need not write an
-// answer.
+// Does what `what` names: `..._once` for the first request with the file `marker`, and what `then` names for
+// others. It need not write an answer.
 void Run(const Json& request, const std::string& what, const Json& surroundings) {
   const Json& id = request["id"];
   const Json& params = request["params"];
@@ -310,8 +313,8 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     if (what == "bench_to_4" && world_size == 4) Hang();
     if (request.value("kernels", "").ends_with("none"))
       return Write(1, Line(NotPassed(id, "skipped", "unsupported")));
-    // "F" or "F until ID": the times are F times as long, the latter in requests up to this one. With it the thousandths differ from
-    // request to request.
+    // "F" or "F until ID": the times are F times as long, the latter in requests up to this one. With it the
+    // thousandths differ from request to request.
     double scale = 1;
     int last = id.get<int>();
     const bool scaled = std::getenv("FAKE_SCALE") &&
@@ -367,8 +370,8 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
     if (what == "fatal") _exit(1);
     Hang();
   }
-  if (what ==
-      "polluted") {  // one cell of the smoke suite fails after two others in their order, another always fails
+  if (what == "polluted") {  // one cell of the smoke suite fails after two others in their order, another
+                             // always fails
     static int left = 0;
     const Json about = {params["num_gqa_groups"], params["dtype"], params["qkv_format"],
                         params["cp_comm_type"]};

@@ -1,5 +1,6 @@
-// A small test suite as a separate process: `cppool_harness DAEMON ROUNDS DEVICES WORLD_SIZE...` runs a case ROUNDS times at each world
-// size on a list of devices ("-": the caller's). It prints its process id and the outcomes. Exit code 0: all passed at the first attempt.
+// A small test suite as a separate process: `cppool_harness DAEMON ROUNDS DEVICES WORLD_SIZE...` runs a case
+// ROUNDS times at each world size on a list of devices ("-": the caller's). It prints its process id and the
+// outcomes. Exit code 0: all passed at the first attempt.
 #include <unistd.h>
 
 #include <cstdlib>

@@ -27,8 +27,8 @@ namespace {
 
 Json Surroundings(Pool& pool) { return pool.Run(Do("echo")).json["surroundings"]; }
 
-// Makes pidfd_open fail as on a kernel without it. False: the system does not allow system call filters. ThreadSanitizer builds leave
-// out the tests that fork.
+// Makes pidfd_open fail as on a kernel without it. False: the system does not allow system call filters.
+// ThreadSanitizer builds leave out the tests that fork.
 [[maybe_unused]] bool TakePidfdOpenAway() {
   sock_filter code[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
                         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
@@ -40,7 +40,8 @@ Json Surroundings(Pool& pool) { return pool.Run(Do("echo")).json["surroundings"]
          syscall(SYS_pidfd_open, getpid(), 0) < 0 && errno == ENOSYS;
 }
 
-// Forks a process with this id, in its own group, that waits to be killed; -1 where process ids cannot be chosen.
+// Forks a process with this id, in its own group, that waits to be killed; -1 where process ids cannot be
+// chosen.
 [[maybe_unused]] pid_t ForkWithNumber(pid_t number) {
   for (int i = 0; i < 100; ++i) {
     if (!(std::ofstream("/proc/sys/kernel/ns_last_pid") << number - 1 << std::flush)) return -1;

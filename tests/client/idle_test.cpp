@@ -76,8 +76,9 @@ TEST_CASE("the idle time is passed to the daemon in seconds with a decimal point
 TEST_CASE(
     "a request that an exiting daemon has not read is sent to a new one, which does not count as an "
     "attempt") {
-  // leave_unread: the request stays in the pipe. leave_part: its first byte is read. leave_closed: stdin is closed before the request is
-  // written; leave_all_closed: stdout and stderr too. leave_slowly: the exit takes 1.5 s.
+  // leave_unread: the request stays in the pipe. leave_part: its first byte is read. leave_closed: stdin is
+  // closed before the request is written; leave_all_closed: stdout and stderr too. leave_slowly: the exit
+  // takes 1.5 s.
   for (const bool unknown : {false, true}) {  // the exit status, if SIGCHLD is ignored
     const ChildSignal how(unknown ? SIG_IGN : SIG_DFL);
     for (const char* start :

@@ -126,4 +126,3 @@ TEST_CASE("a Pool that is used in its own functions throws, and may be used by a
   CHECK(Eventually([&] { return uses >= 3 && refused == uses; }));
   CHECK(asked.Run(Do("pass")).ok());
 }
-

@@ -28,7 +28,8 @@ TEST_CASE("no cell of the matrix would be skipped") {
 }
 
 TEST_CASE("every 16-bit cell of the matrix passes on the host, none is skipped", "[long]") {
-  // 64 tokens have several tiles and uneven sequences, and take a minute in all. A sanitizer takes ten times as long per token.
+  // 64 tokens have several tiles and uneven sequences, and take a minute in all. A sanitizer takes ten times
+  // as long per token.
 #if defined(CPPOOL_TEST_TSAN) || defined(CPPOOL_TEST_ASAN)
   const char* max_seqlen = "16";
 #else
@@ -80,4 +81,3 @@ TEST_CASE("own cells pass on the host with random delays") {
   CHECK(ran.code == 0);
   CHECK(ran.Last() == "24 passed, 0 failed, 0 skipped");
 }
-

@@ -1,4 +1,5 @@
-// A harness with a busy pool of OpenMP threads, and many other threads, spawns daemons, forks, and continues to compute.
+// A harness with a busy pool of OpenMP threads, and many other threads, spawns daemons, forks, and continues
+// to compute.
 #include <omp.h>
 
 #include <atomic>
@@ -40,7 +41,8 @@ TEST_CASE("a process with a busy OpenMP pool and many threads can spawn daemons 
         ++rounds;
       }
     });
-#ifndef CPPOOL_TEST_ASAN  // unlike the C library's, its allocator does not support a fork while other threads allocate
+#ifndef CPPOOL_TEST_ASAN  // unlike the C library's, its allocator does not support a fork while other threads
+                          // allocate
     for (int i = 0; i < 32; ++i) {  // each takes the allocator's locks again and again
       threads.emplace_back([&] {
         while (!stop) {

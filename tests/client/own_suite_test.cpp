@@ -1,4 +1,5 @@
-// The comforts of `cppool run`, with a fake daemon: suites of one's own, shards, limits, and what cases write.
+// The comforts of `cppool run`, with a fake daemon: suites of one's own, shards, limits, and what cases
+// write.
 #include <algorithm>
 #include <set>
 #include <thread>
@@ -95,8 +96,7 @@ TEST_CASE("a suite's file that is wrong is refused with the place and what is al
       {R"({"cells": [{"product": {}}]})", "cells[0].product: must have at least one member"},
       {R"({"cells": [{"product": {"seed": 1}}]})",
        "cells[0].product.seed: must be a list with at least one element"},
-      {R"({"cells": [{"world_size": 65}]})",
-       "cells[0].world_size: must be an integer from 1 to 64, not 65"},
+      {R"({"cells": [{"world_size": 65}]})", "cells[0].world_size: must be an integer from 1 to 64, not 65"},
       {R"({"cells": [{"world_size": [2, "4"]}]})", "cells[0].world_size[1]: must be an integer"},
       {R"({"cells": [{"over": ["dtype"]}]})", "unknown axis \"dtype\""},
       {R"({"axes": {"d": [{"sett": {}}]}, "cells": [{"over": ["d"]}]})", "axes.d[0]: unknown key \"sett\""},

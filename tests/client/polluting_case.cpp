@@ -1,4 +1,5 @@
-// A case that leaves state in its process, and fails if earlier cases left certain state: for tests of `cppool run --diagnose`.
+// A case that leaves state in its process, and fails if earlier cases left certain state: for tests of
+// `cppool run --diagnose`.
 #include <cppool/case.h>
 
 #include <algorithm>

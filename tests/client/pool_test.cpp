@@ -425,7 +425,7 @@ TEST_CASE(
     CHECK(result.lost[0].crash->stage == "forward/attend");
     CHECK(result.lost[0].crash->stack == std::vector<std::string>{"Attend", "Run"});
     CHECK(Has(result.lost[0].error,
-                   "exited with code 3: rank 1 crashed in stage 'forward/attend', stack: Attend < Run"));
+              "exited with code 3: rank 1 crashed in stage 'forward/attend', stack: Attend < Run"));
     CHECK(once("crash_once", "fail").flaky == "flaky (failed at attempt 2)");
     CHECK(once("crash_once", "skip").flaky == "flaky (skipped at attempt 2)");
     CHECK(once("crash_once", "error").flaky == "flaky (error at attempt 2)");

@@ -1,4 +1,5 @@
-// Pools of a suite beside one another: the next one starts while the last one works, and the last one ends while the next one works.
+// Pools of a suite beside one another: the next one starts while the last one works, and the last one ends
+// while the next one works.
 #include <sys/stat.h>
 
 #include <algorithm>

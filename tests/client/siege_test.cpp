@@ -1,5 +1,5 @@
-// Misbehaving daemons: a call ends in time, with an answer or an error that says what happened, and leaves no process and
-// no descriptor behind, also in unusual harnesses.
+// Misbehaving daemons: a call ends in time, with an answer or an error that says what happened, and leaves no
+// process and no descriptor behind, also in unusual harnesses.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -48,7 +48,8 @@ class Lateness {
   std::thread thread_;
 };
 
-// A daemon that ends, or answers, does so at once: its limit is far from that, and below the five seconds that a runaway takes.
+// A daemon that ends, or answers, does so at once: its limit is far from that, and below the five seconds
+// that a runaway takes.
 constexpr milliseconds kShort = 200ms, kLong = 2s;
 
 struct Siege {
@@ -65,7 +66,8 @@ std::string Ms(Clock::duration time) {
 
 std::string Name(std::optional<Kind> kind) { return kind ? std::string(ToString(*kind)) : "an answer"; }
 
-// Makes one call to such a daemon. Returns what was wrong; empty: nothing. `late`: the call took too long, nothing else was wrong.
+// Makes one call to such a daemon. Returns what was wrong; empty: nothing. `late`: the call took too long,
+// nothing else was wrong.
 std::string EndureOnce(const Siege& siege, bool* late) {
   PoolOptions options = FakeOptions();
   options.grace = kGrace;
@@ -144,7 +146,8 @@ const Siege kSieges[] = {
 
 #ifndef CPPOOL_TEST_TSAN
 
-// Runs `body` in a forked child, which has neither this process's threads nor its peak of memory, and returns its text.
+// Runs `body` in a forked child, which has neither this process's threads nor its peak of memory, and returns
+// its text.
 std::string InChildSays(const std::function<std::string()>& body) {
   int fds[2];
   if (pipe(fds) != 0) return "no pipe";

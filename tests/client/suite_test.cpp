@@ -120,8 +120,8 @@ TEST_CASE("the fp8 cells are the 3456 distinct ones of Transformer Engine's matr
   CHECK(Count(cells, {{"world_size", "4"}}) == 864);
   CHECK(Count(cells, {{"is_training", "false"}}) == 144);
   CHECK(Count(cells, {{"essential", "true"}}) == 1152);
-  // This is the digest of the sorted lines that LineOf makes of a list of these cells. The list was derived, apart from this project, from
-  // that suite's table, parameters and rules at its commit d0067d0.
+  // This is the digest of the sorted lines that LineOf makes of a list of these cells. The list was derived,
+  // apart from this project, from that suite's table, parameters and rules at its commit d0067d0.
   std::sort(lines.begin(), lines.end());
   CHECK(DigestOf(lines) == 0x1af51c739e7240a9ull);
   CHECK(cells.front().name == "fused:cp_1_0 fp8 bshd p2p delayed dpa bwd W=2");
@@ -151,7 +151,8 @@ TEST_CASE("a suite's cells are the combinations of its rows with the values of i
                     (cell.params.contains("seed") ? " seeded" : "") +
                     (cell.rows.size() > 1 ? " and " + cell.rows[1] : ""));
   }
-  // `two` equals `one`, so they share cells. The fp16 cells of `three` have two alternatives on the last axis, which get a number.
+  // `two` equals `one`, so they share cells. The fp16 cells of `three` have two alternatives on the last
+  // axis, which get a number.
   CHECK(cells ==
         std::vector<std::string>{"one bf16 bshd p2p W=2 and two", "one bf16 bshd a2a W=2 and two",
                                  "one fp16 bshd p2p W=4 essential and two",
@@ -516,9 +517,9 @@ TEST_CASE("a command that repeats a run has the options that are not the default
   run.kernels = "k.so,n";
   run.fault = cppool::Fault{"stall", 1, "forward/a: b"};
   CHECK(HasOptions(pool, run));
-  CHECK(OptionWords(pool, {}, run) ==
-        Words{"--deadline", "1.5", "--perturb", "0", "--dump", "d", "--inputs", "i", "--trace", "t",
-              "--kernels", "k.so,n", "--fault", "stall:1:forward/a: b"});
+  CHECK(OptionWords(pool, {}, run) == Words{"--deadline", "1.5", "--perturb", "0", "--dump", "d", "--inputs",
+                                            "i", "--trace", "t", "--kernels", "k.so,n", "--fault",
+                                            "stall:1:forward/a: b"});
   pool.backend = "host";
   pool.devices = {""};
   run = {};

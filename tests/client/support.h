@@ -1,4 +1,5 @@
-// Shared by the client's tests: options for the fake daemon with short limits, and checks that a Pool leaves nothing behind.
+// Shared by the client's tests: options for the fake daemon with short limits, and checks that a Pool leaves
+// nothing behind.
 #pragma once
 
 #include <dirent.h>

@@ -143,7 +143,9 @@ TEST_CASE("run --watch starts over with a library that was built while it ran") 
   CHECK(run.End());
 }
 
-TEST_CASE("run --watch says at SIGQUIT where the ranks are, and gives up a case that runs when its source is saved") {
+TEST_CASE(
+    "run --watch says at SIGQUIT where the ranks are, and gives up a case that runs when its source is "
+    "saved") {
   const Sources sources;
   const std::string source = sources.folder.File("mine.cpp");
   const fs::path runs = sources.folder / "runs";

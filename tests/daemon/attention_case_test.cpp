@@ -1,4 +1,5 @@
-// The attention case's parameters: models, derived values, relations, unsupported values. No attention is computed.
+// The attention case's parameters: models, derived values, relations, unsupported values. No attention is
+// computed.
 #include <sys/file.h>
 #include <sys/syscall.h>
 #include <unistd.h>

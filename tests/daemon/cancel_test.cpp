@@ -1,5 +1,5 @@
-// Requests that overtake, over a fake world: what becomes of a run that is cancelled, and what `status` and the lines on the progress
-// say of one that goes on.
+// Requests that overtake, over a fake world: what becomes of a run that is cancelled, and what `status` and
+// the lines on the progress say of one that goes on.
 #include <algorithm>
 #include <future>
 #include <memory>
@@ -136,7 +136,8 @@ TEST_CASE("ranks that are past the last iteration do not run their checks when t
   CheckCancelled(answer, "cancelled after 3 of 3 iterations");
 }
 
-TEST_CASE("a cancelled run whose ranks do not stop is aborted, and the daemon goes on if its world is sound") {
+TEST_CASE(
+    "a cancelled run whose ranks do not stop is aborted, and the daemon goes on if its world is sound") {
   Overtaking overtaking;
   auto answer = overtaking.Start(RunOf("hang"));
   overtaking.AwaitStatus("rank 0: finished; rank 1: p2p step 2 of 4, 1.50 s");
@@ -158,9 +159,10 @@ TEST_CASE("a cancelled run with a rank that never returns is fatal, and says whi
   overtaking.Cancel(7);
   const Json cancelled = answer.get();
   CHECK(overtaking.fatal);
-  CheckCancelled(cancelled,
-                 "cancelled before its first iteration: rank 1: released: the request was cancelled; not sound "
-                 "afterwards: it cannot start anew");
+  CheckCancelled(
+      cancelled,
+      "cancelled before its first iteration: rank 1: released: the request was cancelled; not sound "
+      "afterwards: it cannot start anew");
 }
 
 TEST_CASE("a run that fails for another reason after it was cancelled is cancelled, and says so") {
@@ -183,23 +185,34 @@ TEST_CASE("status says that nothing runs, or where every rank is, and ends nothi
   INFO(status);
   CHECK(status.at("waiting") == 1);
   CHECK(status.at("awaited") == 1);
-  CHECK(status.at("ranks").at(0) ==
-        Json{{"rank", 0}, {"finished", true}, {"where", "finished"}, {"stage", "p2p step 2 of 4"}, {"awaits", Json::array()}});
+  CHECK(status.at("ranks").at(0) == Json{{"rank", 0},
+                                         {"finished", true},
+                                         {"where", "finished"},
+                                         {"stage", "p2p step 2 of 4"},
+                                         {"awaits", Json::array()}});
   CHECK(status.at("ranks").at(1).at("finished") == false);
   Json& running = status.at("running");
   CHECK(running.at("wall_ms").get<double>() >= 0);
   running.erase("wall_ms");
-  CHECK(running == Json{{"id", 7}, {"case", "fake"}, {"stage", "p2p step 2 of 4"}, {"iteration", 0}, {"iterations", 1}, {"cancelled", false}});
+  CHECK(running == Json{{"id", 7},
+                        {"case", "fake"},
+                        {"stage", "p2p step 2 of 4"},
+                        {"iteration", 0},
+                        {"iterations", 1},
+                        {"cancelled", false}});
   overtaking.Cancel(7);
   answer.get();
   CHECK(overtaking.Status().at("running").is_null());
 }
 
-TEST_CASE("lines on the progress come for a run that wants them, when something has changed, until its answer is made") {
+TEST_CASE(
+    "lines on the progress come for a run that wants them, when something has changed, until its answer is "
+    "made") {
   Overtaking overtaking(1);
   std::vector<Json> lines;
   const auto tick = [&] {
-    overtaking.inside.dispatcher->Progress([&](std::string_view line) { lines.push_back(Json::parse(line)); });
+    overtaking.inside.dispatcher->Progress(
+        [&](std::string_view line) { lines.push_back(Json::parse(line)); });
   };
   overtaking.inside.fake->on_iteration = [&](int, int index) {
     if (index == 1) tick(), tick();
@@ -217,7 +230,10 @@ TEST_CASE("lines on the progress come for a run that wants them, when something 
   tick();
   REQUIRE(lines.size() == 2);
   const auto line = [](int iteration) {
-    return Json{{"id", 7}, {"progress", {{"case", "fake"}, {"stage", "p2p step 2 of 4"}, {"iteration", iteration}, {"iterations", 4}}}};
+    return Json{
+        {"id", 7},
+        {"progress",
+         {{"case", "fake"}, {"stage", "p2p step 2 of 4"}, {"iteration", iteration}, {"iterations", 4}}}};
   };
   CHECK(lines[0] == line(3));
   CHECK(lines[1] == line(4));

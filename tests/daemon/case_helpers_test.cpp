@@ -18,7 +18,8 @@ namespace {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Every 16-bit number comes back; between two neighbours the nearer is taken, in the middle the one with an even last bit.
+// Every 16-bit number comes back; between two neighbours the nearer is taken, in the middle the one with an
+// even last bit.
 template <typename Wide, typename Narrow>
 void CheckRounding(const Wide& wide, const Narrow& narrow, std::uint16_t infinity) {
   for (std::uint32_t i = 0; i < 0x10000; ++i) {
@@ -116,7 +117,7 @@ TEST_CASE("a line of output begins with the rank, and has an end whatever its le
   const std::string written(text, size);
   std::free(text);
   CHECK(written == "[rank 3] 7 of all\n[rank 3] " + std::string(4096 - 1 - std::strlen("[rank 3] "), 'x') +
-                    "\n[rank 3] \n");
+                       "\n[rank 3] \n");
 }
 
 }  // namespace

@@ -355,7 +355,9 @@ TEST_CASE("a library that opens as much as was closed since the last run hides n
   CHECK(warning.find(": " + std::to_string(known) + " (") != std::string::npos);
 }
 
-TEST_CASE("a case that chooses kernels is asked, whatever kernels are named, and gets the daemon's where it wants them") {
+TEST_CASE(
+    "a case that chooses kernels is asked, whatever kernels are named, and gets the daemon's where it wants "
+    "them") {
   const TemporaryFolder folder;
   const Environment cache("CPPOOL_CACHE", folder.path().string());
   const Environment cudnn("CPPOOL_CUDNN_MODULE", folder.File("none.so"));

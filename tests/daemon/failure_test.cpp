@@ -1,4 +1,5 @@
-// Failures on ranks: the answer has the cause first, waiting ranks are released, and the world is kept if it is sound.
+// Failures on ranks: the answer has the cause first, waiting ranks are released, and the world is kept if it
+// is sound.
 #include <algorithm>
 #include <chrono>
 #include <future>
@@ -367,7 +368,8 @@ TEST_CASE("a rank that does not return from an abort makes the answer fatal") {
   inside.fake->Release();
 }
 
-// To read the results of a rank that has not returned would be a data race, and could crash the daemon instead of an answer.
+// To read the results of a rank that has not returned would be a data race, and could crash the daemon
+// instead of an answer.
 TEST_CASE("the answer has no results of a rank that has not returned") {
   Inside inside(2, {std::chrono::milliseconds(20), std::chrono::milliseconds(50)});
   const Json answer =

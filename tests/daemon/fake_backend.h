@@ -1,4 +1,5 @@
-// A backend whose failures the test chooses. Its streams run work immediately, and it has the communication that a probe needs.
+// A backend whose failures the test chooses. Its streams run work immediately, and it has the communication
+// that a probe needs.
 #pragma once
 
 #include <atomic>
@@ -259,7 +260,8 @@ class FakeRank : public kernels::RankRuntime {
         static_cast<std::int32_t*>(out)[i] = sum;
       }
       if (Meets(*rt, FakeWorld::Unsound::kSum)) ++static_cast<std::int32_t*>(out)[count / 2];
-      // A rank returns only when all have read the inputs, so that no input is freed early and no rank joins the next sum early.
+      // A rank returns only when all have read the inputs, so that no input is freed early and no rank joins
+      // the next sum early.
       if (++world.reduced == size) world.joined.clear(), world.reduced = 0, ++world.sums;
       const auto sums = world.sums;
       world.changed.notify_all();

@@ -1,4 +1,5 @@
-// A case that does what its parameter `action` names, and the inner parts of a daemon to run it: a fake world and a dispatcher.
+// A case that does what its parameter `action` names, and the inner parts of a daemon to run it: a fake world
+// and a dispatcher.
 #pragma once
 
 #include <cppool/case.h>
@@ -18,7 +19,8 @@ using protocol::Json;
 
 const cppool_case* FakeCase();
 
-// With kSoon ranks that wait for a failed one are aborted at once; with kPatient they have long ended by themselves.
+// With kSoon ranks that wait for a failed one are aborted at once; with kPatient they have long ended by
+// themselves.
 inline constexpr daemon::FailureLimits kSoon{std::chrono::milliseconds(30), std::chrono::seconds(20),
                                              std::chrono::seconds(20)};
 inline constexpr daemon::FailureLimits kPatient{std::chrono::seconds(20), std::chrono::seconds(20),

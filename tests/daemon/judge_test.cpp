@@ -64,28 +64,83 @@ TEST_CASE("judge: the failure that explains the others is the answer's") {
   const RankFailure released = Failure(4, {CPPOOL_INTERNAL, "released"}, true);
   const RankFailure names_1 = Failure(1, {CPPOOL_INTERNAL, "rank 1 has left", 1});
   const std::vector<Row> rows = {
-      {"a skip does not need a probe", {{2, skip}}, Status::kSkipped, FailureKind::kUnsupported, 2,
-       "rank 2: no kernel", false},
-      {"an own failure comes before an earlier skip", {{0, skip}, {2, own}}, Status::kError, FailureKind::kCuda, 2,
-       "rank 2: an illegal address", true},
-      {"a skip comes before an earlier error of a communicator", {{0, comm}, {1, skip}}, Status::kSkipped,
-       FailureKind::kUnsupported, 1, "rank 1: no kernel", true},
-      {"an error of a communicator comes before an earlier mismatch", {{0, comm}, {1, mismatch}}, Status::kError,
-       FailureKind::kNccl, 0, "rank 0: a communicator failed", true},
-      {"a mismatch comes before what an abort has released", {{0, released}, {1, mismatch}}, Status::kFailed,
-       FailureKind::kMismatch, 1, "rank 1: 7 is not 8", true},
-      {"of equals the first counts", {{0, Failure(2, {CPPOOL_CUDA, "late"})}, {1, Failure(1, {CPPOOL_CUDA, "early"})}},
-       Status::kError, FailureKind::kCuda, 1, "rank 1: early", true},
-      {"a rank that a failure names is the answer's", {{0, names_1}}, Status::kError, FailureKind::kInternal, 1,
-       "rank 1 has left", true},
-      {"the named rank's own words are better, be they a mismatch", {{0, names_1}, {1, mismatch}}, Status::kFailed,
-       FailureKind::kMismatch, 1, "rank 1: 7 is not 8", true},
-      {"and not better when they name another rank", {{0, names_1}, {1, Failure(2, {CPPOOL_INTERNAL, "not I", 0})}},
-       Status::kError, FailureKind::kInternal, 1, "rank 1 has left", true},
-      {"nor when an abort has caused them", {{0, names_1}, {1, released}}, Status::kError, FailureKind::kInternal, 1,
-       "rank 1 has left", true},
-      {"nobody's failure is its rank's", {{2, Failure(1, {CPPOOL_INTERNAL, "elsewhere", kElsewhere})}},
-       Status::kError, FailureKind::kInternal, 2, "rank 2: elsewhere", true},
+      {"a skip does not need a probe",
+       {{2, skip}},
+       Status::kSkipped,
+       FailureKind::kUnsupported,
+       2,
+       "rank 2: no kernel",
+       false},
+      {"an own failure comes before an earlier skip",
+       {{0, skip}, {2, own}},
+       Status::kError,
+       FailureKind::kCuda,
+       2,
+       "rank 2: an illegal address",
+       true},
+      {"a skip comes before an earlier error of a communicator",
+       {{0, comm}, {1, skip}},
+       Status::kSkipped,
+       FailureKind::kUnsupported,
+       1,
+       "rank 1: no kernel",
+       true},
+      {"an error of a communicator comes before an earlier mismatch",
+       {{0, comm}, {1, mismatch}},
+       Status::kError,
+       FailureKind::kNccl,
+       0,
+       "rank 0: a communicator failed",
+       true},
+      {"a mismatch comes before what an abort has released",
+       {{0, released}, {1, mismatch}},
+       Status::kFailed,
+       FailureKind::kMismatch,
+       1,
+       "rank 1: 7 is not 8",
+       true},
+      {"of equals the first counts",
+       {{0, Failure(2, {CPPOOL_CUDA, "late"})}, {1, Failure(1, {CPPOOL_CUDA, "early"})}},
+       Status::kError,
+       FailureKind::kCuda,
+       1,
+       "rank 1: early",
+       true},
+      {"a rank that a failure names is the answer's",
+       {{0, names_1}},
+       Status::kError,
+       FailureKind::kInternal,
+       1,
+       "rank 1 has left",
+       true},
+      {"the named rank's own words are better, be they a mismatch",
+       {{0, names_1}, {1, mismatch}},
+       Status::kFailed,
+       FailureKind::kMismatch,
+       1,
+       "rank 1: 7 is not 8",
+       true},
+      {"and not better when they name another rank",
+       {{0, names_1}, {1, Failure(2, {CPPOOL_INTERNAL, "not I", 0})}},
+       Status::kError,
+       FailureKind::kInternal,
+       1,
+       "rank 1 has left",
+       true},
+      {"nor when an abort has caused them",
+       {{0, names_1}, {1, released}},
+       Status::kError,
+       FailureKind::kInternal,
+       1,
+       "rank 1 has left",
+       true},
+      {"nobody's failure is its rank's",
+       {{2, Failure(1, {CPPOOL_INTERNAL, "elsewhere", kElsewhere})}},
+       Status::kError,
+       FailureKind::kInternal,
+       2,
+       "rank 2: elsewhere",
+       true},
   };
   for (const Row& row : rows) {
     INFO(row.what);
@@ -117,8 +172,10 @@ TEST_CASE("judge: the failure that explains the others is the answer's") {
 TEST_CASE("judge: a failed check, and the words of the rank whose check it is") {
   const protocol::Check by_rel{"out", "no_cp", 1, 0.005, 0.3, 0.01, false, {}};
   const protocol::Check by_max{"out", "no_cp", 1, 0.5, 0.3, 0.01, false, {}};
-  const std::string of_out = "out against no_cp: tokens 0 to 63 of sequence 0, head 1: the error is 3 times the limit";
-  const std::string of_dq = "dq against oracle: tokens 0 to 63 of sequence 0, head 1: the error is 3 times the limit";
+  const std::string of_out =
+      "out against no_cp: tokens 0 to 63 of sequence 0, head 1: the error is 3 times the limit";
+  const std::string of_dq =
+      "dq against oracle: tokens 0 to 63 of sequence 0, head 1: the error is 3 times the limit";
   struct Row {
     protocol::Check check;
     std::string reason, error;
@@ -128,7 +185,8 @@ TEST_CASE("judge: a failed check, and the words of the rank whose check it is") 
       {by_rel, "", numbers + " (holds: see rel_err) (1 of 5 checks do not hold)"},
       {by_rel, of_out, numbers + " (1 of 5 checks do not hold): " + of_out},
       {by_rel, of_dq, numbers + " (holds: see rel_err) (1 of 5 checks do not hold): " + of_dq},
-      {by_rel, "3 elements differ in bits", numbers + " (1 of 5 checks do not hold): 3 elements differ in bits"},
+      {by_rel, "3 elements differ in bits",
+       numbers + " (1 of 5 checks do not hold): 3 elements differ in bits"},
       {by_max, "",
        "rank 1: out against no_cp: max_abs_err 0.5, rel_err 0.3, tolerance 0.01 (1 of 5 checks do not hold)"},
   };
@@ -142,7 +200,8 @@ TEST_CASE("judge: a failed check, and the words of the rank whose check it is") 
     CHECK(result.status == Status::kFailed);
     CHECK(result.failure->kind == FailureKind::kMismatch);
     CHECK(result.failure->rank == 1);
-    CHECK(result.ranks[1].error == (row.reason.empty() ? "the check of out against no_cp does not hold" : row.reason));
+    CHECK(result.ranks[1].error ==
+          (row.reason.empty() ? "the check of out against no_cp does not hold" : row.reason));
     CHECK(result.ranks[0].ok);
   }
   // A check explains the error that its rank returns, and not that of another rank.
@@ -159,7 +218,8 @@ TEST_CASE("judge: a failed check, and the words of the rank whose check it is") 
 TEST_CASE("judge: what ends the daemon, and what a rank reports that is not done") {
   auto reports = AllDone();
   reports[1].failure = Failure(1, {CPPOOL_INTERNAL, "it broke"});
-  CHECK(Judged(reports, "rank 0: a sum is wrong").error == "rank 1: it broke; not sound afterwards: rank 0: a sum is wrong");
+  CHECK(Judged(reports, "rank 0: a sum is wrong").error ==
+        "rank 1: it broke; not sound afterwards: rank 0: a sum is wrong");
   CHECK(Judged(reports, "rank 0: a sum is wrong").fatal);
   CHECK(Judged(reports).leaks.allocations == 0);
   for (auto& report : reports) {
@@ -174,7 +234,8 @@ TEST_CASE("judge: what ends the daemon, and what a rank reports that is not done
   CHECK(result.fatal);
   CHECK(result.error == "rank 1: it broke; not sound afterwards: rank 0, rank 2 did not return");
   CHECK(result.ranks[0].error == "did not return after another rank's failure: p2p step 2 of 4, 1.50 s");
-  CHECK(result.ranks[2].error == "did not return after another rank's failure: the runtime does not say where");
+  CHECK(result.ranks[2].error ==
+        "did not return after another rank's failure: the runtime does not say where");
   CHECK(result.ranks[0].gpu_ms.empty());
   CHECK(result.checks.size() == 1);
   CHECK(result.leaks.device_bytes == 10);
@@ -248,16 +309,19 @@ TEST_CASE("a rank's report is the same after it was text") {
     INFO(member);
     auto without = json, wrong = json;
     without.erase(member);
-    CHECK_THROWS_WITH(daemon::RankReportFrom(without, 4), Catch::Matchers::ContainsSubstring("cannot be read"));
+    CHECK_THROWS_WITH(daemon::RankReportFrom(without, 4),
+                      Catch::Matchers::ContainsSubstring("cannot be read"));
     wrong[member] = value.is_string() ? protocol::Json(true) : protocol::Json("x");
     CHECK_THROWS_AS(daemon::RankReportFrom(wrong, 4), std::runtime_error);
   }
   CHECK(daemon::RankReportFrom(json, kernels::Place(4, 2, 2)).rank == 3);
   for (const kernels::Place& place : {kernels::Place(3), kernels::Place(8, 0, 3), kernels::Place(8, 4, 4)})
-    CHECK_THROWS_WITH(daemon::RankReportFrom(json, place), Catch::Matchers::EndsWith("rank 3 is not of the place"));
+    CHECK_THROWS_WITH(daemon::RankReportFrom(json, place),
+                      Catch::Matchers::EndsWith("rank 3 is not of the place"));
   auto of_another = json;
   of_another["checks"][1]["rank"] = 7;
-  CHECK_THROWS_WITH(daemon::RankReportFrom(of_another, 8), Catch::Matchers::EndsWith("a check is of another rank"));
+  CHECK_THROWS_WITH(daemon::RankReportFrom(of_another, 8),
+                    Catch::Matchers::EndsWith("a check is of another rank"));
 }
 
 }  // namespace cppool::test

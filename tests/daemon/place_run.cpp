@@ -1,5 +1,6 @@
-// Runs the attention case on four ranks of the host backend with a fault, as one place or as two places of two ranks each, whose reports
-// cross as text, and prints the answer: place_run KIND PLACES. In a program of its own, since a fault may end the process or never end.
+// Runs the attention case on four ranks of the host backend with a fault, as one place or as two places of
+// two ranks each, whose reports cross as text, and prints the answer: place_run KIND PLACES. In a program of
+// its own, since a fault may end the process or never end.
 #include <unistd.h>
 
 #include <cstdio>
@@ -29,7 +30,8 @@ using protocol::Json;
 
 constexpr int kRanks = 4;
 // After an abort and for the probe: more than any machine needs.
-constexpr daemon::FailureLimits kLimits{std::chrono::milliseconds(200), std::chrono::seconds(20), std::chrono::seconds(20)};
+constexpr daemon::FailureLimits kLimits{std::chrono::milliseconds(200), std::chrono::seconds(20),
+                                        std::chrono::seconds(20)};
 
 // What a rank's report is on the other side of a pipe.
 RankReport AsText(const RankReport& report, const kernels::Place& place) {

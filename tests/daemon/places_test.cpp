@@ -50,7 +50,8 @@ Outcome OutcomeOf(const Child& child) {
 }
 
 FILE* Start(const std::string& kind, int places) {
-  return StartChild(std::string(CPPOOL_PLACE_RUN) + " " + kind + " " + std::to_string(places) + " 2>/dev/null");
+  return StartChild(std::string(CPPOOL_PLACE_RUN) + " " + kind + " " + std::to_string(places) +
+                    " 2>/dev/null");
 }
 
 }  // namespace
@@ -61,13 +62,23 @@ TEST_CASE("a run on two places has the answers of a run on one, whatever fails")
     int exit_code;  // of place_run: 3 after a fatal answer
     std::string first_status;
   };
-  static const std::vector<Row> rows = {
-      {"none", 0, "passed"},       {"sampling", 0, "passed"},   {"throw", 0, "error"},
-      {"segfault", 139, ""},       {"abort", 134, ""},          {"exit", 42, ""},
-      {"stall_host", 3, "error"},  {"out_of_memory", 0, "error"}, {"flood", 0, "passed"},
-      {"half_line", 0, "passed"},  {"half_answer", 0, "passed"}, {"stall", 3, "error"},
-      {"trap", 133, ""},           {"out_of_bounds", 0, "error"}, {"skip_collective", 3, "error"},
-      {"wrong_size", 0, "error"},  {"flip_bit", 0, "failed"}};
+  static const std::vector<Row> rows = {{"none", 0, "passed"},
+                                        {"sampling", 0, "passed"},
+                                        {"throw", 0, "error"},
+                                        {"segfault", 139, ""},
+                                        {"abort", 134, ""},
+                                        {"exit", 42, ""},
+                                        {"stall_host", 3, "error"},
+                                        {"out_of_memory", 0, "error"},
+                                        {"flood", 0, "passed"},
+                                        {"half_line", 0, "passed"},
+                                        {"half_answer", 0, "passed"},
+                                        {"stall", 3, "error"},
+                                        {"trap", 133, ""},
+                                        {"out_of_bounds", 0, "error"},
+                                        {"skip_collective", 3, "error"},
+                                        {"wrong_size", 0, "error"},
+                                        {"flip_bit", 0, "failed"}};
   CHECK(rows.size() == kernels::FaultKindNames().size() + 2);
   const Row& row = rows[GENERATE(range(std::size_t{0}, rows.size()))];
   INFO(row.kind);

@@ -156,7 +156,8 @@ TEST_CASE("requests of a file are read ahead, too") {
   CHECK_FALSE(requests.reader->Next());
 }
 
-TEST_CASE("at the idle limit no byte of a later line has been read, also after requests that were read ahead") {
+TEST_CASE(
+    "at the idle limit no byte of a later line has been read, also after requests that were read ahead") {
   Requests requests(30ms);
   requests.Put(Run(1));
   CHECK(requests.Next() == 1);
@@ -172,7 +173,10 @@ TEST_CASE("at the idle limit no byte of a later line has been read, also after r
 
 TEST_CASE("ticks come while a request with progress is under way, and only then") {
   Requests requests;
-  requests.Put(Hello(1) + R"({"op": "run", "id": 2, "progress": true})" "\n" + Hello(3));
+  requests.Put(Hello(1) +
+               R"({"op": "run", "id": 2, "progress": true})"
+               "\n" +
+               Hello(3));
   CHECK(requests.Next() == 1);
   std::this_thread::sleep_for(20ms);
   CHECK(requests.ticks == 0);
@@ -219,8 +223,9 @@ TEST_CASE("a cancel takes a waiting run out of the queue, and marks the one unde
 
   for (const char* id : {"b", "c", "x"}) {
     INFO(id);
-    CHECK(queue.Cancel(id).error == "no `run` or `validate` with the id \"" + std::string(id) +
-                                        "\" waits or runs (\"a\" runs, \"d\" waits); it is answered or unknown");
+    CHECK(queue.Cancel(id).error ==
+          "no `run` or `validate` with the id \"" + std::string(id) +
+              "\" waits or runs (\"a\" runs, \"d\" waits); it is answered or unknown");
   }
   CHECK(under_way->control.Close());
   CHECK_FALSE(under_way->control.Cancel());
@@ -238,8 +243,9 @@ TEST_CASE("a cancel of an id that two runs have cancels none, and a long list of
   CHECK(queue.Cancel(1).error == "2 requests that wait or run have the id 1: none is cancelled");
   CHECK(queue.waiting() == 1);
   for (int i = 2; i < 20; ++i) queue.Push(Parsed(Json{{"op", "run"}, {"id", i}}.dump()));
-  CHECK(queue.Cancel(99).error.find("(1 runs, 1 waits, 2 waits, 3 waits, 4 waits, 5 waits, 6 waits, 7 waits, and 12 "
-                                    "more wait)") != std::string::npos);
+  CHECK(queue.Cancel(99).error.find(
+            "(1 runs, 1 waits, 2 waits, 3 waits, 4 waits, 5 waits, 6 waits, 7 waits, and 12 "
+            "more wait)") != std::string::npos);
 }
 
 TEST_CASE("ranks are stopped at the first iteration that none had begun when the cancel came") {

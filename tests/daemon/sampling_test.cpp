@@ -19,7 +19,8 @@ namespace {
 
 constexpr milliseconds kLong{3600000};
 
-// Runs a rule on one rank whose iteration i takes time(i). Returns the numbers of iterations at the decisions.
+// Runs a rule on one rank whose iteration i takes time(i). Returns the numbers of iterations at the
+// decisions.
 template <typename Time>
 std::vector<std::int64_t> Decisions(const SamplingRule& rule, const Time& time, std::string* stopped) {
   Sampling sampling(rule, 1);
@@ -150,8 +151,10 @@ TEST_CASE("sampling: a rank that fails releases those that wait for a decision")
     if (rank == 1) throw kernels::RuntimeError(CPPOOL_CUDA, "the work failed");
     return {{"forward", {1.0}}};
   };
-  const Json answer = inside.Send(Json{
-      {"op", "run"}, {"case", "fake"}, {"params", {{"action", "iterate together"}}}, {"sampling", Json::object()}});
+  const Json answer = inside.Send(Json{{"op", "run"},
+                                       {"case", "fake"},
+                                       {"params", {{"action", "iterate together"}}},
+                                       {"sampling", Json::object()}});
   CHECK(answer.at("status") == "error");
   CHECK(answer.at("failure").at("rank") == 1);
   CHECK(answer.at("failure").at("kind") == "cuda");

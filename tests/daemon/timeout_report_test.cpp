@@ -47,12 +47,15 @@ RankReport In(RankPhase phase, std::vector<StreamProgress> streams = {}, const s
   return report;
 }
 
-RankReport Running(std::vector<StreamProgress> streams) { return In(RankPhase::kRunning, std::move(streams)); }
+RankReport Running(std::vector<StreamProgress> streams) {
+  return In(RankPhase::kRunning, std::move(streams));
+}
 
 // Two ranks that never end. Rank 1 has failed.
 class StuckRanks : public daemon::RankRunner {
  public:
-  explicit StuckRanks(RankPhase phase, std::chrono::milliseconds reading = {}) : phase_(phase), reading_(reading) {}
+  explicit StuckRanks(RankPhase phase, std::chrono::milliseconds reading = {})
+      : phase_(phase), reading_(reading) {}
   const kernels::Place& place() const override { return place_; }
   void Start(std::shared_ptr<daemon::Meeting>, Sink sink) override {
     RankReport report = In(RankPhase::kRunning, {}, "it broke");
@@ -175,7 +178,8 @@ TEST_CASE("ranks whose reading blocks or throws do not prevent the answer") {
     gate->open = true;
     gate->changed.notify_all();
   }
-  while (ranks.use_count() > 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the reading thread
+  while (ranks.use_count() > 1)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the reading thread
 }
 
 TEST_CASE("a runner alone is read on the thread that asks, and keeps what it reads late") {

@@ -1,4 +1,5 @@
-// The example's kernel with one fault each, which only a harness finds (kernels/checks.md), and the example itself, "warp".
+// The example's kernel with one fault each, which only a harness finds (kernels/checks.md), and the example
+// itself, "warp".
 #define cppool_attention example_kernels
 #include "kernels/examples/forward.cu"
 #undef cppool_attention
@@ -109,7 +110,8 @@ cppool_status OwnStream(void* opaque, const cppool_attention_tensors* t, void*, 
   return Forward(plan, &tensors, nullptr, on, why, size);
 }
 
-// Starts early (programmatic dependent launch) and does not wait for the kernel in front of it. From sm_90 on.
+// Starts early (programmatic dependent launch) and does not wait for the kernel in front of it. From sm_90
+// on.
 cppool_status EarlyLaunch(void* opaque, const cppool_attention_tensors* t, void*, cppool_stream on, char* why,
                           size_t size) {
   const cppool_attention_call& c = static_cast<Plan*>(opaque)->call;

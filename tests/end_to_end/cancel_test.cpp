@@ -12,11 +12,13 @@ namespace cppool::test {
 namespace {
 
 std::vector<std::string> WithOdd(int world_size) {
-  return {"--world-size", std::to_string(world_size), "--backend", "host", "--case", CPPOOL_ODD_CASE, "--allow-faults"};
+  return {"--world-size",  std::to_string(world_size), "--backend", "host", "--case", CPPOOL_ODD_CASE,
+          "--allow-faults"};
 }
 
 Json Attention(int id, int repeat) {
-  return {{"op", "run"}, {"id", id}, {"repeat", repeat}, {"params", {{"max_seqlen_q", 64}, {"num_heads", 4}}}};
+  return {
+      {"op", "run"}, {"id", id}, {"repeat", repeat}, {"params", {{"max_seqlen_q", 64}, {"num_heads", 4}}}};
 }
 Json Cancel(const Json& id) { return {{"op", "cancel"}, {"id", "c"}, {"cancels", id}}; }
 Json Status() { return {{"op", "status"}, {"id", "s"}}; }
@@ -132,7 +134,9 @@ TEST_CASE("lines on the progress have the run's id, and its answer is the first 
 TEST_CASE("a client that does not read cannot keep a daemon from its end at the deadline") {
   DaemonProcess daemon(WithOdd(1));
   CHECK(daemon.Ask({{"op", "hello"}}).at("ok") == true);
-  daemon.Send(Json{{"op", "run"}, {"id", 1}, {"case", "odd"}, {"deadline_ms", 1000}, {"params", {{"action", "sleep"}}}}.dump());
+  daemon.Send(Json{
+      {"op", "run"}, {"id", 1}, {"case", "odd"}, {"deadline_ms", 1000}, {"params", {{"action", "sleep"}}}}
+                  .dump());
   std::thread flood([&] {  // more than a pipe holds
     const std::string padding(100000, 'x');
     for (int i = 0; i < 60; ++i) daemon.Send(Json{{"op", "status"}, {"id", padding}}.dump());

@@ -1,4 +1,5 @@
-/* A kernel of cppool/attention.h that crashes: in forward, or with ABORTS_IN_ENTRY when its table is asked for. */
+/* A kernel of cppool/attention.h that crashes: in forward, or with ABORTS_IN_ENTRY when its table is asked
+ * for. */
 #include <cppool/attention.h>
 #include <stdlib.h>
 

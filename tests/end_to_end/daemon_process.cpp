@@ -126,9 +126,7 @@ int DaemonProcess::Wait() {
   return *status_;
 }
 
-std::string DaemonProcess::Stderr() const {
-  return ReadFile(stderr_file_);
-}
+std::string DaemonProcess::Stderr() const { return ReadFile(stderr_file_); }
 
 std::vector<Json> DaemonProcess::CrashLines() const {
   const std::string prefix = "cppoold: crash ";

@@ -1,4 +1,5 @@
-// A real cppoold over real pipes. It uses neither the client library nor protocol/, so that tests do not rely on the code under test.
+// A real cppoold over real pipes. It uses neither the client library nor protocol/, so that tests do not rely
+// on the code under test.
 #pragma once
 
 #include <sys/types.h>
@@ -43,7 +44,7 @@ class DaemonProcess {
   Json Ask(const Json& request);
   // Its exit code, or 1000 + the signal that ended it; -1 when it does not end. The input is closed first.
   int Wait();
-  std::string Stderr() const;  // so far
+  std::string Stderr() const;            // so far
   std::vector<Json> CrashLines() const;  // those of its stderr so far
 
  private:

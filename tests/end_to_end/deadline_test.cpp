@@ -15,7 +15,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kDeadlineMs = 400;
 
-// The answer to a case on 4 ranks in which rank 2 does `action`. Checks that it is a timeout, and that the daemon then exits.
+// The answer to a case on 4 ranks in which rank 2 does `action`. Checks that it is a timeout, and that the
+// daemon then exits.
 Json TimedOut(const std::string& action, Clock::duration* took = nullptr) {
   DaemonProcess daemon(Host(4, {"--case", CPPOOL_ODD_CASE}));
   daemon.Ask({{"op", "hello"}});

@@ -1,5 +1,5 @@
-// Dumps and inputs: NumPy confirms dumps, a run on a dump's inputs gives the same bits, and invalid folders are refused before
-// anything runs.
+// Dumps and inputs: NumPy confirms dumps, a run on a dump's inputs gives the same bits, and invalid folders
+// are refused before anything runs.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -230,7 +230,8 @@ TEST_CASE("a dump can be a run's inputs, and the run gives the same bits") {
                                          {"dtype", "fp16"}}}) {
     DaemonProcess daemon(Host(2));
     Dump(daemon, params, folder / "first");
-    // With another seed, tensors that are not read from the files would differ. The lengths depend on the seed too, so they are given.
+    // With another seed, tensors that are not read from the files would differ. The lengths depend on the
+    // seed too, so they are given.
     const Json index = Json::parse(ReadFile(folder / "first" / "index.json"));
     Json again = Merged(params, {{"seed", 99}, {"cu_seqlens_q", index.at("cu_seqlens_q")}});
     if (params.contains("pad_between_seqs")) again["cu_seqlens_q_padded"] = index.at("cu_seqlens_q_padded");

@@ -66,7 +66,8 @@ bool OfRank(const End& end, const Where& where) {
   return end.result->failure->rank == where.index && end.Says(where.rank);
 }
 
-// A rank that communicates with the faulty one fails: the sizes differ, that rank has finished the case, or the deadline passes.
+// A rank that communicates with the faulty one fails: the sizes differ, that rank has finished the case, or
+// the deadline passes.
 bool CommunicationBroke(const End& end, const Where& where) {
   if (where.nccl && end.Answered(Status::kFailed, "mismatch")) return true;
   return TimedOut(end) || (end.result && end.result->status == Status::kError && end.Says("rank "));

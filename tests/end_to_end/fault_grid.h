@@ -1,5 +1,5 @@
-// Runs every kind of fault, on every schedule and world size, through the client library. Tests check the outcomes, and
-// tests/measure/fault_table prints them.
+// Runs every kind of fault, on every schedule and world size, through the client library. Tests check the
+// outcomes, and tests/measure/fault_table prints them.
 #pragma once
 
 #include <chrono>

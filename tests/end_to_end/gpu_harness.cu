@@ -1,12 +1,13 @@
-// A harness that uses the GPUs itself, as a separate process: `cppool_gpu_harness MODE ...`. If something is wrong it prints it and exits
-// with code 1, else with 0. It links CUDA's runtime, which loads the driver at the first CUDA call; the client library never makes one.
+// A harness that uses the GPUs itself, as a separate process: `cppool_gpu_harness MODE ...`. If something is
+// wrong it prints it and exits with code 1, else with 0. It links CUDA's runtime, which loads the driver at
+// the first CUDA call; the client library never makes one.
 //
-//     fork          before it uses CUDA: lists devices, runs cases, forks; the child uses CUDA and a Pool of its own
+//     fork          before it uses CUDA: lists devices, runs cases, forks; the child uses CUDA and a Pool
 //     context       uses its own CUDA context before, during and after the life of a daemon
 //     run DEVICES WORLD_SIZE ROUNDS
 //     memory        leaves too little device memory for a case, then frees what it holds
-//     idle          reads the device's free memory before, during and after the life of a daemon with an idle time; no other process may
-//                   allocate memory meanwhile
+//     idle          reads the device's free memory before, during and after the life of a daemon with an
+//                   idle time; no other process may allocate memory meanwhile
 //     devices       prints the UUIDs that CUDA sees
 #include <cuda_runtime.h>
 #include <sys/wait.h>

@@ -1,4 +1,5 @@
-// Harnesses that use the GPUs themselves beside their pools: forks, contexts, shared and full devices. And which devices CUDA sees.
+// Harnesses that use the GPUs themselves beside their pools: forks, contexts, shared and full devices. And
+// which devices CUDA sees.
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -90,7 +91,8 @@ TEST_CASE("two harnesses run at once, on different devices and on the same devic
 }
 
 TEST_CASE("CUDA_VISIBLE_DEVICES is read as CUDA reads it") {
-  // All devices of the machine in the order of CUDA's indices, whatever CUDA_VISIBLE_DEVICES the caller has set.
+  // All devices of the machine in the order of CUDA's indices, whatever CUDA_VISIBLE_DEVICES the caller has
+  // set.
   std::string all_indices;
   for (int i = 0; i < 64; ++i) all_indices += (i ? "," : "") + std::to_string(i);
   const std::vector<std::string> uuids = SeenWith(all_indices);

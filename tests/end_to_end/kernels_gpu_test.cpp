@@ -1,4 +1,5 @@
-// Kernels of a user's own in CUDA: what the checks find out about bad ones, versions of one in a warm daemon, and --watch.
+// Kernels of a user's own in CUDA: what the checks find out about bad ones, versions of one in a warm daemon,
+// and --watch.
 #include <algorithm>
 #include <cstdio>
 #include <set>
@@ -31,8 +32,8 @@ std::set<std::string> Against(const Json& answer, bool ok) {
 TEST_CASE("the checks find what is wrong with kernels in CUDA that seem right, and say what") {
   if (!HasGpus()) return;
   DaemonProcess daemon({"--world-size", "1", "--backend", "cuda"});
-  // With iterations before the one that is checked, since a kernel that does not wait for its inputs may not find them in the
-  // first one.
+  // With iterations before the one that is checked, since a kernel that does not wait for its inputs may not
+  // find them in the first one.
   const auto run = [&](const std::string& name) {
     return daemon.Ask({{"op", "run"},
                        {"kernels", CPPOOL_BAD_KERNELS "," + name},

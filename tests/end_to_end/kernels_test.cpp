@@ -101,10 +101,8 @@ TEST_CASE("a kernel whose supports does not return is named when the deadline pa
 
 TEST_CASE("a case that chooses no kernels and does not return is not blamed on the daemon's kernels") {
   DaemonProcess daemon(Host(1, {"--kernels", Odd("hangs"), "--case", CPPOOL_ODD_CASE}));
-  const Json answer = daemon.Ask({{"op", "run"},
-                                  {"case", "odd"},
-                                  {"deadline_ms", 500},
-                                  {"params", {{"action", "hang in validate"}}}});
+  const Json answer = daemon.Ask(
+      {{"op", "run"}, {"case", "odd"}, {"deadline_ms", 500}, {"params", {{"action", "hang in validate"}}}});
   INFO(answer);
   CHECK(answer.at("failure").at("kind") == "timeout");
   CHECK_THAT(answer.at("error").get<std::string>(), !ContainsSubstring("kernels"));

@@ -1,4 +1,5 @@
-// How a daemon starts and exits: refused options, stdin and stdout, idle time, signals, the death of its parent.
+// How a daemon starts and exits: refused options, stdin and stdout, idle time, signals, the death of its
+// parent.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/wait.h>
@@ -198,7 +199,9 @@ TEST_CASE("an idle daemon exits in order, but not during a partial line or a cas
   CHECK(half.ReadAnswer().at("failure").at("kind") == "timeout");
 }
 
-TEST_CASE("a rank that throws or skips a collective is named at once, the others are released, and the next case passes") {
+TEST_CASE(
+    "a rank that throws or skips a collective is named at once, the others are released, and the next case "
+    "passes") {
   for (const int world_size : {2, 4, 8}) {
     DaemonProcess daemon(Host(world_size, {"--case", CPPOOL_ODD_CASE}));
     for (const std::string action : {"throw", "wait", "throw"}) {
@@ -247,8 +250,8 @@ TEST_CASE("SIGTERM ends an idle daemon in order, and a busy one at once") {
   CHECK(busy.Wait() == 128 + SIGTERM);
 }
 
-// The signal comes at varying times, also between two requests that were read together. The last request, if it were still started,
-// would run to its deadline.
+// The signal comes at varying times, also between two requests that were read together. The last request, if
+// it were still started, would run to its deadline.
 TEST_CASE("SIGTERM ends a daemon that has read more requests than it has started") {
   for (int i = 0; i < 40; ++i) {
     DaemonProcess daemon(Host(1, {"--case", CPPOOL_ODD_CASE, "--log-level", "off"}));

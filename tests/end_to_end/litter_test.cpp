@@ -39,7 +39,8 @@ TEST_CASE("what a case leaves is reported with the amount, once, by the run that
     Json answer = Ask(daemon, "leaves", {{"action", action}});
     INFO(answer);
     CHECK(answer.at("status") == "passed");
-    Json reported = {{"leaks", answer.value("leaks", Json())}, {"warnings", answer.value("warnings", Json())}};
+    Json reported = {{"leaks", answer.value("leaks", Json())},
+                     {"warnings", answer.value("warnings", Json())}};
     CHECK(Ask(daemon, "leaves").value("leaks", Json()) == Json());  // left to the run before it
     return reported;
   };
@@ -91,7 +92,8 @@ TEST_CASE("host memory is reported when it grew by over 16 MiB in each of the la
 
 #ifdef CPPOOL_OPENMP_CASE
 TEST_CASE(
-    "in a process with OpenMP, whose threads stay, threads are reported when each of the last five runs has left "
+    "in a process with OpenMP, whose threads stay, threads are reported when each of the last five runs has "
+    "left "
     "some") {
   DaemonProcess daemon(Host(2));
   const auto leaves = [&](const char* action) {

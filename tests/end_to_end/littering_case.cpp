@@ -1,5 +1,5 @@
-// Cases that leave something behind, for the end-to-end tests. The constructor, `validate`, `run` and the work of "floats" change the
-// floating-point environment, and fail when they find it changed.
+// Cases that leave something behind, for the end-to-end tests. The constructor, `validate`, `run` and the
+// work of "floats" change the floating-point environment, and fail when they find it changed.
 #include <cppool/case.h>
 #include <fcntl.h>
 #include <pthread.h>

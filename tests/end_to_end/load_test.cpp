@@ -1,5 +1,5 @@
-// Libraries named in requests: loaded by a warm daemon, replaced when they are rebuilt, refused with what to do, and those that
-// crash named.
+// Libraries named in requests: loaded by a warm daemon, replaced when they are rebuilt, refused with what to
+// do, and those that crash named.
 #include <elf.h>
 #include <sys/inotify.h>
 #include <unistd.h>
@@ -280,7 +280,8 @@ TEST_CASE(
   CHECK(Has(crashed, "crashed by signal 6 (Aborted)"));
   CHECK(Has(ask(CPPOOL_ODD_EXITS, 60000), "called exit(5)"));
   CHECK(Has(ask(CPPOOL_ODD_THROWS, 60000), "crashed by signal 6"));
-  // The deadline is that of the request: the daemon answers shortly before. How much time is left when it tries the file varies.
+  // The deadline is that of the request: the daemon answers shortly before. How much time is left when it
+  // tries the file varies.
   const std::string hung = ask(CPPOOL_ODD_HANGS, 1900), within = "did not return within ";
   REQUIRE(Has(hung, within));
   const double seconds = std::stod(hung.substr(hung.find(within) + within.size()));
@@ -696,9 +697,11 @@ TEST_CASE(
     CHECK_FALSE(Has(answer.at("error"), cache.folder.path().string()));  // the copy is nothing to people
     CHECK_FALSE(answer.contains("fatal"));
   }
-  CHECK(daemon.Ask(Attention("cudnn")).at("error") ==
-        module + ": cannot be loaded: libnowhere.so.: cannot open shared object file: No such file or directory: it "
-                 "needs this library; install it, or add its folder to LD_LIBRARY_PATH");  // no copy is made of it
+  CHECK(
+      daemon.Ask(Attention("cudnn")).at("error") ==
+      module +
+          ": cannot be loaded: libnowhere.so.: cannot open shared object file: No such file or directory: it "
+          "needs this library; install it, or add its folder to LD_LIBRARY_PATH");  // no copy is made of it
   CHECK(daemon.Ask(Attention(CPPOOL_KERNEL_NAIVE)).at("status") == "passed");
   CHECK(daemon.Wait() == 0);
 }

@@ -1,4 +1,5 @@
-// A misbehaving case for the end-to-end tests. It is built several times: with a valid definition, and with one error each.
+// A misbehaving case for the end-to-end tests. It is built several times: with a valid definition, and with
+// one error each.
 #include <cppool/case.h>
 #include <err.h>
 #include <pthread.h>
@@ -39,7 +40,8 @@ const cppool_parameter kParameters[] = {
      "[\"pass\", \"noise\", \"talk\", \"fork\", \"sleep\", \"throw\", \"throw alone\", "
      "\"steal\", \"wait\", \"spin\", \"deaf\", \"recv\", \"stream\", \"alone\", "
      "\"hang at the thread's end\", \"crash\", \"crash on stream\", \"overflow\", \"overflow on stream\", "
-     "\"overflow in validate\", \"hang in validate\", \"iterate\", \"abort\", \"trap\", \"exit\", \"exit in libc\", \"exit everywhere\", \"exit in "
+     "\"overflow in validate\", \"hang in validate\", \"iterate\", \"abort\", \"trap\", \"exit\", \"exit in "
+     "libc\", \"exit everywhere\", \"exit in "
      "child\", "
      "\"nest 60\", \"nest 61\", \"nest 100000\"]",
      0, 0, 0, "what to do"},
@@ -69,7 +71,8 @@ cppool_status Iterate(cppool_case_context* c) {
   return CPPOOL_OK;
 }
 
-// These functions never return. They have internal linkage, and a stack in an answer must name them nevertheless.
+// These functions never return. They have internal linkage, and a stack in an answer must name them
+// nevertheless.
 __attribute__((noinline)) void SpinForEver() {
   std::atomic<int> turns{0};
   for (;;) turns.fetch_add(1, std::memory_order_relaxed);
@@ -246,8 +249,8 @@ cppool_status Run(cppool_case_context* c) {
       if (status == CPPOOL_OK) status = rt->enqueue(rt, rt->stream, StallStream, nullptr);
       if (status != CPPOOL_OK) return status;
     }
-    for (const char* end :
-         {"crash", "crash on stream", "overflow", "overflow on stream", "abort", "trap", "exit", "exit in libc"})
+    for (const char* end : {"crash", "crash on stream", "overflow", "overflow on stream", "abort", "trap",
+                            "exit", "exit in libc"})
       if (std::strcmp(action, end) == 0) return Crash(rt, action);
     if (std::strcmp(action, "exit in child") == 0 && ExitInChild(c) != CPPOOL_OK) return CPPOOL_INTERNAL;
     if (std::strncmp(action, "nest ", 5) == 0) {

@@ -9,7 +9,9 @@
 namespace cppool::test {
 namespace {
 
-DaemonProcess StartOdd(int world_size) { return DaemonProcess(Host(world_size, {"--case", CPPOOL_ODD_CASE})); }
+DaemonProcess StartOdd(int world_size) {
+  return DaemonProcess(Host(world_size, {"--case", CPPOOL_ODD_CASE}));
+}
 
 Json Request(const char* action, int deadline_ms) {
   return {{"op", "run"},

@@ -14,7 +14,8 @@
 
 namespace cppool::test {
 
-// `run` runs a case of the library `file`, a version of `library`. When 64 are loaded the daemon is replaced, and no call fails.
+// `run` runs a case of the library `file`, a version of `library`. When 64 are loaded the daemon is replaced,
+// and no call fails.
 inline void CheckReplacement(PoolOptions options, const std::string& library,
                              const std::function<Result(Pool&, const std::string& file)>& run) {
   const TemporaryFolder folder;

@@ -30,7 +30,8 @@ TEST_CASE("each invalid input gets a clear error, and the next request is served
   struct Bad {
     std::string line, kind, part;
   };
-  // One of each part that can refuse: framing, JSON, request, case, parameters, their relations, memory, kernels, files.
+  // One of each part that can refuse: framing, JSON, request, case, parameters, their relations, memory,
+  // kernels, files.
   const std::vector<Bad> lines = {
       {"this is not JSON", "invalid_request", ""},
       {std::string(10'000'000, 'x'), "invalid_request", "1048576"},  // NOLINT(bugprone-string-constructor)
@@ -133,11 +134,11 @@ TEST_CASE("hello describes the world") {
     const Json hello = daemon.Ask({{"op", "hello"}});
     CHECK(hello.at("protocol") == 1);
     CHECK(hello.at("protocol_minor") == 5);
-    std::vector<std::string> features = {
-        "a2a_size", "cancel",   "crash_line", "digests", "dump",   "fp8",     "idle_exit", "inapplicable",
-        "inputs",   "kernels",  "leaks",      "load",    "perturb", "profile", "progress",  "ratio",
-        "samples",  "sampling", "stack",      "start_line", "status", "trace",  "validate",  "waits",
-        "warnings"};
+    std::vector<std::string> features = {"a2a_size", "cancel",    "crash_line",   "digests", "dump",
+                                         "fp8",      "idle_exit", "inapplicable", "inputs",  "kernels",
+                                         "leaks",    "load",      "perturb",      "profile", "progress",
+                                         "ratio",    "samples",   "sampling",     "stack",   "start_line",
+                                         "status",   "trace",     "validate",     "waits",   "warnings"};
     if (faults) features.emplace_back("fault");
     std::sort(features.begin(), features.end());
     std::vector<std::string> named = hello.at("features");

@@ -1,4 +1,5 @@
-// A traced run of attention, for end-to-end tests of both runtimes: what the trace says agrees with the answer.
+// A traced run of attention, for end-to-end tests of both runtimes: what the trace says agrees with the
+// answer.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +14,8 @@
 
 namespace cppool::test {
 
-// Stages last as long as gpu_ms says: the sum over the stage's slices on all streams. On the main stream those of its parts
-// count for it, too, and are in the slice. `resolution_ms`: of a time of a stream.
+// Stages last as long as gpu_ms says: the sum over the stage's slices on all streams. On the main stream
+// those of its parts count for it, too, and are in the slice. `resolution_ms`: of a time of a stream.
 inline void CheckStageTimes(const CheckedTrace& trace, const Json& rank, double resolution_ms) {
   const std::string process = "rank " + std::to_string(rank.at("rank").get<int>());
   for (const auto& [stage, ms] : rank.at("gpu_ms").items()) {
@@ -40,8 +41,8 @@ inline void CheckStageTimes(const CheckedTrace& trace, const Json& rank, double 
   }
 }
 
-// What each rank has sent to each other one has been received, as many bytes, and no receive ends before its send begins.
-// Returns the number of messages.
+// What each rank has sent to each other one has been received, as many bytes, and no receive ends before its
+// send begins. Returns the number of messages.
 inline std::size_t CheckMessages(const CheckedTrace& trace, int world_size, double clock_ns) {
   struct Messages {
     std::vector<std::int64_t> times;

@@ -1,4 +1,5 @@
-// Traces on the host: valid against the format, in agreement with the answer, of failed cases too, and refused where no file can be.
+// Traces on the host: valid against the format, in agreement with the answer, of failed cases too, and
+// refused where no file can be.
 #include <sys/resource.h>
 #include <sys/stat.h>
 

@@ -43,7 +43,8 @@ Built Build(const fs::path& folder, const std::string& example) {
   Shell("'" + cmake + "' --install '" CPPOOL_BUILD "' --prefix '" + prefix + "'");
   // Cases and kernels need no JSON library.
   Shell("'" + cmake + "' -S '" + prefix + "/share/doc/cppool/examples/" + example + "' -B '" + build +
-        "' -DCMAKE_BUILD_TYPE=Release -DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON -DCMAKE_PREFIX_PATH='" + prefix + "'");
+        "' -DCMAKE_BUILD_TYPE=Release -DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON -DCMAKE_PREFIX_PATH='" +
+        prefix + "'");
   Shell("'" + cmake + "' --build '" + build + "'");
   return {prefix, build};
 }

@@ -1,5 +1,5 @@
-// Builds examples outside of the project: installs this build into a new prefix, configures and builds what it has in examples/. Once
-// per process.
+// Builds examples outside of the project: installs this build into a new prefix, configures and builds what
+// it has in examples/. Once per process.
 #pragma once
 
 #include <string>

@@ -15,8 +15,8 @@ struct Prepared {
   std::string refusal;
 };
 
-// Requires that a refusal is for an invalid or unsupported request and has a valid text, and that an accepted run has all
-// parameters.
+// Requires that a refusal is for an invalid or unsupported request and has a valid text, and that an accepted
+// run has all parameters.
 Prepared Prepare(const protocol::RunRequest& request, int world_size);
 
 }  // namespace cppool::fuzz

@@ -1,4 +1,5 @@
-// Shared by the fuzzers' targets: the report of a property that does not hold, and the properties of an error text.
+// Shared by the fuzzers' targets: the report of a property that does not hold, and the properties of an error
+// text.
 #pragma once
 
 #include <cstdio>

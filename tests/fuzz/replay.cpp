@@ -1,4 +1,5 @@
-// The driver in builds without libFuzzer: runs a target once for each file in the given folders, and with damaged copies of them.
+// The driver in builds without libFuzzer: runs a target once for each file in the given folders, and with
+// damaged copies of them.
 //
 //     fuzz_request COUNT FOLDER ...    # so many damaged copies in all, the same ones each time
 #include <algorithm>
@@ -44,11 +45,21 @@ std::string Damaged(std::string text, std::mt19937& random) {
   for (unsigned steps = 1 + random() % 4; steps > 0; --steps) {
     const std::size_t at = random() % (text.size() + 1);
     switch (random() % 5) {
-      case 0: text.insert(at, pieces[random() % pieces.size()]); break;
-      case 1: text.erase(at, random() % 8); break;
-      case 2: if (at < text.size()) text[at] = static_cast<char>(random()); break;
-      case 3: text.insert(at, text.substr(random() % (text.size() + 1), random() % 40)); break;
-      case 4: text.resize(at); break;
+      case 0:
+        text.insert(at, pieces[random() % pieces.size()]);
+        break;
+      case 1:
+        text.erase(at, random() % 8);
+        break;
+      case 2:
+        if (at < text.size()) text[at] = static_cast<char>(random());
+        break;
+      case 3:
+        text.insert(at, text.substr(random() % (text.size() + 1), random() % 40));
+        break;
+      case 4:
+        text.resize(at);
+        break;
     }
   }
   return text;

@@ -1,5 +1,5 @@
-// A daemon's stdout as a Pool reads it: the input follows the answer to `hello`. Its first byte chooses the sentinel and the
-// request.
+// A daemon's stdout as a Pool reads it: the input follows the answer to `hello`. Its first byte chooses the
+// sentinel and the request.
 #include <algorithm>
 #include <cstdint>
 #include <optional>
@@ -48,8 +48,8 @@ void RequireSameLines(std::string_view bytes, std::size_t limit, std::size_t pie
   Require(whole.buffered() == 0, "the buffer is empty at the end");
 }
 
-// All members as JSON text, in which NaN equals itself. By structured binding: a member that is added is a compile error here
-// until it is compared too.
+// All members as JSON text, in which NaN equals itself. By structured binding: a member that is added is a
+// compile error here until it is compared too.
 Json Members(const protocol::Check& check) {
   const auto& [tensor, against, rank, max_abs_err, rel_err, tolerance, ok, ratio] = check;
   return {tensor, against, rank, max_abs_err, rel_err, tolerance, ok, ratio.value_or(0), ratio.has_value()};
@@ -74,22 +74,15 @@ Json Members(const std::vector<Element>& elements) {
   return json;
 }
 std::string Members(const protocol::RunResult& result) {
-  const auto& [status, error, failure, fatal, ranks, checks, tflops, wall_ms, seed, respawn,
-               stopped, kernels, warnings, leaks] = result;
-  return Json{status,
-              error,
-              Members(failure),
-              fatal,
-              Members(ranks),
-              Members(checks),
-              tflops,
-              wall_ms,
-              seed.has_value(),
-              seed.value_or(0),
-              respawn,
-              stopped,
-              kernels,
-              warnings,
+  const auto& [status, error, failure, fatal, ranks, checks, tflops, wall_ms, seed, respawn, stopped, kernels,
+               warnings, leaks] = result;
+  return Json{status,           error,
+              Members(failure), fatal,
+              Members(ranks),   Members(checks),
+              tflops,           wall_ms,
+              seed.has_value(), seed.value_or(0),
+              respawn,          stopped,
+              kernels,          warnings,
               Members(leaks)}
       .dump();
 }

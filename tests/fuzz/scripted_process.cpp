@@ -42,7 +42,8 @@ int PollTimeout(Clock::time_point) {
 
 namespace {
 
-// Writes one answer after each request, since a client ignores an answer that arrives before its request. Returns when either side closes.
+// Writes one answer after each request, since a client ignores an answer that arrives before its request.
+// Returns when either side closes.
 void Respond(base::UniqueFd requests, base::UniqueFd output) {
   for (std::string_view answer : fuzz::answers) {
     for (char last = 0; last != '\n';) {

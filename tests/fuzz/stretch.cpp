@@ -1,4 +1,5 @@
-// A mutator that sometimes repeats a piece of the input up to a megabyte, the length of the longest line. libFuzzer's limits
+// A mutator that sometimes repeats a piece of the input up to a megabyte, the length of the longest line.
+// libFuzzer's limits
 // (-rss_limit_mb, -malloc_limit_mb, -timeout) bound memory and time of every target for such inputs too.
 #include <algorithm>
 #include <cstdint>

@@ -1,10 +1,10 @@
-// What the way through cppool/attention.h costs: cppool's own CUDA kernels as a table of C functions, cut into rectangular
-// calls and merged, against the same kernels directly, by schedule.
+// What the way through cppool/attention.h costs: cppool's own CUDA kernels as a table of C functions, cut
+// into rectangular calls and merged, against the same kernels directly, by schedule.
 //
 //   adapter_cost [--world-size N] [--tokens PER_GPU] [--heads H] [--kv-heads G] [--dim D] [--check]
 //
-// Times are the slowest rank's medians over 10 iterations, in ms. "16-bit": parts come in the tensors' dtype; "fp32": in
-// fp32. --check also prints each tensor's largest error over plain attention's, against fp64.
+// Times are the slowest rank's medians over 10 iterations, in ms. "16-bit": parts come in the tensors' dtype;
+// "fp32": in fp32. --check also prints each tensor's largest error over plain attention's, against fp64.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,5 @@
-// Writes output such as a library prints: lines of 64 bytes, with the sentinel inside one of a thousand lines.
+// Writes output such as a library prints: lines of 64 bytes, with the sentinel inside one of a thousand
+// lines.
 #pragma once
 
 #include <unistd.h>
@@ -6,7 +7,8 @@
 #include <algorithm>
 #include <string>
 
-// Writes one line per write(), or with `blocks` a thousand lines, as a full stdio buffer does. False: a write failed.
+// Writes one line per write(), or with `blocks` a thousand lines, as a full stdio buffer does. False: a write
+// failed.
 inline bool WriteChatter(int fd, long long bytes, bool blocks) {
   constexpr std::size_t kLine = 64;
   std::string text;

@@ -1,5 +1,5 @@
-// Measures the time from a saved source of an attention kernel to its first checked answer in a warm pool, in parts. Each round writes
-// the source anew, so that it is compiled and loaded again.
+// Measures the time from a saved source of an attention kernel to its first checked answer in a warm pool, in
+// parts. Each round writes the source anew, so that it is compiled and loaded again.
 //
 //     first_answer kernels/examples/forward.cu --param is_training=false
 #include <unistd.h>

@@ -1,8 +1,9 @@
-// The lower bound of a single-process pool's start: creates CUDA contexts and NCCL communicators and runs the first collective for
-// W GPUs, with one thread per rank, and nothing else. Run it alternately with pool_latency, with only W devices visible:
+// The lower bound of a single-process pool's start: creates CUDA contexts and NCCL communicators and runs the
+// first collective for W GPUs, with one thread per rank, and nothing else. Run it alternately with
+// pool_latency, with only W devices visible:
 //
 //     CUDA_VISIBLE_DEVICES=0,1 nccl_floor 2
-//     CUDA_VISIBLE_DEVICES=0,1 nccl_floor 2 --killed    # kills such a process and starts another; for comparison with respawn
+//     CUDA_VISIBLE_DEVICES=0,1 nccl_floor 2 --killed    # kills such a process and starts another (respawn)
 #include <cuda_runtime.h>
 #include <nccl.h>
 #include <signal.h>

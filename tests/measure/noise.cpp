@@ -1,10 +1,10 @@
-// Measures the time that output on stdout or stderr adds to a case, compared with reading the same bytes from a pipe into which the
-// same function writes.
+// Measures the time that output on stdout or stderr adds to a case, compared with reading the same bytes from
+// a pipe into which the same function writes.
 //
 //     noise --bytes 100000000
 //
-// `cppoold` runs a case whose library writes the output; cppoold redirects stdout to stderr. `unruly` is this program as a daemon that
-// writes the output to the pipe of its answers.
+// `cppoold` runs a case whose library writes the output; cppoold redirects stdout to stderr. `unruly` is this
+// program as a daemon that writes the output to the pipe of its answers.
 #include <sys/wait.h>
 
 #include <CLI/CLI.hpp>

@@ -1,5 +1,5 @@
-// Measures the fixed times of a pool: from the spawn to the answer to `hello`, a round trip of `hello` on a warm daemon, and the
-// smallest case without and with checks.
+// Measures the fixed times of a pool: from the spawn to the answer to `hello`, a round trip of `hello` on a
+// warm daemon, and the smallest case without and with checks.
 //
 //     pool_latency --world-size 2 --backend cuda
 #include <CLI/CLI.hpp>

@@ -1,5 +1,5 @@
-// Measures the time from SIGKILL, and from the exit of the daemon, to the next passed case, alternately with the same time for a
-// fresh daemon.
+// Measures the time from SIGKILL, and from the exit of the daemon, to the next passed case, alternately with
+// the same time for a fresh daemon.
 //
 //     respawn --world-size 2 --backend cuda
 //
@@ -33,7 +33,8 @@ double Since(Clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
 }
 
-// Kills the process and measures the time until it has exited, which the kernel and the driver determine and cppool cannot shorten.
+// Kills the process and measures the time until it has exited, which the kernel and the driver determine and
+// cppool cannot shorten.
 class Killer {
  public:
   explicit Killer(pid_t pid, std::chrono::milliseconds delay = {})
@@ -42,7 +43,8 @@ class Killer {
           killed_ = Clock::now();
           kill(pid, SIGKILL);
           siginfo_t end;
-          // If the Pool reaps the process first, waitid fails with ECHILD, which also means that it has exited.
+          // If the Pool reaps the process first, waitid fails with ECHILD, which also means that it has
+          // exited.
           while (waitid(P_PID, static_cast<id_t>(pid), &end, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
           }
           took_ = Since(killed_);

@@ -1,11 +1,11 @@
-// Runs small cells of every feature with every schedule on GPUs, with daemons under compute-sanitizer. A cell fails if a tool
-// reports something while it runs. scripts/sanitize_gpu builds and runs this program.
+// Runs small cells of every feature with every schedule on GPUs, with daemons under compute-sanitizer. A cell
+// fails if a tool reports something while it runs. scripts/sanitize_gpu builds and runs this program.
 //
-//     sanitize_gpu                                          # memcheck, racecheck, initcheck; one GPU, and two when there are
+//     sanitize_gpu                          # memcheck, racecheck, initcheck; one GPU, and two if there are
 //     sanitize_gpu --tool racecheck --transport peer --filter cp_comm_type=a2a
 //
-// `peer`: world sizes 2 and 4 on one GPU. `nccl`: world size 2 on two GPUs. The last line is `N passed, N failed`; the exit code is
-// 0 when at least one cell ran and none failed.
+// `peer`: world sizes 2 and 4 on one GPU. `nccl`: world size 2 on two GPUs. The last line is `N passed, N
+// failed`; the exit code is 0 when at least one cell ran and none failed.
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -48,11 +48,12 @@ struct Options {
   std::int64_t max_seqlen = 128;  // two tiles of most kernels
 };
 
-// Options of each tool. The tools check only the project's kernels, because NCCL's poll memory that other devices write.
+// Options of each tool. The tools check only the project's kernels, because NCCL's poll memory that other
+// devices write.
 const std::map<std::string, std::string> kToolOptions = {
     {"memcheck", "--report-api-errors no"},  // the daemon checks every call's error itself
-    // racecheck and initcheck need blocking launches: they treat memory freed on a stream as new at once, while the last kernel may
-    // still use it, and they miss some of many concurrent launches.
+    // racecheck and initcheck need blocking launches: they treat memory freed on a stream as new at once,
+    // while the last kernel may still use it, and they miss some of many concurrent launches.
     {"racecheck", "--force-blocking-launches"},
     // Copies read whole buffers, including padding that no kernel wrote.
     {"initcheck", "--force-blocking-launches --check-api-memory-access no"},
@@ -73,8 +74,8 @@ std::string WriteWrapper(const Options& options, const std::string& tool, const 
   return path;
 }
 
-// The new lines in the tool's log files of all processes, without banners and empty summaries. `seen` holds the number of lines
-// read so far of each file.
+// The new lines in the tool's log files of all processes, without banners and empty summaries. `seen` holds
+// the number of lines read so far of each file.
 std::vector<std::string> NewFindings(const std::string& folder, std::map<std::string, std::size_t>* seen) {
   std::vector<std::string> findings;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -95,8 +96,9 @@ std::vector<std::string> NewFindings(const std::string& folder, std::map<std::st
   return findings;
 }
 
-// Reduces query and KV heads by a common factor, because every head runs the same code and the fp64 oracle is slow under a tool.
-// At least two KV heads remain where there were several, and the number of query heads stays divisible by the world size.
+// Reduces query and KV heads by a common factor, because every head runs the same code and the fp64 oracle is
+// slow under a tool. At least two KV heads remain where there were several, and the number of query heads
+// stays divisible by the world size.
 void ThinOut(Json* params, int world_size) {
   const auto heads = params->at("num_heads").get<std::int64_t>();
   const auto groups = params->at("num_gqa_groups").get<std::int64_t>();
@@ -108,7 +110,8 @@ void ThinOut(Json* params, int world_size) {
   }
 }
 
-// Every feature with every schedule (cppool's own cells of the matrix) and the kernels without features (the smoke suite).
+// Every feature with every schedule (cppool's own cells of the matrix) and the kernels without features (the
+// smoke suite).
 std::vector<Cell> CellsFor(const Options& options, int world_size) {
   std::vector<cppool::suite::Filter> filters;
   for (const std::string& text : options.filters) {

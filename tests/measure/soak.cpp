@@ -1,12 +1,13 @@
-// Tests a pool for wrong answers and leaks over a long time: runs thousands of mixed cases, a share of them with faults, checks
-// every answer, and reads memory, threads and descriptors of daemons and client at intervals.
+// Tests a pool for wrong answers and leaks over a long time: runs thousands of mixed cases, a share of them
+// with faults, checks every answer, and reads memory, threads and descriptors of daemons and client at
+// intervals.
 //
-//     soak --backend host --cases 20000                  # or --minutes 10; --fault-share 0.05 --seed 7 --max-seqlen 32
-//     soak --backend cuda --in-order --max-seqlen 0      # instead: the matrix once; each world's memory after 10 and after all cells
+//     soak --backend host --cases 20000       # or --minutes 10; --fault-share 0.05 --seed 7 --max-seqlen 32
+//     soak --backend cuda --in-order --max-seqlen 0      # the matrix once; memory after 10 and all cells
 //
-// Each world size has two pools. `steady` runs healthy cases and invalid requests in one daemon process, whose memory, threads and
-// descriptors must not grow. `tried` runs the faults, of every kind and on every schedule, each followed by healthy cases. The exit
-// code is 0 when every answer was right and nothing grew.
+// Each world size has two pools. `steady` runs healthy cases and invalid requests in one daemon process,
+// whose memory, threads and descriptors must not grow. `tried` runs the faults, of every kind and on every
+// schedule, each followed by healthy cases. The exit code is 0 when every answer was right and nothing grew.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -58,8 +59,8 @@ double SecondsSince(Clock::time_point start) {
 
 // ---- memory, threads and descriptors
 
-// The resources of one process at one time: of the client, or of a daemon from `stats`, after it has freed the memory of the
-// previous case.
+// The resources of one process at one time: of the client, or of a daemon from `stats`, after it has freed
+// the memory of the previous case.
 struct Reading {
   Usage usage;
   double device_bytes = 0;       // held by the daemon's ranks
@@ -79,7 +80,8 @@ Reading Read(Pool& pool) {
   return reading;
 }
 
-// Allowed growth between two readings: 1 % plus a constant. In a long run a leak of one page per hundred cases exceeds it.
+// Allowed growth between two readings: 1 % plus a constant. In a long run a leak of one page per hundred
+// cases exceeds it.
 constexpr double kShare = 0.01, kSlackBytes = 2 << 20;
 
 bool Grew(double before, double after, double slack) { return after > before * (1 + kShare) + slack; }
@@ -98,7 +100,8 @@ const std::vector<Quantity> kQuantities = {
     {"fds", [](const Reading& r) { return static_cast<double>(r.usage.fds); }, 1, 0},
 };
 
-// Prints one row per quantity: median of the first tenth of the readings and of the last. True: `judged`, and a quantity grew.
+// Prints one row per quantity: median of the first tenth of the readings and of the last. True: `judged`, and
+// a quantity grew.
 bool PrintGrowth(const std::string& who, const std::vector<Reading>& readings, bool judged = true) {
   if (readings.empty()) return false;
   const std::size_t tenth = std::max<std::size_t>(1, readings.size() / 10);
@@ -184,7 +187,8 @@ Outcome Ask(Pool& pool, const Json& params, const cppool::RunOptions& run) {
   }
 }
 
-// Whether the case passed at the first attempt, and the answer belongs to this request and has checks of every rank.
+// Whether the case passed at the first attempt, and the answer belongs to this request and has checks of
+// every rank.
 bool IsRightFor(const Cell& cell, std::uint64_t seed, const Outcome& outcome) {
   if (!outcome.result) return false;
   const Result& result = *outcome.result;
@@ -281,8 +285,8 @@ class Soak {
     Count("refused", outcome.Kind(), right, Describe(cell, params), outcome.Text());
   }
 
-  // Injects a fault into the small case for which the right outcome of every fault is known. Then runs that case without the fault,
-  // and a cell of the suite.
+  // Injects a fault into the small case for which the right outcome of every fault is known. Then runs that
+  // case without the fault, and a cell of the suite.
   void Fault(World& world, const Cell& cell) {
     const auto& grid = faults_.at(cell.world_size);
     const cppool::test::FaultCell& fault = grid[deck_.random()() % grid.size()];
@@ -366,8 +370,8 @@ class Soak {
   Clock::time_point last_progress_ = start_;
 };
 
-// Runs the whole matrix once, one world size after another as `cppool run` does, and compares the resources of each daemon after
-// ten cells and after all.
+// Runs the whole matrix once, one world size after another as `cppool run` does, and compares the resources
+// of each daemon after ten cells and after all.
 bool RunInOrder(const Options& options) {
   bool right = true;
   std::vector<Cell> cells = CellsFor(options);

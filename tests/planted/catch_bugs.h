@@ -12,7 +12,8 @@
 
 namespace cppool::test {
 
-// The cells that every bug is tested with: every schedule, format, kind of mask and gradient, on 2 and 4 ranks.
+// The cells that every bug is tested with: every schedule, format, kind of mask and gradient, on 2 and 4
+// ranks.
 inline const CellFilters kSmallSuite = {
     {"row=padding_causal", "row=learnable_window", "row=six_sequences_bottom_right",
      "row=deterministic_learnable", "row=gqa_two_kv_heads", "row=bias_111s_gqa_192_128", "row=mqa_causal",
@@ -69,8 +70,8 @@ inline void CatchesFp8Bug(const cppool::kernels::PlantableBug& bug, const std::v
               caught.failed.empty() ? "" : caught.failed.front().c_str());
 }
 
-// The last rows of each output of every rank, of one causal sequence: both references see it. `fewer`: 8 rows of dk and dv, or one of out
-// and dq. With a bias dbias is an output, too.
+// The last rows of each output of every rank, of one causal sequence: both references see it. `fewer`: 8 rows
+// of dk and dv, or one of out and dq. With a bias dbias is an output, too.
 inline void CatchesLastTiles(const cppool::kernels::PlantableBug& bug, int world_size, int seqlen, bool bias,
                              bool fewer, const std::vector<std::string>& common) {
   CAPTURE(bug.name, world_size, seqlen);

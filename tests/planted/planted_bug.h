@@ -1,6 +1,6 @@
-// Selects the planted bug: the environment variable CPPOOL_PLANTED_BUG names one known bug of context-parallel attention, or
-// none. bugs.patch adds the code of the bugs to copies of the sources, which are compiled with `-include planted_bug.h`. The
-// product contains neither.
+// Selects the planted bug: the environment variable CPPOOL_PLANTED_BUG names one known bug of
+// context-parallel attention, or none. bugs.patch adds the code of the bugs to copies of the sources, which
+// are compiled with `-include planted_bug.h`. The product contains neither.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,8 @@
 namespace cppool::kernels {
 
 enum class Bug {
-  // In the schedules, layouts and masks, which all runtimes share. The first five remove a wait between two streams; random
+  // In the schedules, layouts and masks, which all runtimes share. The first five remove a wait between two
+  // streams; random
   // delays (`perturb`) make their effect visible.
   kMaxLogitWait,       // max_logit is read before it is the maximum over all ranks
   kGatherWait,         // all_gather computes on keys that have not arrived
@@ -28,7 +29,8 @@ enum class Bug {
   kDbiasOfOneRank,     // dbias is not summed over the ranks
   kOffsetOfOneRank,    // the gradient of the softmax offset is not summed over the ranks
   kPaddingNotZeroed,   // the padding rows of out and lse are not written
-  kLastTileZero,  // the last rows of an output are zero: output seed % 16 of the case, 64 rows, or 8 from seed 16 on, or 1 from 32 on
+  kLastTileZero,    // the last rows of an output are zero: output seed % 16 of the case, 64 rows, or 8 from
+                    // seed 16 on, or 1 from 32 on
   kLastTileBefore,  // they hold the rows before them
   // In the host's kernels.
   kOffsetPerBlock,     // the softmax offset is added to the denominator with every block

@@ -1,5 +1,5 @@
-// The daemon with the host runtime under ThreadSanitizer: a sample of the suite has no data race, and a missing wait is reported
-// as a data race.
+// The daemon with the host runtime under ThreadSanitizer: a sample of the suite has no data race, and a
+// missing wait is reported as a data race.
 #include <dirent.h>
 
 #include <string_view>

@@ -30,8 +30,10 @@ TEST_CASE("each operation is read") {
   CHECK(std::holds_alternative<ShutdownRequest>(ParseRequest(" {\"op\" : \"shutdown\"} \r").operation));
 
   CHECK(std::holds_alternative<StatusRequest>(ParseRequest(R"({"op":"status"})").operation));
-  CHECK(std::get<CancelRequest>(ParseRequest(R"({"op":"cancel","cancels":[7]})").operation).cancels == Json{7});
-  CHECK(std::get<CancelRequest>(ParseRequest(R"({"op":"cancel","cancels":null})").operation).cancels == Json());
+  CHECK(std::get<CancelRequest>(ParseRequest(R"({"op":"cancel","cancels":[7]})").operation).cancels ==
+        Json{7});
+  CHECK(std::get<CancelRequest>(ParseRequest(R"({"op":"cancel","cancels":null})").operation).cancels ==
+        Json());
 
   const Request bare = ParseRequest(R"({"op":"run"})");
   CHECK_FALSE(bare.id);
@@ -81,8 +83,8 @@ TEST_CASE("each operation is read") {
   CHECK(files.dump == "/tmp/d");
   CHECK(files.inputs == "in \xc3\xa9");
   CHECK_FALSE(files.choice.named());
-  CHECK(std::get<RunRequest>(ParseRequest(R"({"op":"run","kernels":"/my.so,fast"})").operation).choice.Words() ==
-        "/my.so,fast");
+  CHECK(std::get<RunRequest>(ParseRequest(R"({"op":"run","kernels":"/my.so,fast"})").operation)
+            .choice.Words() == "/my.so,fast");
   const auto loads = [](const std::string& line) {
     const Request request = ParseRequest(line);
     if (const auto* list = std::get_if<ListRequest>(&request.operation)) return list->load;

@@ -16,10 +16,15 @@
 namespace cppool::protocol {
 namespace {
 
-std::string SourceText(const std::string& name) { return cppool::test::ReadFile(CPPOOL_SOURCE_FOLDER "/" + name); }
+std::string SourceText(const std::string& name) {
+  return cppool::test::ReadFile(CPPOOL_SOURCE_FOLDER "/" + name);
+}
 
 Json RunSchema() {
-  return ParseJson(SourceText("protocol/schema/request.schema.json")).at("definitions").at("run").at("properties");
+  return ParseJson(SourceText("protocol/schema/request.schema.json"))
+      .at("definitions")
+      .at("run")
+      .at("properties");
 }
 
 using Names = std::set<std::string>;
@@ -73,9 +78,7 @@ void CompareWithSchema(const Json& properties, const Table& table, const Record&
 TEST_CASE("a run's record: the table has every member of the structs, once") {
   const auto count = [](const auto& table, const auto& members) {
     std::set<const void*> places;
-    ForEach(table, [&](const auto& member) {
-      places.insert(&(std::get<0>(members).*member.value));
-    });
+    ForEach(table, [&](const auto& member) { places.insert(&(std::get<0>(members).*member.value)); });
     return places.size();
   };
   const Sampling sampling;

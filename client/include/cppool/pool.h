@@ -17,28 +17,30 @@
 //       }
 //     }
 //
-// The library neither loads nor calls CUDA in the caller's process, which may fork and use GPUs itself. A daemon has a process group
-// of its own and inherits no descriptor, signal mask or disposition. It ends with its Pool, and with the process that spawned it.
+// The library neither loads nor calls CUDA in the caller's process, which may fork and use GPUs itself. A
+// daemon has a process group of its own and inherits no descriptor, signal mask or disposition. It ends with
+// its Pool, and with the process that spawned it.
 //
-// | what is limited                          | limit                               | what happens then                               |
-// | ---------------------------------------- | ----------------------------------- | ----------------------------------------------- |
-// | start: from the spawn to `hello`         | start_limit                         | killed; PoolError kStart, no retry              |
-// | a call that is interrupted               | 1.5 s                               | killed                                          |
-// | a case or its checks, in the daemon      | deadline                            | a fatal Result of kind "timeout"; next: respawn |
-// | the wait for the answer of Run, Validate | deadline + grace                    | killed; PoolError kTimeout, no retry            |
-// | the wait for the answer of other calls   | 60 s                                | the same                                        |
-// | an orderly end: Stop, a fatal answer     | grace                               | SIGTERM to the group                            |
-// | the end after SIGTERM, then after SIGKILL | kill_grace each                    | SIGKILL to the group; left behind and reported  |
-// | on_stderr, after the daemon's end        | 0.5 s                               | lines that it has not been given are dropped    |
-// | attempts, if a daemon died or broke the protocol | 1 + retries                 | PoolError kDied or kProtocol                    |
-// | one attempt as a whole                   | start_limit + deadline + 2 grace + 2 kill_grace + 1 s |                               |
-// | pause after the n-th failed start in a row | 0.1 s * 2^(n-1), at most 60 s     | n < 5: the call waits; else it throws at once   |
-// | time without a call                      | idle_exit                           | the daemon ends; the next call spawns another   |
-// | an answer                                | 16 MiB                              | broken protocol                                 |
-// | the tail of stderr                       | 200 lines, 4000 characters          | the beginning is dropped                        |
+// | what is limited                   | limit                      | what happens then |
+// | --------------------------------- | -------------------------- | --- |
+// | start: from the spawn to `hello`  | start_limit                | killed; PoolError kStart, no retry |
+// | a call that is interrupted        | 1.5 s                      | killed |
+// | a case or its checks              | deadline                   | a fatal Result of kind "timeout" |
+// | the answer of Run, Validate       | deadline + grace           | killed; PoolError kTimeout, no retry |
+// | the answer of other calls         | 60 s                       | the same |
+// | end: Stop, a fatal answer         | grace                      | SIGTERM to the group |
+// | after SIGTERM, then SIGKILL       | kill_grace each            | SIGKILL; what stays is reported |
+// | on_stderr, after the daemon's end | 0.5 s                      | the lines left are dropped |
+// | attempts of one call              | 1 + retries                | PoolError kDied or kProtocol |
+// | pause after n failed starts       | 0.1 s * 2^(n-1), <= 60 s   | n < 5: the call waits; else it throws |
+// | time without a call               | idle_exit                  | the daemon ends |
+// | an answer                         | 16 MiB                     | broken protocol |
+// | the tail of stderr                | 200 lines, 4000 characters | the beginning is dropped |
 //
-// A successful start and Stop reset the count of failed starts. When a daemon exits because it is idle just as a call begins, the call
-// spawns another one, once, without counting an attempt.
+// One attempt takes at most start_limit + deadline + 2 grace + 2 kill_grace + 1 s.
+//
+// A successful start and Stop reset the count of failed starts. When a daemon exits because it is idle just
+// as a call begins, the call spawns another one, once, without counting an attempt.
 #pragma once
 
 #include <atomic>
@@ -64,12 +66,14 @@ struct PoolAccess;
 
 struct PoolOptions {
   int world_size = 2;
-  // Path. Empty: $CPPOOL_DAEMON, else the first `cppoold` found in the prefix of the shared library that this code is in, if it is
-  // in one, beside the program, in its prefix, in PATH, or in the prefix that the library was configured for.
+  // Path. Empty: $CPPOOL_DAEMON, else the first `cppoold` found in the prefix of the shared library that this
+  // code is in, if it is in one, beside the program, in its prefix, in PATH, or in the prefix that the
+  // library was configured for.
   std::string daemon;
   std::string backend = "auto";    // or "cuda", "host"
   std::string transport = "auto";  // or "nccl", "peer"; with peer, ranks can share a GPU
-  // Indices or UUIDs: the daemon's CUDA_VISIBLE_DEVICES, and backend "auto" is then "cuda". Empty: the caller's value. {""}: no GPU.
+  // Indices or UUIDs: the daemon's CUDA_VISIBLE_DEVICES, and backend "auto" is then "cuda". Empty: the
+  // caller's value. {""}: no GPU.
   std::vector<std::string> devices;
   std::vector<std::string> case_files;  // shared libraries with further cases, loaded at the daemon's start
   std::string sentinel = "[CP_POOL_RESP] ";
@@ -84,18 +88,20 @@ struct PoolOptions {
   std::chrono::milliseconds idle_exit{0};  // 0: the daemon never ends because it is idle
   int retries = 0;  // further daemons that are asked after one that died or broke the protocol
 
-  // Both get a line without its newline. They must return, since calls wait for them. They may use another Pool; every call of their own
-  // one throws std::logic_error. Their exceptions are dropped. on_stderr must not take a lock that a caller of the Pool holds. A slow
-  // one does not extend a call but misses lines.
+  // Both get a line without its newline. They must return, since calls wait for them. They may use another
+  // Pool; every call of their own one throws std::logic_error. Their exceptions are dropped. on_stderr must
+  // not take a lock that a caller of the Pool holds. A slow one does not extend a call but misses lines.
   // on_stderr: every line of stderr, as it comes, on a thread of the Pool.
   std::function<void(std::string_view)> on_stderr;
-  // log: other lines of stdout, stale answers, respawns, a daemon that crashed when it was stopped; on the caller's thread.
+  // log: other lines of stdout, stale answers, respawns, a daemon that crashed when it was stopped; on the
+  // caller's thread.
   std::function<void(std::string_view)> log;
 
-  // Asked about ten times a second, and when a signal handler has run, while a call waits for an answer or for its turn; on the caller's
-  // thread. True ends the call: PoolError kInterrupted, whose diagnosis says where the ranks were. Run and Validate are cancelled in the
-  // daemon, which is killed if it does not answer within 1.5 s, or cannot cancel; in other calls a daemon that was asked is killed. Every call of its own Pool throws
-  // std::logic_error.
+  // Asked about ten times a second, and when a signal handler has run, while a call waits for an answer or
+  // for its turn; on the caller's thread. True ends the call: PoolError kInterrupted, whose diagnosis says
+  // where the ranks were. Run and Validate are cancelled in the daemon, which is killed if it does not answer
+  // within 1.5 s, or cannot cancel; in other calls a daemon that was asked is killed. Every call of its own
+  // Pool throws std::logic_error.
   std::function<bool()> interrupted;
 };
 
@@ -119,28 +125,29 @@ struct Result {
   std::string stopped;  // with `sampling`, what ended it: "precision", "max_ms" or "repeat" (`most`)
   std::vector<std::string> warnings;  // for people: that nothing was compared, for example
   Leaks leaks;
-  int attempts = 1;                   // daemons that were sent the request, this one included
-  std::vector<LostAttempt> lost;      // the others, in order: each died or broke the protocol
+  int attempts = 1;               // daemons that were sent the request, this one included
+  std::vector<LostAttempt> lost;  // the others, in order: each died or broke the protocol
   // "flaky (passed at attempt 2)" when others were lost: it ended differently in two daemons. Else empty.
   std::string flaky;
-  Json json;                          // the whole answer
+  Json json;  // the whole answer
 
   bool ok() const { return status == Status::kPassed; }
 };
 
-// One daemon, spawned by the first call, and by the first call after it has ended. Calls of several threads take turns. In a forked
-// child a Pool does not touch the parent's daemon and spawns its own.
+// One daemon, spawned by the first call, and by the first call after it has ended. Calls of several threads
+// take turns. In a forked child a Pool does not touch the parent's daemon and spawns its own.
 class Pool {
  public:
-  // Throws std::invalid_argument for limits out of range, and for texts with a zero byte, or a newline in the sentinel.
+  // Throws std::invalid_argument for limits out of range, and for texts with a zero byte, or a newline in the
+  // sentinel.
   explicit Pool(PoolOptions options = {});
   ~Pool();  // as Stop
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Runs one case, within the limits of the table above. Returns the daemon's answer, whatever it is. Throws PoolError when there is
-  // none, and std::invalid_argument for options out of range and for values that JSON cannot express: NaN, infinities, text that is
-  // not UTF-8.
+  // Runs one case, within the limits of the table above. Returns the daemon's answer, whatever it is. Throws
+  // PoolError when there is none, and std::invalid_argument for options out of range and for values that JSON
+  // cannot express: NaN, infinities, text that is not UTF-8.
   Result Run(const Json& params = Json::object(), const RunOptions& options = {});
 
   // Returns whether Run would run it: kPassed, else kSkipped or kError with the reason. Throws as Run does.
@@ -151,24 +158,25 @@ class Pool {
   Json List(const std::vector<std::string>& load = {});  // with the cases of these libraries
   Json Stats();
 
-  // What the daemon can do beyond the first protocol 1: `features` of Hello(), such as "validate", which protocol/README.md lists.
-  // Empty: a daemon from before there were any.
+  // What the daemon can do beyond the first protocol 1: `features` of Hello(), such as "validate", which
+  // protocol/README.md lists. Empty: a daemon from before there were any.
   std::vector<std::string> Features();
 
-  // For another thread, while a call of Run or Validate goes on. They wait for the daemon's answer, which comes at once, and throw PoolError
-  // kProtocol when it has not the feature "cancel" or "status".
-  // Cancel ends that call soon: it returns the daemon's answer, kError with a failure of kind "cancelled". The daemon stays warm if its
-  // ranks stop in time (daemon/failures.md). False: no such call goes on, or it has just ended.
+  // For another thread, while a call of Run or Validate goes on. They wait for the daemon's answer, which
+  // comes at once, and throw PoolError kProtocol when it has not the feature "cancel" or "status". Cancel
+  // ends that call soon: it returns the daemon's answer, kError with a failure of kind "cancelled". The
+  // daemon stays warm if its ranks stop in time (daemon/failures.md). False: no such call goes on, or it has
+  // just ended.
   bool Cancel();
   // Where every rank is now: the members of the protocol's `status`, such as "text", for people.
   Json Status();
 
-  // Ends the daemon: closes its stdin, waits for `grace`, kills its group. The next call spawns another. Waits for a call of another
-  // thread, and throws PoolError kInterrupted there when `interrupted` says so.
+  // Ends the daemon: closes its stdin, waits for `grace`, kills its group. The next call spawns another.
+  // Waits for a call of another thread, and throws PoolError kInterrupted there when `interrupted` says so.
   void Stop();
 
-  // Returns the tail of the stderr of the latest daemon, with all that it wrote before this call, whose lines on_stderr has then been
-  // given; waits at most 0.5 s for them, and for a call in progress as Stop does.
+  // Returns the tail of the stderr of the latest daemon, with all that it wrote before this call, whose lines
+  // on_stderr has then been given; waits at most 0.5 s for them, and for a call in progress as Stop does.
   std::string StderrTail() const;
 
   const PoolOptions& options() const { return options_; }
@@ -179,7 +187,8 @@ class Pool {
   State& OfThisProcess() const;
 
   PoolOptions options_;
-  mutable std::atomic<State*> state_;  // belongs to the process that used it last; a forked child makes its own
+  mutable std::atomic<State*>
+      state_;  // belongs to the process that used it last; a forked child makes its own
 };
 
 // One Pool per world size, made by the first At. Thread-safe.

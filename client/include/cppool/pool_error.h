@@ -41,9 +41,11 @@ class PoolError : public std::runtime_error {
   const std::string& stderr_tail() const { return stderr_tail_; }  // at most 4000 characters
   // Present with kStart when the daemon wrote why; an older daemon, or one that was killed, does not.
   const std::optional<StartFailure>& start_failure() const { return start_failure_; }
-  // With kTimeout what the system knew of the daemon's threads, with kInterrupted where its ranks were; what() has it, too. Else empty.
+  // With kTimeout what the system knew of the daemon's threads, with kInterrupted where its ranks were;
+  // what() has it, too. Else empty.
   const std::string& diagnosis() const { return diagnosis_; }
-  // Present with kDied when the daemon crashed, or a case called exit(), and it could write where. what() has its `error`.
+  // Present with kDied when the daemon crashed, or a case called exit(), and it could write where. what() has
+  // its `error`.
   const std::optional<Crash>& crash() const { return crash_; }
   // Returns the daemons that were sent the request before, in order.
   const std::vector<LostAttempt>& lost() const { return lost_; }

@@ -1,4 +1,5 @@
-// A case with parameters and a kernel: an all-reduce (an all-gather, then a kernel that sums), checked against the runtime's all-reduce.
+// A case with parameters and a kernel: an all-reduce (an all-gather, then a kernel that sums), checked
+// against the runtime's all-reduce.
 #include <cppool/case_helpers.h>
 
 #include "sum.h"

@@ -61,8 +61,8 @@ typedef struct cppool_check {
   double ratio;
 } cppool_check;
 
-/* What a rank's `run` has. Its functions are for the thread that `run` was called on, until it returns; a case
- * with threads of its own reports for them there. Texts and structs that they are given are copied. */
+/* What a rank's `run` has. Its functions are for the thread that `run` was called on, until it returns; a
+ * case with threads of its own reports for them there. Texts and structs that they are given are copied. */
 typedef struct cppool_case_context cppool_case_context;
 struct cppool_case_context {
   uint32_t abi; /* CPPOOL_CASE_ABI */
@@ -80,34 +80,40 @@ struct cppool_case_context {
   int (*boolean)(cppool_case_context*, const char* name);
   const char* (*string)(cppool_case_context*, const char* name);
 
-  /* True for each of the request's iterations, then false: `warmup` + `repeat`, or with `sampling` as many as the
-   * daemon finds necessary, on every rank the same. The first call waits until every rank has made it or returned;
-   * when one has failed by then, it is false on every rank, so that no collective call waits for a rank that could not
-   * load, allocate or prepare. What `mark` records in an iteration is timed; the median is reported. Stages outside
-   * the loop are timed once. The main stream's stage may be ended, and its work waited for, at any call. */
+  /* True for each of the request's iterations, then false: `warmup` + `repeat`, or with `sampling` as many as
+   * the daemon finds necessary, on every rank the same. The first call waits until every rank has made it or
+   * returned; when one has failed by then, it is false on every rank, so that no collective call waits for a
+   * rank that could not load, allocate or prepare. What `mark` records in an iteration is timed; the median
+   * is reported. Stages outside the loop are timed once. The main stream's stage may be ended, and its work
+   * waited for, at any call. */
   int (*next_iteration)(cppool_case_context*);
-  /* The floating-point operations this rank does in `stage` in one iteration: the answer has "tflops" for it. */
+  /* The floating-point operations this rank does in `stage` in one iteration: the answer has "tflops" for it.
+   */
   void (*work)(cppool_case_context*, const char* stage, double flops);
-  /* A check that does not hold makes the case `failed`, whatever `run` returns. Non-finite errors never hold. */
+  /* A check that does not hold makes the case `failed`, whatever `run` returns. Non-finite errors never hold.
+   */
   void (*check)(cppool_case_context*, const cppool_check* check);
-  /* An extra member of this rank's entry in `ranks`; json is its value's text. A text that is not JSON or nested
-   * deeper than 60, or the name of a member that every entry has (rank, ok, error, gpu_ms, samples), is a bug of the case and
-   * ends it with `internal`. */
+  /* An extra member of this rank's entry in `ranks`; json is its value's text. A text that is not JSON or
+   * nested deeper than 60, or the name of a member that every entry has (rank, ok, error, gpu_ms, samples),
+   * is a bug of the case and ends it with `internal`. */
   void (*result)(cppool_case_context*, const char* name, const char* json);
-  /* What went wrong, for the status that `run` returns. Without it the runtime's last failure is used. When a call of
-   * the runtime has failed with that same status before, its culprit is the culprit of this failure too. */
+  /* What went wrong, for the status that `run` returns. Without it the runtime's last failure is used. When a
+   * call of the runtime has failed with that same status before, its culprit is the culprit of this failure
+   * too. */
   void (*fail)(cppool_case_context*, const char* detail);
 
   const char* dump;   /* folder that the request wants tensors in; NULL: none. Only with CPPOOL_CASE_DUMPS */
   const char* inputs; /* folder to take tensors from; NULL: none. Only with CPPOOL_CASE_TAKES_INPUTS */
-  /* What `validate` has kept for this request; NULL: nothing. All ranks have the same object and only read it. */
+  /* What `validate` has kept for this request; NULL: nothing. All ranks have the same object and only read
+   * it. */
   const void* prepared;
-  /* As `fail`, with the culprit as cppool_failure has it: for a case that has kept the failure of a runtime's call
-   * while it released what it holds, which may have failed too. */
+  /* As `fail`, with the culprit as cppool_failure has it: for a case that has kept the failure of a runtime's
+   * call while it released what it holds, which may have failed too. */
   void (*fail_by)(cppool_case_context*, const char* detail, int culprit);
 };
 
-/* Relations between parameters, before any rank runs; called on one thread, with no runtime. Texts are copied. */
+/* Relations between parameters, before any rank runs; called on one thread, with no runtime. Texts are
+ * copied. */
 typedef struct cppool_validation cppool_validation;
 struct cppool_validation {
   uint32_t abi;
@@ -133,26 +139,29 @@ struct cppool_validation {
   /* As in cppool_case_context. `validate` should leave no trace: nothing may run after it. */
   const char* dump;
   const char* inputs;
-  /* Keeps an object for the ranks of this request, which find it as `prepared`, so that not every rank reads the
-   * parameters again. `release` is called with it once: when the request has ended, on any thread, when it is not run,
-   * or when another object takes its place. */
+  /* Keeps an object for the ranks of this request, which find it as `prepared`, so that not every rank reads
+   * the parameters again. `release` is called with it once: when the request has ended, on any thread, when
+   * it is not run, or when another object takes its place. */
   void (*prepare)(cppool_validation*, void* object, void (*release)(void* object));
-  /* Names the kernels that `run` will use: the answer's member "kernels". json is an object with at least the texts
-   * "name" (whose kernels), "version" and "family"; anything else is a bug of the case and answered `internal`. */
+  /* Names the kernels that `run` will use: the answer's member "kernels". json is an object with at least the
+   * texts "name" (whose kernels), "version" and "family"; anything else is a bug of the case and answered
+   * `internal`. */
   void (*kernels)(cppool_validation*, const char* json);
-  /* Whose kernels are wanted: "kernels" of the request, else the daemon's `--kernels`; NULL: neither is there. Only
-   * with CPPOOL_CASE_CHOOSES_KERNELS. */
+  /* Whose kernels are wanted: "kernels" of the request, else the daemon's `--kernels`; NULL: neither is
+   * there. Only with CPPOOL_CASE_CHOOSES_KERNELS. */
   const char* wanted_kernels;
-  /* A copy of the library that wanted_kernels names, to be opened in its place: each content that the library has had
-   * has a copy of its own, and the daemon has opened it. NULL: wanted_kernels names no library. */
+  /* A copy of the library that wanted_kernels names, to be opened in its place: each content that the library
+   * has had has a copy of its own, and the daemon has opened it. NULL: wanted_kernels names no library. */
   const char* kernels_copy;
-  /* Finds the kernel (cppool/attention.h) for `backend` that wanted_kernels names, of a library or cuDNN's. Its table has
-   * been checked, and stays until the process ends. NULL: wanted_kernels names cppool's own, or is NULL. On any status
-   * but CPPOOL_OK there is none, and the reason is given as by `fail`: return the status. */
+  /* Finds the kernel (cppool/attention.h) for `backend` that wanted_kernels names, of a library or cuDNN's.
+   * Its table has been checked, and stays until the process ends. NULL: wanted_kernels names cppool's own, or
+   * is NULL. On any status but CPPOOL_OK there is none, and the reason is given as by `fail`: return the
+   * status. */
   cppool_status (*kernel)(cppool_validation*, const struct cppool_attention_kernel** kernel);
 };
 
-/* Keys of a request that a case knows what to do with; a request with another is refused before `validate`. */
+/* Keys of a request that a case knows what to do with; a request with another is refused before `validate`.
+ */
 #define CPPOOL_CASE_DUMPS 1u           /* "dump" */
 #define CPPOOL_CASE_TAKES_INPUTS 2u    /* "inputs" */
 #define CPPOOL_CASE_CHOOSES_KERNELS 4u /* "kernels" */
@@ -164,8 +173,9 @@ typedef struct cppool_case {
   const char* doc;      /* one line */
   const cppool_parameter* parameters;
   size_t parameter_count;
-  /* May be NULL. CPPOOL_OK, CPPOOL_INVALID_REQUEST (it can mean nothing in any world), or, for a request that is
-   * `skipped`, CPPOOL_INAPPLICABLE (this world is too small or does not divide it) or CPPOOL_UNSUPPORTED. */
+  /* May be NULL. CPPOOL_OK, CPPOOL_INVALID_REQUEST (it can mean nothing in any world), or, for a request that
+   * is `skipped`, CPPOOL_INAPPLICABLE (this world is too small or does not divide it) or CPPOOL_UNSUPPORTED.
+   */
   cppool_status (*validate)(cppool_validation*);
   /* Called by every rank at once, each on its own thread. C++ exceptions must not leave it. */
   cppool_status (*run)(cppool_case_context*);

@@ -1,5 +1,6 @@
-// Help for cases in C++17: owners of memory, streams and events, errors as exceptions, seeded inputs, comparison, 16-bit numbers.
-// Header only, over cppool/case.h; on CUDA too, without including CUDA. For example:
+// Help for cases in C++17: owners of memory, streams and events, errors as exceptions, seeded inputs,
+// comparison, 16-bit numbers. Header only, over cppool/case.h; on CUDA too, without including CUDA. For
+// example:
 //     static cppool_status Run(cppool_case_context* c) {
 //       return cppool::cases::Guard(c, [&] {
 //         cppool::cases::DeviceBuffer<float> x(c->runtime, 1024);
@@ -21,8 +22,8 @@
 
 namespace cppool::cases {
 
-// Runs `body` and returns the status of what it throws, with the text as the reason: for `run` and `validate`, which no exception may
-// leave.
+// Runs `body` and returns the status of what it throws, with the text as the reason: for `run` and
+// `validate`, which no exception may leave.
 template <typename Context, typename Body>
 cppool_status Guard(Context* c, Body&& body) noexcept {
   try {
@@ -47,7 +48,8 @@ cppool_status Guard(Context* c, Body&& body) noexcept {
 }
 
 // A case without parameters and features. Everything lives as long as the library.
-constexpr cppool_case MakeCase(const char* name, const char* doc, cppool_status (*run)(cppool_case_context*)) {
+constexpr cppool_case MakeCase(const char* name, const char* doc,
+                               cppool_status (*run)(cppool_case_context*)) {
   return {CPPOOL_CASE_ABI, sizeof(cppool_case), name, doc, nullptr, 0, nullptr, run, 0};
 }
 

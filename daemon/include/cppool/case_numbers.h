@@ -1,5 +1,5 @@
-// The numbers of cppool/case_helpers.h, which includes it: seeded inputs, 16-bit floating point, comparison with NaN seen;
-// and lines of output.
+// The numbers of cppool/case_helpers.h, which includes it: seeded inputs, 16-bit floating point, comparison
+// with NaN seen; and lines of output.
 #pragma once
 
 #include <cppool/case.h>
@@ -15,8 +15,9 @@
 
 namespace cppool::cases {
 
-// A number for each (seed, tensor, index), the same on every machine: the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast
-// Splittable Pseudorandom Number Generators", OOPSLA 2014), applied once for each part of the key.
+// A number for each (seed, tensor, index), the same on every machine: the finalizer of SplitMix64 (Steele,
+// Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014), applied once for each part
+// of the key.
 inline std::uint64_t Random(std::uint64_t seed, std::uint64_t tensor, std::uint64_t index) {
   const auto mix = [](std::uint64_t z) {
     z += 0x9e3779b97f4a7c15u;
@@ -38,7 +39,8 @@ inline float SmallInteger(std::uint64_t seed, std::uint64_t tensor, std::uint64_
   return static_cast<float>(static_cast<std::int32_t>(Random(seed, tensor, index) >> 54) - 512);
 }
 
-// bfloat16 and float16 as bits. To 16 bits: round to nearest, ties to even; NaN stays NaN; what is too large becomes an infinity.
+// bfloat16 and float16 as bits. To 16 bits: round to nearest, ties to even; NaN stays NaN; what is too large
+// becomes an infinity.
 inline float FloatOfBf16(std::uint16_t bits) {
   const std::uint32_t wide = std::uint32_t{bits} << 16;
   float value;
@@ -93,8 +95,9 @@ struct Comparison {
   std::size_t first = 0;  // the first element beyond the tolerance; `count` when there is none
 };
 
-// Elements are `got[i]` and `wanted[i]`, 0 <= i < count, anything that converts to double. It holds when no difference is larger
-// than `tolerance`; NaN differs from everything but NaN, an infinity from everything but itself.
+// Elements are `got[i]` and `wanted[i]`, 0 <= i < count, anything that converts to double. It holds when no
+// difference is larger than `tolerance`; NaN differs from everything but NaN, an infinity from everything but
+// itself.
 template <typename Got, typename Wanted>
 Comparison Compare(const Got& got, const Wanted& wanted, std::size_t count, double tolerance) {
   Comparison result;
@@ -118,9 +121,10 @@ Comparison Compare(const Got& got, const Wanted& wanted, std::size_t count, doub
   return result;
 }
 
-// Writes the line "[rank 1] TEXT" to stderr in one piece. TEXT as for printf; what is longer than a line of 4 KiB is cut off. In the
-// daemon the lines of printf and iostreams begin with the rank, too; this takes it from `rt`, and so is right on a thread that ranks
-// share, and in other processes. The command shows it for a case that fails, and with --verbose.
+// Writes the line "[rank 1] TEXT" to stderr in one piece. TEXT as for printf; what is longer than a line of 4
+// KiB is cut off. In the daemon the lines of printf and iostreams begin with the rank, too; this takes it
+// from `rt`, and so is right on a thread that ranks share, and in other processes. The command shows it for a
+// case that fails, and with --verbose.
 __attribute__((format(printf, 2, 3))) inline void Print(const cppool_runtime* rt, const char* format, ...) {
   char line[4096];
   int size = std::snprintf(line, sizeof(line), "[rank %d] ", rt->rank);

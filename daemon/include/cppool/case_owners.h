@@ -1,8 +1,8 @@
-// The owners of cppool/case_helpers.h, which includes it: memory, streams, events, stages and work of the host, and the errors of the
-// runtime's calls as exceptions.
+// The owners of cppool/case_helpers.h, which includes it: memory, streams, events, stages and work of the
+// host, and the errors of the runtime's calls as exceptions.
 //
-// All of them belong to one rank and its thread. While an exception unwinds, work that uses the memory may be under way on any stream:
-// owners then release nothing, and the daemon releases what is left after the case.
+// All of them belong to one rank and its thread. While an exception unwinds, work that uses the memory may be
+// under way on any stream: owners then release nothing, and the daemon releases what is left after the case.
 #pragma once
 
 #include <cppool/case.h>
@@ -82,8 +82,8 @@ class Stage : NoCopy {
   cppool_stream stream_;
 };
 
-// `count` elements of device memory (ordinary memory on the host runtime), allocated and released in the order of one stream, the
-// main one unless another is given. What they hold at first is undefined.
+// `count` elements of device memory (ordinary memory on the host runtime), allocated and released in the
+// order of one stream, the main one unless another is given. What they hold at first is undefined.
 template <typename T>
 class DeviceBuffer : NoCopy {
  public:
@@ -134,8 +134,8 @@ class HostBuffer : NoCopy {
   T* data_ = nullptr;
 };
 
-// A function of no arguments that streams call, in their order: work of the host, whose captures live in memory that outlasts the calls.
-// Its end waits for the main stream.
+// A function of no arguments that streams call, in their order: work of the host, whose captures live in
+// memory that outlasts the calls. Its end waits for the main stream.
 template <typename Function>
 class HostWork {
   static_assert(std::is_trivially_destructible_v<Function>,

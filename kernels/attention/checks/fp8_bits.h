@@ -1,5 +1,6 @@
-// What the checks compare, element by element, of what a case in fp8 has quantized: on the host in loops, on a GPU in one kernel for
-// each check. Written from the definitions of the formats in fp64, and independent of the casts that they judge.
+// What the checks compare, element by element, of what a case in fp8 has quantized: on the host in loops, on
+// a GPU in one kernel for each check. Written from the definitions of the formats in fp64, and independent of
+// the casts that they judge.
 #pragma once
 
 #include <algorithm>
@@ -97,7 +98,8 @@ struct Operand {
   }
 };
 
-// With one scale: the payload is the cast of input * scale, a product in fp32; the value is the payload's times `inverse`.
+// With one scale: the payload is the cast of input * scale, a product in fp32; the value is the payload's
+// times `inverse`.
 struct ScaledOperand : Operand {
   float scale, inverse;
 
@@ -117,8 +119,8 @@ struct ScaledOperand : Operand {
   }
 };
 
-// In blocks: the exponent is the smallest e with amax <= 448 * 2^(e - 127), the payload the cast of input / 2^(e - 127), and the value
-// their product.
+// In blocks: the exponent is the smallest e with amax <= 448 * 2^(e - 127), the payload the cast of input /
+// 2^(e - 127), and the value their product.
 struct BlockOperand : Operand {
   MxAxis axis;
   const std::uint8_t* exponents;  // as in MxTensor

@@ -1,4 +1,5 @@
-// What fp8 adds to the checks of a case: the bits of what was quantized, and what the oracle needs of the quantized problem.
+// What fp8 adds to the checks of a case: the bits of what was quantized, and what the oracle needs of the
+// quantized problem.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -26,21 +27,23 @@ struct Fp8Problem {
   bool ds_blocks = false;
 };
 
-// The delta of all ranks' rows, [all rows of q, heads], 0 where a row has no token. Every rank calls it at once.
+// The delta of all ranks' rows, [all rows of q, heads], 0 where a row has no token. Every rank calls it at
+// once.
 Buffer GatherDelta(cppool_runtime* runtime, const AttentionSpec& spec, CheckKernels& kernels,
                    const Fp8Step& step);
 
 // Used on the rank's thread; every rank calls the same methods in the same order.
 class Fp8Verifier {
  public:
-  // `step`: of this rank's run; `reference`: of the run without CP, whose inputs are `global`; `delta`: from GatherDelta,
-  // NULL without a backward pass. All outlive it.
+  // `step`: of this rank's run; `reference`: of the run without CP, whose inputs are `global`; `delta`: from
+  // GatherDelta, NULL without a backward pass. All outlive it.
   Fp8Verifier(cppool_runtime* runtime, const AttentionSpec& spec, CheckKernels& kernels,
               const TensorSet& local, const TensorSet& global, const Fp8Step& step, const Fp8Step& reference,
               const float* delta, AttentionReport& report);
 
-  // Payloads, scales and exponents of q, k, v and dout as this rank's kernels read them are those that the whole inputs give,
-  // bit for bit; every rank has the same scales; O was cast as its scale says; delta is rowsum(dO * O).
+  // Payloads, scales and exponents of q, k, v and dout as this rank's kernels read them are those that the
+  // whole inputs give, bit for bit; every rank has the same scales; O was cast as its scale says; delta is
+  // rowsum(dO * O).
   void CheckBits();
   // The problem is valid while this and the arguments live.
   const Fp8Problem& problem() const { return problem_; }

@@ -14,67 +14,75 @@ namespace {
 constexpr double kBf16 = 2.5e-2;
 constexpr double kBf16Gqa = 3.5e-2;
 constexpr double kFp16 = 5e-3;
-// Limits on the relative RMS error between the runs with and without CP. The two runs round P and dS to the dtype at different
-// running maxima and add blocks in a different order. Each causes a relative difference of a fraction of the unit roundoff (2^-8 and
-// 2^-11), independent between elements. The limits are 2.5 and 4 unit roundoffs.
+// Limits on the relative RMS error between the runs with and without CP. The two runs round P and dS to the
+// dtype at different running maxima and add blocks in a different order. Each causes a relative difference of
+// a fraction of the unit roundoff (2^-8 and 2^-11), independent between elements. The limits are 2.5 and 4
+// unit roundoffs.
 constexpr double kBf16Rms = 1e-2;
 constexpr double kFp16Rms = 2e-3;
 // lse is the fp32 logarithm of a sum, and the order of the sum differs between runs.
 constexpr double kLseAbsolute = 1e-4;
 constexpr double kLseRelative = 1e-5;
 
-// The error of max_logit comes only from the fp32 sum of one dot product, whose terms add up to less than 10 in absolute value at
-// the usual scale, and from the addition of the bias. The products are exact; a tensor core may truncate the bits of a sum of 16
-// products below its last place. At other scales the same holds relative to the logit. A missing key or an extra key changes
-// max_logit by far more.
+// The error of max_logit comes only from the fp32 sum of one dot product, whose terms add up to less than 10
+// in absolute value at the usual scale, and from the addition of the bias. The products are exact; a tensor
+// core may truncate the bits of a sum of 16 products below its last place. At other scales the same holds
+// relative to the logit. A missing key or an extra key changes max_logit by far more.
 constexpr double kMaxLogitAbsolute = 1e-5;
 constexpr double kMaxLogitRelative = 1e-5;
 
-// From FlashAttention's tests: twice the error of plain attention is allowed for the output, three times for gradients.
+// From FlashAttention's tests: twice the error of plain attention is allowed for the output, three times for
+// gradients.
 constexpr double kOutFactor = 2;
 constexpr double kGradientFactor = 3;
 // Each of the two compared runs may have plain attention's error.
 constexpr double kTwoRuns = 2;
-// Plain attention rounds its logits to the dtype, our kernels do not: over all cells of the suite our lse has at most 2 % of plain
-// attention's error. A limit of the full error would not detect a window that is one key too wide, beyond about 2000 keys.
+// Plain attention rounds its logits to the dtype, our kernels do not: over all cells of the suite our lse has
+// at most 2 % of plain attention's error. A limit of the full error would not detect a window that is one key
+// too wide, beyond about 2000 keys.
 constexpr double kLseFactor = 0.25;
-// A lower bound of the limit on lse, for the case that plain attention has no error: a few fp32 roundings of the largest logit.
+// A lower bound of the limit on lse, for the case that plain attention has no error: a few fp32 roundings of
+// the largest logit.
 constexpr double kLseFloor = 1e-5;
 
-// Absolute error allowed for every gradient. If a query sees one key, the exact gradient is 0, and dP - delta is a difference of two
-// equal sums of fp32 products: a few units of 2^-24 of |dP| <~ 16, times the usual scale and |k| <= 2. This is far below the RMS
-// of all other gradients, up to 1M keys.
+// Absolute error allowed for every gradient. If a query sees one key, the exact gradient is 0, and dP - delta
+// is a difference of two equal sums of fp32 products: a few units of 2^-24 of |dP| <~ 16, times the usual
+// scale and |k| <= 2. This is far below the RMS of all other gradients, up to 1M keys.
 constexpr double kNoise = 1e-5;
 // The error of a row's delta, a sum over the head dimension, due to the rounding of `out`, in unit roundoffs.
 constexpr double kDeltaError = 4;
 
-// d_softmax_offset is one sum over all queries for each head. The errors of its terms come from the rounding of `out` and are, relative
-// to a term, as large as for other gradients. But the terms of a head may cancel by chance. The probability that the sums of all n
-// heads are below a fraction x of their standard deviation is x^n, so the limit is wider for few heads: a third for one head in
-// bf16, 3 % for 16.
+// d_softmax_offset is one sum over all queries for each head. The errors of its terms come from the rounding
+// of `out` and are, relative to a term, as large as for other gradients. But the terms of a head may cancel
+// by chance. The probability that the sums of all n heads are below a fraction x of their standard deviation
+// is x^n, so the limit is wider for few heads: a third for one head in bf16, 3 % for 16.
 double CancellationFactor(std::uint64_t heads) {
   return 1 + 32 / static_cast<double>(std::max<std::uint64_t>(heads, 1));
 }
 
-// fp8: see JudgeFp8. The RMS error of a cast is 2.65 % (E4M3) and 5.3 % (E5M2), and sums of randomly signed terms keep it, so
-// that two right results have the same error within a few per cent, and none of them is too large or too small by 1 %. The largest
-// error is that of one cast of an outlier, which may happen to be small in one of them: it differs by up to 2.4 times.
+// fp8: see JudgeFp8. The RMS error of a cast is 2.65 % (E4M3) and 5.3 % (E5M2), and sums of randomly signed
+// terms keep it, so that two right results have the same error within a few per cent, and none of them is too
+// large or too small by 1 %. The largest error is that of one cast of an outlier, which may happen to be
+// small in one of them: it differs by up to 2.4 times.
 constexpr double kFp8Most = 1.25, kFp8Largest = 3, kFp8Least = 0.7, kFp8LeastOfTwo = 0.25, kFp8Floor = 2e-3,
                  kFp8Gain = 2e-2;
-// Two right runs differ by up to the square root of 2 times plain's error, since their casts round independently: P is cast relative
-// to the running maximum of each block, and dS and results with each run's own scale. Inputs with outliers have few elements
-// that carry the RMS, and the error of a right run is then up to 1.4 times that of another.
+// Two right runs differ by up to the square root of 2 times plain's error, since their casts round
+// independently: P is cast relative to the running maximum of each block, and dS and results with each run's
+// own scale. Inputs with outliers have few elements that carry the RMS, and the error of a right run is then
+// up to 1.4 times that of another.
 constexpr double kFp8NoCp = 2;
 
-// Blocks: see JudgeBlock. A row of 64 that is missing is an RMS of 12.5 % of the block's, and an error as large as its elements.
-// Two right results are apart by at most one unit in the last place of the largest element (2 unit roundoffs) and, in RMS, by a
-// third of a unit roundoff. The error of delta, from the rounding of a row of out, is 0.4 unit roundoffs of the terms.
+// Blocks: see JudgeBlock. A row of 64 that is missing is an RMS of 12.5 % of the block's, and an error as
+// large as its elements. Two right results are apart by at most one unit in the last place of the largest
+// element (2 unit roundoffs) and, in RMS, by a third of a unit roundoff. The error of delta, from the
+// rounding of a row of out, is 0.4 unit roundoffs of the terms.
 constexpr double kBlockPlain = 4, kBlockRoundings = 8, kBlockTerms = 2, kBlockLargestTerms = 4;
-// Terms that are too small for fp16 (2^-24), or for fp32 and bf16 (2^-126), become zero, and an element is a sum of many. ALiBi has such
-// probabilities far from the diagonal.
+// Terms that are too small for fp16 (2^-24), or for fp32 and bf16 (2^-126), become zero, and an element is a
+// sum of many. ALiBi has such probabilities far from the diagonal.
 constexpr double kFp16SmallestTerms = 0x1p-20, kSmallestTerms = 0x1p-116;
-// In fp8 the RMS of a block's error is up to 1.06 times plain's and the largest error 2.3 times. Without CP the largest is up to one
-// step of E5M2, a quarter of the largest element. The noise of fp32 is that of sums of terms with random signs.
+// In fp8 the RMS of a block's error is up to 1.06 times plain's and the largest error 2.3 times. Without CP
+// the largest is up to one step of E5M2, a quarter of the largest element. The noise of fp32 is that of sums
+// of terms with random signs.
 constexpr double kFp8BlockMost = 1.5, kFp8BlockFloor = 0.02, kFp8BlockLargestFloor = 0.1;
 constexpr double kFp8BlockNoCp = 0.2, kFp8BlockNoCpLargest = 0.4, kFp32Terms = 0x1p-16;
 
@@ -96,22 +104,23 @@ double UnitRoundoff(Dtype dtype) {
   throw RuntimeError(CPPOOL_INTERNAL, "judge: unknown dtype");
 }
 
-// Widens limits that are multiples of plain attention's error if there are few elements. The elements of a row share the error of
-// the row's delta (from the rounded `out` in our kernels, from the rounded P in plain attention), so a few tokens are only a few
-// independent samples, and the ratio of two such errors is often large by chance.
+// Widens limits that are multiples of plain attention's error if there are few elements. The elements of a
+// row share the error of the row's delta (from the rounded `out` in our kernels, from the rounded P in plain
+// attention), so a few tokens are only a few independent samples, and the ratio of two such errors is often
+// large by chance.
 double FewSamplesFactor(std::uint64_t elements) {
   return 1 + 256 / static_cast<double>(std::max<std::uint64_t>(elements, 1));
 }
 
 // The absolute error allowed for a gradient.
 //
-// dq and dk: delta is computed from the rounded `out`, and all elements of a row share its error. If the terms dP - delta cancel,
-// only this error remains, while plain attention may have none by chance. This happens with few samples, and with a large scale,
-// where each query attends to only one key.
+// dq and dk: delta is computed from the rounded `out`, and all elements of a row share its error. If the
+// terms dP - delta cancel, only this error remains, while plain attention may have none by chance. This
+// happens with few samples, and with a large scale, where each query attends to only one key.
 //
-// dbias: its terms P * (dP - delta) are about 4 / keys, with errors (of fp32, and of delta from the rounding of `out`) of a fraction
-// of the unit roundoff, so the limit on the RMS detects a rank's partial sum that is missing or added twice. The noise of a sum grows
-// with the square root of the number of terms.
+// dbias: its terms P * (dP - delta) are about 4 / keys, with errors (of fp32, and of delta from the rounding
+// of `out`) of a fraction of the unit roundoff, so the limit on the RMS detects a rank's partial sum that is
+// missing or added twice. The noise of a sum grows with the square root of the number of terms.
 double NoiseOf(CheckedTensor tensor, Dtype dtype, const GradientTerms& terms, std::uint64_t elements) {
   if (tensor == CheckedTensor::kDbias) return kNoise * std::sqrt(terms.summed);
   if (tensor == CheckedTensor::kDsoftmaxOffset) {  // the error of each delta, times the offset's probability
@@ -293,8 +302,8 @@ Verdict JudgeOracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours,
       Rms(ours.sum_sq_err, ours.count) <=
       factor * std::max(Rms(plain_here.sum_sq_err, plain_here.count), Rms(plain.sum_sq_err, plain.count)) +
           rms_floor;
-  // plain.mismatches is not checked: with inputs from a file, the rounded logits of plain attention may overflow. Its finite elements
-  // give the limit.
+  // plain.mismatches is not checked: with inputs from a file, the rounded logits of plain attention may
+  // overflow. Its finite elements give the limit.
   verdict.ok = ours.count > 0 && ours.mismatches == 0 && plain.count > 0 &&
                ours.max_abs_err <= verdict.tolerance && rms_holds;
   return verdict;

@@ -160,8 +160,8 @@ void KernelTrial::CopyAll(const std::vector<RowsCopy>& copies, std::chrono::nano
   }
 }
 
-// Where the arena differs from what it was, as far as that is known: guards and gaps are blank, inputs are those of the
-// originals.
+// Where the arena differs from what it was, as far as that is known: guards and gaps are blank, inputs are
+// those of the originals.
 std::string KernelTrial::Locate(const TrialCall& call, const Arrangement& arranged,
                                 const std::vector<TrialTensor>& originals, cppool_stream stream) {
   HostArray<unsigned char> found(rt_, arranged.bytes);

@@ -1,5 +1,6 @@
-// What only a harness finds out about a kernel: that it writes beyond its tensors, depends on what its workspace held, on
-// packed rows, or on inputs that are there before the work in front of it has written them.
+// What only a harness finds out about a kernel: that it writes beyond its tensors, depends on what its
+// workspace held, on packed rows, or on inputs that are there before the work in front of it has written
+// them.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -33,8 +34,8 @@ class KernelTrial : public CallTrial {
   void Run(const TrialCall& call, cppool_stream stream) override;
   // The results of the trial that began last are not those of the run. Once for each trial.
   void ResultsDiffer();
-  // The first write beyond the tensors; without one, the trials in which results differed, and what the kernel must do.
-  // Empty: there was nothing.
+  // The first write beyond the tensors; without one, the trials in which results differed, and what the
+  // kernel must do. Empty: there was nothing.
   const std::string& finding() const { return write_.empty() ? differences_ : write_; }
 
  private:

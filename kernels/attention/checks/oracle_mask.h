@@ -1,5 +1,5 @@
-// The mask of the oracle: for each query the range of keys that it sees; and its ALiBi. Written from the definitions and independent of
-// BandOf and AlibiSlopes, so that a mistake in either one fails a check.
+// The mask of the oracle: for each query the range of keys that it sees; and its ALiBi. Written from the
+// definitions and independent of BandOf and AlibiSlopes, so that a mistake in either one fails a check.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ struct OracleMask {
   std::int64_t seqlen_q;  // the sequence's tokens, without padding
   std::int64_t seqlen_kv;
 
-  // The key on the query's diagonal: the key at the query's position (top-left alignment) or at the same distance from the end of
-  // the sequence (bottom-right alignment). May be outside the sequence.
+  // The key on the query's diagonal: the key at the query's position (top-left alignment) or at the same
+  // distance from the end of the sequence (bottom-right alignment). May be outside the sequence.
   CPPOOL_HOST_DEVICE std::int64_t Own(std::int64_t query) const {
     switch (mask) {
       case AttnMaskType::kCausal:
@@ -64,9 +64,10 @@ struct OracleMask {
   }
 };
 
-// One slope per head (Press, Smith, Lewis, "Train Short, Test Long", ICLR 2022, section 3): for n heads the geometric sequence with
-// first element and ratio 2^(-8/n). If n is not a power of two, as in the authors' code: the sequence for the next lower power of
-// two, then elements 1, 3, 5, ... (counted from 1) of the sequence for the next higher power.
+// One slope per head (Press, Smith, Lewis, "Train Short, Test Long", ICLR 2022, section 3): for n heads the
+// geometric sequence with first element and ratio 2^(-8/n). If n is not a power of two, as in the authors'
+// code: the sequence for the next lower power of two, then elements 1, 3, 5, ... (counted from 1) of the
+// sequence for the next higher power.
 std::vector<float> OracleAlibiSlopes(int heads);
 
 }  // namespace cppool::kernels

@@ -6,12 +6,14 @@
 namespace cppool::kernels {
 namespace {
 
-// Limit on the bytes of dbias (exact and plain sums together); if it is exceeded, dbias is not checked against the oracle.
+// Limit on the bytes of dbias (exact and plain sums together); if it is exceeded, dbias is not checked
+// against the oracle.
 constexpr double kMostBiasBytes = 16.0 * (1 << 30);
 // Limit on the number of pairs that Require adds for a complete sum.
 constexpr std::size_t kMostPairs = 4096;
 
-// The pairs that add to the same elements of dbias: one pair, all sequences of a head, all heads of a sequence, or all pairs.
+// The pairs that add to the same elements of dbias: one pair, all sequences of a head, all heads of a
+// sequence, or all pairs.
 enum class Unit { kPair, kHead, kSequence, kAll };
 
 class Sampler {

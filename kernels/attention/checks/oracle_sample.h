@@ -1,5 +1,6 @@
-// Selects the parts of a case that the oracle computes: everything if that is cheap, otherwise a sample. For tensors that sum over
-// sequences or heads, the sample contains all terms of at least one sum, if that is not too much work.
+// Selects the parts of a case that the oracle computes: everything if that is cheap, otherwise a sample. For
+// tensors that sum over sequences or heads, the sample contains all terms of at least one sum, if that is not
+// too much work.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,8 @@ struct OraclePair {
   bool operator==(const OraclePair&) const = default;
 };
 
-// A part of dbias, and the pairs that add to it, which are consecutive in OracleSample::pairs. Other pairs do not add to it.
+// A part of dbias, and the pairs that add to it, which are consecutive in OracleSample::pairs. Other pairs do
+// not add to it.
 struct BiasUnit {
   std::size_t begin, end;       // indices of the pairs
   std::int64_t batch, head;     // first index of the part in dbias

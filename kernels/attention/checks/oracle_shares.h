@@ -10,8 +10,8 @@
 
 namespace cppool::kernels {
 
-// The calls of consecutive pairs run at once, each on one rank: a round. Used on the rank's thread, on its main stream; every rank
-// makes the same calls in the same order.
+// The calls of consecutive pairs run at once, each on one rank: a round. Used on the rank's thread, on its
+// main stream; every rank makes the same calls in the same order.
 class OracleShares {
  public:
   // Not `divided`: every rank runs every call, and nothing is exchanged.
@@ -20,8 +20,8 @@ class OracleShares {
   bool divided() const { return world_.size > 1; }
   // Returns how many pairs a round has at most.
   std::size_t most() const { return static_cast<std::size_t>(world_.size); }
-  // Whether this rank runs the exact, or the plain, calls of pair `pair` of a round of `pairs`. `together`: the plain
-  // calls need what the exact ones leave, so that one rank runs both.
+  // Whether this rank runs the exact, or the plain, calls of pair `pair` of a round of `pairs`. `together`:
+  // the plain calls need what the exact ones leave, so that one rank runs both.
   bool Runs(std::size_t pair, std::size_t pairs, bool plain, bool together) const {
     return Owner(pair, pairs, plain, together) == world_.rank;
   }

@@ -11,7 +11,8 @@ constexpr std::size_t kMatrixBytes = std::size_t{1} << 30;     // for P and dP, 
 constexpr std::size_t kPartialBytes = std::size_t{256} << 20;  // for parts of sums
 constexpr std::int64_t kMaxRows = std::int64_t{1} << 20;  // per chunk: keeps the grids within their limits
 
-// If a launch has fewer blocks than this, sums over keys or queries are divided into parts, which are added afterwards.
+// If a launch has fewer blocks than this, sums over keys or queries are divided into parts, which are added
+// afterwards.
 constexpr std::int64_t kWantedBlocks = 512;
 constexpr std::int64_t kMaxParts = 8;
 constexpr std::int64_t kPartLength = 256;  // minimum length of a part

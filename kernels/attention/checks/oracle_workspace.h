@@ -1,5 +1,5 @@
-// How the oracle on a GPU divides a call into chunks, and the workspace of both oracles. Apart from the kernels, because the estimate of
-// a case's memory uses it in processes without CUDA.
+// How the oracle on a GPU divides a call into chunks, and the workspace of both oracles. Apart from the
+// kernels, because the estimate of a case's memory uses it in processes without CUDA.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,8 @@ struct OracleChunking {
   std::int64_t rows;   // query rows per chunk
   std::int64_t pitch;  // doubles between rows of P
   int query_parts;     // parts of the sums over keys, for out and dq
-  int key_parts;  // parts of the sums over queries of each head, for dk and dv; 0: added to the result directly
+  int key_parts;       // parts of the sums over queries of each head, for dk and dv; 0: added to the result
+                       // directly
   // The pieces of the workspace in this order, in doubles.
   std::size_t matrix;   // P; with a backward pass another one for dP; in fp8 one more
   std::size_t of_keys;  // two values for each key, in a backward pass in fp8

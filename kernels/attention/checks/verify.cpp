@@ -276,7 +276,8 @@ bool Verifier::TwoKeysInBlocks() const {
 
 void Verifier::RunOracle(const OraclePair& pair, bool rounded, const OracleOutputs& to,
                          const OracleOutputs& bounds, bool dbias) {
-  // The sequence's first row in the buffers without CP, from the definition of the format and independent of Layout.
+  // The sequence's first row in the buffers without CP, from the definition of the format and independent of
+  // Layout.
   const auto first_row = [&](const Sequences& sequences) {
     if (spec_.format == QkvFormat::kSbhd) return std::int64_t{pair.sequence};
     std::int64_t row = 0;
@@ -433,7 +434,8 @@ void Verifier::ComparePair(const OraclePair& pair, const OracleOutputs& exact, c
   }
 }
 
-// For a tensor that every rank holds completely, plain attention's error on this rank's rows is its error on all rows.
+// For a tensor that every rank holds completely, plain attention's error on this rank's rows is its error on
+// all rows.
 Verifier::Stats Verifier::StatsOfWhole(Results<CompareStats>& results) {
   CompareStats* const ours = results.Next();
   CompareStats* const plain = results.Next();
@@ -512,8 +514,9 @@ const Verifier::RowBlocks& Verifier::BlocksOfBias(std::int64_t first, std::int64
   return bias_blocks_.emplace_back(UploadBlocks(std::move(blocks)));
 }
 
-// How large the terms of dbias are where they do not cancel: a query that sees n keys has a sum of squared probabilities of about
-// 1 / n, more with a bias or a large scale, and its row of dbias is about that times GradientTerms::of_values.
+// How large the terms of dbias are where they do not cancel: a query that sees n keys has a sum of squared
+// probabilities of about 1 / n, more with a bias or a large scale, and its row of dbias is about that times
+// GradientTerms::of_values.
 void Verifier::AddTerms(RowBlock& block) const {
   const BiasShape& shape = spec_.bias_shape;
   const double sharpness = std::max(1.0, TermsOf(spec_, CheckedTensor::kDbias).sharpness);

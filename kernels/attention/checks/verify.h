@@ -25,7 +25,8 @@ namespace cppool::kernels {
 // Used on the rank's thread. Every method enqueues on the main stream and waits for it.
 class Verifier {
  public:
-  // All arguments must outlive the Verifier. `local`: the rank's outputs; `global`: the complete inputs, and the outputs without CP.
+  // All arguments must outlive the Verifier. `local`: the rank's outputs; `global`: the complete inputs, and
+  // the outputs without CP.
   Verifier(cppool_runtime* runtime, const AttentionSpec& spec, CheckKernels& kernels,
            const RankTokens& tokens, const TensorSet& local, const TensorSet& global,
            AttentionReport& report);
@@ -38,8 +39,8 @@ class Verifier {
 
   // In fp8 the ranks divide the calls of the oracle: every rank calls it at once.
   void AgainstOracle();
-  // Compares with the outputs in `global`, and checks that padding is zero. Call it after AgainstOracle, which measures the error of
-  // plain attention that the limits use.
+  // Compares with the outputs in `global`, and checks that padding is zero. Call it after AgainstOracle,
+  // which measures the error of plain attention that the limits use.
   void AgainstNoCp();
 
  private:

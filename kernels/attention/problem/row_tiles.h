@@ -1,4 +1,5 @@
-// The rows of a buffer that hold tokens, as a table of short runs of rows. Every backend implements TokenRows with it.
+// The rows of a buffer that hold tokens, as a table of short runs of rows. Every backend implements TokenRows
+// with it.
 #pragma once
 
 #include <algorithm>

@@ -118,8 +118,8 @@ class AttentionRun {
     }
   }
 
-  // Under each trial the results are what they were, as near as two right ones are. Returns what trials have found. The
-  // results of the iterations are there again afterwards.
+  // Under each trial the results are what they were, as near as two right ones are. Returns what trials have
+  // found. The results of the iterations are there again afterwards.
   std::string RunTrials(Schedule& schedule, const TensorSet& local) {
     const auto& outputs = local.outputs();
     std::vector<Buffer> kept;
@@ -171,8 +171,9 @@ class AttentionRun {
     return result;
   }
 
-  // What the main stream saw right after the run is still there: nothing was under way on another stream, which the
-  // checks, milliseconds later, would not have noticed. With a deterministic case the rerun's bits are those too.
+  // What the main stream saw right after the run is still there: nothing was under way on another stream,
+  // which the checks, milliseconds later, would not have noticed. With a deterministic case the rerun's bits
+  // are those too.
   void CheckSettled(const TensorSet& local, const std::vector<std::uint64_t>& first) {
     const std::vector<std::uint64_t> now = Digests(local);
     for (std::size_t i = 0; i < first.size(); ++i) {
@@ -209,8 +210,8 @@ class AttentionRun {
     Buffer delta;
     if (schedule) {
       step = schedule->Fp8();
-      // In fp8 both runs have the same delta: it sums the errors of a row of out, which are judged with out, and where the terms of
-      // dS cancel, gradients are little else.
+      // In fp8 both runs have the same delta: it sums the errors of a row of out, which are judged with out,
+      // and where the terms of dS cancel, gradients are little else.
       if (spec_.training) {
         const Stage stage(rt_, rt_->stream, "reference/delta");
         delta = GatherDelta(rt_, spec_, *check_, step);

@@ -28,7 +28,8 @@ const Sequences& SequencesOf(const AttentionSpec& spec, const TensorInfo& info) 
   return info.rows_of == TensorRows::kKeys ? spec.keys : spec.queries;
 }
 
-// Where the blocks of 32 tokens lie in kColumnExponents: those of a chunk follow each other, in a dump's order of tokens.
+// Where the blocks of 32 tokens lie in kColumnExponents: those of a chunk follow each other, in a dump's
+// order of tokens.
 class BlockPlaces {
  public:
   BlockPlaces(QkvFormat format, const Sequences& sequences, int world_size)

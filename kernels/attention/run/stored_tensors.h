@@ -11,9 +11,9 @@
 
 namespace cppool::kernels {
 
-// Hands this rank's rows of StoredTensors to `sink`; what belongs to no token comes from rank 0. `local` and `step` are of
-// the rank's run. With blocks no schedule keeps payloads of a rank's own tokens: they are cast here, by the same operation.
-// Waits for the main stream.
+// Hands this rank's rows of StoredTensors to `sink`; what belongs to no token comes from rank 0. `local` and
+// `step` are of the rank's run. With blocks no schedule keeps payloads of a rank's own tokens: they are cast
+// here, by the same operation. Waits for the main stream.
 void SaveStored(cppool_runtime* runtime, TensorOps& ops, const AttentionSpec& spec, const TensorSet& local,
                 const Fp8Step& step, TensorSink& sink);
 

@@ -53,8 +53,9 @@ void BlockAttention::Forward(ForwardArgs args) {
     kernels_.attention->Forward(shape(), args, rt_->stream);
     return;
   }
-  // For a family whose kernels return a block's normalised out and lse alone, as most kernels do. Those of today continue,
-  // the table's by scratch of its own; tests run the schedules with a family that cannot (limited_family.h).
+  // For a family whose kernels return a block's normalised out and lse alone, as most kernels do. Those of
+  // today continue, the table's by scratch of its own; tests run the schedules with a family that cannot
+  // (limited_family.h).
   MergeArgs merge;
   merge.rows = rows_.get();
   merge.heads = shape().heads;
@@ -76,8 +77,8 @@ void BlockAttention::Forward(ForwardArgs args) {
 }
 
 void BlockAttention::ClearPadding() {
-  // The kernel does not write rows without a token, which differ from block to block, and what is added to a sum there
-  // must be 0.
+  // The kernel does not write rows without a token, which differ from block to block, and what is added to a
+  // sum there must be 0.
   const auto clear = [&](const Buffer& buffer) {
     if (buffer) Check(rt_, rt_->fill(rt_, buffer.get(), 0, buffer.bytes(), rt_->stream));
   };

@@ -1,5 +1,5 @@
-// The kernel as schedules use it: calls continue one another in the forward pass and add up in the backward pass,
-// whatever the family can do by itself. What it cannot is done here by TensorOps, with buffers between.
+// The kernel as schedules use it: calls continue one another in the forward pass and add up in the backward
+// pass, whatever the family can do by itself. What it cannot is done here by TensorOps, with buffers between.
 #pragma once
 
 #include <memory>
@@ -67,12 +67,12 @@ class BlockAttention {
 
   // Everything runs on the main stream. `keys` has at most use.rows_kv rows.
   std::unique_ptr<BlockPlan> Plan(const Layout& keys, const std::vector<Band>& bands);
-  // Accumulator and workspace are this object's: the caller leaves them NULL. `softmax_offset` is read in the last
-  // call alone.
+  // Accumulator and workspace are this object's: the caller leaves them NULL. `softmax_offset` is read in the
+  // last call alone.
   void Forward(ForwardArgs args);
-  // dk and dv go to the caller's accumulators unless `args.key` is first and last; the accumulator of dq is this
-  // object's. One side alone only with Capabilities::gradients_apart. Keys whose gradients are wanted have
-  // use.rows_kv rows.
+  // dk and dv go to the caller's accumulators unless `args.key` is first and last; the accumulator of dq is
+  // this object's. One side alone only with Capabilities::gradients_apart. Keys whose gradients are wanted
+  // have use.rows_kv rows.
   void Backward(BackwardArgs args);
   // Follows Backward of the same block.
   void BackwardBias(BackwardArgs args, const BiasGradient& gradient);

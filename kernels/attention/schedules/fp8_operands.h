@@ -1,5 +1,6 @@
-// What kernels read in fp8, made from what a schedule moves. Kernels read 16-bit tensors: a payload's values are exact in
-// bf16, and its scale goes with them; a tensor that is quantized in blocks moves in 16 bits, and is cast where it is read.
+// What kernels read in fp8, made from what a schedule moves. Kernels read 16-bit tensors: a payload's values
+// are exact in bf16, and its scale goes with them; a tensor that is quantized in blocks moves in 16 bits, and
+// is cast where it is read.
 #pragma once
 
 #include <array>
@@ -57,8 +58,8 @@ class Fp8Operands {
   // Before calls with this plan.
   void AddKeys(const BlockPlan* plan, const Layout& keys);
 
-  // Make the operands of a call on the main stream and point the arguments at them. Those of queries are made by the first
-  // call of a pass.
+  // Make the operands of a call on the main stream and point the arguments at them. Those of queries are made
+  // by the first call of a pass.
   void Prepare(ForwardArgs& args);
   void Prepare(BackwardArgs& args);
   // Uses the operands of the last call of Prepare, without making them again.

@@ -1,8 +1,9 @@
-// A step in fp8 around a schedule that moves and attends: what is quantized before and after it, with which scales. The
-// schedule itself moves payloads (fp8_operands.h makes what kernels read of them).
+// A step in fp8 around a schedule that moves and attends: what is quantized before and after it, with which
+// scales. The schedule itself moves payloads (fp8_operands.h makes what kernels read of them).
 //
-// Amaxes are maxima over all ranks that share the tokens, also where heads are exchanged within smaller groups, so every rank
-// has the same scales. Results come from the kernels in 16 bits, and those that the recipe has in fp8 are cast from there.
+// Amaxes are maxima over all ranks that share the tokens, also where heads are exchanged within smaller
+// groups, so every rank has the same scales. Results come from the kernels in 16 bits, and those that the
+// recipe has in fp8 are cast from there.
 #pragma once
 
 #include <cstdint>
@@ -52,12 +53,13 @@ struct Fp8Buffers {
 
 class Fp8Schedule : public Schedule {
  public:
-  // `group`: the ranks that share the tokens. Stages are marked `stage_prefix` + "forward/fp8 casts" and so on. `one_step`:
-  // Forward comes once, after Prepare with the same tensors and before Backward: it does not repeat what Prepare has computed.
+  // `group`: the ranks that share the tokens. Stages are marked `stage_prefix` + "forward/fp8 casts" and so
+  // on. `one_step`: Forward comes once, after Prepare with the same tensors and before Backward: it does not
+  // repeat what Prepare has computed.
   Fp8Schedule(cppool_runtime* runtime, RankKernels& kernels, const AttentionSpec& spec, Group group,
               std::unique_ptr<Schedule> inner, std::string stage_prefix, bool one_step);
-  // Quantizes what arrives as a payload (fp8_mha), and runs a step that finds the scales of dS and the delayed ones: those
-  // that a history of steps with the same inputs leaves. Outputs are overwritten.
+  // Quantizes what arrives as a payload (fp8_mha), and runs a step that finds the scales of dS and the
+  // delayed ones: those that a history of steps with the same inputs leaves. Outputs are overwritten.
   void Prepare(const AttentionTensors&) override;
   void Forward(const AttentionTensors&) override;
   void Backward(const AttentionTensors&) override;

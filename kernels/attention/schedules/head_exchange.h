@@ -35,14 +35,16 @@ class HeadExchange {
   // elements of from's dtype, which `to` is in as well.
   void ToHeads(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges, TensorRef from,
                void* scratch, void* to);
-  // The reverse; heads that several ranks computed are summed (see MergeHeads). What travels is in from's dtype.
+  // The reverse; heads that several ranks computed are summed (see MergeHeads). What travels is in from's
+  // dtype.
   void ToTokens(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges, TensorRef from,
                 void* scratch, TensorOut to);
 
   static std::int64_t PackedElements(std::int64_t rows, int dim, const std::vector<HeadRange>& ranges);
 
  private:
-  // Sends bytes[i] at from + the sum before it to each rank i of the group, and receives as laid out by `sizes_in`.
+  // Sends bytes[i] at from + the sum before it to each rank i of the group, and receives as laid out by
+  // `sizes_in`.
   void AllToAll(const std::byte* from, const std::vector<std::size_t>& sizes_out, std::byte* to,
                 const std::vector<std::size_t>& sizes_in);
 

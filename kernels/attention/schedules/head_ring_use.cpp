@@ -81,7 +81,8 @@ void HeadRingBuffers::List(const HeadRingUse& use, MemoryList& list) {
     list.Add(name, use.KeyElements(dim) * element, to);
   };
   if (use.exchanges) {
-    // The largest tensor packed for, or come from, the a2a group; gradients of replicated heads travel in fp32.
+    // The largest tensor packed for, or come from, the a2a group; gradients of replicated heads travel in
+    // fp32.
     std::size_t packed = 0;
     const auto packs = [&](std::int64_t rows, int dim, const std::vector<HeadRange>& ranges,
                            std::size_t element) {

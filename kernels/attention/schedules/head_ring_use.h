@@ -1,5 +1,5 @@
-// What a rank of the exchange of heads and the ring (head_ring.h) does and holds, from the spec and its place alone: the
-// schedule and the estimate of its memory are both made from it. No runtime here.
+// What a rank of the exchange of heads and the ring (head_ring.h) does and holds, from the spec and its place
+// alone: the schedule and the estimate of its memory are both made from it. No runtime here.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@
 
 namespace cppool::kernels {
 
-// The ring over `ring_size` blocks, each the tokens of an a2a group: `a2a_size` ranks that exchange heads. The same on every
-// rank. World rank = ring position * a2a_size + rank in the a2a group.
+// The ring over `ring_size` blocks, each the tokens of an a2a group: `a2a_size` ranks that exchange heads.
+// The same on every rank. World rank = ring position * a2a_size + rank in the a2a group.
 struct RingSteps {
   RingSteps(const AttentionSpec& spec, int a2a_ranks, int ring_positions);
 
@@ -28,8 +28,8 @@ struct RingSteps {
   int a2a_size, ring_size;
   std::vector<Layout> queries, keys;  // of each position's block
   std::vector<Band> bands;
-  // Those in which any position attends, so that all go through the same transfers in the same order; the first is the own
-  // block's.
+  // Those in which any position attends, so that all go through the same transfers in the same order; the
+  // first is the own block's.
   std::vector<Step> steps;
 
   int Before(int position, int distance) const { return (position + ring_size - distance) % ring_size; }

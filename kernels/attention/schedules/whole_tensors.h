@@ -13,7 +13,8 @@ struct WholeBuffers {
   Buffer slopes;  // [heads here]
   Buffer total;   // [rows_q, heads here]: the logarithm of the whole denominator
   Buffer dbias;   // fp32, as the bias
-  // For a bias without an axis of queries: [batch, heads here, seqlen_kv], summed to dbias in one fixed order.
+  // For a bias without an axis of queries: [batch, heads here, seqlen_kv], summed to dbias in one fixed
+  // order.
   Buffer dbias_parts;
 
   // `shape`: the heads of this rank's calls; rows_q: of their queries.
@@ -22,8 +23,8 @@ struct WholeBuffers {
 
 class WholeTensors {
  public:
-  // rows_q: of the queries of `attention`'s calls. Sums and maxima are taken over `world` on the communication stream.
-  // What it is given outlives it.
+  // rows_q: of the queries of `attention`'s calls. Sums and maxima are taken over `world` on the
+  // communication stream. What it is given outlives it.
   WholeTensors(cppool_runtime* runtime, TensorOps& ops, BlockAttention& attention, const AttentionSpec& spec,
                std::int64_t rows_q, Group world, cppool_stream comm_stream);
   WholeBuffers& buffers() { return buffers_; }
@@ -36,7 +37,8 @@ class WholeTensors {
 
   // Follows Delta; args.lse and args.delta are of all of this rank's queries.
   void BeginBackward(const AttentionTensors&, BackwardArgs&);
-  // After the block's other gradients, with their arguments. Adds the block's part of dbias, unless Backward has.
+  // After the block's other gradients, with their arguments. Adds the block's part of dbias, unless Backward
+  // has.
   void AddBlock(const AttentionTensors&, const BackwardArgs&);
   // After the last block: starts the sums over all ranks, which the main stream sees after EndBackward.
   void StartSums(const AttentionTensors&);

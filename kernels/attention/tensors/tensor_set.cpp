@@ -163,8 +163,8 @@ RankRows RowsOfRank(QkvFormat format, const Sequences& sequences, int world_size
       rows.tokens.push_back(row);
     }
   }
-  // With every place taken for a token the layouts say where padding is too, but for what is behind the last room:
-  // of that each rank has its share.
+  // With every place taken for a token the layouts say where padding is too, but for what is behind the last
+  // room: of that each rank has its share.
   Sequences places = sequences;
   places.length = places.room;
   const Layout here = RankLayout(format, places, world_size, rank), all = GlobalLayout(format, places);

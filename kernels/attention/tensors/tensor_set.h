@@ -53,7 +53,8 @@ class TensorSet {
   void* get(CheckedTensor kind) const;
   const float* softmax_offset() const;  // zeros for off-by-one, NULL for vanilla
 
-  // Inputs from `source`, or from the seed when it is NULL; their padding is NaN. Enqueued on the main stream.
+  // Inputs from `source`, or from the seed when it is NULL; their padding is NaN. Enqueued on the main
+  // stream.
   void Fill(CheckKernels& kernels, const AttentionSpec& spec, const RankTokens& tokens, TensorSource* source);
   void PoisonOutputs() const;  // NaN everywhere
 

@@ -12,8 +12,9 @@
  * Errors: every function returns CPPOOL_OK or the kind of failure; `last_error` then says what happened.
  * Ownership: a case should release what it creates or allocates; what is left is released after the case, and
  * counted in `stats`.
- * Versions: all of this header is version 1, which every cppool has. Later members are appended, with a comment
- * that says so: a case asks `struct_size` for them, offsetof(cppool_runtime, MEMBER) < rt->struct_size. */
+ * Versions: all of this header is version 1, which every cppool has. Later members are appended, with a
+ * comment that says so: a case asks `struct_size` for them, offsetof(cppool_runtime, MEMBER) <
+ * rt->struct_size. */
 #ifndef CPPOOL_RUNTIME_H
 #define CPPOOL_RUNTIME_H
 
@@ -142,26 +143,26 @@ struct cppool_runtime {
                               cppool_reduce reduce, cppool_comm comm, cppool_stream stream);
 
   /* Work enqueued on `stream` from here on belongs to `stage`; NULL ends the last stage. Recorded in stream
-   * order and visible to the host at any time: `gpu_ms`, traces, and the diagnosis of a case that does not end
-   * come from it. A stage is a path such as "forward/attend 1". The text is copied. On the main stream the time of
-   * a stage counts for its parent ("forward") too. */
+   * order and visible to the host at any time: `gpu_ms`, traces, and the diagnosis of a case that does not
+   * end come from it. A stage is a path such as "forward/attend 1". The text is copied. On the main stream
+   * the time of a stage counts for its parent ("forward") too. */
   cppool_status (*mark)(cppool_runtime*, cppool_stream stream, const char* stage);
 
   /* How the ranks exchange: "nccl"; "peer" (device copies: ranks may share a device, and a communication call
    * returns when the peers have made theirs); "host". */
   const char* transport;
 
-  /* The communicator of this rank's group, with the world divided into groups of `size` ranks that are `stride`
-   * apart. With block = size * stride, rank r is in the group first, first + stride, ...,
-   * first + (size - 1) * stride, where first = r / block * block + r % stride. For 8 ranks, (4, 1) is 0-3 and
-   * 4-7, and (2, 4) is 0,4 and 1,5 and 2,6 and 3,7. *rank is this rank's number in its group; `rank` and
+  /* The communicator of this rank's group, with the world divided into groups of `size` ranks that are
+   * `stride` apart. With block = size * stride, rank r is in the group first, first + stride, ..., first +
+   * (size - 1) * stride, where first = r / block * block + r % stride. For 8 ranks, (4, 1) is 0-3 and 4-7,
+   * and (2, 4) is 0,4 and 1,5 and 2,6 and 3,7. *rank is this rank's number in its group; `rank` and
    * `group_size` may be NULL. The result is an ncclComm_t where `transport` is "nccl".
    *
    * The communicators of cppool_group are made with the world; those of another shape are made by the first
    * calls that ask for it, and kept as long as the world. Such a call waits for all ranks of the world. So
    * every rank calls group_of with the same numbers in the same order, before or between its communication,
-   * and not between group_start and group_end. With "nccl" it also waits for the rank's work on the streams of
-   * this table; NCCL calls on other streams must have finished.
+   * and not between group_start and group_end. With "nccl" it also waits for the rank's work on the streams
+   * of this table; NCCL calls on other streams must have finished.
    *
    * CPPOOL_INVALID_REQUEST: size * stride does not divide the world size. CPPOOL_INTERNAL: the ranks ask for
    * different shapes, a rank ended its case without the call, or the call came between group_start and

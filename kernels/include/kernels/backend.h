@@ -1,8 +1,8 @@
-// A backend makes the runtime seam (cppool/runtime.h) for every rank of a world: on the host, or on CUDA through a
-// module that is opened on demand.
+// A backend makes the runtime seam (cppool/runtime.h) for every rank of a world: on the host, or on CUDA
+// through a module that is opened on demand.
 //
-// Threads: the caller has one thread per rank. OpenRank(r) and all functions of a RankRuntime are called on rank r's
-// thread, except those marked "any thread".
+// Threads: the caller has one thread per rank. OpenRank(r) and all functions of a RankRuntime are called on
+// rank r's thread, except those marked "any thread".
 #pragma once
 
 #include <cppool/runtime.h>
@@ -47,20 +47,21 @@ struct StreamProgress {
   std::string stage;   // the last stage that its work has reached; empty before the first
   double seconds = 0;  // since the stage was first seen to be reached
   bool idle = true;    // no pending work is known
-  // The call that the stream is in, where the runtime knows it: "waiting for recv from rank 0", or "with send to
-  // rank 2" for the calls of its stage. Ranks are those of the world.
+  // The call that the stream is in, where the runtime knows it: "waiting for recv from rank 0", or "with send
+  // to rank 2" for the calls of its stage. Ranks are those of the world.
   std::string doing = {};
   std::vector<int> awaits = {};  // the ranks of the world whose calls this stream waits for, where known
   std::string behind = {};       // the rank's stream whose work this one waits for; empty: none, or not known
   int thread = 0;                // the id of the thread that runs its work; 0: none does
 };
 
-// Milliseconds of each stage on the rank's device: the median over the counted iterations, or the one time outside of
-// them. A parent ("forward" of "forward/attend 1") is listed too, with the sum over its stages on the main stream.
+// Milliseconds of each stage on the rank's device: the median over the counted iterations, or the one time
+// outside of them. A parent ("forward" of "forward/attend 1") is listed too, with the sum over its stages on
+// the main stream.
 using StageTimes = std::vector<std::pair<std::string, double>>;
 
-// Milliseconds of every counted iteration so far, in their order, for the stages of the main stream that are no part of another
-// one ("forward", and not "forward/attend 1"). An iteration without the stage is left out.
+// Milliseconds of every counted iteration so far, in their order, for the stages of the main stream that are
+// no part of another one ("forward", and not "forward/attend 1"). An iteration without the stage is left out.
 using StageSamples = std::vector<std::pair<std::string, std::vector<double>>>;
 
 // Faults of a rank's device, on request (fault_injector.h).
@@ -75,43 +76,45 @@ class RankRuntime {
  public:
   virtual ~RankRuntime() = default;
   virtual cppool_runtime* seam() = 0;
-  // After a failure: the last stage that the rank has marked, however far its streams are. Nothing when the work of a
-  // stream has failed: Progress() then says where.
+  // After a failure: the last stage that the rank has marked, however far its streams are. Nothing when the
+  // work of a stream has failed: Progress() then says where.
   virtual std::optional<std::string> FailedInStage() const = 0;
 
-  // Makes the clean state that every case starts from: no marks, no allocations, no pending work, no old error.
+  // Makes the clean state that every case starts from: no marks, no allocations, no pending work, no old
+  // error.
   virtual void BeginCase() = 0;
-  // For the case that has begun: every mark delays its stream by a random time of up to about 200 us, chosen by `seed`
-  // and the rank. Work that lacks a wait then runs before or after its data is there.
+  // For the case that has begun: every mark delays its stream by a random time of up to about 200 us, chosen
+  // by `seed` and the rank. Work that lacks a wait then runs before or after its data is there.
   virtual void Perturb(std::uint64_t seed) = 0;
-  // For the case that has begun: records at most `limit` slices, in memory that is taken now. Throws RuntimeError.
+  // For the case that has begun: records at most `limit` slices, in memory that is taken now. Throws
+  // RuntimeError.
   virtual void BeginTrace(std::size_t limit) = 0;
   // Does the fault in stream order. `byte`: device memory, for kFlipBit. Throws RuntimeError.
   virtual void Break(DeviceFault fault, void* byte, cppool_stream stream) = 0;
   // Marks from here on belong to iteration `index` (negative: warm-up, not counted).
   virtual void BeginIteration(int index) = 0;
-  // Between two iterations: waits while the rank's thread is far ahead of the main stream's work (two iterations and 20 ms), so that a
-  // cancelled case ends soon. Throws RuntimeError after an abort.
+  // Between two iterations: waits while the rank's thread is far ahead of the main stream's work (two
+  // iterations and 20 ms), so that a cancelled case ends soon. Throws RuntimeError after an abort.
   virtual void KeepUp() = 0;
   virtual void EndIterations() = 0;
-  // Between two iterations, or after them: ends the main stream's stage, waits for that stream's work, and returns the times.
-  // Throws RuntimeError when the work has failed.
+  // Between two iterations, or after them: ends the main stream's stage, waits for that stream's work, and
+  // returns the times. Throws RuntimeError when the work has failed.
   virtual StageSamples Samples() = 0;
-  // Between two iterations: waits for the rank's work, since the case may take back what that uses. From then on every call
-  // of the seam fails with CPPOOL_CANCELLED until the next BeginCase, so that the case returns. Throws RuntimeError when the
-  // work has failed.
+  // Between two iterations: waits for the rank's work, since the case may take back what that uses. From then
+  // on every call of the seam fails with CPPOOL_CANCELLED until the next BeginCase, so that the case returns.
+  // Throws RuntimeError when the work has failed.
   virtual void Cancel(const std::string& why) = 0;
   virtual LiveMemory Live() const = 0;
-  // Between group_start and group_end. A case must not end so: Backend::Recover is then needed before the next one,
-  // because the ranks are out of step or NCCL still holds the calls.
+  // Between group_start and group_end. A case must not end so: Backend::Recover is then needed before the
+  // next one, because the ranks are out of step or NCCL still holds the calls.
   virtual bool InGroup() const = 0;
   // The shapes of the communicators that the rank has: the usual ones, and those that cases have asked for.
   virtual std::vector<GroupShape> Groups() const = 0;
   // Waits for the rank's work, releases what the case left behind, and returns the stages' times. Throws
   // RuntimeError; FailedInStage() and Progress() then say where the work stopped, until the next BeginCase.
   virtual StageTimes EndCase() = 0;
-  // After EndCase, also one that has thrown: what was recorded since BeginTrace, as far as it is known. Empty without one,
-  // and the second time.
+  // After EndCase, also one that has thrown: what was recorded since BeginTrace, as far as it is known. Empty
+  // without one, and the second time.
   virtual RankTrace TakeTrace() = 0;
   // Gives pooled memory back to the device. After a barrier of all ranks: it may wait for the device.
   virtual void Trim() = 0;
@@ -120,7 +123,8 @@ class RankRuntime {
   virtual MemoryInfo Memory() const = 0;
   virtual bool HasRoom(double bytes) const = 0;  // whether that much more could be allocated
   virtual std::vector<StreamProgress> Progress() const = 0;
-  // The ids of the threads that the rank runs its work on, spare ones too. Those of CUDA and NCCL are not known.
+  // The ids of the threads that the rank runs its work on, spare ones too. Those of CUDA and NCCL are not
+  // known.
   virtual std::set<int> Threads() const { return {}; }
 };
 
@@ -142,24 +146,26 @@ class Backend {
   virtual std::string name() const = 0;       // "cuda", "host"
   virtual std::string transport() const = 0;  // "nccl", "peer", "host"
   virtual const Place& place() const = 0;
-  // Called on all ranks' threads at once, here and in the other places: makes the device ready, joins the usual communicators and uses each once.
-  // Throws RuntimeError.
+  // Called on all ranks' threads at once, here and in the other places: makes the device ready, joins the
+  // usual communicators and uses each once. Throws RuntimeError.
   virtual std::unique_ptr<RankRuntime> OpenRank(int rank) = 0;
   virtual std::vector<DeviceInfo> Devices() const = 0;  // one per rank of the place, after OpenRank
   // Milliseconds of the start-up by stage, in order, after OpenRank: the slowest rank's.
   virtual std::vector<std::pair<std::string, double>> InitTimes() const = 0;
-  // Any thread: begins and ends the range of a profiler that is attached to this process. Nothing without one.
+  // Any thread: begins and ends the range of a profiler that is attached to this process. Nothing without
+  // one.
   virtual void Profile(bool begin) = 0;
-  // Any thread: makes pending and later communication of these ranks fail with `reason`, so that no rank waits for one
-  // that is gone.
+  // Any thread: makes pending and later communication of these ranks fail with `reason`, so that no rank
+  // waits for one that is gone.
   virtual void Abort(const std::string& reason) = 0;
-  // Any thread: the rank has ended its case in order, with all of its calls over. A rank that waits for another call
-  // of it fails at once with an error that names it, where the transport can tell (with NCCL the deadline ends such a
-  // wait). BeginCase of the rank takes it back: all ranks begin before any communicates.
+  // Any thread: the rank has ended its case in order, with all of its calls over. A rank that waits for
+  // another call of it fails at once with an error that names it, where the transport can tell (with NCCL the
+  // deadline ends such a wait). BeginCase of the rank takes it back: all ranks begin before any communicates.
   virtual void Finished(int rank) = 0;
-  // After a failed case: resets communication on all ranks, so that an abort and calls that found no partner are
-  // forgotten. No rank may be in a call; work that is still under way has until `limit`. Throws RuntimeError when it
-  // cannot: work that does not end, a device in an error state, NCCL after an abort or in a group of calls.
+  // After a failed case: resets communication on all ranks, so that an abort and calls that found no partner
+  // are forgotten. No rank may be in a call; work that is still under way has until `limit`. Throws
+  // RuntimeError when it cannot: work that does not end, a device in an error state, NCCL after an abort or
+  // in a group of calls.
   virtual void Recover(std::chrono::milliseconds limit) = 0;
 };
 
@@ -168,33 +174,35 @@ struct HostTransport;
 std::shared_ptr<HostTransport> CreateHostTransport(int world_size);
 
 // `transport`: of all places of the world; NULL: the backend makes its own, and must be the whole world.
-std::unique_ptr<Backend> CreateHostBackend(const Place& place, std::shared_ptr<HostTransport> transport = nullptr);
+std::unique_ptr<Backend> CreateHostBackend(const Place& place,
+                                           std::shared_ptr<HostTransport> transport = nullptr);
 
 // Number of devices that CUDA sees (CUDA_VISIBLE_DEVICES is honoured); 0 without a driver or a device. Loads
 // libcuda.so.1 but makes no context. Throws RuntimeError when the driver is there and broken.
 int CountCudaDevices();
 
-// How the ranks on CUDA exchange. kNccl needs libnccl.so.2, and a device for every rank. kPeer uses device copies and
-// events within the process: ranks may share devices (rank r has device r * devices / world_size), and a call of send,
-// recv or a collective returns when the peers have made theirs. kAuto is kNccl where every rank has a device of its
-// own, else kPeer.
+// How the ranks on CUDA exchange. kNccl needs libnccl.so.2, and a device for every rank. kPeer uses device
+// copies and events within the process: ranks may share devices (rank r has device r * devices / world_size),
+// and a call of send, recv or a collective returns when the peers have made theirs. kAuto is kNccl where
+// every rank has a device of its own, else kPeer.
 enum class Transport { kAuto, kNccl, kPeer };
 
-// Opens the module `libcppool_cuda.so`: the file that CPPOOL_CUDA_MODULE names, else the first one found beside the
-// program, in `../lib` from there, and on the dynamic linker's path. Throws RuntimeError that says what to do when it
-// is missing, of another build, or lacks NCCL or devices. `commit` is the one that the program was built from: a module of
-// another commit is refused; empty: any is taken. A place that is not the whole world is refused.
+// Opens the module `libcppool_cuda.so`: the file that CPPOOL_CUDA_MODULE names, else the first one found
+// beside the program, in `../lib` from there, and on the dynamic linker's path. Throws RuntimeError that says
+// what to do when it is missing, of another build, or lacks NCCL or devices. `commit` is the one that the
+// program was built from: a module of another commit is refused; empty: any is taken. A place that is not the
+// whole world is refused.
 std::unique_ptr<Backend> CreateCudaBackend(const Place& place, Transport transport = Transport::kAuto,
                                            const std::string& commit = "");
 
 // The file of that module, which is opened for it. Throws as CreateCudaBackend.
 std::string CudaModuleFile();
 
-// The soundness probe of a world after a failed case: does communication still give the right results? On all ranks' threads
-// at once, between BeginCase and EndCase: a sum and a message to each neighbour on every
-// communicator that the world has. The numbers depend on the rank and on `round`, which is new each time, so that data
-// left by an earlier case or probe is not taken for this one's. Throws RuntimeError with what is wrong; host memory
-// that work may still use is left to EndCase.
+// The soundness probe of a world after a failed case: does communication still give the right results? On all
+// ranks' threads at once, between BeginCase and EndCase: a sum and a message to each neighbour on every
+// communicator that the world has. The numbers depend on the rank and on `round`, which is new each time, so
+// that data left by an earlier case or probe is not taken for this one's. Throws RuntimeError with what is
+// wrong; host memory that work may still use is left to EndCase.
 void ProbeGroups(RankRuntime& rank, std::uint64_t round);
 
 }  // namespace cppool::kernels

@@ -1,4 +1,5 @@
-// Which build a program or the CUDA module comes from. Each has its own copy of both functions, so that the loader can compare them.
+// Which build a program or the CUDA module comes from. Each has its own copy of both functions, so that the
+// loader can compare them.
 #pragma once
 
 #include <string>
@@ -9,11 +10,12 @@
 
 namespace cppool::kernels {
 
-// A hash of the headers that programs and module must share, made at build time by cmake/seam_id.cmake. In library cppool_kernels.
+// A hash of the headers that programs and module must share, made at build time by cmake/seam_id.cmake. In
+// library cppool_kernels.
 const char* SeamId();
 
-// The commit that was checked out at build time; empty without git. In library cppool_commit, which only the daemon and the module
-// link: a new commit changes nothing else.
+// The commit that was checked out at build time; empty without git. In library cppool_commit, which only the
+// daemon and the module link: a new commit changes nothing else.
 const char* Commit();
 
 // A build id as texts have it: "1f8a6e02b7c94d35-6985ccd0a1b2", or the seam's alone.

@@ -1,5 +1,5 @@
-// Element types of tensors. A switch over Dtype has no default, so that the compiler (-Wswitch) names every place
-// that a new type has to touch; what follows the switch is unreachable and throws.
+// Element types of tensors. A switch over Dtype has no default, so that the compiler (-Wswitch) names every
+// place that a new type has to touch; what follows the switch is unreachable and throws.
 #pragma once
 
 #include <cstddef>

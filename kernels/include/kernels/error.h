@@ -1,4 +1,5 @@
-// The one exception of the kernels: the kind of failure (the seam's status), what happened, and which rank caused it.
+// The one exception of the kernels: the kind of failure (the seam's status), what happened, and which rank
+// caused it.
 #pragma once
 
 #include <cppool/runtime.h>

@@ -1,5 +1,5 @@
-// Faults on request: makes one rank fail at one mark of a case, to test the watchdog and the recovery. Written once for
-// every runtime: it stands between the case and the rank's table.
+// Faults on request: makes one rank fail at one mark of a case, to test the watchdog and the recovery.
+// Written once for every runtime: it stands between the case and the rank's table.
 //
 // Threads: everything is for the rank's thread.
 #pragma once
@@ -60,7 +60,8 @@ class FaultInjector {
   FaultInjector(const FaultInjector&) = delete;
   FaultInjector& operator=(const FaultInjector&) = delete;
 
-  // The rank's table, with the fault in it, once. Its handles and errors are those of the runtime's own table.
+  // The rank's table, with the fault in it, once. Its handles and errors are those of the runtime's own
+  // table.
   cppool_runtime* seam() { return &table_.seam; }
   // Marks count only within iterations when the fault names no stage.
   void InIterations(bool in) { in_iterations_ = in; }

@@ -10,14 +10,15 @@
 
 namespace cppool::kernels {
 
-// Groups of `size` ranks that are `stride` apart. Every rank of the world is in exactly one of them. In a world of
-// 8 ranks, {4, 1} is 0-3 and 4-7, and {2, 4} is 0,4 and 1,5 and 2,6 and 3,7.
+// Groups of `size` ranks that are `stride` apart. Every rank of the world is in exactly one of them. In a
+// world of 8 ranks, {4, 1} is 0-3 and 4-7, and {2, 4} is 0,4 and 1,5 and 2,6 and 3,7.
 struct GroupShape {
   int size = 1;
   int stride = 1;
   auto operator<=>(const GroupShape&) const = default;
 
-  // Where `rank` of the world is: the group's number in the world, its first rank, and the rank's place in it.
+  // Where `rank` of the world is: the group's number in the world, its first rank, and the rank's place in
+  // it.
   int Index(int rank) const { return rank / (size * stride) * stride + rank % stride; }
   int First(int rank) const { return rank / (size * stride) * (size * stride) + rank % stride; }
   int Member(int rank) const { return rank / stride % size; }
@@ -26,11 +27,11 @@ struct GroupShape {
   std::vector<int> Ranks(int rank) const;  // of the group that `rank` is in, in the order of the members
 };
 
-// The shape that `group_of(size, stride)` means. Throws RuntimeError: CPPOOL_INVALID_REQUEST when the numbers do not
-// divide the world.
+// The shape that `group_of(size, stride)` means. Throws RuntimeError: CPPOOL_INVALID_REQUEST when the numbers
+// do not divide the world.
 GroupShape CheckedShape(int size, int stride, int world_size);
-// The shape of a group of the C interface; none: the world has no such groups. Throws RuntimeError when `which` is not
-// a cppool_group.
+// The shape of a group of the C interface; none: the world has no such groups. Throws RuntimeError when
+// `which` is not a cppool_group.
 std::optional<GroupShape> ShapeOf(cppool_group which, int world_size);
 // The shapes that are made with the world: the world itself first, then pairs and strides where it has them.
 std::vector<GroupShape> UsualShapes(int world_size);

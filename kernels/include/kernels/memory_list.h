@@ -1,5 +1,5 @@
-// Device memory that an object holds on a rank, declared once: both the estimate and the allocation come from the
-// list, so that nothing can be in one and not in the other.
+// Device memory that an object holds on a rank, declared once: both the estimate and the allocation come from
+// the list, so that nothing can be in one and not in the other.
 #pragma once
 
 #include <cstddef>

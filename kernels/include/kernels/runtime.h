@@ -1,5 +1,5 @@
-// The seam (cppool/runtime.h) with owners and exceptions, for schedules and cases in C++. Everything here belongs to
-// one rank and its thread.
+// The seam (cppool/runtime.h) with owners and exceptions, for schedules and cases in C++. Everything here
+// belongs to one rank and its thread.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -55,9 +55,9 @@ class Event {
   cppool_event event_ = nullptr;
 };
 
-// Device memory, allocated and released in the order of one stream. Its use on other streams must be ordered by events
-// on both sides. While an exception unwinds, those events may not have been recorded: memory is then left to the end
-// of the case, which comes after all of the rank's work.
+// Device memory, allocated and released in the order of one stream. Its use on other streams must be ordered
+// by events on both sides. While an exception unwinds, those events may not have been recorded: memory is
+// then left to the end of the case, which comes after all of the rank's work.
 class Buffer {
  public:
   Buffer() = default;

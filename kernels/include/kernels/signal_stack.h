@@ -1,10 +1,11 @@
-// A stack for the signal handlers of one thread. Without it an overflow of the thread's own stack ends the process before a handler can
-// say where.
+// A stack for the signal handlers of one thread. Without it an overflow of the thread's own stack ends the
+// process before a handler can say where.
 #pragma once
 
 namespace cppool::kernels {
 
-// Made and destroyed by its thread. A thread that has such a stack already, a sanitizer's, keeps it; where there is no memory it gets none.
+// Made and destroyed by its thread. A thread that has such a stack already, a sanitizer's, keeps it; where
+// there is no memory it gets none.
 class SignalStack {
  public:
   SignalStack();

@@ -1,6 +1,7 @@
-// Shows what the main stream waits for: while it waits for an event, its stage "forward/step 2" is "forward/step 2/waiting". The sum of
-// these stages is the communication that a schedule does not hide behind work. Written once for every runtime: it stands between the
-// case and the rank's table. Each wait costs two more marks.
+// Shows what the main stream waits for: while it waits for an event, its stage "forward/step 2" is
+// "forward/step 2/waiting". The sum of these stages is the communication that a schedule does not hide behind
+// work. Written once for every runtime: it stands between the case and the rank's table. Each wait costs two
+// more marks.
 //
 // Threads: everything is for the rank's thread.
 #pragma once

@@ -1,6 +1,6 @@
-// How far a rank's thread is ahead of its work: the iterations that it has begun and whose work is not known to be done. It waits before
-// it gets far ahead, so that a cancelled case ends soon, and begins the next one early enough that the device always has work. Used on
-// the rank's thread only.
+// How far a rank's thread is ahead of its work: the iterations that it has begun and whose work is not known
+// to be done. It waits before it gets far ahead, so that a cancelled case ends soon, and begins the next one
+// early enough that the device always has work. Used on the rank's thread only.
 #pragma once
 
 #include <chrono>
@@ -18,8 +18,8 @@ class Backlog {
   // An iteration begins. `point`: where, in the stream's work.
   void Begin(Point point) { begun_.push_back(std::move(point)); }
 
-  // Whether the next iteration must wait: two are not done, and these are more than were done in the last 20 ms. `reached`: whether the
-  // work has come to a point. `drop`: takes a point that is not needed any more.
+  // Whether the next iteration must wait: two are not done, and these are more than were done in the last 20
+  // ms. `reached`: whether the work has come to a point. `drop`: takes a point that is not needed any more.
   template <typename Reached, typename Drop>
   bool IsLong(Reached reached, Drop drop) {
     const auto now = Clock::now();

@@ -27,9 +27,9 @@ struct CollectiveCall {
   std::string ToString() const;                    // "all_reduce (sum) of 8 int32"
 };
 
-// The error for `member` of a group when its members called different things at the same position of `communicator`.
-// `ranks` are the members' ranks in the world. Where more than half called the same, they name a rank that did not as
-// the culprit.
+// The error for `member` of a group when its members called different things at the same position of
+// `communicator`. `ranks` are the members' ranks in the world. Where more than half called the same, they
+// name a rank that did not as the culprit.
 RuntimeError Disagreement(const std::vector<CollectiveCall>& calls, int member, const std::vector<int>& ranks,
                           std::uint64_t position, const std::string& communicator);
 

@@ -214,8 +214,8 @@ cppool_status FaultInjector::Happen(cppool_stream stream) {
 }
 
 cppool_status FaultInjector::ExhaustMemory(cppool_stream stream) {
-  // On the host a single request for more than there is: memory that is really taken would be missing in other
-  // processes.
+  // On the host a single request for more than there is: memory that is really taken would be missing in
+  // other processes.
   const bool host = std::string_view(inner_->backend) == "host";
   const std::size_t smallest = host ? std::numeric_limits<std::size_t>::max() : kSmallestChunk;
   std::vector<void*> taken;
@@ -252,7 +252,8 @@ std::size_t FaultInjector::Size(std::size_t size) {
 void FaultInjector::Spoil(const void* sent, std::size_t bytes, cppool_stream stream) {
   if (fault_.kind != FaultKind::kFlipBit || !reached_ || happened_ || bytes < kSmallestSpoilt) return;
   happened_ = true;
-  // The last byte of a little-endian float32 is also the last one of the second of two half-precision elements.
+  // The last byte of a little-endian float32 is also the last one of the second of two half-precision
+  // elements.
   auto* const byte = static_cast<unsigned char*>(const_cast<void*>(sent)) + bytes / 2 / 8 * 8 + 7;
   runtime_.Break(DeviceFault::kFlipBit, byte, stream);
 }

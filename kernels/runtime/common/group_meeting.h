@@ -1,8 +1,8 @@
 // Where the ranks of a world meet before they make the communicators of a new shape together.
 //
-// A transport may block for good when one rank does not take part (ncclCommSplit), so all ranks come here first: the
-// wait ends with an error when a rank asks for another shape, has finished its case, or the world is aborted, and the
-// diagnosis of a deadline can name who is missing.
+// A transport may block for good when one rank does not take part (ncclCommSplit), so all ranks come here
+// first: the wait ends with an error when a rank asks for another shape, has finished its case, or the world
+// is aborted, and the diagnosis of a deadline can name who is missing.
 //
 // A rank waits at most once for a shape in the life of a world. Like a wake-up, a meeting orders no memory.
 #pragma once
@@ -21,13 +21,15 @@ namespace cppool::kernels {
 
 class GroupMeeting {
  public:
-  // `wake_ups`: one per rank; all of them are notified after a change of what `aborted` or `finished(rank)` return. Both
-  // are called often and must not block. A rank is finished when it will make no more calls in this case.
+  // `wake_ups`: one per rank; all of them are notified after a change of what `aborted` or `finished(rank)`
+  // return. Both are called often and must not block. A rank is finished when it will make no more calls in
+  // this case.
   GroupMeeting(std::vector<WakeUp>& wake_ups, std::function<bool()> aborted,
                std::function<bool(int)> finished);
 
-  // On the rank's thread. Returns true once all ranks have asked for `shape`, false when the world was aborted first.
-  // Throws RuntimeError when they ask for different shapes, or when one has finished without asking.
+  // On the rank's thread. Returns true once all ranks have asked for `shape`, false when the world was
+  // aborted first. Throws RuntimeError when they ask for different shapes, or when one has finished without
+  // asking.
   [[nodiscard]] bool Meet(int rank, GroupShape shape);
 
   struct Wait {
@@ -41,8 +43,8 @@ class GroupMeeting {
   void Restart();
 
  private:
-  // The shapes that a rank has asked for in its last two rounds: those who meet read one while the fastest writes the
-  // other. Round and shape are one word, so that no reader sees half of a change.
+  // The shapes that a rank has asked for in its last two rounds: those who meet read one while the fastest
+  // writes the other. Round and shape are one word, so that no reader sees half of a change.
   struct Place {
     std::uint32_t rounds = 0;             // of the rank's thread
     std::atomic<std::uint32_t> waits{0};  // the round that the rank waits for; 0: it does not

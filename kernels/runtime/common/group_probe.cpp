@@ -12,7 +12,8 @@ namespace {
 constexpr int kCount = 1024;
 constexpr std::size_t kBytes = kCount * sizeof(std::int32_t);
 
-// Less than 2^20, so that a sum over the ranks of a world fits. splitmix64's mixing (Steele, Lea, Flood 2014).
+// Less than 2^20, so that a sum over the ranks of a world fits. splitmix64's mixing (Steele, Lea, Flood
+// 2014).
 std::int32_t Value(std::uint64_t round, int rank, int i) {
   std::uint64_t x = (round << 32) + (static_cast<std::uint64_t>(rank) << 16) + static_cast<std::uint64_t>(i);
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
@@ -54,8 +55,8 @@ void ProbeGroup(cppool_runtime* rt, GroupShape shape, std::uint64_t round) {
   GroupedCalls calls(rt);
   for (const int neighbour : neighbours)
     Check(rt, rt->send(rt, in.get(), kBytes, neighbour, group.comm, stream));
-  // The message to the next rank comes from the previous one. In a group of two they are the same rank: messages keep
-  // their order.
+  // The message to the next rank comes from the previous one. In a group of two they are the same rank:
+  // messages keep their order.
   Check(rt, rt->recv(rt, from.at(kBytes), kBytes, neighbours[1], group.comm, stream));
   Check(rt, rt->recv(rt, from.at(0), kBytes, neighbours[0], group.comm, stream));
   calls.End();

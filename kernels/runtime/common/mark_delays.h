@@ -16,8 +16,8 @@ class MarkDelays {
   MarkDelays(std::uint64_t seed, int rank)
       : on_(true), seed_(seed), rank_(static_cast<std::uint32_t>(rank)) {}
 
-  // The delay of the rank's next mark. Half of them are 0, so that two streams differ by much more than the time
-  // between two calls. The same seed and rank give the same sequence.
+  // The delay of the rank's next mark. Half of them are 0, so that two streams differ by much more than the
+  // time between two calls. The same seed and rank give the same sequence.
   std::chrono::nanoseconds Next() {
     if (!on_) return {};
     const std::uint64_t index = next_++;

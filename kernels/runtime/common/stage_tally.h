@@ -11,7 +11,8 @@ namespace cppool::kernels {
 
 class StageTally {
  public:
-  // `iteration`: the counted iteration's index; kOnce outside of iterations. Intervals of warm-up are not added.
+  // `iteration`: the counted iteration's index; kOnce outside of iterations. Intervals of warm-up are not
+  // added.
   static constexpr int kOnce = -1;
 
   // "a/b" on the main stream counts for "a" too.

@@ -1,9 +1,9 @@
 // How threads wait for each other: a short spin, then a futex.
 //
-// A wake-up orders no memory. The thread that notifies has stored the awaited value with release, and the one that
-// waits reads it again with acquire. On the host runtime these pairs, one per event, message or collective, are
-// the only order that ThreadSanitizer sees between two streams. A mutex, a condition variable or std::atomic::wait
-// would also order unrelated streams, and so hide a missing wait.
+// A wake-up orders no memory. The thread that notifies has stored the awaited value with release, and the one
+// that waits reads it again with acquire. On the host runtime these pairs, one per event, message or
+// collective, are the only order that ThreadSanitizer sees between two streams. A mutex, a condition variable
+// or std::atomic::wait would also order unrelated streams, and so hide a missing wait.
 #pragma once
 
 #include <atomic>
@@ -11,8 +11,8 @@
 
 namespace cppool::kernels {
 
-// Orders memory for the processor, against a lost wake-up. ThreadSanitizer ignores it, as intended: it must not hide a
-// missing wait.
+// Orders memory for the processor, against a lost wake-up. ThreadSanitizer ignores it, as intended: it must
+// not hide a missing wait.
 inline void ProcessorFence() {
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
@@ -26,8 +26,8 @@ inline void ProcessorFence() {
 
 class WakeUp {
  public:
-  // Returns once ready() is true. `ready` reads atomics with relaxed order; it is called often and must not block. There
-  // is no deadline: the world's Abort makes every ready() true that depends on another rank.
+  // Returns once ready() is true. `ready` reads atomics with relaxed order; it is called often and must not
+  // block. There is no deadline: the world's Abort makes every ready() true that depends on another rank.
   template <typename Ready>
   void Wait(Ready ready) {
     for (int i = 0; i < kSpins; ++i) {
@@ -44,7 +44,8 @@ class WakeUp {
     }
   }
 
-  // Wakes the sleeping threads; is called after a store that may have made a ready() true. Cheap when no thread sleeps.
+  // Wakes the sleeping threads; is called after a store that may have made a ready() true. Cheap when no
+  // thread sleeps.
   void Notify() {
     ProcessorFence();
     if (sleepers_.load(std::memory_order_relaxed) == 0) return;

@@ -119,8 +119,8 @@ class CudaBackend::StageClock {
   Clock::time_point last_ = Clock::now();
 };
 
-// Within a major version of CUDA an older driver runs what a newer toolkit has built, otherwise not; cudaGetDeviceCount would say so
-// without the versions.
+// Within a major version of CUDA an older driver runs what a newer toolkit has built, otherwise not;
+// cudaGetDeviceCount would say so without the versions.
 void CheckDriver() {
   int driver = 0;
   CheckCuda(cudaDriverGetVersion(&driver), "asking for the version of the CUDA driver");

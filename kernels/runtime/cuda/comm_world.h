@@ -1,5 +1,5 @@
-// Communication between the ranks of one process, each on a thread of its own, and what they share to start and to
-// stop together. The transports implement it: NcclWorld, PeerWorld.
+// Communication between the ranks of one process, each on a thread of its own, and what they share to start
+// and to stop together. The transports implement it: NcclWorld, PeerWorld.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -40,7 +40,8 @@ struct WaitingCall {
 
 class CommWorld {
  public:
-  // The ranks are assigned to the first `devices` devices in blocks: rank r has device r where there are enough.
+  // The ranks are assigned to the first `devices` devices in blocks: rank r has device r where there are
+  // enough.
   CommWorld(int size, int devices);
   virtual ~CommWorld() = default;
   CommWorld(const CommWorld&) = delete;
@@ -54,20 +55,20 @@ class CommWorld {
   // Returns the memory of the rank's device, which its ranks share. The device's context is current.
   std::shared_ptr<DevicePool> OpenPool(int rank);
 
-  // Every rank arrives once, or says what keeps it from starting, before any joins a communicator: joining waits
-  // without limit for a rank that does not come. Arrive waits for the others, and throws RuntimeError when one of them
-  // cannot start or does not arrive; CannotStart only tells them.
+  // Every rank arrives once, or says what keeps it from starting, before any joins a communicator: joining
+  // waits without limit for a rank that does not come. Arrive waits for the others, and throws RuntimeError
+  // when one of them cannot start or does not arrive; CannotStart only tells them.
   void Arrive();
   void CannotStart(int rank, const std::string& failure);
   // On the rank's thread with its device current; all ranks at once. Throw RuntimeError.
   virtual void JoinWorld(int rank) = 0;
   // Makes the rank's communicator of a shape, which all ranks make now.
   virtual void JoinGroup(int rank, GroupShape shape) = 0;
-  // The same for a shape that a case asks for: waits until all ranks have asked for it. The rank's work on NCCL's
-  // communicators must be over.
+  // The same for a shape that a case asks for: waits until all ranks have asked for it. The rank's work on
+  // NCCL's communicators must be over.
   CommGroup MakeGroup(int rank, GroupShape shape);
-  // Releases the rank's communicators; nothing of theirs may be pending. After an abort, or in a group of calls,
-  // they may be left to the end of the process.
+  // Releases the rank's communicators; nothing of theirs may be pending. After an abort, or in a group of
+  // calls, they may be left to the end of the process.
   virtual void Leave(int rank) noexcept = 0;
 
   // The rank's communicators, in the order in which they were made: the world's first.
@@ -95,15 +96,15 @@ class CommWorld {
   // Throw RuntimeError after an abort; CheckHealth also when a communicator of the rank has failed by itself.
   void ThrowIfAborted() const;
   virtual void CheckHealth(int) { ThrowIfAborted(); }
-  // When the rank's work of a case is over: throws the error of a call that failed and so left its peers' calls without
-  // a partner. A case cannot ignore it.
+  // When the rank's work of a case is over: throws the error of a call that failed and so left its peers'
+  // calls without a partner. A case cannot ignore it.
   virtual void CheckCase(int) {}
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
 
   // Any thread, does not wait: later calls fail with `reason`, and what is stuck ends soon.
   virtual void Abort(const std::string& reason) = 0;
-  // Waits until the abort's work in the background is over, but no longer than `limit`: a process that ends in the
-  // middle of it would crash.
+  // Waits until the abort's work in the background is over, but no longer than `limit`: a process that ends
+  // in the middle of it would crash.
   virtual void AwaitAbort(std::chrono::milliseconds) {}
   // Any thread. Empty also where the device waits, or the transport cannot tell.
   virtual std::vector<WaitingCall> Waiting(int) const { return {}; }
@@ -111,8 +112,8 @@ class CommWorld {
   std::optional<GroupMeeting::Wait> WaitingForGroup(int rank) const { return meeting_.WaitOf(rank); }
   // As Backend's. NCCL's own calls do not notice.
   void Finished(int rank);
-  // Forgets an abort and all calls under way. CheckRestart throws RuntimeError when the transport cannot. No rank may be
-  // in a call.
+  // Forgets an abort and all calls under way. CheckRestart throws RuntimeError when the transport cannot. No
+  // rank may be in a call.
   virtual void CheckRestart() const = 0;
   virtual void Restart();
 

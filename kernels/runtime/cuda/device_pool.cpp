@@ -8,7 +8,8 @@
 namespace cppool::kernels::cuda {
 namespace {
 
-// What a trimmed pool keeps: one of its chunks, less than a context takes. Small cases then need not map memory.
+// What a trimmed pool keeps: one of its chunks, less than a context takes. Small cases then need not map
+// memory.
 constexpr std::size_t kKeptBytes = std::size_t{32} << 20;
 
 std::uint64_t Attribute(cudaMemPool_t pool, cudaMemPoolAttr attribute) {
@@ -53,8 +54,8 @@ cudaError_t DevicePool::Allocate(void** out, std::size_t bytes, cudaStream_t str
   cudaError_t result = cudaMallocFromPoolAsync(out, bytes, pool_, stream);
   if (result != cudaErrorMemoryAllocation) return result;
   cudaGetLastError();
-  // An order between streams that the case did not ask for is better than no memory. One rank at a time: another one
-  // would clear the flag too early.
+  // An order between streams that the case did not ask for is better than no memory. One rank at a time:
+  // another one would clear the flag too early.
   const std::lock_guard lock(reuse_mutex_);
   SetFlag(pool_, cudaMemPoolReuseAllowInternalDependencies, 1);
   result = cudaMallocFromPoolAsync(out, bytes, pool_, stream);

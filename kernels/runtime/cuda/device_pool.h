@@ -1,5 +1,5 @@
-// The stream-ordered memory of one device: one pool for all ranks on the device, so that memory freed by one rank is
-// there for the others.
+// The stream-ordered memory of one device: one pool for all ranks on the device, so that memory freed by one
+// rank is there for the others.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,10 +1,11 @@
 // The trace of one rank's case on CUDA: times that events of the streams have, on the clock of the host.
 //
-// The clocks are read together twice, at the beginning and at the end, each time on an idle stream: the host's clock
-// before and after an event is recorded and seen to have happened, in the shortest of several tries. Half of that time is how
-// far the times may be off (RankTrace::clock_error_us). Between the two readings the device's clock counts, at the rate
-// that the readings give; rates differ by less than 100 ppm. Durations have the resolution of CUDA's events, 0.5 us; from 8 s
-// on after the beginning that of a float of milliseconds, 1 us, and 4 us after a minute.
+// The clocks are read together twice, at the beginning and at the end, each time on an idle stream: the
+// host's clock before and after an event is recorded and seen to have happened, in the shortest of several
+// tries. Half of that time is how far the times may be off (RankTrace::clock_error_us). Between the two
+// readings the device's clock counts, at the rate that the readings give; rates differ by less than 100 ppm.
+// Durations have the resolution of CUDA's events, 0.5 us; from 8 s on after the beginning that of a float of
+// milliseconds, 1 us, and 4 us after a minute.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -36,8 +37,8 @@ class DeviceTrace {
   // A stage between two timing events. False: they have not both happened, and nothing is added.
   bool AddStage(int track, const std::string& stage, int iteration, cudaEvent_t begin, cudaEvent_t end);
 
-  // Calls on communicators. Those between GroupStart and GroupEnd are one piece of work on each stream. `slice` may be
-  // NULL: dropped.
+  // Calls on communicators. Those between GroupStart and GroupEnd are one piece of work on each stream.
+  // `slice` may be NULL: dropped.
   void GroupStart() { ++group_depth_; }
   void BeginCall(cudaStream_t stream, TraceSlice* slice);  // before the call
   void EndCall();                                          // after it

@@ -1,5 +1,5 @@
-// NCCL's functions, found in libnccl.so.2 when the first world needs them: without the transport nccl it need not be
-// installed.
+// NCCL's functions, found in libnccl.so.2 when the first world needs them: without the transport nccl it need
+// not be installed.
 #pragma once
 
 #include <nccl.h>
@@ -31,8 +31,8 @@ struct NcclApi {
 // libnccl.so.2, opened by the first call that succeeds. Any thread. Throws as NcclApi's constructor does.
 const NcclApi& Nccl();
 
-// Throws RuntimeError(CPPOOL_NCCL) with NCCL's own last error text where it has one. `what` says what was being
-// done.
+// Throws RuntimeError(CPPOOL_NCCL) with NCCL's own last error text where it has one. `what` says what was
+// being done.
 void CheckNccl(ncclResult_t result, const char* what);
 
 }  // namespace cppool::kernels::cuda

@@ -8,8 +8,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Older versions write into the buffers of peers in the same process, which stream-ordered memory does not allow
-// without further set-up.
+// Older versions write into the buffers of peers in the same process, which stream-ordered memory does not
+// allow without further set-up.
 constexpr int kOldestNccl = 22400;
 
 std::string VersionText(int code) {
@@ -77,9 +77,9 @@ void NcclWorld::JoinWorld(int rank) {
   const ncclUniqueId id = id_.get();
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 1;
-  // Communicators split off this one then use its buffers and connections (the parent's setting decides): nearly a
-  // gigabyte less per device and group. NCCL runs the calls on a rank's communicators in the order in which they were
-  // made, as schedules require with events anyway.
+  // Communicators split off this one then use its buffers and connections (the parent's setting decides):
+  // nearly a gigabyte less per device and group. NCCL runs the calls on a rank's communicators in the order
+  // in which they were made, as schedules require with events anyway.
   config.splitShare = 1;
   ncclComm_t comm = nullptr;
   // Waits for the other ranks, which have all arrived. If one of them fails here, its process must end.
@@ -189,8 +189,8 @@ void NcclWorld::CheckHealth(int rank) {
 void NcclWorld::Abort(const std::string& reason) {
   if (!NoteAbort(reason)) return;
   WakeAll();
-  // ncclCommAbort can wait for the device: no thread joins this one, and it keeps what it uses alive. The world cannot
-  // be used afterwards.
+  // ncclCommAbort can wait for the device: no thread joins this one, and it keeps what it uses alive. The
+  // world cannot be used afterwards.
   std::thread([world = shared_from_this()] {
     world->AbortCommunicators();
     world->abort_done_.set_value();

@@ -42,9 +42,9 @@ class NcclWorld final : public CommWorld, public std::enable_shared_from_this<Nc
   void CheckHealth(int rank) override;
   void Abort(const std::string& reason) override;
   void AwaitAbort(std::chrono::milliseconds limit) override;
-  // NCCL's communicators do not outlive an abort, and making them again takes half as long as a new process. A thread
-  // can leave a group of calls only by making the calls, and their buffers and partners are gone. Nor may the ranks
-  // differ in the communicators that they have.
+  // NCCL's communicators do not outlive an abort, and making them again takes half as long as a new process.
+  // A thread can leave a group of calls only by making the calls, and their buffers and partners are gone.
+  // Nor may the ranks differ in the communicators that they have.
   void CheckRestart() const override;
 
  protected:
@@ -55,8 +55,8 @@ class NcclWorld final : public CommWorld, public std::enable_shared_from_this<Nc
     std::timed_mutex in_call;
     int group_depth = 0;  // calls of group_start without their group_end
   };
-  // Held during every NCCL call of a rank: an abort waits for calls that return, and no new ones begin. Throws as
-  // ThrowIfAborted.
+  // Held during every NCCL call of a rank: an abort waits for calls that return, and no new ones begin.
+  // Throws as ThrowIfAborted.
   class Call {
    public:
     Call(NcclWorld& world, int rank) : lock_(world.ranks_[rank]->in_call) { world.ThrowIfAborted(); }

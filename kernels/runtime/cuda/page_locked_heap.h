@@ -1,5 +1,5 @@
-// Page-locked host memory in small pieces. cudaHostAlloc takes milliseconds and may wait for the device, so slabs are
-// allocated rarely and kept for the life of the heap. For one thread.
+// Page-locked host memory in small pieces. cudaHostAlloc takes milliseconds and may wait for the device, so
+// slabs are allocated rarely and kept for the life of the heap. For one thread.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +13,14 @@ namespace cppool::kernels::cuda {
 
 class PageLockedHeap {
  public:
-  // Allocates the first slab. Throws RuntimeError, as Allocate does: CPPOOL_OUT_OF_MEMORY when the system has no more.
+  // Allocates the first slab. Throws RuntimeError, as Allocate does: CPPOOL_OUT_OF_MEMORY when the system has
+  // no more.
   explicit PageLockedHeap(std::size_t first_slab_bytes);
   PageLockedHeap(const PageLockedHeap&) = delete;
   PageLockedHeap& operator=(const PageLockedHeap&) = delete;
 
-  // Returns memory that is at least 256-byte aligned; `bytes` > 0. Allocates another slab only when no piece fits.
+  // Returns memory that is at least 256-byte aligned; `bytes` > 0. Allocates another slab only when no piece
+  // fits.
   void* Allocate(std::size_t bytes);
   // False: `pointer` is not from this heap.
   bool Free(void* pointer);

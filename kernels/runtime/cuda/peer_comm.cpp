@@ -115,8 +115,8 @@ class RecvOp final : public PeerOp {
   std::shared_ptr<PeerMessage> message_;
 };
 
-// An all_reduce is a reduce_scatter and an all_gather of the ranks' shares, with a meeting halfway: every element is
-// reduced once, by one rank. No rank writes into another rank's buffers.
+// An all_reduce is a reduce_scatter and an all_gather of the ranks' shares, with a meeting halfway: every
+// element is reduced once, by one rank. No rank writes into another rank's buffers.
 class CollectiveOp final : public PeerOp {
  public:
   CollectiveOp(PeerSide& side, const CollectiveCall& call, cudaStream_t stream)

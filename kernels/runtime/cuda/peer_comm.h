@@ -1,11 +1,11 @@
-// How ranks of one process exchange by device copies: they meet in host memory, each with its buffers and an event
-// recorded after the work that filled them. The rank that needs data copies it, in the order of its own stream, and
-// records an event that the owner's stream waits for.
+// How ranks of one process exchange by device copies: they meet in host memory, each with its buffers and an
+// event recorded after the work that filled them. The rank that needs data copies it, in the order of its own
+// stream, and records an event that the owner's stream waits for.
 //
-// No stream waits for work that has not been enqueued yet: streams that share a hardware queue could block each other
-// for good. Instead the calls' host threads wait for each other, as in NCCL's rendezvous: send, recv and collectives
-// return when the peers have made the matching calls, whether or not the work is done, and calls between group_start
-// and group_end wait together. Abort ends the wait.
+// No stream waits for work that has not been enqueued yet: streams that share a hardware queue could block
+// each other for good. Instead the calls' host threads wait for each other, as in NCCL's rendezvous: send,
+// recv and collectives return when the peers have made the matching calls, whether or not the work is done,
+// and calls between group_start and group_end wait together. Abort ends the wait.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -32,7 +32,8 @@ using EventRef = std::shared_ptr<CUevent_st>;
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
   ~EventPool();
-  // Records an event on a stream of the rank's device. On the rank's thread; references may end on any thread.
+  // Records an event on a stream of the rank's device. On the rank's thread; references may end on any
+  // thread.
   EventRef Record(cudaStream_t stream);
 
  private:
@@ -109,9 +110,9 @@ struct PeerCaller {
   DevicePool* pool = nullptr;
 };
 
-// A call under way, on its rank's thread: Start() once; Work() whenever Ready(), until it returns true; and when all
-// calls between group_start and group_end have done so, Leave() once CanLeave(): the stream then waits for the ranks
-// that read its buffers. All but Ready(), CanLeave() and Misses() throw RuntimeError.
+// A call under way, on its rank's thread: Start() once; Work() whenever Ready(), until it returns true; and
+// when all calls between group_start and group_end have done so, Leave() once CanLeave(): the stream then
+// waits for the ranks that read its buffers. All but Ready(), CanLeave() and Misses() throw RuntimeError.
 class PeerOp {
  public:
   explicit PeerOp(cudaStream_t stream) : stream_(stream) {}

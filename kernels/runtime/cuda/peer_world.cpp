@@ -207,8 +207,8 @@ void PeerWorld::Meet(int rank, const std::vector<std::unique_ptr<PeerOp>>& ops) 
     if (it == ready.end()) it = ready.emplace(it, op->stream(), mine.events->Record(op->stream()));
     op->Start(caller, it->second);
   }
-  // The work of every call comes before any call's wait for its readers: in a ring, a rank's copy does not wait for its
-  // neighbour's. Both waits are for the peers' calls, and the watchdog ends them with Abort.
+  // The work of every call comes before any call's wait for its readers: in a ring, a rank's copy does not
+  // wait for its neighbour's. Both waits are for the peers' calls, and the watchdog ends them with Abort.
   WakeUp& wake_up = wake_ups()[static_cast<std::size_t>(rank)];
   const Running shown(mine, ops);
   std::vector<PeerOp*> working;

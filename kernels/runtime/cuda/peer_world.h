@@ -1,4 +1,5 @@
-// The transport peer: device copies and events between the ranks of one process, which may share devices. No NCCL.
+// The transport peer: device copies and events between the ranks of one process, which may share devices. No
+// NCCL.
 #pragma once
 
 #include <exception>

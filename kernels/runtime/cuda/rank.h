@@ -57,8 +57,8 @@ class CudaRank : public RankRuntime {
   bool HasRoom(double bytes) const override;
   std::vector<StreamProgress> Progress() const override;  // any thread
 
-  // The state of the work on its streams: cudaSuccess when it is done, cudaErrorNotReady, or the error. Any thread,
-  // while the rank's own thread is in no call.
+  // The state of the work on its streams: cudaSuccess when it is done, cudaErrorNotReady, or the error. Any
+  // thread, while the rank's own thread is in no call.
   cudaError_t State() const;
 
   DeviceInfo Device() const;
@@ -83,7 +83,8 @@ class CudaRank : public RankRuntime {
   void Mark(cudaStream_t stream, const char* stage);
   // The rank's communicator of a shape. A new one is made together with all other ranks, and used once.
   CommGroup GroupOf(GroupShape shape);
-  // Before and after a call on a communicator: for Progress, and for a trace. `what`: "send to rank ", "all_gather with ".
+  // Before and after a call on a communicator: for Progress, and for a trace. `what`: "send to rank ",
+  // "all_gather with ".
   void BeginTransfer(cudaStream_t stream, const char* what, std::size_t bytes, int peer, cppool_comm comm);
   void BeginCollective(cudaStream_t stream, const char* what, std::size_t bytes, cppool_comm comm);
   void EndCall();
@@ -145,8 +146,8 @@ class CudaRank : public RankRuntime {
 // Fills in the table's functions (seam.cpp), each of which turns exceptions into a status.
 void FillTable(CudaRank* rank, cppool_runtime* table);
 
-// warm_up.cpp: uses every communicator of the rank once, with all its peers, so that no connection is made during a
-// case.
+// warm_up.cpp: uses every communicator of the rank once, with all its peers, so that no connection is made
+// during a case.
 void WarmUpCommunicators(CudaRank& rank);
 // The same for memory, copies, host functions and marks.
 void WarmUpDevice(CudaRank& rank);

@@ -119,8 +119,8 @@ void StageMarks::Mark(cudaStream_t stream, const char* stage, int iteration) {
     track.entries.push_back(entry);
   }
   CheckCuda(cudaEventRecord(entry.event, stream), "recording a stage's time");
-  // The device has the same address: page-locked memory is mapped there under unified addressing. The runtime and the
-  // driver use the same error codes.
+  // The device has the same address: page-locked memory is mapped there under unified addressing. The runtime
+  // and the driver use the same error codes.
   CheckCuda(static_cast<cudaError_t>(StreamWriteValue32()(stream, reinterpret_cast<CUdeviceptr>(track.word),
                                                           entry.sequence, CU_STREAM_WRITE_VALUE_DEFAULT)),
             "writing a stage's number in stream order");
@@ -257,8 +257,8 @@ std::string StageMarks::CallsIn(const Track& track, std::uint32_t sequence) cons
   return all;
 }
 
-// The latest wait of the stage that may not be over: the other stream has not yet left the stage (or the gap between two
-// stages) that the wait is for.
+// The latest wait of the stage that may not be over: the other stream has not yet left the stage (or the gap
+// between two stages) that the wait is for.
 const StagePoint* StageMarks::AwaitedIn(const Track& track, std::uint32_t sequence) const {
   for (auto staged = track.waits.rbegin(); staged != track.waits.rend(); ++staged) {
     const Track& other = tracks_[staged->point.track];

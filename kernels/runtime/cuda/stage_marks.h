@@ -1,5 +1,6 @@
-// mark(stream, stage) on CUDA: each mark is a timing event and a stream-ordered write of its number into page-locked
-// host memory. So any thread can read how far each stream is without a CUDA call, even while the device is stuck.
+// mark(stream, stage) on CUDA: each mark is a timing event and a stream-ordered write of its number into
+// page-locked host memory. So any thread can read how far each stream is without a CUDA call, even while the
+// device is stuck.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -42,22 +43,23 @@ class StageMarks {
   StageMarks(const StageMarks&) = delete;
   StageMarks& operator=(const StageMarks&) = delete;
 
-  // Shows the stream in Progress until Reset. Marking a stream that was not announced (a case's own cudaStream_t)
-  // announces it. Announcing it again has no effect.
+  // Shows the stream in Progress until Reset. Marking a stream that was not announced (a case's own
+  // cudaStream_t) announces it. Announcing it again has no effect.
   void Announce(cudaStream_t stream, const std::string& name, bool main_stream);
   // stage NULL ends the last stage. Throws RuntimeError.
   void Mark(cudaStream_t stream, const char* stage, int iteration);
-  // Notes a call of the stream's stage for Progress, without work on the device. An unknown stream is announced.
+  // Notes a call of the stream's stage for Progress, without work on the device. An unknown stream is
+  // announced.
   void Note(cudaStream_t stream, const StageCall& call);
-  // For an event's record, and for another stream's wait for that event: Progress reports the wait until the recording
-  // stream has left the stage of the record.
+  // For an event's record, and for another stream's wait for that event: Progress reports the wait until the
+  // recording stream has left the stage of the record.
   StagePoint Here(cudaStream_t stream) { return HereOn(TrackOf(stream)); }
   void NoteWait(cudaStream_t stream, const StagePoint& point);
   const std::string& NameOf(cudaStream_t stream) { return TrackOf(stream).name; }
   // Ends the stream's stage, if it has one.
   void Close(cudaStream_t stream, int iteration);
-  // The stream's work is done: when there are many events, keeps their times and releases them, so that a long case
-  // needs little memory.
+  // The stream's work is done: when there are many events, keeps their times and releases them, so that a
+  // long case needs little memory.
   void Settle(cudaStream_t stream);
   // The main stream's work is done and its last stage closed: the times of its counted iterations so far.
   StageSamples Samples(cudaStream_t main_stream);
@@ -70,9 +72,9 @@ class StageMarks {
   // Forgets streams and marks. No marked work may be pending.
   void Reset();
 
-  // Any thread. Reads how far the streams are. A stage counts as reached from the last reading that did not show it
-  // yet, or from its mark's call where that is later: `seconds` is never too short, and too long by at most the time
-  // between two readings. The rank's thread reads while it waits for a stream.
+  // Any thread. Reads how far the streams are. A stage counts as reached from the last reading that did not
+  // show it yet, or from its mark's call where that is later: `seconds` is never too short, and too long by
+  // at most the time between two readings. The rank's thread reads while it waits for a stream.
   void Read() const;
   // May be called on any thread; it takes a reading, too.
   std::vector<StreamProgress> Progress(std::vector<cudaStream_t>* streams = nullptr) const;

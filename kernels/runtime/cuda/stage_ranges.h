@@ -1,6 +1,7 @@
-// The stages of a rank as NVTX ranges, for a profiler that is attached to the process, such as Nsight Systems: "rank 1 forward/p2p
-// step 1 of 2", in the domain "cppool". They cover the calls in which the rank's thread enqueues a stage; the profiler shows them on the
-// GPU as well. The rank's thread and streams have names there too. Without a profiler nothing of it costs anything.
+// The stages of a rank as NVTX ranges, for a profiler that is attached to the process, such as Nsight
+// Systems: "rank 1 forward/p2p step 1 of 2", in the domain "cppool". They cover the calls in which the rank's
+// thread enqueues a stage; the profiler shows them on the GPU as well. The rank's thread and streams have
+// names there too. Without a profiler nothing of it costs anything.
 #pragma once
 
 #include <cuda_runtime.h>

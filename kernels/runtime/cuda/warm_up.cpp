@@ -1,5 +1,6 @@
-// Work that would otherwise be done at the first use, during a case: NCCL connects peers at their first exchange, CUDA
-// loads its own kernels and starts its callback thread when they are first needed. All of it can wait for the device.
+// Work that would otherwise be done at the first use, during a case: NCCL connects peers at their first
+// exchange, CUDA loads its own kernels and starts its callback thread when they are first needed. All of it
+// can wait for the device.
 #include <cstring>
 
 #include "kernels/runtime.h"

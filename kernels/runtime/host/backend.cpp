@@ -34,7 +34,8 @@ struct HostTransport {
   explicit HostTransport(int world_size) : world(world_size) {}
   HostWorld world;
   std::mutex mutex;
-  std::vector<HostRank*> open;  // of all places, for Recover. Ranks may outlive their backend and the other way round
+  std::vector<HostRank*>
+      open;  // of all places, for Recover. Ranks may outlive their backend and the other way round
 };
 
 namespace {

@@ -126,8 +126,8 @@ class RecvOp final : public CommOp {
 };
 
 // Posts its buffers, works when all ranks have posted, and leaves when all have worked. An all_reduce is a
-// reduce_scatter and an all_gather of the ranks' shares with a meeting halfway: each element is reduced once, by one
-// rank.
+// reduce_scatter and an all_gather of the ranks' shares with a meeting halfway: each element is reduced once,
+// by one rank.
 class CollectiveOp final : public CommOp {
  public:
   CollectiveOp(HostComm& comm, int rank, std::uint64_t position, const CollectiveCall& call)
@@ -234,8 +234,8 @@ class CollectiveOp final : public CommOp {
     }
   }
 
-  // The count says that all ranks have arrived; this makes their work visible. Their stores come at once: no need to
-  // sleep.
+  // The count says that all ranks have arrived; this makes their work visible. Their stores come at once: no
+  // need to sleep.
   void Acquire(std::atomic<std::uint64_t> Entry::*counter) {
     for (Entry& entry : slot_.entries) {
       while ((entry.*counter).load(std::memory_order_relaxed) < position_ + 1) {

@@ -1,11 +1,12 @@
 // Communicators of a host world, and the calls on them: in memory and in stream order, without locks.
 //
-// Every call gets a position when it is made, counted per communicator (collectives) or per channel (send and recv
-// from one rank to another). The streams' threads meet at that position. A meeting orders what the call promises and
-// no more: the receiver after the sender's work, the sender after its data has been taken, all ranks of a collective
-// after each other's.
+// Every call gets a position when it is made, counted per communicator (collectives) or per channel (send and
+// recv from one rank to another). The streams' threads meet at that position. A meeting orders what the call
+// promises and no more: the receiver after the sender's work, the sender after its data has been taken, all
+// ranks of a collective after each other's.
 //
-// A call that the others have accepted is finished even when the world is aborted, since they read its buffers.
+// A call that the others have accepted is finished even when the world is aborted, since they read its
+// buffers.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -35,8 +36,8 @@ class HostComm {
   int WorldRank(int member) const { return ranks_[static_cast<std::size_t>(member)]; }
   // All positions start at 0 again. No call may be under way.
   void Reset();
-  // Any thread: the ranks of the world that have not joined the collective at `position`; when all have, those that
-  // have not left it.
+  // Any thread: the ranks of the world that have not joined the collective at `position`; when all have,
+  // those that have not left it.
   std::vector<int> Missing(std::uint64_t position) const;
 
  private:
@@ -87,8 +88,8 @@ class HostComm {
   std::vector<std::unique_ptr<CollectiveSlot>> collectives_;
 };
 
-// A call under way, driven by the stream's thread: Step() whenever Ready(), until it returns true. A call whose Step
-// throws RuntimeError is finished as well.
+// A call under way, driven by the stream's thread: Step() whenever Ready(), until it returns true. A call
+// whose Step throws RuntimeError is finished as well.
 class CommOp {
  public:
   virtual ~CommOp() = default;

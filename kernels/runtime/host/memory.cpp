@@ -24,7 +24,8 @@ std::size_t GuardAfter(std::size_t bytes) {
 
 constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
 
-// A file that holds one number; "max", a missing file and the huge number of an unlimited v1 group are kUnlimited.
+// A file that holds one number; "max", a missing file and the huge number of an unlimited v1 group are
+// kUnlimited.
 std::size_t NumberIn(const std::string& path) {
   std::ifstream file(path);
   unsigned long long value = 0;
@@ -146,8 +147,9 @@ bool MemoryGate::Reserve(std::size_t bytes) {
     untouched_.fetch_add(wanted, std::memory_order_relaxed);
     return true;
   }
-  // Read before the system is asked: memory that is touched meanwhile then counts twice, and not zero times. A refusal
-  // for that reason is asked again. A refused request must not count for the other ranks, whose small requests fit.
+  // Read before the system is asked: memory that is touched meanwhile then counts twice, and not zero times.
+  // A refusal for that reason is asked again. A refused request must not count for the other ranks, whose
+  // small requests fit.
   std::int64_t untouched = untouched_.load(std::memory_order_relaxed), usable = 0;
   for (;;) {
     usable = Usable();

@@ -1,5 +1,5 @@
-// How much memory this process may still take, checked before it is taken: an allocation that does not fit is refused,
-// where the system would kill the process.
+// How much memory this process may still take, checked before it is taken: an allocation that does not fit is
+// refused, where the system would kill the process.
 #pragma once
 
 #include <atomic>
@@ -18,10 +18,12 @@ inline constexpr int kPoison = 0xFF;  // bytes of a NaN in every floating-point 
 std::size_t TotalMemory();
 std::size_t AvailableMemory();
 
-// Aligned, contents undefined, between two guards: bytes that must not be written. NULL when the system refuses.
+// Aligned, contents undefined, between two guards: bytes that must not be written. NULL when the system
+// refuses.
 void* AllocateGuarded(std::size_t bytes);
 void FreeGuarded(void* ptr);
-// The bytes of the guards that have changed, "bytes 4096 to 4103", counted from ptr; empty: none. `bytes` as allocated.
+// The bytes of the guards that have changed, "bytes 4096 to 4103", counted from ptr; empty: none. `bytes` as
+// allocated.
 std::string DamageAround(const void* ptr, std::size_t bytes);
 
 // One per world: its ranks share the machine. Any thread; takes no lock, so that it orders no two streams.
@@ -31,8 +33,9 @@ class MemoryGate {
   explicit MemoryGate(std::function<std::size_t()> available = AvailableMemory)
       : available_(std::move(available)) {}
 
-  // False when `bytes` more do not fit. Reserved memory counts until Touched(), because the kernel counts memory as
-  // available until it is written. Call Touched() for each part soon after it was written: until then it counts twice.
+  // False when `bytes` more do not fit. Reserved memory counts until Touched(), because the kernel counts
+  // memory as available until it is written. Call Touched() for each part soon after it was written: until
+  // then it counts twice.
   bool Reserve(std::size_t bytes);
   void Touched(std::size_t bytes) {
     untouched_.fetch_sub(static_cast<std::int64_t>(bytes), std::memory_order_relaxed);

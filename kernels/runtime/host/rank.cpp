@@ -30,7 +30,8 @@ HostRank::HostRank(std::shared_ptr<HostWorld> world, int rank) : world_(std::mov
 }
 
 HostRank::~HostRank() {
-  // The streams run their queued work before they end. A daemon whose work does not end exits without this destructor.
+  // The streams run their queued work before they end. A daemon whose work does not end exits without this
+  // destructor.
   SynchronizeAll();
   ReleaseAll();
 }
@@ -67,9 +68,8 @@ void HostRank::BeginIteration(int index) {
   iteration_ = index < 0 ? kWarmUp : index;
   backlog_.Begin(++begun_);
   // Relaxed: it must not order the rank's thread after the stream's work.
-  streams_[0]->Push(HostStream::Run::kAlways, [this, number = begun_] {
-    begun_on_main_.store(number, std::memory_order_relaxed);
-  });
+  streams_[0]->Push(HostStream::Run::kAlways,
+                    [this, number = begun_] { begun_on_main_.store(number, std::memory_order_relaxed); });
 }
 
 void HostRank::KeepUp() {
@@ -217,8 +217,8 @@ void* HostRank::Take(std::size_t bytes) {
                                                " are free");
 }
 
-// In pieces: memory of many gigabytes takes seconds, in which an aborted rank would not return, and the system counts
-// each piece as used from here on. `untouched`: the memory gate still counts it.
+// In pieces: memory of many gigabytes takes seconds, in which an aborted rank would not return, and the
+// system counts each piece as used from here on. `untouched`: the memory gate still counts it.
 void HostRank::Poison(void* ptr, std::size_t bytes, bool untouched) const noexcept {
   constexpr std::size_t kPiece = std::size_t{1} << 20;
   for (std::size_t at = 0; at < bytes; at += kPiece) {
@@ -320,10 +320,10 @@ HostRank::HostEvent& HostRank::At(cppool_event event) const {
   return *known;
 }
 
-// A new stream on the thread of a stream that this case has destroyed would be queued behind that stream's work, which
-// may wait for it. Even when that work is done, the thread would order the two streams though the program does not, and
-// hide a missing wait. So such threads are used again only when a case has destroyed more streams than may stay, to
-// limit their number; then the oldest one without work.
+// A new stream on the thread of a stream that this case has destroyed would be queued behind that stream's
+// work, which may wait for it. Even when that work is done, the thread would order the two streams though the
+// program does not, and hide a missing wait. So such threads are used again only when a case has destroyed
+// more streams than may stay, to limit their number; then the oldest one without work.
 std::unique_ptr<HostStream> HostRank::SpareStream() {
   std::lock_guard lock(progress_mutex_);
   auto* from = &idle_;
@@ -354,8 +354,8 @@ cppool_stream HostRank::CreateStream() {
 void HostRank::DestroyStream(cppool_stream stream) {
   HostStream& at = At(stream);
   if (&at == streams_[0].get()) throw RuntimeError(CPPOOL_INTERNAL, "the main stream belongs to the runtime");
-  // Neither waits for the work nor joins the thread: that would order this stream's work before all later work of the
-  // rank.
+  // Neither waits for the work nor joins the thread: that would order this stream's work before all later
+  // work of the rank.
   std::lock_guard lock(progress_mutex_);
   const auto it =
       std::find_if(streams_.begin(), streams_.end(), [&](const auto& known) { return known.get() == &at; });

@@ -1,7 +1,7 @@
 // One rank of the host backend: the seam's functions, and what a case leaves behind.
 //
-// Threads: everything is for the rank's thread, except Memory(), Progress() and Idle(). The streams' threads use the
-// failure, the marks they reach and the memory they release; they take no lock.
+// Threads: everything is for the rank's thread, except Memory(), Progress() and Idle(). The streams' threads
+// use the failure, the marks they reach and the memory they release; they take no lock.
 #pragma once
 
 #include <atomic>
@@ -122,7 +122,8 @@ class HostRank final : public RankRuntime {
   void CheckGuards(const void* ptr, std::size_t bytes) noexcept;
   void Poison(void* ptr, std::size_t bytes, bool untouched) const noexcept;
   void SynchronizeAll();
-  // No work that was marked is pending, except on other streams than the main one. `now`: the end of stages without one.
+  // No work that was marked is pending, except on other streams than the main one. `now`: the end of stages
+  // without one.
   StageTally TallyMarks(std::int64_t now) const;
   std::string NameOfStream(int index) const;
   void ReleaseAll();
@@ -148,16 +149,16 @@ class HostRank final : public RankRuntime {
       grouped_;  // by stream, in order of first use
 
   int iteration_ = kOutside;
-  std::int64_t begun_ = 0;                    // iterations of this case
+  std::int64_t begun_ = 0;                      // iterations of this case
   std::atomic<std::int64_t> begun_on_main_{0};  // of these, what the main stream's work has come to
-  Backlog<std::int64_t> backlog_;             // points are numbers of iterations, from 1
+  Backlog<std::int64_t> backlog_;               // points are numbers of iterations, from 1
   MarkDelays delays_;
   std::unique_ptr<TraceRecorder> trace_;  // NULL: none was asked for
   int streams_made_ = 0;                  // threads, for their names
   int next_stream_ = 1;                   // in this case
 
-  // Progress() holds this while it reads. The rank's thread holds it while it changes what is read, and never while it
-  // waits. The streams' threads never take it.
+  // Progress() holds this while it reads. The rank's thread holds it while it changes what is read, and never
+  // while it waits. The streams' threads never take it.
   mutable std::mutex progress_mutex_;
   std::vector<std::unique_ptr<HostStream>> streams_;  // in use; the first is the main one
   std::vector<std::unique_ptr<HostStream>> retired_;  // destroyed in this case, oldest first; may have work

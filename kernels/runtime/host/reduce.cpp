@@ -10,7 +10,8 @@
 namespace cppool::kernels::host {
 namespace {
 
-// How a type is kept in memory (Storage) and added (Value). Integers are added unsigned, where overflow is defined.
+// How a type is kept in memory (Storage) and added (Value). Integers are added unsigned, where overflow is
+// defined.
 template <typename T>
 struct Plain {
   using Storage = T;

@@ -1,4 +1,5 @@
-// The host's table of cppool/runtime.h: every function calls a member of HostRank and turns its exception into a status.
+// The host's table of cppool/runtime.h: every function calls a member of HostRank and turns its exception
+// into a status.
 #include "kernels/runtime/host/rank.h"
 
 namespace cppool::kernels::host {

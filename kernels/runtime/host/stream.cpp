@@ -45,8 +45,8 @@ HostStream::HostStream(const std::string& thread_name, Failure& failure, std::fu
     delete head_;
     throw;
   }
-  // Linux keeps the id in the number of a thread's clock. The thread must not store it itself: ThreadSanitizer sees no
-  // races of a thread whose first access is an atomic store.
+  // Linux keeps the id in the number of a thread's clock. The thread must not store it itself:
+  // ThreadSanitizer sees no races of a thread whose first access is an atomic store.
   clockid_t clock = 0;
   if (pthread_getcpuclockid(thread_.native_handle(), &clock) == 0) thread_id_ = ~(clock >> 3);
   pthread_setname_np(thread_.native_handle(), thread_name.substr(0, 15).c_str());

@@ -1,8 +1,8 @@
 // A stream of the host runtime: a queue without locks, and a thread that runs its items in order.
 //
-// One thread (the rank's) pushes. Pushing orders the pusher before the work, and not the work before the pusher: only
-// Synchronize() makes the stream's results visible to the rank's thread, so that two streams are never ordered through
-// the thread that feeds both.
+// One thread (the rank's) pushes. Pushing orders the pusher before the work, and not the work before the
+// pusher: only Synchronize() makes the stream's results visible to the rank's thread, so that two streams are
+// never ordered through the thread that feeds both.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -23,8 +23,8 @@
 
 namespace cppool::kernels::host {
 
-// The first failure of a rank's enqueued work. Like a CUDA error it is sticky, for all streams of the rank, until the
-// case ends.
+// The first failure of a rank's enqueued work. Like a CUDA error it is sticky, for all streams of the rank,
+// until the case ends.
 class Failure {
  public:
   bool set() const { return set_.load(std::memory_order_relaxed); }
@@ -50,8 +50,8 @@ struct Mark {
   std::atomic<std::int64_t> reached_ns{0};  // monotonic clock; 0: not reached yet
 };
 
-// One record of an event: the order between two streams that the event makes. Lives as long as the case, so that it
-// needs no reference count, which would order the streams that drop it.
+// One record of an event: the order between two streams that the event makes. Lives as long as the case, so
+// that it needs no reference count, which would order the streams that drop it.
 struct EventRecord {
   explicit EventRecord(int stream_index) : stream(stream_index) {}
   const int stream;  // index of the stream in this case
@@ -86,8 +86,8 @@ class HostStream {
   bool Idle() const;   // any thread: everything pushed has run, and is visible to the caller
   bool Done() const;  // the rank's thread: the same, but without making anything visible or ordering anything
 
-  // The stream's name in this case, and how far its marks are. `index` and `name` change only under the rank's progress
-  // lock.
+  // The stream's name in this case, and how far its marks are. `index` and `name` change only under the
+  // rank's progress lock.
   int index = 0;
   std::string name;
   std::atomic<std::uint64_t> marks_pushed{0};

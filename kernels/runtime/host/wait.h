@@ -1,5 +1,5 @@
-// What a stream of the host runtime waits for, readable by any thread: relaxed atomics, which order nothing. A reader
-// may see half of a change; a stream that hangs does not change.
+// What a stream of the host runtime waits for, readable by any thread: relaxed atomics, which order nothing.
+// A reader may see half of a change; a stream that hangs does not change.
 #pragma once
 
 #include <array>

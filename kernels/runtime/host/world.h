@@ -1,4 +1,5 @@
-// What the ranks of a host backend share: communicators, the memory gate, and how a case ends for all of them.
+// What the ranks of a host backend share: communicators, the memory gate, and how a case ends for all of
+// them.
 #pragma once
 
 #include <atomic>
@@ -29,8 +30,8 @@ class HostWorld {
   MemoryGate& memory() { return memory_; }
   WakeUp& wake_up(int rank) { return wake_ups_[static_cast<std::size_t>(rank)]; }
 
-  // On the rank's thread: the communicator that the rank is in. A shape that the world does not have yet is made once
-  // all ranks have asked for it. Throws RuntimeError.
+  // On the rank's thread: the communicator that the rank is in. A shape that the world does not have yet is
+  // made once all ranks have asked for it. Throws RuntimeError.
   HostComm& Comm(GroupShape shape, int rank);
   std::vector<GroupShape> Shapes() const;  // those made so far; any thread
   const GroupMeeting& meeting() const { return meeting_; }
@@ -38,7 +39,8 @@ class HostWorld {
   // May be called on any thread.
   void Abort(const std::string& reason);
   bool aborted() const { return aborted_.load(std::memory_order_relaxed); }
-  // Any thread: the rank has ended its case, and all of its calls are over. Calls that wait for another one fail.
+  // Any thread: the rank has ended its case, and all of its calls are over. Calls that wait for another one
+  // fail.
   void Finished(int rank);
   void Unfinished(int rank) { finished_[At(rank)].store(false, std::memory_order_relaxed); }
   void ThrowAborted() const;
@@ -46,8 +48,9 @@ class HostWorld {
   void Restart();
   std::uint64_t epoch() const { return epoch_.load(std::memory_order_relaxed); }  // counts restarts
 
-  // Runs calls together, in any order that works, on a stream's thread of `rank`. Throws when one of them fails, the
-  // rank has failed or the world is aborted; no call is then under way any more. `note`: the stream's.
+  // Runs calls together, in any order that works, on a stream's thread of `rank`. Throws when one of them
+  // fails, the rank has failed or the world is aborted; no call is then under way any more. `note`: the
+  // stream's.
   void Run(int rank, const Failure& failure, WaitNote& note, std::vector<std::unique_ptr<CommOp>>& ops);
 
  private:
@@ -59,8 +62,8 @@ class HostWorld {
   const int size_;
   MemoryGate memory_;
   std::vector<WakeUp> wake_ups_;  // by rank
-  // Ranks take this when they ask for a communicator for the first time, and in no call on one: it would order their
-  // streams.
+  // Ranks take this when they ask for a communicator for the first time, and in no call on one: it would
+  // order their streams.
   mutable std::mutex comms_mutex_;
   std::map<GroupShape, std::vector<std::unique_ptr<HostComm>>> comms_;  // by GroupShape::Index
   std::vector<std::atomic<bool>> finished_;                             // by rank

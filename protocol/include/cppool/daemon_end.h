@@ -1,4 +1,5 @@
-// What a daemon that ends says on its stderr, for programs. The protocol writes and reads it as lines: protocol/README.md.
+// What a daemon that ends says on its stderr, for programs. The protocol writes and reads it as lines:
+// protocol/README.md.
 #pragma once
 
 #include <optional>
@@ -7,7 +8,8 @@
 
 namespace cppool {
 
-// Why a daemon could not start, from the line for programs at the end of its stderr. What it does not say is empty or absent.
+// Why a daemon could not start, from the line for programs at the end of its stderr. What it does not say is
+// empty or absent.
 struct StartFailure {
   std::string error;   // for people
   std::string kind;    // as Failure has it
@@ -20,7 +22,8 @@ struct StartFailure {
   std::string backend, transport;
 };
 
-// Where a daemon was when a case or a library ended it, from a line for programs on its stderr. What is not known is empty or absent.
+// Where a daemon was when a case or a library ended it, from a line for programs on its stderr. What is not
+// known is empty or absent.
 struct Crash {
   std::string error;  // for people
   std::optional<int> rank;

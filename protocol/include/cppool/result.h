@@ -37,7 +37,8 @@ struct Rank {
   bool ok = false;
   std::string error;                                   // empty when it is ok
   std::vector<std::pair<std::string, double>> gpu_ms;  // by stage
-  // Milliseconds of every timed iteration, by stage of the main stream. Only with `sampling`, or `repeat` above 1.
+  // Milliseconds of every timed iteration, by stage of the main stream. Only with `sampling`, or `repeat`
+  // above 1.
   std::vector<std::pair<std::string, std::vector<double>>> samples = {};
   Json extra = Json::object();  // what the case reported beside these
 };

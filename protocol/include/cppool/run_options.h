@@ -1,5 +1,5 @@
-// What a call of Pool::Run may ask for beside the parameters of its case. The members are those of the protocol's `run`
-// (protocol/README.md).
+// What a call of Pool::Run may ask for beside the parameters of its case. The members are those of the
+// protocol's `run` (protocol/README.md).
 #pragma once
 
 #include <chrono>
@@ -11,8 +11,8 @@
 
 namespace cppool {
 
-// When the daemon stops timing a case, in place of a fixed number of iterations. It decides for all ranks at once: protocol/README.md
-// says when.
+// When the daemon stops timing a case, in place of a fixed number of iterations. It decides for all ranks at
+// once: protocol/README.md says when.
 struct Sampling {
   // 0.0001 to 1: half the width of the 95 % confidence interval of each stage's median, over the median.
   double precision = 0.01;
@@ -20,7 +20,8 @@ struct Sampling {
   std::int64_t most = 10000;               // iterations
 };
 
-// A fault of one rank, for tests. The daemon must have been started with `--allow-faults` (PoolOptions::arguments).
+// A fault of one rank, for tests. The daemon must have been started with `--allow-faults`
+// (PoolOptions::arguments).
 struct Fault {
   std::string kind;  // "throw", "stall", ...: listed in daemon/failures.md
   int rank = 0;
@@ -38,19 +39,22 @@ struct RunOptions {
   std::optional<std::uint64_t> perturb;  // seed of random delays at every mark; below 2^63
   std::string dump;                      // folder for the case's tensors as .npy; empty: none
   std::string inputs;                    // folder with q.npy, k.npy, ... to run on; empty: generated
-  // Whose attention kernels: "cppool", "cudnn", or a library with kernels of cppool/attention.h: its path, or "path,name".
-  // Empty: the daemon's default, which is "cppool" unless it was started with --kernels.
+  // Whose attention kernels: "cppool", "cudnn", or a library with kernels of cppool/attention.h: its path, or
+  // "path,name". Empty: the daemon's default, which is "cppool" unless it was started with --kernels.
   std::string kernels;
   std::optional<Fault> fault;
   std::vector<std::string> load;  // libraries with cases for this call; of sources: cppool/compile.h
   bool waits = false;    // stages for what the main stream waits for; for a daemon with the feature "waits"
   bool profile = false;  // the timed iterations are the range of a profiler; for one with "profile"
-  bool progress = false;  // lines on how far it has come, as JSON, for PoolOptions::log; for one with "progress"
-  // File for a timeline of the run, as Chrome's JSON, which ui.perfetto.dev opens; empty: none. For a daemon with the feature "trace",
-  // which writes it: whole or not at all, and not when the ranks did not start, or one has not returned.
+  bool progress =
+      false;  // lines on how far it has come, as JSON, for PoolOptions::log; for one with "progress"
+  // File for a timeline of the run, as Chrome's JSON, which ui.perfetto.dev opens; empty: none. For a daemon
+  // with the feature "trace", which writes it: whole or not at all, and not when the ranks did not start, or
+  // one has not returned.
   std::string trace{};
-  // By file of `load` and `kernels`: the digest, as an answer has it, of the content that is meant, when the file has another one by now.
-  // For a daemon with the feature "digests". Others: the content that the file has.
+  // By file of `load` and `kernels`: the digest, as an answer has it, of the content that is meant, when the
+  // file has another one by now. For a daemon with the feature "digests". Others: the content that the file
+  // has.
   std::map<std::string, std::string> digests{};
 };
 

@@ -1,5 +1,5 @@
-// JSON text as a value, and the other way round. Reading is safe for any bytes: bounded nesting, no duplicate keys, UTF-8
-// only.
+// JSON text as a value, and the other way round. Reading is safe for any bytes: bounded nesting, no duplicate
+// keys, UTF-8 only.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// The model tables: named problems of attention, which a request can name (`model`, `kernel_backend`) and which the matrix runs.
-// Their one source is protocol/models.json.
+// The model tables: named problems of attention, which a request can name (`model`, `kernel_backend`) and
+// which the matrix runs. Their one source is protocol/models.json.
 #pragma once
 
 #include <string>

@@ -1,4 +1,5 @@
-// Parameters of a case: their schema, validation with defaults, and the string form of Transformer Engine's test worker.
+// Parameters of a case: their schema, validation with defaults, and the string form of Transformer Engine's
+// test worker.
 #pragma once
 
 #include <optional>
@@ -31,22 +32,25 @@ class InvalidRequest : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Every parameter of the schema, given or default. Throws InvalidRequest for an unknown name, a wrong type (1.0 is not an
-// integer, true is not a number), and a value that is out of range or not among the allowed ones.
+// Every parameter of the schema, given or default. Throws InvalidRequest for an unknown name, a wrong type
+// (1.0 is not an integer, true is not a number), and a value that is out of range or not among the allowed
+// ones.
 Json ValidateParameters(const Json& given, const std::vector<ParameterSpec>& schema);
 
-// {"num_heads": "12", "is_training": "True", "window_size": "(-1, 0)", "softmax_scale": "None"} as typed JSON for ValidateParameters.
-// Strings are converted to the type in the schema; "None" is left out. `fa_pad_between_seqs` is `pad_between_seqs`; `log_level`
-// is dropped, and so are the fp8 flags when dtype is not fp8. With dtype fp8, flags that the worker ignores are dropped, too:
-// fp8_mha with mxfp8, f16_O with delayed and mxfp8. With neither fp8_dpa nor fp8_mha the dtype becomes bf16, as the worker runs
-// it, and `warnings` says so. Throws InvalidRequest for a string that cannot be converted.
+// {"num_heads": "12", "is_training": "True", "window_size": "(-1, 0)", "softmax_scale": "None"} as typed JSON
+// for ValidateParameters. Strings are converted to the type in the schema; "None" is left out.
+// `fa_pad_between_seqs` is `pad_between_seqs`; `log_level` is dropped, and so are the fp8 flags when dtype is
+// not fp8. With dtype fp8, flags that the worker ignores are dropped, too: fp8_mha with mxfp8, f16_O with
+// delayed and mxfp8. With neither fp8_dpa nor fp8_mha the dtype becomes bf16, as the worker runs it, and
+// `warnings` says so. Throws InvalidRequest for a string that cannot be converted.
 Json ParametersFromKwargs(const Json& kwargs, const std::vector<ParameterSpec>& schema,
                           std::vector<std::string>* warnings = nullptr);
 
 // "; did you mean \"hello\"?", or nothing when none is near.
 std::string DidYouMean(std::string_view word, const std::vector<std::string>& candidates);
 std::string Join(const std::vector<std::string>& words);  // "a, b, c"
-// `unknown op "helo"; did you mean "hello"? (known: hello, list)`. `where` comes behind the name: ` in "fault"`.
+// `unknown op "helo"; did you mean "hello"? (known: hello, list)`. `where` comes behind the name: ` in
+// "fault"`.
 std::string Unknown(const std::string& what, std::string_view name, const std::vector<std::string>& known,
                     const std::string& where = "");
 

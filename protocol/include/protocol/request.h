@@ -16,8 +16,9 @@
 
 namespace cppool::protocol {
 
-// Another version is refused. Additions, which old clients and daemons can ignore, raise the minor alone: 1 brought `features`, 2
-// libraries named in requests, 3 traces and the recipes of fp8, 4 digests in requests, 5 requests that overtake.
+// Another version is refused. Additions, which old clients and daemons can ignore, raise the minor alone: 1
+// brought `features`, 2 libraries named in requests, 3 traces and the recipes of fp8, 4 digests in requests,
+// 5 requests that overtake.
 inline constexpr int kProtocolVersion = 1;
 inline constexpr int kProtocolMinor = 5;
 inline constexpr std::size_t kMaxLibraries = 16;  // that one request names
@@ -41,9 +42,11 @@ struct RunRequest : RunOptions {
   bool from_kwargs = false;  // {"op": "run", "kwargs": {...}}: ParametersFromKwargs comes before validation
   KernelChoice choice;       // what `kernels` names; nothing named: the daemon's default
 };
-// The libraries that the request names, as often as it does: those of `load` in their order, then that of `kernels`.
+// The libraries that the request names, as often as it does: those of `load` in their order, then that of
+// `kernels`.
 std::vector<std::string> NamedLibraries(const RunRequest& request);
-// What would come of the run, without running it: ok, or the answer (`skipped`, `error`) that the run would get.
+// What would come of the run, without running it: ok, or the answer (`skipped`, `error`) that the run would
+// get.
 struct ValidateRequest {
   RunRequest run;
 };
@@ -64,14 +67,16 @@ class RequestError : public InvalidRequest {
   std::optional<Json> id;
 };
 
-// At most kMaxRequestBytes, nesting at most kMaxNesting (never by recursion deeper than that), UTF-8, a JSON object, known keys, right
-// types and ranges. Throws RequestError that names what is wrong and what is allowed.
+// At most kMaxRequestBytes, nesting at most kMaxNesting (never by recursion deeper than that), UTF-8, a JSON
+// object, known keys, right types and ranges. Throws RequestError that names what is wrong and what is
+// allowed.
 Request ParseRequest(std::string_view line);
 
 // The request of a client. Throws InvalidRequest, as ParseRequest does, for options that are out of range.
 RunRequest MakeRun(const RunOptions& options, Json params);
 
-// One line, no newline. Throws InvalidRequest for what JSON cannot say: NaN, infinities, text that is not UTF-8.
+// One line, no newline. Throws InvalidRequest for what JSON cannot say: NaN, infinities, text that is not
+// UTF-8.
 std::string SerializeRequest(const Request& request);
 
 }  // namespace cppool::protocol

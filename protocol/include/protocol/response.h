@@ -1,4 +1,5 @@
-// Responses as types: what the daemon answers and the client reads. Members that a response does not have are left out of its JSON.
+// Responses as types: what the daemon answers and the client reads. Members that a response does not have are
+// left out of its JSON.
 #pragma once
 
 #include <cstdint>
@@ -34,15 +35,17 @@ struct RunResult {
   std::string respawn;  // why the daemon should be replaced after this answer; empty: it should not
   // With `sampling`, which of its limits ended it: "precision", "max_ms" or "repeat"; empty: without.
   std::string stopped;
-  Json kernels;  // an object: the kernels that ran, "name", "version", "family"; null: the case has not named them
+  Json kernels;  // an object: the kernels that ran, "name", "version", "family"; null: the case has not named
+                 // them
   std::vector<std::string> warnings;  // for people: what makes the result less than it seems
   Leaks leaks;
 };
 
-// {"ok": ..., "id": ..., "status": ...}. Without an id there is no such member; numbers that are not finite are null.
+// {"ok": ..., "id": ..., "status": ...}. Without an id there is no such member; numbers that are not finite
+// are null.
 Json ToJson(const RunResult& result, const std::optional<Json>& id);
-// Throws std::runtime_error with the path of a member that is missing or of the wrong type. Stages are in the order of their
-// names.
+// Throws std::runtime_error with the path of a member that is missing or of the wrong type. Stages are in the
+// order of their names.
 RunResult RunResultFromJson(const Json& json);
 
 // The answer to another operation: `members` with ok = true and the id.

@@ -1,6 +1,7 @@
-// The record of a run, RunOptions, as a table: what a request calls each of its members, and the values that it may have. Requests are
-// read and written by it, and so is the command that repeats a run. cppool/run_options.h, schema/request.schema.json and README.md are
-// written by hand; tests/protocol/run_record_test.cpp compares them with it.
+// The record of a run, RunOptions, as a table: what a request calls each of its members, and the values that
+// it may have. Requests are read and written by it, and so is the command that repeats a run.
+// cppool/run_options.h, schema/request.schema.json and README.md are written by hand;
+// tests/protocol/run_record_test.cpp compares them with it.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,7 @@ struct Integers {
 struct Numbers {
   double minimum, maximum;
 };
-struct Text {  // never empty
+struct Text {             // never empty
   const char* what;       // in an error's text: "a folder's path"
   bool is_path = false;   // it has no NUL character
   bool required = false;  // in its object
@@ -34,7 +35,8 @@ struct Digests {};    // by path
 // When a request that is written has the member.
 enum class Sent {
   kAlways,
-  kUnlessDefault,  // the default is that of RunOptions; the member came after protocol 1.0, and its name is a feature
+  kUnlessDefault,  // the default is that of RunOptions; the member came after protocol 1.0, and its name is a
+                   // feature
 };
 
 template <typename Record, typename Value, typename Values>
@@ -46,7 +48,8 @@ struct Member {
   const char* option = nullptr;  // the option of `cppool run` that sets it; null: none does
 };
 template <typename Record, typename Value, typename Values>
-Member(const char*, Value Record::*, Values, Sent = {}, const char* = nullptr) -> Member<Record, Value, Values>;
+Member(const char*, Value Record::*, Values, Sent = {}, const char* = nullptr)
+    -> Member<Record, Value, Values>;
 
 inline constexpr std::int64_t kLongestMs = 86'400'000;
 
@@ -64,8 +67,7 @@ inline constexpr std::tuple kRunMembers(
     Member{"case", &RunOptions::case_name, Text{"a case's name"}},
     Member{"deadline_ms", &RunOptions::deadline, Integers{1, kLongestMs}, Sent::kAlways, "--deadline"},
     Member{"warmup", &RunOptions::warmup, Integers{0, 1000}},
-    Member{"repeat", &RunOptions::repeat, Integers{1, 10000}},
-    Member{"checks", &RunOptions::checks, Any{}},
+    Member{"repeat", &RunOptions::repeat, Integers{1, 10000}}, Member{"checks", &RunOptions::checks, Any{}},
     Member{"perturb", &RunOptions::perturb, Integers{0, INT64_MAX}, Sent::kUnlessDefault, "--perturb"},
     Member{"dump", &RunOptions::dump, Text{"a folder's path", true}, Sent::kUnlessDefault, "--dump"},
     Member{"inputs", &RunOptions::inputs, Text{"a folder's path", true}, Sent::kUnlessDefault, "--inputs"},

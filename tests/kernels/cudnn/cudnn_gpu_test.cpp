@@ -249,8 +249,8 @@ void ExpectBackward(const Outputs& got, const Outputs& want, Dtype dtype) {
   CHECK(Difference(got.dbias, want.dbias, unit, 64) == "");
 }
 
-// Both passes of the whole problem in one call each, as far as cuDNN takes them; it warns of what cuDNN does not take. False: it
-// does not take both.
+// Both passes of the whole problem in one call each, as far as cuDNN takes them; it warns of what cuDNN does
+// not take. False: it does not take both.
 bool RunWhole(const Device& device, const Case& c) {
   INFO(Describe(c));
   const auto refused = [&](bool backward) {

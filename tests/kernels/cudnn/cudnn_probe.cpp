@@ -2,8 +2,8 @@
 //
 //     cudnn_probe MODULE                         its version
 //     cudnn_probe MODULE supports|prepare PASS DIM_QK DIM_V QUERIES KEYS ANCHOR LEFT RIGHT [EXTRA]...
-//                                                "ok", or "status N: why"; ANCHOR: tl or br. EXTRA: a bias as bias_shape
-//                                                has it (1hss), alibi, max_logit, deterministic, fp8, or strided: rows with gaps
+//         "ok", or "status N: why"; ANCHOR: tl or br. EXTRA: a bias as bias_shape has it (1hss), alibi,
+//         max_logit, deterministic, fp8, or strided: rows with gaps
 #include <cppool/attention.h>
 
 #include <dlfcn.h>

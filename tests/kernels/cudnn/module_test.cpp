@@ -1,5 +1,5 @@
-// libcppool_cudnn.so without a GPU and without cuDNN: which calls it takes with which version of libcudnn, and what it
-// says when there is none.
+// libcppool_cudnn.so without a GPU and without cuDNN: which calls it takes with which version of libcudnn,
+// and what it says when there is none.
 #include <cppool/runtime.h>
 
 #include <fstream>

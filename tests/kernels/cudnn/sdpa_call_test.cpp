@@ -34,7 +34,8 @@ table::CallForm Call(bool backward, Dtype dtype = Dtype::kBf16, KernelRequest re
   return table::FormOf(backward, request, {where, CPPOOL_TOP_LEFT}, {0, 6, 0, 3}, 2, 2, {false, true});
 }
 
-// With a bias [batch or 1, heads or 1, queries or 1, keys], which is a part of one with 10 queries and 11 keys.
+// With a bias [batch or 1, heads or 1, queries or 1, keys], which is a part of one with 10 queries and 11
+// keys.
 table::CallForm CallWithBias(bool backward, bool batch, bool heads, bool queries) {
   KernelRequest request;
   request.bias = BiasType::kPostScale;

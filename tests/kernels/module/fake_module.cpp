@@ -1,4 +1,5 @@
-// A fake libcppool_cuda.so for the tests of the loader, with the commit "fake". FAKE_SEAM_ID replaces its build id.
+// A fake libcppool_cuda.so for the tests of the loader, with the commit "fake". FAKE_SEAM_ID replaces its
+// build id.
 #include "kernels/build_id.h"
 #include "kernels/error.h"
 #include "kernels/module/cuda_module.h"

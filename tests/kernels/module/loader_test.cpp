@@ -26,7 +26,8 @@ std::string Create(const std::string& module, const std::string& commit = "") {
       .output;
 }
 
-// Runs a script of cmake/ for the sources in `root` and returns the string that the generated function returns.
+// Runs a script of cmake/ for the sources in `root` and returns the string that the generated function
+// returns.
 std::string Returned(const std::string& root, const std::string& script) {
   cppool::test::RunChild(CPPOOL_CMAKE " -DROOT=" + root + " -DOUTPUT=" + root +
                          "/id.cpp -P " CPPOOL_SOURCE_DIR "/cmake/" + script + ".cmake");

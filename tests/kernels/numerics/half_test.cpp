@@ -26,7 +26,8 @@ struct Format {
     if (exponent == 0) return std::ldexp(fraction, 1 - bias() - fraction_bits);
     return std::ldexp(fraction + (1 << fraction_bits), exponent - bias() - fraction_bits);
   }
-  // Rounds to nearest, ties to the even pattern. The pattern of infinity counts as the power of two above the largest finite value.
+  // Rounds to nearest, ties to the even pattern. The pattern of infinity counts as the power of two above the
+  // largest finite value.
   std::uint16_t Round(double value) const {
     const auto sign = static_cast<std::uint16_t>(std::signbit(value) ? 0x8000 : 0);
     value = std::abs(value);

@@ -1,6 +1,7 @@
-// See flags.h. A block on the receiving GPU watches 128 words spread over the piece and the flag. Latency is from the clock at which the
-// last of these words was there to the clock at which the flag was, on one multiprocessor. When the flag is there, the block reads the
-// whole piece: a word that is not there yet would show that the flag does not stand for the copy. Polls end after a limit of cycles.
+// See flags.h. A block on the receiving GPU watches 128 words spread over the piece and the flag. Latency is
+// from the clock at which the last of these words was there to the clock at which the flag was, on one
+// multiprocessor. When the flag is there, the block reads the whole piece: a word that is not there yet would
+// show that the flag does not stand for the copy. Polls end after a limit of cycles.
 #include <cuda.h>
 #include <cudaTypedefs.h>
 
@@ -150,7 +151,8 @@ class Flags {
     for (int gpu = 0; gpu < kGpus; ++gpu) Synchronize(gpu);
   }
 
-  // Copies a piece and raises its flag, or with `early` does so the other way round, and returns what the polling block saw.
+  // Copies a piece and raises its flag, or with `early` does so the other way round, and returns what the
+  // polling block saw.
   Sighting Sight(Way way, bool pull, bool early = false) {
     NextEpoch();
     *sighting_ = Sighting{};

@@ -1,4 +1,5 @@
-// See gpus.h. Works begin at once behind a kernel that holds the streams, which ends after a limit of clock cycles in any case.
+// See gpus.h. Works begin at once behind a kernel that holds the streams, which ends after a limit of clock
+// cycles in any case.
 #include <cuda_bf16.h>
 
 #include <algorithm>

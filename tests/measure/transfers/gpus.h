@@ -1,5 +1,6 @@
-// Two GPUs with access to each other's memory, for programs that measure what moves between them: memory, streams, work that begins on
-// both at once, and patterns that show which bytes arrived. Errors throw kernels::RuntimeError.
+// Two GPUs with access to each other's memory, for programs that measure what moves between them: memory,
+// streams, work that begins on both at once, and patterns that show which bytes arrived. Errors throw
+// kernels::RuntimeError.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -26,8 +27,8 @@ struct DestroyStream {
 using Memory = std::unique_ptr<void, FreeMemory>;  // by cudaMalloc: no other kind is used
 using Stream = std::unique_ptr<CUstream_st, DestroyStream>;
 
-// Lets both GPUs read and write each other's memory. Throws where they cannot, or where other than two are visible: the runtime
-// spreads ranks over all of them.
+// Lets both GPUs read and write each other's memory. Throws where they cannot, or where other than two are
+// visible: the runtime spreads ranks over all of them.
 void ConnectGpus();
 void UseGpu(int gpu);
 void Synchronize(int gpu);  // waits for all work of the GPU; the program's time limit ends a wait that lasts
@@ -53,10 +54,11 @@ struct Work {
   std::function<void()> turn;  // enqueues one turn on the stream
 };
 
-// Enqueues the works, those of a GPU in their order on a thread of its own, lets them begin at once and waits for them. Returns for
-// each work when its turns ended, in ms after it began. They begin when everything is enqueued, or all but the later turns of each GPU's
-// last work: a stream takes about a thousand operations while it is held. Every turn must have run before, because what is
-// loaded on first use may wait for the device.
+// Enqueues the works, those of a GPU in their order on a thread of its own, lets them begin at once and waits
+// for them. Returns for each work when its turns ended, in ms after it began. They begin when everything is
+// enqueued, or all but the later turns of each GPU's last work: a stream takes about a thousand operations
+// while it is held. Every turn must have run before, because what is loaded on first use may wait for the
+// device.
 std::vector<std::vector<double>> Run(const std::vector<Work>& works);
 
 // The word at an index of the pattern with a seed.
@@ -71,8 +73,8 @@ __host__ __device__ inline std::uint32_t PatternWord(std::uint64_t index, std::u
 void FillPattern(int gpu, void* memory, std::size_t bytes, std::uint32_t seed);
 void FillNormal(int gpu, void* memory, std::size_t count, std::uint32_t seed);  // bf16, roughly normal
 void Poison(int gpu, void* memory, std::size_t bytes);
-// Throws unless each of `rows` rows of `pitch` bytes holds the pattern's words from `source_offset` bytes on in its first `width`
-// bytes and poison in the others. Sizes are multiples of 4.
+// Throws unless each of `rows` rows of `pitch` bytes holds the pattern's words from `source_offset` bytes on
+// in its first `width` bytes and poison in the others. Sizes are multiples of 4.
 struct Rows {
   std::size_t width = 0, pitch = 0, rows = 1;
 };

@@ -32,7 +32,8 @@ k::KernelRequest Request() {
 
 }  // namespace
 
-// This world uses the daemon's own runtime, whose kernels come from its module. Members are destroyed from the last to the first.
+// This world uses the daemon's own runtime, whose kernels come from its module. Members are destroyed from
+// the last to the first.
 struct Attention::Rank {
   explicit Rank(int gpu, const std::shared_ptr<k::Backend>& the_backend)
       : backend(the_backend), rank(backend->OpenRank(gpu)) {}

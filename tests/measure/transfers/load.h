@@ -11,7 +11,8 @@
 
 namespace cppool::measure {
 
-// Forward or backward passes of 16384 tokens, 16 heads with head dim 128, bf16, causal: a persistent kernel on every multiprocessor.
+// Forward or backward passes of 16384 tokens, 16 heads with head dim 128, bf16, causal: a persistent kernel
+// on every multiprocessor.
 class Attention {
  public:
   Attention();
@@ -25,7 +26,8 @@ class Attention {
   std::array<std::unique_ptr<Rank>, kGpus> ranks_;
 };
 
-// A transfer that is repeated: `turn` of each GPU whose stream has a part in it; NULL: the other GPU's stream does all.
+// A transfer that is repeated: `turn` of each GPU whose stream has a part in it; NULL: the other GPU's stream
+// does all.
 struct Transfer {
   double bytes = 0;  // that arrive at a GPU in a turn
   std::array<cudaStream_t, kGpus> streams{};
@@ -43,11 +45,12 @@ struct SideBySide {
   std::array<Spread, kGpus> attention;  // alone, TFLOP/s
 };
 
-// Runs the transfer alone, attention alone, and both, in turns. Beside attention the transfer lasts longer than that; its rate is of
-// the turns that ended while both GPUs attended. The transfer has run before.
+// Runs the transfer alone, attention alone, and both, in turns. Beside attention the transfer lasts longer
+// than that; its rate is of the turns that ended while both GPUs attended. The transfer has run before.
 SideBySide MeasureSideBySide(const Attention& attention, bool backward, const Transfer& transfer);
 
-// The header and a row of a table of such figures; the cells before them are the caller's, with a | after each.
+// The header and a row of a table of such figures; the cells before them are the caller's, with a | after
+// each.
 void PrintSideBySideHeader(const char* first_columns, int count);
 void PrintSideBySide(const std::string& first_cells, bool backward, const SideBySide& figures);
 

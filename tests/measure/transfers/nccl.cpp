@@ -152,7 +152,8 @@ class World {
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
-  // Every rank has `bytes` to send, a pattern, and receives what its peer has for it; what it receives is checked.
+  // Every rank has `bytes` to send, a pattern, and receives what its peer has for it; what it receives is
+  // checked.
   Transfer AllGather(std::size_t bytes) {
     Transfer transfer = Prepare(bytes, [this, bytes](Rank& rank, int gpu) {
       char* const own =

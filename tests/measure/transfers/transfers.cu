@@ -1,13 +1,15 @@
-// What context parallelism can expect of transfers between two GPUs with access to each other's memory, as Markdown tables:
-// 1. copies by width of their rows, pushed from the source's stream or pulled from the target's, one way and both ways at once;
+// What context parallelism can expect of transfers between two GPUs with access to each other's memory, as
+// Markdown tables:
+// 1. copies by width of their rows, pushed from the source's stream or pulled from the target's, one way and
+//    both ways at once;
 // 2. how long after a copy a flag behind it is seen by a kernel that polls it, and what a flag costs;
 // 3. copies beside attention: what each costs the other;
 // 4. the same of NCCL's all-gather and all-to-all (nccl.h in this folder says what must not happen there).
 //
 //     CUDA_VISIBLE_DEVICES=0,1 NCCL_NVLS_ENABLE=0 transfers
 //
-// The bytes that arrive are checked. Figures are medians, with the least and the most. Every kernel that waits has a limit of clock
-// cycles, and the program ends after kLimit in any case.
+// The bytes that arrive are checked. Figures are medians, with the least and the most. Every kernel that
+// waits has a limit of clock cycles, and the program ends after kLimit in any case.
 #include <algorithm>
 #include <array>
 #include <atomic>

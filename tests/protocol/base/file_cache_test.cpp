@@ -185,7 +185,8 @@ TEST_CASE("a folder that others could change loses that permission alone") {
   CHECK(fs::status(folder / "things").permissions() == static_cast<fs::perms>(0755));
 }
 
-TEST_CASE("in a folder that all may write, a link to the cache's folder is followed unless it is another user's") {
+TEST_CASE(
+    "in a folder that all may write, a link to the cache's folder is followed unless it is another user's") {
   const TemporaryFolder folder;
   const Environment home("HOME", ""), caches("XDG_CACHE_HOME", "");
   const Environment temporary("TMPDIR", folder.path().string());

@@ -1,4 +1,5 @@
-// The checks of fp8_bits.h on a GPU: a thread for each piece, and the sums by atomics on integers, which have one result in any order.
+// The checks of fp8_bits.h on a GPU: a thread for each piece, and the sums by atomics on integers, which have
+// one result in any order.
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>

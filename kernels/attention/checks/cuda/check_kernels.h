@@ -9,8 +9,8 @@
 
 namespace cppool::kernels::cuda {
 
-// Call it and its methods on the rank's thread, with the rank's device current. Holds no device memory between calls. `runtime`
-// must outlive the result.
+// Call it and its methods on the rank's thread, with the rank's device current. Holds no device memory
+// between calls. `runtime` must outlive the result.
 std::unique_ptr<CheckKernels> MakeCheckKernels(cppool_runtime* runtime);
 
 }  // namespace cppool::kernels::cuda

@@ -1,6 +1,7 @@
-// One pass over both tensors. A thread block takes one block of the comparison after another, 64 rows of a head: it reduces the
-// elements of each to a BlockStats, and all of its elements to a CompareStats. A second launch of one thread block reduces these.
-// The shares and the order of the additions are the same on every device, so the result has the same bits.
+// One pass over both tensors. A thread block takes one block of the comparison after another, 64 rows of a
+// head: it reduces the elements of each to a BlockStats, and all of its elements to a CompareStats. A second
+// launch of one thread block reduces these. The shares and the order of the additions are the same on every
+// device, so the result has the same bits.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -35,8 +36,8 @@ CPPOOL_HOST_DEVICE void ReadPack(const void* data, std::int64_t at, double (&to)
   for (int e = 0; e < n; ++e) to[e] = ToDouble(pack.value[e]);
 }
 
-// Reads elements at, at + 1, ... of a tensor of any dtype; all threads take the same branch. Also a host function, because the
-// host compiler warns if a dtype is missing in the switch.
+// Reads elements at, at + 1, ... of a tensor of any dtype; all threads take the same branch. Also a host
+// function, because the host compiler warns if a dtype is missing in the switch.
 template <int n>
 CPPOOL_HOST_DEVICE void Read(const void* data, Dtype dtype, std::int64_t at, double (&to)[n]) {
   switch (dtype) {
@@ -122,7 +123,8 @@ __device__ CompareStats From(const CompareStats& stats, int distance) {
 template <typename Stats>
 __device__ Stats Reduce(Stats stats) {
   __shared__ alignas(Stats) unsigned char shared[kWarps * sizeof(Stats)];
-  Stats* warps = reinterpret_cast<Stats*>(shared);  // shared variables may not have initializers, and Stats has
+  Stats* warps =
+      reinterpret_cast<Stats*>(shared);  // shared variables may not have initializers, and Stats has
   for (int distance = 16; distance > 0; distance /= 2) Merge(From(stats, distance), stats);
   __syncthreads();  // thread 0 has read what the call before left
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = stats;
@@ -133,8 +135,8 @@ __device__ Stats Reduce(Stats stats) {
   return stats;
 }
 
-// Reads n elements at a time: `columns`, `block_columns`, strides and offsets must be multiples of n, and the tensors aligned to n
-// elements.
+// Reads n elements at a time: `columns`, `block_columns`, strides and offsets must be multiples of n, and the
+// tensors aligned to n elements.
 template <int n>
 __global__ void __launch_bounds__(kThreads) CompareKernel(CompareArgs args, CompareStats* partials) {
   const std::int64_t column_blocks = args.ColumnBlocks();
@@ -190,8 +192,8 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) *result = stats;
 }
 
-// Whether four elements can be read at a time: stride and offset are multiples of four and the data is aligned. fp64 needs no
-// alignment, because it is read element by element.
+// Whether four elements can be read at a time: stride and offset are multiples of four and the data is
+// aligned. fp64 needs no alignment, because it is read element by element.
 bool Packs(const TensorRef& tensor, std::int64_t stride, std::int64_t offset) {
   return stride % 4 == 0 && offset % 4 == 0 &&
          (tensor.dtype == Dtype::kFp64 ||
@@ -199,8 +201,8 @@ bool Packs(const TensorRef& tensor, std::int64_t stride, std::int64_t offset) {
 }
 
 bool Packs(const CompareArgs& args) {
-  return args.columns % 4 == 0 && args.block_columns % 4 == 0 && Packs(args.a, args.a_stride, args.a_offset) &&
-         Packs(args.b, args.b_stride, args.b_offset);
+  return args.columns % 4 == 0 && args.block_columns % 4 == 0 &&
+         Packs(args.a, args.a_stride, args.a_offset) && Packs(args.b, args.b_stride, args.b_offset);
 }
 
 }  // namespace
@@ -215,8 +217,7 @@ void LoadCompare() {
 }
 
 int CompareBlocks(const CompareArgs& args) {
-  return static_cast<int>(
-      std::clamp<std::int64_t>(args.RowBlocks() * args.ColumnBlocks(), 1, kMaxBlocks));
+  return static_cast<int>(std::clamp<std::int64_t>(args.RowBlocks() * args.ColumnBlocks(), 1, kMaxBlocks));
 }
 
 void LaunchCompare(const CompareArgs& args, CompareStats* partials, CompareStats* result,

@@ -1,5 +1,5 @@
-// Generates inputs with the counter-based generator. Each thread computes one counter: four consecutive dims of one head of a
-// token, or four consecutive keys of a bias.
+// Generates inputs with the counter-based generator. Each thread computes one counter: four consecutive dims
+// of one head of a token, or four consecutive keys of a bias.
 #include <algorithm>
 #include <cstdint>
 
@@ -39,8 +39,8 @@ __device__ auto InputBits(float value) {
   }
 }
 
-// Block (x, s) generates tokens x * blockDim.y + threadIdx.y, ... of segment s; threadIdx.x loops over the heads and dims of a
-// token.
+// Block (x, s) generates tokens x * blockDim.y + threadIdx.y, ... of segment s; threadIdx.x loops over the
+// heads and dims of a token.
 template <Dtype dtype>
 __global__ void GenerateKernel(std::uint32_t tensor, std::uint64_t seed, Segments segments, int row_step,
                                int heads, int dim, bool uneven, void* to) {
@@ -78,8 +78,8 @@ __global__ void GenerateKernel(std::uint32_t tensor, std::uint64_t seed, Segment
   }
 }
 
-// Block (x, y, z) generates keys 4 * blockDim.x * x, ... of queries y, ... of the matrices z, ... (one for each sequence and head);
-// threadIdx.y selects one of several queries.
+// Block (x, y, z) generates keys 4 * blockDim.x * x, ... of queries y, ... of the matrices z, ... (one for
+// each sequence and head); threadIdx.y selects one of several queries.
 template <Dtype dtype>
 __global__ void __launch_bounds__(kThreads)
     GenerateBiasKernel(std::uint64_t seed, std::int64_t matrices, int heads, std::int64_t seqlen_q,

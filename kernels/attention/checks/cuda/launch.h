@@ -1,4 +1,5 @@
-// The launch functions of CheckKernels. Load...() makes the driver load the kernels of a file now instead of at their first launch.
+// The launch functions of CheckKernels. Load...() makes the driver load the kernels of a file now instead of
+// at their first launch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,7 +19,8 @@ void LaunchGenerate(InputTensor tensor, std::uint64_t seed, const Layout& layout
 void LaunchGenerateBias(std::uint64_t seed, std::int64_t batch, int heads, std::int64_t seqlen_q,
                         std::int64_t seqlen_kv, Dtype dtype, void* to, cudaStream_t stream);
 
-// `partials` holds DigestBlocks(bytes) integers in device memory; `result` is page-locked host memory, written by the device.
+// `partials` holds DigestBlocks(bytes) integers in device memory; `result` is page-locked host memory,
+// written by the device.
 void LoadValues();
 int DigestBlocks(std::size_t bytes);
 void LaunchDigest(const void* data, std::size_t bytes, std::uint64_t* partials, std::uint64_t* result,

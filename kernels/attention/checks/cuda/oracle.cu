@@ -1,9 +1,11 @@
-// Attention in fp64 with two matrices in memory: S = Q K^T, overwritten by P, and dP = dO V^T, overwritten by dS; in fp8 with a third. A
-// call processes a chunk of query rows and some heads of the group at a time, so that the workspace stays bounded. The products are in
-// oracle_product.cuh, the row-wise steps in oracle_rows.cu.
+// Attention in fp64 with two matrices in memory: S = Q K^T, overwritten by P, and dP = dO V^T, overwritten by
+// dS; in fp8 with a third. A call processes a chunk of query rows and some heads of the group at a time, so
+// that the workspace stays bounded. The products are in oracle_product.cuh, the row-wise steps in
+// oracle_rows.cu.
 //
-// Tiles of 64 x 64 outside the mask are skipped: a tile of rows has one range of keys, rounded outwards to whole tiles; P and dS are
-// written (as 0 where masked) and read in this range only. There are no atomics, so every sum has a fixed order.
+// Tiles of 64 x 64 outside the mask are skipped: a tile of rows has one range of keys, rounded outwards to
+// whole tiles; P and dS are written (as 0 where masked) and read in this range only. There are no atomics, so
+// every sum has a fixed order.
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
@@ -20,7 +22,8 @@ namespace {
 
 constexpr int kSumThreads = 256;
 
-// Computes tile (x, y) of S = scale Q K^T, or of dP = dO V^T, of head z. TQuery: of q or dout, TKey: of k or v.
+// Computes tile (x, y) of S = scale Q K^T, or of dP = dO V^T, of head z. TQuery: of q or dout, TKey: of k or
+// v.
 template <typename TQuery, typename TKey, bool kGradient>
 __global__ void __launch_bounds__(kOracleThreads, 3) PairsKernel(Chunk chunk) {
   using Product = OracleProduct<TQuery, true, TKey, true>;
@@ -62,8 +65,8 @@ __device__ KeyRange PartOf(std::int64_t begin, std::int64_t end, int part, int p
   return {min(begin + part * length, end), min(begin + (part + 1) * length, end)};
 }
 
-// Computes tile (x, y) of a product with keys, such as out = P V, for a head and a part of its keys (z). Writes the result, or with
-// `sums` the partial sums [parts, rows, heads, dim].
+// Computes tile (x, y) of a product with keys, such as out = P V, for a head and a part of its keys (z).
+// Writes the result, or with `sums` the partial sums [parts, rows, heads, dim].
 template <typename T>
 __global__ void __launch_bounds__(kOracleThreads, 3) QueryKernel(Chunk chunk, Product what, double* sums) {
   using Tiles = OracleProduct<double, true, T, false>;
@@ -92,9 +95,9 @@ __global__ void __launch_bounds__(kOracleThreads, 3) QueryKernel(Chunk chunk, Pr
   });
 }
 
-// Computes tile (x, y) of a product with queries, such as dV = P^T dO, over the rows of the chunk. parts > 0: for one head and one part
-// of the rows (z), written to partial sums [parts, heads, seqlen_kv, dim]. parts == 0: for all heads, added to `to`, or written there if
-// `first`.
+// Computes tile (x, y) of a product with queries, such as dV = P^T dO, over the rows of the chunk. parts > 0:
+// for one head and one part of the rows (z), written to partial sums [parts, heads, seqlen_kv, dim]. parts ==
+// 0: for all heads, added to `to`, or written there if `first`.
 template <typename T>
 __global__ void __launch_bounds__(kOracleThreads, 3)
     KeyKernel(Chunk chunk, Product what, int parts, double* to, bool first) {
@@ -103,7 +106,8 @@ __global__ void __launch_bounds__(kOracleThreads, 3)
   const int dim = what.dim;
   const std::int64_t key = std::int64_t{blockIdx.x} * kOracleTile;
   const std::int64_t column = std::int64_t{blockIdx.y} * kOracleTile;
-  // Both ends of the range of keys increase monotonically with the row, so the tiles of rows that use these keys are consecutive.
+  // Both ends of the range of keys increase monotonically with the row, so the tiles of rows that use these
+  // keys are consecutive.
   const auto touches = [&](std::int64_t row) {
     const KeyRange keys = chunk.Keys(row);
     return key >= keys.begin && key < keys.end;
@@ -132,8 +136,8 @@ __global__ void __launch_bounds__(kOracleThreads, 3)
   });
 }
 
-// to[row * pitch + 0 .. width) = the sum of parts [count, rows, width] in order, plus the old value of `to` if `add`. With count 0
-// it only rounds.
+// to[row * pitch + 0 .. width) = the sum of parts [count, rows, width] in order, plus the old value of `to`
+// if `add`. With count 0 it only rounds.
 struct Sum {
   const double* parts;
   int count;
@@ -292,7 +296,8 @@ void Load() {
   }
 }
 
-// Calls `visit` with values of the types of q, k and v and of dout. Throws unless all are fp16, all are bf16, or all are payloads.
+// Calls `visit` with values of the types of q, k and v and of dout. Throws unless all are fp16, all are bf16,
+// or all are payloads.
 template <typename Visit>
 void WithInputTypes(const OracleArgs& args, const OracleFp8& fp8, Visit visit) {
   const Dtype dtype = args.q.dtype;

@@ -1,5 +1,5 @@
-// Shared by the oracle's kernels: the chunk of query rows and heads that a launch processes, and the launch functions of the
-// row-wise kernels (oracle_rows.cu, oracle_fp8.cu).
+// Shared by the oracle's kernels: the chunk of query rows and heads that a launch processes, and the launch
+// functions of the row-wise kernels (oracle_rows.cu, oracle_fp8.cu).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -71,7 +71,8 @@ struct Chunk {
   __device__ std::int64_t KeyVector(std::int64_t key) const {
     return (args.kv_row + key * args.kv_step) * args.kv_heads + args.kv_head;
   }
-  // OfQueries: [rows of the chunk, dim] of one head. OfKeys: [seqlen_kv, dim]. OfPairs: [rows of the chunk, pitch] of one head.
+  // OfQueries: [rows of the chunk, dim] of one head. OfKeys: [seqlen_kv, dim]. OfPairs: [rows of the chunk,
+  // pitch] of one head.
   template <typename T>
   __device__ Matrix<T> OfQueries(const void* data, int head_in_chunk, int dim,
                                  bool magnitudes = false) const {
@@ -94,7 +95,8 @@ inline constexpr double kE4M3Relative = 0x1p-4, kE4M3Smallest = 0x1p-10;
 inline constexpr double kE5M2Relative = 0x1p-3, kE5M2Smallest = 0x1p-17;
 inline constexpr double kFp32Slack = 0x1p-18;  // sums and exp in fp32
 
-// Reduces over the block of kRowThreads threads and returns the same value in every thread. The tree is fixed.
+// Reduces over the block of kRowThreads threads and returns the same value in every thread. The tree is
+// fixed.
 inline constexpr int kRowThreads = 256;
 struct Add {
   __device__ double operator()(double a, double b) const { return a + b; }
@@ -115,8 +117,8 @@ __device__ double ReduceRow(double value, const Operation& operation) {
   return value;
 }
 
-// *to = max(*to, value). The bits of doubles, read as integers, increase with positive values and decrease with negative ones.
-// Adding 0.0 turns -0.0 into 0.0.
+// *to = max(*to, value). The bits of doubles, read as integers, increase with positive values and decrease
+// with negative ones. Adding 0.0 turns -0.0 into 0.0.
 __device__ inline void RaiseTo(double* to, double value) {
   const long long bits = __double_as_longlong(value + 0.0);
   if (bits >= 0) {
@@ -128,14 +130,15 @@ __device__ inline void RaiseTo(double* to, double value) {
 
 inline dim3 RowsOf(const Chunk& chunk, int heads) { return dim3(static_cast<unsigned>(chunk.rows), heads); }
 
-// Overwrites S by P, which is 0 where masked. Writes lse, and raises max_logit to the largest logit. In fp8 `other` becomes P as out gets
-// it, or, for the exact out, what its bound sums over.
+// Overwrites S by P, which is 0 where masked. Writes lse, and raises max_logit to the largest logit. In fp8
+// `other` becomes P as out gets it, or, for the exact out, what its bound sums over.
 void LaunchSoftmax(const Chunk& chunk, cudaStream_t stream);
 // Overwrites dP by dS. Adds to dbias and d_softmax_offset.
 void LaunchSoftmaxGradient(const Chunk& chunk, cudaStream_t stream);
 void LoadOracleRows();
 
-// For plain attention in fp8: casts P and dS where they are; with casts in blocks `other` becomes dS as dk gets it.
+// For plain attention in fp8: casts P and dS where they are; with casts in blocks `other` becomes dS as dk
+// gets it.
 void LaunchCastGradients(const Chunk& chunk, cudaStream_t stream);
 // Compute what the exact gradients in fp8 need: v_norms once a call, largest_ds once a chunk.
 void LaunchNorms(const Chunk& chunk, cudaStream_t stream);

@@ -1,5 +1,6 @@
-// What the oracle does for fp8 beside the rest: the casts of plain attention in fp8, and what the casts of a right one may move each
-// result by. The same as in host/oracle.cpp, but that a cast's underflow along the queries counts by the largest dS of a chunk.
+// What the oracle does for fp8 beside the rest: the casts of plain attention in fp8, and what the casts of a
+// right one may move each result by. The same as in host/oracle.cpp, but that a cast's underflow along the
+// queries counts by the largest dS of a chunk.
 #include <algorithm>
 #include <cstdint>
 
@@ -93,7 +94,8 @@ __global__ void __launch_bounds__(kRowThreads) NormsKernel(Chunk chunk) {
   if (threadIdx.x % 32 == 0) chunk.v_norms[key] = norm;
 }
 
-// Raises largest_ds for the keys of a tile of rows: a thread for each key, blockIdx.y for the tile, z for the head.
+// Raises largest_ds for the keys of a tile of rows: a thread for each key, blockIdx.y for the tile, z for the
+// head.
 __global__ void __launch_bounds__(kRowThreads) LargestDsKernel(Chunk chunk) {
   const std::int64_t row = std::int64_t{blockIdx.y} * kOracleTile;
   const KeyRange tiles = chunk.Keys(row);

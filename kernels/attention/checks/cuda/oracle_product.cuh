@@ -1,9 +1,10 @@
 // The oracle's matrix product on fp64 tensor cores: a block of 4 warps computes a 64 x 64 tile of C = A B in
 // steps of 16 along k.
 //
-// Each warp computes 32 x 32 of the tile as 2 x 4 products of 16 x 8 x 16. Operands are read from global memory into registers one
-// step ahead, converted to fp64 and stored in shared memory, which holds two steps: 2 * (10 + 10) KiB. The pitch of its rows is 20
-// (or 68) doubles, so that the 16 lanes of a half-warp, which read 4 rows by 4 columns, access different banks.
+// Each warp computes 32 x 32 of the tile as 2 x 4 products of 16 x 8 x 16. Operands are read from global
+// memory into registers one step ahead, converted to fp64 and stored in shared memory, which holds two steps:
+// 2 * (10 + 10) KiB. The pitch of its rows is 20 (or 68) doubles, so that the 16 lanes of a half-warp, which
+// read 4 rows by 4 columns, access different banks.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -47,8 +48,9 @@ __device__ inline double ToDouble(__nv_bfloat16 value) { return __bfloat162float
 __device__ inline double ToDouble(E4M3 value) { return E4M3ToFloat(value.bits); }
 __device__ inline double ToDouble(E5M2 value) { return E5M2ToFloat(value.bits); }
 
-// Loads the 64 x 16 tile of one operand. `kAlongRows`: k is the column index of the matrix in memory (A[m, k] or B[n, k]), and the
-// tile has 64 rows of 16 elements; otherwise k is the row index (A[k, m] or B[k, n]), and the tile has 16 rows of 64.
+// Loads the 64 x 16 tile of one operand. `kAlongRows`: k is the column index of the matrix in memory (A[m, k]
+// or B[n, k]), and the tile has 64 rows of 16 elements; otherwise k is the row index (A[k, m] or B[k, n]),
+// and the tile has 16 rows of 64.
 template <typename T, bool kAlongRows>
 class OracleOperand {
  public:
@@ -89,7 +91,8 @@ class OracleOperand {
       double2* to = reinterpret_cast<double2*>(shared + Row(i) * kPitch + Column(i));
       const double2 low = make_double2(Value(i, 0), Value(i, 1)),
                     high = make_double2(Value(i, 2), Value(i, 3));
-      // Every second group of four threads writes its two halves in reverse order, so that eight threads cover all banks.
+      // Every second group of four threads writes its two halves in reverse order, so that eight threads
+      // cover all banks.
       const bool swap = threadIdx.x & 4;
       to[swap] = swap ? high : low;
       to[!swap] = swap ? low : high;
@@ -153,8 +156,8 @@ class OracleProduct {
     alignas(16) double b[2][B::kDoubles];
   };
 
-  // Adds the product over k .. k_end to the tile at (m, n) of C, which has m_end rows and n_end columns. All threads of the block
-  // must call it.
+  // Adds the product over k .. k_end to the tile at (m, n) of C, which has m_end rows and n_end columns. All
+  // threads of the block must call it.
   __device__ void Accumulate(Shared& shared, const Matrix<TA>& a, const Matrix<TB>& b, std::int64_t m,
                              std::int64_t m_end, std::int64_t n, std::int64_t n_end, std::int64_t k,
                              std::int64_t k_end) {

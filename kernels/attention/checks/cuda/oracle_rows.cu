@@ -1,5 +1,6 @@
-// The row-wise steps of the oracle, one block for each row: softmax with bias, offset and max_logit, and the gradients of bias and
-// offset. Every sum has a fixed order; only max_logit uses an atomic, because the order does not change a maximum.
+// The row-wise steps of the oracle, one block for each row: softmax with bias, offset and max_logit, and the
+// gradients of bias and offset. Every sum has a fixed order; only max_logit uses an atomic, because the order
+// does not change a maximum.
 #include <cstdint>
 
 #include "kernels/attention/checks/cuda/oracle_chunk.cuh"
@@ -86,8 +87,8 @@ __global__ void __launch_bounds__(kRowThreads) SoftmaxKernel(Chunk chunk) {
   }
 }
 
-// Overwrites row x of head y of dP by dS = P (dP - sum(P dP)), where fp8 gives the sum. The offset acts like one more key whose value
-// is 0, so its dP is 0.
+// Overwrites row x of head y of dP by dS = P (dP - sum(P dP)), where fp8 gives the sum. The offset acts like
+// one more key whose value is 0, so its dP is 0.
 __global__ void __launch_bounds__(kRowThreads) SoftmaxGradientKernel(Chunk chunk) {
   const std::int64_t row = blockIdx.x;
   const KeyRange tiles = chunk.Keys(row);
@@ -115,7 +116,8 @@ __global__ void __launch_bounds__(kRowThreads) OffsetGradientKernel(Chunk chunk)
   if (threadIdx.x == 0) chunk.args.d_softmax_offset[chunk.head + blockIdx.x] += sum;
 }
 
-// Adds row x of dbias if the bias differs by query: of head y, or the sum over all heads if they share the bias.
+// Adds row x of dbias if the bias differs by query: of head y, or the sum over all heads if they share the
+// bias.
 __global__ void __launch_bounds__(kRowThreads) BiasGradientKernel(Chunk chunk) {
   const std::int64_t row = blockIdx.x;
   const std::int64_t query = chunk.row + row;
@@ -131,8 +133,8 @@ __global__ void __launch_bounds__(kRowThreads) BiasGradientKernel(Chunk chunk) {
   }
 }
 
-// Adds dbias if all queries share the bias: kColumns keys from x * kColumns on, of head y or of all heads. Each lane sums every
-// kLanes-th row, then the sums of the lanes are added in order.
+// Adds dbias if all queries share the bias: kColumns keys from x * kColumns on, of head y or of all heads.
+// Each lane sums every kLanes-th row, then the sums of the lanes are added in order.
 __global__ void __launch_bounds__(kRowThreads) BiasGradientSumKernel(Chunk chunk) {
   __shared__ double lanes[kLanes][kColumns];
   const int lane = threadIdx.x / kColumns;

@@ -13,7 +13,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kMaxBlocks = 2048;
-// A delayed copy leaves most of the GPU free: work that does not wait for it must find room, or it would wait after all.
+// A delayed copy leaves most of the GPU free: work that does not wait for it must find room, or it would wait
+// after all.
 constexpr int kDelayedBlocks = 32;
 
 int Blocks(std::int64_t count) {
@@ -32,7 +33,8 @@ __device__ unsigned long long SumBlock(unsigned long long sum) {
   return sum;
 }
 
-// Word number `index`, read in pieces of two bytes if the data is not aligned or the word is incomplete (missing bytes are 0).
+// Word number `index`, read in pieces of two bytes if the data is not aligned or the word is incomplete
+// (missing bytes are 0).
 __device__ std::uint64_t WordAt(const void* data, std::uint64_t bytes, std::uint64_t index, bool aligned) {
   const std::uint64_t begin = index * sizeof(std::uint64_t);
   if (aligned && begin + sizeof(std::uint64_t) <= bytes)

@@ -12,8 +12,8 @@ namespace cppool::kernels {
 // Holds no memory between calls. `runtime` must outlive it and its enqueued work.
 std::unique_ptr<CheckKernels> MakeHostCheckKernels(cppool_runtime* runtime);
 
-// The oracle as one blocking call (oracle.cpp). It works row by row and allocates a few vectors of length seqlen_kv and copies of k
-// and v in fp64.
+// The oracle as one blocking call (oracle.cpp). It works row by row and allocates a few vectors of length
+// seqlen_kv and copies of k and v in fp64.
 void HostOracle(const OracleArgs& args);
 
 }  // namespace cppool::kernels

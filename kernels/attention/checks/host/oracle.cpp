@@ -1,5 +1,5 @@
-// Attention and its gradients in fp64 by the textbook formulas, one query row at a time. k and v are kept in both row and column
-// order, so that all loops access contiguous memory and are vectorized.
+// Attention and its gradients in fp64 by the textbook formulas, one query row at a time. k and v are kept in
+// both row and column order, so that all loops access contiguous memory and are vectorized.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -251,7 +251,8 @@ class RowOracle {
     if (rounded_16_) RoundAll(p, count);
   }
 
-  // Computes the row's probabilities into p_[keys_.begin, keys_.end), and the probability of the offset into p_offset_.
+  // Computes the row's probabilities into p_[keys_.begin, keys_.end), and the probability of the offset into
+  // p_offset_.
   void Forward(std::int64_t i, int h) {
     const std::int64_t row = args_.q_row + i * args_.q_step;
     LoadRow(args_.q, row, args_.heads, args_.head_begin + h, args_.dim_qk, q_.data());
@@ -313,7 +314,8 @@ class RowOracle {
     std::copy(out_.begin(), out_.end(), args_.out + (i * args_.group + h) * args_.dim_v);
   }
 
-  // The gradient of the softmax is dS = P * (dP - sum(P * dP)). The offset acts like one more key whose value is 0, so its dP is 0.
+  // The gradient of the softmax is dS = P * (dP - sum(P * dP)). The offset acts like one more key whose value
+  // is 0, so its dP is 0.
   void Backward(std::int64_t i, int h) {
     const std::int64_t row = args_.q_row + i * args_.q_step;
     LoadRow(args_.dout, row, args_.heads, args_.head_begin + h, args_.dim_v, dout_.data());
@@ -383,7 +385,8 @@ class RowOracle {
     std::copy(dq_.begin(), dq_.end(), args_.dq + (i * args_.group + h) * args_.dim_qk);
   }
 
-  // Casts the row's dS as dq gets it, keeps it for dk where its blocks lie along the queries, and returns P as dv gets it.
+  // Casts the row's dS as dq gets it, keeps it for dk where its blocks lie along the queries, and returns P
+  // as dv gets it.
   const double* CastGradients(std::int64_t i, std::int64_t begin, std::int64_t count) {
     double* ds = ds_.data() + begin;
     for (std::int64_t j = 0; j < count; ++j) weights_[j] = Cast(Dtype::kE4M3, p_[begin + j], fp8_->p_scale);

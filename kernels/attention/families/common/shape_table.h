@@ -1,4 +1,5 @@
-// The shapes and dtypes that a family has kernels for, as one table that both its answer and its instances come from.
+// The shapes and dtypes that a family has kernels for, as one table that both its answer and its instances
+// come from.
 #pragma once
 
 #include <optional>
@@ -14,8 +15,8 @@ struct HeadDims {
   bool operator==(const HeadDims&) const = default;
 };
 
-// Why a family with these head dims, and these dtypes for all tensors alike, refuses the request; nothing when it does
-// not. `family` is named in the text.
+// Why a family with these head dims, and these dtypes for all tensors alike, refuses the request; nothing
+// when it does not. `family` is named in the text.
 std::optional<std::string> RefuseShape(const char* family, std::span<const HeadDims> dims,
                                        std::span<const Dtype> dtypes, const KernelRequest& request);
 

@@ -13,7 +13,8 @@
 namespace cppool::kernels::host {
 namespace {
 
-// Any head dims up to kMaxDim that are multiples of kLanes would do; these are those that the CUDA kernels have.
+// Any head dims up to kMaxDim that are multiples of kLanes would do; these are those that the CUDA kernels
+// have.
 constexpr HeadDims kHeadDims[] = {{64, 64}, {128, 128}, {256, 256}, {192, 128}, {128, 64}};
 constexpr Dtype kDtypes[] = {Dtype::kBf16, Dtype::kFp16};
 static_assert([] {
@@ -91,7 +92,8 @@ class HostKernel : public AttentionKernel {
   std::unique_ptr<BlockPlan> Plan(const KernelRequest& request, const Layout& query, const Layout& key,
                                   const std::vector<Band>& bands, cppool_stream stream) override {
     Load(request);
-    // Empty tiles are kept: whether a call is a first or a last one, which writes every row, is not known yet.
+    // Empty tiles are kept: whether a call is a first or a last one, which writes every row, is not known
+    // yet.
     return std::make_unique<HostBlockPlan>(
         runtime_, stream, BuildWorkList(Side::kQuery, query, key, bands, kTile, true),
         request.training ? BuildWorkList(Side::kKey, query, key, bands, kTile, true) : WorkList{},

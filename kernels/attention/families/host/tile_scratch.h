@@ -98,7 +98,8 @@ inline bool IsMasked(Band seen, std::int32_t self, int self_count, std::int32_t 
   return other - (self + self_count - 1) < seen.low || other + other_count - 1 - self > seen.high;
 }
 
-// Calls attend(Range) for a tile's ranges, cut to at most kBlock tokens; `aligned`: where a position is a multiple of kBlock.
+// Calls attend(Range) for a tile's ranges, cut to at most kBlock tokens; `aligned`: where a position is a
+// multiple of kBlock.
 template <typename Function>
 void ForEachBlock(const WorkList& list, const Tile& tile, bool aligned, Function&& attend) {
   for (std::int32_t i = tile.range_begin; i < tile.range_end; ++i) {
@@ -113,8 +114,8 @@ void ForEachBlock(const WorkList& list, const Tile& tile, bool aligned, Function
 }
 
 // What `bias` adds to the scaled logits of these queries, from position `query` on, and `count` (at most
-// kBlock) keys from position `key` on: logits [key][query] seen from a tile of queries, [query][key] seen from
-// one of keys. Returns `to`, or NULL when there is no bias.
+// kBlock) keys from position `key` on: logits [key][query] seen from a tile of queries, [query][key] seen
+// from one of keys. Returns `to`, or NULL when there is no bias.
 inline const float* LoadBias(const HalfMath& math, const BiasArgs& bias, Side self, const Tile& tile,
                              const TokenBlock& queries, std::int32_t query, std::int32_t key, int count,
                              float* to) {

@@ -49,7 +49,8 @@ struct Block {
   float p_scale = 0, ds_scale = 0, ds_inverse = 0;
 };
 
-// For the two 16-bit types, instantiated for FP16 and BF16 of half.h; and for bf16 in memory with the casts of fp8.
+// For the two 16-bit types, instantiated for FP16 and BF16 of half.h; and for bf16 in memory with the casts
+// of fp8.
 struct HalfMath {
   void (*load)(const std::uint16_t* from, std::int64_t count, float* to);
   void (*store)(const float* from, std::int64_t count, std::uint16_t* to);

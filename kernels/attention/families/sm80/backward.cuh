@@ -1,8 +1,8 @@
 // Shared by the two backward kernels.
 //
-// With p = exp(scale q k^T - lse) and delta = rowsum(out dout): dv = p^T dout, ds = p (dout v^T - delta), dq = scale ds k and
-// dk = scale ds^T q (FlashAttention-2, Dao 2023). One kernel computes dq, another dk and dv, and both recompute p. That needs 7
-// products instead of 5, but every sum has a fixed order, without atomics.
+// With p = exp(scale q k^T - lse) and delta = rowsum(out dout): dv = p^T dout, ds = p (dout v^T - delta), dq
+// = scale ds k and dk = scale ds^T q (FlashAttention-2, Dao 2023). One kernel computes dq, another dk and dv,
+// and both recompute p. That needs 7 products instead of 5, but every sum has a fixed order, without atomics.
 #pragma once
 
 #include <cmath>
@@ -17,8 +17,8 @@ namespace cppool::kernels::cuda {
 // lse in base 2. For a row that sees no key (-inf) returns +inf, which makes all its probabilities 0.
 __device__ __forceinline__ float LseLog2(float lse) { return lse == -INFINITY ? INFINITY : lse * kLog2e; }
 
-// Zeroes the probabilities (keys by queries) of pairs that are not visible. Rows and queries beyond the end of the tile need no mask:
-// such rows are not written, and q and dout of such queries are zero.
+// Zeroes the probabilities (keys by queries) of pairs that are not visible. Rows and queries beyond the end
+// of the tile need no mask: such rows are not written, and q and dout of such queries are zero.
 template <int kM, int kN>
 __device__ __forceinline__ void MaskByKey(Accumulator<kM, kN>& probability, const Band& band, int key,
                                           int query) {
@@ -40,8 +40,9 @@ __device__ __forceinline__ void MaskByKey(Accumulator<kM, kN>& probability, cons
     }
 }
 
-// Multiplies a warp's rows of a gradient by `scale`, adds the fp32 accumulator unless `first`, and writes to `result` if `last`, else
-// to the accumulator. `rows` is counted from the warp's first row; token i begins at element `from + i * pitch`.
+// Multiplies a warp's rows of a gradient by `scale`, adds the fp32 accumulator unless `first`, and writes to
+// `result` if `last`, else to the accumulator. `rows` is counted from the warp's first row; token i begins at
+// element `from + i * pitch`.
 template <typename T, int kM, int kN>
 __device__ __forceinline__ void WriteGradient(const Accumulator<kM, kN>& sum, float scale, int rows,
                                               std::int64_t from, std::int64_t pitch, float* accumulator,

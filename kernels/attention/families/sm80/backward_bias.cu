@@ -1,11 +1,12 @@
-// The gradient of a bias: ds = p (dout v^T - delta), see backward.cuh, added to an fp32 tensor that is broadcast over sequences, heads
-// or queries. A thread block processes one tile of keys and one query head, or all heads one after another if they share the
-// bias. No two concurrent blocks add to the same element, so every sum has a fixed order without atomics; if sequences share the
-// bias, they are launched one after another.
+// The gradient of a bias: ds = p (dout v^T - delta), see backward.cuh, added to an fp32 tensor that is
+// broadcast over sequences, heads or queries. A thread block processes one tile of keys and one query head,
+// or all heads one after another if they share the bias. No two concurrent blocks add to the same element, so
+// every sum has a fixed order without atomics; if sequences share the bias, they are launched one after
+// another.
 //
-// Tiling: 4 warps of 16 keys (32 for head dim 64), 32 or 64 queries at a time, logits keys by queries as for dk and dv. Shared
-// memory: k and v, and one block of q, dout, lse and delta, 97 KB at most. The gridDim.y thread blocks of a tile divide its blocks
-// of queries round-robin.
+// Tiling: 4 warps of 16 keys (32 for head dim 64), 32 or 64 queries at a time, logits keys by queries as for
+// dk and dv. Shared memory: k and v, and one block of q, dout, lse and delta, 97 KB at most. The gridDim.y
+// thread blocks of a tile divide its blocks of queries round-robin.
 #include "kernels/attention/families/sm80/backward.cuh"
 #include "kernels/attention/families/sm80/bias.cuh"
 #include "kernels/attention/families/sm80/fp8.cuh"

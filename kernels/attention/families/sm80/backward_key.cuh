@@ -1,8 +1,9 @@
-// dk = scale ds^T q and dv = p^T dout, for one tile of keys and one key/value head per thread block, summed over the query heads
-// of its group, one after another. The formulas are in backward.cuh.
+// dk = scale ds^T q and dv = p^T dout, for one tile of keys and one key/value head per thread block, summed
+// over the query heads of its group, one after another. The formulas are in backward.cuh.
 //
-// Tiling: 4 warps of 16 keys (32 for head dim 64), 32 or 64 queries at a time. Shared memory: k and v, and one or two stages of q, dout,
-// lse and delta, 98 KB at most (config.h). Logits are computed transposed (keys by queries), so that p^T and ds^T stay in registers.
+// Tiling: 4 warps of 16 keys (32 for head dim 64), 32 or 64 queries at a time. Shared memory: k and v, and
+// one or two stages of q, dout, lse and delta, 98 KB at most (config.h). Logits are computed transposed (keys
+// by queries), so that p^T and ds^T stay in registers.
 #pragma once
 
 #include "kernels/attention/families/sm80/backward.cuh"

@@ -1,7 +1,8 @@
 // dq = scale ds k, for one tile of queries and one head per thread block. The formulas are in backward.cuh.
 //
-// Tiling: 4 warps of 32 query rows (16 for the large head dims), 32 keys at a time. Shared memory: lse, delta, q and dout, and one or
-// two stages of k and v, 97 KB at most (config.h). The logits, ds and dq stay in registers.
+// Tiling: 4 warps of 32 query rows (16 for the large head dims), 32 keys at a time. Shared memory: lse,
+// delta, q and dout, and one or two stages of k and v, 97 KB at most (config.h). The logits, ds and dq stay
+// in registers.
 #pragma once
 
 #include "kernels/attention/families/sm80/backward.cuh"

@@ -18,8 +18,9 @@ struct Stretch {
   int length;
 };
 
-// Adds the bias to a warp's unscaled logits (rows by columns; kRows tells whether rows are queries or keys). The bias is divided by
-// the scale, because the logits are scaled later. Nothing is read for tokens beyond the lengths.
+// Adds the bias to a warp's unscaled logits (rows by columns; kRows tells whether rows are queries or keys).
+// The bias is divided by the scale, because the logits are scaled later. Nothing is read for tokens beyond
+// the lengths.
 template <typename T, Side kRows, int kM, int kN>
 __device__ __forceinline__ void AddBias(Accumulator<kM, kN>& logits, const Bias& bias, const Tile& tile,
                                         int head, Stretch rows, Stretch columns) {
@@ -83,8 +84,8 @@ __device__ __forceinline__ void RaiseLargest(float& largest, const Accumulator<k
     }
 }
 
-// *to = max(*to, value) for floats. The bits of floats, read as integers, increase with non-negative values and decrease with negative
-// ones. The order of the threads does not change the result.
+// *to = max(*to, value) for floats. The bits of floats, read as integers, increase with non-negative values
+// and decrease with negative ones. The order of the threads does not change the result.
 __device__ __forceinline__ void AtomicMax(float* to, float value) {
   value += 0.0f;  // -0 becomes 0, so that zero has one bit pattern
   if (value >= 0) {
@@ -94,7 +95,8 @@ __device__ __forceinline__ void AtomicMax(float* to, float value) {
   }
 }
 
-// Raises max_logit[head] to `scale` times the largest unscaled logit of the threads. All threads of a warp must call it.
+// Raises max_logit[head] to `scale` times the largest unscaled logit of the threads. All threads of a warp
+// must call it.
 __device__ __forceinline__ void RaiseMaxLogit(float* max_logit, int head, float largest, float scale) {
 #pragma unroll
   for (int apart = kWarpSize / 2; apart > 0; apart /= 2)

@@ -1,9 +1,10 @@
 // Tile sizes and shared-memory budgets of the three matrix kernels, by head dims (query/key and value).
 //
-// How they were chosen: an accumulator with rows of d values needs d / 2 of the 255 registers of a thread in a warp of 16 rows, and d
-// in a warp of 32 rows. A warp of 32 rows reads half as much shared memory per product, which limits the rate of mma.sync. With two
-// blocks of four warps per multiprocessor, the softmax of one overlaps with the products of the other. No kernel needs more than
-// 99 KB of shared memory per block, the limit of sm_86 and sm_89.
+// How they were chosen: an accumulator with rows of d values needs d / 2 of the 255 registers of a thread in
+// a warp of 16 rows, and d in a warp of 32 rows. A warp of 32 rows reads half as much shared memory per
+// product, which limits the rate of mma.sync. With two blocks of four warps per multiprocessor, the softmax
+// of one overlaps with the products of the other. No kernel needs more than 99 KB of shared memory per block,
+// the limit of sm_86 and sm_89.
 #pragma once
 
 #include <cstddef>
@@ -14,15 +15,16 @@ namespace cppool::kernels::cuda {
 
 inline constexpr int kMaxSharedBytes = 99 * 1024;
 
-// A thread block computes rows_per_warp * warps rows of the output and loops over blocks of `block` tokens of the other side.
+// A thread block computes rows_per_warp * warps rows of the output and loops over blocks of `block` tokens of
+// the other side.
 struct TileShape {
   int rows_per_warp, warps, block;
   int stages;                     // buffers for the other side's blocks
   int blocks_per_multiprocessor;  // of threads
 };
 
-// The head dims with kernels. This table alone determines which instances are compiled and which head dims the family reports as
-// supported.
+// The head dims with kernels. This table alone determines which instances are compiled and which head dims
+// the family reports as supported.
 struct HeadDimTiles {
   HeadDims dims;
   TileShape forward, backward_query, backward_key;
@@ -64,7 +66,8 @@ using BackwardQueryTiling = Tiling<TilesOf<kDimQk, kDimV>().backward_query>;
 template <int kDimQk, int kDimV>
 using BackwardKeyTiling = Tiling<TilesOf<kDimQk, kDimV>().backward_key>;
 
-// Above this limit the accumulators of dk and dv do not both fit into registers, and two kernels compute them one after the other.
+// Above this limit the accumulators of dk and dv do not both fit into registers, and two kernels compute them
+// one after the other.
 template <int kDimQk, int kDimV>
 inline constexpr bool kKeyAndValueApart = kDimQk + kDimV > 384;
 

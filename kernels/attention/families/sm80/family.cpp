@@ -110,7 +110,8 @@ class Plan : public BlockPlan {
   const DeviceList& query() const { return query_; }
   const DeviceList& dq() const { return dq_; }
   const DeviceList& key() const { return key_; }
-  // The busy tiles of key(), sorted by sequence. sequence_ends(): for each sequence with busy tiles, the index behind its last one.
+  // The busy tiles of key(), sorted by sequence. sequence_ends(): for each sequence with busy tiles, the
+  // index behind its last one.
   const DeviceList& key_by_sequence() const { return key_by_sequence_; }
   const std::vector<int>& sequence_ends() const { return sequence_ends_; }
 
@@ -270,7 +271,8 @@ class Sm80Kernel : public AttentionKernel {
     const auto launch = [&](WorkView view, int first, int tiles) {
       view.tiles += first;
       const std::int64_t blocks = std::int64_t{tiles} * (sum_heads ? 1 : shape.heads);
-      // If there are few tiles, several thread blocks share each, except for a sum over queries, which one block computes.
+      // If there are few tiles, several thread blocks share each, except for a sum over queries, which one
+      // block computes.
       const unsigned slices =
           sum_queries ? 1
                       : static_cast<unsigned>(std::clamp<std::int64_t>(kBusyBlocks / (blocks + 1), 1, 16));

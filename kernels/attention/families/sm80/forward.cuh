@@ -1,12 +1,13 @@
 // Forward attention: out = softmax(scale q k^T, masked) v and lse, for one tile of queries and one head per
 // thread block.
 //
-// Tiling: 4 warps of 32 query rows (16 for head dim 256); 64 keys at a time. k and v are single-buffered: v is copied during q k^T, the
-// next k during the softmax and p v. Shared memory: q, k, v, 96 KB at most (config.h). q k^T, p and the output stay in registers.
+// Tiling: 4 warps of 32 query rows (16 for head dim 256); 64 keys at a time. k and v are single-buffered: v
+// is copied during q k^T, the next k during the softmax and p v. Shared memory: q, k, v, 96 KB at most
+// (config.h). q k^T, p and the output stay in registers.
 //
-// Online softmax (Milakov and Gimelshein 2018) in tiles (FlashAttention-2, Dao 2023), with exponentials in base 2. The running maximum
-// is updated only when a row exceeds it by kSlack (in log2): exponentials stay below 2^kSlack, and most blocks need not rescale the
-// output.
+// Online softmax (Milakov and Gimelshein 2018) in tiles (FlashAttention-2, Dao 2023), with exponentials in
+// base 2. The running maximum is updated only when a row exceeds it by kSlack (in log2): exponentials stay
+// below 2^kSlack, and most blocks need not rescale the output.
 #pragma once
 
 #include <cmath>
@@ -25,8 +26,8 @@ namespace cppool::kernels::cuda {
 template <bool kFp8>
 inline constexpr float kSlack = kFp8 ? 0 : 8;
 
-// The softmax state of the rows of a warp's accumulator that a thread holds: rows 16 m + lane / 4 and 16 m + lane / 4 + 8 for each
-// 16-row tile m.
+// The softmax state of the rows of a warp's accumulator that a thread holds: rows 16 m + lane / 4 and 16 m +
+// lane / 4 + 8 for each 16-row tile m.
 template <int kM>
 struct SoftmaxState {
   float most[kM][2];  // running maximum of the unscaled logits; -inf before the first visible key
@@ -54,7 +55,8 @@ __device__ __forceinline__ void MaskLogits(Accumulator<kM, kN>& logits, const Ba
     }
 }
 
-// Replaces logits by exponentials relative to the running maximum, and rescales the state and the output when the maximum is updated.
+// Replaces logits by exponentials relative to the running maximum, and rescales the state and the output when
+// the maximum is updated.
 template <bool kFp8, int kM, int kN, int kOut>
 __device__ __forceinline__ void Softmax(Accumulator<kM, kN>& logits, SoftmaxState<kM>& state,
                                         Accumulator<kM, kOut>& out, float scale_log2) {
@@ -135,8 +137,8 @@ __device__ __forceinline__ void ReadState(const ForwardParameters& p, const Tile
     }
 }
 
-// Merges (old_lse, an output of weight 1) with (lse, one of weight `factor`): lse becomes that of both. `lanes`: those that share the row,
-// which have all read old_lse when this returns.
+// Merges (old_lse, an output of weight 1) with (lse, one of weight `factor`): lse becomes that of both.
+// `lanes`: those that share the row, which have all read old_lse when this returns.
 __device__ __forceinline__ void MergeWith(float old_lse, float& lse, float& factor, float& old_factor,
                                           unsigned lanes) {
   __syncwarp(lanes);
@@ -148,8 +150,9 @@ __device__ __forceinline__ void MergeWith(float old_lse, float& lse, float& fact
   lse = merged;
 }
 
-// For fp8 an earlier call's output is merged here instead of continued: P of this call is relative to its own maximum, so that its cast
-// does not depend on other keys. `unit`: what the sums of payloads are multiplied with.
+// For fp8 an earlier call's output is merged here instead of continued: P of this call is relative to its own
+// maximum, so that its cast does not depend on other keys. `unit`: what the sums of payloads are multiplied
+// with.
 template <bool kFp8, typename T, int kDimV, int kM>
 __device__ __forceinline__ void WriteOutput(const ForwardParameters& p, const Tile& tile, int warp_row,
                                             int head, const SoftmaxState<kM>& state,

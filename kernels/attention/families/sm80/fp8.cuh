@@ -1,8 +1,9 @@
 // What the instances for fp8 do beside attention in bf16: scales of the operands, and the casts of P and dS.
 //
-// Stored elements are values of E4M3 or E5M2 (with blocks: times a power of two), which bf16 holds exactly, and so are P and dS after
-// their casts. So the products are those of 8-bit tensor cores but for the order of their sums, and their accumulators are fp32. Scales
-// come after the products: those of a tensor are the same for all its elements.
+// Stored elements are values of E4M3 or E5M2 (with blocks: times a power of two), which bf16 holds exactly,
+// and so are P and dS after their casts. So the products are those of 8-bit tensor cores but for the order of
+// their sums, and their accumulators are fp32. Scales come after the products: those of a tensor are the same
+// for all its elements.
 #pragma once
 
 #include "kernels/attention/families/sm80/bias.cuh"
@@ -35,8 +36,8 @@ __device__ __forceinline__ LeftOperand<kM, kN / 2> CastP(Accumulator<kM, kN> p, 
   return ToLeftOperand<T>(p);
 }
 
-// Rounds each row's dS to E4M3 in blocks of kMxBlock columns, as payload times the power of two of fp8.h's E8M0Of. The exponent is kept
-// from 1 on, so that the powers are normal.
+// Rounds each row's dS to E4M3 in blocks of kMxBlock columns, as payload times the power of two of fp8.h's
+// E8M0Of. The exponent is kept from 1 on, so that the powers are normal.
 template <int kM, int kN>
 __device__ __forceinline__ void RoundBlocks(Accumulator<kM, kN>& ds) {
   constexpr int kTiles = kMxBlock / 8;

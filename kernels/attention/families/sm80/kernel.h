@@ -1,5 +1,5 @@
-// The compiled matrix kernels and what is needed to launch them. Each takes its parameters (parameters.h) by value;
-// blockIdx.x counts tiles times heads (key/value heads for dk and dv).
+// The compiled matrix kernels and what is needed to launch them. Each takes its parameters (parameters.h) by
+// value; blockIdx.x counts tiles times heads (key/value heads for dk and dv).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,8 +18,8 @@
 
 namespace cppool::kernels::cuda {
 
-// A kernel with parameters of one type. It has its own launch function and tile size, so that a kernel with clusters, tensor maps or a
-// persistent grid needs no change in the code that launches it.
+// A kernel with parameters of one type. It has its own launch function and tile size, so that a kernel with
+// clusters, tensor maps or a persistent grid needs no change in the code that launches it.
 template <typename Parameters>
 struct Kernel {
   const void* function = nullptr;  // NULL: there is none
@@ -51,7 +51,8 @@ template <Variant kVariant>
 Kernel<ForwardParameters> ForwardKernelOf(const KernelShape& shape);
 template <Variant kVariant>
 Kernel<BackwardParameters> BackwardQueryKernelOf(const KernelShape& shape);
-// One or two kernels, to be launched one after the other; if there is one, the second has no function. Both use the same tiles.
+// One or two kernels, to be launched one after the other; if there is one, the second has no function. Both
+// use the same tiles.
 template <Variant kVariant>
 std::array<Kernel<BackwardParameters>, 2> BackwardKeyKernelsOf(const KernelShape& shape);
 // It uses the tiles of the kernels for dk and dv.
@@ -72,8 +73,8 @@ struct ElementOf<Dtype::kFp16> {
   using Type = __half;
 };
 
-// Returns make.operator()<T, kDimQk, kDimV>() for the dtype and head dims of `shape`, or an empty Result if they are not in kDtypes
-// and kHeadDimTiles.
+// Returns make.operator()<T, kDimQk, kDimV>() for the dtype and head dims of `shape`, or an empty Result if
+// they are not in kDtypes and kHeadDimTiles.
 template <typename Result, typename Make>
 Result ForInstance(const KernelShape& shape, Make make) {
   Result result{};

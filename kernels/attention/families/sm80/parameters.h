@@ -1,4 +1,5 @@
-// The parameters of the kernels. Shapes as in kernels/attention/attention_kernel.h; all pointers are device memory.
+// The parameters of the kernels. Shapes as in kernels/attention/attention_kernel.h; all pointers are device
+// memory.
 #pragma once
 
 #include <cstdint>

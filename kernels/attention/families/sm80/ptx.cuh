@@ -1,5 +1,5 @@
-// PTX instructions without an equivalent in CUDA C++: asynchronous copies to shared memory, matrix loads, tensor core products. All
-// are available from sm_80 on. Shared memory is addressed by 32-bit addresses.
+// PTX instructions without an equivalent in CUDA C++: asynchronous copies to shared memory, matrix loads,
+// tensor core products. All are available from sm_80 on. Shared memory is addressed by 32-bit addresses.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -40,7 +40,8 @@ __device__ __forceinline__ void LoadMatrixTransposed(std::uint32_t (&to)[4], std
                : "r"(shared));
 }
 
-// c += a b for a 16x16 tile a and a 16x8 tile b. Lane l holds rows l / 4 and l / 4 + 8 of c, columns 2 (l % 4) and 2 (l % 4) + 1.
+// c += a b for a 16x16 tile a and a 16x8 tile b. Lane l holds rows l / 4 and l / 4 + 8 of c, columns 2 (l %
+// 4) and 2 (l % 4) + 1.
 template <typename T>
 __device__ __forceinline__ void Multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                          std::uint32_t b1);

@@ -1,7 +1,8 @@
 // Tiles of 16-bit elements in shared memory, and the products of tiles that a warp computes.
 //
-// A tile is [rows, kDim] with rows of kDim * 2 bytes, a multiple of 128. Within each 128 bytes, the 16-byte chunk c of row r is stored
-// at chunk c ^ (r % 8), so that the eight rows of an 8x8 matrix load are in different banks.
+// A tile is [rows, kDim] with rows of kDim * 2 bytes, a multiple of 128. Within each 128 bytes, the 16-byte
+// chunk c of row r is stored at chunk c ^ (r % 8), so that the eight rows of an 8x8 matrix load are in
+// different banks.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,9 @@ inline constexpr int kWarpSize = 32;
 template <int kDim>
 inline constexpr int kRowBytes = kDim * 2;
 
-// Starts the copy of `length` <= kRows token rows into a tile; the tile's other rows are set to zero. `from` is the first token's row
-// of one head, `stride` the distance between tokens in bytes. All threads of the block must call it.
+// Starts the copy of `length` <= kRows token rows into a tile; the tile's other rows are set to zero. `from`
+// is the first token's row of one head, `stride` the distance between tokens in bytes. All threads of the
+// block must call it.
 template <int kDim, int kRows, int kThreads>
 __device__ __forceinline__ void CopyTile(std::uint32_t tile, const void* from, std::int64_t stride,
                                          int length) {

@@ -1,4 +1,5 @@
-// The loop of a thread block over its work: the ranges of the other side, divided into blocks, and the visibility of a block.
+// The loop of a thread block over its work: the ranges of the other side, divided into blocks, and the
+// visibility of a block.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +19,10 @@ __device__ __forceinline__ const Tile& SharedTile(const WorkView& work, int inde
   return tile;
 }
 
-// Iterates `passes` times over the blocks of at most kBlock tokens of a tile's ranges. `tile` is in shared memory and `work` in
-// constant memory, so that rarely used values take no registers. With kMayAlign and `aligned`, a block that does not begin at a multiple
-// of kMxBlock positions ends at the next one, so that kMxBlock positions lie in the same columns of a block.
+// Iterates `passes` times over the blocks of at most kBlock tokens of a tile's ranges. `tile` is in shared
+// memory and `work` in constant memory, so that rarely used values take no registers. With kMayAlign and
+// `aligned`, a block that does not begin at a multiple of kMxBlock positions ends at the next one, so that
+// kMxBlock positions lie in the same columns of a block.
 template <int kBlock, bool kMayAlign = false>
 class BlockCursor {
  public:
@@ -81,7 +83,8 @@ class BlockCursor {
 
 enum class Visibility { kNone, kSome, kAll };
 
-// Which of the pairs of `keys` keys from position `key` on and `queries` queries from position `query` on are visible in a band.
+// Which of the pairs of `keys` keys from position `key` on and `queries` queries from position `query` on are
+// visible in a band.
 __device__ __forceinline__ Visibility Classify(const Band& band, int query, int queries, int key, int keys) {
   const int least = key - (query + queries - 1), most = key + keys - 1 - query;
   if (queries <= 0 || keys <= 0 || most < band.low || least > band.high) return Visibility::kNone;

@@ -1,11 +1,12 @@
-// Backward attention on Hopper: dk and dv of tiles of keys of one key/value head, and what they add to dq: five products
-// for each pair of a tile and a block of queries (backward_consumer.cuh, backward_wide_consumer.cuh, backward_halves_consumer.cuh,
-// backward_dims_consumer.cuh, backward_pair_consumer.cuh).
+// Backward attention on Hopper: dk and dv of tiles of keys of one key/value head, and what they add to dq:
+// five products for each pair of a tile and a block of queries (backward_consumer.cuh,
+// backward_wide_consumer.cuh, backward_halves_consumer.cuh, backward_dims_consumer.cuh,
+// backward_pair_consumer.cuh).
 //
-// Tiling (backward_config.h): a thread block per multiprocessor stays and takes tile after tile; one warp copies
-// (backward_producer.cuh), two warpgroups compute with wgmma, and two threads add to dq (backward_dq.cuh). dk, dv and logits
-// stay in registers. Shared memory: stages of keys and values, queries and output gradients, ds, dq, and barriers
-// (backward_shared.cuh), 227 KB at most.
+// Tiling (backward_config.h): a thread block per multiprocessor stays and takes tile after tile; one warp
+// copies (backward_producer.cuh), two warpgroups compute with wgmma, and two threads add to dq
+// (backward_dq.cuh). dk, dv and logits stay in registers. Shared memory: stages of keys and values, queries
+// and output gradients, ds, dq, and barriers (backward_shared.cuh), 227 KB at most.
 #pragma once
 
 #include <type_traits>

@@ -11,7 +11,8 @@
 
 namespace cppool::kernels::cuda::sm90 {
 
-// One call with both sides wanted, see BackwardArgs in kernels/attention/attention_kernel.h. Pointers are device memory.
+// One call with both sides wanted, see BackwardArgs in kernels/attention/attention_kernel.h. Pointers are
+// device memory.
 struct BackwardCall {
   float scale = 1;
   BackwardWork work{};  // of the entry's sizes
@@ -32,8 +33,8 @@ struct BackwardCall {
   void* dq = nullptr;
   void* dk = nullptr;
   void* dv = nullptr;
-  // An int and as many more as a fixed order of sums takes (see BackwardParameters::turns); no other launch under way may
-  // use them. `state_bytes`: of both; without turns of the int alone.
+  // An int and as many more as a fixed order of sums takes (see BackwardParameters::turns); no other launch
+  // under way may use them. `state_bytes`: of both; without turns of the int alone.
   int* schedule = nullptr;
   int* turns = nullptr;
   std::size_t state_bytes = 0;

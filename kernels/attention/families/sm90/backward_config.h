@@ -49,11 +49,12 @@ struct BackwardBuffers {
   static_assert(kSharedBytes <= kMaxSharedBytes);
 };
 
-// The warpgroups divide the keys (backward_consumer.cuh, backward_wide_consumer.cuh): 64 of 128 each, with (dim_qk + dim_v) / 2
-// registers a thread for dk and dv, kRows / 2 each for logits and for dout v^T, up to half as many for each operand made of them,
-// and kDqDims / 2 for dq, of 240. Of dq each makes, for 64 queries at a time, one half of the dims; for 128, one half of the rows.
-// Two buffers of ds. A block of 64 queries is needed for logits early in the step before its own, soon after the buffer of the step
-// before that is released: a third buffer gives its copy time.
+// The warpgroups divide the keys (backward_consumer.cuh, backward_wide_consumer.cuh): 64 of 128 each, with
+// (dim_qk + dim_v) / 2 registers a thread for dk and dv, kRows / 2 each for logits and for dout v^T, up to
+// half as many for each operand made of them, and kDqDims / 2 for dq, of 240. Of dq each makes, for 64
+// queries at a time, one half of the dims; for 128, one half of the rows. Two buffers of ds. A block of 64
+// queries is needed for logits early in the step before its own, soon after the buffer of the step before
+// that is released: a third buffer gives its copy time.
 template <int kDimQk, int kDimV, int kRows, int kStages, int kDoutStages, int kBiasStages = 0>
 struct KeySplitTiling : BackwardBuffers<kDimQk, kDimV, 128, kRows, 1, kStages, kDoutStages,
                                         kRows == 128 ? kDimQk : kDimQk / 2, 2, kBiasStages> {
@@ -63,17 +64,19 @@ struct KeySplitTiling : BackwardBuffers<kDimQk, kDimV, 128, kRows, 1, kStages, k
   static_assert(kRows == 128 || kDimQk % 128 == 0);
 };
 
-// The same for head dims 192/128 (backward_halves_consumer.cuh), whose dk and dv take 160 registers a thread: of a block's 64
-// queries logits and dout v^T are made for 32 at a time, and dq's 96 dims of a warpgroup as 64 and 32. One buffer of ds.
+// The same for head dims 192/128 (backward_halves_consumer.cuh), whose dk and dv take 160 registers a thread:
+// of a block's 64 queries logits and dout v^T are made for 32 at a time, and dq's 96 dims of a warpgroup as
+// 64 and 32. One buffer of ds.
 template <int kDimQk, int kDimV>
 struct HalvesTiling : BackwardBuffers<kDimQk, kDimV, 128, 64, 1, 2, 2, kDimQk / 2, 1, 0> {
   static constexpr bool kSplitsDims = false, kTakesHalves = true;
   static_assert(kDimQk == 192);
 };
 
-// The warpgroups divide the dims (backward_dims_consumer.cuh), for heads whose dk and dv of 64 keys are too many registers for
-// one: of tiles of 64 keys each makes 128 dims of dk, one half of dv's, and 128 dims of dq in two parts of 64. With 192 dims
-// the 64 in the middle are made by both and used from one. Buffers of p^T, of ds^T and of ds.
+// The warpgroups divide the dims (backward_dims_consumer.cuh), for heads whose dk and dv of 64 keys are too
+// many registers for one: of tiles of 64 keys each makes 128 dims of dk, one half of dv's, and 128 dims of dq
+// in two parts of 64. With 192 dims the 64 in the middle are made by both and used from one. Buffers of p^T,
+// of ds^T and of ds.
 template <int kDimQk, int kDimV, int kTileStages, int kDoutStages, int kBiasStages = 0>
 struct DimSplitTiling
     : BackwardBuffers<kDimQk, kDimV, 64, 64, kTileStages, 2, kDoutStages, 64, 3, kBiasStages> {
@@ -82,9 +85,10 @@ struct DimSplitTiling
   static_assert(kDimV % 128 == 0);
 };
 
-// The same in clusters of two thread blocks (backward_pair_consumer.cuh): 64 keys each of a tile of 128. Each block makes one half
-// of dq's dims of all 128 keys, with half the dims of the other's keys and the other's ds, and each warpgroup 64 of them, handed
-// over in two boxes of 32. Buffers of p^T, of ds^T, of ds and of the other's ds.
+// The same in clusters of two thread blocks (backward_pair_consumer.cuh): 64 keys each of a tile of 128. Each
+// block makes one half of dq's dims of all 128 keys, with half the dims of the other's keys and the other's
+// ds, and each warpgroup 64 of them, handed over in two boxes of 32. Buffers of p^T, of ds^T, of ds and of
+// the other's ds.
 template <int kDimQk, int kDimV>
 struct PairTiling : BackwardBuffers<kDimQk, kDimV, 64, 64, 1, 2, 1, 32, 4, 0, true> {
   static constexpr bool kSplitsDims = true, kTakesHalves = false;

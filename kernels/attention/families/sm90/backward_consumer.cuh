@@ -1,10 +1,11 @@
-// A consumer warpgroup of the backward kernel for head dims 128 and 128/64: 64 keys of each tile, blocks of 64 queries
-// (backward_keys_step.cuh).
+// A consumer warpgroup of the backward kernel for head dims 128 and 128/64: 64 keys of each tile, blocks of
+// 64 queries (backward_keys_step.cuh).
 //
-// Products follow each other in this order: dv, the next step's logits, dq, dk, the next step's dout v^T. ds is made under dv,
-// the barrier for it falls under the logits, exponentials fall under dq and dk, the handing over of dq under dk. dk takes ds^T from
-// shared memory: in registers it would leave too few for the logits that are under way. No product is under way at the end of the
-// loop: the next wait would not be for all of them, and the assembler would put products one after another.
+// Products follow each other in this order: dv, the next step's logits, dq, dk, the next step's dout v^T. ds
+// is made under dv, the barrier for it falls under the logits, exponentials fall under dq and dk, the handing
+// over of dq under dk. dk takes ds^T from shared memory: in registers it would leave too few for the logits
+// that are under way. No product is under way at the end of the loop: the next wait would not be for all of
+// them, and the assembler would put products one after another.
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_keys_step.cuh"
@@ -53,8 +54,8 @@ class BackwardConsumer : BackwardKeysStep<T, Config> {
       this->StoreDs(ds, this->OwnDs(ds_buffer_), 0);
       ptx::FenceShared();
       if (more) ptx::Wait(shared_.FullQ(next.q().stage), next.q().parity);
-      // After a tile's last step these logits, their exponentials and dout v^T are for nothing, whatever they read: a branch would
-      // serialise the products.
+      // After a tile's last step these logits, their exponentials and dout v^T are for nothing, whatever they
+      // read: a branch would serialise the products.
       BeginProducts();
       this->StartLogits(logits, next.q().stage);
       ptx::SyncNamed(kDsBarrier, 2 * kWarpgroup);

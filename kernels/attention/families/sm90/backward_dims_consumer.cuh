@@ -1,12 +1,13 @@
-// A consumer warpgroup of the backward kernel for heads so large that dk and dv of 64 keys do not fit a warpgroup's registers:
-// both have the same 64 keys, and the products of backward_keys_step.cuh are divided like this.
+// A consumer warpgroup of the backward kernel for heads so large that dk and dv of 64 keys do not fit a
+// warpgroup's registers: both have the same 64 keys, and the products of backward_keys_step.cuh are divided
+// like this.
 //
 // - Logits and dout v^T, keys by queries: a half of the block's queries each.
 // - p^T, ds^T and ds go through shared memory to both.
 // - dk, dv and dq: a part of the dims each (backward_config.h); dq in two boxes, one after the other.
 //
-// Under the exponentials of a step dout v^T is under way; while dq's first box is handed over, dk and the next step's logits,
-// while the second one is, the next step's dout v^T.
+// Under the exponentials of a step dout v^T is under way; while dq's first box is handed over, dk and the
+// next step's logits, while the second one is, the next step's dout v^T.
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_step.cuh"
@@ -133,7 +134,8 @@ class BackwardDimsConsumer : BackwardStep<T, Config> {
   static_assert(kTileKeys == 64 && kRows == 64 && kDqDims == 64);
   enum Buffer { kP, kDsByKeys, kDsByQueries };  // [64][64] each
 
-  // The operands in shared memory may be written when the products of both warpgroups have read those of the step before.
+  // The operands in shared memory may be written when the products of both warpgroups have read those of the
+  // step before.
   __device__ __forceinline__ void TakeOperands() const {
     ptx::SyncNamed(kFreeBarrier + ptx::Opaque(group_), 2 * kWarpgroup);
   }

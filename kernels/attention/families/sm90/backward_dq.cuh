@@ -1,9 +1,10 @@
-// Adds what the consumers of the backward kernel make of dq to fp32 in global memory: a thread for each consumer, so that
-// waiting for memory, or for its turn, stops no product.
+// Adds what the consumers of the backward kernel make of dq to fp32 in global memory: a thread for each
+// consumer, so that waiting for memory, or for its turn, stops no product.
 //
-// Rows that are no tokens of a block are 0 in it, unless a key is not finite: adding them changes nothing, whoever they belong to. In turns, tiles
-// add to a block in the order of their keys, so that sums have the same bits on every run. A turn is for all boxes of a
-// consumer's step: the next tile's wait for memory and for this tile's thread once, not once per box.
+// Rows that are no tokens of a block are 0 in it, unless a key is not finite: adding them changes nothing,
+// whoever they belong to. In turns, tiles add to a block in the order of their keys, so that sums have the
+// same bits on every run. A turn is for all boxes of a consumer's step: the next tile's wait for memory and
+// for this tile's thread once, not once per box.
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_shared.cuh"
@@ -16,8 +17,8 @@ __device__ __forceinline__ void AddDq(const BackwardParameters& p, const Backwar
                                       int group) {
   // Which of those that add to a block's dq this is.
   const int adder = Config::kPairs ? ptx::ClusterRank() * 2 + group : group;
-  // The consumer's first row in the block; how many boxes it hands over in a step; the first one's place among dq's dims, in
-  // units of 32.
+  // The consumer's first row in the block; how many boxes it hands over in a step; the first one's place
+  // among dq's dims, in units of 32.
   constexpr bool kByRows = Config::kRows > Config::kDqRows;
   constexpr int kBox = Config::kDqDims / 32;
   const int row = kByRows ? group * Config::kDqRows : 0;

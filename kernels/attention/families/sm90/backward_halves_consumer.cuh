@@ -1,11 +1,13 @@
-// A consumer warpgroup of the backward kernel for head dims 192/128: 64 keys of each tile, as in backward_keys_step.cuh, but a
-// block's queries one half after the other: dk and dv take 160 registers, which leaves no room for logits and dout v^T of all.
+// A consumer warpgroup of the backward kernel for head dims 192/128: 64 keys of each tile, as in
+// backward_keys_step.cuh, but a block's queries one half after the other: dk and dv take 160 registers, which
+// leaves no room for logits and dout v^T of all.
 //
-// ds of both halves and of both warpgroups is multiplied by the keys at once. Of dq's 192 dims each warpgroup makes 96: 64
-// of a box to itself, then one half of the box in the middle, each while the other registers hold nothing else.
+// ds of both halves and of both warpgroups is multiplied by the keys at once. Of dq's 192 dims each warpgroup
+// makes 96: 64 of a box to itself, then one half of the box in the middle, each while the other registers
+// hold nothing else.
 //
-// A half's exponentials fall under its dout v^T, its ds is made under dv; dq's first part is handed over under dk, its second
-// part under the next block's logits.
+// A half's exponentials fall under its dout v^T, its ds is made under dv; dq's first part is handed over
+// under dk, its second part under the next block's logits.
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_step.cuh"

@@ -1,10 +1,11 @@
-// What both kinds of consumer warpgroups that divide the keys do (backward_consumer.cuh, backward_wide_consumer.cuh): the products
-// of a step of 64 keys of a tile and all queries of a block.
+// What both kinds of consumer warpgroups that divide the keys do (backward_consumer.cuh,
+// backward_wide_consumer.cuh): the products of a step of 64 keys of a tile and all queries of a block.
 //
-// With p = exp(scale q k^T - lse): dv = p^T dout, ds = p (dout v^T - delta), dq = scale ds k, dk = scale ds^T q
-// (FlashAttention-2, Dao 2023). Logits and dout v^T are made transposed, keys by queries, so that p^T is a left operand in
-// registers for dv (as in FlashAttention-3, Shah et al. 2024); ds goes through shared memory to both warpgroups for dq, of
-// which each makes one half (backward_config.h), for a thread of its own (backward_dq.cuh) to add to memory.
+// With p = exp(scale q k^T - lse): dv = p^T dout, ds = p (dout v^T - delta), dq = scale ds k, dk = scale ds^T
+// q (FlashAttention-2, Dao 2023). Logits and dout v^T are made transposed, keys by queries, so that p^T is a
+// left operand in registers for dv (as in FlashAttention-3, Shah et al. 2024); ds goes through shared memory
+// to both warpgroups for dq, of which each makes one half (backward_config.h), for a thread of its own
+// (backward_dq.cuh) to add to memory.
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_step.cuh"
@@ -26,7 +27,8 @@ class BackwardKeysStep : protected BackwardStep<T, Config> {
   static constexpr int kDqDims = Config::kDqDims;
   static constexpr bool kDqByRows = kRows > Config::kDqRows;
 
-  // A tile's first logits, and dp, which is under way when it returns. Whether all pairs of the step are visible.
+  // A tile's first logits, and dp, which is under way when it returns. Whether all pairs of the step are
+  // visible.
   __device__ __forceinline__ bool BeginSteps(float (&logits)[kRows / 2], float (&dp)[kRows / 2]) const {
     ptx::Wait(shared_.FullQ(rings_.q().stage), rings_.q().parity);
     BeginProducts();

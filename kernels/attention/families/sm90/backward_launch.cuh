@@ -33,9 +33,10 @@ int SectionHeads(const BackwardCall& call) {
       std::clamp<std::int64_t>(kCachedBytes / std::max<std::int64_t>(head_bytes, 1), 1, map.kv_heads));
 }
 
-// In step through the blocks for all heads of a group, tiles read and add to the same rows at a time: 8 % faster with 32 query
-// and 4 key/value heads with head dim 128 and 4096 tokens. With a window of 512, where a tile has few blocks, what all heads touch does not
-// stay in the L2 cache: a quarter slower. For turns it matters whether tiles have as many blocks as their neighbours.
+// In step through the blocks for all heads of a group, tiles read and add to the same rows at a time: 8 %
+// faster with 32 query and 4 key/value heads with head dim 128 and 4096 tokens. With a window of 512, where a
+// tile has few blocks, what all heads touch does not stay in the L2 cache: a quarter slower. For turns it
+// matters whether tiles have as many blocks as their neighbours.
 inline bool HeadsTogether(const BackwardCall& call) {
   constexpr int kFewBlocks = 16;
   const BackwardWork& work = call.work;

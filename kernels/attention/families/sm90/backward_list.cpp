@@ -25,8 +25,8 @@ std::int32_t MemberOf(const Layout& layout, const Segment& segment) {
   return static_cast<std::int32_t>(segment.row % layout.row_step);
 }
 
-// Tiles come sequence by sequence. Within one they keep their order, which turns rely on; otherwise those with the most
-// blocks, or before one that has, come first. Those without blocks come last.
+// Tiles come sequence by sequence. Within one they keep their order, which turns rely on; otherwise those
+// with the most blocks, or before one that has, come first. Those without blocks come last.
 void MostWorkFirst(BackwardList& list) {
   std::vector<KeyTile>& tiles = list.tiles;
   std::vector<std::int32_t> work(tiles.size());
@@ -80,8 +80,8 @@ BackwardList BuildBackwardList(const Layout& query, const Layout& key, const std
                  0,
                  0,
                  ordinal++};
-    // Some pair is visible when the differences of positions, which are all numbers between the least and the greatest,
-    // meet the band.
+    // Some pair is visible when the differences of positions, which are all numbers between the least and the
+    // greatest, meet the band.
     const auto begin = list.blocks.begin();
     const auto block_at = [&](std::size_t i) { return begin + static_cast<std::ptrdiff_t>(i); };
     const auto from = std::partition_point(block_at(first), block_at(end), [&](const QueryBlock& block) {

@@ -1,10 +1,11 @@
-// A consumer warpgroup of the backward kernel for head dim 256, in clusters of two thread blocks: a block has 64
-// keys of a tile of 128, and divides the products of one step between its warpgroups as backward_dims_consumer.cuh does, but for
-// dq: of that each block makes one half of the dims, of all 128 keys, so that half as much is added to memory for a pair of a
-// key and a query. To this end each block sends its ds to the other (FlashAttention-4's backward pass for head dim 256).
+// A consumer warpgroup of the backward kernel for head dim 256, in clusters of two thread blocks: a block has
+// 64 keys of a tile of 128, and divides the products of one step between its warpgroups as
+// backward_dims_consumer.cuh does, but for dq: of that each block makes one half of the dims, of all 128
+// keys, so that half as much is added to memory for a pair of a key and a query. To this end each block sends
+// its ds to the other (FlashAttention-4's backward pass for head dim 256).
 //
-// dq comes last, so that ds travels under dv and dk; it is handed over in two boxes, one under the next step's logits, one after
-// its exponentials, so that these wait for no box to be read.
+// dq comes last, so that ds travels under dv and dk; it is handed over in two boxes, one under the next
+// step's logits, one after its exponentials, so that these wait for no box to be read.
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_step.cuh"
@@ -143,8 +144,8 @@ class BackwardPairConsumer : BackwardStep<T, Config> {
   static_assert(kTileKeys == 64 && kRows == 64 && kOwnDqDims == 64 && kDqDims == 32 && !Config::kBias);
   enum Buffer { kP, kDsByKeys, kDsByQueries, kOtherDs };  // [64][64] each
 
-  // One thread copies ds to the other block of the cluster, when both warpgroups have written it. When that block says that it has
-  // read the copy, this block's ds may be overwritten, too.
+  // One thread copies ds to the other block of the cluster, when both warpgroups have written it. When that
+  // block says that it has read the copy, this block's ds may be overwritten, too.
   __device__ __forceinline__ void SendDs() const {
     if (threadIdx.x == kWarpgroup) {
       ptx::ArriveExpecting(shared_.FullOtherDs(), Config::kDsBytes);
@@ -170,7 +171,8 @@ class BackwardPairConsumer : BackwardStep<T, Config> {
     ptx::SyncNamed(kBackwardGroupBarrier + ptx::Opaque(group_), kWarpgroup);
   }
 
-  // The operands in shared memory may be written when the products of both warpgroups have read those of the step before.
+  // The operands in shared memory may be written when the products of both warpgroups have read those of the
+  // step before.
   __device__ __forceinline__ void TakeOperands() const {
     ptx::SyncNamed(kFreeBarrier + ptx::Opaque(group_), 2 * kWarpgroup);
   }

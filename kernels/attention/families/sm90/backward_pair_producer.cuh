@@ -1,5 +1,5 @@
-// What the producer of the backward kernel does in a cluster of two thread blocks: one takes items for both; each brings its own
-// keys and values of a tile.
+// What the producer of the backward kernel does in a cluster of two thread blocks: one takes items for both;
+// each brings its own keys and values of a tile.
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_shared.cuh"
@@ -7,7 +7,8 @@
 
 namespace cppool::kernels::cuda::sm90 {
 
-// Returns the next item of a cluster, whose first thread block takes it. Returns when the tile's buffers are empty.
+// Returns the next item of a cluster, whose first thread block takes it. Returns when the tile's buffers are
+// empty.
 template <typename Config>
 __device__ __forceinline__ int TakePairItem(const BackwardParameters& p, const BackwardShared<Config>& shared,
                                             const Ring<Config::kTileStages>& tiles) {
@@ -35,8 +36,8 @@ __device__ __forceinline__ int TakePairItem(const BackwardParameters& p, const B
   return item;
 }
 
-// One thread copies this block's half of the cluster's tile, which is described as a whole: 64 keys, and one half of the dims of the other
-// block's keys.
+// One thread copies this block's half of the cluster's tile, which is described as a whole: 64 keys, and one
+// half of the dims of the other block's keys.
 template <typename Config>
 __device__ __forceinline__ void ProducePairKeys(const BackwardParameters& p,
                                                 const BackwardShared<Config>& shared, int stage) {

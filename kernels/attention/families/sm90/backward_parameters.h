@@ -1,5 +1,5 @@
-// What the backward kernel is launched with. Shapes as in kernels/attention/attention_kernel.h; all pointers are
-// device memory.
+// What the backward kernel is launched with. Shapes as in kernels/attention/attention_kernel.h; all pointers
+// are device memory.
 #pragma once
 
 #include <cuda.h>  // CUtensorMap
@@ -60,12 +60,13 @@ struct BackwardParameters {
   void* dk;            // as dk_sum
   void* dv;            // as dv_sum
   int* schedule;       // the next item, from 0; 0 before the launch
-  // [blocks_count, heads, kTurns], 0 before the launch: tiles that have been added to dq, by each consumer of a thread
-  // block or of a cluster; NULL: in any order.
+  // [blocks_count, heads, kTurns], 0 before the launch: tiles that have been added to dq, by each consumer of
+  // a thread block or of a cluster; NULL: in any order.
   int* turns;
   int section_heads;  // key/value heads that are worked off before the next ones
-  // Whether a tile takes all query heads of its key/value head through a block before the next block, or all blocks for a head
-  // before the next head. The same for all tiles of a launch, or turns could wait for each other.
+  // Whether a tile takes all query heads of its key/value head through a block before the next block, or all
+  // blocks for a head before the next head. The same for all tiles of a launch, or turns could wait for each
+  // other.
   bool heads_together;
   float scale;
   float scale_log2;

@@ -1,12 +1,13 @@
-// The producer of the backward kernel: one warp that takes tiles of keys from the work list and brings their keys and
-// values, and for each query head and block that sees them queries, output gradients, lse and delta, as buffers become
-// free.
+// The producer of the backward kernel: one warp that takes tiles of keys from the work list and brings their
+// keys and values, and for each query head and block that sees them queries, output gradients, lse and delta,
+// as buffers become free.
 //
-// Items are tiles times key/value heads, in sections of heads whose queries and dq stay in the L2 cache. All come from
-// a counter, so that whatever an item waits for in its turn to add to dq is held by a thread block that runs.
-// Blocks go from the last to the first: tiles of a sequence then begin with the same block. With heads_together each goes for
-// all heads before the next, so that tiles go on in step and one waits for another's single step; head after head, a tile
-// with few blocks would wait at every head for the one with the most.
+// Items are tiles times key/value heads, in sections of heads whose queries and dq stay in the L2 cache. All
+// come from a counter, so that whatever an item waits for in its turn to add to dq is held by a thread block
+// that runs. Blocks go from the last to the first: tiles of a sequence then begin with the same block. With
+// heads_together each goes for all heads before the next, so that tiles go on in step and one waits for
+// another's single step; head after head, a tile with few blocks would wait at every head for the one with
+// the most.
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_pair_producer.cuh"
@@ -14,8 +15,8 @@
 
 namespace cppool::kernels::cuda::sm90 {
 
-// By one thread: starts the copies of the bias of a tile's keys and a step's queries. What it needs of both it reads again:
-// registers are few.
+// By one thread: starts the copies of the bias of a tile's keys and a step's queries. What it needs of both
+// it reads again: registers are few.
 template <typename Config>
 __device__ __forceinline__ void ProduceBackwardBias(const BackwardParameters& p,
                                                     const BackwardShared<Config>& shared,
@@ -125,8 +126,9 @@ __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
           delta[i] = p.delta[state];
         }
       };
-      // Under the wait for the queries' buffer; if that for the output gradients' is longer, under that one, which takes
-      // fewer registers; with a bias under the copy of the output gradients, which takes the fewest.
+      // Under the wait for the queries' buffer; if that for the output gradients' is longer, under that one,
+      // which takes fewer registers; with a bias under the copy of the output gradients, which takes the
+      // fewest.
       constexpr bool kUnderCopy = Config::kBias;
       constexpr bool kEarly = !kUnderCopy && Config::kDoutStages == Config::kStages;
       if constexpr (kEarly) load_state();

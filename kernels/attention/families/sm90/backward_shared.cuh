@@ -1,4 +1,5 @@
-// The backward kernel's shared memory, and the rings through which the producer hands buffers to the consumers.
+// The backward kernel's shared memory, and the rings through which the producer hands buffers to the
+// consumers.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,8 @@ struct StepInfo {
   int order;  // how many tiles add to dq before this one
 };
 
-// Which boxes of dq's dims, 64 each, a consumer hands over in a step of a kernel whose warpgroups divide the dims.
+// Which boxes of dq's dims, 64 each, a consumer hands over in a step of a kernel whose warpgroups divide the
+// dims.
 template <typename Config>
 struct DqParts {
   static constexpr int kApart =
@@ -45,8 +47,8 @@ struct BackwardControl {
   std::uint64_t full_dout[kDoutStages], empty_dout[kDoutStages];
   std::uint64_t full_dq[2], empty_dq[2];
   KeyTileInfo tiles[kTileStages];
-  // Announced by full_q. Twice as many as buffers: the producer writes over one when the queries of kStages steps later are
-  // released, and the consumers have waited for dq of this one before.
+  // Announced by full_q. Twice as many as buffers: the producer writes over one when the queries of kStages
+  // steps later are released, and the consumers have waited for dq of this one before.
   StepInfo steps[2 * kStages];
   int dq_ends[2];  // whether no more of a consumer's dq comes
   // full_dout announces these.
@@ -58,7 +60,8 @@ template <typename Config>
 using PlainBackwardControl =
     BackwardControl<Config::kTileStages, Config::kStages, Config::kDoutStages, Config::kRows>;
 
-// With a bias, whose buffers are empty when all threads of the consumers, which all read them, have released them.
+// With a bias, whose buffers are empty when all threads of the consumers, which all read them, have released
+// them.
 template <typename Config>
 struct BiasedBackwardControl : PlainBackwardControl<Config> {
   std::uint64_t full_bias[Config::kBiasStages], empty_bias[Config::kBiasStages];
@@ -69,8 +72,8 @@ struct BiasedBackwardControl : PlainBackwardControl<Config> {
 // What a cluster of two thread blocks has in addition.
 template <typename Config>
 struct PairedBackwardControl : PlainBackwardControl<Config> {
-  // The other's ds has come; the other's consumers have read the ds that was sent; the item that the first block has taken has
-  // come to the second one, and has been read there.
+  // The other's ds has come; the other's consumers have read the ds that was sent; the item that the first
+  // block has taken has come to the second one, and has been read there.
   std::uint64_t full_other_ds, empty_other_ds, full_item, empty_item;
   int item;
 };
@@ -129,7 +132,8 @@ struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileByt
   __device__ __forceinline__ std::uint32_t FullItem() const { return At(&control->full_item); }
   __device__ __forceinline__ std::uint32_t EmptyItem() const { return At(&control->empty_item); }
 
-  // By one thread; a barrier of the block, or of the cluster, follows. Consumers release by all threads what they all have read.
+  // By one thread; a barrier of the block, or of the cluster, follows. Consumers release by all threads what
+  // they all have read.
   __device__ __forceinline__ void Init() const {
     for (int i = 0; i < Config::kTileStages; ++i) {
       ptx::InitBarrier(FullTile(i), 1);

@@ -1,5 +1,6 @@
-// What all kinds of consumer warpgroups of the backward kernel do with a step's logits and their gradients: a warpgroup has
-// kColumns queries of a block, from FirstQuery() on, and 64 keys of a tile, from FirstKey() on. Accumulators are keys by queries.
+// What all kinds of consumer warpgroups of the backward kernel do with a step's logits and their gradients: a
+// warpgroup has kColumns queries of a block, from FirstQuery() on, and 64 keys of a tile, from FirstKey() on.
+// Accumulators are keys by queries.
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_shared.cuh"
@@ -11,8 +12,8 @@
 
 namespace cppool::kernels::cuda::sm90 {
 
-// Named barriers: of both consumers, then one per consumer among its own warps, then one per consumer for which the other's
-// arrival says that its products have read what they share.
+// Named barriers: of both consumers, then one per consumer among its own warps, then one per consumer for
+// which the other's arrival says that its products have read what they share.
 inline constexpr int kDsBarrier = 1, kBackwardGroupBarrier = 2, kFreeBarrier = 4;
 
 template <typename T, typename Config>
@@ -52,8 +53,8 @@ class BackwardStep {
   }
   static __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % 32; }
 
-  // Rows from `rows` on of a tile [kDim / 64][kTileRows][64] become 0: they are not its own and may hold NaN, which a
-  // weight of 0 does not hide.
+  // Rows from `rows` on of a tile [kDim / 64][kTileRows][64] become 0: they are not its own and may hold NaN,
+  // which a weight of 0 does not hide.
   template <int kDim, int kTileRows>
   static __device__ __forceinline__ void ClearRows(std::uint32_t tile, int rows) {
     for (int i = threadIdx.x % kWarpgroup; i < (kTileRows - rows) * 8; i += kWarpgroup) {
@@ -172,7 +173,8 @@ class BackwardStep {
   __device__ __forceinline__ std::uint32_t OwnDs(int buffer) const {
     return shared_.Ds(buffer) + group_ * (kRows * kRowBytes);
   }
-  // Packed ds of queries from `first` on to shared memory, an operand [kRows][64] of queries by keys, swizzled. This warp: 16 keys.
+  // Packed ds of queries from `first` on to shared memory, an operand [kRows][64] of queries by keys,
+  // swizzled. This warp: 16 keys.
   template <int kCount>
   __device__ __forceinline__ void StoreDs(const std::uint32_t (&ds)[kCount], std::uint32_t tile,
                                           int first) const {
@@ -185,8 +187,8 @@ class BackwardStep {
                                  ds[n * 4 + 3]);
   }
 
-  // For consumers that have 64 keys with all dims: takes tile after tile, writes dk and dv, to which run_steps(steps, dk, dv) adds,
-  // and ends dq.
+  // For consumers that have 64 keys with all dims: takes tile after tile, writes dk and dv, to which
+  // run_steps(steps, dk, dv) adds, and ends dq.
   template <typename RunSteps>
   __device__ __forceinline__ void RunTiles(const RunSteps& run_steps) {
     while (true) {
@@ -209,7 +211,8 @@ class BackwardStep {
     EndDq();
   }
 
-  // Hands dq to the thread that adds it to memory: as [., 32][kDqRows][32], a row's 16-byte chunk c at c ^ (row % 8).
+  // Hands dq to the thread that adds it to memory: as [., 32][kDqRows][32], a row's 16-byte chunk c at c ^
+  // (row % 8).
   __device__ __forceinline__ void HandOverDq(const float (&dq)[Config::kDqDims / 2]) {
     TakeDq();
     StoreDq(dq, 0);

@@ -1,9 +1,10 @@
 // A consumer warpgroup of the backward kernel for head dim 64: 64 keys of each tile, blocks of 128 queries
 // (backward_keys_step.cuh). p is packed in halves, which takes fewer registers.
 //
-// The products of a step run under the arithmetic of its neighbours: while dq is handed over, dk and the next step's
-// logits are under way, and the next step's exponentials fall under its dout v^T. dk takes ds^T from registers. The order of
-// backward_consumer.cuh is 3 % slower here: dk would, like dq, be a product of 64 columns with both operands from shared memory.
+// The products of a step run under the arithmetic of its neighbours: while dq is handed over, dk and the next
+// step's logits are under way, and the next step's exponentials fall under its dout v^T. dk takes ds^T from
+// registers. The order of backward_consumer.cuh is 3 % slower here: dk would, like dq, be a product of 64
+// columns with both operands from shared memory.
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_keys_step.cuh"
@@ -92,7 +93,8 @@ class BackwardWideConsumer : BackwardKeysStep<T, Config> {
     Settle(dp);
   }
 
-  // Probabilities of the `kHalf`th 64 queries as an operand: an array of their own, which is read while the other half is packed.
+  // Probabilities of the `kHalf`th 64 queries as an operand: an array of their own, which is read while the
+  // other half is packed.
   template <int kHalf>
   static __device__ __forceinline__ void PackHalf(const float (&p)[kRows / 2], std::uint32_t (&operand)[16]) {
 #pragma unroll

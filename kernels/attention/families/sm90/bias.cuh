@@ -1,5 +1,5 @@
-// Adds a bias to unscaled logits of a warpgroup: 64 queries by kBlock keys, or transposed. The bias is divided by the scale,
-// because logits are scaled later.
+// Adds a bias to unscaled logits of a warpgroup: 64 queries by kBlock keys, or transposed. The bias is
+// divided by the scale, because logits are scaled later.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -25,7 +25,8 @@ __device__ __forceinline__ float2 Unpack<__half>(std::uint32_t two) {
   return __half22float2(*reinterpret_cast<const __half2*>(&two));
 }
 
-// From shared memory, [kBlock / 64][64][64] swizzled; without `own_rows` the first row of it holds the bias of all queries.
+// From shared memory, [kBlock / 64][64][64] swizzled; without `own_rows` the first row of it holds the bias
+// of all queries.
 template <typename T, int kBlock>
 __device__ __forceinline__ void AddBiasTile(float (&logits)[kBlock / 2], std::uint32_t tile, bool own_rows,
                                             float inverse_scale) {
@@ -47,7 +48,8 @@ __device__ __forceinline__ void AddBiasTile(float (&logits)[kBlock / 2], std::ui
   }
 }
 
-// To logits transposed, 64 keys by kColumns queries, the warpgroup's own of a tile [rows][64] of the bias: from `first` on.
+// To logits transposed, 64 keys by kColumns queries, the warpgroup's own of a tile [rows][64] of the bias:
+// from `first` on.
 template <typename T, int kColumns>
 __device__ __forceinline__ void AddBiasTileTransposed(float (&logits)[kColumns / 2], std::uint32_t tile,
                                                       bool own_rows, int first, float inverse_scale) {
@@ -70,8 +72,9 @@ __device__ __forceinline__ void AddBiasTileTransposed(float (&logits)[kColumns /
   }
 }
 
-// -slope * |apart|. `slope` is divided by the scale; `apart` is key - query - diagonal, or that negated if logits are transposed, of
-// this thread's first row and the first column. kSparesRegisters: nothing of it is kept in a register from call to call.
+// -slope * |apart|. `slope` is divided by the scale; `apart` is key - query - diagonal, or that negated if
+// logits are transposed, of this thread's first row and the first column. kSparesRegisters: nothing of it is
+// kept in a register from call to call.
 template <int kBlock, bool kSparesRegisters = false>
 __device__ __forceinline__ void AddAlibi(float (&logits)[kBlock / 2], float slope, int apart) {
 #pragma unroll

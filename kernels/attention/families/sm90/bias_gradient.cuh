@@ -1,10 +1,11 @@
-// The gradient of a bias: ds = p (dout v^T - delta) with p = exp(scale q k^T + bias - lse), added to an fp32 tensor that
-// sequences or heads may share.
+// The gradient of a bias: ds = p (dout v^T - delta) with p = exp(scale q k^T + bias - lse), added to an fp32
+// tensor that sequences or heads may share.
 //
-// A thread block has a tile of queries and one head, or all heads if they share the bias, and a share of the tile's blocks of
-// keys. One thread copies with TMA; one or two warpgroups have 64 queries each: logits and dout v^T in registers, ds through shared
-// memory to TMA, which adds it to memory. Of heads that share the bias the sum is made in registers, in the order
-// of the heads. So every element gets one addition from a launch.
+// A thread block has a tile of queries and one head, or all heads if they share the bias, and a share of the
+// tile's blocks of keys. One thread copies with TMA; one or two warpgroups have 64 queries each: logits and
+// dout v^T in registers, ds through shared memory to TMA, which adds it to memory. Of heads that share the
+// bias the sum is made in registers, in the order of the heads. So every element gets one addition from a
+// launch.
 #pragma once
 
 #include "kernels/attention/families/common/kernel_parameters.h"
@@ -36,7 +37,8 @@ struct BiasGradientParameters {
   __device__ __forceinline__ int EndHead(int first) const { return sum_heads ? map.heads : first + 1; }
 };
 
-// One thread describes what this thread block does. blockIdx.x counts tiles times heads, or tiles; blockIdx.y shares out their blocks.
+// One thread describes what this thread block does. blockIdx.x counts tiles times heads, or tiles; blockIdx.y
+// shares out their blocks.
 template <typename Config>
 __device__ __forceinline__ void FindWork(const BiasGradientParameters& p,
                                          const BiasGradientShared<Config>& shared) {

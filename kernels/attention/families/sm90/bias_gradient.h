@@ -1,4 +1,5 @@
-// The compiled kernels for the gradient of a bias, as what is needed to launch them: what bias_gradient.cuh computes.
+// The compiled kernels for the gradient of a bias, as what is needed to launch them: what bias_gradient.cuh
+// computes.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,11 +13,11 @@
 
 namespace cppool::kernels::cuda::sm90 {
 
-// Adds a block's part to the gradient, see BackwardArgs and BiasGradient in kernels/attention/attention_kernel.h. Pointers are
-// device memory.
+// Adds a block's part to the gradient, see BackwardArgs and BiasGradient in
+// kernels/attention/attention_kernel.h. Pointers are device memory.
 //
-// Heads that share the bias are added up in order before one addition to memory. No other launch under way may add to the
-// same elements: sequences that share the bias need a launch each.
+// Heads that share the bias are added up in order before one addition to memory. No other launch under way
+// may add to the same elements: sequences that share the bias need a launch each.
 struct BiasGradientCall {
   float scale = 1;
   const Tile* tiles = nullptr;    // of queries, of BiasGradientKernelOf's tile_rows, that see keys

@@ -1,4 +1,5 @@
-// Tile sizes and shared memory of the kernel that makes the gradient of a bias, by head dims (query/key and value).
+// Tile sizes and shared memory of the kernel that makes the gradient of a bias, by head dims (query/key and
+// value).
 #pragma once
 
 #include <cstdint>
@@ -44,8 +45,9 @@ struct BiasGradientTiling<192, 128> : BiasGradientBuffers<192, 128, 2, 1, 2> {};
 template <>
 struct BiasGradientTiling<256, 256> : BiasGradientBuffers<256, 256, 1, 1, 2> {};
 
-// What lies behind the tiles in shared memory. A buffer is full when its copies have ended, empty when all threads that read it
-// or its description have released it; queries, which products alone read, when every consumer warp has.
+// What lies behind the tiles in shared memory. A buffer is full when its copies have ended, empty when all
+// threads that read it or its description have released it; queries, which products alone read, when every
+// consumer warp has.
 template <typename Config>
 struct BiasGradientControl {
   std::uint64_t full_q[Config::kQueryStages], empty_q[Config::kQueryStages];

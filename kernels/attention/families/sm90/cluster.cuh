@@ -20,8 +20,8 @@ __device__ __forceinline__ std::uint32_t In(std::uint32_t address, int rank) {
 __device__ __forceinline__ void SyncCluster() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
-// Orders nothing that this thread wrote for the other block: a release at the cluster's scope waits for all of its writes to
-// memory. What was read is read.
+// Orders nothing that this thread wrote for the other block: a release at the cluster's scope waits for all
+// of its writes to memory. What was read is read.
 __device__ __forceinline__ void ArriveIn(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

@@ -1,9 +1,10 @@
 // Tile sizes, stages and shared-memory budgets of the forward kernel, by head dims (query/key and value).
 //
-// What decides them: each consumer warpgroup holds 64 query rows: dim_v / 2 registers a thread for the output, kBlock
-// / 2 for logits and kBlock / 4 for their exponentials, of 232 (two consumers) or 160 (three). A wgmma with n < 128
-// binds on shared memory. Two stages of queries let the next tile's queries arrive under the present one; where
-// they do not fit, the queries' buffer is refilled after the last product that reads it.
+// What decides them: each consumer warpgroup holds 64 query rows: dim_v / 2 registers a thread for the
+// output, kBlock / 2 for logits and kBlock / 4 for their exponentials, of 232 (two consumers) or 160 (three).
+// A wgmma with n < 128 binds on shared memory. Two stages of queries let the next tile's queries arrive under
+// the present one; where they do not fit, the queries' buffer is refilled after the last product that reads
+// it.
 #pragma once
 
 namespace cppool::kernels::cuda::sm90 {
@@ -13,11 +14,12 @@ inline constexpr int kSharedAlignment = 1024;  // of tiles, as TMA's swizzle ask
 inline constexpr int kWarpgroup = 128;
 inline constexpr int kBiasBoxBytes = 64 * 64 * 2;  // of 64 queries and 64 keys
 
-// Registers a thread at launch, a multiple of 8, of a thread block that has a multiprocessor's 65536 to itself.
+// Registers a thread at launch, a multiple of 8, of a thread block that has a multiprocessor's 65536 to
+// itself.
 constexpr int LaunchRegisters(int threads) { return 65536 / threads / 8 * 8; }
 
-// Whether consumer warpgroups can raise their registers a thread to `consumer` when a producer warpgroup has lowered its own to
-// `producer`. They wait forever for more than the thread block was launched with.
+// Whether consumer warpgroups can raise their registers a thread to `consumer` when a producer warpgroup has
+// lowered its own to `producer`. They wait forever for more than the thread block was launched with.
 constexpr bool RegistersSuffice(int consumers, int producer, int consumer) {
   const int warpgroups = consumers + 1;
   return producer + consumers * consumer <= warpgroups * LaunchRegisters(warpgroups * kWarpgroup);
@@ -58,8 +60,8 @@ struct Tiling {
   static_assert(kSharedBytes <= kMaxSharedBytes);
 };
 
-// Chosen by measurement on H200s: fewer and larger blocks of keys cost less energy, which binds there, until the part of
-// a causal mask's diagonal blocks that is computed for nothing outweighs it.
+// Chosen by measurement on H200s: fewer and larger blocks of keys cost less energy, which binds there, until
+// the part of a causal mask's diagonal blocks that is computed for nothing outweighs it.
 template <int kDimQk, int kDimV>
 struct ForwardTiling;
 template <>

@@ -1,12 +1,13 @@
 // A consumer warpgroup of the forward kernel: 64 query rows of each tile.
 //
-// The maximum of one block's logits is found under the product of the previous block's exponentials with its values.
-// (The assembler puts the exponentials after that product; a branch that kept them before it gained nothing.) With
-// kEarlyStart a tile's first product runs under the output of the tile before. With kTakeTurns the warpgroups issue
-// their products in turn, the same number each, so that one's softmax falls under another's products.
+// The maximum of one block's logits is found under the product of the previous block's exponentials with its
+// values. (The assembler puts the exponentials after that product; a branch that kept them before it gained
+// nothing.) With kEarlyStart a tile's first product runs under the output of the tile before. With kTakeTurns
+// the warpgroups issue their products in turn, the same number each, so that one's softmax falls under
+// another's products.
 //
-// Watch the assembled loop: a ring's stage that the compiler cannot see to be the same in all threads costs moves to
-// uniform registers between the products, and a tenth of the rate.
+// Watch the assembled loop: a ring's stage that the compiler cannot see to be the same in all threads costs
+// moves to uniform registers between the products, and a tenth of the rate.
 #pragma once
 
 #include <type_traits>
@@ -199,7 +200,8 @@ class Consumer {
     }
   }
 
-  // Returns the block at keys_. The thread that releases it reads it, so that the producer's next write comes after.
+  // Returns the block at keys_. The thread that releases it reads it, so that the producer's next write comes
+  // after.
   __device__ __forceinline__ BlockInfo Block() const {
     BlockInfo block{0, 0};
     if (threadIdx.x % 32 == 0) block = shared_.control->blocks[keys_.stage];
@@ -235,8 +237,8 @@ class Consumer {
     unsigned seen;  // parts of the block of which the warpgroup sees a key
   };
 
-  // After the product: adds the bias, masks its logits and releases its keys, after a tile's last block the queries too
-  // if they have one buffer.
+  // After the product: adds the bias, masks its logits and releases its keys, after a tile's last block the
+  // queries too if they have one buffer.
   __device__ __forceinline__ Taken TakeBlock(float (&logits)[kBlock / 2], bool visible, bool last) {
     if constexpr (Config::kBias) AddBias(logits);
     Taken taken{kBlock, kAllParts<kBlock>};
@@ -255,8 +257,8 @@ class Consumer {
     return taken;
   }
 
-  // Waits for a block's values. Rows from `keys` on are not its own and may hold NaN, which a weight of 0 does not
-  // hide: they become 0. Each warpgroup does so for itself.
+  // Waits for a block's values. Rows from `keys` on are not its own and may hold NaN, which a weight of 0
+  // does not hide: they become 0. Each warpgroup does so for itself.
   __device__ __forceinline__ void WaitForValues(int keys) const {
     const Ring<Config::kStages> values = keys_.Previous();
     ptx::Wait(shared_.FullV(values.stage), values.parity);
@@ -271,7 +273,8 @@ class Consumer {
     ptx::SyncNamed(kGroupBarrier + group_, kWarpgroup);
   }
 
-  // The previous tile's output has left the queries' buffer. All threads say so, since all have read its TileInfo.
+  // The previous tile's output has left the queries' buffer. All threads say so, since all have read its
+  // TileInfo.
   __device__ __forceinline__ void ReleaseLastTile() {
     if (tiles_done_) {
       if (threadIdx.x % 32 == 0) ptx::WaitForStoresToRead();

@@ -1,5 +1,5 @@
-// What is done to dq before and after the backward kernel adds to it in fp32: zeros, and the result in the tensor's
-// dtype. Only rows that are tokens; memory decides the speed.
+// What is done to dq before and after the backward kernel adds to it in fp32: zeros, and the result in the
+// tensor's dtype. Only rows that are tokens; memory decides the speed.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@ namespace cppool::kernels::cuda::sm90 {
 
 inline constexpr int kDqRowsPerBlock = 8, kDqThreads = 256;
 
-// Calls use(offset) for every fourth element of the rows of blocks [., heads * dim]. Grid: blocks, then rows / 8.
+// Calls use(offset) for every fourth element of the rows of blocks [., heads * dim]. Grid: blocks, then rows
+// / 8.
 template <typename Use>
 __device__ __forceinline__ void ForElements(const QueryBlock* blocks, int step, int row_size,
                                             const Use& use) {

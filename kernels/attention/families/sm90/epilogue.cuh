@@ -1,5 +1,5 @@
-// How a consumer warp of the forward kernel reads the state that it continues from, and writes what it has made: its
-// 16 query rows of one head.
+// How a consumer warp of the forward kernel reads the state that it continues from, and writes what it has
+// made: its 16 query rows of one head.
 #pragma once
 
 #include <cmath>
@@ -95,8 +95,8 @@ __device__ __forceinline__ void WriteRows(const ForwardParameters& p, const Warp
   }
 }
 
-// The output in T through a buffer in shared memory, [kDimV / 64][16][64], swizzled, of this warp alone. All 16 rows
-// leave by a tensor copy that still reads the buffer when this returns; fewer by plain stores.
+// The output in T through a buffer in shared memory, [kDimV / 64][16][64], swizzled, of this warp alone. All
+// 16 rows leave by a tensor copy that still reads the buffer when this returns; fewer by plain stores.
 template <typename T, int kDimV>
 __device__ __forceinline__ void WriteRowsStaged(const ForwardParameters& p, const WarpRows& rows,
                                                 const float (&out)[kDimV / 2], std::uint32_t buffer) {

@@ -70,8 +70,8 @@ bool HasBackward(const KernelRequest& request) {
   return request.training && HasAlignedBias(request) && BackwardOf(request.shape, request.bias).tile_keys > 0;
 }
 
-// Whether the general family may take part in a case of this request. With a bias the layouts decide, see KeysAligned; the gradient
-// of a bias that queries share is always the general family's.
+// Whether the general family may take part in a case of this request. With a bias the layouts decide, see
+// KeysAligned; the gradient of a bias that queries share is always the general family's.
 bool MayNeedGeneral(const KernelRequest& request) {
   return request.bias == BiasType::kPostScale || !HasForward(request) ||
          (request.training && !HasBackward(request));
@@ -95,7 +95,8 @@ std::size_t TurnBytes(const KernelRequest& request, std::int64_t blocks) {
              : 0;
 }
 
-// The work lists in device memory, with the launches' counters, and the general family's plan where it takes part.
+// The work lists in device memory, with the launches' counters, and the general family's plan where it takes
+// part.
 class Plan : public BlockPlan {
  public:
   // `forward`, `backward`, `bias_gradient`: NULL when the general family does that.
@@ -176,8 +177,8 @@ class Plan : public BlockPlan {
   std::size_t turn_bytes() const { return turn_bytes_; }
   BiasType bias() const { return bias_; }
   const sm90::KeyTileBias* key_tile_biases() const { return key_tile_biases_; }
-  // Tiles of queries for the gradient of the bias, sorted by sequence; the index behind the last one of each sequence that has
-  // any; none: nothing is seen.
+  // Tiles of queries for the gradient of the bias, sorted by sequence; the index behind the last one of each
+  // sequence that has any; none: nothing is seen.
   const Tile* bias_tiles() const { return bias_tiles_; }
   const Range* bias_ranges() const { return bias_ranges_; }
   const std::vector<int>& bias_sequence_ends() const { return bias_sequence_ends_; }

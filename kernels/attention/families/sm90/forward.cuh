@@ -1,9 +1,10 @@
-// Forward attention on Hopper: out = softmax(scale q k^T, masked) v and lse, for tiles of queries of one head.
+// Forward attention on Hopper: out = softmax(scale q k^T, masked) v and lse, for tiles of queries of one
+// head.
 //
 // Tiling (config.h): a thread block per multiprocessor stays and takes tile after tile; one warpgroup copies
-// (producer.cuh), two or three compute 64 query rows each (consumer.cuh) with wgmma. Logits, exponentials and output
-// stay in registers. Shared memory: stages of queries, keys and values, and their barriers (shared.cuh), 227 KB at
-// most.
+// (producer.cuh), two or three compute 64 query rows each (consumer.cuh) with wgmma. Logits, exponentials and
+// output stay in registers. Shared memory: stages of queries, keys and values, and their barriers
+// (shared.cuh), 227 KB at most.
 #pragma once
 
 #include "kernels/attention/families/sm90/consumer.cuh"

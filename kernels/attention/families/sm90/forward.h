@@ -33,7 +33,8 @@ struct ForwardCall {
   bool last = true;
 };
 
-// A warpgroup takes so many rows of a tile. Shorter tiles have a multiple of it, but for the last one of a sequence.
+// A warpgroup takes so many rows of a tile. Shorter tiles have a multiple of it, but for the last one of a
+// sequence.
 inline constexpr int kGroupRows = 64;
 
 struct ForwardKernelEntry {

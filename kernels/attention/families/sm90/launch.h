@@ -10,7 +10,8 @@
 
 namespace cppool::kernels::cuda::sm90 {
 
-// Before the first launch. `shared_bytes` of dynamic shared memory, which may be more than a kernel gets unasked.
+// Before the first launch. `shared_bytes` of dynamic shared memory, which may be more than a kernel gets
+// unasked.
 template <typename... Parameters>
 void LoadKernel(void (*kernel)(Parameters...), int shared_bytes) {
   CheckCuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),

@@ -1,5 +1,6 @@
-// Which pairs of a warpgroup's 64 queries and a block of keys a band hides. Of a part of a block of which a warpgroup sees nothing
-// it makes no exponentials. (Products for some parts alone, started in a branch, are put one after another by the assembler.)
+// Which pairs of a warpgroup's 64 queries and a block of keys a band hides. Of a part of a block of which a
+// warpgroup sees nothing it makes no exponentials. (Products for some parts alone, started in a branch, are
+// put one after another by the assembler.)
 #pragma once
 
 #include <cmath>
@@ -13,7 +14,8 @@ inline constexpr int kParts = kBlock == 128 ? 2 : 1;
 template <int kBlock>
 inline constexpr unsigned kAllParts = (1u << kParts<kBlock>)-1;
 
-// Whether a band lets all of `kBlock` keys from position `key` be seen by all of 64 queries from position `query`.
+// Whether a band lets all of `kBlock` keys from position `key` be seen by all of 64 queries from position
+// `query`.
 template <int kBlock>
 __device__ __forceinline__ bool AllVisible(int low, int high, int query, int key, int keys) {
   return keys == kBlock && key + kBlock - 1 - query <= high && key - (query + 63) >= low;
@@ -40,8 +42,9 @@ __device__ __forceinline__ int ColumnsBefore(int column) {
   return column <= 0 ? 0 : min(column / 8 * 2 + min(column % 8, 2), kCount);
 }
 
-// Sets hidden logits to -inf, keys from `keys` on too. `query` is the position of this thread's first row, the
-// second is 8 further. What a row sees are bits of one word: two instructions for a logit, whatever hides it.
+// Sets hidden logits to -inf, keys from `keys` on too. `query` is the position of this thread's first row,
+// the second is 8 further. What a row sees are bits of one word: two instructions for a logit, whatever hides
+// it.
 template <int kBlock>
 __device__ __forceinline__ void Mask(float (&logits)[kBlock / 2], int band_low, int band_high, int query,
                                      int key, int keys) {

@@ -1,5 +1,5 @@
-// What the forward kernel is launched with. Shapes as in kernels/attention/attention_kernel.h; all pointers are
-// device memory.
+// What the forward kernel is launched with. Shapes as in kernels/attention/attention_kernel.h; all pointers
+// are device memory.
 #pragma once
 
 #include <cuda.h>  // CUtensorMap

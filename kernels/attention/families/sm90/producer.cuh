@@ -1,16 +1,17 @@
-// The producer of the forward kernel: one thread that takes tiles from the work list and starts the copies of their
-// queries, keys and values, as buffers become free.
+// The producer of the forward kernel: one thread that takes tiles from the work list and starts the copies of
+// their queries, keys and values, as buffers become free.
 //
-// Items are tiles times heads, heads within a tile; the work list has the most work first, and thread blocks take
-// the next item from a counter. Blocks of keys go from the last to the first: under a causal mask the first one then
-// holds the keys nearest to the queries.
+// Items are tiles times heads, heads within a tile; the work list has the most work first, and thread blocks
+// take the next item from a counter. Blocks of keys go from the last to the first: under a causal mask the
+// first one then holds the keys nearest to the queries.
 #pragma once
 
 #include "kernels/attention/families/sm90/shared.cuh"
 
 namespace cppool::kernels::cuda::sm90 {
 
-// Starts the copies of a block's bias for each consumer's queries. What it needs of the tile it reads again: registers are few.
+// Starts the copies of a block's bias for each consumer's queries. What it needs of the tile it reads again:
+// registers are few.
 template <typename Config>
 __device__ __forceinline__ void ProduceBias(const ForwardParameters& p, const Shared<Config>& shared,
                                             const Ring<Config::kBiasStages>& ring, int index, int key) {
@@ -31,8 +32,8 @@ __device__ __forceinline__ void ProduceBias(const ForwardParameters& p, const Sh
   }
 }
 
-// Describes the item's tile, the `count`th of this thread block, to the consumers and starts the copy of its queries, as soon as
-// there is a buffer; or says that there are no more.
+// Describes the item's tile, the `count`th of this thread block, to the consumers and starts the copy of its
+// queries, as soon as there is a buffer; or says that there are no more.
 template <typename Config>
 __device__ __forceinline__ void ProduceQueries(const ForwardParameters& p, const Shared<Config>& shared,
                                                unsigned count, int item) {
@@ -113,9 +114,10 @@ __device__ __forceinline__ void Produce(const ForwardParameters& p, const Shared
       }
     }
     ++count;
-    // The next tile's queries come before the last values: what they wait for, the answer to the addition and reads of the work
-    // list, takes as long as a block, and these values wait for the block before the last. The other buffer of queries is
-    // released after this tile's first product, whose keys are on their way; where there is one buffer, after the last.
+    // The next tile's queries come before the last values: what they wait for, the answer to the addition and
+    // reads of the work list, takes as long as a block, and these values wait for the block before the last.
+    // The other buffer of queries is released after this tile's first product, whose keys are on their way;
+    // where there is one buffer, after the last.
     if (Config::kQueryStages == 2) ProduceQueries<Config>(p, shared, count, item);
     produce_values(from);
     if (Config::kQueryStages == 1) ProduceQueries<Config>(p, shared, count, item);

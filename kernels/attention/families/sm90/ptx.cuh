@@ -1,6 +1,6 @@
-// The instructions of sm_90a, and older ones, that CUDA C++ has no name for: barriers in shared memory, tensor
-// copies, registers handed between warpgroups. The matrix products are in wgmma.cuh. Shared memory is named by its
-// 32-bit address.
+// The instructions of sm_90a, and older ones, that CUDA C++ has no name for: barriers in shared memory,
+// tensor copies, registers handed between warpgroups. The matrix products are in wgmma.cuh. Shared memory is
+// named by its 32-bit address.
 #pragma once
 
 #include <cuda.h>  // CUtensorMap; nothing of libcuda is linked
@@ -46,8 +46,8 @@ __device__ __forceinline__ bool TryWait(std::uint32_t barrier, std::uint32_t par
   return done != 0;
 }
 
-// Waits for the end of the phase with this parity. Compiled with CPPOOL_BOUNDED_WAITS a wait of seconds says where
-// it is and stops the kernel.
+// Waits for the end of the phase with this parity. Compiled with CPPOOL_BOUNDED_WAITS a wait of seconds says
+// where it is and stops the kernel.
 __device__ __forceinline__ void Wait(std::uint32_t barrier, std::uint32_t parity) {
 #ifdef CPPOOL_BOUNDED_WAITS
   for (int i = 0; !TryWait(barrier, parity); ++i) {
@@ -73,8 +73,9 @@ __device__ __forceinline__ void ArriveNamed(int barrier, int threads) {
 // Writes to shared memory before it are seen by tensor copies and wgmma that follow a barrier.
 __device__ __forceinline__ void FenceShared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Releases a buffer that this thread has read with ordinary loads to TMA. Loads before an arrival are not ordered
-// with writes of the asynchronous proxy: without the fence they may still be under way, and read what is copied next.
+// Releases a buffer that this thread has read with ordinary loads to TMA. Loads before an arrival are not
+// ordered with writes of the asynchronous proxy: without the fence they may still be under way, and read what
+// is copied next.
 __device__ __forceinline__ void ReleaseToCopies(std::uint32_t barrier) {
   FenceShared();
   Arrive(barrier);
@@ -189,8 +190,8 @@ __device__ __forceinline__ void StoreMatrix(std::uint32_t to, std::uint32_t a, s
                : "memory");
 }
 
-// The same, each matrix transposed: register i of lane l holds row l / 4 and columns 2 (l % 4) and the next, and the
-// address is of a column.
+// The same, each matrix transposed: register i of lane l holds row l / 4 and columns 2 (l % 4) and the next,
+// and the address is of a column.
 __device__ __forceinline__ void StoreMatrixTransposed(std::uint32_t to, std::uint32_t a, std::uint32_t b,
                                                       std::uint32_t c, std::uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a),
@@ -198,8 +199,8 @@ __device__ __forceinline__ void StoreMatrixTransposed(std::uint32_t to, std::uin
                : "memory");
 }
 
-// Four 8x8 matrices of 16-bit elements: register i of lane l holds row l / 4 and columns 2 (l % 4) and the next of matrix
-// i; lane l gives the address of row l % 8 of matrix l / 8.
+// Four 8x8 matrices of 16-bit elements: register i of lane l holds row l / 4 and columns 2 (l % 4) and the
+// next of matrix i; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void LoadMatrix(std::uint32_t (&to)[4], std::uint32_t from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])

@@ -1,4 +1,5 @@
-// The forward kernel's shared memory, and the rings through which the producer hands buffers to the consumers.
+// The forward kernel's shared memory, and the rings through which the producer hands buffers to the
+// consumers.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +27,8 @@ struct BlockInfo {
   int length;
 };
 
-// What lies behind the tiles in shared memory. A buffer is full when its copy has ended, empty when every consumer warp
-// has released it; of queries, every consumer thread.
+// What lies behind the tiles in shared memory. A buffer is full when its copy has ended, empty when every
+// consumer warp has released it; of queries, every consumer thread.
 template <int kStages>
 struct Control {
   std::uint64_t full_q[2], empty_q[2];
@@ -44,7 +45,8 @@ struct BiasInfo {
   int sequence;
 };
 
-// With a bias. Each consumer has buffers of its own, empty when all its threads, which all read them, have released them.
+// With a bias. Each consumer has buffers of its own, empty when all its threads, which all read them, have
+// released them.
 template <typename Config>
 struct BiasControl : Control<Config::kStages> {
   std::uint64_t full_bias[Config::kConsumers][Config::kBiasStages];

@@ -1,5 +1,5 @@
-// What the kernels' shared memory has in common: tiles, then the barriers and descriptions that control them; and rings of
-// buffers, through which a producer hands tiles to consumers.
+// What the kernels' shared memory has in common: tiles, then the barriers and descriptions that control them;
+// and rings of buffers, through which a producer hands tiles to consumers.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace cppool::kernels::cuda::sm90 {
 
-// kTileBytes of tiles from `base` on, which is aligned to kSharedAlignment, then *control. `shared` has kSharedAlignment bytes
-// more than both take.
+// kTileBytes of tiles from `base` on, which is aligned to kSharedAlignment, then *control. `shared` has
+// kSharedAlignment bytes more than both take.
 template <typename Control, int kTileBytes>
 struct SharedMemory {
   __device__ __forceinline__ explicit SharedMemory(unsigned char* shared)

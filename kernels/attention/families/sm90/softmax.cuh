@@ -1,7 +1,7 @@
-// Online softmax (Milakov and Gimelshein 2018) in tiles (FlashAttention-2, Dao 2023), in powers of 2, on the two rows
-// of a warpgroup's accumulator that a thread shares with the three others of its quad. The running maximum follows
-// only when a row of the warp has outgrown it by kSlack: exponentials stay below 2^kSlack, and most blocks need not
-// rescale the output.
+// Online softmax (Milakov and Gimelshein 2018) in tiles (FlashAttention-2, Dao 2023), in powers of 2, on the
+// two rows of a warpgroup's accumulator that a thread shares with the three others of its quad. The running
+// maximum follows only when a row of the warp has outgrown it by kSlack: exponentials stay below 2^kSlack,
+// and most blocks need not rescale the output.
 #pragma once
 
 #include <cmath>
@@ -26,8 +26,8 @@ struct SoftmaxState {
     }
   }
 
-  // Rows from `valid` on are no tokens and may hold anything: they never make the warp rescale, so that the bits of
-  // the others do not depend on them. Their own results are not used.
+  // Rows from `valid` on are no tokens and may hold anything: they never make the warp rescale, so that the
+  // bits of the others do not depend on them. Their own results are not used.
   __device__ __forceinline__ void Ignore(int valid) {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
@@ -67,7 +67,8 @@ __device__ __forceinline__ Rescale FollowMost(const float (&logits)[kCount], Sof
     state.largest[half] = fmaxf(state.largest[half], most[half]);
   }
   Rescale rescale{false, {1, 1}};
-  // -inf - -inf is NaN and compares false: a row that has seen nothing yet and sees nothing now does not count.
+  // -inf - -inf is NaN and compares false: a row that has seen nothing yet and sees nothing now does not
+  // count.
   const bool outgrown =
       (most[0] - state.most[0]) * scale_log2 > kSlack || (most[1] - state.most[1]) * scale_log2 > kSlack;
   if (__any_sync(~0u, outgrown)) {
@@ -92,8 +93,8 @@ __device__ __forceinline__ void PackOperand(const float (&from)[kSize], std::uin
   for (int i = kFirst / 2; i < (kFirst + kCount) / 2; ++i) to[i] = ptx::Pack<T>(from[i * 2], from[i * 2 + 1]);
 }
 
-// Makes of kCount logits from kFirst on exponentials relative to the running maximum, as the left operand of the product with
-// the values.
+// Makes of kCount logits from kFirst on exponentials relative to the running maximum, as the left operand of
+// the product with the values.
 template <typename T, int kFirst, int kCount, int kSize>
 __device__ __forceinline__ void ExponentiatePart(float (&logits)[kSize], SoftmaxState& state,
                                                  float scale_log2, std::uint32_t (&to)[kSize / 2]) {

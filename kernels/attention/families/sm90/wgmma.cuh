@@ -1,13 +1,13 @@
 // Products of a warpgroup: wgmma on 64 rows, its operands in shared memory, and what it means for registers.
 //
-// A tile in shared memory is [dim / 64][rows][64] 16-bit elements, each 128-byte row swizzled by the tensor copy: its
-// 16-byte chunk c lies at c ^ (row % 8). Tiles begin at multiples of 1024 bytes.
+// A tile in shared memory is [dim / 64][rows][64] 16-bit elements, each 128-byte row swizzled by the tensor
+// copy: its 16-byte chunk c lies at c ^ (row % 8). Tiles begin at multiples of 1024 bytes.
 //
-// Accumulator of 64 x n: lane l of warp w holds, at [4 i + j], row 16 w + l / 4 + 8 (j / 2) and column 8 i + 2 (l %
-// 4) + j % 2. Rounded and packed in pairs it is a left operand in registers.
+// Accumulator of 64 x n: lane l of warp w holds, at [4 i + j], row 16 w + l / 4 + 8 (j / 2) and column 8 i +
+// 2 (l % 4) + j % 2. Rounded and packed in pairs it is a left operand in registers.
 //
-// wgmma runs on after its issue. Until WaitForProducts its accumulator and its operands in registers belong to it;
-// Settle tells the compiler so.
+// wgmma runs on after its issue. Until WaitForProducts its accumulator and its operands in registers belong
+// to it; Settle tells the compiler so.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -63,9 +63,10 @@ __device__ __forceinline__ void Settle(std::uint32_t (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
-// One wgmma, 64 x kN x 16. Fresh: c = a b^T with both in shared memory. Add: c += a b with a in registers and b
-// contracted over its rows, or c += a b^T. FreshOverRows and AddOverRows: a b with a in shared memory and b contracted
-// over its rows. AddOverBothRows: c += a^T b with both in shared memory, contracted over their rows.
+// One wgmma, 64 x kN x 16. Fresh: c = a b^T with both in shared memory. Add: c += a b with a in registers and
+// b contracted over its rows, or c += a b^T. FreshOverRows and AddOverRows: a b with a in shared memory and b
+// contracted over its rows. AddOverBothRows: c += a^T b with both in shared memory, contracted over their
+// rows.
 template <typename T, int kN>
 struct Wgmma;
 
@@ -156,7 +157,8 @@ WG_INSTANCES(256, 16, 128, 129, 130, 131, 132)
 #undef WG_INSTANCE
 // clang-format on
 
-// c = a b^T with a [64, kDim] and b [kN, kDim] in shared memory, rows of tiles of kRowsA and kRowsB. Starts it only.
+// c = a b^T with a [64, kDim] and b [kN, kDim] in shared memory, rows of tiles of kRowsA and kRowsB. Starts
+// it only.
 template <typename T, int kDim, int kN, int kRowsA = 64, int kRowsB = kN>
 __device__ __forceinline__ void StartTransposed(float (&c)[kN / 2], const Operand& a, const Operand& b) {
 #pragma unroll
@@ -171,7 +173,8 @@ __device__ __forceinline__ void StartTransposed(float (&c)[kN / 2], const Operan
   }
 }
 
-// c = a b, or c += a b, with a [64, kDim], rows of a tile of kRowsA, and b [kDim, kN] in shared memory. Starts it only.
+// c = a b, or c += a b, with a [64, kDim], rows of a tile of kRowsA, and b [kDim, kN] in shared memory.
+// Starts it only.
 template <typename T, int kDim, int kN, int kRowsA, bool kAdd = false>
 __device__ __forceinline__ void StartProductOverRows(float (&c)[kN / 2], const Operand& a, const Operand& b) {
 #pragma unroll

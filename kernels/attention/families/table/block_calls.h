@@ -1,5 +1,5 @@
-// What a kernel of cppool/attention.h is called with for one block of queries and keys: rectangles cut as the kernel
-// takes them, and which of them can run before their results are merged. Host only.
+// What a kernel of cppool/attention.h is called with for one block of queries and keys: rectangles cut as the
+// kernel takes them, and which of them can run before their results are merged. Host only.
 #pragma once
 
 #include <cppool/attention.h>
@@ -57,8 +57,8 @@ class CallAsker {
   std::vector<std::pair<CallForm, std::optional<std::string>>> answers_;
 };
 
-// Cuts the block. With a refusal the kernel takes neither the whole rectangle (with either anchor) nor its parts: the
-// reason is that of the whole.
+// Cuts the block. With a refusal the kernel takes neither the whole rectangle (with either anchor) nor its
+// parts: the reason is that of the whole.
 struct BlockCut {
   BlockCalls calls;
   std::optional<std::string> refusal;

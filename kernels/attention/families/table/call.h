@@ -1,5 +1,5 @@
-// One distinct shape of call to a kernel of cppool/attention.h: as values that can be compared and kept, and as the C
-// structs that the kernel gets.
+// One distinct shape of call to a kernel of cppool/attention.h: as values that can be compared and kept, and
+// as the C structs that the kernel gets.
 #pragma once
 
 #include <cppool/attention.h>
@@ -88,13 +88,14 @@ class CallView {
   cppool_attention_call call_{};
 };
 
-// Query heads head .. head + heads of a rank's, which read its key/value heads kv_head .. kv_head + kv_heads, equally
-// many each.
+// Query heads head .. head + heads of a rank's, which read its key/value heads kv_head .. kv_head + kv_heads,
+// equally many each.
 struct HeadGroup {
   int head = 0, heads = 1, kv_head = 0, kv_heads = 1;
   bool operator==(const HeadGroup&) const = default;
 };
-// The whole shape as few groups: one, but where an exchange of heads has cut through the query heads of a key/value head.
+// The whole shape as few groups: one, but where an exchange of heads has cut through the query heads of a
+// key/value head.
 std::vector<HeadGroup> HeadGroupsOf(const KernelShape& shape);
 
 // How a kernel wants its lse, delta and maxima, and what it writes its results in.

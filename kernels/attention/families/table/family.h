@@ -1,5 +1,5 @@
-// The family "table": a kernel of cppool/attention.h under cppool's schedules. Blocks are cut into rectangular calls
-// (block_calls.h), whose results are merged in fp32.
+// The family "table": a kernel of cppool/attention.h under cppool's schedules. Blocks are cut into
+// rectangular calls (block_calls.h), whose results are merged in fp32.
 #pragma once
 
 #include <cppool/attention.h>

@@ -1,4 +1,5 @@
-// A kernel of cppool/attention.h on one rank: blocks as prepared calls, and their results merged and added up.
+// A kernel of cppool/attention.h on one rank: blocks as prepared calls, and their results merged and added
+// up.
 #pragma once
 
 #include <cppool/attention.h>
@@ -87,8 +88,8 @@ class TableKernel : public AttentionKernel {
   // Between the two; rows of no sequence are not touched.
   void CopyValues(const RowValues& values, bool to_call, const TablePlan& plan, const CallForm& form,
                   const BlockCall& call, cppool_stream stream);
-  // Where a call's lse is when the kernel has it in its own order or base: at the beginning of `scratch`, packed, or where
-  // the rows of the block are.
+  // Where a call's lse is when the kernel has it in its own order or base: at the beginning of `scratch`,
+  // packed, or where the rows of the block are.
   void* OwnLse(const BlockCall& call, const KernelShape& shape, float* scratch) const;
 
   void RunForward(const TablePlan& plan, const BlockCall& call, bool fp32, const ForwardArgs& args,

@@ -1,4 +1,5 @@
-// Calls of a foreign kernel's functions: what they fail with becomes an error that names the kernel, the function and the call.
+// Calls of a foreign kernel's functions: what they fail with becomes an error that names the kernel, the
+// function and the call.
 #pragma once
 
 #include <cppool/attention.h>
@@ -14,12 +15,13 @@
 
 namespace cppool::kernels::table {
 
-// The error for a function that has failed with `status`, or has thrown. `why`: its reason; empty: it gave none.
+// The error for a function that has failed with `status`, or has thrown. `why`: its reason; empty: it gave
+// none.
 RuntimeError KernelError(const cppool_attention_kernel& kernel, const char* name, const CallForm& form,
                          int status, std::string why);
 
-// Calls function(why, size) of the kernel. Nothing: CPPOOL_OK. A text: CPPOOL_UNSUPPORTED with this reason, which may be empty. Throws
-// KernelError for every other status, and for an exception.
+// Calls function(why, size) of the kernel. Nothing: CPPOOL_OK. A text: CPPOOL_UNSUPPORTED with this reason,
+// which may be empty. Throws KernelError for every other status, and for an exception.
 template <typename Function>
 std::optional<std::string> CallKernel(const cppool_attention_kernel& kernel, const char* name,
                                       const CallForm& form, Function&& function) {

@@ -94,8 +94,8 @@ PackedTables TablesOf(const std::vector<Rectangle>& sequences) {
 }
 
 std::size_t PackedTablesBytes(const Layout& query, const Layout& key) {
-  // A block has at most a rectangle for each pair of segments of a sequence, in each of two passes; a packed one has at
-  // most four numbers of its own, and its call two more.
+  // A block has at most a rectangle for each pair of segments of a sequence, in each of two passes; a packed
+  // one has at most four numbers of its own, and its call two more.
   std::map<std::int32_t, std::size_t> queries;
   for (const Segment& segment : query.segments) ++queries[segment.sequence];
   std::size_t rectangles = 0;

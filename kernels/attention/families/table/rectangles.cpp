@@ -47,8 +47,8 @@ void DropIdle(Segments& queries, Segments& keys, const Band& band) {
   });
 }
 
-// The band in the indices of both sides' rows that says for every pair of segments what `band` says of their positions;
-// nothing when there is none. Each pair limits where the band's ends may be.
+// The band in the indices of both sides' rows that says for every pair of segments what `band` says of their
+// positions; nothing when there is none. Each pair limits where the band's ends may be.
 struct LocalBand {
   std::int64_t low, high;
 };
@@ -80,8 +80,8 @@ std::optional<LocalBand> JoinedBand(const Segments& queries, const Segments& key
   return LocalBand{low_min == -kFar ? -kFar : low_max, high_max == kFar ? kFar : high_min};
 }
 
-// Cuts off queries that see no key and keys that no query sees, all of which are at the ends, and opens the sides of the
-// band that do not cut. `from` sees something.
+// Cuts off queries that see no key and keys that no query sees, all of which are at the ends, and opens the
+// sides of the band that do not cut. `from` sees something.
 Rectangle Trim(Rectangle from, std::int64_t low, std::int64_t high, std::int32_t q_step,
                std::int32_t k_step) {
   const std::int64_t skip_q = std::max<std::int64_t>(0, -high);
@@ -157,8 +157,8 @@ class SequenceCutter {
     return first;
   }
 
-  // Whether the rows of the segments, which are in the order of their rows, continue each other; the positions too where
-  // they count.
+  // Whether the rows of the segments, which are in the order of their rows, continue each other; the
+  // positions too where they count.
   bool Continue(const Segments& segments, std::int32_t step) const {
     for (std::size_t i = 1; i < segments.size(); ++i) {
       const Segment &last = segments[i - 1], &next = segments[i];
@@ -168,8 +168,8 @@ class SequenceCutter {
     return true;
   }
 
-  // Where to cut the segments in two: where they do not continue each other, as near to the middle as possible; else
-  // between two ranks' parts, which are of two segments each.
+  // Where to cut the segments in two: where they do not continue each other, as near to the middle as
+  // possible; else between two ranks' parts, which are of two segments each.
   Segments::const_iterator MiddleOf(const Segments& segments, std::int32_t step) const {
     const auto half = static_cast<std::ptrdiff_t>(segments.size() / 2);
     std::ptrdiff_t best = half > 1 ? half / 2 * 2 : half;

@@ -1,5 +1,5 @@
-// Memory that the family "table" needs between a kernel's calls and the results of a block: parts before they are
-// merged, and sums where the caller has none. It serves one block at a time.
+// Memory that the family "table" needs between a kernel's calls and the results of a block: parts before they
+// are merged, and sums where the caller has none. It serves one block at a time.
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,9 @@
-// Kernels for 8-bit payloads and their scales. Memory-bound: every tensor is read once and written once, eight elements at a time where
-// alignment allows. The element types are arguments, not template parameters: a branch on them costs nothing beside the memory.
+// Kernels for 8-bit payloads and their scales. Memory-bound: every tensor is read once and written once,
+// eight elements at a time where alignment allows. The element types are arguments, not template parameters:
+// a branch on them costs nothing beside the memory.
 //
-// Casts have the same bits as on the host: the products are __fmul_rn, so that no compiler flag makes them anything else, and NaN keeps
-// its sign, which a multiplication on a GPU would drop.
+// Casts have the same bits as on the host: the products are __fmul_rn, so that no compiler flag makes them
+// anything else, and NaN keeps its sign, which a multiplication on a GPU would drop.
 #include "kernels/attention/tensor_ops/cuda/launch.h"
 
 #include <algorithm>
@@ -90,8 +91,8 @@ __device__ __forceinline__ unsigned SizeOfNumber(float x) {
   return bits > 0x7f800000u ? 0 : bits;
 }
 
-// Calls visit(index of the first element) for the elements of a thread block, kCount at a time: the rows blockIdx.y,
-// blockIdx.y + gridDim.y, ... of tile blockIdx.x.
+// Calls visit(index of the first element) for the elements of a thread block, kCount at a time: the rows
+// blockIdx.y, blockIdx.y + gridDim.y, ... of tile blockIdx.x.
 template <int kCount, typename Visit>
 __device__ __forceinline__ void ForEachElement(const RowView& rows, std::int64_t columns, Visit visit) {
   const RowTile tile = rows.tiles[blockIdx.x];
@@ -185,7 +186,8 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// Blocks along the tokens: kCount columns of a tile per thread, held in registers. blockIdx.y: slabs of columns.
+// Blocks along the tokens: kCount columns of a tile per thread, held in registers. blockIdx.y: slabs of
+// columns.
 template <int kCount>
 __global__ void __launch_bounds__(kThreads)
     CastTokenBlocksKernel(RowView rows, std::int64_t columns, Dtype dtype, const void* from, MxTensor to) {
@@ -218,7 +220,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// kCount elements along a row share an exponent if blocks are along the dims, and have one each if along the tokens.
+// kCount elements along a row share an exponent if blocks are along the dims, and have one each if along the
+// tokens.
 template <int kCount>
 __global__ void __launch_bounds__(kThreads)
     DequantizeBlocksKernel(RowView rows, MxAxis axis, std::int64_t columns, MxTensor from, void* to) {
@@ -242,7 +245,8 @@ bool Aligned(const void* pointer, std::size_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
 
-// Whether `count` elements at a time can be read from (or written to) each of these tensors, whose rows have `columns` elements.
+// Whether `count` elements at a time can be read from (or written to) each of these tensors, whose rows have
+// `columns` elements.
 bool Fits(int count, std::int64_t columns, std::initializer_list<TensorRef> tensors) {
   return columns % count == 0 && std::all_of(tensors.begin(), tensors.end(), [&](const TensorRef& tensor) {
            return Aligned(tensor.data, std::min<std::size_t>(16, SizeOf(tensor.dtype) * count));

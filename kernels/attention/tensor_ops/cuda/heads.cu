@@ -1,4 +1,5 @@
-// Memory-bound kernels: every byte is read and written once, 16 bytes at a time where alignment allows. No shared memory.
+// Memory-bound kernels: every byte is read and written once, 16 bytes at a time where alignment allows. No
+// shared memory.
 #include "kernels/attention/tensor_ops/cuda/launch.h"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Launch functions of the tensor operations' kernels, which are memory-bound. Arguments as in TensorOps and Fp8Ops.
+// Launch functions of the tensor operations' kernels, which are memory-bound. Arguments as in TensorOps and
+// Fp8Ops.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,8 +14,8 @@
 
 namespace cppool::kernels::cuda {
 
-// The number of blocks of `block_threads` threads for at least `threads` threads. Throws RuntimeError, CPPOOL_UNSUPPORTED, when it
-// exceeds the limit of a grid.
+// The number of blocks of `block_threads` threads for at least `threads` threads. Throws RuntimeError,
+// CPPOOL_UNSUPPORTED, when it exceeds the limit of a grid.
 inline unsigned BlocksFor(std::int64_t threads, int block_threads) {
   const std::int64_t blocks = (threads + block_threads - 1) / block_threads;
   if (blocks > 0x7fffffff) throw RuntimeError(CPPOOL_UNSUPPORTED, "a tensor is too large for one kernel");
@@ -35,7 +36,8 @@ void LaunchMergeHeads(Dtype from_dtype, Dtype to_dtype, std::int64_t rows, int h
                       const std::vector<HeadRange>& ranges, const void* from, void* to, cudaStream_t stream);
 void LaunchRound(const float* from, Dtype dtype, void* to, std::int64_t count, cudaStream_t stream);
 
-// sums.cu has fills, sums, the merge of partial outputs, and the softmax offset, in fp32 with a fixed order of additions.
+// sums.cu has fills, sums, the merge of partial outputs, and the softmax offset, in fp32 with a fixed order
+// of additions.
 
 // lse and total are [rows, heads].
 void LaunchAddOffset(std::int64_t rows, int heads, const float* lse, const float* offset, float* total,

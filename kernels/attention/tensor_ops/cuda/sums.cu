@@ -1,6 +1,6 @@
-// One thread per element, with these exceptions: the gradient of the softmax offset has a thread block per head, which loops over the
-// rows and adds the sums of its threads in a fixed tree; the maxima of columns have a block per column; the merge of partial outputs has
-// a warp per vector.
+// One thread per element, with these exceptions: the gradient of the softmax offset has a thread block per
+// head, which loops over the rows and adds the sums of its threads in a fixed tree; the maxima of columns
+// have a block per column; the merge of partial outputs has a warp per vector.
 #include "kernels/attention/tensor_ops/cuda/launch.h"
 
 #include <algorithm>
@@ -89,7 +89,8 @@ __device__ __forceinline__ MergeWeights WeightsOf(float old_lse, float part_lse)
           part_lse == -INFINITY ? 0 : expf(part_lse - lse)};
 }
 
-// Each warp merges one vector at a time; blockIdx.x is a tile of rows, whose vectors are divided among gridDim.y blocks.
+// Each warp merges one vector at a time; blockIdx.x is a tile of rows, whose vectors are divided among
+// gridDim.y blocks.
 template <typename Part, typename Out>
 __global__ void __launch_bounds__(kThreads) MergeKernel(const RowView rows, const MergeArgs args) {
   const RowTile tile = rows.tiles[blockIdx.x];

@@ -10,8 +10,8 @@
 
 namespace cppool::kernels::cuda {
 
-// Call it and its methods on the rank's thread, with the rank's device current. `runtime` is the rank's runtime of the CUDA backend and
-// must outlive the result.
+// Call it and its methods on the rank's thread, with the rank's device current. `runtime` is the rank's
+// runtime of the CUDA backend and must outlive the result.
 std::unique_ptr<TensorOps> MakeTensorOps(cppool_runtime* runtime);
 std::unique_ptr<Fp8Ops> MakeFp8Ops(cppool_runtime* runtime);
 

@@ -22,8 +22,8 @@ void Dispatch(Dtype dtype, Function&& function) {
   DispatchDtype(dtype, std::forward<Function>(function));
 }
 
-// Calls visit(index of the first element, distance between elements, exponent's index, elements) for each block of a tile of
-// rows and one head.
+// Calls visit(index of the first element, distance between elements, exponent's index, elements) for each
+// block of a tile of rows and one head.
 template <typename Visit>
 void ForEachMxBlock(const HostTokenRows::Table& table, MxAxis axis, int heads, int dim, Visit&& visit) {
   const std::int64_t row_elements = std::int64_t{heads} * dim;

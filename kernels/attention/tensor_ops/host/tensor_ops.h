@@ -1,5 +1,5 @@
-// TensorOps and Fp8Ops on the host runtime's streams: each call is one function enqueued on the stream. In fp32 except for the gradient
-// of the softmax offset, which is summed in fp64.
+// TensorOps and Fp8Ops on the host runtime's streams: each call is one function enqueued on the stream. In
+// fp32 except for the gradient of the softmax offset, which is summed in fp64.
 #pragma once
 
 #include <cppool/runtime.h>

@@ -1,8 +1,10 @@
-// Families of attention kernels: what each supports, what it can do for a schedule, and how to open it on a rank.
+// Families of attention kernels: what each supports, what it can do for a schedule, and how to open it on a
+// rank.
 //
-// A family's descriptor is stateless and constant and needs no device: any thread may ask it, before any rank runs. It
-// lives as long as the process, that of a library's kernel as long as its request. To add a family: implement
-// AttentionFamily and AttentionKernel in a folder of kernels/attention/families/, and list it in AttentionFamilies.
+// A family's descriptor is stateless and constant and needs no device: any thread may ask it, before any rank
+// runs. It lives as long as the process, that of a library's kernel as long as its request. To add a family:
+// implement AttentionFamily and AttentionKernel in a folder of kernels/attention/families/, and list it in
+// AttentionFamilies.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -21,23 +23,25 @@ namespace cppool::kernels {
 
 class TensorOps;
 
-// What the kernels of a request do beyond one block by itself. Schedules read these and use a general way without them, so a
-// kernel that has none runs under every schedule.
+// What the kernels of a request do beyond one block by itself. Schedules read these and use a general way
+// without them, so a kernel that has none runs under every schedule.
 //
-// Every family takes layouts whose segments lie anywhere in their sequences. A kernel that only knows rectangular calls
-// is behind an adapter that cuts a block into such calls: the family "table".
-// (To come here with the first family that has it: several key blocks that arrive while the kernel runs.)
+// Every family takes layouts whose segments lie anywhere in their sequences. A kernel that only knows
+// rectangular calls is behind an adapter that cuts a block into such calls: the family "table". (To come here
+// with the first family that has it: several key blocks that arrive while the kernel runs.)
 struct Capabilities {
-  // Forward continues from (accumulator, lse) in fp32 and adds the softmax offset at the end. Without it each block's
-  // own out and lse are merged by TensorOps::Merge.
+  // Forward continues from (accumulator, lse) in fp32 and adds the softmax offset at the end. Without it each
+  // block's own out and lse are merged by TensorOps::Merge.
   bool continues_softmax = false;
   // Backward makes dq, or dk and dv, alone. Without it a schedule asks for all three of the same block.
   bool gradients_apart = false;
-  // Backward adds to fp32 accumulators. Without it a block's gradients come in their dtype and TensorOps adds them.
+  // Backward adds to fp32 accumulators. Without it a block's gradients come in their dtype and TensorOps adds
+  // them.
   bool accumulates_gradients = false;
   // Backward adds dbias too. Without it BackwardBias does, in a call of its own.
   bool bias_with_gradients = false;
-  // Reads payloads of fp8 with one scale for each tensor. Without it their values come in bf16, with the scale beside them.
+  // Reads payloads of fp8 with one scale for each tensor. Without it their values come in bf16, with the
+  // scale beside them.
   bool reads_payloads = false;
 };
 
@@ -45,7 +49,8 @@ struct Capabilities {
 class BlockAsker {
  public:
   virtual ~BlockAsker() = default;
-  // Why the family cannot do the block, which belongs to a request that it does not refuse; nothing when it can.
+  // Why the family cannot do the block, which belongs to a request that it does not refuse; nothing when it
+  // can.
   virtual std::optional<std::string> Refusal(const KernelRequest& request, const Layout& query,
                                              const Layout& key, const std::vector<Band>& bands) = 0;
 };

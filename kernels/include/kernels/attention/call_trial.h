@@ -1,5 +1,5 @@
-// A call of a kernel that is not cppool's own, put under a trial: run on other memory than the schedule's, so that what it
-// reads and writes beyond its tensors shows.
+// A call of a kernel that is not cppool's own, put under a trial: run on other memory than the schedule's, so
+// that what it reads and writes beyond its tensors shows.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -45,7 +45,8 @@ struct TrialCall {
   // Enqueues the call with each tensor, in their order, at `data`, and this workspace.
   using Run = std::function<void(const std::vector<void*>& data, void* workspace)>;
   Run run;
-  // The same call with the strides of these tensors, which have as many parts of the same sizes. Empty: the kernel does not take it.
+  // The same call with the strides of these tensors, which have as many parts of the same sizes. Empty: the
+  // kernel does not take it.
   std::vector<TrialTensor> strided_tensors;
   Run run_strided;
 };
@@ -53,7 +54,8 @@ struct TrialCall {
 class CallTrial {
  public:
   virtual ~CallTrial() = default;
-  // In place of the call: reads and writes the call's tensors as it would. On the rank's thread; may wait for the stream.
+  // In place of the call: reads and writes the call's tensors as it would. On the rank's thread; may wait for
+  // the stream.
   virtual void Run(const TrialCall& call, cppool_stream stream) = 0;
 };
 

@@ -61,8 +61,8 @@ struct CompareArgs {
   std::int64_t columns = 0;
   double relative = 0;            // relative tolerance for max_excess
   const double* bound = nullptr;  // of each |a - b|, where b's elements are. NULL: none
-  // Blocks: rows row_blocks[i] up to row_blocks[i + 1] (device, of i <= row_block_count; NULL: every kBlockRows rows) times
-  // block_columns columns; the last ones may be smaller.
+  // Blocks: rows row_blocks[i] up to row_blocks[i + 1] (device, of i <= row_block_count; NULL: every
+  // kBlockRows rows) times block_columns columns; the last ones may be smaller.
   const std::int64_t* row_blocks = nullptr;
   std::int64_t row_block_count = 0;
   std::int64_t block_columns = 64;
@@ -76,19 +76,21 @@ struct CompareArgs {
   }
 };
 
-// fp8: what the oracle reads, casts and bounds beside the rest of OracleArgs. The products of the gradients may read
-// other quantizations of q, k and dout.
+// fp8: what the oracle reads, casts and bounds beside the rest of OracleArgs. The products of the gradients
+// may read other quantizations of q, k and dout.
 struct OracleFp8 {
   TensorRef q_of_dk, k_of_dq, dout_of_dv;  // without data: q, k, dout
   const float* delta = nullptr;  // [rows of q, heads]: rowsum(dO * O) as it was given to the kernels
-  // A backward pass in 16 bits has the operands of the forward pass rounded once more: its probabilities are relative to the
-  // forward pass' lse [seqlen_q, group], as kernels have them. The exact calculation writes to lse_shift by how much it differs
-  // from the lse of these operands, and plain attention after it reads that. NULL: relative to the lse of the operands.
+  // A backward pass in 16 bits has the operands of the forward pass rounded once more: its probabilities are
+  // relative to the forward pass' lse [seqlen_q, group], as kernels have them. The exact calculation writes
+  // to lse_shift by how much it differs from the lse of these operands, and plain attention after it reads
+  // that. NULL: relative to the lse of the operands.
   const double* lse = nullptr;
   double* lse_shift = nullptr;
-  // Plain fp8 attention (OracleArgs::rounded): P, whole rows of it, and dS are cast, all sums are fp64, results are rounded
-  // to `stored`, and cast where they have a scale. p_scale, ds_scale as in ForwardArgs and Fp8Casts. A p_scale of 0: a
-  // backward pass in 16 bits, whose plain attention is that of `rounded` without fp8.
+  // Plain fp8 attention (OracleArgs::rounded): P, whole rows of it, and dS are cast, all sums are fp64,
+  // results are rounded to `stored`, and cast where they have a scale. p_scale, ds_scale as in ForwardArgs
+  // and Fp8Casts. A p_scale of 0: a backward pass in 16 bits, whose plain attention is that of `rounded`
+  // without fp8.
   double p_scale = 0, ds_scale = 0, out_scale = 0, gradient_scale = 0;
   bool ds_blocks = false;
   // The most that the casts may move each element of a right result, as out, dq, dk and dv; NULL: not wanted.
@@ -99,7 +101,8 @@ struct OracleFp8 {
 // q_step of [rows, heads, dim]. Outputs are dense fp64, or NULL when not wanted: out [seqlen_q, group,
 // dim_v], lse [seqlen_q, group], dq [seqlen_q, group, dim_qk], dk [seqlen_kv, dim_qk], dv [seqlen_kv, dim_v].
 struct OracleArgs {
-  // q, k, v, dout and bias have one 16-bit dtype; or, in fp8, q, k and v are in E4M3, dout in E5M2 and the bias in bf16.
+  // q, k, v, dout and bias have one 16-bit dtype; or, in fp8, q, k and v are in E4M3, dout in E5M2 and the
+  // bias in bf16.
   TensorRef q, k, v;
   TensorRef dout;  // data NULL: forward only
   std::int64_t q_row = 0, q_step = 1, kv_row = 0, kv_step = 1;
@@ -118,9 +121,9 @@ struct OracleArgs {
       nullptr;  // [group]; distances count from the diagonal that the mask is anchored to
   const float* softmax_offset =
       nullptr;  // [group]: exp(offset) in the denominator of the probabilities, not in lse
-  // false: exact, all in fp64. true: plain attention in `stored`: every intermediate that a framework would store
-  // (logits after scaling and again after the bias, probabilities, out, dP, dS, the gradients) is rounded to it; sums
-  // and ALiBi's own products are not.
+  // false: exact, all in fp64. true: plain attention in `stored`: every intermediate that a framework would
+  // store (logits after scaling and again after the bias, probabilities, out, dP, dS, the gradients) is
+  // rounded to it; sums and ALiBi's own products are not.
   bool rounded = false;
   std::optional<OracleFp8> fp8;
   Dtype stored = Dtype::kBf16;
@@ -129,8 +132,9 @@ struct OracleArgs {
   double* dq = nullptr;
   double* dk = nullptr;
   double* dv = nullptr;
-  // What sums over sequences or heads is added to what is there, so that several calls make it whole; the caller
-  // starts it at 0 and max_logit at -inf, and rounds (RoundValues) the sums of a plain attention itself.
+  // What sums over sequences or heads is added to what is there, so that several calls make it whole; the
+  // caller starts it at 0 and max_logit at -inf, and rounds (RoundValues) the sums of a plain attention
+  // itself.
   double* dbias =
       nullptr;  // element (h, i, j) at h * dbias_head_step + i * dbias_query_step + j; steps of 0 sum
   std::int64_t dbias_head_step = 0, dbias_query_step = 0;
@@ -138,7 +142,8 @@ struct OracleArgs {
   double* max_logit = nullptr;         // [group]: raised to the largest visible scaled and biased logit
 };
 
-// `batch` times `rows` stretches of `bytes` bytes, copied between places with strides of their own, in bytes. All are even.
+// `batch` times `rows` stretches of `bytes` bytes, copied between places with strides of their own, in bytes.
+// All are even.
 struct RowsCopy {
   const void* from = nullptr;
   void* to = nullptr;
@@ -159,21 +164,23 @@ class CheckKernels {
   // to[row, head, dim] for every row of the layout: Philox4x32-10 (Salmon et al. 2011) keyed by (seed;
   // tensor, sequence, position, head, dim) and mapped by integer arithmetic and one rounding to `dtype`, so
   // that a token's values are the same bits on every runtime, world size and layout. About a normal of
-  // standard deviation 0.58 within [-2, 2]. Rows of no segment are left alone. `uneven`: times UnevenFactor of philox.h.
+  // standard deviation 0.58 within [-2, 2]. Rows of no segment are left alone. `uneven`: times UnevenFactor
+  // of philox.h.
   virtual void Generate(InputTensor tensor, std::uint64_t seed, const Layout& layout, int heads, int dim,
                         Dtype dtype, void* to, cppool_stream, bool uneven = false) = 0;
 
-  // to[batch, heads, seqlen_q, seqlen_kv], dense, keyed by (seed; kBias, sequence, query, head, key) and mapped
-  // likewise. At most 1024 heads.
+  // to[batch, heads, seqlen_q, seqlen_kv], dense, keyed by (seed; kBias, sequence, query, head, key) and
+  // mapped likewise. At most 1024 heads.
   virtual void GenerateBias(std::uint64_t seed, std::int64_t batch, int heads, std::int64_t seqlen_q,
                             std::int64_t seqlen_kv, Dtype dtype, void* to, cppool_stream) = 0;
 
-  // A hash of the bits of `bytes` bytes and their places, the same on either runtime; `data` is aligned to 2, and
-  // `bytes` a multiple of it. *result as Compare's.
+  // A hash of the bits of `bytes` bytes and their places, the same on either runtime; `data` is aligned to 2,
+  // and `bytes` a multiple of it. *result as Compare's.
   virtual void Digest(const void* data, std::size_t bytes, std::uint64_t* result, cppool_stream) = 0;
 
-  // All in one kernel, at most kMostCopies. With a `delay` each element is copied so much later, and on GPUs that can
-  // start a kernel before the one in front of it has ended (programmatic dependent launch) the next one may start at once.
+  // All in one kernel, at most kMostCopies. With a `delay` each element is copied so much later, and on GPUs
+  // that can start a kernel before the one in front of it has ended (programmatic dependent launch) the next
+  // one may start at once.
   static constexpr std::size_t kMostCopies = 40;
   virtual void CopyRows(const std::vector<RowsCopy>& copies, std::chrono::nanoseconds delay,
                         cppool_stream) = 0;

@@ -1,7 +1,9 @@
-// Quantization of tensors: what schedules do with 8-bit payloads and their scales (kernels/numerics/fp8.h has the formats).
+// Quantization of tensors: what schedules do with 8-bit payloads and their scales (kernels/numerics/fp8.h has
+// the formats).
 //
-// Pointers, threads and errors as in attention_kernel.h. A tensor is [rows, columns]; rows without a token are neither read
-// nor written. Every result but the sums of Delta has the same bits on every runtime. No call allocates or waits.
+// Pointers, threads and errors as in attention_kernel.h. A tensor is [rows, columns]; rows without a token
+// are neither read nor written. Every result but the sums of Delta has the same bits on every runtime. No
+// call allocates or waits.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -26,17 +28,18 @@ struct Fp8Scale {
 // The axis along which 32 elements share an E8M0 scale.
 enum class MxAxis { kDim, kTokens };
 
-// The tokens of a layout in blocks of at most 32: those of each chunk of a sequence, from the chunk's beginning on. The last
-// block of a chunk may be shorter. So no block crosses a sequence or a rank, and the payloads of a token are the same bits on
-// whichever rank it is, and without CP. `chunk[sequence]`: the length of its chunks, which begin at multiples of it.
+// The tokens of a layout in blocks of at most 32: those of each chunk of a sequence, from the chunk's
+// beginning on. The last block of a chunk may be shorter. So no block crosses a sequence or a rank, and the
+// payloads of a token are the same bits on whichever rank it is, and without CP. `chunk[sequence]`: the
+// length of its chunks, which begin at multiples of it.
 std::vector<Segment> MxBlocks(const Layout& layout, const std::vector<std::int64_t>& chunk);
 // Returns the lengths of the chunks when `world_size` ranks share the sequences.
 std::vector<std::int64_t> MxChunks(const Sequences& sequences, int world_size);
 // Bytes of E8M0 for [rows, heads, dim].
 std::int64_t MxExponents(MxAxis axis, std::int64_t rows, std::int64_t blocks, int heads, int dim);
 
-// A tensor [rows, heads, dim] quantized in blocks. The exponent of an element: along the dims [row][head][dim / 32], along
-// the tokens [block][head][dim].
+// A tensor [rows, heads, dim] quantized in blocks. The exponent of an element: along the dims [row][head][dim
+// / 32], along the tokens [block][head][dim].
 struct MxTensor {
   std::uint8_t* payload = nullptr;    // E4M3, as the tensor
   std::uint8_t* exponents = nullptr;  // E8M0
@@ -54,8 +57,8 @@ class Fp8Ops {
   // payload = cast of from * scale->scale, in one fp32 product.
   virtual void Cast(const TokenRows& rows, std::int64_t columns, TensorRef from, const Fp8Scale* scale,
                     TensorOut payload, cppool_stream) = 0;
-  // to, of a 16-bit type, = stored values times payload.scale, in fp32, rounded once. Without a scale the stored values
-  // themselves: exact in bf16.
+  // to, of a 16-bit type, = stored values times payload.scale, in fp32, rounded once. Without a scale the
+  // stored values themselves: exact in bf16.
   virtual void Dequantize(const TokenRows& rows, std::int64_t columns, TensorRef payload, TensorOut to,
                           cppool_stream) = 0;
   // As TensorOps::Delta, of payloads with scales and 16-bit tensors; the sum is multiplied with the scales.

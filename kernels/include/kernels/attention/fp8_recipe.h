@@ -12,9 +12,9 @@ enum class ScalingMode {
 // The 16-bit side is bf16.
 struct Fp8Recipe {
   ScalingMode scaling_mode = ScalingMode::kDelayed;
-  bool dpa = false;  // `fp8_dpa`: 16-bit tensors in and out, casts inside
-  bool mha =
-      false;  // `fp8_mha`: Q, K, V arrive as payload and scale, O leaves so; with `bwd` also dO and dQ, dK, dV
+  bool dpa = false;    // `fp8_dpa`: 16-bit tensors in and out, casts inside
+  bool mha = false;    // `fp8_mha`: Q, K, V arrive as payload and scale, O leaves so; with `bwd` also dO and
+                       // dQ, dK, dV
   bool bwd = false;    // `fp8_bwd`: the backward pass is fp8, too
   bool f16_o = false;  // `f16_O`: O that the backward pass gets is 16-bit
   bool operator==(const Fp8Recipe&) const = default;
@@ -23,8 +23,8 @@ struct Fp8Recipe {
 // Whether scales are of blocks rather than of tensors.
 constexpr bool InBlocks(const Fp8Recipe& recipe) { return recipe.scaling_mode == ScalingMode::kMxfp8; }
 
-// What P is multiplied with before its cast. 448 puts P <= 1 into all of E4M3; in blocks it is a power of two, as in
-// FlashAttention 3.
+// What P is multiplied with before its cast. 448 puts P <= 1 into all of E4M3; in blocks it is a power of
+// two, as in FlashAttention 3.
 constexpr float PScale(const Fp8Recipe& recipe) { return InBlocks(recipe) ? 256 : 448; }
 
 }  // namespace cppool::kernels

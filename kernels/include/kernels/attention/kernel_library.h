@@ -1,4 +1,5 @@
-// The attention kernels of a shared library (cppool/attention.h), which the program has opened and never closes.
+// The attention kernels of a shared library (cppool/attention.h), which the program has opened and never
+// closes.
 #pragma once
 
 #include <cppool/attention.h>
@@ -25,7 +26,8 @@ class KernelLibrary {
   // `handle` is dlopen's, of `file` or a copy of it; `file` is for texts. Throws LibraryError.
   KernelLibrary(void* handle, std::string file);
 
-  // The kernel with this name; with an empty name the only one of the backend. It lives as long as the process. Throws LibraryError.
+  // The kernel with this name; with an empty name the only one of the backend. It lives as long as the
+  // process. Throws LibraryError.
   const cppool_attention_kernel& Find(const std::string& name, std::string_view backend) const;
 
  private:
@@ -35,7 +37,8 @@ class KernelLibrary {
   std::vector<const cppool_attention_kernel*> kernels_;
 };
 
-// The absolute path of libcppool_cudnn.so, whose kernel is named "cudnn". Throws LibraryError when it is not there.
+// The absolute path of libcppool_cudnn.so, whose kernel is named "cudnn". Throws LibraryError when it is not
+// there.
 std::string CudnnModule();
 
 // A kernel of a library as a family: "table". It lives as its owner says, and the kernel outlives it.

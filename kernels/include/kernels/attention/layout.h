@@ -30,9 +30,10 @@ struct Layout {
 // rooms lie one after another. Segments are tokens only: rows of padding are in none.
 Layout GlobalLayout(QkvFormat format, const Sequences& sequences);
 
-// DualChunkSwap: each sequence's room is cut into 2W chunks and rank r holds chunks r and 2W-1-r, which balances
-// a causal mask (Megatron and Transformer Engine; thd: per packed sequence, the rank's chunks one after another,
-// then what is left of the buffer). Rooms must be divisible by 2W. For W = 1 it is the global layout.
+// DualChunkSwap: each sequence's room is cut into 2W chunks and rank r holds chunks r and 2W-1-r, which
+// balances a causal mask (Megatron and Transformer Engine; thd: per packed sequence, the rank's chunks one
+// after another, then what is left of the buffer). Rooms must be divisible by 2W. For W = 1 it is the global
+// layout.
 Layout RankLayout(QkvFormat format, const Sequences& sequences, int world_size, int rank);
 
 // Rows that hold no token, ascending.
@@ -82,9 +83,10 @@ struct WorkList {
 enum class Side { kQuery, kKey };
 
 // bands[sequence]. Tiles without work are left out unless `keep_empty` (a first or a last call must write
-// every row). Neighbouring ranges that continue each other in rows and positions are merged. With `rest_step` a segment that is not
-// divided into whole tiles begins with the short one, which under a causal mask sees least there, rounded up to a multiple of
-// `rest_step` rows, at most a whole tile; without (0) it ends with the short one.
+// every row). Neighbouring ranges that continue each other in rows and positions are merged. With `rest_step`
+// a segment that is not divided into whole tiles begins with the short one, which under a causal mask sees
+// least there, rounded up to a multiple of `rest_step` rows, at most a whole tile; without (0) it ends with
+// the short one.
 WorkList BuildWorkList(Side self, const Layout& query, const Layout& key, const std::vector<Band>& bands,
                        int tile_rows, bool keep_empty, int rest_step = 0);
 // Returns the most that its tiles and ranges take, whatever the bands.

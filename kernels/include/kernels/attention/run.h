@@ -21,13 +21,13 @@ namespace cppool::kernels {
 class AttentionReport {
  public:
   virtual ~AttentionReport() = default;
-  // True for each warm-up and each counted iteration, then false. False at the first call: another rank cannot begin,
-  // and none does.
+  // True for each warm-up and each counted iteration, then false. False at the first call: another rank
+  // cannot begin, and none does.
   virtual bool NextIteration() = 0;
   // Gets this rank's floating-point operations in a stage ("forward", "backward") of one iteration.
   virtual void Work(const std::string& stage, double flops) = 0;
-  // `against`: "no_cp", "oracle", with spec.deterministic "rerun"; and "later", only of a tensor that changed after the
-  // run was over. In fp8 also "bits", of quantized inputs, out and delta.
+  // `against`: "no_cp", "oracle", with spec.deterministic "rerun"; and "later", only of a tensor that changed
+  // after the run was over. In fp8 also "bits", of quantized inputs, out and delta.
   virtual void Check(CheckedTensor tensor, const std::string& against, const Verdict& verdict) = 0;
   // Gets a hash of the bits of all of this rank's outputs, with spec.deterministic.
   virtual void Digest(std::uint64_t) {}
@@ -41,12 +41,13 @@ enum class TensorRows {
 
 // What a dump of a case in fp8 holds of a quantized tensor beside its values.
 enum class StoredPart {
-  kPayload,        // bytes in the tensor's shape
-  kScaleInverse,   // one number: a value is the payload's times it
-  kRowPayload,     // quantized in blocks of 32 along the head dimension
-  kRowExponents,   // E8M0: the tensor's shape with the head dimension divided by 32
-  kColumnPayload,  // in blocks of 32 tokens
-  kColumnExponents,  // the tensor's shape with blocks for tokens: of each sequence, of each of its 2 * world size chunks
+  kPayload,          // bytes in the tensor's shape
+  kScaleInverse,     // one number: a value is the payload's times it
+  kRowPayload,       // quantized in blocks of 32 along the head dimension
+  kRowExponents,     // E8M0: the tensor's shape with the head dimension divided by 32
+  kColumnPayload,    // in blocks of 32 tokens
+  kColumnExponents,  // the tensor's shape with blocks for tokens: of each sequence, of each of its 2 * world
+                     // size chunks
   kF16,              // 16-bit, of what leaves as a payload
 };
 struct StoredTensor {
@@ -68,14 +69,15 @@ struct TensorInfo {
   std::string name() const;  // "q", "softmax_offset", "out", "d_softmax_offset", ...
 };
 
-// What a case is given and what it gives: with and without a backward pass, a bias, a softmax offset, max_logit.
+// What a case is given and what it gives: with and without a backward pass, a bias, a softmax offset,
+// max_logit.
 std::vector<TensorInfo> InputTensors(const AttentionSpec& spec);
 std::vector<TensorInfo> OutputTensors(const AttentionSpec& spec);
 // In fp8: what is stored of q, k, v, dout and of results that leave as payloads.
 std::vector<TensorInfo> StoredTensors(const AttentionSpec& spec, int world_size);
 
-// Where inputs come from instead of the seed. Called by several ranks' threads at once, for rows with a token and for
-// every row of what is whole. What it throws ends the case.
+// Where inputs come from instead of the seed. Called by several ranks' threads at once, for rows with a token
+// and for every row of what is whole. What it throws ends the case.
 class TensorSource {
  public:
   virtual ~TensorSource() = default;
@@ -97,8 +99,9 @@ class TensorSink {
 };
 
 // Called by every rank at once, each with its own runtime. The spec has been validated: divisible lengths and
-// heads, and `family`, of the runtime's backend, does not refuse it. `source` and `sink` may be NULL, and the reference is only made for checks.
-// Stages: "inputs", "forward/...", "backward/...", "reference", "checks". Throws RuntimeError.
+// heads, and `family`, of the runtime's backend, does not refuse it. `source` and `sink` may be NULL, and the
+// reference is only made for checks. Stages: "inputs", "forward/...", "backward/...", "reference", "checks".
+// Throws RuntimeError.
 void RunAttention(cppool_runtime* runtime, const AttentionFamily& family, const AttentionSpec& spec,
                   bool checks, AttentionReport& report, TensorSource* source = nullptr,
                   TensorSink* sink = nullptr);

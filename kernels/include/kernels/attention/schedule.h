@@ -1,15 +1,16 @@
 // The context-parallel schedules, written once over the runtime seam. One object per rank and case; its
 // thread is the rank's.
 //
-//   p2p         a ring: in step s a rank attends to the keys of the rank s before it, the next block under way
-//               meanwhile (Liu et al. 2023, Ring Attention). A block comes from its owner, and its gradients go
-//               back there, so that a step that a mask leaves without work moves nothing;
-//   a2a         heads instead of tokens: an all-to-all gives every rank all tokens of its heads (Jacobs et al.
-//               2023, DeepSpeed Ulysses);
-//   a2a+p2p     all-to-all within groups of a2a_size adjacent ranks, the ring across the groups (Fang and Zhao 2024,
-//               USP): world rank = ring rank * a2a_size + rank in the exchange;
-//   all_gather  keys and values of all ranks at once; their gradients are reduce-scattered (as in Llama 3's
-//               training).
+//   p2p         a ring: in step s a rank attends to the keys of the rank s before it, the next
+//               block under way meanwhile (Liu et al. 2023, Ring Attention). A block comes from its
+//               owner, and its gradients go back there, so that a step that a mask leaves without
+//               work moves nothing;
+//   a2a         heads instead of tokens: an all-to-all gives every rank all tokens of its heads
+//               (Jacobs et al. 2023, DeepSpeed Ulysses);
+//   a2a+p2p     all-to-all within groups of a2a_size adjacent ranks, the ring across the groups (Fang
+//               and Zhao 2024, USP): world rank = ring rank * a2a_size + rank in the exchange;
+//   all_gather  keys and values of all ranks at once; their gradients are reduce-scattered (as in
+//               Llama 3's training).
 //
 // The first three are one schedule, an exchange over A ranks around a ring over R: p2p is A = 1, a2a is
 // R = 1, no CP is A = R = 1.
@@ -46,15 +47,16 @@ struct AttentionTensors {
   TensorOut dbias;                        // as bias; NULL: not wanted
   float* d_softmax_offset = nullptr;      // [heads]
   float* max_logit = nullptr;             // [heads]
-  // [rows_q, heads]: rowsum(dO * O), of the O and dO that the recipe says. NULL: the schedule makes it from out and dout.
+  // [rows_q, heads]: rowsum(dO * O), of the O and dO that the recipe says. NULL: the schedule makes it from
+  // out and dout.
   const float* delta = nullptr;
   // These mean what they mean in Fp8Casts.
   const float* ds_scale = nullptr;
   float* amax_ds = nullptr;
 };
 
-// A tensor that a product of the kernel reads. The last four exist with casts in blocks alone: a block lies along the axis
-// that a product sums over.
+// A tensor that a product of the kernel reads. The last four exist with casts in blocks alone: a block lies
+// along the axis that a product sums over.
 enum class Operand { kQ, kK, kV, kDout, kVOfDp, kQOfDk, kKOfDq, kDoutOfDv };
 inline constexpr int kOperands = 8;
 
@@ -71,13 +73,15 @@ struct QuantizedOperand {
   int head0 = 0, heads = 0, dim = 0;
 };
 
-// A rank's own tokens as the recipe stores them, by one scale each: rows as in AttentionTensors. No data: not stored so.
+// A rank's own tokens as the recipe stores them, by one scale each: rows as in AttentionTensors. No data: not
+// stored so.
 struct StoredPayloads {
   TensorRef q, k, v, dout, out, dq, dk, dv;
   TensorRef out_16;  // O for D, where `out` leaves as a payload and D has it in 16 bits
 };
 
-// What the last step in fp8 has used, for checks. Device memory, valid while the schedule lives; NULL: there is none.
+// What the last step in fp8 has used, for checks. Device memory, valid while the schedule lives; NULL: there
+// is none.
 struct Fp8Step {
   std::vector<QuantizedOperand> operands;  // of the last calls of kernels
   const float* delta = nullptr;            // [rows_q, heads], made from these two
@@ -96,22 +100,23 @@ class Schedule {
   // After Forward with the same tensors: uses its out and lse, and what it kept.
   virtual void Backward(const AttentionTensors&) = 0;
 
-  // Before the first pass with these inputs: what a recipe does outside of a step. Enqueued on the main stream.
+  // Before the first pass with these inputs: what a recipe does outside of a step. Enqueued on the main
+  // stream.
   virtual void Prepare(const AttentionTensors&) {}
   virtual Fp8Step Fp8() const { return {}; }
 };
 
-// The schedule of spec.comm on the runtime's world. All of its memory is allocated here, and its kernels are loaded.
-// `kernels` outlives it.
+// The schedule of spec.comm on the runtime's world. All of its memory is allocated here, and its kernels are
+// loaded. `kernels` outlives it.
 std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, RankKernels& kernels,
                                        const AttentionSpec& spec);
-// The same kernels without CP: every token on this rank, no communication. Its stages are marked "reference/...". For one step: each
-// of its methods is called once, with the same tensors.
+// The same kernels without CP: every token on this rank, no communication. Its stages are marked
+// "reference/...". For one step: each of its methods is called once, with the same tensors.
 std::unique_ptr<Schedule> MakeNoCpSchedule(cppool_runtime* runtime, RankKernels& kernels,
                                            const AttentionSpec& spec);
 
-// Why the family cannot do a block that some rank of the schedule has, or the run without CP; nothing when it can do all.
-// For a request that the family does not refuse.
+// Why the family cannot do a block that some rank of the schedule has, or the run without CP; nothing when it
+// can do all. For a request that the family does not refuse.
 std::optional<std::string> ScheduleRefusal(const AttentionFamily& family, const AttentionSpec& spec,
                                            int world_size);
 

@@ -95,10 +95,10 @@ struct AttentionSpec {
 Band BandOf(const AttentionSpec& spec, std::int64_t seqlen_q, std::int64_t seqlen_kv);
 std::vector<Band> BandsOf(const AttentionSpec& spec);  // by sequence
 
-// Fills spec.queries and spec.keys. Without `padding` and thd every sequence has seqlen_q and seqlen_kv tokens.
-// With them lengths are drawn from the seed, the same for both sides when seqlen_q == seqlen_kv: one sequence is
-// longer than half, and of four or more one is empty and one has a single token. thd rounds each room up to
-// 2 * world_size, and without pad_between_seqs fills it.
+// Fills spec.queries and spec.keys. Without `padding` and thd every sequence has seqlen_q and seqlen_kv
+// tokens. With them lengths are drawn from the seed, the same for both sides when seqlen_q == seqlen_kv: one
+// sequence is longer than half, and of four or more one is empty and one has a single token. thd rounds each
+// room up to 2 * world_size, and without pad_between_seqs fills it.
 void DrawSequences(AttentionSpec& spec, int world_size);
 
 // ALiBi's slope of each head (Press et al. 2021): 2^(-8 (h+1) / n) for n a power of two, else those of the

@@ -1,12 +1,14 @@
-// References to tensors in device memory (memory on the host), and the element types of all tensors of a case.
+// References to tensors in device memory (memory on the host), and the element types of all tensors of a
+// case.
 #pragma once
 
 #include "kernels/dtype.h"
 
 namespace cppool::kernels {
 
-// A tensor that is read. `scale`: one fp32 value in device memory that stored elements are multiplied with (the inverse of
-// the scale that an fp8 payload was made with); it travels with the data it belongs to. NULL: the elements are the values.
+// A tensor that is read. `scale`: one fp32 value in device memory that stored elements are multiplied with
+// (the inverse of the scale that an fp8 payload was made with); it travels with the data it belongs to. NULL:
+// the elements are the values.
 struct TensorRef {
   const void* data = nullptr;
   Dtype dtype = Dtype::kBf16;
@@ -22,8 +24,8 @@ struct TensorOut {
   operator TensorRef() const { return {data, dtype, scale}; }  // to be read again
 };
 
-// The element type of each tensor of a case. lse, delta, max_logit, softmax offsets and the accumulators between calls
-// are fp32 always.
+// The element type of each tensor of a case. lse, delta, max_logit, softmax offsets and the accumulators
+// between calls are fp32 always.
 struct TensorDtypes {
   Dtype q, k, v;
   Dtype dout;

@@ -1,8 +1,9 @@
-// What schedules do with tensors beside attention itself: heads moved for an all-to-all, sums, rounding, parts of a
-// softmax merged, the softmax offset. One implementation for each runtime, whatever the kernel family.
+// What schedules do with tensors beside attention itself: heads moved for an all-to-all, sums, rounding,
+// parts of a softmax merged, the softmax offset. One implementation for each runtime, whatever the kernel
+// family.
 //
-// Tensors, pointers, threads and errors as in attention_kernel.h. Every sum has one fixed order: the same bits on every
-// run. No call allocates or waits after Load.
+// Tensors, pointers, threads and errors as in attention_kernel.h. Every sum has one fixed order: the same
+// bits on every run. No call allocates or waits after Load.
 #pragma once
 
 #include <cppool/runtime.h>
@@ -24,7 +25,8 @@ struct HeadRange {
   int count = 0;
 };
 
-// The rows of a buffer that hold a token, in device memory. Destroy it only after the work that uses it is done.
+// The rows of a buffer that hold a token, in device memory. Destroy it only after the work that uses it is
+// done.
 class TokenRows {
  public:
   virtual ~TokenRows() = default;
@@ -77,12 +79,12 @@ class TensorOps {
   // Host tables are copied before it returns; the rows can be used by work enqueued on `stream` afterwards.
   virtual std::unique_ptr<TokenRows> Rows(const Layout& layout, cppool_stream stream) = 0;
 
-  // to[i][row][0 .. ranges[i].count][dim] = from[row][ranges[i].begin ..][dim]: what rank i gets, one after another in
-  // `to`, in from's dtype. `from` is [rows, heads, dim].
+  // to[i][row][0 .. ranges[i].count][dim] = from[row][ranges[i].begin ..][dim]: what rank i gets, one after
+  // another in `to`, in from's dtype. `from` is [rows, heads, dim].
   virtual void SplitHeads(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
                           TensorRef from, void* to, cppool_stream) = 0;
-  // The reverse, to [rows, heads, dim]; a head that several ranks hold is their sum in fp32, in the order of the ranks,
-  // rounded once. Every head must be in a range.
+  // The reverse, to [rows, heads, dim]; a head that several ranks hold is their sum in fp32, in the order of
+  // the ranks, rounded once. Every head must be in a range.
   virtual void MergeHeads(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
                           TensorRef from, TensorOut to, cppool_stream) = 0;
 
@@ -99,7 +101,8 @@ class TensorOps {
   virtual void AddStrided(const StridedSum&, cppool_stream) = 0;
   virtual void Round(const float* from, TensorOut to, std::int64_t count, cppool_stream) = 0;
 
-  // (accumulator, lse) := (accumulator, lse) merged with (part, part_lse), in fp32, shifted by the larger lse.
+  // (accumulator, lse) := (accumulator, lse) merged with (part, part_lse), in fp32, shifted by the larger
+  // lse.
   virtual void Merge(const MergeArgs&, cppool_stream) = 0;
 
   // delta[vector] = sum over dim of out * dout; `vectors` is rows * heads. On CUDA both have the

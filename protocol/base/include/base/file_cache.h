@@ -1,5 +1,5 @@
-// Files named by their content that several processes share: the daemon's copies of libraries, and the libraries that the client has
-// compiled. The daemon and the client use it, and neither may link the other.
+// Files named by their content that several processes share: the daemon's copies of libraries, and the
+// libraries that the client has compiled. The daemon and the client use it, and neither may link the other.
 #pragma once
 
 #include <cstddef>
@@ -34,13 +34,15 @@ struct WholeFile {
   // False: it was changed so shortly before that a further change could leave the identity as it is.
   bool settled = false;
 };
-// Throws FileError for what is no regular file, cannot be read, has more than 2 GiB, or changes while it is read.
+// Throws FileError for what is no regular file, cannot be read, has more than 2 GiB, or changes while it is
+// read.
 WholeFile ReadWhole(const std::string& path);
 
-// $CPPOOL_CACHE when it is set; else the first of $XDG_CACHE_HOME/cppool, ~/.cache/cppool and cppool-UID in the system's folder for
-// temporary files that can be written. It is made, for its user alone, where it is missing. Throws FileError, also when
-// another user could change the folder that CPPOOL_CACHE names; from the others, that permission is taken away. A symbolic link in a
-// folder that all users can write is not followed.
+// $CPPOOL_CACHE when it is set; else the first of $XDG_CACHE_HOME/cppool, ~/.cache/cppool and cppool-UID in
+// the system's folder for temporary files that can be written. It is made, for its user alone, where it is
+// missing. Throws FileError, also when another user could change the folder that CPPOOL_CACHE names; from the
+// others, that permission is taken away. A symbolic link in a folder that all users can write is not
+// followed.
 std::string CacheFolder();
 
 class FileCache {
@@ -55,20 +57,21 @@ class FileCache {
   const std::string& folder() const { return folder_; }
   std::string Path(const std::string& file) const { return folder_ + "/" + file; }
 
-  // "mine-0123456789abcdef.so" of "/x/mine.cu", a digest and ".so": a file's name in a cache, in plain characters.
-  // `ending`: a dot and letters.
+  // "mine-0123456789abcdef.so" of "/x/mine.cu", a digest and ".so": a file's name in a cache, in plain
+  // characters. `ending`: a dot and letters.
   static std::string Name(const std::string& path, const std::string& digest, std::string_view ending);
 
   // Marks the file as used. False: it is not there, or another user could change it.
   bool Use(const std::string& file) const;
-  // Marks the file as used and returns its bytes; nothing: it is not there. Another process may use or replace it meanwhile: a file's
-  // content never changes. Throws FileError.
+  // Marks the file as used and returns its bytes; nothing: it is not there. Another process may use or
+  // replace it meanwhile: a file's content never changes. Throws FileError.
   std::optional<std::string> Read(const std::string& file) const;
   // Writes the file, so that other processes see all of it or nothing. A folder that was removed is made
   // again. Throws FileError.
   void Write(const std::string& file, std::string_view bytes) const;
-  // Removes files until the limits hold, those that have not been used for longest first, and none that was used in the last ten
-  // minutes. Only files with names of Name() are counted and removed: the folder may be a user's. What cannot be removed stays.
+  // Removes files until the limits hold, those that have not been used for longest first, and none that was
+  // used in the last ten minutes. Only files with names of Name() are counted and removed: the folder may be
+  // a user's. What cannot be removed stays.
   void Prune() const;
 
  private:

@@ -1,5 +1,5 @@
-// A file that appears whole or not at all: it is written under another name beside its own, and renamed. For files that a
-// request or an option names, in the daemon and in the client.
+// A file that appears whole or not at all: it is written under another name beside its own, and renamed. For
+// files that a request or an option names, in the daemon and in the client.
 #pragma once
 
 #include <sys/types.h>
@@ -13,11 +13,12 @@
 
 namespace cppool::base {
 
-// Why no file can be made, or replaced, at this path, and what to do. Empty: nothing that the file system tells in advance.
+// Why no file can be made, or replaced, at this path, and what to do. Empty: nothing that the file system
+// tells in advance.
 std::string WhyNotWritable(const std::string& path);
 
-// Makes an empty file beside `path` that no other process uses, and opens it for writing: PATH.RANDOM.part, which becomes *part.
-// None where it cannot be made, and errno says why.
+// Makes an empty file beside `path` that no other process uses, and opens it for writing: PATH.RANDOM.part,
+// which becomes *part. None where it cannot be made, and errno says why.
 UniqueFd MakePart(const std::string& path, mode_t mode, std::string* part);
 
 class NewFile {

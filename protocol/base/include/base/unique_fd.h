@@ -1,5 +1,5 @@
-// A file descriptor with an owner: the ends of the pipes that the lines travel through. Header-only. The daemon and the client use it,
-// and neither may link the other.
+// A file descriptor with an owner: the ends of the pipes that the lines travel through. Header-only. The
+// daemon and the client use it, and neither may link the other.
 #pragma once
 
 #include <fcntl.h>
@@ -33,8 +33,8 @@ class UniqueFd {
   void Reset() {
     if (fd_ >= 0) close(std::exchange(fd_, -1));
   }
-  // For a forked child. Another owner in the child may have closed the number and opened another file under it:
-  // closes it only if it is still the same file.
+  // For a forked child. Another owner in the child may have closed the number and opened another file under
+  // it: closes it only if it is still the same file.
   void ResetInherited() {
     if (fd_ >= 0 && Inode(fd_) == inode_) close(fd_);
     fd_ = -1;
@@ -50,8 +50,8 @@ class UniqueFd {
   ino_t inode_ = 0;
 };
 
-// Takes `fd`; returns a descriptor above 2 for it. A harness may have closed 0 to 2, and a child's own streams replace them.
-// None for -1. Throws std::system_error.
+// Takes `fd`; returns a descriptor above 2 for it. A harness may have closed 0 to 2, and a child's own
+// streams replace them. None for -1. Throws std::system_error.
 inline UniqueFd AboveStandard(int fd) {
   UniqueFd owned(fd);
   if (fd < 0 || fd > 2) return owned;

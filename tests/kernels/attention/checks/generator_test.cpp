@@ -124,7 +124,8 @@ TEST_CASE("input values have mean 0 and standard deviation 0.577, and are bounde
   CHECK(std::abs(sum / n) < 5 * std::sqrt(variance / n));
   CHECK(Near(mean_product(values, values, 0), variance, 5 * std::sqrt(2 / n)));
   CHECK(Near(fourth / n / (variance * variance), 2.7, 0.02));  // Irwin-Hall of 4: 3 - 6 / (5 * 4)
-  // Irwin-Hall of 4 beyond 1, 2 and 3 standard deviations: (y^4 - 4 max(0, y - 1)^4) / 12 with y = 2 - s sqrt(1 / 3).
+  // Irwin-Hall of 4 beyond 1, 2 and 3 standard deviations: (y^4 - 4 max(0, y - 1)^4) / 12 with y = 2 - s
+  // sqrt(1 / 3).
   CHECK(Near(tails[0] / n, 0.3307, 0.02));
   CHECK(Near(tails[1] / n, 0.0425, 0.05));
   CHECK(Near(tails[2] / n, 4.29e-4, 0.4));

@@ -41,7 +41,8 @@ Verdict NoCp(CheckedTensor tensor, Dtype dtype, bool gqa, const std::vector<doub
   return JudgeNoCp(tensor, dtype, gqa, Stats(a, b, ToleranceNoCp(tensor, dtype, gqa).relative), {}, {summed});
 }
 
-// JudgeOracle when the rank holds the whole sample: plain attention's error on the rank is its error everywhere.
+// JudgeOracle when the rank holds the whole sample: plain attention's error on the rank is its error
+// everywhere.
 Verdict Oracle(CheckedTensor tensor, Dtype dtype, const CompareStats& ours, const CompareStats& plain,
                double summed = 1) {
   return JudgeOracle(tensor, dtype, ours, plain, plain, {summed});
@@ -249,8 +250,8 @@ TEST_CASE("one NaN fails, and so does a comparison of no elements") {
   }
 }
 
-// A sum of independent partial sums of ranks, like dbias and d_softmax_offset; each rank's partial sum is multiplied by its element of
-// `weights`.
+// A sum of independent partial sums of ranks, like dbias and d_softmax_offset; each rank's partial sum is
+// multiplied by its element of `weights`.
 std::vector<double> Parts(const std::vector<int>& weights, std::size_t count, double amplitude) {
   std::uint64_t state = 1;
   std::vector<double> sum(count, 0);
@@ -426,7 +427,8 @@ TEST_CASE("fp8: the bound holds always, and statistics from kFp8Samples elements
   CHECK_FALSE(JudgeBits(1, 10, 0).ok);
 }
 
-// A gradient of one head under a causal mask, whose rows become smaller towards the last key, and what a rank has of it.
+// A gradient of one head under a causal mask, whose rows become smaller towards the last key, and what a rank
+// has of it.
 struct Gradient {
   static constexpr std::int64_t kDim = 64;
   std::vector<double> exact, ours;

@@ -27,7 +27,8 @@ struct OracleCase {
   bool bias_heads = true, bias_queries = true;
   bool alibi = false;
   bool offset = false;
-  // The sequence is the last of `step` interleaved sequences (sbhd), and its key/value head is the second of three.
+  // The sequence is the last of `step` interleaved sequences (sbhd), and its key/value head is the second of
+  // three.
   std::int64_t step = 1;
 };
 

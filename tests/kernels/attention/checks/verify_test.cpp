@@ -1,5 +1,5 @@
-// Tests of the Verifier: the estimate of the oracle's memory, the lifetime of the sources of copies when memory runs out, and ALiBi's
-// slopes.
+// Tests of the Verifier: the estimate of the oracle's memory, the lifetime of the sources of copies when
+// memory runs out, and ALiBi's slopes.
 #include <algorithm>
 #include <atomic>
 #include <chrono>

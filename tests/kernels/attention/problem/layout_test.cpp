@@ -17,7 +17,8 @@ using namespace cppool::kernels;
 using cppool::test::Token;
 using cppool::test::TokensOf;
 
-// Sequences of `length` tokens, padded to `room`, in a buffer of `rows` rows, which may be more than the sum of `room`.
+// Sequences of `length` tokens, padded to `room`, in a buffer of `rows` rows, which may be more than the sum
+// of `room`.
 Sequences Packed(std::vector<std::int64_t> length, std::vector<std::int64_t> room, std::int64_t rows) {
   return {std::move(length), std::move(room), rows};
 }
@@ -110,7 +111,8 @@ TEST_CASE("Every token is held once, by the rank of its chunk") {
     }
   }
   if (format == QkvFormat::kThd) {
-    // First chunks of several sizes, an empty sequence, padding after tokens and unused rows at the end; then only unused rows.
+    // First chunks of several sizes, an empty sequence, padding after tokens and unused rows at the end; then
+    // only unused rows.
     CheckRanks(
         format,
         Packed({3 * unit, 0, 1, unit + 1, 2 * unit - 1}, {3 * unit, 0, unit, 2 * unit, 3 * unit}, 20 * unit),

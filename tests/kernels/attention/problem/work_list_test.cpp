@@ -24,7 +24,8 @@ int Between(Random& random, int low, int high) {
   return std::uniform_int_distribution<int>(low, high)(random);
 }
 
-// Divides sequences into pieces of random length, omits some, and places the others in random order, with gaps between rows.
+// Divides sequences into pieces of random length, omits some, and places the others in random order, with
+// gaps between rows.
 Layout RandomLayout(Random& random, int sequences, int longest) {
   Layout layout;
   std::vector<Segment> pieces;
@@ -87,7 +88,8 @@ void CheckWorkList(Side side, const Layout& query, const Layout& key, const std:
     REQUIRE(tile.length >= 1);
     REQUIRE(tile.length <= tile_rows);
     REQUIRE(tile.band == bands[static_cast<std::size_t>(tile.sequence)]);
-    // A tile is inside one segment, which is divided into whole tiles from its beginning or behind a short one.
+    // A tile is inside one segment, which is divided into whole tiles from its beginning or behind a short
+    // one.
     const auto segment = std::find_if(self.segments.begin(), self.segments.end(), [&](const Segment& s) {
       return s.sequence == tile.sequence && s.position <= tile.position &&
              tile.position < s.position + s.length;
@@ -206,7 +208,8 @@ TEST_CASE("Work lists of the layouts of ranks visit every visible pair once") {
 }
 
 TEST_CASE("Segments with consecutive rows and positions are joined to one range") {
-  // The two chunks of rank 1 have consecutive positions and rows. In the layout of both ranks no other chunks have.
+  // The two chunks of rank 1 have consecutive positions and rows. In the layout of both ranks no other chunks
+  // have.
   const Layout query = GlobalLayout(QkvFormat::kBshd, UniformSequences(1, 4));
   const std::vector<Band> open{{-kOpen, kOpen}};
   const WorkList middle = BuildWorkList(

@@ -1,4 +1,5 @@
-// a2a+p2p with all-to-all groups of several sizes: the results are right, and the groups are those of the parameter.
+// a2a+p2p with all-to-all groups of several sizes: the results are right, and the groups are those of the
+// parameter.
 #include <map>
 #include <mutex>
 #include <set>

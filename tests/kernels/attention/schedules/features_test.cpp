@@ -1,5 +1,5 @@
-// Every feature of the matrix with every schedule: packed and padded sequences, masks, windows, biases, softmax offsets, max_logit,
-// alone and together.
+// Every feature of the matrix with every schedule: packed and padded sequences, masks, windows, biases,
+// softmax offsets, max_logit, alone and together.
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -78,7 +78,8 @@ TEST_CASE("packed sequences, masks of padding and windows with every schedule") 
         spec.seed = 7;
       });
     }
-    // Lengths of queries and keys are drawn independently: some sequences are empty on one side, and some queries see no key.
+    // Lengths of queries and keys are drawn independently: some sequences are empty on one side, and some
+    // queries see no key.
     for (const AttnMaskType mask :
          {AttnMaskType::kPadding, AttnMaskType::kPaddingCausal, AttnMaskType::kPaddingCausalBottomRight}) {
       WithEverySchedule(world, packing, [&](AttentionSpec& spec) {
@@ -194,7 +195,8 @@ TEST_CASE("queries that see no key, and ranks without a token") {
       Unequal(spec, world.size(), 9, 2);
     });
   }
-  // First one token in total, so that three ranks hold only padding; then a sequence with queries but no keys.
+  // First one token in total, so that three ranks hold only padding; then a sequence with queries but no
+  // keys.
   WithEverySchedule(world, {QkvFormat::kThd, true}, [&](AttentionSpec& spec) {
     spec.batch = 2;
     spec.queries = spec.keys = {{0, 1}, {0, 8}, 2 * spec.seqlen_q};

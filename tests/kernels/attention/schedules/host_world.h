@@ -28,18 +28,18 @@ class HostWorld {
 
   // Changes the runtime interface of a rank's case, to inject faults or to count calls.
   using Alter = std::function<void(cppool_runtime&)>;
-  // Runs the case on every rank with all checks. Throws the first exception of a rank. Draws the sequences if `spec` has none.
-  // `source`: of the inputs, in place of the seed.
+  // Runs the case on every rank with all checks. Throws the first exception of a rank. Draws the sequences if
+  // `spec` has none. `source`: of the inputs, in place of the seed.
   std::vector<Finding> Run(const kernels::AttentionSpec& spec, const Alter& alter = {},
                            kernels::TensorSource* source = nullptr);
   // What the last run left, also when it has thrown.
   const std::vector<Finding>& findings() const { return findings_; }
-  // Requires that every output of every rank was compared with the run without CP and, if the rank holds tokens of the oracle's
-  // sample, with the oracle, and that all comparisons passed.
+  // Requires that every output of every rank was compared with the run without CP and, if the rank holds
+  // tokens of the oracle's sample, with the oracle, and that all comparisons passed.
   void RequireAllHold(const kernels::AttentionSpec& spec);
 
-  // Later cases delay their streams at every mark, for times drawn from the seed. They have one iteration, because in a second one the
-  // buffers already contain the same blocks, which hides a missing wait.
+  // Later cases delay their streams at every mark, for times drawn from the seed. They have one iteration,
+  // because in a second one the buffers already contain the same blocks, which hides a missing wait.
   void Perturb(std::uint64_t seed) { delays_ = seed; }
 
   // Later cases use the kernels of this family, which must outlive the world. Default: the host's family.

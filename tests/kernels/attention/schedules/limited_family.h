@@ -9,8 +9,9 @@
 
 namespace cppool::test {
 
-// A family with the host's kernels that reports `capabilities`, or what `of` says of a request. A call that needs other
-// capabilities throws, and so does a call without the workspace of WorkspaceBytes, which every call overwrites.
+// A family with the host's kernels that reports `capabilities`, or what `of` says of a request. A call that
+// needs other capabilities throws, and so does a call without the workspace of WorkspaceBytes, which every
+// call overwrites.
 class LimitedFamily : public kernels::AttentionFamily {
  public:
   using CapabilitiesOf = std::function<kernels::Capabilities(const kernels::KernelRequest&)>;

@@ -1,5 +1,5 @@
-// Every schedule with families that lack capabilities: the schedules then merge partial outputs, add the gradients of blocks, and
-// compute dq, dk and dv in one call.
+// Every schedule with families that lack capabilities: the schedules then merge partial outputs, add the
+// gradients of blocks, and compute dq, dk and dv in one call.
 #include "tests/kernels/attention/schedules/limited_family.h"
 
 #include <cstdint>
@@ -22,8 +22,8 @@ constexpr Capabilities kAlmost[] = {
     {.continues_softmax = true, .gradients_apart = true, .accumulates_gradients = false},
 };
 
-// Runs cases with GQA, windows, causal and no mask, unequal lengths, both dtypes, packed and padded sequences, a softmax offset, biases
-// and max_logit.
+// Runs cases with GQA, windows, causal and no mask, unequal lengths, both dtypes, packed and padded
+// sequences, a softmax offset, biases and max_logit.
 void RunFeatures(HostWorld& world) {
   const int size = world.size();
   WithEverySchedule(world, [](AttentionSpec&) {});

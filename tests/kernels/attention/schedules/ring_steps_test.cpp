@@ -1,4 +1,5 @@
-// The traffic of the ring: a step without visible pairs between two ranks sends, receives and computes nothing.
+// The traffic of the ring: a step without visible pairs between two ranks sends, receives and computes
+// nothing.
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -60,7 +61,8 @@ std::set<int> Attended(int rank, const std::string& pass, int world) {
   return distances;
 }
 
-// `takes`: number of blocks of other ranks that the rank receives; `serves`: number of ranks that receive its block.
+// `takes`: number of blocks of other ranks that the rank receives; `serves`: number of ranks that receive its
+// block.
 void CheckTraffic(int rank, std::size_t takes, std::size_t serves) {
   INFO("rank " << rank);
   // k and v, forward and backward, in one direction; dk and dv in the other.
@@ -88,7 +90,8 @@ TEST_CASE("a ring with a window moves blocks between neighbours only") {
   spec.window_left = 3;  // chunks are of 4 tokens
   for (const Finding& f : world.Run(spec, Counting())) CHECK(f.verdict.ok);
   for (int rank = 0; rank < size; ++rank) {
-    // Queries of chunk r see keys of chunk r - 1, and queries of chunk 2W-1-r see keys of chunk 2W-2-r, which rank r + 1 holds.
+    // Queries of chunk r see keys of chunk r - 1, and queries of chunk 2W-1-r see keys of chunk 2W-2-r, which
+    // rank r + 1 holds.
     std::set<int> distances{0};
     if (rank > 0) distances.insert(1);
     if (rank < size - 1) distances.insert(size - 1);

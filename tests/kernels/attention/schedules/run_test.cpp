@@ -1,4 +1,5 @@
-// Tests of the run outside the schedules: rows of ranks, the oracle's sample, the estimate of memory, and detection of errors.
+// Tests of the run outside the schedules: rows of ranks, the oracle's sample, the estimate of memory, and
+// detection of errors.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -290,7 +291,8 @@ TEST_CASE("A case holds no more memory than AttentionBytes") {
           INFO(Describe(each) << ": held " << held.most[rank] << ", estimated " << estimated
                               << "; plain case held " << plain_held << ", estimated " << plain_estimated);
           CHECK(held.most[rank] <= estimated);
-          // The memory of a feature is itself in the estimate (except a few small tables), not covered by slack of other parts.
+          // The memory of a feature is itself in the estimate (except a few small tables), not covered by
+          // slack of other parts.
           CHECK(held.most[rank] - plain_held <= estimated - plain_estimated + 16384);
           CHECK(held.now[rank] == 0);
         }

@@ -1,5 +1,6 @@
-// Every schedule on the host runtime with all shapes, heads and dtypes; each output of every rank is checked against the same kernels
-// without CP and against the fp64 oracle. Other masks, biases and softmax types are in features_test.cpp.
+// Every schedule on the host runtime with all shapes, heads and dtypes; each output of every rank is checked
+// against the same kernels without CP and against the fp64 oracle. Other masks, biases and softmax types are
+// in features_test.cpp.
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -25,7 +26,8 @@ struct Dims {
 constexpr Dims kDims[] = {{64, 64}, {128, 128}, {192, 128}, {128, 64}, {256, 256}};
 constexpr Dtype kDtypes[] = {Dtype::kBf16, Dtype::kFp16};
 constexpr Heads kHeads[] = {{8, 8}, {8, 2}, {8, 1}};  // MHA, GQA, MQA
-// Runs every schedule, format, mask and GQA ratio with every head dim and dtype, or, `by_turns`, with one of these each, in rotation.
+// Runs every schedule, format, mask and GQA ratio with every head dim and dtype, or, `by_turns`, with one of
+// these each, in rotation.
 void RunEveryCombination(int size, bool by_turns = false) {
   HostWorld world(size);
   std::size_t turn = 0;

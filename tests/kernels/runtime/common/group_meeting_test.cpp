@@ -1,4 +1,5 @@
-// Tests of GroupMeeting, in which ranks wait for each other before they make communicators, and of every way in which the wait ends.
+// Tests of GroupMeeting, in which ranks wait for each other before they make communicators, and of every way
+// in which the wait ends.
 #include "kernels/runtime/common/group_meeting.h"
 
 #include <atomic>

@@ -35,7 +35,8 @@ TEST_CASE("group shapes: every rank is in one group, in the order of the ranks")
         const GroupShape shape = CheckedShape(size, stride, world);
         REQUIRE(shape.size == size);
         REQUIRE(shape.stride == (size == 1 ? 1 : stride));
-        // The definition in cppool/runtime.h: blocks of size * stride ranks, and in each block one group for every remainder.
+        // The definition in cppool/runtime.h: blocks of size * stride ranks, and in each block one group for
+        // every remainder.
         std::vector<std::vector<int>> groups;
         for (int block = 0; block < world; block += size * stride) {
           for (int first = block; first < block + stride; ++first) {

@@ -9,7 +9,8 @@ using cppool::test::World;
 
 namespace {
 
-// The error at the end of rank 1's case after a write of `count` bytes at `offset` of an allocation of 100 bytes.
+// The error at the end of rank 1's case after a write of `count` bytes at `offset` of an allocation of 100
+// bytes.
 std::string AfterWrite(World& world, bool host_memory, bool freed, std::ptrdiff_t offset, std::size_t count) {
   return world.CaseErrors([&](cppool_runtime* rt) {
     if (rt->rank != 1) return;

@@ -1,5 +1,5 @@
-// Tests of communication with every transport, at every world size for which the machine has enough devices (`peer` needs one). Inputs
-// are small integers, so every result is exact.
+// Tests of communication with every transport, at every world size for which the machine has enough devices
+// (`peer` needs one). Inputs are small integers, so every result is exact.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -190,7 +190,6 @@ TEST_CASE("Collectives of 2 ranks, peer", "[gpu]") { TestWorld(2, Transport::kPe
 TEST_CASE("Collectives of 4 ranks, peer", "[gpu]") { TestWorld(4, Transport::kPeer); }
 TEST_CASE("Collectives of 6 ranks, peer", "[gpu]") { TestWorld(6, Transport::kPeer); }
 TEST_CASE("Collectives of 8 ranks, peer", "[gpu]") { TestWorld(8, Transport::kPeer); }
-
 
 // Ranks wait for each other in host memory, so that the wait can be reported and ended with every transport.
 TEST_CASE("Ranks that wait in group_of for a finished rank get an error, and the world stays usable",

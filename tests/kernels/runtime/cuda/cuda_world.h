@@ -15,8 +15,8 @@
 
 namespace cppool::kernels::test {
 
-// Throws std::runtime_error unless `holds`. For the threads of ranks, where Catch2's assertions may not be used. `what` describes the
-// expectation.
+// Throws std::runtime_error unless `holds`. For the threads of ranks, where Catch2's assertions may not be
+// used. `what` describes the expectation.
 void Expect(bool holds, const std::string& what);
 
 class CudaWorld {
@@ -27,7 +27,8 @@ class CudaWorld {
 
   // Runs `body` on the threads of all ranks at the same time. Throws the first exception of a rank.
   void Run(const std::function<void(RankRuntime&)>& body);
-  // Like Run, between BeginCase and EndCase. Returns the stage times of rank 0. A rank that throws aborts the world.
+  // Like Run, between BeginCase and EndCase. Returns the stage times of rank 0. A rank that throws aborts the
+  // world.
   StageTimes RunCase(const std::function<void(cppool_runtime*)>& body);
 
   Backend& backend() { return *backend_; }
@@ -84,8 +85,8 @@ std::vector<T> ToHost(cppool_runtime* rt, const Buffer& buffer) {
   return values;
 }
 
-// device.cu: loads the kernel of EnqueueDelay on this thread's device. Otherwise CUDA loads it at its first launch and waits for the
-// device, which a test may have blocked.
+// device.cu: loads the kernel of EnqueueDelay on this thread's device. Otherwise CUDA loads it at its first
+// launch and waits for the device, which a test may have blocked.
 void LoadDelay();
 // device.cu: occupies the stream for this time, measured by the device's clock.
 void EnqueueDelay(cppool_stream stream, double milliseconds);

@@ -1,4 +1,5 @@
-// Tests of the traces of devices, with events of a made-up device whose clock counts from elsewhere and faster.
+// Tests of the traces of devices, with events of a made-up device whose clock counts from elsewhere and
+// faster.
 #include "kernels/runtime/cuda/device_trace.h"
 
 #include <chrono>

@@ -1,4 +1,5 @@
-// Fake versions of the CUDA functions that the transport `peer` calls. They work synchronously on host memory.
+// Fake versions of the CUDA functions that the transport `peer` calls. They work synchronously on host
+// memory.
 #include "tests/kernels/runtime/cuda/fake_devices.h"
 
 #include <cuda_runtime.h>

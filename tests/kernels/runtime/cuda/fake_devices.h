@@ -9,7 +9,8 @@ namespace cppool::kernels::test {
 void Place(const void* memory, std::size_t bytes, int device);
 // Removes all declarations of Place.
 void Forget();
-// Sets the device of the calling thread. A reduction on this thread that reads memory of another device throws.
+// Sets the device of the calling thread. A reduction on this thread that reads memory of another device
+// throws.
 void UseDevice(int device);
 
 }  // namespace cppool::kernels::test

@@ -57,7 +57,8 @@ TEST_CASE("Stage times are device times of stages and their parents, without the
   CHECK(Names(times) == std::vector<std::string>{"inputs", "forward", "forward/attend 0", "forward/attend 1",
                                                  "transfer/kv", "open"});
   std::map<std::string, double> ms(times.begin(), times.end());
-  // Lower bounds: the delays, less a tick of the device's clock. The upper bounds exclude the warm-up and the unmarked time.
+  // Lower bounds: the delays, less a tick of the device's clock. The upper bounds exclude the warm-up and the
+  // unmarked time.
   CHECK(ms["inputs"] >= 3.9);
   CHECK(ms["inputs"] < 300);
   CHECK(ms["forward/attend 0"] >= 18.9);
@@ -125,7 +126,8 @@ TEST_CASE("Progress reports the stage of each stream while the device is stuck, 
   std::vector<StreamProgress> later;
   std::jthread watchdog([&](const std::stop_token& ended) {
     while (!enqueued && !ended.stop_requested()) std::this_thread::yield();
-    // The device reaches the marks before the host function asynchronously: wait for that, then read the progress twice.
+    // The device reaches the marks before the host function asynchronously: wait for that, then read the
+    // progress twice.
     for (int i = 0; i < 1000; ++i) {
       stuck = world.rank(0).Progress();
       if (stuck.size() == 2 && stuck[0].stage == "forward/wait" && stuck[1].stage == "transfer") break;

@@ -1,5 +1,5 @@
-// Tests of device and page-locked memory: leaks of a case are released, Trim returns pooled memory, and out of memory is an error with
-// the sizes.
+// Tests of device and page-locked memory: leaks of a case are released, Trim returns pooled memory, and out
+// of memory is an error with the sizes.
 #include <cstdint>
 #include <cstring>
 #include <random>
@@ -71,7 +71,8 @@ TEST_CASE("Freed memory is reused only after the work on its stream", "[gpu]") {
   if (!HaveDevices(1)) return;
   CudaWorld world(1);
   world.RunCase([](cppool_runtime* rt) {
-    // Memory is freed after a delay on its stream: a buffer of another stream must not get it while it is still written.
+    // Memory is freed after a delay on its stream: a buffer of another stream must not get it while it is
+    // still written.
     const Stream side(rt);
     Buffer other(rt, 4 * kMiB, side.get());
     Check(rt, rt->fill(rt, other.get(), 5, other.bytes(), side.get()));

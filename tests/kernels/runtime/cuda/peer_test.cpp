@@ -1,4 +1,5 @@
-// Tests of the transport `peer` with ranks that share a device: the order of their work, reductions, and the shared memory.
+// Tests of the transport `peer` with ranks that share a device: the order of their work, reductions, and the
+// shared memory.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -38,8 +39,8 @@ std::vector<T> AllReduced(cppool_runtime* rt, const std::vector<T>& in, cppool_d
   return ToHost<T>(rt, buffer);
 }
 
-// Rank `late` delays its stream before it writes its data, and rank `slow` before it reads. Every rank overwrites its buffers as soon as
-// its stream allows.
+// Rank `late` delays its stream before it writes its data, and rank `slow` before it reads. Every rank
+// overwrites its buffers as soon as its stream allows.
 template <typename Exchange>
 void TestOrder(int late, int slow, Exchange exchange) {
   CudaWorld world(4, Transport::kPeer);
@@ -206,7 +207,8 @@ TEST_CASE(
     Expect(AllReduced<std::uint16_t>(rt, {ToBf16(rt->rank == 0 ? 256.f : 1.f)}, CPPOOL_BFLOAT16,
                                      CPPOOL_SUM) == std::vector<std::uint16_t>{ToBf16(260)},
            "bfloat16");
-    // 2048 + 1 + 1 + 1 = 2051 in binary16, whose values from 2048 on are even: 2052 (a tie, rounded to an even mantissa).
+    // 2048 + 1 + 1 + 1 = 2051 in binary16, whose values from 2048 on are even: 2052 (a tie, rounded to an
+    // even mantissa).
     Expect(AllReduced<std::uint16_t>(rt, {static_cast<std::uint16_t>(rt->rank == 0 ? 0x6800 : 0x3C00)},
                                      CPPOOL_FLOAT16, CPPOOL_SUM) == std::vector<std::uint16_t>{0x6802},
            "float16");

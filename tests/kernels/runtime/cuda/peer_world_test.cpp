@@ -1,5 +1,5 @@
-// Tests of the transport `peer` on fake devices: matching of calls, and the parts of reductions, for every assignment of ranks to
-// devices. Streams and events are tested on GPUs.
+// Tests of the transport `peer` on fake devices: matching of calls, and the parts of reductions, for every
+// assignment of ranks to devices. Streams and events are tested on GPUs.
 #include "kernels/runtime/cuda/peer_world.h"
 
 #include <algorithm>

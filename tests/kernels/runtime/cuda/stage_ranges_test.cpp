@@ -1,4 +1,5 @@
-// The ranges and names that a profiler sees. The profiler is this test: NVTX finds its injection function in the program. No GPU.
+// The ranges and names that a profiler sees. The profiler is this test: NVTX finds its injection function in
+// the program. No GPU.
 #include "kernels/runtime/cuda/stage_ranges.h"
 
 #define NVTX_NO_IMPL  // the types alone

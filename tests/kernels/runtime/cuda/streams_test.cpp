@@ -1,4 +1,5 @@
-// Tests of streams, events and host functions: only events order two streams, and host functions run in stream order.
+// Tests of streams, events and host functions: only events order two streams, and host functions run in
+// stream order.
 #include <chrono>
 #include <memory>
 #include <stdexcept>
@@ -49,7 +50,8 @@ TEST_CASE(
         gate.Hold(rt, side.get());
         pending.Record(side.get());
       }
-      // More events than the runtime keeps for reuse, so that a wrongly reused pending event would be among them.
+      // More events than the runtime keeps for reuse, so that a wrongly reused pending event would be among
+      // them.
       std::vector<std::unique_ptr<Event>> fresh;
       for (int i = 0; i < 100; ++i) {
         fresh.push_back(std::make_unique<Event>(rt));

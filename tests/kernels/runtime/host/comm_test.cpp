@@ -405,8 +405,8 @@ TEST_CASE(
 TEST_CASE(
     "host abort: no buffer is read or written after its rank has released it, whenever the abort happens") {
   World world(4);
-  // Small calls end between two checks for an abort; large ones are running when the world is aborted. Sanitizers report a read of a
-  // freed buffer.
+  // Small calls end between two checks for an abort; large ones are running when the world is aborted.
+  // Sanitizers report a read of a freed buffer.
   const std::size_t count = GENERATE(std::size_t{1024}, std::size_t{1} << 19);
   const bool large = count > 1024;
   for (int round = 0; round < (large ? 25 : 60); ++round) {

@@ -1,4 +1,5 @@
-// Tests of group_of on the host runtime: groups of every shape, made when a case first requests them, and errors.
+// Tests of group_of on the host runtime: groups of every shape, made when a case first requests them, and
+// errors.
 #include <algorithm>
 #include <atomic>
 #include <chrono>

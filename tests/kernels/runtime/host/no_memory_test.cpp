@@ -1,4 +1,5 @@
-// Tests that the host runtime's functions return a status when the process is out of memory: exceptions must not cross the C interface.
+// Tests that the host runtime's functions return a status when the process is out of memory: exceptions must
+// not cross the C interface.
 #include <cstdlib>
 #include <new>
 

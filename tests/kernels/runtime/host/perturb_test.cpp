@@ -1,4 +1,5 @@
-// Tests of perturbed cases: marks delay their streams by times that depend on the seed, so that a missing wait changes the order of work.
+// Tests of perturbed cases: marks delay their streams by times that depend on the seed, so that a missing
+// wait changes the order of work.
 #include <algorithm>
 #include <set>
 
@@ -60,7 +61,8 @@ TEST_CASE(
 
 TEST_CASE("host perturb: the seed changes the order of work without a wait, but not with a wait") {
   World world(1);
-  // How often the second stream ran first: with seeds that delay the first stream, and with seeds that delay the second.
+  // How often the second stream ran first: with seeds that delay the first stream, and with seeds that delay
+  // the second.
   int early = 0, late = 0;
   constexpr int kTries = 40;
   int tried_early = 0, tried_late = 0;

@@ -1,8 +1,9 @@
 // Always built with ThreadSanitizer, and run by race_test.cpp: race_probe SCENARIO wait|no-wait
 //
-// In each scenario two streams use the same memory. Without the wait there is no happens-before relation between them, and ThreadSanitizer
-// must report a race for every schedule of the threads. `Happened` makes one access follow the other in time without a happens-before
-// relation. This is the hardest case, because a lock that both threads take would add such a relation and hide the missing wait.
+// In each scenario two streams use the same memory. Without the wait there is no happens-before relation
+// between them, and ThreadSanitizer must report a race for every schedule of the threads. `Happened` makes
+// one access follow the other in time without a happens-before relation. This is the hardest case, because a
+// lock that both threads take would add such a relation and hide the missing wait.
 #include <atomic>
 #include <cstdio>
 #include <cstring>
@@ -37,8 +38,8 @@ struct Scene {
   Stream first, second;
   Event event;
   Happened happened;
-  // On another cache line than `happened`: ThreadSanitizer remembers four accesses for each eight bytes, and accesses to `happened` would
-  // evict the one that matters.
+  // On another cache line than `happened`: ThreadSanitizer remembers four accesses for each eight bytes, and
+  // accesses to `happened` would evict the one that matters.
   alignas(64) int value = 0;
 
   Scene(cppool_runtime* runtime, bool with_wait)

@@ -1,4 +1,5 @@
-// Tests that ThreadSanitizer reports a missing wait between two streams of the host runtime, and nothing if the wait is present.
+// Tests that ThreadSanitizer reports a missing wait between two streams of the host runtime, and nothing if
+// the wait is present.
 #include "tests/catch.h"
 #include "tests/child.h"
 

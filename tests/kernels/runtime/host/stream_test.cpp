@@ -193,7 +193,8 @@ TEST_CASE("host event: a wait refers to the latest record at the time of the cal
   Enqueue(one.rt, other.get(), [&] { note(4); });
   first.Open();
   for (cppool_stream stream : {side.get(), other.get(), one.rt->stream}) Sync(one.rt, stream);
-  // If the main stream waited for the later record, there would be a deadlock, because its work opens `second`.
+  // If the main stream waited for the later record, there would be a deadlock, because its work opens
+  // `second`.
   CHECK(order == std::vector<int>{1, 2, 3, 4});
 }
 

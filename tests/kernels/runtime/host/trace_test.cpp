@@ -1,4 +1,5 @@
-// Tests of traces on the host: which slices there are, that they have the times of the stages, and that the limit is kept.
+// Tests of traces on the host: which slices there are, that they have the times of the stages, and that the
+// limit is kept.
 #include <algorithm>
 #include <chrono>
 #include <stdexcept>

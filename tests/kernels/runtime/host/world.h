@@ -49,7 +49,8 @@ class World {
     return errors;
   }
 
-  // Runs one case like the daemon: the first rank that fails aborts the world. Returns the error of each rank.
+  // Runs one case like the daemon: the first rank that fails aborts the world. Returns the error of each
+  // rank.
   std::vector<std::string> CaseErrors(const std::function<void(cppool_runtime*)>& body) {
     std::atomic<bool> failed{false};
     auto errors = Errors([&](cppool_runtime* rt) {

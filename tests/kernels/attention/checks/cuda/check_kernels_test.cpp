@@ -1,4 +1,5 @@
-// Compares the CUDA check kernels with the host's, which the tests of the parent folder compare with naive ones.
+// Compares the CUDA check kernels with the host's, which the tests of the parent folder compare with naive
+// ones.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -141,7 +142,8 @@ TEST_CASE("a comparison of no elements has count 0 and no errors") {
   CHECK(stats.max_abs_err == 0);
 }
 
-// Exact results differ by the order of sums and by the implementations of exp. Rounded results may rarely differ by one rounding.
+// Exact results differ by the order of sums and by the implementations of exp. Rounded results may rarely
+// differ by one rounding.
 void CheckAgrees(const char* name, const OracleCase& c, const std::vector<double>& got,
                  const std::vector<double>& expected) {
   REQUIRE(got.size() == expected.size());
@@ -365,7 +367,8 @@ void CheckParts(const OracleCase& c) {
 TEST_CASE("a group that does not fit into the workspace is processed in several chunks") {
   if (!HaveDevice()) return;
   const OracleCase c = GENERATE(
-      // Three cases: chunks of rows with all heads; chunks of rows with single heads; dk and dv too large for partial sums of each head.
+      // Three cases: chunks of rows with all heads; chunks of rows with single heads; dk and dv too large for
+      // partial sums of each head.
       OracleCase{.seqlen_q = 2000,
                  .seqlen_kv = 8192,
                  .group = 6,

@@ -1,4 +1,5 @@
-// Prints the time of generating inputs, comparing, and the oracle at 4096 x 4096 on this GPU. Not a test: the times are not checked.
+// Prints the time of generating inputs, comparing, and the oracle at 4096 x 4096 on this GPU. Not a test: the
+// times are not checked.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -11,8 +12,8 @@
 namespace cppool::kernels::test {
 namespace {
 
-// The median of five runs, each measured from an idle stream until the stream is idle again. A first run, which may allocate, is not
-// counted.
+// The median of five runs, each measured from an idle stream until the stream is idle again. A first run,
+// which may allocate, is not counted.
 template <typename Work>
 double Milliseconds(const CheckRank& rank, const Work& work) {
   std::vector<double> times;

@@ -1,4 +1,5 @@
-// The checks of fp8 on a GPU beside the host's: the oracle of the quantized problem with its bounds, and the comparison of bits.
+// The checks of fp8 on a GPU beside the host's: the oracle of the quantized problem with its bounds, and the
+// comparison of bits.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -83,7 +84,8 @@ Tensors MakeTensors(const Case& c) {
 
 using Outputs = std::vector<std::pair<std::string, std::vector<double>>>;
 
-// Both passes, each for itself, exact (with bounds) or plain. `shift`: OracleFp8::lse_shift, written by the exact ones.
+// Both passes, each for itself, exact (with bounds) or plain. `shift`: OracleFp8::lse_shift, written by the
+// exact ones.
 Outputs RunBoth(const CheckRank& rank, const Case& c, const Tensors& t, bool rounded,
                 const Buffer& shift = {}) {
   const Buffer q = rank.Upload(t.q), k = rank.Upload(t.k), v = rank.Upload(t.v), dout = rank.Upload(t.dout),

@@ -1,5 +1,5 @@
-// Compares the attention kernels on a GPU with fp64 on the host: every head dim and dtype, bands, lengths that are not multiples of a
-// tile, head maps, layouts, and several calls on parts.
+// Compares the attention kernels on a GPU with fp64 on the host: every head dim and dtype, bands, lengths
+// that are not multiples of a tile, head maps, layouts, and several calls on parts.
 #include <cmath>
 #include <utility>
 

@@ -184,8 +184,8 @@ Outputs Run(const Device& device, const Problem& problem, const Inputs& inputs,
   args.dq_accumulator = dq_sum.get<float>(), args.dk_accumulator = dk_sum.get<float>(),
   args.dv_accumulator = dv_sum.get<float>();
   args.dq = {dq.get(), dtype}, args.dk = {dk.get(), dtype}, args.dv = {dv.get(), dtype};
-  // A family whose kernels make all gradients of a block at once is asked for both sides: first of the blocks of keys,
-  // whose dk and dv the blocks of queries then make again.
+  // A family whose kernels make all gradients of a block at once is asked for both sides: first of the blocks
+  // of keys, whose dk and dv the blocks of queries then make again.
   const bool apart = device.family().capabilities(request).gradients_apart;
   const std::size_t workspace_bytes =
       device.family().WorkspaceBytes(request, problem.query.rows, problem.key.rows);

@@ -1,5 +1,5 @@
-// Runs a problem with the attention kernels of a GPU, in one call or in several, and compares all outputs with fp64. What needs Catch2 is here: attention_speed links
-// reference.h without it.
+// Runs a problem with the attention kernels of a GPU, in one call or in several, and compares all outputs
+// with fp64. What needs Catch2 is here: attention_speed links reference.h without it.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,8 @@ Problem Global(const KernelShape& shape, QkvFormat format, std::int64_t batch, s
 // Runs the test case that calls it with each family that this machine's GPUs have.
 const AttentionFamily& EachFamily();
 
-// Runs forward and backward, with one call per part of the keys for out, dq and dbias, and one per part of the queries for dk and dv.
+// Runs forward and backward, with one call per part of the keys for out, dq and dbias, and one per part of
+// the queries for dk and dv.
 Outputs Run(const Device& device, const Problem& problem, const Inputs& inputs,
             const std::vector<Layout>& key_parts, const std::vector<Layout>& query_parts);
 

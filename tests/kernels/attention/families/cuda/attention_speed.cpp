@@ -1,9 +1,10 @@
-// attention_speed [NAME [FAMILY]]: times each family's attention kernels on the first GPU for a list of shapes (those whose name
-// contains NAME), after checking sampled rows against fp64. Prints milliseconds and TFLOP/s, forward and backward, the median of 20
-// runs after a warm-up.
+// attention_speed [NAME [FAMILY]]: times each family's attention kernels on the first GPU for a list of
+// shapes (those whose name contains NAME), after checking sampled rows against fp64. Prints milliseconds and
+// TFLOP/s, forward and backward, the median of 20 runs after a warm-up.
 //
-// Operations are counted as in the answer to a `run`: per visible pair and head, the two products of the forward pass, 2 (dim_qk + dim_v),
-// and the five of the backward pass, 2 (3 dim_qk + 2 dim_v), although `sm80` makes seven.
+// Operations are counted as in the answer to a `run`: per visible pair and head, the two products of the
+// forward pass, 2 (dim_qk + dim_v), and the five of the backward pass, 2 (3 dim_qk + 2 dim_v), although
+// `sm80` makes seven.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -115,7 +116,8 @@ double BiasAt(const Inputs& in, std::int64_t seqlen, int head, std::int64_t quer
   return in.bias[static_cast<std::size_t>((heads ? head * of_head : 0) + query * seqlen + key)];
 }
 
-// The largest relative error of out, dq, dk and dv, each on a few rows. The reference for dk and dv uses lse and delta of the kernels.
+// The largest relative error of out, dq, dk and dv, each on a few rows. The reference for dk and dv uses lse
+// and delta of the kernels.
 double SampledError(const Problem& problem, const SpeedShape& speed, const Inputs& in, const Outputs& got,
                     const Values& delta) {
   const std::int64_t seqlen = speed.seqlen;

@@ -1,4 +1,5 @@
-// Compares the extended attention kernels on a GPU with fp64 on the host: bias and its gradient, ALiBi, softmax offsets, max_logit.
+// Compares the extended attention kernels on a GPU with fp64 on the host: bias and its gradient, ALiBi,
+// softmax offsets, max_logit.
 #include <cmath>
 #include <limits>
 #include <string>
@@ -36,7 +37,8 @@ Problem WithOffset(Problem problem) {
   return problem;
 }
 
-// Packed sequences, some of them empty or of a single token, on one side or on both; the longest has `keys` keys.
+// Packed sequences, some of them empty or of a single token, on one side or on both; the longest has `keys`
+// keys.
 Problem Ragged(const KernelShape& shape, int keys) {
   Problem problem{shape, {}, {}, {kCausal, kAll, {-40, 20}, kAll, kAll}};
   problem.query = {{{0, 0, 131, 0}, {1, 0, 1, 140}, {2, 0, 64, 150}, {4, 0, 77, 250}}, 330, 1};

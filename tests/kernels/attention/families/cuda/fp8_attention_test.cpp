@@ -1,6 +1,7 @@
-// The kernels that cast P and dS to fp8 on a GPU, beside those of the host, whose casts other tests hold: every head dim, scales and
-// casts in blocks, several calls, and what a bias and an offset add. P next to a rounding boundary may fall to either side, and the running
-// maximum that P is relative to follows the tiles: so out agrees as two right ones do, and gradients, whose P is exact, better.
+// The kernels that cast P and dS to fp8 on a GPU, beside those of the host, whose casts other tests hold:
+// every head dim, scales and casts in blocks, several calls, and what a bias and an offset add. P next to a
+// rounding boundary may fall to either side, and the running maximum that P is relative to follows the tiles:
+// so out agrees as two right ones do, and gradients, whose P is exact, better.
 #include <cmath>
 #include <random>
 

@@ -266,7 +266,8 @@ Outputs Reference(const Problem& problem, const Inputs& inputs) {
         AddScaled(out, q_at * dim_v, weight[j], &inputs.v[kv_at * dim_v], shape.dim_v);
         AddScaled(dv, kv_at * dim_v, weight[j], &inputs.dout[q_at * dim_v], shape.dim_v);
       }
-      // delta of the rounded `out`, like the kernels'; otherwise single elements of dbias would differ too much.
+      // delta of the rounded `out`, like the kernels'; otherwise single elements of dbias would differ too
+      // much.
       for (std::size_t i = q_at * dim_v; i < (q_at + 1) * dim_v; ++i)
         delta += Rounded(static_cast<float>(out[i]), DtypeOf(shape)) * static_cast<double>(inputs.dout[i]);
       if (problem.softmax_offset) doffset[Size(head)] -= of_offset / sum * delta;

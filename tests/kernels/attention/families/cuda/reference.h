@@ -1,4 +1,5 @@
-// Attention in fp64 on the host, token by token, with random tensors, device copies and comparisons for the tests.
+// Attention in fp64 on the host, token by token, with random tensors, device copies and comparisons for the
+// tests.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,8 @@
 
 namespace cppool::kernels::test {
 
-// One rank on the first GPU with a family's kernels, the preferred one's by default; for the length of a test.
+// One rank on the first GPU with a family's kernels, the preferred one's by default; for the length of a
+// test.
 class Device {
  public:
   explicit Device(const AttentionFamily& family = *AttentionFamilies("cuda").front());
@@ -86,9 +88,10 @@ KernelRequest RequestOf(const Problem& problem);
 
 Outputs Reference(const Problem& problem, const Inputs& inputs);
 
-// Describes the difference of `got` from `want`, or returns "" if they agree: NaN and infinities must be at the same indices, the RMS of
-// the error at most `relative` times the RMS of `want` (or 0.01, if that is more), each error at most `outlier` times that. Both RMS are
-// of the elements where `want` is not 0: many rows may see nothing.
+// Describes the difference of `got` from `want`, or returns "" if they agree: NaN and infinities must be at
+// the same indices, the RMS of the error at most `relative` times the RMS of `want` (or 0.01, if that is
+// more), each error at most `outlier` times that. Both RMS are of the elements where `want` is not 0: many
+// rows may see nothing.
 std::string Difference(const Values& got, const Values& want, double relative, double outlier = 16);
 
 }  // namespace cppool::kernels::test

@@ -1,4 +1,5 @@
-// Runs a problem, divided into parts, with the host's attention kernels and compares the results with attention in fp64.
+// Runs a problem, divided into parts, with the host's attention kernels and compares the results with
+// attention in fp64.
 #pragma once
 
 #include <cstdint>
@@ -28,12 +29,14 @@ kernels::AttentionSpec Spec(std::int64_t batch, std::int64_t seqlen_q, std::int6
                             kernels::AttnMaskType mask, std::int64_t left = -1, std::int64_t right = -1,
                             kernels::QkvFormat format = kernels::QkvFormat::kBshd);
 
-// The problem of a spec, with the queries divided like those of `query_parts` ranks and the keys like those of `key_parts` ranks.
+// The problem of a spec, with the queries divided like those of `query_parts` ranks and the keys like those
+// of `key_parts` ranks.
 Problem MakeProblem(kernels::KernelShape shape, const kernels::AttentionSpec& spec, int query_parts,
                     int key_parts);
 
-// Runs forward and backward with random tensors and checks out, lse, max_logit, dq, dk, dv, and if present dbias and d_softmax_offset.
-// Rows without a token are NaN in the inputs, and must not be written in the outputs.
+// Runs forward and backward with random tensors and checks out, lse, max_logit, dq, dk, dv, and if present
+// dbias and d_softmax_offset. Rows without a token are NaN in the inputs, and must not be written in the
+// outputs.
 void RunAndCheck(const Problem& problem, unsigned seed);
 
 }  // namespace cppool::test

@@ -1,4 +1,5 @@
-// Compares the host's attention kernels with attention in fp64, forward and backward, in one call and in several.
+// Compares the host's attention kernels with attention in fp64, forward and backward, in one call and in
+// several.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

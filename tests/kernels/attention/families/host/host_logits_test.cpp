@@ -1,4 +1,5 @@
-// Compares the host's kernels with attention in fp64: bias, ALiBi, softmax offset, max_logit, and sequences of different lengths.
+// Compares the host's kernels with attention in fp64: bias, ALiBi, softmax offset, max_logit, and sequences
+// of different lengths.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

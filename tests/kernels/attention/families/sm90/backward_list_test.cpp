@@ -1,5 +1,5 @@
-// The backward kernel's work list against every pair of tokens: which blocks of queries see which tiles of keys, and the
-// order that turns rely on.
+// The backward kernel's work list against every pair of tokens: which blocks of queries see which tiles of
+// keys, and the order that turns rely on.
 #include "kernels/attention/families/sm90/backward_list.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// A kernel that knows rectangular calls alone, under every schedule: masks, windows, packed and padded sequences, GQA,
-// softmax offsets; however its lse, its results and what it takes are limited.
+// A kernel that knows rectangular calls alone, under every schedule: masks, windows, packed and padded
+// sequences, GQA, softmax offsets; however its lse, its results and what it takes are limited.
 #include <atomic>
 #include <cfenv>
 #include <cstdint>
@@ -75,7 +75,8 @@ void Shrink(const HostWorld& world, AttentionSpec& spec) {
   spec.seqlen_q = spec.seqlen_kv = 4 * world.size();
 }
 
-// An exchange of heads over 4 ranks then gives one of them heads of two key/value heads, unequally many of each.
+// An exchange of heads over 4 ranks then gives one of them heads of two key/value heads, unequally many of
+// each.
 void CutThroughGroups(AttentionSpec& spec) {
   spec.heads = 12;
   spec.kv_heads = 3;
@@ -307,7 +308,8 @@ TEST_CASE("a step of a causal ring is one call, also of packed sequences of diff
     spec.batch = 6;
   }
   world.Run(spec);
-  // Two iterations and three trials of the ranks with a step each per rank, and the run without CP on each rank.
+  // Two iterations and three trials of the ranks with a step each per rank, and the run without CP on each
+  // rank.
   CHECK(TestKernelCalls() == 5 * size * size + size);
 }
 

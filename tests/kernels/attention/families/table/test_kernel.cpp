@@ -334,7 +334,8 @@ cppool_status Backward(void* opaque, const cppool_attention_tensors* t, void* wo
             own_delta +=
                 out.Read(out.At(s.entry, s.q + i, h, d)) * dout.Read(dout.At(s.entry, s.q + i, h, d));
           const double given = delta.Read(delta.At(s.entry, h, s.q + i));
-          // Both must be there and agree, but for the rounding of fp32; in a case with fp8 `out` is rounded once more.
+          // Both must be there and agree, but for the rounding of fp32; in a case with fp8 `out` is rounded
+          // once more.
           const bool fp8 = (plan.features & CPPOOL_ATTENTION_FP8) != 0;
           if (!(std::abs(own_delta - given) <= (fp8 ? 0.1 : 1e-3) * (1 + std::abs(given)))) {
             std::snprintf(why, size, "delta %g is not dot(out, dout), %g", given, own_delta);

@@ -1,4 +1,5 @@
-// A kernel of cppool/attention.h on the host, in fp64 from the definition, that a test can make limited or wrong.
+// A kernel of cppool/attention.h on the host, in fp64 from the definition, that a test can make limited or
+// wrong.
 #pragma once
 
 #include <cppool/attention.h>

@@ -52,7 +52,8 @@ std::string Difference(const Bytes& got, const Bytes& want) {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// Calls run(side, the tensor's address) for both sides, with the tensor aligned and not, and compares the bytes that it returns.
+// Calls run(side, the tensor's address) for both sides, with the tensor aligned and not, and compares the
+// bytes that it returns.
 template <typename Run>
 void ExpectSame(const Side& cuda, const Side& host, Dtype dtype, const Bytes& elements, Run run) {
   for (const std::size_t off : {std::size_t{0}, SizeOf(dtype)}) {

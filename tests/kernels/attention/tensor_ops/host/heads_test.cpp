@@ -1,4 +1,5 @@
-// Tests of the host's TensorOps: splitting and merging heads for an all-to-all, and the element-wise operations.
+// Tests of the host's TensorOps: splitting and merging heads for an all-to-all, and the element-wise
+// operations.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -208,7 +209,8 @@ TEST_CASE("AddOffset returns log(exp(lse) + exp(offset))") {
   CHECK(total[1] == -kInfinity);
 }
 
-TEST_CASE("Accumulate adds `count` elements of any dtype to a sum, or starts the sum, and Fill writes as many") {
+TEST_CASE(
+    "Accumulate adds `count` elements of any dtype to a sum, or starts the sum, and Fill writes as many") {
   const auto dtype = GENERATE(Dtype::kFp16, Dtype::kBf16, Dtype::kFp32);
   std::vector<float> stored(4);
   for (std::int64_t i = 0; i < 4; ++i)
@@ -236,8 +238,8 @@ TEST_CASE("Merge merges partial outputs by their lse") {
   constexpr int kHeads = 2, kDim = 3, kKeys = 4;
   constexpr float kInfinity = std::numeric_limits<float>::infinity(),
                   kNan = std::numeric_limits<float>::quiet_NaN();
-  // Rows 1 .. 4 hold tokens, in two segments. A vector of row 2 sees no key in the first part, one of row 3 no key in any part.
-  // exp(lse) would overflow, because lse is around 300.
+  // Rows 1 .. 4 hold tokens, in two segments. A vector of row 2 sees no key in the first part, one of row 3
+  // no key in any part. exp(lse) would overflow, because lse is around 300.
   const Layout layout{{{0, 0, 3, 1}, {1, 0, 1, 4}}, kRows, 1};
   const auto blind = [&](std::int64_t vector, int part) {
     return vector == 2 * kHeads ? part == 0 : vector == 3 * kHeads;
