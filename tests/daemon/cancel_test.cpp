@@ -2,6 +2,7 @@
 // the lines on the progress say of one that goes on.
 #include <algorithm>
 #include <future>
+#include <latch>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -100,8 +101,13 @@ TEST_CASE("all ranks of a cancelled run stop before the same iteration, and noth
   for (const int at : {0, 3}) {
     Overtaking overtaking;
     std::vector<Json> cancelled;
+    std::latch sent(1);
     overtaking.inside.fake->on_iteration = [&](int rank, int index) {
-      if (rank == 1 && index == at) cancelled = overtaking.Cancel(7);
+      if (rank == 0 && index == at + 1) sent.wait();  // else it may have begun all of them
+      if (rank == 1 && index == at) {
+        cancelled = overtaking.Cancel(7);
+        sent.count_down();
+      }
     };
     Json request = RunOf("iterate together");
     request["warmup"] = 2;
