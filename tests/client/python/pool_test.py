@@ -214,9 +214,16 @@ def test_cancel_and_status_from_another_thread():
         assert len(seen[0]["ranks"]) == 2 and seen[1] is True
         assert pool.hello()["pid"] == before
     with fake_pool() as pool:
-        thread = threading.Thread(target=lambda: pool.run(do("late", ms=1500)))
+        thread = threading.Thread(target=lambda: pool.run(do("late", ms=3000)))
         thread.start()
-        assert eventually(pool._handle.other_callers)
+
+        def request_is_sent():
+            try:
+                return not pool.status()
+            except cppool.PoolError as error:
+                return "has no feature `status`" in str(error)
+
+        assert eventually(request_is_sent)
         with pytest.raises(cppool.PoolError, match="has no feature `cancel`"):
             pool.cancel()
         thread.join()
