@@ -1,10 +1,13 @@
 // Measures the fixed times of a pool: from the spawn to the answer to `hello`, a round trip of `hello` on a
-// warm daemon, and the smallest case without and with checks.
+// warm daemon, the smallest case without and with checks, and from Pool::Cancel to the answer of a run.
 //
-//     pool_latency --world-size 2 --backend cuda
+//     pool_latency --world-size 2 --backend cuda --tokens 32768
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
+#include <future>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -23,11 +26,47 @@ void Print(const char* what, std::vector<double> ms) {
   std::fflush(stdout);
 }
 
+// Cancels runs of 1,000 iterations, each at another one. Prints what an iteration takes, too.
+void MeasureCancel(cppool::Pool& pool, int tokens, int cancels) {
+  const cppool::Json parameters = {{"batch_size", 1}, {"max_seqlen_q", tokens}, {"max_seqlen_kv", tokens}};
+  cppool::RunOptions run;
+  run.checks = false;
+  const auto wall_ms = [&](int repeat) {
+    run.repeat = repeat;
+    const cppool::Result result = pool.Run(parameters, run);
+    if (!result.ok()) throw std::runtime_error(result.error);
+    return result.wall_ms;
+  };
+  wall_ms(2);  // warm-up
+  const double one = wall_ms(1);
+  std::printf("an iteration of %d tokens: %.3f ms\n", tokens, (wall_ms(11) - one) / 10);
+  const cppool::Json before = pool.Hello().at("pid");
+  std::vector<double> times;
+  for (int i = 0; i < cancels; ++i) {
+    run.repeat = 1000;
+    auto runs = std::async(std::launch::async, [&] { return pool.Run(parameters, run); });
+    for (int begun = 0;
+         begun < 5 + i && runs.wait_for(std::chrono::seconds(0)) != std::future_status::ready;) {
+      const cppool::Json status = pool.Status();
+      if (status.at("running").is_object()) begun = status.at("running").value("iteration", 0);
+    }
+    cppool::Result cancelled;
+    times.push_back(Milliseconds([&] {
+      pool.Cancel();
+      cancelled = runs.get();
+    }));
+    if (!cancelled.failure || cancelled.failure->kind != "cancelled")
+      throw std::runtime_error("a cancelled run ended otherwise: " + cancelled.json.dump());
+  }
+  Print("cancel of 1000 iterations, to the answer", times);
+  if (pool.Hello().at("pid") != before) throw std::runtime_error("the daemon did not stay");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   cppool::PoolOptions options;
-  int spawns = 5, round_trips = 1000, runs = 300;
+  int spawns = 5, round_trips = 1000, runs = 300, tokens = 64, cancels = 20;
   CLI::App app("Measures the fixed times of a pool: spawn, round trip, smallest case");
   app.add_option("--world-size", options.world_size, "Ranks")->capture_default_str();
   app.add_option("--backend", options.backend, "auto, cuda or host")->capture_default_str();
@@ -39,6 +78,10 @@ int main(int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   app.add_option("--runs", runs, "Number of run requests")->capture_default_str()->check(CLI::PositiveNumber);
+  app.add_option("--tokens", tokens, "Tokens of the runs that are cancelled")->capture_default_str();
+  app.add_option("--cancels", cancels, "Number of runs to cancel")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
 
   try {
@@ -73,6 +116,7 @@ int main(int argc, char** argv) {
       }
       Print(checks ? "smallest run (16 tokens, 1 head), checked" : "smallest run (16 tokens, 1 head)", times);
     }
+    MeasureCancel(pool, tokens, cancels);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "pool_latency: %s\n", error.what());
     return 1;
