@@ -160,19 +160,25 @@ class Result:
         return {name: [rank.gpu_ms.get(name) for rank in ranks] for name in names}
 
     def describe(self) -> str:
-        """Status, error, lost attempts, warnings, the checks that do not hold, the ranks that failed and the command that repeats it, as text."""
+        """Status, error, lost attempts, warnings, the checks that do not hold, the times of the stages if it passed, the ranks that failed
+        and the command that repeats it, as text."""
         lines = [f"{self.status}: {self.error}" if self.error else self.status]
         lines += [f"  {line}" for line in attempts(self.flaky, self.lost)]
         lines += [f"  warning: {warning}" for warning in self.warnings]
         checks = self.checks
         bad = [check for check in checks if not check.ok]
-        if bad:
-            rows = [("tensor", "against", "rank", "max_abs_err", "rel_err", "tolerance")]
-            rows += [(c.tensor, c.against, str(c.rank), _short(c.max_abs_err), _short(c.rel_err), _short(c.tolerance)) for c in bad]
+
+        def table(*rows: list[str]) -> None:
             widths = [max(map(len, column)) for column in zip(*rows)]
-            lines += ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+            lines.extend("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+
+        if bad:
+            table(["tensor", "against", "rank", "max_abs_err", "rel_err", "tolerance"],
+                  *([c.tensor, c.against, str(c.rank), _short(c.max_abs_err), _short(c.rel_err), _short(c.tolerance)] for c in bad))
         if checks:
             lines.append(f"  {len(checks) - len(bad)} of {len(checks)} checks hold")
+        if self.ok and self.stages:
+            table(*self._stage_rows())
         lines += [f"  rank {rank.rank}: {rank.error}" for rank in self.ranks if rank.error and rank.error not in self.error]
         if self.command:
             lines.append(f"repeat: {self.command}")
@@ -180,6 +186,11 @@ class Result:
 
     def __repr__(self) -> str:
         return f"<cppool.Result {self.status} in {self.wall_ms:.1f} ms{': ' + self.error if self.error else ''}{', ' + self.flaky if self.flaky else ''}>"
+
+    def _stage_rows(self) -> list[list[str]]:
+        rates = self.tflops
+        return [["stage", *(f"rank {rank.rank} (ms)" for rank in self.ranks), "TFLOP/s per GPU"],
+                *([name, *map(_short, times), _short(rates.get(name))] for name, times in self.stages.items())]
 
     def _repr_html_(self) -> str:
         from html import escape as text
@@ -197,10 +208,9 @@ class Result:
             table(["tensor", "against", "rank", "max_abs_err", "rel_err", "tolerance", "ratio", "ok"],
                   [[c.tensor, c.against, str(c.rank), _short(c.max_abs_err), _short(c.rel_err), _short(c.tolerance), _short(c.ratio),
                     "yes" if c.ok else "NO"] for c in self.checks])
-        stages, rates = self.stages, self.tflops
-        if stages:
-            table(["stage", *(f"rank {rank.rank} (ms)" for rank in self.ranks), "TFLOP/s per GPU"],
-                  [[name, *map(_short, times), _short(rates.get(name))] for name, times in stages.items()])
+        if self.stages:
+            header, *rows = self._stage_rows()
+            table(header, rows)
         if not self.ok and self.command:
             parts.append(f"<pre>{text(self.command)}</pre>")
         return "".join(parts)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
@@ -75,7 +76,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_make_parametrize_id(val: object) -> Optional[str]:
-    return val.name if isinstance(val, Cell) else None
+    # Without what -k, shells and lists of tests give a meaning: "flash-cp_1_0-bf16-bshd-p2p-W2".
+    return re.sub("[ :]+", "-", val.name.replace("=", "")) if isinstance(val, Cell) else None
 
 
 class _Pool(Pool):

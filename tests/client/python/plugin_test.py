@@ -36,7 +36,7 @@ def test_example(suite):
     result = suite(HOST, example, "-k", "p2p and not a2a or my_problem")
     result.assert_outcomes(passed=result.parseoutcomes()["passed"], deselected=result.parseoutcomes()["deselected"])
     assert result.parseoutcomes()["passed"] >= 3
-    result.stdout.re_match_lines([r".*test_attention\[mha_128 fp16 bshd p2p W=2\].*", ".*::test_my_problem.*"])
+    result.stdout.re_match_lines([r".*test_attention\[mha_128-fp16-bshd-p2p-W2\].*", ".*::test_my_problem.*"])
 
 
 def test_outcomes(suite):

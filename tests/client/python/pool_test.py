@@ -547,7 +547,9 @@ def test_describe_and_html():
         assert text.endswith(f"repeat: cppool run --world-size 2 --daemon {FAKE} --param do=fail")
         page = failed._repr_html_()
         assert "<td>dq</td><td>oracle</td><td>1</td><td>nan</td>" in page and "<td>NO</td>" in page
-        assert "<th>rank 0 (ms)</th>" in pool.run(do("pass"))._repr_html_()
+        passed = pool.run(do("pass"))
+        assert "<th>rank 0 (ms)</th>" in passed._repr_html_()
+        assert "  stage    rank 0 (ms)" in passed.describe() and "rank 0 (ms)" not in text
         marked = cppool.Result({"status": "error", "error": "<script>", "ranks": [], "checks": []})
         assert "<script>" not in marked._repr_html_()
 
