@@ -20,6 +20,10 @@ foreach(part kernels daemon client client/python)
   get_filename_component(name ${part} NAME)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/${part}/examples/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples/${name} USE_SOURCE_PERMISSIONS)
 endforeach()
+# The fork server of Python ranks, where the daemon finds it: ../share of the programs, in the build folder as well.
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/client/python/cppool/_ranks DESTINATION share/cppool FILES_MATCHING PATTERN "*.py" PATTERN __pycache__ EXCLUDE)
+file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/share/cppool)
+file(CREATE_LINK ${PROJECT_SOURCE_DIR}/client/python/cppool/_ranks ${PROJECT_BINARY_DIR}/share/cppool/_ranks SYMBOLIC)
 set(headers
   ${PROJECT_BINARY_DIR}/version/cppool/version.h
   ${PROJECT_SOURCE_DIR}/client/include/cppool/client.h

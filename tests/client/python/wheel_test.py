@@ -52,7 +52,8 @@ def test_tag_and_content(wheel):
         names = set(archive.namelist())
         assert {"cppool/bin/cppoold", "cppool/bin/cppool", "cppool/lib/libcppool_client.so", "cppool/lib/libcppool_client.a",
                 "cppool/lib/cmake/cppool/cppoolConfig.cmake", "cppool/include/cppool/case.h", "cppool/include/cppool/runtime.h",
-                "cppool/include/cppool/client.h", "cppool/include/cppool/pool.h", "cppool/pytest_plugin.py", "cppool/py.typed"} <= names
+                "cppool/include/cppool/client.h", "cppool/include/cppool/pool.h", "cppool/pytest_plugin.py", "cppool/py.typed",
+                "cppool/share/cppool/_ranks/__main__.py", "cppool/share/cppool/_ranks/rank.py"} <= names
         assert ("cppool/lib/libcppool_cuda.so" in names) == os.path.exists(os.path.join(BUILD, "lib", "libcppool_cuda.so"))
         assert not any("test" in name and name != "cppool/pytest_plugin.py" and "/examples/" not in name for name in names)
 

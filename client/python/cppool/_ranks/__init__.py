@@ -1,0 +1,1 @@
+"""Rank processes for cases in Python: README.md."""

@@ -1,0 +1,156 @@
+"""The user's code: found by file, and loaded anew when a file of it has changed."""
+import difflib
+import importlib
+import importlib.machinery
+import importlib.util
+import inspect
+import linecache
+import os
+import re
+import sys
+import traceback
+
+_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
+# Entries of sys.path that are of an installation: the rank has those of its own Python.
+_INSTALLED = re.compile(r"(^|/)(python[\d.]*(\.zip)?|lib-dynload|site-packages|dist-packages)/?$")
+
+
+class CannotLoad(Exception):
+    """Text for people: what is wrong with what a request names."""
+
+
+def signature(path):
+    """What identifies a file's content; None when it is not there."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
+
+
+def traceback_of(error):
+    """The traceback's text from the first frame on that is not of this package."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename.startswith((_OWN, "<frozen ")):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))
+
+
+class Code:
+    """What is loaded of the user's code in this rank. Nothing of it is ever reloaded in place: an old function may live on elsewhere."""
+
+    def __init__(self):
+        self.preloaded = set(sys.modules)
+        self.base_path = list(sys.path)
+        self.roots = ()
+        self.files = {}  # of the user -> signature when it was read
+        self.imported_before = False
+        sys.dont_write_bytecode = True
+        # Never from a .pyc file, which is taken for that of another file of the same second and size.
+        get_code = importlib.machinery.SourceFileLoader.get_code
+
+        def get_user_code(loader, name):
+            path = os.path.abspath(loader.path)
+            if not self.is_users(path):
+                return get_code(loader, name)
+            self.files[path] = signature(path)
+            return loader.source_to_code(loader.get_data(path), path)
+        importlib.machinery.SourceFileLoader.get_code = get_user_code
+
+    def is_users(self, path):
+        return isinstance(path, str) and path.startswith(self.roots) and not path.startswith(_OWN) and not re.search(r"/(site|dist)-packages/|/lib/python3[\d.]*/", path)
+
+    def users_modules(self):
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if name not in self.preloaded and (file in self.files or file is None and any(map(self.is_users, getattr(module, "__path__", ())))):
+                yield name
+
+    def drop(self):
+        """Forgets all user code; returns the names of its modules."""
+        names = sorted(self.users_modules())
+        for name in names:
+            del sys.modules[name]
+        self.files.clear()
+        importlib.invalidate_caches()
+        linecache.checkcache()
+        return names
+
+    def prepare(self, file, frame):
+        """Makes what imports depend on that of the request. Returns the modules that were dropped because a file had changed."""
+        if not os.path.isfile(file):
+            raise CannotLoad(f"there is no file {file}")
+        folder = os.path.dirname(file)
+        top = folder
+        while os.path.isfile(os.path.join(top, "__init__.py")):
+            top = os.path.dirname(top)
+        self.roots = tuple(os.path.join(os.path.realpath(root), "") for root in [top, *frame.get("roots", ())])
+        self.roots += tuple(os.path.join(os.path.abspath(root), "") for root in [top, *frame.get("roots", ())])
+        given = [entry for entry in frame.get("path", ()) if entry and not _INSTALLED.search(entry)]
+        sys.path[:] = dict.fromkeys([folder, top, *given, *self.base_path])
+        if frame.get("cwd"):
+            os.chdir(frame["cwd"])
+        changed = any(signature(path) != known for path, known in self.files.items())
+        return self.drop() if changed else []
+
+    def function(self, target, frame):
+        """The function of "file.py:name", and the modules that were dropped for it. Throws CannotLoad, and what the import throws."""
+        file, _, name = target.rpartition(":")
+        file = os.path.abspath(file)
+        dropped = self.prepare(file, frame)
+        stem = os.path.splitext(os.path.basename(file))[0]
+        folder = os.path.dirname(file)
+        while os.path.isfile(os.path.join(folder, "__init__.py")):
+            folder, package = os.path.split(folder)
+            stem = f"{package}.{stem}"
+        module = sys.modules.get(stem)
+        if module is not None and os.path.abspath(getattr(module, "__file__", None) or "") != file:
+            if stem in set(self.users_modules()):  # a file of that name in another folder
+                dropped += self.drop()
+            else:  # a library's name, which the file must not take from it
+                stem = f"_case_{stem}"
+            module = sys.modules.get(stem)
+        if module is None:
+            if "." in stem:
+                importlib.import_module(stem.rpartition(".")[0])
+            spec = importlib.util.spec_from_file_location(stem, file)
+            module = sys.modules[stem] = importlib.util.module_from_spec(spec)
+            try:
+                spec.loader.exec_module(module)
+            except BaseException:
+                sys.modules.pop(stem, None)
+                raise
+        value = module
+        for part in name.split("."):
+            if not hasattr(value, part):
+                near = difflib.get_close_matches(part, [each for each in vars(value) if callable(getattr(value, each))], 1)
+                raise CannotLoad(f"{file} has no function {name}" + (f"; did you mean {near[0]}?" if near else ""))
+            value = getattr(value, part)
+        if not callable(value):
+            raise CannotLoad(f"{name} in {file} is no function but {type(value).__name__}")
+        if inspect.iscoroutinefunction(value) or inspect.isgeneratorfunction(value) or inspect.isasyncgenfunction(value):
+            raise CannotLoad(f"{name} in {file} is a coroutine or a generator: a case is an ordinary function (asyncio.run inside of it works)")
+        return value, dropped
+
+    def script(self, file, frame):
+        """The code of a script, to run as __main__, and the modules that were dropped."""
+        file = os.path.abspath(file)
+        dropped = self.prepare(file, frame)
+        self.files[file] = signature(file)
+        with open(file, "rb") as source:
+            return compile(source.read(), file, "exec"), dropped
+
+
+def arguments_of(function, kwargs, world):
+    """`kwargs`, with `world` where the function asks for it. Throws CannotLoad."""
+    try:
+        signature_ = inspect.signature(function)
+    except (TypeError, ValueError):
+        return kwargs  # of C code: it says itself what it takes
+    if "world" in signature_.parameters and "world" not in kwargs:
+        kwargs = {**kwargs, "world": world}
+    try:
+        signature_.bind(**kwargs)
+    except TypeError as error:
+        raise CannotLoad(f"the arguments do not fit {function.__name__}{signature_}: {error}") from None
+    return kwargs

@@ -1,0 +1,361 @@
+"""A rank: the main thread loads and runs cases, a control thread reads frames. README.md has the frames."""
+import contextlib
+import ctypes
+import datetime
+import faulthandler
+import gc
+import importlib
+import json
+import linecache
+import os
+import queue
+import re
+import runpy
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import unittest
+
+from . import group, state
+from .code import CannotLoad, Code, arguments_of, traceback_of
+from .frames import CASE, IDLE, LOAD, RESET, BrokenFrame, Channel, Page, cut
+from .world import Cancelled, NotRun, World
+
+STACKS_SIGNAL = signal.SIGRTMAX - 3
+# What a communication library says when the other side has gone, or does not come.
+_OTHERS = re.compile(r"gloo|nccl|connection (was )?(closed|reset|refused)|closed by peer|socket timeout|wait timeout|broken pipe", re.I)
+MAX_SAMPLES = 100_000
+
+
+@contextlib.contextmanager
+def environment(changes):
+    """Variables for the time of a request; None removes one."""
+    before = {name: os.environ.get(name) for name in changes}
+    try:
+        _set(changes)
+        yield
+    finally:
+        _set(before)
+
+
+def _set(changes):
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = str(value)
+
+
+def kind_of(error):
+    """The protocol's word, and whether another rank's end probably caused it."""
+    torch = sys.modules.get("torch")
+    name, text = type(error).__name__, str(error)
+    if isinstance(error, Cancelled):
+        return "cancelled", False
+    if isinstance(error, NotRun):
+        return "internal", True
+    if isinstance(error, unittest.SkipTest) or (name == "Skipped" and type(error).__module__ == "_pytest.outcomes"):
+        return "unsupported", False
+    if isinstance(error, AssertionError) or (name == "Failed" and type(error).__module__ == "_pytest.outcomes"):
+        return "mismatch", False
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.cuda.OutOfMemoryError)):
+        return "out_of_memory", False
+    if isinstance(error, (CannotLoad, SyntaxError)):
+        return "invalid_request", False
+    of_torch = type(error) is RuntimeError or type(error).__module__.startswith("torch")
+    if of_torch and name.startswith("Dist") or of_torch and torch is not None and _OTHERS.search(text):
+        return ("nccl" if "nccl" in text.lower() else "internal"), True
+    return ("cuda" if of_torch and "CUDA" in text else "internal"), False
+
+
+def text_of(error):
+    if isinstance(error, SystemExit):
+        return f"sys.exit({error.code!r})"
+    if isinstance(error, (CannotLoad, NotRun, Cancelled)):
+        return str(error) or "cancelled"
+    text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    if isinstance(error, AssertionError) and not str(error):
+        last = traceback.extract_tb(error.__traceback__)[-1:]
+        text += "".join(f": {linecache.getline(frame.filename, frame.lineno).strip()} ({frame.filename}:{frame.lineno})" for frame in last)
+    return cut(text, 8000)
+
+
+def is_code(name, modules):
+    """Whether it is a library's, and not a part of this package or of the user."""
+    return name not in modules and not name.startswith("_cppool_ranks")
+
+
+class Rank:
+    def __init__(self, frame, descriptors, deferred, user_threads):
+        self.rank, self.size, self.port, self.backend = frame["rank"], frame["size"], frame["port"], frame["backend"]
+        connection, page, self.output, self.stacks_end = descriptors[:4]
+        self.listener = descriptors[4] if len(descriptors) > 4 else None
+        self.channel, self.page = Channel(socket.socket(fileno=connection)), Page(page)
+        self.deferred, self.user_threads = deferred, user_threads
+        self.requests, self.decisions = queue.SimpleQueue(), queue.SimpleQueue()
+        self.main_thread = threading.get_ident()
+        self.guard = threading.Lock()  # of the next one
+        self.under_way = None  # the id that `cancel` may stop
+        self.group = self.torch = None
+        self.module = None  # that is being imported at the start
+        self.loaded = None  # what the last `load` has loaded: a function, or a script's (path, code)
+
+    def main(self):
+        """Does not return."""
+        try:
+            ready = self.start()
+        except BaseException as error:
+            self.channel.send("ready", rank=self.rank, error=text_of(error), traceback=cut(traceback_of(error), 64000), module=self.module)
+            os._exit(2)
+        self.channel.send("ready", **ready)
+        while True:
+            self.page.write(IDLE)
+            frame = self.requests.get()
+            (self.load if frame["frame"] == "load" else self.run)(frame)
+            del frame
+
+    def start(self):
+        begin = time.perf_counter()
+        for standard in (1, 2):
+            os.dup2(self.output, standard)
+        os.close(self.output)
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")
+        faulthandler.enable(self.stacks_end)
+        faulthandler.register(STACKS_SIGNAL, self.stacks_end, all_threads=True)
+        _set({name: value or ("1" if name == "OMP_NUM_THREADS" else None) for name, value in self.user_threads.items()})  # as torchrun does
+        _set({"RANK": self.rank, "LOCAL_RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_WORLD_SIZE": self.size, "GROUP_RANK": 0,
+              "ROLE_RANK": self.rank, "ROLE_WORLD_SIZE": self.size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port})
+        os.register_at_fork(after_in_child=self.channel.socket.close)  # a child has nothing to say to the daemon
+        threading.Thread(target=self.control, name="cppool control", daemon=True).start()
+        for self.module in self.deferred:
+            importlib.import_module(self.module)
+        self.module = None
+        imported = time.perf_counter()
+        self.torch = sys.modules.get("torch")
+        backend, count = group.choose(self.backend, self.size, self.torch)
+        if self.torch is not None and self.user_threads.get("OMP_NUM_THREADS"):
+            self.torch.set_num_threads(int(self.user_threads["OMP_NUM_THREADS"].split(",")[0]))
+        if self.torch is not None and self.torch.distributed.is_available():
+            self.group = group.Group(self.rank, self.size, backend, self.port, self.listener, count, self.torch)
+        if self.listener is not None:
+            os.close(self.listener)
+        self.code = Code()
+        gc.collect()
+        gc.freeze()
+        self.snapshot = state.Snapshot()
+        self.allocated = self.torch.cuda.memory_allocated() if self.on_gpu() else 0
+        now = time.perf_counter()
+        return {"rank": self.rank, "pid": os.getpid(), "backend": backend, "device": self.device(),
+                "init_ms": [["import", round((imported - begin) * 1e3, 1)], ["group", round((now - imported) * 1e3, 1)]]}
+
+    def device(self):
+        if self.group is None or self.group.device.type != "cuda":
+            return None
+        properties = self.torch.cuda.get_device_properties(self.group.device)
+        return {"name": properties.name, "uuid": f"GPU-{properties.uuid}", "ordinal": self.group.device.index,
+                "capability": f"{properties.major}.{properties.minor}", "total_bytes": properties.total_memory}
+
+    # The control thread.
+
+    def control(self):
+        try:
+            while True:
+                for frame in self.channel.receive():
+                    if frame is None:
+                        os._exit(1)  # the daemon has gone, or gives this rank up
+                    self.handle(frame)
+        except BrokenFrame as error:
+            print(f"cppool rank {self.rank}: {error}", file=sys.stderr, flush=True)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(2)
+
+    def handle(self, frame):
+        name = frame["frame"]
+        if name in ("load", "run"):
+            self.requests.put(frame)
+        elif name == "go":
+            self.decisions.put(frame)
+        elif name == "cancel":
+            with self.guard:
+                if self.under_way == frame["id"]:
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.main_thread), ctypes.py_object(Cancelled))
+                    self.decisions.put(frame)
+        elif name == "stacks":
+            self.channel.send("stacks", rank=self.rank, threads=self.threads(), collectives=self.group.last_collectives() if self.group else [])
+        elif name == "bye":
+            os._exit(0)
+        else:
+            raise BrokenFrame(f"unknown frame {name!r:.80}")
+
+    def threads(self):
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        return [{"name": names.get(ident, str(ident)),
+                 "frames": [f"{entry.filename}:{entry.lineno} {entry.name}" for entry in reversed(traceback.extract_stack(frame)[-100:])]}
+                for ident, frame in sys._current_frames().items() if ident != threading.get_ident()]
+
+    # The main thread.
+
+    @contextlib.contextmanager
+    def cancellable(self, frame):
+        with self.guard:
+            self.under_way, self.decisions = frame["id"], queue.SimpleQueue()
+        try:
+            yield
+        finally:
+            self.not_cancellable()
+
+    def not_cancellable(self):
+        with self.guard:
+            self.under_way = None
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.main_thread), None)  # one that has not been raised yet
+
+    def failure(self, error, stage=""):
+        """Members of a report; none for an exit without an error."""
+        self.not_cancellable()  # an exception that came between the two
+        if isinstance(error, SystemExit) and error.code in (0, None):
+            return {}
+        kind, of_others = kind_of(error)
+        status = {"unsupported": "skipped", "mismatch": "failed"}.get(kind, "error")
+        return {"status": status, "kind": kind, "error": text_of(error), "culprit": None if of_others else self.rank, "stage": stage,
+                "traceback": "" if isinstance(error, (CannotLoad, NotRun)) else cut(traceback_of(error), 64000)}
+
+    def load(self, frame):
+        self.page.write(LOAD)
+        modules, report, self.loaded = set(sys.modules), {"status": "passed", "reloaded": []}, None
+        try:
+            with self.cancellable(frame), environment(frame.get("env", {})):
+                if "function" in frame:
+                    self.loaded, report["reloaded"] = self.code.function(frame["function"], frame)
+                else:
+                    code, report["reloaded"] = self.code.script(frame["script"], frame)
+                    self.loaded = (os.path.abspath(frame["script"]), code)
+        except BaseException as error:
+            report.update(self.failure(error) or self.failure(CannotLoad(f"the import ends with {text_of(error)}")))
+            if self.code.imported_before and not isinstance(error, (CannotLoad, SyntaxError, Cancelled)):
+                report["replace"] = f"the code cannot be imported a second time: {report['error'][:500]}"
+        if set(sys.modules) - modules:
+            self.code.imported_before = True
+            self.snapshot = state.Snapshot()  # what imports change belongs to them
+        else:
+            self.snapshot.expect("sys", "path", list(sys.path))
+            self.snapshot.expect("process", "cwd", os.getcwd())
+        self.flush()
+        self.channel.send("report", id=frame["id"], rank=self.rank, phase="load", **report)
+
+    def run(self, frame):
+        self.page.write(CASE)
+        modules, value, failure = set(sys.modules), None, {}
+        state.seed(frame.get("seed", 0))
+        if self.group is not None:
+            seconds = frame["deadline_ms"] / 1000 + 60 if "deadline_ms" in frame else 86400
+            self.group.begin(frame["id"], frame.get("group") == "own", datetime.timedelta(seconds=seconds))
+        world = World((self.rank, self.size), frame, self.page, lambda iteration, samples: self.ask(frame, iteration, samples),
+                      self.group and self.group.device, self.group and self.group.warm)
+        try:
+            with environment(frame.get("env", {})), self.cancellable(frame):
+                value = self.call(frame, world)
+                if self.on_gpu():
+                    self.torch.cuda.synchronize()  # so that what fails there is of this case
+        except BaseException as error:
+            failure = self.failure(error, world.failed_stage)
+            if failure and failure["status"] != "skipped":
+                self.channel.send("mark", id=frame["id"], **failure)
+        report = {"status": "passed", "checks": world.checks, "results": world.results, "warnings": [], **failure}
+        wrong = next((check for check in world.checks if not check["ok"]), None)
+        if wrong and not failure:
+            error = "the check of {tensor} against {against} does not hold: max_abs_err {max_abs_err:.4g}, rel_err {rel_err:.4g}, tolerance {tolerance:.4g}"
+            report.update(status="failed", kind="mismatch", error=error.format(**wrong), culprit=self.rank, stage="", traceback="")
+        if not failure:
+            self.add_values(report, world, value, frame)
+        del world, value
+        self.reset(report, {name for name in sys.modules if is_code(name, modules)} - set(self.code.users_modules()))
+        self.channel.send("report", id=frame["id"], rank=self.rank, phase="case", **report)
+
+    def on_gpu(self):
+        return self.group is not None and self.group.device.type == "cuda"
+
+    def call(self, frame, world):
+        if self.loaded is None:
+            raise CannotLoad("nothing is loaded")
+        if not isinstance(self.loaded, tuple):
+            return self.loaded(**arguments_of(self.loaded, frame.get("kwargs", {}), world))
+        before, sys.argv = sys.argv, [self.loaded[0], *frame.get("argv", ())]
+        try:
+            runpy.run_path(self.loaded[0], run_name="__main__")
+        finally:
+            sys.argv = before
+        return None
+
+    def ask(self, frame, iteration, samples):
+        self.channel.send("mark", id=frame["id"], iteration=iteration, samples=samples)
+        decision = self.decisions.get()
+        if decision["frame"] == "cancel":
+            raise Cancelled
+        if "stop" in decision:
+            raise NotRun(decision["stop"])
+        return decision["until"]
+
+    def add_values(self, report, world, value, frame):
+        report["gpu_ms"] = world.gpu_ms()
+        if frame.get("sampling") or frame.get("repeat", 1) > 1:
+            report["samples"] = world.samples()
+            if sum(len(times) for _, times in report["samples"]) > MAX_SAMPLES:
+                report["samples"] = []
+                report["warnings"].append(f"the times of the iterations are left out: there are more than {MAX_SAMPLES}")
+        try:
+            text = json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            report["warnings"].append(f"what the function returned is no JSON ({type(value).__name__}): world.result(name, value) sends results")
+        else:
+            if len(text) > 64000:
+                report["warnings"].append(f"what the function returned is left out: {len(text)} bytes, of at most 64000")
+            elif value is not None:
+                report["value"] = value
+
+    def flush(self):
+        """False: a stream is closed."""
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except ValueError:
+            return False
+        ctypes.CDLL(None).fflush(None)
+        return True
+
+    def reset(self, report, imported):
+        """Puts the process into the state from before the case, and adds to its report what differed."""
+        begin = time.perf_counter()
+        self.page.write(RESET)
+        groups = self.group.end() if self.group is not None else []
+        report["warnings"] += state.reset_libraries()
+        state.stop_helpers()
+        gc.collect()
+        differed, left, accepted = self.snapshot.restore(bool(imported))
+        if imported:
+            gc.freeze()  # a library that is there to stay need not be searched after every case
+        if groups:
+            differed["process groups"] = groups[:16]
+        if accepted:
+            report["warnings"].append(f"the first import of {', '.join(sorted(imported)[:3])} in a case changed {', '.join(accepted)}, which stays: --preload it")
+        if not self.flush():
+            left["sys"] = ["stdout or stderr is closed"]
+        if self.on_gpu():
+            self.reset_memory(report)
+        report.update(differed=differed, left=left, reset_ms=round((time.perf_counter() - begin) * 1e3, 3))
+
+    def reset_memory(self, report):
+        cuda = self.torch.cuda
+        cuda.synchronize()
+        cuda.empty_cache()
+        report["memory"] = {"allocated": cuda.memory_allocated(), "reserved": cuda.memory_reserved(), "peak": cuda.max_memory_allocated()}
+        cuda.reset_peak_memory_stats()
+        if report["memory"]["allocated"] > self.allocated:
+            blocks = [block["size"] for segment in cuda.memory_snapshot() for block in segment["blocks"] if block["state"] == "active_allocated"]
+            report["warnings"].append(f"{report['memory']['allocated'] - self.allocated} bytes of device memory are still allocated "
+                                      f"(the largest of {len(blocks)} blocks: {sorted(blocks)[-4:]})")
+            self.allocated = report["memory"]["allocated"]

@@ -1,0 +1,306 @@
+"""The state of a rank's process that cases share: read, compared after each case, and put back."""
+import gc
+import importlib
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import warnings
+
+_MISSING = object()
+_SYS = ("argv", "stdin", "stdout", "stderr", "path", "dont_write_bytecode")
+_HOOKS = ("excepthook", "displayhook", "meta_path", "path_hooks")
+_SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+_TIMERS = {"ITIMER_REAL": signal.ITIMER_REAL, "ITIMER_VIRTUAL": signal.ITIMER_VIRTUAL, "ITIMER_PROF": signal.ITIMER_PROF}
+
+
+def _copy(value):
+    return value.copy() if isinstance(value, (list, dict, set)) else value
+
+
+class Values:
+    """A group of values by name. read() -> {name: value}; write(name, value): _MISSING for one that was not there."""
+
+    def __init__(self, name, read, write=None, imports=False):
+        self.name, self.read, self.write = name, read, write  # without write: what differs is left
+        self.imports = imports  # the first import of a library may change it for good
+
+
+def _attributes(owner, names):
+    names = [name for name in names if hasattr(owner, name)]
+
+    def write(name, value):
+        current = getattr(owner, name)
+        if isinstance(current, (list, dict)) and type(current) is type(value):
+            current.clear()
+            current.extend(value) if isinstance(value, list) else current.update(value)
+        else:
+            setattr(owner, name, _copy(value))
+    return lambda: {name: _copy(getattr(owner, name)) for name in names}, write
+
+
+def _settings(**pairs):
+    """name=(read, write) of functions."""
+    return lambda: {name: read() for name, (read, _) in pairs.items()}, lambda name, value: pairs[name][1](value)
+
+
+def _write_environment(name, value):
+    if value is _MISSING:
+        del os.environ[name]
+    else:
+        os.environ[name] = value
+
+
+def _umask(value=None):
+    current = os.umask(0o22 if value is None else value)
+    if value is None:
+        os.umask(current)
+    return current
+
+
+def _cwd():
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
+def _loggers():
+    known = [("root", logging.root), *((name, each) for name, each in logging.root.manager.loggerDict.items() if isinstance(each, logging.Logger))]
+    values = {name: (each.level, tuple(each.handlers), each.propagate, each.disabled, tuple(each.filters)) for name, each in known}
+    values["logging.disable"] = logging.root.manager.disable
+    return {name: value for name, value in values.items() if value != (0, (), True, False, ())}
+
+
+def _write_logger(name, value):
+    if name == "logging.disable":
+        logging.disable(value)
+        return
+    each = logging.getLogger(None if name == "root" else name)
+    level, handlers, each.propagate, each.disabled, filters = (0, (), True, False, ()) if value is _MISSING else value
+    each.setLevel(level)
+    each.handlers[:], each.filters[:] = handlers, filters
+
+
+def _write_filters(_, value):
+    warnings.filters[:] = value
+    warnings._filters_mutated() if hasattr(warnings, "_filters_mutated") else warnings._filters_mutated_lock_held()
+
+
+def _read_signals():
+    return {signal.Signals(each).name if each in signal.Signals._value2member_map_ else str(int(each)): signal.getsignal(each) for each in _SIGNALS}
+
+
+def _write_signal(name, value):
+    if value is not None:  # None: a handler that C code has set
+        signal.signal(getattr(signal, name, None) or int(name), value)
+
+
+def _threads():
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    found = {}
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/comm", encoding="utf-8", errors="replace") as file:
+                found[int(task)] = names.get(int(task)) or file.read().strip()
+        except OSError:
+            pass  # it has just ended
+    return found
+
+
+def _children():
+    found = {}
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
+                children = file.read().split()
+            for child in children:
+                with open(f"/proc/{child}/comm", encoding="utf-8", errors="replace") as file:
+                    found[int(child)] = file.read().strip()
+        except OSError:
+            pass
+    return found
+
+
+def _descriptors():
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            continue  # that of this very listing
+        if not target.startswith(("/dev/nvidia", "/proc/self/fd")) and target != f"/proc/{os.getpid()}/fd":
+            found[int(number)] = target
+    return found
+
+
+def _python_groups():
+    yield Values("environment", lambda: dict(os.environ), _write_environment)
+    yield Values("process", *_settings(cwd=(_cwd, os.chdir), umask=(_umask, _umask), affinity=(lambda: os.sched_getaffinity(0), lambda v: os.sched_setaffinity(0, v))))
+    yield Values("sys", *_attributes(sys, _SYS))
+    yield Values("sys hooks", *_attributes(sys, _HOOKS), imports=True)
+    yield Values("interpreter", *_settings(
+        trace=(sys.gettrace, sys.settrace), profile=(sys.getprofile, sys.setprofile), recursion_limit=(sys.getrecursionlimit, sys.setrecursionlimit),
+        gc=(gc.isenabled, lambda on: gc.enable() if on else gc.disable()), gc_threshold=(gc.get_threshold, lambda v: gc.set_threshold(*v)),
+        start_method=(lambda: multiprocessing.get_start_method(True), lambda v: multiprocessing.set_start_method(v, force=True))), imports=True)
+    yield Values("warnings", lambda: {"filters": list(warnings.filters)}, _write_filters, imports=True)
+    yield Values("logging", _loggers, _write_logger, imports=True)
+    yield Values("signals", _read_signals, _write_signal, imports=True)
+    yield Values("timers", lambda: {name: signal.getitimer(timer)[0] > 0 for name, timer in _TIMERS.items()}, lambda name, _: signal.setitimer(_TIMERS[name], 0))
+    yield Values("signal mask", lambda: {signal.Signals(each).name: True for each in signal.pthread_sigmask(signal.SIG_BLOCK, ())},
+                 lambda name, value: signal.pthread_sigmask(signal.SIG_UNBLOCK if value is _MISSING else signal.SIG_BLOCK, [getattr(signal, name)]))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and hasattr(numpy, "seterr"):
+        yield Values("numpy", lambda: dict(numpy.geterr()), lambda name, value: numpy.seterr(**{name: value}), imports=True)
+
+
+def _torch_groups(torch):
+    yield Values("torch defaults", *_settings(
+        dtype=(torch.get_default_dtype, torch.set_default_dtype), device=(torch.get_default_device, lambda value: torch.set_default_device(None)),
+        threads=(torch.get_num_threads, torch.set_num_threads)))
+    yield Values("torch determinism", *_settings(
+        algorithms=(lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+                    lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1])),
+        fill_uninitialized_memory=(lambda: torch.utils.deterministic.fill_uninitialized_memory,
+                                   lambda value: setattr(torch.utils.deterministic, "fill_uninitialized_memory", value))))
+    backends = torch.backends
+    matmul = backends.cuda.matmul
+    # Through fp32_precision alone, where it is: the old names cannot be read after the new ones have been written.
+    for name, owner in (("matmul", matmul), ("cudnn.conv", getattr(backends.cudnn, "conv", None)), ("cudnn.rnn", getattr(backends.cudnn, "rnn", None))):
+        if hasattr(owner, "fp32_precision"):
+            yield Values(f"torch {name}", *_attributes(owner, ["fp32_precision"]))
+    if not hasattr(matmul, "fp32_precision"):
+        yield Values("torch tf32", *_attributes(matmul, ["allow_tf32"]))
+        yield Values("torch cudnn tf32", *_attributes(backends.cudnn, ["allow_tf32"]))
+    yield Values("torch matmul reductions", *_attributes(
+        matmul, ["allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction", "allow_fp16_accumulation"]))
+    yield Values("torch cudnn", *_attributes(backends.cudnn, ["enabled", "benchmark", "deterministic", "benchmark_limit"]))
+    kinds = [kind for kind in ("flash", "mem_efficient", "math", "cudnn") if hasattr(backends.cuda, f"{kind}_sdp_enabled")]
+    yield Values("torch sdp", *_settings(**{kind: (getattr(backends.cuda, f"{kind}_sdp_enabled"), getattr(backends.cuda, f"enable_{kind}_sdp")) for kind in kinds}))
+    yield Values("torch modes", *_settings(
+        grad=(torch.is_grad_enabled, torch._C._set_grad_enabled), anomaly=(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+        **{f"autocast {device}": (lambda device=device: (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)),
+                                  lambda value, device=device: (torch.set_autocast_enabled(device, value[0]), torch.set_autocast_dtype(device, value[1])))
+           for device in ("cpu", "cuda")}))
+    yield Values("torch open modes", lambda: {
+        "inference mode": torch.is_inference_mode_enabled(), "function modes": torch._C._len_torch_function_stack(),
+        "dispatch modes": torch._C._len_torch_dispatch_stack(), "profiler": torch.autograd._profiler_enabled()})
+    for module in (torch.nn.modules.module, sys.modules["torch.optim.optimizer"]):  # torch.optim hides the name
+        yield Values("torch hooks", *_attributes(module, [name for name, value in vars(module).items() if name.startswith("_global_") and "hooks" in name and hasattr(value, "clear")]))
+
+
+class Snapshot:
+    """The state as it is now."""
+
+    def __init__(self):
+        groups = list(_python_groups())
+        torch = sys.modules.get("torch")
+        if torch is not None and hasattr(torch, "nn"):
+            groups += _torch_groups(torch)
+        # At last: what nothing can put back.
+        groups += [Values("threads", _threads, imports=True), Values("children", _children), Values("descriptors", _descriptors, imports=True)]
+        self._groups = []  # (group, its values)
+        for group in groups:
+            try:
+                self._groups.append((group, group.read()))
+            except Exception:  # a library without this setting, or of another version
+                pass
+
+    def _differing(self, group, known):
+        now = group.read()
+        names = [name for name in {**known, **now} if name not in known or name not in now or known[name] != now[name]]
+        if group.write is None:
+            names = [name for name in names if name in now]  # fewer threads are no harm
+        return names, now
+
+    def expect(self, group, name, value):
+        """What is the right value from now on."""
+        for each, known in self._groups:
+            if each.name == group:
+                known[name] = value
+
+    def restore(self, accept_imports=False):
+        """Puts back what differs. Returns what differed, what could not be put back, and what a first import has changed, which is accepted from now on
+        where the caller says that there was one. Each is {group: [name, ...]}, without values."""
+        differed, left, accepted = {}, {}, {}
+        for index, (group, known) in enumerate(self._groups):
+            names, now = self._differing(group, known)
+            if not names:
+                continue
+            if accept_imports and group.imports:
+                self._groups[index] = (group, now)
+                accepted.setdefault(group.name, []).extend(map(str, names[:16]))
+                continue
+            limit = time.monotonic() + 0.05  # a thread that has been joined may need a moment to end
+            while group.write is None and names and time.monotonic() < limit:
+                time.sleep(0.001)
+                names, now = self._differing(group, known)
+            if group.write is None:
+                if not names:
+                    continue
+                left.setdefault(group.name, []).extend(_label(name, now) for name in names[:16])
+                continue
+            differed.setdefault(group.name, []).extend(map(str, names[:16]))
+            for name in names:
+                try:
+                    group.write(name, known.get(name, _MISSING))
+                except Exception:
+                    pass  # found to differ below
+            still, _ = self._differing(group, known)
+            if still:
+                left.setdefault(group.name, []).extend(map(str, still[:16]))
+        return differed, left, accepted
+
+
+def _label(name, now):
+    return f"{now[name]} ({name})" if isinstance(name, int) else str(name)
+
+
+def stop_helpers():
+    """Ends the helper process that multiprocessing starts for shared memory, and which would stay."""
+    tracker = sys.modules.get("multiprocessing.resource_tracker")
+    if tracker is not None and getattr(tracker._resource_tracker, "_pid", None) is not None:
+        tracker._resource_tracker._stop()
+
+
+def seed(value):
+    """All generators that libraries share, before each case."""
+    random.seed(value)
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None and hasattr(numpy, "random"):
+        numpy.random.seed(value % 2**32)
+    if torch is not None and hasattr(torch, "manual_seed"):
+        torch.manual_seed(value)
+
+
+# What libraries keep between cases, by the module that has it: put back after each case where they are imported.
+_LIBRARIES = {
+    "transformer_engine.pytorch.quantization": lambda module: module.FP8GlobalStateManager.reset(),
+    "transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention":
+        lambda module: module._attention_backends.update(backend_selection_requires_update=True),
+    "megatron.core.parallel_state": lambda module: module.destroy_model_parallel(),
+    "accelerate.state": lambda module: module.AcceleratorState._reset_state(),
+}
+
+
+def reset_libraries():
+    """Returns what went wrong."""
+    wrong = []
+    for name, reset in _LIBRARIES.items():
+        if name in sys.modules:
+            try:
+                reset(importlib.import_module(name))
+            except Exception as error:
+                wrong.append(f"{name} could not be put back: {type(error).__name__}: {error}")
+    workers = sys.modules.get("torch._inductor.async_compile")
+    if workers is not None:
+        workers.shutdown_compile_workers()
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None and getattr(dynamo, "counters", None):
+        sys.modules["torch"].compiler.reset()
+        dynamo.counters.clear()
+    return wrong

@@ -1,0 +1,172 @@
+"""What a case is given as `world`."""
+import contextlib
+import json
+import math
+import statistics
+import sys
+import time
+
+from .frames import CASE, WAITS, finite
+
+MAX_RESULTS = 1 << 20
+
+
+class Cancelled(BaseException):
+    """The case is not wanted any more. No `except Exception` of the case stops it."""
+
+
+class NotRun(Exception):
+    """Another rank could not begin, so that none does."""
+
+
+def _flat(value):
+    """Its numbers, and its shape, of nested lists or what has `tolist`."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, (list, tuple)):
+        parts = [_flat(each) for each in value]
+        return [number for numbers, _ in parts for number in numbers], [len(parts), *(parts[0][1] if parts else [])]
+    return [float(value)], []
+
+
+def compare(got, wanted, atol, rtol):
+    """Largest error, RMS of the error over RMS of `wanted`, and whether each |got - wanted| <= atol + rtol * |wanted|. Not finite: it does not
+    hold, except for infinities that are the same on both sides."""
+    torch = sys.modules.get("torch")
+    if torch is not None and any(isinstance(each, torch.Tensor) for each in (got, wanted)):
+        got, wanted = (torch.as_tensor(each).detach().to("cpu", torch.float64) for each in (got, wanted))
+        shapes = list(got.shape), list(wanted.shape)
+        if shapes[0] != shapes[1]:
+            raise ValueError(f"the shapes differ: {shapes[0]} and {shapes[1]}")
+        if got.numel() == 0:
+            return 0.0, 0.0, True
+        error = torch.where(got == wanted, torch.zeros_like(got), (got - wanted).abs())
+        norm = wanted[wanted.isfinite()].square().sum().sqrt().item()
+        largest, total = error.max().item(), error.square().sum().sqrt().item()
+        holds = bool((error <= atol + rtol * wanted.abs()).all()) and math.isfinite(largest)
+    else:
+        (got, shape), (wanted, wanted_shape) = _flat(got), _flat(wanted)
+        if shape != wanted_shape or len(got) != len(wanted):
+            raise ValueError(f"the shapes differ: {shape} and {wanted_shape}")
+        errors = [0.0 if a == b else abs(a - b) for a, b in zip(got, wanted)]
+        largest = math.nan if any(map(math.isnan, errors)) else max(errors, default=0.0)
+        norm, total = math.sqrt(sum(b * b for b in wanted if math.isfinite(b))), math.sqrt(sum(error * error for error in errors))
+        holds = math.isfinite(largest) and all(error <= atol + rtol * abs(b) for error, b in zip(errors, wanted))
+    return largest, total / norm if norm else (0.0 if total == 0 else math.inf), holds
+
+
+class World:
+    """The ranks of a case, seen from one of them. What a case reports through it is in the answer of the daemon."""
+
+    def __init__(self, rank, run, page, ask, device=None, group=None):
+        """run: the frame. ask(iteration, samples): the rank waits for the daemon's decision, and returns until which iteration it goes on."""
+        self.rank, self.size = rank
+        self.device, self.group = device, group  #: a torch.device and a process group; None without torch
+        self.failed_stage = ""
+        self.checks, self.results = [], {}
+        self._run, self._page, self._ask = run, page, ask
+        self._stages = []  # open ones
+        self._times = []  # [iteration or None, stage, begin, end]
+        self._iteration = None
+        self._begun = 0
+        self._on_gpu = device is not None and device.type == "cuda"
+        self._result_bytes = 0
+
+    @contextlib.contextmanager
+    def stage(self, name):
+        """Times a part of the case, and names it while it lasts. Within another stage it is a part of that."""
+        self._stages.append(str(name))
+        path = "/".join(self._stages)
+        self._page.write(CASE, path, self._begun)
+        entry = [self._iteration, path, self._now(), None]
+        self._times.append(entry)
+        try:
+            yield
+        except BaseException:
+            self.failed_stage = self.failed_stage or path
+            raise
+        finally:
+            entry[3] = self._now()
+            self._stages.pop()
+            self._page.write(CASE, "/".join(self._stages), self._begun)
+
+    def check(self, name, got, wanted, against="reference", atol=0.0, rtol=0.0):
+        """Compares numbers, lists, arrays or tensors; a check that does not hold fails the case when it has ended. Returns whether it holds."""
+        if not self._run.get("checks", True):
+            return True
+        largest, relative, holds = compare(got, wanted, atol, rtol)
+        self.checks.append({"tensor": str(name), "against": str(against), "rank": self.rank, "max_abs_err": largest, "rel_err": relative,
+                            "tolerance": float(atol), "ok": holds})
+        return holds
+
+    def result(self, name, value):
+        """Adds a value to the answer: anything that JSON can express, 1 MiB in all. NaN and infinities become None."""
+        try:
+            text = json.dumps(finite(value, words=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise TypeError(f"the result {name!r} cannot be sent as JSON: {error}") from None
+        self._result_bytes += len(text) + len(str(name)) + 6
+        if self._result_bytes > MAX_RESULTS:
+            raise ValueError(f"the results of this rank have more than {MAX_RESULTS} bytes with {name!r}")
+        self.results[str(name)] = json.loads(text)
+
+    def iterations(self):
+        """Yields the iterations to time, after those to warm up: of all ranks the same, begun by all or none."""
+        if self._begun:
+            raise RuntimeError("iterations() is for one loop of a case")
+        until = self._decide(0)
+        for _ in range(self._run.get("warmup", 0)):
+            yield self._begin(None)
+        done, goes_on = 0, True
+        while goes_on:
+            for index in range(done, until):
+                known = len(self._times)
+                begin = self._now()
+                yield self._begin(index)
+                if len(self._times) == known:
+                    self._times.append([index, "iteration", begin, self._now()])
+            done, goes_on = until, False
+            if self._run.get("sampling"):
+                until = self._decide(done)
+                goes_on = until > done
+        self._iteration = None
+
+    def _begin(self, index):
+        self._iteration = index
+        self._begun += 1
+        self._page.write(CASE, "/".join(self._stages), self._begun)
+        return index if index is not None else -1
+
+    def _decide(self, iteration):
+        stage = "/".join(self._stages)
+        self._page.write(WAITS, stage, self._begun)
+        until = self._ask(iteration, self.samples() if iteration else [])
+        self._page.write(CASE, stage, self._begun)
+        return until
+
+    def _now(self):
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = sys.modules["torch"].cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _by_stage(self):
+        """stage -> iteration (None: outside) -> milliseconds. On a GPU all work must be over."""
+        if self._on_gpu:
+            sys.modules["torch"].cuda.synchronize()
+        found = {}
+        for iteration, stage, begin, end in self._times:
+            if end is not None:
+                each = found.setdefault(stage, {})
+                each[iteration] = each.get(iteration, 0.0) + (begin.elapsed_time(end) if self._on_gpu else (end - begin) * 1e3)
+        return found
+
+    def samples(self):
+        """Of each timed iteration, the stages that are no part of another one."""
+        return [[stage, [ms for iteration, ms in times.items() if iteration is not None]]
+                for stage, times in self._by_stage().items() if "/" not in stage and any(iteration is not None for iteration in times)]
+
+    def gpu_ms(self):
+        """The median of the timed iterations, or the time outside of them."""
+        return [[stage, statistics.median([ms for iteration, ms in times.items() if iteration is not None] or times.values())]
+                for stage, times in self._by_stage().items()]

@@ -1,0 +1,376 @@
+"""Python ranks without a daemon and without torch: the fork server, frames, faults, state, loading of code."""
+import os
+import pathlib
+import signal
+import sys
+
+import pytest
+
+import ranks_parent
+from ranks_parent import LIMIT, Server, World
+from support import eventually, is_running
+
+CASES = str(pathlib.Path(__file__).with_name("ranks_cases.py"))
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = Server()
+    yield server
+    assert server.end() == 0
+    assert server.text() == ""
+
+
+@pytest.fixture(scope="module")
+def worlds(server):
+    made = {}
+
+    def world(size):
+        made[size] = made.get(size) or World(server, size)
+        return made[size]
+    yield world
+    for each in made.values():
+        each.kill()
+
+
+@pytest.fixture
+def world(worlds):
+    return worlds(2)
+
+
+def run(world, function, **members):
+    loaded = world.load(function=f"{CASES}:{function}")
+    assert loaded.status == "passed", loaded.error
+    return world.run(**{"kwargs": {}, **members})
+
+
+ENDS = {  # kind -> (kind of failure, what the error has) of those that the rank reports itself
+    "exception": ("internal", "ValueError: planted"), "assertion": ("mismatch", "assert out == 3"), "memory": ("out_of_memory", "MemoryError"),
+    "exit": ("internal", "sys.exit(3)")}
+DEATHS = {"_exit": 5 << 8, "abort": signal.SIGABRT, "segmentation fault": signal.SIGSEGV}  # kind -> wait status
+HANGS = ("sleep", "GIL", "stop")
+REMAINS = {"thread": "threads", "child": "children", "orphan": "children", "setsid orphan": "children"}
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+class TestFaults:
+    @pytest.fixture
+    def fault(self, worlds, size, tmp_path):
+        def do(kind):
+            return run(worlds(size), "fault", kwargs={"kind": kind, "folder": str(tmp_path)})
+        yield do
+        assert run(worlds(size), "passes").status == "passed"
+
+    @pytest.mark.parametrize("kind", ENDS)
+    def test_reported(self, fault, size, kind):
+        outcome = fault(kind)
+        assert (outcome.culprit, outcome.kind, outcome.stage) == (size - 1, ENDS[kind][0], "fault")
+        assert ENDS[kind][1] in outcome.error
+        assert outcome.status == ("failed" if kind == "assertion" else "error")
+        assert outcome.traceback.startswith(f"Traceback (most recent call last):\n  File \"{CASES}\"")
+
+    @pytest.mark.parametrize("kind", DEATHS)
+    def test_died(self, fault, size, kind):
+        outcome = fault(kind)
+        assert outcome.culprit == size - 1
+        assert outcome.ended[size - 1]["status"] & ~0x80 == DEATHS[kind]  # without the bit of a core dump
+        assert ("ranks_cases.py" in outcome.stacks[size - 1]) == (kind != "_exit")  # faulthandler's
+
+    @pytest.mark.parametrize("kind", HANGS)
+    def test_hang(self, worlds, size, kind, tmp_path):
+        world = worlds(size)
+        world.load(function=f"{CASES}:fault")
+        for rank in world.ranks:
+            rank.send("run", id=100, kwargs={"kind": kind, "folder": str(tmp_path)})
+        stages = ["second"] * (size - 1) + ["fault"]
+        assert eventually(lambda: [rank.stage()[1] for rank in world.ranks] == stages)
+        for rank in world.ranks[:size if kind == "sleep" else size - 1]:
+            rank.send("stacks")
+        for _ in world.ranks[:size if kind == "sleep" else size - 1]:
+            rank, frame = world.frames.get(timeout=LIMIT)
+            main = next(thread for thread in frame["threads"] if thread["name"] == "MainThread")
+            assert "ranks_cases.py" in main["frames"][0] and main["frames"][0].endswith("<lambda>" if rank == size - 1 else "meet")
+        if kind != "stop":
+            world.server.send("kill", pid=world.ranks[-1].pid, signal=signal.SIGRTMAX - 3)
+            assert eventually(lambda: b"ranks_cases.py" in b"".join(world.ranks[-1].stacks))
+        ended = world.kill()
+        assert {frame["status"] for frame in ended.values()} == {signal.SIGKILL}
+        world.fork()
+        assert run(world, "passes").status == "passed"
+
+    def test_output_flood(self, fault, size, worlds):
+        assert fault("flood").status == "passed"
+        assert worlds(size).output(size - 1).count("x") >= 3_000_000
+
+    @pytest.mark.parametrize("kind", REMAINS)
+    def test_left_behind(self, fault, size, kind, tmp_path):
+        outcome = fault(kind)
+        assert outcome.status == "passed" and list(outcome.left) == [REMAINS[kind]]
+        assert ("left over" if kind == "thread" else "sleep") in outcome.left[REMAINS[kind]][0]
+        assert kind == "thread" or not is_running(int((tmp_path / "pid").read_text()))  # when `ended` has come
+
+
+def test_stray_of_a_killed_rank(world, tmp_path):
+    world.load(function=f"{CASES}:fault")
+    for rank in world.ranks:
+        rank.send("run", id=100, kwargs={"kind": "setsid orphan", "folder": str(tmp_path)})
+    assert eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    assert sum(frame["killed"] for frame in world.kill().values()) == 1
+    assert not is_running(int((tmp_path / "pid").read_text()))
+    world.fork()
+
+
+@pytest.mark.parametrize("way", ["end of the socket", "SIGKILL"])
+def test_end_of_the_server(way, tmp_path):
+    server = Server()
+    world = World(server, 2)
+    world.load(function=f"{CASES}:fault")
+    for rank in world.ranks:
+        rank.send("run", id=100, kwargs={"kind": "GIL", "folder": str(tmp_path)})
+    assert eventually(lambda: world.ranks[1].stage()[1] == "fault")
+    if way == "SIGKILL":
+        server.process.kill()
+    else:
+        server.reader.channel.socket.shutdown(2)
+    server.process.wait(timeout=LIMIT)
+    assert eventually(lambda: not any(is_running(rank.pid) for rank in world.ranks))
+
+
+def test_abandoned_processes_are_ended_by_the_next_server(tmp_path):
+    server = Server(of=f"{os.getpid()}:1")  # this process began at another time: the daemon of this pid is gone
+    world = World(server, 1)
+    world.load(function=f"{CASES}:fault")
+    world.ranks[0].send("run", id=1, kwargs={"kind": "setsid orphan", "folder": str(tmp_path)})
+    assert eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    pid = int((tmp_path / "pid").read_text())
+    os.kill(server.process.pid, signal.SIGSTOP)  # so that it does not see the rank's end
+    server.process.kill()
+    server.process.wait(timeout=LIMIT)
+    assert is_running(pid)
+    other = Server()
+    assert eventually(lambda: not is_running(pid))
+    assert f"process {pid} was left by the ranks of a daemon that is gone" in other.text()
+    assert other.end() == 0
+
+
+def test_state_is_put_back(world, tmp_path):
+    before = run(world, "draw")
+    outcome = run(world, "change_state")
+    assert outcome.status == "passed" and not outcome.left
+    assert outcome.differed == {
+        "environment": ["SECRET_OF_TEST"], "process": ["cwd", "umask"], "sys": ["stdout", "path"], "interpreter": ["recursion_limit"],
+        "warnings": ["filters"], "logging": ["root", "mine"], "signals": ["SIGUSR1"], "timers": ["ITIMER_REAL"], "signal mask": ["SIGUSR2"]}
+    assert "hidden value" not in str(outcome.reports)
+    after = run(world, "draw")
+    assert [each["value"] for each in after.reports.values()] == [each["value"] for each in before.reports.values()]
+    assert after.reports[0]["results"] == before.reports[1]["results"]  # seeded before each case, and each rank alike
+    assert run(world, "draw", seed=7).reports[0]["results"] != before.reports[0]["results"]
+
+
+def test_a_file_left_open_replaces_the_ranks(world):
+    outcome = run(world, "leave_file")
+    assert outcome.left["descriptors"][0].startswith("/etc/hostname (")
+
+
+def test_environment_of_a_case(world):
+    outcome = run(world, "environment", kwargs={"name": "MINE"}, env={"MINE": "1"})
+    assert outcome.reports[0]["value"] == "1" and not outcome.differed
+    assert "value" not in run(world, "environment", kwargs={"name": "MINE"}).reports[0]
+    assert [each["value"] for _, each in sorted(run(world, "environment", kwargs={"name": "LOCAL_RANK"}).reports.items())] == ["0", "1"]
+
+
+def test_stages_checks_results(world):
+    report = run(world, "measure", warmup=2, repeat=4).reports[1]
+    assert report["results"] == {"index": 3}
+    times = dict(report["gpu_ms"])
+    assert list(times) == ["before", "forward", "forward/attend"] and times["forward"] >= times["forward/attend"] >= 1
+    assert [(stage, len(samples)) for stage, samples in report["samples"]] == [("forward", 4)]
+    assert report["checks"] == [{"tensor": "out", "against": "reference", "rank": 1, "max_abs_err": 0.5, "rel_err": pytest.approx(0.5 / 5**0.5 * 2 / 2, rel=0.2),
+                                 "tolerance": 0.6, "ok": True}]
+    assert [len(samples) for _, samples in run(world, "measure", sampling=True).reports[0]["samples"]] == [6]
+    assert run(world, "measure", checks=False).reports[0]["checks"] == []
+
+
+def test_a_check_that_does_not_hold(world):
+    outcome = run(world, "wrong")
+    assert (outcome.status, outcome.kind) == ("failed", "mismatch")
+    assert outcome.error.startswith("the check of out against reference does not hold: max_abs_err nan")
+    assert outcome.reports[0]["checks"][0]["max_abs_err"] == "nan"
+
+
+@pytest.mark.parametrize("function, kwargs, status, error", [
+    ("unsendable", {}, "error", "the result 'file' cannot be sent as JSON"), ("skips", {}, "skipped", "not on a Sunday"),
+    ("takes_no_world", {}, "error", "the arguments do not fit takes_no_world(a, b=2): missing a required argument: 'a'"),
+    ("takes_no_world", {"a": 1, "c": 2}, "error", "got an unexpected keyword argument 'c'")])
+def test_ends_of_a_case(world, function, kwargs, status, error):
+    outcome = run(world, function, kwargs=kwargs)
+    assert outcome.status == status and error in outcome.error
+
+
+@pytest.mark.parametrize("target, error", [
+    (f"{CASES}:pases", "has no function pases; did you mean passes?"), (f"{CASES}:coroutine", "a coroutine or a generator"),
+    (f"{CASES}:not_callable", "no function but int"), ("/nonexistent/case.py:f", "there is no file /nonexistent/case.py")])
+def test_what_cannot_be_loaded(world, target, error):
+    outcome = world.load(function=target)
+    assert (outcome.status, outcome.kind) == ("error", "invalid_request") and error in outcome.error
+    assert run(world, "passes").status == "passed"
+
+
+def test_kwargs_and_value(world):
+    assert run(world, "takes_no_world", kwargs={"a": 5}).reports[0]["value"] == 7
+
+
+def test_cancel(world, tmp_path):
+    world.load(function=f"{CASES}:fault")
+    for rank in world.ranks:
+        rank.send("run", id=100, kwargs={"kind": "thread", "folder": str(tmp_path / "gone")})  # fails at once
+    for _ in range(4):  # a mark and a report of each
+        assert "No such file" in world.frames.get(timeout=LIMIT)[1]["error"]
+    for rank in world.ranks[:1]:
+        rank.send("run", id=101, kwargs={"kind": "thread", "folder": str(tmp_path)})
+    assert eventually(lambda: world.ranks[0].stage()[1] == "first")
+    world.ranks[0].send("cancel", id=100)  # another one: ignored
+    world.ranks[0].send("cancel", id=101)
+    assert world.frames.get(timeout=LIMIT)[1]["kind"] == "cancelled"
+    assert world.frames.get(timeout=LIMIT)[1]["frame"] == "report"
+    assert run(world, "passes").status == "passed"
+
+
+class TestCode:
+    @pytest.fixture
+    def write(self, tmp_path):
+        def write(**files):
+            for name, text in files.items():
+                (tmp_path / f"{name}.py").write_text(text)
+                os.utime(tmp_path / f"{name}.py", (1, 1))  # the same second: a .pyc file could not tell the difference
+            return str(tmp_path)
+        return write
+
+    def value(self, world, folder, name="case:f", **members):
+        file, _, function = name.partition(":")
+        loaded = world.load(function=f"{folder}/{file}.py:{function}", **members)
+        return loaded.reports[0]["reloaded"] if loaded.status == "passed" else None, world.run(kwargs={}).reports[0].get("value")
+
+    def test_changed_code_is_loaded_anew(self, world, write):
+        folder = write(helper="def g(): return 1", case="import helper\nkept = helper.g\ndef f(): return kept()")
+        assert self.value(world, folder) == ([], 1)
+        assert self.value(world, folder) == ([], 1)
+        write(helper="def g(): return 2")
+        reloaded, value = self.value(world, folder)
+        assert {"case", "helper"} <= set(reloaded) and value == 2
+        assert not list(pathlib.Path(folder).glob("__pycache__"))
+
+    def test_old_bytecode_is_not_read(self, world, write):
+        folder = write(helper="def g(): return 1", case="import helper\ndef f(): return helper.g()")
+        import py_compile
+        py_compile.compile(f"{folder}/helper.py")
+        write(helper="def g(): return 2")
+        assert self.value(world, folder)[1] == 2
+
+    def test_syntax_error(self, world, write):
+        folder = write(case="def f(: pass")
+        outcome = world.load(function=f"{folder}/case.py:f")
+        assert outcome.kind == "invalid_request" and f'File "{folder}/case.py", line 1' in outcome.error
+        write(case="def f(): return 3")
+        assert self.value(world, folder)[1] == 3
+
+    def test_import_that_fails(self, world, write):
+        folder = write(case="import nonexistent_module")
+        outcome = world.load(function=f"{folder}/case.py:f")
+        assert outcome.error == "ModuleNotFoundError: No module named 'nonexistent_module'"
+        assert outcome.traceback.count("File") == 1
+        assert "replace" in outcome.reports[0]  # perhaps it is the second import that fails
+
+    def test_files_of_one_name(self, world, write, tmp_path):
+        folder = write(case="import helper\ndef f(): return helper.x", helper="x = 1")
+        other = tmp_path / "other"
+        other.mkdir()
+        (other / "case.py").write_text("import helper\ndef f(): return helper.x")
+        (other / "helper.py").write_text("x = 2")
+        assert self.value(world, folder)[1] == 1
+        assert self.value(world, str(other), roots=[str(tmp_path)])[1] == 2
+        assert self.value(world, folder)[1] == 1
+
+    def test_file_named_like_a_library(self, world, write):
+        folder = write(json="def f():\n  import json\n  return json.dumps([1])")
+        assert self.value(world, folder, "json:f")[1] == "[1]"
+
+    def test_package_and_path(self, world, tmp_path):
+        (tmp_path / "tests" / "deep").mkdir(parents=True)
+        (tmp_path / "lib").mkdir()
+        (tmp_path / "tests" / "__init__.py").write_text("")
+        (tmp_path / "tests" / "deep" / "__init__.py").write_text("")
+        (tmp_path / "tests" / "util.py").write_text("x = 5")
+        (tmp_path / "lib" / "mine.py").write_text("y = 6")
+        (tmp_path / "tests" / "deep" / "case.py").write_text("from ..util import x\nimport mine, os\ndef f(): return [__name__, x, mine.y, os.getcwd()]")
+        assert self.value(world, str(tmp_path / "tests" / "deep"), path=[str(tmp_path / "lib")], cwd=str(tmp_path))[1] == [
+            "tests.deep.case", 5, 6, str(tmp_path)]
+
+    def test_script(self, world, tmp_path):
+        script = tmp_path / "script.py"
+        script.write_text("import sys, os\nif __name__ == '__main__':\n  print(sys.argv[1:], os.environ['RANK'])\n  sys.exit(int(sys.argv[2]))")
+        world.load(script=str(script))
+        assert world.run(argv=["--x", "0"]).status == "passed"
+        assert "['--x', '0'] 1" in world.output(1)
+        outcome = world.run(argv=["--x", "3"])
+        assert (outcome.status, outcome.error) == ("error", "sys.exit(3)")
+
+
+def test_preload(tmp_path):
+    (tmp_path / "fine.py").write_text("import time\ntime.sleep(0.01)")
+    (tmp_path / "threaded.py").write_text("import threading, time, os\nimporter = os.getpid()\n"
+                                          "threading.Thread(target=time.sleep, args=[1000], daemon=True).start()")
+    (tmp_path / "case.py").write_text("import fine, threaded, os\ndef f(): return [threaded.importer == os.getpid()]")
+    server = Server(preload="fine,threaded", environment={"PYTHONPATH": str(tmp_path)})
+    assert server.ready["preloaded"] == ["fine"] and server.ready["import_ms"][0][1] >= 10
+    assert server.ready["deferred"][0]["module"] == "threaded" and "it starts threads" in server.ready["deferred"][0]["why"]
+    assert "threaded cannot be imported before the fork" in server.text()
+    world = World(server, 2)
+    world.load(function=f"{tmp_path}/case.py:f")
+    assert world.run(kwargs={}).reports[1]["value"] == [True]
+    server.send("check")
+    assert server.next("checked")["changed"] == []
+    (tmp_path / "fine.py").write_text("x = 1")
+    server.send("check")
+    assert server.next("checked")["changed"] == [str(tmp_path / "fine.py")]
+    assert server.end() == 0
+
+
+@pytest.mark.parametrize("text, error", [("1 / 0", "ZeroDivisionError: division by zero"), (None, "No module named 'broken'")])
+def test_preload_that_cannot_be_imported(tmp_path, text, error):
+    if text:
+        (tmp_path / "broken.py").write_text(text)
+    server = Server(preload="broken", environment={"PYTHONPATH": str(tmp_path)})
+    assert server.ready["module"] == "broken" and error in server.ready["error"] and sys.executable in server.ready["error"]
+    assert server.process.wait(timeout=LIMIT) == 2
+
+
+def test_backend_without_torch(server):
+    world = World.__new__(World)
+    world.server, world.size, world.backend = server, 1, "gloo"
+    with pytest.raises(AssertionError, match="the backend gloo needs torch, which is not preloaded: start with --preload torch"):
+        world.fork()
+    assert world.kill()[0]["status"] == 2 << 8
+
+
+def test_broken_frames_end_the_receiver(world):
+    world.ranks[0].reader.channel.socket.sendall(b"nonsense\n")
+    assert eventually(lambda: "no frame: b'nonsense'" in world.output(0))
+    assert world.kill()[0]["status"] == 2 << 8
+    world.fork()
+    server = Server()
+    server.send("dance")
+    assert server.process.wait(timeout=LIMIT) == 2 and "unknown frame 'dance'" in server.text()
+
+
+def test_frames_of_many_bytes(world):
+    outcome = run(world, "takes_no_world", kwargs={"a": "x" * 1_000_000, "b": ""})
+    assert outcome.status == "passed" and outcome.reports[0]["warnings"] == ["what the function returned is left out: 1000002 bytes, of at most 64000"]
+    with pytest.raises(ranks_parent.frames.BrokenFrame, match="more than 4194304 bytes"):
+        channel = ranks_parent.frames.Channel(None)
+        channel._partial, channel._size = [b"x"], 1 << 23
+        ranks_parent.socket.recv_fds, kept = (lambda *_: (b"x", [], 0, None)), ranks_parent.socket.recv_fds
+        try:
+            channel.receive()
+        finally:
+            ranks_parent.socket.recv_fds = kept
