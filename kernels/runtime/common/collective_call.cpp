@@ -12,6 +12,16 @@ const char* NameOf(Collective what) {
                                               : "all_reduce";
 }
 
+cppool_status MakeCall(cppool_runtime* table, const CollectiveCall& call, cppool_comm comm,
+                       cppool_stream stream) {
+  if (call.what == Collective::kAllGather)
+    return table->all_gather(table, call.in, call.out, call.count, comm, stream);
+  const auto function = call.what == Collective::kReduceScatter ? table->reduce_scatter : table->all_reduce;
+  return function(table, call.in, call.out, call.count, call.dtype, call.reduce, comm, stream);
+}
+
+std::size_t CollectiveCall::bytes() const { return count * WidthOf(dtype); }
+
 bool CollectiveCall::SameAs(const CollectiveCall& other) const {
   return what == other.what && dtype == other.dtype && reduce == other.reduce && count == other.count;
 }

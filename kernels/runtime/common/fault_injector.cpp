@@ -13,7 +13,7 @@
 #include <thread>
 #include <type_traits>
 
-#include "kernels/runtime/common/dtype.h"
+#include "kernels/runtime/common/collective_call.h"
 
 namespace cppool::kernels {
 namespace {
@@ -110,28 +110,12 @@ void FaultInjector::FillTable() {
     FaultInjector& at = Of(rt);
     return at.Skips() ? CPPOOL_OK : at.inner_->recv(at.inner_, buffer, at.Size(bytes), peer, comm, stream);
   };
-  seam.all_gather = [](Rt* rt, const void* in, void* out, std::size_t bytes, cppool_comm comm,
-                       cppool_stream stream) {
+  SetCollectives<[](Rt* rt, CollectiveCall call, cppool_comm comm, cppool_stream stream) {
     FaultInjector& at = Of(rt);
-    at.Spoil(in, bytes, stream);
-    return at.Skips() ? CPPOOL_OK : at.inner_->all_gather(at.inner_, in, out, at.Size(bytes), comm, stream);
-  };
-  seam.reduce_scatter = [](Rt* rt, const void* in, void* out, std::size_t count, cppool_dtype dtype,
-                           cppool_reduce reduce, cppool_comm comm, cppool_stream stream) {
-    FaultInjector& at = Of(rt);
-    at.Spoil(in, count * WidthOf(dtype), stream);  // of the first rank's part
-    return at.Skips()
-               ? CPPOOL_OK
-               : at.inner_->reduce_scatter(at.inner_, in, out, at.Size(count), dtype, reduce, comm, stream);
-  };
-  seam.all_reduce = [](Rt* rt, const void* in, void* out, std::size_t count, cppool_dtype dtype,
-                       cppool_reduce reduce, cppool_comm comm, cppool_stream stream) {
-    FaultInjector& at = Of(rt);
-    at.Spoil(in, count * WidthOf(dtype), stream);
-    return at.Skips()
-               ? CPPOOL_OK
-               : at.inner_->all_reduce(at.inner_, in, out, at.Size(count), dtype, reduce, comm, stream);
-  };
+    at.Spoil(call.in, call.bytes(), stream);  // of reduce_scatter, the first rank's part
+    call.count = at.Size(call.count);
+    return at.Skips() ? CPPOOL_OK : MakeCall(at.inner_, call, comm, stream);
+  }>(seam);
 }
 
 std::string FaultInjector::WhyNot() const {

@@ -17,6 +17,7 @@
 
 #include "kernels/error.h"
 #include "kernels/group_shape.h"
+#include "kernels/runtime/common/collective_call.h"
 #include "kernels/runtime/common/group_meeting.h"
 #include "kernels/runtime/common/wake_up.h"
 #include "kernels/runtime/cuda/device_pool.h"
@@ -86,12 +87,7 @@ class CommWorld {
                     cudaStream_t stream) = 0;
   virtual void Recv(int rank, void* data, std::size_t bytes, int peer, cppool_comm comm,
                     cudaStream_t stream) = 0;
-  virtual void AllGather(int rank, const void* in, void* out, std::size_t bytes, cppool_comm comm,
-                         cudaStream_t stream) = 0;
-  virtual void ReduceScatter(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
-                             cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) = 0;
-  virtual void AllReduce(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
-                         cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) = 0;
+  virtual void Collect(int rank, const CollectiveCall& call, cppool_comm comm, cudaStream_t stream) = 0;
 
   // Throw RuntimeError after an abort; CheckHealth also when a communicator of the rank has failed by itself.
   void ThrowIfAborted() const;

@@ -152,24 +152,15 @@ void NcclWorld::Recv(int rank, void* data, std::size_t bytes, int peer, cppool_c
   CheckNccl(nccl_.Recv(data, bytes, ncclUint8, peer, Handle(comm), stream), "receiving");
 }
 
-void NcclWorld::AllGather(int rank, const void* in, void* out, std::size_t bytes, cppool_comm comm,
-                          cudaStream_t stream) {
+void NcclWorld::Collect(int rank, const CollectiveCall& made, cppool_comm comm, cudaStream_t stream) {
   const Call call(*this, rank);
-  CheckNccl(nccl_.AllGather(in, out, bytes, ncclUint8, Handle(comm), stream), "all_gather");
-}
-
-void NcclWorld::ReduceScatter(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
-                              cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) {
-  const Call call(*this, rank);
-  CheckNccl(nccl_.ReduceScatter(in, out, count, DataType(dtype), Reduction(reduce), Handle(comm), stream),
-            "reduce_scatter");
-}
-
-void NcclWorld::AllReduce(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
-                          cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) {
-  const Call call(*this, rank);
-  CheckNccl(nccl_.AllReduce(in, out, count, DataType(dtype), Reduction(reduce), Handle(comm), stream),
-            "all_reduce");
+  const auto [what, dtype, reduce, count, in, out] = made;
+  const auto type = DataType(dtype);
+  CheckNccl(what == Collective::kAllGather ? nccl_.AllGather(in, out, count, type, Handle(comm), stream)
+            : what == Collective::kReduceScatter
+                ? nccl_.ReduceScatter(in, out, count, type, Reduction(reduce), Handle(comm), stream)
+                : nccl_.AllReduce(in, out, count, type, Reduction(reduce), Handle(comm), stream),
+            NameOf(what));
 }
 
 void NcclWorld::CheckHealth(int rank) {

@@ -32,12 +32,7 @@ class NcclWorld final : public CommWorld, public std::enable_shared_from_this<Nc
             cudaStream_t stream) override;
   void Recv(int rank, void* data, std::size_t bytes, int peer, cppool_comm comm,
             cudaStream_t stream) override;
-  void AllGather(int rank, const void* in, void* out, std::size_t bytes, cppool_comm comm,
-                 cudaStream_t stream) override;
-  void ReduceScatter(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
-                     cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) override;
-  void AllReduce(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
-                 cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) override;
+  void Collect(int rank, const CollectiveCall& call, cppool_comm comm, cudaStream_t stream) override;
 
   void CheckHealth(int rank) override;
   void Abort(const std::string& reason) override;

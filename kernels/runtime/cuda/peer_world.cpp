@@ -122,21 +122,6 @@ void PeerWorld::Recv(int rank, void* data, std::size_t bytes, int peer, cppool_c
   Submit(rank, MakeRecv(SideTo(rank, comm, peer, "recv"), peer, data, bytes, stream));
 }
 
-void PeerWorld::AllGather(int rank, const void* in, void* out, std::size_t bytes, cppool_comm comm,
-                          cudaStream_t stream) {
-  Collect(rank, {Collective::kAllGather, CPPOOL_UINT8, CPPOOL_SUM, bytes, in, out}, comm, stream);
-}
-
-void PeerWorld::ReduceScatter(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
-                              cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) {
-  Collect(rank, {Collective::kReduceScatter, dtype, reduce, count, in, out}, comm, stream);
-}
-
-void PeerWorld::AllReduce(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
-                          cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) {
-  Collect(rank, {Collective::kAllReduce, dtype, reduce, count, in, out}, comm, stream);
-}
-
 void PeerWorld::Collect(int rank, const CollectiveCall& call, cppool_comm comm, cudaStream_t stream) {
   PeerSide& side = SideOf(rank, comm);
   CheckDtype(call.dtype);

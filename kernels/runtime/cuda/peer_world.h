@@ -32,12 +32,7 @@ class PeerWorld final : public CommWorld {
             cudaStream_t stream) override;
   void Recv(int rank, void* data, std::size_t bytes, int peer, cppool_comm comm,
             cudaStream_t stream) override;
-  void AllGather(int rank, const void* in, void* out, std::size_t bytes, cppool_comm comm,
-                 cudaStream_t stream) override;
-  void ReduceScatter(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
-                     cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) override;
-  void AllReduce(int rank, const void* in, void* out, std::size_t count, cppool_dtype dtype,
-                 cppool_reduce reduce, cppool_comm comm, cudaStream_t stream) override;
+  void Collect(int rank, const CollectiveCall& call, cppool_comm comm, cudaStream_t stream) override;
 
   void CheckCase(int rank) override;
   void Abort(const std::string& reason) override;
@@ -64,7 +59,6 @@ class PeerWorld final : public CommWorld {
   class Running;
   PeerSide& SideOf(int rank, cppool_comm comm);
   PeerSide& SideTo(int rank, cppool_comm comm, int peer, const char* call);
-  void Collect(int rank, const CollectiveCall& call, cppool_comm comm, cudaStream_t stream);
   void Submit(int rank, std::unique_ptr<PeerOp> op);
   void Run(int rank, std::vector<std::unique_ptr<PeerOp>> ops);
   void Meet(int rank, const std::vector<std::unique_ptr<PeerOp>>& ops);

@@ -479,19 +479,19 @@ void CudaRank::BeginTransfer(cudaStream_t stream, const char* what, std::size_t 
                              cppool_comm comm) {
   const CommGroup group = world_->group(rank_, comm);
   const int world_rank = group.comm ? group.shape.WorldRank(rank_, peer) : peer;
-  marks_.Note(stream, {what, world_rank, ""});
+  marks_.Note(stream, {what, " rank ", world_rank, ""});
   if (trace_) TraceCall(stream, what, bytes, group.comm ? group.size : world_->size(), world_rank);
 }
 
-void CudaRank::BeginCollective(cudaStream_t stream, const char* what, std::size_t bytes, cppool_comm comm) {
+void CudaRank::BeginCollective(cudaStream_t stream, const CollectiveCall& call, cppool_comm comm) {
   const CommGroup group = world_->group(rank_, comm);
   const int ranks = group.comm ? group.size : world_->size();
-  marks_.Note(stream, {what, ranks, " ranks"});
-  if (trace_) TraceCall(stream, what, bytes, ranks, TraceSlice::kNoPeer);
+  marks_.Note(stream, {NameOf(call.what), " with ", ranks, " ranks"});
+  if (trace_) TraceCall(stream, NameOf(call.what), call.bytes(), ranks, TraceSlice::kNoPeer);
 }
 
 void CudaRank::TraceCall(cudaStream_t stream, std::string_view what, std::size_t bytes, int ranks, int peer) {
-  const std::string_view name = what.substr(0, what.find(' '));  // "send" of "send to rank "
+  const std::string_view name = what.substr(0, what.find(' '));  // "send" of "send to"
   const int track = static_cast<int>(marks_.Here(stream).track);
   trace_->recorder().NameStream(track, marks_.NameOf(stream));
   TraceSlice* const slice = trace_->recorder().Add(TraceSlice::Kind::kTransfer, track, name, iteration_);

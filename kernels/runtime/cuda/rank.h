@@ -83,10 +83,10 @@ class CudaRank : public RankRuntime {
   void Mark(cudaStream_t stream, const char* stage);
   // The rank's communicator of a shape. A new one is made together with all other ranks, and used once.
   CommGroup GroupOf(GroupShape shape);
-  // Before and after a call on a communicator: for Progress, and for a trace. `what`: "send to rank ",
-  // "all_gather with ".
+  // Before and after a call on a communicator: for Progress, and for a trace. `what`: "send to",
+  // "recv from".
   void BeginTransfer(cudaStream_t stream, const char* what, std::size_t bytes, int peer, cppool_comm comm);
-  void BeginCollective(cudaStream_t stream, const char* what, std::size_t bytes, cppool_comm comm);
+  void BeginCollective(cudaStream_t stream, const CollectiveCall& call, cppool_comm comm);
   void EndCall();
   void GroupStart();
   void GroupEnd();

@@ -1,8 +1,6 @@
 // The functions of the seam's table for a CudaRank. No exception leaves them.
 #include "kernels/runtime/cuda/rank.h"
 
-#include "kernels/runtime/common/dtype.h"
-
 namespace cppool::kernels::cuda {
 namespace {
 
@@ -118,7 +116,7 @@ cppool_status GroupEnd(cppool_runtime* rt) {
 cppool_status Send(cppool_runtime* rt, const void* buffer, size_t bytes, int peer, cppool_comm comm,
                    cppool_stream stream) {
   return Guard(rt, [&](CudaRank& rank) {
-    rank.BeginTransfer(Cuda(stream), "send to rank ", bytes, peer, comm);
+    rank.BeginTransfer(Cuda(stream), "send to", bytes, peer, comm);
     rank.world().Send(rank.rank(), buffer, bytes, peer, comm, Cuda(stream));
     rank.EndCall();
   });
@@ -127,35 +125,17 @@ cppool_status Send(cppool_runtime* rt, const void* buffer, size_t bytes, int pee
 cppool_status Recv(cppool_runtime* rt, void* buffer, size_t bytes, int peer, cppool_comm comm,
                    cppool_stream stream) {
   return Guard(rt, [&](CudaRank& rank) {
-    rank.BeginTransfer(Cuda(stream), "recv from rank ", bytes, peer, comm);
+    rank.BeginTransfer(Cuda(stream), "recv from", bytes, peer, comm);
     rank.world().Recv(rank.rank(), buffer, bytes, peer, comm, Cuda(stream));
     rank.EndCall();
   });
 }
 
-cppool_status AllGather(cppool_runtime* rt, const void* in, void* out, size_t bytes, cppool_comm comm,
-                        cppool_stream stream) {
+cppool_status Collect(cppool_runtime* rt, const CollectiveCall& call, cppool_comm comm,
+                      cppool_stream stream) {
   return Guard(rt, [&](CudaRank& rank) {
-    rank.BeginCollective(Cuda(stream), "all_gather with ", bytes, comm);
-    rank.world().AllGather(rank.rank(), in, out, bytes, comm, Cuda(stream));
-    rank.EndCall();
-  });
-}
-
-cppool_status ReduceScatter(cppool_runtime* rt, const void* in, void* out, size_t count, cppool_dtype dtype,
-                            cppool_reduce reduce, cppool_comm comm, cppool_stream stream) {
-  return Guard(rt, [&](CudaRank& rank) {
-    rank.BeginCollective(Cuda(stream), "reduce_scatter with ", count * WidthOf(dtype), comm);
-    rank.world().ReduceScatter(rank.rank(), in, out, count, dtype, reduce, comm, Cuda(stream));
-    rank.EndCall();
-  });
-}
-
-cppool_status AllReduce(cppool_runtime* rt, const void* in, void* out, size_t count, cppool_dtype dtype,
-                        cppool_reduce reduce, cppool_comm comm, cppool_stream stream) {
-  return Guard(rt, [&](CudaRank& rank) {
-    rank.BeginCollective(Cuda(stream), "all_reduce with ", count * WidthOf(dtype), comm);
-    rank.world().AllReduce(rank.rank(), in, out, count, dtype, reduce, comm, Cuda(stream));
+    rank.BeginCollective(Cuda(stream), call, comm);
+    rank.world().Collect(rank.rank(), call, comm, Cuda(stream));
     rank.EndCall();
   });
 }
@@ -199,9 +179,7 @@ void FillTable(CudaRank* rank, cppool_runtime* table) {
   table->group_end = GroupEnd;
   table->send = Send;
   table->recv = Recv;
-  table->all_gather = AllGather;
-  table->reduce_scatter = ReduceScatter;
-  table->all_reduce = AllReduce;
+  SetCollectives<Collect>(*table);
   table->mark = Mark;
 }
 

@@ -248,7 +248,8 @@ std::string StageMarks::CallsIn(const Track& track, std::uint32_t sequence) cons
   std::vector<std::string> texts;
   for (const StagedCall& staged : track.calls) {
     if (staged.sequence != sequence) continue;
-    std::string text = staged.call.before + std::to_string(staged.call.number) + staged.call.after;
+    std::string text = std::string(staged.call.what) + staged.call.before +
+                       std::to_string(staged.call.number) + staged.call.after;
     if (std::find(texts.begin(), texts.end(), text) == texts.end()) texts.push_back(std::move(text));
   }
   std::string all;

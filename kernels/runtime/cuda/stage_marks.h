@@ -20,9 +20,11 @@ namespace cppool::kernels::cuda {
 
 // A call on a communicator, as the description of its stage names it: "send to rank 2".
 struct StageCall {
-  const char* before = "";  // "send to rank ", "all_reduce with "; a string literal
-  int number = 0;           // the rank of the world, or how many ranks
-  const char* after = "";   // "", " ranks"
+  // String literals: "send to", "all_reduce"; " rank ", " with "; "", " ranks".
+  const char* what = "";
+  const char* before = "";
+  int number = 0;  // the rank of the world, or how many ranks
+  const char* after = "";
 };
 
 // A point on a stream: its latest mark when that was asked for. Valid until Reset.

@@ -29,10 +29,13 @@ void WarmUpGroup(CudaRank& rank, const CommGroup& group, const WarmUpBuffers& bu
   float* const out = buffers.out.get<float>();
   const std::size_t part = kFloats / static_cast<std::size_t>(group.size);
   const std::size_t piece = part / static_cast<std::size_t>(group.size);
-  world.AllReduce(me, in, out, 1, CPPOOL_FLOAT32, CPPOOL_SUM, group.comm, stream);
-  world.AllReduce(me, in, out, kFloats, CPPOOL_FLOAT32, CPPOOL_SUM, group.comm, stream);
-  world.AllGather(me, in, out, part * sizeof(float), group.comm, stream);
-  world.ReduceScatter(me, in, out, part, CPPOOL_FLOAT32, CPPOOL_SUM, group.comm, stream);
+  const auto collect = [&](Collective what, std::size_t count, cppool_dtype dtype = CPPOOL_FLOAT32) {
+    world.Collect(me, {what, dtype, CPPOOL_SUM, count, in, out}, group.comm, stream);
+  };
+  collect(Collective::kAllReduce, 1);
+  collect(Collective::kAllReduce, kFloats);
+  collect(Collective::kAllGather, part * sizeof(float), CPPOOL_UINT8);
+  collect(Collective::kReduceScatter, part);
   world.GroupStart(me);
   for (int peer = 0; peer < group.size; ++peer) {
     const std::size_t offset = static_cast<std::size_t>(peer) * piece;

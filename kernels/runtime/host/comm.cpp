@@ -59,7 +59,7 @@ class SendOp final : public CommOp {
            slot_.state.load(std::memory_order_relaxed) == At(HostComm::kPosted);
   }
 
-  CallNote Note() const override { return {&comm_, CallNote::Kind::kSend, peer_, position_, bytes_}; }
+  CallNote Note() const override { return {&comm_, "send to", peer_, position_, bytes_}; }
 
  private:
   std::uint64_t At(HostComm::Phase phase) const { return 4 * position_ + phase; }
@@ -114,7 +114,7 @@ class RecvOp final : public CommOp {
 
   bool Misses(int rank) const override { return comm_.WorldRank(peer_) == rank && !Ready(); }
 
-  CallNote Note() const override { return {&comm_, CallNote::Kind::kRecv, peer_, position_, bytes_}; }
+  CallNote Note() const override { return {&comm_, "recv from", peer_, position_, bytes_}; }
 
  private:
   HostComm& comm_;
@@ -215,10 +215,7 @@ class CollectiveOp final : public CommOp {
   }
 
   CallNote Note() const override {
-    const auto kind = call_.what == Collective::kAllGather       ? CallNote::Kind::kAllGather
-                      : call_.what == Collective::kReduceScatter ? CallNote::Kind::kReduceScatter
-                                                                 : CallNote::Kind::kAllReduce;
-    return {&comm_, kind, rank_, position_, call_.count * WidthOf(call_.dtype)};
+    return {&comm_, NameOf(call_.what), CallNote::kNoPeer, position_, call_.bytes()};
   }
 
  private:

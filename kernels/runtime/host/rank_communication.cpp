@@ -80,7 +80,7 @@ void HostRank::Collect(const CollectiveCall& call, cppool_comm comm, cppool_stre
   CheckDtype(call.dtype);
   CheckReduction(call.reduce);
   auto op = MakeCollective(*side.comm, side.rank, side.collectives++, call);
-  if (trace_) op->slice = TraceTransfer(at, side, NameOf(call.what), call.count * WidthOf(call.dtype), {});
+  if (trace_) op->slice = TraceTransfer(at, side, NameOf(call.what), call.bytes(), {});
   Submit(at, std::move(op));
 }
 

@@ -15,26 +15,9 @@ cppool_status Enqueue(cppool_runtime* rt, cppool_stream stream, void (*function)
   return Guard(rt, [&](HostRank& rank) { rank.Enqueue(stream, [=] { function(argument); }); });
 }
 
-cppool_status AllGather(cppool_runtime* rt, const void* in, void* out, std::size_t bytes, cppool_comm comm,
-                        cppool_stream stream) {
-  return Guard(rt, [&](HostRank& rank) {
-    rank.Collect({Collective::kAllGather, CPPOOL_UINT8, CPPOOL_SUM, bytes, in, out}, comm, stream);
-  });
-}
-
-cppool_status ReduceScatter(cppool_runtime* rt, const void* in, void* out, std::size_t count,
-                            cppool_dtype dtype, cppool_reduce reduce, cppool_comm comm,
-                            cppool_stream stream) {
-  return Guard(rt, [&](HostRank& rank) {
-    rank.Collect({Collective::kReduceScatter, dtype, reduce, count, in, out}, comm, stream);
-  });
-}
-
-cppool_status AllReduce(cppool_runtime* rt, const void* in, void* out, std::size_t count, cppool_dtype dtype,
-                        cppool_reduce reduce, cppool_comm comm, cppool_stream stream) {
-  return Guard(rt, [&](HostRank& rank) {
-    rank.Collect({Collective::kAllReduce, dtype, reduce, count, in, out}, comm, stream);
-  });
+cppool_status Collect(cppool_runtime* rt, const CollectiveCall& call, cppool_comm comm,
+                      cppool_stream stream) {
+  return Guard(rt, [&](HostRank& rank) { rank.Collect(call, comm, stream); });
 }
 
 }  // namespace
@@ -110,9 +93,7 @@ void FillSeam(cppool_runtime* seam) {
   seam->recv = [](Rt* rt, void* data, Bytes bytes, int peer, C comm, S stream) {
     return Guard(rt, [&](HostRank& rank) { rank.Recv(data, bytes, peer, comm, stream); });
   };
-  seam->all_gather = AllGather;
-  seam->reduce_scatter = ReduceScatter;
-  seam->all_reduce = AllReduce;
+  SetCollectives<Collect>(*seam);
 
   seam->mark = [](Rt* rt, S stream, const char* stage) {
     return Guard(rt, [&](HostRank& rank) { rank.MarkStage(stream, stage); });

@@ -6,33 +6,13 @@
 #include "kernels/runtime/host/comm.h"
 
 namespace cppool::kernels::host {
-namespace {
-
-const char* NameOf(CallNote::Kind kind) {
-  switch (kind) {
-    case CallNote::Kind::kSend:
-      return "send to";
-    case CallNote::Kind::kRecv:
-      return "recv from";
-    case CallNote::Kind::kAllGather:
-      return "all_gather";
-    case CallNote::Kind::kReduceScatter:
-      return "reduce_scatter";
-    case CallNote::Kind::kAllReduce:
-      return "all_reduce";
-  }
-  return "a call";
-}
-
-}  // namespace
-
 void WaitNote::Set(const std::vector<std::unique_ptr<CommOp>>& ops) {
   const std::size_t count = std::min(ops.size(), kCalls);
   for (std::size_t i = 0; i < count; ++i) {
     const CallNote note = ops[i]->Note();
     Slot& slot = slots_[i];
     slot.comm.store(note.comm, std::memory_order_relaxed);
-    slot.kind.store(note.kind, std::memory_order_relaxed);
+    slot.what.store(note.what, std::memory_order_relaxed);
     slot.peer.store(note.peer, std::memory_order_relaxed);
     slot.position.store(note.position, std::memory_order_relaxed);
     slot.bytes.store(note.bytes, std::memory_order_relaxed);
@@ -47,17 +27,17 @@ void WaitNote::Describe(StreamProgress& progress) const {
     const Slot& slot = slots_[i];
     const HostComm* comm = slot.comm.load(std::memory_order_relaxed);
     if (!comm) continue;
-    const auto kind = slot.kind.load(std::memory_order_relaxed);
+    const std::string what = slot.what.load(std::memory_order_relaxed);
+    const int peer = slot.peer.load(std::memory_order_relaxed);
     std::vector<int> missing;
     std::string text;
-    if (kind == CallNote::Kind::kSend || kind == CallNote::Kind::kRecv) {
-      missing = {comm->WorldRank(slot.peer.load(std::memory_order_relaxed))};
-      text = std::string("waiting for ") + NameOf(kind) + " rank " + std::to_string(missing[0]);
+    if (peer != CallNote::kNoPeer) {
+      missing = {comm->WorldRank(peer)};
+      text = "waiting for " + what + " rank " + std::to_string(missing[0]);
     } else {
       missing = comm->Missing(slot.position.load(std::memory_order_relaxed));
-      text = std::string("in ") + NameOf(kind) + " of " +
-             std::to_string(slot.bytes.load(std::memory_order_relaxed)) + " bytes with " +
-             std::to_string(comm->size()) + " ranks";
+      text = "in " + what + " of " + std::to_string(slot.bytes.load(std::memory_order_relaxed)) +
+             " bytes with " + std::to_string(comm->size()) + " ranks";
       for (std::size_t m = 0; m < missing.size(); ++m) {
         text += (m == 0                    ? ", waiting for rank "
                  : m + 1 == missing.size() ? " and "

@@ -18,12 +18,12 @@ class HostComm;
 
 // One call of a rank on a communicator.
 struct CallNote {
-  enum class Kind : std::uint8_t { kSend, kRecv, kAllGather, kReduceScatter, kAllReduce };
   const HostComm* comm = nullptr;
-  Kind kind = Kind::kSend;
-  int peer = 0;  // of send and recv: the number in the communicator
+  const char* what = "";  // "send to", "recv from", "all_gather"; a string literal
+  int peer = kNoPeer;     // of send and recv: the number in the communicator
   std::uint64_t position = 0;
   std::size_t bytes = 0;
+  static constexpr int kNoPeer = -1;
 };
 
 class WaitNote {
@@ -44,8 +44,8 @@ class WaitNote {
   static constexpr std::size_t kCalls = 32;  // of the calls under way together, these are described
   struct Slot {
     std::atomic<const HostComm*> comm{nullptr};
-    std::atomic<CallNote::Kind> kind{};
-    std::atomic<int> peer{0};
+    std::atomic<const char*> what{""};
+    std::atomic<int> peer{CallNote::kNoPeer};
     std::atomic<std::uint64_t> position{0};
     std::atomic<std::size_t> bytes{0};
   };

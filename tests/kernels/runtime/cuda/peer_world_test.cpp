@@ -76,16 +76,21 @@ void UseGroup(PeerWorld& world, int rank, GroupShape shape, std::size_t count, B
     std::fill(out.begin(), out.end(), -1);
   };
   fill();
-  world.ReduceScatter(rank, in.data(), out.data(), count, CPPOOL_INT32, CPPOOL_SUM, group.comm, nullptr);
+  world.Collect(rank, {Collective::kReduceScatter, CPPOOL_INT32, CPPOOL_SUM, count, in.data(), out.data()},
+                group.comm, nullptr);
   check(
       out, count, [&](std::size_t i) { return sum(mine * count + i); }, "reduce_scatter");
   Expect(out[count] == -1, "nothing is written after the result");
-  world.AllReduce(rank, in.data(), out.data(), count, CPPOOL_INT32, CPPOOL_SUM, group.comm, nullptr);
+  world.Collect(rank, {Collective::kAllReduce, CPPOOL_INT32, CPPOOL_SUM, count, in.data(), out.data()},
+                group.comm, nullptr);
   check(out, count, sum, "all_reduce");
-  world.AllReduce(rank, in.data(), in.data(), count * size, CPPOOL_INT32, CPPOOL_SUM, group.comm, nullptr);
+  world.Collect(rank, {Collective::kAllReduce, CPPOOL_INT32, CPPOOL_SUM, count * size, in.data(), in.data()},
+                group.comm, nullptr);
   check(in, count * size, sum, "all_reduce in place");
   fill();
-  world.AllGather(rank, in.data(), out.data(), count * sizeof in[0], group.comm, nullptr);
+  world.Collect(
+      rank, {Collective::kAllGather, CPPOOL_UINT8, CPPOOL_SUM, count * sizeof in[0], in.data(), out.data()},
+      group.comm, nullptr);
   check(
       out, count * size, [&](std::size_t i) { return Value(member(i / count), i % count); }, "all_gather");
   std::fill(out.begin(), out.end(), -1);
@@ -133,8 +138,8 @@ TEST_CASE("peer: every call works for every assignment of ranks to devices, befo
         const auto aborted = OnAllRanks(world, [&](int rank) {
           if (rank == 0) throw std::runtime_error("stays away");
           std::int32_t one = 1;
-          world.AllReduce(rank, &one, &one, 1, CPPOOL_INT32, CPPOOL_SUM,
-                          world.group(rank, GroupShape{size, 1}).comm, nullptr);
+          world.Collect(rank, {Collective::kAllReduce, CPPOOL_INT32, CPPOOL_SUM, 1, &one, &one},
+                        world.group(rank, GroupShape{size, 1}).comm, nullptr);
         });
         for (int rank = 0; rank < size; ++rank) {
           CHECK(aborted[static_cast<std::size_t>(rank)] ==
@@ -208,7 +213,7 @@ TEST_CASE("peer: Waiting reports the call and the ranks that a thread waits for"
     const CommGroup all = world.group(rank, GroupShape{4, 1}), stride = world.group(rank, GroupShape{2, 2});
     std::int32_t* mine = numbers[static_cast<std::size_t>(rank)].data();
     if (rank == 2) of_collective = waiting(1, 1);  // all ranks but this one have called
-    world.AllReduce(rank, mine, mine, 4, CPPOOL_INT32, CPPOOL_SUM, all.comm, nullptr);
+    world.Collect(rank, {Collective::kAllReduce, CPPOOL_INT32, CPPOOL_SUM, 4, mine, mine}, all.comm, nullptr);
     // Peers are numbered in the group, but reported as ranks of the world.
     if (rank == 3) of_recv = waiting(1, 1);
     if (rank == 1) world.Recv(rank, mine, 8, 1, stride.comm, nullptr);
@@ -253,7 +258,10 @@ TEST_CASE("peer: ranks wait for each other before they make communicators of a n
     std::int32_t* mine = numbers[static_cast<std::size_t>(rank)].data();
     // One rank calls with another count: the error names the ranks of the world.
     try {
-      world.AllReduce(rank, mine, mine, rank == 5 ? 2 : 1, CPPOOL_INT32, CPPOOL_SUM, made.comm, nullptr);
+      world.Collect(rank,
+                    {Collective::kAllReduce, CPPOOL_INT32, CPPOOL_SUM,
+                     static_cast<std::size_t>(rank == 5 ? 2 : 1), mine, mine},
+                    made.comm, nullptr);
       Expect(rank < 4, "the call fails in the group with different counts");
     } catch (const RuntimeError& error) {
       Expect(std::string(error.what()) ==
@@ -296,7 +304,8 @@ TEST_CASE("peer: ranks wait for each other before they make communicators of a n
     const CommGroup group = world.MakeGroup(rank, next);
     std::int32_t* mine = numbers[static_cast<std::size_t>(rank)].data();
     *mine = rank;
-    world.AllReduce(rank, mine, mine, 1, CPPOOL_INT32, CPPOOL_SUM, group.comm, nullptr);
+    world.Collect(rank, {Collective::kAllReduce, CPPOOL_INT32, CPPOOL_SUM, 1, mine, mine}, group.comm,
+                  nullptr);
     Expect(*mine == rank % 4 + rank % 4 + 4, "the sum over both members");
   });
   CHECK(errors == std::vector<std::string>(size));
