@@ -12,6 +12,7 @@
 #include <cppool/version.h>
 
 #include "base/utf8.h"
+#include "client/src/attach.h"
 #include "client/src/daemon.h"
 #include "client/suite/value_text.h"
 #include "protocol/json_text.h"
@@ -45,6 +46,7 @@ int Main(const std::vector<std::string>& words, const Streams& streams) {
   AddBench(app, streams, &exit_code);
   AddList(app, streams, &exit_code);
   AddDoctor(app, streams, &exit_code);
+  AddServe(app, streams, &exit_code);
   try {
     CheckSubcommand(app, words);
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 expects the last word first
@@ -76,6 +78,21 @@ void AddDaemonOptions(CLI::App& app, DaemonArguments* arguments) {
                 "A shared library with cases of your own or, but for doctor, its source (.cu, .cpp, .cc, "
                 ".cxx, or .c), which is compiled")
       ->type_name("FILE");
+  app.add_option_function<std::string>(
+         "--attach",
+         [arguments](const std::string& socket) { arguments->attach = socket.empty() ? "default" : socket; },
+         "Use the daemons of a server, which stay: see `cppool serve`")
+      ->expected(0, 1)
+      ->envname("CPPOOL_ATTACH")
+      ->check(IsServer)
+      ->type_name("[SOCKET]");
+}
+
+std::string IsServer(const std::string& attach) try {
+  client::SocketAddress(client::SocketPath(attach.empty() ? "default" : attach));
+  return "";
+} catch (const std::invalid_argument& error) {
+  return error.what();
 }
 
 void AddLeaks(CLI::App& app, bool* errors) {
@@ -92,6 +109,7 @@ PoolOptions ToPoolOptions(const DaemonArguments& arguments) {
   options.backend = arguments.backend;
   options.transport = arguments.transport;
   options.devices = arguments.devices;
+  options.attach = arguments.attach;
   return options;
 }
 

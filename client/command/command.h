@@ -35,6 +35,7 @@ void AddRun(CLI::App& app, const Streams& streams, int* exit_code);
 void AddBench(CLI::App& app, const Streams& streams, int* exit_code);
 void AddList(CLI::App& app, const Streams& streams, int* exit_code);
 void AddDoctor(CLI::App& app, const Streams& streams, int* exit_code);
+void AddServe(CLI::App& app, const Streams& streams, int* exit_code);  // and `ps` and `stop`
 
 // These options of every subcommand choose its daemon.
 struct DaemonArguments {
@@ -43,6 +44,7 @@ struct DaemonArguments {
   std::string transport = "auto";
   std::vector<std::string> devices;
   std::vector<std::string> libraries;  // with further cases, or their sources
+  std::string attach;                  // as PoolOptions has it
 };
 void AddDaemonOptions(CLI::App& app, DaemonArguments* arguments);
 // Without the libraries, which requests name: a warm daemon then loads what was rebuilt.
@@ -64,6 +66,9 @@ std::chrono::milliseconds ToMilliseconds(double seconds);
 
 // Validates text that is sent as JSON, for CLI11: returns "" or what is wrong.
 std::string IsUtf8(const std::string& text);
+
+// Likewise refuses what no server can listen at: the values of PoolOptions::attach, or "".
+std::string IsServer(const std::string& attach);
 
 // Likewise refuses a path that is empty.
 std::string IsPath(const std::string& text);

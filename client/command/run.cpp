@@ -35,6 +35,12 @@
 namespace cppool::command {
 namespace {
 
+// A diagnosis needs fresh daemons.
+PoolOptions InOwnPools(PoolOptions options) {
+  options.attach.clear();
+  return options;
+}
+
 class Run {
  public:
   // `runner` has the pools, and `output` what they write; both outlive it.
@@ -45,7 +51,7 @@ class Run {
         run_options_(std::move(run_options)),
         output_(output),
         runner_(runner),
-        diagnoser_(ToPoolOptions(arguments), run_options_, {},
+        diagnoser_(InOwnPools(ToPoolOptions(arguments)), run_options_, {},
                    [this](const std::string& doing) {
                      report_.Progress(static_cast<int>(done_), diagnosed_ + ": " + doing);
                    }),

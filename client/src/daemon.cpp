@@ -9,6 +9,9 @@
 #include <sstream>
 #include <system_error>
 
+#include "client/src/attach.h"
+#include "client/src/connection.h"
+#include "client/src/process.h"
 #include "client/src/process_state.h"
 #include "protocol/json_text.h"
 
@@ -24,6 +27,7 @@ constexpr milliseconds kFirstReading{1000};
 // For the answer to a request that is cancelled: the limits of a daemon after a failure, and what it needs to
 // write it.
 constexpr milliseconds kCancelLimit{1500};
+constexpr milliseconds kServerIsSlow{5000};
 constexpr milliseconds kSideLimit{500};  // for what is answered at once
 
 Process::Command DaemonCommand(const PoolOptions& options) {
@@ -95,6 +99,13 @@ std::vector<std::string> DaemonArguments(const PoolOptions& options) {
 }
 
 Daemon::Daemon(const PoolOptions& options) : options_(options), reader_(kMaxResponseBytes) {
+  if (attached()) try {
+      peer_ = Connection::Open(options);
+      tail_ = std::make_unique<StderrTail>(peer_->TakeErrors(), options.on_stderr);
+      return;
+    } catch (const std::exception& error) {
+      throw PoolError(PoolError::Kind::kStart, error.what(), "");
+    }
   Process::Command command = DaemonCommand(options);
   if (command.path.empty())
     throw PoolError(
@@ -103,8 +114,8 @@ Daemon::Daemon(const PoolOptions& options) : options_(options), reader_(kMaxResp
         "; set CPPOOL_DAEMON or PoolOptions::daemon to its path",
         "");
   try {
-    process_ = Process::Spawn(command);
-    tail_ = std::make_unique<StderrTail>(process_->TakeErrors(), options.on_stderr);
+    peer_ = Process::Spawn(command);
+    tail_ = std::make_unique<StderrTail>(peer_->TakeErrors(), options.on_stderr);
   } catch (const std::system_error& error) {
     const std::string what = error.what();
     const bool of_path = what.starts_with(command.path + ": ");
@@ -117,9 +128,9 @@ void Daemon::Greet() {
   auto refuse = [](const std::string& message) { throw Lost{PoolError::Kind::kStart, message}; };
   Json answer;
   try {
-    answer = Ask(protocol::HelloRequest{}, Clock::now() + options_.start_limit);
+    answer = Ask(protocol::HelloRequest{}, Clock::now() + options_.start_limit + Slack());
   } catch (const Lost& lost) {
-    if (lost.kind == PoolError::Kind::kInterrupted) throw;
+    if (lost.kind == PoolError::Kind::kInterrupted || lost.told) throw;
     if (lost.kind == PoolError::Kind::kTimeout)
       refuse(Name() + "did not answer `hello` within " + Seconds(options_.start_limit) + " of its start" +
              lost.state);
@@ -183,7 +194,7 @@ bool Daemon::GiveSideAnswer(const Json& id, const Json& answer) {
 // An answer that is left would meet the next request.
 void Daemon::AwaitSideAnswers() {
   const auto until = Clock::now() + kSideLimit;
-  pollfd fd = {process_->output(), POLLIN, 0};
+  pollfd fd = {peer_->output(), POLLIN, 0};
   Json ignored;
   try {
     while (!side_answers_.empty() && Clock::now() < until) {
@@ -212,7 +223,7 @@ Json Daemon::Ask(protocol::Operation operation, Clock::time_point until, SideReq
     }
   } const unanswered{side_answers_};
   if (side) side->Sent();
-  int input = process_->input();
+  int input = peer_->input();
   // The daemon's state is read near the end of the wait and at its end: the difference shows which threads
   // work.
   const auto start = Clock::now();
@@ -223,6 +234,7 @@ Json Daemon::Ask(protocol::Operation operation, Clock::time_point until, SideReq
     Json answer;
     if (NextAnswer(id, until, &answer)) {
       AwaitSideAnswers();
+      ThrowLost(answer);
       if (!interrupted) return answer;
       const bool fatal = answer.value("fatal", Json()) == true;
       throw Lost{
@@ -238,15 +250,15 @@ Json Daemon::Ask(protocol::Operation operation, Clock::time_point until, SideReq
           false, where_};
     if (now >= until) {
       throw Lost{PoolError::Kind::kTimeout, Name() + "did not answer", false,
-                 Describe(state.value_or(ProcessState{}), ReadProcessState(process_->pid()))};
+                 Describe(state.value_or(ProcessState{}), ReadProcessState(peer_->pid()))};
     }
-    if (!state && now >= read_state_at) state = ReadProcessState(process_->pid());
+    if (!state && now >= read_state_at) state = ReadProcessState(peer_->pid());
     pollfd fds[4] = {{input, static_cast<short>(unsent.empty() ? 0 : POLLOUT), 0},
-                     {process_->output(), POLLIN, 0},
-                     {process_->pidfd(), POLLIN, 0},
+                     {peer_->output(), POLLIN, 0},
+                     {peer_->pidfd(), POLLIN, 0},
                      {side && unsent.empty() ? side->fd() : -1, POLLIN, 0}};
     int wait = PollTimeout(state ? until : read_state_at);
-    if (process_->pidfd() < 0) wait = std::min(wait, 50);  // without a pidfd: poll whether it has ended
+    if (peer_->pidfd() < 0) wait = std::min(wait, 50);  // without a pidfd: poll whether it has ended
     if (options_.interrupted && !interrupted) wait = std::min(wait, PollTimeout(check_at));
     const bool signalled = poll(fds, 4, wait) < 0;
     if (options_.interrupted && !interrupted && (signalled || Clock::now() >= check_at)) {
@@ -264,7 +276,7 @@ Json Daemon::Ask(protocol::Operation operation, Clock::time_point until, SideReq
     if (signalled) continue;
     if (fds[1].revents != 0) {
       if (!Receive()) ThrowClosed("closed its stdout", until, !unsent.empty());
-    } else if (process_->Ended()) {
+    } else if (peer_->Ended()) {
       if (poll(&fds[1], 1, 0) > 0 && (fds[1].revents & POLLIN) != 0) continue;  // written since the last poll
       // All has been read, even if a grandchild holds the pipe.
       ThrowClosed("ended", until, !unsent.empty());
@@ -283,8 +295,28 @@ Json Daemon::Ask(protocol::Operation operation, Clock::time_point until, SideReq
   }
 }
 
+void Daemon::ThrowLost(const Json& answer) const {
+  if (!attached() || !answer.contains("lost")) return;
+  const Json& lost = answer["lost"];
+  const auto text = [&](const char* name) {
+    return lost.is_object() && lost.contains(name) && lost[name].is_string() ? lost[name].get<std::string>()
+                                                                             : "";
+  };
+  PoolError::Kind kind = PoolError::Kind::kDied;
+  for (const auto other : {PoolError::Kind::kStart, PoolError::Kind::kTimeout, PoolError::Kind::kProtocol,
+                           PoolError::Kind::kInterrupted, PoolError::Kind::kQueue})
+    if (text("kind") == ToString(other)) kind = other;
+  throw Lost{.kind = kind, .message = text("error"), .state = text("diagnosis"), .told = true};
+}
+
+milliseconds Daemon::Slack() const {
+  if (!attached()) return milliseconds(0);
+  return options_.queue_limit + options_.start_limit + 2 * (options_.grace + options_.kill_grace) +
+         kServerIsSlow;
+}
+
 void Daemon::DropStale(Clock::time_point until) {
-  pollfd fd = {process_->output(), POLLIN, 0};
+  pollfd fd = {peer_->output(), POLLIN, 0};
   // It reads as much as a pipe holds, or a little more. A flood goes on; the rest is read while waiting for
   // the answer.
   for (int i = 0; i < 16 && poll(&fd, 1, 0) > 0 && (fd.revents & POLLIN) != 0 && Receive(); ++i) {
@@ -295,7 +327,7 @@ void Daemon::DropStale(Clock::time_point until) {
 }
 
 bool Daemon::Send(std::string_view* unsent) {
-  ssize_t count = send(process_->input(), unsent->data(), unsent->size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  ssize_t count = send(peer_->input(), unsent->data(), unsent->size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   if (count > 0) unsent->remove_prefix(static_cast<std::size_t>(count));
   return count >= 0 || errno == EAGAIN || errno == EINTR;
 }
@@ -304,12 +336,12 @@ bool Daemon::LeftUnread() {
   // On a Unix socket: the other side closed it with unread bytes in it.
   int error = 0;
   socklen_t size = sizeof error;
-  return getsockopt(process_->input(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == ECONNRESET;
+  return getsockopt(peer_->input(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == ECONNRESET;
 }
 
 bool Daemon::Receive() {
   char buffer[65536];
-  ssize_t count = read(process_->output(), buffer, sizeof buffer);
+  ssize_t count = read(peer_->output(), buffer, sizeof buffer);
   if (count > 0) reader_.Append({buffer, static_cast<std::size_t>(count)});
   return count > 0 || (count < 0 && (errno == EAGAIN || errno == EINTR));
 }
@@ -357,17 +389,19 @@ bool Daemon::NextAnswer(std::int64_t id, Clock::time_point until, Json* answer) 
 
 void Daemon::ThrowClosed(const std::string& what, Clock::time_point until, bool part_unsent) {
   // A process that ends closes its descriptors first and releases its devices afterwards, which takes time.
-  const bool ended = process_->WaitEnd(std::min(until, Clock::now() + std::max(options_.grace, kLastWords)));
+  const bool ended = peer_->WaitEnd(std::min(until, Clock::now() + std::max(options_.grace, kLastWords)));
   const bool unread = part_unsent || LeftUnread();  // a part of a request counts as unread
   const bool may_go = options_.idle_exit > milliseconds(0);
   if (ended)
     throw Lost{PoolError::Kind::kDied, DescribeEnd(),
-               unread && (EndedInOrder() || (may_go && process_->EndIsUnknown()))};
+               unread && (EndedInOrder() || (may_go && peer_->EndIsUnknown()))};
   throw Lost{PoolError::Kind::kProtocol, Name() + what + " and runs on", unread && may_go};
 }
 
 std::string Daemon::Name() const {
-  return "cppoold (pid " + std::to_string(process_->pid()) + ", world size " +
+  if (attached())
+    return "the server (pid " + std::to_string(peer_->pid()) + ", " + SocketPath(options_.attach) + ") ";
+  return "cppoold (pid " + std::to_string(peer_->pid()) + ", world size " +
          std::to_string(options_.world_size) + ") ";
 }
 
@@ -380,13 +414,13 @@ void Daemon::Log(std::string_view line) const {
 }
 
 bool Daemon::Stop() {
-  process_->CloseInput();
-  process_->WaitEnd(Clock::now() + options_.grace);
+  peer_->CloseInput();
+  peer_->WaitEnd(Clock::now() + options_.grace);
   return Kill();
 }
 
 bool Daemon::Kill() {
-  bool ended = process_->Terminate(options_.kill_grace, options_.kill_grace);
+  bool ended = peer_->Terminate(options_.kill_grace, options_.kill_grace);
   CatchUpStderr();
   return ended;
 }
@@ -394,7 +428,7 @@ bool Daemon::Kill() {
 void Daemon::CatchUpStderr() { tail_->CatchUp(Clock::now() + kLastWords); }
 
 void Daemon::Abandon() {
-  process_->Abandon();
+  peer_->Abandon();
   tail_->Abandon();
 }
 

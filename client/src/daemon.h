@@ -1,4 +1,5 @@
-// One daemon: spawned by the constructor, greeted, asked one request at a time, ended. Not thread-safe.
+// One daemon, spawned by the constructor, or a server's: greeted, asked one request at a time, ended. Not
+// thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,7 @@
 #include <vector>
 
 #include <cppool/pool.h>
-#include "client/src/process.h"
+#include "client/src/peer.h"
 #include "client/src/side_requests.h"
 #include "client/src/stderr_tail.h"
 #include "protocol/framing.h"
@@ -28,6 +29,8 @@ struct Lost {
   std::string state = {};
   // The request was cancelled: the daemon can be asked again. `state` is then where its ranks were.
   bool goes_on = false;
+  // A server said it, of its daemon: the message is complete.
+  bool told = false;
 };
 
 std::string Seconds(std::chrono::milliseconds time);  // "2.5 s"
@@ -55,13 +58,17 @@ class Daemon {
   // threads ask meanwhile; when the call is interrupted, the daemon is asked to cancel it. Null: neither.
   Json Ask(protocol::Operation operation, Clock::time_point until, SideRequests* side = nullptr);
 
-  bool Ended() { return process_->Ended(); }
-  bool EndedInOrder() { return process_->EndedInOrder(); }
-  std::string DescribeEnd() { return Name() + process_->DescribeEnd(); }
+  bool Ended() { return peer_->Ended(); }
+  bool EndedInOrder() { return peer_->EndedInOrder(); }
+  std::string DescribeEnd() { return Name() + peer_->DescribeEnd(); }
   std::string StderrText() const { return tail_->Text(); }
   void CatchUpStderr();  // waits until all that it has written is read, at most half a second
   std::optional<StartFailure> WhyNotStarted() const { return tail_->StartFailure(); }  // once it has ended
   std::optional<Crash> WhyCrashed() const { return tail_->Crash(); }                   // once it has ended
+
+  // Returns how much longer than the limit of a request its answer may take: a server's clients wait for each
+  // other and for the start, and it has the limits of a call itself.
+  std::chrono::milliseconds Slack() const;
 
   bool Stop();     // closes its input, waits for `grace`, then as Kill
   bool Kill();     // false: the process could not be ended; may be tried again
@@ -79,6 +86,8 @@ class Daemon {
   bool Send(std::string_view* unsent);      // false: the daemon has closed its stdin
   bool LeftUnread();  // whether the daemon closed its stdin before it had read everything; reported once
   bool Receive();     // false: end of file
+  void ThrowLost(const Json& answer) const;  // if the answer says how the server's daemon was lost
+  bool attached() const { return !options_.attach.empty(); }
   // Looks for the answer in what has been received. False: it is not there, or `until` has passed while
   // PoolOptions::log was called.
   bool NextAnswer(std::int64_t id, Clock::time_point until, Json* answer);
@@ -88,7 +97,7 @@ class Daemon {
   void Log(std::string_view line) const;
 
   const PoolOptions& options_;
-  std::unique_ptr<Process> process_;
+  std::unique_ptr<Peer> peer_;
   std::unique_ptr<StderrTail> tail_;
   protocol::LineReader reader_;
   std::int64_t last_id_ = 0;

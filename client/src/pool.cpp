@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "client/src/attach.h"
 #include "client/src/daemon.h"
 #include "client/src/describe.h"
 #include "client/src/request.h"
@@ -54,6 +55,8 @@ std::string_view ToString(PoolError::Kind kind) {
       return "protocol";
     case PoolError::Kind::kInterrupted:
       return "interrupted";
+    case PoolError::Kind::kQueue:
+      return "queue";
   }
   return "unknown";
 }
@@ -84,7 +87,7 @@ class Pool::State {
     for (int attempt = 1;; ++attempt) {
       try {
         EnsureDaemon();
-        Json answer = daemon_->Ask(operation, Clock::now() + limit, side);
+        Json answer = daemon_->Ask(operation, Clock::now() + limit + daemon_->Slack(), side);
         const bool fatal = answer.value("fatal", Json()) == true;
         const Json respawn = answer.value("respawn", Json());
         try {
@@ -103,8 +106,9 @@ class Pool::State {
       } catch (const Lost& lost) {
         if (lost.goes_on) throw PoolError(lost.kind, lost.message, "", attempt, std::nullopt, lost.state);
         std::string message = lost.message;
-        if (lost.kind == PoolError::Kind::kTimeout)
-          message += " within " + client::Seconds(limit) + " and was killed" + lost.state;
+        if (lost.kind == PoolError::Kind::kTimeout && !lost.told)
+          message += " within " + client::Seconds(limit + (daemon_ ? daemon_->Slack() : milliseconds(0))) +
+                     (options_.attach.empty() ? " and was killed" : "") + lost.state;
         const bool in_order = daemon_ && daemon_->EndedInOrder();
         const bool gone = Retire(&Daemon::Kill);
         if (!gone) message += "; SIGKILL did not end it: it is left behind";
@@ -116,13 +120,13 @@ class Pool::State {
         bool again = lost.kind == PoolError::Kind::kDied || lost.kind == PoolError::Kind::kProtocol;
         if (!again || attempt > options_.retries || (side && side->cancelled())) {
           if (attempt > 1) message += " (attempt " + std::to_string(attempt) + ")";
-          if (last_start_failure_) last_failure_ = message += ": " + last_start_failure_->error;
-          if (last_crash_) message += ": " + client::Text(*last_crash_);
+          if (last_start_failure_ && !lost.told) last_failure_ = message += ": " + last_start_failure_->error;
+          if (last_crash_ && !lost.told) message += ": " + client::Text(*last_crash_);
           if (!again) message = AfterCause(earlier, message);
           throw PoolError(lost.kind, message, last_tail_, attempt, last_start_failure_, Diagnosis(lost.state),
                           last_crash_, std::move(earlier));
         }
-        if (last_crash_) message += ": " + client::Text(*last_crash_);
+        if (last_crash_ && !lost.told) message += ": " + client::Text(*last_crash_);
         earlier.push_back({lost.kind, message, last_crash_, last_tail_});
         Log(message + "; the request is sent to a new daemon");
       } catch (const PoolError& error) {  // nothing was started
@@ -136,6 +140,20 @@ class Pool::State {
 
   Json Ask(const protocol::Operation& operation) {
     return Ask(operation, kAtOnce, [](Json answer, const auto&) { return answer; });
+  }
+
+  // The answer as it is.
+  Json AskAny(const protocol::Operation& operation) {
+    const auto* validate = std::get_if<protocol::ValidateRequest>(&operation);
+    const auto* run = validate ? &validate->run : std::get_if<protocol::RunRequest>(&operation);
+    if (!run) return Ask(operation);
+    return Ask(
+        operation, AnswerLimit(*run), [](Json answer, const auto&) { return answer; }, &side_);
+  }
+
+  bool IsUp() {
+    const Turn turn(this);
+    return daemon_ && !daemon_->Ended();
   }
 
   std::vector<std::string> Features() {
@@ -252,7 +270,8 @@ class Pool::State {
     std::erase_if(unkillable_, [](auto& daemon) { return daemon->Ended() && daemon->Kill(); });
     if (daemon_ && daemon_->Ended()) {  // between two calls: not counted as an attempt
       if (options_.idle_exit <= milliseconds(0) || !daemon_->EndedInOrder())
-        Log(daemon_->DescribeEnd() + " between two calls; another is started");
+        Log(daemon_->DescribeEnd() + " between two calls" +
+            (options_.attach.empty() ? "; another is started" : ""));
       Retire(&Daemon::Kill);
     }
     if (daemon_) return;
@@ -345,11 +364,9 @@ namespace {
 // Throws std::invalid_argument for texts that a command line cannot hold, and for limits out of range.
 PoolOptions Checked(PoolOptions options) {
   auto refuse = [](const std::string& what) { throw std::invalid_argument("PoolOptions: " + what); };
-  std::vector<std::pair<std::string, const std::string*>> texts = {{"daemon", &options.daemon},
-                                                                   {"backend", &options.backend},
-                                                                   {"transport", &options.transport},
-                                                                   {"sentinel", &options.sentinel},
-                                                                   {"log_level", &options.log_level}};
+  std::vector<std::pair<std::string, const std::string*>> texts = {
+      {"daemon", &options.daemon},     {"backend", &options.backend},     {"transport", &options.transport},
+      {"sentinel", &options.sentinel}, {"log_level", &options.log_level}, {"attach", &options.attach}};
   for (const std::string& text : options.devices) texts.emplace_back("devices", &text);
   for (const std::string& text : options.case_files) texts.emplace_back("case_files", &text);
   for (const std::string& text : options.arguments) texts.emplace_back("arguments", &text);
@@ -362,9 +379,15 @@ PoolOptions Checked(PoolOptions options) {
     if (text->find('\0') != std::string::npos) refuse(name + " cannot hold a zero byte");
   if (options.sentinel.find('\n') != std::string::npos) refuse("sentinel: an answer is one line");
   if (options.retries < 0) refuse("retries must be 0 or more");
+  if (!options.attach.empty()) {
+    client::SocketAddress(client::SocketPath(options.attach));
+    if (options.idle_exit > milliseconds(0))
+      refuse("idle_exit cannot be given with attach: `cppool serve --idle-exit` says it for the server");
+  }
   for (const auto& [name, limit] :
        {std::pair("start_limit", options.start_limit), std::pair("grace", options.grace),
-        std::pair("kill_grace", options.kill_grace), std::pair("idle_exit", options.idle_exit)})
+        std::pair("kill_grace", options.kill_grace), std::pair("idle_exit", options.idle_exit),
+        std::pair("queue_limit", options.queue_limit)})
     if (limit < milliseconds(0) || limit > std::chrono::hours(24))
       refuse(std::string(name) + " must be from 0 to 24 h");
   return options;
@@ -407,6 +430,12 @@ Result client::PoolAccess::Run(Pool& pool, protocol::RunRequest request) {
 Result client::PoolAccess::Validate(Pool& pool, protocol::RunRequest request) {
   return pool.OfThisProcess().Validate(Complete(std::move(request)));
 }
+
+Json client::PoolAccess::Ask(Pool& pool, const protocol::Operation& operation) {
+  return pool.OfThisProcess().AskAny(operation);
+}
+
+bool client::PoolAccess::IsUp(Pool& pool) { return pool.OfThisProcess().IsUp(); }
 
 Json Pool::Hello() { return OfThisProcess().Ask(protocol::HelloRequest{}); }
 Json Pool::List(const std::vector<std::string>& load) {

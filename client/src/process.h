@@ -10,18 +10,14 @@
 #include <vector>
 
 #include "base/unique_fd.h"
+#include "client/src/peer.h"
 
 namespace cppool::client {
-
-using Clock = std::chrono::steady_clock;
-
-// Milliseconds for poll(2) until `until`, rounded up; 0 when it has passed.
-int PollTimeout(Clock::time_point until);
 
 // A pipe whose read end is non-blocking; close-on-exec, and never on 0, 1 or 2. Throws std::system_error.
 void MakePipe(base::UniqueFd* read_end, base::UniqueFd* write_end);
 
-class Process {
+class Process : public Peer {
  public:
   struct Command {
     std::string path;
@@ -33,33 +29,25 @@ class Process {
   // Throws std::system_error.
   static std::unique_ptr<Process> Spawn(const Command& command);
 
-  ~Process();  // kills the group at once, unless Terminate has ended it
-  Process(const Process&) = delete;
-  Process& operator=(const Process&) = delete;
+  ~Process() override;  // kills the group at once, unless Terminate has ended it
 
-  pid_t pid() const { return pid_; }
-  int pidfd() const { return pidfd_.get(); }  // readable when the process has ended; -1 on kernels without it
-  // Returns a socket to its stdin: send(2) with MSG_NOSIGNAL raises no SIGPIPE. What it writes to its stdin
-  // can be read from it.
-  int input() const { return input_.get(); }
-  int output() const { return output_.get(); }                // its stdout, non-blocking
-  base::UniqueFd TakeErrors() { return std::move(errors_); }  // its stderr, non-blocking
+  pid_t pid() const override { return pid_; }
+  int pidfd() const override { return pidfd_.get(); }
+  // What the process writes to its stdin can be read from the socket.
+  int input() const override { return input_.get(); }
+  int output() const override { return output_.get(); }
+  base::UniqueFd TakeErrors() override { return std::move(errors_); }
 
-  // End of file on its stdin, also when a forked child of this process holds a copy of the descriptor.
-  void CloseInput();
+  void CloseInput() override;  // also when a forked child of this process holds a copy of the descriptor
 
-  bool Ended();                           // does not wait, and does not reap
-  bool WaitEnd(Clock::time_point until);  // false: it runs on
+  bool Ended() override;  // does not reap
+  bool WaitEnd(Clock::time_point until) override;
   // SIGTERM to the group, waits `grace`, SIGKILL to the group, waits at most `kill_limit`, reaps.
-  // False: it has not ended; may be called again.
-  bool Terminate(std::chrono::milliseconds grace, std::chrono::milliseconds kill_limit);
-  std::string DescribeEnd();  // "exited with code 3", "was killed by signal 11 (Segmentation fault)"
-  bool EndedInOrder();        // with exit code 0
-  bool EndIsUnknown();        // ended, and its exit status went to somebody else (SIGCHLD ignored, wait(-1))
-
-  // In a forked child of the process that spawned it: closes the copies of the descriptors and does nothing
-  // else.
-  void Abandon();
+  bool Terminate(std::chrono::milliseconds grace, std::chrono::milliseconds kill_limit) override;
+  std::string DescribeEnd() override;  // also "was killed by signal 11 (Segmentation fault)"
+  bool EndedInOrder() override;        // with exit code 0
+  bool EndIsUnknown() override;        // its exit status went to somebody else (SIGCHLD ignored, wait(-1))
+  void Abandon() override;
 
  private:
   Process() = default;

@@ -12,6 +12,10 @@
 namespace cppool::client {
 namespace {
 
+std::string Absolute(const std::string& path, const std::string& folder) {
+  return std::filesystem::absolute(std::filesystem::path(folder) / path).string();
+}
+
 // Why JSON cannot express the request; empty: it can.
 std::string Unsayable(const protocol::RunRequest& request) {
   try {
@@ -44,27 +48,25 @@ protocol::RunRequest ToRequest(const Json& params, const RunOptions& options) tr
   throw std::invalid_argument(error.what());
 }
 
-protocol::RunRequest Complete(protocol::RunRequest request) {
-  auto whole = [](const std::string& path) {
-    return path.empty() ? path : std::filesystem::absolute(path).string();
-  };
+protocol::RunRequest Complete(protocol::RunRequest request, const std::string& folder) {
+  auto whole = [&](const std::string& path) { return path.empty() ? path : Absolute(path, folder); };
   request.dump = whole(request.dump);
   request.inputs = whole(request.inputs);
   request.trace = whole(request.trace);
   request.choice.path = whole(request.choice.path);
   request.kernels = request.choice.Words();
-  request.load = AbsolutePaths(request.load);
+  request.load = AbsolutePaths(request.load, folder);
   for (const auto& [file, digest] : std::exchange(request.digests, {})) request.digests[whole(file)] = digest;
   CheckSayable(request);
   return request;
 }
 
-std::vector<std::string> AbsolutePaths(const std::vector<std::string>& files) {
+std::vector<std::string> AbsolutePaths(const std::vector<std::string>& files, const std::string& folder) {
   std::vector<std::string> paths;
   for (const std::string& file : files) {
     if (file.empty() || file.find('\0') != std::string::npos)
       throw std::invalid_argument("load: a library's path is not empty and has no zero byte");
-    paths.push_back(std::filesystem::absolute(file).string());
+    paths.push_back(Absolute(file, folder));
   }
   return paths;
 }

@@ -13,16 +13,20 @@ namespace cppool::client {
 // become absolute, since this process may have changed its working folder after it spawned the daemon.
 protocol::RunRequest ToRequest(const Json& params, const RunOptions& options);
 
-// The last step of ToRequest: absolute paths, and whether JSON can express it.
-protocol::RunRequest Complete(protocol::RunRequest request);
+// The last step of ToRequest: absolute paths, and whether JSON can express it. `folder`: what they are
+// relative to; empty: the working folder.
+protocol::RunRequest Complete(protocol::RunRequest request, const std::string& folder = "");
 
 // Sends requests of the protocol as they are.
 struct PoolAccess {
   static Result Run(Pool& pool, protocol::RunRequest request);
   static Result Validate(Pool& pool, protocol::RunRequest request);
+  // Likewise, and returns the answer as it is. Throws PoolError.
+  static Json Ask(Pool& pool, const protocol::Operation& operation);
+  static bool IsUp(Pool& pool);  // its daemon lives; waits for a call of another thread
 };
 
 // The libraries of `load`. Throws std::invalid_argument for what cannot be a path.
-std::vector<std::string> AbsolutePaths(const std::vector<std::string>& files);
+std::vector<std::string> AbsolutePaths(const std::vector<std::string>& files, const std::string& folder = "");
 
 }  // namespace cppool::client

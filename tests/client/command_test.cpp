@@ -782,7 +782,9 @@ TEST_CASE("the error for an unknown command names it and the nearest known one")
   CHECK(Has(ran.err, "did you mean \"bench\"?"));
   ran = Cppool({}, "");
   CHECK(ran.code == 2);
-  CHECK(ran.err == "cppool: a command is missing (known: run, bench, list, doctor): see `cppool --help`\n");
+  CHECK(ran.err ==
+        "cppool: a command is missing (known: run, bench, list, doctor, serve, ps, stop): see `cppool "
+        "--help`\n");
 }
 
 TEST_CASE("the rank that failed is printed before the ranks that were released because of it") {

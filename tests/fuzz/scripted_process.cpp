@@ -40,6 +40,8 @@ int PollTimeout(Clock::time_point) {
   return 1000;
 }  // milliseconds; answers and their end are available immediately
 
+void MakePipe(base::UniqueFd*, base::UniqueFd*) {}  // of connections to servers, of which there are none
+
 namespace {
 
 // Writes one answer after each request, since a client ignores an answer that arrives before its request.

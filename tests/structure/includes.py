@@ -69,9 +69,10 @@ ALLOWED = {
     # The client includes neither kernels, nor daemon, nor CUDA. Its installed header uses an installed header of the protocol.
     "client/include": ["protocol/include"],
     "client/src": ["client/include", *PROTOCOL_PUBLIC],
+    "client/server": ["client/src", "client/include", *PROTOCOL_PUBLIC],
     "client/suite": ["client/src", "client/include", *PROTOCOL_PUBLIC],
     # The command and the C interface use the suites, and nothing of each other.
-    "client/command": ["client/suite", "client/src", "client/include", *PROTOCOL_PUBLIC],
+    "client/command": ["client/server", "client/suite", "client/src", "client/include", *PROTOCOL_PUBLIC],
     "client/c_api": ["client/suite", "client/src", "client/include", *PROTOCOL_PUBLIC],
     # tests may include everything.
     "tests": None,

@@ -35,13 +35,13 @@ extern "C" {
 typedef enum cppool_client_status {
   CPPOOL_CLIENT_OK = 0,
   /* There is no answer: the daemon could not start, died, hung or broke the protocol; *out is
-   *   {"kind": "start" | "died" | "timeout" | "protocol", "error": text for people, which ends with the tail
-   * of stderr, "stderr_tail": its last 200 lines, at most 4000 characters, "diagnosis": what the system knew
-   * of a daemon that did not answer, or where the ranks of an interrupted call were, or "", "attempts":
-   * daemons that were asked, "start": why it did not start (protocol/schema/start.schema.json), "crash":
-   * where a case or a library ended it, {"error", "rank", "stage", "case", "library", "stack": functions,
-   * innermost first}; absent: unknown, "lost": how the daemons before ended, as of cppool_pool_ask, "flaky":
-   * "flaky (timeout at attempt 2)" when two ended differently; absent: nothing} */
+   *   {"kind": "start" | "died" | "timeout" | "protocol" | "queue", "error": text for people, which ends with
+   * the tail of stderr, "stderr_tail": its last 200 lines, at most 4000 characters, "diagnosis": what the
+   * system knew of a daemon that did not answer, or where the ranks of an interrupted call were, or "",
+   * "attempts": daemons that were asked, "start": why it did not start (protocol/schema/start.schema.json),
+   * "crash": where a case or a library ended it, {"error", "rank", "stage", "case", "library", "stack":
+   * functions, innermost first}; absent: unknown, "lost": how the daemons before ended, as of
+   * cppool_pool_ask, "flaky": "flaky (timeout at attempt 2)" when two ended differently; absent: nothing} */
   CPPOOL_CLIENT_NO_ANSWER,
   CPPOOL_CLIENT_INVALID,     /* an argument is wrong, and nothing was done; *out is {"error": text} */
   CPPOOL_CLIENT_INTERRUPTED, /* `interrupted` ended the call; *out as for CPPOOL_CLIENT_NO_ANSWER, of the kind
@@ -79,9 +79,9 @@ void cppool_client_free(char* out);
 
 /* Makes a pool, and starts nothing. `options` is a JSON object (NULL: {}) with members of
  * cppool::PoolOptions: world_size, daemon, backend, transport, devices (a list), case_files (a list),
- * sentinel, log_level, arguments (a list), environment (an object), retries; and the limits in milliseconds:
- * start_limit_ms, grace_ms, kill_grace_ms, idle_exit_ms. `hooks` (NULL: none) is copied. On success *pool is
- * set and *out is NULL. */
+ * sentinel, log_level, arguments (a list), environment (an object), attach, retries; and the limits in
+ * milliseconds: start_limit_ms, grace_ms, kill_grace_ms, idle_exit_ms, queue_limit_ms. `hooks` (NULL: none)
+ * is copied. On success *pool is set and *out is NULL. */
 cppool_client_status cppool_pool_create(const char* options, const cppool_pool_hooks* hooks,
                                         cppool_pool** pool, char** out);
 

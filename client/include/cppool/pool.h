@@ -34,6 +34,7 @@
 // | attempts of one call              | 1 + retries                | PoolError kDied or kProtocol |
 // | pause after n failed starts       | 0.1 s * 2^(n-1), <= 60 s   | n < 5: the call waits; else it throws |
 // | time without a call               | idle_exit                  | the daemon ends |
+// | with `attach`: the wait for others | queue_limit               | PoolError kQueue |
 // | an answer                         | 16 MiB                     | broken protocol |
 // | the tail of stderr                | 200 lines, 4000 characters | the beginning is dropped |
 //
@@ -81,11 +82,18 @@ struct PoolOptions {
   std::vector<std::string> arguments;                            // further arguments of the daemon
   std::vector<std::pair<std::string, std::string>> environment;  // added to the caller's
 
+  // A server (`cppool serve`) whose daemon answers in place of one of this Pool's own: "default", or the path
+  // of its socket. Pools with the same daemon, the options above, and CUDA_*, NCCL_*, CPPOOL_*,
+  // LD_LIBRARY_PATH, PYTHONPATH and VIRTUAL_ENV of the environment share one. Empty: none.
+  std::string attach;
+
   // The limits of the table above, each from 0 to 24 h.
   std::chrono::milliseconds start_limit{60000};
   std::chrono::milliseconds grace{2000};
   std::chrono::milliseconds kill_grace{5000};
-  std::chrono::milliseconds idle_exit{0};  // 0: the daemon never ends because it is idle
+  std::chrono::milliseconds idle_exit{
+      0};  // 0: the daemon never ends because it is idle; the server's is its own
+  std::chrono::milliseconds queue_limit{600000};  // with `attach`
   int retries = 0;  // further daemons that are asked after one that died or broke the protocol
 
   // Both get a line without its newline. They must return, since calls wait for them. They may use another

@@ -17,6 +17,7 @@ enum class PoolErrorKind {
   kTimeout,      // the daemon did not answer within the limit; it was killed
   kProtocol,     // the daemon's answer was not valid, or it closed a pipe and did not end; it was killed
   kInterrupted,  // PoolOptions::interrupted ended the call
+  kQueue,        // other clients of the server used the devices for all of PoolOptions::queue_limit
 };
 
 // A daemon that was sent a request before the last one. It died or broke the protocol.
@@ -61,6 +62,7 @@ class PoolError : public std::runtime_error {
   std::optional<Crash> crash_;
   std::vector<LostAttempt> lost_;
 };
-std::string_view ToString(PoolError::Kind kind);  // "start", "died", "timeout", "protocol", "interrupted"
+std::string_view ToString(PoolError::Kind kind);  // "start", "died", "timeout", "protocol", "interrupted",
+                                                  // "queue"
 
 }  // namespace cppool

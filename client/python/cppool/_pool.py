@@ -20,7 +20,7 @@ class PoolError(RuntimeError):
                  start_failure: Optional[Mapping[str, Any]] = None, crash: Optional[Mapping[str, Any]] = None, command: str = "",
                  flaky: str = "", lost: Sequence[LostAttempt] = ()):
         super().__init__(text)
-        self.kind = kind  #: "start", "died", "timeout", "protocol" or "interrupted"
+        self.kind = kind  #: "start", "died", "timeout", "protocol", "interrupted" or "queue"
         self.stderr_tail = stderr_tail  #: at most 4000 characters
         self.diagnosis = diagnosis  #: what the system knew of the threads of a daemon that did not answer, or where interrupted ranks were
         self.attempts = attempts  #: daemons that were asked
@@ -58,6 +58,7 @@ class Pool:
                  devices: Sequence[Union[int, str]] = (), case_files: Sequence[_Path] = (), log_level: Optional[str] = None,
                  arguments: Sequence[str] = (), environment: Optional[Mapping[str, str]] = None, start_limit: float = 60.0,
                  grace: float = 2.0, kill_grace: float = 5.0, idle_exit: float = 0.0, retries: int = 0,
+                 attach: Optional[_Path] = None, queue_limit: float = 600.0,
                  on_stderr: Optional[Callable[[str], None]] = None, log: Optional[Callable[[str], None]] = None):
         """Starts nothing. Throws ValueError for options out of range, TypeError for lists that are none.
 
@@ -68,6 +69,8 @@ class Pool:
         case_files: shared libraries with further cases (cppool/case.h).
         arguments, environment: further ones of the daemon.
         idle_exit: the daemon ends after so long without a request; 0: never.
+        attach: use the daemon of a server, `cppool serve`: "default", or the path of its socket; queue_limit: how long to wait there for
+        other clients.
         retries: how often a case is asked again when its daemon died or broke the protocol; a Result that came so is `flaky`.
         on_stderr: gets every line of the daemon's stderr, on another thread; log: other lines of its stdout, respawns.
         """
@@ -77,7 +80,10 @@ class Pool:
             "case_files": [os.path.abspath(file) for file in entries(case_files, "case_files")], "arguments": entries(arguments, "arguments"),
             "environment": dict(environment or {}),
             "start_limit_ms": _milliseconds(start_limit, "start_limit"), "grace_ms": _milliseconds(grace, "grace"),
-            "kill_grace_ms": _milliseconds(kill_grace, "kill_grace"), "idle_exit_ms": _milliseconds(idle_exit, "idle_exit")}
+            "kill_grace_ms": _milliseconds(kill_grace, "kill_grace"), "idle_exit_ms": _milliseconds(idle_exit, "idle_exit"),
+            "queue_limit_ms": _milliseconds(queue_limit, "queue_limit")}
+        if attach is not None:
+            options["attach"] = os.fspath(attach)
         if daemon is not None:
             options["daemon"] = os.fspath(daemon)
         if log_level is not None:

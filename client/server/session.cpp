@@ -1,0 +1,430 @@
+#include "client/server/session.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <system_error>
+#include <thread>
+#include <tuple>
+#include <utility>
+
+#include "client/src/connection.h"
+#include "client/src/request.h"
+#include "protocol/features.h"
+#include "protocol/json_text.h"
+#include "protocol/response.h"
+#include "protocol/run_record.h"
+
+namespace cppool::server {
+namespace {
+
+using protocol::FailureKind;
+
+constexpr std::size_t kMostWaiting = 64;       // requests of a client that have been read
+constexpr std::size_t kMostUnsent = 64 << 20;  // bytes of answers: a client that reads no more is dropped
+constexpr std::size_t kMostCommand = 60;       // characters of a client's command that others are shown
+
+Json Refused(const std::string& why, const std::optional<Json>& id) {
+  return protocol::ErrorResponse({FailureKind::kInvalidRequest, std::nullopt, "", why}, id);
+}
+
+Json Cancelled(const std::optional<Json>& id) {
+  return protocol::ErrorResponse({FailureKind::kCancelled, std::nullopt, "", "the request was cancelled"},
+                                 id);
+}
+
+std::string NameOf(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/cmdline", std::ios::binary);
+  std::string command{std::istreambuf_iterator<char>(file), {}};
+  std::replace(command.begin(), command.end(), '\0', ' ');
+  while (command.ends_with(' ')) command.pop_back();
+  if (command.size() > kMostCommand) command = command.substr(0, kMostCommand) + "...";
+  return "pid " + std::to_string(pid) + (command.empty() ? "" : " (" + command + ")");
+}
+
+// The server reads requests itself: what it does not know its clients cannot ask for.
+void KeepKnownFeatures(Json& hello) {
+  if (!hello.contains("features") || !hello["features"].is_array()) return;
+  std::vector<std::string> known(std::begin(protocol::kFeatures), std::end(protocol::kFeatures));
+  protocol::ForEach(protocol::kRunMembers, [&](const auto& member) { known.emplace_back(member.name); });
+  Json kept = Json::array();
+  for (const Json& feature : hello["features"])
+    if (std::find(known.begin(), known.end(), feature) != known.end()) kept.push_back(feature);
+  hello["features"] = std::move(kept);
+}
+
+void SetId(Json& answer, const std::optional<Json>& id) {
+  answer.erase("id");
+  if (id) answer["id"] = *id;
+}
+
+}  // namespace
+
+bool Session::Item::is_run() const {
+  const auto* operation = std::get_if<protocol::Operation>(&work);
+  return operation && (std::holds_alternative<protocol::RunRequest>(*operation) ||
+                       std::holds_alternative<protocol::ValidateRequest>(*operation));
+}
+
+Session::Session(Host& host, base::UniqueFd socket, pid_t pid)
+    : host_(host),
+      socket_(std::move(socket)),
+      pidfd_(pid > 0 ? client::OpenPidfd(pid) : -1),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      name_(NameOf(pid)) {
+  if (!wake_) throw std::system_error(errno, std::generic_category(), "eventfd");
+}
+
+void Session::Serve() {
+  std::thread other([this] { Loop(); });
+  Loop();
+  other.join();
+}
+
+void Session::Wake() {
+  const std::uint64_t one = 1;
+  std::ignore = write(wake_.get(), &one, sizeof one);
+}
+
+void Session::Loop() {
+  std::unique_lock reading(reading_);
+  while (const auto line = NextLine()) {
+    Take(*line);
+    if (!StartWork()) continue;
+    reading.unlock();
+    Work();
+    reading.lock();
+  }
+}
+
+std::optional<protocol::LineReader::Line> Session::NextLine() {
+  for (bool has_room = true; !over_;) {
+    if (auto line = lines_.Next()) return line;
+    bool idle = false;
+    {
+      const std::lock_guard lock(mutex_);
+      has_room = queue_.size() < kMostWaiting;
+      idle = !working_ && queue_.empty();
+    }
+    const bool flushed = Flush();
+    if (last_ && idle && flushed) break;
+    const auto events = static_cast<short>((has_room && !last_ ? POLLIN : 0) | (flushed ? 0 : POLLOUT));
+    pollfd fds[3] = {{socket_.get(), events, 0}, {wake_.get(), POLLIN, 0}, {pidfd_.get(), POLLIN, 0}};
+    // Without a limit: the other thread and the server wake it.
+    if (poll(fds, 3, -1) < 0) continue;
+    if (fds[1].revents != 0) {
+      std::uint64_t ignored = 0;
+      std::ignore = read(wake_.get(), &ignored, sizeof ignored);
+    }
+    if ((fds[0].revents & (POLLHUP | POLLERR)) != 0 || fds[2].revents != 0 || host_.stopping()) break;
+    if ((fds[0].revents & POLLIN) == 0 || Receive()) continue;
+    last_ = true;  // a client that has shut down its side still gets its answers
+    if (auto line = lines_.Finish()) return line;
+  }
+  over_ = true;
+  given_up_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    queue_.clear();
+  }
+  host_.pools().Wake();
+  return std::nullopt;
+}
+
+bool Session::Receive() {
+  char buffer[65536];
+  alignas(cmsghdr) char control[CMSG_SPACE(8 * sizeof(int))];
+  iovec bytes = {buffer, sizeof buffer};
+  msghdr message{};
+  message.msg_iov = &bytes;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  const ssize_t count = recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (count < 0) return errno == EAGAIN || errno == EINTR;
+  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr; part = CMSG_NXTHDR(&message, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+    for (std::size_t at = 0; CMSG_LEN(at + sizeof(int)) <= part->cmsg_len; at += sizeof(int)) {
+      int descriptor = -1;
+      std::memcpy(&descriptor, CMSG_DATA(part) + at, sizeof descriptor);
+      base::UniqueFd owned(descriptor);
+      if (errors_ || begun_) continue;  // one is taken, with the first line
+      fcntl(descriptor, F_SETFL, O_NONBLOCK);
+      errors_ = std::move(owned);
+    }
+  }
+  lines_.Append({buffer, static_cast<std::size_t>(count)});
+  return count > 0;
+}
+
+void Session::Take(const protocol::LineReader::Line& line) {
+  if (line.text.find_first_not_of(" \t") == std::string::npos && !line.overlong) return;
+  if (!begun_) {
+    begun_ = true;
+    if (line.overlong) {
+      Send(Refused("the first line has more than " + std::to_string(protocol::kMaxRequestBytes) + " bytes",
+                   {}));
+      last_ = true;
+      return;
+    }
+    Begin(line.text);
+    return;
+  }
+  if (!pool_ || shut_) return;  // after `ps`, `stop`, a refusal or `shutdown`
+  if (line.overlong)
+    return Push(
+        {std::nullopt,
+         Refused("the request has more than " + std::to_string(protocol::kMaxRequestBytes) + " bytes", {})});
+  try {
+    protocol::Request request = protocol::ParseRequest(line.text);
+    if (const auto* cancel = std::get_if<protocol::CancelRequest>(&request.operation))
+      return Cancel(cancel->cancels, request.id);
+    if (std::holds_alternative<protocol::StatusRequest>(request.operation)) return Status(request.id);
+    Push({std::move(request.id), std::move(request.operation)});
+  } catch (const protocol::RequestError& error) {
+    Push({error.id, Refused(error.what(), error.id)});
+  }
+}
+
+void Session::Begin(const std::string& line) {
+  std::optional<Json> id;
+  Json answer;
+  try {
+    const Json wanted = protocol::ParseJson(line);
+    if (!wanted.is_object()) throw std::invalid_argument("the first line is not a JSON object");
+    if (wanted.contains("id")) id = wanted["id"];
+    const Json op = wanted.value("op", Json());
+    if (op == "attach") {
+      wanted_ = client::ReadAttachLine(wanted);
+      pool_ = host_.pools().At(wanted_);
+      answer = {{"pid", getpid()}, {"features", client::kServerFeatures}};
+    } else if (op == "ps") {
+      answer = host_.Describe();
+    } else if (op == "stop") {
+      answer = {{"pid", getpid()}};
+    } else {
+      throw std::invalid_argument(
+          "the first line of a connection to a server has \"op\": \"attach\", \"ps\" or "
+          "\"stop\", and not " +
+          protocol::EchoValue(op));
+    }
+    Send(protocol::OkResponse(std::move(answer), id));
+    if (op == "stop") host_.Stop();
+  } catch (const std::exception& error) {
+    Send(Refused(error.what(), id));
+  }
+  last_ = last_ || !pool_;
+}
+
+void Session::Push(Item item) {
+  const std::lock_guard lock(mutex_);
+  queue_.push_back(std::move(item));
+}
+
+bool Session::StartWork() {
+  const std::lock_guard lock(mutex_);
+  if (working_ || queue_.empty()) return false;
+  working_ = true;
+  return true;
+}
+
+void Session::Work() {
+  for (;;) {
+    bool wake = false;
+    {
+      const std::lock_guard lock(mutex_);
+      wake = queue_.size() >= kMostWaiting;
+      if (queue_.empty()) {
+        working_ = false;
+        current_.reset();
+        break;
+      }
+      current_ = std::move(queue_.front());
+      queue_.pop_front();
+      if (!IsGone()) given_up_ = false;
+    }
+    if (wake) Wake();
+    const Json answer = AnswerTo(*current_);
+    {
+      const std::lock_guard lock(mutex_);
+      const Json failure = answer.value("failure", Json());
+      ended_cancelled_ = failure.is_object() && failure.value("kind", "") == "cancelled";
+      current_->work = Json();  // it can no longer be cancelled
+    }
+    Send(answer);
+  }
+  Wake();  // perhaps it was all
+}
+
+Json Session::AnswerTo(const Item& item) {
+  if (const Json* answer = std::get_if<Json>(&item.work)) return *answer;
+  protocol::Operation operation = std::get<protocol::Operation>(item.work);
+  try {
+    if (auto* run = std::get_if<protocol::RunRequest>(&operation))
+      *run = client::Complete(std::move(*run), wanted_.folder);
+    if (auto* validate = std::get_if<protocol::ValidateRequest>(&operation))
+      validate->run = client::Complete(std::move(validate->run), wanted_.folder);
+    if (auto* list = std::get_if<protocol::ListRequest>(&operation))
+      list->load = client::AbsolutePaths(list->load, wanted_.folder);
+    if (std::holds_alternative<protocol::ShutdownRequest>(operation)) {  // of this connection
+      const std::lock_guard lock(mutex_);
+      queue_.clear();
+      last_ = shut_ = true;
+      return protocol::OkResponse(Json::object(), item.id);
+    }
+    Json answer = host_.pools().Ask(*pool_, operation, *this, wanted_.queue_limit);
+    if (std::holds_alternative<protocol::HelloRequest>(operation)) KeepKnownFeatures(answer);
+    SetId(answer, item.id);
+    return answer;
+  } catch (const GivenUp&) {
+    return Cancelled(item.id);
+  } catch (const PoolError& error) {
+    return Lost(error, item.id);
+  } catch (const std::exception& error) {
+    return Refused(error.what(), item.id);
+  }
+}
+
+Json Session::Lost(const PoolError& error, const std::optional<Json>& id) const {
+  // The client has the daemon's stderr itself.
+  std::string message = error.what();
+  if (!error.stderr_tail().empty()) message.resize(message.rfind("\nthe end of its stderr:\n"));
+  Json answer = protocol::ErrorResponse(
+      {error.kind() == PoolError::Kind::kTimeout ? FailureKind::kTimeout : FailureKind::kInternal,
+       std::nullopt, "", message},
+      id);
+  std::string_view kind = ToString(error.kind());
+  if (host_.stopping()) {
+    kind = ToString(PoolError::Kind::kDied);
+    message = "the server was stopped while the request was under way";
+  }
+  answer["lost"] = {{"kind", kind}, {"error", message}, {"diagnosis", error.diagnosis()}};
+  return answer;
+}
+
+void Session::Cancel(const Json& cancels, const std::optional<Json>& id) {
+  for (bool tried = false;; tried = true) {
+    {
+      const std::lock_guard lock(mutex_);
+      const auto meant = [&](const Item& item) { return item.is_run() && item.id == cancels; };
+      const bool current = current_ && meant(*current_);
+      const auto waits = std::find_if(queue_.begin(), queue_.end(), meant);
+      const auto count = std::count_if(queue_.begin(), queue_.end(), meant) + (current ? 1 : 0);
+      if (tried && !current && ended_cancelled_) return Send(protocol::OkResponse(Json::object(), id));
+      if (count != 1)
+        return Send(Refused(count == 0
+                                ? "no request with the id " + protocol::EchoValue(cancels) + " waits or runs"
+                                : std::to_string(count) + " requests have the id " +
+                                      protocol::EchoValue(cancels) + ": none is cancelled",
+                            id));
+      if (!current) {
+        Send(Cancelled(waits->id));
+        queue_.erase(waits);
+        return Send(protocol::OkResponse(Json::object(), id));
+      }
+      given_up_ = true;  // if it has no turn yet
+    }
+    host_.pools().Wake();
+    try {
+      if (pool_->Cancel(*this)) return Send(protocol::OkResponse(Json::object(), id));
+    } catch (const PoolError& error) {
+      return Send(Lost(error, id));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // until it has reached the daemon
+  }
+}
+
+void Session::Status(const std::optional<Json>& id) {
+  Json answer = {{"ok", true}, {"running", nullptr}, {"text", "nothing runs"}};
+  std::optional<Json> running;
+  std::size_t waiting = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    waiting = queue_.size();
+    if (current_ && current_->is_run()) running = current_->id;
+    if (current_ && !std::holds_alternative<Json>(current_->work))
+      answer["text"] = "the request waits for its turn or for the start of its daemon";
+  }
+  try {
+    if (auto of_pool = pool_->Status(*this)) answer = std::move(*of_pool);
+  } catch (const PoolError& error) {
+    return Send(Lost(error, id));
+  }
+  if (answer.contains("running") && answer["running"].is_object()) SetId(answer["running"], running);
+  answer["waiting"] = waiting;
+  SetId(answer, id);
+  Send(answer);
+}
+
+void Session::TakeStderr(std::string_view line) {
+  if (!errors_) return;
+  std::string text(line);
+  text += '\n';
+  // Without waiting: a client that does not read misses lines.
+  std::ignore = write(errors_.get(), text.data(), text.size());
+}
+
+void Session::TakeLog(std::string_view line) {
+  const Json json = line.starts_with("{") ? Json::parse(line, nullptr, false) : Json();
+  if (json.is_object() && json.contains("progress")) {
+    Json progress = json;
+    {
+      const std::lock_guard lock(mutex_);
+      if (current_) SetId(progress, current_->id);
+    }
+    SendText(protocol::SerializeResponse(progress, wanted_.sentinel), true);
+  } else if (!wanted_.sentinel.empty()) {
+    SendText(std::string(line) + "\n", true);
+  }
+}
+
+bool Session::IsGone() {
+  pollfd fds[2] = {{socket_.get(), 0, 0}, {pidfd_.get(), POLLIN, 0}};
+  return host_.stopping() || (poll(fds, 2, 0) > 0 && (fds[0].revents | fds[1].revents) != 0);
+}
+
+void Session::Send(const Json& answer) {
+  SendText(protocol::SerializeResponse(answer, wanted_.sentinel), false);
+}
+
+void Session::SendText(std::string text, bool may_be_left_out) {
+  bool drop = false;
+  {
+    const std::lock_guard lock(output_);
+    if (may_be_left_out && !unsent_.empty()) return;
+    if (unsent_.empty()) {
+      unsent_ = std::move(text);
+    } else {
+      unsent_ += text;
+    }
+    drop = unsent_.size() - sent_ > kMostUnsent;
+  }
+  if (drop) shutdown(socket_.get(), SHUT_RDWR);  // the thread that reads notices it
+  if (!Flush()) Wake();                          // the rest is for the thread that reads
+}
+
+bool Session::Flush() {
+  const std::lock_guard lock(output_);
+  while (sent_ < unsent_.size()) {
+    const ssize_t count =
+        send(socket_.get(), unsent_.data() + sent_, unsent_.size() - sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && errno == EAGAIN) return false;
+    if (count < 0) break;  // nobody reads it
+    sent_ += static_cast<std::size_t>(count);
+  }
+  unsent_.clear();
+  sent_ = 0;
+  return true;
+}
+
+}  // namespace cppool::server

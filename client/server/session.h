@@ -1,0 +1,102 @@
+// A client's connection. Its first line says what it wants (client/src/attach.h); the rest are requests,
+// which are answered in order, but for those that overtake.
+//
+// Two threads take turns: one reads, answers what overtakes, and notices the end of the client; the one that
+// has read a request works on it and on those that follow meanwhile. Neither waits for a client that does not
+// read.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "base/unique_fd.h"
+#include "client/server/served_pool.h"
+#include "protocol/framing.h"
+#include "protocol/request.h"
+
+namespace cppool::server {
+
+// What a session needs of its server.
+class Host {
+ public:
+  virtual ~Host() = default;
+  virtual ServedPools& pools() = 0;
+  virtual Json Describe() = 0;  // the answer to `ps`
+  virtual void Stop() = 0;      // any thread; does not wait
+  virtual bool stopping() const = 0;
+};
+
+class Session : private Caller {
+ public:
+  // `pid` is the client's; 0: not known. Throws std::system_error.
+  Session(Host& host, base::UniqueFd socket, pid_t pid);
+  ~Session() override = default;
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  void Serve();  // until the client is gone, or the server stops
+  void Wake();   // any thread: the server stops
+
+ private:
+  struct Item {
+    std::optional<Json> id;
+    std::variant<protocol::Operation, Json> work;  // or the answer to a line that is no request
+    bool is_run() const;
+  };
+
+  std::string Name() const override { return name_; }
+  void TakeStderr(std::string_view line) override;
+  void TakeLog(std::string_view line) override;
+  bool IsGone() override;
+  bool HasGivenUp() override { return given_up_; }
+
+  void Loop();
+  std::optional<protocol::LineReader::Line> NextLine();
+  bool Receive();  // false: end of file
+  void Take(const protocol::LineReader::Line& line);
+  void Begin(const std::string& line);  // the first one
+  void Push(Item item);
+  bool StartWork();  // false: the other thread works, or there is nothing to do
+  void Work();
+  Json AnswerTo(const Item& item);
+  Json Lost(const PoolError& error, const std::optional<Json>& id) const;
+  void Cancel(const Json& cancels, const std::optional<Json>& id);
+  void Status(const std::optional<Json>& id);
+
+  void Send(const Json& answer);
+  void SendText(std::string text, bool may_be_left_out);
+  bool Flush();  // false: something is left
+
+  Host& host_;
+  const base::UniqueFd socket_;
+  base::UniqueFd pidfd_, wake_, errors_;
+  const std::string name_;
+  client::Attachment wanted_;
+  std::shared_ptr<ServedPool> pool_;  // null before the first line
+
+  std::mutex reading_;  // held by the thread that reads; of the next two lines
+  protocol::LineReader lines_{protocol::kMaxRequestBytes};
+  bool begun_ = false, over_ = false;
+  std::atomic<bool> last_{false}, shut_{false};  // no line follows; those that do are not answered
+
+  std::mutex mutex_;  // of the next four
+  std::deque<Item> queue_;
+  std::optional<Item> current_;  // what the other thread works on
+  bool working_ = false;
+  bool ended_cancelled_ = false;       // the one before it
+  std::atomic<bool> given_up_{false};  // the current one was cancelled before its turn, or the client is gone
+
+  std::mutex output_;  // of the next two
+  std::string unsent_;
+  std::size_t sent_ = 0;  // of unsent_
+};
+
+}  // namespace cppool::server
