@@ -1,0 +1,111 @@
+"""Cases for the tests of Python ranks with torch."""
+import ctypes
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+
+def reduce(world):
+    total = torch.full([4], world.rank + 1.0)
+    with world.stage("reduce"):
+        dist.all_reduce(total)
+    world.check("total", total, torch.full([4], world.size * (world.size + 1) / 2))
+    return [str(world.device), world.group is dist.group.WORLD]
+
+
+def fault(world, kind):
+    """The last rank has the fault while the others are in a collective, which is the second one of the group."""
+    dist.all_reduce(torch.ones(1))
+    if world.rank == world.size - 1:
+        with world.stage("fault"):
+            FAULTS[kind]()
+    dist.all_reduce(torch.ones(1))
+
+
+def raise_error():
+    raise ValueError("planted")
+
+
+def fail_assertion():
+    assert torch.equal(torch.ones(2), torch.zeros(2))
+
+
+FAULTS = {"exception": raise_error, "assertion": fail_assertion, "exit": lambda: sys.exit(3), "_exit": lambda: os._exit(5), "abort": os.abort,
+          "segmentation fault": lambda: ctypes.string_at(0), "sleep": lambda: time.sleep(1000), "GIL": lambda: ctypes.PyDLL(None).sleep(1000),
+          "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP)}
+
+
+def group_of_one_rank(world):
+    """The last rank makes a group that the others do not make."""
+    if world.rank == world.size - 1:
+        with world.stage("fault"):
+            dist.new_group(list(range(world.size)))
+    dist.all_reduce(torch.ones(1))
+
+
+def lent(world):
+    """As a test does that torchrun starts; twice."""
+    assert dist.is_initialized()
+    total = 0
+    for _ in range(2):
+        dist.init_process_group("gloo", init_method="env://", timeout=__import__("datetime").timedelta(seconds=100))
+        group = dist.new_group(list(range(world.size)))
+        one = torch.ones(1)
+        dist.all_reduce(one, group=group)
+        total += one.item()
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+    return total
+
+
+def init_with(world, **arguments):
+    dist.init_process_group(**arguments)
+    dist.init_process_group(**arguments)
+
+
+def own(world):
+    """A group of the case's own, over torchrun's variables."""
+    assert not dist.is_initialized()
+    dist.init_process_group("gloo")
+    group = dist.new_group(list(range(world.size)))
+    one = torch.ones(1)
+    dist.all_reduce(one, group=group)
+    assert dist.get_world_size() == world.size
+    return one.item()
+
+
+def leaves_groups(world):
+    for _ in range(3):
+        dist.all_reduce(torch.ones(1), group=dist.new_group(list(range(world.size))))
+
+
+def changes_state(world):
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    torch.use_deterministic_algorithms(True)
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(3)
+    torch.set_float32_matmul_precision("medium")
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.autograd.set_detect_anomaly(True)
+    torch.set_autocast_enabled("cpu", True)
+    torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+
+
+def leaves_a_mode_open(world):
+    torch.utils._python_dispatch.TorchDispatchMode().__enter__()
+
+
+def draws(world):
+    world.result("drawn", torch.rand(1).item())
+    world.result("product", torch.ones(500, 500).matmul(torch.ones(500, 500)).sum().item())  # threads of libgomp, after the fork
+
+
+def wrong(world):
+    world.check("out", torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.25]), against="no_cp", atol=0.1, rtol=0.05)
+    world.check("nan", torch.tensor([float("nan")]), torch.tensor([1.0]), atol=1e9)
