@@ -104,8 +104,19 @@ def draw(world):
     return [os.environ.get("SECRET_OF_TEST"), os.getcwd(), sys.getrecursionlimit(), "/nonexistent" in sys.path]
 
 
+def leave_shared_memory(world, name=None):
+    open(f"/dev/shm/{name or f'of_{os.getpid()}'}", "w", encoding="ascii").close()
+
+
 def leave_file(world):
     os.open("/etc/hostname", os.O_RDONLY)
+
+
+def leave_cycle(world):
+    class Holder:
+        pass
+    holder = Holder()
+    holder.itself, holder.file = holder, open("/etc/hostname", encoding="ascii")
 
 
 def measure(world):
@@ -121,6 +132,8 @@ def measure(world):
 
 def wrong(world):
     world.check("out", [1.0, float("nan")], [1.0, 2.0], atol=1e9)
+    world.check("infinite", [1.0], [float("inf")], atol=1.0, rtol=1.0)
+    world.check("the same", [float("-inf")], [float("-inf")])
 
 
 def unsendable(world):

@@ -1,6 +1,9 @@
 """Python ranks without a daemon and without torch: the fork server, frames, faults, state, loading of code."""
+import importlib.util
 import os
 import pathlib
+import py_compile
+import shutil
 import signal
 import sys
 
@@ -167,9 +170,28 @@ def test_state_is_put_back(world, tmp_path):
     assert run(world, "draw", seed=7).reports[0]["results"] != before.reports[0]["results"]
 
 
+def test_shared_memory_of_the_process_is_removed(world):
+    outcome = run(world, "leave_shared_memory")
+    assert not outcome.left and len(outcome.differed["shared memory"]) == 1
+    assert not any(os.path.exists(f"/dev/shm/{name}") for report in outcome.reports.values() for name in report["differed"]["shared memory"])
+
+
+def test_shared_memory_of_a_dead_rank_is_removed(world):
+    port = run(world, "environment", kwargs={"name": "MASTER_PORT"}).reports[0]["value"]
+    run(world, "leave_shared_memory", kwargs={"name": f"buffer_{port}_0"})
+    assert os.path.exists(f"/dev/shm/buffer_{port}_0")  # another rank may be about to open it
+    world.kill()
+    assert not os.path.exists(f"/dev/shm/buffer_{port}_0")
+    world.fork()
+
+
 def test_a_file_left_open_replaces_the_ranks(world):
     outcome = run(world, "leave_file")
     assert outcome.left["descriptors"][0].startswith("/etc/hostname (")
+
+
+def test_a_file_of_a_cycle_is_closed(world):
+    assert not run(world, "leave_cycle").left
 
 
 def test_environment_of_a_case(world):
@@ -196,6 +218,7 @@ def test_a_check_that_does_not_hold(world):
     assert (outcome.status, outcome.kind) == ("failed", "mismatch")
     assert outcome.error.startswith("the check of out against reference does not hold: max_abs_err nan")
     assert outcome.reports[0]["checks"][0]["max_abs_err"] == "nan"
+    assert [check["ok"] for check in outcome.reports[0]["checks"]] == [False, False, True]
 
 
 @pytest.mark.parametrize("function, kwargs, status, error", [
@@ -226,13 +249,20 @@ def test_cancel(world, tmp_path):
         rank.send("run", id=100, kwargs={"kind": "thread", "folder": str(tmp_path / "gone")})  # fails at once
     for _ in range(4):  # a mark and a report of each
         assert "No such file" in world.frames.get(timeout=LIMIT)[1]["error"]
-    for rank in world.ranks[:1]:
-        rank.send("run", id=101, kwargs={"kind": "thread", "folder": str(tmp_path)})
-    assert eventually(lambda: world.ranks[0].stage()[1] == "first")
-    world.ranks[0].send("cancel", id=100)  # another one: ignored
-    world.ranks[0].send("cancel", id=101)
+    rank = world.ranks[0]
+    for number, asked in ((101, 100), (102, 102)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        rank.send("run", id=number, kwargs={"kind": "thread", "folder": str(folder)})
+        assert eventually(lambda: rank.stage()[1] == "first")
+        rank.send("cancel", id=asked)
+        if asked != number:  # ignored
+            for step in ("first", "second"):
+                (folder / f"{step} 1").touch()
+            assert world.frames.get(timeout=LIMIT)[1]["status"] == "passed"
     assert world.frames.get(timeout=LIMIT)[1]["kind"] == "cancelled"
     assert world.frames.get(timeout=LIMIT)[1]["frame"] == "report"
+    rank.send("cancel", id=102)  # has ended
     assert run(world, "passes").status == "passed"
 
 
@@ -262,7 +292,6 @@ class TestCode:
 
     def test_old_bytecode_is_not_read(self, world, write):
         folder = write(helper="def g(): return 1", case="import helper\ndef f(): return helper.g()")
-        import py_compile
         py_compile.compile(f"{folder}/helper.py")
         write(helper="def g(): return 2")
         assert self.value(world, folder)[1] == 2
@@ -280,6 +309,18 @@ class TestCode:
         assert outcome.error == "ModuleNotFoundError: No module named 'nonexistent_module'"
         assert outcome.traceback.count("File") == 1
         assert "replace" in outcome.reports[0]  # perhaps it is the second import that fails
+
+    def test_extension_that_was_built_again(self, world, write):
+        extension = importlib.util.find_spec("_codecs_tw").origin  # of this Python: any that is not loaded
+        folder = write(case="import _codecs_tw\ndef f(): return _codecs_tw.__file__")
+        shutil.copy(extension, folder)
+        assert self.value(world, folder)[1].startswith(folder)
+        shutil.copy(extension, folder)
+        outcome = world.load(function=f"{folder}/case.py:f")
+        assert outcome.reports[0]["replace"].endswith("has been built again")
+        world.kill()
+        world.fork()
+        assert self.value(world, folder)[1].startswith(folder)
 
     def test_files_of_one_name(self, world, write, tmp_path):
         folder = write(case="import helper\ndef f(): return helper.x", helper="x = 1")
@@ -350,13 +391,15 @@ def test_backend_without_torch(server):
     world.server, world.size, world.backend = server, 1, "gloo"
     with pytest.raises(AssertionError, match="the backend gloo needs torch, which is not preloaded: start with --preload torch"):
         world.fork()
-    assert world.kill()[0]["status"] == 2 << 8
+    assert server.next("ended")["status"] == 2 << 8
 
 
 def test_broken_frames_end_the_receiver(world):
     world.ranks[0].reader.channel.socket.sendall(b"nonsense\n")
+    assert world.server.next("ended")["status"] == 2 << 8
     assert eventually(lambda: "no frame: b'nonsense'" in world.output(0))
-    assert world.kill()[0]["status"] == 2 << 8
+    world.ranks.pop(0)
+    world.kill()
     world.fork()
     server = Server()
     server.send("dance")
@@ -374,3 +417,14 @@ def test_frames_of_many_bytes(world):
             channel.receive()
         finally:
             ranks_parent.socket.recv_fds = kept
+
+
+def test_replaced_worlds_leave_nothing_in_the_server(server):
+    def held():
+        return len(os.listdir(f"/proc/{server.process.pid}/fd")), len(os.listdir(f"/proc/{server.process.pid}/task"))
+    before = held()
+    for _ in range(10):
+        world = World(server, 2)
+        assert run(world, "passes").status == "passed"
+        world.kill()
+    assert held() == before

@@ -46,11 +46,19 @@ def start_time(pid):
     return file_text(f"/proc/{pid}/stat").rpartition(b") ")[2].split()[19:20]
 
 
+def namespace_of(pid):
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return None  # another user's process, or one that has ended
+
+
 def kill_abandoned():
     """Kills what earlier daemons, which are gone, have left: their ranks died with their fork servers, but not what had left the sessions."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         for of in re.findall(rb"(?:^|\0)" + MARK.encode() + rb"=(\d+):(\d+)\0", file_text(f"/proc/{pid}/environ")):
-            if start_time(int(of[0])) != [of[1]] and int(pid) != os.getpid():
+            # The pid means another process in a container's namespace.
+            if start_time(int(of[0])) != [of[1]] and int(pid) != os.getpid() and namespace_of(pid) == namespace_of("self"):
                 log(f"process {pid} was left by the ranks of a daemon that is gone; it is killed")
                 try:
                     os.kill(int(pid), signal.SIGKILL)

@@ -19,6 +19,10 @@ class CannotLoad(Exception):
     """Text for people: what is wrong with what a request names."""
 
 
+class CannotReload(CannotLoad):
+    """A library that has changed: a process keeps the one that it has loaded."""
+
+
 def signature(path):
     """What identifies a file's content; None when it is not there."""
     try:
@@ -90,7 +94,10 @@ class Code:
         sys.path[:] = dict.fromkeys([folder, top, *given, *self.base_path])
         if frame.get("cwd"):
             os.chdir(frame["cwd"])
-        changed = any(signature(path) != known for path, known in self.files.items())
+        changed = [path for path, known in self.files.items() if signature(path) != known]
+        for path in changed:
+            if path.endswith(".so"):
+                raise CannotReload(f"{path} has been built again")
         return self.drop() if changed else []
 
     def function(self, target, frame):
@@ -120,6 +127,10 @@ class Code:
             except BaseException:
                 sys.modules.pop(stem, None)
                 raise
+        for each in list(sys.modules.values()):
+            library = getattr(each, "__file__", None) or ""
+            if library.endswith(".so") and library not in self.files and self.is_users(library):
+                self.files[library] = signature(library)
         value = module
         for part in name.split("."):
             if not hasattr(value, part):

@@ -20,7 +20,7 @@ import traceback
 import unittest
 
 from . import group, state
-from .code import CannotLoad, Code, arguments_of, traceback_of
+from .code import CannotLoad, CannotReload, Code, arguments_of, traceback_of
 from .frames import CASE, IDLE, LOAD, RESET, BrokenFrame, Channel, Page, cut
 from .world import Cancelled, NotRun, World
 
@@ -236,14 +236,14 @@ class Rank:
                     self.loaded = (os.path.abspath(frame["script"]), code)
         except BaseException as error:
             report.update(self.failure(error) or self.failure(CannotLoad(f"the import ends with {text_of(error)}")))
-            if self.code.imported_before and not isinstance(error, (CannotLoad, SyntaxError, Cancelled)):
-                report["replace"] = f"the code cannot be imported a second time: {report['error'][:500]}"
+            if isinstance(error, CannotReload) or self.code.imported_before and not isinstance(error, (CannotLoad, SyntaxError, Cancelled)):
+                report["replace"] = report["error"][:500]
         if set(sys.modules) - modules:
             self.code.imported_before = True
             self.snapshot = state.Snapshot()  # what imports change belongs to them
         else:
             self.snapshot.expect("sys", "path", list(sys.path))
-            self.snapshot.expect("process", "cwd", os.getcwd())
+            self.snapshot.expect("process", "cwd", state.cwd())
         self.flush()
         self.channel.send("report", id=frame["id"], rank=self.rank, phase="load", **report)
 
@@ -332,7 +332,7 @@ class Rank:
         begin = time.perf_counter()
         self.page.write(RESET)
         groups = self.group.end() if self.group is not None else []
-        report["warnings"] += state.reset_libraries()
+        state.reset_compiler()
         state.stop_helpers()
         gc.collect()
         differed, left, accepted = self.snapshot.restore(bool(imported))

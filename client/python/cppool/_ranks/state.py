@@ -1,10 +1,10 @@
 """The state of a rank's process that cases share: read, compared after each case, and put back."""
 import gc
-import importlib
 import logging
 import multiprocessing
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -62,11 +62,16 @@ def _umask(value=None):
     return current
 
 
-def _cwd():
+def cwd():
     try:
         return os.getcwd()
     except FileNotFoundError:
         return None
+
+
+def _own_shared_memory():
+    """Names that have this process's pid in them, as torch's: others may be in use by other ranks."""
+    return dict.fromkeys(name for name in os.listdir("/dev/shm") if str(os.getpid()) in re.findall(r"\d+", name))
 
 
 def _loggers():
@@ -140,7 +145,8 @@ def _descriptors():
 
 def _python_groups():
     yield Values("environment", lambda: dict(os.environ), _write_environment)
-    yield Values("process", *_settings(cwd=(_cwd, os.chdir), umask=(_umask, _umask), affinity=(lambda: os.sched_getaffinity(0), lambda v: os.sched_setaffinity(0, v))))
+    yield Values("process", *_settings(cwd=(cwd, os.chdir), umask=(_umask, _umask), affinity=(lambda: os.sched_getaffinity(0), lambda v: os.sched_setaffinity(0, v))))
+    yield Values("shared memory", _own_shared_memory, lambda name, _: os.unlink(f"/dev/shm/{name}"))
     yield Values("sys", *_attributes(sys, _SYS))
     yield Values("sys hooks", *_attributes(sys, _HOOKS), imports=True)
     yield Values("interpreter", *_settings(
@@ -277,30 +283,11 @@ def seed(value):
         torch.manual_seed(value)
 
 
-# What libraries keep between cases, by the module that has it: put back after each case where they are imported.
-_LIBRARIES = {
-    "transformer_engine.pytorch.quantization": lambda module: module.FP8GlobalStateManager.reset(),
-    "transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention":
-        lambda module: module._attention_backends.update(backend_selection_requires_update=True),
-    "megatron.core.parallel_state": lambda module: module.destroy_model_parallel(),
-    "accelerate.state": lambda module: module.AcceleratorState._reset_state(),
-}
-
-
-def reset_libraries():
-    """Returns what went wrong."""
-    wrong = []
-    for name, reset in _LIBRARIES.items():
-        if name in sys.modules:
-            try:
-                reset(importlib.import_module(name))
-            except Exception as error:
-                wrong.append(f"{name} could not be put back: {type(error).__name__}: {error}")
-    workers = sys.modules.get("torch._inductor.async_compile")
+def reset_compiler():
+    """Ends the processes of torch's compiler, and forgets what it has compiled in a case."""
+    workers, dynamo = sys.modules.get("torch._inductor.async_compile"), sys.modules.get("torch._dynamo.utils")
     if workers is not None:
         workers.shutdown_compile_workers()
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    if dynamo is not None and getattr(dynamo, "counters", None):
+    if dynamo is not None and dynamo.counters:
         sys.modules["torch"].compiler.reset()
         dynamo.counters.clear()
-    return wrong

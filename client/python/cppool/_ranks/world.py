@@ -42,7 +42,7 @@ def compare(got, wanted, atol, rtol):
         error = torch.where(got == wanted, torch.zeros_like(got), (got - wanted).abs())
         norm = wanted[wanted.isfinite()].square().sum().sqrt().item()
         largest, total = error.max().item(), error.square().sum().sqrt().item()
-        holds = bool((error <= atol + rtol * wanted.abs()).all()) and math.isfinite(largest)
+        holds = bool(((error == 0) | (error <= atol + rtol * wanted.abs())).all()) and math.isfinite(largest)
     else:
         (got, shape), (wanted, wanted_shape) = _flat(got), _flat(wanted)
         if shape != wanted_shape or len(got) != len(wanted):
@@ -50,7 +50,7 @@ def compare(got, wanted, atol, rtol):
         errors = [0.0 if a == b else abs(a - b) for a, b in zip(got, wanted)]
         largest = math.nan if any(map(math.isnan, errors)) else max(errors, default=0.0)
         norm, total = math.sqrt(sum(b * b for b in wanted if math.isfinite(b))), math.sqrt(sum(error * error for error in errors))
-        holds = math.isfinite(largest) and all(error <= atol + rtol * abs(b) for error, b in zip(errors, wanted))
+        holds = math.isfinite(largest) and all(error == 0 or error <= atol + rtol * abs(b) for error, b in zip(errors, wanted))
     return largest, total / norm if norm else (0.0 if total == 0 else math.inf), holds
 
 
