@@ -103,7 +103,7 @@ class TestFaults:
 
     def test_output_flood(self, fault, size, worlds):
         assert fault("flood").status == "passed"
-        assert worlds(size).output(size - 1).count("x") >= 3_000_000
+        assert eventually(lambda: worlds(size).output(size - 1).count("x") >= 3_000_000)
 
     @pytest.mark.parametrize("kind", REMAINS)
     def test_left_behind(self, fault, size, kind, tmp_path):
@@ -352,7 +352,7 @@ class TestCode:
         script.write_text("import sys, os\nif __name__ == '__main__':\n  print(sys.argv[1:], os.environ['RANK'])\n  sys.exit(int(sys.argv[2]))")
         world.load(script=str(script))
         assert world.run(argv=["--x", "0"]).status == "passed"
-        assert "['--x', '0'] 1" in world.output(1)
+        assert eventually(lambda: "['--x', '0'] 1" in world.output(1))
         outcome = world.run(argv=["--x", "3"])
         assert (outcome.status, outcome.error) == ("error", "sys.exit(3)")
 

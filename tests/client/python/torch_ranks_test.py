@@ -133,7 +133,7 @@ def test_script(world):
     world.load(script=str(pathlib.Path(CASES).with_name("torch_script.py")))
     for _ in range(2):
         assert world.run(argv=[]).status == "passed"
-    assert world.output(0).count(f"sum {float(world.size)}") == 2
+    assert eventually(lambda: world.output(0).count(f"sum {float(world.size)}") == 2)
     assert world.run(argv=["--code", "4"]).error == "sys.exit(4)"
 
 

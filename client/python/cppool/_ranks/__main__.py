@@ -237,6 +237,9 @@ def main(arguments):
     for name, value in zip(arguments[::2], arguments[1::2]):
         options[name] = [module for module in value.split(",") if module]
     channel = Channel(socket.socket(fileno=0))
+    if sys.version_info < (3, 9):
+        channel.send("ready", error=f"{sys.executable} is Python {sys.version.split()[0]}: ranks need 3.9 or later", module=None, traceback="")
+        os._exit(2)
     kill_abandoned()
     user_threads = {name: os.environ.get(name) for name in SINGLE}
     os.environ.update({**DEFAULTS, **os.environ, **SINGLE})
