@@ -83,11 +83,6 @@ def text_of(error):
     return cut(text, 8000)
 
 
-def is_code(name, modules):
-    """Whether it is a library's, and not a part of this package or of the user."""
-    return name not in modules and not name.startswith("_cppool_ranks")
-
-
 class Rank:
     def __init__(self, frame, descriptors, deferred, user_threads):
         self.rank, self.size, self.port, self.backend = frame["rank"], frame["size"], frame["port"], frame["backend"]
@@ -273,7 +268,8 @@ class Rank:
         if not failure:
             self.add_values(report, world, value, frame)
         del world, value
-        self.reset(report, {name for name in sys.modules if is_code(name, modules)} - set(self.code.users_modules()))
+        imported = {name for name in sys.modules.keys() - modules if not name.startswith("_cppool_ranks")}
+        self.reset(report, imported and imported - set(self.code.users_modules()))
         self.channel.send("report", id=frame["id"], rank=self.rank, phase="case", **report)
 
     def on_gpu(self):

@@ -14,7 +14,7 @@ import warnings
 _MISSING = object()
 _SYS = ("argv", "stdin", "stdout", "stderr", "path", "dont_write_bytecode")
 _HOOKS = ("excepthook", "displayhook", "meta_path", "path_hooks")
-_SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+_SIGNALS = {getattr(number, "name", str(int(number))): number for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}}
 _TIMERS = {"ITIMER_REAL": signal.ITIMER_REAL, "ITIMER_VIRTUAL": signal.ITIMER_VIRTUAL, "ITIMER_PROF": signal.ITIMER_PROF}
 
 
@@ -96,13 +96,9 @@ def _write_filters(_, value):
     warnings._filters_mutated() if hasattr(warnings, "_filters_mutated") else warnings._filters_mutated_lock_held()
 
 
-def _read_signals():
-    return {signal.Signals(each).name if each in signal.Signals._value2member_map_ else str(int(each)): signal.getsignal(each) for each in _SIGNALS}
-
-
 def _write_signal(name, value):
     if value is not None:  # None: a handler that C code has set
-        signal.signal(getattr(signal, name, None) or int(name), value)
+        signal.signal(_SIGNALS[name], value)
 
 
 def _threads():
@@ -155,7 +151,7 @@ def _python_groups():
         start_method=(lambda: multiprocessing.get_start_method(True), lambda v: multiprocessing.set_start_method(v, force=True))), imports=True)
     yield Values("warnings", lambda: {"filters": list(warnings.filters)}, _write_filters, imports=True)
     yield Values("logging", _loggers, _write_logger, imports=True)
-    yield Values("signals", _read_signals, _write_signal, imports=True)
+    yield Values("signals", lambda: {name: signal.getsignal(number) for name, number in _SIGNALS.items()}, _write_signal, imports=True)
     yield Values("timers", lambda: {name: signal.getitimer(timer)[0] > 0 for name, timer in _TIMERS.items()}, lambda name, _: signal.setitimer(_TIMERS[name], 0))
     yield Values("signal mask", lambda: {signal.Signals(each).name: True for each in signal.pthread_sigmask(signal.SIG_BLOCK, ())},
                  lambda name, value: signal.pthread_sigmask(signal.SIG_UNBLOCK if value is _MISSING else signal.SIG_BLOCK, [getattr(signal, name)]))
@@ -280,7 +276,9 @@ def seed(value):
     if numpy is not None and hasattr(numpy, "random"):
         numpy.random.seed(value % 2**32)
     if torch is not None and hasattr(torch, "manual_seed"):
-        torch.manual_seed(value)
+        torch.default_generator.manual_seed(value)
+        if torch.cuda.is_initialized():  # else torch.manual_seed would keep each call for later
+            torch.cuda.manual_seed_all(value)
 
 
 def reset_compiler():
