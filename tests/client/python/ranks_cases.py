@@ -136,8 +136,17 @@ def wrong(world):
     world.check("the same", [float("-inf")], [float("-inf")])
 
 
-def unsendable(world):
-    world.result("file", sys.stdin)
+def unsendable(world, what):
+    deep = []
+    for _ in range(100):
+        deep = [deep]
+    world.result("it", {"file": sys.stdin, "big": 1 << 64, "deep": deep, "long": "x" * (1 << 20)}[what])
+
+
+def odd_results(world):
+    world.result("numbers", [float("nan"), -2**63, 2**64 - 1])
+    world.result("text", "half \udc80 of a pair")
+    return float("inf")
 
 
 def skips(world):

@@ -194,6 +194,12 @@ def test_a_file_of_a_cycle_is_closed(world):
     assert not run(world, "leave_cycle").left
 
 
+def test_odd_results(world):
+    report = run(world, "odd_results").reports[0]
+    assert report["results"] == {"numbers": [None, -2**63, 2**64 - 1], "text": "half ? of a pair"}
+    assert report.get("value") is None and not report["warnings"]
+
+
 def test_environment_of_a_case(world):
     outcome = run(world, "environment", kwargs={"name": "MINE"}, env={"MINE": "1"})
     assert outcome.reports[0]["value"] == "1" and not outcome.differed
@@ -222,7 +228,9 @@ def test_a_check_that_does_not_hold(world):
 
 
 @pytest.mark.parametrize("function, kwargs, status, error", [
-    ("unsendable", {}, "error", "the result 'file' cannot be sent as JSON"), ("skips", {}, "skipped", "not on a Sunday"),
+    ("unsendable", {"what": "file"}, "error", "the result 'it' cannot be sent as JSON: Object of type TextIOWrapper"),
+    ("unsendable", {"what": "big"}, "error", "an integer of more than 64 bits"), ("unsendable", {"what": "deep"}, "error", "nested more than 60 deep"),
+    ("unsendable", {"what": "long"}, "error", "more than 1048576 bytes with 'it'"), ("skips", {}, "skipped", "not on a Sunday"),
     ("takes_no_world", {}, "error", "the arguments do not fit takes_no_world(a, b=2): missing a required argument: 'a'"),
     ("takes_no_world", {"a": 1, "c": 2}, "error", "got an unexpected keyword argument 'c'")])
 def test_ends_of_a_case(world, function, kwargs, status, error):

@@ -69,7 +69,7 @@ def init_with(world, **arguments):
 
 def own(world):
     """A group of the case's own, over torchrun's variables."""
-    assert not dist.is_initialized()
+    assert not dist.is_initialized() and world.group is None
     dist.init_process_group("gloo")
     group = dist.new_group(list(range(world.size)))
     one = torch.ones(1)

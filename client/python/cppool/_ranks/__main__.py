@@ -1,4 +1,5 @@
 """The fork server of Python ranks: `PYTHON FOLDER [--preload a,b]`, with a socket to the daemon as fd 0. README.md has the frames."""
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -83,7 +84,7 @@ def unforkable():
 
 def remove_shared_memory(pid, port, since):
     """Removes names in /dev/shm that have the dead rank's pid or its world's port in them and are not older than the rank."""
-    for entry in os.scandir("/dev/shm"):
+    for entry in os.scandir("/dev/shm") if os.path.isdir("/dev/shm") else ():
         try:
             if re.search(rf"(?<!\d)({pid}|{port})(?!\d)", entry.name) and entry.stat(follow_symlinks=False).st_ctime >= since:
                 os.unlink(entry.path)
@@ -130,7 +131,7 @@ class Server:
             os.setsid()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
                 file.write("500")  # rather than the daemon or the shell
             null = os.open(os.devnull, os.O_RDWR)
             os.dup2(null, 0)

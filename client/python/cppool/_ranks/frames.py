@@ -17,14 +17,22 @@ class BrokenFrame(Exception):
     """What has arrived is no frame."""
 
 
-def finite(value, words=True):
-    """A copy of `value` for JSON: numbers that are not finite are the words "nan", "inf" and "-inf", or None."""
+MAX_DEPTH = 60
+
+
+def finite(value, words=True, depth=MAX_DEPTH):
+    """A copy of `value` that every JSON parser reads: numbers that are not finite are the words "nan", "inf" and "-inf", or None. Throws ValueError
+    for integers of more than 64 bits, and for what is nested deeper than MAX_DEPTH."""
+    if depth == 0:
+        raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
     if isinstance(value, float) and not math.isfinite(value):
         return str(value) if words else None
+    if isinstance(value, int) and not -2**63 <= value < 2**64:
+        raise ValueError("it has an integer of more than 64 bits")
     if isinstance(value, dict):
-        return {key: finite(each, words) for key, each in value.items()}
+        return {key: finite(each, words, depth - 1) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [finite(each, words) for each in value]
+        return [finite(each, words, depth - 1) for each in value]
     return value
 
 
@@ -57,11 +65,11 @@ class Channel:
 
     def send(self, frame, **members):
         try:
-            line = json.dumps({"frame": frame, **members}, allow_nan=False)
+            line = json.dumps({"frame": frame, **members}, allow_nan=False, ensure_ascii=False)
         except ValueError:
-            line = json.dumps({"frame": frame, **finite(members)}, allow_nan=False)
+            line = json.dumps({"frame": frame, **finite(members)}, allow_nan=False, ensure_ascii=False)
         with self._lock:
-            self.socket.sendall(line.encode("utf-8", "backslashreplace") + b"\n")
+            self.socket.sendall(line.encode("utf-8", "replace") + b"\n")  # Python's text may have halves of surrogates
 
     def receive(self):
         """Waits until something arrives, and returns the frames that are whole now, in order; at the end of the socket the last one is None.

@@ -21,7 +21,7 @@ import unittest
 
 from . import group, state
 from .code import CannotLoad, CannotReload, Code, arguments_of, traceback_of
-from .frames import CASE, IDLE, LOAD, RESET, BrokenFrame, Channel, Page, cut
+from .frames import CASE, IDLE, LOAD, RESET, BrokenFrame, Channel, Page, cut, finite
 from .world import Cancelled, NotRun, World
 
 STACKS_SIGNAL = signal.SIGRTMAX - 3
@@ -151,7 +151,7 @@ class Rank:
         if self.group is None or self.group.device.type != "cuda":
             return None
         properties = self.torch.cuda.get_device_properties(self.group.device)
-        return {"name": properties.name, "uuid": f"GPU-{properties.uuid}", "ordinal": self.group.device.index,
+        return {"name": properties.name, "uuid": f"GPU-{getattr(properties, 'uuid', '')}", "ordinal": self.group.device.index,
                 "capability": f"{properties.major}.{properties.minor}", "total_bytes": properties.total_memory}
 
     # The control thread.
@@ -250,7 +250,7 @@ class Rank:
             seconds = frame["deadline_ms"] / 1000 + 60 if "deadline_ms" in frame else 86400
             self.group.begin(frame["id"], frame.get("group") == "own", datetime.timedelta(seconds=seconds))
         world = World((self.rank, self.size), frame, self.page, lambda iteration, samples: self.ask(frame, iteration, samples),
-                      self.group and self.group.device, self.group and self.group.warm)
+                      self.group and self.group.device, self.group and not self.group.own and self.group.warm or None)
         try:
             with environment(frame.get("env", {})), self.cancellable(frame):
                 value = self.call(frame, world)
@@ -304,8 +304,9 @@ class Rank:
                 report["samples"] = []
                 report["warnings"].append(f"the times of the iterations are left out: there are more than {MAX_SAMPLES}")
         try:
-            text = json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError, RecursionError):
+            value = finite(value, words=False)
+            text = json.dumps(value)
+        except (TypeError, ValueError):
             report["warnings"].append(f"what the function returned is no JSON ({type(value).__name__}): world.result(name, value) sends results")
         else:
             if len(text) > 64000:
