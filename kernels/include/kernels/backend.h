@@ -94,7 +94,7 @@ class RankRuntime {
   // Marks from here on belong to iteration `index` (negative: warm-up, not counted).
   virtual void BeginIteration(int index) = 0;
   // Between two iterations: waits while the rank's thread is far ahead of the main stream's work (two
-  // iterations and 20 ms), so that a cancelled case ends soon. Throws RuntimeError after an abort.
+  // iterations and 10 ms), so that a cancelled case ends soon. Throws RuntimeError after an abort.
   virtual void KeepUp() = 0;
   virtual void EndIterations() = 0;
   // Between two iterations, or after them: ends the main stream's stage, waits for that stream's work, and

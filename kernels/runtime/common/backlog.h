@@ -18,7 +18,7 @@ class Backlog {
   // An iteration begins. `point`: where, in the stream's work.
   void Begin(Point point) { begun_.push_back(std::move(point)); }
 
-  // Whether the next iteration must wait: two are not done, and these are more than were done in the last 20
+  // Whether the next iteration must wait: two are not done, and these are more than were done in the last 10
   // ms. `reached`: whether the work has come to a point. `drop`: takes a point that is not needed any more.
   template <typename Reached, typename Drop>
   bool IsLong(Reached reached, Drop drop) {
@@ -38,7 +38,7 @@ class Backlog {
   }
 
  private:
-  static constexpr std::chrono::milliseconds kMost{20};
+  static constexpr std::chrono::milliseconds kMost{10};
 
   template <typename Drop>
   void DropFirst(Drop& drop) {
@@ -47,7 +47,7 @@ class Backlog {
   }
 
   std::deque<Point> begun_;
-  std::deque<Clock::time_point> done_;  // when iterations were found done, in the last 20 ms
+  std::deque<Clock::time_point> done_;  // when iterations were found done, in the last 10 ms
 };
 
 }  // namespace cppool::kernels
