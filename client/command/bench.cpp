@@ -208,6 +208,13 @@ class Bench {
   }
 
   std::vector<BenchRow> Measure(const SweepPoint& point) {
+    // What is compared is measured without other clients of a server in between.
+    runner_.KeepTurn(point.cell.world_size, true);
+    struct Turn {
+      CellRunner& runner;
+      const int world_size;
+      ~Turn() { runner.KeepTurn(world_size, false); }
+    } const turn{runner_, point.cell.world_size};
     std::vector<Measurement> measured = measurer_.Measure(point.cell, libraries_);
     const bool any =
         std::any_of(measured.begin(), measured.end(), [](const auto& m) { return m.error.empty(); });

@@ -42,6 +42,11 @@ void CellRunner::Check(const RunOptions& options) try {
   throw suite::UsageError(error.what());
 }
 
+void CellRunner::KeepTurn(int world_size, bool keep) try {
+  client::PoolAccess::KeepTurn(At(world_size), keep);
+} catch (const PoolError&) {  // the requests will say it
+}
+
 Outcome CellRunner::Run(const suite::Cell& cell, const RunOptions& options) {
   Outcome outcome = Ask(cell, options, &Pool::Run);
   outcome.failures = outcome.attempts - (outcome.failed() ? 0 : 1);

@@ -100,6 +100,9 @@ class CellRunner {
     not_started_.clear();
   }
 
+  // Other clients of a server wait until it is called with false; nothing without one.
+  void KeepTurn(int world_size, bool keep);
+
   // kPassed: it would run.
   Outcome Validate(const suite::Cell& cell, const RunOptions& options) {
     return Ask(cell, options, &Pool::Validate);

@@ -275,9 +275,16 @@ Json ServedPools::Ask(ServedPool& pool, const protocol::Operation& operation, Ca
   return answer;
 }
 
+Turns::Turn ServedPools::Keep(ServedPool& pool, Caller& caller, milliseconds queue_limit) {
+  const ServedPool::Registered work(pool, {caller.Name(), "turn", Clock::now()});
+  auto turn = Take(pool, pool.all(), Clock::now() + queue_limit, queue_limit, caller);
+  Turns::Keep(turn);
+  return turn;
+}
+
 Turns::Turn ServedPools::Take(const ServedPool& pool, const Turns::Resources& resources,
                               Clock::time_point until, milliseconds queue_limit, Caller& caller) {
-  auto turn = turns_.Take(resources, until, [&] { return caller.HasGivenUp(); });
+  auto turn = turns_.Take(caller.Client(), resources, until, [&] { return caller.HasGivenUp(); });
   if (turn) return turn;
   if (caller.HasGivenUp()) throw GivenUp{};
   throw PoolError(PoolError::Kind::kQueue,
@@ -330,6 +337,7 @@ void ServedPools::Stop() {
 Json ServedPools::Describe() {
   struct Nobody : Caller {
     std::string Name() const override { return ""; }
+    std::string Client() const override { return ""; }
     void TakeStderr(std::string_view) override {}
     void TakeLog(std::string_view) override {}
     bool IsGone() override { return false; }

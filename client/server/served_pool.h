@@ -27,6 +27,7 @@ class Caller {
  public:
   virtual ~Caller() = default;
   virtual std::string Name() const = 0;                // for people: "pid 123 (cppool run)"
+  virtual std::string Client() const = 0;              // the same text for all connections of a process
   virtual void TakeStderr(std::string_view line) = 0;  // on a thread of the pool
   virtual void TakeLog(std::string_view line) = 0;     // as PoolOptions::log, on the thread of the request
   virtual bool IsGone() = 0;                           // nobody wants the answer
@@ -109,6 +110,10 @@ class ServedPools {
   // ends where memory is short. Throws PoolError and GivenUp.
   Json Ask(ServedPool& pool, const protocol::Operation& operation, Caller& caller,
            std::chrono::milliseconds queue_limit);
+
+  // Waits for the turn, which others do not get before it ends, while the client has further requests.
+  // Throws as Ask.
+  Turns::Turn Keep(ServedPool& pool, Caller& caller, std::chrono::milliseconds queue_limit);
 
   void Wake() { turns_.Wake(); }  // callers may have given up
   void Stop();                    // ends all daemons, once no request is under way

@@ -62,6 +62,18 @@ void KeepKnownFeatures(Json& hello) {
   hello["features"] = std::move(kept);
 }
 
+// {"op": "turn", "keep": true}, which daemons do not have: the id, and whether to keep it.
+std::optional<std::pair<std::optional<Json>, bool>> ParseTurn(std::string_view line) {
+  if (line.find("\"turn\"") == std::string_view::npos) return std::nullopt;
+  const Json json = Json::parse(line, nullptr, false);
+  if (!json.is_object() || json.value("op", Json()) != "turn") return std::nullopt;
+  std::optional<Json> id;
+  if (json.contains("id")) id = json["id"];
+  if (!json.contains("keep") || !json["keep"].is_boolean() || json.size() != (id ? 3 : 2))
+    throw protocol::RequestError("\"turn\" has the member \"keep\", true or false, and no other", id);
+  return {{id, json["keep"].get<bool>()}};
+}
+
 void SetId(Json& answer, const std::optional<Json>& id) {
   answer.erase("id");
   if (id) answer["id"] = *id;
@@ -80,7 +92,8 @@ Session::Session(Host& host, base::UniqueFd socket, pid_t pid)
       socket_(std::move(socket)),
       pidfd_(pid > 0 ? client::OpenPidfd(pid) : -1),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      name_(NameOf(pid)) {
+      name_(NameOf(pid)),
+      client_(pid > 0 ? "process " + std::to_string(pid) : "socket " + std::to_string(socket_.get())) {
   if (!wake_) throw std::system_error(errno, std::generic_category(), "eventfd");
 }
 
@@ -88,6 +101,7 @@ void Session::Serve() {
   std::thread other([this] { Loop(); });
   Loop();
   other.join();
+  kept_.End();
 }
 
 void Session::Wake() {
@@ -185,6 +199,7 @@ void Session::Take(const protocol::LineReader::Line& line) {
         {std::nullopt,
          Refused("the request has more than " + std::to_string(protocol::kMaxRequestBytes) + " bytes", {})});
   try {
+    if (auto turn = ParseTurn(line.text)) return Push({std::move(turn->first), turn->second});
     protocol::Request request = protocol::ParseRequest(line.text);
     if (const auto* cancel = std::get_if<protocol::CancelRequest>(&request.operation))
       return Cancel(cancel->cancels, request.id);
@@ -267,8 +282,13 @@ void Session::Work() {
 
 Json Session::AnswerTo(const Item& item) {
   if (const Json* answer = std::get_if<Json>(&item.work)) return *answer;
-  protocol::Operation operation = std::get<protocol::Operation>(item.work);
   try {
+    if (const bool* keep = std::get_if<bool>(&item.work)) {
+      kept_.End();
+      if (*keep) kept_ = host_.pools().Keep(*pool_, *this, wanted_.queue_limit);
+      return protocol::OkResponse(Json::object(), item.id);
+    }
+    protocol::Operation operation = std::get<protocol::Operation>(item.work);
     if (auto* run = std::get_if<protocol::RunRequest>(&operation))
       *run = client::Complete(std::move(*run), wanted_.folder);
     if (auto* validate = std::get_if<protocol::ValidateRequest>(&operation))

@@ -48,11 +48,13 @@ class Session : private Caller {
  private:
   struct Item {
     std::optional<Json> id;
-    std::variant<protocol::Operation, Json> work;  // or the answer to a line that is no request
+    // Or the answer to a line that is no request, or whether the turn is kept from now on.
+    std::variant<protocol::Operation, Json, bool> work;
     bool is_run() const;
   };
 
   std::string Name() const override { return name_; }
+  std::string Client() const override { return client_; }
   void TakeStderr(std::string_view line) override;
   void TakeLog(std::string_view line) override;
   bool IsGone() override;
@@ -78,9 +80,10 @@ class Session : private Caller {
   Host& host_;
   const base::UniqueFd socket_;
   base::UniqueFd pidfd_, wake_, errors_;
-  const std::string name_;
+  const std::string name_, client_;
   client::Attachment wanted_;
   std::shared_ptr<ServedPool> pool_;  // null before the first line
+  Turns::Turn kept_;                  // of the thread that works
 
   std::mutex reading_;  // held by the thread that reads; of the next two lines
   protocol::LineReader lines_{protocol::kMaxRequestBytes};

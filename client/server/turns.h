@@ -36,17 +36,26 @@ class Turns {
   };
 
   // Waits until nobody has one of the resources who came before. False: `until` has passed, or `given_up`
-  // returns true, which is asked after each Wake.
-  Turn Take(const Resources& resources, std::chrono::steady_clock::time_point until,
-            const std::function<bool()>& given_up);
+  // returns true, which is asked after each Wake. `client`: a turn that this client keeps is no hindrance.
+  Turn Take(const std::string& client, const Resources& resources,
+            std::chrono::steady_clock::time_point until, const std::function<bool()>& given_up);
   Turn TryTake(const Resources& resources);  // false: it would wait
-  void Wake();                               // any thread
+
+  // Once it has its turn: other clients wait until it ends, and turns of this client come before theirs. It
+  // ends by itself when the client has had no turn for two seconds.
+  static void Keep(Turn& turn);
+  void Wake();  // any thread
 
  private:
   struct Entry {
+    std::string client;
     Resources resources;
+    bool kept = false;
+    std::chrono::steady_clock::time_point kept_until{};
   };
-  bool IsFirst(std::list<Entry>::const_iterator entry) const;
+  // Whether it has its turn. `again`: when to ask again, at the latest.
+  bool IsFirst(std::list<Entry>::const_iterator entry, std::chrono::steady_clock::time_point* again) const;
+  void Extend(const std::string& client);  // the turn that the client keeps
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -15,7 +15,7 @@ namespace cppool::client {
 
 // What a server can do, by name: a client says in `needs` what it relies on, and the server names what it
 // lacks. A name is never taken away or given another meaning.
-inline constexpr std::string_view kServerFeatures[] = {"attach", "ps", "stop"};
+inline constexpr std::string_view kServerFeatures[] = {"attach", "ps", "stop", "turn"};
 
 // Returns the path of the socket: `attach` itself when it has a slash; of "default" cppool.sock in
 // $XDG_RUNTIME_DIR, else in /tmp/cppool-UID. Throws std::invalid_argument for another word.

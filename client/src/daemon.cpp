@@ -207,9 +207,17 @@ void Daemon::AwaitSideAnswers() {
 }
 
 Json Daemon::Ask(protocol::Operation operation, Clock::time_point until, SideRequests* side) {
-  DropStale(until);
   const std::int64_t id = ++last_id_;
-  std::string outgoing = protocol::SerializeRequest({Json(id), std::move(operation)}) + "\n";
+  return AskLine(id, protocol::SerializeRequest({Json(id), std::move(operation)}) + "\n", until, side);
+}
+
+void Daemon::KeepTurn(bool keep, Clock::time_point until) {
+  const std::int64_t id = ++last_id_;
+  AskLine(id, protocol::JsonText({{"op", "turn"}, {"id", id}, {"keep", keep}}) + "\n", until, nullptr);
+}
+
+Json Daemon::AskLine(std::int64_t id, std::string outgoing, Clock::time_point until, SideRequests* side) {
+  DropStale(until);
   std::string_view unsent = outgoing;
   bool interrupted = false;
   status_id_ = 0;

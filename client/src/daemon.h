@@ -58,6 +58,9 @@ class Daemon {
   // threads ask meanwhile; when the call is interrupted, the daemon is asked to cancel it. Null: neither.
   Json Ask(protocol::Operation operation, Clock::time_point until, SideRequests* side = nullptr);
 
+  // Asks the server that other clients wait until it is told otherwise, or the connection ends. Throws Lost.
+  void KeepTurn(bool keep, Clock::time_point until);
+
   bool Ended() { return peer_->Ended(); }
   bool EndedInOrder() { return peer_->EndedInOrder(); }
   std::string DescribeEnd() { return Name() + peer_->DescribeEnd(); }
@@ -75,6 +78,7 @@ class Daemon {
   void Abandon();  // in a forked child; the object must then be leaked
 
  private:
+  Json AskLine(std::int64_t id, std::string outgoing, Clock::time_point until, SideRequests* side);
   bool Has(std::string_view feature) const;
   // Puts the requests of other threads behind what is being sent.
   void SendSide(std::int64_t id, SideRequests& side, std::string& outgoing);

@@ -151,6 +151,17 @@ class Pool::State {
         operation, AnswerLimit(*run), [](Json answer, const auto&) { return answer; }, &side_);
   }
 
+  void KeepTurn(bool keep) {
+    const Turn turn(this);
+    try {
+      if (keep) EnsureDaemon();
+      if (daemon_) daemon_->KeepTurn(keep, Clock::now() + daemon_->Slack());
+    } catch (const Lost& lost) {
+      Retire(&Daemon::Kill);
+      if (lost.kind == PoolError::Kind::kInterrupted) throw PoolError(lost.kind, lost.message, "");
+    }
+  }
+
   bool IsUp() {
     const Turn turn(this);
     return daemon_ && !daemon_->Ended();
@@ -433,6 +444,10 @@ Result client::PoolAccess::Validate(Pool& pool, protocol::RunRequest request) {
 
 Json client::PoolAccess::Ask(Pool& pool, const protocol::Operation& operation) {
   return pool.OfThisProcess().AskAny(operation);
+}
+
+void client::PoolAccess::KeepTurn(Pool& pool, bool keep) {
+  if (!pool.options().attach.empty()) pool.OfThisProcess().KeepTurn(keep);
 }
 
 bool client::PoolAccess::IsUp(Pool& pool) { return pool.OfThisProcess().IsUp(); }

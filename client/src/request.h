@@ -23,6 +23,9 @@ struct PoolAccess {
   static Result Validate(Pool& pool, protocol::RunRequest request);
   // Likewise, and returns the answer as it is. Throws PoolError.
   static Json Ask(Pool& pool, const protocol::Operation& operation);
+  // With PoolOptions::attach: whether other clients of the server wait until it is called with false. Does
+  // nothing without, or when the server does not answer. Throws PoolError kInterrupted and kStart.
+  static void KeepTurn(Pool& pool, bool keep);
   static bool IsUp(Pool& pool);  // its daemon lives; waits for a call of another thread
 };
 

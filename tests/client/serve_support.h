@@ -18,6 +18,7 @@
 
 #include <cppool/pool.h>
 
+#include "client/src/attach.h"
 #include "tests/child.h"
 #include "tests/client/support.h"
 #include "tests/files.h"
@@ -25,6 +26,15 @@
 extern char** environ;
 
 namespace cppool::test {
+
+inline PoolOptions RealOptions() {
+  PoolOptions options;
+  options.daemon = CPPOOL_TEST_DAEMON;
+  options.backend = "host";
+  options.log_level = "off";
+  options.case_files = {CPPOOL_ODD_CASE};
+  return options;
+}
 
 class Serve {
  public:
@@ -72,12 +82,8 @@ class Serve {
   PoolOptions Fake(const std::string& start = "") const { return Attached(FakeOptions(start)); }
   // Of the real one, on the host.
   PoolOptions Real(int world_size = 2) const {
-    PoolOptions options;
+    PoolOptions options = RealOptions();
     options.world_size = world_size;
-    options.daemon = CPPOOL_TEST_DAEMON;
-    options.backend = "host";
-    options.log_level = "off";
-    options.case_files = {CPPOOL_ODD_CASE};
     return Attached(options);
   }
   PoolOptions Attached(PoolOptions options) const {
@@ -154,17 +160,12 @@ class RawClient {
     REQUIRE(answer);
     return *answer;
   }
-  // The first line, for two ranks of the real daemon, without a sentinel.
+  // The first line of a client without a sentinel; its pool is that of Serve::Real().
   static Json Attach(const std::string& folder = "/") {
-    return {{"op", "attach"},
-            {"folder", folder},
-            {"sentinel", ""},
-            {"queue_limit_ms", 60000},
-            {"pool",
-             {{"daemon", CPPOOL_TEST_DAEMON},
-              {"backend", "host"},
-              {"log_level", "off"},
-              {"case_files", {CPPOOL_ODD_CASE}}}}};
+    Json line = client::AttachLine(RealOptions());
+    line["sentinel"] = "";
+    line["folder"] = folder;
+    return line;
   }
 
  private:
