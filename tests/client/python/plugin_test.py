@@ -81,6 +81,39 @@ def test_hang_that_the_daemon_reports(suite):
     assert "Captured cppool diagnosis call" in text and re.search(r"\nrank 1: .*\n  \S+", text.partition("Captured cppool diagnosis")[2])
 
 
+def test_a_timeout_says_where_the_ranks_are_and_cancels_before_it_kills(suite):
+    """pytest-timeout's method `signal` is a handler of SIGALRM that fails the test."""
+    result = suite("import pytest\n@pytest.fixture(scope='session')\n"
+                   "def cppool_options():\n    return {'backend': 'host', 'arguments': ['--allow-faults']}\n", """
+        import signal
+        import pytest
+        @pytest.fixture
+        def limit():
+            def fail(*_):
+                pytest.fail("Timeout >0.5s")
+            before = signal.signal(signal.SIGALRM, fail)
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            yield
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        pids = []
+        def test_starts(cppool):
+            pids.append(cppool.at(2).hello()["pid"])
+        def test_takes_too_long(cppool, limit):
+            cppool.run({"max_seqlen_q": 64, "num_heads": 4}, repeat=10000)
+        def test_has_the_same_daemon(cppool):
+            assert cppool.at(2).hello()["pid"] == pids[0]
+        def test_cannot_be_cancelled(cppool, limit):
+            cppool.run({"max_seqlen_q": 64}, fault={"kind": "stall", "rank": 1})
+        def test_goes_on(cppool):
+            cppool.run({"max_seqlen_q": 64})
+    """)
+    result.assert_outcomes(passed=3, failed=2)
+    for report in re.split(r"\n_+ test_", result.stdout.str())[1:3]:
+        assert "Timeout >0.5s" in report
+        assert re.search(r"Captured stderr call -+\n(.*\n)*?cppool: rank 0: .*; rank 1: ", report)
+
+
 def test_raw_results_and_errors(suite):
     """`at` returns every result, and what it saw is reported all the same."""
     result = suite(fake(), """
