@@ -1,4 +1,5 @@
-"""The pytest plugin: the fixture `cppool`, the marker `cppool`, `--cppool-require` and `--cppool-retries`. client/python/README.md explains them."""
+"""The pytest plugin: the fixture `cppool`, the marker `cppool`, `--cppool-attach`, `--cppool-require` and `--cppool-retries`.
+client/python/README.md explains them."""
 from __future__ import annotations
 
 import os
@@ -55,6 +56,9 @@ def _devices(hello: Mapping[str, Any]) -> set[str]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("cppool")
+    group.addoption(
+        "--cppool-attach", metavar="SOCKET",
+        help="uses the daemons of a server, `cppool serve`, which stay: default, or the path of its socket; $CPPOOL_ATTACH without it")
     group.addoption(
         "--cppool-retries", metavar="N", type=int,
         help="asks again, up to N times, when the daemon of a case died; a test with a flaky case that then passes does not fail. Without it "
@@ -307,8 +311,10 @@ def cppool_options() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def cppool(request: pytest.FixtureRequest, cppool_options: Mapping[str, Any]) -> Iterator[CppoolFixture]:
     """Warm pools of cppool by world size: `cppool.run(...)` for a case that must pass, `cppool.at(world_size)` for a Pool."""
-    required, retries = (request.config.getoption(option) for option in ("--cppool-require", "--cppool-retries"))
-    options = {"retries": 1, **_of_this_worker(cppool_options)}
+    required, retries, attach = (request.config.getoption(option) for option in ("--cppool-require", "--cppool-retries", "--cppool-attach"))
+    options = {"retries": 1, "attach": os.environ.get("CPPOOL_ATTACH") or None, **_of_this_worker(cppool_options)}
+    if attach is not None:
+        options["attach"] = attach or None
     if retries is not None:
         options["retries"] = retries
     fixture = CppoolFixture(request.config, _requirement(required, "--cppool-require") if required else None, bool(retries), **options)

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from support import FAKE, ROOT, SHORT
+from support import FAKE, ROOT, SHORT, serving
 
 pytest_plugins = ["pytester"]
 
@@ -20,7 +20,7 @@ def fake(*start, **options):
 @pytest.fixture
 def suite(pytester, monkeypatch):
     """Runs a suite of these tests, and returns pytest's result."""
-    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "CUDA_VISIBLE_DEVICES"):
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "CUDA_VISIBLE_DEVICES", "CPPOOL_ATTACH"):
         monkeypatch.delenv(name, raising=False)
 
     def run(conftest, tests, *arguments):
@@ -463,3 +463,23 @@ def test_warnings_of_the_daemon(suite):
     """)
     result.assert_outcomes(passed=2, warnings=1)
     result.stdout.re_match_lines([r".*PytestWarning: cppool: .*ran as bf16.*"])
+
+
+def test_a_server(suite, tmp_path, monkeypatch):
+    pids = tmp_path / "pids"
+    tests = f"""
+        def test_pid(cppool):
+            assert cppool.run({{"do": "pass"}}).ok
+            with open({str(pids)!r}, "a") as file:
+                print(cppool.at(2).hello()["pid"], file=file)
+    """
+    with serving(tmp_path) as socket:
+        suite(fake(), tests, "--cppool-attach", socket).assert_outcomes(passed=1)
+        monkeypatch.setenv("CPPOOL_ATTACH", socket)
+        suite(fake(), tests).assert_outcomes(passed=1)
+        suite(fake(), tests, "--cppool-attach", "").assert_outcomes(passed=1)  # its own
+    first, second, own = pids.read_text().split()
+    assert first == second != own
+    result = suite(fake(), tests)
+    result.assert_outcomes(failed=1)
+    assert "there is no server at" in result.stdout.str()

@@ -17,7 +17,7 @@ import time
 import pytest
 
 import cppool
-from support import BUILD, FAKE, FAKE_DRIVER, MODULE, NAIVE, do, eventually, fake_pool, is_running
+from support import BUILD, FAKE, FAKE_DRIVER, MODULE, NAIVE, do, eventually, fake_pool, is_running, serving
 
 
 def pid_of(pool):
@@ -653,3 +653,30 @@ def test_bench():
         cppool.bench(backend="cud")
     with pytest.raises(ValueError, match=r"params\['softmax_scale'\]\[1\] is nan"):
         cppool.bench({"softmax_scale": [1.0, math.nan]})
+
+
+def test_a_server(tmp_path):
+    with serving(tmp_path) as socket:
+        with fake_pool(attach=socket) as one, fake_pool(attach=socket) as other:
+            assert one.run(do("pass")).ok
+            pid = one.hello()["pid"]
+            assert other.hello()["pid"] == pid
+            with pytest.raises(cppool.PoolError) as lost:
+                one.run(do("die"))
+            assert lost.value.kind == "died" and "the last words" in lost.value.stderr_tail
+            assert other.hello()["pid"] != pid
+        with fake_pool(attach=socket, queue_limit=0.05) as late, fake_pool(attach=socket) as one:
+            late.hello()
+            running = threading.Thread(target=lambda: one.run(do("late", ms=2000)))
+            running.start()
+            with pytest.raises(cppool.PoolError) as queued:
+                while running.is_alive():
+                    late.run(do("pass"))
+            assert queued.value.kind == "queue" and "queue_limit" in str(queued.value)
+            running.join()
+    with pytest.raises(cppool.PoolError, match="there is no server at"):
+        fake_pool(attach=socket).hello()
+    with pytest.raises(ValueError, match="neither .default. nor the path"):
+        fake_pool(attach="elsewhere")
+    with pytest.raises(ValueError, match="idle_exit cannot be given with attach"):
+        fake_pool(attach=socket, idle_exit=1.0)

@@ -1,6 +1,8 @@
-"""What the tests of the Python package share: pools of the fake daemon."""
+"""What the tests of the Python package share: pools of the fake daemon, and a server."""
+import contextlib
 import os
 import pathlib
+import subprocess
 import time
 
 import cppool
@@ -38,3 +40,17 @@ def is_running(pid):
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+@contextlib.contextmanager
+def serving(folder):
+    """The socket of a server that runs meanwhile."""
+    socket = os.path.join(str(folder), "socket")
+    command = [os.path.join(BUILD, "bin", "cppool"), "serve", "--socket", socket]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert "serves at" in server.stderr.readline()
+        try:
+            yield socket
+        finally:
+            server.terminate()
+            assert "has ended" in server.stderr.read()
