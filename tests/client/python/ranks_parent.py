@@ -207,6 +207,6 @@ class World:
             if failures and op == "run":
                 limit = min(limit, time.monotonic() + GRACE)
         outcome = Outcome(reports, failures)
-        if gone or (op == "run" and (outcome.left or failures)):
+        if gone or (op == "run" and (outcome.left or outcome.status not in ("passed", "skipped"))):
             self.replace(outcome)
         return outcome

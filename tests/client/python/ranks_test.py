@@ -365,6 +365,105 @@ class TestCode:
         assert (outcome.status, outcome.error) == ("error", "sys.exit(3)")
 
 
+ITEMS = """
+import os, pytest
+
+@pytest.fixture(scope="module")
+def shared():
+    os.environ["SHARED"] = "1"
+    yield
+    del os.environ["SHARED"]
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_parameter(world, n, tmp_path):
+    assert world.size == 2 and n and tmp_path.exists()
+
+def test_shared(shared): assert os.environ["SHARED"] == "1"
+def test_shared_again(shared): assert os.environ["SHARED"] == "1"
+
+@pytest.mark.skip(reason="no moon")
+def test_skip(): pass
+
+@pytest.mark.xfail
+def test_expected(): assert 0
+
+def test_leak(): os.environ["LEAK"] = "1"
+
+def test_one_rank(world):
+    number = world.rank
+    assert number == 0
+
+@pytest.fixture
+def broken(): raise KeyError("broken fixture")
+def test_broken(broken): pass
+"""
+
+
+class TestItems:
+    @pytest.fixture
+    def folder(self, world, tmp_path):
+        (tmp_path / "test_items.py").write_text(ITEMS)
+        self.load(world, tmp_path)
+        return tmp_path
+
+    def load(self, world, folder):
+        loaded = world.load(pytest=["test_items.py"], cwd=str(folder), roots=[str(folder)])
+        assert loaded.status == "passed", loaded.error
+        assert loaded.reports[0]["collected"] == loaded.reports[1]["collected"] and loaded.reports[0]["digest"] == loaded.reports[1]["digest"]
+        return loaded.reports[0]
+
+    def item(self, world, name, following=None):
+        return world.run(nodeid=f"test_items.py::{name}", next=following and f"test_items.py::{following}")
+
+    def test_passes_and_skips(self, world, folder):
+        for name, status in (("test_parameter[1]", "passed"), ("test_parameter[2]", "passed"), ("test_expected", "passed"), ("test_skip", "skipped")):
+            outcome = self.item(world, name)
+            assert outcome.status == status and not outcome.differed
+            assert outcome.reports[0]["pytest"][0]["nodeid"] == f"test_items.py::{name}"
+        assert outcome.error == "Skipped: no moon" and outcome.kind == "unsupported"
+        assert "test session starts" not in world.output(0)
+
+    def test_fixtures_of_a_module_live_on(self, world, folder):
+        assert not self.item(world, "test_shared", "test_shared_again").differed
+        outcome = self.item(world, "test_shared_again")
+        assert outcome.status == "passed" and not outcome.differed  # the module's fixture has ended
+
+    def test_state_is_put_back(self, world, folder):
+        assert self.item(world, "test_leak").differed == {"environment": ["LEAK"]}
+
+    def test_failures(self, world, folder):
+        outcome = self.item(world, "test_one_rank")
+        assert (outcome.status, outcome.kind, outcome.culprit) == ("failed", "mismatch", 1)
+        assert outcome.error == outcome.reports[1]["error"] == "AssertionError: assert 1 == 0"  # rewritten
+        assert outcome.traceback.startswith(f"Traceback (most recent call last):\n  File \"{folder}/test_items.py\"")
+        self.load(world, folder)
+        outcome = self.item(world, "test_broken")
+        assert outcome.status == "error" and outcome.error == "KeyError: 'broken fixture'"
+        self.load(world, folder)
+        assert "has collected no item test_items.py::test_other" in self.item(world, "test_other").error
+
+    def test_session_is_kept_until_a_file_changes(self, world, folder):
+        assert self.load(world, folder)["reloaded"] == []
+        (folder / "test_items.py").write_text("def test_new(): pass")
+        assert self.load(world, folder)["reloaded"] == ["test_items"]
+        assert self.item(world, "test_new").status == "passed"
+        assert run(world, "passes").status == "passed"  # another kind of target
+
+    def test_fixture_that_is_alive_at_the_end_of_the_session(self, world, folder):
+        self.item(world, "test_shared", "test_leak")
+        assert not self.item(world, "test_leak", "test_shared_again").differed
+        for name in ("SHARED", "LEAK"):
+            assert run(world, "environment", kwargs={"name": name}).reports[0].get("value") is None
+
+    @pytest.mark.parametrize("text, error", [("import nonexistent_module", "No module named 'nonexistent_module'"), ("def f(: pass", "invalid syntax")])
+    def test_collection_that_fails(self, world, folder, text, error):
+        (folder / "test_items.py").write_text(text)
+        outcome = world.load(pytest=["test_items.py"], cwd=str(folder), roots=[str(folder)])
+        assert (outcome.status, outcome.kind) == ("error", "invalid_request") and error in outcome.error
+        assert "exit code 4" in world.load(pytest=["--nonsense"], cwd=str(folder)).error
+        assert run(world, "passes").status == "passed"
+
+
 def test_preload(tmp_path):
     (tmp_path / "fine.py").write_text("import time\ntime.sleep(0.01)")
     (tmp_path / "threaded.py").write_text("import threading, time, os\nimporter = os.getpid()\n"

@@ -243,6 +243,7 @@ def main(arguments):
         os._exit(2)
     kill_abandoned()
     user_threads = {name: os.environ.get(name) for name in SINGLE}
+    os.environ.pop("PYTEST_CURRENT_TEST", None)  # of a pytest that started the daemon
     os.environ.update({**DEFAULTS, **os.environ, **SINGLE})
     import_ms, deferred = [], dict(entry.split("=", 1) for entry in options["--defer"])
     for module in options["--preload"]:

@@ -11,6 +11,7 @@ import sys
 import traceback
 
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_BELOW = re.compile(f"^{re.escape(_OWN)}|^<frozen |/(_pytest|pluggy)/")
 # Entries of sys.path that are of an installation: the rank has those of its own Python.
 _INSTALLED = re.compile(r"(^|/)(python[\d.]*(\.zip)?|lib-dynload|site-packages|dist-packages)/?$")
 
@@ -33,9 +34,9 @@ def signature(path):
 
 
 def traceback_of(error):
-    """The traceback's text from the first frame on that is not of this package."""
+    """The traceback's text from the first frame on that is not of this package or of pytest."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename.startswith((_OWN, "<frozen ")):
+    while frames is not None and frames.tb_next is not None and _BELOW.search(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
     return "".join(traceback.format_exception(type(error), error, frames))
 
@@ -80,25 +81,37 @@ class Code:
         linecache.checkcache()
         return names
 
+    def changed(self):
+        return [path for path, known in self.files.items() if signature(path) != known]
+
+    def note_files(self):
+        """Remembers the user's modules that were not loaded from their text: libraries, and what pytest has rewritten."""
+        for module in list(sys.modules.values()):
+            path = getattr(module, "__file__", None)
+            if isinstance(path, str) and path not in self.files and self.is_users(path):
+                self.files[path] = signature(path)
+
     def prepare(self, file, frame):
-        """Makes what imports depend on that of the request. Returns the modules that were dropped because a file had changed."""
-        if not os.path.isfile(file):
-            raise CannotLoad(f"there is no file {file}")
-        folder = os.path.dirname(file)
-        top = folder
-        while os.path.isfile(os.path.join(top, "__init__.py")):
-            top = os.path.dirname(top)
-        self.roots = tuple(os.path.join(os.path.realpath(root), "") for root in [top, *frame.get("roots", ())])
-        self.roots += tuple(os.path.join(os.path.abspath(root), "") for root in [top, *frame.get("roots", ())])
+        """file: None where pytest finds the files, of which none may be loaded. Makes what imports depend on that of the request. Returns the modules that were dropped because a file had changed."""
+        first = []
+        if file is not None:
+            if not os.path.isfile(file):
+                raise CannotLoad(f"there is no file {file}")
+            first = [os.path.dirname(file)] * 2
+            while os.path.isfile(os.path.join(first[1], "__init__.py")):
+                first[1] = os.path.dirname(first[1])
+        roots = [*first[1:], *frame.get("roots", ())]
+        self.roots = tuple(os.path.join(each(root), "") for root in roots for each in (os.path.realpath, os.path.abspath))
         given = [entry for entry in frame.get("path", ()) if entry and not _INSTALLED.search(entry)]
-        sys.path[:] = dict.fromkeys([folder, top, *given, *self.base_path])
+        sys.path[:] = dict.fromkeys([*first, *given, *self.base_path])
         if frame.get("cwd"):
             os.chdir(frame["cwd"])
-        changed = [path for path, known in self.files.items() if signature(path) != known]
+        changed = self.changed()
         for path in changed:
             if path.endswith(".so"):
                 raise CannotReload(f"{path} has been built again")
-        return self.drop() if changed else []
+        dropped = self.drop() if changed or file is None else []
+        return dropped if changed else []
 
     def function(self, target, frame):
         """The function of "file.py:name", and the modules that were dropped for it. Throws CannotLoad, and what the import throws."""
@@ -127,10 +140,6 @@ class Code:
             except BaseException:
                 sys.modules.pop(stem, None)
                 raise
-        for each in list(sys.modules.values()):
-            library = getattr(each, "__file__", None) or ""
-            if library.endswith(".so") and library not in self.files and self.is_users(library):
-                self.files[library] = signature(library)
         value = module
         for part in name.split("."):
             if not hasattr(value, part):
@@ -144,12 +153,12 @@ class Code:
         return value, dropped
 
     def script(self, file, frame):
-        """The code of a script, to run as __main__, and the modules that were dropped."""
+        """The path of a script that can be compiled, and the modules that were dropped."""
         file = os.path.abspath(file)
         dropped = self.prepare(file, frame)
-        self.files[file] = signature(file)
         with open(file, "rb") as source:
-            return compile(source.read(), file, "exec"), dropped
+            compile(source.read(), file, "exec")
+        return file, dropped
 
 
 def arguments_of(function, kwargs, world):

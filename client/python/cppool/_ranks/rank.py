@@ -96,7 +96,8 @@ class Rank:
         self.under_way = None  # the id that `cancel` may stop
         self.group = self.torch = None
         self.module = None  # that is being imported at the start
-        self.loaded = None  # what the last `load` has loaded: a function, or a script's (path, code)
+        self.loaded = None  # what the last `load` has loaded: a function, a script's path, or Items
+        self.clean = True  # no fixture of pytest is alive, so that the state is that of the snapshot
 
     def main(self):
         """Does not return."""
@@ -106,10 +107,22 @@ class Rank:
             self.channel.send("ready", rank=self.rank, error=text_of(error), traceback=cut(traceback_of(error), 64000), module=self.module)
             os._exit(2)
         self.channel.send("ready", **ready)
+        self.serve()
+
+    def serve(self, items=None):
+        """Answers requests. items: the session of pytest that this is called from; then it returns the `load` that ends it."""
         while True:
             self.page.write(IDLE)
             frame = self.requests.get()
-            (self.load if frame["frame"] == "load" else self.run)(frame)
+            if frame["frame"] == "run":
+                self.run(frame)
+            elif items is not None and not items.serves(frame):
+                return frame
+            elif items is not None:
+                self.loaded = items
+                self.channel.send("report", id=frame["id"], rank=self.rank, phase="load", status="passed", reloaded=[], **items.members())
+            while items is None and frame is not None and frame["frame"] == "load":
+                frame = self.load(frame)
             del frame
 
     def start(self):
@@ -220,47 +233,66 @@ class Rank:
                 "traceback": "" if isinstance(error, (CannotLoad, NotRun)) else cut(traceback_of(error), 64000)}
 
     def load(self, frame):
+        """Returns None; or the next `load`, which has ended the session of pytest that this one began."""
         self.page.write(LOAD)
-        modules, report, self.loaded = set(sys.modules), {"status": "passed", "reloaded": []}, None
-        try:
-            with self.cancellable(frame), environment(frame.get("env", {})):
+        modules, report, self.loaded, following = set(sys.modules), {"status": "passed", "reloaded": []}, None, None
+        if not self.clean:  # the session has ended since
+            report["warnings"] = []
+            self.reset(report, set())
+            self.clean = True
+        with contextlib.ExitStack() as until_loaded:
+            def loaded(members=()):
+                until_loaded.close()
+                report.update(members)
+                self.code.note_files()
+                if set(sys.modules) - modules or "pytest" in frame:
+                    self.code.imported_before = True
+                    self.snapshot = state.Snapshot()  # what imports change belongs to them
+                else:
+                    self.snapshot.expect("sys", "path", list(sys.path))
+                    self.snapshot.expect("process", "cwd", state.cwd())
+                self.flush()
+                self.channel.send("report", id=frame["id"], rank=self.rank, phase="load", **report)
+            try:
+                until_loaded.enter_context(environment(frame.get("env", {})))
+                until_loaded.enter_context(self.cancellable(frame))
                 if "function" in frame:
                     self.loaded, report["reloaded"] = self.code.function(frame["function"], frame)
+                elif "script" in frame:
+                    self.loaded, report["reloaded"] = self.code.script(frame["script"], frame)
                 else:
-                    code, report["reloaded"] = self.code.script(frame["script"], frame)
-                    self.loaded = (os.path.abspath(frame["script"]), code)
-        except BaseException as error:
-            report.update(self.failure(error) or self.failure(CannotLoad(f"the import ends with {text_of(error)}")))
-            if isinstance(error, CannotReload) or self.code.imported_before and not isinstance(error, (CannotLoad, SyntaxError, Cancelled)):
-                report["replace"] = report["error"][:500]
-        if set(sys.modules) - modules:
-            self.code.imported_before = True
-            self.snapshot = state.Snapshot()  # what imports change belongs to them
-        else:
-            self.snapshot.expect("sys", "path", list(sys.path))
-            self.snapshot.expect("process", "cwd", state.cwd())
-        self.flush()
-        self.channel.send("report", id=frame["id"], rank=self.rank, phase="load", **report)
+                    report["reloaded"] = self.code.prepare(None, frame)
+                    self.loaded = importlib.import_module("_cppool_ranks.items").Items(self, frame)
+                    following = self.loaded.main(loaded)
+            except BaseException as error:
+                self.loaded = None
+                report.update(self.failure(error) or self.failure(CannotLoad(f"the import ends with {text_of(error)}")))
+                if isinstance(error, CannotReload) or self.code.imported_before and not isinstance(error, (CannotLoad, SyntaxError, Cancelled)):
+                    report["replace"] = report["error"][:500]
+            if following is None:
+                loaded()
+        return following
 
     def run(self, frame):
         self.page.write(CASE)
-        modules, value, failure = set(sys.modules), None, {}
+        modules, value, failure, more, alive = set(sys.modules), None, {}, {}, False
         state.seed(frame.get("seed", 0))
-        if self.group is not None:
+        if self.group is not None and self.clean:
             seconds = frame["deadline_ms"] / 1000 + 60 if "deadline_ms" in frame else 86400
             self.group.begin(frame["id"], frame.get("group") == "own", datetime.timedelta(seconds=seconds))
         world = World((self.rank, self.size), frame, self.page, lambda iteration, samples: self.ask(frame, iteration, samples),
                       self.group and self.group.device, self.group and not self.group.own and self.group.warm or None)
         try:
             with environment(frame.get("env", {})), self.cancellable(frame):
-                value = self.call(frame, world)
+                if "nodeid" in frame and hasattr(self.loaded, "items"):
+                    failure, more["pytest"], alive = self.loaded.run(frame, world)
+                else:
+                    value = self.call(frame, world)
                 if self.on_gpu():
                     self.torch.cuda.synchronize()  # so that what fails there is of this case
         except BaseException as error:
-            failure = self.failure(error, world.failed_stage)
-            if failure and failure["status"] != "skipped":
-                self.channel.send("mark", id=frame["id"], **failure)
-        report = {"status": "passed", "checks": world.checks, "results": world.results, "warnings": [], **failure}
+            failure = self.tell(error, world)
+        report = {"status": "passed", "checks": world.checks, "results": world.results, "warnings": [], **more, **failure}
         wrong = next((check for check in world.checks if not check["ok"]), None)
         if wrong and not failure:
             error = "the check of {tensor} against {against} does not hold: max_abs_err {max_abs_err:.4g}, rel_err {rel_err:.4g}, tolerance {tolerance:.4g}"
@@ -269,8 +301,19 @@ class Rank:
             self.add_values(report, world, value, frame)
         del world, value
         imported = {name for name in sys.modules.keys() - modules if not name.startswith("_cppool_ranks")}
-        self.reset(report, imported and imported - set(self.code.users_modules()))
+        if alive:  # a fixture of more than this item has changed what it needs
+            self.flush()
+        else:
+            self.reset(report, imported and imported - set(self.code.users_modules()))
+        self.clean = not alive
         self.channel.send("report", id=frame["id"], rank=self.rank, phase="case", **report)
+
+    def tell(self, error, world):
+        """Marks the failure of the case that is under way, and returns its members of the report."""
+        failure = self.failure(error, world.failed_stage)
+        if failure and failure["status"] != "skipped":
+            self.channel.send("mark", id=world.id, **failure)
+        return failure
 
     def on_gpu(self):
         return self.group is not None and self.group.device.type == "cuda"
@@ -278,11 +321,11 @@ class Rank:
     def call(self, frame, world):
         if self.loaded is None:
             raise CannotLoad("nothing is loaded")
-        if not isinstance(self.loaded, tuple):
+        if callable(self.loaded):
             return self.loaded(**arguments_of(self.loaded, frame.get("kwargs", {}), world))
-        before, sys.argv = sys.argv, [self.loaded[0], *frame.get("argv", ())]
+        before, sys.argv = sys.argv, [self.loaded, *frame.get("argv", ())]
         try:
-            runpy.run_path(self.loaded[0], run_name="__main__")
+            runpy.run_path(self.loaded, run_name="__main__")
         finally:
             sys.argv = before
         return None

@@ -59,7 +59,7 @@ class World:
 
     def __init__(self, rank, run, page, ask, device=None, group=None):
         """run: the frame. ask(iteration, samples): the rank waits for the daemon's decision, and returns until which iteration it goes on."""
-        self.rank, self.size = rank
+        self.id, (self.rank, self.size) = run["id"], rank
         self.device, self.group = device, group  #: a torch.device and a process group; None without torch
         self.failed_stage = ""
         self.checks, self.results = [], {}

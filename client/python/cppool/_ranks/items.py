@@ -1,0 +1,101 @@
+"""pytest items: a rank keeps a session of pytest for what was loaded, and each run is one item of it, with its fixtures."""
+import hashlib
+import json
+import os
+import sys
+
+import _pytest.assertion.rewrite
+import pytest
+
+from .code import CannotLoad
+
+# The daemon captures output and asks for stacks; rewritten bytecode of the same second and size could be that of another text.
+OPTIONS = ["--capture=no", "-p", "no:faulthandler", "-p", "no:cacheprovider", "-p", "no:cppool"]
+MAX_REPORTS = 1 << 20
+if hasattr(_pytest.assertion.rewrite, "_read_pyc"):
+    _pytest.assertion.rewrite._read_pyc = lambda *_, **__: None
+
+
+class Items:
+    def __init__(self, rank, frame):
+        self.rank, self.frame = rank, frame
+        self.world = None  # of the item that runs
+        self.items, self.wrong, self.following, self.begun = {}, [], None, False
+
+    def main(self, begin):
+        """Returns the `load` that has ended the session. begin(members): is called when the items are there. Throws CannotLoad before that."""
+        self.begin = begin
+        code = pytest.main([*OPTIONS, *self.frame["pytest"]], plugins=[self])
+        if not self.begun:
+            raise CannotLoad("\n".join(self.wrong) or f"pytest ended with exit code {int(code)} before it had collected: see the output")
+        if self.following is None:
+            os._exit(1)  # an error of pytest's own, which it has printed
+        return self.following
+
+    def serves(self, frame):
+        """Whether the session is what `frame` would load."""
+        same = all(frame.get(name) == self.frame.get(name) for name in ("pytest", "path", "cwd", "roots", "env"))
+        return same and not self.rank.code.changed()
+
+    def members(self):
+        digest = hashlib.sha256("\n".join(self.items).encode("utf-8", "replace")).hexdigest()
+        return {"collected": len(self.items), "digest": digest}
+
+    def run(self, frame, world):
+        """Runs one item; what it raised has been told by `told`. Returns its outcome and pytest's reports."""
+        if frame["nodeid"] not in self.items:
+            raise CannotLoad(f"pytest has collected no item {frame['nodeid']}")
+        item, self.world = self.items[frame["nodeid"]], world
+        self.reports, self.failure = [], {}
+        try:
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=self.items.get(frame.get("next")))
+        finally:
+            self.world = None
+        alive = any(len(finalizers) > 1 for finalizers, _ in item.session._setupstate.stack.values())
+        texts = [item.config.hook.pytest_report_to_serializable(config=item.config, report=report) for report in self.reports]
+        if len(json.dumps(texts, default=str)) > MAX_REPORTS:
+            for text in texts:
+                text.update(sections=[], longrepr=str(text["longrepr"])[-8000:] if text.get("longrepr") else None)
+        skipped = next((report for report in self.reports if report.skipped and not hasattr(report, "wasxfail")), None)
+        if not self.failure and any(report.failed for report in self.reports):  # as a strict xfail that passes
+            reason = next(str(report.longrepr) for report in self.reports if report.failed)
+            self.failure = {"status": "failed", "kind": "mismatch", "error": reason[:8000], "culprit": self.rank.rank, "stage": "", "traceback": ""}
+        elif not self.failure and skipped:
+            reason = skipped.longrepr[2] if isinstance(skipped.longrepr, tuple) else str(skipped.longrepr)
+            self.failure = {"status": "skipped", "kind": "unsupported", "error": reason[:8000], "culprit": self.rank.rank, "stage": "", "traceback": ""}
+        return self.failure, json.loads(json.dumps(texts, default=str)), alive
+
+    # Hooks and fixtures.
+
+    @pytest.fixture(name="world")
+    def world_fixture(self):
+        """The ranks, seen from this one."""
+        return self.world
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self, config):
+        reporter = config.pluginmanager.get_plugin("terminalreporter")  # its options are needed, as that of assertions
+        if reporter is not None:
+            config.pluginmanager.unregister(reporter)
+
+    def pytest_internalerror(self, excrepr):
+        print(excrepr, file=sys.stderr)
+
+    def pytest_collectreport(self, report):
+        if report.failed:
+            self.wrong.append(report.longreprtext)
+
+    def pytest_runtestloop(self, session):
+        if session.testsfailed:
+            return True  # collection errors, which main() reports
+        self.items, self.begun = {item.nodeid: item for item in session.items}, True
+        self.begin(self.members())
+        self.following = self.rank.serve(self)
+        return True
+
+    def pytest_runtest_logreport(self, report):
+        self.reports.append(report)
+
+    def pytest_exception_interact(self, node, call, report):
+        if self.world is not None and not self.failure and report.when != "collect":
+            self.failure = self.rank.tell(call.excinfo.value, self.world)
