@@ -16,7 +16,7 @@ namespace {
 using protocol::RunResult;
 
 std::shared_ptr<MemoryMeeting> MakeMeeting(const RankRunners& runners, const PreparedRun& run,
-                                           std::shared_ptr<RunControl> control) {
+                                           std::shared_ptr<protocol::RunControl> control) {
   std::optional<SamplingRule> rule;
   if (const auto& wanted = run.options.sampling)
     rule = SamplingRule{wanted->precision, wanted->limit, wanted->most};
@@ -32,7 +32,7 @@ std::shared_ptr<MemoryMeeting> MakeMeeting(const RankRunners& runners, const Pre
 }  // namespace
 
 CaseRun::CaseRun(RankRunners runners, std::shared_ptr<const PreparedRun> prepared,
-                 std::shared_ptr<RunControl> control, FailureLimits limits)
+                 std::shared_ptr<protocol::RunControl> control, FailureLimits limits)
     : runners_(std::move(runners)),
       prepared_(std::move(prepared)),
       control_(std::move(control)),

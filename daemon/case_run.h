@@ -13,9 +13,9 @@
 #include "daemon/meeting.h"
 #include "daemon/prepare.h"
 #include "daemon/rank_runner.h"
-#include "daemon/run_control.h"
 #include "daemon/trace_file.h"
 #include "protocol/response.h"
+#include "protocol/run_control.h"
 
 namespace cppool::daemon {
 
@@ -31,7 +31,7 @@ struct FailureLimits {
 class CaseRun {
  public:
   CaseRun(RankRunners runners, std::shared_ptr<const PreparedRun> prepared,
-          std::shared_ptr<RunControl> control, FailureLimits limits = {});
+          std::shared_ptr<protocol::RunControl> control, FailureLimits limits = {});
 
   // On the thread that starts jobs; the ranks must be idle. Returns when every rank has returned, or when one
   // has not returned within the limits: then the result is fatal. After an error the world is probed; the
@@ -62,7 +62,7 @@ class CaseRun {
 
   const RankRunners runners_;
   const std::shared_ptr<const PreparedRun> prepared_;
-  const std::shared_ptr<RunControl> control_;
+  const std::shared_ptr<protocol::RunControl> control_;
   const FailureLimits limits_;
   // Shared with the ranks, of which some may never return.
   const std::shared_ptr<MemoryMeeting> meeting_;

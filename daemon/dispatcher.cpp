@@ -90,7 +90,7 @@ Dispatcher::Dispatcher(World& world, const CaseRegistry& registry, Watchdog* wat
   if (!world.place().whole()) throw std::invalid_argument("a dispatcher needs all ranks of its world");
 }
 
-std::optional<Answer> Dispatcher::Handle(const RequestQueue::Entry& incoming) {
+std::optional<Answer> Dispatcher::Handle(const protocol::RequestQueue::Entry& incoming) {
   const auto taken_up = Clock::now();
   ++counts_.requests;
   if (!incoming->request()) {
@@ -111,7 +111,7 @@ std::optional<Answer> Dispatcher::Handle(const RequestQueue::Entry& incoming) {
   return answer;
 }
 
-std::string Dispatcher::Overtake(const IncomingRequest& incoming, RequestQueue& queue) {
+std::string Dispatcher::Overtake(const protocol::IncomingRequest& incoming, protocol::RequestQueue& queue) {
   ++counts_.requests;
   const protocol::Request& request = *incoming.request();
   const auto* cancel = std::get_if<protocol::CancelRequest>(&request.operation);
@@ -131,7 +131,7 @@ std::string Dispatcher::Overtake(const IncomingRequest& incoming, RequestQueue& 
   return cancelled.waited ? AnswerCancelled(*cancelled.waited).text + own : own;
 }
 
-Answer Dispatcher::AnswerCancelled(const IncomingRequest& request) {
+Answer Dispatcher::AnswerCancelled(const protocol::IncomingRequest& request) {
   ++counts_.requests;
   if (std::holds_alternative<protocol::RunRequest>(request.request()->operation)) ++counts_.errors;
   RunResult result;
@@ -321,7 +321,8 @@ Json Dispatcher::Stats() {
           {"uptime_s", Milliseconds(Clock::now() - options_.started) / 1000}};
 }
 
-std::optional<Answer> Dispatcher::Run(const RequestQueue::Entry& request, Clock::time_point taken_up) {
+std::optional<Answer> Dispatcher::Run(const protocol::RequestQueue::Entry& request,
+                                      Clock::time_point taken_up) {
   const protocol::RunRequest& run = *request->run();
   const bool only_validate = std::holds_alternative<protocol::ValidateRequest>(request->request()->operation);
   const std::string tag = TagOf(request->id(), counts_.requests);
@@ -396,14 +397,14 @@ std::optional<FaultMeans> Dispatcher::MeansOfFaults() const {
   return FaultMeans{options_.sentinel + "{\"ok\": true, \"status\": \"pas", options_.allow_faults};
 }
 
-RunResult Dispatcher::RunOnRanks(const RequestQueue::Entry& incoming, const std::string& tag,
+RunResult Dispatcher::RunOnRanks(const protocol::RequestQueue::Entry& incoming, const std::string& tag,
                                  Clock::time_point until, RunTrace* trace) {
   const protocol::RunRequest& request = *incoming->run();
   const auto prepared = PrepareRun(request, until, trace ? &trace->host : nullptr);
   if (incoming->control.cancelled()) return NotRun(FailureKind::kCancelled, "");
-  const auto run =
-      std::make_shared<CaseRun>(RankRunners{std::make_shared<LocalRanks>(world_, prepared, tag)}, prepared,
-                                std::shared_ptr<RunControl>(incoming, &incoming->control), options_.limits);
+  const auto run = std::make_shared<CaseRun>(
+      RankRunners{std::make_shared<LocalRanks>(world_, prepared, tag)}, prepared,
+      std::shared_ptr<protocol::RunControl>(incoming, &incoming->control), options_.limits);
   under_way_.OnRanks(run);
   leftovers_.BeginRun(libraries_.opened());
   RunResult result = run->Execute(trace ? &trace->host : nullptr);

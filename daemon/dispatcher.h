@@ -18,12 +18,12 @@
 #include "daemon/leftovers.h"
 #include "daemon/library_store.h"
 #include "daemon/prepare.h"
-#include "daemon/request_queue.h"
 #include "daemon/under_way.h"
 #include "daemon/watchdog.h"
 #include "daemon/world.h"
 #include "protocol/framing.h"
 #include "protocol/request.h"
+#include "protocol/request_queue.h"
 #include "protocol/response.h"
 
 namespace cppool::daemon {
@@ -59,10 +59,10 @@ class Dispatcher {
 
   // The answer to one request. Nothing when the deadline has passed: the watchdog answers. No request makes
   // it throw.
-  std::optional<Answer> Handle(const RequestQueue::Entry& request);
+  std::optional<Answer> Handle(const protocol::RequestQueue::Entry& request);
   // Any thread, while another one is in Handle: the lines of the answers to a request that overtakes; that of
   // a waiting request which it cancels comes first.
-  std::string Overtake(const IncomingRequest& request, RequestQueue& queue);
+  std::string Overtake(const protocol::IncomingRequest& request, protocol::RequestQueue& queue);
   // Any thread: calls `write` with a line on the progress of the run under way, if its request wants such
   // lines. Not any more when Handle has returned.
   void Progress(const std::function<void(std::string_view line)>& write);
@@ -98,7 +98,7 @@ class Dispatcher {
               Clock::time_point taken_up);
   protocol::Json Stats();
   Answer AnswerStats(const std::optional<protocol::Json>& id);
-  std::optional<Answer> Run(const RequestQueue::Entry& request, Clock::time_point taken_up);
+  std::optional<Answer> Run(const protocol::RequestQueue::Entry& request, Clock::time_point taken_up);
   // All checks before a run starts. Throws Refusal or InvalidRequest.
   // `host`: receives its parts, for a trace; NULL: none was asked for.
   std::shared_ptr<const PreparedRun> PrepareRun(const protocol::RunRequest& request, Clock::time_point until,
@@ -108,9 +108,9 @@ class Dispatcher {
   std::string WhyRespawn() const;  // empty: this daemon can go on
   std::optional<FaultMeans> MeansOfFaults() const;
   // `trace`: what the answer's trace has so far; NULL: none was asked for.
-  protocol::RunResult RunOnRanks(const RequestQueue::Entry& request, const std::string& tag,
+  protocol::RunResult RunOnRanks(const protocol::RequestQueue::Entry& request, const std::string& tag,
                                  Clock::time_point until, RunTrace* trace);
-  Answer AnswerCancelled(const IncomingRequest& request);  // of one that waited
+  Answer AnswerCancelled(const protocol::IncomingRequest& request);  // of one that waited
   // Writes the file. A run that passed, and cannot have its trace, is an error; others get a warning.
   void SaveTrace(const std::string& file, CaseRun& run, RunTrace& trace, protocol::RunResult& result) const;
   void Count(protocol::Status status);

@@ -15,12 +15,12 @@
 #include <iterator>
 #include <thread>
 
+#include "base/stdout_channel.h"
 #include "base/unique_fd.h"
 #include "daemon/case_registry.h"
 #include "daemon/crash_reporter.h"
 #include "daemon/library.h"
 #include "daemon/start_error.h"
-#include "daemon/stdout_channel.h"
 #include "protocol/crash.h"
 
 namespace cppool::daemon {
@@ -180,7 +180,7 @@ void ProbeLibrary(const std::string& program, LibraryKind kind, const std::strin
 int RunProbe(const std::string& kind, const std::string& file, const std::string& path) {
   // The daemon's main thread, which waits for this, lives as long as the daemon.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  StdoutChannel verdict = StdoutChannel::TakeStdout();
+  base::StdoutChannel verdict = base::StdoutChannel::TakeStdout();
   const CrashReporter reporter([&](std::string_view line) { verdict.Write(line); }, {});
   std::string text = kGood;
   try {

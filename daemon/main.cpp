@@ -27,6 +27,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/stdout_channel.h"
 #include "daemon/attention_case/attention_case.h"
 #include "daemon/case_registry.h"
 #include "daemon/crash_reporter.h"
@@ -37,18 +38,18 @@
 #include "daemon/options.h"
 #include "daemon/process.h"
 #include "daemon/rank_output.h"
-#include "daemon/request_queue.h"
-#include "daemon/request_reader.h"
 #include "daemon/start_error.h"
-#include "daemon/stdout_channel.h"
 #include "daemon/watchdog.h"
 #include "daemon/world.h"
+#include "protocol/request_queue.h"
+#include "protocol/request_reader.h"
 #include "protocol/start.h"
 
 namespace {
 
 using namespace cppool::daemon;
 using cppool::StartFailure;
+using cppool::base::StdoutChannel;
 using cppool::base::UniqueFd;
 using Clock = std::chrono::steady_clock;
 
@@ -133,7 +134,8 @@ class Daemon {
   // destructors, which run after main, are watched over as requests are.
   int Run() {
     start_.stage = "process";
-    UniqueFd requests = TakeStdin();  // first: with stdin closed, the next descriptor opened would be 0
+    UniqueFd requests =
+        cppool::base::TakeStdin();  // first: with stdin closed, the next descriptor opened would be 0
     RestrainForkedChildren(requests.get(), answers_.fd());
     CatchTermination();
     CatchCrashes();
@@ -263,8 +265,8 @@ class Daemon {
     std::optional<std::chrono::milliseconds> idle_limit;
     if (options_.idle_exit_s > 0)
       idle_limit = std::chrono::milliseconds(std::max(1LL, std::llround(options_.idle_exit_s * 1000)));
-    RequestReader::Events events;
-    events.overtaken = [this](const IncomingRequest& request) {
+    cppool::protocol::RequestReader::Events events;
+    events.overtaken = [this](const cppool::protocol::IncomingRequest& request) {
       const std::lock_guard lock(overtaking_);
       WriteAnswer(dispatcher_->Overtake(request, queue_));
     };
@@ -362,9 +364,9 @@ class Daemon {
   CaseRegistry registry_;
   std::atomic<const std::string*> opening_{nullptr};  // the library of --case that is being loaded
   std::unique_ptr<Dispatcher> dispatcher_;            // there in all phases but kStarting
-  RequestQueue queue_;
+  cppool::protocol::RequestQueue queue_;
   std::mutex overtaking_;  // held while a request that overtakes has its effect and is answered
-  std::optional<RequestReader> requests_;
+  std::optional<cppool::protocol::RequestReader> requests_;
 };
 
 }  // namespace

@@ -7,7 +7,8 @@
 namespace cppool::daemon {
 
 MemoryMeeting::MemoryMeeting(int ranks, const std::optional<SamplingRule>& sampling,
-                             std::function<void(bool begin)> profile, std::shared_ptr<RunControl> control)
+                             std::function<void(bool begin)> profile,
+                             std::shared_ptr<protocol::RunControl> control)
     : ranks_(ranks),
       control_(std::move(control)),
       begun_(ranks),

@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "daemon/run_control.h"
 #include "daemon/sampling.h"
 #include "kernels/backend.h"
+#include "protocol/run_control.h"
 
 namespace cppool::daemon {
 
@@ -72,7 +72,7 @@ class MemoryMeeting : public Meeting {
   // `profile` begins and ends the profiler's range. `control`: of the run.
   MemoryMeeting(int ranks, const std::optional<SamplingRule>& sampling,
                 std::function<void(bool begin)> profile,
-                std::shared_ptr<RunControl> control = std::make_shared<RunControl>());
+                std::shared_ptr<protocol::RunControl> control = std::make_shared<protocol::RunControl>());
 
   bool Begin(int rank, bool clean) override;
   std::optional<Obstacle> FirstIteration(int rank) override;
@@ -95,7 +95,7 @@ class MemoryMeeting : public Meeting {
 
  private:
   const int ranks_;
-  const std::shared_ptr<RunControl> control_;
+  const std::shared_ptr<protocol::RunControl> control_;
   std::latch begun_;
   std::atomic<bool> unclean_{false};
   std::optional<Sampling> sampling_;

@@ -22,7 +22,7 @@
 #include <string>
 #include <string_view>
 
-#include "daemon/stdout_channel.h"
+#include "base/stdout_channel.h"
 
 namespace cppool::daemon {
 namespace {
@@ -63,7 +63,7 @@ class LabelledOutput {
     line_ += '\n';
     std::string_view line = line_;
     if (line.substr(label_.size()).starts_with(kLabel)) line.remove_prefix(label_.size());
-    const bool written = WriteAll(fd_, line);
+    const bool written = base::WriteAll(fd_, line);
     line_.resize(label_.size());
     return written;
   }
@@ -126,7 +126,7 @@ RankThread* ThisRankThread() try {
 ssize_t Write(void* cookie, const char* data, std::size_t size) {
   const int fd = static_cast<int>(reinterpret_cast<std::intptr_t>(cookie));
   RankThread* const thread = ThisRankThread();
-  if (!thread) return WriteAll(fd, {data, size}) ? static_cast<ssize_t>(size) : 0;
+  if (!thread) return base::WriteAll(fd, {data, size}) ? static_cast<ssize_t>(size) : 0;
   const std::lock_guard lock(mutex);
   return thread->outputs[fd == STDERR_FILENO].Add({data, size}) ? static_cast<ssize_t>(size) : 0;
 }

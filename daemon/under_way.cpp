@@ -18,7 +18,7 @@ Json OrNull(const std::string& text) { return text.empty() ? Json() : Json(text)
 
 }  // namespace
 
-void MarkCancelled(RunResult& result, const IncomingRequest& request) {
+void MarkCancelled(RunResult& result, const protocol::IncomingRequest& request) {
   std::string text = "cancelled";
   if (std::holds_alternative<protocol::RunRequest>(request.request()->operation)) {
     const protocol::RunRequest& run = *request.run();
@@ -36,7 +36,7 @@ void MarkCancelled(RunResult& result, const IncomingRequest& request) {
   result.failure = protocol::Failure{FailureKind::kCancelled, std::nullopt, "", text};
 }
 
-void UnderWay::Begin(RequestQueue::Entry request, Clock::time_point taken_up) {
+void UnderWay::Begin(protocol::RequestQueue::Entry request, Clock::time_point taken_up) {
   const std::lock_guard lock(mutex_);
   state_ = {std::move(request), taken_up, gettid(), nullptr};
 }

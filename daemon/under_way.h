@@ -13,13 +13,13 @@
 #include "daemon/case_run.h"
 #include "daemon/crash_reporter.h"
 #include "daemon/library_probe.h"
-#include "daemon/request_queue.h"
+#include "protocol/request_queue.h"
 #include "protocol/response.h"
 
 namespace cppool::daemon {
 
 // Makes it the answer to a request that has been cancelled, whatever came of it.
-void MarkCancelled(protocol::RunResult& result, const IncomingRequest& request);
+void MarkCancelled(protocol::RunResult& result, const protocol::IncomingRequest& request);
 
 // Thread-safe.
 class UnderWay {
@@ -27,7 +27,7 @@ class UnderWay {
   using Clock = std::chrono::steady_clock;
 
   // On the thread that handles a `run` or `validate`.
-  void Begin(RequestQueue::Entry request, Clock::time_point taken_up);
+  void Begin(protocol::RequestQueue::Entry request, Clock::time_point taken_up);
   void BeginList();  // on the same thread: a `list`
   void Loaded(LibraryKind kind, const std::string& file,
               const std::string& digest);            // a library that the request names
@@ -48,7 +48,7 @@ class UnderWay {
 
  private:
   struct State {
-    RequestQueue::Entry request;  // null: nothing is under way
+    protocol::RequestQueue::Entry request;  // null: nothing is under way
     Clock::time_point taken_up;
     pid_t thread = 0;                    // which handles it
     std::shared_ptr<const CaseRun> run;  // null: not on the ranks

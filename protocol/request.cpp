@@ -211,8 +211,9 @@ void CheckDigests(const RunRequest& run) {
                            Quoted(file));
 }
 
-RunRequest ReadRun(const Json& json) {
+RunRequest ReadRun(const Json& json, const RunOptions& defaults) {
   RunRequest run;
+  static_cast<RunOptions&>(run) = defaults;
   const auto params = json.find("params"), kwargs = json.find("kwargs"), name = json.find("case");
   if (params != json.end() && kwargs != json.end()) {
     throw InvalidRequest("\"params\" and \"kwargs\" are two forms of the same: give one");
@@ -237,13 +238,13 @@ RunRequest ReadRun(const Json& json) {
   return run;
 }
 
-Operation ReadOperands(const Json& json) {
+Operation ReadOperands(const Json& json, const RunOptions& defaults) {
   const std::string operation = ReadOperation(json);
   CheckKeys(json, operation);
   if (operation == "hello") return HelloRequest{};
   if (operation == "list") {
     const auto load = json.find("load");
-    return ListRequest{load == json.end() ? std::vector<std::string>() : ReadFiles(*load, "load")};
+    return ListRequest{load == json.end() ? defaults.load : ReadFiles(*load, "load")};
   }
   if (operation == "stats") return StatsRequest{};
   if (operation == "shutdown") return ShutdownRequest{};
@@ -254,8 +255,8 @@ Operation ReadOperands(const Json& json) {
       throw InvalidRequest("\"cancel\" has no \"cancels\": the id of a run that waits or runs");
     return CancelRequest{*found};
   }
-  if (operation == "validate") return ValidateRequest{ReadRun(json)};
-  return ReadRun(json);
+  if (operation == "validate") return ValidateRequest{ReadRun(json, defaults)};
+  return ReadRun(json, defaults);
 }
 
 // Without recursion: the nesting is the caller's.
@@ -353,7 +354,7 @@ std::vector<std::string> NamedLibraries(const RunRequest& request) {
   return files;
 }
 
-Request ParseRequest(std::string_view line) {
+Request ParseRequest(std::string_view line, const RunOptions& defaults) {
   std::optional<Json> id;
   try {
     if (line.size() > kMaxRequestBytes) {
@@ -370,7 +371,7 @@ Request ParseRequest(std::string_view line) {
     if (const auto found = json.find("id"); found != json.end()) id = *found;
     if (!parsed.overflow.empty()) throw InvalidRequest(parsed.overflow);
     if (parsed.duplicate) throw InvalidRequest("the key " + Quoted(*parsed.duplicate) + " is given twice");
-    return Request{id, ReadOperands(json)};
+    return Request{id, ReadOperands(json, defaults)};
   } catch (const RequestError&) {
     throw;
   } catch (const InvalidRequest& error) {

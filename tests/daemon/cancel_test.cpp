@@ -14,8 +14,8 @@
 namespace cppool::test {
 namespace {
 
-using daemon::IncomingRequest;
-using daemon::RequestQueue;
+using protocol::IncomingRequest;
+using protocol::RequestQueue;
 
 // A dispatcher with a queue. `Start` runs a request on a thread of its own.
 struct Overtaking {

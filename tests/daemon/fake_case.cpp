@@ -157,7 +157,7 @@ Inside::Inside(int world_size, daemon::FailureLimits limits, std::shared_ptr<Fak
 }
 
 std::optional<daemon::Answer> Inside::Handle(const protocol::LineReader::Line& line) {
-  return dispatcher->Handle(std::make_shared<daemon::IncomingRequest>(line));
+  return dispatcher->Handle(std::make_shared<protocol::IncomingRequest>(line));
 }
 
 Json Inside::Ask(const std::string& line) {

@@ -101,8 +101,8 @@ int Run(const std::string& kind, int places) {
       else
         runners.push_back(std::make_shared<RanksBehindText>(std::move(ranks)));
     }
-    const auto run =
-        std::make_shared<daemon::CaseRun>(runners, prepared, std::make_shared<daemon::RunControl>(), kLimits);
+    const auto run = std::make_shared<daemon::CaseRun>(runners, prepared,
+                                                       std::make_shared<protocol::RunControl>(), kLimits);
     static daemon::CaseRun* current = nullptr;
     current = run.get();
     static const daemon::CrashReporter reporter(

@@ -16,7 +16,6 @@
 #include "daemon/library_probe.h"
 #include "daemon/options.h"
 #include "daemon/rank_threads.h"
-#include "daemon/stdout_channel.h"
 #include "daemon/watchdog.h"
 #include "tests/catch.h"
 #include "tests/files.h"
@@ -45,36 +44,6 @@ daemon::ParsedOptions Parse(std::vector<const char*> arguments) {
 
 }  // namespace
 
-TEST_CASE("an answer larger than a pipe is written completely while it is read") {
-  Pipe pipe;
-  const std::string text(1'000'003, 'x');
-  auto read_all = std::async(std::launch::async, [fd = std::move(pipe.read_end)] {
-    std::string all;
-    char bytes[5000];
-    while (true) {
-      const ssize_t count = read(fd.get(), bytes, sizeof(bytes));
-      if (count <= 0) return all;
-      all.append(bytes, static_cast<std::size_t>(count));
-    }
-  });
-  {
-    daemon::StdoutChannel channel(std::move(pipe.write_end));
-    CHECK(channel.Write(text));
-  }
-  CHECK(read_all.get() == text);
-}
-
-TEST_CASE(
-    "writing an answer fails at its deadline if it is not read, and at once if the reader has closed the "
-    "pipe") {
-  std::signal(SIGPIPE, SIG_IGN);
-  Pipe pipe;
-  daemon::StdoutChannel channel(std::move(pipe.write_end));
-  CHECK_FALSE(channel.Write(std::string(1'000'000, 'x'), Clock::now() + 50ms));
-  pipe.read_end.Reset();
-  CHECK_FALSE(channel.Write("x"));
-}
-
 TEST_CASE("a library that does not return was given a time, which only a request's deadline cuts") {
   const auto failure = [](const char* file, Clock::duration to_deadline) -> std::string {
     try {
@@ -95,38 +64,6 @@ TEST_CASE("a library that does not return was given a time, which only a request
   const std::string late = failure(CPPOOL_ODD_CASE, -1ms);
   CHECK_THAT(late, Catch::Matchers::ContainsSubstring("there is no time to try it"));
   CHECK_THAT(late, !Catch::Matchers::ContainsSubstring("constructors"));
-}
-
-TEST_CASE("texts that several threads write at once are whole") {
-  Pipe pipe;
-  std::string all;
-  std::thread reader([&] {
-    char bytes[5000];
-    for (ssize_t count; (count = read(pipe.read_end.get(), bytes, sizeof(bytes))) > 0;)
-      all.append(bytes, static_cast<std::size_t>(count));
-  });
-  {
-    daemon::StdoutChannel channel(std::move(pipe.write_end));
-    std::vector<std::thread> writers;
-    for (const char letter : {'a', 'b', 'c'}) {
-      writers.emplace_back([&channel, letter] {
-        for (int i = 0; i < 30; ++i) {
-          channel.Write(std::string(20000, letter) + "\n");
-          channel.Write(std::string(10, letter) + "\n", Clock::now() + 60s);
-          channel.WriteIfReady(std::string(10, letter) + "\n");
-        }
-      });
-    }
-    for (std::thread& writer : writers) writer.join();
-  }
-  reader.join();
-  int lines = 0;
-  for (std::size_t at = 0; at < all.size(); ++lines) {
-    const std::size_t end = all.find('\n', at);
-    REQUIRE(all.find_first_not_of(all[at], at) == end);
-    at = end + 1;
-  }
-  CHECK(lines >= 180);
 }
 
 TEST_CASE("a deadline passes once, and only if it is armed") {

@@ -191,7 +191,8 @@ TEST_CASE("a runner alone is read on the thread that asks, and keeps what it rea
 TEST_CASE("the answer to a passed deadline has the failure of a rank that cannot be read") {
   const daemon::FailureLimits soon{0ms, 0ms, 0ms};
   daemon::CaseRun run({std::make_shared<StuckRanks>(RankPhase::kUnknown)},
-                      std::make_shared<daemon::PreparedRun>(), std::make_shared<daemon::RunControl>(), soon);
+                      std::make_shared<daemon::PreparedRun>(), std::make_shared<protocol::RunControl>(),
+                      soon);
   CHECK(run.Execute().fatal);
   const auto late = run.TimedOut(9000ms);
   CHECK(late.ranks[0].error == daemon::kNoPlace);

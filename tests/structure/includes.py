@@ -20,7 +20,7 @@ ALLOWED = {
     # base includes nothing else of the project, and protocol only base.
     "protocol/base/include": [],
     "protocol/base": ["protocol/base/include"],
-    "protocol/include": [],
+    "protocol/include": ["protocol/base/include"],
     "protocol": PROTOCOL_PUBLIC,
     # kernels, public headers.
     "kernels/include/cppool": [],

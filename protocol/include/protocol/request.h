@@ -69,8 +69,8 @@ class RequestError : public InvalidRequest {
 
 // At most kMaxRequestBytes, nesting at most kMaxNesting (never by recursion deeper than that), UTF-8, a JSON
 // object, known keys, right types and ranges. Throws RequestError that names what is wrong and what is
-// allowed.
-Request ParseRequest(std::string_view line);
+// allowed. `defaults` has the members that a `run` or `validate` does not have, and `load` that of a `list`.
+Request ParseRequest(std::string_view line, const RunOptions& defaults = {});
 
 // The request of a client. Throws InvalidRequest, as ParseRequest does, for options that are out of range.
 RunRequest MakeRun(const RunOptions& options, Json params);

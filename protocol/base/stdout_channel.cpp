@@ -1,4 +1,4 @@
-#include "daemon/stdout_channel.h"
+#include "base/stdout_channel.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -10,7 +10,7 @@
 #include <system_error>
 #include <utility>
 
-namespace cppool::daemon {
+namespace cppool::base {
 namespace {
 
 [[noreturn]] void ThrowErrno(const char* what) {
@@ -22,11 +22,11 @@ namespace {
 constexpr int kPipeBytes = 1 << 20;
 
 // A copy above 2 that children do not inherit. A pipe gets a larger buffer, where the system allows it.
-base::UniqueFd MoveAway(int fd, const char* what) {
+UniqueFd MoveAway(int fd, const char* what) {
   const int moved = fcntl(fd, F_DUPFD_CLOEXEC, 3);
   if (moved < 0) ThrowErrno(what);
   fcntl(moved, F_SETPIPE_SZ, kPipeBytes);
-  return base::UniqueFd(moved);
+  return UniqueFd(moved);
 }
 
 }  // namespace
@@ -59,7 +59,7 @@ bool WriteAll(int fd, std::string_view text, std::optional<std::chrono::steady_c
 }
 
 StdoutChannel StdoutChannel::TakeStdout() {
-  base::UniqueFd original = MoveAway(STDOUT_FILENO, "stdout is closed: there is no channel for answers");
+  UniqueFd original = MoveAway(STDOUT_FILENO, "stdout is closed: there is no channel for answers");
   if (fcntl(STDERR_FILENO, F_GETFD) < 0) {
     const int null = open("/dev/null", O_WRONLY);
     if (null < 0 || (null != STDERR_FILENO && dup2(null, STDERR_FILENO) < 0)) ThrowErrno("stderr is closed");
@@ -69,7 +69,7 @@ StdoutChannel StdoutChannel::TakeStdout() {
   return StdoutChannel(std::move(original));
 }
 
-StdoutChannel::StdoutChannel(base::UniqueFd fd) : fd_(std::move(fd)) {}
+StdoutChannel::StdoutChannel(UniqueFd fd) : fd_(std::move(fd)) {}
 
 bool StdoutChannel::Write(std::string_view text, std::optional<Clock::time_point> deadline) {
   std::unique_lock lock(*mutex_, std::defer_lock);
@@ -88,11 +88,11 @@ bool StdoutChannel::WriteIfReady(std::string_view text) {
   return lock && poll(&ready, 1, 0) == 1 && WriteAll(fd_.get(), text);
 }
 
-base::UniqueFd TakeStdin() {
-  base::UniqueFd original = MoveAway(STDIN_FILENO, "stdin is closed: there are no requests to read");
-  base::UniqueFd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
+UniqueFd TakeStdin() {
+  UniqueFd original = MoveAway(STDIN_FILENO, "stdin is closed: there are no requests to read");
+  UniqueFd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!null || dup2(null.get(), STDIN_FILENO) < 0) ThrowErrno("/dev/null");
   return original;
 }
 
-}  // namespace cppool::daemon
+}  // namespace cppool::base

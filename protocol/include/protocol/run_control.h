@@ -6,7 +6,7 @@
 #include <functional>
 #include <mutex>
 
-namespace cppool::daemon {
+namespace cppool::protocol {
 
 // Shared by the thread that cancels, the one that answers, and the ranks.
 class RunControl {
@@ -34,4 +34,4 @@ class RunControl {
   bool closed_ = false;
 };
 
-}  // namespace cppool::daemon
+}  // namespace cppool::protocol

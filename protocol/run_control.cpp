@@ -1,9 +1,9 @@
-#include "daemon/run_control.h"
+#include "protocol/run_control.h"
 
 #include <algorithm>
 #include <utility>
 
-namespace cppool::daemon {
+namespace cppool::protocol {
 
 bool RunControl::Cancel() {
   const std::lock_guard lock(mutex_);
@@ -46,4 +46,4 @@ bool RunControl::closed() const {
   return closed_;
 }
 
-}  // namespace cppool::daemon
+}  // namespace cppool::protocol

@@ -9,23 +9,23 @@
 #include <string>
 #include <variant>
 
-#include "daemon/run_control.h"
 #include "protocol/framing.h"
 #include "protocol/request.h"
+#include "protocol/run_control.h"
 
-namespace cppool::daemon {
+namespace cppool::protocol {
 
-// A line of stdin, parsed.
+// A line of stdin, parsed as ParseRequest does.
 struct IncomingRequest {
-  explicit IncomingRequest(const protocol::LineReader::Line& line);
+  explicit IncomingRequest(const LineReader::Line& line, const RunOptions& defaults = {});
 
-  const protocol::Request* request() const { return std::get_if<protocol::Request>(&content); }
-  const protocol::RunRequest* run() const;  // of `run` and `validate`; else null
-  const std::optional<protocol::Json>& id() const;
+  const Request* request() const { return std::get_if<Request>(&content); }
+  const RunRequest* run() const;  // of `run` and `validate`; else null
+  const std::optional<Json>& id() const;
   bool Overtakes() const;    // `cancel` and `status` do not wait for their turn
   bool MayTakeLong() const;  // runs a case or opens libraries: others may want to overtake it
 
-  const std::variant<protocol::Request, protocol::RequestError> content;
+  const std::variant<Request, RequestError> content;
   RunControl control;  // of `run` and `validate`
 };
 
@@ -47,7 +47,7 @@ class RequestQueue {
     Entry waited;
     std::string error;
   };
-  Cancelled Cancel(const protocol::Json& id);
+  Cancelled Cancel(const Json& id);
 
  private:
   mutable std::mutex mutex_;
@@ -55,4 +55,4 @@ class RequestQueue {
   Entry under_way_;
 };
 
-}  // namespace cppool::daemon
+}  // namespace cppool::protocol

@@ -11,10 +11,10 @@
 #include <thread>
 
 #include "base/unique_fd.h"
-#include "daemon/request_queue.h"
 #include "protocol/framing.h"
+#include "protocol/request_queue.h"
 
-namespace cppool::daemon {
+namespace cppool::protocol {
 
 class RequestReader {
  public:
@@ -30,9 +30,9 @@ class RequestReader {
 
   // `queue`: gets the requests that wait; it must outlive this. `stop_fd` (not owned, -1: none) becomes
   // readable when reading must stop (SIGTERM). `idle_limit`: how long Next() waits for the first byte of a
-  // line. Throws std::system_error.
+  // line. `defaults`: as ParseRequest has it. Throws std::system_error.
   RequestReader(base::UniqueFd input, int stop_fd, RequestQueue& queue, Events events,
-                std::optional<std::chrono::milliseconds> idle_limit = {});
+                std::optional<std::chrono::milliseconds> idle_limit = {}, RunOptions defaults = {});
   ~RequestReader();  // waits for events that have begun
   RequestReader(const RequestReader&) = delete;
   RequestReader& operator=(const RequestReader&) = delete;
@@ -63,6 +63,7 @@ class RequestReader {
   base::UniqueFd input_;
   const int stop_fd_;
   const std::optional<std::chrono::milliseconds> idle_limit_;
+  const RunOptions defaults_;
   std::optional<Clock::time_point> waiting_since_;  // the first Arrives before Next
   bool idled_ = false;
 
@@ -72,7 +73,7 @@ class RequestReader {
 
   // Guards all below, and reading from `input_`.
   std::mutex mutex_;
-  protocol::LineReader lines_;
+  LineReader lines_;
   bool ended_ = false;    // there is nothing more to read
   bool stopped_ = false;  // by a stop or the idle limit
   bool ahead_ = false;    // the thread may read
@@ -82,4 +83,4 @@ class RequestReader {
   std::thread thread_;
 };
 
-}  // namespace cppool::daemon
+}  // namespace cppool::protocol

@@ -1,4 +1,4 @@
-#include "daemon/request_reader.h"
+#include "protocol/request_reader.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -15,13 +15,11 @@
 #include <tuple>
 #include <utility>
 
-namespace cppool::daemon {
+namespace cppool::protocol {
 namespace {
 
-using Line = protocol::LineReader::Line;
-
 // An empty line is no request.
-bool IsEmpty(const Line& line) {
+bool IsEmpty(const LineReader::Line& line) {
   return !line.overlong && line.text.find_first_not_of(" \t\r") == std::string::npos;
 }
 
@@ -39,15 +37,16 @@ int MillisecondsUntil(std::chrono::steady_clock::time_point time) {
 }  // namespace
 
 RequestReader::RequestReader(base::UniqueFd input, int stop_fd, RequestQueue& queue, Events events,
-                             std::optional<std::chrono::milliseconds> idle_limit)
+                             std::optional<std::chrono::milliseconds> idle_limit, RunOptions defaults)
     : queue_(queue),
       events_(std::move(events)),
       input_(std::move(input)),
       stop_fd_(stop_fd),
       idle_limit_(idle_limit),
+      defaults_(std::move(defaults)),
       epoll_(OrThrow(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       wake_(OrThrow(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
-      lines_(protocol::kMaxRequestBytes) {
+      lines_(kMaxRequestBytes) {
   epoll_event event{EPOLLIN, {.fd = wake_.get()}};
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) != 0)
     throw std::system_error(errno, std::generic_category(), "epoll_ctl");
@@ -138,7 +137,7 @@ void RequestReader::TakeLines(std::unique_lock<std::mutex>& lock) {
     if (!line && ended_ && !stopped_) line = lines_.Finish();
     if (!line) return;
     if (IsEmpty(*line)) continue;
-    const auto request = std::make_shared<IncomingRequest>(*line);
+    const auto request = std::make_shared<IncomingRequest>(*line, defaults_);
     if (!request->Overtakes()) {
       queue_.Push(request);
       continue;
@@ -199,4 +198,4 @@ void RequestReader::ReadAhead(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-}  // namespace cppool::daemon
+}  // namespace cppool::protocol

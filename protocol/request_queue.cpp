@@ -1,25 +1,24 @@
-#include "daemon/request_queue.h"
+#include "protocol/request_queue.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "protocol/json_text.h"
 
-namespace cppool::daemon {
+namespace cppool::protocol {
 namespace {
 
 constexpr std::size_t kMostNamed = 8;  // ids in an error's text
 
-std::variant<protocol::Request, protocol::RequestError> Parse(const protocol::LineReader::Line& line) {
+std::variant<Request, RequestError> Parse(const LineReader::Line& line, const RunOptions& defaults) {
   try {
     if (line.overlong) {
-      throw protocol::RequestError("a request line has at most " +
-                                       std::to_string(protocol::kMaxRequestBytes) + " bytes; this one has " +
-                                       std::to_string(line.text.size() + line.dropped),
-                                   std::nullopt);
+      throw RequestError("a request line has at most " + std::to_string(kMaxRequestBytes) +
+                             " bytes; this one has " + std::to_string(line.text.size() + line.dropped),
+                         std::nullopt);
     }
-    return protocol::ParseRequest(line.text);
-  } catch (const protocol::RequestError& error) {
+    return ParseRequest(line.text, defaults);
+  } catch (const RequestError& error) {
     return error;
   }
 }
@@ -28,26 +27,26 @@ bool CanBeCancelled(const IncomingRequest& request) { return request.run() && re
 
 }  // namespace
 
-IncomingRequest::IncomingRequest(const protocol::LineReader::Line& line) : content(Parse(line)) {}
+IncomingRequest::IncomingRequest(const LineReader::Line& line, const RunOptions& defaults)
+    : content(Parse(line, defaults)) {}
 
-const protocol::RunRequest* IncomingRequest::run() const {
+const RunRequest* IncomingRequest::run() const {
   if (!request()) return nullptr;
-  if (const auto* validate = std::get_if<protocol::ValidateRequest>(&request()->operation))
-    return &validate->run;
-  return std::get_if<protocol::RunRequest>(&request()->operation);
+  if (const auto* validate = std::get_if<ValidateRequest>(&request()->operation)) return &validate->run;
+  return std::get_if<RunRequest>(&request()->operation);
 }
 
-const std::optional<protocol::Json>& IncomingRequest::id() const {
-  return request() ? request()->id : std::get<protocol::RequestError>(content).id;
+const std::optional<Json>& IncomingRequest::id() const {
+  return request() ? request()->id : std::get<RequestError>(content).id;
 }
 
 bool IncomingRequest::Overtakes() const {
-  return request() && (std::holds_alternative<protocol::CancelRequest>(request()->operation) ||
-                       std::holds_alternative<protocol::StatusRequest>(request()->operation));
+  return request() && (std::holds_alternative<CancelRequest>(request()->operation) ||
+                       std::holds_alternative<StatusRequest>(request()->operation));
 }
 
 bool IncomingRequest::MayTakeLong() const {
-  return run() || (request() && std::holds_alternative<protocol::ListRequest>(request()->operation));
+  return run() || (request() && std::holds_alternative<ListRequest>(request()->operation));
 }
 
 std::size_t RequestQueue::waiting() const {
@@ -73,14 +72,14 @@ RequestQueue::Entry RequestQueue::under_way() const {
   return under_way_;
 }
 
-RequestQueue::Cancelled RequestQueue::Cancel(const protocol::Json& id) {
+RequestQueue::Cancelled RequestQueue::Cancel(const Json& id) {
   const std::lock_guard lock(mutex_);
   const auto meant = [&](const Entry& entry) { return CanBeCancelled(*entry) && *entry->id() == id; };
   const bool running = under_way_ && meant(under_way_) && !under_way_->control.closed();
   const auto matches = running + std::count_if(waiting_.begin(), waiting_.end(), meant);
   if (matches > 1)
-    return {nullptr, std::to_string(matches) + " requests that wait or run have the id " +
-                         protocol::EchoValue(id) + ": none is cancelled"};
+    return {nullptr, std::to_string(matches) + " requests that wait or run have the id " + EchoValue(id) +
+                         ": none is cancelled"};
   if (running && under_way_->control.Cancel()) return {};
   if (const auto found = std::find_if(waiting_.begin(), waiting_.end(), meant); found != waiting_.end()) {
     Entry waited = std::move(*found);
@@ -92,13 +91,13 @@ RequestQueue::Cancelled RequestQueue::Cancel(const protocol::Json& id) {
   const auto name = [&](const Entry& entry, const char* what) {
     if (!CanBeCancelled(*entry)) return;
     if (named == kMostNamed) return static_cast<void>(++unnamed);
-    known += (named++ ? ", " : "") + protocol::EchoValue(*entry->id()) + what;
+    known += (named++ ? ", " : "") + EchoValue(*entry->id()) + what;
   };
   if (under_way_ && !under_way_->control.closed()) name(under_way_, " runs");
   for (const Entry& entry : waiting_) name(entry, " waits");
   if (unnamed > 0) known += ", and " + std::to_string(unnamed) + " more wait";
-  return {nullptr, "no `run` or `validate` with the id " + protocol::EchoValue(id) + " waits or runs" +
+  return {nullptr, "no `run` or `validate` with the id " + EchoValue(id) + " waits or runs" +
                        (known.empty() ? ": none does" : " (" + known + ")") + "; it is answered or unknown"};
 }
 
-}  // namespace cppool::daemon
+}  // namespace cppool::protocol

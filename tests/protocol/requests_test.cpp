@@ -1,5 +1,5 @@
 // The queue of requests and their reader: what is read ahead, what overtakes, and when nothing is read.
-#include "daemon/request_reader.h"
+#include "protocol/request_reader.h"
 
 #include <fcntl.h>
 #include <sys/eventfd.h>
@@ -20,9 +20,9 @@ namespace {
 
 using namespace std::chrono_literals;
 using base::UniqueFd;
-using daemon::IncomingRequest;
-using daemon::RequestQueue;
+using protocol::IncomingRequest;
 using protocol::Json;
+using protocol::RequestQueue;
 
 RequestQueue::Entry Parsed(const std::string& line) {
   return std::make_shared<IncomingRequest>(protocol::LineReader::Line{line});
@@ -36,7 +36,7 @@ struct Requests {
     input = UniqueFd(fds[1]);
     reader.emplace(UniqueFd(fds[0]), stop.get(), queue, Events(), idle_limit);
   }
-  daemon::RequestReader::Events Events() {
+  protocol::RequestReader::Events Events() {
     return {[this](const IncomingRequest& request) {
               const std::lock_guard lock(mutex);
               overtaken.push_back(*request.id());
@@ -71,7 +71,7 @@ struct Requests {
   std::condition_variable changed;
   std::vector<Json> overtaken;
   int ticks = 0;
-  std::optional<daemon::RequestReader> reader;  // last: its thread uses the others
+  std::optional<protocol::RequestReader> reader;  // last: its thread uses the others
 };
 
 // Another request may want to overtake it.
@@ -197,7 +197,7 @@ TEST_CASE("an input that cannot be read ahead is an error of the next request") 
   UniqueFd other(open(ptsname(terminal.get()), O_RDWR | O_NOCTTY | O_CLOEXEC));
   REQUIRE(write(other.get(), "{\"id\": 1}\n", 10) == 10);
   RequestQueue queue;
-  daemon::RequestReader reader(std::move(terminal), -1, queue, {[](const auto&) {}, [] {}});
+  protocol::RequestReader reader(std::move(terminal), -1, queue, {[](const auto&) {}, [] {}});
   CHECK(reader.Next()->id() == Json(1));
   other.Reset();  // reading the terminal fails from now on
   CHECK_THROWS_AS(reader.Next(), std::system_error);
@@ -249,7 +249,7 @@ TEST_CASE("a cancel of an id that two runs have cancels none, and a long list of
 }
 
 TEST_CASE("ranks are stopped at the first iteration that none had begun when the cancel came") {
-  daemon::RunControl control;
+  protocol::RunControl control;
   int notified = 0;
   control.OnCancel([&] { ++notified; });
   CHECK(control.MayBegin(0));

@@ -10,7 +10,7 @@
 
 #include "base/unique_fd.h"
 
-namespace cppool::daemon {
+namespace cppool::base {
 
 // Writes `text` to `fd`, also one that somebody made non-blocking, in parts of at most PIPE_BUF bytes. False
 // when not all of it was written by `deadline`, or it cannot be written: nobody reads any more. Without a
@@ -27,7 +27,7 @@ class StdoutChannel {
   // anything can write to fd 1. Throws std::system_error when there is no stdout.
   static StdoutChannel TakeStdout();
 
-  explicit StdoutChannel(base::UniqueFd fd);
+  explicit StdoutChannel(UniqueFd fd);
   int fd() const { return fd_.get(); }
 
   // Writes `text`, which no other thread's text interrupts; false when not all of it was written by
@@ -40,11 +40,11 @@ class StdoutChannel {
 
  private:
   std::unique_ptr<std::timed_mutex> mutex_ = std::make_unique<std::timed_mutex>();
-  base::UniqueFd fd_;
+  UniqueFd fd_;
 };
 
 // Moves fd 0, which has the requests, and makes it /dev/null, so that nothing else can read them. Throws
 // std::system_error.
-base::UniqueFd TakeStdin();
+UniqueFd TakeStdin();
 
-}  // namespace cppool::daemon
+}  // namespace cppool::base
