@@ -47,6 +47,7 @@ int Main(const std::vector<std::string>& words, const Streams& streams) {
   AddList(app, streams, &exit_code);
   AddDoctor(app, streams, &exit_code);
   AddServe(app, streams, &exit_code);
+  AddPipe(app, streams, &exit_code);
   try {
     CheckSubcommand(app, words);
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 expects the last word first

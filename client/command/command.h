@@ -36,6 +36,7 @@ void AddBench(CLI::App& app, const Streams& streams, int* exit_code);
 void AddList(CLI::App& app, const Streams& streams, int* exit_code);
 void AddDoctor(CLI::App& app, const Streams& streams, int* exit_code);
 void AddServe(CLI::App& app, const Streams& streams, int* exit_code);  // and `ps` and `stop`
+void AddPipe(CLI::App& app, const Streams& streams, int* exit_code);
 
 // These options of every subcommand choose its daemon.
 struct DaemonArguments {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/new_file.h"
+#include "client/command/libraries.h"
 #include "client/command/sweep.h"
 #include "client/suite/repeat.h"
 #include "client/suite/suite.h"

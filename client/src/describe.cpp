@@ -33,6 +33,12 @@ Json Describe(const PoolError& error) {
   return json;
 }
 
+std::string WithoutTail(const PoolError& error) {
+  std::string text = error.what();
+  if (!error.stderr_tail().empty()) text.resize(text.rfind(kTailTitle));
+  return text;
+}
+
 void AddLost(const std::string& flaky, const std::vector<LostAttempt>& lost, Json* json) {
   if (!flaky.empty()) (*json)["flaky"] = flaky;
   for (const LostAttempt& attempt : lost) {

@@ -12,6 +12,8 @@ namespace cppool::client {
 
 Json Describe(const Crash& crash);      // {"error", "rank", "stage", "case", "library", "stack"}
 Json Describe(const PoolError& error);  // as <cppool/client.h> has it at CPPOOL_CLIENT_NO_ANSWER
+inline constexpr const char* kTailTitle = "\nthe end of its stderr:\n";
+std::string WithoutTail(const PoolError& error);  // what() without the tail of stderr
 // Sets "flaky" and "lost", a list of {"kind", "error", "stderr_tail", "crash" where it is known}, unless they
 // are empty.
 void AddLost(const std::string& flaky, const std::vector<LostAttempt>& lost, Json* json);
