@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "kernels/runtime.h"
+#include "kernels/runtime/common/seam_table.h"
 #include "kernels/runtime/common/stage_tally.h"
 #include "kernels/runtime/cuda/device_faults.h"
 #include "kernels/signal_stack.h"
@@ -61,7 +62,16 @@ CudaRank::CudaRank(std::shared_ptr<CommWorld> world, int rank)
   }
   marks_.Announce(main_stream(), "main", true);
   ranges_.Name(main_stream(), "main");
-  FillTable(this, &table_);
+  table_.abi = CPPOOL_RUNTIME_ABI;
+  table_.struct_size = sizeof(cppool_runtime);
+  table_.backend = "cuda";
+  table_.transport = world_->transport();
+  table_.rank = rank_;
+  table_.world_size = world_->size();
+  table_.device = device_;
+  table_.stream = reinterpret_cast<cppool_stream>(main_stream());
+  table_.self = this;
+  FillSeam<CudaRank>(&table_);
 }
 
 CudaRank::~CudaRank() {
@@ -297,6 +307,14 @@ void CudaRank::FreeHost(void* pointer) {
   host_heap_.Free(pointer);
 }
 
+void CudaRank::Copy(void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
+  if (bytes) CheckCuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "copying");
+}
+
+void CudaRank::Fill(void* to, int byte, std::size_t bytes, cudaStream_t stream) {
+  if (bytes) CheckCuda(cudaMemsetAsync(to, byte, bytes, stream), "filling");
+}
+
 void CudaRank::AddStream() {
   cudaStream_t stream = nullptr;
   CheckCuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
@@ -352,6 +370,17 @@ void CudaRank::DestroyEvent(cudaEvent_t event) {
   recorded_.erase(event);
   // Its last record may be pending, and a wait for a new event must not wait.
   retired_events_.push_back(event);
+}
+
+void CudaRank::Record(cudaEvent_t event, cudaStream_t stream) {
+  CheckCuda(cudaEventRecord(event, stream), "recording an event");
+  recorded_[event] = marks_.Here(stream);
+}
+
+void CudaRank::WaitFor(cudaStream_t stream, cudaEvent_t event) {
+  CheckCuda(cudaStreamWaitEvent(stream, event, 0), "waiting for an event");
+  const auto recorded = recorded_.find(event);
+  if (recorded != recorded_.end()) marks_.NoteWait(stream, recorded->second);
 }
 
 void CudaRank::RunHostCall(void* call) noexcept {
@@ -413,7 +442,7 @@ void CudaRank::Synchronize(cudaStream_t stream) {
   ThrowHostFailure();
 }
 
-void CudaRank::Mark(cudaStream_t stream, const char* stage) {
+void CudaRank::MarkStage(cudaStream_t stream, const char* stage) {
   if (trace_) trace_->recorder().MarkCalls(reinterpret_cast<cppool_stream>(stream), stage, iteration_);
   marks_.Mark(stream, stage, iteration_);
   ranges_.Enter(stream, stage);
@@ -457,70 +486,6 @@ std::vector<StreamProgress> CudaRank::Progress() const {
     stream.idle = false;
   }
   return progress;
-}
-
-CommGroup CudaRank::GroupOf(GroupShape shape) {
-  const CommGroup known = world_->group(rank_, shape);
-  if (known.comm) return known;
-  if (InGroup()) throw RuntimeError(CPPOOL_INTERNAL, "group_of between group_start and group_end");
-  const TraceRecorder::Call call(Recorder(), "open communicator");
-  // NCCL splits a communicator only while it is idle.
-  for (const OwnedStream& owned : streams_) {
-    if (owned.used) WaitFor(owned.stream);
-  }
-  const WarmUpBuffers buffers(&table_);
-  const CommGroup made = world_->MakeGroup(rank_, shape);
-  WarmUpGroup(*this, made, buffers);
-  return made;
-}
-
-// A case may pass a communicator of its own: it is noted as if it were the world's.
-void CudaRank::BeginTransfer(cudaStream_t stream, const char* what, std::size_t bytes, int peer,
-                             cppool_comm comm) {
-  const CommGroup group = world_->group(rank_, comm);
-  const int world_rank = group.comm ? group.shape.WorldRank(rank_, peer) : peer;
-  marks_.Note(stream, {what, " rank ", world_rank, ""});
-  if (trace_) TraceCall(stream, what, bytes, group.comm ? group.size : world_->size(), world_rank);
-}
-
-void CudaRank::BeginCollective(cudaStream_t stream, const CollectiveCall& call, cppool_comm comm) {
-  const CommGroup group = world_->group(rank_, comm);
-  const int ranks = group.comm ? group.size : world_->size();
-  marks_.Note(stream, {NameOf(call.what), " with ", ranks, " ranks"});
-  if (trace_) TraceCall(stream, NameOf(call.what), call.bytes(), ranks, TraceSlice::kNoPeer);
-}
-
-void CudaRank::TraceCall(cudaStream_t stream, std::string_view what, std::size_t bytes, int ranks, int peer) {
-  const std::string_view name = what.substr(0, what.find(' '));  // "send" of "send to"
-  const int track = static_cast<int>(marks_.Here(stream).track);
-  trace_->recorder().NameStream(track, marks_.NameOf(stream));
-  TraceSlice* const slice = trace_->recorder().Add(TraceSlice::Kind::kTransfer, track, name, iteration_);
-  if (slice) {
-    slice->bytes = bytes;
-    slice->ranks = ranks;
-    slice->peer = peer;
-  }
-  trace_->BeginCall(stream, slice);
-}
-
-void CudaRank::EndCall() {
-  if (trace_) trace_->EndCall();
-}
-
-void CudaRank::GroupStart() {
-  world_->GroupStart(rank_);
-  if (trace_) trace_->GroupStart();
-}
-
-void CudaRank::GroupEnd() {
-  if (trace_) trace_->BeginGroupEnd();
-  world_->GroupEnd(rank_);
-  if (trace_) trace_->EndGroupEnd();
-}
-
-void CudaRank::NoteWait(cudaStream_t stream, cudaEvent_t event) {
-  const auto recorded = recorded_.find(event);
-  if (recorded != recorded_.end()) marks_.NoteWait(stream, recorded->second);
 }
 
 }  // namespace cppool::kernels::cuda

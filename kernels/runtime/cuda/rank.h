@@ -67,32 +67,35 @@ class CudaRank : public RankRuntime {
   int device() const { return device_; }
   cudaStream_t main_stream() const { return streams_.front().stream; }
 
-  // These are the table's functions.
+  // The seam, with exceptions: FillSeam turns them into statuses.
+  using Stream = cudaStream_t;
+  using Event = cudaEvent_t;
   void* Allocate(std::size_t bytes, cudaStream_t stream);
   void Free(void* pointer, cudaStream_t stream);
   void* AllocateHost(std::size_t bytes);
   void FreeHost(void* pointer);
+  void Copy(void* to, const void* from, std::size_t bytes, cudaStream_t stream);
+  void Fill(void* to, int byte, std::size_t bytes, cudaStream_t stream);
   cudaStream_t CreateStream();
   void DestroyStream(cudaStream_t stream);
-  cudaEvent_t CreateEvent();
-  void DestroyEvent(cudaEvent_t event);
-  void Enqueue(cudaStream_t stream, void (*function)(void*), void* argument);
   // Waits for the stream's work. Left only by its end, a failure or the world's abort: the daemon's watchdog
   // keeps the deadline.
   void Synchronize(cudaStream_t stream);
-  void Mark(cudaStream_t stream, const char* stage);
-  // The rank's communicator of a shape. A new one is made together with all other ranks, and used once.
-  CommGroup GroupOf(GroupShape shape);
-  // Before and after a call on a communicator: for Progress, and for a trace. `what`: "send to",
-  // "recv from".
-  void BeginTransfer(cudaStream_t stream, const char* what, std::size_t bytes, int peer, cppool_comm comm);
-  void BeginCollective(cudaStream_t stream, const CollectiveCall& call, cppool_comm comm);
-  void EndCall();
+  cudaEvent_t CreateEvent();
+  void DestroyEvent(cudaEvent_t event);
+  void Record(cudaEvent_t event, cudaStream_t stream);
+  void WaitFor(cudaStream_t stream, cudaEvent_t event);
+  void Enqueue(cudaStream_t stream, void (*function)(void*), void* argument);
+  // The rank's communicator of a shape. NULL: it has not been made.
+  cppool_comm Group(GroupShape shape, int* rank, int* size);
+  // A new one is made together with all other ranks, and used once.
+  cppool_comm GroupOf(GroupShape shape, int* rank, int* size);
   void GroupStart();
   void GroupEnd();
-  // For Progress: the waits for other streams.
-  void NoteRecord(cudaEvent_t event, cudaStream_t stream) { recorded_[event] = marks_.Here(stream); }
-  void NoteWait(cudaStream_t stream, cudaEvent_t event);
+  void Send(const void* data, std::size_t bytes, int peer, cppool_comm comm, cudaStream_t stream);
+  void Recv(void* data, std::size_t bytes, int peer, cppool_comm comm, cudaStream_t stream);
+  void Collect(const CollectiveCall& call, cppool_comm comm, cudaStream_t stream);
+  void MarkStage(cudaStream_t stream, const char* stage);
 
   LastError& last_error() { return last_error_; }
 
@@ -109,6 +112,11 @@ class CudaRank : public RankRuntime {
   struct HostCall;
   static void RunHostCall(void* call) noexcept;
   TraceRecorder* Recorder() { return trace_ ? &trace_->recorder() : nullptr; }
+  // Before and after a call on a communicator: for Progress, and for a trace. `what`: "send to", "recv from".
+  void BeginTransfer(cudaStream_t stream, const char* what, std::size_t bytes, int peer, cppool_comm comm);
+  void EndCall() {
+    if (trace_) trace_->EndCall();
+  }
   void TraceCall(cudaStream_t stream, std::string_view what, std::size_t bytes, int ranks, int peer);
   void ThrowHostFailure();
   void WaitFor(cudaStream_t stream);
@@ -142,9 +150,6 @@ class CudaRank : public RankRuntime {
   // When a stream is stuck, host functions may run after the rank is destroyed: they share the ownership.
   std::shared_ptr<HostFailure> host_failure_;  // of this case
 };
-
-// Fills in the table's functions (seam.cpp), each of which turns exceptions into a status.
-void FillTable(CudaRank* rank, cppool_runtime* table);
 
 // warm_up.cpp: uses every communicator of the rank once, with all its peers, so that no connection is made
 // during a case.

@@ -12,6 +12,7 @@
 
 #include "kernels/error.h"
 #include "kernels/runtime.h"
+#include "kernels/runtime/common/seam_table.h"
 
 namespace cppool::kernels::host {
 HostRank::HostRank(std::shared_ptr<HostWorld> world, int rank) : world_(std::move(world)), rank_(rank) {
@@ -23,7 +24,7 @@ HostRank::HostRank(std::shared_ptr<HostWorld> world, int rank) : world_(std::mov
   seam_.world_size = world_->size();
   seam_.device = -1;
   seam_.self = this;
-  FillSeam(&seam_);
+  FillSeam<HostRank>(&seam_);
   streams_.push_back(NewStream(0));
   streams_[0]->name = "main";
   seam_.stream = reinterpret_cast<cppool_stream>(streams_[0].get());
@@ -228,7 +229,7 @@ void HostRank::Poison(void* ptr, std::size_t bytes, bool untouched) const noexce
   }
 }
 
-void* HostRank::Alloc(std::size_t bytes, cppool_stream stream) {
+void* HostRank::Allocate(std::size_t bytes, cppool_stream stream) {
   const TraceRecorder::Call call(trace_.get(), "allocate");
   HostStream& at = At(stream);
   if (bytes == 0) return nullptr;
@@ -268,7 +269,7 @@ void HostRank::CheckGuards(const void* ptr, std::size_t bytes) noexcept {
 
 void HostRank::CountReleased(std::size_t bytes) { held_bytes_.fetch_sub(bytes, std::memory_order_relaxed); }
 
-void* HostRank::AllocHost(std::size_t bytes) {
+void* HostRank::AllocateHost(std::size_t bytes) {
   const TraceRecorder::Call call(trace_.get(), "allocate");
   if (bytes == 0) return nullptr;
   void* ptr = Take(bytes);
@@ -415,7 +416,7 @@ void HostRank::Break(DeviceFault fault, void* byte, cppool_stream stream) {
       break;
     case DeviceFault::kOutOfBounds: {
       constexpr std::size_t kBytes = 4096;
-      auto* const memory = static_cast<std::byte*>(Alloc(kBytes, stream));
+      auto* const memory = static_cast<std::byte*>(Allocate(kBytes, stream));
       Enqueue(stream, [memory] { std::memset(memory + kBytes, 0, sizeof(double)); });
       Free(memory, stream);
       break;
@@ -536,7 +537,7 @@ namespace cppool::kernels {
 void Enqueue(cppool_runtime* rt, cppool_stream stream, std::function<void()> work) {
   if (std::string_view(rt->backend) != "host")
     throw RuntimeError(CPPOOL_INTERNAL, "Enqueue needs the host backend");
-  host::HostRank::Of(rt).Enqueue(stream, std::move(work));
+  static_cast<host::HostRank*>(rt->self)->Enqueue(stream, std::move(work));
 }
 
 }  // namespace cppool::kernels

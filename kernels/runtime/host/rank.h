@@ -59,14 +59,14 @@ class HostRank final : public RankRuntime {
   bool Idle() const;  // any thread: no stream has work
   int rank() const { return rank_; }
 
-  static HostRank& Of(cppool_runtime* seam) { return *static_cast<HostRank*>(seam->self); }
-
   LastError& last_error() { return last_error_; }
 
-  // The seam, with exceptions: seam.cpp turns them into statuses.
-  void* Alloc(std::size_t bytes, cppool_stream stream);
+  // The seam, with exceptions: FillSeam turns them into statuses.
+  using Stream = cppool_stream;
+  using Event = cppool_event;
+  void* Allocate(std::size_t bytes, cppool_stream stream);
   void Free(void* ptr, cppool_stream stream);
-  void* AllocHost(std::size_t bytes);
+  void* AllocateHost(std::size_t bytes);
   void FreeHost(void* ptr);
   void Copy(void* to, const void* from, std::size_t bytes, cppool_stream stream);
   void Fill(void* to, int byte, std::size_t bytes, cppool_stream stream);
@@ -78,7 +78,11 @@ class HostRank final : public RankRuntime {
   void Record(cppool_event event, cppool_stream stream);
   void WaitFor(cppool_stream stream, cppool_event event);
   void Enqueue(cppool_stream stream, std::function<void()> work);
-  cppool_comm Group(GroupShape shape, int* rank, int* size);
+  void Enqueue(cppool_stream stream, void (*function)(void*), void* argument) {
+    Enqueue(stream, [=] { function(argument); });
+  }
+  cppool_comm Group(GroupShape shape, int* rank, int* size) { return GroupOf(shape, rank, size); }
+  cppool_comm GroupOf(GroupShape shape, int* rank, int* size);
   void GroupStart() { ++group_depth_; }
   void GroupEnd();
   void Send(const void* data, std::size_t bytes, int peer, cppool_comm comm, cppool_stream stream);
@@ -167,8 +171,5 @@ class HostRank final : public RankRuntime {
   std::string marked_;                         // the last stage
   std::set<std::string, std::less<>> stages_;  // the text of the marks
 };
-
-// Fills in the functions of the table.
-void FillSeam(cppool_runtime* seam);
 
 }  // namespace cppool::kernels::host

@@ -34,7 +34,7 @@ void HostRank::CheckPeer(const Side& side, int peer, const char* call) const {
                                           " of a group of " + std::to_string(side.comm->size()));
 }
 
-cppool_comm HostRank::Group(GroupShape shape, int* rank, int* size) {
+cppool_comm HostRank::GroupOf(GroupShape shape, int* rank, int* size) {
   auto known = sides_.find(shape);
   if (known == sides_.end()) {
     if (group_depth_ > 0) throw RuntimeError(CPPOOL_INTERNAL, "group_of between group_start and group_end");
