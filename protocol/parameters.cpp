@@ -1,5 +1,6 @@
 #include "protocol/parameters.h"
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <utility>
@@ -11,19 +12,10 @@ namespace cppool::protocol {
 namespace {
 
 std::string_view ToString(ParameterType type) {
-  switch (type) {
-    case ParameterType::kInteger:
-      return "integer";
-    case ParameterType::kNumber:
-      return "number";
-    case ParameterType::kBoolean:
-      return "boolean";
-    case ParameterType::kString:
-      return "string";
-    case ParameterType::kIntegerList:
-      return "integer_list";
-  }
-  return "";
+  static constexpr auto kWords =
+      std::to_array<std::string_view>({"integer", "number", "boolean", "string", "integer_list"});
+  static_assert(kWords.size() == static_cast<std::size_t>(ParameterType::kIntegerList) + 1);
+  return kWords.at(static_cast<std::size_t>(type));
 }
 
 // Limits are doubles in the schema; those of integers are shown as integers of 64 bits.

@@ -1,6 +1,7 @@
 #include "client/command/diagnose.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <set>
 
@@ -182,17 +183,9 @@ Verdict Diagnoser::Diagnose(const suite::Cell& cell, const std::vector<suite::Ce
 }
 
 std::string_view ToString(Verdict::Kind kind) {
-  switch (kind) {
-    case Verdict::Kind::kBug:
-      return "bug";
-    case Verdict::Kind::kPolluted:
-      return "polluted";
-    case Verdict::Kind::kFlaky:
-      return "flaky";
-    case Verdict::Kind::kUndecided:
-      break;
-  }
-  return "undecided";
+  static constexpr auto kWords = std::to_array<std::string_view>({"bug", "polluted", "flaky", "undecided"});
+  static_assert(kWords.size() == static_cast<std::size_t>(Verdict::Kind::kUndecided) + 1);
+  return kWords.at(static_cast<std::size_t>(kind));
 }
 
 std::string Describe(const Verdict& verdict) {

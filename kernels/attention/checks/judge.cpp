@@ -1,6 +1,7 @@
 #include "kernels/attention/judge.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -169,35 +170,10 @@ Verdict Describe(const CompareStats& stats, double tolerance) {
 }  // namespace
 
 const char* NameOf(CheckedTensor tensor) {
-  switch (tensor) {
-    case CheckedTensor::kOut:
-      return "out";
-    case CheckedTensor::kLse:
-      return "lse";
-    case CheckedTensor::kDq:
-      return "dq";
-    case CheckedTensor::kDk:
-      return "dk";
-    case CheckedTensor::kDv:
-      return "dv";
-    case CheckedTensor::kDbias:
-      return "dbias";
-    case CheckedTensor::kDsoftmaxOffset:
-      return "d_softmax_offset";
-    case CheckedTensor::kMaxLogit:
-      return "max_logit";
-    case CheckedTensor::kQ:
-      return "q";
-    case CheckedTensor::kK:
-      return "k";
-    case CheckedTensor::kV:
-      return "v";
-    case CheckedTensor::kDout:
-      return "dout";
-    case CheckedTensor::kDelta:
-      return "delta";
-  }
-  return "?";
+  static constexpr auto kNames = std::to_array({"out", "lse", "dq", "dk", "dv", "dbias", "d_softmax_offset",
+                                                "max_logit", "q", "k", "v", "dout", "delta"});
+  static_assert(kNames.size() == static_cast<std::size_t>(CheckedTensor::kDelta) + 1);
+  return kNames.at(static_cast<std::size_t>(tensor));
 }
 
 Dtype JudgedDtype(CheckedTensor tensor, const TensorDtypes& dtypes) {

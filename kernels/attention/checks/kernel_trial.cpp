@@ -1,6 +1,7 @@
 #include "kernels/attention/checks/kernel_trial.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 
@@ -46,15 +47,9 @@ void ForEachRow(const TrialRows& part, Function&& function) {
 }  // namespace
 
 const char* KernelTrial::NameOf(Kind kind) {
-  switch (kind) {
-    case Kind::kStrides:
-      return "strides";
-    case Kind::kWorkspace:
-      return "workspace";
-    case Kind::kLateInputs:
-      return "late_inputs";
-  }
-  throw RuntimeError(CPPOOL_INTERNAL, "no such trial");
+  static constexpr auto kNames = std::to_array({"strides", "workspace", "late_inputs"});
+  static_assert(kNames.size() == std::size(kAll));
+  return kNames.at(static_cast<std::size_t>(kind));
 }
 
 void KernelTrial::ResultsDiffer() {

@@ -1,5 +1,7 @@
 #include "kernels/attention/checks/oracle_results.h"
 
+#include <array>
+
 #include "kernels/error.h"
 
 namespace cppool::kernels {
@@ -39,31 +41,11 @@ void OracleOutputs::List(const AttentionSpec& spec, const OracleSample& sample, 
 }
 
 const Buffer& OracleOutputs::of(CheckedTensor kind) const {
-  switch (kind) {
-    case CheckedTensor::kOut:
-      return out;
-    case CheckedTensor::kLse:
-      return lse;
-    case CheckedTensor::kDq:
-      return dq;
-    case CheckedTensor::kDk:
-      return dk;
-    case CheckedTensor::kDv:
-      return dv;
-    case CheckedTensor::kDbias:
-      return dbias;
-    case CheckedTensor::kDsoftmaxOffset:
-      return d_softmax_offset;
-    case CheckedTensor::kMaxLogit:
-      return max_logit;
-    case CheckedTensor::kQ:
-    case CheckedTensor::kK:
-    case CheckedTensor::kV:
-    case CheckedTensor::kDout:
-    case CheckedTensor::kDelta:
-      break;  // no result
-  }
-  throw RuntimeError(CPPOOL_INTERNAL, "no such tensor");
+  // In the order of the enumerators; the others are no results.
+  const auto results = std::to_array({&out, &lse, &dq, &dk, &dv, &dbias, &d_softmax_offset, &max_logit});
+  const auto index = static_cast<std::size_t>(kind);
+  if (index >= results.size()) throw RuntimeError(CPPOOL_INTERNAL, "no such tensor");
+  return *results[index];
 }
 
 void OracleResults::List(const AttentionSpec& spec, const OracleSample& sample, bool own, MemoryList& list) {

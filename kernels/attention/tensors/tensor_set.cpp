@@ -1,6 +1,7 @@
 #include "kernels/attention/tensors/tensor_set.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <utility>
 
@@ -13,41 +14,17 @@ namespace {
 constexpr int kPoisonByte = 0xFF;  // NaN in every floating-point type
 
 const char* NameOf(InputTensor tensor) {
-  switch (tensor) {
-    case InputTensor::kQ:
-      return "q";
-    case InputTensor::kK:
-      return "k";
-    case InputTensor::kV:
-      return "v";
-    case InputTensor::kDout:
-      return "dout";
-    case InputTensor::kBias:
-      return "bias";
-    case InputTensor::kSoftmaxOffset:
-      return "softmax_offset";
-  }
-  throw RuntimeError(CPPOOL_INTERNAL, "no such tensor");
+  static constexpr auto kNames = std::to_array({"", "q", "k", "v", "dout", "bias", "softmax_offset"});
+  static_assert(kNames.size() == static_cast<std::size_t>(InputTensor::kSoftmaxOffset) + 1);
+  return kNames.at(static_cast<std::size_t>(tensor));
 }
 
 const char* SuffixOf(StoredPart part) {
-  switch (part) {
-    case StoredPart::kPayload:
-      return "_payload";
-    case StoredPart::kScaleInverse:
-      return "_scale_inv";
-    case StoredPart::kRowPayload:
-      return "_payload_rows";
-    case StoredPart::kRowExponents:
-      return "_scale_e8m0_rows";
-    case StoredPart::kColumnPayload:
-      return "_payload_columns";
-    case StoredPart::kColumnExponents:
-      return "_scale_e8m0_columns";
-    case StoredPart::kF16:
-      return "_f16";
-  }
-  throw RuntimeError(CPPOOL_INTERNAL, "no such part");
+  static constexpr auto kSuffixes =
+      std::to_array({"_payload", "_scale_inv", "_payload_rows", "_scale_e8m0_rows", "_payload_columns",
+                     "_scale_e8m0_columns", "_f16"});
+  static_assert(kSuffixes.size() == static_cast<std::size_t>(StoredPart::kF16) + 1);
+  return kSuffixes.at(static_cast<std::size_t>(part));
 }
 
 std::string NameOf(const StoredTensor& tensor) {

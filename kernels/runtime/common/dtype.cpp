@@ -1,48 +1,32 @@
 #include "kernels/runtime/common/dtype.h"
 
+#include <cstddef>
+#include <iterator>
 #include <string>
 
 #include "kernels/error.h"
 
 namespace cppool::kernels {
+namespace {
 
-std::size_t WidthOf(cppool_dtype dtype) {
-  switch (dtype) {
-    case CPPOOL_FLOAT16:
-    case CPPOOL_BFLOAT16:
-      return 2;
-    case CPPOOL_FLOAT32:
-    case CPPOOL_INT32:
-      return 4;
-    case CPPOOL_FLOAT64:
-    case CPPOOL_INT64:
-      return 8;
-    case CPPOOL_UINT8:
-      return 1;
-  }
-  return 0;
+struct DtypeInfo {
+  const char* name;
+  std::size_t width;
+};
+// In the order of the enumerators. A case may pass any number.
+constexpr DtypeInfo kDtypes[] = {{"float16", 2}, {"bfloat16", 2}, {"float32", 4}, {"float64", 8},
+                                 {"int32", 4},   {"int64", 8},    {"uint8", 1}};
+static_assert(std::size(kDtypes) == CPPOOL_UINT8 + 1);
+
+DtypeInfo InfoOf(cppool_dtype dtype) {
+  const auto index = static_cast<std::size_t>(dtype);
+  return index < std::size(kDtypes) ? kDtypes[index] : DtypeInfo{"unknown", 0};
 }
 
-const char* NameOf(cppool_dtype dtype) {
-  switch (dtype) {
-    case CPPOOL_FLOAT16:
-      return "float16";
-    case CPPOOL_BFLOAT16:
-      return "bfloat16";
-    case CPPOOL_FLOAT32:
-      return "float32";
-    case CPPOOL_FLOAT64:
-      return "float64";
-    case CPPOOL_INT32:
-      return "int32";
-    case CPPOOL_INT64:
-      return "int64";
-    case CPPOOL_UINT8:
-      return "uint8";
-  }
-  return "unknown";
-}
+}  // namespace
 
+std::size_t WidthOf(cppool_dtype dtype) { return InfoOf(dtype).width; }
+const char* NameOf(cppool_dtype dtype) { return InfoOf(dtype).name; }
 const char* NameOf(cppool_reduce reduce) { return reduce == CPPOOL_SUM ? "sum" : "max"; }
 
 void CheckDtype(cppool_dtype dtype) {
