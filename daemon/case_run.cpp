@@ -111,7 +111,7 @@ CrashPlace CaseRun::PlaceOf(pid_t thread) const {
 
 protocol::Json CaseRun::Where() const { return WhereRanksAre(SnapshotsOf(runners_, false)); }
 
-// Asked often: a thread that is stuck with the question is left behind once at most.
+// Asked often: it does not wait a second time for a rank that could not be read.
 RankReport CaseRun::FirstRank() const {
   if (first_is_stuck_) return {};
   RankReport first = SnapshotsOf({runners_.front()}, false).front();

@@ -59,7 +59,10 @@ void AddStacks(std::vector<RankReport>& reports, const std::vector<pid_t>& own, 
 }  // namespace
 
 LocalRanks::LocalRanks(World& world, std::shared_ptr<const PreparedRun> prepared, std::string tag)
-    : world_(world), prepared_(std::move(prepared)), tag_(std::move(tag)) {
+    : world_(world),
+      prepared_(std::move(prepared)),
+      tag_(std::move(tag)),
+      snapshots_(static_cast<std::size_t>(world.place().ranks)) {
   for (int i = 0; i < place().ranks; ++i) {
     ranks_.push_back(std::make_unique<Rank>());
     ranks_.back()->report.rank = place().first + i;
@@ -251,25 +254,24 @@ void LocalRanks::Fail(int index, const CaseFailure& failure) {
 }
 
 RankReport LocalRanks::Snapshot(int index) const {
+  // First, since it may take long: what the rank has reported meanwhile counts.
+  std::vector<kernels::StreamProgress> streams = world_.rank(index).Progress();
   RankReport now;
   {
     const std::lock_guard lock(mutex_);
     now = At(index).report;
   }
   if (now.phase == RankPhase::kReady) now.awaits = meeting_->NotReady();
-  now.streams = world_.rank(index).Progress();
+  now.streams = std::move(streams);
   return now;
 }
 
 std::vector<RankReport> LocalRanks::Snapshots(bool stacks) const {
   const auto start = Clock::now();
   const int first = place().first;
-  const auto read = AskAll<RankReport>(
-      ranks_.size(),
-      [self = shared_from_this(), first](std::size_t i) {
-        return self->Snapshot(first + static_cast<int>(i));
-      },
-      start + kReadLimit);
+  const auto read = snapshots_.Ask([self = shared_from_this(), first](
+                                       std::size_t i) { return self->Snapshot(first + static_cast<int>(i)); },
+                                   start + kReadLimit);
   std::vector<RankReport> reports(read.size());
   for (std::size_t i = 0; i < reports.size(); ++i) {
     if (read[i])

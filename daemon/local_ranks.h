@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/ask_all.h"
 #include "daemon/case_context.h"
 #include "daemon/prepare.h"
 #include "daemon/rank_runner.h"
@@ -65,7 +66,8 @@ class LocalRanks : public RankRunner, public std::enable_shared_from_this<LocalR
   std::shared_ptr<Meeting> meeting_;
   Sink sink_;
   std::vector<std::unique_ptr<Rank>> ranks_;
-  mutable std::mutex mutex_;  // never held while a rank's runtime is asked
+  mutable Questions<RankReport> snapshots_;  // of a rank that is stuck, one thread is
+  mutable std::mutex mutex_;                 // never held while a rank's runtime is asked
 };
 
 }  // namespace cppool::daemon

@@ -182,6 +182,38 @@ TEST_CASE("ranks whose reading blocks or throws do not prevent the answer") {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the reading thread
 }
 
+TEST_CASE("a rank that cannot be read is asked by one thread, however often where it is is asked") {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool open = false;
+  int asked[2] = {};
+  const auto fake = std::make_shared<FakeWorld>();
+  daemon::World world(std::make_unique<FakeBackend>(fake, 2));
+  world.Open(std::chrono::steady_clock::now() + std::chrono::seconds(60));
+  const auto ranks = std::make_shared<daemon::LocalRanks>(world, std::make_shared<daemon::PreparedRun>(), "");
+  fake->on_progress = [&](int rank) {
+    std::unique_lock lock(mutex);
+    ++asked[rank];
+    if (rank == 1) changed.wait(lock, [&] { return open; });
+  };
+  for (int times = 1; times <= 3; ++times) {
+    const auto read = daemon::SnapshotsOf({ranks}, false);
+    CHECK(read[0].phase == RankPhase::kWaiting);
+    CHECK(read[1].phase == RankPhase::kUnknown);
+    const std::lock_guard lock(mutex);
+    CHECK(asked[0] == times);
+    CHECK(asked[1] == 1);
+  }
+  {
+    const std::lock_guard lock(mutex);
+    open = true;
+    changed.notify_all();
+  }
+  while (daemon::SnapshotsOf({ranks}, false)[1].phase == RankPhase::kUnknown) {  // it is asked again
+  }
+  while (ranks.use_count() > 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
 TEST_CASE("a runner alone is read on the thread that asks, and keeps what it reads late") {
   const auto reports = daemon::SnapshotsOf({std::make_shared<StuckRanks>(RankPhase::kRunning, 600ms)}, true);
   REQUIRE(reports.size() == 2);
