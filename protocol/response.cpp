@@ -7,6 +7,7 @@
 #include <ostream>
 #include <stdexcept>
 
+#include "base/digest.h"
 #include "protocol/text.h"
 
 namespace cppool::protocol {
@@ -277,10 +278,8 @@ RunResult RunResultFromJson(const Json& json) {
     result.seed = seed->get<std::uint64_t>();
   }
   if (reader.Find("stopped") != nullptr) result.stopped = reader.String("stopped");
-  if (const Json* kernels = reader.Find("kernels")) {
-    if (!kernels->is_object()) Reader::Refuse("kernels", "an object", *kernels);
-    result.kernels = *kernels;
-  }
+  CheckDigests(json);
+  if (const Json* kernels = reader.Find("kernels")) result.kernels = *kernels;
   if (const Json* warnings = reader.Find("warnings")) {
     if (!warnings->is_array()) Reader::Refuse("warnings", "a list", *warnings);
     for (const Json& warning : *warnings) {
@@ -298,6 +297,17 @@ RunResult RunResultFromJson(const Json& json) {
     }
   }
   return result;
+}
+
+void CheckDigests(const Json& response) {
+  const Reader reader(response, "");
+  const auto check = [](const Reader& library) {
+    const Json* digest = library.Find("digest");
+    if (digest && !(digest->is_string() && base::IsDigest(digest->get_ref<const std::string&>())))
+      Reader::Refuse(library.Path("digest"), "16 of the characters 0-9a-f", *digest);
+  };
+  if (reader.Find("libraries") != nullptr) reader.Each("libraries", check);
+  if (const Json* kernels = reader.Find("kernels")) check(Reader(*kernels, "kernels"));
 }
 
 Json OkResponse(Json members, const std::optional<Json>& id) {

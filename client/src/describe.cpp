@@ -75,6 +75,7 @@ Result ValidationFromJson(Json json) {
   if (*runs != true || json.value("ok", Json()) != true)
     throw std::runtime_error("in the response, \"runs\" is not true where \"ok\" is: " +
                              protocol::EchoValue(json));
+  protocol::CheckDigests(json);
   Result result;
   result.status = Status::kPassed;
   result.json = std::move(json);

@@ -109,9 +109,10 @@ std::string PipeCommand(PoolOptions options, const std::vector<protocol::Request
 }
 
 std::string Assignments(const PoolOptions& options) {
-  std::string text;
-  for (const auto& [name, value] : options.environment)
-    text += (text.empty() ? "env " : "") + client::ShellQuote(name + "=" + value) + " ";
+  if (options.environment.empty()) return "";
+  std::string text = "env ";
+  if (options.environment.front().first.starts_with("-")) text += "-- ";  // else it would be an option
+  for (const auto& [name, value] : options.environment) text += client::ShellQuote(name + "=" + value) + " ";
   return text;
 }
 

@@ -145,11 +145,15 @@ TEST_CASE("Validate returns whether a run would start, and if not, why") {
     CHECK(skipped.status == Status::kSkipped);
     CHECK(skipped.error == "because of unsupported");
     CHECK(pool.Validate(Do("error")).status == Status::kError);
-    try {
-      pool.Validate(Do("contradict"));
-      FAIL("an answer that contradicts itself was accepted");
-    } catch (const PoolError& error) {
-      CHECK(error.kind() == PoolError::Kind::kProtocol);
+    for (const auto& [what, why] : {std::pair("contradict", "\"runs\" is not true"),
+                                    std::pair("digest", "\"libraries[0].digest\" must be")}) {
+      try {
+        pool.Validate(Do(what));
+        FAIL("the answer was accepted: " << what);
+      } catch (const PoolError& error) {
+        CHECK(error.kind() == PoolError::Kind::kProtocol);
+        CHECK(Has(error.what(), why));
+      }
     }
   });
 }

@@ -533,6 +533,8 @@ TEST_CASE("a command begins with the pool's variables, also with names that a sh
   CHECK(Assignments(pool).empty());
   pool.environment = {{"CPPOOL-A", "b c"}, {"CPPOOL_B", "d"}};
   CHECK(cppool::test::RunChild(Assignments(pool) + "printenv CPPOOL-A CPPOOL_B").output == "b c\nd\n");
+  pool.environment = {{"-u", "CPPOOL_A"}, {"-i", "e"}};
+  CHECK(cppool::test::RunChild(Assignments(pool) + "printenv -- -u -i").output == "CPPOOL_A\ne\n");
 }
 
 TEST_CASE("options of `cppool run` do not say all of a run: the rest is sent to a daemon as it is") {

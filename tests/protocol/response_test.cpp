@@ -177,6 +177,12 @@ TEST_CASE("an invalid response is refused with the member's name") {
       {R"({"leaks":1})", {"\"leaks\" must be an object"}},
       {R"({"leaks":{"fds":-1}})", {"\"leaks.fds\" must be an integer from 0"}},
       {R"({"kernels":"cppool"})", {"\"kernels\" must be an object"}},
+      {R"({"kernels":{"file":"k.so","digest":"0123"}})",
+       {"\"kernels.digest\" must be 16 of the characters 0-9a-f, not \"0123\""}},
+      {R"({"libraries":{}})", {"\"libraries\" must be a list"}},
+      {R"({"libraries":[{"digest":"0123456789abcdef"},{"digest":"0123456789ABCDEF"}]})",
+       {"\"libraries[1].digest\" must be 16 of the characters"}},
+      {R"({"libraries":[{"digest":7}]})", {"\"libraries[0].digest\" must be 16 of the characters"}},
   };
   for (const Row& row : rows) {
     CAPTURE(row.patch);

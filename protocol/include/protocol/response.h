@@ -48,6 +48,10 @@ Json ToJson(const RunResult& result, const std::optional<Json>& id);
 // order of their names.
 RunResult RunResultFromJson(const Json& json);
 
+// Throws std::runtime_error, as RunResultFromJson does, when a digest in `libraries` or `kernels` is none: a
+// later request could not be sent with it.
+void CheckDigests(const Json& response);
+
 // The answer to another operation: `members` with ok = true and the id.
 Json OkResponse(Json members, const std::optional<Json>& id);
 // A refused request: ok = false, status "error", error, failure.
