@@ -1,7 +1,10 @@
-/* The C interface, compiled as C99 and used from C alone, with a fake daemon: c_client_test FAKE_DAEMON. */
+/* The C interface, compiled as C99 and used from C alone, with a fake daemon, and with a real one, whose
+ * runs can be cancelled: c_client_test FAKE_DAEMON DAEMON. */
+#define _POSIX_C_SOURCE 200809L
 #include <cppool/client.h>
 #include <cppool/version.h>
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,6 +60,43 @@ static int Interrupted(void) {
   return ++asked >= 3;
 }
 
+/* On a thread beside the call of the run: cancels it once it has begun iterations. */
+static void* CancelWhenBegun(void* pool) {
+  int begun = 0;
+  while (!begun) {
+    char* out = NULL;
+    const cppool_client_status got = cppool_pool_status(pool, &out);
+    Check(got == CPPOOL_CLIENT_OK, "status is answered during a run", out);
+    begun = got != CPPOOL_CLIENT_OK || (Says(out, "\"iteration\":") && !Says(out, "\"iteration\":0,"));
+    if (begun) Check(Says(out, "\"ranks\":[{"), "status says where the ranks are", out);
+    cppool_client_free(out);
+  }
+  EXPECT(CPPOOL_CLIENT_OK, "{\"cancelled\":true}", cppool_pool_cancel(pool, &out));
+  return NULL;
+}
+
+static void TestCancel(const char* daemon) {
+  char options[4096];
+  cppool_pool* pool = NULL;
+  pthread_t thread;
+  snprintf(options, sizeof options, "{\"world_size\": 2, \"daemon\": \"%s\", \"backend\": \"host\"}", daemon);
+  EXPECT(CPPOOL_CLIENT_OK, NULL, cppool_pool_create(options, NULL, &pool, &out));
+  EXPECT(CPPOOL_CLIENT_OK, "\"text\":\"nothing runs\"", cppool_pool_status(pool, &out));
+  EXPECT(CPPOOL_CLIENT_OK, "{\"cancelled\":false}", cppool_pool_cancel(pool, &out));
+  Check(pthread_create(&thread, NULL, CancelWhenBegun, pool) == 0, "a thread starts", NULL);
+  EXPECT(CPPOOL_CLIENT_OK, "\"kind\":\"cancelled\"",
+         cppool_pool_ask(pool,
+                         "{\"op\": \"run\", \"repeat\": 10000, \"params\": {\"max_seqlen_q\": 64, "
+                         "\"num_heads\": 4}}",
+                         &out));
+  pthread_join(thread, NULL);
+  EXPECT(CPPOOL_CLIENT_OK, "\"errors\":1",
+         cppool_pool_ask(pool, "{\"op\": \"stats\"}", &out)); /* it is warm */
+  EXPECT(CPPOOL_CLIENT_INVALID, "no pool", cppool_pool_cancel(NULL, &out));
+  EXPECT(CPPOOL_CLIENT_INVALID, "no pool", cppool_pool_status(NULL, &out));
+  cppool_pool_free(pool);
+}
+
 int main(int argc, char** argv) {
   static const char marker[] = "client_c_test.marker"; /* in the daemon's folder, which is this one's */
   char options[4096];
@@ -64,7 +104,7 @@ int main(int argc, char** argv) {
   cppool_pool* pool = NULL;
   lines all = {0, ""};
   cppool_pool_hooks hooks;
-  if (argc != 2) return 2;
+  if (argc != 3) return 2;
   memset(&hooks, 0, sizeof hooks);
   hooks.struct_size = sizeof hooks;
   hooks.context = &all;
@@ -144,6 +184,7 @@ int main(int argc, char** argv) {
 
   cppool_pool_stop(pool);
   cppool_pool_free(pool);
+  TestCancel(argv[2]);
   cppool_pool_free(NULL);
   cppool_client_free(NULL);
   return failed;
