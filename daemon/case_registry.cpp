@@ -156,14 +156,6 @@ void CaseRegistry::AddLibrary(void* library, const std::string& path, const std:
   for (; *cases; ++cases) Add(*cases, source, path);
 }
 
-void CaseRegistry::LoadFile(const std::string& path) {
-  try {
-    AddLibrary(OpenLibrary(path, path), path, "--case " + path);
-  } catch (const LibraryError& error) {
-    throw StartError(std::string("--case ") + error.what());
-  }
-}
-
 CaseRegistry CaseRegistry::With(const CaseRegistry& others) const {
   CaseRegistry joined = others;
   for (const auto& [name, registered] : cases_) {

@@ -33,9 +33,6 @@ class CaseRegistry {
   // Throws LibraryError when there is no such function, and StartError for what Add refuses.
   void AddLibrary(void* library, const std::string& path, const std::string& source);
 
-  // Opens a shared library and adds its cases. Throws StartError.
-  void LoadFile(const std::string& path);
-
   // These cases and those of `others`. Where both have a name, this registry's case counts; a built-in case
   // cannot be replaced: throws StartError.
   CaseRegistry With(const CaseRegistry& others) const;

@@ -19,7 +19,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -34,6 +33,7 @@
 #include "daemon/dispatcher.h"
 #include "daemon/library.h"
 #include "daemon/library_probe.h"
+#include "daemon/library_store.h"
 #include "daemon/log.h"
 #include "daemon/options.h"
 #include "daemon/process.h"
@@ -236,29 +236,25 @@ class Daemon {
     CrashPlace place = phase == Phase::kStarting ? CrashPlace{} : dispatcher_->PlaceOf(thread);
     if (phase == Phase::kStarting) {
       place.when = "while the daemon started";
-      if (const std::string* file = opening_) place.library = *file;
+      place.library = start_libraries_.BeingOpened();
     }
     if (phase == Phase::kEnding) place.when = "while the daemon ended";
     return place;
   }
   std::string NamedLibrary(const std::string& file) const {
-    std::error_code ignored;
-    for (const std::string& named : options_.case_files)
-      if (std::filesystem::absolute(named, ignored) == file) return named;
+    if (std::string named = start_libraries_.Named(file); !named.empty()) return named;
     return phase_ == Phase::kStarting ? "" : dispatcher_->NamedLibrary(file);
   }
 
-  // Tries the library in a process of its own first. Throws StartError.
+  // Of a copy, as those that requests name. Throws StartError.
   void LoadCases(const std::string& file) {
-    const LibraryStore::Options libraries;
     try {
-      ProbeLibrary(libraries.program, LibraryKind::kCases, file, file, libraries.try_limit);
+      const LoadedLibrary& library =
+          start_libraries_.Load(file, LibraryKind::kCases, LibraryStore::Clock::time_point::max());
+      registry_.AddLibrary(library.handle, file, "--case " + file);
     } catch (const LibraryError& error) {
       throw StartError(std::string("--case ") + error.what());
     }
-    opening_ = &file;
-    registry_.LoadFile(file);
-    opening_ = nullptr;
   }
 
   void OpenRequests(UniqueFd input) {
@@ -362,8 +358,8 @@ class Daemon {
   std::optional<Watchdog> watchdog_;
   std::unique_ptr<World> world_;
   CaseRegistry registry_;
-  std::atomic<const std::string*> opening_{nullptr};  // the library of --case that is being loaded
-  std::unique_ptr<Dispatcher> dispatcher_;            // there in all phases but kStarting
+  LibraryStore start_libraries_{{}};        // of --case
+  std::unique_ptr<Dispatcher> dispatcher_;  // there in all phases but kStarting
   cppool::protocol::RequestQueue queue_;
   std::mutex overtaking_;  // held while a request that overtakes has its effect and is answered
   std::optional<cppool::protocol::RequestReader> requests_;

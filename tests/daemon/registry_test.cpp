@@ -109,12 +109,4 @@ TEST_CASE("a schema that contradicts itself is refused, and the error names the 
   CHECK(with([](auto& p) { p.doc = nullptr; }).empty());
 }
 
-TEST_CASE("a file that is not a library of cases is refused") {
-  daemon::CaseRegistry registry;
-  CHECK(Has(Refusal([&] { registry.LoadFile("/nonexistent/case.so"); }),
-            "--case /nonexistent/case.so: cannot be loaded"));
-  CHECK(Has(Refusal([&] { registry.LoadFile(CPPOOL_NO_CASES); }), "exports no function cppool_cases"));
-  CHECK(registry.Names().empty());
-}
-
 }  // namespace cppool::test

@@ -117,7 +117,8 @@ TEST_CASE("a daemon that cannot start says why and exits with code 2") {
       {Host(2, {"--kernels", ",x"}), "arguments",
        "--kernels: must be \"cppool\", \"cudnn\", a library's path"},
       {Host(2, {"--transport", "nccl"}), "backend", "--transport nccl needs the backend cuda"},
-      {Host(2, {"--case", "/nonexistent.so"}), "cases", "/nonexistent.so: cannot be loaded"},
+      {Host(2, {"--case", "/nonexistent.so"}), "cases", "--case /nonexistent.so: there is no such file"},
+      {Host(2, {"--case", CPPOOL_NO_CASES}), "cases", "exports no function cppool_cases"},
       {Host(2, {"--case", CPPOOL_ODD_CRASHES}), "cases",
        "--case " CPPOOL_ODD_CRASHES
        ": when it was opened to try it, before the daemon loads it, it crashed by signal 6"},

@@ -188,6 +188,20 @@ TEST_CASE("a request with the digest of a library gets that content, whatever th
   CHECK(Has(late.Ask(other).at("error"), "\"digests\" has a file that \"load\" and \"kernels\" do not name"));
 }
 
+TEST_CASE("a library of --case may be written over while the daemon runs, which goes on with what it was") {
+  const Cache cache;
+  const std::string file = cache.folder.File("mine.so");
+  WriteFile(file, ReadFile(CPPOOL_ODD_CASE));
+  DaemonProcess daemon(Host(2, {"--case", file}));
+  CHECK(daemon.Ask({{"op", "run"}, {"case", "odd"}}).at("status") == "passed");
+  WriteFile(file, "");  // the same file, as `cp` writes it
+  CHECK(daemon.Ask({{"op", "run"}, {"case", "odd"}}).at("status") == "passed");
+  WriteFile(file, ReadFile(CPPOOL_ODD_REBUILT));
+  CHECK(DocOfOdd(daemon.Ask({{"op", "list"}})) == "odd");
+  CHECK(DocOfOdd(daemon.Ask({{"op", "list"}, {"load", file}})) == "rebuilt");
+  CHECK(daemon.Wait() == 0);
+}
+
 TEST_CASE(
     "the library of a request comes before one of --case with a case of the same name, and never before "
     "attention") {
