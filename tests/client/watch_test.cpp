@@ -28,6 +28,11 @@ std::string Saved(command::FileWatch& watch, const std::function<void()>& save) 
   return name;
 }
 
+void AwaitFile(const fs::path& file) {
+  const auto limit = std::chrono::steady_clock::now() + 60s;
+  while (!fs::exists(file) && std::chrono::steady_clock::now() < limit) std::this_thread::sleep_for(5ms);
+}
+
 void Link(const fs::path& target, const fs::path& link) {
   fs::create_symlink(target, link.string() + "~");
   fs::rename(link.string() + "~", link);
@@ -154,8 +159,7 @@ TEST_CASE(
                                  "  fclose(fopen(\"" + runs.string() +
                                      "\", \"w\"));\n  sleep(3600);\n  cppool_check check"));
   WatchedRun run({"--load", source, "--case", "mine", "--backend", "host"});
-  const auto limit = std::chrono::steady_clock::now() + 60s;
-  while (!fs::exists(runs) && std::chrono::steady_clock::now() < limit) std::this_thread::sleep_for(5ms);
+  AwaitFile(runs);
   run.Signal(SIGQUIT);
   CHECK(run.ReadUntil("cppool: rank 0: in the case's host code"));
   WriteFile(source, kCase);
@@ -164,6 +168,26 @@ TEST_CASE(
   CHECK(run.ReadUntil("1 passed, 0 failed, 0 skipped"));
   INFO(run.seen());
   CHECK(run.End());
+}
+
+TEST_CASE("bench says at SIGQUIT where the ranks are, and goes on") {
+  const Sources sources;
+  const std::string source = sources.folder.File("mine.c");
+  const fs::path runs = sources.folder / "runs", go = sources.folder / "go";
+  WriteFile(source, "#include <stdio.h>\n#include <unistd.h>\n" +
+                        Replaced(CaseWithStage(), "  if (c->integer(c, \"n\") == 2) abort();",
+                                 "  fclose(fopen(\"" + runs.string() + "\", \"w\"));\n  while (access(\"" +
+                                     go.string() + "\", F_OK) != 0) usleep(1000);"));
+  WatchedRun run(
+      {"--load", source, "--case", "mine", "--backend", "host", "--warmup", "0", "--repeat", "1", "--json"},
+      {"bench"});
+  AwaitFile(runs);
+  run.Signal(SIGQUIT);
+  CHECK(run.ReadUntil("cppool: rank 0: in the case's host code"));
+  Write(go, "");
+  CHECK(run.ReadUntil("\"ran\":"));
+  CHECK_FALSE(Has(run.seen(), "\"interrupted\""));
+  INFO(run.seen());
 }
 
 TEST_CASE(

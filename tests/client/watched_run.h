@@ -1,4 +1,5 @@
-// `cppool run --watch` as a process, and what every source goes through in it, on either runtime.
+// `cppool run --watch`, or another command, as a process, and what every source goes through in it, on either
+// runtime.
 #pragma once
 
 #include <poll.h>
@@ -18,9 +19,10 @@ namespace cppool::test {
 
 class WatchedRun {
  public:
-  // `arguments` follow `cppool run --watch --verbose`. It is killed at destruction.
-  explicit WatchedRun(const std::vector<std::string>& arguments)
-      : process_(client::Process::Spawn({CPPOOL_COMMAND, Words(arguments), {}})),
+  // `arguments` follow `cppool` and `command`. It is killed at destruction.
+  explicit WatchedRun(const std::vector<std::string>& arguments,
+                      const std::vector<std::string>& command = {"run", "--watch", "--verbose"})
+      : process_(client::Process::Spawn({CPPOOL_COMMAND, Words(command, arguments), {}})),
         errors_(process_->TakeErrors()) {}
 
   // Reads both of its streams until it has written `part`. False: that does not come within a minute.
@@ -45,8 +47,8 @@ class WatchedRun {
   bool End() { return process_->Terminate(std::chrono::seconds(5), std::chrono::seconds(5)); }
 
  private:
-  static std::vector<std::string> Words(const std::vector<std::string>& arguments) {
-    std::vector<std::string> words = {"run", "--watch", "--verbose"};
+  static std::vector<std::string> Words(std::vector<std::string> words,
+                                        const std::vector<std::string>& arguments) {
     words.insert(words.end(), arguments.begin(), arguments.end());
     return words;
   }
