@@ -2,8 +2,15 @@
 #include <cppool/pool.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 cppool::Pools& ThePools() {
-  static cppool::Pools pools;  // its daemons live as long as the process
+  static cppool::Pools pools = [] {
+    cppool::PoolOptions options;
+    // The daemons of `cppool serve`, which stay; without them, its own live as long as the process.
+    if (const char* server = std::getenv("CPPOOL_ATTACH")) options.attach = server;
+    return cppool::Pools(options);
+  }();
   return pools;
 }
 

@@ -30,9 +30,9 @@ class Examples(unittest.TestCase):
         return os.path.join(cls.prefix, "share/doc/cppool/examples", name)
 
     @classmethod
-    def run_command(cls, *command):
+    def run_command(cls, *command, environment=()):
         """Runs it as a user would, with the installed programs in PATH, and returns its stdout. Its stderr is for the error."""
-        environment = {**os.environ, "PATH": os.path.join(cls.prefix, "bin") + os.pathsep + os.environ["PATH"]}
+        environment = {**os.environ, **dict(environment), "PATH": os.path.join(cls.prefix, "bin") + os.pathsep + os.environ["PATH"]}
         done = subprocess.run(command, cwd=cls.folder.name, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         if done.returncode != 0:
             raise AssertionError(f"{command}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
@@ -71,6 +71,30 @@ class Examples(unittest.TestCase):
         if out is not None:
             self.assertRegex(out, r"\[  PASSED  \] 2 tests")
             self.assertNotIn("SKIPPED", out)
+
+    def test_ctest_on_a_warm_pool(self):
+        """The tests that ctest discovers, each in a process of its own, use the daemons of one server."""
+        build = self.build("client")
+        if not any(os.path.exists(os.path.join(build, name)) for name in ("catch2_test", "googletest_test")):
+            self.skipTest("CMake finds neither Catch2 2 nor GoogleTest")
+        with tempfile.TemporaryDirectory() as folder:
+            socket = os.path.join(folder, "socket")
+            command = [os.path.join(self.prefix, "bin/cppool"), "serve", "--socket", socket]
+            with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+                try:
+                    self.assertIn("serves at", server.stderr.readline())
+
+                    def daemons():
+                        out = self.run_command("ctest", "--test-dir", build, "--output-on-failure", environment={"CPPOOL_ATTACH": socket})
+                        self.assertIn("100% tests passed", out)
+                        pools = json.loads(self.run_command("cppool", "ps", "--json", "--socket", socket))["pools"]
+                        return sorted((pool["world_size"], pool["pid"]) for pool in pools)
+
+                    first = daemons()
+                    self.assertEqual([world_size for world_size, _ in first], [2, 4])
+                    self.assertEqual(daemons(), first)
+                finally:
+                    server.terminate()
 
     def test_pipes(self):
         answers = [json.loads(line) for line in self.run_command(self.example("client/pipes.sh")).splitlines()]
