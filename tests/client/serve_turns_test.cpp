@@ -17,10 +17,13 @@ namespace {
 // A daemon that notes each start in `folder`, and whose start needs the memory of a second one to be free.
 std::string ShortDaemon(const TemporaryFolder& folder) {
   const std::string file = folder.File("short");
-  WriteFile(file, "#!/bin/sh\nmark='" + folder.File("up") + "'/$$\nmkdir -p '" + folder.File("up") +
-                      "'\necho \"$CUDA_X\" > $mark\nif [ $(ls '" + folder.File("up") +
-                      "' | wc -l) -gt 2 ]; then rm $mark; echo 'cppoold: start {\"error\": \"no memory\", \"kind\": "
-                      "\"out_of_memory\"}' >&2; exit 2; fi\n'" CPPOOL_FAKE_DAEMON "' \"$@\"\ncode=$?\nrm $mark\nexit $code\n");
+  WriteFile(
+      file,
+      "#!/bin/sh\nmark='" + folder.File("up") + "'/$$\nmkdir -p '" + folder.File("up") +
+          "'\necho \"$CUDA_X\" > $mark\nif [ $(ls '" + folder.File("up") +
+          "' | wc -l) -gt 2 ]; then rm $mark; echo 'cppoold: start {\"error\": \"no memory\", \"kind\": "
+          "\"out_of_memory\"}' >&2; exit 2; fi\n'" CPPOOL_FAKE_DAEMON
+          "' \"$@\"\ncode=$?\nrm $mark\nexit $code\n");
   std::filesystem::permissions(file, std::filesystem::perms::owner_all);
   return file;
 }
@@ -82,8 +85,8 @@ TEST_CASE("a request that waits too long for others is answered as such") {
   REQUIRE(error);
   INFO(error->what());
   CHECK(error->kind() == PoolError::Kind::kQueue);
-  CHECK(Has(error->what(), "waited 0.2 s (queue_limit) for its turn and was not taken up: pid " +
-                               std::to_string(getpid())));
+  CHECK(Has(error->what(),
+            "waited 0.2 s (queue_limit) for its turn and was not taken up: pid " + std::to_string(getpid())));
   CHECK(Has(error->what(), "has run `run attention` for"));
   CHECK(second.Hello().at("ok") == true);  // who asks is known while another one's run is under way
   CHECK(first.Cancel());
@@ -133,8 +136,7 @@ TEST_CASE("a client that keeps its turn goes first, until it tells otherwise, ha
   waiting.join();  // else after two seconds
   CHECK(code == 0);
   if (end != 1) CHECK(keeper.Ask(run).at("ok") == true);
-  if (end != 1)
-    CHECK(Has(keeper.Ask({{"op", "turn"}, {"keep", 1}}).at("error"), "\"keep\", true or false"));
+  if (end != 1) CHECK(Has(keeper.Ask({{"op", "turn"}, {"keep", 1}}).at("error"), "\"keep\", true or false"));
 }
 
 TEST_CASE("the pool that was used longest ago ends where a new one finds no memory") {
