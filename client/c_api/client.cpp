@@ -134,7 +134,7 @@ Json Answered(Result result) {
 struct Asker {
   Pool& pool;
   Json operator()(const protocol::HelloRequest&) const { return Answered(pool.Hello()); }
-  Json operator()(const protocol::ListRequest&) const { return Answered(pool.List()); }
+  Json operator()(const protocol::ListRequest& list) const { return Answered(pool.List(list.load)); }
   Json operator()(const protocol::StatsRequest&) const { return Answered(pool.Stats()); }
   Json operator()(const protocol::RunRequest& run) const { return Answered(PoolAccess::Run(pool, run)); }
   Json operator()(const protocol::ValidateRequest& validate) const {

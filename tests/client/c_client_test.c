@@ -92,6 +92,8 @@ static void TestCancel(const char* daemon) {
   pthread_join(thread, NULL);
   EXPECT(CPPOOL_CLIENT_OK, "\"errors\":1",
          cppool_pool_ask(pool, "{\"op\": \"stats\"}", &out)); /* it is warm */
+  EXPECT(CPPOOL_CLIENT_OK, "there is no such file",
+         cppool_pool_ask(pool, "{\"op\": \"list\", \"load\": \"/nowhere.so\"}", &out));
   EXPECT(CPPOOL_CLIENT_INVALID, "no pool", cppool_pool_cancel(NULL, &out));
   EXPECT(CPPOOL_CLIENT_INVALID, "no pool", cppool_pool_status(NULL, &out));
   cppool_pool_free(pool);
