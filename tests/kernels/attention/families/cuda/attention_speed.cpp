@@ -4,7 +4,8 @@
 //
 // Operations are counted as in the answer to a `run`: per visible pair and head, the two products of the
 // forward pass, 2 (dim_qk + dim_v), and the five of the backward pass, 2 (3 dim_qk + 2 dim_v), although
-// `sm80` makes seven.
+// `sm80` makes seven. In fp8 P and dS are cast with one scale each, and the reference reads what operands
+// hold.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include <cstring>
 #include <functional>
 
+#include "kernels/numerics/fp8.h"
 #include "tests/kernels/attention/families/cuda/reference.h"
 
 namespace cppool::kernels::test {
@@ -27,6 +29,7 @@ struct SpeedShape {
   BiasType bias = BiasType::kNone;
   bool bias_heads = false;      // a tensor has shape 1hss, else 11ss, whose gradient is summed over heads too
   std::int32_t window = kOpen;  // a query sees so many keys before its own
+  bool fp8 = false;             // the recipe current; the dtype is bf16
 
   Band band() const { return {-window, causal ? 0 : kOpen}; }
 };
@@ -37,10 +40,20 @@ constexpr SpeedShape kShapes[] = {
     {"full 2x4096 d128", 2, 4096, 32, 4, 128, 128, false},
     {"fp16 2x4096 d128", 2, 4096, 32, 4, 128, 128, true, Dtype::kFp16},
     {"long 1x16384 d128", 1, 16384, 16, 16, 128, 128, true},
+    {"long full 1x16384 d128", 1, 16384, 16, 16, 128, 128, false},
+    {"fp8 long 1x16384 d128", 1, 16384, 16, 16, 128, 128, true, Dtype::kBf16, BiasType::kNone, false, kOpen,
+     true},
+    {"fp8 long full 1x16384 d128", 1, 16384, 16, 16, 128, 128, false, Dtype::kBf16, BiasType::kNone, false,
+     kOpen, true},
     {"gqa 2x4096 d64", 2, 4096, 64, 8, 64, 64, true},
     {"mla 2x4096 d192/128", 2, 4096, 32, 32, 192, 128, true},
     {"gqa 2x4096 d128/64", 2, 4096, 32, 4, 128, 64, true},
     {"gqa 2x4096 d256", 2, 4096, 16, 2, 256, 256, true},
+    {"fp8 2x4096 d64", 2, 4096, 64, 8, 64, 64, true, Dtype::kBf16, BiasType::kNone, false, kOpen, true},
+    {"fp8 2x4096 d192/128", 2, 4096, 32, 32, 192, 128, true, Dtype::kBf16, BiasType::kNone, false, kOpen,
+     true},
+    {"fp8 2x4096 d128/64", 2, 4096, 32, 4, 128, 64, true, Dtype::kBf16, BiasType::kNone, false, kOpen, true},
+    {"fp8 2x4096 d256", 2, 4096, 16, 2, 256, 256, true, Dtype::kBf16, BiasType::kNone, false, kOpen, true},
     {"window 2x4096 d128", 2, 4096, 32, 4, 128, 128, true, Dtype::kBf16, BiasType::kNone, false, 512},
     {"bias 2x4096 d128", 2, 4096, 32, 4, 128, 128, true, Dtype::kBf16, BiasType::kPostScale},
     {"bias of heads 2x4096 d128", 2, 4096, 32, 32, 128, 128, true, Dtype::kBf16, BiasType::kPostScale, true},
@@ -179,7 +192,16 @@ double SampledError(const Problem& problem, const SpeedShape& speed, const Input
   return worst;
 }
 
-// Returns whether the samples agree.
+// What payloads are multiplied with, and dS before its cast, which the samples' dS do not exceed.
+constexpr float kPayloadScale = 1 / 64.0f, kDsScale = 256;
+
+// The values that payloads hold in place of these.
+std::vector<float> OnGrid(std::vector<float> values, float (*round)(float)) {
+  for (float& x : values) x = round(x / kPayloadScale) * kPayloadScale;
+  return values;
+}
+
+// Returns whether the samples agree, or the family has no kernels for the shape.
 bool Measure(const Device& device, const char* family, const SpeedShape& speed) {
   KernelShape shape;
   shape.dtypes = TensorDtypes(speed.dtype);
@@ -190,16 +212,32 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
   const std::vector<Band> bands(static_cast<std::size_t>(speed.batch), speed.band());
   const Problem problem{shape, layout, layout, bands, speed.bias, {false, speed.bias_heads, true}};
   const Dtype dtype = speed.dtype;
+  KernelRequest request = RequestOf(problem);
+  if (speed.fp8) request.fp8 = Fp8Recipe{ScalingMode::kCurrent, true, false, true, true};
+  if (device.family().Refusal(request)) return true;
   AttentionKernel& kernel = device.kernel();
-  kernel.Load(RequestOf(problem));
+  kernel.Load(request);
   std::mt19937 random(1);
   const auto count = [&](int heads, int dim) { return static_cast<std::size_t>(layout.rows * heads * dim); };
   Inputs in{Random(random, count(speed.heads, speed.dim_qk), dtype),
             Random(random, count(speed.kv_heads, speed.dim_qk), dtype),
             Random(random, count(speed.kv_heads, speed.dim_v), dtype),
             Random(random, count(speed.heads, speed.dim_v), dtype)};
-  const Buffer q = ToDevice(device, in.q, dtype), k = ToDevice(device, in.k, dtype);
-  const Buffer v = ToDevice(device, in.v, dtype), dout = ToDevice(device, in.dout, dtype);
+  if (speed.fp8) {
+    for (auto* tensor : {&in.q, &in.k, &in.v}) *tensor = OnGrid(std::move(*tensor), &RoundToE4M3);
+    in.dout = OnGrid(std::move(in.dout), &RoundToE5M2);
+  }
+  const auto upload = [&](std::vector<float> values) {
+    if (speed.fp8) {
+      for (float& x : values) x /= kPayloadScale;
+    }
+    return ToDevice(device, values, dtype);
+  };
+  const Buffer q = upload(in.q), k = upload(in.k), v = upload(in.v), dout = upload(in.dout);
+  const Buffer of_delta = speed.fp8 ? ToDevice(device, in.dout, dtype) : Buffer();
+  const void* const true_dout = speed.fp8 ? of_delta.get() : dout.get();
+  const Buffer scales = ToDevice(device, {kPayloadScale, kDsScale, 1 / kDsScale}, Dtype::kFp32);
+  const float* const scale = speed.fp8 ? scales.get<float>() : nullptr;
   const Buffer out = Poisoned(device, in.dout.size(), dtype),
                lse = Poisoned(device, count(speed.heads, 1), Dtype::kFp32);
   const Buffer delta = Poisoned(device, count(speed.heads, 1), Dtype::kFp32),
@@ -212,23 +250,25 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
   const Buffer slopes = in.alibi_slopes.empty() ? Buffer() : ToDevice(device, in.alibi_slopes, Dtype::kFp32);
   const Buffer dbias = in.bias.empty() ? Buffer() : Poisoned(device, bias_dims.count(), Dtype::kFp32);
   const BiasArgs bias_args{{bias.get(), dtype}, 0, bias_dims.head_stride, speed.seqlen, slopes.get<float>()};
-  const auto plan = kernel.Plan(RequestOf(problem), layout, layout, problem.bands, device.stream());
-  Problem fixed_order = problem;
+  const auto plan = kernel.Plan(request, layout, layout, problem.bands, device.stream());
+  KernelRequest fixed_order = request;
   fixed_order.deterministic = true;
-  const auto fixed_plan = kernel.Plan(RequestOf(fixed_order), layout, layout, problem.bands, device.stream());
-  const Buffer workspace(device.rt(),
-                         device.family().WorkspaceBytes(RequestOf(problem), layout.rows, layout.rows) + 1,
+  const auto fixed_plan = kernel.Plan(fixed_order, layout, layout, problem.bands, device.stream());
+  const Buffer workspace(device.rt(), device.family().WorkspaceBytes(request, layout.rows, layout.rows) + 1,
                          device.stream());
   ForwardArgs forward;
   forward.plan = plan.get();
-  forward.q = {q.get(), dtype}, forward.k = {k.get(), dtype}, forward.v = {v.get(), dtype},
+  forward.q = {q.get(), dtype, scale}, forward.k = {k.get(), dtype, scale};
+  forward.v = {v.get(), dtype, scale};
+  if (speed.fp8) forward.p_scale = PScale(*request.fp8);
   forward.out = {out.get(), dtype}, forward.lse = lse.get<float>();
   forward.bias = bias_args;
   BackwardArgs backward;
   backward.bias = bias_args;
   backward.plan = plan.get();
-  backward.q = {q.get(), dtype}, backward.k = {k.get(), dtype}, backward.v = {v.get(), dtype};
-  backward.dout = {dout.get(), dtype};
+  backward.q = {q.get(), dtype, scale}, backward.k = {k.get(), dtype, scale};
+  backward.v = {v.get(), dtype, scale}, backward.dout = {dout.get(), dtype, scale};
+  if (speed.fp8) backward.casts = {PScale(*request.fp8), scale + 1};
   backward.lse = lse.get<float>(), backward.delta = delta.get<float>();
   backward.dq = {dq.get(), dtype}, backward.dk = {dk.get(), dtype}, backward.dv = {dv.get(), dtype};
   backward.workspace = workspace.get();
@@ -238,7 +278,7 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
 
   const auto run_forward = [&] { kernel.Forward(shape, forward, device.stream()); };
   const auto run_delta = [&] {
-    device.ops().Delta(layout.rows * shape.heads, shape.dim_v, {out.get(), dtype}, {dout.get(), dtype},
+    device.ops().Delta(layout.rows * shape.heads, shape.dim_v, {out.get(), dtype}, {true_dout, dtype},
                        delta.get<float>(), device.stream());
   };
   const auto run_query = [&] { kernel.Backward(shape, only_query, device.stream()); };
@@ -249,7 +289,7 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
   };
   const auto run_backward = [&] { kernel.Backward(shape, backward, device.stream()); };
   const auto run_fixed = [&] { kernel.Backward(shape, fixed, device.stream()); };
-  const bool apart = device.family().capabilities(RequestOf(problem)).gradients_apart;
+  const bool apart = device.family().capabilities(request).gradients_apart;
   run_forward(), run_delta(), run_backward();
   device.Wait();
   const Outputs got{ToHost(device, out, in.dout.size(), dtype),
@@ -258,7 +298,7 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
                     ToHost(device, dv, in.v.size(), dtype)};
   const double error =
       SampledError(problem, speed, in, got, ToHost(device, delta, count(speed.heads, 1), Dtype::kFp32));
-  const bool good = error < (dtype == Dtype::kBf16 ? 1e-2 : 2e-3);  // false for NaN
+  const bool good = error < (speed.fp8 ? 0.08 : dtype == Dtype::kBf16 ? 1e-2 : 2e-3);  // false for NaN
 
   Timer timer;
   const cudaStream_t stream = reinterpret_cast<cudaStream_t>(device.stream());
