@@ -130,7 +130,7 @@ Json ServedPool::Ask(const protocol::Operation& operation, Caller& caller) {
     const std::lock_guard lock(mutex_);
     up_ = true;
     if (RunOf(operation)) ++uses_;
-    if (std::holds_alternative<protocol::HelloRequest>(operation)) hello_ = answer;
+    if (std::holds_alternative<protocol::HelloRequest>(operation) && hello_ != answer) hello_ = answer;
     if (std::holds_alternative<protocol::StatsRequest>(operation)) {
       stats_ = answer;
       stats_of_ = uses_;
@@ -254,9 +254,8 @@ Json ServedPools::Ask(ServedPool& pool, const protocol::Operation& operation, Ca
                       milliseconds queue_limit) {
   const auto until = Clock::now() + queue_limit;
   // Who asks is known already while another client's request is under way.
-  if (std::holds_alternative<protocol::HelloRequest>(operation) && !pool.LastHello().is_null() &&
-      !turns_.TryTake(pool.own()))
-    return pool.LastHello();
+  if (std::holds_alternative<protocol::HelloRequest>(operation) && !turns_.TryTake(pool.own()))
+    if (Json hello = pool.LastHello(); !hello.is_null()) return hello;
   ServedPool::Registered work(pool, {caller.Name(), What(operation), Clock::now()});
   auto turn = Take(pool, pool.own(), until, queue_limit, caller);
   if (!pool.IsUp()) Start(pool, caller);

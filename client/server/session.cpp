@@ -12,6 +12,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <set>
 #include <system_error>
 #include <thread>
 #include <tuple>
@@ -54,11 +55,15 @@ std::string NameOf(pid_t pid) {
 // The server reads requests itself: what it does not know its clients cannot ask for.
 void KeepKnownFeatures(Json& hello) {
   if (!hello.contains("features") || !hello["features"].is_array()) return;
-  std::vector<std::string> known(std::begin(protocol::kFeatures), std::end(protocol::kFeatures));
-  protocol::ForEach(protocol::kRunMembers, [&](const auto& member) { known.emplace_back(member.name); });
+  static const std::set<std::string> known = [] {
+    std::set<std::string> names(std::begin(protocol::kFeatures), std::end(protocol::kFeatures));
+    protocol::ForEach(protocol::kRunMembers, [&](const auto& member) { names.insert(member.name); });
+    return names;
+  }();
   Json kept = Json::array();
   for (const Json& feature : hello["features"])
-    if (std::find(known.begin(), known.end(), feature) != known.end()) kept.push_back(feature);
+    if (feature.is_string() && known.count(feature.get_ref<const std::string&>()) != 0)
+      kept.push_back(feature);
   hello["features"] = std::move(kept);
 }
 
