@@ -6,6 +6,7 @@
 #include <chrono>
 #include <future>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 
 #include "base/unique_fd.h"
@@ -43,18 +44,33 @@ void AddSocket(CLI::App& app, ServerArguments* arguments) {
 int Serve(const ServerArguments& arguments, const Streams& streams) {
   const std::string path = client::SocketPath(arguments.socket);
   std::promise<void> ended;
-  std::unique_ptr<server::Server> server;
+  std::mutex mutex;  // of the next two
+  server::Server* listening = nullptr;
+  bool interrupted = false;
   // The threads of the server have the signals blocked.
   const Interruption interruption(
       [&, over = ended.get_future().share()](int) {
-        if (server) server->Stop();
+        {
+          const std::lock_guard lock(mutex);
+          interrupted = true;
+          if (listening) listening->Stop();
+        }
         over.wait();
       },
       [] {});
   try {
-    server = std::make_unique<server::Server>(path, ToMilliseconds(arguments.idle_exit));
+    const auto server = std::make_unique<server::Server>(path, ToMilliseconds(arguments.idle_exit));
+    {
+      const std::lock_guard lock(mutex);
+      listening = server.get();
+      if (interrupted) server->Stop();
+    }
     streams.err << "cppool: serves at " << path << " (pid " << getpid() << ")" << std::endl;
     const std::string why = server->Run();
+    {
+      const std::lock_guard lock(mutex);
+      listening = nullptr;
+    }
     streams.err << "cppool: the server has ended: " << why << std::endl;
     ended.set_value();
     return kSuccess;

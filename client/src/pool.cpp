@@ -247,7 +247,11 @@ class Pool::State {
    public:
     explicit Turn(State* state) : state_(state), lock_(state->mutex_, std::defer_lock) {
       state->RefuseHooks();
-      if (!state->options_.interrupted) lock_.lock();
+      if (!state->options_.interrupted) {
+        lock_.lock();
+      } else {
+        lock_.try_lock();  // nearly always enough; ThreadSanitizer does not know the lock with a limit
+      }
       while (!lock_.owns_lock() && !lock_.try_lock_for(client::kInterruptionCheck)) {
         if (client::Interrupted(state->options_))
           throw PoolError(PoolError::Kind::kInterrupted,
