@@ -40,10 +40,4 @@ std::optional<std::string> RefuseShape(const char* family, std::span<const HeadD
   return std::nullopt;
 }
 
-std::optional<std::string> RefuseFp8(const char* family, const KernelRequest& request) {
-  if (!request.fp8) return std::nullopt;
-  return std::string("dtype fp8 is not supported: the kernel family '") + family +
-         "' does not cast P and dS to fp8";
-}
-
 }  // namespace cppool::kernels

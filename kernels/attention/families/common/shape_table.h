@@ -20,7 +20,4 @@ struct HeadDims {
 std::optional<std::string> RefuseShape(const char* family, std::span<const HeadDims> dims,
                                        std::span<const Dtype> dtypes, const KernelRequest& request);
 
-// Why a family that casts neither P nor dS refuses a request in fp8; nothing for other requests.
-std::optional<std::string> RefuseFp8(const char* family, const KernelRequest& request);
-
 }  // namespace cppool::kernels

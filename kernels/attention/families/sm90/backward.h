@@ -41,6 +41,7 @@ struct BackwardCall {
   int multiprocessors = 0;
   bool query_first = true, query_last = true;  // of dq, see GradientPass
   bool key_first = true, key_last = true;      // of dk and dv
+  Fp8Parameters fp8{};
 };
 
 struct BackwardKernelEntry {
@@ -50,13 +51,15 @@ struct BackwardKernelEntry {
   void (*launch)(const BackwardCall&, cudaStream_t) = nullptr;
 };
 
-// For head dims and a dtype. `bias`: the kernel adds one, of the logits' dtype.
-BackwardKernelEntry BackwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias);
+// For head dims and a dtype. `bias`: the kernel adds one, of the logits' dtype. `fp8`: it casts P and dS with
+// one scale each, the dtype is bf16.
+BackwardKernelEntry BackwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias, bool fp8);
 
 // Each dtype has its instances, one per head dims, in a file of its own.
 template <typename T>
 BackwardKernelEntry BackwardKernelOf(int dim_qk, int dim_v);
 template <typename T>
 BackwardKernelEntry BiasedBackwardKernelOf(int dim_qk, int dim_v);
+BackwardKernelEntry Fp8BackwardKernelOf(int dim_qk, int dim_v);
 
 }  // namespace cppool::kernels::cuda::sm90

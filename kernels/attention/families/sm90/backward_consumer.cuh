@@ -37,7 +37,7 @@ class BackwardConsumer : BackwardKeysStep<T, Config> {
     std::uint32_t p[kRows / 4];
     bool visible = this->BeginSteps(logits, dp);
     MakeProbabilities(logits, visible, true);
-    PackOperand<T>(logits, p);
+    PackOperand<POf<T, Config>>(logits, p);
     Settle(p);
     WaitForProducts<0>();
     Settle(dp);
@@ -81,7 +81,7 @@ class BackwardConsumer : BackwardKeysStep<T, Config> {
       WaitForProducts<1>();
       Settle(dk);
       ptx::Arrive(shared_.EmptyQ(rings_.q().Previous().stage));
-      PackOperand<T>(logits, p);
+      PackOperand<POf<T, Config>>(logits, p);
       Settle(p);
       WaitForProducts<0>();
       Settle(dp);

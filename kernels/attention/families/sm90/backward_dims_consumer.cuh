@@ -57,7 +57,7 @@ class BackwardDimsConsumer : BackwardStep<T, Config> {
         this->Probabilities(logits);
         TakeOperands();
         std::uint32_t packed[kColumns / 4];
-        PackOperand<T>(logits, packed);
+        PackOperand<POf<T, Config>>(logits, packed);
         StoreByKeys(kP, packed);
         WaitForProducts<0>();
         Settle(dp);
@@ -202,9 +202,11 @@ class BackwardDimsConsumer : BackwardStep<T, Config> {
     const int group = ptx::Opaque(group_);  // so that nothing made of it stays in registers all along
     const int dim = group * (DqParts<Config>::kApart * 64);
     if (DqParts<Config>::Owns(group, 0))
-      Step::template Write<kDimQk, 64, 0>(rows, dk, dim, p_.scale, p_.dk_sum, static_cast<T*>(p_.dk));
-    Step::template Write<kDimQk, 64, 32>(rows, dk, dim + 64, p_.scale, p_.dk_sum, static_cast<T*>(p_.dk));
-    Step::template Write<kDimV, kDvDims, 0>(rows, dv, group * kDvDims, 1, p_.dv_sum, static_cast<T*>(p_.dv));
+      Step::template Write<kDimQk, 64, 0>(rows, dk, dim, this->DkScale(), p_.dk_sum, static_cast<T*>(p_.dk));
+    Step::template Write<kDimQk, 64, 32>(rows, dk, dim + 64, this->DkScale(), p_.dk_sum,
+                                         static_cast<T*>(p_.dk));
+    Step::template Write<kDimV, kDvDims, 0>(rows, dv, group * kDvDims, this->DvScale(), p_.dv_sum,
+                                            static_cast<T*>(p_.dv));
   }
 };
 

@@ -57,7 +57,7 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
 
       if (!visible) this->MaskTransposed(logits, now, 0);
       this->Probabilities(logits, 0);
-      PackOperand<T>(logits, p);
+      PackOperand<POf<T, Config>>(logits, p);
       Settle(p);
       BeginProducts();
       StartDv(dv, p, 0);
@@ -81,7 +81,7 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
 
       if (!visible) this->MaskTransposed(logits, now, 1);
       this->Probabilities(logits, 1);
-      PackOperand<T>(logits, p);
+      PackOperand<POf<T, Config>>(logits, p);
       Settle(p);
       BeginProducts();
       StartDv(dv, p, 1);

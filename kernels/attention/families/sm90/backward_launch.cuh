@@ -85,6 +85,7 @@ void LaunchBackward(const BackwardCall& call, cudaStream_t stream) {
     p.scale_log2 = call.scale * kLog2e;
     p.first = call.key_first;
     p.last = call.key_last;
+    if constexpr (Config::kFp8) p.fp8 = call.fp8;
     if constexpr (Config::kBias) {
       p.bias = BiasParametersOf(call.bias, call.scale, Config::kRows);
       p.tile_biases = call.tile_biases;

@@ -56,7 +56,7 @@ class BackwardPairConsumer : BackwardStep<T, Config> {
         this->Probabilities(logits);
         TakeOperands();
         std::uint32_t packed[kColumns / 4];
-        PackOperand<T>(logits, packed);
+        PackOperand<POf<T, Config>>(logits, packed);
         StoreByKeys(kP, packed);
         if (step > 0) HandOverRest(dq);
         WaitForProducts<0>();
@@ -232,9 +232,10 @@ class BackwardPairConsumer : BackwardStep<T, Config> {
   __device__ __forceinline__ void Write(const KeyRows& rows, const float (&dk)[kDkDims / 2],
                                         const float (&dv)[kDvDims / 2]) const {
     const int group = ptx::Opaque(group_);  // so that nothing made of it stays in registers all along
-    Step::template Write<kDimQk, kDkDims, 0>(rows, dk, group * kDkDims, p_.scale, p_.dk_sum,
+    Step::template Write<kDimQk, kDkDims, 0>(rows, dk, group * kDkDims, this->DkScale(), p_.dk_sum,
                                              static_cast<T*>(p_.dk));
-    Step::template Write<kDimV, kDvDims, 0>(rows, dv, group * kDvDims, 1, p_.dv_sum, static_cast<T*>(p_.dv));
+    Step::template Write<kDimV, kDvDims, 0>(rows, dv, group * kDvDims, this->DvScale(), p_.dv_sum,
+                                            static_cast<T*>(p_.dv));
   }
 
   const int rank_;  // of the block in its cluster

@@ -75,6 +75,7 @@ struct BackwardParameters {
   // Only kernels with a bias read these.
   BiasParameters bias;             // boxes of kRows queries
   const KeyTileBias* tile_biases;  // of work.tiles
+  Fp8Parameters fp8;               // read by kernels for fp8 alone
 };
 
 }  // namespace cppool::kernels::cuda::sm90

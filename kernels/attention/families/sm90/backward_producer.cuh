@@ -173,6 +173,11 @@ __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
       for (int i = 0; i < kRowsPerLane; ++i) {
         shared.control->lse[dout.stage][lane + i * 32] = lse[i] == -INFINITY ? INFINITY : lse[i] * kLog2e;
         shared.control->delta[dout.stage][lane + i * 32] = delta[i];
+        if constexpr (Config::kFp8) {
+          const BackwardUnits& units = shared.control->units;
+          shared.control->lse[dout.stage][lane + i * 32] -= units.lift;
+          shared.control->delta[dout.stage][lane + i * 32] *= units.delta;
+        }
       }
       if (!kUnderCopy && lane == 0) {
         ptx::ArriveExpecting(shared.FullDout(dout.stage), Config::kDoutBytes);

@@ -7,6 +7,7 @@
 
 #include "kernels/attention/families/sm90/backward_config.h"
 #include "kernels/attention/families/sm90/backward_parameters.h"
+#include "kernels/attention/families/sm90/fp8.cuh"
 #include "kernels/attention/families/sm90/shared_memory.cuh"
 
 namespace cppool::kernels::cuda::sm90 {
@@ -79,9 +80,18 @@ struct PairedBackwardControl : PlainBackwardControl<Config> {
 };
 
 template <typename Config>
-using BackwardControlOf = std::conditional_t<
+using BaseBackwardControlOf = std::conditional_t<
     Config::kPairs, PairedBackwardControl<Config>,
     std::conditional_t<Config::kBias, BiasedBackwardControl<Config>, PlainBackwardControl<Config>>>;
+
+template <typename Config>
+struct Fp8BackwardControl : BaseBackwardControlOf<Config> {
+  BackwardUnits units;
+};
+
+template <typename Config>
+using BackwardControlOf =
+    std::conditional_t<Config::kFp8, Fp8BackwardControl<Config>, BaseBackwardControlOf<Config>>;
 
 template <typename Config>
 struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileBytes> {

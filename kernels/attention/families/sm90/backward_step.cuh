@@ -136,18 +136,37 @@ class BackwardStep {
       if (p[i] == 0) dp[i] = 0;
   }
 
-  // p = exp(scale logits - lse)
+  __device__ __forceinline__ float ScaleLog2() const {
+    if constexpr (Config::kFp8) return shared_.control->units.scale_log2;
+    return p_.scale_log2;
+  }
+  // What dq, dk and dv are multiplied with.
+  __device__ __forceinline__ float DqScale() const {
+    if constexpr (Config::kFp8) return shared_.control->units.dq;
+    return p_.scale;
+  }
+  __device__ __forceinline__ float DkScale() const {
+    if constexpr (Config::kFp8) return shared_.control->units.dk;
+    return p_.scale;
+  }
+  __device__ __forceinline__ float DvScale() const {
+    if constexpr (Config::kFp8) return shared_.control->units.dv;
+    return 1;
+  }
+
+  // p = exp(scale logits - lse), in fp8 p_scale times as large
   __device__ __forceinline__ void Probabilities(float (&logits)[kColumns / 2], int half_block = 0) const {
     const float* const lse =
         shared_.control->lse[rings_.dout().stage] + FirstQuery(half_block) + Lane() % 4 * 2;
+    const float scale_log2 = ScaleLog2();
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
       const float2 offset = *reinterpret_cast<const float2*>(lse + n * 8);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float* const at = &logits[n * 4 + half * 2];
-        at[0] = ptx::Exp2(fmaf(at[0], p_.scale_log2, -offset.x));
-        at[1] = ptx::Exp2(fmaf(at[1], p_.scale_log2, -offset.y));
+        at[0] = ptx::Exp2(fmaf(at[0], scale_log2, -offset.x));
+        at[1] = ptx::Exp2(fmaf(at[1], scale_log2, -offset.y));
       }
     }
   }
@@ -164,7 +183,13 @@ class BackwardStep {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int at = n * 4 + half * 2;
-        ds[n * 2 + half] = ptx::Pack<T>(p[at] * (dp[at] - less.x), p[at + 1] * (dp[at + 1] - less.y));
+        if constexpr (Config::kFp8) {
+          const float unit = shared_.control->units.dp;
+          ds[n * 2 + half] = ptx::Pack<E5M2Grid>(p[at] * fmaf(dp[at], unit, -less.x),
+                                                 p[at + 1] * fmaf(dp[at + 1], unit, -less.y));
+        } else {
+          ds[n * 2 + half] = ptx::Pack<T>(p[at] * (dp[at] - less.x), p[at + 1] * (dp[at + 1] - less.y));
+        }
       }
     }
   }
@@ -205,8 +230,8 @@ class BackwardStep {
       ptx::Arrive(shared_.EmptyTile(tiles_.stage));
       tiles_.Advance();
       const KeyRows rows = RowsOf(info.token, info.member, info.length, info.kv_head);
-      Write<kDimQk, kDimQk, 0>(rows, dk, 0, p_.scale, p_.dk_sum, static_cast<T*>(p_.dk));
-      Write<kDimV, kDimV, 0>(rows, dv, 0, 1, p_.dv_sum, static_cast<T*>(p_.dv));
+      Write<kDimQk, kDimQk, 0>(rows, dk, 0, DkScale(), p_.dk_sum, static_cast<T*>(p_.dk));
+      Write<kDimV, kDimV, 0>(rows, dv, 0, DvScale(), p_.dv_sum, static_cast<T*>(p_.dv));
     }
     EndDq();
   }
@@ -229,6 +254,7 @@ class BackwardStep {
     // Rows 2 i and 2 i + 1 would store to the same banks: odd rows store the columns 16 further on, or back.
     static_assert(kCount % 16 == 0);
     const bool odd = lane / 4 % 2 == 1;
+    const float scale = DqScale();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = warp_row_ + lane / 4 + half * 8;
@@ -240,8 +266,8 @@ class BackwardStep {
       for (int n = 0; n < kCount / 4; ++n) {
         const int even_at = kAt + n * 4 + half * 2, odd_at = kAt + (n ^ 2) * 4 + half * 2;
         ptx::StoreShared8((line ^ (n % 4 * 32)) + n / 4 * (Config::kDqRows * kRowBytes),
-                          (odd ? dq[odd_at] : dq[even_at]) * p_.scale,
-                          (odd ? dq[odd_at + 1] : dq[even_at + 1]) * p_.scale);
+                          (odd ? dq[odd_at] : dq[even_at]) * scale,
+                          (odd ? dq[odd_at + 1] : dq[even_at + 1]) * scale);
       }
     }
   }

@@ -98,7 +98,9 @@ class BackwardWideConsumer : BackwardKeysStep<T, Config> {
   template <int kHalf>
   static __device__ __forceinline__ void PackHalf(const float (&p)[kRows / 2], std::uint32_t (&operand)[16]) {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) operand[i] = ptx::Pack<T>(p[kHalf * 32 + i * 2], p[kHalf * 32 + i * 2 + 1]);
+    for (int i = 0; i < 16; ++i) {
+      operand[i] = ptx::Pack<POf<T, Config>>(p[kHalf * 32 + i * 2], p[kHalf * 32 + i * 2 + 1]);
+    }
     Settle(operand);
   }
 };

@@ -37,6 +37,7 @@ struct Tiling {
   static constexpr bool kTakeTurns = kTakeTurnsValue;     // consumers issue their products in turn
   static constexpr int kBiasStages = kBiasStagesValue;    // buffers of each consumer for blocks of a bias
   static constexpr bool kBias = kBiasStages > 0;
+  static constexpr bool kFp8 = false;  // see InFp8
   // A tile's first product starts under the end of the tile before, else after it.
   static constexpr bool kEarlyStart = kQueryStages == 2;
   static constexpr bool kStageOutput = kQueryStages == 2;  // the output leaves through the queries' buffer

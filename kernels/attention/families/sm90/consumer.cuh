@@ -48,15 +48,16 @@ class Consumer {
       state.Ignore(Rows().valid);
 #pragma unroll
       for (int i = 0; i < kDimV / 2; ++i) out[i] = 0;
-      if (!p_.first) ReadState<kDimV>(p_, Rows(), state, out);
+      if (!Config::kFp8 && !p_.first) ReadState<kDimV>(p_, Rows(), state, out);
       const int blocks = tile().blocks;
 
       bool visible = NextVisible();
       WaitForProducts<0>();
       Settle(logits);
       Taken taken = TakeBlock(logits, visible, blocks == 1);
-      FollowMost(logits, state, p_.scale_log2).Apply(out);
-      Exponentiate<T>(logits, state, p_.scale_log2, taken.seen, exponentials);
+      FollowMost<Config>(logits, state, ScaleLog2()).Apply(out);
+      Exponentiate<POf<T, Config>>(logits, state, ScaleLog2(), Config::kFp8 ? Lift() : 0.0f, taken.seen,
+                                   exponentials);
       if constexpr (Config::kStageOutput) ReleaseLastTile();
       for (int block = 1; block < blocks; ++block) {
         WaitForValues(taken.keys);  // before the next keys: they come in this order
@@ -70,13 +71,14 @@ class Consumer {
         WaitForProducts<1>();
         Settle(logits);
         taken = TakeBlock(logits, visible, block + 1 == blocks);
-        const Rescale rescale = FollowMost(logits, state, p_.scale_log2);
+        const Rescale rescale = FollowMost<Config>(logits, state, ScaleLog2());
         WaitForProducts<0>();
         Settle(out);
         Settle(exponentials);
         Release(shared_.EmptyV(keys_.Previous().Previous().stage));
         rescale.Apply(out);
-        Exponentiate<T>(logits, state, p_.scale_log2, taken.seen, exponentials);
+        Exponentiate<POf<T, Config>>(logits, state, ScaleLog2(), Config::kFp8 ? Lift() : 0.0f, taken.seen,
+                                     exponentials);
       }
 
       bool more = false;
@@ -145,6 +147,20 @@ class Consumer {
   static constexpr int kDimQk = Config::kDimQk, kDimV = Config::kDimV, kBlock = Config::kBlock;
   static constexpr int kQueryStages = Config::kQueryStages;
 
+  __device__ __forceinline__ float Scale() const {
+    if constexpr (Config::kFp8) return shared_.control->units.scale;
+    return p_.scale;
+  }
+  __device__ __forceinline__ float ScaleLog2() const {
+    if constexpr (Config::kFp8) return shared_.control->units.scale_log2;
+    return p_.scale_log2;
+  }
+  // For fp8 alone: called elsewhere, even for 0, it changes the instructions of other kernels.
+  __device__ __forceinline__ float Lift() const {
+    if constexpr (Config::kFp8) return shared_.control->units.lift;
+    return 0;
+  }
+
   __device__ __forceinline__ const TileInfo& tile() const { return shared_.control->tiles[index_]; }
 
   __device__ __forceinline__ void TakeTurn() const {
@@ -187,8 +203,12 @@ class Consumer {
 
   __device__ __forceinline__ void WriteTile(const SoftmaxState& state, float (&out)[kDimV / 2]) {
     const WarpRows rows = Rows();
-    Normalise<kDimV>(p_, rows, state, out);
-    if (p_.max_logit) RaiseMaxLogit(p_, rows, state);
+    if constexpr (Config::kFp8) {
+      NormaliseFp8<kDimV>(p_, rows, state, shared_.control->units, out);
+    } else {
+      Normalise<kDimV>(p_, rows, state, out);
+    }
+    if (p_.max_logit) RaiseMaxLogit(p_, rows, state, Scale());
     if (Config::kStageOutput && p_.last) {
       // All warps have done with the queries.
       ptx::SyncNamed(kGroupBarrier + group_, kWarpgroup);

@@ -73,6 +73,56 @@ __device__ __forceinline__ void Normalise(const ForwardParameters& p, const Warp
   }
 }
 
+// The same in fp8, where an earlier call's output is merged here instead of continued: P of this call is
+// relative to its own maximum, so that its cast does not depend on other keys.
+template <int kDimV>
+__device__ __forceinline__ void NormaliseFp8(const ForwardParameters& p, const WarpRows& rows,
+                                             const SoftmaxState& state, const ForwardUnits& units,
+                                             float (&out)[kDimV / 2]) {
+  constexpr float kLn2 = 0.6931471805599453f;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float sum = state.sum[half];
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    const int row = half * 8 + lane / 4;
+    const bool own = row < rows.valid, unseen = sum == 0;  // NaN is not: it must reach the output
+    float lse = unseen ? -INFINITY : state.most[half] * units.scale + (logf(sum) - units.lift * kLn2);
+    float factor = unseen ? 0.0f : units.v / sum, old_factor = 0;
+    if (!p.first) {
+      const float old = own ? p.lse[rows.State(p, row)] : -INFINITY;
+      __syncwarp();  // all lanes of a row have read it
+      const float top = lse > old ? lse : old;
+      if (top != -INFINITY) {
+        const float merged = top + logf(expf(old - top) + expf(lse - top));
+        factor *= expf(lse - merged);
+        old_factor = expf(old - merged);
+        lse = merged;
+      }
+    }
+    if (lane % 4 == 0 && own) p.lse[rows.State(p, row)] = lse;
+    if (p.last && p.softmax_offset) {
+      const float whole = 1.0f + expf(p.softmax_offset[rows.head] - lse);
+      factor /= whole;
+      old_factor /= whole;
+    }
+#pragma unroll
+    for (int n = 0; n < kDimV / 8; ++n) {
+      out[n * 4 + half * 2] *= factor;
+      out[n * 4 + half * 2 + 1] *= factor;
+    }
+    if (!own || old_factor == 0) continue;
+    const float* from = p.accumulator + rows.State(p, row) * kDimV + (lane % 4) * 2;
+#pragma unroll
+    for (int n = 0; n < kDimV / 8; ++n) {
+      const float2 two = *reinterpret_cast<const float2*>(from + n * 8);
+      out[n * 4 + half * 2] = fmaf(two.x, old_factor, out[n * 4 + half * 2]);
+      out[n * 4 + half * 2 + 1] = fmaf(two.y, old_factor, out[n * 4 + half * 2 + 1]);
+    }
+  }
+}
+
 // Stores from registers: the accumulator, or the output in T.
 template <typename T, int kDimV>
 __device__ __forceinline__ void WriteRows(const ForwardParameters& p, const WarpRows& rows,
@@ -133,7 +183,7 @@ __device__ __forceinline__ void WriteRowsStaged(const ForwardParameters& p, cons
 
 // Raises max_logit[head] by the rows that are tokens. The same bits in any order of warps.
 __device__ __forceinline__ void RaiseMaxLogit(const ForwardParameters& p, const WarpRows& rows,
-                                              const SoftmaxState& state) {
+                                              const SoftmaxState& state, float scale) {
   const int lane = threadIdx.x % 32;
   float most = -INFINITY;
 #pragma unroll
@@ -142,7 +192,7 @@ __device__ __forceinline__ void RaiseMaxLogit(const ForwardParameters& p, const 
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
   if (lane != 0 || most == -INFINITY) return;
-  most *= p.scale;
+  most *= scale;
   // The order of floats is that of integers for positive ones, and the reverse for negative ones.
   if (most >= 0) {
     atomicMax(reinterpret_cast<int*>(p.max_logit + rows.head), __float_as_int(most));

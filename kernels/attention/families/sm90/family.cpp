@@ -23,7 +23,8 @@
 namespace cppool::kernels::cuda {
 namespace sm90 {
 
-ForwardKernelEntry ForwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias) {
+ForwardKernelEntry ForwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias, bool fp8) {
+  if (fp8) return bias ? ForwardKernelEntry{} : Fp8ForwardKernelOf(dim_qk, dim_v);
   const auto of = [&]<typename T>() {
     return bias ? BiasedForwardKernelOf<T>(dim_qk, dim_v) : ForwardKernelOf<T>(dim_qk, dim_v);
   };
@@ -32,7 +33,8 @@ ForwardKernelEntry ForwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias
   return {};
 }
 
-BackwardKernelEntry BackwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias) {
+BackwardKernelEntry BackwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias, bool fp8) {
+  if (fp8) return bias ? BackwardKernelEntry{} : Fp8BackwardKernelOf(dim_qk, dim_v);
   const auto of = [&]<typename T>() {
     return bias ? BiasedBackwardKernelOf<T>(dim_qk, dim_v) : BackwardKernelOf<T>(dim_qk, dim_v);
   };
@@ -44,14 +46,26 @@ BackwardKernelEntry BackwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bi
 }  // namespace sm90
 namespace {
 
-sm90::ForwardKernelEntry ForwardOf(const KernelShape& shape, BiasType bias) {
-  return sm90::ForwardKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v, bias != BiasType::kNone);
+sm90::ForwardKernelEntry ForwardOf(const KernelShape& shape, BiasType bias, bool fp8) {
+  return sm90::ForwardKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v, bias != BiasType::kNone, fp8);
 }
 sm90::BiasGradientKernelEntry BiasGradientOf(const KernelShape& shape) {
   return sm90::BiasGradientKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v);
 }
-sm90::BackwardKernelEntry BackwardOf(const KernelShape& shape, BiasType bias) {
-  return sm90::BackwardKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v, bias != BiasType::kNone);
+sm90::BackwardKernelEntry BackwardOf(const KernelShape& shape, BiasType bias, bool fp8) {
+  return sm90::BackwardKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v, bias != BiasType::kNone, fp8);
+}
+
+// Whether a request's backward pass casts P and dS; its forward pass casts P in every recipe.
+bool CastsBackward(const KernelRequest& request) { return request.fp8 && request.fp8->bwd; }
+
+sm90::ForwardKernelEntry ForwardOf(const KernelRequest& request) {
+  return ForwardOf(request.shape, request.bias, request.fp8.has_value());
+}
+// Casts of dS in blocks are the general family's.
+sm90::BackwardKernelEntry BackwardOf(const KernelRequest& request) {
+  if (CastsBackward(request) && InBlocks(*request.fp8)) return {};
+  return BackwardOf(request.shape, request.bias, CastsBackward(request));
 }
 
 // Whether a bias tensor, if there is one, has rows that begin where TMA can fetch: at multiples of 16 bytes.
@@ -60,21 +74,23 @@ bool HasAlignedBias(const KernelRequest& request) {
 }
 
 bool HasForward(const KernelRequest& request) {
-  return HasAlignedBias(request) && ForwardOf(request.shape, request.bias).tile_rows > 0;
+  return HasAlignedBias(request) && ForwardOf(request).tile_rows > 0;
 }
 bool HasBiasGradient(const KernelRequest& request) {
-  return request.training && request.bias == BiasType::kPostScale && HasAlignedBias(request) &&
-         request.bias_extent.query_stride != 0 && BiasGradientOf(request.shape).tile_rows > 0;
+  return request.training && !CastsBackward(request) && request.bias == BiasType::kPostScale &&
+         HasAlignedBias(request) && request.bias_extent.query_stride != 0 &&
+         BiasGradientOf(request.shape).tile_rows > 0;
 }
 bool HasBackward(const KernelRequest& request) {
-  return request.training && HasAlignedBias(request) && BackwardOf(request.shape, request.bias).tile_keys > 0;
+  return request.training && HasAlignedBias(request) && BackwardOf(request).tile_keys > 0;
 }
 
 // Whether the general family may take part in a case of this request. With a bias the layouts decide, see
-// KeysAligned; the gradient of a bias that queries share is always the general family's.
+// KeysAligned; the gradient of a bias that queries share is always the general family's, as is the step that
+// finds dS's scale.
 bool MayNeedGeneral(const KernelRequest& request) {
   return request.bias == BiasType::kPostScale || !HasForward(request) ||
-         (request.training && !HasBackward(request));
+         (request.training && (!HasBackward(request) || CastsBackward(request)));
 }
 
 // Whether TMA can fetch the bias of each range of keys, or of each tile, from its first key on.
@@ -257,8 +273,8 @@ class Sm90Kernel : public AttentionKernel {
     if (const auto refusal = general_family_.Refusal(request))
       throw RuntimeError(CPPOOL_UNSUPPORTED, *refusal);
     if (MayNeedGeneral(request)) general_->Load(request);
-    if (HasForward(request)) ForwardOf(request.shape, request.bias).load();
-    if (HasBackward(request)) BackwardOf(request.shape, request.bias).load();
+    if (HasForward(request)) ForwardOf(request).load();
+    if (HasBackward(request)) BackwardOf(request).load();
     if (HasBiasGradient(request)) BiasGradientOf(request.shape).load();
   }
 
@@ -269,13 +285,13 @@ class Sm90Kernel : public AttentionKernel {
     };
     std::optional<WorkList> forward, bias_gradient;
     if (HasForward(request)) {
-      forward = BuildWorkList(Side::kQuery, query, key, bands,
-                              ForwardOf(request.shape, request.bias).tile_rows, true, sm90::kGroupRows);
+      forward = BuildWorkList(Side::kQuery, query, key, bands, ForwardOf(request).tile_rows, true,
+                              sm90::kGroupRows);
     }
     if (HasBiasGradient(request)) bias_gradient = queries(BiasGradientOf(request.shape).tile_rows);
     std::optional<sm90::BackwardList> backward;
     if (HasBackward(request)) {
-      const sm90::BackwardKernelEntry entry = BackwardOf(request.shape, request.bias);
+      const sm90::BackwardKernelEntry entry = BackwardOf(request);
       backward = sm90::BuildBackwardList(query, key, bands, entry.tile_keys, entry.block_rows);
     }
     const bool has_bias = request.bias == BiasType::kPostScale;
@@ -288,7 +304,8 @@ class Sm90Kernel : public AttentionKernel {
       drop_unaligned(bias_gradient);
     }
     std::unique_ptr<BlockPlan> general;
-    if (!forward || (request.training && (!backward || (has_bias && !bias_gradient))))
+    if (!forward ||
+        (request.training && (!backward || CastsBackward(request) || (has_bias && !bias_gradient))))
       general = general_->Plan(request, query, key, bands, stream);
     return std::make_unique<cuda::Plan>(rt_, request, query, key, bands.size(), forward ? &*forward : nullptr,
                                         backward ? &*backward : nullptr,
@@ -322,12 +339,14 @@ class Sm90Kernel : public AttentionKernel {
     call.multiprocessors = multiprocessors_;
     call.first = args.first;
     call.last = args.last;
-    ForwardOf(shape, plan.bias()).launch(call, reinterpret_cast<cudaStream_t>(stream));
+    call.fp8 = {args.q.scale, args.k.scale, args.v.scale, nullptr, nullptr, args.p_scale};
+    ForwardOf(shape, plan.bias(), args.p_scale != 0).launch(call, reinterpret_cast<cudaStream_t>(stream));
   }
 
   void Backward(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
     const auto& plan = static_cast<const cuda::Plan&>(*args.plan);
-    if (!plan.backward()) {
+    const bool fp8 = args.casts.p_scale != 0;
+    if (!plan.backward() || (fp8 && !args.casts.ds_scale)) {
       BackwardArgs general = args;
       general.plan = General(plan);
       general_->Backward(shape, general, stream);
@@ -355,7 +374,9 @@ class Sm90Kernel : public AttentionKernel {
     call.multiprocessors = multiprocessors_;
     call.query_first = args.query.first, call.query_last = args.query.last;
     call.key_first = args.key.first, call.key_last = args.key.last;
-    BackwardOf(shape, plan.bias()).launch(call, reinterpret_cast<cudaStream_t>(stream));
+    call.fp8 = {args.q.scale,    args.k.scale,        args.v.scale,
+                args.dout.scale, args.casts.ds_scale, args.casts.p_scale};
+    BackwardOf(shape, plan.bias(), fp8).launch(call, reinterpret_cast<cudaStream_t>(stream));
   }
 
   void BackwardBias(const KernelShape& shape, const BackwardArgs& args, const BiasGradient& gradient,
@@ -430,7 +451,6 @@ class Family : public AttentionFamily {
     return can;
   }
   std::optional<std::string> Refusal(const KernelRequest& request) const override {
-    if (auto refusal = RefuseFp8("sm90", request)) return refusal;
     return general_.Refusal(request);
   }
   // The workspace holds dq in fp32.
@@ -446,11 +466,11 @@ class Family : public AttentionFamily {
     std::size_t bytes = 0;
     if (MayNeedGeneral(request)) bytes += general_.PlanBytes(request, query, key);
     if (HasForward(request)) {
-      const int tile_rows = ForwardOf(request.shape, request.bias).tile_rows;
+      const int tile_rows = ForwardOf(request).tile_rows;
       bytes += kScheduleBytes + WorkListBytes(Side::kQuery, query, key, tile_rows) + 2 * Plan::kAlignment;
     }
     if (HasBackward(request)) {
-      const sm90::BackwardKernelEntry entry = BackwardOf(request.shape, request.bias);
+      const sm90::BackwardKernelEntry entry = BackwardOf(request);
       bytes += kScheduleBytes + TurnBytes(request, sm90::CountBlocks(query, entry.block_rows)) +
                sm90::BackwardListBytes(query, key, entry.tile_keys, entry.block_rows) + 4 * Plan::kAlignment;
     }

@@ -1,5 +1,5 @@
-// The family "sm90": kernels for what Hopper (compute capability 9.0) has and no other GPU, bf16 and fp16:
-// both passes without a bias.
+// The family "sm90": kernels for what Hopper (compute capability 9.0) has and no other GPU: bf16, fp16
+// and fp8, both passes.
 #pragma once
 
 #include <memory>

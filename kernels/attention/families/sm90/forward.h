@@ -31,6 +31,7 @@ struct ForwardCall {
   int multiprocessors = 0;
   bool first = true;
   bool last = true;
+  Fp8Parameters fp8{};
 };
 
 // A warpgroup takes so many rows of a tile. Shorter tiles have a multiple of it, but for the last one of a
@@ -43,13 +44,15 @@ struct ForwardKernelEntry {
   void (*launch)(const ForwardCall&, cudaStream_t) = nullptr;
 };
 
-// For head dims and a dtype. `bias`: the kernel adds one, of the logits' dtype.
-ForwardKernelEntry ForwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias);
+// For head dims and a dtype. `bias`: the kernel adds one, of the logits' dtype. `fp8`: it casts P, the dtype
+// is bf16.
+ForwardKernelEntry ForwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias, bool fp8);
 
 // Each dtype has its instances, one per head dims, in a file of its own.
 template <typename T>
 ForwardKernelEntry ForwardKernelOf(int dim_qk, int dim_v);
 template <typename T>
 ForwardKernelEntry BiasedForwardKernelOf(int dim_qk, int dim_v);
+ForwardKernelEntry Fp8ForwardKernelOf(int dim_qk, int dim_v);
 
 }  // namespace cppool::kernels::cuda::sm90

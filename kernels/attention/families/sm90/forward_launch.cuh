@@ -45,6 +45,7 @@ void LaunchForward(const ForwardCall& call, cudaStream_t stream) {
   p.scale_log2 = call.scale * kLog2e;
   p.first = call.first;
   p.last = call.last;
+  if constexpr (Config::kFp8) p.fp8 = call.fp8;
   if constexpr (Config::kBias) p.bias = BiasParametersOf(call.bias, call.scale);
   const unsigned blocks = static_cast<unsigned>(std::min<std::int64_t>(items, call.multiprocessors));
   LaunchKernel(&ForwardKernel<T, Config>, dim3(blocks), Config::kThreads, Config::kSharedBytes, stream,

@@ -30,6 +30,16 @@ struct BiasParameters {
   float inverse_scale;        // of the softmax
 };
 
+// Scales for fp8: what payloads are multiplied with, NULL for 1.
+struct Fp8Parameters {
+  const float* q;
+  const float* k;
+  const float* v;
+  const float* dout;
+  const float* ds_scale;  // dS is multiplied with the first before its cast; the second is its inverse
+  float p_scale;          // P is multiplied with it before its cast
+};
+
 struct ForwardParameters {
   CUtensorMap q;    // boxes of 64 rows
   CUtensorMap k;    // boxes of kBlock rows
@@ -48,6 +58,7 @@ struct ForwardParameters {
   bool first;
   bool last;
   BiasParameters bias;  // read by kernels with a bias alone
+  Fp8Parameters fp8;    // read by kernels for fp8 alone
 };
 
 }  // namespace cppool::kernels::cuda::sm90

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "kernels/attention/families/sm90/config.h"
+#include "kernels/attention/families/sm90/fp8.cuh"
 #include "kernels/attention/families/sm90/parameters.h"
 #include "kernels/attention/families/sm90/shared_memory.cuh"
 
@@ -55,7 +56,15 @@ struct BiasControl : Control<Config::kStages> {
 };
 
 template <typename Config>
-using ControlOf = std::conditional_t<Config::kBias, BiasControl<Config>, Control<Config::kStages>>;
+using BaseControlOf = std::conditional_t<Config::kBias, BiasControl<Config>, Control<Config::kStages>>;
+
+template <typename Config>
+struct Fp8Control : BaseControlOf<Config> {
+  ForwardUnits units;
+};
+
+template <typename Config>
+using ControlOf = std::conditional_t<Config::kFp8, Fp8Control<Config>, BaseControlOf<Config>>;
 
 template <typename Config>
 struct Shared : SharedMemory<ControlOf<Config>, Config::kTileBytes> {

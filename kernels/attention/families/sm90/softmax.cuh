@@ -11,7 +11,9 @@
 
 namespace cppool::kernels::cuda::sm90 {
 
-inline constexpr float kSlack = 8;
+// In fp8 it is 0: P is at most 1 then, and its cast has all of E4M3 for it.
+template <typename Config>
+inline constexpr float kSlack = Config::kFp8 ? 0 : 8;
 
 struct SoftmaxState {
   float most[2];     // running maximum of the unscaled logits; -inf before the first visible key
@@ -49,7 +51,7 @@ struct Rescale {
 };
 
 // Lets the running maximum follow the logits, if they have outgrown it.
-template <int kCount>
+template <typename Config, int kCount>
 __device__ __forceinline__ Rescale FollowMost(const float (&logits)[kCount], SoftmaxState& state,
                                               float scale_log2) {
   float most[2];  // of this thread's columns
@@ -69,8 +71,8 @@ __device__ __forceinline__ Rescale FollowMost(const float (&logits)[kCount], Sof
   Rescale rescale{false, {1, 1}};
   // -inf - -inf is NaN and compares false: a row that has seen nothing yet and sees nothing now does not
   // count.
-  const bool outgrown =
-      (most[0] - state.most[0]) * scale_log2 > kSlack || (most[1] - state.most[1]) * scale_log2 > kSlack;
+  const bool outgrown = (most[0] - state.most[0]) * scale_log2 > kSlack<Config> ||
+                        (most[1] - state.most[1]) * scale_log2 > kSlack<Config>;
   if (__any_sync(~0u, outgrown)) {
     rescale.needed = true;
 #pragma unroll
@@ -94,13 +96,14 @@ __device__ __forceinline__ void PackOperand(const float (&from)[kSize], std::uin
 }
 
 // Makes of kCount logits from kFirst on exponentials relative to the running maximum, as the left operand of
-// the product with the values.
+// the product with the values. They are 2^lift times as large.
 template <typename T, int kFirst, int kCount, int kSize>
 __device__ __forceinline__ void ExponentiatePart(float (&logits)[kSize], SoftmaxState& state,
-                                                 float scale_log2, std::uint32_t (&to)[kSize / 2]) {
+                                                 float scale_log2, float lift,
+                                                 std::uint32_t (&to)[kSize / 2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float offset = state.most[half] == -INFINITY ? 0.0f : state.most[half] * scale_log2;
+    const float offset = (state.most[half] == -INFINITY ? 0.0f : state.most[half] * scale_log2) - lift;
     float sums[2] = {0, 0};
 #pragma unroll
     for (int n = kFirst; n < kFirst + kCount; n += 4)
@@ -118,17 +121,17 @@ __device__ __forceinline__ void ExponentiatePart(float (&logits)[kSize], Softmax
 // The same of a block's parts in `seen`, see SeenParts; of the others 0.
 template <typename T, int kCount>
 __device__ __forceinline__ void Exponentiate(float (&logits)[kCount], SoftmaxState& state, float scale_log2,
-                                             unsigned seen, std::uint32_t (&to)[kCount / 2]) {
+                                             float lift, unsigned seen, std::uint32_t (&to)[kCount / 2]) {
   constexpr int kBlock = kCount * 2, kPart = kCount / kParts<kBlock>;
   if (seen == kAllParts<kBlock>) {
-    ExponentiatePart<T, 0, kCount>(logits, state, scale_log2, to);
+    ExponentiatePart<T, 0, kCount>(logits, state, scale_log2, lift, to);
     return;
   }
 #pragma unroll
   for (int i = 0; i < kCount / 2; ++i) to[i] = 0;
   if constexpr (kParts<kBlock> == 2) {
-    if (seen == 1) ExponentiatePart<T, 0, kPart>(logits, state, scale_log2, to);
-    if (seen == 2) ExponentiatePart<T, kPart, kPart>(logits, state, scale_log2, to);
+    if (seen == 1) ExponentiatePart<T, 0, kPart>(logits, state, scale_log2, lift, to);
+    if (seen == 2) ExponentiatePart<T, kPart, kPart>(logits, state, scale_log2, lift, to);
   }
 }
 

@@ -27,6 +27,7 @@ class Side {
   cppool_stream stream() const { return rt()->stream; }
   AttentionKernel& kernel() const { return *kernels_->attention; }
   TensorOps& ops() const { return *kernels_->ops; }
+  const AttentionFamily& family() const { return kernels_->family; }
   void Wait() const { Check(rt(), rt()->stream_synchronize(rt(), stream())); }
 
   template <typename T>

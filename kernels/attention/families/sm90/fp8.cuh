@@ -1,0 +1,103 @@
+// What the instances for fp8 do beside attention in bf16. Operands are values of E4M3 or E5M2, which bf16
+// holds exactly, and so are P and dS after their casts: products are those of 8-bit tensor cores but for the
+// order of their sums. Scales of tensors enter the numbers that logits, dP and results are multiplied with
+// anyway, and P's scale the exponent.
+//
+// Those numbers lie in shared memory, made by one thread from scales in device memory, and are read where
+// they are used: registers are few.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cfloat>
+#include <type_traits>
+
+#include "kernels/attention/families/sm90/backward_parameters.h"
+#include "kernels/attention/families/sm90/ptx.cuh"
+
+namespace cppool::kernels::cuda::sm90 {
+
+// A kernel's tiling, for fp8. There is none with a bias.
+template <typename Tiling>
+struct InFp8 : Tiling {
+  static_assert(!Tiling::kBias);
+  static constexpr bool kFp8 = true;
+};
+
+// Grids to which ptx::Pack rounds, as pairs of bf16.
+struct E4M3Grid;
+struct E5M2Grid;
+
+// What P and dS are rounded to as operands.
+template <typename T, typename Config>
+using POf = std::conditional_t<Config::kFp8, E4M3Grid, T>;
+template <typename T, typename Config>
+using DsOf = std::conditional_t<Config::kFp8, E5M2Grid, T>;
+
+// In place of ForwardParameters::scale and what is made of it.
+struct ForwardUnits {
+  float scale, scale_log2;  // of products of payloads of q and k
+  float lift;               // log2(p_scale): exponentials are p_scale times as large
+  float v;                  // scale of v
+
+  static __device__ __forceinline__ ForwardUnits Of(const ForwardParameters& p) {
+    const float unit = LogitUnit(p.fp8);
+    return {p.scale * unit, p.scale_log2 * unit, log2f(p.fp8.p_scale), ScaleOf(p.fp8.v)};
+  }
+  static __device__ __forceinline__ float ScaleOf(const float* scale) { return scale ? *scale : 1.0f; }
+  // Not 0, of which a hidden logit would become NaN.
+  static __device__ __forceinline__ float LogitUnit(const Fp8Parameters& p) {
+    return fmaxf(ScaleOf(p.q) * ScaleOf(p.k), FLT_MIN);
+  }
+};
+
+// In place of BackwardParameters::scale and what is made of it. Exponentials are p_scale times as large, and
+// ds is made ds_scale times as large.
+struct BackwardUnits {
+  float scale_log2;
+  float lift;        // log2(p_scale)
+  float dp, delta;   // ds = p * (dp * units.dp - delta * units.delta)
+  float dq, dk, dv;  // results of products with payloads are multiplied with these
+
+  static __device__ __forceinline__ BackwardUnits Of(const BackwardParameters& p) {
+    const float unit = ForwardUnits::LogitUnit(p.fp8), p_scale = p.fp8.p_scale;
+    const float of_ds = p.fp8.ds_scale[0] / p_scale, per_ds = p.scale * p.fp8.ds_scale[1];
+    const float dout = ForwardUnits::ScaleOf(p.fp8.dout);
+    return {p.scale_log2 * unit,
+            log2f(p_scale),
+            dout * ForwardUnits::ScaleOf(p.fp8.v) * of_ds,
+            of_ds,
+            per_ds * ForwardUnits::ScaleOf(p.fp8.k),
+            per_ds * ForwardUnits::ScaleOf(p.fp8.q),
+            dout / p_scale};
+  }
+};
+
+}  // namespace cppool::kernels::cuda::sm90
+
+namespace cppool::kernels::cuda::ptx {
+
+// fp16 holds every value of both formats; NaN stays NaN.
+__device__ __forceinline__ std::uint32_t PackFp16Pair(std::uint32_t fp16) {
+  const float2 two = __half22float2(*reinterpret_cast<const __half2*>(&fp16));
+  return Pack<__nv_bfloat16>(two.x, two.y);
+}
+template <>
+__device__ __forceinline__ std::uint32_t Pack<sm90::E4M3Grid>(float low, float high) {
+  std::uint32_t fp16;
+  asm("{.reg .b16 two; cvt.rn.satfinite.e4m3x2.f32 two, %1, %2; cvt.rn.f16x2.e4m3x2 %0, two;}"
+      : "=r"(fp16)
+      : "f"(high), "f"(low));
+  return PackFp16Pair(fp16);
+}
+template <>
+__device__ __forceinline__ std::uint32_t Pack<sm90::E5M2Grid>(float low, float high) {
+  std::uint32_t fp16;
+  asm("{.reg .b16 two; cvt.rn.satfinite.e5m2x2.f32 two, %1, %2; cvt.rn.f16x2.e5m2x2 %0, two;}"
+      : "=r"(fp16)
+      : "f"(high), "f"(low));
+  return PackFp16Pair(fp16);
+}
+
+}  // namespace cppool::kernels::cuda::ptx
