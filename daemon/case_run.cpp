@@ -122,8 +122,14 @@ RankReport CaseRun::FirstRank() const {
 RunResult CaseRun::TimedOut(std::chrono::milliseconds deadline) const {
   std::vector<RankReport> ranks = SnapshotsOf(runners_, true);
   const std::vector<RankReport> reported = reports_->Get();
-  for (std::size_t i = 0; i < ranks.size(); ++i)
-    if (ranks[i].phase == RankPhase::kUnknown) ranks[i].failure = reported[i].failure;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i].phase != RankPhase::kUnknown) continue;
+    // It did not say in time; what it has reported holds.
+    if (IsDone(reported[i]))
+      ranks[i] = reported[i];
+    else
+      ranks[i].failure = reported[i].failure;
+  }
   RunResult result = TimeoutReport(ranks, deadline);
   result.seed = prepared_->seed;
   result.kernels = prepared_->kernels;

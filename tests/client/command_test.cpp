@@ -783,8 +783,8 @@ TEST_CASE("the error for an unknown command names it and the nearest known one")
   ran = Cppool({}, "");
   CHECK(ran.code == 2);
   CHECK(ran.err ==
-        "cppool: a command is missing (known: run, bench, list, doctor, serve, ps, stop): see `cppool "
-        "--help`\n");
+        "cppool: a command is missing (known: run, bench, list, doctor, serve, ps, stop, pipe): see "
+        "`cppool --help`\n");
 }
 
 TEST_CASE("the rank that failed is printed before the ranks that were released because of it") {

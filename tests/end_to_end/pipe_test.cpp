@@ -249,7 +249,7 @@ TEST_CASE("pipe: it ends with its daemon when nobody reads the answers, also whi
 }
 
 TEST_CASE(
-    "pipe: SIGTERM cancels what runs, and what waits is not begun; SIGQUIT only says where the ranks are") {
+    "pipe: SIGTERM cancels what runs, and what waits is not begun, and SIGQUIT says where the ranks are") {
   Pipe pipe;
   const pid_t daemon = pipe.DaemonPid();
   pipe.Send(Attention(1, 10000));
