@@ -84,7 +84,7 @@ TEST_CASE("a kernel whose supports does not return is named when the deadline pa
   for (const char* op : {"run", "validate"}) {
     DaemonProcess daemon(Host(1));
     const Json answer = daemon.Ask(
-        {{"op", op}, {"kernels", Odd("hangs")}, {"deadline_ms", 500}, {"params", {{"is_training", false}}}});
+        {{"op", op}, {"kernels", Odd("hangs")}, {"deadline_ms", 2000}, {"params", {{"is_training", false}}}});
     INFO(answer);
     CHECK(answer.at("failure").at("kind") == "timeout");
     CHECK(answer.at("fatal") == true);

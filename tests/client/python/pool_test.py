@@ -266,7 +266,7 @@ def test_ctrl_c_ends_the_wait_for_another_thread():
     with fake_pool() as pool:
         pool.hello()
         results = []
-        thread = threading.Thread(target=lambda: results.append(pool.run(do("late", ms=1500))))
+        thread = threading.Thread(target=lambda: results.append(pool.run(do("late", ms=3000))))
         thread.start()
         assert eventually(pool._handle.other_callers)
         interrupt_after(0.2, signal.SIGINT)
