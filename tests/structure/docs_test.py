@@ -10,7 +10,7 @@ import sys
 import unittest
 
 ROOT = os.path.abspath(sys.argv.pop(1) if len(sys.argv) > 1 and os.path.isdir(sys.argv[1]) else os.path.join(os.path.dirname(__file__), "../.."))
-README_LINES, README_COLUMNS = 120, 120
+README_LINES, README_COLUMNS = 100, 120
 INTRODUCTIONS, INTRODUCTION_LINES = ("kernels/README.md", "daemon/README.md"), 200
 SHORT = 7  # lines; longer blocks of code are quotes of examples, which tests build and run
 CODE = ("c", "cpp", "cuda", "cmake", "python")
