@@ -22,6 +22,13 @@ std::vector<std::string> CallsOf(FakeWorld& world, const std::string& rank) {
   return calls;
 }
 
+// A dispatcher that opens the libraries of requests.
+void OpenLibraries(Inside& inside, daemon::Dispatcher::Options options = {}) {
+  options.sentinel = "";
+  options.libraries.program = CPPOOL_TEST_DAEMON;
+  inside.dispatcher = std::make_unique<daemon::Dispatcher>(inside.world, inside.registry, nullptr, options);
+}
+
 }  // namespace
 
 TEST_CASE("hello, list and stats answer with the protocol's members") {
@@ -291,10 +298,8 @@ TEST_CASE("libraries that take a device's memory have the daemon replaced: an an
   fake->ordinal = 0;
   Inside inside(2, {}, fake);
   daemon::Dispatcher::Options options;
-  options.sentinel = "";
-  options.libraries.program = CPPOOL_TEST_DAEMON;
   options.most_library_bytes = 64 << 20;
-  inside.dispatcher = std::make_unique<daemon::Dispatcher>(inside.world, inside.registry, nullptr, options);
+  OpenLibraries(inside, options);
   const auto run = [&](const char* library) {
     const Json answer = inside.Send({{"op", "run"}, {"case", "fake"}, {"load", library}});
     CHECK(answer.at("status") == "passed");
@@ -315,10 +320,7 @@ TEST_CASE("what is opened or closed between two runs is no case's, and hides not
   const Environment cache("CPPOOL_CACHE", folder.path().string());
   base::UniqueFd before(dup(2));
   Inside inside;
-  daemon::Dispatcher::Options options;
-  options.sentinel = "";
-  options.libraries.program = CPPOOL_TEST_DAEMON;
-  inside.dispatcher = std::make_unique<daemon::Dispatcher>(inside.world, inside.registry, nullptr, options);
+  OpenLibraries(inside);
   CHECK_FALSE(inside.Run().contains("leaks"));
   CHECK(inside.Send({{"op", "list"}, {"load", {CPPOOL_ODD_OPENS}}}).at("ok") == true);
   CHECK_FALSE(inside.Run().contains("leaks"));  // the library's constructor has opened a descriptor
@@ -337,10 +339,7 @@ TEST_CASE("a library that opens as much as was closed since the last run hides n
   const Environment cache("CPPOOL_CACHE", folder.path().string());
   base::UniqueFd before(dup(2));
   Inside inside;
-  daemon::Dispatcher::Options options;
-  options.sentinel = "";
-  options.libraries.program = CPPOOL_TEST_DAEMON;
-  inside.dispatcher = std::make_unique<daemon::Dispatcher>(inside.world, inside.registry, nullptr, options);
+  OpenLibraries(inside);
   CHECK_FALSE(inside.Run().contains("leaks"));
   CHECK(inside.Send({{"op", "list"}, {"load", {CPPOOL_ODD_OPENS}}}).at("ok") == true);
   const int known = before.get();
@@ -369,10 +368,7 @@ TEST_CASE(
   };
   Inside inside;
   inside.registry.Add(&choosing, "a test");
-  daemon::Dispatcher::Options options;
-  options.sentinel = "";
-  options.libraries.program = CPPOOL_TEST_DAEMON;
-  inside.dispatcher = std::make_unique<daemon::Dispatcher>(inside.world, inside.registry, nullptr, options);
+  OpenLibraries(inside);
   for (const std::string kernels : {"cudnn", CPPOOL_KERNEL_TWO, CPPOOL_KERNEL_TWO ",third"}) {
     Json request = {{"op", "run"}, {"case", "choosing"}, {"kernels", kernels}};
     CHECK(inside.Send(request).at("error") == "has its own for " + kernels);

@@ -19,6 +19,7 @@
 #include "daemon/watchdog.h"
 #include "tests/catch.h"
 #include "tests/files.h"
+#include "tests/pipe.h"
 
 namespace cppool::test {
 namespace {
@@ -26,16 +27,6 @@ namespace {
 using namespace std::chrono_literals;
 using base::UniqueFd;
 using Clock = std::chrono::steady_clock;
-
-struct Pipe {
-  UniqueFd read_end, write_end;
-  Pipe() {
-    int fds[2];
-    REQUIRE(pipe2(fds, O_CLOEXEC) == 0);
-    read_end = UniqueFd(fds[0]);
-    write_end = UniqueFd(fds[1]);
-  }
-};
 
 daemon::ParsedOptions Parse(std::vector<const char*> arguments) {
   arguments.insert(arguments.begin(), "cppoold");

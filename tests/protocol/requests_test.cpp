@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/catch.h"
 #include "tests/files.h"
+#include "tests/pipe.h"
 
 namespace cppool::test {
 namespace {
@@ -31,10 +31,9 @@ RequestQueue::Entry Parsed(const std::string& line) {
 // A reader of a pipe, and what it does.
 struct Requests {
   explicit Requests(std::optional<std::chrono::milliseconds> idle_limit = {}) {
-    int fds[2];
-    REQUIRE(pipe2(fds, O_CLOEXEC) == 0);
-    input = UniqueFd(fds[1]);
-    reader.emplace(UniqueFd(fds[0]), stop.get(), queue, Events(), idle_limit);
+    Pipe pipe;
+    input = std::move(pipe.write_end);
+    reader.emplace(std::move(pipe.read_end), stop.get(), queue, Events(), idle_limit);
   }
   protocol::RequestReader::Events Events() {
     return {[this](const IncomingRequest& request) {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/catch.h"
+#include "tests/pipe.h"
 
 namespace cppool::test {
 namespace {
@@ -20,16 +20,6 @@ namespace {
 using namespace std::chrono_literals;
 using base::UniqueFd;
 using Clock = std::chrono::steady_clock;
-
-struct Pipe {
-  UniqueFd read_end, write_end;
-  Pipe() {
-    int fds[2];
-    REQUIRE(pipe2(fds, O_CLOEXEC) == 0);
-    read_end = UniqueFd(fds[0]);
-    write_end = UniqueFd(fds[1]);
-  }
-};
 
 }  // namespace
 
