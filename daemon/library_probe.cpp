@@ -11,10 +11,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <iterator>
 #include <thread>
 
+#include "base/poll_timeout.h"
 #include "base/stdout_channel.h"
 #include "base/unique_fd.h"
 #include "daemon/case_registry.h"
@@ -89,9 +89,8 @@ class Child {
   std::optional<std::string> ReadAll(Clock::time_point until) {
     std::string text;
     for (;;) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
       pollfd fd{output_.get(), POLLIN, 0};
-      const int ready = poll(&fd, 1, static_cast<int>(std::clamp<long long>(left, 0, INT_MAX)));
+      const int ready = poll(&fd, 1, base::PollTimeout(until));
       if (ready == 0) return std::nullopt;
       char buffer[4096];
       const ssize_t count = ready < 0 ? -1 : read(output_.get(), buffer, sizeof(buffer));

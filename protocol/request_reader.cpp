@@ -6,14 +6,14 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <cstdint>
 #include <string_view>
 #include <system_error>
 #include <tuple>
 #include <utility>
+
+#include "base/poll_timeout.h"
 
 namespace cppool::protocol {
 namespace {
@@ -26,12 +26,6 @@ bool IsEmpty(const LineReader::Line& line) {
 base::UniqueFd OrThrow(int fd, const char* what) {
   if (fd < 0) throw std::system_error(errno, std::generic_category(), what);
   return base::UniqueFd(fd);
-}
-
-int MillisecondsUntil(std::chrono::steady_clock::time_point time) {
-  const auto left =
-      std::chrono::ceil<std::chrono::milliseconds>(time - std::chrono::steady_clock::now()).count();
-  return static_cast<int>(std::clamp<long long>(left, 0, INT_MAX));
 }
 
 }  // namespace
@@ -111,7 +105,7 @@ bool RequestReader::Arrives(std::chrono::milliseconds within) {
 RequestReader::Waited RequestReader::WaitForInput(std::optional<Clock::time_point> idle_until) {
   while (true) {
     pollfd fds[2] = {{input_.get(), POLLIN, 0}, {stop_fd_, POLLIN, 0}};  // a negative descriptor is ignored
-    const int ready = poll(fds, 2, idle_until ? MillisecondsUntil(*idle_until) : -1);
+    const int ready = poll(fds, 2, idle_until ? base::PollTimeout(*idle_until) : -1);
     if (ready < 0 && errno != EINTR) throw std::system_error(errno, std::generic_category(), "poll");
     if (ready == 0) return Waited::kIdle;
     if (ready > 0) return fds[1].revents ? Waited::kStop : Waited::kInput;
@@ -172,7 +166,7 @@ void RequestReader::Loop() {
       lock.unlock();
       epoll_event event;
       const bool idle = tick_at == Clock::time_point::max();
-      epoll_wait(epoll_.get(), &event, 1, idle ? -1 : MillisecondsUntil(tick_at));
+      epoll_wait(epoll_.get(), &event, 1, idle ? -1 : base::PollTimeout(tick_at));
       std::uint64_t wakes = 0;
       std::ignore = read(wake_.get(), &wakes, sizeof(wakes));
       if (Clock::now() >= tick_at) {

@@ -11,6 +11,7 @@
 
 #include <cppool/version.h>
 
+#include "base/poll_timeout.h"
 #include "base/visible_devices.h"
 #include "client/command/command.h"
 #include "client/src/daemon.h"
@@ -38,7 +39,7 @@ std::string Capture(const std::string& path, const std::vector<std::string>& arg
     std::string text;
     for (char buffer[4096]; Clock::now() < until && text.size() < kEnough;) {
       pollfd fd = {process->output(), POLLIN, 0};
-      if (poll(&fd, 1, client::PollTimeout(until)) <= 0) continue;
+      if (poll(&fd, 1, base::PollTimeout(until)) <= 0) continue;
       ssize_t count = read(process->output(), buffer, sizeof buffer);
       if (count == 0 && process->WaitEnd(until) && (process->EndedInOrder() || process->EndIsUnknown()))
         return text;

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <stdexcept>
 
+#include "base/poll_timeout.h"
 #include "base/unique_fd.h"
 #include "client/command/command.h"
 #include "client/command/interruption.h"
@@ -143,7 +144,7 @@ int Stop(const ServerArguments& arguments, const Streams& streams) {
   const auto until = client::Clock::now() + kDaemonsEnd;
   for (const base::UniqueFd process(client::OpenPidfd(pid)); process;) {
     pollfd fd = {process.get(), POLLIN, 0};
-    if (poll(&fd, 1, client::PollTimeout(until)) > 0) break;
+    if (poll(&fd, 1, base::PollTimeout(until)) > 0) break;
     if (client::Clock::now() >= until)
       throw std::runtime_error("the server (pid " + std::to_string(pid) +
                                ") has been told to stop, and has not ended");

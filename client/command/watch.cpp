@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "base/poll_timeout.h"
 #include "client/src/process.h"
 
 namespace cppool::command {
@@ -128,7 +129,7 @@ std::string FileWatch::Wait(int stop) {
   auto latest = first.empty() ? never : Clock::now() + kLongest;
   while (Clock::now() < std::min(quiet, latest)) {
     pollfd fds[2] = {{events_.get(), POLLIN, 0}, {stop, POLLIN, 0}};
-    const int timeout = first.empty() ? -1 : client::PollTimeout(std::min(quiet, latest));
+    const int timeout = first.empty() ? -1 : base::PollTimeout(std::min(quiet, latest));
     if (poll(fds, 2, timeout) <= 0) continue;  // the time has passed, or it was interrupted
     if (fds[1].revents != 0) {
       missed_ = first;

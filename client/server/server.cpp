@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/poll_timeout.h"
 #include "client/src/attach.h"
 #include "client/src/connection.h"
 #include "client/src/daemon.h"
@@ -107,7 +108,7 @@ std::string Server::Run() {
     if (!clients_.empty()) {
       idle_since = Clock::now();
     } else if (idle_exit_.count() > 0) {
-      wait = client::PollTimeout(idle_since + idle_exit_);
+      wait = base::PollTimeout(idle_since + idle_exit_);
       if (wait == 0) {
         why = "no client was connected for " + client::Seconds(idle_exit_);
         break;

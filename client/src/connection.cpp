@@ -10,6 +10,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "base/poll_timeout.h"
 #include "client/src/attach.h"
 #include "client/src/process.h"
 #include "protocol/json_text.h"
@@ -78,7 +79,7 @@ std::string ReadLineFrom(int socket, std::chrono::milliseconds limit) {
   std::string line;
   for (char byte = 0;;) {
     pollfd fd = {socket, POLLIN, 0};
-    if (poll(&fd, 1, PollTimeout(until)) == 0) throw std::runtime_error("did not answer");
+    if (poll(&fd, 1, base::PollTimeout(until)) == 0) throw std::runtime_error("did not answer");
     const ssize_t count = recv(socket, &byte, 1, MSG_DONTWAIT);
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (count <= 0) throw std::runtime_error("closed the connection");
@@ -135,7 +136,7 @@ bool Connection::Ended() {
 bool Connection::WaitEnd(Clock::time_point until) {
   while (!Ended() && Clock::now() < until) {
     pollfd fd = {output(), POLLRDHUP, 0};
-    poll(&fd, 1, PollTimeout(until));
+    poll(&fd, 1, base::PollTimeout(until));
   }
   return closed_;
 }

@@ -9,6 +9,7 @@
 #include <sstream>
 #include <system_error>
 
+#include "base/poll_timeout.h"
 #include "client/src/attach.h"
 #include "client/src/connection.h"
 #include "client/src/process.h"
@@ -200,7 +201,7 @@ void Daemon::AwaitSideAnswers() {
     while (!side_answers_.empty() && Clock::now() < until) {
       while (NextAnswer(0, until, &ignored)) {
       }
-      if (!side_answers_.empty() && poll(&fd, 1, PollTimeout(until)) > 0 && !Receive()) return;
+      if (!side_answers_.empty() && poll(&fd, 1, base::PollTimeout(until)) > 0 && !Receive()) return;
     }
   } catch (const Lost&) {  // for the next request
   }
@@ -265,9 +266,9 @@ Json Daemon::AskLine(std::int64_t id, std::string outgoing, Clock::time_point un
                      {peer_->output(), POLLIN, 0},
                      {peer_->pidfd(), POLLIN, 0},
                      {side && unsent.empty() ? side->fd() : -1, POLLIN, 0}};
-    int wait = PollTimeout(state ? until : read_state_at);
+    int wait = base::PollTimeout(state ? until : read_state_at);
     if (peer_->pidfd() < 0) wait = std::min(wait, 50);  // without a pidfd: poll whether it has ended
-    if (options_.interrupted && !interrupted) wait = std::min(wait, PollTimeout(check_at));
+    if (options_.interrupted && !interrupted) wait = std::min(wait, base::PollTimeout(check_at));
     const bool signalled = poll(fds, 4, wait) < 0;
     if (options_.interrupted && !interrupted && (signalled || Clock::now() >= check_at)) {
       check_at = Clock::now() + kInterruptionCheck;

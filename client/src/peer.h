@@ -13,9 +13,6 @@ namespace cppool::client {
 
 using Clock = std::chrono::steady_clock;
 
-// Milliseconds for poll(2) until `until`, rounded up; 0 when it has passed.
-int PollTimeout(Clock::time_point until);
-
 class Peer {
  public:
   virtual ~Peer() = default;

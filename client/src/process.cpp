@@ -11,9 +11,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <system_error>
 #include <thread>
+
+#include "base/poll_timeout.h"
 
 extern char** environ;
 
@@ -73,11 +74,6 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
 }
 
 }  // namespace
-
-int PollTimeout(Clock::time_point until) {
-  auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
-  return static_cast<int>(std::clamp<long long>(left, 0, INT_MAX));
-}
 
 void MakePipe(base::UniqueFd* read_end, base::UniqueFd* write_end) {
   int fds[2];
@@ -158,7 +154,7 @@ bool Process::WaitEnd(Clock::time_point until) {
     if (Clock::now() >= until) return false;
     if (pidfd_.get() >= 0) {
       pollfd fd = {pidfd_.get(), POLLIN, 0};
-      poll(&fd, 1, PollTimeout(until));  // interrupted or not: the loop checks
+      poll(&fd, 1, base::PollTimeout(until));  // interrupted or not: the loop checks
     } else {
       std::this_thread::sleep_for(
           std::min<Clock::duration>(until - Clock::now(), std::chrono::milliseconds(5)));

@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include <cppool/compile.h>
+#include "base/poll_timeout.h"
 #include "client/src/process.h"
 
 namespace cppool::client {
@@ -69,7 +70,7 @@ ToolEnd RunTool(const std::vector<std::string>& words, const std::string& folder
     auto next = until;
     if (interrupted) next = std::min(next, Clock::now() + kAskAgain);
     if (process->pidfd() < 0) next = std::min(next, Clock::now() + kWithoutPidfd);
-    poll(fds, 3, PollTimeout(next));  // interrupted or not: the loop checks
+    poll(fds, 3, base::PollTimeout(next));  // interrupted or not: the loop checks
   }
   char status[16] = "";
   if (recv(process->input(), status, sizeof status - 1, MSG_DONTWAIT) <= 0) {

@@ -10,6 +10,8 @@
 #include <system_error>
 #include <utility>
 
+#include "base/poll_timeout.h"
+
 namespace cppool::base {
 namespace {
 
@@ -33,14 +35,8 @@ UniqueFd MoveAway(int fd, const char* what) {
 
 bool WriteAll(int fd, std::string_view text, std::optional<std::chrono::steady_clock::time_point> deadline) {
   while (!text.empty()) {
-    int timeout = -1;
-    if (deadline) {
-      const auto left = *deadline - std::chrono::steady_clock::now();
-      timeout = static_cast<int>(
-          std::clamp<long long>(std::chrono::ceil<std::chrono::milliseconds>(left).count(), 0, INT_MAX));
-    }
     pollfd ready{fd, POLLOUT, 0};
-    const int count = poll(&ready, 1, timeout);
+    const int count = poll(&ready, 1, deadline ? PollTimeout(*deadline) : -1);
     if (count == 0) return false;
     if (count < 0) {
       if (errno == EINTR) continue;

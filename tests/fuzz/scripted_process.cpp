@@ -36,10 +36,6 @@ void SetAnswers(std::string_view first, std::string_view second) {
 
 namespace cppool::client {
 
-int PollTimeout(Clock::time_point) {
-  return 1000;
-}  // milliseconds; answers and their end are available immediately
-
 void MakePipe(base::UniqueFd*, base::UniqueFd*) {}  // of connections to servers, of which there are none
 
 namespace {
