@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "base/file_cache.h"
 #include "client/src/members.h"
 #include "client/src/pool_options.h"
 
@@ -38,15 +39,10 @@ std::map<std::string, std::string> EnvironmentOfPool() {
 
 // The program as it is now: one that was built again is another one.
 std::string StampOf(const std::string& program) {
-  struct stat status;
-  if (stat(program.c_str(), &status) != 0) return "";
-  std::string stamp;
-  for (const auto part :
-       {static_cast<long long>(status.st_dev), static_cast<long long>(status.st_ino),
-        static_cast<long long>(status.st_size), static_cast<long long>(status.st_mtim.tv_sec),
-        static_cast<long long>(status.st_mtim.tv_nsec)})
-    stamp += (stamp.empty() ? "" : " ") + std::to_string(part);
-  return stamp;
+  const auto identity = base::IdentityIfThere(program);
+  if (!identity) return "";
+  return std::to_string(identity->device) + " " + std::to_string(identity->inode) + " " +
+         std::to_string(identity->bytes) + " " + std::to_string(identity->modified_ns);
 }
 
 }  // namespace
