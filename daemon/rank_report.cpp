@@ -67,18 +67,6 @@ void ReadStages(const Json& json, std::vector<std::pair<std::string, Value>>& st
   for (const Json& stage : json) stages.emplace_back(stage.at(0).get<std::string>(), read(stage.at(1)));
 }
 
-Json ToJson(const protocol::Check& check) {
-  Json json = {{"tensor", check.tensor},
-               {"against", check.against},
-               {"rank", check.rank},
-               {"max_abs_err", Number(check.max_abs_err)},
-               {"rel_err", Number(check.rel_err)},
-               {"tolerance", Number(check.tolerance)},
-               {"ok", check.ok}};
-  if (check.ratio) json["ratio"] = Number(*check.ratio);
-  return json;
-}
-
 protocol::Check CheckFrom(const Json& json) {
   protocol::Check check;
   json.at("tensor").get_to(check.tensor);
@@ -149,7 +137,7 @@ FailureOrigin OriginOf(const CaseFailure& failure, bool after_abort) {
 
 Json ToJson(const RankReport& report) {
   Json checks = Json::array(), streams = Json::array();
-  for (const auto& check : report.checks) checks.push_back(ToJson(check));
+  for (const auto& check : report.checks) checks.push_back(protocol::ToJson(check, Number));
   for (const auto& stream : report.streams) streams.push_back(ToJson(stream));
   const RankFailure& failure = report.failure;
   return {{"rank", report.rank},

@@ -52,18 +52,6 @@ Json ToJson(const Times& times) {
   return json;
 }
 
-Json ToJson(const Check& check) {
-  Json json = {{"tensor", check.tensor},
-               {"against", check.against},
-               {"rank", check.rank},
-               {"max_abs_err", Number(check.max_abs_err)},
-               {"rel_err", Number(check.rel_err)},
-               {"tolerance", Number(check.tolerance)},
-               {"ok", check.ok}};
-  if (check.ratio) json["ratio"] = Number(*check.ratio);
-  return json;
-}
-
 Json ToJson(const Rank& rank) {
   Json json = rank.extra.is_object() ? rank.extra : Json::object();
   json["rank"] = rank.rank;
@@ -204,10 +192,6 @@ Check ReadCheck(const Reader& reader) {
   return check;
 }
 
-void AddId(Json& json, const std::optional<Json>& id) {
-  if (id) json["id"] = *id;
-}
-
 }  // namespace
 
 std::optional<Status> ParseStatus(std::string_view word) {
@@ -217,17 +201,39 @@ std::optional<Status> ParseStatus(std::string_view word) {
   return std::nullopt;
 }
 
+Json ToJson(const Check& check, Json (*number)(double)) {
+  Json json = {{"tensor", check.tensor},
+               {"against", check.against},
+               {"rank", check.rank},
+               {"max_abs_err", number(check.max_abs_err)},
+               {"rel_err", number(check.rel_err)},
+               {"tolerance", number(check.tolerance)},
+               {"ok", check.ok}};
+  if (check.ratio) json["ratio"] = number(*check.ratio);
+  return json;
+}
+
+void SetId(Json& answer, const std::optional<Json>& id) {
+  answer.erase("id");
+  if (id) answer["id"] = *id;
+}
+
+bool FailedWith(const Json& answer, FailureKind kind) {
+  const Json failure = answer.value("failure", Json());
+  return failure.is_object() && failure.value("kind", "") == ToString(kind);
+}
+
 Json ToJson(const RunResult& result, const std::optional<Json>& id) {
   const bool passed = result.status == Status::kPassed;
   Json json = {{"ok", passed}, {"status", ToString(result.status)}};
-  AddId(json, id);
+  SetId(json, id);
   if (!passed) json["error"] = result.error;
   if (result.failure) json["failure"] = ToJson(*result.failure);
   if (result.fatal) json["fatal"] = true;
   json["ranks"] = Json::array();
   for (const Rank& rank : result.ranks) json["ranks"].push_back(ToJson(rank));
   json["checks"] = Json::array();
-  for (const Check& check : result.checks) json["checks"].push_back(ToJson(check));
+  for (const Check& check : result.checks) json["checks"].push_back(ToJson(check, Number));
   json["tflops"] = ToJson(result.tflops);
   json["wall_ms"] = Number(result.wall_ms);
   if (result.seed) json["seed"] = *result.seed;
@@ -312,7 +318,7 @@ void CheckDigests(const Json& response) {
 
 Json OkResponse(Json members, const std::optional<Json>& id) {
   members["ok"] = true;
-  AddId(members, id);
+  SetId(members, id);
   return members;
 }
 
@@ -321,7 +327,7 @@ Json ErrorResponse(const Failure& failure, const std::optional<Json>& id, bool f
                {"status", ToString(Status::kError)},
                {"error", failure.detail},
                {"failure", ToJson(failure)}};
-  AddId(json, id);
+  SetId(json, id);
   if (fatal) json["fatal"] = true;
   return json;
 }

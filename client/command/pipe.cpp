@@ -73,11 +73,6 @@ Json Failed(FailureKind kind, const std::string& why, const protocol::IncomingRe
   return Failed({kind, std::nullopt, "", why}, request);
 }
 
-void SetId(const std::optional<Json>& id, Json& answer) {
-  answer.erase("id");
-  if (id) answer["id"] = *id;
-}
-
 Json WithAttempts(Result result) {
   Json answer = std::move(result.json);
   client::AddLost(result.flaky, result.lost, &answer);
@@ -157,7 +152,7 @@ class Pipe {
                                                : AnswerTo(incoming);
     {
       const std::lock_guard lock(overtaking_);  // the answer to a cancel comes before that of its run
-      if (incoming.control.Close() && !IsCancelled(answer))
+      if (incoming.control.Close() && !protocol::FailedWith(answer, FailureKind::kCancelled))
         answer = Failed(FailureKind::kCancelled, "cancelled when it had ended", incoming);
       incoming.control.OnCancel({});
       Write(answer);
@@ -176,7 +171,7 @@ class Pipe {
                                      error->id);
     try {
       Json answer = Ask(incoming.request()->operation);
-      SetId(incoming.id(), answer);
+      protocol::SetId(answer, incoming.id());
       return answer;
     } catch (const PoolError& error) {
       return NoAnswer(error, incoming);
@@ -226,18 +221,18 @@ class Pipe {
     }
     const auto under_way = queue_.under_way();
     if (answer.contains("running") && answer["running"].is_object() && under_way)
-      SetId(under_way->id(), answer["running"]);
+      protocol::SetId(answer["running"], under_way->id());
     answer["waiting"] = queue_.waiting();
-    SetId(request.id(), answer);
+    protocol::SetId(answer, request.id());
     return answer;
   }
 
   // On the main thread, during a call.
   void TakeLog(std::string_view line) {
-    Json json = line.starts_with("{") ? Json::parse(line, nullptr, false) : Json();
-    if (!json.is_object() || !json.contains("progress")) return WriteStderr("cppool: ", line);
-    SetId(current_id_, json);
-    answers_.WriteIfReady(protocol::SerializeResponse(json, ""));
+    auto progress = client::ProgressOf(line);
+    if (!progress) return WriteStderr("cppool: ", line);
+    protocol::SetId(*progress, current_id_);
+    answers_.WriteIfReady(protocol::SerializeResponse(*progress, ""));
   }
 
   void Write(const Json& answer) {
@@ -247,11 +242,6 @@ class Pipe {
   bool NobodyReads() const {
     pollfd fd = {answers_.fd(), 0, 0};
     return lost_ || (poll(&fd, 1, 0) > 0 && (fd.revents & (POLLERR | POLLHUP | POLLNVAL)) != 0);
-  }
-
-  static bool IsCancelled(const Json& answer) {
-    const Json failure = answer.value("failure", Json());
-    return failure.is_object() && failure.value("kind", "") == ToString(FailureKind::kCancelled);
   }
 
   std::string WhyEnding() const { return "cppool was ended by signal " + std::to_string(ending_); }

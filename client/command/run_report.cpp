@@ -32,8 +32,6 @@ std::vector<std::string> LinesOf(const std::string& text) {
   return lines;
 }
 
-constexpr char kTail[] = "the end of its stderr:";  // as PoolError has it
-
 // Cuts off what the daemon puts before its own messages: "[07:08:49.665] [cppoold 24396] [warning] [rank 1]
 // ", "cppoold: ".
 std::string_view Message(std::string_view line) {
@@ -57,7 +55,7 @@ class Explanation {
         Add("attempt " + std::to_string(i + 1) + ": " + outcome.lost[i].error);
     if (outcome.result) AddChecks(outcome.result->checks);
     for (const std::string& line : LinesOf(outcome.error)) Add(line);
-    if (lines.size() > 1 && lines.back() == kTail) lines.pop_back();
+    if (lines.size() > 1 && lines.back() == client::kTailTitle) lines.pop_back();
     if (outcome.result) AddRanks(*outcome.result);
     for (const std::string& line : outcome.output)
       if (!IsRepeated(line) && !line.starts_with(protocol::kCrashPrefix)) output.push_back(line);

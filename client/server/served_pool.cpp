@@ -11,6 +11,7 @@
 #include "client/src/daemon.h"
 #include "client/src/request.h"
 #include "protocol/json_text.h"
+#include "protocol/response.h"
 
 namespace cppool::server {
 namespace {
@@ -44,10 +45,7 @@ std::set<std::string> DevicesOf(const Json& hello) {
   return devices;
 }
 
-bool IsShort(const Json& answer) {
-  const Json failure = answer.value("failure", Json());
-  return failure.is_object() && failure.value("kind", "") == "out_of_memory";
-}
+bool IsShort(const Json& answer) { return protocol::FailedWith(answer, protocol::FailureKind::kOutOfMemory); }
 
 // A start can fail for the memory that other pools hold, or for a device that takes one process at a time.
 bool MayBeShort(const PoolError& error) {

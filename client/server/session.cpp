@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "client/src/connection.h"
+#include "client/src/describe.h"
 #include "client/src/request.h"
 #include "protocol/features.h"
 #include "protocol/json_text.h"
@@ -77,11 +78,6 @@ std::optional<std::pair<std::optional<Json>, bool>> ParseTurn(std::string_view l
   if (!json.contains("keep") || !json["keep"].is_boolean() || json.size() != (id ? 3 : 2))
     throw protocol::RequestError("\"turn\" has the member \"keep\", true or false, and no other", id);
   return {{id, json["keep"].get<bool>()}};
-}
-
-void SetId(Json& answer, const std::optional<Json>& id) {
-  answer.erase("id");
-  if (id) answer["id"] = *id;
 }
 
 }  // namespace
@@ -276,8 +272,7 @@ void Session::Work() {
     const Json answer = AnswerTo(*current_);
     {
       const std::lock_guard lock(mutex_);
-      const Json failure = answer.value("failure", Json());
-      ended_cancelled_ = failure.is_object() && failure.value("kind", "") == "cancelled";
+      ended_cancelled_ = protocol::FailedWith(answer, FailureKind::kCancelled);
       current_->work = Json();  // it can no longer be cancelled
     }
     Send(answer);
@@ -308,7 +303,7 @@ Json Session::AnswerTo(const Item& item) {
     }
     Json answer = host_.pools().Ask(*pool_, operation, *this, wanted_.queue_limit);
     if (std::holds_alternative<protocol::HelloRequest>(operation)) KeepKnownFeatures(answer);
-    SetId(answer, item.id);
+    protocol::SetId(answer, item.id);
     return answer;
   } catch (const GivenUp&) {
     return Cancelled(item.id);
@@ -321,8 +316,7 @@ Json Session::AnswerTo(const Item& item) {
 
 Json Session::Lost(const PoolError& error, const std::optional<Json>& id) const {
   // The client has the daemon's stderr itself.
-  std::string message = error.what();
-  if (!error.stderr_tail().empty()) message.resize(message.rfind("\nthe end of its stderr:\n"));
+  std::string message = client::WithoutTail(error);
   Json answer = protocol::ErrorResponse(
       {error.kind() == PoolError::Kind::kTimeout ? FailureKind::kTimeout : FailureKind::kInternal,
        std::nullopt, "", message},
@@ -384,9 +378,10 @@ void Session::Status(const std::optional<Json>& id) {
   } catch (const PoolError& error) {
     return Send(Lost(error, id));
   }
-  if (answer.contains("running") && answer["running"].is_object()) SetId(answer["running"], running);
+  if (answer.contains("running") && answer["running"].is_object())
+    protocol::SetId(answer["running"], running);
   answer["waiting"] = waiting;
-  SetId(answer, id);
+  protocol::SetId(answer, id);
   Send(answer);
 }
 
@@ -399,14 +394,12 @@ void Session::TakeStderr(std::string_view line) {
 }
 
 void Session::TakeLog(std::string_view line) {
-  const Json json = line.starts_with("{") ? Json::parse(line, nullptr, false) : Json();
-  if (json.is_object() && json.contains("progress")) {
-    Json progress = json;
+  if (auto progress = client::ProgressOf(line)) {
     {
       const std::lock_guard lock(mutex_);
-      if (current_) SetId(progress, current_->id);
+      if (current_) protocol::SetId(*progress, current_->id);
     }
-    SendText(protocol::SerializeResponse(progress, wanted_.sentinel), true);
+    SendText(protocol::SerializeResponse(*progress, wanted_.sentinel), true);
   } else if (!wanted_.sentinel.empty()) {
     SendText(std::string(line) + "\n", true);
   }

@@ -35,7 +35,7 @@ Json Describe(const PoolError& error) {
 
 std::string WithoutTail(const PoolError& error) {
   std::string text = error.what();
-  if (!error.stderr_tail().empty()) text.resize(text.rfind(kTailTitle));
+  if (!error.stderr_tail().empty()) text.resize(text.rfind(std::string("\n") + kTailTitle + "\n"));
   return text;
 }
 
@@ -108,6 +108,12 @@ std::string Text(const Crash& crash) {
   for (const std::string& frame : crash.stack)
     text += (&frame == &crash.stack.front() ? ", stack: " : " < ") + frame;
   return text;
+}
+
+std::optional<Json> ProgressOf(std::string_view line) {
+  Json json = line.starts_with("{") ? Json::parse(line, nullptr, false) : Json();
+  if (!json.is_object() || !json.contains("progress")) return std::nullopt;
+  return json;
 }
 
 std::string FlakyAt(std::string_view end, int attempt) {

@@ -2,6 +2,7 @@
 // daemon's answers. Members that are not known are null or absent.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,8 +13,8 @@ namespace cppool::client {
 
 Json Describe(const Crash& crash);      // {"error", "rank", "stage", "case", "library", "stack"}
 Json Describe(const PoolError& error);  // as <cppool/client.h> has it at CPPOOL_CLIENT_NO_ANSWER
-inline constexpr const char* kTailTitle = "\nthe end of its stderr:\n";
-std::string WithoutTail(const PoolError& error);  // what() without the tail of stderr
+inline constexpr const char* kTailTitle = "the end of its stderr:";  // a line of what()
+std::string WithoutTail(const PoolError& error);                     // what() without the tail of stderr
 // Sets "flaky" and "lost", a list of {"kind", "error", "stderr_tail", "crash" where it is known}, unless they
 // are empty.
 void AddLost(const std::string& flaky, const std::vector<LostAttempt>& lost, Json* json);
@@ -25,6 +26,9 @@ std::vector<std::string> FeaturesFromJson(const Json& hello);  // empty when `he
 
 std::string Text(
     const Crash& crash);  // its error, and what that does not have of the stage, the library and the stack
+
+// A line of PoolOptions::log that is one on a run's progress; else nothing.
+std::optional<Json> ProgressOf(std::string_view line);
 
 std::string FlakyAt(std::string_view end, int attempt);  // "flaky (passed at attempt 2)"
 std::string FlakyOf(int failed, int of);                 // "flaky (failed 1 of 4)"

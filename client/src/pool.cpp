@@ -25,7 +25,8 @@ using std::chrono::milliseconds;
 PoolError::PoolError(Kind kind, const std::string& message, std::string stderr_tail, int attempts,
                      std::optional<StartFailure> start_failure, std::string diagnosis,
                      std::optional<Crash> crash, std::vector<LostAttempt> lost)
-    : std::runtime_error(stderr_tail.empty() ? message : message + client::kTailTitle + stderr_tail),
+    : std::runtime_error(stderr_tail.empty() ? message
+                                             : message + "\n" + client::kTailTitle + "\n" + stderr_tail),
       kind_(kind),
       stderr_tail_(std::move(stderr_tail)),
       attempts_(attempts),

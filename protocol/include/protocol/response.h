@@ -52,10 +52,16 @@ RunResult RunResultFromJson(const Json& json);
 // later request could not be sent with it.
 void CheckDigests(const Json& response);
 
+// A check's members, with `number` for those that may not be finite.
+Json ToJson(const Check& check, Json (*number)(double));
+
 // The answer to another operation: `members` with ok = true and the id.
 Json OkResponse(Json members, const std::optional<Json>& id);
 // A refused request: ok = false, status "error", error, failure.
 Json ErrorResponse(const Failure& failure, const std::optional<Json>& id, bool fatal = false);
+// Replaces the id; without one the answer has no such member.
+void SetId(Json& answer, const std::optional<Json>& id);
+bool FailedWith(const Json& answer, FailureKind kind);
 
 // Sentinel, JSON, newline. Bytes in strings that are not UTF-8 are replaced.
 std::string SerializeResponse(const Json& response, std::string_view sentinel);
