@@ -39,6 +39,8 @@
 #include "daemon/process.h"
 #include "daemon/rank_output.h"
 #include "daemon/start_error.h"
+#include "daemon/thread_ranks.h"
+#include "daemon/under_way.h"
 #include "daemon/watchdog.h"
 #include "daemon/world.h"
 #include "protocol/request_queue.h"
@@ -162,19 +164,20 @@ class Daemon {
     } catch (const StartError& error) {
       EndUnstarted(start_, error);  // here, before destructors wait for ranks that are stuck
     }
+    ThreadRanks::Options ranks;
+    ranks.kernels = options_.kernels;
+    if (options_.allow_faults)
+      ranks.faults = FaultMeans{
+          options_.sentinel + "{\"ok\": true, \"status\": \"pas",
+          [this](std::string_view text) { answers_.Write(text, Clock::now() + kLastAnswerLimit); }};
+    OpenRequests(std::move(requests));  // before the ranks count threads and descriptors
+    ranks_ = std::make_unique<ThreadRanks>(world, registry_, under_way_, std::move(ranks));
     Dispatcher::Options options;
     options.sentinel = options_.sentinel;
     options.version = Version();
     options.started = started_;
     options.init_ms = InitTimes(world, chosen, loaded);
-    options.kernels = options_.kernels;
-    if (options_.allow_faults) {
-      options.allow_faults = [this](std::string_view text) {
-        answers_.Write(text, Clock::now() + kLastAnswerLimit);
-      };
-    }
-    OpenRequests(std::move(requests));  // before the dispatcher counts threads and descriptors
-    dispatcher_ = std::make_unique<Dispatcher>(world, registry_, &*watchdog_, std::move(options));
+    dispatcher_ = std::make_unique<Dispatcher>(*ranks_, under_way_, &*watchdog_, std::move(options));
     Log(LogLevel::kInfo, std::to_string(world.size()) + " ranks on " + world.backend().name() +
                              " are open after " + Rounded(Milliseconds(Clock::now() - started_), 0) + " ms");
     CatchExit();
@@ -243,7 +246,7 @@ class Daemon {
   }
   std::string NamedLibrary(const std::string& file) const {
     if (std::string named = start_libraries_.Named(file); !named.empty()) return named;
-    return phase_ == Phase::kStarting ? "" : dispatcher_->NamedLibrary(file);
+    return phase_ == Phase::kStarting ? "" : ranks_->NamedLibrary(file);
   }
 
   // Of a copy, as those that requests name. Throws StartError.
@@ -358,7 +361,9 @@ class Daemon {
   std::optional<Watchdog> watchdog_;
   std::unique_ptr<World> world_;
   CaseRegistry registry_;
-  LibraryStore start_libraries_{{}};        // of --case
+  LibraryStore start_libraries_{{}};  // of --case
+  UnderWay under_way_;
+  std::unique_ptr<Ranks> ranks_;
   std::unique_ptr<Dispatcher> dispatcher_;  // there in all phases but kStarting
   cppool::protocol::RequestQueue queue_;
   std::mutex overtaking_;  // held while a request that overtakes has its effect and is answered

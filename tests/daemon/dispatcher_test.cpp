@@ -23,10 +23,9 @@ std::vector<std::string> CallsOf(FakeWorld& world, const std::string& rank) {
 }
 
 // A dispatcher that opens the libraries of requests.
-void OpenLibraries(Inside& inside, daemon::Dispatcher::Options options = {}) {
-  options.sentinel = "";
+void OpenLibraries(Inside& inside, daemon::ThreadRanks::Options options = {}) {
   options.libraries.program = CPPOOL_TEST_DAEMON;
-  inside.dispatcher = std::make_unique<daemon::Dispatcher>(inside.world, inside.registry, nullptr, options);
+  inside.Dispatch(std::move(options));
 }
 
 }  // namespace
@@ -297,7 +296,7 @@ TEST_CASE("libraries that take a device's memory have the daemon replaced: an an
   const auto fake = std::make_shared<FakeWorld>();
   fake->ordinal = 0;
   Inside inside(2, {}, fake);
-  daemon::Dispatcher::Options options;
+  daemon::ThreadRanks::Options options;
   options.most_library_bytes = 64 << 20;
   OpenLibraries(inside, options);
   const auto run = [&](const char* library) {

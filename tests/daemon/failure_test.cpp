@@ -301,9 +301,7 @@ TEST_CASE("the watchdog's answer to a passed deadline has the stage of each rank
   std::promise<std::string> answered;
   daemon::Watchdog watchdog(
       0, -1, {[&] { answered.set_value(inside.dispatcher->TimeoutAnswer()); }, nullptr, nullptr});
-  daemon::Dispatcher::Options options;
-  options.sentinel = "";
-  inside.dispatcher = std::make_unique<daemon::Dispatcher>(inside.world, inside.registry, &watchdog, options);
+  inside.Dispatch({}, &watchdog);
   // Rank 1 hangs, rank 0 has finished. A daemon would exit after the answer; this test releases the rank.
   auto handled = std::async(std::launch::async, [&] {
     return inside.Handle(

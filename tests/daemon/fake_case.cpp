@@ -150,10 +150,16 @@ Inside::Inside(int world_size, daemon::FailureLimits limits, std::shared_ptr<Fak
     : fake(std::move(fake_world)), world(std::make_unique<FakeBackend>(fake, world_size)) {
   world.Open(std::chrono::steady_clock::now() + std::chrono::seconds(60));
   registry.Add(FakeCase(), "a test");
-  daemon::Dispatcher::Options options;
-  options.sentinel = "";
+  daemon::ThreadRanks::Options options;
   options.limits = limits;
-  dispatcher = std::make_unique<daemon::Dispatcher>(world, registry, nullptr, options);
+  Dispatch(std::move(options));
+}
+
+void Inside::Dispatch(daemon::ThreadRanks::Options options, daemon::Watchdog* watchdog) {
+  ranks = std::make_unique<daemon::ThreadRanks>(world, registry, under_way, std::move(options));
+  daemon::Dispatcher::Options answers;
+  answers.sentinel = "";
+  dispatcher = std::make_unique<daemon::Dispatcher>(*ranks, under_way, watchdog, std::move(answers));
 }
 
 std::optional<daemon::Answer> Inside::Handle(const protocol::LineReader::Line& line) {

@@ -10,6 +10,7 @@
 
 #include "daemon/case_registry.h"
 #include "daemon/dispatcher.h"
+#include "daemon/thread_ranks.h"
 #include "tests/catch.h"
 #include "tests/daemon/fake_backend.h"
 
@@ -30,6 +31,9 @@ struct Inside {
   explicit Inside(int world_size = 2, daemon::FailureLimits limits = kSoon,
                   std::shared_ptr<FakeWorld> fake_world = std::make_shared<FakeWorld>());
 
+  // Ranks and a dispatcher anew.
+  void Dispatch(daemon::ThreadRanks::Options ranks, daemon::Watchdog* watchdog = nullptr);
+
   std::optional<daemon::Answer> Handle(const protocol::LineReader::Line& line);
   // The answer to a request line; requires that it is one line of JSON without a sentinel.
   Json Ask(const std::string& line);
@@ -41,6 +45,8 @@ struct Inside {
   std::shared_ptr<FakeWorld> fake;
   daemon::World world;
   daemon::CaseRegistry registry;
+  daemon::UnderWay under_way;
+  std::unique_ptr<daemon::ThreadRanks> ranks;
   std::unique_ptr<daemon::Dispatcher> dispatcher;
   bool last_fatal = false;
   bool last_shutdown = false;

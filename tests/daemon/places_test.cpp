@@ -2,7 +2,7 @@
 #include <regex>
 #include <string>
 
-#include "daemon/dispatcher.h"
+#include "daemon/thread_ranks.h"
 #include "kernels/backend.h"
 #include "kernels/error.h"
 #include "kernels/fault_injector.h"
@@ -118,7 +118,8 @@ TEST_CASE("a place that is not the whole world needs the transport of the others
   CHECK(backend->Devices().size() == 2);
   daemon::World world(kernels::CreateHostBackend(kernels::Place(4, 2, 2), transport));
   const daemon::CaseRegistry cases;
-  CHECK_THROWS_WITH(daemon::Dispatcher(world, cases, nullptr, {}), ContainsSubstring("needs all ranks"));
+  daemon::UnderWay under_way;
+  CHECK_THROWS_WITH(daemon::ThreadRanks(world, cases, under_way, {}), ContainsSubstring("needs all ranks"));
   for (const int other : {1, 4}) CHECK_THROWS_AS(backend->OpenRank(other), kernels::RuntimeError);
 }
 

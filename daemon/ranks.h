@@ -1,0 +1,49 @@
+// The ranks of a daemon, and what they can run: threads of this process, or Python processes.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "daemon/crash_reporter.h"
+#include "daemon/prepare.h"
+#include "daemon/trace_file.h"
+#include "protocol/request.h"
+#include "protocol/request_queue.h"
+#include "protocol/response.h"
+
+namespace cppool::daemon {
+
+// On the dispatcher's thread, but for the last two. What requests are refused for is thrown: Refusal,
+// InvalidRequest, RuntimeError.
+class Ranks {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  virtual ~Ranks() = default;
+
+  // The members of `hello` about the ranks, and the features that only this kind of ranks has.
+  virtual protocol::Json Hello() const = 0;
+  virtual std::vector<std::string_view> Features() const = 0;
+  // The entries of the answer to `list`.
+  virtual protocol::Json Cases(const protocol::ListRequest& request, Clock::time_point until) = 0;
+  // All checks of a run, which is not run.
+  virtual void Validate(const protocol::RunRequest& request, Clock::time_point until) = 0;
+  // `trace`: what the answer's trace has so far; NULL: none was asked for.
+  virtual protocol::RunResult Run(const protocol::RequestQueue::Entry& request, const std::string& tag,
+                                  Clock::time_point until, RunTrace* trace) = 0;
+  // How long after a deadline Run may still need to answer by itself. The watchdog answers then.
+  virtual std::chrono::milliseconds DeadlineMargin() const = 0;
+  // No request has followed the last answer for a moment.
+  virtual void WhileIdle() = 0;
+  virtual protocol::Json Memory() = 0;  // by rank, as `stats` has it
+
+  // Any thread: the library that is being opened now, empty: none; and the file that a request named and of
+  // which `copy` was loaded, empty: none.
+  virtual std::string BeingOpened() const = 0;
+  virtual std::string NamedLibrary(const std::string& copy) const = 0;
+};
+
+}  // namespace cppool::daemon
