@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -15,8 +14,6 @@
 #include <thread>
 
 #include "base/poll_timeout.h"
-
-extern char** environ;
 
 namespace cppool::client {
 namespace {
@@ -37,42 +34,6 @@ void MakeSocket(base::UniqueFd* ours, base::UniqueFd* theirs) {
   *ours = base::AboveStandard(first.Release());
 }
 
-struct Actions {
-  posix_spawn_file_actions_t value;
-  Actions() { Check(posix_spawn_file_actions_init(&value), "posix_spawn_file_actions_init"); }
-  ~Actions() { posix_spawn_file_actions_destroy(&value); }
-  Actions(const Actions&) = delete;
-  Actions& operator=(const Actions&) = delete;
-};
-
-struct Attributes {
-  posix_spawnattr_t value;
-  Attributes() { Check(posix_spawnattr_init(&value), "posix_spawnattr_init"); }
-  ~Attributes() { posix_spawnattr_destroy(&value); }
-  Attributes(const Attributes&) = delete;
-  Attributes& operator=(const Attributes&) = delete;
-};
-
-std::vector<std::string> Environment(const std::vector<std::string>& changes) {
-  std::vector<std::string> result;
-  auto name = [](std::string_view entry) { return entry.substr(0, entry.find('=')); };
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
-    bool changed = std::any_of(changes.begin(), changes.end(),
-                               [&](const std::string& change) { return name(change) == name(*entry); });
-    if (!changed) result.emplace_back(*entry);
-  }
-  result.insert(result.end(), changes.begin(), changes.end());
-  return result;
-}
-
-std::vector<char*> Pointers(std::vector<std::string>& strings) {
-  std::vector<char*> result;
-  result.reserve(strings.size() + 1);
-  for (std::string& string : strings) result.push_back(string.data());
-  result.push_back(nullptr);
-  return result;
-}
-
 }  // namespace
 
 void MakePipe(base::UniqueFd* read_end, base::UniqueFd* write_end) {
@@ -84,40 +45,14 @@ void MakePipe(base::UniqueFd* read_end, base::UniqueFd* write_end) {
   if (fcntl(read_end->get(), F_SETFL, O_NONBLOCK) != 0) Check(errno, "fcntl");
 }
 
-std::unique_ptr<Process> Process::Spawn(const Command& command) {
+std::unique_ptr<Process> Process::Spawn(const base::SpawnCommand& command) {
   std::unique_ptr<Process> process(new Process);
   base::UniqueFd child_input, child_output, child_errors;
   MakeSocket(&process->input_, &child_input);
   MakePipe(&process->output_, &child_output);
   MakePipe(&process->errors_, &child_errors);
 
-  Actions actions;
-  Check(posix_spawn_file_actions_adddup2(&actions.value, child_input.get(), 0), "posix_spawn");
-  Check(posix_spawn_file_actions_adddup2(&actions.value, child_output.get(), 1), "posix_spawn");
-  Check(posix_spawn_file_actions_adddup2(&actions.value, child_errors.get(), 2), "posix_spawn");
-  Check(posix_spawn_file_actions_addclosefrom_np(&actions.value, 3), "posix_spawn");
-
-  Attributes attributes;
-  sigset_t none, all;
-  sigemptyset(&none);
-  sigfillset(&all);
-  sigdelset(&all, SIGKILL);
-  sigdelset(&all, SIGSTOP);
-  Check(posix_spawnattr_setsigmask(&attributes.value, &none), "posix_spawn");
-  Check(posix_spawnattr_setsigdefault(&attributes.value, &all), "posix_spawn");
-  Check(posix_spawnattr_setpgroup(&attributes.value, 0), "posix_spawn");
-  Check(posix_spawnattr_setflags(&attributes.value,
-                                 POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF),
-        "posix_spawn");
-
-  std::vector<std::string> arguments = command.arguments;
-  arguments.insert(arguments.begin(), command.path);
-  std::vector<std::string> environment = Environment(command.environment);
-  std::vector<char*> argv = Pointers(arguments);
-  std::vector<char*> envp = Pointers(environment);
-  pid_t pid = -1;
-  Check(posix_spawn(&pid, command.path.c_str(), &actions.value, &attributes.value, argv.data(), envp.data()),
-        command.path.c_str());
+  const pid_t pid = base::Spawn(command, child_input.get(), child_output.get(), child_errors.get());
   process->pid_ = pid;
   const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));  // close-on-exec by itself
   // For other errors it goes on without one: the kernel has none, a filter forbids it, or the process has
@@ -202,11 +137,9 @@ std::string Process::DescribeEnd() {
   if (!Ended()) return "is running";
   switch (end_) {
     case End::kExited:
-      return "exited with code " + std::to_string(exit_code_);
-    case End::kSignalled: {
-      const char* name = sigdescr_np(signal_);
-      return "was killed by signal " + std::to_string(signal_) + (name ? " (" + std::string(name) + ")" : "");
-    }
+      return base::DescribeExit(exit_code_);
+    case End::kSignalled:
+      return base::DescribeSignal(signal_);
     default:
       return "ended (how is unknown: SIGCHLD is ignored, or another part of this process waited for it)";
   }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/spawn.h"
 #include "base/unique_fd.h"
 #include "client/src/peer.h"
 
@@ -19,15 +20,8 @@ void MakePipe(base::UniqueFd* read_end, base::UniqueFd* write_end);
 
 class Process : public Peer {
  public:
-  struct Command {
-    std::string path;
-    std::vector<std::string> arguments;    // without argv[0], which is the path
-    std::vector<std::string> environment;  // "NAME=value", replacing or adding to the caller's
-  };
-
-  // The child has an empty signal mask, default dispositions and no descriptor but 0, 1 and 2.
-  // Throws std::system_error.
-  static std::unique_ptr<Process> Spawn(const Command& command);
+  // As base::Spawn.
+  static std::unique_ptr<Process> Spawn(const base::SpawnCommand& command);
 
   ~Process() override;  // kills the group at once, unless Terminate has ended it
 

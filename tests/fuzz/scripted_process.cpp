@@ -67,7 +67,7 @@ std::pair<base::UniqueFd, base::UniqueFd> Sockets() {
 
 }  // namespace
 
-std::unique_ptr<Process> Process::Spawn(const Command&) {
+std::unique_ptr<Process> Process::Spawn(const base::SpawnCommand&) {
   std::unique_ptr<Process> process(new Process());
   auto [input, requests] = Sockets();
   auto [output, answers] = Sockets();
